@@ -1,0 +1,109 @@
+// Package guest is the Go kit for kvhost policies.
+//
+// The one idea: a policy is an ordinary Go type with the methods of its roles ([Evictor], [Admitter], [Placer],
+// [Layouter]). The same source is used three ways: built to a wasm module (a five-line main that hands the constructor
+// to a package under abi/guest/export), linked into the host as the native fallback, and run natively beside its own
+// wasm build to prove that both decide alike.
+//
+// A policy is single-threaded: the host makes one call at a time per instance. It should allocate in its constructor
+// only; what it keeps must be bounded by [Info].MaxSlots.
+package guest
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// Info is what a constructor gets.
+type Info struct {
+	MaxSlots      uint32 // slots are below this; 0 for roles without slots
+	MaxBatch      uint32
+	MaxVictims    uint32
+	MaxNamespaces uint32
+	Capacity      uint64 // bytes
+	Features      uint64
+	Seed          uint64
+	Config        Config
+}
+
+// Evictor decides which entries of one root go.
+type Evictor interface {
+	// Events applies a batch. The slice is the host's: it is valid during the call only.
+	Events(batch []abi.Event)
+	// Victims writes up to len(dst) slots, best victim first, and returns how many. They must be resident, unpinned
+	// and distinct. Naming a victim is not removal: it stays resident until an OpRemove says otherwise.
+	Victims(ask abi.Ask, dst []uint32) int
+}
+
+// Admitter decides which entries are stored at all.
+type Admitter interface {
+	// Admit writes one answer per candidate. len(dst) == len(batch).
+	Admit(batch []abi.Candidate, dst []bool)
+}
+
+// Placer names files. Place must be a pure function of the query's identity; Unplace is its inverse.
+type Placer interface {
+	// Place appends the piece's relative path to dst and returns it with the chosen root, or abi.None for the root.
+	Place(q *abi.PlaceQuery, roots []abi.RootFacts, dst []byte) (path []byte, root uint32)
+	// Unplace reads a path back. Known is 0 in the answer when the path is not one of this policy's.
+	Unplace(path []byte) abi.PathIdentity
+}
+
+// Layouter orders the page bytes of a chunk's payload.
+type Layouter interface {
+	// Layout appends the segments to dst.
+	Layout(h abi.LayoutHeader, planes []abi.Plane, dst []abi.Segment) []abi.Segment
+}
+
+// Namespacer is implemented by policies that want to know namespaces by name.
+type Namespacer interface {
+	// Namespace is called once per namespace, before any record that names its id.
+	Namespace(id uint32, text string)
+}
+
+// Saver is implemented by policies whose state outlives the instance. The manifest's state_format names its form.
+type Saver interface {
+	// Save appends the state to dst, at most limit bytes.
+	Save(dst []byte, limit int) ([]byte, error)
+	// Load restores what Save gave; an error leaves the policy as new.
+	Load(state []byte) error
+}
+
+// Config is a policy's configuration: keys and values as the operator wrote them.
+type Config map[string]string
+
+// Int reads a whole number.
+func (c Config) Int(key string, def int64) (int64, error) {
+	s, ok := c[key]
+	if !ok {
+		return def, nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("config %s = %q: not a whole number", key, s)
+	}
+	return n, nil
+}
+
+// Bool reads true or false.
+func (c Config) Bool(key string, def bool) (bool, error) {
+	s, ok := c[key]
+	if !ok {
+		return def, nil
+	}
+	b, err := strconv.ParseBool(s)
+	if err != nil {
+		return false, fmt.Errorf("config %s = %q: not true or false", key, s)
+	}
+	return b, nil
+}
+
+// String reads text.
+func (c Config) String(key, def string) string {
+	if s, ok := c[key]; ok {
+		return s
+	}
+	return def
+}

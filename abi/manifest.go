@@ -1,0 +1,85 @@
+package abi
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+)
+
+// Manifest describes a module without running it: the JSON text of the custom section [ManifestSection].
+type Manifest struct {
+	Name        string            `json:"name"`
+	Version     string            `json:"version"`
+	ABI         int               `json:"abi"`
+	Description string            `json:"description,omitempty"`
+	Roles       []string          `json:"roles"`
+	Grants      []string          `json:"grants,omitempty"`       // wanted: clock, metrics, random, wasi-stub
+	MemoryPages uint32            `json:"memory_pages,omitempty"` // most 64 KiB pages it needs, at the largest MaxSlots it is made for
+	Fuel        *FuelHints        `json:"fuel,omitempty"`
+	Counters    []string          `json:"counters,omitempty"` // counter_add ids are indexes into this list
+	Config      map[string]Option `json:"config,omitempty"`   // keys the policy reads; others are refused
+	StateFormat string            `json:"state_format,omitempty"`
+	MinHost     string            `json:"min_host,omitempty"`
+}
+
+// FuelHints are what a module expects to spend; the operator's limits win.
+type FuelHints struct {
+	Call   uint64 `json:"call"`   // per call
+	Record uint64 `json:"record"` // per record of a batch
+}
+
+// Option describes one configuration key.
+type Option struct {
+	Type    string `json:"type"` // int, float, bool, string
+	Default string `json:"default,omitempty"`
+	Unit    string `json:"unit,omitempty"`
+	Help    string `json:"help,omitempty"`
+}
+
+// Grants a module can ask for. A grant is given when the manifest asks for it and the configuration allows it.
+const (
+	GrantClock    = "clock"
+	GrantMetrics  = "metrics"
+	GrantRandom   = "random"
+	GrantWASIStub = "wasi-stub"
+)
+
+// ParseManifest reads a manifest strictly: unknown fields, roles or grants, and another ABI, are errors.
+func ParseManifest(text []byte) (Manifest, error) {
+	var m Manifest
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&m); err != nil {
+		return Manifest{}, fmt.Errorf("abi: manifest: %w", err)
+	}
+	if d.More() {
+		return Manifest{}, fmt.Errorf("abi: manifest: text after the object")
+	}
+	return m, m.Validate()
+}
+
+// Validate checks what can be checked without the module.
+func (m Manifest) Validate() error {
+	if m.Name == "" {
+		return fmt.Errorf("abi: manifest: no name")
+	}
+	if m.ABI != Version {
+		return fmt.Errorf("abi: manifest: %s is made for ABI %d, this host speaks %d", m.Name, m.ABI, Version)
+	}
+	if len(m.Roles) == 0 {
+		return fmt.Errorf("abi: manifest: %s names no roles", m.Name)
+	}
+	for _, r := range m.Roles {
+		if _, err := ParseRole(r); err != nil {
+			return fmt.Errorf("abi: manifest: %s: %w", m.Name, err)
+		}
+	}
+	for _, g := range m.Grants {
+		switch g {
+		case GrantClock, GrantMetrics, GrantRandom, GrantWASIStub:
+		default:
+			return fmt.Errorf("abi: manifest: %s wants unknown grant %q (clock, metrics, random, wasi-stub)", m.Name, g)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,175 @@
+package abi
+
+// Info is what kv_init finds in the INFO buffer: this header, then ConfigLen bytes of configuration at offset Size.
+// The configuration is UTF-8 text of lines "key=value\n", sorted by key: the policy's own table in the operator's TOML
+// file, flattened with dots.
+type Info struct {
+	Size          uint32 // bytes of this header
+	ABI           uint32 // Version
+	Features      uint64 // host feature bits; none are defined yet
+	EventStride   uint32
+	AskStride     uint32
+	AdmitStride   uint32
+	PlaceStride   uint32
+	PathStride    uint32
+	PlaneStride   uint32
+	RootStride    uint32
+	MaxSlots      uint32 // slots are below this; 0 for roles without slots
+	MaxBatch      uint32 // most records in one call
+	MaxVictims    uint32 // most victims asked for in one call
+	MaxNamespaces uint32 // namespace ids are below this
+	ConfigLen     uint32
+	Capacity      uint64 // bytes the root may hold; 0 when it does not apply
+	Seed          uint64 // for policies that draw lots; the same seed and events give the same decisions
+}
+
+// InfoSize is Info.Size in this version.
+const InfoSize = 80
+
+// Ask is the single record that kv_step finds in the ARGS buffer: what is to be freed. The guest writes victims as u32
+// slots to RESULT, best victim first, and answers how many. Fewer than would free Bytes is legal.
+type Ask struct {
+	Bytes      uint64 // to be freed, over all victims
+	MaxVictims uint32 // at most so many slots
+	Tenant     uint32 // only this tenant's entries, or None for any
+}
+
+// AskSize is the stride of an [Ask].
+const AskSize = 16
+
+// Candidate asks kv_admit whether an entry should be stored at all. The guest answers one byte each, 0 or 1.
+type Candidate struct {
+	Key       uint64 // fingerprint, as in [Event]
+	ParentKey uint64
+	Namespace uint32
+	Group     uint32
+	Size      uint32 // SizeUnit
+	Depth     uint32
+	Request   uint32
+	Tenant    uint32
+	Flags     uint32 // CandidateParentResident
+	_         uint32
+	Time      uint64
+}
+
+// CandidateSize is the stride of a [Candidate].
+const CandidateSize = 56
+
+// CandidateParentResident is set when the candidate's parent is resident.
+const CandidateParentResident = 1
+
+// KeyBytes is the room for a key in place records; shorter keys are padded with zeros and KeyLen says how many count.
+const KeyBytes = 32
+
+// PlaceQuery asks kv_place for one piece's path. The path must be a pure function of (namespace, group, rank, key);
+// only the root may depend on the facts in the ROOTS buffer.
+type PlaceQuery struct {
+	Namespace uint32
+	Group     uint32
+	Rank      uint32
+	KeyLen    uint32
+	Size      uint32 // SizeUnit, the whole entry
+	_         uint32
+	Key       [KeyBytes]byte
+}
+
+// PlaceQuerySize is the stride of a [PlaceQuery].
+const PlaceQuerySize = 56
+
+// PlaceAnswer is one answer of kv_place, an array at the start of RESULT. Off counts from the start of RESULT and
+// points at Len bytes of a relative path: 1 to 8 components of [A-Za-z0-9._=@+-], none starting with a dot, each at
+// most 255 bytes, joined by '/', at most 1,024 bytes in all.
+type PlaceAnswer struct {
+	Root uint32 // index into the ROOTS records, or None for the host's choice
+	Off  uint32
+	Len  uint32
+	_    uint32
+}
+
+// PlaceAnswerSize is the stride of a [PlaceAnswer].
+const PlaceAnswerSize = 16
+
+// RootsHeader starts the ROOTS buffer; Count records of Stride bytes follow at offset 8.
+type RootsHeader struct {
+	Count  uint32
+	Stride uint32
+}
+
+// RootsHeaderSize is the size of a [RootsHeader].
+const RootsHeaderSize = 8
+
+// RootFacts are the live facts about one root. The host refreshes them now and then, not per call.
+type RootFacts struct {
+	ID       uint32
+	Flags    uint32 // RootWritable
+	Capacity uint64 // bytes
+	Free     uint64 // bytes
+	ReadBps  uint64 // measured bytes per second, 0 while unknown
+	WriteBps uint64
+}
+
+// RootFactsSize is the stride of [RootFacts].
+const RootFactsSize = 40
+
+// RootWritable is set on a root that takes stores at present.
+const RootWritable = 1
+
+// PathRef is one record of kv_unplace's ARGS: a path to be read back. Off counts from the start of ARGS.
+type PathRef struct {
+	Off uint32
+	Len uint32
+}
+
+// PathRefSize is the stride of a [PathRef].
+const PathRefSize = 8
+
+// PathIdentity is one answer of kv_unplace, an array at the start of RESULT.
+type PathIdentity struct {
+	Known     uint32 // 1 when the path is one that kv_place could have given, else 0 and the rest is ignored
+	Namespace uint32
+	Group     uint32
+	Rank      uint32
+	KeyLen    uint32
+	_         uint32
+	Key       [KeyBytes]byte
+}
+
+// PathIdentitySize is the stride of a [PathIdentity].
+const PathIdentitySize = 56
+
+// LayoutHeader starts kv_layout's ARGS; the call's n plane records follow at offset 16.
+type LayoutHeader struct {
+	Namespace uint32
+	Group     uint32
+	Blocks    uint32 // blocks in one chunk
+	Planes    uint32 // equals the call's n
+}
+
+// LayoutHeaderSize is the size of a [LayoutHeader].
+const LayoutHeaderSize = 16
+
+// Plane is one stream of pages: a layer's K, its V, or both where the engine keeps them together.
+type Plane struct {
+	Layer     uint32
+	Part      uint32 // 0 for K or a fused page, 1 for V, more for auxiliary caches
+	PageBytes uint32 // bytes of one block's page
+	_         uint32
+}
+
+// PlaneSize is the stride of a [Plane].
+const PlaneSize = 16
+
+// Segment is one record of a layout: for one plane, the byte range [PageOff, PageOff+PageLen) of the pages of Blocks
+// consecutive blocks, laid out one after the other, preceded by Gap zero bytes (fewer than 4,096). A layout's segments,
+// in order, make the payload; together they must cover each byte of each page exactly once.
+type Segment struct {
+	Plane   uint32 // index into the plane records
+	Block   uint32 // first block within the chunk
+	Blocks  uint32
+	PageOff uint32
+	PageLen uint32
+	Gap     uint32
+}
+
+// SegmentSize is the stride of a [Segment].
+const SegmentSize = 24

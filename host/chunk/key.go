@@ -1,0 +1,50 @@
+package chunk
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+)
+
+// KeyBytes is the room for a key. Engines' hashes are 16 to 32 bytes; shorter ones are padded with zeros.
+const KeyBytes = 32
+
+// Key names a chunk within a namespace and group: the hash of the whole token prefix up to the chunk's end. Because the
+// hash is chained, a key has exactly one parent.
+type Key [KeyBytes]byte
+
+// Root is the parent of a prefix's first chunk.
+var Root Key
+
+// ParseKey takes an engine's hash of 8 to 32 bytes. The all-zero key is refused: it means "no parent".
+func ParseKey(b []byte) (Key, error) {
+	var k Key
+	if len(b) < 8 || len(b) > KeyBytes {
+		return k, fmt.Errorf("%w: %d bytes, want 8 to %d", ErrKey, len(b), KeyBytes)
+	}
+	copy(k[:], b)
+	if k == Root {
+		return k, fmt.Errorf("%w: all zero", ErrKey)
+	}
+	return k, nil
+}
+
+// String is the key in hexadecimal, all 32 bytes.
+func (k Key) String() string { return hex.EncodeToString(k[:]) }
+
+// Fingerprint is the 64-bit name that policies see: xxh3-64 of namespace digest, group and key. It is 0 only for Root.
+func Fingerprint(ns Digest, group uint32, k Key) uint64 {
+	if k == Root {
+		return 0
+	}
+	var b [16 + 4 + KeyBytes]byte
+	copy(b[:], ns[:])
+	binary.LittleEndian.PutUint32(b[16:], group)
+	copy(b[20:], k[:])
+	if f := xxh3.Hash(b[:]); f != 0 {
+		return f
+	}
+	return 1
+}
