@@ -166,24 +166,49 @@ func (p *Plan) Extents() []Extent { return p.extents }
 // SegmentExtents is the range [lo, hi) of segment i's extents.
 func (p *Plan) SegmentExtents(i int) (lo, hi int) { return int(p.firstExt[i]), int(p.firstExt[i+1]) }
 
-// AppendSpans appends the spans of extents [lo, hi) to dst, in payload order.
-func (p *Plan) AppendSpans(dst []Span, lo, hi int) []Span {
-	for _, e := range p.extents[lo:hi] {
-		s := p.segments[e.Segment]
-		rel := e.Off - p.offsets[e.Segment]
-		for left := int64(e.Len); left > 0; {
-			block, in := rel/int64(s.PageLen), rel%int64(s.PageLen)
-			n := min(left, int64(s.PageLen)-in)
-			dst = append(dst, Span{
-				Off: p.offsets[e.Segment] + rel, Plane: s.Plane, Block: s.Block + uint32(block),
-				PageOff: s.PageOff + uint32(in), Len: uint32(n),
-			})
-			rel += n
-			left -= n
-		}
-	}
-	return dst
+// Cursor walks the spans of a range of extents in payload order without allocating:
+//
+//	for c := p.Spans(lo, hi); c.Next(); {
+//		use(c.Span)
+//	}
+type Cursor struct {
+	Span Span
+	plan *Plan
+	ext  int
+	hi   int
+	rel  int64 // within the segment
+	left int64 // of the extent
 }
+
+// Spans is a cursor over extents [lo, hi).
+func (p *Plan) Spans(lo, hi int) Cursor { return Cursor{plan: p, ext: lo - 1, hi: hi} }
+
+// Next moves to the next span, and says whether there is one.
+func (c *Cursor) Next() bool {
+	p := c.plan
+	if c.left == 0 {
+		if c.ext+1 >= c.hi {
+			return false
+		}
+		c.ext++
+		e := &p.extents[c.ext]
+		c.rel, c.left = e.Off-p.offsets[e.Segment], int64(e.Len)
+	}
+	i := p.extents[c.ext].Segment
+	s := &p.segments[i]
+	block, in := c.rel/int64(s.PageLen), c.rel%int64(s.PageLen)
+	n := min(c.left, int64(s.PageLen)-in)
+	c.Span = Span{
+		Off: p.offsets[i] + c.rel, Plane: s.Plane, Block: s.Block + uint32(block),
+		PageOff: s.PageOff + uint32(in), Len: uint32(n),
+	}
+	c.rel += n
+	c.left -= n
+	return true
+}
+
+// Extent is the index of the extent that the current span belongs to.
+func (c *Cursor) Extent() int { return c.ext }
 
 // planMagic starts an encoded plan.
 const planMagic = "kvplan01"
