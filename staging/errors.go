@@ -1,0 +1,23 @@
+package staging
+
+import "errors"
+
+// Files.
+var (
+	// ErrAlign: I/O on a direct file was not aligned; an [AlignError] says in what.
+	ErrAlign = errors.New("staging: not aligned for direct I/O")
+	// ErrLocked: another process, or another part of this one, holds the lock.
+	ErrLocked = errors.New("staging: locked by another")
+	// ErrRule: a fault rule cannot be read.
+	ErrRule = errors.New("staging: bad fault rule")
+	// ErrInjected is in every error that a [FaultFS] made, beside the errno it stands for.
+	ErrInjected = errors.New("staging: injected fault")
+)
+
+// Memory and workers.
+var (
+	// ErrClosed: the pool takes nothing any more.
+	ErrClosed = errors.New("staging: closed")
+	// ErrSlotsOut: the pool was closed while slots were out; its memory goes with the last of them.
+	ErrSlotsOut = errors.New("staging: slots still out")
+)

@@ -1,0 +1,239 @@
+package staging
+
+import (
+	"io"
+	"io/fs"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// osFile is a descriptor with a count of its users, so that a Close beside a slow ReadAt neither waits for it nor lets
+// the number be reused under it.
+type osFile struct {
+	name   string
+	fd     int
+	direct atomic.Bool
+	closed atomic.Bool
+	users  atomic.Int64 // 1 for being open, and 1 per operation under way
+}
+
+func newOSFile(fd int, name string, direct bool) *osFile {
+	f := &osFile{name: name, fd: fd}
+	f.direct.Store(direct)
+	f.users.Store(1)
+	return f
+}
+
+func (f *osFile) enter() bool {
+	if f.closed.Load() {
+		return false
+	}
+	for {
+		n := f.users.Load()
+		if n == 0 {
+			return false
+		}
+		if f.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (f *osFile) leave() error {
+	if f.users.Add(-1) == 0 {
+		return unix.Close(f.fd) // not retried: after EINTR the descriptor is gone on Linux
+	}
+	return nil
+}
+
+func (f *osFile) fail(op string, err error) error {
+	return &fs.PathError{Op: op, Path: f.name, Err: err}
+}
+
+// Name implements [File].
+func (f *osFile) Name() string { return f.name }
+
+// Direct implements [File].
+func (f *osFile) Direct() bool { return f.direct.Load() }
+
+// Fd implements [File].
+func (f *osFile) Fd() uintptr { return uintptr(f.fd) }
+
+// ReadAt implements [File].
+func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
+	if !f.enter() {
+		return 0, f.fail("read", fs.ErrClosed)
+	}
+	defer f.leave()
+	direct := f.direct.Load()
+	if direct {
+		if err := checkAligned("read", f.name, p, off); err != nil {
+			return 0, err
+		}
+	}
+	n, err := readFull(func(p []byte, off int64) (int, error) { return unix.Pread(f.fd, p, off) }, p, off, direct)
+	if err == nil || err == io.EOF {
+		return n, err
+	}
+	return n, f.classify("read", direct, err)
+}
+
+// WriteAt implements [File].
+func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
+	if !f.enter() {
+		return 0, f.fail("write", fs.ErrClosed)
+	}
+	defer f.leave()
+	direct := f.direct.Load()
+	if direct {
+		if err := checkAligned("write", f.name, p, off); err != nil {
+			return 0, err
+		}
+	}
+	n, err := writeFull(func(p []byte, off int64) (int, error) { return unix.Pwrite(f.fd, p, off) }, p, off, direct)
+	if err != nil {
+		return n, f.classify("write", direct, err)
+	}
+	return n, nil
+}
+
+// classify turns the EINVAL of a direct file into what it means, and lets later opens on this device be buffered.
+func (f *osFile) classify(op string, direct bool, err error) error {
+	if !direct || err != unix.EINVAL {
+		return f.fail(op, err)
+	}
+	var st unix.Stat_t
+	if unix.Fstat(f.fd, &st) == nil {
+		directModes.refuse(uint64(st.Dev))
+	}
+	return &AlignError{Op: op, Path: f.name, Field: "kernel", Want: Align, Err: err}
+}
+
+// Datasync implements [File].
+func (f *osFile) Datasync() error {
+	if !f.enter() {
+		return f.fail("fdatasync", fs.ErrClosed)
+	}
+	defer f.leave()
+	if err := retry(func() error { return unix.Fdatasync(f.fd) }); err != nil {
+		return f.fail("fdatasync", err)
+	}
+	return nil
+}
+
+// Stat implements [File].
+func (f *osFile) Stat() (Info, error) {
+	if !f.enter() {
+		return Info{}, f.fail("stat", fs.ErrClosed)
+	}
+	defer f.leave()
+	var st unix.Stat_t
+	if err := retry(func() error { return unix.Fstat(f.fd, &st) }); err != nil {
+		return Info{}, f.fail("stat", err)
+	}
+	return infoOf(&st), nil
+}
+
+// Allocate implements [File].
+func (f *osFile) Allocate(n int64) error {
+	if !f.enter() {
+		return f.fail("fallocate", fs.ErrClosed)
+	}
+	defer f.leave()
+	switch err := retry(func() error { return unix.Fallocate(f.fd, 0, 0, n) }); err {
+	case nil, unix.EOPNOTSUPP, unix.ENOSYS:
+		return nil
+	default:
+		return f.fail("fallocate", err)
+	}
+}
+
+// Close implements [File]. With an operation under way the descriptor goes when that returns.
+func (f *osFile) Close() error {
+	if f.closed.Swap(true) {
+		return f.fail("close", fs.ErrClosed)
+	}
+	if err := f.leave(); err != nil {
+		return f.fail("close", err)
+	}
+	return nil
+}
+
+// setDirect switches O_DIRECT on an open file; EINVAL where the file system has none.
+func (f *osFile) setDirect(on bool) error {
+	if !f.enter() {
+		return f.fail("fcntl", fs.ErrClosed)
+	}
+	defer f.leave()
+	flags, err := unix.FcntlInt(uintptr(f.fd), unix.F_GETFL, 0)
+	if err != nil {
+		return f.fail("fcntl", err)
+	}
+	if on {
+		flags |= unix.O_DIRECT
+	} else {
+		flags &^= unix.O_DIRECT
+	}
+	if _, err := unix.FcntlInt(uintptr(f.fd), unix.F_SETFL, flags); err != nil {
+		return f.fail("fcntl", err)
+	}
+	f.direct.Store(on)
+	return nil
+}
+
+// readFull reads until p is full, the file ends or a call fails. A direct read that stops between boundaries has met
+// the end: reading on from there would be refused, not answered with 0.
+func readFull(pread func([]byte, int64) (int, error), p []byte, off int64, direct bool) (int, error) {
+	n := 0
+	for n < len(p) {
+		m, err := pread(p[n:], off+int64(n))
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return n, err
+		case m == 0:
+			return n, io.EOF
+		}
+		n += m
+		if direct && m%Align != 0 && n < len(p) {
+			return n, io.EOF
+		}
+	}
+	return n, nil
+}
+
+// writeFull writes until p is written or a call fails. A direct write that stopped between boundaries is taken up at
+// the boundary before; one that makes no way at all is short.
+func writeFull(pwrite func([]byte, int64) (int, error), p []byte, off int64, direct bool) (int, error) {
+	n := 0
+	for n < len(p) {
+		m, err := pwrite(p[n:], off+int64(n))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return n, err
+		}
+		if direct && n+m < len(p) {
+			m -= m % Align
+		}
+		if m == 0 {
+			return n, io.ErrShortWrite
+		}
+		n += m
+	}
+	return n, nil
+}
+
+func retry(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func address(p []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(p))) }

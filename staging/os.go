@@ -1,0 +1,180 @@
+package staging
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// OS is the file system of the operating system.
+func OS() FS { return osFS{} }
+
+type osFS struct{}
+
+func pathError(op, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &fs.PathError{Op: op, Path: name, Err: err}
+}
+
+func linkError(op, oldname, newname string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.LinkError{Op: op, Old: oldname, New: newname, Err: err}
+}
+
+// OpenFile implements [FS].
+func (osFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
+	fd, err := open(name, flag, perm)
+	if err != nil {
+		return nil, err
+	}
+	return newOSFile(fd, name, flag&unix.O_DIRECT != 0), nil
+}
+
+func open(name string, flag int, perm fs.FileMode) (fd int, err error) {
+	err = retry(func() (err error) {
+		fd, err = unix.Open(name, flag|unix.O_CLOEXEC, uint32(perm.Perm()))
+		return err
+	})
+	return fd, pathError("open", name, err)
+}
+
+// Rename implements [FS].
+func (osFS) Rename(oldname, newname string) error { return renames.replace(oldname, newname) }
+
+// RenameNoReplace implements [FS].
+func (osFS) RenameNoReplace(oldname, newname string) error {
+	return renames.noReplace(oldname, newname)
+}
+
+// Link implements [FS].
+func (osFS) Link(oldname, newname string) error {
+	return linkError("link", oldname, newname, retry(func() error { return unix.Link(oldname, newname) }))
+}
+
+// Remove implements [FS].
+func (osFS) Remove(name string) error { return os.Remove(name) }
+
+// Mkdir implements [FS].
+func (osFS) Mkdir(name string, perm fs.FileMode) error { return os.Mkdir(name, perm) }
+
+// MkdirAll implements [FS].
+func (osFS) MkdirAll(name string, perm fs.FileMode) error { return os.MkdirAll(name, perm) }
+
+// ReadDir implements [FS].
+func (osFS) ReadDir(name string) ([]fs.DirEntry, error) { return os.ReadDir(name) }
+
+// Stat implements [FS].
+func (osFS) Stat(name string) (Info, error) {
+	var st unix.Stat_t
+	if err := retry(func() error { return unix.Stat(name, &st) }); err != nil {
+		return Info{}, pathError("stat", name, err)
+	}
+	return infoOf(&st), nil
+}
+
+// SyncDir implements [FS].
+func (osFS) SyncDir(name string) error {
+	fd, err := open(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return pathError("fsync", name, retry(func() error { return unix.Fsync(fd) }))
+}
+
+// SyncFS implements [FS].
+func (osFS) SyncFS(name string) error {
+	fd, err := open(name, unix.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return pathError("syncfs", name, retry(func() error { return unix.Syncfs(fd) }))
+}
+
+// Statfs implements [FS].
+func (osFS) Statfs(name string) (Space, error) {
+	var st unix.Statfs_t
+	if err := retry(func() error { return unix.Statfs(name, &st) }); err != nil {
+		return Space{}, pathError("statfs", name, err)
+	}
+	unit := int64(st.Frsize)
+	if unit == 0 {
+		unit = int64(st.Bsize)
+	}
+	return Space{
+		Total: int64(st.Blocks) * unit, Free: int64(st.Bfree) * unit, Available: int64(st.Bavail) * unit,
+		Files: int64(st.Files), FilesFree: int64(st.Ffree),
+		Type: int64(st.Type), ReadOnly: st.Flags&unix.ST_RDONLY != 0,
+	}, nil
+}
+
+// Lock implements [FS]. The holder's process id is written into the file, only to be told to who is refused.
+func (osFS) Lock(name string) (io.Closer, error) {
+	fd, err := open(name, unix.O_RDWR|unix.O_CREAT, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	f := newOSFile(fd, name, false)
+	err = retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	if err == unix.EWOULDBLOCK {
+		defer f.Close()
+		return nil, fmt.Errorf("%w: %s%s", ErrLocked, name, holder(f))
+	}
+	if err != nil {
+		f.Close()
+		return nil, pathError("flock", name, err)
+	}
+	text := strconv.Itoa(os.Getpid()) + "\n"
+	if unix.Ftruncate(fd, 0) == nil {
+		_, _ = f.WriteAt([]byte(text), 0) // a full disk does not keep the lock from being held
+	}
+	return f, nil
+}
+
+func holder(f *osFile) string {
+	var b [32]byte
+	n, _ := f.ReadAt(b[:], 0)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n])))
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf(" (process %d)", pid)
+}
+
+func infoOf(st *unix.Stat_t) Info {
+	return Info{
+		Size: st.Size, Allocated: st.Blocks * 512,
+		ModTime: time.Unix(st.Mtim.Unix()), Dev: uint64(st.Dev), Ino: st.Ino, Links: uint64(st.Nlink),
+		Mode: modeOf(st.Mode),
+	}
+}
+
+func modeOf(m uint32) fs.FileMode {
+	mode := fs.FileMode(m & 0o777)
+	switch m & unix.S_IFMT {
+	case unix.S_IFDIR:
+		mode |= fs.ModeDir
+	case unix.S_IFLNK:
+		mode |= fs.ModeSymlink
+	case unix.S_IFIFO:
+		mode |= fs.ModeNamedPipe
+	case unix.S_IFSOCK:
+		mode |= fs.ModeSocket
+	case unix.S_IFCHR:
+		mode |= fs.ModeDevice | fs.ModeCharDevice
+	case unix.S_IFBLK:
+		mode |= fs.ModeDevice
+	}
+	return mode
+}

@@ -1,0 +1,243 @@
+package staging
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pinner makes memory known to a device, and unknown again. The GPU's page-locking is one.
+type Pinner interface {
+	Register(mem []byte) error
+	Unregister(mem []byte) error
+}
+
+// Slots is a fixed pool of equal pieces of memory, mapped outside the Go heap, aligned to [Align] and advised to be in
+// huge pages. Free slots are handed out last in, first out, so that a pool larger than its use stays small in memory;
+// who waits is served in order of arrival.
+type Slots struct {
+	mapped []byte // what munmap gets
+	mem    []byte // the slots' part of it
+	bytes  int
+	slots  []Slot
+
+	mu      sync.Mutex
+	free    []*Slot
+	first   *waiter // queue
+	last    *waiter
+	closed  bool
+	pinners []Pinner
+}
+
+// Slot is one piece, owned by who acquired it until it is released.
+type Slot struct {
+	pool *Slots
+	mem  []byte
+	out  bool // under pool.mu
+}
+
+type waiter struct {
+	next, prev *waiter
+	got        chan *Slot // nil when the pool closes
+}
+
+var waiters = sync.Pool{New: func() any { return &waiter{got: make(chan *Slot, 1)} }}
+
+const hugePage = 2 << 20
+
+// NewSlots maps count slots of the given bytes each, rounded up to [Align]. No page of them is in memory before it is
+// touched.
+func NewSlots(count, bytes int) (*Slots, error) {
+	if count < 1 || bytes < 1 || bytes > 1<<40 {
+		return nil, fmt.Errorf("staging: %d slots of %d bytes: want at least one of each", count, bytes)
+	}
+	bytes = (bytes + Align - 1) &^ (Align - 1)
+	if count > (1<<47)/bytes {
+		return nil, fmt.Errorf("staging: %d slots of %d bytes do not fit an address space", count, bytes)
+	}
+	total := count * bytes
+	room := 0
+	if total >= hugePage {
+		room = hugePage - Align // so that the first huge page can start where the first slot does
+	}
+	mapped, err := unix.Mmap(-1, 0, total+room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("staging: map %d slots of %d bytes: %w", count, bytes, err)
+	}
+	skip := 0
+	if room > 0 {
+		skip = int(-address(mapped) & (hugePage - 1))
+	}
+	s := &Slots{mapped: mapped, mem: mapped[skip : skip+total : skip+total], bytes: bytes, slots: make([]Slot, count), free: make([]*Slot, count)}
+	_ = unix.Madvise(s.mem, unix.MADV_HUGEPAGE) // advice: a kernel without huge pages refuses it
+	_ = unix.Madvise(mapped, unix.MADV_DONTFORK)
+	for i := range s.slots {
+		s.slots[i] = Slot{pool: s, mem: s.mem[i*bytes : (i+1)*bytes : (i+1)*bytes]}
+		s.free[count-1-i] = &s.slots[i]
+	}
+	return s, nil
+}
+
+// Register hands all the memory to a pinner now, and back before it is unmapped.
+func (s *Slots) Register(p Pinner) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	if err := p.Register(s.mem); err != nil {
+		return err
+	}
+	s.pinners = append(s.pinners, p)
+	return nil
+}
+
+// Capacity is how many slots there are.
+func (s *Slots) Capacity() int { return len(s.slots) }
+
+// SlotBytes is each slot's size.
+func (s *Slots) SlotBytes() int { return s.bytes }
+
+// InUse is how many slots are out.
+func (s *Slots) InUse() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.slots) - len(s.free)
+}
+
+// TryAcquire takes a slot if one is free.
+func (s *Slots) TryAcquire() (*Slot, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.take()
+}
+
+func (s *Slots) take() (*Slot, bool) {
+	if s.closed || len(s.free) == 0 {
+		return nil, false
+	}
+	slot := s.free[len(s.free)-1]
+	s.free = s.free[:len(s.free)-1]
+	slot.out = true
+	return slot, true
+}
+
+// Acquire takes a slot, waiting for one behind those who came before. It fails with the context's error or [ErrClosed].
+func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
+	s.mu.Lock()
+	if slot, ok := s.take(); ok {
+		s.mu.Unlock()
+		return slot, nil
+	}
+	if s.closed {
+		s.mu.Unlock()
+		return nil, ErrClosed
+	}
+	w := waiters.Get().(*waiter)
+	s.enqueue(w)
+	s.mu.Unlock()
+	select {
+	case slot := <-w.got:
+		waiters.Put(w)
+		if slot == nil {
+			return nil, ErrClosed
+		}
+		return slot, nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	queued := s.dequeue(w)
+	s.mu.Unlock()
+	if !queued { // it was served, or told of the end, at the same time
+		if slot := <-w.got; slot != nil {
+			slot.Release()
+		}
+	}
+	waiters.Put(w)
+	return nil, ctx.Err()
+}
+
+func (s *Slots) enqueue(w *waiter) {
+	w.next, w.prev = nil, s.last
+	if s.last == nil {
+		s.first = w
+	} else {
+		s.last.next = w
+	}
+	s.last = w
+}
+
+// dequeue takes w out of the queue and says whether it was still in it.
+func (s *Slots) dequeue(w *waiter) bool {
+	if w != s.first && w.prev == nil {
+		return false
+	}
+	if w.prev == nil {
+		s.first = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		s.last = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	w.next, w.prev = nil, nil
+	return true
+}
+
+// Bytes is the slot's memory. It must not be touched after Release.
+func (t *Slot) Bytes() []byte { return t.mem }
+
+// Release gives the slot back. Giving it back twice is a mistake that would hand one memory to two users: it panics.
+func (t *Slot) Release() {
+	s := t.pool
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !t.out {
+		panic("staging: slot released twice")
+	}
+	if w := s.first; w != nil {
+		s.dequeue(w)
+		w.got <- t // has room for the one answer a waiter ever gets
+		return
+	}
+	t.out = false
+	s.free = append(s.free, t)
+	if s.closed && len(s.free) == len(s.slots) {
+		_ = s.unmap() // Close has reported already; there is nobody left to tell
+	}
+}
+
+// Close ends the pool: who waits gets [ErrClosed]. Memory that may still be read or written by a device must not go
+// away, so with slots out Close says so ([ErrSlotsOut]) and the last Release unmaps.
+func (s *Slots) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	s.closed = true
+	for s.first != nil {
+		w := s.first
+		s.dequeue(w)
+		w.got <- nil
+	}
+	if out := len(s.slots) - len(s.free); out > 0 {
+		return fmt.Errorf("%w: %d of %d", ErrSlotsOut, out, len(s.slots))
+	}
+	return s.unmap()
+}
+
+func (s *Slots) unmap() error {
+	var errs []error
+	for i := len(s.pinners) - 1; i >= 0; i-- {
+		errs = append(errs, s.pinners[i].Unregister(s.mem))
+	}
+	errs = append(errs, unix.Munmap(s.mapped))
+	s.mapped, s.mem, s.pinners = nil, nil, nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,216 @@
+package staging
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+)
+
+// Kind says what a task does with the device.
+type Kind uint8
+
+const (
+	Read  Kind = 0
+	Write Kind = 1
+)
+
+func (k Kind) String() string {
+	if k == Read {
+		return "read"
+	}
+	return "write"
+}
+
+// Workers runs tasks on n goroutines that it owns. Reads and writes wait in queues of their own; while both wait, reads
+// get readRatio of the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none.
+//
+// The queues have no bound: Submit never blocks. What bounds them is what a task needs before it can be submitted,
+// a slot or a credit of the caller's.
+type Workers struct {
+	n     int
+	ratio float64
+
+	mu      sync.Mutex
+	wake    sync.Cond
+	queue   [2]ring
+	credit  float64
+	closed  bool
+	running int
+	done    [2]uint64
+	panics  uint64
+	busy    [2]time.Duration
+	onPanic func(value any, stack []byte)
+
+	over chan struct{} // closed when the last goroutine has ended
+	left int
+}
+
+// WorkersStats is what the pool is doing and has done.
+type WorkersStats struct {
+	Workers             int
+	Running             int
+	QueuedRead          int
+	QueuedWrite         int
+	DoneRead, DoneWrite uint64
+	Panics              uint64
+	BusyRead, BusyWrite time.Duration // time inside tasks that ended
+}
+
+// NewWorkers starts n goroutines (at least one).
+func NewWorkers(n int, readRatio float64) *Workers {
+	w := &Workers{n: max(1, n), ratio: min(1, max(0, readRatio)), over: make(chan struct{})}
+	w.wake.L = &w.mu
+	w.left = w.n
+	for range w.n {
+		go w.work()
+	}
+	return w
+}
+
+// OnPanic sets who is told of a task that panicked, instead of the process ending; to be called before Submit. The
+// worker goes on.
+func (w *Workers) OnPanic(told func(value any, stack []byte)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.onPanic = told
+}
+
+// Submit queues a task. It fails with [ErrClosed] after Close and never blocks.
+func (w *Workers) Submit(kind Kind, task func()) error {
+	if kind > Write {
+		return fmt.Errorf("staging: task of unknown kind %d", kind)
+	}
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return ErrClosed
+	}
+	w.queue[kind].push(task)
+	w.mu.Unlock()
+	w.wake.Signal()
+	return nil
+}
+
+// Close takes no more tasks, runs those that were queued, and returns when all have ended: each task that Submit took
+// runs once. Calling it again waits again.
+func (w *Workers) Close() { _ = w.CloseContext(context.Background()) }
+
+// CloseContext is Close that stops waiting, not running, when the context ends: a task may hang in a system call.
+func (w *Workers) CloseContext(ctx context.Context) error {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	w.wake.Broadcast()
+	select {
+	case <-w.over:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Stats is a snapshot.
+func (w *Workers) Stats() WorkersStats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return WorkersStats{
+		Workers: w.n, Running: w.running,
+		QueuedRead: w.queue[Read].len, QueuedWrite: w.queue[Write].len,
+		DoneRead: w.done[Read], DoneWrite: w.done[Write], Panics: w.panics,
+		BusyRead: w.busy[Read], BusyWrite: w.busy[Write],
+	}
+}
+
+func (w *Workers) work() {
+	w.mu.Lock()
+	for {
+		for w.queue[Read].len+w.queue[Write].len == 0 && !w.closed {
+			w.wake.Wait()
+		}
+		if w.queue[Read].len+w.queue[Write].len == 0 {
+			break
+		}
+		kind := w.turn()
+		task := w.queue[kind].pop()
+		w.running++
+		w.mu.Unlock()
+		start := time.Now()
+		panicked := w.run(task)
+		took := time.Since(start)
+		w.mu.Lock()
+		w.running--
+		w.done[kind]++
+		w.busy[kind] += took
+		if panicked {
+			w.panics++
+		}
+	}
+	w.left--
+	if w.left == 0 {
+		close(w.over)
+	}
+	w.mu.Unlock()
+}
+
+// turn says whose turn it is: with both waiting, reads get ratio of the turns, evenly spread.
+func (w *Workers) turn() Kind {
+	switch {
+	case w.queue[Write].len == 0:
+		return Read
+	case w.queue[Read].len == 0:
+		return Write
+	}
+	w.credit += w.ratio
+	if w.credit >= 1 {
+		w.credit--
+		return Read
+	}
+	return Write
+}
+
+func (w *Workers) run(task func()) (panicked bool) {
+	defer func() {
+		v := recover()
+		if v == nil {
+			return
+		}
+		w.mu.Lock()
+		told := w.onPanic
+		w.mu.Unlock()
+		if told == nil {
+			panic(v)
+		}
+		panicked = true
+		told(v, debug.Stack())
+	}()
+	task()
+	return false
+}
+
+// ring is a queue that grows and never shrinks.
+type ring struct {
+	buf  []func() // a power of two long
+	head int
+	len  int
+}
+
+func (r *ring) push(f func()) {
+	if r.len == len(r.buf) {
+		buf := make([]func(), max(64, 2*len(r.buf)))
+		n := copy(buf, r.buf[r.head:])
+		copy(buf[n:], r.buf[:r.head])
+		r.buf, r.head = buf, 0
+	}
+	r.buf[(r.head+r.len)&(len(r.buf)-1)] = f
+	r.len++
+}
+
+func (r *ring) pop() func() {
+	f := r.buf[r.head]
+	r.buf[r.head] = nil
+	r.head = (r.head + 1) & (len(r.buf) - 1)
+	r.len--
+	return f
+}
