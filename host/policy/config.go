@@ -1,0 +1,66 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// Config is a policy's own settings, as the operator wrote them.
+type Config map[string]string
+
+// check compares the settings with what the manifest says the policy reads.
+func (c Config) check(module string, options map[string]abi.Option) error {
+	for _, key := range slices.Sorted(maps.Keys(c)) {
+		o, ok := options[key]
+		if !ok {
+			return fmt.Errorf("%w: %s has no setting %q (%s)", ErrConfig, module, key, known(options))
+		}
+		if err := checkType(o.Type, c[key]); err != nil {
+			return fmt.Errorf("%w: %s: %s = %q: %w", ErrConfig, module, key, c[key], err)
+		}
+	}
+	return nil
+}
+
+func known(options map[string]abi.Option) string {
+	if len(options) == 0 {
+		return "it has none"
+	}
+	return "it has " + strings.Join(slices.Sorted(maps.Keys(options)), ", ")
+}
+
+func checkType(kind, value string) error {
+	var err error
+	switch kind {
+	case "int":
+		_, err = strconv.ParseInt(value, 10, 64)
+	case "float":
+		_, err = strconv.ParseFloat(value, 64)
+	case "bool":
+		_, err = strconv.ParseBool(value)
+	}
+	if err != nil {
+		return fmt.Errorf("want type %s", kind)
+	}
+	return nil
+}
+
+// text is the form that a guest reads: sorted lines "key=value\n".
+func (c Config) text() (string, error) {
+	var b strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(c)) {
+		if key == "" || strings.ContainsAny(key, "=\n") || strings.Contains(c[key], "\n") {
+			return "", fmt.Errorf("%w: %q = %q: a key has no '=', and neither has a line break", ErrConfig, key, c[key])
+		}
+		fmt.Fprintf(&b, "%s=%s\n", key, c[key])
+	}
+	if b.Len() > maxConfigText {
+		return "", fmt.Errorf("%w: %d bytes of settings, at most %d", ErrConfig, b.Len(), maxConfigText)
+	}
+	return b.String(), nil
+}

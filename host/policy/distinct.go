@@ -1,0 +1,31 @@
+package policy
+
+// distinct finds a number that occurs twice among at most maxVictims, without allocating or sorting: a small hash set
+// whose entries carry the generation that wrote them, so that it need not be cleared.
+type distinct struct {
+	gen   uint32
+	table [4 * maxVictims]struct{ gen, slot uint32 }
+}
+
+func (d *distinct) twice(slots []uint32) (uint32, bool) {
+	if len(slots) < 2 {
+		return 0, false
+	}
+	d.gen++
+	if d.gen == 0 { // wrapped: what is left of earlier generations must not look current
+		clear(d.table[:])
+		d.gen = 1
+	}
+	const mask = uint32(len(d.table) - 1)
+	for _, s := range slots {
+		at := (s * 0x9e3779b1) >> 16 & mask
+		for d.table[at].gen == d.gen {
+			if d.table[at].slot == s {
+				return s, true
+			}
+			at = (at + 1) & mask
+		}
+		d.table[at].gen, d.table[at].slot = d.gen, s
+	}
+	return 0, false
+}

@@ -1,0 +1,32 @@
+package policy
+
+import "errors"
+
+// Errors while a module is opened. They are wrapped with the module's name and with what to do.
+var (
+	// ErrNotFound: no such file, and no embedded policy of that name.
+	ErrNotFound = errors.New("policy: not found")
+	// ErrBadModule: the bytes are not a module that this host can run.
+	ErrBadModule = errors.New("policy: bad module")
+	// ErrGrant: the module imports something that it was not granted.
+	ErrGrant = errors.New("policy: import not granted")
+)
+
+// Errors while a role is set up.
+var (
+	// ErrRole: the module does not have the role that was asked of it.
+	ErrRole = errors.New("policy: module lacks the role")
+	// ErrConfig: a setting is unknown to the policy, of the wrong type, or was refused by it.
+	ErrConfig = errors.New("policy: bad setting")
+)
+
+// Errors of calls.
+var (
+	// ErrFault: the guest trapped, answered with a negative status, or gave an answer that breaks the contract. The
+	// instance is gone; a [Fault] carries the details.
+	ErrFault = errors.New("policy: fault")
+	// ErrClosed: the role was closed.
+	ErrClosed = errors.New("policy: closed")
+	// ErrNamespace: the namespace was not announced, or its id is out of range.
+	ErrNamespace = errors.New("policy: unknown namespace")
+)

@@ -1,0 +1,39 @@
+package policy
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// Fault is what went wrong in a guest call. It matches [ErrFault], and Cause when there is one.
+type Fault struct {
+	Module string
+	Export string
+	Status abi.Status // when the guest answered with one
+	Text   string     // the guest's own words: its last fail import, or what it wrote to standard error
+	Reason string     // the host's words
+	Cause  error
+	Stack  string // the guest's call stack, when it trapped
+}
+
+func (f *Fault) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v: %s: %s: %s", ErrFault, f.Module, f.Export, f.Reason)
+	if f.Text != "" {
+		fmt.Fprintf(&b, ": %q", f.Text)
+	}
+	if f.Stack != "" {
+		fmt.Fprintf(&b, " (guest stack: %s)", strings.Join(strings.Fields(f.Stack), " "))
+	}
+	return b.String()
+}
+
+// Unwrap makes errors.Is find ErrFault and the cause.
+func (f *Fault) Unwrap() []error {
+	if f.Cause == nil {
+		return []error{ErrFault}
+	}
+	return []error{ErrFault, f.Cause}
+}

@@ -1,0 +1,61 @@
+package policy
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/plugins/fanout"
+	"github.com/kvhost/kvhost/plugins/layermajor"
+	"github.com/kvhost/kvhost/plugins/lru"
+)
+
+// NativeModule links a Go guest into the host. The value that make returns must have the methods of all the roles named.
+// Native guests are trusted: their answers are judged like a module's, but a panic is a panic.
+func NativeModule(name string, roles []abi.Role, make func(guest.Info) (any, error)) *Module {
+	m := &Module{name: name, digest: "native", make: make, log: slog.New(slog.DiscardHandler)}
+	m.manifest = abi.Manifest{Name: name, Version: "native", ABI: abi.Version}
+	for _, r := range roles {
+		m.roles[r] = true
+		m.manifest.Roles = append(m.manifest.Roles, r.String())
+	}
+	return m
+}
+
+// Builtin is the policy that answers when no module does: lru, everything admitted, fanout, layermajor.
+func Builtin(role abi.Role) *Module {
+	return NativeModule(builtins[role].name, []abi.Role{role}, builtins[role].make)
+}
+
+var builtins = [abi.Roles]struct {
+	name string
+	make func(guest.Info) (any, error)
+}{
+	abi.RoleEvict:  {"lru", func(i guest.Info) (any, error) { return lru.New(i) }},
+	abi.RoleAdmit:  {"admit-all", func(guest.Info) (any, error) { return admitAll{}, nil }},
+	abi.RolePlace:  {"fanout", func(i guest.Info) (any, error) { return fanout.New(i) }},
+	abi.RoleLayout: {"layermajor", func(i guest.Info) (any, error) { return layermajor.New(i) }},
+}
+
+type admitAll struct{}
+
+func (admitAll) Admit(batch []abi.Candidate, dst []bool) {
+	for i := range batch {
+		dst[i] = true
+	}
+}
+
+// native makes a guest and checks that it has the role's methods.
+func native[T any](m *Module, s *settings) (T, error) {
+	var none T
+	v, err := m.make(s.info())
+	if err != nil {
+		return none, fmt.Errorf("%w: %s: %w", ErrConfig, m.name, err)
+	}
+	g, ok := v.(T)
+	if !ok {
+		return none, fmt.Errorf("%w: %s: %T lacks the methods of role %s", ErrRole, m.name, v, s.role)
+	}
+	return g, nil
+}

@@ -1,0 +1,70 @@
+// Package clock is the first-party eviction policy "clock": first in first out, but an entry that was used since the
+// hand last passed it gets another round.
+//
+// F. J. Corbató, A Paging Experiment with the Multics System, MIT Project MAC report MAC-M-384, 1968. The circle is kept
+// as a queue whose back is where the hand points: passing an entry moves it to the front, which is the same order.
+//
+// O(1) per event. A question costs one step per entry passed, and an entry is passed once per use.
+package clock
+
+import (
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/plugins/slots"
+)
+
+const queue slots.List = 1
+
+// Policy is a [guest.Evictor]. An entry's Mark is its used bit.
+type Policy struct{ t *slots.Table }
+
+// New makes an empty policy.
+func New(info guest.Info) (*Policy, error) {
+	t, err := slots.NewTable(info.MaxSlots, 0, queue)
+	if err != nil {
+		return nil, err
+	}
+	return &Policy{t: t}, nil
+}
+
+// Events applies a batch.
+func (p *Policy) Events(batch []abi.Event) {
+	for i := range batch {
+		ev := &batch[i]
+		switch ev.Op {
+		case abi.OpTouch:
+			if p.t.Resident(ev.Slot) {
+				p.t.At(ev.Slot).Mark = 1
+			}
+		case abi.OpInsert, abi.OpResident:
+			p.t.Insert(ev, queue)
+		case abi.OpRemove:
+			if p.t.Resident(ev.Slot) {
+				p.t.Remove(ev.Slot)
+			}
+		case abi.OpPin, abi.OpUnpin:
+			p.t.Pin(ev)
+		}
+	}
+}
+
+// Victims turns the hand. What it may not name it steps over and leaves as it is.
+func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
+	a := p.t.Ask(ask, dst)
+	for at := p.t.Back(queue); at != slots.None && a.More(); {
+		before := p.t.Before(at)
+		if a.May(at) {
+			if e := p.t.At(at); e.Mark != 0 {
+				e.Mark = 0
+				if before == slots.None {
+					before = at // the last one of a round comes straight up again
+				}
+				p.t.MoveFront(queue, at)
+			} else {
+				a.Name(at)
+			}
+		}
+		at = before
+	}
+	return a.Count()
+}

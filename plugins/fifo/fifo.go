@@ -1,0 +1,37 @@
+// Package fifo is the first-party eviction policy "fifo": the entry that was stored first goes first, however often it
+// was used since. After a restart the order is that of last touch, which is what the host replays.
+package fifo
+
+import (
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/plugins/slotlist"
+)
+
+// Policy is a [guest.Evictor].
+type Policy struct{ order slotlist.List }
+
+// New makes an empty policy for info.MaxSlots slots.
+func New(info guest.Info) (*Policy, error) {
+	return &Policy{order: slotlist.New(info.MaxSlots)}, nil
+}
+
+// Events applies a batch.
+func (p *Policy) Events(batch []abi.Event) {
+	for i := range batch {
+		ev := &batch[i]
+		switch ev.Op {
+		case abi.OpInsert, abi.OpResident:
+			p.order.PushFront(ev.Slot, ev.Size, ev.Tenant)
+		case abi.OpRemove:
+			p.order.Remove(ev.Slot)
+		case abi.OpPin:
+			p.order.Pin(ev.Slot)
+		case abi.OpUnpin:
+			p.order.Unpin(ev.Slot)
+		}
+	}
+}
+
+// Victims names the entries stored longest ago.
+func (p *Policy) Victims(ask abi.Ask, dst []uint32) int { return p.order.Victims(ask, dst) }

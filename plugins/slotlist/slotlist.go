@@ -1,0 +1,150 @@
+// Package slotlist keeps slots in an order: newest at the front, oldest at the back.
+//
+// The one idea: an intrusive list in one slot-indexed array, so that every event is O(1), nothing is allocated after
+// New, and a list of n slots costs 16 bytes per slot. It also knows which slots are pinned and hands out victims from the
+// back. Policies that keep one order (lru, fifo) are a loop around it.
+package slotlist
+
+import "github.com/kvhost/kvhost/abi"
+
+// Bits of node.state. The rest of it is the entry's size in abi.SizeUnit, which saturates.
+const (
+	resident = 1 << 31
+	pinned   = 1 << 30
+	passed   = 1 << 29 // Victims found it pinned at the back and starts beyond it
+	sizeMask = passed - 1
+)
+
+type node struct {
+	newer  uint32
+	older  uint32
+	state  uint32
+	tenant uint32
+}
+
+// List is an order over the slots below the number given to [New]. Slots out of range, and operations on a slot that
+// is not in the list, are ignored: the host is trusted to order its events, not relied on for memory safety.
+type List struct {
+	nodes []node // the last one is the root: its older is the newest slot, its newer the oldest
+	root  uint32
+	done  uint32 // the newest of the pinned run at the back that Victims need not visit again, or root
+}
+
+// New makes an empty list for slots below maxSlots.
+func New(maxSlots uint32) List {
+	l := List{nodes: make([]node, uint64(maxSlots)+1), root: maxSlots, done: maxSlots}
+	l.nodes[maxSlots] = node{newer: maxSlots, older: maxSlots}
+	return l
+}
+
+// PushFront adds a slot as the newest. A slot that is present already moves there and loses its pin.
+func (l *List) PushFront(slot, size, tenant uint32) {
+	if slot >= l.root {
+		return
+	}
+	l.Remove(slot)
+	n := &l.nodes[slot]
+	n.state = resident | min(size, sizeMask)
+	n.tenant = tenant
+	l.link(slot, n)
+}
+
+// Touch makes a slot the newest. It is the hot path of a recency policy.
+func (l *List) Touch(slot uint32) {
+	nodes := l.nodes
+	root := &nodes[len(nodes)-1]
+	if slot >= l.root || slot == root.older {
+		return
+	}
+	n := &nodes[slot]
+	if n.state&(resident|passed) != resident {
+		if n.state&resident == 0 {
+			return
+		}
+		l.unpass(slot, n)
+	}
+	newest := root.older
+	nodes[n.newer].older = n.older
+	nodes[n.older].newer = n.newer
+	n.newer = l.root
+	n.older = newest
+	nodes[newest].newer = slot
+	root.older = slot
+}
+
+// Remove takes a slot out.
+func (l *List) Remove(slot uint32) {
+	if slot >= l.root {
+		return
+	}
+	n := &l.nodes[slot]
+	if n.state&resident == 0 {
+		return
+	}
+	l.unpass(slot, n)
+	l.nodes[n.newer].older = n.older
+	l.nodes[n.older].newer = n.newer
+	n.state = 0
+}
+
+// Pin keeps a slot from being a victim; its place in the order stays.
+func (l *List) Pin(slot uint32) {
+	if slot < l.root && l.nodes[slot].state&resident != 0 {
+		l.nodes[slot].state |= pinned
+	}
+}
+
+// Unpin makes a slot eligible again.
+func (l *List) Unpin(slot uint32) {
+	if slot >= l.root {
+		return
+	}
+	n := &l.nodes[slot]
+	if n.state&passed != 0 {
+		l.done = l.root // it may stand anywhere in the run
+	}
+	n.state &^= pinned | passed
+}
+
+// Victims writes the oldest unpinned slots to dst: as many as it takes to free ask.Bytes, at most ask.MaxVictims, and
+// only those of ask.Tenant when it names one. Slots pinned at the back are visited once, not once per call; another
+// tenant's older slots are walked over each time.
+func (l *List) Victims(ask abi.Ask, dst []uint32) int {
+	limit := min(uint64(ask.MaxVictims), uint64(len(dst)))
+	var n, freed uint64
+	run := true // every slot behind this one is pinned
+	for s := l.nodes[l.done].newer; s != l.root && n < limit && freed < ask.Bytes; s = l.nodes[s].newer {
+		at := &l.nodes[s]
+		if at.state&pinned != 0 {
+			if run {
+				at.state |= passed
+				l.done = s
+			}
+			continue
+		}
+		run = false
+		if ask.Tenant != abi.None && at.tenant != ask.Tenant {
+			continue
+		}
+		dst[n] = s
+		n++
+		freed += uint64(at.state&sizeMask) * abi.SizeUnit
+	}
+	return int(n)
+}
+
+func (l *List) link(slot uint32, n *node) {
+	root := &l.nodes[l.root]
+	n.newer = l.root
+	n.older = root.older
+	l.nodes[root.older].newer = slot
+	root.older = slot
+}
+
+// unpass takes a slot that is about to leave its place out of the run at the back.
+func (l *List) unpass(slot uint32, n *node) {
+	if slot == l.done {
+		l.done = n.older
+	}
+	n.state &^= passed
+}
