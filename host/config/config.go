@@ -1,0 +1,123 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// Config is the whole configuration.
+type Config struct {
+	Socket    string
+	PolicyDir string
+	Log       Log
+	HTTP      HTTP
+	Policies  []Policy
+	Roots     []Root
+	Store     Store
+	Engine    Engine
+	Session   Session
+}
+
+// Log says what is logged and how.
+type Log struct {
+	Level  string // LevelDebug to LevelError
+	Format string // FormatAuto, FormatText, FormatJSON
+}
+
+// Log levels and formats.
+const (
+	LevelDebug = "debug"
+	LevelInfo  = "info"
+	LevelWarn  = "warn"
+	LevelError = "error"
+
+	FormatAuto = "auto" // text on a terminal, JSON otherwise
+	FormatText = "text"
+	FormatJSON = "json"
+)
+
+// HTTP is the read-only listener for health and metrics.
+type HTTP struct {
+	Listen string // host:port, loopback only; empty is off
+}
+
+// Policy is one wasm module and the roles it takes.
+type Policy struct {
+	Module string            // path to a .wasm file, or the name of an embedded one
+	Roles  []string          // a subset of the module's roles; empty for all of them
+	Grants []string          // imports it may use beyond log and fail
+	Config map[string]string // the policy's own settings, flattened with dots
+}
+
+// Root is a directory that holds pieces.
+type Root struct {
+	Path     string
+	Capacity int64 // bytes
+	Shared   bool  // other hosts use it too
+}
+
+// Store is capacity and durability.
+type Store struct {
+	Evict         string  // EvictOnDemand, EvictBackground
+	HighWatermark float64 // of the capacity
+	LowWatermark  float64
+	Durability    string // DurabilityNone, DurabilityBatch, DurabilityStrict
+	Seed          int64
+}
+
+// When room is made, and what a publication waits for.
+const (
+	EvictOnDemand   = "on-demand"
+	EvictBackground = "background"
+
+	DurabilityNone   = "none"
+	DurabilityBatch  = "batch"
+	DurabilityStrict = "strict"
+)
+
+// Engine is how bytes move.
+type Engine struct {
+	ThreadsPerGPU       int
+	SlotBytes           int64
+	MaxStagingMemory    int64
+	ReadPreferringRatio float64
+	DirectIO            bool
+}
+
+// Session is what clients may ask for.
+type Session struct {
+	LeaseTTL    time.Duration
+	MaxSessions int
+	MaxKeys     int
+	MaxMessage  int64
+	MaxMemory   int64
+}
+
+// Default is the configuration of an operator who says nothing: one root in the working directory, built-in policies.
+func Default() *Config {
+	c := &Config{Roots: []Root{{Path: defaultRoot, Capacity: defaultCapacity}}}
+	for _, k := range keys {
+		if err := k.set(c, k.Default); err != nil {
+			panic("config: the table's own default: " + err.Error())
+		}
+	}
+	return c
+}
+
+const (
+	defaultRoot     = "kvhost-data"
+	defaultCapacity = 10 << 30
+)
+
+// Clone is a copy that shares nothing.
+func (c *Config) Clone() *Config {
+	d := *c
+	d.Roots = slices.Clone(c.Roots)
+	d.Policies = slices.Clone(c.Policies)
+	for i := range d.Policies {
+		p := &d.Policies[i]
+		p.Roles, p.Grants, p.Config = slices.Clone(p.Roles), slices.Clone(p.Grants), maps.Clone(p.Config)
+	}
+	return &d
+}

@@ -1,0 +1,336 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+var update = flag.Bool("update", false, "write examples/kvhost.toml")
+
+const examplePath = "../../examples/kvhost.toml"
+
+// The example file lists exactly the known keys, each at its default.
+func TestExampleFile(t *testing.T) {
+	var want bytes.Buffer
+	if err := Example(&want); err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(examplePath, want.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(examplePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want.Bytes()) {
+		t.Fatalf("%s is not what kvhost config --defaults prints: go test ./host/config -update", examplePath)
+	}
+	l, err := Load(Source{File: examplePath})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(&l.Config, Default()) {
+		t.Errorf("the example says %+v, the defaults are %+v", l.Config, *Default())
+	}
+	for _, k := range Keys() {
+		if l.Origins[k.Path()].From != FromFile {
+			t.Errorf("the example does not set %s", k.Path())
+		}
+	}
+	for _, name := range append(append([]string{}, policyKeys...), rootKeys...) {
+		if !strings.Contains(string(got), name) {
+			t.Errorf("the example does not mention %s", name)
+		}
+	}
+}
+
+// The commented [[policy]] block is TOML that kvhost takes.
+func TestExamplePolicyBlock(t *testing.T) {
+	var text strings.Builder
+	if err := Example(&text); err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(text.String(), "#\n# [[policy]]\n")
+	block, _, _ = strings.Cut(block, "\n\n")
+	l := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
+	if err := l.applyText("example", "[[policy]]\n"+strings.ReplaceAll("\n"+block, "\n# ", "\n")); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.Config.Policies) != 1 || l.Config.Policies[0].Module != "lru.wasm" {
+		t.Fatalf("policies %+v", l.Config.Policies)
+	}
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "k.toml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestPrecedence(t *testing.T) {
+	file := write(t, `
+socket = "from-file.sock"
+[log]
+level = "warn"
+format = "json"
+[engine]
+slot_bytes = 65536
+max_staging_memory = "1GiB"
+[session]
+lease_ttl = "5s"
+[[policy]]
+module = "a.wasm"
+roles = ["evict"]
+[policy.config]
+window = 3
+[policy.config.deep]
+on = true
+[[policy]]
+module = "b.wasm"
+[[root]]
+path = "/data/0"
+capacity = "1.5GiB"
+shared = true
+`)
+	l, err := Load(Source{
+		File:  file,
+		Env:   []string{"KVHOST_LOG_LEVEL=debug", "KVHOST_LOG_FORMAT=text", "HOME=/root", "KVHOST_SERVICE_HOST=10.0.0.1"},
+		Flags: []Setting{{"log.level", "error"}, {"policy", "a.wasm"}, {"policy", "c.wasm"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := l.Config
+	if c.Socket != "from-file.sock" || c.Log.Level != "error" || c.Log.Format != "text" ||
+		c.Engine.SlotBytes != 65536 || c.Engine.MaxStagingMemory != 1<<30 || c.Session.LeaseTTL != 5*time.Second {
+		t.Errorf("got %+v", c)
+	}
+	wantPolicies := []Policy{
+		{Module: "a.wasm", Roles: []string{"evict"}, Config: map[string]string{"window": "3", "deep.on": "true"}},
+		{Module: "c.wasm"},
+	}
+	if !reflect.DeepEqual(c.Policies, wantPolicies) {
+		t.Errorf("policies %+v, want %+v", c.Policies, wantPolicies)
+	}
+	if want := []Root{{Path: "/data/0", Capacity: 3 << 29, Shared: true}}; !reflect.DeepEqual(c.Roots, want) {
+		t.Errorf("roots %+v, want %+v", c.Roots, want)
+	}
+	for path, want := range map[string]string{
+		"socket":              "file " + file + ":2",
+		"session.lease_ttl":   "file " + file + ":10",
+		"log.level":           "flag --log-level",
+		"log.format":          "env KVHOST_LOG_FORMAT",
+		"http.listen":         "default",
+		"policy[1]":           "flag --policy",
+		"root[0]":             "file " + file + ":20",
+		"session.max_message": "default",
+	} {
+		if got := l.Origins[path].String(); got != want {
+			t.Errorf("origin of %s is %q, want %q", path, got, want)
+		}
+	}
+	if len(l.Warnings) != 1 || !strings.Contains(l.Warnings[0], "KVHOST_SERVICE_HOST") {
+		t.Errorf("warnings %q", l.Warnings)
+	}
+}
+
+func TestListsFromEnvironmentAndFlags(t *testing.T) {
+	l, err := Load(Source{
+		Env:   []string{"KVHOST_POLICY=lru.wasm, fanout.wasm", "KVHOST_ROOT=/a=1GB,/b"},
+		Flags: []Setting{{"root", "/c=4096"}, {"root", "/d"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := l.Config.Policies; len(got) != 2 || got[0].Module != "lru.wasm" || got[1].Module != "fanout.wasm" {
+		t.Errorf("policies %+v", got)
+	}
+	if want := []Root{{Path: "/c", Capacity: 4096}, {Path: "/d", Capacity: 10 << 30}}; !reflect.DeepEqual(l.Config.Roots, want) {
+		t.Errorf("roots %+v, want %+v", l.Config.Roots, want)
+	}
+}
+
+// What is printed reads back as the same configuration, and says where each value comes from.
+func TestPrintReadsBack(t *testing.T) {
+	file := write(t, "[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\n")
+	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_EVICT=background"}, Flags: []Setting{{"session.lease_ttl", "90s"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := l.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"lease_ttl = \"1m30s\" # flag --session-lease-ttl", "evict = \"background\" # env KVHOST_STORE_EVICT",
+		"listen = \"\" # file " + file + ":2", "seed = 1 # default",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	again, err := Load(Source{File: write(t, out.String())})
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, out.String())
+	}
+	if !reflect.DeepEqual(again.Config, l.Config) {
+		t.Errorf("read back %+v, want %+v", again.Config, l.Config)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	for _, test := range []struct {
+		name, text string
+		env        []string
+		flags      []Setting
+		is         error
+		want       []string
+	}{
+		{name: "not TOML", text: "a = \n", is: ErrFile, want: []string{"k.toml:1:"}},
+		{name: "duplicate", text: "socket = 'a'\nsocket = 'b'\n", is: ErrFile, want: []string{"k.toml:2:", "already"}},
+		{name: "unknown key", text: "\n[log]\nlevle = \"info\"\n", is: ErrKey, want: []string{"k.toml:3:", "log.levle", `"level"`}},
+		{name: "unknown section", text: "[logs]\nlevel = 'info'\n", is: ErrKey, want: []string{"k.toml:1:", "[logs]", `"log"`}},
+		{name: "wrong section", text: "[log]\nlisten = ''\n", is: ErrKey, want: []string{"k.toml:2:", `"http.listen"`}},
+		{name: "top level", text: "sockt = 'a'\n", is: ErrKey, want: []string{`"socket"`}},
+		{name: "ill-typed", text: "[engine]\n# c\nthreads_per_gpu = \"16\"\n", is: ErrValue, want: []string{"k.toml:3:", "engine.threads_per_gpu is text, want whole number"}},
+		{name: "section as key", text: "log = 1\n", is: ErrValue, want: []string{"k.toml:1:", "want a table [log]"}},
+		{name: "bad choice", text: "[store]\nevict = \"on_demand\"\n", is: ErrValue, want: []string{"k.toml:2:", `did you mean "on-demand"`}},
+		{name: "bad size", text: "[engine]\nslot_bytes = \"4MB?\"\n", is: ErrValue, want: []string{"k.toml:2:", "64KiB"}},
+		{name: "small size", text: "[engine]\nslot_bytes = 4096\n", is: ErrValue, want: []string{"at least 64KiB"}},
+		{name: "bad duration", text: "[session]\nlease_ttl = 30\n", is: ErrValue, want: []string{"k.toml:2:", `text such as "30s"`}},
+		{name: "bad ratio", text: "[store]\nhigh_watermark = 1.5\n", is: ErrValue, want: []string{"0 to 1"}},
+		{name: "policy key", text: "[[policy]]\nmodul = 'a'\n", is: ErrKey, want: []string{"k.toml:2:", `"module"`}},
+		{name: "policy table", text: "[policy]\nmodule = 'a'\n", is: ErrValue, want: []string{"[[policy]]"}},
+		{name: "policy role", text: "[[policy]]\nmodule='a'\n\n[[policy]]\nmodule = 'b'\nroles = ['evct']\n", is: ErrValue, want: []string{"k.toml:4:", `"evict"`}},
+		{name: "role twice", text: "[[policy]]\nmodule='a'\nroles=['evict']\n[[policy]]\nmodule = 'b'\nroles = ['evict']\n", is: ErrValue, want: []string{"taken by a"}},
+		{name: "grant", text: "[[policy]]\nmodule='a'\ngrants=['clok']\n", is: ErrValue, want: []string{`"clock"`}},
+		{name: "policy setting", text: "[[policy]]\nmodule='a'\n[policy.config]\nx = [1]\n", is: ErrValue, want: []string{"k.toml:4:", "policy.config.x"}},
+		{name: "root key", text: "[[root]]\npath='a'\ncapactiy = 1\n", is: ErrKey, want: []string{"k.toml:3:", `"capacity"`}},
+		{name: "root without path", text: "[[root]]\ncapacity = 1\n", is: ErrValue, want: []string{"k.toml:1:", "root[0].path"}},
+		{name: "root twice", text: "[[root]]\npath='a'\n[[root]]\npath='./a'\n", is: ErrValue, want: []string{"k.toml:3:", "twice"}},
+		{name: "no roots", text: "root = []\n", is: ErrValue, want: []string{"no roots"}},
+		{name: "not loopback", text: "[http]\nlisten = '0.0.0.0:80'\n", is: ErrValue, want: []string{"k.toml:2:", "loopback"}},
+		{name: "watermarks", text: "[store]\nlow_watermark = 0.99\n", is: ErrValue, want: []string{"k.toml:2:", "store.high_watermark"}},
+		{name: "all of them", text: "[log]\nlevel = 'x'\nformt = 'y'\n", is: ErrKey, want: []string{"k.toml:2:", "k.toml:3:"}},
+		{name: "environment", env: []string{"KVHOST_ENGINE_DIRECT_IO=maybe"}, is: ErrValue, want: []string{"KVHOST_ENGINE_DIRECT_IO", "true or false"}},
+		{name: "flag", flags: []Setting{{"store.durability", "strct"}}, is: ErrValue, want: []string{"--store-durability", `"strict"`}},
+		{name: "flag cross-check", flags: []Setting{{"socket", strings.Repeat("x", 200)}}, is: ErrValue, want: []string{"--socket", "at most 104"}},
+		{name: "root flag", flags: []Setting{{"root", "/a=lots"}}, is: ErrValue, want: []string{"--root", "lots"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Load(Source{File: write(t, test.text), Env: test.env, Flags: test.flags})
+			if !errors.Is(err, test.is) {
+				t.Fatalf("error %v, want %v", err, test.is)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %q", err, want)
+				}
+			}
+		})
+	}
+	if _, err := Load(Source{File: "no/such/file.toml"}); !errors.Is(err, ErrFile) || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing file: %v", err)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]int64{
+		"0": 0, "4096": 4096, "64KiB": 65536, "1.5 GiB": 3 << 29, "2GB": 2e9, "10 B": 10, " 7 ": 7, "100GiB": 100 << 30, "9223372036854775807": 1<<63 - 1,
+	} {
+		if got, err := ParseSize(text); err != nil || got != want {
+			t.Errorf("ParseSize(%q) = %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "-1", "x", "1.5", "KiB", "1e3", "0x10", "9223372036854775808", "9000PiB", "nanGiB", "infGB", "1 2KiB"} {
+		if got, err := ParseSize(text); !errors.Is(err, ErrValue) {
+			t.Errorf("ParseSize(%q) = %d, %v; want an error", text, got, err)
+		}
+	}
+	for _, n := range []int64{0, 1, 1023, 1 << 10, 3 << 29, 1 << 40, 1<<63 - 1} {
+		if got, err := ParseSize(FormatSize(n)); err != nil || got != n {
+			t.Errorf("ParseSize(FormatSize(%d)) = %d, %v", n, got, err)
+		}
+	}
+}
+
+func TestDistance(t *testing.T) {
+	for _, test := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"level", "level", 0}, {"levle", "level", 1}, {"lvl", "level", 2}, {"", "abc", 3}, {"socket", "root", 4}} {
+		if got := distance(test.a, test.b); got != test.want {
+			t.Errorf("distance(%q, %q) = %d, want %d", test.a, test.b, got, test.want)
+		}
+	}
+}
+
+func TestCloneSharesNothing(t *testing.T) {
+	c := Default()
+	c.Policies = []Policy{{Module: "a", Roles: []string{"evict"}, Config: map[string]string{"k": "v"}}}
+	d := c.Clone()
+	d.Roots[0].Path, d.Policies[0].Roles[0], d.Policies[0].Config["k"] = "x", "x", "x"
+	if c.Roots[0].Path != defaultRoot || c.Policies[0].Roles[0] != "evict" || c.Policies[0].Config["k"] != "v" {
+		t.Errorf("the original changed: %+v", c)
+	}
+}
+
+// No text makes the reader panic or hang; one that is accepted prints and reads back as itself.
+func FuzzFile(f *testing.F) {
+	var example strings.Builder
+	if err := Example(&example); err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range []string{
+		example.String(), "[[policy]]\nmodule='a'\n[policy.config]\nx={y=1}\n", "a=[[[", "[a.b]\nc=\"\"\"x\\\"\"\"\"\"\n", "x={a=1,b=[{c=2}]}",
+		"'q.k'.\"d\"=1", "[[root]]\npath='''x'''\ncapacity='1GiB'",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		positions(text)
+		l := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
+		if l.applyText("f", text) != nil || l.validate() != nil {
+			return
+		}
+		var out bytes.Buffer
+		if err := l.Print(&out); err != nil {
+			t.Fatal(err)
+		}
+		again := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
+		if err := again.applyText("f", out.String()); err != nil {
+			t.Fatalf("%v reading back\n%s", err, out.String())
+		}
+		var twice bytes.Buffer
+		if err := again.Print(&twice); err != nil {
+			t.Fatal(err)
+		}
+		if strip(out.String()) != strip(twice.String()) {
+			t.Fatalf("printed\n%s\nand then\n%s", out.String(), twice.String())
+		}
+	})
+}
+
+// strip removes the origin comments.
+func strip(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if i := strings.LastIndex(line, " # "); i >= 0 {
+			line = line[:i]
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}

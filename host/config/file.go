@@ -1,0 +1,345 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// maxFile bounds a configuration file.
+const maxFile = 1 << 20
+
+// applyFile reads a TOML file over l.
+func (l *Loaded) applyFile(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrFile, err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrFile, err)
+	}
+	if len(text) > maxFile {
+		return fmt.Errorf("%w: %s: larger than %s", ErrFile, name, FormatSize(maxFile))
+	}
+	return l.applyText(name, string(text))
+}
+
+// applyText reads TOML text over l. All that is wrong is reported, not only the first thing.
+func (l *Loaded) applyText(name, text string) error {
+	var tree map[string]any
+	if _, err := toml.Decode(text, &tree); err != nil {
+		var pe toml.ParseError
+		if errors.As(err, &pe) {
+			return fmt.Errorf("%w: %s:%d: %s", ErrFile, name, pe.Position.Line, pe.Message)
+		}
+		return fmt.Errorf("%w: %s: %w", ErrFile, name, err)
+	}
+	r := fileReader{into: l, name: name, lines: positions(text)}
+	r.top(tree)
+	return errors.Join(r.errs...)
+}
+
+type fileReader struct {
+	into  *Loaded
+	name  string
+	lines map[string]int
+	errs  []error
+}
+
+func (r *fileReader) origin(path string) string {
+	for p := path; p != ""; {
+		if n, ok := r.lines[p]; ok {
+			return r.name + ":" + strconv.Itoa(n)
+		}
+		cut := strings.LastIndexAny(p, ".[")
+		if cut < 0 {
+			break
+		}
+		p = p[:cut]
+	}
+	return r.name
+}
+
+func (r *fileReader) fail(path string, err error) {
+	r.errs = append(r.errs, fmt.Errorf("%s: %w", r.origin(path), err))
+}
+
+func (r *fileReader) top(tree map[string]any) {
+	for _, name := range sorted(tree) {
+		value := tree[name]
+		switch {
+		case name == "policy" || name == "root":
+			r.array(name, value)
+		case slices.Contains(sections(), name):
+			table, ok := value.(map[string]any)
+			if !ok {
+				r.fail(name, fmt.Errorf("%w: %s is %s, want a table [%s]", ErrValue, name, typeName(value), name))
+				continue
+			}
+			for _, key := range sorted(table) {
+				r.scalar(name+"."+key, table[key])
+			}
+		default:
+			r.scalar(name, value)
+		}
+	}
+}
+
+func (r *fileReader) scalar(path string, value any) {
+	k, ok := byPath[path]
+	if !ok {
+		r.fail(path, unknown(path, value))
+		return
+	}
+	text, err := k.fromTOML(value)
+	if err == nil {
+		err = k.set(&r.into.Config, text)
+	}
+	if err != nil {
+		r.fail(path, err)
+		return
+	}
+	r.into.Origins[path] = Origin{From: FromFile, Where: r.origin(path)}
+}
+
+// unknown names the nearest key: the same name in another section, a like one in the same section, then any; or the
+// nearest section for a table.
+func unknown(path string, value any) error {
+	if _, table := value.(map[string]any); table && !strings.Contains(path, ".") {
+		return fmt.Errorf("%w: [%s]%s", ErrKey, path, suggest(path, append(sections(), "policy", "root")))
+	}
+	section, name, dotted := strings.Cut(path, ".")
+	if !dotted {
+		section, name = "", path
+	}
+	var near, all []string
+	hint := ""
+	for _, k := range keys {
+		all = append(all, k.Path())
+		if k.Section == section {
+			near = append(near, k.Name)
+		}
+		if k.Name == name {
+			hint = fmt.Sprintf("; did you mean %q?", k.Path())
+		}
+	}
+	if hint == "" {
+		hint = suggest(name, near)
+	}
+	if hint == "" {
+		hint = suggest(path, all)
+	}
+	return fmt.Errorf("%w: %s%s", ErrKey, path, hint)
+}
+
+// fromTOML turns a TOML value into the text that set takes, checking its type.
+func (k *Key) fromTOML(value any) (string, error) {
+	switch v := value.(type) {
+	case string:
+		switch k.Kind {
+		case Text, Choice, Size, Duration:
+			return v, nil
+		}
+	case bool:
+		if k.Kind == Flag {
+			return strconv.FormatBool(v), nil
+		}
+	case int64:
+		if k.Kind == Size || k.Kind == Count || k.Kind == Ratio {
+			return strconv.FormatInt(v, 10), nil
+		}
+	case float64:
+		if k.Kind == Ratio {
+			return strconv.FormatFloat(v, 'g', -1, 64), nil
+		}
+	}
+	want := k.Kind.String()
+	switch k.Kind {
+	case Choice:
+		want = "one of " + strings.Join(k.Choices, ", ")
+	case Size:
+		want = "bytes, or text such as \"64KiB\""
+	case Duration:
+		want = "text such as \"30s\""
+	}
+	return "", fmt.Errorf("%w: %s is %s, want %s", ErrValue, k.Path(), typeName(value), want)
+}
+
+// array reads [[policy]] or [[root]]: what a file says replaces the defaults as a whole.
+func (r *fileReader) array(name string, value any) {
+	tables, ok := value.([]map[string]any)
+	if list, inline := value.([]any); inline && len(list) == 0 {
+		ok = true
+	}
+	if !ok {
+		r.fail(name, fmt.Errorf("%w: %s is %s, want tables [[%s]]", ErrValue, name, typeName(value), name))
+		return
+	}
+	c := &r.into.Config
+	if name == "policy" {
+		c.Policies = make([]Policy, len(tables))
+	} else {
+		c.Roots = make([]Root, len(tables))
+		for i := range c.Roots {
+			c.Roots[i].Capacity = defaultCapacity
+		}
+	}
+	for i, table := range tables {
+		path := name + "[" + strconv.Itoa(i) + "]"
+		for _, key := range sorted(table) {
+			var err error
+			switch {
+			case name == "root":
+				err = c.Roots[i].set(key, table[key])
+			case key == "config":
+				c.Policies[i].Config = r.settings(path+".config", table[key])
+			default:
+				err = c.Policies[i].set(key, table[key])
+			}
+			if err != nil {
+				r.fail(path+"."+key, err)
+			}
+		}
+		r.into.Origins[path] = Origin{From: FromFile, Where: r.origin(path)}
+	}
+}
+
+func (p *Policy) set(key string, value any) error {
+	var err error
+	switch key {
+	case "module":
+		p.Module, err = asText("policy.module", value)
+	case "roles":
+		p.Roles, err = asTexts("policy.roles", value)
+	case "grants":
+		p.Grants, err = asTexts("policy.grants", value)
+	default:
+		return fmt.Errorf("%w: policy.%s%s", ErrKey, key, suggest(key, policyKeys))
+	}
+	return err
+}
+
+func (r *Root) set(key string, value any) error {
+	var err error
+	switch key {
+	case "path":
+		r.Path, err = asText("root.path", value)
+	case "capacity":
+		switch v := value.(type) {
+		case int64:
+			r.Capacity = v
+		case string:
+			r.Capacity, err = ParseSize(v)
+		default:
+			err = fmt.Errorf("%w: root.capacity is %s, want bytes, or text such as \"100GiB\"", ErrValue, typeName(value))
+		}
+	case "shared":
+		var ok bool
+		if r.Shared, ok = value.(bool); !ok {
+			err = fmt.Errorf("%w: root.shared is %s, want true or false", ErrValue, typeName(value))
+		}
+	default:
+		err = fmt.Errorf("%w: root.%s%s", ErrKey, key, suggest(key, rootKeys))
+	}
+	return err
+}
+
+func asText(path string, value any) (string, error) {
+	s, ok := value.(string)
+	if !ok {
+		return "", fmt.Errorf("%w: %s is %s, want text", ErrValue, path, typeName(value))
+	}
+	return s, nil
+}
+
+func asTexts(path string, value any) ([]string, error) {
+	list, ok := value.([]any)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s is %s, want a list of text", ErrValue, path, typeName(value))
+	}
+	var out []string
+	for _, v := range list {
+		text, err := asText(path, v)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, text)
+	}
+	return out, nil
+}
+
+// settings reads a policy's own table as the lines that the policy will read: nested names joined by dots.
+func (r *fileReader) settings(path string, value any) map[string]string {
+	table, ok := value.(map[string]any)
+	if !ok {
+		r.fail(path, fmt.Errorf("%w: policy.config is %s, want a table", ErrValue, typeName(value)))
+		return nil
+	}
+	if len(table) == 0 {
+		return nil
+	}
+	flat := map[string]string{}
+	r.flatten(flat, path, "", table)
+	return flat
+}
+
+func (r *fileReader) flatten(dst map[string]string, at, prefix string, table map[string]any) {
+	for _, key := range sorted(table) {
+		at, name := at+"."+key, join(prefix, key)
+		text := ""
+		switch v := table[key].(type) {
+		case string:
+			text = v
+		case bool:
+			text = strconv.FormatBool(v)
+		case int64:
+			text = strconv.FormatInt(v, 10)
+		case float64:
+			text = strconv.FormatFloat(v, 'g', -1, 64)
+		case map[string]any:
+			r.flatten(dst, at, name, v)
+			continue
+		default:
+			r.fail(at, fmt.Errorf("%w: policy.config.%s is %s, want text, a number, true or false", ErrValue, name, typeName(v)))
+			continue
+		}
+		if _, twice := dst[name]; twice {
+			r.fail(at, fmt.Errorf("%w: policy.config.%s twice", ErrValue, name))
+		}
+		if key == "" || strings.ContainsAny(name, "=\n\r\x00") || strings.ContainsAny(text, "\n\r\x00") {
+			r.fail(at, fmt.Errorf("%w: policy.config.%s: an empty name, a line break, NUL or = in a name", ErrValue, name))
+		}
+		dst[name] = text
+	}
+}
+
+func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+func typeName(value any) string {
+	switch value.(type) {
+	case string:
+		return "text"
+	case bool:
+		return "true or false"
+	case int64:
+		return "a whole number"
+	case float64:
+		return "a number"
+	case map[string]any:
+		return "a table"
+	case []map[string]any:
+		return "a list of tables"
+	case []any:
+		return "a list"
+	}
+	return "a date or time"
+}

@@ -1,0 +1,144 @@
+package config
+
+// Kind is the type of a key's value.
+type Kind uint8
+
+const (
+	Text     Kind = iota
+	Choice        // one of Key.Choices
+	Size          // bytes
+	Duration      // time
+	Count         // a whole number
+	Ratio         // 0 to 1
+	Flag          // true or false
+)
+
+func (k Kind) String() string {
+	return [...]string{"text", "choice", "size", "duration", "whole number", "ratio", "true or false"}[k]
+}
+
+// Key is one row of the table: one scalar setting.
+type Key struct {
+	Section string // "" for the top level
+	Name    string
+	Kind    Kind
+	Choices []string
+	Default string // as it would be written in the environment
+	Unit    string // what the value counts, where the kind does not say it
+	Help    string // a sentence or two, without the default
+	Min     int64  // of a Size, Count or Duration (nanoseconds)
+	Max     int64  // 0 for none
+
+	field func(*Config) any
+}
+
+// Path is the key's full name: section.name.
+func (k *Key) Path() string {
+	if k.Section == "" {
+		return k.Name
+	}
+	return k.Section + "." + k.Name
+}
+
+// Keys are the scalar keys in the order of the example file. The slice is the package's.
+func Keys() []*Key { return keys }
+
+// keys is the table.
+var keys = []*Key{
+	{Name: "socket", Kind: Text, Default: "kvhost.sock",
+		Help:  "Unix socket that clients connect to, created with mode 0600. File descriptors pass through a second one beside it, with the suffix \".fd\".",
+		field: func(c *Config) any { return &c.Socket }},
+	{Name: "policy_dir", Kind: Text,
+		Help:  "Directory where policy names are looked up before the embedded ones. Empty: embedded ones only.",
+		field: func(c *Config) any { return &c.PolicyDir }},
+
+	{Section: "log", Name: "level", Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError}, Default: LevelInfo,
+		Help:  "Least severe level that is logged. SIGUSR2 switches a running host between debug and this level.",
+		field: func(c *Config) any { return &c.Log.Level }},
+	{Section: "log", Name: "format", Kind: Choice, Choices: []string{FormatAuto, FormatText, FormatJSON}, Default: FormatAuto,
+		Help:  "Form of a log line. auto is text on a terminal and JSON otherwise.",
+		field: func(c *Config) any { return &c.Log.Format }},
+
+	{Section: "http", Name: "listen", Kind: Text, Default: "127.0.0.1:9476", Unit: "host:port",
+		Help:  "Loopback address of the read-only /healthz and /metrics. Empty: off.",
+		field: func(c *Config) any { return &c.HTTP.Listen }},
+
+	{Section: "store", Name: "evict", Kind: Choice, Choices: []string{EvictOnDemand, EvictBackground}, Default: EvictOnDemand,
+		Help:  "When room is made: on-demand, as a store needs it and no more; background, down to low_watermark whenever high_watermark is passed.",
+		field: func(c *Config) any { return &c.Store.Evict }},
+	{Section: "store", Name: "high_watermark", Kind: Ratio, Default: "0.95", Unit: "of a root's capacity",
+		Help:  "Fill at which background eviction starts.",
+		field: func(c *Config) any { return &c.Store.HighWatermark }},
+	{Section: "store", Name: "low_watermark", Kind: Ratio, Default: "0.9", Unit: "of a root's capacity",
+		Help:  "Fill at which background eviction stops.",
+		field: func(c *Config) any { return &c.Store.LowWatermark }},
+	{Section: "store", Name: "durability", Kind: Choice, Choices: []string{DurabilityNone, DurabilityBatch, DurabilityStrict}, Default: DurabilityNone,
+		Help:  "What a publication waits for: none, nothing (a crash can lose chunks, never serve wrong ones); batch, a sync shared by many; strict, its own.",
+		field: func(c *Config) any { return &c.Store.Durability }},
+	{Section: "store", Name: "seed", Kind: Count, Default: "1",
+		Help:  "Seed of policies that draw lots. The same seed and requests give the same decisions.",
+		field: func(c *Config) any { return &c.Store.Seed }},
+
+	{Section: "engine", Name: "threads_per_gpu", Kind: Count, Default: "16", Unit: "threads", Min: 1, Max: 1024,
+		Help:  "Workers that copy and do file I/O, per GPU, or for all host memory together.",
+		field: func(c *Config) any { return &c.Engine.ThreadsPerGPU }},
+	{Section: "engine", Name: "slot_bytes", Kind: Size, Default: "4MiB", Min: 64 << 10, Max: 1 << 30,
+		Help:  "Size of one staging slot, a multiple of 4KiB: the most that one read or write moves.",
+		field: func(c *Config) any { return &c.Engine.SlotBytes }},
+	{Section: "engine", Name: "max_staging_memory", Kind: Size, Default: "512MiB", Min: 1 << 20,
+		Help:  "Most memory that all staging slots take together.",
+		field: func(c *Config) any { return &c.Engine.MaxStagingMemory }},
+	{Section: "engine", Name: "read_preferring_ratio", Kind: Ratio, Default: "0.75", Unit: "of the workers",
+		Help:  "Workers that take loads before stores; the others take stores before loads.",
+		field: func(c *Config) any { return &c.Engine.ReadPreferringRatio }},
+	{Section: "engine", Name: "direct_io", Kind: Flag, Default: "true",
+		Help:  "Bypass the page cache (O_DIRECT) where the file system takes it.",
+		field: func(c *Config) any { return &c.Engine.DirectIO }},
+
+	{Section: "session", Name: "lease_ttl", Kind: Duration, Default: "1m0s", Min: 1e6,
+		Help:  "How long a lookup's hits stay pinned when no load and no release follows.",
+		field: func(c *Config) any { return &c.Session.LeaseTTL }},
+	{Section: "session", Name: "max_sessions", Kind: Count, Default: "256", Unit: "sessions", Min: 1,
+		Help:  "Most clients connected at a time.",
+		field: func(c *Config) any { return &c.Session.MaxSessions }},
+	{Section: "session", Name: "max_keys", Kind: Count, Default: "65536", Unit: "keys", Min: 1, Max: 1 << 24,
+		Help:  "Most keys in one lookup, and chunks in one load or store.",
+		field: func(c *Config) any { return &c.Session.MaxKeys }},
+	{Section: "session", Name: "max_message", Kind: Size, Default: "16MiB", Min: 64 << 10, Max: 1 << 30,
+		Help:  "Largest message taken from a client.",
+		field: func(c *Config) any { return &c.Session.MaxMessage }},
+	{Section: "session", Name: "max_memory", Kind: Size, Default: "0", Unit: "0 for no limit",
+		Help:  "Most client memory that one session may register.",
+		field: func(c *Config) any { return &c.Session.MaxMemory }},
+}
+
+// Keys of the array tables, for errors and the example file.
+var (
+	policyKeys = []string{"module", "roles", "grants", "config"}
+	rootKeys   = []string{"path", "capacity", "shared"}
+)
+
+var byPath = func() map[string]*Key {
+	m := make(map[string]*Key, len(keys))
+	for _, k := range keys {
+		m[k.Path()] = k
+	}
+	return m
+}()
+
+// Find is the key of a path such as "log.level".
+func Find(path string) (*Key, bool) {
+	k, ok := byPath[path]
+	return k, ok
+}
+
+// sections are the tables of scalar keys in order.
+func sections() []string {
+	var out []string
+	for _, k := range keys {
+		if k.Section != "" && (len(out) == 0 || out[len(out)-1] != k.Section) {
+			out = append(out, k.Section)
+		}
+	}
+	return out
+}

@@ -1,0 +1,192 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Source is where a configuration comes from, weakest first.
+type Source struct {
+	File  string    // a TOML file; "" for none
+	Env   []string  // as os.Environ gives it
+	Flags []Setting // in the order of the command line
+}
+
+// Setting is one flag that was given: --log-level debug is {"log.level", "debug"}. The keys "policy" and "root" add one
+// element each; the first of them replaces what file and environment said.
+type Setting struct {
+	Key   string
+	Value string
+}
+
+// From is where a value comes from.
+type From uint8
+
+const (
+	FromDefault From = iota
+	FromFile
+	FromEnv
+	FromFlag
+)
+
+func (f From) String() string { return [...]string{"default", "file", "env", "flag"}[f] }
+
+// Origin says where a value comes from, and where exactly: file:line, the variable or the flag.
+type Origin struct {
+	From  From
+	Where string
+}
+
+func (o Origin) String() string {
+	if o.Where == "" {
+		return o.From.String()
+	}
+	return o.From.String() + " " + o.Where
+}
+
+// Loaded is the effective configuration with the origin of each value.
+type Loaded struct {
+	Config   Config
+	Origins  map[string]Origin // by key path; array elements as "root[0]"; absent means default
+	Warnings []string          // KVHOST_ variables that are not known: an orchestrator may have set them
+
+	replaced []Policy
+}
+
+// Load puts file, environment and flags over the defaults and validates the result.
+func Load(src Source) (*Loaded, error) {
+	l := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
+	if src.File != "" {
+		if err := l.applyFile(src.File); err != nil {
+			return nil, err
+		}
+	}
+	if err := errors.Join(l.applyEnv(src.Env), l.applyFlags(src.Flags)); err != nil {
+		return nil, err
+	}
+	return l, l.validate()
+}
+
+// EnvName is the variable that sets a key: KVHOST_LOG_LEVEL for log.level.
+func EnvName(path string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
+}
+
+// FlagName is the flag that sets a key, without the dashes: log-level for log.level.
+func FlagName(path string) string {
+	return strings.NewReplacer(".", "-", "_", "-").Replace(path)
+}
+
+const envPrefix = "KVHOST_"
+
+// EnvFile names the configuration file when no flag does.
+const EnvFile = envPrefix + "CONFIG"
+
+func (l *Loaded) applyEnv(environ []string) error {
+	byEnv := map[string]*Key{}
+	for _, k := range keys {
+		byEnv[EnvName(k.Path())] = k
+	}
+	var errs []error
+	for _, pair := range environ {
+		name, value, _ := strings.Cut(pair, "=")
+		if !strings.HasPrefix(name, envPrefix) || name == EnvFile {
+			continue
+		}
+		var err error
+		origin := Origin{From: FromEnv, Where: name}
+		switch k := byEnv[name]; {
+		case name == EnvName("policy"), name == EnvName("root"):
+			array := strings.ToLower(strings.TrimPrefix(name, envPrefix))
+			l.clear(array)
+			for _, element := range strings.Split(value, ",") {
+				if element = strings.TrimSpace(element); element != "" {
+					err = errors.Join(err, l.add(array, element, origin))
+				}
+			}
+		case k == nil:
+			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name, suggest(name, sorted(byEnv))))
+		default:
+			if err = k.set(&l.Config, value); err == nil {
+				l.Origins[k.Path()] = origin
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (l *Loaded) applyFlags(settings []Setting) error {
+	var errs []error
+	cleared := map[string]bool{}
+	for _, s := range settings {
+		flag := "--" + FlagName(s.Key)
+		origin := Origin{From: FromFlag, Where: flag}
+		var err error
+		switch k := byPath[s.Key]; {
+		case s.Key == "policy" || s.Key == "root":
+			if !cleared[s.Key] {
+				cleared[s.Key] = true
+				l.clear(s.Key)
+			}
+			err = l.add(s.Key, s.Value, origin)
+		case k == nil:
+			err = unknown(s.Key, nil)
+		default:
+			if err = k.set(&l.Config, s.Value); err == nil {
+				l.Origins[s.Key] = origin
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", flag, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// clear forgets the elements of an array that a stronger source replaces. A policy's settings in the file are kept for
+// the same module named again: --policy prefix.wasm does not lose [policy.config].
+func (l *Loaded) clear(array string) {
+	if array == "policy" {
+		l.replaced = append(l.replaced, l.Config.Policies...)
+		l.Config.Policies = nil
+	} else {
+		l.Config.Roots = nil
+	}
+	for path := range l.Origins {
+		if strings.HasPrefix(path, array+"[") {
+			delete(l.Origins, path)
+		}
+	}
+}
+
+// add appends a policy (a module's path or name) or a root (PATH or PATH=CAPACITY).
+func (l *Loaded) add(array, text string, origin Origin) error {
+	c := &l.Config
+	if array == "policy" {
+		p := Policy{Module: text}
+		for _, old := range l.replaced {
+			if old.Module == text {
+				p = old
+			}
+		}
+		l.Origins[fmt.Sprintf("policy[%d]", len(c.Policies))] = origin
+		c.Policies = append(c.Policies, p)
+		return nil
+	}
+	path, size, given := strings.Cut(text, "=")
+	root := Root{Path: path, Capacity: defaultCapacity}
+	if given {
+		n, err := ParseSize(size)
+		if err != nil {
+			return err
+		}
+		root.Capacity = n
+	}
+	l.Origins[fmt.Sprintf("root[%d]", len(c.Roots))] = origin
+	c.Roots = append(c.Roots, root)
+	return nil
+}

@@ -1,0 +1,148 @@
+package config
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// Print writes the effective configuration as TOML, with the origin of each value as a comment. What it writes can be
+// read back.
+func (l *Loaded) Print(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	section := ""
+	for _, k := range keys {
+		if k.Section != section {
+			section = k.Section
+			fmt.Fprintf(b, "\n[%s]\n", section)
+		}
+		fmt.Fprintf(b, "%s = %s # %s\n", k.Name, k.toml(&l.Config), l.Origins[k.Path()])
+	}
+	for i, p := range l.Config.Policies {
+		fmt.Fprintf(b, "\n[[policy]] # %s\n", l.Origins["policy["+strconv.Itoa(i)+"]"])
+		fmt.Fprintf(b, "module = %s\n", quote(p.Module))
+		fmt.Fprintf(b, "roles = %s\n", quoteAll(p.Roles))
+		fmt.Fprintf(b, "grants = %s\n", quoteAll(p.Grants))
+		if len(p.Config) > 0 {
+			fmt.Fprintf(b, "[policy.config]\n")
+			for _, key := range sorted(p.Config) {
+				fmt.Fprintf(b, "%s = %s\n", quote(key), quote(p.Config[key]))
+			}
+		}
+	}
+	for i, r := range l.Config.Roots {
+		fmt.Fprintf(b, "\n[[root]] # %s\n", l.Origins["root["+strconv.Itoa(i)+"]"])
+		fmt.Fprintf(b, "path = %s\ncapacity = %s\nshared = %t\n", quote(r.Path), sizeTOML(r.Capacity), r.Shared)
+	}
+	return b.Flush()
+}
+
+func sizeTOML(n int64) string {
+	text := FormatSize(n)
+	if strings.Trim(text, "0123456789") == "" {
+		return text
+	}
+	return quote(text)
+}
+
+func quoteAll(list []string) string {
+	quoted := make([]string, len(list))
+	for i, s := range list {
+		quoted[i] = quote(s)
+	}
+	return "[" + strings.Join(quoted, ", ") + "]"
+}
+
+const exampleHead = `# kvhost configuration: every key with its default. A line that is removed means its default.
+#
+# The environment stands over this file (KVHOST_LOG_LEVEL=debug sets level in [log]) and flags over both
+# (--log-level debug). KVHOST_POLICY and KVHOST_ROOT are comma-separated lists.
+# Sizes: bytes, or text with a unit: KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000). Durations: "250ms", "1h30m".
+# ` + "`kvhost config`" + ` prints what is in force and where each value comes from; ` + "`kvhost config --defaults`" + ` prints this file.
+`
+
+const exampleArrays = `
+# Policies, as many as there are roles to fill: at most one module per role. A role that nobody fills gets the built-in
+# default (evict: lru, admit: everything, place: fanout, layout: layermajor).
+#
+# [[policy]]
+# # Path of a .wasm file, or the name of an embedded one. No default.
+# module = "lru.wasm"
+# # Roles it takes (evict, admit, place, layout). Default: [], all that it has.
+# roles = []
+# # Imports it may use (clock, metrics, random, wasi-stub), if its manifest asks for them. Default: [].
+# grants = []
+# # The policy's own settings, checked against its manifest. Default: none.
+# [policy.config]
+# # window = 10
+
+# Roots: the directories that hold pieces. Naming any replaces this default one.
+[[root]]
+# Directory, made when missing. Default: "kvhost-data".
+path = "kvhost-data"
+# Most bytes it may take. Unit: bytes. Default: "10GiB".
+capacity = "10GiB"
+# Whether other hosts use it too. Default: false.
+shared = false
+`
+
+// Example writes the commented file of all keys with their defaults.
+func Example(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	b.WriteString(exampleHead)
+	c := Default()
+	section := ""
+	for _, k := range keys {
+		if k.Section != section {
+			section = k.Section
+			fmt.Fprintf(b, "\n[%s]", section)
+		}
+		b.WriteByte('\n')
+		for _, line := range wrap(k.Help, 116) {
+			fmt.Fprintf(b, "# %s\n", line)
+		}
+		fmt.Fprintf(b, "# %sDefault: %s.\n%s = %s\n", k.unit(), k.toml(c), k.Name, k.toml(c))
+	}
+	b.WriteString(exampleArrays)
+	return b.Flush()
+}
+
+// unit is what the comment says about the value's kind: choices, unit and range.
+func (k *Key) unit() string {
+	unit := k.Unit
+	switch k.Kind {
+	case Choice:
+		return "One of: " + strings.Join(k.Choices, ", ") + ". "
+	case Size:
+		unit = strings.TrimSuffix("bytes, "+k.Unit, ", ")
+	case Duration:
+		unit = "a duration"
+	case Ratio:
+		unit = "0 to 1 " + k.Unit
+	}
+	if unit == "" {
+		return ""
+	}
+	return "Unit: " + unit + ". "
+}
+
+// Usage is the help of the key's flag.
+func (k *Key) Usage() string { return k.Help + " " + strings.TrimSpace(k.unit()) }
+
+func wrap(text string, width int) []string {
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(text) {
+		if line != "" && len(line)+1+len(word) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(lines, line)
+}

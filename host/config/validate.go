@@ -1,0 +1,164 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// maxSocketPath is what fits a sockaddr_un with the ".fd" suffix of the descriptor socket.
+const maxSocketPath = 107 - len(".fd")
+
+// Problem is a value that does not fit, or does not fit another.
+type Problem struct {
+	Path string // of the key
+	Text string
+}
+
+func (p *Problem) Error() string { return p.Path + ": " + p.Text }
+func (p *Problem) Unwrap() error { return ErrValue }
+
+// Validate says what is wrong, all of it. Single values were checked when they were set; here is what one value cannot
+// know by itself.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(path, format string, args ...any) {
+		errs = append(errs, &Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+	}
+	switch {
+	case c.Socket == "":
+		bad("socket", "no path")
+	case len(c.Socket) > maxSocketPath:
+		bad("socket", "%d bytes long, a Unix socket's path takes at most %d", len(c.Socket), maxSocketPath)
+	}
+	if err := loopback(c.HTTP.Listen); err != nil {
+		bad("http.listen", "%q: %v", c.HTTP.Listen, err)
+	}
+	if c.Store.LowWatermark > c.Store.HighWatermark {
+		bad("store.low_watermark", "%v is above store.high_watermark %v", c.Store.LowWatermark, c.Store.HighWatermark)
+	}
+	if c.Store.HighWatermark == 0 {
+		bad("store.high_watermark", "0 would keep nothing")
+	}
+	if c.Engine.SlotBytes%4096 != 0 {
+		bad("engine.slot_bytes", "%d is not a multiple of 4KiB", c.Engine.SlotBytes)
+	}
+	if c.Engine.MaxStagingMemory < c.Engine.SlotBytes {
+		bad("engine.max_staging_memory", "%s is less than one slot (engine.slot_bytes %s)",
+			FormatSize(c.Engine.MaxStagingMemory), FormatSize(c.Engine.SlotBytes))
+	}
+	c.validateRoots(bad)
+	c.validatePolicies(bad)
+	return errors.Join(errs...)
+}
+
+func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
+	if len(c.Roots) == 0 {
+		bad("root", "no roots: a host needs one directory at least")
+	}
+	for i, r := range c.Roots {
+		at := "root[" + strconv.Itoa(i) + "]"
+		if r.Path == "" {
+			bad(at+".path", "no path")
+		}
+		if r.Capacity <= 0 {
+			bad(at+".capacity", "%d: a root needs a capacity in bytes, such as \"100GiB\"", r.Capacity)
+		}
+		same := func(o Root) bool { return r.Path != "" && filepath.Clean(o.Path) == filepath.Clean(r.Path) }
+		if slices.ContainsFunc(c.Roots[:i], same) {
+			bad(at+".path", "%q twice", r.Path)
+		}
+	}
+}
+
+func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
+	taken := map[string]string{}
+	for i, p := range c.Policies {
+		at := "policy[" + strconv.Itoa(i) + "]"
+		if p.Module == "" {
+			bad(at+".module", "no module: want the path of a .wasm file, or the name of an embedded one")
+		}
+		for _, role := range p.Roles {
+			if _, err := abi.ParseRole(role); err != nil {
+				bad(at+".roles", "unknown role %q (evict, admit, place, layout)%s", role, suggest(role, roleNames()))
+				continue
+			}
+			if other, ok := taken[role]; ok {
+				bad(at+".roles", "role %s is taken by %s already", role, other)
+			}
+			taken[role] = p.Module
+		}
+		for _, grant := range p.Grants {
+			if !slices.Contains(grants, grant) {
+				bad(at+".grants", "unknown grant %q%s", grant, suggest(grant, grants))
+			}
+		}
+	}
+}
+
+var grants = []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom, abi.GrantWASIStub}
+
+func roleNames() []string {
+	var names []string
+	for r := range abi.Roles {
+		names = append(names, r.String())
+	}
+	return names
+}
+
+// loopback refuses addresses that another machine could reach: the listener has no authentication.
+func loopback(address string) error {
+	if address == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("want host:port")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n > 65535 {
+		return fmt.Errorf("port %q is not a number from 0 to 65535", port)
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return fmt.Errorf("not a loopback address (127.0.0.1, ::1 or localhost)")
+	}
+	return nil
+}
+
+// validate adds to each problem where its value comes from.
+func (l *Loaded) validate() error {
+	err := l.Config.Validate()
+	if err == nil {
+		return nil
+	}
+	var errs []error
+	for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
+		where := ""
+		if p := (*Problem)(nil); errors.As(e, &p) {
+			where = l.where(p.Path)
+		}
+		if where == "" {
+			errs = append(errs, fmt.Errorf("%w: %s", ErrValue, e))
+			continue
+		}
+		errs = append(errs, fmt.Errorf("%s: %w: %s", where, ErrValue, e))
+	}
+	return errors.Join(errs...)
+}
+
+// where is the origin of a key, or of the array element that it belongs to.
+func (l *Loaded) where(path string) string {
+	if o, ok := l.Origins[path]; ok {
+		return o.Where
+	}
+	for i := len(path) - 1; i > 0; i-- {
+		if path[i] == ']' {
+			return l.Origins[path[:i+1]].Where
+		}
+	}
+	return ""
+}
