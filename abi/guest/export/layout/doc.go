@@ -1,0 +1,2 @@
+// Package layout gives a module the role "layout": import it and register a [guest.Layouter] with Export in an init function.
+package layout

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// buildSection holds the digest of an output's inputs.
+const buildSection = "kvhost.build"
+
+// flags keep function names ("-s" would drop them, and with them every readable guest stack) and leave out DWARF, paths
+// and version control stamps.
+var flags = []string{"-buildmode=c-shared", "-ldflags=-w", "-trimpath", "-buildvcs=false"}
+
+type pkg struct {
+	ImportPath string
+	Dir        string
+	Standard   bool
+	GoFiles    []string
+	EmbedFiles []string
+	Deps       []string
+}
+
+type builder struct {
+	root, out string
+	packages  map[string]*pkg
+	byDir     map[string]*pkg
+	version   string
+}
+
+// command runs the go tool for the wasm target, without whatever the caller's environment adds.
+func (b *builder) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = b.root
+	cmd.Stderr = os.Stderr
+	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0", "GOFLAGS=", "GOWASM=", "GOEXPERIMENT=")
+	return cmd
+}
+
+// list learns the sources of all plugins in one run of the go tool.
+func (b *builder) list(ctx context.Context, plugins []plugin) error {
+	args := []string{"list", "-deps", "-json=ImportPath,Dir,Standard,GoFiles,EmbedFiles,Deps"}
+	for _, p := range plugins {
+		args = append(args, filepath.Join(p.dir, "wasm"))
+	}
+	text, err := b.command(ctx, args...).Output()
+	if err != nil {
+		return fmt.Errorf("go list: %w", err)
+	}
+	version, err := b.command(ctx, "env", "GOVERSION").Output()
+	if err != nil {
+		return fmt.Errorf("go env GOVERSION: %w", err)
+	}
+	b.version = strings.TrimSpace(string(version))
+	b.packages, b.byDir = map[string]*pkg{}, map[string]*pkg{}
+	for d := json.NewDecoder(bytes.NewReader(text)); ; {
+		p := new(pkg)
+		if err := d.Decode(p); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("go list: %w", err)
+		}
+		b.packages[p.ImportPath] = p
+		b.byDir[p.Dir] = p
+	}
+}
+
+// digest names everything that goes into a plugin: what of the standard library it takes follows from the Go version.
+func (b *builder) digest(p plugin, manifest []byte) (string, error) {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%q\n%q\n", b.version, flags, manifest)
+	main, ok := b.byDir[filepath.Join(p.dir, "wasm")]
+	if !ok {
+		return "", fmt.Errorf("go list did not name %s", p.dir)
+	}
+	for _, path := range append(slices.Clone(main.Deps), main.ImportPath) {
+		dep := b.packages[path]
+		if dep == nil || dep.Standard {
+			continue
+		}
+		for _, name := range slices.Concat(dep.GoFiles, dep.EmbedFiles) {
+			text, err := os.ReadFile(filepath.Join(dep.Dir, name))
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(h, "%s/%s %x\n", path, name, sha256.Sum256(text))
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// build makes one output, unless it is current.
+func (b *builder) build(ctx context.Context, p plugin) (bool, error) {
+	manifest, err := os.ReadFile(filepath.Join(p.dir, "manifest.json"))
+	if err != nil {
+		return false, err
+	}
+	m, err := abi.ParseManifest(manifest)
+	if err != nil {
+		return false, err
+	}
+	if m.Name != p.name {
+		return false, fmt.Errorf("manifest.json calls it %q", m.Name)
+	}
+	digest, err := b.digest(p, manifest)
+	if err != nil {
+		return false, err
+	}
+	mark := section(buildSection, []byte(digest))
+	target := filepath.Join(b.out, p.name+".wasm")
+	if old, err := os.ReadFile(target); err == nil && bytes.HasSuffix(old, mark) {
+		return false, nil
+	}
+	// Work beside the target, then rename: two builders at once do no harm, and a reader never sees half a file.
+	tmp, err := os.MkdirTemp(b.out, ".build-")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(tmp)
+	raw := filepath.Join(tmp, "module")
+	args := append([]string{"build", "-o", raw}, flags...)
+	cmd := b.command(ctx, append(args, filepath.Join(p.dir, "wasm"))...)
+	cmd.Stdout = os.Stderr
+	if err := cmd.Run(); err != nil {
+		return false, fmt.Errorf("go build: %w", err)
+	}
+	module, err := os.ReadFile(raw)
+	if err != nil {
+		return false, err
+	}
+	module = append(module, section(abi.ManifestSection, manifest)...)
+	module = append(module, mark...)
+	if err := os.WriteFile(raw, module, 0o644); err != nil {
+		return false, err
+	}
+	return true, os.Rename(raw, target)
+}
+
+// section is a custom section. It may be appended to a module: custom sections may stand anywhere.
+func section(name string, data []byte) []byte {
+	body := binary.AppendUvarint(nil, uint64(len(name)))
+	body = append(body, name...)
+	body = append(body, data...)
+	out := binary.AppendUvarint([]byte{0}, uint64(len(body)))
+	return append(out, body...)
+}
