@@ -6,7 +6,7 @@
 //
 // The cost is that of computing the chunk again. Attention makes a deep chunk dearer than a shallow one, so the cost is
 // 1 + depth × depth_cost / 1024; depth_cost is 0 by default, the paper's constant cost. With that and equal sizes gdsf
-// decides as lfu does with aging, up to rounding. Priorities are whole numbers in units of 2^-32 uses per 4 KiB.
+// decides as lfu does with aging, up to rounding. Priorities are whole numbers in units of 2^-26 uses per 4 KiB.
 //
 // O(log n) per event.
 package gdsf
@@ -27,7 +27,7 @@ const (
 	costUnit            = 1 << 10
 	maxUses             = 1<<16 - 1 // uses × cost × scale stays within 64 bits
 	maxCost             = 1<<26 - 1
-	scale               = 1 << 22 // and costUnit make the unit of priorities
+	scale               = 1 << 16 // and costUnit make the unit of priorities
 )
 
 // Policy is a [guest.Evictor].

@@ -1,0 +1,13 @@
+package clock
+
+import (
+	"testing"
+
+	"github.com/kvhost/kvhost/plugins/policytest"
+)
+
+func TestTextbook(t *testing.T) { policytest.Compare(t, policytest.Of(New), nil, policytest.Clock) }
+
+func TestContract(t *testing.T) { policytest.Abuse(t, policytest.Of(New), nil) }
+
+func TestAllocatesNothing(t *testing.T) { policytest.AllocatesNothing(t, policytest.Of(New), nil) }

@@ -1,0 +1,178 @@
+// Package lirs is the first-party eviction policy "lirs": what matters is not how long ago an entry was used but how
+// much else was used between its last two uses. Entries for which that is little are LIR and keep 99 % of the capacity;
+// the others, HIR, pass through a short queue. The stack orders entries, and what is remembered of those gone, by last
+// use down to the oldest LIR entry: a HIR entry used while it is still in the stack has shown a shorter distance than that
+// LIR entry has, and takes its place.
+//
+// S. Jiang, X. Zhang, LIRS: An Efficient Low Inter-reference Recency Set Replacement Policy to Improve Buffer Cache
+// Performance, SIGMETRICS 2002.
+//
+// The paper lets the stack grow without bound; here it remembers at most as many units that are gone as the capacity has, and
+// forgets those evicted first. The host asks for victims before it says what they make room for, and LIRS chooses
+// without looking at that.
+//
+// O(1) per event, pruning amortised.
+package lirs
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/plugins/slots"
+)
+
+// ConfigHIR is the share of HIR entries, in percent of the capacity.
+const ConfigHIR = "hir"
+
+const (
+	lir  slots.List = 1 + iota // in no particular order: the stack orders them
+	hir                        // resident HIR, the next victim at the back: the paper's Q
+	gone                       // ghosts, the first evicted at the back; each is in the stack
+)
+
+// Policy is a [guest.Evictor].
+type Policy struct {
+	t        *slots.Table
+	stack    slots.Ring // the paper's S; its last node stands for its ends, next of which is the top
+	end      uint32
+	lirUnits uint64
+	capacity uint64
+}
+
+// New makes an empty policy.
+func New(info guest.Info) (*Policy, error) {
+	percent, err := info.Config.Int(ConfigHIR, 1)
+	if err != nil {
+		return nil, err
+	}
+	if percent < 1 || percent > 99 {
+		return nil, fmt.Errorf("config %s = %d: want 1 to 99 percent", ConfigHIR, percent)
+	}
+	ghosts := slots.Ghosts(info.MaxSlots, 100)
+	t, err := slots.NewTable(info.MaxSlots, ghosts, gone)
+	if err != nil {
+		return nil, err
+	}
+	capacity := info.Capacity / abi.SizeUnit
+	return &Policy{
+		t: t, stack: slots.NewRing(info.MaxSlots + ghosts + 1), end: info.MaxSlots + ghosts,
+		lirUnits: capacity - max(1, capacity*uint64(percent)/100), capacity: capacity,
+	}, nil
+}
+
+// Events applies a batch.
+func (p *Policy) Events(batch []abi.Event) {
+	for i := range batch {
+		ev := &batch[i]
+		switch ev.Op {
+		case abi.OpTouch:
+			if p.t.Resident(ev.Slot) {
+				p.touch(ev.Slot)
+			}
+		case abi.OpInsert, abi.OpResident:
+			p.remove(ev.Slot)
+			p.insert(ev)
+		case abi.OpRemove:
+			p.remove(ev.Slot)
+		case abi.OpPin, abi.OpUnpin:
+			p.t.Pin(ev)
+		}
+	}
+}
+
+func (p *Policy) touch(slot uint32) {
+	stacked := !p.stack.Alone(slot)
+	p.stack.Remove(slot)
+	p.stack.InsertAfter(p.end, slot)
+	switch {
+	case p.t.In(slot) == lir:
+		p.prune()
+	case stacked:
+		p.t.MoveFront(lir, slot)
+		p.demote()
+	default:
+		p.t.MoveFront(hir, slot)
+	}
+}
+
+func (p *Policy) insert(ev *abi.Event) {
+	to := hir
+	if ghost := p.t.Ghost(ev.Key); ghost != slots.None {
+		p.forget(ghost)
+		to = lir
+	} else if p.t.Units(lir)+uint64(ev.Size) <= p.lirUnits {
+		to = lir
+	}
+	if p.t.Insert(ev, to) {
+		p.stack.InsertAfter(p.end, ev.Slot)
+		p.demote()
+	}
+}
+
+// demote makes LIR entries at the stack's bottom HIR until the LIR ones keep to their share.
+func (p *Policy) demote() {
+	for p.t.Units(lir) > p.lirUnits {
+		p.prune()
+		bottom := p.stack.Prev(p.end)
+		p.stack.Remove(bottom)
+		p.t.MoveFront(hir, bottom)
+	}
+	p.prune()
+}
+
+// prune takes from the stack's bottom what is not LIR: it is there, or remembered, only to be compared with a LIR entry
+// further down.
+func (p *Policy) prune() {
+	for {
+		bottom := p.stack.Prev(p.end)
+		if bottom == p.end || p.t.In(bottom) == lir {
+			return
+		}
+		if p.t.IsGhost(bottom) {
+			p.forget(bottom)
+		} else {
+			p.stack.Remove(bottom)
+		}
+	}
+}
+
+func (p *Policy) forget(ghost uint32) {
+	p.stack.Remove(ghost)
+	p.t.DropGhost(ghost)
+}
+
+func (p *Policy) remove(slot uint32) {
+	if !p.t.Resident(slot) {
+		return
+	}
+	e := *p.t.At(slot)
+	remember := p.t.In(slot) == hir && p.t.Evicted(slot) && !p.stack.Alone(slot)
+	p.t.Remove(slot)
+	if !remember {
+		p.stack.Remove(slot)
+		p.prune()
+		return
+	}
+	for p.t.Len(gone) > 0 && (p.t.GhostsFree() == 0 || p.t.Units(gone)+uint64(e.Size) > p.capacity) {
+		p.forget(p.t.Back(gone))
+	}
+	if old := p.t.Ghost(e.Key); old != slots.None {
+		p.forget(old)
+	}
+	ghost := p.t.NewGhost(e.Key, e.Size)
+	p.stack.Replace(slot, ghost)
+	p.t.PushFront(gone, ghost)
+}
+
+// Victims names from the front of the queue of HIR entries, then LIR ones from the stack's bottom.
+func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
+	a := p.t.Ask(ask, dst)
+	a.NameFrom(p.t.Back(hir))
+	for at := p.stack.Prev(p.end); at != p.end && a.More(); at = p.stack.Prev(at) {
+		if p.t.In(at) == lir && a.May(at) {
+			a.Name(at)
+		}
+	}
+	return a.Count()
+}

@@ -1,0 +1,160 @@
+// Package s3fifo is the first-party eviction policy "s3fifo": three first-in-first-out queues. New entries wait in a
+// small one; those used more than once while there move on to main, the others go and are remembered in ghost. An entry
+// that comes back while it is remembered enters main at once. Main gives entries that were used another round, up to
+// three.
+//
+// J. Yang, Y. Zhang, Z. Qiu, Y. Yue, K. V. Rashmi, FIFO Queues are All You Need for Cache Eviction, SOSP 2023,
+// algorithm 1: small is 10 % of the capacity, and ghost remembers as much as main holds.
+//
+// The host asks for victims before it says what they make room for; the paper, too, evicts before it looks in ghost.
+//
+// O(1) per event. A question costs one step per entry passed, and an entry is passed at most once per use.
+package s3fifo
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/plugins/slots"
+)
+
+// Config keys.
+const (
+	ConfigSmall  = "small"  // percent of the capacity
+	ConfigMoveAt = "moveat" // uses in small that take an entry to main
+)
+
+const (
+	small slots.List = 1 + iota
+	main
+	ghost
+)
+
+const maxUses = 3
+
+// Policy is a [guest.Evictor]. An entry's Mark counts its uses, up to three.
+type Policy struct {
+	t      *slots.Table
+	small  uint64 // units
+	ghost  uint64
+	moveAt uint8
+}
+
+// New makes an empty policy.
+func New(info guest.Info) (*Policy, error) {
+	percent, err := info.Config.Int(ConfigSmall, 10)
+	if err != nil {
+		return nil, err
+	}
+	if percent < 1 || percent > 99 {
+		return nil, fmt.Errorf("config %s = %d: want 1 to 99 percent", ConfigSmall, percent)
+	}
+	moveAt, err := info.Config.Int(ConfigMoveAt, 2)
+	if err != nil {
+		return nil, err
+	}
+	if moveAt < 1 || moveAt > maxUses {
+		return nil, fmt.Errorf("config %s = %d: want 1 to %d", ConfigMoveAt, moveAt, maxUses)
+	}
+	ghosts := slots.Ghosts(info.MaxSlots, uint32(100-percent)) + info.MaxVictims
+	t, err := slots.NewTable(info.MaxSlots, ghosts, ghost)
+	if err != nil {
+		return nil, err
+	}
+	capacity := info.Capacity / abi.SizeUnit
+	part := capacity * uint64(percent) / 100
+	return &Policy{t: t, small: part, ghost: capacity - part, moveAt: uint8(moveAt)}, nil
+}
+
+// Events applies a batch.
+func (p *Policy) Events(batch []abi.Event) {
+	for i := range batch {
+		ev := &batch[i]
+		switch ev.Op {
+		case abi.OpTouch:
+			if p.t.Resident(ev.Slot) {
+				if e := p.t.At(ev.Slot); e.Mark < maxUses {
+					e.Mark++
+				}
+			}
+		case abi.OpInsert, abi.OpResident:
+			p.insert(ev)
+		case abi.OpRemove:
+			p.remove(ev.Slot)
+		case abi.OpPin, abi.OpUnpin:
+			p.t.Pin(ev)
+		}
+	}
+}
+
+func (p *Policy) insert(ev *abi.Event) {
+	if old := p.t.Ghost(ev.Key); old != slots.None {
+		p.t.DropGhost(old)
+		p.t.Insert(ev, main)
+		return
+	}
+	p.t.Insert(ev, small)
+}
+
+func (p *Policy) remove(slot uint32) {
+	if !p.t.Resident(slot) {
+		return
+	}
+	e := *p.t.At(slot)
+	wasSmall := p.t.In(slot) == small
+	p.t.Remove(slot)
+	if wasSmall && p.t.Evicted(slot) {
+		p.t.PushGhost(ghost, e.Key, e.Size)
+		p.t.TrimGhosts(ghost, p.ghost)
+	}
+}
+
+// Victims evicts from small while that is at or above its share, from main otherwise.
+func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
+	a := p.t.Ask(ask, dst)
+	oldSmall, oldMain := p.t.Back(small), p.t.Back(main)
+	for a.More() && (oldSmall != slots.None || oldMain != slots.None) {
+		if oldSmall != slots.None && (a.Left(small) >= p.small || oldMain == slots.None) {
+			at := oldSmall
+			oldSmall = p.fromSmall(&a, at)
+			if oldMain == slots.None && p.t.In(at) == main {
+				oldMain = at
+			}
+		} else {
+			oldMain = p.fromMain(&a, oldMain)
+		}
+	}
+	return a.Count()
+}
+
+// fromSmall deals with one entry of small and answers the next.
+func (p *Policy) fromSmall(a *slots.Naming, at uint32) uint32 {
+	before := p.t.Before(at)
+	if a.May(at) {
+		if e := p.t.At(at); e.Mark >= p.moveAt {
+			e.Mark = 0
+			p.t.MoveFront(main, at)
+		} else {
+			a.Name(at)
+		}
+	}
+	return before
+}
+
+// fromMain deals with one entry of main and answers the next.
+func (p *Policy) fromMain(a *slots.Naming, at uint32) uint32 {
+	before := p.t.Before(at)
+	if a.May(at) {
+		if e := p.t.At(at); e.Mark > 0 {
+			e.Mark--
+			if before == slots.None {
+				before = at // the last one of a round comes straight up again
+			}
+			p.t.MoveFront(main, at)
+		} else {
+			a.Name(at)
+		}
+	}
+	return before
+}

@@ -1,0 +1,13 @@
+package s3fifo
+
+import (
+	"testing"
+
+	"github.com/kvhost/kvhost/plugins/policytest"
+)
+
+func TestTextbook(t *testing.T) { policytest.Compare(t, policytest.Of(New), nil, policytest.S3FIFO) }
+
+func TestContract(t *testing.T) { policytest.Abuse(t, policytest.Of(New), nil) }
+
+func TestAllocatesNothing(t *testing.T) { policytest.AllocatesNothing(t, policytest.Of(New), nil) }

@@ -1,0 +1,202 @@
+// Package wtinylfu is the first-party eviction policy "wtinylfu": a window in order of last use takes every new entry;
+// one that falls out of it enters the main part only if it was used more often, by a compact sketch of the recent past,
+// than the entry that main would give up for it. Main is in two segments: entries used there again are protected. The
+// window's share adapts to what brings hits.
+//
+// G. Einziger, R. Friedman, B. Manes, TinyLFU: A Highly Efficient Cache Admission Policy, ACM Transactions on Storage
+// 13(4), 2017; G. Einziger, O. Eytan, R. Friedman, B. Manes, Adaptive Software Cache Management, Middleware 2018 (the
+// hill climber, with the constants of the authors' Caffeine library).
+//
+// The host asks for victims before the new entry is inserted, so the contest between the window's oldest and main's
+// oldest is held while the window is about to overflow. The window's limit binds when entries are inserted; a smaller
+// limit takes effect over the following inserts.
+//
+// O(1) per event.
+package wtinylfu
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/plugins/slots"
+)
+
+// Config keys.
+const (
+	ConfigWindow = "window" // the window's share at the start, percent
+	ConfigAdapt  = "adapt"  // whether it changes
+	ConfigSample = "sample" // accesses between changes, and the sketch's memory, in resident entries
+)
+
+const (
+	window slots.List = 1 + iota
+	probation
+	protected
+)
+
+const protectedShare = 80 // percent of main
+
+// Policy is a [guest.Evictor].
+type Policy struct {
+	t        *slots.Table
+	sketch   sketch
+	climber  climber
+	capacity uint64
+	share    int64 // of the window
+	windowTo uint64
+	protTo   uint64
+	sample   uint64
+	adapt    bool
+	full     bool // victims were asked for: from then on hit ratios mean something
+}
+
+// New makes an empty policy.
+func New(info guest.Info) (*Policy, error) {
+	start, err := info.Config.Int(ConfigWindow, 1)
+	if err != nil {
+		return nil, err
+	}
+	if start < 1 || start > 80 {
+		return nil, fmt.Errorf("config %s = %d: want 1 to 80 percent", ConfigWindow, start)
+	}
+	sample, err := info.Config.Int(ConfigSample, 10)
+	if err != nil {
+		return nil, err
+	}
+	if sample < 1 || sample > 1000 {
+		return nil, fmt.Errorf("config %s = %d: want 1 to 1000", ConfigSample, sample)
+	}
+	adapt, err := info.Config.Bool(ConfigAdapt, true)
+	if err != nil {
+		return nil, err
+	}
+	t, err := slots.NewTable(info.MaxSlots, 0, protected)
+	if err != nil {
+		return nil, err
+	}
+	p := &Policy{
+		t: t, sketch: newSketch(info.MaxSlots), climber: climber{step: firstStep},
+		capacity: info.Capacity / abi.SizeUnit, sample: uint64(sample), adapt: adapt,
+	}
+	p.setShare((start*shareUnit + 99) / 100)
+	return p, nil
+}
+
+func (p *Policy) setShare(share int64) {
+	p.share = share
+	p.windowTo = max(1, p.capacity/shareUnit*uint64(share)+p.capacity%shareUnit*uint64(share)/shareUnit)
+	p.protTo = (p.capacity - min(p.capacity, p.windowTo)) * protectedShare / 100
+}
+
+// Events applies a batch.
+func (p *Policy) Events(batch []abi.Event) {
+	for i := range batch {
+		ev := &batch[i]
+		switch ev.Op {
+		case abi.OpTouch:
+			if p.t.Resident(ev.Slot) {
+				p.touch(ev.Slot)
+			}
+		case abi.OpInsert, abi.OpResident:
+			p.insert(ev)
+		case abi.OpRemove:
+			if p.t.Resident(ev.Slot) {
+				p.t.Remove(ev.Slot)
+			}
+		case abi.OpPin, abi.OpUnpin:
+			p.t.Pin(ev)
+		}
+	}
+}
+
+// used counts a use and lets the climber move.
+func (p *Policy) used(key uint64, counter *uint64) {
+	n := p.sample * uint64(1+p.t.Len(window)+p.t.Len(probation)+p.t.Len(protected))
+	p.sketch.add(key, n)
+	if !p.full || !p.adapt {
+		return
+	}
+	*counter++
+	if share := p.climber.sample(n, p.share); share != p.share {
+		p.setShare(share)
+	}
+}
+
+func (p *Policy) touch(slot uint32) {
+	p.used(p.t.At(slot).Key, &p.climber.hits)
+	switch p.t.In(slot) {
+	case window:
+		p.t.MoveFront(window, slot)
+	case probation:
+		p.t.MoveFront(protected, slot)
+		for p.t.Units(protected) > p.protTo {
+			p.t.MoveFront(probation, p.t.Back(protected))
+		}
+	case protected:
+		p.t.MoveFront(protected, slot)
+	}
+}
+
+// settled is how many entries one insert moves out of the window at most.
+const settled = 4
+
+func (p *Policy) insert(ev *abi.Event) {
+	p.used(ev.Key, &p.climber.misses)
+	p.t.Insert(ev, window)
+	for n := 0; n < settled && p.t.Units(window) > p.windowTo && p.t.Len(window) > 1; n++ {
+		p.t.MoveFront(probation, p.t.Back(window))
+	}
+}
+
+// Victims holds the contest while the window, with what is to come, is above its share; otherwise main's oldest goes.
+func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
+	p.full = true
+	a := p.t.Ask(ask, dst)
+	candidate := p.next(&a, p.t.Back(window))
+	victim := p.victim(&a, slots.None)
+	for a.More() && (candidate != slots.None || victim != slots.None) {
+		contest := a.Left(window)+a.Want() > p.windowTo
+		switch {
+		case victim == slots.None, candidate != slots.None && contest && p.count(candidate) <= p.count(victim):
+			a.Name(candidate)
+			candidate = p.next(&a, p.t.Before(candidate))
+		default:
+			if candidate != slots.None && contest {
+				won := candidate
+				candidate = p.next(&a, p.t.Before(won))
+				p.t.MoveFront(probation, won)
+			}
+			a.Name(victim)
+			victim = p.victim(&a, victim)
+		}
+	}
+	a.NameFrom(p.t.Back(probation)) // those that won since victim passed there
+	return a.Count()
+}
+
+func (p *Policy) count(slot uint32) uint64 { return p.sketch.count(p.t.At(slot).Key) }
+
+// next is the first entry from at towards the front that may be named.
+func (p *Policy) next(a *slots.Naming, at uint32) uint32 {
+	for at != slots.None && !a.May(at) {
+		at = p.t.Before(at)
+	}
+	return at
+}
+
+// victim is main's next: of probation, then of protected.
+func (p *Policy) victim(a *slots.Naming, last uint32) uint32 {
+	from := probation
+	at := slots.None
+	if last == slots.None {
+		at = p.t.Back(probation)
+	} else {
+		from, at = p.t.In(last), p.t.Before(last)
+	}
+	at = p.next(a, at)
+	if at == slots.None && from == probation {
+		at = p.next(a, p.t.Back(protected))
+	}
+	return at
+}
