@@ -1,0 +1,15 @@
+package trace
+
+import "errors"
+
+// Errors of this package; wrapped with the trace's name and line.
+var (
+	// ErrFormat: a line is not a request.
+	ErrFormat = errors.New("trace: not a request")
+	// ErrBounds: a line or a list of ids is longer than this package takes.
+	ErrBounds = errors.New("trace: too long")
+	// ErrInput: the input ends early, is damaged, or cannot be read. The requests before that were given.
+	ErrInput = errors.New("trace: input ends early or is damaged")
+	// ErrOptions: a generator cannot work with these options.
+	ErrOptions = errors.New("trace: bad generator options")
+)

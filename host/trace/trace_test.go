@@ -1,0 +1,258 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+const three = `{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}
+{"timestamp":27.6,"input_length":1e3,"output_length":0,"hash_ids":[0,18446744073709551615],"type":"text","more":{"a":[1,"}]",null]}}
+
+  {"hash\u005fids": [ ] , "output_length" :7, "input_length": 3, "timestamp": 9007199254740991}  ` + "\r\n"
+
+var threeRequests = []Request{
+	{Timestamp: 0, InputLength: 6758, OutputLength: 500, HashIDs: []uint64{0, 1, 2}, Line: 1},
+	{Timestamp: 28, InputLength: 1000, OutputLength: 0, HashIDs: []uint64{0, math.MaxUint64}, Line: 2},
+	{Timestamp: 1<<53 - 1, InputLength: 3, OutputLength: 7, HashIDs: []uint64{}, Line: 4},
+}
+
+// pack compresses as a name asks for.
+func pack(t testing.TB, name string, requests []Request) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w, err := NewWriter(&b, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range requests {
+		if err := w.Write(&requests[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func read(t testing.TB, data []byte) ([]Request, error) {
+	t.Helper()
+	r, err := NewReader(bytes.NewReader(data), "x")
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return r.ReadAll()
+}
+
+func TestReadsPlainText(t *testing.T) {
+	for _, text := range []string{three, strings.TrimRight(three, "\r\n")} {
+		got, err := read(t, []byte(text))
+		if err != nil || !reflect.DeepEqual(got, threeRequests) {
+			t.Errorf("got %+v, %v", got, err)
+		}
+	}
+	for _, text := range []string{"", "\n\n  \n"} {
+		if got, err := read(t, []byte(text)); len(got) != 0 || err != nil {
+			t.Errorf("empty: %v, %v", got, err)
+		}
+	}
+}
+
+// The kind of a file is told by its content, whatever it is called.
+func TestReadsCompressed(t *testing.T) {
+	want := make([]Request, 0, 1000)
+	if err := Generate(Mix{Seed: 3, Requests: 1000, BlockTokens: 64, Prompts: 2, Chat: 1, GapMillis: 10}, func(r *Request) error {
+		c := *r
+		c.HashIDs = append([]uint64{}, r.HashIDs...)
+		c.Line = len(want) + 1
+		want = append(want, c)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"x.jsonl", "x.jsonl.gz", "x.jsonl.zst"} {
+		path := filepath.Join(t.TempDir(), "trace")
+		if err := os.WriteFile(path, pack(t, kind, want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := r.ReadAll()
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %d requests, %v", kind, len(got), err)
+		}
+		if err := r.Next(&Request{}); err != io.EOF {
+			t.Errorf("%s: after the end: %v", kind, err)
+		}
+		if err := r.Close(); err != nil {
+			t.Errorf("%s: close: %v", kind, err)
+		}
+	}
+}
+
+// A compressed trace that was cut gives the requests that are whole, then an error; never half a request.
+func TestTruncated(t *testing.T) {
+	var want []Request
+	for i := range 5000 {
+		want = append(want, Request{Timestamp: int64(i), HashIDs: []uint64{uint64(i) * 0x9e3779b97f4a7c15, uint64(i)}, Line: i + 1})
+	}
+	for _, kind := range []string{"x.gz", "x.zst"} {
+		data := pack(t, kind, want)
+		for _, cut := range []int{5, len(data) / 3, len(data) / 2, len(data) - 9, len(data) - 1} {
+			got, err := read(t, data[:cut])
+			if !errors.Is(err, ErrInput) {
+				t.Errorf("%s cut at %d of %d: error %v", kind, cut, len(data), err)
+			}
+			if len(got) > 0 && !reflect.DeepEqual(got, want[:len(got)]) {
+				t.Errorf("%s cut at %d: the %d requests before are not those that were written", kind, cut, len(got))
+			}
+		}
+		if got, _ := read(t, data[:len(data)-1]); len(got) < len(want)/2 {
+			t.Errorf("%s: only %d of %d requests before the cut", kind, len(got), len(want))
+		}
+		data[len(data)/2] ^= 0x55
+		if got, err := read(t, data); err == nil && reflect.DeepEqual(got, want) {
+			t.Errorf("%s: damage was not noticed", kind)
+		}
+	}
+	if _, err := read(t, []byte(three[:60])); !errors.Is(err, ErrFormat) {
+		t.Errorf("plain text cut: %v", err)
+	}
+}
+
+func TestErrorsNameFileAndLine(t *testing.T) {
+	ok := `{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1]}` + "\n"
+	for _, test := range []struct{ line, want string }{
+		{`[1]`, "want a JSON object"},
+		{`{}`, "no timestamp"},
+		{`{"timestamp":0,"input_length":1,"output_length":1}`, "no hash_ids"},
+		{`{"timestamp":0,"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[]}`, "timestamp twice"},
+		{`{"timestamp":"0","input_length":1,"output_length":1,"hash_ids":[]}`, "timestamp is not a number"},
+		{`{"timestamp":-1,"input_length":1,"output_length":1,"hash_ids":[]}`, "timestamp is out of range"},
+		{`{"timestamp":0,"input_length":1e99,"output_length":1,"hash_ids":[]}`, "input_length is out of range"},
+		{`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":5}`, "hash_ids is not a list"},
+		{`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1,]}`, "whole number"},
+		{`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[-1]}`, "whole number"},
+		{`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[01]}`, "whole number"},
+		{`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1.5]}`, "want , or ]"},
+		{`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[18446744073709551616]}`, "2^64-1"},
+		{`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1]} x`, "text after"},
+		{`{"timestamp":0,"x":tru,"input_length":1}`, "not a JSON value"},
+		{`{"timestamp":0,"x":[1}`, "not a JSON value"},
+		{`{"timestamp":0 "x":1}`, "want , or }"},
+		{`{"a`, "ends within a key"},
+		{`{"timestamp":0,"hash_ids":[1, 2`, "want , or ]"},
+	} {
+		got, err := read(t, []byte(ok+test.line+"\n"+ok))
+		if !errors.Is(err, ErrFormat) || !strings.HasPrefix(err.Error(), "x:2: ") || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %q, want x:2 and %q", test.line, err, test.want)
+		}
+		if len(got) != 1 {
+			t.Errorf("%s: %d requests before the error, want 1", test.line, len(got))
+		}
+	}
+	if _, err := Open(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing file: %v", err)
+	}
+}
+
+// endless is a line that never ends.
+type endless struct{ given int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = ' '
+	}
+	e.given += len(p)
+	return len(p), nil
+}
+
+func TestBounds(t *testing.T) {
+	src := &endless{}
+	r, err := NewReader(src, "endless")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Next(&Request{}); !errors.Is(err, ErrBounds) {
+		t.Errorf("endless line: %v", err)
+	}
+	if src.given > 4*MaxLine {
+		t.Errorf("read %d bytes before giving up", src.given)
+	}
+	ids := strings.Repeat("1,", MaxIDs) + "1"
+	if _, err := read(t, []byte(`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[`+ids+`]}`)); !errors.Is(err, ErrBounds) {
+		t.Errorf("too many ids: %v", err)
+	}
+}
+
+// Whatever is accepted means the same to encoding/json, and nothing makes the reader panic.
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(three))
+	f.Add([]byte(`{"timestamp":0,"x":"\"}","input_length":1,"output_length":1,"hash_ids":[1 ,2]}`))
+	f.Add(pack(f, "x.gz", threeRequests))
+	f.Add(pack(f, "x.zst", threeRequests))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		got, _ := read(t, data)
+		if len(got) == 0 || bytes.HasPrefix(data, []byte{0x1f, 0x8b}) || isZstd(data[:min(4, len(data))]) {
+			return
+		}
+		lines := bytes.Split(data, []byte{'\n'})
+		for _, req := range got {
+			var want struct {
+				Timestamp    float64  `json:"timestamp"`
+				InputLength  float64  `json:"input_length"`
+				OutputLength float64  `json:"output_length"`
+				HashIDs      []uint64 `json:"hash_ids"`
+			}
+			if err := json.Unmarshal(lines[req.Line-1], &want); err != nil {
+				var wrongType *json.UnmarshalTypeError
+				if errors.As(err, &wrongType) { // encoding/json matches TIMESTAMP too
+					continue
+				}
+				t.Fatalf("accepted %q: %v", lines[req.Line-1], err)
+			}
+			if len(want.HashIDs) == len(req.HashIDs) && len(req.HashIDs) > 0 && !reflect.DeepEqual(want.HashIDs, req.HashIDs) {
+				t.Fatalf("ids %v, want %v", req.HashIDs, want.HashIDs)
+			}
+		}
+	})
+}
+
+func BenchmarkRead(b *testing.B) {
+	var requests []Request
+	if err := Generate(DefaultMix(), func(r *Request) error {
+		c := *r
+		c.HashIDs = append([]uint64{}, r.HashIDs...)
+		requests = append(requests, c)
+		return nil
+	}); err != nil {
+		b.Fatal(err)
+	}
+	data := pack(b, "x", requests)
+	b.SetBytes(int64(len(data)))
+	b.ReportAllocs()
+	for b.Loop() {
+		r, err := NewReader(bytes.NewReader(data), "x")
+		if err != nil {
+			b.Fatal(err)
+		}
+		var req Request
+		for err == nil {
+			err = r.Next(&req)
+		}
+		if err != io.EOF {
+			b.Fatal(err)
+		}
+	}
+}
