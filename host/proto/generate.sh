@@ -1,0 +1,15 @@
+#!/bin/sh
+# Generates the Go and Python code of kvhost/v1/kvhost.proto. Needs protoc (3.21 made what is committed); the Go plugins are
+# built here at the versions below.
+set -eu
+cd "$(dirname "$0")"
+bin=$(mktemp -d)
+trap 'rm -rf "$bin"' EXIT
+GOBIN=$bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+GOBIN=$bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
+protoc -I . --plugin="$bin/protoc-gen-go" --plugin="$bin/protoc-gen-go-grpc" \
+  --go_out=. --go_opt=module=github.com/kvhost/kvhost/host/proto \
+  --go-grpc_out=. --go-grpc_opt=module=github.com/kvhost/kvhost/host/proto \
+  kvhost/v1/kvhost.proto
+python=../../examples/python
+protoc -I . --python_out="$python" --pyi_out="$python" kvhost/v1/kvhost.proto
