@@ -90,6 +90,7 @@ type Session struct {
 	LeaseTTL    time.Duration
 	MaxSessions int
 	MaxKeys     int
+	MaxChunks   int
 	MaxMessage  int64
 	MaxMemory   int64
 }
