@@ -1,6 +1,7 @@
 package staging
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -22,8 +23,8 @@ type AlignError struct {
 
 func (e *AlignError) Error() string {
 	if e.Field == "kernel" {
-		return fmt.Sprintf("%s %s: refused by the kernel although aligned to %d: %v; the file system or device wants "+
-			"more, or takes no direct I/O here; files opened from now on use the page cache", e.Op, e.Path, e.Want, e.Err)
+		return fmt.Sprintf("%s %s: refused (%v) although aligned to %d: the file system or device wants more, or takes "+
+			"no direct I/O after all; files opened there from now on use the page cache", e.Op, e.Path, e.Err, e.Want)
 	}
 	return fmt.Sprintf("%s %s: %s %#x is not a multiple of %d, which direct I/O needs", e.Op, e.Path, e.Field, e.Value, e.Want)
 }
@@ -36,14 +37,25 @@ func (e *AlignError) Unwrap() []error {
 	return []error{ErrAlign, e.Err}
 }
 
-func checkAligned(op, path string, p []byte, off int64) error {
-	if (uint64(address(p))|uint64(len(p))|uint64(off))&(Align-1) == 0 {
+func refusedDirect(op, path string) error {
+	return &AlignError{Op: op, Path: path, Field: "kernel", Want: Align, Err: unix.EINVAL}
+}
+
+var errNegative = errors.New("negative offset")
+
+// checkTransfer leaves the kernel one reason for EINVAL on a direct file: that it takes no such transfer.
+func checkTransfer(op, path string, p []byte, off int64, direct bool) error {
+	if off < 0 {
+		return &fs.PathError{Op: op, Path: path, Err: errNegative}
+	}
+	addr := uint64(address(p))
+	if !direct || len(p) == 0 || (addr|uint64(len(p))|uint64(off))%Align == 0 {
 		return nil
 	}
 	e := &AlignError{Op: op, Path: path, Want: Align}
 	switch {
-	case address(p)%Align != 0:
-		e.Field, e.Value = "address", uint64(address(p))
+	case addr%Align != 0:
+		e.Field, e.Value = "address", addr
 	case len(p)%Align != 0:
 		e.Field, e.Value = "length", uint64(len(p))
 	default:
@@ -52,61 +64,71 @@ func checkAligned(op, path string, p []byte, off int64) error {
 	return e
 }
 
-// directModes remembers, per device, whether direct I/O works there.
-var directModes modes
-
+// modes remembers, per device, whether direct I/O works there.
 type modes struct {
-	mu sync.RWMutex
-	ok map[uint64]bool
+	mu   sync.RWMutex
+	took map[uint64]bool
 }
 
-func (m *modes) get(dev uint64) (ok, known bool) {
+// osModes is the operating system's: one process has one.
+var osModes modes
+
+func (m *modes) get(dev uint64) (took, known bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	ok, known = m.ok[dev]
-	return ok, known
+	took, known = m.took[dev]
+	return took, known
 }
 
-func (m *modes) set(dev uint64, ok bool) {
+func (m *modes) set(dev uint64, took bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.ok == nil {
-		m.ok = map[uint64]bool{}
+	if m.took == nil {
+		m.took = map[uint64]bool{}
 	}
-	m.ok[dev] = ok
+	m.took[dev] = took
 }
 
-func (m *modes) refuse(dev uint64) { m.set(dev, false) }
+// directFS is an FS that keeps its own memory of what devices take; others share the operating system's.
+type directFS interface{ directModes() *modes }
 
-// directSetter is a File whose O_DIRECT can be switched while open.
+// directSetter is a File whose O_DIRECT can be switched while it is open.
 type directSetter interface{ setDirect(on bool) error }
 
+func (osFS) directModes() *modes { return &osModes }
+
 // OpenDirect opens a file past the page cache if its device takes that, and through it otherwise; [File.Direct] says
-// which. What a device takes is found out with the first file opened there, and remembered for the process.
+// which. What a device takes is found out with the first file opened there, and remembered until it turns out wrong:
+// a device that refuses an aligned transfer later is opened buffered from then on.
 func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) {
+	known := &osModes
+	if d, ok := fsys.(directFS); ok {
+		known = d.directModes()
+	}
 	dir, err := fsys.Stat(filepath.Dir(name))
 	if err != nil {
 		return nil, err
 	}
-	switch ok, known := directModes.get(dir.Dev); {
-	case known && ok:
-		return fsys.OpenFile(name, flag|unix.O_DIRECT, perm)
-	case known:
-		return fsys.OpenFile(name, flag, perm)
+	took, ok := known.get(dir.Dev)
+	if took {
+		f, err := fsys.OpenFile(name, flag|unix.O_DIRECT, perm)
+		if !errors.Is(err, unix.EINVAL) {
+			return f, err
+		}
+		known.set(dir.Dev, false)
 	}
-	// A create with O_DIRECT that is refused leaves the empty file behind, so the first one here is opened plain and
-	// switched.
+	// A create with O_DIRECT that is refused leaves the empty file behind, so the first file of a device is opened
+	// plain and switched.
 	f, err := fsys.OpenFile(name, flag, perm)
-	if err != nil {
-		return nil, err
+	if err != nil || ok {
+		return f, err
 	}
 	s, ok := f.(directSetter)
 	if !ok {
 		return f, nil
 	}
-	created := flag&(os.O_CREATE|os.O_EXCL) == os.O_CREATE|os.O_EXCL && flag&(os.O_WRONLY|os.O_RDWR) != 0
-	took := tryDirect(f, s, created)
-	directModes.set(dir.Dev, took)
+	took = tryDirect(f, s, flag)
+	known.set(dir.Dev, took)
 	if !took && f.Direct() {
 		if err := s.setDirect(false); err != nil {
 			f.Close()
@@ -116,8 +138,9 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 	return f, nil
 }
 
-// tryDirect switches f to direct I/O and tries it for real: a write into a file that was just made, else a read.
-func tryDirect(f File, s directSetter, created bool) bool {
+// tryDirect switches f to direct I/O and tries it for real: a write if the file was just made, else a read. It goes by
+// the descriptor, so that a fault rule does not count the trial as one of the caller's transfers.
+func tryDirect(f File, s directSetter, flag int) bool {
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
 	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
@@ -133,13 +156,14 @@ func tryDirect(f File, s directSetter, created bool) bool {
 		return true // no memory to try with: the first transfer will tell
 	}
 	defer unix.Munmap(page)
-	if !created {
-		_, err := unix.Pread(int(f.Fd()), page, 0)
-		return err != unix.EINVAL && err != unix.EOPNOTSUPP
-	}
-	_, err = unix.Pwrite(int(f.Fd()), page, 0)
-	if unix.Ftruncate(int(f.Fd()), 0) != nil {
-		return false
+	const made = os.O_CREATE | os.O_EXCL
+	if flag&made == made && flag&(os.O_WRONLY|os.O_RDWR) != 0 {
+		err = retry(func() error { _, err := unix.Pwrite(int(f.Fd()), page, 0); return err })
+		if unix.Ftruncate(int(f.Fd()), 0) != nil {
+			return false
+		}
+	} else {
+		err = retry(func() error { _, err := unix.Pread(int(f.Fd()), page, 0); return err })
 	}
 	return err != unix.EINVAL && err != unix.EOPNOTSUPP
 }

@@ -9,7 +9,7 @@
 //     transfers finished. [OpenDirect] opens past the page cache where the mount takes it. [Faulty] is the twin.
 //   - [Slots] is a fixed pool of page-aligned memory outside the Go heap, fit for O_DIRECT and for being pinned.
 //   - [Workers] runs blocking calls on a fixed number of goroutines, reads before writes by a ratio.
-//   - Topology: which CPUs and devices are near each other.
+//   - [Topology] reads which CPUs and devices are near each other.
 //
 // Nothing here knows of chunks, keys or policies.
 package staging

@@ -68,10 +68,8 @@ func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
 	}
 	defer f.leave()
 	direct := f.direct.Load()
-	if direct {
-		if err := checkAligned("read", f.name, p, off); err != nil {
-			return 0, err
-		}
+	if err := checkTransfer("read", f.name, p, off, direct); err != nil {
+		return 0, err
 	}
 	n, err := readFull(func(p []byte, off int64) (int, error) { return unix.Pread(f.fd, p, off) }, p, off, direct)
 	if err == nil || err == io.EOF {
@@ -87,10 +85,8 @@ func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
 	}
 	defer f.leave()
 	direct := f.direct.Load()
-	if direct {
-		if err := checkAligned("write", f.name, p, off); err != nil {
-			return 0, err
-		}
+	if err := checkTransfer("write", f.name, p, off, direct); err != nil {
+		return 0, err
 	}
 	n, err := writeFull(func(p []byte, off int64) (int, error) { return unix.Pwrite(f.fd, p, off) }, p, off, direct)
 	if err != nil {
@@ -99,16 +95,16 @@ func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// classify turns the EINVAL of a direct file into what it means, and lets later opens on this device be buffered.
+// classify turns the EINVAL of a direct file, whose arguments were checked, into what it means.
 func (f *osFile) classify(op string, direct bool, err error) error {
 	if !direct || err != unix.EINVAL {
 		return f.fail(op, err)
 	}
 	var st unix.Stat_t
 	if unix.Fstat(f.fd, &st) == nil {
-		directModes.refuse(uint64(st.Dev))
+		osModes.set(uint64(st.Dev), false)
 	}
-	return &AlignError{Op: op, Path: f.name, Field: "kernel", Want: Align, Err: err}
+	return refusedDirect(op, f.name)
 }
 
 // Datasync implements [File].
@@ -208,7 +204,7 @@ func readFull(pread func([]byte, int64) (int, error), p []byte, off int64, direc
 // writeFull writes until p is written or a call fails. A direct write that stopped between boundaries is taken up at
 // the boundary before; one that makes no way at all is short.
 func writeFull(pwrite func([]byte, int64) (int, error), p []byte, off int64, direct bool) (int, error) {
-	n := 0
+	n, stuck := 0, false
 	for n < len(p) {
 		m, err := pwrite(p[n:], off+int64(n))
 		if err == unix.EINTR {
@@ -220,9 +216,10 @@ func writeFull(pwrite func([]byte, int64) (int, error), p []byte, off int64, dir
 		if direct && n+m < len(p) {
 			m -= m % Align
 		}
-		if m == 0 {
+		if m == 0 && stuck {
 			return n, io.ErrShortWrite
 		}
+		stuck = m == 0 // asked once more, a full disk says that it is full
 		n += m
 	}
 	return n, nil

@@ -1,8 +1,6 @@
 package staging
 
-import (
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // renamer is the system calls that publication is made of, so that a test can have a file system that refuses some.
 type renamer struct {
@@ -25,9 +23,9 @@ var renames = renamer{
 
 // replace renames over what is there.
 func (r *renamer) replace(oldname, newname string) error {
-	before, known := r.identity(oldname)
+	was, known := r.identity(oldname)
 	err := retry(func() error { return r.rename(oldname, newname) })
-	if err != nil && known && r.moved(before, oldname, newname) {
+	if err != nil && known && r.moved(was, oldname, newname) {
 		err = nil
 	}
 	return linkError("rename", oldname, newname, err)
@@ -35,30 +33,36 @@ func (r *renamer) replace(oldname, newname string) error {
 
 // noReplace goes down the ways of publishing a name until the file system takes one.
 func (r *renamer) noReplace(oldname, newname string) error {
-	before, known := r.identity(oldname)
+	was, known := r.identity(oldname)
 	err := retry(func() error { return r.renameat2(oldname, newname, unix.RENAME_NOREPLACE) })
-	if refused(err) {
-		err = r.linkUnlink(oldname, newname)
+	switch err {
+	case unix.EINVAL, unix.ENOSYS, unix.EOPNOTSUPP: // not known here, as on NFS, Ceph and Lustre
+		err = r.linkUnlink(was, oldname, newname)
 	}
-	if err != nil && known && r.moved(before, oldname, newname) {
+	if err != nil && known && r.moved(was, oldname, newname) {
 		err = nil
 	}
 	return linkError("rename", oldname, newname, err)
 }
 
-// refused says that the file system does not know the operation, rather than that it failed.
-func refused(err error) bool {
-	return err == unix.EINVAL || err == unix.ENOSYS || err == unix.EOPNOTSUPP
+func (r *renamer) linkUnlink(was identity, oldname, newname string) error {
+	err := retry(func() error { return r.link(oldname, newname) })
+	switch err {
+	case nil:
+	case unix.EPERM, unix.EOPNOTSUPP, unix.ENOSYS, unix.EMLINK:
+		return r.lookRename(oldname, newname)
+	default:
+		if now, ok := r.identity(newname); !ok || now != was {
+			return err
+		}
+		// The link was made and the reply lost.
+	}
+	// Published. An old name that cannot be removed is the business of who sweeps temporaries, not a failure to publish.
+	_ = retry(func() error { return r.unlink(oldname) })
+	return nil
 }
 
-func (r *renamer) linkUnlink(oldname, newname string) error {
-	switch err := retry(func() error { return r.link(oldname, newname) }); err {
-	case nil:
-		return retry(func() error { return r.unlink(oldname) })
-	case unix.EPERM, unix.EOPNOTSUPP, unix.ENOSYS, unix.EMLINK:
-	default:
-		return err
-	}
+func (r *renamer) lookRename(oldname, newname string) error {
 	var st unix.Stat_t
 	switch err := retry(func() error { return r.lstat(newname, &st) }); err {
 	case nil:

@@ -29,7 +29,6 @@ func (k Kind) String() string {
 // The queues have no bound: Submit never blocks. What bounds them is what a task needs before it can be submitted,
 // a slot or a credit of the caller's.
 type Workers struct {
-	n     int
 	ratio float64
 
 	mu      sync.Mutex
@@ -37,7 +36,7 @@ type Workers struct {
 	queue   [2]ring
 	credit  float64
 	closed  bool
-	running int
+	started []time.Time // of each worker's task, zero while it has none
 	done    [2]uint64
 	panics  uint64
 	busy    [2]time.Duration
@@ -51,20 +50,21 @@ type Workers struct {
 type WorkersStats struct {
 	Workers             int
 	Running             int
+	Longest             time.Duration // how long the oldest of the running tasks has been at it
 	QueuedRead          int
 	QueuedWrite         int
 	DoneRead, DoneWrite uint64
-	Panics              uint64
 	BusyRead, BusyWrite time.Duration // time inside tasks that ended
+	Panics              uint64        // tasks that panicked
 }
 
 // NewWorkers starts n goroutines (at least one).
 func NewWorkers(n int, readRatio float64) *Workers {
-	w := &Workers{n: max(1, n), ratio: min(1, max(0, readRatio)), over: make(chan struct{})}
+	n = max(1, n)
+	w := &Workers{ratio: min(1, max(0, readRatio)), started: make([]time.Time, n), left: n, over: make(chan struct{})}
 	w.wake.L = &w.mu
-	w.left = w.n
-	for range w.n {
-		go w.work()
+	for i := range n {
+		go w.work(i)
 	}
 	return w
 }
@@ -115,15 +115,24 @@ func (w *Workers) CloseContext(ctx context.Context) error {
 func (w *Workers) Stats() WorkersStats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return WorkersStats{
-		Workers: w.n, Running: w.running,
+	s := WorkersStats{
+		Workers:    len(w.started),
 		QueuedRead: w.queue[Read].len, QueuedWrite: w.queue[Write].len,
-		DoneRead: w.done[Read], DoneWrite: w.done[Write], Panics: w.panics,
+		DoneRead: w.done[Read], DoneWrite: w.done[Write],
 		BusyRead: w.busy[Read], BusyWrite: w.busy[Write],
+		Panics: w.panics,
 	}
+	for _, t := range w.started {
+		if !t.IsZero() {
+			s.Running++
+			s.Longest = max(s.Longest, time.Since(t))
+		}
+	}
+	return s
 }
 
-func (w *Workers) work() {
+// work is the life of worker i.
+func (w *Workers) work(i int) {
 	w.mu.Lock()
 	for {
 		for w.queue[Read].len+w.queue[Write].len == 0 && !w.closed {
@@ -134,24 +143,47 @@ func (w *Workers) work() {
 		}
 		kind := w.turn()
 		task := w.queue[kind].pop()
-		w.running++
+		w.started[i] = time.Now()
 		w.mu.Unlock()
-		start := time.Now()
-		panicked := w.run(task)
-		took := time.Since(start)
+		w.run(i, kind, task)
 		w.mu.Lock()
-		w.running--
-		w.done[kind]++
-		w.busy[kind] += took
-		if panicked {
-			w.panics++
-		}
 	}
 	w.left--
 	if w.left == 0 {
 		close(w.over)
 	}
 	w.mu.Unlock()
+}
+
+// run does one task and books it, however it ended.
+func (w *Workers) run(i int, kind Kind, task func()) {
+	returned := false
+	defer func() {
+		var value any
+		if !returned {
+			value = recover()
+		}
+		w.mu.Lock()
+		w.done[kind]++
+		w.busy[kind] += time.Since(w.started[i])
+		w.started[i] = time.Time{}
+		told := w.onPanic
+		if value != nil {
+			w.panics++
+		}
+		w.mu.Unlock()
+		switch {
+		case returned:
+		case value == nil: // runtime.Goexit: this goroutine ends here, and another takes its place
+			go w.work(i)
+		case told == nil:
+			panic(value)
+		default:
+			told(value, debug.Stack())
+		}
+	}()
+	task()
+	returned = true
 }
 
 // turn says whose turn it is: with both waiting, reads get ratio of the turns, evenly spread.
@@ -168,25 +200,6 @@ func (w *Workers) turn() Kind {
 		return Read
 	}
 	return Write
-}
-
-func (w *Workers) run(task func()) (panicked bool) {
-	defer func() {
-		v := recover()
-		if v == nil {
-			return
-		}
-		w.mu.Lock()
-		told := w.onPanic
-		w.mu.Unlock()
-		if told == nil {
-			panic(v)
-		}
-		panicked = true
-		told(v, debug.Stack())
-	}()
-	task()
-	return false
 }
 
 // ring is a queue that grows and never shrinks.

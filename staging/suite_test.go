@@ -1,0 +1,39 @@
+package staging_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/stagingtest"
+)
+
+// memoryDir is a directory on the memory file system, removed at the end.
+func memoryDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("/dev/shm", "kvhost-staging-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func TestOSOnDisk(t *testing.T)   { stagingtest.Run(t, staging.OS(), t.TempDir()) }
+func TestOSInMemory(t *testing.T) { stagingtest.Run(t, staging.OS(), memoryDir(t)) }
+func TestFaultyWithoutRules(t *testing.T) {
+	stagingtest.Run(t, staging.Faulty(staging.OS()), t.TempDir())
+}
+func TestFaultyWithRulesElsewhere(t *testing.T) {
+	f := staging.Faulty(staging.OS(), staging.MustRules("any /nowhere/**: eio")...)
+	stagingtest.Run(t, f, t.TempDir())
+	if n := f.Injected(); n != 0 {
+		t.Fatalf("%d injected", n)
+	}
+}
+func TestFaultyRefusesDirect(t *testing.T) {
+	f := staging.Faulty(staging.OS(), staging.MustRules("direct **: einval")...)
+	stagingtest.Run(t, f, t.TempDir())
+	if n := f.Injected(); n != 1 {
+		t.Fatalf("asked for direct I/O %d times, want once: the answer is remembered", n)
+	}
+}

@@ -1,0 +1,187 @@
+package staging
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// NoNode is the NUMA node of what has none: a device of a virtual machine, a network file system.
+const NoNode = -1
+
+// Node is one NUMA node.
+type Node struct {
+	ID   int
+	CPUs []int
+}
+
+// Topology answers which CPUs and devices are near each other, from the kernel's tree of devices.
+type Topology struct {
+	sys string
+}
+
+// SystemTopology is that of this machine.
+func SystemTopology() Topology { return Topology{sys: "/sys"} }
+
+// maxCPUs bounds what a CPU list may name: more than any kernel is built for.
+const maxCPUs = 1 << 16
+
+// ParseCPUList reads a list such as "0-3,8,10-11" into rising numbers without repeats.
+func ParseCPUList(text string) ([]int, error) {
+	var cpus []int
+	text = strings.TrimSpace(text)
+	if text == "" {
+		return nil, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		first, err := strconv.ParseUint(from, 10, 31)
+		last := first
+		if err == nil && isRange {
+			last, err = strconv.ParseUint(to, 10, 31)
+		}
+		if err != nil || last < first || last >= maxCPUs {
+			return nil, fmt.Errorf("staging: bad CPU list %q at %q", text, part)
+		}
+		for cpu := first; cpu <= last; cpu++ {
+			cpus = append(cpus, int(cpu))
+		}
+	}
+	slices.Sort(cpus)
+	return slices.Compact(cpus), nil
+}
+
+// ParsePCIAddress checks a PCI address and puts it into the form that the kernel's tree uses, "0000:3b:00.0": lower
+// case, a domain of four digits at least. CUDA gives eight of them, and lspci may give none.
+func ParsePCIAddress(text string) (string, error) {
+	parts := strings.Split(strings.ToLower(strings.TrimSpace(text)), ":")
+	if len(parts) == 2 {
+		parts = append([]string{"0"}, parts...)
+	}
+	if len(parts) == 3 {
+		device, function, ok := strings.Cut(parts[2], ".")
+		domain, err1 := strconv.ParseUint(parts[0], 16, 32)
+		bus, err2 := strconv.ParseUint(parts[1], 16, 8)
+		dev, err3 := strconv.ParseUint(device, 16, 5)
+		fn, err4 := strconv.ParseUint(function, 16, 3)
+		if ok && errors.Join(err1, err2, err3, err4) == nil {
+			return fmt.Sprintf("%04x:%02x:%02x.%x", domain, bus, dev, fn), nil
+		}
+	}
+	return "", fmt.Errorf("staging: bad PCI address %q, want one such as 0000:3b:00.0", text)
+}
+
+// Nodes lists the NUMA nodes with their CPUs. A kernel without NUMA has one node of all CPUs online.
+func (t Topology) Nodes() ([]Node, error) {
+	dirs, err := filepath.Glob(filepath.Join(t.sys, "devices/system/node/node[0-9]*"))
+	if err != nil {
+		return nil, err
+	}
+	var nodes []Node
+	for _, dir := range dirs {
+		id, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), "node"))
+		if err != nil {
+			continue
+		}
+		cpus, err := readCPUs(filepath.Join(dir, "cpulist"))
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, Node{ID: id, CPUs: cpus})
+	}
+	if len(nodes) == 0 {
+		cpus, err := readCPUs(filepath.Join(t.sys, "devices/system/cpu/online"))
+		if err != nil {
+			return nil, err
+		}
+		nodes = []Node{{CPUs: cpus}}
+	}
+	slices.SortFunc(nodes, func(a, b Node) int { return a.ID - b.ID })
+	return nodes, nil
+}
+
+func readCPUs(name string) ([]int, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCPUList(string(text))
+}
+
+// NodeOfPCI is the node that a PCI device hangs on, or NoNode where the machine does not say.
+func (t Topology) NodeOfPCI(address string) (int, error) {
+	address, err := ParsePCIAddress(address)
+	if err != nil {
+		return NoNode, err
+	}
+	return readNode(filepath.Join(t.sys, "bus/pci/devices", address))
+}
+
+// NodeOfPath is the node of the block device under a path, or NoNode: there is no such device, it does not say, or it is
+// made of several that are not on one node.
+func (t Topology) NodeOfPath(path string) (int, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return NoNode, pathError("stat", path, err)
+	}
+	return t.nodeOfDevice(uint64(st.Dev)), nil
+}
+
+func (t Topology) nodeOfDevice(dev uint64) int {
+	link := filepath.Join(t.sys, "dev/block", fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev)))
+	dir, err := filepath.EvalSymlinks(link)
+	if err != nil {
+		return NoNode
+	}
+	return t.nodeOfBlock(dir, 8)
+}
+
+// nodeOfBlock looks for the nearest numa_node on the way up from a block device, which is its controller's, or at the
+// devices that it is made of.
+func (t Topology) nodeOfBlock(dir string, depth int) int {
+	parts, _ := filepath.Glob(filepath.Join(dir, "slaves/*"))
+	if len(parts) > 0 && depth > 0 {
+		node := NoNode
+		for i, part := range parts {
+			real, err := filepath.EvalSymlinks(part)
+			if err != nil {
+				return NoNode
+			}
+			n := t.nodeOfBlock(real, depth-1)
+			if i > 0 && n != node {
+				return NoNode
+			}
+			node = n
+		}
+		return node
+	}
+	top, err := filepath.EvalSymlinks(t.sys)
+	if err != nil {
+		return NoNode
+	}
+	for ; len(dir) > len(top); dir = filepath.Dir(dir) {
+		if node, err := readNode(dir); err == nil {
+			return node
+		}
+	}
+	return NoNode
+}
+
+// readNode reads a device's numa_node; some platforms say -1 or another negative number for none.
+func readNode(dir string) (int, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "numa_node"))
+	if err != nil {
+		return NoNode, err
+	}
+	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return NoNode, fmt.Errorf("staging: %s: %w", filepath.Join(dir, "numa_node"), err)
+	}
+	return max(node, NoNode), nil
+}
