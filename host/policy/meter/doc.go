@@ -1,0 +1,22 @@
+// Package meter makes a WebAssembly module pay for what it executes, by rewriting it at load.
+//
+// The one idea: every instruction of a function runs at most once per entry into the innermost region that holds it,
+// where a region is the function's body or the body of one of its loops. So if each function entry and each loop header
+// takes from a counter the number of instructions its region holds, no run can execute more instructions than the
+// counter had, whatever the control flow: branches can only skip what was paid for. Operations whose cost grows with an
+// operand (memory.fill, memory.copy, memory.init, memory.grow and their table twins) pay by length besides.
+//
+// The counter is one mutable i64 global, appended and exported as [Global]. The host sets it before a call; when it
+// would fall below zero the guest traps with "unreachable".
+//
+// What a module can do to cheat, and why it cannot:
+//
+//   - name the global before it exists: the caller must compile the original bytes first, which fails;
+//   - export the reserved name: refused;
+//   - run code at instantiation: a start section is refused;
+//   - use an instruction that is not counted: any opcode the rewriter does not know is refused by its number;
+//   - hide work in one instruction: bulk operations pay by length, zeroing a function's locals is part of its entry.
+//
+// Function indexes do not move, so names in traces stay right. Custom sections are kept; debug sections hold offsets
+// into the old code and are dropped.
+package meter

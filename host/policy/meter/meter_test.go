@@ -1,0 +1,235 @@
+package meter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+)
+
+func instantiate(t testing.TB, wasm []byte) api.Module {
+	t.Helper()
+	ctx := context.Background()
+	rt := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfig())
+	t.Cleanup(func() { rt.Close(ctx) })
+	m, err := rt.InstantiateWithConfig(ctx, wasm, wazero.NewModuleConfig().WithName("").WithStartFunctions())
+	if err != nil {
+		t.Fatalf("instantiate: %v", err)
+	}
+	return m
+}
+
+func inject(t testing.TB, wasm []byte) []byte {
+	t.Helper()
+	out, err := Inject(wasm, DefaultLimits())
+	if err != nil {
+		t.Fatalf("inject: %v", err)
+	}
+	return out
+}
+
+func fuel(m api.Module) api.MutableGlobal { return m.ExportedGlobal(Global).(api.MutableGlobal) }
+
+// checkProgram: plain and metered modules compute the same, and the fuel spent is at least the instructions run.
+func checkProgram(t *testing.T, seed uint64, arg uint32) {
+	r := rand.New(rand.NewPCG(seed, 7))
+	program := generate(r, 5, 0, 0)
+	code := emitAll(nil, program)
+	for i := byte(0); i < locals; i++ { // the result mixes all locals
+		code = append(code, opLocalGet, i)
+		if i > 0 {
+			code = append(code, 0x73)
+		}
+	}
+	wasm := single(body(locals-1+3, code...))
+	var m machine
+	m.local[0] = arg
+	runAll(&m, program)
+	want := m.local[0] ^ m.local[1] ^ m.local[2] ^ m.local[3]
+
+	ctx := context.Background()
+	plain := instantiate(t, wasm)
+	got, err := plain.ExportedFunction("f").Call(ctx, uint64(arg))
+	if err != nil || uint32(got[0]) != want {
+		t.Fatalf("seed %d: plain gives %v %v, the program %d", seed, got, err, want)
+	}
+	metered := instantiate(t, inject(t, wasm))
+	fuel(metered).Set(math.MaxInt64)
+	got, err = metered.ExportedFunction("f").Call(ctx, uint64(arg))
+	if err != nil || uint32(got[0]) != want {
+		t.Fatalf("seed %d: metered gives %v %v, the program %d", seed, got, err, want)
+	}
+	spent := uint64(math.MaxInt64) - fuel(metered).Get()
+	if spent < m.steps {
+		t.Fatalf("seed %d: %d instructions ran on %d fuel", seed, m.steps, spent)
+	}
+	// Exactly what it takes is enough; one unit less is too little.
+	for _, c := range []struct {
+		fuel uint64
+		ok   bool
+	}{{spent, true}, {spent - 1, false}} {
+		fresh := instantiate(t, inject(t, wasm))
+		fuel(fresh).Set(c.fuel)
+		if _, err := fresh.ExportedFunction("f").Call(ctx, uint64(arg)); c.ok != (err == nil) {
+			t.Fatalf("seed %d: %d fuel for a run of %d: %v", seed, c.fuel, spent, err)
+		}
+	}
+}
+
+func TestRandomPrograms(t *testing.T) {
+	for seed := range uint64(300) {
+		checkProgram(t, seed, uint32(seed*2654435761))
+	}
+}
+
+func FuzzPrograms(f *testing.F) {
+	f.Add(uint64(1), uint32(0))
+	f.Fuzz(func(t *testing.T, seed uint64, arg uint32) { checkProgram(t, seed, arg) })
+}
+
+// FuzzInject: no input panics or hangs, and what is accepted from a module that compiles also compiles.
+func FuzzInject(f *testing.F) {
+	f.Add(single(body(0, opLocalGet, 0)))
+	f.Add(single(body(2, opLoop, blockEmpty, 0x0c, 0, opEnd, opLocalGet, 0)))
+	ctx := context.Background()
+	f.Fuzz(func(t *testing.T, wasm []byte) {
+		out, err := Inject(wasm, DefaultLimits())
+		if err != nil {
+			return
+		}
+		rt := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(64))
+		defer rt.Close(ctx)
+		if _, err := rt.CompileModule(ctx, wasm); err != nil {
+			return
+		}
+		if _, err := rt.CompileModule(ctx, out); err != nil {
+			t.Fatalf("the original compiles, the metered form does not: %v", err)
+		}
+	})
+}
+
+// Guests that would run for seconds or for ever stop at their fuel.
+func TestRunawaysStop(t *testing.T) {
+	straight := []byte{opLoop, blockEmpty}
+	for range 100_000 {
+		straight = append(straight, opLocalGet, 0, opI32Const, 3, 0x6a, 0x21, 0)
+	}
+	straight = append(straight, 0x0c, 0, opEnd, opLocalGet, 0)
+	for _, c := range []struct {
+		name string
+		wasm []byte
+	}{
+		{"endless loop", single(body(0, opLoop, blockEmpty, 0x0c, 0, opEnd, opLocalGet, 0))},
+		{"straight line in a loop", single(body(0, straight...))},
+		{"exponential recursion", single(body(0, opLocalGet, 0, 0x10, 0, 0x10, 0, opLocalGet, 0, 0x10, 0, 0x6a))},
+		{"memory.fill in a loop", single(body(0, opLoop, blockEmpty, opI32Const, 0, opI32Const, 0, opI32Const, 0x80, 0x80, 4,
+			opPrefixMisc, miscMemoryFill, 0, 0x0c, 0, opEnd, opLocalGet, 0))},
+		{"memory.grow in a loop", single(body(0, opLoop, blockEmpty, opI32Const, 0, opMemoryGrow, 0, 0x1a, 0x0c, 0, opEnd, opLocalGet, 0))},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := instantiate(t, inject(t, c.wasm))
+			fuel(m).Set(2_000_000)
+			_, err := m.ExportedFunction("f").Call(context.Background(), 1)
+			if err == nil || !strings.Contains(err.Error(), "unreachable") {
+				t.Fatalf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestBulkOperationsPayByLength(t *testing.T) {
+	fill := single(body(0, opI32Const, 0, opI32Const, 0, opLocalGet, 0, opPrefixMisc, miscMemoryFill, 0, opLocalGet, 0))
+	grow := single(body(0, opLocalGet, 0, opMemoryGrow, 0))
+	for _, c := range []struct {
+		name string
+		wasm []byte
+		arg  uint64
+		more uint64
+	}{
+		{"fill", fill, 65536, 1024},
+		{"grow", grow, 2, 2048},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := instantiate(t, inject(t, c.wasm))
+			cost := func(arg uint64) uint64 {
+				fuel(m).Set(1 << 40)
+				if _, err := m.ExportedFunction("f").Call(context.Background(), arg); err != nil {
+					t.Fatal(err)
+				}
+				return 1<<40 - fuel(m).Get()
+			}
+			if a, b := cost(0), cost(c.arg); b-a != c.more {
+				t.Errorf("%d units cost %d more than none, want %d", c.arg, b-a, c.more)
+			}
+		})
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	ok := body(0, opLocalGet, 0)
+	for _, c := range []struct {
+		name string
+		wasm []byte
+		want error
+		says string
+	}{
+		{"empty", nil, ErrMalformed, "header"},
+		{"not wasm", []byte("hello, I am not wasm"), ErrMalformed, "header"},
+		{"cut short", single(ok)[:30], ErrMalformed, ""},
+		{"start section", single(ok, sec(secStart, []byte{0})), ErrStart, "_initialize"},
+		{"reserved export", cat(magic, sec(secExport, vec(cat(name(Global), []byte{0, 0})))), ErrReserved, Global},
+		{"atomics", single(body(0, 0xfe, 0x03, 0)), ErrOpcode, "0xfe"},
+		{"tail call", single(body(0, 0x12, 0)), ErrOpcode, "0x12"},
+		{"relaxed SIMD", single(body(0, opPrefixSIMD, 0x80, 2)), ErrOpcode, "relaxed"},
+		{"misc beyond table.fill", single(body(0, opPrefixMisc, 18)), ErrOpcode, "0xfc 18"},
+		{"unknown section", cat(magic, sec(13, nil)), ErrOpcode, "section 13"},
+		{"sections out of order", cat(magic, sec(secFunction, vec()), sec(secType, vec())), ErrMalformed, "order"},
+		{"shared memory", cat(magic, sec(secMemory, vec([]byte{3, 1, 1}))), ErrMalformed, "shared"},
+		{"many locals", single(body(20_000, opLocalGet, 0)), ErrLimit, "locals"},
+		{"huge memory", cat(magic, sec(secMemory, vec(append([]byte{0}, appendU32(nil, 60_000)...)))), ErrLimit, "memory pages"},
+		{"huge table", cat(magic, sec(secTable, vec(append([]byte{0x70, 0}, appendU32(nil, 1<<30)...)))), ErrLimit, "table elements"},
+		{"huge body", single(body(0, make([]byte, 2<<20)...)), ErrLimit, "body bytes"},
+		{"huge module", append(single(ok), make([]byte, 17<<20)...), ErrLimit, "module bytes"},
+		{"a body too many", cat(magic, sec(secCode, vec(ok))), ErrMalformed, "bodies"},
+		{"end missing", single(sized([]byte{0, opLocalGet, 0})), ErrMalformed, "too soon"},
+		{"bytes after end", single(sized([]byte{0, opLocalGet, 0, opEnd, 1, 1})), ErrMalformed, "after a function's end"},
+		{"a count that lies", single(sized(cat([]byte{0, 0x0e}, appendU32(nil, 0xffffffff)))), ErrMalformed, "vector"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Inject(c.wasm, DefaultLimits())
+			if !errors.Is(err, c.want) || !strings.Contains(fmt.Sprint(err), c.says) {
+				t.Errorf("got %v, want %v saying %q", err, c.want, c.says)
+			}
+		})
+	}
+}
+
+// A module that names the global before it exists is not valid by itself; the metered form of it would be. Whoever
+// meters must therefore compile the original first: this test pins why.
+func TestRefillNeedsTheOriginalValidated(t *testing.T) {
+	refill := single(body(0, opI64Const, 1, opGlobalSet, 0, opLocalGet, 0))
+	ctx := context.Background()
+	rt := wazero.NewRuntime(ctx)
+	defer rt.Close(ctx)
+	if _, err := rt.CompileModule(ctx, refill); err == nil {
+		t.Fatal("the original compiles")
+	}
+	if _, err := rt.CompileModule(ctx, inject(t, refill)); err != nil {
+		t.Fatalf("the metered form does not compile, so the order would not matter: %v", err)
+	}
+}
+
+func TestCustomSectionsStayAndDebugGoes(t *testing.T) {
+	wasm := cat(single(body(0, opLocalGet, 0)), sec(secCustom, cat(name("kvhost.manifest"), []byte("{}"))),
+		sec(secCustom, cat(name(".debug_line"), []byte{1, 2, 3})))
+	out := string(inject(t, wasm))
+	if !strings.Contains(out, "kvhost.manifest{}") || strings.Contains(out, ".debug_line") {
+		t.Errorf("custom sections: %q", out)
+	}
+}

@@ -1,0 +1,377 @@
+package meter
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Global is the name under which the fuel counter is exported: a mutable i64.
+const Global = "kvhost_fuel"
+
+// Section ids, and the order in which sections must stand.
+const (
+	secCustom    = 0
+	secType      = 1
+	secImport    = 2
+	secFunction  = 3
+	secTable     = 4
+	secMemory    = 5
+	secGlobal    = 6
+	secExport    = 7
+	secStart     = 8
+	secElement   = 9
+	secCode      = 10
+	secData      = 11
+	secDataCount = 12
+)
+
+var rank = [13]int{secType: 1, secImport: 2, secFunction: 3, secTable: 4, secMemory: 5, secGlobal: 6, secExport: 7,
+	secStart: 8, secElement: 9, secDataCount: 10, secCode: 11, secData: 12}
+
+type section struct {
+	id   byte
+	data []byte
+}
+
+// module is what the rewriter must know of one: parameter counts of its functions and how many globals it has.
+type module struct {
+	limits    Limits
+	sections  []section
+	params    []uint32 // by type
+	functions []uint32 // type of each defined function
+	imported  uint64   // functions
+	globals   uint32   // imported and defined
+}
+
+// Inject gives the metered form of a module whose original bytes have been validated by a compiler. Function indexes,
+// exports and custom sections stay as they are; debug sections are dropped.
+func Inject(wasm []byte, limits Limits) ([]byte, error) {
+	if err := check(limits.ModuleBytes, uint64(len(wasm)), "module bytes"); err != nil {
+		return nil, err
+	}
+	m := &module{limits: limits}
+	if err := m.split(wasm); err != nil {
+		return nil, err
+	}
+	for _, s := range m.sections {
+		if err := m.scan(s); err != nil {
+			return nil, err
+		}
+	}
+	if err := check(limits.Functions, m.imported+uint64(len(m.functions)), "functions"); err != nil {
+		return nil, err
+	}
+	if err := check(limits.Globals, uint64(m.globals), "globals"); err != nil {
+		return nil, err
+	}
+	return m.rewrite()
+}
+
+var magic = []byte{0, 'a', 's', 'm', 1, 0, 0, 0}
+
+func (m *module) split(wasm []byte) error {
+	if !bytes.HasPrefix(wasm, magic) {
+		return fmt.Errorf("%w: no WebAssembly 1 header", ErrMalformed)
+	}
+	r := reader{b: wasm, at: len(magic)}
+	last := 0
+	for !r.done() {
+		id := r.byte()
+		data := r.take(r.u32())
+		if r.err != nil {
+			return r.err
+		}
+		if int(id) >= len(rank) {
+			return fmt.Errorf("%w: section %d", ErrOpcode, id)
+		}
+		if id == secStart {
+			return fmt.Errorf("%w: the module would run code before it can be charged; do that work in _initialize", ErrStart)
+		}
+		if id != secCustom {
+			if rank[id] <= last {
+				return fmt.Errorf("%w: section %d is out of order", ErrMalformed, id)
+			}
+			last = rank[id]
+		} else if name := customName(data); strings.HasPrefix(name, ".debug_") {
+			continue
+		}
+		m.sections = append(m.sections, section{id, data})
+	}
+	return nil
+}
+
+func customName(data []byte) string {
+	r := reader{b: data}
+	return string(r.take(r.u32()))
+}
+
+func (m *module) scan(s section) error {
+	r := &reader{b: s.data}
+	switch s.id {
+	case secType:
+		m.scanTypes(r)
+	case secImport:
+		m.scanImports(r)
+	case secFunction:
+		n := r.count()
+		for range n {
+			t := r.u32()
+			if r.err == nil && uint64(t) >= uint64(len(m.params)) {
+				return fmt.Errorf("%w: a function of type %d of %d", ErrMalformed, t, len(m.params))
+			}
+			m.functions = append(m.functions, t)
+		}
+	case secTable:
+		n := r.count()
+		m.limit(r, m.limits.Tables, n, "tables")
+		for range n {
+			r.byte()
+			m.scanLimits(r, m.limits.TableElements, "table elements")
+		}
+	case secMemory:
+		for range r.count() {
+			m.scanMemory(r)
+		}
+	case secGlobal:
+		n := r.count()
+		m.globals += n
+		for range n {
+			r.take(2)
+			r.constant()
+		}
+	case secExport:
+		m.scanExports(r)
+	case secData:
+		if err := check(m.limits.DataBytes, uint64(len(s.data)), "data bytes"); err != nil {
+			return err
+		}
+		r.count()
+		return r.err
+	case secElement:
+		for range r.count() {
+			scanElements(r)
+		}
+	default:
+		return nil
+	}
+	if r.err == nil && !r.done() {
+		r.fail("%d bytes too many in section %d", len(r.b)-r.at, s.id)
+	}
+	return r.err
+}
+
+func (m *module) limit(r *reader, limit int, got uint32, what string) {
+	if err := check(limit, uint64(got), what); err != nil && r.err == nil {
+		r.err = err
+		r.at = len(r.b)
+	}
+}
+
+func (m *module) scanTypes(r *reader) {
+	n := r.count()
+	m.limit(r, m.limits.Types, n, "types")
+	for range n {
+		if form := r.byte(); form != 0x60 && r.err == nil {
+			r.fail("type form 0x%02x", form)
+			return
+		}
+		params := r.count()
+		r.take(params)
+		r.take(r.count())
+		m.params = append(m.params, params)
+	}
+}
+
+func (m *module) scanImports(r *reader) {
+	n := r.count()
+	m.limit(r, m.limits.Imports, n, "imports")
+	for range n {
+		r.take(r.u32())
+		r.take(r.u32())
+		switch kind := r.byte(); kind {
+		case 0:
+			r.u32()
+			m.imported++
+		case 1:
+			r.byte()
+			m.scanLimits(r, m.limits.TableElements, "table elements")
+		case 2:
+			m.scanMemory(r)
+		case 3:
+			r.byte()
+			r.byte()
+			m.globals++
+		default:
+			r.fail("import kind %d", kind)
+		}
+	}
+}
+
+func (m *module) scanMemory(r *reader) {
+	flags := r.byte()
+	if flags > 1 && r.err == nil {
+		r.fail("memory flags 0x%02x (shared or 64-bit memory)", flags)
+		return
+	}
+	m.limit(r, m.limits.MemoryPages, r.u32(), "memory pages at start")
+	if flags&1 != 0 {
+		r.u32()
+	}
+}
+
+func (m *module) scanLimits(r *reader, limit int, what string) {
+	flags := r.byte()
+	m.limit(r, limit, r.u32(), what)
+	if flags&1 != 0 {
+		m.limit(r, limit, r.u32(), what)
+	}
+}
+
+// scanElements walks one element segment, so that a count that its bytes cannot back is refused before a compiler
+// reserves room for it.
+func scanElements(r *reader) {
+	flags := r.u32()
+	if flags > 7 && r.err == nil {
+		r.fail("element segment of form %d", flags)
+		return
+	}
+	const passive, indexed, expressions = 1, 2, 4
+	if flags&passive == 0 {
+		if flags&indexed != 0 {
+			r.u32()
+		}
+		r.constant()
+	}
+	if flags&(passive|indexed) != 0 {
+		r.byte() // the kind or type of element
+	}
+	for range r.count() {
+		if flags&expressions != 0 {
+			r.constant()
+		} else {
+			r.u32()
+		}
+	}
+}
+
+func (m *module) scanExports(r *reader) {
+	n := r.count()
+	m.limit(r, m.limits.Exports, n, "exports")
+	for range n {
+		name := r.take(r.u32())
+		r.byte()
+		r.u32()
+		if string(name) == Global && r.err == nil {
+			r.err = fmt.Errorf("%w: the module exports %q", ErrReserved, Global)
+			return
+		}
+	}
+}
+
+// rewrite puts the module together again with the global, its export and the charged bodies.
+func (m *module) rewrite() ([]byte, error) {
+	out := slices.Clone(magic)
+	global := append([]byte{valI64, 1, opI64Const}, 0, opEnd)
+	export := append(appendU32(nil, uint32(len(Global))), Global...)
+	export = appendU32(append(export, 3), m.globals)
+	pending := []struct {
+		id   byte
+		item []byte
+	}{{secGlobal, global}, {secExport, export}}
+	emit := func(id byte, data []byte) {
+		out = appendU32(append(out, id), uint32(len(data)))
+		out = append(out, data...)
+	}
+	for _, s := range m.sections {
+		for len(pending) > 0 && s.id != secCustom && rank[pending[0].id] < rank[s.id] {
+			emit(pending[0].id, append([]byte{1}, pending[0].item...))
+			pending = pending[1:]
+		}
+		data := s.data
+		if len(pending) > 0 && s.id == pending[0].id {
+			data = appendItem(data, pending[0].item)
+			pending = pending[1:]
+		}
+		if s.id == secCode {
+			var err error
+			if data, err = m.rewriteCode(data); err != nil {
+				return nil, err
+			}
+		}
+		emit(s.id, data)
+	}
+	for _, p := range pending {
+		emit(p.id, append([]byte{1}, p.item...))
+	}
+	return out, nil
+}
+
+// appendItem adds an item to a vector.
+func appendItem(vector, item []byte) []byte {
+	r := reader{b: vector}
+	n := r.u32()
+	out := appendU32(make([]byte, 0, len(vector)+len(item)+5), n+1)
+	return append(append(out, vector[r.at:]...), item...)
+}
+
+func (m *module) rewriteCode(data []byte) ([]byte, error) {
+	r := reader{b: data}
+	n := r.count()
+	if r.err == nil && int(n) != len(m.functions) {
+		return nil, fmt.Errorf("%w: %d bodies for %d functions", ErrMalformed, n, len(m.functions))
+	}
+	out := appendU32(make([]byte, 0, len(data)+len(data)/8), n)
+	for i := range n {
+		body := r.take(r.u32())
+		if r.err != nil {
+			return nil, r.err
+		}
+		charged, err := m.rewriteFunction(body, m.params[m.functions[i]])
+		if err != nil {
+			return nil, fmt.Errorf("function %d: %w", m.imported+uint64(i), err)
+		}
+		out = appendU32(out, uint32(len(charged)))
+		out = append(out, charged...)
+	}
+	if !r.done() {
+		r.fail("bytes after the last body")
+	}
+	return out, r.err
+}
+
+func (m *module) rewriteFunction(body []byte, params uint32) ([]byte, error) {
+	if err := check(m.limits.BodyBytes, uint64(len(body)), "body bytes"); err != nil {
+		return nil, err
+	}
+	r := reader{b: body}
+	groups := r.count()
+	declared := r.at
+	var locals uint64
+	for range groups {
+		locals += uint64(r.u32())
+		r.byte()
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	if err := check(m.limits.Locals, locals, "locals"); err != nil {
+		return nil, err
+	}
+	if locals+uint64(params) > 0xfffffffe {
+		return nil, fmt.Errorf("%w: %d locals", ErrLimit, locals)
+	}
+	w := bodyRewriter{global: m.globals, scratch: params + uint32(locals)}
+	if err := w.rewriteBody(body[r.at:], locals); err != nil {
+		return nil, err
+	}
+	out := make([]byte, 0, len(w.out)+r.at+4)
+	if !w.uses {
+		return append(append(out, body[:r.at]...), w.out...), nil
+	}
+	out = appendU32(out, groups+1)
+	out = append(out, body[declared:r.at]...)
+	out = append(out, 1, valI32)
+	return append(out, w.out...), nil
+}
