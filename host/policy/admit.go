@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
@@ -24,7 +23,9 @@ type Admit struct {
 	meter meter
 	mu    sync.Mutex
 	limit uint32
-	guest guest.Admitter
+	guest guest.Admitter // native
+	in    *instance      // wasm
+	admit export
 	err   error
 }
 
@@ -34,11 +35,25 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	g, err := native[guest.Admitter](m, &s)
-	if err != nil {
+	a := &Admit{m: m, limit: s.namespaces}
+	var err error
+	if m.code == nil {
+		a.guest, err = native[guest.Admitter](m, &s)
+		return a, err
+	}
+	if a.in, err = m.instantiate(ctx, &s, &a.meter); err != nil {
 		return nil, err
 	}
-	return &Admit{m: m, guest: g, limit: s.namespaces}, nil
+	a.admit = a.in.export(abi.ExportAdmit)
+	err = a.in.buffer(abi.BufferArgs, batchSize*abi.CandidateSize)
+	if err == nil {
+		err = a.in.buffer(abi.BufferResult, batchSize)
+	}
+	if err != nil {
+		a.in.close()
+		return nil, err
+	}
+	return a, nil
 }
 
 // Namespace tells the policy a namespace's text, before any candidate that names its id.
@@ -51,6 +66,10 @@ func (a *Admit) Namespace(id uint32, text string) error {
 	if a.err != nil {
 		return a.err
 	}
+	if a.in != nil {
+		a.err = a.in.namespace(id, text)
+		return a.err
+	}
 	if n, ok := a.guest.(guest.Namespacer); ok {
 		n.Namespace(id, text)
 	}
@@ -61,15 +80,51 @@ func (a *Admit) Namespace(id uint32, text string) error {
 func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for len(batch) > 0 {
-		if a.err != nil {
-			return a.err
-		}
+	for len(batch) > 0 && a.err == nil {
 		n := min(len(batch), batchSize)
-		start := time.Now()
-		a.guest.Admit(batch[:n], dst[:n])
-		a.meter.add(start, n)
+		if a.in != nil {
+			a.err = a.ask(batch[:n], dst[:n])
+		} else {
+			start := nanotime()
+			a.guest.Admit(batch[:n], dst[:n])
+			a.meter.add(start, n)
+		}
 		batch, dst = batch[n:], dst[n:]
+	}
+	return a.err
+}
+
+// ask makes one crossing. The host's default is to admit.
+func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
+	n := uint32(len(batch))
+	args, err := records[abi.Candidate](a.in, abi.BufferArgs, n)
+	if err != nil {
+		return err
+	}
+	copy(args, batch)
+	a.in.now = batch[n-1].Time
+	got, ok, err := a.in.count(&a.admit, uint64(n), abi.CandidateSize, int(n))
+	if err != nil {
+		return err
+	}
+	if !ok {
+		for i := range dst {
+			dst[i] = true
+		}
+		return nil
+	}
+	if got != n {
+		return a.in.fault(a.admit.name, fmt.Sprintf("gave %d answers to %d candidates", got, n), nil)
+	}
+	answers, err := a.in.view(abi.BufferResult, n)
+	if err != nil {
+		return err
+	}
+	for i, answer := range answers {
+		if answer > 1 {
+			return a.in.fault(a.admit.name, fmt.Sprintf("answered %d for candidate %d, want 0 or 1", answer, i), nil)
+		}
+		dst[i] = answer == 1
 	}
 	return nil
 }
@@ -78,6 +133,9 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 func (a *Admit) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.in != nil {
+		a.in.close()
+	}
 	a.err = ErrClosed
 	return nil
 }

@@ -2,7 +2,7 @@ package policy
 
 import (
 	"context"
-	"time"
+	"fmt"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
@@ -25,7 +25,10 @@ type Evict struct {
 	maxSlots uint32
 	seen     distinct
 	guest    guest.Evictor // native
-	err      error         // why buf is empty
+	in       *instance     // wasm; buf is then the guest's own EVENTS buffer
+	events   export
+	step     export
+	err      error // why buf is empty
 }
 
 // NewEvict makes an instance with an empty slot space.
@@ -35,12 +38,42 @@ func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 		return nil, err
 	}
 	e := &Evict{m: m, maxSlots: o.MaxSlots}
-	g, err := native[guest.Evictor](m, &s)
-	if err != nil {
+	var err error
+	if m.code == nil {
+		if e.guest, err = native[guest.Evictor](m, &s); err != nil {
+			return nil, err
+		}
+		e.buf = make([]abi.Event, batchSize)
+		return e, nil
+	}
+	if e.in, err = m.instantiate(ctx, &s, &e.meter); err != nil {
 		return nil, err
 	}
-	e.guest, e.buf = g, make([]abi.Event, batchSize)
+	if err := e.bind(); err != nil {
+		e.in.close()
+		return nil, err
+	}
 	return e, nil
+}
+
+// bind asks the guest for its buffers and looks up the role's exports.
+func (e *Evict) bind() error {
+	for kind, size := range map[int]uint32{
+		abi.BufferEvents: batchSize * abi.EventSize, abi.BufferArgs: abi.AskSize, abi.BufferResult: maxVictims * 4,
+	} {
+		if err := e.in.buffer(kind, size); err != nil {
+			return err
+		}
+	}
+	e.events, e.step = e.in.export(abi.ExportEvents), e.in.export(abi.ExportStep)
+	return e.rebind()
+}
+
+// rebind finds the guest's EVENTS buffer again: its memory may have moved in a call.
+func (e *Evict) rebind() (err error) {
+	e.n = 0
+	e.buf, err = records[abi.Event](e.in, abi.BufferEvents, batchSize)
+	return err
 }
 
 // Event takes an event. It is delivered together with others: when the batch is full, with Victims, or with Flush.
@@ -70,10 +103,20 @@ func (e *Evict) Flush() error {
 	if e.n == 0 {
 		return nil
 	}
-	start := time.Now()
-	e.guest.Events(e.buf[:e.n])
-	e.meter.add(start, e.n)
-	e.n = 0
+	if e.in == nil {
+		start := nanotime()
+		e.guest.Events(e.buf[:e.n])
+		e.meter.add(start, e.n)
+		e.n = 0
+		return nil
+	}
+	e.in.now = e.buf[e.n-1].Time
+	if _, err := e.in.status(&e.events, uint64(e.n), abi.EventSize, e.n); err != nil {
+		return e.drop(err)
+	}
+	if err := e.rebind(); err != nil {
+		return e.drop(err)
+	}
 	return nil
 }
 
@@ -85,17 +128,49 @@ func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 		return 0, e.err
 	}
 	ask.MaxVictims = min(ask.MaxVictims, uint32(min(len(dst), maxVictims)))
-	start := time.Now()
-	if e.n > 0 {
-		e.guest.Events(e.buf[:e.n])
+	dst = dst[:ask.MaxVictims]
+	n, err := e.ask(ask, dst)
+	if err == nil {
+		err = e.judge(dst, n)
 	}
-	n := e.guest.Victims(ask, dst[:ask.MaxVictims])
-	e.meter.add(start, e.n)
-	e.n = 0
-	if err := e.judge(dst[:ask.MaxVictims], n); err != nil {
+	if err != nil {
 		return 0, e.drop(err)
 	}
 	return n, nil
+}
+
+func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
+	if e.in == nil {
+		start := nanotime()
+		if e.n > 0 {
+			e.guest.Events(e.buf[:e.n])
+		}
+		n := e.guest.Victims(ask, dst)
+		e.meter.add(start, e.n)
+		e.n = 0
+		return n, nil
+	}
+	args, err := records[abi.Ask](e.in, abi.BufferArgs, 1)
+	if err != nil {
+		return 0, err
+	}
+	args[0] = ask
+	if e.n > 0 {
+		e.in.now = e.buf[e.n-1].Time
+	}
+	n, ok, err := e.in.count(&e.step, uint64(e.n), abi.EventSize, e.n)
+	if err != nil {
+		return 0, err
+	}
+	if err := e.rebind(); err != nil || !ok {
+		return 0, err // the host's default is to free nothing: the store is shed
+	}
+	if n > uint32(len(dst)) {
+		return int(n), nil
+	}
+	victims, err := records[uint32](e.in, abi.BufferResult, n)
+	copy(dst, victims)
+	return int(n), err
 }
 
 // judge checks an answer of n victims.
@@ -122,8 +197,20 @@ func (e *Evict) Close() error {
 	return nil
 }
 
+func (e *Evict) bad(format string, args ...any) error {
+	reason := fmt.Sprintf(format, args...)
+	if e.in != nil {
+		return e.in.fault(abi.ExportStep, reason, nil)
+	}
+	e.meter.faults.Add(1)
+	return &Fault{Module: e.m.name, Export: abi.ExportStep, Reason: reason}
+}
+
 // drop ends the instance for a reason, which every later call returns.
 func (e *Evict) drop(err error) error {
+	if e.in != nil {
+		e.in.close()
+	}
 	e.err, e.buf, e.n, e.guest = err, nil, 0, nil
 	return err
 }

@@ -2,12 +2,14 @@ package policy
 
 import (
 	"context"
+	"fmt"
 	"sync"
-	"time"
+	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/plugins/layermajor"
 )
 
 // LayoutOptions bind a layout policy.
@@ -24,7 +26,9 @@ type Layout struct {
 	mu    sync.Mutex
 	limit uint32
 	told  map[uint32]bool
-	guest guest.Layouter
+	guest guest.Layouter // native
+	in    *instance      // wasm
+	call  export
 	err   error
 }
 
@@ -34,11 +38,25 @@ func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	g, err := native[guest.Layouter](m, &s)
-	if err != nil {
+	l := &Layout{m: m, limit: s.namespaces, told: map[uint32]bool{}}
+	var err error
+	if m.code == nil {
+		l.guest, err = native[guest.Layouter](m, &s)
+		return l, err
+	}
+	if l.in, err = m.instantiate(ctx, &s, &l.meter); err != nil {
 		return nil, err
 	}
-	return &Layout{m: m, guest: g, limit: s.namespaces, told: map[uint32]bool{}}, nil
+	l.call = l.in.export(abi.ExportLayout)
+	err = l.in.buffer(abi.BufferArgs, abi.LayoutHeaderSize+chunk.MaxPlanes*abi.PlaneSize)
+	if err == nil {
+		err = l.in.buffer(abi.BufferResult, chunk.MaxSegments*abi.SegmentSize)
+	}
+	if err != nil {
+		l.in.close()
+		return nil, err
+	}
+	return l, nil
 }
 
 // Plan asks for the layout of one namespace's group and checks that it covers every page byte exactly once.
@@ -54,31 +72,76 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g chunk.Geometry) (*chu
 	if l.err != nil {
 		return nil, l.err
 	}
-	if n, ok := l.guest.(guest.Namespacer); ok && !l.told[nsID] {
-		n.Namespace(nsID, nsText)
-	}
-	l.told[nsID] = true
 	planes := make([]abi.Plane, len(g.Planes))
 	for i, p := range g.Planes {
 		planes[i] = abi.Plane{Layer: p.Layer, Part: p.Part, PageBytes: p.PageBytes}
 	}
 	h := abi.LayoutHeader{Namespace: nsID, Group: group, Blocks: g.Blocks, Planes: uint32(len(planes))}
-	start := time.Now()
-	segments := l.guest.Layout(h, planes, nil)
-	l.meter.add(start, len(planes))
+	segments, err := l.segments(h, planes, nsText)
+	if err != nil {
+		l.err = err
+		return nil, err
+	}
 	plan, err := chunk.NewPlan(g, segments)
 	if err != nil {
-		l.meter.faults.Add(1)
-		l.err = &Fault{Module: l.m.name, Export: abi.ExportLayout, Reason: err.Error(), Cause: err}
+		l.err = l.fault(err.Error(), err)
 		return nil, l.err
 	}
 	return plan, nil
+}
+
+// segments asks the guest, which is told of the namespace first.
+func (l *Layout) segments(h abi.LayoutHeader, planes []abi.Plane, nsText string) ([]abi.Segment, error) {
+	tell := !l.told[h.Namespace]
+	l.told[h.Namespace] = true
+	if l.in == nil {
+		if n, ok := l.guest.(guest.Namespacer); ok && tell {
+			n.Namespace(h.Namespace, nsText)
+		}
+		start := nanotime()
+		segments := l.guest.Layout(h, planes, nil)
+		l.meter.add(start, len(planes))
+		return segments, nil
+	}
+	if tell {
+		if err := l.in.namespace(h.Namespace, nsText); err != nil {
+			return nil, err
+		}
+	}
+	args, err := l.in.view(abi.BufferArgs, uint32(abi.LayoutHeaderSize+len(planes)*abi.PlaneSize))
+	if err != nil {
+		return nil, err
+	}
+	*(*abi.LayoutHeader)(unsafe.Pointer(&args[0])) = h
+	copy(unsafe.Slice((*abi.Plane)(unsafe.Pointer(&args[abi.LayoutHeaderSize])), len(planes)), planes)
+	n, ok, err := l.in.count(&l.call, uint64(len(planes)), abi.PlaneSize, len(planes))
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return (*layermajor.Policy)(nil).Layout(h, planes, nil), nil
+	}
+	if n > chunk.MaxSegments {
+		return nil, l.fault(fmt.Sprintf("gave %d segments, at most %d", n, chunk.MaxSegments), nil)
+	}
+	return records[abi.Segment](l.in, abi.BufferResult, n) // NewPlan copies them before the next call
+}
+
+func (l *Layout) fault(reason string, cause error) error {
+	if l.in != nil {
+		return l.in.fault(abi.ExportLayout, reason, cause)
+	}
+	l.meter.faults.Add(1)
+	return &Fault{Module: l.m.name, Export: abi.ExportLayout, Reason: reason, Cause: cause}
 }
 
 // Close ends the policy.
 func (l *Layout) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.in != nil {
+		l.in.close()
+	}
 	l.err = ErrClosed
 	return nil
 }

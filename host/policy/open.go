@@ -2,20 +2,202 @@ package policy
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/plugins/dist"
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
 )
 
-// code is a module's compiled form.
-type code struct{}
+// defaultPages bounds a module that does not say what it needs: 64 MiB.
+const defaultPages = 1024
 
-func (c *code) close(context.Context) error { return nil }
+// code is a module's compiled form in a runtime of its own.
+type code struct {
+	runtime  wazero.Runtime
+	compiled wazero.CompiledModule
+	scan     *scan
+	counters []atomic.Int64
+}
+
+func (c *code) close(ctx context.Context) error { return c.runtime.Close(ctx) }
 
 // Open loads a module: a path to a .wasm file, or the name of an embedded policy with or without ".wasm".
 func Open(ctx context.Context, name string, opt Options) (*Module, error) {
-	return nil, fmt.Errorf("%w: %s", ErrNotFound, name)
+	bytes, err := read(name, opt.Dir)
+	if err != nil {
+		return nil, err
+	}
+	return load(ctx, name, bytes, opt)
 }
 
-func (e *Evict) bad(format string, args ...any) error {
-	e.meter.faults.Add(1)
-	return &Fault{Module: e.m.name, Export: "kv_step", Reason: fmt.Sprintf(format, args...)}
+// read finds a module's bytes. What looks like a path is one; a bare name is looked up in the working directory, in dir
+// and among the embedded policies, in this order.
+func read(name, dir string) ([]byte, error) {
+	places := []string{name}
+	bare := filepath.Base(name) == name
+	if bare && dir != "" {
+		places = append(places, filepath.Join(dir, strings.TrimSuffix(name, ".wasm")+".wasm"))
+	}
+	for _, path := range places {
+		if bare && path == name && !strings.HasSuffix(name, ".wasm") {
+			continue // "lru" is a name, and a directory may be called so
+		}
+		b, err := os.ReadFile(path)
+		if err == nil {
+			return b, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("policy: cannot read %s: %w", name, err)
+		}
+	}
+	if bare {
+		if b, err := dist.Read(name); err == nil {
+			return b, nil
+		}
+		names := "none; `make` builds them"
+		if n := dist.Names(); len(n) > 0 {
+			names = strings.Join(n, ", ")
+		}
+		return nil, fmt.Errorf("%w: %s is neither a file nor an embedded policy (embedded: %s)", ErrNotFound, name, names)
+	}
+	return nil, fmt.Errorf("%w: no file %s", ErrNotFound, name)
+}
+
+func load(ctx context.Context, name string, bytes []byte, opt Options) (*Module, error) {
+	bad := func(err error) error {
+		if errors.Is(err, ErrGrant) {
+			return fmt.Errorf("%w (module %s)", err, name)
+		}
+		return fmt.Errorf("%w: %s: %w", ErrBadModule, name, err)
+	}
+	s, err := scanModule(bytes)
+	if err != nil {
+		return nil, bad(err)
+	}
+	m := &Module{name: strings.TrimSuffix(filepath.Base(name), ".wasm"), log: opt.Log}
+	if m.log == nil {
+		m.log = slog.New(slog.DiscardHandler)
+	}
+	if m.roles, err = s.verify(); err != nil {
+		return nil, bad(err)
+	}
+	if err := m.describe(s); err != nil {
+		return nil, bad(err)
+	}
+	m.log = m.log.With("policy", m.name)
+	if err := s.grants(m.manifest, opt.Grants); err != nil {
+		return nil, bad(err)
+	}
+	pages := m.manifest.MemoryPages
+	if pages == 0 {
+		pages = defaultPages
+	}
+	if opt.MemoryPages != 0 {
+		pages = min(pages, opt.MemoryPages)
+	}
+	pages = min(pages, 65536)
+	if least := s.memories[0].min; least > uint64(pages) {
+		return nil, bad(fmt.Errorf("its memory starts at %d pages of 64 KiB, the limit is %d: raise memory_pages in the manifest or the configuration", least, pages))
+	}
+	sum := sha256.Sum256(bytes)
+	m.digest = hex.EncodeToString(sum[:])
+	m.code, err = compile(ctx, bytes, pages, s, opt.Cache)
+	if err != nil {
+		return nil, bad(err)
+	}
+	m.code.counters = make([]atomic.Int64, len(m.manifest.Counters))
+	return m, nil
+}
+
+// describe takes the module's manifest, or makes one of what the exports say.
+func (m *Module) describe(s *scan) error {
+	var exported []string
+	for r, has := range m.roles {
+		if has {
+			exported = append(exported, abi.Role(r).String())
+		}
+	}
+	if s.manifest == nil {
+		m.manifest = abi.Manifest{Name: m.name, ABI: abi.Version, Roles: exported}
+		return nil
+	}
+	manifest, err := abi.ParseManifest(s.manifest)
+	if err != nil {
+		return err
+	}
+	for _, r := range manifest.Roles {
+		if role, err := abi.ParseRole(r); err != nil || !m.roles[role] {
+			return fmt.Errorf("its manifest names role %s, its exports do not have it (they have: %s)", r, strings.Join(exported, ", "))
+		}
+	}
+	if len(manifest.Roles) != len(exported) {
+		return fmt.Errorf("its manifest names the roles %s, its exports have %s", strings.Join(manifest.Roles, ", "), strings.Join(exported, ", "))
+	}
+	m.manifest, m.name, m.known = manifest, manifest.Name, true
+	return nil
+}
+
+// compile makes a runtime for one module: modules must not see each other's memory and exports.
+func compile(ctx context.Context, bytes []byte, pages uint32, s *scan, cache wazero.CompilationCache) (*code, error) {
+	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(pages).WithDebugInfoEnabled(true)
+	if cache != nil {
+		config = config.WithCompilationCache(cache)
+	}
+	c := &code{runtime: wazero.NewRuntimeWithConfig(ctx, config), scan: s}
+	err := c.link(ctx)
+	if err == nil {
+		c.compiled, err = c.runtime.CompileModule(ctx, bytes)
+	}
+	if err != nil {
+		_ = c.runtime.Close(ctx) // the first error is the one that matters
+		return nil, err
+	}
+	return c, nil
+}
+
+// link offers the functions that the module imports; they were checked before.
+func (c *code) link(ctx context.Context) error {
+	builders := map[string]wazero.HostModuleBuilder{}
+	done := map[[2]string]bool{}
+	for _, i := range c.scan.imports {
+		if done[[2]string{i.module, i.name}] {
+			continue
+		}
+		done[[2]string{i.module, i.name}] = true
+		if builders[i.module] == nil {
+			builders[i.module] = c.runtime.NewHostModuleBuilder(i.module)
+		}
+		f := hostFunctions[i.module][i.name]
+		builders[i.module].NewFunctionBuilder().
+			WithGoModuleFunction(api.GoModuleFunc(f.Call), wasmTypes(f.params), wasmTypes(f.results)).Export(i.name)
+	}
+	for module, b := range builders {
+		if _, err := b.Instantiate(ctx); err != nil {
+			return fmt.Errorf("cannot offer %s: %w", module, err)
+		}
+	}
+	return nil
+}
+
+// Counters are the sums that the module's instances reported through counter_add, by the manifest's names.
+func (m *Module) Counters() map[string]int64 {
+	if m.code == nil || len(m.code.counters) == 0 {
+		return nil
+	}
+	out := make(map[string]int64, len(m.code.counters))
+	for i, name := range m.manifest.Counters {
+		out[name] = m.code.counters[i].Load()
+	}
+	return out
 }

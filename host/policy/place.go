@@ -1,14 +1,14 @@
 package policy
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/abi/guest"
 )
 
 // PlaceOptions bind a place policy.
@@ -18,103 +18,257 @@ type PlaceOptions struct {
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
 }
 
-// Place names files. It is safe for concurrent use.
+// maxRoots bounds the facts a policy is given.
+const maxRoots = 64
+
+// Place names files. It is safe for concurrent use: a pool of guests answers, each with its own memory. Because a path
+// is a pure function of what it names, it does not matter which of them does.
 type Place struct {
-	m     *Module
-	meter meter
+	m        *Module
+	settings settings
+	meter    meter
+
 	mu    sync.Mutex
-	limit uint32
+	cond  sync.Cond
+	idle  []placer
+	live  int
+	most  int
+	known []namespace // in the order they were announced
 	roots []abi.RootFacts
-	guest guest.Placer
+	round uint64 // counts SetRoots
+	spare placer // the built-in policy, for what the guest leaves to the host
 	err   error
 }
 
-// NewPlace makes the role.
+type namespace struct {
+	id   uint32
+	text string
+}
+
+// placer is one guest of the pool, native or wasm. path appends to dst; ok is false when the guest leaves the answer to
+// the host.
+type placer interface {
+	catchUp(known []namespace, roots []abi.RootFacts, round uint64) error
+	path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, ok bool, err error)
+	identity(path []byte) (id abi.PathIdentity, ok bool, err error)
+	fault(export, reason string) error
+	dead() bool
+	close()
+}
+
+// NewPlace makes the role and its first guest, so that a module that cannot start fails here.
 func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
 	s := settings{role: abi.RolePlace, seed: o.Seed, config: o.Config, namespaces: o.MaxNamespaces}
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	g, err := native[guest.Placer](m, &s)
+	p := &Place{m: m, settings: s, most: max(2, runtime.GOMAXPROCS(0))}
+	p.cond.L = &p.mu
+	first, err := p.grow(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &Place{m: m, guest: g, limit: s.namespaces}, nil
+	p.idle, p.live = append(make([]placer, 0, p.most), first), 1
+	return p, nil
+}
+
+func (p *Place) grow(ctx context.Context) (placer, error) {
+	if p.m.code == nil {
+		return newNativePlacer(p.m, &p.settings, &p.meter)
+	}
+	return newGuestPlacer(ctx, p.m, &p.settings, &p.meter)
+}
+
+// take gives a guest that knows every namespace and the roots of now.
+func (p *Place) take() (placer, error) {
+	p.mu.Lock()
+	for len(p.idle) == 0 && p.live == p.most && p.err == nil {
+		p.cond.Wait()
+	}
+	if p.err != nil {
+		p.mu.Unlock()
+		return nil, p.err
+	}
+	var g placer
+	if n := len(p.idle); n > 0 {
+		g = p.idle[n-1]
+		p.idle = p.idle[:n-1]
+	} else {
+		p.live++
+	}
+	known, roots, round := p.known, p.roots, p.round
+	p.mu.Unlock()
+	if g == nil {
+		var err error
+		if g, err = p.grow(context.Background()); err != nil {
+			p.lost()
+			return nil, err
+		}
+	}
+	if err := g.catchUp(known, roots, round); err != nil {
+		p.give(g)
+		return nil, err
+	}
+	return g, nil
+}
+
+// give puts a guest back, or lets go of a dead one.
+func (p *Place) give(g placer) {
+	if g.dead() {
+		p.lost()
+		return
+	}
+	p.mu.Lock()
+	if p.err != nil {
+		p.live--
+		p.mu.Unlock()
+		g.close()
+		return
+	}
+	p.idle = append(p.idle, g)
+	p.mu.Unlock()
+	p.cond.Signal()
+}
+
+func (p *Place) lost() {
+	p.mu.Lock()
+	p.live--
+	p.mu.Unlock()
+	p.cond.Signal()
 }
 
 // Namespace tells the policy a namespace's text, before any query that names its id.
 func (p *Place) Namespace(id uint32, text string) error {
-	if err := checkNamespace(p.m, id, p.limit, text); err != nil {
+	if err := checkNamespace(p.m, id, p.settings.namespaces, text); err != nil {
 		return err
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.err != nil {
+	if slices.ContainsFunc(p.known, func(n namespace) bool { return n.id == id && n.text == text }) {
+		defer p.mu.Unlock()
 		return p.err
 	}
-	if n, ok := p.guest.(guest.Namespacer); ok {
-		n.Namespace(id, text)
+	p.known = append(p.known, namespace{id, text})
+	p.mu.Unlock()
+	g, err := p.take() // tells one guest at once, so that a refusal is seen here
+	if err != nil {
+		return err
 	}
+	p.give(g)
 	return nil
 }
 
-// SetRoots gives the policy fresh facts about the roots; a path's root is an index into them.
+// SetRoots gives the policy fresh facts about the roots, at most 64; a path's root is an index into them.
 func (p *Place) SetRoots(roots []abi.RootFacts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.roots = slices.Clone(roots)
+	p.roots = slices.Clone(roots[:min(len(roots), maxRoots)])
+	p.round++
 }
 
 // Path appends one piece's relative path to dst. The root is an index into the facts given to SetRoots, or [abi.None]
 // when the choice is the host's.
 func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.err != nil {
-		return dst, abi.None, p.err
-	}
-	start := time.Now()
-	out, root := p.guest.Place(q, p.roots, dst)
-	p.meter.add(start, 1)
-	if err := p.judge(out[len(dst):], root, len(p.roots)); err != nil {
+	g, err := p.take()
+	if err != nil {
 		return dst, abi.None, err
+	}
+	out, root, err := p.pathOf(g, q, dst)
+	p.give(g)
+	return out, root, err
+}
+
+func (p *Place) pathOf(g placer, q *abi.PlaceQuery, dst []byte) ([]byte, uint32, error) {
+	out, root, ok, err := g.path(q, dst)
+	if err != nil {
+		return dst, abi.None, err
+	}
+	if !ok {
+		return p.builtinPath(q, dst)
+	}
+	if what := pathError(out[len(dst):]); what != "" {
+		return dst, abi.None, g.fault(abi.ExportPlace, what)
 	}
 	return out, root, nil
 }
 
-// Identity reads a path back. Known is 0 when Path would not give this path for what it names.
+// Identity reads a path back. Known is 0 when Path would not give this very path for what it names.
 func (p *Place) Identity(path []byte) (abi.PathIdentity, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.err != nil {
-		return abi.PathIdentity{}, p.err
+	if pathError(path) != "" {
+		return abi.PathIdentity{}, nil
 	}
-	start := time.Now()
-	id := p.guest.Unplace(path)
-	p.meter.add(start, 1)
+	g, err := p.take()
+	if err != nil {
+		return abi.PathIdentity{}, err
+	}
+	defer p.give(g)
+	id, ok, err := g.identity(path)
+	if err == nil && !ok {
+		id, err = p.builtinIdentity(path)
+	}
+	if err != nil || id.Known == 0 {
+		return abi.PathIdentity{}, err
+	}
+	if id.Known > 1 || id.KeyLen == 0 || id.KeyLen > abi.KeyBytes || id.Namespace >= p.settings.namespaces {
+		return abi.PathIdentity{}, g.fault(abi.ExportUnplace, fmt.Sprintf("read %q as namespace %d, key of %d bytes, known %d", path, id.Namespace, id.KeyLen, id.Known))
+	}
+	q := abi.PlaceQuery{Namespace: id.Namespace, Group: id.Group, Rank: id.Rank, KeyLen: id.KeyLen, Key: id.Key}
+	again, _, err := p.pathOf(g, &q, make([]byte, 0, len(path)))
+	if err != nil || !bytes.Equal(again, path) {
+		return abi.PathIdentity{}, err
+	}
 	return id, nil
 }
 
-func (p *Place) judge(path []byte, root uint32, roots int) error {
-	if root != abi.None && uint64(root) >= uint64(roots) {
-		return p.fault(abi.ExportPlace, fmt.Sprintf("chose root %d of %d", root, roots))
+// builtin is the policy that answers when the guest says "default".
+func (p *Place) builtin() (placer, error) {
+	if p.spare == nil {
+		s := p.settings
+		s.config = nil
+		g, err := newNativePlacer(Builtin(abi.RolePlace), &s, &meter{})
+		if err != nil {
+			return nil, err
+		}
+		p.spare = g
 	}
-	if what := pathError(path); what != "" {
-		return p.fault(abi.ExportPlace, what)
-	}
-	return nil
+	return p.spare, p.spare.catchUp(p.known, p.roots, p.round)
 }
 
-func (p *Place) fault(export, reason string) error {
-	p.meter.faults.Add(1)
-	return &Fault{Module: p.m.name, Export: export, Reason: reason}
-}
-
-// Close ends the policy.
-func (p *Place) Close() error {
+func (p *Place) builtinPath(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.err = ErrClosed
+	g, err := p.builtin()
+	if err != nil {
+		return dst, abi.None, err
+	}
+	out, root, _, err := g.path(q, dst)
+	if err == nil && len(out) == len(dst) {
+		err = fmt.Errorf("%w: %d", ErrNamespace, q.Namespace)
+	}
+	return out, root, err
+}
+
+func (p *Place) builtinIdentity(path []byte) (abi.PathIdentity, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g, err := p.builtin()
+	if err != nil {
+		return abi.PathIdentity{}, err
+	}
+	id, _, err := g.identity(path)
+	return id, err
+}
+
+// Close ends the policy. Calls under way finish first with their guest, and then close it.
+func (p *Place) Close() error {
+	p.mu.Lock()
+	idle := p.idle
+	p.live -= len(idle)
+	p.idle, p.err = nil, ErrClosed
+	p.mu.Unlock()
+	p.cond.Broadcast()
+	for _, g := range idle {
+		g.close()
+	}
 	return nil
 }
 

@@ -1,0 +1,226 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// scan is what the sections of a module say, read before anything is compiled: enough to refuse a module with words
+// that help its author.
+type scan struct {
+	types    []string // signatures, as in "ii>I"
+	imports  []imported
+	funcs    []uint32 // type of each function, imported ones first
+	exports  map[string]exported
+	memories []limits
+	manifest []byte
+	start    bool
+}
+
+type imported struct{ module, name, sig string }
+
+type exported struct {
+	kind  byte
+	index uint32
+}
+
+type limits struct {
+	min, max uint64 // pages
+	bounded  bool
+}
+
+const (
+	kindFunc   = 0
+	kindTable  = 1
+	kindMemory = 2
+	kindGlobal = 3
+)
+
+const (
+	maxModuleBytes = 64 << 20
+	maxItems       = 1 << 20 // of one section
+	maxName        = 1 << 16
+)
+
+var errTruncated = errors.New("the binary ends early")
+
+// scanModule walks the sections. It trusts nothing: lengths are checked, and no count allocates ahead of its bytes.
+func scanModule(b []byte) (*scan, error) {
+	if len(b) > maxModuleBytes {
+		return nil, fmt.Errorf("%d bytes, at most %d", len(b), maxModuleBytes)
+	}
+	if len(b) < 8 || string(b[:4]) != "\x00asm" {
+		return nil, errors.New("not a WebAssembly module")
+	}
+	if string(b[4:8]) != "\x01\x00\x00\x00" {
+		return nil, errors.New("not a core module of version 1 (the component model is not supported: build a core module)")
+	}
+	s := &scan{exports: map[string]exported{}}
+	r := reader{b: b[8:]}
+	for len(r.b) > 0 && r.err == nil {
+		id := r.byte()
+		body := reader{b: r.bytes(r.u32())}
+		if r.err != nil {
+			break
+		}
+		if err := s.section(id, &body); err != nil {
+			return nil, err
+		}
+	}
+	return s, r.err
+}
+
+func (s *scan) section(id byte, r *reader) error {
+	switch id {
+	case 0:
+		if name := r.name(); name == abi.ManifestSection && r.err == nil {
+			if s.manifest != nil {
+				return fmt.Errorf("two %s sections", abi.ManifestSection)
+			}
+			s.manifest = append([]byte{}, r.b...)
+		}
+	case 1:
+		r.each(func() { s.types = append(s.types, r.signature()) })
+	case 2:
+		r.each(func() { s.importEntry(r) })
+	case 3:
+		r.each(func() { s.funcs = append(s.funcs, r.u32()) })
+	case 5:
+		r.each(func() { s.memories = append(s.memories, r.limits()) })
+	case 7:
+		r.each(func() {
+			name := r.name()
+			s.exports[name] = exported{kind: r.byte(), index: r.u32()}
+		})
+	case 8:
+		s.start = true
+	}
+	return r.err
+}
+
+func (s *scan) importEntry(r *reader) {
+	i := imported{module: r.name(), name: r.name()}
+	switch kind := r.byte(); kind {
+	case kindFunc:
+		t := r.u32()
+		if uint64(t) < uint64(len(s.types)) {
+			i.sig = s.types[t]
+		}
+		s.funcs = append(s.funcs, t)
+		s.imports = append(s.imports, i)
+	default:
+		r.fail(fmt.Errorf("imports %s.%s, which is not a function: a policy imports functions only", i.module, i.name))
+	}
+}
+
+// signature of an exported function; empty when there is none.
+func (s *scan) signature(e exported) string {
+	if e.kind != kindFunc || uint64(e.index) >= uint64(len(s.funcs)) {
+		return ""
+	}
+	if t := s.funcs[e.index]; uint64(t) < uint64(len(s.types)) {
+		return s.types[t]
+	}
+	return ""
+}
+
+// reader reads the binary format; after the first error it gives zeros.
+type reader struct {
+	b   []byte
+	err error
+}
+
+func (r *reader) fail(err error) {
+	if r.err == nil {
+		r.err, r.b = err, nil
+	}
+}
+
+func (r *reader) bytes(n uint32) []byte {
+	if uint64(n) > uint64(len(r.b)) {
+		r.fail(errTruncated)
+		return nil
+	}
+	out := r.b[:n]
+	r.b = r.b[n:]
+	return out
+}
+
+func (r *reader) byte() byte {
+	if b := r.bytes(1); len(b) == 1 {
+		return b[0]
+	}
+	return 0
+}
+
+func (r *reader) u32() uint32 { return uint32(r.leb(5)) }
+
+func (r *reader) leb(most int) uint64 {
+	var v uint64
+	for i := range most {
+		c := r.byte()
+		v |= uint64(c&0x7f) << (7 * i)
+		if c < 0x80 {
+			return v
+		}
+	}
+	r.fail(errors.New("a number is too long"))
+	return 0
+}
+
+func (r *reader) name() string {
+	n := r.u32()
+	if n > maxName {
+		r.fail(fmt.Errorf("a name of %d bytes", n))
+	}
+	return string(r.bytes(n))
+}
+
+func (r *reader) each(item func()) {
+	n := r.u32()
+	if n > maxItems {
+		r.fail(fmt.Errorf("a section of %d items, at most %d", n, maxItems))
+	}
+	for i := uint32(0); i < n && r.err == nil; i++ {
+		item()
+	}
+}
+
+var valueTypes = map[byte]byte{0x7f: 'i', 0x7e: 'I', 0x7d: 'f', 0x7c: 'F', 0x7b: 'v', 0x70: 'r', 0x6f: 'x'}
+
+// signature is a function type: parameters, '>', results; i and I are i32 and i64.
+func (r *reader) signature() string {
+	if form := r.byte(); form != 0x60 {
+		r.fail(fmt.Errorf("type form %#02x is not supported: build for WebAssembly 2.0 without garbage-collected types", form))
+		return ""
+	}
+	var b strings.Builder
+	for _, sep := range []string{">", ""} {
+		for range min(r.u32(), maxName) {
+			c, ok := valueTypes[r.byte()]
+			if !ok || r.err != nil {
+				r.fail(errors.New("an unsupported value type"))
+				return ""
+			}
+			b.WriteByte(c)
+		}
+		b.WriteString(sep)
+	}
+	return b.String()
+}
+
+func (r *reader) limits() limits {
+	flags := r.byte()
+	if flags > 1 {
+		r.fail(errors.New("a shared or 64-bit memory: build without threads, for wasm32"))
+		return limits{}
+	}
+	l := limits{min: uint64(r.u32()), bounded: flags == 1}
+	if l.bounded {
+		l.max = uint64(r.u32())
+	}
+	return l
+}

@@ -1,0 +1,142 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// exportTypes are the functions a module may or must export. "i" is i32, "I" is i64.
+var exportTypes = map[string]string{
+	abi.ExportMarker:     ">",
+	abi.ExportInitialize: ">",
+	abi.ExportBuffer:     "ii>i",
+	abi.ExportInit:       "i>i",
+	abi.ExportNamespace:  "ii>i",
+	abi.ExportEvents:     "ii>i",
+	abi.ExportStep:       "ii>I",
+	abi.ExportAdmit:      "ii>I",
+	abi.ExportPlace:      "ii>I",
+	abi.ExportUnplace:    "ii>I",
+	abi.ExportLayout:     "ii>I",
+	abi.ExportSave:       "i>I",
+	abi.ExportLoad:       "i>i",
+}
+
+// reactorHint is for modules that are programs.
+const reactorHint = "it is a command, not a library: build it with -buildmode=c-shared (Go, TinyGo), -mexec-model=reactor (clang) or crate-type cdylib (Rust)"
+
+// verify checks a scanned module against the contract and returns its roles.
+func (s *scan) verify() ([abi.Roles]bool, error) {
+	var roles [abi.Roles]bool
+	if s.start {
+		return roles, errors.New("it has a start section: do that work in _initialize or kv_init")
+	}
+	if _, ok := s.exports[abi.ExportMarker]; !ok {
+		return roles, s.noMarker()
+	}
+	_, start := s.exports["_start"]
+	_, initialize := s.exports[abi.ExportInitialize]
+	if start && !initialize {
+		return roles, fmt.Errorf("it exports _start and not %s: %s", abi.ExportInitialize, reactorHint)
+	}
+	if m, ok := s.exports[abi.ExportMemory]; !ok || m.kind != kindMemory || len(s.memories) != 1 {
+		return roles, fmt.Errorf("it must have one memory, exported as %q", abi.ExportMemory)
+	}
+	for _, name := range []string{abi.ExportBuffer, abi.ExportInit} {
+		if _, ok := s.exports[name]; !ok {
+			return roles, fmt.Errorf("it does not export %s", name)
+		}
+	}
+	for name, want := range exportTypes {
+		if e, ok := s.exports[name]; ok && s.signature(e) != want {
+			return roles, fmt.Errorf("its %s is %s, want %s", name, spell(s.signature(e)), spell(want))
+		}
+	}
+	return s.roles()
+}
+
+func (s *scan) noMarker() error {
+	for name := range s.exports {
+		if v, ok := strings.CutPrefix(name, "kvhost_abi_"); ok {
+			return fmt.Errorf("it is made for ABI %s, this host speaks %d", v, abi.Version)
+		}
+	}
+	if _, ok := s.exports["_start"]; ok {
+		return fmt.Errorf("it exports _start and no %s: %s", abi.ExportMarker, reactorHint)
+	}
+	return fmt.Errorf("it does not export %s: it is not a kvhost policy (see abi/SPEC.md)", abi.ExportMarker)
+}
+
+func (s *scan) roles() ([abi.Roles]bool, error) {
+	var roles [abi.Roles]bool
+	for r := range abi.Roles {
+		var missing []string
+		for _, name := range r.Exports() {
+			if _, ok := s.exports[name]; !ok {
+				missing = append(missing, name)
+			}
+		}
+		roles[r] = len(missing) == 0
+		if !roles[r] && len(missing) < len(r.Exports()) {
+			return roles, fmt.Errorf("role %s needs %s; %s is missing", r, strings.Join(r.Exports(), " and "), missing[0])
+		}
+	}
+	if !slices.Contains(roles[:], true) {
+		return roles, errors.New("it exports the functions of no role (evict, admit, place, layout)")
+	}
+	_, save := s.exports[abi.ExportSave]
+	_, load := s.exports[abi.ExportLoad]
+	if save != load {
+		return roles, fmt.Errorf("it exports only one of %s and %s", abi.ExportSave, abi.ExportLoad)
+	}
+	return roles, nil
+}
+
+// grants checks that each import is known, has the right type, and was asked for and allowed.
+func (s *scan) grants(manifest abi.Manifest, allowed []string) error {
+	for _, i := range s.imports {
+		f, ok := hostFunctions[i.module][i.name]
+		if !ok {
+			return fmt.Errorf("it imports %s.%s, which this host does not have", i.module, i.name)
+		}
+		if f.grant != "" {
+			if !slices.Contains(manifest.Grants, f.grant) {
+				return fmt.Errorf("%w: it imports %s.%s, which needs the grant %q; its manifest (custom section %s) does not ask for it",
+					ErrGrant, i.module, i.name, f.grant, abi.ManifestSection)
+			}
+			if f.grant != abi.GrantWASIStub && !slices.Contains(allowed, f.grant) {
+				return fmt.Errorf("%w: it imports %s.%s, which needs the grant %q; add it to the policy's grants in the configuration",
+					ErrGrant, i.module, i.name, f.grant)
+			}
+		}
+		if i.sig != f.sig() {
+			return fmt.Errorf("it imports %s.%s as %s, it is %s", i.module, i.name, spell(i.sig), spell(f.sig()))
+		}
+	}
+	return nil
+}
+
+// spell turns "ii>I" into "(i32, i32) -> i64".
+func spell(sig string) string {
+	if sig == "" {
+		return "not a function"
+	}
+	names := map[rune]string{'i': "i32", 'I': "i64", 'f': "f32", 'F': "f64", 'v': "v128", 'r': "funcref", 'x': "externref"}
+	params, results, _ := strings.Cut(sig, ">")
+	list := func(s string) string {
+		var out []string
+		for _, c := range s {
+			out = append(out, names[c])
+		}
+		return strings.Join(out, ", ")
+	}
+	text := "(" + list(params) + ")"
+	if results != "" {
+		text += " -> " + list(results)
+	}
+	return text
+}
