@@ -1,0 +1,191 @@
+package sim
+
+import (
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
+)
+
+// cache is the host's side of one root: what is resident, and in which slot.
+type cache struct {
+	w         *Workload
+	e         *policy.Evict
+	slotOf    []uint32 // by chunk; abi.None when it is not resident
+	chunkOf   []uint32 // by slot
+	children  []uint32 // by chunk: how many of its children are resident
+	free      []uint32
+	units     uint32
+	victims   []uint32
+	hits      int
+	evictions int
+	shed      int
+}
+
+func newCache(w *Workload, e *policy.Evict, capacity int, units uint32) *cache {
+	c := &cache{
+		w: w, e: e, units: units,
+		slotOf: make([]uint32, len(w.keys)), children: make([]uint32, len(w.keys)), chunkOf: make([]uint32, capacity),
+		free: make([]uint32, capacity), victims: make([]uint32, 1),
+	}
+	for i := range c.slotOf {
+		c.slotOf[i] = abi.None
+	}
+	for i := range c.free {
+		c.chunkOf[i] = abi.None
+		c.free[i] = uint32(capacity - 1 - i)
+	}
+	return c
+}
+
+// request looks up, and stores what is missing of, one request's chunks, and tells how many were there from its start on.
+func (c *cache) request(ids []uint32, number uint32, now uint64, order Order) (prefix int, err error) {
+	if order == Forward {
+		prefix, err = c.forward(ids, number, now)
+	} else {
+		prefix, err = c.tailFirst(ids, number, now)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return prefix, c.e.Event(abi.Event{
+		Op: abi.OpRequestEnd, Slot: abi.None, Parent: abi.None, Request: number, Time: now,
+	})
+}
+
+func (c *cache) forward(ids []uint32, number uint32, now uint64) (prefix int, err error) {
+	parent, parentKey := abi.None, uint64(0)
+	misses := 0
+	for depth, id := range ids {
+		key := c.w.keys[id]
+		ev := abi.Event{
+			Slot: c.slotOf[id], Parent: parent, Key: key, ParentKey: parentKey, Size: c.units, Depth: uint32(depth),
+			Request: number, Op: abi.OpTouch, Time: now,
+		}
+		if ev.Slot != abi.None {
+			if misses == 0 {
+				prefix++
+			}
+		} else {
+			misses++
+			if ev.Slot, err = c.insert(id, number, now); err != nil {
+				return 0, err
+			}
+			if ev.Slot == abi.None { // shed
+				parent, parentKey = abi.None, key
+				continue
+			}
+			if depth > 0 {
+				ev.Parent = c.slotOf[ids[depth-1]] // it may have made room just now
+			}
+			ev.Op = abi.OpInsert
+		}
+		if err = c.e.Event(ev); err != nil {
+			return 0, err
+		}
+		if ev.Op == abi.OpInsert && c.children[id] > 0 {
+			if err = c.link(id, ev.Slot, number, now); err != nil {
+				return 0, err
+			}
+		}
+		parent, parentKey = ev.Slot, key
+	}
+	c.hits += len(ids) - misses
+	return prefix, nil
+}
+
+func (c *cache) tailFirst(ids []uint32, number uint32, now uint64) (prefix int, err error) {
+	for prefix < len(ids) && c.slotOf[ids[prefix]] != abi.None {
+		prefix++
+	}
+	for depth := len(ids) - 1; depth >= 0; depth-- {
+		id := ids[depth]
+		ev := abi.Event{
+			Slot: c.slotOf[id], Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: uint32(depth),
+			Request: number, Op: abi.OpTouch, Time: now,
+		}
+		if ev.Slot != abi.None {
+			c.hits++
+		} else {
+			if ev.Slot, err = c.insert(id, number, now); err != nil {
+				return 0, err
+			}
+			if ev.Slot == abi.None {
+				continue
+			}
+			ev.Op = abi.OpInsert
+		}
+		if depth > 0 {
+			ev.Parent, ev.ParentKey = c.slotOf[ids[depth-1]], c.w.keys[ids[depth-1]]
+		}
+		if err = c.e.Event(ev); err != nil {
+			return 0, err
+		}
+		if ev.Op == abi.OpInsert && c.children[id] > 0 {
+			if err = c.link(id, ev.Slot, number, now); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return prefix, nil
+}
+
+// insert finds a slot for a chunk, or None when the policy frees none.
+func (c *cache) insert(id, number uint32, now uint64) (uint32, error) {
+	if len(c.free) == 0 {
+		ask := abi.Ask{Bytes: uint64(c.units) * abi.SizeUnit, MaxVictims: uint32(len(c.victims)), Tenant: abi.None}
+		n, err := c.e.Victims(ask, c.victims)
+		if err != nil {
+			return 0, err
+		}
+		for _, slot := range c.victims[:n] {
+			if err := c.remove(slot, number, now); err != nil {
+				return 0, err
+			}
+		}
+		if len(c.free) == 0 {
+			c.shed++
+			return abi.None, nil
+		}
+	}
+	slot := c.free[len(c.free)-1]
+	c.free = c.free[:len(c.free)-1]
+	c.slotOf[id], c.chunkOf[slot] = slot, id
+	if parent := c.w.parents[id]; parent != abi.None {
+		c.children[parent]++
+	}
+	return slot, nil
+}
+
+// link tells that the parent of resident chunks came back.
+func (c *cache) link(parent, parentSlot, number uint32, now uint64) error {
+	for id := c.w.firstChild[parent]; id != abi.None; id = c.w.sibling[id] {
+		if c.slotOf[id] == abi.None {
+			continue
+		}
+		err := c.e.Event(abi.Event{
+			Op: abi.OpLink, Slot: c.slotOf[id], Parent: parentSlot, Key: c.w.keys[id], ParentKey: c.w.keys[parent],
+			Size: c.units, Depth: c.w.depths[id], Request: number, Time: now,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove evicts a slot, if there is anything in it.
+func (c *cache) remove(slot, number uint32, now uint64) error {
+	id := c.chunkOf[slot]
+	if id == abi.None {
+		return nil
+	}
+	c.slotOf[id], c.chunkOf[slot] = abi.None, abi.None
+	c.free = append(c.free, slot)
+	c.evictions++
+	if parent := c.w.parents[id]; parent != abi.None {
+		c.children[parent]--
+	}
+	return c.e.Event(abi.Event{
+		Op: abi.OpRemove, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: c.w.depths[id],
+		Request: number, Time: now,
+	})
+}

@@ -1,0 +1,145 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// Names of the yardsticks, which know the future or need no room and so are no policies.
+const (
+	Belady   = "belady"
+	Infinite = "infinite"
+)
+
+// RunInfinite counts what a root without limit would give: what is left are first uses.
+func (w *Workload) RunInfinite(ctx context.Context, o Options) (Result, error) {
+	r, err := w.offline(ctx, len(w.keys), o)
+	r.Policy = Infinite
+	return r, err
+}
+
+// RunBelady evicts what is used again last of all (L. A. Belady, A Study of Replacement Algorithms for a Virtual-Storage
+// Computer, IBM Systems Journal 5(2), 1966), the best that any policy without prefetching or bypassing could do.
+func (w *Workload) RunBelady(ctx context.Context, capacity int, o Options) (Result, error) {
+	if capacity < 1 {
+		return Result{}, fmt.Errorf("%w: %d chunks", ErrCapacity, capacity)
+	}
+	r, err := w.offline(ctx, capacity, o)
+	r.Policy, r.Capacity = Belady, capacity
+	return r, err
+}
+
+func (w *Workload) offline(ctx context.Context, capacity int, o Options) (Result, error) {
+	r := Result{Capacity: capacity}
+	next := w.next()
+	costs := o.Prefill.upTo(w.longest)
+	h := newFarthest(len(w.keys))
+	started := time.Now()
+	lo, done := 0, 0
+	for _, end := range w.ends {
+		ids := w.ids[lo:end]
+		prefix := 0
+		for prefix < len(ids) && h.has(ids[prefix]) {
+			prefix++
+		}
+		r.PrefixHits += prefix
+		r.SavedSeconds += costs[prefix]
+		for n := range ids {
+			i := n
+			if o.Order == TailFirst {
+				i = len(ids) - 1 - n
+			}
+			id := ids[i]
+			if h.has(id) {
+				r.Hits++
+			} else if len(h.order) == capacity {
+				h.pop()
+				r.Evictions++
+			}
+			h.set(id, next[lo+i])
+		}
+		if lo = int(end); lo-done >= progressStep {
+			if o.Progress != nil {
+				o.Progress(lo - done)
+			}
+			if done = lo; ctx.Err() != nil {
+				return r, ctx.Err()
+			}
+		}
+	}
+	r.finish(w, &o, started)
+	if o.Progress != nil {
+		o.Progress(lo - done)
+	}
+	return r, nil
+}
+
+// farthest is a heap of chunks with the one used again last on top.
+type farthest struct {
+	next  []uint32 // by chunk
+	place []uint32 // by chunk, in order; abi.None when absent
+	order []uint32
+}
+
+func newFarthest(chunks int) *farthest {
+	h := &farthest{next: make([]uint32, chunks), place: make([]uint32, chunks)}
+	for i := range h.place {
+		h.place[i] = abi.None
+	}
+	return h
+}
+
+func (h *farthest) has(id uint32) bool { return h.place[id] != abi.None }
+
+// set adds a chunk, or moves it up: its next use only ever gets later.
+func (h *farthest) set(id, next uint32) {
+	h.next[id] = next
+	at := h.place[id]
+	if at == abi.None {
+		at = uint32(len(h.order))
+		h.order = append(h.order, id)
+	}
+	for at > 0 {
+		parent := (at - 1) / 2
+		if h.next[h.order[parent]] >= next {
+			break
+		}
+		h.put(at, h.order[parent])
+		at = parent
+	}
+	h.put(at, id)
+}
+
+func (h *farthest) put(at, id uint32) {
+	h.order[at] = id
+	h.place[id] = at
+}
+
+func (h *farthest) pop() {
+	last := len(h.order) - 1
+	h.place[h.order[0]] = abi.None
+	id := h.order[last]
+	h.order = h.order[:last]
+	if last == 0 {
+		return
+	}
+	at := 0
+	for {
+		child := 2*at + 1
+		if child >= last {
+			break
+		}
+		if child+1 < last && h.next[h.order[child+1]] > h.next[h.order[child]] {
+			child++
+		}
+		if h.next[h.order[child]] <= h.next[id] {
+			break
+		}
+		h.put(uint32(at), h.order[child])
+		at = child
+	}
+	h.put(uint32(at), id)
+}
