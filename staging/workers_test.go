@@ -1,0 +1,215 @@
+package staging
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// TestWorkersTurns fills both queues of one held worker and looks at the order that the tasks run in.
+func TestWorkersTurns(t *testing.T) {
+	for _, c := range []struct {
+		ratio         float64
+		reads, writes int
+		want          string
+	}{
+		{0.75, 9, 4, "WRRRWRRRWRRRW"},
+		{0.5, 4, 4, "WRWRWRWR"},
+		{0.25, 2, 6, "WWWRWWWR"},
+		{1, 3, 3, "RRRWWW"},
+		{0, 3, 3, "WWWRRR"},
+		{7, 1, 1, "RW"},
+		{-1, 1, 1, "WR"},
+		{0.75, 0, 3, "WWW"},
+		{0.25, 3, 0, "RRR"},
+	} {
+		w := NewWorkers(1, c.ratio)
+		hold := make(chan struct{})
+		var order strings.Builder
+		submit(t, w, Read, func() { <-hold })
+		until(func() bool { return w.Stats().Running == 1 })
+		for range c.reads {
+			submit(t, w, Read, func() { order.WriteByte('R') })
+		}
+		for range c.writes {
+			submit(t, w, Write, func() { order.WriteByte('W') })
+		}
+		if s := w.Stats(); s.QueuedRead != c.reads || s.QueuedWrite != c.writes {
+			t.Errorf("%+v queued: %+v", c, s)
+		}
+		close(hold)
+		w.Close()
+		if order.String() != c.want {
+			t.Errorf("ratio %v: %s, want %s", c.ratio, &order, c.want)
+		}
+		if s := w.Stats(); s.DoneRead != uint64(c.reads)+1 || s.DoneWrite != uint64(c.writes) || s.Running != 0 {
+			t.Errorf("%+v done: %+v", c, s)
+		}
+	}
+}
+
+func submit(t testing.TB, w *Workers, kind Kind, task func()) {
+	t.Helper()
+	if err := w.Submit(kind, task); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWorkersClose(t *testing.T) {
+	before := runtime.NumGoroutine()
+	w := NewWorkers(3, 0.75)
+	hold := make(chan struct{})
+	var ran atomic.Int32
+	for range 3 {
+		submit(t, w, Write, func() { <-hold; ran.Add(1) })
+	}
+	for range 10 {
+		submit(t, w, Read, func() { ran.Add(1) })
+	}
+	until(func() bool { return w.Stats().Running == 3 })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.CloseContext(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("closed over running tasks: %v", err)
+	}
+	if err := w.Submit(Read, func() {}); !errors.Is(err, ErrClosed) {
+		t.Fatalf("took a task after Close: %v", err)
+	}
+	if s := w.Stats(); s.Running != 3 || s.Workers != 3 {
+		t.Fatalf("%+v", s)
+	}
+	close(hold)
+	w.Close()
+	w.Close()
+	if ran.Load() != 13 {
+		t.Fatalf("%d of 13 tasks ran", ran.Load())
+	}
+	until(func() bool { return runtime.NumGoroutine() <= before })
+}
+
+func TestWorkersPanic(t *testing.T) {
+	w := NewWorkers(1, 0.75)
+	type told struct {
+		value any
+		stack string
+	}
+	got := make(chan told, 1)
+	w.OnPanic(func(v any, stack []byte) { got <- told{v, string(stack)} })
+	submit(t, w, Write, func() { explode() })
+	p := <-got
+	if p.value != "boom" || !strings.Contains(p.stack, "explode") {
+		t.Fatalf("told %v\n%s", p.value, p.stack)
+	}
+	submit(t, w, Write, runtime.Goexit) // as a test's FailNow would
+	done := make(chan struct{})
+	submit(t, w, Read, func() { close(done) })
+	<-done
+	w.Close()
+	if s := w.Stats(); s.Panics != 1 || s.DoneWrite != 2 || s.DoneRead != 1 || s.Running != 0 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+func explode() { panic("boom") }
+
+func TestWorkersUnknownKind(t *testing.T) {
+	w := NewWorkers(0, 0.75)
+	defer w.Close()
+	if err := w.Submit(Kind(2), func() {}); err == nil {
+		t.Fatal("took it")
+	}
+	if w.Stats().Workers != 1 {
+		t.Fatal("no worker at all")
+	}
+}
+
+// TestWorkersHammer submits from many goroutines, tasks among them, while the pool closes: what was taken ran once.
+func TestWorkersHammer(t *testing.T) {
+	for range 20 {
+		w := NewWorkers(4, 0.75)
+		var taken, ran atomic.Int64
+		var wg sync.WaitGroup
+		task := func() { ran.Add(1) }
+		var nested func()
+		nested = func() {
+			ran.Add(1)
+			if w.Submit(Read, task) == nil {
+				taken.Add(1)
+			}
+		}
+		start := make(chan struct{})
+		for g := range 8 {
+			wg.Go(func() {
+				<-start
+				for i := range 300 {
+					f := task
+					if i%7 == 0 {
+						f = nested
+					}
+					err := w.Submit(Kind((i+g)%2), f)
+					if err == nil {
+						taken.Add(1)
+					} else if !errors.Is(err, ErrClosed) {
+						t.Error(err)
+					}
+					w.Stats()
+				}
+			})
+		}
+		close(start)
+		runtime.Gosched()
+		w.Close()
+		wg.Wait()
+		if taken.Load() != ran.Load() {
+			t.Fatalf("%d taken, %d ran", taken.Load(), ran.Load())
+		}
+	}
+}
+
+func TestRing(t *testing.T) {
+	var r ring
+	var got []int
+	next := 0
+	for round := range 50 {
+		for range round * 3 {
+			n := next
+			next++
+			r.push(func() { got = append(got, n) })
+		}
+		for range round * 2 {
+			r.pop()()
+		}
+	}
+	for r.len > 0 {
+		r.pop()()
+	}
+	if len(got) != next || !slices.IsSorted(got) {
+		t.Fatalf("%d of %d came out, in order: %v", len(got), next, slices.IsSorted(got))
+	}
+	for i, f := range r.buf {
+		if f != nil {
+			t.Fatalf("place %d keeps a task alive", i)
+		}
+	}
+}
+
+func ExampleWorkers() {
+	w := NewWorkers(2, 0.75)
+	var done sync.WaitGroup
+	done.Add(1)
+	if err := w.Submit(Read, func() { defer done.Done(); fmt.Println("read") }); err != nil {
+		fmt.Println(err)
+	}
+	done.Wait()
+	w.Close()
+	fmt.Println(w.Submit(Read, func() {}))
+	// Output:
+	// read
+	// staging: closed
+}
