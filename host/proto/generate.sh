@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
 GOBIN=$bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
-GOBIN=$bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
+GOBIN=$bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 protoc -I . --plugin="$bin/protoc-gen-go" --plugin="$bin/protoc-gen-go-grpc" \
   --go_out=. --go_opt=module=github.com/kvhost/kvhost/host/proto \
   --go-grpc_out=. --go-grpc_opt=module=github.com/kvhost/kvhost/host/proto \

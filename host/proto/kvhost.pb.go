@@ -16,7 +16,8 @@
 // which they were sent. CANCEL, FLUSH and PING do not wait for them.
 //
 // Errors. Wrong input is answered by an Error that names the field. It never ends the session, and nothing of that
-// message was done. Exception: without an accepted HELLO there is no session, and the stream ends.
+// message was done. Exceptions: without an accepted HELLO there is no session, and the stream ends; and a message above
+// Limits.message_bytes cannot be read at all, so it ends the stream too.
 
 package proto
 

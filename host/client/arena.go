@@ -1,0 +1,158 @@
+package client
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// Arena is memory that this process shares with the host.
+type Arena struct {
+	file *os.File
+	data []byte
+
+	mu sync.Mutex // guards closing against sending
+}
+
+// NewArena makes a memfd of the given size, seals its size, and maps it. The host maps it when it is registered.
+func (s *Session) NewArena(bytes int64) (*Arena, error) { return NewArena(bytes) }
+
+// NewArena is Session.NewArena without a session: an arena outlives sessions and can be registered in any.
+func NewArena(bytes int64) (*Arena, error) {
+	if bytes <= 0 || int64(int(bytes)) != bytes {
+		return nil, fmt.Errorf("%w: %d bytes", ErrArena, bytes)
+	}
+	fd, err := unix.MemfdCreate("kvhost-arena", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("%w: memfd_create: %w", ErrArena, err)
+	}
+	f := os.NewFile(uintptr(fd), "kvhost-arena")
+	if err := f.Truncate(bytes); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%w: %w", ErrArena, err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%w: seal: %w", ErrArena, err)
+	}
+	data, err := unix.Mmap(fd, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%w: mmap: %w", ErrArena, err)
+	}
+	return &Arena{file: f, data: data}, nil
+}
+
+// Bytes is the memory. It must not be used after Close.
+func (a *Arena) Bytes() []byte { return a.data }
+
+// Close unmaps the memory here. A host that has it registered keeps its own mapping until that is unregistered.
+func (a *Arena) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.data == nil {
+		return nil
+	}
+	err := errors.Join(unix.Munmap(a.data), a.file.Close())
+	a.data = nil
+	return err
+}
+
+// PlaneRegion is where one plane's pages are in an arena: block b's page is at Offset + b*Stride.
+type PlaneRegion struct {
+	Offset, Stride int64
+	Blocks         uint32
+}
+
+// Registration is a group's pages, known to the host.
+type Registration struct {
+	session *Session
+	group   uint32
+}
+
+// Register tells the host where a group's pages are: one region per plane of the group, in the order of its geometry.
+func (s *Session) Register(ctx context.Context, group uint32, arena *Arena, planes []PlaneRegion) (*Registration, error) {
+	tag, err := s.pass(ctx, arena)
+	if err != nil {
+		return nil, err
+	}
+	m := &proto.Register{Group: group}
+	for i, p := range planes {
+		if p.Offset < 0 || p.Stride < 0 {
+			return nil, fmt.Errorf("%w: plane %d: offset %d, stride %d", ErrArena, i, p.Offset, p.Stride)
+		}
+		m.Regions = append(m.Regions, &proto.Region{
+			Plane: uint32(i), Handle: &proto.Region_Memfd{Memfd: tag},
+			Offset: uint64(p.Offset), Stride: uint64(p.Stride), Blocks: p.Blocks,
+		})
+	}
+	if _, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Register{Register: m}}); err != nil {
+		return nil, err
+	}
+	return &Registration{s, group}, nil
+}
+
+// Unregister returns when the host can touch the pages no more. It waits for the jobs that use them.
+func (r *Registration) Unregister(ctx context.Context) error {
+	_, err := r.session.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Unregister{Unregister: &proto.Unregister{Group: r.group}}})
+	return err
+}
+
+// pass sends the arena's descriptor to the host and gives the tag that the host knows it by, for one REGISTER.
+func (s *Session) pass(ctx context.Context, a *Arena) (uint64, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.data == nil {
+		return 0, fmt.Errorf("%w: closed", ErrArena)
+	}
+	if err := s.Err(); err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	s.tag++
+	tag := s.tag
+	s.mu.Unlock()
+	nc, err := (&net.Dialer{}).DialContext(ctx, "unix", s.descriptors)
+	if err != nil {
+		return 0, errors.Join(ctx.Err(), fmt.Errorf("%w: descriptor socket: %w", ErrHostGone, err))
+	}
+	c := nc.(*net.UnixConn)
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
+	msg := proto.AppendDescriptor(nil, s.nonce, tag)
+	_, _, err = c.WriteMsgUnix(msg, unix.UnixRights(int(a.file.Fd())), nil)
+	if err == nil {
+		err = readVerdict(c)
+	}
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	return tag, err
+}
+
+// readVerdict reads the host's answer to a descriptor: 0, or the length of the refusal's text.
+func readVerdict(r io.Reader) error {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return fmt.Errorf("%w: descriptor socket: %w", ErrHostGone, err)
+	}
+	n := binary.LittleEndian.Uint32(head[:])
+	if n == 0 {
+		return nil
+	}
+	text := make([]byte, min(n, proto.DescriptorMaxText))
+	if _, err := io.ReadFull(r, text); err != nil {
+		return fmt.Errorf("%w: descriptor socket: %w", ErrHostGone, err)
+	}
+	return fmt.Errorf("%w: host: %s", ErrArena, text)
+}

@@ -1,0 +1,75 @@
+package client
+
+import (
+	"errors"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// Errors of a session; wrapped with what happened.
+var (
+	// ErrHostGone says that no host answers, or that the session with it is over.
+	ErrHostGone = errors.New("client: host is gone")
+	// ErrClosed says that the session was closed here.
+	ErrClosed = errors.New("client: session is closed")
+	// ErrArena says that memory for sharing could not be made or used.
+	ErrArena = errors.New("client: bad arena")
+)
+
+// What the host refuses, by the answer's code: errors.Is finds them in a [HostError].
+var (
+	// ErrInvalid says that a field holds what it may not.
+	ErrInvalid = errors.New("client: host refused the message")
+	// ErrDisagreement says that HELLO contradicts the engine's other sessions.
+	ErrDisagreement = errors.New("client: host sees a disagreement")
+	// ErrLimit says that the host's limits do not allow it.
+	ErrLimit = errors.New("client: over a limit of the host")
+	// ErrUnknown says that the message names something that does not exist.
+	ErrUnknown = errors.New("client: unknown to the host")
+	// ErrBusy says that the named thing is in use.
+	ErrBusy = errors.New("client: in use")
+	// ErrLeaseOver says that the lease was released, used or has expired.
+	ErrLeaseOver = errors.New("client: lease is over")
+	// ErrDamaged says that stored bytes did not verify, or are gone.
+	ErrDamaged = errors.New("client: stored bytes are damaged")
+	// ErrIO says that the host's storage failed.
+	ErrIO = errors.New("client: storage failed")
+	// ErrCancelled says that the job was cancelled.
+	ErrCancelled = errors.New("client: cancelled")
+	// ErrClosing says that the host is going down.
+	ErrClosing = errors.New("client: host is closing")
+)
+
+var byCode = map[proto.Code]error{
+	proto.Code_CODE_INVALID:      ErrInvalid,
+	proto.Code_CODE_DISAGREEMENT: ErrDisagreement,
+	proto.Code_CODE_LIMIT:        ErrLimit,
+	proto.Code_CODE_UNKNOWN:      ErrUnknown,
+	proto.Code_CODE_BUSY:         ErrBusy,
+	proto.Code_CODE_LEASE_OVER:   ErrLeaseOver,
+	proto.Code_CODE_DAMAGED:      ErrDamaged,
+	proto.Code_CODE_IO:           ErrIO,
+	proto.Code_CODE_CANCELLED:    ErrCancelled,
+	proto.Code_CODE_CLOSING:      ErrClosing,
+}
+
+// HostError is the host's refusal of one message, or the failure of one chunk.
+type HostError struct {
+	Code    proto.Code
+	Field   string // of the message, when one was wrong
+	Message string
+}
+
+func (e *HostError) Error() string {
+	if e.Field == "" {
+		return "client: host: " + e.Message
+	}
+	return "client: host: " + e.Field + ": " + e.Message
+}
+
+// Is matches the sentinel of the error's code.
+func (e *HostError) Is(target error) bool { return byCode[e.Code] == target && target != nil }
+
+func refusal(e *proto.Error) error {
+	return &HostError{Code: e.GetCode(), Field: e.GetField(), Message: e.GetMessage()}
+}

@@ -1,0 +1,113 @@
+package client
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// LoadChunk is a chunk to load: the key by its index in the lookup, and a block for each of the chunk's, or abi.None
+// for one that is not wanted.
+type LoadChunk struct {
+	Index  int
+	Blocks []uint32
+}
+
+// LoadOptions are what a load can be asked for besides.
+type LoadOptions struct {
+	// Layers is called when a layer, in all of the load's chunks, is delivered and verified. It runs on the session's
+	// receiving goroutine: it must be quick and must not call the session.
+	Layers func(layer uint32)
+}
+
+// BlockError is one block that does not hold what it should.
+type BlockError struct {
+	Block uint32 // its id
+	Chunk int    // index into the load's chunks
+	Err   error
+}
+
+// LoadResult is how a load ended. Blocks that are not in Failed hold what was stored, verified.
+type LoadResult struct {
+	Bytes     int64
+	Failed    []BlockError
+	Cancelled bool
+}
+
+// LoadJob is a running load.
+type LoadJob struct {
+	session *Session
+	id      uint64
+	chunks  int
+	layers  func(uint32)
+	over    chan struct{}
+	result  LoadResult
+	err     error
+}
+
+// Load begins to fill blocks from what a lookup leased. It uses up this rank's share of the lease.
+func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt LoadOptions) (*LoadJob, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	m := &proto.Load{Lease: l.lease, Layers: opt.Layers != nil, Chunks: make([]*proto.LoadChunk, len(chunks))}
+	for i, c := range chunks {
+		if c.Index < 0 || int(uint32(c.Index)) != c.Index {
+			return nil, fmt.Errorf("%w: chunks[%d].index: %d", ErrInvalid, i, c.Index)
+		}
+		m.Chunks[i] = &proto.LoadChunk{Index: uint32(c.Index), Blocks: c.Blocks}
+	}
+	j := &LoadJob{session: s, chunks: len(chunks), layers: opt.Layers, over: make(chan struct{})}
+	var err error
+	if j.id, err = s.start(&proto.ClientMessage{Body: &proto.ClientMessage_Load{Load: m}}, j); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+func (j *LoadJob) answer(m *proto.HostMessage) bool {
+	switch b := m.GetBody().(type) {
+	case *proto.HostMessage_LoadLayer:
+		if j.layers != nil {
+			j.layers(b.LoadLayer.GetLayer())
+		}
+		return false
+	case *proto.HostMessage_LoadDone:
+		j.result = LoadResult{Bytes: int64(b.LoadDone.GetBytes()), Cancelled: b.LoadDone.GetCancelled()}
+		for _, f := range b.LoadDone.GetFailures() {
+			err := &HostError{Code: f.GetCode(), Message: f.GetMessage()}
+			for _, block := range f.GetBlocks() {
+				j.result.Failed = append(j.result.Failed, BlockError{Block: block, Chunk: int(f.GetChunk()), Err: err})
+			}
+		}
+	case *proto.HostMessage_Error:
+		j.err = refusal(b.Error)
+	default:
+		j.err = fmt.Errorf("%w: it answers LOAD with %T", ErrHostGone, m.GetBody())
+	}
+	close(j.over)
+	return true
+}
+
+func (j *LoadJob) lost(err error) {
+	j.err = err
+	close(j.over)
+}
+
+// ID is the job's number in the session, as in the host's log.
+func (j *LoadJob) ID() uint64 { return j.id }
+
+// Wait returns when every block was delivered or has failed. With an error that is not the context's, no block of the
+// load is to be used.
+func (j *LoadJob) Wait(ctx context.Context) (LoadResult, error) {
+	select {
+	case <-j.over:
+		return j.result, j.err
+	case <-ctx.Done():
+		return LoadResult{}, ctx.Err()
+	}
+}
+
+// Cancel returns when no copy can touch the blocks any more. The job still completes.
+func (j *LoadJob) Cancel(ctx context.Context) error { return j.session.cancelJob(ctx, j.id) }

@@ -1,0 +1,312 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	protobuf "google.golang.org/protobuf/proto"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// Hello says who the session is for. Role is for logs, DeviceUUID is empty for host memory.
+type Hello struct {
+	Socket     string
+	Engine     string
+	Role       string
+	Rank       uint32
+	LocalRanks uint32 // 0 means 1
+	Namespace  chunk.Namespace
+	Tenant     uint32
+	DeviceUUID string
+}
+
+// Host is what the host said of itself.
+type Host struct {
+	Version  string
+	LeaseTTL time.Duration
+	Limits   *proto.Limits
+	Session  uint64 // the host's number for the session, as in its log
+}
+
+// Session is a session with a host. It is safe for concurrent use.
+type Session struct {
+	hello  Hello
+	host   Host
+	conn   *grpc.ClientConn
+	stub   proto.HostClient
+	stream grpc.BidiStreamingClient[proto.ClientMessage, proto.HostMessage]
+	cancel context.CancelFunc
+	ended  chan struct{} // closed when the receiver has ended and every call has been told
+
+	nonce       []byte
+	descriptors string // path of the descriptor socket
+
+	send   sync.Mutex // ids are sent in their order
+	lastID uint64
+
+	mu    sync.Mutex
+	calls map[uint64]call // nil once the session is over
+	cause error           // why it is over
+	tag   uint64
+}
+
+// call is told of every message under its id, on the receiver's goroutine.
+type call interface {
+	// answer reports whether the call is complete.
+	answer(*proto.HostMessage) bool
+	// lost is called instead of the answers that will not come.
+	lost(error)
+}
+
+const (
+	maxMessage   = 64 << 20
+	streamWindow = 1 << 20
+	connWindow   = 4 << 20
+)
+
+// Dial opens a session. The context bounds the dialling only.
+func Dial(ctx context.Context, h Hello) (*Session, error) {
+	if h.LocalRanks == 0 {
+		h.LocalRanks = 1
+	}
+	if err := h.Namespace.Validate(); err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient("passthrough:///kvhost",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // a Unix socket of mode 0600
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", h.Socket)
+		}),
+		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithIdleTimeout(0),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrHostGone, h.Socket, err)
+	}
+	s := &Session{hello: h, conn: conn, stub: proto.NewHostClient(conn), calls: map[uint64]call{}, ended: make(chan struct{})}
+	streamCtx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	stop := context.AfterFunc(ctx, cancel)
+	defer stop()
+	if s.stream, err = s.stub.Session(streamCtx); err != nil {
+		cancel()
+		conn.Close()
+		return nil, s.dialError(ctx, err)
+	}
+	go s.receive()
+	if err := s.greet(ctx); err != nil {
+		s.Close()
+		return nil, s.dialError(ctx, err)
+	}
+	if !stop() { // the context ended at the last moment, and the stream with it
+		s.Close()
+		return nil, ctx.Err()
+	}
+	return s, nil
+}
+
+func (s *Session) dialError(ctx context.Context, err error) error {
+	var refused *HostError
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &refused), errors.Is(err, ErrHostGone):
+		return fmt.Errorf("%s: %w", s.hello.Socket, err)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrHostGone, s.hello.Socket, err)
+}
+
+func (s *Session) greet(ctx context.Context) error {
+	h := &s.hello
+	m, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{
+		Protocol: proto.Protocol, Engine: h.Engine, Role: h.Role, Rank: h.Rank, LocalRanks: h.LocalRanks,
+		DeviceUuid: h.DeviceUUID, Namespace: proto.FromNamespace(&h.Namespace), Tenant: h.Tenant,
+	}}})
+	if err != nil {
+		return err
+	}
+	r := m.GetHello()
+	if len(r.GetNonce()) != proto.NonceBytes || r.GetKeyBytes() != uint32(h.Namespace.KeyBytes) || r.GetProtocol() != proto.Protocol {
+		return fmt.Errorf("%w: it answers HELLO in another protocol", ErrHostGone)
+	}
+	s.nonce, s.descriptors = r.GetNonce(), h.Socket+proto.DescriptorSuffix
+	s.host = Host{
+		Version: r.GetVersion(), LeaseTTL: time.Duration(r.GetLeaseMillis()) * time.Millisecond,
+		Limits: r.GetLimits(), Session: r.GetSession(),
+	}
+	return nil
+}
+
+// Host is what the host said of itself.
+func (s *Session) Host() Host { return s.host }
+
+// Close ends the session: the host cancels its jobs and unmaps its memory. Outstanding calls end with ErrClosed.
+// Arenas stay mapped here until they are closed.
+func (s *Session) Close() error {
+	s.mu.Lock()
+	if s.cause == nil {
+		s.cause = ErrClosed
+	}
+	s.mu.Unlock()
+	s.cancel()
+	<-s.ended
+	return s.conn.Close()
+}
+
+// Ended is closed when the session is over, for whatever reason; Err then says why.
+func (s *Session) Ended() <-chan struct{} { return s.ended }
+
+// Err is why the session is over, nil while it is not.
+func (s *Session) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cause
+}
+
+// over tells every call that no answer will come. The first cause stays. Only the receiver calls it, so that a call
+// hears either its answer or its loss.
+func (s *Session) over(cause error) {
+	s.mu.Lock()
+	if s.cause == nil {
+		s.cause = cause
+	}
+	cause = s.cause
+	calls := s.calls
+	s.calls = nil
+	s.mu.Unlock()
+	for _, c := range calls {
+		c.lost(cause)
+	}
+}
+
+// receive is the session's one goroutine. It ends with the stream.
+func (s *Session) receive() {
+	defer close(s.ended)
+	for {
+		m, err := s.stream.Recv()
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = errors.New("it ended the session")
+			}
+			s.over(fmt.Errorf("%w: %w", ErrHostGone, err))
+			return
+		}
+		s.mu.Lock()
+		c := s.calls[m.GetId()]
+		s.mu.Unlock()
+		if c != nil && c.answer(m) {
+			s.drop(m.GetId())
+		}
+	}
+}
+
+func (s *Session) drop(id uint64) {
+	s.mu.Lock()
+	delete(s.calls, id)
+	s.mu.Unlock()
+}
+
+// start sends a message and enters its call under its id.
+func (s *Session) start(m *proto.ClientMessage, c call) (uint64, error) {
+	s.send.Lock()
+	defer s.send.Unlock()
+	s.lastID++
+	m.Id = s.lastID
+	if n, limit := protobuf.Size(m), s.maxMessage(); n > limit { // the stream would not survive sending it
+		return 0, fmt.Errorf("%w: a message of %d bytes, at most %d", ErrLimit, n, limit)
+	}
+	s.mu.Lock()
+	if s.calls == nil {
+		err := s.cause
+		s.mu.Unlock()
+		return 0, err
+	}
+	s.calls[m.Id] = c
+	s.mu.Unlock()
+	if err := s.stream.Send(m); err != nil {
+		s.drop(m.Id)
+		<-s.ended // sending fails only when the stream is over; the receiver knows the reason
+		return 0, s.Err()
+	}
+	return m.Id, nil
+}
+
+// maxMessage is what the host reads. Before HELLO is answered it is not known.
+func (s *Session) maxMessage() int {
+	if n := int(s.host.Limits.GetMessageBytes()); n > 0 {
+		return min(n, maxMessage)
+	}
+	return maxMessage
+}
+
+// one is a call with a single answer.
+type one chan reply
+
+type reply struct {
+	m   *proto.HostMessage
+	err error
+}
+
+func (o one) answer(m *proto.HostMessage) bool {
+	if l := m.GetLookup(); l.GetPending() {
+		return false // the answer proper follows
+	}
+	if e := m.GetError(); e != nil {
+		o <- reply{err: refusal(e)}
+	} else {
+		o <- reply{m: m}
+	}
+	return true
+}
+
+func (o one) lost(err error) { o <- reply{err: err} }
+
+// ask sends a message and waits for its one answer.
+func (s *Session) ask(ctx context.Context, m *proto.ClientMessage) (*proto.HostMessage, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	o := make(one, 1)
+	if _, err := s.start(m, o); err != nil {
+		return nil, err
+	}
+	select {
+	case r := <-o:
+		return r.m, r.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Ping asks for a sign of life.
+func (s *Session) Ping(ctx context.Context) error {
+	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Ping{Ping: &proto.Ping{}}})
+	return err
+}
+
+// Flush returns when no copy of the jobs sent so far can touch their blocks any more. The jobs are left to run.
+func (s *Session) Flush(ctx context.Context) error {
+	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{}}})
+	return err
+}
+
+// EndRequest says that a request is over: what it still has leased is released.
+func (s *Session) EndRequest(ctx context.Context, request uint32) error {
+	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: request}}})
+	return err
+}
+
+// Status says what the host is doing.
+func (s *Session) Status(ctx context.Context) (*proto.StatusReply, error) {
+	return s.stub.Status(ctx, &proto.StatusRequest{})
+}

@@ -1,0 +1,171 @@
+package client
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// StoreChunk is a chunk to store: the zero Parent is a prefix's first chunk.
+type StoreChunk struct {
+	Parent, Key chunk.Key
+	Depth       uint32
+	Blocks      []uint32 // must not change until the job has read them
+}
+
+// Result says what became of one chunk of a store.
+type Result uint8
+
+// Results.
+const (
+	Failed   Result = iota // Err says why
+	Stored                 // published
+	Resident               // there already, or being written by somebody
+	Refused                // by the admission policy
+	Shed                   // no room
+)
+
+var resultNames = [...]string{"failed", "stored", "resident", "refused", "shed"}
+
+func (r Result) String() string { return resultNames[r] }
+
+// ChunkResult is one chunk's result.
+type ChunkResult struct {
+	Result Result
+	Err    error // of a failed one
+}
+
+// StoreResult is how a store ended.
+type StoreResult struct {
+	Chunks    []ChunkResult // in the order of the store
+	Bytes     int64         // of pages stored
+	Cancelled bool
+}
+
+// StoreJob is a running store.
+type StoreJob struct {
+	session   *Session
+	id        uint64
+	chunks    int
+	read      chan struct{} // closed when the blocks are free, or the job has failed
+	published chan struct{}
+	isRead    bool
+	result    StoreResult
+	err       error
+}
+
+// Store begins to store chunks. They are reserved in their order before any of them is read.
+func (s *Session) Store(ctx context.Context, request, group uint32, chunks []StoreChunk) (*StoreJob, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	n := s.hello.Namespace.KeyBytes
+	m := &proto.Store{Request: request, Group: group, Chunks: make([]*proto.StoreChunk, len(chunks))}
+	for i := range chunks {
+		c := &chunks[i]
+		m.Chunks[i] = &proto.StoreChunk{Key: c.Key[:n], Depth: c.Depth, Blocks: c.Blocks}
+		if c.Parent != chunk.Root {
+			m.Chunks[i].Parent = c.Parent[:n]
+		}
+	}
+	j := &StoreJob{session: s, chunks: len(chunks), read: make(chan struct{}), published: make(chan struct{})}
+	var err error
+	if j.id, err = s.start(&proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: m}}, j); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+func (j *StoreJob) answer(m *proto.HostMessage) bool {
+	switch b := m.GetBody().(type) {
+	case *proto.HostMessage_StoreRead:
+		j.freed()
+		return false
+	case *proto.HostMessage_StorePublished:
+		j.result = storeResult(b.StorePublished)
+		if len(j.result.Chunks) != j.chunks {
+			j.err = fmt.Errorf("%w: %d results for %d chunks", ErrHostGone, len(j.result.Chunks), j.chunks)
+		}
+	case *proto.HostMessage_Error:
+		j.err = refusal(b.Error)
+	default:
+		j.err = fmt.Errorf("%w: it answers STORE with %T", ErrHostGone, m.GetBody())
+	}
+	j.freed()
+	close(j.published)
+	return true
+}
+
+func (j *StoreJob) freed() {
+	if !j.isRead {
+		j.isRead = true
+		close(j.read)
+	}
+}
+
+func (j *StoreJob) lost(err error) {
+	j.err = err
+	j.freed()
+	close(j.published)
+}
+
+func storeResult(m *proto.StorePublished) StoreResult {
+	r := StoreResult{Chunks: make([]ChunkResult, len(m.GetResults())), Bytes: int64(m.GetBytes()), Cancelled: m.GetCancelled()}
+	for i, c := range m.GetResults() {
+		switch c {
+		case proto.ChunkResult_CHUNK_RESULT_STORED:
+			r.Chunks[i].Result = Stored
+		case proto.ChunkResult_CHUNK_RESULT_RESIDENT:
+			r.Chunks[i].Result = Resident
+		case proto.ChunkResult_CHUNK_RESULT_REFUSED:
+			r.Chunks[i].Result = Refused
+		case proto.ChunkResult_CHUNK_RESULT_SHED:
+			r.Chunks[i].Result = Shed
+		}
+	}
+	for _, f := range m.GetFailures() {
+		if int(f.GetChunk()) < len(r.Chunks) {
+			r.Chunks[f.GetChunk()].Err = &HostError{Code: f.GetCode(), Message: f.GetMessage()}
+		}
+	}
+	return r
+}
+
+// ID is the job's number in the session, as in the host's log.
+func (j *StoreJob) ID() uint64 { return j.id }
+
+// Read returns when the blocks may be used again. Its error says that the job as a whole failed; single chunks report
+// theirs in Published.
+func (j *StoreJob) Read(ctx context.Context) error {
+	select {
+	case <-j.read:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-j.published:
+		return j.err
+	default:
+		return nil
+	}
+}
+
+// Published returns when every chunk has its result.
+func (j *StoreJob) Published(ctx context.Context) (StoreResult, error) {
+	select {
+	case <-j.published:
+		return j.result, j.err
+	case <-ctx.Done():
+		return StoreResult{}, ctx.Err()
+	}
+}
+
+// Cancel returns when no copy can touch the blocks any more. The job still completes.
+func (j *StoreJob) Cancel(ctx context.Context) error { return j.session.cancelJob(ctx, j.id) }
+
+func (s *Session) cancelJob(ctx context.Context, id uint64) error {
+	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: id}}})
+	return err
+}

@@ -1,0 +1,57 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// codeOf sorts errors that are not faults of the client.
+func codeOf(err error) proto.Code {
+	for _, c := range []struct {
+		is   error
+		code proto.Code
+	}{
+		{transfer.ErrCancelled, proto.Code_CODE_CANCELLED},
+		{context.Canceled, proto.Code_CODE_CANCELLED},
+		{errLeaseOver, proto.Code_CODE_LEASE_OVER},
+		{errLeaseUnknown, proto.Code_CODE_UNKNOWN},
+		{store.ErrLeaseOver, proto.Code_CODE_LEASE_OVER},
+		{store.ErrGone, proto.Code_CODE_DAMAGED},
+		{transfer.ErrDamaged, proto.Code_CODE_DAMAGED},
+		{transfer.ErrBlocks, proto.Code_CODE_INVALID},
+		{transfer.ErrRegion, proto.Code_CODE_INVALID},
+		{transfer.ErrGeometry, proto.Code_CODE_DAMAGED},
+		{transfer.ErrClosed, proto.Code_CODE_CLOSING},
+		{ErrClosing, proto.Code_CODE_CLOSING},
+	} {
+		if errors.Is(err, c.is) {
+			return c.code
+		}
+	}
+	var path *os.PathError
+	var call *os.SyscallError
+	if errors.As(err, &path) || errors.As(err, &call) {
+		return proto.Code_CODE_IO
+	}
+	return proto.Code_CODE_INTERNAL
+}
+
+// resultOf is the result of a chunk whose reservation ended with err.
+func resultOf(err error) proto.ChunkResult {
+	switch {
+	case err == nil:
+		return proto.ChunkResult_CHUNK_RESULT_STORED
+	case errors.Is(err, store.ErrResident):
+		return proto.ChunkResult_CHUNK_RESULT_RESIDENT
+	case errors.Is(err, store.ErrRefused):
+		return proto.ChunkResult_CHUNK_RESULT_REFUSED
+	case errors.Is(err, store.ErrNoSpace):
+		return proto.ChunkResult_CHUNK_RESULT_SHED
+	}
+	return proto.ChunkResult_CHUNK_RESULT_FAILED
+}

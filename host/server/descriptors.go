@@ -1,0 +1,166 @@
+package server
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+const (
+	descriptorTimeout = 5 * time.Second // for one descriptor to arrive after its connection
+	descriptorConns   = 64              // served at a time; more wait in the socket's backlog
+)
+
+// serveDescriptors accepts connections on the descriptor socket until it is closed, and waits for those it serves.
+func (s *Server) serveDescriptors(l *peerListener) {
+	var work sync.WaitGroup
+	defer work.Wait()
+	slots := make(chan struct{}, descriptorConns)
+	for {
+		c, err := l.AcceptPeer()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // out of descriptors, most likely
+			s.cfg.Log.Error("descriptor socket", "error", err)
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		slots <- struct{}{}
+		work.Go(func() {
+			defer func() { <-slots }()
+			defer c.Close()
+			s.serveDescriptorConn(c)
+		})
+	}
+}
+
+// serveDescriptorConn takes descriptors from one connection, as many as come, each within its time.
+func (s *Server) serveDescriptorConn(c *net.UnixConn) {
+	for {
+		c.SetDeadline(time.Now().Add(descriptorTimeout))
+		err := s.takeOne(c)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		var answer []byte
+		if err != nil {
+			text := err.Error()
+			text = text[:min(len(text), proto.DescriptorMaxText)]
+			answer = binary.LittleEndian.AppendUint32(answer, uint32(len(text)))
+			answer = append(answer, text...)
+		} else {
+			answer = make([]byte, 4)
+		}
+		if _, werr := c.Write(answer); werr != nil || err != nil {
+			return // after a refusal the stream's framing is not to be trusted
+		}
+	}
+}
+
+// takeOne receives one message with one descriptor and gives it to its session.
+func (s *Server) takeOne(c *net.UnixConn) error {
+	files, body, err := receive(c)
+	defer func() {
+		for _, f := range files {
+			if f != nil {
+				f.Close()
+			}
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	nonce, tag, err := proto.ParseDescriptor(body)
+	if err != nil {
+		return err
+	}
+	x := s.byNonce(nonce)
+	if x == nil {
+		return errors.New("the nonce names no session")
+	}
+	if len(files) != 1 {
+		return fmt.Errorf("%d descriptors came, want exactly 1", len(files))
+	}
+	if _, err := checkArena(files[0]); err != nil {
+		return err
+	}
+	if err := x.giveDescriptor(tag, files[0]); err != nil {
+		return err
+	}
+	files[0] = nil // the session's now
+	return nil
+}
+
+// receive reads one whole message and the descriptors attached to any part of it.
+func receive(c *net.UnixConn) (files []*os.File, body []byte, err error) {
+	body = make([]byte, proto.DescriptorBytes)
+	oob := make([]byte, unix.CmsgSpace(8*4))
+	for got := 0; got < len(body); {
+		n, oobn, flags, _, err := c.ReadMsgUnix(body[got:], oob)
+		files = append(files, parseRights(oob[:oobn])...)
+		switch {
+		case err != nil:
+			return files, nil, err
+		case flags&unix.MSG_CTRUNC != 0:
+			return files, nil, errors.New("too many descriptors came at once")
+		case n == 0 && got == 0:
+			return files, nil, io.EOF
+		case n == 0:
+			return files, nil, io.ErrUnexpectedEOF
+		}
+		got += n
+	}
+	return files, body, nil
+}
+
+func parseRights(oob []byte) (files []*os.File) {
+	list, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range list {
+		fds, err := unix.ParseUnixRights(&list[i])
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "client memory"))
+		}
+	}
+	return files
+}
+
+// giveDescriptor keeps a descriptor until a REGISTER names its tag.
+func (x *session) giveDescriptor(tag uint64, f *os.File) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch {
+	case x.ended:
+		return ErrClosing
+	case x.descriptors[tag] != nil:
+		return fmt.Errorf("tag %d is taken", tag)
+	case len(x.descriptors) >= x.server.cfg.Limits.Descriptors:
+		return fmt.Errorf("%d descriptors wait for a REGISTER already", len(x.descriptors))
+	}
+	x.descriptors[tag] = f
+	return nil
+}
+
+// takeDescriptor hands a descriptor out, once.
+func (x *session) takeDescriptor(tag uint64) *os.File {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	f := x.descriptors[tag]
+	delete(x.descriptors, tag)
+	return f
+}

@@ -1,0 +1,143 @@
+package server
+
+import (
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// engine is what the sessions of one engine id share. It lives as long as any of them does.
+type engine struct {
+	server *Server
+	id     string
+	facts  facts
+	space  space
+
+	sessions int // the server's mutex guards it
+
+	mu        sync.Mutex
+	leases    map[uint64]*lease
+	lastLease uint64
+	requests  map[uint32]*request
+}
+
+// facts are what all sessions of an engine must agree on.
+type facts struct {
+	namespace  *chunk.Namespace
+	tenant     uint32
+	localRanks uint32
+	firstRank  uint32 // of this node's run of ranks
+	pieces     uint64 // the pieces that make an entry complete here
+}
+
+// agree refuses facts that differ from those of the engine's other sessions, by the first field, with both values.
+func (f *facts) agree(with *facts) error {
+	disagree := func(field string, mine, theirs uint32) error {
+		return faultf(proto.Code_CODE_DISAGREEMENT, field, "%q against %q of the engine's other sessions",
+			strconv.FormatUint(uint64(mine), 10), strconv.FormatUint(uint64(theirs), 10))
+	}
+	switch {
+	case f.localRanks != with.localRanks:
+		return disagree("local_ranks", f.localRanks, with.localRanks)
+	case f.firstRank != with.firstRank:
+		return faultf(proto.Code_CODE_DISAGREEMENT, "rank", "this node's ranks start at %d, by the engine's other sessions at %d",
+			f.firstRank, with.firstRank)
+	case f.tenant != with.tenant:
+		return disagree("tenant", f.tenant, with.tenant)
+	}
+	if diff := f.namespace.Diff(with.namespace); diff != "" {
+		return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s of the engine's other sessions", diff)
+	}
+	return nil
+}
+
+// place works out which piece a rank has and which pieces are this node's.
+func place(ns *chunk.Namespace, rank, local uint32) (piece, first uint32, pieces uint64, err error) {
+	perStage := uint32(max(1, ns.TensorParallel) * max(1, ns.ContextParallel))
+	ranks := perStage * uint32(max(1, ns.PipelineStages))
+	switch {
+	case rank >= ranks:
+		return 0, 0, 0, invalid("rank", "%d, the namespace's parallel sizes make %d ranks", rank, ranks)
+	case local == 0 || local > chunk.MaxRanks:
+		return 0, 0, 0, invalid("local_ranks", "%d, want 1 to %d", local, chunk.MaxRanks)
+	}
+	first = rank / local * local
+	if first+local > ranks {
+		return 0, 0, 0, invalid("local_ranks", "%d from rank %d on, the namespace's parallel sizes make %d ranks", local, first, ranks)
+	}
+	pieceOf := func(r uint32) uint32 {
+		if ns.Replicated {
+			return r / perStage
+		}
+		return r
+	}
+	for r := first; r < first+local; r++ {
+		pieces |= 1 << pieceOf(r)
+	}
+	return pieceOf(rank), first, pieces, nil
+}
+
+// request is one request of the engine under its number in the store: engines choose their numbers freely, the store
+// has one series.
+type request struct {
+	number   uint32
+	sessions []*session // that named it and have not ended it
+}
+
+// number is the store's number for a request of this engine, 0 for none.
+func (e *engine) number(x *session, id uint32) (uint32, error) {
+	if id == 0 {
+		return 0, nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.requests[id]
+	if r != nil && slices.Contains(r.sessions, x) {
+		return r.number, nil
+	}
+	if limit := e.server.cfg.Limits.Requests; len(x.requests) >= limit {
+		return 0, faultf(proto.Code_CODE_LIMIT, "request", "%d requests of this session are not ended, END_REQUEST is due", limit)
+	}
+	if r == nil {
+		r = &request{number: e.server.nextRequest()}
+		e.requests[id] = r
+	}
+	r.sessions = append(r.sessions, x)
+	x.requests[id] = struct{}{}
+	return r.number, nil
+}
+
+// endRequest forgets a session's part in a request and tells the store when it was the last.
+func (e *engine) endRequest(x *session, id uint32) {
+	e.mu.Lock()
+	r := e.requests[id]
+	if r == nil || !slices.Contains(r.sessions, x) {
+		e.mu.Unlock()
+		return
+	}
+	delete(x.requests, id)
+	r.sessions = slices.DeleteFunc(r.sessions, func(o *session) bool { return o == x })
+	last := len(r.sessions) == 0
+	if last {
+		delete(e.requests, id)
+	}
+	e.mu.Unlock()
+	if last {
+		e.server.backend.endRequest(r.number)
+	}
+}
+
+// requestsOf lists what a session has not ended.
+func (e *engine) requestsOf(x *session) []uint32 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ids := make([]uint32, 0, len(x.requests))
+	for id := range x.requests {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}

@@ -1,0 +1,65 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// Errors of serving; wrapped with the path or value concerned.
+var (
+	// ErrSocketInUse says that another process answers on the socket, or holds its lock.
+	ErrSocketInUse = errors.New("server: socket is in use")
+	// ErrSocket says that the socket cannot be made where it was asked for.
+	ErrSocket = errors.New("server: cannot make socket")
+	// ErrClosing says that the host is going down.
+	ErrClosing = errors.New("server: host is closing")
+	// ErrServing says that Serve was called twice.
+	ErrServing = errors.New("server: already serving")
+)
+
+// Causes of a session's end, besides the stream's own errors.
+var (
+	errClientDone = errors.New("server: client closed the session")
+	errRefused    = errors.New("server: HELLO was refused")
+	errNoHello    = errors.New("server: no HELLO in time")
+	errSlow       = errors.New("server: client does not read its messages")
+)
+
+// Why a lease cannot be loaded under.
+var (
+	errLeaseUnknown = errors.New("server: lease was never given")
+	errLeaseOver    = errors.New("server: lease is over: released, used or expired")
+)
+
+// fault is wrong input: the answer to one message, by code and field.
+type fault struct {
+	code  proto.Code
+	field string
+	text  string
+}
+
+func (f *fault) Error() string {
+	if f.field == "" {
+		return f.text
+	}
+	return f.field + ": " + f.text
+}
+
+func faultf(code proto.Code, field, format string, args ...any) *fault {
+	return &fault{code, field, fmt.Sprintf(format, args...)}
+}
+
+func invalid(field, format string, args ...any) *fault {
+	return faultf(proto.Code_CODE_INVALID, field, format, args...)
+}
+
+// message is the wire form of any error.
+func message(err error) *proto.Error {
+	var f *fault
+	if errors.As(err, &f) {
+		return &proto.Error{Code: f.code, Field: f.field, Message: f.text}
+	}
+	return &proto.Error{Code: codeOf(err), Message: err.Error()}
+}

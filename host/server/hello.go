@@ -1,0 +1,109 @@
+package server
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// maxName bounds engine ids, roles and device UUIDs.
+const maxName = 256
+
+// hello is HELLO: it settles who the session is, or refuses it by the first field that is wrong.
+func (x *session) hello(id uint64, m *proto.Hello) error {
+	if m.GetProtocol() != proto.Protocol {
+		return invalid("protocol", "%d, this host speaks %d", m.GetProtocol(), proto.Protocol)
+	}
+	for _, f := range []struct{ field, value string }{{"engine", m.GetEngine()}, {"role", m.GetRole()}, {"device_uuid", m.GetDeviceUuid()}} {
+		if len(f.value) > maxName || !utf8.ValidString(f.value) || strings.ContainsAny(f.value, "\x00\r\n") {
+			return invalid(f.field, "not a name of at most %d bytes in one line", maxName)
+		}
+	}
+	if m.GetEngine() == "" {
+		return invalid("engine", "empty")
+	}
+	ns, err := m.GetNamespace().ToNamespace()
+	if err != nil {
+		return invalid("namespace", "%v", err)
+	}
+	if err := x.server.pinned(ns); err != nil {
+		return err
+	}
+	piece, first, pieces, err := place(ns, m.GetRank(), m.GetLocalRanks())
+	if err != nil {
+		return err
+	}
+	x.ns, x.rank, x.piece, x.tenant = ns, m.GetRank(), piece, m.GetTenant()
+	if x.queue, err = x.server.backend.queue(m.GetDeviceUuid()); err != nil {
+		return err
+	}
+	f := facts{namespace: ns, tenant: m.GetTenant(), localRanks: m.GetLocalRanks(), firstRank: first, pieces: pieces}
+	if x.engine, err = x.server.join(x, m.GetEngine(), f); err != nil {
+		return err
+	}
+	x.log = x.log.With("engine", m.GetEngine(), "role", m.GetRole(), "rank", m.GetRank())
+	x.log.Info("session begins", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks", m.GetLocalRanks())
+	x.greeted = true
+	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Hello{Hello: x.welcome(ns)}})
+	return nil
+}
+
+func (x *session) welcome(ns *chunk.Namespace) *proto.HelloReply {
+	l := x.server.cfg.Limits
+	digest := ns.Digest()
+	return &proto.HelloReply{
+		Protocol:        proto.Protocol,
+		Version:         x.server.cfg.Version,
+		Nonce:           x.nonce[:],
+		KeyBytes:        uint32(ns.KeyBytes),
+		LeaseMillis:     uint64(x.server.cfg.LeaseTTL.Milliseconds()),
+		Descriptors:     x.server.descriptorPath(),
+		NamespaceDigest: digest[:],
+		Session:         x.number,
+		Limits: &proto.Limits{
+			KeysPerLookup: uint32(l.KeysPerLookup), ChunksPerJob: uint32(l.ChunksPerJob), MessageBytes: uint32(l.MessageBytes),
+			Jobs: uint32(l.Jobs), Leases: uint32(l.Leases), Requests: uint32(l.Requests), ArenaBytes: uint64(l.SessionArena),
+		},
+	}
+}
+
+// pinned refuses a namespace that the operator's pins contradict.
+func (s *Server) pinned(ns *chunk.Namespace) error {
+	if len(s.cfg.Pins) == 0 {
+		return nil
+	}
+	have := map[string]string{}
+	for line := range strings.Lines(ns.Text()) {
+		k, v, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		have[k] = v
+	}
+	for _, k := range slices.Sorted(maps.Keys(s.cfg.Pins)) {
+		if have[k] != s.cfg.Pins[k] {
+			return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s: %q against %q, which the operator has pinned", k, have[k], s.cfg.Pins[k])
+		}
+	}
+	return nil
+}
+
+// join makes the session one of its engine's, which it must agree with.
+func (s *Server) join(x *session, id string, f facts) (*engine, error) {
+	sp, err := s.backend.space(x.ctx, f.namespace)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.engines[id]
+	if e == nil {
+		e = &engine{server: s, id: id, facts: f, space: sp, leases: map[uint64]*lease{}, requests: map[uint32]*request{}}
+		s.engines[id] = e
+	} else if err := f.agree(&e.facts); err != nil {
+		return nil, err
+	}
+	e.sessions++
+	return e, nil
+}

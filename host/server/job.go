@@ -1,0 +1,188 @@
+package server
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// job is a STORE or LOAD from the moment it is heard. CANCEL may find it before its turn has come.
+type job struct {
+	id      uint64
+	session *session
+	ctx     context.Context // done when it is cancelled
+	stop    context.CancelFunc
+	reg     *registration // set before begun is closed
+
+	cancelled atomic.Bool
+	once      sync.Once
+	begun     chan struct{} // closed when handle is set, or will never be
+	handle    fence         // nil when no copy was ever started
+}
+
+// newJob enters a job in the session's table, so that CANCEL, FLUSH and the session's end know of it.
+func (x *session) newJob(id uint64) (*job, error) {
+	j := &job{id: id, session: x, begun: make(chan struct{})}
+	j.ctx, j.stop = context.WithCancel(x.ctx)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ended {
+		j.stop()
+		return nil, ErrClosing
+	}
+	if limit := x.server.cfg.Limits.Jobs; len(x.jobs) >= limit {
+		j.stop()
+		return nil, faultf(proto.Code_CODE_LIMIT, "job", "%d jobs of this session run, at most %d", len(x.jobs), limit)
+	}
+	x.jobs[id] = j
+	return j, nil
+}
+
+// run notes the job's fence.
+func (j *job) run(f fence) {
+	j.once.Do(func() {
+		j.handle = f
+		close(j.begun)
+	})
+	if j.cancelled.Load() { // cancelled while it was being started
+		f.Cancel()
+	}
+}
+
+// neverRun says that no copy was or will be started.
+func (j *job) neverRun() { j.once.Do(func() { close(j.begun) }) }
+
+// cancel asks for the end. It does not wait.
+func (j *job) cancel() {
+	j.cancelled.Store(true)
+	j.stop()
+	select {
+	case <-j.begun:
+		if j.handle != nil {
+			j.handle.Cancel()
+		}
+	default: // run will do it
+	}
+}
+
+// waitFenced returns when no copy of the job can touch its blocks.
+func (j *job) waitFenced() {
+	<-j.begun
+	if j.handle != nil {
+		<-j.handle.Fenced()
+	}
+}
+
+// finish takes a completed job off the table.
+func (j *job) finish() {
+	j.stop()
+	x := j.session
+	x.mu.Lock()
+	delete(x.jobs, j.id)
+	x.mu.Unlock()
+}
+
+// cancelJob is CANCEL.
+func (x *session) cancelJob(id uint64, m *proto.Cancel) error {
+	if m.GetJob() == 0 || m.GetJob() >= id {
+		return faultf(proto.Code_CODE_UNKNOWN, "job", "%d was never sent", m.GetJob())
+	}
+	x.mu.Lock()
+	j := x.jobs[m.GetJob()]
+	x.mu.Unlock()
+	if j == nil {
+		x.done(id)
+		return nil
+	}
+	return x.acknowledge(id, func() {
+		j.cancel()
+		j.waitFenced()
+	})
+}
+
+// flush is FLUSH.
+func (x *session) flush(id uint64, m *proto.Flush) error {
+	var jobs []*job
+	x.mu.Lock()
+	for _, j := range x.jobs {
+		if len(m.GetJobs()) == 0 {
+			jobs = append(jobs, j)
+		}
+	}
+	for i, n := range m.GetJobs() {
+		if n == 0 || n >= id {
+			x.mu.Unlock()
+			return faultf(proto.Code_CODE_UNKNOWN, at("jobs", i, ""), "%d was never sent", n)
+		}
+		if j := x.jobs[n]; j != nil {
+			jobs = append(jobs, j)
+		}
+	}
+	x.mu.Unlock()
+	if len(jobs) == 0 {
+		x.done(id)
+		return nil
+	}
+	return x.acknowledge(id, func() {
+		for _, j := range jobs {
+			j.waitFenced()
+		}
+	})
+}
+
+// acknowledge answers Done once fn has returned.
+func (x *session) acknowledge(id uint64, fn func()) error {
+	if !x.wait(func() { fn(); x.done(id) }) {
+		return ErrClosing
+	}
+	return nil
+}
+
+// jobsOf lists a registration's jobs, or all when r is nil. The caller holds the turn, so none begins meanwhile.
+func (x *session) jobsOf(r *registration) []*job {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var jobs []*job
+	for _, j := range x.jobs {
+		if j.reg == r {
+			jobs = append(jobs, j)
+		}
+	}
+	return jobs
+}
+
+// unregister is UNREGISTER. The last part, when the jobs are fenced, takes the turn again.
+func (x *session) unregister(id uint64, m *proto.Unregister) error {
+	r := x.regs[m.GetGroup()]
+	switch {
+	case r == nil:
+		return faultf(proto.Code_CODE_UNKNOWN, "group", "%d is not registered", m.GetGroup())
+	case r.closing:
+		return faultf(proto.Code_CODE_BUSY, "group", "%d is being unregistered", m.GetGroup())
+	}
+	jobs := x.jobsOf(r)
+	if len(jobs) == 0 {
+		x.forget(id, r)
+		return nil
+	}
+	r.closing = true
+	if !x.wait(func() {
+		for _, j := range jobs {
+			j.waitFenced()
+		}
+		x.turn.Lock()
+		defer x.turn.Unlock()
+		x.forget(id, r)
+	}) {
+		return ErrClosing
+	}
+	return nil
+}
+
+func (x *session) forget(id uint64, r *registration) {
+	delete(x.regs, r.group.ID)
+	x.unmapRegistration(r)
+	x.done(id)
+}

@@ -1,0 +1,131 @@
+package server
+
+import (
+	"errors"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// load is LOAD. Wrong input is an error; a lease that is over fails all blocks instead, for that is no fault of the
+// client's.
+func (x *session) load(id uint64, m *proto.Load) error {
+	if err := x.checkChunks(len(m.GetChunks())); err != nil {
+		return err
+	}
+	j := x.job(id)
+	if j == nil {
+		return ErrClosing
+	}
+	s := &loading{job: j, chunks: m.GetChunks()}
+	l, err := x.engine.peek(m.GetLease())
+	switch {
+	case errors.Is(err, errLeaseOver):
+		s.failAll(err)
+		return nil
+	case err != nil:
+		return faultf(proto.Code_CODE_UNKNOWN, "lease", "%d was never given", m.GetLease())
+	}
+	reg, err := x.registered(l.group)
+	if err != nil {
+		return err
+	}
+	lj, err := x.checkLoad(m, l, reg)
+	if err != nil {
+		return err
+	}
+	if err := x.engine.take(l, x.reader()); err != nil { // loaded by this rank already, or expired since
+		s.failAll(err)
+		return nil
+	}
+	if s.lease = l; j.cancelled.Load() {
+		s.failAll(transfer.ErrCancelled)
+		return nil
+	}
+	j.reg = reg
+	lj.done = s.done
+	if m.GetLayers() {
+		lj.layer = s.layer
+	}
+	x.server.begin()
+	j.run(x.queue.load(lj))
+	return nil
+}
+
+// checkLoad reads the chunks of a LOAD.
+func (x *session) checkLoad(m *proto.Load, l *lease, reg *registration) (loadJob, error) {
+	lj := loadJob{
+		pins: l.pins, rank: x.piece, memory: reg.memory,
+		index: make([]int, len(m.GetChunks())), blocks: make([][]uint32, len(m.GetChunks())),
+	}
+	used := reg.newUse()
+	for i, c := range m.GetChunks() {
+		if !l.granted(int(c.GetIndex())) {
+			return lj, invalid(at("chunks", i, "index"), "the lease does not hold key %d of its LOOKUP", c.GetIndex())
+		}
+		if err := reg.checkBlocks(i, c.GetBlocks(), true); err != nil {
+			return lj, err
+		}
+		for _, b := range c.GetBlocks() {
+			if b != abi.None && !used.add(b) {
+				return lj, invalid(at("chunks", i, "blocks"), "block %d twice in one LOAD", b)
+			}
+		}
+		lj.index[i], lj.blocks[i] = int(c.GetIndex())-l.first, c.GetBlocks()
+	}
+	return lj, nil
+}
+
+// loading gathers a LOAD's answer.
+type loading struct {
+	job    *job
+	chunks []*proto.LoadChunk
+	lease  *lease // taken, or nil
+}
+
+func (s *loading) layer(layer uint32) {
+	s.job.session.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadLayer{LoadLayer: &proto.LoadLayer{Layer: layer}}})
+}
+
+// done is called by the engine.
+func (s *loading) done(o transfer.Outcome) {
+	s.complete(o)
+	s.job.session.server.finish()
+}
+
+// failAll completes a LOAD of which no copy was started.
+func (s *loading) failAll(err error) {
+	s.job.neverRun()
+	o := transfer.Outcome{Failed: make([]transfer.ChunkError, len(s.chunks))}
+	for i := range s.chunks {
+		o.Failed[i] = transfer.ChunkError{Chunk: i, Err: err}
+	}
+	s.complete(o)
+}
+
+func (s *loading) complete(o transfer.Outcome) {
+	x := s.job.session
+	if s.lease != nil {
+		x.engine.loaded(s.lease)
+	}
+	reply := &proto.LoadDone{Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
+	for _, f := range o.Failed {
+		reply.Failures = append(reply.Failures, &proto.ChunkFailure{
+			Chunk: uint32(f.Chunk), Code: codeOf(f.Err), Message: f.Err.Error(), Blocks: wanted(s.chunks[f.Chunk].GetBlocks()),
+		})
+	}
+	s.job.finish()
+	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadDone{LoadDone: reply}})
+}
+
+// wanted leaves the holes out.
+func wanted(blocks []uint32) []uint32 {
+	out := make([]uint32, 0, len(blocks))
+	for _, b := range blocks {
+		if b != abi.None {
+			out = append(out, b)
+		}
+	}
+	return out
+}

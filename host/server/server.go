@@ -1,0 +1,256 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// Server serves sessions on one socket.
+type Server struct {
+	cfg     Config
+	backend backend
+	started time.Time
+
+	mapped  atomic.Int64 // bytes of all mappings
+	jobs    atomic.Int64
+	request atomic.Uint32
+	number  atomic.Uint64
+	work    sync.WaitGroup // readers, writers, jobs
+
+	mu       sync.Mutex
+	path     string
+	closing  bool
+	quit     chan struct{} // closed by Close
+	served   chan struct{} // closed when Serve has returned; nil before Serve
+	engines  map[string]*engine
+	sessions map[[proto.NonceBytes]byte]*session
+	empty    chan struct{} // closed when closing and the last session is gone
+}
+
+// New makes a server; Serve runs it.
+func New(cfg Config) *Server { return newServer(cfg, live{cfg.Store, cfg.Engine}) }
+
+func newServer(cfg Config, b backend) *Server {
+	return &Server{
+		cfg: cfg.orDefaults(), backend: b, started: time.Now(), quit: make(chan struct{}), empty: make(chan struct{}),
+		engines: map[string]*engine{}, sessions: map[[proto.NonceBytes]byte]*session{},
+	}
+}
+
+// service is the gRPC face of a server.
+type service struct {
+	proto.UnimplementedHostServer
+	*Server
+}
+
+// Session runs one session.
+func (s service) Session(st grpc.BidiStreamingServer[proto.ClientMessage, proto.HostMessage]) error {
+	return s.serve(st)
+}
+
+// Status answers what the server knows, beside what Config.Info tells.
+func (s service) Status(context.Context, *proto.StatusRequest) (*proto.StatusReply, error) {
+	return s.Server.Status(), nil
+}
+
+// Status is what the Status call answers.
+func (s *Server) Status() *proto.StatusReply {
+	r := &proto.StatusReply{}
+	if s.cfg.Info != nil {
+		if info := s.cfg.Info(); info != nil {
+			r = info
+		}
+	}
+	st := s.Stats()
+	r.Version = s.cfg.Version
+	r.UptimeSeconds = time.Since(s.started).Seconds()
+	r.Sessions, r.Engines = uint32(st.Sessions), uint32(st.Engines)
+	r.Leases, r.Jobs, r.ArenaBytes = uint64(st.Leases), uint64(st.Jobs), uint64(st.ArenaBytes)
+	return r
+}
+
+// Stats are what clients make the host hold now.
+type Stats struct {
+	Sessions, Engines, Leases, Jobs int
+	ArenaBytes                      int64
+}
+
+// Stats counts.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Stats{Sessions: len(s.sessions), Engines: len(s.engines), Jobs: int(s.jobs.Load()), ArenaBytes: s.mapped.Load()}
+	for _, e := range s.engines {
+		e.mu.Lock()
+		st.Leases += len(e.leases)
+		e.mu.Unlock()
+	}
+	return st
+}
+
+// Serve listens on a Unix socket at path, and for descriptors beside it, until the context is done or Close is called.
+// Then it ends every session, waits for their jobs, and removes the sockets.
+func (s *Server) Serve(ctx context.Context, path string) error {
+	s.mu.Lock()
+	switch {
+	case s.closing:
+		s.mu.Unlock()
+		return ErrClosing
+	case s.served != nil:
+		s.mu.Unlock()
+		return ErrServing
+	}
+	s.served, s.path = make(chan struct{}), path
+	s.mu.Unlock()
+	defer close(s.served)
+
+	socks, err := listen(path, s.cfg.Log)
+	if err != nil {
+		return err
+	}
+	defer socks.Close()
+	g := grpc.NewServer(
+		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
+		// Fixed windows: the estimator that would size them costs round trips, and a socket's delay is nothing.
+		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20),
+		grpc.WaitForHandlers(true),
+	)
+	proto.RegisterHostServer(g, service{Server: s})
+	s.cfg.Log.Info("serving", "socket", path)
+
+	failed := make(chan error, 1)
+	var accepting sync.WaitGroup
+	accepting.Go(func() { failed <- g.Serve(socks.session) })
+	accepting.Go(func() { s.serveDescriptors(socks.transfer) })
+	select {
+	case <-ctx.Done():
+	case <-s.quit:
+	case err = <-failed:
+	}
+	socks.transfer.Close()
+	s.endSessions()
+	g.Stop()
+	accepting.Wait()
+	s.work.Wait()
+	s.cfg.Log.Info("stopped serving", "socket", path)
+	return err
+}
+
+// Close ends Serve and waits until it has returned.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.shut()
+	served := s.served
+	s.mu.Unlock()
+	if served != nil {
+		<-served
+	}
+	return nil
+}
+
+// shut admits no more sessions. The caller holds the mutex.
+func (s *Server) shut() {
+	if s.closing {
+		return
+	}
+	s.closing = true
+	close(s.quit)
+	if len(s.sessions) == 0 {
+		close(s.empty)
+	}
+}
+
+// endSessions ends all sessions, admits no more, and waits until each has given up what it held.
+func (s *Server) endSessions() {
+	s.mu.Lock()
+	s.shut()
+	for _, x := range s.sessions {
+		x.end(ErrClosing)
+	}
+	s.mu.Unlock()
+	<-s.empty
+}
+
+// admit makes a session for a new stream.
+func (s *Server) admit(st stream) (*session, error) {
+	x := &session{
+		server: s, stream: st, number: s.number.Add(1),
+		regs: map[uint32]*registration{}, maps: map[fileID]*mapping{}, jobs: map[uint64]*job{},
+		descriptors: map[uint64]*os.File{}, requests: map[uint32]struct{}{},
+		backlog: make(chan *proto.ClientMessage, backlogSlots),
+	}
+	x.log = s.cfg.Log.With("session", x.number)
+	x.ctx, x.end = context.WithCancelCause(st.Context())
+	x.out = newOutgoing(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) })
+	rand.Read(x.nonce[:]) // never fails
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closing:
+		x.end(ErrClosing)
+		return nil, status.Error(codes.Unavailable, ErrClosing.Error())
+	case len(s.sessions) >= s.cfg.Limits.Sessions:
+		x.end(ErrClosing)
+		return nil, status.Errorf(codes.ResourceExhausted, "%d sessions, that is the limit", len(s.sessions))
+	}
+	s.sessions[x.nonce] = x
+	return x, nil
+}
+
+// dismiss forgets a session that has given up what it held.
+func (s *Server) dismiss(x *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := x.engine; e != nil {
+		if e.sessions--; e.sessions == 0 {
+			delete(s.engines, e.id)
+		}
+	}
+	delete(s.sessions, x.nonce)
+	if s.closing && len(s.sessions) == 0 {
+		close(s.empty)
+	}
+}
+
+// byNonce finds the session that a descriptor is for.
+func (s *Server) byNonce(nonce [proto.NonceBytes]byte) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sessions[nonce]
+}
+
+func (s *Server) descriptorPath() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.path + proto.DescriptorSuffix
+}
+
+// nextRequest is the store's next request number; 0 means none.
+func (s *Server) nextRequest() uint32 {
+	for {
+		if n := s.request.Add(1); n != 0 {
+			return n
+		}
+	}
+}
+
+// begin and finish count a job from its start to its completion, which may come after its session's end.
+func (s *Server) begin() {
+	s.work.Add(1)
+	s.jobs.Add(1)
+}
+
+func (s *Server) finish() {
+	s.jobs.Add(-1)
+	s.work.Done()
+}

@@ -1,0 +1,136 @@
+package server
+
+import (
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// store is STORE. All of it is checked before anything is reserved; then every chunk is reserved, in order; then the
+// I/O of those that got a place begins.
+func (x *session) store(id uint64, m *proto.Store) error {
+	reg, err := x.registered(m.GetGroup())
+	if err != nil {
+		return err
+	}
+	wants, err := x.checkStore(m, reg)
+	if err != nil {
+		return err
+	}
+	number, err := x.engine.number(x, m.GetRequest())
+	if err != nil {
+		return err
+	}
+	j := x.job(id)
+	if j == nil {
+		return ErrClosing
+	}
+	j.reg = reg
+	s := &storing{job: j, results: make([]proto.ChunkResult, len(wants))}
+	sj := storeJob{memory: reg.memory, read: s.read, published: s.published}
+	for i, r := range wants {
+		r.request = number
+		put, err := x.reserve(j, r)
+		if s.results[i] = resultOf(err); err == nil {
+			s.index = append(s.index, i)
+			sj.puts = append(sj.puts, put)
+			sj.blocks = append(sj.blocks, m.Chunks[i].Blocks)
+		} else if s.results[i] == proto.ChunkResult_CHUNK_RESULT_FAILED {
+			s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(err), Message: err.Error()})
+		}
+	}
+	x.server.begin()
+	if len(sj.puts) == 0 {
+		j.neverRun()
+		s.read(transfer.Outcome{})
+		s.published(transfer.Outcome{})
+		return nil
+	}
+	j.run(x.queue.store(sj))
+	return nil
+}
+
+// reserve gets one chunk its place, unless the job was cancelled meanwhile.
+func (x *session) reserve(j *job, r reservation) (reserved, error) {
+	if j.cancelled.Load() {
+		return nil, transfer.ErrCancelled
+	}
+	return x.engine.space.put(j.ctx, r)
+}
+
+func (x *session) job(id uint64) *job {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.jobs[id]
+}
+
+// checkStore reads the chunks of a STORE.
+func (x *session) checkStore(m *proto.Store, reg *registration) ([]reservation, error) {
+	if err := x.checkChunks(len(m.GetChunks())); err != nil {
+		return nil, err
+	}
+	wants := make([]reservation, len(m.GetChunks()))
+	for i, c := range m.GetChunks() {
+		key, err := proto.ParseKey(c.GetKey(), x.ns.KeyBytes)
+		if err != nil {
+			return nil, invalid(at("chunks", i, "key"), "%v", err)
+		}
+		var parent chunk.Key
+		if len(c.GetParent()) > 0 {
+			if parent, err = proto.ParseKey(c.GetParent(), x.ns.KeyBytes); err != nil {
+				return nil, invalid(at("chunks", i, "parent"), "%v", err)
+			}
+		}
+		if parent == key {
+			return nil, invalid(at("chunks", i, "parent"), "is the chunk itself")
+		}
+		if err := reg.checkBlocks(i, c.GetBlocks(), false); err != nil {
+			return nil, err
+		}
+		wants[i] = reservation{
+			group: reg.group.ID, depth: c.GetDepth(), rank: x.piece, ranks: x.engine.facts.pieces,
+			parent: parent, key: key, tenant: x.tenant,
+		}
+	}
+	return wants, nil
+}
+
+func (x *session) checkChunks(n int) error {
+	if n == 0 {
+		return invalid("chunks", "none")
+	}
+	if limit := x.server.cfg.Limits.ChunksPerJob; n > limit {
+		return faultf(proto.Code_CODE_LIMIT, "chunks", "%d, at most %d in one job", n, limit)
+	}
+	return nil
+}
+
+// storing gathers a STORE's answers. read comes before published, so nothing here is touched twice at a time.
+type storing struct {
+	job      *job
+	index    []int // of the message's chunks that became the job's
+	results  []proto.ChunkResult
+	failures []*proto.ChunkFailure
+}
+
+func (s *storing) read(transfer.Outcome) {
+	s.job.session.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StoreRead{StoreRead: &proto.StoreRead{}}})
+}
+
+func (s *storing) published(o transfer.Outcome) {
+	for _, f := range o.Failed {
+		i := s.index[f.Chunk]
+		s.results[i] = proto.ChunkResult_CHUNK_RESULT_FAILED
+		if r := resultOf(f.Err); r != proto.ChunkResult_CHUNK_RESULT_FAILED {
+			s.results[i] = r // publication found that another was faster, or the disk full
+			continue
+		}
+		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(f.Err), Message: f.Err.Error()})
+	}
+	x := s.job.session
+	s.job.finish()
+	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StorePublished{StorePublished: &proto.StorePublished{
+		Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load(),
+	}}})
+	x.server.finish()
+}
