@@ -31,6 +31,7 @@ type Server struct {
 	path     string
 	closing  bool
 	quit     chan struct{} // closed by Close
+	ready    chan struct{} // closed once clients can connect
 	served   chan struct{} // closed when Serve has returned; nil before Serve
 	engines  map[string]*engine
 	sessions map[[proto.NonceBytes]byte]*session
@@ -42,7 +43,7 @@ func New(cfg Config) *Server { return newServer(cfg, live{cfg.Store, cfg.Engine}
 
 func newServer(cfg Config, b backend) *Server {
 	return &Server{
-		cfg: cfg.orDefaults(), backend: b, started: time.Now(), quit: make(chan struct{}), empty: make(chan struct{}),
+		cfg: cfg.orDefaults(), backend: b, started: time.Now(), quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
 		engines: map[string]*engine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}
 }
@@ -127,6 +128,7 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	)
 	proto.RegisterHostServer(g, service{Server: s})
 	s.cfg.Log.Info("serving", "socket", path)
+	close(s.ready)
 
 	failed := make(chan error, 1)
 	var accepting sync.WaitGroup
@@ -145,6 +147,9 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	s.cfg.Log.Info("stopped serving", "socket", path)
 	return err
 }
+
+// Ready is closed once clients can connect.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
 
 // Close ends Serve and waits until it has returned.
 func (s *Server) Close() error {

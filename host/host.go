@@ -1,0 +1,143 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/server"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// Config is what a host is made from.
+type Config struct {
+	Config  *config.Config // validated
+	Log     *slog.Logger
+	Version string // told to clients
+}
+
+// Host is a whole kvhost.
+type Host struct {
+	cfg      *config.Config
+	log      *slog.Logger
+	policies *policySet
+	store    *store.Store
+	engine   *transfer.Engine
+	server   *server.Server
+	http     *httpListener // nil when off
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// New opens the policies and the store, and binds the HTTP listener; nothing is served yet. The context bounds opening.
+func New(ctx context.Context, cfg Config) (_ *Host, err error) {
+	h := &Host{cfg: cfg.Config, log: cfg.Log}
+	if h.log == nil {
+		h.log = slog.New(slog.DiscardHandler)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.Close())
+		}
+	}()
+	if h.policies, err = openPolicies(ctx, h.cfg, h.log); err != nil {
+		return nil, err
+	}
+	if h.store, err = store.Open(ctx, h.storeConfig()); err != nil {
+		return nil, err
+	}
+	e := h.cfg.Engine
+	h.engine, err = transfer.New(transfer.Config{
+		Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := h.cfg.Session
+	h.server = server.New(server.Config{
+		Store: h.store, Engine: h.engine, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status,
+		Limits: server.Limits{
+			KeysPerLookup: s.MaxKeys, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions, ArenaBytes: s.MaxMemory,
+		},
+	})
+	if h.cfg.HTTP.Listen != "" {
+		if h.http, err = listenHTTP(h); err != nil {
+			return nil, err
+		}
+	}
+	return h, nil
+}
+
+func (h *Host) storeConfig() store.Config {
+	s := h.cfg.Store
+	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.store, Log: h.log, Seed: uint64(s.Seed)}
+	if s.Evict == config.EvictBackground {
+		out.EvictMode = store.Background
+	}
+	switch s.Durability {
+	case config.DurabilityBatch:
+		out.Durability = store.Batch
+	case config.DurabilityStrict:
+		out.Durability = store.Strict
+	}
+	for _, r := range h.cfg.Roots {
+		out.Roots = append(out.Roots, store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared})
+	}
+	return out
+}
+
+// Run serves until the context is done or a listener fails, then closes the host.
+func (h *Host) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return h.server.Serve(ctx, h.cfg.Socket) })
+	if h.http != nil {
+		g.Go(func() error { return h.http.serve(ctx) })
+	}
+	err := g.Wait()
+	return errors.Join(err, h.Close())
+}
+
+// Ready is closed once clients can connect.
+func (h *Host) Ready() <-chan struct{} { return h.server.Ready() }
+
+// Socket is the path that clients connect to.
+func (h *Host) Socket() string { return h.cfg.Socket }
+
+// HTTPAddr is where /healthz and /metrics are, empty when they are off.
+func (h *Host) HTTPAddr() string {
+	if h.http == nil {
+		return ""
+	}
+	return h.http.addr()
+}
+
+// Close ends what runs, in the reverse order of its start: sessions before the engine that moves their bytes, the engine
+// before the store it writes to, the store before the policies it asks.
+func (h *Host) Close() error {
+	h.closeOnce.Do(func() {
+		var errs []error
+		if h.http != nil {
+			errs = append(errs, h.http.close())
+		}
+		if h.server != nil {
+			errs = append(errs, h.server.Close())
+		}
+		if h.engine != nil {
+			errs = append(errs, h.engine.Close())
+		}
+		if h.store != nil {
+			errs = append(errs, h.store.Close())
+		}
+		if h.policies != nil {
+			errs = append(errs, h.policies.close(context.Background()))
+		}
+		h.closeErr = errors.Join(errs...)
+	})
+	return h.closeErr
+}

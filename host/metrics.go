@@ -1,0 +1,123 @@
+package host
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// counters are the whole-host counts, told by Status under their name and by /metrics as kvhost_<name>_total.
+var counters = []struct {
+	name, help string
+	value      func(*store.Stats, transfer.Stats) int64
+}{
+	{"lookups", "LOOKUP messages answered.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Lookups) }},
+	{"lookup_keys", "Keys asked for.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Keys) }},
+	{"lookup_hits", "Keys granted with a lease.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Hits) }},
+	{"stores_resident", "Chunks offered that were there already.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Resident) }},
+	{"stores_refused", "Chunks that the admit policy refused.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Refused) }},
+	{"stored_files", "Piece files published.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredFiles }},
+	{"stored_bytes", "Bytes of piece files published.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredBytes }},
+	{"store_errors", "Pieces that failed to be stored.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoreErrors }},
+	{"loaded_files", "Pieces delivered, verified.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedFiles }},
+	{"loaded_bytes", "Bytes of piece files delivered, verified.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedBytes }},
+	{"load_errors", "Pieces that failed to be loaded.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadErrors }},
+}
+
+type rootMetric struct {
+	name, help string
+	kind       prometheus.ValueType
+	value      func(*store.RootStats) float64
+}
+
+// rootMetrics have one series per root.
+var rootMetrics = []rootMetric{
+	{"root_capacity_bytes", "Configured limit.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Capacity) }},
+	{"root_used_bytes", "Allocated bytes of pieces, temporaries and quarantine.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Used) }},
+	{"root_writing_bytes", "Bytes reserved by stores in flight.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Writing) }},
+	{"root_quarantine_bytes", "Bytes of damaged files kept for inspection.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Held) }},
+	{"root_entries", "Entries in the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Entries) }},
+	{"root_index_bytes", "Memory of the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
+	{"root_evictions_total", "Entries evicted.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Evictions) }},
+	{"root_sheds_total", "Stores that found no space.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Sheds) }},
+	{"root_damaged_total", "Entries dropped because a file was not what it should be.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Damaged) }},
+	{"root_vanished_total", "Files removed by somebody else.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Vanished) }},
+	{"root_sync_failures_total", "Pieces dropped because a sync failed.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.SyncFails) }},
+	{"root_bad_victims_total", "Victims named by the policy that could not go.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.BadVictims) }},
+	{"root_place_faults_total", "Names that another key's file held.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.PlaceFaults) }},
+	{"root_evict_faults_total", "Evict policies replaced after a fault.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.EvictFaults) }},
+}
+
+// collector reads the host's counters when it is scraped.
+type collector struct {
+	host     *Host
+	counters []*prometheus.Desc
+	roots    []*prometheus.Desc
+	policy   map[string]*prometheus.Desc
+	sessions *prometheus.Desc
+	leases   *prometheus.Desc
+	slots    *prometheus.Desc
+}
+
+func newCollector(h *Host) *collector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("kvhost_"+name, help, labels, nil)
+	}
+	c := &collector{
+		host:     h,
+		sessions: desc("sessions", "Client sessions."),
+		leases:   desc("leases", "Leases held."),
+		slots:    desc("staging_slots", "Staging slots by state.", "state"),
+		policy: map[string]*prometheus.Desc{
+			"calls":   desc("policy_calls_total", "Calls into a policy.", "role", "module", "digest"),
+			"records": desc("policy_records_total", "Records handed to a policy.", "role", "module", "digest"),
+			"seconds": desc("policy_seconds_total", "Time spent in a policy.", "role", "module", "digest"),
+			"faults":  desc("policy_faults_total", "Faults of a policy.", "role", "module", "digest"),
+		},
+	}
+	for _, m := range counters {
+		c.counters = append(c.counters, desc(m.name+"_total", m.help))
+	}
+	for _, m := range rootMetrics {
+		c.roots = append(c.roots, desc(m.name, m.help, "root"))
+	}
+	return c
+}
+
+// Describe sends nothing: the set of series depends on roots and policies, so the collector is unchecked.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads the counters.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	}
+	st, ts, ss := c.host.store.Stats(), c.host.engine.Stats(), c.host.server.Stats()
+	for i, m := range counters {
+		send(c.counters[i], prometheus.CounterValue, float64(m.value(&st, ts)))
+	}
+	for i := range st.Roots {
+		for k, m := range rootMetrics {
+			send(c.roots[k], m.kind, m.value(&st.Roots[i]), st.Roots[i].Path)
+		}
+	}
+	for _, p := range policyStats(&st) {
+		labels := []string{p.Role.String(), p.Module, p.Digest}
+		send(c.policy["calls"], prometheus.CounterValue, float64(p.Calls), labels...)
+		send(c.policy["records"], prometheus.CounterValue, float64(p.Records), labels...)
+		send(c.policy["seconds"], prometheus.CounterValue, p.Time.Seconds(), labels...)
+		send(c.policy["faults"], prometheus.CounterValue, float64(p.Faults), labels...)
+	}
+	send(c.sessions, prometheus.GaugeValue, float64(ss.Sessions))
+	send(c.leases, prometheus.GaugeValue, float64(ss.Leases))
+	send(c.slots, prometheus.GaugeValue, float64(ts.SlotsInUse), "used")
+	send(c.slots, prometheus.GaugeValue, float64(ts.Slots-ts.SlotsInUse), "free")
+}
+
+func newRegistry(h *Host) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(newCollector(h), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}

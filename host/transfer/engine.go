@@ -1,0 +1,107 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Config sizes an engine.
+type Config struct {
+	Threads    int     // workers per device
+	SlotBytes  int     // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
+	MaxStaging int64   // bytes of all slots together
+	ReadRatio  float64 // share of loads among tasks started while both kinds wait
+}
+
+// MinSlotBytes lets the header page and the checksum table of any piece fit one slot.
+const MinSlotBytes = 1 << 20
+
+// Engine owns the staging slots and one queue per device. All its goroutines end in Close.
+type Engine struct {
+	cfg   Config
+	slots *staging.Slots
+	ctx   context.Context
+	stop  context.CancelFunc
+	stats counters
+
+	mu     sync.Mutex
+	closed bool
+	queues map[string]*Queue
+}
+
+// New makes an engine; its memory is mapped at once, its workers start with the first job of each device.
+func New(cfg Config) (*Engine, error) {
+	switch {
+	case cfg.Threads < 1:
+		return nil, fmt.Errorf("%w: %d threads per device, want at least 1", ErrConfig, cfg.Threads)
+	case cfg.SlotBytes < MinSlotBytes || cfg.SlotBytes%4096 != 0:
+		return nil, fmt.Errorf("%w: slots of %d bytes, want a multiple of 4096 from %d on", ErrConfig, cfg.SlotBytes, MinSlotBytes)
+	case cfg.MaxStaging < int64(cfg.SlotBytes):
+		return nil, fmt.Errorf("%w: %d bytes of staging memory do not hold one slot of %d", ErrConfig, cfg.MaxStaging, cfg.SlotBytes)
+	}
+	slots, err := staging.NewSlots(int(cfg.MaxStaging/int64(cfg.SlotBytes)), cfg.SlotBytes)
+	if err != nil {
+		return nil, fmt.Errorf("transfer: staging slots: %w", err)
+	}
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}}
+	e.ctx, e.stop = context.WithCancel(context.Background())
+	return e, nil
+}
+
+// Queue is the named device's queue, made when first asked for. Host memory is a device too.
+func (e *Engine) Queue(device string) (*Queue, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, ErrClosed
+	}
+	q, ok := e.queues[device]
+	if !ok {
+		q = &Queue{engine: e, device: device, workers: staging.NewWorkers(e.cfg.Threads, e.cfg.ReadRatio)}
+		e.queues[device] = q
+	}
+	return q, nil
+}
+
+// Close fails what is queued with ErrClosed, waits for what runs, and frees the slots.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	queues := e.queues
+	e.mu.Unlock()
+	e.stop()
+	for _, q := range queues {
+		q.workers.Close()
+	}
+	return e.slots.Close()
+}
+
+// Queue is one device's share of the engine: its workers take loads and stores in turn.
+type Queue struct {
+	engine  *Engine
+	device  string
+	workers *staging.Workers
+	scratch sync.Pool // of *scratch
+}
+
+// scratch is what a task needs besides its slot.
+type scratch struct{ table []uint64 }
+
+func (q *Queue) takeScratch(extents int) *scratch {
+	s, _ := q.scratch.Get().(*scratch)
+	if s == nil {
+		s = &scratch{}
+	}
+	if cap(s.table) < extents {
+		s.table = make([]uint64, extents)
+	}
+	s.table = s.table[:extents]
+	return s
+}

@@ -1,0 +1,21 @@
+package transfer
+
+import "errors"
+
+// Errors of a job's chunks and of building its memory.
+var (
+	// ErrCancelled is the error of a chunk whose job was cancelled before it was done.
+	ErrCancelled = errors.New("transfer: cancelled")
+	// ErrClosed says the engine is shutting down.
+	ErrClosed = errors.New("transfer: engine is closed")
+	// ErrBlocks refuses a job whose block ids do not fit its memory; no byte was touched.
+	ErrBlocks = errors.New("transfer: bad block ids")
+	// ErrRegion refuses a region that does not hold the pages it promises.
+	ErrRegion = errors.New("transfer: bad region")
+	// ErrGeometry says a piece's plan is for another shape of chunk than the client's memory.
+	ErrGeometry = errors.New("transfer: piece and memory differ in geometry")
+	// ErrDamaged says a piece file is not what its entry promises; the entry is dropped and its file quarantined.
+	ErrDamaged = errors.New("transfer: damaged piece")
+	// ErrConfig refuses a configuration.
+	ErrConfig = errors.New("transfer: bad configuration")
+)

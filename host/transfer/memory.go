@@ -1,0 +1,133 @@
+package transfer
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// Memory is one session's registered pages of one group. A page is addressed by plane and block id, never by pointer.
+// Implementations are safe for concurrent use; callers see to it that jobs do not overlap in blocks.
+type Memory interface {
+	// Geometry is the shape of a chunk in this memory.
+	Geometry() chunk.Geometry
+	// Blocks is how many blocks there are: ids are below it.
+	Blocks() uint32
+	// Gather copies extents [lo, hi) of the plan from the pages of the chunk whose blocks are ids to dst, which holds
+	// the payload from offset base on, and writes their checksums to table[lo:hi].
+	Gather(p *chunk.Plan, lo, hi int, ids []uint32, dst []byte, base int64, table []uint64) error
+	// Scatter is the inverse. No byte of an extent reaches a page before the extent is verified against table. Blocks
+	// whose id is abi.None are verified and not copied.
+	Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error
+}
+
+// HostRegion is the memory of one plane: page i stands at Data[Offset+i*Stride:].
+type HostRegion struct {
+	Data   []byte
+	Offset int64
+	Stride int64
+	Blocks uint32
+}
+
+// HostMemory is Memory in this process' address space, a client's shared memory mapped here.
+type HostMemory struct {
+	geometry chunk.Geometry
+	regions  []HostRegion // by plane
+	blocks   uint32
+}
+
+// NewHostMemory checks that regions, one per plane of g in its order, hold their pages.
+func NewHostMemory(g chunk.Geometry, regions []HostRegion) (*HostMemory, error) {
+	if err := g.Validate(); err != nil {
+		return nil, err
+	}
+	if len(regions) != len(g.Planes) {
+		return nil, fmt.Errorf("%w: %d regions for %d planes", ErrRegion, len(regions), len(g.Planes))
+	}
+	m := &HostMemory{geometry: g, regions: regions, blocks: regions[0].Blocks}
+	for i, r := range regions {
+		page := int64(g.Planes[i].PageBytes)
+		size := int64(len(r.Data))
+		switch {
+		case r.Blocks == 0:
+			return nil, fmt.Errorf("%w: plane %d has no blocks", ErrRegion, i)
+		case r.Blocks != m.blocks:
+			return nil, fmt.Errorf("%w: plane %d has %d blocks, plane 0 has %d", ErrRegion, i, r.Blocks, m.blocks)
+		case r.Offset < 0 || r.Stride < page:
+			return nil, fmt.Errorf("%w: plane %d: offset %d, stride %d, page %d bytes", ErrRegion, i, r.Offset, r.Stride, page)
+		case size < page || r.Offset > size-page || (size-page-r.Offset)/r.Stride < int64(r.Blocks-1):
+			return nil, fmt.Errorf("%w: plane %d: %d blocks of stride %d from offset %d do not fit %d bytes",
+				ErrRegion, i, r.Blocks, r.Stride, r.Offset, size)
+		}
+	}
+	return m, nil
+}
+
+// Geometry is the shape of a chunk in this memory.
+func (m *HostMemory) Geometry() chunk.Geometry { return m.geometry }
+
+// Blocks is how many blocks there are.
+func (m *HostMemory) Blocks() uint32 { return m.blocks }
+
+func (m *HostMemory) page(s *chunk.Span, id uint32) []byte {
+	r := &m.regions[s.Plane]
+	at := r.Offset + int64(id)*r.Stride + int64(s.PageOff)
+	return r.Data[at : at+int64(s.Len)]
+}
+
+// Gather goes extent by extent, so that the checksum reads bytes that the copy has just brought into the cache.
+func (m *HostMemory) Gather(p *chunk.Plan, lo, hi int, ids []uint32, dst []byte, base int64, table []uint64) error {
+	for x := lo; x < hi; x++ {
+		for c := p.Spans(x, x+1); c.Next(); {
+			copy(dst[c.Span.Off-base:], m.page(&c.Span, ids[c.Span.Block]))
+		}
+		chunk.SumExtents(p, x, x+1, dst, base, table)
+	}
+	return nil
+}
+
+// Scatter goes extent by extent: verify, which brings the extent into the cache, then copy.
+func (m *HostMemory) Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error {
+	for x := lo; x < hi; x++ {
+		if err := chunk.VerifyExtents(p, x, x+1, src, base, table); err != nil {
+			return err
+		}
+		for c := p.Spans(x, x+1); c.Next(); {
+			if id := ids[c.Span.Block]; id != abi.None {
+				copy(m.page(&c.Span, id), src[c.Span.Off-base:])
+			}
+		}
+	}
+	return nil
+}
+
+// checkBlocks refuses ids that are out of range, or absent where holes are not allowed, before anything is touched.
+func checkBlocks(m Memory, ids []uint32, holes bool) error {
+	g := m.Geometry()
+	if len(ids) != int(g.Blocks) {
+		return fmt.Errorf("%w: %d ids for a chunk of %d blocks", ErrBlocks, len(ids), g.Blocks)
+	}
+	for i, id := range ids {
+		if id == abi.None && holes {
+			continue
+		}
+		if id >= m.Blocks() {
+			return fmt.Errorf("%w: block %d of the chunk has id %d, the memory has %d blocks", ErrBlocks, i, id, m.Blocks())
+		}
+	}
+	return nil
+}
+
+// sameShape says whether a plan's chunks have the memory's geometry: the copy loops index by its planes and blocks.
+func sameShape(a, b chunk.Geometry) bool {
+	if a.Blocks != b.Blocks || len(a.Planes) != len(b.Planes) {
+		return false
+	}
+	for i := range a.Planes {
+		if a.Planes[i] != b.Planes[i] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,39 @@
+package transfer
+
+import (
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/host/store"
+)
+
+type counters struct {
+	storedFiles, storedBytes, storeErrors atomic.Int64
+	loadedFiles, loadedBytes, loadErrors  atomic.Int64
+}
+
+func (c *counters) stored(p *store.Put) {
+	c.storedFiles.Add(1)
+	c.storedBytes.Add(p.FileBytes())
+}
+
+func (c *counters) loaded(bytes int64) {
+	c.loadedFiles.Add(1)
+	c.loadedBytes.Add(bytes)
+}
+
+// Stats are an engine's counters since it was made. Bytes are file bytes.
+type Stats struct {
+	StoredFiles, StoredBytes, StoreErrors int64
+	LoadedFiles, LoadedBytes, LoadErrors  int64
+	SlotsInUse, Slots                     int
+}
+
+// Stats reads the counters.
+func (e *Engine) Stats() Stats {
+	c := &e.stats
+	return Stats{
+		StoredFiles: c.storedFiles.Load(), StoredBytes: c.storedBytes.Load(), StoreErrors: c.storeErrors.Load(),
+		LoadedFiles: c.loadedFiles.Load(), LoadedBytes: c.loadedBytes.Load(), LoadErrors: c.loadErrors.Load(),
+		SlotsInUse: e.slots.InUse(), Slots: e.slots.Capacity(),
+	}
+}

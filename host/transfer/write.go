@@ -1,0 +1,172 @@
+package transfer
+
+import (
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// StoreJob writes chunks that have their places reserved.
+type StoreJob struct {
+	Memory Memory
+	Chunks []StoreChunk
+	// Read runs once, when no task will read the pages any more: the client may use its blocks again. Failed lists
+	// what is known to have failed by then.
+	Read func(Outcome)
+	// Published runs once, after Read, when every chunk is published at the configured durability or has failed.
+	Published func(Outcome)
+}
+
+// StoreChunk is one piece of a StoreJob. The job owns Put: it is published or aborted, whatever happens.
+type StoreChunk struct {
+	Put    *store.Put
+	Blocks []uint32 // the client's block id for each block of the chunk
+}
+
+// Store queues a job. Every Put of it is taken over even if the engine is closed.
+func (q *Queue) Store(s *StoreJob) *Handle {
+	j := newJob(len(s.Chunks), s.Read, s.Published)
+	if len(s.Chunks) == 0 {
+		j.cancel()
+	}
+	for i := range s.Chunks {
+		task := func() { q.storeChunk(j, i, s) }
+		if err := q.workers.Submit(staging.Write, task); err != nil {
+			s.Chunks[i].Put.Abort(ErrClosed)
+			j.settle(i, ErrClosed, 0)
+			j.over()
+		}
+	}
+	return &Handle{j}
+}
+
+func (q *Queue) storeChunk(j *job, i int, s *StoreJob) {
+	c := &s.Chunks[i]
+	err := checkBlocks(s.Memory, c.Blocks, false)
+	if err == nil {
+		err = q.writePiece(j, i, s.Memory, c)
+	}
+	if err == nil {
+		err = c.Put.Publish(q.engine.ctx)
+	}
+	if err != nil {
+		c.Put.Abort(err)
+		j.settle(i, err, 0)
+		j.fail(i, err)
+		q.engine.stats.storeErrors.Add(1)
+	} else {
+		q.engine.stats.stored(c.Put)
+	}
+	j.over()
+}
+
+// writePiece fills the temporary. It settles the chunk as soon as its pages have been read.
+func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) error {
+	plan := c.Put.Plan()
+	if !sameShape(plan.Geometry(), m.Geometry()) {
+		return ErrGeometry
+	}
+	slot, err := q.engine.slots.Acquire(q.engine.ctx)
+	if err != nil {
+		return ErrClosed
+	}
+	defer slot.Release()
+	scratch := q.takeScratch(len(plan.Extents()))
+	defer q.scratch.Put(scratch)
+	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, buf: slot.Bytes()}
+	if c.Put.FileBytes() <= int64(len(w.buf)) {
+		return w.whole()
+	}
+	return w.parts()
+}
+
+type pieceWriter struct {
+	job    *job
+	index  int
+	memory Memory
+	chunk  *StoreChunk
+	plan   *chunk.Plan
+	table  []uint64
+	buf    []byte
+}
+
+// whole writes the file's image, header first in the file and last in time, with one call: no byte of the header
+// reaches the file before the payload's does.
+func (w *pieceWriter) whole() error {
+	put := w.chunk.Put
+	head := put.DataOffset()
+	image := w.buf[:put.FileBytes()]
+	extents := w.plan.Extents()
+	if err := w.gather(0, len(extents), image[head:], 0); err != nil {
+		return err
+	}
+	clear(image[head+w.plan.PayloadBytes():])
+	put.Head(image[:head], w.table)
+	f, err := put.File()
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(image, 0)
+	return err
+}
+
+// parts writes a payload larger than the slot window by window, each starting at a 4 KiB boundary of the file: what a
+// window holds beyond its last boundary is carried to the front of the next. The header and the table go last.
+func (w *pieceWriter) parts() error {
+	put := w.chunk.Put
+	head := put.DataOffset()
+	f, err := put.File()
+	if err != nil {
+		return err
+	}
+	extents := w.plan.Extents()
+	base := int64(0) // payload offset of buf[0], always aligned
+	for lo := 0; lo < len(extents); {
+		hi := lo
+		for hi < len(extents) && end(extents[hi])-base <= int64(len(w.buf)) {
+			hi++
+		}
+		if err := w.gather(lo, hi, w.buf, base); err != nil {
+			return err
+		}
+		filled := end(extents[hi-1]) - base
+		n := filled &^ 4095
+		if hi == len(extents) {
+			n = (filled + 4095) &^ 4095
+			clear(w.buf[filled:n])
+		}
+		if _, err := f.WriteAt(w.buf[:n], head+base); err != nil {
+			return err
+		}
+		copy(w.buf, w.buf[n:max(n, filled)])
+		base += n
+		lo = hi
+	}
+	put.Head(w.buf[:head], w.table)
+	_, err = f.WriteAt(w.buf[:head], 0)
+	return err
+}
+
+// gather copies extents [lo, hi) from the pages, inside the fence, and zeroes the gaps before them.
+func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
+	extents := w.plan.Extents()
+	for x := lo; x < hi; x++ {
+		var before int64
+		if x > 0 {
+			before = end(extents[x-1])
+		}
+		clear(dst[before-base : extents[x].Off-base])
+	}
+	if !w.job.enter() {
+		return ErrCancelled
+	}
+	err := w.memory.Gather(w.plan, lo, hi, w.chunk.Blocks, dst, base, w.table)
+	if err == nil && hi == len(extents) {
+		g := w.plan.Geometry()
+		w.job.settle(w.index, nil, g.PageBytes())
+	}
+	w.job.leave()
+	return err
+}
+
+func end(e chunk.Extent) int64 { return e.Off + int64(e.Len) }
