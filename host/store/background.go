@@ -1,0 +1,66 @@
+package store
+
+import (
+	"context"
+	"time"
+)
+
+// level is a part of the capacity in bytes.
+func (r *root) level(part float64) int64 { return int64(part * float64(r.cfg.Capacity)) }
+
+// evictAhead is the background evictor: woken above the high watermark, it evicts down to the low one. It ends with ctx.
+func (r *root) evictAhead(ctx context.Context) {
+	low := r.level(r.store.cfg.Low)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.kick:
+		}
+		r.turn.Lock()
+		r.mu.Lock()
+		for ctx.Err() == nil && (r.used > low || r.x.used == r.x.max) {
+			if r.evictSome(max(r.used-low, 1)) == 0 {
+				break
+			}
+		}
+		r.mu.Unlock()
+		r.turn.Unlock()
+	}
+}
+
+// flushEvery makes what was published durable, a batch at a time, and once more at the end. It ends with ctx.
+func (r *root) flushEvery(ctx context.Context, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			r.flush()
+			return
+		case <-tick.C:
+			r.flush()
+		}
+	}
+}
+
+// flush is one such batch. When the file system cannot say that the bytes are on disk, nobody may count on them: the
+// batch's entries are dropped.
+func (r *root) flush() {
+	r.mu.Lock()
+	batch := r.unsynced
+	r.unsynced = nil
+	r.mu.Unlock()
+	if len(batch) == 0 {
+		return
+	}
+	err := r.fs.SyncFS(r.dir)
+	if err == nil {
+		return
+	}
+	err = r.syncFailed(err)
+	r.log.Error("a batch could not be made durable; its entries are dropped", "entries", len(batch), "error", err)
+	for _, m := range batch {
+		r.drop(m, 0)
+	}
+}

@@ -1,0 +1,189 @@
+package store
+
+import (
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// EvictMode says when entries are evicted.
+type EvictMode uint8
+
+const (
+	// OnDemand evicts just enough for a put that does not fit, in the caller's order, before the put goes on.
+	OnDemand EvictMode = iota
+	// Background evicts ahead of need, between two watermarks. A put that does not fit all the same is shed.
+	Background
+)
+
+func (m EvictMode) String() string {
+	if m == Background {
+		return "background"
+	}
+	return "on-demand"
+}
+
+// Durability says what a published piece has survived.
+type Durability uint8
+
+const (
+	// None: a crash of the machine may lose it, or leave a file that its checksums refuse.
+	None Durability = iota
+	// Batch: as None, until the next periodic flush of the root's file system.
+	Batch
+	// Strict: its bytes and its name are durable before it is resident.
+	Strict
+)
+
+func (d Durability) String() string {
+	switch d {
+	case Batch:
+		return "batch"
+	case Strict:
+		return "strict"
+	}
+	return "none"
+}
+
+// RootConfig is one directory that holds pieces.
+type RootConfig struct {
+	Path       string // made when missing, with mode 0700
+	Capacity   int64  // bytes that pieces, temporaries and quarantine may take together
+	Shared     bool   // other hosts use it too: no exclusive lock
+	MaxEntries uint32 // most entries there can be; 0: by capacity
+}
+
+// Policies are the modules by role, nil for the built-in ones, and their settings.
+type Policies struct {
+	Evict, Admit, Place, Layout                         *policy.Module
+	EvictConfig, AdmitConfig, PlaceConfig, LayoutConfig policy.Config
+}
+
+// Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
+type Config struct {
+	Roots      []RootConfig
+	EvictMode  EvictMode
+	High, Low  float64 // watermarks of Background, as parts of a root's capacity: 0.95 and 0.90
+	Durability Durability
+	BatchEvery time.Duration // between flushes of Batch: 1 s
+	Policies   Policies
+	FS         staging.FS
+	Log        *slog.Logger
+	Seed       uint64
+	Now        func() time.Time
+	HostID     string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
+
+	QuarantineFiles int // most damaged files kept per root; 0: 64, negative: none
+	ScanWorkers     int // readers of the scan at Open, per root: 8
+}
+
+const (
+	maxNamespaces   = 4096
+	maxRoots        = 64
+	defaultSlots    = 1 << 21
+	smallestEntry   = 2 * Page
+	usualEntry      = 1 << 20
+	defaultHigh     = 0.95
+	defaultLow      = 0.90
+	defaultKept     = 64
+	defaultScanners = 8
+)
+
+func (c *Config) complete() error {
+	if len(c.Roots) == 0 || len(c.Roots) > maxRoots {
+		return fmt.Errorf("%w: %d roots, want 1 to %d", ErrConfig, len(c.Roots), maxRoots)
+	}
+	roots := make([]RootConfig, len(c.Roots))
+	seen := map[string]bool{}
+	for i, r := range c.Roots {
+		if r.Path == "" || r.Capacity < smallestEntry {
+			return fmt.Errorf("%w: root %q with a capacity of %d bytes", ErrConfig, r.Path, r.Capacity)
+		}
+		path, err := filepath.Abs(r.Path)
+		if err != nil {
+			return fmt.Errorf("%w: root %q: %w", ErrConfig, r.Path, err)
+		}
+		if seen[path] {
+			return fmt.Errorf("%w: root %q twice", ErrConfig, path)
+		}
+		seen[path], r.Path = true, path
+		if r.MaxEntries == 0 {
+			r.MaxEntries = uint32(max(min(r.Capacity/smallestEntry+1, defaultSlots), min(r.Capacity/usualEntry, 1<<30)))
+		}
+		roots[i] = r
+	}
+	c.Roots = roots
+	if c.High == 0 {
+		c.High = defaultHigh
+	}
+	if c.Low == 0 {
+		c.Low = min(defaultLow, c.High)
+	}
+	if !(0 < c.Low && c.Low <= c.High && c.High <= 1) {
+		return fmt.Errorf("%w: watermarks %g and %g, want 0 < low <= high <= 1", ErrConfig, c.Low, c.High)
+	}
+	if c.BatchEvery <= 0 {
+		c.BatchEvery = time.Second
+	}
+	if c.QuarantineFiles == 0 {
+		c.QuarantineFiles = defaultKept
+	}
+	if c.ScanWorkers <= 0 {
+		c.ScanWorkers = defaultScanners
+	}
+	if c.FS == nil {
+		c.FS = staging.OS()
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.HostID == "" {
+		c.HostID = machineID()
+	}
+	if !validHostID(c.HostID) {
+		return fmt.Errorf("%w: host id %q, want 1 to 32 of [a-z0-9]", ErrConfig, c.HostID)
+	}
+	for role, m := range map[abi.Role]**policy.Module{
+		abi.RoleEvict: &c.Policies.Evict, abi.RoleAdmit: &c.Policies.Admit,
+		abi.RolePlace: &c.Policies.Place, abi.RoleLayout: &c.Policies.Layout,
+	} {
+		if *m == nil {
+			*m = policy.Builtin(role)
+		}
+	}
+	return nil
+}
+
+func validHostID(id string) bool {
+	if len(id) == 0 || len(id) > 32 {
+		return false
+	}
+	for _, c := range []byte(id) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return false
+		}
+	}
+	return true
+}
+
+// machineID is the same after a restart of the host and differs between machines.
+func machineID() string {
+	id, err := os.ReadFile("/etc/machine-id")
+	if err != nil || len(id) == 0 {
+		name, _ := os.Hostname()
+		id = []byte(name)
+	}
+	h := fnv.New64a()
+	h.Write(id)
+	return fmt.Sprintf("%016x", h.Sum64())
+}

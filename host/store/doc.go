@@ -1,0 +1,28 @@
+// Package store keeps chunks on disk: piece files under roots, and an index that says which are there.
+//
+// The one idea: the index is the truth about what may be served and how many bytes are taken; a file is the truth about
+// its own bytes. Space is reserved in the index before a byte is written, and is free only after the file is unlinked,
+// so a root's capacity is a promise and not a goal. A file proves by its header and checksums that it is what the index
+// says; where it cannot, the entry goes at once and the next lookup misses. So a cache may forget, and never lies.
+//
+// # Life of an entry
+//
+// [Store.Put] reserves a whole entry (the bytes of all its ranks) at its first piece, asking the evict policy for
+// victims where they do not fit. Each piece is written to a named temporary beside its target and published without
+// replacing ([Put.Publish]). The entry is resident when all its pieces are there. [Store.Lookup] grants a [Lease]: a pin
+// on each entry it found. A pinned entry, or one with a write in flight, is never a victim. An entry leaves in three
+// steps: the policy hears REMOVE and lookups miss; its files are unlinked, outside the lock; its bytes are free.
+//
+// # Locks
+//
+// Each root has its own index, slots, evict policy and mutex (root.mu); nothing that can block on a device is done
+// under it. Reservations of one root come one after the other (root.turn), so that with one client the evict policy sees
+// exactly the textbook order. A key's reservations are serialised over all roots (Store.stripes). Locks are taken in
+// this order: stripe, turn, mu.
+//
+// # Events
+//
+// The index is changed first and the event follows under the same lock, so that a policy that faults on any event can be
+// replaced and replayed from the index alone. PIN and UNPIN are sent when the number of pins leaves and reaches zero;
+// a write in flight is a pin. Parent is filled in by INSERT, LINK and RESIDENT and is none in the others.
+package store

@@ -1,0 +1,55 @@
+package store
+
+import "errors"
+
+// A piece file is not what it should be. Each is a miss for its entry.
+var (
+	// ErrUnknownFormat is a file of a format version, flag or algorithm that this host does not know.
+	ErrUnknownFormat = errors.New("store: unknown piece format")
+	// ErrNotPiece is a file that does not start like a piece.
+	ErrNotPiece = errors.New("store: not a piece file")
+	// ErrDamaged is a piece whose header, table or size contradicts itself.
+	ErrDamaged = errors.New("store: damaged piece")
+	// ErrWrongPiece is a sound piece of something else than its name says.
+	ErrWrongPiece = errors.New("store: the file holds another piece")
+	// ErrUnknownPlan is a piece written under a layout plan that its root does not hold.
+	ErrUnknownPlan = errors.New("store: unknown layout plan")
+)
+
+// A store is not made.
+var (
+	// ErrResident says that the piece is there already, or is being written by somebody else.
+	ErrResident = errors.New("store: piece is resident")
+	// ErrRefused says that the admission policy does not want the entry.
+	ErrRefused = errors.New("store: admission refused")
+	// ErrNoSpace says that the evict policy freed too little: the store is shed.
+	ErrNoSpace = errors.New("store: no space")
+	// ErrSync says that the piece could not be made durable; it is dropped.
+	ErrSync = errors.New("store: sync failed")
+	// ErrShort says that a piece was published before all of it was written.
+	ErrShort = errors.New("store: piece is not written to its end")
+	// ErrPutOver says that the put was published or aborted before.
+	ErrPutOver = errors.New("store: put is over")
+)
+
+// A load cannot go on.
+var (
+	// ErrLeaseOver says that the lease was released, or never covered the key.
+	ErrLeaseOver = errors.New("store: lease is over")
+	// ErrGone says that the entry or its file vanished; the entry is dropped.
+	ErrGone = errors.New("store: entry is gone")
+)
+
+// The store as a whole.
+var (
+	// ErrRootBusy says that another host has the root.
+	ErrRootBusy = errors.New("store: root is in use")
+	// ErrConfig is a configuration that cannot be.
+	ErrConfig = errors.New("store: bad configuration")
+	// ErrSpace is a request that names no space of this store, or a group or rank that its namespace does not have.
+	ErrSpace = errors.New("store: unknown namespace or group")
+	// ErrTooMany is a namespace, group or tenant beyond what one host tells apart.
+	ErrTooMany = errors.New("store: too many namespaces, groups or tenants")
+	// ErrClosed says that the store was closed.
+	ErrClosed = errors.New("store: closed")
+)

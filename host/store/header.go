@@ -1,0 +1,211 @@
+package store
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/zeebo/xxh3"
+)
+
+// Page is the unit of a piece file: header, table and payload each start on one and fill whole ones.
+const Page = abi.SizeUnit
+
+// FormatVersion is the version of the piece files written here.
+const FormatVersion = 1
+
+// headerMagic starts every piece file, in every version.
+const headerMagic = "kvhostP\n"
+
+// Header is the first page of a piece file.
+type Header struct {
+	Namespace  chunk.Digest
+	Key        chunk.Key
+	Parent     chunk.Key // chunk.Root for a prefix's first chunk
+	Depth      uint32
+	Group      uint32
+	Rank       uint32
+	Blocks     uint32
+	Tenant     uint32
+	Pieces     uint64 // ranks whose pieces make the entry complete, one bit each
+	StoreTime  int64  // nanoseconds since 1970, when the piece was reserved
+	Payload    int64  // bytes, gaps included
+	Plan       chunk.Digest
+	Algorithm  chunk.Algorithm
+	Extent     uint32 // most bytes under one checksum
+	Extents    uint32 // checksums in the table
+	TableSum   uint64 // over the table's bytes
+	DataOffset int64  // where the payload starts
+}
+
+// Where the fields stand; SPEC of format version 1. Little-endian. What is not named is zero.
+const (
+	offMagic      = 0   // [8]byte
+	offVersion    = 8   // u32
+	offAlgorithm  = 12  // u32
+	offNamespace  = 16  // [16]byte
+	offKey        = 32  // [32]byte
+	offParent     = 64  // [32]byte
+	offDepth      = 96  // u32
+	offGroup      = 100 // u32
+	offRank       = 104 // u32
+	offBlocks     = 108 // u32
+	offTenant     = 112 // u32
+	offExtent     = 116 // u32
+	offPieces     = 120 // u64
+	offStoreTime  = 128 // i64
+	offPayload    = 136 // u64
+	offPlan       = 144 // [16]byte
+	offFlags      = 160 // u64, none defined
+	offExtents    = 168 // u32
+	offDataOffset = 176 // u64
+	offTableSum   = 184 // u64
+	offSum        = 192 // u64: xxh3-64 of the page with this field zero
+	offEnd        = 200
+)
+
+// padded rounds up to whole pages.
+func padded(n int64) int64 { return (n + Page - 1) &^ (Page - 1) }
+
+// dataOffset is where a payload under so many checksums starts.
+func dataOffset(extents int) int64 { return Page + padded(8*int64(extents)) }
+
+// FileBytes is the size of the whole file.
+func (h *Header) FileBytes() int64 { return h.DataOffset + padded(h.Payload) }
+
+// Encode writes the header to the first page of dst.
+func (h *Header) Encode(dst []byte) {
+	page := dst[:Page]
+	clear(page)
+	le := binary.LittleEndian
+	copy(page[offMagic:], headerMagic)
+	le.PutUint32(page[offVersion:], FormatVersion)
+	le.PutUint32(page[offAlgorithm:], uint32(h.Algorithm))
+	copy(page[offNamespace:], h.Namespace[:])
+	copy(page[offKey:], h.Key[:])
+	copy(page[offParent:], h.Parent[:])
+	le.PutUint32(page[offDepth:], h.Depth)
+	le.PutUint32(page[offGroup:], h.Group)
+	le.PutUint32(page[offRank:], h.Rank)
+	le.PutUint32(page[offBlocks:], h.Blocks)
+	le.PutUint32(page[offTenant:], h.Tenant)
+	le.PutUint32(page[offExtent:], h.Extent)
+	le.PutUint64(page[offPieces:], h.Pieces)
+	le.PutUint64(page[offStoreTime:], uint64(h.StoreTime))
+	le.PutUint64(page[offPayload:], uint64(h.Payload))
+	copy(page[offPlan:], h.Plan[:])
+	le.PutUint32(page[offExtents:], h.Extents)
+	le.PutUint64(page[offDataOffset:], uint64(h.DataOffset))
+	le.PutUint64(page[offTableSum:], h.TableSum)
+	le.PutUint64(page[offSum:], xxh3.Hash(page))
+}
+
+// DecodeHeader reads the first page of a piece file. A header that it returns without an error is whole and consistent
+// in itself; whether it is the wanted one, and whether the file is as long as it says, is the caller's to check.
+func DecodeHeader(b []byte) (Header, error) {
+	var h Header
+	if len(b) < Page {
+		return h, fmt.Errorf("%w: %d bytes, a header is %d", ErrDamaged, len(b), Page)
+	}
+	page, le := b[:Page], binary.LittleEndian
+	if string(page[offMagic:offMagic+len(headerMagic)]) != headerMagic {
+		return h, ErrNotPiece
+	}
+	if v := le.Uint32(page[offVersion:]); v != FormatVersion {
+		return h, fmt.Errorf("%w: version %d, this host reads %d", ErrUnknownFormat, v, FormatVersion)
+	}
+	if got, want := headerSum(page), le.Uint64(page[offSum:]); got != want {
+		return h, fmt.Errorf("%w: header checksum %016x, it says %016x", ErrDamaged, got, want)
+	}
+	if f := le.Uint64(page[offFlags:]); f != 0 {
+		return h, fmt.Errorf("%w: flags %#x", ErrUnknownFormat, f)
+	}
+	if a := le.Uint32(page[offAlgorithm:]); a != uint32(chunk.XXH3) {
+		return h, fmt.Errorf("%w: checksum algorithm %d", ErrUnknownFormat, a)
+	}
+	for _, c := range page[offEnd:] {
+		if c != 0 {
+			return h, fmt.Errorf("%w: fields beyond those of version %d", ErrUnknownFormat, FormatVersion)
+		}
+	}
+	copy(h.Namespace[:], page[offNamespace:])
+	copy(h.Key[:], page[offKey:])
+	copy(h.Parent[:], page[offParent:])
+	h.Depth = le.Uint32(page[offDepth:])
+	h.Group = le.Uint32(page[offGroup:])
+	h.Rank = le.Uint32(page[offRank:])
+	h.Blocks = le.Uint32(page[offBlocks:])
+	h.Tenant = le.Uint32(page[offTenant:])
+	h.Algorithm = chunk.XXH3
+	h.Extent = le.Uint32(page[offExtent:])
+	h.Pieces = le.Uint64(page[offPieces:])
+	h.StoreTime = int64(le.Uint64(page[offStoreTime:]))
+	h.Payload = int64(le.Uint64(page[offPayload:]))
+	copy(h.Plan[:], page[offPlan:])
+	h.Extents = le.Uint32(page[offExtents:])
+	h.DataOffset = int64(le.Uint64(page[offDataOffset:]))
+	h.TableSum = le.Uint64(page[offTableSum:])
+	return h, h.validate()
+}
+
+// headerSum hashes the page as if its checksum field were zero.
+func headerSum(page []byte) uint64 {
+	var b [Page]byte
+	copy(b[:], page)
+	clear(b[offSum : offSum+8])
+	return xxh3.Hash(b[:])
+}
+
+// maxExtents bounds a table: no payload has more.
+const maxExtents = chunk.MaxPayload/chunk.ExtentBytes + chunk.MaxSegments
+
+func (h *Header) validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: header says "+format, append([]any{ErrDamaged}, args...)...)
+	}
+	switch {
+	case h.Key == chunk.Root:
+		return bad("an all-zero key")
+	case h.Key == h.Parent:
+		return bad("that %s is its own parent", h.Key)
+	case h.Rank >= chunk.MaxRanks:
+		return bad("rank %d", h.Rank)
+	case h.Pieces&(1<<h.Rank) == 0:
+		return bad("that rank %d is not among the entry's pieces %#x", h.Rank, h.Pieces)
+	case h.Blocks == 0 || h.Blocks > chunk.MaxBlocks:
+		return bad("%d blocks", h.Blocks)
+	case h.Payload <= 0 || h.Payload > chunk.MaxPayload+chunk.MaxSegments*Page:
+		return bad("%d payload bytes", h.Payload)
+	case h.Extent == 0 || h.Extent > chunk.ExtentBytes:
+		return bad("extents of %d bytes", h.Extent)
+	case h.Extents == 0 || h.Extents > maxExtents:
+		return bad("%d extents", h.Extents)
+	case h.DataOffset != dataOffset(int(h.Extents)):
+		return bad("a payload at %d after %d extents", h.DataOffset, h.Extents)
+	}
+	return nil
+}
+
+// putTable writes a checksum table to dst, padded with zeros to whole pages, and returns its checksum.
+func putTable(dst []byte, table []uint64) uint64 {
+	for i, v := range table {
+		binary.LittleEndian.PutUint64(dst[8*i:], v)
+	}
+	n := 8 * len(table)
+	clear(dst[n:padded(int64(n))])
+	return xxh3.Hash(dst[:n])
+}
+
+// readTable appends the header's table to dst[:0]. b starts at the table.
+func (h *Header) readTable(b []byte, dst []uint64) ([]uint64, error) {
+	b = b[:8*int(h.Extents)]
+	if got := xxh3.Hash(b); got != h.TableSum {
+		return nil, fmt.Errorf("%w: table checksum %016x, the header says %016x", ErrDamaged, got, h.TableSum)
+	}
+	dst = dst[:0]
+	for ; len(b) > 0; b = b[8:] {
+		dst = append(dst, binary.LittleEndian.Uint64(b))
+	}
+	return dst, nil
+}

@@ -1,0 +1,115 @@
+package store
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// Lease is a pin on the entries that a lookup found. It is safe for concurrent use.
+type Lease struct {
+	store  *Store
+	class  *class
+	hits   int
+	grants []grant // by key; a slot of none was not granted
+
+	mu   sync.Mutex
+	over bool
+}
+
+type grant struct {
+	print uint64
+	slot  uint32
+	root  uint32
+}
+
+// Hits is the length of the run that was found, or the number of entries where the group is looked up by membership.
+func (l *Lease) Hits() int { return l.hits }
+
+// Has says whether the i-th key was granted.
+func (l *Lease) Has(i int) bool { return i >= 0 && i < len(l.grants) && l.grants[i].slot != none }
+
+// Release gives the pins back. Pieces that are open stay usable until they are closed.
+func (l *Lease) Release() {
+	l.mu.Lock()
+	over := l.over
+	l.over = true
+	l.mu.Unlock()
+	if over {
+		return
+	}
+	now := l.store.clock()
+	at := none
+	for _, g := range l.grants {
+		if g.slot == none {
+			continue
+		}
+		if g.root != at {
+			if at != none {
+				l.store.roots[at].mu.Unlock()
+			}
+			at = g.root
+			l.store.roots[at].mu.Lock()
+		}
+		l.store.roots[at].unpinAt(g.slot, g.print, now)
+	}
+	if at != none {
+		l.store.roots[at].mu.Unlock()
+	}
+}
+
+// unpinAt is unpin with the time known.
+func (r *root) unpinAt(slot uint32, print, now uint64) {
+	e := r.x.at(slot)
+	if e.pins--; e.pins > 0 {
+		return
+	}
+	if e.is(stLeaving) {
+		r.settle(slot)
+		return
+	}
+	r.send(abi.Event{
+		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: e.size, Depth: e.depth >> 8,
+		Tenant: r.store.spaces.tenantOf(e.tenant), Op: abi.OpUnpin, Time: now,
+	})
+}
+
+// Open opens the piece of the i-th key for reading. The caller closes it.
+func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
+	if !l.Has(i) {
+		return nil, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
+	}
+	g := l.grants[i]
+	p := &Piece{root: l.store.roots[g.root], class: l.class, mark: mark{g.slot, g.print}, rank: rank}
+	if err := l.hold(p); err != nil {
+		return nil, err
+	}
+	if err := p.open(); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// hold gives a piece a pin of its own while the lease still has one.
+func (l *Lease) hold(p *Piece) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return ErrLeaseOver
+	}
+	r := p.root
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.x.at(p.mark.slot)
+	switch {
+	case e.is(stLeaving) || p.rank >= 64 || r.x.pieces(p.mark.slot)&(1<<p.rank) == 0:
+		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.x.key(p.mark.slot))
+	case e.pins == maxPins:
+		return fmt.Errorf("%w: rank %d of %s has too many readers", ErrGone, p.rank, r.x.key(p.mark.slot))
+	}
+	e.pins++
+	p.key, p.detour = r.x.key(p.mark.slot), e.is(stDetour)
+	return nil
+}

@@ -1,0 +1,136 @@
+package store
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// LookupRequest asks for entries of one group.
+type LookupRequest struct {
+	Space   *Space
+	Group   uint32
+	Keys    []chunk.Key
+	Ranks   uint64 // the pieces that are needed, one bit per rank; 0: all of the entry's
+	Request uint32 // 0: none
+	Tenant  uint32
+}
+
+// Lookup grants a lease on the entries that are there with all the pieces needed: the run from the first key on, or, in
+// a group that is looked up by membership, each one. Every entry granted is pinned until the lease is released. A lease
+// without hits is given too.
+func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
+	if s.closed.Load() {
+		return nil, ErrClosed
+	}
+	c, err := q.Space.class(q.Group)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lease{class: c, store: s, grants: make([]grant, 0, len(q.Keys))}
+	w := walk{store: s, class: c, request: q.Request, ranks: q.Ranks, touched: s.requests.before(q.Request), now: s.clock()}
+	for i := range q.Keys {
+		g, ok := w.grant(&q.Keys[i])
+		if ok {
+			l.hits++
+		} else if c.lookup == chunk.ByPrefix {
+			break
+		}
+		l.grants = append(l.grants, g)
+	}
+	w.leave()
+	s.lookups.Add(1)
+	s.keys.Add(uint64(len(q.Keys)))
+	s.hits.Add(uint64(l.hits))
+	s.requests.after(q.Request, l.grants)
+	return l, nil
+}
+
+func (sp *Space) class(group uint32) (*class, error) {
+	if sp == nil {
+		return nil, fmt.Errorf("%w: no namespace", ErrSpace)
+	}
+	c := sp.ns.classes[group]
+	if c == nil || c.plan == nil {
+		return nil, fmt.Errorf("%w: group %d", ErrSpace, group)
+	}
+	return c, nil
+}
+
+// walk goes through a lookup's keys with the lock of the root where the last one was found: the next is there too.
+type walk struct {
+	store   *Store
+	class   *class
+	request uint32
+	ranks   uint64
+	touched map[uint64]struct{}
+	now     uint64
+	at      int // the root that is locked, if locked
+	locked  bool
+}
+
+// grant pins and touches a key's entry, wherever it is.
+func (w *walk) grant(k *chunk.Key) (grant, bool) {
+	print := chunk.Fingerprint(w.class.ns.digest, w.class.group, *k)
+	if print == 0 {
+		return grant{slot: none}, false
+	}
+	roots := w.store.roots
+	for range roots {
+		w.enter()
+		r := roots[w.at]
+		if slot := r.x.find(print, w.class.id, k); slot != none && r.serves(slot, w.ranks) {
+			r.touch(slot, print, w)
+			return grant{print: print, slot: slot, root: uint32(w.at)}, true
+		}
+		if len(roots) > 1 {
+			w.leave()
+			w.at = (w.at + 1) % len(roots)
+		}
+	}
+	return grant{slot: none}, false
+}
+
+func (w *walk) enter() {
+	if !w.locked {
+		w.store.roots[w.at].mu.Lock()
+		w.locked = true
+	}
+}
+
+func (w *walk) leave() {
+	if w.locked {
+		w.store.roots[w.at].mu.Unlock()
+		w.locked = false
+	}
+}
+
+// serves says whether an entry can be granted.
+func (r *root) serves(slot uint32, ranks uint64) bool {
+	e := r.x.at(slot)
+	if e.is(stLeaving) || e.pins == maxPins {
+		return false
+	}
+	if ranks == 0 {
+		return e.is(stComplete)
+	}
+	return r.x.pieces(slot)&ranks == ranks
+}
+
+// touch makes an entry the most recent and pins it.
+func (r *root) touch(slot uint32, print uint64, w *walk) {
+	e := r.x.at(slot)
+	ev := abi.Event{
+		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: e.size, Depth: e.depth >> 8,
+		Request: w.request, Tenant: r.store.spaces.tenantOf(e.tenant), Op: abi.OpTouch, Time: w.now,
+	}
+	if _, again := w.touched[print]; !again {
+		r.x.touch(slot)
+		r.send(ev)
+	}
+	if e.pins++; e.pins == 1 {
+		ev.Op = abi.OpPin
+		r.send(ev)
+	}
+}

@@ -1,0 +1,139 @@
+package store
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// Directories that the store keeps for itself in each root.
+const (
+	metaDir       = ".kvhost"
+	namespacesDir = metaDir + "/namespaces"
+	plansDir      = metaDir + "/plans"
+	quarantineDir = metaDir + "/quarantine"
+	lockFile      = metaDir + "/lock"
+)
+
+// maxMeta bounds what is read of a file that the store kept.
+const maxMeta = 4 << 20
+
+// keep writes a file named by its content's digest, durably, unless it is there.
+func (r *root) keep(dir string, d chunk.Digest, data []byte) error {
+	name := r.dir + "/" + dir + "/" + d.String()
+	if old, err := r.readMeta(name); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	temp := tempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
+	err := r.writeMeta(temp, data)
+	if err == nil {
+		err = r.fs.Rename(temp, name)
+	}
+	if err == nil {
+		err = r.fs.SyncDir(r.dir + "/" + dir)
+	}
+	if err != nil {
+		_ = r.fs.Remove(temp)
+		return fmt.Errorf("store: root %s: keeping %s: %w", r.dir, dir, err)
+	}
+	return nil
+}
+
+func (r *root) writeMeta(name string, data []byte) error {
+	f, err := r.fs.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, 0)
+	if err == nil {
+		err = f.Datasync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+func (r *root) readMeta(name string) ([]byte, error) {
+	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size > maxMeta {
+		return nil, fmt.Errorf("%w: %s has %d bytes", ErrDamaged, name, info.Size)
+	}
+	b := make([]byte, info.Size)
+	if n, err := f.ReadAt(b, 0); err != nil && err != io.EOF || int64(n) < info.Size {
+		return nil, fmt.Errorf("%w: %s: %d of %d bytes: %w", ErrDamaged, name, n, info.Size, err)
+	}
+	return b, nil
+}
+
+// plan finds a plan by its digest, for pieces written under an earlier layout.
+func (r *root) plan(d chunk.Digest) (*chunk.Plan, error) {
+	s := r.store
+	if p, ok := s.plans.Load(d); ok {
+		return p.(*chunk.Plan), nil
+	}
+	b, err := r.readMeta(r.dir + "/" + plansDir + "/" + d.String())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s", ErrUnknownPlan, d)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p, err := chunk.DecodePlan(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrUnknownPlan, d, err)
+	}
+	if p.Digest() != d {
+		return nil, fmt.Errorf("%w: the file %s holds plan %s", ErrUnknownPlan, d, p.Digest())
+	}
+	s.plans.Store(d, p)
+	return p, nil
+}
+
+// loadNamespaces interns the namespaces that a root has kept. A damaged text is left out: its pieces are unclaimed.
+func (r *root) loadNamespaces() error {
+	list, err := r.fs.ReadDir(r.dir + "/" + namespacesDir)
+	if err != nil {
+		return fmt.Errorf("store: root %s: %w", r.dir, err)
+	}
+	s := r.store
+	for _, e := range list {
+		name := r.dir + "/" + namespacesDir + "/" + e.Name()
+		if _, temp := tempOwner(e.Name()); temp {
+			_ = r.fs.Remove(name)
+			continue
+		}
+		d, err := chunk.ParseDigest(e.Name())
+		if err != nil {
+			continue
+		}
+		text, err := r.readMeta(name)
+		if err == nil && textDigest(text) != d {
+			err = fmt.Errorf("%w: its digest is another", ErrDamaged)
+		}
+		if err == nil {
+			_, err = s.intern(d, string(text))
+		}
+		if err != nil {
+			s.log.Warn("namespace left out", "root", r.dir, "namespace", e.Name(), "error", err)
+		}
+	}
+	return nil
+}
+
+// textDigest is what [chunk.Namespace.Digest] makes of the text.
+func textDigest(text []byte) chunk.Digest {
+	sum := sha256.Sum256(text)
+	return chunk.Digest(sum[:len(chunk.Digest{})])
+}

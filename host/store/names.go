@@ -1,0 +1,123 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
+)
+
+// namer turns identities into paths and back: by the place policy, and by the built-in one where that fails or gives
+// one name to two pieces.
+type namer struct {
+	place   *policy.Place
+	builtin *policy.Place
+	pool    sync.Pool // of *nameWork
+}
+
+type nameWork struct {
+	query abi.PlaceQuery
+	path  []byte
+}
+
+func newNamer(ctx context.Context, cfg *Config) (*namer, error) {
+	n := &namer{pool: sync.Pool{New: func() any { return &nameWork{path: make([]byte, 0, 512)} }}}
+	var err error
+	o := policy.PlaceOptions{Seed: cfg.Seed, Config: cfg.Policies.PlaceConfig, MaxNamespaces: maxNamespaces}
+	if n.place, err = cfg.Policies.Place.NewPlace(ctx, o); err != nil {
+		return nil, err
+	}
+	o.Config = nil
+	if n.builtin, err = policy.Builtin(abi.RolePlace).NewPlace(ctx, o); err != nil {
+		n.place.Close()
+		return nil, err
+	}
+	return n, nil
+}
+
+func (n *namer) close() {
+	n.place.Close()
+	n.builtin.Close()
+}
+
+func (n *namer) namespace(ns *namespace) error {
+	if err := n.builtin.Namespace(ns.id, ns.text); err != nil {
+		return err
+	}
+	return n.place.Namespace(ns.id, ns.text)
+}
+
+// name is a piece's path below its root, and the root that the policy chose or none.
+func (n *namer) name(c *class, k *chunk.Key, rank uint32, size int64, builtin bool) (string, uint32, error) {
+	w := n.pool.Get().(*nameWork)
+	defer n.pool.Put(w)
+	w.query = abi.PlaceQuery{
+		Namespace: c.ns.id, Group: c.group, Rank: rank, KeyLen: c.ns.keyLen, Size: uint32(size / abi.SizeUnit), Key: *k,
+	}
+	place := n.place
+	if builtin {
+		place = n.builtin
+	}
+	path, root, err := place.Path(&w.query, w.path[:0])
+	if err != nil {
+		return "", none, err
+	}
+	return string(path), root, nil
+}
+
+// path is a piece's absolute path in r.
+func (r *root) path(c *class, k *chunk.Key, rank uint32, builtin bool) (string, error) {
+	rel, _, err := r.store.names.name(c, k, rank, 0, builtin)
+	if err != nil {
+		return "", err
+	}
+	return r.dir + "/" + rel, nil
+}
+
+// claims says whether a path below a root is one that the store itself would give.
+func (n *namer) claims(rel string) bool {
+	for _, p := range [...]*policy.Place{n.place, n.builtin} {
+		if id, err := p.Identity([]byte(rel)); err == nil && id.Known == 1 {
+			return true
+		}
+	}
+	return false
+}
+
+// maxName is the longest file name that file systems take.
+const maxName = 255
+
+// tempName is the name that a piece is written under, beside its target: .<name>.<host id>.<seq>.tmp.
+func tempName(target, host string, seq uint64) string {
+	dir, base := filepath.Split(target)
+	tail := fmt.Sprintf(".%s.%x.tmp", host, seq)
+	base = base[:min(len(base), maxName-1-len(tail))]
+	return dir + "." + base + tail
+}
+
+// tempOwner reads the host id out of a temporary's base name.
+func tempOwner(base string) (host string, ok bool) {
+	rest, ok := strings.CutSuffix(base, ".tmp")
+	if !ok || !strings.HasPrefix(base, ".") {
+		return "", false
+	}
+	dot := strings.LastIndexByte(rest, '.')
+	if dot <= 0 {
+		return "", false
+	}
+	if _, err := strconv.ParseUint(rest[dot+1:], 16, 64); err != nil {
+		return "", false
+	}
+	rest = rest[:dot]
+	dot = strings.LastIndexByte(rest, '.')
+	if dot <= 0 || !validHostID(rest[dot+1:]) {
+		return "", false
+	}
+	return rest[dot+1:], true
+}

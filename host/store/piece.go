@@ -1,0 +1,167 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
+)
+
+// Piece is a published file, open for reading. It pins its entry until it is closed.
+type Piece struct {
+	root   *root
+	class  *class
+	mark   mark
+	key    chunk.Key
+	rank   uint32
+	detour bool
+	name   string
+	file   staging.File
+	size   int64
+	head   Head
+	closed atomic.Bool
+}
+
+// Head is what a reader needs to know of a piece before its payload.
+type Head struct {
+	Plan       *chunk.Plan
+	DataOffset int64
+	Table      []uint64 // checksums of the plan's extents; nil until the table's bytes were given
+}
+
+func (p *Piece) open() (err error) {
+	r := p.root
+	if p.name, err = r.locatePiece(p.class, &p.key, p.rank, p.detour); err != nil {
+		return err
+	}
+	p.file, err = staging.OpenDirect(r.fs, p.name, os.O_RDONLY, 0)
+	if errors.Is(err, unix.ESTALE) {
+		p.file, err = staging.OpenDirect(r.fs, p.name, os.O_RDONLY, 0) // once: the name may have a new handle
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
+		r.countVanished()
+		r.drop(p.mark, 0)
+		return fmt.Errorf("%w: %w", ErrGone, err)
+	}
+	if err != nil {
+		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
+	}
+	info, err := p.file.Stat()
+	if err != nil {
+		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
+	}
+	p.size = info.Size
+	return nil
+}
+
+// Size is the size of the file.
+func (p *Piece) Size() int64 { return p.size }
+
+// File is the open file. The piece closes it.
+func (p *Piece) File() staging.File { return p.file }
+
+// Verify judges the file by its first bytes, at least one [Page] of them: that it is the piece it should be, all of it,
+// and how to read it. When fewer than Head.DataOffset bytes were given the table is left out: call again with more. The
+// Head is the piece's and valid until Close.
+func (p *Piece) Verify(head []byte) (*Head, error) {
+	h, err := DecodeHeader(head)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.expects(&h); err != nil {
+		return nil, err
+	}
+	plan := p.class.plan
+	if h.Plan != plan.Digest() {
+		if plan, err = p.root.plan(h.Plan); err != nil {
+			return nil, err
+		}
+		if now := p.class.plan.Geometry(); plan.Geometry().Blocks != now.Blocks || !slices.Equal(plan.Geometry().Planes, now.Planes) {
+			return nil, fmt.Errorf("%w: plan %s is of another geometry", ErrWrongPiece, h.Plan)
+		}
+	}
+	g := plan.Geometry()
+	if h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks {
+		return nil, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d", ErrDamaged,
+			h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
+	}
+	p.head.Plan, p.head.DataOffset = plan, h.DataOffset
+	if int64(len(head)) >= h.DataOffset {
+		if p.head.Table, err = h.readTable(head[Page:], p.head.Table); err != nil {
+			return nil, err
+		}
+	}
+	return &p.head, nil
+}
+
+// expects compares a header with what the index says the file is.
+func (p *Piece) expects(h *Header) error {
+	c := p.class
+	switch {
+	case h.Namespace != c.ns.digest:
+		return fmt.Errorf("%w: of namespace %s, want %s", ErrWrongPiece, h.Namespace, c.ns.digest)
+	case h.Key != p.key:
+		return fmt.Errorf("%w: of key %s, want %s", ErrWrongPiece, h.Key, p.key)
+	case h.Group != c.group || h.Rank != p.rank:
+		return fmt.Errorf("%w: group %d rank %d, want %d and %d", ErrWrongPiece, h.Group, h.Rank, c.group, p.rank)
+	case h.Extent != chunk.ExtentBytes:
+		return fmt.Errorf("%w: extents of %d bytes", ErrUnknownFormat, h.Extent)
+	case h.FileBytes() != p.size:
+		return fmt.Errorf("%w: the file has %d bytes, its header says %d", ErrDamaged, p.size, h.FileBytes())
+	}
+	return nil
+}
+
+// Bad says that the piece's bytes are not what was stored. Its entry is dropped at once, so that the next lookup misses,
+// and the file goes into quarantine.
+func (p *Piece) Bad(cause error) {
+	p.root.condemn(p.mark, p.rank, p.name, cause)
+}
+
+// Close closes the file and gives the pin back. It may be called again.
+func (p *Piece) Close() {
+	if p.closed.Swap(true) {
+		return
+	}
+	if p.file != nil {
+		_ = p.file.Close() // it was only read
+	}
+	p.root.mu.Lock()
+	p.root.unpin(p.mark.slot, p.mark.print)
+	p.root.mu.Unlock()
+}
+
+// readHeader reads and decodes the header of a file.
+func (r *root) readHeader(name string) (Header, error) {
+	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return Header{}, err
+	}
+	defer f.Close()
+	h, _, err := inspect(f)
+	return h, err
+}
+
+// inspect decodes the header of an open file and compares it with the file's size.
+func inspect(f staging.File) (Header, staging.Info, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return Header{}, info, err
+	}
+	var page [Page]byte
+	n, err := f.ReadAt(page[:min(info.Size, Page)], 0)
+	if err != nil && n < Page {
+		return Header{}, info, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	h, err := DecodeHeader(page[:n])
+	if err == nil && h.FileBytes() != info.Size {
+		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", ErrDamaged, info.Size, h.FileBytes())
+	}
+	return h, info, err
+}

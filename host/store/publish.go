@@ -1,0 +1,282 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Publish makes the piece visible under its name, and its entry resident when it is the last one missing. The order is:
+// bytes durable (Strict), no replacing rename, name durable (Strict), index. When it fails the put is aborted.
+func (p *Put) Publish(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return ErrPutOver
+	}
+	err := ctx.Err()
+	var info staging.Info
+	if err == nil {
+		info, err = p.finish()
+	}
+	if err == nil {
+		info, err = p.link(info)
+	}
+	if err != nil {
+		p.abort(err)
+		return err
+	}
+	p.over = true
+	return p.enter(info)
+}
+
+// finish makes sure that the temporary is whole, and closes it.
+func (p *Put) finish() (staging.Info, error) {
+	if p.file == nil {
+		return staging.Info{}, fmt.Errorf("%w: nothing at all", ErrShort)
+	}
+	if p.root.store.cfg.Durability == Strict {
+		if err := p.file.Datasync(); err != nil {
+			return staging.Info{}, p.root.syncFailed(err)
+		}
+	}
+	info, err := p.file.Stat()
+	if err == nil && info.Size != p.class.fileBytes {
+		err = fmt.Errorf("%w: %d of %d bytes", ErrShort, info.Size, p.class.fileBytes)
+	}
+	return info, errors.Join(err, p.closeFile())
+}
+
+func (p *Put) closeFile() error {
+	if p.file == nil {
+		return nil
+	}
+	err := p.file.Close()
+	p.file = nil
+	return err
+}
+
+func (r *root) syncFailed(cause error) error {
+	r.mu.Lock()
+	r.count.syncFails++
+	r.mu.Unlock()
+	return fmt.Errorf("%w: %w", ErrSync, cause)
+}
+
+// link gives the temporary its name. A name that is taken is looked into: the same piece may stand there already, or a
+// damaged file, or, when the place policy gives one name to two keys, somebody else's piece.
+func (p *Put) link(info staging.Info) (staging.Info, error) {
+	r := p.root
+	for range 3 {
+		err := r.fs.RenameNoReplace(p.temp, p.target)
+		if err == nil {
+			p.temp = ""
+			return info, p.syncName()
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
+		}
+		h, there, herr := r.look(p.target)
+		switch {
+		case errors.Is(herr, fs.ErrNotExist):
+		case herr != nil && !isDamage(herr):
+			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
+		case herr != nil:
+			r.seize(p.target, herr)
+		case p.same(&h):
+			return there, p.syncName() // abort or enter removes the temporary
+		case p.detour:
+			r.seize(p.target, fmt.Errorf("%w: key %s", ErrWrongPiece, h.Key))
+		default:
+			if err := p.moveAside(fmt.Errorf("%w: key %s", ErrWrongPiece, h.Key)); err != nil {
+				return info, err
+			}
+		}
+	}
+	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
+}
+
+// look reads the header of what stands under a name.
+func (r *root) look(name string) (Header, staging.Info, error) {
+	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return Header{}, staging.Info{}, err
+	}
+	defer f.Close()
+	return inspect(f)
+}
+
+// isDamage says that an error is about a file's content and not about reading it.
+func isDamage(err error) bool {
+	return errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged) || errors.Is(err, ErrUnknownFormat)
+}
+
+func (p *Put) same(h *Header) bool {
+	return h.Key == p.key && h.Namespace == p.class.ns.digest && h.Group == p.class.group && h.Rank == p.rank
+}
+
+// moveAside switches to the built-in name, in whose directory the temporary must stand.
+func (p *Put) moveAside(cause error) error {
+	old := p.target
+	if err := p.takeDetour(cause); err != nil {
+		return err
+	}
+	if p.target == old {
+		p.root.seize(p.target, cause)
+		return nil
+	}
+	return p.root.makeDir(filepath.Dir(p.target))
+}
+
+// seize puts a file that the index does not know into quarantine, so that its name is free.
+func (r *root) seize(name string, cause error) {
+	k := r.impound(name, cause)
+	r.mu.Lock()
+	excess := r.hold(k)
+	r.mu.Unlock()
+	r.destroy(excess)
+}
+
+func (p *Put) syncName() error {
+	if p.root.store.cfg.Durability != Strict {
+		return nil
+	}
+	if err := p.root.fs.SyncDir(filepath.Dir(p.target)); err != nil {
+		err = p.root.syncFailed(err)
+		return errors.Join(err, p.root.fs.Remove(p.target))
+	}
+	return nil
+}
+
+// makeDir makes a directory below the root, and under Strict each new level's name durable.
+func (r *root) makeDir(dir string) error {
+	if r.store.cfg.Durability != Strict {
+		return r.fs.MkdirAll(dir, 0o700)
+	}
+	var missing []string
+	for d := dir; d != r.dir && len(d) > len(r.dir); d = filepath.Dir(d) {
+		if _, err := r.fs.Stat(d); err == nil {
+			break
+		}
+		missing = append(missing, d)
+	}
+	if err := r.fs.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for _, d := range missing {
+		if err := r.fs.SyncDir(filepath.Dir(d)); err != nil {
+			return r.syncFailed(err)
+		}
+	}
+	return nil
+}
+
+// enter puts the published piece into the index.
+func (p *Put) enter(info staging.Info) error {
+	r := p.root
+	p.removeTemp()
+	r.mu.Lock()
+	e := r.x.at(p.mark.slot)
+	if e.is(stLeaving) {
+		r.mu.Unlock()
+		r.discard(p.target, p.class)
+		p.end()
+		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
+	}
+	mask := r.x.pieces(p.mark.slot) | 1<<p.rank
+	r.x.setPieces(p.mark.slot, mask)
+	if mask&p.ranks == p.ranks && !e.is(stComplete) {
+		e.set(stComplete)
+		r.complete++
+	}
+	diff := padded(info.Allocated) - p.class.fileBytes
+	e.size = uint32(max(0, int64(e.size)+diff/Page))
+	r.used += diff
+	r.count.published++
+	over := r.used > r.cfg.Capacity
+	if r.store.cfg.Durability == Batch {
+		r.unsynced = append(r.unsynced, p.mark)
+	}
+	r.mu.Unlock()
+	p.end()
+	if over {
+		r.shrink(context.Background())
+	}
+	return nil
+}
+
+// shrink evicts down to the capacity: what was reserved took more than it should have.
+func (r *root) shrink(ctx context.Context) {
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.makeRoom(ctx, 0, false, true); err != nil {
+		r.log.Warn("over capacity", "used", r.used, "capacity", r.cfg.Capacity, "error", err)
+	}
+}
+
+// Abort gives the reservation up and removes what was written. It may be called again, and after Publish, when it does
+// nothing.
+func (p *Put) Abort(cause error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.abort(cause)
+}
+
+func (p *Put) abort(cause error) {
+	if p.over {
+		return
+	}
+	p.over = true
+	_ = p.closeFile()
+	p.removeTemp()
+	r := p.root
+	r.mu.Lock()
+	r.count.aborted++
+	r.mu.Unlock()
+	r.log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
+	p.end()
+}
+
+// removeTemp unlinks the temporary, if there is one.
+func (p *Put) removeTemp() {
+	if p.temp != "" {
+		p.root.discard(p.temp, p.class)
+		p.temp = ""
+	}
+}
+
+// discard unlinks a file of a put that came to nothing. One that will not go stays in the account.
+func (r *root) discard(name string, c *class) {
+	err := r.fs.Remove(name)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	r.log.Error("a file could not be unlinked; its bytes stay accounted until the next start", "file", name, "error", err)
+	n := r.sizeOf(name, c)
+	r.mu.Lock()
+	r.stray += n
+	r.used += n
+	r.mu.Unlock()
+}
+
+// end takes the piece out of flight and lets go of its entry. An entry that nothing is left of goes.
+func (p *Put) end() {
+	r, slot := p.root, p.mark.slot
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f := r.flights[slot]
+	f.ranks &^= 1 << p.rank
+	r.setFlight(slot, f)
+	if e := r.x.at(slot); !e.is(stLeaving) && f.ranks == 0 && r.x.pieces(slot) == 0 {
+		d := r.leave(slot)
+		r.expelled(&d)
+	}
+	r.unpin(slot, p.mark.print)
+}

@@ -1,0 +1,319 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// PutRequest names a piece that is to be stored.
+type PutRequest struct {
+	Space   *Space
+	Group   uint32
+	Parent  chunk.Key // chunk.Root for a prefix's first chunk
+	Key     chunk.Key
+	Depth   uint32
+	Rank    uint32
+	Ranks   uint64 // pieces that make the entry complete, one bit per rank; 0: all ranks of the namespace
+	Request uint32
+	Tenant  uint32
+}
+
+// Put is a reservation: space for a piece that is being written. It ends with Publish or Abort.
+type Put struct {
+	root   *root
+	class  *class
+	mark   mark
+	key    chunk.Key
+	parent chunk.Key
+	depth  uint32
+	rank   uint32
+	ranks  uint64
+	tenant uint32
+	stamp  int64
+	detour bool
+	target string
+
+	mu   sync.Mutex
+	temp string
+	file staging.File
+	over bool
+}
+
+// Put reserves space for a piece: the whole entry's at its first one. The error is [ErrResident], [ErrRefused] or
+// [ErrNoSpace] when nothing is to be written.
+func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
+	p, err := s.newPut(&q)
+	if err != nil {
+		return nil, err
+	}
+	stripe := &s.stripes[p.mark.print%uint64(len(s.stripes))]
+	stripe.Lock()
+	defer stripe.Unlock()
+	found, err := s.join(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		if err := s.admitted(p, &q); err != nil {
+			return nil, err
+		}
+		if err := s.insert(ctx, p, &q); err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
+	if err := p.name(); err != nil {
+		p.Abort(err)
+		return nil, err
+	}
+	return p, nil
+}
+
+func (s *Store) newPut(q *PutRequest) (*Put, error) {
+	if s.closed.Load() {
+		return nil, ErrClosed
+	}
+	c, err := q.Space.class(q.Group)
+	if err != nil {
+		return nil, err
+	}
+	if q.Ranks == 0 {
+		q.Ranks = c.ranks
+	}
+	if q.Rank >= chunk.MaxRanks || q.Ranks&(1<<q.Rank) == 0 || q.Ranks&^c.ranks != 0 {
+		return nil, fmt.Errorf("%w: rank %d of ranks %#x, the namespace has %#x", ErrSpace, q.Rank, q.Ranks, c.ranks)
+	}
+	for _, k := range [...]*chunk.Key{&q.Key, &q.Parent} {
+		for _, b := range k[c.ns.keyLen:] {
+			if b != 0 {
+				return nil, fmt.Errorf("%w: %s is longer than the namespace's %d bytes", chunk.ErrKey, k, c.ns.keyLen)
+			}
+		}
+	}
+	if q.Key == chunk.Root || q.Key == q.Parent {
+		return nil, fmt.Errorf("%w: %s with parent %s", chunk.ErrKey, q.Key, q.Parent)
+	}
+	return &Put{
+		class: c, mark: mark{print: chunk.Fingerprint(c.ns.digest, c.group, q.Key)},
+		key: q.Key, parent: q.Parent, depth: q.Depth, rank: q.Rank, ranks: q.Ranks, tenant: q.Tenant,
+	}, nil
+}
+
+// join adds the piece to the entry of its key, if there is one.
+func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
+	for _, r := range s.roots {
+		if ok, err := r.join(ctx, p); ok || err != nil {
+			if errors.Is(err, ErrResident) {
+				s.resident.Add(1)
+			}
+			return ok, err
+		}
+	}
+	return false, nil
+}
+
+func (r *root) join(ctx context.Context, p *Put) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		slot := r.x.find(p.mark.print, p.class.id, &p.key)
+		if slot == none {
+			return false, nil
+		}
+		e, f := r.x.at(slot), r.flights[slot]
+		if e.is(stLeaving) && f.ranks == 0 {
+			if err := ctx.Err(); err != nil {
+				return false, err
+			}
+			r.settled.Wait() // its files are being unlinked
+			continue
+		}
+		if e.is(stLeaving) || (r.x.pieces(slot)|f.ranks)&(1<<p.rank) != 0 || e.pins == maxPins {
+			return false, ErrResident
+		}
+		f.ranks |= 1 << p.rank
+		r.flights[slot] = f
+		p.root, p.mark.slot, p.detour, p.stamp = r, slot, e.is(stDetour), r.store.stamp()
+		r.pin(slot, p.mark.print, 0)
+		return true, nil
+	}
+}
+
+// admitted asks the admit policy about a new entry.
+func (s *Store) admitted(p *Put, q *PutRequest) error {
+	w := s.candidates.Get().(*candidate)
+	defer s.candidates.Put(w)
+	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
+	w.ask[0] = abi.Candidate{
+		Key: p.mark.print, ParentKey: parent, Namespace: p.class.ns.id, Group: p.class.group,
+		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant, Time: s.clock(),
+	}
+	if parent != 0 && s.holdsPrint(parent) {
+		w.ask[0].Flags = abi.CandidateParentResident
+	}
+	w.answer[0] = true
+	if err := s.admit.Admit(w.ask[:], w.answer[:]); err != nil {
+		s.admissionFault(err)
+		return nil
+	}
+	if !w.answer[0] {
+		s.refused.Add(1)
+		return ErrRefused
+	}
+	return nil
+}
+
+type candidate struct {
+	ask    [1]abi.Candidate
+	answer [1]bool
+}
+
+func (s *Store) holdsPrint(print uint64) bool {
+	for _, r := range s.roots {
+		r.mu.Lock()
+		slot := r.x.findPrint(print)
+		there := slot != none && !r.x.at(slot).is(stLeaving)
+		r.mu.Unlock()
+		if there {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.ranks)) * p.class.fileBytes }
+
+// insert makes the entry, in the root that the place policy chooses.
+func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
+	rel, chosen, err := s.names.name(p.class, &p.key, p.rank, p.entryBytes(), false)
+	if err != nil {
+		s.log.Error("place policy failed; the built-in name is used", "key", p.key, "error", err)
+		p.detour = true
+		if rel, chosen, err = s.names.name(p.class, &p.key, p.rank, p.entryBytes(), true); err != nil {
+			return err
+		}
+	}
+	tenant, err := s.spaces.internTenant(q.Tenant)
+	if err != nil {
+		return err
+	}
+	r := s.choose(chosen)
+	p.root, p.target, p.stamp = r, r.dir+"/"+rel, s.stamp()
+	demand := s.cfg.EvictMode == OnDemand
+	if demand {
+		r.turn.Lock()
+		defer r.turn.Unlock()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.makeRoom(ctx, p.entryBytes(), true, demand); err != nil {
+		r.count.sheds++
+		return err
+	}
+	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
+	slot := r.x.add(p.mark.print, p.class.id, &p.key, parent, q.Depth)
+	e := r.x.at(slot)
+	e.size, e.tenant = uint32(p.entryBytes()/abi.SizeUnit), tenant
+	if p.detour {
+		e.set(stDetour)
+	}
+	r.used += e.bytes()
+	r.count.inserted++
+	r.flights[slot] = flight{ranks: 1 << p.rank}
+	p.mark.slot = slot
+	r.x.touch(slot)
+	r.announce(abi.OpInsert, slot, p.mark.print, q.Request)
+	r.pin(slot, p.mark.print, q.Request)
+	if !demand && r.used > r.level(s.cfg.High) {
+		r.wake()
+	}
+	return nil
+}
+
+// name works out the target of a piece that joined an entry.
+func (p *Put) name() error {
+	target, err := p.root.path(p.class, &p.key, p.rank, false)
+	if err != nil {
+		return p.takeDetour(err)
+	}
+	p.target = target
+	return nil
+}
+
+// takeDetour puts the piece under the built-in name because the place policy's cannot be had.
+func (p *Put) takeDetour(cause error) error {
+	r := p.root
+	target, err := r.path(p.class, &p.key, p.rank, true)
+	if err != nil {
+		return err
+	}
+	r.log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
+	r.mu.Lock()
+	r.x.at(p.mark.slot).set(stDetour)
+	r.count.placeFaults++
+	r.mu.Unlock()
+	p.target, p.detour = target, true
+	return nil
+}
+
+// Plan is the layout of the payload.
+func (p *Put) Plan() *chunk.Plan { return p.class.plan }
+
+// DataOffset is where the payload starts in the file.
+func (p *Put) DataOffset() int64 { return p.class.dataOffset }
+
+// FileBytes is the size of the whole file: header, table and payload, each padded to whole pages.
+func (p *Put) FileBytes() int64 { return p.class.fileBytes }
+
+// File is the named temporary, made beside its target at the first call. Publish and Abort close it.
+func (p *Put) File() (staging.File, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return nil, ErrPutOver
+	}
+	if p.file != nil {
+		return p.file, nil
+	}
+	r := p.root
+	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
+	for range 3 {
+		p.temp = tempName(p.target, r.store.cfg.HostID, r.store.seq.Add(1))
+		f, err := staging.OpenDirect(r.fs, p.temp, flags, 0o600)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err = r.makeDir(filepath.Dir(p.target)); err == nil {
+				f, err = staging.OpenDirect(r.fs, p.temp, flags, 0o600)
+			}
+		}
+		if err == nil {
+			p.file = f
+			return f, nil
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			p.temp = ""
+			return nil, fmt.Errorf("store: %s: %w", p.target, err)
+		}
+	}
+	return nil, fmt.Errorf("store: %s: no free name for a temporary", p.target)
+}
+
+// Head writes the header page and the checksum table to dst[:DataOffset()].
+func (p *Put) Head(dst []byte, table []uint64) {
+	h := Header{
+		Namespace: p.class.ns.digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.group, Rank: p.rank,
+		Blocks: p.class.plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
+		Payload: p.class.plan.PayloadBytes(), Plan: p.class.plan.Digest(), Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes,
+		Extents: uint32(len(table)), DataOffset: p.class.dataOffset, TableSum: putTable(dst[Page:], table),
+	}
+	h.Encode(dst)
+}

@@ -1,0 +1,148 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+)
+
+// quarantine is the damaged files that a root keeps for somebody to look at: the newest few.
+type quarantine struct {
+	files []kept // oldest first
+	bytes int64
+}
+
+type kept struct {
+	name  string // absolute
+	bytes int64
+}
+
+// quarantineShare is the part of a root's capacity, 1/n, that its quarantine may take.
+const quarantineShare = 16
+
+// impound moves a file into quarantine and returns it with its size; no name when it is gone altogether. mu is not held.
+func (r *root) impound(name string, cause error) kept {
+	info, err := r.fs.Stat(name)
+	if err != nil {
+		return kept{}
+	}
+	k := kept{bytes: padded(info.Allocated)}
+	if r.store.cfg.QuarantineFiles < 0 || k.bytes > r.cfg.Capacity/quarantineShare {
+		err = r.fs.Remove(name)
+	} else {
+		base := filepath.Base(name)
+		tail := fmt.Sprintf("%016x-%x-", r.store.stamp(), r.store.seq.Add(1))
+		k.name = r.dir + "/" + quarantineDir + "/" + tail + base[:min(len(base), maxName-len(tail))]
+		if err = r.fs.RenameNoReplace(name, k.name); err != nil {
+			k.name = ""
+			err = errors.Join(err, r.fs.Remove(name))
+		}
+	}
+	r.log.Warn("damaged piece taken out", "file", name, "kept", k.name, "cause", cause, "error", err)
+	if k.name == "" && err != nil && !errors.Is(err, fs.ErrNotExist) {
+		k.name = name // it stays where it is, and in the account
+	} else if k.name == "" {
+		return kept{}
+	}
+	return k
+}
+
+// hold enters a file into the account, on top of what is used already, and returns those that must go for it. mu is held.
+func (r *root) hold(k kept) (excess []kept) {
+	if k.name == "" {
+		return nil
+	}
+	r.quar.files = append(r.quar.files, k)
+	r.quar.bytes += k.bytes
+	r.used += k.bytes
+	r.count.quarantined++
+	for len(r.quar.files) > max(r.store.cfg.QuarantineFiles, 0) || r.quar.bytes > r.cfg.Capacity/quarantineShare {
+		excess = append(excess, r.quar.files[0])
+		r.quar.bytes -= r.quar.files[0].bytes
+		r.quar.files = slices.Delete(r.quar.files, 0, 1)
+	}
+	return excess
+}
+
+// destroy unlinks files that hold gave up. mu is not held.
+func (r *root) destroy(list []kept) {
+	for _, k := range list {
+		err := r.fs.Remove(k.name)
+		r.mu.Lock()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			r.stray += k.bytes
+			r.log.Error("a quarantined file could not be unlinked", "file", k.name, "error", err)
+		} else {
+			r.used -= k.bytes
+		}
+		r.mu.Unlock()
+	}
+}
+
+// purge gives up quarantined files, oldest first, until so many bytes are free. It is called with mu held and lets go of
+// it meanwhile.
+func (r *root) purge(bytes int64) {
+	var list []kept
+	for len(r.quar.files) > 0 && bytes > 0 {
+		k := r.quar.files[0]
+		r.quar.files = slices.Delete(r.quar.files, 0, 1)
+		r.quar.bytes -= k.bytes
+		bytes -= k.bytes
+		list = append(list, k)
+	}
+	r.mu.Unlock()
+	r.destroy(list)
+	r.mu.Lock()
+}
+
+// loadQuarantine accounts for what is there at the start.
+func (r *root) loadQuarantine() error {
+	list, err := r.fs.ReadDir(r.dir + "/" + quarantineDir)
+	if err != nil {
+		return fmt.Errorf("store: root %s: %w", r.dir, err)
+	}
+	var excess []kept
+	r.mu.Lock()
+	for _, e := range list {
+		name := r.dir + "/" + quarantineDir + "/" + e.Name()
+		info, err := r.fs.Stat(name)
+		if err != nil || !info.Mode.IsRegular() {
+			continue
+		}
+		excess = append(excess, r.hold(kept{name: name, bytes: padded(info.Allocated)})...)
+	}
+	r.count.quarantined = 0
+	r.mu.Unlock()
+	r.destroy(excess)
+	return nil
+}
+
+// condemn drops an entry because of one rank's file, which goes into quarantine.
+func (r *root) condemn(m mark, rank uint32, name string, cause error) {
+	r.mu.Lock()
+	if !r.stands(m) {
+		r.mu.Unlock()
+		return
+	}
+	d := r.leave(m.slot)
+	r.count.damaged++
+	r.mu.Unlock()
+	k := r.impound(name, cause)
+	d.stray = r.unlink(&d, d.pieces&^(1<<rank))
+	r.mu.Lock()
+	r.transfer(d.slot, k.bytes)
+	excess := r.hold(k)
+	r.expelled(&d)
+	r.mu.Unlock()
+	r.destroy(excess)
+}
+
+// transfer takes bytes out of an entry's account because another account is about to hold them. mu is held.
+func (r *root) transfer(slot uint32, bytes int64) {
+	e := r.x.at(slot)
+	n := min(bytes, e.bytes())
+	e.size -= uint32(n / Page)
+	r.used -= n
+}

@@ -1,0 +1,238 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// recover finds what a root holds: it reads names and header pages, sweeps temporaries, quarantines what is damaged,
+// rebuilds the index, tells the evict policy in order of last touch, and evicts down when the capacity has shrunk.
+func (r *root) recover(ctx context.Context) error {
+	if err := r.loadQuarantine(); err != nil {
+		return err
+	}
+	c := census{root: r}
+	if err := scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.order(c.stamps)
+	r.replay()
+	r.mu.Unlock()
+	r.shrink(ctx)
+	return ctx.Err()
+}
+
+// census judges the files of a scan. Its methods run on several goroutines; what is written is guarded by root.mu.
+type census struct {
+	root   *root
+	stamps []int64 // by slot: the newest store time of its pieces
+}
+
+// file judges one file. rel is its path below the root.
+func (c *census) file(rel string, e fs.DirEntry) {
+	r := c.root
+	name := r.dir + "/" + rel
+	if owner, ok := tempOwner(filepath.Base(rel)); ok {
+		if !r.cfg.Shared || owner == r.store.cfg.HostID {
+			r.sweep(name)
+		}
+		return
+	}
+	if !e.Type().IsRegular() || filepath.Base(rel)[0] == '.' {
+		r.counted(&r.count.foreign)
+		return
+	}
+	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		r.unreadable(name, err)
+		return
+	}
+	h, info, err := inspect(f)
+	f.Close()
+	switch {
+	case err == nil:
+		c.claim(name, rel, &h, padded(info.Allocated))
+	case errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged) && info.Size < Page:
+		if !r.store.names.claims(rel) {
+			r.counted(&r.count.foreign)
+			return
+		}
+		r.seize(name, err)
+	case isDamage(err):
+		r.seize(name, err)
+	default:
+		r.unreadable(name, err)
+	}
+}
+
+func (c *census) skipped(rel string, err error) {
+	c.root.log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
+}
+
+// unreadable leaves a file alone that could not be read just now.
+func (r *root) unreadable(name string, err error) {
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	r.log.Warn("a file could not be read; it is left out until the next start", "file", name, "error", err)
+	n := int64(0)
+	if info, err := r.fs.Stat(name); err == nil {
+		n = padded(info.Allocated)
+	}
+	r.mu.Lock()
+	r.stray += n
+	r.used += n
+	r.mu.Unlock()
+}
+
+func (r *root) sweep(name string) {
+	if err := r.fs.Remove(name); err != nil {
+		r.unreadable(name, err)
+		return
+	}
+	r.counted(&r.count.swept)
+}
+
+func (r *root) counted(n *uint64) {
+	r.mu.Lock()
+	*n++
+	r.mu.Unlock()
+}
+
+// claim takes a sound piece into the index if a name leads to it: the place policy's, or the built-in one. A piece that
+// an earlier place policy named is moved to the name that it has now.
+func (c *census) claim(name, rel string, h *Header, allocated int64) {
+	r := c.root
+	cl, err := r.store.classFor(h)
+	if err != nil {
+		r.counted(&r.count.unclaimed)
+		r.seize(name, err)
+		return
+	}
+	placed, _, err := r.store.names.name(cl, &h.Key, h.Rank, 0, false)
+	detour := false
+	if err != nil || placed != rel {
+		other, _, oerr := r.store.names.name(cl, &h.Key, h.Rank, 0, true)
+		detour = oerr == nil && other == rel
+		switch {
+		case detour:
+		case err != nil:
+			r.unreadable(name, err)
+			return
+		default:
+			if err := r.move(name, r.dir+"/"+placed); err != nil {
+				r.counted(&r.count.unclaimed)
+				r.seize(name, err)
+				return
+			}
+		}
+	}
+	c.adopt(cl, h, allocated, detour)
+}
+
+func (r *root) move(from, to string) error {
+	if err := r.makeDir(filepath.Dir(to)); err != nil {
+		return err
+	}
+	if err := r.fs.RenameNoReplace(from, to); err != nil {
+		return fmt.Errorf("store: the place policy names it %s: %w", to, err)
+	}
+	r.counted(&r.count.moved)
+	return nil
+}
+
+// classFor finds the class of a header whose namespace some root has kept.
+func (s *Store) classFor(h *Header) (*class, error) {
+	t := s.spaces
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ns := t.byID[h.Namespace]
+	if ns == nil {
+		return nil, fmt.Errorf("%w: digest %s", ErrSpace, h.Namespace)
+	}
+	for _, b := range h.Key[ns.keyLen:] {
+		if b != 0 {
+			return nil, fmt.Errorf("%w: key %s is longer than its namespace's %d bytes", ErrDamaged, h.Key, ns.keyLen)
+		}
+	}
+	return t.classOf(ns, h.Group)
+}
+
+// adopt enters a piece. The entry's size is what its pieces take, and what the missing ones will.
+func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
+	r := c.root
+	tenant, err := r.store.spaces.internTenant(h.Tenant)
+	if err != nil {
+		tenant = 0
+	}
+	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slot := r.x.find(print, cl.id, &h.Key)
+	if slot == none {
+		slot = r.x.add(print, cl.id, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
+		if slot == none {
+			r.used += allocated // more entries than slots: the bytes are there all the same
+			r.stray += allocated
+			return
+		}
+		e := r.x.at(slot)
+		e.tenant = tenant
+		e.size = uint32(int64(bits.OnesCount64(h.Pieces)) * h.FileBytes() / Page)
+		r.used += e.bytes()
+		for uint32(len(c.stamps)) <= slot {
+			c.stamps = append(c.stamps, 0)
+		}
+	}
+	e := r.x.at(slot)
+	if r.x.pieces(slot)&(1<<h.Rank) != 0 {
+		return // under both its names; the one that is found first at a load serves
+	}
+	diff := (allocated - h.FileBytes()) / Page
+	e.size = uint32(max(0, int64(e.size)+diff))
+	r.used += diff * Page
+	mask := r.x.pieces(slot) | 1<<h.Rank
+	r.x.setPieces(slot, mask)
+	if detour {
+		e.set(stDetour)
+	}
+	if mask&h.Pieces == h.Pieces && !e.is(stComplete) {
+		e.set(stComplete)
+		r.complete++
+	}
+	c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
+	r.count.recovered++
+}
+
+// order gives the recovered entries their last touch: the order in which they were stored.
+func (r *root) order(stamps []int64) {
+	slots := make([]uint32, 0, len(stamps))
+	for slot := range stamps {
+		slots = append(slots, uint32(slot))
+	}
+	slices.SortFunc(slots, func(a, b uint32) int {
+		return cmp.Or(cmp.Compare(stamps[a], stamps[b]), cmp.Compare(a, b))
+	})
+	for _, slot := range slots {
+		r.x.touch(slot)
+	}
+	if n := len(slots); n > 0 {
+		last := stamps[slots[n-1]]
+		for {
+			now := r.store.stamps.Load()
+			if last <= now || r.store.stamps.CompareAndSwap(now, last) {
+				return
+			}
+		}
+	}
+}

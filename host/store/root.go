@@ -1,0 +1,106 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// root is one directory with its index, its bytes and its evict policy.
+type root struct {
+	store *Store
+	cfg   RootConfig
+	dir   string // absolute
+	fs    staging.FS
+	log   *slog.Logger
+	lock  io.Closer
+	kick  chan struct{} // wakes the background evictor
+
+	turn sync.Mutex // held by the one reservation that may evict
+
+	mu       sync.Mutex
+	settled  sync.Cond // on mu: a leaving entry is gone
+	x        *index
+	flights  map[uint32]flight
+	evict    *policy.Evict
+	used     int64 // bytes of entries (in flight and leaving ones too), quarantine and strays
+	quar     quarantine
+	complete int64 // entries with all their pieces
+	stray    int64 // bytes of files that could not be unlinked
+	unsynced []mark
+	count    counters
+	faulted  policy.Stats // of evict policies that were replaced
+	victims  [maxAsked]uint32
+	leaving  []departure // of the turn's holder
+}
+
+// flight is what happens to an entry's files at present.
+type flight struct {
+	ranks     uint64 // pieces being written
+	expelling bool   // its files are being unlinked
+}
+
+// mark names an entry so that a later one in the same slot is told apart.
+type mark struct {
+	slot  uint32
+	print uint64
+}
+
+// openRoot makes the directories and takes the lock. Nothing is read yet.
+func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
+	r := &root{
+		store: s, cfg: cfg, dir: cfg.Path, fs: s.cfg.FS, log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1),
+		x: newIndex(cfg.MaxEntries, s.spaces.print), flights: map[uint32]flight{},
+	}
+	r.settled.L = &r.mu
+	for _, d := range []string{"", namespacesDir, plansDir, quarantineDir} {
+		if err := r.fs.MkdirAll(r.dir+"/"+d, 0o700); err != nil {
+			return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
+		}
+	}
+	name := r.dir + "/" + lockFile
+	if cfg.Shared {
+		name += "." + s.cfg.HostID
+	}
+	lock, err := r.fs.Lock(name)
+	if errors.Is(err, staging.ErrLocked) {
+		return nil, fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
+			ErrRootBusy, r.dir, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
+	}
+	r.lock = lock
+	if r.evict, err = r.newEvict(ctx, s.cfg.Policies.Evict, s.cfg.Policies.EvictConfig); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return r, nil
+}
+
+func (r *root) newEvict(ctx context.Context, m *policy.Module, c policy.Config) (*policy.Evict, error) {
+	return m.NewEvict(ctx, policy.EvictOptions{
+		MaxSlots: r.cfg.MaxEntries, Capacity: uint64(r.cfg.Capacity), Seed: r.store.cfg.Seed, Config: c,
+	})
+}
+
+func (r *root) close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return errors.Join(r.evict.Close(), r.lock.Close())
+}
+
+// facts are what the place policy is told.
+func (r *root) facts(id int) abi.RootFacts {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return abi.RootFacts{
+		ID: uint32(id), Flags: abi.RootWritable, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, r.cfg.Capacity-r.used)),
+	}
+}

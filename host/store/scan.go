@@ -1,0 +1,100 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"sync"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// scan calls visit for every file below dir, on several goroutines, and returns when all are done. The store's own
+// directory and other hidden ones are left out; links are not followed. skipped hears of directories below dir that cannot
+// be read (a mount's lost+found, say).
+func scan(ctx context.Context, fsys staging.FS, dir string, workers int, visit func(rel string, e fs.DirEntry), skipped func(rel string, err error)) error {
+	w := &walker{ctx: ctx, fs: fsys, dir: dir, visit: visit, skipped: skipped, todo: []string{""}}
+	w.more.L = &w.mu
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(w.run)
+	}
+	all.Wait()
+	return errors.Join(w.err, ctx.Err())
+}
+
+// walker is a stack of directories that are to be read and the number of those being read.
+type walker struct {
+	ctx     context.Context
+	fs      staging.FS
+	dir     string
+	visit   func(string, fs.DirEntry)
+	skipped func(string, error)
+
+	mu   sync.Mutex
+	more sync.Cond // on mu: todo or busy changed
+	todo []string
+	busy int
+	err  error
+}
+
+func (w *walker) run() {
+	for {
+		rel, ok := w.next()
+		if !ok {
+			return
+		}
+		found, err := w.read(rel)
+		w.mu.Lock()
+		w.busy--
+		w.todo = append(w.todo, found...)
+		if err != nil && w.err == nil {
+			w.err = err
+		}
+		w.more.Broadcast()
+		w.mu.Unlock()
+	}
+}
+
+func (w *walker) next() (string, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.todo) == 0 && w.busy > 0 && w.err == nil {
+		w.more.Wait()
+	}
+	if len(w.todo) == 0 || w.err != nil || w.ctx.Err() != nil {
+		return "", false
+	}
+	last := len(w.todo) - 1
+	rel := w.todo[last]
+	w.todo = w.todo[:last]
+	w.busy++
+	return rel, true
+}
+
+// read visits a directory's files and returns its directories.
+func (w *walker) read(rel string) (dirs []string, err error) {
+	list, err := w.fs.ReadDir(w.dir + "/" + rel)
+	if err != nil {
+		if rel == "" {
+			return nil, err
+		}
+		w.skipped(rel, err)
+		return nil, nil
+	}
+	for _, e := range list {
+		if w.ctx.Err() != nil {
+			return nil, nil
+		}
+		name := e.Name()
+		if rel != "" {
+			name = rel + "/" + name
+		}
+		if !e.IsDir() {
+			w.visit(name, e)
+		} else if e.Name()[0] != '.' {
+			dirs = append(dirs, name)
+		}
+	}
+	return dirs, nil
+}

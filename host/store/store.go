@@ -1,0 +1,208 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
+)
+
+// Store is one host's chunks on disk. It is safe for concurrent use.
+type Store struct {
+	cfg    Config
+	log    *slog.Logger
+	start  time.Time
+	spaces *spaces
+	names  *namer
+	admit  *policy.Admit
+	layout *policy.Layout
+	roots  []*root
+	plans  sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
+
+	opening    sync.Mutex     // of namespaces
+	stripes    [64]sync.Mutex // by fingerprint: a key is reserved once, in one root
+	requests   requests
+	candidates sync.Pool    // of *candidate
+	factsAt    atomic.Int64 // when the place policy was last told of the roots
+
+	seq    atomic.Uint64 // of temporaries
+	stamps atomic.Int64  // the last store time given out
+	closed atomic.Bool
+	stop   context.CancelFunc
+	work   sync.WaitGroup
+
+	refused, resident, lookups, keys, hits, admitFaults atomic.Uint64
+}
+
+// Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), spaces: newSpaces()}
+	s.seq.Store(uint64(s.start.UnixNano()))
+	s.candidates.New = func() any { return new(candidate) }
+	s.requests.seen = map[uint32]*visits{}
+	if err := s.openPolicies(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.openRoots(ctx); err != nil {
+		return nil, errors.Join(err, s.closeRoots(), s.closePolicies())
+	}
+	s.tellRoots()
+	run, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	for _, r := range s.roots {
+		if cfg.EvictMode == Background {
+			s.work.Go(func() { r.evictAhead(run) })
+		}
+		if cfg.Durability == Batch {
+			s.work.Go(func() { r.flushEvery(run, cfg.BatchEvery) })
+		}
+	}
+	return s, nil
+}
+
+func (s *Store) openPolicies(ctx context.Context) (err error) {
+	p := &s.cfg.Policies
+	var capacity uint64
+	for _, r := range s.cfg.Roots {
+		capacity += uint64(r.Capacity)
+	}
+	if s.admit, err = p.Admit.NewAdmit(ctx, policy.AdmitOptions{
+		Capacity: capacity, Seed: s.cfg.Seed, Config: p.AdmitConfig, MaxNamespaces: maxNamespaces,
+	}); err != nil {
+		return err
+	}
+	if s.layout, err = p.Layout.NewLayout(ctx, policy.LayoutOptions{
+		Seed: s.cfg.Seed, Config: p.LayoutConfig, MaxNamespaces: maxNamespaces,
+	}); err != nil {
+		s.admit.Close()
+		return err
+	}
+	if s.names, err = newNamer(ctx, &s.cfg); err != nil {
+		s.admit.Close()
+		s.layout.Close()
+	}
+	return err
+}
+
+func (s *Store) openRoots(ctx context.Context) error {
+	for _, cfg := range s.cfg.Roots {
+		r, err := openRoot(ctx, s, cfg)
+		if err != nil {
+			return err
+		}
+		s.roots = append(s.roots, r)
+	}
+	for _, r := range s.roots {
+		if err := r.loadNamespaces(); err != nil {
+			return err
+		}
+	}
+	for _, r := range s.roots {
+		if err := r.recover(ctx); err != nil {
+			return fmt.Errorf("store: root %s: %w", r.dir, err)
+		}
+	}
+	return nil
+}
+
+// Close ends the store's own work and gives the roots back. Puts and leases that are still out are the caller's bug: what
+// they do afterwards fails, and their temporaries are swept at the next start.
+func (s *Store) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	s.stop()
+	s.work.Wait()
+	return errors.Join(s.closeRoots(), s.closePolicies())
+}
+
+func (s *Store) closeRoots() (err error) {
+	for _, r := range s.roots {
+		err = errors.Join(err, r.close())
+	}
+	return err
+}
+
+func (s *Store) closePolicies() error {
+	s.names.close()
+	return errors.Join(s.admit.Close(), s.layout.Close())
+}
+
+// clock is the time of events: nanoseconds since the store was opened.
+func (s *Store) clock() uint64 { return uint64(max(0, s.cfg.Now().Sub(s.start))) }
+
+// stamp is a store time: no two are equal, and later ones are greater, so that a scan finds the order again.
+func (s *Store) stamp() int64 {
+	now := s.cfg.Now().UnixNano()
+	for {
+		last := s.stamps.Load()
+		next := max(now, last+1)
+		if s.stamps.CompareAndSwap(last, next) {
+			return next
+		}
+	}
+}
+
+// tellRoots gives the place policy fresh facts.
+func (s *Store) tellRoots() {
+	facts := make([]abi.RootFacts, len(s.roots))
+	for i, r := range s.roots {
+		facts[i] = r.facts(i)
+	}
+	s.names.place.SetRoots(facts)
+}
+
+// factsEvery is how old the place policy's facts may get.
+const factsEvery = int64(time.Second)
+
+// choose is the root of a new entry: the place policy's choice, or the one with most room.
+func (s *Store) choose(chosen uint32) *root {
+	if len(s.roots) == 1 {
+		return s.roots[0]
+	}
+	if now, last := int64(s.clock()), s.factsAt.Load(); now-last >= factsEvery && s.factsAt.CompareAndSwap(last, now) {
+		s.tellRoots()
+	}
+	if chosen != none {
+		return s.roots[chosen]
+	}
+	var best *root
+	var most float64
+	for i, r := range s.roots {
+		f := r.facts(i)
+		if share := float64(f.Free) / float64(f.Capacity); best == nil || share > most {
+			best, most = r, share
+		}
+	}
+	return best
+}
+
+// EndRequest tells the evict policies that a request is over.
+func (s *Store) EndRequest(request uint32) {
+	if s.closed.Load() || request == 0 {
+		return
+	}
+	s.requests.end(request)
+	now := s.clock()
+	for _, r := range s.roots {
+		r.mu.Lock()
+		r.send(abi.Event{Slot: none, Parent: none, Request: request, Tenant: none, Op: abi.OpRequestEnd, Time: now})
+		r.mu.Unlock()
+	}
+}
+
+// admissionFault counts a failure of the admit policy; the store goes on as if everything were admitted.
+func (s *Store) admissionFault(err error) {
+	if s.admitFaults.Add(1) == 1 {
+		s.log.Error("admit policy failed; everything is admitted", "error", err)
+	}
+}

@@ -1,0 +1,291 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// testNamespace has small chunks: 2 blocks, 2 layers, K and V, pages of 1,000 bytes.
+func testNamespace(ranks int) *chunk.Namespace {
+	return &chunk.Namespace{
+		Model: "test/model", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
+		TokensPerBlock: 16, TensorParallel: ranks,
+		Groups: []chunk.Group{
+			{ID: 0, Lookup: chunk.ByPrefix, Geometry: chunk.Uniform(2, 2, 2, 1000)},
+			{ID: 1, Lookup: chunk.ByMembership, Geometry: chunk.Uniform(1, 1, 2, 5000)},
+		},
+	}
+}
+
+// testKey is the n-th key: spread like a hash, the same in every run.
+func testKey(n uint64) (k chunk.Key) {
+	r := rand.New(rand.NewPCG(n, 7))
+	for i := 0; i < len(k); i += 8 {
+		binary.LittleEndian.PutUint64(k[i:], r.Uint64())
+	}
+	return k
+}
+
+type fixture struct {
+	testing.TB
+	cfg   Config
+	store *Store
+	space *Space
+	ns    *chunk.Namespace
+}
+
+// open starts a store with room for so many entries of group 0.
+func newFixture(t testing.TB, dir string, entries int, ranks int, change ...func(*Config)) *fixture {
+	t.Helper()
+	f := &fixture{TB: t, ns: testNamespace(ranks)}
+	f.cfg = Config{
+		Roots: []RootConfig{{Path: dir, Capacity: int64(entries) * int64(ranks) * pieceBytes, MaxEntries: uint32(entries) * 8}},
+		Now:   fakeClock(), HostID: "testhost", Log: slog.New(slog.DiscardHandler),
+	}
+	for _, c := range change {
+		c(&f.cfg)
+	}
+	f.start()
+	return f
+}
+
+// pieceBytes is the file size of a piece of group 0: header, table, and 8,000 bytes of payload.
+const pieceBytes = 4 * Page
+
+func (f *fixture) start() {
+	f.Helper()
+	s, err := Open(context.Background(), f.cfg)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.store = s
+	f.Cleanup(func() { s.Close() })
+	if f.space, err = s.Space(context.Background(), f.ns); err != nil {
+		f.Fatal(err)
+	}
+}
+
+func (f *fixture) restart() {
+	f.Helper()
+	if err := f.store.Close(); err != nil {
+		f.Fatal(err)
+	}
+	f.start()
+}
+
+// fakeClock moves by a millisecond each time it is asked.
+func fakeClock() func() time.Time {
+	start := time.Unix(1_700_000_000, 0)
+	var n atomic.Int64
+	return func() time.Time { return start.Add(time.Duration(n.Add(1)) * time.Millisecond) }
+}
+
+// payload is a piece's content, derived from its identity.
+func payload(plan *chunk.Plan, k chunk.Key, rank uint32) []byte {
+	b := make([]byte, padded(plan.PayloadBytes()))
+	r := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(k[:]), uint64(rank)))
+	for i := range b[:plan.PayloadBytes()] {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+// write fills a put's file, as the transfer engine does.
+func write(p *Put) error {
+	file, err := p.File()
+	if err != nil {
+		return err
+	}
+	plan := p.Plan()
+	pool, err := staging.NewSlots(1, int(p.FileBytes()))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	slot, err := pool.Acquire(context.Background())
+	if err != nil {
+		return err
+	}
+	defer slot.Release()
+	image := slot.Bytes()[:p.FileBytes()]
+	copy(image[p.DataOffset():], payload(plan, p.key, p.rank))
+	table := make([]uint64, len(plan.Extents()))
+	chunk.SumExtents(plan, 0, len(table), image[p.DataOffset():], 0, table)
+	p.Head(image, table)
+	_, err = file.WriteAt(image, 0)
+	return err
+}
+
+// put stores one piece of key n in group 0, child of key n-1 unless it is 0.
+func (f *fixture) put(n uint64, rank uint32) error { return f.putUnder(n, n-1, rank) }
+
+func (f *fixture) request(n, parent uint64, rank uint32) PutRequest {
+	q := PutRequest{Space: f.space, Key: testKey(n), Depth: uint32(n), Rank: rank, Request: 1}
+	if n != 0 {
+		q.Parent = testKey(parent)
+	}
+	return q
+}
+
+func (f *fixture) putUnder(n, parent uint64, rank uint32) error {
+	p, err := f.store.Put(context.Background(), f.request(n, parent, rank))
+	if err != nil {
+		return err
+	}
+	if err := write(p); err != nil {
+		p.Abort(err)
+		return err
+	}
+	return p.Publish(context.Background())
+}
+
+func (f *fixture) mustPut(ns ...uint64) {
+	f.Helper()
+	for _, n := range ns {
+		for rank := range uint32(f.ns.Ranks()) {
+			if err := f.put(n, rank); err != nil {
+				f.Fatalf("put %d rank %d: %v", n, rank, err)
+			}
+		}
+	}
+}
+
+func keys(ns ...uint64) []chunk.Key {
+	var list []chunk.Key
+	for _, n := range ns {
+		list = append(list, testKey(n))
+	}
+	return list
+}
+
+func (f *fixture) lookup(ns ...uint64) *Lease {
+	f.Helper()
+	l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(ns...)})
+	if err != nil {
+		f.Fatal(err)
+	}
+	return l
+}
+
+// has says whether key n would be a hit, leaving no trace but a touch.
+func (f *fixture) has(n uint64) bool {
+	f.Helper()
+	l := f.lookup(n)
+	defer l.Release()
+	return l.Hits() == 1
+}
+
+// read loads a piece and verifies all of it.
+func read(l *Lease, i int, rank uint32) ([]byte, error) {
+	p, err := l.Open(i, rank)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	image, err := os.ReadFile(p.File().Name())
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) ([]byte, error) { p.Bad(err); return nil, err }
+	if len(image) < Page {
+		return fail(ErrDamaged)
+	}
+	h, err := p.Verify(image[:Page])
+	if err != nil {
+		return fail(err)
+	}
+	if h.Table != nil {
+		return fail(errors.New("a table out of nowhere"))
+	}
+	if h, err = p.Verify(image); err != nil {
+		return fail(err)
+	}
+	data := image[h.DataOffset:]
+	if err := chunk.VerifyExtents(h.Plan, 0, len(h.Table), data, 0, h.Table); err != nil {
+		return fail(err)
+	}
+	return data, nil
+}
+
+func (f *fixture) mustRead(n uint64) {
+	f.Helper()
+	l := f.lookup(n)
+	defer l.Release()
+	if l.Hits() != 1 {
+		f.Fatalf("key %d is a miss", n)
+	}
+	for rank := range uint32(f.ns.Ranks()) {
+		data, err := read(l, 0, rank)
+		if err != nil {
+			f.Fatalf("key %d rank %d: %v", n, rank, err)
+		}
+		if !bytes.Equal(data, payload(f.space.Plan(0), testKey(n), rank)) {
+			f.Fatalf("key %d rank %d: other bytes than were stored", n, rank)
+		}
+	}
+}
+
+// pieceFile is the path of a published piece.
+func (f *fixture) pieceFile(n uint64, rank uint32) string {
+	f.Helper()
+	k := testKey(n)
+	rel, _, err := f.store.names.name(f.space.ns.classes[0], &k, rank, 0, false)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return filepath.Join(f.cfg.Roots[0].Path, rel)
+}
+
+// usage adds up the blocks of all files outside the store's metadata, quarantine included.
+func usage(t testing.TB, dir string) (bytes int64, temporaries int) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, name)
+		if strings.HasPrefix(rel, metaDir) && !strings.HasPrefix(rel, quarantineDir) {
+			return nil
+		}
+		if _, temp := tempOwner(e.Name()); temp {
+			temporaries++
+		}
+		info, err := staging.OS().Stat(name)
+		bytes += padded(info.Allocated)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes, temporaries
+}
+
+// checkUsed compares the account with the disk; nothing may be in flight.
+func (f *fixture) checkUsed() {
+	f.Helper()
+	for i, r := range f.store.Stats().Roots {
+		bytes, temps := usage(f, f.cfg.Roots[i].Path)
+		if temps != 0 {
+			f.Errorf("%d temporaries left", temps)
+		}
+		if r.Used != bytes {
+			f.Errorf("the account says %d bytes, the disk %d", r.Used, bytes)
+		}
+		if r.Used > r.Capacity {
+			f.Errorf("%d bytes used of %d", r.Used, r.Capacity)
+		}
+	}
+}

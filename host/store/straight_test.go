@@ -1,0 +1,92 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"testing"
+)
+
+func TestStoreAndLoad(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 8, 2)
+	if got := f.space.Plan(0).PayloadBytes(); got != 8000 {
+		t.Fatalf("payload of %d bytes", got)
+	}
+	f.mustPut(0, 1, 2)
+	for n := range uint64(3) {
+		f.mustRead(n)
+	}
+	if l := f.lookup(0, 1, 9, 2); l.Hits() != 2 || !l.Has(1) || l.Has(2) || l.Has(3) {
+		t.Errorf("%d hits", l.Hits())
+	} else {
+		l.Release()
+		l.Release()
+		if _, err := l.Open(0, 0); !errors.Is(err, ErrLeaseOver) {
+			t.Errorf("open after release: %v", err)
+		}
+	}
+	if err := f.put(1, 0); !errors.Is(err, ErrResident) {
+		t.Errorf("put of a resident piece: %v", err)
+	}
+	f.checkUsed()
+	f.restart()
+	for n := range uint64(3) {
+		f.mustRead(n)
+	}
+	f.checkUsed()
+}
+
+func TestEntryNeedsAllPieces(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 8, 2)
+	if err := f.put(0, 1); err != nil {
+		t.Fatal(err)
+	}
+	if f.has(0) {
+		t.Error("a hit with one of two pieces")
+	}
+	if got := f.store.Stats().Roots[0].Used; got != 2*pieceBytes {
+		t.Errorf("%d bytes reserved, want the whole entry", got)
+	}
+	l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(0), Ranks: 2})
+	if err != nil || l.Hits() != 1 {
+		t.Errorf("lookup of rank 1 alone: %v", err)
+	}
+	l.Release()
+	f.restart()
+	if f.has(0) {
+		t.Error("a hit with one of two pieces after a restart")
+	}
+	if err := f.put(0, 0); err != nil {
+		t.Fatal(err)
+	}
+	f.mustRead(0)
+	f.checkUsed()
+}
+
+func TestAbort(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 1, 1)
+	ctx := context.Background()
+	p, err := f.store.Put(ctx, f.request(0, 0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.store.Put(ctx, f.request(0, 0, 0)); !errors.Is(err, ErrResident) {
+		t.Errorf("a second put of a piece in flight: %v", err)
+	}
+	if _, err := f.store.Put(ctx, f.request(1, 0, 0)); !errors.Is(err, ErrNoSpace) {
+		t.Errorf("a put beside the one that fills the root: %v", err)
+	}
+	if err := write(p); err != nil {
+		t.Fatal(err)
+	}
+	p.Abort(errors.New("on purpose"))
+	p.Abort(errors.New("again"))
+	if err := p.Publish(ctx); !errors.Is(err, ErrPutOver) {
+		t.Errorf("publish after abort: %v", err)
+	}
+	if got := f.store.Stats().Roots[0]; got.Used != 0 || got.Entries != 0 || got.Writing != 0 {
+		t.Errorf("after abort: %+v", got)
+	}
+	f.checkUsed()
+	f.mustPut(1)
+	f.mustRead(1)
+}
