@@ -179,8 +179,9 @@ func (f *osFile) setDirect(on bool) error {
 	return nil
 }
 
-// readFull reads until p is full, the file ends or a call fails. A direct read that stops between boundaries has met
-// the end: reading on from there would be refused, not answered with 0.
+// readFull reads until p is full, the file ends or a call fails. A direct read that stops between boundaries is taken
+// up at the boundary before, because reading on from between would be refused; one that stops within its first page has
+// met the end.
 func readFull(pread func([]byte, int64) (int, error), p []byte, off int64, direct bool) (int, error) {
 	n := 0
 	for n < len(p) {
@@ -193,10 +194,13 @@ func readFull(pread func([]byte, int64) (int, error), p []byte, off int64, direc
 		case m == 0:
 			return n, io.EOF
 		}
-		n += m
-		if direct && m%Align != 0 && n < len(p) {
-			return n, io.EOF
+		if direct && m%Align != 0 && n+m < len(p) {
+			if m < Align {
+				return n + m, io.EOF
+			}
+			m -= m % Align
 		}
+		n += m
 	}
 	return n, nil
 }

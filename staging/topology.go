@@ -46,7 +46,7 @@ func ParseCPUList(text string) ([]int, error) {
 		if err == nil && isRange {
 			last, err = strconv.ParseUint(to, 10, 31)
 		}
-		if err != nil || last < first || last >= maxCPUs {
+		if err != nil || last < first || last >= maxCPUs || len(cpus) > maxCPUs {
 			return nil, fmt.Errorf("staging: bad CPU list %q at %q", text, part)
 		}
 		for cpu := first; cpu <= last; cpu++ {

@@ -1,0 +1,284 @@
+package staging
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestFaultEveryOperation(t *testing.T) {
+	dir := t.TempDir()
+	f := Faulty(OS())
+	name := filepath.Join(dir, "a")
+	file, err := f.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	ops := map[string]func() error{
+		"open":     func() error { _, err := f.OpenFile(name, os.O_RDONLY, 0); return err },
+		"direct":   func() error { _, err := f.OpenFile(name, os.O_RDONLY|unix.O_DIRECT, 0); return err },
+		"read":     func() error { _, err := file.ReadAt(make([]byte, 1), 0); return err },
+		"write":    func() error { _, err := file.WriteAt(make([]byte, 1), 0); return err },
+		"sync":     file.Datasync,
+		"allocate": func() error { return file.Allocate(4096) },
+		"close": func() error {
+			g, err := f.OpenFile(name, os.O_RDONLY, 0)
+			if err != nil {
+				return nil
+			}
+			return g.Close()
+		},
+		"rename":  func() error { return f.Rename(name, name+"2") },
+		"publish": func() error { return f.RenameNoReplace(name, name+"2") },
+		"link":    func() error { return f.Link(name, name+"2") },
+		"remove":  func() error { return f.Remove(name) },
+		"mkdir":   func() error { return errors.Join(f.Mkdir(name+"d", 0o700), f.MkdirAll(name+"e/f", 0o700)) },
+		"readdir": func() error { _, err := f.ReadDir(dir); return err },
+		"stat": func() error {
+			if _, err := file.Stat(); err == nil {
+				return nil
+			}
+			_, err := f.Stat(name)
+			return err
+		},
+		"syncdir": func() error { return f.SyncDir(dir) },
+		"syncfs":  func() error { return f.SyncFS(dir) },
+		"statfs":  func() error { _, err := f.Statfs(dir); return err },
+		"lock":    func() error { _, err := f.Lock(name + "l"); return err },
+	}
+	if len(ops) != len(opNames) {
+		t.Fatalf("%d of %d operations are tested", len(ops), len(opNames))
+	}
+	for op, do := range ops {
+		f.Set(MustRules(op + " " + dir + "**: estale")...)
+		err := do()
+		if !errors.Is(err, unix.ESTALE) || !errors.Is(err, ErrInjected) {
+			t.Errorf("%s: %v", op, err)
+		}
+		if f.Injected() == 0 || f.Counts()[0].Matched == 0 {
+			t.Errorf("%s: not counted: %+v", op, f.Counts())
+		}
+	}
+	list, err := os.ReadDir(dir)
+	if err != nil || len(list) != 1 || list[0].Name() != "a" {
+		t.Fatalf("something happened although it failed: %v %v", list, err)
+	}
+}
+
+func TestFaultAfter(t *testing.T) {
+	dir := t.TempDir()
+	a, b, c := filepath.Join(dir, "a"), filepath.Join(dir, "b"), filepath.Join(dir, "c")
+	put(t, a, "A")
+	f := Faulty(OS(), MustRules("publish **/b: eio after\nopen **/c: emfile after\nlock **: eio after\nwrite **: enospc after")...)
+	err := f.RenameNoReplace(a, b)
+	var le *os.LinkError
+	if !errors.Is(err, unix.EIO) || !errors.As(err, &le) || le.New != b {
+		t.Fatal(err)
+	}
+	if get(t, b) != "A" {
+		t.Fatal("it did not happen")
+	}
+	if err := f.RenameNoReplace(a, b); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("the real error is the one to tell: %v", err)
+	}
+	if file, err := f.OpenFile(c, os.O_RDWR|os.O_CREATE, 0o600); !errors.Is(err, unix.EMFILE) || file != nil {
+		t.Fatalf("%v %v", file, err)
+	}
+	if get(t, c) != "" {
+		t.Fatal("not made")
+	}
+	for range 2 {
+		if _, err := f.Lock(a); !errors.Is(err, unix.EIO) || errors.Is(err, ErrLocked) {
+			t.Fatalf("a lock that was reported as failed stays held: %v", err)
+		}
+	}
+	file, err := f.OpenFile(b, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if n, err := file.WriteAt([]byte("B"), 0); n != 0 || !errors.Is(err, unix.ENOSPC) || get(t, b) != "B" {
+		t.Fatalf("%d %v, content %q", n, err, get(t, b))
+	}
+}
+
+// TestFaultTransfers cuts reads and writes short and tears them, buffered and direct.
+func TestFaultTransfers(t *testing.T) {
+	const k = Align
+	for _, c := range []struct {
+		rule     string
+		direct   bool
+		write    bool
+		len      int
+		n        int
+		err      error
+		real     int   // bytes of the transfer that are real
+		fileSize int64 // after a write
+	}{
+		{rule: "short", len: 1000, n: 500, err: io.EOF, real: 500},
+		{rule: "short 7", len: 1000, n: 7, err: io.EOF, real: 7},
+		{rule: "short 0", len: 1000, n: 0, err: io.EOF},
+		{rule: "short 5000", len: 1000, n: 1000, real: 1000},
+		{rule: "short 5000", direct: true, len: 4 * k, n: k, err: io.EOF, real: k},
+		{rule: "torn 7", len: 1000, n: 1000, real: 7},
+		{rule: "torn", direct: true, len: 2 * k, n: 2 * k, real: k},
+		{rule: "torn 4100", direct: true, len: 2 * k, n: 2 * k, real: 4100},
+		{rule: "short", write: true, len: 1000, n: 500, err: io.ErrShortWrite, real: 500, fileSize: 500},
+		{rule: "short 5000", write: true, direct: true, len: 4 * k, n: k, err: io.ErrShortWrite, real: k, fileSize: k},
+		{rule: "torn 7", write: true, len: 1000, n: 1000, real: 7, fileSize: 7},
+		{rule: "torn 4100", write: true, direct: true, len: 4 * k, n: 4 * k, real: 4100, fileSize: 4100},
+		{rule: "torn 0", write: true, direct: true, len: k, n: k},
+	} {
+		t.Run(c.rule, func(t *testing.T) {
+			name := filepath.Join(t.TempDir(), "a")
+			full := bytes.Repeat([]byte{0xa5}, 4*k)
+			f := Faulty(OS())
+			if !c.write {
+				put(t, name, string(full))
+			}
+			open := f.OpenFile
+			if c.direct {
+				open = func(name string, flag int, perm fs.FileMode) (File, error) { return OpenDirect(f, name, flag, perm) }
+			}
+			file, err := open(name, os.O_RDWR|os.O_CREATE, 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			if file.Direct() != c.direct {
+				t.Log("no direct I/O in the temporary directory")
+				return
+			}
+			f.Set(MustRules("read,write ** 1st: " + c.rule)...)
+			mem := slot(t, 4*k)[:c.len]
+			if c.write {
+				copy(mem, full)
+				n, err := file.WriteAt(mem, 0)
+				if n != c.n || !errors.Is(err, c.err) {
+					t.Fatalf("wrote %d, %v", n, err)
+				}
+				got := []byte(get(t, name))
+				if int64(len(got)) != c.fileSize || !bytes.Equal(got[:c.real], full[:c.real]) {
+					t.Fatalf("the file has %d bytes", len(got))
+				}
+				if !bytes.Equal(mem, full[:c.len]) {
+					t.Fatal("the caller's bytes were changed")
+				}
+				if n, err := file.WriteAt(mem, 0); n != c.len || err != nil {
+					t.Fatalf("the second write: %d %v", n, err)
+				}
+				return
+			}
+			n, err := file.ReadAt(mem, 0)
+			if n != c.n || err != c.err {
+				t.Fatalf("read %d, %v", n, err)
+			}
+			if !bytes.Equal(mem[:c.real], full[:c.real]) || !bytes.Equal(mem[c.real:], make([]byte, c.len-c.real)) {
+				t.Fatal("other bytes are real")
+			}
+		})
+	}
+}
+
+func TestFaultHang(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "a")
+	put(t, name, "A")
+	f := Faulty(OS(), MustRules("read ** 1st-2nd: hang\nread ** 2nd: eio\nstat **: hang enotconn")...)
+	file, err := f.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer context.AfterFunc(ctx, f.Release)()
+	errs := make(chan error, 2)
+	for range 2 {
+		go func() {
+			_, err := file.ReadAt(make([]byte, 1), 0)
+			errs <- err
+		}()
+	}
+	statErr := make(chan error, 1)
+	go func() { _, err := f.Stat(name); statErr <- err }()
+	if err := f.AwaitHanging(t.Context(), 3); err != nil {
+		t.Fatal(err)
+	}
+	if f.Hanging() != 3 || len(errs) != 0 {
+		t.Fatalf("%d hang", f.Hanging())
+	}
+	gone, stop := context.WithCancel(t.Context())
+	stop()
+	if err := f.AwaitHanging(gone, 4); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	cancel()
+	one, two := <-errs, <-errs
+	if one != nil {
+		one, two = two, one
+	}
+	if one != nil || !errors.Is(two, unix.EIO) {
+		t.Fatalf("released: %v, %v", one, two)
+	}
+	if err := <-statErr; !errors.Is(err, unix.ENOTCONN) {
+		t.Fatal(err)
+	}
+	if _, err := f.Stat(name); !errors.Is(err, unix.ENOTCONN) {
+		t.Fatalf("after the release: %v", err)
+	}
+	if f.Hanging() != 0 {
+		t.Fatalf("%d hang", f.Hanging())
+	}
+	f.Set(MustRules("stat **: hang")...)
+	go func() { _, err := f.Stat(name); statErr <- err }()
+	if err := f.AwaitHanging(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	f.Set() // new rules let the calls of the old ones go
+	if err := <-statErr; err != nil {
+		t.Fatal(err)
+	}
+	if err := f.AwaitHanging(t.Context(), 1); err == nil {
+		t.Fatal("waited for a hang without rules")
+	}
+}
+
+func TestFaultDelay(t *testing.T) {
+	dir := t.TempDir()
+	f := Faulty(OS(), MustRules("stat ** 1st: delay 1ms enoent\nstat **: delay 24h")...)
+	done := make(chan error)
+	go func() { _, err := f.Stat(dir); done <- err }()
+	f.Release() // a delay can be cut short as a hang can
+	if err := <-done; !errors.Is(err, unix.ENOENT) {
+		t.Fatal(err)
+	}
+}
+
+// TestFaultOrder has rules that take the same calls: waits add up, the first failure happens, every rule counts.
+func TestFaultOrder(t *testing.T) {
+	dir := t.TempDir()
+	f := Faulty(OS(), MustRules("stat ** 2nd-: eio\nany ** every 2nd: delay 1ns\nstat ** 2nd-3rd: enospc")...)
+	var got []error
+	for range 4 {
+		_, err := f.Stat(dir)
+		got = append(got, err)
+	}
+	if got[0] != nil || !errors.Is(got[1], unix.EIO) || !errors.Is(got[3], unix.EIO) {
+		t.Fatalf("%v", got)
+	}
+	for i, want := range [][2]uint64{{4, 3}, {4, 2}, {4, 0}} {
+		if c := f.Counts()[i]; c.Matched != want[0] || c.Taken != want[1] {
+			t.Errorf("rule %q: matched %d, taken %d, want %v", c.Rule, c.Matched, c.Taken, want)
+		}
+	}
+	if f.Injected() != 5 {
+		t.Errorf("%d injected", f.Injected())
+	}
+}
