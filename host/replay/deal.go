@@ -1,0 +1,66 @@
+package replay
+
+// Dealer gives each request of a trace to one of N sessions so that a conversation stays with one session, in order.
+//
+// A request belongs to the session that first brought the deepest of its leading blocks that were seen before, unless
+// that block is a shared prompt: one that sharedBy different blocks follow already. Then, or when none was seen, it is a
+// new conversation, and goes to the session with the least work so far.
+type Dealer struct {
+	blocks map[uint64]dealt
+	work   []int64
+}
+
+type dealt struct {
+	session  int32
+	children int32
+}
+
+// sharedBy is how many different continuations make a block a shared prompt rather than one conversation's.
+const sharedBy = 4
+
+// NewDealer deals to n sessions.
+func NewDealer(n int) *Dealer {
+	return &Dealer{blocks: map[uint64]dealt{}, work: make([]int64, n)}
+}
+
+// Deal names the session of the next request.
+func (d *Dealer) Deal(ids []uint64) int {
+	if len(d.work) == 1 {
+		return 0
+	}
+	known := 0
+	for known < len(ids) {
+		if _, ok := d.blocks[ids[known]]; !ok {
+			break
+		}
+		known++
+	}
+	session := -1
+	if known > 0 {
+		if b := d.blocks[ids[known-1]]; b.children < sharedBy {
+			session = int(b.session)
+		}
+	}
+	if session < 0 {
+		session = 0
+		for i, w := range d.work {
+			if w < d.work[session] {
+				session = i
+			}
+		}
+	}
+	if known > 0 && known < len(ids) {
+		b := d.blocks[ids[known-1]]
+		b.children++
+		d.blocks[ids[known-1]] = b
+	}
+	for i, id := range ids[known:] {
+		b := dealt{session: int32(session), children: 1}
+		if known+i == len(ids)-1 {
+			b.children = 0
+		}
+		d.blocks[id] = b
+	}
+	d.work[session] += int64(len(ids)) + 1
+	return session
+}

@@ -1,0 +1,60 @@
+package replay
+
+import (
+	"fmt"
+)
+
+// Options say what to replay, and how.
+type Options struct {
+	Trace    string // file
+	Socket   string // of a running host
+	Shape    Shape
+	Sessions int     // 0 means 1
+	Limit    int     // requests, 0 for all
+	Speed    float64 // 0: as fast as possible; 1: at the trace's own times; 2: twice as fast
+	Memory   int64   // bytes of pages per session, all its ranks together; 0 for 128 MiB
+
+	// Begin and Step are told of progress: once how many requests there are, then of each one that is over. Step is
+	// called by one goroutine per session. Both may be nil.
+	Begin func(requests int)
+	Step  func(Request)
+}
+
+// Request is one request that is over.
+type Request struct {
+	Accesses, Hits int
+	Loaded, Stored int64 // bytes
+}
+
+const defaultMemory = 128 << 20
+
+func (o *Options) complete() error {
+	if o.Sessions == 0 {
+		o.Sessions = 1
+	}
+	if o.Memory == 0 {
+		o.Memory = defaultMemory
+	}
+	switch {
+	case o.Trace == "":
+		return fmt.Errorf("%w: no trace", ErrOptions)
+	case o.Socket == "":
+		return fmt.Errorf("%w: no socket", ErrOptions)
+	case o.Sessions < 1 || o.Sessions > 1024:
+		return fmt.Errorf("%w: %d sessions, want 1 to 1024", ErrOptions, o.Sessions)
+	case o.Limit < 0:
+		return fmt.Errorf("%w: limit %d", ErrOptions, o.Limit)
+	case !(o.Speed >= 0):
+		return fmt.Errorf("%w: speed %v", ErrOptions, o.Speed)
+	case o.Memory < 0:
+		return fmt.Errorf("%w: memory %d", ErrOptions, o.Memory)
+	}
+	if o.Begin == nil {
+		o.Begin = func(int) {}
+	}
+	if o.Step == nil {
+		o.Step = func(Request) {}
+	}
+	_, err := o.Shape.Namespace()
+	return err
+}

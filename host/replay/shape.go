@@ -1,0 +1,98 @@
+package replay
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
+)
+
+// Shape is what a replayed chunk looks like.
+type Shape struct {
+	Ranks      int
+	ChunkBytes int64 // page bytes of one chunk in one rank
+	PageBytes  int64 // 0: 16 KiB, or the whole chunk when that is smaller
+	Layers     int   // 0: two when the chunk has an even number of pages, else one
+}
+
+const (
+	defaultPageBytes = 16 << 10
+	groupID          = 0
+)
+
+// Geometry is one rank's chunk.
+func (s Shape) Geometry() (chunk.Geometry, error) {
+	page := s.PageBytes
+	if page == 0 {
+		page = min(defaultPageBytes, s.ChunkBytes)
+	}
+	if page < 1 || s.ChunkBytes < page || s.ChunkBytes%page != 0 || page > chunk.MaxPayload {
+		return chunk.Geometry{}, fmt.Errorf("%w: a chunk of %d bytes is not a number of pages of %d bytes", ErrOptions, s.ChunkBytes, page)
+	}
+	pages := s.ChunkBytes / page
+	layers := int64(s.Layers)
+	if layers == 0 {
+		layers = 2 - pages%2
+	}
+	if layers < 1 || pages%layers != 0 || pages > chunk.MaxBlocks*chunk.MaxPlanes {
+		return chunk.Geometry{}, fmt.Errorf("%w: %d pages do not spread over %d layers", ErrOptions, pages, layers)
+	}
+	if layers > chunk.MaxPlanes || pages/layers > chunk.MaxBlocks {
+		return chunk.Geometry{}, fmt.Errorf("%w: %d layers of %d blocks", ErrOptions, layers, pages/layers)
+	}
+	g := chunk.Uniform(uint32(pages/layers), uint32(layers), 1, uint32(page))
+	if err := g.Validate(); err != nil {
+		return chunk.Geometry{}, fmt.Errorf("%w: %w", ErrOptions, err)
+	}
+	return g, nil
+}
+
+// Namespace is the one that a replay of this shape stores under. Replays of the same shape share it, whatever trace they
+// play: a key is the hash of its block's whole prefix.
+func (s Shape) Namespace() (*chunk.Namespace, error) {
+	g, err := s.Geometry()
+	if err != nil {
+		return nil, err
+	}
+	n := &chunk.Namespace{
+		Model: "kvhost-replay", DType: "u8", Engine: "kvhost-replay", HashAlgorithm: "xxh3-128-chain", KeyBytes: keyBytes,
+		TokensPerBlock: 1, TensorParallel: s.Ranks, Extra: map[string]string{"payload": "1"},
+		Groups: []chunk.Group{{ID: groupID, Lookup: chunk.ByPrefix, Geometry: g}},
+	}
+	if s.Ranks < 1 || s.Ranks > chunk.MaxRanks {
+		return nil, fmt.Errorf("%w: %d ranks, want 1 to %d", ErrOptions, s.Ranks, chunk.MaxRanks)
+	}
+	if err := n.Validate(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOptions, err)
+	}
+	return n, nil
+}
+
+// EntryBytes is what one entry of this shape takes on disk under a layout policy (nil: the built-in one): for each rank
+// a file of a header page, the checksum table and the payload, each filled up to 4 KiB. A capacity of N times this holds
+// N entries exactly.
+func (s Shape) EntryBytes(ctx context.Context, layout *policy.Module, config policy.Config) (int64, error) {
+	n, err := s.Namespace()
+	if err != nil {
+		return 0, err
+	}
+	if layout == nil {
+		layout = policy.Builtin(abi.RoleLayout)
+	}
+	l, err := layout.NewLayout(ctx, policy.LayoutOptions{Config: config})
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	plan, err := l.Plan(0, groupID, n.Text(), n.Groups[0].Geometry)
+	if err != nil {
+		return 0, err
+	}
+	const headerPage, tableWord = 4096, 8
+	file := headerPage + padded(tableWord*int64(len(plan.Extents()))) + padded(plan.PayloadBytes())
+	return int64(n.Ranks()) * file, nil
+}
+
+func padded(n int64) int64 { return (n + 4095) &^ 4095 }
