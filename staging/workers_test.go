@@ -136,8 +136,7 @@ func TestWorkersHammer(t *testing.T) {
 		var taken, ran atomic.Int64
 		var wg sync.WaitGroup
 		task := func() { ran.Add(1) }
-		var nested func()
-		nested = func() {
+		nested := func() {
 			ran.Add(1)
 			if w.Submit(Read, task) == nil {
 				taken.Add(1)
