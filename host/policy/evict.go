@@ -20,7 +20,7 @@ type EvictOptions struct {
 type Evict struct {
 	m        *Module
 	meter    meter
-	buf      []abi.Event // where events wait for the crossing; empty once the policy is closed or faulted
+	buf      []abi.Event // where events wait for the crossing: batchSize of them, of which n < batchSize are taken
 	n        int
 	maxSlots uint32
 	seen     distinct
@@ -28,7 +28,7 @@ type Evict struct {
 	in       *instance     // wasm; buf is then the guest's own EVENTS buffer
 	events   export
 	step     export
-	err      error // why buf is empty
+	err      error // why the policy ended
 }
 
 // NewEvict makes an instance with an empty slot space.
@@ -77,27 +77,20 @@ func (e *Evict) rebind() (err error) {
 }
 
 // Event takes an event. It is delivered together with others: when the batch is full, with Victims, or with Flush.
+//
+// It is just small enough to be inlined, which saves copying the event once more: buf always has room for one.
 func (e *Evict) Event(ev abi.Event) error {
-	if e.n < len(e.buf) {
-		e.buf[e.n] = ev
-		e.n++
-		return nil
+	e.buf[e.n] = ev
+	if e.n++; e.n == batchSize {
+		return e.Flush()
 	}
-	return e.full(ev)
-}
-
-func (e *Evict) full(ev abi.Event) error {
-	if err := e.Flush(); err != nil {
-		return err
-	}
-	e.buf[0] = ev
-	e.n = 1
 	return nil
 }
 
 // Flush delivers the events that wait.
 func (e *Evict) Flush() error {
 	if e.err != nil {
+		e.n = batchSize - 1 // the next event comes here again
 		return e.err
 	}
 	if e.n == 0 {
@@ -211,7 +204,8 @@ func (e *Evict) drop(err error) error {
 	if e.in != nil {
 		e.in.close()
 	}
-	e.err, e.buf, e.n, e.guest = err, nil, 0, nil
+	e.err, e.guest = err, nil
+	e.buf, e.n = make([]abi.Event, batchSize), batchSize-1 // nobody's
 	return err
 }
 

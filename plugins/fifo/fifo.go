@@ -17,21 +17,7 @@ func New(info guest.Info) (*Policy, error) {
 }
 
 // Events applies a batch.
-func (p *Policy) Events(batch []abi.Event) {
-	for i := range batch {
-		ev := &batch[i]
-		switch ev.Op {
-		case abi.OpInsert, abi.OpResident:
-			p.order.PushFront(ev.Slot, ev.Size, ev.Tenant)
-		case abi.OpRemove:
-			p.order.Remove(ev.Slot)
-		case abi.OpPin:
-			p.order.Pin(ev.Slot)
-		case abi.OpUnpin:
-			p.order.Unpin(ev.Slot)
-		}
-	}
-}
+func (p *Policy) Events(batch []abi.Event) { p.order.Apply(batch, false) }
 
 // Victims names the entries stored longest ago.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int { return p.order.Victims(ask, dst) }

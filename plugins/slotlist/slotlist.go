@@ -5,7 +5,11 @@
 // back. Policies that keep one order (lru, fifo) are a loop around it.
 package slotlist
 
-import "github.com/kvhost/kvhost/abi"
+import (
+	"unsafe"
+
+	"github.com/kvhost/kvhost/abi"
+)
 
 // Bits of node.state. The rest of it is the entry's size in abi.SizeUnit, which saturates.
 const (
@@ -35,6 +39,52 @@ func New(maxSlots uint32) List {
 	l := List{nodes: make([]node, uint64(maxSlots)+1), root: maxSlots, done: maxSlots}
 	l.nodes[maxSlots] = node{newer: maxSlots, older: maxSlots}
 	return l
+}
+
+// Apply follows a batch of events; touches move their slot to the front when touch is set. The path of a touch is
+// written out in the loop and free of slice and nil checks: in a Go guest each call and each branch costs more than the
+// work itself. Links never leave the array, because only the slots of events come from outside, and those are compared
+// with the root's.
+func (l *List) Apply(batch []abi.Event, touch bool) {
+	nodes := (*[1 << 32]node)(unsafe.Pointer(unsafe.SliceData(l.nodes)))
+	last, hot := l.root, abi.OpTouch
+	if !touch {
+		hot = 0
+	}
+	for i := range batch {
+		ev := &batch[i]
+		slot := ev.Slot
+		if ev.Op != hot || slot >= last {
+			l.apply(ev)
+			continue
+		}
+		n := &nodes[slot]
+		if n.state&(resident|passed) != resident {
+			l.Touch(slot)
+			continue
+		}
+		newer, older := n.newer, n.older
+		nodes[newer].older = older
+		nodes[older].newer = newer
+		newest := nodes[last].older
+		nodes[newest].newer = slot
+		n.older = newest
+		n.newer = last
+		nodes[last].older = slot
+	}
+}
+
+func (l *List) apply(ev *abi.Event) {
+	switch ev.Op {
+	case abi.OpInsert, abi.OpResident:
+		l.PushFront(ev.Slot, ev.Size, ev.Tenant)
+	case abi.OpRemove:
+		l.Remove(ev.Slot)
+	case abi.OpPin:
+		l.Pin(ev.Slot)
+	case abi.OpUnpin:
+		l.Unpin(ev.Slot)
+	}
 }
 
 // PushFront adds a slot as the newest. A slot that is present already moves there and loses its pin.
