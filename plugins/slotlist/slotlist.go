@@ -47,14 +47,14 @@ func New(maxSlots uint32) List {
 // with the root's.
 func (l *List) Apply(batch []abi.Event, touch bool) {
 	nodes := (*[1 << 32]node)(unsafe.Pointer(unsafe.SliceData(l.nodes)))
-	last, hot := l.root, abi.OpTouch
+	last := l.root
 	if !touch {
-		hot = 0
+		last = 0 // no slot takes the short way, and apply ignores touches
 	}
 	for i := range batch {
 		ev := &batch[i]
 		slot := ev.Slot
-		if ev.Op != hot || slot >= last {
+		if ev.Op != abi.OpTouch || slot >= last {
 			l.apply(ev)
 			continue
 		}

@@ -1,0 +1,94 @@
+package fanout
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+)
+
+func newPolicy(t testing.TB, config guest.Config) *Policy {
+	t.Helper()
+	p, err := New(guest.Info{MaxNamespaces: 4, Config: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Namespace(1, "model=a\n")
+	p.Namespace(3, "model=b\n")
+	return p
+}
+
+func query(key string, group, rank uint32) *abi.PlaceQuery {
+	q := &abi.PlaceQuery{Namespace: 1, Group: group, Rank: rank}
+	n, _ := hex.Decode(q.Key[:], []byte(key))
+	q.KeyLen = uint32(n)
+	return q
+}
+
+func TestPlace(t *testing.T) {
+	sum := sha256.Sum256([]byte("model=a\n"))
+	ns := hex.EncodeToString(sum[:16])
+	for _, c := range []struct {
+		widths, key string
+		group, rank uint32
+		want        string
+	}{
+		{"2/1", "abcdef0123456789", 0, 0, ns + "/ab/c/abcdef0123456789_g0_r0.kv"},
+		{"2/1", "00ff00ff00ff00ff", 12, 4294967295, ns + "/00/f/00ff00ff00ff00ff_g12_r4294967295.kv"},
+		{"3", "abcdef0123456789", 0, 1, ns + "/abc/abcdef0123456789_g0_r1.kv"},
+		{"1/2/4/1", "abcdef0123456789", 0, 1, ns + "/a/bc/def0/1/abcdef0123456789_g0_r1.kv"},
+	} {
+		p := newPolicy(t, guest.Config{ConfigWidths: c.widths})
+		q := query(c.key, c.group, c.rank)
+		path, root := p.Place(q, nil, []byte("x"))
+		if string(path) != "x"+c.want || root != abi.None {
+			t.Errorf("got %s on root %d, want %s", path, root, c.want)
+		}
+		id := p.Unplace(path[1:])
+		if id.Known != 1 || id.Namespace != 1 || id.Group != c.group || id.Rank != c.rank || id.KeyLen != q.KeyLen || id.Key != q.Key {
+			t.Errorf("%s read back as %+v", path[1:], id)
+		}
+	}
+}
+
+func TestPlaceNamesNothingUnknown(t *testing.T) {
+	p := newPolicy(t, nil)
+	for _, q := range []*abi.PlaceQuery{
+		{Namespace: 0, KeyLen: 16}, {Namespace: 9, KeyLen: 16}, {Namespace: 1}, {Namespace: 1, KeyLen: 1}, {Namespace: 1, KeyLen: 33},
+	} {
+		if path, _ := p.Place(q, nil, nil); len(path) != 0 {
+			t.Errorf("%+v: %s", q, path)
+		}
+	}
+}
+
+func TestBadWidths(t *testing.T) {
+	for _, w := range []string{"", "0", "5", "2/", "2//1", "1/1/1/1/1", "4/4/1", "x", "10"} {
+		if _, err := New(guest.Info{Config: guest.Config{ConfigWidths: w}}); err == nil || !strings.Contains(err.Error(), ConfigWidths) {
+			t.Errorf("%q: %v", w, err)
+		}
+	}
+}
+
+// Whatever Unplace takes, Place gives back to the byte.
+func FuzzUnplace(f *testing.F) {
+	p := newPolicy(f, nil)
+	good, _ := p.Place(query("abcdef0123456789", 1, 2), nil, nil)
+	f.Add(good)
+	for _, s := range []string{"_g01_r2.kv", "_g1_r2", "/../x", "_g4294967296_r0.kv", "AB"} {
+		f.Add([]byte(strings.Replace(string(good), "_g1_r2.kv", s, 1)))
+	}
+	f.Fuzz(func(t *testing.T, path []byte) {
+		id := p.Unplace(path)
+		if id.Known == 0 {
+			return
+		}
+		q := abi.PlaceQuery{Namespace: id.Namespace, Group: id.Group, Rank: id.Rank, KeyLen: id.KeyLen, Key: id.Key}
+		if again, _ := p.Place(&q, nil, nil); string(again) != string(path) {
+			t.Errorf("%q gave %+v, which gives %q", path, id, again)
+		}
+	})
+}
