@@ -141,6 +141,10 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 // tryDirect switches f to direct I/O and tries it for real: a write if the file was just made, else a read. It goes by
 // the descriptor, so that a fault rule does not count the trial as one of the caller's transfers.
 func tryDirect(f File, s directSetter, flag int) bool {
+	var on unix.Statfs_t
+	if unix.Fstatfs(int(f.Fd()), &on) == nil && (on.Type == unix.TMPFS_MAGIC || on.Type == unix.RAMFS_MAGIC) {
+		return false // it takes O_DIRECT, but its files are the page cache: there is nothing to go past
+	}
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
 	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {

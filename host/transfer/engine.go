@@ -3,6 +3,7 @@ package transfer
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 
 	"github.com/kvhost/kvhost/staging"
@@ -14,6 +15,7 @@ type Config struct {
 	SlotBytes  int     // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
 	MaxStaging int64   // bytes of all slots together
 	ReadRatio  float64 // share of loads among tasks started while both kinds wait
+	Log        *slog.Logger
 }
 
 // MinSlotBytes lets the header page and the checksum table of any piece fit one slot.
@@ -42,6 +44,9 @@ func New(cfg Config) (*Engine, error) {
 	case cfg.MaxStaging < int64(cfg.SlotBytes):
 		return nil, fmt.Errorf("%w: %d bytes of staging memory do not hold one slot of %d", ErrConfig, cfg.MaxStaging, cfg.SlotBytes)
 	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
 	slots, err := staging.NewSlots(int(cfg.MaxStaging/int64(cfg.SlotBytes)), cfg.SlotBytes)
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
@@ -61,6 +66,9 @@ func (e *Engine) Queue(device string) (*Queue, error) {
 	q, ok := e.queues[device]
 	if !ok {
 		q = &Queue{engine: e, device: device, workers: staging.NewWorkers(e.cfg.Threads, e.cfg.ReadRatio)}
+		q.workers.OnPanic(func(v any, stack []byte) {
+			e.cfg.Log.Error("a transfer task panicked; its chunk has failed", "device", device, "panic", v, "stack", string(stack))
+		})
 		e.queues[device] = q
 	}
 	return q, nil

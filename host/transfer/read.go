@@ -39,12 +39,15 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	}
 	for i := range l.Chunks {
 		task := func() {
-			bytes, err := q.loadChunk(j, l, &l.Chunks[i], progress)
-			if err != nil {
-				q.engine.stats.loadErrors.Add(1)
-			}
-			j.settle(i, err, bytes)
-			j.over()
+			bytes, err := int64(0), errPanicked // until the task has run to its end
+			defer func() {
+				if err != nil {
+					q.engine.stats.loadErrors.Add(1)
+				}
+				j.settle(i, err, bytes)
+				j.over()
+			}()
+			bytes, err = q.loadChunk(j, l, &l.Chunks[i], progress)
 		}
 		if err := q.workers.Submit(staging.Read, task); err != nil {
 			j.settle(i, ErrClosed, 0)
@@ -72,7 +75,7 @@ func (q *Queue) loadChunk(j *job, l *LoadJob, c *LoadChunk, progress *layers) (i
 		return 0, err
 	}
 	defer piece.Close()
-	r := &pieceReader{job: j, memory: l.Memory, piece: piece, ids: c.Blocks, buf: slot.Bytes(), progress: progress}
+	r := &pieceReader{job: j, memory: l.Memory, piece: piece, ids: c.Blocks, slot: slot.Bytes(), progress: progress}
 	if err := r.read(); err != nil {
 		// Whatever could not be read once must not be promised again: the next lookup is to miss.
 		if !errors.Is(err, ErrCancelled) {
@@ -90,7 +93,8 @@ type pieceReader struct {
 	memory   Memory
 	piece    *store.Piece
 	ids      []uint32
-	buf      []byte
+	slot     []byte
+	buf      []byte // the part of the slot in use
 	progress *layers
 }
 
@@ -101,13 +105,26 @@ func (r *pieceReader) read() error {
 	if size%4096 != 0 || size < 4096 {
 		return fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
 	}
-	window, err := r.fill(0, 0, size) // the file's bytes [start, start+window) are in buf
+	r.buf = window(r.slot, r.piece.File(), 0)
+	have, err := r.fill(0, 0, size) // the file's bytes [start, start+have) are in buf
 	if err != nil {
 		return err
 	}
-	head, err := r.piece.Verify(r.buf[:window])
+	head, err := r.piece.Verify(r.buf[:have])
+	if err == nil && head.DataOffset > have { // an unusually long table
+		r.buf = r.slot
+		var more int64
+		if more, err = r.fill(have, have, size); err != nil {
+			return err
+		}
+		have += more
+		head, err = r.piece.Verify(r.buf[:have])
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if head.Table == nil {
+		return fmt.Errorf("%w: %s has a checksum table that no slot holds", ErrDamaged, r.piece.File().Name())
 	}
 	if !sameShape(head.Plan.Geometry(), r.memory.Geometry()) {
 		return ErrGeometry
@@ -115,9 +132,9 @@ func (r *pieceReader) read() error {
 	extents := head.Plan.Extents()
 	start := int64(0)
 	for lo := 0; lo < len(extents); {
-		base := start - head.DataOffset // payload offset of buf[0]; negative while the header is in the window
+		base := start - head.DataOffset // payload offset of buf[0]; negative while the header is in the have
 		hi := lo
-		for hi < len(extents) && end(extents[hi])-base <= window {
+		for hi < len(extents) && end(extents[hi])-base <= have {
 			hi++
 		}
 		if hi > lo {
@@ -130,15 +147,15 @@ func (r *pieceReader) read() error {
 			return nil
 		}
 		keep := (head.DataOffset + extents[lo].Off) &^ 4095
-		if keep < start || keep > start+window {
-			keep = start + window
+		if keep < start || keep > start+have {
+			keep = start + have
 		}
-		kept := int64(copy(r.buf, r.buf[keep-start:window]))
+		kept := int64(copy(r.buf, r.buf[keep-start:have]))
 		n, err := r.fill(kept, keep+kept, size)
 		if err != nil {
 			return err
 		}
-		start, window = keep, kept+n
+		start, have = keep, kept+n
 	}
 	return nil
 }

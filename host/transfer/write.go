@@ -1,6 +1,8 @@
 package transfer
 
 import (
+	"fmt"
+
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
@@ -42,22 +44,31 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 
 func (q *Queue) storeChunk(j *job, i int, s *StoreJob) {
 	c := &s.Chunks[i]
-	err := checkBlocks(s.Memory, c.Blocks, false)
-	if err == nil {
-		err = q.writePiece(j, i, s.Memory, c)
+	err := errPanicked // until the task has run to its end
+	defer func() {
+		if err != nil {
+			c.Put.Abort(err)
+			j.settle(i, err, 0)
+			j.fail(i, err)
+			q.engine.stats.storeErrors.Add(1)
+		} else {
+			q.engine.stats.stored(c.Put)
+		}
+		j.over()
+	}()
+	if err = q.writeAndPublish(j, i, s.Memory, c); err != nil && q.engine.ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", ErrClosed, err)
 	}
-	if err == nil {
-		err = c.Put.Publish(q.engine.ctx)
+}
+
+func (q *Queue) writeAndPublish(j *job, i int, m Memory, c *StoreChunk) error {
+	if err := checkBlocks(m, c.Blocks, false); err != nil {
+		return err
 	}
-	if err != nil {
-		c.Put.Abort(err)
-		j.settle(i, err, 0)
-		j.fail(i, err)
-		q.engine.stats.storeErrors.Add(1)
-	} else {
-		q.engine.stats.stored(c.Put)
+	if err := q.writePiece(j, i, m, c); err != nil {
+		return err
 	}
-	j.over()
+	return c.Put.Publish(q.engine.ctx)
 }
 
 // writePiece fills the temporary. It settles the chunk as soon as its pages have been read.
@@ -73,11 +84,28 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) error {
 	defer slot.Release()
 	scratch := q.takeScratch(len(plan.Extents()))
 	defer q.scratch.Put(scratch)
-	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, buf: slot.Bytes()}
+	f, err := c.Put.File()
+	if err != nil {
+		return err
+	}
+	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, file: f}
+	w.buf = window(slot.Bytes(), f, c.Put.DataOffset())
 	if c.Put.FileBytes() <= int64(len(w.buf)) {
 		return w.whole()
 	}
 	return w.parts()
+}
+
+// cachedWindow is how much of a file that lives in the page cache is moved at a time: little enough that the second
+// copy finds the bytes of the first in the processor's cache. A device, by contrast, wants large requests.
+const cachedWindow = 256 << 10
+
+// window is the part of a slot to use for a file; it holds at least the first head bytes of it.
+func window(slot []byte, f staging.File, head int64) []byte {
+	if f.Direct() {
+		return slot
+	}
+	return slot[:min(int64(len(slot)), max(cachedWindow, head))]
 }
 
 type pieceWriter struct {
@@ -87,6 +115,7 @@ type pieceWriter struct {
 	chunk  *StoreChunk
 	plan   *chunk.Plan
 	table  []uint64
+	file   staging.File
 	buf    []byte
 }
 
@@ -102,11 +131,7 @@ func (w *pieceWriter) whole() error {
 	}
 	clear(image[head+w.plan.PayloadBytes():])
 	put.Head(image[:head], w.table)
-	f, err := put.File()
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt(image, 0)
+	_, err := w.file.WriteAt(image, 0)
 	return err
 }
 
@@ -115,10 +140,6 @@ func (w *pieceWriter) whole() error {
 func (w *pieceWriter) parts() error {
 	put := w.chunk.Put
 	head := put.DataOffset()
-	f, err := put.File()
-	if err != nil {
-		return err
-	}
 	extents := w.plan.Extents()
 	base := int64(0) // payload offset of buf[0], always aligned
 	for lo := 0; lo < len(extents); {
@@ -135,7 +156,7 @@ func (w *pieceWriter) parts() error {
 			n = (filled + 4095) &^ 4095
 			clear(w.buf[filled:n])
 		}
-		if _, err := f.WriteAt(w.buf[:n], head+base); err != nil {
+		if _, err := w.file.WriteAt(w.buf[:n], head+base); err != nil {
 			return err
 		}
 		copy(w.buf, w.buf[n:max(n, filled)])
@@ -143,7 +164,7 @@ func (w *pieceWriter) parts() error {
 		lo = hi
 	}
 	put.Head(w.buf[:head], w.table)
-	_, err = f.WriteAt(w.buf[:head], 0)
+	_, err := w.file.WriteAt(w.buf[:head], 0)
 	return err
 }
 

@@ -1,0 +1,428 @@
+package transfer_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// pieces are the piece files under the root.
+func (b *bench) pieces() []string {
+	b.t.Helper()
+	var out []string
+	err := filepath.WalkDir(b.root, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() && strings.HasSuffix(path, ".kv") && !strings.Contains(path, "/.kvhost/") {
+			out = append(out, path)
+		}
+		return err
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return out
+}
+
+func (b *bench) pieceOf(n int) string {
+	b.t.Helper()
+	for _, p := range b.pieces() {
+		if strings.Contains(p, key(n).String()) {
+			return p
+		}
+	}
+	b.t.Fatalf("no piece of chunk %d", n)
+	return ""
+}
+
+// storeChunks stores chunks 0 to n-1, each over all of its own blocks, and poisons the pages.
+func (b *bench) storeChunks(n int) {
+	b.t.Helper()
+	for i := range n {
+		ids := make([]uint32, b.geo.Blocks)
+		for k := range ids {
+			ids[k] = uint32(k)
+		}
+		if _, out := b.storeAll(b.put(i, ids)); len(out.Failed) > 0 {
+			b.t.Fatal(out.Failed[0].Err)
+		}
+	}
+	b.poison()
+}
+
+// spread gives chunk n the blocks [n*Blocks, (n+1)*Blocks).
+func (b *bench) spread(chunks int) []transfer.LoadChunk {
+	out := make([]transfer.LoadChunk, chunks)
+	for n := range out {
+		out[n].Index = n
+		for k := range b.geo.Blocks {
+			out[n].Blocks = append(out[n].Blocks, uint32(n)*b.geo.Blocks+k)
+		}
+	}
+	return out
+}
+
+// TestDamageFailsItsChunkOnly damages one of three pieces in every way a disk can and sees that exactly this chunk
+// fails, that none of its pages got a wrong byte, and that the next lookup misses it.
+func TestDamageFailsItsChunkOnly(t *testing.T) {
+	geo := chunk.Uniform(8, 6, 1, 40000) // 1.9 MiB: two windows
+	flip := func(at int64) func(*testing.T, string) {
+		return func(t *testing.T, path string) {
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			var one [1]byte
+			if _, err := f.ReadAt(one[:], at); err != nil {
+				t.Fatal(err)
+			}
+			one[0] ^= 0x10
+			if _, err := f.WriteAt(one[:], at); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	truncate := func(n int64) func(*testing.T, string) {
+		return func(t *testing.T, path string) {
+			if err := os.Truncate(path, n); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, damage := range map[string]func(*testing.T, string){
+		"header":         flip(100),
+		"checksum table": flip(4096 + 8),
+		"first page":     flip(8192),
+		"middle":         flip(8192 + 1<<20),
+		"last extent":    flip(8192 + 8*6*40000 - 1),
+		"cut in half":    truncate(1 << 20),
+		"not aligned":    truncate(1<<20 + 17),
+		"header only":    truncate(4096),
+		"empty":          truncate(0),
+		"gone": func(t *testing.T, path string) {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, geo, geo.Blocks*3)
+			b.storeChunks(3)
+			damage(t, b.pieceOf(1))
+			l := b.lease(0, 1, 2)
+			defer l.Release()
+			loads := b.spread(3)
+			out := b.load(l, loads, nil)
+			if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 {
+				t.Fatalf("failed: %+v", out.Failed)
+			}
+			for _, n := range []int{0, 2} {
+				if err := b.checkPages(n, loads[n].Blocks); err != nil {
+					t.Error(err)
+				}
+			}
+			// What reached the failed chunk's pages before the damage was met is right, or nothing.
+			for plane := range geo.Planes {
+				for i, id := range loads[1].Blocks {
+					want := make([]byte, geo.Planes[plane].PageBytes)
+					fillPage(want, key(1), plane, i)
+					for at, c := range b.page(plane, id) {
+						if c != want[at] && c != poison {
+							t.Fatalf("plane %d block %d byte %d holds a wrong byte", plane, i, at)
+						}
+					}
+				}
+			}
+			again := b.lease(0, 1, 2)
+			defer again.Release()
+			if again.Hits() != 1 {
+				t.Errorf("the next lookup still grants %d of the prefix, want 1", again.Hits())
+			}
+		})
+	}
+}
+
+func TestReadErrorDropsTheEntry(t *testing.T) {
+	geo := chunk.Uniform(2, 2, 1, 4096)
+	b := newBench(t, geo, 6)
+	b.storeChunks(3)
+	b.fs.Set(staging.MustRules("read " + b.pieceOf(2) + ": eio")...)
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	out := b.load(l, b.spread(3), nil)
+	if len(out.Failed) != 1 || out.Failed[0].Chunk != 2 || !errors.Is(out.Failed[0].Err, unix.EIO) {
+		t.Fatalf("failed: %+v", out.Failed)
+	}
+	b.fs.Set()
+	again := b.lease(0, 1, 2)
+	defer again.Release()
+	if again.Hits() != 2 {
+		t.Errorf("%d hits after the error, want 2", again.Hits())
+	}
+}
+
+func TestWriteErrorsFailTheirChunkAndLeaveNothing(t *testing.T) {
+	geo := chunk.Uniform(4, 4, 1, 100_000) // two windows and a header written apart
+	for name, rule := range map[string]string{
+		"no space":               "write ** 1st: enospc",
+		"no space, later window": "write ** 2nd: enospc",
+		"i/o error on header":    "write ** 3rd: eio",
+		"torn":                   "write ** 2nd: torn 5000",
+		"cannot create":          "open **.tmp 1st: eacces",
+		"cannot publish":         "publish,rename,link **.tmp: eio",
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, geo, 4)
+			b.fs.Set(staging.MustRules(rule)...)
+			read, published := b.storeAll(b.put(0, []uint32{0, 1, 2, 3}))
+			if len(published.Failed) != 1 {
+				t.Fatalf("outcomes %+v %+v; injected %d", read, published, b.fs.Injected())
+			}
+			b.fs.Set()
+			if files := b.pieces(); len(files) > 0 {
+				t.Errorf("left %v", files)
+			}
+			if st := b.store.Stats().Roots[0]; st.Used != 0 || st.Entries != 0 {
+				t.Errorf("%d bytes and %d entries are still counted", st.Used, st.Entries)
+			}
+			// and the same chunk can be stored again
+			if _, out := b.storeAll(b.put(0, []uint32{0, 1, 2, 3})); len(out.Failed) > 0 {
+				t.Errorf("second try: %v", out.Failed[0].Err)
+			}
+		})
+	}
+}
+
+func TestBlockIdsAreCheckedBeforeAnythingMoves(t *testing.T) {
+	geo := chunk.Uniform(2, 1, 1, 4096)
+	for name, ids := range map[string][]uint32{
+		"out of range": {0, 4},
+		"far out":      {0, abi.None - 1},
+		"too few":      {0},
+		"too many":     {0, 1, 2},
+		"none":         nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, geo, 4)
+			b.storeChunks(1)
+			l := b.lease(0)
+			defer l.Release()
+			out := b.load(l, []transfer.LoadChunk{{Blocks: ids}}, nil)
+			if len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {
+				t.Errorf("load: %+v", out)
+			}
+			if err := b.checkUntouched([]uint32{0, 1, 2, 3}); err != nil {
+				t.Error(err)
+			}
+			c := b.put(1, []uint32{0, 1})
+			c.Blocks = ids
+			if _, out := b.storeAll(c); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {
+				t.Errorf("store: %+v", out)
+			}
+		})
+	}
+	t.Run("a store has no holes", func(t *testing.T) {
+		b := newBench(t, geo, 4)
+		c := b.put(0, []uint32{0, 1})
+		c.Blocks = []uint32{0, abi.None}
+		if _, out := b.storeAll(c); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {
+			t.Errorf("store: %+v", out)
+		}
+	})
+}
+
+// TestCancelNeedsNoDisk: the disk hangs under a load; the cancel completes it all the same, and what the disk gives
+// later goes nowhere.
+func TestCancelNeedsNoDisk(t *testing.T) {
+	geo := chunk.Uniform(2, 2, 1, 4096)
+	b := newBench(t, geo, 6)
+	b.storeChunks(3)
+	b.fs.Set(staging.MustRules("read " + b.pieceOf(1) + ": hang")...)
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	loads := b.spread(3)
+	done := make(chan transfer.Outcome, 2)
+	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o }})
+	if err := b.fs.AwaitHanging(context.Background(), 1); err != nil {
+		t.Fatal(err)
+	}
+	h.Cancel()
+	<-h.Fenced()
+	out := <-done
+	cancelled := false
+	for _, f := range out.Failed {
+		if !errors.Is(f.Err, transfer.ErrCancelled) {
+			t.Errorf("chunk %d: %v", f.Chunk, f.Err)
+		}
+		cancelled = cancelled || f.Chunk == 1
+	}
+	if !cancelled {
+		t.Errorf("the hanging chunk is not among the failed: %+v", out)
+	}
+	b.poison() // the client uses its blocks for something else now
+	b.fs.Release()
+	b.fs.Set()
+	if err := b.engine.Close(); err != nil { // waits for the late read
+		t.Fatal(err)
+	}
+	if err := b.checkUntouched([]uint32{0, 1, 2, 3, 4, 5}); err != nil {
+		t.Errorf("after the fence: %v", err)
+	}
+	select {
+	case o := <-done:
+		t.Errorf("completed twice: %+v", o)
+	default:
+	}
+}
+
+// TestCancelOfAStoreGivesTheBlocksBack: pages that were read already may go on to the disk; the fence does not wait.
+func TestCancelOfAStoreGivesTheBlocksBack(t *testing.T) {
+	geo := chunk.Uniform(2, 2, 1, 4096)
+	b := newBench(t, geo, 6)
+	b.fs.Set(staging.MustRules("write **: hang")...)
+	read, published := make(chan transfer.Outcome, 2), make(chan transfer.Outcome, 2)
+	var chunks []transfer.StoreChunk
+	for n, ids := range [][]uint32{{0, 1}, {2, 3}, {4, 5}} {
+		chunks = append(chunks, b.put(n, ids))
+	}
+	h := b.queue.Store(&transfer.StoreJob{
+		Memory: b.memory, Chunks: chunks,
+		Read: func(o transfer.Outcome) { read <- o }, Published: func(o transfer.Outcome) { published <- o },
+	})
+	if err := b.fs.AwaitHanging(context.Background(), 1); err != nil {
+		t.Fatal(err)
+	}
+	h.Cancel()
+	<-h.Fenced()
+	first := <-read
+	select {
+	case o := <-published:
+		t.Fatalf("published while the disk hangs: %+v", o)
+	default:
+	}
+	b.poison()
+	b.fs.Release()
+	b.fs.Set()
+	last := <-published
+	if len(last.Failed) < len(first.Failed) {
+		t.Errorf("%d chunks failed at the fence and %d in the end", len(first.Failed), len(last.Failed))
+	}
+	// Whatever was published holds the bytes from before the blocks were given back.
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	loads := b.spread(3)[:l.Hits()]
+	if out := b.load(l, loads, nil); len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	for n, c := range loads {
+		if err := b.checkPages(n, c.Blocks); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestClosedEngineTakesNothing(t *testing.T) {
+	geo := chunk.Uniform(2, 1, 1, 4096)
+	b := newBench(t, geo, 4)
+	b.storeChunks(1)
+	l := b.lease(0)
+	defer l.Release()
+	c := b.put(1, []uint32{0, 1})
+	if err := b.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if out := b.load(l, b.spread(1), nil); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
+		t.Errorf("load: %+v", out)
+	}
+	if read, out := b.storeAll(c); len(out.Failed) != 1 || len(read.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
+		t.Errorf("store: %+v %+v", read, out)
+	}
+	if _, err := b.engine.Queue("other"); !errors.Is(err, transfer.ErrClosed) {
+		t.Errorf("queue: %v", err)
+	}
+	if st := b.store.Stats().Roots[0]; st.Writing != 0 {
+		t.Errorf("%d bytes are still being written", st.Writing)
+	}
+}
+
+func TestLoadAfterReleaseFails(t *testing.T) {
+	geo := chunk.Uniform(2, 1, 1, 4096)
+	b := newBench(t, geo, 4)
+	b.storeChunks(1)
+	l := b.lease(0)
+	l.Release()
+	out := b.load(l, b.spread(1), nil)
+	if len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, store.ErrLeaseOver) {
+		t.Errorf("got %+v", out)
+	}
+}
+
+func TestEmptyJobsComplete(t *testing.T) {
+	b := newBench(t, chunk.Uniform(1, 1, 1, 64), 1)
+	l := b.lease()
+	defer l.Release()
+	if out := b.load(l, nil, nil); len(out.Failed) > 0 {
+		t.Error(out)
+	}
+	if read, out := b.storeAll(); len(read.Failed)+len(out.Failed) > 0 {
+		t.Error(read, out)
+	}
+}
+
+func TestRegionsAreChecked(t *testing.T) {
+	geo := chunk.Uniform(2, 2, 1, 4096)
+	ok := transfer.HostRegion{Data: make([]byte, 4*5000), Stride: 5000, Blocks: 4}
+	for name, change := range map[string]func(*transfer.HostRegion){
+		"no blocks":         func(r *transfer.HostRegion) { r.Blocks = 0 },
+		"pages overlap":     func(r *transfer.HostRegion) { r.Stride = 4095 },
+		"negative offset":   func(r *transfer.HostRegion) { r.Offset = -1 },
+		"starts too late":   func(r *transfer.HostRegion) { r.Offset = 4 * 5000 },
+		"last page is cut":  func(r *transfer.HostRegion) { r.Data = r.Data[:3*5000+4095] },
+		"wraps":             func(r *transfer.HostRegion) { r.Stride = 1 << 62 },
+		"another count":     func(r *transfer.HostRegion) { r.Blocks = 3 },
+		"endless count":     func(r *transfer.HostRegion) { r.Blocks = 0xffffffff },
+		"offset near limit": func(r *transfer.HostRegion) { r.Offset = 1<<63 - 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad := ok
+			change(&bad)
+			if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok, bad}); !errors.Is(err, transfer.ErrRegion) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok, ok}); err != nil {
+		t.Errorf("a sound pair: %v", err)
+	}
+	if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok}); !errors.Is(err, transfer.ErrRegion) {
+		t.Errorf("one region for two planes: %v", err)
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	good := transfer.Config{Threads: 1, SlotBytes: transfer.MinSlotBytes, MaxStaging: transfer.MinSlotBytes}
+	for name, change := range map[string]func(*transfer.Config){
+		"threads":   func(c *transfer.Config) { c.Threads = 0 },
+		"slot":      func(c *transfer.Config) { c.SlotBytes = 4096 },
+		"alignment": func(c *transfer.Config) { c.SlotBytes++ },
+		"staging":   func(c *transfer.Config) { c.MaxStaging-- },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := good
+			change(&c)
+			if _, err := transfer.New(c); !errors.Is(err, transfer.ErrConfig) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
