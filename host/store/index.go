@@ -28,11 +28,21 @@ func (x *index) slotPrint(slot uint32) uint64 {
 // find gives the slot of a key, or none. A leaving entry is found; a detached one is not.
 func (x *index) find(print uint64, class uint16, k *chunk.Key) uint32 {
 	t := x.shard(print)
-	i := t.find(print, func(slot uint32) bool { return x.holds(slot, class, k) })
-	if i < 0 {
-		return none
+	for i, word := t.start(print); i >= 0; i, word = t.again(i, word) {
+		if slot := t.slot(i); x.holds(slot, class, k) {
+			return slot
+		}
 	}
-	return t.cells[i]
+	return none
+}
+
+// warm reads the cell that find will read first, so that the misses of several keys overlap. The result means nothing.
+func (x *index) warm(print uint64) uint16 {
+	t := x.shard(print)
+	if t.n == 0 {
+		return 0
+	}
+	return t.cells[home(print, t.size())*cellWords]
 }
 
 // findPrint gives the slot of a fingerprint, or none.
@@ -41,11 +51,12 @@ func (x *index) findPrint(print uint64) uint32 {
 		return none
 	}
 	t := x.shard(print)
-	i := t.find(print, func(slot uint32) bool { return x.slotPrint(slot) == print })
-	if i < 0 {
-		return none
+	for i, word := t.start(print); i >= 0; i, word = t.again(i, word) {
+		if slot := t.slot(i); x.slotPrint(slot) == print {
+			return slot
+		}
 	}
-	return t.cells[i]
+	return none
 }
 
 // add makes an entry for a key that is not there; none when the slots are out.
@@ -71,8 +82,11 @@ func (x *index) add(print uint64, class uint16, k *chunk.Key, parent uint64, dep
 func (x *index) detach(slot uint32) {
 	print := x.slotPrint(slot)
 	t := x.shard(print)
-	if i := t.find(print, func(s uint32) bool { return s == slot }); i >= 0 {
-		t.removeAt(i)
+	for i, word := t.start(print); i >= 0; i, word = t.again(i, word) {
+		if t.slot(i) == slot {
+			t.removeAt(i)
+			break
+		}
 	}
 	x.part(slot)
 	x.at(slot).set(stDetached)
@@ -136,7 +150,7 @@ func (x *index) bytes() int64 {
 	}
 	for i := range x.shards {
 		t := &x.shards[i]
-		n += int64(cap(t.cells))*4 + int64(cap(t.meta))*2 + int64(cap(t.heads))*4 + 104
+		n += int64(cap(t.cells))*2 + int64(cap(t.heads))*4 + 64
 	}
 	return n + int64(len(x.wide))*24
 }

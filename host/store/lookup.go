@@ -31,7 +31,10 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	l := &Lease{class: c, store: s, grants: make([]grant, 0, len(q.Keys))}
 	w := walk{store: s, class: c, request: q.Request, ranks: q.Ranks, touched: s.requests.before(q.Request), now: s.clock()}
 	for i := range q.Keys {
-		g, ok := w.grant(&q.Keys[i])
+		if i%warmed == 0 {
+			w.warm(q.Keys[i:min(i+warmed, len(q.Keys))])
+		}
+		g, ok := w.grant(w.prints[i%warmed], &q.Keys[i])
 		if ok {
 			l.hits++
 		} else if c.lookup == chunk.ByPrefix {
@@ -68,11 +71,27 @@ type walk struct {
 	now     uint64
 	at      int // the root that is locked, if locked
 	locked  bool
+	prints  [warmed]uint64 // of the keys that come next
+	sink    uint16
+}
+
+// warmed is how many keys are hashed, and their table cells read, ahead of their turn: a lookup waits for memory, and so
+// it waits once for several.
+const warmed = 16
+
+func (w *walk) warm(list []chunk.Key) {
+	w.enter()
+	x := w.store.roots[w.at].x
+	for i := range list {
+		w.prints[i] = chunk.Fingerprint(w.class.ns.digest, w.class.group, list[i])
+	}
+	for _, print := range w.prints[:len(list)] {
+		w.sink ^= x.warm(print)
+	}
 }
 
 // grant pins and touches a key's entry, wherever it is.
-func (w *walk) grant(k *chunk.Key) (grant, bool) {
-	print := chunk.Fingerprint(w.class.ns.digest, w.class.group, *k)
+func (w *walk) grant(print uint64, k *chunk.Key) (grant, bool) {
 	if print == 0 {
 		return grant{slot: none}, false
 	}

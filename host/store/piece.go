@@ -45,7 +45,7 @@ func (p *Piece) open() (err error) {
 		p.file, err = staging.OpenDirect(r.fs, p.name, os.O_RDONLY, 0) // once: the name may have a new handle
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
-		r.countVanished()
+		r.counted(&r.count.vanished)
 		r.drop(p.mark, 0)
 		return fmt.Errorf("%w: %w", ErrGone, err)
 	}

@@ -78,6 +78,9 @@ func (p *Put) link(info staging.Info) (staging.Info, error) {
 			p.temp = ""
 			return info, p.syncName()
 		}
+		if now, serr := r.fs.Stat(p.target); serr == nil && now.Same(info) {
+			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
+		}
 		if !errors.Is(err, fs.ErrExist) {
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 		}
@@ -147,8 +150,8 @@ func (p *Put) syncName() error {
 		return nil
 	}
 	if err := p.root.fs.SyncDir(filepath.Dir(p.target)); err != nil {
-		err = p.root.syncFailed(err)
-		return errors.Join(err, p.root.fs.Remove(p.target))
+		p.root.discard(p.target)
+		return p.root.syncFailed(err)
 	}
 	return nil
 }
@@ -184,7 +187,7 @@ func (p *Put) enter(info staging.Info) error {
 	e := r.x.at(p.mark.slot)
 	if e.is(stLeaving) {
 		r.mu.Unlock()
-		r.discard(p.target, p.class)
+		r.discard(p.target)
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
@@ -247,22 +250,17 @@ func (p *Put) abort(cause error) {
 // removeTemp unlinks the temporary, if there is one.
 func (p *Put) removeTemp() {
 	if p.temp != "" {
-		p.root.discard(p.temp, p.class)
+		p.root.discard(p.temp)
 		p.temp = ""
 	}
 }
 
 // discard unlinks a file of a put that came to nothing. One that will not go stays in the account.
-func (r *root) discard(name string, c *class) {
-	err := r.fs.Remove(name)
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	r.log.Error("a file could not be unlinked; its bytes stay accounted until the next start", "file", name, "error", err)
-	n := r.sizeOf(name, c)
+func (r *root) discard(name string) {
+	left, _ := r.remove(name)
 	r.mu.Lock()
-	r.stray += n
-	r.used += n
+	r.stray += left
+	r.used += left
 	r.mu.Unlock()
 }
 

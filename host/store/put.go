@@ -300,7 +300,7 @@ func (p *Put) File() (staging.File, error) {
 			return f, nil
 		}
 		if !errors.Is(err, fs.ErrExist) {
-			p.temp = ""
+			p.removeTemp() // an open can fail after the file was made
 			return nil, fmt.Errorf("store: %s: %w", p.target, err)
 		}
 	}

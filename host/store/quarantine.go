@@ -1,9 +1,7 @@
 package store
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"slices"
 )
@@ -29,24 +27,28 @@ func (r *root) impound(name string, cause error) kept {
 		return kept{}
 	}
 	k := kept{bytes: padded(info.Allocated)}
-	if r.store.cfg.QuarantineFiles < 0 || k.bytes > r.cfg.Capacity/quarantineShare {
-		err = r.fs.Remove(name)
-	} else {
-		base := filepath.Base(name)
-		tail := fmt.Sprintf("%016x-%x-", r.store.stamp(), r.store.seq.Add(1))
-		k.name = r.dir + "/" + quarantineDir + "/" + tail + base[:min(len(base), maxName-len(tail))]
+	if r.store.cfg.QuarantineFiles > 0 && k.bytes <= r.cfg.Capacity/quarantineShare {
+		k.name = r.quarantineName(name)
 		if err = r.fs.RenameNoReplace(name, k.name); err != nil {
-			k.name = ""
-			err = errors.Join(err, r.fs.Remove(name))
+			if now, serr := r.fs.Stat(k.name); serr != nil || !now.Same(info) {
+				k.name = ""
+			}
 		}
 	}
 	r.log.Warn("damaged piece taken out", "file", name, "kept", k.name, "cause", cause, "error", err)
-	if k.name == "" && err != nil && !errors.Is(err, fs.ErrNotExist) {
-		k.name = name // it stays where it is, and in the account
-	} else if k.name == "" {
-		return kept{}
+	if k.name != "" {
+		return k
 	}
-	return k
+	if left, _ := r.remove(name); left > 0 {
+		return kept{name: name, bytes: left} // it stays where it is, and in the account
+	}
+	return kept{}
+}
+
+func (r *root) quarantineName(name string) string {
+	base := filepath.Base(name)
+	head := fmt.Sprintf("%016x-%x-", r.store.stamp(), r.store.seq.Add(1))
+	return r.dir + "/" + quarantineDir + "/" + head + base[:min(len(base), maxName-len(head))]
 }
 
 // hold enters a file into the account, on top of what is used already, and returns those that must go for it. mu is held.
@@ -69,14 +71,10 @@ func (r *root) hold(k kept) (excess []kept) {
 // destroy unlinks files that hold gave up. mu is not held.
 func (r *root) destroy(list []kept) {
 	for _, k := range list {
-		err := r.fs.Remove(k.name)
+		left, _ := r.remove(k.name)
 		r.mu.Lock()
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			r.stray += k.bytes
-			r.log.Error("a quarantined file could not be unlinked", "file", k.name, "error", err)
-		} else {
-			r.used -= k.bytes
-		}
+		r.stray += left
+		r.used += left - k.bytes
 		r.mu.Unlock()
 	}
 }

@@ -128,27 +128,36 @@ func (r *root) unlink(d *departure, pieces uint64) (stray int64) {
 			continue
 		}
 		name, err := r.locatePiece(d.class, &d.key, rank, d.detour)
-		if err == nil {
-			err = r.fs.Remove(name)
+		if err != nil {
+			r.log.Error("a piece has no name; its bytes stay accounted until the next start", "key", d.key, "error", err)
+			stray += d.class.fileBytes
+			continue
 		}
-		switch {
-		case err == nil:
-		case errors.Is(err, fs.ErrNotExist):
-			r.countVanished()
-		default:
-			r.log.Error("a file could not be unlinked; its bytes stay accounted until the next start", "file", name, "error", err)
-			stray += r.sizeOf(name, d.class)
+		left, vanished := r.remove(name)
+		stray += left
+		if vanished {
+			r.counted(&r.count.vanished)
 		}
 	}
 	return stray
 }
 
-// sizeOf is what a file takes, or what it should when it does not say.
-func (r *root) sizeOf(name string, c *class) int64 {
-	if info, err := r.fs.Stat(name); err == nil {
-		return padded(info.Allocated)
+// remove unlinks a file. It says how many bytes are still taken because the file would not go, and whether it was gone
+// already. An unlink can report an error although it happened, so the name is looked at again.
+func (r *root) remove(name string) (left int64, vanished bool) {
+	err := r.fs.Remove(name)
+	if err == nil {
+		return 0, false
 	}
-	return c.fileBytes
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, true
+	}
+	info, serr := r.fs.Stat(name)
+	if errors.Is(serr, fs.ErrNotExist) {
+		return 0, false
+	}
+	r.log.Error("a file could not be unlinked; its bytes stay accounted until the next start", "file", name, "error", err)
+	return padded(info.Allocated), false
 }
 
 // locatePiece is the path of a published piece. Only an entry with a detour can have one under the built-in name, and

@@ -104,9 +104,3 @@ func addStats(a, b policy.Stats) policy.Stats {
 	b.Faults += a.Faults
 	return b
 }
-
-func (r *root) countVanished() {
-	r.mu.Lock()
-	r.count.vanished++
-	r.mu.Unlock()
-}

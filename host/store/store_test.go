@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
+	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -273,11 +274,20 @@ func usage(t testing.TB, dir string) (bytes int64, temporaries int) {
 	return bytes, temporaries
 }
 
+// missing is what is reserved for pieces that are not there.
+func (r *root) missing() (n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.x.each(func(slot uint32, e *entry) { n += e.bytes() - int64(bits.OnesCount64(r.x.pieces(slot)))*pieceBytes })
+	return n
+}
+
 // checkUsed compares the account with the disk; nothing may be in flight.
 func (f *fixture) checkUsed() {
 	f.Helper()
 	for i, r := range f.store.Stats().Roots {
 		bytes, temps := usage(f, f.cfg.Roots[i].Path)
+		bytes += f.store.roots[i].missing()
 		if temps != 0 {
 			f.Errorf("%d temporaries left", temps)
 		}

@@ -1,0 +1,147 @@
+package store
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/zeebo/xxh3"
+)
+
+// hashKey is a key as cheap to make as there is, of 16 or 32 bytes.
+func hashKey(n uint64, bytes int) (k chunk.Key) {
+	for i := 0; i < bytes; i += 8 {
+		binary.LittleEndian.PutUint64(k[i:], xxh3.HashSeed(binary.LittleEndian.AppendUint64(nil, n), uint64(i)))
+	}
+	return k
+}
+
+// indexOnly is a store over an empty directory whose index is filled directly: no files.
+func indexOnly(b testing.TB, entries, keyBytes int) *fixture {
+	f := &fixture{TB: b, ns: testNamespace(1)}
+	f.ns.KeyBytes = keyBytes
+	f.cfg = Config{
+		Roots: []RootConfig{{Path: b.TempDir(), Capacity: int64(entries) * pieceBytes, MaxEntries: uint32(entries + 8)}},
+		Log:   slog.New(slog.DiscardHandler),
+	}
+	f.start()
+	return f
+}
+
+// fill adds chains of 1,000 chunks.
+func (f *fixture) fill(entries, keyBytes int) {
+	r, c := f.store.roots[0], f.space.ns.classes[0]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := f.store.spaces.internTenant(0); err != nil {
+		f.Fatal(err)
+	}
+	var parent uint64
+	for n := range uint64(entries) {
+		if n%1000 == 0 {
+			parent = 0
+		}
+		k := hashKey(n, keyBytes)
+		print := chunk.Fingerprint(c.ns.digest, c.group, k)
+		slot := r.x.add(print, c.id, &k, parent, uint32(n%1000))
+		e := r.x.at(slot)
+		e.size = pieceBytes / Page
+		e.set(stComplete)
+		r.x.setPieces(slot, 1)
+		r.used += e.bytes()
+		r.x.touch(slot)
+		r.announce(abi.OpInsert, slot, print, 0)
+		parent = print
+	}
+}
+
+func BenchmarkLookup1000(b *testing.B) {
+	const entries, chain = 1 << 20, 1000
+	f := indexOnly(b, entries, 32)
+	f.fill(entries, 32)
+	lists := make([][]chunk.Key, 64)
+	for i := range lists {
+		at := uint64(i) * (entries / chain / 64) * chain
+		for n := range uint64(chain) {
+			lists[i] = append(lists[i], hashKey(at+n, 32))
+		}
+	}
+	b.ReportAllocs()
+	leases := make([]*Lease, 0, len(lists))
+	i := 0
+	for b.Loop() {
+		l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: lists[i%len(lists)]})
+		if err != nil || l.Hits() != chain {
+			b.Fatal(l.Hits(), err)
+		}
+		if leases = append(leases, l); len(leases) == len(lists) {
+			b.StopTimer()
+			for _, l := range leases {
+				l.Release()
+			}
+			leases = leases[:0]
+			b.StartTimer()
+		}
+		i++
+	}
+}
+
+// BenchmarkReserve is a put and its abort in a full root: place, admit, victim, insert and remove, without files.
+func BenchmarkReserve(b *testing.B) {
+	const entries = 1 << 18
+	f := indexOnly(b, entries, 32)
+	f.fill(entries, 32)
+	r := f.store.roots[0]
+	ctx := context.Background()
+	b.ReportAllocs()
+	n := uint64(entries)
+	for b.Loop() {
+		k := hashKey(n, 32)
+		n++
+		p, err := f.store.Put(ctx, PutRequest{Space: f.space, Key: k, Parent: hashKey(n-2, 32), Depth: 1})
+		if err != nil {
+			b.Fatal(err)
+		}
+		// Resident without a file: what publication does to the index.
+		r.mu.Lock()
+		r.x.setPieces(p.mark.slot, 1)
+		r.mu.Unlock()
+		p.end()
+	}
+}
+
+func BenchmarkBytesPerEntry(b *testing.B) {
+	for _, keyBytes := range []int{16, 32} {
+		for _, entries := range []int{1_000_000, 4_000_000} {
+			b.Run(fmt.Sprintf("key=%d/entries=%d", keyBytes, entries), func(b *testing.B) {
+				for range b.N {
+					f := indexOnly(b, 1000, keyBytes)
+					c := f.space.ns.classes[0]
+					before := heap()
+					x := newIndex(1<<30, f.store.spaces.print)
+					var parent uint64
+					for n := range uint64(entries) {
+						k := hashKey(n, keyBytes)
+						print := chunk.Fingerprint(c.ns.digest, c.group, k)
+						x.add(print, c.id, &k, parent, 0)
+						parent = print
+					}
+					b.ReportMetric(float64(heap()-before)/float64(entries), "heap-B/entry")
+					b.ReportMetric(float64(x.bytes())/float64(entries), "counted-B/entry")
+				}
+			})
+		}
+	}
+}
+
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}

@@ -1,0 +1,104 @@
+package store
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// check compares a root's index with itself and with its account. Nothing may hold root.mu.
+func (r *root) check() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var bytes, complete int64
+	var live, kin int
+	err := func() error {
+		for slot := range r.x.high {
+			e := r.x.at(slot)
+			if !e.is(stLive) {
+				continue
+			}
+			live++
+			bytes += e.bytes()
+			if e.is(stDetached) {
+				if e.pins == 0 {
+					return fmt.Errorf("slot %d is detached, and nobody has a pin on it", slot)
+				}
+				continue
+			}
+			k := r.x.key(slot)
+			print := r.x.slotPrint(slot)
+			if got := r.x.find(print, e.class, &k); got != slot {
+				return fmt.Errorf("slot %d is found as %d", slot, got)
+			}
+			if e.is(stComplete) && !e.is(stLeaving) {
+				complete++
+			}
+			if parent := e.parentPrint(); parent != 0 {
+				kin++
+				seen := 0
+				r.x.children(parent, func(s uint32) {
+					if s == slot {
+						seen++
+					}
+				})
+				if seen != 1 {
+					return fmt.Errorf("slot %d is %d times in its family", slot, seen)
+				}
+			}
+			f, busy := r.flights[slot]
+			if !e.is(stLeaving) && r.x.pieces(slot) == 0 && f.ranks == 0 {
+				return fmt.Errorf("slot %d has no piece, and none is written", slot)
+			}
+			if busy && int(e.pins) < bits.OnesCount64(f.ranks) {
+				return fmt.Errorf("slot %d has %d pins and %d writers", slot, e.pins, bits.OnesCount64(f.ranks))
+			}
+		}
+		return nil
+	}()
+	if err != nil {
+		return err
+	}
+	inTable, inFamilies := 0, 0
+	for i := range r.x.shards {
+		inTable += r.x.shards[i].n
+		inFamilies += r.x.shards[i].kin
+	}
+	detached := live - inTable
+	switch {
+	case live != int(r.x.used):
+		return fmt.Errorf("%d entries, the slab says %d", live, r.x.used)
+	case detached < 0 || detached > 0 && len(r.flights) == 0 && !r.anyPins():
+		return fmt.Errorf("%d entries and %d in the table", live, inTable)
+	case inFamilies != kin:
+		return fmt.Errorf("%d entries with a parent and %d in families", kin, inFamilies)
+	case complete != r.complete:
+		return fmt.Errorf("%d complete entries, the count says %d", complete, r.complete)
+	case bytes+r.quar.bytes+r.stray != r.used:
+		return fmt.Errorf("entries %d, quarantine %d and strays %d make not the %d bytes used", bytes, r.quar.bytes, r.stray, r.used)
+	}
+	return nil
+}
+
+func (r *root) anyPins() (any bool) {
+	r.x.each(func(_ uint32, e *entry) { any = any || e.pins > 0 })
+	return any
+}
+
+// idle checks that nothing is pinned, in flight or leaving.
+func (r *root) idle() error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.flights) > 0 {
+		return fmt.Errorf("%d entries are in flight", len(r.flights))
+	}
+	var err error
+	r.x.each(func(slot uint32, e *entry) {
+		if e.pins != 0 || e.any(stLeaving|stDetached) {
+			err = fmt.Errorf("slot %d: %d pins, state %#x", slot, e.pins, e.depth&stBits)
+		}
+	})
+	return err
+}
