@@ -110,8 +110,8 @@ var keys = []*Key{
 	{Section: "session", Name: "max_message", Kind: Size, Default: "16MiB", Min: 64 << 10, Max: 1 << 30,
 		Help:  "Largest message taken from a client.",
 		field: func(c *Config) any { return &c.Session.MaxMessage }},
-	{Section: "session", Name: "max_memory", Kind: Size, Default: "0", Unit: "0 for no limit",
-		Help:  "Most client memory that one session may register.",
+	{Section: "session", Name: "max_memory", Kind: Size, Default: "0", Unit: "0 for the built-in limit of 8TiB",
+		Help:  "Most client memory that all sessions together may register.",
 		field: func(c *Config) any { return &c.Session.MaxMemory }},
 }
 

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"context"
 	"fmt"
 )
 
@@ -13,6 +14,10 @@ type Options struct {
 	Limit    int     // requests, 0 for all
 	Speed    float64 // 0: as fast as possible; 1: at the trace's own times; 2: twice as fast
 	Memory   int64   // bytes of pages per session, all its ranks together; 0 for 128 MiB
+
+	// Start starts a host for this replay, once the trace is known to be sound, and says how to stop it. Nil: the host
+	// at Socket is running.
+	Start func(context.Context) (socket string, stop func() error, err error)
 
 	// Begin and Step are told of progress: once how many requests there are, then of each one that is over. Step is
 	// called by one goroutine per session. Both may be nil.
@@ -38,7 +43,7 @@ func (o *Options) complete() error {
 	switch {
 	case o.Trace == "":
 		return fmt.Errorf("%w: no trace", ErrOptions)
-	case o.Socket == "":
+	case o.Socket == "" && o.Start == nil:
 		return fmt.Errorf("%w: no socket", ErrOptions)
 	case o.Sessions < 1 || o.Sessions > 1024:
 		return fmt.Errorf("%w: %d sessions, want 1 to 1024", ErrOptions, o.Sessions)

@@ -19,7 +19,7 @@ const ahead = 64
 // Run replays a trace. The trace is read once before anything is sent, so that a damaged one is found first. With an
 // error of the run itself comes a report of what was done before it, or nil; what the run found wrong with the host's
 // answers is in the report, see [Report.Err].
-func Run(ctx context.Context, o Options) (*Report, error) {
+func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
@@ -27,7 +27,19 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	engines, err := dialAll(ctx, &o)
+	if o.Start != nil {
+		socket, stop, startErr := o.Start(ctx)
+		if startErr != nil {
+			return nil, startErr
+		}
+		defer func() { err = errors.Join(err, stop()) }()
+		o.Socket = socket
+	}
+	return run(ctx, &o, requests)
+}
+
+func run(ctx context.Context, o *Options, requests int) (*Report, error) {
+	engines, err := dialAll(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -37,14 +49,14 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	o.Begin(requests)
 	start := time.Now()
-	failure := play(ctx, &o, engines)
+	failure := play(ctx, o, engines)
 	elapsed := time.Since(start)
 
 	total := newTally()
 	for _, e := range engines {
 		total.merge(&e.tally)
 	}
-	report := newReport(&o, &total, elapsed)
+	report := newReport(o, &total, elapsed)
 	if after, err := engines[0].ranks[0].session.Status(context.WithoutCancel(ctx)); err == nil {
 		report.addPolicies(before, after)
 	} else if failure == nil {
@@ -56,7 +68,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return report, failure
 }
 
-// count reads the trace through.
+// count reads a trace through, as far as a limit (0: all), and says how many requests it holds.
 func count(ctx context.Context, path string, limit int) (int, error) {
 	r, err := trace.Open(path)
 	if err != nil {

@@ -51,45 +51,64 @@ func (c *cache) request(ids []uint32, number uint32, now uint64, order Order) (p
 	})
 }
 
+// forward is the simulator's hot path.
 func (c *cache) forward(ids []uint32, number uint32, now uint64) (prefix int, err error) {
+	e, slotOf, keys, units := c.e, c.slotOf, c.w.keys[:len(c.slotOf)], c.units
 	parent, parentKey := abi.None, uint64(0)
 	misses := 0
 	for depth, id := range ids {
-		key := c.w.keys[id]
-		ev := abi.Event{
-			Slot: c.slotOf[id], Parent: parent, Key: key, ParentKey: parentKey, Size: c.units, Depth: uint32(depth),
-			Request: number, Op: abi.OpTouch, Time: now,
+		if uint64(id) >= uint64(len(slotOf)) {
+			break // it cannot be, and the compiler need not check again
 		}
-		if ev.Slot != abi.None {
+		slot, key := slotOf[id], keys[id]
+		if slot == abi.None {
 			if misses == 0 {
-				prefix++
+				prefix = depth
 			}
-		} else {
 			misses++
-			if ev.Slot, err = c.insert(id, number, now); err != nil {
+			if parent, err = c.miss(ids, depth, number, now); err != nil {
 				return 0, err
 			}
-			if ev.Slot == abi.None { // shed
-				parent, parentKey = abi.None, key
-				continue
-			}
-			if depth > 0 {
-				ev.Parent = c.slotOf[ids[depth-1]] // it may have made room just now
-			}
-			ev.Op = abi.OpInsert
+			parentKey = key
+			continue
 		}
-		if err = c.e.Event(ev); err != nil {
+		err = e.Event(abi.Event{
+			Slot: slot, Parent: parent, Key: key, ParentKey: parentKey, Size: units, Depth: uint32(depth),
+			Request: number, Op: abi.OpTouch, Time: now,
+		})
+		if err != nil {
 			return 0, err
 		}
-		if ev.Op == abi.OpInsert && c.children[id] > 0 {
-			if err = c.link(id, ev.Slot, number, now); err != nil {
-				return 0, err
-			}
-		}
-		parent, parentKey = ev.Slot, key
+		parent, parentKey = slot, key
+	}
+	if misses == 0 {
+		prefix = len(ids)
 	}
 	c.hits += len(ids) - misses
 	return prefix, nil
+}
+
+// miss stores a chunk and answers its slot, or None.
+func (c *cache) miss(ids []uint32, depth int, number uint32, now uint64) (uint32, error) {
+	id := ids[depth]
+	slot, err := c.insert(id, number, now)
+	if err != nil || slot == abi.None {
+		return slot, err
+	}
+	ev := abi.Event{
+		Op: abi.OpInsert, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: uint32(depth),
+		Request: number, Time: now,
+	}
+	if depth > 0 {
+		ev.Parent, ev.ParentKey = c.slotOf[ids[depth-1]], c.w.keys[ids[depth-1]]
+	}
+	if err := c.e.Event(ev); err != nil {
+		return 0, err
+	}
+	if c.children[id] > 0 {
+		return slot, c.link(id, slot, number, now)
+	}
+	return slot, nil
 }
 
 func (c *cache) tailFirst(ids []uint32, number uint32, now uint64) (prefix int, err error) {
@@ -98,31 +117,23 @@ func (c *cache) tailFirst(ids []uint32, number uint32, now uint64) (prefix int, 
 	}
 	for depth := len(ids) - 1; depth >= 0; depth-- {
 		id := ids[depth]
-		ev := abi.Event{
-			Slot: c.slotOf[id], Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: uint32(depth),
-			Request: number, Op: abi.OpTouch, Time: now,
-		}
-		if ev.Slot != abi.None {
-			c.hits++
-		} else {
-			if ev.Slot, err = c.insert(id, number, now); err != nil {
+		slot := c.slotOf[id]
+		if slot == abi.None {
+			if _, err := c.miss(ids, depth, number, now); err != nil {
 				return 0, err
 			}
-			if ev.Slot == abi.None {
-				continue
-			}
-			ev.Op = abi.OpInsert
+			continue
+		}
+		c.hits++
+		ev := abi.Event{
+			Op: abi.OpTouch, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: uint32(depth),
+			Request: number, Time: now,
 		}
 		if depth > 0 {
 			ev.Parent, ev.ParentKey = c.slotOf[ids[depth-1]], c.w.keys[ids[depth-1]]
 		}
-		if err = c.e.Event(ev); err != nil {
+		if err := c.e.Event(ev); err != nil {
 			return 0, err
-		}
-		if ev.Op == abi.OpInsert && c.children[id] > 0 {
-			if err = c.link(id, ev.Slot, number, now); err != nil {
-				return 0, err
-			}
 		}
 	}
 	return prefix, nil

@@ -8,7 +8,9 @@ var (
 	ErrFormat = errors.New("trace: not a request")
 	// ErrBounds: a line or a list of ids is longer than this package takes.
 	ErrBounds = errors.New("trace: too long")
-	// ErrInput: the input ends early, is damaged, or cannot be read. The requests before that were given.
+	// ErrOpen: the file cannot be opened.
+	ErrOpen = errors.New("trace: cannot open")
+	// ErrInput: the input ends early, is damaged, or cannot be read on. The requests before that were given.
 	ErrInput = errors.New("trace: input ends early or is damaged")
 	// ErrOptions: a generator cannot work with these options.
 	ErrOptions = errors.New("trace: bad generator options")

@@ -45,7 +45,7 @@ type Reader struct {
 func Open(path string) (*Reader, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("trace: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrOpen, err)
 	}
 	r, err := NewReader(f, path)
 	if err != nil {

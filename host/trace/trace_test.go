@@ -162,7 +162,7 @@ func TestErrorsNameFileAndLine(t *testing.T) {
 			t.Errorf("%s: %d requests before the error, want 1", test.line, len(got))
 		}
 	}
-	if _, err := Open(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Open(filepath.Join(t.TempDir(), "none")); !errors.Is(err, ErrOpen) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("missing file: %v", err)
 	}
 }

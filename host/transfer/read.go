@@ -132,7 +132,7 @@ func (r *pieceReader) read() error {
 	extents := head.Plan.Extents()
 	start := int64(0)
 	for lo := 0; lo < len(extents); {
-		base := start - head.DataOffset // payload offset of buf[0]; negative while the header is in the have
+		base := start - head.DataOffset // payload offset of buf[0]; negative while the header is in it
 		hi := lo
 		for hi < len(extents) && end(extents[hi])-base <= have {
 			hi++
