@@ -17,7 +17,7 @@ func TestEvictWasmDecidesLikeNative(t *testing.T) {
 				wasm, native := newEvict(t, modules[name], slots), newEvict(t, natives[name], slots)
 				s := newStream(seed, slots)
 				var a, b [16]uint32
-				for step := range 4000 {
+				for step := range 1000 {
 					for range 1 + s.rng.IntN(300) {
 						ev := s.next()
 						if err := wasm.Event(ev); err != nil {
