@@ -59,21 +59,25 @@ func (x *index) findPrint(print uint64) uint32 {
 	return none
 }
 
-// add makes an entry for a key that is not there; none when the slots are out.
+// add makes an entry for a key that is not there; none when the slots are out, or when more fingerprints than a table can
+// hold apart are nearly equal (which takes somebody who wants them to be).
 func (x *index) add(print uint64, class uint16, k *chunk.Key, parent uint64, depth uint32) uint32 {
 	slot := x.take()
 	if slot == none {
 		return none
+	}
+	t := x.shard(print)
+	for t.full() || !t.insert(print, slot) {
+		if !t.grow(x.slotPrint) {
+			x.give(slot)
+			return none
+		}
 	}
 	e := x.at(slot)
 	e.class = class
 	e.depth = min(depth, maxDepth)<<8 | stLive
 	e.setParent(parent)
 	x.setKey(slot, k)
-	t := x.shard(print)
-	for t.full() || !t.insert(print, slot) {
-		t.grow(x.slotPrint)
-	}
 	x.join(slot)
 	return slot
 }

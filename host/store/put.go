@@ -222,6 +222,10 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	}
 	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
 	slot := r.x.add(p.mark.print, p.class.id, &p.key, parent, q.Depth)
+	if slot == none {
+		r.count.sheds++
+		return fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key)
+	}
 	e := r.x.at(slot)
 	e.size, e.tenant = uint32(p.entryBytes()/abi.SizeUnit), tenant
 	if p.detour {

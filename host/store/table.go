@@ -21,7 +21,7 @@ const (
 	shardBits   = 10
 	shardCount  = 1 << shardBits
 	cellWords   = 3
-	minCells    = 4
+	minCells    = 2
 	maxDistance = 255
 	far         = 0xff // the distance in a cell's first word
 )
@@ -137,15 +137,17 @@ func (t *shard) removeAt(i int) {
 	t.n--
 }
 
-// grow makes room for a quarter more. print hashes a slot's entry again.
-func (t *shard) grow(print func(slot uint32) uint64) {
-	for n := max(minCells, t.size()+t.size()/4+1); ; n += n/4 + 1 {
+// grow makes room for a quarter more. print hashes a slot's entry again. It is false when that would not help: the
+// entries are few, and crowd all the same.
+func (t *shard) grow(print func(slot uint32) uint64) bool {
+	for n := t.size() + t.size()/4 + minCells; n <= 4*(t.n+1)+2*minCells; n += n/4 + 1 {
 		next := shard{cells: make([]uint16, n*cellWords)}
 		if next.fill(t, print) {
 			t.cells = next.cells
-			return
+			return true
 		}
 	}
+	return false
 }
 
 func (t *shard) fill(from *shard, print func(slot uint32) uint64) bool {

@@ -1,0 +1,156 @@
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/zeebo/xxh3"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func goldenPlan(t testing.TB) *chunk.Plan {
+	t.Helper()
+	p, err := chunk.NewPlan(chunk.Uniform(2, 1, 2, 300), []abi.Segment{
+		{Plane: 0, Blocks: 2, PageLen: 300}, {Plane: 1, Blocks: 2, PageLen: 300, Gap: 424},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func goldenHeader(t testing.TB) (Header, []byte) {
+	plan := goldenPlan(t)
+	image := make([]byte, dataOffset(len(plan.Extents()))+padded(plan.PayloadBytes()))
+	data := image[dataOffset(len(plan.Extents())):]
+	for i := range plan.PayloadBytes() {
+		data[i] = byte(i)
+	}
+	table := make([]uint64, len(plan.Extents()))
+	chunk.SumExtents(plan, 0, len(table), data, 0, table)
+	h := Header{
+		Namespace: chunk.Digest{1, 2, 3}, Key: chunk.Key{4, 5, 6}, Parent: chunk.Key{7, 8}, Depth: 9, Group: 10, Rank: 1,
+		Blocks: 2, Tenant: 12, Pieces: 3, StoreTime: 1_700_000_000_123_456_789, Payload: plan.PayloadBytes(), Plan: plan.Digest(),
+		Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes, Extents: uint32(len(table)), DataOffset: dataOffset(len(table)),
+		TableSum: putTable(image[Page:], table),
+	}
+	h.Encode(image)
+	return h, image
+}
+
+// TestGoldenFile pins format version 1 byte for byte: a file of this version stays readable as long as there is a host.
+func TestGoldenFile(t *testing.T) {
+	const name = "testdata/v1.piece"
+	h, image := goldenHeader(t)
+	if *update {
+		if err := os.WriteFile(name, image, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(image, want) {
+		t.Error("the format changed: a new layout needs a new version")
+	}
+	got, err := DecodeHeader(want)
+	if err != nil || got != h {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if got.FileBytes() != int64(len(want)) {
+		t.Errorf("a file of %d bytes says %d", len(want), got.FileBytes())
+	}
+	table, err := got.readTable(want[Page:], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := chunk.VerifyExtents(goldenPlan(t), 0, len(table), want[got.DataOffset:], 0, table); err != nil {
+		t.Error(err)
+	}
+}
+
+// resum makes a changed header's own checksum right again.
+func resum(page []byte) {
+	binary.LittleEndian.PutUint64(page[offSum:], headerSum(page))
+}
+
+func TestDecodeHeaderRefuses(t *testing.T) {
+	le := binary.LittleEndian
+	tests := []struct {
+		name   string
+		change func(page []byte) []byte
+		want   error
+	}{
+		{"short", func(p []byte) []byte { return p[:Page-1] }, ErrDamaged},
+		{"empty", func(p []byte) []byte { return nil }, ErrDamaged},
+		{"zeros", func(p []byte) []byte { clear(p); return p }, ErrNotPiece},
+		{"other magic", func(p []byte) []byte { p[0] ^= 1; return p }, ErrNotPiece},
+		{"next version", func(p []byte) []byte { le.PutUint32(p[offVersion:], 2); return p }, ErrUnknownFormat},
+		{"unknown flag", func(p []byte) []byte { p[offFlags+7] = 0x80; resum(p); return p }, ErrUnknownFormat},
+		{"unknown algorithm", func(p []byte) []byte { p[offAlgorithm] = 2; resum(p); return p }, ErrUnknownFormat},
+		{"unknown field", func(p []byte) []byte { p[Page-1] = 1; resum(p); return p }, ErrUnknownFormat},
+		{"flipped bit", func(p []byte) []byte { p[offKey+3] ^= 4; return p }, ErrDamaged},
+		{"flipped checksum", func(p []byte) []byte { p[offSum] ^= 4; return p }, ErrDamaged},
+		{"no key", func(p []byte) []byte { clear(p[offKey : offKey+32]); resum(p); return p }, ErrDamaged},
+		{"its own parent", func(p []byte) []byte { copy(p[offParent:], p[offKey:offKey+32]); resum(p); return p }, ErrDamaged},
+		{"rank out of range", func(p []byte) []byte { p[offRank] = 64; resum(p); return p }, ErrDamaged},
+		{"rank not in pieces", func(p []byte) []byte { p[offRank] = 2; resum(p); return p }, ErrDamaged},
+		{"no blocks", func(p []byte) []byte { p[offBlocks] = 0; resum(p); return p }, ErrDamaged},
+		{"payload too long", func(p []byte) []byte { p[offPayload+6] = 1; resum(p); return p }, ErrDamaged},
+		{"no extents", func(p []byte) []byte { p[offExtents] = 0; resum(p); return p }, ErrDamaged},
+		{"table too long", func(p []byte) []byte { p[offExtents+3] = 0xff; resum(p); return p }, ErrDamaged},
+		{"payload in the table", func(p []byte) []byte { le.PutUint64(p[offDataOffset:], Page); resum(p); return p }, ErrDamaged},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, image := goldenHeader(t)
+			if _, err := DecodeHeader(tt.change(image[:Page])); !errors.Is(err, tt.want) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+		})
+	}
+}
+
+func FuzzDecodeHeader(f *testing.F) {
+	_, image := goldenHeader(f)
+	f.Add(image[:Page], true)
+	f.Add(image[:offEnd], false)
+	f.Fuzz(func(t *testing.T, b []byte, sign bool) {
+		if sign && len(b) >= Page {
+			resum(b) // or the fuzzer never gets past the checksum
+		}
+		h, err := DecodeHeader(b)
+		if err != nil {
+			if !isDamage(err) {
+				t.Fatalf("an error of no known kind: %v", err)
+			}
+			return
+		}
+		if h.FileBytes() < 3*Page || h.DataOffset > h.FileBytes() {
+			t.Fatalf("%+v", h)
+		}
+		var again [Page]byte
+		h.Encode(again[:])
+		if !bytes.Equal(again[:], b[:Page]) {
+			t.Fatal("decoded and encoded, it is another header")
+		}
+	})
+}
+
+func TestHeaderSumCoversThePage(t *testing.T) {
+	_, image := goldenHeader(t)
+	page := image[:Page]
+	sum := headerSum(page)
+	clear(page[offSum : offSum+8])
+	if xxh3.Hash(page) != sum {
+		t.Error("the checksum is not that of the page with a zero field")
+	}
+}
