@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strconv"
 )
 
 // Manifest describes a module without running it: the JSON text of the custom section [ManifestSection].
@@ -69,9 +71,12 @@ func (m Manifest) Validate() error {
 	if len(m.Roles) == 0 {
 		return fmt.Errorf("abi: manifest: %s names no roles", m.Name)
 	}
-	for _, r := range m.Roles {
+	for i, r := range m.Roles {
 		if _, err := ParseRole(r); err != nil {
 			return fmt.Errorf("abi: manifest: %s: %w", m.Name, err)
+		}
+		if slices.Contains(m.Roles[:i], r) {
+			return fmt.Errorf("abi: manifest: %s names role %s twice", m.Name, r)
 		}
 	}
 	for _, g := range m.Grants {
@@ -81,5 +86,47 @@ func (m Manifest) Validate() error {
 			return fmt.Errorf("abi: manifest: %s wants unknown grant %q (clock, metrics, random, wasi-stub)", m.Name, g)
 		}
 	}
+	if m.MemoryPages > MaxMemoryPages {
+		return fmt.Errorf("abi: manifest: %s: memory_pages %d, at most %d", m.Name, m.MemoryPages, MaxMemoryPages)
+	}
+	for i, c := range m.Counters {
+		if slices.Contains(m.Counters[:i], c) {
+			return fmt.Errorf("abi: manifest: %s: counter %s twice", m.Name, c)
+		}
+	}
+	for key, o := range m.Config {
+		if err := o.validate(key); err != nil {
+			return fmt.Errorf("abi: manifest: %s: %w", m.Name, err)
+		}
+	}
 	return nil
+}
+
+// MaxMemoryPages is all a 32-bit memory can have: 4 GiB.
+const MaxMemoryPages = 65536
+
+func (o Option) validate(key string) error {
+	switch o.Type {
+	case "int", "float", "bool", "string":
+	default:
+		return fmt.Errorf("config %s has unknown type %q (int, float, bool, string)", key, o.Type)
+	}
+	if o.Default != "" && !o.Accepts(o.Default) {
+		return fmt.Errorf("default %q of %s is not of type %s", o.Default, key, o.Type)
+	}
+	return nil
+}
+
+// Accepts says whether text is a value of the option's type.
+func (o Option) Accepts(text string) bool {
+	var err error
+	switch o.Type {
+	case "int":
+		_, err = strconv.ParseInt(text, 10, 64)
+	case "float":
+		_, err = strconv.ParseFloat(text, 64)
+	case "bool":
+		_, err = strconv.ParseBool(text)
+	}
+	return err == nil
 }

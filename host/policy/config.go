@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/kvhost/kvhost/abi"
@@ -20,8 +19,8 @@ func (c Config) check(module string, options map[string]abi.Option) error {
 		if !ok {
 			return fmt.Errorf("%w: %s has no setting %q (%s)", ErrConfig, module, key, known(options))
 		}
-		if err := checkType(o.Type, c[key]); err != nil {
-			return fmt.Errorf("%w: %s: %s = %q: %w", ErrConfig, module, key, c[key], err)
+		if !o.Accepts(c[key]) {
+			return fmt.Errorf("%w: %s: %s = %q: want type %s", ErrConfig, module, key, c[key], o.Type)
 		}
 	}
 	return nil
@@ -32,22 +31,6 @@ func known(options map[string]abi.Option) string {
 		return "it has none"
 	}
 	return "it has " + strings.Join(slices.Sorted(maps.Keys(options)), ", ")
-}
-
-func checkType(kind, value string) error {
-	var err error
-	switch kind {
-	case "int":
-		_, err = strconv.ParseInt(value, 10, 64)
-	case "float":
-		_, err = strconv.ParseFloat(value, 64)
-	case "bool":
-		_, err = strconv.ParseBool(value)
-	}
-	if err != nil {
-		return fmt.Errorf("want type %s", kind)
-	}
-	return nil
 }
 
 // text is the form that a guest reads: sorted lines "key=value\n".
