@@ -1,0 +1,92 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"strconv"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// Capacity is a root's size as it is written: "10%" of a trace's unique chunks, "5000" chunks, or "64GiB".
+type Capacity struct {
+	text  string
+	share *big.Rat // of the unique chunks
+	count int64    // chunks
+	bytes int64
+}
+
+// String is the text that the capacity was read from.
+func (c Capacity) String() string { return c.text }
+
+var byteUnits = []struct {
+	suffix string
+	bytes  float64
+}{
+	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
+	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
+}
+
+// ParseCapacity reads one capacity.
+func ParseCapacity(text string) (Capacity, error) {
+	c := Capacity{text: text}
+	bad := func() (Capacity, error) {
+		return Capacity{}, fmt.Errorf("%w: %q: want a share such as 10%%, a number of chunks, or a size such as 64GiB", ErrCapacity, text)
+	}
+	if number, ok := strings.CutSuffix(text, "%"); ok {
+		share, ok := new(big.Rat).SetString(number)
+		if !ok || strings.ContainsAny(number, "/eE") || share.Sign() <= 0 {
+			return bad()
+		}
+		c.share = share.Quo(share, big.NewRat(100, 1))
+		return c, nil
+	}
+	for _, u := range byteUnits {
+		if number, ok := strings.CutSuffix(text, u.suffix); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+			if err != nil || !(n*u.bytes >= 1) || n*u.bytes > math.MaxInt64/2 {
+				return bad()
+			}
+			c.bytes = int64(n * u.bytes)
+			return c, nil
+		}
+	}
+	n, err := strconv.ParseInt(text, 10, 32)
+	if err != nil || n < 1 {
+		return bad()
+	}
+	c.count = n
+	return c, nil
+}
+
+// Chunks is what the capacity means for a workload: shares are rounded down.
+func (c Capacity) Chunks(w *Workload, chunkBytes int64) (int, error) {
+	var n int64
+	switch {
+	case c.share != nil:
+		exact := new(big.Rat).Mul(c.share, big.NewRat(int64(w.Unique()), 1))
+		n = new(big.Int).Quo(exact.Num(), exact.Denom()).Int64()
+	case c.bytes > 0:
+		n = c.bytes / max(1, chunkBytes)
+	default:
+		n = c.count
+	}
+	if n < 1 {
+		return 0, fmt.Errorf("%w: %s of %s is less than one chunk", ErrCapacity, c.text, w.Name)
+	}
+	return int(min(n, math.MaxInt32)), nil
+}
+
+// ParseChunkBytes reads a chunk's size, and gives it in units of 4 KiB, too, rounded up.
+func ParseChunkBytes(text string) (bytes int64, units uint32, err error) {
+	c, err := ParseCapacity(text)
+	if err == nil && c.count > 0 {
+		c.bytes = c.count
+	}
+	if err != nil || c.bytes <= 0 || c.bytes > 1<<40 {
+		return 0, 0, fmt.Errorf("%w: chunk size %q: want a size such as 16MiB", ErrCapacity, text)
+	}
+	return c.bytes, uint32((c.bytes + abi.SizeUnit - 1) / abi.SizeUnit), nil
+}

@@ -1,0 +1,97 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
+)
+
+// Policy is something to simulate: a module with its settings, or a yardstick.
+type Policy struct {
+	Text   string // as written
+	Label  string // short, for tables and plots
+	module *policy.Module
+	config policy.Config
+}
+
+// nativePrefix asks for the Go policy linked in, without wasm.
+const nativePrefix = "native:"
+
+// OpenPolicy reads "name", "path/to.wasm", "native:name", "belady" or "infinite", with settings after a colon:
+// "lfu.wasm:aging=false", "s3fifo:small=20,moveat=1".
+func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, error) {
+	if text == Belady || text == Infinite {
+		return &Policy{Text: text, Label: text}, nil
+	}
+	name, native := strings.CutPrefix(text, nativePrefix)
+	name, config, err := settings(name)
+	if err != nil {
+		return nil, err
+	}
+	p := &Policy{Text: text, Label: strings.TrimSuffix(filepath.Base(name), ".wasm"), config: config}
+	if len(config) > 0 {
+		p.Label += " " + text[strings.LastIndexByte(text, ':')+1:]
+	}
+	if native {
+		p.Label += " (native)"
+		p.module, err = Native(name)
+	} else {
+		p.module, err = policy.Open(ctx, name, opt)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !p.module.Has(abi.RoleEvict) {
+		return nil, fmt.Errorf("%w: %s does not evict", ErrPolicy, name)
+	}
+	return p, nil
+}
+
+// settings splits "name:key=value,key=value". A colon that no '=' follows belongs to the name.
+func settings(text string) (name string, config policy.Config, err error) {
+	at := strings.LastIndexByte(text, ':')
+	if at < 0 || !strings.Contains(text[at:], "=") {
+		return text, nil, nil
+	}
+	config = policy.Config{}
+	for part := range strings.SplitSeq(text[at+1:], ",") {
+		key, value, ok := strings.Cut(part, "=")
+		if !ok || key == "" {
+			return "", nil, fmt.Errorf("%w: %q: settings are key=value, with commas between", ErrPolicy, text)
+		}
+		config[key] = value
+	}
+	return text[:at], config, nil
+}
+
+// FromModule simulates a module that is open already.
+func FromModule(m *policy.Module, config policy.Config) *Policy {
+	return &Policy{Text: m.Name(), Label: m.Name(), module: m, config: config}
+}
+
+// Close releases the module.
+func (p *Policy) Close(ctx context.Context) error {
+	if p.module == nil {
+		return nil
+	}
+	return p.module.Close(ctx)
+}
+
+// run is one cell of the table.
+func (p *Policy) run(ctx context.Context, w *Workload, capacity int, o Options) (r Result, err error) {
+	switch {
+	case p.module != nil:
+		r, err = w.Run(ctx, p.module, p.config, capacity, o)
+	case p.Text == Belady:
+		r, err = w.RunBelady(ctx, capacity, o)
+	default:
+		r, err = w.RunInfinite(ctx, o)
+		r.Capacity = capacity
+	}
+	r.Policy = p.Text
+	return r, err
+}
