@@ -85,9 +85,9 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 		if a.in != nil {
 			a.err = a.ask(batch[:n], dst[:n])
 		} else {
-			start := nanotime()
+			start := a.meter.begin(n)
 			a.guest.Admit(batch[:n], dst[:n])
-			a.meter.add(start, n)
+			a.meter.done(start)
 		}
 		batch, dst = batch[n:], dst[n:]
 	}

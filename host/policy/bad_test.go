@@ -91,13 +91,14 @@ func TestFaultyEvict(t *testing.T) {
 		{"unknown status", evict.with(abi.ExportStep, "ii>I", packed(-77, 0)), abi.ExportStep, "status -77"},
 		{"too many", evict.with(abi.ExportStep, "ii>I", packed(0, 9)), abi.ExportStep, "answered 9 victims when asked for at most 4"},
 		{"far too many", evict.with(abi.ExportStep, "ii>I", packed(0, 0xffffffff)), abi.ExportStep, "at most 4"},
-		{"slot out of range", evict.with(abi.ExportStep, "ii>I", store32(4096+3<<12, 100), packed(0, 1)), abi.ExportStep, "slot 100, slots are below 100"},
+		{"slot out of range", evict.with(abi.ExportStep, "ii>I", store32(4096+3<<14, 100), packed(0, 1)), abi.ExportStep, "slot 100, slots are below 100"},
 		{"twice", evict.with(abi.ExportStep, "ii>I", packed(0, 2)), abi.ExportStep, "slot 0 twice"},
 		{"null buffer", evict.with(abi.ExportBuffer, "ii>i", i32(0)), abi.ExportBuffer, "no room"},
 		{"unaligned buffer", evict.with(abi.ExportBuffer, "ii>i", i32(4104)), abi.ExportBuffer, "multiple of 16"},
 		{"buffer outside", evict.with(abi.ExportBuffer, "ii>i", i32(2<<16)), abi.ExportBuffer, "outside its memory of 131072 bytes"},
 		{"buffer across the end", evict.with(abi.ExportBuffer, "ii>i", i32(2<<16-16)), abi.ExportBuffer, "outside its memory"},
 		{"negative buffer", evict.with(abi.ExportBuffer, "ii>i", i32(-16)), abi.ExportBuffer, "outside its memory"},
+		{"overlap", evict.with(abi.ExportBuffer, "ii>i", i32(4096)), abi.ExportBuffer, "overlap those of kind"},
 		{"refuses", evict.with(abi.ExportInit, "i>i", i32(-1)), abi.ExportInit, "refused its settings with status -1"},
 		{"initialize traps", evict.with(abi.ExportInitialize, ">", unreachable), abi.ExportInitialize, "unreachable"},
 		{"recursion", evict.with(abi.ExportStep, "ii>I", i32(0), i32(0), call(4)), abi.ExportStep, "stack overflow"},
@@ -158,7 +159,7 @@ func TestGuestWordsAndStackAreInTheFault(t *testing.T) {
 }
 
 func TestFaultyPlace(t *testing.T) {
-	const result, path = 4096 + 3<<12, 4096 + 3<<12 + 16
+	const result, path = 4096 + 3<<14, 4096 + 3<<14 + 16
 	answer := func(root, off, n int32, text int32) assembly {
 		return minimal(abi.RolePlace).with(abi.ExportPlace, "ii>I",
 			store32(result, root), store32(result+4, off), store32(result+8, n), store32(path, text), packed(0, 1))

@@ -4,5 +4,66 @@
 // The one idea: the rest of the host asks a [Module] for an [Evict], [Admit], [Place] or [Layout] and never learns
 // whether WebAssembly or native Go answers. Every call into a guest is made by one internal type, instance, so that the
 // fence has one place to live: pointers checked, answers judged, a fault turned into an [ErrFault] and the instance
-// dropped.
+// dropped. abi/SPEC.md is the contract; here is why the host's side of it is as it is.
+//
+// # Why numbers only, in buffers that the guest owns
+//
+// Entering a guest costs tens of nanoseconds; anything that is parsed, allocated or copied twice costs more than the
+// decision. A batch of records that both sides read in place costs a few nanoseconds per event. Guests in any language
+// can offer a static array; an allocator that crosses the border is where other plugin systems leak.
+//
+// # Why a batch is written straight into the guest's memory
+//
+// [Evict.Event] stores into the guest's EVENTS buffer and is small enough to be inlined: about 3 ns. The view is taken
+// anew after each call, because a call may have grown, and so moved, the memory.
+//
+// # Why one runtime per module
+//
+// Modules in one wazero runtime can import each other's exports and memories. Policies come from different hands. A
+// shared [wazero.CompilationCache] keeps the price of a second runtime low.
+//
+// # Why not WithCloseOnContextDone
+//
+// It is wazero's own way to stop a guest. It costs about 500 ns and three allocations per call and a call into Go per
+// loop iteration, and it does not stop recursion without loops. Since a guest cannot be preempted, a spinning one also
+// holds up the garbage collector and with it every transfer; a deadline that is looked at later would be too late. The
+// bound is to come from counting instructions in the module itself, set before each call at the one place that makes them.
+// Until then a module is trusted to return, though not to answer well.
+//
+// # Why an instance dies of its first fault
+//
+// wazero would let a trapped guest be called again. Its state is then one that its author never thought of. Starting
+// anew costs milliseconds, and what it knew is replayed.
+//
+// # Why _initialize is called by hand
+//
+// wazero runs start functions while it instantiates. A module's first code is guest code like any other and goes through
+// the same call; a start section, which cannot be held back, is refused.
+//
+// # Why sections are read before the module is compiled
+//
+// Compiling a Go guest takes half a second; finding out that it has no marker should not. The scan also knows what to
+// tell an author ("build with -buildmode=c-shared"), which a validator does not.
+//
+// # Why the WASI stub needs no word from the operator
+//
+// Every Go guest imports ten of its functions before it does anything. The stub has no files, no arguments, no
+// environment, a clock that only counts its readings and seeded random numbers: there is nothing to allow. The manifest
+// must still ask, so that it shows.
+//
+// # Why guest memory is mapped
+//
+// A reservation of the module's largest size, made accessible as it grows: an instance starts ten times faster than on
+// the Go heap, growing never copies, and closing returns the pages at once. Its address space costs nothing, so that
+// modules for 10^8 slots may have their limit at 4 GiB.
+//
+// # Why Place has a pool
+//
+// Naming is on the path of every store and load, from many goroutines, and a path is a pure function: any instance can
+// answer. Evict has state and its root's lock around it; admit and layout are rare enough to take turns.
+//
+// # Why Identity asks twice
+//
+// A directory may hold anything. An inverse that is wrong would make the host serve one key's bytes for another's, so a
+// path counts as known only when the policy gives the same path back for what it read.
 package policy

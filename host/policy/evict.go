@@ -37,7 +37,7 @@ func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	e := &Evict{m: m, maxSlots: o.MaxSlots}
+	e := &Evict{m: m, maxSlots: o.MaxSlots, meter: meter{busy: true}}
 	var err error
 	if m.code == nil {
 		if e.guest, err = native[guest.Evictor](m, &s); err != nil {
@@ -97,9 +97,9 @@ func (e *Evict) Flush() error {
 		return nil
 	}
 	if e.in == nil {
-		start := nanotime()
+		start := e.meter.begin(e.n)
 		e.guest.Events(e.buf[:e.n])
-		e.meter.add(start, e.n)
+		e.meter.done(start)
 		e.n = 0
 		return nil
 	}
@@ -134,12 +134,12 @@ func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 
 func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	if e.in == nil {
-		start := nanotime()
+		start := e.meter.begin(e.n)
 		if e.n > 0 {
 			e.guest.Events(e.buf[:e.n])
 		}
 		n := e.guest.Victims(ask, dst)
-		e.meter.add(start, e.n)
+		e.meter.done(start)
 		e.n = 0
 		return n, nil
 	}

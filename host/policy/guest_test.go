@@ -108,11 +108,11 @@ func (a assembly) bytes() []byte {
 	return out
 }
 
-// minimal is a module that is legal and does nothing: kv_buffer gives 64 KiB steps by kind, as far as two pages go.
+// minimal is a module that is legal and does nothing: kv_buffer gives 16 KiB to each kind.
 func minimal(role abi.Role) assembly {
 	a := assembly{funcs: []function{
 		{abi.ExportMarker, ">", nil},
-		{abi.ExportBuffer, "ii>i", bodyOf([]byte{0x20, 0}, i32(12), []byte{0x74}, i32(4096), []byte{0x6a})}, // (kind << 12) + 4096
+		{abi.ExportBuffer, "ii>i", bodyOf([]byte{0x20, 0}, i32(14), []byte{0x74}, i32(4096), []byte{0x6a})}, // (kind << 14) + 4096
 		{abi.ExportInit, "i>i", i32(0)},
 	}}
 	for _, name := range role.Exports() {

@@ -90,7 +90,7 @@ func (m *Module) instantiate(ctx context.Context, s *settings, t *meter) (*insta
 
 func (in *instance) start(s *settings, config string) error {
 	if f := in.export(abi.ExportInitialize); f.fn != nil {
-		if err := in.call(&f, 0, 0, 0); err != nil {
+		if err := in.call(&f, 0, 0, setup); err != nil {
 			return err
 		}
 	}
@@ -111,7 +111,7 @@ func (in *instance) start(s *settings, config string) error {
 	}
 	copy(b[abi.InfoSize:], config)
 	f := in.export(abi.ExportInit)
-	if err := in.call(&f, uint64(size), 0, 0); err != nil {
+	if err := in.call(&f, uint64(size), 0, setup); err != nil {
 		return err
 	}
 	if status := abi.Status(int32(uint32(in.stack[0]))); status != abi.StatusOK {
@@ -136,9 +136,9 @@ func (in *instance) call(f *export, a, b uint64, records int) error {
 		in.said = in.said[:0]
 	}
 	in.stack[0], in.stack[1] = a, b
-	start := nanotime()
+	start := in.meter.begin(records)
 	err := f.fn.CallWithStack(in.ctx, in.stack[:])
-	in.meter.add(start, records)
+	in.meter.done(start)
 	if err != nil {
 		return in.trap(f.name, err)
 	}
@@ -175,7 +175,7 @@ func (in *instance) judge(f *export, status abi.Status) (bool, error) {
 // buffer asks the guest for room.
 func (in *instance) buffer(kind int, size uint32) error {
 	f := in.export(abi.ExportBuffer)
-	if err := in.call(&f, uint64(kind), uint64(size), 0); err != nil {
+	if err := in.call(&f, uint64(kind), uint64(size), setup); err != nil {
 		return err
 	}
 	if uint32(in.stack[0]) == 0 {
@@ -189,6 +189,11 @@ func (in *instance) accept(f *export, kind int, size uint32) error {
 	if ptr%bufferAlign != 0 {
 		return in.fault(f.name, fmt.Sprintf("gave %#x for kind %d, which is not a multiple of %d", ptr, kind, bufferAlign), nil)
 	}
+	for other, b := range in.bufs {
+		if other != kind && uint64(ptr) < uint64(b.ptr)+uint64(b.size) && uint64(b.ptr) < uint64(ptr)+uint64(size) {
+			return in.fault(f.name, fmt.Sprintf("gave %d bytes at %#x for kind %d, which overlap those of kind %d", size, ptr, kind, other), nil)
+		}
+	}
 	in.bufs[kind] = buffer{ptr, size}
 	_, err := in.view(kind, size)
 	return err
@@ -197,7 +202,7 @@ func (in *instance) accept(f *export, kind int, size uint32) error {
 // offer asks for room that the guest may do without.
 func (in *instance) offer(kind int, size uint32) error {
 	f := in.export(abi.ExportBuffer)
-	if err := in.call(&f, uint64(kind), uint64(size), 0); err != nil {
+	if err := in.call(&f, uint64(kind), uint64(size), setup); err != nil {
 		return err
 	}
 	if in.stack[0] == 0 {
@@ -236,7 +241,7 @@ func (in *instance) namespace(id uint32, text string) error {
 		return err
 	}
 	copy(b, text)
-	_, err = in.status(&in.names, uint64(id), uint64(size), 0)
+	_, err = in.status(&in.names, uint64(id), uint64(size), setup)
 	return err
 }
 

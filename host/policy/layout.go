@@ -98,9 +98,9 @@ func (l *Layout) segments(h abi.LayoutHeader, planes []abi.Plane, nsText string)
 		if n, ok := l.guest.(guest.Namespacer); ok && tell {
 			n.Namespace(h.Namespace, nsText)
 		}
-		start := nanotime()
+		start := l.meter.begin(len(planes))
 		segments := l.guest.Layout(h, planes, nil)
-		l.meter.add(start, len(planes))
+		l.meter.done(start)
 		return segments, nil
 	}
 	if tell {

@@ -62,7 +62,7 @@ func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	p := &Place{m: m, settings: s, most: max(2, runtime.GOMAXPROCS(0))}
+	p := &Place{m: m, settings: s, most: max(2, runtime.GOMAXPROCS(0)), meter: meter{busy: true}}
 	p.cond.L = &p.mu
 	first, err := p.grow(ctx)
 	if err != nil {

@@ -38,9 +38,9 @@ func (p *nativePlacer) catchUp(known []namespace, roots []abi.RootFacts, _ uint6
 }
 
 func (p *nativePlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool, error) {
-	start := nanotime()
+	start := p.meter.begin(1)
 	out, root := p.guest.Place(q, p.roots, dst)
-	p.meter.add(start, 1)
+	p.meter.done(start)
 	if root != abi.None && uint64(root) >= uint64(len(p.roots)) {
 		return dst, root, false, p.fault(abi.ExportPlace, fmt.Sprintf("chose root %d of %d", root, len(p.roots)))
 	}
@@ -48,9 +48,9 @@ func (p *nativePlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool
 }
 
 func (p *nativePlacer) identity(path []byte) (abi.PathIdentity, bool, error) {
-	start := nanotime()
+	start := p.meter.begin(1)
 	id := p.guest.Unplace(path)
-	p.meter.add(start, 1)
+	p.meter.done(start)
 	return id, true, nil
 }
 

@@ -14,27 +14,53 @@ type Stats struct {
 	Digest  string
 	Calls   uint64        // crossings into the guest
 	Records uint64        // events, candidates, queries or planes handed over
-	Time    time.Duration // spent in the guest
+	Time    time.Duration // spent in the guest; short calls are sampled
 	Faults  uint64
 }
 
 // meter is the running form of Stats; it may be read while the role works.
 type meter struct {
+	busy    bool // set once: short calls are sampled
 	calls   atomic.Uint64
 	records atomic.Uint64
 	nanos   atomic.Int64
 	faults  atomic.Uint64
 }
 
+// Reading the clock twice costs more than a short call does, so of the calls of a busy role that carry fewer than
+// fewRecords records only one in sampled is timed, and counts for all of them.
+const (
+	fewRecords = 32
+	sampled    = 16
+	setup      = -1 // "records" of a call that prepares an instance: always timed
+)
+
 var epoch = time.Now()
 
 // nanotime is the monotonic clock; cheaper than time.Now, which reads two clocks.
 func nanotime() int64 { return int64(time.Since(epoch)) }
 
-func (t *meter) add(start int64, records int) {
-	t.calls.Add(1)
-	t.records.Add(uint64(records))
-	t.nanos.Add(nanotime() - start)
+// timing is a call under way; weight 0 means that it is not timed.
+type timing struct{ start, weight int64 }
+
+func (t *meter) begin(records int) timing {
+	calls := t.calls.Add(1)
+	if records > 0 {
+		t.records.Add(uint64(records))
+	}
+	if !t.busy || records == setup || records >= fewRecords {
+		return timing{nanotime(), 1}
+	}
+	if calls%sampled == 0 {
+		return timing{nanotime(), sampled}
+	}
+	return timing{}
+}
+
+func (t *meter) done(c timing) {
+	if c.weight > 0 {
+		t.nanos.Add((nanotime() - c.start) * c.weight)
+	}
 }
 
 func (t *meter) stats(m *Module, role abi.Role) Stats {
