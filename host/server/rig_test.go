@@ -320,4 +320,3 @@ func mappings(t testing.TB) (n int) {
 	}
 	return strings.Count(string(b), "kvhost-arena")
 }
-
