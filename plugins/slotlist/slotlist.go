@@ -41,43 +41,59 @@ func New(maxSlots uint32) List {
 	return l
 }
 
-// Apply follows a batch of events; touches move their slot to the front when touch is set. The path of a touch is
-// written out in the loop and free of slice and nil checks: in a Go guest each call and each branch costs more than the
-// work itself. Links never leave the array, because only the slots of events come from outside, and those are compared
-// with the root's.
+// Apply follows a batch of events; touches move their slot to the front when touch is set. The common case of each
+// common op is written out in the loop, free of calls and of slice and nil checks: in a Go guest each of those is a
+// branch that costs more than the work itself. Links never leave the array, because only the slots of events come from
+// outside, and those are compared with the root's.
 func (l *List) Apply(batch []abi.Event, touch bool) {
 	nodes := (*[1 << 32]node)(unsafe.Pointer(unsafe.SliceData(l.nodes)))
 	last := l.root
-	if !touch {
-		last = 0 // no slot takes the short way, and apply ignores touches
-	}
 	for i := range batch {
 		ev := &batch[i]
 		slot := ev.Slot
-		if ev.Op != abi.OpTouch || slot >= last {
-			l.apply(ev)
+		if slot >= last {
 			continue
 		}
 		n := &nodes[slot]
-		if n.state&(resident|passed) != resident {
-			l.Touch(slot)
+		if ev.Op == abi.OpTouch && n.state&(resident|passed) == resident {
+			if !touch {
+				continue
+			}
+			newer, older := n.newer, n.older
+			nodes[newer].older = older
+			nodes[older].newer = newer
+			newest := nodes[last].older
+			nodes[newest].newer = slot
+			n.older = newest
+			n.newer = last
+			nodes[last].older = slot
 			continue
 		}
-		newer, older := n.newer, n.older
-		nodes[newer].older = older
-		nodes[older].newer = newer
-		newest := nodes[last].older
-		nodes[newest].newer = slot
-		n.older = newest
-		n.newer = last
-		nodes[last].older = slot
+		if ev.Op == abi.OpInsert && n.state == 0 {
+			newest := nodes[last].older
+			nodes[newest].newer = slot
+			nodes[last].older = slot
+			*n = node{newer: last, older: newest, state: resident | min(ev.Size, sizeMask), tenant: ev.Tenant}
+			continue
+		}
+		if ev.Op == abi.OpRemove && n.state&(resident|passed) == resident {
+			nodes[n.newer].older = n.older
+			nodes[n.older].newer = n.newer
+			n.state = 0
+			continue
+		}
+		l.apply(ev, touch)
 	}
 }
 
-func (l *List) apply(ev *abi.Event) {
+func (l *List) apply(ev *abi.Event, touch bool) {
 	switch ev.Op {
 	case abi.OpInsert, abi.OpResident:
 		l.PushFront(ev.Slot, ev.Size, ev.Tenant)
+	case abi.OpTouch:
+		if touch {
+			l.Touch(ev.Slot)
+		}
 	case abi.OpRemove:
 		l.Remove(ev.Slot)
 	case abi.OpPin:

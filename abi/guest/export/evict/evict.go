@@ -3,6 +3,8 @@
 package evict
 
 import (
+	"unsafe"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/abi/guest/export"
@@ -21,7 +23,12 @@ func Export[T guest.Evictor](make func(guest.Info) (T, error)) {
 
 //go:wasmexport kv_events
 func kvEvents(n, stride uint32) int32 {
-	batch, ok := export.Records[abi.Event](export.Buffer(abi.BufferEvents), n, stride)
+	b := export.Buffer(abi.BufferEvents)
+	if stride == abi.EventSize && n-1 < uint32(len(b))/abi.EventSize && policy != nil {
+		policy.Events(unsafe.Slice((*abi.Event)(unsafe.Pointer(unsafe.SliceData(b))), n)) // the common case, by itself
+		return int32(abi.StatusOK)
+	}
+	batch, ok := export.Records[abi.Event](b, n, stride)
 	if !ok || policy == nil {
 		return int32(abi.StatusBadInput)
 	}
@@ -31,8 +38,8 @@ func kvEvents(n, stride uint32) int32 {
 
 //go:wasmexport kv_step
 func kvStep(n, stride uint32) uint64 {
-	ask, ok := export.Records[abi.Ask](export.Buffer(abi.BufferArgs), 1, abi.AskSize)
-	if !ok || policy == nil {
+	args, result := export.Buffer(abi.BufferArgs), export.Buffer(abi.BufferResult)
+	if len(args) < abi.AskSize || policy == nil {
 		return abi.Pack(abi.StatusBadInput, 0)
 	}
 	if n > 0 {
@@ -40,9 +47,7 @@ func kvStep(n, stride uint32) uint64 {
 			return abi.Pack(abi.Status(s), 0)
 		}
 	}
-	dst := export.Result[uint32]()
-	if uint64(ask[0].MaxVictims) < uint64(len(dst)) {
-		dst = dst[:ask[0].MaxVictims]
-	}
-	return abi.Pack(abi.StatusOK, uint32(policy.Victims(ask[0], dst)))
+	ask := *(*abi.Ask)(unsafe.Pointer(unsafe.SliceData(args)))
+	dst := unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(result))), min(uint32(len(result))/4, ask.MaxVictims))
+	return abi.Pack(abi.StatusOK, uint32(policy.Victims(ask, dst)))
 }
