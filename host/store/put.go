@@ -40,7 +40,7 @@ type Put struct {
 	ranks  uint64
 	tenant uint32
 	stamp  int64
-	detour bool
+	detour bool // target is the built-in name
 	target string
 
 	mu   sync.Mutex
@@ -143,7 +143,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		}
 		f.ranks |= 1 << p.rank
 		r.flights[slot] = f
-		p.root, p.mark.slot, p.detour, p.stamp = r, slot, e.is(stDetour), r.store.stamp()
+		p.root, p.mark.slot, p.stamp = r, slot, r.store.stamp()
 		r.pin(slot, p.mark.print, 0)
 		return true, nil
 	}

@@ -135,7 +135,7 @@ func (f *fixture) put(n uint64, rank uint32) error { return f.putUnder(n, n-1, r
 
 func (f *fixture) request(n, parent uint64, rank uint32) PutRequest {
 	q := PutRequest{Space: f.space, Key: testKey(n), Depth: uint32(n), Rank: rank, Request: 1}
-	if n != 0 {
+	if n != 0 && n != parent {
 		q.Parent = testKey(parent)
 	}
 	return q
