@@ -46,7 +46,11 @@ func (p *Policy) Events(batch []abi.Event) {
 		ev := &batch[i]
 		switch ev.Op {
 		case abi.OpTouch:
-			if p.t.Resident(ev.Slot) {
+			switch {
+			case !p.t.Resident(ev.Slot):
+			case p.t.In(ev.Slot) == t2:
+				p.t.Renew(ev.Slot)
+			default:
 				p.t.MoveFront(t2, ev.Slot)
 			}
 		case abi.OpInsert, abi.OpResident:

@@ -59,7 +59,7 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 				if before == slots.None {
 					before = at // the last one of a round comes straight up again
 				}
-				p.t.MoveFront(queue, at)
+				p.t.Renew(at)
 			} else {
 				a.Name(at)
 			}

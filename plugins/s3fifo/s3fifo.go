@@ -151,7 +151,7 @@ func (p *Policy) fromMain(a *slots.Naming, at uint32) uint32 {
 			if before == slots.None {
 				before = at // the last one of a round comes straight up again
 			}
-			p.t.MoveFront(main, at)
+			p.t.Renew(at)
 		} else {
 			a.Name(at)
 		}

@@ -1,119 +1,138 @@
 package slots
 
+import "unsafe"
+
 // Rank orders a heap: the lowest priority first, among equals the one that got it first.
 type Rank struct{ Priority, Order uint64 }
 
-func (a Rank) less(b Rank) bool {
+func (a *Rank) less(b *Rank) bool {
 	return a.Priority < b.Priority || a.Priority == b.Priority && a.Order < b.Order
 }
 
-// Heap is a binary heap of slots by rank.
+type item struct {
+	Rank
+	slot uint32
+}
+
+// Heap is a binary heap of slots by rank. Slots are not checked: they are those of a table of the same size.
 //
 // [Heap.Pass] takes the first slot out of sight without forgetting it, so that a question for victims can look at one
 // after the other; [Heap.Restore] brings all of them back.
 type Heap struct {
-	ranks []Rank   // by slot
-	place []uint32 // by slot, in order; None when absent
-	order []uint32 // slots; the heap, then those passed
-	n     int      // of the heap
+	items unsafe.Pointer // *item: the heap, then those passed
+	place unsafe.Pointer // *uint32: by slot, where its item is; None when absent
+	n     uint32         // of the heap
+	all   uint32         // with those passed
 }
 
 // NewHeap makes room for slots below maxSlots.
 func NewHeap(maxSlots uint32) *Heap {
-	h := &Heap{ranks: make([]Rank, maxSlots), place: make([]uint32, maxSlots), order: make([]uint32, 0, maxSlots)}
-	for i := range h.place {
-		h.place[i] = None
+	place := make([]uint32, maxSlots)
+	for i := range place {
+		place[i] = None
 	}
-	return h
+	return &Heap{
+		items: unsafe.Pointer(unsafe.SliceData(make([]item, maxSlots))),
+		place: unsafe.Pointer(unsafe.SliceData(place)),
+	}
 }
 
-// Rank is the rank of a slot in the heap.
-func (h *Heap) Rank(slot uint32) Rank { return h.ranks[slot] }
+func (h *Heap) at(i uint32) *item {
+	return (*item)(unsafe.Add(h.items, uintptr(i)*unsafe.Sizeof(item{})))
+}
+
+func (h *Heap) of(slot uint32) *uint32 { return (*uint32)(unsafe.Add(h.place, uintptr(slot)*4)) }
+
+// put stores an item and notes where.
+func (h *Heap) put(i uint32, it *item) {
+	*h.at(i) = *it
+	*h.of(it.slot) = i
+}
+
+// Rank is the rank of a slot that is in the heap.
+func (h *Heap) Rank(slot uint32) Rank { return h.at(*h.of(slot)).Rank }
 
 // First is the slot with the lowest rank, or None.
 func (h *Heap) First() uint32 {
 	if h.n == 0 {
 		return None
 	}
-	return h.order[0]
+	return h.at(0).slot
 }
 
 // Set adds a slot or gives it another rank. Nothing may be passed at the time.
 func (h *Heap) Set(slot uint32, r Rank) {
-	h.ranks[slot] = r
-	if h.place[slot] == None {
-		h.order = append(h.order, slot)
-		h.place[slot] = uint32(h.n)
+	i := *h.of(slot)
+	if i == None {
+		i = h.n
 		h.n++
-		h.up(h.n - 1)
-		return
+		h.all = h.n
 	}
-	at := int(h.place[slot])
-	h.up(at)
-	h.down(int(h.place[slot]))
+	h.settle(i, item{r, slot})
 }
 
 // Delete takes a slot out. Nothing may be passed at the time.
 func (h *Heap) Delete(slot uint32) {
-	at := h.place[slot]
-	if at == None {
+	i := *h.of(slot)
+	if i == None {
 		return
 	}
+	*h.of(slot) = None
 	h.n--
-	h.swap(int(at), h.n)
-	h.order = h.order[:h.n]
-	h.place[slot] = None
-	if int(at) < h.n {
-		moved := h.order[at]
-		h.up(int(at))
-		h.down(int(h.place[moved]))
+	h.all = h.n
+	if i < h.n {
+		h.settle(i, *h.at(h.n))
 	}
 }
 
 // Pass hides the first slot.
 func (h *Heap) Pass() {
+	first := *h.at(0)
 	h.n--
-	h.swap(0, h.n)
-	h.down(0)
+	if last := *h.at(h.n); h.n > 0 {
+		h.settle(0, last)
+	}
+	h.put(h.n, &first)
 }
 
 // Restore brings back what was passed.
 func (h *Heap) Restore() {
-	for h.n < len(h.order) {
+	for h.n < h.all {
 		h.n++
-		h.up(h.n - 1)
+		h.settle(h.n-1, *h.at(h.n - 1))
 	}
 }
 
-func (h *Heap) swap(a, b int) {
-	x, y := h.order[a], h.order[b]
-	h.order[a], h.order[b] = y, x
-	h.place[x], h.place[y] = uint32(b), uint32(a)
-}
-
-func (h *Heap) up(i int) {
+// settle finds the place of an item when place i is free for it: up, or else down.
+func (h *Heap) settle(i uint32, it item) {
+	start := i
 	for i > 0 {
-		parent := (i - 1) / 2
-		if !h.ranks[h.order[i]].less(h.ranks[h.order[parent]]) {
-			return
+		parent := h.at((i - 1) / 2)
+		if !it.less(&parent.Rank) {
+			break
 		}
-		h.swap(i, parent)
-		i = parent
+		h.put(i, parent)
+		i = (i - 1) / 2
 	}
-}
-
-func (h *Heap) down(i int) {
-	for {
-		least := i
-		for c := 2*i + 1; c <= 2*i+2 && c < h.n; c++ {
-			if h.ranks[h.order[c]].less(h.ranks[h.order[least]]) {
-				least = c
+	if i == start {
+		for {
+			child := 2*i + 1
+			if child >= h.n {
+				break
 			}
+			c := h.at(child)
+			if child+1 < h.n {
+				if other := h.at(child + 1); other.less(&c.Rank) {
+					c = other
+					child++
+				}
+			}
+			if !c.less(&it.Rank) {
+				break
+			}
+			h.put(i, c)
+			i = child
 		}
-		if least == i {
-			return
-		}
-		h.swap(i, least)
-		i = least
 	}
+	h.put(i, &it)
 }

@@ -38,22 +38,25 @@ func (a *Naming) More() bool { return a.got < a.want && a.n < len(a.dst) }
 
 // May says whether a resident entry can be named: it is not pinned, not named yet, and of the tenant asked for.
 func (a *Naming) May(slot uint32) bool {
-	e := &a.t.entries[slot]
+	e := a.t.At(slot)
 	return e.pins == 0 && e.named != a.t.asks && (a.tenant == abi.None || e.Tenant == a.tenant)
 }
 
 // Name adds a victim.
 func (a *Naming) Name(slot uint32) {
-	e := &a.t.entries[slot]
+	e := a.t.At(slot)
 	e.named = a.t.asks
-	a.t.sums[e.list].named += uint64(e.Size)
+	a.t.sums[e.list%maxLists].named += uint64(e.Size)
 	a.got += uint64(e.Size)
 	a.dst[a.n] = slot
 	a.n++
 }
 
 // Left is a list's units without those named.
-func (a *Naming) Left(l List) uint64 { return a.t.sums[l].units - a.t.sums[l].named }
+func (a *Naming) Left(l List) uint64 {
+	s := &a.t.sums[l%maxLists]
+	return s.units - s.named
+}
 
 // Want is how many units are still to be freed.
 func (a *Naming) Want() uint64 { return a.want - min(a.want, a.got) }
@@ -74,4 +77,4 @@ func (a *Naming) NameFrom(i uint32) uint32 {
 
 // Evicted says whether a slot that is being removed was named: whether it goes because the policy chose it, and not
 // because the host dropped it for a reason of its own.
-func (t *Table) Evicted(slot uint32) bool { return t.entries[slot].named != 0 }
+func (t *Table) Evicted(slot uint32) bool { return t.At(slot).named != 0 }

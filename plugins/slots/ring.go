@@ -1,49 +1,53 @@
 package slots
 
+import "unsafe"
+
 // links are one node's neighbours in the circular list that it is part of.
 type links struct{ prev, next uint32 }
 
 // Ring threads any number of circular lists through one array of nodes. A list is known by a node that stands for both
-// of its ends: next of it is the front, prev of it is the back. A node is part of one list at a time.
-type Ring []links
+// of its ends: next of it is the front, prev of it is the back. A node is part of one list at a time. Node numbers are
+// not checked: see node.
+type Ring struct{ base unsafe.Pointer }
 
 // NewRing makes n nodes, each a list of itself.
 func NewRing(n uint32) Ring {
-	r := make(Ring, n)
-	for i := range r {
-		r[i] = links{uint32(i), uint32(i)}
+	nodes := make([]links, n)
+	for i := range nodes {
+		nodes[i] = links{uint32(i), uint32(i)}
 	}
-	return r
+	return Ring{unsafe.Pointer(unsafe.SliceData(nodes))}
 }
 
-// Next is the node towards the back.
-func (r Ring) Next(i uint32) uint32 { return r[i].next }
+func (r Ring) at(i uint32) *links {
+	return (*links)(unsafe.Add(r.base, uintptr(i)*unsafe.Sizeof(links{})))
+}
 
 // Prev is the node towards the front.
-func (r Ring) Prev(i uint32) uint32 { return r[i].prev }
+func (r Ring) Prev(i uint32) uint32 { return r.at(i).prev }
 
 // InsertAfter links a lone node behind at.
 func (r Ring) InsertAfter(at, i uint32) {
-	next := r[at].next
-	r[i] = links{at, next}
-	r[at].next = i
-	r[next].prev = i
+	next := r.at(at).next
+	*r.at(i) = links{at, next}
+	r.at(at).next = i
+	r.at(next).prev = i
 }
 
 // Remove unlinks a node and leaves it alone.
 func (r Ring) Remove(i uint32) {
-	l := r[i]
-	r[l.prev].next = l.next
-	r[l.next].prev = l.prev
-	r[i] = links{i, i}
+	l := *r.at(i)
+	r.at(l.prev).next = l.next
+	r.at(l.next).prev = l.prev
+	*r.at(i) = links{i, i}
 }
 
 // Replace puts a lone node where another is and leaves that one alone.
 func (r Ring) Replace(old, new uint32) {
-	at := r[old].prev
+	at := r.at(old).prev
 	r.Remove(old)
 	r.InsertAfter(at, new)
 }
 
 // Alone says whether the node is in no list (or is an empty list's end).
-func (r Ring) Alone(i uint32) bool { return r[i].next == i }
+func (r Ring) Alone(i uint32) bool { return r.at(i).next == i }

@@ -47,7 +47,7 @@ func TestListsKeepOrderAndUnits(t *testing.T) {
 	if got := order(tab, listA); !slices.Equal(got, []uint32{3, 1}) {
 		t.Errorf("list a is %v", got)
 	}
-	if got := order(tab, listB); !slices.Equal(got, []uint32{2}) || tab.Front(listB) != 2 {
+	if got := order(tab, listB); !slices.Equal(got, []uint32{2}) {
 		t.Errorf("list b is %v", got)
 	}
 	if tab.Units(listA) != 6 || tab.Len(listA) != 2 || tab.Units(listB) != 3 {
@@ -159,6 +159,9 @@ func TestGhostsAgainstAMap(t *testing.T) {
 			tab.DropGhost(node)
 			delete(want, key)
 		case len(want) < room || ok:
+			if ok {
+				tab.DropGhost(node)
+			}
 			node := tab.NewGhost(key, 3)
 			if !tab.IsGhost(node) {
 				t.Fatalf("node %d is a slot", node)
@@ -168,7 +171,7 @@ func TestGhostsAgainstAMap(t *testing.T) {
 		case tab.NewGhost(key, 3) != None:
 			t.Fatal("a ghost found room where there is none")
 		}
-		if tab.GhostsFree() != room-len(want) || int(tab.Len(listB)) != len(want) || tab.Units(listB) != 3*uint64(len(want)) {
+		if int(tab.GhostsFree()) != room-len(want) || int(tab.Len(listB)) != len(want) || tab.Units(listB) != 3*uint64(len(want)) {
 			t.Fatalf("%d free, %d in the list, want %d ghosts", tab.GhostsFree(), tab.Len(listB), len(want))
 		}
 	}
@@ -225,7 +228,7 @@ func TestHeapAgainstSorting(t *testing.T) {
 			want = append(want, s)
 		}
 		slices.SortFunc(want, func(a, b uint32) int {
-			if ranks[a].less(ranks[b]) {
+			if ra, rb := ranks[a], ranks[b]; ra.less(&rb) {
 				return -1
 			}
 			return 1

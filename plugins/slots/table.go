@@ -2,6 +2,7 @@ package slots
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
 )
@@ -17,11 +18,19 @@ type Entry struct {
 	Mark   uint8 // the policy's own: a visited bit, a small counter
 }
 
+type node struct {
+	Entry
+	links
+}
+
 // List names one of a table's lists. List 0 is no list.
 type List uint8
 
 // None is the absent node.
 const None = abi.None
+
+// maxLists is how many lists a table can have, list 0 included.
+const maxLists = 8
 
 type sum struct {
 	len   uint32
@@ -30,13 +39,17 @@ type sum struct {
 }
 
 // Table is the entries of every slot and ghost, and the lists they are in.
+//
+// Nodes are reached without the checks of a slice: in a Go guest each check is a possible call, and each call a branch
+// table, which costs more than the work. That is sound because node numbers never come from outside: links are the
+// table's own, and a slot in an event is compared with the number of slots by [Table.Resident] or [Table.Insert] before
+// anything else is done with it.
 type Table struct {
-	ring    Ring
-	entries []Entry
-	sums    []sum // by list
-	slots   uint32
-	ends    uint32 // node of list 0's ends; list l's are l further
-	asks    uint32
+	base  unsafe.Pointer // *node, of all slots, ghosts and lists' ends
+	slots uint32
+	ends  uint32 // node of list 0's ends; list l's are l further
+	asks  uint32
+	sums  [maxLists]sum
 	ghosts
 }
 
@@ -51,14 +64,14 @@ func NewTable(maxSlots, maxGhosts uint32, lists List) (*Table, error) {
 	if uint64(maxSlots)+uint64(maxGhosts) > maxNodes {
 		return nil, fmt.Errorf("slots: %d slots and %d ghosts are too many", maxSlots, maxGhosts)
 	}
-	nodes := maxSlots + maxGhosts
-	t := &Table{
-		ring:    NewRing(nodes + uint32(lists) + 1),
-		entries: make([]Entry, nodes),
-		sums:    make([]sum, lists+1),
-		slots:   maxSlots,
-		ends:    nodes,
+	if lists >= maxLists {
+		return nil, fmt.Errorf("slots: %d lists are too many", lists)
 	}
+	nodes := make([]node, maxSlots+maxGhosts+uint32(lists)+1)
+	for i := range nodes {
+		nodes[i].links = links{uint32(i), uint32(i)}
+	}
+	t := &Table{base: unsafe.Pointer(unsafe.SliceData(nodes)), slots: maxSlots, ends: maxSlots + maxGhosts}
 	t.ghosts.init(maxSlots, maxGhosts)
 	return t, nil
 }
@@ -69,14 +82,18 @@ func Ghosts(maxSlots uint32, percent uint32) uint32 {
 	return uint32(uint64(maxSlots)*uint64(percent)/100) + 1
 }
 
-// At is the entry of a node.
-func (t *Table) At(i uint32) *Entry { return &t.entries[i] }
+func (t *Table) node(i uint32) *node {
+	return (*node)(unsafe.Add(t.base, uintptr(i)*unsafe.Sizeof(node{})))
+}
+
+// At is the entry of a slot that is the table's, or of a ghost.
+func (t *Table) At(i uint32) *Entry { return &t.node(i).Entry }
 
 // Resident says whether the slot is one of the table's and holds an entry.
-func (t *Table) Resident(slot uint32) bool { return slot < t.slots && t.entries[slot].list != 0 }
+func (t *Table) Resident(slot uint32) bool { return slot < t.slots && t.node(slot).list != 0 }
 
 // In is the list that a node is in.
-func (t *Table) In(i uint32) List { return List(t.entries[i].list) }
+func (t *Table) In(i uint32) List { return List(t.node(i).list) }
 
 // Insert notes a new entry at the front of a list. It says false when the event names no slot of the table. A slot
 // that still held an entry forgets it first.
@@ -84,10 +101,11 @@ func (t *Table) Insert(ev *abi.Event, l List) bool {
 	if ev.Slot >= t.slots {
 		return false
 	}
-	if t.entries[ev.Slot].list != 0 {
+	n := t.node(ev.Slot)
+	if n.list != 0 {
 		t.Remove(ev.Slot)
 	}
-	t.entries[ev.Slot] = Entry{Key: ev.Key, Size: ev.Size, Tenant: ev.Tenant}
+	n.Entry = Entry{Key: ev.Key, Size: ev.Size, Tenant: ev.Tenant}
 	t.PushFront(l, ev.Slot)
 	return true
 }
@@ -97,7 +115,7 @@ func (t *Table) Pin(ev *abi.Event) {
 	if !t.Resident(ev.Slot) {
 		return
 	}
-	e := &t.entries[ev.Slot]
+	e := t.At(ev.Slot)
 	switch {
 	case ev.Op == abi.OpPin && e.pins < 1<<16-1:
 		e.pins++
@@ -108,63 +126,62 @@ func (t *Table) Pin(ev *abi.Event) {
 
 // PushFront links a node that is in no list.
 func (t *Table) PushFront(l List, i uint32) {
-	t.ring.InsertAfter(t.ends+uint32(l), i)
-	t.enter(l, i)
-}
-
-// PushBack links a node that is in no list.
-func (t *Table) PushBack(l List, i uint32) {
-	t.ring.InsertAfter(t.ring.Prev(t.ends+uint32(l)), i)
-	t.enter(l, i)
-}
-
-func (t *Table) enter(l List, i uint32) {
-	e := &t.entries[i]
-	e.list = uint8(l)
-	s := &t.sums[l]
+	n := t.node(i)
+	n.list = uint8(l)
+	s := &t.sums[l%maxLists]
 	s.len++
-	s.units += uint64(e.Size)
+	s.units += uint64(n.Size)
+	t.link(n, i)
+}
+
+// link puts a lone node to the front of the list that it says it is in.
+func (t *Table) link(n *node, i uint32) {
+	end := t.ends + uint32(n.list)
+	e := t.node(end)
+	front := e.next
+	n.prev, n.next = end, front
+	e.next = i
+	t.node(front).prev = i
 }
 
 // Remove takes a node out of its list; a slot is then not resident.
 func (t *Table) Remove(i uint32) {
-	e := &t.entries[i]
-	s := &t.sums[e.list]
+	n := t.node(i)
+	s := &t.sums[n.list%maxLists]
 	s.len--
-	s.units -= uint64(e.Size)
-	e.list = 0
-	t.ring.Remove(i)
+	s.units -= uint64(n.Size)
+	n.list = 0
+	t.node(n.prev).next = n.next
+	t.node(n.next).prev = n.prev
 }
 
-// MoveFront takes a node from where it is to the front of a list.
+// Renew takes a node to the front of the list that it is in.
+func (t *Table) Renew(i uint32) {
+	n := t.node(i)
+	t.node(n.prev).next = n.next
+	t.node(n.next).prev = n.prev
+	t.link(n, i)
+}
+
+// MoveFront takes a node from the list that it is in to the front of another.
 func (t *Table) MoveFront(l List, i uint32) {
-	if e := &t.entries[i]; e.list == uint8(l) {
-		t.ring.Remove(i)
-		t.ring.InsertAfter(t.ends+uint32(l), i)
-		return
-	}
 	t.Remove(i)
 	t.PushFront(l, i)
 }
 
 // Back is the last node of a list, or None.
-func (t *Table) Back(l List) uint32 { return t.node(t.ring.Prev(t.ends + uint32(l))) }
-
-// Front is the first node of a list, or None.
-func (t *Table) Front(l List) uint32 { return t.node(t.ring.Next(t.ends + uint32(l))) }
+func (t *Table) Back(l List) uint32 { return t.Before(t.ends + uint32(l)) }
 
 // Before is the node before i, towards the front, or None.
-func (t *Table) Before(i uint32) uint32 { return t.node(t.ring.Prev(i)) }
-
-func (t *Table) node(i uint32) uint32 {
-	if i >= t.ends {
-		return None
+func (t *Table) Before(i uint32) uint32 {
+	if i = t.node(i).prev; i < t.ends {
+		return i
 	}
-	return i
+	return None
 }
 
 // Len is how many nodes a list has.
-func (t *Table) Len(l List) uint32 { return t.sums[l].len }
+func (t *Table) Len(l List) uint32 { return t.sums[l%maxLists].len }
 
 // Units is the sum of their sizes.
-func (t *Table) Units(l List) uint64 { return t.sums[l].units }
+func (t *Table) Units(l List) uint64 { return t.sums[l%maxLists].units }

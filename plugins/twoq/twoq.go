@@ -75,7 +75,7 @@ func (p *Policy) Events(batch []abi.Event) {
 		switch ev.Op {
 		case abi.OpTouch:
 			if p.t.Resident(ev.Slot) && p.t.In(ev.Slot) == main {
-				p.t.MoveFront(main, ev.Slot)
+				p.t.Renew(ev.Slot)
 			}
 		case abi.OpInsert, abi.OpResident:
 			p.insert(ev)

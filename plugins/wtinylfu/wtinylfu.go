@@ -127,14 +127,14 @@ func (p *Policy) touch(slot uint32) {
 	p.used(p.t.At(slot).Key, &p.climber.hits)
 	switch p.t.In(slot) {
 	case window:
-		p.t.MoveFront(window, slot)
+		p.t.Renew(slot)
 	case probation:
 		p.t.MoveFront(protected, slot)
 		for p.t.Units(protected) > p.protTo {
 			p.t.MoveFront(probation, p.t.Back(protected))
 		}
 	case protected:
-		p.t.MoveFront(protected, slot)
+		p.t.Renew(slot)
 	}
 }
 
