@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // Config is what a host is made from.
@@ -63,7 +64,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	h.server = server.New(server.Config{
 		Store: h.store, Engine: h.engine, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status,
 		Limits: server.Limits{
-			KeysPerLookup: s.MaxKeys, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions, ArenaBytes: s.MaxMemory,
+			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions, ArenaBytes: s.MaxMemory,
 		},
 	})
 	if h.cfg.HTTP.Listen != "" {
@@ -77,6 +78,9 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 func (h *Host) storeConfig() store.Config {
 	s := h.cfg.Store
 	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.store, Log: h.log, Seed: uint64(s.Seed)}
+	if !h.cfg.Engine.DirectIO {
+		out.FS = staging.Buffered(staging.OS())
+	}
 	if s.Evict == config.EvictBackground {
 		out.EvictMode = store.Background
 	}

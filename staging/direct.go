@@ -66,6 +66,8 @@ func checkTransfer(op, path string, p []byte, off int64, direct bool) error {
 
 // modes remembers, per device, whether direct I/O works there.
 type modes struct {
+	never bool // no device is to be asked
+
 	mu   sync.RWMutex
 	took map[uint64]bool
 }
@@ -74,6 +76,9 @@ type modes struct {
 var osModes modes
 
 func (m *modes) get(dev uint64) (took, known bool) {
+	if m.never {
+		return false, true
+	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	took, known = m.took[dev]
@@ -91,6 +96,16 @@ func (m *modes) set(dev uint64, took bool) {
 
 // directFS is an FS that keeps its own memory of what devices take; others share the operating system's.
 type directFS interface{ directModes() *modes }
+
+// Buffered is fsys with OpenDirect opening through the page cache everywhere.
+func Buffered(fsys FS) FS { return bufferedFS{FS: fsys, known: &modes{never: true}} }
+
+type bufferedFS struct {
+	FS
+	known *modes
+}
+
+func (b bufferedFS) directModes() *modes { return b.known }
 
 // directSetter is a File whose O_DIRECT can be switched while it is open.
 type directSetter interface{ setDirect(on bool) error }

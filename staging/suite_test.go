@@ -37,3 +37,17 @@ func TestFaultyRefusesDirect(t *testing.T) {
 		t.Fatalf("asked for direct I/O %d times, want once: the answer is remembered", n)
 	}
 }
+
+func TestBufferedNeverGoesDirect(t *testing.T) {
+	f := staging.Faulty(staging.OS())
+	fsys := staging.Buffered(f)
+	stagingtest.Run(t, fsys, t.TempDir())
+	file, err := staging.OpenDirect(fsys, t.TempDir()+"/plain", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if file.Direct() {
+		t.Error("opened past the page cache")
+	}
+}
