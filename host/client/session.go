@@ -71,6 +71,7 @@ const (
 	maxMessage   = 64 << 20
 	streamWindow = 1 << 20
 	connWindow   = 4 << 20
+	ioBuffer     = 128 << 10 // a lookup of some thousand keys in one system call
 )
 
 // Dial opens a session. The context bounds the dialling only.
@@ -87,6 +88,7 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", h.Socket)
 		}),
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
+		grpc.WithReadBufferSize(ioBuffer), grpc.WithWriteBufferSize(ioBuffer),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithIdleTimeout(0),
 	)

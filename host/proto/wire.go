@@ -3,6 +3,7 @@ package proto
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/kvhost/kvhost/host/chunk"
 )
@@ -35,6 +36,13 @@ func ParseDescriptor(b []byte) (nonce [NonceBytes]byte, tag uint64, err error) {
 
 // AppendKeys packs keys at keyBytes each.
 func AppendKeys(dst []byte, keys []chunk.Key, keyBytes int) []byte {
+	dst = slices.Grow(dst, keyBytes*len(keys))
+	if keyBytes == chunk.KeyBytes { // of a known length a copy is two moves
+		for i := range keys {
+			dst = append(dst, keys[i][:]...)
+		}
+		return dst
+	}
 	for i := range keys {
 		dst = append(dst, keys[i][:keyBytes]...)
 	}
@@ -46,14 +54,19 @@ func ParseKeys(dst []chunk.Key, packed []byte, keyBytes int) ([]chunk.Key, error
 	if len(packed)%keyBytes != 0 {
 		return dst, fmt.Errorf("%w: %d bytes are not a whole number of keys of %d", ErrMessage, len(packed), keyBytes)
 	}
-	for i := 0; len(packed) > 0; i++ {
-		var k chunk.Key
-		copy(k[:], packed[:keyBytes])
-		if k == chunk.Root {
-			return dst, fmt.Errorf("%w: key %d is all zero", ErrMessage, i)
+	at, n := len(dst), len(packed)/keyBytes
+	dst = slices.Grow(dst, n)[:at+n]
+	keys := dst[at:]
+	for i := range keys {
+		if keyBytes == chunk.KeyBytes {
+			keys[i] = chunk.Key(packed[i*chunk.KeyBytes:])
+		} else {
+			keys[i] = chunk.Key{}
+			copy(keys[i][:], packed[i*keyBytes:(i+1)*keyBytes])
 		}
-		dst = append(dst, k)
-		packed = packed[keyBytes:]
+		if keys[i] == chunk.Root {
+			return dst[:at], fmt.Errorf("%w: key %d is all zero", ErrMessage, i)
+		}
 	}
 	return dst, nil
 }

@@ -109,14 +109,12 @@ func receive(c *net.UnixConn) (files []*os.File, body []byte, err error) {
 		n, oobn, flags, _, err := c.ReadMsgUnix(body[got:], oob)
 		files = append(files, parseRights(oob[:oobn])...)
 		switch {
+		case errors.Is(err, io.EOF) && got > 0:
+			return files, nil, io.ErrUnexpectedEOF
 		case err != nil:
 			return files, nil, err
 		case flags&unix.MSG_CTRUNC != 0:
 			return files, nil, errors.New("too many descriptors came at once")
-		case n == 0 && got == 0:
-			return files, nil, io.EOF
-		case n == 0:
-			return files, nil, io.ErrUnexpectedEOF
 		}
 		got += n
 	}

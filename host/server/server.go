@@ -48,6 +48,9 @@ func newServer(cfg Config, b backend) *Server {
 	}
 }
 
+// ioBuffer takes a LOOKUP of some thousand keys in one system call.
+const ioBuffer = 128 << 10
+
 // service is the gRPC face of a server.
 type service struct {
 	proto.UnimplementedHostServer
@@ -124,6 +127,7 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
 		// Fixed windows: the estimator that would size them costs round trips, and a socket's delay is nothing.
 		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20),
+		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer),
 		grpc.WaitForHandlers(true),
 	)
 	proto.RegisterHostServer(g, service{Server: s})

@@ -1,0 +1,282 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// fakeBackend has everything, refuses in turn, and can hold a Put up.
+type fakeBackend struct {
+	mu    sync.Mutex
+	puts  int
+	ended []uint32
+	seen  map[uint32]bool // request numbers of lookups
+	hold  chan struct{}   // when not nil, puts wait for it or their context
+}
+
+func (b *fakeBackend) space(context.Context, *chunk.Namespace) (space, error) { return b, nil }
+func (b *fakeBackend) queue(string) (queue, error)                            { return fakeQueue{}, nil }
+
+func (b *fakeBackend) endRequest(n uint32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ended = append(b.ended, n)
+}
+
+func (b *fakeBackend) lookup(q lookup) (pins, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.seen == nil {
+		b.seen = map[uint32]bool{}
+	}
+	b.seen[q.request] = true
+	return fakePins(len(q.keys)), nil
+}
+
+func (b *fakeBackend) put(ctx context.Context, r reservation) (reserved, error) {
+	if b.hold != nil {
+		select {
+		case <-b.hold:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.puts++
+	errs := []error{nil, nil, store.ErrResident, nil, store.ErrRefused, store.ErrNoSpace, io.ErrUnexpectedEOF}
+	if err := errs[b.puts%len(errs)]; err != nil {
+		return nil, err
+	}
+	return fakePut{}, nil
+}
+
+type fakePins int
+
+func (p fakePins) Hits() int      { return int(p) }
+func (p fakePins) Has(i int) bool { return i >= 0 && i < int(p) }
+func (p fakePins) Release()       {}
+
+type fakePut struct{}
+
+func (fakePut) Abort(error) {}
+
+type fakeQueue struct{}
+
+func (fakeQueue) store(j storeJob) fence {
+	j.read(transfer.Outcome{})
+	j.published(transfer.Outcome{Failed: []transfer.ChunkError{{Chunk: len(j.puts) - 1, Err: store.ErrNoSpace}}})
+	return fakeFence()
+}
+
+func (fakeQueue) load(j loadJob) fence {
+	if j.layer != nil {
+		j.layer(0)
+	}
+	j.done(transfer.Outcome{Failed: []transfer.ChunkError{{Chunk: 0, Err: transfer.ErrDamaged}}})
+	return fakeFence()
+}
+
+type closedFence chan struct{}
+
+func fakeFence() fence {
+	c := make(closedFence)
+	close(c)
+	return c
+}
+
+func (closedFence) Cancel()                   {}
+func (f closedFence) Fenced() <-chan struct{} { return f }
+
+// fakeStream feeds a session with messages, then ends. Answers are given to seen.
+type fakeStream struct {
+	ctx  context.Context
+	in   chan *proto.ClientMessage
+	seen func(*proto.HostMessage)
+}
+
+func (f *fakeStream) Context() context.Context { return f.ctx }
+
+func (f *fakeStream) Send(m *proto.HostMessage) error {
+	if f.seen != nil {
+		f.seen(m)
+	}
+	return nil
+}
+
+func (f *fakeStream) Recv() (*proto.ClientMessage, error) {
+	select {
+	case m, ok := <-f.in:
+		if !ok {
+			return nil, io.EOF
+		}
+		return m, nil
+	case <-f.ctx.Done():
+		return nil, f.ctx.Err()
+	}
+}
+
+// talk is a session on a fake stream; the answers come on a channel.
+type talk struct {
+	t   testing.TB
+	in  chan *proto.ClientMessage
+	out chan *proto.HostMessage
+	end chan error
+	id  uint64
+}
+
+func newTalk(t testing.TB, s *Server, hello *proto.ClientMessage) *talk {
+	w := &talk{t: t, in: make(chan *proto.ClientMessage), out: make(chan *proto.HostMessage, 1024), end: make(chan error, 1)}
+	st := &fakeStream{ctx: t.Context(), in: w.in, seen: func(m *proto.HostMessage) { w.out <- m }}
+	go func() { w.end <- s.serve(st) }()
+	if a := w.ask(hello); a.GetHello() == nil {
+		t.Fatal(a)
+	}
+	return w
+}
+
+func (w *talk) say(m *proto.ClientMessage) uint64 {
+	w.id++
+	m.Id = w.id
+	w.in <- m
+	return w.id
+}
+
+func (w *talk) ask(m *proto.ClientMessage) *proto.HostMessage {
+	w.t.Helper()
+	id := w.say(m)
+	a := <-w.out
+	if a.Id != id {
+		w.t.Fatalf("answer to %d, want %d: %v", a.Id, id, a)
+	}
+	return a
+}
+
+func (w *talk) close() error {
+	close(w.in)
+	return <-w.end
+}
+
+func greeting(engine string) *proto.ClientMessage {
+	ns := testNamespace()
+	return &proto.ClientMessage{Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{
+		Protocol: proto.Protocol, Engine: engine, LocalRanks: 1, Namespace: proto.FromNamespace(&ns),
+	}}}
+}
+
+func lookupOf(request uint32) *proto.ClientMessage {
+	return &proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{
+		Request: request, Keys: proto.AppendKeys(nil, keys(1), 32),
+	}}}
+}
+
+func endOf(request uint32) *proto.ClientMessage {
+	return &proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: request}}}
+}
+
+// Two engines may both have a request 7; the store must not take them for one. Two ranks of one engine share it, and
+// the store hears of its end when both have ended it.
+func TestRequestsAreTheEnginesOwn(t *testing.T) {
+	b := &fakeBackend{}
+	s := newServer(Config{}, b)
+	a1, a2, c := newTalk(t, s, greeting("a")), newTalk(t, s, greeting("a")), newTalk(t, s, greeting("c"))
+	for _, w := range []*talk{a1, a2, c, a1} {
+		w.ask(lookupOf(7))
+	}
+	c.ask(lookupOf(0))
+	if len(b.seen) != 3 || !b.seen[0] {
+		t.Fatalf("the store saw requests %v, want 0 and two others", b.seen)
+	}
+	a1.ask(endOf(7))
+	a1.ask(endOf(7))
+	if len(b.ended) != 0 {
+		t.Fatalf("ended %v while a rank has not", b.ended)
+	}
+	a2.ask(endOf(7))
+	if len(b.ended) != 1 {
+		t.Fatalf("ended %v", b.ended)
+	}
+	if err := errors.Join(a1.close(), a2.close(), c.close()); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.ended) != 2 || b.ended[0] == b.ended[1] {
+		t.Fatalf("ended %v: a session that goes ends its requests", b.ended)
+	}
+}
+
+// While a STORE makes room, PING and CANCEL are heard; what must keep its order waits.
+func TestReaderDoesNotWaitForRoom(t *testing.T) {
+	b := &fakeBackend{hold: make(chan struct{})}
+	s := newServer(Config{}, b)
+	w := newTalk(t, s, greeting("a"))
+	x := only(s)
+	mem, err := transfer.NewHostMemory(x.ns.Groups[0].Geometry, regionsOf(make([]byte, planes*pageBytes*arenaBlocks)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.turn.Lock()
+	x.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
+	x.turn.Unlock()
+	k := key(0)
+	save := func() *proto.ClientMessage {
+		return &proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: &proto.Store{Chunks: []*proto.StoreChunk{{Key: k[:], Blocks: blocks(0)}}}}}
+	}
+	first := w.say(save())
+	second := w.say(save())
+	look := w.say(lookupOf(1))
+	w.ask(&proto.ClientMessage{Body: &proto.ClientMessage_Ping{}})
+	for _, job := range []uint64{second, first} { // one that waits for its turn, and the one that has it
+		w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: job}}})
+	}
+	var order []uint64
+	published := map[uint64]*proto.StorePublished{}
+	for len(order) < 7 { // read and published of both, two cancels, the lookup
+		a := <-w.out
+		order = append(order, a.Id)
+		if p := a.GetStorePublished(); p != nil {
+			published[a.Id] = p
+		}
+		if a.Id == look && len(published) != 2 {
+			t.Error("the lookup came before the stores")
+		}
+	}
+	for _, id := range []uint64{first, second} {
+		p := published[id]
+		if p == nil || !p.Cancelled || p.Results[0] != proto.ChunkResult_CHUNK_RESULT_FAILED || p.Failures[0].Code != proto.Code_CODE_CANCELLED {
+			t.Errorf("store %d: %v", id, p)
+		}
+	}
+	if b.puts != 0 {
+		t.Errorf("%d chunks were reserved", b.puts)
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+	if st := s.Stats(); st.Jobs != 0 || st.Sessions != 0 {
+		t.Fatalf("%+v", st)
+	}
+}
+
+func only(s *Server) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, x := range s.sessions {
+		return x
+	}
+	return nil
+}
+
+func regionsOf(data []byte) (list []transfer.HostRegion) {
+	for pl := range planes {
+		list = append(list, transfer.HostRegion{Data: data, Offset: base(0, pl), Stride: pageBytes, Blocks: arenaBlocks})
+	}
+	return list
+}
