@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strings"
+	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
@@ -36,7 +37,7 @@ type dirName [namespaceDigits]byte
 
 // Policy is a [guest.Placer] and a [guest.Namespacer].
 type Policy struct {
-	widths []int
+	widths []uint8
 	digits int // sum of widths
 	names  []dirName
 	known  []bool
@@ -55,7 +56,7 @@ func New(info guest.Info) (*Policy, error) {
 		if len(part) != 1 || part[0] < '1' || part[0] > '4' {
 			return nil, fmt.Errorf("config %s = %q: want one to four levels of 1 to 4 digits, such as %q", ConfigWidths, text, defaultWidths)
 		}
-		p.widths = append(p.widths, int(part[0]-'0'))
+		p.widths = append(p.widths, part[0]-'0')
 		p.digits += int(part[0] - '0')
 	}
 	if len(p.widths) > maxLevels || p.digits > maxDigits {
@@ -86,22 +87,60 @@ func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte
 	if q.KeyLen > abi.KeyBytes || int(q.KeyLen)*2 < p.digits || q.KeyLen == 0 {
 		return dst, abi.None
 	}
-	var key [2 * abi.KeyBytes]byte
-	n := hex.Encode(key[:], q.Key[:q.KeyLen])
-	dst = append(dst, p.names[q.Namespace][:]...)
-	at := 0
-	for _, w := range p.widths {
-		dst = append(dst, '/')
-		dst = append(dst, key[at:at+w]...)
-		at += w
+	var spelled [abi.KeyBytes / 4]uint64
+	words := (*[abi.KeyBytes / 4]uint32)(unsafe.Pointer(&q.Key))
+	for i := range (q.KeyLen + 3) / 4 {
+		spelled[i%uint32(len(spelled))] = spell(words[i%uint32(len(words))])
 	}
-	dst = append(dst, '/')
-	dst = append(dst, key[:n]...)
-	dst = append(dst, "_g"...)
-	dst = appendUint(dst, q.Group)
-	dst = append(dst, "_r"...)
-	dst = appendUint(dst, q.Rank)
-	return append(dst, suffix...), abi.None
+	key := (*[2 * abi.KeyBytes]byte)(unsafe.Pointer(&spelled))
+	var b [256]byte // longer than any path of ours, so that a uint8 is always a valid index and costs no check
+	*(*dirName)(b[:]) = p.names[q.Namespace]
+	n, at := uint8(namespaceDigits), uint8(0)
+	for _, w := range p.widths {
+		b[n] = '/'
+		n++
+		for range w {
+			b[n] = key[at%(2*abi.KeyBytes)]
+			n++
+			at++
+		}
+	}
+	b[n] = '/'
+	n++
+	n += uint8(copy(b[n:], key[:2*q.KeyLen]))
+	b[n], b[n+1] = '_', 'g'
+	n = putUint(&b, n+2, q.Group)
+	b[n], b[n+1] = '_', 'r'
+	n = putUint(&b, n+2, q.Rank)
+	n += uint8(copy(b[n:], suffix))
+	return append(dst, b[:n]...), abi.None
+}
+
+func putUint(b *[256]byte, n uint8, v uint32) uint8 {
+	if v < 10 {
+		b[n] = '0' + byte(v)
+		return n + 1
+	}
+	for p := v; p > 0; p /= 10 {
+		n++
+	}
+	for at := n; v > 0; v /= 10 {
+		at--
+		b[at] = '0' + byte(v%10)
+	}
+	return n
+}
+
+// spell gives the eight hexadecimal digits of four bytes, all at once: a loop over bytes is most of what a path costs in
+// a Go guest. Both numbers are little-endian in memory, as every record is.
+func spell(word uint32) uint64 {
+	const every = 0x0101010101010101
+	x := uint64(word)
+	x = (x | x<<16) & 0x0000ffff0000ffff
+	x = (x | x<<8) & 0x00ff00ff00ff00ff
+	x = x>>4&(0x0f*every&0x00ff00ff00ff00ff) | x&(0x0f*every&0x00ff00ff00ff00ff)<<8
+	letter := (x + 6*every) >> 4 & every
+	return x + '0'*every + letter*('a'-'0'-10)
 }
 
 func appendUint(dst []byte, v uint32) []byte {

@@ -19,7 +19,8 @@ func (p *Policy) Unplace(path []byte) abi.PathIdentity {
 	rest := path[namespaceDigits+1:]
 	var digits [maxDigits]byte
 	at := 0
-	for _, w := range p.widths {
+	for _, width := range p.widths {
+		w := int(width)
 		if len(rest) <= w || rest[w] != '/' {
 			return abi.PathIdentity{}
 		}

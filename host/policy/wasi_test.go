@@ -1,0 +1,68 @@
+package policy
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/tetratelabs/wazero/sys"
+)
+
+// A Go guest that panics writes to standard error and exits: the fault carries its words, and so does the log.
+func TestStandardErrorAndExit(t *testing.T) {
+	a := minimal(abi.RoleEvict).importing(abi.ImportWASI, "fd_write", "iiii>i").importing(abi.ImportWASI, "proc_exit", "i>")
+	a.manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["wasi-stub"]}`
+	a = a.with(abi.ExportStep, "ii>I",
+		store32(64, 128), store32(68, 5), store32(128, 0x706f6f6c), store32(132, '\n'), // one vector: "loop\n"
+		i32(2), i32(64), i32(1), i32(80), call(0), []byte{0x1a},
+		i32(2), call(1), unreachable)
+	var log bytes.Buffer
+	m, err := openBytes(t, a.bytes(), Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEvict(t, m, 10)
+	_, err = e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, make([]uint32, 1))
+	var f *Fault
+	var exit *sys.ExitError
+	if !errors.As(err, &f) || f.Text != "loop" || f.Reason != "exited with code 2" || !errors.As(err, &exit) || f.Module != "mine" {
+		t.Errorf("got %+v", err)
+	}
+	if !strings.Contains(log.String(), "msg=loop") || !strings.Contains(log.String(), "policy=mine") {
+		t.Errorf("log: %s", log.String())
+	}
+}
+
+// Two instances with one seed draw the same lots, whatever other instances do.
+func TestSeededRandom(t *testing.T) {
+	a := minimal(abi.RoleEvict).importing(abi.ImportModule, abi.ImportRand, ">I")
+	a.manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["random"]}`
+	result := i32(4096 + 3<<14)
+	a = a.with(abi.ExportStep, "ii>I", result, call(0), []byte{0x42, 0xff, 0x00, 0x83, 0x37, 3, 0}, packed(0, 1)) // slot = rand & 127
+	if _, err := openBytes(t, a.bytes(), Options{}); !errors.Is(err, ErrGrant) {
+		t.Fatalf("got %v", err)
+	}
+	m, err := openBytes(t, a.bytes(), Options{Grants: []string{abi.GrantRandom}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	draw := func(seed uint64) (out [8]uint32) {
+		e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 128, Seed: seed})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		for i := range out {
+			if _, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, out[i:i+1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return out
+	}
+	if draw(1) != draw(1) || draw(1) == draw(2) {
+		t.Errorf("%v %v %v", draw(1), draw(1), draw(2))
+	}
+}
