@@ -20,7 +20,7 @@ type Mix struct {
 // DefaultMix is a day-time mixture of everything; its seed and request count are those of the trace in
 // examples/traces.
 func DefaultMix() Mix {
-	return Mix{Seed: 1, Requests: 1200, BlockTokens: 512, Prompts: 6, Chat: 50, Agent: 10, OneShot: 40, GapMillis: 4000}
+	return Mix{Seed: 1, Requests: 2000, BlockTokens: 512, Prompts: 6, Chat: 50, Agent: 10, OneShot: 40, GapMillis: 4000}
 }
 
 func (m *Mix) validate() error {

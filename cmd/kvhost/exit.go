@@ -1,0 +1,71 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/replay"
+	"github.com/kvhost/kvhost/host/server"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/trace"
+)
+
+// Exit codes. They are part of the command's contract, and stand in its help.
+const (
+	exitOK       = 0
+	exitFailure  = 1
+	exitUsage    = 2
+	exitRootBusy = 3
+	exitAddress  = 4
+	exitPolicy   = 5
+	exitTrace    = 6
+	exitMismatch = 7
+)
+
+const exitHelp = `Exit codes:
+  0  success
+  1  failure: what happened is on standard error
+  2  wrong usage or configuration
+  3  a root is in use by another host
+  4  the socket or the HTTP address is in use
+  5  a policy was refused: not found, not a module, or without the role it was given
+  6  a trace cannot be read: missing, damaged, cut off, or not a trace
+  7  wrong bytes were served (replay)`
+
+// errUsage marks wrong flags and arguments.
+var errUsage = errors.New("usage")
+
+// usageError is what cobra says of wrong flags and arguments.
+type usageError struct{ error }
+
+func (usageError) Is(target error) bool { return target == errUsage }
+
+func exitCode(err error) int {
+	is := func(targets ...error) bool {
+		for _, t := range targets {
+			if errors.Is(err, t) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case err == nil:
+		return exitOK
+	case is(replay.ErrMismatch):
+		return exitMismatch
+	case is(store.ErrRootBusy):
+		return exitRootBusy
+	case is(server.ErrSocketInUse, host.ErrHTTP):
+		return exitAddress
+	case is(host.ErrPolicy, host.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrRole, policy.ErrConfig):
+		return exitPolicy
+	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
+		return exitTrace
+	case is(errUsage, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions, store.ErrConfig):
+		return exitUsage
+	}
+	return exitFailure
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/lmittmann/tint"
+	"golang.org/x/term"
+
+	"github.com/kvhost/kvhost/host/config"
+)
+
+var levels = map[string]slog.Level{
+	config.LevelDebug: slog.LevelDebug, config.LevelInfo: slog.LevelInfo, config.LevelWarn: slog.LevelWarn, config.LevelError: slog.LevelError,
+}
+
+// newLog logs to standard error: text on a terminal, JSON otherwise, unless the configuration says which.
+func newLog(c *config.Log) (*slog.Logger, *slog.LevelVar) {
+	level := &slog.LevelVar{}
+	level.Set(levels[c.Level])
+	terminal := term.IsTerminal(int(os.Stderr.Fd()))
+	if c.Format == config.FormatText || (c.Format == config.FormatAuto && terminal) {
+		return slog.New(tint.NewHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly, NoColor: !terminal})), level
+	}
+	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), level
+}
+
+// toggleDebug switches between debug and the configured level (info, when that is debug) at each SIGUSR2, until the function it returns is called.
+func toggleDebug(log *slog.Logger, level *slog.LevelVar) func() {
+	quiet := max(level.Level(), slog.LevelInfo)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR2)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range signals {
+			next := slog.LevelDebug
+			if level.Level() == slog.LevelDebug {
+				next = quiet
+			}
+			level.Set(next)
+			log.Info("log level switched", "to", next.String())
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(signals)
+		<-done
+	}
+}

@@ -1,0 +1,29 @@
+// Command kvhost runs a KV-cache offload host, and the tools around it. Flags and wiring only: what it does is in
+// package host and those below it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+func main() { os.Exit(run(context.Background(), os.Args[1:])) }
+
+// run is main without the exit: it prints the error, if any, and gives the exit code.
+func run(ctx context.Context, args []string) int {
+	root := newRoot()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	code := exitCode(err)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "kvhost: %v\n", err)
+	}
+	if code == exitUsage {
+		fmt.Fprintf(os.Stderr, "kvhost: see %s --help\n", cmd.CommandPath())
+	}
+	return code
+}

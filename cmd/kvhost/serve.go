@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host"
+)
+
+func newServe() *cobra.Command {
+	var s settings
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve clients until SIGINT or SIGTERM (what kvhost does without a subcommand)",
+		Example: `  kvhost --policy lru.wasm
+  kvhost --config /etc/kvhost.toml --log-level debug
+  kvhost --root /mnt/nvme0/kv=2TiB --root /mnt/nvme1/kv=2TiB --policy my-evict.wasm --policy fanout.wasm`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), &s) },
+	}
+	s.addTo(cmd)
+	return cmd
+}
+
+func serve(ctx context.Context, s *settings) error {
+	loaded, err := s.load()
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal kills
+	log, level := newLog(&loaded.Config.Log)
+	defer toggleDebug(log, level)()
+	for _, w := range loaded.Warnings {
+		log.Warn(w)
+	}
+	h, err := host.New(ctx, host.Config{Config: &loaded.Config, Log: log, Version: version})
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- h.Run(ctx) }()
+	select {
+	case <-h.Ready():
+		log.Info("ready", "socket", h.Socket(), "http", h.HTTPAddr(), "version", version)
+		err = <-ended
+	case err = <-ended:
+	}
+	if err != nil {
+		return fmt.Errorf("host: %w", err)
+	}
+	log.Info("stopped")
+	return nil
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+	"golang.org/x/term"
+
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/sim"
+)
+
+type simFlags struct {
+	traces     []string
+	policies   []string
+	policyDir  string
+	capacities []string
+	order      string
+	plots      []string
+	asJSON     bool
+	quiet      bool
+	parallel   int
+	chunkBytes string
+	prefill    sim.Prefill
+	seed       uint64
+}
+
+func newSim() *cobra.Command {
+	f := simFlags{prefill: sim.DefaultPrefill()}
+	cmd := &cobra.Command{
+		Use:   "sim",
+		Short: "Simulate eviction policies on request traces and draw their miss-ratio curves",
+		Long: `Runs eviction policies, the very modules that a host runs, over traces without touching storage: one policy and capacity
+per core at a time. A hit is a chunk that is resident when it is used, in the order of the trace.
+
+A policy is a .wasm file or the name of an embedded one, with settings after a colon (lfu.wasm:aging=false). Two
+yardsticks stand beside them: belady evicts what is used again last of all, the best there can be; infinite never
+evicts. native:NAME runs a first-party policy without wasm.
+
+A capacity is a share of the trace's unique chunks, rounded down (10%), a number of chunks (5000), or a size (64GiB, divided by
+--chunk-bytes). Traces joined by + run one after the other as one.
+
+accesses_per_second counts the policy's loop alone. Reading the trace, numbering its chunks and compiling the modules
+come on top and are in the figure for the whole run.`,
+		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy sieve.wasm --policy belady
+  kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy arc.wasm --capacity 1%,5%,20% --plot curves.svg
+  kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy lfu.wasm:aging=false --order tail-first --json`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return f.run(ctx)
+		},
+	}
+	fl := cmd.Flags()
+	fl.SortFlags = false
+	fl.StringSliceVar(&f.traces, "trace", nil, "trace files, commas between; repeatable")
+	fl.StringArrayVar(&f.policies, "policy", nil, "policy to simulate; repeatable (default lru.wasm and belady)")
+	fl.StringVar(&f.policyDir, "policy-dir", "", "where policies are looked up by name before the embedded ones")
+	fl.StringSliceVar(&f.capacities, "capacity", []string{"1%", "5%", "10%", "20%", "50%"}, "capacities, commas between")
+	fl.StringVar(&f.order, "order", sim.Forward.String(), "order of the touches of one request: forward or tail-first")
+	fl.StringArrayVar(&f.plots, "plot", nil, "draw miss-ratio curves to this .svg or .html file; repeatable")
+	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array in place of tables")
+	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
+	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
+	fl.StringVar(&f.chunkBytes, "chunk-bytes", "4KiB", "size of a chunk, told to policies and used for capacities in bytes")
+	fl.IntVar(&f.prefill.ChunkTokens, "chunk-tokens", f.prefill.ChunkTokens, "tokens of a chunk, for the cost of computing it again")
+	fl.Float64Var(&f.prefill.TokensPerSecond, "prefill-rate", f.prefill.TokensPerSecond, "tokens computed per second at the start of a context; 0 for no cost figures")
+	fl.Float64Var(&f.prefill.DoubleAt, "prefill-double-at", f.prefill.DoubleAt, "tokens of context at which a token costs twice as much; 0 for never")
+	fl.Uint64Var(&f.seed, "seed", 1, "seed given to policies that draw lots")
+	return cmd
+}
+
+func (f *simFlags) run(ctx context.Context) (err error) {
+	started := time.Now()
+	if len(f.traces) == 0 {
+		return usageError{errors.New("sim: want a trace: --trace FILE")}
+	}
+	if len(f.policies) == 0 {
+		f.policies = []string{"lru.wasm", sim.Belady}
+	}
+	for _, path := range f.plots {
+		if ext := filepath.Ext(path); ext != ".svg" && ext != ".html" {
+			return usageError{fmt.Errorf("sim: --plot %s: want a name ending in .svg or .html", path)}
+		}
+	}
+	g := &sim.Grid{Parallel: f.parallel, Options: sim.Options{Prefill: f.prefill, Seed: f.seed}}
+	if g.Options.Order, err = sim.ParseOrder(f.order); err != nil {
+		return usageError{err}
+	}
+	if err := f.sizes(g); err != nil {
+		return usageError{err}
+	}
+	for _, text := range f.policies {
+		p, err := sim.OpenPolicy(ctx, text, policy.Options{Dir: f.policyDir})
+		if errors.Is(err, sim.ErrPolicy) {
+			return usageError{err}
+		} else if err != nil {
+			return err
+		}
+		defer p.Close(context.WithoutCancel(ctx))
+		g.Policies = append(g.Policies, p)
+	}
+	if err := f.load(ctx, g); err != nil {
+		return err
+	}
+	loaded := time.Since(started)
+	stop := f.progress(g)
+	o, err := g.Run(ctx)
+	stop(err == nil)
+	if errors.Is(err, sim.ErrCapacity) {
+		return usageError{err}
+	} else if err != nil {
+		return err
+	}
+	if err := f.draw(o); err != nil {
+		return err
+	}
+	if f.asJSON {
+		e := json.NewEncoder(os.Stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(o.Results)
+	}
+	if err := o.WriteTable(os.Stdout); err != nil {
+		return err
+	}
+	total := time.Since(started)
+	fmt.Printf("whole run: %.1f s, of which %.1f s opening policies and reading traces; %.1f M accesses/s overall\n",
+		total.Seconds(), loaded.Seconds(), float64(g.Accesses())/1e6/total.Seconds())
+	return nil
+}
+
+// sizes reads the capacities and the chunk's size.
+func (f *simFlags) sizes(g *sim.Grid) error {
+	for _, text := range f.capacities {
+		c, err := sim.ParseCapacity(text)
+		if err != nil {
+			return err
+		}
+		g.Capacities = append(g.Capacities, c)
+	}
+	bytes, units, err := sim.ParseChunkBytes(f.chunkBytes)
+	if err != nil {
+		return err
+	}
+	g.ChunkBytes, g.Options.ChunkUnits = bytes, units
+	return nil
+}
+
+func (f *simFlags) load(ctx context.Context, g *sim.Grid) error {
+	for _, text := range f.traces {
+		var parts []*sim.Workload
+		for path := range strings.SplitSeq(text, "+") {
+			w, err := sim.Load(ctx, path)
+			if err != nil {
+				return err
+			}
+			parts = append(parts, w)
+		}
+		w := parts[0]
+		if len(parts) > 1 {
+			names := make([]string, len(parts))
+			for i, p := range parts {
+				names[i] = p.Name
+			}
+			w = sim.Concat(strings.Join(names, "+"), parts...)
+		}
+		g.Workloads = append(g.Workloads, w)
+	}
+	return nil
+}
+
+// progress shows a bar on a terminal until the function that it returns is called.
+func (f *simFlags) progress(g *sim.Grid) (stop func(done bool)) {
+	if f.quiet || !term.IsTerminal(int(os.Stderr.Fd())) {
+		return func(bool) {}
+	}
+	bars := mpb.New(mpb.WithOutput(os.Stderr), mpb.WithWidth(60))
+	bar := bars.AddBar(g.Accesses(), mpb.BarRemoveOnComplete(),
+		mpb.PrependDecorators(decor.Percentage(decor.WC{W: 5})),
+		mpb.AppendDecorators(decor.CurrentNoUnit("%d accesses, "), decor.AverageETA(decor.ET_STYLE_MMSS), decor.Name(" left")))
+	g.Options.Progress = bar.IncrBy
+	return func(done bool) {
+		if !done {
+			bar.Abort(true)
+		}
+		bar.SetTotal(-1, true)
+		bars.Wait()
+	}
+}
+
+func (f *simFlags) draw(o *sim.Outcome) error {
+	for _, path := range f.plots {
+		write := o.WriteSVG
+		if filepath.Ext(path) == ".html" {
+			write = o.WriteHTML
+		}
+		if err := writeFile(path, write); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeFile(path string, write func(io.Writer) error) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if err := write(file); err != nil {
+		file.Close()
+		return err
+	}
+	return file.Close()
+}
