@@ -1,9 +1,7 @@
 package store
 
 import (
-	"cmp"
 	"context"
-	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
@@ -79,17 +77,8 @@ func (r *root) replace(cause error) {
 
 // replay tells a new policy of all entries, in order of last touch.
 func (r *root) replay() {
-	var order []uint32
-	r.x.each(func(slot uint32, e *entry) {
-		e.unset(stAnnounced)
-		if !e.is(stLeaving) {
-			order = append(order, slot)
-		}
-	})
-	slices.SortFunc(order, func(a, b uint32) int {
-		ea, eb := r.x.at(a), r.x.at(b)
-		return cmp.Or(cmp.Compare(ea.tick, eb.tick), cmp.Compare(ea.depth>>8, eb.depth>>8), cmp.Compare(a, b))
-	})
+	order := r.x.byTouch()
+	r.x.each(func(_ uint32, e *entry) { e.unset(stAnnounced) })
 	told := r.evict
 	for _, slot := range order {
 		if r.evict != told {

@@ -11,18 +11,17 @@ type index struct {
 	shards [shardCount]shard
 	wide   map[uint32]uint64 // pieces present, of entries with ranks of 16 and more
 	clock  uint32            // the last tick given out
-	print  func(class uint16, k *chunk.Key) uint64
+	print  func(class uint16, k chunk.Key) uint64
 }
 
-func newIndex(max uint32, print func(class uint16, k *chunk.Key) uint64) *index {
+func newIndex(max uint32, print func(class uint16, k chunk.Key) uint64) *index {
 	return &index{slab: slab{free: none, max: max}, wide: map[uint32]uint64{}, print: print}
 }
 
 func (x *index) shard(print uint64) *shard { return &x.shards[print>>(64-shardBits)] }
 
 func (x *index) slotPrint(slot uint32) uint64 {
-	k := x.key(slot)
-	return x.print(x.at(slot).class, &k)
+	return x.print(x.at(slot).class, x.key(slot))
 }
 
 // find gives the slot of a key, or none. A leaving entry is found; a detached one is not.

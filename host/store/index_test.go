@@ -8,19 +8,19 @@ import (
 )
 
 // plainIndex is an index over one class, whose fingerprints can be made to collide.
-func plainIndex(max uint32, print func(k *chunk.Key) uint64) *index {
-	return newIndex(max, func(_ uint16, k *chunk.Key) uint64 { return print(k) })
+func plainIndex(max uint32, print func(k chunk.Key) uint64) *index {
+	return newIndex(max, func(_ uint16, k chunk.Key) uint64 { return print(k) })
 }
 
 // TestIndexAgainstMap adds and removes at random, beside a map, with honest fingerprints and with ones that collide.
 func TestIndexAgainstMap(t *testing.T) {
-	honest := func(k *chunk.Key) uint64 { return chunk.Fingerprint(chunk.Digest{}, 0, *k) }
-	for name, print := range map[string]func(k *chunk.Key) uint64{
+	honest := func(k chunk.Key) uint64 { return chunk.Fingerprint(chunk.Digest{}, 0, k) }
+	for name, print := range map[string]func(k chunk.Key) uint64{
 		"honest":      honest,
-		"one shard":   func(k *chunk.Key) uint64 { return honest(k)>>shardBits | 1 },
-		"few homes":   func(k *chunk.Key) uint64 { return honest(k)&0xc00000000000ff00 | 1 },
-		"few at all":  func(k *chunk.Key) uint64 { return honest(k)%37 + 1 },
-		"low key bit": func(k *chunk.Key) uint64 { return uint64(k[0]) + 1 },
+		"one shard":   func(k chunk.Key) uint64 { return honest(k)>>shardBits | 1 },
+		"few homes":   func(k chunk.Key) uint64 { return honest(k)&0xc00000000000ff00 | 1 },
+		"few at all":  func(k chunk.Key) uint64 { return honest(k)%37 + 1 },
+		"low key bit": func(k chunk.Key) uint64 { return uint64(k[0]) + 1 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(3, 4))
@@ -32,7 +32,7 @@ func TestIndexAgainstMap(t *testing.T) {
 				if n%2 == 0 {
 					clear(k[keyHead:]) // short keys beside long ones
 				}
-				slot := x.find(print(&k), 5, &k)
+				slot := x.find(print(k), 5, &k)
 				want, there := model[n]
 				switch {
 				case there && slot != want || !there && slot != none:
@@ -43,7 +43,7 @@ func TestIndexAgainstMap(t *testing.T) {
 					delete(model, n)
 				case !there:
 					parent := rng.Uint64N(5)
-					added := x.add(print(&k), 5, &k, parent, uint32(n))
+					added := x.add(print(k), 5, &k, parent, uint32(n))
 					crowded := name == "few at all" || name == "low key bit"
 					if (added == none) != (len(model) == 300) && !crowded {
 						t.Fatalf("step %d: slot %d with %d of 300 in use", step, added, len(model))
@@ -92,10 +92,10 @@ func checkFamilies(t *testing.T, x *index, model map[uint64]uint32) {
 }
 
 func TestTicksKeepTheirOrder(t *testing.T) {
-	x := plainIndex(8, func(k *chunk.Key) uint64 { return chunk.Fingerprint(chunk.Digest{}, 0, *k) })
+	x := plainIndex(8, func(k chunk.Key) uint64 { return chunk.Fingerprint(chunk.Digest{}, 0, k) })
 	for n := range uint64(4) {
 		k := testKey(n)
-		x.touch(x.add(x.print(0, &k), 0, &k, 0, 0))
+		x.touch(x.add(x.print(0, k), 0, &k, 0, 0))
 	}
 	x.clock = 1<<32 - 2
 	x.touch(3)
@@ -111,12 +111,12 @@ func TestTicksKeepTheirOrder(t *testing.T) {
 // TestBytesPerEntry holds the index to its promise: 64 bytes, and what a key has beyond 16.
 func TestBytesPerEntry(t *testing.T) {
 	for _, keyBytes := range []int{16, 32} {
-		x := plainIndex(1<<20, func(k *chunk.Key) uint64 { return chunk.Fingerprint(chunk.Digest{}, 0, *k) })
+		x := plainIndex(1<<20, func(k chunk.Key) uint64 { return chunk.Fingerprint(chunk.Digest{}, 0, k) })
 		var parent uint64
 		const entries = 300_000
 		for n := range uint64(entries) {
 			k := hashKey(n, keyBytes)
-			print := x.print(0, &k)
+			print := x.print(0, k)
 			x.add(print, 0, &k, parent, 0)
 			parent = print
 		}

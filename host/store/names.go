@@ -55,6 +55,11 @@ func (n *namer) namespace(ns *namespace) error {
 
 // name is a piece's path below its root, and the root that the policy chose or none.
 func (n *namer) name(c *class, k *chunk.Key, rank uint32, size int64, builtin bool) (string, uint32, error) {
+	return n.under("", c, k, rank, size, builtin)
+}
+
+// under is name with something in front.
+func (n *namer) under(prefix string, c *class, k *chunk.Key, rank uint32, size int64, builtin bool) (string, uint32, error) {
 	w := n.pool.Get().(*nameWork)
 	defer n.pool.Put(w)
 	w.query = abi.PlaceQuery{
@@ -64,7 +69,8 @@ func (n *namer) name(c *class, k *chunk.Key, rank uint32, size int64, builtin bo
 	if builtin {
 		place = n.builtin
 	}
-	path, root, err := place.Path(&w.query, w.path[:0])
+	w.path = append(w.path[:0], prefix...)
+	path, root, err := place.Path(&w.query, w.path)
 	if err != nil {
 		return "", none, err
 	}
@@ -73,11 +79,8 @@ func (n *namer) name(c *class, k *chunk.Key, rank uint32, size int64, builtin bo
 
 // path is a piece's absolute path in r.
 func (r *root) path(c *class, k *chunk.Key, rank uint32, builtin bool) (string, error) {
-	rel, _, err := r.store.names.name(c, k, rank, 0, builtin)
-	if err != nil {
-		return "", err
-	}
-	return r.dir + "/" + rel, nil
+	name, _, err := r.store.names.under(r.slash, c, k, rank, 0, builtin)
+	return name, err
 }
 
 // claims says whether a path below a root is one that the store itself would give.

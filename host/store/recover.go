@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"math/bits"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/kvhost/kvhost/host/chunk"
 )
@@ -212,27 +210,4 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	}
 	c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
 	r.count.recovered++
-}
-
-// order gives the recovered entries their last touch: the order in which they were stored.
-func (r *root) order(stamps []int64) {
-	slots := make([]uint32, 0, len(stamps))
-	for slot := range stamps {
-		slots = append(slots, uint32(slot))
-	}
-	slices.SortFunc(slots, func(a, b uint32) int {
-		return cmp.Or(cmp.Compare(stamps[a], stamps[b]), cmp.Compare(a, b))
-	})
-	for _, slot := range slots {
-		r.x.touch(slot)
-	}
-	if n := len(slots); n > 0 {
-		last := stamps[slots[n-1]]
-		for {
-			now := r.store.stamps.Load()
-			if last <= now || r.store.stamps.CompareAndSwap(now, last) {
-				return
-			}
-		}
-	}
 }

@@ -117,7 +117,7 @@ func (r *root) leave(slot uint32) departure {
 	f := r.flights[slot]
 	f.expelling = true
 	r.flights[slot] = f
-	r.event(abi.OpRemove, slot, r.x.print(e.class, &d.key), none, 0)
+	r.event(abi.OpRemove, slot, r.x.print(e.class, d.key), none, 0)
 	return d
 }
 

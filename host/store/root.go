@@ -18,6 +18,7 @@ type root struct {
 	store *Store
 	cfg   RootConfig
 	dir   string // absolute
+	slash string // dir and a slash
 	fs    staging.FS
 	log   *slog.Logger
 	lock  io.Closer
@@ -56,7 +57,7 @@ type mark struct {
 // openRoot makes the directories and takes the lock. Nothing is read yet.
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	r := &root{
-		store: s, cfg: cfg, dir: cfg.Path, fs: s.cfg.FS, log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1),
+		store: s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", fs: s.cfg.FS, log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1),
 		x: newIndex(cfg.MaxEntries, s.spaces.print), flights: map[uint32]flight{},
 	}
 	r.settled.L = &r.mu

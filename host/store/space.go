@@ -69,9 +69,9 @@ func (t *spaces) class(id uint16) *class    { return (*t.classes.Load())[id] }
 func (t *spaces) tenantOf(id uint16) uint32 { return (*t.tenants.Load())[id] }
 
 // print is the fingerprint of a class's key.
-func (t *spaces) print(id uint16, k *chunk.Key) uint64 {
+func (t *spaces) print(id uint16, k chunk.Key) uint64 {
 	c := t.class(id)
-	return chunk.Fingerprint(c.ns.digest, c.group, *k)
+	return chunk.Fingerprint(c.ns.digest, c.group, k)
 }
 
 // internTenant gives a tenant's two-byte name.

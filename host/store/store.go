@@ -122,6 +122,9 @@ func (s *Store) Close() error {
 	}
 	s.stop()
 	s.work.Wait()
+	for _, r := range s.roots {
+		r.saveTouches()
+	}
 	return errors.Join(s.closeRoots(), s.closePolicies())
 }
 
@@ -148,6 +151,16 @@ func (s *Store) stamp() int64 {
 		next := max(now, last+1)
 		if s.stamps.CompareAndSwap(last, next) {
 			return next
+		}
+	}
+}
+
+// stampsFrom makes later store times greater than an earlier run's.
+func (s *Store) stampsFrom(last int64) {
+	for {
+		now := s.stamps.Load()
+		if last <= now || s.stamps.CompareAndSwap(now, last) {
+			return
 		}
 	}
 }

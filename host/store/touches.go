@@ -1,0 +1,168 @@
+package store
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/kvhost/kvhost/staging"
+	"github.com/zeebo/xxh3"
+)
+
+// The order of last touch outlives a clean end of the host: a list of fingerprints, oldest first, beside the pieces.
+// It is advice. After a crash the last one still holds for what was there when it was written, and everything stored
+// since is newer; without any, the order of storing serves.
+
+const (
+	touchesFile  = metaDir + "/touches"
+	touchesMagic = "kvtouch1"
+	touchesHead  = 32 // magic, time i64, count u64, xxh3-64 of the list
+	touchesPart  = 64 << 10
+)
+
+// byTouch lists the entries that are not leaving, least recently touched first.
+func (x *index) byTouch() []uint32 {
+	order := make([]uint32, 0, x.used)
+	x.each(func(slot uint32, e *entry) {
+		if !e.is(stLeaving) {
+			order = append(order, slot)
+		}
+	})
+	slices.SortFunc(order, func(a, b uint32) int {
+		ea, eb := x.at(a), x.at(b)
+		return cmp.Or(cmp.Compare(ea.tick, eb.tick), cmp.Compare(ea.depth>>8, eb.depth>>8), cmp.Compare(a, b))
+	})
+	return order
+}
+
+// saveTouches writes the list. Nothing else uses the root any more.
+func (r *root) saveTouches() {
+	name := r.dir + "/" + touchesFile
+	temp := tempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
+	err := r.writeTouches(temp)
+	if err == nil {
+		err = r.fs.Rename(temp, name)
+	}
+	if err != nil {
+		_ = r.fs.Remove(temp)
+		r.log.Warn("the order of last touch could not be kept", "error", err)
+	}
+}
+
+func (r *root) writeTouches(name string) (err error) {
+	f, err := r.fs.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	r.mu.Lock()
+	order := r.x.byTouch()
+	r.mu.Unlock()
+	sum := xxh3.New()
+	part := make([]byte, 0, touchesPart)
+	at := int64(touchesHead)
+	for i, slot := range order {
+		part = binary.LittleEndian.AppendUint64(part, r.x.slotPrint(slot))
+		if len(part) == touchesPart || i == len(order)-1 {
+			sum.Write(part)
+			if _, err := f.WriteAt(part, at); err != nil {
+				return err
+			}
+			at += int64(len(part))
+			part = part[:0]
+		}
+	}
+	part = append(part, touchesMagic...)
+	part = binary.LittleEndian.AppendUint64(part, uint64(r.store.stamp()))
+	part = binary.LittleEndian.AppendUint64(part, uint64(len(order)))
+	part = binary.LittleEndian.AppendUint64(part, sum.Sum64())
+	if _, err := f.WriteAt(part, 0); err != nil {
+		return err
+	}
+	return f.Datasync()
+}
+
+// loadTouches gives each slot its place in the list, from 1 on, and the time of the list; nil when there is none to go by.
+func (r *root) loadTouches() (place []uint64, when int64) {
+	f, err := r.fs.OpenFile(r.dir+"/"+touchesFile, os.O_RDONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, 0
+	}
+	if err == nil {
+		defer f.Close()
+		place = make([]uint64, r.x.high)
+		when, err = r.readTouches(f, place)
+	}
+	if err != nil {
+		r.log.Warn("the order of last touch could not be read; the order of storing serves", "error", err)
+		return nil, 0
+	}
+	return place, when
+}
+
+func (r *root) readTouches(f staging.File, place []uint64) (when int64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	var head [touchesHead]byte
+	if _, err := f.ReadAt(head[:], 0); err != nil {
+		return 0, err
+	}
+	le := binary.LittleEndian
+	count := le.Uint64(head[16:])
+	if string(head[:8]) != touchesMagic || count > 1<<32 || info.Size != touchesHead+8*int64(count) {
+		return 0, fmt.Errorf("%w: not a list of touches", ErrDamaged)
+	}
+	sum := xxh3.New()
+	part := make([]byte, touchesPart)
+	for at, n := int64(touchesHead), uint64(1); at < info.Size; at += int64(len(part)) {
+		part = part[:min(int64(touchesPart), info.Size-at)]
+		if _, err := f.ReadAt(part, at); err != nil {
+			return 0, err
+		}
+		sum.Write(part)
+		for b := part; len(b) > 0; b = b[8:] {
+			if slot := r.x.findPrint(le.Uint64(b)); slot != none {
+				place[slot] = n
+			}
+			n++
+		}
+	}
+	if sum.Sum64() != le.Uint64(head[24:]) {
+		return 0, fmt.Errorf("%w: list of touches", ErrDamaged)
+	}
+	return int64(le.Uint64(head[8:])), nil
+}
+
+// order gives the recovered entries their last touch: those of the list in its order, unless they were stored later,
+// and the others by the time of storing.
+func (r *root) order(stamps []int64) {
+	place, when := r.loadTouches()
+	slots := make([]uint32, len(stamps))
+	for slot := range slots {
+		slots[slot] = uint32(slot)
+		if place != nil && stamps[slot] > when {
+			place[slot] = 0
+		}
+	}
+	slices.SortFunc(slots, func(a, b uint32) int {
+		if place != nil {
+			// Wrapping below zero puts what has no place behind everything that has one.
+			if c := cmp.Compare(place[a]-1, place[b]-1); c != 0 {
+				return c
+			}
+		}
+		return cmp.Or(cmp.Compare(stamps[a], stamps[b]), cmp.Compare(a, b))
+	})
+	newest := when
+	for _, slot := range slots {
+		r.x.touch(slot)
+		newest = max(newest, stamps[slot])
+	}
+	r.store.stampsFrom(newest)
+}
