@@ -1,0 +1,156 @@
+// Package llmd is the place policy "llmd": files are named as llm-d and vLLM's file-system tier name them, so that a
+// directory of theirs can be read, and one of ours looks like theirs.
+//
+//	<model>_<digest>_r<rank>/<hhh>/<hh>_g<group>/<hash>.bin
+//
+// hhh and hh are the first three and the next two hexadecimal digits of the hash. Slashes in the model's name become
+// underscores; so does every other byte that a path may not hold. The digest is the first 12 hexadecimal digits of a
+// SHA-256: in vLLM of a JSON text of the fields that must agree. A namespace that carries this text, in its field
+// "llmd.config", gets vLLM's own digest; any other gets that of the namespace's text. Theirs know nothing of the model's
+// revision, ours does.
+//
+// Only names are alike: whether the bytes are is for the layout policy and the file's header to say.
+package llmd
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/plugins/keypath"
+)
+
+const (
+	fieldModel  = "model="
+	fieldConfig = "extra.llmd.config=" // as it stands in a namespace's text
+
+	digestDigits = 12
+	maxModel     = 200 // bytes: a path's component has 255
+	minKey       = 3   // bytes: five digits make directories
+	suffix       = ".bin"
+)
+
+// Policy is a [guest.Placer] and a [guest.Namespacer].
+type Policy struct {
+	bases  []string // by namespace: <model>_<digest>, empty when it is not known
+	byBase map[string]uint32
+}
+
+// New makes the policy; it has no settings.
+func New(info guest.Info) (*Policy, error) {
+	return &Policy{bases: make([]string, info.MaxNamespaces), byBase: make(map[string]uint32)}, nil
+}
+
+// Namespace learns a namespace's directory. Of two namespaces with the same directory the first has it; for the other
+// Place has no answer.
+func (p *Policy) Namespace(id uint32, text string) {
+	if uint64(id) >= uint64(len(p.bases)) {
+		return
+	}
+	if old := p.bases[id]; old != "" {
+		delete(p.byBase, old)
+		p.bases[id] = ""
+	}
+	base := baseOf(text)
+	if _, taken := p.byBase[base]; taken {
+		return
+	}
+	p.bases[id] = base
+	p.byBase[base] = id
+}
+
+func baseOf(text string) string {
+	model, config := "", text
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		if v, ok := strings.CutPrefix(line, fieldModel); ok {
+			model = v
+		}
+		if v, ok := strings.CutPrefix(line, fieldConfig); ok {
+			config = v
+		}
+	}
+	sum := sha256.Sum256([]byte(config))
+	return sanitize(model) + "_" + hex.EncodeToString(sum[:])[:digestDigits]
+}
+
+func sanitize(model string) string {
+	b := []byte(model)
+	if len(b) > maxModel {
+		b = b[:maxModel]
+	}
+	for i, c := range b {
+		if !plain(c) || c == '.' && i == 0 {
+			b[i] = '_'
+		}
+	}
+	return string(b)
+}
+
+// plain are the bytes that a path's component may hold.
+func plain(c byte) bool {
+	switch {
+	case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
+		return true
+	}
+	return strings.IndexByte("._=@+-", c) >= 0
+}
+
+// Place appends the path. It appends nothing for a namespace that it was not told, or for a key it cannot spell.
+func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte, uint32) {
+	if uint64(q.Namespace) >= uint64(len(p.bases)) || p.bases[q.Namespace] == "" || q.KeyLen < minKey || q.KeyLen > abi.KeyBytes {
+		return dst, abi.None
+	}
+	var digits [2 * abi.KeyBytes]byte
+	key := keypath.AppendKey(digits[:0], q)
+	dst = append(dst, p.bases[q.Namespace]...)
+	dst = append(dst, "_r"...)
+	dst = keypath.AppendUint(dst, q.Rank)
+	dst = append(dst, '/')
+	dst = append(dst, key[:3]...)
+	dst = append(dst, '/')
+	dst = append(dst, key[3:5]...)
+	dst = append(dst, "_g"...)
+	dst = keypath.AppendUint(dst, q.Group)
+	dst = append(dst, '/')
+	dst = append(dst, key...)
+	return append(dst, suffix...), abi.None
+}
+
+// Unplace reads a path that Place gave, and no other.
+func (p *Policy) Unplace(path []byte) abi.PathIdentity {
+	var none abi.PathIdentity
+	id := abi.PathIdentity{Known: 1}
+	dir, rest, ok := bytes.Cut(path, []byte("/"))
+	at := bytes.LastIndex(dir, []byte("_r"))
+	if !ok || at < 0 {
+		return none
+	}
+	if id.Namespace, ok = p.byBase[string(dir[:at])]; !ok {
+		return none
+	}
+	if id.Rank, ok = keypath.ParseUint(dir[at+2:]); !ok {
+		return none
+	}
+	if len(rest) < len("hhh/hh_g0/") || rest[3] != '/' || string(rest[6:8]) != "_g" {
+		return none
+	}
+	group, file, ok := bytes.Cut(rest[8:], []byte("/"))
+	if !ok {
+		return none
+	}
+	if id.Group, ok = keypath.ParseUint(group); !ok {
+		return none
+	}
+	key, ok := bytes.CutSuffix(file, []byte(suffix))
+	if !ok || !keypath.ParseKey(&id, key) || id.KeyLen < minKey {
+		return none
+	}
+	if !bytes.Equal(key[:3], rest[:3]) || !bytes.Equal(key[3:5], rest[4:6]) {
+		return none
+	}
+	return id
+}

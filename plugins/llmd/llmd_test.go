@@ -1,0 +1,120 @@
+package llmd
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+)
+
+const (
+	plainText  = "dtype=bf16\nmodel=meta-llama/Llama-3.1-8B\nrevision=main\n"
+	vllmFields = `{"blocks_per_file":16,"dcp_size":1,"dtype":"bfloat16","inference_engine":"vllm","model_name":"meta-llama/Llama-3.1-8B"}`
+	vllmText   = "dtype=bf16\nextra.llmd.config=" + vllmFields + "\nmodel=meta-llama/Llama-3.1-8B\n"
+)
+
+func newPolicy(t testing.TB) *Policy {
+	t.Helper()
+	p, err := New(guest.Info{MaxNamespaces: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Namespace(1, plainText)
+	p.Namespace(2, vllmText)
+	return p
+}
+
+func query(ns uint32, key string, group, rank uint32) *abi.PlaceQuery {
+	q := &abi.PlaceQuery{Namespace: ns, Group: group, Rank: rank}
+	n, _ := hex.Decode(q.Key[:], []byte(key))
+	q.KeyLen = uint32(n)
+	return q
+}
+
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])[:12]
+}
+
+func TestRoundTrip(t *testing.T) {
+	p := newPolicy(t)
+	for _, c := range []struct {
+		q    *abi.PlaceQuery
+		want string
+	}{
+		{query(1, "abcdef0123456789", 0, 0), "meta-llama_Llama-3.1-8B_" + digest(plainText) + "_r0/abc/de_g0/abcdef0123456789.bin"},
+		{query(2, "00112233445566778899aabbccddeeff", 3, 15), "meta-llama_Llama-3.1-8B_" + digest(vllmFields) + "_r15/001/12_g3/00112233445566778899aabbccddeeff.bin"},
+		{query(2, strings.Repeat("f0", 32), 4294967295, 4294967295), "meta-llama_Llama-3.1-8B_" + digest(vllmFields) + "_r4294967295/f0f/0f_g4294967295/" + strings.Repeat("f0", 32) + ".bin"},
+	} {
+		path, root := p.Place(c.q, nil, []byte("x"))
+		if string(path) != "x"+c.want || root != abi.None {
+			t.Errorf("got %s on root %d, want %s", path, root, c.want)
+		}
+		id := p.Unplace(path[1:])
+		want := abi.PathIdentity{Known: 1, Namespace: c.q.Namespace, Group: c.q.Group, Rank: c.q.Rank, KeyLen: c.q.KeyLen, Key: c.q.Key}
+		if id != want {
+			t.Errorf("%s read back as %+v", path[1:], id)
+		}
+	}
+}
+
+// The digest of vLLM's own fields, worked out with Python's hashlib.
+func TestVLLMDigest(t *testing.T) {
+	path, _ := newPolicy(t).Place(query(2, "abcdef0123456789", 0, 0), nil, nil)
+	if !strings.Contains(string(path), "_ae478a63c7fb_r0/") {
+		t.Errorf("got %s", path)
+	}
+}
+
+func TestModelNames(t *testing.T) {
+	for model, want := range map[string]string{
+		"gpt2": "gpt2", "a/b/c": "a_b_c", "./local": "__local", "naïve model": "na__ve_model", "": "", strings.Repeat("m", 300): strings.Repeat("m", 200),
+	} {
+		if got := sanitize(model); got != want {
+			t.Errorf("%q became %q, want %q", model, got, want)
+		}
+	}
+}
+
+func TestPlaceNamesNothingUnknown(t *testing.T) {
+	p := newPolicy(t)
+	p.Namespace(5, plainText) // the directory is namespace 1's
+	p.Namespace(99, plainText)
+	for _, q := range []*abi.PlaceQuery{
+		{Namespace: 0, KeyLen: 16}, {Namespace: 5, KeyLen: 16}, {Namespace: 99, KeyLen: 16}, {Namespace: 1}, {Namespace: 1, KeyLen: 2}, {Namespace: 1, KeyLen: 33},
+	} {
+		if path, _ := p.Place(q, nil, nil); len(path) != 0 {
+			t.Errorf("%+v: %s", q, path)
+		}
+	}
+	p.Namespace(1, vllmText+"extra.x=1\n") // and when that one moves away it may have it
+	p.Namespace(5, plainText)
+	if path, _ := p.Place(query(5, "abcdef0123456789", 0, 0), nil, nil); len(path) == 0 {
+		t.Error("namespace 5 has no name")
+	}
+}
+
+// Whatever Unplace takes, Place gives back to the byte.
+func FuzzUnplace(f *testing.F) {
+	p := newPolicy(f)
+	good, _ := p.Place(query(1, "abcdef0123456789", 1, 2), nil, nil)
+	f.Add(good)
+	for _, change := range [][2]string{
+		{"_r2/", "_r02/"}, {"_g1/", "_g/"}, {"/abc/", "/abd/"}, {".bin", ".tmp"}, {"_r2/", "_r2/../"}, {"abcdef0123456789.bin", "config.json"}, {"abcdef0", "ABCDEF0"},
+	} {
+		f.Add([]byte(strings.Replace(string(good), change[0], change[1], 1)))
+	}
+	f.Fuzz(func(t *testing.T, path []byte) {
+		id := p.Unplace(path)
+		if id.Known == 0 {
+			return
+		}
+		q := abi.PlaceQuery{Namespace: id.Namespace, Group: id.Group, Rank: id.Rank, KeyLen: id.KeyLen, Key: id.Key}
+		if again, _ := p.Place(&q, nil, nil); string(again) != string(path) {
+			t.Errorf("%q gave %+v, which gives %q", path, id, again)
+		}
+	})
+}
