@@ -1,0 +1,221 @@
+package prefix
+
+import "math/bits"
+
+// A cell holds the candidate segments of one baseline, weight level and bucket of age, oldest first. They share an
+// index, so a tournament over the cells that are not empty finds the next victim.
+type cell struct{ first, last uint32 }
+
+const (
+	orphans = cells - 1 // the cell of what is useless
+	leaves  = 1 << 14   // of the tournament; at least cells
+	never   = 1<<32 - 1
+)
+
+func (p *Policy) cellOf(s *segment) uint32 {
+	if s.is(useless) {
+		return orphans
+	}
+	return uint32(s.row())*buckets + uint32(s.bucket)
+}
+
+func (p *Policy) worth(c uint32) uint32 {
+	if c == orphans {
+		return 0
+	}
+	return p.model.index[c]
+}
+
+// play sets a cell's standing and replays its matches.
+func (p *Policy) play(c, worth uint32) {
+	t := &p.tree
+	i := leaves + c
+	t[i] = worth
+	for i > 1 {
+		w := min(t[i], t[i^1])
+		i >>= 1
+		if t[i] == w {
+			return
+		}
+		t[i] = w
+	}
+}
+
+// replay plays the matches of a baseline's cells anew, after its rows were refitted.
+func (p *Policy) replay(base int) {
+	const n = levels * buckets
+	for c := uint32(base * n); c < uint32(base*n+n); c++ {
+		if p.cells[c].first != none {
+			p.play(c, p.model.index[c])
+		}
+	}
+}
+
+// worst is the cell whose segments are worth least, or none.
+func (p *Policy) worst() uint32 {
+	t := &p.tree
+	if t[1] == never {
+		return none
+	}
+	i := uint32(1)
+	for i < leaves {
+		i *= 2
+		if t[i+1] < t[i] {
+			i++
+		}
+	}
+	return i - leaves
+}
+
+// cellWalk bounds the search for a segment's place by birth; beyond it the order within a cell is approximate.
+const cellWalk = 8
+
+func (p *Policy) cellAdd(g uint32) {
+	s := &p.segs[g]
+	c := p.cellOf(s)
+	l := &p.cells[c]
+	at := l.last
+	for k := 0; at != none && int32(p.segs[at].birth-s.birth) > 0; k++ {
+		if at = p.segs[at].left; k == cellWalk {
+			at = none // old for its cell: to the front
+		}
+	}
+	s.left = at
+	if at == none {
+		s.right = l.first
+		l.first = g
+	} else {
+		s.right = p.segs[at].right
+		p.segs[at].right = g
+	}
+	if s.right == none {
+		l.last = g
+	} else {
+		p.segs[s.right].left = g
+	}
+	s.state |= candidate
+	if s.left == none && s.right == none {
+		p.play(c, p.worth(c))
+	}
+}
+
+func (p *Policy) cellDel(g uint32) {
+	s := &p.segs[g]
+	if !s.is(candidate) {
+		return
+	}
+	c := p.cellOf(s)
+	l := &p.cells[c]
+	if s.left == none {
+		l.first = s.right
+	} else {
+		p.segs[s.left].right = s.right
+	}
+	if s.right == none {
+		l.last = s.left
+	} else {
+		p.segs[s.right].left = s.left
+	}
+	s.state &^= candidate
+	if l.first == none {
+		p.play(c, never)
+	}
+}
+
+// refresh lists segment g as a candidate if its deepest chunk may go, and takes it off the list if not.
+func (p *Policy) refresh(g uint32) {
+	s := &p.segs[g]
+	may := s.n > 0 && !s.is(touching)
+	if may {
+		t := &p.slots[s.tail]
+		may = t.kids == 0 && t.pins == 0
+	}
+	if may != s.is(candidate) {
+		if may {
+			p.cellAdd(g)
+		} else {
+			p.cellDel(g)
+		}
+	}
+}
+
+// move changes what places a segment in its cell.
+func (p *Policy) move(g uint32, base, level uint8) {
+	s := &p.segs[g]
+	if s.base == base && s.level == level {
+		return
+	}
+	listed := s.is(candidate)
+	p.cellDel(g)
+	s.base, s.level = base, level
+	if listed {
+		p.cellAdd(g)
+	}
+}
+
+// ageAdd appends a segment to the list of its bucket of age.
+func (p *Policy) ageAdd(g uint32) {
+	s := &p.segs[g]
+	l := &p.ages[s.bucket]
+	s.older, s.younger = l.last, none
+	if l.last == none {
+		l.first = g
+		p.aged |= 1 << s.bucket
+	} else {
+		p.segs[l.last].younger = g
+	}
+	l.last = g
+}
+
+func (p *Policy) ageDel(g uint32) {
+	s := &p.segs[g]
+	l := &p.ages[s.bucket]
+	if s.older == none {
+		l.first = s.younger
+	} else {
+		p.segs[s.older].younger = s.younger
+	}
+	if s.younger == none {
+		l.last = s.older
+	} else {
+		p.segs[s.younger].older = s.older
+	}
+	if l.first == none {
+		p.aged &^= 1 << s.bucket
+	}
+}
+
+// movesAtOnce bounds the work of one event after a long silence.
+const movesAtOnce = 64
+
+// advance moves the segments that have grown out of their bucket, oldest bucket first so that each list stays in order
+// of birth. Every one of them ends its stay with an entry in the model's books. It reports whether it got to the end.
+func (p *Policy) advance() bool {
+	moves := 0
+	for rest := p.aged &^ (1 << (buckets - 1)); rest != 0; {
+		b := uint8(bits.Len64(rest) - 1)
+		rest &^= 1 << b
+		for g := p.ages[b].first; g != none; g = p.ages[b].first {
+			s := &p.segs[g]
+			to := bucketOf(p.now - s.birth)
+			if to <= b {
+				break
+			}
+			if moves++; moves > movesAtOnce {
+				return false
+			}
+			listed := s.is(candidate)
+			p.cellDel(g)
+			p.ageDel(g)
+			if !s.is(useless) {
+				p.model.aged(s, b, to)
+			}
+			s.bucket = to
+			p.ageAdd(g)
+			if listed {
+				p.cellAdd(g)
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,161 @@
+package prefix
+
+import "math/bits"
+
+// fit turns the counts into hazards and weights. The rows of each base are to follow.
+func (m *model) fit() {
+	m.fitHazards()
+	for p := range m.weight {
+		for f := range m.weight[p] {
+			m.fitWeights(p, f)
+		}
+	}
+}
+
+// fitBase computes the rows of one baseline.
+func (m *model) fitBase(base int) {
+	for l := 0; l < levels; l++ {
+		m.fitRow(base, l)
+	}
+}
+
+// fitHazards estimates each part's hazard, an age with few observations leaning on the age before it, and each pause
+// group's, leaning on its part's.
+func (m *model) fitHazards() {
+	for p := 0; p < parts; p++ {
+		first, last := int(partBase(uint8(p), 0)), int(partBase(uint8(p), pauses-1))
+		prior := uint64(priorHazard)
+		for b := 0; b < buckets; b++ {
+			var n, d uint64
+			for base := first; base <= last; base++ {
+				n += m.stays[base][b]
+				d += m.reuses[base][b]
+			}
+			whole := (d*one + priorStays*prior) / (n + priorStays)
+			whole = min(whole, 8*one)
+			for base := first; base <= last; base++ {
+				h := (m.reuses[base][b]*one + pauseStays*whole) / (m.stays[base][b] + pauseStays)
+				m.hazard[base][b] = uint32(min(h, 8*one))
+			}
+			prior = (4*whole + priorHazard) / 5
+		}
+	}
+}
+
+// fitWeights estimates one feature's weights: for each value, reuses seen over reuses expected without it, leaning on
+// its neighbours. Values are ordered within groups of eight.
+func (m *model) fitWeights(p, f int) {
+	seen, exp := &m.seen[p][f], &m.expected[p][f]
+	so, se := uint64(one), uint64(one)
+	for v := range seen {
+		so += seen[v]
+		se += exp[v]
+	}
+	var e [fvalues]uint64
+	for v := range exp {
+		e[v] = exp[v] * so / se
+	}
+	for v := range seen {
+		o1, e1 := uint64(sideEvents), uint64(sideEvents)
+		if v&7 > 0 {
+			o1 += seen[v-1]
+			e1 += e[v-1]
+		}
+		if v&7 < 7 && v+1 < fvalues {
+			o1 += seen[v+1]
+			e1 += e[v+1]
+		}
+		o := seen[v] + valueEvents*o1/e1
+		d := e[v] + valueEvents
+		m.weight[p][f][v] = m.log.of(o) - m.log.of(d)
+		m.inverse[p][f][v] = uint32(max(1, min(weightOne*weightOne, d*weightOne/max(o, 1))))
+	}
+}
+
+const survivalOne = 1 << 30
+
+// fitRow computes, for one baseline at one weight level, the effective weights and the Gittins index at every age.
+//
+// With points (T, F), T the expected time held until the end of a bucket and F the probability of reuse by then, the
+// index at an age is the steepest slope from its point to a later one: an edge of the upper convex hull of what lies
+// ahead, which is built from the right.
+func (m *model) fitRow(base, l int) {
+	var f, t [buckets + 1]uint64
+	w, hazard := m.levelW[l], &m.hazard[base]
+	row := base*levels + l
+	eff, index := &m.effective[row], m.index[row*buckets:][:buckets]
+	const unit = one * weightOne
+	var cum uint64
+	s := uint64(survivalOne)
+	for b := 0; b < buckets; b++ {
+		eff[b] = uint16(max(1, w*s/survivalOne))
+		cum += w * uint64(hazard[b])
+		next := survivalOne * unit / (unit + cum)
+		f[b+1] = f[b] + (s - next)
+		t[b+1] = t[b] + (s+next)/2*(m.edge[b+1]-m.edge[b])
+		s = next
+	}
+	var hull [buckets + 1]uint8
+	hull[0] = buckets
+	top := 0
+	for b := buckets - 1; b >= 0; b-- {
+		for top > 0 {
+			x, y := hull[top], hull[top-1]
+			if steeper(f[x]-f[b], t[x]-t[b], f[y]-f[b], t[y]-t[b]) {
+				break
+			}
+			top--
+		}
+		x := hull[top]
+		index[b] = uint32(indexZero + m.log.of(f[x]-f[b]) - m.log.of(t[x]-t[b]))
+		top++
+		hull[top] = uint8(b)
+	}
+}
+
+// indexZero keeps every index positive: a slope is never below 2^-62.
+const indexZero = 64 << lgBits
+
+// steeper reports f1/t1 > f2/t2.
+func steeper(f1, t1, f2, t2 uint64) bool {
+	h1, l1 := bits.Mul64(f1, t2)
+	h2, l2 := bits.Mul64(f2, t1)
+	return h1 > h2 || h1 == h2 && l1 > l2
+}
+
+const (
+	lgBits = 12
+	lgOne  = 1 << lgBits
+)
+
+// logTable is log2 of 1 + i/256 in lgOne.
+type logTable [257]int32
+
+// init squares repeatedly: each squaring that passes two yields a bit of the logarithm.
+func (t *logTable) init() {
+	for i := range t[:256] {
+		x, v := uint64(256+i)<<22, int32(0) // in 1<<30
+		for k := 0; k < lgBits; k++ {
+			x = x * x >> 30
+			v <<= 1
+			if x >= 2<<30 {
+				x >>= 1
+				v++
+			}
+		}
+		t[i] = v
+	}
+	t[256] = lgOne
+}
+
+// of is log2(x) in lgOne; of(0) is 0.
+func (t *logTable) of(x uint64) int32 {
+	if x == 0 {
+		return 0
+	}
+	n := bits.Len64(x) - 1
+	frac := x << (63 - n) << 1 >> 40 // 24 bits after the leading one
+	i := frac >> 16
+	a, b := t[i], t[i+1]
+	return int32(n)<<lgBits + a + int32(uint64(b-a)*(frac&0xffff)>>16)
+}

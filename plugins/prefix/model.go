@@ -1,0 +1,207 @@
+package prefix
+
+import "math/bits"
+
+// A segment's part in its request. The first three carry features; each part has hazards of its own.
+const (
+	partNew    = iota // chunks inserted by this request
+	partFound         // chunks it touched, or inserted again after they had been evicted
+	partLast          // its last chunk, often a partial block
+	partLeft          // what remained when another request took the chunks above and went elsewhere
+	partShared        // chunks above a point with many branches
+	parts
+	partOrphan = parts // chunks whose parent is not resident: useless, first to go
+)
+
+// Baselines: each of new and found has one per pause group, the other parts have one each.
+const (
+	pauses    = 6
+	baseLeft  = 2*pauses + 1
+	bases     = 2*pauses + 3
+	levels    = 16 // weight levels, half an octave apart
+	levelOne  = 8  // the level of weight 1
+	rows      = bases * levels
+	buckets   = 56 // of age, half an octave apart, from one tick (1.05 ms) to 3.3 days
+	cells     = rows*buckets + 1
+	features  = 2
+	fvalues   = 24
+	one       = 1 << 16 // fixed point of hazards, events and expectations
+	weightOne = 1 << 8
+)
+
+// What the model was given before it saw anything, in reuses and in hazard per bucket of age.
+const (
+	priorHazard = one * 3 / 100
+	priorStays  = 30 * weightOne // of a part's hazard, towards its younger neighbour
+	pauseStays  = 20 * weightOne // of a pause group's hazard, towards its part's
+	valueEvents = 16 * one       // of a feature value's weight, towards its neighbours'
+	sideEvents  = 4 * one        // of the neighbours' weight, towards one
+	memory      = 3000           // reuses of a part before all its counts are halved
+	lifetimes   = 8 * memory     // or segments that ended, where reuses are rare
+)
+
+// model is what has been learned: counts, and what a fit makes of them.
+type model struct {
+	stays  [bases][buckets]uint64 // weighted stays in a bucket of age that ended, in weightOne
+	reuses [bases][buckets]uint64 // of them, by a reuse
+	hazard [bases][buckets]uint32 // reuse hazard of a bucket at weight 1
+
+	seen     [partLeft][features][fvalues]uint64 // reuses by feature value
+	expected [partLeft][features][fvalues]uint64 // what the hazards without this feature's weight would have given
+	weight   [partLeft][features][fvalues]int32  // log2, fixed point lgOne
+	inverse  [partLeft][features][fvalues]uint32 // 1/weight, in weightOne
+
+	events    [parts]uint32          // reuses since the last halving
+	ended     [parts]uint32          // segments that ended since, either way
+	effective [rows][buckets]uint16  // weight at an age after frailty, in weightOne
+	index     [rows * buckets]uint32 // the Gittins index as a logarithm: larger is worth more
+	levelW    [levels]uint64         // weight of a level, in weightOne
+	edge      [buckets + 1]uint64    // first age of a bucket, in ticks
+	log       logTable
+}
+
+func basePart(base uint8) int {
+	switch {
+	case base < pauses:
+		return partNew
+	case base < 2*pauses:
+		return partFound
+	}
+	return int(base) - 2*pauses + partLast
+}
+
+func partBase(part, pause uint8) uint8 {
+	switch part {
+	case partNew:
+		return pause
+	case partFound:
+		return pauses + pause
+	}
+	return 2*pauses + part - partLast
+}
+
+func (m *model) init() {
+	m.log.init()
+	m.levelW = [levels]uint64{16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896}
+	for b := 1; b <= buckets; b++ {
+		e := uint64(1) << (b / 2)
+		if b&1 == 1 {
+			e = (e*rootTwo + 1<<31 - 1) >> 31
+		}
+		m.edge[b] = e
+	}
+	for p := range m.weight {
+		for f := range m.weight[p] {
+			for v := range m.weight[p][f] {
+				m.inverse[p][f][v] = weightOne
+			}
+		}
+	}
+	m.fit()
+	for base := range m.hazard {
+		m.fitBase(base)
+	}
+}
+
+const rootTwo = 0xB504F334 // in 1<<31
+
+// bucketOf maps an age in ticks to its bucket.
+func bucketOf(age uint32) uint8 {
+	if age < 2 {
+		return 0
+	}
+	n := bits.Len32(age) - 1
+	b := 2 * n
+	if uint64(age)<<(31-n) >= rootTwo {
+		b++
+	}
+	return uint8(min(b, buckets-1))
+}
+
+// aged books the buckets [from, to) that a segment has outlived.
+func (m *model) aged(s *segment, from, to uint8) {
+	row := &m.effective[s.row()]
+	stays, hazard := &m.stays[s.base], &m.hazard[s.base]
+	var sum uint64
+	for b := from; b < to; b++ {
+		e := uint64(row[b])
+		stays[b] += e
+		sum += e * uint64(hazard[b])
+	}
+	m.expect(s, sum/weightOne)
+}
+
+// forgotten books a segment that leaves unseen in the middle of its bucket.
+func (m *model) forgotten(s *segment) {
+	e := uint64(m.effective[s.row()][s.bucket]) / 2
+	m.stays[s.base][s.bucket] += e
+	m.expect(s, e*uint64(m.hazard[s.base][s.bucket])/weightOne)
+	m.end(basePart(s.base), 0)
+}
+
+// reused books a segment that a request has met again.
+func (m *model) reused(s *segment) {
+	m.aged(s, s.bucket, s.bucket+1)
+	m.reuses[s.base][s.bucket] += weightOne
+	p := basePart(s.base)
+	if p < partLeft {
+		for f, v := range s.feature {
+			m.seen[p][f][v] += one
+		}
+	}
+	m.end(p, 1)
+}
+
+// end counts a segment that ended, and halves the part's counts when there were many.
+func (m *model) end(part int, reuses uint32) {
+	m.events[part] += reuses
+	m.ended[part]++
+	if m.events[part] >= memory || m.ended[part] >= lifetimes {
+		m.halve(part)
+	}
+}
+
+func (m *model) expect(s *segment, e uint64) {
+	if p := basePart(s.base); p < partLeft {
+		for f, v := range s.feature {
+			m.expected[p][f][v] += e * uint64(m.inverse[p][f][v]) / weightOne
+		}
+	}
+}
+
+// halve forgets: what is old counts half.
+func (m *model) halve(part int) {
+	m.events[part] /= 2
+	m.ended[part] /= 2
+	for base := range m.stays {
+		if basePart(uint8(base)) != part {
+			continue
+		}
+		for b := range m.stays[base] {
+			m.stays[base][b] /= 2
+			m.reuses[base][b] /= 2
+		}
+	}
+	if part < partLeft {
+		for f := range m.seen[part] {
+			for v := range m.seen[part][f] {
+				m.seen[part][f][v] /= 2
+				m.expected[part][f][v] /= 2
+			}
+		}
+	}
+}
+
+// level is the weight level of a segment's features.
+func (m *model) level(s *segment) uint8 {
+	p := basePart(s.base)
+	if p >= partLeft {
+		return levelOne
+	}
+	var sum int32
+	for f, v := range s.feature {
+		sum += m.weight[p][f][v]
+	}
+	l := (2*sum+lgOne/2)>>lgBits + levelOne // two levels per octave
+	return uint8(max(0, min(levels-1, l)))
+}

@@ -1,0 +1,212 @@
+package prefix
+
+import (
+	"math/bits"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+)
+
+// Policy is the evictor. It implements [guest.Evictor].
+type Policy struct {
+	now    uint32 // ticks
+	begin  uint64 // time of the first event
+	moved  uint32 // when segments were last moved to their buckets of age
+	ended  uint32 // requests that ended
+	due    uint32 // requests at which the model is fitted again
+	fitted int    // bases whose rows follow the last fit
+
+	slots            []slot
+	segs             []segment
+	free             uint32 // segments not in use, linked by right
+	hash             []uint32
+	hashShift        uint8
+	oldest, youngest uint32 // ghosts
+	latest           uint32 // segment that the latest chunk went to
+	hand             uint32 // where the search for a tenant's chunks goes on
+
+	aged  uint64 // buckets of age that are not empty
+	ages  [buckets]cell
+	cells [cells]cell
+	tree  [2 * leaves]uint32
+	open  [requests]request
+	undo  []uint32
+	model model
+}
+
+// Ticks: 2^20 ns, about a millisecond. Segments are moved to their buckets of age every few ticks.
+const (
+	tickBits  = 20
+	moveEvery = 64
+)
+
+// Fits: as often as an eighth more requests have been seen, within limits.
+const (
+	fitFirst = 32
+	fitLast  = 1024
+)
+
+// New makes a policy for a root's slots.
+func New(info guest.Info) (*Policy, error) {
+	n := info.MaxSlots
+	pool := n/8*5 + 64
+	p := &Policy{
+		slots:  make([]slot, n),
+		segs:   make([]segment, pool),
+		oldest: none, youngest: none, latest: none,
+		undo: make([]uint32, 0, 2*(info.MaxVictims+strangers)),
+		due:  fitFirst,
+	}
+	hashBits := bits.Len32(pool - 1)
+	p.hashShift = uint8(64 - hashBits)
+	p.hash = make([]uint32, 1<<hashBits)
+	for i := range p.hash {
+		p.hash[i] = none
+	}
+	for i := range p.slots {
+		p.slots[i].seg, p.slots[i].parent = none, none
+	}
+	p.free = none
+	for g := int(pool) - 1; g >= 0; g-- {
+		p.segs[g].right = p.free
+		p.free = uint32(g)
+	}
+	for i := range p.ages {
+		p.ages[i] = cell{none, none}
+	}
+	for i := range p.cells {
+		p.cells[i] = cell{none, none}
+	}
+	for i := range p.tree {
+		p.tree[i] = never
+	}
+	p.model.init()
+	return p, nil
+}
+
+// Events applies a batch.
+func (p *Policy) Events(batch []abi.Event) {
+	for k := range batch {
+		e := &batch[k]
+		p.tick(e.Time)
+		if e.Op == abi.OpRequestEnd {
+			p.endRequest(e.Request)
+			continue
+		}
+		if e.Slot >= uint32(len(p.slots)) {
+			continue
+		}
+		s := &p.slots[e.Slot]
+		if e.Op == abi.OpInsert {
+			p.insert(e)
+			continue
+		}
+		if e.Op == abi.OpResident {
+			p.resident(e)
+			continue
+		}
+		if s.seg == none {
+			continue
+		}
+		switch e.Op {
+		case abi.OpTouch:
+			p.touch(e)
+		case abi.OpRemove:
+			p.remove(e.Slot)
+		case abi.OpLink:
+			p.relink(e)
+		case abi.OpPin:
+			if s.pins < 1<<16-1 {
+				s.pins++
+			}
+			p.refresh(s.seg)
+		case abi.OpUnpin:
+			if s.pins > 0 {
+				s.pins--
+			}
+			p.refresh(s.seg)
+		}
+	}
+}
+
+// tick moves the clock. It counts from the first event, and never goes back.
+func (p *Policy) tick(t uint64) {
+	if p.begin == 0 {
+		p.begin = t
+	}
+	if t < p.begin {
+		return
+	}
+	now := uint32((t - p.begin) >> tickBits)
+	if int32(now-p.now) > 0 {
+		p.now = now
+	}
+	p.age()
+}
+
+// age moves the segments to their buckets of age, now and then.
+func (p *Policy) age() {
+	if p.now-p.moved >= moveEvery && p.advance() {
+		p.moved = p.now
+	}
+}
+
+// endRequest closes a request. Each moves the clock by a tick at least, so that a stream without times ages too.
+func (p *Policy) endRequest(id uint32) {
+	if r := p.request(id); r.open && r.id == id {
+		p.endChain(r)
+	}
+	p.now++
+	p.age()
+	if p.ended++; p.ended >= p.due {
+		p.due = p.ended + min(fitLast, max(fitFirst, p.ended/8))
+		p.model.fit()
+		p.fitted = 0
+	}
+	if p.fitted < bases { // a slice per request, so that no call takes long
+		p.model.fitBase(p.fitted)
+		p.replay(p.fitted)
+		p.fitted++
+	}
+}
+
+// resident takes a chunk that was here before this instance: nothing is known of its request.
+func (p *Policy) resident(e *abi.Event) {
+	p.insert(e)
+	g := p.slots[e.Slot].seg
+	if s := &p.segs[g]; !s.is(useless) {
+		p.move(g, baseLeft, levelOne)
+	}
+}
+
+// remove takes a chunk away. The last one of a segment leaves a ghost.
+func (p *Policy) remove(i uint32) {
+	s := &p.slots[i]
+	g := s.seg
+	if r := p.request(p.segs[g].request); r.last == i {
+		r.last = none
+	}
+	p.detach(i)
+	p.unparent(i)
+	s.gen++
+	s.kids = 0
+	if p.segs[g].n == 0 {
+		p.toGhost(g, s.key)
+	} else {
+		p.refresh(g)
+	}
+}
+
+// relink gives a chunk its parent back.
+func (p *Policy) relink(e *abi.Event) {
+	i := e.Slot
+	p.unparent(i)
+	p.link(i, e.Parent)
+	g := p.slots[i].seg
+	if s := &p.segs[g]; s.is(useless) && s.head == i && p.parentOf(i) != none {
+		p.cellDel(g)
+		s.state &^= useless
+		s.base, s.level = baseLeft, levelOne
+		p.refresh(g)
+	}
+}

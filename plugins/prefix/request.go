@@ -1,0 +1,328 @@
+package prefix
+
+import (
+	"math/bits"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// request is what is known about a request in progress: the chain of chunks it has touched and inserted so far. A
+// request that walks several chains (several groups) is taken as one after the other.
+type request struct {
+	id      uint32
+	open    bool
+	begun   bool   // it has inserted a chunk
+	reached bool   // it has reached the previous turn's tip
+	turn    uint8  // 1 for the first
+	seg     uint32 // segment its chunks go to at present
+	found   uint32 // its segment of found chunks, when seg is another
+	from    uint32 // segment whose chunks it is touching
+	last    uint32 // slot of its deepest chunk so far
+	tip     uint64 // key of the previous turn's last whole chunk
+	before  uint32 // chunks of the previous turn
+	branch  uint32 // depth of its first insert
+	again   int64  // depth down to which its inserts are known to be evicted chunks of the previous turn
+	pause   uint32 // ticks since the previous turn
+}
+
+// requests is how many requests in progress are told apart; the id's low bits choose the place.
+const requests = 256
+
+func (p *Policy) request(id uint32) *request { return &p.open[id%requests] }
+
+// chain finds the request of an event that follows its chunk `parent`, and starts a chain if it does not continue one.
+func (p *Policy) chain(id, parent uint32) *request {
+	r := p.request(id)
+	if r.open && r.id == id && (parent == r.last || r.last == none) && parent != none {
+		return r
+	}
+	p.endChain(r)
+	*r = request{id: id, open: true, turn: 1, seg: none, found: none, from: none, last: none, again: -1}
+	return r
+}
+
+// unname makes the requests forget a segment that goes away.
+func (p *Policy) unname(g uint32) {
+	r := p.request(p.segs[g].request)
+	if r.seg == g {
+		r.seg = none
+	}
+	if r.found == g {
+		r.found = none
+	}
+	if r.from == g {
+		r.from = none
+	}
+}
+
+// follow makes segment s, whose chunks the request has met, its previous turn.
+func (p *Policy) follow(r *request, s *segment) {
+	r.turn = min(s.turn+1, 250)
+	r.before = s.end + 1
+	r.pause = p.now - s.birth
+	r.tip = s.tip
+	r.reached = false
+	if r.seg != none {
+		p.segs[r.seg].turn = r.turn
+	}
+}
+
+// touch moves a chunk that the request has found into the request's own segment.
+func (p *Policy) touch(e *abi.Event) {
+	i := e.Slot
+	s := &p.slots[i]
+	g := s.seg
+	old := &p.segs[g]
+	if r := p.request(e.Request); r.open && r.id == e.Request && (r.seg == g || r.found == g) {
+		return // touched already, or its own
+	}
+	r := p.chain(e.Request, p.parentOf(i))
+	wasPrivate := basePart(old.base) != partShared && !old.is(useless)
+	if r.from != g {
+		p.settle(r)
+		p.cellDel(g)
+		if !old.is(useless) {
+			p.model.reused(old)
+		}
+		if wasPrivate {
+			p.follow(r, old)
+		}
+		p.unname(g)
+		old.state |= touching
+		old.request = e.Request
+		r.from = g
+	}
+	p.detach(i)
+	if old.n == 0 {
+		p.release(g)
+	}
+	part := uint8(partFound)
+	if s.shared {
+		part = partShared
+	}
+	p.place(r, i, part)
+	if wasPrivate && e.Key == r.tip {
+		r.reached = true
+	}
+}
+
+// settle ends the touching of a segment: what is left of it has been left behind.
+func (p *Policy) settle(r *request) {
+	g := r.from
+	if g == none {
+		return
+	}
+	r.from = none
+	s := &p.segs[g]
+	s.state &^= touching
+	if !s.is(useless) {
+		s.feature = [features]uint8{}
+		p.move(g, baseLeft, levelOne)
+	}
+	p.refresh(g)
+}
+
+// insert gives a new chunk to the request's segment.
+func (p *Policy) insert(e *abi.Event) {
+	i := e.Slot
+	if p.slots[i].seg != none {
+		p.remove(i)
+	}
+	parent := e.Parent
+	if parent >= uint32(len(p.slots)) || p.slots[parent].seg == none || parent == i {
+		parent = none
+	}
+	r := p.chain(e.Request, parent)
+	p.settle(r)
+	s := &p.slots[i]
+	*s = slot{key: e.Key, seg: none, parent: none, size: e.Size, tenant: e.Tenant, depth: e.Depth, gen: s.gen}
+	if parent != none {
+		p.branch(parent)
+		if p.slots[parent].shared {
+			r.turn, r.before, r.tip, r.reached = 1, 0, 0, false
+		}
+	}
+	if !r.begun {
+		r.begun, r.branch = true, e.Depth
+	}
+	p.remember(r, e)
+	part := uint8(partNew)
+	switch {
+	case parent == none && e.Depth > 0, parent != none && p.partOf(p.slots[parent].seg) == partOrphan:
+		part = partOrphan
+	case int64(e.Depth) <= r.again:
+		part = partFound
+	}
+	p.place(r, i, part)
+	if parent != none {
+		p.link(i, parent)
+	}
+	if e.Key == r.tip {
+		r.reached = true
+	}
+}
+
+// remember looks for the ghost of an evicted segment that starts with the inserted chunk.
+func (p *Policy) remember(r *request, e *abi.Event) {
+	g := p.ghostFind(e.Key)
+	if g == none {
+		return
+	}
+	s := &p.segs[g]
+	p.model.reused(s)
+	part := basePart(s.base)
+	if part != partShared {
+		p.follow(r, s)
+	}
+	if part == partNew || part == partFound {
+		r.again = int64(s.end) - int64(s.short)
+	}
+	p.release(g)
+}
+
+// place puts slot i, a part of request r, into the segment for it.
+func (p *Policy) place(r *request, i uint32, part uint8) {
+	g := r.seg
+	if g == none || p.partOf(g) != part {
+		made, ok := p.newSegment(part, r)
+		switch {
+		case ok:
+			if g != none && p.partOf(g) == partFound {
+				r.found = g
+			}
+			g = made
+			p.segs[g].turn = r.turn
+			r.seg = g
+		case g == none:
+			g = p.anySegment()
+		}
+	}
+	p.attach(i, g)
+	s := &p.segs[g]
+	s.end, s.short = p.slots[i].depth, 0
+	r.last = i
+	if (part == partNew || part == partFound && s.n == 1) && s.n&(s.n-1) == 0 {
+		p.classify(r, g, false)
+	}
+	p.refresh(g)
+	p.latest = g
+}
+
+func (p *Policy) partOf(g uint32) uint8 {
+	if p.segs[g].is(useless) {
+		return partOrphan
+	}
+	return uint8(basePart(p.segs[g].base))
+}
+
+// anySegment is a segment to join when there is no room for another: the latest, or the next that has chunks.
+func (p *Policy) anySegment() uint32 {
+	g := p.latest
+	for g == none || p.segs[g].state&(live|ghost) != live {
+		if g++; g >= uint32(len(p.segs)) { // none is the greatest number
+			g = 0
+		}
+	}
+	return g
+}
+
+// classify gives a segment the features of its request. Before the request's end they are provisional.
+func (p *Policy) classify(r *request, g uint32, end bool) {
+	s := &p.segs[g]
+	depth := s.end
+	kind, grown := uint32(0), depth+1 // a first turn, by its length
+	pause := uint8(0)
+	if r.turn > 1 {
+		kind, grown = 1, 0 // it extends the previous turn
+		if depth+1 > r.before {
+			grown = depth + 1 - r.before
+		}
+		if !r.reached && (end || depth > r.before) {
+			kind, grown = 2, depth-min(depth, r.branch) // it branches off
+		}
+		pause = uint8(1 + min(pauses-2, bits.Len32(r.pause>>14))) // below 17 s, then doubling
+	}
+	turn := uint32(r.turn)
+	if turn > 6 {
+		turn = 6 + uint32(bits.Len32(turn-6))
+	}
+	s.feature = [features]uint8{uint8(8*kind + min(7, uint32(bits.Len32(grown)))), uint8(turn)}
+	s.turn = r.turn
+	base := partBase(uint8(basePart(s.base)), pause)
+	listed := s.is(candidate)
+	p.cellDel(g)
+	s.base = base
+	s.level = p.model.level(s)
+	if listed {
+		p.cellAdd(g)
+	}
+}
+
+// endChain makes the request's segments final: their features are known now, and its last chunk goes its own way.
+func (p *Policy) endChain(r *request) {
+	if !r.open {
+		return
+	}
+	p.settle(r)
+	r.open = false
+	if p.latest == r.seg {
+		p.latest = none
+	}
+	g := r.seg
+	if g == none {
+		return
+	}
+	s := &p.segs[g]
+	end := s.end
+	if f := r.found; f != none {
+		own := p.segs[f].end
+		p.segs[f].end = end
+		p.segs[f].short = uint16(min(end-min(own, end), 1<<16-1))
+		p.classify(r, f, true)
+		p.segs[f].tip = p.slots[p.segs[f].tail].key
+		p.refresh(f)
+	}
+	if part := p.partOf(g); part != partNew && part != partFound || s.n == 0 {
+		return
+	}
+	p.classify(r, g, true)
+	tail := s.tail
+	s.tip = p.slots[tail].key
+	if p.slots[tail].depth != end {
+		return // its last chunk is gone already
+	}
+	if s.n > 1 {
+		s.tip = p.slots[p.slots[tail].prev].key
+		s.short = 1
+		if f := r.found; f != none {
+			p.segs[f].tip = s.tip
+		}
+	}
+	p.splitLast(r, g)
+}
+
+// splitLast gives the last chunk of a chain a segment of its own.
+func (p *Policy) splitLast(r *request, g uint32) {
+	s := &p.segs[g]
+	tail := s.tail
+	l := g
+	if s.n > 1 {
+		made, ok := p.newSegment(partLast, r)
+		if !ok {
+			return
+		}
+		l = made
+		p.cellDel(g)
+		p.detach(tail)
+		p.attach(tail, l)
+		n := &p.segs[l]
+		n.end, n.turn, n.feature = s.end, s.turn, s.feature
+	}
+	n := &p.segs[l]
+	n.tip = p.slots[tail].key
+	p.cellDel(l)
+	n.base = partBase(partLast, 0)
+	n.level = p.model.level(n)
+	p.refresh(l)
+	p.refresh(g)
+}

@@ -1,0 +1,122 @@
+package prefix
+
+import "github.com/kvhost/kvhost/abi"
+
+const none = abi.None
+
+// slot is one resident chunk. Slots of a segment form a list from the shallowest chunk to the deepest.
+type slot struct {
+	key        uint64
+	seg        uint32 // its segment; none: not resident
+	prev, next uint32
+	parent     uint32 // valid while the parent's generation is parentGen
+	kids       uint32 // resident children
+	size       uint32
+	tenant     uint32
+	depth      uint32
+	pins       uint16
+	gen        uint8 // changes whenever the slot is emptied
+	parentGen  uint8
+	fan        uint8 // children it has ever been given, saturating
+	shared     bool  // it, or a chunk below it, has had manyKids
+	_          uint16
+}
+
+// manyKids makes a chunk a shared prefix: a conversation that goes on gives its chunks two or three.
+const manyKids = 8
+
+// link makes parent the parent of slot i.
+func (p *Policy) link(i, parent uint32) {
+	if parent >= uint32(len(p.slots)) || p.slots[parent].seg == none || parent == i {
+		return
+	}
+	s, q := &p.slots[i], &p.slots[parent]
+	s.parent, s.parentGen = parent, q.gen
+	if q.kids++; q.kids == 1 {
+		p.refresh(q.seg)
+	}
+}
+
+// branch notes that a request gave parent a child it never had, and marks the path above as shared when that makes
+// many. Each slot is marked once.
+func (p *Policy) branch(parent uint32) {
+	q := &p.slots[parent]
+	if q.fan < 255 {
+		q.fan++
+	}
+	if q.fan < manyKids {
+		return
+	}
+	for a := parent; a != none && !p.slots[a].shared; a = p.parentOf(a) {
+		p.slots[a].shared = true
+	}
+}
+
+// parentOf is the resident parent of slot i, or none.
+func (p *Policy) parentOf(i uint32) uint32 {
+	s := &p.slots[i]
+	if s.parent == none || p.slots[s.parent].gen != s.parentGen {
+		return none
+	}
+	return s.parent
+}
+
+// orphan takes slot i away from its parent.
+func (p *Policy) unparent(i uint32) {
+	q := p.parentOf(i)
+	p.slots[i].parent = none
+	if q == none || p.slots[q].kids == 0 {
+		return
+	}
+	if p.slots[q].kids--; p.slots[q].kids == 0 {
+		p.refresh(p.slots[q].seg)
+	}
+}
+
+// attach appends slot i, deeper than all of them, to segment g.
+func (p *Policy) attach(i, g uint32) {
+	s, seg := &p.slots[i], &p.segs[g]
+	s.seg, s.prev, s.next = g, seg.tail, none
+	if seg.tail == none {
+		seg.head = i
+	} else {
+		p.slots[seg.tail].next = i
+	}
+	seg.tail = i
+	seg.n++
+}
+
+// reattach undoes the latest detach of slot i from segment g.
+func (p *Policy) reattach(i, g uint32) {
+	s, seg := &p.slots[i], &p.segs[g]
+	s.seg = g
+	if s.prev == none {
+		seg.head = i
+	} else {
+		p.slots[s.prev].next = i
+	}
+	if s.next == none {
+		seg.tail = i
+	} else {
+		p.slots[s.next].prev = i
+	}
+	seg.n++
+}
+
+// detach takes slot i out of its segment.
+func (p *Policy) detach(i uint32) {
+	s := &p.slots[i]
+	seg := &p.segs[s.seg]
+	if s.prev == none {
+		seg.head = s.next
+	} else {
+		p.slots[s.prev].next = s.next
+	}
+	if s.next == none {
+		seg.tail = s.prev
+	} else {
+		p.slots[s.next].prev = s.prev
+	}
+	seg.n--
+	s.seg = none
+}

@@ -1,0 +1,121 @@
+package prefix
+
+import "github.com/kvhost/kvhost/abi"
+
+// Limits of the search for victims where the cells do not have enough.
+const (
+	strangers = 256     // candidates of other tenants that are looked at
+	sweep     = 1 << 16 // slots, from where the last sweep stopped
+	sweeps    = 6       // all but the last for leaves only
+)
+
+// Victims names the chunks that are worth least, each before its parent.
+func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
+	dst = dst[:min(len(dst), int(ask.MaxVictims))]
+	n, tries := 0, 0
+	var freed uint64
+	// Chunks are taken off their segments as if they had gone, and put back at the end.
+	for n < len(dst) && freed < ask.Bytes && tries < strangers {
+		g := p.next()
+		if g == none {
+			break
+		}
+		i := p.segs[g].tail
+		s := &p.slots[i]
+		if ask.Tenant != none && ask.Tenant != s.tenant {
+			tries++
+			p.hide(g)
+			continue
+		}
+		dst[n] = i
+		n++
+		if freed += uint64(s.size) * abi.SizeUnit; freed < ask.Bytes {
+			p.pretend(i, g)
+		}
+	}
+	for pass := 0; pass < sweeps && n < len(dst) && freed < ask.Bytes; pass++ {
+		n, freed = p.sweep(ask, pass < sweeps-1, freed, dst, n)
+	}
+	p.restore()
+	return n
+}
+
+// next is the segment to take from. The chain that is being stored is spared while there is another: to cut it would
+// make what is stored next useless.
+func (p *Policy) next() uint32 {
+	c := p.worst()
+	if c == none {
+		return none
+	}
+	g := p.cells[c].first
+	if g != p.latest || c == orphans {
+		return g
+	}
+	if right := p.segs[g].right; right != none {
+		return right
+	}
+	p.play(c, never)
+	if other := p.worst(); other != none {
+		g = p.cells[other].first
+	}
+	p.play(c, p.worth(c))
+	return g
+}
+
+// pretend takes chunk i of segment g, mostly its deepest, away for the time of one answer.
+func (p *Policy) pretend(i, g uint32) {
+	p.undo = append(p.undo, i, g)
+	p.cellDel(g)
+	p.detach(i)
+	if q := p.parentOf(i); q != none {
+		p.slots[q].kids--
+		if p.slots[q].kids == 0 && p.slots[q].seg != none {
+			p.refresh(p.slots[q].seg)
+		}
+	}
+	p.refresh(g)
+}
+
+// hide takes segment g off its list for the time of one answer.
+func (p *Policy) hide(g uint32) {
+	p.undo = append(p.undo, none, g)
+	p.cellDel(g)
+}
+
+// restore undoes every pretend and hide, the last one first.
+func (p *Policy) restore() {
+	for k := len(p.undo) - 2; k >= 0; k -= 2 {
+		i, g := p.undo[k], p.undo[k+1]
+		p.cellDel(g)
+		if i != none {
+			p.reattach(i, g)
+			if q := p.parentOf(i); q != none {
+				p.slots[q].kids++
+				if p.slots[q].kids == 1 && p.slots[q].seg != none {
+					p.refresh(p.slots[q].seg)
+				}
+			}
+		}
+		p.refresh(g)
+	}
+	p.undo = p.undo[:0]
+}
+
+// sweep goes on from n victims with whatever may go, in the order of the slots: chunks of a segment that is being
+// touched, of a tenant that has few, or, if not only leaves, above a pinned one.
+func (p *Policy) sweep(ask abi.Ask, leaf bool, freed uint64, dst []uint32, n int) (int, uint64) {
+	for k := 0; k < min(sweep, len(p.slots)) && n < len(dst) && freed < ask.Bytes; k++ {
+		if p.hand++; p.hand >= uint32(len(p.slots)) {
+			p.hand = 0
+		}
+		s := &p.slots[p.hand]
+		if s.seg == none || s.pins > 0 || ask.Tenant != none && ask.Tenant != s.tenant || leaf && s.kids > 0 {
+			continue
+		}
+		dst[n] = p.hand
+		n++
+		freed += uint64(s.size) * abi.SizeUnit
+		p.pretend(p.hand, s.seg)
+	}
+	return n, freed
+}
