@@ -41,6 +41,7 @@ var rootMetrics = []rootMetric{
 	{"root_entries", "Entries in the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Entries) }},
 	{"root_index_bytes", "Memory of the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
 	{"root_evictions_total", "Entries evicted.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Evictions) }},
+	{"root_recycled_files_total", "Victims' files that stores took over instead of making new ones.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Recycled) }},
 	{"root_sheds_total", "Stores that found no space.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Sheds) }},
 	{"root_damaged_total", "Entries dropped because a file was not what it should be.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Damaged) }},
 	{"root_vanished_total", "Files removed by somebody else.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Vanished) }},

@@ -20,7 +20,7 @@ func (r *root) evictAhead(ctx context.Context) {
 		r.turn.Lock()
 		r.mu.Lock()
 		for ctx.Err() == nil && (r.used > low || r.x.used == r.x.max) {
-			if r.evictSome(max(r.used-low, 1)) == 0 {
+			if r.evictSome(max(r.used-low, 1), nil) == 0 {
 				break
 			}
 		}

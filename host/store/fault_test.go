@@ -184,9 +184,9 @@ func TestBackgroundEviction(t *testing.T) {
 
 // TestHungUnlink has the eviction of one put hang; lookups and loads go on meanwhile.
 func TestHungUnlink(t *testing.T) {
-	f, faulty := faultyFixture(t, 2)
+	f, faulty := faultyFixture(t, 2, func(c *Config) { c.Roots[0].Shared = true }) // no file is taken over there
 	f.mustPut(0, 1)
-	faulty.Set(staging.MustRules("remove ** 1st: hang")...)
+	faulty.Set(staging.MustRules("remove,rename ** 1st: hang")...)
 	done := make(chan error)
 	go func() { done <- f.put(2, 0) }()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

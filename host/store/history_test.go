@@ -298,12 +298,14 @@ func (h *history) invariants() error {
 	disk, temporaries := usage(h, h.cfg.Roots[0].Path)
 	open := 0
 	for _, p := range h.puts {
-		if p.file != nil {
+		if p.temp != "" {
 			open++
 		}
 	}
 	switch {
-	case st.Used > st.Capacity:
+	case disk > st.Capacity:
+		return fmt.Errorf("%d bytes on disk, of %d", disk, st.Capacity)
+	case st.Used > st.Capacity && h.rules == nil:
 		return fmt.Errorf("%d bytes used of %d", st.Used, st.Capacity)
 	case disk > st.Used:
 		return fmt.Errorf("%d bytes on disk, the account says %d", disk, st.Used)

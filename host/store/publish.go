@@ -201,15 +201,12 @@ func (p *Put) enter(info staging.Info) error {
 	e.size = uint32(max(0, int64(e.size)+diff/Page))
 	r.used += diff
 	r.count.published++
-	over := r.used > r.cfg.Capacity
 	if r.store.cfg.Durability == Batch {
 		r.unsynced = append(r.unsynced, p.mark)
 	}
 	r.mu.Unlock()
 	p.end()
-	if over {
-		r.shrink(context.Background())
-	}
+	r.relieve()
 	return nil
 }
 
@@ -219,7 +216,7 @@ func (r *root) shrink(ctx context.Context) {
 	defer r.turn.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.makeRoom(ctx, 0, false, true); err != nil {
+	if err := r.makeRoom(ctx, 0, false, true, nil); err != nil {
 		r.log.Warn("over capacity", "used", r.used, "capacity", r.cfg.Capacity, "error", err)
 	}
 }
@@ -245,6 +242,21 @@ func (p *Put) abort(cause error) {
 	r.mu.Unlock()
 	r.log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
+	r.relieve()
+}
+
+// relieve makes room when a file that would not go has put the root over its capacity, and says whether it is within it.
+func (r *root) relieve() bool {
+	within := func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.used <= r.cfg.Capacity
+	}
+	if within() {
+		return true
+	}
+	r.shrink(context.Background())
+	return within()
 }
 
 // removeTemp unlinks the temporary, if there is one.

@@ -44,7 +44,7 @@ type Put struct {
 	target string
 
 	mu   sync.Mutex
-	temp string
+	temp string // there before file when the put was left a victim's
 	file staging.File
 	over bool
 }
@@ -216,15 +216,13 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.makeRoom(ctx, p.entryBytes(), true, demand); err != nil {
-		r.count.sheds++
-		return err
+	if err := r.makeRoom(ctx, p.entryBytes(), true, demand, p); err != nil {
+		return r.shed(p, err)
 	}
 	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
 	slot := r.x.add(p.mark.print, p.class.id, &p.key, parent, q.Depth)
 	if slot == none {
-		r.count.sheds++
-		return fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key)
+		return r.shed(p, fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key))
 	}
 	e := r.x.at(slot)
 	e.size, e.tenant = uint32(p.entryBytes()/abi.SizeUnit), tenant
@@ -242,6 +240,16 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 		r.wake()
 	}
 	return nil
+}
+
+// shed gives up an insertion, and the file that it may have been left by a victim, before anyone else can reserve its
+// bytes. It is called with mu held, and has it when it returns.
+func (r *root) shed(p *Put, cause error) error {
+	r.count.sheds++
+	r.mu.Unlock()
+	p.removeTemp()
+	r.mu.Lock()
+	return cause
 }
 
 // name works out the target of a piece that joined an entry.
@@ -279,7 +287,8 @@ func (p *Put) DataOffset() int64 { return p.class.dataOffset }
 // FileBytes is the size of the whole file: header, table and payload, each padded to whole pages.
 func (p *Put) FileBytes() int64 { return p.class.fileBytes }
 
-// File is the named temporary, made beside its target at the first call. Publish and Abort close it.
+// File is the named temporary, made beside its target at the first call: a victim's file if the put was left one, else
+// a new one. Publish and Abort close it.
 func (p *Put) File() (staging.File, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -290,6 +299,18 @@ func (p *Put) File() (staging.File, error) {
 		return p.file, nil
 	}
 	r := p.root
+	if p.temp != "" {
+		f, err := p.inherit()
+		if err == nil {
+			p.file = f
+			return f, nil
+		}
+		r.log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
+		p.removeTemp()
+		if !r.relieve() {
+			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.dir, err)
+		}
+	}
 	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
 	for range 3 {
 		p.temp = tempName(p.target, r.store.cfg.HostID, r.store.seq.Add(1))

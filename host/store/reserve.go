@@ -15,8 +15,8 @@ const maxAsked = 256
 
 // makeRoom sees to it that need bytes, and a slot if one is wanted, are free. The caller holds mu, and has it when it
 // returns, also with an error. demand says that it may evict: then the caller holds turn too, and mu is let go while
-// files are unlinked.
-func (r *root) makeRoom(ctx context.Context, need int64, wantSlot, demand bool) error {
+// files are unlinked. heir is the put that the room is for, if any: it may get a victim's file.
+func (r *root) makeRoom(ctx context.Context, need int64, wantSlot, demand bool, heir *Put) error {
 	if need > r.cfg.Capacity {
 		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, need, r.cfg.Capacity)
 	}
@@ -33,7 +33,7 @@ func (r *root) makeRoom(ctx context.Context, need int64, wantSlot, demand bool) 
 			r.wake()
 			return fmt.Errorf("%w: %d bytes are short in %s until the evictor has run", ErrNoSpace, short, r.dir)
 		}
-		if r.evictSome(max(short, 1)) > 0 {
+		if r.evictSome(max(short, 1), heir) > 0 {
 			continue
 		}
 		if r.quar.bytes > 0 {
@@ -45,8 +45,8 @@ func (r *root) makeRoom(ctx context.Context, need int64, wantSlot, demand bool) 
 }
 
 // evictSome asks for victims, unlinks those that are valid, up to the bytes wanted, and says how many entries went. It is
-// called with turn and mu held, and lets go of mu meanwhile.
-func (r *root) evictSome(bytes int64) int {
+// called with turn and mu held, and lets go of mu meanwhile. heir may get one of the files instead.
+func (r *root) evictSome(bytes int64, heir *Put) int {
 	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: abi.None}
 	n, err := r.evict.Victims(ask, r.victims[:])
 	if err != nil {
@@ -75,7 +75,7 @@ func (r *root) evictSome(bytes int64) int {
 	}
 	r.mu.Unlock()
 	for i := range gone {
-		gone[i].stray = r.unlink(&gone[i], gone[i].pieces)
+		gone[i].stray = r.unlink(&gone[i], r.bequeath(&gone[i], heir))
 	}
 	r.mu.Lock()
 	for i := range gone {

@@ -10,6 +10,7 @@ import (
 type counters struct {
 	lookups, hitEntries                           uint64
 	inserted, published, aborted, dropped         uint64
+	recycled                                      uint64
 	evictions, asks, badVictims                   uint64
 	sheds, damaged, quarantined, vanished         uint64
 	placeFaults, policyFaults, detours, syncFails uint64
@@ -34,6 +35,7 @@ type RootStats struct {
 	Inserted    uint64 // entries reserved
 	Published   uint64 // pieces
 	Aborted     uint64 // pieces
+	Recycled    uint64 // victims' files that became the temporaries of puts
 	Evictions   uint64 // entries
 	Asks        uint64 // times that victims were asked for
 	BadVictims  uint64 // named by the policy although pinned, in flight or gone
@@ -84,7 +86,7 @@ func (r *root) stats() RootStats {
 	st := RootStats{
 		Path: r.dir, Capacity: r.cfg.Capacity, Used: r.used, Held: r.quar.bytes, Stray: r.stray,
 		Entries: int(r.x.used), Complete: r.complete, Slots: r.x.high, MaxEntries: r.x.max, IndexBytes: r.x.bytes(),
-		Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
+		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
 		BadVictims: c.badVictims, Sheds: c.sheds, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: c.policyFaults, Recovered: c.recovered,
 		Swept: c.swept, Foreign: c.foreign, Unclaimed: c.unclaimed,

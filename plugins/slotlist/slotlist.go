@@ -46,7 +46,7 @@ func New(maxSlots uint32) List {
 // branch that costs more than the work itself. Links never leave the array, because only the slots of events come from
 // outside, and those are compared with the root's.
 func (l *List) Apply(batch []abi.Event, touch bool) {
-	nodes := (*[1 << 32]node)(unsafe.Pointer(unsafe.SliceData(l.nodes)))
+	base := unsafe.Pointer(unsafe.SliceData(l.nodes))
 	last := l.root
 	for i := range batch {
 		ev := &batch[i]
@@ -54,36 +54,41 @@ func (l *List) Apply(batch []abi.Event, touch bool) {
 		if slot >= last {
 			continue
 		}
-		n := &nodes[slot]
+		n := at(base, slot)
 		if ev.Op == abi.OpTouch && n.state&(resident|passed) == resident {
 			if !touch {
 				continue
 			}
 			newer, older := n.newer, n.older
-			nodes[newer].older = older
-			nodes[older].newer = newer
-			newest := nodes[last].older
-			nodes[newest].newer = slot
+			at(base, newer).older = older
+			at(base, older).newer = newer
+			newest := at(base, last).older
+			at(base, newest).newer = slot
 			n.older = newest
 			n.newer = last
-			nodes[last].older = slot
+			at(base, last).older = slot
 			continue
 		}
 		if ev.Op == abi.OpInsert && n.state == 0 {
-			newest := nodes[last].older
-			nodes[newest].newer = slot
-			nodes[last].older = slot
+			newest := at(base, last).older
+			at(base, newest).newer = slot
+			at(base, last).older = slot
 			*n = node{newer: last, older: newest, state: resident | min(ev.Size, sizeMask), tenant: ev.Tenant}
 			continue
 		}
 		if ev.Op == abi.OpRemove && n.state&(resident|passed) == resident {
-			nodes[n.newer].older = n.older
-			nodes[n.older].newer = n.newer
+			at(base, n.newer).older = n.older
+			at(base, n.older).newer = n.newer
 			n.state = 0
 			continue
 		}
 		l.apply(ev, touch)
 	}
+}
+
+// at is node i, which the caller has compared with the root or found as a link.
+func at(base unsafe.Pointer, i uint32) *node {
+	return (*node)(unsafe.Add(base, uintptr(i)*unsafe.Sizeof(node{})))
 }
 
 func (l *List) apply(ev *abi.Event, touch bool) {
@@ -180,21 +185,21 @@ func (l *List) Victims(ask abi.Ask, dst []uint32) int {
 	var n, freed uint64
 	run := true // every slot behind this one is pinned
 	for s := l.nodes[l.done].newer; s != l.root && n < limit && freed < ask.Bytes; s = l.nodes[s].newer {
-		at := &l.nodes[s]
-		if at.state&pinned != 0 {
+		v := &l.nodes[s]
+		if v.state&pinned != 0 {
 			if run {
-				at.state |= passed
+				v.state |= passed
 				l.done = s
 			}
 			continue
 		}
 		run = false
-		if ask.Tenant != abi.None && at.tenant != ask.Tenant {
+		if ask.Tenant != abi.None && v.tenant != ask.Tenant {
 			continue
 		}
 		dst[n] = s
 		n++
-		freed += uint64(at.state&sizeMask) * abi.SizeUnit
+		freed += uint64(v.state&sizeMask) * abi.SizeUnit
 	}
 	return int(n)
 }

@@ -1,0 +1,170 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+func (f *fixture) recycled() uint64 { return f.store.Stats().Roots[0].Recycled }
+
+func (f *fixture) temporaries() (found []string) {
+	f.Helper()
+	err := filepath.WalkDir(f.cfg.Roots[0].Path, func(path string, d os.DirEntry, err error) error {
+		if err == nil && filepath.Ext(path) == ".tmp" {
+			found = append(found, path)
+		}
+		return err
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	return found
+}
+
+func (f *fixture) mustHold(n uint64) {
+	f.Helper()
+	l := f.lookup(n)
+	defer l.Release()
+	got, err := read(l, 0, 0)
+	if err != nil {
+		f.Fatalf("key %d: %v", n, err)
+	}
+	if want := payload(f.space.Plan(0), testKey(n), 0); !bytes.Equal(got, want[:len(got)]) {
+		f.Errorf("key %d holds other bytes", n)
+	}
+}
+
+// A store that evicts overwrites the victim's file: no file is made or unlinked, and every key has its own bytes.
+func TestVictimsFilesAreTakenOver(t *testing.T) {
+	fsys := staging.Faulty(staging.OS())
+	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.FS = fsys })
+	f.mustPut(0, 1, 2)
+	fsys.Set(staging.MustRules("remove **.kv: eio")...) // none may be unlinked
+	f.mustPut(3, 4, 5, 6)
+	if n := f.recycled(); n != 4 {
+		t.Errorf("%d files were taken over, want 4", n)
+	}
+	for n := range uint64(4) {
+		if f.has(n) {
+			t.Errorf("key %d is still there", n)
+		}
+	}
+	for _, n := range []uint64{4, 5, 6} {
+		f.mustHold(n)
+	}
+	if left := f.temporaries(); len(left) > 0 {
+		t.Errorf("temporaries: %v", left)
+	}
+	fsys.Set()
+	f.restart()
+	for _, n := range []uint64{4, 5, 6} {
+		f.mustHold(n)
+	}
+}
+
+func TestWhatIsNotTakenOver(t *testing.T) {
+	t.Run("a file with a second name", func(t *testing.T) {
+		f := newFixture(t, t.TempDir(), 1, 1)
+		f.mustPut(0)
+		l := f.lookup(0)
+		p, err := l.Open(0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := filepath.Join(t.TempDir(), "backup")
+		if err := os.Link(p.File().Name(), other); err != nil {
+			t.Fatal(err)
+		}
+		before, err := os.ReadFile(other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
+		l.Release()
+		f.mustPut(1)
+		f.mustHold(1)
+		if after, err := os.ReadFile(other); err != nil || !bytes.Equal(before, after) {
+			t.Errorf("the other name's bytes changed: %v", err)
+		}
+		if n := f.recycled(); n != 0 {
+			t.Errorf("%d taken over", n)
+		}
+	})
+	t.Run("a file of another size", func(t *testing.T) {
+		f := newFixture(t, t.TempDir(), 2, 1)
+		q := f.request(0, 0, 0)
+		q.Group = 1 // larger files
+		p, err := f.store.Put(context.Background(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(write(p), p.Publish(context.Background())); err != nil {
+			t.Fatal(err)
+		}
+		f.mustPut(1, 2)
+		f.mustHold(1)
+		f.mustHold(2)
+		if n := f.recycled(); n != 0 {
+			t.Errorf("%d taken over", n)
+		}
+	})
+	t.Run("anything of a shared root", func(t *testing.T) {
+		f := newFixture(t, t.TempDir(), 1, 1, func(c *Config) { c.Roots[0].Shared = true })
+		f.mustPut(0, 1)
+		f.mustHold(1)
+		if n := f.recycled(); n != 0 {
+			t.Errorf("%d taken over", n)
+		}
+	})
+}
+
+// Whatever goes wrong on the way, the put goes on with a new file or ends with nothing left behind.
+func TestTakingOverFails(t *testing.T) {
+	for name, rule := range map[string]string{
+		"rename fails":                 "rename **: eio",
+		"rename happened but says not": "rename **: eio after",
+		"the file cannot be opened":    "open **.tmp 1st: eio",
+		"the file cannot be looked at": "stat **.tmp 1st: eio",
+		"the write fails":              "write **.tmp: enospc",
+	} {
+		t.Run(name, func(t *testing.T) {
+			fsys := staging.Faulty(staging.OS())
+			f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) { c.FS = fsys })
+			f.mustPut(0, 1)
+			fsys.Set(staging.MustRules(rule)...)
+			err := f.put(2, 0)
+			fsys.Set()
+			if err == nil {
+				f.mustHold(2)
+			}
+			f.mustHold(1)
+			if left := f.temporaries(); len(left) > 0 {
+				t.Errorf("temporaries: %v", left)
+			}
+			f.mustPut(3, 4)
+			f.mustHold(3)
+			f.mustHold(4)
+		})
+	}
+	t.Run("the put is aborted before it opened the file", func(t *testing.T) {
+		f := newFixture(t, t.TempDir(), 1, 1)
+		f.mustPut(0)
+		p, err := f.store.Put(context.Background(), f.request(1, 1, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Abort(errors.New("no longer wanted"))
+		if left := f.temporaries(); len(left) > 0 {
+			t.Errorf("temporaries: %v", left)
+		}
+		if used := f.store.Stats().Roots[0].Used; used != 0 {
+			t.Errorf("%d bytes in use", used)
+		}
+	})
+}
