@@ -1,0 +1,29 @@
+"""Client of kvhost, the per-node KV-cache offload host.
+
+A :class:`Session` is one stream to the host. Memory is shared, never copied through the socket: an :class:`Arena` is a
+sealed memfd that both processes map, and stores and loads name blocks in it.
+"""
+
+from kvhost.arena import Arena
+from kvhost.errors import Code, HostError, HostGone, KvhostError
+from kvhost.session import (
+    NOT_WANTED,
+    BlockError,
+    ChunkResult,
+    LoadChunk,
+    LoadJob,
+    LoadResult,
+    Lookup,
+    Result,
+    Session,
+    StoreChunk,
+    StoreJob,
+    StoreResult,
+)
+from kvhost.shape import Group, Namespace, Plane, Region
+
+__all__ = [
+    "NOT_WANTED", "Arena", "BlockError", "ChunkResult", "Code", "Group", "HostError", "HostGone", "KvhostError",
+    "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "Plane", "Region", "Result", "Session", "StoreChunk",
+    "StoreJob", "StoreResult",
+]

@@ -1,0 +1,43 @@
+"""What can go wrong."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Code(enum.IntEnum):
+    """Why the host refused a message or failed a chunk; the numbers of the protocol."""
+
+    UNSPECIFIED = 0
+    INVALID = 1
+    DISAGREEMENT = 2
+    LIMIT = 3
+    UNKNOWN = 4
+    BUSY = 5
+    LEASE_OVER = 6
+    DAMAGED = 7
+    IO = 8
+    CANCELLED = 9
+    CLOSING = 10
+    INTERNAL = 11
+
+    @classmethod
+    def _missing_(cls, value: object) -> Code:
+        return cls.UNSPECIFIED  # of a newer host
+
+
+class KvhostError(Exception):
+    """The base of all errors here."""
+
+
+class HostGone(KvhostError):
+    """No host answers, or the session with it is over. Connecting again is the caller's business."""
+
+
+class HostError(KvhostError):
+    """The host's refusal of one message, or the failure of one chunk."""
+
+    def __init__(self, code: int, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.code = Code(code)
+        self.field = field

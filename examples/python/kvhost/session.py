@@ -1,0 +1,292 @@
+"""Sessions, lookups and jobs."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvhost.arena import Arena
+from kvhost.errors import HostError
+from kvhost.shape import Namespace, Region
+from kvhost.v1 import kvhost_pb2 as pb
+from kvhost.wire import Stream, checked, send_descriptor
+
+PROTOCOL = 1
+
+#: In a load's blocks: this block of the chunk is not wanted.
+NOT_WANTED = 0xFFFFFFFF
+
+
+class Result(enum.IntEnum):
+    """What became of one chunk of a store; the numbers of the protocol."""
+
+    UNSPECIFIED = 0
+    STORED = 1
+    RESIDENT = 2
+    REFUSED = 3
+    SHED = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True)
+class StoreChunk:
+    key: bytes
+    blocks: Sequence[int]
+    parent: bytes = b""  # empty for a prefix's first chunk
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    result: Result
+    error: HostError | None = None
+
+
+@dataclass(frozen=True)
+class StoreResult:
+    chunks: list[ChunkResult]
+    bytes: int
+    cancelled: bool
+
+
+@dataclass(frozen=True)
+class LoadChunk:
+    index: int  # of the key in the lookup
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True)
+class BlockError:
+    block: int
+    chunk: int  # index into the load's chunks
+    error: HostError
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    bytes: int
+    failed: list[BlockError]  # no other block was not delivered and verified
+    cancelled: bool
+
+
+class Lookup:
+    """What is there, and the lease that keeps it there for a while."""
+
+    def __init__(self, session: Session, first: int, reply: Any) -> None:
+        self._session = session
+        self._first = first
+        self.hits: int = reply.hits
+        self.lease: int = reply.lease  # 0 when nothing was hit
+        self.bits: bytes = reply.bits  # membership groups: bit i%8 of byte i/8 is key i
+
+    def has(self, i: int) -> bool:
+        if self.bits:
+            return i // 8 < len(self.bits) and bool(self.bits[i // 8] >> (i % 8) & 1)
+        return self._first <= i < self._first + self.hits
+
+    def release(self) -> None:
+        """Ends the lease. After a load or the expiry it does no harm."""
+        if self.lease:
+            self._session._ask(release=pb.Release(lease=self.lease))
+
+
+class _Job:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.id = 0
+        self._over = threading.Event()
+        self._answer: Any = None
+
+    def cancel(self) -> None:
+        """Returns when no copy can touch the blocks any more. The job still completes."""
+        self._session._ask(cancel=pb.Cancel(job=self.id))
+
+    def _wait(self, timeout: float | None) -> Any:
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"job {self.id} is not over after {timeout} s: its blocks are still the host's")
+        return checked(self._answer)
+
+
+class StoreJob(_Job):
+    """A running store."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._read = threading.Event()
+
+    def _call(self, m: Any) -> bool:
+        if not isinstance(m, Exception) and m.WhichOneof("body") == "store_read":
+            self._read.set()
+            return False
+        self._answer = m
+        self._over.set()
+        self._read.set()
+        return True
+
+    def read(self, timeout: float | None = None) -> None:
+        """Returns when the blocks may be used again."""
+        if not self._read.wait(timeout):
+            raise TimeoutError(f"job {self.id} has not read its blocks after {timeout} s")
+        if self._over.is_set():
+            checked(self._answer)
+
+    def published(self, timeout: float | None = None) -> StoreResult:
+        """Returns when every chunk has its result."""
+        m = self._wait(timeout).store_published
+        errors = {f.chunk: HostError(f.code, "", f.message) for f in m.failures}
+        chunks = [ChunkResult(Result(r), errors.get(i)) for i, r in enumerate(m.results)]
+        return StoreResult(chunks, m.bytes, m.cancelled)
+
+
+class LoadJob(_Job):
+    """A running load."""
+
+    def __init__(self, session: Session, on_layer: Callable[[int], None] | None) -> None:
+        super().__init__(session)
+        self._on_layer = on_layer
+
+    def _call(self, m: Any) -> bool:
+        if not isinstance(m, Exception) and m.WhichOneof("body") == "load_layer":
+            if self._on_layer is not None:
+                self._on_layer(m.load_layer.layer)
+            return False
+        self._answer = m
+        self._over.set()
+        return True
+
+    def wait(self, timeout: float | None = None) -> LoadResult:
+        """Returns when every block was delivered or has failed. When it raises :class:`HostGone` or
+        :class:`HostError`, no block of the load is to be used."""
+        m = self._wait(timeout).load_done
+        failed = [
+            BlockError(block, f.chunk, HostError(f.code, "", f.message)) for f in m.failures for block in f.blocks
+        ]
+        return LoadResult(m.bytes, failed, m.cancelled)
+
+
+class Session:
+    """A session with the host on a Unix socket. Any thread may use it."""
+
+    def __init__(
+        self,
+        socket: str,
+        engine: str,
+        namespace: Namespace,
+        *,
+        role: str = "worker",
+        rank: int = 0,
+        local_ranks: int = 1,
+        tenant: int = 0,
+        device_uuid: str = "",
+        timeout: float = 30.0,
+    ) -> None:
+        self._socket = socket
+        self._timeout = timeout
+        self._namespace = namespace
+        self._tags = iter(range(1, 1 << 62))
+        self._stream = Stream(socket)
+        try:
+            hello = self._ask(
+                hello=pb.Hello(
+                    protocol=PROTOCOL, engine=engine, role=role, rank=rank, local_ranks=local_ranks,
+                    device_uuid=device_uuid, namespace=namespace.message(), tenant=tenant,
+                )
+            ).hello
+        except BaseException:
+            self._stream.close()
+            raise
+        self._nonce: bytes = hello.nonce
+        self.version: str = hello.version
+        self.lease_seconds: float = hello.lease_millis / 1000
+        self.limits: Any = hello.limits
+
+    def _ask(self, **body: Any) -> Any:
+        return self._stream.ask(self._timeout, **body)
+
+    def register(self, group: int, arena: Arena, regions: Sequence[Region]) -> None:
+        """Tells the host where a group's pages are: one region per plane of the group, in its order."""
+        if arena.fd < 0:
+            raise ValueError("the arena is closed")
+        tag = next(self._tags)
+        send_descriptor(self._socket + ".fd", self._nonce, tag, arena.fd, self._timeout)
+        self._ask(
+            register=pb.Register(
+                group=group,
+                regions=[
+                    pb.Region(plane=i, memfd=tag, offset=r.offset, stride=r.stride, blocks=r.blocks)
+                    for i, r in enumerate(regions)
+                ],
+            )
+        )
+
+    def unregister(self, group: int) -> None:
+        """Returns when the host can touch the group's pages no more."""
+        self._ask(unregister=pb.Unregister(group=group))
+
+    def lookup(
+        self, keys: Sequence[bytes], *, group: int = 0, request: int = 0, first: int = 0, readers: int = 0
+    ) -> Lookup:
+        """Asks what can be loaded, and pins it for a while."""
+        n = self._namespace.key_bytes
+        packed = b"".join(keys)
+        if len(packed) != n * len(keys) or any(len(k) != n for k in keys):
+            raise ValueError(f"keys have {n} bytes each")
+        m = self._ask(lookup=pb.Lookup(request=request, group=group, keys=packed, first=first, readers=readers))
+        return Lookup(self, first, m.lookup)
+
+    def store(self, chunks: Sequence[StoreChunk], *, group: int = 0, request: int = 0) -> StoreJob:
+        """Begins to store chunks. The blocks must not change until the job has read them."""
+        job = StoreJob(self)
+        job.id = self._stream.start(
+            job._call,
+            store=pb.Store(
+                request=request,
+                group=group,
+                chunks=[pb.StoreChunk(key=c.key, parent=c.parent, depth=c.depth, blocks=c.blocks) for c in chunks],
+            ),
+        )
+        return job
+
+    def load(
+        self, lookup: Lookup, chunks: Sequence[LoadChunk], *, on_layer: Callable[[int], None] | None = None
+    ) -> LoadJob:
+        """Begins to fill blocks from what a lookup leased, and uses the lease up. ``on_layer`` runs on the receiving
+        thread: it must be quick and must not call the session."""
+        job = LoadJob(self, on_layer)
+        job.id = self._stream.start(
+            job._call,
+            load=pb.Load(
+                lease=lookup.lease,
+                layers=on_layer is not None,
+                chunks=[pb.LoadChunk(index=c.index, blocks=c.blocks) for c in chunks],
+            ),
+        )
+        return job
+
+    def end_request(self, request: int) -> None:
+        """Says that a request is over: what it still has leased is released."""
+        self._ask(end_request=pb.EndRequest(request=request))
+
+    def flush(self) -> None:
+        """Returns when no copy of the jobs sent so far can touch their blocks any more."""
+        self._ask(flush=pb.Flush())
+
+    def ping(self) -> None:
+        self._ask(ping=pb.Ping())
+
+    def status(self) -> Any:
+        """What the host is doing, as a ``StatusReply``."""
+        return self._stream.status(self._timeout)
+
+    def close(self) -> None:
+        """Ends the session: the host cancels its jobs and unmaps its memory."""
+        self._stream.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

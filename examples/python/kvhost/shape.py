@@ -1,0 +1,78 @@
+"""What bytes are: namespaces, groups, planes, and where their pages stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvhost.v1 import kvhost_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One stream of pages: a layer's K (part 0), its V (part 1), or both in one page (part 0)."""
+
+    layer: int
+    part: int
+    page_bytes: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """One KV-cache group: the pages that a chunk of ``blocks`` blocks is made of."""
+
+    id: int
+    blocks: int
+    planes: Sequence[Plane]
+    membership: bool = False  # looked up key by key, not by prefix
+
+    @staticmethod
+    def uniform(id: int, blocks: int, layers: int, parts: int, page_bytes: int) -> Group:
+        return Group(id, blocks, [Plane(layer, part, page_bytes) for layer in range(layers) for part in range(parts)])
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """All that must agree, besides tokens and rank, for one engine's bytes to be another's."""
+
+    model: str
+    dtype: str
+    key_bytes: int
+    tokens_per_block: int
+    groups: Sequence[Group]
+    revision: str = ""
+    engine: str = ""
+    hash_algorithm: str = ""
+    hash_seed: str = ""
+    tensor_parallel: int = 1
+    pipeline_stages: int = 1
+    context_parallel: int = 1
+    replicated: bool = False
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def message(self) -> Any:
+        return pb.Namespace(
+            model=self.model, revision=self.revision, dtype=self.dtype, engine=self.engine,
+            hash_algorithm=self.hash_algorithm, hash_seed=self.hash_seed, key_bytes=self.key_bytes,
+            tokens_per_block=self.tokens_per_block, tensor_parallel=self.tensor_parallel,
+            pipeline_stages=self.pipeline_stages, context_parallel=self.context_parallel,
+            replicated=self.replicated, extra=dict(self.extra),
+            groups=[
+                pb.Group(
+                    id=g.id, blocks=g.blocks,
+                    lookup=pb.LOOKUP_KIND_MEMBERSHIP if g.membership else pb.LOOKUP_KIND_PREFIX,
+                    planes=[pb.Plane(layer=p.layer, part=p.part, page_bytes=p.page_bytes) for p in g.planes],
+                )
+                for g in self.groups
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class Region:
+    """One plane's pages in an arena: block b's page is at offset + b * stride."""
+
+    offset: int
+    stride: int
+    blocks: int

@@ -1,0 +1,452 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+CHUNK_RESULT_FAILED: ChunkResult
+CHUNK_RESULT_REFUSED: ChunkResult
+CHUNK_RESULT_RESIDENT: ChunkResult
+CHUNK_RESULT_SHED: ChunkResult
+CHUNK_RESULT_STORED: ChunkResult
+CHUNK_RESULT_UNSPECIFIED: ChunkResult
+CODE_BUSY: Code
+CODE_CANCELLED: Code
+CODE_CLOSING: Code
+CODE_DAMAGED: Code
+CODE_DISAGREEMENT: Code
+CODE_INTERNAL: Code
+CODE_INVALID: Code
+CODE_IO: Code
+CODE_LEASE_OVER: Code
+CODE_LIMIT: Code
+CODE_UNKNOWN: Code
+CODE_UNSPECIFIED: Code
+DESCRIPTOR: _descriptor.FileDescriptor
+LOOKUP_KIND_MEMBERSHIP: LookupKind
+LOOKUP_KIND_PREFIX: LookupKind
+
+class Cancel(_message.Message):
+    __slots__ = ["job"]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: int
+    def __init__(self, job: _Optional[int] = ...) -> None: ...
+
+class ChunkFailure(_message.Message):
+    __slots__ = ["blocks", "chunk", "code", "message"]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    chunk: int
+    code: Code
+    message: str
+    def __init__(self, chunk: _Optional[int] = ..., code: _Optional[_Union[Code, str]] = ..., message: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ClientMessage(_message.Message):
+    __slots__ = ["cancel", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "store", "unregister"]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    END_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    UNREGISTER_FIELD_NUMBER: _ClassVar[int]
+    cancel: Cancel
+    end_request: EndRequest
+    flush: Flush
+    hello: Hello
+    id: int
+    load: Load
+    lookup: Lookup
+    ping: Ping
+    register: Register
+    release: Release
+    store: Store
+    unregister: Unregister
+    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class EndRequest(_message.Message):
+    __slots__ = ["request"]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    def __init__(self, request: _Optional[int] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ["code", "field", "message"]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: Code
+    field: str
+    message: str
+    def __init__(self, code: _Optional[_Union[Code, str]] = ..., field: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Flush(_message.Message):
+    __slots__ = ["jobs"]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, jobs: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ["blocks", "id", "lookup", "planes"]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    PLANES_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    id: int
+    lookup: LookupKind
+    planes: _containers.RepeatedCompositeFieldContainer[Plane]
+    def __init__(self, id: _Optional[int] = ..., lookup: _Optional[_Union[LookupKind, str]] = ..., blocks: _Optional[int] = ..., planes: _Optional[_Iterable[_Union[Plane, _Mapping]]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ["device_uuid", "engine", "local_ranks", "namespace", "protocol", "rank", "role", "tenant"]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANKS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    device_uuid: str
+    engine: str
+    local_ranks: int
+    namespace: Namespace
+    protocol: int
+    rank: int
+    role: str
+    tenant: int
+    def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., local_ranks: _Optional[int] = ..., device_uuid: _Optional[str] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., tenant: _Optional[int] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ["descriptors", "key_bytes", "lease_millis", "limits", "namespace_digest", "nonce", "protocol", "session", "version"]
+    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    descriptors: str
+    key_bytes: int
+    lease_millis: int
+    limits: Limits
+    namespace_digest: bytes
+    nonce: bytes
+    protocol: int
+    session: int
+    version: str
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_millis: _Optional[int] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
+
+class HostMessage(_message.Message):
+    __slots__ = ["done", "error", "hello", "id", "load_done", "load_layer", "lookup", "store_published", "store_read"]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_DONE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    STORE_PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    STORE_READ_FIELD_NUMBER: _ClassVar[int]
+    done: Done
+    error: Error
+    hello: HelloReply
+    id: int
+    load_done: LoadDone
+    load_layer: LoadLayer
+    lookup: LookupReply
+    store_published: StorePublished
+    store_read: StoreRead
+    def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[LookupReply, _Mapping]] = ..., store_read: _Optional[_Union[StoreRead, _Mapping]] = ..., store_published: _Optional[_Union[StorePublished, _Mapping]] = ..., load_layer: _Optional[_Union[LoadLayer, _Mapping]] = ..., load_done: _Optional[_Union[LoadDone, _Mapping]] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ["arena_bytes", "chunks_per_job", "jobs", "keys_per_lookup", "leases", "message_bytes", "requests"]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_PER_JOB_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_PER_LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    arena_bytes: int
+    chunks_per_job: int
+    jobs: int
+    keys_per_lookup: int
+    leases: int
+    message_bytes: int
+    requests: int
+    def __init__(self, keys_per_lookup: _Optional[int] = ..., chunks_per_job: _Optional[int] = ..., message_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., leases: _Optional[int] = ..., requests: _Optional[int] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ["chunks", "layers", "lease"]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[LoadChunk]
+    layers: bool
+    lease: int
+    def __init__(self, lease: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[LoadChunk, _Mapping]]] = ..., layers: bool = ...) -> None: ...
+
+class LoadChunk(_message.Message):
+    __slots__ = ["blocks", "index"]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    index: int
+    def __init__(self, index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LoadDone(_message.Message):
+    __slots__ = ["bytes", "cancelled", "failures"]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    cancelled: bool
+    failures: _containers.RepeatedCompositeFieldContainer[ChunkFailure]
+    def __init__(self, bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ChunkFailure, _Mapping]]] = ..., cancelled: bool = ...) -> None: ...
+
+class LoadLayer(_message.Message):
+    __slots__ = ["layer"]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    def __init__(self, layer: _Optional[int] = ...) -> None: ...
+
+class Lookup(_message.Message):
+    __slots__ = ["first", "group", "keys", "readers", "request"]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    group: int
+    keys: bytes
+    readers: int
+    request: int
+    def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., keys: _Optional[bytes] = ..., first: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
+
+class LookupReply(_message.Message):
+    __slots__ = ["bits", "hits", "lease", "pending"]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    bits: bytes
+    hits: int
+    lease: int
+    pending: bool
+    def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ...) -> None: ...
+
+class Namespace(_message.Message):
+    __slots__ = ["context_parallel", "dtype", "engine", "extra", "groups", "hash_algorithm", "hash_seed", "key_bytes", "model", "pipeline_stages", "replicated", "revision", "tensor_parallel", "tokens_per_block"]
+    class ExtraEntry(_message.Message):
+        __slots__ = ["key", "value"]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CONTEXT_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    HASH_SEED_FIELD_NUMBER: _ClassVar[int]
+    KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STAGES_FIELD_NUMBER: _ClassVar[int]
+    REPLICATED_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    context_parallel: int
+    dtype: str
+    engine: str
+    extra: _containers.ScalarMap[str, str]
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    hash_algorithm: str
+    hash_seed: str
+    key_bytes: int
+    model: str
+    pipeline_stages: int
+    replicated: bool
+    revision: str
+    tensor_parallel: int
+    tokens_per_block: int
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., hash_seed: _Optional[str] = ..., key_bytes: _Optional[int] = ..., tokens_per_block: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_stages: _Optional[int] = ..., context_parallel: _Optional[int] = ..., replicated: bool = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., extra: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class Plane(_message.Message):
+    __slots__ = ["layer", "page_bytes", "part"]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    page_bytes: int
+    part: int
+    def __init__(self, layer: _Optional[int] = ..., part: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
+
+class PolicyStatus(_message.Message):
+    __slots__ = ["calls", "digest", "faults", "module", "records", "role", "seconds"]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    calls: int
+    digest: str
+    faults: int
+    module: str
+    records: int
+    role: str
+    seconds: float
+    def __init__(self, role: _Optional[str] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., seconds: _Optional[float] = ..., faults: _Optional[int] = ...) -> None: ...
+
+class Region(_message.Message):
+    __slots__ = ["blocks", "memfd", "offset", "plane", "stride"]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MEMFD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PLANE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    memfd: int
+    offset: int
+    plane: int
+    stride: int
+    def __init__(self, plane: _Optional[int] = ..., memfd: _Optional[int] = ..., offset: _Optional[int] = ..., stride: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class Register(_message.Message):
+    __slots__ = ["group", "regions"]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    regions: _containers.RepeatedCompositeFieldContainer[Region]
+    def __init__(self, group: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ["lease"]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    def __init__(self, lease: _Optional[int] = ...) -> None: ...
+
+class RootStatus(_message.Message):
+    __slots__ = ["capacity", "entries", "path", "used"]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    capacity: int
+    entries: int
+    path: str
+    used: int
+    def __init__(self, path: _Optional[str] = ..., capacity: _Optional[int] = ..., used: _Optional[int] = ..., entries: _Optional[int] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ["arena_bytes", "counters", "engines", "jobs", "leases", "policies", "roots", "sessions", "uptime_seconds", "version"]
+    class CountersEntry(_message.Message):
+        __slots__ = ["key", "value"]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    arena_bytes: int
+    counters: _containers.ScalarMap[str, int]
+    engines: int
+    jobs: int
+    leases: int
+    policies: _containers.RepeatedCompositeFieldContainer[PolicyStatus]
+    roots: _containers.RepeatedCompositeFieldContainer[RootStatus]
+    sessions: int
+    uptime_seconds: float
+    version: str
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class Store(_message.Message):
+    __slots__ = ["chunks", "group", "request"]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[StoreChunk]
+    group: int
+    request: int
+    def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[StoreChunk, _Mapping]]] = ...) -> None: ...
+
+class StoreChunk(_message.Message):
+    __slots__ = ["blocks", "depth", "key", "parent"]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    depth: int
+    key: bytes
+    parent: bytes
+    def __init__(self, key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., depth: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StorePublished(_message.Message):
+    __slots__ = ["bytes", "cancelled", "failures", "results"]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    cancelled: bool
+    failures: _containers.RepeatedCompositeFieldContainer[ChunkFailure]
+    results: _containers.RepeatedScalarFieldContainer[ChunkResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[ChunkResult, str]]] = ..., failures: _Optional[_Iterable[_Union[ChunkFailure, _Mapping]]] = ..., bytes: _Optional[int] = ..., cancelled: bool = ...) -> None: ...
+
+class StoreRead(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class Unregister(_message.Message):
+    __slots__ = ["group"]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    def __init__(self, group: _Optional[int] = ...) -> None: ...
+
+class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class LookupKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class ChunkResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []

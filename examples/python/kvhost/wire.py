@@ -1,0 +1,153 @@
+"""The stream under a session: ids, answers, and the descriptor socket."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from kvhost.errors import HostError, HostGone
+from kvhost.v1 import kvhost_pb2 as pb
+
+# A call is told of every message under its id, on the receiving thread, and says whether it is complete. An exception
+# stands for the answers that will not come.
+Call = Callable[[Any], bool]
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Stream:
+    """One session's stream. Any thread may start calls; one thread of its own receives."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._channel = grpc.insecure_channel("unix:" + path, options=_OPTIONS)
+        self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._calls: dict[int, Call] = {}
+        self._last = 0
+        self._cause: Exception | None = None
+        session = self._channel.stream_stream(
+            "/kvhost.v1.Host/Session",
+            request_serializer=pb.ClientMessage.SerializeToString,
+            response_deserializer=pb.HostMessage.FromString,
+        )
+        self._responses = session(iter(self._requests()))
+        self._receiver = threading.Thread(target=self._receive, name="kvhost-receive", daemon=True)
+        self._receiver.start()
+
+    def _requests(self) -> Iterator[Any]:
+        while (m := self._out.get()) is not None:
+            yield m
+
+    def _receive(self) -> None:
+        why: Exception = HostGone("the host ended the session")
+        try:
+            for m in self._responses:
+                with self._lock:
+                    call = self._calls.get(m.id)
+                if call is not None and call(m):
+                    with self._lock:
+                        self._calls.pop(m.id, None)
+        except grpc.RpcError as e:
+            why = HostGone(f"{self.path}: {e.details() if hasattr(e, 'details') else e}")
+        finally:
+            with self._lock:
+                if self._cause is None:
+                    self._cause = why
+                calls, self._calls = self._calls, {}
+            for call in calls.values():
+                call(self._cause)
+            self._out.put(None)
+
+    def start(self, call: Call, **body: Any) -> int:
+        """Sends a message. Ids are sent in their order: the host wants them to rise."""
+        with self._lock:
+            if self._cause is not None:
+                raise self._cause
+            self._last += 1
+            self._calls[self._last] = call
+            self._out.put(pb.ClientMessage(id=self._last, **body))
+            return self._last
+
+    def ask(self, timeout: float | None, **body: Any) -> Any:
+        """Sends a message that has one answer and waits for it."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def call(m: Any) -> bool:
+            if not isinstance(m, Exception) and m.WhichOneof("body") == "lookup" and m.lookup.pending:
+                return False  # the answer proper follows
+            answers.put(m)
+            return True
+
+        self.start(call, **body)
+        try:
+            m = answers.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"no answer to {next(iter(body))} within {timeout} s") from None
+        return checked(m)
+
+    def status(self, timeout: float | None) -> Any:
+        call = self._channel.unary_unary(
+            "/kvhost.v1.Host/Status",
+            request_serializer=pb.StatusRequest.SerializeToString,
+            response_deserializer=pb.StatusReply.FromString,
+        )
+        try:
+            return call(pb.StatusRequest(), timeout=timeout)
+        except grpc.RpcError as e:
+            raise HostGone(f"{self.path}: {e.details() if hasattr(e, 'details') else e}") from None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._cause is None:
+                self._cause = HostGone("the session was closed here")
+        self._responses.cancel()
+        if threading.current_thread() is not self._receiver:
+            self._receiver.join()
+        self._channel.close()
+
+
+def checked(m: Any) -> Any:
+    """Raises what is not an answer."""
+    if isinstance(m, Exception):
+        raise m
+    if m.WhichOneof("body") == "error":
+        raise HostError(m.error.code, m.error.field, m.error.message)
+    return m
+
+
+def send_descriptor(path: str, nonce: bytes, tag: int, fd: int, timeout: float) -> None:
+    """Hands a file descriptor to the host under a tag."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.settimeout(timeout)
+        try:
+            s.connect(path)
+            socket.send_fds(s, [nonce + struct.pack("<Q", tag)], [fd])
+            (refusal,) = struct.unpack("<I", _read(s, 4))
+            text = _read(s, min(refusal, 1024)) if refusal else b""
+        except TimeoutError:
+            raise
+        except OSError as e:
+            raise HostGone(f"{path}: {e}") from e
+    if text:
+        raise HostError(1, "memfd", text.decode(errors="replace"))
+
+
+def _read(s: socket.socket, n: int) -> bytes:
+    got = b""
+    while len(got) < n:
+        part = s.recv(n - len(got))
+        if not part:
+            raise HostGone("the descriptor socket was closed")
+        got += part
+    return got

@@ -1,0 +1,162 @@
+"""Against a real host: set KVHOST_SOCKET to its socket. Without it nothing is collected here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+
+import kvhost
+import pytest
+
+PAGE, BLOCKS, LAYERS, PLACES = 4096, 2, 3, 64
+GROUPS = [
+    kvhost.Group.uniform(0, blocks=BLOCKS, layers=LAYERS, parts=2, page_bytes=PAGE),
+    kvhost.Group(7, BLOCKS, kvhost.Group.uniform(7, BLOCKS, 1, 1, PAGE).planes, membership=True),
+]
+PLANE = PLACES * PAGE
+
+
+def namespace(**changes: object) -> kvhost.Namespace:
+    fields: dict[str, object] = {
+        "model": "pytest", "dtype": "bf16", "key_bytes": 32, "tokens_per_block": 16, "groups": GROUPS,
+    }
+    return kvhost.Namespace(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def key(seed: bytes, n: int) -> bytes:
+    return hashlib.sha256(seed + n.to_bytes(4, "little")).digest()
+
+
+class Peer:
+    """A session with an arena registered for both groups."""
+
+    def __init__(self, path: str, engine: str, **options: object) -> None:
+        ns = options.pop("namespace", namespace())
+        self.session = kvhost.Session(path, engine, ns, **options)  # type: ignore[arg-type]
+        self.arena = kvhost.Arena(PLANE * (2 * LAYERS + 1))
+        regions = [kvhost.Region(i * PLANE, PAGE, PLACES) for i in range(2 * LAYERS + 1)]
+        self.session.register(0, self.arena, regions[:-1])
+        self.session.register(7, self.arena, regions[-1:])
+
+    def pages(self, blocks: range) -> list[memoryview]:
+        return [self.arena.view[p * PLANE + b * PAGE :][:PAGE] for p in range(2 * LAYERS) for b in blocks]
+
+    def fill(self, blocks: range) -> list[bytes]:
+        content = [os.urandom(PAGE) for _ in self.pages(blocks)]
+        for page, b in zip(self.pages(blocks), content, strict=True):
+            page[:] = b
+        return content
+
+    def read(self, blocks: range) -> list[bytes]:
+        return [bytes(p) for p in self.pages(blocks)]
+
+    def close(self) -> None:
+        self.session.close()
+        self.arena.close()
+
+
+@pytest.fixture
+def path() -> str:
+    return os.environ["KVHOST_SOCKET"]
+
+
+@pytest.fixture
+def seed() -> bytes:
+    return os.urandom(16)
+
+
+@pytest.fixture
+def peer(path: str, seed: bytes) -> Iterator[Peer]:
+    p = Peer(path, "pytest-" + seed.hex())
+    yield p
+    p.close()
+
+
+def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
+    s, n = peer.session, 4
+    keys = [key(seed, i) for i in range(n)]
+    assert s.lookup(keys).hits == 0
+    content = [peer.fill(range(i * BLOCKS, (i + 1) * BLOCKS)) for i in range(n)]
+    job = s.store(
+        [
+            kvhost.StoreChunk(keys[i], range(i * BLOCKS, (i + 1) * BLOCKS), parent=keys[i - 1] if i else b"", depth=i)
+            for i in range(n)
+        ]
+    )
+    job.read(30)
+    result = job.published(30)
+    assert [c.result for c in result.chunks] == [kvhost.Result.STORED] * n
+    assert result.bytes == n * BLOCKS * LAYERS * 2 * PAGE
+
+    found = s.lookup([*keys, key(seed, 99)], request=5)
+    assert found.hits == n and found.has(n - 1) and not found.has(n)
+    layers: list[int] = []
+    to = [range((20 + i) * BLOCKS, (21 + i) * BLOCKS) for i in range(n)]
+    loaded = s.load(found, [kvhost.LoadChunk(i, to[i]) for i in range(n)], on_layer=layers.append).wait(30)
+    assert loaded.failed == [] and loaded.bytes == result.bytes
+    assert sorted(layers) == list(range(LAYERS))
+    assert [peer.read(r) for r in to] == content
+
+    again = s.load(found, [kvhost.LoadChunk(0, to[0])]).wait(30)  # the lease is used up
+    assert [(f.block, f.error.code) for f in again.failed] == [(b, kvhost.Code.LEASE_OVER) for b in to[0]]
+    found.release()
+    s.end_request(5)
+    assert [c.result for c in s.store([kvhost.StoreChunk(keys[0], to[0])]).published(30).chunks] == [kvhost.Result.RESIDENT]
+
+
+def test_membership_and_holes(peer: Peer, seed: bytes) -> None:
+    s = peer.session
+    for i in (1, 4):
+        s.store([kvhost.StoreChunk(key(seed, i), [0, 1])], group=7).published(30)
+    found = s.lookup([key(seed, i) for i in range(10)], group=7)
+    assert found.hits == 2 and [i for i in range(10) if found.has(i)] == [1, 4]
+    loaded = s.load(found, [kvhost.LoadChunk(4, [8, kvhost.NOT_WANTED])]).wait(30)
+    assert loaded.failed == []
+
+
+def test_two_ranks(path: str, seed: bytes) -> None:
+    peers = [
+        Peer(path, "two-" + seed.hex(), rank=r, local_ranks=2, namespace=namespace(tensor_parallel=2)) for r in range(2)
+    ]
+    k = key(seed, 0)
+    for r, p in enumerate(peers):
+        p.fill(range(2))
+        assert p.session.store([kvhost.StoreChunk(k, range(2))]).published(30).chunks[0].result == kvhost.Result.STORED
+        assert [q.session.lookup([k]).hits for q in peers] == [r, r]
+    for p in peers:
+        before = p.read(range(2))
+        assert p.session.load(p.session.lookup([k]), [kvhost.LoadChunk(0, range(6, 8))]).wait(30).failed == []
+        assert p.read(range(6, 8)) == before
+        p.close()
+
+
+def test_wrong_input_names_its_field(path: str, peer: Peer, seed: bytes) -> None:
+    s = peer.session
+    with pytest.raises(kvhost.HostError, match="model.*other.*pytest") as e:
+        kvhost.Session(path, "pytest-" + seed.hex(), namespace(model="other"))
+    assert e.value.code == kvhost.Code.DISAGREEMENT
+    with pytest.raises(ValueError):
+        s.lookup([b"short"])
+    with pytest.raises(kvhost.HostError) as e:
+        s.lookup([], group=3)
+    assert (e.value.code, e.value.field) == (kvhost.Code.UNKNOWN, "group")
+    with pytest.raises(kvhost.HostError) as e:
+        s.store([kvhost.StoreChunk(key(seed, 0), [0, PLACES])]).published(30)
+    assert (e.value.code, e.value.field) == (kvhost.Code.INVALID, "chunks[0].blocks")
+    with pytest.raises(kvhost.HostError) as e:
+        s.register(0, peer.arena, [kvhost.Region(0, PAGE, PLACES)] * (2 * LAYERS))
+    assert e.value.code == kvhost.Code.BUSY
+    s.ping()
+
+
+def test_session_end(path: str, peer: Peer) -> None:
+    s = peer.session
+    s.flush()
+    s.unregister(7)
+    assert s.status().sessions >= 1
+    s.close()
+    with pytest.raises(kvhost.HostGone):
+        s.ping()
+    with pytest.raises(kvhost.HostGone):
+        kvhost.Session(path + ".nobody", "e", namespace())
