@@ -25,8 +25,8 @@ func childKey(parent chunk.Key, id uint64) chunk.Key {
 	return k
 }
 
-// chainKeys appends the keys of a request's blocks to dst.
-func chainKeys(dst []chunk.Key, ids []uint64) []chunk.Key {
+// ChainKeys appends the keys of a request's chunks, from its hash ids, to dst.
+func ChainKeys(dst []chunk.Key, ids []uint64) []chunk.Key {
 	parent := chunk.Root
 	for _, id := range ids {
 		parent = childKey(parent, id)

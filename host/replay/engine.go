@@ -93,7 +93,7 @@ func (e *engine) each(ctx context.Context, do func(context.Context, *rank) error
 // play is one request. An error means that the session is of no more use.
 func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (Request, error) {
 	before := e.tally
-	e.keys = chainKeys(e.keys[:0], req.HashIDs)
+	e.keys = ChainKeys(e.keys[:0], req.HashIDs)
 	e.again = e.again[:0]
 	hits := 0
 	for hits < len(e.keys) {

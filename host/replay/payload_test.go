@@ -39,7 +39,7 @@ func TestDiffering(t *testing.T) {
 
 // Pages that differ in any coordinate hold nothing alike, shifted or not.
 func TestPagesDiffer(t *testing.T) {
-	keys := chainKeys(nil, []uint64{0, 1, 2})
+	keys := ChainKeys(nil, []uint64{0, 1, 2})
 	seen := map[uint64]bool{}
 	for i := range keys {
 		for rank := range uint32(3) {
@@ -69,7 +69,7 @@ func TestPagesDiffer(t *testing.T) {
 }
 
 func TestKeysAreChained(t *testing.T) {
-	a, b := chainKeys(nil, []uint64{1, 2, 3, 4}), chainKeys(nil, []uint64{1, 2, 9, 4})
+	a, b := ChainKeys(nil, []uint64{1, 2, 3, 4}), ChainKeys(nil, []uint64{1, 2, 9, 4})
 	if a[0] != b[0] || a[1] != b[1] {
 		t.Error("a shared prefix has other keys")
 	}
