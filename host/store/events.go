@@ -19,6 +19,9 @@ func (r *root) event(op abi.Op, slot uint32, print uint64, parent, request uint3
 }
 
 func (r *root) send(ev abi.Event) {
+	if r.store.closed.Load() {
+		return // a lease released late: there is no policy to tell any more
+	}
 	if err := r.evict.Event(ev); err != nil {
 		r.replace(err)
 	}

@@ -145,7 +145,7 @@ func (r *root) move(from, to string) error {
 	if err := r.fs.RenameNoReplace(from, to); err != nil {
 		return fmt.Errorf("store: the place policy names it %s: %w", to, err)
 	}
-	r.counted(&r.count.moved)
+	r.counted(&r.count.renamed)
 	return nil
 }
 

@@ -189,6 +189,9 @@ func TestPlacePolicyChanges(t *testing.T) {
 	if _, err := os.Stat(f.pieceFile(0, 1)); err != nil {
 		t.Error(err)
 	}
+	if st := f.store.Stats().Roots[0]; st.Renamed != 6 || st.Recovered != 6 {
+		t.Errorf("%+v", st)
+	}
 	f.cfg.Policies.Place = wide // the built-in names serve as they are
 	f.restart()
 	for n := range uint64(3) {

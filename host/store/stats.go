@@ -8,13 +8,11 @@ import (
 
 // counters of one root, guarded by its mutex.
 type counters struct {
-	lookups, hitEntries                           uint64
-	inserted, published, aborted, dropped         uint64
-	recycled                                      uint64
-	evictions, asks, badVictims                   uint64
-	sheds, damaged, quarantined, vanished         uint64
-	placeFaults, policyFaults, detours, syncFails uint64
-	swept, foreign, recovered, moved, unclaimed   uint64
+	inserted, published, aborted, recycled        uint64
+	evictions, asks, badVictims, sheds            uint64
+	damaged, quarantined, vanished, syncFails     uint64
+	placeFaults, policyFaults                     uint64
+	swept, foreign, recovered, renamed, unclaimed uint64
 }
 
 // RootStats is the state of one root. What counts up does so since the store was opened.
@@ -47,6 +45,7 @@ type RootStats struct {
 	PlaceFaults uint64 // names that another key's file held
 	EvictFaults uint64 // evict policies replaced
 	Recovered   uint64 // pieces found at the start
+	Renamed     uint64 // pieces at the start that an earlier place policy had named
 	Swept       uint64 // temporaries removed at the start
 	Foreign     uint64 // files at the start that are not the store's; left alone
 	Unclaimed   uint64 // sound pieces at the start that no name leads to; quarantined
@@ -89,7 +88,7 @@ func (r *root) stats() RootStats {
 		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
 		BadVictims: c.badVictims, Sheds: c.sheds, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: c.policyFaults, Recovered: c.recovered,
-		Swept: c.swept, Foreign: c.foreign, Unclaimed: c.unclaimed,
+		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
 		Evict: addStats(r.faulted, r.evict.Stats()),
 	}
 	for slot, f := range r.flights {

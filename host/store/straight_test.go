@@ -90,3 +90,38 @@ func TestAbort(t *testing.T) {
 	f.mustPut(1)
 	f.mustRead(1)
 }
+
+// TestAfterClose lets go of what a client still held when the store was closed.
+func TestAfterClose(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1)
+	f.mustPut(0, 1)
+	l := f.lookup(0)
+	piece, err := l.Open(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := f.store.Put(context.Background(), f.request(2, 1, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.Abort(errors.New("the session ended"))
+	piece.Close()
+	l.Release()
+	f.store.EndRequest(1)
+	if _, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(0)}); !errors.Is(err, ErrClosed) {
+		t.Errorf("lookup after close: %v", err)
+	}
+	if _, err := f.store.Put(context.Background(), f.request(3, 2, 0)); !errors.Is(err, ErrClosed) {
+		t.Errorf("put after close: %v", err)
+	}
+	if got := f.store.Stats().Roots[0].EvictFaults; got != 0 {
+		t.Errorf("%d evict policies replaced", got)
+	}
+	f.start()
+	f.mustRead(0)
+	f.mustRead(1)
+	f.checkUsed()
+}
