@@ -129,7 +129,7 @@ func (k *Key) unit() string {
 }
 
 // Usage is the help of the key's flag.
-func (k *Key) Usage() string { return k.Help + " " + strings.TrimSpace(k.unit()) }
+func (k *Key) Usage() string { return strings.TrimSpace(k.Help + " " + k.unit()) }
 
 func wrap(text string, width int) []string {
 	var lines []string

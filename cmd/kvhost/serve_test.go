@@ -1,0 +1,192 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func healthy(t *testing.T, address string) bool {
+	t.Helper()
+	r, err := http.Get("http://" + address + "/healthz")
+	if err != nil {
+		return false
+	}
+	defer r.Body.Close()
+	return r.StatusCode == http.StatusOK
+}
+
+// startHost starts a host and waits until its log says that it is ready. stop ends it with a signal and gives its exit code
+// and log.
+func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged func() string, stop func(os.Signal) int) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "log")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	cmd = command(t, dir, args...)
+	cmd.Stderr = file
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { cmd.Wait(); close(ended) }()
+	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
+	logged = func() string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	await(t, logged, `"msg":"ready"`, ended)
+	return cmd, logged, func(s os.Signal) int {
+		cmd.Process.Signal(s)
+		<-ended
+		return cmd.ProcessState.ExitCode()
+	}
+}
+
+func await(t *testing.T, logged func() string, text string, ended <-chan struct{}) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(logged(), text); time.Sleep(10 * time.Millisecond) {
+		select {
+		case <-ended:
+			t.Fatalf("the host ended:\n%s", logged())
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s in a minute:\n%s", text, logged())
+		}
+	}
+}
+
+// A host starts in an empty directory with a policy's name alone, keeps others off its root and socket, serves a replay,
+// changes its log level at a signal, and ends cleanly at another.
+func TestServe(t *testing.T) {
+	dir := shortDir(t)
+	address := freePort(t)
+	cmd, logged, stop := startHost(t, dir, "--policy", "lru.wasm", "--http-listen", address)
+	if !healthy(t, address) {
+		t.Error("/healthz does not answer 200")
+	}
+	if r := finish(t, command(t, dir, "--socket", "b.sock", "--http-listen", "")); r.code != exitRootBusy || !strings.Contains(r.stderr, "kvhost-data") {
+		t.Errorf("second host on the root: exit code %d\n%s", r.code, r.stderr)
+	}
+	if r := finish(t, command(t, dir, "--root", "other", "--http-listen", "")); r.code != exitAddress || !strings.Contains(r.stderr, "kvhost.sock") {
+		t.Errorf("second host on the socket: exit code %d\n%s", r.code, r.stderr)
+	}
+	if r := finish(t, command(t, dir, "--root", "other", "--socket", "b.sock", "--http-listen", address)); r.code != exitAddress || !strings.Contains(r.stderr, address) {
+		t.Errorf("second host on the HTTP address: exit code %d\n%s", r.code, r.stderr)
+	}
+	r := finish(t, command(t, dir, "replay", "--trace", absolute(t, mixedTrace), "--limit", "40", "--sessions", "2", "--ranks", "2", "--chunk-bytes", "8192", "--json"))
+	var report struct {
+		Requests, Hits  int64
+		MismatchedBytes *int64 `json:"mismatched_bytes"`
+		Policies        []struct{ Role, Module, Digest string }
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != exitOK {
+		t.Fatalf("replay: exit code %d, %v\n%s", r.code, err, r.stderr)
+	}
+	if report.Requests != 40 || report.Hits == 0 || report.MismatchedBytes == nil || *report.MismatchedBytes != 0 {
+		t.Errorf("replay: %+v", report)
+	}
+	lru := false
+	for _, p := range report.Policies {
+		lru = lru || p.Role == "evict" && p.Module == "lru" && len(p.Digest) == 64
+	}
+	if !lru {
+		t.Errorf("no lru with its digest among %+v", report.Policies)
+	}
+	for _, level := range []string{"DEBUG", "INFO"} {
+		cmd.Process.Signal(syscall.SIGUSR2)
+		await(t, logged, `"log level switched","to":"`+level, nil)
+	}
+	if code := stop(syscall.SIGTERM); code != exitOK {
+		t.Errorf("SIGTERM: exit code %d\n%s", code, logged())
+	}
+	if _, err := os.Stat(filepath.Join(dir, "kvhost.sock")); !os.IsNotExist(err) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+	_, logged, stop = startHost(t, dir, "--http-listen", "") // and starts again on what it left
+	if code := stop(syscall.SIGINT); code != exitOK {
+		t.Errorf("SIGINT: exit code %d\n%s", code, logged())
+	}
+}
+
+// An embedded replay leaves nothing behind but the store it was told to keep, and finds that again.
+func TestEmbeddedReplay(t *testing.T) {
+	dir := shortDir(t)
+	args := []string{"replay", "--embedded", "--trace", absolute(t, mixedTrace), "--limit", "30", "--chunk-bytes", "4096",
+		"--store", "kept", "--capacity", "2000", "--policy", "fifo.wasm", "--evict", "background", "--json"}
+	hits := [2]int64{}
+	for i := range hits {
+		cmd := command(t, dir, args...)
+		cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+		r := finish(t, cmd)
+		var report struct{ Hits, Accesses int64 }
+		if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != exitOK {
+			t.Fatalf("exit code %d, %v\n%s", r.code, err, r.stderr)
+		}
+		if hits[i] = report.Hits; i == 1 && report.Hits != report.Accesses {
+			t.Errorf("%d of %d found again", report.Hits, report.Accesses)
+		}
+	}
+	if hits[0] >= hits[1] {
+		t.Errorf("%d hits, then %d", hits[0], hits[1])
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "kept" {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+// A full disk fails the stores that do not fit, by name, and harms nothing else: what was stored is served right.
+func TestFullDisk(t *testing.T) {
+	dir := shortDir(t)
+	script := fmt.Sprintf("mount --make-rprivate / && mount -t tmpfs -o size=4m kvhost-test %s && exec %s replay --embedded --trace %s --limit 40 --store %s --capacity 1GiB --json",
+		dir, binary, absolute(t, mixedTrace), filepath.Join(dir, "s"))
+	cmd := command(t, "/")
+	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", script}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS} // the mount ends with the process
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+	}
+	r := finish(t, cmd)
+	var report struct {
+		Hits, Stored    int64
+		FailedStores    int64 `json:"failed_stores"`
+		FailedLoads     int64 `json:"failed_loads"`
+		MismatchedBytes int64 `json:"mismatched_bytes"`
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil {
+		t.Fatalf("exit code %d, %v\n%s", r.code, err, r.stderr)
+	}
+	if r.code != exitFailure || !strings.Contains(r.stderr, "no space left on device") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	if report.Stored == 0 || report.Hits == 0 || report.FailedStores == 0 || report.FailedLoads != 0 || report.MismatchedBytes != 0 {
+		t.Errorf("report %+v", report)
+	}
+}
