@@ -10,12 +10,12 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 # Packages with goroutines of their own; the race detector needs a C compiler.
 RACE := ./staging/... ./host/...
 
-.PHONY: all help plugins build run test race bench check generate tools clean
+.PHONY: all help plugins build run test test-python bench check generate tools clean
 
 all: build ## policies to plugins/dist, then bin/kvhost with them embedded
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 plugins: ## build every first-party policy to plugins/dist/*.wasm
 	$(GO) run ./plugins/dist/build
@@ -31,6 +31,15 @@ test: plugins ## all tests, the concurrent packages under the race detector
 	CGO_ENABLED=0 $(GO) test ./abi/... ./plugins/... ./cmd/...
 	CGO_ENABLED=1 $(GO) test -race -timeout 14m $(RACE)
 
+test-python: build ## the Python client's tests against a real host, in a virtual environment of their own
+	@command -v python3 >/dev/null || { echo 'missing: python3 (Debian: apt-get install python3-venv)'; exit 1; }
+	test -d .venv || python3 -m venv .venv
+	.venv/bin/pip install --quiet './examples/python[test]'
+	@dir=$$(mktemp -d); bin/kvhost --root $$dir/kv=1GiB --socket $$dir/s --http-listen '' & host=$$!; \
+	  trap "kill $$host; wait $$host; rm -rf $$dir" EXIT; \
+	  for i in $$(seq 100); do test -S $$dir/s && break; sleep 0.1; done; \
+	  KVHOST_SOCKET=$$dir/s .venv/bin/python -m pytest -q examples/python
+
 bench: plugins ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
@@ -45,13 +54,11 @@ check: generate ## format, vet, staticcheck, import direction, tidy and generate
 	@git diff --exit-code -- . || { echo 'make check left the tree changed: commit what it generated'; exit 1; }
 
 generate: ## regenerate what is generated (protobuf stubs)
-	PATH="$(TOOLS):$$PATH" $(GO) generate ./host/proto/...
+	$(GO) generate ./host/proto/...
 
 tools: ## install the tools that check and generate need; names what it cannot install
 	@mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS) $(GO) install honnef.co/go/tools/cmd/staticcheck@v0.8.2
-	GOBIN=$(TOOLS) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
-	GOBIN=$(TOOLS) $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 	@command -v protoc >/dev/null || echo 'missing: protoc (Debian: apt-get install protobuf-compiler)'
 	@command -v cc >/dev/null || echo 'missing: a C compiler, for go test -race (Debian: apt-get install gcc)'
 

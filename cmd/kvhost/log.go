@@ -23,7 +23,7 @@ func newLog(c *config.Log) (*slog.Logger, *slog.LevelVar) {
 	level.Set(levels[c.Level])
 	terminal := term.IsTerminal(int(os.Stderr.Fd()))
 	if c.Format == config.FormatText || (c.Format == config.FormatAuto && terminal) {
-		return slog.New(tint.NewHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly, NoColor: !terminal})), level
+		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly, NoColor: !terminal})), level
 	}
 	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), level
 }

@@ -62,7 +62,8 @@ func TestSeededRandom(t *testing.T) {
 		}
 		return out
 	}
-	if draw(1) != draw(1) || draw(1) == draw(2) {
-		t.Errorf("%v %v %v", draw(1), draw(1), draw(2))
+	first, again, other := draw(1), draw(1), draw(2)
+	if first != again || first == other {
+		t.Errorf("seed 1 draws %v and then %v, seed 2 %v", first, again, other)
 	}
 }

@@ -142,16 +142,3 @@ func spell(word uint32) uint64 {
 	letter := (x + 6*every) >> 4 & every
 	return x + '0'*every + letter*('a'-'0'-10)
 }
-
-func appendUint(dst []byte, v uint32) []byte {
-	if v < 10 {
-		return append(dst, '0'+byte(v))
-	}
-	var b [10]byte
-	i := len(b)
-	for ; v > 0; v /= 10 {
-		i--
-		b[i] = '0' + byte(v%10)
-	}
-	return append(dst, b[i:]...)
-}
