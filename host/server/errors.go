@@ -22,6 +22,8 @@ var (
 // Causes of a session's end, besides the stream's own errors.
 var (
 	errClientDone = errors.New("server: client closed the session")
+	// errStreamOver says that the stream broke off: the client closed its connection, or is dead.
+	errStreamOver = errors.New("server: the client is gone")
 	errRefused    = errors.New("server: HELLO was refused")
 	errNoHello    = errors.New("server: no HELLO in time")
 	errSlow       = errors.New("server: client does not read its messages")

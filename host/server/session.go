@@ -104,6 +104,9 @@ func (s *Server) serve(st stream) error {
 // verdict is the stream's status by the cause of the end. The writer, if it still hangs in a Send, ends with the stream.
 func (x *session) verdict() error {
 	cause := context.Cause(x.ctx)
+	if errors.Is(cause, context.Canceled) {
+		cause = errStreamOver
+	}
 	x.log.Info("session ended", "cause", cause)
 	switch {
 	case errors.Is(cause, errClientDone):
