@@ -24,7 +24,7 @@ build: plugins
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
 
 run: build ## the main job: replay a trace through a real host, policy in wasm, chunks on disk
-	bin/kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 2000 --sessions 2
+	bin/kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 1000 --sessions 2
 
 test: plugins ## all tests, the concurrent packages under the race detector
 	$(GO) vet ./...
