@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/lfu"
 	"github.com/kvhost/kvhost/plugins/lirs"
 	"github.com/kvhost/kvhost/plugins/lru"
+	"github.com/kvhost/kvhost/plugins/prefix"
 	"github.com/kvhost/kvhost/plugins/s3fifo"
 	"github.com/kvhost/kvhost/plugins/sieve"
 	"github.com/kvhost/kvhost/plugins/twoq"
@@ -30,6 +31,7 @@ var natives = map[string]func(guest.Info) (any, error){
 	"lfu":      func(i guest.Info) (any, error) { return lfu.New(i) },
 	"lirs":     func(i guest.Info) (any, error) { return lirs.New(i) },
 	"lru":      func(i guest.Info) (any, error) { return lru.New(i) },
+	"prefix":   func(i guest.Info) (any, error) { return prefix.New(i) },
 	"s3fifo":   func(i guest.Info) (any, error) { return s3fifo.New(i) },
 	"sieve":    func(i guest.Info) (any, error) { return sieve.New(i) },
 	"twoq":     func(i guest.Info) (any, error) { return twoq.New(i) },

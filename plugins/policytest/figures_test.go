@@ -41,7 +41,7 @@ var policies = []struct {
 	{"arc", policytest.Of(arc.New), nil},
 	{"s3fifo", policytest.Of(s3fifo.New), nil},
 	{"wtinylfu", policytest.Of(wtinylfu.New), nil},
-	{"wtinylfu adapt=false", policytest.Of(wtinylfu.New), guest.Config{wtinylfu.ConfigAdapt: "false"}},
+	{"wtinylfu adapt=false", policytest.Of(wtinylfu.New), guest.Config{wtinylfu.ConfigAdapt: "false", wtinylfu.ConfigWindow: "1", wtinylfu.ConfigSample: "10"}},
 	{"lirs", policytest.Of(lirs.New), nil},
 }
 

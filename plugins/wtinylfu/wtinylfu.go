@@ -5,7 +5,11 @@
 //
 // G. Einziger, R. Friedman, B. Manes, TinyLFU: A Highly Efficient Cache Admission Policy, ACM Transactions on Storage
 // 13(4), 2017; G. Einziger, O. Eytan, R. Friedman, B. Manes, Adaptive Software Cache Management, Middleware 2018 (the
-// hill climber, with the constants of the authors' Caffeine library).
+// hill climber, with the step sizes of the authors' Caffeine library).
+//
+// Caffeine starts with a window of 1 % and samples ten times the number of entries; window=1 and sample=10 do that. The
+// defaults here are 20 % and 2: chunks of live sessions are used many times within minutes and then never again, so
+// that a long memory of counts keeps the dead.
 //
 // The host asks for victims before the new entry is inserted, so the contest between the window's oldest and main's
 // oldest is held while the window is about to overflow. The window's limit binds when entries are inserted; a smaller
@@ -53,14 +57,14 @@ type Policy struct {
 
 // New makes an empty policy.
 func New(info guest.Info) (*Policy, error) {
-	start, err := info.Config.Int(ConfigWindow, 1)
+	start, err := info.Config.Int(ConfigWindow, 20)
 	if err != nil {
 		return nil, err
 	}
 	if start < 1 || start > 80 {
 		return nil, fmt.Errorf("config %s = %d: want 1 to 80 percent", ConfigWindow, start)
 	}
-	sample, err := info.Config.Int(ConfigSample, 10)
+	sample, err := info.Config.Int(ConfigSample, 2)
 	if err != nil {
 		return nil, err
 	}

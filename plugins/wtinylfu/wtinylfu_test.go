@@ -15,7 +15,7 @@ func (s *testSketch) Add(key uint64, resident int) {
 func (s *testSketch) Count(key uint64) uint64 { return s.s.count(policytest.Fingerprint(key)) }
 
 func TestTextbook(t *testing.T) {
-	policytest.Compare(t, policytest.Of(New), guest.Config{ConfigAdapt: "false"},
+	policytest.Compare(t, policytest.Of(New), guest.Config{ConfigAdapt: "false", ConfigWindow: "1", ConfigSample: "10"},
 		policytest.WTinyLFU(func(capacity int) policytest.Sketch { return &testSketch{newSketch(uint32(capacity))} }))
 }
 
@@ -58,7 +58,7 @@ func TestClimberFollowsTheWorkload(t *testing.T) {
 	stream := policytest.Conversations(60000)
 	misses := map[string]int{}
 	for _, adapt := range []string{"true", "false"} {
-		c := policytest.NewCache(t, policytest.Of(New), 200, guest.Config{ConfigAdapt: adapt})
+		c := policytest.NewCache(t, policytest.Of(New), 200, guest.Config{ConfigAdapt: adapt, ConfigWindow: "1"})
 		misses[adapt] = policytest.Misses(c, stream)
 	}
 	if misses["true"] >= misses["false"] {
