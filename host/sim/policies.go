@@ -46,7 +46,7 @@ func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, 
 		return nil, err
 	}
 	if !p.module.Has(abi.RoleEvict) {
-		return nil, fmt.Errorf("%w: %s does not evict", ErrPolicy, name)
+		return nil, fmt.Errorf("%w: %s does not evict", policy.ErrRole, name)
 	}
 	return p, nil
 }

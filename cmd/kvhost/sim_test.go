@@ -1,0 +1,105 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func simTrace(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs(mixedTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestSimJSON(t *testing.T) {
+	dir := t.TempDir()
+	r := finish(t, command(t, dir, "sim", "--trace", simTrace(t), "--policy", "lru.wasm", "--policy", "native:lru",
+		"--policy", "belady", "--policy", "infinite", "--capacity", "1%,500", "--json", "--plot", "c.svg", "--plot", "c.html"))
+	if r.code != exitOK {
+		t.Fatalf("exit %d: %s", r.code, r.stderr)
+	}
+	var rows []struct {
+		Trace, Policy            string
+		Capacity, Accesses, Hits int
+		MissRatio                float64 `json:"miss_ratio"`
+		PrefixHitRatio           float64 `json:"prefix_hit_ratio"`
+		AccessesPerSecond        float64 `json:"accesses_per_second"`
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 8 {
+		t.Fatalf("%d rows", len(rows))
+	}
+	for k := range 2 {
+		wasm, native, belady, infinite := rows[k], rows[2+k], rows[4+k], rows[6+k]
+		if wasm.Policy != "lru.wasm" || native.Policy != "native:lru" || belady.Policy != "belady" || infinite.Policy != "infinite" {
+			t.Errorf("policies %s, %s, %s, %s", wasm.Policy, native.Policy, belady.Policy, infinite.Policy)
+		}
+		if wasm.Hits != native.Hits || belady.Hits <= wasm.Hits || infinite.Hits < belady.Hits || wasm.PrefixHitRatio != native.PrefixHitRatio {
+			t.Errorf("hits: %d as a module, %d natively, %d belady, %d infinite", wasm.Hits, native.Hits, belady.Hits, infinite.Hits)
+		}
+		if wasm.Trace != "mixed" || wasm.AccessesPerSecond <= 0 || wasm.MissRatio <= 0 || wasm.MissRatio >= 1 {
+			t.Errorf("%+v", wasm)
+		}
+	}
+	for name, start := range map[string]string{"c.svg": "<svg", "c.html": "<!doctype html>"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || !strings.HasPrefix(string(text), start) {
+			t.Errorf("%s starts %.20q (%v)", name, text, err)
+		}
+	}
+}
+
+func TestSimTable(t *testing.T) {
+	path := simTrace(t)
+	r := finish(t, command(t, t.TempDir(), "sim", "--trace", path+","+path+"+"+path, "--policy", "native:sieve", "--capacity", "10%", "--order", "tail-first"))
+	if r.code != exitOK {
+		t.Fatalf("exit %d: %s", r.code, r.stderr)
+	}
+	for _, want := range []string{"mixed: ", "mixed+mixed: ", "tail-first", "miss ratio", "prefix hit ratio", "prefill saved", "whole run: "} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s", want, r.stdout)
+		}
+	}
+}
+
+func TestSimExitCodes(t *testing.T) {
+	path, dir := simTrace(t), t.TempDir()
+	broken := filepath.Join(dir, "broken.jsonl")
+	if err := os.WriteFile(broken, []byte("{\"timestamp\": 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		says string
+	}{
+		{"no trace", nil, exitUsage, "--trace"},
+		{"no such trace", []string{"--trace", "nowhere.jsonl"}, exitTrace, "nowhere.jsonl"},
+		{"a broken trace", []string{"--trace", broken}, exitTrace, "broken.jsonl:1"},
+		{"no such policy", []string{"--trace", path, "--policy", "nothing.wasm"}, exitPolicy, "nothing.wasm"},
+		{"a policy of another role", []string{"--trace", path, "--policy", "fanout.wasm"}, exitPolicy, "does not evict"},
+		{"a setting it does not have", []string{"--trace", path, "--policy", "lru.wasm:speed=9"}, exitPolicy, "speed"},
+		{"no such native policy", []string{"--trace", path, "--policy", "native:nothing"}, exitUsage, "nothing"},
+		{"a bad capacity", []string{"--trace", path, "--capacity", "0%"}, exitUsage, `"0%"`},
+		{"less than a chunk", []string{"--trace", path, "--capacity", "1B"}, exitUsage, "less than one chunk"},
+		{"a bad order", []string{"--trace", path, "--order", "backward"}, exitUsage, "backward"},
+		{"a bad plot", []string{"--trace", path, "--plot", "c.png"}, exitUsage, "c.png"},
+		{"a bad chunk size", []string{"--trace", path, "--chunk-bytes", "none"}, exitUsage, "none"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := finish(t, command(t, dir, append([]string{"sim"}, c.args...)...))
+			if r.code != c.code || !strings.Contains(r.stderr, c.says) {
+				t.Errorf("exit %d, want %d with %q: %s", r.code, c.code, c.says, r.stderr)
+			}
+		})
+	}
+}
