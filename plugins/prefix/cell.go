@@ -43,8 +43,8 @@ func (p *Policy) play(c, worth uint32) {
 
 // replay plays the matches of a baseline's cells anew, after its rows were refitted.
 func (p *Policy) replay(base int) {
-	const n = levels * buckets
-	for c := uint32(base * n); c < uint32(base*n+n); c++ {
+	from := uint32(rowOf(base, 0) * buckets)
+	for c := from; c < from+uint32(levelsOf(base)*buckets); c++ {
 		if p.cells[c].first != none {
 			p.play(c, p.model.index[c])
 		}

@@ -14,7 +14,7 @@ func (m *model) fit() {
 
 // fitBase computes the rows of one baseline.
 func (m *model) fitBase(base int) {
-	for l := 0; l < levels; l++ {
+	for l := range levelsOf(base) {
 		m.fitRow(base, l)
 	}
 }
@@ -42,6 +42,9 @@ func (m *model) fitHazards() {
 	}
 }
 
+// weightMost bounds a weight and its inverse, as a power of two.
+const weightMost = 4
+
 // fitWeights estimates one feature's weights: for each value, reuses seen over reuses expected without it, leaning on
 // its neighbours. Values are ordered within groups of eight.
 func (m *model) fitWeights(p, f int) {
@@ -67,8 +70,10 @@ func (m *model) fitWeights(p, f int) {
 		}
 		o := seen[v] + valueEvents*o1/e1
 		d := e[v] + valueEvents
+		o = max(o, d>>weightMost)
+		d = max(d, o>>weightMost)
 		m.weight[p][f][v] = m.log.of(o) - m.log.of(d)
-		m.inverse[p][f][v] = uint32(max(1, min(weightOne*weightOne, d*weightOne/max(o, 1))))
+		m.inverse[p][f][v] = uint32(d * weightOne / o)
 	}
 }
 
@@ -81,8 +86,10 @@ const survivalOne = 1 << 30
 // ahead, which is built from the right.
 func (m *model) fitRow(base, l int) {
 	var f, t [buckets + 1]uint64
-	w, hazard := m.levelW[l], &m.hazard[base]
-	row := base*levels + l
+	row, w, hazard := rowOf(base, l), m.levelW[l], &m.hazard[base]
+	if base >= baseLeft {
+		w = weightOne
+	}
 	eff, index := &m.effective[row], m.index[row*buckets:][:buckets]
 	const unit = one * weightOne
 	var cum uint64

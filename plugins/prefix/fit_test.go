@@ -9,12 +9,12 @@ import (
 func TestBucketOf(t *testing.T) {
 	var m model
 	m.init()
-	for b := 2; b < buckets; b++ {
+	for b := 1; b < buckets; b++ {
 		e := m.edge[b]
 		if e >= 1<<31 {
 			break
 		}
-		if m.edge[b+1] <= e && b > 2 {
+		if m.edge[b+1] <= e {
 			t.Fatalf("bucket %d is empty", b)
 		}
 		if got := int(bucketOf(uint32(e))); got != b {
@@ -74,7 +74,7 @@ func TestIndexIsTheBestRatio(t *testing.T) {
 				}
 			}
 			got := float64(int32(m.index[l*buckets+b])-indexZero) / lgOne
-			if want := math.Log2(best); b != 1 && math.Abs(got-want) > 0.02 {
+			if want := math.Log2(best); math.Abs(got-want) > 0.02 {
 				t.Fatalf("level %d bucket %d: index %f, want %f", l, b, got, want)
 			}
 		}

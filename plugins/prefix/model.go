@@ -2,29 +2,32 @@ package prefix
 
 import "math/bits"
 
-// A segment's part in its request. The first three carry features; each part has hazards of its own.
+// A segment's part in its request. All but the last carry features; each part has hazards of its own.
 const (
 	partNew    = iota // chunks inserted by this request
 	partFound         // chunks it touched, or inserted again after they had been evicted
 	partLast          // its last chunk, often a partial block
-	partLeft          // what remained when another request took the chunks above and went elsewhere
 	partShared        // chunks above a point with many branches
+	partLeft          // what remained when another request took the chunks above and went elsewhere
 	parts
 	partOrphan = parts // chunks whose parent is not resident: useless, first to go
 )
 
-// Baselines: each of new and found has one per pause group, the other parts have one each.
+// Baselines: new and found have one per pause group, the other parts have one each. The one without features comes last;
+// it has a single row.
 const (
 	pauses    = 6
-	baseLeft  = 2*pauses + 1
-	bases     = 2*pauses + 3
-	levels    = 16 // weight levels, half an octave apart
-	levelOne  = 8  // the level of weight 1
-	rows      = bases * levels
-	buckets   = 56 // of age, half an octave apart, from one tick (1.05 ms) to 3.3 days
+	baseLast  = 2 * pauses
+	baseLeft  = baseLast + 2
+	bases     = baseLeft + 1
+	levels    = 24 // weight levels, half an octave apart
+	levelOne  = 10 // the level of weight 1
+	rows      = baseLeft*levels + bases - baseLeft
+	buckets   = 48 // of age, half an octave apart, to 6.5 days; the first ends at 2^skipped ticks and half an octave
+	skipped   = 5
 	cells     = rows*buckets + 1
 	features  = 2
-	fvalues   = 24
+	fvalues   = 32
 	one       = 1 << 16 // fixed point of hazards, events and expectations
 	weightOne = 1 << 8
 )
@@ -64,10 +67,10 @@ func basePart(base uint8) int {
 	switch {
 	case base < pauses:
 		return partNew
-	case base < 2*pauses:
+	case base < baseLast:
 		return partFound
 	}
-	return int(base) - 2*pauses + partLast
+	return int(base) - baseLast + partLast
 }
 
 func partBase(part, pause uint8) uint8 {
@@ -77,14 +80,36 @@ func partBase(part, pause uint8) uint8 {
 	case partFound:
 		return pauses + pause
 	}
-	return 2*pauses + part - partLast
+	return baseLast + part - partLast
+}
+
+// rowOf is the row of a baseline at a weight level.
+func rowOf(base, level int) int {
+	if base < baseLeft {
+		return base*levels + level
+	}
+	return baseLeft*levels + base - baseLeft
+}
+
+// levelsOf is how many rows a baseline has.
+func levelsOf(base int) int {
+	if base < baseLeft {
+		return levels
+	}
+	return 1
 }
 
 func (m *model) init() {
 	m.log.init()
-	m.levelW = [levels]uint64{16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896}
+	for l := range m.levelW { // 2^((l-levelOne)/2)
+		w := uint64(weightOne) << (l / 2)
+		if l&1 == 1 {
+			w = w * rootTwo >> 31
+		}
+		m.levelW[l] = w >> (levelOne / 2)
+	}
 	for b := 1; b <= buckets; b++ {
-		e := uint64(1) << (b / 2)
+		e := uint64(1) << (skipped + b/2)
 		if b&1 == 1 {
 			e = (e*rootTwo + 1<<31 - 1) >> 31
 		}
@@ -107,11 +132,11 @@ const rootTwo = 0xB504F334 // in 1<<31
 
 // bucketOf maps an age in ticks to its bucket.
 func bucketOf(age uint32) uint8 {
-	if age < 2 {
-		return 0
+	if age < 2<<skipped {
+		return uint8(min(1, uint64(age)<<31/(rootTwo<<skipped)))
 	}
 	n := bits.Len32(age) - 1
-	b := 2 * n
+	b := 2 * (n - skipped)
 	if uint64(age)<<(31-n) >= rootTwo {
 		b++
 	}

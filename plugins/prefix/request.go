@@ -13,10 +13,15 @@ type request struct {
 	open    bool
 	begun   bool   // it has inserted a chunk
 	reached bool   // it has reached the previous turn's tip
+	under   bool   // it begins under a shared prefix
 	turn    uint8  // 1 for the first
 	seg     uint32 // segment its chunks go to at present
 	found   uint32 // its segment of found chunks, when seg is another
 	from    uint32 // segment whose chunks it is touching
+	fresh   bool   // the next chunk is the first of it
+	uses    uint8  // requests that have used it, with this one
+	idle    uint32 // ticks since the last of them
+	shares  int64  // depth down to which its inserts are known to be evicted shared chunks
 	last    uint32 // slot of its deepest chunk so far
 	tip     uint64 // key of the previous turn's last whole chunk
 	before  uint32 // chunks of the previous turn
@@ -37,7 +42,7 @@ func (p *Policy) chain(id, parent uint32) *request {
 		return r
 	}
 	p.endChain(r)
-	*r = request{id: id, open: true, turn: 1, seg: none, found: none, from: none, last: none, again: -1}
+	*r = request{id: id, open: true, turn: 1, seg: none, found: none, from: none, last: none, again: -1, shares: -1}
 	return r
 }
 
@@ -55,14 +60,19 @@ func (p *Policy) unname(g uint32) {
 	}
 }
 
+// meet notes the history of a segment whose chunks the request comes upon.
+func (r *request) meet(now uint32, s *segment) {
+	r.fresh, r.uses, r.idle = true, min(s.turn+1, 250), now-s.birth
+}
+
 // follow makes segment s, whose chunks the request has met, its previous turn.
 func (p *Policy) follow(r *request, s *segment) {
 	r.turn = min(s.turn+1, 250)
 	r.before = s.end + 1
 	r.pause = p.now - s.birth
 	r.tip = s.tip
-	r.reached = false
-	if r.seg != none {
+	r.reached, r.under = false, false
+	if r.seg != none && p.partOf(r.seg) != partShared {
 		p.segs[r.seg].turn = r.turn
 	}
 }
@@ -91,9 +101,11 @@ func (p *Policy) touch(e *abi.Event) {
 		old.state |= touching
 		old.request = e.Request
 		r.from = g
+		r.meet(p.now, old)
 	}
 	p.detach(i)
 	if old.n == 0 {
+		r.expect(old)
 		p.release(g)
 	}
 	part := uint8(partFound)
@@ -115,7 +127,7 @@ func (p *Policy) settle(r *request) {
 	r.from = none
 	s := &p.segs[g]
 	s.state &^= touching
-	if !s.is(useless) {
+	if !s.is(useless) && basePart(s.base) != partShared {
 		s.feature = [features]uint8{}
 		p.move(g, baseLeft, levelOne)
 	}
@@ -139,7 +151,7 @@ func (p *Policy) insert(e *abi.Event) {
 	if parent != none {
 		p.branch(parent)
 		if p.slots[parent].shared {
-			r.turn, r.before, r.tip, r.reached = 1, 0, 0, false
+			r.turn, r.before, r.tip, r.reached, r.under = 1, 0, 0, false, true
 		}
 	}
 	if !r.begun {
@@ -150,6 +162,8 @@ func (p *Policy) insert(e *abi.Event) {
 	switch {
 	case parent == none && e.Depth > 0, parent != none && p.partOf(p.slots[parent].seg) == partOrphan:
 		part = partOrphan
+	case int64(e.Depth) <= r.shares:
+		part, s.shared = partShared, true
 	case int64(e.Depth) <= r.again:
 		part = partFound
 	}
@@ -171,19 +185,29 @@ func (p *Policy) remember(r *request, e *abi.Event) {
 	s := &p.segs[g]
 	p.model.reused(s)
 	part := basePart(s.base)
+	r.meet(p.now, s)
 	if part != partShared {
 		p.follow(r, s)
 	}
-	if part == partNew || part == partFound {
-		r.again = int64(s.end) - int64(s.short)
-	}
+	r.expect(s)
 	p.release(g)
+}
+
+// expect notes how deep a segment went that the request has walked to where it was cut: what it inserts down to there
+// has been here before.
+func (r *request) expect(s *segment) {
+	switch basePart(s.base) {
+	case partNew, partFound:
+		r.again = int64(s.end) - int64(s.short)
+	case partShared:
+		r.shares = int64(s.end)
+	}
 }
 
 // place puts slot i, a part of request r, into the segment for it.
 func (p *Policy) place(r *request, i uint32, part uint8) {
 	g := r.seg
-	if g == none || p.partOf(g) != part {
+	if g == none || p.partOf(g) != part || part == partShared && r.fresh {
 		made, ok := p.newSegment(part, r)
 		switch {
 		case ok:
@@ -193,10 +217,14 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 			g = made
 			p.segs[g].turn = r.turn
 			r.seg = g
+			if part == partShared {
+				p.classifyShared(r, g)
+			}
 		case g == none:
 			g = p.anySegment()
 		}
 	}
+	r.fresh = false
 	p.attach(i, g)
 	s := &p.segs[g]
 	s.end, s.short = p.slots[i].depth, 0
@@ -226,12 +254,32 @@ func (p *Policy) anySegment() uint32 {
 	return g
 }
 
+// classifyShared gives a segment of shared chunks its features: how long ago it was used before, in powers of four from
+// two seconds, and how often.
+func (p *Policy) classifyShared(r *request, g uint32) {
+	s := &p.segs[g]
+	s.turn = r.uses
+	s.feature = [features]uint8{uint8(min(7, bits.Len32(r.idle>>10)/2)), turnValue(r.uses)}
+	s.level = p.model.level(s)
+}
+
+// turnValue maps turns to feature values: exact to six, then by powers of two.
+func turnValue(turn uint8) uint8 {
+	if turn > 6 {
+		return uint8(6 + bits.Len8(turn-6))
+	}
+	return turn
+}
+
 // classify gives a segment the features of its request. Before the request's end they are provisional.
 func (p *Policy) classify(r *request, g uint32, end bool) {
 	s := &p.segs[g]
 	depth := s.end
 	kind, grown := uint32(0), depth+1 // a first turn, by its length
 	pause := uint8(0)
+	if r.under {
+		kind, grown = 3, depth+1-min(depth, r.branch) // the same, under a shared prefix
+	}
 	if r.turn > 1 {
 		kind, grown = 1, 0 // it extends the previous turn
 		if depth+1 > r.before {
@@ -242,11 +290,7 @@ func (p *Policy) classify(r *request, g uint32, end bool) {
 		}
 		pause = uint8(1 + min(pauses-2, bits.Len32(r.pause>>14))) // below 17 s, then doubling
 	}
-	turn := uint32(r.turn)
-	if turn > 6 {
-		turn = 6 + uint32(bits.Len32(turn-6))
-	}
-	s.feature = [features]uint8{uint8(8*kind + min(7, uint32(bits.Len32(grown)))), uint8(turn)}
+	s.feature = [features]uint8{uint8(8*kind + min(7, uint32(bits.Len32(grown)))), turnValue(r.turn)}
 	s.turn = r.turn
 	base := partBase(uint8(basePart(s.base)), pause)
 	listed := s.is(candidate)

@@ -31,7 +31,7 @@ const (
 	useless               // orphans: kept out of the model, first to go
 )
 
-func (s *segment) row() int            { return int(s.base)*levels + int(s.level) }
+func (s *segment) row() int            { return rowOf(int(s.base), int(s.level)) }
 func (s *segment) is(bits uint8) bool  { return s.state&bits == bits }
 func (s *segment) any(bits uint8) bool { return s.state&bits != 0 }
 
@@ -46,7 +46,7 @@ func (p *Policy) newSegment(part uint8, r *request) (uint32, bool) {
 		return none, false
 	}
 	p.free = p.segs[g].right
-	base := partBase(min(part, partShared), 0)
+	base := partBase(min(part, partLeft), 0)
 	p.segs[g] = segment{birth: p.now, head: none, tail: none, request: r.id, base: base, level: levelOne, turn: 1, state: live}
 	if part == partOrphan {
 		p.segs[g].state |= useless

@@ -23,7 +23,7 @@ type slot struct {
 }
 
 // manyKids makes a chunk a shared prefix: a conversation that goes on gives its chunks two or three.
-const manyKids = 8
+const manyKids = 16
 
 // link makes parent the parent of slot i.
 func (p *Policy) link(i, parent uint32) {
