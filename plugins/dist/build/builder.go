@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -124,8 +125,8 @@ func (b *builder) build(ctx context.Context, p plugin) (bool, error) {
 	if old, err := os.ReadFile(target); err == nil && bytes.HasSuffix(old, mark) {
 		return false, nil
 	}
-	// Work beside the target, then rename: two builders at once do no harm, and a reader never sees half a file.
-	tmp, err := os.MkdirTemp(b.out, ".build-")
+	// Work elsewhere: a directory here, without files yet, would break a build that embeds this one meanwhile.
+	tmp, err := os.MkdirTemp("", "kvhost-policy-")
 	if err != nil {
 		return false, err
 	}
@@ -143,10 +144,23 @@ func (b *builder) build(ctx context.Context, p plugin) (bool, error) {
 	}
 	module = append(module, section(abi.ManifestSection, manifest)...)
 	module = append(module, mark...)
-	if err := os.WriteFile(raw, module, 0o644); err != nil {
-		return false, err
+	return true, replace(target, module)
+}
+
+// replace writes beside the target and renames: two builders at once do no harm, and a reader never sees half a file.
+func replace(target string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(target), ".kvhost-policy-")
+	if err != nil {
+		return err
 	}
-	return true, os.Rename(raw, target)
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
+		err = os.Rename(f.Name(), target)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
 }
 
 // section is a custom section. It may be appended to a module: custom sections may stand anywhere.
