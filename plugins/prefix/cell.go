@@ -7,24 +7,15 @@ import "math/bits"
 type cell struct{ first, last uint32 }
 
 const (
-	orphans = cells - 1 // the cell of what is useless
-	leaves  = 1 << 14   // of the tournament; at least cells
-	never   = 1<<32 - 1
+	leaves = 1 << 14 // of the tournament; at least cells
+	never  = 1<<32 - 1
 )
 
 func (p *Policy) cellOf(s *segment) uint32 {
-	if s.is(useless) {
-		return orphans
-	}
 	return uint32(s.row())*buckets + uint32(s.bucket)
 }
 
-func (p *Policy) worth(c uint32) uint32 {
-	if c == orphans {
-		return 0
-	}
-	return p.model.index[c]
-}
+func (p *Policy) worth(c uint32) uint32 { return p.model.index[c] }
 
 // play sets a cell's standing and replays its matches.
 func (p *Policy) play(c, worth uint32) {
@@ -207,9 +198,7 @@ func (p *Policy) advance() bool {
 			listed := s.is(candidate)
 			p.cellDel(g)
 			p.ageDel(g)
-			if !s.is(useless) {
-				p.model.aged(s, b, to)
-			}
+			p.model.aged(s, b, to)
 			s.bucket = to
 			p.ageAdd(g)
 			if listed {

@@ -24,7 +24,11 @@ func (m *model) fitBase(base int) {
 func (m *model) fitHazards() {
 	for p := 0; p < parts; p++ {
 		first, last := int(partBase(uint8(p), 0)), int(partBase(uint8(p), pauses-1))
-		prior := uint64(priorHazard)
+		given := uint64(priorHazard)
+		if p == partOrphan {
+			given = orphanHazard
+		}
+		prior := given
 		for b := 0; b < buckets; b++ {
 			var n, d uint64
 			for base := first; base <= last; base++ {
@@ -37,7 +41,7 @@ func (m *model) fitHazards() {
 				h := (m.reuses[base][b]*one + pauseStays*whole) / (m.stays[base][b] + pauseStays)
 				m.hazard[base][b] = uint32(min(h, 8*one))
 			}
-			prior = (4*whole + priorHazard) / 5
+			prior = (4*whole + given) / 5
 		}
 	}
 }

@@ -2,30 +2,30 @@ package prefix
 
 import "math/bits"
 
-// A segment's part in its request. All but the last carry features; each part has hazards of its own.
+// A segment's part in its request. The first four carry features; each part has hazards of its own.
 const (
 	partNew    = iota // chunks inserted by this request
 	partFound         // chunks it touched, or inserted again after they had been evicted
 	partLast          // its last chunk, often a partial block
 	partShared        // chunks above a point with many branches
 	partLeft          // what remained when another request took the chunks above and went elsewhere
+	partOrphan        // chunks stored without their parent, of no use to a lookup by prefix until it comes
 	parts
-	partOrphan = parts // chunks whose parent is not resident: useless, first to go
 )
 
-// Baselines: new and found have one per pause group, the other parts have one each. The one without features comes last;
-// it has a single row.
+// Baselines: new and found have one per pause group, the other parts have one each. Those without features come last;
+// they have a single row.
 const (
 	pauses    = 6
 	baseLast  = 2 * pauses
 	baseLeft  = baseLast + 2
-	bases     = baseLeft + 1
+	bases     = baseLeft + 2
 	levels    = 24 // weight levels, half an octave apart
 	levelOne  = 10 // the level of weight 1
 	rows      = baseLeft*levels + bases - baseLeft
 	buckets   = 48 // of age, half an octave apart, to 6.5 days; the first ends at 2^skipped ticks and half an octave
 	skipped   = 5
-	cells     = rows*buckets + 1
+	cells     = rows * buckets
 	features  = 2
 	fvalues   = 32
 	one       = 1 << 16 // fixed point of hazards, events and expectations
@@ -34,13 +34,14 @@ const (
 
 // What the model was given before it saw anything, in reuses and in hazard per bucket of age.
 const (
-	priorHazard = one * 3 / 100
-	priorStays  = 30 * weightOne // of a part's hazard, towards its younger neighbour
-	pauseStays  = 20 * weightOne // of a pause group's hazard, towards its part's
-	valueEvents = 16 * one       // of a feature value's weight, towards its neighbours'
-	sideEvents  = 4 * one        // of the neighbours' weight, towards one
-	memory      = 3000           // reuses of a part before all its counts are halved
-	lifetimes   = 8 * memory     // or segments that ended, where reuses are rare
+	priorHazard  = one * 3 / 100
+	orphanHazard = one / 1024     // the same for orphans
+	priorStays   = 30 * weightOne // of a part's hazard, towards its younger neighbour
+	pauseStays   = 20 * weightOne // of a pause group's hazard, towards its part's
+	valueEvents  = 16 * one       // of a feature value's weight, towards its neighbours'
+	sideEvents   = 4 * one        // of the neighbours' weight, towards one
+	memory       = 3000           // reuses of a part before all its counts are halved
+	lifetimes    = 8 * memory     // or segments that ended, where reuses are rare
 )
 
 // model is what has been learned: counts, and what a fit makes of them.

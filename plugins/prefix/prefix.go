@@ -174,7 +174,7 @@ func (p *Policy) endRequest(id uint32) {
 func (p *Policy) resident(e *abi.Event) {
 	p.insert(e)
 	g := p.slots[e.Slot].seg
-	if s := &p.segs[g]; !s.is(useless) {
+	if p.partOf(g) != partOrphan {
 		p.move(g, baseLeft, levelOne)
 	}
 }
@@ -203,10 +203,7 @@ func (p *Policy) relink(e *abi.Event) {
 	p.unparent(i)
 	p.link(i, e.Parent)
 	g := p.slots[i].seg
-	if s := &p.segs[g]; s.is(useless) && s.head == i && p.parentOf(i) != none {
-		p.cellDel(g)
-		s.state &^= useless
-		s.base, s.level = baseLeft, levelOne
-		p.refresh(g)
+	if p.partOf(g) == partOrphan && p.segs[g].head == i && p.parentOf(i) != none {
+		p.move(g, partBase(partNew, 0), levelOne)
 	}
 }

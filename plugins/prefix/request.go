@@ -22,7 +22,9 @@ type request struct {
 	uses    uint8  // requests that have used it, with this one
 	idle    uint32 // ticks since the last of them
 	shares  int64  // depth down to which its inserts are known to be evicted shared chunks
-	last    uint32 // slot of its deepest chunk so far
+	last    uint32 // slot of its latest chunk
+	up      bool   // it goes from the tail up
+	above   uint64 // key of the chunk above its last one, while it may go up
 	tip     uint64 // key of the previous turn's last whole chunk
 	before  uint32 // chunks of the previous turn
 	branch  uint32 // depth of its first insert
@@ -35,14 +37,22 @@ const requests = 256
 
 func (p *Policy) request(id uint32) *request { return &p.open[id%requests] }
 
-// chain finds the request of an event that follows its chunk `parent`, and starts a chain if it does not continue one.
-func (p *Policy) chain(id, parent uint32) *request {
-	r := p.request(id)
-	if r.open && r.id == id && (parent == r.last || r.last == none) && parent != none {
-		return r
+// chain finds the request of an event, and starts a chain if the event's chunk is neither the next below its last one
+// nor, where a host goes from the tail up, the next above.
+func (p *Policy) chain(e *abi.Event, parent uint32) *request {
+	r := p.request(e.Request)
+	if r.open && r.id == e.Request {
+		if parent != none && (parent == r.last || r.last == none) {
+			r.up, r.above = false, 0
+			return r
+		}
+		if e.Key == r.above && e.Key != 0 {
+			r.up, r.above = true, e.ParentKey
+			return r
+		}
 	}
 	p.endChain(r)
-	*r = request{id: id, open: true, turn: 1, seg: none, found: none, from: none, last: none, again: -1, shares: -1}
+	*r = request{id: e.Request, open: true, above: e.ParentKey, turn: 1, seg: none, found: none, from: none, last: none, again: -1, shares: -1}
 	return r
 }
 
@@ -86,14 +96,13 @@ func (p *Policy) touch(e *abi.Event) {
 	if r := p.request(e.Request); r.open && r.id == e.Request && (r.seg == g || r.found == g) {
 		return // touched already, or its own
 	}
-	r := p.chain(e.Request, p.parentOf(i))
-	wasPrivate := basePart(old.base) != partShared && !old.is(useless)
+	r := p.chain(e, p.parentOf(i))
+	was := basePart(old.base)
+	wasPrivate := was != partShared && was != partOrphan
 	if r.from != g {
 		p.settle(r)
 		p.cellDel(g)
-		if !old.is(useless) {
-			p.model.reused(old)
-		}
+		p.model.reused(old)
 		if wasPrivate {
 			p.follow(r, old)
 		}
@@ -127,7 +136,7 @@ func (p *Policy) settle(r *request) {
 	r.from = none
 	s := &p.segs[g]
 	s.state &^= touching
-	if !s.is(useless) && basePart(s.base) != partShared {
+	if basePart(s.base) != partShared {
 		s.feature = [features]uint8{}
 		p.move(g, baseLeft, levelOne)
 	}
@@ -144,7 +153,7 @@ func (p *Policy) insert(e *abi.Event) {
 	if parent >= uint32(len(p.slots)) || p.slots[parent].seg == none || parent == i {
 		parent = none
 	}
-	r := p.chain(e.Request, parent)
+	r := p.chain(e, parent)
 	p.settle(r)
 	s := &p.slots[i]
 	*s = slot{key: e.Key, seg: none, parent: none, size: e.Size, tenant: e.Tenant, depth: e.Depth, gen: s.gen}
@@ -225,9 +234,13 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 		}
 	}
 	r.fresh = false
-	p.attach(i, g)
 	s := &p.segs[g]
-	s.end, s.short = p.slots[i].depth, 0
+	if r.up {
+		p.attachTop(i, g)
+	} else {
+		p.attach(i, g)
+	}
+	s.end, s.short = max(s.end, p.slots[i].depth), 0
 	r.last = i
 	if (part == partNew || part == partFound && s.n == 1) && s.n&(s.n-1) == 0 {
 		p.classify(r, g, false)
@@ -236,12 +249,7 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 	p.latest = g
 }
 
-func (p *Policy) partOf(g uint32) uint8 {
-	if p.segs[g].is(useless) {
-		return partOrphan
-	}
-	return uint8(basePart(p.segs[g].base))
-}
+func (p *Policy) partOf(g uint32) uint8 { return uint8(basePart(p.segs[g].base)) }
 
 // anySegment is a segment to join when there is no room for another: the latest, or the next that has chunks.
 func (p *Policy) anySegment() uint32 {

@@ -28,7 +28,6 @@ const (
 	ghost                 // all its chunks were evicted
 	candidate             // listed in a cell
 	touching              // a request is touching its chunks one by one
-	useless               // orphans: kept out of the model, first to go
 )
 
 func (s *segment) row() int            { return rowOf(int(s.base), int(s.level)) }
@@ -46,11 +45,8 @@ func (p *Policy) newSegment(part uint8, r *request) (uint32, bool) {
 		return none, false
 	}
 	p.free = p.segs[g].right
-	base := partBase(min(part, partLeft), 0)
+	base := partBase(part, 0)
 	p.segs[g] = segment{birth: p.now, head: none, tail: none, request: r.id, base: base, level: levelOne, turn: 1, state: live}
-	if part == partOrphan {
-		p.segs[g].state |= useless
-	}
 	p.ageAdd(g)
 	return g, true
 }
@@ -73,7 +69,8 @@ func (p *Policy) release(g uint32) {
 func (p *Policy) toGhost(g uint32, key uint64) {
 	s := &p.segs[g]
 	p.unname(g)
-	if s.is(useless) {
+	if basePart(s.base) == partOrphan { // coming back without its parent would prove nothing
+		p.model.forgotten(s)
 		p.release(g)
 		return
 	}

@@ -86,6 +86,19 @@ func (p *Policy) attach(i, g uint32) {
 	seg.n++
 }
 
+// attachTop puts slot i, shallower than all of them, in front of segment g.
+func (p *Policy) attachTop(i, g uint32) {
+	s, seg := &p.slots[i], &p.segs[g]
+	s.seg, s.prev, s.next = g, none, seg.head
+	if seg.head == none {
+		seg.tail = i
+	} else {
+		p.slots[seg.head].prev = i
+	}
+	seg.head = i
+	seg.n++
+}
+
 // reattach undoes the latest detach of slot i from segment g.
 func (p *Policy) reattach(i, g uint32) {
 	s, seg := &p.slots[i], &p.segs[g]

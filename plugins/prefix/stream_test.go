@@ -207,23 +207,15 @@ func (w *world) evict(n int, tenant uint32) bool {
 	return len(dst) > 0
 }
 
-// slowWorst is the least worth among all segments whose deepest chunk may go, sparing the latest.
+// slowWorst is the least worth among all segments whose deepest chunk may go.
 func (w *world) slowWorst() uint32 {
-	p, least, latest := w.p, uint32(never), uint32(never)
+	p, least := w.p, uint32(never)
 	for g := range p.segs {
 		s := &p.segs[g]
 		if !s.is(live) || s.any(ghost|touching) || p.slots[s.tail].kids > 0 || p.slots[s.tail].pins > 0 {
 			continue
 		}
-		v := p.worth(p.cellOf(s))
-		if uint32(g) == p.latest && !s.is(useless) {
-			latest = v
-			continue
-		}
-		least = min(least, v)
-	}
-	if least == never {
-		return latest
+		least = min(least, p.worth(p.cellOf(s)))
 	}
 	return least
 }

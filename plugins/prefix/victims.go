@@ -16,10 +16,11 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	var freed uint64
 	// Chunks are taken off their segments as if they had gone, and put back at the end.
 	for n < len(dst) && freed < ask.Bytes && tries < strangers {
-		g := p.next()
-		if g == none {
+		c := p.worst()
+		if c == none {
 			break
 		}
+		g := p.cells[c].first
 		i := p.segs[g].tail
 		s := &p.slots[i]
 		if ask.Tenant != none && ask.Tenant != s.tenant {
@@ -38,28 +39,6 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	}
 	p.restore()
 	return n
-}
-
-// next is the segment to take from. The chain that is being stored is spared while there is another: to cut it would
-// make what is stored next useless.
-func (p *Policy) next() uint32 {
-	c := p.worst()
-	if c == none {
-		return none
-	}
-	g := p.cells[c].first
-	if g != p.latest || c == orphans {
-		return g
-	}
-	if right := p.segs[g].right; right != none {
-		return right
-	}
-	p.play(c, never)
-	if other := p.worst(); other != none {
-		g = p.cells[other].first
-	}
-	p.play(c, p.worth(c))
-	return g
 }
 
 // pretend takes chunk i of segment g, mostly its deepest, away for the time of one answer.
