@@ -83,7 +83,7 @@ func ourPath(b *testing.B, geo chunk.Geometry, root string, fileBytes int64) (t 
 	if err != nil {
 		b.Fatal(err)
 	}
-	e, err := transfer.New(transfer.Config{Threads: benchThreads, SlotBytes: 4 << 20, MaxStaging: benchThreads * 4 << 20, ReadRatio: 0.75})
+	e, err := transfer.New(transfer.Config{Threads: benchThreads, SlotBytes: 4 << 20, MaxStaging: 2 * benchThreads * 4 << 20, ReadRatio: 0.75})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 
 	"github.com/kvhost/kvhost/staging"
@@ -23,11 +24,12 @@ const MinSlotBytes = 1 << 20
 
 // Engine owns the staging slots and one queue per device. All its goroutines end in Close.
 type Engine struct {
-	cfg   Config
-	slots *staging.Slots
-	ctx   context.Context
-	stop  context.CancelFunc
-	stats counters
+	cfg     Config
+	slots   *staging.Slots
+	copiers *staging.Workers // one per processor: more would only share its cache
+	ctx     context.Context
+	stop    context.CancelFunc
+	stats   counters
 
 	mu     sync.Mutex
 	closed bool
@@ -52,6 +54,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
 	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}}
+	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	return e, nil
 }
@@ -65,13 +68,18 @@ func (e *Engine) Queue(device string) (*Queue, error) {
 	}
 	q, ok := e.queues[device]
 	if !ok {
-		q = &Queue{engine: e, device: device, workers: staging.NewWorkers(e.cfg.Threads, e.cfg.ReadRatio)}
-		q.workers.OnPanic(func(v any, stack []byte) {
-			e.cfg.Log.Error("a transfer task panicked; its chunk has failed", "device", device, "panic", v, "stack", string(stack))
-		})
+		q = &Queue{engine: e, device: device, workers: e.newWorkers(e.cfg.Threads, device)}
 		e.queues[device] = q
 	}
 	return q, nil
+}
+
+func (e *Engine) newWorkers(n int, name string) *staging.Workers {
+	w := staging.NewWorkers(n, e.cfg.ReadRatio)
+	w.OnPanic(func(v any, stack []byte) {
+		e.cfg.Log.Error("a transfer task panicked; its chunk has failed", "workers", name, "panic", v, "stack", string(stack))
+	})
+	return w
 }
 
 // Close fails what is queued with ErrClosed, waits for what runs, and frees the slots.
@@ -88,6 +96,7 @@ func (e *Engine) Close() error {
 	for _, q := range queues {
 		q.workers.Close()
 	}
+	e.copiers.Close()
 	return e.slots.Close()
 }
 

@@ -38,54 +38,99 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 		progress = newLayers(l.Memory.Geometry(), len(l.Chunks), l.Layer)
 	}
 	for i := range l.Chunks {
-		task := func() {
-			bytes, err := int64(0), errPanicked // until the task has run to its end
-			defer func() {
-				if err != nil {
-					q.engine.stats.loadErrors.Add(1)
-				}
-				j.settle(i, err, bytes)
-				j.over()
-			}()
-			bytes, err = q.loadChunk(j, l, &l.Chunks[i], progress)
-		}
-		if err := q.workers.Submit(staging.Read, task); err != nil {
-			j.settle(i, ErrClosed, 0)
-			j.over()
+		t := &load{queue: q, job: j, spec: l, index: i, progress: progress}
+		if err := q.workers.Submit(staging.Read, t.run); err != nil {
+			t.end(ErrClosed)
 		}
 	}
 	return &Handle{j}
 }
 
-func (q *Queue) loadChunk(j *job, l *LoadJob, c *LoadChunk, progress *layers) (int64, error) {
-	if err := checkBlocks(l.Memory, c.Blocks, true); err != nil {
-		return 0, err
-	}
-	slot, err := q.engine.slots.Acquire(q.engine.ctx)
-	if err != nil {
-		return 0, ErrClosed
-	}
-	defer slot.Release()
-	if !j.enter() { // the job was cancelled while this waited: spare the disk
-		return 0, ErrCancelled
-	}
-	j.leave()
-	piece, err := l.Lease.Open(c.Index, l.Rank)
-	if err != nil {
-		return 0, err
-	}
-	defer piece.Close()
-	r := &pieceReader{job: j, memory: l.Memory, piece: piece, ids: c.Blocks, slot: slot.Bytes(), progress: progress}
-	if err := r.read(); err != nil {
-		// Whatever could not be read once must not be promised again: the next lookup is to miss.
-		if !errors.Is(err, ErrCancelled) {
-			piece.Bad(err)
+// load is the task of one chunk. Its last copy runs on the engine's copiers, so that the thread that read the file can
+// go on to the next: the device has as many requests outstanding as there are threads, also while bytes are copied.
+type load struct {
+	queue    *Queue
+	job      *job
+	spec     *LoadJob
+	index    int
+	progress *layers
+
+	slot  *staging.Slot
+	piece *store.Piece
+}
+
+func (t *load) run() {
+	err := errPanicked // until the task has run to its end
+	over := true
+	defer func() {
+		if over {
+			t.end(err)
 		}
-		return 0, err
+	}()
+	var last func() error
+	if last, err = t.read(); last == nil {
+		return
 	}
-	g := l.Memory.Geometry()
-	q.engine.stats.loaded(piece.Size())
-	return g.PageBytes(), nil
+	if !t.piece.File().Direct() { // this processor's cache has the bytes, and there is no device to keep busy
+		err = last()
+		return
+	}
+	if t.queue.engine.copiers.Submit(staging.Read, func() { t.finish(last) }) == nil {
+		over = false
+		return
+	}
+	err = last()
+}
+
+func (t *load) finish(last func() error) {
+	err := errPanicked
+	defer func() { t.end(err) }()
+	err = last()
+}
+
+// read brings the piece into the slot and gives what is left to be done: the copy of its last window.
+func (t *load) read() (last func() error, err error) {
+	c, e := &t.spec.Chunks[t.index], t.queue.engine
+	if err := checkBlocks(t.spec.Memory, c.Blocks, true); err != nil {
+		return nil, err
+	}
+	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
+		return nil, ErrClosed
+	}
+	if !t.job.enter() { // the job was cancelled while this waited: spare the disk
+		return nil, ErrCancelled
+	}
+	t.job.leave()
+	if t.piece, err = t.spec.Lease.Open(c.Index, t.spec.Rank); err != nil {
+		return nil, err
+	}
+	r := &pieceReader{job: t.job, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes(), progress: t.progress}
+	return r.read()
+}
+
+func (t *load) end(err error) {
+	stats := &t.queue.engine.stats
+	var bytes int64
+	switch {
+	case err == nil:
+		g := t.spec.Memory.Geometry()
+		bytes = g.PageBytes()
+		stats.loaded(t.piece.Size())
+	case t.piece != nil && !errors.Is(err, ErrCancelled):
+		// Whatever could not be read once must not be promised again: the next lookup is to miss.
+		t.piece.Bad(err)
+		fallthrough
+	default:
+		stats.loadErrors.Add(1)
+	}
+	if t.piece != nil {
+		t.piece.Close()
+	}
+	if t.slot != nil {
+		t.slot.Release()
+	}
+	t.job.settle(t.index, err, bytes)
+	t.job.over()
 }
 
 type pieceReader struct {
@@ -99,35 +144,36 @@ type pieceReader struct {
 }
 
 // read goes through the file window by window, each starting at a 4 KiB boundary. Extents that lie wholly within the
-// window are verified and scattered; the rest of the window is carried to the front of the next.
-func (r *pieceReader) read() error {
+// window are verified and scattered; the rest of the window is carried to the front of the next. The scatter of the last
+// window is left to the caller.
+func (r *pieceReader) read() (last func() error, err error) {
 	size := r.piece.Size()
 	if size%4096 != 0 || size < 4096 {
-		return fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
+		return nil, fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
 	}
 	r.buf = window(r.slot, r.piece.File(), 0)
 	have, err := r.fill(0, 0, size) // the file's bytes [start, start+have) are in buf
 	if err != nil {
-		return err
+		return nil, err
 	}
 	head, err := r.piece.Verify(r.buf[:have])
 	if err == nil && head.DataOffset > have { // an unusually long table
 		r.buf = r.slot
 		var more int64
 		if more, err = r.fill(have, have, size); err != nil {
-			return err
+			return nil, err
 		}
 		have += more
 		head, err = r.piece.Verify(r.buf[:have])
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrDamaged, err)
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	if head.Table == nil {
-		return fmt.Errorf("%w: %s has a checksum table that no slot holds", ErrDamaged, r.piece.File().Name())
+		return nil, fmt.Errorf("%w: %s has a checksum table that no slot holds", ErrDamaged, r.piece.File().Name())
 	}
 	if !sameShape(head.Plan.Geometry(), r.memory.Geometry()) {
-		return ErrGeometry
+		return nil, ErrGeometry
 	}
 	extents := head.Plan.Extents()
 	start := int64(0)
@@ -137,14 +183,14 @@ func (r *pieceReader) read() error {
 		for hi < len(extents) && end(extents[hi])-base <= have {
 			hi++
 		}
+		if hi == len(extents) {
+			return func() error { return r.scatter(head, lo, hi, base) }, nil
+		}
 		if hi > lo {
 			if err := r.scatter(head, lo, hi, base); err != nil {
-				return err
+				return nil, err
 			}
 			lo = hi
-		}
-		if lo == len(extents) {
-			return nil
 		}
 		keep := (head.DataOffset + extents[lo].Off) &^ 4095
 		if keep < start || keep > start+have {
@@ -153,11 +199,11 @@ func (r *pieceReader) read() error {
 		kept := int64(copy(r.buf, r.buf[keep-start:have]))
 		n, err := r.fill(kept, keep+kept, size)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		start, have = keep, kept+n
 	}
-	return nil
+	return nil, nil
 }
 
 // fill reads as much of the file as there is room for from file offset off to buf[at:].
