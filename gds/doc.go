@@ -1,0 +1,17 @@
+// Package gds reaches NVIDIA GPUs: their memory, the kernels that move pages, and cuFile.
+//
+// The one idea: everything that needs a CUDA context happens on a [Thread], one of a fixed set of operating system
+// threads per [GPU] on which that GPU's primary context is current. The threads never end, because destroying a thread
+// that the driver knows can take the process with it; a closed GPU's threads wait for the next one. Code asks for a
+// thread with [GPU.Do] and keeps it for as long as it has work, so the hop is paid once a task and not once a call.
+//
+// The libraries are opened at run time and never closed, without cgo. Where they are missing, [Open] says so in one
+// error ([ErrNoDriver]) and the same binary serves host memory. Symbols are looked up by their versioned names first.
+// Calls made while bytes move allocate nothing: arguments go through a buffer of the thread.
+//
+// Every failed call is an [Error] with the library's code. Codes after which a context is lost ([Result.Sticky]) take
+// the GPU out of service: whatever is asked of it from then on fails with [ErrLost].
+//
+// Memory given to a GPU is never on the Go heap. Pages are moved between scattered addresses and one contiguous buffer by
+// a [Batch]: a kernel where it can run, the driver's batch copy or single copies where it cannot.
+package gds

@@ -1,0 +1,144 @@
+package gds
+
+import (
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// Driver is libcuda, initialised. There is at most one per library and process; it is never closed.
+type Driver struct {
+	lib     *library
+	fn      cudaFunctions
+	version int
+	log     *slog.Logger
+
+	mu     sync.Mutex
+	pinned []pinnedRange
+	parked []*Thread // of closed GPUs
+}
+
+// cudaFunctions are the functions used, by subject.
+type cudaFunctions struct {
+	init, driverGetVersion                                         function
+	deviceGetCount, deviceGet, deviceGetName, deviceGetUUID        function
+	deviceGetAttribute, deviceTotalMem, deviceGetPCIBusID          function
+	primaryCtxRetain, primaryCtxRelease, ctxSetCurrent             function
+	streamCreate, streamDestroy, streamSynchronize                 function
+	eventCreate, eventDestroy, eventRecord, eventSynchronize       function
+	memAlloc, memFree, memGetAddressRange, pointerGetAttribute     function
+	memHostRegister, memHostUnregister, memHostGetDevicePointer    function
+	memcpyAsync, memcpyBatchV2, memcpyBatch, memsetD8Async         function
+	moduleLoadData, moduleGetFunction, moduleUnload, launchKernel  function
+	ipcGetMemHandle, ipcOpenMemHandle, ipcCloseMemHandle           function
+	memImport, memExport, memCreate, memRelease, memGranularity    function
+	memAddressReserve, memAddressFree, memMap, memUnmap, memAccess function
+}
+
+func (c *cudaFunctions) required() map[string]*function {
+	return map[string]*function{
+		"cuInit":                         &c.init,
+		"cuDriverGetVersion":             &c.driverGetVersion,
+		"cuDeviceGetCount":               &c.deviceGetCount,
+		"cuDeviceGet":                    &c.deviceGet,
+		"cuDeviceGetName":                &c.deviceGetName,
+		"cuDeviceGetUuid_v2":             &c.deviceGetUUID,
+		"cuDeviceGetAttribute":           &c.deviceGetAttribute,
+		"cuDeviceTotalMem_v2":            &c.deviceTotalMem,
+		"cuDeviceGetPCIBusId":            &c.deviceGetPCIBusID,
+		"cuDevicePrimaryCtxRetain":       &c.primaryCtxRetain,
+		"cuDevicePrimaryCtxRelease_v2":   &c.primaryCtxRelease,
+		"cuCtxSetCurrent":                &c.ctxSetCurrent,
+		"cuStreamCreate":                 &c.streamCreate,
+		"cuStreamDestroy_v2":             &c.streamDestroy,
+		"cuStreamSynchronize":            &c.streamSynchronize,
+		"cuEventCreate":                  &c.eventCreate,
+		"cuEventDestroy_v2":              &c.eventDestroy,
+		"cuEventRecord":                  &c.eventRecord,
+		"cuEventSynchronize":             &c.eventSynchronize,
+		"cuMemAlloc_v2":                  &c.memAlloc,
+		"cuMemFree_v2":                   &c.memFree,
+		"cuMemGetAddressRange_v2":        &c.memGetAddressRange,
+		"cuPointerGetAttribute":          &c.pointerGetAttribute,
+		"cuMemHostRegister_v2":           &c.memHostRegister,
+		"cuMemHostUnregister":            &c.memHostUnregister,
+		"cuMemHostGetDevicePointer_v2":   &c.memHostGetDevicePointer,
+		"cuMemcpyAsync":                  &c.memcpyAsync,
+		"cuMemsetD8Async":                &c.memsetD8Async,
+		"cuModuleLoadData":               &c.moduleLoadData,
+		"cuModuleGetFunction":            &c.moduleGetFunction,
+		"cuModuleUnload":                 &c.moduleUnload,
+		"cuLaunchKernel":                 &c.launchKernel,
+		"cuIpcGetMemHandle":              &c.ipcGetMemHandle,
+		"cuIpcOpenMemHandle_v2":          &c.ipcOpenMemHandle,
+		"cuIpcCloseMemHandle":            &c.ipcCloseMemHandle,
+		"cuMemImportFromShareableHandle": &c.memImport,
+		"cuMemExportToShareableHandle":   &c.memExport,
+		"cuMemCreate":                    &c.memCreate,
+		"cuMemRelease":                   &c.memRelease,
+		"cuMemGetAllocationGranularity":  &c.memGranularity,
+		"cuMemAddressReserve":            &c.memAddressReserve,
+		"cuMemAddressFree":               &c.memAddressFree,
+		"cuMemMap":                       &c.memMap,
+		"cuMemUnmap":                     &c.memUnmap,
+		"cuMemSetAccess":                 &c.memAccess,
+	}
+}
+
+// optional are those that older drivers lack; copies fall back without them.
+func (c *cudaFunctions) optional() map[string]*function {
+	return map[string]*function{"cuMemcpyBatchAsync_v2": &c.memcpyBatchV2, "cuMemcpyBatchAsync": &c.memcpyBatch}
+}
+
+// Libcuda are the names that libcuda is looked for under.
+var Libcuda = []string{"libcuda.so.1", "libcuda.so"}
+
+// Open loads and initialises the CUDA driver from the first of the given files that loads, [Libcuda] if none is given.
+func Open(log *slog.Logger, names ...string) (*Driver, error) {
+	if len(names) == 0 {
+		names = Libcuda
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	lib, err := load(names, ErrNoDriver)
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{lib: lib, log: log}
+	if err := lib.resolve(d.fn.required(), d.fn.optional()); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoDriver, err)
+	}
+	if err := d.call(d.fn.init, 0); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoDriver, err)
+	}
+	var version int32
+	if err := d.call(d.fn.driverGetVersion, uintptr(unsafe.Pointer(&version))); err != nil {
+		return nil, err
+	}
+	d.version = int(version)
+	return d, nil
+}
+
+// Version is the CUDA version that the driver speaks, as 1000*major + 10*minor.
+func (d *Driver) Version() int { return d.version }
+
+// call makes a call that needs no context, from any goroutine.
+//
+//go:uintptrescapes
+func (d *Driver) call(f function, args ...uintptr) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if f.addr == 0 {
+		return fmt.Errorf("%w: %s", ErrSymbol, f.name)
+	}
+	r, _, _ := purego.SyscallN(f.addr, args...)
+	if code := Result(int32(r)); code != 0 {
+		return &Error{f.name, code}
+	}
+	return nil
+}

@@ -1,0 +1,76 @@
+package gds
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Errors of finding what this package needs.
+var (
+	// ErrNoDriver says that libcuda cannot be loaded: there is no NVIDIA driver here.
+	ErrNoDriver = errors.New("gds: no CUDA driver")
+	// ErrNoCuFile says that libcufile cannot be loaded.
+	ErrNoCuFile = errors.New("gds: no cuFile library")
+	// ErrSymbol says that a library is too old: it lacks a function.
+	ErrSymbol = errors.New("gds: library lacks a function")
+	// ErrNoGPU says that no GPU has the wanted UUID.
+	ErrNoGPU = errors.New("gds: no such GPU")
+)
+
+// Errors of using it.
+var (
+	// ErrLost says that the GPU's context is gone for good: an error before this one was of the sticky kind.
+	ErrLost = errors.New("gds: GPU is out of service")
+	// ErrClosed says that the GPU was closed.
+	ErrClosed = errors.New("gds: GPU is closed")
+	// ErrImport refuses a memory handle.
+	ErrImport = errors.New("gds: memory cannot be imported")
+	// ErrStopped says that a batch was stopped by its flag before it had moved everything.
+	ErrStopped = errors.New("gds: batch was stopped")
+	// ErrUnpinned says that memory is not registered with the driver.
+	ErrUnpinned = errors.New("gds: memory is not registered")
+	// ErrShort says that cuFile moved fewer bytes than it was asked to.
+	ErrShort = errors.New("gds: short transfer")
+	// ErrConfig refuses a configuration.
+	ErrConfig = errors.New("gds: bad configuration")
+)
+
+// Result is a CUDA driver's answer; 0 is success.
+type Result int32
+
+// Results that the code decides by.
+const (
+	resultInvalidValue      Result = 1
+	resultNotSupported      Result = 801
+	resultAlreadyRegistered Result = 712
+)
+
+// Sticky says whether the context is unusable after this result, so that every further call in it fails.
+func (r Result) Sticky() bool {
+	switch r {
+	case 4, 46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721:
+		return true
+	}
+	return false
+}
+
+func (r Result) String() string {
+	if name, ok := resultNames[r]; ok {
+		return name
+	}
+	return fmt.Sprintf("CUDA error %d", int32(r))
+}
+
+// Error is a call of the CUDA driver that failed.
+type Error struct {
+	Call string
+	Code Result
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("gds: %s: %s (%d)", e.Call, e.Code, int32(e.Code)) }
+
+// Sticky says whether err carries a CUDA result that loses the context.
+func Sticky(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code.Sticky()
+}

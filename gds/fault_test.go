@@ -1,0 +1,213 @@
+package gds
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+func TestOpenFails(t *testing.T) {
+	for _, c := range []struct{ rules, want string }{
+		{"cuDevicePrimaryCtxRetain:code=2", "CUDA_ERROR_OUT_OF_MEMORY"},
+		{"cuCtxSetCurrent:nth=2:code=201", "cuCtxSetCurrent: CUDA_ERROR_INVALID_CONTEXT (201)"},
+		{"cuStreamCreate:nth=3:code=2", "cuStreamCreate"},
+		{"cuEventCreate:nth=1:code=2", "cuEventCreate"},
+		{"cuMemHostRegister_v2:code=304", "cuMemHostRegister"},
+	} {
+		g, double := doubled(t, Config{Threads: 1})
+		double.Rules(c.rules)
+		if _, err := g.driver.OpenGPU(g.UUID, Config{Threads: 3}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.rules, err)
+		}
+		double.Rules("")
+		if again, err := g.driver.OpenGPU(g.UUID, Config{Threads: 3}); err != nil {
+			t.Errorf("after %s: %v", c.rules, err)
+		} else if err := again.Close(); err != nil {
+			t.Errorf("after %s: %v", c.rules, err)
+		}
+	}
+}
+
+func move(g *GPU, dir Direction, flat []byte, page uint64, n, size int, flag *Flag) (err error) {
+	if e := g.Do(func(th *Thread) {
+		b := th.Begin(dir, flat, flag)
+		for i := range n {
+			if err = b.Add(page+uint64(i*size), i*size, size); err != nil {
+				return
+			}
+		}
+		err = b.Wait()
+	}); e != nil {
+		return e
+	}
+	return err
+}
+
+func TestCopiesFallBack(t *testing.T) {
+	for _, c := range []struct {
+		rules string
+		want  Mode
+	}{
+		{"cuLaunchKernel:code=701", BatchCopy},
+		{"cuLaunchKernel:code=701,cuMemcpyBatchAsync_v2:code=1", SingleCopy},
+	} {
+		g, double := doubled(t, Config{Threads: 1})
+		pages := buffer(t, g, 64<<10)
+		flat := slot(t, g, 64<<10, true)
+		want := random(64 << 10)
+		copy(flat, want)
+		double.Rules(c.rules)
+		if err := move(g, Scatter, flat, pages.Address, 16, 4096, nil); err != nil {
+			t.Fatalf("%s: %v", c.rules, err)
+		}
+		got := make([]byte, len(want))
+		on(t, g, func(th *Thread) error { return th.Read(got, pages.Address) })
+		if !bytes.Equal(got, want) || g.Mode() != c.want {
+			t.Errorf("%s: mode %s, equal %v", c.rules, g.Mode(), bytes.Equal(got, want))
+		}
+	}
+}
+
+func TestWithoutTheKernel(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1})
+	double.Rules("cuModuleLoadData:code=222")
+	g, err := g.driver.OpenGPU(g.UUID, Config{Threads: 1})
+	if err != nil || g.Mode() != BatchCopy {
+		t.Fatalf("%v, mode %s", err, g.Mode())
+	}
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStickyErrorTakesTheGPUOut(t *testing.T) {
+	for _, rules := range []string{"cuLaunchKernel:code=700", "cuEventSynchronize:code=719", "cuMemcpyAsync:code=214"} {
+		var told atomic.Int32
+		done := make(chan struct{})
+		g, double := doubled(t, Config{Threads: 2, Lost: func(*GPU, error) { told.Add(1); close(done) }})
+		pages := buffer(t, g, 64<<10)
+		flat := slot(t, g, 64<<10, !strings.HasPrefix(rules, "cuMemcpy"))
+		double.Rules(rules)
+		err := move(g, Gather, flat, pages.Address, 4, 4096, nil)
+		if !Sticky(err) {
+			t.Errorf("%s: %v", rules, err)
+		}
+		<-done
+		double.Rules("")
+		if err := move(g, Gather, flat, pages.Address, 4, 4096, nil); !errors.Is(err, ErrLost) || !Sticky(err) {
+			t.Errorf("%s: the next one: %v", rules, err)
+		}
+		if _, err := g.Alloc(1); !errors.Is(err, ErrLost) {
+			t.Errorf("%s: Alloc: %v", rules, err)
+		}
+		if told.Load() != 1 {
+			t.Errorf("%s: told %d times", rules, told.Load())
+		}
+		double.Forget()
+	}
+}
+
+func TestPlainErrorIsOnlyTheCalls(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1, Copy: SingleCopy})
+	pages := buffer(t, g, 64<<10)
+	flat := slot(t, g, 64<<10, true)
+	double.Rules("cuMemcpyAsync:nth=3:code=1")
+	err := move(g, Gather, flat, pages.Address, 4, 4096, nil)
+	var e *Error
+	if !errors.As(err, &e) || e.Call != "cuMemcpyAsync" || e.Code != 1 || Sticky(err) || g.Err() != nil {
+		t.Errorf("%v, GPU %v", err, g.Err())
+	}
+	if err := move(g, Gather, flat, pages.Address, 4, 4096, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// A flag stops the kernel between two pieces: what comes after is not touched.
+func TestFlagStopsTheKernel(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1})
+	pages := buffer(t, g, 64<<10)
+	flat := slot(t, g, 64<<10, true)
+	copy(flat, bytes.Repeat([]byte{1}, len(flat)))
+	flag := g.NewFlag()
+	double.Rules("page:nth=5:hang")
+	over := make(chan error, 1)
+	go func() { over <- move(g, Scatter, flat, pages.Address, 16, 4096, flag) }()
+	for double.Calls("page") < 5 {
+	}
+	flag.Set()
+	double.Rules("")
+	if err := <-over; !errors.Is(err, ErrStopped) {
+		t.Fatal(err)
+	}
+	got := make([]byte, 64<<10)
+	on(t, g, func(th *Thread) error { return th.Read(got, pages.Address) })
+	if n := bytes.Count(got, []byte{1}); n != 5*4096 {
+		t.Errorf("%d bytes were moved, want 5 pages", n)
+	}
+	flag.Release()
+	if err := move(g, Scatter, flat, pages.Address, 16, 4096, g.NewFlag()); err != nil {
+		t.Errorf("a new flag: %v", err)
+	}
+}
+
+func TestFlagsRunOut(t *testing.T) {
+	g, _ := open(t, Config{Threads: 1})
+	var flags []*Flag
+	for range flagSlots + 2 {
+		flags = append(flags, g.NewFlag())
+	}
+	last := flags[len(flags)-1]
+	if last.Set(); last.IsSet() {
+		t.Error("the flag that everybody shares was set")
+	}
+	for _, f := range flags {
+		f.Release()
+	}
+}
+
+func TestPanicIsTheCallers(t *testing.T) {
+	g, _ := open(t, Config{Threads: 1})
+	func() {
+		defer func() {
+			if v, ok := recover().(*panicked); !ok || v.value != "oops" || !strings.Contains(v.String(), "TestPanicIsTheCallers") {
+				t.Errorf("recovered %v", v)
+			}
+		}()
+		g.Do(func(*Thread) { panic("oops") })
+	}()
+	on(t, g, func(*Thread) error { return nil })
+}
+
+func TestDoFromManyAndClose(t *testing.T) {
+	g, _ := open(t, Config{Threads: 3})
+	var inside, most atomic.Int32
+	var work sync.WaitGroup
+	for range 32 {
+		work.Go(func() {
+			for range 20 {
+				if err := g.Do(func(*Thread) {
+					most.Store(max(most.Load(), inside.Add(1)))
+					inside.Add(-1)
+				}); err != nil && !errors.Is(err, ErrClosed) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+	work.Wait()
+	if err := g.Do(func(*Thread) { t.Error("ran on a closed GPU") }); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+	if err := g.Control(func(*Thread) error { return nil }); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+	if most.Load() > 3 {
+		t.Errorf("%d at a time", most.Load())
+	}
+}

@@ -1,0 +1,254 @@
+package gds
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/gds/gdstest"
+)
+
+// open gives the GPU that the tests run on: the double's, or with KVHOST_TEST_GPU set the first real one.
+func open(t testing.TB, cfg Config) (*GPU, *gdstest.Double) {
+	t.Helper()
+	var double *gdstest.Double
+	var names []string
+	if os.Getenv("KVHOST_TEST_GPU") == "" {
+		double = gdstest.Build(t)
+		names = []string{double.Path}
+	}
+	d, err := Open(nil, names...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, err := d.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := d.OpenGPU(devices[0].UUID, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if double != nil {
+			double.Rules("")
+		}
+		if err := g.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return g, double
+}
+
+// doubled is open for tests of faults, which only the double has.
+func doubled(t testing.TB, cfg Config) (*GPU, *gdstest.Double) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	return open(t, cfg)
+}
+
+// pinned is host memory, registered or not.
+func slot(t testing.TB, g *GPU, size int, register bool) []byte {
+	t.Helper()
+	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if register {
+		if err := g.Pinner().Register(mem); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if register {
+			if err := g.Pinner().Unregister(mem); err != nil {
+				t.Errorf("Unregister: %v", err)
+			}
+		}
+		unix.Munmap(mem)
+	})
+	return mem
+}
+
+func buffer(t testing.TB, g *GPU, size int64) *Buffer {
+	t.Helper()
+	b, err := g.Alloc(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if g.Err() == nil {
+			if err := b.Free(); err != nil {
+				t.Errorf("Free: %v", err)
+			}
+		}
+	})
+	return b
+}
+
+func on(t testing.TB, g *GPU, fn func(*Thread) error) {
+	t.Helper()
+	var err error
+	if e := g.Do(func(th *Thread) { err = fn(th) }); e != nil {
+		t.Fatal(e)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	r := rand.New(rand.NewPCG(uint64(n), 7))
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+func TestDevices(t *testing.T) {
+	g, double := open(t, Config{Threads: 1})
+	u, err := ParseUUID(g.UUID.String())
+	if err != nil || u != g.UUID {
+		t.Fatalf("UUID %s parses to %s, %v", g.UUID, u, err)
+	}
+	if double != nil && (g.UUID.String() != gdstest.UUID || g.PCI != "0000:ab:00.0" || g.SMs != 8 || g.Major != 9) {
+		t.Errorf("device %+v", g.Device)
+	}
+	if g.Memory <= 0 || g.SMs <= 0 || g.Name == "" {
+		t.Errorf("device %+v", g.Device)
+	}
+	if _, err := g.driver.OpenGPU(UUID{1}, Config{}); !errors.Is(err, ErrNoGPU) {
+		t.Errorf("an unknown UUID: %v", err)
+	}
+	for _, bad := range []string{"", "GPU-", "GPU-zz", "GPU-00112233-4455-6677-8899-aabbccddeeff00"} {
+		if _, err := ParseUUID(bad); !errors.Is(err, ErrNoGPU) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestNoLibrary(t *testing.T) {
+	if _, err := Open(nil, "libkvhost-no-such.so.1"); !errors.Is(err, ErrNoDriver) {
+		t.Errorf("%v", err)
+	}
+	if _, err := Open(nil, "libm.so.6"); !errors.Is(err, ErrNoDriver) || !errors.Is(err, ErrSymbol) {
+		t.Errorf("a library without the functions: %v", err)
+	}
+}
+
+// Pages of every size and alignment, both ways, in every mode, with registered and plain memory.
+func TestBatchMovesEveryByte(t *testing.T) {
+	shapes := []struct{ page, stride, skew, pages int }{
+		{4096, 4096, 0, 300}, {65536, 65536, 0, 40}, {18432, 18432, 0, 64}, {18432, 20000, 16, 33}, {1000, 1004, 4, 77},
+		{33, 61, 1, 500}, {1, 3, 0, 2000}, {128, 128, 0, pieceSlots + 100},
+	}
+	for _, mode := range []Mode{Kernel, BatchCopy, SingleCopy} {
+		g, _ := open(t, Config{Threads: 2, Copy: mode, Blocks: 8, Spin: mode == BatchCopy})
+		for _, s := range shapes {
+			for _, register := range []bool{true, false} {
+				total := s.page * s.pages
+				pages := buffer(t, g, int64(s.stride*s.pages+s.skew))
+				flat := slot(t, g, (total+15)&^15+64, register)
+				want := random(total)
+				order := rand.New(rand.NewPCG(1, 2)).Perm(s.pages)
+				move := func(dir Direction) func(*Thread) error {
+					return func(th *Thread) error {
+						b := th.Begin(dir, flat, nil)
+						for i, p := range order {
+							if err := b.Add(pages.Address+uint64(s.skew+p*s.stride), i*s.page, s.page); err != nil {
+								return err
+							}
+						}
+						return b.Wait()
+					}
+				}
+				on(t, g, func(th *Thread) error { return th.Fill(pages.Address, 0xa5, pages.Size) })
+				copy(flat, want)
+				on(t, g, move(Scatter))
+				image := make([]byte, pages.Size)
+				on(t, g, func(th *Thread) error { return th.Read(image, pages.Address) })
+				expect := bytes.Repeat([]byte{0xa5}, len(image))
+				for i, p := range order {
+					copy(expect[s.skew+p*s.stride:], want[i*s.page:(i+1)*s.page])
+				}
+				if !bytes.Equal(image, expect) {
+					t.Fatalf("%s, %+v, registered %v: scatter put a byte wrong", mode, s, register)
+				}
+				clear(flat)
+				on(t, g, move(Gather))
+				if !bytes.Equal(flat[:total], want) || !bytes.Equal(flat[total:], make([]byte, len(flat)-total)) {
+					t.Fatalf("%s, %+v, registered %v: gather put a byte wrong", mode, s, register)
+				}
+			}
+		}
+		if g.Mode() != mode {
+			t.Errorf("%s became %s", mode, g.Mode())
+		}
+	}
+}
+
+func TestBatchRefusesWhatIsOutsideItsBuffer(t *testing.T) {
+	g, _ := open(t, Config{Threads: 1})
+	flat := slot(t, g, 4096, true)
+	on(t, g, func(th *Thread) error {
+		b := th.Begin(Gather, flat, nil)
+		for _, c := range [][2]int{{-1, 1}, {4096, 1}, {0, 4097}, {4000, 97}, {1, -1}, {int(^uint(0) >> 1), 2}} {
+			if err := b.Add(0, c[0], c[1]); !errors.Is(err, ErrConfig) {
+				t.Errorf("%v: %v", c, err)
+			}
+		}
+		return b.Wait()
+	})
+}
+
+func TestVRAMBuffer(t *testing.T) {
+	g, _ := open(t, Config{Threads: 1})
+	pages, packed := buffer(t, g, 1<<20), buffer(t, g, 1<<20)
+	want := random(1 << 20)
+	got := make([]byte, len(want))
+	on(t, g, func(th *Thread) error {
+		if err := th.Write(pages.Address, want); err != nil {
+			return err
+		}
+		b := th.BeginDevice(Gather, packed.Address, 1<<20, nil)
+		for i := range 16 {
+			if err := b.Add(pages.Address+uint64((15-i)<<16), i<<16, 1<<16); err != nil {
+				return err
+			}
+		}
+		if err := b.Wait(); err != nil {
+			return err
+		}
+		return th.Read(got, packed.Address)
+	})
+	for i := range 16 {
+		if !bytes.Equal(got[i<<16:(i+1)<<16], want[(15-i)<<16:(16-i)<<16]) {
+			t.Fatalf("page %d differs", i)
+		}
+	}
+}
+
+func BenchmarkBatch(b *testing.B) {
+	g, _ := open(b, Config{Threads: 1})
+	pages := buffer(b, g, 1<<20)
+	flat := slot(b, g, 1<<20, true)
+	b.ReportAllocs()
+	on(b, g, func(th *Thread) error {
+		for b.Loop() {
+			batch := th.Begin(Gather, flat, nil)
+			for i := range 16 {
+				if err := batch.Add(pages.Address+uint64(i<<16), i<<16, 1<<16); err != nil {
+					return err
+				}
+			}
+			if err := batch.Wait(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

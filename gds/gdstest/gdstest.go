@@ -1,0 +1,115 @@
+// Package gdstest builds a double of libcuda and libcufile, so that the code which calls them runs, and meets every fault,
+// on machines without a GPU. Only tests use it, and no figure comes from it.
+package gdstest
+
+import (
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+//go:embed c/double.c
+var source []byte
+
+// UUID is the double's only GPU.
+const UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
+
+// Double is the built library. It is one per process, so its rules are too: tests that set them do not run in parallel.
+type Double struct {
+	// Path is the library; it serves as libcuda and as libcufile.
+	Path string
+
+	rules, calls, forget uintptr
+}
+
+var (
+	mu   sync.Mutex
+	only *Double
+)
+
+// Build compiles the double with the system's C compiler (cc), once, and clears its rules now and when the test ends.
+func Build(t testing.TB) *Double {
+	t.Helper()
+	mu.Lock()
+	defer mu.Unlock()
+	if only == nil {
+		d, err := build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		only = d
+	}
+	only.Rules("")
+	t.Cleanup(func() { only.Rules("") })
+	return only
+}
+
+func build() (*Double, error) {
+	sum := sha256.Sum256(source)
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-double-%d-%s", os.Getuid(), hex.EncodeToString(sum[:8])))
+	d := &Double{Path: filepath.Join(dir, "libcuda.so.1")}
+	if _, err := os.Stat(d.Path); err != nil {
+		if err := compile(dir, d.Path); err != nil {
+			return nil, err
+		}
+	}
+	h, err := purego.Dlopen(d.Path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	if err != nil {
+		return nil, err
+	}
+	if d.rules, err = purego.Dlsym(h, "kvdouble_rules"); err != nil {
+		return nil, err
+	}
+	if d.calls, err = purego.Dlsym(h, "kvdouble_calls"); err != nil {
+		return nil, err
+	}
+	d.forget, err = purego.Dlsym(h, "kvdouble_forget")
+	return d, err
+}
+
+// compile puts the library in place whole: other test processes may be building it too.
+func compile(dir, path string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp(dir, "build")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	c := filepath.Join(tmp, "double.c")
+	if err := os.WriteFile(c, source, 0o600); err != nil {
+		return err
+	}
+	out := filepath.Join(tmp, "double.so")
+	cmd := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-o", out, c, "-lpthread")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("gdstest: the double needs a C compiler: %w\n%s", err, text)
+	}
+	return os.Rename(out, path)
+}
+
+// Rules replaces the fault rules, written as double.c says, and sets the call counters to 0.
+func (d *Double) Rules(text string) {
+	b := append([]byte(text), 0)
+	purego.SyscallN(d.rules, uintptr(unsafe.Pointer(&b[0])))
+}
+
+// Calls is how often a function was called since the rules were set.
+func (d *Double) Calls(function string) int {
+	b := append([]byte(function), 0)
+	n, _, _ := purego.SyscallN(d.calls, uintptr(unsafe.Pointer(&b[0])))
+	return int(n)
+}
+
+// Forget drops what a lost GPU has left registered. No other GPU of the double may be open.
+func (d *Double) Forget() { purego.SyscallN(d.forget) }

@@ -1,0 +1,372 @@
+package gds
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// UUID names a GPU everywhere: in every process, whatever order each sees the GPUs in.
+type UUID [16]byte
+
+// String is the form that nvidia-smi and HELLO use.
+func (u UUID) String() string {
+	h := hex.EncodeToString(u[:])
+	return "GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// ParseUUID reads a UUID, with or without "GPU-" before it.
+func ParseUUID(s string) (u UUID, err error) {
+	h := strings.ReplaceAll(strings.TrimPrefix(strings.ToLower(s), "gpu-"), "-", "")
+	if len(h) != 2*len(u) {
+		return u, fmt.Errorf("%w: %q is no UUID", ErrNoGPU, s)
+	}
+	if _, err := hex.Decode(u[:], []byte(h)); err != nil {
+		return u, fmt.Errorf("%w: %q is no UUID", ErrNoGPU, s)
+	}
+	return u, nil
+}
+
+// Device is what can be known of a GPU without using it.
+type Device struct {
+	UUID    UUID
+	Ordinal int // in this process
+	Name    string
+	PCI     string // domain:bus:device.function, lower case
+	Memory  int64  // bytes in all
+	SMs     int    // multiprocessors
+	Major   int    // compute capability
+	Minor   int
+}
+
+// Config says how a GPU is used.
+type Config struct {
+	Threads int  // bound threads for transfers; one more serves imports
+	Blocks  int  // thread blocks of all copy kernels at a time: what the engine's compute gives up
+	Spin    bool // wait for the GPU by polling, which is quicker by some microseconds and costs a core
+	Copy    Mode // how pages are copied at first
+	// Lost is told once when the GPU goes out of service. Optional.
+	Lost func(*GPU, error)
+}
+
+// Defaults of Config.
+const (
+	DefaultThreads = 16
+	DefaultBlocks  = 32
+)
+
+// pieceSlots is how many pieces one kernel is given; a batch with more launches several.
+const pieceSlots = 8192
+
+// flagSlots is how many jobs can have a stop flag of their own at a time.
+const flagSlots = 1024
+
+// flagStride keeps flags on lines of their own.
+const flagStride = 64
+
+// GPU is a device in use: its primary context, its threads and its copy kernel.
+type GPU struct {
+	Device
+	driver *Driver
+	cfg    Config
+	device int32
+	ctx    uintptr
+	module uintptr
+	kernel uintptr
+
+	threads chan *Thread // idle
+	ready   int          // how many there are
+	all     []*Thread
+	control *Thread // for imports, so that they never wait behind transfers
+	ctlMu   sync.Mutex
+	shared  []byte // pinned: stop flags, then each thread's pieces
+	flags   chan *Flag
+	never   *Flag // always 0
+
+	mode    atomic.Int32 // a Mode
+	copying atomic.Int32 // kernels in flight
+	lost    atomic.Pointer[error]
+	closed  chan struct{}
+	once    sync.Once
+
+	mu      sync.Mutex
+	imports map[[ipcHandleBytes]byte]*Import
+}
+
+// Devices lists the GPUs that this process sees.
+func (d *Driver) Devices() ([]Device, error) {
+	var n int32
+	if err := d.call(d.fn.deviceGetCount, uintptr(unsafe.Pointer(&n))); err != nil {
+		return nil, err
+	}
+	out := make([]Device, n)
+	for i := range out {
+		if err := d.describe(i, &out[i]); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func (d *Driver) describe(ordinal int, out *Device) error {
+	var device int32
+	if err := d.call(d.fn.deviceGet, uintptr(unsafe.Pointer(&device)), uintptr(ordinal)); err != nil {
+		return err
+	}
+	out.Ordinal = ordinal
+	if err := d.call(d.fn.deviceGetUUID, uintptr(unsafe.Pointer(&out.UUID)), uintptr(device)); err != nil {
+		return err
+	}
+	text := make([]byte, 256)
+	if err := d.call(d.fn.deviceGetName, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device)); err != nil {
+		return err
+	}
+	out.Name = unix.ByteSliceToString(text)
+	if err := d.call(d.fn.deviceGetPCIBusID, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device)); err != nil {
+		return err
+	}
+	out.PCI = strings.ToLower(unix.ByteSliceToString(text))
+	if err := d.call(d.fn.deviceTotalMem, uintptr(unsafe.Pointer(&out.Memory)), uintptr(device)); err != nil {
+		return err
+	}
+	const multiprocessors, major, minor = 16, 75, 76
+	for _, a := range []struct {
+		attribute uintptr
+		to        *int
+	}{{multiprocessors, &out.SMs}, {major, &out.Major}, {minor, &out.Minor}} {
+		var v int32
+		if err := d.call(d.fn.deviceGetAttribute, uintptr(unsafe.Pointer(&v)), a.attribute, uintptr(device)); err != nil {
+			return err
+		}
+		*a.to = int(v)
+	}
+	return nil
+}
+
+// OpenGPU takes a GPU into use.
+func (d *Driver) OpenGPU(uuid UUID, cfg Config) (_ *GPU, err error) {
+	devices, err := d.Devices()
+	if err != nil {
+		return nil, err
+	}
+	for _, dev := range devices {
+		if dev.UUID == uuid {
+			return d.openGPU(dev, cfg)
+		}
+	}
+	return nil, fmt.Errorf("%w: %s", ErrNoGPU, uuid)
+}
+
+func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
+	if cfg.Threads == 0 {
+		cfg.Threads = DefaultThreads
+	}
+	if cfg.Blocks == 0 {
+		cfg.Blocks = DefaultBlocks
+	}
+	if cfg.Threads < 1 || cfg.Threads > 1024 || cfg.Blocks < 1 || cfg.Blocks > 4096 {
+		return nil, fmt.Errorf("%w: %d threads, %d thread blocks", ErrConfig, cfg.Threads, cfg.Blocks)
+	}
+	g := &GPU{
+		Device: dev, driver: d, cfg: cfg, threads: make(chan *Thread, cfg.Threads), closed: make(chan struct{}),
+		flags: make(chan *Flag, flagSlots), imports: map[[ipcHandleBytes]byte]*Import{},
+	}
+	g.mode.Store(int32(cfg.Copy))
+	if err := d.call(d.fn.deviceGet, uintptr(unsafe.Pointer(&g.device)), uintptr(dev.Ordinal)); err != nil {
+		return nil, err
+	}
+	if err := d.call(d.fn.primaryCtxRetain, uintptr(unsafe.Pointer(&g.ctx)), uintptr(g.device)); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.Close())
+		}
+	}()
+	perThread := pieceSlots * int(unsafe.Sizeof(Piece{}))
+	g.shared, err = unix.Mmap(-1, 0, flagSlots*flagStride+(cfg.Threads+1)*perThread, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, fmt.Errorf("gds: map memory for commands: %w", err)
+	}
+	for i := range cfg.Threads + 1 {
+		t := d.takeThread()
+		g.all = append(g.all, t)
+		at := flagSlots*flagStride + i*perThread
+		pieces := unsafe.Slice((*Piece)(unsafe.Pointer(&g.shared[at])), pieceSlots)
+		t.do(make(chan any, 1), func(t *Thread) { err = t.bind(g, pieces) })
+		if err != nil {
+			return nil, err
+		}
+	}
+	g.control = g.all[cfg.Threads]
+	if err := g.Control((*Thread).prepare); err != nil {
+		return nil, err
+	}
+	for _, t := range g.all[:cfg.Threads] {
+		g.threads <- t
+		g.ready++
+	}
+	return g, nil
+}
+
+// prepare registers the command memory and loads the kernel. Without the kernel pages go the slower ways.
+func (t *Thread) prepare() error {
+	g := t.gpu
+	if err := t.register(g.shared); err != nil {
+		return err
+	}
+	g.never = &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[0]))}
+	for i := 1; i < flagSlots; i++ {
+		g.flags <- &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[i*flagStride])), pool: g.flags}
+	}
+	err := t.loadKernel()
+	if err != nil && !Sticky(err) {
+		g.driver.log.Warn("the copy kernel cannot be used, pages go by copy engine", "gpu", g.UUID.String(), "error", err)
+		if g.Mode() == Kernel {
+			g.mode.Store(int32(BatchCopy))
+		}
+		return nil
+	}
+	return err
+}
+
+// takeThread gives a parked thread, or a new one.
+func (d *Driver) takeThread() *Thread {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := len(d.parked); n > 0 {
+		t := d.parked[n-1]
+		d.parked = d.parked[:n-1]
+		return t
+	}
+	return newThread()
+}
+
+var orderDone = sync.Pool{New: func() any { return make(chan any, 1) }}
+
+// Do runs fn on one of the GPU's threads and waits for it. It fails without running fn when the GPU is lost or closed.
+// Inside fn, Do must not be called again. A panic of fn is the caller's.
+func (g *GPU) Do(fn func(*Thread)) error {
+	if err := g.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-g.closed:
+		return ErrClosed
+	default:
+	}
+	var t *Thread
+	select {
+	case t = <-g.threads:
+	case <-g.closed:
+		return ErrClosed
+	}
+	defer func() { g.threads <- t }()
+	select {
+	case <-g.closed:
+		return ErrClosed
+	default:
+	}
+	done := orderDone.Get().(chan any)
+	t.do(done, fn)
+	orderDone.Put(done)
+	return nil
+}
+
+// Control runs fn on the thread that is kept for rare calls: they never wait behind transfers.
+func (g *GPU) Control(fn func(*Thread) error) (err error) {
+	if err := g.Err(); err != nil {
+		return err
+	}
+	g.ctlMu.Lock()
+	defer g.ctlMu.Unlock()
+	select {
+	case <-g.closed:
+		return ErrClosed
+	default:
+	}
+	g.control.do(make(chan any, 1), func(t *Thread) { err = fn(t) })
+	return err
+}
+
+// lose takes the GPU out of service.
+func (g *GPU) lose(cause error) {
+	err := fmt.Errorf("%w: %s: %w", ErrLost, g.UUID, cause)
+	if g.lost.CompareAndSwap(nil, &err) {
+		g.driver.log.Error("a GPU is out of service: its context is lost, and only a new process can use it again",
+			"gpu", g.UUID.String(), "error", cause)
+		if g.cfg.Lost != nil {
+			go g.cfg.Lost(g, err)
+		}
+	}
+}
+
+// Err is why the GPU is out of service, nil while it is not.
+func (g *GPU) Err() error {
+	if p := g.lost.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// Close waits for what runs, closes imports that are left, and gives the context back. Its threads are kept for the next
+// GPU of the driver.
+func (g *GPU) Close() (err error) {
+	g.once.Do(func() { err = g.close() })
+	return err
+}
+
+func (g *GPU) close() error {
+	close(g.closed)
+	for range g.ready {
+		<-g.threads
+	}
+	g.ctlMu.Lock()
+	defer g.ctlMu.Unlock()
+	var errs []error
+	if g.control != nil {
+		g.control.do(make(chan any, 1), func(t *Thread) { errs = append(errs, t.release()) })
+	}
+	for _, t := range g.all {
+		if t.gpu == g {
+			t.do(make(chan any, 1), func(t *Thread) { errs = append(errs, t.unbind()) })
+		}
+	}
+	if g.shared != nil {
+		errs = append(errs, unix.Munmap(g.shared))
+	}
+	errs = append(errs, g.driver.call(g.driver.fn.primaryCtxRelease, uintptr(g.device)))
+	g.driver.mu.Lock()
+	g.driver.parked = append(g.driver.parked, g.all...)
+	g.driver.mu.Unlock()
+	if g.Err() != nil {
+		return nil // a lost context answers everything with its error
+	}
+	return errors.Join(errs...)
+}
+
+// release gives up what the context holds.
+func (t *Thread) release() error {
+	g := t.gpu
+	g.mu.Lock()
+	left := make([]*Import, 0, len(g.imports))
+	for _, m := range g.imports {
+		left = append(left, m)
+	}
+	clear(g.imports)
+	g.mu.Unlock()
+	var errs []error
+	for _, m := range left {
+		errs = append(errs, t.unmap(m))
+	}
+	if g.module != 0 {
+		errs = append(errs, t.call(&g.driver.fn.moduleUnload, g.module))
+	}
+	return errors.Join(append(errs, t.unregister(g.shared))...)
+}

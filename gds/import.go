@@ -1,0 +1,184 @@
+package gds
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+const ipcHandleBytes = 64
+
+// Import is another process' device memory, mapped here. It is counted: every import of the same allocation is the same
+// mapping, until the last is closed.
+type Import struct {
+	Base uint64
+	Size int64
+
+	gpu    *GPU
+	handle [ipcHandleBytes]byte // of legacy IPC
+	vmm    bool
+	users  int // under gpu.mu
+}
+
+// ImportIPC opens a handle of cuIpcGetMemHandle. It maps the whole allocation that the handle's address is in: Base is its
+// start, Size its length. Memory of another GPU is refused.
+func (g *GPU) ImportIPC(handle []byte) (*Import, error) {
+	if len(handle) != ipcHandleBytes {
+		return nil, fmt.Errorf("%w: a CUDA IPC handle has %d bytes, not %d", ErrImport, ipcHandleBytes, len(handle))
+	}
+	m := &Import{gpu: g, users: 1, handle: [ipcHandleBytes]byte(handle)}
+	err := g.Control(func(t *Thread) error { // one at a time: nobody else opens the same handle meanwhile
+		g.mu.Lock()
+		have := g.imports[m.handle]
+		if have != nil {
+			have.users++
+		}
+		g.mu.Unlock()
+		if have != nil {
+			m = have
+			return nil
+		}
+		if err := t.openIPC(m); err != nil {
+			return fmt.Errorf("%w: %w", ErrImport, err)
+		}
+		g.mu.Lock()
+		g.imports[m.handle] = m
+		g.mu.Unlock()
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// openIPC opens m.handle with lazy peer access, the only flag that there is.
+func (t *Thread) openIPC(m *Import) error {
+	fn := &t.gpu.driver.fn
+	const lazyPeerAccess = 1
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&t.handle)), ipcHandleBytes), m.handle[:])
+	if err := t.callIPCOpen(lazyPeerAccess); err != nil {
+		return err
+	}
+	m.Base = t.out[0]
+	err := t.rangeOf(m)
+	if err != nil {
+		_ = t.call(&fn.ipcCloseMemHandle, uintptr(m.Base))
+	}
+	return err
+}
+
+// rangeOf asks the driver how large the import is and where: what a client says is not believed.
+func (t *Thread) rangeOf(m *Import) error {
+	fn := &t.gpu.driver.fn
+	if err := t.call(&fn.memGetAddressRange, t.outAt(0), t.outAt(1), uintptr(m.Base)); err != nil {
+		return err
+	}
+	if t.out[0] != m.Base {
+		return fmt.Errorf("gds: the handle opened at %#x inside an allocation at %#x", m.Base, t.out[0])
+	}
+	m.Size = int64(t.out[1])
+	const deviceOrdinal = 9
+	t.out[2] = 0
+	if err := t.call(&fn.pointerGetAttribute, t.outAt(2), deviceOrdinal, uintptr(m.Base)); err != nil {
+		return err
+	}
+	if ordinal := int(int32(t.out[2])); ordinal != t.gpu.Ordinal {
+		return fmt.Errorf("gds: the memory is of GPU %d here, not of GPU %d (%s)", ordinal, t.gpu.Ordinal, t.gpu.UUID)
+	}
+	return nil
+}
+
+// Segment is a piece of VMM memory: a descriptor of cuMemExportToShareableHandle and the bytes that it stands for.
+type Segment struct {
+	FD   int
+	Size int64
+}
+
+// MaxSegments bounds one import.
+const MaxSegments = 1 << 14
+
+// ImportVMM maps exported allocations one after the other. The descriptors stay the caller's.
+func (g *GPU) ImportVMM(segments []Segment) (*Import, error) {
+	if len(segments) == 0 || len(segments) > MaxSegments {
+		return nil, fmt.Errorf("%w: %d segments, want 1 to %d", ErrImport, len(segments), MaxSegments)
+	}
+	m := &Import{gpu: g, users: 1, vmm: true}
+	for i, s := range segments {
+		if s.Size <= 0 || s.Size > 1<<46 {
+			return nil, fmt.Errorf("%w: segment %d of %d bytes", ErrImport, i, s.Size)
+		}
+		m.Size += s.Size
+	}
+	err := g.Control(func(t *Thread) error { return t.mapSegments(m, segments) })
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrImport, err)
+	}
+	return m, nil
+}
+
+func (t *Thread) mapSegments(m *Import, segments []Segment) (err error) {
+	fn := &t.gpu.driver.fn
+	if err := t.call(&fn.memAddressReserve, t.outAt(0), uintptr(m.Size), 0, 0, 0); err != nil {
+		return err
+	}
+	m.Base = t.out[0]
+	mapped := int64(0)
+	defer func() {
+		if err != nil {
+			if mapped > 0 {
+				_ = t.call(&fn.memUnmap, uintptr(m.Base), uintptr(mapped))
+			}
+			_ = t.call(&fn.memAddressFree, uintptr(m.Base), uintptr(m.Size))
+		}
+	}()
+	const posixDescriptor = 1
+	for _, s := range segments {
+		if err := t.call(&fn.memImport, t.outAt(0), uintptr(s.FD), posixDescriptor); err != nil {
+			return err
+		}
+		handle := uintptr(t.out[0])
+		err := t.call(&fn.memMap, uintptr(m.Base)+uintptr(mapped), uintptr(s.Size), 0, handle, 0)
+		if released := t.call(&fn.memRelease, handle); err == nil { // the mapping keeps the memory
+			err = released
+		}
+		if err != nil {
+			return err
+		}
+		mapped += s.Size
+	}
+	const onDevice, readWrite = 1, 3
+	t.access = [3]int32{onDevice, int32(t.gpu.Ordinal), readWrite}
+	return t.call(&fn.memAccess, uintptr(m.Base), uintptr(m.Size), uintptr(unsafe.Pointer(&t.access)), 1)
+}
+
+// Close gives one import up, and unmaps with the last. Nothing may be able to touch the memory any more.
+func (m *Import) Close() error {
+	g := m.gpu
+	if g.Err() != nil {
+		return nil // a lost context has nothing to unmap from
+	}
+	return g.Control(func(t *Thread) error { // one at a time with ImportIPC
+		g.mu.Lock()
+		m.users--
+		last := m.users == 0
+		if last && !m.vmm {
+			delete(g.imports, m.handle)
+		}
+		g.mu.Unlock()
+		if !last {
+			return nil
+		}
+		return t.unmap(m)
+	})
+}
+
+func (t *Thread) unmap(m *Import) error {
+	fn := &t.gpu.driver.fn
+	if !m.vmm {
+		return t.call(&fn.ipcCloseMemHandle, uintptr(m.Base))
+	}
+	if err := t.call(&fn.memUnmap, uintptr(m.Base), uintptr(m.Size)); err != nil {
+		return err
+	}
+	return t.call(&fn.memAddressFree, uintptr(m.Base), uintptr(m.Size))
+}

@@ -1,0 +1,178 @@
+package gds
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func ipcHandle(t testing.TB, g *GPU, address uint64) []byte {
+	t.Helper()
+	var h [64]byte
+	if err := g.Control(func(th *Thread) error {
+		if err := th.call(&g.driver.fn.ipcGetMemHandle, uintptr(unsafe.Pointer(&th.handle)), uintptr(address)); err != nil {
+			return err
+		}
+		h = *(*[64]byte)(unsafe.Pointer(&th.handle))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return h[:]
+}
+
+// The real driver refuses to open a handle in the process that made it, so this is the double's; the way between two
+// processes is tested with a client of another process.
+func TestImportIPC(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1})
+	pages := buffer(t, g, 3<<20)
+	want := random(3 << 20)
+	on(t, g, func(th *Thread) error { return th.Write(pages.Address, want) })
+	double.Rules("") // counts from here
+	a, err := g.ImportIPC(ipcHandle(t, g, pages.Address+4096))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := g.ImportIPC(ipcHandle(t, g, pages.Address))
+	if err != nil || a != b || a.Size != 3<<20 || a.Base == pages.Address {
+		t.Fatalf("%+v, %+v: %v", a, b, err)
+	}
+	if n := double.Calls("cuIpcOpenMemHandle_v2"); n != 1 {
+		t.Errorf("the handle was opened %d times", n)
+	}
+	got := make([]byte, len(want))
+	on(t, g, func(th *Thread) error { return th.Read(got, b.Base) })
+	if !bytes.Equal(got, want) {
+		t.Error("the import holds other bytes")
+	}
+	for i, m := range []*Import{a, b} {
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if n := double.Calls("cuIpcCloseMemHandle"); n != i {
+			t.Errorf("after %d closes the handle was closed %d times", i+1, n)
+		}
+	}
+}
+
+func TestImportIPCRefusals(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1})
+	pages := buffer(t, g, 1<<20)
+	good := ipcHandle(t, g, pages.Address)
+	for name, c := range map[string]struct {
+		handle []byte
+		rules  string
+	}{
+		"short":          {good[:63], ""},
+		"long":           {append(bytes.Clone(good), 0), ""},
+		"empty":          {nil, ""},
+		"garbage":        {make([]byte, 64), ""},
+		"driver refuses": {good, "cuIpcOpenMemHandle_v2:code=201"},
+		"size unknown":   {good, "cuMemGetAddressRange_v2:code=1"},
+		"device unknown": {good, "cuPointerGetAttribute:code=1"},
+	} {
+		double.Rules(c.rules)
+		if _, err := g.ImportIPC(c.handle); !errors.Is(err, ErrImport) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if opened, closed := double.Calls("cuIpcOpenMemHandle_v2"), double.Calls("cuIpcCloseMemHandle"); closed > opened || (opened-closed) > 1 {
+			t.Errorf("%s: opened %d, closed %d", name, opened, closed)
+		}
+	}
+	double.Rules("")
+	m, err := g.ImportIPC(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Close()
+}
+
+// exported makes VMM memory in this process and gives a descriptor of it.
+func exported(t testing.TB, g *GPU, size int64) int {
+	t.Helper()
+	// CUmemAllocationProp: pinned device memory, exportable as a descriptor, on this device.
+	prop := [8]int32{1, 1, 1, int32(g.Ordinal)}
+	var fd int32
+	if err := g.Control(func(th *Thread) error {
+		fn := &g.driver.fn
+		p := &prop
+		if err := th.call(&fn.memCreate, th.outAt(0), uintptr(size), uintptr(unsafe.Pointer(p)), 0); err != nil {
+			return err
+		}
+		h := uintptr(th.out[0])
+		if err := th.call(&fn.memExport, th.outAt(1), h, 1, 0); err != nil {
+			return err
+		}
+		fd = int32(th.out[1])
+		return th.call(&fn.memRelease, h)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(int(fd)) })
+	return int(fd)
+}
+
+func TestImportVMM(t *testing.T) {
+	g, _ := open(t, Config{Threads: 1})
+	const seg = 2 << 20
+	segments := []Segment{{exported(t, g, seg), seg}, {exported(t, g, 2*seg), 2 * seg}}
+	a, err := g.ImportVMM(segments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := g.ImportVMM(segments) // the same memory at another address
+	if err != nil || a.Base == b.Base || a.Size != 3*seg {
+		t.Fatalf("%+v, %+v: %v", a, b, err)
+	}
+	want, got := random(3*seg), make([]byte, 3*seg)
+	on(t, g, func(th *Thread) error {
+		if err := th.Write(a.Base, want); err != nil {
+			return err
+		}
+		return th.Read(got, b.Base)
+	})
+	if !bytes.Equal(got, want) {
+		t.Error("two imports of the same memory differ")
+	}
+	for _, m := range []*Import{a, b} {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestImportVMMRefusals(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1})
+	const seg = 2 << 20
+	fd := exported(t, g, seg)
+	plain, err := unix.MemfdCreate("plain", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(plain)
+	for name, c := range map[string]struct {
+		segments []Segment
+		rules    string
+	}{
+		"none":          {nil, ""},
+		"empty":         {[]Segment{{fd, 0}}, ""},
+		"negative":      {[]Segment{{fd, -1}}, ""},
+		"wrong size":    {[]Segment{{fd, 2 * seg}}, ""},
+		"not ours":      {[]Segment{{plain, seg}}, ""},
+		"no descriptor": {[]Segment{{-1, seg}}, ""},
+		"second fails":  {[]Segment{{fd, seg}, {plain, seg}}, ""},
+		"no access":     {[]Segment{{fd, seg}}, "cuMemSetAccess:code=101"},
+		"no room":       {[]Segment{{fd, seg}}, "cuMemAddressReserve:code=2"},
+	} {
+		double.Rules(c.rules)
+		if _, err := g.ImportVMM(c.segments); !errors.Is(err, ErrImport) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if double.Calls("cuMemMap") > 0 && double.Calls("cuMemAddressFree") != 1 {
+			t.Errorf("%s: its addresses were not given back", name)
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package gds
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// Thread is an operating system thread with a GPU's context current. It is only to be used inside the function that
+// [GPU.Do] gave it to.
+type Thread struct {
+	gpu     *GPU
+	orders  chan order   // for a thread that is parked
+	args    [24]uintptr  // of the call in progress
+	out     [4]uint64    // results of calls
+	handle  [8]uint64    // an IPC handle
+	access  [3]int32     // a CUmemAccessDesc
+	stream  uintptr      // this thread's own
+	event   uintptr      // likewise
+	pieces  []Piece      // pinned: what a kernel reads
+	params  [5]uint64    // of a kernel, by value
+	paramAt [5]uintptr   // where each of them is
+	copies  *copyScratch // made when the kernel is first not used
+}
+
+// order is what a thread is asked to do.
+type order struct {
+	fn   func(*Thread)
+	done chan any // a *panicked, or nil
+}
+
+// panicked carries a panic from a thread to who asked.
+type panicked struct {
+	value any
+	stack []byte
+}
+
+func (p *panicked) String() string {
+	return fmt.Sprintf("%v\non the GPU's thread:\n%s", p.value, p.stack)
+}
+
+// newThread starts a thread that never ends: one that knows the driver must not be destroyed.
+func newThread() *Thread {
+	t := &Thread{orders: make(chan order)}
+	go func() {
+		runtime.LockOSThread()
+		for o := range t.orders {
+			t.obey(o)
+		}
+		select {} // never reached: orders is not closed
+	}()
+	return t
+}
+
+func (t *Thread) obey(o order) {
+	defer func() {
+		if v := recover(); v != nil {
+			o.done <- &panicked{v, debug.Stack()}
+			return
+		}
+		o.done <- nil
+	}()
+	o.fn(t)
+}
+
+// do runs fn on the thread and waits.
+func (t *Thread) do(done chan any, fn func(*Thread)) {
+	t.orders <- order{fn, done}
+	if v := <-done; v != nil {
+		panic(v)
+	}
+}
+
+// call makes a CUDA call. A sticky failure takes the GPU out of service. Pointers among args are to fields of the
+// thread, which is on the heap, or to memory outside it.
+func (t *Thread) call(f *function, args ...uintptr) error {
+	if f.addr == 0 {
+		return fmt.Errorf("%w: %s", ErrSymbol, f.name)
+	}
+	n := copy(t.args[:], args)
+	r, _, _ := purego.SyscallN(f.addr, t.args[:n]...)
+	if code := Result(int32(r)); code != 0 {
+		return t.failed(f, code)
+	}
+	return nil
+}
+
+func (t *Thread) failed(f *function, code Result) error {
+	err := &Error{f.name, code}
+	if code.Sticky() {
+		t.gpu.lose(err)
+	}
+	return err
+}
+
+// outAt is the address of a result field.
+func (t *Thread) outAt(i int) uintptr { return uintptr(unsafe.Pointer(&t.out[i])) }
+
+// bind makes the GPU's context current and gives the thread what it needs to copy.
+func (t *Thread) bind(g *GPU, pieces []Piece) error {
+	t.gpu, t.pieces = g, pieces
+	fn := &g.driver.fn
+	if err := t.call(&fn.ctxSetCurrent, g.ctx); err != nil {
+		return err
+	}
+	const nonBlocking, blockingSync, noTiming = 1, 1, 2
+	if err := t.call(&fn.streamCreate, t.outAt(0), nonBlocking); err != nil {
+		return err
+	}
+	t.stream = uintptr(t.out[0])
+	if err := t.call(&fn.eventCreate, t.outAt(0), blockingSync|noTiming); err != nil {
+		return err
+	}
+	t.event = uintptr(t.out[0])
+	return nil
+}
+
+// unbind gives up the thread's stream and event, and the context.
+func (t *Thread) unbind() error {
+	fn := &t.gpu.driver.fn
+	var errs []error
+	if t.event != 0 {
+		errs = append(errs, t.call(&fn.eventDestroy, t.event))
+	}
+	if t.stream != 0 {
+		errs = append(errs, t.call(&fn.streamDestroy, t.stream))
+	}
+	errs = append(errs, t.call(&fn.ctxSetCurrent, 0))
+	t.event, t.stream, t.pieces, t.copies = 0, 0, nil, nil
+	return errors.Join(errs...)
+}
+
+// wait returns when all that the thread has queued on its stream is done. It sleeps, unless the GPU is configured to spin.
+func (t *Thread) wait() error {
+	fn := &t.gpu.driver.fn
+	if t.gpu.cfg.Spin {
+		return t.call(&fn.streamSynchronize, t.stream)
+	}
+	if err := t.call(&fn.eventRecord, t.event, t.stream); err != nil {
+		return err
+	}
+	return t.call(&fn.eventSynchronize, t.event)
+}
