@@ -83,12 +83,8 @@ func (p *Policy) insert(ev *abi.Event) {
 
 // trim keeps |t1|+|b1| within c and all four lists within 2c.
 func (p *Policy) trim() {
-	for p.t.Len(b1) > 0 && p.t.Units(t1)+p.t.Units(b1) > p.capacity {
-		p.t.DropGhost(p.t.Back(b1))
-	}
-	for p.t.Len(b2) > 0 && p.t.Units(t1)+p.t.Units(t2)+p.t.Units(b1)+p.t.Units(b2) > 2*p.capacity {
-		p.t.DropGhost(p.t.Back(b2))
-	}
+	p.t.TrimGhosts(b1, p.capacity-min(p.capacity, p.t.Units(t1)))
+	p.t.TrimGhosts(b2, 2*p.capacity-min(2*p.capacity, p.t.Units(t1)+p.t.Units(t2)+p.t.Units(b1)))
 }
 
 func (p *Policy) remove(slot uint32) {

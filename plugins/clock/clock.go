@@ -4,7 +4,8 @@
 // F. J. Corbató, A Paging Experiment with the Multics System, MIT Project MAC report MAC-M-384, 1968. The circle is kept
 // as a queue whose back is where the hand points: passing an entry moves it to the front, which is the same order.
 //
-// O(1) per event. A question costs one step per entry passed, and an entry is passed once per use.
+// O(1) per event. A question costs one step per entry passed, and an entry is passed once per use; a question that has
+// passed 4,000 takes what comes next.
 package clock
 
 import (
@@ -48,23 +49,23 @@ func (p *Policy) Events(batch []abi.Event) {
 	}
 }
 
-// Victims turns the hand. What it may not name it steps over and leaves as it is.
+// Victims turns the hand: the queue is rotated so that its back is always where the hand is.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	a := p.t.Ask(ask, dst)
-	for at := p.t.Back(queue); at != slots.None && a.More(); {
-		before := p.t.Before(at)
-		if a.May(at) {
-			if e := p.t.At(at); e.Mark != 0 {
-				e.Mark = 0
-				if before == slots.None {
-					before = at // the last one of a round comes straight up again
-				}
-				p.t.Renew(at)
-			} else {
+	for left := 2 * uint64(p.t.Len(queue)); left > 0 && a.More(); left-- {
+		at := p.t.Back(queue)
+		next := slots.None
+		if p.t.At(at).Mark != 0 && a.Patient() {
+			next = a.Spare(at)
+		} else {
+			if a.May(at) {
 				a.Name(at)
 			}
+			next = p.t.Before(at)
 		}
-		at = before
+		if next != slots.None {
+			p.t.Rotate(next)
+		}
 	}
 	return a.Count()
 }

@@ -60,6 +60,7 @@ func New(info guest.Info) (*Policy, error) {
 
 // Events applies a batch.
 func (p *Policy) Events(batch []abi.Event) {
+	p.heap.Begin()
 	for i := range batch {
 		ev := &batch[i]
 		switch ev.Op {
@@ -103,15 +104,27 @@ func (p *Policy) remove(slot uint32) {
 	p.t.Remove(slot)
 }
 
+// passSteps is what looking at one more entry costs, beside the steps of other policies: taking it off the heap and
+// bringing it back. It bounds what one question names.
+const passSteps = 280
+
+// walkSteps is what looking at one more entry costs, beside the steps of other policies. It bounds what one question
+// looks at.
+const walkSteps = 3
+
 // Victims names the entries of lowest priority.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	a := p.t.Ask(ask, dst)
-	for a.More() && p.heap.First() != slots.None {
-		if first := p.heap.First(); a.May(first) {
-			a.Name(first)
+	p.heap.Walk()
+	for a.More() {
+		next := p.heap.Next()
+		if next == slots.None {
+			break
 		}
-		p.heap.Pass()
+		if a.May(next) {
+			a.Name(next)
+		}
+		a.Hurry(walkSteps)
 	}
-	p.heap.Restore()
 	return a.Count()
 }

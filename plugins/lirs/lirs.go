@@ -11,7 +11,7 @@
 // forgets those evicted first. The host asks for victims before it says what they make room for, and LIRS chooses
 // without looking at that.
 //
-// O(1) per event, pruning amortised.
+// O(1) per event, pruning amortised; a long prune goes on with the next batch.
 package lirs
 
 import (
@@ -38,6 +38,7 @@ type Policy struct {
 	end      uint32
 	lirUnits uint64
 	capacity uint64
+	pruned   uint32 // in this batch
 }
 
 // New makes an empty policy.
@@ -63,6 +64,7 @@ func New(info guest.Info) (*Policy, error) {
 
 // Events applies a batch.
 func (p *Policy) Events(batch []abi.Event) {
+	p.pruned = 0
 	for i := range batch {
 		ev := &batch[i]
 		switch ev.Op {
@@ -112,8 +114,7 @@ func (p *Policy) insert(ev *abi.Event) {
 
 // demote makes LIR entries at the stack's bottom HIR until the LIR ones keep to their share.
 func (p *Policy) demote() {
-	for p.t.Units(lir) > p.lirUnits {
-		p.prune()
+	for n := 0; n < maxDemoted && p.prune() && p.t.Units(lir) > p.lirUnits; n++ {
 		bottom := p.stack.Prev(p.end)
 		p.stack.Remove(bottom)
 		p.t.MoveFront(hir, bottom)
@@ -121,13 +122,19 @@ func (p *Policy) demote() {
 	p.prune()
 }
 
+// What is done at most; the rest is left to the following events.
+const (
+	maxDemoted = 4   // by one event
+	maxPruned  = 512 // by one batch
+)
+
 // prune takes from the stack's bottom what is not LIR: it is there, or remembered, only to be compared with a LIR entry
-// further down.
-func (p *Policy) prune() {
-	for {
+// further down. It says whether a LIR entry is at the bottom now.
+func (p *Policy) prune() bool {
+	for ; p.pruned < maxPruned; p.pruned++ {
 		bottom := p.stack.Prev(p.end)
 		if bottom == p.end || p.t.In(bottom) == lir {
-			return
+			return bottom != p.end
 		}
 		if p.t.IsGhost(bottom) {
 			p.forget(bottom)
@@ -135,6 +142,7 @@ func (p *Policy) prune() {
 			p.stack.Remove(bottom)
 		}
 	}
+	return false
 }
 
 func (p *Policy) forget(ghost uint32) {
@@ -154,7 +162,7 @@ func (p *Policy) remove(slot uint32) {
 		p.prune()
 		return
 	}
-	for p.t.Len(gone) > 0 && (p.t.GhostsFree() == 0 || p.t.Units(gone)+uint64(e.Size) > p.capacity) {
+	for n := 0; n < maxDemoted && p.t.Len(gone) > 0 && (p.t.GhostsFree() == 0 || p.t.Units(gone)+uint64(e.Size) > p.capacity); n++ {
 		p.forget(p.t.Back(gone))
 	}
 	if old := p.t.Ghost(e.Key); old != slots.None {

@@ -8,7 +8,8 @@
 //
 // The host asks for victims before it says what they make room for; the paper, too, evicts before it looks in ghost.
 //
-// O(1) per event. A question costs one step per entry passed, and an entry is passed at most once per use.
+// O(1) per event. A question costs one step per entry passed, and an entry is passed at most once per use; one that
+// has passed too many takes what comes next.
 package s3fifo
 
 import (
@@ -110,19 +111,24 @@ func (p *Policy) remove(slot uint32) {
 	}
 }
 
-// Victims evicts from small while that is at or above its share, from main otherwise.
+// Victims evicts from small while that is at or above its share, from main otherwise, and from the other when one has
+// nothing that may be named.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	a := p.t.Ask(ask, dst)
-	oldSmall, oldMain := p.t.Back(small), p.t.Back(main)
-	for a.More() && (oldSmall != slots.None || oldMain != slots.None) {
-		if oldSmall != slots.None && (a.Left(small) >= p.small || oldMain == slots.None) {
-			at := oldSmall
-			oldSmall = p.fromSmall(&a, at)
-			if oldMain == slots.None && p.t.In(at) == main {
-				oldMain = at
-			}
-		} else {
-			oldMain = p.fromMain(&a, oldMain)
+	oldSmall := p.t.Back(small)
+	// Main is rotated as it is passed: an entry that gets another round comes to the front. Each can get three, and is
+	// looked at once more to be named; what comes from small while main is passed is looked at, too.
+	rounds := (maxUses + 2) * (uint64(p.t.Len(main)) + uint64(p.t.Len(small)))
+	for a.More() {
+		switch {
+		case oldSmall != slots.None && (a.Left(small) >= p.small || rounds == 0 || p.t.Len(main) == 0):
+			oldSmall = p.fromSmall(&a, oldSmall)
+		case rounds > 0 && p.t.Len(main) > 0:
+			rounds--
+			p.fromMain(&a, p.t.Back(main))
+		default:
+			a.NameFrom(p.t.Back(main))
+			return a.Count()
 		}
 	}
 	return a.Count()
@@ -132,9 +138,10 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 func (p *Policy) fromSmall(a *slots.Naming, at uint32) uint32 {
 	before := p.t.Before(at)
 	if a.May(at) {
-		if e := p.t.At(at); e.Mark >= p.moveAt {
+		if e := p.t.At(at); e.Mark >= p.moveAt && a.Patient() {
 			e.Mark = 0
 			p.t.MoveFront(main, at)
+			a.Hurry(2)
 		} else {
 			a.Name(at)
 		}
@@ -142,19 +149,18 @@ func (p *Policy) fromSmall(a *slots.Naming, at uint32) uint32 {
 	return before
 }
 
-// fromMain deals with one entry of main and answers the next.
-func (p *Policy) fromMain(a *slots.Naming, at uint32) uint32 {
-	before := p.t.Before(at)
-	if a.May(at) {
-		if e := p.t.At(at); e.Mark > 0 {
-			e.Mark--
-			if before == slots.None {
-				before = at // the last one of a round comes straight up again
-			}
-			p.t.Renew(at)
-		} else {
+// fromMain deals with the entry at main's back, or with a run of them that were used.
+func (p *Policy) fromMain(a *slots.Naming, at uint32) {
+	var next uint32
+	if p.t.At(at).Mark != 0 && a.Patient() {
+		next = a.Spare(at)
+	} else {
+		if a.May(at) {
 			a.Name(at)
 		}
+		next = p.t.Before(at)
 	}
-	return before
+	if next != slots.None {
+		p.t.Rotate(next)
+	}
 }

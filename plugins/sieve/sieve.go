@@ -5,7 +5,8 @@
 // Y. Zhang, J. Yang, Y. Yue, Y. Vigfusson, K. V. Rashmi, SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction
 // Algorithm for Web Caches, NSDI 2024, algorithm 1.
 //
-// O(1) per event. A question costs one step per entry passed, at most two rounds.
+// O(1) per event. A question costs one step per entry passed, at most two rounds; one that has passed some 2,000 takes
+// what comes next.
 package sieve
 
 import (
@@ -64,21 +65,18 @@ func (p *Policy) remove(slot uint32) {
 // Victims moves the hand. It ends up before the last victim, as if that were gone already.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	a := p.t.Ask(ask, dst)
-	// A round in which no bit is cleared and nothing is named is the last.
-	for idle := p.t.Len(queue); a.More() && idle > 0; {
+	// A round in which nothing is named is the last but one: it cleared all bits.
+	for idle := 2 * uint64(p.t.Len(queue)); a.More() && idle > 0; idle-- {
 		if p.hand == slots.None {
 			p.hand = p.t.Back(queue)
 		}
 		at := p.hand
-		p.hand = p.t.Before(at)
-		idle--
-		if !a.May(at) {
+		if p.t.At(at).Mark != 0 && a.Patient() {
+			p.hand = a.Spare(at)
 			continue
 		}
-		if e := p.t.At(at); e.Mark != 0 {
-			e.Mark = 0
-			idle = p.t.Len(queue)
-		} else {
+		p.hand = p.t.Before(at)
+		if a.May(at) {
 			a.Name(at)
 		}
 	}

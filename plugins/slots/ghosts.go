@@ -6,8 +6,9 @@ import "unsafe"
 // fingerprint to node by open addressing with linear probing. The index has at least twice as many places as there can
 // be ghosts.
 type ghosts struct {
-	free  uint32 // first free node, None for none
-	left  uint32 // free nodes
+	free  uint32 // first of the nodes that were ghosts once, None for none
+	fresh uint32 // first of those that never were
+	left  uint32 // free nodes, of both kinds
 	index unsafe.Pointer
 	mask  uint64
 }
@@ -19,10 +20,7 @@ func (g *ghosts) init(first, n uint32) {
 	}
 	g.index = unsafe.Pointer(unsafe.SliceData(make([]uint32, places)))
 	g.mask = places - 1
-	g.free, g.left = first, n
-	if n == 0 {
-		g.free = None
-	}
+	g.free, g.fresh, g.left = None, first, n
 }
 
 // place is where the index holds a node's number plus one, or 0 when it is empty.
@@ -60,11 +58,13 @@ func (t *Table) NewGhost(key uint64, size uint32) uint32 {
 		return None
 	}
 	i := t.free
-	n := t.node(i)
-	t.left--
-	if t.free = n.next; t.free == i { // untouched so far: the next one is behind it
-		t.free = i + 1
+	if t.left--; i != None {
+		t.free = t.node(i).next
+	} else {
+		i = t.fresh
+		t.fresh++
 	}
+	n := t.node(i)
 	n.Entry = Entry{Key: key, Size: size}
 	at := home(key)
 	for *t.place(at) != 0 {
@@ -117,9 +117,13 @@ func (t *Table) DropGhost(i uint32) {
 	t.left++
 }
 
+// maxTrimmed is how many ghosts one event forgets at most. Entries may have very different sizes, and an event's work is
+// bounded; the rest goes with the following events.
+const maxTrimmed = 16
+
 // TrimGhosts drops a list's oldest ghosts until its units are at most limit.
 func (t *Table) TrimGhosts(l List, limit uint64) {
-	for t.Units(l) > limit {
+	for n := 0; n < maxTrimmed && t.Units(l) > limit; n++ {
 		t.DropGhost(t.Back(l))
 	}
 }

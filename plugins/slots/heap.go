@@ -16,24 +16,34 @@ type item struct {
 
 // Heap is a binary heap of slots by rank. Slots are not checked: they are those of a table of the same size.
 //
-// [Heap.Pass] takes the first slot out of sight without forgetting it, so that a question for victims can look at one
-// after the other; [Heap.Restore] brings all of them back.
+// A question for victims looks at one slot after the other in order of rank, without changing the heap: [Heap.Walk] and
+// [Heap.Next] keep the edge of what was looked at, at most maxWalk places, which is itself a heap.
 type Heap struct {
-	items unsafe.Pointer // *item: the heap, then those passed
+	items unsafe.Pointer // *item
 	place unsafe.Pointer // *uint32: by slot, where its item is; None when absent
-	n     uint32         // of the heap
-	all   uint32         // with those passed
+	n     uint32
+	edge  [maxWalk]uint32
+	wide  uint32
+	fell  uint32 // levels, in this batch
 }
+
+// maxWalk bounds a walk: each slot looked at adds one place to the edge at most.
+const maxWalk = 1024
 
 // NewHeap makes room for slots below maxSlots.
 func NewHeap(maxSlots uint32) *Heap {
-	place := make([]uint32, maxSlots)
-	for i := range place {
-		place[i] = None
-	}
-	return &Heap{
+	h := &Heap{
 		items: unsafe.Pointer(unsafe.SliceData(make([]item, maxSlots))),
-		place: unsafe.Pointer(unsafe.SliceData(place)),
+		place: unsafe.Pointer(unsafe.SliceData(make([]uint32, maxSlots))),
+	}
+	h.empty(maxSlots)
+	return h
+}
+
+//go:noinline
+func (h *Heap) empty(maxSlots uint32) {
+	for slot := range maxSlots {
+		*h.of(slot) = None
 	}
 }
 
@@ -43,35 +53,26 @@ func (h *Heap) at(i uint32) *item {
 
 func (h *Heap) of(slot uint32) *uint32 { return (*uint32)(unsafe.Add(h.place, uintptr(slot)*4)) }
 
-// put stores an item and notes where.
-func (h *Heap) put(i uint32, it *item) {
-	*h.at(i) = *it
-	*h.of(it.slot) = i
-}
-
 // Rank is the rank of a slot that is in the heap.
 func (h *Heap) Rank(slot uint32) Rank { return h.at(*h.of(slot)).Rank }
 
-// First is the slot with the lowest rank, or None.
-func (h *Heap) First() uint32 {
-	if h.n == 0 {
-		return None
-	}
-	return h.at(0).slot
-}
+// maxFell bounds the work of one batch, because the host bounds what a call may execute.
+const maxFell = 1000
 
-// Set adds a slot or gives it another rank. Nothing may be passed at the time.
+// Begin starts a batch of events.
+func (h *Heap) Begin() { h.fell = 0 }
+
+// Set adds a slot or gives it another rank.
 func (h *Heap) Set(slot uint32, r Rank) {
 	i := *h.of(slot)
 	if i == None {
 		i = h.n
 		h.n++
-		h.all = h.n
 	}
-	h.settle(i, item{r, slot})
+	h.settle(i, slot, r.Priority, r.Order)
 }
 
-// Delete takes a slot out. Nothing may be passed at the time.
+// Delete takes a slot out.
 func (h *Heap) Delete(slot uint32) {
 	i := *h.of(slot)
 	if i == None {
@@ -79,60 +80,118 @@ func (h *Heap) Delete(slot uint32) {
 	}
 	*h.of(slot) = None
 	h.n--
-	h.all = h.n
-	if i < h.n {
-		h.settle(i, *h.at(h.n))
+	if last := h.at(h.n); i < h.n {
+		h.settle(i, last.slot, last.Priority, last.Order)
 	}
 }
 
-// Pass hides the first slot.
-func (h *Heap) Pass() {
-	first := *h.at(0)
-	h.n--
-	if last := *h.at(h.n); h.n > 0 {
-		h.settle(0, last)
+// settle finds the place of a slot when place i is free for it: up, or else down. In a batch that has moved slots through
+// too many levels already a slot stays where it is, before some that should go first; with its next use it comes right.
+func (h *Heap) settle(i, slot uint32, priority, order uint64) {
+	up := h.climb(i, priority, order)
+	if up == i && h.fell <= maxFell {
+		up = h.fall(i, priority, order)
 	}
-	h.put(h.n, &first)
+	it := h.at(up)
+	it.slot, it.Priority, it.Order = slot, priority, order
+	*h.of(slot) = up
 }
 
-// Restore brings back what was passed.
-func (h *Heap) Restore() {
-	for h.n < h.all {
-		h.n++
-		h.settle(h.n-1, *h.at(h.n - 1))
-	}
-}
-
-// settle finds the place of an item when place i is free for it: up, or else down.
-func (h *Heap) settle(i uint32, it item) {
-	start := i
-	for i > 0 {
-		parent := h.at((i - 1) / 2)
-		if !it.less(&parent.Rank) {
+// climb moves the free place up past all that rank behind. It and fall are functions of their own because the host
+// charges each round of a loop for all of the function around it, and a batch of events may run them for each.
+func (h *Heap) climb(i uint32, priority, order uint64) uint32 {
+	for i > 0 && h.fell <= maxFell {
+		up := (i - 1) / 2
+		parent := h.at(up)
+		if parent.Priority < priority || parent.Priority == priority && parent.Order <= order {
 			break
 		}
-		h.put(i, parent)
-		i = (i - 1) / 2
+		*h.at(i) = *parent
+		*h.of(parent.slot) = i
+		i = up
+		h.fell++
 	}
-	if i == start {
-		for {
-			child := 2*i + 1
-			if child >= h.n {
-				break
-			}
-			c := h.at(child)
-			if child+1 < h.n {
-				if other := h.at(child + 1); other.less(&c.Rank) {
-					c = other
-					child++
-				}
-			}
-			if !c.less(&it.Rank) {
-				break
-			}
-			h.put(i, c)
-			i = child
+	return i
+}
+
+// fall moves the free place down past all that rank before.
+func (h *Heap) fall(i uint32, priority, order uint64) uint32 {
+	for {
+		down := 2*i + 1
+		if down >= h.n {
+			return i
 		}
+		child := h.at(down)
+		if down+1 < h.n {
+			if other := h.at(down + 1); other.less(&child.Rank) {
+				child = other
+				down++
+			}
+		}
+		if child.Priority > priority || child.Priority == priority && child.Order >= order {
+			return i
+		}
+		*h.at(i) = *child
+		*h.of(child.slot) = i
+		i = down
+		h.fell++
 	}
-	h.put(i, &it)
+}
+
+// Walk starts to look at the slots in order of rank.
+func (h *Heap) Walk() {
+	h.wide = 0
+	if h.n > 0 {
+		h.edge[0] = 0
+		h.wide = 1
+	}
+}
+
+// Next is the next slot of the walk, or None at its end.
+func (h *Heap) Next() uint32 {
+	if h.wide == 0 {
+		return None
+	}
+	i := h.edge[0]
+	h.wide--
+	h.sink(h.edge[h.wide%maxWalk])
+	for child := 2*i + 1; child <= 2*i+2 && child < h.n && h.wide < maxWalk; child++ {
+		h.rise(child)
+	}
+	return h.at(i).slot
+}
+
+// sink puts a place at the edge's top and lets it fall.
+func (h *Heap) sink(i uint32) {
+	at := uint32(0)
+	for {
+		child := 2*at + 1
+		if child >= h.wide {
+			break
+		}
+		if child+1 < h.wide && h.at(h.edge[(child+1)%maxWalk]).less(&h.at(h.edge[child%maxWalk]).Rank) {
+			child++
+		}
+		if !h.at(h.edge[child%maxWalk]).less(&h.at(i).Rank) {
+			break
+		}
+		h.edge[at%maxWalk] = h.edge[child%maxWalk]
+		at = child
+	}
+	h.edge[at%maxWalk] = i
+}
+
+// rise adds a place to the edge.
+func (h *Heap) rise(i uint32) {
+	at := h.wide
+	h.wide++
+	for at > 0 {
+		parent := (at - 1) / 2
+		if !h.at(i).less(&h.at(h.edge[parent%maxWalk]).Rank) {
+			break
+		}
+		h.edge[at%maxWalk] = h.edge[parent%maxWalk]
+		at = parent
+	}
+	h.edge[at%maxWalk] = i
 }

@@ -5,10 +5,14 @@ import "github.com/kvhost/kvhost/abi"
 // Naming is the answer to one question for victims while it is being made. Naming an entry does not move it: it stays
 // in its list until the host removes it, and if the host keeps it, it is where it was. Within one question an entry
 // is named at most once, and [Naming.Left] counts a list as if what was named were gone.
+//
+// Its work is bounded, because the host bounds what a call may execute: it takes maxSteps steps at most and then names
+// fewer than were asked for, and after patience steps entries are no longer spared for having been used.
 type Naming struct {
 	t      *Table
 	dst    []uint32
 	n      int
+	steps  uint32
 	want   uint64 // units
 	got    uint64
 	tenant uint32
@@ -33,8 +37,48 @@ func (t *Table) Ask(ask abi.Ask, dst []uint32) Naming {
 	return Naming{t: t, dst: dst, want: want, tenant: ask.Tenant}
 }
 
-// More says whether further victims are wanted.
-func (a *Naming) More() bool { return a.got < a.want && a.n < len(a.dst) }
+const (
+	patience   = 400
+	maxSteps   = 1040
+	spareSteps = 6
+)
+
+// More says whether a further step is to be taken: whether victims are wanted and the question is not taking too long.
+func (a *Naming) More() bool {
+	a.steps++
+	return a.got < a.want && a.n < len(a.dst) && a.steps <= maxSteps
+}
+
+// Spare takes one off the marks of node i and those before it, towards the front, up to the first node without a mark, and
+// answers that, or None. It is a cheap step: spareSteps of its kind count for one.
+func (a *Naming) Spare(i uint32) uint32 {
+	from := (patience - min(patience, a.steps)) * spareSteps
+	i, left := a.t.spare(i, from)
+	a.steps += (from-left)/spareSteps + 1
+	if i >= a.t.ends {
+		return None
+	}
+	return i
+}
+
+// spare is a function of its own because the host charges each round of a loop for all of the function around it.
+func (t *Table) spare(i, left uint32) (uint32, uint32) {
+	for ; i < t.ends && left > 0; left-- {
+		n := t.node(i)
+		if n.Mark == 0 {
+			break
+		}
+		n.Mark--
+		i = n.prev
+	}
+	return i, left
+}
+
+// Hurry makes a step count for many.
+func (a *Naming) Hurry(steps uint32) { a.steps += steps }
+
+// Patient says whether entries may still be spared for having been used.
+func (a *Naming) Patient() bool { return a.steps <= patience }
 
 // May says whether a resident entry can be named: it is not pinned, not named yet, and of the tenant asked for.
 func (a *Naming) May(slot uint32) bool {

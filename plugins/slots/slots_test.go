@@ -212,6 +212,7 @@ func TestHeapAgainstSorting(t *testing.T) {
 	ranks := map[uint32]Rank{}
 	for n := range uint64(20000) {
 		s := r.Uint32N(slots)
+		h.Begin()
 		switch r.IntN(3) {
 		case 0:
 			h.Delete(s)
@@ -233,11 +234,10 @@ func TestHeapAgainstSorting(t *testing.T) {
 			}
 			return 1
 		})
-		for h.First() != None {
-			got = append(got, h.First())
-			h.Pass()
+		h.Walk()
+		for s := h.Next(); s != None; s = h.Next() {
+			got = append(got, s)
 		}
-		h.Restore()
 		if !slices.Equal(got, want) {
 			t.Fatalf("heap gives %v, want %v", got, want)
 		}

@@ -68,8 +68,8 @@ func NewTable(maxSlots, maxGhosts uint32, lists List) (*Table, error) {
 		return nil, fmt.Errorf("slots: %d lists are too many", lists)
 	}
 	nodes := make([]node, maxSlots+maxGhosts+uint32(lists)+1)
-	for i := range nodes {
-		nodes[i].links = links{uint32(i), uint32(i)}
+	for end := maxSlots + maxGhosts; end < uint32(len(nodes)); end++ {
+		nodes[end].links = links{end, end}
 	}
 	t := &Table{base: unsafe.Pointer(unsafe.SliceData(nodes)), slots: maxSlots, ends: maxSlots + maxGhosts}
 	t.ghosts.init(maxSlots, maxGhosts)
@@ -178,6 +178,18 @@ func (t *Table) Before(i uint32) uint32 {
 		return i
 	}
 	return None
+}
+
+// Rotate makes a node the back of the list that it is in; those behind it come to the front, in their order.
+func (t *Table) Rotate(i uint32) {
+	end := t.ends + uint32(t.node(i).list)
+	e := t.node(end)
+	t.node(e.prev).next = e.next
+	t.node(e.next).prev = e.prev
+	n := t.node(i)
+	e.prev, e.next = i, n.next
+	t.node(n.next).prev = end
+	n.next = end
 }
 
 // Len is how many nodes a list has.

@@ -15,7 +15,7 @@ type sketch struct {
 const (
 	rows      = 4
 	maxCount  = 15
-	maxHalved = 64 // words per use
+	maxHalved = 16 // words per use
 )
 
 func newSketch(counters uint32) sketch {

@@ -134,7 +134,7 @@ func (p *Policy) touch(slot uint32) {
 		p.t.Renew(slot)
 	case probation:
 		p.t.MoveFront(protected, slot)
-		for p.t.Units(protected) > p.protTo {
+		for n := 0; n < settled && p.t.Units(protected) > p.protTo; n++ {
 			p.t.MoveFront(probation, p.t.Back(protected))
 		}
 	case protected:
@@ -142,7 +142,7 @@ func (p *Policy) touch(slot uint32) {
 	}
 }
 
-// settled is how many entries one insert moves out of the window at most.
+// settled is how many entries one event moves out of a part that is above its share at most.
 const settled = 4
 
 func (p *Policy) insert(ev *abi.Event) {
@@ -153,6 +153,9 @@ func (p *Policy) insert(ev *abi.Event) {
 	}
 }
 
+// contestSteps is what a contest costs beside the steps of other policies.
+const contestSteps = 2
+
 // Victims holds the contest while the window, with what is to come, is above its share; otherwise main's oldest goes.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	p.full = true
@@ -161,6 +164,7 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	victim := p.victim(&a, slots.None)
 	for a.More() && (candidate != slots.None || victim != slots.None) {
 		contest := a.Left(window)+a.Want() > p.windowTo
+		a.Hurry(contestSteps)
 		switch {
 		case victim == slots.None, candidate != slots.None && contest && p.count(candidate) <= p.count(victim):
 			a.Name(candidate)
@@ -183,7 +187,7 @@ func (p *Policy) count(slot uint32) uint64 { return p.sketch.count(p.t.At(slot).
 
 // next is the first entry from at towards the front that may be named.
 func (p *Policy) next(a *slots.Naming, at uint32) uint32 {
-	for at != slots.None && !a.May(at) {
+	for at != slots.None && !a.May(at) && a.More() {
 		at = p.t.Before(at)
 	}
 	return at
