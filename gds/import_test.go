@@ -4,24 +4,17 @@ import (
 	"bytes"
 	"errors"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-func ipcHandle(t testing.TB, g *GPU, address uint64) []byte {
+func handleOf(t testing.TB, b *Buffer) []byte {
 	t.Helper()
-	var h [64]byte
-	if err := g.Control(func(th *Thread) error {
-		if err := th.call(&g.driver.fn.ipcGetMemHandle, uintptr(unsafe.Pointer(&th.handle)), uintptr(address)); err != nil {
-			return err
-		}
-		h = *(*[64]byte)(unsafe.Pointer(&th.handle))
-		return nil
-	}); err != nil {
+	h, err := b.IPCHandle()
+	if err != nil {
 		t.Fatal(err)
 	}
-	return h[:]
+	return h
 }
 
 // The real driver refuses to open a handle in the process that made it, so this is the double's; the way between two
@@ -32,11 +25,11 @@ func TestImportIPC(t *testing.T) {
 	want := random(3 << 20)
 	on(t, g, func(th *Thread) error { return th.Write(pages.Address, want) })
 	double.Rules("") // counts from here
-	a, err := g.ImportIPC(ipcHandle(t, g, pages.Address+4096))
+	a, err := g.ImportIPC(handleOf(t, pages))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := g.ImportIPC(ipcHandle(t, g, pages.Address))
+	b, err := g.ImportIPC(handleOf(t, pages))
 	if err != nil || a != b || a.Size != 3<<20 || a.Base == pages.Address {
 		t.Fatalf("%+v, %+v: %v", a, b, err)
 	}
@@ -61,7 +54,7 @@ func TestImportIPC(t *testing.T) {
 func TestImportIPCRefusals(t *testing.T) {
 	g, double := doubled(t, Config{Threads: 1})
 	pages := buffer(t, g, 1<<20)
-	good := ipcHandle(t, g, pages.Address)
+	good := handleOf(t, pages)
 	for name, c := range map[string]struct {
 		handle []byte
 		rules  string
@@ -93,26 +86,12 @@ func TestImportIPCRefusals(t *testing.T) {
 // exported makes VMM memory in this process and gives a descriptor of it.
 func exported(t testing.TB, g *GPU, size int64) int {
 	t.Helper()
-	// CUmemAllocationProp: pinned device memory, exportable as a descriptor, on this device.
-	prop := [8]int32{1, 1, 1, int32(g.Ordinal)}
-	var fd int32
-	if err := g.Control(func(th *Thread) error {
-		fn := &g.driver.fn
-		p := &prop
-		if err := th.call(&fn.memCreate, th.outAt(0), uintptr(size), uintptr(unsafe.Pointer(p)), 0); err != nil {
-			return err
-		}
-		h := uintptr(th.out[0])
-		if err := th.call(&fn.memExport, th.outAt(1), h, 1, 0); err != nil {
-			return err
-		}
-		fd = int32(th.out[1])
-		return th.call(&fn.memRelease, h)
-	}); err != nil {
+	f, err := g.NewSegment(size)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unix.Close(int(fd)) })
-	return int(fd)
+	t.Cleanup(func() { f.Close() })
+	return int(f.Fd())
 }
 
 func TestImportVMM(t *testing.T) {

@@ -19,6 +19,7 @@ type Thread struct {
 	out     [4]uint64    // results of calls
 	handle  [8]uint64    // an IPC handle
 	access  [3]int32     // a CUmemAccessDesc
+	prop    [8]int32     // a CUmemAllocationProp
 	stream  uintptr      // this thread's own
 	event   uintptr      // likewise
 	pieces  []Piece      // pinned: what a kernel reads
@@ -145,3 +146,6 @@ func (t *Thread) wait() error {
 	}
 	return t.call(&fn.eventSynchronize, t.event)
 }
+
+// GPU is the device that the thread is bound to.
+func (t *Thread) GPU() *GPU { return t.gpu }

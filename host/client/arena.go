@@ -86,15 +86,18 @@ func (s *Session) Register(ctx context.Context, group uint32, arena *Arena, plan
 	if err != nil {
 		return nil, err
 	}
+	return s.register(ctx, group, planes, func(int) *proto.Region { return &proto.Region{Handle: &proto.Region_Memfd{Memfd: tag}} })
+}
+
+func (s *Session) register(ctx context.Context, group uint32, planes []PlaneRegion, region func(int) *proto.Region) (*Registration, error) {
 	m := &proto.Register{Group: group}
 	for i, p := range planes {
 		if p.Offset < 0 || p.Stride < 0 {
 			return nil, fmt.Errorf("%w: plane %d: offset %d, stride %d", ErrArena, i, p.Offset, p.Stride)
 		}
-		m.Regions = append(m.Regions, &proto.Region{
-			Plane: uint32(i), Handle: &proto.Region_Memfd{Memfd: tag},
-			Offset: uint64(p.Offset), Stride: uint64(p.Stride), Blocks: p.Blocks,
-		})
+		r := region(i)
+		r.Plane, r.Offset, r.Stride, r.Blocks = uint32(i), uint64(p.Offset), uint64(p.Stride), p.Blocks
+		m.Regions = append(m.Regions, r)
 	}
 	if _, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Register{Register: m}}); err != nil {
 		return nil, err
@@ -115,6 +118,10 @@ func (s *Session) pass(ctx context.Context, a *Arena) (uint64, error) {
 	if a.data == nil {
 		return 0, fmt.Errorf("%w: closed", ErrArena)
 	}
+	return s.passFile(ctx, a.file)
+}
+
+func (s *Session) passFile(ctx context.Context, f *os.File) (uint64, error) {
 	if err := s.Err(); err != nil {
 		return 0, err
 	}
@@ -130,7 +137,7 @@ func (s *Session) pass(ctx context.Context, a *Arena) (uint64, error) {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
 	msg := proto.AppendDescriptor(nil, s.nonce, tag)
-	_, _, err = c.WriteMsgUnix(msg, unix.UnixRights(int(a.file.Fd())), nil)
+	_, _, err = c.WriteMsgUnix(msg, unix.UnixRights(int(f.Fd())), nil)
 	if err == nil {
 		err = readVerdict(c)
 	}

@@ -1368,13 +1368,15 @@ func (x *Register) GetRegions() []*Region {
 	return nil
 }
 
-// Region is one plane's pages: block b's page is at offset + b * stride of the file.
+// Region is one plane's pages: block b's page is at offset + b * stride of the file or allocation.
 type Region struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Plane uint32                 `protobuf:"varint,1,opt,name=plane,proto3" json:"plane,omitempty"` // index into the group's planes
 	// Types that are valid to be assigned to Handle:
 	//
 	//	*Region_Memfd
+	//	*Region_CudaIpc
+	//	*Region_CudaVmm
 	Handle        isRegion_Handle `protobuf_oneof:"handle"`
 	Offset        uint64          `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
 	Stride        uint64          `protobuf:"varint,4,opt,name=stride,proto3" json:"stride,omitempty"` // at least the plane's page_bytes
@@ -1436,6 +1438,24 @@ func (x *Region) GetMemfd() uint64 {
 	return 0
 }
 
+func (x *Region) GetCudaIpc() []byte {
+	if x != nil {
+		if x, ok := x.Handle.(*Region_CudaIpc); ok {
+			return x.CudaIpc
+		}
+	}
+	return nil
+}
+
+func (x *Region) GetCudaVmm() *CudaVmm {
+	if x != nil {
+		if x, ok := x.Handle.(*Region_CudaVmm); ok {
+			return x.CudaVmm
+		}
+	}
+	return nil
+}
+
 func (x *Region) GetOffset() uint64 {
 	if x != nil {
 		return x.Offset
@@ -1465,7 +1485,116 @@ type Region_Memfd struct {
 	Memfd uint64 `protobuf:"varint,2,opt,name=memfd,proto3,oneof"` // tag of a memfd that is sealed against shrinking (F_SEAL_SHRINK)
 }
 
+type Region_CudaIpc struct {
+	CudaIpc []byte `protobuf:"bytes,6,opt,name=cuda_ipc,json=cudaIpc,proto3,oneof"` // 64 bytes of cuIpcGetMemHandle; offset counts from the start of the allocation it is in
+}
+
+type Region_CudaVmm struct {
+	CudaVmm *CudaVmm `protobuf:"bytes,7,opt,name=cuda_vmm,json=cudaVmm,proto3,oneof"` // offset counts from the start of the first segment
+}
+
 func (*Region_Memfd) isRegion_Handle() {}
+
+func (*Region_CudaIpc) isRegion_Handle() {}
+
+func (*Region_CudaVmm) isRegion_Handle() {}
+
+// CudaVmm is memory of cuMemCreate, its segments one after the other. Regions that name the same segments share one mapping.
+type CudaVmm struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Segments      []*CudaVmmSegment      `protobuf:"bytes,1,rep,name=segments,proto3" json:"segments,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CudaVmm) Reset() {
+	*x = CudaVmm{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CudaVmm) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CudaVmm) ProtoMessage() {}
+
+func (x *CudaVmm) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CudaVmm.ProtoReflect.Descriptor instead.
+func (*CudaVmm) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CudaVmm) GetSegments() []*CudaVmmSegment {
+	if x != nil {
+		return x.Segments
+	}
+	return nil
+}
+
+type CudaVmmSegment struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tag           uint64                 `protobuf:"varint,1,opt,name=tag,proto3" json:"tag,omitempty"`     // of a descriptor of cuMemExportToShareableHandle
+	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"` // all of the segment, as it was created
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CudaVmmSegment) Reset() {
+	*x = CudaVmmSegment{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CudaVmmSegment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CudaVmmSegment) ProtoMessage() {}
+
+func (x *CudaVmmSegment) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CudaVmmSegment.ProtoReflect.Descriptor instead.
+func (*CudaVmmSegment) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CudaVmmSegment) GetTag() uint64 {
+	if x != nil {
+		return x.Tag
+	}
+	return 0
+}
+
+func (x *CudaVmmSegment) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
 
 // Unregister is acknowledged when no copy can touch the group's pages any more and they are unmapped. It waits for the
 // jobs that use them (CANCEL ends those early) and refuses new ones.
@@ -1478,7 +1607,7 @@ type Unregister struct {
 
 func (x *Unregister) Reset() {
 	*x = Unregister{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[12]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1619,7 @@ func (x *Unregister) String() string {
 func (*Unregister) ProtoMessage() {}
 
 func (x *Unregister) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[12]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1632,7 @@ func (x *Unregister) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unregister.ProtoReflect.Descriptor instead.
 func (*Unregister) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{12}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Unregister) GetGroup() uint32 {
@@ -1527,7 +1656,7 @@ type Lookup struct {
 
 func (x *Lookup) Reset() {
 	*x = Lookup{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[13]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1668,7 @@ func (x *Lookup) String() string {
 func (*Lookup) ProtoMessage() {}
 
 func (x *Lookup) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[13]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1681,7 @@ func (x *Lookup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lookup.ProtoReflect.Descriptor instead.
 func (*Lookup) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{13}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Lookup) GetRequest() uint32 {
@@ -1604,7 +1733,7 @@ type LookupReply struct {
 
 func (x *LookupReply) Reset() {
 	*x = LookupReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[14]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1745,7 @@ func (x *LookupReply) String() string {
 func (*LookupReply) ProtoMessage() {}
 
 func (x *LookupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[14]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1758,7 @@ func (x *LookupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupReply.ProtoReflect.Descriptor instead.
 func (*LookupReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{14}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LookupReply) GetPending() bool {
@@ -1670,7 +1799,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1811,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1824,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{15}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Release) GetLease() uint64 {
@@ -1719,7 +1848,7 @@ type Store struct {
 
 func (x *Store) Reset() {
 	*x = Store{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1731,7 +1860,7 @@ func (x *Store) String() string {
 func (*Store) ProtoMessage() {}
 
 func (x *Store) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1744,7 +1873,7 @@ func (x *Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Store.ProtoReflect.Descriptor instead.
 func (*Store) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{16}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Store) GetRequest() uint32 {
@@ -1780,7 +1909,7 @@ type StoreChunk struct {
 
 func (x *StoreChunk) Reset() {
 	*x = StoreChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +1921,7 @@ func (x *StoreChunk) String() string {
 func (*StoreChunk) ProtoMessage() {}
 
 func (x *StoreChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +1934,7 @@ func (x *StoreChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreChunk.ProtoReflect.Descriptor instead.
 func (*StoreChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{17}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StoreChunk) GetKey() []byte {
@@ -1844,7 +1973,7 @@ type StoreRead struct {
 
 func (x *StoreRead) Reset() {
 	*x = StoreRead{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +1985,7 @@ func (x *StoreRead) String() string {
 func (*StoreRead) ProtoMessage() {}
 
 func (x *StoreRead) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +1998,7 @@ func (x *StoreRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreRead.ProtoReflect.Descriptor instead.
 func (*StoreRead) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{18}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
 }
 
 type StorePublished struct {
@@ -1884,7 +2013,7 @@ type StorePublished struct {
 
 func (x *StorePublished) Reset() {
 	*x = StorePublished{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +2025,7 @@ func (x *StorePublished) String() string {
 func (*StorePublished) ProtoMessage() {}
 
 func (x *StorePublished) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +2038,7 @@ func (x *StorePublished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorePublished.ProtoReflect.Descriptor instead.
 func (*StorePublished) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StorePublished) GetResults() []ChunkResult {
@@ -1952,7 +2081,7 @@ type ChunkFailure struct {
 
 func (x *ChunkFailure) Reset() {
 	*x = ChunkFailure{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2093,7 @@ func (x *ChunkFailure) String() string {
 func (*ChunkFailure) ProtoMessage() {}
 
 func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2106,7 @@ func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChunkFailure.ProtoReflect.Descriptor instead.
 func (*ChunkFailure) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ChunkFailure) GetChunk() uint32 {
@@ -2025,7 +2154,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2166,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2179,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Load) GetLease() uint64 {
@@ -2084,7 +2213,7 @@ type LoadChunk struct {
 
 func (x *LoadChunk) Reset() {
 	*x = LoadChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2096,7 +2225,7 @@ func (x *LoadChunk) String() string {
 func (*LoadChunk) ProtoMessage() {}
 
 func (x *LoadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,7 +2238,7 @@ func (x *LoadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadChunk.ProtoReflect.Descriptor instead.
 func (*LoadChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LoadChunk) GetIndex() uint32 {
@@ -2136,7 +2265,7 @@ type LoadLayer struct {
 
 func (x *LoadLayer) Reset() {
 	*x = LoadLayer{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2148,7 +2277,7 @@ func (x *LoadLayer) String() string {
 func (*LoadLayer) ProtoMessage() {}
 
 func (x *LoadLayer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2161,7 +2290,7 @@ func (x *LoadLayer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadLayer.ProtoReflect.Descriptor instead.
 func (*LoadLayer) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LoadLayer) GetLayer() uint32 {
@@ -2182,7 +2311,7 @@ type LoadDone struct {
 
 func (x *LoadDone) Reset() {
 	*x = LoadDone{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2194,7 +2323,7 @@ func (x *LoadDone) String() string {
 func (*LoadDone) ProtoMessage() {}
 
 func (x *LoadDone) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2336,7 @@ func (x *LoadDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadDone.ProtoReflect.Descriptor instead.
 func (*LoadDone) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LoadDone) GetBytes() uint64 {
@@ -2242,7 +2371,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2383,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2396,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Cancel) GetJob() uint64 {
@@ -2288,7 +2417,7 @@ type Flush struct {
 
 func (x *Flush) Reset() {
 	*x = Flush{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2429,7 @@ func (x *Flush) String() string {
 func (*Flush) ProtoMessage() {}
 
 func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2442,7 @@ func (x *Flush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flush.ProtoReflect.Descriptor instead.
 func (*Flush) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Flush) GetJobs() []uint64 {
@@ -2334,7 +2463,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2346,7 +2475,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2359,7 +2488,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EndRequest) GetRequest() uint32 {
@@ -2377,7 +2506,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2389,7 +2518,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2402,7 +2531,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
 }
 
 type StatusRequest struct {
@@ -2413,7 +2542,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2425,7 +2554,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2438,7 +2567,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
 }
 
 type StatusReply struct {
@@ -2459,7 +2588,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2471,7 +2600,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2484,7 +2613,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -2572,7 +2701,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2713,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2726,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PolicyStatus) GetRole() string {
@@ -2661,7 +2790,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2802,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +2815,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -2823,14 +2952,21 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"arenaBytes\"M\n" +
 	"\bRegister\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12+\n" +
-	"\aregions\x18\x02 \x03(\v2\x11.kvhost.v1.RegionR\aregions\"\x88\x01\n" +
+	"\aregions\x18\x02 \x03(\v2\x11.kvhost.v1.RegionR\aregions\"\xd6\x01\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\rR\x05plane\x12\x16\n" +
-	"\x05memfd\x18\x02 \x01(\x04H\x00R\x05memfd\x12\x16\n" +
+	"\x05memfd\x18\x02 \x01(\x04H\x00R\x05memfd\x12\x1b\n" +
+	"\bcuda_ipc\x18\x06 \x01(\fH\x00R\acudaIpc\x12/\n" +
+	"\bcuda_vmm\x18\a \x01(\v2\x12.kvhost.v1.CudaVmmH\x00R\acudaVmm\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x16\n" +
 	"\x06stride\x18\x04 \x01(\x04R\x06stride\x12\x16\n" +
 	"\x06blocks\x18\x05 \x01(\rR\x06blocksB\b\n" +
-	"\x06handle\"\"\n" +
+	"\x06handle\"@\n" +
+	"\aCudaVmm\x125\n" +
+	"\bsegments\x18\x01 \x03(\v2\x19.kvhost.v1.CudaVmmSegmentR\bsegments\"8\n" +
+	"\x0eCudaVmmSegment\x12\x10\n" +
+	"\x03tag\x18\x01 \x01(\x04R\x03tag\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\"\n" +
 	"\n" +
 	"Unregister\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\"|\n" +
@@ -2963,7 +3099,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),              // 0: kvhost.v1.Code
 	(LookupKind)(0),        // 1: kvhost.v1.LookupKind
@@ -2980,76 +3116,80 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*Limits)(nil),         // 12: kvhost.v1.Limits
 	(*Register)(nil),       // 13: kvhost.v1.Register
 	(*Region)(nil),         // 14: kvhost.v1.Region
-	(*Unregister)(nil),     // 15: kvhost.v1.Unregister
-	(*Lookup)(nil),         // 16: kvhost.v1.Lookup
-	(*LookupReply)(nil),    // 17: kvhost.v1.LookupReply
-	(*Release)(nil),        // 18: kvhost.v1.Release
-	(*Store)(nil),          // 19: kvhost.v1.Store
-	(*StoreChunk)(nil),     // 20: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),      // 21: kvhost.v1.StoreRead
-	(*StorePublished)(nil), // 22: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),   // 23: kvhost.v1.ChunkFailure
-	(*Load)(nil),           // 24: kvhost.v1.Load
-	(*LoadChunk)(nil),      // 25: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),      // 26: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),       // 27: kvhost.v1.LoadDone
-	(*Cancel)(nil),         // 28: kvhost.v1.Cancel
-	(*Flush)(nil),          // 29: kvhost.v1.Flush
-	(*EndRequest)(nil),     // 30: kvhost.v1.EndRequest
-	(*Ping)(nil),           // 31: kvhost.v1.Ping
-	(*StatusRequest)(nil),  // 32: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),    // 33: kvhost.v1.StatusReply
-	(*PolicyStatus)(nil),   // 34: kvhost.v1.PolicyStatus
-	(*RootStatus)(nil),     // 35: kvhost.v1.RootStatus
-	nil,                    // 36: kvhost.v1.Namespace.ExtraEntry
-	nil,                    // 37: kvhost.v1.StatusReply.CountersEntry
+	(*CudaVmm)(nil),        // 15: kvhost.v1.CudaVmm
+	(*CudaVmmSegment)(nil), // 16: kvhost.v1.CudaVmmSegment
+	(*Unregister)(nil),     // 17: kvhost.v1.Unregister
+	(*Lookup)(nil),         // 18: kvhost.v1.Lookup
+	(*LookupReply)(nil),    // 19: kvhost.v1.LookupReply
+	(*Release)(nil),        // 20: kvhost.v1.Release
+	(*Store)(nil),          // 21: kvhost.v1.Store
+	(*StoreChunk)(nil),     // 22: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),      // 23: kvhost.v1.StoreRead
+	(*StorePublished)(nil), // 24: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),   // 25: kvhost.v1.ChunkFailure
+	(*Load)(nil),           // 26: kvhost.v1.Load
+	(*LoadChunk)(nil),      // 27: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),      // 28: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),       // 29: kvhost.v1.LoadDone
+	(*Cancel)(nil),         // 30: kvhost.v1.Cancel
+	(*Flush)(nil),          // 31: kvhost.v1.Flush
+	(*EndRequest)(nil),     // 32: kvhost.v1.EndRequest
+	(*Ping)(nil),           // 33: kvhost.v1.Ping
+	(*StatusRequest)(nil),  // 34: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),    // 35: kvhost.v1.StatusReply
+	(*PolicyStatus)(nil),   // 36: kvhost.v1.PolicyStatus
+	(*RootStatus)(nil),     // 37: kvhost.v1.RootStatus
+	nil,                    // 38: kvhost.v1.Namespace.ExtraEntry
+	nil,                    // 39: kvhost.v1.StatusReply.CountersEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	7,  // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
 	13, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
-	15, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
-	16, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	18, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	19, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	24, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	28, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	29, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	30, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	31, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	17, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
+	18, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
+	20, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
+	21, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
+	26, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
+	30, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
+	31, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	32, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	33, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
 	6,  // 11: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
 	11, // 12: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
 	5,  // 13: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
-	17, // 14: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	21, // 15: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	22, // 16: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	26, // 17: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	27, // 18: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	19, // 14: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
+	23, // 15: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	24, // 16: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	28, // 17: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	29, // 18: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
 	0,  // 19: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
 	8,  // 20: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
 	9,  // 21: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	36, // 22: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	38, // 22: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 23: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
 	10, // 24: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
 	12, // 25: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
 	14, // 26: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	20, // 27: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	2,  // 28: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	23, // 29: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
-	0,  // 30: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	25, // 31: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	23, // 32: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	34, // 33: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	35, // 34: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	37, // 35: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	3,  // 36: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	32, // 37: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	4,  // 38: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	33, // 39: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	38, // [38:40] is the sub-list for method output_type
-	36, // [36:38] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	15, // 27: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	16, // 28: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
+	22, // 29: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	2,  // 30: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
+	25, // 31: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	0,  // 32: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
+	27, // 33: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	25, // 34: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	36, // 35: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	37, // 36: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	39, // 37: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	3,  // 38: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	34, // 39: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	4,  // 40: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	35, // 41: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	40, // [40:42] is the sub-list for method output_type
+	38, // [38:40] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -3082,6 +3222,8 @@ func file_kvhost_v1_kvhost_proto_init() {
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[11].OneofWrappers = []any{
 		(*Region_Memfd)(nil),
+		(*Region_CudaIpc)(nil),
+		(*Region_CudaVmm)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3089,7 +3231,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   35,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

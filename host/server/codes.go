@@ -26,6 +26,7 @@ func codeOf(err error) proto.Code {
 		{transfer.ErrBlocks, proto.Code_CODE_INVALID},
 		{transfer.ErrRegion, proto.Code_CODE_INVALID},
 		{transfer.ErrGeometry, proto.Code_CODE_DAMAGED},
+		{transfer.ErrDevice, proto.Code_CODE_IO},
 		{transfer.ErrClosed, proto.Code_CODE_CLOSING},
 		{ErrClosing, proto.Code_CODE_CLOSING},
 	} {

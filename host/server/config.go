@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -13,6 +14,8 @@ import (
 type Config struct {
 	Store  *store.Store
 	Engine *transfer.Engine
+	// GPUs are those whose memory sessions may register; the engine knows them too. They outlive the server.
+	GPUs   []*gds.GPU
 	Log    *slog.Logger
 	Limits Limits
 	// LeaseTTL is how long a lease pins its entries when nobody loads or releases it.
@@ -63,7 +66,7 @@ func DefaultLimits() Limits {
 		Requests:      1 << 16,
 		SessionArena:  1 << 42,
 		ArenaBytes:    1 << 43,
-		Descriptors:   64,
+		Descriptors:   1 << 12, // a GPU's memory may come in some thousand segments
 		Outgoing:      1 << 12,
 	}
 }

@@ -38,7 +38,9 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 		return err
 	}
 	x.ns, x.rank, x.piece, x.tenant = ns, m.GetRank(), piece, m.GetTenant()
-	if x.queue, err = x.server.backend.queue(m.GetDeviceUuid()); err != nil {
+	x.device = deviceName(m.GetDeviceUuid())
+	x.gpu = x.server.gpuOf(x.device)
+	if x.queue, err = x.server.backend.queue(x.device); err != nil {
 		return err
 	}
 	f := facts{namespace: ns, tenant: m.GetTenant(), localRanks: m.GetLocalRanks(), firstRank: first, pieces: pieces}

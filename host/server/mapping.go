@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -92,25 +93,47 @@ type registration struct {
 	group   *chunk.Group
 	memory  transfer.Memory
 	maps    []*mapping
+	imports []*gds.Import // of a GPU's memory
 	closing bool
 	use     use
 }
 
-// register maps what a REGISTER names. Its descriptors are used up, whatever becomes of it.
-func (x *session) register(m *proto.Register) error {
-	files := map[uint64]*os.File{}
-	defer func() {
-		for _, f := range files {
-			f.Close()
-		}
-	}()
-	for _, r := range m.GetRegions() {
-		if h, ok := r.GetHandle().(*proto.Region_Memfd); ok && files[h.Memfd] == nil {
-			if f := x.takeDescriptor(h.Memfd); f != nil {
-				files[h.Memfd] = f
+// descriptors are what a REGISTER has used up, by tag.
+type descriptors map[uint64]*os.File
+
+func (d descriptors) close() {
+	for _, f := range d {
+		f.Close()
+	}
+}
+
+// takeDescriptors takes the descriptors that regions name, as far as they came.
+func (x *session) takeDescriptors(regions []*proto.Region) descriptors {
+	files := descriptors{}
+	take := func(tag uint64) {
+		if files[tag] == nil {
+			if f := x.takeDescriptor(tag); f != nil {
+				files[tag] = f
 			}
 		}
 	}
+	for _, r := range regions {
+		switch h := r.GetHandle().(type) {
+		case *proto.Region_Memfd:
+			take(h.Memfd)
+		case *proto.Region_CudaVmm:
+			for _, s := range h.CudaVmm.GetSegments() {
+				take(s.GetTag())
+			}
+		}
+	}
+	return files
+}
+
+// register maps what a REGISTER names. Its descriptors are used up, whatever becomes of it.
+func (x *session) register(m *proto.Register) error {
+	files := x.takeDescriptors(m.GetRegions())
+	defer files.close()
 	group, err := x.group(m.GetGroup())
 	if err != nil {
 		return err
@@ -127,22 +150,22 @@ func (x *session) register(m *proto.Register) error {
 	return nil
 }
 
-func (x *session) mapRegions(g *chunk.Group, regions []*proto.Region, files map[uint64]*os.File, r *registration) (transfer.Memory, error) {
+func (x *session) mapRegions(g *chunk.Group, regions []*proto.Region, files descriptors, r *registration) (transfer.Memory, error) {
 	planes := g.Geometry.Planes
 	if len(regions) != len(planes) {
 		return nil, invalid("regions", "%d, group %d has %d planes", len(regions), g.ID, len(planes))
 	}
+	if _, device := onDevice(0, regions[0]); device {
+		return x.importRegions(g, regions, files, r)
+	}
 	byTag := map[uint64]*mapping{}
 	out := make([]transfer.HostRegion, len(planes))
 	for i, m := range regions {
-		switch {
-		case uint64(m.GetPlane()) >= uint64(len(planes)):
-			return nil, invalid(at("regions", i, "plane"), "%d, group %d has %d planes", m.GetPlane(), g.ID, len(planes))
-		case out[m.GetPlane()].Data != nil:
-			return nil, invalid(at("regions", i, "plane"), "%d twice", m.GetPlane())
+		if err := checkPlane(i, m, g, func(p uint32) bool { return out[p].Data != nil }); err != nil {
+			return nil, err
 		}
 		if _, ok := m.GetHandle().(*proto.Region_Memfd); !ok {
-			return nil, invalid(at("regions", i, "handle"), "none that this host knows (memfd)")
+			return nil, invalid(at("regions", i, "handle"), "not host memory (memfd), as regions[0] is")
 		}
 		tag := m.GetMemfd()
 		if files[tag] == nil {
@@ -172,7 +195,18 @@ func (x *session) mapRegions(g *chunk.Group, regions []*proto.Region, files map[
 	return mem, nil
 }
 
-// checkRegion checks that every page lies within the file, without overflow whatever the numbers are.
+// checkPlane checks that a region is of a plane of the group's, and the first of that plane.
+func checkPlane(i int, m *proto.Region, g *chunk.Group, taken func(uint32) bool) error {
+	switch planes := len(g.Geometry.Planes); {
+	case uint64(m.GetPlane()) >= uint64(planes):
+		return invalid(at("regions", i, "plane"), "%d, group %d has %d planes", m.GetPlane(), g.ID, planes)
+	case taken(m.GetPlane()):
+		return invalid(at("regions", i, "plane"), "%d twice", m.GetPlane())
+	}
+	return nil
+}
+
+// checkRegion checks that every page lies within the file or allocation, without overflow whatever the numbers are.
 func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
 	switch {
 	case m.GetBlocks() == 0 || m.GetBlocks() == math.MaxUint32:
@@ -180,14 +214,14 @@ func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
 	case m.GetStride() < uint64(page):
 		return invalid(at("regions", i, "stride"), "%d, the plane's pages have %d bytes", m.GetStride(), page)
 	case m.GetStride() > uint64(size):
-		return invalid(at("regions", i, "stride"), "%d, the file has %d bytes", m.GetStride(), size)
+		return invalid(at("regions", i, "stride"), "%d, its memory has %d bytes", m.GetStride(), size)
 	case m.GetOffset() > uint64(size):
-		return invalid(at("regions", i, "offset"), "%d, the file has %d bytes", m.GetOffset(), size)
+		return invalid(at("regions", i, "offset"), "%d, its memory has %d bytes", m.GetOffset(), size)
 	}
 	// blocks < 2^32 and stride <= size < 2^63: divide instead of multiplying.
 	left := uint64(size) - m.GetOffset()
 	if left < uint64(page) || (left-uint64(page))/m.GetStride() < uint64(m.GetBlocks()-1) {
-		return invalid(at("regions", i, "blocks"), "%d of stride %d from offset %d do not lie within the file's %d bytes",
+		return invalid(at("regions", i, "blocks"), "%d of stride %d from offset %d do not lie within its memory's %d bytes",
 			m.GetBlocks(), m.GetStride(), m.GetOffset(), size)
 	}
 	return nil
@@ -198,5 +232,6 @@ func (x *session) unmapRegistration(r *registration) {
 	for _, m := range r.maps {
 		x.unmapArena(m)
 	}
+	x.closeImports(r)
 	r.maps, r.memory = nil, nil
 }

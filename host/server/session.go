@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 )
@@ -46,6 +47,8 @@ type session struct {
 	piece   uint32
 	tenant  uint32
 	queue   queue
+	device  string   // its UUID, or whatever HELLO said
+	gpu     *gds.GPU // of that UUID, nil without
 
 	// turn is held while a message is handled in order; teardown takes it for good.
 	turn    sync.Mutex

@@ -10,6 +10,7 @@
 //	load:   piece --ReadAt--> slot --verify, then scatter--> pages
 //
 // Pages are reached through [Memory] only, as (plane, block id); host memory is one implementation, a GPU another. A
+// cancel also stops what a GPU is copying. A
 // load's bytes are verified extent by extent before any of them reaches a page. Every error is carried to the chunk it
 // belongs to and to no other.
 package transfer

@@ -16,6 +16,8 @@ var (
 	ErrGeometry = errors.New("transfer: piece and memory differ in geometry")
 	// ErrDamaged says a piece file is not what its entry promises; the entry is dropped and its file quarantined.
 	ErrDamaged = errors.New("transfer: damaged piece")
+	// ErrDevice says that the GPU failed, not the storage; the piece concerned is not blamed.
+	ErrDevice = errors.New("transfer: device memory")
 	// errPanicked is the error of a chunk whose task panicked: a bug, logged with its stack.
 	errPanicked = errors.New("transfer: internal error, see the log")
 	// ErrConfig refuses a configuration.

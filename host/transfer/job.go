@@ -1,6 +1,10 @@
 package transfer
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/kvhost/kvhost/gds"
+)
 
 // ChunkError is one chunk of a job that failed, by its place in the job.
 type ChunkError struct {
@@ -32,6 +36,7 @@ type job struct {
 	onFence func(Outcome)
 	onOver  func(Outcome)
 	fenced  chan struct{}
+	flag    *gds.Flag // stops what a GPU is copying for the job; nil for host memory
 
 	mu      sync.Mutex
 	shut    bool // no task may enter
@@ -110,6 +115,9 @@ func (j *job) over() {
 func (j *job) cancel() {
 	j.mu.Lock()
 	j.shut = true
+	if j.flag != nil && !j.closed {
+		j.flag.Set()
+	}
 	for i := range j.chunks {
 		if c := &j.chunks[i]; !c.settled {
 			*c = chunkState{settled: true, err: ErrCancelled}
@@ -126,6 +134,9 @@ func (j *job) unlockAndFence() {
 		return
 	}
 	j.closed, j.shut = true, true
+	if j.flag != nil { // nobody is inside, nobody can enter
+		j.flag.Release()
+	}
 	out := j.outcome()
 	j.mu.Unlock()
 	j.onFence(out)

@@ -39,29 +39,47 @@ type HostMemory struct {
 
 // NewHostMemory checks that regions, one per plane of g in its order, hold their pages.
 func NewHostMemory(g chunk.Geometry, regions []HostRegion) (*HostMemory, error) {
-	if err := g.Validate(); err != nil {
+	shapes := make([]regionShape, len(regions))
+	for i, r := range regions {
+		shapes[i] = regionShape{size: int64(len(r.Data)), offset: r.Offset, stride: r.Stride, blocks: r.Blocks}
+	}
+	blocks, err := checkRegions(&g, shapes)
+	if err != nil {
 		return nil, err
 	}
-	if len(regions) != len(g.Planes) {
-		return nil, fmt.Errorf("%w: %d regions for %d planes", ErrRegion, len(regions), len(g.Planes))
+	return &HostMemory{geometry: g, regions: regions, blocks: blocks}, nil
+}
+
+// regionShape is what must be right of a region, whatever memory it is of.
+type regionShape struct {
+	size, offset, stride int64
+	blocks               uint32
+}
+
+// checkRegions checks that regions hold the pages of g's planes, and says how many blocks there are.
+func checkRegions(g *chunk.Geometry, regions []regionShape) (uint32, error) {
+	if err := g.Validate(); err != nil {
+		return 0, err
 	}
-	m := &HostMemory{geometry: g, regions: regions, blocks: regions[0].Blocks}
+	if len(regions) != len(g.Planes) {
+		return 0, fmt.Errorf("%w: %d regions for %d planes", ErrRegion, len(regions), len(g.Planes))
+	}
+	blocks := regions[0].blocks
 	for i, r := range regions {
 		page := int64(g.Planes[i].PageBytes)
-		size := int64(len(r.Data))
 		switch {
-		case r.Blocks == 0:
-			return nil, fmt.Errorf("%w: plane %d has no blocks", ErrRegion, i)
-		case r.Blocks != m.blocks:
-			return nil, fmt.Errorf("%w: plane %d has %d blocks, plane 0 has %d", ErrRegion, i, r.Blocks, m.blocks)
-		case r.Offset < 0 || r.Stride < page:
-			return nil, fmt.Errorf("%w: plane %d: offset %d, stride %d, page %d bytes", ErrRegion, i, r.Offset, r.Stride, page)
-		case size < page || r.Offset > size-page || (size-page-r.Offset)/r.Stride < int64(r.Blocks-1):
-			return nil, fmt.Errorf("%w: plane %d: %d blocks of stride %d from offset %d do not fit %d bytes",
-				ErrRegion, i, r.Blocks, r.Stride, r.Offset, size)
+		case r.blocks == 0:
+			return 0, fmt.Errorf("%w: plane %d has no blocks", ErrRegion, i)
+		case r.blocks != blocks:
+			return 0, fmt.Errorf("%w: plane %d has %d blocks, plane 0 has %d", ErrRegion, i, r.blocks, blocks)
+		case r.offset < 0 || r.stride < page:
+			return 0, fmt.Errorf("%w: plane %d: offset %d, stride %d, page %d bytes", ErrRegion, i, r.offset, r.stride, page)
+		case r.size < page || r.offset > r.size-page || (r.size-page-r.offset)/r.stride < int64(r.blocks-1):
+			return 0, fmt.Errorf("%w: plane %d: %d blocks of stride %d from offset %d do not fit %d bytes",
+				ErrRegion, i, r.blocks, r.stride, r.offset, r.size)
 		}
 	}
-	return m, nil
+	return blocks, nil
 }
 
 // Geometry is the shape of a chunk in this memory.

@@ -30,6 +30,7 @@ type LoadChunk struct {
 // Load queues a job.
 func (q *Queue) Load(l *LoadJob) *Handle {
 	j := newJob(len(l.Chunks), l.Done, nil)
+	l = l.guarded(j)
 	if len(l.Chunks) == 0 {
 		j.cancel()
 	}
@@ -116,7 +117,7 @@ func (t *load) end(err error) {
 		g := t.spec.Memory.Geometry()
 		bytes = g.PageBytes()
 		stats.loaded(t.piece.Size())
-	case t.piece != nil && !errors.Is(err, ErrCancelled):
+	case t.piece != nil && !errors.Is(err, ErrCancelled) && !errors.Is(err, ErrDevice):
 		// Whatever could not be read once must not be promised again: the next lookup is to miss.
 		t.piece.Bad(err)
 		fallthrough

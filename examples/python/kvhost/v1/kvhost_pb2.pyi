@@ -72,6 +72,20 @@ class ClientMessage(_message.Message):
     unregister: Unregister
     def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
+class CudaVmm(_message.Message):
+    __slots__ = ["segments"]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    segments: _containers.RepeatedCompositeFieldContainer[CudaVmmSegment]
+    def __init__(self, segments: _Optional[_Iterable[_Union[CudaVmmSegment, _Mapping]]] = ...) -> None: ...
+
+class CudaVmmSegment(_message.Message):
+    __slots__ = ["bytes", "tag"]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    tag: int
+    def __init__(self, tag: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class Done(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
@@ -324,18 +338,22 @@ class PolicyStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., seconds: _Optional[float] = ..., faults: _Optional[int] = ...) -> None: ...
 
 class Region(_message.Message):
-    __slots__ = ["blocks", "memfd", "offset", "plane", "stride"]
+    __slots__ = ["blocks", "cuda_ipc", "cuda_vmm", "memfd", "offset", "plane", "stride"]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
+    CUDA_VMM_FIELD_NUMBER: _ClassVar[int]
     MEMFD_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
     STRIDE_FIELD_NUMBER: _ClassVar[int]
     blocks: int
+    cuda_ipc: bytes
+    cuda_vmm: CudaVmm
     memfd: int
     offset: int
     plane: int
     stride: int
-    def __init__(self, plane: _Optional[int] = ..., memfd: _Optional[int] = ..., offset: _Optional[int] = ..., stride: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, plane: _Optional[int] = ..., memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., cuda_vmm: _Optional[_Union[CudaVmm, _Mapping]] = ..., offset: _Optional[int] = ..., stride: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ["group", "regions"]

@@ -1,0 +1,42 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// RegisterIPC tells the host where a group's pages are on the GPU that Hello named. handles[i] is what cuIpcGetMemHandle
+// gave for plane i's allocation, and the plane's offset counts from that allocation's start (cuMemGetAddressRange). Planes
+// in one allocation name the same handle.
+func (s *Session) RegisterIPC(ctx context.Context, group uint32, handles [][]byte, planes []PlaneRegion) (*Registration, error) {
+	if len(handles) != len(planes) {
+		return nil, fmt.Errorf("%w: %d handles for %d planes", ErrArena, len(handles), len(planes))
+	}
+	return s.register(ctx, group, planes, func(i int) *proto.Region { return &proto.Region{Handle: &proto.Region_CudaIpc{CudaIpc: handles[i]}} })
+}
+
+// Segment is memory of cuMemCreate: its descriptor of cuMemExportToShareableHandle, and its size.
+type Segment struct {
+	File  *os.File
+	Bytes int64
+}
+
+// RegisterVMM is RegisterIPC for memory of cuMemCreate. All planes are in the segments, which the host maps one after the
+// other; offsets count from the first one's start. The files stay the caller's.
+func (s *Session) RegisterVMM(ctx context.Context, group uint32, segments []Segment, planes []PlaneRegion) (*Registration, error) {
+	m := &proto.CudaVmm{}
+	for i, seg := range segments {
+		if seg.Bytes < 0 {
+			return nil, fmt.Errorf("%w: segment %d has %d bytes", ErrArena, i, seg.Bytes)
+		}
+		tag, err := s.passFile(ctx, seg.File)
+		if err != nil {
+			return nil, err
+		}
+		m.Segments = append(m.Segments, &proto.CudaVmmSegment{Tag: tag, Bytes: uint64(seg.Bytes)})
+	}
+	return s.register(ctx, group, planes, func(int) *proto.Region { return &proto.Region{Handle: &proto.Region_CudaVmm{CudaVmm: m}} })
+}
