@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,9 +24,10 @@ import (
 // The whole load and store path beside a plain loop: chunks of 2 MiB in 32 pages of 64 KiB, kvhost's store and engine
 // (place and layout asked, space reserved, pages gathered and checksummed, written with O_DIRECT, published without
 // replacing; opened, read, verified, scattered) against the same number of threads that create, write, rename, and then
-// open and read files of the same size from one aligned buffer each. Each benchmark runs pairs, ours and the plain
-// loop's, the order changing from pair to pair, and reports the median of the ratios plain time / our time with the
-// quartiles. 1.0 is the plain loop's speed; more is faster.
+// open and read files of the same size from one buffer each. Both write all their files into one directory, from and to
+// memory that has been used before. Passes alternate, ours and the plain loop's, and so does their order; the first
+// pair is not counted. Reported are the medians of the ratios plain time / our time with the quartiles (1.0 is the
+// plain loop's speed; more is faster), and the processor time of both per GB in the last pair.
 const (
 	benchFiles   = 96
 	benchThreads = 8
@@ -34,37 +36,59 @@ const (
 
 func BenchmarkPath(b *testing.B) {
 	geo := chunk.Uniform(1, 32, 1, 64<<10)
-	fileBytes := 8192 + geo.PageBytes() // header page, checksum table, payload
 	for _, where := range []struct{ name, dir string }{{"disk", os.TempDir()}, {"tmpfs", "/dev/shm"}} {
 		b.Run(where.name, func(b *testing.B) {
-			dir, err := os.MkdirTemp(where.dir, "kvhost-bench-")
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer os.RemoveAll(dir)
 			for range b.N {
-				var stores, loads []float64
-				var ours, plain times
-				for pair := range benchPairs {
-					root := filepath.Join(dir, fmt.Sprint(pair))
-					if pair%2 == 0 {
-						ours = ourPath(b, geo, root, fileBytes)
-						plain = plainLoop(b, root+"p", fileBytes)
-					} else {
-						plain = plainLoop(b, root+"p", fileBytes)
-						ours = ourPath(b, geo, root, fileBytes)
-					}
-					stores = append(stores, plain.store.Seconds()/ours.store.Seconds())
-					loads = append(loads, plain.load.Seconds()/ours.load.Seconds())
+				dir, err := os.MkdirTemp(where.dir, "kvhost-bench-")
+				if err != nil {
+					b.Fatal(err)
 				}
-				report(b, "store", stores)
-				report(b, "load", loads)
-				bytes := float64(benchFiles) * float64(geo.PageBytes()) / 1e9
-				b.ReportMetric(bytes/ours.store.Seconds(), "store-GB/s")
-				b.ReportMetric(bytes/ours.load.Seconds(), "load-GB/s")
+				comparePaths(b, geo, dir)
+				if err := os.RemoveAll(dir); err != nil {
+					b.Fatal(err)
+				}
 			}
 		})
 	}
+}
+
+// times of one pass.
+type times struct{ store, storeCPU, load, loadCPU time.Duration }
+
+func comparePaths(b *testing.B, geo chunk.Geometry, dir string) {
+	ours := newOurPath(b, geo, filepath.Join(dir, "ours"))
+	defer ours.close()
+	plain := newPlainLoop(b, filepath.Join(dir, "plain"), ours.fileBytes)
+	defer plain.slots.Close()
+	var stores, loads []float64
+	var o, p times
+	for pair := range benchPairs + 1 {
+		if pair%2 == 0 {
+			o, p = ours.pass(pair), plain.pass(pair)
+		} else {
+			p, o = plain.pass(pair), ours.pass(pair)
+		}
+		clear := func(dir string) { // its space is wanted for the next pass; what the index thinks does not matter here
+			if err := removeFiles(dir); err != nil {
+				b.Fatal(err)
+			}
+		}
+		clear(ours.root)
+		clear(plain.dir)
+		if pair > 0 {
+			stores = append(stores, p.store.Seconds()/o.store.Seconds())
+			loads = append(loads, p.load.Seconds()/o.load.Seconds())
+		}
+	}
+	report(b, "store", stores)
+	report(b, "load", loads)
+	gb := float64(benchFiles) * float64(geo.PageBytes()) / 1e9
+	b.ReportMetric(gb/o.store.Seconds(), "store-GB/s")
+	b.ReportMetric(gb/o.load.Seconds(), "load-GB/s")
+	b.ReportMetric(o.storeCPU.Seconds()/gb, "store-cpu-s/GB")
+	b.ReportMetric(p.storeCPU.Seconds()/gb, "plain-store-cpu-s/GB")
+	b.ReportMetric(o.loadCPU.Seconds()/gb, "load-cpu-s/GB")
+	b.ReportMetric(p.loadCPU.Seconds()/gb, "plain-load-cpu-s/GB")
 }
 
 func report(b *testing.B, what string, ratios []float64) {
@@ -75,153 +99,187 @@ func report(b *testing.B, what string, ratios []float64) {
 	b.ReportMetric(ratios[3*n/4], what+"-q3")
 }
 
-type times struct{ store, load time.Duration }
+// cpu is the processor time that this process has used.
+func cpu(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
 
-func ourPath(b *testing.B, geo chunk.Geometry, root string, fileBytes int64) (t times) {
+// removeFiles removes the files of finished passes and leaves directories and the store's own files.
+func removeFiles(root string) error {
+	return filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.Contains(path, "/.kvhost/") {
+			return err
+		}
+		return os.Remove(path)
+	})
+}
+
+type ourPath struct {
+	b         *testing.B
+	root      string
+	store     *store.Store
+	engine    *transfer.Engine
+	queue     *transfer.Queue
+	space     *store.Space
+	memory    *transfer.HostMemory
+	mapped    [][]byte
+	fileBytes int64
+}
+
+func newOurPath(b *testing.B, geo chunk.Geometry, root string) *ourPath {
+	p := &ourPath{b: b, root: root, fileBytes: 8192 + geo.PageBytes()} // header page, checksum table, payload
+	must := func(err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
 	ctx := context.Background()
-	s, err := store.Open(ctx, store.Config{Roots: []store.RootConfig{{Path: root, Capacity: 1 << 30}}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	e, err := transfer.New(transfer.Config{Threads: benchThreads, SlotBytes: 4 << 20, MaxStaging: 2 * benchThreads * 4 << 20, ReadRatio: 0.75})
-	if err != nil {
-		b.Fatal(err)
-	}
-	q, err := e.Queue("host")
-	if err != nil {
-		b.Fatal(err)
-	}
-	space, err := s.Space(ctx, &chunk.Namespace{Model: "bench", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
-		Groups: []chunk.Group{{Geometry: geo}}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	var err error
+	p.store, err = store.Open(ctx, store.Config{Roots: []store.RootConfig{{Path: root, Capacity: 8 << 30}}})
+	must(err)
+	p.engine, err = transfer.New(transfer.Config{
+		Threads: benchThreads, SlotBytes: 4 << 20, MaxStaging: 2 * benchThreads * 4 << 20, ReadRatio: 0.75,
+	})
+	must(err)
+	p.queue, err = p.engine.Queue("host")
+	must(err)
+	p.space, err = p.store.Space(ctx, &chunk.Namespace{
+		Model: "bench", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: geo}},
+	})
+	must(err)
 	var regions []transfer.HostRegion
 	for range geo.Planes {
 		mem, err := unix.Mmap(-1, 0, benchFiles*64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_POPULATE)
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer unix.Munmap(mem)
+		must(err)
+		p.mapped = append(p.mapped, mem)
 		regions = append(regions, transfer.HostRegion{Data: mem, Stride: 64 << 10, Blocks: benchFiles})
 	}
-	m, err := transfer.NewHostMemory(geo, regions)
-	if err != nil {
-		b.Fatal(err)
+	p.memory, err = transfer.NewHostMemory(geo, regions)
+	must(err)
+	return p
+}
+
+func (p *ourPath) close() {
+	if err := p.engine.Close(); err != nil {
+		p.b.Fatal(err)
+	}
+	if err := p.store.Close(); err != nil {
+		p.b.Fatal(err)
+	}
+	for _, m := range p.mapped {
+		if err := unix.Munmap(m); err != nil {
+			p.b.Fatal(err)
+		}
+	}
+}
+
+// keys of a pass: a chain that the default naming puts into one directory, as the plain loop's files are.
+func (p *ourPath) keys(pass int) []chunk.Key {
+	keys := make([]chunk.Key, benchFiles)
+	for n := range keys {
+		binary.BigEndian.PutUint64(keys[n][8:], uint64(pass*benchFiles+n)+1)
+	}
+	return keys
+}
+
+func (p *ourPath) pass(pass int) (t times) {
+	keys, ctx := p.keys(pass), context.Background()
+	done := make(chan transfer.Outcome, 1)
+	await := func() {
+		if o := <-done; len(o.Failed) > 0 {
+			p.b.Fatal(o.Failed[0].Err)
+		}
 	}
 
-	warm(b, s, q, space, m)
-	start := time.Now()
-	job := &transfer.StoreJob{Memory: m, Read: func(transfer.Outcome) {}}
-	keys := make([]chunk.Key, benchFiles)
-	for n := range benchFiles {
-		keys[n] = sameDirectory(n)
-		parent := chunk.Root
-		if n > 0 {
-			parent = keys[n-1]
-		}
-		put, err := s.Put(ctx, store.PutRequest{Space: space, Parent: parent, Key: keys[n], Depth: uint32(n), Ranks: 1})
-		if err != nil {
-			b.Fatal(err)
-		}
-		if put.FileBytes() != fileBytes {
-			b.Fatalf("files of %d bytes, the plain loop's have %d", put.FileBytes(), fileBytes)
+	used, start := cpu(p.b), time.Now()
+	job := &transfer.StoreJob{Memory: p.memory, Read: func(transfer.Outcome) {}, Published: func(o transfer.Outcome) { done <- o }}
+	parent := chunk.Root
+	for n, k := range keys {
+		put, err := p.store.Put(ctx, store.PutRequest{Space: p.space, Parent: parent, Key: k, Depth: uint32(n), Ranks: 1})
+		if err != nil || put.FileBytes() != p.fileBytes {
+			p.b.Fatal("put", err)
 		}
 		job.Chunks = append(job.Chunks, transfer.StoreChunk{Put: put, Blocks: []uint32{uint32(n)}})
+		parent = k
 	}
-	done := make(chan transfer.Outcome, 1)
-	job.Published = func(o transfer.Outcome) { done <- o }
-	q.Store(job)
-	if o := <-done; len(o.Failed) > 0 {
-		b.Fatal(o.Failed[0].Err)
-	}
-	t.store = time.Since(start)
+	p.queue.Store(job)
+	await()
+	t.store, t.storeCPU = time.Since(start), cpu(p.b)-used
 
-	start = time.Now()
-	lease, err := s.Lookup(store.LookupRequest{Space: space, Keys: keys, Ranks: 1})
+	used, start = cpu(p.b), time.Now()
+	lease, err := p.store.Lookup(store.LookupRequest{Space: p.space, Keys: keys, Ranks: 1})
 	if err != nil || lease.Hits() != benchFiles {
-		b.Fatal(err, lease.Hits())
+		p.b.Fatal("lookup", err)
 	}
-	load := &transfer.LoadJob{Lease: lease, Memory: m, Done: func(o transfer.Outcome) { done <- o }}
-	for n := range benchFiles {
+	load := &transfer.LoadJob{Lease: lease, Memory: p.memory, Done: func(o transfer.Outcome) { done <- o }}
+	for n := range keys {
 		load.Chunks = append(load.Chunks, transfer.LoadChunk{Index: n, Blocks: []uint32{uint32(benchFiles - 1 - n)}})
 	}
-	q.Load(load)
-	if o := <-done; len(o.Failed) > 0 {
-		b.Fatal(o.Failed[0].Err)
-	}
-	t.load = time.Since(start)
+	p.queue.Load(load)
+	await()
+	t.load, t.loadCPU = time.Since(start), cpu(p.b)-used
 	lease.Release()
-	if err := e.Close(); err != nil {
-		b.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		b.Fatal(err)
-	}
-	if err := os.RemoveAll(root); err != nil {
-		b.Fatal(err)
-	}
 	return t
 }
 
-// sameDirectory gives keys that the default naming puts into one directory, as the plain loop's files are.
-func sameDirectory(n int) (k chunk.Key) {
-	binary.BigEndian.PutUint64(k[8:], uint64(n)+1)
-	return k
+type plainLoop struct {
+	b       *testing.B
+	dir     string
+	fs      staging.FS
+	slots   *staging.Slots // the same kind of memory as ours
+	buffers [][]byte
 }
 
-// warm stores one chunk, so that the directory is there and every thread has run once.
-func warm(b *testing.B, s *store.Store, q *transfer.Queue, space *store.Space, m transfer.Memory) {
-	put, err := s.Put(context.Background(), store.PutRequest{Space: space, Key: sameDirectory(1 << 20), Ranks: 1})
-	if err != nil {
+func newPlainLoop(b *testing.B, dir string, fileBytes int64) *plainLoop {
+	p := &plainLoop{b: b, dir: dir, fs: staging.OS()}
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		b.Fatal(err)
 	}
-	done := make(chan transfer.Outcome, 1)
-	q.Store(&transfer.StoreJob{Memory: m, Chunks: []transfer.StoreChunk{{Put: put, Blocks: []uint32{0}}},
-		Read: func(transfer.Outcome) {}, Published: func(o transfer.Outcome) { done <- o }})
-	if o := <-done; len(o.Failed) > 0 {
-		b.Fatal(o.Failed[0].Err)
-	}
-}
-
-func plainLoop(b *testing.B, root string, fileBytes int64) (t times) {
-	if err := os.Mkdir(root, 0o700); err != nil {
+	var err error
+	if p.slots, err = staging.NewSlots(benchThreads, int(fileBytes)); err != nil {
 		b.Fatal(err)
 	}
-	fs := staging.OS()
-	slots, err := staging.NewSlots(benchThreads, int(fileBytes+4095)&^4095) // the same kind of memory as ours
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer slots.Close()
-	buffers := make([][]byte, benchThreads)
-	for i := range buffers {
-		slot, err := slots.Acquire(context.Background())
+	for range benchThreads {
+		slot, err := p.slots.Acquire(context.Background())
 		if err != nil {
 			b.Fatal(err)
 		}
-		defer slot.Release()
-		buffers[i] = slot.Bytes()[:fileBytes]
-	}
-	name := func(n int) string { return filepath.Join(root, fmt.Sprintf("%064x", n)) }
-	parallel := func(one func(n int, buf []byte) error) time.Duration {
-		start := time.Now()
-		var next atomic.Int64
-		var wg sync.WaitGroup
-		for i := range benchThreads {
-			wg.Go(func() {
-				for n := int(next.Add(1)) - 1; n < benchFiles; n = int(next.Add(1)) - 1 {
-					if err := one(n, buffers[i]); err != nil {
-						b.Error(err)
-					}
-				}
-			})
+		buf := slot.Bytes()
+		for i := range buf {
+			buf[i] = byte(i)
 		}
-		wg.Wait()
-		return time.Since(start)
+		p.buffers = append(p.buffers, buf)
+		b.Cleanup(slot.Release)
 	}
-	t.store = parallel(func(n int, buf []byte) error {
-		f, err := staging.OpenDirect(fs, name(n)+".tmp", os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	return p
+}
+
+// parallel runs one on every number of a pass, each thread taking the next.
+func (p *plainLoop) parallel(one func(n int, buf []byte) error) (wall, used time.Duration) {
+	before, start := cpu(p.b), time.Now()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for _, buf := range p.buffers {
+		wg.Go(func() {
+			for n := int(next.Add(1)) - 1; n < benchFiles; n = int(next.Add(1)) - 1 {
+				if err := one(n, buf); err != nil {
+					p.b.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(start), cpu(p.b) - before
+}
+
+func (p *plainLoop) pass(pass int) (t times) {
+	name := func(n int) string { return filepath.Join(p.dir, fmt.Sprintf("%060x", pass*benchFiles+n)) }
+	t.store, t.storeCPU = p.parallel(func(n int, buf []byte) error {
+		f, err := staging.OpenDirect(p.fs, name(n)+".tmp", os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 		if err != nil {
 			return err
 		}
@@ -233,8 +291,8 @@ func plainLoop(b *testing.B, root string, fileBytes int64) (t times) {
 		}
 		return os.Rename(name(n)+".tmp", name(n))
 	})
-	t.load = parallel(func(n int, buf []byte) error {
-		f, err := staging.OpenDirect(fs, name(n), os.O_RDONLY, 0)
+	t.load, t.loadCPU = p.parallel(func(n int, buf []byte) error {
+		f, err := staging.OpenDirect(p.fs, name(n), os.O_RDONLY, 0)
 		if err != nil {
 			return err
 		}
@@ -243,8 +301,5 @@ func plainLoop(b *testing.B, root string, fileBytes int64) (t times) {
 		}
 		return f.Close()
 	})
-	if err := os.RemoveAll(root); err != nil {
-		b.Fatal(err)
-	}
 	return t
 }
