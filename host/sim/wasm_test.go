@@ -56,7 +56,8 @@ func TestWasmDecidesAsNative(t *testing.T) {
 	}
 	for _, name := range Natives() {
 		t.Run(name, func(t *testing.T) {
-			m, err := policy.Open(ctx, name, policy.Options{Dir: dir})
+			// What decisions cost is not what this test is about.
+			m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Fuel: policy.Fuel{Call: 1 << 30, Record: 1 << 20}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -55,7 +55,7 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	for left := 2 * uint64(p.t.Len(queue)); left > 0 && a.More(); left-- {
 		at := p.t.Back(queue)
 		next := slots.None
-		if p.t.At(at).Mark != 0 && a.Patient() {
+		if p.t.At(at).Mark != 0 && a.Spares() {
 			next = a.Spare(at)
 		} else {
 			if a.May(at) {

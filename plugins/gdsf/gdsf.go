@@ -110,7 +110,7 @@ const passSteps = 280
 
 // walkSteps is what looking at one more entry costs, beside the steps of other policies. It bounds what one question
 // looks at.
-const walkSteps = 3
+const walkSteps = 7
 
 // Victims names the entries of lowest priority.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {

@@ -152,7 +152,7 @@ func (p *Policy) fromSmall(a *slots.Naming, at uint32) uint32 {
 // fromMain deals with the entry at main's back, or with a run of them that were used.
 func (p *Policy) fromMain(a *slots.Naming, at uint32) {
 	var next uint32
-	if p.t.At(at).Mark != 0 && a.Patient() {
+	if p.t.At(at).Mark != 0 && a.Spares() {
 		next = a.Spare(at)
 	} else {
 		if a.May(at) {

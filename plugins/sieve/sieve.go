@@ -5,7 +5,7 @@
 // Y. Zhang, J. Yang, Y. Yue, Y. Vigfusson, K. V. Rashmi, SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction
 // Algorithm for Web Caches, NSDI 2024, algorithm 1.
 //
-// O(1) per event. A question costs one step per entry passed, at most two rounds; one that has passed some 2,000 takes
+// O(1) per event. A question costs one step per entry passed, at most two rounds; one that has passed 4,500 takes
 // what comes next.
 package sieve
 
@@ -71,7 +71,7 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 			p.hand = p.t.Back(queue)
 		}
 		at := p.hand
-		if p.t.At(at).Mark != 0 && a.Patient() {
+		if p.t.At(at).Mark != 0 && a.Spares() {
 			p.hand = a.Spare(at)
 			continue
 		}

@@ -57,7 +57,7 @@ func (h *Heap) of(slot uint32) *uint32 { return (*uint32)(unsafe.Add(h.place, ui
 func (h *Heap) Rank(slot uint32) Rank { return h.at(*h.of(slot)).Rank }
 
 // maxFell bounds the work of one batch, because the host bounds what a call may execute.
-const maxFell = 1000
+const maxFell = 1600
 
 // Begin starts a batch of events.
 func (h *Heap) Begin() { h.fell = 0 }

@@ -13,6 +13,7 @@ type Naming struct {
 	dst    []uint32
 	n      int
 	steps  uint32
+	spared uint32
 	want   uint64 // units
 	got    uint64
 	tenant uint32
@@ -41,6 +42,7 @@ const (
 	patience   = 400
 	maxSteps   = 1040
 	spareSteps = 6
+	maxSpared  = 4500
 )
 
 // More says whether a further step is to be taken: whether victims are wanted and the question is not taking too long.
@@ -52,8 +54,9 @@ func (a *Naming) More() bool {
 // Spare takes one off the marks of node i and those before it, towards the front, up to the first node without a mark, and
 // answers that, or None. It is a cheap step: spareSteps of its kind count for one.
 func (a *Naming) Spare(i uint32) uint32 {
-	from := (patience - min(patience, a.steps)) * spareSteps
+	from := maxSpared - a.spared
 	i, left := a.t.spare(i, from)
+	a.spared += from - left
 	a.steps += (from-left)/spareSteps + 1
 	if i >= a.t.ends {
 		return None
@@ -76,6 +79,9 @@ func (t *Table) spare(i, left uint32) (uint32, uint32) {
 
 // Hurry makes a step count for many.
 func (a *Naming) Hurry(steps uint32) { a.steps += steps }
+
+// Spares says whether [Naming.Spare] may go on: a question spares some thousands.
+func (a *Naming) Spares() bool { return a.spared < maxSpared }
 
 // Patient says whether entries may still be spared for having been used.
 func (a *Naming) Patient() bool { return a.steps <= patience }
