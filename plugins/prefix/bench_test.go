@@ -111,8 +111,8 @@ func BenchmarkRefit(b *testing.B) {
 	m.init()
 	for b.Loop() {
 		m.fit()
-		for base := range m.hazard {
-			m.fitBase(base)
+		for row := range rows {
+			m.fitRow(row)
 		}
 	}
 }

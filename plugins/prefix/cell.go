@@ -32,10 +32,9 @@ func (p *Policy) play(c, worth uint32) {
 	}
 }
 
-// replay plays the matches of a baseline's cells anew, after its rows were refitted.
-func (p *Policy) replay(base int) {
-	from := uint32(rowOf(base, 0) * buckets)
-	for c := from; c < from+uint32(levelsOf(base)*buckets); c++ {
+// replay plays the matches of a row's cells anew, after it was fitted.
+func (p *Policy) replay(row int) {
+	for c := uint32(row * buckets); c < uint32(row*buckets+buckets); c++ {
 		if p.cells[c].first != none {
 			p.play(c, p.model.index[c])
 		}
@@ -176,13 +175,9 @@ func (p *Policy) ageDel(g uint32) {
 	}
 }
 
-// movesAtOnce bounds the work of one event after a long silence.
-const movesAtOnce = 64
-
 // advance moves the segments that have grown out of their bucket, oldest bucket first so that each list stays in order
 // of birth. Every one of them ends its stay with an entry in the model's books. It reports whether it got to the end.
 func (p *Policy) advance() bool {
-	moves := 0
 	for rest := p.aged &^ (1 << (buckets - 1)); rest != 0; {
 		b := uint8(bits.Len64(rest) - 1)
 		rest &^= 1 << b
@@ -192,7 +187,7 @@ func (p *Policy) advance() bool {
 			if to <= b {
 				break
 			}
-			if moves++; moves > movesAtOnce {
+			if p.moves--; p.moves < 0 {
 				return false
 			}
 			listed := s.is(candidate)

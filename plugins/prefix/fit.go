@@ -2,7 +2,7 @@ package prefix
 
 import "math/bits"
 
-// fit turns the counts into hazards and weights. The rows of each base are to follow.
+// fit turns the counts into hazards and weights. The rows are to follow.
 func (m *model) fit() {
 	m.fitHazards()
 	for p := range m.weight {
@@ -12,11 +12,12 @@ func (m *model) fit() {
 	}
 }
 
-// fitBase computes the rows of one baseline.
-func (m *model) fitBase(base int) {
-	for l := range levelsOf(base) {
-		m.fitRow(base, l)
+// place names the baseline and the weight level of a row.
+func place(row int) (base, level int) {
+	if row < baseLeft*levels {
+		return row / levels, row % levels
 	}
+	return row - baseLeft*(levels-1), 0
 }
 
 // fitHazards estimates each part's hazard, an age with few observations leaning on the age before it, and each pause
@@ -83,22 +84,41 @@ func (m *model) fitWeights(p, f int) {
 
 const survivalOne = 1 << 30
 
-// fitRow computes, for one baseline at one weight level, the effective weights and the Gittins index at every age.
+// fitRow computes, for a row, which is one baseline at one weight level, the effective weights and the Gittins index at every age.
 //
 // With points (T, F), T the expected time held until the end of a bucket and F the probability of reuse by then, the
 // index at an age is the steepest slope from its point to a later one: an edge of the upper convex hull of what lies
 // ahead, which is built from the right.
-func (m *model) fitRow(base, l int) {
-	var f, t [buckets + 1]uint64
-	row, w, hazard := rowOf(base, l), m.levelW[l], &m.hazard[base]
+func (m *model) fitRow(row int) {
+	var f, t points
+	base, l := place(row)
+	w, hazard := m.levelW[l], &m.hazard[base]
 	if base >= baseLeft {
 		w = weightOne
 	}
 	eff, index := &m.effective[row], m.index[row*buckets:][:buckets]
+	m.survive(w, hazard, &f, &t, eff)
+	var hull [buckets + 1]uint8
+	hull[0] = buckets
+	top := 0
+	for b := buckets - 1; b >= 0; b-- {
+		var best uint64
+		top, best = steepest(&f, &t, &hull, top, b)
+		index[b] = uint32(m.log.of(best))
+		top++
+		hull[top] = uint8(b)
+	}
+}
+
+// points are the coordinates of the ends of the buckets.
+type points [buckets + 1]uint64
+
+// survive computes survival under weight w: the points, and the weight that is left of w at each age.
+func (m *model) survive(w uint64, hazard *[buckets]uint32, f, t *points, eff *[buckets]uint16) {
 	const unit = one * weightOne
 	var cum uint64
 	s := uint64(survivalOne)
-	for b := 0; b < buckets; b++ {
+	for b := range buckets {
 		eff[b] = uint16(max(1, w*s/survivalOne))
 		cum += w * uint64(hazard[b])
 		next := survivalOne * unit / (unit + cum)
@@ -106,33 +126,32 @@ func (m *model) fitRow(base, l int) {
 		t[b+1] = t[b] + (s+next)/2*(m.edge[b+1]-m.edge[b])
 		s = next
 	}
-	var hull [buckets + 1]uint8
-	hull[0] = buckets
-	top := 0
-	for b := buckets - 1; b >= 0; b-- {
-		for top > 0 {
-			x, y := hull[top], hull[top-1]
-			if steeper(f[x]-f[b], t[x]-t[b], f[y]-f[b], t[y]-t[b]) {
-				break
-			}
-			top--
+}
+
+// steepest drops from the hull what is not on it seen from point b, and returns the slope of its first edge.
+func steepest(f, t *points, hull *[buckets + 1]uint8, top, b int) (int, uint64) {
+	fb, tb := f[b], t[b]
+	x := hull[top]
+	best := slope(f[x]-fb, t[x]-tb)
+	for top > 0 {
+		y := hull[top-1]
+		next := slope(f[y]-fb, t[y]-tb)
+		if best > next {
+			break
 		}
-		x := hull[top]
-		index[b] = uint32(indexZero + m.log.of(f[x]-f[b]) - m.log.of(t[x]-t[b]))
-		top++
-		hull[top] = uint8(b)
+		best = next
+		top--
 	}
+	return top, best
 }
 
-// indexZero keeps every index positive: a slope is never below 2^-62.
-const indexZero = 64 << lgBits
+// slopeOne scales a slope: f is at most survivalOne, so that the quotient keeps what fits.
+const (
+	slopeOne  = 1 << 33
+	slopeTime = 1 << 24
+)
 
-// steeper reports f1/t1 > f2/t2.
-func steeper(f1, t1, f2, t2 uint64) bool {
-	h1, l1 := bits.Mul64(f1, t2)
-	h2, l2 := bits.Mul64(f2, t1)
-	return h1 > h2 || h1 == h2 && l1 > l2
-}
+func slope(f, t uint64) uint64 { return f * slopeOne / (t/slopeTime + 1) }
 
 const (
 	lgBits = 12

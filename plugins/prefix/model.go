@@ -92,14 +92,6 @@ func rowOf(base, level int) int {
 	return baseLeft*levels + base - baseLeft
 }
 
-// levelsOf is how many rows a baseline has.
-func levelsOf(base int) int {
-	if base < baseLeft {
-		return levels
-	}
-	return 1
-}
-
 func (m *model) init() {
 	m.log.init()
 	for l := range m.levelW { // 2^((l-levelOne)/2)
@@ -124,8 +116,13 @@ func (m *model) init() {
 		}
 	}
 	m.fit()
-	for base := range m.hazard {
-		m.fitBase(base)
+	for row := range rows {
+		if base, l := place(row); base == 0 || base >= baseLeft {
+			m.fitRow(row)
+		} else { // nothing is known yet: as the first baseline
+			m.effective[row] = m.effective[l]
+			copy(m.index[row*buckets:][:buckets], m.index[l*buckets:])
+		}
 	}
 }
 

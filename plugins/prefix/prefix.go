@@ -14,7 +14,8 @@ type Policy struct {
 	moved  uint32 // when segments were last moved to their buckets of age
 	ended  uint32 // requests that ended
 	due    uint32 // requests at which the model is fitted again
-	fitted int    // bases whose rows follow the last fit
+	moves  int    // segments that this call may still move
+	fitted int    // rows that follow the last fit
 
 	slots            []slot
 	segs             []segment
@@ -84,8 +85,15 @@ func New(info guest.Info) (*Policy, error) {
 	return p, nil
 }
 
+// A call does no more of this than so much, whatever comes in its batch: a module has a limit to what it may spend.
+const (
+	movesPerCall = 256 // segments to their buckets of age
+	fitsPerCall  = 4  // rows of the model, after a fit
+)
+
 // Events applies a batch.
 func (p *Policy) Events(batch []abi.Event) {
+	p.moves = movesPerCall
 	for k := range batch {
 		e := &batch[k]
 		p.tick(e.Time)
@@ -98,7 +106,9 @@ func (p *Policy) Events(batch []abi.Event) {
 		}
 		s := &p.slots[e.Slot]
 		if e.Op == abi.OpInsert {
-			p.insert(e)
+			if !p.insertNext(e) {
+				p.insert(e)
+			}
 			continue
 		}
 		if e.Op == abi.OpResident {
@@ -110,7 +120,9 @@ func (p *Policy) Events(batch []abi.Event) {
 		}
 		switch e.Op {
 		case abi.OpTouch:
-			p.touch(e)
+			if !p.touchNext(e) {
+				p.touch(e)
+			}
 		case abi.OpRemove:
 			p.remove(e.Slot)
 		case abi.OpLink:
@@ -126,6 +138,11 @@ func (p *Policy) Events(batch []abi.Event) {
 			}
 			p.refresh(s.seg)
 		}
+	}
+	for n := 0; n < fitsPerCall && p.fitted < rows; n++ {
+		p.model.fitRow(p.fitted)
+		p.replay(p.fitted)
+		p.fitted++
 	}
 }
 
@@ -162,11 +179,6 @@ func (p *Policy) endRequest(id uint32) {
 		p.due = p.ended + min(fitLast, max(fitFirst, p.ended/8))
 		p.model.fit()
 		p.fitted = 0
-	}
-	if p.fitted < bases { // a slice per request, so that no call takes long
-		p.model.fitBase(p.fitted)
-		p.replay(p.fitted)
-		p.fitted++
 	}
 }
 

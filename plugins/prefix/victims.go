@@ -5,7 +5,7 @@ import "github.com/kvhost/kvhost/abi"
 // Limits of the search for victims where the cells do not have enough.
 const (
 	strangers = 256     // candidates of other tenants that are looked at
-	sweep     = 1 << 16 // slots, from where the last sweep stopped
+	sweep     = 1 << 14 // slots, from where the last sweep stopped
 	sweeps    = 6       // all but the last for leaves only
 )
 
@@ -34,8 +34,10 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 			p.pretend(i, g)
 		}
 	}
-	for pass := 0; pass < sweeps && n < len(dst) && freed < ask.Bytes; pass++ {
-		n, freed = p.sweep(ask, pass < sweeps-1, freed, dst, n)
+	for pass, left := 0, sweep; pass < sweeps && left > 0 && n < len(dst) && freed < ask.Bytes; pass++ {
+		slots := min(left, len(p.slots))
+		n, freed = p.sweep(ask, slots, pass < sweeps-1, freed, dst, n)
+		left -= slots
 	}
 	p.restore()
 	return n
@@ -82,8 +84,8 @@ func (p *Policy) restore() {
 
 // sweep goes on from n victims with whatever may go, in the order of the slots: chunks of a segment that is being
 // touched, of a tenant that has few, or, if not only leaves, above a pinned one.
-func (p *Policy) sweep(ask abi.Ask, leaf bool, freed uint64, dst []uint32, n int) (int, uint64) {
-	for k := 0; k < min(sweep, len(p.slots)) && n < len(dst) && freed < ask.Bytes; k++ {
+func (p *Policy) sweep(ask abi.Ask, slots int, leaf bool, freed uint64, dst []uint32, n int) (int, uint64) {
+	for k := 0; k < slots && n < len(dst) && freed < ask.Bytes; k++ {
 		if p.hand++; p.hand >= uint32(len(p.slots)) {
 			p.hand = 0
 		}

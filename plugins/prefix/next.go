@@ -1,0 +1,54 @@
+package prefix
+
+import "github.com/kvhost/kvhost/abi"
+
+// The common events, in few branches: a chunk that follows the request's last one in the same segments. They do what
+// touch and insert do, or nothing and report false. Short functions matter twice in a module, whose meter charges a
+// function's length at each jump.
+
+// touchNext moves the next chunk from the segment that is being touched to the request's own.
+func (p *Policy) touchNext(e *abi.Event) bool {
+	r, s := p.request(e.Request), &p.slots[e.Slot]
+	from := r.from
+	if r.id != e.Request || r.seg == none || s.parent != r.last || s.parent == none || s.seg != from || s.prev != none || s.kids == 0 || s.next == none {
+		return false
+	}
+	seg, old, q := &p.segs[r.seg], &p.segs[from], &p.slots[s.parent]
+	if !r.open || seg.tail != r.last || q.gen != s.parentGen || e.Key == r.tip || seg.is(candidate) {
+		return false
+	}
+	if part := p.partOf(r.seg); s.shared != (part == partShared) || part < partFound {
+		return false
+	}
+	old.head = s.next
+	p.slots[s.next].prev = none
+	old.n--
+	q.next = e.Slot
+	s.seg, s.prev, s.next = r.seg, seg.tail, none
+	seg.tail, seg.end = e.Slot, s.depth
+	seg.n++
+	r.last, r.up, r.above = e.Slot, false, 0
+	return true
+}
+
+// insertNext appends a chunk that is new to the segment of new chunks.
+func (p *Policy) insertNext(e *abi.Event) bool {
+	r, s := p.request(e.Request), &p.slots[e.Slot]
+	if r.id != e.Request || e.Parent != r.last || e.Parent == none || s.seg != none || r.seg == none || r.from != none {
+		return false
+	}
+	seg, q := &p.segs[r.seg], &p.slots[e.Parent]
+	if !r.open || !r.begun || seg.tail != e.Parent || !seg.is(candidate) || seg.n&(seg.n+1) == 0 || p.partOf(r.seg) != partNew {
+		return false
+	}
+	if q.fan != 0 || e.Key == r.tip || int64(e.Depth) <= r.again || int64(e.Depth) <= r.shares || p.hash[p.ghostHash(e.Key)] != none {
+		return false
+	}
+	q.fan, q.kids, q.next = 1, 1, e.Slot
+	*s = slot{key: e.Key, seg: r.seg, prev: e.Parent, next: none, parent: e.Parent, parentGen: q.gen, gen: s.gen, size: e.Size, tenant: e.Tenant, depth: e.Depth}
+	seg.tail, seg.end = e.Slot, e.Depth
+	seg.n++
+	r.last, r.up, r.above = e.Slot, false, 0
+	p.latest = r.seg
+	return true
+}
