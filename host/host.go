@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
@@ -29,8 +30,12 @@ type Host struct {
 	policies *policySet
 	store    *store.Store
 	engine   *transfer.Engine
+	gpus     []*gds.GPU
 	server   *server.Server
 	http     *httpListener // nil when off
+
+	lostMu sync.Mutex
+	lost   error // of GPUs
 
 	closeOnce sync.Once
 	closeErr  error
@@ -60,9 +65,12 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := h.openGPUs(); err != nil {
+		return nil, err
+	}
 	s := h.cfg.Session
 	h.server = server.New(server.Config{
-		Store: h.store, Engine: h.engine, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status,
+		Store: h.store, Engine: h.engine, GPUs: h.gpus, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions, ArenaBytes: s.MaxMemory,
 		},
@@ -104,7 +112,7 @@ func (h *Host) Run(ctx context.Context) error {
 		g.Go(func() error { return h.http.serve(ctx) })
 	}
 	err := g.Wait()
-	return errors.Join(err, h.Close())
+	return errors.Join(err, h.Close(), h.Lost())
 }
 
 // Ready is closed once clients can connect.
@@ -122,7 +130,7 @@ func (h *Host) HTTPAddr() string {
 }
 
 // Close ends what runs, in the reverse order of its start: sessions before the engine that moves their bytes, the engine
-// before the store it writes to, the store before the policies it asks.
+// before the GPUs it copies with and the store it writes to, the store before the policies it asks.
 func (h *Host) Close() error {
 	h.closeOnce.Do(func() {
 		var errs []error
@@ -134,6 +142,9 @@ func (h *Host) Close() error {
 		}
 		if h.engine != nil {
 			errs = append(errs, h.engine.Close())
+		}
+		for _, g := range h.gpus {
+			errs = append(errs, g.Close())
 		}
 		if h.store != nil {
 			errs = append(errs, h.store.Close())

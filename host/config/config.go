@@ -16,6 +16,7 @@ type Config struct {
 	Roots     []Root
 	Store     Store
 	Engine    Engine
+	GDS       GDS
 	Session   Session
 }
 
@@ -84,6 +85,19 @@ type Engine struct {
 	ReadPreferringRatio float64
 	DirectIO            bool
 }
+
+// GDS is how GPUs are used.
+type GDS struct {
+	CUDA        string
+	CopyThreads int
+	CopyBlocks  int
+}
+
+// Values of GDS.CUDA.
+const (
+	CUDAAuto = "auto"
+	CUDAOff  = "off"
+)
 
 // Session is what clients may ask for.
 type Session struct {

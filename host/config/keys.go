@@ -95,6 +95,16 @@ var keys = []*Key{
 		Help:  "Bypass the page cache (O_DIRECT) where the file system takes it.",
 		field: func(c *Config) any { return &c.Engine.DirectIO }},
 
+	{Section: "gds", Name: "cuda", Kind: Choice, Choices: []string{CUDAAuto, CUDAOff}, Default: CUDAAuto,
+		Help:  "Whether GPUs are used: auto, those that the driver shows when it is there; off, none, and clients register host memory only.",
+		field: func(c *Config) any { return &c.GDS.CUDA }},
+	{Section: "gds", Name: "copy_threads", Kind: Count, Default: "8", Unit: "threads", Min: 1, Max: 1024,
+		Help:  "Threads per GPU that start copies and wait for them.",
+		field: func(c *Config) any { return &c.GDS.CopyThreads }},
+	{Section: "gds", Name: "copy_blocks", Kind: Count, Default: "32", Unit: "thread blocks", Min: 1, Max: 4096,
+		Help:  "Most thread blocks of all copy kernels together on a GPU: what the engine's compute gives up while pages move.",
+		field: func(c *Config) any { return &c.GDS.CopyBlocks }},
+
 	{Section: "session", Name: "lease_ttl", Kind: Duration, Default: "1m0s", Min: 1e6,
 		Help:  "How long a lookup's hits stay pinned when no load and no release follows.",
 		field: func(c *Config) any { return &c.Session.LeaseTTL }},

@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // DeviceRegion is the memory of one plane on a GPU: page i stands at Base+Offset+i*Stride of an allocation that is mapped
@@ -156,4 +157,16 @@ func deviceError(err error) error {
 		return ErrCancelled
 	}
 	return fmt.Errorf("%w: %w", ErrDevice, err)
+}
+
+// deviceWindow is how much of a file in the page cache is moved at a time when the other side is a GPU: enough to be worth
+// a kernel's start, and little enough that the checksum finds the bytes in the processor's cache.
+const deviceWindow = 1 << 20
+
+// windowFor is the part of a slot to use between a file and a memory.
+func windowFor(m Memory, slot []byte, f staging.File, head int64) []byte {
+	if _, ok := m.(guardedMemory); ok && !f.Direct() {
+		return slot[:min(int64(len(slot)), max(deviceWindow, head))]
+	}
+	return window(slot, f, head)
 }

@@ -152,7 +152,7 @@ func (r *pieceReader) read() (last func() error, err error) {
 	if size%4096 != 0 || size < 4096 {
 		return nil, fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
 	}
-	r.buf = window(r.slot, r.piece.File(), 0)
+	r.buf = windowFor(r.memory, r.slot, r.piece.File(), 0)
 	have, err := r.fill(0, 0, size) // the file's bytes [start, start+have) are in buf
 	if err != nil {
 		return nil, err

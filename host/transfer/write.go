@@ -28,6 +28,7 @@ type StoreChunk struct {
 // Store queues a job. Every Put of it is taken over even if the engine is closed.
 func (q *Queue) Store(s *StoreJob) *Handle {
 	j := newJob(len(s.Chunks), s.Read, s.Published)
+	s = s.guarded(j)
 	if len(s.Chunks) == 0 {
 		j.cancel()
 	}
@@ -89,7 +90,7 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) error {
 		return err
 	}
 	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, file: f}
-	w.buf = window(slot.Bytes(), f, c.Put.DataOffset())
+	w.buf = windowFor(m, slot.Bytes(), f, c.Put.DataOffset())
 	if c.Put.FileBytes() <= int64(len(w.buf)) {
 		return w.whole()
 	}

@@ -222,6 +222,38 @@ class Session:
             )
         )
 
+    def register_ipc(self, group: int, handles: Sequence[bytes], regions: Sequence[Region]) -> None:
+        """Tells the host where a group's pages are on the session's GPU: per plane, the handle of the allocation that it
+        is in (:func:`kvhost.cuda.export_ipc`), and where in that allocation."""
+        self._ask(
+            register=pb.Register(
+                group=group,
+                regions=[
+                    pb.Region(plane=i, cuda_ipc=h, offset=r.offset, stride=r.stride, blocks=r.blocks)
+                    for i, (h, r) in enumerate(zip(handles, regions, strict=True))
+                ],
+            )
+        )
+
+    def register_vmm(self, group: int, segments: Sequence[tuple[int, int]], regions: Sequence[Region]) -> None:
+        """Tells the host where a group's pages are in memory of cuMemCreate: the segments as (descriptor, bytes), one after
+        the other, and the planes in them (:class:`kvhost.cuda.VmmMemory`)."""
+        parts = []
+        for fd, size in segments:
+            tag = next(self._tags)
+            send_descriptor(self._socket + ".fd", self._nonce, tag, fd, self._timeout)
+            parts.append(pb.CudaVmmSegment(tag=tag, bytes=size))
+        memory = pb.CudaVmm(segments=parts)
+        self._ask(
+            register=pb.Register(
+                group=group,
+                regions=[
+                    pb.Region(plane=i, cuda_vmm=memory, offset=r.offset, stride=r.stride, blocks=r.blocks)
+                    for i, r in enumerate(regions)
+                ],
+            )
+        )
+
     def unregister(self, group: int) -> None:
         """Returns when the host can touch the group's pages no more."""
         self._ask(unregister=pb.Unregister(group=group))

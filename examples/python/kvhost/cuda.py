@@ -1,0 +1,129 @@
+"""GPU memory for kvhost, by ctypes on the CUDA driver alone: what to tell the host of memory that this process owns."""
+
+from __future__ import annotations
+
+import ctypes as C
+import os
+from dataclasses import dataclass
+from typing import Any
+
+
+class CudaError(RuntimeError):
+    """A call of the CUDA driver failed."""
+
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(f"{call}: CUDA error {code}")
+        self.call, self.code = call, code
+
+
+class _Handle(C.Structure):
+    _fields_ = [("bytes", C.c_ubyte * 64)]
+
+
+class _Location(C.Structure):
+    _fields_ = [("type", C.c_int), ("id", C.c_int)]
+
+
+class _AllocationProp(C.Structure):
+    _fields_ = [
+        ("type", C.c_int),
+        ("handle_types", C.c_int),
+        ("location", _Location),
+        ("win32", C.c_void_p),
+        ("flags", C.c_ubyte * 8),
+    ]
+
+
+class _AccessDesc(C.Structure):
+    _fields_ = [("location", _Location), ("flags", C.c_int)]
+
+
+_PINNED, _POSIX_FD, _ON_DEVICE, _READ_WRITE, _GRANULARITY_MINIMUM = 1, 1, 1, 3, 0
+_driver: Any = None
+
+
+def _cuda() -> Any:
+    global _driver
+    if _driver is None:
+        _driver = C.CDLL("libcuda.so.1")
+        _check("cuInit", 0)
+    return _driver
+
+
+def _check(call: str, *args: Any) -> None:
+    code = getattr(_driver if call == "cuInit" else _cuda(), call)(*args)
+    if code:
+        raise CudaError(call, code)
+
+
+def use_device(ordinal: int = 0) -> None:
+    """Makes the GPU's primary context current on this thread, for programs without a framework that does."""
+    context = C.c_void_p()
+    _check("cuDevicePrimaryCtxRetain", C.byref(context), ordinal)
+    _check("cuCtxSetCurrent", context)
+
+
+def device_uuid(ordinal: int = 0) -> str:
+    """The GPU's UUID, for ``Session(device_uuid=...)``."""
+    raw = (C.c_ubyte * 16)()
+    _check("cuDeviceGetUuid_v2", C.byref(raw), ordinal)
+    h = bytes(raw).hex()
+    return f"GPU-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+
+def synchronize() -> None:
+    """Returns when the context's work so far is done: before a store, and before a load into blocks it still reads."""
+    _check("cuCtxSynchronize")
+
+
+@dataclass(frozen=True)
+class IpcMemory:
+    """Where an address is: the handle of its whole allocation, and how far into it."""
+
+    handle: bytes
+    offset: int
+
+
+def export_ipc(address: int) -> IpcMemory:
+    """Exports memory of cuMemAlloc (a PyTorch tensor's ``data_ptr()``, with expandable segments off)."""
+    handle, base, size = _Handle(), C.c_uint64(), C.c_size_t()
+    _check("cuIpcGetMemHandle", C.byref(handle), C.c_uint64(address))
+    _check("cuMemGetAddressRange_v2", C.byref(base), C.byref(size), C.c_uint64(address))
+    return IpcMemory(bytes(handle.bytes), address - base.value)
+
+
+class VmmMemory:
+    """Device memory made with cuMemCreate, in segments that are mapped one after the other here as in the host."""
+
+    def __init__(self, size: int, *, ordinal: int = 0, segment_bytes: int = 0) -> None:
+        prop = _AllocationProp(type=_PINNED, handle_types=_POSIX_FD, location=_Location(_ON_DEVICE, ordinal))
+        unit = C.c_size_t()
+        _check("cuMemGetAllocationGranularity", C.byref(unit), C.byref(prop), _GRANULARITY_MINIMUM)
+        step = -(-(segment_bytes or size) // unit.value) * unit.value
+        self.size = -(-size // step) * step
+        self.segments: list[tuple[int, int]] = []  # (descriptor, bytes)
+        address = C.c_uint64()
+        _check("cuMemAddressReserve", C.byref(address), C.c_size_t(self.size), C.c_size_t(0), C.c_uint64(0), C.c_uint64(0))
+        self.address: int = address.value
+        for at in range(0, self.size, step):
+            handle, fd = C.c_uint64(), C.c_int()
+            _check("cuMemCreate", C.byref(handle), C.c_size_t(step), C.byref(prop), C.c_uint64(0))
+            _check("cuMemExportToShareableHandle", C.byref(fd), handle, _POSIX_FD, C.c_uint64(0))
+            _check("cuMemMap", C.c_uint64(self.address + at), C.c_size_t(step), C.c_size_t(0), handle, C.c_uint64(0))
+            _check("cuMemRelease", handle)
+            self.segments.append((fd.value, step))
+        access = _AccessDesc(_Location(_ON_DEVICE, ordinal), _READ_WRITE)
+        _check("cuMemSetAccess", C.c_uint64(self.address), C.c_size_t(self.size), C.byref(access), C.c_size_t(1))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """So that ``torch.as_tensor(memory, device="cuda")`` shares it, as bytes."""
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 2}
+
+    def close(self) -> None:
+        """Gives the memory up here. The host's mapping keeps it until it is unregistered."""
+        for fd, _ in self.segments:
+            os.close(fd)
+        self.segments = []
+        _check("cuMemUnmap", C.c_uint64(self.address), C.c_size_t(self.size))
+        _check("cuMemAddressFree", C.c_uint64(self.address), C.c_size_t(self.size))

@@ -1,0 +1,53 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/config"
+)
+
+// openGPUs takes the machine's GPUs into use. Where there is no driver it says so once, and the host serves host memory. A
+// GPU that cannot be used is left out and named.
+func (h *Host) openGPUs() error {
+	if h.cfg.GDS.CUDA == config.CUDAOff {
+		return nil
+	}
+	driver, err := gds.Open(h.log)
+	if err != nil {
+		h.log.Info("no GPU is used, clients can register host memory only", "reason", err)
+		return nil
+	}
+	devices, err := driver.Devices()
+	if err != nil {
+		return fmt.Errorf("list the GPUs: %w", err)
+	}
+	for _, d := range devices {
+		g, err := driver.OpenGPU(d.UUID, gds.Config{Threads: h.cfg.GDS.CopyThreads, Blocks: h.cfg.GDS.CopyBlocks, Lost: h.gpuLost})
+		if err != nil {
+			h.log.Warn("a GPU cannot be used", "gpu", d.UUID.String(), "name", d.Name, "error", err)
+			continue
+		}
+		h.gpus = append(h.gpus, g)
+		if err := h.engine.AddGPU(g); err != nil {
+			h.log.Warn("copies to and from a GPU will be slow", "gpu", d.UUID.String(), "error", err)
+		}
+		h.log.Info("a GPU is used", "gpu", d.UUID.String(), "name", d.Name, "pci", d.PCI, "memory", d.Memory, "cuda", driver.Version(), "copies", g.Mode().String())
+	}
+	return nil
+}
+
+// gpuLost remembers that a GPU went out of service: the host goes on without it, and ends with its error.
+func (h *Host) gpuLost(_ *gds.GPU, err error) {
+	h.lostMu.Lock()
+	defer h.lostMu.Unlock()
+	h.lost = errors.Join(h.lost, err)
+}
+
+// Lost is why GPUs went out of service, nil while none has.
+func (h *Host) Lost() error {
+	h.lostMu.Lock()
+	defer h.lostMu.Unlock()
+	return h.lost
+}
