@@ -88,7 +88,7 @@ func New(info guest.Info) (*Policy, error) {
 // A call does no more of this than so much, whatever comes in its batch: a module has a limit to what it may spend.
 const (
 	movesPerCall = 256 // segments to their buckets of age
-	fitsPerCall  = 4  // rows of the model, after a fit
+	fitsPerCall  = 2   // rows of the model, after a fit
 )
 
 // Events applies a batch.

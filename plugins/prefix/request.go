@@ -205,6 +205,9 @@ func (p *Policy) remember(r *request, e *abi.Event) {
 // expect notes how deep a segment went that the request has walked to where it was cut: what it inserts down to there
 // has been here before.
 func (r *request) expect(s *segment) {
+	if s.short == far {
+		return
+	}
 	switch basePart(s.base) {
 	case partNew, partFound:
 		r.again = int64(s.end) - int64(s.short)
@@ -329,7 +332,7 @@ func (p *Policy) endChain(r *request) {
 	if f := r.found; f != none {
 		own := p.segs[f].end
 		p.segs[f].end = end
-		p.segs[f].short = uint16(min(end-min(own, end), 1<<16-1))
+		p.segs[f].short = uint8(min(end-min(own, end), far))
 		p.classify(r, f, true)
 		p.segs[f].tip = p.slots[p.segs[f].tail].key
 		p.refresh(f)

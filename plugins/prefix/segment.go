@@ -12,15 +12,16 @@ type segment struct {
 	n          uint32 // resident chunks
 	request    uint32
 	end        uint32 // depth of its request's last chunk
-	short      uint16 // end minus the depth of the segment's own deepest chunk, when it was made; saturating
+	short      uint8  // end minus the depth of the segment's own deepest chunk, when it was made; far: that or more
 	base       uint8  // baseline of its hazard
 	level      uint8
 	bucket     uint8 // of age
 	feature    [features]uint8
 	turn       uint8
 	state      uint8
-	_          [3]byte
 }
+
+const far = 255
 
 // State bits of a segment.
 const (
