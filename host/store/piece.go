@@ -56,7 +56,7 @@ func (p *Piece) open() (err error) {
 	if err != nil {
 		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
 	}
-	p.size = info.Size
+	p.size, p.file = info.Size, r.timed(p.file)
 	return nil
 }
 

@@ -302,8 +302,8 @@ func (p *Put) File() (staging.File, error) {
 	if p.temp != "" {
 		f, err := p.inherit()
 		if err == nil {
-			p.file = f
-			return f, nil
+			p.file = r.timed(f)
+			return p.file, nil
 		}
 		r.log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
 		p.removeTemp()
@@ -321,8 +321,8 @@ func (p *Put) File() (staging.File, error) {
 			}
 		}
 		if err == nil {
-			p.file = f
-			return f, nil
+			p.file = r.timed(f)
+			return p.file, nil
 		}
 		if !errors.Is(err, fs.ErrExist) {
 			p.removeTemp() // an open can fail after the file was made

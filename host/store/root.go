@@ -26,6 +26,8 @@ type root struct {
 
 	turn sync.Mutex // held by the one reservation that may evict
 
+	reads, writes speed // of single transfers
+
 	mu       sync.Mutex
 	settled  sync.Cond // on mu: a leaving entry is gone
 	x        *index
@@ -103,5 +105,6 @@ func (r *root) facts(id int) abi.RootFacts {
 	defer r.mu.Unlock()
 	return abi.RootFacts{
 		ID: uint32(id), Flags: abi.RootWritable, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, r.cfg.Capacity-r.used)),
+		ReadBps: r.reads.bps.Load(), WriteBps: r.writes.bps.Load(),
 	}
 }
