@@ -22,6 +22,7 @@ type bench struct {
 	t      testing.TB
 	fs     *staging.FaultFS
 	root   string
+	config store.Config
 	store  *store.Store
 	engine *transfer.Engine
 	queue  *transfer.Queue
@@ -34,14 +35,15 @@ type bench struct {
 
 const poison = 0xa5
 
-func newBench(t testing.TB, geo chunk.Geometry, blocks uint32) *bench {
+func newBench(t testing.TB, geo chunk.Geometry, blocks uint32, change ...func(*store.Config)) *bench {
 	t.Helper()
 	b := &bench{t: t, fs: staging.Faulty(staging.OS()), root: filepath.Join(t.TempDir(), "root"), geo: geo, rng: rand.New(rand.NewPCG(1, 2))}
-	var err error
-	b.store, err = store.Open(context.Background(), store.Config{Roots: []store.RootConfig{{Path: b.root, Capacity: 1 << 30}}, FS: b.fs})
-	if err != nil {
-		t.Fatal(err)
+	b.config = store.Config{Roots: []store.RootConfig{{Path: b.root, Capacity: 1 << 30}}, FS: b.fs}
+	for _, c := range change {
+		c(&b.config)
 	}
+	b.open()
+	var err error
 	b.engine, err = transfer.New(transfer.Config{Threads: 4, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75})
 	if err != nil {
 		t.Fatal(err)
@@ -58,12 +60,6 @@ func newBench(t testing.TB, geo chunk.Geometry, blocks uint32) *bench {
 	if b.queue, err = b.engine.Queue("host"); err != nil {
 		t.Fatal(err)
 	}
-	b.space, err = b.store.Space(context.Background(), &chunk.Namespace{
-		Model: "test", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: geo}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var regions []transfer.HostRegion
 	for _, p := range geo.Planes {
 		stride := int64(p.PageBytes) + 64 // pages do not touch: a copy that runs over is seen
@@ -75,6 +71,21 @@ func newBench(t testing.TB, geo chunk.Geometry, blocks uint32) *bench {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// open starts the store.
+func (b *bench) open() {
+	b.t.Helper()
+	var err error
+	if b.store, err = store.Open(context.Background(), b.config); err != nil {
+		b.t.Fatal(err)
+	}
+	b.space, err = b.store.Space(context.Background(), &chunk.Namespace{
+		Model: "test/model", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: b.geo}},
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 func (b *bench) page(plane int, id uint32) []byte {

@@ -1,0 +1,107 @@
+package transfer_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/plugins/blockmajor"
+	"github.com/kvhost/kvhost/plugins/fanout"
+	"github.com/kvhost/kvhost/plugins/layermajor"
+	"github.com/kvhost/kvhost/plugins/llmd"
+	"github.com/kvhost/kvhost/plugins/striped"
+)
+
+func native[P any](name string, role abi.Role, make func(guest.Info) (P, error)) *policy.Module {
+	return policy.NativeModule(name, []abi.Role{role}, func(i guest.Info) (any, error) { return make(i) })
+}
+
+// TestPlacesAndLayoutsRoundTrip takes chunks through every first-party place and layout policy: stored, found again by
+// their names after a restart, and read back under another layout's reign.
+func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
+	places := map[string]struct {
+		module *policy.Module
+		roots  int
+		named  string // part of each piece's path
+	}{
+		"fanout":  {native("fanout", abi.RolePlace, fanout.New), 1, ".kv"},
+		"llmd":    {native("llmd", abi.RolePlace, llmd.New), 1, "/test_model_"},
+		"striped": {native("striped", abi.RolePlace, striped.New), 3, ".kv"},
+	}
+	layouts := map[string]*policy.Module{
+		"layermajor": native("layermajor", abi.RoleLayout, layermajor.New),
+		"blockmajor": native("blockmajor", abi.RoleLayout, blockmajor.New),
+	}
+	geo := chunk.Uniform(4, 3, 2, 6000)
+	const chunks = 12
+	for place, p := range places {
+		for layout, l := range layouts {
+			t.Run(place+"/"+layout, func(t *testing.T) {
+				b := newBench(t, geo, geo.Blocks*chunks, func(c *store.Config) {
+					c.Policies.Place, c.Policies.Layout = p.module, l
+					for i := 1; i < p.roots; i++ {
+						r := c.Roots[0]
+						r.Path += strings.Repeat("x", i)
+						c.Roots = append(c.Roots, r)
+					}
+				})
+				b.storeChunks(chunks)
+				used := map[string]int{}
+				for _, r := range b.config.Roots {
+					err := filepath.WalkDir(r.Path, func(path string, d os.DirEntry, err error) error {
+						if err == nil && d.Type().IsRegular() && !strings.Contains(path, "/.kvhost/") {
+							used[r.Path]++
+							if !strings.Contains(path, p.named) {
+								t.Errorf("%s is not named as %s names", path, place)
+							}
+						}
+						return err
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				if len(used) != p.roots {
+					t.Errorf("pieces by root: %v, want %d roots in use", used, p.roots)
+				}
+				for now := range layouts { // what was written under one layout is read under any
+					if err := b.store.Close(); err != nil {
+						t.Fatal(err)
+					}
+					b.config.Policies.Layout = layouts[now]
+					b.open()
+					var all []int
+					for n := range chunks {
+						all = append(all, n)
+					}
+					lease := b.lease(all...)
+					if lease.Hits() != chunks {
+						t.Fatalf("%d of %d found after a restart", lease.Hits(), chunks)
+					}
+					b.poison()
+					loads := make([]transfer.LoadChunk, chunks)
+					ids := b.shuffled(int(geo.Blocks) * chunks)
+					for n := range loads {
+						loads[n] = transfer.LoadChunk{Index: n, Blocks: ids[n*int(geo.Blocks) : (n+1)*int(geo.Blocks)]}
+					}
+					if out := b.load(lease, loads, nil); len(out.Failed) > 0 {
+						t.Fatal(out.Failed[0].Err)
+					}
+					for n, c := range loads {
+						if err := b.checkPages(n, c.Blocks); err != nil {
+							t.Error(err)
+						}
+					}
+					lease.Release()
+				}
+			})
+		}
+	}
+}
