@@ -110,9 +110,8 @@ func BenchmarkRefit(b *testing.B) {
 	var m model
 	m.init()
 	for b.Loop() {
-		m.fit()
-		for row := range rows {
-			m.fitRow(row)
+		for step := range fitSteps {
+			m.fit(step)
 		}
 	}
 }

@@ -18,6 +18,8 @@ func (p *Policy) cellOf(s *segment) uint32 {
 func (p *Policy) worth(c uint32) uint32 { return p.model.index[c] }
 
 // play sets a cell's standing and replays its matches.
+//
+//go:noinline
 func (p *Policy) play(c, worth uint32) {
 	t := &p.tree
 	i := leaves + c
@@ -190,16 +192,24 @@ func (p *Policy) advance() bool {
 			if p.moves--; p.moves < 0 {
 				return false
 			}
-			listed := s.is(candidate)
-			p.cellDel(g)
-			p.ageDel(g)
-			p.model.aged(s, b, to)
-			s.bucket = to
-			p.ageAdd(g)
-			if listed {
-				p.cellAdd(g)
-			}
+			p.grow(g, to)
 		}
 	}
 	return true
+}
+
+// grow moves a segment to an older bucket.
+//
+//go:noinline
+func (p *Policy) grow(g uint32, to uint8) {
+	s := &p.segs[g]
+	listed := s.is(candidate)
+	p.cellDel(g)
+	p.ageDel(g)
+	p.model.aged(s, s.bucket, to)
+	s.bucket = to
+	p.ageAdd(g)
+	if listed {
+		p.cellAdd(g)
+	}
 }

@@ -2,14 +2,25 @@ package prefix
 
 import "math/bits"
 
-// fit turns the counts into hazards and weights. The rows are to follow.
-func (m *model) fit() {
-	m.fitHazards()
-	for p := range m.weight {
-		for f := range m.weight[p] {
-			m.fitWeights(p, f)
-		}
+// A fit turns the counts into hazards, weights and indexes. It is done in steps, so that no call takes long.
+const (
+	weightSteps = partLeft * features
+	firstRow    = parts + weightSteps
+	fitSteps    = firstRow + rows
+)
+
+// fit does one step, and returns the row it was about, or -1.
+func (m *model) fit(step int) int {
+	switch {
+	case step < parts:
+		m.fitHazard(step)
+	case step < firstRow:
+		m.fitWeights((step-parts)/features, (step-parts)%features)
+	default:
+		m.fitRow(step - firstRow)
+		return step - firstRow
 	}
+	return -1
 }
 
 // place names the baseline and the weight level of a row.
@@ -20,31 +31,34 @@ func place(row int) (base, level int) {
 	return row - baseLeft*(levels-1), 0
 }
 
-// fitHazards estimates each part's hazard, an age with few observations leaning on the age before it, and each pause
+// fitHazard estimates a part's hazard, an age with few observations leaning on the age before it, and each pause
 // group's, leaning on its part's.
-func (m *model) fitHazards() {
-	for p := 0; p < parts; p++ {
-		first, last := int(partBase(uint8(p), 0)), int(partBase(uint8(p), pauses-1))
-		given := uint64(priorHazard)
-		if p == partOrphan {
-			given = orphanHazard
-		}
-		prior := given
-		for b := 0; b < buckets; b++ {
-			var n, d uint64
-			for base := first; base <= last; base++ {
-				n += m.stays[base][b]
-				d += m.reuses[base][b]
-			}
-			whole := (d*one + priorStays*prior) / (n + priorStays)
-			whole = min(whole, 8*one)
-			for base := first; base <= last; base++ {
-				h := (m.reuses[base][b]*one + pauseStays*whole) / (m.stays[base][b] + pauseStays)
-				m.hazard[base][b] = uint32(min(h, 8*one))
-			}
-			prior = (4*whole + given) / 5
-		}
+func (m *model) fitHazard(p int) {
+	first, last := int(partBase(uint8(p), 0)), int(partBase(uint8(p), pauses-1))
+	given := uint64(priorHazard)
+	if p == partOrphan {
+		given = orphanHazard
 	}
+	prior := given
+	for b := range buckets {
+		whole := m.hazardAt(first, last, b, prior)
+		prior = (4*whole + given) / 5
+	}
+}
+
+// hazardAt is fitHazard at one age: it returns the part's hazard.
+func (m *model) hazardAt(first, last, b int, prior uint64) uint64 {
+	var n, d uint64
+	for base := first; base <= last; base++ {
+		n += m.stays[base][b]
+		d += m.reuses[base][b]
+	}
+	whole := min((d*one+priorStays*prior)/(n+priorStays), 8*one)
+	for base := first; base <= last; base++ {
+		h := (m.reuses[base][b]*one + pauseStays*whole) / (m.stays[base][b] + pauseStays)
+		m.hazard[base][b] = uint32(min(h, 8*one))
+	}
+	return whole
 }
 
 // weightMost bounds a weight and its inverse, as a power of two.
@@ -179,6 +193,8 @@ func (t *logTable) init() {
 }
 
 // of is log2(x) in lgOne; of(0) is 0.
+//
+//go:noinline
 func (t *logTable) of(x uint64) int32 {
 	if x == 0 {
 		return 0

@@ -115,7 +115,9 @@ func (m *model) init() {
 			}
 		}
 	}
-	m.fit()
+	for step := range firstRow {
+		m.fit(step)
+	}
 	for row := range rows {
 		if base, l := place(row); base == 0 || base >= baseLeft {
 			m.fitRow(row)
@@ -143,15 +145,20 @@ func bucketOf(age uint32) uint8 {
 
 // aged books the buckets [from, to) that a segment has outlived.
 func (m *model) aged(s *segment, from, to uint8) {
-	row := &m.effective[s.row()]
-	stays, hazard := &m.stays[s.base], &m.hazard[s.base]
+	m.expect(s, outlive(&m.effective[s.row()], &m.stays[s.base], &m.hazard[s.base], from, to))
+}
+
+// outlive counts the stays and sums what they were expected to give.
+//
+//go:noinline
+func outlive(row *[buckets]uint16, stays *[buckets]uint64, hazard *[buckets]uint32, from, to uint8) uint64 {
 	var sum uint64
 	for b := from; b < to; b++ {
 		e := uint64(row[b])
 		stays[b] += e
 		sum += e * uint64(hazard[b])
 	}
-	m.expect(s, sum/weightOne)
+	return sum / weightOne
 }
 
 // forgotten books a segment that leaves unseen in the middle of its bucket.
@@ -184,6 +191,9 @@ func (m *model) end(part int, reuses uint32) {
 	}
 }
 
+// expect books reuses that were expected of a segment.
+//
+//go:noinline
 func (m *model) expect(s *segment, e uint64) {
 	if p := basePart(s.base); p < partLeft {
 		for f, v := range s.feature {
@@ -216,6 +226,8 @@ func (m *model) halve(part int) {
 }
 
 // level is the weight level of a segment's features.
+//
+//go:noinline
 func (m *model) level(s *segment) uint8 {
 	p := basePart(s.base)
 	if p >= partLeft {

@@ -38,7 +38,7 @@ func (p *Policy) insertNext(e *abi.Event) bool {
 		return false
 	}
 	seg, q := &p.segs[r.seg], &p.slots[e.Parent]
-	if !r.open || !r.begun || seg.tail != e.Parent || !seg.is(candidate) || seg.n&(seg.n+1) == 0 || p.partOf(r.seg) != partNew {
+	if !r.open || !r.begun || seg.tail != e.Parent || !seg.is(candidate) || p.partOf(r.seg) != partNew {
 		return false
 	}
 	if q.fan != 0 || e.Key == r.tip || int64(e.Depth) <= r.again || int64(e.Depth) <= r.shares || p.hash[p.ghostHash(e.Key)] != none {
@@ -50,5 +50,8 @@ func (p *Policy) insertNext(e *abi.Event) bool {
 	seg.n++
 	r.last, r.up, r.above = e.Slot, false, 0
 	p.latest = r.seg
+	if seg.n&(seg.n-1) == 0 && seg.n >= 4 {
+		p.classify(r, r.seg, false)
+	}
 	return true
 }

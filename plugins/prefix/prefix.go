@@ -15,7 +15,7 @@ type Policy struct {
 	ended  uint32 // requests that ended
 	due    uint32 // requests at which the model is fitted again
 	moves  int    // segments that this call may still move
-	fitted int    // rows that follow the last fit
+	fitted int    // steps done of the latest fit
 
 	slots            []slot
 	segs             []segment
@@ -61,34 +61,53 @@ func New(info guest.Info) (*Policy, error) {
 	hashBits := bits.Len32(pool - 1)
 	p.hashShift = uint8(64 - hashBits)
 	p.hash = make([]uint32, 1<<hashBits)
-	for i := range p.hash {
-		p.hash[i] = none
-	}
-	for i := range p.slots {
-		p.slots[i].seg, p.slots[i].parent = none, none
-	}
-	p.free = none
-	for g := int(pool) - 1; g >= 0; g-- {
-		p.segs[g].right = p.free
-		p.free = uint32(g)
-	}
-	for i := range p.ages {
-		p.ages[i] = cell{none, none}
-	}
-	for i := range p.cells {
-		p.cells[i] = cell{none, none}
-	}
-	for i := range p.tree {
-		p.tree[i] = never
-	}
+	clearWords(p.hash)
+	clearSlots(p.slots)
+	p.free = chainFree(p.segs)
+	clearCells(p.ages[:])
+	clearCells(p.cells[:])
+	clearWords(p.tree[:])
 	p.model.init()
 	return p, nil
 }
 
+// Loops of their own, since a module's meter charges the length of the whole function at each turn.
+
+//go:noinline
+func clearWords(w []uint32) {
+	for i := range w {
+		w[i] = none
+	}
+}
+
+//go:noinline
+func clearCells(c []cell) {
+	for i := range c {
+		c[i] = cell{none, none}
+	}
+}
+
+//go:noinline
+func clearSlots(s []slot) {
+	for i := range s {
+		s[i].seg, s[i].parent = none, none
+	}
+}
+
+//go:noinline
+func chainFree(s []segment) uint32 {
+	free := none
+	for g := len(s) - 1; g >= 0; g-- {
+		s[g].right = free
+		free = uint32(g)
+	}
+	return free
+}
+
 // A call does no more of this than so much, whatever comes in its batch: a module has a limit to what it may spend.
 const (
-	movesPerCall = 256 // segments to their buckets of age
-	fitsPerCall  = 2   // rows of the model, after a fit
+	movesPerCall = 32 // segments to their buckets of age
+	fitsPerCall  = 1  // steps of a fit
 )
 
 // Events applies a batch.
@@ -139,9 +158,10 @@ func (p *Policy) Events(batch []abi.Event) {
 			p.refresh(s.seg)
 		}
 	}
-	for n := 0; n < fitsPerCall && p.fitted < rows; n++ {
-		p.model.fitRow(p.fitted)
-		p.replay(p.fitted)
+	for n := 0; n < fitsPerCall && p.fitted < fitSteps; n++ {
+		if row := p.model.fit(p.fitted); row >= 0 {
+			p.replay(row)
+		}
 		p.fitted++
 	}
 }
@@ -177,7 +197,6 @@ func (p *Policy) endRequest(id uint32) {
 	p.age()
 	if p.ended++; p.ended >= p.due {
 		p.due = p.ended + min(fitLast, max(fitFirst, p.ended/8))
-		p.model.fit()
 		p.fitted = 0
 	}
 }

@@ -245,7 +245,7 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 	}
 	s.end, s.short = max(s.end, p.slots[i].depth), 0
 	r.last = i
-	if (part == partNew || part == partFound && s.n == 1) && s.n&(s.n-1) == 0 {
+	if (part == partNew || part == partFound) && s.n == 1 {
 		p.classify(r, g, false)
 	}
 	p.refresh(g)
@@ -255,6 +255,8 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 func (p *Policy) partOf(g uint32) uint8 { return uint8(basePart(p.segs[g].base)) }
 
 // anySegment is a segment to join when there is no room for another: the latest, or the next that has chunks.
+//
+//go:noinline
 func (p *Policy) anySegment() uint32 {
 	g := p.latest
 	for g == none || p.segs[g].state&(live|ghost) != live {

@@ -97,6 +97,9 @@ func (p *Policy) ghostHash(key uint64) uint32 {
 	return uint32(key * 0x9E3779B97F4A7C15 >> p.hashShift)
 }
 
+// ghostFind is the ghost of a segment whose shallowest chunk has that key, or none.
+//
+//go:noinline
 func (p *Policy) ghostFind(key uint64) uint32 {
 	g := p.hash[p.ghostHash(key)]
 	for g != none && p.segs[g].key != key {
