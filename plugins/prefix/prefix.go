@@ -106,7 +106,7 @@ func chainFree(s []segment) uint32 {
 
 // A call does no more of this than so much, whatever comes in its batch: a module has a limit to what it may spend.
 const (
-	movesPerCall = 32 // segments to their buckets of age
+	movesPerCall = 48 // segments to their buckets of age
 	fitsPerCall  = 1  // steps of a fit
 )
 
@@ -158,6 +158,9 @@ func (p *Policy) Events(batch []abi.Event) {
 			p.refresh(s.seg)
 		}
 	}
+	if p.now-p.moved >= moveEvery && p.advance() {
+		p.moved = p.now
+	}
 	for n := 0; n < fitsPerCall && p.fitted < fitSteps; n++ {
 		if row := p.model.fit(p.fitted); row >= 0 {
 			p.replay(row)
@@ -178,14 +181,6 @@ func (p *Policy) tick(t uint64) {
 	if int32(now-p.now) > 0 {
 		p.now = now
 	}
-	p.age()
-}
-
-// age moves the segments to their buckets of age, now and then.
-func (p *Policy) age() {
-	if p.now-p.moved >= moveEvery && p.advance() {
-		p.moved = p.now
-	}
 }
 
 // endRequest closes a request. Each moves the clock by a tick at least, so that a stream without times ages too.
@@ -194,7 +189,6 @@ func (p *Policy) endRequest(id uint32) {
 		p.endChain(r)
 	}
 	p.now++
-	p.age()
 	if p.ended++; p.ended >= p.due {
 		p.due = p.ended + min(fitLast, max(fitFirst, p.ended/8))
 		p.fitted = 0
