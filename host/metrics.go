@@ -75,6 +75,7 @@ func newCollector(h *Host) *collector {
 			"calls":   desc("policy_calls_total", "Calls into a policy.", "role", "module", "digest"),
 			"records": desc("policy_records_total", "Records handed to a policy.", "role", "module", "digest"),
 			"seconds": desc("policy_seconds_total", "Time spent in a policy.", "role", "module", "digest"),
+			"fuel":    desc("policy_fuel_total", "Fuel that a policy used, about one unit per instruction; 0 when native.", "role", "module", "digest"),
 			"faults":  desc("policy_faults_total", "Faults of a policy.", "role", "module", "digest"),
 		},
 	}
@@ -109,6 +110,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		send(c.policy["calls"], prometheus.CounterValue, float64(p.Calls), labels...)
 		send(c.policy["records"], prometheus.CounterValue, float64(p.Records), labels...)
 		send(c.policy["seconds"], prometheus.CounterValue, p.Time.Seconds(), labels...)
+		send(c.policy["fuel"], prometheus.CounterValue, float64(p.Fuel), labels...)
 		send(c.policy["faults"], prometheus.CounterValue, float64(p.Faults), labels...)
 	}
 	send(c.sessions, prometheus.GaugeValue, float64(ss.Sessions))

@@ -35,6 +35,7 @@ func policyStats(st *store.Stats) []policy.Stats {
 		evict.Calls += r.Evict.Calls
 		evict.Records += r.Evict.Records
 		evict.Time += r.Evict.Time
+		evict.Fuel += r.Evict.Fuel
 		evict.Faults += r.Evict.Faults
 	}
 	return []policy.Stats{evict, st.Admit, st.Place, st.Layout}

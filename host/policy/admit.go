@@ -103,7 +103,7 @@ func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 	}
 	copy(args, batch)
 	a.in.now = batch[n-1].Time
-	got, ok, err := a.in.count(&a.admit, uint64(n), abi.CandidateSize, int(n))
+	got, ok, err := a.in.count(&a.admit, uint64(n), abi.CandidateSize, int(n), a.m.code.fuel.of(int(n)))
 	if err != nil {
 		return err
 	}

@@ -101,7 +101,7 @@ func TestFaultyEvict(t *testing.T) {
 		{"overlap", evict.with(abi.ExportBuffer, "ii>i", i32(4096)), abi.ExportBuffer, "overlap those of kind"},
 		{"refuses", evict.with(abi.ExportInit, "i>i", i32(-1)), abi.ExportInit, "refused its settings with status -1"},
 		{"initialize traps", evict.with(abi.ExportInitialize, ">", unreachable), abi.ExportInitialize, "unreachable"},
-		{"recursion", evict.with(abi.ExportStep, "ii>I", i32(0), i32(0), call(4)), abi.ExportStep, "stack overflow"},
+		{"recursion", evict.with(abi.ExportStep, "ii>I", i32(0), i32(0), call(4)), abi.ExportStep, "used up its fuel"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m, err := openBytes(t, c.mod.bytes(), Options{})

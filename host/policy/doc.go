@@ -26,9 +26,22 @@
 //
 // It is wazero's own way to stop a guest. It costs about 500 ns and three allocations per call and a call into Go per
 // loop iteration, and it does not stop recursion without loops. Since a guest cannot be preempted, a spinning one also
-// holds up the garbage collector and with it every transfer; a deadline that is looked at later would be too late. The
-// bound is to come from counting instructions in the module itself, set before each call at the one place that makes them.
-// Until then a module is trusted to return, though not to answer well.
+// holds up the garbage collector and with it every transfer; a deadline that is looked at later would be too late. So
+// modules count for themselves: package meter rewrites them, and the one place that makes calls sets the fuel before each.
+// It costs 2 to 5 % of a batch of events. What the host does at a guest's word (logging, random bytes) is charged there.
+//
+// # Why the original is compiled before it is rewritten
+//
+// What the meter adds has an index that a module could name beforehand. Such a module is not valid by itself, and would
+// be afterwards. The interpreter's compiler is the validator, because it takes a tenth of the other's time.
+//
+// # How much fuel
+//
+// A call gets so much, and so much per record on top: see fuel.go. Measured with the first-party policies, all in Go, over
+// the example trace and a production trace: 256 events take lru 0.5 million, wtinylfu, the busiest of the classic ones, 1.8
+// million; a path takes fanout 10,000. Go guests use ten units where C uses one, because their functions are one big switch
+// that is charged in coarse steps. A module that needs more than the default says so in its manifest, up to 5 million for a
+// call; beyond that the operator must.
 //
 // # Why an instance dies of its first fault
 //

@@ -25,6 +25,8 @@ var (
 	// ErrFault: the guest trapped, answered with a negative status, or gave an answer that breaks the contract. The
 	// instance is gone; a [Fault] carries the details.
 	ErrFault = errors.New("policy: fault")
+	// ErrFuel: the call needed more fuel than it was given. It comes in a [Fault].
+	ErrFuel = errors.New("policy: out of fuel")
 	// ErrClosed: the role was closed.
 	ErrClosed = errors.New("policy: closed")
 	// ErrNamespace: the namespace was not announced, or its id is out of range.

@@ -104,7 +104,7 @@ func (e *Evict) Flush() error {
 		return nil
 	}
 	e.in.now = e.buf[e.n-1].Time
-	if _, err := e.in.status(&e.events, uint64(e.n), abi.EventSize, e.n); err != nil {
+	if _, err := e.in.status(&e.events, uint64(e.n), abi.EventSize, e.n, e.m.code.fuel.of(e.n)); err != nil {
 		return e.drop(err)
 	}
 	if err := e.rebind(); err != nil {
@@ -151,7 +151,8 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	if e.n > 0 {
 		e.in.now = e.buf[e.n-1].Time
 	}
-	n, ok, err := e.in.count(&e.step, uint64(e.n), abi.EventSize, e.n)
+	// What an answer takes follows from what it must pass over, not from how much is asked for.
+	n, ok, err := e.in.count(&e.step, uint64(e.n), abi.EventSize, e.n, e.m.code.fuel.of(e.n+maxVictims))
 	if err != nil {
 		return 0, err
 	}

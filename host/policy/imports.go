@@ -37,6 +37,7 @@ func (f hostFunction) Call(ctx context.Context, _ api.Module, stack []uint64) {
 	if !ok {
 		panic("policy: a guest function was not called through its instance")
 	}
+	in.charge(importFuel)
 	f.call(in, stack)
 }
 
@@ -55,7 +56,13 @@ func wasmTypes(sig string) []api.ValueType {
 // Bounds of what a guest can say.
 const (
 	maxTextBytes = 1024
-	logBurst     = 64 // lines per instance and second
+	logBurst     = 64 // lines per module and second
+)
+
+// What calls into the host cost the guest: about what the same time in the guest would.
+const (
+	importFuel = 200
+	lineFuel   = 10_000 // a line that is logged
 )
 
 var logLevels = [...]slog.Level{

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
+	metering "github.com/kvhost/kvhost/host/policy/meter"
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
@@ -24,6 +25,7 @@ type instance struct {
 	ctx   context.Context // carries the instance to host functions
 	mod   api.Module
 	mem   api.Memory
+	fuel  api.MutableGlobal // nil when not metered
 	stack [3]uint64
 	bufs  [abi.BufferKinds]buffer
 	names export // kv_namespace, or none
@@ -34,8 +36,6 @@ type instance struct {
 	ticks uint64 // readings of the stub's clock
 	said  []byte // the guest's words for a fault
 	line  []byte // output that has no line break yet
-	lines int    // logged in this second
-	quiet time.Time
 }
 
 type buffer struct{ ptr, size uint32 }
@@ -81,6 +81,7 @@ func (m *Module) instantiate(ctx context.Context, s *settings, t *meter) (*insta
 		return nil, fmt.Errorf("%w: %s: cannot start: %w", ErrBadModule, m.name, err)
 	}
 	in.mem = in.mod.Memory()
+	in.fuel, _ = in.mod.ExportedGlobal(metering.Global).(api.MutableGlobal)
 	if err := in.start(s, config); err != nil {
 		in.close()
 		return nil, err
@@ -90,7 +91,7 @@ func (m *Module) instantiate(ctx context.Context, s *settings, t *meter) (*insta
 
 func (in *instance) start(s *settings, config string) error {
 	if f := in.export(abi.ExportInitialize); f.fn != nil {
-		if err := in.call(&f, 0, 0, setup); err != nil {
+		if err := in.call(&f, 0, 0, setup, setupFuel); err != nil {
 			return err
 		}
 	}
@@ -111,7 +112,7 @@ func (in *instance) start(s *settings, config string) error {
 	}
 	copy(b[abi.InfoSize:], config)
 	f := in.export(abi.ExportInit)
-	if err := in.call(&f, uint64(size), 0, setup); err != nil {
+	if err := in.call(&f, uint64(size), 0, setup, setupFuel+slotSetupFuel*uint64(s.maxSlots)); err != nil {
 		return err
 	}
 	if status := abi.Status(int32(uint32(in.stack[0]))); status != abi.StatusOK {
@@ -127,8 +128,8 @@ func (in *instance) export(name string) export {
 	return export{name, in.mod.ExportedFunction(name)}
 }
 
-// call is where the host enters guest code. The result is left in in.stack[0].
-func (in *instance) call(f *export, a, b uint64, records int) error {
+// call is where the host enters guest code, which may spend so much fuel. The result is left in in.stack[0].
+func (in *instance) call(f *export, a, b uint64, records int, fuel uint64) error {
 	if in.dead != nil {
 		return in.dead
 	}
@@ -136,9 +137,19 @@ func (in *instance) call(f *export, a, b uint64, records int) error {
 		in.said = in.said[:0]
 	}
 	in.stack[0], in.stack[1] = a, b
+	if in.fuel != nil {
+		in.fuel.Set(fuel)
+	}
 	start := in.meter.begin(records)
 	err := f.fn.CallWithStack(in.ctx, in.stack[:])
 	in.meter.done(start)
+	if in.fuel != nil {
+		left := int64(in.fuel.Get())
+		in.meter.spend(fuel - uint64(max(0, left)))
+		if left < 0 {
+			return in.spent(f.name, fuel, err)
+		}
+	}
 	if err != nil {
 		return in.trap(f.name, err)
 	}
@@ -146,16 +157,16 @@ func (in *instance) call(f *export, a, b uint64, records int) error {
 }
 
 // status calls an export that answers with a status. ok is false when the guest leaves the answer to the host.
-func (in *instance) status(f *export, a, b uint64, records int) (ok bool, err error) {
-	if err := in.call(f, a, b, records); err != nil {
+func (in *instance) status(f *export, a, b uint64, records int, fuel uint64) (ok bool, err error) {
+	if err := in.call(f, a, b, records, fuel); err != nil {
 		return false, err
 	}
 	return in.judge(f, abi.Status(int32(uint32(in.stack[0]))))
 }
 
 // count calls an export that answers with status and count.
-func (in *instance) count(f *export, a, b uint64, records int) (n uint32, ok bool, err error) {
-	if err := in.call(f, a, b, records); err != nil {
+func (in *instance) count(f *export, a, b uint64, records int, fuel uint64) (n uint32, ok bool, err error) {
+	if err := in.call(f, a, b, records, fuel); err != nil {
 		return 0, false, err
 	}
 	status, n := abi.Unpack(in.stack[0])
@@ -175,7 +186,7 @@ func (in *instance) judge(f *export, status abi.Status) (bool, error) {
 // buffer asks the guest for room.
 func (in *instance) buffer(kind int, size uint32) error {
 	f := in.export(abi.ExportBuffer)
-	if err := in.call(&f, uint64(kind), uint64(size), setup); err != nil {
+	if err := in.call(&f, uint64(kind), uint64(size), setup, setupFuel); err != nil {
 		return err
 	}
 	if uint32(in.stack[0]) == 0 {
@@ -202,7 +213,7 @@ func (in *instance) accept(f *export, kind int, size uint32) error {
 // offer asks for room that the guest may do without.
 func (in *instance) offer(kind int, size uint32) error {
 	f := in.export(abi.ExportBuffer)
-	if err := in.call(&f, uint64(kind), uint64(size), setup); err != nil {
+	if err := in.call(&f, uint64(kind), uint64(size), setup, setupFuel); err != nil {
 		return err
 	}
 	if in.stack[0] == 0 {
@@ -241,7 +252,7 @@ func (in *instance) namespace(id uint32, text string) error {
 		return err
 	}
 	copy(b, text)
-	_, err = in.status(&in.names, uint64(id), uint64(size), setup)
+	_, err = in.status(&in.names, uint64(id), uint64(size), setup, maxFuel+textFuel*uint64(size))
 	return err
 }
 
@@ -256,6 +267,28 @@ func (in *instance) trap(name string, err error) error {
 	fault := in.fault(name, text, err)
 	fault.Stack = strings.TrimSpace(stack)
 	return fault
+}
+
+// spent turns a call that wanted more fuel than it had into a fault. wazero calls it unreachable code.
+func (in *instance) spent(name string, fuel uint64, err error) error {
+	fault := in.fault(name, fmt.Sprintf("used up its fuel of %d", fuel), ErrFuel)
+	if err != nil {
+		_, stack, _ := strings.Cut(err.Error(), "wasm stack trace:")
+		fault.Stack = strings.TrimSpace(stack)
+	}
+	return fault
+}
+
+// charge takes fuel for work that the host does at the guest's word, and ends the call when there is too little.
+func (in *instance) charge(n uint64) {
+	if in.fuel == nil {
+		return
+	}
+	left := int64(in.fuel.Get()) - int64(n)
+	in.fuel.Set(uint64(left))
+	if left < 0 {
+		panic(ErrFuel) // wazero makes it the call's error
+	}
 }
 
 // fault ends the instance: a guest that broke the contract once has a state that nobody knows.
@@ -290,13 +323,14 @@ func (in *instance) log(level slog.Level, text string) {
 	if !in.m.log.Enabled(context.Background(), level) {
 		return
 	}
-	if now := time.Now(); now.Sub(in.quiet) >= time.Second {
-		in.quiet, in.lines = now, 0
+	dropped, ok := in.m.lines.take(time.Now())
+	if dropped > 0 {
+		in.m.log.Warn("lines of the policy were dropped", "lines", dropped, "most_per_second", logBurst)
 	}
-	if in.lines++; in.lines > logBurst {
-		return
+	if ok {
+		in.charge(lineFuel)
+		in.m.log.Log(context.Background(), level, strings.ToValidUTF8(text, "?"))
 	}
-	in.m.log.Log(context.Background(), level, strings.ToValidUTF8(text, "?"))
 }
 
 // random is splitmix64.

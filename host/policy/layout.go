@@ -114,7 +114,8 @@ func (l *Layout) segments(h abi.LayoutHeader, planes []abi.Plane, nsText string)
 	}
 	*(*abi.LayoutHeader)(unsafe.Pointer(&args[0])) = h
 	copy(unsafe.Slice((*abi.Plane)(unsafe.Pointer(&args[abi.LayoutHeaderSize])), len(planes)), planes)
-	n, ok, err := l.in.count(&l.call, uint64(len(planes)), abi.PlaneSize, len(planes))
+	n, ok, err := l.in.count(&l.call, uint64(len(planes)), abi.PlaneSize, len(planes),
+		l.m.code.fuel.most+pageFuel*uint64(len(planes))*uint64(h.Blocks))
 	if err != nil {
 		return nil, err
 	}

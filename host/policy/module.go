@@ -20,8 +20,12 @@ type Options struct {
 	Grants []string
 	// MemoryPages lowers the manifest's limit of 64 KiB pages; 0 leaves it.
 	MemoryPages uint32
+	// Fuel bounds what calls may execute.
+	Fuel Fuel
 	// Cache shares compiled code between modules that are opened more than once; optional.
 	Cache wazero.CompilationCache
+
+	unmetered bool // for benchmarks, as the baseline
 }
 
 // Module is a policy that was loaded, checked and compiled: the source of instances for its roles. It is safe for
@@ -33,6 +37,7 @@ type Module struct {
 	known    bool // manifest is the module's own: settings are checked against it
 	roles    [abi.Roles]bool
 	log      *slog.Logger
+	lines    lineLimit
 
 	make func(guest.Info) (any, error) // native
 	code *code                         // wasm

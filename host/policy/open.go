@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
+	metering "github.com/kvhost/kvhost/host/policy/meter"
 	"github.com/kvhost/kvhost/plugins/dist"
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
@@ -28,6 +29,7 @@ type code struct {
 	compiled wazero.CompiledModule
 	scan     *scan
 	counters []atomic.Int64
+	fuel     budgets
 }
 
 func (c *code) close(ctx context.Context) error { return c.runtime.Close(ctx) }
@@ -112,10 +114,16 @@ func load(ctx context.Context, name string, bytes []byte, opt Options) (*Module,
 	}
 	sum := sha256.Sum256(bytes)
 	m.digest = hex.EncodeToString(sum[:])
+	if !opt.unmetered {
+		if bytes, err = metered(ctx, bytes, pages); err != nil {
+			return nil, bad(err)
+		}
+	}
 	m.code, err = compile(ctx, bytes, pages, s, opt.Cache)
 	if err != nil {
 		return nil, bad(err)
 	}
+	m.code.fuel = opt.Fuel.budgets(m.manifest.Fuel)
 	m.code.counters = make([]atomic.Int64, len(m.manifest.Counters))
 	return m, nil
 }
@@ -148,9 +156,21 @@ func (m *Module) describe(s *scan) error {
 	return nil
 }
 
+// metered gives the form of a module that counts what it executes. The original is validated first, because a module
+// that names what the meter is about to add would be valid afterwards, and could refill itself. The interpreter does this
+// at a tenth of the compiler's price; its own form of the code is thrown away.
+func metered(ctx context.Context, bytes []byte, pages uint32) ([]byte, error) {
+	r := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false))
+	_, err := r.CompileModule(ctx, bytes)
+	if err = errors.Join(err, r.Close(ctx)); err != nil {
+		return nil, err
+	}
+	return metering.Inject(bytes, metering.DefaultLimits())
+}
+
 // compile makes a runtime for one module: modules must not see each other's memory and exports.
 func compile(ctx context.Context, bytes []byte, pages uint32, s *scan, cache wazero.CompilationCache) (*code, error) {
-	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(pages).WithDebugInfoEnabled(true)
+	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
 	if cache != nil {
 		config = config.WithCompilationCache(cache)
 	}

@@ -125,7 +125,7 @@ func (p *guestPlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool,
 		return none(err)
 	}
 	args[0] = *q
-	n, ok, err := p.in.count(&p.place, 1, abi.PlaceQuerySize, 1)
+	n, ok, err := p.in.count(&p.place, 1, abi.PlaceQuerySize, 1, p.in.m.code.fuel.of(1))
 	if err != nil || !ok {
 		return none(err)
 	}
@@ -153,7 +153,7 @@ func (p *guestPlacer) identity(path []byte) (abi.PathIdentity, bool, error) {
 	}
 	*(*abi.PathRef)(unsafe.Pointer(&b[0])) = abi.PathRef{Off: abi.PathRefSize, Len: uint32(len(path))}
 	copy(b[abi.PathRefSize:], path)
-	n, ok, err := p.in.count(&p.unplace, 1, abi.PathRefSize, 1)
+	n, ok, err := p.in.count(&p.unplace, 1, abi.PathRefSize, 1, p.in.m.code.fuel.of(1))
 	if err != nil || !ok {
 		return abi.PathIdentity{}, false, err
 	}

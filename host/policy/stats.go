@@ -15,6 +15,7 @@ type Stats struct {
 	Calls   uint64        // crossings into the guest
 	Records uint64        // events, candidates, queries or planes handed over
 	Time    time.Duration // spent in the guest; short calls are sampled
+	Fuel    uint64        // that modules used, about one unit per instruction; 0 when native
 	Faults  uint64
 }
 
@@ -24,6 +25,7 @@ type meter struct {
 	calls   atomic.Uint64
 	records atomic.Uint64
 	nanos   atomic.Int64
+	fuel    atomic.Uint64
 	faults  atomic.Uint64
 }
 
@@ -63,9 +65,11 @@ func (t *meter) done(c timing) {
 	}
 }
 
+func (t *meter) spend(fuel uint64) { t.fuel.Add(fuel) }
+
 func (t *meter) stats(m *Module, role abi.Role) Stats {
 	return Stats{
 		Role: role, Module: m.name, Digest: m.digest,
-		Calls: t.calls.Load(), Records: t.records.Load(), Time: time.Duration(t.nanos.Load()), Faults: t.faults.Load(),
+		Calls: t.calls.Load(), Records: t.records.Load(), Time: time.Duration(t.nanos.Load()), Fuel: t.fuel.Load(), Faults: t.faults.Load(),
 	}
 }

@@ -83,6 +83,7 @@ func wasiRandom(in *instance, stack []uint64) uint64 {
 	if !ok {
 		return errnoFault
 	}
+	in.charge(uint64(len(b)))
 	for len(b) > 0 {
 		var word [8]byte
 		binary.LittleEndian.PutUint64(word[:], in.random())
@@ -107,6 +108,7 @@ func wasiWrite(in *instance, stack []uint64) uint64 {
 		if !ok1 || !ok2 || !ok3 {
 			return errnoFault
 		}
+		in.charge(importFuel + 8*uint64(len(b)))
 		in.print(b)
 		written += uint64(n)
 	}

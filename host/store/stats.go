@@ -102,6 +102,7 @@ func addStats(a, b policy.Stats) policy.Stats {
 	b.Calls += a.Calls
 	b.Records += a.Records
 	b.Time += a.Time
+	b.Fuel += a.Fuel
 	b.Faults += a.Faults
 	return b
 }

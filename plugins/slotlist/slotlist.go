@@ -177,16 +177,28 @@ func (l *List) Unpin(slot uint32) {
 	n.state &^= pinned | passed
 }
 
+// maxPassed is how many slots one call of Victims passes over: a call must end soon, also when a hundred thousand slots
+// at the back are pinned.
+const maxPassed = 4096
+
 // Victims writes the oldest unpinned slots to dst: as many as it takes to free ask.Bytes, at most ask.MaxVictims, and
 // only those of ask.Tenant when it names one. Slots pinned at the back are visited once, not once per call; another
-// tenant's older slots are walked over each time.
+// tenant's older slots are walked over each time. After passing over maxPassed slots it answers what it has.
 func (l *List) Victims(ask abi.Ask, dst []uint32) int {
 	limit := min(uint64(ask.MaxVictims), uint64(len(dst)))
 	var n, freed uint64
+	left := maxPassed
 	run := true // every slot behind this one is pinned
 	for s := l.nodes[l.done].newer; s != l.root && n < limit && freed < ask.Bytes; s = l.nodes[s].newer {
 		v := &l.nodes[s]
-		if v.state&pinned != 0 {
+		if other := ask.Tenant != abi.None && v.tenant != ask.Tenant; other || v.state&pinned != 0 {
+			if left--; left < 0 {
+				break
+			}
+			if v.state&pinned == 0 {
+				run = false
+				continue
+			}
 			if run {
 				v.state |= passed
 				l.done = s
@@ -194,9 +206,6 @@ func (l *List) Victims(ask abi.Ask, dst []uint32) int {
 			continue
 		}
 		run = false
-		if ask.Tenant != abi.None && v.tenant != ask.Tenant {
-			continue
-		}
 		dst[n] = s
 		n++
 		freed += uint64(v.state&sizeMask) * abi.SizeUnit

@@ -101,6 +101,11 @@ func TestPinnedRunIsWalkedOnce(t *testing.T) {
 	}
 	dst := make([]uint32, 1)
 	ask := abi.Ask{Bytes: 1, MaxVictims: 1, Tenant: abi.None}
+	for range slots / maxPassed {
+		if n := l.Victims(ask, dst); n != 0 {
+			t.Errorf("a call passed over more than %d slots", maxPassed)
+		}
+	}
 	l.Victims(ask, dst)
 	if l.done != slots-2 {
 		t.Errorf("the walk would start again at slot %d", l.done)

@@ -1,7 +1,5 @@
 package meter
 
-import "fmt"
-
 // bodyRewriter charges one function.
 type bodyRewriter struct {
 	global  uint32 // index of the fuel global
@@ -52,45 +50,17 @@ func (w *bodyRewriter) settle() {
 	w.out = append(w.out, opI64Const, 0, opI64LtS, opIf, blockEmpty, opUnreachable, opEnd)
 }
 
-// regions walks a body and gives, for the function and for each loop in order of appearance, how many instructions it
-// holds outside loops nested in it.
-func regions(code []byte) ([]uint64, error) {
-	counts := []uint64{1}
-	stack := []int{0} // the region of each open block
-	r := reader{b: code}
-	for len(stack) > 0 {
-		in := r.next()
-		if r.err != nil {
-			return nil, r.err
-		}
-		region := stack[len(stack)-1]
-		counts[region]++
-		switch in.op {
-		case opBlock, opIf:
-			stack = append(stack, region)
-		case opLoop:
-			counts = append(counts, 1)
-			stack = append(stack, len(counts)-1)
-		case opEnd:
-			stack = stack[:len(stack)-1]
-		}
-	}
-	if !r.done() {
-		return nil, fmt.Errorf("%w: %d bytes after a function's end", ErrMalformed, len(code)-r.at)
-	}
-	return counts, nil
-}
-
 // rewriteBody charges one body: code is its expression, without the locals.
 func (w *bodyRewriter) rewriteBody(code []byte, locals uint64) error {
-	counts, err := regions(code)
+	p, err := plan(code, locals/8)
 	if err != nil {
 		return err
 	}
-	w.charge(counts[0] + locals/8)
-	next := 1
+	if p.entry > 0 {
+		w.charge(p.entry)
+	}
 	r := reader{b: code}
-	for !r.done() {
+	for next := 0; !r.done(); {
 		in := r.next()
 		switch in.op {
 		case opMemoryGrow:
@@ -104,8 +74,8 @@ func (w *bodyRewriter) rewriteBody(code []byte, locals uint64) error {
 			}
 		}
 		w.out = append(w.out, code[in.lo:in.hi]...)
-		if in.op == opLoop {
-			w.charge(counts[next])
+		for next < len(p.rest) && p.rest[next].at == in.hi {
+			w.charge(p.rest[next].units)
 			next++
 		}
 	}

@@ -9,6 +9,10 @@ const (
 	opLoop        = 0x03
 	opIf          = 0x04
 	opEnd         = 0x0b
+	opBranch      = 0x0c
+	opBranchIf    = 0x0d
+	opBranchTable = 0x0e
+	opReturn      = 0x0f
 	opLocalGet    = 0x20
 	opLocalTee    = 0x22
 	opGlobalGet   = 0x23
@@ -204,4 +208,35 @@ func (r *reader) simdImmediates(sub uint32) {
 	default:
 		r.unknown("opcode 0xfd %d (relaxed SIMD or later)", sub)
 	}
+}
+
+// cost is what an instruction is charged: about what it takes at worst in units of a simple one. Loads count for a cache
+// that misses, the rest by what the compiler makes of them.
+func (in *instruction) cost() uint64 {
+	switch op := in.op; {
+	case op >= 0x28 && op <= 0x35: // loads
+		return 8
+	case op >= 0x36 && op <= 0x3e: // stores
+		return 4
+	case op == 0x10, op == 0x11: // calls
+		return 4
+	case op >= 0x6d && op <= 0x70, op >= 0x7f && op <= 0x82: // integer division
+		return 8
+	case op == 0x91, op == 0x9f, op == 0x95, op == 0xa3: // square roots and divisions
+		return 8
+	case op == opMemoryGrow:
+		return 500
+	case op == opPrefixMisc && in.sub == miscTableGrow:
+		return 500
+	case op == opPrefixMisc && in.sub >= miscMemoryInit:
+		return 20
+	case op == opPrefixSIMD:
+		return 8
+	}
+	return 1
+}
+
+// plain says that an instruction neither branches nor calls, nor opens a block, nor pays by itself.
+func (in *instruction) plain() bool {
+	return in.op <= 0x01 || in.op >= 0x1a && in.op <= 0x3f || in.op >= opI32Const && in.op < opPrefixMisc
 }

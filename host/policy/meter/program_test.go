@@ -10,7 +10,7 @@ const locals = 4
 type machine struct {
 	local [locals]uint32
 	mem   [64]byte
-	steps uint64
+	steps uint64 // what the instructions that ran cost
 }
 
 type branch int // -1: go on; n >= 0: leave n blocks more after this one
@@ -56,7 +56,7 @@ func (f fill) emit(out []byte) []byte {
 }
 
 func (f fill) run(m *machine) branch {
-	m.steps += 4 + uint64(f.n)/64
+	m.steps += 23 + uint64(f.n)/64
 	for i := range f.n {
 		m.mem[f.at+i] = byte(m.local[f.a])
 	}
@@ -71,7 +71,7 @@ func (l load) emit(out []byte) []byte {
 }
 
 func (l load) run(m *machine) branch {
-	m.steps += 3
+	m.steps += 10
 	m.local[l.a] = uint32(m.mem[l.at])
 	return -1
 }
@@ -156,6 +156,83 @@ func (r repeat) run(m *machine) branch {
 	return -1
 }
 
+// states is a dispatch loop: a local says which state runs, and each turn takes one from the counter.
+type states struct {
+	counter, state byte
+	times          byte
+	list           []state
+}
+
+// state is a segment of such a loop: what it does, and where it goes: on to the next one by itself, by a jump (through the
+// dispatch, to next), by a branch straight to a later segment, or out.
+type state struct {
+	body []node
+	next byte
+	skip byte // segments that the branch passes over, when local a is odd
+	a    byte
+	how  byte // 0 falls through, 1 jumps, 2 branches when odd and else falls through, 3 branches
+}
+
+// emit writes: counter = times; state = 0; block { loop { block^n { br_table } segments } }.
+func (s states) emit(out []byte) []byte {
+	n := len(s.list)
+	out = append(out, opI32Const, s.times, 0x21, s.counter, opI32Const, 0, 0x21, s.state, opBlock, blockEmpty, opLoop, blockEmpty)
+	for range n {
+		out = append(out, opBlock, blockEmpty)
+	}
+	out = append(out, opLocalGet, s.state, opBranchTable, byte(n-1))
+	for i := range n {
+		out = append(out, byte(i))
+	}
+	for i, st := range s.list {
+		out = emitAll(append(out, opEnd), st.body)
+		left := byte(n - 1 - i) // blocks still open within the loop
+		switch st.how {
+		case 1: // counter -= 1; leave when it is below zero; else to the loop
+			out = append(out, opLocalGet, s.counter, opI32Const, 1, 0x6b, opLocalTee, s.counter, opI32Const, 0, 0x48, opBranchIf, left+1)
+			out = append(out, opI32Const, st.next, 0x21, s.state, opBranch, left)
+		case 2:
+			out = append(out, opLocalGet, st.a, opI32Const, 1, 0x71, opBranchIf, st.skip)
+		case 3:
+			out = append(out, opBranch, st.skip)
+		}
+	}
+	return append(out, opEnd, opEnd)
+}
+
+func (s states) run(m *machine) branch {
+	m.steps += 4 + 1 + 1
+	at, left := 0, int(s.times)
+	for jumped := true; at < len(s.list); {
+		if jumped {
+			m.steps += 1 + 2 // the loop's body, local.get and br_table
+		}
+		jumped = false
+		st := s.list[at]
+		runAll(m, st.body)
+		at++
+		m.steps++ // the end
+		switch st.how {
+		case 1:
+			m.steps += 7
+			if left--; left < 0 {
+				return -1
+			}
+			m.steps += 3
+			at, jumped = int(st.next), true
+		case 2:
+			m.steps += 4
+			if m.local[st.a]&1 != 0 {
+				at += int(st.skip)
+			}
+		case 3:
+			m.steps++
+			at += int(st.skip)
+		}
+	}
+	return -1
+}
+
 // leave is what a block's end makes of a branch out of its body.
 func leave(b branch) branch {
 	if b <= 0 {
@@ -180,12 +257,12 @@ func runAll(m *machine, nodes []node) branch {
 	return -1
 }
 
-// generate makes a list of nodes. A break may leave depth blocks, which are never loops, so every program ends.
+// generate makes a list of nodes. Loops count in locals of their own, one for each level, two for states. A break may leave depth blocks, which are never loops, so every program ends.
 func generate(r *rand.Rand, size, depth, loops int) []node {
 	var out []node
 	for range 1 + r.IntN(4) {
 		reg := func() byte { return byte(r.IntN(locals)) }
-		switch k := r.IntN(9); {
+		switch k := r.IntN(10); {
 		case k < 3 || size == 0:
 			ops := []byte{0x6a, 0x6b, 0x6c, 0x71, 0x73}
 			out = append(out, set{reg(), reg(), ops[r.IntN(len(ops))], int32(r.Uint32())})
@@ -202,6 +279,20 @@ func generate(r *rand.Rand, size, depth, loops int) []node {
 			c := choice{a: reg(), yes: generate(r, size-1, depth+1, loops), elseGiven: r.IntN(2) == 0}
 			c.no = generate(r, size-1, depth+1, loops)
 			out = append(out, c)
+		case k == 9 && loops < 2:
+			s := states{counter: byte(locals + loops), state: byte(locals + loops + 1), times: byte(r.IntN(8))}
+			n := 1 + r.IntN(6)
+			for i := range n {
+				body := generate(r, min(size-1, 1), 0, loops+2)
+				for range r.IntN(40) { // some segments are larger than an allowance
+					body = append(body, load{reg(), byte(r.IntN(64))})
+				}
+				s.list = append(s.list, state{
+					body: body, next: byte(r.IntN(n)), a: reg(), how: byte(r.IntN(4)), skip: byte(r.IntN(max(1, n-1-i))),
+				})
+			}
+			s.list[n-1].how &= 1 // nothing later to branch to
+			out = append(out, s)
 		case loops < 3:
 			out = append(out, repeat{counter: byte(locals + loops), times: byte(r.IntN(6)), body: generate(r, size-1, 0, loops+1)})
 		}

@@ -1,0 +1,49 @@
+package policy
+
+import "github.com/kvhost/kvhost/abi"
+
+// Fuel is what a guest call may spend, in units of the meter: about one per instruction. Zero fields have a default.
+type Fuel struct {
+	Call   uint64 // for any call of a role
+	Record uint64 // on top, for each record: an event, a victim asked for, a candidate, a query, a page of a layout
+}
+
+// The defaults leave the busiest first-party policy what its worst batch on real traces needs, twice and more. An endless
+// loop spends maxFuel in two to three milliseconds.
+const (
+	defaultCallFuel   = 500_000
+	defaultRecordFuel = 10_000
+	maxFuel           = 5_000_000 // for one call, unless the operator says more
+	mostFuel          = 1 << 40   // that an operator can allow
+
+	// Calls that set an instance up are rare, and made off the path of requests. What they may spend follows from what
+	// they are for.
+	setupFuel     = 200_000_000 // _initialize (a Go runtime starts in it), kv_buffer, kv_init
+	slotSetupFuel = 1_000       // on top, for each slot that kv_init is told of
+	textFuel      = 500         // on top of maxFuel, for each byte of a namespace's text
+	pageFuel      = 4_000       // on top of maxFuel, for each page of a layout
+)
+
+// budgets are a module's resolved limits.
+type budgets struct{ call, record, most uint64 }
+
+// budgets gives the operator's word first, whatever it is. A manifest may ask for more than the defaults, up to maxFuel.
+func (f Fuel) budgets(hint *abi.FuelHints) budgets {
+	b := budgets{defaultCallFuel, defaultRecordFuel, maxFuel}
+	if hint != nil {
+		b.call, b.record = max(b.call, min(hint.Call, maxFuel)), max(b.record, min(hint.Record, maxFuel))
+	}
+	if f.Call != 0 {
+		b.call = min(f.Call, mostFuel)
+	}
+	if f.Record != 0 {
+		b.record = min(f.Record, mostFuel)
+	}
+	if f != (Fuel{}) {
+		b.most = max(b.most, b.call+b.record*(batchSize+maxVictims))
+	}
+	return b
+}
+
+// of is the fuel of a call with n records.
+func (b *budgets) of(n int) uint64 { return min(b.call+b.record*uint64(n), b.most) }

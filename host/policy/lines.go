@@ -1,0 +1,29 @@
+package policy
+
+import (
+	"sync"
+	"time"
+)
+
+// lineLimit holds a module to logBurst lines per second, over all its instances.
+type lineLimit struct {
+	mu      sync.Mutex
+	second  time.Time
+	lines   int
+	dropped int
+}
+
+// take asks for a line; dropped is how many were refused in the second before, told once.
+func (l *lineLimit) take(now time.Time) (dropped int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now.Sub(l.second) >= time.Second {
+		dropped = l.dropped
+		l.second, l.lines, l.dropped = now, 0, 0
+	}
+	if l.lines++; l.lines > logBurst {
+		l.dropped++
+		return 0, false
+	}
+	return dropped, true
+}
