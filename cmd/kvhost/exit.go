@@ -30,7 +30,7 @@ const exitHelp = `Exit codes:
   2  wrong usage or configuration
   3  a root is in use by another host
   4  the socket or the HTTP address is in use
-  5  a policy was refused: not found, not a module, or without the role it was given
+  5  a policy was refused: not found, not a module, without the role it was given, or failing at its start
   6  a trace cannot be read: missing, damaged, cut off, or not a trace
   7  wrong bytes were served (replay)`
 
@@ -60,7 +60,7 @@ func exitCode(err error) int {
 		return exitRootBusy
 	case is(server.ErrSocketInUse, host.ErrHTTP):
 		return exitAddress
-	case is(host.ErrPolicy, host.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrRole, policy.ErrConfig):
+	case is(host.ErrPolicy, host.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrRole, policy.ErrConfig, policy.ErrFault):
 		return exitPolicy
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace

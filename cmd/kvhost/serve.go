@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -33,7 +34,8 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal kills
+	// A second signal kills, but not one that comes with the first, as some tools and terminals send it.
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	log, level := newLog(&loaded.Config.Log)
 	defer toggleDebug(log, level)()
 	for _, w := range loaded.Warnings {
