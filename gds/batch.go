@@ -220,7 +220,10 @@ func (b *Batch) launch(n int) error {
 	flight := int(g.copying.Add(1))
 	defer g.copying.Add(-1)
 	blocks := min(max(1, g.cfg.Blocks/flight), n)
-	t.params = [5]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag)}
+	if t.epoch++; t.epoch == 0 { // what the word holds at first
+		t.epoch = 1
+	}
+	t.params = [7]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted, uint64(t.epoch)}
 	for i := range t.params {
 		t.paramAt[i] = uintptr(unsafe.Pointer(&t.params[i]))
 	}

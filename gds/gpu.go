@@ -67,8 +67,11 @@ const pieceSlots = 8192
 // flagSlots is how many jobs can have a stop flag of their own at a time.
 const flagSlots = 1024
 
-// flagStride keeps flags on lines of their own.
-const flagStride = 64
+// flagStride keeps flags on lines of their own, haltedStride the words in device memory.
+const (
+	flagStride   = 64
+	haltedStride = 128
+)
 
 // GPU is a device in use: its primary context, its threads and its copy kernel.
 type GPU struct {
@@ -86,6 +89,7 @@ type GPU struct {
 	control *Thread // for imports, so that they never wait behind transfers
 	ctlMu   sync.Mutex
 	shared  []byte // pinned: stop flags, then each thread's pieces
+	words   uint64 // device memory: each thread's halted, haltedStride apart
 	flags   chan *Flag
 	never   *Flag // always 0
 
@@ -220,6 +224,17 @@ func (t *Thread) prepare() error {
 	g := t.gpu
 	if err := t.register(g.shared); err != nil {
 		return err
+	}
+	words := uintptr(len(g.all) * haltedStride)
+	if err := t.call(&g.driver.fn.memAlloc, t.outAt(0), words); err != nil {
+		return err
+	}
+	g.words = t.out[0]
+	if err := t.Fill(g.words, 0, int64(words)); err != nil {
+		return err
+	}
+	for i, other := range g.all {
+		other.halted, other.epoch = g.words+uint64(i*haltedStride), 0
 	}
 	g.never = &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[0]))}
 	for i := 1; i < flagSlots; i++ {
@@ -364,6 +379,9 @@ func (t *Thread) release() error {
 	var errs []error
 	for _, m := range left {
 		errs = append(errs, t.unmap(m))
+	}
+	if g.words != 0 {
+		errs = append(errs, t.call(&g.driver.fn.memFree, uintptr(g.words)))
 	}
 	if g.module != 0 {
 		errs = append(errs, t.call(&g.driver.fn.moduleUnload, g.module))

@@ -27,7 +27,7 @@ type library struct {
 func load(names []string, missing error) (*library, error) {
 	var why []string
 	for _, name := range names {
-		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL|rtldNoDelete)
+		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL|rtldNoDelete)
 		if err == nil {
 			return &library{name: name, handle: h}, nil
 		}

@@ -23,8 +23,10 @@ type Thread struct {
 	stream  uintptr      // this thread's own
 	event   uintptr      // likewise
 	pieces  []Piece      // pinned: what a kernel reads
-	params  [5]uint64    // of a kernel, by value
-	paramAt [5]uintptr   // where each of them is
+	params  [7]uint64    // of a kernel, by value
+	paramAt [7]uintptr   // where each of them is
+	halted  uint64       // a word in device memory by which a kernel's blocks tell each other to stop
+	epoch   uint32       // of the kernel launched last
 	copies  *copyScratch // made when the kernel is first not used
 }
 

@@ -62,7 +62,7 @@ func build() (*Double, error) {
 			return nil, err
 		}
 	}
-	h, err := purego.Dlopen(d.Path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	h, err := purego.Dlopen(d.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, err
 	}

@@ -24,15 +24,18 @@ __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* fro
 }
 
 // kvhost_pages moves count pieces. cancel is a word in pinned memory: once it is not 0, each block ends before its next
-// piece. One thread reads it, while the piece before is being copied, so that asking costs no time.
+// piece. Only one thread of the first block reads it, while a piece is being copied, because reads of one address over PCIe
+// come one after the other, about 1 us each; it passes the word on in device memory, where halted holds the epoch of the
+// launch that is to stop.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    kvhost_pages(unsigned char* buffer, const uint4* pieces, unsigned count, unsigned scatter, const unsigned* cancel) {
+    kvhost_pages(unsigned char* buffer, const uint4* pieces, unsigned count, unsigned scatter, const unsigned* cancel,
+                 unsigned* halted, unsigned epoch) {
   __shared__ uint4 mine[kThreads];
   __shared__ volatile unsigned stop;
   const unsigned each = (count + gridDim.x - 1) / gridDim.x;
   const unsigned begin = blockIdx.x * each;
   const unsigned end = min(count, begin + each);
-  if (threadIdx.x == 0) stop = *reinterpret_cast<const volatile unsigned*>(cancel);
+  if (threadIdx.x == 0) stop = 0;
   for (unsigned base = begin; base < end; base += kThreads) {
     __syncthreads();
     if (base + threadIdx.x < end) mine[threadIdx.x] = pieces[base + threadIdx.x];
@@ -40,8 +43,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const unsigned n = min(end - base, kThreads);
     for (unsigned i = 0; i < n; i++) {
       if (stop) break;
-      unsigned asked = 0;
-      if (threadIdx.x == 0) asked = *reinterpret_cast<const volatile unsigned*>(cancel);
+      unsigned asked = 0, told = 0;
+      if (threadIdx.x == 0) {
+        if (blockIdx.x == 0)
+          asked = *reinterpret_cast<const volatile unsigned*>(cancel);
+        else
+          told = *reinterpret_cast<const volatile unsigned*>(halted);
+      }
       const uint4 piece = mine[i];
       unsigned char* page = reinterpret_cast<unsigned char*>(static_cast<unsigned long long>(piece.y) << 32 | piece.x);
       unsigned char* flat = buffer + piece.z;
@@ -55,7 +63,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         copy<unsigned>(to, from, piece.w / 4);
       else
         copy<unsigned char>(to, from, piece.w);
-      if (asked) stop = 1; // thread 0
+      if (threadIdx.x == 0) {
+        if (asked) *reinterpret_cast<volatile unsigned*>(halted) = epoch;
+        if (asked || told == epoch) stop = 1;
+      }
     }
   }
 }

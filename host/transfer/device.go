@@ -159,14 +159,17 @@ func deviceError(err error) error {
 	return fmt.Errorf("%w: %w", ErrDevice, err)
 }
 
-// deviceWindow is how much of a file in the page cache is moved at a time when the other side is a GPU: enough to be worth
-// a kernel's start, and little enough that the checksum finds the bytes in the processor's cache.
-const deviceWindow = 1 << 20
+// DefaultGPUWindow is a launch that keeps the bus busy for some time: on an H200 windows of 1 MiB moved a third less.
+const DefaultGPUWindow = 4 << 20
 
-// windowFor is the part of a slot to use between a file and a memory.
-func windowFor(m Memory, slot []byte, f staging.File, head int64) []byte {
+// window is the part of a slot to use between a file and a memory; it holds at least the first head bytes of the file.
+func (e *Engine) window(m Memory, slot []byte, f staging.File, head int64) []byte {
 	if _, ok := m.(guardedMemory); ok && !f.Direct() {
-		return slot[:min(int64(len(slot)), max(deviceWindow, head))]
+		size := e.cfg.GPUWindow
+		if size == 0 {
+			size = DefaultGPUWindow
+		}
+		return slot[:min(int64(len(slot)), max(int64(size), head))]
 	}
 	return window(slot, f, head)
 }

@@ -105,7 +105,7 @@ func (t *load) read() (last func() error, err error) {
 	if t.piece, err = t.spec.Lease.Open(c.Index, t.spec.Rank); err != nil {
 		return nil, err
 	}
-	r := &pieceReader{job: t.job, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes(), progress: t.progress}
+	r := &pieceReader{engine: e, job: t.job, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes(), progress: t.progress}
 	return r.read()
 }
 
@@ -135,6 +135,7 @@ func (t *load) end(err error) {
 }
 
 type pieceReader struct {
+	engine   *Engine
 	job      *job
 	memory   Memory
 	piece    *store.Piece
@@ -152,7 +153,7 @@ func (r *pieceReader) read() (last func() error, err error) {
 	if size%4096 != 0 || size < 4096 {
 		return nil, fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
 	}
-	r.buf = windowFor(r.memory, r.slot, r.piece.File(), 0)
+	r.buf = r.engine.window(r.memory, r.slot, r.piece.File(), 0)
 	have, err := r.fill(0, 0, size) // the file's bytes [start, start+have) are in buf
 	if err != nil {
 		return nil, err
@@ -228,8 +229,10 @@ func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
 	if !r.job.enter() {
 		return ErrCancelled
 	}
-	err := r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, head.Table)
-	r.job.leave()
+	err := func() error {
+		defer r.job.leave() // also when the copy panics: the fence must be able to close
+		return r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, head.Table)
+	}()
 	if err == nil && r.progress != nil {
 		r.progress.landed(head.Plan, lo, hi)
 	}

@@ -90,7 +90,7 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) error {
 		return err
 	}
 	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, file: f}
-	w.buf = windowFor(m, slot.Bytes(), f, c.Put.DataOffset())
+	w.buf = q.engine.window(m, slot.Bytes(), f, c.Put.DataOffset())
 	if c.Put.FileBytes() <= int64(len(w.buf)) {
 		return w.whole()
 	}
@@ -99,7 +99,7 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) error {
 
 // cachedWindow is how much of a file that lives in the page cache is moved at a time: little enough that the second
 // copy finds the bytes of the first in the processor's cache. A device, by contrast, wants large requests.
-const cachedWindow = 256 << 10
+const cachedWindow = 1 << 20
 
 // window is the part of a slot to use for a file; it holds at least the first head bytes of it.
 func window(slot []byte, f staging.File, head int64) []byte {
@@ -182,12 +182,12 @@ func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
 	if !w.job.enter() {
 		return ErrCancelled
 	}
+	defer w.job.leave() // also when the copy panics: the fence must be able to close
 	err := w.memory.Gather(w.plan, lo, hi, w.chunk.Blocks, dst, base, w.table)
 	if err == nil && hi == len(extents) {
 		g := w.plan.Geometry()
 		w.job.settle(w.index, nil, g.PageBytes())
 	}
-	w.job.leave()
 	return err
 }
 

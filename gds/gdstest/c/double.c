@@ -321,7 +321,7 @@ EXPORT int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsign
   struct { uint64_t page; uint32_t off, len; } *pieces = *(void**)params[1];
   uint32_t n = *(uint32_t*)params[2], scatter = *(uint32_t*)params[3];
   volatile uint32_t* cancel = *(void**)params[4];
-  if (!known(pieces, n * 16ul) || !known((void*)cancel, 4)) return 700;
+  if (!known(pieces, n * 16ul) || !known((void*)cancel, 4) || !known(*(void**)params[5], 4) || !*(uint32_t*)params[6]) return 700;
   for (uint32_t i = 0; i < n && !*cancel; i++) {
     char *page = (char*)pieces[i].page, *flat = buffer + pieces[i].off;
     if (!known(page, pieces[i].len) || !known(flat, pieces[i].len)) return 700;
