@@ -9,7 +9,8 @@
 //
 // [Store.Put] reserves a whole entry (the bytes of all its ranks) at its first piece, asking the evict policy for
 // victims where they do not fit. Each piece is written to a named temporary beside its target and published without
-// replacing ([Put.Publish]). The entry is resident when all its pieces are there. [Store.Lookup] grants a [Lease]: a pin
+// replacing ([Put.Publish]). The entry is resident for a lookup when the pieces that the lookup needs are there: engines of
+// one namespace with different local ranks add to one entry, each reserving what the entry has no bytes for. [Store.Lookup] grants a [Lease]: a pin
 // on each entry it found. A pinned entry, or one with a write in flight, is never a victim. An entry leaves in three
 // steps: the policy hears REMOVE and lookups miss; its files are unlinked, outside the lock; its bytes are free.
 //

@@ -10,12 +10,13 @@ type index struct {
 	slab
 	shards [shardCount]shard
 	wide   map[uint32]uint64 // pieces present, of entries with ranks of 16 and more
+	owed   map[uint32]uint64 // pieces that bytes are reserved for and that are not there, of entries that have such
 	clock  uint32            // the last tick given out
 	print  func(class uint16, k chunk.Key) uint64
 }
 
 func newIndex(max uint32, print func(class uint16, k chunk.Key) uint64) *index {
-	return &index{slab: slab{free: none, max: max}, wide: map[uint32]uint64{}, print: print}
+	return &index{slab: slab{free: none, max: max}, wide: map[uint32]uint64{}, owed: map[uint32]uint64{}, print: print}
 }
 
 func (x *index) shard(print uint64) *shard { return &x.shards[print>>(64-shardBits)] }
@@ -98,6 +99,7 @@ func (x *index) detach(slot uint32) {
 // release gives the slot of a detached entry back.
 func (x *index) release(slot uint32) {
 	delete(x.wide, slot)
+	delete(x.owed, slot)
 	x.give(slot)
 }
 
@@ -142,6 +144,26 @@ func (x *index) setPieces(slot uint32, mask uint64) {
 	e.mask = uint16(mask)
 }
 
+// reserved is the set of ranks that an entry's size has bytes for.
+func (x *index) reserved(slot uint32) uint64 { return x.pieces(slot) | x.owed[slot] }
+
+// owe notes ranks that bytes were reserved for.
+func (x *index) owe(slot uint32, ranks uint64) {
+	if ranks != 0 {
+		x.owed[slot] |= ranks
+	}
+}
+
+// arrive enters a piece that bytes were reserved for.
+func (x *index) arrive(slot, rank uint32) {
+	x.setPieces(slot, x.pieces(slot)|1<<rank)
+	if left := x.owed[slot] &^ (1 << rank); left != 0 {
+		x.owed[slot] = left
+	} else {
+		delete(x.owed, slot)
+	}
+}
+
 // bytes is the memory that the index takes.
 func (x *index) bytes() int64 {
 	const entrySize, tailSize = 52, keyTail
@@ -155,5 +177,5 @@ func (x *index) bytes() int64 {
 		t := &x.shards[i]
 		n += int64(cap(t.cells))*2 + int64(cap(t.heads))*4 + 64
 	}
-	return n + int64(len(x.wide))*24
+	return n + int64(len(x.wide)+len(x.owed))*24
 }

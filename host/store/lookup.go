@@ -12,7 +12,7 @@ type LookupRequest struct {
 	Space   *Space
 	Group   uint32
 	Keys    []chunk.Key
-	Ranks   uint64 // the pieces that are needed, one bit per rank; 0: all of the entry's
+	Ranks   uint64 // the pieces that are needed, one bit per rank; 0: all ranks of the namespace
 	Request uint32 // 0: none
 	Tenant  uint32
 }
@@ -27,6 +27,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	c, err := q.Space.class(q.Group)
 	if err != nil {
 		return nil, err
+	}
+	if q.Ranks == 0 {
+		q.Ranks = c.ranks
 	}
 	l := &Lease{class: c, store: s, grants: make([]grant, 0, len(q.Keys))}
 	w := walk{store: s, class: c, request: q.Request, ranks: q.Ranks, touched: s.requests.before(q.Request), now: s.clock()}
@@ -130,9 +133,6 @@ func (r *root) serves(slot uint32, ranks uint64) bool {
 	e := r.x.at(slot)
 	if e.is(stLeaving) || e.pins == maxPins {
 		return false
-	}
-	if ranks == 0 {
-		return e.is(stComplete)
 	}
 	return r.x.pieces(slot)&ranks == ranks
 }

@@ -191,9 +191,8 @@ func (p *Put) enter(info staging.Info) error {
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
-	mask := r.x.pieces(p.mark.slot) | 1<<p.rank
-	r.x.setPieces(p.mark.slot, mask)
-	if mask&p.ranks == p.ranks && !e.is(stComplete) {
+	r.x.arrive(p.mark.slot, p.rank)
+	if r.x.pieces(p.mark.slot)&p.ranks == p.ranks && !e.is(stComplete) {
 		e.set(stComplete)
 		r.complete++
 	}

@@ -49,7 +49,8 @@ type Put struct {
 	over bool
 }
 
-// Put reserves space for a piece: the whole entry's at its first one. The error is [ErrResident], [ErrRefused] or
+// Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for other
+// ranks, as by another engine with another local run of them. The error is [ErrResident], [ErrRefused] or
 // [ErrNoSpace] when nothing is to be written.
 func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	p, err := s.newPut(&q)
@@ -72,7 +73,11 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 		}
 		return p, nil
 	}
-	if err := p.name(); err != nil {
+	err = p.name()
+	if err == nil {
+		err = p.extend(ctx)
+	}
+	if err != nil {
 		p.Abort(err)
 		return nil, err
 	}
@@ -226,6 +231,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	}
 	e := r.x.at(slot)
 	e.size, e.tenant = uint32(p.entryBytes()/abi.SizeUnit), tenant
+	r.x.owe(slot, p.ranks)
 	if p.detour {
 		e.set(stDetour)
 	}
@@ -237,6 +243,35 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	r.announce(abi.OpInsert, slot, p.mark.print, q.Request)
 	r.pin(slot, p.mark.print, q.Request)
 	if !demand && r.used > r.level(s.cfg.High) {
+		r.wake()
+	}
+	return nil
+}
+
+// extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not among
+// the victims; should it be dropped meanwhile, its bytes are given back with it.
+func (p *Put) extend(ctx context.Context) error {
+	r, slot, need := p.root, p.mark.slot, p.class.fileBytes
+	r.mu.Lock()
+	has := r.x.reserved(slot)&(1<<p.rank) != 0
+	r.mu.Unlock()
+	if has {
+		return nil // nobody else adds this rank: the key's stripe is held
+	}
+	demand := r.store.cfg.EvictMode == OnDemand
+	if demand {
+		r.turn.Lock()
+		defer r.turn.Unlock()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.makeRoom(ctx, need, false, demand, p); err != nil {
+		return r.shed(p, err)
+	}
+	r.x.at(slot).size += uint32(need / abi.SizeUnit)
+	r.x.owe(slot, 1<<p.rank)
+	r.used += need
+	if !demand && r.used > r.level(r.store.cfg.High) {
 		r.wake()
 	}
 	return nil

@@ -166,7 +166,7 @@ func (s *Store) classFor(h *Header) (*class, error) {
 	return t.classOf(ns, h.Group)
 }
 
-// adopt enters a piece. The entry's size is what its pieces take, and what the missing ones will.
+// adopt enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
 func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	r := c.root
 	tenant, err := r.store.spaces.internTenant(h.Tenant)
@@ -186,8 +186,6 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 		}
 		e := r.x.at(slot)
 		e.tenant = tenant
-		e.size = uint32(int64(bits.OnesCount64(h.Pieces)) * h.FileBytes() / Page)
-		r.used += e.bytes()
 		for uint32(len(c.stamps)) <= slot {
 			c.stamps = append(c.stamps, 0)
 		}
@@ -196,15 +194,16 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	if r.x.pieces(slot)&(1<<h.Rank) != 0 {
 		return // under both its names; the one that is found first at a load serves
 	}
-	diff := (allocated - h.FileBytes()) / Page
+	fresh := h.Pieces &^ r.x.reserved(slot) // h.Rank is among h.Pieces
+	r.x.owe(slot, fresh)
+	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / Page
 	e.size = uint32(max(0, int64(e.size)+diff))
 	r.used += diff * Page
-	mask := r.x.pieces(slot) | 1<<h.Rank
-	r.x.setPieces(slot, mask)
+	r.x.arrive(slot, h.Rank)
 	if detour {
 		e.set(stDetour)
 	}
-	if mask&h.Pieces == h.Pieces && !e.is(stComplete) {
+	if r.x.pieces(slot)&h.Pieces == h.Pieces && !e.is(stComplete) {
 		e.set(stComplete)
 		r.complete++
 	}

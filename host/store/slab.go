@@ -36,7 +36,7 @@ const (
 	stLive      = 1 << iota // in use
 	stLeaving               // REMOVE is sent; its files are being unlinked; lookups miss
 	stDetached              // out of the table; waits for its last pin
-	stComplete              // all pieces are there
+	stComplete              // all pieces that some put or header named are there
 	stDetour                // some piece stands under the built-in name
 	stWide                  // the mask stands in index.wide
 	stAnnounced             // the evict policy knows it
