@@ -10,7 +10,7 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 # Packages with goroutines of their own; the race detector needs a C compiler.
 RACE := ./staging/... ./host/...
 
-.PHONY: all help plugins build run test test-python bench check generate tools clean
+.PHONY: all help plugins build run test test-python bench curves check generate tools clean
 
 all: build ## policies to plugins/dist, then bin/kvhost with them embedded
 
@@ -42,6 +42,10 @@ test-python: build ## the Python client's tests against a real host, in a virtua
 
 bench: plugins ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+curves: build ## redraw the README's miss-ratio curves from the generated trace
+	bin/kvhost sim --quiet --trace examples/traces/mixed.jsonl.zst --capacity 1%,2%,5%,10%,20%,30%,50% --plot examples/curves.svg \
+	  --policy fifo.wasm --policy lru.wasm --policy arc.wasm --policy prefix.wasm --policy belady
 
 check: generate ## format, vet, staticcheck, import direction, tidy and generated files leave a clean tree
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt these files'; exit 1; }
