@@ -17,14 +17,18 @@ type AdmitOptions struct {
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
 }
 
-// Admit decides which entries are stored at all. It is safe for concurrent use; calls take turns.
+// Admit decides which entries are stored at all. It is safe for concurrent use; calls take turns. While a module is down
+// after a fault, everything is admitted.
 type Admit struct {
-	m     *Module
-	meter meter
+	m        *Module
+	settings settings
+	meter    meter
+	revival  *revival
+
 	mu    sync.Mutex
-	limit uint32
+	known []namespace    // in the order they were announced
 	guest guest.Admitter // native
-	in    *instance      // wasm
+	in    *instance      // wasm; nil while it is down
 	admit export
 	err   error
 }
@@ -35,30 +39,72 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	a := &Admit{m: m, limit: s.namespaces}
+	a := &Admit{m: m, settings: s, revival: newRevival(m, abi.RoleAdmit)}
 	var err error
 	if m.code == nil {
 		a.guest, err = native[guest.Admitter](m, &s)
 		return a, err
 	}
-	if a.in, err = m.instantiate(ctx, &s, &a.meter); err != nil {
+	if a.in, err = a.start(ctx); err != nil {
 		return nil, err
 	}
 	a.admit = a.in.export(abi.ExportAdmit)
-	err = a.in.buffer(abi.BufferArgs, batchSize*abi.CandidateSize)
-	if err == nil {
-		err = a.in.buffer(abi.BufferResult, batchSize)
-	}
+	return a, nil
+}
+
+func (a *Admit) start(ctx context.Context) (*instance, error) {
+	in, err := a.m.instantiate(ctx, &a.settings, &a.meter)
 	if err != nil {
-		a.in.close()
 		return nil, err
 	}
-	return a, nil
+	err = in.buffer(abi.BufferArgs, batchSize*abi.CandidateSize)
+	if err == nil {
+		err = in.buffer(abi.BufferResult, batchSize)
+	}
+	if err != nil {
+		in.close()
+		return nil, err
+	}
+	return in, nil
+}
+
+// restart puts a new instance, which is told all namespaces, in the place of one that failed.
+func (a *Admit) restart(ctx context.Context) error {
+	in, err := a.start(ctx)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, n := range a.known {
+		if err == nil {
+			err = in.namespace(n.id, n.text)
+		}
+	}
+	if err != nil || a.err != nil {
+		in.close()
+		return err
+	}
+	a.in, a.admit = in, in.export(abi.ExportAdmit)
+	a.meter.builtin.Store(false)
+	return nil
+}
+
+// fell lets go of an instance that failed. The error is nil when the built-in policy answers in its place.
+func (a *Admit) fell(err error) error {
+	a.in.close()
+	a.in = nil
+	if a.revival.failed(err, a.restart) == Halt {
+		a.err = err
+		return err
+	}
+	a.meter.builtin.Store(true)
+	return nil
 }
 
 // Namespace tells the policy a namespace's text, before any candidate that names its id.
 func (a *Admit) Namespace(id uint32, text string) error {
-	if err := checkNamespace(a.m, id, a.limit, text); err != nil {
+	if err := checkNamespace(a.m, id, a.settings.namespaces, text); err != nil {
 		return err
 	}
 	a.mu.Lock()
@@ -66,12 +112,18 @@ func (a *Admit) Namespace(id uint32, text string) error {
 	if a.err != nil {
 		return a.err
 	}
-	if a.in != nil {
-		a.err = a.in.namespace(id, text)
-		return a.err
+	if a.m.code == nil {
+		if n, ok := a.guest.(guest.Namespacer); ok {
+			n.Namespace(id, text)
+		}
+		return nil
 	}
-	if n, ok := a.guest.(guest.Namespacer); ok {
-		n.Namespace(id, text)
+	a.known = append(a.known, namespace{id, text})
+	if a.in == nil {
+		return nil
+	}
+	if err := a.in.namespace(id, text); err != nil {
+		return a.fell(err)
 	}
 	return nil
 }
@@ -82,12 +134,18 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 	defer a.mu.Unlock()
 	for len(batch) > 0 && a.err == nil {
 		n := min(len(batch), batchSize)
-		if a.in != nil {
-			a.err = a.ask(batch[:n], dst[:n])
-		} else {
+		switch {
+		case a.guest != nil:
 			start := a.meter.begin(n)
 			a.guest.Admit(batch[:n], dst[:n])
 			a.meter.done(start)
+		case a.in == nil:
+			admitAll{}.Admit(batch[:n], dst[:n])
+		default:
+			if err := a.ask(batch[:n], dst[:n]); err != nil {
+				admitAll{}.Admit(batch[:n], dst[:n])
+				_ = a.fell(err)
+			}
 		}
 		batch, dst = batch[n:], dst[n:]
 	}
@@ -108,9 +166,7 @@ func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 		return err
 	}
 	if !ok {
-		for i := range dst {
-			dst[i] = true
-		}
+		admitAll{}.Admit(batch, dst)
 		return nil
 	}
 	if got != n {
@@ -132,11 +188,12 @@ func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 // Close ends the policy.
 func (a *Admit) Close() error {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.in != nil {
 		a.in.close()
 	}
 	a.err = ErrClosed
+	a.mu.Unlock()
+	a.revival.close()
 	return nil
 }
 

@@ -10,6 +10,8 @@ var (
 	ErrBadModule = errors.New("policy: bad module")
 	// ErrGrant: the module imports something that it was not granted.
 	ErrGrant = errors.New("policy: import not granted")
+	// ErrDigest: the module is not the one that the configuration pins.
+	ErrDigest = errors.New("policy: wrong digest")
 )
 
 // Errors while a role is set up.
@@ -27,6 +29,8 @@ var (
 	ErrFault = errors.New("policy: fault")
 	// ErrFuel: the call needed more fuel than it was given. It comes in a [Fault].
 	ErrFuel = errors.New("policy: out of fuel")
+	// ErrQuarantine: the module failed so often that it is not started any more, or once when a fault stops the host.
+	ErrQuarantine = errors.New("policy: in quarantine")
 	// ErrClosed: the role was closed.
 	ErrClosed = errors.New("policy: closed")
 	// ErrNamespace: the namespace was not announced, or its id is out of range.

@@ -19,15 +19,18 @@ type LayoutOptions struct {
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
 }
 
-// Layout decides how a payload's page bytes are ordered. It is safe for concurrent use; calls take turns.
+// Layout decides how a payload's page bytes are ordered. It is safe for concurrent use; calls take turns. While a module is
+// down after a fault, the built-in policy answers.
 type Layout struct {
-	m     *Module
-	meter meter
+	m        *Module
+	settings settings
+	meter    meter
+	revival  *revival
+
 	mu    sync.Mutex
-	limit uint32
 	told  map[uint32]bool
 	guest guest.Layouter // native
-	in    *instance      // wasm
+	in    *instance      // wasm; nil while it is down
 	call  export
 	err   error
 }
@@ -38,25 +41,39 @@ func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	l := &Layout{m: m, limit: s.namespaces, told: map[uint32]bool{}}
+	l := &Layout{m: m, settings: s, told: map[uint32]bool{}, revival: newRevival(m, abi.RoleLayout)}
 	var err error
 	if m.code == nil {
 		l.guest, err = native[guest.Layouter](m, &s)
 		return l, err
 	}
-	if l.in, err = m.instantiate(ctx, &s, &l.meter); err != nil {
-		return nil, err
-	}
-	l.call = l.in.export(abi.ExportLayout)
-	err = l.in.buffer(abi.BufferArgs, abi.LayoutHeaderSize+chunk.MaxPlanes*abi.PlaneSize)
-	if err == nil {
-		err = l.in.buffer(abi.BufferResult, chunk.MaxSegments*abi.SegmentSize)
-	}
-	if err != nil {
-		l.in.close()
+	if err = l.restart(ctx); err != nil {
 		return nil, err
 	}
 	return l, nil
+}
+
+// restart makes an instance, the first one or another in the place of one that failed. It hears of namespaces when they
+// are asked about.
+func (l *Layout) restart(ctx context.Context) error {
+	in, err := l.m.instantiate(ctx, &l.settings, &l.meter)
+	if err != nil {
+		return err
+	}
+	err = in.buffer(abi.BufferArgs, abi.LayoutHeaderSize+chunk.MaxPlanes*abi.PlaneSize)
+	if err == nil {
+		err = in.buffer(abi.BufferResult, chunk.MaxSegments*abi.SegmentSize)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil || l.err != nil {
+		in.close()
+		return err
+	}
+	l.in, l.call = in, in.export(abi.ExportLayout)
+	clear(l.told)
+	l.meter.builtin.Store(false)
+	return nil
 }
 
 // Plan asks for the layout of one namespace's group and checks that it covers every page byte exactly once.
@@ -64,7 +81,7 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g chunk.Geometry) (*chu
 	if err := g.Validate(); err != nil {
 		return nil, err
 	}
-	if err := checkNamespace(l.m, nsID, l.limit, nsText); err != nil {
+	if err := checkNamespace(l.m, nsID, l.settings.namespaces, nsText); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
@@ -77,15 +94,32 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g chunk.Geometry) (*chu
 		planes[i] = abi.Plane{Layer: p.Layer, Part: p.Part, PageBytes: p.PageBytes}
 	}
 	h := abi.LayoutHeader{Namespace: nsID, Group: group, Blocks: g.Blocks, Planes: uint32(len(planes))}
+	if l.guest != nil || l.in != nil {
+		plan, err := l.plan(h, planes, nsText, g)
+		if err == nil {
+			return plan, nil
+		}
+		if l.in != nil {
+			l.in.close()
+		}
+		l.in, l.guest = nil, nil
+		if l.revival.failed(err, l.restart) == Halt {
+			l.err = err
+			return nil, err
+		}
+		l.meter.builtin.Store(true)
+	}
+	return chunk.NewPlan(g, (*layermajor.Policy)(nil).Layout(h, planes, nil))
+}
+
+func (l *Layout) plan(h abi.LayoutHeader, planes []abi.Plane, nsText string, g chunk.Geometry) (*chunk.Plan, error) {
 	segments, err := l.segments(h, planes, nsText)
 	if err != nil {
-		l.err = err
 		return nil, err
 	}
 	plan, err := chunk.NewPlan(g, segments)
 	if err != nil {
-		l.err = l.fault(err.Error(), err)
-		return nil, l.err
+		return nil, l.fault(err.Error(), err)
 	}
 	return plan, nil
 }
@@ -139,11 +173,12 @@ func (l *Layout) fault(reason string, cause error) error {
 // Close ends the policy.
 func (l *Layout) Close() error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.in != nil {
 		l.in.close()
 	}
 	l.err = ErrClosed
+	l.mu.Unlock()
+	l.revival.close()
 	return nil
 }
 

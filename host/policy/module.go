@@ -18,10 +18,15 @@ type Options struct {
 	// Grants the operator allows. A grant is given when the manifest asks for it, too. "wasi-stub" need not be listed:
 	// it opens nothing (no files, a clock that stands still, seeded random numbers).
 	Grants []string
+	// SHA256 of the module's bytes in hexadecimal; another module is refused. Empty for any.
+	SHA256 string
 	// MemoryPages lowers the manifest's limit of 64 KiB pages; 0 leaves it.
 	MemoryPages uint32
 	// Fuel bounds what calls may execute.
 	Fuel Fuel
+	// OnFault says what follows a fault. Stop, which must not block, is told why the host should end.
+	OnFault OnFault
+	Stop    func(error)
 	// Cache shares compiled code between modules that are opened more than once; optional.
 	Cache wazero.CompilationCache
 
@@ -38,6 +43,7 @@ type Module struct {
 	roles    [abi.Roles]bool
 	log      *slog.Logger
 	lines    lineLimit
+	guard    guard
 
 	make func(guest.Info) (any, error) // native
 	code *code                         // wasm

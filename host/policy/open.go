@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -55,7 +56,7 @@ func read(name, dir string) ([]byte, error) {
 		if bare && path == name && !strings.HasSuffix(name, ".wasm") {
 			continue // "lru" is a name, and a directory may be called so
 		}
-		b, err := os.ReadFile(path)
+		b, err := readFile(path)
 		if err == nil {
 			return b, nil
 		}
@@ -76,6 +77,16 @@ func read(name, dir string) ([]byte, error) {
 	return nil, fmt.Errorf("%w: no file %s", ErrNotFound, name)
 }
 
+// readFile reads no more than a module may have, and a byte.
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxModuleBytes+1))
+}
+
 func load(ctx context.Context, name string, bytes []byte, opt Options) (*Module, error) {
 	bad := func(err error) error {
 		if errors.Is(err, ErrGrant) {
@@ -83,11 +94,17 @@ func load(ctx context.Context, name string, bytes []byte, opt Options) (*Module,
 		}
 		return fmt.Errorf("%w: %s: %w", ErrBadModule, name, err)
 	}
+	m := &Module{name: strings.TrimSuffix(filepath.Base(name), ".wasm"), log: opt.Log}
+	sum := sha256.Sum256(bytes)
+	m.digest = hex.EncodeToString(sum[:])
+	if opt.SHA256 != "" && !strings.EqualFold(opt.SHA256, m.digest) {
+		return nil, bad(fmt.Errorf("%w: its SHA-256 is %s, the configuration wants %s", ErrDigest, m.digest, opt.SHA256))
+	}
 	s, err := scanModule(bytes)
 	if err != nil {
 		return nil, bad(err)
 	}
-	m := &Module{name: strings.TrimSuffix(filepath.Base(name), ".wasm"), log: opt.Log}
+	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
@@ -112,8 +129,6 @@ func load(ctx context.Context, name string, bytes []byte, opt Options) (*Module,
 	if least := s.memories[0].min; least > uint64(pages) {
 		return nil, bad(fmt.Errorf("its memory starts at %d pages of 64 KiB, the limit is %d: raise memory_pages in the manifest or the configuration", least, pages))
 	}
-	sum := sha256.Sum256(bytes)
-	m.digest = hex.EncodeToString(sum[:])
 	if !opt.unmetered {
 		if bytes, err = metered(ctx, bytes, pages); err != nil {
 			return nil, bad(err)
@@ -156,16 +171,18 @@ func (m *Module) describe(s *scan) error {
 	return nil
 }
 
-// metered gives the form of a module that counts what it executes. The original is validated first, because a module
-// that names what the meter is about to add would be valid afterwards, and could refill itself. The interpreter does this
-// at a tenth of the compiler's price; its own form of the code is thrown away.
+// metered gives the form of a module that counts what it executes, and is within limits that keep a compiler from doing
+// without end. The original is validated too, because a module that names what the meter adds would be valid only
+// afterwards, and could refill itself. The interpreter does this at a tenth of the compiler's price; its own form of the
+// code is thrown away.
 func metered(ctx context.Context, bytes []byte, pages uint32) ([]byte, error) {
-	r := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false))
-	_, err := r.CompileModule(ctx, bytes)
-	if err = errors.Join(err, r.Close(ctx)); err != nil {
+	out, err := metering.Inject(bytes, metering.DefaultLimits())
+	if err != nil {
 		return nil, err
 	}
-	return metering.Inject(bytes, metering.DefaultLimits())
+	r := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false))
+	_, err = r.CompileModule(ctx, bytes)
+	return out, errors.Join(err, r.Close(ctx))
 }
 
 // compile makes a runtime for one module: modules must not see each other's memory and exports.

@@ -2,11 +2,13 @@ package policy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 )
@@ -23,6 +25,10 @@ const maxRoots = 64
 
 // Place names files. It is safe for concurrent use: a pool of guests answers, each with its own memory. Because a path
 // is a pure function of what it names, it does not matter which of them does.
+//
+// A guest that fails is dropped, and another is started after a pause. Meanwhile those that are left answer; without any,
+// calls fail. The built-in policy does not step in here by itself: it would give other names to files that are there. Who
+// stores something new asks it, and remembers that it did.
 type Place struct {
 	m        *Module
 	settings settings
@@ -35,8 +41,10 @@ type Place struct {
 	most  int
 	known []namespace // in the order they were announced
 	roots []abi.RootFacts
-	round uint64 // counts SetRoots
-	spare placer // the built-in policy, for what the guest leaves to the host
+	round uint64    // counts SetRoots
+	spare placer    // the built-in policy, for what the guest leaves to the host
+	down  error     // the last fault
+	again time.Time // no guest is started before; never again when zero
 	err   error
 }
 
@@ -52,7 +60,7 @@ type placer interface {
 	path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, ok bool, err error)
 	identity(path []byte) (id abi.PathIdentity, ok bool, err error)
 	fault(export, reason string) error
-	dead() bool
+	dead() error // why it must not be used again, nil while it may
 	close()
 }
 
@@ -82,12 +90,16 @@ func (p *Place) grow(ctx context.Context) (placer, error) {
 // take gives a guest that knows every namespace and the roots of now.
 func (p *Place) take() (placer, error) {
 	p.mu.Lock()
-	for len(p.idle) == 0 && p.live == p.most && p.err == nil {
+	for len(p.idle) == 0 && p.err == nil && (p.live == p.most || p.live > 0 && p.pausing()) {
 		p.cond.Wait()
 	}
-	if p.err != nil {
+	err := p.err
+	if err == nil && len(p.idle) == 0 && p.pausing() {
+		err = p.down
+	}
+	if err != nil {
 		p.mu.Unlock()
-		return nil, p.err
+		return nil, err
 	}
 	var g placer
 	if n := len(p.idle); n > 0 {
@@ -99,11 +111,11 @@ func (p *Place) take() (placer, error) {
 	known, roots, round := p.known, p.roots, p.round
 	p.mu.Unlock()
 	if g == nil {
-		var err error
 		if g, err = p.grow(context.Background()); err != nil {
-			p.lost()
+			p.lost(err)
 			return nil, err
 		}
+		p.meter.builtin.Store(false)
 	}
 	if err := g.catchUp(known, roots, round); err != nil {
 		p.give(g)
@@ -114,8 +126,8 @@ func (p *Place) take() (placer, error) {
 
 // give puts a guest back, or lets go of a dead one.
 func (p *Place) give(g placer) {
-	if g.dead() {
-		p.lost()
+	if err := g.dead(); err != nil {
+		p.lost(err)
 		return
 	}
 	p.mu.Lock()
@@ -130,11 +142,26 @@ func (p *Place) give(g placer) {
 	p.cond.Signal()
 }
 
-func (p *Place) lost() {
+// lost counts a guest that is no more, and pauses before the next one is started.
+func (p *Place) lost(cause error) {
+	verdict, pause := p.m.Failed(abi.RolePlace, cause)
 	p.mu.Lock()
 	p.live--
+	p.down, p.again = cause, time.Now().Add(pause)
+	switch verdict {
+	case Quarantine:
+		p.down, p.again = cmp.Or(p.m.Quarantined(), cause), time.Time{}
+	case Halt:
+		p.again = time.Time{}
+	}
+	p.meter.builtin.Store(p.live == 0)
 	p.mu.Unlock()
-	p.cond.Signal()
+	p.cond.Broadcast() // those who waited for it may have to give up
+}
+
+// pausing says that no guest may be started now. It is called with mu held.
+func (p *Place) pausing() bool {
+	return p.down != nil && (p.again.IsZero() || time.Now().Before(p.again))
 }
 
 // Namespace tells the policy a namespace's text, before any query that names its id.

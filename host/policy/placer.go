@@ -59,8 +59,8 @@ func (p *nativePlacer) fault(export, reason string) error {
 	return &Fault{Module: p.m.name, Export: export, Reason: reason}
 }
 
-func (p *nativePlacer) dead() bool { return false }
-func (p *nativePlacer) close()     {}
+func (p *nativePlacer) dead() error { return nil }
+func (p *nativePlacer) close()      {}
 
 // guestPlacer is a wasm guest.
 type guestPlacer struct {
@@ -168,5 +168,5 @@ func (p *guestPlacer) identity(path []byte) (abi.PathIdentity, bool, error) {
 }
 
 func (p *guestPlacer) fault(export, reason string) error { return p.in.fault(export, reason, nil) }
-func (p *guestPlacer) dead() bool                        { return p.in.dead != nil }
+func (p *guestPlacer) dead() error                       { return p.in.dead }
 func (p *guestPlacer) close()                            { p.in.close() }

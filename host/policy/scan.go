@@ -40,7 +40,7 @@ const (
 )
 
 const (
-	maxModuleBytes = 64 << 20
+	maxModuleBytes = 16 << 20
 	maxItems       = 1 << 20 // of one section
 	maxName        = 1 << 16
 )
@@ -50,7 +50,7 @@ var errTruncated = errors.New("the binary ends early")
 // scanModule walks the sections. It trusts nothing: lengths are checked, and no count allocates ahead of its bytes.
 func scanModule(b []byte) (*scan, error) {
 	if len(b) > maxModuleBytes {
-		return nil, fmt.Errorf("%d bytes, at most %d", len(b), maxModuleBytes)
+		return nil, fmt.Errorf("it has more than the %d bytes that a module may have", maxModuleBytes)
 	}
 	if len(b) < 8 || string(b[:4]) != "\x00asm" {
 		return nil, errors.New("not a WebAssembly module")

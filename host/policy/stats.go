@@ -17,6 +17,7 @@ type Stats struct {
 	Time    time.Duration // spent in the guest; short calls are sampled
 	Fuel    uint64        // that modules used, about one unit per instruction; 0 when native
 	Faults  uint64
+	Builtin bool // the built-in policy answers at present
 }
 
 // meter is the running form of Stats; it may be read while the role works.
@@ -26,6 +27,7 @@ type meter struct {
 	records atomic.Uint64
 	nanos   atomic.Int64
 	fuel    atomic.Uint64
+	builtin atomic.Bool
 	faults  atomic.Uint64
 }
 
@@ -70,6 +72,6 @@ func (t *meter) spend(fuel uint64) { t.fuel.Add(fuel) }
 func (t *meter) stats(m *Module, role abi.Role) Stats {
 	return Stats{
 		Role: role, Module: m.name, Digest: m.digest,
-		Calls: t.calls.Load(), Records: t.records.Load(), Time: time.Duration(t.nanos.Load()), Fuel: t.fuel.Load(), Faults: t.faults.Load(),
+		Calls: t.calls.Load(), Records: t.records.Load(), Time: time.Duration(t.nanos.Load()), Fuel: t.fuel.Load(), Faults: t.faults.Load(), Builtin: t.builtin.Load(),
 	}
 }

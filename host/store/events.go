@@ -25,6 +25,9 @@ func (r *root) send(ev abi.Event) {
 	if err := r.evict.Event(ev); err != nil {
 		r.replace(err)
 	}
+	if r.next != nil {
+		r.next.follow(r, ev)
+	}
 }
 
 // announce tells of an entry for the first time: op is INSERT or RESIDENT. Children that are known already are linked.
@@ -63,10 +66,19 @@ func (r *root) unpin(slot uint32, print uint64) {
 	r.event(abi.OpUnpin, slot, print, none, 0)
 }
 
-// replace puts the built-in policy in the place of one that failed, and tells it what is here.
+// replace puts the built-in policy in the place of one that failed, and tells it what is here. The configured one is
+// started again when its module says so.
 func (r *root) replace(cause error) {
 	r.count.policyFaults++
-	r.log.Error("evict policy failed; the built-in one takes over", "policy", r.evict.Stats().Module, "error", cause)
+	failed := r.store.cfg.Policies.Evict
+	if r.standin {
+		failed = policy.Builtin(abi.RoleEvict) // which does not fail, but who knows
+	}
+	verdict, pause := failed.Failed(abi.RoleEvict, cause)
+	if verdict == policy.Halt {
+		return // every call fails until the host has ended
+	}
+	r.log.Error("evict policy failed; the built-in one takes over", "policy", failed.Name(), "error", cause)
 	r.faulted = addStats(r.faulted, r.evict.Stats())
 	_ = r.evict.Close()
 	next, err := r.newEvict(context.Background(), policy.Builtin(abi.RoleEvict), nil)
@@ -74,8 +86,11 @@ func (r *root) replace(cause error) {
 		r.log.Error("no evict policy: nothing will be evicted", "error", err)
 		return
 	}
-	r.evict = next
+	r.evict, r.standin = next, true
 	r.replay()
+	if verdict == policy.Restart && r.store.run.Err() == nil {
+		r.store.work.Go(func() { r.revive(pause) })
+	}
 }
 
 // replay tells a new policy of all entries, in order of last touch.

@@ -33,7 +33,9 @@ type root struct {
 	x        *index
 	flights  map[uint32]flight
 	evict    *policy.Evict
-	used     int64 // bytes of entries (in flight and leaving ones too), quarantine and strays
+	standin  bool       // evict is the built-in policy, in the place of one that failed
+	next     *successor // a policy that is about to take over, or nil
+	used     int64      // bytes of entries (in flight and leaving ones too), quarantine and strays
 	quar     quarantine
 	complete int64 // entries with all their pieces
 	stray    int64 // bytes of files that could not be unlinked

@@ -91,6 +91,7 @@ func (r *root) stats() RootStats {
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
 		Evict: addStats(r.faulted, r.evict.Stats()),
 	}
+	st.Evict.Builtin = r.standin
 	for slot, f := range r.flights {
 		st.Writing += int64(bits.OnesCount64(f.ranks)) * r.store.spaces.class(r.x.at(slot).class).fileBytes
 	}

@@ -34,6 +34,7 @@ type Store struct {
 	seq    atomic.Uint64 // of temporaries
 	stamps atomic.Int64  // the last store time given out
 	closed atomic.Bool
+	run    context.Context // of the store's own work
 	stop   context.CancelFunc
 	work   sync.WaitGroup
 
@@ -52,18 +53,19 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := s.openPolicies(ctx); err != nil {
 		return nil, err
 	}
+	s.run, s.stop = context.WithCancel(context.Background())
 	if err := s.openRoots(ctx); err != nil {
+		s.stop()
+		s.work.Wait()
 		return nil, errors.Join(err, s.closeRoots(), s.closePolicies())
 	}
 	s.tellRoots()
-	run, stop := context.WithCancel(context.Background())
-	s.stop = stop
 	for _, r := range s.roots {
 		if cfg.EvictMode == Background {
-			s.work.Go(func() { r.evictAhead(run) })
+			s.work.Go(func() { r.evictAhead(s.run) })
 		}
 		if cfg.Durability == Batch {
-			s.work.Go(func() { r.flushEvery(run, cfg.BatchEvery) })
+			s.work.Go(func() { r.flushEvery(s.run, cfg.BatchEvery) })
 		}
 	}
 	return s, nil

@@ -1,0 +1,189 @@
+package store
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
+)
+
+// successor is an evict policy that is being told what is here while another one answers. The events of that time reach it,
+// too, so that it can take over between any two of them.
+type successor struct {
+	evict *policy.Evict
+	told  []uint64 // slots it knows of, a bit each
+	err   error
+}
+
+// replaySlice is how many entries are looked at or told in one go with the root's lock held.
+const replaySlice = 1024
+
+// revive starts the configured evict policy again after pauses, until it has taken over or its module is given up.
+func (r *root) revive(pause time.Duration) {
+	p := &r.store.cfg.Policies
+	for {
+		select {
+		case <-r.store.run.Done():
+			return
+		case <-time.After(pause):
+		}
+		next, err := r.newEvict(r.store.run, p.Evict, p.EvictConfig)
+		if err == nil {
+			err = r.succeed(next)
+		}
+		if err == nil || r.store.run.Err() != nil {
+			return
+		}
+		var verdict policy.Verdict
+		if verdict, pause = p.Evict.Failed(abi.RoleEvict, err); verdict != policy.Restart {
+			return
+		}
+	}
+}
+
+// succeed tells a policy of all entries in order of last touch, a slice at a time, and lets it take over.
+func (r *root) succeed(next *policy.Evict) error {
+	h := &successor{evict: next}
+	r.mu.Lock()
+	r.next = h
+	r.mu.Unlock()
+	order := r.snapshot()
+	for len(order) > 0 && r.store.run.Err() == nil {
+		n := min(len(order), replaySlice)
+		r.mu.Lock()
+		for _, m := range order[:n] {
+			if r.stands(m.mark) && !h.knows(m.slot) {
+				h.announce(r, m.slot, m.print)
+			}
+		}
+		err := h.err
+		r.mu.Unlock()
+		if order = order[n:]; err != nil {
+			break
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.next = nil
+	if h.err == nil {
+		h.err = next.Flush()
+	}
+	if h.err == nil {
+		h.err = r.store.run.Err()
+	}
+	if h.err != nil {
+		r.faulted = addStats(r.faulted, next.Stats())
+		_ = next.Close()
+		return h.err
+	}
+	old := r.evict.Stats()
+	r.faulted = addStats(r.faulted, old)
+	_ = r.evict.Close()
+	r.evict, r.standin = next, false
+	r.log.Info("evict policy took over", "policy", next.Stats().Module, "from", old.Module, "entries", r.x.used)
+	return nil
+}
+
+// touched is an entry at the time of its last touch.
+type touched struct {
+	mark
+	tick, depth uint32
+}
+
+// snapshot lists the entries, least recently touched first. What changes meanwhile reaches a successor as an event.
+func (r *root) snapshot() []touched {
+	var order []touched
+	for from, high := uint32(0), uint32(1); from < high; from += replaySlice {
+		r.mu.Lock()
+		high = r.x.high
+		for slot := from; slot < min(from+replaySlice, high); slot++ {
+			if e := r.x.at(slot); e.is(stLive) && !e.is(stLeaving) {
+				order = append(order, touched{mark{slot, r.x.slotPrint(slot)}, e.tick, e.depth >> 8})
+			}
+		}
+		r.mu.Unlock()
+	}
+	slices.SortFunc(order, func(a, b touched) int {
+		return cmp.Or(cmp.Compare(a.tick, b.tick), cmp.Compare(a.depth, b.depth), cmp.Compare(a.slot, b.slot))
+	})
+	return order
+}
+
+// The rest runs under root.mu.
+
+func (h *successor) knows(slot uint32) bool {
+	return int(slot/64) < len(h.told) && h.told[slot/64]&(1<<(slot%64)) != 0
+}
+
+func (h *successor) note(slot uint32, known bool) {
+	for int(slot/64) >= len(h.told) {
+		h.told = append(h.told, 0)
+	}
+	if known {
+		h.told[slot/64] |= 1 << (slot % 64)
+	} else {
+		h.told[slot/64] &^= 1 << (slot % 64)
+	}
+}
+
+func (h *successor) send(ev abi.Event) {
+	if h.err == nil {
+		h.err = h.evict.Event(ev)
+	}
+}
+
+// follow passes on an event that the acting policy got. What it changes in an entry that the successor does not know yet is in
+// the index, and told with the entry: at once when it is a touch, because a later place in the order would be wrong.
+func (h *successor) follow(r *root, ev abi.Event) {
+	switch {
+	case ev.Op == abi.OpRequestEnd:
+		h.send(ev)
+		return
+	case ev.Op == abi.OpInsert:
+		h.note(ev.Slot, true)
+	case !h.knows(ev.Slot):
+		if ev.Op == abi.OpTouch {
+			h.announce(r, ev.Slot, ev.Key)
+		}
+		return
+	case ev.Op == abi.OpRemove:
+		h.note(ev.Slot, false)
+	case ev.Op == abi.OpResident:
+		return // the acting policy is new itself
+	}
+	if ev.Parent != none && !h.knows(ev.Parent) {
+		if ev.Op == abi.OpLink {
+			return
+		}
+		ev.Parent = none
+	}
+	h.send(ev)
+}
+
+// announce tells of an entry for the first time, and links the children that came before it.
+func (h *successor) announce(r *root, slot uint32, print uint64) {
+	e := r.x.at(slot)
+	ev := abi.Event{
+		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: e.size, Depth: e.depth >> 8,
+		Tenant: r.store.spaces.tenantOf(e.tenant), Op: abi.OpResident, Time: r.store.clock(),
+	}
+	if parent := r.x.findPrint(ev.ParentKey); parent != none && h.knows(parent) {
+		ev.Parent = parent
+	}
+	h.note(slot, true)
+	h.send(ev)
+	if e.pins > 0 {
+		ev.Op, ev.Parent = abi.OpPin, none
+		h.send(ev)
+	}
+	r.x.children(print, func(child uint32) {
+		if c := r.x.at(child); h.knows(child) && child != slot {
+			h.send(abi.Event{
+				Slot: child, Parent: slot, Key: r.x.slotPrint(child), ParentKey: print, Size: c.size, Depth: c.depth >> 8,
+				Tenant: r.store.spaces.tenantOf(c.tenant), Op: abi.OpLink, Time: r.store.clock(),
+			})
+		}
+	})
+}
