@@ -1,0 +1,303 @@
+package gds
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"syscall"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// CuFile is libcufile with its driver open. There is one per process; like every library here it is never closed, only
+// its driver is.
+type CuFile struct {
+	lib   *library
+	fn    cuFileFunctions
+	errno uintptr // of libc: where the calling thread's errno is
+}
+
+type cuFileFunctions struct {
+	open, close, useCount, version, properties  function
+	handleRegister, handleDeregister            function
+	bufRegister, bufDeregister, read, write     function
+	setSize, setBool, setString                 function
+	statsLevel, statsStart, statsReset, statsL3 function
+}
+
+// FileError is a cuFile call that failed: with cuFile's own code, with CUDA's when cuFile says that CUDA failed, or with
+// the errno of the read or write under it.
+type FileError struct {
+	Call  string
+	Code  int32 // 5001 and up, 0 when the errno says it
+	CUDA  Result
+	Errno syscall.Errno
+}
+
+const fileCUDAError = 5011 // CU_FILE_CUDA_DRIVER_ERROR: only then is there a CUDA code
+
+func (e *FileError) Error() string {
+	switch {
+	case e.Code == 0:
+		return fmt.Sprintf("gds: %s: %v", e.Call, e.Errno)
+	case e.Code == fileCUDAError:
+		return fmt.Sprintf("gds: %s: %s (%d): %s (%d)", e.Call, fileErrors[e.Code], e.Code, e.CUDA, int32(e.CUDA))
+	}
+	name, ok := fileErrors[e.Code]
+	if !ok {
+		name = "cuFile error"
+	}
+	return fmt.Sprintf("gds: %s: %s (%d)", e.Call, name, e.Code)
+}
+
+// Unwrap gives the errno, so that errors.Is(err, syscall.EIO) and the like work.
+func (e *FileError) Unwrap() error {
+	if e.Code == 0 {
+		return e.Errno
+	}
+	return nil
+}
+
+// Libcufile are the names that libcufile is looked for under.
+var Libcufile = []string{"libcufile.so.0", "libcufile.so", "/usr/local/cuda/lib64/libcufile.so.0"}
+
+// LoadCuFile loads the library from the first of the given files that loads, [Libcufile] if none is given. Parameters are to
+// be set before [CuFile.Open].
+func LoadCuFile(names ...string) (*CuFile, error) {
+	if len(names) == 0 {
+		names = Libcufile
+	}
+	lib, err := load(names, ErrNoCuFile)
+	if err != nil {
+		return nil, err
+	}
+	c := &CuFile{lib: lib}
+	f := &c.fn
+	if err := lib.resolve(map[string]*function{
+		"cuFileDriverOpen": &f.open, "cuFileDriverClose_v2 cuFileDriverClose": &f.close,
+		"cuFileDriverGetProperties": &f.properties, "cuFileHandleRegister": &f.handleRegister,
+		"cuFileHandleDeregister": &f.handleDeregister, "cuFileBufRegister": &f.bufRegister,
+		"cuFileBufDeregister": &f.bufDeregister, "cuFileRead": &f.read, "cuFileWrite": &f.write,
+	}, map[string]*function{
+		"cuFileUseCount": &f.useCount, "cuFileGetVersion": &f.version, "cuFileSetParameterSizeT": &f.setSize,
+		"cuFileSetParameterBool": &f.setBool, "cuFileSetParameterString": &f.setString, "cuFileSetStatsLevel": &f.statsLevel,
+		"cuFileStatsStart": &f.statsStart, "cuFileStatsReset": &f.statsReset, "cuFileGetStatsL3": &f.statsL3,
+	}); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoCuFile, err)
+	}
+	if c.errno, err = purego.Dlsym(purego.RTLD_DEFAULT, "__errno_location"); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoCuFile, err)
+	}
+	return c, nil
+}
+
+// call makes a call that answers a CUfileError_t: 8 bytes in one register, cuFile's code low and CUDA's high.
+//
+//go:uintptrescapes
+func (c *CuFile) call(f *function, args ...uintptr) error {
+	if f.addr == 0 {
+		return fmt.Errorf("%w: %s", ErrSymbol, f.name)
+	}
+	r, _, _ := purego.SyscallN(f.addr, args...)
+	code, cuda := int32(r), Result(int32(r>>32))
+	if code == 0 { // whatever stands in the upper half
+		return nil
+	}
+	if code != fileCUDAError {
+		cuda = 0
+	}
+	return &FileError{Call: f.name, Code: code, CUDA: cuda}
+}
+
+// Open opens cuFile's driver on a thread of a GPU.
+func (c *CuFile) Open(t *Thread) error { return c.call(&c.fn.open) }
+
+// Close closes cuFile's driver. Handles and buffers are to be given up before.
+func (c *CuFile) Close(t *Thread) error { return c.call(&c.fn.close) }
+
+// Version is 1000*major + 10*minor, 0 where the library is too old to say.
+func (c *CuFile) Version() (int, error) {
+	if c.fn.version.addr == 0 {
+		return 0, nil
+	}
+	v := new(int32)
+	err := c.call(&c.fn.version, uintptr(unsafe.Pointer(v)))
+	return int(*v), err
+}
+
+// Parameters of cuFile that are set by [CuFile.SetBool], [CuFile.SetSize] and [CuFile.SetText], by the numbers of its header.
+const (
+	AllowCompatMode = 1 // bool
+	ForceCompatMode = 2 // bool
+	UsePCIP2PDMA    = 7 // bool
+	StatsLevel      = 0 // size
+	LogDir          = 2 // text
+)
+
+// SetBool sets a parameter; it is refused (5026) once the driver is open.
+func (c *CuFile) SetBool(parameter int, value bool) error {
+	v := uintptr(0)
+	if value {
+		v = 1
+	}
+	return c.call(&c.fn.setBool, uintptr(parameter), v)
+}
+
+// SetSize sets a parameter.
+func (c *CuFile) SetSize(parameter int, value uint64) error {
+	return c.call(&c.fn.setSize, uintptr(parameter), uintptr(value))
+}
+
+// SetText sets a parameter.
+func (c *CuFile) SetText(parameter int, value string) error {
+	b := append([]byte(value), 0)
+	return c.call(&c.fn.setString, uintptr(parameter), uintptr(unsafe.Pointer(&b[0])))
+}
+
+// cuFileProperties is CUfileDrvProps_t.
+type cuFileProperties struct {
+	Major, Minor            uint32
+	PollThreshold           uint64
+	MaxDirectIO             uint64
+	Status, Control         uint32
+	Features                uint32
+	MaxDeviceCache          uint32
+	PerBufferCache          uint32
+	MaxPinned               uint32
+	MaxBatch, MaxBatchMilli uint32
+}
+
+// Properties are those of an open driver that decide how bytes go.
+type Properties struct {
+	NVFSMajor, NVFSMinor uint32 // of the nvidia-fs kernel module, 0 without
+	MaxDirectIOKB        uint64
+	AllowCompat          bool
+	MaxPinnedKB          uint32
+}
+
+// Properties asks the open driver.
+func (c *CuFile) Properties() (Properties, error) {
+	p := new(cuFileProperties)
+	err := c.call(&c.fn.properties, uintptr(unsafe.Pointer(p)))
+	const allowCompat = 1 << 1
+	return Properties{p.Major, p.Minor, p.MaxDirectIO, p.Control&allowCompat != 0, p.MaxPinned}, err
+}
+
+// cuFileDescr is CUfileDescr_t.
+type cuFileDescr struct {
+	Type  int32
+	_     int32
+	FD    int32
+	_     int32
+	FSOps uintptr
+}
+
+// Register makes a file known to cuFile. The descriptor stays the caller's, to be closed after [CuFile.Deregister].
+func (c *CuFile) Register(t *Thread, fd int) (handle uintptr, err error) {
+	d := &cuFileDescr{Type: 1, FD: int32(fd)}
+	h := new(uintptr)
+	err = c.call(&c.fn.handleRegister, uintptr(unsafe.Pointer(h)), uintptr(unsafe.Pointer(d)))
+	return *h, err
+}
+
+// Deregister makes cuFile forget a file. Nothing may be in flight on it.
+func (c *CuFile) Deregister(t *Thread, handle uintptr) {
+	purego.SyscallN(c.fn.handleDeregister.addr, handle)
+}
+
+// RegisterBuffer makes device memory known to cuFile, which then needs no bounce buffer of its own for it.
+func (c *CuFile) RegisterBuffer(t *Thread, address uint64, size int64) error {
+	return c.call(&c.fn.bufRegister, uintptr(address), uintptr(size), 0)
+}
+
+// DeregisterBuffer undoes RegisterBuffer.
+func (c *CuFile) DeregisterBuffer(t *Thread, address uint64) error {
+	return c.call(&c.fn.bufDeregister, uintptr(address))
+}
+
+// Read reads size bytes at off of a registered file to device memory, and says how many came. An error may stand beside
+// any number; fewer bytes without an error are the end of the file, or a short read.
+func (c *CuFile) Read(t *Thread, handle uintptr, address uint64, size, off int64) (int64, error) {
+	return c.move(t, &c.fn.read, handle, address, size, off)
+}
+
+// Write is Read's inverse.
+func (c *CuFile) Write(t *Thread, handle uintptr, address uint64, size, off int64) (int64, error) {
+	return c.move(t, &c.fn.write, handle, address, size, off)
+}
+
+func (c *CuFile) move(t *Thread, f *function, handle uintptr, address uint64, size, off int64) (int64, error) {
+	n := copy(t.args[:], []uintptr{handle, uintptr(address), uintptr(size), uintptr(off), 0})
+	r, _, _ := purego.SyscallN(f.addr, t.args[:n]...)
+	switch done := int64(r); {
+	case done >= 0:
+		return done, nil
+	case done == -1: // the errno is this thread's, and this thread is ours
+		at, _, _ := purego.SyscallN(c.errno)
+		return 0, &FileError{Call: f.name, Errno: syscall.Errno(**(**int32)(unsafe.Pointer(&at)))}
+	default:
+		return 0, &FileError{Call: f.name, Code: int32(-done)}
+	}
+}
+
+// Routes counts what cuFile really did, by its own statistics.
+type Routes struct {
+	Reads, P2PReads, NVFSReads, PosixReads     uint64
+	Writes, P2PWrites, NVFSWrites, PosixWrites uint64
+}
+
+// StartStats switches the statistics on; the driver is open.
+func (c *CuFile) StartStats() error {
+	return errors.Join(c.call(&c.fn.statsLevel, 3), c.call(&c.fn.statsStart))
+}
+
+// Places in CUfileStatsLevel3_t and its CUfilePerGpuStats_t.
+const (
+	statsBytes  = 5000
+	statsGPUs   = 1024 // u32
+	statsPerGPU = 1032
+	perGPUBytes = 248
+	gpuCounters = 40 // after the UUID
+)
+
+// Stats reads the statistics of all GPUs together.
+func (c *CuFile) Stats() (Routes, error) {
+	raw := make([]byte, statsBytes+4096) // room for a newer library's fields
+	err := c.call(&c.fn.statsL3, uintptr(unsafe.Pointer(&raw[0])))
+	runtime.KeepAlive(raw)
+	if err != nil {
+		return Routes{}, err
+	}
+	return parseStats(raw[:statsBytes]), nil
+}
+
+func parseStats(raw []byte) (r Routes) {
+	le := binary.LittleEndian
+	for g := range int(min(le.Uint32(raw[statsGPUs:]), 16)) {
+		at := func(counter int) uint64 { return le.Uint64(raw[statsPerGPU+g*perGPUBytes+gpuCounters+8*counter:]) }
+		for counter, to := range map[int]*uint64{
+			4: &r.Reads, 5: &r.P2PReads, 6: &r.NVFSReads, 7: &r.PosixReads,
+			17: &r.Writes, 18: &r.P2PWrites, 19: &r.NVFSWrites, 20: &r.PosixWrites,
+		} {
+			*to += at(counter)
+		}
+	}
+	return r
+}
+
+// String names the route that the bytes took.
+func (r Routes) String() string {
+	switch total := r.Reads + r.Writes; {
+	case total == 0:
+		return "cuFile, nothing moved"
+	case r.P2PReads+r.P2PWrites == total:
+		return "cuFile, peer to peer"
+	case r.NVFSReads+r.NVFSWrites == total:
+		return "cuFile, nvidia-fs"
+	case r.PosixReads+r.PosixWrites == total:
+		return "cuFile, compatibility mode"
+	}
+	return "cuFile, mixed"
+}
