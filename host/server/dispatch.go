@@ -3,6 +3,8 @@ package server
 import (
 	"strconv"
 
+	protobuf "google.golang.org/protobuf/proto"
+
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 )
@@ -22,8 +24,12 @@ func (x *session) receive(m *proto.ClientMessage) {
 		err = x.cancelJob(m.Id, b.Cancel)
 	case *proto.ClientMessage_Flush:
 		err = x.flush(m.Id, b.Flush)
-	case *proto.ClientMessage_Store, *proto.ClientMessage_Load:
-		if _, err = x.newJob(m.Id); err == nil {
+	case *proto.ClientMessage_Store:
+		err = x.orderJob(m, len(b.Store.GetChunks()))
+	case *proto.ClientMessage_Load:
+		err = x.orderJob(m, len(b.Load.GetChunks()))
+	case *proto.ClientMessage_Lookup:
+		if err = x.checkKeys(len(b.Lookup.GetKeys()) / chunk.KeyBytes); err == nil {
 			err = x.order(m)
 		}
 	case nil:
@@ -36,6 +42,23 @@ func (x *session) receive(m *proto.ClientMessage) {
 	}
 }
 
+// orderJob enters a job and orders its message. What a message may not hold at all is refused before it waits.
+func (x *session) orderJob(m *proto.ClientMessage, chunks int) error {
+	if chunks > 0 { // none is wrong too, but a HELLO that is missing comes first
+		if err := x.checkChunks(chunks); err != nil {
+			return err
+		}
+	}
+	j, err := x.newJob(m)
+	if err != nil {
+		return err
+	}
+	if err = x.order(m); err != nil && !x.drop(j) {
+		return nil
+	}
+	return err
+}
+
 // order handles a message at once when nothing is before it and it will not wait for storage, and queues it otherwise.
 func (x *session) order(m *proto.ClientMessage) error {
 	_, slow := m.Body.(*proto.ClientMessage_Store)
@@ -43,15 +66,46 @@ func (x *session) order(m *proto.ClientMessage) error {
 		x.inTurn(m)
 		return nil
 	}
+	w := weigh(m)
+	if have := x.weight.Load(); have > 0 && have+w > backlogBytes { // CANCEL must be heard still, so reading goes on
+		return faultf(proto.Code_CODE_LIMIT, "", "messages of %d bytes wait for their turn already", have)
+	}
 	x.waiting.Add(1)
+	x.weight.Add(w)
 	select {
 	case x.backlog <- m:
 		return nil
 	default:
-		x.waiting.Add(-1)
-		x.dropJob(m.Id)
+		x.handled(m)
 		return faultf(proto.Code_CODE_LIMIT, "", "%d messages wait for their turn already", cap(x.backlog))
 	}
+}
+
+// handled counts a message that no longer waits.
+func (x *session) handled(m *proto.ClientMessage) {
+	x.waiting.Add(-1)
+	x.weight.Add(-weigh(m))
+}
+
+// weigh estimates the memory that a message takes. An element of a list takes much more here than on the wire.
+func weigh(m *proto.ClientMessage) int64 {
+	const each = 128
+	n := each
+	switch b := m.Body.(type) {
+	case *proto.ClientMessage_Store:
+		for _, c := range b.Store.GetChunks() {
+			n += each + len(c.GetKey()) + len(c.GetParent()) + 4*len(c.GetBlocks())
+		}
+	case *proto.ClientMessage_Load:
+		for _, c := range b.Load.GetChunks() {
+			n += each + 4*len(c.GetBlocks())
+		}
+	case *proto.ClientMessage_Lookup:
+		n += len(b.Lookup.GetKeys())
+	default:
+		n += each / 2 * protobuf.Size(m) // as if it were all empty elements
+	}
+	return int64(n)
 }
 
 // inTurn handles one message while no other is.
@@ -61,9 +115,17 @@ func (x *session) inTurn(m *proto.ClientMessage) {
 	if x.over || x.ctx.Err() != nil {
 		return
 	}
+	var j *job
+	switch m.Body.(type) {
+	case *proto.ClientMessage_Store, *proto.ClientMessage_Load:
+		if j = x.job(m.Id); j == nil { // cancelled, and completed so
+			x.forgo(m.GetLoad())
+			return
+		}
+	}
 	hello, isHello := m.Body.(*proto.ClientMessage_Hello)
 	if isHello != !x.greeted {
-		x.outOfPlace(m.Id, isHello)
+		x.outOfPlace(m.Id, j, isHello)
 		return
 	}
 	var err error
@@ -89,36 +151,39 @@ func (x *session) inTurn(m *proto.ClientMessage) {
 		x.engine.endRequest(x, b.EndRequest.GetRequest())
 		x.done(m.Id)
 	case *proto.ClientMessage_Store:
-		err = x.store(m.Id, b.Store)
+		err = x.store(j, b.Store)
 	case *proto.ClientMessage_Load:
-		err = x.load(m.Id, b.Load)
+		err = x.load(j, b.Load)
 	}
-	if err != nil {
-		x.dropJob(m.Id)
+	if err != nil && x.drop(j) {
 		x.fail(m.Id, err)
 	}
 }
 
 // outOfPlace refuses a second HELLO, and anything before the first.
-func (x *session) outOfPlace(id uint64, hello bool) {
-	x.dropJob(id)
+func (x *session) outOfPlace(id uint64, j *job, hello bool) {
 	if hello {
 		x.fail(id, invalid("hello", "the session has said HELLO already"))
 		return
 	}
-	x.fail(id, invalid("body", "a session's first message is HELLO"))
+	if x.drop(j) {
+		x.fail(id, invalid("body", "a session's first message is HELLO"))
+	}
 	x.end(errRefused)
 }
 
-// dropJob takes a job off the table that was refused before anything of it began.
-func (x *session) dropJob(id uint64) {
-	x.mu.Lock()
-	j := x.jobs[id]
-	x.mu.Unlock()
-	if j != nil {
-		j.neverRun()
-		j.finish()
+// drop takes a job off the table that is refused before anything of it began; j is nil for other messages. It reports
+// whether the refusal is to be answered: not when the job was cancelled, and completed so, meanwhile.
+func (x *session) drop(j *job) bool {
+	if j == nil {
+		return true
 	}
+	if !j.claim() {
+		return false
+	}
+	j.neverRun()
+	j.finish()
+	return true
 }
 
 // group finds a group of the session's namespace.

@@ -8,7 +8,8 @@
 //	reader -> (idle? at once : executor) -> store, engine -> outgoing queue -> writer
 //
 // Each session has a reader, an executor and a writer. The reader never waits for storage, so CANCEL and PING are heard
-// while a STORE makes room. Completions come from the engine's goroutines and are queued, never sent, by them: a client
+// while a STORE makes room, and are not held up by it: until its copies begin, a job is over with its cancel, and a
+// reservation that hangs in the store is left to itself, to be given up when it returns. Completions come from the engine's goroutines and are queued, never sent, by them: a client
 // that does not read stops its own reader first and loses its session in the end, and nobody else notices.
 //
 // Sessions with one engine id share an engine record: what they agree on, the leases that any of them may load under,

@@ -20,10 +20,18 @@ type fakeBackend struct {
 	ended []uint32
 	seen  map[uint32]bool // request numbers of lookups
 	hold  chan struct{}   // when not nil, puts wait for it or their context
+
+	queues []string // asked for
 }
 
 func (b *fakeBackend) space(context.Context, *chunk.Namespace) (space, error) { return b, nil }
-func (b *fakeBackend) queue(string) (queue, error)                            { return fakeQueue{}, nil }
+
+func (b *fakeBackend) queue(device string) (queue, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.queues = append(b.queues, device)
+	return fakeQueue{}, nil
+}
 
 func (b *fakeBackend) endRequest(n uint32) {
 	b.mu.Lock()
@@ -182,6 +190,30 @@ func endOf(request uint32) *proto.ClientMessage {
 	return &proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: request}}}
 }
 
+func storeOf(chunks int) *proto.ClientMessage {
+	m := &proto.Store{}
+	for i := range chunks {
+		k := key(i)
+		m.Chunks = append(m.Chunks, &proto.StoreChunk{Key: k[:], Blocks: blocks(0)})
+	}
+	return &proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: m}}
+}
+
+func cancelOf(job uint64) *proto.ClientMessage {
+	return &proto.ClientMessage{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: job}}}
+}
+
+// pagesFor registers pages of the first group, without a client.
+func pagesFor(t testing.TB, x *session) {
+	mem, err := transfer.NewHostMemory(x.ns.Groups[0].Geometry, regionsOf(make([]byte, planes*pageBytes*arenaBlocks)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.turn.Lock()
+	defer x.turn.Unlock()
+	x.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
+}
+
 // Two engines may both have a request 7; the store must not take them for one. Two ranks of one engine share it, and
 // the store hears of its end when both have ended it.
 func TestRequestsAreTheEnginesOwn(t *testing.T) {
@@ -218,23 +250,13 @@ func TestReaderDoesNotWaitForRoom(t *testing.T) {
 	s := newServer(Config{}, b)
 	w := newTalk(t, s, greeting("a"))
 	x := only(s)
-	mem, err := transfer.NewHostMemory(x.ns.Groups[0].Geometry, regionsOf(make([]byte, planes*pageBytes*arenaBlocks)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	x.turn.Lock()
-	x.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
-	x.turn.Unlock()
-	k := key(0)
-	save := func() *proto.ClientMessage {
-		return &proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: &proto.Store{Chunks: []*proto.StoreChunk{{Key: k[:], Blocks: blocks(0)}}}}}
-	}
-	first := w.say(save())
-	second := w.say(save())
+	pagesFor(t, x)
+	first := w.say(storeOf(1))
+	second := w.say(storeOf(1))
 	look := w.say(lookupOf(1))
 	w.ask(&proto.ClientMessage{Body: &proto.ClientMessage_Ping{}})
 	for _, job := range []uint64{second, first} { // one that waits for its turn, and the one that has it
-		w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: job}}})
+		w.say(cancelOf(job))
 	}
 	var order []uint64
 	published := map[uint64]*proto.StorePublished{}

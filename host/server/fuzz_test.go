@@ -56,9 +56,11 @@ func FuzzMessages(f *testing.F) {
 			m.Id = uint64(i) + 2
 			x.receive(m)
 			for len(x.backlog) > 0 {
-				x.inTurn(<-x.backlog)
-				x.waiting.Add(-1)
+				next := <-x.backlog
+				x.inTurn(next)
+				x.handled(next)
 			}
+			s.work.Wait()
 			x.waiters.Wait()
 			if !answered(x.out, m.Id) {
 				t.Fatalf("no answer to %v", m)

@@ -40,7 +40,11 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	x.ns, x.rank, x.piece, x.tenant = ns, m.GetRank(), piece, m.GetTenant()
 	x.device = deviceName(m.GetDeviceUuid())
 	x.gpu = x.server.gpuOf(x.device)
-	if x.queue, err = x.server.backend.queue(x.device); err != nil {
+	queue := "" // host memory's; a queue is never given up, so clients do not make any
+	if x.gpu != nil {
+		queue = x.device
+	}
+	if x.queue, err = x.server.backend.queue(queue); err != nil {
 		return err
 	}
 	f := facts{namespace: ns, tenant: m.GetTenant(), localRanks: m.GetLocalRanks(), firstRank: first, pieces: pieces}

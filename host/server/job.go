@@ -2,29 +2,32 @@ package server
 
 import (
 	"context"
-	"sync"
+	"slices"
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// job is a STORE or LOAD from the moment it is heard. CANCEL may find it before its turn has come.
+// job is a STORE or LOAD from the moment it is heard. CANCEL may find it before its turn has come, or while a STORE makes
+// room. Who claims it first decides what becomes of it: the copies that it is for, its refusal, or its cancel.
 type job struct {
 	id      uint64
 	session *session
+	message *proto.ClientMessage
 	ctx     context.Context // done when it is cancelled
 	stop    context.CancelFunc
 	reg     *registration // set before begun is closed
 
 	cancelled atomic.Bool
-	once      sync.Once
-	begun     chan struct{} // closed when handle is set, or will never be
+	claimed   atomic.Bool
+	begun     chan struct{} // closed soon after the claim: handle is set, or will never be
 	handle    fence         // nil when no copy was ever started
 }
 
 // newJob enters a job in the session's table, so that CANCEL, FLUSH and the session's end know of it.
-func (x *session) newJob(id uint64) (*job, error) {
-	j := &job{id: id, session: x, begun: make(chan struct{})}
+func (x *session) newJob(m *proto.ClientMessage) (*job, error) {
+	j := &job{id: m.GetId(), session: x, message: m, begun: make(chan struct{})}
 	j.ctx, j.stop = context.WithCancel(x.ctx)
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -36,27 +39,33 @@ func (x *session) newJob(id uint64) (*job, error) {
 		j.stop()
 		return nil, faultf(proto.Code_CODE_LIMIT, "job", "%d jobs of this session run, at most %d", len(x.jobs), limit)
 	}
-	x.jobs[id] = j
+	x.jobs[j.id] = j
 	return j, nil
 }
 
+// claim reports whether the caller is the first. Then run or neverRun must follow at once.
+func (j *job) claim() bool { return j.claimed.CompareAndSwap(false, true) }
+
 // run notes the job's fence.
 func (j *job) run(f fence) {
-	j.once.Do(func() {
-		j.handle = f
-		close(j.begun)
-	})
+	j.handle = f
+	close(j.begun)
 	if j.cancelled.Load() { // cancelled while it was being started
 		f.Cancel()
 	}
 }
 
 // neverRun says that no copy was or will be started.
-func (j *job) neverRun() { j.once.Do(func() { close(j.begun) }) }
+func (j *job) neverRun() { close(j.begun) }
 
-// cancel asks for the end. It does not wait.
+// cancel asks for the end. It does not wait. A job that nobody has claimed is over with it, whatever the store is doing.
 func (j *job) cancel() {
 	j.cancelled.Store(true)
+	if j.claim() {
+		j.neverRun()
+		j.abandon()
+		return
+	}
 	j.stop()
 	select {
 	case <-j.begun:
@@ -72,6 +81,41 @@ func (j *job) waitFenced() {
 	<-j.begun
 	if j.handle != nil {
 		<-j.handle.Fenced()
+	}
+}
+
+// abandon completes a job that was cancelled before anything of it ran: all its chunks were.
+func (j *job) abandon() {
+	switch {
+	case j.session.ctx.Err() != nil: // nobody reads it
+		j.finish()
+	case j.message.GetLoad() != nil:
+		(&loading{job: j, chunks: j.message.GetLoad().GetChunks()}).failed(transfer.ErrCancelled)
+	default:
+		s := newStoring(j, len(j.message.GetStore().GetChunks()))
+		for i := range s.results {
+			s.refused(i, transfer.ErrCancelled)
+		}
+		s.read(transfer.Outcome{})
+		s.published(transfer.Outcome{})
+	}
+}
+
+// fenced says whether no copy of the job can touch its blocks, as waitFenced without waiting.
+func (j *job) fenced() bool {
+	select {
+	case <-j.begun:
+	default:
+		return false
+	}
+	if j.handle == nil {
+		return true
+	}
+	select {
+	case <-j.handle.Fenced():
+		return true
+	default:
+		return false
 	}
 }
 
@@ -96,14 +140,15 @@ func (x *session) cancelJob(id uint64, m *proto.Cancel) error {
 		x.done(id)
 		return nil
 	}
-	return x.acknowledge(id, func() {
-		j.cancel()
-		j.waitFenced()
-	})
+	j.cancel()
+	return x.acknowledge(id, []*job{j})
 }
 
 // flush is FLUSH.
 func (x *session) flush(id uint64, m *proto.Flush) error {
+	if limit := x.server.cfg.Limits.Jobs; len(m.GetJobs()) > limit {
+		return faultf(proto.Code_CODE_LIMIT, "jobs", "%d, a session has at most %d", len(m.GetJobs()), limit)
+	}
 	var jobs []*job
 	x.mu.Lock()
 	for _, j := range x.jobs {
@@ -121,26 +166,34 @@ func (x *session) flush(id uint64, m *proto.Flush) error {
 		}
 	}
 	x.mu.Unlock()
+	return x.acknowledge(id, jobs)
+}
+
+// acknowledge answers Done once the jobs are fenced: at once, or on a goroutine that waits for them. Only the reader
+// calls it.
+func (x *session) acknowledge(id uint64, jobs []*job) error {
+	jobs = slices.DeleteFunc(jobs, (*job).fenced)
 	if len(jobs) == 0 {
 		x.done(id)
 		return nil
 	}
-	return x.acknowledge(id, func() {
+	if limit := x.server.cfg.Limits.Jobs; x.unacknowledged.Load() >= int64(limit) {
+		return faultf(proto.Code_CODE_LIMIT, "", "%d messages of this session wait for jobs to be fenced, that is the limit", limit)
+	}
+	x.unacknowledged.Add(1)
+	if !x.wait(func() {
 		for _, j := range jobs {
 			j.waitFenced()
 		}
-	})
-}
-
-// acknowledge answers Done once fn has returned.
-func (x *session) acknowledge(id uint64, fn func()) error {
-	if !x.wait(func() { fn(); x.done(id) }) {
+		x.unacknowledged.Add(-1)
+		x.done(id)
+	}) {
 		return ErrClosing
 	}
 	return nil
 }
 
-// jobsOf lists a registration's jobs, or all when r is nil. The caller holds the turn, so none begins meanwhile.
+// jobsOf lists a registration's jobs. The caller holds the turn, so none begins meanwhile.
 func (x *session) jobsOf(r *registration) []*job {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -10,13 +10,9 @@ import (
 
 // load is LOAD. Wrong input is an error; a lease that is over fails all blocks instead, for that is no fault of the
 // client's.
-func (x *session) load(id uint64, m *proto.Load) error {
+func (x *session) load(j *job, m *proto.Load) error {
 	if err := x.checkChunks(len(m.GetChunks())); err != nil {
 		return err
-	}
-	j := x.job(id)
-	if j == nil {
-		return ErrClosing
 	}
 	s := &loading{job: j, chunks: m.GetChunks()}
 	l, err := x.engine.peek(m.GetLease())
@@ -39,11 +35,11 @@ func (x *session) load(id uint64, m *proto.Load) error {
 		s.failAll(err)
 		return nil
 	}
-	if s.lease = l; j.cancelled.Load() {
-		s.failAll(transfer.ErrCancelled)
+	if !j.claim() { // by its cancel
+		x.engine.loaded(l)
 		return nil
 	}
-	j.reg = reg
+	s.lease, j.reg = l, reg
 	lj.done = s.done
 	if m.GetLayers() {
 		lj.layer = s.layer
@@ -51,6 +47,16 @@ func (x *session) load(id uint64, m *proto.Load) error {
 	x.server.begin()
 	j.run(x.queue.load(lj))
 	return nil
+}
+
+// forgo uses up the lease of a LOAD that was cancelled before its turn came, as every LOAD does. m is nil for a STORE.
+func (x *session) forgo(m *proto.Load) {
+	if m == nil || !x.greeted {
+		return
+	}
+	if l, err := x.engine.peek(m.GetLease()); err == nil && x.engine.take(l, x.reader()) == nil {
+		x.engine.loaded(l)
+	}
 }
 
 // checkLoad reads the chunks of a LOAD.
@@ -94,9 +100,16 @@ func (s *loading) done(o transfer.Outcome) {
 	s.job.session.server.finish()
 }
 
-// failAll completes a LOAD of which no copy was started.
+// failAll completes a LOAD of which no copy will be started, unless its cancel has.
 func (s *loading) failAll(err error) {
-	s.job.neverRun()
+	if s.job.claim() {
+		s.job.neverRun()
+		s.failed(err)
+	}
+}
+
+// failed completes a LOAD of which nothing was delivered.
+func (s *loading) failed(err error) {
 	o := transfer.Outcome{Failed: make([]transfer.ChunkError, len(s.chunks))}
 	for i := range s.chunks {
 		o.Failed[i] = transfer.ChunkError{Chunk: i, Err: err}

@@ -70,8 +70,8 @@ func (x *session) answer(reply *proto.LookupReply, p pins, g *chunk.Group, m *pr
 // lookupKeys reads the keys into the session's scratch: the store does not keep them.
 func (x *session) lookupKeys(m *proto.Lookup) ([]chunk.Key, error) {
 	n := len(m.GetKeys()) / x.ns.KeyBytes
-	if limit := x.server.cfg.Limits.KeysPerLookup; n > limit {
-		return nil, faultf(proto.Code_CODE_LIMIT, "keys", "%d, at most %d in one LOOKUP", n, limit)
+	if err := x.checkKeys(n); err != nil {
+		return nil, err
 	}
 	if int64(m.GetFirst()) > int64(n) {
 		return nil, invalid("first", "%d of %d keys", m.GetFirst(), n)
@@ -81,6 +81,13 @@ func (x *session) lookupKeys(m *proto.Lookup) ([]chunk.Key, error) {
 		return nil, invalid("keys", "%v", err)
 	}
 	return x.keys, nil
+}
+
+func (x *session) checkKeys(n int) error {
+	if limit := x.server.cfg.Limits.KeysPerLookup; n > limit {
+		return faultf(proto.Code_CODE_LIMIT, "keys", "%d, at most %d in one LOOKUP", n, limit)
+	}
+	return nil
 }
 
 // readers is who may load: local ranks as bits.

@@ -196,7 +196,7 @@ func (s *Server) admit(st stream) (*session, error) {
 		server: s, stream: st, number: s.number.Add(1),
 		regs: map[uint32]*registration{}, maps: map[fileID]*mapping{}, jobs: map[uint64]*job{},
 		descriptors: map[uint64]*os.File{}, requests: map[uint32]struct{}{},
-		backlog: make(chan *proto.ClientMessage, backlogSlots),
+		backlog: make(chan *proto.ClientMessage, backlogSlots), reserving: make(chan struct{}, 1),
 	}
 	x.log = s.cfg.Log.With("session", x.number)
 	x.ctx, x.end = context.WithCancelCause(st.Context())

@@ -59,6 +59,10 @@ type session struct {
 	keys    []chunk.Key // scratch of LOOKUP
 	backlog chan *proto.ClientMessage
 	waiting atomic.Int64 // messages given to the executor and not handled yet
+	weight  atomic.Int64 // bytes that they take, by weigh
+	// reserving has a token while a STORE makes room. It outlives the turn, and the session, when the job is cancelled
+	// meanwhile, so at most one goroutine of a session is left to a disk that hangs.
+	reserving chan struct{}
 
 	mu          sync.Mutex
 	ended       bool
@@ -66,13 +70,18 @@ type session struct {
 	descriptors map[uint64]*os.File
 	waiters     sync.WaitGroup // goroutines that wait for fences; added to under mu while not ended
 
+	unacknowledged atomic.Int64 // CANCELs and FLUSHes that such a goroutine will answer
+
 	// The engine's mutex guards these.
 	requests map[uint32]struct{}
 	leases   int
 }
 
-// backlogSlots is how many ordered messages may wait behind a STORE that makes room.
-const backlogSlots = 1 << 12
+// How many ordered messages may wait behind a STORE that makes room, and the bytes that they take together.
+const (
+	backlogSlots = 1 << 12
+	backlogBytes = 64 << 20
+)
 
 // serve runs a session from its stream's start to its end.
 func (s *Server) serve(st stream) error {
@@ -149,7 +158,7 @@ func (x *session) execute() {
 		select {
 		case m := <-x.backlog:
 			x.inTurn(m)
-			x.waiting.Add(-1)
+			x.handled(m)
 		case <-x.ctx.Done():
 			return
 		}
@@ -176,7 +185,6 @@ func (x *session) teardown() {
 	}
 	for _, j := range jobs {
 		j.cancel()
-		j.neverRun() // those that no message will start any more
 	}
 	for _, j := range jobs {
 		j.waitFenced()

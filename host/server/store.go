@@ -7,8 +7,9 @@ import (
 )
 
 // store is STORE. All of it is checked before anything is reserved; then every chunk is reserved, in order; then the
-// I/O of those that got a place begins.
-func (x *session) store(id uint64, m *proto.Store) error {
+// I/O of those that got a place begins. Reserving may wait for the disk, so it has a goroutine of its own: the turn goes on
+// when the job is cancelled or the session ends, and the goroutine finds that out by itself.
+func (x *session) store(j *job, m *proto.Store) error {
 	reg, err := x.registered(m.GetGroup())
 	if err != nil {
 		return err
@@ -21,33 +22,56 @@ func (x *session) store(id uint64, m *proto.Store) error {
 	if err != nil {
 		return err
 	}
-	j := x.job(id)
-	if j == nil {
-		return ErrClosing
-	}
 	j.reg = reg
-	s := &storing{job: j, results: make([]proto.ChunkResult, len(wants))}
+	s := newStoring(j, len(wants))
 	sj := storeJob{memory: reg.memory, read: s.read, published: s.published}
-	for i, r := range wants {
-		r.request = number
-		put, err := x.reserve(j, r)
-		if s.results[i] = resultOf(err); err == nil {
+	select {
+	case x.reserving <- struct{}{}:
+	case <-j.ctx.Done():
+		return nil
+	}
+	made := make(chan struct{})
+	x.server.work.Go(func() {
+		defer func() { <-x.reserving }()
+		defer close(made)
+		for i, r := range wants {
+			r.request = number
+			put, err := x.reserve(j, r)
+			if err != nil {
+				s.refused(i, err)
+				continue
+			}
+			s.results[i] = resultOf(nil)
 			s.index = append(s.index, i)
 			sj.puts = append(sj.puts, put)
 			sj.blocks = append(sj.blocks, m.Chunks[i].Blocks)
-		} else if s.results[i] == proto.ChunkResult_CHUNK_RESULT_FAILED {
-			s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(err), Message: err.Error()})
 		}
+		x.submit(s, sj)
+	})
+	select {
+	case <-made:
+	case <-j.ctx.Done():
 	}
-	x.server.begin()
+	return nil
+}
+
+// submit begins a STORE's I/O, or gives up what was reserved when the job was cancelled meanwhile.
+func (x *session) submit(s *storing, sj storeJob) {
+	if !s.job.claim() {
+		for _, p := range sj.puts {
+			p.Abort(transfer.ErrCancelled)
+		}
+		return
+	}
 	if len(sj.puts) == 0 {
-		j.neverRun()
+		s.job.neverRun()
 		s.read(transfer.Outcome{})
 		s.published(transfer.Outcome{})
-		return nil
+		return
 	}
-	j.run(x.queue.store(sj))
-	return nil
+	s.counted = true
+	x.server.begin()
+	s.job.run(x.queue.store(sj))
 }
 
 // reserve gets one chunk its place, unless the job was cancelled meanwhile.
@@ -111,6 +135,18 @@ type storing struct {
 	index    []int // of the message's chunks that became the job's
 	results  []proto.ChunkResult
 	failures []*proto.ChunkFailure
+	counted  bool // among the server's jobs
+}
+
+func newStoring(j *job, chunks int) *storing {
+	return &storing{job: j, results: make([]proto.ChunkResult, chunks)}
+}
+
+// refused notes a chunk that got no place.
+func (s *storing) refused(i int, err error) {
+	if s.results[i] = resultOf(err); s.results[i] == proto.ChunkResult_CHUNK_RESULT_FAILED {
+		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(err), Message: err.Error()})
+	}
 }
 
 func (s *storing) read(transfer.Outcome) {
@@ -132,5 +168,7 @@ func (s *storing) published(o transfer.Outcome) {
 	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StorePublished{StorePublished: &proto.StorePublished{
 		Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load(),
 	}}})
-	x.server.finish()
+	if s.counted {
+		x.server.finish()
+	}
 }

@@ -1,0 +1,111 @@
+package server
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// What waits behind a STORE that makes room is bounded in bytes, and CANCEL is heard still.
+func TestBacklogIsBounded(t *testing.T) {
+	b := &fakeBackend{hold: make(chan struct{})}
+	s := newServer(Config{}, b)
+	w := newTalk(t, s, greeting("a"))
+	x := only(s)
+	pagesFor(t, x)
+	job := w.say(storeOf(1))
+	until(t, "the store makes room", func() bool { return len(x.reserving) == 1 })
+	limits := DefaultLimits()
+	for field, m := range map[string]*proto.ClientMessage{
+		"keys":   {Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: make([]byte, (limits.KeysPerLookup+1)*32)}}},
+		"chunks": storeOf(limits.ChunksPerJob + 1),
+	} {
+		if e := w.ask(m).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != field {
+			t.Errorf("%s: %v", field, e)
+		}
+	}
+	packed := proto.AppendKeys(nil, keys(limits.KeysPerLookup), 32)
+	var last uint64
+	waits := 0
+	for ; waits < 2*backlogBytes/len(packed) && len(w.out) == 0; waits++ {
+		last = w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: packed}}})
+		w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Release{}})
+	}
+	if a := <-w.out; a.GetError().GetCode() != proto.Code_CODE_LIMIT || a.Id < last-2 {
+		t.Fatalf("after %d: %v", waits, a)
+	}
+	if n := x.weight.Load(); n > backlogBytes || n < backlogBytes/2 {
+		t.Fatalf("%d bytes wait", n)
+	}
+	w.say(cancelOf(job))
+	until(t, "all that waits is handled", func() bool { return x.waiting.Load() == 0 })
+	if n := x.weight.Load(); n != 0 {
+		t.Errorf("%d bytes wait", n)
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A message's decoded elements count, not its bytes on the wire.
+func TestWeight(t *testing.T) {
+	empty := &proto.Store{}
+	for range 1000 {
+		empty.Chunks = append(empty.Chunks, &proto.StoreChunk{})
+	}
+	if n := weigh(&proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: empty}}); n < 1000*100 {
+		t.Errorf("a thousand empty chunks weigh %d", n)
+	}
+}
+
+// CANCELs and FLUSHes that wait are bounded as jobs are.
+func TestWaitersAreBounded(t *testing.T) {
+	b := &fakeBackend{hold: make(chan struct{})}
+	s := newServer(Config{Limits: Limits{Jobs: 2}}, b)
+	w := newTalk(t, s, greeting("a"))
+	pagesFor(t, only(s))
+	job := w.say(storeOf(1))
+	flush := func(jobs ...uint64) *proto.ClientMessage {
+		return &proto.ClientMessage{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{Jobs: jobs}}}
+	}
+	if e := w.ask(flush(job, job, job)).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != "jobs" {
+		t.Fatal(e)
+	}
+	waiting := []uint64{w.say(flush()), w.say(flush(job))}
+	if e := w.ask(flush()).GetError(); e.GetCode() != proto.Code_CODE_LIMIT {
+		t.Fatal(e)
+	}
+	cancel := w.say(cancelOf(job)) // never refused where nothing is to be waited for
+	done := map[uint64]bool{}
+	for len(done) < 3 {
+		if a := <-w.out; a.GetDone() != nil {
+			done[a.Id] = true
+		} else if a.Id != job {
+			t.Fatal(a)
+		}
+	}
+	if !done[cancel] || !done[waiting[0]] || !done[waiting[1]] {
+		t.Fatalf("done: %v", done)
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A queue is never given up, so what a client says of its device makes none.
+func TestUnknownDevicesMakeNoQueues(t *testing.T) {
+	b := &fakeBackend{}
+	s := newServer(Config{}, b)
+	for i := range 3 {
+		m := greeting("a")
+		m.GetHello().DeviceUuid = fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", i)
+		if err := newTalk(t, s, m).close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(b.queues, []string{"", "", ""}) {
+		t.Fatalf("queues %q", b.queues)
+	}
+}
