@@ -38,13 +38,6 @@ var (
 // Result is a CUDA driver's answer; 0 is success.
 type Result int32
 
-// Results that the code decides by.
-const (
-	resultInvalidValue      Result = 1
-	resultNotSupported      Result = 801
-	resultAlreadyRegistered Result = 712
-)
-
 // Sticky says whether the context is unusable after this result, so that every further call in it fails.
 func (r Result) Sticky() bool {
 	switch r {
