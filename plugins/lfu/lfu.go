@@ -85,10 +85,6 @@ func (p *Policy) remove(slot uint32) {
 	p.t.Remove(slot)
 }
 
-// passSteps is what looking at one more entry costs, beside the steps of other policies: taking it off the heap and
-// bringing it back. It bounds what one question names.
-const passSteps = 280
-
 // walkSteps is what looking at one more entry costs, beside the steps of other policies. It bounds what one question
 // looks at.
 const walkSteps = 7

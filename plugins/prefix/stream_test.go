@@ -34,7 +34,6 @@ type walk struct {
 	id   uint32
 	path []uint64
 	at   int
-	miss bool
 }
 
 func newWorld(t *testing.T, slots uint32, seed uint64, harsh bool) *world {
