@@ -71,7 +71,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	}
 	s := h.cfg.Session
 	h.server = server.New(server.Config{
-		Store: h.store, Engine: h.engine, GPUs: h.gpus, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status,
+		Store: h.store, Engine: h.engine, GPUs: h.gpus, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status, Pins: s.Pins,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions, ArenaBytes: s.MaxMemory,
 		},

@@ -107,6 +107,7 @@ type Session struct {
 	MaxChunks   int
 	MaxMessage  int64
 	MaxMemory   int64
+	Pins        map[string]string // namespace fields that every session must have so
 }
 
 // Default is the configuration of an operator who says nothing: one root in the working directory, built-in policies.
@@ -130,6 +131,7 @@ func (c *Config) Clone() *Config {
 	d := *c
 	d.Roots = slices.Clone(c.Roots)
 	d.Policies = slices.Clone(c.Policies)
+	d.Session.Pins = maps.Clone(c.Session.Pins)
 	for i := range d.Policies {
 		p := &d.Policies[i]
 		p.Roles, p.Grants, p.Config = slices.Clone(p.Roles), slices.Clone(p.Grants), maps.Clone(p.Config)

@@ -86,7 +86,11 @@ func (r *fileReader) top(tree map[string]any) {
 				continue
 			}
 			for _, key := range sorted(table) {
-				r.scalar(name+"."+key, table[key])
+				if path := name + "." + key; path == pinsPath {
+					r.pins(table[key])
+				} else {
+					r.scalar(path, table[key])
+				}
 			}
 		default:
 			r.scalar(name, value)
@@ -201,7 +205,7 @@ func (r *fileReader) array(name string, value any) {
 			case name == "root":
 				err = c.Roots[i].set(key, table[key])
 			case key == "config":
-				c.Policies[i].Config = r.settings(path+".config", table[key])
+				c.Policies[i].Config = r.settings("policy.config", path+".config", table[key])
 			default:
 				err = c.Policies[i].set(key, table[key])
 			}
@@ -277,22 +281,22 @@ func asTexts(path string, value any) ([]string, error) {
 	return out, nil
 }
 
-// settings reads a policy's own table as the lines that the policy will read: nested names joined by dots.
-func (r *fileReader) settings(path string, value any) map[string]string {
+// settings reads a free table, as a policy's own, as lines of text: nested names joined by dots. Errors call it what.
+func (r *fileReader) settings(what, path string, value any) map[string]string {
 	table, ok := value.(map[string]any)
 	if !ok {
-		r.fail(path, fmt.Errorf("%w: policy.config is %s, want a table", ErrValue, typeName(value)))
+		r.fail(path, fmt.Errorf("%w: %s is %s, want a table", ErrValue, what, typeName(value)))
 		return nil
 	}
 	if len(table) == 0 {
 		return nil
 	}
 	flat := map[string]string{}
-	r.flatten(flat, path, "", table)
+	r.flatten(flat, what, path, "", table)
 	return flat
 }
 
-func (r *fileReader) flatten(dst map[string]string, at, prefix string, table map[string]any) {
+func (r *fileReader) flatten(dst map[string]string, what, at, prefix string, table map[string]any) {
 	for _, key := range sorted(table) {
 		at, name := at+"."+key, join(prefix, key)
 		text := ""
@@ -306,17 +310,17 @@ func (r *fileReader) flatten(dst map[string]string, at, prefix string, table map
 		case float64:
 			text = strconv.FormatFloat(v, 'g', -1, 64)
 		case map[string]any:
-			r.flatten(dst, at, name, v)
+			r.flatten(dst, what, at, name, v)
 			continue
 		default:
-			r.fail(at, fmt.Errorf("%w: policy.config.%s is %s, want text, a number, true or false", ErrValue, name, typeName(v)))
+			r.fail(at, fmt.Errorf("%w: %s.%s is %s, want text, a number, true or false", ErrValue, what, name, typeName(v)))
 			continue
 		}
 		if _, twice := dst[name]; twice {
-			r.fail(at, fmt.Errorf("%w: policy.config.%s twice", ErrValue, name))
+			r.fail(at, fmt.Errorf("%w: %s.%s twice", ErrValue, what, name))
 		}
 		if key == "" || strings.ContainsAny(name, "=\n\r\x00") || strings.ContainsAny(text, "\n\r\x00") {
-			r.fail(at, fmt.Errorf("%w: policy.config.%s: an empty name, a line break, NUL or = in a name", ErrValue, name))
+			r.fail(at, fmt.Errorf("%w: %s.%s: an empty name, a line break, NUL or = in a name", ErrValue, what, name))
 		}
 		dst[name] = text
 	}

@@ -20,6 +20,7 @@ func (l *Loaded) Print(w io.Writer) error {
 		}
 		fmt.Fprintf(b, "%s = %s # %s\n", k.Name, k.toml(&l.Config), l.Origins[k.Path()])
 	}
+	l.printPins(b)
 	for i, p := range l.Config.Policies {
 		fmt.Fprintf(b, "\n[[policy]] # %s\n", l.Origins["policy["+strconv.Itoa(i)+"]"])
 		fmt.Fprintf(b, "module = %s\n", quote(p.Module))
@@ -105,6 +106,7 @@ func Example(w io.Writer) error {
 		}
 		fmt.Fprintf(b, "# %sDefault: %s.\n%s = %s\n", k.unit(), k.toml(c), k.Name, k.toml(c))
 	}
+	b.WriteString(examplePins)
 	b.WriteString(exampleArrays)
 	return b.Flush()
 }

@@ -53,6 +53,7 @@ func (c *Config) Validate() error {
 			FormatSize(c.Engine.MaxStagingMemory), FormatSize(c.Engine.SlotBytes))
 	}
 	c.validateRoots(bad)
+	c.validatePins(bad)
 	c.validatePolicies(bad)
 	return errors.Join(errs...)
 }

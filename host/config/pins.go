@@ -1,0 +1,64 @@
+package config
+
+import (
+	"bufio"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// pinsPath is the table of namespace fields that the operator pins.
+const pinsPath = "session.pins"
+
+// pinFields are the fields of a namespace's text, besides group.NUMBER and extra.NAME.
+var pinFields = []string{
+	"model", "revision", "dtype", "engine", "hash_algorithm", "hash_seed", "key_bytes", "tokens_per_block", "tensor_parallel",
+	"pipeline_stages", "context_parallel", "replicated",
+}
+
+// PinFields lists the fields that can be pinned by name.
+func PinFields() []string { return slices.Clone(pinFields) }
+
+var pinGroup = regexp.MustCompile(`^group\.(0|[1-9][0-9]*)$`)
+
+// pins reads [session.pins].
+func (r *fileReader) pins(value any) {
+	pins := r.settings(pinsPath, pinsPath, value)
+	r.into.Config.Session.Pins = pins
+	for name := range pins {
+		path := pinsPath + "." + name
+		r.into.Origins[path] = Origin{From: FromFile, Where: r.origin(path)}
+	}
+}
+
+func (c *Config) validatePins(bad func(path, format string, args ...any)) {
+	for _, name := range sorted(c.Session.Pins) {
+		extra, isExtra := strings.CutPrefix(name, "extra.")
+		if isExtra && extra != "" || slices.Contains(pinFields, name) || pinGroup.MatchString(name) {
+			continue
+		}
+		bad(pinsPath+"."+name, "a namespace has no field %q%s", name, suggest(name, pinFields))
+	}
+}
+
+func (l *Loaded) printPins(b *bufio.Writer) {
+	pins := l.Config.Session.Pins
+	if len(pins) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n[%s]\n", pinsPath)
+	for _, name := range sorted(pins) {
+		fmt.Fprintf(b, "%s = %s # %s\n", quote(name), quote(pins[name]), l.Origins[pinsPath+"."+name])
+	}
+}
+
+const examplePins = `
+# What a session's namespace must say, whatever its engine: one that says otherwise is refused by the field's name.
+# Fields: model, revision, dtype, engine, hash_algorithm, hash_seed, key_bytes, tokens_per_block, tensor_parallel,
+# pipeline_stages, context_parallel, replicated, "group.NUMBER", "extra.NAME". Default: none.
+#
+# [session.pins]
+# dtype = "bf16"
+# tensor_parallel = 8
+`

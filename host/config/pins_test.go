@@ -1,0 +1,73 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestPins(t *testing.T) {
+	file := write(t, "[session]\nmax_keys = 8\n[session.pins]\ndtype = \"bf16\"\ntensor_parallel = 8\nreplicated = true\n\"group.0\" = \"prefix x\"\n[session.pins.extra]\nlora = \"a # b\"\n")
+	l, err := Load(Source{File: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"dtype": "bf16", "tensor_parallel": "8", "replicated": "true", "group.0": "prefix x", "extra.lora": "a # b"}
+	if got := l.Config.Session.Pins; !reflect.DeepEqual(got, want) {
+		t.Fatalf("pins %q, want %q", got, want)
+	}
+	var out bytes.Buffer
+	if err := l.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "\"dtype\" = \"bf16\" # file "+file+":4\n") {
+		t.Errorf("no origin in\n%s", out.String())
+	}
+	again, err := Load(Source{File: write(t, out.String())})
+	if err != nil || !reflect.DeepEqual(again.Config, l.Config) {
+		t.Errorf("read back %+v, %v", again, err)
+	}
+	l.Config.Clone().Session.Pins["dtype"] = "x"
+	if l.Config.Session.Pins["dtype"] != "bf16" {
+		t.Error("a clone shares the pins")
+	}
+}
+
+func TestWrongPins(t *testing.T) {
+	for text, want := range map[string][]string{
+		"[session.pins]\n\ndtyp = \"bf16\"\n":            {"k.toml:3:", "session.pins.dtyp", `"dtype"`},
+		"[session.pins]\n\"group.x\" = \"1\"\n":          {"k.toml:2:", "group.x"},
+		"[session.pins]\n\"extra.\" = \"1\"\n":           {"k.toml:2:", "extra."},
+		"[session.pins]\nmodel = [\"a\"]\n":              {"k.toml:2:", "session.pins.model is a list"},
+		"[session.pins]\nmodel = \"a\\nb\"\n":            {"k.toml:2:", "line break"},
+		"[session]\npins = \"dtype\"\n":                  {"k.toml:2:", "session.pins is text, want a table"},
+		"[[policy]]\nmodule = 'a'\nconfig = \"x = 1\"\n": {"k.toml:3:", "policy.config is text, want a table"},
+	} {
+		_, err := Load(Source{File: write(t, text)})
+		if !errors.Is(err, ErrValue) {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		for _, w := range want {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%q: %q does not say %q", text, err, w)
+			}
+		}
+	}
+}
+
+// The commented table of the example is TOML that kvhost takes, and names every field.
+func TestExamplePins(t *testing.T) {
+	for _, name := range pinFields {
+		if !strings.Contains(examplePins, name) {
+			t.Errorf("the example does not mention %s", name)
+		}
+	}
+	_, table, _ := strings.Cut(examplePins, "#\n# ")
+	l, err := Load(Source{File: write(t, strings.ReplaceAll(table, "\n# ", "\n"))})
+	if err != nil || l.Config.Session.Pins["tensor_parallel"] != "8" {
+		t.Errorf("%v, %v", l, err)
+	}
+}

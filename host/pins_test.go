@@ -1,0 +1,45 @@
+package host_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/config"
+)
+
+// What the operator pins reaches the sessions.
+func TestPins(t *testing.T) {
+	c := configuration(t)
+	c.Session.Pins = map[string]string{"dtype": "bf16"}
+	h, _ := start(t, c)
+	dial(t, h)
+	s, err := client.Dial(t.Context(), client.Hello{
+		Socket: h.Socket(), Engine: "f", Role: "worker", LocalRanks: 1,
+		Namespace: chunk.Namespace{Model: "m", DType: "fp8", KeyBytes: 32, TokensPerBlock: 16,
+			Groups: []chunk.Group{{Geometry: chunk.Uniform(2, 2, 1, 8192)}}},
+	})
+	if err == nil {
+		s.Close()
+	}
+	if !errors.Is(err, client.ErrDisagreement) || !strings.Contains(err.Error(), "dtype") {
+		t.Fatalf("%v", err)
+	}
+}
+
+// The configuration knows the fields that a namespace has.
+func TestPinFields(t *testing.T) {
+	var have []string
+	for line := range strings.Lines((&chunk.Namespace{}).Text()) {
+		name, _, _ := strings.Cut(line, "=")
+		have = append(have, name)
+	}
+	want := config.PinFields()
+	slices.Sort(want)
+	if !slices.Equal(have, want) {
+		t.Errorf("a namespace has %q, the configuration takes %q", have, want)
+	}
+}
