@@ -20,8 +20,9 @@ func (r *root) evictAhead(ctx context.Context) {
 		r.turn.Lock()
 		r.mu.Lock()
 		for ctx.Err() == nil && (r.used > low || r.x.used == r.x.max) {
-			if r.evictSome(max(r.used-low, 1), nil) == 0 {
-				break
+			full := r.x.used == r.x.max
+			if got := r.evictSome(max(r.used-low, 1), nil); got.freed == 0 && !(full && got.entries > 0) {
+				break // no victims, or files that would not go: more of them would not help
 			}
 		}
 		r.mu.Unlock()

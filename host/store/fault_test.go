@@ -208,3 +208,47 @@ func TestHungUnlink(t *testing.T) {
 	f.mustRead(2)
 	f.checkUsed()
 }
+
+// TestUnlinkFailsForGood has every unlink fail. A put that needs room costs one entry at most, and not the whole cache.
+func TestUnlinkFailsForGood(t *testing.T) {
+	const entries = 10
+	f, faulty := faultyFixture(t, entries, func(c *Config) { c.Roots[0].Shared = true }) // no file is taken over there
+	for n := range uint64(entries) {
+		f.mustPut(n)
+	}
+	faulty.Set(staging.MustRules("remove **: erofs")...)
+	if err := f.put(50, 0); !errors.Is(err, ErrNoSpace) || !errors.Is(err, unix.EROFS) {
+		t.Errorf("got %v, want no space because of a read-only file system", err)
+	}
+	r := f.store.roots[0]
+	if got := f.store.Stats().Roots[0]; got.Complete < entries-1 || got.Used != got.Capacity || got.Stray != pieceBytes {
+		t.Errorf("%+v", got)
+	}
+	if err := r.idle(); err != nil {
+		t.Error(err)
+	}
+	faulty.Set()
+	f.mustPut(51)
+	f.mustRead(51)
+	f.checkUsed()
+}
+
+// TestUnlinkFailsInBackground has the evictor meet the same.
+func TestUnlinkFailsInBackground(t *testing.T) {
+	const entries = 10
+	f, faulty := faultyFixture(t, entries, func(c *Config) { c.EvictMode, c.High, c.Low = Background, 1, 0.9 })
+	for n := range uint64(entries) {
+		f.mustPut(n)
+	}
+	faulty.Set(staging.MustRules("remove **: erofs")...)
+	r := f.store.roots[0]
+	r.wake()
+	for deadline := time.Now().Add(10 * time.Second); r.stats().Asks == 0 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	r.turn.Lock() // the evictor is not in the middle of something
+	defer r.turn.Unlock()
+	if got := r.stats(); got.Complete != entries-1 || got.Asks != 1 {
+		t.Errorf("%+v", got)
+	}
+}

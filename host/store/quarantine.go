@@ -128,7 +128,7 @@ func (r *root) condemn(m mark, rank uint32, name string, cause error) {
 	r.count.damaged++
 	r.mu.Unlock()
 	k := r.impound(name, cause)
-	d.stray = r.unlink(&d, d.pieces&^(1<<rank))
+	d.stray, _ = r.unlink(&d, d.pieces&^(1<<rank))
 	r.mu.Lock()
 	r.transfer(d.slot, k.bytes)
 	excess := r.hold(k)

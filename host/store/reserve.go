@@ -33,8 +33,13 @@ func (r *root) makeRoom(ctx context.Context, need int64, wantSlot, demand bool, 
 			r.wake()
 			return fmt.Errorf("%w: %d bytes are short in %s until the evictor has run", ErrNoSpace, short, r.dir)
 		}
-		if r.evictSome(max(short, 1), heir) > 0 {
+		got := r.evictSome(max(short, 1), heir)
+		if got.freed > 0 || noSlot && got.entries > 0 {
 			continue
+		}
+		if got.failed != nil {
+			// Their bytes are still taken, and the next ones' would be.
+			return fmt.Errorf("%w: %d bytes are short in %s and victims' files would not go: %w", ErrNoSpace, short, r.dir, got.failed)
 		}
 		if r.quar.bytes > 0 {
 			r.purge(short)
@@ -44,9 +49,16 @@ func (r *root) makeRoom(ctx context.Context, need int64, wantSlot, demand bool, 
 	}
 }
 
-// evictSome asks for victims, unlinks those that are valid, up to the bytes wanted, and says how many entries went. It is
-// called with turn and mu held, and lets go of mu meanwhile. heir may get one of the files instead.
-func (r *root) evictSome(bytes int64, heir *Put) int {
+// evicted is what came of an ask for victims.
+type evicted struct {
+	entries int
+	freed   int64 // bytes; an entry whose files would not go frees none
+	failed  error // why some file would not go
+}
+
+// evictSome asks for victims, and unlinks those that are valid, up to the bytes wanted. It is called with turn and mu
+// held, and lets go of mu meanwhile. heir may get one of the files instead.
+func (r *root) evictSome(bytes int64, heir *Put) (got evicted) {
 	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: abi.None}
 	n, err := r.evict.Victims(ask, r.victims[:])
 	if err != nil {
@@ -71,17 +83,23 @@ func (r *root) evictSome(bytes int64, heir *Put) int {
 	}
 	r.leaving = gone
 	if len(gone) == 0 {
-		return 0
+		return got
 	}
 	r.mu.Unlock()
 	for i := range gone {
-		gone[i].stray = r.unlink(&gone[i], r.bequeath(&gone[i], heir))
+		d := &gone[i]
+		var err error
+		if d.stray, err = r.unlink(d, r.bequeath(d, heir)); err != nil && got.failed == nil {
+			got.failed = err
+		}
 	}
 	r.mu.Lock()
+	got.entries = len(gone)
 	for i := range gone {
+		got.freed += max(0, r.x.at(gone[i].slot).bytes()-gone[i].stray)
 		r.expelled(&gone[i])
 	}
-	return len(gone)
+	return got
 }
 
 // evictable judges a victim against the index as it is now.
@@ -121,8 +139,8 @@ func (r *root) leave(slot uint32) departure {
 	return d
 }
 
-// unlink removes the files of an entry's pieces and returns the bytes of those that would not go. mu is not held.
-func (r *root) unlink(d *departure, pieces uint64) (stray int64) {
+// unlink removes the files of an entry's pieces and returns the bytes of those that would not go, and why. mu is not held.
+func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
 	for rank := range uint32(chunk.MaxRanks) {
 		if pieces&(1<<rank) == 0 {
 			continue
@@ -130,34 +148,33 @@ func (r *root) unlink(d *departure, pieces uint64) (stray int64) {
 		name, err := r.locatePiece(d.class, &d.key, rank, d.detour)
 		if err != nil {
 			r.log.Error("a piece has no name; its bytes stay accounted until the next start", "key", d.key, "error", err)
-			stray += d.class.fileBytes
+			stray, failed = stray+d.class.fileBytes, err
 			continue
 		}
-		left, vanished := r.remove(name)
+		left, err := r.remove(name)
 		stray += left
-		if vanished {
+		if errors.Is(err, fs.ErrNotExist) {
 			r.counted(&r.count.vanished)
+		} else if err != nil {
+			failed = err
 		}
 	}
-	return stray
+	return stray, failed
 }
 
-// remove unlinks a file. It says how many bytes are still taken because the file would not go, and whether it was gone
-// already. An unlink can report an error although it happened, so the name is looked at again.
-func (r *root) remove(name string) (left int64, vanished bool) {
-	err := r.fs.Remove(name)
-	if err == nil {
-		return 0, false
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, true
+// remove unlinks a file. It says how many bytes are still taken because the file would not go, and why; the error is
+// [fs.ErrNotExist] when it was gone already. An unlink can report an error although it happened, so the name is looked at
+// again.
+func (r *root) remove(name string) (left int64, err error) {
+	if err = r.fs.Remove(name); err == nil || errors.Is(err, fs.ErrNotExist) {
+		return 0, err
 	}
 	info, serr := r.fs.Stat(name)
 	if errors.Is(serr, fs.ErrNotExist) {
-		return 0, false
+		return 0, nil
 	}
 	r.log.Error("a file could not be unlinked; its bytes stay accounted until the next start", "file", name, "error", err)
-	return padded(info.Allocated), false
+	return padded(info.Allocated), err
 }
 
 // locatePiece is the path of a published piece. Only an entry with a detour can have one under the built-in name, and
@@ -226,7 +243,7 @@ func (r *root) drop(m mark, keep uint64) {
 	}
 	d := r.leave(m.slot)
 	r.mu.Unlock()
-	d.stray = r.unlink(&d, d.pieces&^keep)
+	d.stray, _ = r.unlink(&d, d.pieces&^keep)
 	r.mu.Lock()
 	r.expelled(&d)
 	r.mu.Unlock()
