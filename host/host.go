@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 
@@ -105,10 +106,18 @@ func (h *Host) storeConfig() store.Config {
 	return out
 }
 
-// Run serves until the context is done or a listener fails, then closes the host.
+// Run serves until the context is done, a listener fails, or a policy does that must not, then closes the host.
 func (h *Host) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return h.server.Serve(ctx, h.cfg.Socket) })
+	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-h.policies.failed:
+			return fmt.Errorf("%w: %w", ErrPolicy, err)
+		}
+	})
 	if h.http != nil {
 		g.Go(func() error { return h.http.serve(ctx) })
 	}

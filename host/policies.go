@@ -7,8 +7,6 @@ import (
 	"log/slog"
 	"slices"
 
-	"github.com/tetratelabs/wazero"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
@@ -18,13 +16,18 @@ import (
 // policySet is the configured modules and the roles they got. A role that none takes has the built-in policy.
 type policySet struct {
 	modules []*policy.Module
-	cache   wazero.CompilationCache
+	cache   *policy.Cache
 	store   store.Policies
+	failed  chan error // a policy's fault that ends the host
 }
 
 // openPolicies loads the configured modules in order.
 func openPolicies(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *policySet, err error) {
-	p := &policySet{cache: wazero.NewCompilationCache()}
+	cache, err := OpenPolicyCache(cfg.PolicyCache, log)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrPolicy, err)
+	}
+	p := &policySet{cache: cache, failed: make(chan error, 1)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.close(ctx))
@@ -32,7 +35,9 @@ func openPolicies(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ 
 	}()
 	for i := range cfg.Policies {
 		c := &cfg.Policies[i]
-		m, err := policy.Open(ctx, c.Module, policy.Options{Log: log, Dir: cfg.PolicyDir, Grants: c.Grants, Cache: p.cache})
+		opt := PolicyOptions(cfg, c, p.cache, log)
+		opt.Stop = p.stop
+		m, err := policy.Open(ctx, c.Module, opt)
 		if err != nil {
 			return p, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
 		}
@@ -43,6 +48,40 @@ func openPolicies(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ 
 		log.Info("policy loaded", "module", m.Name(), "version", m.Manifest().Version, "sha256", m.Digest(), "roles", m.Manifest().Roles)
 	}
 	return p, nil
+}
+
+// PolicyOptions are what the configuration says about opening a policy.
+func PolicyOptions(cfg *config.Config, c *config.Policy, cache *policy.Cache, log *slog.Logger) policy.Options {
+	opt := policy.Options{
+		Log: log, Dir: cfg.PolicyDir, Grants: c.Grants, SHA256: c.SHA256, Cache: cache,
+		MemoryPages: uint32(c.MemoryPages), Fuel: policy.Fuel{Call: uint64(c.Fuel.Call), Record: uint64(c.Fuel.Record)},
+	}
+	if c.OnFault == config.OnFaultStop {
+		opt.OnFault = policy.Stop
+	}
+	return opt
+}
+
+// OpenPolicyCache opens the cache of compiled policies that the configuration names. One that cannot be used is an error
+// when it was named, and done without otherwise.
+func OpenPolicyCache(dir string, log *slog.Logger) (*policy.Cache, error) {
+	if dir != config.CacheAuto {
+		return policy.OpenCache(dir)
+	}
+	cache, err := policy.OpenCache(policy.CacheDir())
+	if err != nil {
+		log.Warn("policies are compiled at each start", "error", err)
+		return policy.OpenCache("")
+	}
+	return cache, nil
+}
+
+// stop ends the host for a policy's fault; the first is enough.
+func (p *policySet) stop(err error) {
+	select {
+	case p.failed <- err:
+	default:
+	}
 }
 
 // assign gives a module the roles that its configuration names, or all that it has.

@@ -75,13 +75,18 @@ func (r *replayFlags) logGiven() bool {
 
 // entryBytes is what one chunk takes on disk, under the layout policy that the host will have.
 func (r *replayFlags) entryBytes(ctx context.Context, c *config.Config, log *slog.Logger) (int64, error) {
+	cache, err := host.OpenPolicyCache(c.PolicyCache, log)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", host.ErrPolicy, err)
+	}
+	defer cache.Close(ctx)
 	role := abi.RoleLayout
 	for i := range c.Policies {
 		p := &c.Policies[i]
 		if len(p.Roles) > 0 && !slices.Contains(p.Roles, role.String()) {
 			continue
 		}
-		m, err := policy.Open(ctx, p.Module, policy.Options{Log: log, Dir: c.PolicyDir, Grants: p.Grants})
+		m, err := policy.Open(ctx, p.Module, host.PolicyOptions(c, p, cache, log))
 		if err != nil {
 			return 0, fmt.Errorf("%w: %s: %w", host.ErrPolicy, p.Module, err)
 		}

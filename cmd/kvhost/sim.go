@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -18,6 +19,8 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
 
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/sim"
 )
@@ -103,8 +106,13 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	if err := f.sizes(g); err != nil {
 		return usageError{err}
 	}
+	cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer cache.Close(context.WithoutCancel(ctx))
 	for _, text := range f.policies {
-		p, err := sim.OpenPolicy(ctx, text, policy.Options{Dir: f.policyDir})
+		p, err := sim.OpenPolicy(ctx, text, policy.Options{Dir: f.policyDir, Cache: cache})
 		if errors.Is(err, sim.ErrPolicy) {
 			return usageError{err}
 		} else if err != nil {

@@ -10,14 +10,17 @@ import (
 type Config struct {
 	Socket    string
 	PolicyDir string
-	Log       Log
-	HTTP      HTTP
-	Policies  []Policy
-	Roots     []Root
-	Store     Store
-	Engine    Engine
-	GDS       GDS
-	Session   Session
+	// PolicyCache is a directory for compiled policies; empty is off, CacheAuto the user's own.
+	PolicyCache string
+
+	Log      Log
+	HTTP     HTTP
+	Policies []Policy
+	Roots    []Root
+	Store    Store
+	Engine   Engine
+	GDS      GDS
+	Session  Session
 }
 
 // Log says what is logged and how.
@@ -49,7 +52,27 @@ type Policy struct {
 	Roles  []string          // a subset of the module's roles; empty for all of them
 	Grants []string          // imports it may use beyond log and fail
 	Config map[string]string // the policy's own settings, flattened with dots
+
+	SHA256      string // that the module must have, in hexadecimal; empty for any
+	OnFault     string // OnFaultBuiltin (also when empty), OnFaultStop
+	MemoryPages int64  // of 64 KiB, at most; 0 for what its manifest says
+	Fuel        Fuel
 }
+
+// Fuel is what a policy's calls may spend, about a unit per instruction; 0 for the defaults.
+type Fuel struct {
+	Call   int64 // for each call
+	Record int64 // on top, for each record of a batch
+}
+
+// What follows when a policy fails.
+const (
+	OnFaultBuiltin = "builtin"
+	OnFaultStop    = "stop"
+)
+
+// CacheAuto stands for $XDG_CACHE_HOME/kvhost, or ~/.cache/kvhost.
+const CacheAuto = "auto"
 
 // Root is a directory that holds pieces.
 type Root struct {

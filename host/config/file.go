@@ -226,10 +226,40 @@ func (p *Policy) set(key string, value any) error {
 		p.Roles, err = asTexts("policy.roles", value)
 	case "grants":
 		p.Grants, err = asTexts("policy.grants", value)
+	case "sha256":
+		p.SHA256, err = asText("policy.sha256", value)
+	case "on_fault":
+		p.OnFault, err = asText("policy.on_fault", value)
+	case "memory_pages":
+		p.MemoryPages, err = asCount("policy.memory_pages", value)
+	case "fuel":
+		err = p.Fuel.set(value)
 	default:
 		return fmt.Errorf("%w: policy.%s%s", ErrKey, key, suggest(key, policyKeys))
 	}
 	return err
+}
+
+func (f *Fuel) set(value any) error {
+	table, ok := value.(map[string]any)
+	if !ok {
+		return fmt.Errorf("%w: policy.fuel is %s, want a table such as {call = 500000, record = 10000}", ErrValue, typeName(value))
+	}
+	for _, key := range sorted(table) {
+		var err error
+		switch key {
+		case "call":
+			f.Call, err = asCount("policy.fuel.call", table[key])
+		case "record":
+			f.Record, err = asCount("policy.fuel.record", table[key])
+		default:
+			err = fmt.Errorf("%w: policy.fuel.%s%s", ErrKey, key, suggest(key, []string{"call", "record"}))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *Root) set(key string, value any) error {
@@ -263,6 +293,14 @@ func asText(path string, value any) (string, error) {
 		return "", fmt.Errorf("%w: %s is %s, want text", ErrValue, path, typeName(value))
 	}
 	return s, nil
+}
+
+func asCount(path string, value any) (int64, error) {
+	n, ok := value.(int64)
+	if !ok || n < 0 {
+		return 0, fmt.Errorf("%w: %s is %s, want a whole number, 0 or more", ErrValue, path, typeName(value))
+	}
+	return n, nil
 }
 
 func asTexts(path string, value any) ([]string, error) {

@@ -51,6 +51,9 @@ var keys = []*Key{
 	{Name: "policy_dir", Kind: Text,
 		Help:  "Directory where policy names are looked up before the embedded ones. Empty: embedded ones only.",
 		field: func(c *Config) any { return &c.PolicyDir }},
+	{Name: "policy_cache", Kind: Text, Default: CacheAuto,
+		Help:  "Directory that keeps compiled policies, so that a start takes milliseconds where compiling takes a second. It must belong to the user of the host, with mode 0700: what is in it is run. auto is $XDG_CACHE_HOME/kvhost or ~/.cache/kvhost. Empty: off.",
+		field: func(c *Config) any { return &c.PolicyCache }},
 
 	{Section: "log", Name: "level", Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError}, Default: LevelInfo,
 		Help:  "Least severe level that is logged. SIGUSR2 switches a running host between debug and this level.",
@@ -127,7 +130,7 @@ var keys = []*Key{
 
 // Keys of the array tables, for errors and the example file.
 var (
-	policyKeys = []string{"module", "roles", "grants", "config"}
+	policyKeys = []string{"module", "roles", "grants", "sha256", "on_fault", "memory_pages", "fuel", "config"}
 	rootKeys   = []string{"path", "capacity", "shared"}
 )
 

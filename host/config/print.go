@@ -26,6 +26,13 @@ func (l *Loaded) Print(w io.Writer) error {
 		fmt.Fprintf(b, "module = %s\n", quote(p.Module))
 		fmt.Fprintf(b, "roles = %s\n", quoteAll(p.Roles))
 		fmt.Fprintf(b, "grants = %s\n", quoteAll(p.Grants))
+		if p.SHA256 != "" {
+			fmt.Fprintf(b, "sha256 = %s\n", quote(p.SHA256))
+		}
+		if p.OnFault != "" {
+			fmt.Fprintf(b, "on_fault = %s\n", quote(p.OnFault))
+		}
+		fmt.Fprintf(b, "memory_pages = %d\nfuel = {call = %d, record = %d}\n", p.MemoryPages, p.Fuel.Call, p.Fuel.Record)
 		if len(p.Config) > 0 {
 			fmt.Fprintf(b, "[policy.config]\n")
 			for _, key := range sorted(p.Config) {
@@ -75,6 +82,16 @@ const exampleArrays = `
 # roles = []
 # # Imports it may use (clock, metrics, random, wasi-stub), if its manifest asks for them. Default: [].
 # grants = []
+# # SHA-256 that the module must have, in hexadecimal. Another one is refused. Default: "", any.
+# sha256 = ""
+# # After a fault: builtin, the built-in policy answers while the module is restarted, and for good after six faults in
+# # ten minutes; stop, the host ends. Default: "builtin".
+# on_fault = "builtin"
+# # Most memory it may have. Unit: pages of 64KiB. Default: 0, what its manifest says, or 1024 if it says nothing.
+# memory_pages = 0
+# # What a call may execute, and what for each record on top, about a unit per instruction; a call that needs more is a
+# # fault. Default: 0, which is 500000 and 10000, or more when the manifest asks for it, 5000000 in all at most.
+# fuel = {call = 0, record = 0}
 # # The policy's own settings, checked against its manifest. Default: none.
 # [policy.config]
 # # window = 10

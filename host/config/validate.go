@@ -1,6 +1,8 @@
 package config
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -94,11 +96,26 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 			}
 			taken[role] = p.Module
 		}
+		p.validate(at, bad)
 		for _, grant := range p.Grants {
 			if !slices.Contains(grants, grant) {
 				bad(at+".grants", "unknown grant %q%s", grant, suggest(grant, grants))
 			}
 		}
+	}
+}
+
+func (p *Policy) validate(at string, bad func(path, format string, args ...any)) {
+	if p.SHA256 != "" {
+		if b, err := hex.DecodeString(p.SHA256); err != nil || len(b) != sha256.Size {
+			bad(at+".sha256", "%q is not a SHA-256 in hexadecimal", p.SHA256)
+		}
+	}
+	if choices := []string{OnFaultBuiltin, OnFaultStop}; p.OnFault != "" && !slices.Contains(choices, p.OnFault) {
+		bad(at+".on_fault", "%q: want builtin or stop%s", p.OnFault, suggest(p.OnFault, choices))
+	}
+	if p.MemoryPages > abi.MaxMemoryPages {
+		bad(at+".memory_pages", "%d, at most %d", p.MemoryPages, abi.MaxMemoryPages)
 	}
 }
 

@@ -10,6 +10,8 @@ var (
 	ErrBadModule = errors.New("policy: bad module")
 	// ErrGrant: the module imports something that it was not granted.
 	ErrGrant = errors.New("policy: import not granted")
+	// ErrCache: the directory of compiled policies cannot be used, or not safely.
+	ErrCache = errors.New("policy: bad cache")
 	// ErrDigest: the module is not the one that the configuration pins.
 	ErrDigest = errors.New("policy: wrong digest")
 )

@@ -7,7 +7,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/tetratelabs/wazero"
 )
 
 // Options say how a module is found and what it may do.
@@ -27,8 +26,8 @@ type Options struct {
 	// OnFault says what follows a fault. Stop, which must not block, is told why the host should end.
 	OnFault OnFault
 	Stop    func(error)
-	// Cache shares compiled code between modules that are opened more than once; optional.
-	Cache wazero.CompilationCache
+	// Cache keeps compiled code; optional.
+	Cache *Cache
 
 	unmetered bool // for benchmarks, as the baseline
 }

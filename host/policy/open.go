@@ -11,7 +11,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
@@ -19,6 +22,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/experimental"
 )
 
 // defaultPages bounds a module that does not say what it needs: 64 MiB.
@@ -129,13 +133,7 @@ func load(ctx context.Context, name string, bytes []byte, opt Options) (*Module,
 	if least := s.memories[0].min; least > uint64(pages) {
 		return nil, bad(fmt.Errorf("its memory starts at %d pages of 64 KiB, the limit is %d: raise memory_pages in the manifest or the configuration", least, pages))
 	}
-	if !opt.unmetered {
-		if bytes, err = metered(ctx, bytes, pages); err != nil {
-			return nil, bad(err)
-		}
-	}
-	m.code, err = compile(ctx, bytes, pages, s, opt.Cache)
-	if err != nil {
+	if m.code, err = m.compile(ctx, bytes, pages, s, &opt); err != nil {
 		return nil, bad(err)
 	}
 	m.code.fuel = opt.Fuel.budgets(m.manifest.Fuel)
@@ -171,22 +169,52 @@ func (m *Module) describe(s *scan) error {
 	return nil
 }
 
+// compile takes a module's bytes to code in a runtime of its own: by way of the cache, if there is one.
+func (m *Module) compile(ctx context.Context, bytes []byte, pages uint32, s *scan, opt *Options) (*code, error) {
+	c := opt.Cache
+	if c == nil {
+		c = &Cache{}
+	}
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if !opt.unmetered {
+		if bytes, err = m.metered(ctx, bytes, pages, c); err != nil {
+			return nil, err
+		}
+	}
+	out, err := newCode(ctx, bytes, pages, s, c.wazero)
+	if err != nil && c.dir != "" && ctx.Err() == nil { // the machine code may be damaged
+		m.log.Warn("a compiled policy cannot be used; it is compiled anew", "error", err)
+		return newCode(ctx, bytes, pages, s, nil)
+	}
+	return out, err
+}
+
 // metered gives the form of a module that counts what it executes, and is within limits that keep a compiler from doing
 // without end. The original is validated too, because a module that names what the meter adds would be valid only
 // afterwards, and could refill itself. The interpreter does this at a tenth of the compiler's price; its own form of the
 // code is thrown away.
-func metered(ctx context.Context, bytes []byte, pages uint32) ([]byte, error) {
-	out, err := metering.Inject(bytes, metering.DefaultLimits())
-	if err != nil {
-		return nil, err
+func (m *Module) metered(ctx context.Context, bytes []byte, pages uint32, c *Cache) ([]byte, error) {
+	if out, refused, ok := c.verdict(m.digest, pages); ok {
+		return out, refused
 	}
-	r := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false))
-	_, err = r.CompileModule(ctx, bytes)
-	return out, errors.Join(err, r.Close(ctx))
+	out, err := metering.Inject(bytes, metering.DefaultLimits())
+	if err == nil {
+		r := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false))
+		_, err = r.CompileModule(ctx, bytes)
+		err = errors.Join(err, r.Close(ctx))
+	}
+	if ctx.Err() == nil {
+		c.keep(m.digest, pages, out, err, m.log)
+	}
+	return out, err
 }
 
-// compile makes a runtime for one module: modules must not see each other's memory and exports.
-func compile(ctx context.Context, bytes []byte, pages uint32, s *scan, cache wazero.CompilationCache) (*code, error) {
+// newCode makes a runtime for one module: modules must not see each other's memory and exports.
+func newCode(ctx context.Context, bytes []byte, pages uint32, s *scan, cache wazero.CompilationCache) (*code, error) {
 	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
 	if cache != nil {
 		config = config.WithCompilationCache(cache)
@@ -194,7 +222,7 @@ func compile(ctx context.Context, bytes []byte, pages uint32, s *scan, cache waz
 	c := &code{runtime: wazero.NewRuntimeWithConfig(ctx, config), scan: s}
 	err := c.link(ctx)
 	if err == nil {
-		c.compiled, err = c.runtime.CompileModule(ctx, bytes)
+		c.compiled, err = c.runtime.CompileModule(experimental.WithCompilationWorkers(ctx, runtime.GOMAXPROCS(0)), bytes)
 	}
 	if err != nil {
 		_ = c.runtime.Close(ctx) // the first error is the one that matters
@@ -202,6 +230,18 @@ func compile(ctx context.Context, bytes []byte, pages uint32, s *scan, cache waz
 	}
 	return c, nil
 }
+
+// wazeroVersion is the compiler's, which is also the validator's.
+var wazeroVersion = sync.OnceValue(func() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, d := range info.Deps {
+			if d.Path == "github.com/tetratelabs/wazero" {
+				return d.Version
+			}
+		}
+	}
+	return "unknown"
+})
 
 // link offers the functions that the module imports; they were checked before.
 func (c *code) link(ctx context.Context) error {

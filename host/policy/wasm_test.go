@@ -14,7 +14,6 @@ import (
 	"github.com/kvhost/kvhost/plugins/fifo"
 	"github.com/kvhost/kvhost/plugins/layermajor"
 	"github.com/kvhost/kvhost/plugins/lru"
-	"github.com/tetratelabs/wazero"
 )
 
 // The first-party policies: each as a module, and the same source linked natively.
@@ -49,7 +48,10 @@ func runTests(m *testing.M) (int, error) {
 	}
 	distDir = dir
 	ctx := context.Background()
-	cache := wazero.NewCompilationCache()
+	cache, err := OpenCache("")
+	if err != nil {
+		return 1, err
+	}
 	defer cache.Close(ctx)
 	for _, name := range names {
 		if modules[name], err = Open(ctx, name, Options{Dir: dir, Cache: cache}); err != nil {

@@ -10,6 +10,9 @@ import (
 // Global is the name under which the fuel counter is exported: a mutable i64.
 const Global = "kvhost_fuel"
 
+// Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any more.
+const Version = 1
+
 // Section ids, and the order in which sections must stand.
 const (
 	secCustom    = 0

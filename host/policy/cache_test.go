@@ -1,0 +1,189 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+func openCache(t testing.TB, dir string) *Cache {
+	t.Helper()
+	c, err := OpenCache(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(context.Background()) })
+	return c
+}
+
+func only(t testing.TB, pattern string) string {
+	t.Helper()
+	names, err := filepath.Glob(pattern)
+	if err != nil || len(names) != 1 {
+		t.Fatalf("%s: %v %v", pattern, names, err)
+	}
+	return names[0]
+}
+
+// A module that was compiled before is taken from the cache, works, and is compiled anew when what was kept is damaged.
+func TestCacheKeepsModules(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	use := func() {
+		t.Helper()
+		m, err := openBytes(t, minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", unreachable).bytes(), Options{Cache: openCache(t, dir)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := newEvict(t, m, 10)
+		if err := e.Event(abi.Event{}); err != nil {
+			t.Error(err)
+		}
+		if _, err := e.Victims(abi.Ask{MaxVictims: 1}, make([]uint32, 1)); !errors.Is(err, ErrFault) {
+			t.Error(err)
+		}
+		if e.Stats().Fuel == 0 {
+			t.Error("not metered")
+		}
+	}
+	use()
+	verdict, machine := only(t, dir+"/*.verdict"), only(t, dir+"/wazero-*/*")
+	info, err := os.Stat(verdict)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Error(info.Mode(), err)
+	}
+	use()
+	again, err := os.Stat(verdict)
+	if err != nil || again.ModTime() != info.ModTime() {
+		t.Error("the verdict was made anew", err)
+	}
+	for _, name := range []string{verdict, machine} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, at := range []int{0, len(b) / 2, len(b) - 1} {
+			bad := append([]byte{}, b...)
+			bad[at] ^= 1
+			if name == machine && at == len(b)/2 {
+				bad = bad[:at]
+			}
+			if err := os.WriteFile(name, bad, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			use()
+		}
+	}
+}
+
+func TestCacheKeepsRefusals(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "c")
+	var texts []string
+	for range 2 {
+		_, err := openBytes(t, minimal(abi.RoleEvict).with(abi.ExportInit, "i>i").bytes(), Options{Cache: openCache(t, dir)})
+		if !errors.Is(err, ErrBadModule) {
+			t.Fatal(err)
+		}
+		texts = append(texts, err.Error())
+	}
+	if texts[0] != texts[1] || !strings.Contains(texts[0], "kv_init") {
+		t.Errorf("%q", texts)
+	}
+	if b, err := os.ReadFile(only(t, dir+"/*.verdict")); err != nil || !strings.Contains(string(b), "kv_init") {
+		t.Errorf("%q %v", b, err)
+	}
+}
+
+func TestCacheMustBePrivate(t *testing.T) {
+	open := t.TempDir()
+	if err := os.Chmod(open, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(open, link); err != nil {
+		t.Fatal(err)
+	}
+	for dir, says := range map[string]string{open: "chmod 700", link: "not a directory", file: "not a directory", file + "/x": ""} {
+		if _, err := OpenCache(dir); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	if os.Geteuid() == 0 {
+		other := filepath.Join(t.TempDir(), "other")
+		if err := errors.Join(os.Mkdir(other, 0o700), os.Chown(other, 12345, 12345)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := OpenCache(other); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), "another user") {
+			t.Error(err)
+		}
+	}
+}
+
+// Who waits for another compiler can be told to stop waiting.
+func TestOneCompilerAtATime(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "c")
+	a, b := openCache(t, dir), openCache(t, dir) // as two processes would
+	unlock, err := a.lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.lock(ctx); !errors.Is(err, ErrCache) || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	unlock()
+	unlock, err = b.lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+}
+
+func BenchmarkLoad(b *testing.B) {
+	dir := filepath.Join(b.TempDir(), "c")
+	lru, err := os.ReadFile(filepath.Join(distDir, "lru.wasm"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	small := minimal(abi.RoleEvict).bytes()
+	for _, c := range []struct {
+		name string
+		wasm []byte
+		dir  string
+	}{
+		{"go/cold", lru, ""},
+		{"go/warm", lru, dir},
+		{"small/cold", small, ""},
+		{"small/warm", small, dir},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			start := func() { // as a host does
+				cache, err := OpenCache(c.dir)
+				if err != nil {
+					b.Fatal(err)
+				}
+				m, err := load(b.Context(), "x.wasm", c.wasm, Options{Cache: cache})
+				if err != nil {
+					b.Fatal(err)
+				}
+				m.Close(b.Context())
+				cache.Close(b.Context())
+			}
+			if c.dir != "" {
+				start()
+			}
+			for b.Loop() {
+				start()
+			}
+		})
+	}
+}
