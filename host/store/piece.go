@@ -50,14 +50,24 @@ func (p *Piece) open() (err error) {
 		return fmt.Errorf("%w: %w", ErrGone, err)
 	}
 	if err != nil {
-		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
+		return p.unusable(err)
 	}
 	info, err := p.file.Stat()
 	if err != nil {
-		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
+		return p.unusable(err)
 	}
 	p.size, p.file = info.Size, r.timed(p.file)
 	return nil
+}
+
+// unusable judges an error of opening. One that is this host's own, and passes, leaves the entry as it is; after any
+// other the entry would be promised, and fail, again and again: it is dropped, so that the next lookup misses.
+func (p *Piece) unusable(err error) error {
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
+		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
+	}
+	p.root.condemn(p.mark, p.rank, p.name, err)
+	return fmt.Errorf("%w: opening rank %d of %s: %w", ErrGone, p.rank, p.key, err)
 }
 
 // Size is the size of the file.

@@ -1,7 +1,9 @@
 package store
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 )
@@ -129,6 +131,11 @@ func (r *root) condemn(m mark, rank uint32, name string, cause error) {
 	r.mu.Unlock()
 	k := r.impound(name, cause)
 	d.stray, _ = r.unlink(&d, d.pieces&^(1<<rank))
+	if k.name == "" {
+		if _, err := r.fs.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			d.stray += d.class.fileBytes // nobody can say that it is gone
+		}
+	}
 	r.mu.Lock()
 	r.transfer(d.slot, k.bytes)
 	excess := r.hold(k)
