@@ -283,6 +283,7 @@ func (p *Put) end() {
 	f := r.flights[slot]
 	f.ranks &^= 1 << p.rank
 	r.setFlight(slot, f)
+	r.settle(slot) // a reader may have a pin for long; whoever wants to store the key again need not wait for that
 	if e := r.x.at(slot); !e.is(stLeaving) && f.ranks == 0 && r.x.pieces(slot) == 0 {
 		d := r.leave(slot)
 		r.expelled(&d)

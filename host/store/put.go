@@ -130,6 +130,12 @@ func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var unwatch func() bool
+	defer func() {
+		if unwatch != nil {
+			unwatch()
+		}
+	}()
 	for {
 		slot := r.x.find(p.mark.print, p.class.id, &p.key)
 		if slot == none {
@@ -139,6 +145,13 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		if e.is(stLeaving) && f.ranks == 0 {
 			if err := ctx.Err(); err != nil {
 				return false, err
+			}
+			if unwatch == nil {
+				unwatch = context.AfterFunc(ctx, func() {
+					r.mu.Lock() // not between the look at ctx and the wait
+					defer r.mu.Unlock()
+					r.settled.Broadcast()
+				})
 			}
 			r.settled.Wait() // its files are being unlinked
 			continue
