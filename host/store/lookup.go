@@ -46,6 +46,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		l.grants = append(l.grants, g)
 	}
 	w.leave()
+	if len(l.grants) < cap(l.grants)/2 {
+		l.grants = append([]grant(nil), l.grants...) // a lease, and its request, may last
+	}
 	s.lookups.Add(1)
 	s.keys.Add(uint64(len(q.Keys)))
 	s.hits.Add(uint64(l.hits))

@@ -46,8 +46,8 @@ func (p *Put) finish() (staging.Info, error) {
 		}
 	}
 	info, err := p.file.Stat()
-	if err == nil && info.Size != p.class.fileBytes {
-		err = fmt.Errorf("%w: %d of %d bytes", ErrShort, info.Size, p.class.fileBytes)
+	if err == nil && info.Size != p.class.fileBytes() {
+		err = fmt.Errorf("%w: %d of %d bytes", ErrShort, info.Size, p.class.fileBytes())
 	}
 	return info, errors.Join(err, p.closeFile())
 }
@@ -196,7 +196,7 @@ func (p *Put) enter(info staging.Info) error {
 		e.set(stComplete)
 		r.complete++
 	}
-	diff := padded(info.Allocated) - p.class.fileBytes
+	diff := padded(info.Allocated) - p.class.fileBytes()
 	e.size = uint32(max(0, int64(e.size)+diff/Page))
 	r.used += diff
 	r.count.published++

@@ -209,7 +209,7 @@ func (s *Store) holdsPrint(print uint64) bool {
 	return false
 }
 
-func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.ranks)) * p.class.fileBytes }
+func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.ranks)) * p.class.fileBytes() }
 
 // insert makes the entry, in the root that the place policy chooses.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
@@ -264,7 +264,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 // extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not among
 // the victims; should it be dropped meanwhile, its bytes are given back with it.
 func (p *Put) extend(ctx context.Context) error {
-	r, slot, need := p.root, p.mark.slot, p.class.fileBytes
+	r, slot, need := p.root, p.mark.slot, p.class.fileBytes()
 	r.mu.Lock()
 	has := r.x.reserved(slot)&(1<<p.rank) != 0
 	r.mu.Unlock()
@@ -333,7 +333,7 @@ func (p *Put) Plan() *chunk.Plan { return p.class.plan }
 func (p *Put) DataOffset() int64 { return p.class.dataOffset }
 
 // FileBytes is the size of the whole file: header, table and payload, each padded to whole pages.
-func (p *Put) FileBytes() int64 { return p.class.fileBytes }
+func (p *Put) FileBytes() int64 { return p.class.fileBytes() }
 
 // File is the named temporary, made beside its target at the first call: a victim's file if the put was left one, else
 // a new one. Publish and Abort close it.

@@ -133,7 +133,7 @@ func (r *root) condemn(m mark, rank uint32, name string, cause error) {
 	d.stray, _ = r.unlink(&d, d.pieces&^(1<<rank))
 	if k.name == "" {
 		if _, err := r.fs.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			d.stray += d.class.fileBytes // nobody can say that it is gone
+			d.stray += d.class.fileBytes() // nobody can say that it is gone
 		}
 	}
 	r.mu.Lock()

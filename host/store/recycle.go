@@ -22,7 +22,7 @@ import (
 // bequeath makes the file of one of a victim's pieces the heir's temporary, if it is of the right size, and returns the
 // pieces whose files are still to be unlinked. mu is not held; turn is.
 func (r *root) bequeath(d *departure, heir *Put) (left uint64) {
-	if heir == nil || heir.temp != "" || r.cfg.Shared || d.pieces == 0 || d.class.fileBytes != heir.class.fileBytes {
+	if heir == nil || heir.temp != "" || r.cfg.Shared || d.pieces == 0 || d.class.fileBytes() != heir.class.fileBytes() {
 		return d.pieces
 	}
 	bit := d.pieces & -d.pieces
@@ -53,7 +53,7 @@ func (p *Put) inherit() (staging.File, error) {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && (info.Size != p.class.fileBytes || info.Links != 1) {
+	if err == nil && (info.Size != p.class.fileBytes() || info.Links != 1) {
 		err = fmt.Errorf("%w: %s has %d bytes and %d names", ErrDamaged, p.temp, info.Size, info.Links)
 	}
 	if err != nil {

@@ -14,7 +14,8 @@ type visits struct {
 	prints map[uint64]struct{} // of grants, once somebody asked
 }
 
-// maxRequests bounds the memory: a client that never ends its requests loses the oldest knowledge, not the host.
+// maxRequests bounds the memory: a client that never ends its requests makes the host
+// forget what some request touched, whichever, and costs it no more.
 const maxRequests = 1 << 14
 
 // before gives the entries that a request touched in earlier lookups; nil for none.

@@ -148,7 +148,7 @@ func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
 		name, err := r.locatePiece(d.class, &d.key, rank, d.detour)
 		if err != nil {
 			r.log.Error("a piece has no name; its bytes stay accounted until the next start", "key", d.key, "error", err)
-			stray, failed = stray+d.class.fileBytes, err
+			stray, failed = stray+d.class.fileBytes(), err
 			continue
 		}
 		left, err := r.remove(name)

@@ -46,8 +46,12 @@ type class struct {
 	ranks      uint64 // all ranks of the namespace
 	plan       *chunk.Plan
 	dataOffset int64
-	fileBytes  int64 // of one piece under plan
+	piece      atomic.Int64 // see fileBytes
 }
+
+// fileBytes is the size of one piece under plan; 0 until a session has opened the namespace. Unlike the rest it is read
+// of classes that the reader has no Space of: a victim's, say.
+func (c *class) fileBytes() int64 { return c.piece.Load() }
 
 // spaces interns namespaces, classes and tenants. Classes are read without its lock.
 type spaces struct {
@@ -201,7 +205,7 @@ func (s *Store) open(ns *namespace, n *chunk.Namespace, plans []*chunk.Plan) (*S
 		c.plan, c.lookup = plans[i], g.Lookup
 		c.ranks = 1<<n.Ranks() - 1
 		c.dataOffset = dataOffset(len(plans[i].Extents()))
-		c.fileBytes = c.dataOffset + padded(plans[i].PayloadBytes())
+		c.piece.Store(c.dataOffset + padded(plans[i].PayloadBytes()))
 	}
 	ns.space = &Space{ID: ns.id, Digest: ns.digest, ns: ns}
 	return ns.space, nil

@@ -93,7 +93,7 @@ func (r *root) stats() RootStats {
 	}
 	st.Evict.Builtin = r.standin
 	for slot, f := range r.flights {
-		st.Writing += int64(bits.OnesCount64(f.ranks)) * r.store.spaces.class(r.x.at(slot).class).fileBytes
+		st.Writing += int64(bits.OnesCount64(f.ranks)) * r.store.spaces.class(r.x.at(slot).class).fileBytes()
 	}
 	return st
 }
