@@ -76,6 +76,7 @@ func newCollector(h *Host) *collector {
 			"records": desc("policy_records_total", "Records handed to a policy.", "role", "module", "digest"),
 			"seconds": desc("policy_seconds_total", "Time spent in a policy.", "role", "module", "digest"),
 			"fuel":    desc("policy_fuel_total", "Fuel that a policy used, about one unit per instruction; 0 when native.", "role", "module", "digest"),
+			"builtin": desc("policy_builtin", "1 while the built-in policy answers in the place of a module that failed.", "role"),
 			"faults":  desc("policy_faults_total", "Faults of a policy.", "role", "module", "digest"),
 		},
 	}
@@ -112,6 +113,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		send(c.policy["seconds"], prometheus.CounterValue, p.Time.Seconds(), labels...)
 		send(c.policy["fuel"], prometheus.CounterValue, float64(p.Fuel), labels...)
 		send(c.policy["faults"], prometheus.CounterValue, float64(p.Faults), labels...)
+		builtin := 0.0
+		if p.Builtin {
+			builtin = 1
+		}
+		send(c.policy["builtin"], prometheus.GaugeValue, builtin, p.Role.String())
 	}
 	send(c.sessions, prometheus.GaugeValue, float64(ss.Sessions))
 	send(c.leases, prometheus.GaugeValue, float64(ss.Leases))

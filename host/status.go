@@ -37,6 +37,7 @@ func policyStats(st *store.Stats) []policy.Stats {
 		evict.Time += r.Evict.Time
 		evict.Fuel += r.Evict.Fuel
 		evict.Faults += r.Evict.Faults
+		evict.Builtin = evict.Builtin || r.Evict.Builtin
 	}
 	return []policy.Stats{evict, st.Admit, st.Place, st.Layout}
 }

@@ -61,7 +61,7 @@ const (
 
 // What calls into the host cost the guest: about what the same time in the guest would.
 const (
-	importFuel = 200
+	importFuel = 400
 	lineFuel   = 10_000 // a line that is logged
 )
 
@@ -84,7 +84,7 @@ func b2u(b bool) uint64 {
 
 func logText(in *instance, stack []uint64) {
 	if text, ok := in.text(stack[1], stack[2]); ok {
-		in.log(logLevel(stack[0]), string(text))
+		in.log(logLevel(stack[0]), text)
 	}
 }
 

@@ -319,7 +319,7 @@ func (in *instance) text(ptr, n uint64) ([]byte, bool) {
 	return in.mem.Read(uint32(ptr), min(uint32(n), maxTextBytes))
 }
 
-func (in *instance) log(level slog.Level, text string) {
+func (in *instance) log(level slog.Level, text []byte) {
 	if !in.m.log.Enabled(context.Background(), level) {
 		return
 	}
@@ -329,7 +329,7 @@ func (in *instance) log(level slog.Level, text string) {
 	}
 	if ok {
 		in.charge(lineFuel)
-		in.m.log.Log(context.Background(), level, strings.ToValidUTF8(text, "?"))
+		in.m.log.Log(context.Background(), level, strings.ToValidUTF8(string(text), "?"))
 	}
 }
 

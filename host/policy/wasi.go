@@ -127,7 +127,7 @@ func (in *instance) print(b []byte) {
 	}
 	for _, c := range b {
 		if c == '\n' || len(in.line) == maxTextBytes {
-			in.log(slog.LevelWarn, string(in.line))
+			in.log(slog.LevelWarn, in.line)
 			in.line = in.line[:0]
 		}
 		if c != '\n' {

@@ -4,8 +4,9 @@
 // where a region is the function's body or the body of one of its loops. So if each function entry and each loop header
 // takes from a counter what its region's instructions cost, no run can execute more than the counter had, whatever the
 // control flow: branches can only skip what was paid for. An instruction costs one unit, or more where it may take longer:
-// loads 8, stores and calls 4, divisions 8, memory.grow 500. Operations whose cost grows with an operand (memory.fill,
-// memory.copy, memory.init, memory.grow and their table twins) pay by length besides.
+// loads and divisions 8, stores 4, calls 24 (they nest, and a stack grows by copying), memory.grow 500. Operations whose
+// cost grows with an operand (memory.fill, memory.copy, memory.init, memory.grow and their table twins) pay by length
+// besides.
 //
 // A loop that is one big switch is cut into finer regions: see dispatch in plan.go. The rest of that file is about
 // charging seldom, because a charge costs about a nanosecond.

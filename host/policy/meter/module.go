@@ -11,7 +11,7 @@ import (
 const Global = "kvhost_fuel"
 
 // Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any more.
-const Version = 1
+const Version = 2
 
 // Section ids, and the order in which sections must stand.
 const (

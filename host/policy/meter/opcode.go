@@ -219,7 +219,7 @@ func (in *instruction) cost() uint64 {
 	case op >= 0x36 && op <= 0x3e: // stores
 		return 4
 	case op == 0x10, op == 0x11: // calls
-		return 4
+		return 24
 	case op >= 0x6d && op <= 0x70, op >= 0x7f && op <= 0x82: // integer division
 		return 8
 	case op == 0x91, op == 0x9f, op == 0x95, op == 0xa3: // square roots and divisions
