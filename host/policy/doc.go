@@ -38,10 +38,10 @@
 // # How much fuel
 //
 // A call gets so much, and so much per record on top: see fuel.go. Measured with the first-party policies, all in Go, over
-// the example trace and a production trace: 256 events take lru 0.5 million, wtinylfu, the busiest of the classic ones, 1.8
-// million; a path takes fanout 10,000. Go guests use ten units where C uses one, because their functions are one big switch
-// that is charged in coarse steps. A module that needs more than the default says so in its manifest, up to 5 million for a
-// call; beyond that the operator must.
+// the example trace and a production trace: 256 events take lru 0.3 to 0.5 million, and wtinylfu, the busiest of the
+// classic ones, 1.8 million; a path takes fanout 10,000. Go guests use ten units where C uses one, because their functions
+// are one big switch that is charged in coarse steps. A module that needs more than the default says so in its manifest, up
+// to 6 million for a call, and gets fewer events in each when they are dear; beyond that the operator must.
 //
 // # Why an instance dies of its first fault
 //

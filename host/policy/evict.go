@@ -20,7 +20,8 @@ type EvictOptions struct {
 type Evict struct {
 	m        *Module
 	meter    meter
-	buf      []abi.Event // where events wait for the crossing: batchSize of them, of which n < batchSize are taken
+	buf      []abi.Event // where events wait for the crossing: of them n < len(buf) are taken
+	batch    uint32      // most events in one crossing
 	n        int
 	maxSlots uint32
 	seen     distinct
@@ -37,7 +38,7 @@ func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	e := &Evict{m: m, maxSlots: o.MaxSlots, meter: meter{busy: true}}
+	e := &Evict{m: m, maxSlots: o.MaxSlots, batch: batchSize, meter: meter{busy: true}}
 	var err error
 	if m.code == nil {
 		if e.guest, err = native[guest.Evictor](m, &s); err != nil {
@@ -46,6 +47,7 @@ func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 		e.buf = make([]abi.Event, batchSize)
 		return e, nil
 	}
+	e.batch = m.code.fuel.records()
 	if e.in, err = m.instantiate(ctx, &s, &e.meter); err != nil {
 		return nil, err
 	}
@@ -72,7 +74,7 @@ func (e *Evict) bind() error {
 // rebind finds the guest's EVENTS buffer again: its memory may have moved in a call.
 func (e *Evict) rebind() (err error) {
 	e.n = 0
-	e.buf, err = records[abi.Event](e.in, abi.BufferEvents, batchSize)
+	e.buf, err = records[abi.Event](e.in, abi.BufferEvents, e.batch)
 	return err
 }
 
@@ -81,7 +83,7 @@ func (e *Evict) rebind() (err error) {
 // It is just small enough to be inlined, which saves copying the event once more: buf always has room for one.
 func (e *Evict) Event(ev abi.Event) error {
 	e.buf[e.n] = ev
-	if e.n++; e.n == batchSize {
+	if e.n++; e.n == len(e.buf) {
 		return e.Flush()
 	}
 	return nil
@@ -90,7 +92,7 @@ func (e *Evict) Event(ev abi.Event) error {
 // Flush delivers the events that wait.
 func (e *Evict) Flush() error {
 	if e.err != nil {
-		e.n = batchSize - 1 // the next event comes here again
+		e.n = len(e.buf) - 1 // the next event comes here again
 		return e.err
 	}
 	if e.n == 0 {

@@ -13,7 +13,7 @@ type Fuel struct {
 const (
 	defaultCallFuel   = 500_000
 	defaultRecordFuel = 10_000
-	maxFuel           = 5_000_000 // for one call, unless the operator says more
+	maxFuel           = 6_000_000 // for one call, unless the operator says more
 	mostFuel          = 1 << 40   // that an operator can allow
 
 	// Calls that set an instance up are rare, and made off the path of requests. What they may spend follows from what
@@ -27,11 +27,12 @@ const (
 // budgets are a module's resolved limits.
 type budgets struct{ call, record, most uint64 }
 
-// budgets gives the operator's word first, whatever it is. A manifest may ask for more than the defaults, up to maxFuel.
+// budgets gives the operator's word first, whatever it is. A manifest may ask for more than the defaults, up to maxFuel; it
+// gets half as much again, because it says what its author saw.
 func (f Fuel) budgets(hint *abi.FuelHints) budgets {
 	b := budgets{defaultCallFuel, defaultRecordFuel, maxFuel}
 	if hint != nil {
-		b.call, b.record = max(b.call, min(hint.Call, maxFuel)), max(b.record, min(hint.Record, maxFuel))
+		b.call, b.record = max(b.call, min(hint.Call, maxFuel)*3/2), max(b.record, min(hint.Record, maxFuel)*3/2)
 	}
 	if f.Call != 0 {
 		b.call = min(f.Call, mostFuel)
@@ -47,3 +48,11 @@ func (f Fuel) budgets(hint *abi.FuelHints) budgets {
 
 // of is the fuel of a call with n records.
 func (b *budgets) of(n int) uint64 { return min(b.call+b.record*uint64(n), b.most) }
+
+// records is how many events one call can carry.
+func (b *budgets) records() uint32 {
+	if b.call >= b.most {
+		return 1
+	}
+	return uint32(max(1, min((b.most-b.call)/max(1, b.record), batchSize)))
+}
