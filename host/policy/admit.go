@@ -15,6 +15,7 @@ type AdmitOptions struct {
 	Seed          uint64
 	Config        Config
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
+	State         State  // of an earlier instance, to go on from
 }
 
 // Admit decides which entries are stored at all. It is safe for concurrent use; calls take turns. While a module is down
@@ -31,6 +32,8 @@ type Admit struct {
 	in    *instance      // wasm; nil while it is down
 	admit export
 	err   error
+
+	loaded bool
 }
 
 // NewAdmit makes an instance.
@@ -42,18 +45,45 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	a := &Admit{m: m, settings: s, revival: newRevival(m, abi.RoleAdmit)}
 	var err error
 	if m.code == nil {
-		a.guest, err = native[guest.Admitter](m, &s)
-		return a, err
+		if a.guest, err = native[guest.Admitter](m, &s); err != nil {
+			return nil, err
+		}
+		a.loaded = m.takes(&o.State, 0) && m.loadNative(a.guest, &o.State)
+		return a, nil
 	}
-	if a.in, err = a.start(ctx); err != nil {
+	if a.in, err = a.start(ctx, &a.meter); err != nil {
 		return nil, err
+	}
+	if m.takes(&o.State, 0) {
+		if err := a.load(ctx, &o.State); err != nil {
+			return nil, err
+		}
 	}
 	a.admit = a.in.export(abi.ExportAdmit)
 	return a, nil
 }
 
-func (a *Admit) start(ctx context.Context) (*instance, error) {
-	in, err := a.m.instantiate(ctx, &a.settings, &a.meter)
+// load puts an instance that took the state over in the place of the empty one.
+func (a *Admit) load(ctx context.Context, s *State) error {
+	var trial meter
+	in, err := a.start(ctx, &trial)
+	if err != nil {
+		return err
+	}
+	if a.loaded, err = in.load(s.Data, 0); err != nil {
+		a.m.unread(err)
+	}
+	if !a.loaded {
+		in.close()
+		return nil
+	}
+	a.in.close()
+	a.in, in.meter = in, &a.meter
+	return nil
+}
+
+func (a *Admit) start(ctx context.Context, t *meter) (*instance, error) {
+	in, err := a.m.instantiate(ctx, &a.settings, t)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +100,7 @@ func (a *Admit) start(ctx context.Context) (*instance, error) {
 
 // restart puts a new instance, which is told all namespaces, in the place of one that failed.
 func (a *Admit) restart(ctx context.Context) error {
-	in, err := a.start(ctx)
+	in, err := a.start(ctx, &a.meter)
 	if err != nil {
 		return err
 	}

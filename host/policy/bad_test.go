@@ -20,6 +20,16 @@ func openBytes(t testing.TB, b []byte, opt Options) (*Module, error) {
 	return m, err
 }
 
+// open loads a hand-made module, which must be a good one.
+func open(t testing.TB, a assembly, opt Options) *Module {
+	t.Helper()
+	m, err := openBytes(t, a.bytes(), opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // Each of these is refused when it is opened, in words that name the module and say what to do.
 func TestRefusedModules(t *testing.T) {
 	evict := minimal(abi.RoleEvict)

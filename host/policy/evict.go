@@ -14,6 +14,8 @@ type EvictOptions struct {
 	Capacity uint64 // bytes the root may hold
 	Seed     uint64
 	Config   Config
+	// State of an earlier instance, to go on from. What the policy cannot use does no harm: see [Evict.Loaded].
+	State State
 }
 
 // Evict is the eviction policy of one root. It is not safe for concurrent use, Stats excepted: the caller serialises.
@@ -29,11 +31,34 @@ type Evict struct {
 	in       *instance     // wasm; buf is then the guest's own EVENTS buffer
 	events   export
 	step     export
+	loaded   bool
 	err      error // why the policy ended
 }
 
-// NewEvict makes an instance with an empty slot space.
+// NewEvict makes an instance: with what o.State holds if it can use that, and otherwise with an empty slot space.
 func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
+	e, err := m.newEvict(ctx, o)
+	if err != nil || !m.takes(&o.State, o.MaxSlots) {
+		return e, err
+	}
+	if e.in == nil {
+		e.loaded = m.loadNative(e.guest, &o.State)
+		return e, nil
+	}
+	ok, err := e.in.load(o.State.Data, o.MaxSlots)
+	if err == nil {
+		err = e.rebind()
+	}
+	if err == nil {
+		e.loaded = ok
+		return e, nil
+	}
+	m.unread(err)
+	e.in.close()
+	return m.newEvict(ctx, o) // nothing of the failed attempt is left, its count of faults included
+}
+
+func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	s := settings{role: abi.RoleEvict, maxSlots: o.MaxSlots, capacity: o.Capacity, seed: o.Seed, config: o.Config}
 	if err := m.prepare(&s); err != nil {
 		return nil, err

@@ -18,11 +18,17 @@ const (
 
 	// Calls that set an instance up are rare, and made off the path of requests. What they may spend follows from what
 	// they are for.
-	setupFuel     = 200_000_000 // _initialize (a Go runtime starts in it), kv_buffer, kv_init
-	slotSetupFuel = 1_000       // on top, for each slot that kv_init is told of
+	setupFuel     = 200_000_000 // _initialize (a Go runtime starts in it), kv_buffer, kv_init, kv_save, kv_load
+	slotSetupFuel = 1_000       // on top, for each slot that the instance was told of
 	textFuel      = 500         // on top of maxFuel, for each byte of a namespace's text
 	pageFuel      = 4_000       // on top of maxFuel, for each page of a layout
+	stateByteFuel = 64          // on top of those two, for each byte that kv_save may write or kv_load reads
 )
+
+// stateFuel is what keeping or taking over a state may spend.
+func stateFuel(bytes, slots uint32) uint64 {
+	return setupFuel + slotSetupFuel*uint64(slots) + stateByteFuel*uint64(bytes)
+}
 
 // budgets are a module's resolved limits.
 type budgets struct{ call, record, most uint64 }

@@ -165,6 +165,9 @@ func (m *Module) describe(s *scan) error {
 	if len(manifest.Roles) != len(exported) {
 		return fmt.Errorf("its manifest names the roles %s, its exports have %s", strings.Join(manifest.Roles, ", "), strings.Join(exported, ", "))
 	}
+	if _, saves := s.exports[abi.ExportSave]; manifest.StateFormat != "" && !saves {
+		return fmt.Errorf("its manifest names the state format %q, its exports do not have %s and %s", manifest.StateFormat, abi.ExportSave, abi.ExportLoad)
+	}
 	m.manifest, m.name, m.known = manifest, manifest.Name, true
 	return nil
 }

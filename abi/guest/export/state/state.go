@@ -39,7 +39,7 @@ func kvLoad(n uint32) int32 {
 	}
 	if err := s.Load(b[:n]); err != nil {
 		export.Fail(err)
-		return int32(abi.StatusInternal)
+		return int32(abi.StatusDefault) // it is as new
 	}
 	return int32(abi.StatusOK)
 }

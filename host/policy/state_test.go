@@ -1,0 +1,193 @@
+package policy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+)
+
+// Where minimal's buffers lie.
+const (
+	argsAt   = 4096 + abi.BufferArgs<<14
+	resultAt = 4096 + abi.BufferResult<<14
+	stateAt  = 4096 + abi.BufferState<<14
+)
+
+var (
+	load32 = func(addr int32) []byte { return bodyOf(i32(addr), []byte{0x28, 2, 0}) }
+	// keeps saves the word at RESULT, and takes over any state of four bytes but 13, at which it traps, and 14, which it
+	// cannot read.
+	keepsSave = bodyOf(i32(stateAt), load32(resultAt), []byte{0x36, 2, 0}, packed(0, 4))
+	keepsLoad = bodyOf(
+		load32(stateAt), i32(13), []byte{0x46, 0x04, 0x40, 0x00, 0x0b},
+		load32(stateAt), i32(14), []byte{0x46, 0x04, 0x40}, i32(1), []byte{0x0f, 0x0b},
+		i32(resultAt), load32(stateAt), []byte{0x36, 2, 0}, i32(0))
+)
+
+func keeper(role abi.Role, format string) assembly {
+	a := minimal(role).with(abi.ExportSave, "i>I", keepsSave).with(abi.ExportLoad, "i>i", keepsLoad)
+	a.manifest = `{"name":"keeper","version":"1","abi":1,"roles":["` + role.String() + `"],"state_format":"` + format + `"}`
+	return a
+}
+
+func word(v uint32) []byte { return binary.LittleEndian.AppendUint32(nil, v) }
+
+func TestEvictStateGoesOn(t *testing.T) {
+	a := keeper(abi.RoleEvict, "k/1").with(abi.ExportStep, "ii>I", packed(0, 1))
+	m := open(t, a, Options{})
+	first := func(e *Evict) uint32 {
+		t.Helper()
+		var dst [1]uint32
+		if n, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, dst[:]); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		return dst[0]
+	}
+	for _, c := range []struct {
+		name   string
+		state  State
+		loaded bool
+		slot   uint32
+	}{
+		{"none", State{}, false, 0},
+		{"its own", State{"k/1", 10, word(7)}, true, 7},
+		{"of fewer slots", State{"k/1", 9, word(7)}, true, 7},
+		{"of more slots", State{"k/1", 11, word(7)}, false, 0},
+		{"of another form", State{"k/2", 10, word(7)}, false, 0},
+		{"that it cannot read", State{"k/1", 10, word(14)}, false, 0},
+		{"that it fails at", State{"k/1", 10, word(13)}, false, 0},
+		{"for which it has no room", State{"k/1", 10, make([]byte, 1<<20)}, false, 0},
+	} {
+		e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 10, State: c.state})
+		if err != nil {
+			t.Fatal(c.name, err)
+		}
+		if e.Loaded() != c.loaded {
+			t.Errorf("%s: loaded %v", c.name, e.Loaded())
+		}
+		if got := first(e); got != c.slot {
+			t.Errorf("%s: slot %d", c.name, got)
+		}
+		s, ok, err := e.Save(64)
+		if err != nil || !ok || s.Format != "k/1" || s.Slots != 10 || !bytes.Equal(s.Data, word(c.slot)) {
+			t.Errorf("%s: kept %+v %v %v", c.name, s, ok, err)
+		}
+		if f := e.Stats().Faults; f != 0 {
+			t.Errorf("%s: %d faults", c.name, f)
+		}
+		e.Close()
+		if _, _, err := e.Save(64); !errors.Is(err, ErrClosed) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if err := m.Quarantined(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStateThatIsNotKept(t *testing.T) {
+	save := func(body ...[]byte) assembly {
+		return keeper(abi.RoleEvict, "k/1").with(abi.ExportSave, "i>I", body...)
+	}
+	for name, c := range map[string]struct {
+		mod  assembly
+		says string
+	}{
+		"no state":         {minimal(abi.RoleEvict), ""},
+		"nothing to say":   {save(packed(1, 0)), ""},
+		"no room":          {save(packed(0, 4)).with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(5), []byte{0x46, 0x04, 0x40}, i32(0), []byte{0x0f, 0x0b, 0x20, 0}, i32(14), []byte{0x74}, i32(4096), []byte{0x6a}), ""},
+		"more than it may": {save(packed(0, 65)), "kept 65 bytes of state when given 64"},
+		"trap":             {save(unreachable), "unreachable"},
+		"loop":             {save(loopOf(), unreachable), "used up its fuel"},
+		"status":           {save(packed(-3, 0)), "status -3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEvict(t, open(t, c.mod, Options{}), 10)
+			_, ok, err := e.Save(64)
+			if ok || (err == nil) != (c.says == "") {
+				t.Fatal(ok, err)
+			}
+			var f *Fault
+			if err != nil && (!errors.As(err, &f) || f.Export != abi.ExportSave || !strings.Contains(err.Error(), c.says)) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+			if _, err := e.Victims(abi.Ask{}, nil); (err == nil) != (c.says == "") {
+				t.Errorf("afterwards: %v", err)
+			}
+		})
+	}
+}
+
+func TestAdmitStateGoesOn(t *testing.T) {
+	m := open(t, keeper(abi.RoleAdmit, "k/1").with(abi.ExportAdmit, "ii>I", packed(0, 1)), Options{})
+	for _, c := range []struct {
+		word   uint32
+		loaded bool
+		answer bool
+	}{{1, true, true}, {0, true, false}, {13, false, false}, {14, false, false}} {
+		a, err := m.NewAdmit(t.Context(), AdmitOptions{State: State{Format: "k/1", Data: word(c.word)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		dst := []bool{true}
+		if err := a.Admit(make([]abi.Candidate, 1), dst); err != nil || dst[0] != c.answer || a.Loaded() != c.loaded || a.Stats().Faults != 0 {
+			t.Errorf("%d: %v %v, loaded %v, %+v", c.word, dst, err, a.Loaded(), a.Stats())
+		}
+		if s, ok, err := a.Save(4); err != nil || !ok || s.Format != "k/1" || len(s.Data) != 4 {
+			t.Errorf("%d: kept %+v %v %v", c.word, s, ok, err)
+		}
+	}
+}
+
+// counting is a native guest that keeps how many events it saw.
+type counting struct{ n uint32 }
+
+func (c *counting) Events(batch []abi.Event)      { c.n += uint32(len(batch)) }
+func (c *counting) Victims(abi.Ask, []uint32) int { return 0 }
+func (c *counting) Admit([]abi.Candidate, []bool) { c.n++ }
+func (c *counting) Save(dst []byte, limit int) ([]byte, error) {
+	return binary.LittleEndian.AppendUint32(dst, c.n), nil
+}
+func (c *counting) Load(b []byte) error {
+	if len(b) != 4 {
+		return errors.New("not four bytes")
+	}
+	c.n = binary.LittleEndian.Uint32(b)
+	return nil
+}
+
+func TestNativeStateGoesOn(t *testing.T) {
+	m := NativeModule("counting", []abi.Role{abi.RoleEvict, abi.RoleAdmit}, func(guest.Info) (any, error) { return &counting{}, nil }).KeepState("c/1")
+	e := newEvict(t, m, 1)
+	for range 300 {
+		_ = e.Event(abi.Event{})
+	}
+	s, ok, err := e.Save(4)
+	if err != nil || !ok || !bytes.Equal(s.Data, word(300)) {
+		t.Fatal(s, ok, err)
+	}
+	if _, ok, err := e.Save(3); ok || err != nil {
+		t.Error("four bytes in three:", ok, err)
+	}
+	next, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 1, State: s})
+	if err != nil || !next.Loaded() || next.guest.(*counting).n != 300 {
+		t.Error(err)
+	}
+	next, err = m.NewEvict(t.Context(), EvictOptions{MaxSlots: 1, State: State{"c/1", 1, []byte{1}}})
+	if err != nil || next.Loaded() {
+		t.Error(err)
+	}
+	a, err := m.NewAdmit(t.Context(), AdmitOptions{State: State{"c/1", 0, word(5)}})
+	if err != nil || !a.Loaded() {
+		t.Fatal(err)
+	}
+	if s, ok, err := a.Save(4); err != nil || !ok || !bytes.Equal(s.Data, word(5)) {
+		t.Error(s, ok, err)
+	}
+}
