@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -120,10 +119,11 @@ func (b *builder) build(ctx context.Context, p plugin) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	mark := section(buildSection, []byte(digest))
 	target := filepath.Join(b.out, p.name+".wasm")
-	if old, err := os.ReadFile(target); err == nil && bytes.HasSuffix(old, mark) {
-		return false, nil
+	if old, err := os.ReadFile(target); err == nil {
+		if mark, _, err := abi.CustomSection(old, buildSection); err == nil && string(mark) == digest {
+			return false, nil
+		}
 	}
 	// Work elsewhere: a directory here, without files yet, would break a build that embeds this one meanwhile.
 	tmp, err := os.MkdirTemp("", "kvhost-policy-")
@@ -142,8 +142,12 @@ func (b *builder) build(ctx context.Context, p plugin) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	module = append(module, section(abi.ManifestSection, manifest)...)
-	module = append(module, mark...)
+	if module, err = abi.WithCustomSection(module, abi.ManifestSection, manifest); err != nil {
+		return false, err
+	}
+	if module, err = abi.WithCustomSection(module, buildSection, []byte(digest)); err != nil {
+		return false, err
+	}
 	return true, replace(target, module)
 }
 
@@ -161,13 +165,4 @@ func replace(target string, data []byte) error {
 		_ = os.Remove(f.Name())
 	}
 	return err
-}
-
-// section is a custom section. It may be appended to a module: custom sections may stand anywhere.
-func section(name string, data []byte) []byte {
-	body := binary.AppendUvarint(nil, uint64(len(name)))
-	body = append(body, name...)
-	body = append(body, data...)
-	out := binary.AppendUvarint([]byte{0}, uint64(len(body)))
-	return append(out, body...)
 }

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+func newPolicy() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Write, check, pack, sign and run policies",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return usageError{fmt.Errorf("%s: want a subcommand", cmd.CommandPath())}
+		},
+	}
+	cmd.AddCommand(newPolicyPack(), newPolicyDigest())
+	return cmd
+}
+
+// wantFiles refuses a command line without files.
+func wantFiles(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return usageError{fmt.Errorf("%s: want a .wasm file", cmd.CommandPath())}
+	}
+	return nil
+}
+
+func newPolicyDigest() *cobra.Command {
+	return &cobra.Command{
+		Use:     "digest FILE...",
+		Short:   "Print the SHA-256 that pins a module in the configuration",
+		Example: "  kvhost policy digest mine.wasm >> kvhost.toml",
+		Args:    wantFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, path := range args {
+				module, err := os.ReadFile(path)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "sha256 = \"%x\" # %s\n", sha256.Sum256(module), path)
+			}
+			return nil
+		},
+	}
+}

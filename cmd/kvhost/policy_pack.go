@@ -1,0 +1,74 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+func newPolicyPack() *cobra.Command {
+	var manifest, out string
+	cmd := &cobra.Command{
+		Use:   "pack FILE",
+		Short: "Put a manifest into a module, in place of one that it has",
+		Long: `Puts a manifest into a module as the custom section ` + abi.ManifestSection + `: for toolchains that cannot write custom sections,
+and after tools that strip them. The manifest is checked first.`,
+		Example: "  kvhost policy pack mine.wasm --manifest manifest.json",
+		Args:    cobra.MatchAll(wantFiles, oneFile),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if out == "" {
+				out = args[0]
+			}
+			return pack(args[0], manifest, out)
+		},
+	}
+	cmd.Flags().StringVar(&manifest, "manifest", "manifest.json", "the manifest")
+	cmd.Flags().StringVarP(&out, "out", "o", "", "where the module goes (default in place)")
+	return cmd
+}
+
+func oneFile(cmd *cobra.Command, args []string) error {
+	if len(args) > 1 {
+		return usageError{fmt.Errorf("%s: one file at a time, not %d", cmd.CommandPath(), len(args))}
+	}
+	return nil
+}
+
+func pack(path, manifest, out string) error {
+	text, err := os.ReadFile(manifest)
+	if err != nil {
+		return err
+	}
+	if _, err := abi.ParseManifest(text); err != nil {
+		return fmt.Errorf("%s: %w", manifest, err)
+	}
+	module, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if module, err = abi.WithCustomSection(module, abi.ManifestSection, text); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return replaceFile(out, module)
+}
+
+// replaceFile writes beside the file and renames, so that nobody reads half a module.
+func replaceFile(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".kvhost-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
