@@ -171,7 +171,7 @@ func BenchmarkLoad(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				m, err := load(b.Context(), "x.wasm", c.wasm, Options{Cache: cache})
+				m, err := load(b.Context(), "x.wasm", newFile("", c.wasm), Options{Cache: cache})
 				if err != nil {
 					b.Fatal(err)
 				}

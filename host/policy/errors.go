@@ -14,6 +14,8 @@ var (
 	ErrCache = errors.New("policy: bad cache")
 	// ErrDigest: the module is not the one that the configuration pins.
 	ErrDigest = errors.New("policy: wrong digest")
+	// ErrSignature: the configuration wants a signature, and the module has none, or not one by that key.
+	ErrSignature = errors.New("policy: no valid signature")
 )
 
 // Errors while a role is set up.

@@ -19,6 +19,9 @@ type Options struct {
 	Grants []string
 	// SHA256 of the module's bytes in hexadecimal; another module is refused. Empty for any.
 	SHA256 string
+	// PublicKey of minisign, its line of base64 or the whole file: the file <module>.minisig must sign the module with it.
+	// Empty for none. (A signature inside the module would have to leave itself out, and no tool would verify it.)
+	PublicKey string
 	// MemoryPages lowers the manifest's limit of 64 KiB pages; 0 leaves it.
 	MemoryPages uint32
 	// Fuel bounds what calls may execute.

@@ -41,16 +41,30 @@ func (c *code) close(ctx context.Context) error { return c.runtime.Close(ctx) }
 
 // Open loads a module: a path to a .wasm file, or the name of an embedded policy with or without ".wasm".
 func Open(ctx context.Context, name string, opt Options) (*Module, error) {
-	bytes, err := read(name, opt.Dir)
+	f, err := read(name, opt.Dir)
 	if err != nil {
 		return nil, err
 	}
-	return load(ctx, name, bytes, opt)
+	return load(ctx, name, f, opt)
+}
+
+// file is a module as it was found.
+type file struct {
+	path   string // empty for an embedded policy
+	bytes  []byte
+	digest string // SHA-256 in hexadecimal
+}
+
+func newFile(path string, b []byte) *file { return &file{path, b, digestOf(b)} }
+
+func digestOf(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
 }
 
 // read finds a module's bytes. What looks like a path is one; a bare name is looked up in the working directory, in dir
 // and among the embedded policies, in this order.
-func read(name, dir string) ([]byte, error) {
+func read(name, dir string) (*file, error) {
 	places := []string{name}
 	bare := filepath.Base(name) == name
 	if bare && dir != "" {
@@ -62,7 +76,7 @@ func read(name, dir string) ([]byte, error) {
 		}
 		b, err := readFile(path)
 		if err == nil {
-			return b, nil
+			return newFile(path, b), nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("policy: cannot read %s: %w", name, err)
@@ -70,7 +84,7 @@ func read(name, dir string) ([]byte, error) {
 	}
 	if bare {
 		if b, err := dist.Read(name); err == nil {
-			return b, nil
+			return newFile("", b), nil
 		}
 		names := "none; `make` builds them"
 		if n := dist.Names(); len(n) > 0 {
@@ -91,54 +105,79 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxModuleBytes+1))
 }
 
-func load(ctx context.Context, name string, bytes []byte, opt Options) (*Module, error) {
-	bad := func(err error) error {
-		if errors.Is(err, ErrGrant) {
-			return fmt.Errorf("%w (module %s)", err, name)
-		}
-		return fmt.Errorf("%w: %s: %w", ErrBadModule, name, err)
-	}
-	m := &Module{name: strings.TrimSuffix(filepath.Base(name), ".wasm"), log: opt.Log}
-	sum := sha256.Sum256(bytes)
-	m.digest = hex.EncodeToString(sum[:])
-	if opt.SHA256 != "" && !strings.EqualFold(opt.SHA256, m.digest) {
-		return nil, bad(fmt.Errorf("%w: its SHA-256 is %s, the configuration wants %s", ErrDigest, m.digest, opt.SHA256))
-	}
-	s, err := scanModule(bytes)
+func load(ctx context.Context, name string, f *file, opt Options) (*Module, error) {
+	m, s, pages, err := examine(name, f, &opt)
 	if err != nil {
-		return nil, bad(err)
+		return nil, refused(name, err)
 	}
-	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
-	if m.log == nil {
-		m.log = slog.New(slog.DiscardHandler)
-	}
-	if m.roles, err = s.verify(); err != nil {
-		return nil, bad(err)
-	}
-	if err := m.describe(s); err != nil {
-		return nil, bad(err)
-	}
-	m.log = m.log.With("policy", m.name)
-	if err := s.grants(m.manifest, opt.Grants); err != nil {
-		return nil, bad(err)
-	}
-	pages := m.manifest.MemoryPages
-	if pages == 0 {
-		pages = defaultPages
-	}
-	if opt.MemoryPages != 0 {
-		pages = min(pages, opt.MemoryPages)
-	}
-	pages = min(pages, 65536)
-	if least := s.memories[0].min; least > uint64(pages) {
-		return nil, bad(fmt.Errorf("its memory starts at %d pages of 64 KiB, the limit is %d: raise memory_pages in the manifest or the configuration", least, pages))
-	}
-	if m.code, err = m.compile(ctx, bytes, pages, s, &opt); err != nil {
-		return nil, bad(err)
+	if m.code, err = m.compile(ctx, f.bytes, pages, s, &opt); err != nil {
+		return nil, refused(name, err)
 	}
 	m.code.fuel = opt.Fuel.budgets(m.manifest.Fuel)
 	m.code.counters = make([]atomic.Int64, len(m.manifest.Counters))
 	return m, nil
+}
+
+// refused is why a module is not loaded.
+func refused(name string, err error) error {
+	if errors.Is(err, ErrGrant) {
+		return fmt.Errorf("%w (module %s)", err, name)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrBadModule, name, err)
+}
+
+// examine judges what can be judged of a module before it is compiled, and says how many pages of memory it may have.
+func examine(name string, f *file, opt *Options) (*Module, *scan, uint32, error) {
+	m := &Module{name: strings.TrimSuffix(filepath.Base(name), ".wasm"), digest: f.digest, log: opt.Log}
+	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
+	if m.log == nil {
+		m.log = slog.New(slog.DiscardHandler)
+	}
+	if err := pinned(f, opt); err != nil {
+		return nil, nil, 0, err
+	}
+	s, err := scanModule(f.bytes)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	if m.roles, err = s.verify(); err != nil {
+		return nil, nil, 0, err
+	}
+	if err := m.describe(s); err != nil {
+		return nil, nil, 0, err
+	}
+	m.log = m.log.With("policy", m.name)
+	if err := s.grants(m.manifest, opt.Grants); err != nil {
+		return nil, nil, 0, err
+	}
+	pages := memoryPages(m.manifest, opt.MemoryPages)
+	if least := s.memories[0].min; least > uint64(pages) {
+		return nil, nil, 0, fmt.Errorf("its memory starts at %d pages of 64 KiB, the limit is %d: raise memory_pages in the manifest or the configuration", least, pages)
+	}
+	return m, s, pages, nil
+}
+
+// pinned says whether the module is the one, or by the hand, that the operator wants.
+func pinned(f *file, opt *Options) error {
+	if opt.SHA256 != "" && !strings.EqualFold(opt.SHA256, f.digest) {
+		return fmt.Errorf("%w: its SHA-256 is %s, the configuration wants %s", ErrDigest, f.digest, opt.SHA256)
+	}
+	if opt.PublicKey != "" {
+		return verifySignature(opt.PublicKey, f)
+	}
+	return nil
+}
+
+// memoryPages is the most that a module's memory may have.
+func memoryPages(manifest abi.Manifest, most uint32) uint32 {
+	pages := manifest.MemoryPages
+	if pages == 0 {
+		pages = defaultPages
+	}
+	if most != 0 {
+		pages = min(pages, most)
+	}
+	return min(pages, abi.MaxMemoryPages)
 }
 
 // describe takes the module's manifest, or makes one of what the exports say.

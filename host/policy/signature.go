@@ -1,0 +1,73 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/policy/minisign"
+)
+
+// SignatureSuffix follows a module's path in the path of its signature.
+const SignatureSuffix = ".minisig"
+
+// digestField stands before the module's digest in the trusted comment of a signature.
+const digestField = "sha256:"
+
+// maxSignature is more than a signature file can have.
+const maxSignature = 64 << 10
+
+// Sign gives what the signature file of a module is to hold. Its trusted comment tells which file it was and that file's
+// digest, so that a refusal can name both.
+func Sign(key minisign.SecretKey, name string, module []byte) ([]byte, error) {
+	return key.Sign(module, fmt.Sprintf("file:%s %s%s", name, digestField, digestOf(module)))
+}
+
+// verifySignature checks that the file beside a module signs it with the operator's key. A module that was read from
+// nowhere on disk has no signature.
+func verifySignature(publicKey string, f *file) error {
+	key, err := minisign.ParsePublicKey(publicKey)
+	if err != nil {
+		return fmt.Errorf("%w: public_key: %w", ErrSignature, err)
+	}
+	if f.path == "" {
+		return fmt.Errorf("%w: the configuration wants one by key %s; a policy that is embedded in the host has none (pin its SHA-256, which is %s, instead)",
+			ErrSignature, key.ID, f.digest)
+	}
+	path := f.path + SignatureSuffix
+	text, err := readSignature(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: no file %s; the configuration wants a signature by key %s of the module, whose SHA-256 is %s", ErrSignature, path, key.ID, f.digest)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrSignature, err)
+	}
+	s, err := minisign.ParseSignature(text)
+	if err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrSignature, path, err)
+	}
+	if err := s.Verify(key, f.bytes); err != nil {
+		signed := "unknown"
+		if s.VerifyComment(key) == nil { // the key vouches for the comment, if not for these bytes
+			if _, after, ok := strings.Cut(s.Comment, digestField); ok {
+				signed, _, _ = strings.Cut(after, " ")
+			}
+		}
+		return fmt.Errorf("%w: %s is by key %s, the configuration wants key %s; signed SHA-256 %s, the module's is %s: %w",
+			ErrSignature, path, s.ID, key.ID, signed, f.digest, err)
+	}
+	return nil
+}
+
+func readSignature(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxSignature))
+	return string(b), err
+}
