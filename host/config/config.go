@@ -54,6 +54,7 @@ type Policy struct {
 	Config map[string]string // the policy's own settings, flattened with dots
 
 	SHA256      string // that the module must have, in hexadecimal; empty for any
+	PublicKey   string // of minisign, in base64, by which <module>.minisig must sign the module; empty for none
 	OnFault     string // OnFaultBuiltin (also when empty), OnFaultStop
 	MemoryPages int64  // of 64 KiB, at most; 0 for what its manifest says
 	Fuel        Fuel

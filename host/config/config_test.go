@@ -164,7 +164,7 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 
 // What is printed reads back as the same configuration, and says where each value comes from.
 func TestPrintReadsBack(t *testing.T) {
-	file := write(t, "[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\n")
+	file := write(t, "[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\n")
 	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_EVICT=background"}, Flags: []Setting{{"session.lease_ttl", "90s"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -216,6 +216,7 @@ func TestErrors(t *testing.T) {
 		{name: "policy role", text: "[[policy]]\nmodule='a'\n\n[[policy]]\nmodule = 'b'\nroles = ['evct']\n", is: ErrValue, want: []string{"k.toml:4:", `"evict"`}},
 		{name: "role twice", text: "[[policy]]\nmodule='a'\nroles=['evict']\n[[policy]]\nmodule = 'b'\nroles = ['evict']\n", is: ErrValue, want: []string{"taken by a"}},
 		{name: "grant", text: "[[policy]]\nmodule='a'\ngrants=['clok']\n", is: ErrValue, want: []string{`"clock"`}},
+		{name: "policy key", text: "[[policy]]\nmodule='a'\npublic_key='minisign.pub'\n", is: ErrValue, want: []string{"k.toml:1:", "minisign"}},
 		{name: "policy digest", text: "[[policy]]\nmodule='a'\nsha256='abc'\n", is: ErrValue, want: []string{"k.toml:1:", "SHA-256"}},
 		{name: "policy fault", text: "[[policy]]\nmodule='a'\non_fault='stopp'\n", is: ErrValue, want: []string{`"stop"`}},
 		{name: "policy memory", text: "[[policy]]\nmodule='a'\nmemory_pages=65537\n", is: ErrValue, want: []string{"at most 65536"}},

@@ -228,6 +228,8 @@ func (p *Policy) set(key string, value any) error {
 		p.Grants, err = asTexts("policy.grants", value)
 	case "sha256":
 		p.SHA256, err = asText("policy.sha256", value)
+	case "public_key":
+		p.PublicKey, err = asText("policy.public_key", value)
 	case "on_fault":
 		p.OnFault, err = asText("policy.on_fault", value)
 	case "memory_pages":

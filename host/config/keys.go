@@ -130,7 +130,7 @@ var keys = []*Key{
 
 // Keys of the array tables, for errors and the example file.
 var (
-	policyKeys = []string{"module", "roles", "grants", "sha256", "on_fault", "memory_pages", "fuel", "config"}
+	policyKeys = []string{"module", "roles", "grants", "sha256", "public_key", "on_fault", "memory_pages", "fuel", "config"}
 	rootKeys   = []string{"path", "capacity", "shared"}
 )
 

@@ -29,6 +29,9 @@ func (l *Loaded) Print(w io.Writer) error {
 		if p.SHA256 != "" {
 			fmt.Fprintf(b, "sha256 = %s\n", quote(p.SHA256))
 		}
+		if p.PublicKey != "" {
+			fmt.Fprintf(b, "public_key = %s\n", quote(p.PublicKey))
+		}
 		if p.OnFault != "" {
 			fmt.Fprintf(b, "on_fault = %s\n", quote(p.OnFault))
 		}
@@ -84,6 +87,8 @@ const exampleArrays = `
 # grants = []
 # # SHA-256 that the module must have, in hexadecimal. Another one is refused. Default: "", any.
 # sha256 = ""
+# # Public key of minisign (the line of base64) by which the file <module>.minisig must sign the module. Default: "", none.
+# public_key = ""
 # # After a fault: builtin, the built-in policy answers while the module is restarted, and for good after six faults in
 # # ten minutes; stop, the host ends. Default: "builtin".
 # on_fault = "builtin"

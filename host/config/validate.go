@@ -2,6 +2,7 @@ package config
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -105,10 +106,17 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 	}
 }
 
+const publicKeyBytes = 2 + 8 + 32 // algorithm, id, key
+
 func (p *Policy) validate(at string, bad func(path, format string, args ...any)) {
 	if p.SHA256 != "" {
 		if b, err := hex.DecodeString(p.SHA256); err != nil || len(b) != sha256.Size {
 			bad(at+".sha256", "%q is not a SHA-256 in hexadecimal", p.SHA256)
+		}
+	}
+	if p.PublicKey != "" {
+		if b, err := base64.StdEncoding.DecodeString(p.PublicKey); err != nil || len(b) != publicKeyBytes {
+			bad(at+".public_key", "%q is not a public key of minisign: want its line of base64, not the comment nor a path", p.PublicKey)
 		}
 	}
 	if choices := []string{OnFaultBuiltin, OnFaultStop}; p.OnFault != "" && !slices.Contains(choices, p.OnFault) {

@@ -128,7 +128,7 @@ func refused(name string, err error) error {
 
 // examine judges what can be judged of a module before it is compiled, and says how many pages of memory it may have.
 func examine(name string, f *file, opt *Options) (*Module, *scan, uint32, error) {
-	m := &Module{name: strings.TrimSuffix(filepath.Base(name), ".wasm"), digest: f.digest, log: opt.Log}
+	m := &Module{name: bareName(name), digest: f.digest, log: opt.Log}
 	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
@@ -156,6 +156,9 @@ func examine(name string, f *file, opt *Options) (*Module, *scan, uint32, error)
 	}
 	return m, s, pages, nil
 }
+
+// bareName is what a module without a manifest is called.
+func bareName(name string) string { return strings.TrimSuffix(filepath.Base(name), ".wasm") }
 
 // pinned says whether the module is the one, or by the hand, that the operator wants.
 func pinned(f *file, opt *Options) error {

@@ -18,6 +18,7 @@ type scan struct {
 	memories []limits
 	manifest []byte
 	start    bool
+	sections []Section
 }
 
 type imported struct{ module, name, sig string }
@@ -66,6 +67,7 @@ func scanModule(b []byte) (*scan, error) {
 		if r.err != nil {
 			break
 		}
+		s.sections = append(s.sections, Section{sectionName(id, body.b), len(body.b)})
 		if err := s.section(id, &body); err != nil {
 			return nil, err
 		}

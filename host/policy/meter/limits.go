@@ -1,6 +1,9 @@
 package meter
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Limits bound what a module may consist of. The zero value of a field means no limit.
 type Limits struct {
@@ -26,7 +29,20 @@ func DefaultLimits() Limits {
 	}
 }
 
-func check(limit int, got uint64, what string) error {
+// Count is how much a module has of something that is limited: the most in one place, where the limit is of one.
+type Count struct {
+	What string
+	Got  uint64
+	Most uint64 // 0 for no limit
+}
+
+func (m *module) check(limit int, got uint64, what string) error {
+	i := slices.IndexFunc(m.counts, func(c Count) bool { return c.What == what })
+	if i < 0 {
+		i = len(m.counts)
+		m.counts = append(m.counts, Count{What: what, Most: uint64(limit)})
+	}
+	m.counts[i].Got = max(m.counts[i].Got, got)
 	if limit > 0 && got > uint64(limit) {
 		return fmt.Errorf("%w: %s: %d, at most %d", ErrLimit, what, got, limit)
 	}

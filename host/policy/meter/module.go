@@ -46,15 +46,28 @@ type module struct {
 	functions []uint32 // type of each defined function
 	imported  uint64   // functions
 	globals   uint32   // imported and defined
+	counts    []Count
 }
 
 // Inject gives the metered form of a module whose original bytes have been validated by a compiler. Function indexes,
 // exports and custom sections stay as they are; debug sections are dropped.
 func Inject(wasm []byte, limits Limits) ([]byte, error) {
-	if err := check(limits.ModuleBytes, uint64(len(wasm)), "module bytes"); err != nil {
+	return (&module{limits: limits}).inject(wasm)
+}
+
+// Measure gives what a module has of all that is limited. When the module is refused, which the error tells, it is what
+// was counted until then.
+func Measure(wasm []byte, limits Limits) ([]Count, error) {
+	m := &module{limits: limits}
+	_, err := m.inject(wasm)
+	return m.counts, err
+}
+
+func (m *module) inject(wasm []byte) ([]byte, error) {
+	limits := &m.limits
+	if err := m.check(limits.ModuleBytes, uint64(len(wasm)), "module bytes"); err != nil {
 		return nil, err
 	}
-	m := &module{limits: limits}
 	if err := m.split(wasm); err != nil {
 		return nil, err
 	}
@@ -63,10 +76,10 @@ func Inject(wasm []byte, limits Limits) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if err := check(limits.Functions, m.imported+uint64(len(m.functions)), "functions"); err != nil {
+	if err := m.check(limits.Functions, m.imported+uint64(len(m.functions)), "functions"); err != nil {
 		return nil, err
 	}
-	if err := check(limits.Globals, uint64(m.globals), "globals"); err != nil {
+	if err := m.check(limits.Globals, uint64(m.globals), "globals"); err != nil {
 		return nil, err
 	}
 	return m.rewrite()
@@ -147,7 +160,7 @@ func (m *module) scan(s section) error {
 	case secExport:
 		m.scanExports(r)
 	case secData:
-		if err := check(m.limits.DataBytes, uint64(len(s.data)), "data bytes"); err != nil {
+		if err := m.check(m.limits.DataBytes, uint64(len(s.data)), "data bytes"); err != nil {
 			return err
 		}
 		r.count()
@@ -166,7 +179,7 @@ func (m *module) scan(s section) error {
 }
 
 func (m *module) limit(r *reader, limit int, got uint32, what string) {
-	if err := check(limit, uint64(got), what); err != nil && r.err == nil {
+	if err := m.check(limit, uint64(got), what); err != nil && r.err == nil {
 		r.err = err
 		r.at = len(r.b)
 	}
@@ -345,7 +358,7 @@ func (m *module) rewriteCode(data []byte) ([]byte, error) {
 }
 
 func (m *module) rewriteFunction(body []byte, params uint32) ([]byte, error) {
-	if err := check(m.limits.BodyBytes, uint64(len(body)), "body bytes"); err != nil {
+	if err := m.check(m.limits.BodyBytes, uint64(len(body)), "body bytes"); err != nil {
 		return nil, err
 	}
 	r := reader{b: body}
@@ -359,7 +372,7 @@ func (m *module) rewriteFunction(body []byte, params uint32) ([]byte, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	if err := check(m.limits.Locals, locals, "locals"); err != nil {
+	if err := m.check(m.limits.Locals, locals, "locals"); err != nil {
 		return nil, err
 	}
 	if locals+uint64(params) > 0xfffffffe {
