@@ -13,7 +13,7 @@ func (h *Host) status() *proto.StatusReply {
 	for _, p := range policyStats(&st) {
 		out.Policies = append(out.Policies, &proto.PolicyStatus{
 			Role: p.Role.String(), Module: p.Module, Digest: p.Digest,
-			Calls: p.Calls, Records: p.Records, Seconds: p.Time.Seconds(), Faults: p.Faults,
+			Calls: p.Calls, Records: p.Records, Seconds: p.Time.Seconds(), Faults: p.Faults, Fuel: p.Fuel,
 		})
 	}
 	for _, r := range st.Roots {

@@ -2695,6 +2695,7 @@ type PolicyStatus struct {
 	Records       uint64                 `protobuf:"varint,5,opt,name=records,proto3" json:"records,omitempty"`
 	Seconds       float64                `protobuf:"fixed64,6,opt,name=seconds,proto3" json:"seconds,omitempty"`
 	Faults        uint64                 `protobuf:"varint,7,opt,name=faults,proto3" json:"faults,omitempty"`
+	Fuel          uint64                 `protobuf:"varint,8,opt,name=fuel,proto3" json:"fuel,omitempty"` // used so far, about a unit per instruction; 0 when native
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2774,6 +2775,13 @@ func (x *PolicyStatus) GetSeconds() float64 {
 func (x *PolicyStatus) GetFaults() uint64 {
 	if x != nil {
 		return x.Faults
+	}
+	return 0
+}
+
+func (x *PolicyStatus) GetFuel() uint64 {
+	if x != nil {
+		return x.Fuel
 	}
 	return 0
 }
@@ -3041,7 +3049,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	" \x03(\v2$.kvhost.v1.StatusReply.CountersEntryR\bcounters\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xb4\x01\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xc8\x01\n" +
 	"\fPolicyStatus\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x16\n" +
 	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
@@ -3049,7 +3057,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05calls\x18\x04 \x01(\x04R\x05calls\x12\x18\n" +
 	"\arecords\x18\x05 \x01(\x04R\arecords\x12\x18\n" +
 	"\aseconds\x18\x06 \x01(\x01R\aseconds\x12\x16\n" +
-	"\x06faults\x18\a \x01(\x04R\x06faults\"j\n" +
+	"\x06faults\x18\a \x01(\x04R\x06faults\x12\x12\n" +
+	"\x04fuel\x18\b \x01(\x04R\x04fuel\"j\n" +
 	"\n" +
 	"RootStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +

@@ -320,10 +320,11 @@ class Plane(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., part: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
 
 class PolicyStatus(_message.Message):
-    __slots__ = ["calls", "digest", "faults", "module", "records", "role", "seconds"]
+    __slots__ = ["calls", "digest", "faults", "fuel", "module", "records", "role", "seconds"]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
+    FUEL_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -331,11 +332,12 @@ class PolicyStatus(_message.Message):
     calls: int
     digest: str
     faults: int
+    fuel: int
     module: str
     records: int
     role: str
     seconds: float
-    def __init__(self, role: _Optional[str] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., seconds: _Optional[float] = ..., faults: _Optional[int] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., seconds: _Optional[float] = ..., faults: _Optional[int] = ..., fuel: _Optional[int] = ...) -> None: ...
 
 class Region(_message.Message):
     __slots__ = ["blocks", "cuda_ipc", "cuda_vmm", "memfd", "offset", "plane", "stride"]
