@@ -12,7 +12,10 @@ RACE := ./gds/... ./staging/... ./host/...
 # Compiles every module twice and plays it: minutes under the detector, and one goroutine.
 SLOW := TestWasmDecidesAsNative
 
-.PHONY: all help plugins build run test test-python bench curves check generate tools clean
+# What vendors' languages need. Rust's own installer keeps its tools where no PATH looks.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.PHONY: all help plugins examples build run test test-python bench curves check generate tools clean
 
 all: build ## policies to plugins/dist, then bin/kvhost with them embedded
 
@@ -22,15 +25,18 @@ help: ## list the targets
 plugins: ## build every first-party policy to plugins/dist/*.wasm
 	$(GO) run ./plugins/dist/build
 
+examples: ## build the vendors' plugins in C, to examples/plugins/*/*.wasm
+	@for dir in examples/plugins/*/; do $(MAKE) --no-print-directory -C $$dir || exit 1; done
+
 build: plugins
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
 
 run: build ## the main job: replay a trace through a real host, policy in wasm, chunks on disk
 	bin/kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 1000 --sessions 2
 
-test: plugins ## all tests, the concurrent packages under the race detector
+test: plugins examples ## all tests, the concurrent packages under the race detector
 	$(GO) vet ./...
-	CGO_ENABLED=0 $(GO) test ./abi/... ./plugins/... ./cmd/...
+	CGO_ENABLED=0 $(GO) test ./abi/... ./plugins/... ./cmd/... ./examples/...
 	CGO_ENABLED=0 $(GO) test -run '$(SLOW)' ./host/sim
 	CGO_ENABLED=1 $(GO) test -race -timeout 14m -skip '$(SLOW)' $(RACE)
 
@@ -67,6 +73,8 @@ tools: ## install the tools that check and generate need; names what it cannot i
 	@mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS) $(GO) install honnef.co/go/tools/cmd/staticcheck@v0.8.2
 	@command -v protoc >/dev/null || echo 'missing: protoc (Debian: apt-get install protobuf-compiler)'
+	@command -v clang >/dev/null || echo 'missing: clang, for policies in C (Debian: apt-get install clang)'
+	@command -v wasm-ld >/dev/null || echo 'missing: wasm-ld, for policies in C (Debian: apt-get install lld)'
 	@command -v cc >/dev/null || echo 'missing: a C compiler, for go test -race (Debian: apt-get install gcc)'
 
 clean: ## remove what make built

@@ -87,6 +87,11 @@ func fill(v reflect.Value, next *byte) {
 	}
 }
 
+// unsafeBytes are a record's bytes in memory.
+func unsafeBytes(p reflect.Value) []byte {
+	return unsafe.Slice((*byte)(p.UnsafePointer()), p.Elem().Type().Size())
+}
+
 // The bytes of each record with every field set, as a guest in another language would have to write or read them.
 func TestGoldenBytes(t *testing.T) {
 	var b strings.Builder
@@ -94,7 +99,7 @@ func TestGoldenBytes(t *testing.T) {
 		p := reflect.New(reflect.TypeOf(r.value))
 		next := byte(1)
 		fill(p.Elem(), &next)
-		fmt.Fprintf(&b, "%s\n%s", p.Elem().Type().Name(), hex.Dump(unsafe.Slice((*byte)(p.UnsafePointer()), r.size)))
+		fmt.Fprintf(&b, "%s\n%s", p.Elem().Type().Name(), hex.Dump(unsafeBytes(p)))
 	}
 	example := Event{
 		Slot: 7, Parent: None, Key: 0x1122334455667788, Size: 512, Depth: 0, Request: 9, Tenant: 3, Op: OpInsert, Flags: 0, Time: 1_000_000_000,
