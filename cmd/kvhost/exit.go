@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/replay"
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/fsck"
 	"github.com/kvhost/kvhost/host/trace"
 )
 
@@ -22,6 +23,7 @@ const (
 	exitPolicy   = 5
 	exitTrace    = 6
 	exitMismatch = 7
+	exitProblems = 8
 )
 
 const exitHelp = `Exit codes:
@@ -32,7 +34,8 @@ const exitHelp = `Exit codes:
   4  the socket or the HTTP address is in use
   5  a policy was refused: not found, not a module, without the role it was given, or failing at its start
   6  a trace cannot be read: missing, damaged, cut off, or not a trace
-  7  wrong bytes were served (replay)`
+  7  wrong bytes were served (replay)
+  8  a root has problems that remain (fsck)`
 
 // errUsage marks wrong flags and arguments.
 var errUsage = errors.New("usage")
@@ -56,6 +59,8 @@ func exitCode(err error) int {
 		return exitOK
 	case is(replay.ErrMismatch):
 		return exitMismatch
+	case is(fsck.ErrProblems):
+		return exitProblems
 	case is(store.ErrRootBusy):
 		return exitRootBusy
 	case is(server.ErrSocketInUse, host.ErrHTTP):

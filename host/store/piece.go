@@ -46,6 +46,7 @@ func (p *Piece) open() (err error) {
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
 		r.counted(&r.count.vanished)
+		r.recount()
 		r.drop(p.mark, 0)
 		return fmt.Errorf("%w: %w", ErrGone, err)
 	}

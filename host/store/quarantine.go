@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // quarantine is the damaged files that a root keeps for somebody to look at: the newest few.
@@ -117,6 +118,38 @@ func (r *root) loadQuarantine() error {
 	r.mu.Unlock()
 	r.destroy(excess)
 	return nil
+}
+
+// recount looks for files that somebody else has moved into quarantine, as a repair of the root beside this host does, and
+// accounts for them. It is called when a piece is found gone, before its own bytes are free. mu is not held.
+func (r *root) recount() {
+	list, err := r.fs.ReadDir(r.dir + "/" + quarantineDir)
+	if err != nil {
+		return // a root that is gone altogether
+	}
+	var excess []kept
+	for _, e := range list {
+		name := r.dir + "/" + quarantineDir + "/" + e.Name()
+		if !strings.Contains(e.Name(), repairMark) || r.keeps(name) {
+			continue // this host's own are accounted for by whoever moved them
+		}
+		info, err := r.fs.Stat(name)
+		if err != nil || !info.Mode.IsRegular() {
+			continue
+		}
+		r.mu.Lock()
+		if !slices.ContainsFunc(r.quar.files, func(k kept) bool { return k.name == name }) {
+			excess = append(excess, r.hold(kept{name: name, bytes: padded(info.Allocated)})...)
+		}
+		r.mu.Unlock()
+	}
+	r.destroy(excess)
+}
+
+func (r *root) keeps(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.quar.files, func(k kept) bool { return k.name == name })
 }
 
 // condemn drops an entry because of one rank's file, which goes into quarantine.

@@ -155,6 +155,7 @@ func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
 		stray += left
 		if errors.Is(err, fs.ErrNotExist) {
 			r.counted(&r.count.vanished)
+			r.recount()
 		} else if err != nil {
 			failed = err
 		}

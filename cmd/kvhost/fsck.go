@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/fsck"
+)
+
+type fsckFlags struct {
+	options   fsck.Options
+	readLimit string
+	place     string
+	policyDir string
+	asJSON    bool
+	quiet     bool
+}
+
+func newFsck() *cobra.Command {
+	f := fsckFlags{}
+	cmd := &cobra.Command{
+		Use:   "fsck ROOT...",
+		Short: "Verify roots: every piece by its checksums; report, and repair",
+		Long: `Reads every piece of each root: header, size, checksum table, and each extent of up to 64 KiB by its checksum. Looks, too,
+for pieces that no host would find, temporaries that nobody writes, and damage in what the store keeps for itself.
+
+It is safe beside a running host, which may go on storing and evicting. A repair moves damaged files into the root's
+quarantine (a running host takes them for misses and accounts for them there), and removes temporaries when no host has
+the root. It never writes to a piece.
+
+Exit codes:
+  0  nothing is wrong, or everything that was is repaired
+  1  the check could not run to its end
+  2  wrong usage
+  8  problems remain: see the report`,
+		Example: `  kvhost fsck /mnt/nvme0/kv
+  kvhost fsck --repair --read-limit 500MiB /mnt/nvme0/kv /mnt/nvme1/kv
+  kvhost fsck --quick --json --place fanout.wasm /mnt/nvme0/kv`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageError{errors.New("fsck: want the directory of a root")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return f.run(ctx, cmd.OutOrStdout(), args)
+		},
+	}
+	fl := cmd.Flags()
+	fl.SortFlags = false
+	fl.BoolVar(&f.options.Quick, "quick", false, "headers and sizes only: no payload is read")
+	fl.BoolVar(&f.options.Repair, "repair", false, "quarantine what is damaged, remove what nobody writes")
+	fl.IntVar(&f.options.Workers, "workers", 2*runtime.GOMAXPROCS(0), "files at a time")
+	fl.StringVar(&f.readLimit, "read-limit", "0", "most bytes read per second, 0 for no limit")
+	fl.StringVar(&f.place, "place", "", "place policy that names the roots' files (default the built-in one): path of a .wasm file or name of an embedded one")
+	fl.StringVar(&f.policyDir, "policy-dir", "", "where policies are looked up by name before the embedded ones")
+	fl.DurationVar(&f.options.TempAge, "temp-age", time.Hour, "without writes, after which a temporary counts as nobody's where hosts share the root, and in a check that repairs nothing")
+	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array, a report per root, in place of text")
+	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
+	return cmd
+}
+
+func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) error {
+	limit, err := config.ParseSize(f.readLimit)
+	if err != nil {
+		return usageError{fmt.Errorf("fsck: --read-limit: %w", err)}
+	}
+	f.options.ReadLimit = limit
+	if f.place != "" {
+		m, closeAll, err := openRole(ctx, f.place, f.policyDir, abi.RolePlace)
+		if err != nil {
+			return err
+		}
+		defer closeAll()
+		f.options.Place = m
+	}
+	var errs, problems []error
+	reports := []*fsck.Report{}
+	for _, root := range roots {
+		r, err := f.check(ctx, root)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if r == nil {
+			continue
+		}
+		problems = append(problems, r.Err())
+		reports = append(reports, r)
+		if !f.asJSON {
+			if err := r.WriteText(out); err != nil {
+				return err
+			}
+		}
+	}
+	if f.asJSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		errs = append(errs, e.Encode(reports))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return errors.Join(problems...)
+}
+
+func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error) {
+	o := f.options
+	b := newFileBar(root, f.quiet)
+	if b.shown() {
+		n, err := fsck.Files(ctx, root, nil)
+		if err != nil {
+			return nil, err
+		}
+		b.begin(n)
+		o.Progress = b.step
+	}
+	defer b.end()
+	return fsck.Check(ctx, root, o)
+}
+
+// openRole opens a policy for one role. The function that it returns closes what was opened.
+func openRole(ctx context.Context, name, dir string, role abi.Role) (*policy.Module, func(), error) {
+	cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: cache})
+	if err == nil && !m.Has(role) {
+		err = errors.Join(fmt.Errorf("%w: %s has not the role %q, it has %v", host.ErrPolicy, name, role, m.Manifest().Roles), m.Close(ctx))
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, cache.Close(ctx))
+	}
+	return m, func() {
+		ctx := context.WithoutCancel(ctx)
+		m.Close(ctx)
+		cache.Close(ctx)
+	}, nil
+}

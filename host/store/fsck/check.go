@@ -1,0 +1,279 @@
+package fsck
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Options of a check. The zero value reads everything with the built-in place policy and changes nothing.
+type Options struct {
+	FS        staging.FS
+	Workers   int           // files at a time; 0: two per processor
+	ReadLimit int64         // bytes per second over all workers; 0: none
+	Quick     bool          // headers and sizes only
+	Repair    bool          // see the package comment
+	TempAge   time.Duration // without writes, after which a temporary counts as nobody's; 0: 1 h
+	Most      int           // problems that are listed; 0: 10,000. All are counted, and repaired
+
+	// Place is the policy that names the root's files. With nil the built-in one is asked, and a name that it does not know
+	// is no problem.
+	Place       *policy.Module
+	PlaceConfig policy.Config
+
+	Progress func(files, bytes int64) // called from several goroutines after each file
+}
+
+const (
+	defaultMost    = 10_000
+	defaultTempAge = time.Hour
+	slotBytes      = 4 << 20
+)
+
+// Check verifies a root. The report holds what was found up to then also when the error is not nil; problems are no
+// error, see [Report.Err].
+func Check(ctx context.Context, dir string, o Options) (*Report, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, err)
+	}
+	o.complete()
+	c := &check{
+		o: o, dir: dir, limit: newLimit(o.ReadLimit), texts: map[chunk.Digest]string{}, plans: map[chunk.Digest]*chunk.Plan{},
+		report: Report{Root: dir, Quick: o.Quick, Namespaces: map[chunk.Digest]*Usage{}, Found: map[Kind]*Usage{}},
+	}
+	if info, err := o.FS.Stat(dir); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, cmp.Or(err, fs.ErrInvalid))
+	}
+	if info, err := o.FS.Stat(dir + "/" + store.MetaDir); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s has no directory %s: %w", ErrRoot, dir, store.MetaDir, cmp.Or(err, fs.ErrInvalid))
+	}
+	if c.slots, err = staging.NewSlots(o.Workers, slotBytes); err != nil {
+		return nil, fmt.Errorf("fsck: %w", err)
+	}
+	defer c.slots.Close()
+	if c.names, err = newNames(ctx, &o); err != nil {
+		return nil, err
+	}
+	defer c.names.close()
+	err = c.run(ctx)
+	c.finish()
+	return &c.report, err
+}
+
+// Files counts the files that a check of the root will go through: names only.
+func Files(ctx context.Context, dir string, fsys staging.FS) (int64, error) {
+	if fsys == nil {
+		fsys = staging.OS()
+	}
+	var mu sync.Mutex
+	var n int64
+	count := func(string, fs.DirEntry) { mu.Lock(); n++; mu.Unlock() }
+	err := store.Walk(ctx, fsys, dir, runtime.GOMAXPROCS(0), count, func(string, error) {})
+	return n, err
+}
+
+func (o *Options) complete() {
+	if o.FS == nil {
+		o.FS = staging.OS()
+	}
+	if o.Workers <= 0 {
+		o.Workers = 2 * runtime.GOMAXPROCS(0)
+	}
+	if o.TempAge <= 0 {
+		o.TempAge = defaultTempAge
+	}
+	if o.Most <= 0 {
+		o.Most = defaultMost
+	}
+}
+
+// check is one run over one root.
+type check struct {
+	o     Options
+	dir   string
+	names *names
+	slots *staging.Slots
+	limit *limit
+	texts map[chunk.Digest]string      // of namespaces; not changed once pieces are read
+	plans map[chunk.Digest]*chunk.Plan // likewise
+
+	mu     sync.Mutex // of what follows
+	report Report
+	temps  []temporary
+}
+
+func (c *check) run(ctx context.Context) error {
+	if err := c.meta(); err != nil {
+		return err
+	}
+	files := make(chan string, 64)
+	var workers sync.WaitGroup
+	for range c.o.Workers {
+		workers.Go(func() {
+			slot, err := c.slots.Acquire(ctx)
+			if err != nil {
+				for range files { // the walk must not wait for anybody
+				}
+				return
+			}
+			defer slot.Release()
+			for rel := range files {
+				if ctx.Err() == nil {
+					c.file(ctx, rel, slot.Bytes())
+				}
+			}
+		})
+	}
+	visit := func(rel string, e fs.DirEntry) {
+		switch _, temp := store.TempOwner(filepath.Base(rel)); {
+		case temp:
+			c.temporary(rel)
+		case !e.Type().IsRegular() || filepath.Base(rel)[0] == '.':
+			c.foreign(rel)
+		default:
+			files <- rel
+			return
+		}
+		c.progress(0)
+	}
+	err := store.Walk(ctx, c.o.FS, c.dir, c.o.Workers, visit, func(rel string, err error) { c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()}) })
+	close(files)
+	workers.Wait()
+	if err != nil {
+		return fmt.Errorf("fsck: %s: %w", c.dir, err)
+	}
+	c.sweep()
+	return c.quarantine()
+}
+
+func (c *check) progress(bytes int64) {
+	if c.o.Progress != nil {
+		c.o.Progress(1, bytes)
+	}
+}
+
+// found enters a problem, repaired or not.
+func (c *check) found(p Problem) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := &c.report
+	if r.Found[p.Kind] == nil {
+		r.Found[p.Kind] = &Usage{}
+	}
+	r.Found[p.Kind].add(p.Bytes)
+	switch {
+	case p.Done != "":
+		r.Repaired++
+	case !p.Kind.Harmless():
+		r.Remaining++
+	}
+	if p.Done == "" {
+		p.Advice = advice[p.Kind]
+	}
+	if len(r.Problems) == c.o.Most {
+		r.Left++
+		return
+	}
+	r.Problems = append(r.Problems, p)
+}
+
+func (c *check) foreign(rel string) {
+	var bytes int64
+	if info, err := c.o.FS.Stat(c.dir + "/" + rel); err == nil && info.Mode.IsRegular() {
+		bytes = info.Allocated
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.report.Foreign.add(bytes)
+}
+
+func (c *check) sound(h *store.Header, allocated int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.report.Pieces.add(allocated)
+	u := c.report.Namespaces[h.Namespace]
+	if u == nil {
+		u = &Usage{}
+		c.report.Namespaces[h.Namespace] = u
+	}
+	u.add(allocated)
+}
+
+// finish puts the report into an order that does not depend on who was first.
+func (c *check) finish() {
+	r := &c.report
+	r.Read = c.limit.read.Load()
+	slices.SortFunc(r.Problems, func(a, b Problem) int { return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind)) })
+	for d, u := range r.Namespaces {
+		r.Spaces = append(r.Spaces, SpaceUsage{Namespace: d.String(), Model: modelOf(c.texts[d]), Usage: *u})
+	}
+	slices.SortFunc(r.Spaces, func(a, b SpaceUsage) int {
+		return cmp.Or(-cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.Namespace, b.Namespace))
+	})
+	r.Plans = len(c.plans)
+}
+
+// Kinds are the kinds of problems that were found, in order.
+func (r *Report) Kinds() []Kind { return slices.Sorted(maps.Keys(r.Found)) }
+
+// file judges a file that is not a temporary and, if it is bad, takes it out.
+func (c *check) file(ctx context.Context, rel string, buf []byte) {
+	v, err := c.settled(ctx, rel, buf)
+	c.progress(v.read)
+	p := Problem{Path: rel, Bytes: v.info.Allocated}
+	switch {
+	case ctx.Err() != nil, errors.Is(err, fs.ErrNotExist):
+		return
+	case err == nil:
+		c.sound(&v.header, v.info.Allocated)
+		if c.names.misnamed(rel, &v.header, c.texts) {
+			p.Kind, p.What = Misnamed, "the place policy gives it another name"
+			c.found(p)
+		}
+		return
+	case errors.Is(err, errChanging):
+		c.mu.Lock()
+		c.report.Changing++
+		c.mu.Unlock()
+		return
+	case errors.Is(err, store.ErrNotPiece), errors.Is(err, store.ErrDamaged) && v.info.Size < store.Page:
+		if !c.names.claims(rel) {
+			c.foreign(rel)
+			return
+		}
+		p.Kind = Damaged
+	case errors.Is(err, store.ErrUnknownFormat):
+		p.Kind, p.What = Later, err.Error()
+		c.found(p)
+		return
+	case errors.Is(err, store.ErrWrongPiece):
+		p.Kind = WrongPiece
+	case errors.Is(err, store.ErrSpace):
+		p.Kind = Orphan
+	case errors.Is(err, store.ErrUnknownPlan):
+		p.Kind = NoPlan
+	case store.IsDamage(err):
+		p.Kind = Damaged
+	default:
+		p.Kind, p.What = Unreadable, err.Error()
+		c.found(p)
+		return
+	}
+	p.What = err.Error()
+	c.takeOut(&p, v.info)
+	c.found(p)
+}

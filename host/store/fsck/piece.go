@@ -1,0 +1,145 @@
+package fsck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// verdict is what a look at a file gave.
+type verdict struct {
+	header store.Header
+	info   staging.Info
+	read   int64
+}
+
+func (v *verdict) same(o *verdict) bool { return unchanged(v.info, o.info) }
+
+// unchanged says that two looks were at one file, and that nobody wrote to it between them.
+func unchanged(a, b staging.Info) bool {
+	return a.Same(b) && a.Size == b.Size && a.ModTime.Equal(b.ModTime)
+}
+
+// settled verifies a file until it is sound, or bad twice and the same both times.
+func (c *check) settled(ctx context.Context, rel string, buf []byte) (verdict, error) {
+	last, err := c.verify(ctx, rel, buf)
+	for range 3 {
+		if err == nil || !bad(err) || ctx.Err() != nil {
+			return last, err
+		}
+		v, again := c.verify(ctx, rel, buf)
+		if bad(again) && v.same(&last) {
+			return v, again
+		}
+		last, err = v, again
+	}
+	if bad(err) {
+		err = errChanging
+	}
+	return last, err
+}
+
+// bad says that an error is a judgement on a file, which a repair may act upon.
+func bad(err error) bool {
+	return store.IsDamage(err) || errors.Is(err, store.ErrSpace) || errors.Is(err, store.ErrUnknownPlan)
+}
+
+// verify reads a file from its header to its last extent.
+func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, err error) {
+	f, err := staging.OpenDirect(c.o.FS, c.dir+"/"+rel, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return v, err
+	}
+	defer f.Close()
+	if v.info, err = f.Stat(); err != nil {
+		return v, err
+	}
+	n, err := c.read(ctx, f, buf[:store.Page], 0, &v)
+	if err != nil {
+		return v, err
+	}
+	if v.header, err = store.DecodeHeader(buf[:n]); err != nil {
+		return v, err
+	}
+	h := &v.header
+	if h.FileBytes() != v.info.Size {
+		return v, fmt.Errorf("%w: the file has %d bytes, its header says %d", store.ErrDamaged, v.info.Size, h.FileBytes())
+	}
+	if err := c.names.holds(rel, h); err != nil {
+		return v, err
+	}
+	if _, ok := c.texts[h.Namespace]; !ok {
+		return v, fmt.Errorf("%w: digest %s", store.ErrSpace, h.Namespace)
+	}
+	plan := c.plans[h.Plan]
+	if plan == nil {
+		return v, fmt.Errorf("%w: %s", store.ErrUnknownPlan, h.Plan)
+	}
+	if g := plan.Geometry(); h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks || h.Extent != chunk.ExtentBytes {
+		return v, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d", store.ErrDamaged,
+			h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
+	}
+	if c.o.Quick {
+		return v, nil
+	}
+	return v, c.payload(ctx, f, plan, buf, &v)
+}
+
+// payload reads the table and holds each extent against it.
+func (c *check) payload(ctx context.Context, f staging.File, plan *chunk.Plan, buf []byte, v *verdict) error {
+	h := &v.header
+	part := buf[:h.DataOffset-store.Page]
+	n, err := c.read(ctx, f, part, store.Page, v)
+	if err != nil {
+		return err
+	}
+	table, err := h.ReadTable(part[:n], nil)
+	if err != nil {
+		return err
+	}
+	extents := plan.Extents()
+	for lo := 0; lo < len(extents); {
+		base := extents[lo].Off &^ (staging.Align - 1)
+		hi := lo + 1 // an extent is far smaller than the buffer
+		for hi < len(extents) && end(extents[hi])-base <= int64(len(buf)) {
+			hi++
+		}
+		part := buf[:end(extents[hi-1])-base]
+		if n, err = c.read(ctx, f, part, h.DataOffset+base, v); err != nil {
+			return err
+		}
+		if n < len(part) {
+			return fmt.Errorf("%w: it ends at byte %d", store.ErrDamaged, h.DataOffset+base+int64(n))
+		}
+		if err := chunk.VerifyExtents(plan, lo, hi, part, base, table); err != nil {
+			return err
+		}
+		lo = hi
+	}
+	return nil
+}
+
+// end is where an extent's last page ends; the payload is padded to whole pages.
+func end(e chunk.Extent) int64 {
+	return (e.Off + int64(e.Len) + staging.Align - 1) &^ (staging.Align - 1)
+}
+
+func (c *check) read(ctx context.Context, f staging.File, p []byte, off int64, v *verdict) (int, error) {
+	if err := c.limit.wait(ctx, len(p)); err != nil {
+		return 0, err
+	}
+	n, err := f.ReadAt(p, off)
+	v.read += int64(n)
+	if err == io.EOF {
+		err = nil
+	}
+	return n, err
+}
