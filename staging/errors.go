@@ -12,6 +12,8 @@ var (
 	ErrRule = errors.New("staging: bad fault rule")
 	// ErrInjected is in every error that a [FaultFS] made, beside the errno it stands for.
 	ErrInjected = errors.New("staging: injected fault")
+	// ErrPowerLost: the machine under a [VolatileFS] has lost its power.
+	ErrPowerLost = errors.New("staging: power lost")
 )
 
 // Memory and workers.

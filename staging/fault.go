@@ -132,6 +132,7 @@ func (f *FaultFS) strike(op Op, name, other string) Fault {
 	}
 	var waits []Fault
 	var failure Fault
+	var seed uint64 // of a power loss
 	set.mu.Lock()
 	for i := range set.counts {
 		c := &set.counts[i]
@@ -148,7 +149,7 @@ func (f *FaultFS) strike(op Op, name, other string) Fault {
 		}
 		fails := ft.fails() && !failure.fails()
 		if fails {
-			failure = ft
+			failure, seed = ft, lot(c.Rule.When.Seed, c.Matched)
 		}
 		if fails || ft.waits() {
 			c.Taken++
@@ -158,11 +159,17 @@ func (f *FaultFS) strike(op Op, name, other string) Fault {
 	for _, w := range waits {
 		set.wait(w)
 	}
+	if failure.Power {
+		if v, ok := f.inner.(*VolatileFS); ok && v.PowerLoss(seed) == nil {
+			return Fault{} // the call goes on to a machine that is off
+		}
+		return Fault{Errno: unix.EIO}
+	}
 	return failure
 }
 
 func (f Fault) waits() bool { return f.Delay > 0 || f.Hang }
-func (f Fault) fails() bool { return f.Errno != 0 || f.Short || f.Torn }
+func (f Fault) fails() bool { return f.Errno != 0 || f.Short || f.Torn || f.Power }
 
 func (s *ruleSet) wait(f Fault) {
 	if !f.Hang {

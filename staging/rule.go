@@ -58,6 +58,7 @@ type Fault struct {
 	Short bool       // a read ends, or a write gives up, after Bytes
 	Torn  bool       // a read or write claims success, but only the first Bytes are real
 	Bytes int64      // -1 for half of the call's
+	Power bool       // the machine loses its power instead of making the call: over a [VolatileFS] only
 }
 
 // Rule is one fault: what, where, when and which.

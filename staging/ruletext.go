@@ -36,7 +36,7 @@ var errnoNames = []struct {
 //	10% seed 7   one in ten, by lot; the seed is 0 if not given
 //
 // FAULT is a wait, a failure, or both in this order: "delay 20ms" or "hang"; then an errno ("eio", "eio after": done, but
-// reported as failed), "short [BYTES]" or "torn [BYTES]".
+// reported as failed), "short [BYTES]", "torn [BYTES]" or "power".
 func ParseRules(text string) ([]Rule, error) {
 	var rules []Rule
 	n := 0
@@ -203,6 +203,8 @@ func parseFault(words []string) (f Fault, err error) {
 	}
 	switch word {
 	case "":
+	case "power":
+		f.Power = true
 	case "short", "torn":
 		f.Short, f.Torn, f.Bytes = word == "short", word == "torn", -1
 		if w := next(); w != "" {
@@ -290,6 +292,8 @@ func (f Fault) String() string {
 		words = append(words, "short")
 	case f.Torn:
 		words = append(words, "torn")
+	case f.Power:
+		words = append(words, "power")
 	}
 	if f.Errno == 0 && (f.Short || f.Torn) && f.Bytes >= 0 {
 		words = append(words, strconv.FormatInt(f.Bytes, 10))
