@@ -28,19 +28,23 @@ const maxMeta = 4 << 20
 func (r *root) keep(dir string, d chunk.Digest, data []byte) error {
 	name := r.dir + "/" + dir + "/" + d.String()
 	if old, err := r.readMeta(name); err == nil && bytes.Equal(old, data) {
-		return nil
+		return r.keepName(dir) // who wrote it may not have come to that
 	}
 	temp := tempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
 	err := r.writeMeta(temp, data)
 	if err == nil {
 		err = r.fs.Rename(temp, name)
 	}
-	if err == nil {
-		err = r.fs.SyncDir(r.dir + "/" + dir)
-	}
 	if err != nil {
 		_ = r.fs.Remove(temp)
 		return fmt.Errorf("store: root %s: keeping %s: %w", r.dir, dir, err)
+	}
+	return r.keepName(dir)
+}
+
+func (r *root) keepName(dir string) error {
+	if err := r.fs.SyncDir(r.dir + "/" + dir); err != nil {
+		return fmt.Errorf("store: root %s: keeping %s: %w: %w", r.dir, dir, ErrSync, err)
 	}
 	return nil
 }

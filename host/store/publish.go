@@ -156,25 +156,24 @@ func (p *Put) syncName() error {
 	return nil
 }
 
-// makeDir makes a directory below the root, and under Strict each new level's name durable.
+// makeDir makes a directory below the root, and under Strict the names of all levels durable: those that are there
+// already too, unless this process has seen to it, because who made them may not have come to that.
 func (r *root) makeDir(dir string) error {
-	if r.store.cfg.Durability != Strict {
-		return r.fs.MkdirAll(dir, 0o700)
-	}
-	var missing []string
-	for d := dir; d != r.dir && len(d) > len(r.dir); d = filepath.Dir(d) {
-		if _, err := r.fs.Stat(d); err == nil {
-			break
-		}
-		missing = append(missing, d)
-	}
-	if err := r.fs.MkdirAll(dir, 0o700); err != nil {
+	if err := r.fs.MkdirAll(dir, 0o700); err != nil || r.store.cfg.Durability != Strict {
 		return err
 	}
-	for _, d := range missing {
+	for d := dir; len(d) > len(r.dir); d = filepath.Dir(d) {
+		if _, ok := r.lasting.Load(d); ok {
+			continue
+		}
 		if err := r.fs.SyncDir(filepath.Dir(d)); err != nil {
 			return r.syncFailed(err)
 		}
+		if r.lastingN.Add(1) > maxLasting { // a place policy may make as many as it likes
+			r.lasting.Clear()
+			r.lastingN.Store(0)
+		}
+		r.lasting.Store(d, struct{}{})
 	}
 	return nil
 }

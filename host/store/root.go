@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
+	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
@@ -27,6 +30,9 @@ type root struct {
 	turn sync.Mutex // held by the one reservation that may evict
 
 	reads, writes speed // of single transfers
+
+	lasting  sync.Map // directories whose names are durable
+	lastingN atomic.Int64
 
 	mu       sync.Mutex
 	settled  sync.Cond // on mu: a leaving entry is gone
@@ -52,6 +58,9 @@ type flight struct {
 	expelling bool   // its files are being unlinked
 }
 
+// maxLasting is how many directories are remembered as durable.
+const maxLasting = 1 << 16
+
 // mark names an entry so that a later one in the same slot is told apart.
 type mark struct {
 	slot  uint32
@@ -68,6 +77,12 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	for _, d := range []string{"", namespacesDir, plansDir, quarantineDir} {
 		if err := r.fs.MkdirAll(r.dir+"/"+d, 0o700); err != nil {
 			return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
+		}
+	}
+	// What the root holds is only as durable as its own name and those of the store's directories.
+	for _, d := range []string{filepath.Dir(r.dir), r.dir, r.dir + "/" + metaDir} {
+		if err := r.fs.SyncDir(d); err != nil && !(errors.Is(err, fs.ErrPermission) && d == filepath.Dir(r.dir)) {
+			return nil, fmt.Errorf("store: root %s: %w: %w", r.dir, ErrSync, err)
 		}
 	}
 	name := r.dir + "/" + lockFile

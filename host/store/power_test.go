@@ -1,0 +1,192 @@
+package store
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+var (
+	powerSeed = flag.Uint64("power.seed", 0, "replay the power losses of this seed only")
+	powerTime = flag.Duration("power.time", 0, "keep on with fresh seeds for so long")
+)
+
+// TestPowerLoss pulls the plug at some call, again and again on the same directories. Whatever is a hit afterwards is
+// what was stored or fails its checks; what the durability promised is a hit.
+func TestPowerLoss(t *testing.T) {
+	if *powerSeed != 0 {
+		losePower(t, *powerSeed)
+		return
+	}
+	seeds := uint64(24)
+	if testing.Short() {
+		seeds = 6
+	}
+	for seed := uint64(1); seed <= seeds; seed++ {
+		losePower(t, seed)
+	}
+	for end, seed := time.Now().Add(*powerTime), uint64(time.Now().UnixNano()); *powerTime > 0 && time.Now().Before(end); seed++ {
+		losePower(t, seed)
+	}
+}
+
+// losePower lives a store's life with several crashes.
+func losePower(t *testing.T, seed uint64) {
+	durability := []Durability{None, Batch, Strict}[seed%3]
+	t.Run(fmt.Sprintf("seed=%d/%s", seed, durability), func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		base := t.TempDir()
+		root := filepath.Join(base, "kv")
+		f := &fixture{TB: t, ns: testNamespace(2)}
+		stored := map[uint64]uint64{}
+		var promised []uint64
+		for life := range 4 {
+			machine, err := staging.Volatile(staging.OS(), filepath.Join(base, "grave"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			faulty := staging.Faulty(machine)
+			f.cfg = Config{
+				Roots: []RootConfig{{Path: root, Capacity: 10 * 2 * pieceBytes, MaxEntries: 80}},
+				FS:    faulty, Seed: seed, Durability: durability, BatchEvery: time.Hour, HostID: "testhost", Now: fakeClock(),
+			}
+			if life > 0 && rng.IntN(4) == 0 { // a crash while the last one is being recovered from
+				faulty.Set(unplugAt(rng, 40))
+			}
+			if f.store, err = Open(t.Context(), f.cfg); err != nil {
+				if !errors.Is(err, staging.ErrPowerLost) {
+					t.Fatalf("life %d: %v", life, err)
+				}
+				continue
+			}
+			f.space, err = f.store.Space(t.Context(), f.ns)
+			if err == nil {
+				promised = f.keptPromises(life, promised)
+				f.readAll(life, promised, stored)
+				promised = f.live(rng, machine, stored, promised)
+			} else if !errors.Is(err, staging.ErrPowerLost) {
+				t.Fatalf("life %d: %v", life, err)
+			}
+			if err := machine.PowerLoss(rng.Uint64()); err != nil {
+				t.Fatalf("life %d: %v", life, err)
+			}
+			var left []uint64
+			for _, n := range promised {
+				if f.space == nil || f.has(n) { // what was evicted meanwhile is not owed any more
+					left = append(left, n)
+				}
+			}
+			promised = left
+			_ = f.store.Close()
+		}
+		f.cfg.FS = staging.OS()
+		f.start()
+		f.readAll(4, f.keptPromises(4, promised), stored)
+		if _, temporaries := usage(t, root); temporaries != 0 {
+			t.Errorf("%d temporaries after recovery", temporaries)
+		}
+		if err := f.store.roots[0].idle(); err != nil {
+			t.Error(err)
+		}
+		f.checkUsed()
+	})
+}
+
+// keptPromises are the promised keys that are there. Evicted files whose removal was lost come back, and may have pushed
+// others out when the store opened.
+func (f *fixture) keptPromises(life int, promised []uint64) (kept []uint64) {
+	f.Helper()
+	for _, n := range promised {
+		if f.has(n) {
+			kept = append(kept, n)
+		}
+	}
+	if missing, evicted := len(promised)-len(kept), f.store.Stats().Roots[0].Evictions; uint64(missing) > uint64(evicted) {
+		f.Fatalf("life %d: of the promised keys %v only %v are hits, and %d were evicted", life, promised, kept, evicted)
+	}
+	return kept
+}
+
+// readAll reads every hit. Bytes that were never stored are an error; so is a failure, where it was promised.
+func (f *fixture) readAll(life int, promised []uint64, stored map[uint64]uint64) {
+	f.Helper()
+	owed := map[uint64]bool{}
+	for _, n := range promised {
+		owed[n] = true
+	}
+	for n := range uint64(24) {
+		l := f.lookup(n)
+		for rank := uint32(0); l.Hits() == 1 && rank < 2; rank++ {
+			data, err := read(l, 0, rank)
+			switch {
+			case err == nil && stored[n]&(1<<rank) == 0:
+				f.Fatalf("life %d: key %d rank %d was never written", life, n, rank)
+			case err == nil && !bytes.Equal(data, payload(f.space.Plan(0), testKey(n), rank)):
+				f.Fatalf("life %d: key %d rank %d: other bytes than were stored", life, n, rank)
+			case err == nil || errors.Is(err, staging.ErrPowerLost) || errors.Is(err, os.ErrNotExist):
+			case owed[n]:
+				f.Fatalf("life %d: key %d rank %d was promised: %v", life, n, rank, err)
+			case !isDamage(err) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrWrongPiece):
+				f.Logf("life %d: key %d rank %d: %v", life, n, rank, err)
+			}
+		}
+		l.Release()
+	}
+}
+
+// live stores until the power is gone or enough was done, and says which keys are durable by promise.
+func (f *fixture) live(rng *rand.Rand, machine *staging.VolatileFS, stored map[uint64]uint64, promised []uint64) []uint64 {
+	faulty := f.cfg.FS.(*staging.FaultFS)
+	if rng.IntN(4) > 0 {
+		faulty.Set(unplugAt(rng, 600))
+	}
+	for range 60 {
+		n := rng.Uint64N(24)
+		for rank := range uint32(2) {
+			stored[n] |= 1 << rank // bytes may be there as soon as they are written
+			if err := f.put(n, rank); errors.Is(err, staging.ErrPowerLost) {
+				return promised
+			} else {
+				(&history{fixture: f}).must(err, "put", n)
+				if err == nil && f.cfg.Durability == Batch {
+					promised = slices.DeleteFunc(promised, func(p uint64) bool { return p == n }) // it had been evicted
+				}
+			}
+		}
+		if f.cfg.Durability == Batch && rng.IntN(6) == 0 {
+			f.store.roots[0].flush()
+		}
+		if _, err := machine.Stat(f.cfg.Roots[0].Path); err != nil {
+			return promised
+		}
+		r := f.store.roots[0]
+		r.mu.Lock()
+		flushed := len(r.unsynced) == 0
+		r.mu.Unlock()
+		if f.cfg.Durability == Strict || f.cfg.Durability == Batch && flushed {
+			promised = promised[:0]
+			for n := range uint64(24) {
+				if f.has(n) {
+					promised = append(promised, n)
+				}
+			}
+		}
+	}
+	return promised
+}
+
+// unplugAt pulls the plug at one of the next n calls.
+func unplugAt(rng *rand.Rand, n int) staging.Rule {
+	return staging.Rule{
+		Op: staging.OpAny, Path: "**", When: staging.When{First: 1 + rng.Uint64N(uint64(n)), Seed: rng.Uint64()}, Fault: staging.Fault{Power: true},
+	}
+}
