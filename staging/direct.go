@@ -116,6 +116,9 @@ func (osFS) directModes() *modes { return &osModes }
 // which. What a device takes is found out with the first file opened there, and remembered until it turns out wrong:
 // a device that refuses an aligned transfer later is opened buffered from then on.
 func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) {
+	if w, ok := fsys.(*WatchedFS); ok {
+		return w.openDirect(name, flag, perm)
+	}
 	known := &osModes
 	if d, ok := fsys.(directFS); ok {
 		known = d.directModes()

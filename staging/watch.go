@@ -1,0 +1,316 @@
+package staging
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Watch is who is asked and told about the operations of a [WatchedFS]. The functions may be nil, are called on many
+// goroutines, and must not block.
+type Watch struct {
+	Limit time.Duration            // an operation that takes longer is given up; 0: none is
+	Admit func(Op) error           // before an operation: an error is the operation's
+	Seen  func(Op, string, error)  // after an operation that failed or was given up
+	Ended func(op Op, name string) // when one that was given up has ended after all
+}
+
+// WatchedFS is an [FS] that gives up an operation which takes too long. A system call cannot be interrupted, so it runs
+// on a helper of the FS; when its time is over the caller gets a [HungError] and the helper stays with the call for as
+// long as that lasts. What a late call brings is undone where that is possible: a file that was opened is closed.
+//
+// A read or write that was given up still uses the caller's memory: see [HungError.Ended].
+type WatchedFS struct {
+	inner FS
+	watch Watch
+	stuck atomic.Int64
+
+	mu   sync.Mutex
+	idle []*helper
+	over bool
+}
+
+// Watched is inner under a watch. Close ends its helpers.
+func Watched(inner FS, w Watch) *WatchedFS { return &WatchedFS{inner: inner, watch: w} }
+
+// Stuck is how many operations that were given up have not ended.
+func (f *WatchedFS) Stuck() int { return int(f.stuck.Load()) }
+
+// Close ends the helpers that have nothing to do; one that is stuck ends with its call. The FS can be used after it.
+func (f *WatchedFS) Close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.over = true
+	for _, h := range f.idle {
+		close(h.in)
+	}
+	f.idle = nil
+}
+
+// HungError is an operation that was given up. It is [ErrHung].
+type HungError struct {
+	Op    Op
+	Name  string
+	Limit time.Duration
+	ended chan struct{}
+}
+
+func (e *HungError) Error() string {
+	return fmt.Sprintf("%s %s: %v after %s", e.Op, e.Name, ErrHung, e.Limit)
+}
+
+// Unwrap says what it is.
+func (e *HungError) Unwrap() error { return ErrHung }
+
+// Ended is closed once the system call has returned. Until then memory that was handed to it is in use.
+func (e *HungError) Ended() <-chan struct{} { return e.ended }
+
+// helper runs one task at a time.
+type helper struct {
+	in    chan task
+	out   chan struct{} // of one
+	timer *time.Timer
+	state atomic.Uint32 // of the task: running, ended, or given up
+	late  func()        // what a task that was given up does at its end; set before state
+}
+
+const (
+	taskRuns = iota
+	taskEnded
+	taskGivenUp
+)
+
+// task is one operation with its results. Nobody but the helper touches it from the time it is given up.
+type task interface {
+	run()
+	late() // undoes what came too late to be of use
+}
+
+// maxIdle bounds the helpers kept for later; there are as many as operations at a time.
+const maxIdle = 64
+
+func (f *WatchedFS) help() *helper {
+	f.mu.Lock()
+	if n := len(f.idle); n > 0 {
+		h := f.idle[n-1]
+		f.idle = f.idle[:n-1]
+		f.mu.Unlock()
+		return h
+	}
+	f.mu.Unlock()
+	h := &helper{in: make(chan task), out: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+	h.timer.Stop()
+	go f.serve(h)
+	return h
+}
+
+// rest keeps a helper for later, or lets it end.
+func (f *WatchedFS) rest(h *helper) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.over || len(f.idle) >= maxIdle {
+		close(h.in)
+		return
+	}
+	f.idle = append(f.idle, h)
+}
+
+func (f *WatchedFS) serve(h *helper) {
+	for t := range h.in {
+		t.run()
+		if h.state.CompareAndSwap(taskRuns, taskEnded) {
+			h.out <- struct{}{}
+			continue
+		}
+		t.late()
+		h.late()
+		go f.rest(h) // which may close h.in: the loop must be at it
+	}
+}
+
+// do runs a task; an error means that it was not run, or given up, and that its results are not to be touched.
+func (f *WatchedFS) do(op Op, name string, t task) error {
+	if f.watch.Admit != nil {
+		if err := f.watch.Admit(op); err != nil {
+			return pathError(op.String(), name, err)
+		}
+	}
+	return f.attempt(op, name, t)
+}
+
+// attempt is do for what must be tried in any case: what is not closed is leaked.
+func (f *WatchedFS) attempt(op Op, name string, t task) error {
+	if f.watch.Limit <= 0 {
+		t.run()
+		return nil
+	}
+	h := f.help()
+	h.state.Store(taskRuns)
+	h.timer.Reset(f.watch.Limit)
+	h.in <- t
+	select {
+	case <-h.out:
+		h.timer.Stop()
+		f.rest(h)
+		return nil
+	case <-h.timer.C:
+	}
+	hung := &HungError{Op: op, Name: name, Limit: f.watch.Limit, ended: make(chan struct{})}
+	f.stuck.Add(1)
+	h.late = func() {
+		f.stuck.Add(-1)
+		close(hung.ended)
+		if f.watch.Ended != nil {
+			f.watch.Ended(op, name)
+		}
+	}
+	if !h.state.CompareAndSwap(taskRuns, taskGivenUp) { // it ended just now
+		f.stuck.Add(-1)
+		<-h.out
+		f.rest(h)
+		return nil
+	}
+	f.seen(op, name, hung)
+	return hung
+}
+
+func (f *WatchedFS) seen(op Op, name string, err error) {
+	if err != nil && err != io.EOF && f.watch.Seen != nil {
+		f.watch.Seen(op, name, err)
+	}
+}
+
+// asked is an operation on names, and what it tells.
+type asked[T any] struct {
+	call  func() (T, error)
+	undo  func(T)
+	value T
+	err   error
+}
+
+func (a *asked[T]) run() { a.value, a.err = a.call() }
+
+func (a *asked[T]) late() {
+	if a.err == nil && a.undo != nil {
+		a.undo(a.value)
+	}
+}
+
+func watched[T any](f *WatchedFS, op Op, name string, undo func(T), call func() (T, error)) (T, error) {
+	a := &asked[T]{call: call, undo: undo}
+	if err := f.do(op, name, a); err != nil {
+		var none T
+		return none, err
+	}
+	f.seen(op, name, a.err)
+	return a.value, a.err
+}
+
+func (f *WatchedFS) done(op Op, name string, call func() error) error {
+	_, err := watched(f, op, name, nil, func() (struct{}, error) { return struct{}{}, call() })
+	return err
+}
+
+func (f *WatchedFS) opened(name string, open func() (File, error)) (File, error) {
+	file, err := watched(f, OpOpen, name, func(late File) { late.Close() }, open)
+	if err != nil {
+		return nil, err
+	}
+	return &watchedFile{File: file, fs: f}, nil
+}
+
+// openDirect is OpenDirect as one operation: the trial of a new device is under the watch too.
+func (f *WatchedFS) openDirect(name string, flag int, perm fs.FileMode) (File, error) {
+	return f.opened(name, func() (File, error) { return OpenDirect(f.inner, name, flag, perm) })
+}
+
+// OpenFile implements [FS].
+func (f *WatchedFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
+	return f.opened(name, func() (File, error) { return f.inner.OpenFile(name, flag, perm) })
+}
+
+// Rename implements [FS].
+func (f *WatchedFS) Rename(oldname, newname string) error {
+	return f.done(OpRename, newname, func() error { return f.inner.Rename(oldname, newname) })
+}
+
+// RenameNoReplace implements [FS].
+func (f *WatchedFS) RenameNoReplace(oldname, newname string) error {
+	return f.done(OpPublish, newname, func() error { return f.inner.RenameNoReplace(oldname, newname) })
+}
+
+// Link implements [FS].
+func (f *WatchedFS) Link(oldname, newname string) error {
+	return f.done(OpLink, newname, func() error { return f.inner.Link(oldname, newname) })
+}
+
+// Remove implements [FS].
+func (f *WatchedFS) Remove(name string) error {
+	return f.done(OpRemove, name, func() error { return f.inner.Remove(name) })
+}
+
+// Mkdir implements [FS].
+func (f *WatchedFS) Mkdir(name string, perm fs.FileMode) error {
+	return f.done(OpMkdir, name, func() error { return f.inner.Mkdir(name, perm) })
+}
+
+// MkdirAll implements [FS].
+func (f *WatchedFS) MkdirAll(name string, perm fs.FileMode) error {
+	return f.done(OpMkdir, name, func() error { return f.inner.MkdirAll(name, perm) })
+}
+
+// ReadDir implements [FS].
+func (f *WatchedFS) ReadDir(name string) ([]fs.DirEntry, error) {
+	return watched(f, OpReadDir, name, nil, func() ([]fs.DirEntry, error) { return f.inner.ReadDir(name) })
+}
+
+// Stat implements [FS].
+func (f *WatchedFS) Stat(name string) (Info, error) {
+	return watched(f, OpStat, name, nil, func() (Info, error) { return f.inner.Stat(name) })
+}
+
+// SyncDir implements [FS].
+func (f *WatchedFS) SyncDir(name string) error {
+	return f.done(OpSyncDir, name, func() error { return f.inner.SyncDir(name) })
+}
+
+// SyncFS implements [FS].
+func (f *WatchedFS) SyncFS(name string) error {
+	return f.done(OpSyncFS, name, func() error { return f.inner.SyncFS(name) })
+}
+
+// Statfs implements [FS].
+func (f *WatchedFS) Statfs(name string) (Space, error) {
+	return watched(f, OpStatfs, name, nil, func() (Space, error) { return f.inner.Statfs(name) })
+}
+
+// Lock implements [FS].
+func (f *WatchedFS) Lock(name string) (io.Closer, error) {
+	lock, err := watched(f, OpLock, name, func(late io.Closer) { late.Close() }, func() (io.Closer, error) { return f.inner.Lock(name) })
+	if err != nil {
+		return nil, err
+	}
+	return watchedLock{lock, f, name}, nil
+}
+
+// watchedLock is given back under the limit.
+type watchedLock struct {
+	io.Closer
+	fs   *WatchedFS
+	name string
+}
+
+func (l watchedLock) Close() error { return l.fs.release(l.name, l.Closer) }
+
+// release closes something, whatever is admitted.
+func (f *WatchedFS) release(name string, c io.Closer) error {
+	a := &asked[struct{}]{call: func() (struct{}, error) { return struct{}{}, c.Close() }}
+	if err := f.attempt(OpClose, name, a); err != nil {
+		return err
+	}
+	f.seen(OpClose, name, a.err)
+	return a.err
+}

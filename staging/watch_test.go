@@ -1,0 +1,215 @@
+package staging
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestWatchedGivesUp lets each kind of operation hang. The caller gets its error, what comes late is undone, and the helper
+// is used again.
+func TestWatchedGivesUp(t *testing.T) {
+	dir := t.TempDir()
+	faulty := Faulty(OS())
+	var ended atomic.Int64
+	seen := make(chan error, 100)
+	w := Watched(faulty, Watch{
+		Limit: 20 * time.Millisecond, Seen: func(_ Op, _ string, err error) { seen <- err },
+		Ended: func(Op, string) { ended.Add(1) },
+	})
+	defer w.Close()
+	name := filepath.Join(dir, "f")
+	file, err := w.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := make([]byte, 8)
+	n := int64(0)
+	for _, c := range []struct {
+		rule string
+		call func() error
+	}{
+		{"open", func() error { _, err := w.OpenFile(name, os.O_RDONLY, 0); return err }},
+		{"open", func() error { _, err := OpenDirect(w, name, os.O_RDONLY, 0); return err }},
+		{"read", func() error { _, err := file.ReadAt(page, 0); return err }},
+		{"write", func() error { _, err := file.WriteAt(page, 0); return err }},
+		{"sync", file.Datasync},
+		{"stat", func() error { _, err := file.Stat(); return err }},
+		{"stat", func() error { _, err := w.Stat(name); return err }},
+		{"rename", func() error { return w.Rename(name, name+"2") }},
+		{"publish", func() error { return w.RenameNoReplace(name+"2", name) }},
+		{"remove", func() error { return w.Remove(name + "none") }},
+		{"readdir", func() error { _, err := w.ReadDir(dir); return err }},
+		{"statfs", func() error { _, err := w.Statfs(dir); return err }},
+		{"syncfs", func() error { return w.SyncFS(dir) }},
+		{"syncdir", func() error { return w.SyncDir(dir) }},
+		{"mkdir", func() error { return w.MkdirAll(dir, 0o700) }},
+		{"link", func() error { return w.Link(name, name+"3") }},
+		{"allocate", func() error { return file.Allocate(4096) }},
+		{"lock", func() error { _, err := w.Lock(name + "l"); return err }},
+		{"close", file.Close},
+	} {
+		faulty.Set(MustRules(c.rule + " **: hang")...)
+		err := c.call()
+		var hung *HungError
+		if !errors.As(err, &hung) || !errors.Is(err, ErrHung) {
+			t.Fatalf("%s: %v", c.rule, err)
+		}
+		if w.Stuck() != 1 || !errors.Is(<-seen, ErrHung) {
+			t.Errorf("%s: %d stuck", c.rule, w.Stuck())
+		}
+		select {
+		case <-hung.Ended():
+			t.Errorf("%s has ended", c.rule)
+		default:
+		}
+		faulty.Release()
+		<-hung.Ended()
+		n++
+		for ended.Load() < n {
+			time.Sleep(time.Millisecond)
+		}
+		if w.Stuck() != 0 {
+			t.Errorf("%s: %d stuck after the end", c.rule, w.Stuck())
+		}
+	}
+	faulty.Set()
+	if lock, err := w.Lock(name + "l"); err != nil {
+		t.Errorf("a lock that came late was kept: %v", err)
+	} else if err := lock.Close(); err != nil {
+		t.Error(err)
+	}
+	links, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if to, _ := os.Readlink("/proc/self/fd/" + l.Name()); filepath.Dir(to) == dir {
+			t.Errorf("%s is still open", to)
+		}
+	}
+}
+
+func TestWatchedAdmits(t *testing.T) {
+	refuse := errors.New("not now")
+	var out atomic.Bool
+	var seen atomic.Int64
+	w := Watched(OS(), Watch{
+		Limit: time.Minute, Seen: func(Op, string, error) { seen.Add(1) },
+		Admit: func(Op) error {
+			if out.Load() {
+				return refuse
+			}
+			return nil
+		},
+	})
+	defer w.Close()
+	name := filepath.Join(t.TempDir(), "f")
+	f, err := OpenDirect(w, name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Stat(name + "2"); !errors.Is(err, fs.ErrNotExist) || seen.Load() != 1 {
+		t.Error(err)
+	}
+	out.Store(true)
+	if _, err := w.Stat(name); !errors.Is(err, refuse) {
+		t.Error(err)
+	}
+	if _, err := f.ReadAt(make([]byte, 4), 0); !errors.Is(err, refuse) {
+		t.Error(err)
+	}
+	if err := f.Close(); err != nil { // or it would leak
+		t.Error(err)
+	}
+	if seen.Load() != 1 {
+		t.Error("a refusal of the watch was told to it")
+	}
+}
+
+// TestWatchedTransfers reads what was written, on many goroutines and with no limit as well as with one.
+func TestWatchedTransfers(t *testing.T) {
+	for _, limit := range []time.Duration{0, time.Minute} {
+		w := Watched(OS(), Watch{Limit: limit})
+		f, err := w.OpenFile(filepath.Join(t.TempDir(), "f"), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error)
+		for g := range 8 {
+			go func() {
+				want, got := bytes.Repeat([]byte{byte(g + 1)}, 100), make([]byte, 100)
+				for range 200 {
+					if _, err := f.WriteAt(want, int64(g)*100); err != nil {
+						done <- err
+						return
+					}
+					clear(got)
+					if _, err := f.ReadAt(got, int64(g)*100); err != nil || !bytes.Equal(got, want) {
+						done <- errors.Join(err, errors.New("other bytes"))
+						return
+					}
+				}
+				done <- nil
+			}()
+		}
+		for range 8 {
+			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		w.Close()
+	}
+}
+
+// BenchmarkWatched is what the limit costs an operation, beside the operation itself.
+func BenchmarkWatched(b *testing.B) {
+	name := filepath.Join(b.TempDir(), "f")
+	if err := os.WriteFile(name, make([]byte, 2<<20), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	page, err := unix.Mmap(-1, 0, 2<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer unix.Munmap(page)
+	for _, c := range []struct {
+		name string
+		fs   FS
+	}{{"bare", OS()}, {"watched", Watched(OS(), Watch{Limit: time.Minute})}} {
+		for _, size := range []int{4 << 10, 2 << 20} {
+			b.Run(c.name+"/read-"+map[int]string{4 << 10: "4KiB", 2 << 20: "2MiB"}[size], func(b *testing.B) {
+				f, err := c.fs.OpenFile(name, os.O_RDONLY, 0)
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer f.Close()
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := f.ReadAt(page[:size], 0); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+		b.Run(c.name+"/stat", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := c.fs.Stat(name); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
