@@ -124,7 +124,7 @@ func TestStoreRestartLoad(t *testing.T) {
 	metrics := get(t, h, "/metrics")
 	for _, want := range []string{
 		"kvhost_stored_files_total 1", `kvhost_root_entries{root="` + c.Roots[0].Path + `"} 1`, "kvhost_sessions 1",
-		`kvhost_policy_calls_total{digest="native",module="fanout",role="place"}`,
+		`kvhost_policy_calls_total{digest="native",module="fanout",policy="fanout",role="place",root=""}`,
 	} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("/metrics lacks %s", want)

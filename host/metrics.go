@@ -51,6 +51,32 @@ var rootMetrics = []rootMetric{
 	{"root_evict_faults_total", "Evict policies replaced after a fault.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.EvictFaults) }},
 }
 
+type policyMetric struct {
+	name, help string
+	kind       prometheus.ValueType
+	value      func(*store.PolicyStats) float64
+}
+
+// policyMetrics have one series per policy in use: evict by root, and of place also those whose files are still there.
+var policyMetrics = []policyMetric{
+	{"policy_calls_total", "Calls into a policy.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return float64(p.Calls) }},
+	{"policy_records_total", "Records handed to a policy.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return float64(p.Records) }},
+	{"policy_seconds_total", "Time spent in a policy.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return p.Time.Seconds() }},
+	{"policy_fuel_total", "Fuel that a policy used, about one unit per instruction; 0 when native.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return float64(p.Fuel) }},
+	{"policy_faults_total", "Faults of a policy.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return float64(p.Faults) }},
+	{"policy_builtin", "1 while the host answers in the place of a module that failed.", prometheus.GaugeValue, func(p *store.PolicyStats) float64 { return truth(p.Builtin) }},
+	{"policy_quarantined", "1 once a module is not started any more.", prometheus.GaugeValue, func(p *store.PolicyStats) float64 { return truth(p.Quarantine != nil) }},
+	{"policy_since_seconds", "When a policy took its role, in seconds since 1970.", prometheus.GaugeValue, func(p *store.PolicyStats) float64 { return float64(p.Since.Unix()) }},
+	{"policy_entries", "Entries whose files a place policy named.", prometheus.GaugeValue, func(p *store.PolicyStats) float64 { return float64(p.Files) }},
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // collector reads the host's counters when it is scraped.
 type collector struct {
 	host     *Host
@@ -71,14 +97,10 @@ func newCollector(h *Host) *collector {
 		sessions: desc("sessions", "Client sessions."),
 		leases:   desc("leases", "Leases held."),
 		slots:    desc("staging_slots", "Staging slots by state.", "state"),
-		policy: map[string]*prometheus.Desc{
-			"calls":   desc("policy_calls_total", "Calls into a policy.", "role", "module", "digest"),
-			"records": desc("policy_records_total", "Records handed to a policy.", "role", "module", "digest"),
-			"seconds": desc("policy_seconds_total", "Time spent in a policy.", "role", "module", "digest"),
-			"fuel":    desc("policy_fuel_total", "Fuel that a policy used, about one unit per instruction; 0 when native.", "role", "module", "digest"),
-			"builtin": desc("policy_builtin", "1 while the built-in policy answers in the place of a module that failed.", "role"),
-			"faults":  desc("policy_faults_total", "Faults of a policy.", "role", "module", "digest"),
-		},
+		policy:   map[string]*prometheus.Desc{},
+	}
+	for _, m := range policyMetrics {
+		c.policy[m.name] = desc(m.name, m.help, "role", "policy", "module", "digest", "root")
 	}
 	for _, m := range counters {
 		c.counters = append(c.counters, desc(m.name+"_total", m.help))
@@ -106,18 +128,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			send(c.roots[k], m.kind, m.value(&st.Roots[i]), st.Roots[i].Path)
 		}
 	}
-	for _, p := range policyStats(&st) {
-		labels := []string{p.Role.String(), p.Module, p.Digest}
-		send(c.policy["calls"], prometheus.CounterValue, float64(p.Calls), labels...)
-		send(c.policy["records"], prometheus.CounterValue, float64(p.Records), labels...)
-		send(c.policy["seconds"], prometheus.CounterValue, p.Time.Seconds(), labels...)
-		send(c.policy["fuel"], prometheus.CounterValue, float64(p.Fuel), labels...)
-		send(c.policy["faults"], prometheus.CounterValue, float64(p.Faults), labels...)
-		builtin := 0.0
-		if p.Builtin {
-			builtin = 1
+	for i := range st.Policies {
+		p := &st.Policies[i]
+		labels := []string{p.Role.String(), p.Name, p.Module, p.Digest, p.Root}
+		for _, m := range policyMetrics {
+			send(c.policy[m.name], m.kind, m.value(p), labels...)
 		}
-		send(c.policy["builtin"], prometheus.GaugeValue, builtin, p.Role.String())
 	}
 	send(c.sessions, prometheus.GaugeValue, float64(ss.Sessions))
 	send(c.leases, prometheus.GaugeValue, float64(ss.Leases))

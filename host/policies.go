@@ -86,14 +86,8 @@ func (p *policySet) stop(err error) {
 
 // assign gives a module the roles that its configuration names, or all that it has.
 func (p *policySet) assign(m *policy.Module, c *config.Policy) error {
-	slots := [abi.Roles]struct {
-		module **policy.Module
-		config *policy.Config
-	}{
-		abi.RoleEvict:  {&p.store.Evict, &p.store.EvictConfig},
-		abi.RoleAdmit:  {&p.store.Admit, &p.store.AdmitConfig},
-		abi.RolePlace:  {&p.store.Place, &p.store.PlaceConfig},
-		abi.RoleLayout: {&p.store.Layout, &p.store.LayoutConfig},
+	slots := [abi.Roles]*store.Use{
+		abi.RoleEvict: &p.store.Evict, abi.RoleAdmit: &p.store.Admit, abi.RolePlace: &p.store.Place, abi.RoleLayout: &p.store.Layout,
 	}
 	for role := range abi.Roles {
 		named := slices.Contains(c.Roles, role.String())
@@ -104,11 +98,11 @@ func (p *policySet) assign(m *policy.Module, c *config.Policy) error {
 			continue
 		}
 		s := slots[role]
-		if *s.module != nil {
+		if s.Module != nil {
 			return fmt.Errorf("%w: %s and %s both have the role %q: give each its roles in the configuration (roles = [...])",
-				ErrRole, (*s.module).Name(), m.Name(), role)
+				ErrRole, s.Module.Name(), m.Name(), role)
 		}
-		*s.module, *s.config = m, policy.Config(c.Config)
+		*s = store.Use{Module: m, Config: policy.Config(c.Config)}
 	}
 	return nil
 }

@@ -1,16 +1,14 @@
 package host
 
 import (
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/store"
 )
 
 // status is the part of the Status call that the server does not know itself.
 func (h *Host) status() *proto.StatusReply {
 	st := h.store.Stats()
 	out := &proto.StatusReply{}
-	for _, p := range policyStats(&st) {
+	for _, p := range st.Policies {
 		out.Policies = append(out.Policies, &proto.PolicyStatus{
 			Role: p.Role.String(), Module: p.Module, Digest: p.Digest,
 			Calls: p.Calls, Records: p.Records, Seconds: p.Time.Seconds(), Faults: p.Faults, Fuel: p.Fuel,
@@ -26,18 +24,4 @@ func (h *Host) status() *proto.StatusReply {
 		out.Counters[m.name] = uint64(m.value(&st, h.engine.Stats()))
 	}
 	return out
-}
-
-// policyStats are the stores' policies: evict once, summed over the roots, then the other roles.
-func policyStats(st *store.Stats) []policy.Stats {
-	evict := st.Roots[0].Evict
-	for _, r := range st.Roots[1:] {
-		evict.Calls += r.Evict.Calls
-		evict.Records += r.Evict.Records
-		evict.Time += r.Evict.Time
-		evict.Fuel += r.Evict.Fuel
-		evict.Faults += r.Evict.Faults
-		evict.Builtin = evict.Builtin || r.Evict.Builtin
-	}
-	return []policy.Stats{evict, st.Admit, st.Place, st.Layout}
 }

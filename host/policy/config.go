@@ -47,3 +47,12 @@ func (c Config) text() (string, error) {
 	}
 	return b.String(), nil
 }
+
+// Text is the settings in one form, whatever the order in which they were given.
+func (c Config) Text() string {
+	text, err := c.text()
+	if err != nil {
+		return fmt.Sprintf("%q", map[string]string(c)) // no policy takes them
+	}
+	return text
+}

@@ -38,7 +38,7 @@ func indexOnly(b testing.TB, entries, keyBytes int) *fixture {
 
 // fill adds chains of 1,000 chunks.
 func (f *fixture) fill(entries, keyBytes int) {
-	r, c := f.store.roots[0], f.space.ns.classes[0]
+	r, c := f.store.roots[0], f.space.ns.class(0)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, err := f.store.spaces.internTenant(0); err != nil {
@@ -53,6 +53,7 @@ func (f *fixture) fill(entries, keyBytes int) {
 		print := chunk.Fingerprint(c.ns.digest, c.group, k)
 		slot := r.x.add(print, c.id, &k, parent, uint32(n%1000))
 		e := r.x.at(slot)
+		c.refs.Add(1)
 		e.size = pieceBytes / Page
 		e.set(stComplete)
 		r.x.setPieces(slot, 1)
@@ -143,9 +144,9 @@ func BenchmarkBytesPerEntry(b *testing.B) {
 			b.Run(fmt.Sprintf("key=%d/entries=%d", keyBytes, entries), func(b *testing.B) {
 				for range b.N {
 					f := indexOnly(b, 1000, keyBytes)
-					c := f.space.ns.classes[0]
+					c := f.space.ns.class(0)
 					before := heap()
-					x := newIndex(1<<30, f.store.spaces.print)
+					x := newIndex(1<<30, f.store.spaces.print, f.store.spaces.base)
 					var parent uint64
 					for n := range uint64(entries) {
 						k := hashKey(n, keyBytes)

@@ -27,7 +27,7 @@ func (r *root) check() error {
 			}
 			k := r.x.key(slot)
 			print := r.x.slotPrint(slot)
-			if got := r.x.find(print, e.class, &k); got != slot {
+			if got := r.x.find(print, r.x.base(e.class), &k); got != slot {
 				return fmt.Errorf("slot %d is found as %d", slot, got)
 			}
 			if e.is(stComplete) && !e.is(stLeaving) {

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -58,12 +56,7 @@ type RootConfig struct {
 	Capacity   int64  // bytes that pieces, temporaries and quarantine may take together
 	Shared     bool   // other hosts use it too: no exclusive lock
 	MaxEntries uint32 // most entries there can be; 0: by capacity
-}
-
-// Policies are the modules by role, nil for the built-in ones, and their settings.
-type Policies struct {
-	Evict, Admit, Place, Layout                         *policy.Module
-	EvictConfig, AdmitConfig, PlaceConfig, LayoutConfig policy.Config
+	Evict      *Use   // nil: as Policies says
 }
 
 // Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
@@ -152,14 +145,6 @@ func (c *Config) complete() error {
 	}
 	if !validHostID(c.HostID) {
 		return fmt.Errorf("%w: host id %q, want 1 to 32 of [a-z0-9]", ErrConfig, c.HostID)
-	}
-	for role, m := range map[abi.Role]**policy.Module{
-		abi.RoleEvict: &c.Policies.Evict, abi.RoleAdmit: &c.Policies.Admit,
-		abi.RolePlace: &c.Policies.Place, abi.RoleLayout: &c.Policies.Layout,
-	} {
-		if *m == nil {
-			*m = policy.Builtin(role)
-		}
 	}
 	return nil
 }

@@ -1,8 +1,6 @@
 package store
 
 import (
-	"context"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
 )
@@ -22,8 +20,10 @@ func (r *root) send(ev abi.Event) {
 	if r.store.closed.Load() {
 		return // a lease released late: there is no policy to tell any more
 	}
-	if err := r.evict.Event(ev); err != nil {
-		r.replace(err)
+	if r.standin == nil {
+		if err := r.evict.Event(ev); err != nil {
+			r.replace(err)
+		}
 	}
 	if r.next != nil {
 		r.next.follow(r, ev)
@@ -66,41 +66,42 @@ func (r *root) unpin(slot uint32, print uint64) {
 	r.event(abi.OpUnpin, slot, print, none, 0)
 }
 
-// replace puts the built-in policy in the place of one that failed, and tells it what is here. The configured one is
-// started again when its module says so.
+// ask is for victims, best first: of the policy, or of recency while that is down.
+func (r *root) ask(a abi.Ask, dst []uint32) int {
+	r.count.asks++
+	if r.standin == nil {
+		n, err := r.evict.Victims(a, dst)
+		if err == nil {
+			return n
+		}
+		if r.replace(err); r.standin == nil {
+			return 0
+		}
+	}
+	return r.oldest(a, dst)
+}
+
+// replace lets recency answer in the place of a policy that failed. The policy is started again when its module says so.
 func (r *root) replace(cause error) {
 	r.count.policyFaults++
-	failed := r.store.cfg.Policies.Evict
-	if r.standin {
-		failed = policy.Builtin(abi.RoleEvict) // which does not fail, but who knows
-	}
-	verdict, pause := failed.Failed(abi.RoleEvict, cause)
+	verdict, pause := r.acting.Module.Failed(abi.RoleEvict, cause)
 	if verdict == policy.Halt {
 		return // every call fails until the host has ended
 	}
-	r.log.Error("evict policy failed; the built-in one takes over", "policy", failed.Name(), "error", cause)
-	r.faulted = addStats(r.faulted, r.evict.Stats())
+	r.log.Error("evict policy failed; recency decides", "policy", r.acting.Name, "error", cause)
 	_ = r.evict.Close()
-	next, err := r.newEvict(context.Background(), policy.Builtin(abi.RoleEvict), nil)
-	if err != nil {
-		r.log.Error("no evict policy: nothing will be evicted", "error", err)
-		return
-	}
-	r.evict, r.standin = next, true
-	r.replay()
+	r.standin = &recency{}
 	if verdict == policy.Restart && r.store.run.Err() == nil {
-		r.store.work.Go(func() { r.revive(pause) })
+		failed := r.acting
+		r.store.work.Go(func() { r.revive(failed, pause) })
 	}
 }
 
-// replay tells a new policy of all entries, in order of last touch.
+// replay tells a new policy of all entries, in order of last touch: at the start, when nobody waits.
 func (r *root) replay() {
-	order := r.x.byTouch()
-	r.x.each(func(_ uint32, e *entry) { e.unset(stAnnounced) })
-	told := r.evict
-	for _, slot := range order {
-		if r.evict != told {
-			return // it failed, and its successor was told everything
+	for _, slot := range r.x.byTouch() {
+		if r.standin != nil {
+			return // it failed
 		}
 		print := r.x.slotPrint(slot)
 		r.announce(abi.OpResident, slot, print, 0)

@@ -85,7 +85,7 @@ func (w *witness) told(f *fixture) string {
 
 func TestEvents(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict = w.module() })
+	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict.Module = w.module() })
 	expect := func(what, want string) {
 		t.Helper()
 		if got := w.told(f); got != want {
@@ -134,7 +134,7 @@ func TestEvents(t *testing.T) {
 
 func TestLinkWhenAParentComesBack(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = w.module() })
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict.Module = w.module() })
 	f.mustPut(2, 1)
 	if got := w.told(f); got != "insert:2 pin:2 unpin:2 insert:1 link:2<1 pin:1 unpin:1" {
 		t.Error(got)
@@ -148,7 +148,7 @@ func TestLinkWhenAParentComesBack(t *testing.T) {
 // TestVictimsAreJudged has a policy that names what it must not; the host passes over that and takes what is right.
 func TestVictimsAreJudged(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict = w.module() })
+	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict.Module = w.module() })
 	f.mustPut(0, 1, 2)
 	l := f.lookup(0)
 	defer l.Release()
@@ -174,13 +174,13 @@ func TestVictimsAreJudged(t *testing.T) {
 // TestPolicyFault replaces a policy that answers nonsense by the built-in one, which knows what is here.
 func TestPolicyFault(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict = w.module() })
+	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict.Module = w.module() })
 	f.mustPut(0, 1, 2)
 	f.lookup(0).Release()
 	w.answer = func(_ abi.Ask, dst []uint32) int { return copy(dst, []uint32{1 << 30}) }
 	f.mustPut(5)
 	st := f.store.Stats().Roots[0]
-	if st.EvictFaults != 1 || st.Evict.Module != "lru" {
+	if st.EvictFaults != 1 || !st.Evict.Builtin {
 		t.Errorf("%d faults, policy %s", st.EvictFaults, st.Evict.Module)
 	}
 	if f.has(1) || !f.has(0) || !f.has(2) || !f.has(5) {
@@ -196,7 +196,7 @@ func TestAdmission(t *testing.T) {
 	admit := policy.NativeModule("deep", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
 		return admitFunc(func(c abi.Candidate) bool { seen = append(seen, c); return c.Depth < 2 }), nil
 	})
-	f := newFixture(t, t.TempDir(), 4, 2, func(c *Config) { c.Policies.Admit = admit })
+	f := newFixture(t, t.TempDir(), 4, 2, func(c *Config) { c.Policies.Admit.Module = admit })
 	f.mustPut(0, 1)
 	if err := f.put(2, 0); !errors.Is(err, ErrRefused) {
 		t.Errorf("put at depth 2: %v", err)
@@ -220,7 +220,7 @@ func (f admitFunc) Admit(batch []abi.Candidate, dst []bool) {
 // TestDetour has a place policy that gives one name to all keys: the first has it, the others get the built-in name.
 func TestDetour(t *testing.T) {
 	place := policy.NativeModule("one", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return onePlace{}, nil })
-	f := newFixture(t, t.TempDir(), 8, 2, func(c *Config) { c.Policies.Place = place })
+	f := newFixture(t, t.TempDir(), 8, 2, func(c *Config) { c.Policies.Place.Module = place })
 	f.mustPut(0, 1, 2)
 	for round := range 2 {
 		for n := range uint64(3) {

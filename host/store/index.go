@@ -15,8 +15,8 @@ type index struct {
 	print  func(class uint16, k chunk.Key) uint64
 }
 
-func newIndex(max uint32, print func(class uint16, k chunk.Key) uint64) *index {
-	return &index{slab: slab{free: none, max: max}, wide: map[uint32]uint64{}, owed: map[uint32]uint64{}, print: print}
+func newIndex(max uint32, print func(class uint16, k chunk.Key) uint64, base func(class uint16) uint16) *index {
+	return &index{slab: slab{free: none, max: max, base: base}, wide: map[uint32]uint64{}, owed: map[uint32]uint64{}, print: print}
 }
 
 func (x *index) shard(print uint64) *shard { return &x.shards[print>>(64-shardBits)] }
@@ -25,11 +25,11 @@ func (x *index) slotPrint(slot uint32) uint64 {
 	return x.print(x.at(slot).class, x.key(slot))
 }
 
-// find gives the slot of a key, or none. A leaving entry is found; a detached one is not.
-func (x *index) find(print uint64, class uint16, k *chunk.Key) uint32 {
+// find gives the slot of a key, or none. A leaving entry is found; a detached one is not. base is of the key's class.
+func (x *index) find(print uint64, base uint16, k *chunk.Key) uint32 {
 	t := x.shard(print)
 	for i, word := t.start(print); i >= 0; i, word = t.again(i, word) {
-		if slot := t.slot(i); x.holds(slot, class, k) {
+		if slot := t.slot(i); x.holds(slot, base, k) {
 			return slot
 		}
 	}

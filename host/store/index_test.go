@@ -9,7 +9,7 @@ import (
 
 // plainIndex is an index over one class, whose fingerprints can be made to collide.
 func plainIndex(max uint32, print func(k chunk.Key) uint64) *index {
-	return newIndex(max, func(_ uint16, k chunk.Key) uint64 { return print(k) })
+	return newIndex(max, func(_ uint16, k chunk.Key) uint64 { return print(k) }, func(class uint16) uint16 { return class })
 }
 
 // TestIndexAgainstMap adds and removes at random, beside a map, with honest fingerprints and with ones that collide.

@@ -10,7 +10,6 @@ import (
 // Lease is a pin on the entries that a lookup found. It is safe for concurrent use.
 type Lease struct {
 	store  *Store
-	class  *class
 	hits   int
 	grants []grant // by key; a slot of none was not granted
 
@@ -81,7 +80,7 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 		return nil, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
 	}
 	g := l.grants[i]
-	p := &Piece{root: l.store.roots[g.root], class: l.class, mark: mark{g.slot, g.print}, rank: rank}
+	p := &Piece{root: l.store.roots[g.root], mark: mark{g.slot, g.print}, rank: rank}
 	if err := l.hold(p); err != nil {
 		return nil, err
 	}
@@ -110,6 +109,6 @@ func (l *Lease) hold(p *Piece) error {
 		return fmt.Errorf("%w: rank %d of %s has too many readers", ErrGone, p.rank, r.x.key(p.mark.slot))
 	}
 	e.pins++
-	p.key, p.detour = r.x.key(p.mark.slot), e.is(stDetour)
+	p.key, p.class, p.detour = r.x.key(p.mark.slot), r.store.spaces.class(e.class), e.is(stDetour)
 	return nil
 }

@@ -31,7 +31,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if q.Ranks == 0 {
 		q.Ranks = c.ranks
 	}
-	l := &Lease{class: c, store: s, grants: make([]grant, 0, len(q.Keys))}
+	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
 	w := walk{store: s, class: c, request: q.Request, ranks: q.Ranks, touched: s.requests.before(q.Request), now: s.clock()}
 	for i := range q.Keys {
 		if i%warmed == 0 {
@@ -60,11 +60,21 @@ func (sp *Space) class(group uint32) (*class, error) {
 	if sp == nil {
 		return nil, fmt.Errorf("%w: no namespace", ErrSpace)
 	}
-	c := sp.ns.classes[group]
+	c := sp.ns.class(group)
 	if c == nil || c.plan == nil {
 		return nil, fmt.Errorf("%w: group %d", ErrSpace, group)
 	}
 	return c, nil
+}
+
+// hold is class with a reference, for who makes an entry of it.
+func (sp *Space) hold(group uint32) (*class, error) {
+	for {
+		c, err := sp.class(group)
+		if err != nil || c.hold() {
+			return c, err
+		}
+	}
 }
 
 // walk goes through a lookup's keys with the lock of the root where the last one was found: the next is there too.
@@ -105,7 +115,7 @@ func (w *walk) grant(print uint64, k *chunk.Key) (grant, bool) {
 	for range roots {
 		w.enter()
 		r := roots[w.at]
-		if slot := r.x.find(print, w.class.id, k); slot != none && r.serves(slot, w.ranks) {
+		if slot := r.x.find(print, w.class.base, k); slot != none && r.serves(slot, w.ranks) {
 			r.touch(slot, print, w)
 			return grant{print: print, slot: slot, root: uint32(w.at)}, true
 		}

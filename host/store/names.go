@@ -13,10 +13,9 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// namer turns identities into paths and back: by the place policy, and by the built-in one where that fails or gives
-// one name to two pieces.
+// namer turns identities into paths and back: by the place policy of an entry's class, and by the built-in one where that
+// fails or gives one name to two pieces.
 type namer struct {
-	place   *policy.Place
 	builtin *policy.Place
 	pool    sync.Pool // of *nameWork
 }
@@ -26,31 +25,29 @@ type nameWork struct {
 	path  []byte
 }
 
-func newNamer(ctx context.Context, cfg *Config) (*namer, error) {
-	n := &namer{pool: sync.Pool{New: func() any { return &nameWork{path: make([]byte, 0, 512)} }}}
-	var err error
-	o := policy.PlaceOptions{Seed: cfg.Seed, Config: cfg.Policies.PlaceConfig, MaxNamespaces: maxNamespaces}
-	if n.place, err = cfg.Policies.Place.NewPlace(ctx, o); err != nil {
-		return nil, err
-	}
-	o.Config = nil
-	if n.builtin, err = policy.Builtin(abi.RolePlace).NewPlace(ctx, o); err != nil {
-		n.place.Close()
-		return nil, err
-	}
-	return n, nil
+func newNamer(ctx context.Context, cfg *Config) (n *namer, err error) {
+	n = &namer{pool: sync.Pool{New: func() any { return &nameWork{path: make([]byte, 0, 512)} }}}
+	n.builtin, err = policy.Builtin(abi.RolePlace).NewPlace(ctx, policy.PlaceOptions{Seed: cfg.Seed, MaxNamespaces: maxNamespaces})
+	return n, err
 }
 
-func (n *namer) close() {
-	n.place.Close()
-	n.builtin.Close()
-}
-
-func (n *namer) namespace(ns *namespace) error {
-	if err := n.builtin.Namespace(ns.id, ns.text); err != nil {
+// announce tells policies of a namespace. Earlier place policies may have named its files, too.
+func (s *Store) announce(ns *namespace) error {
+	if err := s.names.builtin.Namespace(ns.id, ns.text); err != nil {
 		return err
 	}
-	return n.place.Namespace(ns.id, ns.text)
+	if err := ns.place.now.Load().place.Namespace(ns.id, ns.text); err != nil {
+		return err
+	}
+	for _, n := range s.earlier {
+		if err := n.place.Namespace(ns.id, ns.text); err != nil {
+			s.log.Warn("an earlier place policy refuses a namespace", "policy", n.Name, "namespace", ns.digest, "error", err)
+		}
+	}
+	if err := ns.admit.now.Load().policy.Namespace(ns.id, ns.text); err != nil {
+		s.admissionFault(err)
+	}
+	return nil
 }
 
 // name is a piece's path below its root, and the root that the policy chose or none.
@@ -65,7 +62,7 @@ func (n *namer) under(prefix string, c *class, k *chunk.Key, rank uint32, size i
 	w.query = abi.PlaceQuery{
 		Namespace: c.ns.id, Group: c.group, Rank: rank, KeyLen: c.ns.keyLen, Size: uint32(size / abi.SizeUnit), Key: *k,
 	}
-	place := n.place
+	place := c.names.place
 	if builtin {
 		place = n.builtin
 	}
@@ -83,14 +80,18 @@ func (r *root) path(c *class, k *chunk.Key, rank uint32, builtin bool) (string, 
 	return name, err
 }
 
-// claims says whether a path below a root is one that the store itself would give.
-func (n *namer) claims(rel string) bool {
-	for _, p := range [...]*policy.Place{n.place, n.builtin} {
-		if id, err := p.Identity([]byte(rel)); err == nil && id.Known == 1 {
-			return true
-		}
+// claims says whether a path below a root is one that the store itself would give, or gave once.
+func (s *Store) claims(rel string) bool {
+	knows := func(p *policy.Place) bool {
+		id, err := p.Identity([]byte(rel))
+		return err == nil && id.Known == 1
 	}
-	return false
+	known := knows(s.names.builtin)
+	s.place.each(func(o *office[naming]) { known = known || knows(o.now.Load().place) })
+	for _, n := range s.earlier {
+		known = known || knows(n.place)
+	}
+	return known
 }
 
 // maxName is the longest file name that file systems take.

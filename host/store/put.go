@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -57,6 +58,8 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	if err != nil {
 		return nil, err
 	}
+	class := p.class // p's is its entry's in the end
+	defer class.drop()
 	stripe := &s.stripes[p.mark.print%uint64(len(s.stripes))]
 	stripe.Lock()
 	defer stripe.Unlock()
@@ -108,6 +111,9 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 	if q.Key == chunk.Root || q.Key == q.Parent {
 		return nil, fmt.Errorf("%w: %s with parent %s", chunk.ErrKey, q.Key, q.Parent)
 	}
+	if c, err = q.Space.hold(q.Group); err != nil {
+		return nil, err
+	}
 	return &Put{
 		class: c, mark: mark{print: chunk.Fingerprint(c.ns.digest, c.group, q.Key)},
 		key: q.Key, parent: q.Parent, depth: q.Depth, rank: q.Rank, ranks: q.Ranks, tenant: q.Tenant,
@@ -137,7 +143,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		}
 	}()
 	for {
-		slot := r.x.find(p.mark.print, p.class.id, &p.key)
+		slot := r.x.find(p.mark.print, p.class.base, &p.key)
 		if slot == none {
 			return false, nil
 		}
@@ -162,6 +168,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		f.ranks |= 1 << p.rank
 		r.flights[slot] = f
 		p.root, p.mark.slot, p.stamp = r, slot, r.store.stamp()
+		p.class = r.store.spaces.class(e.class)
 		r.pin(slot, p.mark.print, 0)
 		return true, nil
 	}
@@ -180,7 +187,7 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 		w.ask[0].Flags = abi.CandidateParentResident
 	}
 	w.answer[0] = true
-	if err := s.admit.Admit(w.ask[:], w.answer[:]); err != nil {
+	if err := p.class.ns.admits(w.ask[:], w.answer[:]); err != nil {
 		s.admissionFault(err)
 		return nil
 	}
@@ -189,6 +196,16 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 		return ErrRefused
 	}
 	return nil
+}
+
+// admits asks the namespace's admit policy, and its successor where it is closed at this moment.
+func (ns *namespace) admits(ask []abi.Candidate, answer []bool) error {
+	for {
+		a := ns.admit.now.Load()
+		if err := a.policy.Admit(ask, answer); !errors.Is(err, policy.ErrClosed) || ns.admit.now.Load() == a {
+			return err
+		}
+	}
 }
 
 type candidate struct {
@@ -243,6 +260,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 		return r.shed(p, fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key))
 	}
 	e := r.x.at(slot)
+	p.class.refs.Add(1) // the entry's
 	e.size, e.tenant = uint32(p.entryBytes()/abi.SizeUnit), tenant
 	r.x.owe(slot, p.ranks)
 	if p.detour {

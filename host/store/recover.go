@@ -61,7 +61,7 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	case err == nil:
 		c.claim(name, rel, &h, padded(info.Allocated))
 	case errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged) && info.Size < Page:
-		if !r.store.names.claims(rel) {
+		if !r.store.claims(rel) {
 			r.counted(&r.count.foreign)
 			return
 		}
@@ -176,7 +176,7 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	slot := r.x.find(print, cl.id, &h.Key)
+	slot := r.x.find(print, cl.base, &h.Key)
 	if slot == none {
 		slot = r.x.add(print, cl.id, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
 		if slot == none {
@@ -186,6 +186,7 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 		}
 		e := r.x.at(slot)
 		e.tenant = tenant
+		cl.refs.Add(1)
 		for uint32(len(c.stamps)) <= slot {
 			c.stamps = append(c.stamps, 0)
 		}

@@ -179,9 +179,9 @@ func TestPlacePolicyChanges(t *testing.T) {
 		i.Config = guest.Config{fanout.ConfigWidths: "1/1/1"}
 		return fanout.New(i)
 	})
-	f := newFixture(t, t.TempDir(), 10, 2, func(c *Config) { c.Policies.Place = wide })
+	f := newFixture(t, t.TempDir(), 10, 2, func(c *Config) { c.Policies.Place.Module = wide })
 	f.mustPut(0, 1, 2)
-	f.cfg.Policies.Place = nil
+	f.cfg.Policies.Place = Use{}
 	f.restart()
 	for n := range uint64(3) {
 		f.mustRead(n)
@@ -192,7 +192,7 @@ func TestPlacePolicyChanges(t *testing.T) {
 	if st := f.store.Stats().Roots[0]; st.Renamed != 6 || st.Recovered != 6 {
 		t.Errorf("%+v", st)
 	}
-	f.cfg.Policies.Place = wide // the built-in names serve as they are
+	f.cfg.Policies.Place.Module = wide // the built-in names serve as they are
 	f.restart()
 	for n := range uint64(3) {
 		f.mustRead(n)
@@ -203,10 +203,10 @@ func TestPlacePolicyChanges(t *testing.T) {
 // TestLayoutPolicyChanges reads pieces with the plan that they were written under.
 func TestLayoutPolicyChanges(t *testing.T) {
 	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) { return blockMajor{}, nil })
-	f := newFixture(t, t.TempDir(), 10, 1, func(c *Config) { c.Policies.Layout = layout })
+	f := newFixture(t, t.TempDir(), 10, 1, func(c *Config) { c.Policies.Layout.Module = layout })
 	f.mustPut(0, 1)
 	before := f.space.Plan(0)
-	f.cfg.Policies.Layout = nil
+	f.cfg.Policies.Layout = Use{}
 	f.restart()
 	f.mustPut(2)
 	if f.space.Plan(0).Digest() == before.Digest() {

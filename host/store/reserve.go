@@ -60,14 +60,7 @@ type evicted struct {
 // held, and lets go of mu meanwhile. heir may get one of the files instead.
 func (r *root) evictSome(bytes int64, heir *Put) (got evicted) {
 	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: abi.None}
-	n, err := r.evict.Victims(ask, r.victims[:])
-	if err != nil {
-		r.replace(err)
-		if n, err = r.evict.Victims(ask, r.victims[:]); err != nil {
-			n = 0
-		}
-	}
-	r.count.asks++
+	n := r.ask(ask, r.victims[:])
 	gone := r.leaving[:0]
 	for _, slot := range r.victims[:n] {
 		if bytes <= 0 {
@@ -229,6 +222,7 @@ func (r *root) settle(slot uint32) {
 	}
 	if e.pins == 0 {
 		r.used -= e.bytes()
+		r.store.spaces.class(e.class).drop()
 		r.x.release(slot)
 		r.settled.Broadcast()
 	}

@@ -2,6 +2,8 @@ package store
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -20,37 +22,81 @@ type successor struct {
 // replaySlice is how many entries are looked at or told in one go with the root's lock held.
 const replaySlice = 1024
 
-// revive starts the configured evict policy again after pauses, until it has taken over or its module is given up.
-func (r *root) revive(pause time.Duration) {
-	p := &r.store.cfg.Policies
+// revive starts a policy that failed again after pauses, until it has taken over, another has, or its module is given up.
+func (r *root) revive(failed *bound, pause time.Duration) {
 	for {
 		select {
 		case <-r.store.run.Done():
 			return
 		case <-time.After(pause):
 		}
-		next, err := r.newEvict(r.store.run, p.Evict, p.EvictConfig)
+		next, err := r.newEvict(r.store.run, failed)
 		if err == nil {
-			err = r.succeed(next)
+			err = r.succeed(r.store.run, next, failed, failed)
 		}
-		if err == nil || r.store.run.Err() != nil {
+		if err == nil || errors.Is(err, errSuperseded) || r.store.run.Err() != nil {
 			return
 		}
 		var verdict policy.Verdict
-		if verdict, pause = p.Evict.Failed(abi.RoleEvict, err); verdict != policy.Restart {
+		if verdict, pause = failed.Module.Failed(abi.RoleEvict, err); verdict != policy.Restart {
 			return
 		}
 	}
 }
 
-// succeed tells a policy of all entries in order of last touch, a slice at a time, and lets it take over.
-func (r *root) succeed(next *policy.Evict) error {
+// errSuperseded says that another policy has taken over meanwhile.
+var errSuperseded = errors.New("store: another policy has taken over")
+
+// succeed tells a policy of all entries in order of last touch, a slice at a time, and lets it take over from another.
+func (r *root) succeed(ctx context.Context, next *policy.Evict, b, from *bound) (err error) {
+	r.succession.Lock()
+	defer r.succession.Unlock()
 	h := &successor{evict: next}
 	r.mu.Lock()
-	r.next = h
+	if r.acting != from {
+		h.err = errSuperseded
+	} else {
+		r.next = h
+	}
 	r.mu.Unlock()
+	if h.err == nil {
+		r.tell(ctx, h)
+	}
+	r.mu.Lock()
+	r.next = nil
+	if h.err == nil {
+		h.err = next.Flush()
+	}
+	if h.err == nil {
+		h.err = cmp.Or(ctx.Err(), r.store.run.Err())
+	}
+	if h.err != nil {
+		r.mu.Unlock()
+		_ = next.Close()
+		return h.err
+	}
+	old := r.evict
+	if b == from {
+		r.faulted = addStats(r.faulted, old.Stats())
+	} else {
+		r.faulted = policy.Stats{}
+		r.acting = b.hold()
+	}
+	r.evict, r.standin = next, nil
+	entries := r.x.used
+	r.mu.Unlock()
+	r.log.Info("evict policy took over", "policy", b.Name, "sha256", b.Module.Digest(), "from", from.Name, "entries", entries)
+	_ = old.Close() // not under the lock: giving memory back takes time
+	if b != from {
+		from.release()
+	}
+	return nil
+}
+
+// tell goes through all entries, with the lock for a slice of them at a time.
+func (r *root) tell(ctx context.Context, h *successor) {
 	order := r.snapshot()
-	for len(order) > 0 && r.store.run.Err() == nil {
+	for len(order) > 0 && ctx.Err() == nil && r.store.run.Err() == nil {
 		n := min(len(order), replaySlice)
 		r.mu.Lock()
 		for _, m := range order[:n] {
@@ -61,29 +107,9 @@ func (r *root) succeed(next *policy.Evict) error {
 		err := h.err
 		r.mu.Unlock()
 		if order = order[n:]; err != nil {
-			break
+			return
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.next = nil
-	if h.err == nil {
-		h.err = next.Flush()
-	}
-	if h.err == nil {
-		h.err = r.store.run.Err()
-	}
-	if h.err != nil {
-		r.faulted = addStats(r.faulted, next.Stats())
-		_ = next.Close()
-		return h.err
-	}
-	old := r.evict.Stats()
-	r.faulted = addStats(r.faulted, old)
-	_ = r.evict.Close()
-	r.evict, r.standin = next, false
-	r.log.Info("evict policy took over", "policy", next.Stats().Module, "from", old.Module, "entries", r.x.used)
-	return nil
 }
 
 // touched is an entry at the time of its last touch.
@@ -94,21 +120,33 @@ type touched struct {
 
 // snapshot lists the entries, least recently touched first. What changes meanwhile reaches a successor as an event.
 func (r *root) snapshot() []touched {
-	var order []touched
+	r.mu.Lock()
+	order := make([]touched, 0, r.x.used)
+	r.mu.Unlock()
 	for from, high := uint32(0), uint32(1); from < high; from += replaySlice {
 		r.mu.Lock()
 		high = r.x.high
-		for slot := from; slot < min(from+replaySlice, high); slot++ {
-			if e := r.x.at(slot); e.is(stLive) && !e.is(stLeaving) {
-				order = append(order, touched{mark{slot, r.x.slotPrint(slot)}, e.tick, e.depth >> 8})
-			}
-		}
+		order = r.collect(order, from, min(from+replaySlice, high))
 		r.mu.Unlock()
 	}
+	byTouch(order)
+	return order
+}
+
+// collect appends the entries of a range of slots. The caller holds mu.
+func (r *root) collect(order []touched, from, to uint32) []touched {
+	for slot := from; slot < to; slot++ {
+		if e := r.x.at(slot); e.is(stLive) && !e.is(stLeaving) {
+			order = append(order, touched{mark{slot, r.x.slotPrint(slot)}, e.tick, e.depth >> 8})
+		}
+	}
+	return order
+}
+
+func byTouch(order []touched) {
 	slices.SortFunc(order, func(a, b touched) int {
 		return cmp.Or(cmp.Compare(a.tick, b.tick), cmp.Compare(a.depth, b.depth), cmp.Compare(a.slot, b.slot))
 	})
-	return order
 }
 
 // The rest runs under root.mu.

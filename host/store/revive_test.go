@@ -52,11 +52,11 @@ func (f *fixture) await(builtin bool) {
 // TestEvictComesBack has a module that faults: the built-in policy goes on where it was, and so does the module after it.
 func TestEvictComesBack(t *testing.T) {
 	m := frail(t)
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = m })
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict.Module = m })
 	f.mustPut(0, 1, 2, 3)
 	var request uint32
 	f.fail(0, &request)
-	if st := f.store.Stats().Roots[0]; !st.Evict.Builtin || st.Evict.Digest != "native" || st.EvictFaults != 1 {
+	if st := f.store.Stats().Roots[0]; !st.Evict.Builtin || st.EvictFaults != 1 {
 		t.Errorf("%+v", st)
 	}
 	f.mustPut(5)
@@ -78,7 +78,7 @@ func TestEvictComesBack(t *testing.T) {
 // TestEvictInQuarantine has it fault until it is given up.
 func TestEvictInQuarantine(t *testing.T) {
 	m := frail(t)
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = m })
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict.Module = m })
 	f.mustPut(0, 1, 2, 3)
 	var request uint32
 	for m.Quarantined() == nil {
@@ -105,7 +105,7 @@ func TestSuccession(t *testing.T) {
 				f.mustPut(n)
 			}
 			w := &witness{}
-			next, err := r.newEvict(t.Context(), w.module(), nil)
+			next, err := r.newEvict(t.Context(), f.store.bind(abi.RoleEvict, Use{Module: w.module()}))
 			if err != nil {
 				t.Fatal(err)
 			}

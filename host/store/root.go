@@ -27,7 +27,8 @@ type root struct {
 	lock  io.Closer
 	kick  chan struct{} // wakes the background evictor
 
-	turn sync.Mutex // held by the one reservation that may evict
+	turn       sync.Mutex // held by the one reservation that may evict
+	succession sync.Mutex // held by who tells a policy what is here, so that it can take over
 
 	reads, writes speed // of single transfers
 
@@ -39,7 +40,8 @@ type root struct {
 	x        *index
 	flights  map[uint32]flight
 	evict    *policy.Evict
-	standin  bool       // evict is the built-in policy, in the place of one that failed
+	acting   *bound     // what evict comes from
+	standin  *recency   // answers while evict is down, else nil
 	next     *successor // a policy that is about to take over, or nil
 	used     int64      // bytes of entries (in flight and leaving ones too), quarantine and strays
 	quar     quarantine
@@ -47,7 +49,7 @@ type root struct {
 	stray    int64 // bytes of files that could not be unlinked
 	unsynced []mark
 	count    counters
-	faulted  policy.Stats // of evict policies that were replaced
+	faulted  policy.Stats // of earlier instances of the acting policy
 	victims  [maxAsked]uint32
 	leaving  []departure // of the turn's holder
 }
@@ -71,7 +73,7 @@ type mark struct {
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	r := &root{
 		store: s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", fs: s.cfg.FS, log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1),
-		x: newIndex(cfg.MaxEntries, s.spaces.print), flights: map[uint32]flight{},
+		x: newIndex(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{},
 	}
 	r.settled.L = &r.mu
 	for _, d := range []string{"", namespacesDir, plansDir, quarantineDir} {
@@ -98,22 +100,29 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
 	r.lock = lock
-	if r.evict, err = r.newEvict(ctx, s.cfg.Policies.Evict, s.cfg.Policies.EvictConfig); err != nil {
-		return nil, errors.Join(err, lock.Close())
+	r.acting = s.evict
+	if cfg.Evict != nil {
+		r.acting = s.bind(abi.RoleEvict, *cfg.Evict)
 	}
+	if r.evict, err = r.newEvict(ctx, r.acting); err != nil {
+		return nil, errors.Join(fmt.Errorf("store: root %s: policy %s: %w", r.dir, r.acting.Name, err), lock.Close())
+	}
+	r.acting.hold()
 	return r, nil
 }
 
-func (r *root) newEvict(ctx context.Context, m *policy.Module, c policy.Config) (*policy.Evict, error) {
-	return m.NewEvict(ctx, policy.EvictOptions{
-		MaxSlots: r.cfg.MaxEntries, Capacity: uint64(r.cfg.Capacity), Seed: r.store.cfg.Seed, Config: c,
+func (r *root) newEvict(ctx context.Context, b *bound) (*policy.Evict, error) {
+	return b.Module.NewEvict(ctx, policy.EvictOptions{
+		MaxSlots: r.cfg.MaxEntries, Capacity: uint64(r.cfg.Capacity), Seed: r.store.cfg.Seed, Config: b.Config,
 	})
 }
 
 func (r *root) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return errors.Join(r.evict.Close(), r.lock.Close())
+	err := errors.Join(r.evict.Close(), r.lock.Close())
+	r.acting.release()
+	return err
 }
 
 // facts are what the place policy is told.

@@ -60,6 +60,7 @@ type slab struct {
 	high   uint32                      // slots ever used
 	used   uint32
 	max    uint32
+	base   func(class uint16) uint16 // see class
 }
 
 func (s *slab) at(slot uint32) *entry { return &s.chunks[slot/slabChunk][slot%slabChunk] }
@@ -114,10 +115,10 @@ func (s *slab) key(slot uint32) (k chunk.Key) {
 	return k
 }
 
-// holds says whether the slot is of this class and key.
-func (s *slab) holds(slot uint32, class uint16, k *chunk.Key) bool {
+// holds says whether the slot is of this key and of a class with this base.
+func (s *slab) holds(slot uint32, base uint16, k *chunk.Key) bool {
 	e := s.at(slot)
-	if e.class != class || e.head != [keyHead]byte(k[:keyHead]) {
+	if e.head != [keyHead]byte(k[:keyHead]) || e.class != base && s.base(e.class) != base {
 		return false
 	}
 	t := s.tails[slot/slabChunk]

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,11 +18,12 @@ type Space struct {
 	ID     uint32
 	Digest chunk.Digest
 	ns     *namespace
+	groups []chunk.Group
 }
 
 // Plan is the layout plan that pieces of a group are written with now; nil for a group that the namespace lacks.
 func (sp *Space) Plan(group uint32) *chunk.Plan {
-	if c := sp.ns.classes[group]; c != nil {
+	if c := sp.ns.class(group); c != nil {
 		return c.plan
 	}
 	return nil
@@ -29,18 +31,29 @@ func (sp *Space) Plan(group uint32) *chunk.Plan {
 
 // namespace is what the store needs to know of one, also of those that only a scan has met.
 type namespace struct {
-	id      uint32
-	digest  chunk.Digest
-	text    string
-	keyLen  uint32
-	classes map[uint32]*class // by group; complete once a session has opened the namespace
-	space   *Space            // nil until then
+	id     uint32
+	digest chunk.Digest
+	text   string
+	keyLen uint32
+	admit  *office[admission]
+	layout *office[arranger]
+	place  *office[naming]
+	groups atomic.Pointer[map[uint32]*class] // for new pieces; complete once a session has opened the namespace
+	all    []*class                          // those of earlier policies too; guarded by spaces.mu
+	space  *Space                            // nil until a session has opened the namespace
 }
 
-// class is a group of a namespace: what an index entry names in two bytes.
+// class is the one that new pieces of a group get, or nil.
+func (ns *namespace) class(group uint32) *class { return (*ns.groups.Load())[group] }
+
+// class is a group of a namespace under one naming and one layout plan: what an index entry names in two bytes. When either
+// is swapped, new pieces get a new class, and the old one lasts for as long as it has entries.
 type class struct {
-	id         uint16
+	id, base   uint16 // base: of the first class of the group, by which lookups compare
 	ns         *namespace
+	names      *naming
+	in         *spaces
+	refs       atomic.Int64 // entries, puts that have none yet, and one while new pieces get it
 	group      uint32
 	lookup     chunk.Lookup
 	ranks      uint64 // all ranks of the namespace
@@ -60,16 +73,22 @@ type spaces struct {
 	classes atomic.Pointer[[]*class]
 	tenants atomic.Pointer[[]uint32]
 	tenant  map[uint32]uint16
+	free    []uint16 // numbers of classes that are over
+
+	ended sync.Mutex // after any other lock
+	over  []*class   // that nobody uses, for the janitor
+	kick  chan struct{}
 }
 
 func newSpaces() *spaces {
-	t := &spaces{byID: map[chunk.Digest]*namespace{}, tenant: map[uint32]uint16{}}
+	t := &spaces{byID: map[chunk.Digest]*namespace{}, tenant: map[uint32]uint16{}, kick: make(chan struct{}, 1)}
 	t.classes.Store(new([]*class))
 	t.tenants.Store(new([]uint32))
 	return t
 }
 
 func (t *spaces) class(id uint16) *class    { return (*t.classes.Load())[id] }
+func (t *spaces) base(id uint16) uint16     { return t.class(id).base }
 func (t *spaces) tenantOf(id uint16) uint32 { return (*t.tenants.Load())[id] }
 
 // print is the fingerprint of a class's key.
@@ -101,18 +120,62 @@ func (t *spaces) internTenant(tenant uint32) (uint16, error) {
 
 // classOf interns a group. The caller holds t.mu.
 func (t *spaces) classOf(ns *namespace, group uint32) (*class, error) {
-	if c := ns.classes[group]; c != nil {
+	if c := ns.class(group); c != nil {
 		return c, nil
 	}
-	list := *t.classes.Load()
-	if len(list) > 1<<16-1 {
-		return nil, fmt.Errorf("%w: %d groups over all namespaces", ErrTooMany, len(list))
+	c, err := t.newClass(ns, group, ns.place.now.Load())
+	if err != nil {
+		return nil, err
 	}
-	c := &class{id: uint16(len(list)), ns: ns, group: group}
-	ns.classes[group] = c
-	list = append(slices.Clip(list), c)
+	t.elect(c)
+	return c, nil
+}
+
+// newClass makes a class that nobody uses yet; it has one reference, the caller's. The caller holds t.mu.
+func (t *spaces) newClass(ns *namespace, group uint32, names *naming) (*class, error) {
+	c := &class{ns: ns, group: group, names: names, in: t}
+	list := *t.classes.Load()
+	switch n := len(t.free); {
+	case n > 0:
+		c.id, t.free = t.free[n-1], t.free[:n-1]
+		list = slices.Clone(list) // readers have the other
+		list[c.id] = c
+	case len(list) > 1<<16-1:
+		return nil, fmt.Errorf("%w: %d groups over all namespaces", ErrTooMany, len(list))
+	default:
+		c.id = uint16(len(list))
+		list = append(slices.Clip(list), c)
+	}
+	c.base = c.id
+	for _, o := range ns.all {
+		if o.group == group {
+			c.base, c.lookup, c.ranks = o.base, o.lookup, o.ranks
+		}
+	}
+	c.refs.Store(1)
+	names.refs.Add(1)
+	ns.all = append(ns.all, c)
 	t.classes.Store(&list)
 	return c, nil
+}
+
+// elect makes a class the one that new pieces of its group get, in the place of an earlier one. The caller holds t.mu and
+// gives its reference to the namespace.
+func (t *spaces) elect(c *class) {
+	groups := maps.Clone(*c.ns.groups.Load())
+	old := groups[c.group]
+	groups[c.group] = c
+	c.ns.groups.Store(&groups)
+	if old != nil {
+		old.drop()
+	}
+}
+
+// lay gives a class the layout of its pieces.
+func (c *class) lay(plan *chunk.Plan) {
+	c.plan = plan
+	c.dataOffset = dataOffset(len(plan.Extents()))
+	c.piece.Store(c.dataOffset + padded(plan.PayloadBytes()))
 }
 
 // intern makes a namespace known by its text, to the store and to the policies.
@@ -127,13 +190,12 @@ func (s *Store) intern(digest chunk.Digest, text string) (*namespace, error) {
 		return nil, fmt.Errorf("%w: %d namespaces", ErrTooMany, len(t.byID))
 	}
 	ns := &namespace{
-		id: uint32(len(t.byID)), digest: digest, text: text, keyLen: keyLenOf(text), classes: map[uint32]*class{},
+		id: uint32(len(t.byID)), digest: digest, text: text, keyLen: keyLenOf(text),
+		admit: s.admit.of(text), layout: s.layout.of(text), place: s.place.of(text),
 	}
-	if err := s.names.namespace(ns); err != nil {
+	ns.groups.Store(&map[uint32]*class{})
+	if err := s.announce(ns); err != nil {
 		return nil, err
-	}
-	if err := s.admit.Namespace(ns.id, text); err != nil {
-		s.admissionFault(err)
 	}
 	t.byID[digest] = ns
 	return ns, nil
@@ -171,17 +233,30 @@ func (s *Store) Space(ctx context.Context, n *chunk.Namespace) (*Space, error) {
 	if ns.space != nil {
 		return ns.space, nil
 	}
-	plans := make([]*chunk.Plan, len(n.Groups))
-	for i, g := range n.Groups {
-		if plans[i], err = s.layout.Plan(ns.id, g.ID, text, g.Geometry); err != nil {
-			return nil, fmt.Errorf("store: group %d of %s: %w", g.ID, n.Model, err)
+	plans, err := s.plansOf(ctx, ns, n.Groups, ns.layout.now.Load())
+	if err != nil {
+		return nil, fmt.Errorf("store: %s: %w", n.Model, err)
+	}
+	for _, r := range s.roots {
+		if err := r.keep(namespacesDir, digest, []byte(text)); err != nil {
+			return nil, err
+		}
+	}
+	return s.open(ns, n, plans)
+}
+
+// plansOf asks for the layout of a namespace's groups and keeps the plans in every root: whoever reads a piece later needs
+// the one that it was written under.
+func (s *Store) plansOf(ctx context.Context, ns *namespace, groups []chunk.Group, a *arranger) ([]*chunk.Plan, error) {
+	plans := make([]*chunk.Plan, len(groups))
+	for i, g := range groups {
+		var err error
+		if plans[i], err = a.policy.Plan(ns.id, g.ID, ns.text, g.Geometry); err != nil {
+			return nil, fmt.Errorf("group %d: %w", g.ID, err)
 		}
 	}
 	for _, r := range s.roots {
 		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if err := r.keep(namespacesDir, digest, []byte(text)); err != nil {
 			return nil, err
 		}
 		for _, p := range plans {
@@ -190,23 +265,25 @@ func (s *Store) Space(ctx context.Context, n *chunk.Namespace) (*Space, error) {
 			}
 		}
 	}
-	return s.open(ns, n, plans)
+	return plans, nil
 }
 
-// open completes a namespace's classes. The caller holds Store.opening; readers have no Space for it yet.
+// open completes a namespace's classes, those of earlier namings too: what is missing of their entries is written under
+// today's plan. The caller holds Store.opening; readers have no Space for it yet.
 func (s *Store) open(ns *namespace, n *chunk.Namespace, plans []*chunk.Plan) (*Space, error) {
 	s.spaces.mu.Lock()
 	defer s.spaces.mu.Unlock()
 	for i, g := range n.Groups {
-		c, err := s.spaces.classOf(ns, g.ID)
-		if err != nil {
+		if _, err := s.spaces.classOf(ns, g.ID); err != nil {
 			return nil, err
 		}
-		c.plan, c.lookup = plans[i], g.Lookup
-		c.ranks = 1<<n.Ranks() - 1
-		c.dataOffset = dataOffset(len(plans[i].Extents()))
-		c.piece.Store(c.dataOffset + padded(plans[i].PayloadBytes()))
+		for _, c := range ns.all {
+			if c.group == g.ID {
+				c.lookup, c.ranks = g.Lookup, 1<<n.Ranks()-1
+				c.lay(plans[i])
+			}
+		}
 	}
-	ns.space = &Space{ID: ns.id, Digest: ns.digest, ns: ns}
+	ns.space = &Space{ID: ns.id, Digest: ns.digest, ns: ns, groups: n.Groups}
 	return ns.space, nil
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"math/bits"
+	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
 )
@@ -62,20 +63,78 @@ type Stats struct {
 	Keys     uint64 // looked up
 	Hits     uint64 // keys granted
 
-	Admit, Place, Layout policy.Stats
-	AdmitFaults          uint64
+	AdmitFaults uint64
+
+	Policies []PolicyStats // those that act, by role
+}
+
+// PolicyStats is a policy that is in use.
+type PolicyStats struct {
+	policy.Stats
+	Name       string
+	Version    string
+	Root       string // of evict
+	Since      time.Time
+	Files      int64 // of place: entries that it named
+	Replaced   bool  // of place: it names nothing new, but files that it named are still there
+	Quarantine error // why it is not started any more
 }
 
 // Stats may be called at any time.
 func (s *Store) Stats() Stats {
 	st := Stats{
 		Refused: s.refused.Load(), Resident: s.resident.Load(), Lookups: s.lookups.Load(), Keys: s.keys.Load(), Hits: s.hits.Load(),
-		Admit: s.admit.Stats(), Place: s.names.place.Stats(), Layout: s.layout.Stats(), AdmitFaults: s.admitFaults.Load(),
+		AdmitFaults: s.admitFaults.Load(),
 	}
 	for _, r := range s.roots {
 		st.Roots = append(st.Roots, r.stats())
 	}
+	st.Policies = s.policyStats(st.Roots)
 	return st
+}
+
+func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
+	add := func(b *bound, st policy.Stats, root string) *PolicyStats {
+		list = append(list, PolicyStats{
+			Stats: st, Name: b.Name, Version: b.Module.Manifest().Version, Root: root, Since: b.since, Quarantine: b.Module.Quarantined(),
+		})
+		return &list[len(list)-1]
+	}
+	for i, r := range s.roots {
+		r.mu.Lock()
+		b := r.acting
+		r.mu.Unlock()
+		add(b, roots[i].Evict, r.dir)
+	}
+	s.admit.each(func(o *office[admission]) { add(o.now.Load().bound, o.now.Load().policy.Stats(), "") })
+	files := map[*naming]int64{}
+	for _, c := range s.spaces.live() {
+		files[c.names] += max(0, c.refs.Load())
+		if c.ns.class(c.group) == c {
+			files[c.names]--
+		}
+	}
+	s.place.each(func(o *office[naming]) {
+		n := o.now.Load()
+		add(n.bound, n.place.Stats(), "").Files = files[n]
+		delete(files, n)
+	})
+	for n, entries := range files {
+		p := add(n.bound, n.place.Stats(), "")
+		p.Files, p.Replaced = entries, true
+	}
+	s.layout.each(func(o *office[arranger]) { add(o.now.Load().bound, o.now.Load().policy.Stats(), "") })
+	return list
+}
+
+// live are the classes that are not over.
+func (t *spaces) live() (list []*class) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, ns := range t.byID {
+		list = append(list, ns.all...)
+	}
+	return list
 }
 
 func (r *root) stats() RootStats {
@@ -91,7 +150,7 @@ func (r *root) stats() RootStats {
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
 		Evict: addStats(r.faulted, r.evict.Stats()),
 	}
-	st.Evict.Builtin = r.standin
+	st.Evict.Builtin = r.standin != nil
 	for slot, f := range r.flights {
 		st.Writing += int64(bits.OnesCount64(f.ranks)) * r.store.spaces.class(r.x.at(slot).class).fileBytes()
 	}

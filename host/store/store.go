@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/policy"
 )
 
 // Store is one host's chunks on disk. It is safe for concurrent use.
@@ -20,10 +19,14 @@ type Store struct {
 	start  time.Time
 	spaces *spaces
 	names  *namer
-	admit  *policy.Admit
-	layout *policy.Layout
+	admit  offices[admission]
+	layout offices[arranger]
+	place  offices[naming]
+	evict  *bound // of roots that name no other
 	roots  []*root
-	plans  sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
+
+	earlier []*naming // of earlier runs, while what they named is looked for
+	plans   sync.Map  // chunk.Digest to *chunk.Plan, of earlier layouts
 
 	opening    sync.Mutex     // of namespaces
 	stripes    [64]sync.Mutex // by fingerprint: a key is reserved once, in one root
@@ -60,6 +63,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, errors.Join(err, s.closeRoots(), s.closePolicies())
 	}
 	s.tellRoots()
+	s.work.Go(func() { s.bury(s.run) })
 	for _, r := range s.roots {
 		if cfg.EvictMode == Background {
 			s.work.Go(func() { r.evictAhead(s.run) })
@@ -71,31 +75,27 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
+// openPolicies opens those that are bound to namespaces.
 func (s *Store) openPolicies(ctx context.Context) (err error) {
 	p := &s.cfg.Policies
-	var capacity uint64
-	for _, r := range s.cfg.Roots {
-		capacity += uint64(r.Capacity)
+	if s.names, err = newNamer(ctx, &s.cfg); err == nil {
+		s.place, err = openOffices(s, abi.RolePlace, p.Place, s.openNaming(ctx))
 	}
-	if s.admit, err = p.Admit.NewAdmit(ctx, policy.AdmitOptions{
-		Capacity: capacity, Seed: s.cfg.Seed, Config: p.AdmitConfig, MaxNamespaces: maxNamespaces,
-	}); err != nil {
-		return err
+	if err == nil {
+		s.layout, err = openOffices(s, abi.RoleLayout, p.Layout, s.openArranger(ctx))
 	}
-	if s.layout, err = p.Layout.NewLayout(ctx, policy.LayoutOptions{
-		Seed: s.cfg.Seed, Config: p.LayoutConfig, MaxNamespaces: maxNamespaces,
-	}); err != nil {
-		s.admit.Close()
-		return err
+	if err == nil {
+		s.admit, err = openOffices(s, abi.RoleAdmit, p.Admit, s.openAdmission(ctx))
 	}
-	if s.names, err = newNamer(ctx, &s.cfg); err != nil {
-		s.admit.Close()
-		s.layout.Close()
+	if err != nil {
+		return errors.Join(err, s.closePolicies())
 	}
-	return err
+	return nil
 }
 
 func (s *Store) openRoots(ctx context.Context) error {
+	s.evict = s.bind(abi.RoleEvict, s.cfg.Policies.Evict).hold()
+	defer s.evict.release() // each root that it acts in has it
 	for _, cfg := range s.cfg.Roots {
 		r, err := openRoot(ctx, s, cfg)
 		if err != nil {
@@ -137,9 +137,30 @@ func (s *Store) closeRoots() (err error) {
 	return err
 }
 
-func (s *Store) closePolicies() error {
-	s.names.close()
-	return errors.Join(s.admit.Close(), s.layout.Close())
+func (s *Store) closePolicies() (err error) {
+	s.buryNow()
+	named := map[*naming]bool{}
+	s.place.each(func(o *office[naming]) { named[o.now.Load()] = true })
+	for _, c := range *s.spaces.classes.Load() {
+		if c.names.refs.Load() > 0 {
+			named[c.names] = true
+		}
+	}
+	for n := range named {
+		n.end()
+	}
+	if s.names.builtin != nil {
+		err = s.names.builtin.Close()
+	}
+	s.layout.each(func(o *office[arranger]) {
+		err = errors.Join(err, o.now.Load().policy.Close())
+		o.now.Load().release()
+	})
+	s.admit.each(func(o *office[admission]) {
+		err = errors.Join(err, o.now.Load().policy.Close())
+		o.now.Load().release()
+	})
+	return err
 }
 
 // clock is the time of events: nanoseconds since the store was opened.
@@ -173,7 +194,7 @@ func (s *Store) tellRoots() {
 	for i, r := range s.roots {
 		facts[i] = r.facts(i)
 	}
-	s.names.place.SetRoots(facts)
+	s.place.each(func(o *office[naming]) { o.now.Load().place.SetRoots(facts) })
 }
 
 // factsEvery is how old the place policy's facts may get.

@@ -243,7 +243,7 @@ func (f *fixture) mustRead(n uint64) {
 func (f *fixture) pieceFile(n uint64, rank uint32) string {
 	f.Helper()
 	k := testKey(n)
-	rel, _, err := f.store.names.name(f.space.ns.classes[0], &k, rank, 0, false)
+	rel, _, err := f.store.names.name(f.space.ns.class(0), &k, rank, 0, false)
 	if err != nil {
 		f.Fatal(err)
 	}

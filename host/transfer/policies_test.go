@@ -45,7 +45,7 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 		for layout, l := range layouts {
 			t.Run(place+"/"+layout, func(t *testing.T) {
 				b := newBench(t, geo, geo.Blocks*chunks, func(c *store.Config) {
-					c.Policies.Place, c.Policies.Layout = p.module, l
+					c.Policies.Place.Module, c.Policies.Layout.Module = p.module, l
 					for i := 1; i < p.roots; i++ {
 						r := c.Roots[0]
 						r.Path += strings.Repeat("x", i)
@@ -75,7 +75,7 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 					if err := b.store.Close(); err != nil {
 						t.Fatal(err)
 					}
-					b.config.Policies.Layout = layouts[now]
+					b.config.Policies.Layout.Module = layouts[now]
 					b.open()
 					var all []int
 					for n := range chunks {
