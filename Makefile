@@ -11,6 +11,9 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 RACE := ./gds/... ./staging/... ./host/...
 # Compiles every module twice and plays it: minutes under the detector, and one goroutine.
 SLOW := TestWasmDecidesAsNative
+# How long each part of make torture goes on.
+TORTURE ?= 10m
+KILLS   ?= 500
 
 # What vendors' languages need. Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -48,6 +51,11 @@ test-python: build ## the Python client's tests against a real host, in a virtua
 	  trap "kill $$host; wait $$host; rm -rf $$dir" EXIT; \
 	  for i in $$(seq 100); do test -S $$dir/s && break; sleep 0.1; done; \
 	  KVHOST_SOCKET=$$dir/s .venv/bin/python -m pytest -q examples/python
+
+torture: plugins ## random histories, power losses and kill -9 for TORTURE each (10m) and KILLS rounds (500); failing seeds are printed
+	CGO_ENABLED=1 $(GO) test -race -timeout 0 -run 'TestRandomHistories' ./host/store -history.time $(TORTURE)
+	$(GO) test -timeout 0 -run 'TestPowerLoss' ./host/store -power.time $(TORTURE)
+	$(GO) test -timeout 0 -run 'TestKill' ./cmd/kvhost -kill.rounds $(KILLS)
 
 bench: plugins ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
