@@ -95,6 +95,9 @@ func (in *instance) start(s *settings, config string) error {
 			return err
 		}
 	}
+	if s.bare {
+		return nil
+	}
 	size := uint32(abi.InfoSize + len(config))
 	if err := in.buffer(abi.BufferInfo, size); err != nil {
 		return err
@@ -105,8 +108,9 @@ func (in *instance) start(s *settings, config string) error {
 	}
 	*(*abi.Info)(unsafe.Pointer(&b[0])) = abi.Info{
 		Size: abi.InfoSize, ABI: abi.Version,
-		EventStride: abi.EventSize, AskStride: abi.AskSize, AdmitStride: abi.CandidateSize, PlaceStride: abi.PlaceQuerySize,
-		PathStride: abi.PathRefSize, PlaneStride: abi.PlaneSize, RootStride: abi.RootFactsSize,
+		EventStride: abi.EventSize + s.longer, AskStride: abi.AskSize + s.longer, AdmitStride: abi.CandidateSize + s.longer,
+		PlaceStride: abi.PlaceQuerySize + s.longer, PathStride: abi.PathRefSize + s.longer, PlaneStride: abi.PlaneSize + s.longer,
+		RootStride: abi.RootFactsSize + s.longer,
 		MaxSlots: s.maxSlots, MaxBatch: batchSize, MaxVictims: maxVictims, MaxNamespaces: s.namespaces,
 		ConfigLen: uint32(len(config)), Capacity: s.capacity, Seed: s.seed,
 	}

@@ -79,6 +79,8 @@ type settings struct {
 	capacity   uint64
 	seed       uint64
 	config     Config
+	longer     uint32 // bytes by which records are longer than this version has them; for probes
+	bare       bool   // kv_init is not called; for probes
 }
 
 // Limits that every instance is told.

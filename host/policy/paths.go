@@ -10,6 +10,14 @@ var pathChars = func() (t [256]bool) {
 	return t
 }()
 
+// CheckPath says how a path breaks the rules of the contract; nil when it does not.
+func CheckPath(path []byte) error {
+	if what := pathError(path); what != "" {
+		return fmt.Errorf("%w: it %s", ErrFault, what)
+	}
+	return nil
+}
+
 // pathError says how a path breaks the rules of the contract; empty when it does not. The rules keep every path inside
 // its root and legal on every file system we know of.
 func pathError(path []byte) string {
