@@ -111,7 +111,7 @@ func (in *instance) start(s *settings, config string) error {
 		EventStride: abi.EventSize + s.longer, AskStride: abi.AskSize + s.longer, AdmitStride: abi.CandidateSize + s.longer,
 		PlaceStride: abi.PlaceQuerySize + s.longer, PathStride: abi.PathRefSize + s.longer, PlaneStride: abi.PlaneSize + s.longer,
 		RootStride: abi.RootFactsSize + s.longer,
-		MaxSlots: s.maxSlots, MaxBatch: batchSize, MaxVictims: maxVictims, MaxNamespaces: s.namespaces,
+		MaxSlots:   s.maxSlots, MaxBatch: batchSize, MaxVictims: maxVictims, MaxNamespaces: s.namespaces,
 		ConfigLen: uint32(len(config)), Capacity: s.capacity, Seed: s.seed,
 	}
 	copy(b[abi.InfoSize:], config)
