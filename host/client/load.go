@@ -16,9 +16,15 @@ type LoadChunk struct {
 
 // LoadOptions are what a load can be asked for besides.
 type LoadOptions struct {
-	// Layers is called when a layer, in all of the load's chunks, is delivered and verified. It runs on the session's
-	// receiving goroutine: it must be quick and must not call the session.
-	Layers func(layer uint32)
+	// Layers makes the load layer-wise: the first layer of all chunks is read before the second of any. It is called for
+	// each layer, in order, when the layer's pages are delivered and verified, in every chunk that is not in failed (indices
+	// into the load's chunks; they will be among the result's failures). It runs on the session's receiving goroutine:
+	// it must be quick and must not call the session.
+	Layers func(layer uint32, failed []int)
+	// Order is the order of the layers, each of the group's once. Nil: as the group's planes name them.
+	Order []uint32
+	// Prefetch, where it is not 0, lets the load begin only so many layers beyond those that Advance has said are consumed.
+	Prefetch uint32
 }
 
 // BlockError is one block that does not hold what it should.
@@ -40,7 +46,7 @@ type LoadJob struct {
 	session *Session
 	id      uint64
 	chunks  int
-	layers  func(uint32)
+	layers  func(uint32, []int)
 	over    chan struct{}
 	result  LoadResult
 	err     error
@@ -51,7 +57,7 @@ func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt L
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	m := &proto.Load{Lease: l.lease, Layers: opt.Layers != nil, Chunks: make([]*proto.LoadChunk, len(chunks))}
+	m := &proto.Load{Lease: l.lease, Layers: opt.Layers != nil, Order: opt.Order, Prefetch: opt.Prefetch, Chunks: make([]*proto.LoadChunk, len(chunks))}
 	for i, c := range chunks {
 		if c.Index < 0 || int(uint32(c.Index)) != c.Index {
 			return nil, fmt.Errorf("%w: chunks[%d].index: %d", ErrInvalid, i, c.Index)
@@ -70,7 +76,11 @@ func (j *LoadJob) answer(m *proto.HostMessage) bool {
 	switch b := m.GetBody().(type) {
 	case *proto.HostMessage_LoadLayer:
 		if j.layers != nil {
-			j.layers(b.LoadLayer.GetLayer())
+			failed := make([]int, len(b.LoadLayer.GetFailed()))
+			for i, c := range b.LoadLayer.GetFailed() {
+				failed[i] = int(c)
+			}
+			j.layers(b.LoadLayer.GetLayer(), failed)
 		}
 		return false
 	case *proto.HostMessage_LoadDone:
@@ -111,3 +121,9 @@ func (j *LoadJob) Wait(ctx context.Context) (LoadResult, error) {
 
 // Cancel returns when no copy can touch the blocks any more. The job still completes.
 func (j *LoadJob) Cancel(ctx context.Context) error { return j.session.cancelJob(ctx, j.id) }
+
+// Advance says that the first n layers of the order are consumed. It matters to a load with a Prefetch.
+func (j *LoadJob) Advance(ctx context.Context, n uint32) error {
+	_, err := j.session.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Advance{Advance: &proto.Advance{Job: j.id, Layers: n}}})
+	return err
+}

@@ -13,7 +13,7 @@
 // under its id: once, except where it is said otherwise below. The id of a STORE or LOAD is also the name of its job.
 //
 // Order. LOOKUP, STORE, LOAD, RELEASE, REGISTER, UNREGISTER and END_REQUEST of one session take effect in the order in
-// which they were sent. CANCEL, FLUSH and PING do not wait for them.
+// which they were sent. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
 //
 // Errors. Wrong input is answered by an Error that names the field. It never ends the session, and nothing of that
 // message was done. Exceptions: without an accepted HELLO there is no session, and the stream ends; and a message above
@@ -232,6 +232,7 @@ type ClientMessage struct {
 	//	*ClientMessage_Flush
 	//	*ClientMessage_EndRequest
 	//	*ClientMessage_Ping
+	//	*ClientMessage_Advance
 	Body          isClientMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -380,6 +381,15 @@ func (x *ClientMessage) GetPing() *Ping {
 	return nil
 }
 
+func (x *ClientMessage) GetAdvance() *Advance {
+	if x != nil {
+		if x, ok := x.Body.(*ClientMessage_Advance); ok {
+			return x.Advance
+		}
+	}
+	return nil
+}
+
 type isClientMessage_Body interface {
 	isClientMessage_Body()
 }
@@ -428,6 +438,10 @@ type ClientMessage_Ping struct {
 	Ping *Ping `protobuf:"bytes,12,opt,name=ping,proto3,oneof"`
 }
 
+type ClientMessage_Advance struct {
+	Advance *Advance `protobuf:"bytes,13,opt,name=advance,proto3,oneof"`
+}
+
 func (*ClientMessage_Hello) isClientMessage_Body() {}
 
 func (*ClientMessage_Register) isClientMessage_Body() {}
@@ -449,6 +463,8 @@ func (*ClientMessage_Flush) isClientMessage_Body() {}
 func (*ClientMessage_EndRequest) isClientMessage_Body() {}
 
 func (*ClientMessage_Ping) isClientMessage_Body() {}
+
+func (*ClientMessage_Advance) isClientMessage_Body() {}
 
 type HostMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -597,7 +613,7 @@ type HostMessage_Hello struct {
 }
 
 type HostMessage_Done struct {
-	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, RELEASE, CANCEL, FLUSH, END_REQUEST, PING
+	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, RELEASE, CANCEL, ADVANCE, FLUSH, END_REQUEST, PING
 }
 
 type HostMessage_Lookup struct {
@@ -2143,11 +2159,16 @@ func (x *ChunkFailure) GetBlocks() []uint32 {
 //
 // A LOAD is answered by any number of LoadLayer and then exactly one LoadDone, or by an Error alone. LoadDone names every
 // block whose bytes were not delivered and verified, and no block of a chunk that was.
+//
+// A layer-wise LOAD reads the first layer of all its chunks before the second of any, and tells of each as it lands. As a
+// whole it is not much slower, where the layout keeps a layer's pages together in a file.
 type Load struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
 	Chunks        []*LoadChunk           `protobuf:"bytes,2,rep,name=chunks,proto3" json:"chunks,omitempty"`
-	Layers        bool                   `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"` // LoadLayer is wanted
+	Layers        bool                   `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`      // layer-wise: LoadLayer comes for each layer, in order, unless the LOAD is cancelled
+	Order         []uint32               `protobuf:"varint,4,rep,packed,name=order,proto3" json:"order,omitempty"` // of the layers: each of the group's once. Empty: as the group's planes name them
+	Prefetch      uint32                 `protobuf:"varint,5,opt,name=prefetch,proto3" json:"prefetch,omitempty"`  // not 0: only so many layers are begun beyond those that ADVANCE has said are consumed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2203,6 +2224,20 @@ func (x *Load) GetLayers() bool {
 	return false
 }
 
+func (x *Load) GetOrder() []uint32 {
+	if x != nil {
+		return x.Order
+	}
+	return nil
+}
+
+func (x *Load) GetPrefetch() uint32 {
+	if x != nil {
+		return x.Prefetch
+	}
+	return 0
+}
+
 type LoadChunk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`          // of the key in the LOOKUP
@@ -2255,10 +2290,12 @@ func (x *LoadChunk) GetBlocks() []uint32 {
 	return nil
 }
 
-// LoadLayer: all wanted pages of this layer, and of those signalled before, are delivered and verified.
+// LoadLayer: all wanted pages of this layer, and of those told of before, are delivered and verified, but for those of the
+// chunks in failed. These will be among LoadDone's failures.
 type LoadLayer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Layer         uint32                 `protobuf:"varint,1,opt,name=layer,proto3" json:"layer,omitempty"`
+	Failed        []uint32               `protobuf:"varint,2,rep,packed,name=failed,proto3" json:"failed,omitempty"` // indices into the LOAD's chunks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2298,6 +2335,13 @@ func (x *LoadLayer) GetLayer() uint32 {
 		return x.Layer
 	}
 	return 0
+}
+
+func (x *LoadLayer) GetFailed() []uint32 {
+	if x != nil {
+		return x.Failed
+	}
+	return nil
 }
 
 type LoadDone struct {
@@ -2406,6 +2450,59 @@ func (x *Cancel) GetJob() uint64 {
 	return 0
 }
 
+// Advance says how far the consumer of a LOAD with a prefetch has come. For a job that is over it is not an error.
+type Advance struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Layers        uint32                 `protobuf:"varint,2,opt,name=layers,proto3" json:"layers,omitempty"` // the first so many of the order are consumed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Advance) Reset() {
+	*x = Advance{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Advance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Advance) ProtoMessage() {}
+
+func (x *Advance) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Advance.ProtoReflect.Descriptor instead.
+func (*Advance) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Advance) GetJob() uint64 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+func (x *Advance) GetLayers() uint32 {
+	if x != nil {
+		return x.Layers
+	}
+	return 0
+}
+
 // Flush is acknowledged when no copy of the named jobs, which are left to run, can touch their blocks any more: stores have
 // read theirs, loads have delivered. It does not wait for publication.
 type Flush struct {
@@ -2417,7 +2514,7 @@ type Flush struct {
 
 func (x *Flush) Reset() {
 	*x = Flush{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2526,7 @@ func (x *Flush) String() string {
 func (*Flush) ProtoMessage() {}
 
 func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2539,7 @@ func (x *Flush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flush.ProtoReflect.Descriptor instead.
 func (*Flush) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Flush) GetJobs() []uint64 {
@@ -2463,7 +2560,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2572,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2585,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EndRequest) GetRequest() uint32 {
@@ -2506,7 +2603,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2615,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2628,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
 }
 
 type StatusRequest struct {
@@ -2542,7 +2639,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2651,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2664,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
 }
 
 type StatusReply struct {
@@ -2588,7 +2685,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2600,7 +2697,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2613,7 +2710,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -2702,7 +2799,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +2811,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +2824,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PolicyStatus) GetRole() string {
@@ -2798,7 +2895,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2810,7 +2907,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2823,7 +2920,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -2858,7 +2955,7 @@ var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
 
 const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\xa3\x04\n" +
+	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\xd3\x04\n" +
 	"\rClientMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
 	"\x05hello\x18\x02 \x01(\v2\x10.kvhost.v1.HelloH\x00R\x05hello\x121\n" +
@@ -2875,7 +2972,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	" \x01(\v2\x10.kvhost.v1.FlushH\x00R\x05flush\x128\n" +
 	"\vend_request\x18\v \x01(\v2\x15.kvhost.v1.EndRequestH\x00R\n" +
 	"endRequest\x12%\n" +
-	"\x04ping\x18\f \x01(\v2\x0f.kvhost.v1.PingH\x00R\x04pingB\x06\n" +
+	"\x04ping\x18\f \x01(\v2\x0f.kvhost.v1.PingH\x00R\x04ping\x12.\n" +
+	"\aadvance\x18\r \x01(\v2\x12.kvhost.v1.AdvanceH\x00R\aadvanceB\x06\n" +
 	"\x04body\"\xbf\x03\n" +
 	"\vHostMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
@@ -3011,22 +3109,28 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05chunk\x18\x01 \x01(\rR\x05chunk\x12#\n" +
 	"\x04code\x18\x02 \x01(\x0e2\x0f.kvhost.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
-	"\x06blocks\x18\x04 \x03(\rR\x06blocks\"b\n" +
+	"\x06blocks\x18\x04 \x03(\rR\x06blocks\"\x94\x01\n" +
 	"\x04Load\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12,\n" +
 	"\x06chunks\x18\x02 \x03(\v2\x14.kvhost.v1.LoadChunkR\x06chunks\x12\x16\n" +
-	"\x06layers\x18\x03 \x01(\bR\x06layers\"9\n" +
+	"\x06layers\x18\x03 \x01(\bR\x06layers\x12\x14\n" +
+	"\x05order\x18\x04 \x03(\rR\x05order\x12\x1a\n" +
+	"\bprefetch\x18\x05 \x01(\rR\bprefetch\"9\n" +
 	"\tLoadChunk\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
-	"\x06blocks\x18\x02 \x03(\rR\x06blocks\"!\n" +
+	"\x06blocks\x18\x02 \x03(\rR\x06blocks\"9\n" +
 	"\tLoadLayer\x12\x14\n" +
-	"\x05layer\x18\x01 \x01(\rR\x05layer\"s\n" +
+	"\x05layer\x18\x01 \x01(\rR\x05layer\x12\x16\n" +
+	"\x06failed\x18\x02 \x03(\rR\x06failed\"s\n" +
 	"\bLoadDone\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x123\n" +
 	"\bfailures\x18\x02 \x03(\v2\x17.kvhost.v1.ChunkFailureR\bfailures\x12\x1c\n" +
 	"\tcancelled\x18\x03 \x01(\bR\tcancelled\"\x1a\n" +
 	"\x06Cancel\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\x04R\x03job\"\x1b\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\"3\n" +
+	"\aAdvance\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
+	"\x06layers\x18\x02 \x01(\rR\x06layers\"\x1b\n" +
 	"\x05Flush\x12\x12\n" +
 	"\x04jobs\x18\x01 \x03(\x04R\x04jobs\"&\n" +
 	"\n" +
@@ -3108,7 +3212,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),              // 0: kvhost.v1.Code
 	(LookupKind)(0),        // 1: kvhost.v1.LookupKind
@@ -3141,15 +3245,16 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*LoadLayer)(nil),      // 28: kvhost.v1.LoadLayer
 	(*LoadDone)(nil),       // 29: kvhost.v1.LoadDone
 	(*Cancel)(nil),         // 30: kvhost.v1.Cancel
-	(*Flush)(nil),          // 31: kvhost.v1.Flush
-	(*EndRequest)(nil),     // 32: kvhost.v1.EndRequest
-	(*Ping)(nil),           // 33: kvhost.v1.Ping
-	(*StatusRequest)(nil),  // 34: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),    // 35: kvhost.v1.StatusReply
-	(*PolicyStatus)(nil),   // 36: kvhost.v1.PolicyStatus
-	(*RootStatus)(nil),     // 37: kvhost.v1.RootStatus
-	nil,                    // 38: kvhost.v1.Namespace.ExtraEntry
-	nil,                    // 39: kvhost.v1.StatusReply.CountersEntry
+	(*Advance)(nil),        // 31: kvhost.v1.Advance
+	(*Flush)(nil),          // 32: kvhost.v1.Flush
+	(*EndRequest)(nil),     // 33: kvhost.v1.EndRequest
+	(*Ping)(nil),           // 34: kvhost.v1.Ping
+	(*StatusRequest)(nil),  // 35: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),    // 36: kvhost.v1.StatusReply
+	(*PolicyStatus)(nil),   // 37: kvhost.v1.PolicyStatus
+	(*RootStatus)(nil),     // 38: kvhost.v1.RootStatus
+	nil,                    // 39: kvhost.v1.Namespace.ExtraEntry
+	nil,                    // 40: kvhost.v1.StatusReply.CountersEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	7,  // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
@@ -3160,45 +3265,46 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	21, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
 	26, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
 	30, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	31, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	32, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	33, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	6,  // 11: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
-	11, // 12: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
-	5,  // 13: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
-	19, // 14: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	23, // 15: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	24, // 16: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	28, // 17: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	29, // 18: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
-	0,  // 19: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	8,  // 20: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	9,  // 21: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	38, // 22: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
-	1,  // 23: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	10, // 24: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	12, // 25: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	14, // 26: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	15, // 27: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	16, // 28: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
-	22, // 29: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	2,  // 30: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	25, // 31: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
-	0,  // 32: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	27, // 33: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	25, // 34: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	36, // 35: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	37, // 36: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	39, // 37: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	3,  // 38: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	34, // 39: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	4,  // 40: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	35, // 41: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	40, // [40:42] is the sub-list for method output_type
-	38, // [38:40] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	32, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	33, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	34, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	31, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
+	6,  // 12: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
+	11, // 13: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
+	5,  // 14: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
+	19, // 15: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
+	23, // 16: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	24, // 17: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	28, // 18: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	29, // 19: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	0,  // 20: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
+	8,  // 21: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	9,  // 22: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	39, // 23: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	1,  // 24: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
+	10, // 25: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	12, // 26: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	14, // 27: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	15, // 28: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	16, // 29: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
+	22, // 30: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	2,  // 31: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
+	25, // 32: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	0,  // 33: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
+	27, // 34: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	25, // 35: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	37, // 36: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	38, // 37: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	40, // 38: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	3,  // 39: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	35, // 40: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	4,  // 41: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	36, // 42: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	41, // [41:43] is the sub-list for method output_type
+	39, // [39:41] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -3218,6 +3324,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 		(*ClientMessage_Flush)(nil),
 		(*ClientMessage_EndRequest)(nil),
 		(*ClientMessage_Ping)(nil),
+		(*ClientMessage_Advance)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[1].OneofWrappers = []any{
 		(*HostMessage_Error)(nil),
@@ -3240,7 +3347,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -68,13 +68,14 @@ type loadJob struct {
 	memory transfer.Memory
 	index  []int
 	blocks [][]uint32
-	layer  func(uint32)
+	layers *transfer.Layers // nil unless the load is layer-wise
 	done   func(transfer.Outcome)
 }
 
 // fence is a running job.
 type fence interface {
 	Cancel()
+	Advance(layers int)
 	Fenced() <-chan struct{}
 }
 
@@ -144,6 +145,6 @@ func (l liveQueue) load(j loadJob) fence {
 		chunks[i] = transfer.LoadChunk{Index: at, Blocks: j.blocks[i]}
 	}
 	return l.q.Load(&transfer.LoadJob{
-		Lease: j.pins.(*store.Lease), Rank: j.rank, Memory: j.memory, Chunks: chunks, Layer: j.layer, Done: j.done,
+		Lease: j.pins.(*store.Lease), Rank: j.rank, Memory: j.memory, Chunks: chunks, Layers: j.layers, Done: j.done,
 	})
 }

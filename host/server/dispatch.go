@@ -22,6 +22,8 @@ func (x *session) receive(m *proto.ClientMessage) {
 		x.done(m.Id)
 	case *proto.ClientMessage_Cancel:
 		err = x.cancelJob(m.Id, b.Cancel)
+	case *proto.ClientMessage_Advance:
+		err = x.advance(m.Id, b.Advance)
 	case *proto.ClientMessage_Flush:
 		err = x.flush(m.Id, b.Flush)
 	case *proto.ClientMessage_Store:

@@ -86,8 +86,8 @@ func (fakeQueue) store(j storeJob) fence {
 }
 
 func (fakeQueue) load(j loadJob) fence {
-	if j.layer != nil {
-		j.layer(0)
+	if j.layers != nil {
+		j.layers.Landed(0, nil)
 	}
 	j.done(transfer.Outcome{Failed: []transfer.ChunkError{{Chunk: 0, Err: transfer.ErrDamaged}}})
 	return fakeFence()
@@ -102,6 +102,7 @@ func fakeFence() fence {
 }
 
 func (closedFence) Cancel()                   {}
+func (closedFence) Advance(int)               {}
 func (f closedFence) Fenced() <-chan struct{} { return f }
 
 // fakeStream feeds a session with messages, then ends. Answers are given to seen.

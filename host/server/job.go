@@ -21,6 +21,7 @@ type job struct {
 
 	cancelled atomic.Bool
 	claimed   atomic.Bool
+	consumed  atomic.Uint32 // layers, of a LOAD with a prefetch
 	begun     chan struct{} // closed soon after the claim: handle is set, or will never be
 	handle    fence         // nil when no copy was ever started
 }
@@ -50,8 +51,24 @@ func (j *job) claim() bool { return j.claimed.CompareAndSwap(false, true) }
 func (j *job) run(f fence) {
 	j.handle = f
 	close(j.begun)
+	if n := j.consumed.Load(); n > 0 {
+		f.Advance(int(n))
+	}
 	if j.cancelled.Load() { // cancelled while it was being started
 		f.Cancel()
+	}
+}
+
+// advance tells a layer-wise load how far its consumer has come, also before it has begun.
+func (j *job) advance(layers uint32) {
+	for have := j.consumed.Load(); have < layers && !j.consumed.CompareAndSwap(have, layers); have = j.consumed.Load() {
+	}
+	select {
+	case <-j.begun:
+		if j.handle != nil {
+			j.handle.Advance(int(j.consumed.Load()))
+		}
+	default: // run will do it
 	}
 }
 
@@ -142,6 +159,21 @@ func (x *session) cancelJob(id uint64, m *proto.Cancel) error {
 	}
 	j.cancel()
 	return x.acknowledge(id, []*job{j})
+}
+
+// advance is ADVANCE.
+func (x *session) advance(id uint64, m *proto.Advance) error {
+	if m.GetJob() == 0 || m.GetJob() >= id {
+		return faultf(proto.Code_CODE_UNKNOWN, "job", "%d was never sent", m.GetJob())
+	}
+	x.mu.Lock()
+	j := x.jobs[m.GetJob()]
+	x.mu.Unlock()
+	if j != nil {
+		j.advance(m.GetLayers())
+	}
+	x.done(id)
+	return nil
 }
 
 // flush is FLUSH.

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -42,7 +43,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	s.lease, j.reg = l, reg
 	lj.done = s.done
 	if m.GetLayers() {
-		lj.layer = s.layer
+		lj.layers = &transfer.Layers{Order: m.GetOrder(), Ahead: int(m.GetPrefetch()), Landed: s.layer}
 	}
 	x.server.begin()
 	j.run(x.queue.load(lj))
@@ -61,6 +62,9 @@ func (x *session) forgo(m *proto.Load) {
 
 // checkLoad reads the chunks of a LOAD.
 func (x *session) checkLoad(m *proto.Load, l *lease, reg *registration) (loadJob, error) {
+	if err := checkOrder(m, reg.group); err != nil {
+		return loadJob{}, err
+	}
 	lj := loadJob{
 		pins: l.pins, rank: x.piece, memory: reg.memory,
 		index: make([]int, len(m.GetChunks())), blocks: make([][]uint32, len(m.GetChunks())),
@@ -83,6 +87,32 @@ func (x *session) checkLoad(m *proto.Load, l *lease, reg *registration) (loadJob
 	return lj, nil
 }
 
+// checkOrder checks what a LOAD says of layers.
+func checkOrder(m *proto.Load, g *chunk.Group) error {
+	switch {
+	case !m.GetLayers() && len(m.GetOrder()) > 0:
+		return invalid("order", "the LOAD is not layer-wise")
+	case !m.GetLayers() && m.GetPrefetch() > 0:
+		return invalid("prefetch", "the LOAD is not layer-wise")
+	case len(m.GetOrder()) == 0:
+		return nil
+	}
+	left := map[uint32]bool{}
+	for _, p := range g.Geometry.Planes {
+		left[p.Layer] = true
+	}
+	for i, layer := range m.GetOrder() {
+		if !left[layer] {
+			return invalid(at("order", i, ""), "layer %d, which group %d does not have or which came before", layer, g.ID)
+		}
+		delete(left, layer)
+	}
+	if len(left) > 0 {
+		return invalid("order", "%d layers of group %d are missing", len(left), g.ID)
+	}
+	return nil
+}
+
 // loading gathers a LOAD's answer.
 type loading struct {
 	job    *job
@@ -90,8 +120,12 @@ type loading struct {
 	lease  *lease // taken, or nil
 }
 
-func (s *loading) layer(layer uint32) {
-	s.job.session.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadLayer{LoadLayer: &proto.LoadLayer{Layer: layer}}})
+func (s *loading) layer(layer uint32, failed []int) {
+	m := &proto.LoadLayer{Layer: layer}
+	for _, i := range failed {
+		m.Failed = append(m.Failed, uint32(i))
+	}
+	s.job.session.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadLayer{LoadLayer: m}})
 }
 
 // done is called by the engine.

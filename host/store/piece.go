@@ -74,6 +74,12 @@ func (p *Piece) unusable(err error) error {
 // Size is the size of the file.
 func (p *Piece) Size() int64 { return p.size }
 
+// Expected is what the head of a piece that is written now is like, without its table: most likely this one's. Verify says
+// what it is.
+func (p *Piece) Expected() Head {
+	return Head{Plan: p.class.plan, DataOffset: dataOffset(len(p.class.plan.Extents()))}
+}
+
 // File is the open file. The piece closes it.
 func (p *Piece) File() staging.File { return p.file }
 

@@ -35,6 +35,7 @@ type Engine struct {
 	mu     sync.Mutex
 	closed bool
 	queues map[string]*Queue
+	paced  map[*layered]struct{} // layer-wise loads that wait for their consumers
 }
 
 // New makes an engine; its memory is mapped at once, its workers start with the first job of each device.
@@ -54,7 +55,7 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}}
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, paced: map[*layered]struct{}{}}
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	return e, nil
@@ -97,6 +98,7 @@ func (e *Engine) Close() error {
 	for _, q := range queues {
 		q.workers.Close()
 	}
+	e.endPaced()
 	e.copiers.Close()
 	return e.slots.Close()
 }

@@ -19,10 +19,25 @@ type Outcome struct {
 }
 
 // Handle is a submitted job.
-type Handle struct{ j *job }
+type Handle struct {
+	j       *job
+	layered *layered // nil unless it is a layer-wise load
+}
 
 // Cancel shuts the job's fence: chunks that are not delivered yet fail with ErrCancelled. It does not wait.
-func (h *Handle) Cancel() { h.j.cancel() }
+func (h *Handle) Cancel() {
+	h.j.cancel()
+	if h.layered != nil {
+		h.layered.pump()
+	}
+}
+
+// Advance says that the first n layers of a layer-wise load have been consumed. See [Layers].
+func (h *Handle) Advance(n int) {
+	if h.layered != nil {
+		h.layered.advance(n)
+	}
+}
 
 // Fenced is closed once nothing of the job can touch the client's pages any more.
 func (h *Handle) Fenced() <-chan struct{} { return h.j.fenced }
@@ -69,6 +84,13 @@ func (j *job) enter() bool {
 	}
 	j.inside++
 	return true
+}
+
+// isShut says whether no task may enter any more.
+func (j *job) isShut() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.shut
 }
 
 func (j *job) leave() {

@@ -1,46 +1,56 @@
 package transfer
 
 import (
-	"sync/atomic"
-
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
-// layers counts down the bytes that each layer of a load still misses, over all chunks, and reports a layer when the
-// last of them has landed. Counting bytes and not segments keeps it right when chunks were written under different plans.
-type layers struct {
-	report func(uint32)
-	index  map[uint32]int
-	ids    []uint32
-	left   []atomic.Int64
+// Layers makes a load layer-wise: the first layer of all chunks is read before the second of any, and so on, so that a
+// model's forward pass can begin with its first layer while the others are still on their way.
+//
+// Where a layer stands in a file is for the layout to say. One that keeps a layer's pages together, as the built-in one
+// does, costs one read for each chunk and layer; another costs more reads, and loses nothing else.
+type Layers struct {
+	// Order is the geometry's layers, each once, as they are needed. Nil: as the geometry has them.
+	Order []uint32
+	// Ahead, where it is not 0, bounds how far the load runs ahead of its consumer: no layer is begun that is Ahead or
+	// more after those that Handle.Advance has named. 0 waits for nobody.
+	Ahead int
+	// Landed runs once for each layer, in order, when nothing of it or of an earlier one is under way any more: its pages
+	// of every chunk that is not in failed hold their bytes, verified. It is not called after the job's Done.
+	Landed func(layer uint32, failed []int)
 }
 
-func newLayers(g chunk.Geometry, chunks int, report func(uint32)) *layers {
-	l := &layers{report: report, index: map[uint32]int{}}
-	var bytes []int64
+// layersOf lists a geometry's layers as they come.
+func layersOf(g chunk.Geometry) (list []uint32) {
+	seen := map[uint32]bool{}
 	for _, p := range g.Planes {
-		i, ok := l.index[p.Layer]
-		if !ok {
-			i = len(l.ids)
-			l.index[p.Layer] = i
-			l.ids = append(l.ids, p.Layer)
-			bytes = append(bytes, 0)
+		if !seen[p.Layer] {
+			seen[p.Layer] = true
+			list = append(list, p.Layer)
 		}
-		bytes[i] += int64(p.PageBytes) * int64(g.Blocks) * int64(chunks)
 	}
-	l.left = make([]atomic.Int64, len(bytes))
-	for i, n := range bytes {
-		l.left[i].Store(n)
-	}
-	return l
+	return list
 }
 
-func (l *layers) landed(p *chunk.Plan, lo, hi int) {
-	segments, planes := p.Segments(), p.Geometry().Planes
-	for _, e := range p.Extents()[lo:hi] {
-		i := l.index[planes[segments[e.Segment].Plane].Layer]
-		if l.left[i].Add(-int64(e.Len)) == 0 {
-			l.report(l.ids[i])
-		}
+// run is a range [lo, hi) of a plan's extents.
+type run struct{ lo, hi int }
+
+// runsOf finds where each layer of the order stands in a plan's payload: the fewest runs of extents.
+func runsOf(p *chunk.Plan, order []uint32) [][]run {
+	step := make(map[uint32]int, len(order))
+	for i, l := range order {
+		step[l] = i
 	}
+	runs := make([][]run, len(order))
+	planes := p.Geometry().Planes
+	for i, s := range p.Segments() {
+		lo, hi := p.SegmentExtents(i)
+		of := &runs[step[planes[s.Plane].Layer]]
+		if n := len(*of); n > 0 && (*of)[n-1].hi == lo {
+			(*of)[n-1].hi = hi
+			continue
+		}
+		*of = append(*of, run{lo, hi})
+	}
+	return runs
 }

@@ -15,8 +15,8 @@ type LoadJob struct {
 	Rank   uint32
 	Memory Memory
 	Chunks []LoadChunk
-	// Layer runs once for each layer whose bytes of all chunks have landed, verified. Optional.
-	Layer func(layer uint32)
+	// Layers makes the load layer-wise. Optional.
+	Layers *Layers
 	// Done runs once. Every chunk that was not delivered and verified in full is in Failed.
 	Done func(Outcome)
 }
@@ -34,27 +34,25 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	if len(l.Chunks) == 0 {
 		j.cancel()
 	}
-	var progress *layers
-	if l.Layer != nil {
-		progress = newLayers(l.Memory.Geometry(), len(l.Chunks), l.Layer)
+	if l.Layers != nil {
+		return &Handle{j, q.loadLayers(j, l)}
 	}
 	for i := range l.Chunks {
-		t := &load{queue: q, job: j, spec: l, index: i, progress: progress}
+		t := &load{queue: q, job: j, spec: l, index: i}
 		if err := q.workers.Submit(staging.Read, t.run); err != nil {
 			t.end(ErrClosed)
 		}
 	}
-	return &Handle{j}
+	return &Handle{j, nil}
 }
 
 // load is the task of one chunk. Its last copy runs on the engine's copiers, so that the thread that read the file can
 // go on to the next: the device has as many requests outstanding as there are threads, also while bytes are copied.
 type load struct {
-	queue    *Queue
-	job      *job
-	spec     *LoadJob
-	index    int
-	progress *layers
+	queue *Queue
+	job   *job
+	spec  *LoadJob
+	index int
 
 	slot  *staging.Slot
 	piece *store.Piece
@@ -105,44 +103,57 @@ func (t *load) read() (last func() error, err error) {
 	if t.piece, err = t.spec.Lease.Open(c.Index, t.spec.Rank); err != nil {
 		return nil, err
 	}
-	r := &pieceReader{engine: e, job: t.job, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes(), progress: t.progress}
+	r := &pieceReader{engine: e, job: t.job, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes()}
 	return r.read()
 }
 
 func (t *load) end(err error) {
-	stats := &t.queue.engine.stats
-	var bytes int64
-	switch {
-	case err == nil:
-		g := t.spec.Memory.Geometry()
-		bytes = g.PageBytes()
-		stats.loaded(t.piece.Size())
-	case t.piece != nil && !errors.Is(err, ErrCancelled) && !errors.Is(err, ErrDevice):
-		// Whatever could not be read once must not be promised again: the next lookup is to miss.
-		t.piece.Bad(err)
-		fallthrough
-	default:
-		stats.loadErrors.Add(1)
-	}
-	if t.piece != nil {
-		t.piece.Close()
-	}
+	t.queue.ended(t.piece, err)
 	if t.slot != nil {
 		t.slot.Release()
 	}
-	t.job.settle(t.index, err, bytes)
-	t.job.over()
+	t.job.settled(t.index, t.spec.Memory, err)
+}
+
+// ended books how a piece's load ended, and closes the piece if it was opened.
+func (q *Queue) ended(p *store.Piece, err error) {
+	if err != nil {
+		q.engine.stats.loadErrors.Add(1)
+		blame(p, err)
+	} else {
+		q.engine.stats.loaded(p.Size())
+	}
+	if p != nil {
+		p.Close()
+	}
+}
+
+// blame has the entry dropped whose piece could not be read: what failed once must not be promised again.
+func blame(p *store.Piece, err error) {
+	if p != nil && !errors.Is(err, ErrCancelled) && !errors.Is(err, ErrDevice) {
+		p.Bad(err)
+	}
+}
+
+// settled ends chunk i of a load.
+func (j *job) settled(i int, m Memory, err error) {
+	var bytes int64
+	if err == nil {
+		g := m.Geometry()
+		bytes = g.PageBytes()
+	}
+	j.settle(i, err, bytes)
+	j.over()
 }
 
 type pieceReader struct {
-	engine   *Engine
-	job      *job
-	memory   Memory
-	piece    *store.Piece
-	ids      []uint32
-	slot     []byte
-	buf      []byte // the part of the slot in use
-	progress *layers
+	engine *Engine
+	job    *job
+	memory Memory
+	piece  *store.Piece
+	ids    []uint32
+	slot   []byte
+	buf    []byte // the part of the slot in use
 }
 
 // read goes through the file window by window, each starting at a 4 KiB boundary. Extents that lie wholly within the
@@ -150,32 +161,10 @@ type pieceReader struct {
 // window is left to the caller.
 func (r *pieceReader) read() (last func() error, err error) {
 	size := r.piece.Size()
-	if size%4096 != 0 || size < 4096 {
-		return nil, fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
-	}
 	r.buf = r.engine.window(r.memory, r.slot, r.piece.File(), 0)
-	have, err := r.fill(0, 0, size) // the file's bytes [start, start+have) are in buf
+	head, have, err := r.begin(size) // the file's bytes [start, start+have) are in buf
 	if err != nil {
 		return nil, err
-	}
-	head, err := r.piece.Verify(r.buf[:have])
-	if err == nil && head.DataOffset > have { // an unusually long table
-		r.buf = r.slot
-		var more int64
-		if more, err = r.fill(have, have, size); err != nil {
-			return nil, err
-		}
-		have += more
-		head, err = r.piece.Verify(r.buf[:have])
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	if head.Table == nil {
-		return nil, fmt.Errorf("%w: %s has a checksum table that no slot holds", ErrDamaged, r.piece.File().Name())
-	}
-	if !sameShape(head.Plan.Geometry(), r.memory.Geometry()) {
-		return nil, ErrGeometry
 	}
 	extents := head.Plan.Extents()
 	start := int64(0)
@@ -208,6 +197,36 @@ func (r *pieceReader) read() (last func() error, err error) {
 	return nil, nil
 }
 
+// begin reads the file's first bytes, up to offset first and what buf holds, and judges the file by them.
+func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err error) {
+	size := r.piece.Size()
+	if size%4096 != 0 || size < 4096 {
+		return nil, 0, fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
+	}
+	if have, err = r.fill(0, 0, min(size, first)); err != nil {
+		return nil, 0, err
+	}
+	head, err = r.piece.Verify(r.buf[:have])
+	if err == nil && head.DataOffset > have { // an unusually long table, or of another plan than was expected
+		r.buf = r.slot
+		var more int64
+		if more, err = r.fill(have, have, size); err != nil {
+			return nil, 0, err
+		}
+		have += more
+		head, err = r.piece.Verify(r.buf[:have])
+	}
+	switch {
+	case err != nil:
+		return nil, 0, fmt.Errorf("%w: %w", ErrDamaged, err)
+	case head.Table == nil:
+		return nil, 0, fmt.Errorf("%w: %s has a checksum table that no slot holds", ErrDamaged, r.piece.File().Name())
+	case !sameShape(head.Plan.Geometry(), r.memory.Geometry()):
+		return nil, 0, ErrGeometry
+	}
+	return head, have, nil
+}
+
 // fill reads as much of the file as there is room for from file offset off to buf[at:].
 func (r *pieceReader) fill(at, off, size int64) (int64, error) {
 	want := min(int64(len(r.buf))-at, size-off)
@@ -229,12 +248,6 @@ func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
 	if !r.job.enter() {
 		return ErrCancelled
 	}
-	err := func() error {
-		defer r.job.leave() // also when the copy panics: the fence must be able to close
-		return r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, head.Table)
-	}()
-	if err == nil && r.progress != nil {
-		r.progress.landed(head.Plan, lo, hi)
-	}
-	return err
+	defer r.job.leave() // also when the copy panics: the fence must be able to close
+	return r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, head.Table)
 }

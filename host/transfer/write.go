@@ -40,7 +40,7 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 			j.over()
 		}
 	}
-	return &Handle{j}
+	return &Handle{j, nil}
 }
 
 func (q *Queue) storeChunk(j *job, i int, s *StoreJob) {

@@ -144,14 +144,14 @@ class StoreJob(_Job):
 class LoadJob(_Job):
     """A running load."""
 
-    def __init__(self, session: Session, on_layer: Callable[[int], None] | None) -> None:
+    def __init__(self, session: Session, on_layer: Callable[[int, list[int]], None] | None) -> None:
         super().__init__(session)
         self._on_layer = on_layer
 
     def _call(self, m: Any) -> bool:
         if not isinstance(m, Exception) and m.WhichOneof("body") == "load_layer":
             if self._on_layer is not None:
-                self._on_layer(m.load_layer.layer)
+                self._on_layer(m.load_layer.layer, list(m.load_layer.failed))
             return False
         self._answer = m
         self._over.set()
@@ -165,6 +165,10 @@ class LoadJob(_Job):
             BlockError(block, f.chunk, HostError(f.code, "", f.message)) for f in m.failures for block in f.blocks
         ]
         return LoadResult(m.bytes, failed, m.cancelled)
+
+    def advance(self, layers: int) -> None:
+        """Says that the first so many layers are consumed. It matters to a load with a ``prefetch``."""
+        self._session._ask(advance=pb.Advance(job=self.id, layers=layers))
 
 
 class Session:
@@ -283,16 +287,29 @@ class Session:
         return job
 
     def load(
-        self, lookup: Lookup, chunks: Sequence[LoadChunk], *, on_layer: Callable[[int], None] | None = None
+        self,
+        lookup: Lookup,
+        chunks: Sequence[LoadChunk],
+        *,
+        on_layer: Callable[[int, list[int]], None] | None = None,
+        order: Sequence[int] = (),
+        prefetch: int = 0,
     ) -> LoadJob:
-        """Begins to fill blocks from what a lookup leased, and uses the lease up. ``on_layer`` runs on the receiving
-        thread: it must be quick and must not call the session."""
+        """Begins to fill blocks from what a lookup leased, and uses the lease up.
+
+        With ``on_layer`` the load is layer-wise: the first layer of all chunks is read before the second of any, in
+        ``order``, or as the group's planes name them. ``on_layer(layer, failed)`` is called for each layer, in order, when
+        its pages hold their bytes in every chunk that is not in ``failed`` (indices into ``chunks``). It runs on the
+        receiving thread: it must be quick and must not call the session. With a ``prefetch`` the load begins only so
+        many layers beyond those that :meth:`LoadJob.advance` has said are consumed."""
         job = LoadJob(self, on_layer)
         job.id = self._stream.start(
             job._call,
             load=pb.Load(
                 lease=lookup.lease,
                 layers=on_layer is not None,
+                order=order,
+                prefetch=prefetch,
                 chunks=[pb.LoadChunk(index=c.index, blocks=c.blocks) for c in chunks],
             ),
         )

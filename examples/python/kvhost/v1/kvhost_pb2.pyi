@@ -26,6 +26,14 @@ DESCRIPTOR: _descriptor.FileDescriptor
 LOOKUP_KIND_MEMBERSHIP: LookupKind
 LOOKUP_KIND_PREFIX: LookupKind
 
+class Advance(_message.Message):
+    __slots__ = ["job", "layers"]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    job: int
+    layers: int
+    def __init__(self, job: _Optional[int] = ..., layers: _Optional[int] = ...) -> None: ...
+
 class Cancel(_message.Message):
     __slots__ = ["job"]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -45,7 +53,8 @@ class ChunkFailure(_message.Message):
     def __init__(self, chunk: _Optional[int] = ..., code: _Optional[_Union[Code, str]] = ..., message: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ["cancel", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "store", "unregister"]
+    __slots__ = ["advance", "cancel", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "store", "unregister"]
+    ADVANCE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     END_REQUEST_FIELD_NUMBER: _ClassVar[int]
     FLUSH_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +67,7 @@ class ClientMessage(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     UNREGISTER_FIELD_NUMBER: _ClassVar[int]
+    advance: Advance
     cancel: Cancel
     end_request: EndRequest
     flush: Flush
@@ -70,7 +80,7 @@ class ClientMessage(_message.Message):
     release: Release
     store: Store
     unregister: Unregister
-    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ...) -> None: ...
 
 class CudaVmm(_message.Message):
     __slots__ = ["segments"]
@@ -207,14 +217,18 @@ class Limits(_message.Message):
     def __init__(self, keys_per_lookup: _Optional[int] = ..., chunks_per_job: _Optional[int] = ..., message_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., leases: _Optional[int] = ..., requests: _Optional[int] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ["chunks", "layers", "lease"]
+    __slots__ = ["chunks", "layers", "lease", "order", "prefetch"]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[LoadChunk]
     layers: bool
     lease: int
-    def __init__(self, lease: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[LoadChunk, _Mapping]]] = ..., layers: bool = ...) -> None: ...
+    order: _containers.RepeatedScalarFieldContainer[int]
+    prefetch: int
+    def __init__(self, lease: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[LoadChunk, _Mapping]]] = ..., layers: bool = ..., order: _Optional[_Iterable[int]] = ..., prefetch: _Optional[int] = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ["blocks", "index"]
@@ -235,10 +249,12 @@ class LoadDone(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ChunkFailure, _Mapping]]] = ..., cancelled: bool = ...) -> None: ...
 
 class LoadLayer(_message.Message):
-    __slots__ = ["layer"]
+    __slots__ = ["failed", "layer"]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
+    failed: _containers.RepeatedScalarFieldContainer[int]
     layer: int
-    def __init__(self, layer: _Optional[int] = ...) -> None: ...
+    def __init__(self, layer: _Optional[int] = ..., failed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ["first", "group", "keys", "readers", "request"]

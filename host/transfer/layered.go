@@ -1,0 +1,379 @@
+package transfer
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// layered is a layer-wise load. A step is one layer; a task brings one step of one chunk. Tasks go to the device's queue
+// step by step, and a step goes only when the one some places before has landed: enough of them wait to keep every worker
+// busy, and few enough that another load's first layer is not behind all of this one's.
+type layered struct {
+	queue *Queue
+	job   *job
+	spec  *LoadJob
+	order []uint32
+	width int // steps that may be under way
+
+	mu        sync.Mutex
+	taken     int // tasks that have begun: they do so in the order in which they were queued
+	begun     int // steps given to the queue
+	landed    int // steps reported
+	consumed  int
+	pumping   bool
+	reporting bool
+	open      int // chunks that are not over
+	steps     []layerStep
+	chunks    []layerChunk
+	runs      map[*chunk.Plan][][]run
+}
+
+type layerStep struct {
+	left   int // tasks that have not ended
+	failed []int
+}
+
+type layerChunk struct {
+	opening sync.Mutex // held while the head is read
+	piece   *store.Piece
+	head    *store.Head
+	failed  error // why there is no head
+
+	// layered.mu guards these.
+	left int // tasks that have not ended
+	err  error
+}
+
+// loadLayers queues the first steps.
+func (q *Queue) loadLayers(j *job, spec *LoadJob) *layered {
+	l := &layered{queue: q, job: j, spec: spec, order: spec.Layers.Order, runs: map[*chunk.Plan][][]run{}}
+	if l.order == nil {
+		l.order = layersOf(spec.Memory.Geometry())
+	}
+	n := len(spec.Chunks)
+	if n == 0 {
+		return l
+	}
+	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
+	l.steps, l.chunks = make([]layerStep, len(l.order)), make([]layerChunk, n)
+	l.open = n
+	for i := range l.steps {
+		l.steps[i].left = n
+	}
+	for i := range l.chunks {
+		l.chunks[i].left = len(l.order)
+	}
+	if spec.Layers.Ahead > 0 {
+		q.engine.pace(l)
+	}
+	l.pump()
+	return l
+}
+
+// due says whether another step may begin. After a cancel all may: their tasks find it out and end. The caller holds mu.
+func (l *layered) due() bool {
+	switch ahead := l.spec.Layers.Ahead; {
+	case l.begun == len(l.steps):
+		return false
+	case l.job.isShut(), l.queue.engine.ctx.Err() != nil:
+		return true
+	case ahead > 0 && l.begun >= l.consumed+ahead:
+		return false
+	}
+	return l.begun < l.landed+l.width
+}
+
+// pump begins the steps that are due.
+func (l *layered) pump() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pumping { // by a caller of this one, or another goroutine, which will look again
+		return
+	}
+	l.pumping = true
+	for l.due() {
+		l.begun++
+		l.mu.Unlock()
+		for range l.chunks {
+			if l.queue.workers.Submit(staging.Read, l.run) != nil {
+				l.run() // the engine is closed, which the task finds out
+			}
+		}
+		l.mu.Lock()
+	}
+	l.pumping = false
+}
+
+// advance notes that the first n layers are consumed.
+func (l *layered) advance(n int) {
+	l.mu.Lock()
+	l.consumed = max(l.consumed, min(n, len(l.steps)))
+	l.mu.Unlock()
+	l.pump()
+}
+
+// layerTask is one step of one chunk.
+type layerTask struct {
+	*layered
+	step, index int
+	slot        *staging.Slot
+}
+
+func (l *layered) run() {
+	l.mu.Lock()
+	t := &layerTask{layered: l, step: l.taken / len(l.chunks), index: l.taken % len(l.chunks)}
+	l.taken++
+	err := l.chunks[t.index].err
+	l.mu.Unlock()
+	over := true
+	defer func() {
+		if over {
+			t.end(err)
+		}
+	}()
+	if err != nil { // in an earlier step
+		return
+	}
+	err = errPanicked // until the task has run to its end
+	var last func() error
+	if last, err = t.read(); last == nil {
+		return
+	}
+	err = errPanicked
+	if l.chunks[t.index].piece.File().Direct() && l.queue.engine.copiers.Submit(staging.Read, func() { t.finish(last) }) == nil {
+		over = false
+		return
+	}
+	err = last()
+}
+
+func (t *layerTask) finish(last func() error) {
+	err := errPanicked
+	defer func() { t.end(err) }()
+	err = last()
+}
+
+// read brings the step's bytes of the chunk, and gives what is left to be done: the copy of the last of them.
+func (t *layerTask) read() (last func() error, err error) {
+	e, c, chunk := t.queue.engine, &t.spec.Chunks[t.index], &t.chunks[t.index]
+	if t.step == 0 {
+		if err := checkBlocks(t.spec.Memory, c.Blocks, true); err != nil {
+			return nil, err
+		}
+	}
+	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
+		return nil, ErrClosed
+	}
+	switch { // while this waited: spare the disk
+	case t.job.isShut():
+		return nil, ErrCancelled
+	case e.ctx.Err() != nil:
+		return nil, ErrClosed
+	}
+	r := &pieceReader{engine: e, job: t.job, memory: t.spec.Memory, ids: c.Blocks, slot: t.slot.Bytes()}
+	done, last, err := t.open(chunk, r)
+	if err != nil {
+		return nil, err
+	}
+	for _, run := range t.runsOf(chunk.head.Plan)[t.step] {
+		lo := max(run.lo, done)
+		if lo >= run.hi {
+			continue
+		}
+		if last != nil { // the slot is wanted for the next
+			if err = last(); err != nil {
+				return nil, err
+			}
+		}
+		if last, err = r.readRun(chunk.head, lo, run.hi); err != nil {
+			return nil, err
+		}
+	}
+	return last, nil
+}
+
+// open sees to it that the piece's head is known, and readies r. The task that reads the head reads the extents of its
+// step with it, where they follow at once: all below done have been delivered, but for what last is to do.
+func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() error, err error) {
+	c.opening.Lock()
+	defer c.opening.Unlock()
+	if c.failed != nil {
+		return 0, nil, c.failed
+	}
+	e := t.queue.engine
+	if c.head != nil {
+		r.piece, r.buf = c.piece, e.window(r.memory, r.slot, c.piece.File(), 0)
+		return 0, nil, nil
+	}
+	defer func() { c.failed = err }()
+	if c.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
+		return 0, nil, err
+	}
+	r.piece = c.piece
+	want := c.piece.Expected()
+	first := want.DataOffset
+	if !sameShape(want.Plan.Geometry(), r.memory.Geometry()) {
+		return 0, nil, ErrGeometry
+	}
+	if run := t.runsOf(want.Plan)[t.step][0]; run.lo == 0 {
+		first += end(want.Plan.Extents()[run.hi-1])
+	}
+	r.buf = e.window(r.memory, r.slot, c.piece.File(), want.DataOffset)
+	head, have, err := r.begin((first + 4095) &^ 4095)
+	if err != nil {
+		return 0, nil, err
+	}
+	c.head = head
+	run, extents := t.runsOf(head.Plan)[t.step][0], head.Plan.Extents()
+	if run.lo > 0 {
+		return 0, nil, nil
+	}
+	for done < run.hi && head.DataOffset+end(extents[done]) <= have {
+		done++
+	}
+	if done == 0 {
+		return 0, nil, nil
+	}
+	return done, func() error { return r.scatter(head, 0, done, -head.DataOffset) }, nil
+}
+
+// readRun reads extents [lo, hi), window by window, and delivers them. The last window is left to the caller.
+func (r *pieceReader) readRun(head *store.Head, lo, hi int) (last func() error, err error) {
+	extents := head.Plan.Extents()
+	for lo < hi {
+		start := (head.DataOffset + extents[lo].Off) &^ 4095
+		base := start - head.DataOffset
+		stop := func(x int) int64 { return (head.DataOffset + end(extents[x]) + 4095) &^ 4095 }
+		mid := lo + 1
+		for mid < hi && stop(mid)-start <= int64(len(r.buf)) {
+			mid++
+		}
+		if _, err := r.fill(0, start, stop(mid-1)); err != nil {
+			return nil, err
+		}
+		if mid == hi {
+			return func() error { return r.scatter(head, lo, hi, base) }, nil
+		}
+		if err := r.scatter(head, lo, mid, base); err != nil {
+			return nil, err
+		}
+		lo = mid
+	}
+	return nil, nil
+}
+
+// end books how the task ended, tells of the layers that are complete with it, and begins what is due then.
+func (t *layerTask) end(err error) {
+	if t.slot != nil {
+		t.slot.Release()
+	}
+	l, c := t.layered, &t.chunks[t.index]
+	l.mu.Lock()
+	first := err != nil && c.err == nil
+	if first {
+		c.err = err
+	}
+	s := &l.steps[t.step]
+	if err != nil {
+		s.failed = append(s.failed, t.index)
+	}
+	s.left--
+	l.report()
+	l.mu.Unlock()
+	if first {
+		blame(c.piece, err)
+	}
+	l.pump()
+	// Only now, so that the job's end finds all of its layers told.
+	l.mu.Lock()
+	c.left--
+	over, err := c.left == 0, c.err
+	l.mu.Unlock()
+	if over {
+		l.chunkOver(t.index, err)
+	}
+}
+
+func (l *layered) chunkOver(i int, err error) {
+	c := &l.chunks[i]
+	if err == nil {
+		l.queue.engine.stats.loaded(c.piece.Size())
+	} else {
+		l.queue.engine.stats.loadErrors.Add(1)
+	}
+	if c.piece != nil {
+		c.piece.Close()
+	}
+	l.mu.Lock()
+	l.open--
+	last := l.open == 0
+	l.mu.Unlock()
+	if last {
+		l.queue.engine.unpace(l)
+	}
+	l.job.settled(i, l.spec.Memory, err)
+}
+
+// report tells of layers in their order. It is called with mu held, and gives it up meanwhile.
+func (l *layered) report() {
+	for !l.reporting && l.landed < len(l.steps) && l.steps[l.landed].left == 0 {
+		l.reporting = true
+		at := l.landed
+		l.mu.Unlock()
+		l.tell(at)
+		l.mu.Lock()
+		l.reporting = false
+		l.landed++
+	}
+}
+
+// tell tells of one layer, unless the job is over: its fence cannot close meanwhile.
+func (l *layered) tell(step int) {
+	if l.spec.Layers.Landed == nil || !l.job.enter() {
+		return
+	}
+	defer l.job.leave()
+	failed := l.steps[step].failed
+	slices.Sort(failed)
+	l.spec.Layers.Landed(l.order[step], failed)
+}
+
+// runsOf is where the layers stand under a plan.
+func (l *layered) runsOf(p *chunk.Plan) [][]run {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	runs := l.runs[p]
+	if runs == nil {
+		runs = runsOf(p, l.order)
+		l.runs[p] = runs
+	}
+	return runs
+}
+
+// pace notes a load that waits for its consumer: if the engine is closed first, it will not be waited for.
+func (e *Engine) pace(l *layered) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.paced[l] = struct{}{}
+}
+
+func (e *Engine) unpace(l *layered) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.paced, l)
+}
+
+// endPaced ends the loads that still wait. The workers are closed already.
+func (e *Engine) endPaced() {
+	e.mu.Lock()
+	loads := slices.Collect(maps.Keys(e.paced))
+	e.mu.Unlock()
+	for _, l := range loads {
+		l.pump()
+	}
+}
