@@ -104,23 +104,9 @@ func (p *Policy) remove(slot uint32) {
 	p.t.Remove(slot)
 }
 
-// walkSteps is what looking at one more entry costs, beside the steps of other policies. It bounds what one question
-// looks at.
-const walkSteps = 7
-
 // Victims names the entries of lowest priority.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 	a := p.t.Ask(ask, dst)
-	p.heap.Walk()
-	for a.More() {
-		next := p.heap.Next()
-		if next == slots.None {
-			break
-		}
-		if a.May(next) {
-			a.Name(next)
-		}
-		a.Hurry(walkSteps)
-	}
+	p.heap.Lowest(&a)
 	return a.Count()
 }

@@ -16,8 +16,8 @@ type item struct {
 
 // Heap is a binary heap of slots by rank. Slots are not checked: they are those of a table of the same size.
 //
-// A question for victims looks at one slot after the other in order of rank, without changing the heap: [Heap.Walk] and
-// [Heap.Next] keep the edge of what was looked at, at most maxWalk places, which is itself a heap.
+// A question for victims looks at one slot after the other in order of rank, without changing the heap: [Heap.Lowest] keeps
+// the edge of what was looked at, at most maxWalk places, which is itself a heap.
 type Heap struct {
 	items unsafe.Pointer // *item
 	place unsafe.Pointer // *uint32: by slot, where its item is; None when absent
@@ -138,8 +138,27 @@ func (h *Heap) fall(i uint32, priority, order uint64) uint32 {
 	}
 }
 
-// Walk starts to look at the slots in order of rank.
-func (h *Heap) Walk() {
+// walkSteps is what looking at one more slot costs, beside the steps of other policies. It bounds what one question looks
+// at.
+const walkSteps = 7
+
+// Lowest names the slots of lowest rank that may go.
+func (h *Heap) Lowest(a *Naming) {
+	h.walk()
+	for a.More() {
+		slot := h.next()
+		if slot == None {
+			break
+		}
+		if a.May(slot) {
+			a.Name(slot)
+		}
+		a.Hurry(walkSteps)
+	}
+}
+
+// walk starts to look at the slots in order of rank.
+func (h *Heap) walk() {
 	h.wide = 0
 	if h.n > 0 {
 		h.edge[0] = 0
@@ -147,8 +166,8 @@ func (h *Heap) Walk() {
 	}
 }
 
-// Next is the next slot of the walk, or None at its end.
-func (h *Heap) Next() uint32 {
+// next is the next slot of the walk, or None at its end.
+func (h *Heap) next() uint32 {
 	if h.wide == 0 {
 		return None
 	}

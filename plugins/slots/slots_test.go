@@ -234,8 +234,8 @@ func TestHeapAgainstSorting(t *testing.T) {
 			}
 			return 1
 		})
-		h.Walk()
-		for s := h.Next(); s != None; s = h.Next() {
+		h.walk()
+		for s := h.next(); s != None; s = h.next() {
 			got = append(got, s)
 		}
 		if !slices.Equal(got, want) {
