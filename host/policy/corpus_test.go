@@ -73,6 +73,8 @@ func runaway(role abi.Role) assembly {
 	return a
 }
 
+func logTo(l *lines) *slog.Logger { return slog.New(l) }
+
 // lines counts what is logged.
 type lines struct {
 	mu sync.Mutex
@@ -101,7 +103,7 @@ func TestRunaways(t *testing.T) {
 				t.Fatal("kv_step is not the last function")
 			}
 			var said lines
-			m, err := openBytes(t, a.with(step, "ii>I", c.body(self), i64(0)).bytes(), Options{Log: slog.New(&said)})
+			m, err := openBytes(t, a.with(step, "ii>I", c.body(self), i64(0)).bytes(), Options{Log: logTo(&said)})
 			if err != nil {
 				t.Fatal(err)
 			}

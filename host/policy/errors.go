@@ -12,6 +12,8 @@ var (
 	ErrGrant = errors.New("policy: import not granted")
 	// ErrCache: the directory of compiled policies cannot be used, or not safely.
 	ErrCache = errors.New("policy: bad cache")
+	// ErrCanary: the module could not do a little work that it was given to try out.
+	ErrCanary = errors.New("policy: failed its trial")
 	// ErrDigest: the module is not the one that the configuration pins.
 	ErrDigest = errors.New("policy: wrong digest")
 	// ErrSignature: the configuration wants a signature, and the module has none, or not one by that key.

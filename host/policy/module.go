@@ -33,6 +33,7 @@ type Options struct {
 	Cache *Cache
 
 	unmetered bool // for benchmarks, as the baseline
+	untried   bool // for tests that have a bad module loaded
 }
 
 // Module is a policy that was loaded, checked and compiled: the source of instances for its roles. It is safe for

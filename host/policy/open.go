@@ -115,6 +115,12 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	}
 	m.code.fuel = opt.Fuel.budgets(m.manifest.Fuel)
 	m.code.counters = make([]atomic.Int64, len(m.manifest.Counters))
+	if opt.untried {
+		return m, nil
+	}
+	if err := m.canary(ctx); err != nil {
+		return nil, errors.Join(refused(name, err), m.Close(ctx))
+	}
 	return m, nil
 }
 

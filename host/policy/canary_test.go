@@ -1,0 +1,109 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/policytest"
+)
+
+// tried is a hand-made module loaded as a host would.
+func tried(t testing.TB, a assembly, opt Options) error {
+	t.Helper()
+	m, err := load(t.Context(), "bad.wasm", newFile("", a.bytes()), opt)
+	if err == nil {
+		m.Close(context.Background())
+	}
+	return err
+}
+
+// What cannot do its work is refused when it is loaded, and the reason is named.
+func TestCanaryRefuses(t *testing.T) {
+	evict, place := minimal(abi.RoleEvict), mortal().without(abi.ExportAdmit).without(abi.ExportLayout)
+	pages := func(a assembly) assembly { a.pages = 200; return a }
+	const result = 4096 + 3<<14
+	onePath := bodyOf(store32(result, -1), store32(result+4, 16), store32(result+8, 4), store32(result+16, 0x64636261), packed(0, 1))
+	for name, c := range map[string]struct {
+		mod  assembly
+		says string
+	}{
+		"trap":                    {evict.with(abi.ExportEvents, "ii>i", unreachable), "as evict: policy: fault: bad: kv_events"},
+		"trap at an ask":          {evict.with(abi.ExportStep, "ii>I", unreachable), "kv_step"},
+		"loop":                    {evict.with(abi.ExportStep, "ii>I", loopOf(), i64(0)), "used up its fuel"},
+		"does not start":          {evict.with(abi.ExportInitialize, ">", unreachable), "_initialize"},
+		"no buffers":              {evict.with(abi.ExportBuffer, "ii>i", i32(0)), "kv_buffer"},
+		"a slot that cannot be":   {evict.with(abi.ExportStep, "ii>I", store32(result, 5000), packed(0, 1)), "slot 5000"},
+		"place: trap":             {place.with(abi.ExportPlace, "ii>I", unreachable), "as place"},
+		"place: no answer":        {place.with(abi.ExportPlace, "ii>I", packed(0, 0)), "gave 0 answers"},
+		"place: one path for all": {place.with(abi.ExportPlace, "ii>I", onePath), "twice: for namespace 0, group 0, rank 0"},
+		"admit: trap":             {pages(minimal(abi.RoleAdmit).with(abi.ExportAdmit, "ii>I", unreachable)), "as admit"},
+		"layout: nothing":         {roomy(abi.RoleLayout), "as layout"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := tried(t, c.mod, Options{})
+			if !errors.Is(err, ErrCanary) || !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "bad.wasm") {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+// A path that is not read back is one that a restart loses.
+func TestCanaryWantsAnInverse(t *testing.T) {
+	const result = 4096 + 3<<14
+	letters := bodyOf(load32(argsAt+24), i32(0x0f0f0f0f), []byte{0x71}, i32(0x61616161), []byte{0x6a})
+	name := bodyOf(load32(argsAt), load32(argsAt+4), i32(1), []byte{0x74, 0x6a}, load32(argsAt+8), i32(2), []byte{0x74, 0x6a}, i32(0x61616161), []byte{0x6a})
+	a := minimal(abi.RolePlace).
+		with(abi.ExportPlace, "ii>I", store32(result, -1), store32(result+4, 16), store32(result+8, 8),
+			i32(result+16), letters, []byte{0x36, 2, 0}, i32(result+20), name, []byte{0x36, 2, 0}, packed(0, 1)).
+		with(abi.ExportUnplace, "ii>I", store32(result, 0), packed(0, 1))
+	if err := tried(t, a, Options{}); !errors.Is(err, ErrCanary) || !strings.Contains(err.Error(), "does not read back") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A role that wants settings is judged where it gets them.
+func TestCanaryLeavesSettingsToTheRole(t *testing.T) {
+	if err := tried(t, minimal(abi.RoleEvict).with(abi.ExportInit, "i>i", i32(-1)), Options{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// What the canary counts did not happen.
+func TestCanaryLeavesNoTrace(t *testing.T) {
+	a := minimal(abi.RoleEvict).importing(abi.ImportModule, abi.ImportCounterAdd, "iI>").importing(abi.ImportModule, abi.ImportLog, "iii>")
+	a = a.with(abi.ExportStep, "ii>I", i32(0), i64(1), call(0), i32(3), i32(64), i32(4), call(1), i64(0))
+	a.manifest = `{"name":"m","version":"1","abi":1,"roles":["evict"],"grants":["metrics"],"counters":["steps"]}`
+	var said lines
+	m, err := load(t.Context(), "m.wasm", newFile("", a.bytes()), Options{Grants: []string{"metrics"}, Log: logTo(&said)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close(t.Context())
+	if n := m.Counters()["steps"]; n != 0 || said.n != 0 || m.Quarantined() != nil {
+		t.Errorf("%d counted, %d lines", n, said.n)
+	}
+}
+
+// What a canary costs, on top of a load from a warm cache.
+func BenchmarkCanary(b *testing.B) {
+	for _, name := range []string{"lru", "fanout", "layermajor", "prefix", "striped"} {
+		dir := policytest.Dir(b, name)
+		m, err := Open(b.Context(), name, Options{Dir: dir, Cache: openCache(b, filepath.Join(b.TempDir(), "c"))})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if err := m.canary(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		m.Close(b.Context())
+	}
+}
