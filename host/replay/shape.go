@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store"
 )
 
 // Shape is what a replayed chunk looks like.
@@ -90,9 +91,5 @@ func (s Shape) EntryBytes(ctx context.Context, layout *policy.Module, config pol
 	if err != nil {
 		return 0, err
 	}
-	const headerPage, tableWord = 4096, 8
-	file := headerPage + padded(tableWord*int64(len(plan.Extents()))) + padded(plan.PayloadBytes())
-	return int64(n.Ranks()) * file, nil
+	return int64(n.Ranks()) * store.FileBytes(plan), nil
 }
-
-func padded(n int64) int64 { return (n + 4095) &^ 4095 }

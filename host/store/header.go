@@ -71,6 +71,11 @@ func padded(n int64) int64 { return (n + Page - 1) &^ (Page - 1) }
 // dataOffset is where a payload under so many checksums starts.
 func dataOffset(extents int) int64 { return Page + padded(8*int64(extents)) }
 
+// FileBytes is the size of a piece's file under a plan.
+func FileBytes(plan *chunk.Plan) int64 {
+	return dataOffset(len(plan.Extents())) + padded(plan.PayloadBytes())
+}
+
 // FileBytes is the size of the whole file.
 func (h *Header) FileBytes() int64 { return h.DataOffset + padded(h.Payload) }
 
