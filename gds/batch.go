@@ -2,7 +2,6 @@ package gds
 
 import (
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -85,24 +84,6 @@ type copyScratch struct {
 	attributes     [6]uint32 // a CUmemcpyAttributes: source order, two locations, flags
 	index          uint64
 	failed         uint64
-}
-
-func (t *Thread) loadKernel() error {
-	g := t.gpu
-	fn := &g.driver.fn
-	image := append([]byte(kernels.Pages), 0)
-	name := append([]byte(kernels.Entry), 0)
-	if err := t.call(&fn.moduleLoadData, t.outAt(0), startOf(image)); err != nil {
-		return err
-	}
-	runtime.KeepAlive(image)
-	g.module = uintptr(t.out[0])
-	if err := t.call(&fn.moduleGetFunction, t.outAt(0), g.module, startOf(name)); err != nil {
-		return err
-	}
-	runtime.KeepAlive(name)
-	g.kernel = uintptr(t.out[0])
-	return nil
 }
 
 // Batch moves pieces between pages and one buffer. Pieces are added in any number; [Batch.Wait] ends it.
@@ -210,26 +191,20 @@ func (b *Batch) move(n int) error {
 // launch runs the kernel. All kernels in flight share the configured number of thread blocks.
 func (b *Batch) launch(n int) error {
 	t, g := b.t, b.t.gpu
-	if g.kernel == 0 {
+	if g.pages.function == 0 {
 		return fmt.Errorf("%w: the copy kernel", ErrSymbol)
 	}
 	pieces, ok := g.driver.pinnedPieces(t.pieces)
 	if !ok {
 		return ErrUnpinned
 	}
-	flight := int(g.copying.Add(1))
+	blocks := g.share(n)
 	defer g.copying.Add(-1)
-	blocks := min(max(1, g.cfg.Blocks/flight), n)
 	if t.epoch++; t.epoch == 0 { // what the word holds at first
 		t.epoch = 1
 	}
 	t.params = [7]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted, uint64(t.epoch)}
-	for i := range t.params {
-		t.paramAt[i] = uintptr(unsafe.Pointer(&t.params[i]))
-	}
-	err := t.call(&g.driver.fn.launchKernel, g.kernel, uintptr(blocks), 1, 1, kernels.Threads, 1, 1, 0, t.stream,
-		uintptr(unsafe.Pointer(&t.paramAt[0])), 0)
-	if err != nil {
+	if err := t.start(g.pages, blocks, kernels.PagesThreads); err != nil {
 		return err
 	}
 	return t.wait()

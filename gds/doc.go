@@ -13,5 +13,6 @@
 // the GPU out of service: whatever is asked of it from then on fails with [ErrLost].
 //
 // Memory given to a GPU is never on the Go heap. Pages are moved between scattered addresses and one contiguous buffer by
-// a [Batch]: a kernel where it can run, the driver's batch copy or single copies where it cannot.
+// a [Batch]: a kernel where it can run, the driver's batch copy or single copies where it cannot. [Thread.Sum] makes the
+// checksums of what stands in device memory, the same ones as the processor's.
 package gds

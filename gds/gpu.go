@@ -80,8 +80,8 @@ type GPU struct {
 	cfg    Config
 	device int32
 	ctx    uintptr
-	module uintptr
-	kernel uintptr
+	pages  kernel // copies
+	sums   kernel // makes checksums
 
 	threads chan *Thread // idle
 	ready   int          // how many there are
@@ -240,7 +240,7 @@ func (t *Thread) prepare() error {
 	for i := 1; i < flagSlots; i++ {
 		g.flags <- &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[i*flagStride])), pool: g.flags}
 	}
-	err := t.loadKernel()
+	err := t.loadKernels()
 	if err != nil && !Sticky(err) {
 		g.driver.log.Warn("the copy kernel cannot be used, pages go by copy engine", "gpu", g.UUID.String(), "error", err)
 		if g.Mode() == Kernel {
@@ -383,8 +383,10 @@ func (t *Thread) release() error {
 	if g.words != 0 {
 		errs = append(errs, t.call(&g.driver.fn.memFree, uintptr(g.words)))
 	}
-	if g.module != 0 {
-		errs = append(errs, t.call(&g.driver.fn.moduleUnload, g.module))
+	for _, k := range [...]kernel{g.pages, g.sums} {
+		if k.module != 0 {
+			errs = append(errs, t.call(&g.driver.fn.moduleUnload, k.module))
+		}
 	}
 	return errors.Join(append(errs, t.unregister(g.shared))...)
 }

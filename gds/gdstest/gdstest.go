@@ -4,21 +4,40 @@ package gdstest
 
 import (
 	"crypto/sha256"
-	_ "embed"
+	"embed"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"github.com/kvhost/kvhost/gds/kernels"
 )
 
-//go:embed c/double.c
-var source []byte
+//go:embed c
+var parts embed.FS
+
+// sources are the double's parts by name, with the checksum that it shares with the kernel.
+func sources() (map[string][]byte, error) {
+	files, err := parts.ReadDir("c")
+	if err != nil {
+		return nil, err
+	}
+	out := map[string][]byte{"xxh3.h": []byte(kernels.XXH3)}
+	for _, f := range files {
+		if out[f.Name()], err = parts.ReadFile("c/" + f.Name()); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
 
 // UUID is the double's only GPU.
 const UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
@@ -54,11 +73,18 @@ func Build(t testing.TB) *Double {
 }
 
 func build() (*Double, error) {
-	sum := sha256.Sum256(source)
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-double-%d-%s", os.Getuid(), hex.EncodeToString(sum[:8])))
+	files, err := sources()
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		sum.Write(files[name])
+	}
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-double-%d-%s", os.Getuid(), hex.EncodeToString(sum.Sum(nil)[:8])))
 	d := &Double{Path: filepath.Join(dir, "libcuda.so.1")}
 	if _, err := os.Stat(d.Path); err != nil {
-		if err := compile(dir, d.Path); err != nil {
+		if err := compile(files, dir, d.Path); err != nil {
 			return nil, err
 		}
 	}
@@ -77,7 +103,7 @@ func build() (*Double, error) {
 }
 
 // compile puts the library in place whole: other test processes may be building it too.
-func compile(dir, path string) error {
+func compile(files map[string][]byte, dir, path string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -86,12 +112,14 @@ func compile(dir, path string) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	c := filepath.Join(tmp, "double.c")
-	if err := os.WriteFile(c, source, 0o600); err != nil {
-		return err
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(tmp, name), text, 0o600); err != nil {
+			return err
+		}
 	}
 	out := filepath.Join(tmp, "double.so")
-	cmd := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-o", out, c, "-lpthread")
+	cmd := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden",
+		"-o", out, filepath.Join(tmp, "double.c"), "-lpthread")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("gdstest: the double needs a C compiler: %w\n%s", err, text)
 	}

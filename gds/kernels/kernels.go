@@ -3,13 +3,30 @@ package kernels
 
 import _ "embed"
 
-// Pages is the PTX of pages.cu. generate.sh makes it.
+// Pages is the PTX of pages.cu, and Sums that of sums.cu. generate.sh makes them.
+var (
+	//go:embed pages.ptx
+	Pages string
+	//go:embed sums.ptx
+	Sums string
+)
+
+// The kernels' names.
+const (
+	PagesEntry = "kvhost_pages"
+	SumsEntry  = "kvhost_sums"
+)
+
+// Sizes of the kernels' thread blocks, as in the sources.
+const (
+	PagesThreads = 512
+	SumsThreads  = 256
+)
+
+// SumsExtent is the longest extent that is summed.
+const SumsExtent = 64 << 10
+
+// XXH3 is the header that the checksum kernel shares with the double of the driver.
 //
-//go:embed pages.ptx
-var Pages string
-
-// Threads is the size of the kernel's thread blocks, as in the source.
-const Threads = 512
-
-// Entry is the kernel's name.
-const Entry = "kvhost_pages"
+//go:embed xxh3.h
+var XXH3 string

@@ -3,6 +3,7 @@ package kernels
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -10,24 +11,36 @@ import (
 )
 
 func TestPTXIsCurrent(t *testing.T) {
-	source, err := os.ReadFile("pages.cu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := sha256.Sum256(source)
-	m := regexp.MustCompile(`(?m)^// source-sha256: ([0-9a-f]{64})$`).FindStringSubmatch(Pages)
-	if m == nil {
-		t.Fatal("pages.ptx does not say which source it is of")
-	}
-	if want := hex.EncodeToString(sum[:]); m[1] != want {
-		t.Errorf("pages.ptx is of a source with digest %s, pages.cu has %s: run generate.sh where nvcc is", m[1], want)
-	}
-	for _, want := range []string{".version 7.0\n", ".target sm_80\n", ".entry " + Entry + "(", ".maxntid 512"} {
-		if !strings.Contains(Pages, want) {
-			t.Errorf("pages.ptx lacks %q", want)
+	for _, k := range []struct {
+		ptx, entry string
+		threads    int
+		sources    []string
+	}{
+		{Pages, PagesEntry, PagesThreads, []string{"pages.cu"}},
+		{Sums, SumsEntry, SumsThreads, []string{"sums.cu", "xxh3.h"}},
+	} {
+		sum := sha256.New()
+		for _, name := range k.sources {
+			source, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum.Write(source)
 		}
-	}
-	if strings.Contains(Pages, "\x00") {
-		t.Error("pages.ptx holds a zero byte")
+		m := regexp.MustCompile(`(?m)^// source-sha256: ([0-9a-f]{64})$`).FindStringSubmatch(k.ptx)
+		if m == nil {
+			t.Fatalf("the PTX of %s does not say which source it is of", k.entry)
+		}
+		if want := hex.EncodeToString(sum.Sum(nil)); m[1] != want {
+			t.Errorf("the PTX of %s is of sources with digest %s, %v have %s: run generate.sh where nvcc is", k.entry, m[1], k.sources, want)
+		}
+		for _, want := range []string{".version 7.0\n", ".target sm_80\n", ".entry " + k.entry + "(", fmt.Sprintf(".maxntid %d", k.threads)} {
+			if !strings.Contains(k.ptx, want) {
+				t.Errorf("the PTX of %s lacks %q", k.entry, want)
+			}
+		}
+		if strings.Contains(k.ptx, "\x00") {
+			t.Errorf("the PTX of %s holds a zero byte", k.entry)
+		}
 	}
 }
