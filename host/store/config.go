@@ -61,32 +61,35 @@ type RootConfig struct {
 
 // Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
 type Config struct {
-	Roots      []RootConfig
-	EvictMode  EvictMode
-	High, Low  float64 // watermarks of Background, as parts of a root's capacity: 0.95 and 0.90
-	Durability Durability
-	BatchEvery time.Duration // between flushes of Batch: 1 s
-	Policies   Policies
-	FS         staging.FS
-	Log        *slog.Logger
-	Seed       uint64
-	Now        func() time.Time
-	HostID     string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
+	Roots        []RootConfig
+	EvictMode    EvictMode
+	High, Low    float64 // watermarks of Background, as parts of a root's capacity: 0.95 and 0.90
+	Durability   Durability
+	Verification Verification
+	VerifyShare  float64       // of the loads that Sampled verifies: 0.1
+	BatchEvery   time.Duration // between flushes of Batch: 1 s
+	Policies     Policies
+	FS           staging.FS
+	Log          *slog.Logger
+	Seed         uint64
+	Now          func() time.Time
+	HostID       string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
 
 	QuarantineFiles int // most damaged files kept per root; 0: 64, negative: none
 	ScanWorkers     int // readers of the scan at Open, per root: 8
 }
 
 const (
-	maxNamespaces   = 4096
-	maxRoots        = 64
-	defaultSlots    = 1 << 21
-	smallestEntry   = 2 * Page
-	usualEntry      = 1 << 20
-	defaultHigh     = 0.95
-	defaultLow      = 0.90
-	defaultKept     = 64
-	defaultScanners = 8
+	maxNamespaces      = 4096
+	maxRoots           = 64
+	defaultSlots       = 1 << 21
+	smallestEntry      = 2 * Page
+	usualEntry         = 1 << 20
+	defaultHigh        = 0.95
+	defaultLow         = 0.90
+	defaultVerifyShare = 0.1
+	defaultKept        = 64
+	defaultScanners    = 8
 )
 
 func (c *Config) complete() error {
@@ -121,6 +124,12 @@ func (c *Config) complete() error {
 	}
 	if !(0 < c.Low && c.Low <= c.High && c.High <= 1) {
 		return fmt.Errorf("%w: watermarks %g and %g, want 0 < low <= high <= 1", ErrConfig, c.Low, c.High)
+	}
+	if c.VerifyShare == 0 {
+		c.VerifyShare = defaultVerifyShare
+	}
+	if !(0 < c.VerifyShare && c.VerifyShare <= 1) {
+		return fmt.Errorf("%w: %g of the loads are to be verified, want more than 0 and at most 1", ErrConfig, c.VerifyShare)
 	}
 	if c.BatchEvery <= 0 {
 		c.BatchEvery = time.Second

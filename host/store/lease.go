@@ -110,5 +110,6 @@ func (l *Lease) hold(p *Piece) error {
 	}
 	e.pins++
 	p.key, p.class, p.detour = r.x.key(p.mark.slot), r.store.spaces.class(e.class), e.is(stDetour)
+	p.verifies = r.verifying(e.is(stUnproven))
 	return nil
 }

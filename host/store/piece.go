@@ -15,17 +15,18 @@ import (
 
 // Piece is a published file, open for reading. It pins its entry until it is closed.
 type Piece struct {
-	root   *root
-	class  *class
-	mark   mark
-	key    chunk.Key
-	rank   uint32
-	detour bool
-	name   string
-	file   staging.File
-	size   int64
-	head   Head
-	closed atomic.Bool
+	root     *root
+	class    *class
+	mark     mark
+	key      chunk.Key
+	rank     uint32
+	detour   bool
+	verifies bool
+	name     string
+	file     staging.File
+	size     int64
+	head     Head
+	closed   atomic.Bool
 }
 
 // Head is what a reader needs to know of a piece before its payload.
@@ -138,6 +139,7 @@ func (p *Piece) expects(h *Header) error {
 // Bad says that the piece's bytes are not what was stored. Its entry is dropped at once, so that the next lookup misses,
 // and the file goes into quarantine.
 func (p *Piece) Bad(cause error) {
+	p.root.doubted(cause)
 	p.root.condemn(p.mark, p.rank, p.name, cause)
 }
 

@@ -204,6 +204,9 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	if detour {
 		e.set(stDetour)
 	}
+	if !r.proven {
+		e.set(stUnproven)
+	}
 	if r.x.pieces(slot)&h.Pieces == h.Pieces && !e.is(stComplete) {
 		e.set(stComplete)
 		r.complete++

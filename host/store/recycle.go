@@ -17,12 +17,14 @@ import (
 // file says in its header whose it is: should a power failure undo the renames and keep the bytes, then what stands
 // under the victim's name fails its checksums or names another key, and is a miss.
 //
-// A shared root takes no part: another host may be reading the victim.
+// A shared root takes no part: another host may be reading the victim. Nor does one whose loads are not all verified.
+
+func (r *root) recycles() bool { return !r.cfg.Shared && r.store.cfg.Verification == Always }
 
 // bequeath makes the file of one of a victim's pieces the heir's temporary, if it is of the right size, and returns the
 // pieces whose files are still to be unlinked. mu is not held; turn is.
 func (r *root) bequeath(d *departure, heir *Put) (left uint64) {
-	if heir == nil || heir.temp != "" || r.cfg.Shared || d.pieces == 0 || d.class.fileBytes() != heir.class.fileBytes() {
+	if heir == nil || heir.temp != "" || !r.recycles() || d.pieces == 0 || d.class.fileBytes() != heir.class.fileBytes() {
 		return d.pieces
 	}
 	bit := d.pieces & -d.pieces

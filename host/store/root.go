@@ -32,6 +32,9 @@ type root struct {
 
 	reads, writes speed // of single transfers
 
+	proven   bool        // the run before ended with all its bytes on disk; set once
+	distrust atomic.Bool // a load that was verified by lot has failed
+
 	lasting  sync.Map // directories whose names are durable
 	lastingN atomic.Int64
 
@@ -100,6 +103,9 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
 	r.lock = lock
+	if err := r.beginUnclean(); err != nil {
+		return nil, errors.Join(fmt.Errorf("store: root %s: %w", r.dir, err), lock.Close())
+	}
 	r.acting = s.evict
 	if cfg.Evict != nil {
 		r.acting = s.bind(abi.RoleEvict, *cfg.Evict)

@@ -40,6 +40,7 @@ const (
 	stDetour                // some piece stands under the built-in name
 	stWide                  // the mask stands in index.wide
 	stAnnounced             // the evict policy knows it
+	stUnproven              // found after an end that was not in order: every load verifies it
 	stBits      = 0xff
 )
 

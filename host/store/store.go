@@ -126,6 +126,7 @@ func (s *Store) Close() error {
 	s.work.Wait()
 	for _, r := range s.roots {
 		r.saveTouches()
+		r.endClean()
 	}
 	return errors.Join(s.closeRoots(), s.closePolicies())
 }

@@ -67,8 +67,10 @@ func (m *DeviceMemory) Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []by
 }
 
 func (m *DeviceMemory) scatter(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error {
-	if err := chunk.VerifyExtents(p, lo, hi, src, base, table); err != nil {
-		return err
+	if table != nil {
+		if err := chunk.VerifyExtents(p, lo, hi, src, base, table); err != nil {
+			return err
+		}
 	}
 	return m.move(flag, gds.Scatter, p, lo, hi, ids, src, base)
 }

@@ -18,7 +18,7 @@ type Memory interface {
 	// the payload from offset base on, and writes their checksums to table[lo:hi].
 	Gather(p *chunk.Plan, lo, hi int, ids []uint32, dst []byte, base int64, table []uint64) error
 	// Scatter is the inverse. No byte of an extent reaches a page before the extent is verified against table. Blocks
-	// whose id is abi.None are verified and not copied.
+	// whose id is abi.None are verified and not copied. Without a table nothing is verified.
 	Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error
 }
 
@@ -108,8 +108,10 @@ func (m *HostMemory) Gather(p *chunk.Plan, lo, hi int, ids []uint32, dst []byte,
 // Scatter goes extent by extent: verify, which brings the extent into the cache, then copy.
 func (m *HostMemory) Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error {
 	for x := lo; x < hi; x++ {
-		if err := chunk.VerifyExtents(p, x, x+1, src, base, table); err != nil {
-			return err
+		if table != nil {
+			if err := chunk.VerifyExtents(p, x, x+1, src, base, table); err != nil {
+				return err
+			}
 		}
 		for c := p.Spans(x, x+1); c.Next(); {
 			if id := ids[c.Span.Block]; id != abi.None {

@@ -110,7 +110,7 @@ func (t *load) read() (last func() error, err error) {
 func (t *load) end(err error) {
 	t.queue.ended(t.piece, err)
 	if t.slot != nil {
-		t.slot.Release()
+		releaseAfter(t.slot, err)
 	}
 	t.job.settled(t.index, t.spec.Memory, err)
 }
@@ -243,11 +243,15 @@ func (r *pieceReader) fill(at, off, size int64) (int64, error) {
 	return 0, err
 }
 
-// scatter verifies and delivers extents [lo, hi), inside the fence.
+// scatter verifies, where the store says so, and delivers extents [lo, hi), inside the fence.
 func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
 	if !r.job.enter() {
 		return ErrCancelled
 	}
 	defer r.job.leave() // also when the copy panics: the fence must be able to close
-	return r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, head.Table)
+	table := head.Table
+	if !r.piece.Verifies() {
+		table = nil
+	}
+	return r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, table)
 }

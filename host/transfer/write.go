@@ -73,7 +73,7 @@ func (q *Queue) writeAndPublish(j *job, i int, m Memory, c *StoreChunk) error {
 }
 
 // writePiece fills the temporary. It settles the chunk as soon as its pages have been read.
-func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) error {
+func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (err error) {
 	plan := c.Put.Plan()
 	if !sameShape(plan.Geometry(), m.Geometry()) {
 		return ErrGeometry
@@ -82,7 +82,7 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) error {
 	if err != nil {
 		return ErrClosed
 	}
-	defer slot.Release()
+	defer func() { releaseAfter(slot, err) }()
 	scratch := q.takeScratch(len(plan.Extents()))
 	defer q.scratch.Put(scratch)
 	f, err := c.Put.File()

@@ -1,0 +1,105 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// verified says how many of n loads of a key would be verified.
+func (f *fixture) verified(key uint64, n int) (verified int) {
+	f.Helper()
+	l := f.lookup(key)
+	defer l.Release()
+	for range n {
+		p, err := l.Open(0, 0)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if p.Verifies() {
+			verified++
+		}
+		p.Close()
+	}
+	return verified
+}
+
+func verifying(v Verification, share float64) func(*Config) {
+	return func(c *Config) { c.Verification, c.VerifyShare = v, share }
+}
+
+// TestVerificationOfWhatIsTrusted: under sampled and off only what this run wrote, or an orderly end vouches for, goes
+// without.
+func TestVerificationOfWhatIsTrusted(t *testing.T) {
+	const n = 400
+	for _, c := range []struct {
+		v         Verification
+		least, at int // of n loads of trusted pieces
+	}{{Always, n, n}, {Sampled, 1, n / 2}, {Off, 0, 0}} {
+		t.Run(c.v.String(), func(t *testing.T) {
+			f := newFixture(t, t.TempDir(), 10, 1, verifying(c.v, 0.2))
+			trusted := func(key uint64) {
+				t.Helper()
+				if got := f.verified(key, n); got < c.least || got > c.at {
+					t.Errorf("%d of %d loads are verified, want %d to %d", got, n, c.least, c.at)
+				}
+			}
+			f.mustPut(0)
+			trusted(0)
+			f.restart()
+			trusted(0)
+			f.restart()
+			trusted(0)
+
+			crashed := f.store // ends without a word: nothing of its Close reaches the disk
+			crashed.closed.Store(true)
+			crashed.stop()
+			crashed.work.Wait()
+			if err := errors.Join(crashed.closeRoots(), crashed.closePolicies()); err != nil {
+				t.Fatal(err)
+			}
+			f.start()
+			if got := f.verified(0, n); got != n {
+				t.Errorf("after a crash %d of %d loads are verified", got, n)
+			}
+			f.mustPut(1)
+			trusted(1)
+			f.cfg.Roots[0].Shared = true
+			f.restart()
+			if got := f.verified(1, n); got != n {
+				t.Errorf("in a shared root %d of %d loads are verified", got, n)
+			}
+		})
+	}
+}
+
+// TestNoRecyclingWithoutVerification fills a root: a victim's file is overwritten only where every load is verified.
+func TestNoRecyclingWithoutVerification(t *testing.T) {
+	for _, v := range []Verification{Always, Sampled, Off} {
+		f := newFixture(t, t.TempDir(), 3, 1, verifying(v, 0.5))
+		f.mustPut(0, 1, 2, 3, 4, 5)
+		if got := f.store.Stats().Roots[0].Recycled; (got > 0) != (v == Always) {
+			t.Errorf("%s: %d files recycled", v, got)
+		}
+	}
+}
+
+// TestSampledLosesTrust: one load that fails makes every later one verified.
+func TestSampledLosesTrust(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 10, 1, verifying(Sampled, 0.001), func(c *Config) { c.Log = slog.New(slog.DiscardHandler) })
+	f.mustPut(0, 1)
+	l := f.lookup(0)
+	p, err := l.Open(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Bad(fmt.Errorf("extent 3: %w", chunk.ErrChecksum))
+	p.Close()
+	l.Release()
+	if got := f.verified(1, 50); got != 50 {
+		t.Errorf("%d of 50 loads are verified", got)
+	}
+}
