@@ -175,7 +175,7 @@ func (t *spaces) elect(c *class) {
 func (c *class) lay(plan *chunk.Plan) {
 	c.plan = plan
 	c.dataOffset = dataOffset(len(plan.Extents()))
-	c.piece.Store(c.dataOffset + padded(plan.PayloadBytes()))
+	c.piece.Store(FileBytes(plan))
 }
 
 // intern makes a namespace known by its text, to the store and to the policies.
