@@ -23,6 +23,7 @@ type cuFileFunctions struct {
 	open, close, useCount, version, properties  function
 	handleRegister, handleDeregister            function
 	bufRegister, bufDeregister, read, write     function
+	readAsync, writeAsync                       function
 	setSize, setBool, setString                 function
 	statsLevel, statsStart, statsReset, statsL3 function
 }
@@ -81,6 +82,7 @@ func LoadCuFile(names ...string) (*CuFile, error) {
 		"cuFileHandleDeregister": &f.handleDeregister, "cuFileBufRegister": &f.bufRegister,
 		"cuFileBufDeregister": &f.bufDeregister, "cuFileRead": &f.read, "cuFileWrite": &f.write,
 	}, map[string]*function{
+		"cuFileReadAsync": &f.readAsync, "cuFileWriteAsync": &f.writeAsync,
 		"cuFileUseCount": &f.useCount, "cuFileGetVersion": &f.version, "cuFileSetParameterSizeT": &f.setSize,
 		"cuFileSetParameterBool": &f.setBool, "cuFileSetParameterString": &f.setString, "cuFileSetStatsLevel": &f.statsLevel,
 		"cuFileStatsStart": &f.statsStart, "cuFileStatsReset": &f.statsReset, "cuFileGetStatsL3": &f.statsL3,
@@ -217,26 +219,31 @@ func (c *CuFile) DeregisterBuffer(t *Thread, address uint64) error {
 	return c.call(&c.fn.bufDeregister, uintptr(address))
 }
 
-// Read reads size bytes at off of a registered file to device memory, and says how many came. An error may stand beside
-// any number; fewer bytes without an error are the end of the file, or a short read.
-func (c *CuFile) Read(t *Thread, handle uintptr, address uint64, size, off int64) (int64, error) {
-	return c.move(t, &c.fn.read, handle, address, size, off)
+// Read reads size bytes at off of a registered file to device memory, at bytes from its base on, and says how many came. The
+// base is what was registered, if that was. An error may stand beside any number; fewer bytes without an error are the end
+// of the file, or a short read.
+func (c *CuFile) Read(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
+	return c.move(t, &c.fn.read, handle, base, size, off, at)
 }
 
 // Write is Read's inverse.
-func (c *CuFile) Write(t *Thread, handle uintptr, address uint64, size, off int64) (int64, error) {
-	return c.move(t, &c.fn.write, handle, address, size, off)
+func (c *CuFile) Write(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
+	return c.move(t, &c.fn.write, handle, base, size, off, at)
 }
 
-func (c *CuFile) move(t *Thread, f *function, handle uintptr, address uint64, size, off int64) (int64, error) {
-	n := copy(t.args[:], []uintptr{handle, uintptr(address), uintptr(size), uintptr(off), 0})
+func (c *CuFile) move(t *Thread, f *function, handle uintptr, base uint64, size, off, at int64) (int64, error) {
+	n := copy(t.args[:], []uintptr{handle, uintptr(base), uintptr(size), uintptr(off), uintptr(at)})
 	r, _, _ := purego.SyscallN(f.addr, t.args[:n]...)
 	switch done := int64(r); {
 	case done >= 0:
 		return done, nil
-	case done == -1: // the errno is this thread's, and this thread is ours
+	case done == -1: // the errno is this thread's, and this thread is ours; some of cuFile's own codes come that way too
 		at, _, _ := purego.SyscallN(c.errno)
-		return 0, &FileError{Call: f.name, Errno: syscall.Errno(**(**int32)(unsafe.Pointer(&at)))}
+		code := **(**int32)(unsafe.Pointer(&at))
+		if code > firstFileCode {
+			return 0, &FileError{Call: f.name, Code: code}
+		}
+		return 0, &FileError{Call: f.name, Errno: syscall.Errno(code)}
 	default:
 		return 0, &FileError{Call: f.name, Code: int32(-done)}
 	}

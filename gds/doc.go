@@ -15,4 +15,8 @@
 // Memory given to a GPU is never on the Go heap. Pages are moved between scattered addresses and one contiguous buffer by
 // a [Batch]: a kernel where it can run, the driver's batch copy or single copies where it cannot. [Thread.Sum] makes the
 // checksums of what stands in device memory, the same ones as the processor's.
+//
+// [DirectRoute] moves whole files by cuFile, from and to slots of device memory that it knows. Its calls run on threads of
+// their own ([GPU.DoFile]), and files stay registered with it in a bounded cache, [Handles]. [FileIO] is the simple form,
+// for any memory and any file.
 package gds

@@ -158,9 +158,9 @@ func (d *DeviceFile) byCuFile(write bool, address uint64, size, off int64) (err 
 	lost := d.io.gpu.Do(func(t *Thread) {
 		var n int64
 		if write {
-			n, err = d.io.cufile.Write(t, d.handle, address, size, off)
+			n, err = d.io.cufile.Write(t, d.handle, address, size, off, 0)
 		} else {
-			n, err = d.io.cufile.Read(t, d.handle, address, size, off)
+			n, err = d.io.cufile.Read(t, d.handle, address, size, off, 0)
 		}
 		if err == nil && n != size {
 			err = fmt.Errorf("%w: %d of %d bytes at %d of %s", ErrShort, n, size, off, d.file.Name())

@@ -47,7 +47,8 @@ type Device struct {
 
 // Config says how a GPU is used.
 type Config struct {
-	Threads int  // bound threads for transfers; one more serves imports
+	Threads int  // bound threads for copies; one more serves imports
+	Files   int  // bound threads more, for cuFile's calls, which take as long as the storage does
 	Blocks  int  // thread blocks of all copy kernels at a time: what the engine's compute gives up
 	Spin    bool // wait for the GPU by polling, which is quicker by some microseconds and costs a core
 	Copy    Mode // how pages are copied at first
@@ -83,8 +84,9 @@ type GPU struct {
 	pages  kernel // copies
 	sums   kernel // makes checksums
 
-	threads chan *Thread // idle
-	ready   int          // how many there are
+	threads chan *Thread // idle, for copies
+	files   chan *Thread // idle, for cuFile
+	ready   [2]int       // how many there are of each
 	all     []*Thread
 	control *Thread // for imports, so that they never wait behind transfers
 	ctlMu   sync.Mutex
@@ -174,11 +176,12 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 	if cfg.Blocks == 0 {
 		cfg.Blocks = DefaultBlocks
 	}
-	if cfg.Threads < 1 || cfg.Threads > 1024 || cfg.Blocks < 1 || cfg.Blocks > 4096 {
-		return nil, fmt.Errorf("%w: %d threads, %d thread blocks", ErrConfig, cfg.Threads, cfg.Blocks)
+	if cfg.Threads < 1 || cfg.Threads > 1024 || cfg.Files < 0 || cfg.Files > 1024 || cfg.Blocks < 1 || cfg.Blocks > 4096 {
+		return nil, fmt.Errorf("%w: %d and %d threads, %d thread blocks", ErrConfig, cfg.Threads, cfg.Files, cfg.Blocks)
 	}
 	g := &GPU{
-		Device: dev, driver: d, cfg: cfg, threads: make(chan *Thread, cfg.Threads), closed: make(chan struct{}),
+		Device: dev, driver: d, cfg: cfg, closed: make(chan struct{}),
+		threads: make(chan *Thread, cfg.Threads), files: make(chan *Thread, cfg.Files),
 		flags: make(chan *Flag, flagSlots), imports: map[[ipcHandleBytes]byte]*Import{},
 	}
 	g.mode.Store(int32(cfg.Copy))
@@ -194,11 +197,11 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 		}
 	}()
 	perThread := pieceSlots * int(unsafe.Sizeof(Piece{}))
-	g.shared, err = unix.Mmap(-1, 0, flagSlots*flagStride+(cfg.Threads+1)*perThread, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	g.shared, err = unix.Mmap(-1, 0, flagSlots*flagStride+(cfg.Threads+cfg.Files+1)*perThread, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("gds: map memory for commands: %w", err)
 	}
-	for i := range cfg.Threads + 1 {
+	for i := range cfg.Threads + cfg.Files + 1 {
 		t := d.takeThread()
 		g.all = append(g.all, t)
 		at := flagSlots*flagStride + i*perThread
@@ -208,13 +211,18 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 			return nil, err
 		}
 	}
-	g.control = g.all[cfg.Threads]
+	g.control = g.all[cfg.Threads+cfg.Files]
 	if err := g.Control((*Thread).prepare); err != nil {
 		return nil, err
 	}
-	for _, t := range g.all[:cfg.Threads] {
-		g.threads <- t
-		g.ready++
+	for i, t := range g.all[:cfg.Threads+cfg.Files] {
+		if i < cfg.Threads {
+			g.threads <- t
+			g.ready[0]++
+		} else {
+			g.files <- t
+			g.ready[1]++
+		}
 	}
 	return g, nil
 }
@@ -265,9 +273,14 @@ func (d *Driver) takeThread() *Thread {
 
 var orderDone = sync.Pool{New: func() any { return make(chan any, 1) }}
 
-// Do runs fn on one of the GPU's threads and waits for it. It fails without running fn when the GPU is lost or closed.
-// Inside fn, Do must not be called again. A panic of fn is the caller's.
-func (g *GPU) Do(fn func(*Thread)) error {
+// Do runs fn on one of the GPU's threads for copies and waits for it. It fails without running fn when the GPU is lost or
+// closed. Inside fn, Do must not be called again. A panic of fn is the caller's.
+func (g *GPU) Do(fn func(*Thread)) error { return g.on(g.threads, fn) }
+
+// DoFile is Do on one of the threads for cuFile's calls: copies never wait behind storage.
+func (g *GPU) DoFile(fn func(*Thread)) error { return g.on(g.files, fn) }
+
+func (g *GPU) on(crew chan *Thread, fn func(*Thread)) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
@@ -278,11 +291,11 @@ func (g *GPU) Do(fn func(*Thread)) error {
 	}
 	var t *Thread
 	select {
-	case t = <-g.threads:
+	case t = <-crew:
 	case <-g.closed:
 		return ErrClosed
 	}
-	defer func() { g.threads <- t }()
+	defer func() { crew <- t }()
 	select {
 	case <-g.closed:
 		return ErrClosed
@@ -339,8 +352,10 @@ func (g *GPU) Close() (err error) {
 
 func (g *GPU) close() error {
 	close(g.closed)
-	for range g.ready {
-		<-g.threads
+	for i, crew := range [...]chan *Thread{g.threads, g.files} {
+		for range g.ready[i] {
+			<-crew
+		}
 	}
 	g.ctlMu.Lock()
 	defer g.ctlMu.Unlock()

@@ -27,6 +27,7 @@ type Thread struct {
 	paramAt [7]uintptr   // where each of them is
 	halted  uint64       // a word in device memory by which a kernel's blocks tell each other to stop
 	epoch   uint32       // of the kernel launched last
+	later   asyncCall    // of cuFile
 	copies  *copyScratch // made when the kernel is first not used
 }
 

@@ -81,7 +81,7 @@ EXPORT int cuMemHostRegister_v2(void* p, size_t n, unsigned f) {
   pthread_mutex_lock(&lock);
   for (int i = 0; i < n_ranges; i++)
     if ((char*)p < ranges[i].at + ranges[i].size && ranges[i].at < (char*)p + n) code = REGISTERED;
-  if (!code && n_ranges == 64) code = NO_MEMORY;
+  if (!code && n_ranges == 1024) code = NO_MEMORY;
   if (!code) ranges[n_ranges++] = (range){p, n};
   pthread_mutex_unlock(&lock);
   return code;

@@ -8,7 +8,7 @@ _Static_assert(sizeof(ipc) == 64, "an IPC handle has 64 bytes");
 #define MAGIC 0x656c62756f64766bull
 static area areas[4096];
 static int n_areas;
-static range ranges[64];
+static range ranges[1024];
 static int n_ranges;
 static __thread void* current;
 static char context, pages_module, sums_module, pages_kernel, sums_kernel;

@@ -1,0 +1,60 @@
+package gds
+
+import (
+	"fmt"
+	"syscall"
+	"unsafe"
+)
+
+// asyncCall is what an asynchronous call of cuFile is told by address. It stays as it is until the call is done.
+type asyncCall struct {
+	size      uint64
+	fileOff   int64
+	bufferOff int64
+	done      int64 // bytes, or a negative code
+}
+
+// Async says whether the library has the asynchronous calls.
+func (c *CuFile) Async() bool { return c.fn.readAsync.addr != 0 && c.fn.writeAsync.addr != 0 }
+
+// ReadAsync is Read by a call that is queued on the thread's stream behind what stands there, and waited for.
+func (c *CuFile) ReadAsync(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
+	return c.queue(t, &c.fn.readAsync, handle, base, size, off, at)
+}
+
+// WriteAsync is ReadAsync's inverse.
+func (c *CuFile) WriteAsync(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
+	return c.queue(t, &c.fn.writeAsync, handle, base, size, off, at)
+}
+
+func (c *CuFile) queue(t *Thread, f *function, handle uintptr, base uint64, size, off, at int64) (int64, error) {
+	if f.addr == 0 {
+		return 0, fmt.Errorf("%w: %s", ErrSymbol, f.name)
+	}
+	a := &t.later
+	*a = asyncCall{size: uint64(size), fileOff: off, bufferOff: at, done: unanswered}
+	err := c.call(f, handle, uintptr(base), uintptr(unsafe.Pointer(&a.size)), uintptr(unsafe.Pointer(&a.fileOff)),
+		uintptr(unsafe.Pointer(&a.bufferOff)), uintptr(unsafe.Pointer(&a.done)), t.stream)
+	// A refused call is waited for too: nothing may write to the thread's fields, or to the memory, once this returns.
+	if waited := t.wait(); err == nil {
+		err = waited
+	}
+	switch done := *(*int64)(unsafe.Pointer(&a.done)); {
+	case err != nil:
+		return 0, err
+	case done >= 0:
+		return done, nil
+	case done == unanswered:
+		return 0, fmt.Errorf("%w: %s was queued and never done", ErrShort, f.name)
+	case -done > firstFileCode:
+		return 0, &FileError{Call: f.name, Code: int32(-done)}
+	default:
+		return 0, &FileError{Call: f.name, Errno: syscall.Errno(-done)}
+	}
+}
+
+// unanswered is a count that cuFile does not give.
+const unanswered = -1 << 62
+
+// firstFileCode is below cuFile's own codes and above every errno.
+const firstFileCode = 5000

@@ -1,0 +1,269 @@
+package gds
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Submit is how cuFile is asked.
+type Submit int
+
+// Ways to ask. Either occupies one of the GPU's file threads for as long as the operation takes.
+const (
+	Sync  Submit = iota // cuFileRead and cuFileWrite
+	Async               // cuFileReadAsync and cuFileWriteAsync on the thread's stream
+)
+
+func (s Submit) String() string { return [...]string{"sync", "async"}[s] }
+
+// DirectConfig sizes a direct route.
+type DirectConfig struct {
+	BufferBytes int64 // of device memory that all slots take together
+	Handles     int   // files kept registered while unused
+	Submit      Submit
+}
+
+// DirectRoute moves whole files between storage and device memory by cuFile. Its slots are device memory that cuFile knows,
+// each with page-locked host memory beside it for what the processor must see of a file.
+type DirectRoute struct {
+	gpu     *GPU
+	cufile  *CuFile
+	cfg     DirectConfig
+	Handles *Handles
+
+	mu     sync.Mutex
+	free   []*DirectSlot // the least recently used first
+	taken  int64         // bytes of all slots
+	out    int           // slots in use
+	closed bool
+}
+
+// DirectSlot holds the image of one file in device memory, and beside it in host memory the file's head, the places of its
+// extents, and their checksums.
+type DirectSlot struct {
+	Address uint64
+	Bytes   int64
+	Head    []byte
+	Extents []Extent
+	Sums    []uint64
+
+	direct *DirectRoute
+	notes  []byte
+}
+
+// slotUnit is what slots are multiples of: the driver takes memory by it.
+const slotUnit = 2 << 20
+
+// NewDirectRoute makes the route of a GPU that has file threads, with cuFile's driver open.
+func NewDirectRoute(g *GPU, c *CuFile, cfg DirectConfig) (*DirectRoute, error) {
+	switch {
+	case cfg.BufferBytes < slotUnit || cfg.Handles < 0 || g.cfg.Files < 1:
+		return nil, fmt.Errorf("%w: a direct route with %d bytes, %d handles and %d threads", ErrConfig, cfg.BufferBytes, cfg.Handles, g.cfg.Files)
+	case cfg.Submit == Async && !c.Async():
+		return nil, fmt.Errorf("%w: cuFileReadAsync", ErrSymbol)
+	case g.sums.function == 0:
+		return nil, fmt.Errorf("%w: the checksum kernel", ErrSymbol)
+	}
+	return &DirectRoute{gpu: g, cufile: c, cfg: cfg, Handles: NewHandles(g, c, cfg.Handles)}, nil
+}
+
+// GPU is whose memory the slots are.
+func (d *DirectRoute) GPU() *GPU { return d.gpu }
+
+// CuFile is the library.
+func (d *DirectRoute) CuFile() *CuFile { return d.cufile }
+
+// Acquire takes a slot for a file of the given bytes, whose head has head bytes and whose payload has extents. It does not
+// wait: [ErrNoSlot] says that the memory is in use.
+func (d *DirectRoute) Acquire(bytes, head int64, extents int) (*DirectSlot, error) {
+	if bytes <= 0 || head <= 0 || extents < 0 || bytes > d.cfg.BufferBytes {
+		return nil, fmt.Errorf("%w: %d bytes of %d", ErrNoSlot, bytes, d.cfg.BufferBytes)
+	}
+	want := (bytes + slotUnit - 1) / slotUnit * slotUnit
+	pages := (head + 4095) &^ 4095
+	notes := pages + int64(max(1, extents))*int64(unsafe.Sizeof(Extent{})+8)
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil, ErrClosed
+	}
+	for i := len(d.free) - 1; i >= 0; i-- { // the latest used first: a pool larger than its use keeps what is registered
+		if s := d.free[i]; s.Bytes == want && int64(len(s.notes)) >= notes {
+			d.free = append(d.free[:i], d.free[i+1:]...)
+			d.out++
+			d.mu.Unlock()
+			s.divide(pages, extents)
+			return s, nil
+		}
+	}
+	var old []*DirectSlot // of other sizes, whose memory is needed
+	for d.taken+want > d.cfg.BufferBytes && len(d.free) > 0 {
+		old = append(old, d.free[0])
+		d.taken -= d.free[0].Bytes
+		d.free = d.free[1:]
+	}
+	if d.taken+want > d.cfg.BufferBytes {
+		d.free = append(d.free, old...)
+		for _, s := range old {
+			d.taken += s.Bytes
+		}
+		d.mu.Unlock()
+		return nil, fmt.Errorf("%w: %d of %d bytes are in use", ErrNoSlot, d.taken, d.cfg.BufferBytes)
+	}
+	d.taken += want
+	d.out++
+	d.mu.Unlock()
+	var errs []error
+	for _, s := range old {
+		errs = append(errs, s.free())
+	}
+	s := &DirectSlot{direct: d, Bytes: want}
+	err := errors.Join(errs...)
+	if err == nil {
+		err = s.make(notes)
+	}
+	if err != nil {
+		d.mu.Lock()
+		d.taken -= want
+		d.out--
+		d.mu.Unlock()
+		return nil, fmt.Errorf("%w: %w", ErrNoSlot, err)
+	}
+	s.divide(pages, extents)
+	return s, nil
+}
+
+// make takes the memory and registers it.
+func (s *DirectSlot) make(notes int64) (err error) {
+	d := s.direct
+	notes = (notes + 4095) &^ 4095
+	if s.notes, err = unix.Mmap(-1, 0, int(notes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE); err != nil {
+		return err
+	}
+	if err = d.gpu.Pinner().Register(s.notes); err != nil {
+		return errors.Join(err, unix.Munmap(s.notes))
+	}
+	buffer, err := d.gpu.Alloc(s.Bytes)
+	if err == nil {
+		s.Address = buffer.Address
+		err = d.gpu.Control(func(t *Thread) error { return d.cufile.RegisterBuffer(t, s.Address, s.Bytes) })
+		if err != nil {
+			err = errors.Join(err, buffer.Free())
+		}
+	}
+	if err != nil {
+		return errors.Join(err, d.gpu.Pinner().Unregister(s.notes), unix.Munmap(s.notes))
+	}
+	return nil
+}
+
+func (s *DirectSlot) free() error {
+	g := s.direct.gpu
+	var errs []error
+	if g.Err() == nil {
+		errs = append(errs, g.Control(func(t *Thread) error { return s.direct.cufile.DeregisterBuffer(t, s.Address) }),
+			(&Buffer{Address: s.Address, gpu: g}).Free(), g.Pinner().Unregister(s.notes))
+	}
+	return errors.Join(append(errs, unix.Munmap(s.notes))...)
+}
+
+// divide lays the host memory out for one file: the head, the extents, the sums.
+func (s *DirectSlot) divide(head int64, extents int) {
+	s.Head = s.notes[:head:head]
+	s.Extents = unsafe.Slice((*Extent)(unsafe.Pointer(&s.notes[head])), extents)
+	at := head + int64(extents)*int64(unsafe.Sizeof(Extent{}))
+	s.Sums = unsafe.Slice((*uint64)(unsafe.Pointer(&s.notes[at])), extents)
+}
+
+// Release gives the slot back. Nothing may be moving in it.
+func (s *DirectSlot) Release() {
+	d := s.direct
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.free = append(d.free, s)
+	d.out--
+}
+
+// Slots says how many slots are in use, and how many there are bytes taken for.
+func (d *DirectRoute) Slots() (out int, bytes int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.out, d.taken
+}
+
+// Close gives all up. No slot may be in use.
+func (d *DirectRoute) Close() error {
+	d.mu.Lock()
+	d.closed = true
+	free, out := d.free, d.out
+	d.free = nil
+	d.mu.Unlock()
+	d.Handles.Close()
+	var errs []error
+	if out > 0 {
+		errs = append(errs, fmt.Errorf("%w: %d slots are in use", ErrConfig, out))
+	}
+	for _, s := range free {
+		errs = append(errs, s.free())
+	}
+	return errors.Join(errs...)
+}
+
+// Write writes the slot's bytes [from, to) to the same place of a file.
+func (s *DirectSlot) Write(fd int, from, to int64) error {
+	return s.file(fd, true, func(t *Thread, h *Handle) error { return s.move(t, h, true, from, to) })
+}
+
+// Read fills the slot from a file of size bytes, and the slot's head from that. A file that ends before is
+// io.ErrUnexpectedEOF.
+func (s *DirectSlot) Read(fd int, size int64) error {
+	return s.file(fd, false, func(t *Thread, h *Handle) error {
+		if err := s.move(t, h, false, 0, size); err != nil {
+			return err
+		}
+		return t.Read(s.Head[:min(int64(len(s.Head)), size)], s.Address)
+	})
+}
+
+func (s *DirectSlot) file(fd int, write bool, fn func(*Thread, *Handle) error) (err error) {
+	lost := s.direct.gpu.DoFile(func(t *Thread) {
+		var h *Handle
+		if h, err = s.direct.Handles.Acquire(t, fd, write); err != nil {
+			return
+		}
+		defer h.Release(t)
+		err = fn(t, h)
+	})
+	if lost != nil {
+		return lost
+	}
+	return err
+}
+
+func (s *DirectSlot) move(t *Thread, h *Handle, write bool, from, to int64) error {
+	c, call := s.direct.cufile, (*CuFile).Read
+	switch {
+	case write && s.direct.cfg.Submit == Async:
+		call = (*CuFile).WriteAsync
+	case write:
+		call = (*CuFile).Write
+	case s.direct.cfg.Submit == Async:
+		call = (*CuFile).ReadAsync
+	}
+	n, err := call(c, t, h.handle, s.Address, to-from, from, from)
+	switch {
+	case err != nil:
+		return err
+	case n == to-from:
+		return nil
+	case write:
+		return fmt.Errorf("%w: %d of %d bytes at %d were written", ErrShort, n, to-from, from)
+	default:
+		return fmt.Errorf("%w: %d of %d bytes at %d: %w", ErrShort, n, to-from, from, io.ErrUnexpectedEOF)
+	}
+}

@@ -1,0 +1,209 @@
+package gds
+
+import (
+	"container/list"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Handles keeps files registered with cuFile beyond one use, because registering costs more than a small read. It is
+// bounded: the handle that was not used for the longest goes first, and one in use goes when its last user is done.
+//
+// A file is known by device and inode. That is enough: a handle keeps its own descriptor open, so the number cannot
+// belong to another file meanwhile, and a file that was overwritten in place is read as it is now. What a descriptor does
+// not do is let go of an unlinked file's blocks: who unlinks tells [Handles.Forget].
+type Handles struct {
+	gpu    *GPU
+	cufile *CuFile
+	max    int
+
+	mu     sync.Mutex
+	files  map[fileID]*Handle
+	idle   list.List // of *Handle without users, the longest unused first
+	closed bool
+	stats  HandleStats
+}
+
+type fileID struct{ dev, ino uint64 }
+
+// Handle is a file registered with cuFile, in use until it is released.
+type Handle struct {
+	cache    *Handles
+	id       fileID
+	fd       int // its own
+	handle   uintptr
+	writable bool
+	users    int
+	gone     bool          // not to be found any more; closed with its last user
+	place    *list.Element // in idle
+}
+
+// HandleStats counts a cache's work.
+type HandleStats struct {
+	Hits, Misses, Evictions int64
+	Open                    int // registered now
+}
+
+// NewHandles makes a cache of at most max files that are not in use; 0 keeps none.
+func NewHandles(g *GPU, c *CuFile, max int) *Handles {
+	return &Handles{gpu: g, cufile: c, max: max, files: map[fileID]*Handle{}}
+}
+
+// Acquire gives the handle of the file behind a descriptor, which may be closed afterwards. It is called on a thread of
+// the GPU.
+func (c *Handles) Acquire(t *Thread, fd int, write bool) (*Handle, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("gds: stat of a file to register: %w", err)
+	}
+	id := fileID{uint64(st.Dev), st.Ino}
+	c.mu.Lock()
+	if h := c.files[id]; h != nil && (h.writable || !write) {
+		if h.users++; h.place != nil {
+			c.idle.Remove(h.place)
+			h.place = nil
+		}
+		c.stats.Hits++
+		c.mu.Unlock()
+		return h, nil
+	}
+	c.stats.Misses++
+	c.mu.Unlock()
+	h, err := c.register(t, id, fd)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	was := c.files[id]
+	switch {
+	case c.closed || st.Nlink == 0:
+		h.gone, was = true, nil
+	case was == nil || h.writable && !was.writable:
+		c.files[id] = h
+	default: // another thread was quicker
+		h.gone, was = true, nil
+	}
+	end := c.detach(was)
+	c.mu.Unlock()
+	c.end(t, end)
+	return h, nil
+}
+
+func (c *Handles) register(t *Thread, id fileID, fd int) (*Handle, error) {
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("gds: descriptor for cuFile: %w", err)
+	}
+	flags, err := unix.FcntlInt(uintptr(own), unix.F_GETFL, 0)
+	h := &Handle{cache: c, id: id, fd: own, writable: flags&unix.O_ACCMODE == unix.O_RDWR, users: 1}
+	if err == nil {
+		h.handle, err = c.cufile.Register(t, own)
+	}
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(own))
+	}
+	c.mu.Lock()
+	c.stats.Open++
+	c.mu.Unlock()
+	return h, nil
+}
+
+// detach takes a handle out of the cache, and gives it when it is to be ended now. mu is held.
+func (c *Handles) detach(h *Handle) *Handle {
+	if h == nil {
+		return nil
+	}
+	if c.files[h.id] == h {
+		delete(c.files, h.id)
+	}
+	h.gone = true
+	if h.place == nil {
+		return nil // its last user ends it
+	}
+	c.idle.Remove(h.place)
+	h.place = nil
+	return h
+}
+
+// end gives a detached handle up.
+func (c *Handles) end(t *Thread, h *Handle) {
+	if h == nil {
+		return
+	}
+	c.cufile.Deregister(t, h.handle)
+	unix.Close(h.fd)
+	c.mu.Lock()
+	c.stats.Open--
+	c.mu.Unlock()
+}
+
+// Release ends a use, on a thread of the GPU.
+func (h *Handle) Release(t *Thread) {
+	c := h.cache
+	c.mu.Lock()
+	var end *Handle
+	if h.users--; h.users == 0 {
+		switch {
+		case h.gone:
+			end = h
+		default:
+			h.place = c.idle.PushBack(h)
+			if c.idle.Len() > c.max {
+				c.stats.Evictions++
+				end = c.detach(c.idle.Front().Value.(*Handle))
+			}
+		}
+	}
+	c.mu.Unlock()
+	c.end(t, end)
+}
+
+// Forget closes the handle of a file that is being unlinked, now or when its last user is done.
+func (c *Handles) Forget(dev, ino uint64) {
+	c.mu.Lock()
+	end := c.detach(c.files[fileID{dev, ino}])
+	c.mu.Unlock()
+	if end != nil {
+		c.endAnywhere(end)
+	}
+}
+
+// endAnywhere is end off a GPU's thread. A lost GPU's library is not called: only the descriptor goes.
+func (c *Handles) endAnywhere(h *Handle) {
+	if err := c.gpu.DoFile(func(t *Thread) { c.end(t, h) }); err != nil {
+		unix.Close(h.fd)
+	}
+}
+
+// Close forgets all. Handles in use are closed by their users.
+func (c *Handles) Close() {
+	c.mu.Lock()
+	c.closed = true
+	var ends []*Handle
+	for _, h := range c.files {
+		if h := c.detach(h); h != nil {
+			ends = append(ends, h)
+		}
+	}
+	c.mu.Unlock()
+	for _, h := range ends {
+		c.endAnywhere(h)
+	}
+}
+
+// Empty says that no file is kept, so that nobody has to be told of an unlink.
+func (c *Handles) Empty() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.files) == 0
+}
+
+// Stats reads the counters.
+func (c *Handles) Stats() HandleStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stats
+}
