@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/doctor"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/replay"
 	"github.com/kvhost/kvhost/host/server"
@@ -24,6 +25,7 @@ const (
 	exitTrace    = 6
 	exitMismatch = 7
 	exitProblems = 8
+	exitCheck    = 9
 )
 
 const exitHelp = `Exit codes:
@@ -35,7 +37,8 @@ const exitHelp = `Exit codes:
   5  a policy was refused: not found, not a module, without the role it was given, or failing at its start
   6  a trace cannot be read: missing, damaged, cut off, or not a trace
   7  wrong bytes were served (replay)
-  8  a root has problems that remain (fsck)`
+  8  a root has problems that remain (fsck)
+  9  something configured cannot work on this machine (check)`
 
 // errUsage marks wrong flags and arguments.
 var errUsage = errors.New("usage")
@@ -61,6 +64,8 @@ func exitCode(err error) int {
 		return exitMismatch
 	case is(fsck.ErrProblems):
 		return exitProblems
+	case is(doctor.ErrProblems):
+		return exitCheck
 	case is(store.ErrRootBusy):
 		return exitRootBusy
 	case is(server.ErrSocketInUse, host.ErrHTTP):

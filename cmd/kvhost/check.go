@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/doctor"
+)
+
+func newCheck() *cobra.Command {
+	var s settings
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Say which path the bytes will take on this machine, and why",
+		Long: `check tries what the configuration asks for: the roots (a file of each is written past the page cache, read back and
+removed), the GPUs, cuFile, the socket's directory, the limits. It says which route serves each pair of GPU and root, why,
+and what would make it better; on a machine without a GPU it says the rest. It changes nothing, and a host may be running.`,
+		Example: `  kvhost check --config /etc/kvhost.toml
+  kvhost check --root /mnt/nvme0/kv=2TiB --json | jq .verdicts`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			loaded, err := s.load()
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			return check(ctx, &loaded.Config, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print all that was seen and judged as JSON")
+	s.addTo(cmd)
+	return cmd
+}
+
+func check(ctx context.Context, cfg *config.Config, asJSON bool) error {
+	w := wanted(cfg)
+	facts, err := doctor.Probe(ctx, w)
+	if err != nil {
+		return err
+	}
+	report := doctor.Judge(version, w, facts)
+	if asJSON {
+		out := json.NewEncoder(os.Stdout)
+		out.SetIndent("", "  ")
+		err = out.Encode(report)
+	} else {
+		err = report.Write(os.Stdout)
+	}
+	if err != nil {
+		return err
+	}
+	return report.Problems()
+}
+
+// wanted is what a configuration asks of the machine.
+func wanted(cfg *config.Config) doctor.Wanted {
+	w := doctor.Wanted{
+		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO, CUDA: cfg.GDS.CUDA != config.CUDAOff,
+	}
+	for _, r := range cfg.Roots {
+		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared})
+	}
+	return w
+}

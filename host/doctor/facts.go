@@ -1,0 +1,111 @@
+package doctor
+
+// Wanted is what a configuration asks of the machine.
+type Wanted struct {
+	Roots        []WantedRoot `json:"roots"`
+	Socket       string       `json:"socket"`
+	StagingBytes int64        `json:"staging_bytes"` // page-locked when there is a GPU
+	DirectIO     bool         `json:"direct_io"`
+	CUDA         bool         `json:"cuda"`
+	DeviceBytes  int64        `json:"device_bytes"` // memory of its own on each GPU, besides the context
+}
+
+// WantedRoot is a configured root.
+type WantedRoot struct {
+	Path     string `json:"path"`
+	Capacity int64  `json:"capacity"`
+	Shared   bool   `json:"shared,omitempty"`
+}
+
+// Facts are what a probe saw.
+type Facts struct {
+	Machine Machine     `json:"machine"`
+	Driver  Driver      `json:"driver"`
+	CuFile  CuFile      `json:"cufile"`
+	GPUs    []GPU       `json:"gpus"`
+	Roots   []Root      `json:"roots"`
+	Socket  SocketFacts `json:"socket"`
+}
+
+// Machine is what holds for all of it.
+type Machine struct {
+	Kernel      string `json:"kernel"`
+	Arch        string `json:"arch"`
+	CPUs        int    `json:"cpus"`
+	MemoryBytes int64  `json:"memory_bytes"`
+	FreeBytes   int64  `json:"free_bytes"` // available without swapping
+	Nodes       int    `json:"numa_nodes"`
+	Memlock     int64  `json:"memlock_bytes"` // -1: no limit
+	OpenFiles   int64  `json:"open_files"`
+	HugePages   int64  `json:"huge_pages_free"`
+	HugePage    int64  `json:"huge_page_bytes"`
+	P2PDMA      Answer `json:"kernel_p2pdma"` // CONFIG_PCI_P2PDMA
+	NVFS        bool   `json:"nvidia_fs"`     // the module is loaded
+	Udev        bool   `json:"udev"`          // there is a database of devices
+}
+
+// Answer is yes, no, or unknown.
+type Answer string
+
+const (
+	Yes     Answer = "yes"
+	No      Answer = "no"
+	Unknown Answer = "unknown"
+)
+
+// Driver is libcuda.
+type Driver struct {
+	CUDA   int    `json:"cuda"`   // version, 1000*major + 10*minor; 0 without a driver
+	Kernel string `json:"kernel"` // the kernel module's version
+	Open   Answer `json:"open"`   // kernel modules with published source, which peer-to-peer DMA needs
+	Params string `json:"params"` // the module's registry settings
+	Failed string `json:"failed"` // why there is none
+	Forbid bool   `json:"forbid"` // by configuration
+}
+
+// CuFile is libcufile.
+type CuFile struct {
+	Version int    `json:"version"` // 1000*major + 10*minor; 0 without
+	NVFS    string `json:"nvfs"`    // version of nvidia-fs that it speaks to; empty: none
+	Compat  bool   `json:"compat"`  // it may work without peer-to-peer DMA
+	Failed  string `json:"failed"`
+}
+
+// GPU is a device.
+type GPU struct {
+	UUID   string `json:"uuid"`
+	Name   string `json:"name"`
+	PCI    string `json:"pci"`
+	Node   int    `json:"numa_node"` // -1: unknown
+	Bytes  int64  `json:"bytes"`
+	Copies string `json:"copies"` // how pages are gathered and scattered
+	Pinned Answer `json:"pinned"` // host memory could be page-locked
+	Failed string `json:"failed"` // why it cannot be used
+}
+
+// Root is a directory as it was found.
+type Root struct {
+	Path      string `json:"path"`
+	Tried     string `json:"tried"`   // the directory that was tried: Path, or the nearest above it that exists
+	Missing   bool   `json:"missing"` // it does not exist yet
+	FS        string `json:"fs"`
+	Device    string `json:"device"`
+	Node      int    `json:"numa_node"`
+	Total     int64  `json:"total_bytes"`
+	Available int64  `json:"available_bytes"`
+	Writable  bool   `json:"writable"`
+	Direct    Answer `json:"direct_io"`    // written and read back past the page cache
+	MemAlign  int    `json:"memory_align"` // of direct I/O, as the kernel says; 0: it does not
+	OffAlign  int    `json:"offset_align"`
+	NoReplace Answer `json:"rename_noreplace"`
+	CuFile    string `json:"cufile"` // what cuFile says to a file of it: "ok", an error, or empty when it was not asked
+	Failed    string `json:"failed"`
+}
+
+// SocketFacts are about where the socket is to be.
+type SocketFacts struct {
+	Path     string `json:"path"`
+	Dir      bool   `json:"dir"`      // its directory exists
+	Writable bool   `json:"writable"` // files can be made there
+	Private  bool   `json:"private"`  // nobody else can
+}

@@ -1,0 +1,242 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"strings"
+)
+
+// What a GPU's context and kernels take of its memory, roughly, before anything is asked for.
+const contextBytes = 600 << 20
+
+// Judge says what follows.
+func Judge(version string, w Wanted, f *Facts) *Report {
+	r := &Report{Version: version, Wanted: w, Facts: *f, Verdicts: []Verdict{}, Findings: []Finding{}, Memory: []VRAM{}}
+	for i := range f.Roots {
+		root := &f.Roots[i]
+		r.Verdicts = append(r.Verdicts, hostVerdict(w, root))
+		for k := range f.GPUs {
+			r.Verdicts = append(r.Verdicts, gpuVerdict(f, &f.GPUs[k], root))
+		}
+	}
+	r.judgeRoots(w, f)
+	r.judgeSocket(&f.Socket)
+	r.judgeMachine(w, &f.Machine)
+	r.judgeGPUs(w, f)
+	return r
+}
+
+func (r *Report) find(level Level, about, fix, says string, args ...any) {
+	r.Findings = append(r.Findings, Finding{level, about, fmt.Sprintf(says, args...), fix})
+}
+
+// unusable is why nothing can be kept in a root, empty when something can.
+func (root *Root) unusable() string {
+	switch {
+	case root.Failed != "":
+		return root.Failed
+	case !root.Writable:
+		return "no file can be made in " + root.Tried
+	}
+	return ""
+}
+
+// past says how the root's files are read and written.
+func past(w Wanted, root *Root) string {
+	switch {
+	case !w.DirectIO:
+		return "through the page cache, as configured"
+	case root.Direct == Yes:
+		return "with direct I/O"
+	}
+	return "through the page cache: " + root.FS + " takes no direct I/O"
+}
+
+func hostVerdict(w Wanted, root *Root) Verdict {
+	v := Verdict{Root: root.Path, Route: RouteStaged, Why: "shared memory is copied by the processor, files " + past(w, root)}
+	if why := root.unusable(); why != "" {
+		v.Route, v.Why = RouteNone, why
+	}
+	return v
+}
+
+func gpuVerdict(f *Facts, g *GPU, root *Root) Verdict {
+	v := Verdict{GPU: g.UUID, Root: root.Path, Route: RouteNone}
+	switch why := root.unusable(); {
+	case why != "":
+		v.Why = why
+		return v
+	case g.Failed != "":
+		v.Why = g.Failed
+		return v
+	}
+	v.Route = RouteStaged
+	switch {
+	case f.CuFile.Version == 0:
+		v.Why, v.Fix = "cuFile is not here", "install libcufile (CUDA toolkit, gds-tools) for peer-to-peer DMA"
+	case f.CuFile.Failed != "":
+		v.Why, v.Fix = "cuFile does not start: "+f.CuFile.Failed, "see its own message; nvidia-smi and gdscheck -p say more"
+	case root.Direct != Yes:
+		v.Why, v.Fix = root.FS+" takes no direct I/O, without which there is no DMA", "use ext4 or xfs on NVMe"
+	case root.CuFile != "ok":
+		v.Why = "cuFile does not take its files: " + cmp.Or(root.CuFile, "it was not asked")
+		v.Fix = "use ext4 or xfs on NVMe, or a file system that its vendor supports with cuFile"
+		if !f.Machine.Udev {
+			v.Fix = "there is no udev database: in a container mount /run/udev (-v /run/udev:/run/udev:ro)"
+		}
+	case f.CuFile.NVFS != "":
+		v.Route, v.Why = RouteDirect, "nvidia-fs "+f.CuFile.NVFS+" is loaded, and cuFile takes its files"
+	default:
+		if missing, fix := noPeer(f, root); missing != "" {
+			v.Why = "cuFile would work in compatibility mode, which is a slower staging: no nvidia-fs, and no peer-to-peer DMA: " + missing
+			v.Fix = fix
+		} else {
+			v.Route, v.Why = RouteDirect, "the kernel, the driver and the disk do peer-to-peer DMA"
+		}
+	}
+	return v
+}
+
+// noPeer is the first condition of peer-to-peer DMA without nvidia-fs that is not met, and what meets it.
+func noPeer(f *Facts, root *Root) (missing, fix string) {
+	switch {
+	case f.Machine.P2PDMA == No:
+		return "the kernel has no CONFIG_PCI_P2PDMA", "run a kernel with CONFIG_PCI_P2PDMA=y, 6.2 or later"
+	case f.Machine.P2PDMA == Unknown:
+		return "the kernel's configuration is not published, so CONFIG_PCI_P2PDMA is not known", "install /boot/config-" + f.Machine.Kernel
+	case f.Driver.Open != Yes:
+		return "the NVIDIA kernel modules are not the open ones", "install the open kernel modules, 565 or later"
+	case root.FS != "ext4" && root.FS != "xfs":
+		return root.FS + " is neither ext4 nor xfs", "use ext4 or xfs on NVMe"
+	case !strings.HasPrefix(root.Device, "nvme"):
+		return cmp.Or(root.Device, "what is under it") + " is not an NVMe disk", "put the root on a local NVMe disk"
+	case f.Machine.Arch == "amd64" && !strings.Contains(f.Driver.Params, "RMForceStaticBar1=1"):
+		return "the driver has no static BAR1",
+			`load the module with NVreg_RegistryDwords="RMForceStaticBar1=1;RmForceDisableIomapWC=1;" and set use_pci_p2pdma in cufile.json`
+	}
+	return "", ""
+}
+
+func (r *Report) judgeRoots(w Wanted, f *Facts) {
+	type disk struct {
+		wanted, total int64
+		roots         []string
+	}
+	disks, order := map[string]*disk{}, []string{}
+	for i := range f.Roots {
+		root, want := &f.Roots[i], w.Roots[i]
+		about := "root " + root.Path
+		if why := root.unusable(); why != "" {
+			r.find(Problem, about, "make it, or give it to the user that kvhost runs as", "%s", why)
+			continue
+		}
+		if want.Capacity > root.Total {
+			r.find(Problem, about, "set a capacity below the file system's size", "%s wanted, the file system has %s in all", size(want.Capacity), size(root.Total))
+		} else if want.Capacity > root.Available {
+			r.find(Warning, about, "free space, or set a lower capacity", "%s wanted, %s available, unless pieces of its own hold the rest", size(want.Capacity), size(root.Available))
+		}
+		if w.DirectIO && root.Direct == No {
+			r.find(Note, about, "", "%s takes no direct I/O: files go through the page cache", root.FS)
+		}
+		if root.NoReplace == No {
+			r.find(Note, about, "", "%s cannot rename without replacing: pieces are published with link and unlink", root.FS)
+		}
+		if root.Device == "" {
+			continue
+		}
+		d := disks[root.Device]
+		if d == nil {
+			d = &disk{total: root.Total}
+			disks[root.Device], order = d, append(order, root.Device)
+		}
+		d.wanted, d.roots = d.wanted+want.Capacity, append(d.roots, root.Path)
+	}
+	for _, name := range order {
+		if d := disks[name]; len(d.roots) > 1 && d.wanted > d.total {
+			r.find(Problem, "roots "+strings.Join(d.roots, ", "), "lower their capacities", "%s wanted together, and they share %s of %s", size(d.wanted), name, size(d.total))
+		}
+	}
+}
+
+// A Unix socket's path is at most this long, and that of the descriptors is three longer than the one that is named.
+const maxSocketPath = 107 - 3
+
+func (r *Report) judgeSocket(s *SocketFacts) {
+	about := "socket " + s.Path
+	switch {
+	case s.Path == "":
+	case len(s.Path) > maxSocketPath:
+		r.find(Problem, about, "use a shorter one", "the path has %d bytes, at most %d", len(s.Path), maxSocketPath)
+	case !s.Dir:
+		r.find(Problem, about, "mkdir -m 0700 the directory (RuntimeDirectory= in systemd)", "its directory does not exist")
+	case !s.Writable:
+		r.find(Problem, about, "give the directory to the user that kvhost runs as", "no file can be made in its directory")
+	case !s.Private:
+		r.find(Warning, about, "chmod go-w the directory", "others can write in its directory, and so replace the socket")
+	}
+}
+
+// Files that a host has open at once in the worst case of its defaults: every chunk of a layer-wise load keeps one.
+const manyFiles = 1 << 14
+
+func (r *Report) judgeMachine(w Wanted, m *Machine) {
+	switch {
+	case w.StagingBytes > m.MemoryBytes && m.MemoryBytes > 0:
+		r.find(Problem, "memory", "lower engine.max_staging_memory", "%s of staging wanted, the machine has %s", size(w.StagingBytes), size(m.MemoryBytes))
+	case w.StagingBytes > m.FreeBytes && m.FreeBytes > 0:
+		r.find(Warning, "memory", "lower engine.max_staging_memory", "%s of staging wanted, %s available", size(w.StagingBytes), size(m.FreeBytes))
+	}
+	if m.OpenFiles > 0 && m.OpenFiles < manyFiles {
+		r.find(Warning, "open files", "LimitNOFILE=524288 in systemd, ulimit -Hn elsewhere", "at most %d; layer-wise loads keep one open for each chunk", m.OpenFiles)
+	}
+}
+
+func (r *Report) judgeGPUs(w Wanted, f *Facts) {
+	switch {
+	case !w.CUDA:
+		r.find(Note, "GPU", "", "not used, as configured: clients register host memory")
+	case f.Driver.Failed != "":
+		r.find(Note, "GPU", "install the NVIDIA driver, or give the container the GPU (--gpus)", "none is used: %s", f.Driver.Failed)
+	case len(f.GPUs) == 0:
+		r.find(Note, "GPU", "", "the driver is here, and shows none")
+	}
+	for i := range f.GPUs {
+		g := &f.GPUs[i]
+		about := "GPU " + g.UUID
+		if g.Failed != "" {
+			r.find(Warning, about, "nvidia-smi -q -i "+g.UUID, "it cannot be used: %s", g.Failed)
+			continue
+		}
+		if g.Pinned == No {
+			fix := "give the machine more memory, or lower engine.max_staging_memory"
+			if f.Machine.Memlock >= 0 && f.Machine.Memlock < w.StagingBytes {
+				fix = "LimitMEMLOCK=infinity in systemd, --ulimit memlock=-1 for containers"
+			}
+			r.find(Warning, about, fix, "staging memory cannot be page-locked: copies will be slow")
+		}
+		for k := range f.Roots {
+			if root := &f.Roots[k]; root.Node >= 0 && g.Node >= 0 && root.Node != g.Node {
+				r.find(Note, about, "put the root on a disk of the GPU's node", "it is on NUMA node %d, root %s on node %d", g.Node, root.Path, root.Node)
+			}
+		}
+		takes := contextBytes + w.DeviceBytes
+		r.Memory = append(r.Memory, VRAM{
+			GPU: g.UUID, Bytes: g.Bytes, Takes: takes,
+			Utilization: math.Floor(100*(1-float64(takes)/float64(max(g.Bytes, 1)))) / 100,
+		})
+	}
+}
+
+// size is a number of bytes as people read it.
+func size(n int64) string {
+	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	v, u := float64(n), 0
+	for v >= 1024 && u < len(units)-1 {
+		v, u = v/1024, u+1
+	}
+	if u == 0 || v == math.Trunc(v) {
+		return fmt.Sprintf("%.0f %s", v, units[u])
+	}
+	return fmt.Sprintf("%.1f %s", v, units[u])
+}

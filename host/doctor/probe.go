@@ -1,0 +1,152 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Probe tries what the configuration wants.
+func Probe(ctx context.Context, w Wanted) (*Facts, error) {
+	return probe(ctx, w, system{"/"}, nil, nil)
+}
+
+// probe looks below a directory of the system's, for the libraries under the given names.
+func probe(ctx context.Context, w Wanted, s system, libcuda, libcufile []string) (*Facts, error) {
+	f := &Facts{Machine: s.machine(), Socket: probeSocket(w.Socket)}
+	f.Driver.Kernel, f.Driver.Open, f.Driver.Params = s.driverModule()
+	g := &gpus{facts: f}
+	if f.Driver.Forbid = !w.CUDA; w.CUDA {
+		defer g.close()
+		g.open(libcuda, libcufile)
+	}
+	for _, r := range w.Roots {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		f.Roots = append(f.Roots, s.probeRoot(r.Path, g.ask()))
+	}
+	return f, nil
+}
+
+// gpus are the devices while they are probed.
+type gpus struct {
+	facts *Facts
+	used  []*gds.GPU
+	files *gds.CuFile
+	logs  string
+}
+
+func (g *gpus) open(libcuda, libcufile []string) {
+	driver, err := gds.Open(nil, libcuda...)
+	if err != nil {
+		g.facts.Driver.Failed = err.Error()
+		return
+	}
+	g.facts.Driver.CUDA = driver.Version()
+	devices, err := driver.Devices()
+	if err != nil {
+		g.facts.Driver.Failed = err.Error()
+		return
+	}
+	for _, d := range devices {
+		out := GPU{UUID: d.UUID.String(), Name: d.Name, PCI: d.PCI, Bytes: d.Memory, Node: staging.NoNode, Pinned: Unknown}
+		if node, err := staging.SystemTopology().NodeOfPCI(d.PCI); err == nil {
+			out.Node = node
+		}
+		if used, err := driver.OpenGPU(d.UUID, gds.Config{Threads: 1}); err != nil {
+			out.Failed = err.Error()
+		} else {
+			g.used = append(g.used, used)
+			out.Copies = used.Mode().String()
+			out.Pinned = pins(used)
+		}
+		g.facts.GPUs = append(g.facts.GPUs, out)
+	}
+	if len(g.used) == 0 {
+		return
+	}
+	if err := g.openCuFile(libcufile); err != nil {
+		g.files = nil
+		g.facts.CuFile.Failed = err.Error()
+	}
+}
+
+// pins tries to page-lock memory for a GPU.
+func pins(gpu *gds.GPU) Answer {
+	slots, err := staging.NewSlots(1, 1<<20)
+	if err != nil {
+		return Unknown
+	}
+	defer slots.Close()
+	if slots.Register(gpu.Pinner()) != nil {
+		return No
+	}
+	return Yes
+}
+
+// openCuFile loads cuFile and opens its driver, with its log out of the way.
+func (g *gpus) openCuFile(names []string) (err error) {
+	if g.files, err = gds.LoadCuFile(names...); err != nil {
+		return err
+	}
+	if g.logs, err = os.MkdirTemp("", "kvhost-check-"); err != nil {
+		return err
+	}
+	_ = g.files.SetText(gds.LogDir, g.logs) // an older one logs where it likes
+	if g.facts.CuFile.Version, err = g.files.Version(); err != nil {
+		return err
+	}
+	if err := g.used[0].Control(func(t *gds.Thread) error { return g.files.Open(t) }); err != nil {
+		return err
+	}
+	p, err := g.files.Properties()
+	if err != nil {
+		return err
+	}
+	if p.NVFSMajor+p.NVFSMinor > 0 {
+		g.facts.CuFile.NVFS = fmt.Sprintf("%d.%d", p.NVFSMajor, p.NVFSMinor)
+	}
+	g.facts.CuFile.Compat = p.AllowCompat
+	return nil
+}
+
+// ask is how cuFile is asked about a file, nil when there is none to ask.
+func (g *gpus) ask() func(fd int) string {
+	if g.files == nil {
+		return nil
+	}
+	return func(fd int) string {
+		err := g.used[0].Control(func(t *gds.Thread) error {
+			h, err := g.files.Register(t, fd)
+			if err == nil {
+				g.files.Deregister(t, h)
+			}
+			return err
+		})
+		if err != nil {
+			return err.Error()
+		}
+		return "ok"
+	}
+}
+
+func (g *gpus) close() {
+	var errs []error
+	if g.files != nil {
+		errs = append(errs, g.used[0].Control(func(t *gds.Thread) error { return g.files.Close(t) }))
+	}
+	for _, used := range g.used {
+		errs = append(errs, used.Close())
+	}
+	if g.logs != "" {
+		errs = append(errs, os.RemoveAll(g.logs))
+	}
+	if err := errors.Join(errs...); err != nil && g.facts.Driver.Failed == "" {
+		g.facts.Driver.Failed = err.Error()
+	}
+}

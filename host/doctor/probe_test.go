@@ -1,0 +1,123 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/gds/gdstest"
+)
+
+// Real directories are tried, what is tried is removed, and a root that is missing is not made.
+func TestRootsAreTried(t *testing.T) {
+	disk := t.TempDir()
+	missing := filepath.Join(disk, "a", "b")
+	file := filepath.Join(disk, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := system{"/"}
+	asked := 0
+	for _, path := range []string{disk, missing} {
+		r := s.probeRoot(path, func(fd int) string { asked++; return "ok" })
+		if r.Failed != "" || !r.Writable || r.Tried != disk || r.Missing != (path == missing) || r.Total <= 0 || r.FS == "" || r.NoReplace != Yes {
+			t.Errorf("%s: %+v", path, r)
+		}
+		if (r.Direct == Yes) != (r.CuFile == "ok") {
+			t.Errorf("%s: cuFile is asked about direct files: %+v", path, r)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(disk, "a")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the missing root was made: %v", err)
+	}
+	if list, _ := os.ReadDir(disk); len(list) != 1 {
+		t.Errorf("left behind: %v", list)
+	}
+	if r := s.probeRoot(file, nil); r.Failed == "" || r.Writable {
+		t.Errorf("a file is no root: %+v", r)
+	}
+	if r := s.probeRoot(filepath.Join(file, "x"), nil); r.Failed == "" {
+		t.Errorf("nor is what would be below one: %+v", r)
+	}
+	var st unix.Statfs_t
+	if unix.Statfs("/dev/shm", &st) == nil && st.Type == unix.TMPFS_MAGIC {
+		if r := s.probeRoot("/dev/shm", nil); r.FS != "tmpfs" || !r.Writable || r.Device != "" {
+			t.Errorf("tmpfs: %+v", r)
+		}
+	}
+}
+
+// A machine is read from what its kernel shows.
+func TestMachineIsRead(t *testing.T) {
+	top := t.TempDir()
+	for name, text := range map[string]string{
+		"proc/sys/kernel/osrelease":  "6.9.1-test\n",
+		"proc/meminfo":               "MemTotal:       1024 kB\nMemAvailable:    512 kB\nHugePages_Free:       3\nHugepagesize:       2048 kB\n",
+		"proc/modules":               "nvidia 1 0 - Live 0x0\nnvidia_fs 1 0 - Live 0x0\n",
+		"boot/config-6.9.1-test":     "# CONFIG_X is not set\nCONFIG_PCI_P2PDMA=y\n",
+		"run/udev/data/b259:0":       "E:ID_FS_TYPE=ext4\n",
+		"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 12.3.0\n",
+		"proc/driver/nvidia/params":  "Mobile: 0\nRegistryDwords: \"RMForceStaticBar1=1;\"\n",
+	} {
+		path := filepath.Join(top, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := system{top}
+	m := s.machine()
+	if m.Kernel != "6.9.1-test" || m.MemoryBytes != 1<<20 || m.FreeBytes != 1<<19 || m.HugePages != 3 || m.P2PDMA != Yes || !m.NVFS || !m.Udev {
+		t.Errorf("%+v", m)
+	}
+	if version, open, params := s.driverModule(); version != "580.95.05" || open != Yes || params != "RMForceStaticBar1=1;" {
+		t.Errorf("%s, %s, %s", version, open, params)
+	}
+	bare := system{t.TempDir()}
+	if m := bare.machine(); m.P2PDMA != Unknown || m.NVFS || m.Udev {
+		t.Errorf("%+v", m)
+	}
+	if version, open, _ := bare.driverModule(); version != "" || open != Unknown {
+		t.Error(version, open)
+	}
+}
+
+// With the double of the NVIDIA libraries: its GPU is found and cuFile is asked; without any library the rest is told.
+func TestProbeWithAndWithoutAGPU(t *testing.T) {
+	w := Wanted{Roots: []WantedRoot{{Path: t.TempDir(), Capacity: 1 << 20}}, Socket: filepath.Join(t.TempDir(), "s"), CUDA: true}
+	double := gdstest.Build(t).Path
+	f, err := probe(context.Background(), w, system{"/"}, []string{double}, []string{double})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Driver.Failed != "" || len(f.GPUs) == 0 || f.GPUs[0].Pinned != Yes || f.GPUs[0].Failed != "" || f.CuFile.Failed != "" || !f.Socket.Writable {
+		t.Errorf("%+v", f)
+	}
+	if f.Roots[0].Direct == Yes && f.Roots[0].CuFile != "ok" {
+		t.Errorf("%+v", f.Roots[0])
+	}
+	f, err = probe(context.Background(), w, system{"/"}, []string{"/nonexistent/libcuda.so"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := Judge("test", w, f); f.Driver.Failed == "" || r.Problems() != nil || r.Verdicts[0].Route != RouteStaged {
+		t.Errorf("%+v", r)
+	}
+	w.CUDA = false
+	if f, err = probe(context.Background(), w, system{"/"}, nil, nil); err != nil || !f.Driver.Forbid || f.Driver.Failed != "" {
+		t.Errorf("%+v, %v", f, err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	stop()
+	if _, err := probe(ctx, w, system{"/"}, nil, nil); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	var b strings.Builder
+	if err := Judge("test", w, f).Write(&b); err != nil || !strings.Contains(b.String(), "not asked") {
+		t.Error(err, b.String())
+	}
+}

@@ -1,0 +1,130 @@
+package doctor
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// fsNames are the file systems that people put pieces on, by magic number.
+var fsNames = map[int64]string{
+	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs",
+	unix.NFS_SUPER_MAGIC: "nfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.FUSE_SUPER_MAGIC: "fuse", unix.F2FS_SUPER_MAGIC: "f2fs",
+	0x2fc12fc1: "zfs", 0x0bd00bd0: "lustre", 0x00c36400: "ceph", 0x19830326: "beegfs", 0x47504653: "gpfs", 0x19800202: "weka",
+	0x858458f6: "ramfs", unix.BCACHEFS_SUPER_MAGIC: "bcachefs",
+}
+
+// trial is the file that a root is tried with: an amount that no alignment rule of a device exceeds.
+const trialBytes = 64 << 10
+
+// probeRoot tries a root, with a file of its own that it removes. ask, where it is not nil, is told of that file while it is
+// open for direct I/O.
+func (s system) probeRoot(path string, ask func(fd int) string) Root {
+	r := Root{Path: path, Node: staging.NoNode, Direct: Unknown, NoReplace: Unknown}
+	var err error
+	if r.Tried, err = existing(path); err != nil {
+		r.Failed = err.Error()
+		return r
+	}
+	if abs, err := filepath.Abs(path); err == nil {
+		r.Missing = abs != r.Tried
+	}
+	info, err := staging.OS().Stat(r.Tried)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s: %w", r.Tried, unix.ENOTDIR)
+	}
+	if err != nil {
+		r.Failed = err.Error()
+		return r
+	}
+	if space, err := staging.OS().Statfs(r.Tried); err == nil {
+		r.Total, r.Available = space.Total, space.Available
+		if r.FS = fsNames[space.Type]; r.FS == "" {
+			r.FS = fmt.Sprintf("%#x", space.Type)
+		}
+	}
+	r.Device = s.device(info.Dev)
+	r.Node, _ = staging.SystemTopology().NodeOfPath(r.Tried)
+	name := filepath.Join(r.Tried, fmt.Sprintf(".kvhost-check-%d", os.Getpid()))
+	if err := r.try(name, ask); err != nil {
+		r.Failed = err.Error()
+	}
+	return r
+}
+
+// existing is the directory itself, or the nearest above it that exists.
+func existing(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	for {
+		_, err := os.Stat(path)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) || path == "/" {
+			return path, err
+		}
+		path = filepath.Dir(path)
+	}
+}
+
+// try makes the file and learns what can be done with it.
+func (r *Root) try(name string, ask func(fd int) string) error {
+	sys := staging.OS()
+	f, err := sys.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	r.Writable = true
+	other := name + ".2"
+	switch err := unix.Renameat2(unix.AT_FDCWD, name, unix.AT_FDCWD, other, unix.RENAME_NOREPLACE); {
+	case err == nil:
+		r.NoReplace = Yes
+		name = other
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS):
+		r.NoReplace = No
+	}
+	defer os.Remove(name)
+	var st unix.Statx_t
+	if unix.Statx(unix.AT_FDCWD, name, 0, unix.STATX_DIOALIGN, &st) == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
+		r.MemAlign, r.OffAlign = int(st.Dio_mem_align), int(st.Dio_offset_align)
+	}
+	direct, err := sys.OpenFile(name, os.O_RDWR|unix.O_DIRECT, 0)
+	if err != nil {
+		r.Direct = No
+		return nil
+	}
+	defer direct.Close()
+	buf, err := unix.Mmap(-1, 0, trialBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return fmt.Errorf("map %d bytes: %w", trialBytes, err)
+	}
+	defer unix.Munmap(buf)
+	for i := range buf {
+		buf[i] = byte(i*7 + i>>8)
+	}
+	want := bytes.Clone(buf)
+	if _, err := direct.WriteAt(buf, 0); err != nil {
+		r.Direct = No
+		return nil
+	}
+	clear(buf)
+	if _, err := direct.ReadAt(buf, 0); err != nil {
+		return fmt.Errorf("what was written past the page cache cannot be read: %w", err)
+	}
+	if !bytes.Equal(buf, want) {
+		return fmt.Errorf("%s: %w", name, ErrBytes)
+	}
+	r.Direct = Yes
+	if ask != nil {
+		r.CuFile = ask(int(direct.Fd()))
+	}
+	return nil
+}
