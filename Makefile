@@ -10,7 +10,7 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 # Packages with goroutines of their own; the race detector needs a C compiler.
 RACE := ./gds/... ./staging/... ./host/...
 # Compiles every module twice and plays it: minutes under the detector, and one goroutine.
-SLOW := TestWasmDecidesAsNative
+SLOW := TestWasmDecidesAsNative|TestFirstParty|TestBroken
 # How long each part of make torture goes on.
 TORTURE ?= 10m
 KILLS   ?= 500
@@ -40,7 +40,7 @@ run: build ## the main job: replay a trace through a real host, policy in wasm, 
 test: plugins examples ## all tests, the concurrent packages under the race detector
 	$(GO) vet ./...
 	CGO_ENABLED=0 $(GO) test ./abi/... ./plugins/... ./cmd/... ./examples/...
-	CGO_ENABLED=0 $(GO) test -run '$(SLOW)' ./host/sim
+	CGO_ENABLED=0 $(GO) test -run '$(SLOW)' ./host/sim ./host/policy/plugintest
 	CGO_ENABLED=1 $(GO) test -race -timeout 14m -skip '$(SLOW)' $(RACE)
 
 test-python: build ## the Python client's tests against a real host, in a virtual environment of their own

@@ -55,7 +55,7 @@ func New(info guest.Info) (*Policy, error) {
 		slots:  make([]slot, n),
 		segs:   make([]segment, pool),
 		oldest: none, youngest: none, latest: none,
-		undo: make([]uint32, 0, 2*(info.MaxVictims+strangers)),
+		undo: make([]uint32, 0, 2*(info.MaxVictims+looks)),
 		due:  fitFirst,
 	}
 	hashBits := bits.Len32(pool - 1)

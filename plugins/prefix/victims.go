@@ -2,20 +2,20 @@ package prefix
 
 import "github.com/kvhost/kvhost/abi"
 
-// Limits of the search for victims where the cells do not have enough.
+// Limits of one answer, beside a full batch of events within what a call may spend. Who needs more victims asks again.
 const (
-	strangers = 256     // candidates of other tenants that are looked at
-	sweep     = 1 << 14 // slots, from where the last sweep stopped
-	sweeps    = 6       // all but the last for leaves only
+	looks  = 96      // chunks that are named, or passed over because they are another tenant's
+	sweep  = 1 << 11 // slots, from where the last sweep stopped, where the cells do not have enough
+	sweeps = 6       // all but the last for leaves only
 )
 
 // Victims names the chunks that are worth least, each before its parent.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
-	dst = dst[:min(len(dst), int(ask.MaxVictims))]
+	dst = dst[:min(len(dst), int(ask.MaxVictims), looks)]
 	n, tries := 0, 0
 	var freed uint64
 	// Chunks are taken off their segments as if they had gone, and put back at the end.
-	for n < len(dst) && freed < ask.Bytes && tries < strangers {
+	for n < len(dst) && freed < ask.Bytes && n+tries < looks {
 		c := p.worst()
 		if c == none {
 			break

@@ -1,0 +1,91 @@
+package plugintest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"unsafe"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// admit checks an admission policy: a stream of candidates in batches of all sizes, and again to other instances.
+func (c *checker) admit() {
+	answers, err := c.admissions(0)
+	if err == nil {
+		var again []byte
+		if again, err = c.admissions(0); err == nil && !slices.Equal(answers, again) {
+			err = c.finding(abi.ExportAdmit, "another instance with the same seed and candidates answers otherwise", "decide by candidates and Info.seed alone")
+		}
+	}
+	if err == nil {
+		var again []byte
+		if again, err = c.admissions(16); err == nil && !slices.Equal(answers, again) {
+			err = c.finding(abi.ExportAdmit, "with records 16 bytes longer it answers otherwise", "step by the stride of the call, and read only what you know")
+		}
+	}
+	c.r.add(err)
+	if p, err := c.probe(0, 0); err == nil {
+		if err := c.room(p, map[int]uint32{abi.BufferArgs: fullBatch * abi.CandidateSize, abi.BufferResult: fullBatch}); err == nil {
+			c.r.add(c.strangeNamespace(p))
+			c.r.add(c.shortRecords(p, abi.ExportAdmit))
+		}
+		p.Close()
+	}
+}
+
+func (c *checker) admissions(longer uint32) ([]byte, error) {
+	p, err := c.probe(0, longer)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	stride := abi.CandidateSize + longer
+	if err := c.room(p, map[int]uint32{abi.BufferArgs: fullBatch * stride, abi.BufferResult: fullBatch}); err != nil {
+		return nil, err
+	}
+	if err := c.announce(p, texts, identity); err != nil {
+		return nil, err
+	}
+	rng := rand.New(rand.NewPCG(c.o.Seed, 31))
+	var answers []byte
+	for round := range 400 {
+		n := 1 + rng.IntN(fullBatch)
+		if round%10 == 0 {
+			n = fullBatch
+		}
+		b, err := p.Bytes(abi.BufferArgs, uint32(n)*stride)
+		if err != nil {
+			return nil, c.fault(abi.ExportBuffer, "ARGS", err)
+		}
+		for i := range n {
+			*(*abi.Candidate)(unsafe.Pointer(&b[i*int(stride)])) = abi.Candidate{
+				Key: 1 + rng.Uint64N(5000), ParentKey: rng.Uint64N(5000), Namespace: rng.Uint32N(uint32(len(texts))), Group: rng.Uint32N(3),
+				Size: 1 + rng.Uint32N(2000), Depth: rng.Uint32N(200), Request: uint32(round), Tenant: rng.Uint32N(tenants), Flags: rng.Uint32N(2), Time: uint64(round) * 1_000_000,
+			}
+		}
+		p.Now(uint64(round) * 1_000_000)
+		got, ok, err := c.good(p, abi.ExportAdmit, uint64(n), uint64(stride), n)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			continue
+		}
+		if got != uint32(n) {
+			return nil, c.finding(abi.ExportAdmit, fmt.Sprintf("it gives %d answers to %d candidates", got, n), "answer one byte for each, and n as the count")
+		}
+		out, err := p.Bytes(abi.BufferResult, got)
+		if err != nil {
+			return nil, c.fault(abi.ExportAdmit, "RESULT", err)
+		}
+		for i, a := range out {
+			if a > 1 {
+				return nil, c.finding(abi.ExportAdmit, fmt.Sprintf("it answers %d for candidate %d", a, i), "answer 1 to store and 0 not to")
+			}
+		}
+		answers = append(answers, out...)
+	}
+	c.r.Memory = max(c.r.Memory, p.MemoryBytes())
+	return answers, nil
+}
