@@ -17,7 +17,9 @@ func (r *root) evictAhead(ctx context.Context) {
 			return
 		case <-r.kick:
 		}
-		r.turn.Lock()
+		if r.turn.lock(ctx) != nil {
+			return
+		}
 		r.mu.Lock()
 		for ctx.Err() == nil && (r.used > low || r.x.used == r.x.max) {
 			full := r.x.used == r.x.max
@@ -26,7 +28,7 @@ func (r *root) evictAhead(ctx context.Context) {
 			}
 		}
 		r.mu.Unlock()
-		r.turn.Unlock()
+		r.turn.unlock()
 	}
 }
 
@@ -48,6 +50,9 @@ func (r *root) flushEvery(ctx context.Context, every time.Duration) {
 // flush is one such batch. When the file system cannot say that the bytes are on disk, nobody may count on them: the
 // batch's entries are dropped.
 func (r *root) flush() {
+	if !r.serving() {
+		return // before it comes back, what is not durable goes
+	}
 	r.mu.Lock()
 	batch := r.unsynced
 	r.unsynced = nil

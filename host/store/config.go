@@ -75,6 +75,9 @@ type Config struct {
 	Now          func() time.Time
 	HostID       string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
 
+	IOTimeout   time.Duration // after which an operation on files is given up, and its root taken out: 30 s; negative: never
+	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
+
 	QuarantineFiles int // most damaged files kept per root; 0: 64, negative: none
 	ScanWorkers     int // readers of the scan at Open, per root: 8
 }
@@ -130,6 +133,12 @@ func (c *Config) complete() error {
 	}
 	if !(0 < c.VerifyShare && c.VerifyShare <= 1) {
 		return fmt.Errorf("%w: %g of the loads are to be verified, want more than 0 and at most 1", ErrConfig, c.VerifyShare)
+	}
+	if c.IOTimeout == 0 {
+		c.IOTimeout = 30 * time.Second
+	}
+	if c.UpkeepEvery <= 0 {
+		c.UpkeepEvery = time.Second
 	}
 	if c.BatchEvery <= 0 {
 		c.BatchEvery = time.Second

@@ -24,6 +24,8 @@ var (
 	ErrRefused = errors.New("store: admission refused")
 	// ErrNoSpace says that the evict policy freed too little: the store is shed.
 	ErrNoSpace = errors.New("store: no space")
+	// ErrRootOut says that the root, or each of them, is out of service at present.
+	ErrRootOut = errors.New("store: root is out of service")
 	// ErrSync says that the piece could not be made durable; it is dropped.
 	ErrSync = errors.New("store: sync failed")
 	// ErrShort says that a piece was published before all of it was written.

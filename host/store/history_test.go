@@ -80,6 +80,7 @@ func runHistory(t *testing.T, seed uint64, faults bool) {
 			c.Seed = seed
 			c.Durability = []Durability{None, Strict}[h.rng.IntN(2)]
 			c.QuarantineFiles = 3
+			c.UpkeepEvery = time.Hour // steps do its work, so that a seed replays
 			c.Roots[0].Capacity += 7 * Page
 		})
 		h.faulty.Set(h.rules...)
@@ -105,6 +106,10 @@ func runHistory(t *testing.T, seed uint64, faults bool) {
 func (h *history) key() uint64 { return h.rng.Uint64N(24) }
 
 func (h *history) step() string {
+	if r := h.store.roots[0]; !r.takes() && h.rng.IntN(8) == 0 {
+		_ = r.comeBack(context.Background(), r.state())
+		return "probe"
+	}
 	switch n := h.rng.IntN(100); {
 	case n < 40:
 		return h.store1()
@@ -129,7 +134,7 @@ func (h *history) step() string {
 // acceptable are the errors that a put may end in.
 func acceptable(err error) bool {
 	return err == nil || errors.Is(err, ErrResident) || errors.Is(err, ErrNoSpace) || errors.Is(err, staging.ErrInjected) ||
-		errors.Is(err, ErrGone)
+		errors.Is(err, ErrGone) || errors.Is(err, ErrRootOut)
 }
 
 func (h *history) must(err error, what string, n uint64) {
@@ -275,6 +280,7 @@ func (h *history) letGo() {
 func (h *history) reopen() string {
 	h.faulty.Set()
 	h.letGo()
+	h.backIn()
 	before := map[uint64]bool{}
 	for n := range uint64(24) {
 		before[n] = h.has(n)

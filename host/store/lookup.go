@@ -144,7 +144,7 @@ func (w *walk) leave() {
 // serves says whether an entry can be granted.
 func (r *root) serves(slot uint32, ranks uint64) bool {
 	e := r.x.at(slot)
-	if e.is(stLeaving) || e.pins == maxPins {
+	if e.is(stLeaving) || e.pins == maxPins || !r.serving() {
 		return false
 	}
 	return r.x.pieces(slot)&ranks == ranks

@@ -21,6 +21,9 @@ const (
 	lockFile      = metaDir + "/lock"
 )
 
+// ownDirs are what a root is made with.
+var ownDirs = [...]string{"", namespacesDir, plansDir, quarantineDir}
+
 // maxMeta bounds what is read of a file that the store kept.
 const maxMeta = 4 << 20
 
@@ -36,10 +39,51 @@ func (r *root) keep(dir string, d chunk.Digest, data []byte) error {
 		err = r.fs.Rename(temp, name)
 	}
 	if err != nil {
-		_ = r.fs.Remove(temp)
+		r.discard(temp, int64(len(data)))
 		return fmt.Errorf("store: root %s: keeping %s: %w", r.dir, dir, err)
 	}
 	return r.keepName(dir)
+}
+
+// keepForStores is keep where the root takes stores: one that does not catches up before it does again.
+func (r *root) keepForStores(dir string, d chunk.Digest, data []byte) error {
+	if !r.takes() {
+		return nil
+	}
+	if err := r.keep(dir, d, data); err != nil && r.takes() {
+		return err
+	}
+	return nil
+}
+
+// catchUp keeps what sessions have opened. The caller holds Store.opening.
+func (r *root) catchUp() error {
+	for _, o := range r.store.spaces.opened() {
+		if err := r.keep(namespacesDir, o.ns.digest, []byte(o.ns.text)); err != nil {
+			return err
+		}
+		for _, p := range o.plans {
+			if err := r.keep(plansDir, p.Digest(), p.Encoded()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sweepMeta removes temporaries that an earlier run left among the store's own files.
+func (r *root) sweepMeta() {
+	for _, d := range [...]string{metaDir, namespacesDir, plansDir} {
+		list, err := r.fs.ReadDir(r.dir + "/" + d)
+		if err != nil {
+			r.log.Warn("a directory could not be read; temporaries in it are left", "directory", d, "error", err)
+		}
+		for _, e := range list {
+			if owner, ok := tempOwner(e.Name()); ok && (!r.cfg.Shared || owner == r.store.cfg.HostID) {
+				r.sweep(r.dir + "/" + d + "/" + e.Name())
+			}
+		}
+	}
 }
 
 func (r *root) keepName(dir string) error {
@@ -114,10 +158,6 @@ func (r *root) loadNamespaces() error {
 	s := r.store
 	for _, e := range list {
 		name := r.dir + "/" + namespacesDir + "/" + e.Name()
-		if _, temp := tempOwner(e.Name()); temp {
-			_ = r.fs.Remove(name)
-			continue
-		}
 		d, err := chunk.ParseDigest(e.Name())
 		if err != nil {
 			continue

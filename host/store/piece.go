@@ -45,6 +45,9 @@ func (p *Piece) open() (err error) {
 	if errors.Is(err, unix.ESTALE) {
 		p.file, err = staging.OpenDirect(r.fs, p.name, os.O_RDONLY, 0) // once: the name may have a new handle
 	}
+	if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)) && !r.present() {
+		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
+	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
 		r.counted(&r.count.vanished)
 		r.recount()
@@ -65,7 +68,7 @@ func (p *Piece) open() (err error) {
 // unusable judges an error of opening. One that is this host's own, and passes, leaves the entry as it is; after any
 // other the entry would be promised, and fail, again and again: it is dropped, so that the next lookup misses.
 func (p *Piece) unusable(err error) error {
-	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
+	if p.root.notOurs(p.mark, err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
 		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
 	}
 	p.root.condemn(p.mark, p.rank, p.name, err)
@@ -139,6 +142,9 @@ func (p *Piece) expects(h *Header) error {
 // Bad says that the piece's bytes are not what was stored. Its entry is dropped at once, so that the next lookup misses,
 // and the file goes into quarantine.
 func (p *Piece) Bad(cause error) {
+	if p.root.notOurs(p.mark, cause) {
+		return
+	}
 	p.root.doubted(cause)
 	p.root.condemn(p.mark, p.rank, p.name, cause)
 }

@@ -82,8 +82,12 @@ func (p *Put) link(info staging.Info) (staging.Info, error) {
 			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
 		}
 		if !errors.Is(err, fs.ErrExist) {
+			r.strayedLate(p.target, err)
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 		}
+		r.strays.mu.Lock()
+		r.adopted(p.target)
+		r.strays.mu.Unlock()
 		h, there, herr := r.look(p.target)
 		switch {
 		case errors.Is(herr, fs.ErrNotExist):
@@ -92,6 +96,7 @@ func (p *Put) link(info staging.Info) (staging.Info, error) {
 		case herr != nil:
 			r.seize(p.target, herr)
 		case p.same(&h):
+			p.unproven = true          // who wrote it, and how far, is not known
 			return there, p.syncName() // abort or enter removes the temporary
 		case p.detour:
 			r.seize(p.target, fmt.Errorf("%w: key %s", ErrWrongPiece, h.Key))
@@ -138,8 +143,10 @@ func (p *Put) moveAside(cause error) error {
 
 // seize puts a file that the index does not know into quarantine, so that its name is free.
 func (r *root) seize(name string, cause error) {
-	k := r.impound(name, cause)
+	k, left := r.impound(name, 0, cause)
 	r.mu.Lock()
+	r.stray += left
+	r.used += left
 	excess := r.hold(k)
 	r.mu.Unlock()
 	r.destroy(excess)
@@ -150,7 +157,7 @@ func (p *Put) syncName() error {
 		return nil
 	}
 	if err := p.root.fs.SyncDir(filepath.Dir(p.target)); err != nil {
-		p.root.discard(p.target)
+		p.root.discard(p.target, p.class.fileBytes())
 		return p.root.syncFailed(err)
 	}
 	return nil
@@ -186,11 +193,14 @@ func (p *Put) enter(info staging.Info) error {
 	e := r.x.at(p.mark.slot)
 	if e.is(stLeaving) {
 		r.mu.Unlock()
-		r.discard(p.target)
+		r.discard(p.target, p.class.fileBytes())
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
 	r.x.arrive(p.mark.slot, p.rank)
+	if p.unproven {
+		e.set(stUnproven)
+	}
 	if r.x.pieces(p.mark.slot)&p.ranks == p.ranks && !e.is(stComplete) {
 		e.set(stComplete)
 		r.complete++
@@ -210,8 +220,10 @@ func (p *Put) enter(info staging.Info) error {
 
 // shrink evicts down to the capacity: what was reserved took more than it should have.
 func (r *root) shrink(ctx context.Context) {
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	if r.turn.lock(ctx) != nil {
+		return
+	}
+	defer r.turn.unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.makeRoom(ctx, 0, false, true, nil); err != nil {
@@ -260,14 +272,14 @@ func (r *root) relieve() bool {
 // removeTemp unlinks the temporary, if there is one.
 func (p *Put) removeTemp() {
 	if p.temp != "" {
-		p.root.discard(p.temp)
+		p.root.discard(p.temp, p.class.fileBytes())
 		p.temp = ""
 	}
 }
 
 // discard unlinks a file of a put that came to nothing. One that will not go stays in the account.
-func (r *root) discard(name string) {
-	left, _ := r.remove(name)
+func (r *root) discard(name string, most int64) {
+	left, _ := r.remove(name, most)
 	r.mu.Lock()
 	r.stray += left
 	r.used += left

@@ -48,6 +48,8 @@ type Put struct {
 	temp string // there before file when the put was left a victim's
 	file staging.File
 	over bool
+
+	unproven bool // the file that was published was there before
 }
 
 // Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for other
@@ -60,9 +62,11 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	}
 	class := p.class // p's is its entry's in the end
 	defer class.drop()
-	stripe := &s.stripes[p.mark.print%uint64(len(s.stripes))]
-	stripe.Lock()
-	defer stripe.Unlock()
+	stripe := s.stripes[p.mark.print%uint64(len(s.stripes))]
+	if err := stripe.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer stripe.unlock()
 	found, err := s.join(ctx, p)
 	if err != nil {
 		return nil, err
@@ -123,6 +127,9 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 // join adds the piece to the entry of its key, if there is one.
 func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 	for _, r := range s.roots {
+		if !r.serving() {
+			continue // what it has is not to be had: it can be stored elsewhere
+		}
 		if ok, err := r.join(ctx, p); ok || err != nil {
 			if errors.Is(err, ErrResident) {
 				s.resident.Add(1)
@@ -217,7 +224,7 @@ func (s *Store) holdsPrint(print uint64) bool {
 	for _, r := range s.roots {
 		r.mu.Lock()
 		slot := r.x.findPrint(print)
-		there := slot != none && !r.x.at(slot).is(stLeaving)
+		there := slot != none && r.serving() && !r.x.at(slot).is(stLeaving)
 		r.mu.Unlock()
 		if there {
 			return true
@@ -242,13 +249,15 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if err != nil {
 		return err
 	}
-	r := s.choose(chosen)
-	p.root, p.target, p.stamp = r, r.dir+"/"+rel, s.stamp()
 	demand := s.cfg.EvictMode == OnDemand
-	if demand {
-		r.turn.Lock()
-		defer r.turn.Unlock()
+	r, err := s.enter(ctx, chosen, demand)
+	if err != nil {
+		return err
 	}
+	if demand {
+		defer r.turn.unlock()
+	}
+	p.root, p.target, p.stamp = r, r.dir+"/"+rel, s.stamp()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.makeRoom(ctx, p.entryBytes(), true, demand, p); err != nil {
@@ -279,6 +288,24 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	return nil
 }
 
+// enter chooses the root of a new entry and, if it may evict, takes the root's turn. A root can be taken out while that is
+// waited for; then another is chosen.
+func (s *Store) enter(ctx context.Context, chosen uint32, demand bool) (*root, error) {
+	for {
+		r, err := s.choose(chosen)
+		if err != nil || !demand {
+			return r, err
+		}
+		if err := r.turn.lock(ctx); err != nil {
+			return nil, err
+		}
+		if r.takes() {
+			return r, nil
+		}
+		r.turn.unlock()
+	}
+}
+
 // extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not among
 // the victims; should it be dropped meanwhile, its bytes are given back with it.
 func (p *Put) extend(ctx context.Context) error {
@@ -291,8 +318,10 @@ func (p *Put) extend(ctx context.Context) error {
 	}
 	demand := r.store.cfg.EvictMode == OnDemand
 	if demand {
-		r.turn.Lock()
-		defer r.turn.Unlock()
+		if err := r.turn.lock(ctx); err != nil {
+			return err
+		}
+		defer r.turn.unlock()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

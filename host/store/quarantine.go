@@ -23,29 +23,27 @@ type kept struct {
 // quarantineShare is the part of a root's capacity, 1/n, that its quarantine may take.
 const quarantineShare = 16
 
-// impound moves a file into quarantine and returns it with its size; no name when it is gone altogether. mu is not held.
-func (r *root) impound(name string, cause error) kept {
+// impound moves a file into quarantine and returns it with its size, or removes it, and then it has no name; left is what it
+// takes if neither can be done. mu is not held.
+func (r *root) impound(name string, most int64, cause error) (k kept, left int64) {
 	info, err := r.fs.Stat(name)
-	if err != nil {
-		return kept{}
+	if errors.Is(err, fs.ErrNotExist) {
+		return kept{}, 0
 	}
-	k := kept{bytes: padded(info.Allocated)}
-	if r.store.cfg.QuarantineFiles > 0 && k.bytes <= r.cfg.Capacity/quarantineShare {
-		k.name = r.quarantineName(name)
+	if err == nil && r.store.cfg.QuarantineFiles > 0 && padded(info.Allocated) <= r.cfg.Capacity/quarantineShare {
+		k = kept{name: r.quarantineName(name), bytes: padded(info.Allocated)}
 		if err = r.fs.RenameNoReplace(name, k.name); err != nil {
+			r.strayedLate(k.name, err)
 			if now, serr := r.fs.Stat(k.name); serr != nil || !now.Same(info) {
-				k.name = ""
+				k = kept{}
 			}
 		}
 	}
 	r.log.Warn("damaged piece taken out", "file", name, "kept", k.name, "cause", cause, "error", err)
-	if k.name != "" {
-		return k
+	if k.name == "" {
+		left, _ = r.remove(name, most)
 	}
-	if left, _ := r.remove(name); left > 0 {
-		return kept{name: name, bytes: left} // it stays where it is, and in the account
-	}
-	return kept{}
+	return k, left
 }
 
 func (r *root) quarantineName(name string) string {
@@ -74,7 +72,7 @@ func (r *root) hold(k kept) (excess []kept) {
 // destroy unlinks files that hold gave up. mu is not held.
 func (r *root) destroy(list []kept) {
 	for _, k := range list {
-		left, _ := r.remove(k.name)
+		left, _ := r.remove(k.name, k.bytes)
 		r.mu.Lock()
 		r.stray += left
 		r.used += left - k.bytes
@@ -162,13 +160,9 @@ func (r *root) condemn(m mark, rank uint32, name string, cause error) {
 	d := r.leave(m.slot)
 	r.count.damaged++
 	r.mu.Unlock()
-	k := r.impound(name, cause)
+	k, left := r.impound(name, d.class.fileBytes(), cause)
 	d.stray, _ = r.unlink(&d, d.pieces&^(1<<rank))
-	if k.name == "" {
-		if _, err := r.fs.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			d.stray += d.class.fileBytes() // nobody can say that it is gone
-		}
-	}
+	d.stray += left
 	r.mu.Lock()
 	r.transfer(d.slot, k.bytes)
 	excess := r.hold(k)

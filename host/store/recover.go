@@ -27,6 +27,9 @@ func (r *root) recover(ctx context.Context) error {
 	r.replay()
 	r.mu.Unlock()
 	r.shrink(ctx)
+	if !r.serving() {
+		return r.outError() // half a scan is no account of what is there
+	}
 	return ctx.Err()
 }
 

@@ -40,6 +40,7 @@ func (r *root) bequeath(d *departure, heir *Put) (left uint64) {
 		}
 	}
 	if err != nil {
+		r.strayedLate(temp, err)
 		_ = r.fs.Remove(temp) // a rename can report an error although it happened
 		return d.pieces
 	}

@@ -140,11 +140,12 @@ func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
 		}
 		name, err := r.locatePiece(d.class, &d.key, rank, d.detour)
 		if err != nil {
-			r.log.Error("a piece has no name; its bytes stay accounted until the next start", "key", d.key, "error", err)
+			r.log.Error("a piece has no name; its bytes stay accounted until it has one", "key", d.key, "error", err)
+			r.nameless(d.class, &d.key, rank)
 			stray, failed = stray+d.class.fileBytes(), err
 			continue
 		}
-		left, err := r.remove(name)
+		left, err := r.remove(name, d.class.fileBytes())
 		stray += left
 		if errors.Is(err, fs.ErrNotExist) {
 			r.counted(&r.count.vanished)
@@ -156,10 +157,10 @@ func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
 	return stray, failed
 }
 
-// remove unlinks a file. It says how many bytes are still taken because the file would not go, and why; the error is
-// [fs.ErrNotExist] when it was gone already. An unlink can report an error although it happened, so the name is looked at
-// again.
-func (r *root) remove(name string) (left int64, err error) {
+// remove unlinks a file. When the file would not go, it says why and how many bytes are still taken: most, when nobody can
+// tell. It is tried again then; the bytes are the caller's to book as strays. The error is [fs.ErrNotExist] when the file was
+// gone already. An unlink can report an error although it happened, so the name is looked at again.
+func (r *root) remove(name string, most int64) (left int64, err error) {
 	if err = r.fs.Remove(name); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
@@ -167,8 +168,12 @@ func (r *root) remove(name string) (left int64, err error) {
 	if errors.Is(serr, fs.ErrNotExist) {
 		return 0, nil
 	}
-	r.log.Error("a file could not be unlinked; its bytes stay accounted until the next start", "file", name, "error", err)
-	return padded(info.Allocated), err
+	if left = most; serr == nil {
+		left = padded(info.Allocated)
+	}
+	r.log.Error("a file could not be unlinked; its bytes stay accounted until it goes", "file", name, "error", err)
+	r.strayed(stray{name: name, bytes: left})
+	return left, err
 }
 
 // locatePiece is the path of a published piece. Only an entry with a detour can have one under the built-in name, and

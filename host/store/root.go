@@ -20,14 +20,21 @@ import (
 type root struct {
 	store *Store
 	cfg   RootConfig
-	dir   string // absolute
-	slash string // dir and a slash
-	fs    staging.FS
+	dir   string     // absolute
+	slash string     // dir and a slash
+	fs    staging.FS // watched
 	log   *slog.Logger
 	lock  io.Closer
 	kick  chan struct{} // wakes the background evictor
 
-	turn       sync.Mutex // held by the one reservation that may evict
+	watched *staging.WatchedFS
+	bare    *staging.WatchedFS // for probes: admits everything, and what fails there has no consequences
+	health  health
+	nudge   chan struct{} // wakes the upkeep
+	self    staging.Info  // the directory
+	strays  strays
+
+	turn       latch      // held by the one reservation that may evict
 	succession sync.Mutex // held by who tells a policy what is here, so that it can take over
 
 	reads, writes speed // of single transfers
@@ -73,13 +80,21 @@ type mark struct {
 }
 
 // openRoot makes the directories and takes the lock. Nothing is read yet.
-func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
+func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error) {
 	r := &root{
-		store: s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", fs: s.cfg.FS, log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1),
+		store: s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1), nudge: make(chan struct{}, 1),
 		x: newIndex(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{},
 	}
 	r.settled.L = &r.mu
-	for _, d := range []string{"", namespacesDir, plansDir, quarantineDir} {
+	r.watched = staging.Watched(s.cfg.FS, staging.Watch{Limit: s.cfg.IOTimeout, Admit: r.admits, Seen: r.saw, Ended: r.ended})
+	r.bare = staging.Watched(s.cfg.FS, staging.Watch{Limit: s.cfg.IOTimeout, Ended: r.ended})
+	r.fs = r.watched
+	defer func() {
+		if err != nil {
+			r.endWatch()
+		}
+	}()
+	for _, d := range ownDirs {
 		if err := r.fs.MkdirAll(r.dir+"/"+d, 0o700); err != nil {
 			return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
 		}
@@ -90,11 +105,10 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 			return nil, fmt.Errorf("store: root %s: %w: %w", r.dir, ErrSync, err)
 		}
 	}
-	name := r.dir + "/" + lockFile
-	if cfg.Shared {
-		name += "." + s.cfg.HostID
+	if r.self, err = r.fs.Stat(r.dir); err != nil {
+		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
-	lock, err := r.fs.Lock(name)
+	lock, err := r.fs.Lock(r.lockName())
 	if errors.Is(err, staging.ErrLocked) {
 		return nil, fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
 			ErrRootBusy, r.dir, err)
@@ -103,6 +117,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
 	r.lock = lock
+	r.sweepMeta()
 	if err := r.beginUnclean(); err != nil {
 		return nil, errors.Join(fmt.Errorf("store: root %s: %w", r.dir, err), lock.Close())
 	}
@@ -128,15 +143,47 @@ func (r *root) close() error {
 	defer r.mu.Unlock()
 	err := errors.Join(r.evict.Close(), r.lock.Close())
 	r.acting.release()
+	r.endWatch()
 	return err
+}
+
+func (r *root) endWatch() {
+	r.watched.Close()
+	r.bare.Close()
+}
+
+func (r *root) lockName() string {
+	if r.cfg.Shared {
+		return r.dir + "/" + lockFile + "." + r.store.cfg.HostID
+	}
+	return r.dir + "/" + lockFile
+}
+
+// ended is told when an operation that was given up has ended.
+func (r *root) ended(staging.Op, string) {
+	select {
+	case r.nudge <- struct{}{}:
+	default:
+	}
 }
 
 // facts are what the place policy is told.
 func (r *root) facts(id int) abi.RootFacts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var flags uint32
+	if r.takes() {
+		flags = abi.RootWritable
+	}
 	return abi.RootFacts{
-		ID: uint32(id), Flags: abi.RootWritable, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, r.cfg.Capacity-r.used)),
+		ID: uint32(id), Flags: flags, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, r.cfg.Capacity-r.used)),
 		ReadBps: r.reads.bps.Load(), WriteBps: r.writes.bps.Load(),
 	}
+}
+
+// room is the part of the root that is free.
+func (r *root) room() float64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return float64(r.cfg.Capacity-r.used) / float64(r.cfg.Capacity)
 }

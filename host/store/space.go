@@ -221,8 +221,10 @@ func (s *Store) Space(ctx context.Context, n *chunk.Namespace) (*Space, error) {
 		return nil, err
 	}
 	digest, text := n.Digest(), n.Text()
-	s.opening.Lock()
-	defer s.opening.Unlock()
+	if err := s.opening.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer s.opening.unlock()
 	if s.closed.Load() {
 		return nil, ErrClosed
 	}
@@ -238,7 +240,7 @@ func (s *Store) Space(ctx context.Context, n *chunk.Namespace) (*Space, error) {
 		return nil, fmt.Errorf("store: %s: %w", n.Model, err)
 	}
 	for _, r := range s.roots {
-		if err := r.keep(namespacesDir, digest, []byte(text)); err != nil {
+		if err := r.keepForStores(namespacesDir, digest, []byte(text)); err != nil {
 			return nil, err
 		}
 	}
@@ -260,12 +262,33 @@ func (s *Store) plansOf(ctx context.Context, ns *namespace, groups []chunk.Group
 			return nil, err
 		}
 		for _, p := range plans {
-			if err := r.keep(plansDir, p.Digest(), p.Encoded()); err != nil {
+			if err := r.keepForStores(plansDir, p.Digest(), p.Encoded()); err != nil {
 				return nil, err
 			}
 		}
 	}
 	return plans, nil
+}
+
+// opened is what sessions have opened: what a root must hold so that a restart understands its pieces.
+type openedSpace struct {
+	ns    *namespace
+	plans []*chunk.Plan
+}
+
+func (t *spaces) opened() (list []openedSpace) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, ns := range t.byID {
+		o := openedSpace{ns: ns}
+		for _, c := range ns.all {
+			if c.plan != nil {
+				o.plans = append(o.plans, c.plan)
+			}
+		}
+		list = append(list, o)
+	}
+	return list
 }
 
 // open completes a namespace's classes, those of earlier namings too: what is missing of their entries is written under

@@ -19,6 +19,11 @@ type counters struct {
 // RootStats is the state of one root. What counts up does so since the store was opened.
 type RootStats struct {
 	Path     string
+	State    RootState
+	Reason   string    // why it is not in
+	Since    time.Time // that it is in this state; zero from the start
+	Outages  uint64    // times that it was taken out
+	Stuck    int       // operations that were given up and have not ended
 	Capacity int64
 	Used     int64 // all of the following, and entries on their way out
 	Writing  int64 // reserved by pieces in flight: temporaries
@@ -150,6 +155,11 @@ func (r *root) stats() RootStats {
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
 		Evict: addStats(r.faulted, r.evict.Stats()),
 	}
+	h := &r.health
+	h.mu.Lock()
+	st.State, st.Reason, st.Since, st.Outages = min(r.state(), RootOut), h.reason, h.since, h.taken
+	h.mu.Unlock()
+	st.Stuck = r.watched.Stuck() + r.bare.Stuck()
 	st.Evict.Builtin = r.standin != nil
 	for slot, f := range r.flights {
 		st.Writing += int64(bits.OnesCount64(f.ranks)) * r.store.spaces.class(r.x.at(slot).class).fileBytes()

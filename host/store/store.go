@@ -28,8 +28,8 @@ type Store struct {
 	earlier []*naming // of earlier runs, while what they named is looked for
 	plans   sync.Map  // chunk.Digest to *chunk.Plan, of earlier layouts
 
-	opening    sync.Mutex     // of namespaces
-	stripes    [64]sync.Mutex // by fingerprint: a key is reserved once, in one root
+	opening    latch     // of namespaces
+	stripes    [64]latch // by fingerprint: a key is reserved once, in one root
 	requests   requests
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy was last told of the roots
@@ -49,7 +49,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), spaces: newSpaces()}
+	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), spaces: newSpaces(), opening: newLatch()}
+	for i := range s.stripes {
+		s.stripes[i] = newLatch()
+	}
 	s.seq.Store(uint64(s.start.UnixNano()))
 	s.candidates.New = func() any { return new(candidate) }
 	s.requests.seen = map[uint32]*visits{}
@@ -65,6 +68,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.tellRoots()
 	s.work.Go(func() { s.bury(s.run) })
 	for _, r := range s.roots {
+		s.work.Go(func() { r.upkeep(s.run) })
 		if cfg.EvictMode == Background {
 			s.work.Go(func() { r.evictAhead(s.run) })
 		}
@@ -201,26 +205,37 @@ func (s *Store) tellRoots() {
 // factsEvery is how old the place policy's facts may get.
 const factsEvery = int64(time.Second)
 
-// choose is the root of a new entry: the place policy's choice, or the one with most room.
-func (s *Store) choose(chosen uint32) *root {
-	if len(s.roots) == 1 {
-		return s.roots[0]
-	}
-	if now, last := int64(s.clock()), s.factsAt.Load(); now-last >= factsEvery && s.factsAt.CompareAndSwap(last, now) {
+// choose is the root of a new entry: the place policy's choice, or the one with most room, among those that take stores.
+// One that is full is chosen when there is no other.
+func (s *Store) choose(chosen uint32) (*root, error) {
+	if now, last := int64(s.clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery && s.factsAt.CompareAndSwap(last, now) {
 		s.tellRoots()
 	}
-	if chosen != none {
-		return s.roots[chosen]
+	if len(s.roots) == 1 {
+		chosen = 0
+	}
+	if chosen != none && (s.roots[chosen].state() == RootIn || len(s.roots) == 1 && s.roots[0].takes()) {
+		return s.roots[chosen], nil
 	}
 	var best *root
 	var most float64
-	for i, r := range s.roots {
-		f := r.facts(i)
-		if share := float64(f.Free) / float64(f.Capacity); best == nil || share > most {
+	for _, r := range s.roots {
+		state := r.state()
+		if state > RootFull {
+			continue
+		}
+		share := r.room()
+		if state == RootFull {
+			share -= 2
+		}
+		if best == nil || share > most {
 			best, most = r, share
 		}
 	}
-	return best
+	if best == nil {
+		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(s.roots), len(s.roots), s.roots[len(s.roots)-1].outError())
+	}
+	return best, nil
 }
 
 // EndRequest tells the evict policies that a request is over.

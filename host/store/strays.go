@@ -1,0 +1,117 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"sync"
+
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// A stray is a file that nobody wants and that would not go. Its bytes stay in the account, and it is tried again: by the
+// upkeep, and before a root that was out comes back.
+type stray struct {
+	name  string // or else the piece whose name the place policy did not tell:
+	class *class
+	key   chunk.Key
+	rank  uint32
+	bytes int64
+}
+
+// strays are a root's. mu is held by whoever unlinks one of them or takes one for a piece, files included, so that it is
+// not both.
+type strays struct {
+	mu   sync.Mutex
+	list []stray
+}
+
+// maxStrays bounds the memory: those beyond are in the account until the next start.
+const maxStrays = 1 << 16
+
+// strayed notes a file for later. Its bytes are booked by the caller.
+func (r *root) strayed(s stray) {
+	r.strays.mu.Lock()
+	defer r.strays.mu.Unlock()
+	if len(r.strays.list) < maxStrays {
+		r.strays.list = append(r.strays.list, s)
+	} else if s.class != nil {
+		s.class.drop()
+	}
+}
+
+// nameless notes a piece that cannot be found at present.
+func (r *root) nameless(c *class, k *chunk.Key, rank uint32) {
+	if c.hold() {
+		r.strayed(stray{class: c, key: *k, rank: rank, bytes: c.fileBytes()})
+	}
+}
+
+// strayedLate notes a name under which an operation that was given up may yet leave something.
+func (r *root) strayedLate(name string, err error) {
+	if isHung(err) {
+		r.strayed(stray{name: name})
+	}
+}
+
+// tidy tries again to unlink what would not go.
+func (r *root) tidy(ctx context.Context) {
+	r.strays.mu.Lock()
+	todo := len(r.strays.list)
+	r.strays.mu.Unlock()
+	for range todo {
+		if ctx.Err() != nil || r.state() == RootOut || !r.tidyOne() {
+			return
+		}
+	}
+}
+
+// tidyOne tries the oldest; one that will not go yet is the newest then.
+func (r *root) tidyOne() bool {
+	r.strays.mu.Lock()
+	defer r.strays.mu.Unlock()
+	if len(r.strays.list) == 0 {
+		return false
+	}
+	s := r.strays.list[0]
+	r.strays.list = r.strays.list[1:]
+	name, err := s.name, error(nil)
+	if s.class != nil {
+		name, err = r.locatePiece(s.class, &s.key, s.rank, false)
+	}
+	if err == nil {
+		if err = r.fs.Remove(name); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		r.strays.list = append(r.strays.list, s)
+		return true
+	}
+	r.gone(s)
+	return true
+}
+
+// adopted says that what stands under a name is accounted for by somebody else from now on. strays.mu is held.
+func (r *root) adopted(name string) {
+	for i, s := range r.strays.list {
+		if s.name == name {
+			r.strays.list = append(r.strays.list[:i:i], r.strays.list[i+1:]...)
+			r.gone(s)
+			return
+		}
+	}
+}
+
+// gone takes a stray out of the account.
+func (r *root) gone(s stray) {
+	if s.class != nil {
+		s.class.drop()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := min(s.bytes, r.stray)
+	r.stray -= n
+	r.used -= n
+	r.settled.Broadcast()
+}

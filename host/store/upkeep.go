@@ -1,0 +1,24 @@
+package store
+
+import (
+	"context"
+	"time"
+)
+
+// upkeep is a root's own work that nobody waits for, a bounded part of it at a time. It ends with ctx.
+func (r *root) upkeep(ctx context.Context) {
+	tick := time.NewTicker(r.store.cfg.UpkeepEvery)
+	defer tick.Stop()
+	for n := uint64(1); ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-r.nudge:
+		}
+		r.lookAfter(ctx)
+		if n%maxPause == 0 && r.takes() {
+			r.tidy(ctx)
+		}
+	}
+}
