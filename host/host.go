@@ -100,6 +100,15 @@ func (h *Host) storeConfig() store.Config {
 	case config.DurabilityStrict:
 		out.Durability = store.Strict
 	}
+	switch s.Verification {
+	case config.VerifySampled:
+		out.Verification, out.VerifyShare = store.Sampled, s.VerifyRatio
+	case config.VerifyOff:
+		out.Verification = store.Off
+	}
+	if out.IOTimeout = s.IOTimeout; s.IOTimeout == 0 {
+		out.IOTimeout = -1
+	}
 	for _, r := range h.cfg.Roots {
 		out.Roots = append(out.Roots, store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared})
 	}

@@ -82,16 +82,19 @@ type Root struct {
 	Shared   bool  // other hosts use it too
 }
 
-// Store is capacity and durability.
+// Store is capacity, durability and trust.
 type Store struct {
 	Evict         string  // EvictOnDemand, EvictBackground
 	HighWatermark float64 // of the capacity
 	LowWatermark  float64
 	Durability    string // DurabilityNone, DurabilityBatch, DurabilityStrict
+	Verification  string // VerifyAlways, VerifySampled, VerifyOff
+	VerifyRatio   float64
+	IOTimeout     time.Duration // 0: none
 	Seed          int64
 }
 
-// When room is made, and what a publication waits for.
+// When room is made, what a publication waits for, and which loads are verified.
 const (
 	EvictOnDemand   = "on-demand"
 	EvictBackground = "background"
@@ -99,6 +102,10 @@ const (
 	DurabilityNone   = "none"
 	DurabilityBatch  = "batch"
 	DurabilityStrict = "strict"
+
+	VerifyAlways  = "always"
+	VerifySampled = "sampled"
+	VerifyOff     = "off"
 )
 
 // Engine is how bytes move.
