@@ -25,7 +25,6 @@ func (s Submit) String() string { return [...]string{"sync", "async"}[s] }
 type DirectConfig struct {
 	BufferBytes int64 // of device memory that all slots take together
 	Handles     int   // files kept registered while unused
-	Submit      Submit
 }
 
 // DirectRoute moves whole files between storage and device memory by cuFile. Its slots are device memory that cuFile knows,
@@ -64,8 +63,6 @@ func NewDirectRoute(g *GPU, c *CuFile, cfg DirectConfig) (*DirectRoute, error) {
 	switch {
 	case cfg.BufferBytes < slotUnit || cfg.Handles < 0 || g.cfg.Files < 1:
 		return nil, fmt.Errorf("%w: a direct route with %d bytes, %d handles and %d threads", ErrConfig, cfg.BufferBytes, cfg.Handles, g.cfg.Files)
-	case cfg.Submit == Async && !c.Async():
-		return nil, fmt.Errorf("%w: cuFileReadAsync", ErrSymbol)
 	case g.sums.function == 0:
 		return nil, fmt.Errorf("%w: the checksum kernel", ErrSymbol)
 	}
@@ -215,15 +212,15 @@ func (d *DirectRoute) Close() error {
 }
 
 // Write writes the slot's bytes [from, to) to the same place of a file.
-func (s *DirectSlot) Write(fd int, from, to int64) error {
-	return s.file(fd, true, func(t *Thread, h *Handle) error { return s.move(t, h, true, from, to) })
+func (s *DirectSlot) Write(by Submit, fd int, from, to int64) error {
+	return s.file(fd, true, func(t *Thread, h *Handle) error { return s.move(t, h, by, true, from, to) })
 }
 
 // Read fills the slot from a file of size bytes, and the slot's head from that. A file that ends before is
 // io.ErrUnexpectedEOF.
-func (s *DirectSlot) Read(fd int, size int64) error {
+func (s *DirectSlot) Read(by Submit, fd int, size int64) error {
 	return s.file(fd, false, func(t *Thread, h *Handle) error {
-		if err := s.move(t, h, false, 0, size); err != nil {
+		if err := s.move(t, h, by, false, 0, size); err != nil {
 			return err
 		}
 		return t.Read(s.Head[:min(int64(len(s.Head)), size)], s.Address)
@@ -245,14 +242,14 @@ func (s *DirectSlot) file(fd int, write bool, fn func(*Thread, *Handle) error) (
 	return err
 }
 
-func (s *DirectSlot) move(t *Thread, h *Handle, write bool, from, to int64) error {
+func (s *DirectSlot) move(t *Thread, h *Handle, by Submit, write bool, from, to int64) error {
 	c, call := s.direct.cufile, (*CuFile).Read
 	switch {
-	case write && s.direct.cfg.Submit == Async:
+	case write && by == Async:
 		call = (*CuFile).WriteAsync
 	case write:
 		call = (*CuFile).Write
-	case s.direct.cfg.Submit == Async:
+	case by == Async:
 		call = (*CuFile).ReadAsync
 	}
 	n, err := call(c, t, h.handle, s.Address, to-from, from, from)

@@ -73,7 +73,7 @@ func acquire(t testing.TB, d *DirectRoute, bytes int64) *DirectSlot {
 func TestDirectRoundTrip(t *testing.T) {
 	for _, submit := range []Submit{Sync, Async} {
 		t.Run(submit.String(), func(t *testing.T) {
-			g, d, _ := routed(t, DirectConfig{BufferBytes: 16 << 20, Handles: 4, Submit: submit})
+			g, d, _ := routed(t, DirectConfig{BufferBytes: 16 << 20, Handles: 4})
 			const size = 5 << 20
 			name := filepath.Join(t.TempDir(), "f")
 			out, in := acquire(t, d, size), acquire(t, d, size)
@@ -81,18 +81,18 @@ func TestDirectRoundTrip(t *testing.T) {
 			on(t, g, func(th *Thread) error { return th.Write(out.Address, want) })
 			on(t, g, func(th *Thread) error { return th.Fill(in.Address, 0xa5, size) })
 			w := openFile(t, name, os.O_CREATE|os.O_RDWR)
-			if err := errors.Join(out.Write(int(w.Fd()), 8192, size), out.Write(int(w.Fd()), 0, 8192)); err != nil {
+			if err := errors.Join(out.Write(submit, int(w.Fd()), 8192, size), out.Write(submit, int(w.Fd()), 0, 8192)); err != nil {
 				t.Fatal(err)
 			}
 			r := openFile(t, name, os.O_RDONLY)
-			if err := in.Read(int(r.Fd()), size); err != nil {
+			if err := in.Read(submit, int(r.Fd()), size); err != nil {
 				t.Fatal(err)
 			}
 			on(t, g, func(th *Thread) error { return th.Read(got, in.Address) })
 			if !bytes.Equal(got, want) || !bytes.Equal(in.Head, want[:4096]) {
 				t.Error("bytes differ")
 			}
-			if err := in.Read(int(r.Fd()), size+4096); !errors.Is(err, ErrShort) || !errors.Is(err, io.ErrUnexpectedEOF) {
+			if err := in.Read(submit, int(r.Fd()), size+4096); !errors.Is(err, ErrShort) || !errors.Is(err, io.ErrUnexpectedEOF) {
 				t.Errorf("past the end: %v", err)
 			}
 			out.Release()
@@ -124,7 +124,7 @@ func TestDirectFaults(t *testing.T) {
 	} {
 		t.Run(c.rules+" "+c.submit.String(), func(t *testing.T) {
 			t.Setenv("KVHOST_TEST_GPU", "")
-			_, d, double := routed(t, DirectConfig{BufferBytes: 8 << 20, Handles: 4, Submit: c.submit})
+			_, d, double := routed(t, DirectConfig{BufferBytes: 8 << 20, Handles: 4})
 			name := filepath.Join(t.TempDir(), "f")
 			s := acquire(t, d, 64<<10)
 			defer s.Release()
@@ -133,12 +133,12 @@ func TestDirectFaults(t *testing.T) {
 				t.Fatal(err)
 			}
 			double.Rules(c.rules)
-			err := s.Read(int(f.Fd()), 64<<10)
+			err := s.Read(c.submit, int(f.Fd()), 64<<10)
 			if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("%v", err)
 			}
 			double.Rules("")
-			if err := s.Read(int(f.Fd()), 64<<10); err != nil {
+			if err := s.Read(c.submit, int(f.Fd()), 64<<10); err != nil {
 				t.Errorf("afterwards: %v", err)
 			}
 		})
@@ -268,7 +268,7 @@ func TestHandlesAreSafe(t *testing.T) {
 			return err
 		}
 		defer s.Release()
-		return s.move(th, a, false, 0, 4096)
+		return s.move(th, a, Sync, false, 0, 4096)
 	})
 	release(a)
 	files[0].Close()

@@ -97,6 +97,13 @@ func (m *modes) set(dev uint64, took bool) {
 // directFS is an FS that keeps its own memory of what devices take; others share the operating system's.
 type directFS interface{ directModes() *modes }
 
+func directModesOf(fsys FS) *modes {
+	if d, ok := fsys.(directFS); ok {
+		return d.directModes()
+	}
+	return &osModes
+}
+
 // Buffered is fsys with OpenDirect opening through the page cache everywhere.
 func Buffered(fsys FS) FS { return bufferedFS{FS: fsys, known: &modes{never: true}} }
 
@@ -119,10 +126,7 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 	if w, ok := fsys.(*WatchedFS); ok {
 		return w.openDirect(name, flag, perm)
 	}
-	known := &osModes
-	if d, ok := fsys.(directFS); ok {
-		known = d.directModes()
-	}
+	known := directModesOf(fsys)
 	dir, err := fsys.Stat(filepath.Dir(name))
 	if err != nil {
 		return nil, err

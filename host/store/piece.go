@@ -75,6 +75,9 @@ func (p *Piece) unusable(err error) error {
 	return fmt.Errorf("%w: opening rank %d of %s: %w", ErrGone, p.rank, p.key, err)
 }
 
+// Root is the directory of the root that the piece is in.
+func (p *Piece) Root() string { return p.root.dir }
+
 // Size is the size of the file.
 func (p *Piece) Size() int64 { return p.size }
 

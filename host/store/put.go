@@ -373,6 +373,9 @@ func (p *Put) takeDetour(cause error) error {
 	return nil
 }
 
+// Root is the directory of the root that the piece goes to.
+func (p *Put) Root() string { return p.root.dir }
+
 // Plan is the layout of the payload.
 func (p *Put) Plan() *chunk.Plan { return p.class.plan }
 

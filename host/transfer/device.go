@@ -54,7 +54,7 @@ func (m *DeviceMemory) Gather(p *chunk.Plan, lo, hi int, ids []uint32, dst []byt
 }
 
 func (m *DeviceMemory) gather(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []uint32, dst []byte, base int64, table []uint64) error {
-	if err := m.move(flag, gds.Gather, p, lo, hi, ids, dst, base); err != nil {
+	if err := m.move(pinned(flag, gds.Gather, dst), p, lo, hi, ids, base); err != nil {
 		return err
 	}
 	chunk.SumExtents(p, lo, hi, dst, base, table)
@@ -72,18 +72,24 @@ func (m *DeviceMemory) scatter(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []
 			return err
 		}
 	}
-	return m.move(flag, gds.Scatter, p, lo, hi, ids, src, base)
+	return m.move(pinned(flag, gds.Scatter, src), p, lo, hi, ids, base)
 }
 
-// move copies on one of the GPU's threads. It returns when nothing is being copied any more.
-func (m *DeviceMemory) move(flag *gds.Flag, dir gds.Direction, p *chunk.Plan, lo, hi int, ids []uint32, slot []byte, base int64) (err error) {
+// pinned begins a batch between pages and a buffer of this process.
+func pinned(flag *gds.Flag, dir gds.Direction, buffer []byte) func(*gds.Thread) gds.Batch {
+	return func(t *gds.Thread) gds.Batch { return t.Begin(dir, buffer, flag) }
+}
+
+// move copies extents [lo, hi) on one of the GPU's threads, by the batch that begin makes of a buffer that holds the payload
+// from offset base on. It returns when nothing is being copied any more.
+func (m *DeviceMemory) move(begin func(*gds.Thread) gds.Batch, p *chunk.Plan, lo, hi int, ids []uint32, base int64) (err error) {
 	for _, id := range ids {
 		if id != abi.None && id >= m.blocks {
 			return fmt.Errorf("%w: id %d, the memory has %d blocks", ErrBlocks, id, m.blocks)
 		}
 	}
 	lost := m.gpu.Do(func(t *gds.Thread) {
-		b := t.Begin(dir, slot, flag)
+		b := begin(t)
 		for c := p.Spans(lo, hi); c.Next(); {
 			id := ids[c.Span.Block]
 			if id == abi.None {

@@ -32,6 +32,9 @@ type Engine struct {
 	stop    context.CancelFunc
 	stats   counters
 
+	routesMu sync.RWMutex
+	routes   map[routeKey]*route
+
 	mu     sync.Mutex
 	closed bool
 	queues map[string]*Queue
@@ -55,7 +58,7 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, paced: map[*layered]struct{}{}}
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, routes: map[routeKey]*route{}, paced: map[*layered]struct{}{}}
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	return e, nil

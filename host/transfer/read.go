@@ -54,8 +54,9 @@ type load struct {
 	spec  *LoadJob
 	index int
 
-	slot  *staging.Slot
-	piece *store.Piece
+	slot    *staging.Slot
+	piece   *store.Piece
+	suspect *route // whose bytes were wrong, so that the piece was staged
 }
 
 func (t *load) run() {
@@ -93,21 +94,35 @@ func (t *load) read() (last func() error, err error) {
 	if err := checkBlocks(t.spec.Memory, c.Blocks, true); err != nil {
 		return nil, err
 	}
+	if t.job.isShut() { // the job was cancelled while this waited: spare the disk
+		return nil, ErrCancelled
+	}
+	if t.piece, err = t.spec.Lease.Open(c.Index, t.spec.Rank); err != nil {
+		return nil, err
+	}
+	if r := e.direct(t.spec.Memory, t.piece.Root()); r != nil {
+		done, suspect, err := t.loadDirect(r)
+		if done {
+			return nil, err
+		}
+		if suspect {
+			t.suspect = r
+		}
+	}
 	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
 		return nil, ErrClosed
 	}
-	if !t.job.enter() { // the job was cancelled while this waited: spare the disk
+	if t.job.isShut() {
 		return nil, ErrCancelled
-	}
-	t.job.leave()
-	if t.piece, err = t.spec.Lease.Open(c.Index, t.spec.Rank); err != nil {
-		return nil, err
 	}
 	r := &pieceReader{engine: e, job: t.job, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes()}
 	return r.read()
 }
 
 func (t *load) end(err error) {
+	if t.suspect != nil && err == nil { // the file was right
+		t.suspect.failed(&t.suspect.mismatched, ErrDamaged, true)
+	}
 	t.queue.ended(t.piece, err)
 	if t.slot != nil {
 		releaseAfter(t.slot, err)

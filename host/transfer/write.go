@@ -78,6 +78,15 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (err error) {
 	if !sameShape(plan.Geometry(), m.Geometry()) {
 		return ErrGeometry
 	}
+	f, err := c.Put.File()
+	if err != nil {
+		return err
+	}
+	if r := q.engine.direct(m, c.Put.Root()); r != nil {
+		if done, err := q.writeDirect(r, j, i, m.(guardedMemory), c, f); done {
+			return err
+		}
+	}
 	slot, err := q.engine.slots.Acquire(q.engine.ctx)
 	if err != nil {
 		return ErrClosed
@@ -85,10 +94,6 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (err error) {
 	defer func() { releaseAfter(slot, err) }()
 	scratch := q.takeScratch(len(plan.Extents()))
 	defer q.scratch.Put(scratch)
-	f, err := c.Put.File()
-	if err != nil {
-		return err
-	}
 	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, file: f}
 	w.buf = q.engine.window(m, slot.Bytes(), f, c.Put.DataOffset())
 	if c.Put.FileBytes() <= int64(len(w.buf)) {

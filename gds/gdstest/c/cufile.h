@@ -50,6 +50,7 @@ static ssize_t move(const char* name, int fd, char* p, size_t n, off_t off, off_
     if (k == 0) break;
     done += (size_t)k;
   }
+  if (r.flip >= 0 && (size_t)r.flip < done && !write) p[at + r.flip] ^= 1;
   __atomic_add_fetch(write ? &done_writes : &done_reads, 1, __ATOMIC_RELAXED);
   return (ssize_t)done;
 }

@@ -1,6 +1,6 @@
 // Faults: the rules, and the count of calls.
 
-typedef struct { char name[48]; long nth, from, code, err, delay, shorter, hang; } rule;
+typedef struct { char name[48]; long nth, from, code, err, delay, shorter, flip, hang; } rule;
 typedef struct { char name[48]; long calls; } count;
 static rule rules[64];
 static int n_rules;
@@ -18,7 +18,7 @@ EXPORT void kvdouble_rules(const char* text) {
   for (char* r = strtok_r(copy, ",", &save1); r && n_rules < 64; r = strtok_r(NULL, ",", &save1)) {
     rule* to = &rules[n_rules++];
     memset(to, 0, sizeof *to);
-    to->shorter = -1;
+    to->shorter = to->flip = -1;
     char* part = strtok_r(r, ":", &save2);
     snprintf(to->name, sizeof to->name, "%s", part ? part : "");
     while ((part = strtok_r(NULL, ":", &save2))) {
@@ -30,6 +30,7 @@ EXPORT void kvdouble_rules(const char* text) {
       else if (!strncmp(part, "errno", 5)) to->err = v;
       else if (!strncmp(part, "delay", 5)) to->delay = v;
       else if (!strncmp(part, "short", 5)) to->shorter = v;
+      else if (!strncmp(part, "flip", 4)) to->flip = v;
       else if (!strncmp(part, "hang", 4)) to->hang = 1;
     }
   }
@@ -55,7 +56,7 @@ EXPORT long kvdouble_calls(const char* name) {
 
 // fault counts a call, waits if it is to, and gives the rule that it falls under.
 static rule fault(const char* name) {
-  rule hit = {.shorter = -1};
+  rule hit = {.shorter = -1, .flip = -1};
   pthread_mutex_lock(&lock);
   long call = ++counted(name)->calls, now = generation;
   for (int i = 0; i < n_rules; i++) {

@@ -1,0 +1,183 @@
+package transfer
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/gds"
+)
+
+// RouteChoice says how the pieces of one root are to move to and from one GPU.
+type RouteChoice struct {
+	Direct *gds.DirectRoute // nil: staged
+	Submit gds.Submit       // how cuFile is asked
+	Always bool             // tried for every piece, however often it fails
+	Via    string           // what cuFile's own statistics called the route
+	Why    string           // it was chosen
+}
+
+// A route that fails this often in a row is left for a time that doubles with every failed trial.
+const (
+	failuresToLeave = 3
+	firstLeave      = 10 * time.Second
+	longestLeave    = 10 * time.Minute
+)
+
+// route is a choice and what became of it. An operation that fails on the direct route is done again on the staged one,
+// within the same task; a route that fails again and again is left, and tried again later with one operation.
+type route struct {
+	choice RouteChoice
+	gpu    string
+	root   string
+	log    *slog.Logger
+	now    func() time.Time
+
+	stores, loads, bytes          atomic.Int64
+	storesAgain, loadsAgain, full atomic.Int64
+	left, returned, mismatched    atomic.Int64
+
+	mu    sync.Mutex
+	fails int       // in a row
+	until time.Time // when it may be tried again; zero while it is in force
+	leave time.Duration
+	trial bool // one operation is under way to see whether it works again
+}
+
+type routeKey struct {
+	gpu  *gds.GPU
+	root string
+}
+
+// SetRoute says how the pieces of a root, named by its directory, move to and from a GPU from now on. Without it they are
+// staged.
+func (e *Engine) SetRoute(g *gds.GPU, root string, c RouteChoice) {
+	e.routesMu.Lock()
+	defer e.routesMu.Unlock()
+	e.routes[routeKey{g, root}] = &route{
+		choice: c, gpu: g.UUID.String(), root: root, log: e.cfg.Log.With("gpu", g.UUID.String(), "root", root), now: time.Now,
+	}
+}
+
+// direct is the direct route between a memory and a root, nil where there is none or it is not to be taken now. One of
+// worked, failed and passed must follow.
+func (e *Engine) direct(m Memory, root string) *route {
+	d, ok := m.(guardedMemory)
+	if !ok {
+		return nil
+	}
+	e.routesMu.RLock()
+	r := e.routes[routeKey{d.gpu, root}]
+	e.routesMu.RUnlock()
+	if r == nil || r.choice.Direct == nil || !r.take() {
+		return nil
+	}
+	return r
+}
+
+func (r *route) take() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.until.IsZero() || r.choice.Always:
+		return true
+	case r.trial || r.now().Before(r.until):
+		return false
+	}
+	r.trial = true
+	return true
+}
+
+// worked books an operation of the direct route.
+func (r *route) worked(kind *atomic.Int64, bytes int64) {
+	kind.Add(1)
+	r.bytes.Add(bytes)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fails, r.trial = 0, false
+	if r.until.IsZero() {
+		return
+	}
+	r.until, r.leave = time.Time{}, 0
+	r.returned.Add(1)
+	r.log.Info("the direct route works again")
+}
+
+// passed says that nothing was learned: the operation was not begun, or was cancelled.
+func (r *route) passed() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.trial = false
+}
+
+// failed books an operation that is done again on the staged route. bad says that once is enough.
+func (r *route) failed(kind *atomic.Int64, err error, bad bool) {
+	kind.Add(1)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fails++
+	first := r.fails == 1 && r.until.IsZero()
+	if r.trial || r.until.IsZero() && (bad || r.fails >= failuresToLeave) {
+		r.leave = min(max(2*r.leave, firstLeave), longestLeave)
+		r.until, r.trial, r.fails = r.now().Add(r.leave), false, 0
+		r.left.Add(1)
+		if !r.choice.Always {
+			r.log.Warn("the direct route is left: pieces are staged", "for", r.leave, "error", err)
+			return
+		}
+	}
+	if first {
+		r.log.Warn("a direct operation failed and is done again, staged", "error", err)
+	}
+}
+
+// RouteStats is one route's state and counters.
+type RouteStats struct {
+	GPU, Root            string
+	Route                string // "direct" or "staged", as it is now
+	Via, Why             string
+	Stores, Loads, Bytes int64           // that went direct; bytes of files
+	StoresAgain          int64           // stores that failed there and were staged
+	LoadsAgain           int64           // likewise loads
+	Full                 int64           // operations that found no slot and were staged
+	Mismatched           int64           // loads whose bytes were wrong by the direct route alone
+	Left, Returned       int64           // how often the route was left, and taken up again
+	SlotsInUse           int             // of the GPU
+	SlotBytes            int64           // likewise
+	Handles              gds.HandleStats // likewise
+}
+
+// Routes reads the routes' counters, by GPU and root.
+func (e *Engine) Routes() []RouteStats {
+	e.routesMu.RLock()
+	defer e.routesMu.RUnlock()
+	var out []RouteStats
+	for _, r := range e.routes {
+		s := RouteStats{
+			GPU: r.gpu, Root: r.root, Route: "staged", Via: r.choice.Via, Why: r.choice.Why,
+			Stores: r.stores.Load(), Loads: r.loads.Load(), Bytes: r.bytes.Load(),
+			StoresAgain: r.storesAgain.Load(), LoadsAgain: r.loadsAgain.Load(), Full: r.full.Load(),
+			Mismatched: r.mismatched.Load(), Left: r.left.Load(), Returned: r.returned.Load(),
+		}
+		if d := r.choice.Direct; d != nil {
+			r.mu.Lock()
+			if r.until.IsZero() || r.choice.Always {
+				s.Route = "direct"
+			}
+			r.mu.Unlock()
+			s.SlotsInUse, s.SlotBytes = d.Slots()
+			s.Handles = d.Handles.Stats()
+		}
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b RouteStats) int {
+		if c := strings.Compare(a.GPU, b.GPU); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Root, b.Root)
+	})
+	return out
+}

@@ -1,0 +1,41 @@
+package staging
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestOnRemoveTellsWhatWasRemoved(t *testing.T) {
+	type id struct{ dev, ino uint64 }
+	var told []id
+	inner := Faulty(OS())
+	fsys := OnRemove(inner, func(dev, ino uint64) { told = append(told, id{dev, ino}) })
+	dir := t.TempDir()
+	name := filepath.Join(dir, "f")
+	f, err := OpenDirect(fsys, name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner.Set(MustRules("remove **: eio")...)
+	if err := fsys.Remove(name); err == nil || len(told) > 0 {
+		t.Errorf("%v, told of %v", err, told)
+	}
+	inner.Set()
+	if err := fsys.Remove(name); err != nil || len(told) != 1 || told[0] != (id{info.Dev, info.Ino}) {
+		t.Errorf("%v, told of %v", err, told)
+	}
+	if err := fsys.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if err := errors.Join(fsys.Mkdir(filepath.Join(dir, "d"), 0o700), fsys.Remove(filepath.Join(dir, "d"))); err != nil || len(told) != 1 {
+		t.Errorf("%v, told of %v", err, told)
+	}
+}
