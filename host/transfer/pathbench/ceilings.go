@@ -1,0 +1,96 @@
+package pathbench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// each runs fn for every number below n, on so many goroutines with a slot each.
+func (b *bench) each(ctx context.Context, goroutines, n int, fn func(i int, slot []byte) error) error {
+	var next atomic.Int64
+	work, ctx := errgroup.WithContext(ctx)
+	for range goroutines {
+		work.Go(func() error {
+			slot, err := b.slots.Acquire(ctx)
+			if err != nil {
+				return err
+			}
+			defer slot.Release()
+			for i := next.Add(1) - 1; i < int64(n) && ctx.Err() == nil; i = next.Add(1) - 1 {
+				if err := fn(int(i), slot.Bytes()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return work.Wait()
+}
+
+// copyAll moves each page between its place and a slot, as many at a time as fit, and nothing else.
+func (b *bench) copyAll(ctx context.Context, dir gds.Direction) error {
+	var batches [][]move
+	var batch []move
+	at, blocks := 0, b.Chunks*int(b.Geometry.Blocks)
+	for k := range blocks {
+		for plane, p := range b.Geometry.Planes {
+			if n := int(p.PageBytes); at+n > b.Engine.SlotBytes {
+				batches, batch, at = append(batches, batch), nil, 0
+			}
+			batch = append(batch, move{plane: plane, block: k * 7919 % blocks, at: at})
+			at += (int(p.PageBytes) + 15) &^ 15
+		}
+	}
+	batches = append(batches, batch)
+	return b.each(ctx, b.Copiers, len(batches), func(i int, slot []byte) error { return b.pages.copy(dir, slot, batches[i]) })
+}
+
+// writeFiles writes files of the size that a store makes, each under another name first.
+func (b *bench) writeFiles(ctx context.Context, dir string, round int) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	size := b.size
+	if size == 0 { // the first round may begin here
+		size = (b.Geometry.PageBytes() + 8191) &^ 4095
+	}
+	return b.each(ctx, b.Engine.Threads, b.Chunks, func(i int, slot []byte) error {
+		name := filepath.Join(dir, fmt.Sprintf("%d-%d", round, i))
+		f, err := staging.OpenDirect(b.FS, name+".tmp", os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		for off := int64(0); err == nil && off < size; off += int64(len(slot)) {
+			_, err = f.WriteAt(slot[:min(int64(len(slot)), size-off)], off)
+		}
+		if err != nil {
+			return err
+		}
+		return os.Rename(name+".tmp", name)
+	})
+}
+
+// readFiles reads the files of the last store.
+func (b *bench) readFiles(ctx context.Context) error {
+	return b.each(ctx, b.Engine.Threads, len(b.files), func(i int, slot []byte) error {
+		f, err := staging.OpenDirect(b.FS, b.files[i], os.O_RDONLY, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		info, err := f.Stat()
+		for off := int64(0); err == nil && off < info.Size; off += int64(len(slot)) {
+			_, err = f.ReadAt(slot[:min(int64(len(slot)), info.Size-off)], off)
+		}
+		return err
+	})
+}

@@ -1,0 +1,101 @@
+package pathbench
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// key is of the n-th chunk of a round.
+func (b *bench) key(round, n int) (k chunk.Key) {
+	binary.LittleEndian.PutUint64(k[:], uint64(round*b.Chunks+n)*0x9e3779b97f4a7c15+1)
+	k[31] = 1
+	return k
+}
+
+// storeAll stores all chunks in one job.
+func (b *bench) storeAll(ctx context.Context, round int, ids [][]uint32) error {
+	done := make(chan transfer.Outcome, 1)
+	job := &transfer.StoreJob{Memory: b.pages.memory(), Read: func(transfer.Outcome) {}, Published: func(o transfer.Outcome) { done <- o }}
+	for n := range b.Chunks {
+		parent := chunk.Root
+		if n > 0 {
+			parent = b.key(round, n-1)
+		}
+		p, err := b.store.Put(ctx, store.PutRequest{Space: b.space, Parent: parent, Key: b.key(round, n), Depth: uint32(n), Ranks: 1})
+		if err != nil {
+			for _, c := range job.Chunks {
+				c.Put.Abort(err)
+			}
+			return err
+		}
+		b.size = p.FileBytes()
+		job.Chunks = append(job.Chunks, transfer.StoreChunk{Put: p, Blocks: ids[n]})
+	}
+	b.queue.Store(job)
+	return failure(<-done)
+}
+
+func failure(o transfer.Outcome) error {
+	if len(o.Failed) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %d, chunk %d: %w", ErrPath, len(o.Failed), o.Failed[0].Chunk, o.Failed[0].Err)
+}
+
+// loadAll loads all chunks in one job.
+func (b *bench) loadAll(round int, ids [][]uint32, layers *transfer.Layers) error {
+	var keys []chunk.Key
+	for n := range b.Chunks {
+		keys = append(keys, b.key(round, n))
+	}
+	l, err := b.store.Lookup(store.LookupRequest{Space: b.space, Keys: keys, Ranks: 1})
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	if l.Hits() != b.Chunks {
+		return fmt.Errorf("%w: %d of %d are there", ErrPath, l.Hits(), b.Chunks)
+	}
+	done := make(chan transfer.Outcome, 1)
+	job := &transfer.LoadJob{Lease: l, Memory: b.pages.memory(), Layers: layers, Done: func(o transfer.Outcome) { done <- o }}
+	for n := range b.Chunks {
+		job.Chunks = append(job.Chunks, transfer.LoadChunk{Index: n, Blocks: ids[n]})
+	}
+	b.queue.Load(job)
+	return failure(<-done)
+}
+
+// loadLayers is loadAll layer by layer, and notes when the first layer was there.
+func (b *bench) loadLayers(round int, ids [][]uint32) error {
+	start := time.Now()
+	b.first = 0
+	return b.loadAll(round, ids, &transfer.Layers{Landed: func(uint32, []int) {
+		if b.first == 0 {
+			b.first = time.Since(start)
+		}
+	}})
+}
+
+// remember notes which piece files are new since it was last asked.
+func (b *bench) remember() error {
+	var files []string
+	err := filepath.WalkDir(filepath.Join(b.Dir, "root"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || b.known[path] || strings.Contains(path, "/.kvhost/") {
+			return err
+		}
+		b.known[path] = true
+		files = append(files, path)
+		return nil
+	})
+	b.files = files
+	return err
+}

@@ -1,0 +1,207 @@
+package pathbench
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// Poison is what pages hold before a load.
+const poison = 0xa5
+
+// pages are a client's memory: one allocation per plane.
+type pages interface {
+	memory() transfer.Memory
+	// set fills all of a plane with what its image says, or with poison.
+	set(plane int, image []byte) error
+	// get reads a plane into dst.
+	get(plane int, dst []byte) error
+	// copier is a way to copy between pages and slots, for one goroutine.
+	copy(dir gds.Direction, slot []byte, moves []move) error
+	close() error
+}
+
+// move is one page and its place in a slot.
+type move struct {
+	plane, block, at int
+}
+
+// image is what the planes hold before a store. Bytes are a function of the plane and the offset.
+func image(g chunk.Geometry, blocks int) [][]byte {
+	var out [][]byte
+	for i, p := range g.Planes {
+		mem := make([]byte, blocks*int(p.PageBytes))
+		seed := rand.NewPCG(uint64(i), 5)
+		for at := 0; at+8 <= len(mem); at += 8 {
+			binary.LittleEndian.PutUint64(mem[at:], seed.Uint64())
+		}
+		out = append(out, mem)
+	}
+	return out
+}
+
+// hostPages are memory of this process, as a client's shared memory would be.
+type hostPages struct {
+	geometry chunk.Geometry
+	planes   [][]byte
+	mem      *transfer.HostMemory
+}
+
+func newHostPages(g chunk.Geometry, blocks int) (_ *hostPages, err error) {
+	h := &hostPages{geometry: g}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.close())
+		}
+	}()
+	var regions []transfer.HostRegion
+	for _, p := range g.Planes {
+		mem, err := unix.Mmap(-1, 0, blocks*int(p.PageBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_SHARED)
+		if err != nil {
+			return h, fmt.Errorf("pathbench: map a plane: %w", err)
+		}
+		h.planes = append(h.planes, mem)
+		regions = append(regions, transfer.HostRegion{Data: mem, Stride: int64(p.PageBytes), Blocks: uint32(blocks)})
+	}
+	h.mem, err = transfer.NewHostMemory(g, regions)
+	return h, err
+}
+
+func (h *hostPages) memory() transfer.Memory { return h.mem }
+
+func (h *hostPages) set(plane int, image []byte) error {
+	if image != nil {
+		copy(h.planes[plane], image)
+		return nil
+	}
+	for i := range h.planes[plane] {
+		h.planes[plane][i] = poison
+	}
+	return nil
+}
+
+func (h *hostPages) get(plane int, dst []byte) error {
+	copy(dst, h.planes[plane])
+	return nil
+}
+
+func (h *hostPages) copy(dir gds.Direction, slot []byte, moves []move) error {
+	for _, m := range moves {
+		n := int(h.geometry.Planes[m.plane].PageBytes)
+		page := h.planes[m.plane][m.block*n : (m.block+1)*n]
+		if dir == gds.Gather {
+			copy(slot[m.at:], page)
+		} else {
+			copy(page, slot[m.at:])
+		}
+	}
+	return nil
+}
+
+func (h *hostPages) close() error {
+	var errs []error
+	for _, p := range h.planes {
+		errs = append(errs, unix.Munmap(p))
+	}
+	return errors.Join(errs...)
+}
+
+// devicePages are memory of a GPU.
+type devicePages struct {
+	gpu      *gds.GPU
+	geometry chunk.Geometry
+	planes   []*gds.Buffer
+	mem      *transfer.DeviceMemory
+}
+
+func newDevicePages(gpu *gds.GPU, g chunk.Geometry, blocks int) (_ *devicePages, err error) {
+	d := &devicePages{gpu: gpu, geometry: g}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close())
+		}
+	}()
+	var regions []transfer.DeviceRegion
+	for _, p := range g.Planes {
+		n := int64(blocks) * int64(p.PageBytes)
+		buf, err := gpu.Alloc(n)
+		if err != nil {
+			return d, err
+		}
+		d.planes = append(d.planes, buf)
+		regions = append(regions, transfer.DeviceRegion{Base: buf.Address, Bytes: n, Stride: int64(p.PageBytes), Blocks: uint32(blocks)})
+	}
+	d.mem, err = transfer.NewDeviceMemory(gpu, g, regions)
+	return d, err
+}
+
+func (d *devicePages) memory() transfer.Memory { return d.mem }
+
+// on runs fn on one of the GPU's threads.
+func (d *devicePages) on(fn func(*gds.Thread) error) (err error) {
+	lost := d.gpu.Do(func(t *gds.Thread) { err = fn(t) })
+	return errors.Join(lost, err)
+}
+
+func (d *devicePages) set(plane int, image []byte) error {
+	b := d.planes[plane]
+	return d.on(func(t *gds.Thread) error {
+		if image != nil {
+			return t.Write(b.Address, image)
+		}
+		return t.Fill(b.Address, poison, b.Size)
+	})
+}
+
+func (d *devicePages) get(plane int, dst []byte) error {
+	return d.on(func(t *gds.Thread) error { return t.Read(dst, d.planes[plane].Address) })
+}
+
+func (d *devicePages) copy(dir gds.Direction, slot []byte, moves []move) error {
+	return d.on(func(t *gds.Thread) error {
+		b := t.Begin(dir, slot, nil)
+		for _, m := range moves {
+			n := int(d.geometry.Planes[m.plane].PageBytes)
+			if err := b.Add(d.planes[m.plane].Address+uint64(m.block*n), m.at, n); err != nil {
+				return err
+			}
+		}
+		return b.Wait()
+	})
+}
+
+func (d *devicePages) close() error {
+	var errs []error
+	for _, p := range d.planes {
+		errs = append(errs, p.Free())
+	}
+	return errors.Join(errs...)
+}
+
+// compare holds every page against what was stored from another block.
+func compare(p pages, g chunk.Geometry, image [][]byte, from, to [][]uint32) error {
+	for plane := range g.Planes {
+		got := make([]byte, len(image[plane]))
+		if err := p.get(plane, got); err != nil {
+			return err
+		}
+		page := int(g.Planes[plane].PageBytes)
+		for c := range from {
+			for i := range from[c] {
+				f, t := int(from[c][i])*page, int(to[c][i])*page
+				if !bytes.Equal(got[t:t+page], image[plane][f:f+page]) {
+					return fmt.Errorf("%w: plane %d, chunk %d, block %d", ErrBytes, plane, c, i)
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,278 @@
+package pathbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Config is one case.
+type Config struct {
+	GPU      *gds.GPU   // whose memory; nil: host memory
+	FS       staging.FS // the files'
+	Dir      string     // an existing directory; what is made in it is removed
+	Geometry chunk.Geometry
+	Chunks   int
+	Rounds   int // counted
+	Engine   transfer.Config
+	Copiers  int // goroutines of the copy alone
+	// Prepare readies the engine for the GPU, and says the route's name once passes have been made. Optional.
+	Prepare func(*transfer.Engine) error
+	Route   func() string
+}
+
+// bench is a case under way.
+type bench struct {
+	Config
+	pages  pages
+	image  [][]byte
+	store  *store.Store
+	space  *store.Space
+	engine *transfer.Engine
+	queue  *transfer.Queue
+	slots  *staging.Slots // of the ceilings
+	rng    *rand.Rand
+	known  map[string]bool
+	files  []string // of the last store
+	size   int64    // of each
+	first  time.Duration
+}
+
+// figures of one pass, by round.
+type figures struct{ ours, copy, plain, cpu, plainCPU, first, firstMS, wholeMS []float64 }
+
+// Run measures stores, loads and layer-wise loads, and fills a row for each but for its names.
+func Run(ctx context.Context, c Config) (_ []Row, err error) {
+	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 {
+		return nil, fmt.Errorf("%w: %d chunks, %d rounds, %d copiers", ErrConfig, c.Chunks, c.Rounds, c.Copiers)
+	}
+	dir, err := os.MkdirTemp(c.Dir, ".kvhost-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("pathbench: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	b := &bench{Config: c, rng: rand.New(rand.NewPCG(1, 1)), known: map[string]bool{}}
+	b.Dir = dir
+	defer func() { err = errors.Join(err, b.close()) }()
+	if err := b.open(ctx); err != nil {
+		return nil, err
+	}
+	var stores, loads, layers figures
+	for round := range c.Rounds + 1 {
+		if err := b.round(ctx, round, &stores, &loads, &layers); err != nil {
+			return nil, err
+		}
+	}
+	route := "staged"
+	if c.Route != nil {
+		route = c.Route()
+	}
+	rows := []Row{stores.row("store"), loads.row("load"), layers.row("load, by layer")}
+	for i := range rows {
+		rows[i].Route = route
+	}
+	return rows, nil
+}
+
+func (f *figures) row(pass string) Row {
+	ratios := make([]float64, len(f.ours))
+	for i := range ratios {
+		ratios[i] = f.ours[i] / min(f.copy[i], f.plain[i])
+	}
+	r := Row{
+		Pass: pass, Copy: spread(f.copy).Mid, Plain: spread(f.plain).Mid, Ours: spread(f.ours).Mid, Ratio: spread(ratios),
+		CPU: spread(f.cpu).Mid, PlainCPU: spread(f.plainCPU).Mid,
+	}
+	if len(f.first) > 0 {
+		first := spread(f.first)
+		r.First, r.FirstMS, r.WholeMS = &first, spread(f.firstMS).Mid, spread(f.wholeMS).Mid
+	}
+	return r
+}
+
+// pass is one thing that is timed.
+type pass struct {
+	ready, run, check func() error
+	rate, cpu         *[]float64
+}
+
+// round makes every pass once, in an order that alternates.
+func (b *bench) round(ctx context.Context, round int, stores, loads, layers *figures) error {
+	perm, back, again := b.shuffle(), b.shuffle(), b.shuffle()
+	plain := filepath.Join(b.Dir, "plain")
+	groups := [][]pass{
+		{
+			{b.restore, func() error { return b.storeAll(ctx, round, perm) }, b.remember, &stores.ours, &stores.cpu},
+			{nil, func() error { return b.copyAll(ctx, gds.Gather) }, nil, &stores.copy, nil},
+			{nil, func() error { return b.writeFiles(ctx, plain, round) }, nil, &stores.plain, &stores.plainCPU},
+		},
+		{
+			{b.poison, func() error { return b.loadAll(round, back, nil) }, func() error { return compare(b.pages, b.Geometry, b.image, perm, back) }, &loads.ours, &loads.cpu},
+			{b.poison, func() error { return b.loadLayers(round, again) }, func() error { return compare(b.pages, b.Geometry, b.image, perm, again) }, &layers.ours, &layers.cpu},
+			{nil, func() error { return b.copyAll(ctx, gds.Scatter) }, nil, &loads.copy, nil},
+			{nil, func() error { return b.readFiles(ctx) }, nil, &loads.plain, &loads.plainCPU},
+		},
+	}
+	gb := float64(b.Chunks) * float64(b.Geometry.PageBytes()) / 1e9
+	for _, passes := range groups {
+		if round%2 == 1 {
+			slices.Reverse(passes)
+		}
+		for _, p := range passes {
+			took, used, err := b.time(ctx, &p)
+			if err != nil {
+				return err
+			}
+			if round == 0 {
+				continue
+			}
+			*p.rate = append(*p.rate, gb/took.Seconds())
+			if p.cpu != nil {
+				*p.cpu = append(*p.cpu, used.Seconds()/gb)
+			}
+			if p.rate == &layers.ours {
+				layers.first = append(layers.first, b.first.Seconds()/took.Seconds())
+				layers.firstMS = append(layers.firstMS, 1e3*b.first.Seconds())
+				layers.wholeMS = append(layers.wholeMS, 1e3*took.Seconds())
+			}
+		}
+	}
+	if round > 0 { // the ceilings are the same
+		n := len(loads.copy) - 1
+		layers.copy, layers.plain, layers.plainCPU = append(layers.copy, loads.copy[n]), append(layers.plain, loads.plain[n]), append(layers.plainCPU, loads.plainCPU[n])
+	}
+	return os.RemoveAll(plain)
+}
+
+func (b *bench) time(ctx context.Context, p *pass) (took, used time.Duration, err error) {
+	if err := ctx.Err(); err != nil {
+		return 0, 0, err
+	}
+	if p.ready != nil {
+		if err := p.ready(); err != nil {
+			return 0, 0, err
+		}
+	}
+	before, start := processor(), time.Now()
+	if err := p.run(); err != nil {
+		return 0, 0, err
+	}
+	took, used = time.Since(start), processor()-before
+	if p.check != nil {
+		err = p.check()
+	}
+	return took, used, err
+}
+
+// processor is the time that this process has had.
+func processor() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// capacity is more than any case takes: files of past rounds stay.
+const capacity = 1 << 42
+
+func (b *bench) open(ctx context.Context) (err error) {
+	b.store, err = store.Open(ctx, store.Config{FS: b.FS, Roots: []store.RootConfig{{Path: filepath.Join(b.Dir, "root"), Capacity: capacity, MaxEntries: 1 << 16}}})
+	if err != nil {
+		return err
+	}
+	b.space, err = b.store.Space(ctx, &chunk.Namespace{
+		Model: "bench", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: b.Geometry}},
+	})
+	if err != nil {
+		return err
+	}
+	if b.engine, err = transfer.New(b.Engine); err != nil {
+		return err
+	}
+	if b.slots, err = staging.NewSlots(max(b.Engine.Threads, b.Copiers), b.Engine.SlotBytes); err != nil {
+		return err
+	}
+	device, blocks := "", b.Chunks*int(b.Geometry.Blocks)
+	if b.GPU != nil {
+		if err = errors.Join(b.engine.AddGPU(b.GPU), b.slots.Register(b.GPU.Pinner())); err != nil {
+			return err
+		}
+		device = b.GPU.UUID.String()
+		b.pages, err = newDevicePages(b.GPU, b.Geometry, blocks)
+	} else {
+		b.pages, err = newHostPages(b.Geometry, blocks)
+	}
+	if err != nil {
+		return err
+	}
+	if b.Prepare != nil {
+		if err := b.Prepare(b.engine); err != nil {
+			return err
+		}
+	}
+	b.image = image(b.Geometry, blocks)
+	b.queue, err = b.engine.Queue(device)
+	return err
+}
+
+func (b *bench) close() error {
+	var errs []error
+	if b.engine != nil {
+		errs = append(errs, b.engine.Close())
+	}
+	if b.slots != nil {
+		errs = append(errs, b.slots.Close())
+	}
+	if b.store != nil {
+		errs = append(errs, b.store.Close())
+	}
+	if b.pages != nil {
+		errs = append(errs, b.pages.close())
+	}
+	return errors.Join(errs...)
+}
+
+func (b *bench) restore() error {
+	for i := range b.image {
+		if err := b.pages.set(i, b.image[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) poison() error {
+	for i := range b.image {
+		if err := b.pages.set(i, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shuffle deals all blocks to the chunks.
+func (b *bench) shuffle() [][]uint32 {
+	per := int(b.Geometry.Blocks)
+	perm := b.rng.Perm(b.Chunks * per)
+	out := make([][]uint32, b.Chunks)
+	for c := range out {
+		for i := range per {
+			out[c] = append(out[c], uint32(perm[c*per+i]))
+		}
+	}
+	return out
+}

@@ -1,0 +1,82 @@
+package pathbench_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/gds/gdstest"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/host/transfer/pathbench"
+	"github.com/kvhost/kvhost/staging"
+)
+
+func small(t *testing.T) pathbench.Config {
+	return pathbench.Config{
+		FS: staging.OS(), Dir: t.TempDir(), Geometry: chunk.Uniform(4, 5, 2, 18432), Chunks: 3, Rounds: 2, Copiers: 2,
+		Engine: transfer.Config{Threads: 2, SlotBytes: 1 << 20, MaxStaging: 8 << 20, ReadRatio: 0.75},
+	}
+}
+
+// The bench moves every byte right, tells three rows and leaves nothing behind, for host memory and on the double's GPU. No
+// figure is told.
+func TestRowsAreFilled(t *testing.T) {
+	for _, onGPU := range []bool{false, true} {
+		c := small(t)
+		if onGPU {
+			d, err := gds.Open(nil, gdstest.Build(t).Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			devices, err := d.Devices()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.GPU, err = d.OpenGPU(devices[0].UUID, gds.Config{Threads: 2}); err != nil {
+				t.Fatal(err)
+			}
+			defer c.GPU.Close()
+		}
+		rows, err := pathbench.Run(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(rows) != 3 || rows[2].First == nil || rows[2].First.Mid <= 0 || rows[2].First.Mid > 1 {
+			t.Fatalf("%+v", rows)
+		}
+		for _, r := range rows {
+			if r.Ours <= 0 || r.Copy <= 0 || r.Plain <= 0 || r.Ratio.Low > r.Ratio.High || r.Route == "" {
+				t.Errorf("%+v", r)
+			}
+		}
+		var b strings.Builder
+		if err := pathbench.Write(&b, rows); err != nil || strings.Count(b.String(), "\n") != 7 {
+			t.Errorf("%v\n%s", err, b.String())
+		}
+		if left, _ := os.ReadDir(c.Dir); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	}
+}
+
+func TestBenchFails(t *testing.T) {
+	c := small(t)
+	c.Chunks = 0
+	if _, err := pathbench.Run(t.Context(), c); !errors.Is(err, pathbench.ErrConfig) {
+		t.Error(err)
+	}
+	c = small(t)
+	c.FS = staging.Faulty(staging.OS(), staging.MustRules("write *.kv* 5th-: eio")...)
+	if _, err := pathbench.Run(t.Context(), c); !errors.Is(err, pathbench.ErrPath) {
+		t.Error(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := pathbench.Run(ctx, small(t)); err == nil {
+		t.Error("it ran")
+	}
+}

@@ -1,0 +1,63 @@
+package pathbench
+
+import (
+	"fmt"
+	"io"
+	"slices"
+)
+
+// Spread is a median with the first and third quartile.
+type Spread struct {
+	Low  float64 `json:"low"`
+	Mid  float64 `json:"mid"`
+	High float64 `json:"high"`
+}
+
+func spread(list []float64) Spread {
+	s := slices.Sorted(slices.Values(list))
+	n := len(s)
+	return Spread{s[n/4], s[n/2], s[3*n/4]}
+}
+
+func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Mid, s.Low, s.High) }
+
+// Row is one pass beside its ceilings. Rates are medians in GB/s of page bytes.
+type Row struct {
+	Pages    string  `json:"pages"`
+	Memory   string  `json:"memory"`
+	Files    string  `json:"files"` // where they are
+	Route    string  `json:"route"`
+	Pass     string  `json:"pass"`
+	Copy     float64 `json:"copy"`            // the copy between pages and slots alone
+	Plain    float64 `json:"plain"`           // plain threads and files alone
+	Ours     float64 `json:"ours"`            // all of it
+	Ratio    Spread  `json:"ratio"`           // ours over the smaller ceiling of its round
+	CPU      float64 `json:"cpu"`             // processor seconds per GB, ours
+	PlainCPU float64 `json:"plain_cpu"`       // of the plain threads
+	First    *Spread `json:"first,omitempty"` // of a layer-wise load: its first layer's part of the whole time
+	FirstMS  float64 `json:"first_ms,omitempty"`
+	WholeMS  float64 `json:"whole_ms,omitempty"`
+}
+
+// Write prints rows as a table in Markdown.
+func Write(w io.Writer, rows []Row) error {
+	if _, err := fmt.Fprint(w, "| pages | memory | files in | route | pass | copy alone | plain threads | ours | ratio | CPU s/GB |\n|---|---|---|---|---|---|---|---|---|---|\n"); err != nil {
+		return err
+	}
+	for _, r := range rows {
+		if _, err := fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %.1f | %.1f | %.1f | %s | %.3f / %.3f |\n", r.Pages, r.Memory, r.Files, r.Route, r.Pass,
+			r.Copy, r.Plain, r.Ours, r.Ratio, r.CPU, r.PlainCPU); err != nil {
+			return err
+		}
+	}
+	for _, r := range rows {
+		if r.First == nil {
+			continue
+		}
+		if _, err := fmt.Fprintf(w, "\n%s, %s, %s: the first layer of all chunks after %.1f ms of %.1f ms, %.4f (%.4f to %.4f) of the whole\n",
+			r.Pages, r.Memory, r.Files, r.FirstMS, r.WholeMS, r.First.Mid, r.First.Low, r.First.High); err != nil {
+			return err
+		}
+	}
+	return nil
+}
