@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/plugintest"
+)
+
+// errFindings is what a check with findings ends with.
+var errFindings = errors.New("policy: the check has findings")
+
+func newPolicyCheck() *cobra.Command {
+	var o plugintest.Options
+	var settings []string
+	var asJSON, verbose bool
+	cmd := &cobra.Command{
+		Use:   "check FILE...",
+		Short: "Judge modules by the contract: one line per finding",
+		Long: `Plays a host with a small world of entries, requests and namespaces of its own, asks the module as a host would, and holds
+every answer against abi/SPEC.md: victims that are pinned or gone, paths that collide or have no inverse, layouts that do
+not cover, answers that differ from instance to instance, state that does not survive a handover, traps at bad input, and
+calls that need more fuel than a host gives. FILE is a .wasm file or the name of an embedded policy.
+
+Each finding is a line: the file, what, where, and what to do. With any, the exit code is 5. Go tests of your own can call
+plugintest.Run.`,
+		Example: "  kvhost policy check mine.wasm\n  kvhost policy check --set depth_cost=16 --slots 10000000 -v mine.wasm",
+		Args:    wantFiles,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.Config, err = parseSettings(settings); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
+			if err != nil {
+				return err
+			}
+			defer cache.Close(context.WithoutCancel(ctx))
+			o.Cache = cache
+			return policyCheck(ctx, cmd.OutOrStdout(), args, o, asJSON, verbose)
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringArrayVar(&settings, "set", nil, "a setting, as key=value; repeatable")
+	f.StringSliceVar(&o.Grants, "grant", nil, "grants that the operator would allow (default all that exist)")
+	f.Uint32Var(&o.Slots, "slots", 1<<20, "slots of the largest instance that is tried")
+	f.Uint64Var(&o.Seed, "seed", 0, "of the random streams")
+	f.BoolVar(&asJSON, "json", false, "print one JSON object per file")
+	f.BoolVarP(&verbose, "verbose", "v", false, "print the dearest call of each export, too")
+	return cmd
+}
+
+// parseSettings reads key=value.
+func parseSettings(list []string) (policy.Config, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	c := policy.Config{}
+	for _, s := range list {
+		key, value, ok := strings.Cut(s, "=")
+		if !ok {
+			return nil, usageError{fmt.Errorf("--set %s: want key=value", s)}
+		}
+		c[key] = value
+	}
+	return c, nil
+}
+
+func policyCheck(ctx context.Context, out io.Writer, paths []string, o plugintest.Options, asJSON, verbose bool) error {
+	findings := 0
+	for _, path := range paths {
+		r, err := plugintest.Check(ctx, path, o)
+		if err != nil {
+			return err
+		}
+		findings += len(r.Findings)
+		if asJSON {
+			if err := json.NewEncoder(out).Encode(r); err != nil {
+				return err
+			}
+			continue
+		}
+		for i := range r.Findings {
+			fmt.Fprintf(out, "%s: %v\n", path, &r.Findings[i])
+		}
+		if len(r.Findings) == 0 {
+			fmt.Fprintf(out, "%s: ok: %s; %s of memory with %d slots; %s\n", path, roleList(r.Roles), config.FormatSize(int64(r.Memory)), r.Slots, dearest(r.Calls))
+		}
+		if verbose {
+			for _, u := range r.Calls {
+				fmt.Fprintf(out, "  %-12s dearest call: %d of %d fuel (%.0f %%), %d records\n", u.Export, u.Used, u.Allowed, 100*u.Share(), u.Records)
+			}
+		}
+	}
+	if findings > 0 {
+		return fmt.Errorf("%w: %d", errFindings, findings)
+	}
+	return nil
+}
+
+func roleList[T fmt.Stringer](roles []T) string {
+	var names []string
+	for _, r := range roles {
+		names = append(names, r.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+func dearest(calls []plugintest.Usage) string {
+	var most plugintest.Usage
+	for _, u := range calls {
+		if u.Share() >= most.Share() {
+			most = u
+		}
+	}
+	return fmt.Sprintf("dearest call: %s, %.0f %% of its fuel", most.Export, 100*most.Share())
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/minisign"
+)
+
+const keySuffix, publicSuffix = ".key", ".pub"
+
+func newPolicyKeygen() *cobra.Command {
+	return &cobra.Command{
+		Use:   "keygen NAME",
+		Short: "Make a key pair for signing modules: NAME.key and NAME.pub",
+		Long: `Makes a key pair in minisign's format. NAME.key is the secret one, without a password and with mode 0600: keep it where you
+keep passwords. NAME.pub goes to operators, whose public_key in the configuration is its last line.`,
+		Example: "  kvhost policy keygen vendor",
+		Args:    cobra.MatchAll(wantFiles, oneFile),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := minisign.Generate()
+			if err != nil {
+				return err
+			}
+			if err := writeNew(args[0]+keySuffix, key.File(), 0o600); err != nil {
+				return err
+			}
+			if err := writeNew(args[0]+publicSuffix, key.Public().File(), 0o644); err != nil {
+				return errors.Join(err, os.Remove(args[0]+keySuffix)) // half a pair is none
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "public_key = \"%s\"\n", key.Public())
+			return nil
+		},
+	}
+}
+
+// writeNew makes a file that was not there: a key is never overwritten.
+func writeNew(path string, data []byte, mode os.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
+}
+
+func newPolicySign() *cobra.Command {
+	var secret string
+	cmd := &cobra.Command{
+		Use:     "sign FILE...",
+		Short:   "Sign modules: writes FILE" + policy.SignatureSuffix,
+		Example: "  kvhost policy sign --key vendor.key mine.wasm",
+		Args:    wantFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if secret == "" {
+				return usageError{errors.New("policy sign: want --key FILE (kvhost policy keygen makes one)")}
+			}
+			text, err := os.ReadFile(secret)
+			if err != nil {
+				return err
+			}
+			key, err := minisign.ParseSecretKey(string(text))
+			if err != nil {
+				return fmt.Errorf("%s: %w", secret, err)
+			}
+			for _, path := range args {
+				module, err := os.ReadFile(path)
+				if err != nil {
+					return err
+				}
+				signature, err := policy.Sign(key, filepath.Base(path), module)
+				if err != nil {
+					return err
+				}
+				if err := replaceFile(path+policy.SignatureSuffix, signature); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s, by key %s\n", path+policy.SignatureSuffix, key.Public().ID)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&secret, "key", "", "the secret key, of keygen or of minisign -G -W")
+	return cmd
+}
