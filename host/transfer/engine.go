@@ -39,6 +39,9 @@ type Engine struct {
 	closed bool
 	queues map[string]*Queue
 	paced  map[*layered]struct{} // layer-wise loads that wait for their consumers
+
+	trafficMu sync.RWMutex
+	traffic   map[flow]*traffic
 }
 
 // New makes an engine; its memory is mapped at once, its workers start with the first job of each device.
@@ -58,7 +61,7 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, routes: map[routeKey]*route{}, paced: map[*layered]struct{}{}}
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, routes: map[routeKey]*route{}, paced: map[*layered]struct{}{}, traffic: map[flow]*traffic{}}
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	return e, nil

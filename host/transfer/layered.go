@@ -41,6 +41,7 @@ type layerStep struct {
 type layerChunk struct {
 	opening sync.Mutex // held while the head is read
 	piece   *store.Piece
+	trip    trip
 	head    *store.Head
 	failed  error // why there is no head
 
@@ -214,6 +215,7 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 	if c.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
 		return 0, nil, err
 	}
+	c.trip = t.queue.depart(c.piece.Root(), staging.Read)
 	r.piece = c.piece
 	want := c.piece.Expected()
 	first := want.DataOffset
@@ -307,6 +309,7 @@ func (l *layered) chunkOver(i int, err error) {
 		l.queue.engine.stats.loadErrors.Add(1)
 	}
 	if c.piece != nil {
+		c.trip.arrive(byStaging, c.piece.Size(), err)
 		c.piece.Close()
 	}
 	l.mu.Lock()

@@ -56,6 +56,8 @@ type load struct {
 
 	slot    *staging.Slot
 	piece   *store.Piece
+	trip    trip
+	way     int    // the route that the piece took
 	suspect *route // whose bytes were wrong, so that the piece was staged
 }
 
@@ -100,9 +102,11 @@ func (t *load) read() (last func() error, err error) {
 	if t.piece, err = t.spec.Lease.Open(c.Index, t.spec.Rank); err != nil {
 		return nil, err
 	}
+	t.trip = t.queue.depart(t.piece.Root(), staging.Read)
 	if r := e.direct(t.spec.Memory, t.piece.Root()); r != nil {
 		done, suspect, err := t.loadDirect(r)
 		if done {
+			t.way = byCuFile
 			return nil, err
 		}
 		if suspect {
@@ -123,7 +127,7 @@ func (t *load) end(err error) {
 	if t.suspect != nil && err == nil { // the file was right
 		t.suspect.failed(&t.suspect.mismatched, ErrDamaged, true)
 	}
-	t.queue.ended(t.piece, err)
+	t.queue.ended(t.trip, t.way, t.piece, err)
 	if t.slot != nil {
 		releaseAfter(t.slot, err)
 	}
@@ -131,7 +135,10 @@ func (t *load) end(err error) {
 }
 
 // ended books how a piece's load ended, and closes the piece if it was opened.
-func (q *Queue) ended(p *store.Piece, err error) {
+func (q *Queue) ended(on trip, way int, p *store.Piece, err error) {
+	if p != nil {
+		on.arrive(way, p.Size(), err)
+	}
 	if err != nil {
 		q.engine.stats.loadErrors.Add(1)
 		blame(p, err)

@@ -45,8 +45,10 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 
 func (q *Queue) storeChunk(j *job, i int, s *StoreJob) {
 	c := &s.Chunks[i]
-	err := errPanicked // until the task has run to its end
+	way, err := byStaging, errPanicked // until the task has run to its end
+	on := q.depart(c.Put.Root(), staging.Write)
 	defer func() {
+		on.arrive(way, c.Put.FileBytes(), err)
 		if err != nil {
 			c.Put.Abort(err)
 			j.settle(i, err, 0)
@@ -57,39 +59,39 @@ func (q *Queue) storeChunk(j *job, i int, s *StoreJob) {
 		}
 		j.over()
 	}()
-	if err = q.writeAndPublish(j, i, s.Memory, c); err != nil && q.engine.ctx.Err() != nil {
+	if way, err = q.writeAndPublish(j, i, s.Memory, c); err != nil && q.engine.ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", ErrClosed, err)
 	}
 }
 
-func (q *Queue) writeAndPublish(j *job, i int, m Memory, c *StoreChunk) error {
+func (q *Queue) writeAndPublish(j *job, i int, m Memory, c *StoreChunk) (way int, err error) {
 	if err := checkBlocks(m, c.Blocks, false); err != nil {
-		return err
+		return way, err
 	}
-	if err := q.writePiece(j, i, m, c); err != nil {
-		return err
+	if way, err = q.writePiece(j, i, m, c); err != nil {
+		return way, err
 	}
-	return c.Put.Publish(q.engine.ctx)
+	return way, c.Put.Publish(q.engine.ctx)
 }
 
-// writePiece fills the temporary. It settles the chunk as soon as its pages have been read.
-func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (err error) {
+// writePiece fills the temporary, and says by which route. It settles the chunk as soon as its pages have been read.
+func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (way int, err error) {
 	plan := c.Put.Plan()
 	if !sameShape(plan.Geometry(), m.Geometry()) {
-		return ErrGeometry
+		return way, ErrGeometry
 	}
 	f, err := c.Put.File()
 	if err != nil {
-		return err
+		return way, err
 	}
 	if r := q.engine.direct(m, c.Put.Root()); r != nil {
 		if done, err := q.writeDirect(r, j, i, m.(guardedMemory), c, f); done {
-			return err
+			return byCuFile, err
 		}
 	}
 	slot, err := q.engine.slots.Acquire(q.engine.ctx)
 	if err != nil {
-		return ErrClosed
+		return way, ErrClosed
 	}
 	defer func() { releaseAfter(slot, err) }()
 	scratch := q.takeScratch(len(plan.Extents()))
@@ -97,9 +99,9 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (err error) {
 	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, file: f}
 	w.buf = q.engine.window(m, slot.Bytes(), f, c.Put.DataOffset())
 	if c.Put.FileBytes() <= int64(len(w.buf)) {
-		return w.whole()
+		return way, w.whole()
 	}
-	return w.parts()
+	return way, w.parts()
 }
 
 // cachedWindow is how much of a file that lives in the page cache is moved at a time: little enough that the second

@@ -1,0 +1,161 @@
+package transfer
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Routes, as they are counted.
+const (
+	byStaging = iota
+	byCuFile
+)
+
+var routeNames = [...]string{byStaging: "staged", byCuFile: "direct"}
+
+// TrafficBounds are the upper bounds of the latency buckets in seconds; one more takes what is above.
+var TrafficBounds = [...]float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30}
+
+// flow is where bytes go: between a device's memory and a root, one way.
+type flow struct {
+	device, root string
+	kind         staging.Kind
+}
+
+// traffic counts the pieces of one flow.
+type traffic struct {
+	mu     sync.Mutex
+	flying int
+	since  time.Time // when the first of those that fly began
+	busy   time.Duration
+	moved  [len(routeNames)]moved
+}
+
+type moved struct {
+	files, errors, bytes int64
+	took                 time.Duration
+	buckets              [len(TrafficBounds) + 1]int64
+}
+
+// trip is one piece on its way; the zero one is of a piece that was never opened.
+type trip struct {
+	on    *traffic
+	began time.Time
+}
+
+// depart begins a trip.
+func (q *Queue) depart(root string, kind staging.Kind) trip {
+	e, key := q.engine, flow{q.device, root, kind}
+	e.trafficMu.RLock()
+	t := e.traffic[key]
+	e.trafficMu.RUnlock()
+	if t == nil {
+		e.trafficMu.Lock()
+		if t = e.traffic[key]; t == nil {
+			t = &traffic{}
+			e.traffic[key] = t
+		}
+		e.trafficMu.Unlock()
+	}
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.flying++; t.flying == 1 {
+		t.since = now
+	}
+	return trip{t, now}
+}
+
+// arrive ends a trip that took a route. One that was cancelled counts as neither moved nor failed.
+func (p trip) arrive(route int, bytes int64, err error) {
+	t := p.on
+	if t == nil {
+		return
+	}
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.flying--; t.flying == 0 {
+		t.busy += now.Sub(t.since)
+	}
+	m := &t.moved[route]
+	switch {
+	case err == nil:
+		took := now.Sub(p.began)
+		m.files++
+		m.bytes += bytes
+		m.took += took
+		i, _ := slices.BinarySearch(TrafficBounds[:], took.Seconds())
+		m.buckets[i]++
+	case !errors.Is(err, ErrCancelled):
+		m.errors++
+	}
+}
+
+// Traffic is what went between one device's memory and one root, one way.
+type Traffic struct {
+	Device string // as HELLO named it; empty: host memory
+	Root   string
+	Kind   staging.Kind  // Read is a load
+	Flying int           // pieces on their way
+	Busy   time.Duration // in which at least one was
+	Routes []Moved
+}
+
+// Moved counts the pieces that took a route; times are from a piece's opening to its delivery or publication.
+type Moved struct {
+	Route                string
+	Files, Errors, Bytes int64
+	Took                 time.Duration
+	Buckets              [len(TrafficBounds) + 1]int64 // by time, each without the ones below
+}
+
+// Traffic lists what has moved, by device, root and direction.
+func (e *Engine) Traffic() (list []Traffic) {
+	e.trafficMu.RLock()
+	defer e.trafficMu.RUnlock()
+	for key, t := range e.traffic {
+		list = append(list, t.read(key))
+	}
+	slices.SortFunc(list, func(a, b Traffic) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Root, b.Root), cmp.Compare(a.Kind, b.Kind))
+	})
+	return list
+}
+
+func (t *traffic) read(key flow) Traffic {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := Traffic{Device: key.device, Root: key.root, Kind: key.kind, Flying: t.flying, Busy: t.busy}
+	if t.flying > 0 {
+		out.Busy += time.Since(t.since)
+	}
+	for i := range t.moved {
+		if m := &t.moved[i]; m.files+m.errors > 0 {
+			out.Routes = append(out.Routes, Moved{routeNames[i], m.files, m.errors, m.bytes, m.took, m.buckets})
+		}
+	}
+	return out
+}
+
+// QueueStats is what waits and runs on a device's queue.
+type QueueStats struct {
+	Device string
+	staging.WorkersStats
+}
+
+// Queues lists the devices' queues.
+func (e *Engine) Queues() (list []QueueStats) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, q := range e.queues {
+		list = append(list, QueueStats{q.device, q.workers.Stats()})
+	}
+	slices.SortFunc(list, func(a, b QueueStats) int { return cmp.Compare(a.Device, b.Device) })
+	return list
+}

@@ -1,0 +1,119 @@
+package host
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// transferCollector tells of bytes on their way, by GPU (or "host" for host memory), root, route and direction.
+type transferCollector struct {
+	engine *transfer.Engine
+
+	seconds, bytes, errors       *prometheus.Desc
+	flying, busy                 *prometheus.Desc
+	queued, workers              *prometheus.Desc
+	direct, again, full          *prometheus.Desc
+	left, returned, mismatched   *prometheus.Desc
+	slots, slotBytes             *prometheus.Desc
+	handles, handlesOpen, evicts *prometheus.Desc
+}
+
+func newTransferCollector(e *transfer.Engine) *transferCollector {
+	desc := func(name, help, labels string) *prometheus.Desc {
+		return prometheus.NewDesc("kvhost_"+name, help, strings.Fields(labels), nil)
+	}
+	return &transferCollector{
+		engine:      e,
+		seconds:     desc("transfer_seconds", "Time of a piece from its opening to its delivery or publication.", "gpu root route direction"),
+		bytes:       desc("transfer_bytes_total", "File bytes of pieces that arrived.", "gpu root route direction"),
+		errors:      desc("transfer_errors_total", "Pieces that failed.", "gpu root route direction"),
+		flying:      desc("transfer_in_flight", "Pieces on their way.", "gpu root direction"),
+		busy:        desc("transfer_busy_seconds_total", "Time in which at least one piece was on its way: its rate is the utilisation.", "gpu root direction"),
+		queued:      desc("transfer_queued", "Tasks that wait for a thread: the queue's depth.", "gpu direction"),
+		workers:     desc("transfer_threads", "Threads of a queue by state.", "gpu state"),
+		direct:      desc("route_direct", "1 while pieces go through cuFile.", "gpu root via"),
+		again:       desc("route_fallbacks_total", "Pieces whose direct operation failed and that were staged in its place.", "gpu root direction"),
+		full:        desc("route_full_total", "Pieces that found no slot of device memory and were staged.", "gpu root"),
+		left:        desc("route_demotions_total", "How often the direct route was left.", "gpu root"),
+		returned:    desc("route_returns_total", "How often the direct route was taken up again.", "gpu root"),
+		mismatched:  desc("route_mismatches_total", "Pieces whose bytes were wrong by the direct route alone.", "gpu root"),
+		slots:       desc("direct_slots_in_use", "Slots of device memory in use.", "gpu"),
+		slotBytes:   desc("direct_slot_bytes", "Device memory of the slots.", "gpu"),
+		handles:     desc("handle_cache_total", "Files that were found registered with cuFile, or had to be.", "gpu result"),
+		handlesOpen: desc("handle_cache_open", "Files registered with cuFile.", "gpu"),
+		evicts:      desc("handle_cache_evictions_total", "Registered files that made room for others.", "gpu"),
+	}
+}
+
+// Describe sends nothing: the set of series depends on GPUs and roots.
+func (c *transferCollector) Describe(chan<- *prometheus.Desc) {}
+
+// direction is the word for a kind of task.
+func direction(k staging.Kind) string {
+	if k == staging.Read {
+		return "load"
+	}
+	return "store"
+}
+
+// gpuLabel names a device.
+func gpuLabel(device string) string {
+	if device == "" {
+		return "host"
+	}
+	return device
+}
+
+// Collect reads the counters.
+func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	}
+	for _, t := range c.engine.Traffic() {
+		gpu, way := gpuLabel(t.Device), direction(t.Kind)
+		send(c.flying, prometheus.GaugeValue, float64(t.Flying), gpu, t.Root, way)
+		send(c.busy, prometheus.CounterValue, t.Busy.Seconds(), gpu, t.Root, way)
+		for i := range t.Routes {
+			m := &t.Routes[i]
+			buckets, below := map[float64]uint64{}, uint64(0)
+			for k, bound := range transfer.TrafficBounds {
+				below += uint64(m.Buckets[k])
+				buckets[bound] = below
+			}
+			ch <- prometheus.MustNewConstHistogram(c.seconds, uint64(m.Files), m.Took.Seconds(), buckets, gpu, t.Root, m.Route, way)
+			send(c.bytes, prometheus.CounterValue, float64(m.Bytes), gpu, t.Root, m.Route, way)
+			send(c.errors, prometheus.CounterValue, float64(m.Errors), gpu, t.Root, m.Route, way)
+		}
+	}
+	for _, q := range c.engine.Queues() {
+		gpu := gpuLabel(q.Device)
+		send(c.queued, prometheus.GaugeValue, float64(q.QueuedRead), gpu, "load")
+		send(c.queued, prometheus.GaugeValue, float64(q.QueuedWrite), gpu, "store")
+		send(c.workers, prometheus.GaugeValue, float64(q.Running), gpu, "busy")
+		send(c.workers, prometheus.GaugeValue, float64(q.Workers-q.Running), gpu, "idle")
+	}
+	told := map[string]bool{}
+	for _, r := range c.engine.Routes() {
+		send(c.direct, prometheus.GaugeValue, truth(r.Route == "direct"), r.GPU, r.Root, r.Via)
+		send(c.again, prometheus.CounterValue, float64(r.StoresAgain), r.GPU, r.Root, "store")
+		send(c.again, prometheus.CounterValue, float64(r.LoadsAgain), r.GPU, r.Root, "load")
+		send(c.full, prometheus.CounterValue, float64(r.Full), r.GPU, r.Root)
+		send(c.left, prometheus.CounterValue, float64(r.Left), r.GPU, r.Root)
+		send(c.returned, prometheus.CounterValue, float64(r.Returned), r.GPU, r.Root)
+		send(c.mismatched, prometheus.CounterValue, float64(r.Mismatched), r.GPU, r.Root)
+		if told[r.GPU] { // what follows is the GPU's
+			continue
+		}
+		told[r.GPU] = true
+		send(c.slots, prometheus.GaugeValue, float64(r.SlotsInUse), r.GPU)
+		send(c.slotBytes, prometheus.GaugeValue, float64(r.SlotBytes), r.GPU)
+		send(c.handles, prometheus.CounterValue, float64(r.Handles.Hits), r.GPU, "hit")
+		send(c.handles, prometheus.CounterValue, float64(r.Handles.Misses), r.GPU, "miss")
+		send(c.handlesOpen, prometheus.GaugeValue, float64(r.Handles.Open), r.GPU)
+		send(c.evicts, prometheus.CounterValue, float64(r.Handles.Evictions), r.GPU)
+	}
+}
