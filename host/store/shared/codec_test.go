@@ -1,0 +1,96 @@
+package shared
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+func TestRecordRoundTrip(t *testing.T) {
+	for _, r := range []Record{
+		{
+			Op: Published, Detour: true, Namespace: chunk.Digest{1, 2}, Group: 3, Rank: 4, Key: chunk.Key{5}, Parent: chunk.Key{6}, Depth: 7,
+			Tenant: 8, Pieces: 1<<40 | 1<<4, Bytes: 1 << 33, StoreTime: 1 << 60,
+		},
+		{Op: Damaged, Key: chunk.Key{31: 1}, Pieces: 3},
+		{Op: Relayed, Key: chunk.Key{1}, Bytes: 4096},
+		{Op: Touched, Prints: []uint64{1, 1 << 63, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
+	} {
+		b := r.append(nil)
+		got, err := decodeRecord(b)
+		if err != nil || !reflect.DeepEqual(got, r) {
+			t.Errorf("%+v became %+v, %v", r, got, err)
+		}
+		for i := range b {
+			b[i] ^= 1
+			if _, err := decodeRecord(b); !errors.Is(err, ErrDamaged) {
+				t.Fatalf("a flip of byte %d is not seen: %v", i, err)
+			}
+			b[i] ^= 1
+		}
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	r := Record{Op: Published, Key: chunk.Key{1}, Bytes: 4096}
+	f.Add(r.append(nil))
+	r = Record{Op: Touched, Prints: []uint64{1, 2}}
+	f.Add(r.append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := decodeRecord(b)
+		if err != nil {
+			return
+		}
+		again, err := decodeRecord(r.append(nil))
+		if err != nil || !reflect.DeepEqual(again, r) {
+			t.Errorf("%+v became %+v, %v", r, again, err)
+		}
+	})
+}
+
+func FuzzControl(f *testing.F) {
+	for _, v := range []any{status{Beat: 1, Vetoes: map[uint64][]int{3: {1, 2}}}, grantFile{7}, batchFile{Forget: "a.1"}} {
+		b, err := encodeControl(v)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var s status
+		if decodeControl(b, &s) == nil {
+			if _, err := encodeControl(s); err != nil {
+				t.Error(err)
+			}
+		}
+		var batch batchFile
+		if decodeControl(b, &batch) == nil {
+			_, _ = batch.batch()
+		}
+		_, _ = decodeLogHead(b)
+	})
+}
+
+func TestControlSeesDamage(t *testing.T) {
+	b, err := encodeControl(grantFile{12345})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g grantFile
+	if err := decodeControl(b, &g); err != nil || g.Granted != 12345 {
+		t.Errorf("%+v, %v", g, err)
+	}
+	for i := range b {
+		cut := bytes.Clone(b)
+		cut[i] ^= 1
+		if err := decodeControl(cut, &g); !errors.Is(err, ErrDamaged) {
+			t.Errorf("a flip of byte %d is not seen: %v", i, err)
+		}
+		if err := decodeControl(b[:i], &g); !errors.Is(err, ErrDamaged) {
+			t.Errorf("cut at %d: %v", i, err)
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package shared
+
+import "sync"
+
+// credits is what this member may write: granted less returned less spent. A put takes before it writes, and gives back
+// what it did not publish, after its bytes are gone from the disk.
+type credits struct {
+	mu       sync.Mutex
+	life     uint64 // counts incarnations: credit of an earlier one is worth nothing
+	granted  int64
+	returned int64
+	spent    int64 // by puts under way, and by published pieces
+	largest  int64 // ever asked for
+	taken    int64 // since the last step
+	starved  int64 // asked for in vain since the last step
+	want     int64 // the free credit that this member would like to have
+	refused  uint64
+	changed  chan struct{} // closed, and made anew, when there is more
+}
+
+// Credit is leave to write so many bytes.
+type Credit struct {
+	bytes int64
+	life  uint64
+}
+
+// Bytes is how much it is.
+func (c Credit) Bytes() int64 { return c.bytes }
+
+func (c *credits) free() int64 { return c.granted - c.returned - c.spent }
+
+func (c *credits) reset(life uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.life, c.granted, c.returned, c.spent = life, 0, 0, 0
+}
+
+// Take gives credit for so many bytes, if this member has as much.
+func (m *Member) Take(bytes int64) (Credit, bool) {
+	if !m.Fresh() {
+		return Credit{}, false
+	}
+	c := &m.credits
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.largest = max(c.largest, bytes)
+	if c.free() < bytes {
+		c.starved = max(c.starved, bytes)
+		c.refused++
+		m.wake()
+		return Credit{}, false
+	}
+	c.spent += bytes
+	c.taken += bytes
+	return Credit{bytes, c.life}, true
+}
+
+// Give gives credit back that was not, or not all, spent: the bytes are not on the disk any more.
+func (m *Member) Give(credit Credit) {
+	c := &m.credits
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if credit.life == c.life {
+		c.spent -= credit.bytes
+		c.notify()
+	}
+}
+
+// More is closed when this member has been given credit.
+func (m *Member) More() <-chan struct{} {
+	c := &m.credits
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.changed == nil {
+		c.changed = make(chan struct{})
+	}
+	return c.changed
+}
+
+func (c *credits) notify() {
+	if c.changed != nil {
+		close(c.changed)
+		c.changed = nil
+	}
+}
+
+// grant takes note of what was granted in all.
+func (c *credits) grant(granted int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if granted > c.granted {
+		c.granted = granted
+		c.notify()
+	}
+}
+
+// settle works out, once a step, how much free credit is wanted, and gives back what is more. What was used in a step is
+// wanted several times over, because the next grant is steps away; what is not used fades.
+func (c *credits) settle(most int64) (returned, free, want int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	least := 4 * c.largest
+	c.want = max(least, c.want-c.want/8, 8*(c.taken+c.starved))
+	c.want = min(c.want, max(most, c.largest))
+	c.taken, c.starved = 0, 0
+	if extra := c.free() - c.want; extra > 0 {
+		c.returned += extra
+	}
+	return c.returned, c.free(), c.want
+}

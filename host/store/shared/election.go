@@ -1,0 +1,161 @@
+package shared
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// epochs is which evictors' directories there are.
+type epochs struct {
+	top     uint64   // the highest e<n>; 0: none
+	highest uint64   // number that was ever given
+	lower   []uint64 // other e<n>
+	old     []string // names of x<n>.<member>
+	begun   []string // members that have a c.<member>
+}
+
+// look sees who the evictor is, and whether it lives.
+func (m *Member) look(now time.Duration) (epochs, error) {
+	var e epochs
+	names, err := m.list(m.base)
+	if err != nil {
+		return e, err
+	}
+	for _, name := range names {
+		if member, ok := strings.CutPrefix(name, "c."); ok {
+			e.begun = append(e.begun, member)
+			continue
+		}
+		number, _, _ := strings.Cut(name[1:], ".")
+		n, err := strconv.ParseUint(number, 10, 64)
+		switch {
+		case err != nil:
+			continue
+		case name[0] == 'e' && name == "e"+number:
+			if n > e.top {
+				n, e.top = e.top, n
+			}
+			if n > 0 {
+				e.lower = append(e.lower, n)
+			}
+			e.highest = max(e.highest, e.top)
+		case name[0] == 'x':
+			e.old = append(e.old, name)
+			e.highest = max(e.highest, n)
+		}
+	}
+	if r := m.reign; r != nil && r.epoch < e.top {
+		m.log.Warn("another host is the evictor now", "epoch", e.top)
+		m.reign = nil
+	}
+	if e.top == 0 {
+		if m.epoch != 0 || m.vacant == 0 {
+			m.vacant = max(1, now)
+		}
+		m.epoch, m.beat = 0, beat{}
+		return e, nil
+	}
+	var b beat
+	if err := m.get(m.epochDir(e.top)+"/beat", &b); err != nil && !missing(err) {
+		m.log.Warn("the evictor's beat cannot be read", "error", err)
+	}
+	if e.top != m.epoch || b != m.beat {
+		m.epoch, m.beat, m.beatAs = e.top, b, now
+	}
+	m.vacant = 0
+	return e, nil
+}
+
+// overslept: this host was not there to see others' heartbeats, so it cannot say that there were none.
+func (m *Member) overslept(now time.Duration) {
+	m.beatAs = now
+	if m.reign != nil {
+		for _, p := range m.reign.peers {
+			p.seenAt = now
+		}
+	}
+}
+
+// stand makes this host the evictor if there is none that lives.
+func (m *Member) stand(now time.Duration, e epochs) error {
+	if e.top != 0 {
+		if now-m.beatAs <= m.cfg.Lapse && !(m.mine(m.beat.Owner) && m.beat.Owner != m.name) {
+			return nil
+		}
+		if m.waits(now, m.beatAs+m.cfg.Lapse) {
+			return nil
+		}
+		to := fmt.Sprintf("%s/x%d.%s", m.base, e.top, m.name)
+		if err := m.fs.Rename(m.epochDir(e.top), to); err != nil {
+			return ignoreMissing(err) // another was first
+		}
+		m.log.Warn("the evictor was given up", "epoch", e.top, "member", m.beat.Owner)
+	} else if m.waits(now, m.vacant) {
+		return nil
+	}
+	return ignoreMissing(m.claim(e.highest + 1)) // it may have been given up meanwhile, and the candidacy be cleared away
+}
+
+// waits says that others should have the first turn: those that know all pieces need not scan before they hand out credit.
+func (m *Member) waits(now, since time.Duration) bool {
+	if m.active() || now-since > 2*m.cfg.Lapse {
+		return false
+	}
+	names, err := m.list(m.hosts())
+	for _, name := range names {
+		if name != m.name && !m.mine(name) {
+			return true
+		}
+	}
+	return err != nil
+}
+
+// claim takes the next epoch: a directory with this host's name in it becomes e<n>, unless there is one.
+func (m *Member) claim(n uint64) error {
+	mine, dir := m.base+"/c."+m.name, m.epochDir(n)
+	if err := m.removeAll(mine); err != nil {
+		return err
+	}
+	for _, d := range []string{"", "/grants", "/journal", "/trash"} {
+		if err := m.fs.MkdirAll(mine+d, 0o700); err != nil {
+			return err
+		}
+	}
+	b := beat{Owner: m.name}
+	if err := m.put(mine+"/beat", b); err != nil {
+		return err
+	}
+	if err := m.fs.Rename(mine, dir); err != nil {
+		var have beat
+		if gerr := m.get(dir+"/beat", &have); gerr != nil || have.Owner != m.name {
+			return m.removeAll(mine) // another was first
+		}
+	}
+	// The numbers may have moved on while this host slept.
+	names, err := m.list(m.base)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		number, _, _ := strings.Cut(name[1:], ".")
+		k, err := strconv.ParseUint(number, 10, 64)
+		if err != nil || name[0] != 'e' && name[0] != 'x' {
+			continue
+		}
+		switch {
+		case k > n, k == n && name[0] == 'x':
+			return ignoreMissing(m.fs.Rename(dir, fmt.Sprintf("%s/x%d.%s", m.base, n, m.name)))
+		case name[0] == 'e' && k < n: // of a host that slept like that
+			if err := ignoreMissing(m.fs.Rename(m.epochDir(k), fmt.Sprintf("%s/x%d.%s", m.base, k, m.name))); err != nil {
+				return err
+			}
+		}
+	}
+	m.log.Info("this host is the evictor", "epoch", n)
+	m.reign = &reign{epoch: n, dir: dir, seq: n << 32, peers: map[string]*peer{}, batches: map[uint64]*proposal{}, beat: b}
+	m.epoch, m.beat = n, b
+	m.wake()
+	return nil
+}

@@ -1,0 +1,181 @@
+package shared
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+)
+
+// A batch is proposed as j<n> and decided as d<n>, in the evictor's journal.
+
+// batchFile is a proposal: victims, or a member that is to be forgotten once everybody has read its log.
+type batchFile struct {
+	Forget  string `json:"forget,omitempty"`
+	Victims []byte `json:"victims,omitempty"` // records
+}
+
+// decisionFile ends a batch.
+type decisionFile struct {
+	Spared []int `json:"spared,omitempty"` // indices
+}
+
+// batch is one that is under way.
+type batch struct {
+	forget  string
+	victims []Victim
+}
+
+func (b *batch) file() batchFile {
+	f := batchFile{Forget: b.forget}
+	for i := range b.victims {
+		v := &b.victims[i]
+		r := Record{Op: Damaged, Detour: v.Detour, Namespace: v.Namespace, Group: v.Group, Key: v.Key, Pieces: v.Pieces, Bytes: v.Bytes}
+		f.Victims = r.append(f.Victims)
+	}
+	return f
+}
+
+func (f *batchFile) batch() (*batch, error) {
+	b := &batch{forget: f.Forget}
+	for rest := f.Victims; len(rest) > 0; rest = rest[recordBytes:] {
+		r, err := decodeRecord(rest)
+		if err != nil {
+			return nil, err
+		}
+		b.victims = append(b.victims, Victim{
+			Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Detour: r.Detour, Bytes: r.Bytes,
+		})
+	}
+	return b, nil
+}
+
+func (b *batch) decide(back Backend, removed func(i int) bool) {
+	for i := range b.victims {
+		back.Decide(&b.victims[i], removed(i))
+	}
+}
+
+func (b *batch) bytes() (n int64) {
+	for i := range b.victims {
+		n += b.victims[i].Bytes
+	}
+	return n
+}
+
+func proposalName(dir string, n uint64) string { return dir + "/journal/j" + strconv.FormatUint(n, 10) }
+func decisionName(dir string, n uint64) string { return dir + "/journal/d" + strconv.FormatUint(n, 10) }
+
+// journal is which batches an evictor's directory has.
+type journal struct {
+	proposed, decided map[uint64]bool
+}
+
+func (m *Member) readNames(dir string) (journal, error) {
+	j := journal{map[uint64]bool{}, map[uint64]bool{}}
+	names, err := m.list(dir + "/journal")
+	for _, name := range names {
+		n, perr := strconv.ParseUint(name[1:], 10, 64)
+		switch {
+		case perr != nil:
+		case name[0] == 'j':
+			j.proposed[n] = true
+		case name[0] == 'd':
+			j.decided[n] = true
+		}
+	}
+	return j, err
+}
+
+// readJournal acknowledges what is proposed, and follows what is decided.
+func (m *Member) readJournal(epoch uint64) error {
+	if epoch == 0 || !m.beat.Took {
+		return nil
+	}
+	dir := m.epochDir(epoch)
+	j, err := m.readNames(dir)
+	if err != nil {
+		return err
+	}
+	if !m.exists(dir) {
+		return nil // the evictor was given up, and its journal with it: its successor goes on with the same batches
+	}
+	// Decisions first: a victim that was spared may be proposed again at once.
+	for _, n := range slices.Sorted(maps.Keys(m.batches)) {
+		if err := m.retire(dir, n, j); err != nil {
+			return err
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(j.proposed)) {
+		if _, acked := m.status.Vetoes[n]; acked || j.decided[n] {
+			continue
+		}
+		if err := m.acknowledge(dir, n); err != nil && !missing(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Member) acknowledge(dir string, n uint64) error {
+	var f batchFile
+	err := m.get(proposalName(dir, n), &f)
+	var b *batch
+	if err == nil {
+		b, err = f.batch()
+	}
+	if errors.Is(err, ErrDamaged) {
+		m.log.Error("a batch of victims cannot be read; nothing is evicted until the evictor is another", "batch", n, "error", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if b.forget != "" {
+		if t := m.tails[b.forget]; t != nil && !t.ended || t == nil && m.exists(m.gone()+"/"+b.forget) {
+			return nil // its log is to be read first
+		}
+	}
+	vetoes := []int{}
+	for i := range b.victims {
+		m.reported[b.victims[i].ID()] = true
+		delete(m.forced, b.victims[i].ID())
+		if !m.back.Condemn(&b.victims[i]) {
+			vetoes = append(vetoes, i)
+		}
+	}
+	m.status.Vetoes[n] = vetoes
+	m.batches[n] = b
+	return nil
+}
+
+// retire ends a batch that was decided.
+func (m *Member) retire(dir string, n uint64, j journal) error {
+	var d decisionFile
+	known := j.decided[n]
+	switch {
+	case known:
+		if err := m.get(decisionName(dir, n), &d); missing(err) {
+			known = false
+		} else if err != nil {
+			return fmt.Errorf("batch %d: %w", n, err)
+		}
+	case j.proposed[n]:
+		return nil
+	}
+	// A batch that is neither proposed nor decided any more was decided before this member had acknowledged it: whoever asks
+	// for its victims looks whether they are there.
+	b, vetoes := m.batches[n], m.status.Vetoes[n]
+	for i := range b.victims {
+		v := &b.victims[i]
+		delete(m.reported, v.ID())
+		if slices.Contains(vetoes, i) && (slices.Contains(d.Spared, i) || !known) {
+			continue // it was never condemned here
+		}
+		m.back.Decide(v, known && !slices.Contains(d.Spared, i))
+	}
+	delete(m.batches, n)
+	delete(m.status.Vetoes, n)
+	return nil
+}

@@ -1,0 +1,180 @@
+package shared
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/zeebo/xxh3"
+)
+
+// A member's log is files of records behind a heading, which says how many bytes the member had published before it. A
+// new file is begun when one is full, and only the last few are kept: who falls that far behind scans the root again.
+
+const (
+	logMagic    = "kvslog1\n"
+	logHead     = 32 // magic, published u64, zero u64, xxh3-64 of what is before
+	logKept     = 4
+	logFull     = 1 << 20
+	logReadPart = 1024 * recordBytes
+)
+
+func logName(dir string, n uint64) string { return fmt.Sprintf("%s/log.%d", dir, n) }
+
+func encodeLogHead(published int64) []byte {
+	b := make([]byte, logHead)
+	copy(b, logMagic)
+	binary.LittleEndian.PutUint64(b[8:], uint64(published))
+	binary.LittleEndian.PutUint64(b[24:], xxh3.Hash(b[:24]))
+	return b
+}
+
+func decodeLogHead(b []byte) (published int64, err error) {
+	if len(b) < logHead || string(b[:8]) != logMagic || binary.LittleEndian.Uint64(b[24:]) != xxh3.Hash(b[:24]) {
+		return 0, fmt.Errorf("%w: heading of a log", ErrDamaged)
+	}
+	return int64(binary.LittleEndian.Uint64(b[8:])), nil
+}
+
+// writer appends to this member's log.
+type writer struct {
+	file      uint64
+	size      int64 // 0: the file is to be made
+	published int64 // bytes, in all, that the log tells of
+}
+
+// write appends records and sees that others can read them. What failed can be written again: it stands in the same place.
+func (m *Member) writeLog(w *writer, records []Record) error {
+	if len(records) == 0 {
+		return nil
+	}
+	if w.size >= m.cfg.LogBytes {
+		next := writer{file: w.file + 1, published: w.published}
+		if w.file+1 >= logKept {
+			if err := m.remove(logName(m.dir, w.file+1-logKept)); err != nil {
+				return err
+			}
+		}
+		*w = next
+	}
+	var b []byte
+	if w.size == 0 {
+		b = encodeLogHead(w.published)
+	}
+	var published int64
+	for i := range records {
+		b = records[i].append(b)
+		if records[i].Op == Published {
+			published += records[i].Bytes
+		}
+	}
+	f, err := m.fs.OpenFile(logName(m.dir, w.file), os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(b, w.size)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	w.size += int64(len(b))
+	w.published += published
+	return nil
+}
+
+// tail follows another member's log.
+type tail struct {
+	file      uint64
+	at        int64 // 0: before the heading
+	published int64 // bytes, in all, that were read of
+	lost      bool  // some of the log was gone before it was read
+	ended     bool  // gone, and read to its end
+}
+
+// follow reads on, and calls each for what it finds, until it has caught up. dir is where the log is now.
+func (m *Member) follow(t *tail, dir string, each func(r *Record)) error {
+	for {
+		err := m.readOn(t, logName(dir, t.file), each)
+		next := logName(dir, t.file+1)
+		switch {
+		case missing(err):
+			first, ok := m.oldest(dir, t.file)
+			if !ok {
+				return nil // nothing was written yet
+			}
+			if first == t.file {
+				return nil
+			}
+			*t = tail{file: first, published: t.published, lost: true}
+			continue
+		case err != nil:
+			return err
+		case !m.exists(next):
+			return nil
+		}
+		// It may have been appended to between the last read and the start of the next file.
+		if err := m.readOn(t, logName(dir, t.file), each); err != nil && !missing(err) {
+			return err
+		}
+		*t = tail{file: t.file + 1, published: t.published, lost: t.lost}
+	}
+}
+
+// oldest is the first file from n on that is there.
+func (m *Member) oldest(dir string, n uint64) (uint64, bool) {
+	names, err := m.list(dir)
+	best, ok := uint64(0), false
+	for _, name := range names {
+		var k uint64
+		if _, serr := fmt.Sscanf(name, "log.%d", &k); serr == nil && name == fmt.Sprintf("log.%d", k) && k >= n && (!ok || k < best) {
+			best, ok = k, true
+		}
+	}
+	return best, ok && err == nil
+}
+
+func (m *Member) readOn(t *tail, name string, each func(r *Record)) error {
+	f, err := m.fs.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if t.at == 0 {
+		var head [logHead]byte
+		if n, err := f.ReadAt(head[:], 0); n < logHead {
+			if err == io.EOF {
+				return nil // about to be written
+			}
+			return err
+		}
+		published, err := decodeLogHead(head[:])
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		t.at, t.published = logHead, published
+	}
+	if m.part == nil {
+		m.part = make([]byte, logReadPart)
+	}
+	for {
+		n, err := f.ReadAt(m.part, t.at)
+		if err != nil && err != io.EOF {
+			return err
+		}
+		for b := m.part[:n]; len(b) >= recordBytes; b = b[recordBytes:] {
+			r, err := decodeRecord(b)
+			if err != nil {
+				return nil // on its way to the disk: read again at the next step
+			}
+			t.at += recordBytes
+			if r.Op == Published {
+				t.published += r.Bytes
+			}
+			each(&r)
+		}
+		if n < len(m.part) {
+			return nil
+		}
+	}
+}

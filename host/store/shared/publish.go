@@ -1,0 +1,185 @@
+package shared
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// pending is what this member has published, touched or found damaged, and not told yet.
+type pending struct {
+	mu      sync.Mutex
+	life    uint64
+	records []Record
+	temps   []string // names that go once the records are out
+	prints  []uint64
+	held    map[uint64]struct{}
+}
+
+// maxTouches bounds what is told in one step: a host that looks up more tells of the first ones only.
+const maxTouches = 1 << 13
+
+func (p *pending) reset(life uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.life, p.records, p.temps, p.prints, p.held = life, nil, nil, nil, map[uint64]struct{}{}
+}
+
+func (p *pending) len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.records)
+}
+
+// Temp is where a temporary of this name is to be made. It fails when this host takes no part at present.
+func (m *Member) Temp(base string) (string, error) {
+	s := m.facts.Load()
+	if s.State == Joining || !m.Fresh() {
+		return "", ErrFenced
+	}
+	return m.hosts() + "/" + s.Member + "/t/" + base, nil
+}
+
+// Publish gives a temporary its name, unless that is taken (fs.ErrExist). The temporary is the member's from then on. bytes
+// is what it takes on disk, which the credit is set to.
+func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
+	if !m.Fresh() {
+		return ErrFenced
+	}
+	if err := m.link(temp, target); err != nil {
+		if missing(err) && !m.exists(temp) {
+			return fmt.Errorf("%w: %w", ErrFenced, err)
+		}
+		return err
+	}
+	c := &m.credits
+	c.mu.Lock()
+	if credit.life == c.life {
+		c.spent += r.Bytes - credit.bytes
+	}
+	c.mu.Unlock()
+	m.pending.mu.Lock()
+	defer m.pending.mu.Unlock()
+	if m.pending.life == credit.life {
+		m.pending.records = append(m.pending.records, r)
+		m.pending.temps = append(m.pending.temps, temp)
+	}
+	return nil
+}
+
+// link can report an error although it happened, as on a network file system that lost the reply.
+func (m *Member) link(temp, target string) error {
+	err := m.fs.Link(temp, target)
+	if err == nil {
+		return nil
+	}
+	a, aerr := m.fs.Stat(temp)
+	b, berr := m.fs.Stat(target)
+	if aerr == nil && berr == nil && a.Same(b) {
+		return nil
+	}
+	return err
+}
+
+// Touch tells the others, with the next step, that an entry was used.
+func (m *Member) Touch(print uint64) {
+	p := &m.pending
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, again := p.held[print]; again || len(p.prints) == maxTouches || p.held == nil {
+		return
+	}
+	p.held[print] = struct{}{}
+	p.prints = append(p.prints, print)
+}
+
+// Bad tells the evictor, with the next step, that an entry is damaged. r.Pieces are the ranks to be removed.
+func (m *Member) Bad(r Record) {
+	r.Op = Damaged
+	m.pending.mu.Lock()
+	m.pending.records = append(m.pending.records, r)
+	m.pending.mu.Unlock()
+	m.wake()
+}
+
+// flush writes the log, and then takes the temporaries' names away.
+func (m *Member) flush() error {
+	p := &m.pending
+	p.mu.Lock()
+	records, temps, prints := slices.Clone(p.records), p.temps, p.prints
+	p.records, p.temps, p.prints = nil, nil, nil
+	clear(p.held)
+	p.mu.Unlock()
+	told := len(records)
+	for part := range slices.Chunk(prints, recordPrints) {
+		records = append(records, Record{Op: Touched, Prints: part})
+	}
+	if err := m.writeLog(&m.out, records); err != nil {
+		p.mu.Lock()
+		p.records = append(records[:told:told], p.records...)
+		p.temps = append(temps, p.temps...)
+		p.mu.Unlock()
+		if missing(err) && !m.exists(m.dir) {
+			return ErrFenced
+		}
+		return err
+	}
+	for i := range records[:told] {
+		if records[i].Op == Damaged {
+			m.force(&records[i])
+		}
+	}
+	var errs []error
+	for _, temp := range temps {
+		errs = append(errs, m.remove(temp))
+	}
+	return errors.Join(errs...)
+}
+
+// sweep clears the temporaries of a member that is gone, and tells of those that were published. It may be done again.
+func (m *Member) sweep(dir string) error {
+	entries, err := m.fs.ReadDir(dir + "/t")
+	if missing(err) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	var told []string
+	var records []Record
+	for _, e := range entries {
+		name := dir + "/t/" + e.Name()
+		info, err := m.fs.Stat(name)
+		if missing(err) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if info.Links > 1 {
+			r, err := m.back.Identify(name, info)
+			if err == nil {
+				r.Op = Relayed
+				records, told = append(records, r), append(told, name)
+				continue
+			}
+			m.log.Warn("a published temporary cannot be read; a scan will find the piece", "file", name, "error", err)
+		}
+		if err := m.remove(name); err != nil {
+			return err
+		}
+	}
+	if len(records) > 0 {
+		for i := range records {
+			m.back.Learn(&records[i])
+		}
+		if err := m.writeLog(&m.out, records); err != nil {
+			return err
+		}
+	}
+	for _, name := range told {
+		if err := m.remove(name); err != nil {
+			return err
+		}
+	}
+	return m.remove(dir + "/t")
+}

@@ -1,0 +1,150 @@
+package shared
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// Op is what a log record says.
+type Op uint8
+
+const (
+	Published Op = 1 + iota // a piece is there
+	Damaged                 // an entry has a piece that cannot be read: evict it
+	Touched                 // entries were used
+	Relayed                 // a piece is there that a member published who could not tell any more; no credit of this one's
+)
+
+// Record is one line of a member's log.
+type Record struct {
+	Op        Op
+	Detour    bool // the piece stands under the built-in name
+	Namespace chunk.Digest
+	Group     uint32
+	Rank      uint32
+	Key       chunk.Key
+	Parent    chunk.Key
+	Depth     uint32
+	Tenant    uint32
+	Pieces    uint64 // of Published: ranks that make the entry complete; of Damaged: ranks to remove
+	Bytes     int64  // on disk
+	StoreTime int64
+
+	Prints []uint64 // of Touched, at most recordPrints; nothing else is set then
+}
+
+// Where the fields of a record stand. Little-endian; what is not named is zero.
+const (
+	recordBytes  = 160
+	recordPrints = 16
+
+	recOp        = 0
+	recDetour    = 1
+	recPrints    = 2 // u8: how many
+	recRank      = 4
+	recGroup     = 8
+	recDepth     = 12
+	recTenant    = 16
+	recBody      = 24 // the prints of Touched start here
+	recPieces    = 24
+	recSize      = 32
+	recTime      = 40
+	recNamespace = 48
+	recKey       = 64
+	recParent    = 96
+	recSum       = 152
+)
+
+// append encodes a record at the end of b.
+func (r *Record) append(b []byte) []byte {
+	var a [recordBytes]byte
+	le := binary.LittleEndian
+	a[recOp] = byte(r.Op)
+	if r.Op == Touched {
+		a[recPrints] = byte(len(r.Prints))
+		for i, p := range r.Prints {
+			le.PutUint64(a[recBody+8*i:], p)
+		}
+	} else {
+		if r.Detour {
+			a[recDetour] = 1
+		}
+		le.PutUint32(a[recRank:], r.Rank)
+		le.PutUint32(a[recGroup:], r.Group)
+		le.PutUint32(a[recDepth:], r.Depth)
+		le.PutUint32(a[recTenant:], r.Tenant)
+		le.PutUint64(a[recPieces:], r.Pieces)
+		le.PutUint64(a[recSize:], uint64(r.Bytes))
+		le.PutUint64(a[recTime:], uint64(r.StoreTime))
+		copy(a[recNamespace:], r.Namespace[:])
+		copy(a[recKey:], r.Key[:])
+		copy(a[recParent:], r.Parent[:])
+	}
+	le.PutUint64(a[recSum:], xxh3.Hash(a[:recSum]))
+	return append(b, a[:]...)
+}
+
+// decodeRecord reads one record. A record that is cut off, or not written to its end yet, is ErrDamaged.
+func decodeRecord(a []byte) (Record, error) {
+	var r Record
+	if len(a) < recordBytes {
+		return r, fmt.Errorf("%w: a record of %d bytes", ErrDamaged, len(a))
+	}
+	le := binary.LittleEndian
+	if xxh3.Hash(a[:recSum]) != le.Uint64(a[recSum:]) {
+		return r, fmt.Errorf("%w: a record's checksum", ErrDamaged)
+	}
+	r.Op = Op(a[recOp])
+	switch r.Op {
+	case Touched:
+		n := int(a[recPrints])
+		if n == 0 || n > recordPrints {
+			return r, fmt.Errorf("%w: %d touches in a record", ErrDamaged, n)
+		}
+		for i := range n {
+			r.Prints = append(r.Prints, le.Uint64(a[recBody+8*i:]))
+		}
+		return r, nil
+	case Published, Damaged, Relayed:
+	default:
+		return r, fmt.Errorf("%w: a record of kind %d", ErrDamaged, r.Op)
+	}
+	r.Detour = a[recDetour] == 1
+	r.Rank, r.Group = le.Uint32(a[recRank:]), le.Uint32(a[recGroup:])
+	r.Depth, r.Tenant = le.Uint32(a[recDepth:]), le.Uint32(a[recTenant:])
+	r.Pieces, r.Bytes, r.StoreTime = le.Uint64(a[recPieces:]), int64(le.Uint64(a[recSize:])), int64(le.Uint64(a[recTime:]))
+	copy(r.Namespace[:], a[recNamespace:])
+	copy(r.Key[:], a[recKey:])
+	copy(r.Parent[:], a[recParent:])
+	if r.Bytes < 0 || r.Rank >= chunk.MaxRanks || r.Key == chunk.Root {
+		return r, fmt.Errorf("%w: a record of %d bytes, rank %d, key %s", ErrDamaged, r.Bytes, r.Rank, r.Key)
+	}
+	return r, nil
+}
+
+// Victim is an entry that is to go.
+type Victim struct {
+	Namespace chunk.Digest `json:"n"`
+	Group     uint32       `json:"g,omitempty"`
+	Key       chunk.Key    `json:"k"`
+	Pieces    uint64       `json:"p"` // ranks whose files are to be removed
+	Detour    bool         `json:"d,omitempty"`
+	Bytes     int64        `json:"b"`
+}
+
+// ID tells victims apart.
+type ID struct {
+	Namespace chunk.Digest
+	Group     uint32
+	Key       chunk.Key
+}
+
+// ID names the victim's entry.
+func (v *Victim) ID() ID { return ID{v.Namespace, v.Group, v.Key} }
+
+// ID names the record's entry.
+func (r *Record) ID() ID { return ID{r.Namespace, r.Group, r.Key} }

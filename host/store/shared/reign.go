@@ -1,0 +1,506 @@
+package shared
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// reign is the evictor's work in one epoch.
+type reign struct {
+	epoch   uint64
+	dir     string
+	beat    beat
+	beatAt  time.Duration
+	seq     uint64
+	peers   map[string]*peer
+	batches map[uint64]*proposal
+	outside int64
+
+	counted                 bool
+	removed, spared, deaths uint64
+}
+
+// peer is a member as the evictor knows it.
+type peer struct {
+	granted int64
+	told    int64  // of granted, what is in the file; -1: no file
+	beatOf  uint64 // the peer's beat when it was granted something last
+	status  status
+	seenAt  time.Duration // when its beat was seen to change
+	gone    bool
+	swept   bool   // nothing of it is on the disk that is not accounted for
+	forget  uint64 // the batch that ends it
+}
+
+// proposal is a batch in the journal.
+type proposal struct {
+	batch
+	decided bool
+}
+
+// rule does the evictor's work once.
+func (m *Member) rule(now time.Duration, e epochs) error {
+	r := m.reign
+	if err := m.pulse(now, true); err != nil {
+		return err
+	}
+	if !r.beat.Took || len(e.old) > 0 {
+		if err := m.takeOver(e); err != nil {
+			return err
+		}
+		r.beat.Took = true
+	}
+	if err := m.readPeers(now, e.begun); err != nil {
+		return err
+	}
+	if err := m.bury(now); err != nil {
+		return err
+	}
+	if err := m.decideAll(now); err != nil {
+		return err
+	}
+	return m.balance(now)
+}
+
+// pulse shows that the evictor lives, in the midst of long work only when it is time to.
+func (m *Member) pulse(now time.Duration, always bool) error {
+	r := m.reign
+	if !always {
+		if now = m.cfg.Now(); now-r.beatAt < m.cfg.Lapse/8 {
+			return nil
+		}
+		if err := m.heartbeat(now); err != nil {
+			return err
+		}
+	}
+	r.beatAt = now
+	r.beat.Beat++
+	if err := m.put(r.dir+"/beat", r.beat); err != nil {
+		return err
+	}
+	m.beat, m.beatAs = r.beat, now
+	return nil
+}
+
+// takeOver goes on where earlier evictors ended: their trash is emptied before anything else is reckoned, their grants hold,
+// and so do their journals. It can be begun again.
+func (m *Member) takeOver(e epochs) error {
+	r := m.reign
+	for _, name := range e.old {
+		old := m.base + "/" + name
+		if err := m.emptyTrash(old); err != nil {
+			return err
+		}
+		grants, err := m.list(old + "/grants")
+		if err != nil {
+			return err
+		}
+		for _, member := range grants {
+			var g grantFile
+			if strings.HasSuffix(member, ".new") {
+				continue
+			}
+			if err := m.get(old+"/grants/"+member, &g); err != nil {
+				return err
+			}
+			p := r.peer(member, m.cfg.Now())
+			p.granted = max(p.granted, g.Granted)
+		}
+		j, err := m.readNames(old)
+		if err != nil {
+			return err
+		}
+		if err := m.takeJournal(old, j); err != nil {
+			return err
+		}
+	}
+	for name, p := range r.peers {
+		if err := m.tellGrant(name, p); err != nil {
+			return err
+		}
+	}
+	for _, name := range e.old {
+		if err := m.removeAll(m.base + "/" + name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *reign) peer(name string, now time.Duration) *peer {
+	p := r.peers[name]
+	if p == nil {
+		p = &peer{told: -1, seenAt: now}
+		r.peers[name] = p
+	}
+	return p
+}
+
+func (m *Member) emptyTrash(dir string) error {
+	names, err := m.list(dir + "/trash")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := m.remove(dir + "/trash/" + name); err != nil {
+			return err
+		}
+		if err := m.pulse(0, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeJournal copies an earlier journal, so that acknowledgements hold.
+func (m *Member) takeJournal(old string, j journal) error {
+	r := m.reign
+	for n := range j.decided {
+		r.seq = max(r.seq, n)
+		var d decisionFile
+		if err := m.get(decisionName(old, n), &d); err != nil {
+			return err
+		}
+		if err := m.put(decisionName(r.dir, n), d); err != nil {
+			return err
+		}
+		p := r.batches[n]
+		if p == nil {
+			p = &proposal{}
+			r.batches[n] = p
+		}
+		p.decided = true
+	}
+	for n := range j.proposed {
+		r.seq = max(r.seq, n)
+		var f batchFile
+		if err := m.get(proposalName(old, n), &f); err != nil {
+			return err
+		}
+		b, err := f.batch()
+		if err != nil {
+			return err
+		}
+		if err := m.put(proposalName(r.dir, n), f); err != nil {
+			return err
+		}
+		p := r.batches[n]
+		if p == nil {
+			p = &proposal{}
+			r.batches[n] = p
+		}
+		p.batch = *b
+	}
+	return nil
+}
+
+// tellGrant hands out what was granted. The first time it admits the member.
+func (m *Member) tellGrant(name string, p *peer) error {
+	if p.told == p.granted {
+		return nil
+	}
+	if err := m.put(m.reign.dir+"/grants/"+name, grantFile{p.granted}); err != nil {
+		return err
+	}
+	p.told, p.beatOf = p.granted, p.status.Beat
+	return nil
+}
+
+// readPeers sees who lives, and gives up who does not.
+func (m *Member) readPeers(now time.Duration, begun []string) error {
+	r := m.reign
+	live, err := m.list(m.hosts())
+	if err != nil {
+		return err
+	}
+	dead, err := m.list(m.gone())
+	if err != nil {
+		return err
+	}
+	for _, name := range live {
+		p := r.peer(name, now)
+		if err := m.readStatus(m.hosts()+"/"+name, p, now); err != nil && !missing(err) {
+			return err
+		}
+		if name != m.name && now-p.seenAt > m.cfg.Lapse {
+			m.log.Warn("a host was given up", "member", name, "silent", now-p.seenAt)
+			if err := ignoreMissing(m.fs.Rename(m.hosts()+"/"+name, m.gone()+"/"+name)); err != nil {
+				return err
+			}
+			p.gone = true
+			r.deaths++
+			continue
+		}
+		if err := m.tellGrant(name, p); err != nil {
+			return err
+		}
+	}
+	for _, name := range dead {
+		p := r.peer(name, now)
+		p.gone = true
+		if err := m.readStatus(m.gone()+"/"+name, p, now); err != nil && !missing(err) {
+			return err
+		}
+	}
+	for _, name := range begun { // a candidate that died over it
+		if !slices.Contains(live, name) {
+			if err := m.removeAll(m.base + "/c." + name); err != nil {
+				return err
+			}
+		}
+	}
+	for name, p := range r.peers {
+		if !p.gone && !slices.Contains(live, name) && !slices.Contains(dead, name) {
+			p.gone = true // between two looks it went from one place to the other
+		}
+	}
+	return nil
+}
+
+func (m *Member) readStatus(dir string, p *peer, now time.Duration) error {
+	var s status
+	err := m.get(dir+"/status", &s)
+	if errors.Is(err, ErrDamaged) {
+		m.log.Warn("a member's status cannot be read", "error", err)
+		return nil
+	}
+	if err == nil && s.Beat != p.status.Beat {
+		p.status, p.seenAt = s, now
+	}
+	return err
+}
+
+// bury ends members that are gone: their temporaries are cleared, their logs read, and then their credit is free.
+func (m *Member) bury(now time.Duration) error {
+	r := m.reign
+	for _, name := range slices.Sorted(maps.Keys(r.peers)) {
+		p, dir := r.peers[name], m.gone()+"/"+name
+		if !p.gone {
+			continue
+		}
+		if !p.swept {
+			if err := m.sweep(dir); err != nil {
+				return err
+			}
+			if t := m.tails[name]; (t == nil || !t.ended) && m.exists(dir) {
+				continue
+			}
+			p.swept = true
+		}
+		if p.forget == 0 {
+			for n, b := range r.batches {
+				if b.forget == name {
+					p.forget = n // of an earlier evictor
+				}
+			}
+		}
+		if p.forget == 0 {
+			n, err := m.propose(batch{forget: name})
+			if err != nil {
+				return err
+			}
+			p.forget = n
+			continue
+		}
+		if b := r.batches[p.forget]; b != nil && !b.decided {
+			continue
+		}
+		if err := m.removeAll(dir); err != nil {
+			return err
+		}
+		if err := m.remove(r.dir + "/grants/" + name); err != nil {
+			return err
+		}
+		delete(r.peers, name)
+	}
+	return nil
+}
+
+func (m *Member) propose(b batch) (uint64, error) {
+	r := m.reign
+	if err := m.put(proposalName(r.dir, r.seq+1), b.file()); err != nil {
+		return 0, err
+	}
+	r.seq++
+	r.batches[r.seq] = &proposal{batch: b}
+	return r.seq, nil
+}
+
+// decideAll ends the batches that every member has acknowledged, and clears those that every member has followed.
+func (m *Member) decideAll(now time.Duration) error {
+	r := m.reign
+	for _, n := range slices.Sorted(maps.Keys(r.batches)) {
+		b := r.batches[n]
+		if !b.decided {
+			if ok, err := m.decide(n, b); !ok || err != nil {
+				return err
+			}
+			continue
+		}
+		held := slices.ContainsFunc(slices.Collect(maps.Values(r.peers)), func(p *peer) bool {
+			_, has := p.status.Vetoes[n]
+			return !p.gone && has
+		})
+		if _, mine := m.batches[n]; held || mine {
+			continue
+		}
+		// In this order: a proposal without a decision would be acknowledged again.
+		for _, name := range [...]string{proposalName(r.dir, n), decisionName(r.dir, n)} {
+			if err := m.remove(name); err != nil {
+				return err
+			}
+		}
+		delete(r.batches, n)
+	}
+	return nil
+}
+
+func (m *Member) decide(n uint64, b *proposal) (bool, error) {
+	r := m.reign
+	spared := map[int]bool{}
+	for _, p := range r.peers {
+		if p.gone {
+			continue
+		}
+		vetoes, acked := p.status.Vetoes[n]
+		if !acked {
+			return false, nil
+		}
+		for _, i := range vetoes {
+			spared[i] = true
+		}
+	}
+	for i := range b.victims {
+		if spared[i] {
+			continue
+		}
+		for k, path := range m.back.Paths(&b.victims[i]) {
+			trash := fmt.Sprintf("%s/trash/%d-%d-%d", r.dir, n, i, k)
+			err := m.fs.Rename(path, trash)
+			if missing(err) {
+				continue // it is gone, or this evictor is: then the decision cannot be written
+			}
+			if err == nil {
+				err = m.remove(trash)
+			}
+			if err != nil {
+				return false, err
+			}
+		}
+		if err := m.pulse(0, false); err != nil {
+			return false, err
+		}
+	}
+	d := decisionFile{Spared: slices.Sorted(maps.Keys(spared))}
+	if err := m.put(decisionName(r.dir, n), d); err != nil {
+		return false, err
+	}
+	b.decided = true
+	r.spared += uint64(len(spared))
+	r.removed += uint64(len(b.victims) - len(spared))
+	m.wake()
+	return true, nil
+}
+
+// maxBatch bounds the victims of one batch.
+const maxBatch = 4096
+
+// balance hands out credit, and proposes victims where there is too little.
+func (m *Member) balance(now time.Duration) error {
+	r := m.reign
+	r.outside = 0
+	live := make([]string, 0, len(r.peers))
+	for name, p := range r.peers {
+		if !p.swept {
+			r.outside += p.outstanding(m.published(name))
+		}
+		if !p.gone {
+			live = append(live, name)
+		}
+	}
+	if !m.active() {
+		return nil // it does not know yet what is there
+	}
+	// Who wants most is first: what is left for the last ones is a share of what is left.
+	slices.SortFunc(live, func(a, b string) int {
+		return cmp.Or(cmp.Compare(r.peers[a].short(), r.peers[b].short()), cmp.Compare(a, b))
+	})
+	used := m.back.Used()
+	room := m.cfg.Capacity - used - r.outside
+	var unmet int64
+	for i, name := range live {
+		p := r.peers[name]
+		short := p.short()
+		give := min(short, max(0, room)/int64(len(live)-i))
+		unmet += short - give
+		if give <= 0 {
+			continue
+		}
+		p.granted += give
+		room -= give
+		r.outside += give
+		if err := m.tellGrant(name, p); err != nil {
+			return err // what was reckoned with stays so, and the file is written at the next step
+		}
+	}
+	return m.evict(used + r.outside + unmet)
+}
+
+// published is how much a member's log tells that it has published.
+func (m *Member) published(name string) int64 {
+	if name == m.name {
+		return m.out.published
+	}
+	if t := m.tails[name]; t != nil {
+		return t.published
+	}
+	return 0
+}
+
+func (p *peer) outstanding(published int64) int64 {
+	return max(0, p.granted-p.status.Returned-published)
+}
+
+// short is how much more credit a peer wants than it has. Until it has seen what it was given last, it is nothing.
+func (p *peer) short() int64 {
+	if p.status.Beat < p.beatOf+2 {
+		return 0
+	}
+	return max(0, p.status.Want-p.status.Free)
+}
+
+// evict proposes victims when the level is too high, and damaged entries in any case.
+func (m *Member) evict(level int64) error {
+	r := m.reign
+	for n, b := range r.batches {
+		if _, mine := m.batches[n]; mine || !b.decided {
+			level -= b.bytes() // on their way out
+		}
+	}
+	var victims []Victim
+	for id, v := range m.forced {
+		if len(victims) == maxBatch {
+			break
+		}
+		victims = append(victims, v)
+		delete(m.forced, id)
+		m.reported[id] = true
+	}
+	if level > int64(m.cfg.High*float64(m.cfg.Capacity)) {
+		victims = append(victims, m.back.Victims(level-int64(m.cfg.Low*float64(m.cfg.Capacity)))...)
+	}
+	for part := range slices.Chunk(victims, maxBatch) {
+		if _, err := m.propose(batch{victims: part}); err != nil {
+			return err
+		}
+	}
+	if len(victims) > 0 {
+		m.wake()
+	}
+	return nil
+}

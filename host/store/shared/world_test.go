@@ -1,0 +1,371 @@
+package shared
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// world is a file system in memory that several hosts share, and the scheduler of the hosts: of all that run, one at a time
+// does one operation on the file system. So a seed is a history, in which a host can sleep or die between any two
+// operations.
+type world struct {
+	rng   *rand.Rand
+	now   time.Duration
+	files map[string]*inode
+	dirs  map[string]bool
+	inos  uint64
+	hosts []*host
+	check func(h *host, op string, names ...string) error // before each operation
+	after func() error
+	fault error // what must hold and did not
+	trace []string
+}
+
+type inode struct {
+	ino   uint64
+	data  []byte
+	size  int64 // on disk
+	links int
+	mod   time.Duration
+}
+
+// host is a process in a world.
+type host struct {
+	w     *world
+	id    string
+	ready chan struct{} // to the scheduler: it waits for its next operation, or has ended
+	turn  chan bool     // to the host: go on, or die
+	wake  time.Duration
+	ended bool
+	dead  bool
+	err   error
+}
+
+type died struct{}
+
+func newWorld(seed uint64) *world {
+	return &world{rng: rand.New(rand.NewPCG(seed, 9)), files: map[string]*inode{}, dirs: map[string]bool{"/r": true}, now: time.Hour}
+}
+
+// start runs a program as a host.
+func (w *world) start(id string, program func(h *host) error) *host {
+	h := &host{w: w, id: id, ready: make(chan struct{}), turn: make(chan bool)}
+	w.hosts = append(w.hosts, h)
+	go func() {
+		defer func() {
+			if x := recover(); x != nil {
+				if _, ok := x.(died); !ok {
+					panic(x)
+				}
+			}
+			h.ended = true
+			h.ready <- struct{}{}
+		}()
+		h.yield()
+		h.err = program(h)
+	}()
+	<-h.ready
+	return h
+}
+
+// yield waits for this host's turn.
+func (h *host) yield() {
+	if h.dead {
+		panic(died{})
+	}
+	h.ready <- struct{}{}
+	if !<-h.turn {
+		h.dead = true
+		panic(died{})
+	}
+}
+
+func (h *host) sleep(d time.Duration) {
+	h.wake = h.w.now + d
+	h.yield()
+}
+
+// kill ends a host before its next operation.
+func (h *host) kill() {
+	if !h.ended {
+		h.turn <- false
+		<-h.ready
+	}
+}
+
+func (w *world) alive() []*host {
+	var list []*host
+	for _, h := range w.hosts {
+		if !h.ended {
+			list = append(list, h)
+		}
+	}
+	return list
+}
+
+// step lets one host do one operation. It is false when there is none.
+func (w *world) step() bool {
+	list := w.alive()
+	if len(list) == 0 {
+		return false
+	}
+	awake := slices.DeleteFunc(slices.Clone(list), func(h *host) bool { return h.wake > w.now })
+	if len(awake) == 0 {
+		w.now = slices.MinFunc(list, func(a, b *host) int { return int(a.wake - b.wake) }).wake
+		return true
+	}
+	h := awake[w.rng.IntN(len(awake))]
+	w.now += time.Duration(w.rng.Int64N(int64(time.Millisecond)))
+	h.turn <- true
+	<-h.ready
+	return true
+}
+
+func (w *world) note(h *host, format string, args ...any) {
+	w.trace = append(w.trace, fmt.Sprintf("%9.4f %s ", w.now.Seconds(), h.id)+fmt.Sprintf(format, args...))
+	if len(w.trace) > 40_000 {
+		w.trace = w.trace[20_000:]
+	}
+}
+
+// hostFS is the file system as one host sees it.
+type hostFS struct {
+	h *host
+	w *world
+}
+
+func (f hostFS) begin(op string, names ...string) error {
+	f.h.yield()
+	f.w.note(f.h, "%s %s", op, strings.ReplaceAll(strings.Join(names, " "), "/r/.kvhost/shared", ""))
+	if f.w.check != nil {
+		if err := f.w.check(f.h, op, names...); err != nil {
+			f.w.fault = errors.Join(f.w.fault, err)
+		}
+	}
+	return nil
+}
+
+func pathErr(op, name string, err error) error { return &fs.PathError{Op: op, Path: name, Err: err} }
+
+func (f hostFS) OpenFile(name string, flag int, _ fs.FileMode) (staging.File, error) {
+	f.begin("open", name)
+	n := f.w.files[name]
+	if n == nil {
+		if flag&0x40 == 0 || !f.w.dirs[path.Dir(name)] { // O_CREAT
+			return nil, pathErr("open", name, fs.ErrNotExist)
+		}
+		f.w.inos++
+		n = &inode{ino: f.w.inos, links: 1, mod: f.w.now}
+		f.w.files[name] = n
+	} else if flag&0x80 != 0 { // O_EXCL
+		return nil, pathErr("open", name, fs.ErrExist)
+	}
+	if flag&0x200 != 0 { // O_TRUNC
+		n.data = nil
+	}
+	return &memFile{hostFS: f, name: name, inode: n}, nil
+}
+
+type memFile struct {
+	hostFS
+	name  string
+	inode *inode
+}
+
+func (f *memFile) ReadAt(p []byte, off int64) (int, error) {
+	f.begin("read", f.name)
+	if off >= int64(len(f.inode.data)) {
+		return 0, io.EOF
+	}
+	n := copy(p, f.inode.data[off:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func (f *memFile) WriteAt(p []byte, off int64) (int, error) {
+	f.begin("write", f.name)
+	if need := int(off) + len(p); need > len(f.inode.data) {
+		f.inode.data = append(f.inode.data, make([]byte, need-len(f.inode.data))...)
+	}
+	copy(f.inode.data[off:], p)
+	f.inode.mod = f.w.now
+	return len(p), f.done()
+}
+
+func (f *memFile) Allocate(n int64) error {
+	f.begin("allocate", f.name)
+	f.inode.size = n
+	return f.done()
+}
+
+func (f *memFile) Stat() (staging.Info, error) { return f.inode.info(), nil }
+func (f *memFile) Name() string                { return f.name }
+func (f *memFile) Direct() bool                { return false }
+func (f *memFile) Fd() uintptr                 { return 0 }
+func (f *memFile) Datasync() error             { return nil }
+func (f *memFile) Close() error                { return nil }
+
+func (n *inode) info() staging.Info {
+	return staging.Info{Size: int64(len(n.data)), Allocated: n.size, Ino: n.ino, Links: uint64(n.links), ModTime: time.Unix(0, int64(n.mod))}
+}
+
+// done looks at the world after an operation that changed it.
+func (f hostFS) done() error {
+	if f.w.after != nil {
+		if err := f.w.after(); err != nil {
+			f.w.fault = errors.Join(f.w.fault, err)
+		}
+	}
+	return nil
+}
+
+func (f hostFS) Rename(from, to string) error {
+	f.begin("rename", from, to)
+	w := f.w
+	if !w.dirs[path.Dir(to)] {
+		return pathErr("rename", to, fs.ErrNotExist)
+	}
+	if n := w.files[from]; n != nil {
+		if old := w.files[to]; old != nil {
+			if old == n {
+				return nil
+			}
+			old.links--
+		}
+		w.files[to] = n
+		delete(w.files, from)
+		return f.done()
+	}
+	if !w.dirs[from] {
+		return pathErr("rename", from, fs.ErrNotExist)
+	}
+	if w.dirs[to] && len(w.under(to)) > 0 {
+		return pathErr("rename", to, fs.ErrExist)
+	}
+	move := func(name string) string { return to + strings.TrimPrefix(name, from) }
+	for name, n := range maps.Clone(w.files) {
+		if strings.HasPrefix(name, from+"/") {
+			w.files[move(name)] = n
+			delete(w.files, name)
+		}
+	}
+	for name := range maps.Clone(w.dirs) {
+		if name == from || strings.HasPrefix(name, from+"/") {
+			w.dirs[move(name)] = true
+			delete(w.dirs, name)
+		}
+	}
+	return f.done()
+}
+
+func (w *world) under(dir string) []string {
+	var names []string
+	for name := range w.files {
+		if path.Dir(name) == dir {
+			names = append(names, path.Base(name))
+		}
+	}
+	for name := range w.dirs {
+		if path.Dir(name) == dir {
+			names = append(names, path.Base(name))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (f hostFS) RenameNoReplace(from, to string) error {
+	return pathErr("rename", to, errors.ErrUnsupported)
+}
+
+func (f hostFS) Link(from, to string) error {
+	f.begin("link", from, to)
+	n := f.w.files[from]
+	if n == nil || !f.w.dirs[path.Dir(to)] {
+		return pathErr("link", from, fs.ErrNotExist)
+	}
+	if f.w.files[to] != nil {
+		return pathErr("link", to, fs.ErrExist)
+	}
+	n.links++
+	f.w.files[to] = n
+	return f.done()
+}
+
+func (f hostFS) Remove(name string) error {
+	f.begin("remove", name)
+	w := f.w
+	if n := w.files[name]; n != nil {
+		n.links--
+		delete(w.files, name)
+		return nil
+	}
+	if !w.dirs[name] {
+		return pathErr("remove", name, fs.ErrNotExist)
+	}
+	if len(w.under(name)) > 0 {
+		return pathErr("remove", name, fs.ErrExist)
+	}
+	delete(w.dirs, name)
+	return nil
+}
+
+func (f hostFS) Mkdir(name string, perm fs.FileMode) error { return f.MkdirAll(name, perm) }
+
+func (f hostFS) MkdirAll(name string, _ fs.FileMode) error {
+	f.begin("mkdir", name)
+	for d := name; d != "/" && d != "."; d = path.Dir(d) {
+		f.w.dirs[d] = true
+	}
+	return nil
+}
+
+func (f hostFS) ReadDir(name string) ([]fs.DirEntry, error) {
+	f.begin("readdir", name)
+	if !f.w.dirs[name] {
+		return nil, pathErr("readdir", name, fs.ErrNotExist)
+	}
+	var list []fs.DirEntry
+	for _, base := range f.w.under(name) {
+		list = append(list, memEntry{base, f.w.dirs[name+"/"+base]})
+	}
+	return list, nil
+}
+
+type memEntry struct {
+	name string
+	dir  bool
+}
+
+func (e memEntry) Name() string               { return e.name }
+func (e memEntry) IsDir() bool                { return e.dir }
+func (e memEntry) Type() fs.FileMode          { return 0 }
+func (e memEntry) Info() (fs.FileInfo, error) { return nil, errors.ErrUnsupported }
+
+func (f hostFS) Stat(name string) (staging.Info, error) {
+	f.begin("stat", name)
+	if n := f.w.files[name]; n != nil {
+		return n.info(), nil
+	}
+	if f.w.dirs[name] {
+		return staging.Info{Mode: fs.ModeDir}, nil
+	}
+	return staging.Info{}, pathErr("stat", name, fs.ErrNotExist)
+}
+
+func (f hostFS) SyncDir(string) error                 { return nil }
+func (f hostFS) SyncFS(string) error                  { return nil }
+func (f hostFS) Statfs(string) (staging.Space, error) { return staging.Space{}, nil }
+func (f hostFS) Lock(string) (io.Closer, error)       { return nil, errors.ErrUnsupported }
