@@ -51,13 +51,12 @@ func (f *fixture) fill(entries, keyBytes int) {
 		}
 		k := hashKey(n, keyBytes)
 		print := chunk.Fingerprint(c.ns.digest, c.group, k)
-		slot := r.x.add(print, c.id, &k, parent, uint32(n%1000))
-		e := r.x.at(slot)
+		slot := r.x.add(print, owner{class: c.id}, &k, parent, uint32(n%1000))
 		c.refs.Add(1)
-		e.size = pieceBytes / Page
-		e.set(stComplete)
+		r.x.setUnits(slot, pieceBytes/Page)
+		r.x.at(slot).set(stComplete)
 		r.x.setPieces(slot, 1)
-		r.used += e.bytes()
+		r.used += r.x.bytes(slot)
 		r.x.touch(slot)
 		r.announce(abi.OpInsert, slot, print, 0)
 		parent = print
@@ -146,16 +145,16 @@ func BenchmarkBytesPerEntry(b *testing.B) {
 					f := indexOnly(b, 1000, keyBytes)
 					c := f.space.ns.class(0)
 					before := heap()
-					x := newIndex(1<<30, f.store.spaces.print, f.store.spaces.base)
+					x := newIndex(1<<27, f.store.spaces.print, f.store.spaces.base)
 					var parent uint64
 					for n := range uint64(entries) {
 						k := hashKey(n, keyBytes)
 						print := chunk.Fingerprint(c.ns.digest, c.group, k)
-						x.add(print, c.id, &k, parent, 0)
+						x.setPieces(x.add(print, owner{class: c.id}, &k, parent, 0), 1)
 						parent = print
 					}
 					b.ReportMetric(float64(heap()-before)/float64(entries), "heap-B/entry")
-					b.ReportMetric(float64(x.bytes())/float64(entries), "counted-B/entry")
+					b.ReportMetric(float64(x.memory())/float64(entries), "counted-B/entry")
 				}
 			})
 		}

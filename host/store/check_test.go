@@ -18,7 +18,7 @@ func (r *root) check() error {
 				continue
 			}
 			live++
-			bytes += e.bytes()
+			bytes += r.x.bytes(slot)
 			if e.is(stDetached) {
 				if e.pins == 0 {
 					return fmt.Errorf("slot %d is detached, and nobody has a pin on it", slot)
@@ -27,7 +27,7 @@ func (r *root) check() error {
 			}
 			k := r.x.key(slot)
 			print := r.x.slotPrint(slot)
-			if got := r.x.find(print, r.x.base(e.class), &k); got != slot {
+			if got := r.x.find(print, r.classOf(slot).base, &k); got != slot {
 				return fmt.Errorf("slot %d is found as %d", slot, got)
 			}
 			if e.is(stComplete) && !e.is(stLeaving) {
@@ -61,7 +61,10 @@ func (r *root) check() error {
 	inTable, inFamilies := 0, 0
 	for i := range r.x.shards {
 		inTable += r.x.shards[i].n
-		inFamilies += r.x.shards[i].kin
+		inFamilies += r.x.kin.shards[i].n
+	}
+	for _, c := range r.x.crowds {
+		inFamilies += c.n
 	}
 	detached := live - inTable
 	switch {
@@ -97,7 +100,7 @@ func (r *root) idle() error {
 	var err error
 	r.x.each(func(slot uint32, e *entry) {
 		if e.pins != 0 || e.any(stLeaving|stDetached) {
-			err = fmt.Errorf("slot %d: %d pins, state %#x", slot, e.pins, e.depth&stBits)
+			err = fmt.Errorf("slot %d: %d pins, state %#x", slot, e.pins, e.what[0])
 		}
 	})
 	return err

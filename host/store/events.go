@@ -11,8 +11,8 @@ import (
 func (r *root) event(op abi.Op, slot uint32, print uint64, parent, request uint32) {
 	e := r.x.at(slot)
 	r.send(abi.Event{
-		Slot: slot, Parent: parent, Key: print, ParentKey: e.parentPrint(), Size: e.size, Depth: e.depth >> 8,
-		Request: request, Tenant: r.store.spaces.tenantOf(e.tenant), Op: op, Time: r.store.clock(),
+		Slot: slot, Parent: parent, Key: print, ParentKey: e.parentPrint(), Size: r.x.unitsOf(slot, e), Depth: e.depth(),
+		Request: request, Tenant: r.tenantOf(slot), Op: op, Time: r.store.clock(),
 	})
 }
 
@@ -48,18 +48,16 @@ func (r *root) announce(op abi.Op, slot uint32, print uint64, request uint32) {
 
 // pin keeps an entry from being a victim.
 func (r *root) pin(slot uint32, print uint64, request uint32) {
-	e := r.x.at(slot)
-	if e.pins++; e.pins == 1 {
+	if r.x.pin(slot) {
 		r.event(abi.OpPin, slot, print, none, request)
 	}
 }
 
 func (r *root) unpin(slot uint32, print uint64) {
-	e := r.x.at(slot)
-	if e.pins--; e.pins > 0 {
+	if !r.x.unpin(slot) {
 		return
 	}
-	if e.is(stLeaving) {
+	if r.x.at(slot).is(stLeaving) {
 		r.settle(slot)
 		return
 	}

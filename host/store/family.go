@@ -1,90 +1,134 @@
 package store
 
-// Families: the entries that share a parent, found by the parent's fingerprint whether the parent is resident or not.
-// Buckets of doubly linked chains through the entries, so that leaving a large family (the chunks after a shared system
-// prompt) costs as little as leaving a small one. A bucket's chain mixes families; walks compare the fingerprint.
+// Families: the entries that share a parent, found by the parent's fingerprint whether the parent is resident or not. Most
+// are small and stand in a table like the entries themselves. One that outgrows its buckets (the chunks after a shared
+// system prompt) moves to a set of its own, so that leaving a large family costs as little as leaving a small one.
 
-func (x *index) family(print uint64) (*shard, int) {
-	t := &x.shards[print>>(64-shardBits)]
-	if len(t.heads) == 0 {
-		return t, -1
-	}
-	return t, home(print, len(t.heads))
-}
+// smallFamily is the most that stand in the table: a part of the 32 cells that their fingerprint has there.
+const smallFamily = 12
 
 // join puts a slot with a parent into its family.
 func (x *index) join(slot uint32) {
-	e := x.at(slot)
-	print := e.parentPrint()
+	print := x.at(slot).parentPrint()
 	if print == 0 {
 		return
 	}
-	t, b := x.family(print)
-	if t.kin >= 2*len(t.heads) {
-		x.regroup(t)
-		_, b = x.family(print)
+	c := x.crowds[print]
+	if c == nil {
+		var kin []uint32
+		x.children(print, func(s uint32) { kin = append(kin, s) })
+		if len(kin) < smallFamily && x.kin.insert(print, slot) {
+			return
+		}
+		c = &crowd{}
+		for _, s := range kin {
+			x.kin.remove(print, s)
+			c.add(s)
+		}
+		x.crowds[print] = c
 	}
-	t.kin++
-	x.link(t, b, slot)
-}
-
-func (x *index) link(t *shard, b int, slot uint32) {
-	e := x.at(slot)
-	e.prev, e.next = none, t.heads[b]
-	if e.next != none {
-		x.at(e.next).prev = slot
-	}
-	t.heads[b] = slot
+	c.add(slot)
 }
 
 // part takes a slot out of its family.
 func (x *index) part(slot uint32) {
-	e := x.at(slot)
-	print := e.parentPrint()
+	print := x.at(slot).parentPrint()
 	if print == 0 {
 		return
 	}
-	t, b := x.family(print)
-	if e.prev == none {
-		t.heads[b] = e.next
-	} else {
-		x.at(e.prev).next = e.next
+	c := x.crowds[print]
+	if c == nil {
+		x.kin.remove(print, slot)
+		return
 	}
-	if e.next != none {
-		x.at(e.next).prev = e.prev
-	}
-	t.kin--
-}
-
-// regroup makes half as many buckets again.
-func (x *index) regroup(t *shard) {
-	old := t.heads
-	t.heads = make([]uint32, max(4, len(old)+len(old)/2))
-	for i := range t.heads {
-		t.heads[i] = none
-	}
-	for _, slot := range old {
-		for slot != none {
-			e := x.at(slot)
-			next := e.next
-			x.link(t, home(e.parentPrint(), len(t.heads)), slot)
-			slot = next
-		}
+	c.remove(slot)
+	if c.n == 0 {
+		delete(x.crowds, print)
 	}
 }
 
 // children calls visit for each entry whose parent has this fingerprint. visit must not change families.
 func (x *index) children(print uint64, visit func(slot uint32)) {
-	t, b := x.family(print)
-	if b < 0 || print == 0 {
+	if print == 0 {
 		return
 	}
-	for slot := t.heads[b]; slot != none; {
-		e := x.at(slot)
-		next := e.next
-		if e.parentPrint() == print {
-			visit(slot)
+	if c := x.crowds[print]; c != nil {
+		for _, s := range c.cells {
+			if s != emptyCell {
+				visit(s)
+			}
 		}
-		slot = next
+		return
 	}
+	x.kin.seek(print, func(s uint32) bool {
+		if x.at(s).parentPrint() == print {
+			visit(s)
+		}
+		return false
+	})
+}
+
+// leaf says that no entry has this fingerprint for its parent's.
+func (x *index) leaf(print uint64) bool {
+	return print == 0 || x.crowds[print] == nil && !x.kin.seek(print, func(s uint32) bool { return x.at(s).parentPrint() == print })
+}
+
+// crowd is a set of slots: open addressing, linear probing.
+type crowd struct {
+	cells []uint32
+	n     int
+}
+
+func (c *crowd) home(slot uint32) int {
+	return int(uint64(slot*0x9e3779b1) * uint64(len(c.cells)) >> 32)
+}
+
+func (c *crowd) next(i int) int {
+	if i++; i < len(c.cells) {
+		return i
+	}
+	return 0
+}
+
+// add puts in a slot that is not there.
+func (c *crowd) add(slot uint32) {
+	if 8*(c.n+1) > 7*len(c.cells) {
+		old := c.cells
+		c.n, c.cells = 0, cellsFor(len(old)*5/4/bucketCells+1)
+		for _, s := range old {
+			if s != emptyCell {
+				c.add(s)
+			}
+		}
+	}
+	i := c.home(slot)
+	for c.cells[i] != emptyCell {
+		i = c.next(i)
+	}
+	c.cells[i] = slot
+	c.n++
+}
+
+// remove takes out a slot that is there, and closes the gap.
+func (c *crowd) remove(slot uint32) {
+	gap := c.home(slot)
+	for c.cells[gap] != slot {
+		gap = c.next(gap)
+	}
+	for i := c.next(gap); c.cells[i] != emptyCell; i = c.next(i) {
+		if c.way(c.home(c.cells[i]), i) >= c.way(gap, i) { // its home is not behind the gap
+			c.cells[gap] = c.cells[i]
+			gap = i
+		}
+	}
+	c.cells[gap] = emptyCell
+	c.n--
+}
+
+// way is how many steps it is from one cell to another.
+func (c *crowd) way(from, to int) int {
+	if to < from {
+		to += len(c.cells)
+	}
+	return to - from
 }

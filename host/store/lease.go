@@ -60,17 +60,17 @@ func (l *Lease) Release() {
 
 // unpinAt is unpin with the time known.
 func (r *root) unpinAt(slot uint32, print, now uint64) {
-	e := r.x.at(slot)
-	if e.pins--; e.pins > 0 {
+	if !r.x.unpin(slot) {
 		return
 	}
+	e := r.x.at(slot)
 	if e.is(stLeaving) {
 		r.settle(slot)
 		return
 	}
 	r.send(abi.Event{
-		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: e.size, Depth: e.depth >> 8,
-		Tenant: r.store.spaces.tenantOf(e.tenant), Op: abi.OpUnpin, Time: now,
+		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: r.x.unitsOf(slot, e), Depth: e.depth(),
+		Tenant: r.tenantOf(slot), Op: abi.OpUnpin, Time: now,
 	})
 }
 
@@ -105,11 +105,9 @@ func (l *Lease) hold(p *Piece) error {
 	switch {
 	case e.is(stLeaving) || p.rank >= 64 || r.x.pieces(p.mark.slot)&(1<<p.rank) == 0:
 		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.x.key(p.mark.slot))
-	case e.pins == maxPins:
-		return fmt.Errorf("%w: rank %d of %s has too many readers", ErrGone, p.rank, r.x.key(p.mark.slot))
 	}
-	e.pins++
-	p.key, p.class, p.detour = r.x.key(p.mark.slot), r.store.spaces.class(e.class), e.is(stDetour)
+	r.x.pin(p.mark.slot)
+	p.key, p.class, p.detour = r.x.key(p.mark.slot), r.classOf(p.mark.slot), e.is(stDetour)
 	p.verifies = r.verifying(e.is(stUnproven))
 	return nil
 }

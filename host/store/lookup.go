@@ -37,7 +37,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		if i%warmed == 0 {
 			w.warm(q.Keys[i:min(i+warmed, len(q.Keys))])
 		}
-		g, ok := w.grant(w.prints[i%warmed], &q.Keys[i])
+		g, ok := w.grant(i%warmed, &q.Keys[i])
 		if ok {
 			l.hits++
 		} else if c.lookup == chunk.ByPrefix {
@@ -88,34 +88,38 @@ type walk struct {
 	at      int // the root that is locked, if locked
 	locked  bool
 	prints  [warmed]uint64 // of the keys that come next
-	sink    uint16
+	likely  [warmed]uint32 // their slots in the root called at, as far as one can say early; none
+	warmAt  int            // the root that likely is of
+	sink    byte
 }
 
-// warmed is how many keys are hashed, and their table cells read, ahead of their turn: a lookup waits for memory, and so
-// it waits once for several.
+// warmed is how many keys are hashed, and what the index has on them read, ahead of their turn: a lookup waits for
+// memory, and so it waits once for several.
 const warmed = 16
 
 func (w *walk) warm(list []chunk.Key) {
 	w.enter()
-	x := w.store.roots[w.at].x
 	for i := range list {
 		w.prints[i] = chunk.Fingerprint(w.class.ns.digest, w.class.group, list[i])
 	}
-	for _, print := range w.prints[:len(list)] {
-		w.sink ^= x.warm(print)
-	}
+	w.sink ^= w.store.roots[w.at].x.warm(w.prints[:len(list)], w.likely[:])
+	w.warmAt = w.at
 }
 
-// grant pins and touches a key's entry, wherever it is.
-func (w *walk) grant(print uint64, k *chunk.Key) (grant, bool) {
+// grant pins and touches the entry of the i-th of the warm keys, wherever it is.
+func (w *walk) grant(i int, k *chunk.Key) (grant, bool) {
+	print := w.prints[i]
 	if print == 0 {
 		return grant{slot: none}, false
 	}
 	roots := w.store.roots
 	for range roots {
 		w.enter()
-		r := roots[w.at]
-		if slot := r.x.find(print, w.class.base, k); slot != none && r.serves(slot, w.ranks) {
+		r, likely := roots[w.at], none
+		if w.at == w.warmAt {
+			likely = w.likely[i]
+		}
+		if slot := r.x.findWarm(likely, print, w.class.base, k); slot != none && r.serves(slot, w.ranks) {
 			r.touch(slot, print, w)
 			return grant{print: print, slot: slot, root: uint32(w.at)}, true
 		}
@@ -144,24 +148,21 @@ func (w *walk) leave() {
 // serves says whether an entry can be granted.
 func (r *root) serves(slot uint32, ranks uint64) bool {
 	e := r.x.at(slot)
-	if e.is(stLeaving) || e.pins == maxPins || !r.serving() {
-		return false
-	}
-	return r.x.pieces(slot)&ranks == ranks
+	return !e.is(stLeaving) && r.serving() && r.x.piecesOf(slot, e)&ranks == ranks
 }
 
 // touch makes an entry the most recent and pins it.
 func (r *root) touch(slot uint32, print uint64, w *walk) {
 	e := r.x.at(slot)
 	ev := abi.Event{
-		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: e.size, Depth: e.depth >> 8,
-		Request: w.request, Tenant: r.store.spaces.tenantOf(e.tenant), Op: abi.OpTouch, Time: w.now,
+		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: r.x.unitsOf(slot, e), Depth: e.depth(),
+		Request: w.request, Tenant: r.tenantOf(slot), Op: abi.OpTouch, Time: w.now,
 	}
 	if _, again := w.touched[print]; !again {
 		r.x.touch(slot)
 		r.send(ev)
 	}
-	if e.pins++; e.pins == 1 {
+	if r.x.pin(slot) {
 		ev.Op = abi.OpPin
 		r.send(ev)
 	}

@@ -206,7 +206,7 @@ func (p *Put) enter(info staging.Info) error {
 		r.complete++
 	}
 	diff := padded(info.Allocated) - p.class.fileBytes()
-	e.size = uint32(max(0, int64(e.size)+diff/Page))
+	r.x.resize(p.mark.slot, diff)
 	r.used += diff
 	r.count.published++
 	if r.store.cfg.Durability == Batch {

@@ -169,13 +169,13 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 			r.settled.Wait() // its files are being unlinked
 			continue
 		}
-		if e.is(stLeaving) || (r.x.pieces(slot)|f.ranks)&(1<<p.rank) != 0 || e.pins == maxPins {
+		if e.is(stLeaving) || (r.x.pieces(slot)|f.ranks)&(1<<p.rank) != 0 {
 			return false, ErrResident
 		}
 		f.ranks |= 1 << p.rank
 		r.flights[slot] = f
 		p.root, p.mark.slot, p.stamp = r, slot, r.store.stamp()
-		p.class = r.store.spaces.class(e.class)
+		p.class = r.classOf(slot)
 		r.pin(slot, p.mark.print, 0)
 		return true, nil
 	}
@@ -264,18 +264,18 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 		return r.shed(p, err)
 	}
 	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
-	slot := r.x.add(p.mark.print, p.class.id, &p.key, parent, q.Depth)
+	slot := r.x.add(p.mark.print, owner{p.class.id, tenant}, &p.key, parent, q.Depth)
 	if slot == none {
 		return r.shed(p, fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key))
 	}
 	e := r.x.at(slot)
 	p.class.refs.Add(1) // the entry's
-	e.size, e.tenant = uint32(p.entryBytes()/abi.SizeUnit), tenant
+	r.x.setUnits(slot, uint32(p.entryBytes()/abi.SizeUnit))
 	r.x.owe(slot, p.ranks)
 	if p.detour {
 		e.set(stDetour)
 	}
-	r.used += e.bytes()
+	r.used += r.x.bytes(slot)
 	r.count.inserted++
 	r.flights[slot] = flight{ranks: 1 << p.rank}
 	p.mark.slot = slot
@@ -328,7 +328,7 @@ func (p *Put) extend(ctx context.Context) error {
 	if err := r.makeRoom(ctx, need, false, demand, p); err != nil {
 		return r.shed(p, err)
 	}
-	r.x.at(slot).size += uint32(need / abi.SizeUnit)
+	r.x.resize(slot, need)
 	r.x.owe(slot, 1<<p.rank)
 	r.used += need
 	if !demand && r.used > r.level(r.store.cfg.High) {

@@ -173,8 +173,7 @@ func (r *root) condemn(m mark, rank uint32, name string, cause error) {
 
 // transfer takes bytes out of an entry's account because another account is about to hold them. mu is held.
 func (r *root) transfer(slot uint32, bytes int64) {
-	e := r.x.at(slot)
-	n := min(bytes, e.bytes())
-	e.size -= uint32(n / Page)
+	n := min(bytes, r.x.bytes(slot))
+	r.x.resize(slot, -n)
 	r.used -= n
 }

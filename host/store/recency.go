@@ -31,7 +31,7 @@ func (r *root) oldest(ask abi.Ask, dst []uint32) (n int) {
 	take := func(slot uint32) (more bool) {
 		dst[n] = slot
 		n++
-		ask.Bytes -= min(ask.Bytes, uint64(r.x.at(slot).bytes()))
+		ask.Bytes -= min(ask.Bytes, uint64(r.x.bytes(slot)))
 		return n < len(dst) && ask.Bytes > 0
 	}
 	if len(dst) == 0 {
@@ -40,7 +40,7 @@ func (r *root) oldest(ask abi.Ask, dst []uint32) (n int) {
 	for len(s.order) > 0 {
 		m := s.order[0]
 		s.order = s.order[1:]
-		if r.stands(m.mark) && r.x.at(m.slot).tick == m.tick && r.fits(m.slot, ask.Tenant) && !take(m.slot) {
+		if r.stands(m.mark) && r.x.at(m.slot).touched() == m.tick && r.fits(m.slot, ask.Tenant) && !take(m.slot) {
 			return n
 		}
 	}
@@ -77,7 +77,7 @@ func (r *root) draw(tenant uint32, but []uint32) uint32 {
 	best := none
 	for range drawn {
 		slot := rand.Uint32N(r.x.high)
-		if !r.fits(slot, tenant) || best != none && r.x.at(slot).tick >= r.x.at(best).tick || slices.Contains(but, slot) {
+		if !r.fits(slot, tenant) || best != none && r.x.at(slot).touched() >= r.x.at(best).touched() || slices.Contains(but, slot) {
 			continue
 		}
 		best = slot
@@ -87,5 +87,5 @@ func (r *root) draw(tenant uint32, but []uint32) uint32 {
 
 // fits says whether an entry may be a victim for a tenant's sake.
 func (r *root) fits(slot, tenant uint32) bool {
-	return r.evictable(slot) && (tenant == abi.None || r.store.spaces.tenantOf(r.x.at(slot).tenant) == tenant)
+	return r.evictable(slot) && (tenant == abi.None || r.tenantOf(slot) == tenant)
 }

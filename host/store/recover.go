@@ -181,14 +181,12 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	defer r.mu.Unlock()
 	slot := r.x.find(print, cl.base, &h.Key)
 	if slot == none {
-		slot = r.x.add(print, cl.id, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
+		slot = r.x.add(print, owner{cl.id, tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
 		if slot == none {
 			r.used += allocated // more entries than slots: the bytes are there all the same
 			r.stray += allocated
 			return
 		}
-		e := r.x.at(slot)
-		e.tenant = tenant
 		cl.refs.Add(1)
 		for uint32(len(c.stamps)) <= slot {
 			c.stamps = append(c.stamps, 0)
@@ -201,7 +199,7 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	fresh := h.Pieces &^ r.x.reserved(slot) // h.Rank is among h.Pieces
 	r.x.owe(slot, fresh)
 	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / Page
-	e.size = uint32(max(0, int64(e.size)+diff))
+	r.x.resize(slot, diff*Page)
 	r.used += diff * Page
 	r.x.arrive(slot, h.Rank)
 	if detour {

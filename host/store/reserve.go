@@ -70,7 +70,7 @@ func (r *root) evictSome(bytes int64, heir *Put) (got evicted) {
 			r.count.badVictims++
 			continue
 		}
-		bytes -= r.x.at(slot).bytes()
+		bytes -= r.x.bytes(slot)
 		gone = append(gone, r.leave(slot))
 		r.count.evictions++
 	}
@@ -89,7 +89,7 @@ func (r *root) evictSome(bytes int64, heir *Put) (got evicted) {
 	r.mu.Lock()
 	got.entries = len(gone)
 	for i := range gone {
-		got.freed += max(0, r.x.at(gone[i].slot).bytes()-gone[i].stray)
+		got.freed += max(0, r.x.bytes(gone[i].slot)-gone[i].stray)
 		r.expelled(&gone[i])
 	}
 	return got
@@ -118,7 +118,7 @@ type departure struct {
 func (r *root) leave(slot uint32) departure {
 	e := r.x.at(slot)
 	d := departure{
-		slot: slot, class: r.store.spaces.class(e.class), key: r.x.key(slot), pieces: r.x.pieces(slot), detour: e.is(stDetour),
+		slot: slot, class: r.classOf(slot), key: r.x.key(slot), pieces: r.x.pieces(slot), detour: e.is(stDetour),
 	}
 	e.set(stLeaving)
 	e.unset(stAnnounced)
@@ -128,7 +128,7 @@ func (r *root) leave(slot uint32) departure {
 	f := r.flights[slot]
 	f.expelling = true
 	r.flights[slot] = f
-	r.event(abi.OpRemove, slot, r.x.print(e.class, d.key), none, 0)
+	r.event(abi.OpRemove, slot, r.x.slotPrint(slot), none, 0)
 	return d
 }
 
@@ -193,9 +193,8 @@ func (r *root) locatePiece(c *class, k *chunk.Key, rank uint32, detour bool) (st
 
 // expelled is called once an entry's files are unlinked.
 func (r *root) expelled(d *departure) {
-	e := r.x.at(d.slot)
-	n := min(d.stray, e.bytes())
-	e.size -= uint32(n / abi.SizeUnit)
+	n := min(d.stray, r.x.bytes(d.slot))
+	r.x.resize(d.slot, -n)
 	r.stray += n
 	f := r.flights[d.slot]
 	f.expelling = false
@@ -226,8 +225,8 @@ func (r *root) settle(slot uint32) {
 		r.settled.Broadcast()
 	}
 	if e.pins == 0 {
-		r.used -= e.bytes()
-		r.store.spaces.class(e.class).drop()
+		r.used -= r.x.bytes(slot)
+		r.classOf(slot).drop()
 		r.x.release(slot)
 		r.settled.Broadcast()
 	}

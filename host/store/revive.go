@@ -137,7 +137,7 @@ func (r *root) snapshot() []touched {
 func (r *root) collect(order []touched, from, to uint32) []touched {
 	for slot := from; slot < to; slot++ {
 		if e := r.x.at(slot); e.is(stLive) && !e.is(stLeaving) {
-			order = append(order, touched{mark{slot, r.x.slotPrint(slot)}, e.tick, e.depth >> 8})
+			order = append(order, touched{mark{slot, r.x.slotPrint(slot)}, e.touched(), e.depth()})
 		}
 	}
 	return order
@@ -204,8 +204,8 @@ func (h *successor) follow(r *root, ev abi.Event) {
 func (h *successor) announce(r *root, slot uint32, print uint64) {
 	e := r.x.at(slot)
 	ev := abi.Event{
-		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: e.size, Depth: e.depth >> 8,
-		Tenant: r.store.spaces.tenantOf(e.tenant), Op: abi.OpResident, Time: r.store.clock(),
+		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: r.x.unitsOf(slot, e), Depth: e.depth(),
+		Tenant: r.tenantOf(slot), Op: abi.OpResident, Time: r.store.clock(),
 	}
 	if parent := r.x.findPrint(ev.ParentKey); parent != none && h.knows(parent) {
 		ev.Parent = parent
@@ -219,8 +219,8 @@ func (h *successor) announce(r *root, slot uint32, print uint64) {
 	r.x.children(print, func(child uint32) {
 		if c := r.x.at(child); h.knows(child) && child != slot {
 			h.send(abi.Event{
-				Slot: child, Parent: slot, Key: r.x.slotPrint(child), ParentKey: print, Size: c.size, Depth: c.depth >> 8,
-				Tenant: r.store.spaces.tenantOf(c.tenant), Op: abi.OpLink, Time: r.store.clock(),
+				Slot: child, Parent: slot, Key: r.x.slotPrint(child), ParentKey: print, Size: r.x.unitsOf(child, c), Depth: c.depth(),
+				Tenant: r.tenantOf(child), Op: abi.OpLink, Time: r.store.clock(),
 			})
 		}
 	})

@@ -1,32 +1,36 @@
 package store
 
 import (
+	"encoding/binary"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
-// entry is what the index knows of a chunk: 52 bytes. The first half of the key stands here and the second, where the
-// engine's hashes are longer than that, in [slab].tails; so the index compares whole keys and can name every file.
+// entry is what the index knows of a chunk: 38 bytes, and 16 more where keys are longer than that (see [slab]). The
+// index compares whole keys and can name every file. Numbers are little-endian in bytes so that nothing is padded; what
+// does not fit its field stands in a map of the index, because it is rare.
 type entry struct {
 	head   [keyHead]byte
-	parent [2]uint32 // fingerprint of the parent, low word first; 0 for none
-	tick   uint32    // last touch, see index.touch
-	next   uint32    // in the family; in the free list when the slot is free
-	prev   uint32
-	size   uint32 // reserved, in abi.SizeUnit, all pieces
-	depth  uint32 // depth<<8 | state bits
-	class  uint16
-	tenant uint16
-	pins   uint16 // leases, open pieces and writes
-	mask   uint16 // pieces present, of ranks below 16
+	parent [8]byte // fingerprint of the parent; 0 for none
+	tick   [4]byte // last touch, see index.touch; the next free slot when the slot is free
+	what   [4]byte // owner<<8 | state bits
+	size   uint16  // reserved, in abi.SizeUnit, all pieces: see index.units
+	deep   uint16  // chunks from the prefix's root; maxDepth also for more
+	pins   uint8   // leases, open pieces and writes: see index.pin
+	ranks  uint8   // pieces present: see index.pieces
+}
+
+// longEntry is an entry with the second half of a key of more than 16 bytes.
+type longEntry struct {
+	entry
+	tail [keyTail]byte
 }
 
 const (
 	keyHead   = 16
 	keyTail   = chunk.KeyBytes - keyHead
-	maxPins   = 1<<16 - 1
-	maxDepth  = 1<<24 - 1
-	narrow    = 16 // ranks in entry.mask
+	maxDepth  = 1<<16 - 1
 	slabChunk = 4096
 	none      = abi.None
 )
@@ -38,93 +42,141 @@ const (
 	stDetached              // out of the table; waits for its last pin
 	stComplete              // all pieces that some put or header named are there
 	stDetour                // some piece stands under the built-in name
-	stWide                  // the mask stands in index.wide
 	stAnnounced             // the evict policy knows it
 	stUnproven              // found after an end that was not in order: every load verifies it
 	stBits      = 0xff
 )
 
-func (e *entry) is(bits uint32) bool    { return e.depth&bits == bits }
-func (e *entry) any(bits uint32) bool   { return e.depth&bits != 0 }
-func (e *entry) set(bits uint32)        { e.depth |= bits }
-func (e *entry) unset(bits uint32)      { e.depth &^= bits }
-func (e *entry) parentPrint() uint64    { return uint64(e.parent[1])<<32 | uint64(e.parent[0]) }
-func (e *entry) setParent(print uint64) { e.parent = [2]uint32{uint32(print), uint32(print >> 32)} }
-func (e *entry) bytes() int64           { return int64(e.size) * abi.SizeUnit }
+func (e *entry) word() uint32        { return binary.LittleEndian.Uint32(e.what[:]) }
+func (e *entry) is(bits uint8) bool  { return e.what[0]&bits == bits }
+func (e *entry) any(bits uint8) bool { return e.what[0]&bits != 0 }
+func (e *entry) set(bits uint8)      { e.what[0] |= bits }
+func (e *entry) unset(bits uint8)    { e.what[0] &^= bits }
+func (e *entry) owner() uint32       { return e.word() >> 8 }
+func (e *entry) setOwner(id uint32) {
+	binary.LittleEndian.PutUint32(e.what[:], id<<8|e.word()&stBits)
+}
+func (e *entry) parentPrint() uint64    { return binary.LittleEndian.Uint64(e.parent[:]) }
+func (e *entry) setParent(print uint64) { binary.LittleEndian.PutUint64(e.parent[:], print) }
+func (e *entry) touched() uint32        { return binary.LittleEndian.Uint32(e.tick[:]) }
+func (e *entry) setTouched(tick uint32) { binary.LittleEndian.PutUint32(e.tick[:], tick) }
+func (e *entry) depth() uint32          { return uint32(e.deep) }
 
-// slab holds entries by slot, in chunks that are made as slots are first used and never move. Slots are dense: a freed
-// one is used again before a new one.
+// slab holds entries by slot, in chunks that are made as slots are first used. Slots are dense: a freed one is used
+// again before a new one. A chunk has room for long keys once one of its slots has had one; an entry moves then, so
+// pointers to entries are not kept over take.
 type slab struct {
-	chunks []*[slabChunk]entry
-	tails  []*[slabChunk][keyTail]byte // nil where no key of the chunk is longer than keyHead
-	free   uint32                      // head of the free list
-	high   uint32                      // slots ever used
+	chunks []slabPart
+	free   uint32 // head of the free list
+	high   uint32 // slots ever used
 	used   uint32
 	max    uint32
-	base   func(class uint16) uint16 // see class
 }
 
-func (s *slab) at(slot uint32) *entry { return &s.chunks[slot/slabChunk][slot%slabChunk] }
+// slabPart is one of the two.
+type slabPart struct {
+	short *[slabChunk]entry
+	long  *[slabChunk]longEntry
+}
 
-// take gives a zeroed entry, or none when all slots are in use.
-func (s *slab) take() uint32 {
-	if s.free != none {
-		slot := s.free
-		e := s.at(slot)
-		s.free = e.next
-		*e = entry{}
-		s.used++
-		return slot
+func (s *slab) at(slot uint32) *entry {
+	p := &s.chunks[slot/slabChunk]
+	if p.long != nil {
+		return &p.long[slot%slabChunk].entry
 	}
-	if s.high == s.max {
+	return &p.short[slot%slabChunk]
+}
+
+// take gives a zeroed entry with this key, or none when all slots are in use.
+func (s *slab) take(k *chunk.Key) uint32 {
+	slot := s.free
+	switch {
+	case slot != none:
+		s.free = s.at(slot).touched()
+	case s.high == s.max:
 		return none
+	default:
+		slot = s.high
+		s.high++
+		if slot%slabChunk == 0 {
+			s.chunks = append(s.chunks, slabPart{})
+		}
 	}
-	if s.high%slabChunk == 0 {
-		s.chunks = append(s.chunks, new([slabChunk]entry))
-		s.tails = append(s.tails, nil)
-	}
-	s.high++
 	s.used++
-	return s.high - 1
+	s.setKey(slot, k)
+	return slot
+}
+
+func (s *slab) setKey(slot uint32, k *chunk.Key) {
+	p, i := &s.chunks[slot/slabChunk], slot%slabChunk
+	tail := [keyTail]byte(k[keyHead:])
+	if p.long == nil && tail != [keyTail]byte{} {
+		p.long = new([slabChunk]longEntry)
+		if p.short != nil {
+			for i := range p.short {
+				p.long[i].entry = p.short[i]
+			}
+			p.short = nil
+		}
+	}
+	e := entry{head: [keyHead]byte(k[:keyHead])}
+	if p.long != nil {
+		p.long[i] = longEntry{e, tail}
+		return
+	}
+	if p.short == nil {
+		p.short = new([slabChunk]entry)
+	}
+	p.short[i] = e
 }
 
 func (s *slab) give(slot uint32) {
-	*s.at(slot) = entry{next: s.free}
+	e := s.at(slot)
+	*e = entry{}
+	e.setTouched(s.free)
 	s.free = slot
 	s.used--
 }
 
-func (s *slab) setKey(slot uint32, k *chunk.Key) {
-	copy(s.at(slot).head[:], k[:keyHead])
-	tail := [keyTail]byte(k[keyHead:])
-	t := s.tails[slot/slabChunk]
-	if t == nil {
-		if tail == [keyTail]byte{} {
-			return
-		}
-		t = new([slabChunk][keyTail]byte)
-		s.tails[slot/slabChunk] = t
-	}
-	t[slot%slabChunk] = tail
-}
-
 func (s *slab) key(slot uint32) (k chunk.Key) {
-	copy(k[:], s.at(slot).head[:])
-	if t := s.tails[slot/slabChunk]; t != nil {
-		copy(k[keyHead:], t[slot%slabChunk][:])
+	p := &s.chunks[slot/slabChunk]
+	if p.long != nil {
+		e := &p.long[slot%slabChunk]
+		copy(k[:], e.head[:])
+		copy(k[keyHead:], e.tail[:])
+		return k
 	}
+	copy(k[:], p.short[slot%slabChunk].head[:])
 	return k
 }
 
-// holds says whether the slot is of this key and of a class with this base.
-func (s *slab) holds(slot uint32, base uint16, k *chunk.Key) bool {
-	e := s.at(slot)
-	if e.head != [keyHead]byte(k[:keyHead]) || e.class != base && s.base(e.class) != base {
-		return false
+// match gives the slot's entry if it has this key, else nil.
+func (s *slab) match(slot uint32, k *chunk.Key) *entry {
+	if slot >= s.high {
+		return nil
 	}
-	t := s.tails[slot/slabChunk]
-	if t == nil {
-		return [keyTail]byte(k[keyHead:]) == [keyTail]byte{}
+	p := &s.chunks[slot/slabChunk]
+	if p.long != nil {
+		if e := &p.long[slot%slabChunk]; e.head == [keyHead]byte(k[:keyHead]) && e.tail == [keyTail]byte(k[keyHead:]) {
+			return &e.entry
+		}
+		return nil
 	}
-	return t[slot%slabChunk] == [keyTail]byte(k[keyHead:])
+	if e := &p.short[slot%slabChunk]; e.head == [keyHead]byte(k[:keyHead]) && [keyTail]byte(k[keyHead:]) == [keyTail]byte{} {
+		return e
+	}
+	return nil
+}
+
+// memory is what the chunks take.
+func (s *slab) memory() (n int64) {
+	const shortSize, longSize = 38, 38 + keyTail
+	for i := range s.chunks {
+		if s.chunks[i].long != nil {
+			n += slabChunk * longSize
+		} else {
+			n += slabChunk * shortSize
+		}
+	}
+	return n + int64(cap(s.chunks))*16
 }

@@ -148,7 +148,7 @@ func (r *root) stats() RootStats {
 	c := &r.count
 	st := RootStats{
 		Path: r.dir, Capacity: r.cfg.Capacity, Used: r.used, Held: r.quar.bytes, Stray: r.stray,
-		Entries: int(r.x.used), Complete: r.complete, Slots: r.x.high, MaxEntries: r.x.max, IndexBytes: r.x.bytes(),
+		Entries: int(r.x.used), Complete: r.complete, Slots: r.x.high, MaxEntries: r.x.max, IndexBytes: r.x.memory(),
 		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
 		BadVictims: c.badVictims, Sheds: c.sheds, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: c.policyFaults, Recovered: c.recovered,
@@ -162,7 +162,7 @@ func (r *root) stats() RootStats {
 	st.Stuck = r.watched.Stuck() + r.bare.Stuck()
 	st.Evict.Builtin = r.standin != nil
 	for slot, f := range r.flights {
-		st.Writing += int64(bits.OnesCount64(f.ranks)) * r.store.spaces.class(r.x.at(slot).class).fileBytes()
+		st.Writing += int64(bits.OnesCount64(f.ranks)) * r.classOf(slot).fileBytes()
 	}
 	return st
 }

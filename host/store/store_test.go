@@ -278,7 +278,9 @@ func usage(t testing.TB, dir string) (bytes int64, temporaries int) {
 func (r *root) missing() (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.x.each(func(slot uint32, e *entry) { n += e.bytes() - int64(bits.OnesCount64(r.x.pieces(slot)))*pieceBytes })
+	r.x.each(func(slot uint32, _ *entry) {
+		n += r.x.bytes(slot) - int64(bits.OnesCount64(r.x.pieces(slot)))*pieceBytes
+	})
 	return n
 }
 

@@ -1,160 +1,215 @@
 package store
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
-// shard is a part of the table from fingerprints to slots: open addressing in Robin Hood order. A cell is three 16-bit
-// words that lie in one cache line: the distance from home plus one (0: empty) with eight bits of the fingerprint, and
-// the slot. So a probe reads the slab only where the entry is very likely the wanted one, and taking an entry out hashes
-// nothing.
+// table finds slots by fingerprint in four bytes a cell: the slot, and in the bits that slots leave free some of the
+// fingerprint's, so that a search reads the slab only where the entry is likely the wanted one (with 2^24 slots one
+// search in eight reads an entry in vain, with 2^21 one in sixty-four). Cells stand in buckets of one cache line. A
+// fingerprint has two of them, and where both are full, an entry of one moves to its other one; so buckets can be 94 %
+// full, and taking an entry out is clearing its cell.
 //
-// The root's table is cut in shards by the fingerprint's high bits so that growing is a short pause, and a shard grows by
-// a quarter, so that its cells are 72 to 90 % full: 6.7 to 8.3 bytes per entry.
+// The table is cut in shards by the fingerprint's high bits so that growing is a short pause, and a shard grows by an
+// eighth: 4.3 to 4.8 bytes per entry.
+type table struct {
+	shards [shardCount]shard
+	shift  uint                     // bits of a slot in a cell
+	print  func(slot uint32) uint64 // of an entry that is in the table
+}
+
 type shard struct {
-	cells []uint16
+	cells []uint32
 	n     int
-	// Chains of entries by their parent's fingerprint: see family.go.
-	kin   int
-	heads []uint32
 }
 
 const (
 	shardBits   = 10
 	shardCount  = 1 << shardBits
-	cellWords   = 3
-	minCells    = 2
-	maxDistance = 255
-	far         = 0xff // the distance in a cell's first word
+	bucketCells = 16
+	emptyCell   = 1<<32 - 1 // no slot is all ones
 )
 
-// home is the preferred one among n places of a fingerprint: its bits below the shard's, scaled.
+type bucket = [bucketCells]uint32
+
+func (t *table) init(slots uint32, print func(slot uint32) uint64) {
+	t.shift, t.print = uint(bits.Len32(slots)), print
+}
+
+func (t *table) shard(print uint64) *shard { return &t.shards[print>>(64-shardBits)] }
+
+// tag is the part of a fingerprint that a cell has.
+func (t *table) tag(print uint64) uint32 { return uint32(print) << (t.shift & 31) >> (t.shift & 31) }
+
+// slotOf is the slot in a cell.
+func (t *table) slotOf(cell uint32) uint32 { return cell & (1<<(t.shift&31) - 1) }
+
+func (t *table) cell(print uint64, slot uint32) uint32 { return uint32(print)<<(t.shift&31) | slot }
+
+func (s *shard) buckets() int { return len(s.cells) / bucketCells }
+
+func (s *shard) bucket(i int) *bucket { return (*bucket)(s.cells[i*bucketCells:]) }
+
+// home and other are the two buckets of a fingerprint in a shard of n: its bits below the shard's, scaled, and all of
+// it, mixed.
 func home(print uint64, n int) int {
 	hi, _ := bits.Mul64(print<<shardBits, uint64(n))
 	return int(hi)
 }
 
-// first is the first word of a cell at home.
-func first(print uint64) uint16 { return uint16(print)<<8 + 1 }
-
-func (t *shard) size() int { return len(t.cells) / cellWords }
-
-func (t *shard) slot(i int) uint32 {
-	c := t.cells[i : i+3 : i+3]
-	return uint32(c[1]) | uint32(c[2])<<16
+func other(print uint64, n int) int {
+	hi, _ := bits.Mul64(print*0x9e3779b97f4a7c15, uint64(n))
+	return int(hi)
 }
 
-func (t *shard) set(i int, word uint16, slot uint32) {
-	c := t.cells[i : i+3 : i+3]
-	c[0], c[1], c[2] = word, uint16(slot), uint16(slot>>16)
-}
-
-// step is the index of the next cell.
-func (t *shard) step(i int) int {
-	if i += cellWords; i < len(t.cells) {
-		return i
-	}
-	return 0
-}
-
-// seek goes on from cell i, where the wanted entry would have this word, to the first cell that has the word that the
-// entry would have there; -1 when there is none.
-func (t *shard) seek(i int, word uint16) (int, uint16) {
-	for ; ; word++ {
-		at := t.cells[i]
-		if at&far < word&far {
-			return -1, 0
+// having is the set of a bucket's cells with the fingerprint's tag, a bit each. An empty cell may be among them: its slot
+// is beyond all others.
+func (t *table) having(b *bucket, print uint64) (set uint32) {
+	want := t.cell(print, 0)
+	for i := bucketCells - 1; i >= 0; i-- {
+		var is uint32
+		if (b[i]^want)>>(t.shift&31) == 0 {
+			is = 1
 		}
-		if at == word {
-			return i, word
-		}
-		if i += cellWords; i >= len(t.cells) {
-			i = 0
-		}
+		set = set<<1 | is
 	}
+	return set
 }
 
-// start is where a fingerprint's search begins; -1 when the shard is empty.
-func (t *shard) start(print uint64) (int, uint16) {
-	if t.n == 0 {
-		return -1, 0
-	}
-	return t.seek(home(print, t.size())*cellWords, first(print))
-}
-
-// again goes on after a cell that was not it.
-func (t *shard) again(i int, word uint16) (int, uint16) { return t.seek(t.step(i), word+1) }
-
-// full says that the table should grow before the next insert.
-func (t *shard) full() bool { return 10*(t.n+1) > 9*t.size() }
-
-// insert adds a slot that is not there. It is false when an entry would stand too far from home: grow first.
-func (t *shard) insert(print uint64, slot uint32) bool {
-	i, word := home(print, t.size())*cellWords, first(print)
-	if !t.fits(i, word) {
+// seek calls visit for the slots that may have this fingerprint, until it has found the wanted one.
+func (t *table) seek(print uint64, visit func(slot uint32) (found bool)) bool {
+	s := t.shard(print)
+	n := s.buckets()
+	if n == 0 {
 		return false
 	}
-	for ; ; word++ {
-		at := t.cells[i]
-		if at == 0 {
-			t.set(i, word, slot)
-			t.n++
-			return true
+	first, second := home(print, n), other(print, n)
+	for at := first; ; at = second {
+		b := s.bucket(at)
+		for set := t.having(b, print); set != 0; set &= set - 1 {
+			if c := b[bits.TrailingZeros32(set)]; c != emptyCell && visit(t.slotOf(c)) {
+				return true
+			}
 		}
-		if at&far < word&far {
-			old := t.slot(i)
-			t.set(i, word, slot)
-			word, slot = at, old
+		if at == second {
+			return false
 		}
-		i = t.step(i)
 	}
 }
 
-// fits goes the way of an insert without changing anything and says whether no distance overflows.
-func (t *shard) fits(i int, word uint16) bool {
-	for d := word & far; d < maxDistance; d++ {
-		at := t.cells[i] & far
-		if at == 0 {
-			return true
-		}
-		if at < d {
-			d = at
-		}
-		i = t.step(i)
+// remove takes a slot out and says whether it was there.
+func (t *table) remove(print uint64, slot uint32) bool {
+	s := t.shard(print)
+	n, want := s.buckets(), t.cell(print, slot)
+	if n == 0 {
+		return false
 	}
-	return false
-}
-
-// removeAt empties a cell and moves those after it one closer to home.
-func (t *shard) removeAt(i int) {
-	for {
-		j := t.step(i)
-		if t.cells[j]&far <= 1 {
-			break
-		}
-		t.set(i, t.cells[j]-1, t.slot(j))
-		i = j
-	}
-	t.cells[i] = 0
-	t.n--
-}
-
-// grow makes room for a quarter more. print hashes a slot's entry again. It is false when that would not help: the
-// entries are few, and crowd all the same.
-func (t *shard) grow(print func(slot uint32) uint64) bool {
-	for n := t.size() + t.size()/4 + minCells; n <= 4*(t.n+1)+2*minCells; n += n/4 + 1 {
-		next := shard{cells: make([]uint16, n*cellWords)}
-		if next.fill(t, print) {
-			t.cells = next.cells
-			return true
+	for _, at := range [...]int{home(print, n), other(print, n)} {
+		b := s.bucket(at)
+		for i := range b {
+			if b[i] == want {
+				b[i] = emptyCell
+				s.n--
+				return true
+			}
 		}
 	}
 	return false
 }
 
-func (t *shard) fill(from *shard, print func(slot uint32) uint64) bool {
-	for i := 0; i < len(from.cells); i += cellWords {
-		if from.cells[i] != 0 && !t.insert(print(from.slot(i)), from.slot(i)) {
+// insert adds a slot that is not there. It is false when more fingerprints are nearly equal than a table holds apart.
+func (t *table) insert(print uint64, slot uint32) bool {
+	s := t.shard(print)
+	for full := 16*(s.n+1) > 15*len(s.cells); full || !t.place(s, print, slot); full = false {
+		if !t.grow(s) {
 			return false
 		}
 	}
 	return true
+}
+
+// place puts a slot into one of its buckets, if need be by moving an entry to its other one.
+func (t *table) place(s *shard, print uint64, slot uint32) bool {
+	n, c := s.buckets(), t.cell(print, slot)
+	at := [...]int{home(print, n), other(print, n)}
+	for _, i := range at {
+		if s.put(i, c) {
+			return true
+		}
+	}
+	for _, i := range at {
+		b := s.bucket(i)
+		for j, there := range b {
+			p := t.print(t.slotOf(there))
+			to := home(p, n) + other(p, n) - i
+			if to != i && s.put(to, there) {
+				b[j] = c
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// put puts a cell into a bucket that has an empty one.
+func (s *shard) put(i int, c uint32) bool {
+	b := s.bucket(i)
+	for j := range b {
+		if b[j] == emptyCell {
+			b[j] = c
+			s.n++
+			return true
+		}
+	}
+	return false
+}
+
+// grow makes room for an eighth more, or for as much as it takes. It is false when that would not help: the entries are
+// few, and crowd all the same.
+func (t *table) grow(s *shard) bool {
+	for n := s.buckets()*9/8 + 1; bucketCells*n <= 4*(s.n+bucketCells); n += n/8 + 1 {
+		next := shard{cells: cellsFor(n)}
+		if t.fill(&next, s) {
+			*s = next
+			return true
+		}
+	}
+	return false
+}
+
+// cellsFor makes n buckets, or as many more as the memory for so many has room for.
+func cellsFor(n int) []uint32 {
+	cells := slices.Grow([]uint32(nil), n*bucketCells)
+	cells = cells[:cap(cells)/bucketCells*bucketCells]
+	for i := range cells {
+		cells[i] = emptyCell
+	}
+	return cells
+}
+
+func (t *table) fill(to, from *shard) bool {
+	for _, c := range from.cells {
+		if c != emptyCell && !t.place(to, t.print(t.slotOf(c)), t.slotOf(c)) {
+			return false
+		}
+	}
+	return true
+}
+
+// reserve makes room for so many entries in all shards together, as far as they spread evenly.
+func (t *table) reserve(entries int) {
+	each := entries/shardCount*17/15/bucketCells + 1
+	for i := range t.shards {
+		if s := &t.shards[i]; s.n == 0 && s.buckets() < each {
+			s.cells = cellsFor(each)
+		}
+	}
+}
+
+func (t *table) memory() (n int64) {
+	for i := range t.shards {
+		n += int64(cap(t.shards[i].cells))*4 + 32
+	}
+	return n
 }

@@ -34,7 +34,7 @@ func (x *index) byTouch() []uint32 {
 	})
 	slices.SortFunc(order, func(a, b uint32) int {
 		ea, eb := x.at(a), x.at(b)
-		return cmp.Or(cmp.Compare(ea.tick, eb.tick), cmp.Compare(ea.depth>>8, eb.depth>>8), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(ea.touched(), eb.touched()), cmp.Compare(ea.depth(), eb.depth()), cmp.Compare(a, b))
 	})
 	return order
 }
