@@ -294,6 +294,17 @@ func parseStats(raw []byte) (r Routes) {
 	return r
 }
 
+// Since is what was counted after an earlier reading.
+func (r Routes) Since(e Routes) Routes {
+	return Routes{
+		r.Reads - e.Reads, r.P2PReads - e.P2PReads, r.NVFSReads - e.NVFSReads, r.PosixReads - e.PosixReads,
+		r.Writes - e.Writes, r.P2PWrites - e.P2PWrites, r.NVFSWrites - e.NVFSWrites, r.PosixWrites - e.PosixWrites,
+	}
+}
+
+// ByCompatibility is the name of the route on which cuFile itself copies through host memory.
+const ByCompatibility = "cuFile, compatibility mode"
+
 // String names the route that the bytes took.
 func (r Routes) String() string {
 	switch total := r.Reads + r.Writes; {
@@ -304,7 +315,7 @@ func (r Routes) String() string {
 	case r.NVFSReads+r.NVFSWrites == total:
 		return "cuFile, nvidia-fs"
 	case r.PosixReads+r.PosixWrites == total:
-		return "cuFile, compatibility mode"
+		return ByCompatibility
 	}
 	return "cuFile, mixed"
 }

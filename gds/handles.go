@@ -171,9 +171,10 @@ func (c *Handles) Forget(dev, ino uint64) {
 	}
 }
 
-// endAnywhere is end off a GPU's thread. A lost GPU's library is not called: only the descriptor goes.
+// endAnywhere is end off a GPU's thread: on the one that never waits for storage. A lost GPU's library is not called: only
+// the descriptor goes.
 func (c *Handles) endAnywhere(h *Handle) {
-	if err := c.gpu.DoFile(func(t *Thread) { c.end(t, h) }); err != nil {
+	if err := c.gpu.Control(func(t *Thread) error { c.end(t, h); return nil }); err != nil {
 		unix.Close(h.fd)
 	}
 }

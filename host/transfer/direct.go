@@ -19,9 +19,6 @@ import (
 // this route goes the staged one, in the same task: a load from its beginning, a store from the slot, since its pages may
 // be the client's again.
 
-// errTable says that a piece is of another plan than a slot was made for; it is staged.
-var errTable = errors.New("transfer: the piece is of another plan")
-
 // loadDirect brings a piece by the direct route. done says that the chunk's fate is decided; else it is to be staged, and
 // suspect says that the bytes were not what they should be, which may be the file's fault or the route's.
 func (t *load) loadDirect(r *route) (done, suspect bool, err error) {

@@ -18,6 +18,10 @@ var (
 	ErrDamaged = errors.New("transfer: damaged piece")
 	// ErrDevice says that the GPU failed, not the storage; the piece concerned is not blamed.
 	ErrDevice = errors.New("transfer: device memory")
+	// ErrProbe says why the direct route does not work between a GPU and a root.
+	ErrProbe = errors.New("transfer: the direct route does not work here")
+	// errTable says that a piece is of another plan than a slot was made for; it is staged.
+	errTable = errors.New("transfer: the piece is of another plan")
 	// errPanicked is the error of a chunk whose task panicked: a bug, logged with its stack.
 	errPanicked = errors.New("transfer: internal error, see the log")
 	// ErrConfig refuses a configuration.

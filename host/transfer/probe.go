@@ -1,0 +1,290 @@
+package transfer
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// ProbeRequest names a GPU's direct route and a root that are to be tried together.
+type ProbeRequest struct {
+	Direct  *gds.DirectRoute
+	FS      staging.FS
+	Dir     string       // where the files go; it exists
+	Bytes   int64        // that they may take together while the probe lasts
+	Submits []gds.Submit // ways to ask cuFile that are tried
+	Always  bool         // the direct route is wanted if it works at all
+}
+
+// Speed is what a route moved in a second, in bytes.
+type Speed struct{ Write, Read float64 }
+
+// cost is the time of a byte that is written once and read twice.
+func (s Speed) cost() float64 { return 1/s.Write + 2/s.Read }
+
+func (s Speed) String() string { return fmt.Sprintf("writes %.1f and reads %.1f GB/s", s.Write/1e9, s.Read/1e9) }
+
+const (
+	probeFiles  = 4
+	probeMost   = 16 << 20 // bytes of one file
+	probeRounds = 2        // the better one counts: the first of a process is slow
+)
+
+// What a route must save to be preferred. Where cuFile itself copies through host memory it takes the processor's time all
+// the same, and the staged route does that better for little.
+const (
+	compatMargin = 1.05
+	realMargin   = 0.95
+)
+
+// Probe writes files by both routes, reads them back and compares them, and measures both. The choice says which route is
+// to be taken and why. Files are removed; the context is looked at between operations.
+func (e *Engine) Probe(ctx context.Context, q ProbeRequest) RouteChoice {
+	p := &probe{ProbeRequest: q, engine: e, gpu: q.Direct.GPU()}
+	defer p.close()
+	if err := p.open(ctx); err != nil {
+		return RouteChoice{Why: err.Error()}
+	}
+	best, via, err := p.fastest(ctx)
+	if err != nil {
+		return RouteChoice{Why: err.Error()}
+	}
+	out := RouteChoice{Direct: q.Direct, Submit: best.submit, Always: q.Always, Via: via}
+	staged, err := p.measure(ctx, p.stagedWrite, p.stagedRead)
+	if err != nil {
+		out.Why = fmt.Sprintf("direct %s (%s, %s); staged failed: %v", best.speed, via, best.submit, err)
+		return out
+	}
+	out.Why = fmt.Sprintf("direct %s (%s, %s), staged %s", best.speed, via, best.submit, staged)
+	margin := realMargin
+	if via == gds.ByCompatibility {
+		margin = compatMargin
+	}
+	if !q.Always && best.speed.cost()*margin > staged.cost() {
+		out.Direct = nil
+	}
+	return out
+}
+
+// probe is a probe under way: some files and slots, each file with its own bytes.
+type probe struct {
+	ProbeRequest
+	engine *Engine
+	gpu    *gds.GPU
+	size   int64
+	slots  []*gds.DirectSlot
+	files  []staging.File
+	sums   [][]uint64
+	seed   uint64
+	soiled bool // the slots do not hold what they should
+}
+
+func (p *probe) open(ctx context.Context) error {
+	p.size = min(p.Bytes/probeFiles, probeMost) &^ (staging.Align - 1)
+	if p.size < staging.Align {
+		return fmt.Errorf("%w: no room for a probe", ErrProbe)
+	}
+	extents := int((p.size + gds.MaxExtent - 1) / gds.MaxExtent)
+	p.seed = uint64(time.Now().UnixNano())
+	for i := range probeFiles {
+		slot, err := p.Direct.Acquire(p.size, staging.Align, extents)
+		if err != nil {
+			if i > 0 {
+				break // fewer do
+			}
+			return fmt.Errorf("%w: %w", ErrProbe, err)
+		}
+		p.slots = append(p.slots, slot)
+		p.sums = append(p.sums, nil)
+		if err := p.fill(i); err != nil {
+			return fmt.Errorf("%w: %w", ErrProbe, err)
+		}
+		name := filepath.Join(p.Dir, fmt.Sprintf("probe-%d", i))
+		_ = p.FS.Remove(name) // of a probe that was killed
+		f, err := staging.OpenDirect(p.FS, name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrProbe, err)
+		}
+		p.files = append(p.files, f)
+	}
+	return nil
+}
+
+// fill writes the file's bytes to its slot, and notes the checksums that the processor makes of them.
+func (p *probe) fill(i int) error {
+	slot, sums := p.slots[i], p.sums[i][:0]
+	random := rand.NewPCG(p.seed, uint64(i))
+	err := p.parts(func(part []byte, off int64) error {
+		for k := 0; k < len(part); k += 8 {
+			binary.LittleEndian.PutUint64(part[k:], random.Uint64())
+		}
+		for at := 0; at < len(part); at += gds.MaxExtent {
+			sums = append(sums, chunk.Sum(part[at:min(len(part), at+gds.MaxExtent)]))
+		}
+		return p.onCopy(func(t *gds.Thread) error { return t.Write(slot.Address+uint64(off), part) })
+	})
+	p.sums[i] = sums
+	for x := range slot.Extents {
+		at := int64(x) * gds.MaxExtent
+		slot.Extents[x] = gds.Extent{Offset: uint64(at), Len: uint32(min(gds.MaxExtent, p.size-at))}
+	}
+	return err
+}
+
+func (p *probe) onCopy(fn func(*gds.Thread) error) (err error) {
+	if lost := p.gpu.Do(func(t *gds.Thread) { err = fn(t) }); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// intact compares what stands in a slot with what was put there at first.
+func (p *probe) intact(i int) error {
+	slot := p.slots[i]
+	if err := p.onCopy(func(t *gds.Thread) error { return t.Sum(slot.Address, slot.Extents, slot.Sums) }); err != nil {
+		return err
+	}
+	for x, want := range p.sums[i] {
+		if slot.Sums[x] != want {
+			return fmt.Errorf("%w: bytes come back wrong", ErrProbe)
+		}
+	}
+	return nil
+}
+
+// direct is how one way to ask cuFile did.
+type direct struct {
+	submit gds.Submit
+	speed  Speed
+}
+
+// fastest measures each way to ask cuFile.
+func (p *probe) fastest(ctx context.Context) (best direct, via string, err error) {
+	before, statErr := p.Direct.CuFile().Stats()
+	var errs []error
+	for _, submit := range p.Submits {
+		speed, err := p.measure(ctx,
+			func(i int) error { return p.slots[i].Write(submit, int(p.files[i].Fd()), 0, p.size) },
+			func(i int) error { return p.slots[i].Read(submit, int(p.files[i].Fd()), p.size) })
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", submit, err))
+			continue
+		}
+		if best.speed.Read == 0 || speed.cost() < best.speed.cost() {
+			best = direct{submit, speed}
+		}
+	}
+	if best.speed.Read == 0 {
+		return best, "", fmt.Errorf("%w: %w", ErrProbe, errors.Join(errs...))
+	}
+	after, err := p.Direct.CuFile().Stats()
+	if statErr != nil || err != nil {
+		return best, "cuFile, route unknown", nil
+	}
+	return best, after.Since(before).String(), nil
+}
+
+// measure times all files' writes together, then their reads into slots that were emptied, and compares what came.
+func (p *probe) measure(ctx context.Context, write, read func(i int) error) (best Speed, err error) {
+	total := float64(p.size) * float64(len(p.files))
+	if p.soiled {
+		if _, err := p.together(ctx, p.fill); err != nil {
+			return best, err
+		}
+		p.soiled = false
+	}
+	for range probeRounds {
+		took, err := p.together(ctx, write)
+		if err != nil {
+			return best, err
+		}
+		best.Write = max(best.Write, total/took.Seconds())
+		p.soiled = true
+		if _, err := p.together(ctx, func(i int) error {
+			return p.onCopy(func(t *gds.Thread) error { return t.Fill(p.slots[i].Address, 0xa5, p.size) })
+		}); err != nil {
+			return best, err
+		}
+		if took, err = p.together(ctx, read); err != nil {
+			return best, err
+		}
+		best.Read = max(best.Read, total/took.Seconds())
+		if _, err := p.together(ctx, p.intact); err != nil {
+			return best, err
+		}
+		p.soiled = false
+	}
+	return best, nil
+}
+
+// together runs fn for every file at once.
+func (p *probe) together(ctx context.Context, fn func(i int) error) (time.Duration, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	errs := make([]error, len(p.files))
+	start := time.Now()
+	var work sync.WaitGroup
+	for i := range p.files {
+		work.Go(func() { errs[i] = fn(i) })
+	}
+	work.Wait()
+	return max(time.Since(start), time.Microsecond), errors.Join(errs...)
+}
+
+func (p *probe) stagedWrite(i int) error {
+	return p.parts(func(part []byte, off int64) error {
+		at := p.slots[i].Address + uint64(off)
+		if err := p.onCopy(func(t *gds.Thread) error { return t.Read(part, at) }); err != nil {
+			return err
+		}
+		_, err := p.files[i].WriteAt(part, off)
+		return err
+	})
+}
+
+func (p *probe) stagedRead(i int) error {
+	return p.parts(func(part []byte, off int64) error {
+		if _, err := p.files[i].ReadAt(part, off); err != nil {
+			return err
+		}
+		at := p.slots[i].Address + uint64(off)
+		return p.onCopy(func(t *gds.Thread) error { return t.Write(at, part) })
+	})
+}
+
+// parts goes through a file in parts of a staging slot.
+func (p *probe) parts(fn func(part []byte, off int64) error) (err error) {
+	stage, err := p.engine.slots.Acquire(p.engine.ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { releaseAfter(stage, err) }()
+	buf := stage.Bytes()
+	for off := int64(0); off < p.size; off += int64(len(buf)) {
+		if err := fn(buf[:min(int64(len(buf)), p.size-off)], off); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *probe) close() {
+	for _, f := range p.files {
+		f.Close()
+		_ = p.FS.Remove(f.Name())
+	}
+	for _, s := range p.slots {
+		s.Release()
+	}
+}

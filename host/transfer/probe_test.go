@@ -1,0 +1,59 @@
+package transfer
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+func TestProbe(t *testing.T) {
+	for name, c := range map[string]struct {
+		rules  string
+		always bool
+		bytes  int64
+		direct bool
+		why    string
+	}{
+		"works":             {always: true, direct: true, bytes: 1 << 20, why: "direct writes "},
+		"async only":        {rules: "cuFileRead:code=5030:nth=1", always: true, direct: true, bytes: 64 << 10, why: "async"},
+		"not registered":    {rules: "cuFileHandleRegister:code=5027", always: true, bytes: 1 << 20, why: "CU_FILE_HANDLE_NOT_REGISTERED"},
+		"reads fail":        {rules: "cuFileRead:errno=5", always: true, bytes: 1 << 20, why: "input/output error"},
+		"reads lie":         {rules: "cuFileRead:flip=77", always: true, bytes: 1 << 20, why: "bytes come back wrong"},
+		"no memory":         {rules: "cuMemAlloc_v2:code=2", always: true, bytes: 1 << 20, why: "CUDA_ERROR_OUT_OF_MEMORY"},
+		"no room":           {always: true, bytes: 4096, why: "no room"},
+		"slow":              {rules: "cuFileRead:delay=60,cuFileWrite:delay=60", bytes: 64 << 10, why: "staged writes"},
+		"statistics lack":   {rules: "cuFileGetStatsL3:code=5022", always: true, direct: true, bytes: 64 << 10, why: "route unknown"},
+		"files cannot be":   {always: true, bytes: 1 << 20, why: "no such file"},
+		"compat says stats": {always: true, direct: true, bytes: 64 << 10, why: gds.ByCompatibility},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("KVHOST_TEST_GPU", "")
+			r := newDeviceRig(t, chunk.Uniform(2, 2, 1, 4096), 16, 8<<20)
+			dir := t.TempDir()
+			if name == "files cannot be" {
+				dir = filepath.Join(dir, "none")
+			}
+			r.double.Rules(c.rules)
+			choice := r.engine.Probe(t.Context(), ProbeRequest{
+				Direct: r.direct, FS: r.fs, Dir: dir, Bytes: c.bytes, Submits: []gds.Submit{gds.Sync, gds.Async}, Always: c.always,
+			})
+			r.double.Rules("")
+			if (choice.Direct != nil) != c.direct || !strings.Contains(choice.Why, c.why) {
+				t.Errorf("%+v", choice)
+			}
+			if left, _ := os.ReadDir(dir); len(left) > 0 {
+				t.Errorf("left %v", left)
+			}
+			if n := r.engine.Stats().SlotsInUse; n != 0 || r.direct.Handles.Stats().Open > 4 {
+				t.Errorf("%d slots are held", n)
+			}
+			if out, _ := r.direct.Slots(); out != 0 {
+				t.Errorf("%d slots of the GPU are held", out)
+			}
+		})
+	}
+}
