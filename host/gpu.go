@@ -8,23 +8,33 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 )
 
-// openGPUs takes the machine's GPUs into use. Where there is no driver it says so once, and the host serves host memory. A
-// GPU that cannot be used is left out and named.
-func (h *Host) openGPUs() error {
+// openDriver loads the CUDA driver. Where there is none it says so once, and the host serves host memory.
+func (h *Host) openDriver() {
 	if h.cfg.GDS.CUDA == config.CUDAOff {
-		return nil
+		return
 	}
 	driver, err := gds.Open(h.log)
 	if err != nil {
 		h.log.Info("no GPU is used, clients can register host memory only", "reason", err)
+		return
+	}
+	h.driver = driver
+}
+
+// openGPUs takes the machine's GPUs into use. One that cannot be used is left out and named.
+func (h *Host) openGPUs() error {
+	if h.driver == nil {
 		return nil
 	}
+	driver := h.driver
 	devices, err := driver.Devices()
 	if err != nil {
 		return fmt.Errorf("list the GPUs: %w", err)
 	}
 	for _, d := range devices {
-		g, err := driver.OpenGPU(d.UUID, gds.Config{Threads: h.cfg.GDS.CopyThreads, Blocks: h.cfg.GDS.CopyBlocks, Lost: h.gpuLost})
+		g, err := driver.OpenGPU(d.UUID, gds.Config{
+			Threads: h.cfg.GDS.CopyThreads, Files: h.cfg.GDS.MaxConcurrentOps, Blocks: h.cfg.GDS.CopyBlocks, Lost: h.gpuLost,
+		})
 		if err != nil {
 			h.log.Warn("a GPU cannot be used", "gpu", d.UUID.String(), "name", d.Name, "error", err)
 			continue

@@ -31,9 +31,15 @@ type Host struct {
 	policies *policySet
 	store    *store.Store
 	engine   *transfer.Engine
+	driver   *gds.Driver // nil: no GPUs
 	gpus     []*gds.GPU
+	cufile   *gds.CuFile // nil: everything is staged
+	fs       staging.FS
 	server   *server.Server
 	http     *httpListener // nil when off
+
+	directMu sync.Mutex
+	direct   []*gds.DirectRoute // of GPUs
 
 	lostMu sync.Mutex
 	lost   error // of GPUs
@@ -56,6 +62,8 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if h.policies, err = openPolicies(ctx, h.cfg, h.log); err != nil {
 		return nil, err
 	}
+	h.openDriver()
+	h.fs = h.fileSystem()
 	if h.store, err = store.Open(ctx, h.storeConfig()); err != nil {
 		return nil, err
 	}
@@ -70,6 +78,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if err := h.openGPUs(); err != nil {
 		return nil, err
 	}
+	h.openRoutes(ctx)
 	s := h.cfg.Session
 	h.server = server.New(server.Config{
 		Store: h.store, Engine: h.engine, GPUs: h.gpus, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status, Pins: s.Pins,
@@ -88,9 +97,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 func (h *Host) storeConfig() store.Config {
 	s := h.cfg.Store
 	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.store, Log: h.log, Seed: uint64(s.Seed)}
-	if !h.cfg.Engine.DirectIO {
-		out.FS = staging.Buffered(staging.OS())
-	}
+	out.FS = h.fs
 	if s.Evict == config.EvictBackground {
 		out.EvictMode = store.Background
 	}
@@ -110,7 +117,11 @@ func (h *Host) storeConfig() store.Config {
 		out.IOTimeout = -1
 	}
 	for _, r := range h.cfg.Roots {
-		out.Roots = append(out.Roots, store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared})
+		root := store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared}
+		if h.wantsDirect(r) {
+			root.Capacity -= probeBytes(r)
+		}
+		out.Roots = append(out.Roots, root)
 	}
 	return out
 }
@@ -162,6 +173,7 @@ func (h *Host) Close() error {
 		if h.engine != nil {
 			errs = append(errs, h.engine.Close())
 		}
+		errs = append(errs, h.closeDirect())
 		for _, g := range h.gpus {
 			errs = append(errs, g.Close())
 		}

@@ -78,9 +78,17 @@ const CacheAuto = "auto"
 // Root is a directory that holds pieces.
 type Root struct {
 	Path     string
-	Capacity int64 // bytes
-	Shared   bool  // other hosts use it too
+	Capacity int64  // bytes
+	Shared   bool   // other hosts use it too
+	Route    string // RouteAuto, RouteDirect, RouteStaged
 }
+
+// How the pieces of a root move to and from GPUs.
+const (
+	RouteAuto   = "auto"
+	RouteDirect = "direct"
+	RouteStaged = "staged"
+)
 
 // Store is capacity, durability and trust.
 type Store struct {
@@ -122,12 +130,26 @@ type GDS struct {
 	CUDA        string
 	CopyThreads int
 	CopyBlocks  int
+
+	UseCuFile        bool
+	BufferMiB        int
+	MaxConcurrentOps int
+	Submit           string // SubmitAuto, SubmitSync, SubmitAsync
+	HandleCache      int
+	LogDir           string
 }
 
 // Values of GDS.CUDA.
 const (
 	CUDAAuto = "auto"
 	CUDAOff  = "off"
+)
+
+// Values of GDS.Submit.
+const (
+	SubmitAuto  = "auto"
+	SubmitSync  = "sync"
+	SubmitAsync = "async"
 )
 
 // Session is what clients may ask for.
@@ -143,7 +165,7 @@ type Session struct {
 
 // Default is the configuration of an operator who says nothing: one root in the working directory, built-in policies.
 func Default() *Config {
-	c := &Config{Roots: []Root{{Path: defaultRoot, Capacity: defaultCapacity}}}
+	c := &Config{Roots: []Root{{Path: defaultRoot, Capacity: defaultCapacity, Route: RouteAuto}}}
 	for _, k := range keys {
 		if err := k.set(c, k.Default); err != nil {
 			panic("config: the table's own default: " + err.Error())

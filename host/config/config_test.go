@@ -124,7 +124,7 @@ shared = true
 	if !reflect.DeepEqual(c.Policies, wantPolicies) {
 		t.Errorf("policies %+v, want %+v", c.Policies, wantPolicies)
 	}
-	if want := []Root{{Path: "/data/0", Capacity: 3 << 29, Shared: true}}; !reflect.DeepEqual(c.Roots, want) {
+	if want := []Root{{Path: "/data/0", Capacity: 3 << 29, Shared: true, Route: RouteAuto}}; !reflect.DeepEqual(c.Roots, want) {
 		t.Errorf("roots %+v, want %+v", c.Roots, want)
 	}
 	for path, want := range map[string]string{
@@ -157,7 +157,7 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 	if got := l.Config.Policies; len(got) != 2 || got[0].Module != "lru.wasm" || got[1].Module != "fanout.wasm" {
 		t.Errorf("policies %+v", got)
 	}
-	if want := []Root{{Path: "/c", Capacity: 4096}, {Path: "/d", Capacity: 10 << 30}}; !reflect.DeepEqual(l.Config.Roots, want) {
+	if want := []Root{{Path: "/c", Capacity: 4096, Route: RouteAuto}, {Path: "/d", Capacity: 10 << 30, Route: RouteAuto}}; !reflect.DeepEqual(l.Config.Roots, want) {
 		t.Errorf("roots %+v, want %+v", l.Config.Roots, want)
 	}
 }
@@ -225,6 +225,8 @@ func TestErrors(t *testing.T) {
 		{name: "policy fuel below nothing", text: "[[policy]]\nmodule='a'\nfuel={call=-5}\n", is: ErrValue, want: []string{"0 or more"}},
 		{name: "policy setting", text: "[[policy]]\nmodule='a'\n[policy.config]\nx = [1]\n", is: ErrValue, want: []string{"k.toml:4:", "policy.config.x"}},
 		{name: "root key", text: "[[root]]\npath='a'\ncapactiy = 1\n", is: ErrKey, want: []string{"k.toml:3:", `"capacity"`}},
+		{name: "unknown route", text: "[[root]]\npath = \"x\"\nroute = \"fast\"\n", is: ErrValue, want: []string{"root[0].route", "auto, direct, staged"}},
+		{name: "direct without cuFile", text: "[gds]\nuse_cufile = false\n[[root]]\npath = \"x\"\nroute = \"direct\"\n", is: ErrValue, want: []string{"root[0].route", "gds.use_cufile"}},
 		{name: "root without path", text: "[[root]]\ncapacity = 1\n", is: ErrValue, want: []string{"k.toml:1:", "root[0].path"}},
 		{name: "root twice", text: "[[root]]\npath='a'\n[[root]]\npath='./a'\n", is: ErrValue, want: []string{"k.toml:3:", "twice"}},
 		{name: "no roots", text: "root = []\n", is: ErrValue, want: []string{"no roots"}},

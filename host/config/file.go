@@ -194,7 +194,7 @@ func (r *fileReader) array(name string, value any) {
 	} else {
 		c.Roots = make([]Root, len(tables))
 		for i := range c.Roots {
-			c.Roots[i].Capacity = defaultCapacity
+			c.Roots[i].Capacity, c.Roots[i].Route = defaultCapacity, RouteAuto
 		}
 	}
 	for i, table := range tables {
@@ -283,6 +283,8 @@ func (r *Root) set(key string, value any) error {
 		if r.Shared, ok = value.(bool); !ok {
 			err = fmt.Errorf("%w: root.shared is %s, want true or false", ErrValue, typeName(value))
 		}
+	case "route":
+		r.Route, err = asText("root.route", value)
 	default:
 		err = fmt.Errorf("%w: root.%s%s", ErrKey, key, suggest(key, rootKeys))
 	}

@@ -116,6 +116,24 @@ var keys = []*Key{
 	{Section: "gds", Name: "copy_blocks", Kind: Count, Default: "32", Unit: "thread blocks", Min: 1, Max: 4096,
 		Help:  "Most thread blocks of all copy kernels together on a GPU: what the engine's compute gives up while pages move.",
 		field: func(c *Config) any { return &c.GDS.CopyBlocks }},
+	{Section: "gds", Name: "use_cufile", Kind: Flag, Default: "true",
+		Help:  "Whether libcufile may be loaded, for the direct route. Where it is missing or does not work, everything is staged.",
+		field: func(c *Config) any { return &c.GDS.UseCuFile }},
+	{Section: "gds", Name: "buffer_mib", Kind: Count, Default: "512", Unit: "MiB", Max: 1 << 20,
+		Help:  "Device memory of each GPU that the direct route may take: a file that is being moved stands there. What finds no room is staged. 0: nothing goes the direct route.",
+		field: func(c *Config) any { return &c.GDS.BufferMiB }},
+	{Section: "gds", Name: "max_concurrent_ops", Kind: Count, Default: "16", Unit: "operations", Min: 1, Max: 1024,
+		Help:  "Most cuFile operations under way on a GPU, each on a thread of its own.",
+		field: func(c *Config) any { return &c.GDS.MaxConcurrentOps }},
+	{Section: "gds", Name: "submit", Kind: Choice, Choices: []string{SubmitAuto, SubmitSync, SubmitAsync}, Default: SubmitAuto,
+		Help:  "How cuFile is asked: sync, cuFileRead and cuFileWrite; async, the calls that are queued on a stream; auto, whichever was quicker when the root was tried at start.",
+		field: func(c *Config) any { return &c.GDS.Submit }},
+	{Section: "gds", Name: "handle_cache", Kind: Count, Default: "256", Unit: "files", Max: 1 << 16,
+		Help:  "Files that stay registered with cuFile while they are not in use. Each takes a descriptor.",
+		field: func(c *Config) any { return &c.GDS.HandleCache }},
+	{Section: "gds", Name: "log_dir", Kind: Text,
+		Help:  "Directory for cuFile's own log. Empty: the socket's.",
+		field: func(c *Config) any { return &c.GDS.LogDir }},
 
 	{Section: "session", Name: "lease_ttl", Kind: Duration, Default: "1m0s", Min: 1e6,
 		Help:  "How long a lookup's hits stay pinned when no load and no release follows.",
@@ -140,7 +158,7 @@ var keys = []*Key{
 // Keys of the array tables, for errors and the example file.
 var (
 	policyKeys = []string{"module", "roles", "grants", "sha256", "public_key", "on_fault", "memory_pages", "fuel", "config"}
-	rootKeys   = []string{"path", "capacity", "shared"}
+	rootKeys   = []string{"path", "capacity", "shared", "route"}
 )
 
 var byPath = func() map[string]*Key {

@@ -178,7 +178,7 @@ func (l *Loaded) add(array, text string, origin Origin) error {
 		return nil
 	}
 	path, size, given := strings.Cut(text, "=")
-	root := Root{Path: path, Capacity: defaultCapacity}
+	root := Root{Path: path, Capacity: defaultCapacity, Route: RouteAuto}
 	if given {
 		n, err := ParseSize(size)
 		if err != nil {

@@ -45,7 +45,7 @@ func (l *Loaded) Print(w io.Writer) error {
 	}
 	for i, r := range l.Config.Roots {
 		fmt.Fprintf(b, "\n[[root]] # %s\n", l.Origins["root["+strconv.Itoa(i)+"]"])
-		fmt.Fprintf(b, "path = %s\ncapacity = %s\nshared = %t\n", quote(r.Path), sizeTOML(r.Capacity), r.Shared)
+		fmt.Fprintf(b, "path = %s\ncapacity = %s\nshared = %t\nroute = %s\n", quote(r.Path), sizeTOML(r.Capacity), r.Shared, quote(r.Route))
 	}
 	return b.Flush()
 }
@@ -109,6 +109,9 @@ path = "kvhost-data"
 capacity = "10GiB"
 # Whether other hosts use it too. Default: false.
 shared = false
+# How its pieces move to and from GPUs: direct, by cuFile; staged, through page-locked host memory; auto, whichever was
+# quicker when both were tried at start. What fails on the direct route is staged. Default: "auto".
+route = "auto"
 `
 
 // Example writes the commented file of all keys with their defaults.

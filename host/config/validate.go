@@ -76,6 +76,15 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if r.Capacity <= 0 {
 			bad(at+".capacity", "%d: a root needs a capacity in bytes, such as \"100GiB\"", r.Capacity)
 		}
+		switch r.Route {
+		case RouteAuto, RouteStaged, "":
+		case RouteDirect:
+			if !c.GDS.UseCuFile || c.GDS.BufferMiB == 0 || c.GDS.CUDA == CUDAOff {
+				bad(at+".route", "%q, which gds.use_cufile, gds.buffer_mib or gds.cuda forbids", r.Route)
+			}
+		default:
+			bad(at+".route", "%q, want one of %s, %s, %s", r.Route, RouteAuto, RouteDirect, RouteStaged)
+		}
 		same := func(o Root) bool { return r.Path != "" && filepath.Clean(o.Path) == filepath.Clean(r.Path) }
 		if slices.ContainsFunc(c.Roots[:i], same) {
 			bad(at+".path", "%q twice", r.Path)

@@ -35,6 +35,7 @@ func (t *load) loadDirect(r *route) (done, suspect bool, err error) {
 		return false, false, nil
 	}
 	defer slot.Release()
+	defer r.forget(p.File())
 	if err := slot.Read(r.choice.Submit, int(p.File().Fd()), size); err != nil {
 		return t.stageInstead(r, err)
 	}
@@ -137,6 +138,7 @@ func (q *Queue) writeDirect(r *route, j *job, i int, m guardedMemory, c *StoreCh
 		return false, nil
 	}
 	defer slot.Release()
+	defer r.forget(file)
 	if err := q.gatherSlot(j, i, m, c, slot); err != nil {
 		r.passed()
 		return true, err

@@ -32,7 +32,9 @@ type Speed struct{ Write, Read float64 }
 // cost is the time of a byte that is written once and read twice.
 func (s Speed) cost() float64 { return 1/s.Write + 2/s.Read }
 
-func (s Speed) String() string { return fmt.Sprintf("writes %.1f and reads %.1f GB/s", s.Write/1e9, s.Read/1e9) }
+func (s Speed) String() string {
+	return fmt.Sprintf("writes %.1f and reads %.1f GB/s", s.Write/1e9, s.Read/1e9)
+}
 
 const (
 	probeFiles  = 4

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // RouteChoice says how the pieces of one root are to move to and from one GPU.
@@ -16,6 +17,7 @@ type RouteChoice struct {
 	Direct *gds.DirectRoute // nil: staged
 	Submit gds.Submit       // how cuFile is asked
 	Always bool             // tried for every piece, however often it fails
+	Shared bool             // others remove files of the root: none is kept registered
 	Via    string           // what cuFile's own statistics called the route
 	Why    string           // it was chosen
 }
@@ -104,6 +106,16 @@ func (r *route) worked(kind *atomic.Int64, bytes int64) {
 	r.until, r.leave = time.Time{}, 0
 	r.returned.Add(1)
 	r.log.Info("the direct route works again")
+}
+
+// forget has cuFile let go of a file of a root where others remove files, which would keep its blocks.
+func (r *route) forget(f staging.File) {
+	if !r.choice.Shared {
+		return
+	}
+	if info, err := f.Stat(); err == nil {
+		r.choice.Direct.Handles.Forget(info.Dev, info.Ino)
+	}
 }
 
 // passed says that nothing was learned: the operation was not begun, or was cancelled.

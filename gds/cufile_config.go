@@ -1,0 +1,107 @@
+package gds
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/ebitengine/purego"
+)
+
+// Where cuFile looks for its configuration, and says where it is.
+const (
+	cuFileConfigEnv = "CUFILE_ENV_PATH_JSON"
+	cuFileConfig    = "/etc/cufile.json"
+)
+
+// Configure sets, before [CuFile.Open], that cuFile's log goes to a directory, and that it may copy through host memory
+// where it cannot do better: whether that pays is for who uses it to measure. The rest stays as the machine's cufile.json
+// has it, which knows the file systems here. A library without functions for parameters gets a copy of that file, changed.
+func (c *CuFile) Configure(logDir string) error {
+	if c.fn.setString.addr != 0 && c.fn.setBool.addr != 0 {
+		return errors.Join(c.SetText(LogDir, logDir), c.SetBool(AllowCompatMode, true))
+	}
+	from := os.Getenv(cuFileConfigEnv)
+	if from == "" {
+		from = cuFileConfig
+	}
+	base, err := os.ReadFile(from)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("gds: cuFile's configuration: %w", err)
+	}
+	text, err := privateConfig(base, logDir)
+	if err != nil {
+		return fmt.Errorf("gds: %s: %w", from, err)
+	}
+	name := filepath.Join(logDir, "cufile.json")
+	if err := os.WriteFile(name, text, 0o600); err != nil {
+		return fmt.Errorf("gds: cuFile's configuration: %w", err)
+	}
+	return setenv(cuFileConfigEnv, name)
+}
+
+// privateConfig is a cufile.json with the log's directory and the compatibility mode set.
+func privateConfig(base []byte, logDir string) ([]byte, error) {
+	tree := map[string]any{}
+	if text := withoutComments(base); len(text) > 0 {
+		if err := json.Unmarshal(text, &tree); err != nil {
+			return nil, err
+		}
+	}
+	section := func(name string) map[string]any {
+		s, ok := tree[name].(map[string]any)
+		if !ok {
+			s = map[string]any{}
+			tree[name] = s
+		}
+		return s
+	}
+	section("logging")["dir"] = logDir
+	section("properties")["allow_compat_mode"] = true
+	return json.MarshalIndent(tree, "", "  ")
+}
+
+// withoutComments removes the comments that cuFile allows in its JSON: from // to the line's end, outside strings.
+func withoutComments(text []byte) []byte {
+	var out []byte
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\' && i+1 < len(text):
+			out = append(out, c, text[i+1])
+			i++
+			continue
+		case c == '"':
+			quoted = !quoted
+		case !quoted && c == '/' && i+1 < len(text) && text[i+1] == '/':
+			for i < len(text) && text[i] != '\n' {
+				i++
+			}
+			out = append(out, '\n')
+			continue
+		}
+		out = append(out, text[i])
+	}
+	return out
+}
+
+// setenv sets a variable where C code sees it, and Go code too.
+func setenv(name, value string) error {
+	if err := os.Setenv(name, value); err != nil {
+		return err
+	}
+	set, err := purego.Dlsym(purego.RTLD_DEFAULT, "setenv")
+	if err != nil {
+		return fmt.Errorf("%w: setenv: %w", ErrSymbol, err)
+	}
+	n, v := append([]byte(name), 0), append([]byte(value), 0)
+	if r, _, _ := purego.SyscallN(set, startOf(n), startOf(v), 1); int32(r) != 0 {
+		return fmt.Errorf("gds: set %s for cuFile", name)
+	}
+	runtime.KeepAlive(n)
+	runtime.KeepAlive(v)
+	return nil
+}

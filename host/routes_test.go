@@ -1,0 +1,81 @@
+package host_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/gds/gdstest"
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/config"
+)
+
+// TestRoutesAreChosenAndSaid starts hosts on the double of a GPU, each with something missing, and reads the line that says
+// how pieces move. None of it keeps a host from starting.
+func TestRoutesAreChosenAndSaid(t *testing.T) {
+	double := gdstest.Build(t)
+	cuda, cufile := gds.Libcuda, gds.Libcufile
+	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
+	gds.Libcuda = []string{double.Path}
+	for name, c := range map[string]struct {
+		change      func(*config.Config)
+		rules       string
+		noCuFile    bool
+		route, why  string
+		neverCalled string
+	}{
+		"direct":       {change: func(c *config.Config) { c.Roots[0].Route = config.RouteDirect }, route: "direct", why: gds.ByCompatibility},
+		"staged":       {change: func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, route: "staged", why: "as configured", neverCalled: "cuFileDriverOpen"},
+		"forbidden":    {change: func(c *config.Config) { c.GDS.UseCuFile = false }, route: "staged", why: "as configured", neverCalled: "cuFileDriverOpen"},
+		"no library":   {noCuFile: true, route: "staged", why: "no cuFile library"},
+		"no driver":    {rules: "cuFileDriverOpen:code=5001", route: "staged", why: "CU_FILE_DRIVER_NOT_INITIALIZED"},
+		"no file":      {rules: "cuFileHandleRegister:code=5027", route: "staged", why: "5027"},
+		"no kernel":    {rules: "cuModuleLoadData:nth=1:code=222", route: "staged", why: "checksum kernel"},
+		"only async":   {change: func(c *config.Config) { c.Roots[0].Route = config.RouteDirect; c.GDS.Submit = config.SubmitAsync }, route: "direct", why: "async"},
+		"cuFile hangs": {rules: "cuFileWrite:delay=30,cuFileRead:delay=30", route: "staged", why: "staged writes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gds.Libcufile = []string{double.Path}
+			if c.noCuFile {
+				gds.Libcufile = []string{filepath.Join(t.TempDir(), "none")}
+			}
+			cfg := configuration(t)
+			if c.change != nil {
+				c.change(cfg)
+			}
+			var log bytes.Buffer
+			double.Rules(c.rules)
+			defer double.Forget()
+			h, err := host.New(context.Background(), host.Config{Config: cfg, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			calls := double.Calls(c.neverCalled)
+			double.Rules("")
+			if err := h.Close(); err != nil {
+				t.Error(err)
+			}
+			said := ""
+			for line := range strings.Lines(log.String()) {
+				if strings.Contains(line, "how pieces move") {
+					said += line
+				}
+			}
+			if strings.Count(said, "\n") != 1 || !strings.Contains(said, "route="+c.route) || !strings.Contains(said, c.why) {
+				t.Errorf("%s\nall: %s", said, log.String())
+			}
+			if c.neverCalled != "" && calls > 0 {
+				t.Errorf("%s was called", c.neverCalled)
+			}
+			if _, err := os.Stat(filepath.Join(cfg.Roots[0].Path, ".kvhost", "probe-0")); !errors.Is(err, os.ErrNotExist) {
+				t.Error("a probe's file is left")
+			}
+		})
+	}
+}
