@@ -48,8 +48,9 @@ type Module struct {
 	lines    lineLimit
 	guard    guard
 
-	make func(guest.Info) (any, error) // native
-	code *code                         // wasm
+	make   func(guest.Info) (any, error) // native
+	code   *code                         // wasm
+	source source
 }
 
 // Name is the manifest's name, or the file's.

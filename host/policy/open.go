@@ -115,6 +115,9 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	}
 	m.code.fuel = opt.Fuel.budgets(m.manifest.Fuel)
 	m.code.counters = make([]atomic.Int64, len(m.manifest.Counters))
+	if m.roles[abi.RolePlace] {
+		m.source = source{f.bytes, Pin{f.digest, opt.Grants, opt.MemoryPages, opt.Fuel}}
+	}
 	if opt.untried {
 		return m, nil
 	}

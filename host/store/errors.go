@@ -52,6 +52,8 @@ var (
 	ErrSpace = errors.New("store: unknown namespace or group")
 	// ErrTooMany is a namespace, group or tenant beyond what one host tells apart.
 	ErrTooMany = errors.New("store: too many namespaces, groups or tenants")
+	// ErrNoPolicy says that no policy of that name has the role.
+	ErrNoPolicy = errors.New("store: no such policy")
 	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("store: closed")
 )

@@ -22,14 +22,19 @@ const (
 )
 
 // ownDirs are what a root is made with.
-var ownDirs = [...]string{"", namespacesDir, plansDir, quarantineDir}
+var ownDirs = [...]string{"", namespacesDir, plansDir, policiesDir, quarantineDir}
 
 // maxMeta bounds what is read of a file that the store kept.
 const maxMeta = 4 << 20
 
 // keep writes a file named by its content's digest, durably, unless it is there.
 func (r *root) keep(dir string, d chunk.Digest, data []byte) error {
-	name := r.dir + "/" + dir + "/" + d.String()
+	return r.keepAs(dir, d.String(), data)
+}
+
+// keepAs is keep with a name given.
+func (r *root) keepAs(dir, base string, data []byte) error {
+	name := r.dir + "/" + dir + "/" + base
 	if old, err := r.readMeta(name); err == nil && bytes.Equal(old, data) {
 		return r.keepName(dir) // who wrote it may not have come to that
 	}
@@ -58,6 +63,11 @@ func (r *root) keepForStores(dir string, d chunk.Digest, data []byte) error {
 
 // catchUp keeps what sessions have opened. The caller holds Store.opening.
 func (r *root) catchUp() error {
+	for _, n := range r.store.namings() {
+		if err := r.keepNaming(n); err != nil {
+			return err
+		}
+	}
 	for _, o := range r.store.spaces.opened() {
 		if err := r.keep(namespacesDir, o.ns.digest, []byte(o.ns.text)); err != nil {
 			return err
@@ -73,7 +83,7 @@ func (r *root) catchUp() error {
 
 // sweepMeta removes temporaries that an earlier run left among the store's own files.
 func (r *root) sweepMeta() {
-	for _, d := range [...]string{metaDir, namespacesDir, plansDir} {
+	for _, d := range [...]string{metaDir, namespacesDir, plansDir, policiesDir} {
 		list, err := r.fs.ReadDir(r.dir + "/" + d)
 		if err != nil {
 			r.log.Warn("a directory could not be read; temporaries in it are left", "directory", d, "error", err)

@@ -57,14 +57,18 @@ func (n *namer) name(c *class, k *chunk.Key, rank uint32, size int64, builtin bo
 
 // under is name with something in front.
 func (n *namer) under(prefix string, c *class, k *chunk.Key, rank uint32, size int64, builtin bool) (string, uint32, error) {
+	if builtin {
+		return n.by(n.builtin, prefix, c, k, rank, size)
+	}
+	return n.by(c.names.place, prefix, c, k, rank, size)
+}
+
+// by asks a certain policy.
+func (n *namer) by(place *policy.Place, prefix string, c *class, k *chunk.Key, rank uint32, size int64) (string, uint32, error) {
 	w := n.pool.Get().(*nameWork)
 	defer n.pool.Put(w)
 	w.query = abi.PlaceQuery{
 		Namespace: c.ns.id, Group: c.group, Rank: rank, KeyLen: c.ns.keyLen, Size: uint32(size / abi.SizeUnit), Key: *k,
-	}
-	place := c.names.place
-	if builtin {
-		place = n.builtin
 	}
 	w.path = append(w.path[:0], prefix...)
 	path, root, err := place.Path(&w.query, w.path)

@@ -16,19 +16,24 @@ import (
 type naming struct {
 	*bound
 	id    string // of module and settings: the same in the next run; empty for one that is linked in
+	store *Store
 	place *policy.Place
 	refs  atomic.Int64 // classes, and one while it is chosen for new pieces
 }
 
 func (s *Store) openNaming(ctx context.Context) func(*bound) (*naming, error) {
+	return s.openNamingWith(ctx, s.cfg.Seed)
+}
+
+func (s *Store) openNamingWith(ctx context.Context, seed uint64) func(*bound) (*naming, error) {
 	return func(b *bound) (*naming, error) {
-		p, err := b.Module.NewPlace(ctx, policy.PlaceOptions{Seed: s.cfg.Seed, Config: b.Config, MaxNamespaces: maxNamespaces})
+		p, err := b.Module.NewPlace(ctx, policy.PlaceOptions{Seed: seed, Config: b.Config, MaxNamespaces: maxNamespaces})
 		if err != nil {
 			return nil, err
 		}
-		n := &naming{bound: b.hold(), place: p}
+		n := &naming{bound: b.hold(), place: p, store: s}
 		if digest := b.Module.Digest(); len(digest) == hex.EncodedLen(sha256.Size) {
-			sum := sha256.Sum256([]byte(fmt.Sprintf("%s\n%d\n%s", digest, s.cfg.Seed, b.Config.Text())))
+			sum := sha256.Sum256([]byte(fmt.Sprintf("%s\n%d\n%s", digest, seed, b.Config.Text())))
 			n.id = hex.EncodeToString(sum[:16])
 		}
 		n.refs.Store(1)
@@ -38,6 +43,7 @@ func (s *Store) openNaming(ctx context.Context) func(*bound) (*naming, error) {
 
 func (n *naming) drop() {
 	if n.refs.Add(-1) == 0 {
+		n.store.unkeep(n)
 		n.end()
 	}
 }

@@ -125,8 +125,13 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 	if err != nil || placed != rel {
 		other, _, oerr := r.store.names.name(cl, &h.Key, h.Rank, 0, true)
 		detour = oerr == nil && other == rel
+		earlier := cl
+		if !detour {
+			earlier = r.store.earlierClass(cl, h, rel)
+		}
 		switch {
-		case detour:
+		case earlier != nil:
+			cl = earlier
 		case err != nil:
 			r.unreadable(name, err)
 			return

@@ -2,7 +2,6 @@ package store
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"slices"
 	"time"
@@ -16,6 +15,8 @@ import (
 type successor struct {
 	evict *policy.Evict
 	told  []uint64 // slots it knows of, a bit each
+	whole bool     // it knows of all: it has the state of the acting one
+	held  []abi.Event
 	err   error
 }
 
@@ -30,10 +31,7 @@ func (r *root) revive(failed *bound, pause time.Duration) {
 			return
 		case <-time.After(pause):
 		}
-		next, err := r.newEvict(r.store.run, failed)
-		if err == nil {
-			err = r.succeed(r.store.run, next, failed, failed)
-		}
+		err := r.restart(failed)
 		if err == nil || errors.Is(err, errSuperseded) || r.store.run.Err() != nil {
 			return
 		}
@@ -44,72 +42,12 @@ func (r *root) revive(failed *bound, pause time.Duration) {
 	}
 }
 
-// errSuperseded says that another policy has taken over meanwhile.
-var errSuperseded = errors.New("store: another policy has taken over")
-
-// succeed tells a policy of all entries in order of last touch, a slice at a time, and lets it take over from another.
-func (r *root) succeed(ctx context.Context, next *policy.Evict, b, from *bound) (err error) {
-	r.succession.Lock()
-	defer r.succession.Unlock()
-	h := &successor{evict: next}
-	r.mu.Lock()
-	if r.acting != from {
-		h.err = errSuperseded
-	} else {
-		r.next = h
+func (r *root) restart(failed *bound) error {
+	c, err := r.prepare(r.store.run, failed, failed)
+	if err == nil {
+		_, err = c.finish()
 	}
-	r.mu.Unlock()
-	if h.err == nil {
-		r.tell(ctx, h)
-	}
-	r.mu.Lock()
-	r.next = nil
-	if h.err == nil {
-		h.err = next.Flush()
-	}
-	if h.err == nil {
-		h.err = cmp.Or(ctx.Err(), r.store.run.Err())
-	}
-	if h.err != nil {
-		r.mu.Unlock()
-		_ = next.Close()
-		return h.err
-	}
-	old := r.evict
-	if b == from {
-		r.faulted = addStats(r.faulted, old.Stats())
-	} else {
-		r.faulted = policy.Stats{}
-		r.acting = b.hold()
-	}
-	r.evict, r.standin = next, nil
-	entries := r.x.used
-	r.mu.Unlock()
-	r.log.Info("evict policy took over", "policy", b.Name, "sha256", b.Module.Digest(), "from", from.Name, "entries", entries)
-	_ = old.Close() // not under the lock: giving memory back takes time
-	if b != from {
-		from.release()
-	}
-	return nil
-}
-
-// tell goes through all entries, with the lock for a slice of them at a time.
-func (r *root) tell(ctx context.Context, h *successor) {
-	order := r.snapshot()
-	for len(order) > 0 && ctx.Err() == nil && r.store.run.Err() == nil {
-		n := min(len(order), replaySlice)
-		r.mu.Lock()
-		for _, m := range order[:n] {
-			if r.stands(m.mark) && !h.knows(m.slot) {
-				h.announce(r, m.slot, m.print)
-			}
-		}
-		err := h.err
-		r.mu.Unlock()
-		if order = order[n:]; err != nil {
-			return
-		}
-	}
+	return err
 }
 
 // touched is an entry at the time of its last touch.
@@ -167,7 +105,11 @@ func (h *successor) note(slot uint32, known bool) {
 }
 
 func (h *successor) send(ev abi.Event) {
-	if h.err == nil {
+	switch {
+	case h.err != nil:
+	case h.evict == nil || len(h.held) > 0:
+		h.held = append(h.held, ev)
+	default:
 		h.err = h.evict.Event(ev)
 	}
 }
@@ -176,7 +118,7 @@ func (h *successor) send(ev abi.Event) {
 // the index, and told with the entry: at once when it is a touch, because a later place in the order would be wrong.
 func (h *successor) follow(r *root, ev abi.Event) {
 	switch {
-	case ev.Op == abi.OpRequestEnd:
+	case h.whole || ev.Op == abi.OpRequestEnd:
 		h.send(ev)
 		return
 	case ev.Op == abi.OpInsert:

@@ -105,7 +105,7 @@ func TestSuccession(t *testing.T) {
 				f.mustPut(n)
 			}
 			w := &witness{}
-			next, err := r.newEvict(t.Context(), f.store.bind(abi.RoleEvict, Use{Module: w.module()}))
+			next, err := r.newEvict(t.Context(), f.store.bind(abi.RoleEvict, Use{Module: w.module()}), policy.State{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -125,16 +125,16 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 	if cfg.Evict != nil {
 		r.acting = s.bind(abi.RoleEvict, *cfg.Evict)
 	}
-	if r.evict, err = r.newEvict(ctx, r.acting); err != nil {
+	if r.evict, err = r.newEvict(ctx, r.acting, policy.State{}); err != nil {
 		return nil, errors.Join(fmt.Errorf("store: root %s: policy %s: %w", r.dir, r.acting.Name, err), lock.Close())
 	}
 	r.acting.hold()
 	return r, nil
 }
 
-func (r *root) newEvict(ctx context.Context, b *bound) (*policy.Evict, error) {
+func (r *root) newEvict(ctx context.Context, b *bound, state policy.State) (*policy.Evict, error) {
 	return b.Module.NewEvict(ctx, policy.EvictOptions{
-		MaxSlots: r.cfg.MaxEntries, Capacity: uint64(r.cfg.Capacity), Seed: r.store.cfg.Seed, Config: b.Config,
+		MaxSlots: r.cfg.MaxEntries, Capacity: uint64(r.cfg.Capacity), Seed: r.store.cfg.Seed, Config: b.Config, State: state,
 	})
 }
 

@@ -157,14 +157,14 @@ type (
 	arranger  = opened[*policy.Layout]
 )
 
-func (s *Store) openAdmission(ctx context.Context) func(*bound) (*admission, error) {
+func (s *Store) openAdmission(ctx context.Context, state policy.State) func(*bound) (*admission, error) {
 	var capacity uint64
 	for _, r := range s.cfg.Roots {
 		capacity += uint64(r.Capacity)
 	}
 	return func(b *bound) (*admission, error) {
 		p, err := b.Module.NewAdmit(ctx, policy.AdmitOptions{
-			Capacity: capacity, Seed: s.cfg.Seed, Config: b.Config, MaxNamespaces: maxNamespaces,
+			Capacity: capacity, Seed: s.cfg.Seed, Config: b.Config, MaxNamespaces: maxNamespaces, State: state,
 		})
 		if err != nil {
 			return nil, err

@@ -2,6 +2,7 @@ package store
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
@@ -112,21 +113,11 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 		add(b, roots[i].Evict, r.dir)
 	}
 	s.admit.each(func(o *office[admission]) { add(o.now.Load().bound, o.now.Load().policy.Stats(), "") })
-	files := map[*naming]int64{}
-	for _, c := range s.spaces.live() {
-		files[c.names] += max(0, c.refs.Load())
-		if c.ns.class(c.group) == c {
-			files[c.names]--
-		}
-	}
-	s.place.each(func(o *office[naming]) {
-		n := o.now.Load()
-		add(n.bound, n.place.Stats(), "").Files = files[n]
-		delete(files, n)
-	})
-	for n, entries := range files {
+	var acting []*naming
+	s.place.each(func(o *office[naming]) { acting = append(acting, o.now.Load()) })
+	for _, n := range s.namings() {
 		p := add(n.bound, n.place.Stats(), "")
-		p.Files, p.Replaced = entries, true
+		p.Files, p.Replaced = s.entriesOf(n), !slices.Contains(acting, n)
 	}
 	s.layout.each(func(o *office[arranger]) { add(o.now.Load().bound, o.now.Load().policy.Stats(), "") })
 	return list

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
 )
 
 // Store is one host's chunks on disk. It is safe for concurrent use.
@@ -26,7 +27,10 @@ type Store struct {
 	roots  []*root
 
 	earlier []*naming // of earlier runs, while what they named is looked for
-	plans   sync.Map  // chunk.Digest to *chunk.Plan, of earlier layouts
+	found   []*class  // under those
+
+	swapping sync.Mutex
+	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
 
 	opening    latch     // of namespaces
 	stripes    [64]latch // by fingerprint: a key is reserved once, in one root
@@ -89,7 +93,7 @@ func (s *Store) openPolicies(ctx context.Context) (err error) {
 		s.layout, err = openOffices(s, abi.RoleLayout, p.Layout, s.openArranger(ctx))
 	}
 	if err == nil {
-		s.admit, err = openOffices(s, abi.RoleAdmit, p.Admit, s.openAdmission(ctx))
+		s.admit, err = openOffices(s, abi.RoleAdmit, p.Admit, s.openAdmission(ctx, policy.State{}))
 	}
 	if err != nil {
 		return errors.Join(err, s.closePolicies())
@@ -106,6 +110,10 @@ func (s *Store) openRoots(ctx context.Context) error {
 			return err
 		}
 		s.roots = append(s.roots, r)
+	}
+	defer s.settleNamings()
+	if err := s.recall(ctx); err != nil {
+		return err
 	}
 	for _, r := range s.roots {
 		if err := r.loadNamespaces(); err != nil {

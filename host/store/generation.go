@@ -1,0 +1,184 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
+)
+
+// A naming outlives the run that it acted in: its files are still there after a restart, and so must be what names them.
+// Each root keeps the module and its settings for every naming that may have files in it.
+const (
+	policiesDir  = metaDir + "/policies"
+	moduleSuffix = ".wasm"
+	namingSuffix = ".place" // named by the naming's id
+)
+
+// keptNaming is the text of such a file.
+type keptNaming struct {
+	Name   string        `json:"name"`
+	Seed   uint64        `json:"seed"`
+	Config policy.Config `json:"config,omitempty"`
+	Module policy.Pin    `json:"module"`
+}
+
+// keepNaming makes a naming durable in every root that takes stores, before the first file gets a name from it. The others
+// catch up before they do again.
+func (s *Store) keepNaming(n *naming) error {
+	for _, r := range s.roots {
+		if !r.takes() {
+			continue
+		}
+		if err := r.keepNaming(n); err != nil && r.takes() {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *root) keepNaming(n *naming) error {
+	if n.id == "" {
+		return nil // linked in: it is there whenever the store is
+	}
+	module, pin := n.Module.Source()
+	text, err := json.MarshalIndent(keptNaming{n.Name, r.store.cfg.Seed, n.Config, pin}, "", "  ")
+	if err == nil {
+		err = r.keepAs(policiesDir, pin.SHA256+moduleSuffix, module)
+	}
+	if err == nil {
+		err = r.keepAs(policiesDir, n.id+namingSuffix, text)
+	}
+	return err
+}
+
+// namings are those that name new pieces, and those whose pieces are there.
+func (s *Store) namings() (list []*naming) {
+	s.place.each(func(o *office[naming]) { list = append(list, o.now.Load()) })
+	for _, c := range s.spaces.live() {
+		if !slices.Contains(list, c.names) {
+			list = append(list, c.names)
+		}
+	}
+	return list
+}
+
+// recall opens the namings of earlier runs. Files of one that cannot be opened are renamed as today's policy wants it.
+func (s *Store) recall(ctx context.Context) error {
+	have := map[string]bool{}
+	s.place.each(func(o *office[naming]) { have[o.now.Load().id] = true })
+	for _, r := range s.roots {
+		list, err := r.fs.ReadDir(r.dir + "/" + policiesDir)
+		if err != nil {
+			return fmt.Errorf("store: root %s: %w", r.dir, err)
+		}
+		for _, e := range list {
+			id, ok := strings.CutSuffix(e.Name(), namingSuffix)
+			if !ok || have[id] || strings.HasPrefix(id, ".") {
+				continue
+			}
+			n, err := s.reopen(ctx, r, id)
+			if err != nil {
+				s.log.Warn("an earlier place policy cannot be opened; its files get new names", "root", r.dir, "policy", id, "error", err)
+				continue
+			}
+			have[id] = true
+			s.earlier = append(s.earlier, n)
+		}
+	}
+	var err error
+	s.place.each(func(o *office[naming]) {
+		if err == nil {
+			err = s.keepNaming(o.now.Load())
+		}
+	})
+	return err
+}
+
+func (s *Store) reopen(ctx context.Context, r *root, id string) (*naming, error) {
+	text, err := r.readMeta(r.dir + "/" + policiesDir + "/" + id + namingSuffix)
+	if err != nil {
+		return nil, err
+	}
+	var k keptNaming
+	if err := json.Unmarshal(text, &k); err != nil || filepath.Base(k.Module.SHA256) != k.Module.SHA256 || k.Module.SHA256 == "" {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	m, err := policy.Open(ctx, r.dir+"/"+policiesDir+"/"+k.Module.SHA256+moduleSuffix, k.Module.Options(s.cfg.Policies.Reopen))
+	if err != nil {
+		return nil, err
+	}
+	done := func() { _ = m.Close(context.Background()) }
+	n, err := s.openNamingWith(ctx, k.Seed)(s.bind(abi.RolePlace, Use{Name: k.Name, Module: m, Config: k.Config, Done: done}))
+	if err != nil {
+		done()
+	}
+	return n, err
+}
+
+// settleNamings ends those of earlier runs that have no files any more, once all have been found.
+func (s *Store) settleNamings() {
+	for _, c := range s.found {
+		c.drop()
+	}
+	for _, n := range s.earlier {
+		n.drop()
+	}
+	s.found, s.earlier = nil, nil
+	s.buryNow()
+}
+
+// classUnder is the class of a group under an earlier naming.
+func (s *Store) classUnder(c *class, n *naming) (*class, error) {
+	t := s.spaces
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, o := range c.ns.all {
+		if o.group == c.group && o.names == n {
+			return o, nil
+		}
+	}
+	o, err := t.newClass(c.ns, c.group, n)
+	if err == nil {
+		s.found = append(s.found, o)
+	}
+	return o, err
+}
+
+// earlierClass finds the naming of an earlier run that gives a piece the path it has, and the piece's class under it.
+func (s *Store) earlierClass(c *class, h *Header, rel string) *class {
+	for _, n := range s.earlier {
+		if name, _, err := s.names.by(n.place, "", c, &h.Key, h.Rank, 0); err != nil || name != rel {
+			continue
+		}
+		if found, err := s.classUnder(c, n); err == nil {
+			return found
+		}
+	}
+	return nil
+}
+
+// unkeep removes what the roots keep of a naming that has ended. A shared root's other hosts may have files of it.
+func (s *Store) unkeep(n *naming) {
+	if n.id == "" {
+		return
+	}
+	used := false // its module, under other settings
+	for _, o := range s.namings() {
+		used = used || o != n && o.Module.Digest() == n.Module.Digest()
+	}
+	for _, r := range s.roots {
+		if r.cfg.Shared {
+			continue
+		}
+		_ = r.fs.Remove(r.dir + "/" + policiesDir + "/" + n.id + namingSuffix) // else the next start opens it for nothing
+		if !used {
+			_ = r.fs.Remove(r.dir + "/" + policiesDir + "/" + n.Module.Digest() + moduleSuffix)
+		}
+	}
+}

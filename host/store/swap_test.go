@@ -1,0 +1,371 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/plugins/fanout"
+	"github.com/kvhost/kvhost/plugins/lru"
+)
+
+// workshop has the first-party modules of the tests here, compiled once.
+var workshop = sync.OnceValues(func() (opt policy.Options, err error) {
+	if opt.Dir, err = policytest.Build("lru", "fifo", "fanout"); err != nil {
+		return opt, err
+	}
+	cache, err := os.MkdirTemp("", "kvhost-swap")
+	if err == nil {
+		opt.Cache, err = policy.OpenCache(cache)
+	}
+	return opt, err
+})
+
+// use opens a first-party module as a Use, and counts those that the store has let go of.
+func use(t testing.TB, name string, done *atomic.Int32, config policy.Config) *Use {
+	t.Helper()
+	opt, err := workshop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := policy.Open(context.Background(), name, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Use{Module: m, Config: config, Done: func() {
+		if err := m.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if done != nil {
+			done.Add(1)
+		}
+	}}
+}
+
+// files lists the pieces below a root, by path.
+func (f *fixture) files() (list []string) {
+	f.Helper()
+	dir := f.cfg.Roots[0].Path
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if rel := strings.TrimPrefix(path, dir+"/"); err == nil && d.Type().IsRegular() && rel[0] != '.' {
+			list = append(list, rel)
+		}
+		return err
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	return list
+}
+
+// elephant is lru, and hands all that it was told to its successor, which plays it again.
+type elephant struct {
+	*lru.Policy
+	told []abi.Event
+}
+
+func newElephant() *policy.Module {
+	return policy.NativeModule("elephant", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) {
+		p, err := lru.New(i)
+		return &elephant{Policy: p}, err
+	}).KeepState("elephant/1")
+}
+
+func (e *elephant) Events(batch []abi.Event) {
+	e.told = append(e.told, batch...)
+	e.Policy.Events(batch)
+}
+
+func (e *elephant) Save(dst []byte, limit int) ([]byte, error) {
+	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&e.told[0])), len(e.told)*abi.EventSize)...), nil
+}
+
+func (e *elephant) Load(state []byte) error {
+	told := make([]abi.Event, len(state)/abi.EventSize)
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&told[0])), len(state)), state)
+	e.Events(told)
+	return nil
+}
+
+func TestSwapEvict(t *testing.T) {
+	native := func() *policy.Module {
+		return policy.NativeModule("lru", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) { return lru.New(i) })
+	}
+	for name, c := range map[string]struct {
+		from, to *Use
+		how      Handover
+	}{
+		"module to native": {use(t, "lru", nil, nil), &Use{Module: native()}, Replayed},
+		"native to module": {&Use{Module: native()}, use(t, "lru", nil, nil), Replayed},
+		"with state":       {&Use{Module: newElephant()}, &Use{Module: newElephant()}, Loaded},
+		"without":          {&Use{Module: newElephant()}, &Use{Module: native()}, Replayed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			done, old := false, c.from.Done
+			c.from.Done = func() {
+				if done = true; old != nil {
+					old()
+				}
+			}
+			f := newFixture(t, t.TempDir(), 4, 1, func(cfg *Config) { cfg.Policies.Evict = *c.from })
+			f.mustPut(0, 1, 2, 3)
+			f.lookup(0).Release()
+			taken, err := f.store.Swap(t.Context(), Swap{From: c.from.Module.Name(), Uses: [abi.Roles]*Use{abi.RoleEvict: c.to}})
+			if err != nil || len(taken) != 1 || taken[0].Entries != 4 || taken[0].Handover != c.how {
+				t.Fatalf("%+v, %v", taken, err)
+			}
+			if !done {
+				t.Error("the old policy's module was not given back")
+			}
+			f.mustPut(5)
+			if f.has(1) || !f.has(0) || !f.has(5) {
+				t.Error("the new policy did not evict the least recently touched")
+			}
+			f.checkUsed()
+		})
+	}
+}
+
+// TestSwapRefused leaves the old policy where it is, in every root, when a new one cannot be had in one of them.
+func TestSwapRefused(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+		second := c.Roots[0]
+		second.Path += "2"
+		c.Roots = append(c.Roots, second)
+	})
+	var made, done atomic.Int32
+	broken := policy.NativeModule("broken", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) {
+		if made.Add(1) == 2 {
+			return nil, errors.New("not here")
+		}
+		return lru.New(i)
+	})
+	u := &Use{Module: broken, Done: func() { done.Add(1) }}
+	if _, err := f.store.Swap(t.Context(), Swap{From: "lru", Uses: [abi.Roles]*Use{abi.RoleEvict: u}}); err == nil || !strings.Contains(err.Error(), "not here") {
+		t.Fatal(err)
+	}
+	if _, err := f.store.Swap(t.Context(), Swap{From: "nobody", Uses: [abi.Roles]*Use{abi.RoleEvict: u}}); !errors.Is(err, ErrNoPolicy) {
+		t.Fatal(err)
+	}
+	for _, p := range f.store.Stats().Policies {
+		if p.Name == "broken" || p.Faults > 0 {
+			t.Errorf("%+v", p)
+		}
+	}
+	if done.Load() != 2 {
+		t.Errorf("%d of 2 given back", done.Load())
+	}
+	f.mustPut(0, 1, 2, 3)
+}
+
+// TestSwapPlace keeps a naming for as long as it has files, over a restart too, and no longer.
+func TestSwapPlace(t *testing.T) {
+	var done atomic.Int32
+	flat := func() *Use { return use(t, "fanout", &done, policy.Config{fanout.ConfigWidths: "1/1/1"}) }
+	deep := func() *Use { return use(t, "fanout", &done, policy.Config{fanout.ConfigWidths: "4/4"}) }
+	f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) { c.Policies.Place = *flat() })
+	f.mustPut(0, 1)
+	before := f.files()
+	if _, err := f.store.Swap(t.Context(), Swap{From: "fanout", Uses: [abi.Roles]*Use{abi.RolePlace: deep()}}); err != nil {
+		t.Fatal(err)
+	}
+	f.mustPut(2, 3)
+	for n := range uint64(4) {
+		f.mustRead(n)
+	}
+	after := f.files()
+	if len(after) != 2*len(before) {
+		t.Errorf("%d files became %d", len(before), len(after))
+	}
+	names := func() (n []string) {
+		for _, p := range f.store.Stats().Policies {
+			if p.Role == abi.RolePlace {
+				n = append(n, fmt.Sprintf("%s %d %t", p.Name, p.Files, p.Replaced))
+			}
+		}
+		return n
+	}
+	if got := fmt.Sprint(names()); got != "[fanout 2 false fanout 2 true]" {
+		t.Error(got)
+	}
+	f.cfg.Policies.Place = *deep()
+	f.restart()
+	for n := range uint64(4) {
+		f.mustRead(n)
+	}
+	if got := fmt.Sprint(names()); got != "[fanout 2 false fanout 2 true]" {
+		t.Errorf("after a restart: %s", got)
+	}
+	if st := f.store.Stats().Roots[0]; st.Renamed != 0 || st.Recovered != 8 {
+		t.Errorf("%+v", st)
+	}
+	gone := done.Load()
+	f.mustPut(4, 5, 6, 7) // evicts 0 and 1
+	for range 1000 {
+		if done.Load() > gone {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if got := fmt.Sprint(names()); got != "[fanout 6 false]" {
+		t.Errorf("when the last of its files has gone: %s", got)
+	}
+	if kept, err := filepath.Glob(f.cfg.Roots[0].Path + "/" + policiesDir + "/*" + namingSuffix); err != nil || len(kept) != 1 {
+		t.Errorf("%v kept, %v", kept, err)
+	}
+	f.checkUsed()
+}
+
+// TestSwapWhilePut has a piece in flight, and a rank still to come, when its names and layout are replaced.
+func TestSwapWhilePut(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 6, 2)
+	first, err := f.store.Put(t.Context(), f.request(1, 1, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) { return blockMajor{}, nil })
+	plan := f.space.Plan(0)
+	for role, u := range map[abi.Role]*Use{abi.RolePlace: use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}), abi.RoleLayout: {Module: layout}} {
+		w := Swap{From: map[abi.Role]string{abi.RolePlace: "fanout", abi.RoleLayout: "layermajor"}[role]}
+		w.Uses[role] = u
+		if _, err := f.store.Swap(t.Context(), w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.space.Plan(0).Digest() == plan.Digest() {
+		t.Error("the layout is the old one")
+	}
+	if err := write(first); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Publish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.putUnder(1, 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	f.mustRead(1)
+	f.mustPut(2)
+	f.mustRead(2)
+	f.restart()
+	f.mustRead(1)
+	f.mustRead(2)
+	f.checkUsed()
+}
+
+// TestManySwaps replaces all policies again and again while clients store and look up, and counts what is left over.
+func TestManySwaps(t *testing.T) {
+	rounds, fresh := 1000, 10
+	if raceDetector {
+		rounds, fresh = 40, 8
+	}
+	const entries = 64
+	var done atomic.Int32
+	f := newFixture(t, t.TempDir(), entries, 1)
+	f.mustPut(0)
+	ctx, stop := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	var requests, hits atomic.Int64
+	for c := range uint64(3) {
+		clients.Go(func() {
+			rng := rand.New(rand.NewPCG(c, 9))
+			for ctx.Err() == nil {
+				n := rng.Uint64N(2 * entries)
+				requests.Add(1)
+				l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: []chunk.Key{testKey(n)}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if l.Hits() == 1 {
+					hits.Add(1)
+					if _, err := read(l, 0, 0); err != nil {
+						t.Error(err)
+					}
+				} else if err := f.put(n, 0); err != nil && !errors.Is(err, ErrResident) {
+					t.Error(err)
+				}
+				l.Release()
+			}
+		})
+	}
+	names := [...]string{"lru", "fifo"}
+	modules := [...]*Use{use(t, names[0], nil, nil), use(t, names[1], nil, nil)}
+	swap := func(i int) {
+		u := &Use{Module: modules[i%2].Module}
+		if i%fresh == 0 { // a module of its own, which must be gone afterwards
+			u = use(t, names[i%2], &done, nil)
+		}
+		w := Swap{Uses: [abi.Roles]*Use{abi.RoleEvict: u}}
+		if _, err := f.store.Swap(t.Context(), w); err != nil {
+			t.Fatal(err)
+		}
+		if i%fresh != 0 {
+			return
+		}
+		w = Swap{From: "fanout"}
+		w.Uses[abi.RolePlace] = use(t, "fanout", &done, policy.Config{fanout.ConfigWidths: []string{"4/4", "1/1/1"}[i/fresh%2]})
+		if _, err := f.store.Swap(t.Context(), w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settled := func() (goroutines, descriptors, maps int, heap uint64) {
+		for range 3 {
+			runtime.GC()
+			time.Sleep(20 * time.Millisecond)
+		}
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return runtime.NumGoroutine(), lines(t, "/proc/self/fd"), lines(t, "/proc/self/maps"), m.HeapAlloc
+	}
+	for i := range 16 {
+		swap(i)
+	}
+	g0, d0, m0, h0 := settled()
+	for i := range rounds {
+		swap(i)
+	}
+	g1, d1, m1, h1 := settled()
+	stop()
+	clients.Wait()
+	t.Logf("%d swaps, %d requests, %d hits; goroutines %d, %d; descriptors %d, %d; mappings %d, %d; heap %d, %d",
+		rounds, requests.Load(), hits.Load(), g0, g1, d0, d1, m0, m1, h0, h1)
+	if g1 > g0+4 || d1 > d0+8 || m1 > m0+64 || h1 > h0+32<<20 {
+		t.Error("something is left over from each swap")
+	}
+	if n := len(*f.store.spaces.classes.Load()); n > 40 {
+		t.Errorf("%d classes", n)
+	}
+	if live := f.store.Stats().Policies; len(live) > 4+2 {
+		t.Errorf("%d policies in use", len(live))
+	}
+	f.checkUsed()
+}
+
+// lines counts those of a file, or the entries of a directory.
+func lines(t *testing.T, name string) int {
+	t.Helper()
+	if list, err := os.ReadDir(name); err == nil {
+		return len(list)
+	}
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(b), "\n")
+}
