@@ -48,10 +48,15 @@ type HTTP struct {
 
 // Policy is one wasm module and the roles it takes.
 type Policy struct {
+	Name   string            // what operators call it; see Label
 	Module string            // path to a .wasm file, or the name of an embedded one
 	Roles  []string          // a subset of the module's roles; empty for all of them
 	Grants []string          // imports it may use beyond log and fail
 	Config map[string]string // the policy's own settings, flattened with dots
+
+	Namespaces []string // patterns of those that admit, place and layout are for; empty for the rest
+	Shadow     bool     // it decides nothing: it is judged on the live requests
+	Capacity   int64    // bytes of a shadow's imaginary cache; 0 for what the roots have together
 
 	SHA256      string // that the module must have, in hexadecimal; empty for any
 	PublicKey   string // of minisign, in base64, by which <module>.minisig must sign the module; empty for none
@@ -79,6 +84,7 @@ const CacheAuto = "auto"
 type Root struct {
 	Path     string
 	Capacity int64  // bytes
+	Evict    string // label of the policy that evicts here; empty for the one that no root names
 	Shared   bool   // other hosts use it too
 	Route    string // RouteAuto, RouteDirect, RouteStaged
 }

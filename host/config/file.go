@@ -220,8 +220,16 @@ func (r *fileReader) array(name string, value any) {
 func (p *Policy) set(key string, value any) error {
 	var err error
 	switch key {
+	case "name":
+		p.Name, err = asText("policy.name", value)
 	case "module":
 		p.Module, err = asText("policy.module", value)
+	case "namespaces":
+		p.Namespaces, err = asTexts("policy.namespaces", value)
+	case "shadow":
+		p.Shadow, err = asFlag("policy.shadow", value)
+	case "capacity":
+		p.Capacity, err = asSize("policy.capacity", value)
 	case "roles":
 		p.Roles, err = asTexts("policy.roles", value)
 	case "grants":
@@ -270,25 +278,35 @@ func (r *Root) set(key string, value any) error {
 	case "path":
 		r.Path, err = asText("root.path", value)
 	case "capacity":
-		switch v := value.(type) {
-		case int64:
-			r.Capacity = v
-		case string:
-			r.Capacity, err = ParseSize(v)
-		default:
-			err = fmt.Errorf("%w: root.capacity is %s, want bytes, or text such as \"100GiB\"", ErrValue, typeName(value))
-		}
+		r.Capacity, err = asSize("root.capacity", value)
+	case "evict":
+		r.Evict, err = asText("root.evict", value)
 	case "shared":
-		var ok bool
-		if r.Shared, ok = value.(bool); !ok {
-			err = fmt.Errorf("%w: root.shared is %s, want true or false", ErrValue, typeName(value))
-		}
+		r.Shared, err = asFlag("root.shared", value)
 	case "route":
 		r.Route, err = asText("root.route", value)
 	default:
 		err = fmt.Errorf("%w: root.%s%s", ErrKey, key, suggest(key, rootKeys))
 	}
 	return err
+}
+
+func asSize(path string, value any) (int64, error) {
+	switch v := value.(type) {
+	case int64:
+		return v, nil
+	case string:
+		return ParseSize(v)
+	}
+	return 0, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\"", ErrValue, path, typeName(value))
+}
+
+func asFlag(path string, value any) (bool, error) {
+	on, ok := value.(bool)
+	if !ok {
+		return false, fmt.Errorf("%w: %s is %s, want true or false", ErrValue, path, typeName(value))
+	}
+	return on, nil
 }
 
 func asText(path string, value any) (string, error) {

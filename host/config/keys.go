@@ -157,8 +157,8 @@ var keys = []*Key{
 
 // Keys of the array tables, for errors and the example file.
 var (
-	policyKeys = []string{"module", "roles", "grants", "sha256", "public_key", "on_fault", "memory_pages", "fuel", "config"}
-	rootKeys   = []string{"path", "capacity", "shared", "route"}
+	policyKeys = []string{"name", "module", "namespaces", "shadow", "capacity", "roles", "grants", "sha256", "public_key", "on_fault", "memory_pages", "fuel", "config"}
+	rootKeys   = []string{"path", "capacity", "evict", "shared", "route"}
 )
 
 var byPath = func() map[string]*Key {

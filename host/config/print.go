@@ -23,7 +23,16 @@ func (l *Loaded) Print(w io.Writer) error {
 	l.printPins(b)
 	for i, p := range l.Config.Policies {
 		fmt.Fprintf(b, "\n[[policy]] # %s\n", l.Origins["policy["+strconv.Itoa(i)+"]"])
+		if p.Name != "" {
+			fmt.Fprintf(b, "name = %s\n", quote(p.Name))
+		}
 		fmt.Fprintf(b, "module = %s\n", quote(p.Module))
+		if len(p.Namespaces) > 0 {
+			fmt.Fprintf(b, "namespaces = %s\n", quoteAll(p.Namespaces))
+		}
+		if p.Shadow {
+			fmt.Fprintf(b, "shadow = true\ncapacity = %s\n", sizeTOML(p.Capacity))
+		}
 		fmt.Fprintf(b, "roles = %s\n", quoteAll(p.Roles))
 		fmt.Fprintf(b, "grants = %s\n", quoteAll(p.Grants))
 		if p.SHA256 != "" {
@@ -46,6 +55,9 @@ func (l *Loaded) Print(w io.Writer) error {
 	for i, r := range l.Config.Roots {
 		fmt.Fprintf(b, "\n[[root]] # %s\n", l.Origins["root["+strconv.Itoa(i)+"]"])
 		fmt.Fprintf(b, "path = %s\ncapacity = %s\nshared = %t\nroute = %s\n", quote(r.Path), sizeTOML(r.Capacity), r.Shared, quote(r.Route))
+		if r.Evict != "" {
+			fmt.Fprintf(b, "evict = %s\n", quote(r.Evict))
+		}
 	}
 	return b.Flush()
 }
@@ -75,14 +87,25 @@ const exampleHead = `# kvhost configuration: every key with its default. A line 
 `
 
 const exampleArrays = `
-# Policies, as many as there are roles to fill: at most one module per role. A role that nobody fills gets the built-in
-# default (evict: lru, admit: everything, place: fanout, layout: layermajor).
+# Policies. Evict is bound to roots: to those that name the policy (evict = "..." below), and one policy that no root names
+# evicts in all the others. Admit, place and layout are bound to namespaces: the first policy whose patterns match has the
+# role, and one without patterns the rest. What nobody fills gets the built-in default (evict: lru, admit: everything,
+# place: fanout, layout: layermajor). SIGHUP makes a running host read this file again and swap what changed.
 #
 # [[policy]]
+# # What metrics and ` + "`kvhost policy`" + ` call it. Default: the module's name without directory and ".wasm".
+# name = "lru"
 # # Path of a .wasm file, or the name of an embedded one. No default.
 # module = "lru.wasm"
 # # Roles it takes (evict, admit, place, layout). Default: [], all that it has.
 # roles = []
+# # Namespaces that it admits, places and lays out for: globs over the model, or FIELD=GLOB over any line of a namespace
+# # ("meta-llama/*", "dtype=fp8*"). Default: [], all that no other policy's patterns match.
+# namespaces = []
+# # Decide nothing, and be judged: the policy sees all live requests and evicts from an imaginary cache of this size
+# # (0: what the roots have together). ` + "`kvhost policy list`" + ` shows its hit ratio beside the real one. Default: false and 0.
+# shadow = false
+# capacity = 0
 # # Imports it may use (clock, metrics, random, wasi-stub), if its manifest asks for them. Default: [].
 # grants = []
 # # SHA-256 that the module must have, in hexadecimal. Another one is refused. Default: "", any.
@@ -112,6 +135,8 @@ shared = false
 # How its pieces move to and from GPUs: direct, by cuFile; staged, through page-locked host memory; auto, whichever was
 # quicker when both were tried at start. What fails on the direct route is staged. Default: "auto".
 route = "auto"
+# Name of the policy that evicts here. Default: "", the evict policy that no root names.
+evict = ""
 `
 
 // Example writes the commented file of all keys with their defaults.

@@ -92,32 +92,6 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 	}
 }
 
-func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
-	taken := map[string]string{}
-	for i, p := range c.Policies {
-		at := "policy[" + strconv.Itoa(i) + "]"
-		if p.Module == "" {
-			bad(at+".module", "no module: want the path of a .wasm file, or the name of an embedded one")
-		}
-		for _, role := range p.Roles {
-			if _, err := abi.ParseRole(role); err != nil {
-				bad(at+".roles", "unknown role %q (evict, admit, place, layout)%s", role, suggest(role, roleNames()))
-				continue
-			}
-			if other, ok := taken[role]; ok {
-				bad(at+".roles", "role %s is taken by %s already", role, other)
-			}
-			taken[role] = p.Module
-		}
-		p.validate(at, bad)
-		for _, grant := range p.Grants {
-			if !slices.Contains(grants, grant) {
-				bad(at+".grants", "unknown grant %q%s", grant, suggest(grant, grants))
-			}
-		}
-	}
-}
-
 const publicKeyBytes = 2 + 8 + 32 // algorithm, id, key
 
 func (p *Policy) validate(at string, bad func(path, format string, args ...any)) {
