@@ -47,7 +47,7 @@ func (r *root) keepNaming(n *naming) error {
 		return nil // linked in: it is there whenever the store is
 	}
 	module, pin := n.Module.Source()
-	text, err := json.MarshalIndent(keptNaming{n.Name, r.store.cfg.Seed, n.Config, pin}, "", "  ")
+	text, err := json.MarshalIndent(keptNaming{n.Name, n.seed, n.Config, pin}, "", "  ")
 	if err == nil {
 		err = r.keepAs(policiesDir, pin.SHA256+moduleSuffix, module)
 	}

@@ -17,6 +17,7 @@ type naming struct {
 	*bound
 	id    string // of module and settings: the same in the next run; empty for one that is linked in
 	store *Store
+	seed  uint64
 	place *policy.Place
 	refs  atomic.Int64 // classes, and one while it is chosen for new pieces
 }
@@ -31,7 +32,7 @@ func (s *Store) openNamingWith(ctx context.Context, seed uint64) func(*bound) (*
 		if err != nil {
 			return nil, err
 		}
-		n := &naming{bound: b.hold(), place: p, store: s}
+		n := &naming{bound: b.hold(), place: p, store: s, seed: seed}
 		if digest := b.Module.Digest(); len(digest) == hex.EncodedLen(sha256.Size) {
 			sum := sha256.Sum256([]byte(fmt.Sprintf("%s\n%d\n%s", digest, seed, b.Config.Text())))
 			n.id = hex.EncodeToString(sum[:16])
