@@ -18,7 +18,7 @@ KILLS   ?= 500
 # What vendors' languages need. Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins examples build run test test-python bench curves check generate tools clean
+.PHONY: all help plugins examples kits build run test test-python bench curves check generate tools clean
 
 all: build ## policies to plugins/dist, then bin/kvhost with them embedded
 
@@ -28,8 +28,8 @@ help: ## list the targets
 plugins: ## build every first-party policy to plugins/dist/*.wasm
 	$(GO) run ./plugins/dist/build
 
-examples: ## build the vendors' plugins in C, to examples/plugins/*/*.wasm
-	@for dir in examples/plugins/*/; do $(MAKE) --no-print-directory -C $$dir || exit 1; done
+examples: plugins ## build the vendors' plugins in C, Rust and AssemblyScript, to examples/plugins/*/*.wasm
+	@for dir in $(dir $(wildcard examples/plugins/*/Makefile)); do $(MAKE) --no-print-directory -C $$dir || exit 1; done
 
 build: plugins
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
@@ -38,6 +38,7 @@ run: build ## the main job: replay a trace through a real host, policy in wasm, 
 	bin/kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 1000 --sessions 2
 
 test: plugins examples ## all tests, the concurrent packages under the race detector
+	@test -x abi/as/node_modules/.bin/asc || { echo 'missing: abi/as/node_modules (make kits)'; exit 1; }
 	$(GO) vet ./...
 	CGO_ENABLED=0 $(GO) test ./abi/... ./plugins/... ./cmd/... ./examples/...
 	CGO_ENABLED=0 $(GO) test -run '$(SLOW)' ./host/sim ./host/policy/plugintest
@@ -77,12 +78,19 @@ check: generate ## format, vet, staticcheck, import direction, tidy and generate
 generate: ## regenerate what is generated (protobuf stubs)
 	$(GO) generate ./host/proto/...
 
-tools: ## install the tools that check and generate need; names what it cannot install
+kits: ## install what policies in C, Rust and AssemblyScript are built with, or name it; make test needs it
+	@command -v clang >/dev/null || { echo 'missing: clang, for policies in C (Debian: apt-get install clang)'; exit 1; }
+	@command -v wasm-ld >/dev/null || { echo 'missing: wasm-ld, for policies in C (Debian: apt-get install lld)'; exit 1; }
+	@command -v cargo >/dev/null || { echo 'missing: cargo, for policies in Rust (Debian: apt-get install cargo libstd-rust-dev-wasm32)'; exit 1; }
+	@command -v npm >/dev/null || { echo 'missing: npm, for policies in AssemblyScript (Debian: apt-get install npm)'; exit 1; }
+	@test -d "$$(rustc --print sysroot)/lib/rustlib/wasm32-unknown-unknown/lib" || rustup target add wasm32-unknown-unknown || \
+	  { echo 'missing: Rust for wasm32-unknown-unknown (Debian: apt-get install libstd-rust-dev-wasm32)'; exit 1; }
+	npm ci --silent --no-audit --no-fund --prefix abi/as
+
+tools: kits ## install the tools that check and generate need; names what it cannot install
 	@mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS) $(GO) install honnef.co/go/tools/cmd/staticcheck@v0.8.2
 	@command -v protoc >/dev/null || echo 'missing: protoc (Debian: apt-get install protobuf-compiler)'
-	@command -v clang >/dev/null || echo 'missing: clang, for policies in C (Debian: apt-get install clang)'
-	@command -v wasm-ld >/dev/null || echo 'missing: wasm-ld, for policies in C (Debian: apt-get install lld)'
 	@command -v cc >/dev/null || echo 'missing: a C compiler, for go test -race (Debian: apt-get install gcc)'
 
 clean: ## remove what make built

@@ -3,6 +3,7 @@ package abi
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -22,15 +23,57 @@ import (
 type sdk struct {
 	name    string
 	source  func(*strings.Builder)
-	build   func(t *testing.T, source, out string) *exec.Cmd
+	build   func(t *testing.T, text, out string) *exec.Cmd
 	missing string // what to install
 }
 
 var sdks = []sdk{
-	{"c", cSource, func(_ *testing.T, source, out string) *exec.Cmd {
-		return exec.Command("clang", "--target=wasm32", "-O2", "-mbulk-memory", "-nostdlib", "-ffreestanding", "-Wall", "-Wextra", "-Werror",
-			"-Ic", "-Wl,--no-entry", "-xc", "-o", out, source)
-	}, "clang and wasm-ld (Debian: apt-get install clang lld)"},
+	{"c", cSource, buildC, "clang and wasm-ld (Debian: apt-get install clang lld)"},
+	{"rust", rustSource, buildRust, "cargo and the target wasm32-unknown-unknown (Debian: apt-get install cargo libstd-rust-dev-wasm32)"},
+	{"as", asSource, buildAS, "abi/as/node_modules (make kits)"},
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func buildC(t *testing.T, text, out string) *exec.Cmd {
+	source := filepath.Join(t.TempDir(), "golden.c")
+	write(t, source, text)
+	return exec.Command("clang", "--target=wasm32", "-O2", "-mbulk-memory", "-nostdlib", "-ffreestanding", "-Wall", "-Wextra", "-Werror",
+		"-Ic", "-Wl,--no-entry", "-o", out, source)
+}
+
+func buildRust(t *testing.T, text, out string) *exec.Cmd {
+	dir := t.TempDir()
+	kit, err := filepath.Abs("rust")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "src", "lib.rs"), text)
+	write(t, filepath.Join(dir, "Cargo.toml"), fmt.Sprintf("[package]\nname = \"golden\"\nversion = \"0.0.0\"\nedition = \"2018\"\n"+
+		"[lib]\ncrate-type = [\"cdylib\"]\n[dependencies]\nkvhost = { path = %q }\n[profile.release]\npanic = \"abort\"\n", kit))
+	cmd := exec.Command("sh", "-c", `cargo build --offline --quiet --release --target wasm32-unknown-unknown && cp target/wasm32-unknown-unknown/release/golden.wasm "$0"`, out)
+	cmd.Dir = dir
+	return cmd
+}
+
+// buildAS works below the kit: imports are relative paths.
+func buildAS(t *testing.T, text, out string) *exec.Cmd {
+	dir, err := os.MkdirTemp("as", ".golden-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	source := filepath.Join(dir, "golden.ts")
+	write(t, source, text)
+	return exec.Command("as/node_modules/.bin/asc", source, "-O1", "--runtime", "stub", "-o", out)
 }
 
 // field is a record's field as the program sees it: value is what the golden bytes hold there.
@@ -106,17 +149,76 @@ func cSource(b *strings.Builder) {
 	}
 }
 
+func rustSource(b *strings.Builder) {
+	b.WriteString("#![no_std]\n#[panic_handler]\nfn panic(_: &core::panic::PanicInfo) -> ! { loop {} }\n")
+	b.WriteString("static mut ROOM: [u64; 32] = [0; 32];\n#[no_mangle]\npub extern \"C\" fn scratch() -> usize { unsafe { core::ptr::addr_of_mut!(ROOM) as usize } }\n")
+	for i, n := range names {
+		path, name, _ := strings.Cut(strings.ToUpper(snake(n.name)), "_")
+		switch path {
+		case "OP", "BUFFER":
+			path = strings.ToLower(path) + "::" + name
+		case "LEVEL":
+			path = "Level::" + strings.TrimPrefix(n.name, "Level")
+		default:
+			path = strings.ToUpper(snake(n.name))
+		}
+		fmt.Fprintf(b, "const _N%d: [(); %d] = [(); (kvhost::%s as i64 & 0xffff_ffff) as usize];\n", i, n.value&0xffffffff, path)
+	}
+	for _, r := range records {
+		name := reflect.TypeOf(r.value).Name()
+		_, fields := goldenFields(r.value)
+		var check, write strings.Builder
+		for i, f := range fields {
+			value := fmt.Sprintf("0x%x", f.value)
+			if f.bytes != nil {
+				value = strings.ReplaceAll(fmt.Sprint(f.bytes), " ", ", ")
+			}
+			fmt.Fprintf(&check, "  if r.%s != %s { return %d; }\n", snake(f.name), value, i+1)
+			fmt.Fprintf(&write, "  r.%s = %s;\n", snake(f.name), value)
+		}
+		fmt.Fprintf(b, "#[no_mangle]\npub extern \"C\" fn check_%s(r: &kvhost::%s) -> u32 {\n%s  0\n}\n", name, name, check.String())
+		fmt.Fprintf(b, "#[no_mangle]\npub extern \"C\" fn write_%s(r: &mut kvhost::%s) {\n%s}\n", name, name, write.String())
+	}
+}
+
+func asSource(b *strings.Builder) {
+	b.WriteString("import * as kv from \"../assembly\";\nconst room = memory.data(256, 16);\nexport function scratch(): usize { return room; }\n")
+	for _, n := range names {
+		fmt.Fprintf(b, "if (<i64>kv.%s != %d) unreachable();\n", strings.ToUpper(snake(n.name)), n.value)
+	}
+	for _, r := range records {
+		name := reflect.TypeOf(r.value).Name()
+		_, fields := goldenFields(r.value)
+		var check, write strings.Builder
+		each := func(i int, name string, value uint64) {
+			fmt.Fprintf(&check, "  if (<u64>r.%s != 0x%x) return %d;\n", name, value, i+1)
+			fmt.Fprintf(&write, "  r.%s = 0x%x;\n", name, value)
+		}
+		for i, f := range fields {
+			at := strings.ToLower(f.name[:1]) + f.name[1:]
+			if f.name == "ID" || f.name == "ABI" {
+				at = strings.ToLower(f.name)
+			}
+			if f.bytes == nil {
+				each(i, at, f.value)
+			}
+			for j := 0; j < len(f.bytes); j += 8 { // an array is so many words
+				each(i, fmt.Sprintf("%s%d", at, j/8), binary.LittleEndian.Uint64(f.bytes[j:]))
+			}
+		}
+		fmt.Fprintf(b, "export function check_%s(p: usize): u32 {\n  const r = changetype<kv.%s>(p);\n%s  return 0;\n}\n", name, name, check.String())
+		fmt.Fprintf(b, "export function write_%s(p: usize): void {\n  const r = changetype<kv.%s>(p);\n%s}\n", name, name, write.String())
+	}
+}
+
 // Each kit reads and writes every field where the golden bytes have it, and nothing else.
 func TestKitsReadAndWriteTheGoldenBytes(t *testing.T) {
 	for _, kit := range sdks {
 		t.Run(kit.name, func(t *testing.T) {
 			var text strings.Builder
 			kit.source(&text)
-			source, out := filepath.Join(t.TempDir(), "golden"), filepath.Join(t.TempDir(), "golden.wasm")
-			if err := os.WriteFile(source, []byte(text.String()), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			if msg, err := kit.build(t, source, out).CombinedOutput(); err != nil {
+			out := filepath.Join(t.TempDir(), "golden.wasm")
+			if msg, err := kit.build(t, text.String(), out).CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s\nit needs %s", err, msg, kit.missing)
 			}
 			module, err := os.ReadFile(out)

@@ -214,8 +214,7 @@ static struct {
 static inline void *kv_records(uint8_t *at, uint64_t room, uint32_t n, uint32_t stride, uint32_t size) {
   if (stride < size || (uint64_t)n * stride > room) return 0;
   if (stride > size)
-    for (uint32_t i = 1; i < n; i++)
-      for (uint32_t j = 0; j < size; j++) at[i * size + j] = at[i * stride + j];
+    for (uint32_t i = 1; i < n; i++) __builtin_memmove(at + i * size, at + i * stride, size);
   return at;
 }
 

@@ -1,0 +1,94 @@
+// The records of the contract: little-endian, natural alignment, as section 13 has them. A class here is a view: at<T>(p, i)
+// is record i of those at p.
+
+export const ABI: u32 = 1;
+export const NONE: u32 = 0xffffffff; // no parent resident, the host's choice of root, any tenant
+export const SIZE_UNIT: u32 = 4096; // the unit of every u32 size
+export const KEY_BYTES: u32 = 32;
+export const ROOT_WRITABLE: u32 = 1; // RootFacts.flags: it takes stores at present
+export const PARENT_RESIDENT: u32 = 1; // Candidate.flags
+
+// Status of a call: 0 is success, above 0 leaves the call to the host, below 0 is a fault.
+export const DEFAULT: i32 = 1;
+export const BAD_INPUT: i32 = -1;
+export const NO_SPACE: i32 = -2;
+export const INTERNAL: i32 = -3;
+
+export const OP_INSERT: u8 = 1;
+export const OP_TOUCH: u8 = 2;
+export const OP_REMOVE: u8 = 3;
+export const OP_LINK: u8 = 4;
+export const OP_PIN: u8 = 5;
+export const OP_UNPIN: u8 = 6;
+export const OP_RESIDENT: u8 = 7;
+export const OP_REQUEST_END: u8 = 8;
+
+export const BUFFER_INFO: u32 = 0;
+export const BUFFER_EVENTS: u32 = 1;
+export const BUFFER_ARGS: u32 = 2;
+export const BUFFER_RESULT: u32 = 3;
+export const BUFFER_ROOTS: u32 = 4;
+export const BUFFER_STATE: u32 = 5;
+export const BUFFER_KINDS: u32 = 6;
+
+export const LEVEL_DEBUG: i32 = 0;
+export const LEVEL_INFO: i32 = 1;
+export const LEVEL_WARN: i32 = 2;
+export const LEVEL_ERROR: i32 = 3;
+
+// @ts-ignore: decorator
+@inline export function at<T>(p: usize, i: u32): T {
+  return changetype<T>(p + <usize>i * offsetof<T>());
+}
+
+@unmanaged export class Event {
+  slot: u32; parent: u32; key: u64; parentKey: u64; size: u32; depth: u32; request: u32; tenant: u32;
+  op: u8; tier: u8; flags: u16; reserved: u32; time: u64;
+}
+@unmanaged export class Info {
+  size: u32; abi: u32; features: u64;
+  eventStride: u32; askStride: u32; admitStride: u32; placeStride: u32; pathStride: u32; planeStride: u32; rootStride: u32;
+  maxSlots: u32; maxBatch: u32; maxVictims: u32; maxNamespaces: u32; configLen: u32;
+  capacity: u64; seed: u64;
+}
+@unmanaged export class Ask {
+  bytes: u64; maxVictims: u32; tenant: u32;
+}
+@unmanaged export class Candidate {
+  key: u64; parentKey: u64; namespace: u32; group: u32; size: u32; depth: u32; request: u32; tenant: u32;
+  flags: u32; reserved: u32; time: u64;
+}
+@unmanaged export class PlaceQuery {
+  namespace: u32; group: u32; rank: u32; keyLen: u32; size: u32; reserved: u32;
+  key0: u64; key1: u64; key2: u64; key3: u64; // the key's 32 bytes; keyOf gives their address
+}
+@unmanaged export class PlaceAnswer {
+  root: u32; off: u32; len: u32; reserved: u32;
+}
+@unmanaged export class RootsHeader {
+  count: u32; stride: u32;
+}
+@unmanaged export class RootFacts {
+  id: u32; flags: u32; capacity: u64; free: u64; readBps: u64; writeBps: u64;
+}
+@unmanaged export class PathRef {
+  off: u32; len: u32;
+}
+@unmanaged export class PathIdentity {
+  known: u32; namespace: u32; group: u32; rank: u32; keyLen: u32; reserved: u32;
+  key0: u64; key1: u64; key2: u64; key3: u64;
+}
+@unmanaged export class LayoutHeader {
+  namespace: u32; group: u32; blocks: u32; planes: u32;
+}
+@unmanaged export class Plane {
+  layer: u32; part: u32; pageBytes: u32; reserved: u32;
+}
+@unmanaged export class Segment {
+  plane: u32; block: u32; blocks: u32; pageOff: u32; pageLen: u32; gap: u32;
+}
+
+// @ts-ignore: decorator
+@inline export function keyOf(q: PlaceQuery): usize { return changetype<usize>(q) + offsetof<PlaceQuery>("key0"); }
+// @ts-ignore: decorator
+@inline export function keyOfIdentity(id: PathIdentity): usize { return changetype<usize>(id) + offsetof<PathIdentity>("key0"); }

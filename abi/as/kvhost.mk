@@ -1,0 +1,12 @@
+# Builds a policy in AssemblyScript: include this from a Makefile that stands beside NAME.ts and manifest.json and sets NAME.
+# asc cannot write custom sections: kvhost puts the manifest in.
+SDK    := $(dir $(lastword $(MAKEFILE_LIST)))
+ASC    ?= $(SDK)node_modules/.bin/asc
+KVHOST ?= kvhost
+OUT    ?= $(NAME).wasm
+
+$(OUT): $(NAME).ts manifest.json $(wildcard $(SDK)assembly/*.ts)
+	@test -x $(ASC) || { echo 'missing: $(ASC) (Debian: apt-get install npm, then npm ci --prefix $(SDK))'; exit 1; }
+	$(ASC) $< -O3 --runtime stub --exportStart _initialize --use abort=$(SDK)assembly/host/kvAbort -o $@.part
+	$(KVHOST) policy pack $@.part --manifest manifest.json
+	@mv $@.part $@
