@@ -28,6 +28,7 @@ type cudaFunctions struct {
 	deviceGetCount, deviceGet, deviceGetName, deviceGetUUID        function
 	deviceGetAttribute, deviceTotalMem, deviceGetPCIBusID          function
 	primaryCtxRetain, primaryCtxRelease, ctxSetCurrent             function
+	streamWriteValue64                                             function
 	streamCreate, streamDestroy, streamSynchronize                 function
 	eventCreate, eventDestroy, eventRecord, eventSynchronize       function
 	memAlloc, memFree, memGetAddressRange, pointerGetAttribute     function
@@ -91,7 +92,8 @@ func (c *cudaFunctions) required() map[string]*function {
 
 // optional are those that older drivers lack; copies fall back without them.
 func (c *cudaFunctions) optional() map[string]*function {
-	return map[string]*function{"cuMemcpyBatchAsync_v2": &c.memcpyBatchV2, "cuMemcpyBatchAsync": &c.memcpyBatch}
+	return map[string]*function{"cuMemcpyBatchAsync_v2": &c.memcpyBatchV2, "cuMemcpyBatchAsync": &c.memcpyBatch,
+		"cuStreamWriteValue64_v2 cuStreamWriteValue64": &c.streamWriteValue64}
 }
 
 // Libcuda are the names that libcuda is looked for under.

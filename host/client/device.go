@@ -27,6 +27,15 @@ type Segment struct {
 // RegisterVMM is RegisterIPC for memory of cuMemCreate. All planes are in the segments, which the host maps one after the
 // other; offsets count from the first one's start. The files stay the caller's.
 func (s *Session) RegisterVMM(ctx context.Context, group uint32, segments []Segment, planes []PlaneRegion) (*Registration, error) {
+	m, err := s.passSegments(ctx, segments)
+	if err != nil {
+		return nil, err
+	}
+	return s.register(ctx, group, planes, func(int) *proto.Region { return &proto.Region{Handle: &proto.Region_CudaVmm{CudaVmm: m}} })
+}
+
+// passSegments hands the segments' descriptors to the host.
+func (s *Session) passSegments(ctx context.Context, segments []Segment) (*proto.CudaVmm, error) {
 	m := &proto.CudaVmm{}
 	for i, seg := range segments {
 		if seg.Bytes < 0 {
@@ -38,5 +47,5 @@ func (s *Session) RegisterVMM(ctx context.Context, group uint32, segments []Segm
 		}
 		m.Segments = append(m.Segments, &proto.CudaVmmSegment{Tag: tag, Bytes: uint64(seg.Bytes)})
 	}
-	return s.register(ctx, group, planes, func(int) *proto.Region { return &proto.Region{Handle: &proto.Region_CudaVmm{CudaVmm: m}} })
+	return m, nil
 }

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/proto"
@@ -25,6 +26,8 @@ type LoadOptions struct {
 	Order []uint32
 	// Prefetch, where it is not 0, lets the load begin only so many layers beyond those that Advance has said are consumed.
 	Prefetch uint32
+	// Timeline puts the load in order by words. Optional.
+	Timeline *Timeline
 }
 
 // BlockError is one block that does not hold what it should.
@@ -47,6 +50,7 @@ type LoadJob struct {
 	id      uint64
 	chunks  int
 	layers  func(uint32, []int)
+	order   *Timeline
 	over    chan struct{}
 	result  LoadResult
 	err     error
@@ -54,17 +58,17 @@ type LoadJob struct {
 
 // Load begins to fill blocks from what a lookup leased. It uses up this rank's share of the lease.
 func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt LoadOptions) (*LoadJob, error) {
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), opt.Timeline.check()); err != nil {
 		return nil, err
 	}
-	m := &proto.Load{Lease: l.lease, Layers: opt.Layers != nil, Order: opt.Order, Prefetch: opt.Prefetch, Chunks: make([]*proto.LoadChunk, len(chunks))}
+	m := &proto.Load{Lease: l.lease, Layers: opt.Layers != nil, Order: opt.Order, Prefetch: opt.Prefetch, Timeline: opt.Timeline.message(), Chunks: make([]*proto.LoadChunk, len(chunks))}
 	for i, c := range chunks {
 		if c.Index < 0 || int(uint32(c.Index)) != c.Index {
 			return nil, fmt.Errorf("%w: chunks[%d].index: %d", ErrInvalid, i, c.Index)
 		}
 		m.Chunks[i] = &proto.LoadChunk{Index: uint32(c.Index), Blocks: c.Blocks}
 	}
-	j := &LoadJob{session: s, chunks: len(chunks), layers: opt.Layers, over: make(chan struct{})}
+	j := &LoadJob{session: s, chunks: len(chunks), layers: opt.Layers, order: opt.Timeline, over: make(chan struct{})}
 	var err error
 	if j.id, err = s.start(&proto.ClientMessage{Body: &proto.ClientMessage_Load{Load: m}}, j); err != nil {
 		return nil, err
@@ -93,6 +97,7 @@ func (j *LoadJob) answer(m *proto.HostMessage) bool {
 		}
 	case *proto.HostMessage_Error:
 		j.err = refusal(b.Error)
+		j.order.abandon()
 	default:
 		j.err = fmt.Errorf("%w: it answers LOAD with %T", ErrHostGone, m.GetBody())
 	}
@@ -102,6 +107,7 @@ func (j *LoadJob) answer(m *proto.HostMessage) bool {
 
 func (j *LoadJob) lost(err error) {
 	j.err = err
+	j.order.abandon()
 	close(j.over)
 }
 

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/chunk"
@@ -49,6 +50,7 @@ type StoreJob struct {
 	session   *Session
 	id        uint64
 	chunks    int
+	order     *Timeline
 	read      chan struct{} // closed when the blocks are free, or the job has failed
 	published chan struct{}
 	isRead    bool
@@ -58,11 +60,16 @@ type StoreJob struct {
 
 // Store begins to store chunks. They are reserved in their order before any of them is read.
 func (s *Session) Store(ctx context.Context, request, group uint32, chunks []StoreChunk) (*StoreJob, error) {
-	if err := ctx.Err(); err != nil {
+	return s.StoreInOrder(ctx, request, group, chunks, nil)
+}
+
+// StoreInOrder is Store, put in order by words.
+func (s *Session) StoreInOrder(ctx context.Context, request, group uint32, chunks []StoreChunk, order *Timeline) (*StoreJob, error) {
+	if err := errors.Join(ctx.Err(), order.check()); err != nil {
 		return nil, err
 	}
 	n := s.hello.Namespace.KeyBytes
-	m := &proto.Store{Request: request, Group: group, Chunks: make([]*proto.StoreChunk, len(chunks))}
+	m := &proto.Store{Request: request, Group: group, Timeline: order.message(), Chunks: make([]*proto.StoreChunk, len(chunks))}
 	for i := range chunks {
 		c := &chunks[i]
 		m.Chunks[i] = &proto.StoreChunk{Key: c.Key[:n], Depth: c.Depth, Blocks: c.Blocks}
@@ -70,7 +77,7 @@ func (s *Session) Store(ctx context.Context, request, group uint32, chunks []Sto
 			m.Chunks[i].Parent = c.Parent[:n]
 		}
 	}
-	j := &StoreJob{session: s, chunks: len(chunks), read: make(chan struct{}), published: make(chan struct{})}
+	j := &StoreJob{session: s, order: order, chunks: len(chunks), read: make(chan struct{}), published: make(chan struct{})}
 	var err error
 	if j.id, err = s.start(&proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: m}}, j); err != nil {
 		return nil, err
@@ -90,6 +97,7 @@ func (j *StoreJob) answer(m *proto.HostMessage) bool {
 		}
 	case *proto.HostMessage_Error:
 		j.err = refusal(b.Error)
+		j.order.abandon()
 	default:
 		j.err = fmt.Errorf("%w: it answers STORE with %T", ErrHostGone, m.GetBody())
 	}
@@ -107,6 +115,7 @@ func (j *StoreJob) freed() {
 
 func (j *StoreJob) lost(err error) {
 	j.err = err
+	j.order.abandon()
 	j.freed()
 	close(j.published)
 }

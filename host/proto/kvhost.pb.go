@@ -13,7 +13,7 @@
 // under its id: once, except where it is said otherwise below. The id of a STORE or LOAD is also the name of its job.
 //
 // Order. LOOKUP, STORE, LOAD, RELEASE, REGISTER, UNREGISTER and END_REQUEST of one session take effect in the order in
-// which they were sent. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
+// which they were sent, and WORDS too. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
 //
 // Errors. Wrong input is answered by an Error that names the field. It never ends the session, and nothing of that
 // message was done. Exceptions: without an accepted HELLO there is no session, and the stream ends; and a message above
@@ -233,6 +233,7 @@ type ClientMessage struct {
 	//	*ClientMessage_EndRequest
 	//	*ClientMessage_Ping
 	//	*ClientMessage_Advance
+	//	*ClientMessage_Words
 	Body          isClientMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -390,6 +391,15 @@ func (x *ClientMessage) GetAdvance() *Advance {
 	return nil
 }
 
+func (x *ClientMessage) GetWords() *Words {
+	if x != nil {
+		if x, ok := x.Body.(*ClientMessage_Words); ok {
+			return x.Words
+		}
+	}
+	return nil
+}
+
 type isClientMessage_Body interface {
 	isClientMessage_Body()
 }
@@ -442,6 +452,10 @@ type ClientMessage_Advance struct {
 	Advance *Advance `protobuf:"bytes,13,opt,name=advance,proto3,oneof"`
 }
 
+type ClientMessage_Words struct {
+	Words *Words `protobuf:"bytes,14,opt,name=words,proto3,oneof"`
+}
+
 func (*ClientMessage_Hello) isClientMessage_Body() {}
 
 func (*ClientMessage_Register) isClientMessage_Body() {}
@@ -465,6 +479,8 @@ func (*ClientMessage_EndRequest) isClientMessage_Body() {}
 func (*ClientMessage_Ping) isClientMessage_Body() {}
 
 func (*ClientMessage_Advance) isClientMessage_Body() {}
+
+func (*ClientMessage_Words) isClientMessage_Body() {}
 
 type HostMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -613,7 +629,7 @@ type HostMessage_Hello struct {
 }
 
 type HostMessage_Done struct {
-	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, RELEASE, CANCEL, ADVANCE, FLUSH, END_REQUEST, PING
+	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, WORDS, RELEASE, CANCEL, ADVANCE, FLUSH, END_REQUEST, PING
 }
 
 type HostMessage_Lookup struct {
@@ -1658,6 +1674,209 @@ func (x *Unregister) GetGroup() uint32 {
 	return 0
 }
 
+// Words shares 64-bit words of the client's memory, by which jobs are put in order with the client's compute without a
+// message in between: a stream of the client's GPU writes a word when it has done with blocks (cuStreamWriteValue64), and
+// waits for a word until blocks are filled (cuStreamWaitValue64). Words in host memory do the same for processors. A session
+// shares words once; they stay shared until it ends. The host never leaves a stream of its own waiting for a word.
+//
+// Should the host die, or answer a job by an Error, nobody advances the job's words but the client: when its session ends,
+// it writes to each unfinished job's done_word its done_value, and treats all the job's blocks as failed.
+type Words struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Handle:
+	//
+	//	*Words_Memfd
+	//	*Words_CudaIpc
+	//	*Words_CudaVmm
+	Handle        isWords_Handle `protobuf_oneof:"handle"`
+	Offset        uint64         `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"` // of the first word in the file or allocation, a multiple of 8
+	Count         uint32         `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`   // words, 8 bytes each, little-endian
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Words) Reset() {
+	*x = Words{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Words) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Words) ProtoMessage() {}
+
+func (x *Words) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Words.ProtoReflect.Descriptor instead.
+func (*Words) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Words) GetHandle() isWords_Handle {
+	if x != nil {
+		return x.Handle
+	}
+	return nil
+}
+
+func (x *Words) GetMemfd() uint64 {
+	if x != nil {
+		if x, ok := x.Handle.(*Words_Memfd); ok {
+			return x.Memfd
+		}
+	}
+	return 0
+}
+
+func (x *Words) GetCudaIpc() []byte {
+	if x != nil {
+		if x, ok := x.Handle.(*Words_CudaIpc); ok {
+			return x.CudaIpc
+		}
+	}
+	return nil
+}
+
+func (x *Words) GetCudaVmm() *CudaVmm {
+	if x != nil {
+		if x, ok := x.Handle.(*Words_CudaVmm); ok {
+			return x.CudaVmm
+		}
+	}
+	return nil
+}
+
+func (x *Words) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Words) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type isWords_Handle interface {
+	isWords_Handle()
+}
+
+type Words_Memfd struct {
+	Memfd uint64 `protobuf:"varint,1,opt,name=memfd,proto3,oneof"`
+}
+
+type Words_CudaIpc struct {
+	CudaIpc []byte `protobuf:"bytes,2,opt,name=cuda_ipc,json=cudaIpc,proto3,oneof"`
+}
+
+type Words_CudaVmm struct {
+	CudaVmm *CudaVmm `protobuf:"bytes,3,opt,name=cuda_vmm,json=cudaVmm,proto3,oneof"`
+}
+
+func (*Words_Memfd) isWords_Handle() {}
+
+func (*Words_CudaIpc) isWords_Handle() {}
+
+func (*Words_CudaVmm) isWords_Handle() {}
+
+// Timeline puts a job in order by words that the session shares; they are named by their index. Two jobs in flight have
+// different done and status words, and the client sets these before it sends the job. Words only rise.
+type Timeline struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	WaitWord  uint32                 `protobuf:"varint,1,opt,name=wait_word,json=waitWord,proto3" json:"wait_word,omitempty"`
+	WaitValue uint64                 `protobuf:"varint,2,opt,name=wait_value,json=waitValue,proto3" json:"wait_value,omitempty"` // no copy of the job begins before wait_word has this value or a higher one; 0: at once
+	DoneWord  uint32                 `protobuf:"varint,3,opt,name=done_word,json=doneWord,proto3" json:"done_word,omitempty"`
+	// done_value is written to done_word when no copy of the job can touch its blocks any more, whether it was done, failed or
+	// cancelled. Of a layer-wise LOAD of n layers, done_value - n + i is written when the i-th (from 0) has landed.
+	DoneValue uint64 `protobuf:"varint,4,opt,name=done_value,json=doneValue,proto3" json:"done_value,omitempty"`
+	// status_word is written before done_word: 1 when all blocks were read or delivered, 2 when some were not (the job's
+	// answer says which). A layer-wise LOAD has a status word for each layer, in its order, from this one on.
+	StatusWord    *uint32 `protobuf:"varint,5,opt,name=status_word,json=statusWord,proto3,oneof" json:"status_word,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Timeline) Reset() {
+	*x = Timeline{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Timeline) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Timeline) ProtoMessage() {}
+
+func (x *Timeline) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Timeline.ProtoReflect.Descriptor instead.
+func (*Timeline) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Timeline) GetWaitWord() uint32 {
+	if x != nil {
+		return x.WaitWord
+	}
+	return 0
+}
+
+func (x *Timeline) GetWaitValue() uint64 {
+	if x != nil {
+		return x.WaitValue
+	}
+	return 0
+}
+
+func (x *Timeline) GetDoneWord() uint32 {
+	if x != nil {
+		return x.DoneWord
+	}
+	return 0
+}
+
+func (x *Timeline) GetDoneValue() uint64 {
+	if x != nil {
+		return x.DoneValue
+	}
+	return 0
+}
+
+func (x *Timeline) GetStatusWord() uint32 {
+	if x != nil && x.StatusWord != nil {
+		return *x.StatusWord
+	}
+	return 0
+}
+
 // Lookup asks what can be loaded, and pins it: an entry is a hit only when every piece of every local rank is there.
 type Lookup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1672,7 +1891,7 @@ type Lookup struct {
 
 func (x *Lookup) Reset() {
 	*x = Lookup{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1903,7 @@ func (x *Lookup) String() string {
 func (*Lookup) ProtoMessage() {}
 
 func (x *Lookup) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1916,7 @@ func (x *Lookup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lookup.ProtoReflect.Descriptor instead.
 func (*Lookup) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{15}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Lookup) GetRequest() uint32 {
@@ -1749,7 +1968,7 @@ type LookupReply struct {
 
 func (x *LookupReply) Reset() {
 	*x = LookupReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1980,7 @@ func (x *LookupReply) String() string {
 func (*LookupReply) ProtoMessage() {}
 
 func (x *LookupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1993,7 @@ func (x *LookupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupReply.ProtoReflect.Descriptor instead.
 func (*LookupReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{16}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LookupReply) GetPending() bool {
@@ -1815,7 +2034,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +2046,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +2059,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{17}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Release) GetLease() uint64 {
@@ -1858,13 +2077,14 @@ type Store struct {
 	Request       uint32                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
 	Group         uint32                 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
 	Chunks        []*StoreChunk          `protobuf:"bytes,3,rep,name=chunks,proto3" json:"chunks,omitempty"`
+	Timeline      *Timeline              `protobuf:"bytes,4,opt,name=timeline,proto3" json:"timeline,omitempty"` // optional
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Store) Reset() {
 	*x = Store{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +2096,7 @@ func (x *Store) String() string {
 func (*Store) ProtoMessage() {}
 
 func (x *Store) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2109,7 @@ func (x *Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Store.ProtoReflect.Descriptor instead.
 func (*Store) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{18}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Store) GetRequest() uint32 {
@@ -1913,6 +2133,13 @@ func (x *Store) GetChunks() []*StoreChunk {
 	return nil
 }
 
+func (x *Store) GetTimeline() *Timeline {
+	if x != nil {
+		return x.Timeline
+	}
+	return nil
+}
+
 type StoreChunk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -1925,7 +2152,7 @@ type StoreChunk struct {
 
 func (x *StoreChunk) Reset() {
 	*x = StoreChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2164,7 @@ func (x *StoreChunk) String() string {
 func (*StoreChunk) ProtoMessage() {}
 
 func (x *StoreChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2177,7 @@ func (x *StoreChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreChunk.ProtoReflect.Descriptor instead.
 func (*StoreChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StoreChunk) GetKey() []byte {
@@ -1989,7 +2216,7 @@ type StoreRead struct {
 
 func (x *StoreRead) Reset() {
 	*x = StoreRead{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2228,7 @@ func (x *StoreRead) String() string {
 func (*StoreRead) ProtoMessage() {}
 
 func (x *StoreRead) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2241,7 @@ func (x *StoreRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreRead.ProtoReflect.Descriptor instead.
 func (*StoreRead) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
 }
 
 type StorePublished struct {
@@ -2029,7 +2256,7 @@ type StorePublished struct {
 
 func (x *StorePublished) Reset() {
 	*x = StorePublished{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +2268,7 @@ func (x *StorePublished) String() string {
 func (*StorePublished) ProtoMessage() {}
 
 func (x *StorePublished) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +2281,7 @@ func (x *StorePublished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorePublished.ProtoReflect.Descriptor instead.
 func (*StorePublished) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StorePublished) GetResults() []ChunkResult {
@@ -2097,7 +2324,7 @@ type ChunkFailure struct {
 
 func (x *ChunkFailure) Reset() {
 	*x = ChunkFailure{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2336,7 @@ func (x *ChunkFailure) String() string {
 func (*ChunkFailure) ProtoMessage() {}
 
 func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2349,7 @@ func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChunkFailure.ProtoReflect.Descriptor instead.
 func (*ChunkFailure) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ChunkFailure) GetChunk() uint32 {
@@ -2168,6 +2395,7 @@ type Load struct {
 	Chunks        []*LoadChunk           `protobuf:"bytes,2,rep,name=chunks,proto3" json:"chunks,omitempty"`
 	Layers        bool                   `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`      // layer-wise: LoadLayer comes for each layer, in order, unless the LOAD is cancelled
 	Order         []uint32               `protobuf:"varint,4,rep,packed,name=order,proto3" json:"order,omitempty"` // of the layers: each of the group's once. Empty: as the group's planes name them
+	Timeline      *Timeline              `protobuf:"bytes,6,opt,name=timeline,proto3" json:"timeline,omitempty"`   // optional
 	Prefetch      uint32                 `protobuf:"varint,5,opt,name=prefetch,proto3" json:"prefetch,omitempty"`  // not 0: only so many layers are begun beyond those that ADVANCE has said are consumed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2175,7 +2403,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2415,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2428,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Load) GetLease() uint64 {
@@ -2231,6 +2459,13 @@ func (x *Load) GetOrder() []uint32 {
 	return nil
 }
 
+func (x *Load) GetTimeline() *Timeline {
+	if x != nil {
+		return x.Timeline
+	}
+	return nil
+}
+
 func (x *Load) GetPrefetch() uint32 {
 	if x != nil {
 		return x.Prefetch
@@ -2248,7 +2483,7 @@ type LoadChunk struct {
 
 func (x *LoadChunk) Reset() {
 	*x = LoadChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2495,7 @@ func (x *LoadChunk) String() string {
 func (*LoadChunk) ProtoMessage() {}
 
 func (x *LoadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2508,7 @@ func (x *LoadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadChunk.ProtoReflect.Descriptor instead.
 func (*LoadChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LoadChunk) GetIndex() uint32 {
@@ -2302,7 +2537,7 @@ type LoadLayer struct {
 
 func (x *LoadLayer) Reset() {
 	*x = LoadLayer{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2549,7 @@ func (x *LoadLayer) String() string {
 func (*LoadLayer) ProtoMessage() {}
 
 func (x *LoadLayer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2562,7 @@ func (x *LoadLayer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadLayer.ProtoReflect.Descriptor instead.
 func (*LoadLayer) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LoadLayer) GetLayer() uint32 {
@@ -2355,7 +2590,7 @@ type LoadDone struct {
 
 func (x *LoadDone) Reset() {
 	*x = LoadDone{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2367,7 +2602,7 @@ func (x *LoadDone) String() string {
 func (*LoadDone) ProtoMessage() {}
 
 func (x *LoadDone) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2380,7 +2615,7 @@ func (x *LoadDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadDone.ProtoReflect.Descriptor instead.
 func (*LoadDone) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LoadDone) GetBytes() uint64 {
@@ -2415,7 +2650,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2427,7 +2662,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2440,7 +2675,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Cancel) GetJob() uint64 {
@@ -2461,7 +2696,7 @@ type Advance struct {
 
 func (x *Advance) Reset() {
 	*x = Advance{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2708,7 @@ func (x *Advance) String() string {
 func (*Advance) ProtoMessage() {}
 
 func (x *Advance) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2721,7 @@ func (x *Advance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advance.ProtoReflect.Descriptor instead.
 func (*Advance) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Advance) GetJob() uint64 {
@@ -2514,7 +2749,7 @@ type Flush struct {
 
 func (x *Flush) Reset() {
 	*x = Flush{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2761,7 @@ func (x *Flush) String() string {
 func (*Flush) ProtoMessage() {}
 
 func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2774,7 @@ func (x *Flush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flush.ProtoReflect.Descriptor instead.
 func (*Flush) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Flush) GetJobs() []uint64 {
@@ -2560,7 +2795,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +2807,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,7 +2820,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EndRequest) GetRequest() uint32 {
@@ -2603,7 +2838,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +2850,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +2863,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
 type StatusRequest struct {
@@ -2639,7 +2874,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2886,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2899,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
 }
 
 type StatusReply struct {
@@ -2685,7 +2920,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2697,7 +2932,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +2945,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -2799,7 +3034,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2811,7 +3046,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2824,7 +3059,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PolicyStatus) GetRole() string {
@@ -2895,7 +3130,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2907,7 +3142,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2920,7 +3155,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -2955,7 +3190,7 @@ var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
 
 const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\xd3\x04\n" +
+	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\xfd\x04\n" +
 	"\rClientMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
 	"\x05hello\x18\x02 \x01(\v2\x10.kvhost.v1.HelloH\x00R\x05hello\x121\n" +
@@ -2973,7 +3208,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\vend_request\x18\v \x01(\v2\x15.kvhost.v1.EndRequestH\x00R\n" +
 	"endRequest\x12%\n" +
 	"\x04ping\x18\f \x01(\v2\x0f.kvhost.v1.PingH\x00R\x04ping\x12.\n" +
-	"\aadvance\x18\r \x01(\v2\x12.kvhost.v1.AdvanceH\x00R\aadvanceB\x06\n" +
+	"\aadvance\x18\r \x01(\v2\x12.kvhost.v1.AdvanceH\x00R\aadvance\x12(\n" +
+	"\x05words\x18\x0e \x01(\v2\x10.kvhost.v1.WordsH\x00R\x05wordsB\x06\n" +
 	"\x04body\"\xbf\x03\n" +
 	"\vHostMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
@@ -3075,7 +3311,24 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\"\n" +
 	"\n" +
 	"Unregister\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\rR\x05group\"|\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\"\xa5\x01\n" +
+	"\x05Words\x12\x16\n" +
+	"\x05memfd\x18\x01 \x01(\x04H\x00R\x05memfd\x12\x1b\n" +
+	"\bcuda_ipc\x18\x02 \x01(\fH\x00R\acudaIpc\x12/\n" +
+	"\bcuda_vmm\x18\x03 \x01(\v2\x12.kvhost.v1.CudaVmmH\x00R\acudaVmm\x12\x16\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x14\n" +
+	"\x05count\x18\x05 \x01(\rR\x05countB\b\n" +
+	"\x06handle\"\xb8\x01\n" +
+	"\bTimeline\x12\x1b\n" +
+	"\twait_word\x18\x01 \x01(\rR\bwaitWord\x12\x1d\n" +
+	"\n" +
+	"wait_value\x18\x02 \x01(\x04R\twaitValue\x12\x1b\n" +
+	"\tdone_word\x18\x03 \x01(\rR\bdoneWord\x12\x1d\n" +
+	"\n" +
+	"done_value\x18\x04 \x01(\x04R\tdoneValue\x12$\n" +
+	"\vstatus_word\x18\x05 \x01(\rH\x00R\n" +
+	"statusWord\x88\x01\x01B\x0e\n" +
+	"\f_status_word\"|\n" +
 	"\x06Lookup\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\rR\arequest\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
@@ -3088,11 +3341,12 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x04bits\x18\x03 \x01(\fR\x04bits\x12\x14\n" +
 	"\x05lease\x18\x04 \x01(\x04R\x05lease\"\x1f\n" +
 	"\aRelease\x12\x14\n" +
-	"\x05lease\x18\x01 \x01(\x04R\x05lease\"f\n" +
+	"\x05lease\x18\x01 \x01(\x04R\x05lease\"\x97\x01\n" +
 	"\x05Store\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\rR\arequest\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12-\n" +
-	"\x06chunks\x18\x03 \x03(\v2\x15.kvhost.v1.StoreChunkR\x06chunks\"d\n" +
+	"\x06chunks\x18\x03 \x03(\v2\x15.kvhost.v1.StoreChunkR\x06chunks\x12/\n" +
+	"\btimeline\x18\x04 \x01(\v2\x13.kvhost.v1.TimelineR\btimeline\"d\n" +
 	"\n" +
 	"StoreChunk\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x16\n" +
@@ -3109,12 +3363,13 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05chunk\x18\x01 \x01(\rR\x05chunk\x12#\n" +
 	"\x04code\x18\x02 \x01(\x0e2\x0f.kvhost.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
-	"\x06blocks\x18\x04 \x03(\rR\x06blocks\"\x94\x01\n" +
+	"\x06blocks\x18\x04 \x03(\rR\x06blocks\"\xc5\x01\n" +
 	"\x04Load\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12,\n" +
 	"\x06chunks\x18\x02 \x03(\v2\x14.kvhost.v1.LoadChunkR\x06chunks\x12\x16\n" +
 	"\x06layers\x18\x03 \x01(\bR\x06layers\x12\x14\n" +
-	"\x05order\x18\x04 \x03(\rR\x05order\x12\x1a\n" +
+	"\x05order\x18\x04 \x03(\rR\x05order\x12/\n" +
+	"\btimeline\x18\x06 \x01(\v2\x13.kvhost.v1.TimelineR\btimeline\x12\x1a\n" +
 	"\bprefetch\x18\x05 \x01(\rR\bprefetch\"9\n" +
 	"\tLoadChunk\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
@@ -3212,7 +3467,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),              // 0: kvhost.v1.Code
 	(LookupKind)(0),        // 1: kvhost.v1.LookupKind
@@ -3232,79 +3487,85 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*CudaVmm)(nil),        // 15: kvhost.v1.CudaVmm
 	(*CudaVmmSegment)(nil), // 16: kvhost.v1.CudaVmmSegment
 	(*Unregister)(nil),     // 17: kvhost.v1.Unregister
-	(*Lookup)(nil),         // 18: kvhost.v1.Lookup
-	(*LookupReply)(nil),    // 19: kvhost.v1.LookupReply
-	(*Release)(nil),        // 20: kvhost.v1.Release
-	(*Store)(nil),          // 21: kvhost.v1.Store
-	(*StoreChunk)(nil),     // 22: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),      // 23: kvhost.v1.StoreRead
-	(*StorePublished)(nil), // 24: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),   // 25: kvhost.v1.ChunkFailure
-	(*Load)(nil),           // 26: kvhost.v1.Load
-	(*LoadChunk)(nil),      // 27: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),      // 28: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),       // 29: kvhost.v1.LoadDone
-	(*Cancel)(nil),         // 30: kvhost.v1.Cancel
-	(*Advance)(nil),        // 31: kvhost.v1.Advance
-	(*Flush)(nil),          // 32: kvhost.v1.Flush
-	(*EndRequest)(nil),     // 33: kvhost.v1.EndRequest
-	(*Ping)(nil),           // 34: kvhost.v1.Ping
-	(*StatusRequest)(nil),  // 35: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),    // 36: kvhost.v1.StatusReply
-	(*PolicyStatus)(nil),   // 37: kvhost.v1.PolicyStatus
-	(*RootStatus)(nil),     // 38: kvhost.v1.RootStatus
-	nil,                    // 39: kvhost.v1.Namespace.ExtraEntry
-	nil,                    // 40: kvhost.v1.StatusReply.CountersEntry
+	(*Words)(nil),          // 18: kvhost.v1.Words
+	(*Timeline)(nil),       // 19: kvhost.v1.Timeline
+	(*Lookup)(nil),         // 20: kvhost.v1.Lookup
+	(*LookupReply)(nil),    // 21: kvhost.v1.LookupReply
+	(*Release)(nil),        // 22: kvhost.v1.Release
+	(*Store)(nil),          // 23: kvhost.v1.Store
+	(*StoreChunk)(nil),     // 24: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),      // 25: kvhost.v1.StoreRead
+	(*StorePublished)(nil), // 26: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),   // 27: kvhost.v1.ChunkFailure
+	(*Load)(nil),           // 28: kvhost.v1.Load
+	(*LoadChunk)(nil),      // 29: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),      // 30: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),       // 31: kvhost.v1.LoadDone
+	(*Cancel)(nil),         // 32: kvhost.v1.Cancel
+	(*Advance)(nil),        // 33: kvhost.v1.Advance
+	(*Flush)(nil),          // 34: kvhost.v1.Flush
+	(*EndRequest)(nil),     // 35: kvhost.v1.EndRequest
+	(*Ping)(nil),           // 36: kvhost.v1.Ping
+	(*StatusRequest)(nil),  // 37: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),    // 38: kvhost.v1.StatusReply
+	(*PolicyStatus)(nil),   // 39: kvhost.v1.PolicyStatus
+	(*RootStatus)(nil),     // 40: kvhost.v1.RootStatus
+	nil,                    // 41: kvhost.v1.Namespace.ExtraEntry
+	nil,                    // 42: kvhost.v1.StatusReply.CountersEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	7,  // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
 	13, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
 	17, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
-	18, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	20, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	21, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	26, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	30, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	32, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	33, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	34, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	31, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
-	6,  // 12: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
-	11, // 13: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
-	5,  // 14: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
-	19, // 15: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	23, // 16: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	24, // 17: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	28, // 18: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	29, // 19: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
-	0,  // 20: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	8,  // 21: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	9,  // 22: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	39, // 23: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
-	1,  // 24: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	10, // 25: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	12, // 26: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	14, // 27: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	15, // 28: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	16, // 29: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
-	22, // 30: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	2,  // 31: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	25, // 32: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
-	0,  // 33: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	27, // 34: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	25, // 35: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	37, // 36: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	38, // 37: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	40, // 38: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	3,  // 39: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	35, // 40: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	4,  // 41: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	36, // 42: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	41, // [41:43] is the sub-list for method output_type
-	39, // [39:41] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	20, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
+	22, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
+	23, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
+	28, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
+	32, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
+	34, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	35, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	36, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	33, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
+	18, // 12: kvhost.v1.ClientMessage.words:type_name -> kvhost.v1.Words
+	6,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
+	11, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
+	5,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
+	21, // 16: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
+	25, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	26, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	30, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	31, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	0,  // 21: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
+	8,  // 22: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	9,  // 23: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	41, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	1,  // 25: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
+	10, // 26: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	12, // 27: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	14, // 28: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	15, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	16, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
+	15, // 31: kvhost.v1.Words.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	24, // 32: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	19, // 33: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	2,  // 34: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
+	27, // 35: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	0,  // 36: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
+	29, // 37: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	19, // 38: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	27, // 39: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	39, // 40: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	40, // 41: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	42, // 42: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	3,  // 43: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	37, // 44: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	4,  // 45: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	38, // 46: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	45, // [45:47] is the sub-list for method output_type
+	43, // [43:45] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -3325,6 +3586,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 		(*ClientMessage_EndRequest)(nil),
 		(*ClientMessage_Ping)(nil),
 		(*ClientMessage_Advance)(nil),
+		(*ClientMessage_Words)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[1].OneofWrappers = []any{
 		(*HostMessage_Error)(nil),
@@ -3341,13 +3603,19 @@ func file_kvhost_v1_kvhost_proto_init() {
 		(*Region_CudaIpc)(nil),
 		(*Region_CudaVmm)(nil),
 	}
+	file_kvhost_v1_kvhost_proto_msgTypes[15].OneofWrappers = []any{
+		(*Words_Memfd)(nil),
+		(*Words_CudaIpc)(nil),
+		(*Words_CudaVmm)(nil),
+	}
+	file_kvhost_v1_kvhost_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   38,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -58,6 +58,7 @@ type storeJob struct {
 	memory    transfer.Memory
 	puts      []reserved
 	blocks    [][]uint32
+	held      bool // until Begin
 	read      func(transfer.Outcome)
 	published func(transfer.Outcome)
 }
@@ -66,6 +67,7 @@ type loadJob struct {
 	pins   pins
 	rank   uint32
 	memory transfer.Memory
+	held   bool // until Begin
 	index  []int
 	blocks [][]uint32
 	layers *transfer.Layers // nil unless the load is layer-wise
@@ -76,6 +78,7 @@ type loadJob struct {
 type fence interface {
 	Cancel()
 	Advance(layers int)
+	Begin()
 	Fenced() <-chan struct{}
 }
 
@@ -136,7 +139,7 @@ func (l liveQueue) store(j storeJob) fence {
 	for i, p := range j.puts {
 		chunks[i] = transfer.StoreChunk{Put: p.(*store.Put), Blocks: j.blocks[i]}
 	}
-	return l.q.Store(&transfer.StoreJob{Memory: j.memory, Chunks: chunks, Read: j.read, Published: j.published})
+	return l.q.Store(&transfer.StoreJob{Memory: j.memory, Chunks: chunks, Held: j.held, Read: j.read, Published: j.published})
 }
 
 func (l liveQueue) load(j loadJob) fence {
@@ -145,6 +148,6 @@ func (l liveQueue) load(j loadJob) fence {
 		chunks[i] = transfer.LoadChunk{Index: at, Blocks: j.blocks[i]}
 	}
 	return l.q.Load(&transfer.LoadJob{
-		Lease: j.pins.(*store.Lease), Rank: j.rank, Memory: j.memory, Chunks: chunks, Layers: j.layers, Done: j.done,
+		Lease: j.pins.(*store.Lease), Rank: j.rank, Memory: j.memory, Chunks: chunks, Held: j.held, Layers: j.layers, Done: j.done,
 	})
 }

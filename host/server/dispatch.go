@@ -140,6 +140,10 @@ func (x *session) inTurn(m *proto.ClientMessage) {
 		if err = x.register(b.Register); err == nil {
 			x.done(m.Id)
 		}
+	case *proto.ClientMessage_Words:
+		if err = x.share(b.Words); err == nil {
+			x.done(m.Id)
+		}
 	case *proto.ClientMessage_Unregister:
 		err = x.unregister(m.Id, b.Unregister)
 	case *proto.ClientMessage_Lookup:

@@ -103,6 +103,7 @@ func fakeFence() fence {
 
 func (closedFence) Cancel()                   {}
 func (closedFence) Advance(int)               {}
+func (closedFence) Begin()                    {}
 func (f closedFence) Fenced() <-chan struct{} { return f }
 
 // fakeStream feeds a session with messages, then ends. Answers are given to seen.

@@ -107,9 +107,14 @@ func (j *job) abandon() {
 	case j.session.ctx.Err() != nil: // nobody reads it
 		j.finish()
 	case j.message.GetLoad() != nil:
-		(&loading{job: j, chunks: j.message.GetLoad().GetChunks()}).failed(transfer.ErrCancelled)
+		s := &loading{job: j, chunks: j.message.GetLoad().GetChunks()}
+		if j.session.engine != nil {
+			_ = s.order(j.message.GetLoad()) // one that is wrong is of no use to anybody
+		}
+		s.failed(transfer.ErrCancelled)
 	default:
 		s := newStoring(j, len(j.message.GetStore().GetChunks()))
+		s.timeline, _ = j.session.timelineOf(j.message.GetStore().GetTimeline(), 0)
 		for i := range s.results {
 			s.refused(i, transfer.ErrCancelled)
 		}

@@ -16,6 +16,9 @@ func (x *session) load(j *job, m *proto.Load) error {
 		return err
 	}
 	s := &loading{job: j, chunks: m.GetChunks()}
+	if err := s.order(m); err != nil {
+		return err
+	}
 	l, err := x.engine.peek(m.GetLease())
 	switch {
 	case errors.Is(err, errLeaseOver):
@@ -45,9 +48,23 @@ func (x *session) load(j *job, m *proto.Load) error {
 	if m.GetLayers() {
 		lj.layers = &transfer.Layers{Order: m.GetOrder(), Ahead: int(m.GetPrefetch()), Landed: s.layer}
 	}
+	lj.held = s.timeline != nil && s.timeline.from > 0
 	x.server.begin()
 	j.run(x.queue.load(lj))
+	x.await(j, s.timeline)
 	return nil
+}
+
+// order reads the LOAD's timeline. How many layers there are does not matter for a job of which no copy is ever begun.
+func (s *loading) order(m *proto.Load) (err error) {
+	x, layers := s.job.session, 0
+	if l, err := x.engine.peek(m.GetLease()); err == nil && m.GetLayers() {
+		if g, ok := x.ns.Group(l.group); ok {
+			layers = len(transfer.LayersOf(g.Geometry))
+		}
+	}
+	s.timeline, err = x.timelineOf(m.GetTimeline(), layers)
+	return err
 }
 
 // forgo uses up the lease of a LOAD that was cancelled before its turn came, as every LOAD does. m is nil for a STORE.
@@ -115,9 +132,10 @@ func checkOrder(m *proto.Load, g *chunk.Group) error {
 
 // loading gathers a LOAD's answer.
 type loading struct {
-	job    *job
-	chunks []*proto.LoadChunk
-	lease  *lease // taken, or nil
+	job      *job
+	chunks   []*proto.LoadChunk
+	lease    *lease // taken, or nil
+	timeline *timeline
 }
 
 func (s *loading) layer(layer uint32, failed []int) {
@@ -125,6 +143,7 @@ func (s *loading) layer(layer uint32, failed []int) {
 	for _, i := range failed {
 		m.Failed = append(m.Failed, uint32(i))
 	}
+	s.timeline.layer(len(failed) > 0)
 	s.job.session.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadLayer{LoadLayer: m}})
 }
 
@@ -156,6 +175,7 @@ func (s *loading) complete(o transfer.Outcome) {
 	if s.lease != nil {
 		x.engine.loaded(s.lease)
 	}
+	s.timeline.over(len(o.Failed) > 0)
 	reply := &proto.LoadDone{Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
 	for _, f := range o.Failed {
 		reply.Failures = append(reply.Failures, &proto.ChunkFailure{

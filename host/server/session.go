@@ -68,6 +68,9 @@ type session struct {
 	ended       bool
 	jobs        map[uint64]*job
 	descriptors map[uint64]*os.File
+	words       *sharedWords // nil before WORDS
+	awaited     []awaiting
+	polling     bool           // a goroutine asks for the words of awaited
 	waiters     sync.WaitGroup // goroutines that wait for fences; added to under mu while not ended
 
 	unacknowledged atomic.Int64 // CANCELs and FLUSHes that such a goroutine will answer
@@ -199,6 +202,7 @@ func (x *session) teardown() {
 	for _, r := range x.regs {
 		x.unmapRegistration(r)
 	}
+	x.unshare(x.sharing())
 }
 
 // reply answers a message.

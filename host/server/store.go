@@ -24,6 +24,9 @@ func (x *session) store(j *job, m *proto.Store) error {
 	}
 	j.reg = reg
 	s := newStoring(j, len(wants))
+	if s.timeline, err = x.timelineOf(m.GetTimeline(), 0); err != nil {
+		return err
+	}
 	sj := storeJob{memory: reg.memory, read: s.read, published: s.published}
 	select {
 	case x.reserving <- struct{}{}:
@@ -71,7 +74,9 @@ func (x *session) submit(s *storing, sj storeJob) {
 	}
 	s.counted = true
 	x.server.begin()
+	sj.held = s.timeline != nil && s.timeline.from > 0
 	s.job.run(x.queue.store(sj))
+	x.await(s.job, s.timeline)
 }
 
 // reserve gets one chunk its place, unless the job was cancelled meanwhile.
@@ -136,6 +141,7 @@ type storing struct {
 	results  []proto.ChunkResult
 	failures []*proto.ChunkFailure
 	counted  bool // among the server's jobs
+	timeline *timeline
 }
 
 func newStoring(j *job, chunks int) *storing {
@@ -149,7 +155,8 @@ func (s *storing) refused(i int, err error) {
 	}
 }
 
-func (s *storing) read(transfer.Outcome) {
+func (s *storing) read(o transfer.Outcome) {
+	s.timeline.over(len(o.Failed)+len(s.failures) > 0)
 	s.job.session.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StoreRead{StoreRead: &proto.StoreRead{}}})
 }
 

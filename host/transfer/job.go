@@ -22,11 +22,20 @@ type Outcome struct {
 type Handle struct {
 	j       *job
 	layered *layered // nil unless it is a layer-wise load
+	begin   func()   // queues the job's tasks, once
+}
+
+// Begin lets a job that is held begin. Further calls, and those for other jobs, do nothing.
+func (h *Handle) Begin() {
+	if h.begin != nil {
+		h.begin()
+	}
 }
 
 // Cancel shuts the job's fence: chunks that are not delivered yet fail with ErrCancelled. It does not wait.
 func (h *Handle) Cancel() {
 	h.j.cancel()
+	h.Begin() // its tasks find the fence shut, and end
 	if h.layered != nil {
 		h.layered.pump()
 	}

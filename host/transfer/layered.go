@@ -25,6 +25,7 @@ type layered struct {
 	begun     int // steps given to the queue
 	landed    int // steps reported
 	consumed  int
+	begins    bool // it is not held any more
 	pumping   bool
 	reporting bool
 	open      int // chunks that are not over
@@ -50,11 +51,11 @@ type layerChunk struct {
 	err  error
 }
 
-// loadLayers queues the first steps.
+// loadLayers makes a layer-wise load; nothing of it has begun.
 func (q *Queue) loadLayers(j *job, spec *LoadJob) *layered {
 	l := &layered{queue: q, job: j, spec: spec, order: spec.Layers.Order, runs: map[*chunk.Plan][][]run{}}
 	if l.order == nil {
-		l.order = layersOf(spec.Memory.Geometry())
+		l.order = LayersOf(spec.Memory.Geometry())
 	}
 	n := len(spec.Chunks)
 	if n == 0 {
@@ -69,17 +70,24 @@ func (q *Queue) loadLayers(j *job, spec *LoadJob) *layered {
 	for i := range l.chunks {
 		l.chunks[i].left = len(l.order)
 	}
-	if spec.Layers.Ahead > 0 {
-		q.engine.pace(l)
+	return l
+}
+
+// begin queues the first steps.
+func (l *layered) begin() {
+	l.mu.Lock()
+	l.begins = true
+	l.mu.Unlock()
+	if l.spec.Layers.Ahead > 0 && len(l.chunks) > 0 {
+		l.queue.engine.pace(l)
 	}
 	l.pump()
-	return l
 }
 
 // due says whether another step may begin. After a cancel all may: their tasks find it out and end. The caller holds mu.
 func (l *layered) due() bool {
 	switch ahead := l.spec.Layers.Ahead; {
-	case l.begun == len(l.steps):
+	case !l.begins || l.begun == len(l.steps):
 		return false
 	case l.job.isShut(), l.queue.engine.ctx.Err() != nil:
 		return true

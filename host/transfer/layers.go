@@ -20,8 +20,8 @@ type Layers struct {
 	Landed func(layer uint32, failed []int)
 }
 
-// layersOf lists a geometry's layers as they come.
-func layersOf(g chunk.Geometry) (list []uint32) {
+// LayersOf lists a geometry's layers as they come.
+func LayersOf(g chunk.Geometry) (list []uint32) {
 	seen := map[uint32]bool{}
 	for _, p := range g.Planes {
 		if !seen[p.Layer] {

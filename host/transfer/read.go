@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
@@ -15,6 +16,8 @@ type LoadJob struct {
 	Rank   uint32
 	Memory Memory
 	Chunks []LoadChunk
+	// Held keeps the load from beginning before Handle.Begin is called.
+	Held bool
 	// Layers makes the load layer-wise. Optional.
 	Layers *Layers
 	// Done runs once. Every chunk that was not delivered and verified in full is in Failed.
@@ -34,16 +37,25 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	if len(l.Chunks) == 0 {
 		j.cancel()
 	}
-	if l.Layers != nil {
-		return &Handle{j, q.loadLayers(j, l)}
-	}
-	for i := range l.Chunks {
-		t := &load{queue: q, job: j, spec: l, index: i}
-		if err := q.workers.Submit(staging.Read, t.run); err != nil {
-			t.end(ErrClosed)
+	h := &Handle{j: j}
+	begin := func() {
+		for i := range l.Chunks {
+			t := &load{queue: q, job: j, spec: l, index: i}
+			if err := q.workers.Submit(staging.Read, t.run); err != nil {
+				t.end(ErrClosed)
+			}
 		}
 	}
-	return &Handle{j, nil}
+	if l.Layers != nil {
+		h.layered = q.loadLayers(j, l)
+		begin = h.layered.begin
+	}
+	if l.Held {
+		h.begin = sync.OnceFunc(begin)
+	} else {
+		begin()
+	}
+	return h
 }
 
 // load is the task of one chunk. Its last copy runs on the engine's copiers, so that the thread that read the file can

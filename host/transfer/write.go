@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
@@ -12,6 +13,8 @@ import (
 type StoreJob struct {
 	Memory Memory
 	Chunks []StoreChunk
+	// Held keeps the store from beginning before Handle.Begin is called.
+	Held bool
 	// Read runs once, when no task will read the pages any more: the client may use its blocks again. Failed lists
 	// what is known to have failed by then.
 	Read func(Outcome)
@@ -32,15 +35,23 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 	if len(s.Chunks) == 0 {
 		j.cancel()
 	}
-	for i := range s.Chunks {
-		task := func() { q.storeChunk(j, i, s) }
-		if err := q.workers.Submit(staging.Write, task); err != nil {
-			s.Chunks[i].Put.Abort(ErrClosed)
-			j.settle(i, ErrClosed, 0)
-			j.over()
+	begin := func() {
+		for i := range s.Chunks {
+			task := func() { q.storeChunk(j, i, s) }
+			if err := q.workers.Submit(staging.Write, task); err != nil {
+				s.Chunks[i].Put.Abort(ErrClosed)
+				j.settle(i, ErrClosed, 0)
+				j.over()
+			}
 		}
 	}
-	return &Handle{j, nil}
+	h := &Handle{j: j}
+	if s.Held {
+		h.begin = sync.OnceFunc(begin)
+	} else {
+		begin()
+	}
+	return h
 }
 
 func (q *Queue) storeChunk(j *job, i int, s *StoreJob) {

@@ -53,7 +53,7 @@ class ChunkFailure(_message.Message):
     def __init__(self, chunk: _Optional[int] = ..., code: _Optional[_Union[Code, str]] = ..., message: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ["advance", "cancel", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "store", "unregister"]
+    __slots__ = ["advance", "cancel", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "store", "unregister", "words"]
     ADVANCE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     END_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class ClientMessage(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     UNREGISTER_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
     advance: Advance
     cancel: Cancel
     end_request: EndRequest
@@ -80,7 +81,8 @@ class ClientMessage(_message.Message):
     release: Release
     store: Store
     unregister: Unregister
-    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ...) -> None: ...
+    words: Words
+    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., words: _Optional[_Union[Words, _Mapping]] = ...) -> None: ...
 
 class CudaVmm(_message.Message):
     __slots__ = ["segments"]
@@ -217,18 +219,20 @@ class Limits(_message.Message):
     def __init__(self, keys_per_lookup: _Optional[int] = ..., chunks_per_job: _Optional[int] = ..., message_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., leases: _Optional[int] = ..., requests: _Optional[int] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ["chunks", "layers", "lease", "order", "prefetch"]
+    __slots__ = ["chunks", "layers", "lease", "order", "prefetch", "timeline"]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[LoadChunk]
     layers: bool
     lease: int
     order: _containers.RepeatedScalarFieldContainer[int]
     prefetch: int
-    def __init__(self, lease: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[LoadChunk, _Mapping]]] = ..., layers: bool = ..., order: _Optional[_Iterable[int]] = ..., prefetch: _Optional[int] = ...) -> None: ...
+    timeline: Timeline
+    def __init__(self, lease: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[LoadChunk, _Mapping]]] = ..., layers: bool = ..., order: _Optional[_Iterable[int]] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ..., prefetch: _Optional[int] = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ["blocks", "index"]
@@ -435,14 +439,16 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Store(_message.Message):
-    __slots__ = ["chunks", "group", "request"]
+    __slots__ = ["chunks", "group", "request", "timeline"]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[StoreChunk]
     group: int
     request: int
-    def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[StoreChunk, _Mapping]]] = ...) -> None: ...
+    timeline: Timeline
+    def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[StoreChunk, _Mapping]]] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ...) -> None: ...
 
 class StoreChunk(_message.Message):
     __slots__ = ["blocks", "depth", "key", "parent"]
@@ -472,11 +478,39 @@ class StoreRead(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
 
+class Timeline(_message.Message):
+    __slots__ = ["done_value", "done_word", "status_word", "wait_value", "wait_word"]
+    DONE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    DONE_WORD_FIELD_NUMBER: _ClassVar[int]
+    STATUS_WORD_FIELD_NUMBER: _ClassVar[int]
+    WAIT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_WORD_FIELD_NUMBER: _ClassVar[int]
+    done_value: int
+    done_word: int
+    status_word: int
+    wait_value: int
+    wait_word: int
+    def __init__(self, wait_word: _Optional[int] = ..., wait_value: _Optional[int] = ..., done_word: _Optional[int] = ..., done_value: _Optional[int] = ..., status_word: _Optional[int] = ...) -> None: ...
+
 class Unregister(_message.Message):
     __slots__ = ["group"]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     group: int
     def __init__(self, group: _Optional[int] = ...) -> None: ...
+
+class Words(_message.Message):
+    __slots__ = ["count", "cuda_ipc", "cuda_vmm", "memfd", "offset"]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
+    CUDA_VMM_FIELD_NUMBER: _ClassVar[int]
+    MEMFD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    cuda_ipc: bytes
+    cuda_vmm: CudaVmm
+    memfd: int
+    offset: int
+    def __init__(self, memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., cuda_vmm: _Optional[_Union[CudaVmm, _Mapping]] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

@@ -1,0 +1,319 @@
+package server
+
+import (
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// words are what a session has shared by WORDS.
+type words interface {
+	Load(i int) (uint64, error)
+	Store(i int, v uint64) error
+}
+
+// sharedWords are a session's words and what keeps them mapped.
+type sharedWords struct {
+	words
+	count   int
+	mapping *mapping      // of host memory
+	keep    *registration // of a GPU's
+	device  *gds.Words
+}
+
+// hostWords are words in memory that is mapped here.
+type hostWords []uint64
+
+func (w hostWords) Load(i int) (uint64, error) { return atomic.LoadUint64(&w[i]), nil }
+
+func (w hostWords) Store(i int, v uint64) error {
+	atomic.StoreUint64(&w[i], v)
+	return nil
+}
+
+// maxWords bounds what a session can share.
+const maxWords = 1 << 20
+
+// share is WORDS.
+func (x *session) share(m *proto.Words) error {
+	region := &proto.Region{Offset: m.GetOffset()}
+	switch h := m.GetHandle().(type) {
+	case *proto.Words_Memfd:
+		region.Handle = &proto.Region_Memfd{Memfd: h.Memfd}
+	case *proto.Words_CudaIpc:
+		region.Handle = &proto.Region_CudaIpc{CudaIpc: h.CudaIpc}
+	case *proto.Words_CudaVmm:
+		region.Handle = &proto.Region_CudaVmm{CudaVmm: h.CudaVmm}
+	}
+	files := x.takeDescriptors([]*proto.Region{region})
+	defer files.close()
+	switch {
+	case x.sharing() != nil:
+		return faultf(proto.Code_CODE_BUSY, "words", "the session has shared words already")
+	case m.GetCount() == 0 || m.GetCount() > maxWords:
+		return invalid("count", "%d words, want 1 to %d", m.GetCount(), maxWords)
+	case m.GetOffset()%8 != 0 || m.GetOffset() > 1<<62:
+		return invalid("offset", "%d is not a multiple of 8 that any memory has", m.GetOffset())
+	}
+	w := &sharedWords{count: int(m.GetCount())}
+	if err := x.mapWords(w, region, files); err != nil {
+		x.unshare(w)
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.words = w
+	return nil
+}
+
+// mapWords maps the memory of words. What it has taken is in w, also when it fails.
+func (x *session) mapWords(w *sharedWords, r *proto.Region, files descriptors) (err error) {
+	off, size := int64(r.GetOffset()), 8*int64(w.count)
+	switch h := r.GetHandle().(type) {
+	case *proto.Region_Memfd:
+		f := files[h.Memfd]
+		if f == nil {
+			return faultf(proto.Code_CODE_UNKNOWN, "memfd", "no descriptor came under tag %d", h.Memfd)
+		}
+		if w.mapping, err = x.mapArena(f); err != nil {
+			return err
+		}
+		if off > w.mapping.file.size-size {
+			return invalid("offset", "%d words from %d on do not fit %d bytes", w.count, off, w.mapping.file.size)
+		}
+		w.words = hostWords(unsafe.Slice((*uint64)(unsafe.Pointer(&w.mapping.data[off])), w.count))
+		return nil
+	case *proto.Region_CudaIpc, *proto.Region_CudaVmm:
+		if x.gpu == nil {
+			return x.noGPU("handle")
+		}
+		w.keep = &registration{}
+		mem, err := x.importHandle("handle", r, files, map[string]*gds.Import{}, w.keep)
+		if err != nil {
+			return err
+		}
+		if off > mem.Size-size {
+			return invalid("offset", "%d words from %d on do not fit %d bytes", w.count, off, mem.Size)
+		}
+		if w.device, err = x.gpu.NewWords(mem.Base+uint64(off), w.count); err != nil {
+			return err
+		}
+		w.words = w.device
+		return nil
+	}
+	return invalid("handle", "none that this host knows")
+}
+
+// unshare gives the memory of words up. No job uses them any more.
+func (x *session) unshare(w *sharedWords) {
+	if w == nil {
+		return
+	}
+	if w.device != nil {
+		if err := w.device.Close(); err != nil {
+			x.log.Error("unmap words", "error", err)
+		}
+	}
+	if w.keep != nil {
+		x.closeImports(w.keep)
+	}
+	if w.mapping != nil {
+		x.unmapArena(w.mapping)
+	}
+}
+
+func (x *session) sharing() *sharedWords {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.words
+}
+
+// timeline is a job's part of the words. A nil one does nothing.
+type timeline struct {
+	session *session
+	words   *sharedWords
+	wait    int
+	from    uint64 // value that is waited for, 0 for none
+	done    int
+	to      uint64
+	status  int // -1: none
+	layers  int // of a layer-wise load, else 0
+	landed  int // told of
+}
+
+// Values of a status word.
+const (
+	statusDone   = 1
+	statusFailed = 2
+)
+
+// timelineOf reads a job's timeline; n are the layers of a layer-wise load.
+func (x *session) timelineOf(m *proto.Timeline, n int) (*timeline, error) {
+	if m == nil {
+		return nil, nil
+	}
+	w := x.sharing()
+	if w == nil {
+		return nil, faultf(proto.Code_CODE_UNKNOWN, "timeline", "the session has shared no words")
+	}
+	t := &timeline{session: x, words: w, wait: int(m.GetWaitWord()), from: m.GetWaitValue(), done: int(m.GetDoneWord()), to: m.GetDoneValue(), status: -1, layers: n}
+	switch {
+	case t.wait >= w.count:
+		return nil, invalid("timeline.wait_word", "%d of %d", t.wait, w.count)
+	case t.done >= w.count:
+		return nil, invalid("timeline.done_word", "%d of %d", t.done, w.count)
+	case t.to <= uint64(n):
+		return nil, invalid("timeline.done_value", "%d, want more than the %d layers", t.to, n)
+	}
+	if m.StatusWord != nil {
+		if t.status = int(m.GetStatusWord()); t.status > w.count-max(1, n) {
+			return nil, invalid("timeline.status_word", "%d words from %d on, of %d", max(1, n), t.status, w.count)
+		}
+	}
+	return t, nil
+}
+
+// write sets a word. A GPU that is lost takes no words any more; its client finds out by itself.
+func (t *timeline) write(i int, v uint64) {
+	if err := t.words.Store(i, v); err != nil {
+		t.session.log.Error("a word of the client's cannot be written", "word", i, "error", err)
+	}
+}
+
+// layer tells that the next layer has landed, in all chunks or not.
+func (t *timeline) layer(failed bool) {
+	if t == nil {
+		return
+	}
+	t.mark(failed)
+	t.write(t.done, t.to-uint64(t.layers-t.landed))
+	t.landed++
+}
+
+func (t *timeline) mark(failed bool) {
+	if t.status < 0 {
+		return
+	}
+	v := uint64(statusDone)
+	if failed {
+		v = statusFailed
+	}
+	t.write(t.status+t.landed, v)
+}
+
+// over tells that no copy of the job can touch its blocks any more. Layers that were not told of have failed.
+func (t *timeline) over(failed bool) {
+	if t == nil {
+		return
+	}
+	if t.layers == 0 {
+		t.mark(failed)
+	}
+	for ; t.landed < t.layers; t.landed++ {
+		t.mark(true)
+	}
+	t.write(t.done, t.to)
+}
+
+// reached says whether what the job waits for has come.
+func (t *timeline) reached() (bool, error) {
+	if t == nil || t.from == 0 {
+		return true, nil
+	}
+	v, err := t.words.Load(t.wait)
+	return v >= t.from, err
+}
+
+// awaiting is a job that is held until its word comes.
+type awaiting struct {
+	timeline *timeline
+	job      *job
+}
+
+// settled begins the job if it is due, and says whether it needs no more waiting.
+func (a awaiting) settled() bool {
+	select {
+	case <-a.job.handle.Fenced(): // cancelled
+		return true
+	default:
+	}
+	reached, err := a.timeline.reached()
+	switch {
+	case err != nil:
+		a.job.session.log.Error("a word of the client's cannot be read; its job is cancelled", "job", a.job.id, "error", err)
+		a.job.cancel()
+		return true
+	case reached:
+		a.job.handle.Begin()
+	}
+	return reached
+}
+
+// await begins a job that was held when its timeline says so.
+func (x *session) await(j *job, t *timeline) {
+	if t == nil || t.from == 0 {
+		return // it was not held
+	}
+	a := awaiting{t, j}
+	if a.settled() {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ended { // which cancels the job
+		return
+	}
+	x.awaited = append(x.awaited, a)
+	if !x.polling {
+		x.polling = true
+		x.waiters.Go(x.poll)
+	}
+}
+
+// How often words are asked for: often while something has just happened, and ever less.
+const (
+	shortestPoll = 50 * time.Microsecond
+	longestPoll  = time.Millisecond
+)
+
+// poll asks for the words that jobs wait for, until none does.
+func (x *session) poll() {
+	pause := time.NewTimer(shortestPoll)
+	defer pause.Stop()
+	wait := shortestPoll
+	for {
+		x.mu.Lock()
+		list := x.awaited
+		x.awaited = nil
+		if len(list) == 0 {
+			x.polling = false
+			x.mu.Unlock()
+			return
+		}
+		x.mu.Unlock()
+		rest := list[:0]
+		for _, a := range list {
+			if a.settled() {
+				wait = shortestPoll
+			} else {
+				rest = append(rest, a)
+			}
+		}
+		x.mu.Lock()
+		x.awaited = append(rest, x.awaited...)
+		x.mu.Unlock()
+		pause.Reset(wait)
+		select {
+		case <-x.ctx.Done():
+			return
+		case <-pause.C:
+		}
+		wait = min(wait+wait/8, longestPoll)
+	}
+}
+
+var _ fence = (*transfer.Handle)(nil)

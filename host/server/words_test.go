@@ -1,0 +1,283 @@
+package server
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/kvhost/kvhost/gds/gdstest"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Words of the tests: 0 is waited for, 1 is a job's done word, its status words stand from 2 on.
+func (p *peer) share() *client.Words {
+	p.t.Helper()
+	a, err := p.NewArena(4096)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { a.Close() })
+	w, err := p.ShareWords(p.t.Context(), a, 64, 16)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return w
+}
+
+func (p *peer) loadInOrder(l *client.Lookup, n int, t *client.Timeline) *client.LoadJob {
+	p.t.Helper()
+	var list []client.LoadChunk
+	for i := range n {
+		p.poison(i)
+		list = append(list, client.LoadChunk{Index: i, Blocks: blocks(i)})
+	}
+	opt := client.LoadOptions{Timeline: t}
+	if t.Layers > 0 {
+		opt.Layers = func(uint32, []int) {}
+	}
+	job, err := p.Load(p.t.Context(), l, list, opt)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return job
+}
+
+// A store does not read its blocks before its word comes, and says by a word when they are free; a load likewise, layer by
+// layer.
+func TestWordsPutJobsInOrder(t *testing.T) {
+	r := newRig(t, nil)
+	p := r.dial(nil)
+	w := p.share()
+	ctx := t.Context()
+	job, err := p.StoreInOrder(ctx, 0, 0, []client.StoreChunk{chunkOf(0, 0)}, &client.Timeline{
+		Words: w, WaitWord: 0, WaitValue: 7, DoneWord: 1, DoneValue: 10, StatusWord: 2,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Store(0, 6)
+	if err := p.Ping(ctx); err != nil { // the session goes on
+		t.Fatal(err)
+	}
+	p.fill(0, 0) // the blocks get their bytes only now
+	if w.Load(1) != 0 {
+		t.Fatal("the store has read its blocks before its word came")
+	}
+	w.Store(0, 8)
+	if err := w.Wait(ctx, 1, 10); err != nil || w.Load(2) != client.StatusDone {
+		t.Fatal(err, w.Load(2))
+	}
+	p.poison(0)
+	if res, err := job.Published(ctx); err != nil || res.Chunks[0].Result != client.Stored {
+		t.Fatal(res, err)
+	}
+	p.save(1, 3)
+
+	w.Store(1, 0)
+	w.Store(2, client.StatusOpen)
+	load := p.loadInOrder(p.look(3), 3, &client.Timeline{Words: w, WaitWord: 0, WaitValue: 20, DoneWord: 1, DoneValue: 100, StatusWord: 2, Layers: layers})
+	if err := p.Ping(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if w.Load(1) != 0 || p.holds(0, 0) {
+		t.Fatal("the load has begun before its word came")
+	}
+	w.Store(0, 20)
+	for layer := range layers {
+		if err := w.Wait(ctx, 1, 100-layers+uint64(layer)); err != nil || w.Load(2+layer) != client.StatusDone {
+			t.Fatalf("layer %d: %v, status %d", layer, err, w.Load(2+layer))
+		}
+		for i := range 3 {
+			for part := range parts {
+				if got := p.page(layer*parts+part, blocks(i)[0]); string(got) != string(pattern(i, 0, layer*parts+part, 0)) {
+					t.Fatalf("layer %d of chunk %d is not there", layer, i)
+				}
+			}
+		}
+	}
+	if err := w.Wait(ctx, 1, 100); err != nil {
+		t.Fatal(err)
+	}
+	if res := p.loaded(load); len(res.Failed) > 0 {
+		t.Fatal(res.Failed)
+	}
+}
+
+// Words are advanced when a job fails, is cancelled, or has a lease that is over; a job that waits is cancelled untouched.
+func TestWordsOfJobsThatFail(t *testing.T) {
+	r := newRig(t, nil)
+	p := r.dial(nil)
+	w := p.share()
+	p.save(0, 2)
+	reset := func() {
+		for i := range 8 {
+			w.Store(i, 0)
+		}
+	}
+	order := func() *client.Timeline {
+		reset()
+		return &client.Timeline{Words: w, DoneWord: 1, DoneValue: 100, StatusWord: 2, Layers: layers}
+	}
+	wait := func(what string, status ...uint64) {
+		t.Helper()
+		if err := w.Wait(t.Context(), 1, 100); err != nil {
+			t.Fatal(what, err)
+		}
+		for i, s := range status {
+			if w.Load(2+i) != s {
+				t.Errorf("%s: status %d of layer %d, want %d", what, w.Load(2+i), i, s)
+			}
+		}
+	}
+
+	o := order()
+	o.WaitWord, o.WaitValue = 0, 5 // never comes
+	job := p.loadInOrder(p.look(2), 2, o)
+	if err := job.Cancel(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wait("cancelled", client.StatusFailed, client.StatusFailed)
+	if res := p.loaded(job); !res.Cancelled || len(res.Failed) != 2*chunkBlocks {
+		t.Errorf("%+v", res)
+	}
+	for i := range 2 {
+		if string(p.page(0, blocks(i)[0])) != string(make([]byte, pageBytes)) {
+			t.Error("a job that was cancelled while it waited has touched its blocks")
+		}
+	}
+
+	o = order()
+	l := p.look(2)
+	l.Release(t.Context())
+	p.loaded(p.loadInOrder(l, 2, o))
+	wait("lease over")
+
+	for name, wrong := range map[string]*client.Timeline{
+		"a word that does not exist":     {Words: w, DoneWord: 99, DoneValue: 100, StatusWord: -1},
+		"statuses that do not fit":       {Words: w, DoneValue: 100, StatusWord: 15, Layers: 2},
+		"a value that no layer is under": {Words: w, DoneWord: 9, DoneValue: 2, StatusWord: -1, Layers: 2},
+	} {
+		job, err := p.Load(t.Context(), p.look(1), []client.LoadChunk{{Blocks: blocks(0)}}, client.LoadOptions{Timeline: wrong, Layers: func(uint32, []int) {}})
+		if err == nil {
+			_, err = job.Wait(t.Context())
+		}
+		if !errors.Is(err, client.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := p.ShareWords(t.Context(), p.arena, 0, 1); !errors.Is(err, client.ErrBusy) {
+		t.Errorf("words shared twice: %v", err)
+	}
+	other := r.dial(nil)
+	k := key(50)
+	_, err := other.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: k, Blocks: blocks(0)}}, &client.Timeline{DoneValue: 1})
+	if !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("no words: %v", err)
+	}
+
+	o = order()
+	r.faults.Set(staging.MustRules("read * 1st: eio")...)
+	p.loaded(p.loadInOrder(p.look(2), 2, o))
+	wait("a read failed", client.StatusFailed, client.StatusFailed)
+	r.faults.Set()
+}
+
+// When the host is gone, the client writes the words itself: nobody waits for ever.
+func TestWordsWhenTheHostDies(t *testing.T) {
+	r := newRig(t, nil)
+	p := r.dial(nil)
+	w := p.share()
+	p.save(0, 2)
+	r.faults.Set(staging.MustRules("read *: hang")...)
+	load := p.loadInOrder(p.look(2), 2, &client.Timeline{Words: w, DoneWord: 1, DoneValue: 100, StatusWord: 2, Layers: layers})
+	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)}, &client.Timeline{Words: w, WaitValue: 9, DoneWord: 8, DoneValue: 5, StatusWord: 9})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	go r.stop()
+	for word, v := range map[int]uint64{1: 100, 8: 5} {
+		if err := w.Wait(t.Context(), word, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, status := range []int{2, 3, 9} {
+		if w.Load(status) != client.StatusFailed {
+			t.Errorf("status word %d is %d", status, w.Load(status))
+		}
+	}
+	if _, err := load.Wait(t.Context()); err == nil {
+		t.Log("the host told of the failure before it ended")
+	}
+	if _, err := held.Published(t.Context()); err == nil {
+		t.Log("likewise")
+	}
+}
+
+// Words may be a GPU's memory: they are read and written there, for jobs over its pages.
+func TestWordsOnAGPU(t *testing.T) {
+	r := newGPURig(t)
+	s := r.dialGPU(gdstest.UUID)
+	files, d := r.vmm()
+	if _, err := s.RegisterVMM(t.Context(), 0, files, deviceRegions(0)); err != nil {
+		t.Fatal(err)
+	}
+	at := d.address + 4<<20 - 4096 // behind the pages
+	w, err := s.ShareDeviceWords(t.Context(), files, 4<<20-4096, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, err := r.gpu.NewWords(at, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mine.Close()
+	for i := range 16 {
+		if err := mine.Store(i, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait := func(i int, v uint64) {
+		t.Helper()
+		until(t, "the word comes", func() bool {
+			got, err := mine.Load(i)
+			return err == nil && got >= v
+		})
+	}
+	d.fill(3, blocks(0))
+	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)}, &client.Timeline{Words: w, WaitValue: 1, DoneWord: 1, DoneValue: 2, StatusWord: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.fill(0, blocks(0))
+	if err := mine.Store(0, 1); err != nil {
+		t.Fatal(err)
+	}
+	wait(1, 2)
+	d.fill(9, blocks(0))
+	if res, err := job.Published(t.Context()); err != nil || res.Chunks[0].Result != client.Stored {
+		t.Fatal(res, err)
+	}
+	l, err := s.Lookup(t.Context(), client.LookupRequest{Keys: keys(1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	load, err := s.Load(t.Context(), l, []client.LoadChunk{{Blocks: blocks(2)}}, client.LoadOptions{
+		Layers: func(uint32, []int) {}, Timeline: &client.Timeline{Words: w, DoneWord: 3, DoneValue: 50, StatusWord: 4, Layers: layers},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait(3, 50)
+	if res, err := load.Wait(t.Context()); err != nil || len(res.Failed) > 0 {
+		t.Fatal(res, err)
+	}
+	d.check(0, blocks(2))
+	for i := range layers {
+		if got, err := mine.Load(4 + i); err != nil || got != client.StatusDone {
+			t.Errorf("layer %d: %d, %v", i, got, err)
+		}
+	}
+}
