@@ -114,7 +114,7 @@ func (c *Config) complete() error {
 		}
 		seen[path], r.Path = true, path
 		if r.MaxEntries == 0 {
-			r.MaxEntries = uint32(max(min(r.Capacity/smallestEntry+1, defaultSlots), min(r.Capacity/usualEntry, 1<<30)))
+			r.MaxEntries = slotsFor(r.Capacity)
 		}
 		roots[i] = r
 	}
@@ -165,6 +165,11 @@ func (c *Config) complete() error {
 		return fmt.Errorf("%w: host id %q, want 1 to 32 of [a-z0-9]", ErrConfig, c.HostID)
 	}
 	return nil
+}
+
+// slotsFor is the most entries that so many bytes are expected to hold.
+func slotsFor(capacity int64) uint32 {
+	return uint32(max(min(capacity/smallestEntry+1, defaultSlots), min(capacity/usualEntry, 1<<30)))
 }
 
 func validHostID(id string) bool {

@@ -33,11 +33,14 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	}
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
 	w := walk{store: s, class: c, request: q.Request, ranks: q.Ranks, touched: s.requests.before(q.Request), now: s.clock()}
+	w.shadows = s.listener(&q, c, w.now)
+	asked := 0
 	for i := range q.Keys {
 		if i%warmed == 0 {
 			w.warm(q.Keys[i:min(i+warmed, len(q.Keys))])
 		}
 		g, ok := w.grant(i%warmed, &q.Keys[i])
+		asked++
 		if ok {
 			l.hits++
 		} else if c.lookup == chunk.ByPrefix {
@@ -46,6 +49,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		l.grants = append(l.grants, g)
 	}
 	w.leave()
+	if w.shadows.batch != nil {
+		w.shadows.rest(c, q.Keys[asked:])
+	}
 	if len(l.grants) < cap(l.grants)/2 {
 		l.grants = append([]grant(nil), l.grants...) // a lease, and its request, may last
 	}
@@ -91,6 +97,7 @@ type walk struct {
 	likely  [warmed]uint32 // their slots in the root called at, as far as one can say early; none
 	warmAt  int            // the root that likely is of
 	sink    byte
+	shadows listener
 }
 
 // warmed is how many keys are hashed, and what the index has on them read, ahead of their turn: a lookup waits for
@@ -121,12 +128,18 @@ func (w *walk) grant(i int, k *chunk.Key) (grant, bool) {
 		}
 		if slot := r.x.findWarm(likely, print, w.class.base, k); slot != none && r.serves(slot, w.ranks) {
 			r.touch(slot, print, w)
+			if w.shadows.batch != nil {
+				w.shadows.hit(r, slot, print)
+			}
 			return grant{print: print, slot: slot, root: uint32(w.at)}, true
 		}
 		if len(roots) > 1 {
 			w.leave()
 			w.at = (w.at + 1) % len(roots)
 		}
+	}
+	if w.shadows.batch != nil {
+		w.shadows.miss(print)
 	}
 	return grant{slot: none}, false
 }

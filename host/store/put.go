@@ -62,6 +62,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	}
 	class := p.class // p's is its entry's in the end
 	defer class.drop()
+	s.offered(p, &q)
 	stripe := s.stripes[p.mark.print%uint64(len(s.stripes))]
 	if err := stripe.lock(ctx); err != nil {
 		return nil, err

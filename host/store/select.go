@@ -35,6 +35,7 @@ func (u Use) or(role abi.Role) Use {
 type Policies struct {
 	Evict, Admit, Place, Layout Use
 	Rules                       []Rule
+	Shadows                     []Shadow
 	// Reopen says how modules that named files in an earlier run are opened again; see naming.
 	Reopen policy.Options
 }

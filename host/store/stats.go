@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/shadow"
 )
 
 // counters of one root, guarded by its mutex.
@@ -72,6 +73,15 @@ type Stats struct {
 	AdmitFaults uint64
 
 	Policies []PolicyStats // those that act, by role
+	Shadows  []ShadowStats
+}
+
+// ShadowStats is a policy on trial.
+type ShadowStats struct {
+	shadow.Stats
+	Name    string
+	Version string
+	Since   time.Time
 }
 
 // PolicyStats is a policy that is in use.
@@ -96,6 +106,9 @@ func (s *Store) Stats() Stats {
 		st.Roots = append(st.Roots, r.stats())
 	}
 	st.Policies = s.policyStats(st.Roots)
+	for _, t := range s.onTrial() {
+		st.Shadows = append(st.Shadows, ShadowStats{t.shadow.Stats(), t.Name, t.Module.Manifest().Version, t.since})
+	}
 	return st
 }
 

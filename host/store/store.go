@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/shadow"
 )
 
 // Store is one host's chunks on disk. It is safe for concurrent use.
@@ -29,7 +30,9 @@ type Store struct {
 	earlier []*naming // of earlier runs, while what they named is looked for
 	found   []*class  // under those
 
-	swapping sync.Mutex
+	swapping sync.Mutex // held while policies change
+	stream   shadow.Stream
+	trials   atomic.Pointer[[]*trial]
 	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
 
 	opening    latch     // of namespaces
@@ -68,6 +71,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		s.stop()
 		s.work.Wait()
 		return nil, errors.Join(err, s.closeRoots(), s.closePolicies())
+	}
+	for _, h := range cfg.Policies.Shadows {
+		if err := s.AddShadow(ctx, h); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
 	}
 	s.tellRoots()
 	s.work.Go(func() { s.bury(s.run) })
@@ -136,6 +144,7 @@ func (s *Store) Close() error {
 	}
 	s.stop()
 	s.work.Wait()
+	s.endTrials()
 	for _, r := range s.roots {
 		r.saveTouches()
 		r.endClean()
@@ -253,6 +262,9 @@ func (s *Store) EndRequest(request uint32) {
 	}
 	s.requests.end(request)
 	now := s.clock()
+	if s.stream.On() {
+		s.stream.Send(s.stream.Step(s.stream.Batch(), shadow.Step{Op: shadow.End, Request: request, Tenant: none, Time: now}))
+	}
 	for _, r := range s.roots {
 		r.mu.Lock()
 		r.send(abi.Event{Slot: none, Parent: none, Request: request, Tenant: none, Op: abi.OpRequestEnd, Time: now})

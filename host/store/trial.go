@@ -1,0 +1,152 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/shadow"
+)
+
+// Shadow is an evict policy that decides nothing: it hears all requests, and evicts from an imaginary cache.
+type Shadow struct {
+	Use
+	Capacity int64 // of the imaginary cache; 0: of the roots together
+}
+
+// trial is a shadow at work.
+type trial struct {
+	*bound
+	shadow *shadow.Shadow
+}
+
+// AddShadow starts one. Its name is its own among the shadows.
+func (s *Store) AddShadow(ctx context.Context, h Shadow) error {
+	b := s.bind(abi.RoleEvict, h.Use).hold()
+	err := s.addShadow(ctx, b, h.Capacity)
+	if err != nil {
+		b.release()
+		return fmt.Errorf("store: shadow %s: %w", b.Name, err)
+	}
+	return nil
+}
+
+func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64) error {
+	s.swapping.Lock()
+	defer s.swapping.Unlock()
+	if s.closed.Load() {
+		return ErrClosed
+	}
+	if slices.ContainsFunc(s.onTrial(), func(t *trial) bool { return t.Name == b.Name }) {
+		return fmt.Errorf("%w: there is one of that name", ErrConfig)
+	}
+	if capacity == 0 {
+		for _, r := range s.cfg.Roots {
+			capacity += r.Capacity
+		}
+	}
+	h, err := shadow.Start(ctx, b.Module, policy.EvictOptions{
+		MaxSlots: slotsFor(capacity), Capacity: uint64(capacity), Seed: s.cfg.Seed, Config: b.Config,
+	})
+	if err != nil {
+		return err
+	}
+	list := append(slices.Clone(s.onTrial()), &trial{b, h})
+	s.trials.Store(&list)
+	s.stream.Add(h)
+	return nil
+}
+
+// RemoveShadow ends one.
+func (s *Store) RemoveShadow(name string) error {
+	s.swapping.Lock()
+	defer s.swapping.Unlock()
+	list := slices.Clone(s.onTrial())
+	i := slices.IndexFunc(list, func(t *trial) bool { return t.Name == name })
+	if i < 0 {
+		return fmt.Errorf("%w: shadow %s", ErrNoPolicy, name)
+	}
+	t := list[i]
+	list = slices.Delete(list, i, i+1)
+	s.trials.Store(&list)
+	t.end(s)
+	return nil
+}
+
+// onTrial is the shadows at work, for anybody to read.
+func (s *Store) onTrial() []*trial {
+	if list := s.trials.Load(); list != nil {
+		return *list
+	}
+	return nil
+}
+
+func (t *trial) end(s *Store) {
+	s.stream.Remove(t.shadow)
+	t.shadow.Close()
+	t.release()
+}
+
+func (s *Store) endTrials() {
+	s.swapping.Lock()
+	defer s.swapping.Unlock()
+	for _, t := range s.onTrial() {
+		t.end(s)
+	}
+	s.trials.Store(nil)
+}
+
+// listener tells the shadows of a lookup.
+type listener struct {
+	stream *shadow.Stream
+	batch  *shadow.Batch // nil: nobody listens
+	step   shadow.Step   // what all keys have in common
+}
+
+func (s *Store) listener(q *LookupRequest, c *class, now uint64) (w listener) {
+	if s.stream.On() {
+		w = listener{stream: &s.stream, batch: s.stream.Batch()}
+		w.step = shadow.Step{Op: shadow.Ask, Time: now, Request: q.Request, Tenant: q.Tenant, First: true, ByPrefix: c.lookup == chunk.ByPrefix}
+	}
+	return w
+}
+
+func (w *listener) add(step shadow.Step) {
+	w.batch = w.stream.Step(w.batch, step)
+	w.step.First = false
+}
+
+// hit is called with the lock of the root that has the entry.
+func (w *listener) hit(r *root, slot uint32, print uint64) {
+	step, e := w.step, r.x.at(slot)
+	step.Key, step.Parent, step.Size, step.Depth, step.Hit = print, e.parentPrint(), r.x.unitsOf(slot, e), e.depth(), true
+	w.add(step)
+}
+
+func (w *listener) miss(print uint64) {
+	step := w.step
+	step.Key = print
+	w.add(step)
+}
+
+// rest is for the keys after the first miss, which the lookup itself has no need to look at.
+func (w *listener) rest(c *class, keys []chunk.Key) {
+	for i := range keys {
+		w.miss(chunk.Fingerprint(c.ns.digest, c.group, keys[i]))
+	}
+	w.stream.Send(w.batch)
+}
+
+// offered tells the shadows of a chunk that is to be stored, whatever becomes of that.
+func (s *Store) offered(p *Put, q *PutRequest) {
+	if !s.stream.On() {
+		return
+	}
+	s.stream.Send(s.stream.Step(s.stream.Batch(), shadow.Step{
+		Op: shadow.Offer, Key: p.mark.print, Parent: chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent), Time: s.clock(),
+		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
+	}))
+}

@@ -1,0 +1,68 @@
+package store
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/policy"
+)
+
+// trialOf waits until the shadow has heard of so many keys.
+func (f *fixture) trialOf(name string, keys uint64) ShadowStats {
+	f.Helper()
+	for range 2000 {
+		for _, s := range f.store.Stats().Shadows {
+			if s.Name == name && s.Keys >= keys {
+				return s
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+	f.Fatalf("shadow %s has not heard of %d keys: %+v", name, keys, f.store.Stats().Shadows)
+	return ShadowStats{}
+}
+
+// TestShadow has two shadows of lru: a smaller cache than the live one, and one as large, which must do as it does.
+func TestShadow(t *testing.T) {
+	builtin := policy.Builtin(0)
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+		c.Policies.Shadows = []Shadow{
+			{Use: Use{Name: "small", Module: builtin}, Capacity: 2 * pieceBytes},
+			{Use: Use{Name: "twin", Module: builtin}},
+		}
+	})
+	ask := func(n ...uint64) {
+		t.Helper()
+		l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(n...), Request: uint32(n[0]) + 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Release()
+	}
+	ask(0, 1, 2)    // misses: nothing is there
+	f.mustPut(0, 1) // both are offered
+	ask(0, 1, 2)    // 2 hits; of small's, too
+	f.mustPut(2, 3) // small evicts 0 and 1
+	ask(0, 1, 2, 3) // 4 hits; small has none, and stores them again: 2 and 3 are left
+	ask(2, 3)       // 2 hits, also of small
+	twin, small := f.trialOf("twin", 12), f.trialOf("small", 12)
+	if twin.Hits != 8 || twin.LiveHits != 8 || twin.Entries != 4 || twin.Evictions != 0 || twin.Used != 4*pieceBytes {
+		t.Errorf("twin: %+v", twin)
+	}
+	if small.Hits != 4 || small.LiveHits != 8 || small.Entries != 2 || small.Evictions != 6 || small.Dropped != 0 {
+		t.Errorf("small: %+v", small)
+	}
+	if err := f.store.AddShadow(t.Context(), Shadow{Use: Use{Name: "twin", Module: builtin}}); !errors.Is(err, ErrConfig) {
+		t.Error(err)
+	}
+	if err := f.store.RemoveShadow("small"); err != nil {
+		t.Error(err)
+	}
+	if err := f.store.RemoveShadow("small"); !errors.Is(err, ErrNoPolicy) {
+		t.Error(err)
+	}
+	f.lookup(0).Release()
+	f.trialOf("twin", 13)
+	f.checkUsed()
+}
