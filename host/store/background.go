@@ -3,14 +3,16 @@ package store
 import (
 	"context"
 	"time"
+
+	"github.com/kvhost/kvhost/abi"
 )
 
-// level is a part of the capacity in bytes.
-func (r *root) level(part float64) int64 { return int64(part * float64(r.cfg.Capacity)) }
+// level is a part of what the root may take, in bytes.
+func (r *root) level(part float64) int64 { return int64(part * float64(r.limit())) }
 
-// evictAhead is the background evictor: woken above the high watermark, it evicts down to the low one. It ends with ctx.
+// evictAhead is the background evictor: woken above the high watermark, it evicts down to the low one, and further for
+// puts that wait. It ends with ctx.
 func (r *root) evictAhead(ctx context.Context) {
-	low := r.level(r.store.cfg.Low)
 	for {
 		select {
 		case <-ctx.Done():
@@ -21,12 +23,29 @@ func (r *root) evictAhead(ctx context.Context) {
 			return
 		}
 		r.mu.Lock()
-		for ctx.Err() == nil && (r.used > low || r.x.used == r.x.max) {
+		freed := int64(0)
+		for ctx.Err() == nil && r.takes() {
 			full := r.x.used == r.x.max
-			if got := r.evictSome(max(r.used-low, 1), nil); got.freed == 0 && !(full && got.entries > 0) {
-				break // no victims, or files that would not go: more of them would not help
+			target := max(0, min(r.level(r.store.cfg.Low), r.limit()-r.wanted))
+			if r.used <= target && !full {
+				break
 			}
+			got := r.evictSome(max(r.used-target, 1), abi.None, nil)
+			freed += got.freed
+			if got.freed > 0 || full && got.entries > 0 {
+				continue
+			}
+			// No victims, or files that would not go: more of them would not help.
+			if short := r.used + r.wanted - r.limit(); short > 0 && r.quar.bytes > 0 {
+				r.purge(short)
+				continue
+			}
+			break
 		}
+		if freed == 0 && (r.used+r.wanted > r.limit() || r.x.used == r.x.max) {
+			r.vain++
+		}
+		r.settled.Broadcast()
 		r.mu.Unlock()
 		r.turn.unlock()
 	}

@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 )
 
 // check compares a root's index with itself and with its account. Nothing may hold root.mu.
@@ -76,10 +77,26 @@ func (r *root) check() error {
 		return fmt.Errorf("%d entries with a parent and %d in families", kin, inFamilies)
 	case complete != r.complete:
 		return fmt.Errorf("%d complete entries, the count says %d", complete, r.complete)
+	case !r.sound():
+		return fmt.Errorf("tenants' accounts %v do not fit their entries", r.owned)
 	case bytes+r.quar.bytes+r.stray != r.used:
 		return fmt.Errorf("entries %d, quarantine %d and strays %d make not the %d bytes used", bytes, r.quar.bytes, r.stray, r.used)
 	}
 	return nil
+}
+
+// sound compares the accounts of tenants with their entries.
+func (r *root) sound() bool {
+	if r.owned == nil {
+		return true
+	}
+	sums := make([]int64, len(r.owned))
+	for slot := range r.x.high {
+		if e := r.x.at(slot); e.is(stLive) {
+			sums[r.x.ownerOf(slot).tenant] += r.x.bytes(slot)
+		}
+	}
+	return slices.Equal(sums, r.owned)
 }
 
 func (r *root) anyPins() (any bool) {

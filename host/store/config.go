@@ -52,11 +52,13 @@ func (d Durability) String() string {
 
 // RootConfig is one directory that holds pieces.
 type RootConfig struct {
-	Path       string // made when missing, with mode 0700
-	Capacity   int64  // bytes that pieces, temporaries and quarantine may take together
-	Shared     bool   // other hosts use it too: no exclusive lock
-	MaxEntries uint32 // most entries there can be; 0: by capacity
-	Evict      *Use   // nil: as Policies says
+	Path        string  // made when missing, with mode 0700
+	Capacity    int64   // bytes that pieces, temporaries and quarantine may take together
+	Shared      bool    // other hosts use it too: no exclusive lock
+	MaxEntries  uint32  // most entries there can be; 0: by capacity
+	MinFree     int64   // bytes that are left free on the file system, for others; it counts what others take
+	MinFreePart float64 // the same as a part of the file system; the larger of the two holds
+	Evict       *Use    // nil: as Policies says
 }
 
 // Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
@@ -74,6 +76,9 @@ type Config struct {
 	Seed         uint64
 	Now          func() time.Time
 	HostID       string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
+
+	Quotas        []Quota       // the first that fits a tenant is the tenant's
+	EvictPatience time.Duration // how long a put waits for the background evictor: 5 s
 
 	IOTimeout   time.Duration // after which an operation on files is given up, and its root taken out: 30 s; negative: never
 	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
@@ -104,6 +109,9 @@ func (c *Config) complete() error {
 	for i, r := range c.Roots {
 		if r.Path == "" || r.Capacity < smallestEntry {
 			return fmt.Errorf("%w: root %q with a capacity of %d bytes", ErrConfig, r.Path, r.Capacity)
+		}
+		if r.MinFree < 0 || !(r.MinFreePart >= 0 && r.MinFreePart < 1) {
+			return fmt.Errorf("%w: root %q is to leave %d bytes or %g of its file system free", ErrConfig, r.Path, r.MinFree, r.MinFreePart)
 		}
 		path, err := filepath.Abs(r.Path)
 		if err != nil {
@@ -136,6 +144,12 @@ func (c *Config) complete() error {
 	}
 	if c.IOTimeout == 0 {
 		c.IOTimeout = 30 * time.Second
+	}
+	if c.EvictPatience <= 0 {
+		c.EvictPatience = 5 * time.Second
+	}
+	if err := checkQuotas(c.Quotas); err != nil {
+		return err
 	}
 	if c.UpkeepEvery <= 0 {
 		c.UpkeepEvery = time.Second

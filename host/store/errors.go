@@ -34,6 +34,9 @@ var (
 	ErrPutOver = errors.New("store: put is over")
 )
 
+// errEvictor ends a wait for room.
+var errEvictor = errors.New("the evictor has freed too little")
+
 // A load cannot go on.
 var (
 	// ErrLeaseOver says that the lease was released, or never covered the key.

@@ -67,7 +67,7 @@ func TestFullDisk(t *testing.T) {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=400k"); err != nil {
 		t.Logf("no mount here (%v): by injection", err)
 		f, faulty := faultyFixture(t, 100)
-		faulty.Set(staging.MustRules("write **.tmp 10th-: enospc")...)
+		faulty.Set(staging.MustRules("write **.tmp 10th: enospc")...)
 		fillDisk(t, f)
 		return
 	}
@@ -88,8 +88,15 @@ func fillDisk(t *testing.T, f *fixture) {
 	if full == 0 {
 		t.Fatal("the disk never filled")
 	}
+	if full > 2 {
+		t.Errorf("%d stores failed; the first should have shown how much there is", full)
+	}
 	f.checkUsed()
-	for n := range uint64(5) {
+	st := f.store.Stats().Roots[0]
+	if st.State != RootFull || st.Limit >= st.Capacity || st.Used > st.Limit || st.Evictions == 0 {
+		t.Errorf("%+v", st)
+	}
+	for n := uint64(55); n < 60; n++ { // what was stored since, in the place of others
 		f.mustRead(n)
 	}
 	if err := f.store.roots[0].idle(); err != nil {

@@ -205,9 +205,10 @@ func (p *Put) enter(info staging.Info) error {
 		e.set(stComplete)
 		r.complete++
 	}
-	diff := padded(info.Allocated) - p.class.fileBytes()
+	diff := max(padded(info.Allocated)-p.class.fileBytes(), -r.x.bytes(p.mark.slot))
 	r.x.resize(p.mark.slot, diff)
 	r.used += diff
+	r.bill(p.mark.slot, diff)
 	r.count.published++
 	if r.store.cfg.Durability == Batch {
 		r.unsynced = append(r.unsynced, p.mark)
@@ -226,7 +227,7 @@ func (r *root) shrink(ctx context.Context) {
 	defer r.turn.unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.makeRoom(ctx, 0, false, true, nil); err != nil {
+	if err := r.makeRoom(ctx, want{demand: true}); err != nil {
 		r.log.Warn("over capacity", "used", r.used, "capacity", r.cfg.Capacity, "error", err)
 	}
 }
@@ -247,6 +248,9 @@ func (p *Put) abort(cause error) {
 	_ = p.closeFile()
 	p.removeTemp()
 	r := p.root
+	if isFull(cause) {
+		r.meetTheEnd(p.entryBytes(), cause)
+	}
 	r.mu.Lock()
 	r.count.aborted++
 	r.mu.Unlock()
@@ -260,7 +264,7 @@ func (r *root) relieve() bool {
 	within := func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.used <= r.cfg.Capacity
+		return r.used <= r.limit()
 	}
 	if within() {
 		return true

@@ -250,8 +250,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if err != nil {
 		return err
 	}
-	demand := s.cfg.EvictMode == OnDemand
-	r, err := s.enter(ctx, chosen, demand)
+	r, demand, err := s.enter(ctx, chosen, tenant, p.entryBytes())
 	if err != nil {
 		return err
 	}
@@ -261,7 +260,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	p.root, p.target, p.stamp = r, r.dir+"/"+rel, s.stamp()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.makeRoom(ctx, p.entryBytes(), true, demand, p); err != nil {
+	if err := r.makeRoom(ctx, want{bytes: p.entryBytes(), slot: true, quota: r.quota(tenant), demand: demand, heir: p}); err != nil {
 		return r.shed(p, err)
 	}
 	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
@@ -277,31 +276,36 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 		e.set(stDetour)
 	}
 	r.used += r.x.bytes(slot)
+	r.bill(slot, r.x.bytes(slot))
 	r.count.inserted++
 	r.flights[slot] = flight{ranks: 1 << p.rank}
 	p.mark.slot = slot
 	r.x.touch(slot)
 	r.announce(abi.OpInsert, slot, p.mark.print, q.Request)
 	r.pin(slot, p.mark.print, q.Request)
-	if !demand && r.used > r.level(s.cfg.High) {
+	if r.store.cfg.EvictMode == Background && r.used > r.level(s.cfg.High) {
 		r.wake()
 	}
 	return nil
 }
 
-// enter chooses the root of a new entry and, if it may evict, takes the root's turn. A root can be taken out while that is
-// waited for; then another is chosen.
-func (s *Store) enter(ctx context.Context, chosen uint32, demand bool) (*root, error) {
+// enter chooses the root of a new entry and, if the entry's put may evict, takes the root's turn: that is where no evictor
+// runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is waited for; then
+// another is chosen.
+func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes int64) (r *root, demand bool, err error) {
 	for {
-		r, err := s.choose(chosen)
-		if err != nil || !demand {
-			return r, err
+		if r, err = s.choose(chosen); err != nil {
+			return nil, false, err
 		}
-		if err := r.turn.lock(ctx); err != nil {
-			return nil, err
+		r.measureNow()
+		if demand = s.cfg.EvictMode == OnDemand || r.overQuota(tenant, bytes); !demand {
+			return r, false, nil
+		}
+		if err = r.turn.lock(ctx); err != nil {
+			return nil, false, err
 		}
 		if r.takes() {
-			return r, nil
+			return r, true, nil
 		}
 		r.turn.unlock()
 	}
@@ -312,12 +316,12 @@ func (s *Store) enter(ctx context.Context, chosen uint32, demand bool) (*root, e
 func (p *Put) extend(ctx context.Context) error {
 	r, slot, need := p.root, p.mark.slot, p.class.fileBytes()
 	r.mu.Lock()
-	has := r.x.reserved(slot)&(1<<p.rank) != 0
+	has, tenant := r.x.reserved(slot)&(1<<p.rank) != 0, r.x.ownerOf(slot).tenant
 	r.mu.Unlock()
 	if has {
 		return nil // nobody else adds this rank: the key's stripe is held
 	}
-	demand := r.store.cfg.EvictMode == OnDemand
+	demand := r.store.cfg.EvictMode == OnDemand || r.overQuota(tenant, need)
 	if demand {
 		if err := r.turn.lock(ctx); err != nil {
 			return err
@@ -326,13 +330,14 @@ func (p *Put) extend(ctx context.Context) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.makeRoom(ctx, need, false, demand, p); err != nil {
+	if err := r.makeRoom(ctx, want{bytes: need, quota: r.quota(tenant), demand: demand, heir: p}); err != nil {
 		return r.shed(p, err)
 	}
 	r.x.resize(slot, need)
 	r.x.owe(slot, 1<<p.rank)
 	r.used += need
-	if !demand && r.used > r.level(r.store.cfg.High) {
+	r.bill(slot, need)
+	if r.store.cfg.EvictMode == Background && r.used > r.level(r.store.cfg.High) {
 		r.wake()
 	}
 	return nil

@@ -176,4 +176,5 @@ func (r *root) transfer(slot uint32, bytes int64) {
 	n := min(bytes, r.x.bytes(slot))
 	r.x.resize(slot, -n)
 	r.used -= n
+	r.bill(slot, -n)
 }

@@ -206,6 +206,7 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / Page
 	r.x.resize(slot, diff*Page)
 	r.used += diff * Page
+	r.bill(slot, diff*Page)
 	r.x.arrive(slot, h.Rank)
 	if detour {
 		e.set(stDetour)

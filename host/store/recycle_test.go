@@ -131,7 +131,7 @@ func TestTakingOverFails(t *testing.T) {
 		"rename happened but says not": "rename **: eio after",
 		"the file cannot be opened":    "open **.tmp 1st: eio",
 		"the file cannot be looked at": "stat **.tmp 1st: eio",
-		"the write fails":              "write **.tmp: enospc",
+		"the write fails":              "write **.tmp: eio",
 	} {
 		t.Run(name, func(t *testing.T) {
 			fsys := staging.Faulty(staging.OS())

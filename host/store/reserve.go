@@ -1,9 +1,7 @@
 package store
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 
 	"github.com/kvhost/kvhost/abi"
@@ -13,42 +11,6 @@ import (
 // maxAsked bounds the victims of one ask.
 const maxAsked = 256
 
-// makeRoom sees to it that need bytes, and a slot if one is wanted, are free. The caller holds mu, and has it when it
-// returns, also with an error. demand says that it may evict: then the caller holds turn too, and mu is let go while
-// files are unlinked. heir is the put that the room is for, if any: it may get a victim's file.
-func (r *root) makeRoom(ctx context.Context, need int64, wantSlot, demand bool, heir *Put) error {
-	if need > r.cfg.Capacity {
-		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, need, r.cfg.Capacity)
-	}
-	for {
-		short := r.used + need - r.cfg.Capacity
-		noSlot := wantSlot && r.x.used == r.x.max
-		if short <= 0 && !noSlot {
-			return nil
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if !demand {
-			r.wake()
-			return fmt.Errorf("%w: %d bytes are short in %s until the evictor has run", ErrNoSpace, short, r.dir)
-		}
-		got := r.evictSome(max(short, 1), heir)
-		if got.freed > 0 || noSlot && got.entries > 0 {
-			continue
-		}
-		if got.failed != nil {
-			// Their bytes are still taken, and the next ones' would be.
-			return fmt.Errorf("%w: %d bytes are short in %s and victims' files would not go: %w", ErrNoSpace, short, r.dir, got.failed)
-		}
-		if r.quar.bytes > 0 {
-			r.purge(short)
-			continue
-		}
-		return fmt.Errorf("%w: %d bytes are short in %s and the evict policy names no victim", ErrNoSpace, short, r.dir)
-	}
-}
-
 // evicted is what came of an ask for victims.
 type evicted struct {
 	entries int
@@ -57,16 +19,16 @@ type evicted struct {
 }
 
 // evictSome asks for victims, and unlinks those that are valid, up to the bytes wanted. It is called with turn and mu
-// held, and lets go of mu meanwhile. heir may get one of the files instead.
-func (r *root) evictSome(bytes int64, heir *Put) (got evicted) {
-	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: abi.None}
+// held, and lets go of mu meanwhile. heir may get one of the files instead. Only entries of the tenant go, if one is named.
+func (r *root) evictSome(bytes int64, tenant uint32, heir *Put) (got evicted) {
+	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: tenant}
 	n := r.ask(ask, r.victims[:])
 	gone := r.leaving[:0]
 	for _, slot := range r.victims[:n] {
 		if bytes <= 0 {
 			break
 		}
-		if !r.evictable(slot) {
+		if !r.fits(slot, tenant) {
 			r.count.badVictims++
 			continue
 		}
@@ -196,6 +158,7 @@ func (r *root) expelled(d *departure) {
 	n := min(d.stray, r.x.bytes(d.slot))
 	r.x.resize(d.slot, -n)
 	r.stray += n
+	r.bill(d.slot, -n)
 	f := r.flights[d.slot]
 	f.expelling = false
 	r.setFlight(d.slot, f)
@@ -226,6 +189,7 @@ func (r *root) settle(slot uint32) {
 	}
 	if e.pins == 0 {
 		r.used -= r.x.bytes(slot)
+		r.bill(slot, -r.x.bytes(slot))
 		r.classOf(slot).drop()
 		r.x.release(slot)
 		r.settled.Broadcast()

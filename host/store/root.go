@@ -53,6 +53,10 @@ type root struct {
 	acting   *bound     // what evict comes from
 	standin  *recency   // answers while evict is down, else nil
 	next     *successor // a policy that is about to take over, or nil
+	owned    []int64    // of used, what entries of each tenant have, where there are quotas
+	bounds   bounds     // what the file system leaves
+	wanted   int64      // bytes that puts wait for
+	vain     uint64     // rounds in which the background evictor has freed nothing
 	used     int64      // bytes of entries (in flight and leaving ones too), quarantine and strays
 	quar     quarantine
 	complete int64 // entries with all their pieces
@@ -176,7 +180,7 @@ func (r *root) facts(id int) abi.RootFacts {
 		flags = abi.RootWritable
 	}
 	return abi.RootFacts{
-		ID: uint32(id), Flags: flags, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, r.cfg.Capacity-r.used)),
+		ID: uint32(id), Flags: flags, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, r.limit()-r.used)),
 		ReadBps: r.reads.bps.Load(), WriteBps: r.writes.bps.Load(),
 	}
 }
@@ -185,5 +189,5 @@ func (r *root) facts(id int) abi.RootFacts {
 func (r *root) room() float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return float64(r.cfg.Capacity-r.used) / float64(r.cfg.Capacity)
+	return float64(r.limit()-r.used) / float64(r.cfg.Capacity)
 }

@@ -12,7 +12,7 @@ import (
 // counters of one root, guarded by its mutex.
 type counters struct {
 	inserted, published, aborted, recycled        uint64
-	evictions, asks, badVictims, sheds            uint64
+	evictions, asks, badVictims, sheds, waits     uint64
 	damaged, quarantined, vanished, syncFails     uint64
 	placeFaults, policyFaults                     uint64
 	swept, foreign, recovered, renamed, unclaimed uint64
@@ -27,6 +27,7 @@ type RootStats struct {
 	Outages  uint64    // times that it was taken out
 	Stuck    int       // operations that were given up and have not ended
 	Capacity int64
+	Limit    int64 // what it may take at present: less than Capacity where the file system has less to give
 	Used     int64 // all of the following, and entries on their way out
 	Writing  int64 // reserved by pieces in flight: temporaries
 	Held     int64 // of quarantine
@@ -45,6 +46,7 @@ type RootStats struct {
 	Evictions   uint64 // entries
 	Asks        uint64 // times that victims were asked for
 	BadVictims  uint64 // named by the policy although pinned, in flight or gone
+	Waits       uint64 // puts that waited for the background evictor
 	Sheds       uint64 // puts that found no space
 	Damaged     uint64 // entries dropped because a file was not what it should be
 	Vanished    uint64 // files removed by somebody else
@@ -154,7 +156,7 @@ func (r *root) stats() RootStats {
 		Path: r.dir, Capacity: r.cfg.Capacity, Used: r.used, Held: r.quar.bytes, Stray: r.stray,
 		Entries: int(r.x.used), Complete: r.complete, Slots: r.x.high, MaxEntries: r.x.max, IndexBytes: r.x.memory(),
 		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
-		BadVictims: c.badVictims, Sheds: c.sheds, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
+		BadVictims: c.badVictims, Sheds: c.sheds, Waits: c.waits, Limit: r.limit(), Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: c.policyFaults, Recovered: c.recovered,
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
 		Evict: addStats(r.faulted, r.evict.Stats()),
@@ -165,9 +167,7 @@ func (r *root) stats() RootStats {
 	h.mu.Unlock()
 	st.Stuck = r.watched.Stuck() + r.bare.Stuck()
 	st.Evict.Builtin = r.standin != nil
-	for slot, f := range r.flights {
-		st.Writing += int64(bits.OnesCount64(f.ranks)) * r.classOf(slot).fileBytes()
-	}
+	st.Writing = r.writing()
 	return st
 }
 
@@ -179,4 +179,12 @@ func addStats(a, b policy.Stats) policy.Stats {
 	b.Fuel += a.Fuel
 	b.Faults += a.Faults
 	return b
+}
+
+// writing is what is reserved by pieces in flight. mu is held.
+func (r *root) writing() (bytes int64) {
+	for slot, f := range r.flights {
+		bytes += int64(bits.OnesCount64(f.ranks)) * r.classOf(slot).fileBytes()
+	}
+	return bytes
 }

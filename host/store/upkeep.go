@@ -17,6 +17,7 @@ func (r *root) upkeep(ctx context.Context) {
 		case <-r.nudge:
 		}
 		r.lookAfter(ctx)
+		r.watchSpace(ctx)
 		if n%maxPause == 0 && r.takes() {
 			r.tidy(ctx)
 		}
