@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"log/slog"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
@@ -56,6 +57,7 @@ type RootConfig struct {
 	Capacity    int64   // bytes that pieces, temporaries and quarantine may take together
 	Shared      bool    // other hosts use it too: no exclusive lock
 	MaxEntries  uint32  // most entries there can be; 0: by capacity
+	DailyWrites int64   // bytes that may be written in a day (UTC); 0: as many as come
 	MinFree     int64   // bytes that are left free on the file system, for others; it counts what others take
 	MinFreePart float64 // the same as a part of the file system; the larger of the two holds
 	Evict       *Use    // nil: as Policies says
@@ -77,6 +79,7 @@ type Config struct {
 	Now          func() time.Time
 	HostID       string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
 
+	Expiries      []Expiry      // of entries by their model, the first that fits; none: they do not expire
 	Quotas        []Quota       // the first that fits a tenant is the tenant's
 	EvictPatience time.Duration // how long a put waits for the background evictor: 5 s
 
@@ -110,17 +113,17 @@ func (c *Config) complete() error {
 		if r.Path == "" || r.Capacity < smallestEntry {
 			return fmt.Errorf("%w: root %q with a capacity of %d bytes", ErrConfig, r.Path, r.Capacity)
 		}
-		if r.MinFree < 0 || !(r.MinFreePart >= 0 && r.MinFreePart < 1) {
-			return fmt.Errorf("%w: root %q is to leave %d bytes or %g of its file system free", ErrConfig, r.Path, r.MinFree, r.MinFreePart)
+		if r.DailyWrites < 0 || r.MinFree < 0 || !(r.MinFreePart >= 0 && r.MinFreePart < 1) {
+			return fmt.Errorf("%w: root %q is to leave %d bytes or %g of its file system free, and %d bytes are to be written a day", ErrConfig, r.Path, r.MinFree, r.MinFreePart, r.DailyWrites)
 		}
-		path, err := filepath.Abs(r.Path)
+		abs, err := filepath.Abs(r.Path)
 		if err != nil {
 			return fmt.Errorf("%w: root %q: %w", ErrConfig, r.Path, err)
 		}
-		if seen[path] {
-			return fmt.Errorf("%w: root %q twice", ErrConfig, path)
+		if seen[abs] {
+			return fmt.Errorf("%w: root %q twice", ErrConfig, abs)
 		}
-		seen[path], r.Path = true, path
+		seen[abs], r.Path = true, abs
 		if r.MaxEntries == 0 {
 			r.MaxEntries = slotsFor(r.Capacity)
 		}
@@ -147,6 +150,11 @@ func (c *Config) complete() error {
 	}
 	if c.EvictPatience <= 0 {
 		c.EvictPatience = 5 * time.Second
+	}
+	for _, e := range c.Expiries {
+		if _, err := path.Match(e.Model, ""); err != nil || e.TTL <= 0 {
+			return fmt.Errorf("%w: entries of %q are to expire after %s", ErrConfig, e.Model, e.TTL)
+		}
 	}
 	if err := checkQuotas(c.Quotas); err != nil {
 		return err

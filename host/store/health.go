@@ -70,6 +70,9 @@ func (r *root) serving() bool { return r.state() <= RootReadOnly }
 // takes says whether stores can go to the root.
 func (r *root) takes() bool { return r.state() <= RootFull }
 
+// invites says whether stores should go to the root.
+func (r *root) invites() bool { return r.state() == RootIn && r.budget.easy(r.store.cfg.Now()) }
+
 // admits is asked before each operation on the root's files.
 func (r *root) admits(staging.Op) error {
 	if r.state() == RootOut {

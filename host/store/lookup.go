@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -126,7 +127,7 @@ func (w *walk) grant(i int, k *chunk.Key) (grant, bool) {
 		if w.at == w.warmAt {
 			likely = w.likely[i]
 		}
-		if slot := r.x.findWarm(likely, print, w.class.base, k); slot != none && r.serves(slot, w.ranks) {
+		if slot := r.x.findWarm(likely, print, w.class.base, k); slot != none && r.serves(slot, w) {
 			r.touch(slot, print, w)
 			if w.shadows.batch != nil {
 				w.shadows.hit(r, slot, print)
@@ -159,9 +160,12 @@ func (w *walk) leave() {
 }
 
 // serves says whether an entry can be granted.
-func (r *root) serves(slot uint32, ranks uint64) bool {
+func (r *root) serves(slot uint32, w *walk) bool {
 	e := r.x.at(slot)
-	return !e.is(stLeaving) && r.serving() && r.x.piecesOf(slot, e)&ranks == ranks
+	if e.is(stLeaving) || !r.serving() || r.x.piecesOf(slot, e)&w.ranks != w.ranks {
+		return false
+	}
+	return len(r.expiries.chunks) == 0 || !r.expired(slot, r.store.start.Add(time.Duration(w.now)))
 }
 
 // touch makes an entry the most recent and pins it.

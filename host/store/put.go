@@ -68,6 +68,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 		return nil, err
 	}
 	defer stripe.unlock()
+	s.renew(p)
 	found, err := s.join(ctx, p)
 	if err != nil {
 		return nil, err
@@ -257,13 +258,16 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if demand {
 		defer r.turn.unlock()
 	}
+	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
+	if err := r.affords(p, p.entryBytes(), parent); err != nil {
+		return err
+	}
 	p.root, p.target, p.stamp = r, r.dir+"/"+rel, s.stamp()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.makeRoom(ctx, want{bytes: p.entryBytes(), slot: true, quota: r.quota(tenant), demand: demand, heir: p}); err != nil {
 		return r.shed(p, err)
 	}
-	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
 	slot := r.x.add(p.mark.print, owner{p.class.id, tenant}, &p.key, parent, q.Depth)
 	if slot == none {
 		return r.shed(p, fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key))
@@ -272,6 +276,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	p.class.refs.Add(1) // the entry's
 	r.x.setUnits(slot, uint32(p.entryBytes()/abi.SizeUnit))
 	r.x.owe(slot, p.ranks)
+	r.expire(slot, p.class, p.stamp)
 	if p.detour {
 		e.set(stDetour)
 	}

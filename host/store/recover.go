@@ -218,6 +218,7 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 		e.set(stComplete)
 		r.complete++
 	}
+	r.expire(slot, cl, h.StoreTime)
 	c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
 	r.count.recovered++
 }

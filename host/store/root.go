@@ -33,6 +33,7 @@ type root struct {
 	nudge   chan struct{} // wakes the upkeep
 	self    staging.Info  // the directory
 	strays  strays
+	budget  budget
 
 	turn       latch      // held by the one reservation that may evict
 	succession sync.Mutex // held by who tells a policy what is here, so that it can take over
@@ -54,10 +55,11 @@ type root struct {
 	standin  *recency   // answers while evict is down, else nil
 	next     *successor // a policy that is about to take over, or nil
 	owned    []int64    // of used, what entries of each tenant have, where there are quotas
-	bounds   bounds     // what the file system leaves
-	wanted   int64      // bytes that puts wait for
-	vain     uint64     // rounds in which the background evictor has freed nothing
-	used     int64      // bytes of entries (in flight and leaving ones too), quarantine and strays
+	expiries expiries
+	bounds   bounds // what the file system leaves
+	wanted   int64  // bytes that puts wait for
+	vain     uint64 // rounds in which the background evictor has freed nothing
+	used     int64  // bytes of entries (in flight and leaving ones too), quarantine and strays
 	quar     quarantine
 	complete int64 // entries with all their pieces
 	stray    int64 // bytes of files that could not be unlinked
@@ -122,6 +124,9 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 	}
 	r.lock = lock
 	r.sweepMeta()
+	if err := r.loadWritten(); err != nil {
+		return nil, errors.Join(fmt.Errorf("store: root %s: %w", r.dir, err), lock.Close())
+	}
 	if err := r.beginUnclean(); err != nil {
 		return nil, errors.Join(fmt.Errorf("store: root %s: %w", r.dir, err), lock.Close())
 	}
@@ -176,7 +181,7 @@ func (r *root) facts(id int) abi.RootFacts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var flags uint32
-	if r.takes() {
+	if r.takes() && r.budget.left(r.store.cfg.Now()) {
 		flags = abi.RootWritable
 	}
 	return abi.RootFacts{

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
 )
@@ -31,6 +32,7 @@ func (sp *Space) Plan(group uint32) *chunk.Plan {
 
 // namespace is what the store needs to know of one, also of those that only a scan has met.
 type namespace struct {
+	ttl    time.Duration // of its entries; 0: they do not expire
 	id     uint32
 	digest chunk.Digest
 	text   string
@@ -191,6 +193,7 @@ func (s *Store) intern(digest chunk.Digest, text string) (*namespace, error) {
 	}
 	ns := &namespace{
 		id: uint32(len(t.byID)), digest: digest, text: text, keyLen: keyLenOf(text),
+		ttl:   s.cfg.ttlOf(text),
 		admit: s.admit.of(text), layout: s.layout.of(text), place: s.place.of(text),
 	}
 	ns.groups.Store(&map[uint32]*class{})

@@ -11,11 +11,11 @@ import (
 
 // counters of one root, guarded by its mutex.
 type counters struct {
-	inserted, published, aborted, recycled        uint64
-	evictions, asks, badVictims, sheds, waits     uint64
-	damaged, quarantined, vanished, syncFails     uint64
-	placeFaults, policyFaults                     uint64
-	swept, foreign, recovered, renamed, unclaimed uint64
+	inserted, published, aborted, recycled                     uint64
+	evictions, asks, badVictims, sheds, waits, expired, thrift uint64
+	damaged, quarantined, vanished, syncFails                  uint64
+	placeFaults, policyFaults                                  uint64
+	swept, foreign, recovered, renamed, unclaimed              uint64
 }
 
 // RootStats is the state of one root. What counts up does so since the store was opened.
@@ -41,6 +41,9 @@ type RootStats struct {
 
 	Inserted    uint64 // entries reserved
 	Published   uint64 // pieces
+	Expired     uint64 // entries removed because their time was over
+	Thrift      uint64 // puts refused for the daily write budget
+	Written     int64  // bytes counted today against the daily write budget; 0 without one
 	Aborted     uint64 // pieces
 	Recycled    uint64 // victims' files that became the temporaries of puts
 	Evictions   uint64 // entries
@@ -156,7 +159,7 @@ func (r *root) stats() RootStats {
 		Path: r.dir, Capacity: r.cfg.Capacity, Used: r.used, Held: r.quar.bytes, Stray: r.stray,
 		Entries: int(r.x.used), Complete: r.complete, Slots: r.x.high, MaxEntries: r.x.max, IndexBytes: r.x.memory(),
 		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
-		BadVictims: c.badVictims, Sheds: c.sheds, Waits: c.waits, Limit: r.limit(), Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
+		BadVictims: c.badVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.thrift, Limit: r.limit(), Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: c.policyFaults, Recovered: c.recovered,
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
 		Evict: addStats(r.faulted, r.evict.Stats()),
@@ -165,6 +168,9 @@ func (r *root) stats() RootStats {
 	h.mu.Lock()
 	st.State, st.Reason, st.Since, st.Outages = min(r.state(), RootOut), h.reason, h.since, h.taken
 	h.mu.Unlock()
+	r.budget.mu.Lock()
+	st.Written = r.budget.spent
+	r.budget.mu.Unlock()
 	st.Stuck = r.watched.Stuck() + r.bare.Stuck()
 	st.Evict.Builtin = r.standin != nil
 	st.Writing = r.writing()

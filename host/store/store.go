@@ -147,6 +147,7 @@ func (s *Store) Close() error {
 	s.endTrials()
 	for _, r := range s.roots {
 		r.saveTouches()
+		r.saveWritten(true)
 		r.endClean()
 	}
 	return errors.Join(s.closeRoots(), s.closePolicies())
@@ -231,7 +232,7 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 	if len(s.roots) == 1 {
 		chosen = 0
 	}
-	if chosen != none && (s.roots[chosen].state() == RootIn || len(s.roots) == 1 && s.roots[0].takes()) {
+	if chosen != none && (s.roots[chosen].invites() || len(s.roots) == 1 && s.roots[0].takes()) {
 		return s.roots[chosen], nil
 	}
 	var best *root
@@ -242,8 +243,8 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 			continue
 		}
 		share := r.room()
-		if state == RootFull {
-			share -= 2
+		if !r.invites() {
+			share -= 2 + float64(state)
 		}
 		if best == nil || share > most {
 			best, most = r, share

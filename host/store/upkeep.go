@@ -18,6 +18,8 @@ func (r *root) upkeep(ctx context.Context) {
 		}
 		r.lookAfter(ctx)
 		r.watchSpace(ctx)
+		r.sweepExpired(ctx)
+		r.saveWritten(false)
 		if n%maxPause == 0 && r.takes() {
 			r.tidy(ctx)
 		}
