@@ -116,8 +116,15 @@ func (h *Host) storeConfig() store.Config {
 	if out.IOTimeout = s.IOTimeout; s.IOTimeout == 0 {
 		out.IOTimeout = -1
 	}
+	out.EvictPatience = s.EvictPatience
+	for _, t := range h.cfg.Tenants {
+		out.Quotas = append(out.Quotas, store.Quota{First: t.First, Last: t.Last, Bytes: t.Quota.Bytes, Share: t.Quota.Part})
+	}
+	for _, e := range h.cfg.Expiries {
+		out.Expiries = append(out.Expiries, store.Expiry{Model: e.Model, TTL: e.TTL})
+	}
 	for _, r := range h.cfg.Roots {
-		root := store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared}
+		root := store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared, MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites}
 		if h.wantsDirect(r) {
 			root.Capacity -= probeBytes(r)
 		}

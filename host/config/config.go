@@ -17,6 +17,8 @@ type Config struct {
 	HTTP     HTTP
 	Policies []Policy
 	Roots    []Root
+	Tenants  []Tenant
+	Expiries []Expiry
 	Store    Store
 	Engine   Engine
 	GDS      GDS
@@ -87,6 +89,9 @@ type Root struct {
 	Evict    string // label of the policy that evicts here; empty for the one that no root names
 	Shared   bool   // other hosts use it too
 	Route    string // RouteAuto, RouteDirect, RouteStaged
+
+	MinFree     Amount // left free on its file system; a percentage is of that
+	DailyWrites int64  // bytes; 0: as many as come
 }
 
 // How the pieces of a root move to and from GPUs.
@@ -105,6 +110,7 @@ type Store struct {
 	Verification  string // VerifyAlways, VerifySampled, VerifyOff
 	VerifyRatio   float64
 	IOTimeout     time.Duration // 0: none
+	EvictPatience time.Duration
 	Seed          int64
 }
 

@@ -164,7 +164,7 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 
 // What is printed reads back as the same configuration, and says where each value comes from.
 func TestPrintReadsBack(t *testing.T) {
-	file := write(t, "[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\n")
+	file := write(t, "[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n")
 	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_EVICT=background"}, Flags: []Setting{{"session.lease_ttl", "90s"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -229,6 +229,17 @@ func TestErrors(t *testing.T) {
 		{name: "direct without cuFile", text: "[gds]\nuse_cufile = false\n[[root]]\npath = \"x\"\nroute = \"direct\"\n", is: ErrValue, want: []string{"root[0].route", "gds.use_cufile"}},
 		{name: "root without path", text: "[[root]]\ncapacity = 1\n", is: ErrValue, want: []string{"k.toml:1:", "root[0].path"}},
 		{name: "root twice", text: "[[root]]\npath='a'\n[[root]]\npath='./a'\n", is: ErrValue, want: []string{"k.toml:3:", "twice"}},
+		{name: "min_free", text: "[[root]]\npath='a'\nmin_free = \"101%\"\n", is: ErrValue, want: []string{"k.toml:3:", "percentage"}},
+		{name: "all free", text: "[[root]]\npath='a'\nmin_free = \"100%\"\n", is: ErrValue, want: []string{"root[0].min_free", "below 100%"}},
+		{name: "daily_writes in percent", text: "[[root]]\npath='a'\ndaily_writes = \"5%\"\n", is: ErrValue, want: []string{"k.toml:3:", "want bytes"}},
+		{name: "tenant key", text: "[[tenant]]\nid = 7\nqouta = \"5%\"\n", is: ErrKey, want: []string{"k.toml:3:", `"quota"`}},
+		{name: "tenant id", text: "[[tenant]]\nid = \"9-3\"\nquota = \"5%\"\n", is: ErrValue, want: []string{"k.toml:2:", "9-3"}},
+		{name: "tenant without quota", text: "[[tenant]]\nid = 7\n", is: ErrValue, want: []string{"k.toml:1:", "tenant[0].quota"}},
+		{name: "tenant twice", text: "[[tenant]]\nid = \"*\"\nquota = 9\n[[tenant]]\nid = 3\nquota = 9\n", is: ErrValue, want: []string{"tenant[1].id", "before it"}},
+		{name: "expiry without end", text: "[[expiry]]\nmodel = \"a/*\"\n", is: ErrValue, want: []string{"k.toml:1:", "expiry[0].ttl"}},
+		{name: "expiry pattern", text: "[[expiry]]\nmodel = \"a[\"\nttl = \"1h\"\n", is: ErrValue, want: []string{"expiry[0].model"}},
+		{name: "expiry key", text: "[[expiry]]\nmodle = \"a\"\nttl = \"1h\"\n", is: ErrKey, want: []string{"k.toml:2:", `"model"`}},
+		{name: "nothing sampled", text: "[store]\nverification = \"sampled\"\nverify_ratio = 0\n", is: ErrValue, want: []string{"k.toml:3:", "off"}},
 		{name: "no roots", text: "root = []\n", is: ErrValue, want: []string{"no roots"}},
 		{name: "not loopback", text: "[http]\nlisten = '0.0.0.0:80'\n", is: ErrValue, want: []string{"k.toml:2:", "loopback"}},
 		{name: "watermarks", text: "[store]\nlow_watermark = 0.99\n", is: ErrValue, want: []string{"k.toml:2:", "store.high_watermark"}},

@@ -77,7 +77,7 @@ func (r *fileReader) top(tree map[string]any) {
 	for _, name := range sorted(tree) {
 		value := tree[name]
 		switch {
-		case name == "policy" || name == "root":
+		case slices.Contains(arrays, name):
 			r.array(name, value)
 		case slices.Contains(sections(), name):
 			table, ok := value.(map[string]any)
@@ -119,7 +119,7 @@ func (r *fileReader) scalar(path string, value any) {
 // nearest section for a table.
 func unknown(path string, value any) error {
 	if _, table := value.(map[string]any); table && !strings.Contains(path, ".") {
-		return fmt.Errorf("%w: [%s]%s", ErrKey, path, suggest(path, append(sections(), "policy", "root")))
+		return fmt.Errorf("%w: [%s]%s", ErrKey, path, suggest(path, append(sections(), arrays...)))
 	}
 	section, name, dotted := strings.Cut(path, ".")
 	if !dotted {
@@ -178,7 +178,7 @@ func (k *Key) fromTOML(value any) (string, error) {
 	return "", fmt.Errorf("%w: %s is %s, want %s", ErrValue, k.Path(), typeName(value), want)
 }
 
-// array reads [[policy]] or [[root]]: what a file says replaces the defaults as a whole.
+// array reads one of arrays: what a file says replaces the defaults as a whole.
 func (r *fileReader) array(name string, value any) {
 	tables, ok := value.([]map[string]any)
 	if list, inline := value.([]any); inline && len(list) == 0 {
@@ -189,9 +189,14 @@ func (r *fileReader) array(name string, value any) {
 		return
 	}
 	c := &r.into.Config
-	if name == "policy" {
+	switch name {
+	case "policy":
 		c.Policies = make([]Policy, len(tables))
-	} else {
+	case "tenant":
+		c.Tenants = make([]Tenant, len(tables))
+	case "expiry":
+		c.Expiries = make([]Expiry, len(tables))
+	default:
 		c.Roots = make([]Root, len(tables))
 		for i := range c.Roots {
 			c.Roots[i].Capacity, c.Roots[i].Route = defaultCapacity, RouteAuto
@@ -204,6 +209,10 @@ func (r *fileReader) array(name string, value any) {
 			switch {
 			case name == "root":
 				err = c.Roots[i].set(key, table[key])
+			case name == "tenant":
+				err = c.Tenants[i].set(key, table[key])
+			case name == "expiry":
+				err = c.Expiries[i].set(key, table[key])
 			case key == "config":
 				c.Policies[i].Config = r.settings("policy.config", path+".config", table[key])
 			default:
@@ -285,6 +294,14 @@ func (r *Root) set(key string, value any) error {
 		r.Shared, err = asFlag("root.shared", value)
 	case "route":
 		r.Route, err = asText("root.route", value)
+	case "min_free":
+		r.MinFree, err = asAmount("root.min_free", value)
+	case "daily_writes":
+		var a Amount
+		if a, err = asAmount("root.daily_writes", value); err == nil && a.Part > 0 {
+			err = fmt.Errorf("%w: root.daily_writes is a percentage, want bytes, or text such as \"2TiB\"", ErrValue)
+		}
+		r.DailyWrites = a.Bytes
 	default:
 		err = fmt.Errorf("%w: root.%s%s", ErrKey, key, suggest(key, rootKeys))
 	}

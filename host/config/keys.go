@@ -75,6 +75,9 @@ var keys = []*Key{
 	{Section: "store", Name: "low_watermark", Kind: Ratio, Default: "0.9", Unit: "of a root's capacity",
 		Help:  "Fill at which background eviction stops.",
 		field: func(c *Config) any { return &c.Store.LowWatermark }},
+	{Section: "store", Name: "evict_patience", Kind: Duration, Default: "5s", Min: 1e6,
+		Help:  "How long a store that finds no space waits for background eviction before it is shed.",
+		field: func(c *Config) any { return &c.Store.EvictPatience }},
 	{Section: "store", Name: "durability", Kind: Choice, Choices: []string{DurabilityNone, DurabilityBatch, DurabilityStrict}, Default: DurabilityNone,
 		Help:  "What a publication waits for: none, nothing (a crash can lose chunks, never serve wrong ones); batch, a sync shared by many; strict, its own.",
 		field: func(c *Config) any { return &c.Store.Durability }},
@@ -158,7 +161,11 @@ var keys = []*Key{
 // Keys of the array tables, for errors and the example file.
 var (
 	policyKeys = []string{"name", "module", "namespaces", "shadow", "capacity", "roles", "grants", "sha256", "public_key", "on_fault", "memory_pages", "fuel", "config"}
-	rootKeys   = []string{"path", "capacity", "evict", "shared", "route"}
+	rootKeys   = []string{"path", "capacity", "evict", "shared", "route", "min_free", "daily_writes"}
+	tenantKeys = []string{"id", "quota"}
+	expiryKeys = []string{"model", "ttl"}
+
+	arrays = []string{"policy", "root", "tenant", "expiry"}
 )
 
 var byPath = func() map[string]*Key {

@@ -58,6 +58,13 @@ func (l *Loaded) Print(w io.Writer) error {
 		if r.Evict != "" {
 			fmt.Fprintf(b, "evict = %s\n", quote(r.Evict))
 		}
+		fmt.Fprintf(b, "min_free = %s\ndaily_writes = %s\n", quote(r.MinFree.String()), sizeTOML(r.DailyWrites))
+	}
+	for i, t := range l.Config.Tenants {
+		fmt.Fprintf(b, "\n[[tenant]] # %s\nid = %s\nquota = %s\n", l.Origins["tenant["+strconv.Itoa(i)+"]"], quote(t.ID()), quote(t.Quota.String()))
+	}
+	for i, e := range l.Config.Expiries {
+		fmt.Fprintf(b, "\n[[expiry]] # %s\nmodel = %s\nttl = %s\n", l.Origins["expiry["+strconv.Itoa(i)+"]"], quote(e.Model), quote(e.TTL.String()))
 	}
 	return b.Flush()
 }
@@ -137,6 +144,30 @@ shared = false
 route = "auto"
 # Name of the policy that evicts here. Default: "", the evict policy that no root names.
 evict = ""
+# What is left free on its file system, evicting for it when others take more. Unit: bytes, or a percentage of the file
+# system such as "5%". Default: 0.
+min_free = 0
+# What the device may be written in a day (UTC). From 80 % on only chunks are stored that continue a resident one or are
+# offered for the second time; at the budget none. It is kept over a restart. Unit: bytes. Default: 0, no budget.
+daily_writes = 0
+
+# Quotas: what the entries of a tenant may take. A tenant that has used its quota up loses its own entries for its
+# stores, and nobody else's. The first entry that fits counts. Default: none.
+#
+# [[tenant]]
+# # A tenant's number, a range such as "3-9", or "*" for all: each has the quota for itself. No default.
+# id = "*"
+# # Unit: bytes over all roots, divided by their capacities, or a percentage of each root. No default.
+# quota = "20%"
+
+# Expiry: how long the entries of a model are served after they were stored. The first pattern that fits counts.
+# Default: none, until they are evicted.
+#
+# [[expiry]]
+# # A model's name; * and ? stand for anything but "/". No default.
+# model = "meta-llama/*"
+# # Unit: a duration. No default.
+# ttl = "24h"
 `
 
 // Example writes the commented file of all keys with their defaults.

@@ -59,6 +59,7 @@ func (c *Config) Validate() error {
 			FormatSize(c.Engine.MaxStagingMemory), FormatSize(c.Engine.SlotBytes))
 	}
 	c.validateRoots(bad)
+	c.validateLimits(bad)
 	c.validatePins(bad)
 	c.validatePolicies(bad)
 	return errors.Join(errs...)
@@ -84,6 +85,12 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 			}
 		default:
 			bad(at+".route", "%q, want one of %s, %s, %s", r.Route, RouteAuto, RouteDirect, RouteStaged)
+		}
+		if r.MinFree.Bytes < 0 || r.MinFree.Part >= 1 {
+			bad(at+".min_free", "%s: want bytes, or a part of the file system below 100%%", r.MinFree)
+		}
+		if r.DailyWrites < 0 {
+			bad(at+".daily_writes", "%d: want bytes such as \"2TiB\", or 0 for no budget", r.DailyWrites)
 		}
 		same := func(o Root) bool { return r.Path != "" && filepath.Clean(o.Path) == filepath.Clean(r.Path) }
 		if slices.ContainsFunc(c.Roots[:i], same) {

@@ -1,0 +1,147 @@
+package config
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Amount is bytes, or a part of something that the key names.
+type Amount struct {
+	Bytes int64
+	Part  float64 // 0 to 1; 0: Bytes counts
+}
+
+// ParseAmount reads a size, or a percentage such as "5%".
+func ParseAmount(text string) (Amount, error) {
+	number, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
+	if !percent {
+		n, err := ParseSize(text)
+		return Amount{Bytes: n}, err
+	}
+	part, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if err != nil || !(part >= 0 && part <= 100) {
+		return Amount{}, fmt.Errorf("%w: %q is not a percentage from 0%% to 100%%", ErrValue, text)
+	}
+	return Amount{Part: part / 100}, nil
+}
+
+func (a Amount) String() string {
+	if a.Part > 0 {
+		return strconv.FormatFloat(a.Part*100, 'g', -1, 64) + "%"
+	}
+	return FormatSize(a.Bytes)
+}
+
+func (a Amount) zero() bool { return a == Amount{} }
+
+func asAmount(path string, value any) (Amount, error) {
+	switch v := value.(type) {
+	case int64:
+		return Amount{Bytes: v}, nil
+	case string:
+		return ParseAmount(v)
+	}
+	return Amount{}, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\" or \"5%%\"", ErrValue, path, typeName(value))
+}
+
+// Tenant is the quota of some tenants, each for itself.
+type Tenant struct {
+	First, Last uint32
+	Quota       Amount // a percentage is of each root's capacity
+}
+
+// allTenants is every tenant's number.
+const allTenants = "*"
+
+func parseTenants(text string) (first, last uint32, err error) {
+	if text == allTenants {
+		return 0, 1<<32 - 1, nil
+	}
+	from, to, isRange := strings.Cut(text, "-")
+	a, err := strconv.ParseUint(from, 10, 32)
+	b := a
+	if err == nil && isRange {
+		b, err = strconv.ParseUint(to, 10, 32)
+	}
+	if err != nil || b < a {
+		return 0, 0, fmt.Errorf("%w: tenant.id %q: want a number such as \"7\", a range such as \"3-9\", or \"*\"", ErrValue, text)
+	}
+	return uint32(a), uint32(b), nil
+}
+
+// ID is the tenants as the file says them.
+func (t Tenant) ID() string {
+	switch {
+	case t.First == 0 && t.Last == 1<<32-1:
+		return allTenants
+	case t.First == t.Last:
+		return strconv.FormatUint(uint64(t.First), 10)
+	}
+	return fmt.Sprintf("%d-%d", t.First, t.Last)
+}
+
+func (t *Tenant) set(key string, value any) (err error) {
+	switch key {
+	case "id":
+		if n, number := value.(int64); number {
+			value = strconv.FormatInt(n, 10)
+		}
+		var text string
+		if text, err = asText("tenant.id", value); err == nil {
+			t.First, t.Last, err = parseTenants(text)
+		}
+	case "quota":
+		t.Quota, err = asAmount("tenant.quota", value)
+	default:
+		err = fmt.Errorf("%w: tenant.%s%s", ErrKey, key, suggest(key, tenantKeys))
+	}
+	return err
+}
+
+// Expiry is how long the entries of some models are served.
+type Expiry struct {
+	Model string // a pattern as of [path.Match]
+	TTL   time.Duration
+}
+
+func (e *Expiry) set(key string, value any) (err error) {
+	switch key {
+	case "model":
+		e.Model, err = asText("expiry.model", value)
+	case "ttl":
+		var text string
+		if text, err = asText("expiry.ttl", value); err == nil {
+			if e.TTL, err = time.ParseDuration(text); err != nil {
+				err = fmt.Errorf("%w: expiry.ttl %q: want a duration such as \"24h\"", ErrValue, text)
+			}
+		}
+	default:
+		err = fmt.Errorf("%w: expiry.%s%s", ErrKey, key, suggest(key, expiryKeys))
+	}
+	return err
+}
+
+func (c *Config) validateLimits(bad func(path, format string, args ...any)) {
+	for i, t := range c.Tenants {
+		at := "tenant[" + strconv.Itoa(i) + "]"
+		if t.Quota.zero() || t.Quota.Bytes < 0 {
+			bad(at+".quota", "tenants %s have none: want bytes, or a part of each root such as \"20%%\"", t.ID())
+		}
+		if j := slices.IndexFunc(c.Tenants[:i], func(o Tenant) bool { return o.First <= t.First && t.Last <= o.Last }); j >= 0 {
+			bad(at+".id", "%s has its quota from the entry of %s before it", t.ID(), c.Tenants[j].ID())
+		}
+	}
+	for i, e := range c.Expiries {
+		at := "expiry[" + strconv.Itoa(i) + "]"
+		if _, err := path.Match(e.Model, ""); err != nil || e.Model == "" {
+			bad(at+".model", "%q: want a pattern of model names such as \"meta-llama/*\"", e.Model)
+		}
+		if e.TTL <= 0 {
+			bad(at+".ttl", "%s: want a duration such as \"24h\"", e.TTL)
+		}
+	}
+}
