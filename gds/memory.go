@@ -2,6 +2,7 @@ package gds
 
 import (
 	"fmt"
+	"runtime"
 	"unsafe"
 )
 
@@ -127,12 +128,16 @@ func (t *Thread) Fill(address uint64, value byte, n int64) error {
 
 // Read copies device memory to dst.
 func (t *Thread) Read(dst []byte, address uint64) error {
-	return t.copyWait(uint64(startOf(dst)), address, len(dst))
+	err := t.copyWait(uint64(startOf(dst)), address, len(dst))
+	runtime.KeepAlive(dst)
+	return err
 }
 
 // Write copies src to device memory.
 func (t *Thread) Write(address uint64, src []byte) error {
-	return t.copyWait(address, uint64(startOf(src)), len(src))
+	err := t.copyWait(address, uint64(startOf(src)), len(src))
+	runtime.KeepAlive(src) // a caller's last use of it may be this
+	return err
 }
 
 // copyWait copies between any two addresses that the driver knows, or that are the host's.
