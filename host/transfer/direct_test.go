@@ -256,6 +256,7 @@ var deviceShapes = map[string]chunk.Geometry{
 	"odd pages":       chunk.Uniform(3, 2, 1, 5000),
 	"tiny pages":      chunk.Uniform(2, 2, 1, 16),
 	"larger than one": chunk.Uniform(4, 4, 1, 100_000),
+	"many windows":    chunk.Uniform(3, 9, 1, 300_000),
 }
 
 func TestDirectStoresAndLoads(t *testing.T) {
@@ -537,4 +538,53 @@ func TestLostGPUOnTheDirectRoute(t *testing.T) {
 		t.Error("the file was blamed", err)
 	}
 	l.Release()
+}
+
+// TestStagedWindowsOverlap takes files of many windows the staged way, each window copied while the next one is read or
+// written: whole, with too few slots to overlap, and with a disk that fails on the way.
+func TestStagedWindowsOverlap(t *testing.T) {
+	r := newDeviceRig(t, deviceShapes["many windows"], 64, 8<<20)
+	const n = 4
+	var chunks []StoreChunk
+	for c, ids := range r.shuffled(n) {
+		chunks = append(chunks, r.put(c, ids))
+	}
+	if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
+		t.Fatal(read, out)
+	}
+	r.poison()
+	ids := r.shuffled(n)
+	if out := r.load([]int{0, 1, 2, 3}, ids); len(out.Failed) > 0 {
+		t.Fatal(out.Failed)
+	}
+	for c := range n {
+		if err := r.holds(c, ids[c], false); err != nil {
+			t.Error(err)
+		}
+	}
+	if in := r.engine.Stats().SlotsInUse; in != 0 {
+		t.Errorf("%d slots are held", in)
+	}
+	ids = r.shuffled(n)
+	r.poison()
+	r.fs.Set(staging.MustRules("read **" + deviceKey(2).String() + "** 4th: eio")...)
+	out := r.load([]int{0, 1, 2, 3}, ids)
+	r.fs.Set()
+	if len(out.Failed) != 1 || out.Failed[0].Chunk != 2 {
+		t.Fatal(out.Failed)
+	}
+	for c := range n {
+		if err := r.holds(c, ids[c], c == 2); err != nil {
+			t.Error(err)
+		}
+	}
+	last := r.put(5, ids[0])
+	r.fs.Set(staging.MustRules("write ** 4th: enospc")...)
+	if _, out := r.storeAll(last); len(out.Failed) != 1 {
+		t.Errorf("%+v", out)
+	}
+	r.fs.Set()
+	if in := r.engine.Stats().SlotsInUse; in != 0 {
+		t.Errorf("%d slots are held", in)
+	}
 }
