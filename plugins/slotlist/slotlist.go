@@ -20,7 +20,7 @@ const (
 )
 
 type node struct {
-	newer  uint32
+	newer  uint32 // stored together with older: see link
 	older  uint32
 	state  uint32
 	tenant uint32
@@ -42,12 +42,13 @@ func New(maxSlots uint32) List {
 }
 
 // Apply follows a batch of events; touches move their slot to the front when touch is set. The common case of each
-// common op is written out in the loop, free of calls and of slice and nil checks: in a Go guest each of those is a
-// branch that costs more than the work itself. Links never leave the array, because only the slots of events come from
-// outside, and those are compared with the root's.
+// common op is written out in the loop, free of calls and of slice and nil checks, and the newest slot stays in a
+// register: in a Go guest each branch, and each access to memory, costs more than the work itself. Links never leave the
+// array, because only the slots of events come from outside, and those are compared with the root's.
 func (l *List) Apply(batch []abi.Event, touch bool) {
 	base := unsafe.Pointer(unsafe.SliceData(l.nodes))
 	last := l.root
+	newest := at(base, last).older
 	for i := range batch {
 		ev := &batch[i]
 		slot := ev.Slot
@@ -55,35 +56,56 @@ func (l *List) Apply(batch []abi.Event, touch bool) {
 			continue
 		}
 		n := at(base, slot)
-		if ev.Op == abi.OpTouch && n.state&(resident|passed) == resident {
-			if !touch {
+		op, state := ev.Op, n.state
+		if state&(resident|passed) == resident {
+			if op == abi.OpTouch {
+				if !touch || slot == newest {
+					continue
+				}
+				newer, older := n.newer, n.older
+				at(base, newer).older = older
+				at(base, older).newer = newer
+				at(base, newest).newer = slot
+				n.link(last, newest)
+				newest = slot
 				continue
 			}
-			newer, older := n.newer, n.older
-			at(base, newer).older = older
-			at(base, older).newer = newer
-			newest := at(base, last).older
+			if op == abi.OpPin {
+				n.state = state | pinned
+				continue
+			}
+			if op == abi.OpUnpin {
+				n.state = state &^ pinned
+				continue
+			}
+			if op == abi.OpRemove {
+				newer, older := n.newer, n.older
+				n.state = 0
+				at(base, older).newer = newer
+				if slot == newest {
+					newest = older
+					continue
+				}
+				at(base, newer).older = older
+				continue
+			}
+		} else if state == 0 && op == abi.OpInsert {
 			at(base, newest).newer = slot
-			n.older = newest
-			n.newer = last
-			at(base, last).older = slot
+			n.link(last, newest)
+			n.state, n.tenant = resident|min(ev.Size, sizeMask), ev.Tenant
+			newest = slot
 			continue
 		}
-		if ev.Op == abi.OpInsert && n.state == 0 {
-			newest := at(base, last).older
-			at(base, newest).newer = slot
-			at(base, last).older = slot
-			*n = node{newer: last, older: newest, state: resident | min(ev.Size, sizeMask), tenant: ev.Tenant}
-			continue
-		}
-		if ev.Op == abi.OpRemove && n.state&(resident|passed) == resident {
-			at(base, n.newer).older = n.older
-			at(base, n.older).newer = n.newer
-			n.state = 0
-			continue
-		}
+		at(base, last).older = newest
 		l.apply(ev, touch)
+		newest = at(base, last).older
 	}
+	at(base, last).older = newest
+}
+
+// link sets both links with one store. (Hosts and guests are little-endian.)
+func (n *node) link(newer, older uint32) {
+	*(*uint64)(unsafe.Pointer(n)) = uint64(older)<<32 | uint64(newer)
 }
 
 // at is node i, which the caller has compared with the root or found as a link.
@@ -117,7 +139,7 @@ func (l *List) PushFront(slot, size, tenant uint32) {
 	n := &l.nodes[slot]
 	n.state = resident | min(size, sizeMask)
 	n.tenant = tenant
-	l.link(slot, n)
+	l.pushFront(slot, n)
 }
 
 // Touch makes a slot the newest. It is the hot path of a recency policy.
@@ -213,7 +235,7 @@ func (l *List) Victims(ask abi.Ask, dst []uint32) int {
 	return int(n)
 }
 
-func (l *List) link(slot uint32, n *node) {
+func (l *List) pushFront(slot uint32, n *node) {
 	root := &l.nodes[l.root]
 	n.newer = l.root
 	n.older = root.older

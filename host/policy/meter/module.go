@@ -11,7 +11,7 @@ import (
 const Global = "kvhost_fuel"
 
 // Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any more.
-const Version = 2
+const Version = 3
 
 // Section ids, and the order in which sections must stand.
 const (
@@ -47,6 +47,14 @@ type module struct {
 	imported  uint64   // functions
 	globals   uint32   // imported and defined
 	counts    []Count
+	names     []byte // what the name section holds
+	moved     []moved
+}
+
+// moved is a function's first form, which stands at the module's end because there is a second one in its place.
+type moved struct {
+	kind uint32 // type
+	body []byte
 }
 
 // Inject gives the metered form of a module whose original bytes have been validated by a compiler. Function indexes,
@@ -112,6 +120,8 @@ func (m *module) split(wasm []byte) error {
 			last = rank[id]
 		} else if name := customName(data); strings.HasPrefix(name, ".debug_") {
 			continue
+		} else if name == "name" {
+			m.names = data[1+len(name):]
 		}
 		m.sections = append(m.sections, section{id, data})
 	}
@@ -300,21 +310,30 @@ func (m *module) rewrite() ([]byte, error) {
 		out = appendU32(append(out, id), uint32(len(data)))
 		out = append(out, data...)
 	}
+	var code []byte // before the functions are listed: some get a second form
+	if i := slices.IndexFunc(m.sections, func(s section) bool { return s.id == secCode }); i >= 0 {
+		var err error
+		if code, err = m.rewriteCode(m.sections[i].data); err != nil {
+			return nil, err
+		}
+	}
 	for _, s := range m.sections {
 		for len(pending) > 0 && s.id != secCustom && rank[pending[0].id] < rank[s.id] {
 			emit(pending[0].id, append([]byte{1}, pending[0].item...))
 			pending = pending[1:]
 		}
 		data := s.data
+		switch s.id {
+		case secFunction:
+			for _, f := range m.moved {
+				data = appendItem(data, appendU32(nil, f.kind))
+			}
+		case secCode:
+			data = code
+		}
 		if len(pending) > 0 && s.id == pending[0].id {
 			data = appendItem(data, pending[0].item)
 			pending = pending[1:]
-		}
-		if s.id == secCode {
-			var err error
-			if data, err = m.rewriteCode(data); err != nil {
-				return nil, err
-			}
 		}
 		emit(s.id, data)
 	}
@@ -338,26 +357,41 @@ func (m *module) rewriteCode(data []byte) ([]byte, error) {
 	if r.err == nil && int(n) != len(m.functions) {
 		return nil, fmt.Errorf("%w: %d bodies for %d functions", ErrMalformed, n, len(m.functions))
 	}
-	out := appendU32(make([]byte, 0, len(data)+len(data)/8), n)
+	owned := own(m.names)
+	out := make([]byte, 0, len(data)+len(data)/8)
+	straightened := 0
 	for i := range n {
 		body := r.take(r.u32())
 		if r.err != nil {
 			return nil, r.err
 		}
-		charged, err := m.rewriteFunction(body, m.params[m.functions[i]])
+		f := function{kind: m.functions[i], params: m.params[m.functions[i]]}
+		if owned[uint32(m.imported)+i] && f.params > 0 && straightened+len(body) <= mostStraightened {
+			f.other, straightened = uint32(m.imported)+n+uint32(len(m.moved)), straightened+len(body)
+		}
+		charged, err := m.rewriteFunction(body, &f)
 		if err != nil {
 			return nil, fmt.Errorf("function %d: %w", m.imported+uint64(i), err)
 		}
-		out = appendU32(out, uint32(len(charged)))
-		out = append(out, charged...)
+		out = append(appendU32(out, uint32(len(charged))), charged...)
 	}
 	if !r.done() {
 		r.fail("bytes after the last body")
 	}
-	return out, r.err
+	for _, f := range m.moved {
+		out = append(appendU32(out, uint32(len(f.body))), f.body...)
+	}
+	return append(appendU32(nil, n+uint32(len(m.moved))), out...), r.err
 }
 
-func (m *module) rewriteFunction(body []byte, params uint32) ([]byte, error) {
+// function is what a body's rewriting depends on.
+type function struct {
+	kind   uint32 // type
+	params uint32
+	other  uint32 // index that its first form would get, if it gets a second; 0 when it must not
+}
+
+func (m *module) rewriteFunction(body []byte, f *function) ([]byte, error) {
 	if err := m.check(m.limits.BodyBytes, uint64(len(body)), "body bytes"); err != nil {
 		return nil, err
 	}
@@ -375,19 +409,31 @@ func (m *module) rewriteFunction(body []byte, params uint32) ([]byte, error) {
 	if err := m.check(m.limits.Locals, locals, "locals"); err != nil {
 		return nil, err
 	}
-	if locals+uint64(params) > 0xfffffffe {
+	if locals+uint64(f.params) > 0xfffffffe {
 		return nil, fmt.Errorf("%w: %d locals", ErrLimit, locals)
 	}
-	w := bodyRewriter{global: m.globals, scratch: params + uint32(locals)}
-	if err := w.rewriteBody(body[r.at:], locals); err != nil {
-		return nil, err
+	charge := func(code, before []byte) ([]byte, error) {
+		w := bodyRewriter{global: m.globals, scratch: f.params + uint32(locals), out: before}
+		if err := w.rewriteBody(code, locals); err != nil {
+			return nil, err
+		}
+		out := make([]byte, 0, len(w.out)+r.at+4)
+		if !w.uses {
+			return append(append(out, body[:r.at]...), w.out...), nil
+		}
+		out = appendU32(out, groups+1)
+		out = append(out, body[declared:r.at]...)
+		out = append(out, 1, valI32)
+		return append(out, w.out...), nil
 	}
-	out := make([]byte, 0, len(w.out)+r.at+4)
-	if !w.uses {
-		return append(append(out, body[:r.at]...), w.out...), nil
+	first, err := charge(body[r.at:], nil)
+	if err != nil || f.other == 0 {
+		return first, err
 	}
-	out = appendU32(out, groups+1)
-	out = append(out, body[declared:r.at]...)
-	out = append(out, 1, valI32)
-	return append(out, w.out...), nil
+	straight, ok := straighten(body[r.at:])
+	if !ok {
+		return first, nil
+	}
+	m.moved = append(m.moved, moved{f.kind, first})
+	return charge(straight, entered(f.params, f.other))
 }

@@ -13,7 +13,9 @@ const (
 	opBranchIf    = 0x0d
 	opBranchTable = 0x0e
 	opReturn      = 0x0f
+	opCall        = 0x10
 	opLocalGet    = 0x20
+	opLocalSet    = 0x21
 	opLocalTee    = 0x22
 	opGlobalGet   = 0x23
 	opGlobalSet   = 0x24

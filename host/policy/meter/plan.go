@@ -1,6 +1,9 @@
 package meter
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // charges says where a body pays and how much: at its entry, and behind the bytes [0, at) of its code.
 type charges struct {
@@ -26,10 +29,10 @@ type region struct {
 	at    int // where it pays
 	units uint64
 	kind  kind
-	// Of a segment: the dispatch loop's region, and how control can come besides by the jump.
-	loop   int
-	falls  bool // from the segment before
-	joined bool // by a branch from any segment before
+	// Of a segment: the dispatch loop's region, and from which regions control can come besides by the jump.
+	loop int
+	from []int
+	head bool // the jump leads here, and to few others: pays for itself and for what follows, up to the allowance
 }
 
 type kind uint8
@@ -37,6 +40,7 @@ type kind uint8
 const (
 	loop     kind = iota // pays at its head
 	jump                 // a dispatch loop's: pays at its head for the jump and for its segments' allowance
+	table                // one that leads to few places: those pay
 	segment              // of a dispatch loop: pays when its allowance does not cover it
 	deadCode             // cannot be reached, pays nothing
 )
@@ -44,10 +48,11 @@ const (
 // frame is a block that the walk is in.
 type frame struct {
 	region int
-	loop   int  // the dispatch loop's region
-	bound  bool // a segment of a dispatch loop begins behind its end
-	joined bool // something besides the jump branches to its end
-	ended  bool // the code before cannot go on from here: it branched, returned or trapped
+	loop   int   // the dispatch loop's region
+	bound  bool  // a segment of a dispatch loop begins behind its end
+	head   bool  // the jump leads there
+	from   []int // regions that branch to its end, besides the jump
+	ended  bool  // the code before cannot go on from here: it branched, returned or trapped
 }
 
 // A dispatch loop does nothing but jump: loop, blocks, local.get, br_table to one of those blocks' ends. That is how
@@ -59,6 +64,7 @@ const (
 	jumpCost  = 10  // of local.get and br_table; blocks are labels and leave no code behind
 	allowance = 256 // most that a turn pays in advance
 	foldCost  = 64  // most that a function pays late
+	fewHeads  = 4   // where a jump leads to no more than a fourth of the segments, they pay instead of the jump
 )
 
 func plan(code []byte, locals uint64) (*charges, error) {
@@ -108,9 +114,13 @@ func (p *planner) join(in instruction) {
 	if in.op == opBranchTable {
 		labels = r.count()
 	}
+	here := p.open[len(p.open)-1].region
 	for range labels + 1 {
 		if depth := r.u32(); uint64(depth) < uint64(len(p.open)) {
-			p.open[len(p.open)-1-int(depth)].joined = true
+			f := &p.open[len(p.open)-1-int(depth)]
+			if f.bound && !slices.Contains(f.from, here) {
+				f.from = append(f.from, here)
+			}
 		}
 	}
 }
@@ -121,7 +131,10 @@ func (p *planner) end(at int) {
 	p.open = p.open[:len(p.open)-1]
 	if f.bound {
 		outer := &p.open[len(p.open)-1]
-		outer.region = p.begin(region{at: at, kind: segment, loop: f.loop, falls: !f.ended, joined: f.joined})
+		if !f.ended {
+			f.from = append(f.from, f.region)
+		}
+		outer.region = p.begin(region{at: at, kind: segment, loop: f.loop, from: f.from, head: f.head})
 		outer.ended = false
 	}
 }
@@ -133,67 +146,93 @@ func (p *planner) begin(r region) int {
 
 // dispatch looks whether the loop whose head ends here is one that only jumps, and if so opens its blocks.
 func (p *planner) dispatch(at int) bool {
-	ahead, blocks := p.r, 0
-	in := ahead.next()
-	for ; in.op == opBlock && ahead.err == nil; in = ahead.next() {
-		blocks++
-	}
-	if blocks == 0 || in.op != opLocalGet {
+	j, after := dispatchLoop(p.r)
+	if j == nil {
 		return false
-	}
-	if in = ahead.next(); in.op != opBranchTable || ahead.err != nil {
-		return false
-	}
-	targets := reader{b: ahead.b, at: in.lo + 1}
-	for range targets.count() + 1 {
-		if uint64(targets.u32()) >= uint64(blocks) {
-			return false // around the loop or out of it
-		}
 	}
 	if p.open[len(p.open)-1].region == 0 {
 		p.jumps = append(p.jumps, len(p.regions))
 	}
-	head := p.begin(region{at: at, units: jumpCost, kind: jump})
+	heads := make([]bool, j.blocks)
+	for _, label := range j.labels {
+		heads[label] = true
+	}
+	n := 0
+	for _, head := range heads {
+		if head {
+			n++
+		}
+	}
+	few := n*fewHeads <= j.blocks
+	kind := jump
+	if few {
+		kind = table
+	}
+	head := p.begin(region{at: at, units: jumpCost, kind: kind})
 	dead := p.begin(region{kind: deadCode})
 	p.open = append(p.open, frame{region: dead})
-	for range blocks {
-		p.open = append(p.open, frame{region: dead, bound: true, loop: head})
+	for label := j.blocks - 1; label >= 0; label-- {
+		p.open = append(p.open, frame{region: dead, bound: true, loop: head, head: few && heads[label]})
 	}
 	p.open[len(p.open)-1].ended = true
-	p.r = ahead
+	p.r = after
 	return true
 }
 
 // settle decides where to pay. A function that does no more than enter a dispatch loop pays for that at the loop's head.
 func (p *planner) settle() *charges {
-	due := map[int]uint64{}  // of a dispatch loop: the most that its allowance covered so far
-	owed := map[int]uint64{} // at the end of its latest segment
-	pays := make([]bool, len(p.regions))
+	n := len(p.regions)
+	due := make([]uint64, n)  // of a place that pays in advance: the most that its allowance covers
+	owed := make([]uint64, n) // of a segment: the most of the allowance that is used at its end
+	turns := make([][]int, n) // of a segment: where the turns that come by it paid in advance
+	pays := make([]bool, n)
 	for i := range p.regions {
 		r := &p.regions[i]
-		pays[i] = r.kind == loop || r.kind == jump
+		pays[i] = r.kind == loop || r.kind == jump || r.head
 		if r.kind != segment {
 			continue
 		}
-		before := uint64(0)
-		switch {
-		case r.joined:
-			before = due[r.loop]
-		case r.falls:
-			before = owed[r.loop]
+		if r.head {
+			turns[i] = []int{i}
+			continue
 		}
-		if pays[i] = before+r.units > allowance; !pays[i] {
-			before += r.units
+		if p.regions[r.loop].kind == jump {
+			turns[i] = []int{r.loop}
 		}
-		owed[r.loop] = before
-		due[r.loop] = max(due[r.loop], before)
+		for _, from := range r.from {
+			f := &p.regions[from]
+			if f.kind != segment || f.loop != r.loop { // a loop within some segment before: who knows which
+				owed[i] = allowance
+				continue
+			}
+			owed[i] = max(owed[i], owed[from])
+			for _, t := range turns[from] {
+				if !slices.Contains(turns[i], t) {
+					turns[i] = append(turns[i], t)
+				}
+			}
+		}
+		if pays[i] = owed[i]+r.units > allowance || len(turns[i]) == 0; pays[i] {
+			continue
+		}
+		owed[i] += r.units
+		for _, t := range turns[i] {
+			due[t] = max(due[t], owed[i])
+		}
 	}
-	for head, units := range due {
-		p.regions[head].units += units
+	for i, units := range due {
+		p.regions[i].units += units
+		if p.regions[i].head {
+			p.regions[i].units += jumpCost
+		}
 	}
 	out := &charges{entry: p.regions[0].units}
 	if p.plain && len(p.jumps) == 1 && out.entry <= foldCost {
-		p.regions[p.jumps[0]].units += out.entry
+		for i := range p.regions {
+			if i == p.jumps[0] || p.regions[i].head {
+				p.regions[i].units += out.entry
+			}
+		}
 		out.entry = 0
 	}
 	for i, r := range p.regions {

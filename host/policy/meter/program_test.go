@@ -11,6 +11,7 @@ type machine struct {
 	local [locals]uint32
 	mem   [64]byte
 	steps uint64 // what the instructions that ran cost
+	turns uint64 // of dispatch loops
 }
 
 type branch int // -1: go on; n >= 0: leave n blocks more after this one
@@ -176,7 +177,11 @@ type state struct {
 // emit writes: counter = times; state = 0; block { loop { block^n { br_table } segments } }.
 func (s states) emit(out []byte) []byte {
 	n := len(s.list)
-	out = append(out, opI32Const, s.times, 0x21, s.counter, opI32Const, 0, 0x21, s.state, opBlock, blockEmpty, opLoop, blockEmpty)
+	out = append(out, opI32Const, s.times, 0x21, s.counter)
+	if s.state != 0 { // local 0 says where the function is entered
+		out = append(out, opI32Const, 0, 0x21, s.state)
+	}
+	out = append(out, opBlock, blockEmpty, opLoop, blockEmpty)
 	for range n {
 		out = append(out, opBlock, blockEmpty)
 	}
@@ -203,9 +208,13 @@ func (s states) emit(out []byte) []byte {
 func (s states) run(m *machine) branch {
 	m.steps += 4 + 1 + 1
 	at, left := 0, int(s.times)
+	if s.state == 0 {
+		at = int(min(m.local[0], uint32(len(s.list)-1)))
+	}
 	for jumped := true; at < len(s.list); {
 		if jumped {
 			m.steps += 1 + 2 // the loop's body, local.get and br_table
+			m.turns++
 		}
 		jumped = false
 		st := s.list[at]
@@ -220,6 +229,9 @@ func (s states) run(m *machine) branch {
 			}
 			m.steps += 3
 			at, jumped = int(st.next), true
+			if s.state == 0 {
+				m.local[0] = uint32(st.next)
+			}
 		case 2:
 			m.steps += 4
 			if m.local[st.a]&1 != 0 {

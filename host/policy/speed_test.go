@@ -1,0 +1,94 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// touches is an evict policy with all slots in use that takes full batches of touches in random order.
+func touches(b *testing.B, m *Module, slots uint32) func() {
+	e := newEvict(b, m, slots)
+	for slot := range slots {
+		_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: slot, Parent: abi.None, Size: 1})
+	}
+	if err := e.Flush(); err != nil {
+		b.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	order := make([]uint32, 64*4*batchSize)
+	for i := range order {
+		order[i] = rng.Uint32N(slots)
+	}
+	at := 0
+	return func() {
+		at = (at + 4*batchSize) % len(order)
+		for _, slot := range order[at : at+4*batchSize] {
+			if err := e.Event(abi.Event{Op: abi.OpTouch, Slot: slot, Parent: abi.None, Size: 1}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
+// An event of a full batch, delivery included.
+func BenchmarkSpeedOfEvents(b *testing.B) {
+	plain, err := Open(b.Context(), "lru", Options{Dir: distDir, unmetered: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer plain.Close(b.Context())
+	for _, slots := range []uint32{4096, 1 << 20} {
+		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
+			contest(b, 4*batchSize,
+				side{"native", touches(b, natives["lru"], slots)},
+				side{"wasm", touches(b, modules["lru"], slots)},
+				side{"unmetered", touches(b, plain, slots)},
+			)
+		})
+	}
+}
+
+// A path, answer checks included.
+func BenchmarkSpeedOfPlace(b *testing.B) {
+	place := func(m *Module) func() {
+		p := newPlace(b, m)
+		checkPlace(b, p)
+		q := randomQuery(rand.New(rand.NewPCG(1, 1)), 2)
+		q.KeyLen = 32
+		dst := make([]byte, 0, 256)
+		return func() {
+			for range 256 {
+				q.Key[0]++
+				if _, _, err := p.Path(q, dst); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+	}
+	contest(b, 256, side{"native", place(natives["fanout"])}, side{"wasm", place(modules["fanout"])})
+}
+
+// What each store of a full root costs: one entry goes and one comes.
+func BenchmarkSpeedOfStep(b *testing.B) {
+	step := func(m *Module) func() {
+		e := newEvict(b, m, 4096)
+		for slot := range uint32(4096) {
+			_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: slot, Parent: abi.None, Size: 1})
+		}
+		dst := make([]uint32, 1)
+		return func() {
+			for range 256 {
+				n, err := e.Victims(abi.Ask{Bytes: abi.SizeUnit, MaxVictims: 1, Tenant: abi.None}, dst)
+				if err != nil || n != 1 {
+					b.Fatal(n, err)
+				}
+				_ = e.Event(abi.Event{Op: abi.OpRemove, Slot: dst[0], Parent: abi.None})
+				_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: dst[0], Parent: abi.None, Size: 1})
+			}
+		}
+	}
+	contest(b, 256, side{"native", step(natives["lru"])}, side{"wasm", step(modules["lru"])})
+}
