@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -102,4 +103,29 @@ func TestPolicyCheck(t *testing.T) {
 	}
 	want(t, dir, exitPolicy, "mine.wasm: module: a host refuses it", "policy", "check", "mine.wasm")
 	want(t, dir, exitUsage, "unknown command", "policy", "nonsense")
+}
+
+// A new project builds with its own Makefile, in every language, and passes the check as it stands.
+func TestPolicyNew(t *testing.T) {
+	asc, err := filepath.Abs("../../abi/as/node_modules/.bin/asc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, language := range []string{"go", "c", "rust", "as"} {
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			want(t, dir, exitOK, "make -C mine check", "policy", "new", "--lang", language, "mine")
+			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+binary, "ASC="+asc)
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "CARGO_NET_OFFLINE=true")
+			out, err := cmd.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "mine.wasm: ok: evict;") {
+				t.Errorf("make check: %v\n%s", err, out)
+			}
+			want(t, dir, exitUsage, "not empty", "policy", "new", "--lang", language, "mine")
+		})
+	}
+	want(t, t.TempDir(), exitUsage, "unknown language", "policy", "new", "--lang", "perl", "mine")
+	want(t, t.TempDir(), exitUsage, "bad name", "policy", "new", "Not-A-Name")
 }

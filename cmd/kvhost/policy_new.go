@@ -1,0 +1,40 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/policy/scaffold"
+)
+
+func newPolicyNew() *cobra.Command {
+	var language string
+	cmd := &cobra.Command{
+		Use:   "new DIR",
+		Short: "Write the project of a new policy, called like its directory",
+		Long: `Writes a project that builds and passes kvhost policy check as it stands: a small eviction policy, its manifest, a Makefile
+and the kit for its language, copied so that nothing must be found elsewhere.`,
+		Example: "  kvhost policy new --lang rust mine && make -C mine check",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{fmt.Errorf("%s: want one directory", cmd.CommandPath())}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := scaffold.New(args[0], language)
+			if errors.Is(err, scaffold.ErrName) || errors.Is(err, scaffold.ErrLanguage) || errors.Is(err, scaffold.ErrExists) {
+				return usageError{err}
+			}
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: make -C %s check\n", filepath.Clean(args[0]), filepath.Clean(args[0]))
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&language, "lang", "go", "language: "+scaffold.Languages)
+	return cmd
+}
