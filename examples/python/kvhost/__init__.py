@@ -21,9 +21,10 @@ from kvhost.session import (
     StoreResult,
 )
 from kvhost.shape import Group, Namespace, Plane, Region
+from kvhost.words import ArenaWords, Timeline, Words
 
 __all__ = [
-    "NOT_WANTED", "Arena", "BlockError", "ChunkResult", "Code", "Group", "HostError", "HostGone", "KvhostError",
+    "NOT_WANTED", "Arena", "ArenaWords", "BlockError", "ChunkResult", "Code", "Group", "HostError", "HostGone", "KvhostError",
     "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "Plane", "Region", "Result", "Session", "StoreChunk",
-    "StoreJob", "StoreResult",
+    "StoreJob", "StoreResult", "Timeline", "Words",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import os
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,3 +128,50 @@ class VmmMemory:
         self.segments = []
         _check("cuMemUnmap", C.c_uint64(self.address), C.c_size_t(self.size))
         _check("cuMemAddressFree", C.c_uint64(self.address), C.c_size_t(self.size))
+
+
+class DeviceWords:
+    """64-bit words in device memory: streams wait for them and write them, as the host does."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        address, context, stream = C.c_uint64(), C.c_void_p(), C.c_void_p()
+        _check("cuMemAlloc_v2", C.byref(address), C.c_size_t(max(8 * count, 2 << 20)))  # a whole allocation, for IPC
+        _check("cuCtxGetCurrent", C.byref(context))
+        _check("cuStreamCreate", C.byref(stream), 1)  # one that waits for no other
+        self.address: int = address.value
+        self._context, self._stream = context, stream
+        self._lock = threading.Lock()
+        for i in range(count):
+            self.store(i, 0)
+
+    def export(self) -> IpcMemory:
+        return export_ipc(self.address)
+
+    def load(self, i: int) -> int:
+        value = C.c_uint64()
+        with self._lock:
+            _check("cuCtxSetCurrent", self._context)
+            _check("cuMemcpyDtoHAsync_v2", C.byref(value), C.c_uint64(self.address + 8 * i), C.c_size_t(8), self._stream)
+            _check("cuStreamSynchronize", self._stream)
+        return value.value
+
+    def store(self, i: int, value: int) -> None:
+        """Writes a word at once, from any thread, whatever other streams wait for."""
+        with self._lock:
+            _check("cuCtxSetCurrent", self._context)
+            self.store_on(self._stream.value or 0, i, value)
+            _check("cuStreamSynchronize", self._stream)
+
+    def store_on(self, stream: int, i: int, value: int) -> None:
+        """Has a stream write a word when it gets there (``torch.cuda.Stream.cuda_stream``)."""
+        _check("cuStreamWriteValue64_v2", C.c_void_p(stream), C.c_uint64(self.address + 8 * i), C.c_uint64(value), 0)
+
+    def wait_on(self, stream: int, i: int, value: int) -> None:
+        """Has a stream stand still until a word has a value, or a higher one."""
+        _check("cuStreamWaitValue64_v2", C.c_void_p(stream), C.c_uint64(self.address + 8 * i), C.c_uint64(value), 0)
+
+    def close(self) -> None:
+        """Gives the words up. No session may share them any more."""
+        _check("cuStreamDestroy_v2", self._stream)
+        _check("cuMemFree_v2", C.c_uint64(self.address))

@@ -13,6 +13,7 @@ from kvhost.errors import HostError
 from kvhost.shape import Namespace, Region
 from kvhost.v1 import kvhost_pb2 as pb
 from kvhost.wire import Stream, checked, send_descriptor
+from kvhost.words import ArenaWords, Timeline
 
 PROTOCOL = 1
 
@@ -94,11 +95,18 @@ class Lookup:
 
 
 class _Job:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, timeline: Timeline | None = None) -> None:
         self._session = session
+        self.timeline = timeline
         self.id = 0
         self._over = threading.Event()
         self._answer: Any = None
+
+    def _end(self, m: Any) -> None:
+        if self.timeline is not None and (isinstance(m, Exception) or m.WhichOneof("body") == "error"):
+            self.timeline.abandon()  # the host will not
+        self._answer = m
+        self._over.set()
 
     def cancel(self) -> None:
         """Returns when no copy can touch the blocks any more. The job still completes."""
@@ -113,16 +121,15 @@ class _Job:
 class StoreJob(_Job):
     """A running store."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
+    def __init__(self, session: Session, timeline: Timeline | None = None) -> None:
+        super().__init__(session, timeline)
         self._read = threading.Event()
 
     def _call(self, m: Any) -> bool:
         if not isinstance(m, Exception) and m.WhichOneof("body") == "store_read":
             self._read.set()
             return False
-        self._answer = m
-        self._over.set()
+        self._end(m)
         self._read.set()
         return True
 
@@ -144,8 +151,10 @@ class StoreJob(_Job):
 class LoadJob(_Job):
     """A running load."""
 
-    def __init__(self, session: Session, on_layer: Callable[[int, list[int]], None] | None) -> None:
-        super().__init__(session)
+    def __init__(
+        self, session: Session, on_layer: Callable[[int, list[int]], None] | None, timeline: Timeline | None = None
+    ) -> None:
+        super().__init__(session, timeline)
         self._on_layer = on_layer
 
     def _call(self, m: Any) -> bool:
@@ -153,8 +162,7 @@ class LoadJob(_Job):
             if self._on_layer is not None:
                 self._on_layer(m.load_layer.layer, list(m.load_layer.failed))
             return False
-        self._answer = m
-        self._over.set()
+        self._end(m)
         return True
 
     def wait(self, timeout: float | None = None) -> LoadResult:
@@ -273,14 +281,28 @@ class Session:
         m = self._ask(lookup=pb.Lookup(request=request, group=group, keys=packed, first=first, readers=readers))
         return Lookup(self, first, m.lookup)
 
-    def store(self, chunks: Sequence[StoreChunk], *, group: int = 0, request: int = 0) -> StoreJob:
+    def share_words(self, arena: Arena, offset: int, count: int) -> ArenaWords:
+        """Shares 64-bit words in an arena, once in a session, for the timelines of its jobs."""
+        tag = next(self._tags)
+        send_descriptor(self._socket + ".fd", self._nonce, tag, arena.fd, self._timeout)
+        self._ask(words=pb.Words(memfd=tag, offset=offset, count=count))
+        return ArenaWords(arena, offset, count)
+
+    def share_words_ipc(self, handle: bytes, offset: int, count: int) -> None:
+        """Likewise words in memory of the session's GPU (:class:`kvhost.cuda.DeviceWords`)."""
+        self._ask(words=pb.Words(cuda_ipc=handle, offset=offset, count=count))
+
+    def store(
+        self, chunks: Sequence[StoreChunk], *, group: int = 0, request: int = 0, timeline: Timeline | None = None
+    ) -> StoreJob:
         """Begins to store chunks. The blocks must not change until the job has read them."""
-        job = StoreJob(self)
+        job = StoreJob(self, timeline)
         job.id = self._stream.start(
             job._call,
             store=pb.Store(
                 request=request,
                 group=group,
+                timeline=timeline.message() if timeline else None,
                 chunks=[pb.StoreChunk(key=c.key, parent=c.parent, depth=c.depth, blocks=c.blocks) for c in chunks],
             ),
         )
@@ -294,6 +316,7 @@ class Session:
         on_layer: Callable[[int, list[int]], None] | None = None,
         order: Sequence[int] = (),
         prefetch: int = 0,
+        timeline: Timeline | None = None,
     ) -> LoadJob:
         """Begins to fill blocks from what a lookup leased, and uses the lease up.
 
@@ -302,7 +325,7 @@ class Session:
         its pages hold their bytes in every chunk that is not in ``failed`` (indices into ``chunks``). It runs on the
         receiving thread: it must be quick and must not call the session. With a ``prefetch`` the load begins only so
         many layers beyond those that :meth:`LoadJob.advance` has said are consumed."""
-        job = LoadJob(self, on_layer)
+        job = LoadJob(self, on_layer, timeline)
         job.id = self._stream.start(
             job._call,
             load=pb.Load(
@@ -310,6 +333,7 @@ class Session:
                 layers=on_layer is not None,
                 order=order,
                 prefetch=prefetch,
+                timeline=timeline.message() if timeline else None,
                 chunks=[pb.LoadChunk(index=c.index, blocks=c.blocks) for c in chunks],
             ),
         )
