@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -76,8 +78,15 @@ func bench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
 	if err != nil {
 		return err
 	}
+	var direct *gds.DirectRoute
 	if gpu != nil {
 		defer gpu.Close()
+		if direct, err = openDirect(cfg, gpu); err != nil {
+			fmt.Fprintf(os.Stderr, "kvhost: the direct route is not measured: %v\n", err)
+		}
+		if direct != nil {
+			defer direct.Close()
+		}
 	}
 	var rows []pathbench.Row
 	for _, shape := range shapes {
@@ -85,33 +94,13 @@ func bench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
 			continue
 		}
 		for _, root := range cfg.Roots {
-			for _, files := range []string{"direct I/O", "page cache"} {
-				fs := staging.OS()
-				if files == "page cache" {
-					fs = staging.Buffered(fs)
-				} else if !cfg.Engine.DirectIO {
-					continue
-				}
-				e := cfg.Engine
-				c := pathbench.Config{
-					GPU: gpu, FS: fs, Dir: root.Path, Geometry: shape.geometry, Chunks: o.chunks, Rounds: o.rounds,
-					Engine: transfer.Config{
-						Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
-					},
-					Copiers: runtime.GOMAXPROCS(0),
-				}
-				memory := "host memory"
-				if gpu != nil {
-					c.Copiers, memory = cfg.GDS.CopyThreads, gpu.Name
-				}
-				got, err := pathbench.Run(ctx, c)
-				if err != nil {
-					return err
-				}
-				for _, r := range got {
-					r.Pages, r.Memory, r.Files = shape.title, memory, root.Path+", "+files
-					rows = append(rows, r)
-				}
+			got, err := benchRoot(ctx, cfg, o, gpu, direct, root.Path, shape.geometry)
+			if err != nil {
+				return err
+			}
+			for _, r := range got {
+				r.Pages = shape.title
+				rows = append(rows, r)
 			}
 		}
 	}
@@ -159,5 +148,81 @@ func firstGPU(cfg *config.Config) (*gds.GPU, error) {
 	if len(devices) == 0 {
 		return nil, gds.ErrNoGPU
 	}
-	return driver.OpenGPU(devices[0].UUID, gds.Config{Threads: cfg.GDS.CopyThreads, Blocks: cfg.GDS.CopyBlocks})
+	return driver.OpenGPU(devices[0].UUID, gds.Config{Threads: cfg.GDS.CopyThreads, Files: cfg.GDS.MaxConcurrentOps, Blocks: cfg.GDS.CopyBlocks})
+}
+
+// benchRoot measures every way to a root that there is.
+func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gds.GPU, direct *gds.DirectRoute, dir string, g chunk.Geometry) (rows []pathbench.Row, err error) {
+	e := cfg.Engine
+	base := pathbench.Config{
+		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: g, Chunks: o.chunks, Rounds: o.rounds, Copiers: runtime.GOMAXPROCS(0),
+		Engine: transfer.Config{
+			Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
+		},
+	}
+	memory := "host memory"
+	if gpu != nil {
+		base.Copiers, memory = cfg.GDS.CopyThreads, gpu.Name
+	}
+	cached := base
+	cached.FS = staging.Buffered(base.FS)
+	cases := []struct {
+		files string
+		c     pathbench.Config
+	}{{"page cache", cached}}
+	if cfg.Engine.DirectIO && takesDirectIO(dir) {
+		cases = slices.Insert(cases, 0, cases[0])
+		cases[0].files, cases[0].c = "direct I/O", base
+		if direct != nil {
+			cases = append(cases, cases[0])
+			cases[2].c.Direct = direct
+		}
+	}
+	for _, k := range cases {
+		got, err := pathbench.Run(ctx, k.c)
+		if err != nil && k.c.Direct != nil && ctx.Err() == nil {
+			fmt.Fprintf(os.Stderr, "kvhost: %s: the direct route is not measured: %v\n", dir, err)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range got {
+			r.Memory, r.Files = memory, dir+", "+k.files
+			rows = append(rows, r)
+		}
+	}
+	return rows, nil
+}
+
+// takesDirectIO says whether files of a directory can be opened past the page cache.
+func takesDirectIO(dir string) bool {
+	f, err := os.CreateTemp(dir, ".kvhost-bench-")
+	if err != nil {
+		return false
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	again, err := staging.OS().OpenFile(f.Name(), os.O_RDWR|syscall.O_DIRECT, 0)
+	if err != nil {
+		return false
+	}
+	return again.Close() == nil
+}
+
+// openDirect readies cuFile and slots of device memory for it.
+func openDirect(cfg *config.Config, gpu *gds.GPU) (*gds.DirectRoute, error) {
+	if !cfg.GDS.UseCuFile {
+		return nil, nil
+	}
+	c, err := gds.LoadCuFile()
+	if err != nil {
+		return nil, err
+	}
+	_ = c.Configure(os.TempDir()) // an older one keeps its own
+	if lost := gpu.DoFile(func(t *gds.Thread) { err = c.Open(t) }); lost != nil || err != nil {
+		return nil, errors.Join(lost, err)
+	}
+	_ = c.StartStats() // likewise; the route is then not named
+	return gds.NewDirectRoute(gpu, c, gds.DirectConfig{BufferBytes: int64(cfg.GDS.BufferMiB) << 20, Handles: cfg.GDS.HandleCache})
 }

@@ -63,10 +63,20 @@ func check(ctx context.Context, cfg *config.Config, asJSON bool) error {
 // wanted is what a configuration asks of the machine.
 func wanted(cfg *config.Config) doctor.Wanted {
 	w := doctor.Wanted{
-		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO, CUDA: cfg.GDS.CUDA != config.CUDAOff,
+		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO, CUDA: cfg.GDS.CUDA != config.CUDAOff, DeviceBytes: deviceBytes(cfg),
 	}
 	for _, r := range cfg.Roots {
 		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared})
 	}
 	return w
+}
+
+// deviceBytes is what the direct route takes of a GPU's memory.
+func deviceBytes(cfg *config.Config) int64 {
+	for _, r := range cfg.Roots {
+		if r.Route != config.RouteStaged && cfg.GDS.UseCuFile {
+			return int64(cfg.GDS.BufferMiB) << 20
+		}
+	}
+	return 0
 }

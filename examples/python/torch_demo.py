@@ -4,14 +4,23 @@
 
 Chunks with known bytes are stored from the GPU, blocks are shuffled and poisoned before each load, and each load is
 compared on the GPU. Exits with 1 if any byte differs or any operation fails.
+
+With ``--order timeline`` nobody waits for the GPU or the host in between: the stream tells the host by a word when pages are
+written, and waits for a word until they are loaded; ``--order layers`` waits for each layer in turn. ``--damage DIR`` flips
+bytes of piece files below DIR now and then: each must fail its chunk's blocks, and no others. ``--crash`` kills this process
+in the middle of a transfer, ``--kill-host PID`` the host under a waiting stream, which must go on.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import os
+import pathlib
 import random
+import signal
+import threading
 import time
 
 import torch
@@ -51,10 +60,17 @@ class Pages:
         for layer, view in enumerate(self.view):
             view[ids] = content(chunk, layer, len(ids), self.page)
 
-    def wrong(self, ids: torch.Tensor, chunk: int) -> torch.Tensor:
+    def wrong(self, ids: torch.Tensor, chunk: int, layers: range | None = None) -> torch.Tensor:
+        bad = torch.zeros((), dtype=torch.int64, device="cuda")
+        for layer in layers or range(len(self.view)):
+            bad += (self.view[layer][ids] != content(chunk, layer, len(ids), self.page)).sum()
+        return bad
+
+    def strange(self, ids: torch.Tensor, chunk: int) -> torch.Tensor:
+        """Bytes of a chunk that failed which are neither right nor poison."""
         bad = torch.zeros((), dtype=torch.int64, device="cuda")
         for layer, view in enumerate(self.view):
-            bad += (view[ids] != content(chunk, layer, len(ids), self.page)).sum()
+            bad += ((view[ids] != content(chunk, layer, len(ids), self.page)) & (view[ids] != POISON)).sum()
         return bad
 
 
@@ -66,86 +82,235 @@ def content(chunk: int, layer: int, blocks: int, page: int) -> torch.Tensor:
     return (x * -4658895280553007687).view(torch.uint8).view(blocks, page)
 
 
+class Demo:
+    """A session, its pages, and what has come of them."""
+
+    def __init__(self, host: kvhost.Session, a: argparse.Namespace) -> None:
+        self.host, self.a = host, a
+        self.layers, self.page, self.per_chunk = SHAPES[a.shape]
+        self.blocks = 2 * a.batch * self.per_chunk
+        self.pages = Pages(a.memory, self.layers, self.page, self.blocks)
+        self.pages.register(host, a.memory)
+        self.keys = [hashlib.sha256(b"0").digest()]
+        while len(self.keys) < a.chunks:
+            self.keys.append(hashlib.sha256(self.keys[-1]).digest())
+        self.rng = random.Random(1)
+        self.stored: set[int] = set()
+        self.seconds = {"store": 0.0, "load": 0.0}
+        self.bytes = {"store": 0, "load": 0}
+        self.failed = self.wrong = self.missed = self.damaged = self.request = self.step = 0
+        self.words: cuda.DeviceWords | None = None
+        if a.order != "wait":
+            self.words = cuda.DeviceWords(4 + self.layers)
+            where = self.words.export()
+            host.share_words_ipc(where.handle, where.offset, self.words.count)
+
+    def stream(self) -> int:
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    def timeline(self, layers: int = 0) -> kvhost.Timeline | None:
+        """One for the next job: it waits until the stream has come to here."""
+        if self.words is None:
+            torch.cuda.synchronize()
+            return None
+        self.step += 1
+        for i in range(max(1, layers)):
+            self.words.store(3 + i, 0)
+        self.words.store_on(self.stream(), 0, self.step)
+        t = kvhost.Timeline(
+            self.words, wait_word=0, wait_value=self.step, done_word=1, done_value=1000 * self.step, status_word=3, layers=layers
+        )
+        return t
+
+    def deal(self) -> list[list[int]]:
+        order = self.rng.sample(range(self.blocks), self.blocks)
+        return [order[i * self.per_chunk : (i + 1) * self.per_chunk] for i in range(2 * self.a.batch)]
+
+    def store(self, batch: list[int]) -> None:
+        ids = self.deal()
+        for i, c in enumerate(batch):
+            self.pages.write(torch.tensor(ids[i], device="cuda"), c)
+        order = self.timeline()
+        start = time.perf_counter()
+        job = self.host.store(
+            [
+                kvhost.StoreChunk(self.keys[c], ids[i], parent=self.keys[c - 1] if c else b"", depth=c)
+                for i, c in enumerate(batch)
+            ],
+            request=self.request,
+            timeline=order,
+        )
+        if self.words is not None and order is not None:
+            self.words.wait_on(self.stream(), order.done_word, order.done_value)
+            for view in self.pages.view:  # right behind the wait: the host must have read them by then
+                view.fill_(POISON)
+        result = job.published(120)
+        self.seconds["store"] += time.perf_counter() - start
+        self.bytes["store"] += result.bytes
+        for c, r in zip(batch, result.chunks, strict=True):
+            if r.result in (kvhost.Result.STORED, kvhost.Result.RESIDENT):
+                self.stored.add(c)
+            else:
+                self.failed += 1
+
+    def load(self, batch: list[int]) -> None:
+        ids = self.deal()
+        for view in self.pages.view:
+            view.fill_(POISON)
+        found = self.host.lookup(self.keys[: batch[-1] + 1], request=self.request, first=batch[0])
+        for c in batch[found.hits :]:
+            self.stored.discard(c)
+            self.missed += 1
+        batch = batch[: found.hits]
+        if not batch:
+            return
+        by_layer = self.a.order == "layers"
+        order = self.timeline(self.layers if by_layer else 0)
+        start = time.perf_counter()
+        job = self.host.load(
+            found,
+            [kvhost.LoadChunk(c, ids[i]) for i, c in enumerate(batch)],
+            on_layer=(lambda *_: None) if by_layer else None,
+            timeline=order,
+        )
+        where = [torch.tensor(ids[i], device="cuda") for i in range(len(batch))]
+        early = torch.zeros((len(batch),), dtype=torch.int64, device="cuda")
+        if self.words is not None and order is not None:  # compared by the stream itself, as soon as it may go on
+            for layer in range(self.layers) if by_layer else ():
+                self.words.wait_on(self.stream(), order.done_word, order.done_value - self.layers + layer)
+                for i, c in enumerate(batch):
+                    early[i] += self.pages.wrong(where[i], c, range(layer, layer + 1))
+            self.words.wait_on(self.stream(), order.done_word, order.done_value)
+            for i, c in enumerate(batch):
+                early[i] += self.pages.wrong(where[i], c)
+        loaded = job.wait(120)
+        self.seconds["load"] += time.perf_counter() - start
+        self.bytes["load"] += loaded.bytes
+        bad: dict[int, set[int]] = {}
+        for f in loaded.failed:
+            bad.setdefault(f.chunk, set()).add(f.block)
+        for i, c in enumerate(batch):
+            if i in bad:
+                self.stored.discard(c)
+                self.damaged += 1
+                self.wrong += int(self.pages.strange(where[i], c)) + (bad[i] != set(ids[i]))
+            else:
+                self.wrong += int(self.pages.wrong(where[i], c)) + int(early[i])
+        if order is not None and (2 in order.statuses()) != bool(bad):
+            self.wrong += 1
+        rest = torch.tensor([b for part in ids[len(batch) :] for b in part], device="cuda")
+        for view in self.pages.view:
+            self.wrong += int((view[rest] != POISON).sum())
+
+    def damage(self) -> None:
+        files = [p for p in pathlib.Path(self.a.damage).rglob("*.kv") if ".kvhost" not in p.parts]
+        path = self.rng.choice(files)
+        with open(path, "r+b") as f:
+            f.seek(self.rng.randrange(path.stat().st_size // 2, path.stat().st_size - (1 << 16)))
+            byte = f.read(1)
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte[0] ^ 0x40]))
+
+    def run(self) -> int:
+        done, a = 0, self.a
+        while done < a.operations:
+            self.request += 1
+            missing = [c for c in range(a.chunks) if c not in self.stored]
+            if missing:
+                batch = missing[: a.batch]
+                self.store(batch)
+            else:
+                first = self.rng.randrange(a.chunks)
+                batch = list(range(first, min(first + a.batch, a.chunks)))
+                if a.damage and self.rng.random() < 0.2:
+                    self.damage()
+                if a.crash and done > a.operations // 2:
+                    threading.Timer(self.rng.uniform(0.001, 0.02), os.kill, (os.getpid(), signal.SIGKILL)).start()
+                if a.kill_host and done > a.operations // 2:
+                    return self.kill(batch)
+                self.load(batch)
+            done += max(1, len(batch))
+            self.host.end_request(self.request)
+        return done
+
+    def kill(self, batch: list[int]) -> int:
+        """Kills the host while a stream waits for a load: the stream goes on, and finds that not all was delivered.
+
+        In order ``layers`` the load is under way by then; otherwise it waits for a word that does not come."""
+        assert self.words is not None, "--kill-host wants --order timeline or layers"
+        ids = self.deal()
+        found = self.host.lookup(self.keys[: batch[-1] + 1], request=self.request, first=batch[0])
+        by_layer = self.a.order == "layers"
+        held = self.timeline(self.layers if by_layer else 0)
+        assert held is not None
+        torch.cuda.synchronize()
+        if not by_layer:
+            held = dataclasses.replace(held, wait_word=2, wait_value=1)
+        job = self.host.load(
+            found,
+            [kvhost.LoadChunk(c, ids[i]) for i, c in enumerate(batch)],
+            on_layer=(lambda *_: None) if by_layer else None,
+            timeline=held,
+        )
+        self.words.wait_on(self.stream(), held.done_word, held.done_value)
+        gone = torch.cuda.Event()
+        gone.record()
+        if by_layer:
+            while self.words.load(held.done_word) < held.done_value - self.layers:
+                pass
+        else:
+            time.sleep(0.05)
+            assert not gone.query(), "the stream did not wait"
+        start = time.perf_counter()
+        os.kill(self.a.kill_host, signal.SIGKILL)
+        torch.cuda.synchronize()
+        print(f"host killed: the waiting stream went on after {1e3 * (time.perf_counter() - start):.1f} ms, status {held.statuses()}")
+        try:
+            job.wait(30)
+        except kvhost.HostGone:
+            raise SystemExit(0 if 2 in held.statuses() and 0 not in held.statuses() else 1) from None
+        raise SystemExit(1)
+
+
 def main() -> None:
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("socket")
     args.add_argument("--shape", choices=SHAPES, default="llama")
     args.add_argument("--memory", choices=["ipc", "vmm"], default="ipc")
+    args.add_argument("--order", choices=["wait", "timeline", "layers"], default="wait")
     args.add_argument("--chunks", type=int, default=64, help="distinct chunks")
     args.add_argument("--operations", type=int, default=256, help="chunks stored and loaded, all in all")
     args.add_argument("--batch", type=int, default=8, help="chunks in one operation")
+    args.add_argument("--damage", metavar="DIR", help="flip bytes of piece files below it")
+    args.add_argument("--crash", action="store_true", help="die in the middle of a load")
+    args.add_argument("--kill-host", metavar="PID", type=int, help="kill the host in the middle of a load")
     a = args.parse_args()
     layers, page, per_chunk = SHAPES[a.shape]
     torch.cuda.init()
     torch.zeros(1, device="cuda")
-
     group = kvhost.Group.uniform(0, blocks=per_chunk, layers=layers, parts=1, page_bytes=page)
     namespace = kvhost.Namespace(
         model=f"torch-demo-{a.shape}", dtype="bf16", key_bytes=32, tokens_per_block=16, groups=[group],
         hash_algorithm="sha256", hash_seed=str(os.getpid()),
     )
-    blocks = 2 * a.batch * per_chunk
-    pages = Pages(a.memory, layers, page, blocks)
-    keys = [hashlib.sha256(b"0").digest()]
-    while len(keys) < a.chunks:
-        keys.append(hashlib.sha256(keys[-1]).digest())
-
-    rng = random.Random(1)
-    failed = wrong = moved = missed = 0
     with kvhost.Session(
         a.socket, engine=f"torch-{os.getpid()}", namespace=namespace, device_uuid=cuda.device_uuid()
     ) as host:
-        pages.register(host, a.memory)
-        stored: set[int] = set()
-        seconds = {"store": 0.0, "load": 0.0}
-        done, request = 0, 0
-        while done < a.operations:
-            request += 1
-            order = rng.sample(range(blocks), blocks)
-            ids = [order[i * per_chunk : (i + 1) * per_chunk] for i in range(a.batch)]
-            first = len(stored)
-            if first < a.chunks:
-                batch = list(range(first, min(first + a.batch, a.chunks)))
-                for i, c in enumerate(batch):
-                    pages.write(torch.tensor(ids[i], device="cuda"), c)
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                result = host.store(
-                    [kvhost.StoreChunk(keys[c], ids[i], parent=keys[c - 1] if c else b"", depth=c) for i, c in enumerate(batch)],
-                    request=request,
-                ).published(120)
-                seconds["store"] += time.perf_counter() - start
-                failed += sum(r.result != kvhost.Result.STORED for r in result.chunks)
-                stored.update(batch)
-            else:
-                first = rng.randrange(a.chunks)
-                batch = list(range(first, min(first + a.batch, a.chunks)))
-                for view in pages.view:
-                    view.fill_(POISON)
-                torch.cuda.synchronize()
-                found = host.lookup(keys[: batch[-1] + 1], request=request, first=first)
-                missed += len(batch) - found.hits
-                batch = batch[: found.hits]
-                start = time.perf_counter()
-                loaded = host.load(found, [kvhost.LoadChunk(c, ids[i]) for i, c in enumerate(batch)]).wait(120)
-                seconds["load"] += time.perf_counter() - start
-                failed += len(loaded.failed)
-                for i, c in enumerate(batch):
-                    wrong += int(pages.wrong(torch.tensor(ids[i], device="cuda"), c))
-                rest = torch.tensor(order[len(batch) * per_chunk :], device="cuda")
-                for view in pages.view:
-                    wrong += int((view[rest] != POISON).sum())
-                moved += loaded.bytes
-            done += max(1, len(batch))
-            host.end_request(request)
+        d = Demo(host, a)
+        done = d.run()
+        torch.cuda.synchronize()
         host.unregister(0)
-    size = a.chunks * layers * page * per_chunk
+
+    def rate(what: str) -> float:
+        return d.bytes[what] / d.seconds[what] / 1e9 if d.seconds[what] else 0
+
     print(
-        f"{a.shape} {a.memory}: {done} chunk operations, {a.chunks} distinct; stored {size / seconds['store'] / 1e9:.1f} GB/s, "
-        f"loaded {moved / seconds['load'] / 1e9 if seconds['load'] else 0:.1f} GB/s of {moved >> 20} MiB; "
-        f"missed {missed}, failed {failed}, bytes that differ {wrong}"
+        f"{a.shape} {a.memory} {a.order}: {done} chunk operations, {a.chunks} distinct; stored {rate('store'):.1f} GB/s, "
+        f"loaded {rate('load'):.1f} GB/s of {d.bytes['load'] >> 20} MiB; missed {d.missed}, failed stores {d.failed}, "
+        f"failed loads {d.damaged}, bytes that differ {d.wrong}"
     )
-    if failed or wrong or missed:
+    expected = bool(a.damage)
+    if d.failed or d.wrong or (d.missed + d.damaged > 0) != expected:
         raise SystemExit(1)
 
 

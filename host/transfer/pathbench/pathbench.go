@@ -28,10 +28,8 @@ type Config struct {
 	Chunks   int
 	Rounds   int // counted
 	Engine   transfer.Config
-	Copiers  int // goroutines of the copy alone
-	// Prepare readies the engine for the GPU, and says the route's name once passes have been made. Optional.
-	Prepare func(*transfer.Engine) error
-	Route   func() string
+	Copiers  int              // goroutines of the copy alone
+	Direct   *gds.DirectRoute // by which all pieces go; nil: they are staged
 }
 
 // bench is a case under way.
@@ -77,10 +75,15 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 		}
 	}
 	route := "staged"
-	if c.Route != nil {
-		route = c.Route()
+	if c.Direct != nil {
+		if route, err = b.routeTaken(); err != nil {
+			return nil, err
+		}
 	}
-	rows := []Row{stores.row("store"), loads.row("load"), layers.row("load, by layer")}
+	rows := []Row{stores.row("store"), loads.row("load")}
+	if c.Direct == nil { // layers are always staged
+		rows = append(rows, layers.row("load, by layer"))
+	}
 	for i := range rows {
 		rows[i].Route = route
 	}
@@ -126,6 +129,9 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 			{nil, func() error { return b.readFiles(ctx) }, nil, &loads.plain, &loads.plainCPU},
 		},
 	}
+	if b.Direct != nil {
+		groups[1] = slices.Delete(groups[1], 1, 2)
+	}
 	gb := float64(b.Chunks) * float64(b.Geometry.PageBytes()) / 1e9
 	for _, passes := range groups {
 		if round%2 == 1 {
@@ -150,7 +156,7 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 			}
 		}
 	}
-	if round > 0 { // the ceilings are the same
+	if round > 0 && b.Direct == nil { // the ceilings are the same
 		n := len(loads.copy) - 1
 		layers.copy, layers.plain, layers.plainCPU = append(layers.copy, loads.copy[n]), append(layers.plain, loads.plain[n]), append(layers.plainCPU, loads.plainCPU[n])
 	}
@@ -186,6 +192,20 @@ func processor() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// routeTaken is what cuFile itself says of the bytes; pieces that were staged in its place would spoil the figures.
+func (b *bench) routeTaken() (string, error) {
+	for _, r := range b.engine.Routes() {
+		if n := r.LoadsAgain + r.StoresAgain + r.Full; n > 0 {
+			return "", fmt.Errorf("%w: %d pieces of the direct route were staged", ErrPath, n)
+		}
+	}
+	taken, err := b.Direct.CuFile().Stats()
+	if err != nil {
+		return "direct", nil // an older cuFile does not say
+	}
+	return "direct: " + taken.String(), nil
+}
+
 // capacity is more than any case takes: files of past rounds stay.
 const capacity = 1 << 42
 
@@ -219,10 +239,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if b.Prepare != nil {
-		if err := b.Prepare(b.engine); err != nil {
-			return err
-		}
+	if b.Direct != nil {
+		b.engine.SetRoute(b.GPU, filepath.Join(b.Dir, "root"), transfer.RouteChoice{Direct: b.Direct, Always: true})
 	}
 	b.image = image(b.Geometry, blocks)
 	b.queue, err = b.engine.Queue(device)
