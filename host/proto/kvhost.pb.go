@@ -216,6 +216,61 @@ func (ChunkResult) EnumDescriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{2}
 }
 
+type PolicyState int32
+
+const (
+	PolicyState_POLICY_STATE_ACTING     PolicyState = 0
+	PolicyState_POLICY_STATE_STANDIN    PolicyState = 1 // it is down, and the host answers in its place until it is started again
+	PolicyState_POLICY_STATE_QUARANTINE PolicyState = 2 // it is not started any more
+	PolicyState_POLICY_STATE_DRAINING   PolicyState = 3 // place: replaced, but files that it named are still there
+	PolicyState_POLICY_STATE_SHADOW     PolicyState = 4 // it decides nothing
+)
+
+// Enum value maps for PolicyState.
+var (
+	PolicyState_name = map[int32]string{
+		0: "POLICY_STATE_ACTING",
+		1: "POLICY_STATE_STANDIN",
+		2: "POLICY_STATE_QUARANTINE",
+		3: "POLICY_STATE_DRAINING",
+		4: "POLICY_STATE_SHADOW",
+	}
+	PolicyState_value = map[string]int32{
+		"POLICY_STATE_ACTING":     0,
+		"POLICY_STATE_STANDIN":    1,
+		"POLICY_STATE_QUARANTINE": 2,
+		"POLICY_STATE_DRAINING":   3,
+		"POLICY_STATE_SHADOW":     4,
+	}
+)
+
+func (x PolicyState) Enum() *PolicyState {
+	p := new(PolicyState)
+	*p = x
+	return p
+}
+
+func (x PolicyState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PolicyState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[3].Descriptor()
+}
+
+func (PolicyState) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[3]
+}
+
+func (x PolicyState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PolicyState.Descriptor instead.
+func (PolicyState) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{3}
+}
+
 type ClientMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3028,6 +3083,14 @@ type PolicyStatus struct {
 	Seconds       float64                `protobuf:"fixed64,6,opt,name=seconds,proto3" json:"seconds,omitempty"`
 	Faults        uint64                 `protobuf:"varint,7,opt,name=faults,proto3" json:"faults,omitempty"`
 	Fuel          uint64                 `protobuf:"varint,8,opt,name=fuel,proto3" json:"fuel,omitempty"` // used so far, about a unit per instruction; 0 when native
+	Name          string                 `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`  // the operator's
+	Version       string                 `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
+	Root          string                 `protobuf:"bytes,11,opt,name=root,proto3" json:"root,omitempty"` // of evict
+	State         PolicyState            `protobuf:"varint,12,opt,name=state,proto3,enum=kvhost.v1.PolicyState" json:"state,omitempty"`
+	Since         float64                `protobuf:"fixed64,13,opt,name=since,proto3" json:"since,omitempty"`    // when it took its role, in seconds since 1970
+	Reason        string                 `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`    // of QUARANTINE, or of a shadow's end
+	Entries       uint64                 `protobuf:"varint,15,opt,name=entries,proto3" json:"entries,omitempty"` // whose files it named, of place; of its imaginary cache, of a shadow
+	Trial         *Trial                 `protobuf:"bytes,16,opt,name=trial,proto3" json:"trial,omitempty"`      // of a shadow
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3118,6 +3181,412 @@ func (x *PolicyStatus) GetFuel() uint64 {
 	return 0
 }
 
+func (x *PolicyStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicyStatus) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *PolicyStatus) GetRoot() string {
+	if x != nil {
+		return x.Root
+	}
+	return ""
+}
+
+func (x *PolicyStatus) GetState() PolicyState {
+	if x != nil {
+		return x.State
+	}
+	return PolicyState_POLICY_STATE_ACTING
+}
+
+func (x *PolicyStatus) GetSince() float64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *PolicyStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PolicyStatus) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *PolicyStatus) GetTrial() *Trial {
+	if x != nil {
+		return x.Trial
+	}
+	return nil
+}
+
+// Trial is what a shadow would have done.
+type Trial struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          uint64                 `protobuf:"varint,1,opt,name=keys,proto3" json:"keys,omitempty"`                         // looked up, and heard of
+	Hits          uint64                 `protobuf:"varint,2,opt,name=hits,proto3" json:"hits,omitempty"`                         // of those, what it would have granted
+	LiveHits      uint64                 `protobuf:"varint,3,opt,name=live_hits,json=liveHits,proto3" json:"live_hits,omitempty"` // of those, what was granted
+	Dropped       uint64                 `protobuf:"varint,4,opt,name=dropped,proto3" json:"dropped,omitempty"`                   // steps that it was too slow to hear of
+	Capacity      uint64                 `protobuf:"varint,5,opt,name=capacity,proto3" json:"capacity,omitempty"`                 // bytes of the imaginary cache
+	Used          uint64                 `protobuf:"varint,6,opt,name=used,proto3" json:"used,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Trial) Reset() {
+	*x = Trial{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Trial) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Trial) ProtoMessage() {}
+
+func (x *Trial) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Trial.ProtoReflect.Descriptor instead.
+func (*Trial) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Trial) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *Trial) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *Trial) GetLiveHits() uint64 {
+	if x != nil {
+		return x.LiveHits
+	}
+	return 0
+}
+
+func (x *Trial) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *Trial) GetCapacity() uint64 {
+	if x != nil {
+		return x.Capacity
+	}
+	return 0
+}
+
+func (x *Trial) GetUsed() uint64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+type SwapPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                                                                               // of the policy that is replaced
+	Module        string                 `protobuf:"bytes,2,opt,name=module,proto3" json:"module,omitempty"`                                                                           // absolute path on the host's machine, or the name of one that the host knows. Empty: the same again
+	Sha256        string                 `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`                                                                           // that it must have, in hexadecimal; empty for any
+	Config        map[string]string      `protobuf:"bytes,4,rep,name=config,proto3" json:"config,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // settings that change; the others stay
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwapPolicyRequest) Reset() {
+	*x = SwapPolicyRequest{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwapPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwapPolicyRequest) ProtoMessage() {}
+
+func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
+func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *SwapPolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SwapPolicyRequest) GetModule() string {
+	if x != nil {
+		return x.Module
+	}
+	return ""
+}
+
+func (x *SwapPolicyRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *SwapPolicyRequest) GetConfig() map[string]string {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+type PromotePolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the shadow
+	Root          string                 `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"` // where it is to evict; empty for all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromotePolicyRequest) Reset() {
+	*x = PromotePolicyRequest{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromotePolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromotePolicyRequest) ProtoMessage() {}
+
+func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
+func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *PromotePolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PromotePolicyRequest) GetRoot() string {
+	if x != nil {
+		return x.Root
+	}
+	return ""
+}
+
+type SwapPolicyReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Taken         []*PolicyTaken         `protobuf:"bytes,1,rep,name=taken,proto3" json:"taken,omitempty"`
+	Module        string                 `protobuf:"bytes,2,opt,name=module,proto3" json:"module,omitempty"`
+	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwapPolicyReply) Reset() {
+	*x = SwapPolicyReply{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwapPolicyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwapPolicyReply) ProtoMessage() {}
+
+func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwapPolicyReply.ProtoReflect.Descriptor instead.
+func (*SwapPolicyReply) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *SwapPolicyReply) GetTaken() []*PolicyTaken {
+	if x != nil {
+		return x.Taken
+	}
+	return nil
+}
+
+func (x *SwapPolicyReply) GetModule() string {
+	if x != nil {
+		return x.Module
+	}
+	return ""
+}
+
+func (x *SwapPolicyReply) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+// PolicyTaken is one place that a policy took over.
+type PolicyTaken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Root          string                 `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"`         // of evict
+	From          string                 `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`         // digest of the module before
+	Handover      string                 `protobuf:"bytes,4,opt,name=handover,proto3" json:"handover,omitempty"` // "state" or "replay", of evict and admit
+	Entries       uint64                 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"`  // resident in the root; of place: that keep the names of the one before
+	Seconds       float64                `protobuf:"fixed64,6,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyTaken) Reset() {
+	*x = PolicyTaken{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyTaken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyTaken) ProtoMessage() {}
+
+func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
+func (*PolicyTaken) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *PolicyTaken) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *PolicyTaken) GetRoot() string {
+	if x != nil {
+		return x.Root
+	}
+	return ""
+}
+
+func (x *PolicyTaken) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *PolicyTaken) GetHandover() string {
+	if x != nil {
+		return x.Handover
+	}
+	return ""
+}
+
+func (x *PolicyTaken) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *PolicyTaken) GetSeconds() float64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
 type RootStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -3130,7 +3599,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +3611,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +3624,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -3408,7 +3877,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	" \x03(\v2$.kvhost.v1.StatusReply.CountersEntryR\bcounters\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xc8\x01\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xa8\x03\n" +
 	"\fPolicyStatus\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x16\n" +
 	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
@@ -3417,7 +3886,45 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\arecords\x18\x05 \x01(\x04R\arecords\x12\x18\n" +
 	"\aseconds\x18\x06 \x01(\x01R\aseconds\x12\x16\n" +
 	"\x06faults\x18\a \x01(\x04R\x06faults\x12\x12\n" +
-	"\x04fuel\x18\b \x01(\x04R\x04fuel\"j\n" +
+	"\x04fuel\x18\b \x01(\x04R\x04fuel\x12\x12\n" +
+	"\x04name\x18\t \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\n" +
+	" \x01(\tR\aversion\x12\x12\n" +
+	"\x04root\x18\v \x01(\tR\x04root\x12,\n" +
+	"\x05state\x18\f \x01(\x0e2\x16.kvhost.v1.PolicyStateR\x05state\x12\x14\n" +
+	"\x05since\x18\r \x01(\x01R\x05since\x12\x16\n" +
+	"\x06reason\x18\x0e \x01(\tR\x06reason\x12\x18\n" +
+	"\aentries\x18\x0f \x01(\x04R\aentries\x12&\n" +
+	"\x05trial\x18\x10 \x01(\v2\x10.kvhost.v1.TrialR\x05trial\"\x96\x01\n" +
+	"\x05Trial\x12\x12\n" +
+	"\x04keys\x18\x01 \x01(\x04R\x04keys\x12\x12\n" +
+	"\x04hits\x18\x02 \x01(\x04R\x04hits\x12\x1b\n" +
+	"\tlive_hits\x18\x03 \x01(\x04R\bliveHits\x12\x18\n" +
+	"\adropped\x18\x04 \x01(\x04R\adropped\x12\x1a\n" +
+	"\bcapacity\x18\x05 \x01(\x04R\bcapacity\x12\x12\n" +
+	"\x04used\x18\x06 \x01(\x04R\x04used\"\xd4\x01\n" +
+	"\x11SwapPolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
+	"\x06sha256\x18\x03 \x01(\tR\x06sha256\x12@\n" +
+	"\x06config\x18\x04 \x03(\v2(.kvhost.v1.SwapPolicyRequest.ConfigEntryR\x06config\x1a9\n" +
+	"\vConfigEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
+	"\x14PromotePolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04root\x18\x02 \x01(\tR\x04root\"o\n" +
+	"\x0fSwapPolicyReply\x12,\n" +
+	"\x05taken\x18\x01 \x03(\v2\x16.kvhost.v1.PolicyTakenR\x05taken\x12\x16\n" +
+	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\"\x99\x01\n" +
+	"\vPolicyTaken\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04root\x18\x02 \x01(\tR\x04root\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x1a\n" +
+	"\bhandover\x18\x04 \x01(\tR\bhandover\x12\x18\n" +
+	"\aentries\x18\x05 \x01(\x04R\aentries\x12\x18\n" +
+	"\aseconds\x18\x06 \x01(\x01R\aseconds\"j\n" +
 	"\n" +
 	"RootStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
@@ -3449,10 +3956,20 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x15CHUNK_RESULT_RESIDENT\x10\x02\x12\x18\n" +
 	"\x14CHUNK_RESULT_REFUSED\x10\x03\x12\x15\n" +
 	"\x11CHUNK_RESULT_SHED\x10\x04\x12\x17\n" +
-	"\x13CHUNK_RESULT_FAILED\x10\x052\x83\x01\n" +
+	"\x13CHUNK_RESULT_FAILED\x10\x05*\x91\x01\n" +
+	"\vPolicyState\x12\x17\n" +
+	"\x13POLICY_STATE_ACTING\x10\x00\x12\x18\n" +
+	"\x14POLICY_STATE_STANDIN\x10\x01\x12\x1b\n" +
+	"\x17POLICY_STATE_QUARANTINE\x10\x02\x12\x19\n" +
+	"\x15POLICY_STATE_DRAINING\x10\x03\x12\x17\n" +
+	"\x13POLICY_STATE_SHADOW\x10\x042\x83\x01\n" +
 	"\x04Host\x12?\n" +
 	"\aSession\x12\x18.kvhost.v1.ClientMessage\x1a\x16.kvhost.v1.HostMessage(\x010\x01\x12:\n" +
-	"\x06Status\x12\x18.kvhost.v1.StatusRequest\x1a\x16.kvhost.v1.StatusReplyB+Z)github.com/kvhost/kvhost/host/proto;protob\x06proto3"
+	"\x06Status\x12\x18.kvhost.v1.StatusRequest\x1a\x16.kvhost.v1.StatusReply2\x9d\x01\n" +
+	"\x05Admin\x12F\n" +
+	"\n" +
+	"SwapPolicy\x12\x1c.kvhost.v1.SwapPolicyRequest\x1a\x1a.kvhost.v1.SwapPolicyReply\x12L\n" +
+	"\rPromotePolicy\x12\x1f.kvhost.v1.PromotePolicyRequest\x1a\x1a.kvhost.v1.SwapPolicyReplyB+Z)github.com/kvhost/kvhost/host/proto;protob\x06proto3"
 
 var (
 	file_kvhost_v1_kvhost_proto_rawDescOnce sync.Once
@@ -3466,106 +3983,121 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_kvhost_proto_rawDescData
 }
 
-var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
-	(Code)(0),              // 0: kvhost.v1.Code
-	(LookupKind)(0),        // 1: kvhost.v1.LookupKind
-	(ChunkResult)(0),       // 2: kvhost.v1.ChunkResult
-	(*ClientMessage)(nil),  // 3: kvhost.v1.ClientMessage
-	(*HostMessage)(nil),    // 4: kvhost.v1.HostMessage
-	(*Done)(nil),           // 5: kvhost.v1.Done
-	(*Error)(nil),          // 6: kvhost.v1.Error
-	(*Hello)(nil),          // 7: kvhost.v1.Hello
-	(*Namespace)(nil),      // 8: kvhost.v1.Namespace
-	(*Group)(nil),          // 9: kvhost.v1.Group
-	(*Plane)(nil),          // 10: kvhost.v1.Plane
-	(*HelloReply)(nil),     // 11: kvhost.v1.HelloReply
-	(*Limits)(nil),         // 12: kvhost.v1.Limits
-	(*Register)(nil),       // 13: kvhost.v1.Register
-	(*Region)(nil),         // 14: kvhost.v1.Region
-	(*CudaVmm)(nil),        // 15: kvhost.v1.CudaVmm
-	(*CudaVmmSegment)(nil), // 16: kvhost.v1.CudaVmmSegment
-	(*Unregister)(nil),     // 17: kvhost.v1.Unregister
-	(*Words)(nil),          // 18: kvhost.v1.Words
-	(*Timeline)(nil),       // 19: kvhost.v1.Timeline
-	(*Lookup)(nil),         // 20: kvhost.v1.Lookup
-	(*LookupReply)(nil),    // 21: kvhost.v1.LookupReply
-	(*Release)(nil),        // 22: kvhost.v1.Release
-	(*Store)(nil),          // 23: kvhost.v1.Store
-	(*StoreChunk)(nil),     // 24: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),      // 25: kvhost.v1.StoreRead
-	(*StorePublished)(nil), // 26: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),   // 27: kvhost.v1.ChunkFailure
-	(*Load)(nil),           // 28: kvhost.v1.Load
-	(*LoadChunk)(nil),      // 29: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),      // 30: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),       // 31: kvhost.v1.LoadDone
-	(*Cancel)(nil),         // 32: kvhost.v1.Cancel
-	(*Advance)(nil),        // 33: kvhost.v1.Advance
-	(*Flush)(nil),          // 34: kvhost.v1.Flush
-	(*EndRequest)(nil),     // 35: kvhost.v1.EndRequest
-	(*Ping)(nil),           // 36: kvhost.v1.Ping
-	(*StatusRequest)(nil),  // 37: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),    // 38: kvhost.v1.StatusReply
-	(*PolicyStatus)(nil),   // 39: kvhost.v1.PolicyStatus
-	(*RootStatus)(nil),     // 40: kvhost.v1.RootStatus
-	nil,                    // 41: kvhost.v1.Namespace.ExtraEntry
-	nil,                    // 42: kvhost.v1.StatusReply.CountersEntry
+	(Code)(0),                    // 0: kvhost.v1.Code
+	(LookupKind)(0),              // 1: kvhost.v1.LookupKind
+	(ChunkResult)(0),             // 2: kvhost.v1.ChunkResult
+	(PolicyState)(0),             // 3: kvhost.v1.PolicyState
+	(*ClientMessage)(nil),        // 4: kvhost.v1.ClientMessage
+	(*HostMessage)(nil),          // 5: kvhost.v1.HostMessage
+	(*Done)(nil),                 // 6: kvhost.v1.Done
+	(*Error)(nil),                // 7: kvhost.v1.Error
+	(*Hello)(nil),                // 8: kvhost.v1.Hello
+	(*Namespace)(nil),            // 9: kvhost.v1.Namespace
+	(*Group)(nil),                // 10: kvhost.v1.Group
+	(*Plane)(nil),                // 11: kvhost.v1.Plane
+	(*HelloReply)(nil),           // 12: kvhost.v1.HelloReply
+	(*Limits)(nil),               // 13: kvhost.v1.Limits
+	(*Register)(nil),             // 14: kvhost.v1.Register
+	(*Region)(nil),               // 15: kvhost.v1.Region
+	(*CudaVmm)(nil),              // 16: kvhost.v1.CudaVmm
+	(*CudaVmmSegment)(nil),       // 17: kvhost.v1.CudaVmmSegment
+	(*Unregister)(nil),           // 18: kvhost.v1.Unregister
+	(*Words)(nil),                // 19: kvhost.v1.Words
+	(*Timeline)(nil),             // 20: kvhost.v1.Timeline
+	(*Lookup)(nil),               // 21: kvhost.v1.Lookup
+	(*LookupReply)(nil),          // 22: kvhost.v1.LookupReply
+	(*Release)(nil),              // 23: kvhost.v1.Release
+	(*Store)(nil),                // 24: kvhost.v1.Store
+	(*StoreChunk)(nil),           // 25: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),            // 26: kvhost.v1.StoreRead
+	(*StorePublished)(nil),       // 27: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),         // 28: kvhost.v1.ChunkFailure
+	(*Load)(nil),                 // 29: kvhost.v1.Load
+	(*LoadChunk)(nil),            // 30: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),            // 31: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),             // 32: kvhost.v1.LoadDone
+	(*Cancel)(nil),               // 33: kvhost.v1.Cancel
+	(*Advance)(nil),              // 34: kvhost.v1.Advance
+	(*Flush)(nil),                // 35: kvhost.v1.Flush
+	(*EndRequest)(nil),           // 36: kvhost.v1.EndRequest
+	(*Ping)(nil),                 // 37: kvhost.v1.Ping
+	(*StatusRequest)(nil),        // 38: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),          // 39: kvhost.v1.StatusReply
+	(*PolicyStatus)(nil),         // 40: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                // 41: kvhost.v1.Trial
+	(*SwapPolicyRequest)(nil),    // 42: kvhost.v1.SwapPolicyRequest
+	(*PromotePolicyRequest)(nil), // 43: kvhost.v1.PromotePolicyRequest
+	(*SwapPolicyReply)(nil),      // 44: kvhost.v1.SwapPolicyReply
+	(*PolicyTaken)(nil),          // 45: kvhost.v1.PolicyTaken
+	(*RootStatus)(nil),           // 46: kvhost.v1.RootStatus
+	nil,                          // 47: kvhost.v1.Namespace.ExtraEntry
+	nil,                          // 48: kvhost.v1.StatusReply.CountersEntry
+	nil,                          // 49: kvhost.v1.SwapPolicyRequest.ConfigEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
-	7,  // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
-	13, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
-	17, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
-	20, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	22, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	23, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	28, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	32, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	34, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	35, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	36, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	33, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
-	18, // 12: kvhost.v1.ClientMessage.words:type_name -> kvhost.v1.Words
-	6,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
-	11, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
-	5,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
-	21, // 16: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	25, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	26, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	30, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	31, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	8,  // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
+	14, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
+	18, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
+	21, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
+	23, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
+	24, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
+	29, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
+	33, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
+	35, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	36, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	37, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	34, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
+	19, // 12: kvhost.v1.ClientMessage.words:type_name -> kvhost.v1.Words
+	7,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
+	12, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
+	6,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
+	22, // 16: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
+	26, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	27, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	31, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	32, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
 	0,  // 21: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	8,  // 22: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	9,  // 23: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	41, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	9,  // 22: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	10, // 23: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	47, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 25: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	10, // 26: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	12, // 27: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	14, // 28: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	15, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	16, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
-	15, // 31: kvhost.v1.Words.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	24, // 32: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	19, // 33: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	11, // 26: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	13, // 27: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	15, // 28: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	16, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	17, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
+	16, // 31: kvhost.v1.Words.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	25, // 32: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	20, // 33: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
 	2,  // 34: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	27, // 35: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	28, // 35: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
 	0,  // 36: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	29, // 37: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	19, // 38: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	27, // 39: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	39, // 40: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	40, // 41: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	42, // 42: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	3,  // 43: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	37, // 44: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	4,  // 45: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	38, // 46: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	45, // [45:47] is the sub-list for method output_type
-	43, // [43:45] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	30, // 37: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	20, // 38: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	28, // 39: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	40, // 40: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	46, // 41: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	48, // 42: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	3,  // 43: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	41, // 44: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	49, // 45: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	45, // 46: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
+	4,  // 47: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	38, // 48: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	42, // 49: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	43, // 50: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	5,  // 51: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	39, // 52: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	44, // 53: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
+	44, // 54: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
+	51, // [51:55] is the sub-list for method output_type
+	47, // [47:51] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -3614,10 +4146,10 @@ func file_kvhost_v1_kvhost_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   40,
+			NumEnums:      4,
+			NumMessages:   46,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_kvhost_v1_kvhost_proto_goTypes,
 		DependencyIndexes: file_kvhost_v1_kvhost_proto_depIdxs,

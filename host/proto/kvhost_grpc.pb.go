@@ -171,3 +171,153 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "kvhost/v1/kvhost.proto",
 }
+
+const (
+	Admin_SwapPolicy_FullMethodName    = "/kvhost.v1.Admin/SwapPolicy"
+	Admin_PromotePolicy_FullMethodName = "/kvhost.v1.Admin/PromotePolicy"
+)
+
+// AdminClient is the client API for Admin service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Admin changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
+type AdminClient interface {
+	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails before
+	// it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
+	SwapPolicy(ctx context.Context, in *SwapPolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error)
+	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
+	PromotePolicy(ctx context.Context, in *PromotePolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error)
+}
+
+type adminClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAdminClient(cc grpc.ClientConnInterface) AdminClient {
+	return &adminClient{cc}
+}
+
+func (c *adminClient) SwapPolicy(ctx context.Context, in *SwapPolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SwapPolicyReply)
+	err := c.cc.Invoke(ctx, Admin_SwapPolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) PromotePolicy(ctx context.Context, in *PromotePolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SwapPolicyReply)
+	err := c.cc.Invoke(ctx, Admin_PromotePolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// AdminServer is the server API for Admin service.
+// All implementations must embed UnimplementedAdminServer
+// for forward compatibility.
+//
+// Admin changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
+type AdminServer interface {
+	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails before
+	// it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
+	SwapPolicy(context.Context, *SwapPolicyRequest) (*SwapPolicyReply, error)
+	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
+	PromotePolicy(context.Context, *PromotePolicyRequest) (*SwapPolicyReply, error)
+	mustEmbedUnimplementedAdminServer()
+}
+
+// UnimplementedAdminServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAdminServer struct{}
+
+func (UnimplementedAdminServer) SwapPolicy(context.Context, *SwapPolicyRequest) (*SwapPolicyReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method SwapPolicy not implemented")
+}
+func (UnimplementedAdminServer) PromotePolicy(context.Context, *PromotePolicyRequest) (*SwapPolicyReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method PromotePolicy not implemented")
+}
+func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
+func (UnimplementedAdminServer) testEmbeddedByValue()               {}
+
+// UnsafeAdminServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AdminServer will
+// result in compilation errors.
+type UnsafeAdminServer interface {
+	mustEmbedUnimplementedAdminServer()
+}
+
+func RegisterAdminServer(s grpc.ServiceRegistrar, srv AdminServer) {
+	// If the following call panics, it indicates UnimplementedAdminServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Admin_ServiceDesc, srv)
+}
+
+func _Admin_SwapPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SwapPolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).SwapPolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_SwapPolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).SwapPolicy(ctx, req.(*SwapPolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_PromotePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PromotePolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).PromotePolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_PromotePolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).PromotePolicy(ctx, req.(*PromotePolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Admin_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "kvhost.v1.Admin",
+	HandlerType: (*AdminServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "SwapPolicy",
+			Handler:    _Admin_SwapPolicy_Handler,
+		},
+		{
+			MethodName: "PromotePolicy",
+			Handler:    _Admin_PromotePolicy_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "kvhost/v1/kvhost.proto",
+}

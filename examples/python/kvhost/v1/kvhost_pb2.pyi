@@ -25,6 +25,11 @@ CODE_UNSPECIFIED: Code
 DESCRIPTOR: _descriptor.FileDescriptor
 LOOKUP_KIND_MEMBERSHIP: LookupKind
 LOOKUP_KIND_PREFIX: LookupKind
+POLICY_STATE_ACTING: PolicyState
+POLICY_STATE_DRAINING: PolicyState
+POLICY_STATE_QUARANTINE: PolicyState
+POLICY_STATE_SHADOW: PolicyState
+POLICY_STATE_STANDIN: PolicyState
 
 class Advance(_message.Message):
     __slots__ = ["job", "layers"]
@@ -340,24 +345,63 @@ class Plane(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., part: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
 
 class PolicyStatus(_message.Message):
-    __slots__ = ["calls", "digest", "faults", "fuel", "module", "records", "role", "seconds"]
+    __slots__ = ["calls", "digest", "entries", "faults", "fuel", "module", "name", "reason", "records", "role", "root", "seconds", "since", "state", "trial", "version"]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     FUEL_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     calls: int
     digest: str
+    entries: int
     faults: int
     fuel: int
     module: str
+    name: str
+    reason: str
     records: int
     role: str
+    root: str
     seconds: float
-    def __init__(self, role: _Optional[str] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., seconds: _Optional[float] = ..., faults: _Optional[int] = ..., fuel: _Optional[int] = ...) -> None: ...
+    since: float
+    state: PolicyState
+    trial: Trial
+    version: str
+    def __init__(self, role: _Optional[str] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., seconds: _Optional[float] = ..., faults: _Optional[int] = ..., fuel: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., root: _Optional[str] = ..., state: _Optional[_Union[PolicyState, str]] = ..., since: _Optional[float] = ..., reason: _Optional[str] = ..., entries: _Optional[int] = ..., trial: _Optional[_Union[Trial, _Mapping]] = ...) -> None: ...
+
+class PolicyTaken(_message.Message):
+    __slots__ = ["entries", "handover", "role", "root", "seconds"]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    entries: int
+    handover: str
+    role: str
+    root: str
+    seconds: float
+    def __init__(self, role: _Optional[str] = ..., root: _Optional[str] = ..., handover: _Optional[str] = ..., entries: _Optional[int] = ..., seconds: _Optional[float] = ..., **kwargs) -> None: ...
+
+class PromotePolicyRequest(_message.Message):
+    __slots__ = ["name", "root"]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    root: str
+    def __init__(self, name: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
 
 class Region(_message.Message):
     __slots__ = ["blocks", "cuda_ipc", "cuda_vmm", "memfd", "offset", "plane", "stride"]
@@ -478,6 +522,35 @@ class StoreRead(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
 
+class SwapPolicyReply(_message.Message):
+    __slots__ = ["digest", "module", "taken"]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    module: str
+    taken: _containers.RepeatedCompositeFieldContainer[PolicyTaken]
+    def __init__(self, taken: _Optional[_Iterable[_Union[PolicyTaken, _Mapping]]] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class SwapPolicyRequest(_message.Message):
+    __slots__ = ["config", "module", "name", "sha256"]
+    class ConfigEntry(_message.Message):
+        __slots__ = ["key", "value"]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    config: _containers.ScalarMap[str, str]
+    module: str
+    name: str
+    sha256: str
+    def __init__(self, name: _Optional[str] = ..., module: _Optional[str] = ..., sha256: _Optional[str] = ..., config: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
 class Timeline(_message.Message):
     __slots__ = ["done_value", "done_word", "status_word", "wait_value", "wait_word"]
     DONE_VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +564,22 @@ class Timeline(_message.Message):
     wait_value: int
     wait_word: int
     def __init__(self, wait_word: _Optional[int] = ..., wait_value: _Optional[int] = ..., done_word: _Optional[int] = ..., done_value: _Optional[int] = ..., status_word: _Optional[int] = ...) -> None: ...
+
+class Trial(_message.Message):
+    __slots__ = ["capacity", "dropped", "hits", "keys", "live_hits", "used"]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_HITS_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    capacity: int
+    dropped: int
+    hits: int
+    keys: int
+    live_hits: int
+    used: int
+    def __init__(self, keys: _Optional[int] = ..., hits: _Optional[int] = ..., live_hits: _Optional[int] = ..., dropped: _Optional[int] = ..., capacity: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
 
 class Unregister(_message.Message):
     __slots__ = ["group"]
@@ -519,4 +608,7 @@ class LookupKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class ChunkResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class PolicyState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
