@@ -81,7 +81,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	h.openRoutes(ctx)
 	s := h.cfg.Session
 	h.server = server.New(server.Config{
-		Store: h.store, Engine: h.engine, GPUs: h.gpus, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status, Pins: s.Pins,
+		Store: h.store, Engine: h.engine, GPUs: h.gpus, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status, Admin: admin{Host: h}, Pins: s.Pins,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions, ArenaBytes: s.MaxMemory,
 		},
@@ -123,8 +123,8 @@ func (h *Host) storeConfig() store.Config {
 	for _, e := range h.cfg.Expiries {
 		out.Expiries = append(out.Expiries, store.Expiry{Model: e.Model, TTL: e.TTL})
 	}
-	for _, r := range h.cfg.Roots {
-		root := store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared, MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites}
+	for i, r := range h.cfg.Roots {
+		root := store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared, MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.roots[i]}
 		if h.wantsDirect(r) {
 			root.Capacity -= probeBytes(r)
 		}

@@ -79,6 +79,25 @@ var policyMetrics = []policyMetric{
 	{"policy_entries", "Entries whose files a place policy named.", prometheus.GaugeValue, func(p *store.PolicyStats) float64 { return float64(p.Files) }},
 }
 
+type shadowMetric struct {
+	name, help string
+	kind       prometheus.ValueType
+	value      func(*store.ShadowStats) float64
+}
+
+// shadowMetrics have one series per policy on trial. The live hits are those of the same keys.
+var shadowMetrics = []shadowMetric{
+	{"shadow_keys_total", "Keys looked up that a shadow heard of.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.Keys) }},
+	{"shadow_hits_total", "Of those, keys that the shadow would have granted.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.Hits) }},
+	{"shadow_live_hits_total", "Of those, keys that were granted.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.LiveHits) }},
+	{"shadow_dropped_total", "Lookups, stores and ends of requests that the shadow was too slow to hear of.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.Dropped) }},
+	{"shadow_evictions_total", "Entries that it would have evicted.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.Evictions) }},
+	{"shadow_used_bytes", "Fill of the imaginary cache.", prometheus.GaugeValue, func(s *store.ShadowStats) float64 { return float64(s.Used) }},
+	{"shadow_capacity_bytes", "Size of the imaginary cache.", prometheus.GaugeValue, func(s *store.ShadowStats) float64 { return float64(s.Capacity) }},
+	{"shadow_seconds_total", "Time spent in the policy.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return s.Time.Seconds() }},
+	{"shadow_failed", "1 once the policy has failed, which ends the trial.", prometheus.GaugeValue, func(s *store.ShadowStats) float64 { return truth(s.Err != nil) }},
+}
+
 func truth(b bool) float64 {
 	if b {
 		return 1
@@ -107,6 +126,9 @@ func newCollector(h *Host) *collector {
 		leases:   desc("leases", "Leases held."),
 		slots:    desc("staging_slots", "Staging slots by state.", "state"),
 		policy:   map[string]*prometheus.Desc{},
+	}
+	for _, m := range shadowMetrics {
+		c.policy[m.name] = desc(m.name, m.help, "policy", "module", "digest")
 	}
 	for _, m := range policyMetrics {
 		c.policy[m.name] = desc(m.name, m.help, "role", "policy", "module", "digest", "root")
@@ -142,6 +164,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		labels := []string{p.Role.String(), p.Name, p.Module, p.Digest, p.Root}
 		for _, m := range policyMetrics {
 			send(c.policy[m.name], m.kind, m.value(p), labels...)
+		}
+	}
+	for i := range st.Shadows {
+		p := &st.Shadows[i]
+		for _, m := range shadowMetrics {
+			send(c.policy[m.name], m.kind, m.value(p), p.Name, p.Module, p.Digest)
 		}
 	}
 	send(c.sessions, prometheus.GaugeValue, float64(ss.Sessions))

@@ -6,19 +6,72 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store"
 )
 
-// policySet is the configured modules and the roles they got. A role that none takes has the built-in policy.
+// policySet is the policies that the configuration names: opened, counted, and bound to roots and namespaces. A role that
+// none takes has the built-in policy.
 type policySet struct {
-	modules []*policy.Module
-	cache   *policy.Cache
-	store   store.Policies
-	failed  chan error // a policy's fault that ends the host
+	log    *slog.Logger
+	cache  *policy.Cache
+	failed chan error     // a policy's fault that ends the host
+	store  store.Policies // for the store to start with
+	roots  []*store.Use   // likewise, by root: the evict policy that it names, or nil
+
+	mu   sync.Mutex // one change at a time
+	cfg  *config.Config
+	held map[string]string // digests of what acts, by label
+
+	openMu sync.Mutex
+	open   map[*lent]struct{}
+}
+
+// lent is an open module, closed when nobody uses it any more.
+type lent struct {
+	*policy.Module
+	set   *policySet
+	users atomic.Int32
+}
+
+// lend opens a module. The caller is its first user, until it calls the function.
+func (p *policySet) lend(ctx context.Context, c *config.Policy) (*lent, func(), error) {
+	opt := PolicyOptions(p.cfg, c, p.cache, p.log)
+	opt.Stop = p.stop
+	m, err := policy.Open(ctx, c.Module, opt)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
+	}
+	l := &lent{Module: m, set: p}
+	p.openMu.Lock()
+	p.open[l] = struct{}{}
+	p.openMu.Unlock()
+	return l, l.use(), nil
+}
+
+// use counts a user; the function ends that, once.
+func (l *lent) use() func() {
+	l.users.Add(1)
+	return sync.OnceFunc(func() {
+		if l.users.Add(-1) == 0 {
+			l.set.openMu.Lock()
+			delete(l.set.open, l)
+			l.set.openMu.Unlock()
+			if err := l.Close(context.Background()); err != nil {
+				l.set.log.Warn("a policy's module could not be closed", "module", l.Name(), "error", err)
+			}
+		}
+	})
+}
+
+func (l *lent) as(label string, c *config.Policy) store.Use {
+	return store.Use{Name: label, Module: l.Module, Config: policy.Config(c.Config), Done: l.use()}
 }
 
 // openPolicies loads the configured modules in order.
@@ -27,25 +80,28 @@ func openPolicies(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ 
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrPolicy, err)
 	}
-	p := &policySet{cache: cache, failed: make(chan error, 1)}
+	p := &policySet{
+		cfg: cfg, log: log, cache: cache, failed: make(chan error, 1), open: map[*lent]struct{}{}, held: map[string]string{},
+		roots: make([]*store.Use, len(cfg.Roots)),
+	}
+	p.store.Reopen = policy.Options{Log: log, Cache: cache}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.close(ctx))
 		}
 	}()
 	for i := range cfg.Policies {
-		c := &cfg.Policies[i]
-		opt := PolicyOptions(cfg, c, p.cache, log)
-		opt.Stop = p.stop
-		m, err := policy.Open(ctx, c.Module, opt)
+		l, done, err := p.lend(ctx, &cfg.Policies[i])
 		if err != nil {
-			return p, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
-		}
-		p.modules = append(p.modules, m)
-		if err := p.assign(m, c); err != nil {
 			return p, err
 		}
-		log.Info("policy loaded", "module", m.Name(), "version", m.Manifest().Version, "sha256", m.Digest(), "roles", m.Manifest().Roles)
+		err = p.assign(l, i)
+		done()
+		if err != nil {
+			return p, err
+		}
+		p.held[cfg.Label(i)] = l.Digest()
+		log.Info("policy loaded", "policy", cfg.Label(i), "module", l.Name(), "version", l.Manifest().Version, "sha256", l.Digest(), "roles", l.Manifest().Roles)
 	}
 	return p, nil
 }
@@ -84,33 +140,78 @@ func (p *policySet) stop(err error) {
 	}
 }
 
-// assign gives a module the roles that its configuration names, or all that it has.
-func (p *policySet) assign(m *policy.Module, c *config.Policy) error {
-	slots := [abi.Roles]*store.Use{
+// assign gives the i-th policy's module the roles that its configuration names, or all that it has: evict in the roots that
+// name it or in those that name none, the others for its namespaces or for all that are left.
+func (p *policySet) assign(l *lent, i int) error {
+	c, label := &p.cfg.Policies[i], p.cfg.Label(i)
+	if c.Shadow {
+		if !l.Has(abi.RoleEvict) {
+			return fmt.Errorf("%w: %s cannot be a shadow: it does not evict, it has %v", ErrPolicy, c.Module, l.Manifest().Roles)
+		}
+		p.store.Shadows = append(p.store.Shadows, store.Shadow{Use: l.as(label, c), Capacity: c.Capacity})
+		return nil
+	}
+	patterns, err := patternsOf(c)
+	if err != nil {
+		return err
+	}
+	rest := [abi.Roles]*store.Use{
 		abi.RoleEvict: &p.store.Evict, abi.RoleAdmit: &p.store.Admit, abi.RolePlace: &p.store.Place, abi.RoleLayout: &p.store.Layout,
 	}
 	for role := range abi.Roles {
 		named := slices.Contains(c.Roles, role.String())
-		if named && !m.Has(role) {
-			return fmt.Errorf("%w: %s does not have the role %q, it has %v", ErrPolicy, c.Module, role, m.Manifest().Roles)
+		if named && !l.Has(role) {
+			return fmt.Errorf("%w: %s does not have the role %q, it has %v", ErrPolicy, c.Module, role, l.Manifest().Roles)
 		}
-		if !m.Has(role) || (len(c.Roles) > 0 && !named) {
+		if !l.Has(role) || (len(c.Roles) > 0 && !named) {
 			continue
 		}
-		s := slots[role]
-		if s.Module != nil {
-			return fmt.Errorf("%w: %s and %s both have the role %q: give each its roles in the configuration (roles = [...])",
-				ErrRole, s.Module.Name(), m.Name(), role)
+		switch {
+		case role == abi.RoleEvict && p.cfg.EvictsByName(i):
+			for k, r := range p.cfg.Roots {
+				if r.Evict == label {
+					u := l.as(label, c)
+					p.roots[k] = &u
+				}
+			}
+			continue
+		case len(patterns) > 0 && role != abi.RoleEvict:
+			p.store.Rules = append(p.store.Rules, store.Rule{Role: role, Namespaces: patterns, Use: l.as(label, c)})
+			continue
+		case len(patterns) > 0 && !named:
+			continue // it is here for its namespaces
 		}
-		*s = store.Use{Module: m, Config: policy.Config(c.Config)}
+		if rest[role].Module != nil {
+			return fmt.Errorf("%w: %s and %s both have the role %q for all that is not bound: give each its roles (roles = [...]), its namespaces (namespaces = [...]), or its roots (evict = %q of a root)",
+				ErrRole, rest[role].Module.Name(), l.Name(), role, label)
+		}
+		*rest[role] = l.as(label, c)
+	}
+	if p.cfg.EvictsByName(i) && !l.Has(abi.RoleEvict) {
+		return fmt.Errorf("%w: a root names %s to evict, it has the roles %v", ErrPolicy, label, l.Manifest().Roles)
 	}
 	return nil
 }
 
+func patternsOf(c *config.Policy) (list []chunk.Pattern, err error) {
+	for _, text := range c.Namespaces {
+		n, err := chunk.ParsePattern(text)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
+		}
+		list = append(list, n)
+	}
+	return list, nil
+}
+
+// close ends what is still open, whoever used it.
 func (p *policySet) close(ctx context.Context) error {
 	var errs []error
-	for _, m := range p.modules {
-		errs = append(errs, m.Close(ctx))
+	p.openMu.Lock()
+	defer p.openMu.Unlock()
+	for l := range p.open {
+		errs = append(errs, l.Close(ctx))
 	}
+	clear(p.open)
 	return errors.Join(append(errs, p.cache.Close(ctx))...)
 }

@@ -18,6 +18,7 @@ func newPolicy() *cobra.Command {
 		},
 	}
 	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyNew(), newPolicyPack(), newPolicyDigest(), newPolicySign(), newPolicyKeygen())
+	cmd.AddCommand(newPolicyList(), newPolicySwap(), newPolicyPromote())
 	return cmd
 }
 

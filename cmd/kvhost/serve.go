@@ -47,6 +47,7 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(ctx) }()
+	defer reloadOnHangup(ctx, h, s, log)()
 	select {
 	case <-h.Ready():
 		log.Info("ready", "socket", h.Socket(), "http", h.HTTPAddr(), "version", version)

@@ -30,6 +30,8 @@ type Config struct {
 	Pins map[string]string
 	// Info makes the part of Status that the server does not know itself. Optional.
 	Info func() *proto.StatusReply
+	// Admin changes how the host runs. Optional.
+	Admin proto.AdminServer
 }
 
 // Limits bound what one client, and all of them, can make the host hold.

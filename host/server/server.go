@@ -131,6 +131,9 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 		grpc.WaitForHandlers(true),
 	)
 	proto.RegisterHostServer(g, service{Server: s})
+	if s.cfg.Admin != nil {
+		proto.RegisterAdminServer(g, s.cfg.Admin)
+	}
 	s.cfg.Log.Info("serving", "socket", path)
 	close(s.ready)
 

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// running is how the commands that talk to a running host find it.
+type running struct{ socket, file string }
+
+func (r *running) addTo(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&r.socket, "socket", "", "the host's socket (default: as the configuration says)")
+	cmd.Flags().StringVarP(&r.file, "config", "c", "", "TOML file that names the socket (default: $"+config.EnvFile+", else none)")
+}
+
+// dial connects to the host.
+func (r *running) dial() (*grpc.ClientConn, error) {
+	socket := r.socket
+	if socket == "" {
+		s := settings{file: r.file}
+		loaded, err := s.load()
+		if err != nil {
+			return nil, err
+		}
+		socket = loaded.Config.Socket
+	}
+	path, err := filepath.Abs(socket)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return nil, fmt.Errorf("no host answers: %w", err)
+	}
+	return grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+}
+
+// ask makes one call.
+func ask[Q, A any](ctx context.Context, r *running, call func(*grpc.ClientConn, context.Context, *Q, ...grpc.CallOption) (*A, error), q *Q) (*A, error) {
+	c, err := r.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	a, err := call(c, ctx, q)
+	if s, ok := status.FromError(err); ok && err != nil {
+		return nil, fmt.Errorf("host: %s", s.Message())
+	}
+	return a, err
+}
+
+func swapPolicy(c *grpc.ClientConn, ctx context.Context, q *proto.SwapPolicyRequest, o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
+	return proto.NewAdminClient(c).SwapPolicy(ctx, q, o...)
+}
+
+func promotePolicy(c *grpc.ClientConn, ctx context.Context, q *proto.PromotePolicyRequest, o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
+	return proto.NewAdminClient(c).PromotePolicy(ctx, q, o...)
+}
+
+func hostStatus(c *grpc.ClientConn, ctx context.Context, q *proto.StatusRequest, o ...grpc.CallOption) (*proto.StatusReply, error) {
+	return proto.NewHostClient(c).Status(ctx, q, o...)
+}
+
+func newPolicyList() *cobra.Command {
+	var r running
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "Show the policies of a running host, and what its shadows would have done",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			st, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{})
+			if err != nil {
+				return err
+			}
+			return listPolicies(cmd.OutOrStdout(), st)
+		},
+	}
+	r.addTo(cmd)
+	return cmd
+}
+
+func listPolicies(w io.Writer, st *proto.StatusReply) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "POLICY\tROLE\tSTATE\tMODULE\tVERSION\tSHA-256\tSINCE\tCALLS\tFAULTS\tFUEL/RECORD\tHIT RATIO\tWHERE")
+	for _, p := range st.Policies {
+		state := strings.ToLower(strings.TrimPrefix(p.State.String(), "POLICY_STATE_"))
+		ratio, where := "", p.Root
+		switch {
+		case p.Trial != nil:
+			ratio = fmt.Sprintf("%s, live %s", share(p.Trial.Hits, p.Trial.Keys), share(p.Trial.LiveHits, p.Trial.Keys))
+			where = fmt.Sprintf("an imaginary %s", config.FormatSize(int64(p.Trial.Capacity)))
+			if p.Trial.Dropped > 0 {
+				where += fmt.Sprintf(", %d steps dropped", p.Trial.Dropped)
+			}
+		case p.Role == "evict":
+			ratio = share(st.Counters["lookup_hits"], st.Counters["lookup_keys"])
+		case p.Role == "place":
+			where = fmt.Sprintf("%d entries", p.Entries)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", p.Name, p.Role, state, p.Module, p.Version, short(p.Digest),
+			time.UnixMilli(int64(p.Since*1e3)).UTC().Format(time.DateTime), p.Calls, p.Faults, perRecord(p), ratio, where)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, p := range st.Policies {
+		if p.Reason != "" {
+			fmt.Fprintf(w, "%s: %s\n", p.Name, p.Reason)
+		}
+	}
+	return nil
+}
+
+func share(part, whole uint64) string {
+	if whole == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.4f", float64(part)/float64(whole))
+}
+
+func perRecord(p *proto.PolicyStatus) string {
+	if p.Fuel == 0 || p.Records == 0 {
+		return "-"
+	}
+	return fmt.Sprint(p.Fuel / p.Records)
+}
+
+// short is enough of a digest to tell modules apart by eye.
+func short(digest string) string { return digest[:min(len(digest), 12)] }
+
+func newPolicySwap() *cobra.Command {
+	var r running
+	q := &proto.SwapPolicyRequest{}
+	cmd := &cobra.Command{
+		Use:   "swap POLICY [MODULE]",
+		Short: "Put a module in the place of a running host's policy, under load",
+		Long: `Puts a module in the place of a policy, in all its roles, while sessions go on. The module is opened and tried first, and
+learns what is there; when it is refused, or fails, the policy stays and the exit code is not 0. POLICY is a name that
+kvhost policy list shows. Without MODULE the policy is started afresh, from its file as it is now, with the settings given.
+
+The change lasts until the host is restarted or reads its configuration again (SIGHUP): to keep it, write it there.`,
+		Example: `  kvhost policy swap lru ./mine.wasm --sha256 4f0c...
+  kvhost policy swap prefix --set window=20`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 || len(args) == 2 {
+				return nil
+			}
+			return usageError{fmt.Errorf("%s: want a policy's name, and a module", cmd.CommandPath())}
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q.Name = args[0]
+			if len(args) == 2 {
+				q.Module = modulePath(args[1])
+			}
+			a, err := ask(cmd.Context(), &r, swapPolicy, q)
+			if err != nil {
+				return err
+			}
+			printTaken(cmd.OutOrStdout(), args[0], a)
+			return nil
+		},
+	}
+	r.addTo(cmd)
+	cmd.Flags().StringVar(&q.Sha256, "sha256", "", "SHA-256 that the module must have, in hexadecimal")
+	cmd.Flags().StringToStringVar(&q.Config, "set", nil, "a setting of the policy that changes; repeatable")
+	return cmd
+}
+
+// modulePath makes a path absolute: the host has another working directory. A name stays a name.
+func modulePath(module string) string {
+	if _, err := os.Stat(module); err == nil || filepath.Base(module) != module {
+		if path, err := filepath.Abs(module); err == nil {
+			return path
+		}
+	}
+	return module
+}
+
+func printTaken(w io.Writer, name string, a *proto.SwapPolicyReply) {
+	fmt.Fprintf(w, "%s is %s, sha256 %s\n", name, a.Module, a.Digest)
+	for _, t := range a.Taken {
+		switch t.Role {
+		case "evict":
+			fmt.Fprintf(w, "  evict %s: took over from %s by %s, %d entries, in %.3f s\n", t.Root, short(t.From), t.Handover, t.Entries, t.Seconds)
+		case "place":
+			fmt.Fprintf(w, "  place: took over from %s, which still names %d entries\n", short(t.From), t.Entries)
+		default:
+			fmt.Fprintf(w, "  %s: took over from %s\n", t.Role, short(t.From))
+		}
+	}
+}
+
+func newPolicyPromote() *cobra.Command {
+	var r running
+	q := &proto.PromotePolicyRequest{}
+	cmd := &cobra.Command{
+		Use:   "promote SHADOW",
+		Short: "Let a shadow's policy evict from now on, in a running host",
+		Long: `Starts a fresh instance of the shadow's module, tells it of every entry in order of last touch, and lets it evict; the
+shadow ends. It lasts until the host is restarted: to keep it, write it to the configuration.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{fmt.Errorf("%s: want the name of one shadow", cmd.CommandPath())}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q.Name = args[0]
+			a, err := ask(cmd.Context(), &r, promotePolicy, q)
+			if err != nil {
+				return err
+			}
+			printTaken(cmd.OutOrStdout(), args[0], a)
+			return nil
+		},
+	}
+	r.addTo(cmd)
+	cmd.Flags().StringVar(&q.Root, "root", "", "the root where it is to evict (default: all)")
+	return cmd
+}

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/kvhost/kvhost/host"
+)
+
+// reloadOnHangup reads the configuration again with each SIGHUP and lets the host swap the policies that changed. The
+// function ends that.
+func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Logger) func() {
+	ctx, cancel := context.WithCancel(ctx)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-signals:
+			}
+			loaded, err := s.load()
+			if err == nil {
+				err = h.Reload(ctx, &loaded.Config)
+			}
+			if err != nil {
+				log.Error("not all of the configuration is in force", "error", err)
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		cancel()
+		<-over
+	}
+}
