@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
@@ -61,6 +62,10 @@ type RootConfig struct {
 	MinFree     int64   // bytes that are left free on the file system, for others; it counts what others take
 	MinFreePart float64 // the same as a part of the file system; the larger of the two holds
 	Evict       *Use    // nil: as Policies says
+
+	Poll    time.Duration // of Shared: how soon the hosts see what others have stored: 1 s
+	Lapse   time.Duration // of Shared: how long a host can be silent before the others give it up: 10 s
+	unlinks bool          // a victim's file is unlinked, never taken over
 }
 
 // Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
@@ -126,6 +131,10 @@ func (c *Config) complete() error {
 		seen[abs], r.Path = true, abs
 		if r.MaxEntries == 0 {
 			r.MaxEntries = slotsFor(r.Capacity)
+		}
+		r.Poll, r.Lapse = cmp.Or(r.Poll, defaultPoll), cmp.Or(r.Lapse, defaultLapse)
+		if r.Shared && (r.Poll < 0 || r.Lapse < 4*r.Poll) {
+			return fmt.Errorf("%w: root %q: a lapse of %s with a poll of %s, want at least four polls", ErrConfig, r.Path, r.Lapse, r.Poll)
 		}
 		roots[i] = r
 	}

@@ -210,7 +210,7 @@ func TestBackgroundEviction(t *testing.T) {
 
 // TestHungUnlink has the eviction of one put hang; lookups and loads go on meanwhile.
 func TestHungUnlink(t *testing.T) {
-	f, faulty := faultyFixture(t, 2, func(c *Config) { c.Roots[0].Shared = true }) // no file is taken over there
+	f, faulty := faultyFixture(t, 2, func(c *Config) { c.Roots[0].unlinks = true }) // no file is taken over there
 	f.mustPut(0, 1)
 	faulty.Set(staging.MustRules("remove,rename ** 1st: hang")...)
 	done := make(chan error)
@@ -238,7 +238,7 @@ func TestHungUnlink(t *testing.T) {
 // TestUnlinkFailsForGood has every unlink fail. A put that needs room costs one entry at most, and not the whole cache.
 func TestUnlinkFailsForGood(t *testing.T) {
 	const entries = 10
-	f, faulty := faultyFixture(t, entries, func(c *Config) { c.Roots[0].Shared = true }) // no file is taken over there
+	f, faulty := faultyFixture(t, entries, func(c *Config) { c.Roots[0].unlinks = true }) // no file is taken over there
 	for n := range uint64(entries) {
 		f.mustPut(n)
 	}

@@ -321,7 +321,7 @@ func TestTemporariesOfMeta(t *testing.T) {
 
 // TestStraysGo: what would not be unlinked is tried again, and its bytes are free then.
 func TestStraysGo(t *testing.T) {
-	f, faulty := faultyFixture(t, 4, func(c *Config) { c.Roots[0].Shared = true })
+	f, faulty := faultyFixture(t, 4, func(c *Config) { c.Roots[0].unlinks = true })
 	f.mustPut(0, 1, 2, 3)
 	faulty.Set(staging.MustRules("remove **: eacces\nstat **.kv: eacces")...)
 	if err := f.put(4, 0); !errors.Is(err, ErrNoSpace) {

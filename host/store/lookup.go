@@ -162,7 +162,7 @@ func (w *walk) leave() {
 // serves says whether an entry can be granted.
 func (r *root) serves(slot uint32, w *walk) bool {
 	e := r.x.at(slot)
-	if e.is(stLeaving) || !r.serving() || r.x.piecesOf(slot, e)&w.ranks != w.ranks {
+	if e.is(stLeaving) || !r.serving() || r.fellows != nil && !r.fellows.member.Fresh() || r.x.piecesOf(slot, e)&w.ranks != w.ranks {
 		return false
 	}
 	return len(r.expiries.chunks) == 0 || !r.expired(slot, r.store.start.Add(time.Duration(w.now)))
@@ -178,6 +178,9 @@ func (r *root) touch(slot uint32, print uint64, w *walk) {
 	if _, again := w.touched[print]; !again {
 		r.x.touch(slot)
 		r.send(ev)
+		if r.fellows != nil {
+			r.fellows.member.Touch(print)
+		}
 	}
 	if r.x.pin(slot) {
 		ev.Op = abi.OpPin

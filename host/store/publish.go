@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/kvhost/kvhost/staging"
 )
@@ -73,7 +74,7 @@ func (r *root) syncFailed(cause error) error {
 func (p *Put) link(info staging.Info) (staging.Info, error) {
 	r := p.root
 	for range 3 {
-		err := r.fs.RenameNoReplace(p.temp, p.target)
+		err := p.rename(info)
 		if err == nil {
 			p.temp = ""
 			return info, p.syncName()
@@ -93,11 +94,18 @@ func (p *Put) link(info staging.Info) (staging.Info, error) {
 		case errors.Is(herr, fs.ErrNotExist):
 		case herr != nil && !isDamage(herr):
 			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
+		case herr != nil && r.fellows != nil:
+			bad := p.record()
+			bad.Pieces, bad.Bytes = 1<<p.rank, 0
+			r.fellows.condemn(bad)
+			return info, fmt.Errorf("store: publishing %s, where a damaged file stands: %w", p.target, herr)
 		case herr != nil:
 			r.seize(p.target, herr)
 		case p.same(&h):
 			p.unproven = true          // who wrote it, and how far, is not known
 			return there, p.syncName() // abort or enter removes the temporary
+		case r.fellows != nil:
+			return info, fmt.Errorf("store: publishing %s, where key %s stands: %w", p.target, h.Key, ErrWrongPiece)
 		case p.detour:
 			r.seize(p.target, fmt.Errorf("%w: key %s", ErrWrongPiece, h.Key))
 		default:
@@ -107,6 +115,14 @@ func (p *Put) link(info staging.Info) (staging.Info, error) {
 		}
 	}
 	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
+}
+
+// rename publishes the temporary, which has then no other name.
+func (p *Put) rename(info staging.Info) error {
+	if c := p.root.fellows; c != nil {
+		return c.publish(p, info)
+	}
+	return p.root.fs.RenameNoReplace(p.temp, p.target)
 }
 
 // look reads the header of what stands under a name.
@@ -189,6 +205,7 @@ func (r *root) makeDir(dir string) error {
 func (p *Put) enter(info staging.Info) error {
 	r := p.root
 	p.removeTemp()
+	p.giveBack()
 	r.mu.Lock()
 	e := r.x.at(p.mark.slot)
 	if e.is(stLeaving) {
@@ -247,6 +264,7 @@ func (p *Put) abort(cause error) {
 	p.over = true
 	_ = p.closeFile()
 	p.removeTemp()
+	p.giveBack()
 	r := p.root
 	if isFull(cause) {
 		r.meetTheEnd(p.entryBytes(), cause)
@@ -264,7 +282,7 @@ func (r *root) relieve() bool {
 	within := func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.used <= r.limit()
+		return r.used <= r.limit() || r.fellows != nil
 	}
 	if within() {
 		return true
@@ -283,6 +301,10 @@ func (p *Put) removeTemp() {
 
 // discard unlinks a file of a put that came to nothing. One that will not go stays in the account.
 func (r *root) discard(name string, most int64) {
+	if r.fellows != nil && !strings.HasPrefix(name, r.slash+metaDir) {
+		r.overlook(most) // published: others may have it
+		return
+	}
 	left, _ := r.remove(name, most)
 	r.mu.Lock()
 	r.stray += left

@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -49,7 +50,8 @@ type Put struct {
 	file staging.File
 	over bool
 
-	unproven bool // the file that was published was there before
+	credit   shared.Credit // of a shared root
+	unproven bool          // the file that was published was there before
 }
 
 // Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for other
@@ -157,6 +159,9 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 			return false, nil
 		}
 		e, f := r.x.at(slot), r.flights[slot]
+		if e.is(stLeaving) && f.ranks == 0 && r.fellows != nil {
+			return false, fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, r.dir)
+		}
 		if e.is(stLeaving) && f.ranks == 0 {
 			if err := ctx.Err(); err != nil {
 				return false, err
@@ -235,7 +240,15 @@ func (s *Store) holdsPrint(print uint64) bool {
 	return false
 }
 
-func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.ranks)) * p.class.fileBytes() }
+// reserves are the ranks that a new entry gets bytes for.
+func (p *Put) reserves() uint64 {
+	if p.root != nil && p.root.fellows != nil {
+		return 1 << p.rank // the others may be written by other hosts, against their credit
+	}
+	return p.ranks
+}
+
+func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) * p.class.fileBytes() }
 
 // insert makes the entry, in the root that the place policy chooses.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
@@ -268,6 +281,11 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if err := r.makeRoom(ctx, want{bytes: p.entryBytes(), slot: true, quota: r.quota(tenant), demand: demand, heir: p}); err != nil {
 		return r.shed(p, err)
 	}
+	if r.fellows != nil {
+		if err := r.fellows.mayStore(p); err != nil {
+			return r.shed(p, err)
+		}
+	}
 	slot := r.x.add(p.mark.print, owner{p.class.id, tenant}, &p.key, parent, q.Depth)
 	if slot == none {
 		return r.shed(p, fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key))
@@ -275,7 +293,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	e := r.x.at(slot)
 	p.class.refs.Add(1) // the entry's
 	r.x.setUnits(slot, uint32(p.entryBytes()/abi.SizeUnit))
-	r.x.owe(slot, p.ranks)
+	r.x.owe(slot, p.reserves())
 	r.expire(slot, p.class, p.stamp)
 	if p.detour {
 		e.set(stDetour)
@@ -354,6 +372,7 @@ func (r *root) shed(p *Put, cause error) error {
 	r.count.sheds++
 	r.mu.Unlock()
 	p.removeTemp()
+	p.giveBack()
 	r.mu.Lock()
 	return cause
 }
@@ -422,9 +441,11 @@ func (p *Put) File() (staging.File, error) {
 	}
 	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
 	for range 3 {
-		p.temp = tempName(p.target, r.store.cfg.HostID, r.store.seq.Add(1))
+		if err := p.nameTemp(); err != nil {
+			return nil, err
+		}
 		f, err := staging.OpenDirect(r.fs, p.temp, flags, 0o600)
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) && r.fellows == nil {
 			if err = r.makeDir(filepath.Dir(p.target)); err == nil {
 				f, err = staging.OpenDirect(r.fs, p.temp, flags, 0o600)
 			}
@@ -439,6 +460,16 @@ func (p *Put) File() (staging.File, error) {
 		}
 	}
 	return nil, fmt.Errorf("store: %s: no free name for a temporary", p.target)
+}
+
+// nameTemp chooses the temporary: beside its target, or, where others count on finding it, among this host's.
+func (p *Put) nameTemp() (err error) {
+	r := p.root
+	p.temp = tempName(p.target, r.store.cfg.HostID, r.store.seq.Add(1))
+	if r.fellows != nil {
+		p.temp, err = r.fellows.member.Temp(filepath.Base(p.temp))
+	}
+	return err
 }
 
 // Head writes the header page and the checksum table to dst[:DataOffset()].

@@ -160,6 +160,14 @@ func (r *root) condemn(m mark, rank uint32, name string, cause error) {
 	d := r.leave(m.slot)
 	r.count.damaged++
 	r.mu.Unlock()
+	if r.fellows != nil {
+		r.log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
+		d.stray = r.fellows.disown(&d, d.pieces)
+		r.mu.Lock()
+		r.expelled(&d)
+		r.mu.Unlock()
+		return
+	}
 	k, left := r.impound(name, d.class.fileBytes(), cause)
 	d.stray, _ = r.unlink(&d, d.pieces&^(1<<rank))
 	d.stray += left

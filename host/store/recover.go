@@ -18,6 +18,13 @@ func (r *root) recover(ctx context.Context) error {
 	if err := r.loadQuarantine(); err != nil {
 		return err
 	}
+	if r.cfg.Shared {
+		var err error
+		if r.fellows, err = newFellows(r); err != nil {
+			return err
+		}
+		return r.fellows.enter(ctx)
+	}
 	c := census{root: r}
 	if err := scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
 		return err
@@ -37,6 +44,7 @@ func (r *root) recover(ctx context.Context) error {
 type census struct {
 	root   *root
 	stamps []int64 // by slot: the newest store time of its pieces
+	late   bool    // the order is known: what is found is the newest
 }
 
 // file judges one file. rel is its path below the root.
@@ -60,6 +68,11 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	}
 	h, info, err := inspect(f)
 	f.Close()
+	if r.fellows != nil && err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.log.Warn("a file of a shared root is left alone; fsck says more", "file", name, "error", err)
+		r.overlook(padded(info.Allocated))
+		return
+	}
 	switch {
 	case err == nil:
 		c.claim(name, rel, &h, padded(info.Allocated))
@@ -117,6 +130,10 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 	cl, err := r.store.classFor(h)
 	if err != nil {
 		r.counted(&r.count.unclaimed)
+		if r.fellows != nil {
+			r.overlook(allocated) // whose it is another host may know
+			return
+		}
 		r.seize(name, err)
 		return
 	}
@@ -135,6 +152,10 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 		case err != nil:
 			r.unreadable(name, err)
 			return
+		case r.fellows != nil:
+			r.log.Warn("a piece of a shared root has another name than this host's place policy gives it; all hosts must have the same", "file", name)
+			r.overlook(allocated)
+			return
 		default:
 			if err := r.move(name, r.dir+"/"+placed); err != nil {
 				r.counted(&r.count.unclaimed)
@@ -142,6 +163,10 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 				return
 			}
 		}
+	}
+	if r.fellows != nil {
+		r.fellows.found(name, cl, h, allocated, detour)
+		return
 	}
 	c.adopt(cl, h, allocated, detour)
 }
@@ -193,9 +218,6 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 			return
 		}
 		cl.refs.Add(1)
-		for uint32(len(c.stamps)) <= slot {
-			c.stamps = append(c.stamps, 0)
-		}
 	}
 	e := r.x.at(slot)
 	if r.x.pieces(slot)&(1<<h.Rank) != 0 {
@@ -219,6 +241,11 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 		r.complete++
 	}
 	r.expire(slot, cl, h.StoreTime)
-	c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
+	if !c.late {
+		for uint32(len(c.stamps)) <= slot {
+			c.stamps = append(c.stamps, 0)
+		}
+		c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
+	}
 	r.count.recovered++
 }

@@ -19,7 +19,9 @@ import (
 //
 // A shared root takes no part: another host may be reading the victim. Nor does one whose loads are not all verified.
 
-func (r *root) recycles() bool { return !r.cfg.Shared && r.store.cfg.Verification == Always }
+func (r *root) recycles() bool {
+	return !r.cfg.Shared && !r.cfg.unlinks && r.store.cfg.Verification == Always
+}
 
 // bequeath makes the file of one of a victim's pieces the heir's temporary, if it is of the right size, and returns the
 // pieces whose files are still to be unlinked. mu is not held; turn is.

@@ -115,7 +115,7 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 		}
 	})
 	t.Run("anything of a shared root", func(t *testing.T) {
-		f := newFixture(t, t.TempDir(), 1, 1, func(c *Config) { c.Roots[0].Shared = true })
+		f := newFixture(t, t.TempDir(), 1, 1, func(c *Config) { c.Roots[0].unlinks = true })
 		f.mustPut(0, 1)
 		f.mustHold(1)
 		if n := f.recycled(); n != 0 {

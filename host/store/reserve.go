@@ -82,6 +82,7 @@ func (r *root) leave(slot uint32) departure {
 	d := departure{
 		slot: slot, class: r.classOf(slot), key: r.x.key(slot), pieces: r.x.pieces(slot), detour: e.is(stDetour),
 	}
+	told := e.is(stAnnounced)
 	e.set(stLeaving)
 	e.unset(stAnnounced)
 	if e.is(stComplete) {
@@ -90,12 +91,18 @@ func (r *root) leave(slot uint32) departure {
 	f := r.flights[slot]
 	f.expelling = true
 	r.flights[slot] = f
+	if !told {
+		return d // a scan has found it, and the policy has not been told yet
+	}
 	r.event(abi.OpRemove, slot, r.x.slotPrint(slot), none, 0)
 	return d
 }
 
 // unlink removes the files of an entry's pieces and returns the bytes of those that would not go, and why. mu is not held.
 func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
+	if r.fellows != nil {
+		return r.fellows.disown(d, pieces), nil
+	}
 	for rank := range uint32(chunk.MaxRanks) {
 		if pieces&(1<<rank) == 0 {
 			continue

@@ -19,6 +19,12 @@ type want struct {
 // makeRoom sees to it that what is wanted is free. The caller holds mu, and has it when it returns, also with an error;
 // meanwhile mu is let go, while files are unlinked, or while the background evictor is waited for.
 func (r *root) makeRoom(ctx context.Context, w want) error {
+	if r.fellows != nil {
+		if w.heir == nil || w.bytes == 0 {
+			return nil // the evictor sees to it
+		}
+		return r.fellows.take(ctx, w.heir, w.bytes)
+	}
 	if w.bytes > r.cfg.Capacity {
 		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, w.bytes, r.cfg.Capacity)
 	}

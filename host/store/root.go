@@ -18,14 +18,15 @@ import (
 
 // root is one directory with its index, its bytes and its evict policy.
 type root struct {
-	store *Store
-	cfg   RootConfig
-	dir   string     // absolute
-	slash string     // dir and a slash
-	fs    staging.FS // watched
-	log   *slog.Logger
-	lock  io.Closer
-	kick  chan struct{} // wakes the background evictor
+	store   *Store
+	cfg     RootConfig
+	dir     string     // absolute
+	slash   string     // dir and a slash
+	fs      staging.FS // watched
+	log     *slog.Logger
+	lock    io.Closer
+	fellows *fellows      // nil: this host has the root to itself
+	kick    chan struct{} // wakes the background evictor
 
 	watched *staging.WatchedFS
 	bare    *staging.WatchedFS // for probes: admits everything, and what fails there has no consequences
@@ -148,6 +149,9 @@ func (r *root) newEvict(ctx context.Context, b *bound, state policy.State) (*pol
 }
 
 func (r *root) close() error {
+	if r.fellows != nil {
+		r.fellows.leave()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	err := errors.Join(r.evict.Close(), r.lock.Close())

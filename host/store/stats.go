@@ -63,6 +63,8 @@ type RootStats struct {
 	Foreign     uint64 // files at the start that are not the store's; left alone
 	Unclaimed   uint64 // sound pieces at the start that no name leads to; quarantined
 
+	Shared *SharedStats // nil unless hosts share the root
+
 	Evict policy.Stats
 }
 
@@ -162,7 +164,7 @@ func (r *root) stats() RootStats {
 		BadVictims: c.badVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.thrift, Limit: r.limit(), Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: c.policyFaults, Recovered: c.recovered,
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
-		Evict: addStats(r.faulted, r.evict.Stats()),
+		Shared: r.fellows.stats(), Evict: addStats(r.faulted, r.evict.Stats()),
 	}
 	h := &r.health
 	h.mu.Lock()

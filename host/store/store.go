@@ -81,7 +81,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.work.Go(func() { s.bury(s.run) })
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
-		if cfg.EvictMode == Background {
+		if cfg.EvictMode == Background && r.fellows == nil {
 			s.work.Go(func() { r.evictAhead(s.run) })
 		}
 		if cfg.Durability == Batch {
@@ -146,6 +146,9 @@ func (s *Store) Close() error {
 	s.work.Wait()
 	s.endTrials()
 	for _, r := range s.roots {
+		if r.fellows != nil {
+			continue // it leaves with its lock
+		}
 		r.saveTouches()
 		r.saveWritten(true)
 		r.endClean()

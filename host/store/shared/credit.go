@@ -99,7 +99,7 @@ func (c *credits) grant(granted int64) {
 func (c *credits) settle(most int64) (returned, free, want int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	least := 4 * c.largest
+	least := max(4*c.largest, most/16) // a host that has stored nothing yet need not wait for its first credit
 	c.want = max(least, c.want-c.want/8, 8*(c.taken+c.starved))
 	c.want = min(c.want, max(most, c.largest))
 	c.taken, c.starved = 0, 0

@@ -22,7 +22,8 @@ type Backend interface {
 	// Condemn stops granting and storing an entry until Decide, and is true; or it is false, a veto: the entry is leased, or
 	// being written. An entry that is not known is condemned, too.
 	Condemn(v *Victim) bool
-	// Decide ends what Condemn began. A victim that was not removed may be granted again.
+	// Decide ends what Condemn began. A victim that was not removed may be granted again. Neither does it follow from removed
+	// that it is not there, if it was learned since Condemn: it may have been published again.
 	Decide(v *Victim, removed bool)
 	// Fenced says that this host was given up: what it had leased may go at any time, and what is there is to be learned
 	// again, by a scan, once it is admitted; see [Member.Ticket].
@@ -172,6 +173,9 @@ func (m *Member) wake() {
 	default:
 	}
 }
+
+// Wake asks for a step.
+func (m *Member) Wake() { m.wake() }
 
 // Kicked tells that a step is worth while now.
 func (m *Member) Kicked() <-chan struct{} { return m.kick }
@@ -376,6 +380,7 @@ func (m *Member) readGrant(epoch uint64) error {
 		return err
 	}
 	m.admitted = true
+	m.beatAt.Store(int64(max(1, m.lastStep))) // this step's heartbeat
 	m.ticket.Store(max(1, m.cfg.Unique()))
 	m.log.Info("admitted to the shared root", "member", m.name, "epoch", epoch)
 	return m.readJournal(epoch)

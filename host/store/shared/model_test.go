@@ -46,6 +46,7 @@ type item struct {
 	leases    int
 	writing   bool
 	condemned bool
+	learned   bool // while it was condemned
 }
 
 // grantable says that lookups hit.
@@ -68,7 +69,9 @@ func (n *node) at(k chunk.Key) *item {
 }
 
 func (n *node) Learn(r *Record) {
-	if i := n.at(r.Key); i.bytes == 0 {
+	i := n.at(r.Key)
+	i.learned = i.condemned
+	if i.bytes == 0 {
 		i.bytes = r.Bytes
 	}
 }
@@ -86,8 +89,9 @@ func (n *node) Condemn(v *Victim) bool {
 
 func (n *node) Decide(v *Victim, removed bool) {
 	i := n.at(v.Key)
-	i.condemned = false
-	if removed {
+	look := !removed || i.learned
+	i.condemned, i.learned = false, false
+	if !look {
 		i.bytes = 0
 	} else if info, err := n.fs.Stat(keyPath(v.Key)); err == nil {
 		i.bytes = info.Allocated
