@@ -4,8 +4,8 @@
 
 typedef struct {
   uint32_t newer, older; /* slots, or root */
-  uint32_t size, tenant;
-  uint32_t pinned, resident;
+  uint32_t tenant;
+  uint32_t size : 30, pinned : 1, resident : 1; /* 16 bytes in all: a slot's place is one shift away */
 } node;
 
 static node *nodes; /* max_slots of them, and the root: its older is the newest entry, its newer the oldest */
@@ -31,32 +31,36 @@ static void link(uint32_t slot) {
   nodes[root].older = slot;
 }
 
+/* What is rare stands in a function of its own: a meter charges for what a loop holds, taken or not. */
+static __attribute__((noinline)) void rare(const kv_event *ev, node *e) {
+  switch (ev->op) {
+  case KV_OP_INSERT:
+  case KV_OP_RESIDENT:
+    if (e->resident) unlink(ev->slot);
+    e->resident = 1, e->pinned = 0, e->size = ev->size, e->tenant = ev->tenant;
+    link(ev->slot);
+    break;
+  case KV_OP_REMOVE:
+    if (e->resident) unlink(ev->slot);
+    e->resident = e->pinned = 0;
+    break;
+  case KV_OP_PIN:
+    e->pinned = e->resident;
+    break;
+  case KV_OP_UNPIN:
+    e->pinned = 0;
+  }
+}
+
 static void events(const kv_event *batch, uint32_t n) {
   for (const kv_event *ev = batch, *end = batch + n; ev != end; ev++) {
     uint32_t slot = ev->slot;
     if (slot >= root) continue;
     node *e = &nodes[slot];
-    if (ev->op == KV_OP_TOUCH) { /* most events by far */
-      if (e->resident) unlink(slot), link(slot);
-      continue;
-    }
-    switch (ev->op) {
-    case KV_OP_INSERT:
-    case KV_OP_RESIDENT:
-      if (e->resident) unlink(slot);
-      e->resident = 1, e->pinned = 0, e->size = ev->size, e->tenant = ev->tenant;
-      link(slot);
-      break;
-    case KV_OP_REMOVE:
-      if (e->resident) unlink(slot);
-      e->resident = e->pinned = 0;
-      break;
-    case KV_OP_PIN:
-      e->pinned = e->resident;
-      break;
-    case KV_OP_UNPIN:
-      e->pinned = 0;
-    }
+    if (ev->op != KV_OP_TOUCH)
+      rare(ev, e);
+    else if (e->resident)
+      unlink(slot), link(slot);
   }
 }
 

@@ -25,10 +25,7 @@ func Check(ctx context.Context, path string, o Options) (*Report, error) {
 		o.Slots = defaultSlots
 	}
 	r := &Report{Path: path, Slots: o.Slots}
-	options := policy.Options{Grants: o.Grants, Fuel: o.Fuel, Cache: o.Cache}
-	if o.Grants == nil {
-		options.Grants = []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom}
-	}
+	options := o.policy()
 	seen, err := policy.Inspect(path, options)
 	if err != nil {
 		return nil, err
@@ -65,6 +62,15 @@ func Check(ctx context.Context, path string, o Options) (*Report, error) {
 		}
 	}
 	return r, nil
+}
+
+// policy are the options that a module is opened with.
+func (o *Options) policy() policy.Options {
+	out := policy.Options{Grants: o.Grants, Fuel: o.Fuel, Cache: o.Cache}
+	if o.Grants == nil {
+		out.Grants = []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom}
+	}
+	return out
 }
 
 // describe judges the manifest.

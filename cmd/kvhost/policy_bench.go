@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os/signal"
+	"syscall"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy/plugintest"
+)
+
+func newPolicyBench() *cobra.Command {
+	var o plugintest.Options
+	var settings []string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "bench FILE...",
+		Short: "Measure what modules cost, beside the built-in policies in the same run",
+		Long: `Measures a module in each of its roles: an event in full batches and an eviction (one ask, with the REMOVE and INSERT that
+follow), a candidate, a path and its way back, a plan. The built-in policy of the role, native, takes turns with it; of
+nine rounds each, the shortest counts. allocs are the host's; fuel is about one unit per instruction.`,
+		Example: "  kvhost policy bench mine.wasm\n  kvhost policy bench --json lru prefix",
+		Args:    wantFiles,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.Config, err = parseSettings(settings); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
+			if err != nil {
+				return err
+			}
+			defer cache.Close(context.WithoutCancel(ctx))
+			o.Cache = cache
+			return policyBench(ctx, cmd.OutOrStdout(), args, o, asJSON)
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringArrayVar(&settings, "set", nil, "a setting, as key=value; repeatable")
+	f.Uint32Var(&o.Slots, "slots", 1<<16, "entries of the full root that eviction is measured on")
+	f.BoolVar(&asJSON, "json", false, "print one JSON object per module")
+	return cmd
+}
+
+func policyBench(ctx context.Context, out io.Writer, paths []string, o plugintest.Options, asJSON bool) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "module\tper\tns\tallocs\tfuel\tbuilt-in ns\tallocs\ttimes\t\n")
+	for _, path := range paths {
+		measures, err := plugintest.Bench(ctx, path, o)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			err := json.NewEncoder(out).Encode(struct {
+				Module   string               `json:"module"`
+				Measures []plugintest.Measure `json:"measures"`
+			}{path, measures})
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		for _, m := range measures {
+			fmt.Fprintf(w, "%s\t%s\t%.1f\t%.2f\t%.0f\t%.1f\t%.2f\t%.1f\t\n", path, m.What, m.Module.Nanos, m.Module.Allocs, m.Module.Fuel,
+				m.Builtin.Nanos, m.Builtin.Allocs, m.Module.Nanos/m.Builtin.Nanos)
+		}
+	}
+	if asJSON {
+		return nil
+	}
+	return w.Flush()
+}

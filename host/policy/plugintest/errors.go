@@ -1,0 +1,6 @@
+package plugintest
+
+import "errors"
+
+// errUnread ends a measurement of a policy whose paths do not read back: [Check] says more.
+var errUnread = errors.New("plugintest: a path of the policy's own does not read back")
