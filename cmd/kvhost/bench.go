@@ -176,6 +176,9 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 		if direct != nil {
 			cases = append(cases, cases[0])
 			cases[2].c.Direct = direct
+			if cfg.GDS.Submit == config.SubmitAsync {
+				cases[2].c.Submit = gds.Async
+			}
 		}
 	}
 	for _, k := range cases {

@@ -108,5 +108,5 @@ func (b *bench) bare(f staging.File, size int64, move func(s *gds.DirectSlot, by
 		return err
 	}
 	defer slot.Release()
-	return move(slot, gds.Sync, int(f.Fd()), 0, size)
+	return move(slot, b.Submit, int(f.Fd()), 0, size)
 }

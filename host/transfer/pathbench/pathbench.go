@@ -30,6 +30,7 @@ type Config struct {
 	Engine   transfer.Config
 	Copiers  int              // goroutines of the copy alone
 	Direct   *gds.DirectRoute // by which all pieces go; nil: they are staged
+	Submit   gds.Submit       // how cuFile is asked then
 }
 
 // bench is a case under way.
@@ -240,7 +241,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return err
 	}
 	if b.Direct != nil {
-		b.engine.SetRoute(b.GPU, filepath.Join(b.Dir, "root"), transfer.RouteChoice{Direct: b.Direct, Always: true})
+		b.engine.SetRoute(b.GPU, filepath.Join(b.Dir, "root"), transfer.RouteChoice{Direct: b.Direct, Submit: b.Submit, Always: true})
 	}
 	b.image = image(b.Geometry, blocks)
 	b.queue, err = b.engine.Queue(device)
