@@ -21,6 +21,7 @@ var counters = []struct {
 	{"stored_files", "Piece files published.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredFiles }},
 	{"stored_bytes", "Bytes of piece files published.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredBytes }},
 	{"store_errors", "Pieces that failed to be stored.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoreErrors }},
+	{"stores_shed", "Pieces that waited too long for their turn to be stored.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoresShed }},
 	{"loaded_files", "Pieces delivered, verified.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedFiles }},
 	{"loaded_bytes", "Bytes of piece files delivered, verified.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedBytes }},
 	{"load_errors", "Pieces that failed to be loaded.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadErrors }},

@@ -134,6 +134,7 @@ type Engine struct {
 	SlotBytes           int64
 	MaxStagingMemory    int64
 	ReadPreferringRatio float64
+	MaxWriteQueue       time.Duration // 0: no limit
 	DirectIO            bool
 }
 

@@ -42,7 +42,7 @@ func codeOf(err error) proto.Code {
 	return proto.Code_CODE_INTERNAL
 }
 
-// resultOf is the result of a chunk whose reservation ended with err.
+// resultOf is the result of a chunk whose reservation or job ended with err.
 func resultOf(err error) proto.ChunkResult {
 	switch {
 	case err == nil:
@@ -51,7 +51,7 @@ func resultOf(err error) proto.ChunkResult {
 		return proto.ChunkResult_CHUNK_RESULT_RESIDENT
 	case errors.Is(err, store.ErrRefused):
 		return proto.ChunkResult_CHUNK_RESULT_REFUSED
-	case errors.Is(err, store.ErrNoSpace):
+	case errors.Is(err, store.ErrNoSpace), errors.Is(err, transfer.ErrShed):
 		return proto.ChunkResult_CHUNK_RESULT_SHED
 	}
 	return proto.ChunkResult_CHUNK_RESULT_FAILED

@@ -6,17 +6,19 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/staging"
 )
 
 // Config sizes an engine.
 type Config struct {
-	Threads    int     // workers per device
-	SlotBytes  int     // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
-	MaxStaging int64   // bytes of all slots together
-	GPUWindow  int     // bytes of a file in the page cache moved at a time to or from a GPU; 0: DefaultGPUWindow
-	ReadRatio  float64 // share of loads among tasks started while both kinds wait
+	Threads    int           // workers per device
+	SlotBytes  int           // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
+	MaxStaging int64         // bytes of all slots together
+	GPUWindow  int           // bytes of a file in the page cache moved at a time to or from a GPU; 0: DefaultGPUWindow
+	ReadRatio  float64       // share of loads among tasks started while both kinds wait
+	WriteQueue time.Duration // a store that no worker has begun after this is given up; 0: none is
 	Log        *slog.Logger
 }
 

@@ -6,6 +6,8 @@ import "errors"
 var (
 	// ErrCancelled is the error of a chunk whose job was cancelled before it was done.
 	ErrCancelled = errors.New("transfer: cancelled")
+	// ErrShed is the error of a chunk that waited longer to be stored than stores may wait.
+	ErrShed = errors.New("transfer: waited too long to be stored")
 	// ErrClosed says the engine is shutting down.
 	ErrClosed = errors.New("transfer: engine is closed")
 	// ErrBlocks refuses a job whose block ids do not fit its memory; no byte was touched.

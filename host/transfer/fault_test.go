@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -424,5 +425,49 @@ func TestConfigIsChecked(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		})
+	}
+}
+
+// TestStoresThatWaitTooLongAreShed: with every worker held by the disk, what waits behind is given up, its blocks are free,
+// and a load that waits is not.
+func TestStoresThatWaitTooLongAreShed(t *testing.T) {
+	geo := chunk.Uniform(2, 2, 1, 4096)
+	b := newBench(t, geo, 32)
+	b.storeChunks(1)
+	engine, err := transfer.New(transfer.Config{
+		Threads: 2, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75, WriteQueue: 50 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	queue, err := engine.Queue("host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.fs.Set(staging.MustRules("write **: hang")...)
+	var chunks []transfer.StoreChunk
+	for n := range 6 {
+		chunks = append(chunks, b.put(n+1, []uint32{uint32(2 * n), uint32(2*n + 1)}))
+	}
+	read, published := make(chan transfer.Outcome, 1), make(chan transfer.Outcome, 1)
+	queue.Store(&transfer.StoreJob{Memory: b.memory, Chunks: chunks, Read: func(o transfer.Outcome) { read <- o }, Published: func(o transfer.Outcome) { published <- o }})
+	if o := <-read; len(o.Failed) != 4 || !errors.Is(o.Failed[0].Err, transfer.ErrShed) || engine.Stats().StoresShed != 4 {
+		t.Fatalf("%+v, %+v", o, engine.Stats())
+	}
+	l := b.lease(0)
+	defer l.Release()
+	done := make(chan transfer.Outcome, 1)
+	queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(1), Done: func(o transfer.Outcome) { done <- o }})
+	b.fs.Release()
+	b.fs.Set()
+	if o := <-done; len(o.Failed) > 0 {
+		t.Errorf("%+v", o)
+	}
+	if o := <-published; len(o.Failed) != 4 {
+		t.Errorf("%+v", o)
+	}
+	if st := b.store.Stats().Roots[0]; st.Writing != 0 || st.Entries != 3 {
+		t.Errorf("%d bytes are being written, %d entries", st.Writing, st.Entries)
 	}
 }

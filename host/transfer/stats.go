@@ -7,8 +7,8 @@ import (
 )
 
 type counters struct {
-	storedFiles, storedBytes, storeErrors atomic.Int64
-	loadedFiles, loadedBytes, loadErrors  atomic.Int64
+	storedFiles, storedBytes, storeErrors, storesShed atomic.Int64
+	loadedFiles, loadedBytes, loadErrors              atomic.Int64
 }
 
 func (c *counters) stored(p *store.Put) {
@@ -24,6 +24,7 @@ func (c *counters) loaded(bytes int64) {
 // Stats are an engine's counters since it was made. Bytes are file bytes.
 type Stats struct {
 	StoredFiles, StoredBytes, StoreErrors int64
+	StoresShed                            int64 // pieces that waited too long for a worker
 	LoadedFiles, LoadedBytes, LoadErrors  int64
 	SlotsInUse, Slots                     int
 }
@@ -32,7 +33,7 @@ type Stats struct {
 func (e *Engine) Stats() Stats {
 	c := &e.stats
 	return Stats{
-		StoredFiles: c.storedFiles.Load(), StoredBytes: c.storedBytes.Load(), StoreErrors: c.storeErrors.Load(),
+		StoredFiles: c.storedFiles.Load(), StoredBytes: c.storedBytes.Load(), StoreErrors: c.storeErrors.Load(), StoresShed: c.storesShed.Load(),
 		LoadedFiles: c.loadedFiles.Load(), LoadedBytes: c.loadedBytes.Load(), LoadErrors: c.loadErrors.Load(),
 		SlotsInUse: e.slots.InUse(), Slots: e.slots.Capacity(),
 	}

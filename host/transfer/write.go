@@ -36,12 +36,23 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 		j.cancel()
 	}
 	begin := func() {
+		giveUp := func(i int, err error) {
+			s.Chunks[i].Put.Abort(err)
+			j.settle(i, err, 0)
+			j.over()
+		}
+		turns := newTurns(len(s.Chunks), q.engine.cfg.WriteQueue, func(i int) {
+			q.engine.stats.storesShed.Add(1)
+			giveUp(i, ErrShed)
+		})
 		for i := range s.Chunks {
-			task := func() { q.storeChunk(j, i, s) }
-			if err := q.workers.Submit(staging.Write, task); err != nil {
-				s.Chunks[i].Put.Abort(ErrClosed)
-				j.settle(i, ErrClosed, 0)
-				j.over()
+			task := func() {
+				if turns.take(i) {
+					q.storeChunk(j, i, s)
+				}
+			}
+			if err := q.workers.Submit(staging.Write, task); err != nil && turns.take(i) {
+				giveUp(i, ErrClosed)
 			}
 		}
 	}
