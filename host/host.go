@@ -98,6 +98,7 @@ func (h *Host) storeConfig() store.Config {
 	s := h.cfg.Store
 	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.store, Log: h.log, Seed: uint64(s.Seed)}
 	out.FS = h.fs
+	out.HostID = s.HostID
 	if s.Evict == config.EvictBackground {
 		out.EvictMode = store.Background
 	}
@@ -124,7 +125,7 @@ func (h *Host) storeConfig() store.Config {
 		out.Expiries = append(out.Expiries, store.Expiry{Model: e.Model, TTL: e.TTL})
 	}
 	for i, r := range h.cfg.Roots {
-		root := store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared, MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.roots[i]}
+		root := store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse, MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.roots[i]}
 		if h.wantsDirect(r) {
 			root.Capacity -= probeBytes(r)
 		}

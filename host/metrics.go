@@ -33,6 +33,16 @@ type rootMetric struct {
 	value      func(*store.RootStats) float64
 }
 
+// shared is a metric of roots that hosts share; 0 for others.
+func shared(value func(s *store.SharedStats) float64) func(*store.RootStats) float64 {
+	return func(r *store.RootStats) float64 {
+		if r.Shared == nil {
+			return 0
+		}
+		return value(r.Shared)
+	}
+}
+
 // rootMetrics have one series per root.
 var rootMetrics = []rootMetric{
 	{"root_capacity_bytes", "Configured limit.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Capacity) }},
@@ -43,6 +53,22 @@ var rootMetrics = []rootMetric{
 	{"root_outages_total", "Times that the root was taken out of service.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Outages) }},
 	{"root_stuck_operations", "Operations that took longer than store.io_timeout and have not ended.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Stuck) }},
 	{"root_stray_bytes", "Bytes of files that could not be unlinked; they are tried again.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Stray) }},
+	{"root_shared_evictor", "1 while this host is the evictor of a root that hosts share.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 {
+		if s.Evictor {
+			return 1
+		}
+		return 0
+	})},
+	{"root_shared_peers", "Other hosts that take part in a shared root, those included that have just gone.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Peers) })},
+	{"root_shared_state", "0: joining, nothing is served or stored; 1: admitted, the root is being scanned; 2: active.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.State) })},
+	{"root_shared_credit_bytes", "What this host may write to a shared root before the evictor hands out more.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Free) })},
+	{"root_shared_credit_waits_total", "Times that a store found too little credit.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Refused) })},
+	{"root_shared_outstanding_bytes", "Evictor: credit that hosts hold and have not told to have spent.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Outside) })},
+	{"root_shared_journal_batches", "Batches of victims that are not decided.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Journal) })},
+	{"root_shared_poll_seconds", "Time between this host's last two looks at the others.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return s.Lag.Seconds() })},
+	{"root_shared_removed_total", "Evictor: entries removed.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Removed) })},
+	{"root_shared_vetoes_total", "Evictor: entries spared because a host had them leased.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Spared) })},
+	{"root_shared_deaths_total", "Evictor: hosts given up.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Deaths) })},
 	{"root_entries", "Entries in the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Entries) }},
 	{"root_index_bytes", "Memory of the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
 	{"root_evictions_total", "Entries evicted.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Evictions) }},

@@ -112,6 +112,9 @@ type Store struct {
 	IOTimeout     time.Duration // 0: none
 	EvictPatience time.Duration
 	Seed          int64
+	HostID        string        // empty: by the machine
+	SharedPoll    time.Duration // of roots that hosts share
+	SharedLapse   time.Duration
 }
 
 // When room is made, what a publication waits for, and which loads are verified.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/kvhost/kvhost/abi"
 )
@@ -59,6 +60,12 @@ func (c *Config) Validate() error {
 			FormatSize(c.Engine.MaxStagingMemory), FormatSize(c.Engine.SlotBytes))
 	}
 	c.validateRoots(bad)
+	if s := &c.Store; s.SharedLapse < 4*s.SharedPoll {
+		bad("store.shared_lapse", "%s, want at least four times shared_poll, %s", s.SharedLapse, 4*s.SharedPoll)
+	}
+	if id := c.Store.HostID; strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") != "" || len(id) > 32 {
+		bad("store.host_id", "%q, want at most 32 of a-z and 0-9", id)
+	}
 	c.validateLimits(bad)
 	c.validatePins(bad)
 	c.validatePolicies(bad)

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestSharedRoot runs two hosts on one directory, clients on both, and kills the one that evicts.
+func TestSharedRoot(t *testing.T) {
+	dir := shortDir(t)
+	const capacity = 24 << 20
+	conf := func(id string) []string {
+		text := fmt.Sprintf(`socket = %q
+[http]
+listen = ""
+[store]
+host_id = %q
+shared_poll = "50ms"
+shared_lapse = "2s"
+[[root]]
+path = %q
+capacity = %d
+shared = true
+`, filepath.Join(dir, id), id, filepath.Join(dir, "kv"), capacity)
+		return []string{"--config", write(t, dir, id+".toml", text), "--log-format", "json"}
+	}
+	type figures struct {
+		Hits, Accesses  int
+		MismatchedBytes int `json:"mismatched_bytes"`
+	}
+	play := func(id, limit string) (f figures) {
+		t.Helper()
+		r := finish(t, command(t, dir, "replay", "--socket", filepath.Join(dir, id), "--trace", simTrace(t), "--limit", limit, "--json"))
+		if r.code != exitOK {
+			t.Fatalf("replay on %s: exit %d: %s", id, r.code, r.stderr)
+		}
+		if err := json.Unmarshal([]byte(r.stdout), &f); err != nil {
+			t.Fatalf("%v: %s", err, r.stdout)
+		}
+		return f
+	}
+	_, logA, stopA := startHost(t, dir, conf("a")...)
+	_, logB, stopB := startHost(t, dir, conf("b")...)
+	if !strings.Contains(logA(), "this host is the evictor") || strings.Contains(logB(), "this host is the evictor") {
+		t.Fatalf("the first host is not the evictor:\n%s\n%s", logA(), logB())
+	}
+	first := play("a", "40")
+	time.Sleep(200 * time.Millisecond) // a few polls; what was not seen yet is a miss
+	second := play("b", "40")
+	if second.Hits <= first.Hits {
+		t.Errorf("b hits %d of %d chunks that a stored, a itself %d", second.Hits, second.Accesses, first.Hits)
+	}
+	within := func(when string) {
+		t.Helper()
+		if n := taken(t, filepath.Join(dir, "kv")); n > capacity {
+			t.Errorf("%s: %d bytes on disk, the capacity is %d", when, n, capacity)
+		}
+	}
+	within("both run")
+	stopA(syscall.SIGKILL)
+	await(t, logB, "this host is the evictor", nil)
+	third := play("b", "300")
+	within("one was killed")
+	if third.MismatchedBytes+second.MismatchedBytes+first.MismatchedBytes != 0 {
+		t.Error("wrong bytes")
+	}
+	_, _, stopA = startHost(t, dir, conf("a")...)
+	if again := play("a", "300"); again.Hits == 0 {
+		t.Error("the host that came back finds nothing")
+	}
+	within("it is back")
+	if a, b := stopA(syscall.SIGTERM), stopB(syscall.SIGTERM); a != exitOK || b != exitOK {
+		t.Errorf("exit %d and %d", a, b)
+	}
+	if r := finish(t, command(t, dir, "fsck", filepath.Join(dir, "kv"))); r.code != exitOK {
+		t.Errorf("fsck: exit %d: %s", r.code, r.stdout)
+	}
+}
+
+// taken is the bytes on disk of a root's pieces, temporaries and trash, each file once.
+func taken(t *testing.T, root string) (n int64) {
+	t.Helper()
+	seen := map[uint64]bool{}
+	err := filepath.WalkDir(root, func(name string, e os.DirEntry, err error) error {
+		if os.IsNotExist(err) {
+			return nil
+		}
+		if err != nil || e.IsDir() || strings.Contains(name, ".kvhost") && !strings.Contains(name, "/t/") && !strings.Contains(name, "/trash/") {
+			return err
+		}
+		var st syscall.Stat_t
+		if syscall.Lstat(name, &st) == nil && !seen[st.Ino] && e.Type()&fs.ModeSymlink == 0 {
+			seen[st.Ino] = true
+			n += st.Blocks * 512
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
