@@ -98,7 +98,7 @@ func policyCheck(ctx context.Context, out io.Writer, paths []string, o plugintes
 			fmt.Fprintf(out, "%s: %v\n", path, &r.Findings[i])
 		}
 		if len(r.Findings) == 0 {
-			fmt.Fprintf(out, "%s: ok: %s; %s of memory with %d slots; %s\n", path, roleList(r.Roles), config.FormatSize(int64(r.Memory)), r.Slots, dearest(r.Calls))
+			fmt.Fprintf(out, "%s: ok: %s; %.1f MiB of memory with %d slots; %s\n", path, roleList(r.Roles), float64(r.Memory)/(1<<20), r.Slots, dearest(r.Calls))
 		}
 		if verbose {
 			for _, u := range r.Calls {

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
 )
 
@@ -138,7 +137,7 @@ func inspectTable(out io.Writer, i *policy.Inspection) error {
 	if i.StateFormat != "" {
 		fmt.Fprintf(w, "state\t%s\n", i.StateFormat)
 	}
-	fmt.Fprintf(w, "memory\t%s at its start, at most %s\n", config.FormatSize(int64(i.MemoryPages)<<16), config.FormatSize(int64(i.MostPages)<<16))
+	fmt.Fprintf(w, "memory\t%.1f MiB at its start, at most %.1f MiB\n", float64(i.MemoryPages)/16, float64(i.MostPages)/16)
 	fmt.Fprintf(w, "fuel\t%d a call and %d a record, at most %d; %d events in one call\n", i.Fuel.Call, i.Fuel.Record, i.MostFuel, i.Batch)
 	for _, c := range i.Counts {
 		if 2*c.Got > c.Most && c.Most > 0 { // the others are far off

@@ -30,7 +30,7 @@ type Report struct {
 	Name     string // the manifest's
 	Digest   string // SHA-256 of the module
 	Roles    []abi.Role
-	Findings []Finding // none when the module conforms
+	Findings []Finding // none when the module conforms; one of each kind and place
 	Calls    []Usage   // the dearest call of each export, against its fuel
 	Memory   uint64    // bytes of the largest instance's memory at its end
 	Slots    uint32    // it was made for
@@ -75,7 +75,7 @@ func Run(t testing.TB, path string, o Options) *Report {
 	return r
 }
 
-// add takes what a check ended with, if it is about the module and not said already.
+// add takes what a check ended with, unless the same was found in the same place already.
 func (r *Report) add(err error) {
 	if err == nil {
 		return
@@ -85,8 +85,8 @@ func (r *Report) add(err error) {
 		f = &Finding{Where: "check", What: err.Error(), Do: "the check itself could not go on"}
 	}
 	f.What = strings.Join(strings.Fields(f.What), " ")
-	if !slices.Contains(r.Findings, *f) {
-		r.Findings = append(r.Findings, *f)
+	if !slices.ContainsFunc(r.Findings, func(o Finding) bool { return o.Role == f.Role && o.Where == f.Where && o.Do == f.Do }) {
+		r.Findings = append(r.Findings, *f) // the first of its kind
 	}
 }
 
