@@ -24,7 +24,7 @@ func (r *root) evictAhead(ctx context.Context) {
 		}
 		r.mu.Lock()
 		freed := int64(0)
-		for ctx.Err() == nil && r.takes() {
+		for ctx.Err() == nil && r.takes() && !r.scanning {
 			full := r.x.used == r.x.max
 			target := max(0, min(r.level(r.store.cfg.Low), r.limit()-r.wanted))
 			if r.used <= target && !full {

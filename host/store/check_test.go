@@ -79,7 +79,7 @@ func (r *root) check() error {
 		return fmt.Errorf("%d complete entries, the count says %d", complete, r.complete)
 	case !r.sound():
 		return fmt.Errorf("tenants' accounts %v do not fit their entries", r.owned)
-	case bytes+r.quar.bytes+r.stray != r.used:
+	case bytes+r.quar.bytes+r.stray+r.unseen != r.used:
 		return fmt.Errorf("entries %d, quarantine %d and strays %d make not the %d bytes used", bytes, r.quar.bytes, r.stray, r.used)
 	}
 	return nil

@@ -91,8 +91,9 @@ type Config struct {
 	IOTimeout   time.Duration // after which an operation on files is given up, and its root taken out: 30 s; negative: never
 	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
 
-	QuarantineFiles int // most damaged files kept per root; 0: 64, negative: none
-	ScanWorkers     int // readers of the scan at Open, per root: 8
+	QuarantineFiles int           // most damaged files kept per root; 0: 64, negative: none
+	ScanWorkers     int           // readers of the scan at Open, per root: 8
+	ScanWait        time.Duration // how long Open waits for scans, which go on beside the store: 1 s; negative: not at all
 }
 
 const (
@@ -176,6 +177,9 @@ func (c *Config) complete() error {
 	}
 	if c.QuarantineFiles == 0 {
 		c.QuarantineFiles = defaultKept
+	}
+	if c.ScanWait == 0 {
+		c.ScanWait = time.Second
 	}
 	if c.ScanWorkers <= 0 {
 		c.ScanWorkers = defaultScanners

@@ -20,7 +20,7 @@ func (r *root) send(ev abi.Event) {
 	if r.store.closed.Load() {
 		return // a lease released late: there is no policy to tell any more
 	}
-	if r.standin == nil {
+	if r.standin == nil && !r.scanning {
 		if err := r.evict.Event(ev); err != nil {
 			r.replace(err)
 		}

@@ -53,13 +53,18 @@ func (x *expiries) set(slot uint32, at int64) {
 	x.chunks[i][slot%slabChunk] = uint32(min(max(at, 0), 1<<32-1))
 }
 
-// over says whether a slot's entry has expired.
-func (x *expiries) over(slot uint32, now int64) bool {
+// at is when a slot's entry expires; 0 for never.
+func (x *expiries) at(slot uint32) uint32 {
 	i := int(slot / slabChunk)
 	if i >= len(x.chunks) || x.chunks[i] == nil {
-		return false
+		return 0
 	}
-	at := x.chunks[i][slot%slabChunk]
+	return x.chunks[i][slot%slabChunk]
+}
+
+// over says whether a slot's entry has expired.
+func (x *expiries) over(slot uint32, now int64) bool {
+	at := x.at(slot)
 	return at != 0 && int64(at) <= now
 }
 

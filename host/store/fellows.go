@@ -100,11 +100,13 @@ func (c *fellows) enter(ctx context.Context) error {
 	if err := c.scan(ctx); err != nil {
 		return err
 	}
+	c.census.order()
 	r.mu.Lock()
-	r.order(c.census.stamps)
+	late := c.census
 	c.census = nil
 	r.replay()
 	r.mu.Unlock()
+	r.overlook(late.stray)
 	c.member.Scanned(c.ticket)
 	c.busy.Store(false)
 	return nil
@@ -118,7 +120,9 @@ func (c *fellows) scan(ctx context.Context) error {
 	c.overlooked = 0
 	r.mu.Unlock()
 	sight := &census{root: r}
-	return scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
+	err := scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
+	r.overlook(sight.stray)
+	return err
 }
 
 // leave ends this host's part. Nothing else uses the root any more.
@@ -385,7 +389,9 @@ func (c *fellows) see(cl *class, h *Header, allocated int64, detour bool) {
 		sight.adopt(cl, h, allocated, detour)
 		return
 	}
-	(&census{root: r, late: true}).adopt(cl, h, allocated, detour)
+	late := &census{root: r, late: true}
+	late.adopt(cl, h, allocated, detour)
+	r.overlook(late.stray)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if slot := r.x.find(print, cl.base, &h.Key); slot != none {

@@ -90,7 +90,9 @@ func (r *root) sweepMeta() {
 		}
 		for _, e := range list {
 			if owner, ok := tempOwner(e.Name()); ok && (!r.cfg.Shared || owner == r.store.cfg.HostID) {
-				r.sweep(r.dir + "/" + d + "/" + e.Name())
+				if err := r.sweep(r.dir + "/" + d + "/" + e.Name()); err != nil {
+					r.log.Warn("a temporary is left", "directory", d, "file", e.Name(), "error", err)
+				}
 			}
 		}
 	}

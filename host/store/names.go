@@ -109,6 +109,13 @@ func tempName(target, host string, seq uint64) string {
 	return dir + "." + base + tail
 }
 
+// writes says whether a temporary of this host is one that this run has made.
+func (s *Store) writes(base string) bool {
+	rest := strings.TrimSuffix(base, ".tmp")
+	seq, err := strconv.ParseUint(rest[strings.LastIndexByte(rest, '.')+1:], 16, 64)
+	return err == nil && seq > s.firstSeq && seq <= s.seq.Load()
+}
+
 // tempOwner reads the host id out of a temporary's base name.
 func tempOwner(base string) (host string, ok bool) {
 	rest, ok := strings.CutSuffix(base, ".tmp")

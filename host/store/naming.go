@@ -126,3 +126,12 @@ func (t *spaces) forget(c *class) {
 		t.free = append(t.free, c.id)
 	}
 }
+
+// identity is 32 bytes that tell this naming from others in the next run.
+func (n *naming) identity() []byte {
+	if n.id != "" {
+		return []byte(n.id)
+	}
+	sum := sha256.Sum256([]byte(n.Name + "\n" + n.Module.Digest() + "\n" + n.Config.Text()))
+	return sum[:]
+}

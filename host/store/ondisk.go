@@ -21,6 +21,9 @@ const (
 	QuarantineDir = quarantineDir
 	LockFile      = lockFile // of a root that one host has; a host of a shared root locks LockFile.<host id>
 	TouchesFile   = touchesFile
+	// CheckpointFile lets the next start do without a scan: who changes a root while no host has it removes it first.
+	CheckpointFile = checkpointFile
+	StateFile      = stateFile
 )
 
 // Walk calls visit for every file below dir, on several goroutines, and returns when all are done. Hidden directories,

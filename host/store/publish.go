@@ -282,7 +282,7 @@ func (r *root) relieve() bool {
 	within := func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.used <= r.limit() || r.fellows != nil
+		return r.scanning || r.used <= r.limit() || r.fellows != nil
 	}
 	if within() {
 		return true

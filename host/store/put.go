@@ -71,6 +71,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	}
 	defer stripe.unlock()
 	s.renew(p)
+	s.seekUnseen(p)
 	found, err := s.join(ctx, p)
 	if err != nil {
 		return nil, err

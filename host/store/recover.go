@@ -10,10 +10,11 @@ import (
 	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
 )
 
-// recover finds what a root holds: it reads names and header pages, sweeps temporaries, quarantines what is damaged,
-// rebuilds the index, tells the evict policy in order of last touch, and evicts down when the capacity has shrunk.
+// recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until it has
+// ended, the root serves what it has seen.
 func (r *root) recover(ctx context.Context) error {
 	if err := r.loadQuarantine(); err != nil {
 		return err
@@ -23,21 +24,49 @@ func (r *root) recover(ctx context.Context) error {
 		if r.fellows, err = newFellows(r); err != nil {
 			return err
 		}
-		return r.fellows.enter(ctx)
+		r.x.clock = firstLive
+		if err := r.fellows.enter(ctx); err != nil {
+			return err
+		}
+		close(r.scanned)
+		return nil
 	}
-	c := census{root: r}
-	if err := scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
+	c, err := r.takeCheckpoint()
+	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	r.order(c.stamps)
-	r.replay()
-	r.mu.Unlock()
+	if c == nil {
+		return r.beginScan()
+	}
+	r.resume(ctx, r.loadState(c.when))
 	r.shrink(ctx)
+	close(r.scanned)
 	if !r.serving() {
-		return r.outError() // half a scan is no account of what is there
+		return r.outError()
 	}
 	return ctx.Err()
+}
+
+// resume lets the evict policy go on from its state, or else tells it what is here.
+func (r *root) resume(ctx context.Context, state policy.State) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if state.Format != "" {
+		next, err := r.newEvict(ctx, r.acting, state)
+		if err == nil && next.Loaded() {
+			_ = r.evict.Close()
+			r.evict = next
+			r.x.each(func(_ uint32, e *entry) { e.set(stAnnounced) })
+			return
+		}
+		if err == nil {
+			err = next.Close()
+		}
+		if err != nil {
+			r.log.Warn("the evict policy does not go on from its state; it is told what is here", "error", err)
+		}
+	}
+	r.replay()
 }
 
 // census judges the files of a scan. Its methods run on several goroutines; what is written is guarded by root.mu.
@@ -45,15 +74,30 @@ type census struct {
 	root   *root
 	stamps []int64 // by slot: the newest store time of its pieces
 	late   bool    // the order is known: what is found is the newest
+	stray  int64   // bytes of files that could not be read, or have no place in the index
+	blind  bool    // something could not be read
+	doubts []doubt // of what may be gone again
+	over   bool    // the scan has ended
+}
+
+type doubt struct {
+	mark
+	rank uint32
 }
 
 // file judges one file. rel is its path below the root.
 func (c *census) file(rel string, e fs.DirEntry) {
 	r := c.root
+	r.count.scanned.Add(1)
 	name := r.dir + "/" + rel
 	if owner, ok := tempOwner(filepath.Base(rel)); ok {
+		if r.store.writes(filepath.Base(rel)) {
+			return
+		}
 		if !r.cfg.Shared || owner == r.store.cfg.HostID {
-			r.sweep(name)
+			if err := r.sweep(name); err != nil {
+				c.unreadable(name, err)
+			}
 		}
 		return
 	}
@@ -63,7 +107,7 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	}
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
-		r.unreadable(name, err)
+		c.unreadable(name, err)
 		return
 	}
 	h, info, err := inspect(f)
@@ -85,16 +129,20 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	case isDamage(err):
 		r.seize(name, err)
 	default:
-		r.unreadable(name, err)
+		c.unreadable(name, err)
 	}
 }
 
 func (c *census) skipped(rel string, err error) {
+	c.root.mu.Lock()
+	c.blind = true
+	c.root.mu.Unlock()
 	c.root.log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
 }
 
 // unreadable leaves a file alone that could not be read just now.
-func (r *root) unreadable(name string, err error) {
+func (c *census) unreadable(name string, err error) {
+	r := c.root
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -104,17 +152,17 @@ func (r *root) unreadable(name string, err error) {
 		n = padded(info.Allocated)
 	}
 	r.mu.Lock()
-	r.stray += n
-	r.used += n
+	c.stray += n
+	c.blind = true
 	r.mu.Unlock()
 }
 
-func (r *root) sweep(name string) {
+func (r *root) sweep(name string) error {
 	if err := r.fs.Remove(name); err != nil {
-		r.unreadable(name, err)
-		return
+		return err
 	}
 	r.counted(&r.count.swept)
+	return nil
 }
 
 func (r *root) counted(n *uint64) {
@@ -150,7 +198,7 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 		case earlier != nil:
 			cl = earlier
 		case err != nil:
-			r.unreadable(name, err)
+			c.unreadable(name, err)
 			return
 		case r.fellows != nil:
 			r.log.Warn("a piece of a shared root has another name than this host's place policy gives it; all hosts must have the same", "file", name)
@@ -209,12 +257,17 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if c.over {
+		return // the scan has ended meanwhile, and seen everything
+	}
 	slot := r.x.find(print, cl.base, &h.Key)
+	if slot != none && (r.x.at(slot).is(stLeaving) || r.flights[slot].ranks&(1<<h.Rank) != 0) {
+		return // it goes, or a put that has just given it its name counts it
+	}
 	if slot == none {
 		slot = r.x.add(print, owner{cl.id, tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
 		if slot == none {
-			r.used += allocated // more entries than slots: the bytes are there all the same
-			r.stray += allocated
+			c.stray += allocated // more entries than slots: the bytes are there all the same
 			return
 		}
 		cl.refs.Add(1)
@@ -229,6 +282,9 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	r.x.resize(slot, diff*Page)
 	r.used += diff * Page
 	r.bill(slot, diff*Page)
+	seen := min(allocated, r.unseen)
+	r.unseen -= seen
+	r.used -= seen
 	r.x.arrive(slot, h.Rank)
 	if detour {
 		e.set(stDetour)
@@ -248,4 +304,8 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 		c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
 	}
 	r.count.recovered++
+	if _, ok := r.forgone[print]; ok {
+		// An entry of this key was dropped after the scan began, and this file may have gone with it.
+		c.doubts = append(c.doubts, doubt{mark{slot, print}, h.Rank})
+	}
 }

@@ -88,6 +88,9 @@ func (r *root) leave(slot uint32) departure {
 	if e.is(stComplete) {
 		r.complete--
 	}
+	if r.scanning {
+		r.forgone[r.x.slotPrint(slot)] = struct{}{}
+	}
 	f := r.flights[slot]
 	f.expelling = true
 	r.flights[slot] = f

@@ -43,6 +43,9 @@ func (r *root) makeRoom(ctx context.Context, w want) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		if r.scanning {
+			return fmt.Errorf("%w: %d bytes are short in %s beside what its scan may yet find", ErrNoSpace, short, r.dir)
+		}
 		if !w.demand {
 			if over > 0 {
 				return w.quota.error(r, over)

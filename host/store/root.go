@@ -47,8 +47,14 @@ type root struct {
 	lasting  sync.Map // directories whose names are durable
 	lastingN atomic.Int64
 
+	scanned chan struct{}          // closed when it is known what is there
+	census  atomic.Pointer[census] // of the scan under way, or nil
+
 	mu       sync.Mutex
-	settled  sync.Cond // on mu: a leaving entry is gone
+	scanning bool
+	unseen   int64               // most that files may take which the scan has not come to; part of used
+	forgone  map[uint64]struct{} // fingerprints of entries that left during the scan
+	settled  sync.Cond           // on mu: a leaving entry is gone
 	x        *index
 	flights  map[uint32]flight
 	evict    *policy.Evict
@@ -90,7 +96,7 @@ type mark struct {
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error) {
 	r := &root{
 		store: s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1), nudge: make(chan struct{}, 1),
-		x: newIndex(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{},
+		x: newIndex(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
 	}
 	r.settled.L = &r.mu
 	r.watched = staging.Watched(s.cfg.FS, staging.Watch{Limit: s.cfg.IOTimeout, Admit: r.admits, Seen: r.saw, Ended: r.ended})

@@ -180,3 +180,32 @@ func (s *slab) memory() (n int64) {
 	}
 	return n + int64(cap(s.chunks))*16
 }
+
+// takeAt takes a slot beyond all that were used, for an entry that had it before; fillGaps frees those in between.
+func (s *slab) takeAt(slot uint32, k *chunk.Key) {
+	for uint32(len(s.chunks)) <= slot/slabChunk {
+		s.chunks = append(s.chunks, slabPart{})
+	}
+	s.high = slot + 1
+	s.used++
+	s.setKey(slot, k)
+}
+
+func (s *slab) fillGaps(high uint32) {
+	for i := range s.chunks {
+		if p := &s.chunks[i]; p.short == nil && p.long == nil {
+			p.short = new([slabChunk]entry)
+		}
+	}
+	for uint32(len(s.chunks)) < (high+slabChunk-1)/slabChunk {
+		s.chunks = append(s.chunks, slabPart{short: new([slabChunk]entry)})
+	}
+	s.high = high
+	for slot := high; slot > 0; {
+		slot--
+		if e := s.at(slot); !e.is(stLive) {
+			e.setTouched(s.free)
+			s.free = slot
+		}
+	}
+}

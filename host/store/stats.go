@@ -3,6 +3,7 @@ package store
 import (
 	"math/bits"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
@@ -16,6 +17,7 @@ type counters struct {
 	damaged, quarantined, vanished, syncFails                  uint64
 	placeFaults, policyFaults                                  uint64
 	swept, foreign, recovered, renamed, unclaimed              uint64
+	scanned                                                    atomic.Uint64
 }
 
 // RootStats is the state of one root. What counts up does so since the store was opened.
@@ -32,6 +34,7 @@ type RootStats struct {
 	Writing  int64 // reserved by pieces in flight: temporaries
 	Held     int64 // of quarantine
 	Stray    int64 // of files that could not be unlinked
+	Unseen   int64 // most that files may take which the scan has not come to
 
 	Entries    int // in the index, complete or not
 	Complete   int64
@@ -57,6 +60,8 @@ type RootStats struct {
 	SyncFails   uint64
 	PlaceFaults uint64 // names that another key's file held
 	EvictFaults uint64 // evict policies replaced
+	Scanning    bool   // the scan at the start has not ended; what it has not come to is a miss
+	Scanned     uint64 // files that it has come to
 	Recovered   uint64 // pieces found at the start
 	Renamed     uint64 // pieces at the start that an earlier place policy had named
 	Swept       uint64 // temporaries removed at the start
@@ -158,7 +163,7 @@ func (r *root) stats() RootStats {
 	defer r.mu.Unlock()
 	c := &r.count
 	st := RootStats{
-		Path: r.dir, Capacity: r.cfg.Capacity, Used: r.used, Held: r.quar.bytes, Stray: r.stray,
+		Path: r.dir, Capacity: r.cfg.Capacity, Used: r.used, Held: r.quar.bytes, Stray: r.stray, Unseen: r.unseen, Scanning: r.scanning, Scanned: c.scanned.Load(),
 		Entries: int(r.x.used), Complete: r.complete, Slots: r.x.high, MaxEntries: r.x.max, IndexBytes: r.x.memory(),
 		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
 		BadVictims: c.badVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.thrift, Limit: r.limit(), Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,

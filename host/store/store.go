@@ -41,12 +41,14 @@ type Store struct {
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy was last told of the roots
 
-	seq    atomic.Uint64 // of temporaries
-	stamps atomic.Int64  // the last store time given out
-	closed atomic.Bool
-	run    context.Context // of the store's own work
-	stop   context.CancelFunc
-	work   sync.WaitGroup
+	seq      atomic.Uint64 // of temporaries
+	firstSeq uint64
+	scanDone chan struct{}
+	stamps   atomic.Int64 // the last store time given out
+	closed   atomic.Bool
+	run      context.Context // of the store's own work
+	stop     context.CancelFunc
+	work     sync.WaitGroup
 
 	refused, resident, lookups, keys, hits, admitFaults atomic.Uint64
 }
@@ -60,7 +62,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	for i := range s.stripes {
 		s.stripes[i] = newLatch()
 	}
-	s.seq.Store(uint64(s.start.UnixNano()))
+	s.firstSeq = uint64(s.start.UnixNano())
+	s.seq.Store(s.firstSeq)
+	s.scanDone = make(chan struct{})
 	s.candidates.New = func() any { return new(candidate) }
 	s.requests.seen = map[uint32]*visits{}
 	if err := s.openPolicies(ctx); err != nil {
@@ -133,7 +137,7 @@ func (s *Store) openRoots(ctx context.Context) error {
 			return fmt.Errorf("store: root %s: %w", r.dir, err)
 		}
 	}
-	return nil
+	return s.scanRoots(ctx)
 }
 
 // Close ends the store's own work and gives the roots back. Puts and leases that are still out are the caller's bug: what
@@ -151,6 +155,7 @@ func (s *Store) Close() error {
 		}
 		r.saveTouches()
 		r.saveWritten(true)
+		r.saveCheckpoint()
 		r.endClean()
 	}
 	return errors.Join(s.closeRoots(), s.closePolicies())

@@ -73,6 +73,7 @@ func (f *fixture) start() {
 		f.Fatal(err)
 	}
 	f.store = s
+	<-s.ScanDone()
 	f.Cleanup(func() { s.Close() })
 	if f.space, err = s.Space(context.Background(), f.ns); err != nil {
 		f.Fatal(err)

@@ -138,8 +138,13 @@ func (c *succession) learn() error {
 	if err != nil {
 		return err
 	}
+	return r.tell(c.ctx, h)
+}
+
+// tell goes through all entries in order of last touch.
+func (r *root) tell(ctx context.Context, h *successor) error {
 	for order := r.snapshot(); len(order) > 0; {
-		if err := cmp.Or(c.ctx.Err(), r.store.run.Err()); err != nil {
+		if err := cmp.Or(ctx.Err(), r.store.run.Err()); err != nil {
 			return err
 		}
 		n := min(len(order), replaySlice)

@@ -94,7 +94,9 @@ func (r *root) loadTouches() (place []uint64, when int64) {
 	}
 	if err == nil {
 		defer f.Close()
+		r.mu.Lock()
 		place = make([]uint64, r.x.high)
+		r.mu.Unlock()
 		when, err = r.readTouches(f, place)
 	}
 	if err != nil {
@@ -120,14 +122,19 @@ func (r *root) readTouches(f staging.File, place []uint64) (when int64, err erro
 	}
 	sum := xxh3.New()
 	part := make([]byte, touchesPart)
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for at, n := int64(touchesHead), uint64(1); at < info.Size; at += int64(len(part)) {
 		part = part[:min(int64(touchesPart), info.Size-at)]
-		if _, err := f.ReadAt(part, at); err != nil {
+		r.mu.Unlock() // others come in between
+		_, err := f.ReadAt(part, at)
+		r.mu.Lock()
+		if err != nil {
 			return 0, err
 		}
 		sum.Write(part)
 		for b := part; len(b) > 0; b = b[8:] {
-			if slot := r.x.findPrint(le.Uint64(b)); slot != none {
+			if slot := r.x.findPrint(le.Uint64(b)); slot != none && int(slot) < len(place) {
 				place[slot] = n
 			}
 			n++
@@ -137,32 +144,4 @@ func (r *root) readTouches(f staging.File, place []uint64) (when int64, err erro
 		return 0, fmt.Errorf("%w: list of touches", ErrDamaged)
 	}
 	return int64(le.Uint64(head[8:])), nil
-}
-
-// order gives the recovered entries their last touch: those of the list in its order, unless they were stored later,
-// and the others by the time of storing.
-func (r *root) order(stamps []int64) {
-	place, when := r.loadTouches()
-	slots := make([]uint32, len(stamps))
-	for slot := range slots {
-		slots[slot] = uint32(slot)
-		if place != nil && stamps[slot] > when {
-			place[slot] = 0
-		}
-	}
-	slices.SortFunc(slots, func(a, b uint32) int {
-		if place != nil {
-			// Wrapping below zero puts what has no place behind everything that has one.
-			if c := cmp.Compare(place[a]-1, place[b]-1); c != 0 {
-				return c
-			}
-		}
-		return cmp.Or(cmp.Compare(stamps[a], stamps[b]), cmp.Compare(a, b))
-	})
-	newest := when
-	for _, slot := range slots {
-		r.x.touch(slot)
-		newest = max(newest, stamps[slot])
-	}
-	r.store.stampsFrom(newest)
 }

@@ -37,6 +37,11 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 		p.Failed = err.Error()
 		return
 	}
+	// The next start must not go by an account that has this file in it.
+	if err := c.o.FS.Remove(c.dir + "/" + store.CheckpointFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		p.Failed = err.Error()
+		return
+	}
 	if err := c.o.FS.RenameNoReplace(name, away); err != nil {
 		p.Failed = err.Error()
 		return

@@ -1,0 +1,260 @@
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/plugins/fanout"
+	"github.com/zeebo/xxh3"
+)
+
+// image is everything that a restart must bring back: what stands in each slot, and the account.
+func (f *fixture) image() (list []string) {
+	r := f.store.roots[0]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.x.each(func(slot uint32, e *entry) {
+		list = append(list, fmt.Sprintf("%d %s parent %016x tick %d units %d depth %d ranks %x owed %x state %x tenant %d",
+			slot, r.x.key(slot), e.parentPrint(), e.touched(), r.x.units(slot), e.depth(), r.x.pieces(slot), r.x.owed[slot],
+			e.what[0]&^(stUnproven|stAnnounced), r.tenantOf(slot)))
+	})
+	return append(list, fmt.Sprintf("used %d complete %d high %d", r.used, r.complete, r.x.high))
+}
+
+// grown is a root with entries of several tenants, sizes and sets of ranks, some of them incomplete, with free slots between.
+func grown(t *testing.T, change ...func(*Config)) *fixture {
+	f := newFixture(t, t.TempDir(), 40, 2, change...)
+	for n := range uint64(30) {
+		for rank := range uint32(2) {
+			if n%7 == 3 && rank == 1 {
+				continue
+			}
+			q := f.request(n, n-1, rank)
+			q.Tenant = uint32(n % 3)
+			p, err := f.store.Put(context.Background(), q)
+			if err == nil {
+				err = cmp.Or(write(p), p.Publish(context.Background()))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r := f.store.roots[0]
+	for _, n := range []uint64{2, 11, 29} {
+		k := testKey(n)
+		print := chunk.Fingerprint(f.space.Digest, 0, k)
+		r.mu.Lock()
+		slot := r.x.find(print, f.space.ns.class(0).base, &k)
+		r.mu.Unlock()
+		r.drop(mark{slot, print}, 0)
+	}
+	for _, n := range []uint64{16, 4, 9} {
+		f.lookup(n).Release()
+	}
+	return f
+}
+
+// TestCheckpointBringsBackTheIndex compares the index before and after a restart that reads no piece: each entry in its
+// slot, and the account as a scan finds it.
+func TestCheckpointBringsBackTheIndex(t *testing.T) {
+	f := grown(t)
+	want := f.image()
+	f.restart()
+	st := f.store.Stats().Roots[0]
+	if st.Scanned != 0 || st.Recovered == 0 {
+		t.Fatalf("%d files scanned, %d pieces recovered", st.Scanned, st.Recovered)
+	}
+	if got := f.image(); !slices.Equal(got, want) {
+		t.Errorf("after the restart\n%v\nbefore\n%v", got, want)
+	}
+	if err := f.store.roots[0].idle(); err != nil {
+		t.Error(err)
+	}
+	f.checkUsed()
+	for _, n := range []uint64{0, 1, 4, 16, 28} {
+		f.mustRead(n)
+	}
+	f.crash()
+	scanned := f.store.Stats().Roots[0]
+	if scanned.Scanned == 0 || scanned.Used != st.Used || scanned.Entries != st.Entries || scanned.Complete != st.Complete {
+		t.Errorf("the scan finds %+v, the checkpoint said %+v", scanned, st)
+	}
+}
+
+// crash closes the store and makes it look as if it had not been.
+func (f *fixture) crash() {
+	f.Helper()
+	if err := f.store.Close(); err != nil {
+		f.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, checkpointFile)); err != nil {
+		f.Fatal(err)
+	}
+	f.start()
+}
+
+// TestCheckpointIsUsedOnce looks for the file while the store is open: after a crash there must be none.
+func TestCheckpointIsUsedOnce(t *testing.T) {
+	f := grown(t)
+	name := filepath.Join(f.cfg.Roots[0].Path, checkpointFile)
+	for range 2 {
+		if _, err := os.Stat(name); err == nil {
+			t.Fatal("there is a checkpoint while the store is open")
+		}
+		if err := f.store.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(name); err != nil {
+			t.Fatal(err)
+		}
+		f.start()
+	}
+}
+
+// TestCheckpointIsNotBelieved restarts with checkpoints that must not be gone by. The scan then finds what is there.
+func TestCheckpointIsNotBelieved(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, f *fixture, file, piece string){
+		"a bit": func(t *testing.T, _ *fixture, file, _ string) {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b[len(b)/2] ^= 4
+			put(t, file, b)
+		},
+		"cut": func(t *testing.T, _ *fixture, file, _ string) {
+			if err := os.Truncate(file, 300); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a file is gone": func(t *testing.T, _ *fixture, _, piece string) {
+			if err := os.Remove(piece); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"fewer slots": func(_ *testing.T, f *fixture, _, _ string) { f.cfg.Roots[0].MaxEntries = 28 },
+		"now shared":  func(_ *testing.T, f *fixture, _, _ string) { f.cfg.Roots[0].Shared = true },
+		"another naming": func(_ *testing.T, f *fixture, _, _ string) {
+			f.cfg.Policies.Place.Module = policy.NativeModule("wide", []abi.Role{abi.RolePlace}, func(i guest.Info) (any, error) {
+				i.Config = guest.Config{fanout.ConfigWidths: "1/1/1"}
+				return fanout.New(i)
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := grown(t)
+			piece := f.pieceFile(0, 0)
+			if err := f.store.Close(); err != nil {
+				t.Fatal(err)
+			}
+			spoil(t, f, filepath.Join(f.cfg.Roots[0].Path, checkpointFile), piece)
+			f.start()
+			if st := f.store.Stats().Roots[0]; st.Scanned == 0 {
+				t.Fatal("it was believed")
+			}
+			if err := f.store.roots[0].idle(); err != nil {
+				t.Error(err)
+			}
+			f.mustRead(1)
+		})
+	}
+}
+
+// TestPolicyGoesOnFromItsState restarts under a policy that keeps the order of storing, which no order of touches tells.
+func TestPolicyGoesOnFromItsState(t *testing.T) {
+	told := 0
+	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return &keeper{told: &told}, nil }).KeepState("keeper/1")
+	f := grown(t, func(c *Config) { c.Policies.Evict.Module = module })
+	before := f.store.Stats().Roots[0].Entries
+	told = 0
+	f.restart()
+	r := f.store.roots[0]
+	_ = r.evict.Flush()
+	if told != 0 {
+		t.Errorf("the policy was told of %d entries again", told)
+	}
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(r.dir, stateFile), []byte("nonsense"))
+	f.start()
+	_ = f.store.roots[0].evict.Flush()
+	if told != before {
+		t.Errorf("the policy lost its state and was told of %d of %d entries", told, before)
+	}
+}
+
+// keeper counts what it is told of, and says that it kept it.
+type keeper struct{ told *int }
+
+func (k *keeper) Events(batch []abi.Event) {
+	for _, ev := range batch {
+		if ev.Op == abi.OpResident {
+			*k.told++
+		}
+	}
+}
+func (k *keeper) Victims(abi.Ask, []uint32) int              { return 0 }
+func (k *keeper) Save(dst []byte, limit int) ([]byte, error) { return append(dst, "kept"...), nil }
+func (k *keeper) Load(b []byte) error                        { return nil }
+
+// FuzzCheckpoint reads files that say the right checksums.
+func FuzzCheckpoint(f *testing.F) {
+	x := plainIndex(64, func(k chunk.Key) uint64 { return chunk.Fingerprint(chunk.Digest{}, 0, k) })
+	for n := range uint64(20) {
+		k := testKey(n)
+		slot := x.add(x.hash(5, k), owner{class: 5}, &k, n, uint32(n))
+		x.setPieces(slot, 1<<(n%64))
+		x.touch(slot)
+	}
+	var file memory
+	if err := x.writeCheckpoint(&file, checkpoint{when: 9, high: x.high, clock: x.clock, entries: x.used, owners: 1}, make([]byte, ownerRecord), &expiries{}); err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte(file))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) >= checkpointHead {
+			binary.LittleEndian.PutUint64(b[48:], xxh3.Hash(b[checkpointHead:]))
+			binary.LittleEndian.PutUint64(b[56:], xxh3.Hash(b[:56]))
+		}
+		y := plainIndex(64, x.hash0)
+		c, err := y.readCheckpoint(bytes.NewReader(b), int64(len(b)), &expiries{}, func([]byte) (owner, error) { return owner{class: 5}, nil })
+		if err != nil {
+			return
+		}
+		if y.used != c.entries || y.high != c.high {
+			t.Fatalf("%d entries in %d slots, it said %+v", y.used, y.high, c)
+		}
+		y.each(func(slot uint32, e *entry) {
+			found := false
+			y.seek(y.slotPrint(slot), func(s uint32) bool { found = s == slot; return found })
+			if !found {
+				t.Fatalf("slot %d is not in the table", slot)
+			}
+		})
+	})
+}
+
+func (x *index) hash0(k chunk.Key) uint64 { return x.hash(5, k) }
+
+// memory is a file.
+type memory []byte
+
+func (m *memory) WriteAt(p []byte, off int64) (int, error) {
+	for int64(len(*m)) < off+int64(len(p)) {
+		*m = append(*m, 0)
+	}
+	return copy((*m)[off:], p), nil
+}

@@ -1,0 +1,235 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+)
+
+// While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the scan
+// has ended,
+//
+//   - the account has, beside the entries seen, an upper bound of the bytes that the others take: all that is in use on the
+//     file system. A put that does not fit beside that is shed, and nothing is evicted, for nobody knows yet what is oldest.
+//   - a put first looks whether its file is there already, unseen: then it is taken into the index, and the put is told
+//     that it is resident.
+//   - the evict policy is told nothing. At the end it hears of everything in order of last touch, what was touched
+//     meanwhile last, a slice at a time.
+
+// firstLive is the clock's start during a scan: what the scan finds gets older ticks.
+const firstLive = 1 << 30
+
+func (r *root) beginScan() error {
+	if _, err := r.fs.ReadDir(r.dir); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.scanning = true
+	r.forgone = map[uint64]struct{}{}
+	r.x.clock = firstLive
+	r.unseen = r.cfg.Capacity
+	if space, err := r.fs.Statfs(r.dir); err == nil {
+		r.unseen = max(0, space.Total-space.Free)
+	}
+	r.used += r.unseen
+	return nil
+}
+
+// scanAll scans until it has seen everything. What goes wrong is sent to failed, if somebody waits for that, and then tried
+// again.
+func (r *root) scanAll(ctx context.Context, failed chan<- error) {
+	r.succession.Lock() // nobody takes over meanwhile
+	defer r.succession.Unlock()
+	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+		err := r.scanOnce(ctx)
+		if err == nil {
+			close(r.scanned)
+			return
+		}
+		select {
+		case failed <- err:
+		default:
+			r.log.Error("the scan failed and is begun again; what it has not seen are misses", "error", err, "pause", pause)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (r *root) scanOnce(ctx context.Context) error {
+	start := time.Now()
+	c := &census{root: r}
+	r.census.Store(c)
+	if err := scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
+		return err
+	}
+	if !r.serving() {
+		return r.outError() // half a scan is no account of what is there
+	}
+	r.mu.Lock()
+	r.census.Store(nil)
+	c.over = true
+	r.mu.Unlock()
+	c.settle()
+	c.order()
+	r.endScan(ctx, c)
+	r.shrink(ctx)
+	if took := time.Since(start); took > time.Second {
+		r.log.Info("scanned", "files", r.count.scanned.Load(), "took", took)
+	}
+	return ctx.Err()
+}
+
+// settle looks again for files that may have gone with an entry that was dropped during the scan.
+func (c *census) settle() {
+	r := c.root
+	r.mu.Lock()
+	doubts := c.doubts
+	r.mu.Unlock()
+	for _, d := range doubts {
+		r.mu.Lock()
+		stands := r.stands(d.mark)
+		var left departure
+		if stands {
+			left = departure{class: r.classOf(d.slot), key: r.x.key(d.slot), detour: r.x.at(d.slot).is(stDetour)}
+		}
+		r.mu.Unlock()
+		if !stands {
+			continue
+		}
+		if name, err := r.locatePiece(left.class, &left.key, d.rank, left.detour); err == nil {
+			if _, err := r.fs.Stat(name); err != nil {
+				r.drop(d.mark, 0)
+			}
+		}
+	}
+}
+
+// order gives what the scan found, and nobody has touched since, its last touch: in the order of the list of touches what
+// stands there, unless it was stored later, and then the rest by the time of storing.
+func (c *census) order() {
+	r := c.root
+	place, when := r.loadTouches()
+	type found struct {
+		slot  uint32
+		place uint64
+		stamp int64
+	}
+	var list []found
+	newest := when
+	r.mu.Lock()
+	r.x.each(func(slot uint32, e *entry) {
+		if e.touched() != 0 {
+			return
+		}
+		f := found{slot: slot}
+		if int(slot) < len(c.stamps) {
+			f.stamp = c.stamps[slot]
+		}
+		if int(slot) < len(place) && f.stamp <= when {
+			f.place = place[slot]
+		}
+		newest = max(newest, f.stamp)
+		list = append(list, f)
+	})
+	r.mu.Unlock()
+	slices.SortFunc(list, func(a, b found) int {
+		// Wrapping below zero puts what has no place behind everything that has one.
+		return cmp.Or(cmp.Compare(a.place-1, b.place-1), cmp.Compare(a.stamp, b.stamp), cmp.Compare(a.slot, b.slot))
+	})
+	r.mu.Lock()
+	for i, f := range list {
+		if e := r.x.at(f.slot); e.is(stLive) && e.touched() == 0 {
+			e.setTouched(uint32(i + 1))
+		}
+	}
+	r.x.clock = max(r.x.clock, uint32(len(list)))
+	r.mu.Unlock()
+	r.store.stampsFrom(newest)
+}
+
+// endScan replaces the bound by the account and tells the evict policy what is here.
+func (r *root) endScan(ctx context.Context, c *census) {
+	r.mu.Lock()
+	r.used += c.stray - r.unseen
+	r.stray += c.stray
+	r.unseen = 0
+	h := &successor{evict: r.evict}
+	r.next = h
+	r.mu.Unlock()
+	_ = r.tell(ctx, h) // what fails is the policy, or the store is being closed
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.next, r.scanning, r.forgone = nil, false, nil
+	r.x.each(func(_ uint32, e *entry) {
+		if !e.is(stLeaving) {
+			e.set(stAnnounced)
+		}
+	})
+	if h.err != nil {
+		r.replace(h.err)
+	}
+}
+
+// seekUnseen takes the file of a piece that a scan has not come to into the index.
+func (s *Store) seekUnseen(p *Put) {
+	for _, r := range s.roots {
+		c := r.census.Load()
+		if c == nil || !r.serving() {
+			continue
+		}
+		for _, builtin := range [...]bool{false, true} {
+			name, err := r.path(p.class, &p.key, p.rank, builtin)
+			if err != nil {
+				continue
+			}
+			if h, info, err := r.look(name); err == nil && p.same(&h) {
+				c.adopt(p.class, &h, padded(info.Allocated), builtin)
+				break
+			}
+		}
+	}
+}
+
+// ScanDone is closed once every root's scan has ended. It stays open when the store is closed before that.
+func (s *Store) ScanDone() <-chan struct{} { return s.scanDone }
+
+// scanRoots starts the scans that are due, and waits for them as long as told.
+func (s *Store) scanRoots(ctx context.Context) error {
+	failed := make(chan error)
+	for _, r := range s.roots {
+		if r.scanning {
+			s.work.Go(func() { r.scanAll(s.run, failed) })
+		}
+	}
+	s.work.Go(func() {
+		for _, r := range s.roots {
+			select {
+			case <-r.scanned:
+			case <-s.run.Done():
+				return
+			}
+		}
+		close(s.scanDone)
+	})
+	if s.cfg.ScanWait < 0 {
+		return nil
+	}
+	patience := time.NewTimer(s.cfg.ScanWait)
+	defer patience.Stop()
+	select {
+	case <-s.scanDone:
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-patience.C:
+		s.log.Info("the store serves while its roots are scanned")
+	}
+	return nil
+}
