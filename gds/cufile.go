@@ -305,17 +305,21 @@ func (r Routes) Since(e Routes) Routes {
 // ByCompatibility is the name of the route on which cuFile itself copies through host memory.
 const ByCompatibility = "cuFile, compatibility mode"
 
-// String names the route that the bytes took.
+// String names the route that the bytes took. An operation may count as several of the route's, never as one of a route
+// that it did not take.
 func (r Routes) String() string {
-	switch total := r.Reads + r.Writes; {
-	case total == 0:
+	p2p, nvfs, posix := r.P2PReads+r.P2PWrites, r.NVFSReads+r.NVFSWrites, r.PosixReads+r.PosixWrites
+	switch {
+	case p2p+nvfs+posix == 0 && r.Reads+r.Writes == 0:
 		return "cuFile, nothing moved"
-	case r.P2PReads+r.P2PWrites == total:
+	case p2p > 0 && nvfs+posix == 0:
 		return "cuFile, peer to peer"
-	case r.NVFSReads+r.NVFSWrites == total:
+	case nvfs > 0 && p2p+posix == 0:
 		return "cuFile, nvidia-fs"
-	case r.PosixReads+r.PosixWrites == total:
+	case posix > 0 && p2p+nvfs == 0:
 		return ByCompatibility
+	case p2p+nvfs+posix == 0:
+		return "cuFile, route unknown"
 	}
 	return "cuFile, mixed"
 }

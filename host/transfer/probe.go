@@ -241,7 +241,13 @@ func (p *probe) together(ctx context.Context, fn func(i int) error) (time.Durati
 		work.Go(func() { errs[i] = fn(i) })
 	}
 	work.Wait()
-	return max(time.Since(start), time.Microsecond), errors.Join(errs...)
+	took := max(time.Since(start), time.Microsecond)
+	for _, err := range errs {
+		if err != nil { // the others' are most likely the same
+			return took, err
+		}
+	}
+	return took, nil
 }
 
 func (p *probe) stagedWrite(i int) error {
