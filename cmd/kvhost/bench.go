@@ -213,6 +213,9 @@ func takesDirectIO(dir string) bool {
 	return again.Close() == nil
 }
 
+// slotRoom is more than the file of any of the shapes takes.
+const slotRoom = 40 << 20
+
 // openDirect readies cuFile and slots of device memory for it.
 func openDirect(cfg *config.Config, gpu *gds.GPU) (*gds.DirectRoute, error) {
 	if !cfg.GDS.UseCuFile {
@@ -227,5 +230,7 @@ func openDirect(cfg *config.Config, gpu *gds.GPU) (*gds.DirectRoute, error) {
 		return nil, errors.Join(lost, err)
 	}
 	_ = c.StartStats() // likewise; the route is then not named
-	return gds.NewDirectRoute(gpu, c, gds.DirectConfig{BufferBytes: int64(cfg.GDS.BufferMiB) << 20, Handles: cfg.GDS.HandleCache})
+	// A slot for each thread: a piece that found none would be staged, and the figure be of two routes.
+	room := max(int64(cfg.GDS.BufferMiB)<<20, int64(cfg.Engine.ThreadsPerGPU)*slotRoom)
+	return gds.NewDirectRoute(gpu, c, gds.DirectConfig{BufferBytes: room, Handles: cfg.GDS.HandleCache})
 }

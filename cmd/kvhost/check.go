@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -15,7 +16,7 @@ import (
 
 func newCheck() *cobra.Command {
 	var s settings
-	var asJSON bool
+	var asJSON, measure bool
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Say which path the bytes will take on this machine, and why",
@@ -32,10 +33,17 @@ and what would make it better; on a machine without a GPU it says the rest. It c
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			return check(ctx, &loaded.Config, asJSON)
+			if err := check(ctx, &loaded.Config, asJSON); err != nil || !measure {
+				return err
+			}
+			if !asJSON { // else a second document follows
+				fmt.Println()
+			}
+			return bench(ctx, &loaded.Config, &benchOptions{chunks: 16, rounds: 3, memory: "auto", pages: "llama", json: asJSON})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all that was seen and judged as JSON")
+	cmd.Flags().BoolVar(&measure, "bench", false, "measure the roots' ceilings and both routes, too, shortly (kvhost bench does it at length); they must exist")
 	s.addTo(cmd)
 	return cmd
 }

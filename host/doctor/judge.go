@@ -89,7 +89,7 @@ func gpuVerdict(f *Facts, g *GPU, root *Root) Verdict {
 		v.Route, v.Why = RouteDirect, "nvidia-fs "+f.CuFile.NVFS+" is loaded, and cuFile takes its files"
 	default:
 		if missing, fix := noPeer(f, root); missing != "" {
-			v.Why = "cuFile would work in compatibility mode, which is a slower staging: no nvidia-fs, and no peer-to-peer DMA: " + missing
+			v.Why = "cuFile would work in compatibility mode, which stages too: no nvidia-fs, and no peer-to-peer DMA: " + missing
 			v.Fix = fix
 		} else {
 			v.Route, v.Why = RouteDirect, "the kernel, the driver and the disk do peer-to-peer DMA"

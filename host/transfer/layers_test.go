@@ -29,14 +29,27 @@ func (b *bench) layerState(layer uint32, loads []transfer.LoadChunk, but []int) 
 				continue
 			}
 			for i, id := range c.Blocks {
-				want := make([]byte, p.PageBytes)
-				fillPage(want, key(c.Index), plane, i)
-				right = right && bytes.Equal(b.page(plane, id), want)
+				right = right && bytes.Equal(b.page(plane, id), b.wanted(c.Index, plane, i))
 				untouched = untouched && bytes.Count(b.page(plane, id), []byte{poison}) == int(p.PageBytes)
 			}
 		}
 	}
 	return right, untouched
+}
+
+// wanted is what a page must hold; it is made once.
+func (b *bench) wanted(chunk, plane, block int) []byte {
+	at := [3]int{chunk, plane, block}
+	if b.pageBytes == nil {
+		b.pageBytes = map[[3]int][]byte{}
+	}
+	want := b.pageBytes[at]
+	if want == nil {
+		want = make([]byte, b.geo.Planes[plane].PageBytes)
+		fillPage(want, key(chunk), plane, block)
+		b.pageBytes[at] = want
+	}
+	return want
 }
 
 func (b *bench) layerIDs() (list []uint32) {
@@ -58,6 +71,9 @@ func TestLayersLandInOrder(t *testing.T) {
 	}
 	for layout, set := range layouts {
 		for name, geo := range geometries {
+			if layout == "block major" && geo.PageBytes() > 1<<20 {
+				continue // the smaller ones have all its cases
+			}
 			t.Run(layout+"/"+name, func(t *testing.T) {
 				const chunks = 9 // more than the threads: two steps at a time are under way
 				b := newBench(t, geo, geo.Blocks*chunks, set)

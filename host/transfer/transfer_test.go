@@ -31,6 +31,8 @@ type bench struct {
 	planes [][]byte
 	geo    chunk.Geometry
 	rng    *rand.Rand
+
+	pageBytes map[[3]int][]byte // see wanted
 }
 
 const poison = 0xa5
