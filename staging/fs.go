@@ -71,8 +71,9 @@ type Info struct {
 	Size      int64
 	Allocated int64 // bytes of blocks it holds, which is what the disk loses
 	ModTime   time.Time
-	Dev, Ino  uint64 // identity
-	Links     uint64 // names it has; 0 when unlinked and only open
+	Accessed  time.Time // last read, as exactly as the mount keeps it
+	Dev, Ino  uint64    // identity
+	Links     uint64    // names it has; 0 when unlinked and only open
 	Mode      fs.FileMode
 }
 

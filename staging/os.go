@@ -155,7 +155,7 @@ func holder(f *osFile) string {
 func infoOf(st *unix.Stat_t) Info {
 	return Info{
 		Size: st.Size, Allocated: st.Blocks * 512,
-		ModTime: time.Unix(st.Mtim.Unix()), Dev: uint64(st.Dev), Ino: st.Ino, Links: uint64(st.Nlink),
+		ModTime: time.Unix(st.Mtim.Unix()), Accessed: time.Unix(st.Atim.Unix()), Dev: uint64(st.Dev), Ino: st.Ino, Links: uint64(st.Nlink),
 		Mode: modeOf(st.Mode),
 	}
 }

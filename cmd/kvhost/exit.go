@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/fsck"
+	"github.com/kvhost/kvhost/host/store/janitor"
 	"github.com/kvhost/kvhost/host/trace"
 )
 
@@ -66,7 +67,7 @@ func exitCode(err error) int {
 		return exitProblems
 	case is(doctor.ErrProblems):
 		return exitCheck
-	case is(store.ErrRootBusy):
+	case is(store.ErrRootBusy, janitor.ErrInUse):
 		return exitRootBusy
 	case is(server.ErrSocketInUse, host.ErrHTTP):
 		return exitAddress
@@ -74,7 +75,7 @@ func exitCode(err error) int {
 		return exitPolicy
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace
-	case is(errUsage, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions, store.ErrConfig):
+	case is(errUsage, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions, store.ErrConfig, janitor.ErrConfig):
 		return exitUsage
 	}
 	return exitFailure

@@ -29,7 +29,7 @@ end it cleanly; SIGUSR2 switches debug logging on and off.
 	root.SetVersionTemplate("kvhost {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.Flags().AddFlagSet(serve.Flags())
-	root.AddCommand(serve, newReplay(), newSim(), newTrace(), newFsck(), newCheck(), newBench(), newPolicy(), newConfig(), newVersion())
+	root.AddCommand(serve, newReplay(), newSim(), newTrace(), newFsck(), newJanitor(), newCheck(), newBench(), newPolicy(), newConfig(), newVersion())
 	return root
 }
 

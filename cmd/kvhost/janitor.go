@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/store/fsck"
+	"github.com/kvhost/kvhost/host/store/janitor"
+)
+
+type janitorFlags struct {
+	options    janitor.Options
+	capacity   string
+	policy     string
+	place      string
+	policyDir  string
+	namespaces []string
+	once       bool
+	interval   time.Duration
+	asJSON     bool
+	quiet      bool
+}
+
+func newJanitor() *cobra.Command {
+	f := janitorFlags{}
+	cmd := &cobra.Command{
+		Use:   "janitor DIR --capacity N",
+		Short: "Bound a directory that another program fills, by the same evict policies",
+		Long: `Goes through a directory again and again and, when its files take more than the capacity, removes what the evict policy names:
+whole entries, by the time that their files were last read or written. The directory can be one that llm-d's or vLLM's
+file-system connector writes: the place policy llmd.wasm reads the names of its files back, by the config.json that the
+connector keeps there.
+
+Only files that the place policy identifies are removed, and with --temp-age temporaries (*.tmp) that nobody has written to
+for so long. All files count towards the capacity.
+
+A directory that a kvhost has is refused: the host bounds it itself.
+
+Exit codes:
+  0  the directory is within its capacity
+  1  it is not, or could not be gone through
+  2  wrong usage
+  3  a host has the directory
+  5  a policy was refused`,
+		Example: `  kvhost janitor /mnt/pvc/kv-cache --capacity 8TiB --place llmd.wasm --dry-run
+  kvhost janitor /mnt/pvc/kv-cache --capacity 8TiB --place llmd.wasm --policy s3fifo.wasm --interval 1m --temp-age 24h`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{errors.New("janitor: want one directory")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return f.run(ctx, cmd.OutOrStdout(), args[0])
+		},
+	}
+	fl := cmd.Flags()
+	fl.SortFlags = false
+	fl.StringVar(&f.capacity, "capacity", "", "most bytes on disk")
+	fl.Float64Var(&f.options.Low, "low", 0.9, "part of the capacity that is evicted down to")
+	fl.StringVar(&f.policy, "policy", "", "evict policy: path of a .wasm file or name of an embedded one (default the built-in lru)")
+	fl.StringVar(&f.place, "place", "", "place policy that reads the names of files back (default the built-in one)")
+	fl.StringVar(&f.policyDir, "policy-dir", "", "where policies are looked up by name before the embedded ones")
+	fl.StringArrayVar(&f.namespaces, "namespace", nil, "file with the text of a namespace that the directory does not tell; repeatable")
+	fl.DurationVar(&f.options.TempAge, "temp-age", 0, "remove *.tmp that were not written to for so long (default never)")
+	fl.BoolVar(&f.options.DryRun, "dry-run", false, "remove nothing, say what would be")
+	fl.BoolVar(&f.once, "once", false, "one round (what happens without --interval)")
+	fl.DurationVar(&f.interval, "interval", 0, "from the start of one round to that of the next, until SIGINT or SIGTERM")
+	fl.BoolVar(&f.asJSON, "json", false, "print a JSON object per round in place of text")
+	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
+	return cmd
+}
+
+func (f *janitorFlags) run(ctx context.Context, out io.Writer, dir string) error {
+	var err error
+	if f.options.Capacity, err = config.ParseSize(f.capacity); err != nil {
+		return usageError{fmt.Errorf("janitor: --capacity: %w", err)}
+	}
+	if f.once && f.interval > 0 {
+		return usageError{errors.New("janitor: --once and --interval exclude each other")}
+	}
+	for _, name := range f.namespaces {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return usageError{fmt.Errorf("janitor: --namespace: %w", err)}
+		}
+		f.options.Namespaces = append(f.options.Namespaces, string(text))
+	}
+	if f.policy != "" {
+		m, done, err := openRole(ctx, f.policy, f.policyDir, abi.RoleEvict)
+		if err != nil {
+			return err
+		}
+		defer done()
+		f.options.Evict = m
+	}
+	if f.place != "" {
+		m, done, err := openRole(ctx, f.place, f.policyDir, abi.RolePlace)
+		if err != nil {
+			return err
+		}
+		defer done()
+		f.options.Place = m
+	}
+	f.options.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	var b *fileBar
+	f.options.Progress = func(files, bytes int64) { b.step(files, bytes) }
+	j, err := janitor.New(ctx, dir, f.options)
+	if err != nil {
+		return err
+	}
+	defer j.Close()
+	for {
+		next := time.After(f.interval)
+		b = newFileBar(dir, f.quiet)
+		if b.shown() {
+			n, err := fsck.Files(ctx, dir, nil)
+			if err != nil {
+				return err
+			}
+			b.begin(n)
+		}
+		r, err := j.Round(ctx)
+		b.end()
+		if f.interval > 0 && ctx.Err() != nil {
+			return nil // told to end
+		}
+		if perr := f.print(out, r); perr != nil {
+			return perr
+		}
+		if f.interval == 0 {
+			return err
+		}
+		if err != nil {
+			f.options.Log.Error("round failed", "error", err)
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (f *janitorFlags) print(out io.Writer, r *janitor.Round) error {
+	if f.asJSON {
+		return json.NewEncoder(out).Encode(r)
+	}
+	what := "removed"
+	if r.DryRun {
+		what = "would remove"
+	}
+	_, err := fmt.Fprintf(out, "%s: %d files of entries, %d bytes; %d others, %d bytes; %s %d files, %d bytes; %d bytes of %d used; %d entries spared, %d files would not go; %.1f s\n",
+		r.Dir, r.Files.Files, r.Files.Bytes, r.Unknown.Files, r.Unknown.Bytes, what, r.Removed.Files, r.Removed.Bytes, r.Used, r.Capacity, r.Spared, r.Failed, r.Took.Seconds())
+	return err
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestJanitor bounds a directory in the naming of llm-d and vLLM's file-system tier, with both policies as modules.
+func TestJanitor(t *testing.T) {
+	dir := t.TempDir()
+	fields := `{"dtype":"bfloat16","model_name":"org/model"}`
+	sum := sha256.Sum256([]byte(fields))
+	base := filepath.Join(dir, "cache", "org_model_"+hex.EncodeToString(sum[:])[:12])
+	put := func(name string, bytes int) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, make([]byte, bytes), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(filepath.Join(base, "config.json"), 0)
+	write(t, base, "config.json", fields)
+	var names []string
+	for n := range 8 {
+		key := fmt.Sprintf("%016x%016x", uint64(n)<<40+1, n)
+		name := fmt.Sprintf("%s_r0/%s/%s_g0/%s.bin", base, key[:3], key[3:5], key)
+		put(name, 64<<10)
+		then := time.Now().Add(-time.Duration(100-n) * time.Minute)
+		if err := os.Chtimes(name, then, then); err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, name)
+	}
+	left := func() (n int) {
+		for _, name := range names {
+			if _, err := os.Stat(name); err == nil {
+				n++
+			}
+		}
+		return n
+	}
+	args := []string{"janitor", filepath.Join(dir, "cache"), "--capacity", "300KiB", "--low", "1", "--place", "llmd.wasm", "--policy", "lru.wasm", "--json"}
+	var r struct {
+		DryRun  bool `json:"dry_run"`
+		Removed struct{ Files int }
+		Used    int64
+	}
+	for _, c := range []struct {
+		args   []string
+		remain int
+	}{{[]string{"--dry-run"}, 8}, {[]string{"--once"}, 4}, {nil, 4}} {
+		got := finish(t, command(t, dir, append(args[:len(args):len(args)], c.args...)...))
+		if err := json.Unmarshal([]byte(got.stdout), &r); err != nil || got.code != exitOK {
+			t.Fatalf("%v: exit %d, %v: %s%s", c.args, got.code, err, got.stdout, got.stderr)
+		}
+		if left() != c.remain || r.Used > 300<<10 {
+			t.Errorf("%v: %d files remain: %s", c.args, left(), got.stdout)
+		}
+	}
+	if _, err := os.Stat(names[7]); err != nil {
+		t.Errorf("the newest: %v", err)
+	}
+	for _, bad := range [][]string{{"janitor"}, {"janitor", dir}, {"janitor", dir, "--capacity", "1GiB", "--once", "--interval", "1s"}} {
+		if got := finish(t, command(t, dir, bad...)); got.code != exitUsage {
+			t.Errorf("%v: exit %d: %s", bad, got.code, got.stderr)
+		}
+	}
+	if got := finish(t, command(t, dir, "janitor", dir, "--capacity", "1GiB", "--policy", "llmd.wasm")); got.code != exitPolicy {
+		t.Errorf("a place policy to evict by: exit %d", got.code)
+	}
+}
