@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
 )
@@ -147,7 +148,7 @@ func (r *root) tell(ctx context.Context, h *successor) error {
 		if err := cmp.Or(ctx.Err(), r.store.run.Err()); err != nil {
 			return err
 		}
-		n := min(len(order), replaySlice)
+		n, start := min(len(order), replaySlice), time.Now()
 		r.mu.Lock()
 		for _, m := range order[:n] {
 			if r.stands(m.mark) && !h.knows(m.slot) {
@@ -159,6 +160,7 @@ func (r *root) tell(ctx context.Context, h *successor) error {
 		if order = order[n:]; err != nil {
 			return err
 		}
+		breathe(start)
 	}
 	return nil
 }
