@@ -71,7 +71,7 @@ func (l *load) timed(call func() error) {
 	l.mu.Unlock()
 }
 
-// since gives the longest and the 99.9th of what calls took from here on while something is done.
+// while gives the longest and the 99.9th percentile of what calls took while something was done, and their number.
 func (l *load) while(do func()) (longest, most time.Duration, calls int) {
 	l.mu.Lock()
 	l.took = l.took[:0]
@@ -96,32 +96,39 @@ func BenchmarkTakeOver(b *testing.B) {
 		r.fs = fileless{r.fs}
 	}
 	f.fill(entries, 32)
-	swap := func(name string) {
-		if _, err := f.store.Swap(b.Context(), Swap{Uses: [abi.Roles]*Use{abi.RoleEvict: use(b, name, nil, nil)}}); err != nil {
+	swap := func(u *Use) {
+		if _, err := f.store.Swap(b.Context(), Swap{Uses: [abi.Roles]*Use{abi.RoleEvict: u}}); err != nil {
 			b.Fatal(err)
 		}
 	}
-	swap("lru")
-	report := func(b *testing.B, change func()) {
+	swap(use(b, "lru", nil, nil))
+	report := func(b *testing.B, prepare, change func()) {
 		l := f.load(sessions, entries)
 		defer func() { l.stop(); l.work.Wait() }()
-		var swapped time.Duration
+		var opened, quiet, longest, most, took time.Duration
 		for b.Loop() {
-			quiet, _, _ := l.while(func() { time.Sleep(time.Second) })
+			d, _, _ := l.while(prepare)
+			opened = max(opened, d)
 			start := time.Now()
-			longest, most, calls := l.while(change)
-			swapped += time.Since(start)
-			b.ReportMetric(float64(quiet.Microseconds())/1e3, "quiet-longest-ms")
-			b.ReportMetric(float64(longest.Microseconds())/1e3, "longest-ms")
-			b.ReportMetric(float64(most.Microseconds())/1e3, "p99.9-ms")
-			b.ReportMetric(float64(calls), "calls")
+			d, m, _ := l.while(change)
+			once := time.Since(start)
+			longest, most, took = max(longest, d), max(most, m), took+once
+			d, _, _ = l.while(func() { time.Sleep(once) })
+			quiet = max(quiet, d)
 		}
-		b.ReportMetric(swapped.Seconds()/float64(b.N), "s/change")
+		b.ReportMetric(float64(opened.Microseconds())/1e3, "open-longest-ms")
+		b.ReportMetric(float64(longest.Microseconds())/1e3, "longest-ms")
+		b.ReportMetric(float64(most.Microseconds())/1e3, "p99.9-ms")
+		b.ReportMetric(float64(quiet.Microseconds())/1e3, "quiet-longest-ms")
+		b.ReportMetric(took.Seconds()/float64(b.N), "s/change")
 		b.ReportMetric(float64(l.failed.Load()), "failed")
 	}
-	b.Run("swap", func(b *testing.B) { report(b, func() { swap("lru") }) })
+	b.Run("swap", func(b *testing.B) {
+		var u *Use
+		report(b, func() { u = use(b, "lru", nil, nil) }, func() { swap(u) })
+	})
 	b.Run("fault", func(b *testing.B) {
-		report(b, func() {
+		report(b, func() { time.Sleep(100 * time.Millisecond) }, func() {
 			r := f.store.roots[0]
 			r.mu.Lock()
 			r.replace(errors.New("a fault, for the figure"))
