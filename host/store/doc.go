@@ -26,4 +26,18 @@
 // The index is changed first and the event follows under the same lock, so that a policy that faults on any event can be
 // replaced and replayed from the index alone. PIN and UNPIN are sent when the number of pins leaves and reaches zero;
 // a write in flight is a pin. Parent is filled in by INSERT, LINK and RESIDENT and is none in the others.
+//
+// # Why a change of policy makes nobody wait
+//
+// An evict policy must know every entry before it can decide. [Store.Swap] lets it learn beside the acting one: it takes over
+// that one's state where both keep the same and it is small, and else is told of the entries, oldest touch first, in slices
+// between which sessions have the root. What happens meanwhile reaches both. A policy that failed has no such time: its place
+// is taken by recency, which needs to be told nothing, because every entry carries its last touch.
+//
+// # Why an entry's class leads to who named it
+//
+// A path is worked out, not stored: that keeps an entry at 40 bytes. So whoever named a file must be there for as long as the
+// file is. Entries name a class in a few bits, which stands for namespace, group, place policy and layout; a swap gives new
+// pieces a new class, and an old one that has lost its last entry takes its policy with it. Each root keeps the modules that
+// named its files, and a scan finds under which of them a file has the path it has.
 package store
