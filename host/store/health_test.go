@@ -37,7 +37,7 @@ func (f *fixture) awaitState(root int, want RootState) {
 	}
 }
 
-const shortIO = 50 * time.Millisecond
+const shortIO = time.Second // longer than anything that does not hang takes on a busy machine
 
 // twoRoots is a fixture whose second root fails as rules say; entries are spread over both.
 func twoRoots(t *testing.T, entries int, change ...func(*Config)) (f *fixture, faulty *staging.FaultFS, bad string) {

@@ -100,7 +100,7 @@ func TestHungRoot(t *testing.T) {
 	geo := chunk.Uniform(8, 6, 1, 40000)
 	const chunks = 8 // twice the workers, and the slots
 	b := newBench(t, geo, geo.Blocks*chunks, func(c *store.Config) {
-		c.IOTimeout, c.UpkeepEvery = 50*time.Millisecond, 5*time.Millisecond
+		c.IOTimeout, c.UpkeepEvery = time.Second, 5*time.Millisecond
 	})
 	b.storeChunks(chunks)
 	var list []int
