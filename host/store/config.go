@@ -19,7 +19,7 @@ type EvictMode uint8
 const (
 	// OnDemand evicts just enough for a put that does not fit, in the caller's order, before the put goes on.
 	OnDemand EvictMode = iota
-	// Background evicts ahead of need, between two watermarks. A put that does not fit all the same is shed.
+	// Background evicts ahead of need, between two watermarks. A put that does not fit all the same waits for it.
 	Background
 )
 

@@ -14,6 +14,30 @@
 // on each entry it found. A pinned entry, or one with a write in flight, is never a victim. An entry leaves in three
 // steps: the policy hears REMOVE and lookups miss; its files are unlinked, outside the lock; its bytes are free.
 //
+// # Order of a publication
+//
+//  1. The texts of the namespace and of its plans are durable in every root that takes stores: written, synced, renamed, and
+//     their directory synced. A root that takes none catches up before it does again.
+//  2. The payload is written to a named temporary beside the target; header and table are written last, or in the same call.
+//  3. Strict: the temporary is synced. When that fails the piece is dropped, and not tried again: the kernel may have thrown
+//     the bytes away and would report success.
+//  4. The temporary is closed. An error that only comes then, as on network file systems, fails the put.
+//  5. It is renamed to its target without replacing. An error is not believed before the name was looked at.
+//  6. Strict: the directory is synced, and those above it that this process has not synced before.
+//  7. The index has it; lookups hit.
+//
+// Batch stops at 5 and 7, and every [Config.BatchEvery] one sync of the file system covers what was published since the last;
+// should it fail, all of that is dropped. After a power failure, under none, a file can be missing, or be there with any
+// mixture of its bytes and others: size, header and checksums tell. An entry leaves in the opposite order: first lookups
+// miss, then its files are unlinked, then its bytes are free; after a crash it may be there again, and is counted.
+//
+// # Failing roots
+//
+// Every operation on a root's files has a limit ([Config.IOTimeout]). A root that gives no answer, fails again and again,
+// or whose directory is gone is taken out: lookups miss, no operation is begun, stores go elsewhere. One whose file system
+// turned read-only keeps its loads. The upkeep probes it; it comes back when everything that was begun there has ended, so
+// that nothing comes late, and when what could not be unlinked meanwhile is gone.
+//
 // # Locks
 //
 // Each root has its own index, slots, evict policy and mutex (root.mu); nothing that can block on a device is done
