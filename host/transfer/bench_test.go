@@ -130,7 +130,7 @@ type ourPath struct {
 	fileBytes int64
 }
 
-func newOurPath(b *testing.B, geo chunk.Geometry, root string) *ourPath {
+func newOurPath(b *testing.B, geo chunk.Geometry, root string, change ...func(*store.Config)) *ourPath {
 	p := &ourPath{b: b, root: root, fileBytes: 8192 + geo.PageBytes()} // header page, checksum table, payload
 	must := func(err error) {
 		if err != nil {
@@ -139,7 +139,11 @@ func newOurPath(b *testing.B, geo chunk.Geometry, root string) *ourPath {
 	}
 	ctx := context.Background()
 	var err error
-	p.store, err = store.Open(ctx, store.Config{Roots: []store.RootConfig{{Path: root, Capacity: 8 << 30}}})
+	cfg := store.Config{Roots: []store.RootConfig{{Path: root, Capacity: 8 << 30}}}
+	for _, c := range change {
+		c(&cfg)
+	}
+	p.store, err = store.Open(ctx, cfg)
 	must(err)
 	p.engine, err = transfer.New(transfer.Config{
 		Threads: benchThreads, SlotBytes: 4 << 20, MaxStaging: 2 * benchThreads * 4 << 20, ReadRatio: 0.75,

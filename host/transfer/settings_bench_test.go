@@ -1,0 +1,68 @@
+package transfer_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store"
+)
+
+// The store and load path of BenchmarkPath under each setting beside the plainest one: nothing verified beyond the header, no
+// limit for operations, nothing synced. Passes take turns, each round in another order; the first round is not counted.
+// Reported are medians of the ratios plainest time / time, with the quartiles: 1.0 costs nothing.
+func BenchmarkSettings(b *testing.B) {
+	settings := []struct {
+		name   string
+		change func(*store.Config)
+	}{
+		{"plainest", func(*store.Config) {}},
+		{"io_timeout", func(c *store.Config) { c.IOTimeout = time.Minute }},
+		{"sampled", func(c *store.Config) { c.Verification = store.Sampled }},
+		{"always", func(c *store.Config) { c.Verification = store.Always }},
+		{"batch", func(c *store.Config) { c.Durability = store.Batch }},
+		{"strict", func(c *store.Config) { c.Durability = store.Strict }},
+	}
+	geo := chunk.Uniform(1, 32, 1, 64<<10)
+	for _, where := range []struct{ name, dir string }{{"disk", os.TempDir()}, {"tmpfs", "/dev/shm"}} {
+		b.Run(where.name, func(b *testing.B) {
+			dir, err := os.MkdirTemp(where.dir, "kvhost-bench-")
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			paths := make([]*ourPath, len(settings))
+			for i, s := range settings {
+				paths[i] = newOurPath(b, geo, filepath.Join(dir, s.name), func(c *store.Config) {
+					c.Verification, c.IOTimeout = store.Off, -1
+					s.change(c)
+				})
+				defer paths[i].close()
+			}
+			stores, loads := make([][]float64, len(settings)), make([][]float64, len(settings))
+			for round := range benchPairs + 1 {
+				took := make([]times, len(settings))
+				for k := range paths {
+					i := (k + round) % len(paths)
+					took[i] = paths[i].pass(round)
+					if err := removeFiles(paths[i].root); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if round == 0 {
+					continue
+				}
+				for i, t := range took {
+					stores[i] = append(stores[i], took[0].store.Seconds()/t.store.Seconds())
+					loads[i] = append(loads[i], took[0].load.Seconds()/t.load.Seconds())
+				}
+			}
+			for i, s := range settings[1:] {
+				report(b, s.name+"-store", stores[i+1])
+				report(b, s.name+"-load", loads[i+1])
+			}
+		})
+	}
+}
