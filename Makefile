@@ -10,7 +10,7 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 # Packages with goroutines of their own; the race detector needs a C compiler.
 RACE := ./gds/... ./staging/... ./host/...
 # Compiles every module twice and plays it: minutes under the detector, and one goroutine.
-SLOW := TestWasmDecidesAsNative|TestFirstParty|TestBroken
+SLOW := TestWasmDecidesAsNative|TestFirstParty|TestBroken|TestBench$$
 # How long each part of make torture goes on.
 TORTURE ?= 10m
 KILLS   ?= 500

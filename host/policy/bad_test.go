@@ -13,7 +13,7 @@ import (
 
 func openBytes(t testing.TB, b []byte, opt Options) (*Module, error) {
 	t.Helper()
-	opt.untried = true
+	opt.Untried = true
 	m, err := load(t.Context(), "bad.wasm", newFile("", b), opt)
 	if err == nil {
 		t.Cleanup(func() { m.Close(t.Context()) })

@@ -55,7 +55,7 @@ func TestDearEventsComeInSmallBatches(t *testing.T) {
 
 // An instance that runs out dies with a fault that says so and names the guest's functions; what it used is counted.
 func TestOutOfFuel(t *testing.T) {
-	m, err := Open(t.Context(), "lru", Options{Dir: distDir, Fuel: Fuel{Call: 2000, Record: 1}, untried: true})
+	m, err := Open(t.Context(), "lru", Options{Dir: distDir, Fuel: Fuel{Call: 2000, Record: 1}, Untried: true})
 	if err != nil {
 		t.Fatal(err)
 	}

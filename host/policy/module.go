@@ -32,8 +32,10 @@ type Options struct {
 	// Cache keeps compiled code; optional.
 	Cache *Cache
 
+	// Untried loads a module without a trial: for what judges modules and says more of a bad one than that it was refused.
+	Untried bool
+
 	unmetered bool // for benchmarks, as the baseline
-	untried   bool // for tests that have a bad module loaded
 }
 
 // Module is a policy that was loaded, checked and compiled: the source of instances for its roles. It is safe for

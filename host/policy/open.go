@@ -118,7 +118,7 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	if m.roles[abi.RolePlace] {
 		m.source = source{f.bytes, Pin{f.digest, opt.Grants, opt.MemoryPages, opt.Fuel}}
 	}
-	if opt.untried {
+	if opt.Untried {
 		return m, nil
 	}
 	if err := m.canary(ctx); err != nil {

@@ -26,6 +26,7 @@ func Check(ctx context.Context, path string, o Options) (*Report, error) {
 	}
 	r := &Report{Path: path, Slots: o.Slots}
 	options := o.policy()
+	options.Untried = true
 	seen, err := policy.Inspect(path, options)
 	if err != nil {
 		return nil, err
