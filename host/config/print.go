@@ -125,7 +125,7 @@ const exampleArrays = `
 # # Most memory it may have. Unit: pages of 64KiB. Default: 0, what its manifest says, or 1024 if it says nothing.
 # memory_pages = 0
 # # What a call may execute, and what for each record on top, about a unit per instruction; a call that needs more is a
-# # fault. Default: 0, which is 500000 and 10000, or more when the manifest asks for it, 6000000 in all at most.
+# # fault. Default: 0, which is 500000 and 2000, or more when the manifest asks for it, 6000000 in all at most.
 # fuel = {call = 0, record = 0}
 # # The policy's own settings, checked against its manifest. Default: none.
 # [policy.config]

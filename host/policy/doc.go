@@ -37,11 +37,30 @@
 //
 // # How much fuel
 //
-// A call gets so much, and so much per record on top: see fuel.go. Measured with the first-party policies, all in Go, over
-// the example trace and a production trace: 256 events take lru 0.3 to 0.5 million, and wtinylfu, the busiest of the
-// classic ones, 1.8 million; a path takes fanout 10,000. Go guests use ten units where C uses one, because their functions
-// are one big switch that is charged in coarse steps. A module that needs more than the default says so in its manifest, up
-// to 6 million for a call, and gets fewer events in each when they are dear; beyond that the operator must.
+// A call gets so much, and so much per record on top: see fuel.go. Measured with the first-party policies, all in Go, on
+// roots that are made to be hard: 256 events take lru 0.3 million at most, naming 1,024 victims among 100,000 entries takes
+// the others up to 1.5 million, and an event of wtinylfu 5,000. Go guests use several units where C uses one, because their
+// functions are one big switch that is charged in coarse steps. A module that needs more than the default says so in its
+// manifest, up to 6 million for a call, and gets fewer events in each when they are dear; beyond that the operator must.
+// Fuel counts instructions, and the dearest of them, a load that misses every cache, takes ten times what it pays: what
+// holds a root up longest is such a guest's last call.
+//
+// # Why a module is tried out when it is loaded
+//
+// A module that cannot do its job is best refused when the operator looks on, with a reason, and not by its first fault.
+// The canary (canary.go) has an instance of each role do a little of everything; it costs about two starts of an instance.
+// Its verdict is not kept: it is cheap, and depends on the host as much as on the module.
+//
+// # Why a signature stands beside the module
+//
+// A section inside would have to be left out of what is signed, and no tool would check it. The tool minisign signs any
+// file, and puts <file>.minisig beside it. The trusted comment holds the SHA-256 of what was signed, so that a refusal can
+// name both digests.
+//
+// # Why a state is tried on an instance that can be thrown away
+//
+// It may come from another module, or be damaged. A guest that traps over it has done nothing wrong yet: it is dropped with
+// the state, another one starts empty, and is told what is resident.
 //
 // # Why an instance dies of its first fault
 //

@@ -20,12 +20,13 @@ const (
 
 var (
 	load32 = func(addr int32) []byte { return bodyOf(i32(addr), []byte{0x28, 2, 0}) }
-	// keeps saves the word at RESULT, and takes over any state of four bytes but 13, at which it traps, and 14, which it
-	// cannot read.
+	// keeps saves the word at RESULT, and takes over any state of four bytes but 13, at which it traps, 14, which it
+	// cannot read, and 15, over which it loops.
 	keepsSave = bodyOf(i32(stateAt), load32(resultAt), []byte{0x36, 2, 0}, packed(0, 4))
 	keepsLoad = bodyOf(
 		load32(stateAt), i32(13), []byte{0x46, 0x04, 0x40, 0x00, 0x0b},
 		load32(stateAt), i32(14), []byte{0x46, 0x04, 0x40}, i32(1), []byte{0x0f, 0x0b},
+		load32(stateAt), i32(15), []byte{0x46, 0x04, 0x40}, loopOf(), []byte{0x0b},
 		i32(resultAt), load32(stateAt), []byte{0x36, 2, 0}, i32(0))
 )
 
@@ -61,6 +62,7 @@ func TestEvictStateGoesOn(t *testing.T) {
 		{"of another form", State{"k/2", 10, word(7)}, false, 0},
 		{"that it cannot read", State{"k/1", 10, word(14)}, false, 0},
 		{"that it fails at", State{"k/1", 10, word(13)}, false, 0},
+		{"that it never finishes", State{"k/1", 10, word(15)}, false, 0},
 		{"for which it has no room", State{"k/1", 10, make([]byte, 1<<20)}, false, 0},
 	} {
 		e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 10, State: c.state})
