@@ -115,10 +115,7 @@ func TestFaultyEvict(t *testing.T) {
 		{"recursion", evict.with(abi.ExportStep, "ii>I", i32(0), i32(0), call(4)), abi.ExportStep, "used up its fuel"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m, err := openBytes(t, c.mod.bytes(), Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := open(t, c.mod, Options{})
 			e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 100})
 			if err == nil {
 				_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: 1})
@@ -157,12 +154,9 @@ func TestFaultyEvict(t *testing.T) {
 func TestGuestWordsAndStackAreInTheFault(t *testing.T) {
 	a := minimal(abi.RoleEvict).importing(abi.ImportModule, abi.ImportFail, "ii>")
 	a = a.with(abi.ExportStep, "ii>I", store32(64, 0x21736f6e), i32(64), i32(4), call(0), unreachable)
-	m, err := openBytes(t, a.bytes(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := open(t, a, Options{})
 	e := newEvict(t, m, 10)
-	_, err = e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, make([]uint32, 1))
+	_, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, make([]uint32, 1))
 	var f *Fault
 	if !errors.As(err, &f) || f.Text != "nos!" || !strings.Contains(f.Stack, abi.ExportStep) && f.Stack == "" {
 		t.Errorf("got %+v", f)
@@ -191,10 +185,7 @@ func TestFaultyPlace(t *testing.T) {
 		{"count", minimal(abi.RolePlace).with(abi.ExportPlace, "ii>I", packed(0, 2)), "gave 2 answers to 1 query"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m, err := openBytes(t, c.mod.bytes(), Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := open(t, c.mod, Options{})
 			p, err := m.NewPlace(t.Context(), PlaceOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -213,10 +204,7 @@ func TestFaultyPlace(t *testing.T) {
 		})
 	}
 	t.Run("good", func(t *testing.T) {
-		m, err := openBytes(t, answer(1, 16, 4, abcd).bytes(), Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := open(t, answer(1, 16, 4, abcd), Options{})
 		p, err := m.NewPlace(t.Context(), PlaceOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -236,10 +224,7 @@ func TestGuestThatLeavesItToTheHost(t *testing.T) {
 		with(abi.ExportAdmit, "ii>I", packed(abi.StatusDefault, 0)).
 		with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(21), []byte{0x74}, i32(4096), []byte{0x6a})
 	a.pages = 200
-	m, err := openBytes(t, a.bytes(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := open(t, a, Options{})
 	p, err := m.NewPlace(t.Context(), PlaceOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -270,10 +255,7 @@ func TestBadLayoutAndAdmission(t *testing.T) {
 		with(abi.ExportAdmit, "ii>I", []byte{0x20, 0, 0xad}). // answers n, but with what stands in RESULT
 		with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(21), []byte{0x74}, i32(4096), []byte{0x6a})
 	a.pages = 200
-	m, err := openBytes(t, a.bytes(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := open(t, a, Options{})
 	l, err := m.NewLayout(t.Context(), LayoutOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -19,10 +19,7 @@ func TestInverseThatIsNone(t *testing.T) {
 	a := minimal(abi.RolePlace).
 		with(abi.ExportPlace, "ii>I", store32(result, -1), store32(result+4, 16), store32(result+8, 4), i32(result+16), letters, []byte{0x36, 2, 0}, packed(0, 1)).
 		with(abi.ExportUnplace, "ii>I", store32(result, 1), store32(result+16, 4), store32(result+24, 0x01020304), packed(0, 1))
-	m, err := openBytes(t, a.bytes(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := open(t, a, Options{})
 	p, err := m.NewPlace(t.Context(), PlaceOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -52,10 +49,7 @@ func TestBadPaths(t *testing.T) {
 			for i := range len(path) {
 				body = bodyOf(body, i32(result+16+int32(i)), i32(int32(path[i])), []byte{0x3a, 0, 0})
 			}
-			m, err := openBytes(t, roomy(abi.RolePlace).with(abi.ExportPlace, "ii>I", body, packed(0, 1)).bytes(), Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := open(t, roomy(abi.RolePlace).with(abi.ExportPlace, "ii>I", body, packed(0, 1)), Options{})
 			p, err := m.NewPlace(t.Context(), PlaceOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -93,10 +87,7 @@ func TestBadPlans(t *testing.T) {
 				}
 			}
 			a := roomy(abi.RoleLayout).with(abi.ExportLayout, "ii>I", body, packed(0, uint32(len(segments))))
-			m, err := openBytes(t, a.bytes(), Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := open(t, a, Options{})
 			l, err := m.NewLayout(t.Context(), LayoutOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -109,10 +100,7 @@ func TestBadPlans(t *testing.T) {
 		})
 	}
 	a := roomy(abi.RoleLayout).with(abi.ExportLayout, "ii>I", packed(0, 0xffffffff))
-	m, err := openBytes(t, a.bytes(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := open(t, a, Options{})
 	if _, err := enterLayout(m); !errors.Is(err, ErrFault) || !strings.Contains(err.Error(), "at most 65536") {
 		t.Errorf("four thousand million segments: %v", err)
 	}

@@ -103,14 +103,11 @@ func TestRunaways(t *testing.T) {
 				t.Fatal("kv_step is not the last function")
 			}
 			var said lines
-			m, err := openBytes(t, a.with(step, "ii>I", c.body(self), i64(0)).bytes(), Options{Log: logTo(&said)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := open(t, a.with(step, "ii>I", c.body(self), i64(0)), Options{Log: logTo(&said)})
 			e := newEvict(t, m, 100)
 			before := e.Stats().Fuel
 			start := time.Now()
-			_, err = e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1, Tenant: abi.None}, make([]uint32, 1))
+			_, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1, Tenant: abi.None}, make([]uint32, 1))
 			t.Logf("%v: %.200s", time.Since(start), fmt.Sprint(err))
 			if !errors.Is(err, ErrFuel) {
 				t.Errorf("got %v", err)
@@ -245,10 +242,7 @@ func TestWrongSignatures(t *testing.T) {
 // Growing to the limit is allowed, and no more.
 func TestMemoryLimit(t *testing.T) {
 	untilRefused := bodyOf([]byte{0x03, 0x40}, i32(1), []byte{0x40, 0}, i32(-1), []byte{0x47, 0x0d, 0, 0x0b}, i64(0)) // br_if grow != -1
-	m, err := openBytes(t, minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", untilRefused).bytes(), Options{MemoryPages: 50})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := open(t, minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", untilRefused), Options{MemoryPages: 50})
 	e := newEvict(t, m, 10)
 	if _, err := e.Victims(abi.Ask{MaxVictims: 1}, make([]uint32, 1)); err != nil {
 		t.Fatal(err)
@@ -303,10 +297,7 @@ func TestBadGuestsLeaveOthersAlone(t *testing.T) {
 	var stop, bad sync.WaitGroup
 	done := make(chan struct{})
 	for _, c := range runaways[:4] {
-		m, err := openBytes(t, runaway(abi.RoleEvict).with(abi.ExportStep, "ii>I", c.body(7), i64(0)).bytes(), Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := open(t, runaway(abi.RoleEvict).with(abi.ExportStep, "ii>I", c.body(7), i64(0)), Options{})
 		bad.Add(1)
 		stop.Go(func() {
 			first := sync.OnceFunc(bad.Done)

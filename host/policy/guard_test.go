@@ -23,10 +23,7 @@ func mortal() assembly {
 }
 
 func TestAdmitComesBack(t *testing.T) {
-	m, err := openBytes(t, mortal().bytes(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := open(t, mortal(), Options{})
 	synctest.Test(t, func(t *testing.T) {
 		ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
 		if err != nil {
@@ -93,10 +90,7 @@ func TestFaultsAreForgotten(t *testing.T) {
 }
 
 func TestLayoutAndPlaceComeBack(t *testing.T) {
-	m, err := openBytes(t, mortal().bytes(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := open(t, mortal(), Options{})
 	synctest.Test(t, func(t *testing.T) {
 		p, err := m.NewPlace(t.Context(), PlaceOptions{})
 		if err != nil {
@@ -133,10 +127,7 @@ func TestLayoutAndPlaceComeBack(t *testing.T) {
 
 func TestStopOnFault(t *testing.T) {
 	var why []error
-	m, err := openBytes(t, mortal().bytes(), Options{OnFault: Stop, Stop: func(err error) { why = append(why, err) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := open(t, mortal(), Options{OnFault: Stop, Stop: func(err error) { why = append(why, err) }})
 	ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -1,8 +1,10 @@
 package policy
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"os/exec"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
@@ -40,15 +42,32 @@ func BenchmarkSpeedOfEvents(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer plain.Close(b.Context())
+	inC, plainC := recency(b, false), recency(b, true)
 	for _, slots := range []uint32{4096, 1 << 20} {
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
 			contest(b, 4*batchSize,
 				side{"native", touches(b, natives["lru"], slots)},
-				side{"wasm", touches(b, modules["lru"], slots)},
-				side{"unmetered", touches(b, plain, slots)},
+				side{"go", touches(b, modules["lru"], slots)},
+				side{"go-unmetered", touches(b, plain, slots)},
+				side{"c", touches(b, inC, slots)},
+				side{"c-unmetered", touches(b, plainC, slots)},
 			)
 		})
 	}
+}
+
+// recency is the example of the same policy in C.
+func recency(b *testing.B, unmetered bool) *Module {
+	const dir = "../../examples/plugins/recency"
+	if out, err := exec.Command("make", "-C", dir).CombinedOutput(); err != nil {
+		b.Fatalf("make -C %s: %v\n%s", dir, err, out)
+	}
+	m, err := Open(b.Context(), dir+"/recency.wasm", Options{unmetered: unmetered})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { m.Close(context.Background()) })
+	return m
 }
 
 // A path, answer checks included.
