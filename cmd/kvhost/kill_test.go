@@ -1,12 +1,9 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"errors"
-	"flag"
-	"fmt"
-	"io/fs"
-	"math/rand/v2"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,160 +12,217 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/client"
 )
 
-var (
-	killRounds = flag.Int("kill.rounds", 8, "how often TestKill kills a host")
-	killSeed   = flag.Uint64("kill.seed", 0, "replay the kills of this seed; 0 takes a fresh one")
+const (
+	killBlocks = 64
+	killLayers = 8
+	killPage   = 64 << 10
 )
 
-// TestKill kills a real host with SIGKILL while engines store and load, again and again on the same root. No byte that is
-// served is ever wrong; after each restart no temporary is left, and what the host says it holds is what the disk holds.
-func TestKill(t *testing.T) {
-	seed := *killSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
+// killPeer is a session with pages and words.
+type killPeer struct {
+	*client.Session
+	arena *client.Arena
+	words *client.Words
+}
+
+func dialToKill(ctx context.Context, socket, engine string) (*killPeer, error) {
+	geo := chunk.Uniform(16, killLayers, 1, killPage)
+	s, err := client.Dial(ctx, client.Hello{Socket: socket, Engine: engine, Role: "worker", Namespace: chunk.Namespace{
+		Model: "kill", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: geo}},
+	}})
+	if err != nil {
+		return nil, err
 	}
-	t.Logf("-kill.seed=%d", seed)
-	rng := rand.New(rand.NewPCG(seed, 9))
+	const pages = killLayers * killBlocks * killPage
+	p := &killPeer{Session: s}
+	if p.arena, err = s.NewArena(pages + 4096); err != nil {
+		return nil, err
+	}
+	var regions []client.PlaneRegion
+	for i := range killLayers {
+		regions = append(regions, client.PlaneRegion{Offset: int64(i) * killBlocks * killPage, Stride: killPage, Blocks: killBlocks})
+	}
+	if _, err = s.Register(ctx, 0, p.arena, regions); err != nil {
+		return nil, err
+	}
+	p.words, err = s.ShareWords(ctx, p.arena, pages, 64)
+	return p, err
+}
+
+func killKey(n int) (k chunk.Key) {
+	k[0], k[31] = byte(n), 1
+	return k
+}
+
+func killIDs(i int) (ids []uint32) {
+	for b := range 16 {
+		ids = append(ids, uint32(16*i+b))
+	}
+	return ids
+}
+
+func (p *killPeer) store(ctx context.Context, n int) error {
+	for i := range p.arena.Bytes()[:killLayers*killBlocks*killPage] {
+		p.arena.Bytes()[i] = byte(i>>12 + n)
+	}
+	job, err := p.Store(ctx, 0, 0, []client.StoreChunk{{Key: killKey(n), Blocks: killIDs(0)}})
+	if err != nil {
+		return err
+	}
+	_, err = job.Published(ctx)
+	return err
+}
+
+// The host is killed while a store waits for its word and a layer-wise load for its consumer: who waits for their words goes
+// on and finds them failed, and both jobs end. A host that is started again serves what was stored.
+func TestHostKilledUnderWaiters(t *testing.T) {
 	dir := shortDir(t)
-	for round := range *killRounds {
-		k := &kill{
-			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "sieve.wasm", "s3fifo.wasm"),
-			durability: pick(rng, "none", "none", "batch", "strict"), mode: pick(rng, "on-demand", "background"),
-			after: time.Duration(rng.IntN(600)) * time.Millisecond, sessions: 1 + rng.IntN(3),
-		}
-		k.run()
-		if t.Failed() {
-			t.Fatalf("round %d of seed %d: %+v", round, seed, *k)
-		}
+	args := []string{"--root", "kv=64MiB", "--socket", "s", "--http-listen", ""}
+	_, _, stop := startHost(t, dir, args...)
+	ctx := t.Context()
+	p, err := dialToKill(ctx, filepath.Join(dir, "s"), "e")
+	if err != nil {
+		t.Fatal(err)
 	}
-	r := finish(t, command(t, dir, "fsck", "--quiet", "kvhost-data"))
-	if r.code != exitOK && strings.Contains(r.stdout, "damaged") {
-		t.Errorf("fsck after all: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	defer p.Close()
+	if err := p.store(ctx, 0); err != nil {
+		t.Fatal(err)
 	}
-}
-
-func pick(rng *rand.Rand, list ...string) string { return list[rng.IntN(len(list))] }
-
-// kill is one round.
-type kill struct {
-	*testing.T
-	dir                     string
-	round                   int
-	evict, durability, mode string
-	after                   time.Duration
-	sessions                int
-}
-
-func (k *kill) run() {
-	address := freePort(k.T)
-	_, logged, stop := startHost(k.T, k.dir, "--policy", k.evict, "--http-listen", address, "--root", "kvhost-data=3MiB",
-		"--store-durability", k.durability, "--store-evict", k.mode, "--policy-cache", filepath.Join(k.dir, "cache"))
-	k.recovered(address, logged)
-	replay := k.replay()
-	var out strings.Builder
-	replay.Stdout, replay.Stderr = &out, &out
-	if err := replay.Start(); err != nil {
-		k.Fatal(err)
+	held, err := p.StoreInOrder(ctx, 0, 0, []client.StoreChunk{{Key: killKey(1), Blocks: killIDs(1)}},
+		&client.Timeline{Words: p.words, WaitWord: 0, WaitValue: 1, DoneWord: 1, DoneValue: 1, StatusWord: 2})
+	if err != nil {
+		t.Fatal(err)
 	}
-	time.Sleep(k.after)
+	l, err := p.Lookup(ctx, client.LookupRequest{Keys: []chunk.Key{killKey(0)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	load, err := p.Load(ctx, l, []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{
+		Layers: func(uint32, []int) {}, Prefetch: 1,
+		Timeline: &client.Timeline{Words: p.words, DoneWord: 8, DoneValue: 100, StatusWord: 16, Layers: killLayers},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.words.Wait(ctx, 8, 100-killLayers); err != nil { // the first layer, and no further
+		t.Fatal(err)
+	}
 	stop(syscall.SIGKILL)
-	err := replay.Wait()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		k.Fatal(err)
+	for word, v := range map[int]uint64{1: 1, 8: 100} {
+		if err := p.words.Wait(ctx, word, v); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if code := replay.ProcessState.ExitCode(); code == exitMismatch || strings.Contains(out.String(), "goroutine ") {
-		k.Errorf("replay under the kill: exit code %d\n%s", code, out.String())
+	if p.words.Load(2) != client.StatusFailed || p.words.Load(16) != client.StatusDone || p.words.Load(17) != client.StatusFailed {
+		t.Errorf("status %d, %d, %d", p.words.Load(2), p.words.Load(16), p.words.Load(17))
+	}
+	if _, err := load.Wait(ctx); !errors.Is(err, client.ErrHostGone) {
+		t.Error(err)
+	}
+	if _, err := held.Published(ctx); !errors.Is(err, client.ErrHostGone) {
+		t.Error(err)
+	}
+
+	startHost(t, dir, args...)
+	again, err := dialToKill(ctx, filepath.Join(dir, "s"), "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	again.loads(t, 0)
+}
+
+// loads loads chunk n to other blocks and compares it.
+func (p *killPeer) loads(t *testing.T, n int) {
+	t.Helper()
+	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []chunk.Key{killKey(n)}})
+	if err != nil || l.Hits() != 1 {
+		t.Fatal(l, err)
+	}
+	job, err := p.Load(t.Context(), l, []client.LoadChunk{{Blocks: killIDs(3)}}, client.LoadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := job.Wait(t.Context()); err != nil || len(res.Failed) > 0 {
+		t.Fatal(res, err)
+	}
+	for plane := range killLayers {
+		base := plane * killBlocks * killPage
+		for at := range 16 * killPage {
+			if got, want := p.arena.Bytes()[base+48*killPage+at], byte((base+at)>>12+n); got != want {
+				t.Fatalf("plane %d byte %d is %d, not %d", plane, at, got, want)
+			}
+		}
 	}
 }
 
-// replay plays the same requests each time, so that what earlier rounds left is asked for.
-func (k *kill) replay() *exec.Cmd {
-	return command(k.T, k.dir, "replay", "--trace", absolute(k.T, mixedTrace), "--limit", "400", "--chunk-bytes", "16384",
-		"--ranks", "2", "--sessions", fmt.Sprint(k.sessions), "--json")
-}
+// clientToKill is set for the process that is killed: it has jobs under way until then.
+const clientToKill = "KVHOST_TEST_CLIENT"
 
-// recovered waits until a host has found all that the last one left, and compares its account with the disk.
-func (k *kill) recovered(address string, logged func() string) {
-	root := filepath.Join(k.dir, "kvhost-data")
-	var said, held int64
-	var temporaries []string
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		said = gauge(k.T, address, "kvhost_root_used_bytes")
-		held, temporaries = k.disk(root)
-		if said == held && len(temporaries) == 0 {
+// A client is killed in the middle of its transfers, with one more job held: the host serves another as before, and holds
+// nothing of the dead one's.
+func TestClientKilledMidTransfer(t *testing.T) {
+	if socket := os.Getenv(clientToKill); socket != "" {
+		p, err := dialToKill(t.Context(), socket, "dead")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(99), Blocks: killIDs(3)}},
+			&client.Timeline{Words: p.words, WaitWord: 0, WaitValue: 1, DoneWord: 1, DoneValue: 1, StatusWord: -1})
+		for n := 100; err == nil; n++ {
+			if err = p.store(t.Context(), n%20+100); err == nil && n == 103 {
+				os.Stdout.WriteString("under way\n")
+			}
+		}
+		t.Fatal(err)
+	}
+	dir := shortDir(t)
+	startHost(t, dir, "--root", "kv=256MiB", "--socket", "s", "--http-listen", "")
+	socket := filepath.Join(dir, "s")
+	live, err := dialToKill(t.Context(), socket, "live")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer live.Close()
+	if err := live.store(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestClientKilledMidTransfer$")
+		cmd.Env = append(os.Environ(), clientToKill+"="+socket)
+		var out bytes.Buffer
+		r, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for buf := make([]byte, 256); !strings.Contains(out.String(), "under way"); {
+			n, err := r.Read(buf)
+			out.Write(buf[:n])
+			if err != nil {
+				t.Fatal(err, out.String())
+			}
+		}
+		cmd.Process.Kill()
+		cmd.Wait()
+		live.loads(t, 0)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		st, err := live.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Sessions == 1 && st.Jobs == 0 && st.Leases == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
-			k.Fatalf("round %d: the host says it holds %d bytes, the disk holds %d; temporaries: %v\n%s", k.round, said, held, temporaries, logged())
+			t.Fatalf("the dead clients' are left: %v", st)
 		}
 	}
-}
-
-// disk adds up the blocks of pieces and quarantine. An entry with one of its two pieces has the other one's bytes reserved.
-func (k *kill) disk(root string) (held int64, temporaries []string) {
-	lacking := map[string]int64{}
-	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // a temporary that is just being swept
-		}
-		if err != nil || e.IsDir() {
-			return err
-		}
-		if strings.HasSuffix(name, ".tmp") {
-			temporaries = append(temporaries, name)
-		}
-		rel, err := filepath.Rel(root, name)
-		if err != nil || strings.HasPrefix(rel, ".kvhost/") && !strings.HasPrefix(rel, ".kvhost/quarantine/") {
-			return err
-		}
-		var st syscall.Stat_t
-		if err := syscall.Stat(name, &st); err == nil {
-			size := (st.Blocks*512 + 4095) &^ 4095
-			held += size
-			if at := strings.LastIndex(name, "_r"); at > 0 && strings.HasSuffix(name, ".kv") {
-				if lacking[name[:at]] == 0 {
-					lacking[name[:at]] = size
-				} else {
-					delete(lacking, name[:at])
-				}
-			}
-		}
-		return nil
-	})
-	if err != nil && !os.IsNotExist(err) {
-		k.Fatal(err)
-	}
-	for _, size := range lacking {
-		held += size
-	}
-	return held, temporaries
-}
-
-// gauge is the sum of a metric's series.
-func gauge(t *testing.T, address, name string) int64 {
-	t.Helper()
-	r, err := http.Get("http://" + address + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := families[name]
-	if f == nil {
-		t.Fatalf("no metric %s", name)
-	}
-	sum := 0.0
-	for _, m := range f.Metric {
-		sum += m.GetGauge().GetValue()
-	}
-	return int64(sum)
 }

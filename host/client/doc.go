@@ -11,6 +11,9 @@
 //	job, err := s.Load(ctx, hit, chunks, client.LoadOptions{})
 //	result, err := job.Wait(ctx)
 //
+// A load can be layer-wise ([LoadOptions]), and jobs can be put in order with the client's compute by words in shared memory
+// ([Timeline]), which are advanced also when a job fails and when the host dies.
+//
 // When the host goes away every outstanding call and job ends with [ErrHostGone]; connecting again is the caller's
 // business. A context that ends only ends the waiting: a job goes on, and its blocks are the host's, until its Wait
 // returns without a context error or its Cancel has returned.
