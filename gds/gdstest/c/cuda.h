@@ -110,6 +110,20 @@ EXPORT int cuMemcpyAsync(void* to, const void* from, size_t n, void* s) {
   memcpy(to, from, n);
   return 0;
 }
+EXPORT int cuMemcpyDtoH_v2(void* to, const void* from, size_t n) {
+  FAULT("cuMemcpyDtoH_v2");
+  NEED_CONTEXT;
+  if (!known(from, n)) return INVALID_VALUE;
+  memcpy(to, from, n);
+  return 0;
+}
+EXPORT int cuMemcpyHtoD_v2(void* to, const void* from, size_t n) {
+  FAULT("cuMemcpyHtoD_v2");
+  NEED_CONTEXT;
+  if (!known(to, n)) return INVALID_VALUE;
+  memcpy(to, from, n);
+  return 0;
+}
 static int batch(void** to, void** from, size_t* n, size_t count, const unsigned* attributes, const size_t* index, size_t n_attributes, void* s) {
   if (!s || attributes[0] < 1 || attributes[0] > 3 || index[0] || n_attributes != 1) return INVALID_VALUE;
   for (size_t i = 0; i < count; i++) {
