@@ -305,21 +305,20 @@ func (r Routes) Since(e Routes) Routes {
 // ByCompatibility is the name of the route on which cuFile itself copies through host memory.
 const ByCompatibility = "cuFile, compatibility mode"
 
-// String names the route that the bytes took. An operation may count as several of the route's, never as one of a route
-// that it did not take.
+// String names the route that the bytes took. What went neither from device to device nor through nvidia-fs was copied through
+// host memory by cuFile itself; libraries differ in whether they count that apart.
 func (r Routes) String() string {
-	p2p, nvfs, posix := r.P2PReads+r.P2PWrites, r.NVFSReads+r.NVFSWrites, r.PosixReads+r.PosixWrites
+	total, p2p, nvfs := r.Reads+r.Writes, r.P2PReads+r.P2PWrites, r.NVFSReads+r.NVFSWrites
+	posix := r.PosixReads + r.PosixWrites
 	switch {
-	case p2p+nvfs+posix == 0 && r.Reads+r.Writes == 0:
+	case total == 0:
 		return "cuFile, nothing moved"
+	case p2p+nvfs == 0:
+		return ByCompatibility
 	case p2p > 0 && nvfs+posix == 0:
 		return "cuFile, peer to peer"
 	case nvfs > 0 && p2p+posix == 0:
 		return "cuFile, nvidia-fs"
-	case posix > 0 && p2p+nvfs == 0:
-		return ByCompatibility
-	case p2p+nvfs+posix == 0:
-		return "cuFile, route unknown"
 	}
 	return "cuFile, mixed"
 }

@@ -104,9 +104,10 @@ func TestDirectRoundTrip(t *testing.T) {
 			}
 			after, err := d.CuFile().Stats()
 			moved := after.Since(before)
-			t.Logf("%s: %+v", moved, moved)
-			if err != nil || moved.Reads == 0 || moved.Writes == 0 || strings.Contains(moved.String(), "unknown") {
-				t.Errorf("%+v, %v", moved, err)
+			t.Logf("%s: reads %d, %d, %d, %d; writes %d, %d, %d, %d", moved, moved.Reads, moved.P2PReads, moved.NVFSReads, moved.PosixReads,
+				moved.Writes, moved.P2PWrites, moved.NVFSWrites, moved.PosixWrites)
+			if err != nil || moved.Reads == 0 || moved.Writes == 0 {
+				t.Errorf("%s, %v", moved, err)
 			}
 			out.Release()
 			in.Release()

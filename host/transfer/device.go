@@ -179,5 +179,5 @@ func (e *Engine) window(m Memory, slot []byte, f staging.File, head int64) []byt
 		}
 		return slot[:min(int64(len(slot)), max(int64(size), head))]
 	}
-	return windowOf(slot, f, head)
+	return window(slot, f, head)
 }

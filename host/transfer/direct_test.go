@@ -540,9 +540,9 @@ func TestLostGPUOnTheDirectRoute(t *testing.T) {
 	l.Release()
 }
 
-// TestStagedWindowsOverlap takes files of many windows the staged way, each window copied while the next one is read or
+// TestStagedWindows takes files of many windows the staged way, each window copied while the next one is read or
 // written: whole, with too few slots to overlap, and with a disk that fails on the way.
-func TestStagedWindowsOverlap(t *testing.T) {
+func TestStagedWindows(t *testing.T) {
 	r := newDeviceRig(t, deviceShapes["many windows"], 64, 8<<20)
 	const n = 4
 	var chunks []StoreChunk

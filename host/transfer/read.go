@@ -67,7 +67,6 @@ type load struct {
 	index int
 
 	slot    *staging.Slot
-	second  *staging.Slot // nil, or for the window that is read while the one before is copied
 	piece   *store.Piece
 	trip    trip
 	way     int    // the route that the piece took
@@ -86,8 +85,8 @@ func (t *load) run() {
 	if last, err = t.read(); last == nil {
 		return
 	}
-	if _, ok := t.spec.Memory.(guardedMemory); !ok && !t.piece.File().Direct() {
-		err = last() // this processor's cache has the bytes, and there is no device to keep busy
+	if !t.piece.File().Direct() { // this processor's cache has the bytes, and there is no device to keep busy
+		err = last()
 		return
 	}
 	if t.queue.engine.copiers.Submit(staging.Read, func() { t.finish(last) }) == nil {
@@ -133,10 +132,6 @@ func (t *load) read() (last func() error, err error) {
 		return nil, ErrCancelled
 	}
 	r := &pieceReader{engine: e, job: t.job, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes()}
-	r.buf = e.window(r.memory, r.slot, t.piece.File(), 0)
-	if t.second = e.second(t.spec.Memory, t.piece.Size(), r.buf); t.second != nil {
-		r.other = t.second.Bytes()[:len(r.buf)]
-	}
 	return r.read()
 }
 
@@ -145,10 +140,8 @@ func (t *load) end(err error) {
 		t.suspect.failed(&t.suspect.mismatched, ErrDamaged, true)
 	}
 	t.queue.ended(t.trip, t.way, t.piece, err)
-	for _, slot := range [...]*staging.Slot{t.slot, t.second} {
-		if slot != nil {
-			releaseAfter(slot, err)
-		}
+	if t.slot != nil {
+		releaseAfter(t.slot, err)
 	}
 	t.job.settled(t.index, t.spec.Memory, err)
 }
@@ -195,29 +188,17 @@ type pieceReader struct {
 	ids    []uint32
 	slot   []byte
 	buf    []byte // the part of the slot in use
-	other  []byte // nil, or the window before, while it is copied
-	beside *aside
 }
 
 // read goes through the file window by window, each starting at a 4 KiB boundary. Extents that lie wholly within the
 // window are verified and scattered; the rest of the window is carried to the front of the next. The scatter of the last
-// window is left to the caller. With two slots a window is copied while the next one is read.
+// window is left to the caller.
 func (r *pieceReader) read() (last func() error, err error) {
-	defer func() {
-		if last != nil {
-			return
-		}
-		if late := r.beside.wait(); err == nil { // the slots are in use until then
-			err = late
-		}
-	}()
 	size := r.piece.Size()
+	r.buf = r.engine.window(r.memory, r.slot, r.piece.File(), 0)
 	head, have, err := r.begin(size) // the file's bytes [start, start+have) are in buf
 	if err != nil {
 		return nil, err
-	}
-	if r.other != nil {
-		r.other, r.beside = r.other[:len(r.buf)], newAside(r.engine)
 	}
 	extents := head.Plan.Extents()
 	start := int64(0)
@@ -228,34 +209,19 @@ func (r *pieceReader) read() (last func() error, err error) {
 			hi++
 		}
 		if hi == len(extents) {
-			return func() error {
-				if err := r.beside.wait(); err != nil {
-					return err
-				}
-				return r.scatter(head, lo, hi, base)
-			}, nil
+			return func() error { return r.scatter(head, lo, hi, base) }, nil
 		}
-		if err := r.beside.wait(); err != nil { // the other window is free
-			return nil, err
-		}
-		if first := lo; hi > lo {
-			lo = hi
-			if buf := r.buf; r.other != nil {
-				r.beside.start(func() error { return r.deliver(buf, head, first, hi, base) })
-			} else if err := r.deliver(buf, head, first, hi, base); err != nil {
+		if hi > lo {
+			if err := r.scatter(head, lo, hi, base); err != nil {
 				return nil, err
 			}
+			lo = hi
 		}
 		keep := (head.DataOffset + extents[lo].Off) &^ 4095
 		if keep < start || keep > start+have {
 			keep = start + have
 		}
-		to := r.buf
-		if r.other != nil {
-			to, r.other = r.other, r.buf
-		}
-		kept := int64(copy(to, r.buf[keep-start:have]))
-		r.buf = to
+		kept := int64(copy(r.buf, r.buf[keep-start:have]))
 		n, err := r.fill(kept, keep+kept, size)
 		if err != nil {
 			return nil, err
@@ -313,11 +279,6 @@ func (r *pieceReader) fill(at, off, size int64) (int64, error) {
 
 // scatter verifies, where the store says so, and delivers extents [lo, hi), inside the fence.
 func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
-	return r.deliver(r.buf, head, lo, hi, base)
-}
-
-// deliver is scatter from a buffer.
-func (r *pieceReader) deliver(buf []byte, head *store.Head, lo, hi int, base int64) error {
 	if !r.job.enter() {
 		return ErrCancelled
 	}
@@ -326,5 +287,5 @@ func (r *pieceReader) deliver(buf []byte, head *store.Head, lo, hi int, base int
 	if !r.piece.Verifies() {
 		table = nil
 	}
-	return r.memory.Scatter(head.Plan, lo, hi, r.ids, buf, base, table)
+	return r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, table)
 }

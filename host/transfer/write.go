@@ -123,10 +123,6 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (way int, err
 	if c.Put.FileBytes() <= int64(len(w.buf)) {
 		return way, w.whole()
 	}
-	if second := q.engine.second(m, c.Put.FileBytes(), w.buf); second != nil {
-		defer func() { releaseAfter(second, err) }()
-		w.other, w.beside = second.Bytes()[:len(w.buf)], newAside(q.engine)
-	}
 	return way, w.parts()
 }
 
@@ -134,8 +130,8 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (way int, err
 // copy finds the bytes of the first in the processor's cache. A device, by contrast, wants large requests.
 const cachedWindow = 1 << 20
 
-// windowOf is the part of a slot to use for a file; it holds at least the first head bytes of it.
-func windowOf(slot []byte, f staging.File, head int64) []byte {
+// window is the part of a slot to use for a file; it holds at least the first head bytes of it.
+func window(slot []byte, f staging.File, head int64) []byte {
 	if f.Direct() {
 		return slot
 	}
@@ -151,8 +147,6 @@ type pieceWriter struct {
 	table  []uint64
 	file   staging.File
 	buf    []byte
-	other  []byte // for the next window while this one is written; nil: one after the other
-	beside *aside
 }
 
 // whole writes the file's image, header first in the file and last in time, with one call: no byte of the header
@@ -172,86 +166,37 @@ func (w *pieceWriter) whole() error {
 }
 
 // parts writes a payload larger than the slot window by window, each starting at a 4 KiB boundary of the file: what a
-// window holds beyond its last boundary is carried to the front of the next. With two slots the next window is gathered
-// while this one is written. The header and the table go last.
-func (w *pieceWriter) parts() (err error) {
+// window holds beyond its last boundary is carried to the front of the next. The header and the table go last.
+func (w *pieceWriter) parts() error {
 	put := w.chunk.Put
 	head := put.DataOffset()
-	defer func() {
-		if late := w.beside.wait(); err == nil { // the slots are in use until then
-			err = late
+	extents := w.plan.Extents()
+	base := int64(0) // payload offset of buf[0], always aligned
+	for lo := 0; lo < len(extents); {
+		hi := lo
+		for hi < len(extents) && end(extents[hi])-base <= int64(len(w.buf)) {
+			hi++
 		}
-	}()
-	now := w.window(0, 0)
-	if err := w.gather(now.lo, now.hi, w.buf, now.base); err != nil {
-		return err
-	}
-	for {
-		n := w.round(now)
-		next := w.window(now.hi, now.base+n)
-		to := w.other
-		if to == nil {
-			to = w.buf
-		} else if now.hi < len(w.plan.Extents()) {
-			w.carry(to, now, n)
-			w.beside.start(func() error { return w.gather(next.lo, next.hi, to, next.base) })
-		}
-		if _, err := w.file.WriteAt(w.buf[:n], head+now.base); err != nil {
+		if err := w.gather(lo, hi, w.buf, base); err != nil {
 			return err
 		}
-		if now.hi == len(w.plan.Extents()) {
-			break
+		filled := end(extents[hi-1]) - base
+		n := filled &^ 4095
+		if hi == len(extents) {
+			n = (filled + 4095) &^ 4095
+			clear(w.buf[filled:n])
 		}
-		if w.other == nil {
-			w.carry(to, now, n)
-			err = w.gather(next.lo, next.hi, to, next.base)
-		} else {
-			err = w.beside.wait()
-		}
-		if err != nil {
+		if _, err := w.file.WriteAt(w.buf[:n], head+base); err != nil {
 			return err
 		}
-		if w.other != nil {
-			w.buf, w.other = w.other, w.buf
-		}
-		now = next
+		copy(w.buf, w.buf[n:max(n, filled)])
+		base += n
+		lo = hi
 	}
 	put.Head(w.buf[:head], w.table)
-	_, err = w.file.WriteAt(w.buf[:head], 0)
+	_, err := w.file.WriteAt(w.buf[:head], 0)
 	return err
 }
-
-// window is a run of extents [lo, hi) that stands in a buffer whose first byte is the payload's at base.
-type window struct {
-	lo, hi int
-	base   int64 // a multiple of 4 KiB
-}
-
-// window is the longest from extent lo on.
-func (w *pieceWriter) window(lo int, base int64) window {
-	extents, hi := w.plan.Extents(), lo
-	for hi < len(extents) && end(extents[hi])-base <= int64(len(w.buf)) {
-		hi++
-	}
-	return window{lo, hi, base}
-}
-
-// filled is where a window's bytes end in its buffer.
-func (w *pieceWriter) filled(v window) int64 { return end(w.plan.Extents()[v.hi-1]) - v.base }
-
-// round is how much of a gathered window is written: whole pages, and all of it if it is the last.
-func (w *pieceWriter) round(v window) int64 {
-	filled := w.filled(v)
-	if v.hi < len(w.plan.Extents()) {
-		return filled &^ 4095
-	}
-	n := (filled + 4095) &^ 4095
-	clear(w.buf[filled:n])
-	return n
-}
-
-// carry copies what the window in buf holds beyond its first n bytes to the front of the next.
-func (w *pieceWriter) carry(to []byte, v window, n int64) { copy(to, w.buf[n:w.filled(v)]) }
 
 // gather copies extents [lo, hi) from the pages, inside the fence, and zeroes the gaps before them.
 func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
