@@ -67,7 +67,7 @@ func TestVerificationOfWhatIsTrusted(t *testing.T) {
 			}
 			f.mustPut(1)
 			trusted(1)
-			f.cfg.Roots[0].unlinks = true
+			f.cfg.Roots[0].Shared = true
 			f.restart()
 			if got := f.verified(1, n); got != n {
 				t.Errorf("in a shared root %d of %d loads are verified", got, n)
