@@ -245,6 +245,9 @@ func (r *root) ownerRecords() []byte {
 	for _, o := range r.x.owners.list {
 		var rec [ownerRecord]byte
 		c := r.store.spaces.class(o.class)
+		if c.refs.Load() == 0 {
+			c = c.ns.class(c.group) // no entry has it, and its naming may not be there any more
+		}
 		copy(rec[:16], c.ns.digest[:])
 		binary.LittleEndian.PutUint32(rec[16:], c.group)
 		binary.LittleEndian.PutUint32(rec[20:], r.store.spaces.tenantOf(o.tenant))
@@ -348,8 +351,13 @@ func (s *Store) ownerFor(rec []byte) (owner, error) {
 	if err != nil {
 		return owner{}, err
 	}
-	if now := cl.names.identity(); string(now) != string(rec[32:ownerRecord]) || binary.LittleEndian.Uint64(rec[24:]) != uint64(cl.ns.ttl) {
-		return owner{}, fmt.Errorf("%w: namespace %s has another place policy or time to live now", ErrDamaged, cl.ns.digest)
+	if string(cl.names.identity()) != string(rec[32:ownerRecord]) {
+		if cl, err = s.classNamed(cl, rec[32:ownerRecord]); err != nil {
+			return owner{}, err
+		}
+	}
+	if cl == nil || binary.LittleEndian.Uint64(rec[24:]) != uint64(cl.ns.ttl) {
+		return owner{}, fmt.Errorf("%w: namespace %x has another place policy or time to live now", ErrDamaged, rec[:16])
 	}
 	tenant, err := s.spaces.internTenant(binary.LittleEndian.Uint32(rec[20:]))
 	return owner{cl.id, tenant}, err

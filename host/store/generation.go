@@ -71,6 +71,8 @@ func (s *Store) namings() (list []*naming) {
 // recall opens the namings of earlier runs. Files of one that cannot be opened are renamed as today's policy wants it.
 func (s *Store) recall(ctx context.Context) error {
 	have := map[string]bool{}
+	var earlier []*naming
+	defer func() { s.earlier.Store(&earlier) }()
 	s.place.each(func(o *office[naming]) { have[o.now.Load().id] = true })
 	for _, r := range s.roots {
 		list, err := r.fs.ReadDir(r.dir + "/" + policiesDir)
@@ -88,7 +90,7 @@ func (s *Store) recall(ctx context.Context) error {
 				continue
 			}
 			have[id] = true
-			s.earlier = append(s.earlier, n)
+			earlier = append(earlier, n)
 		}
 	}
 	var err error
@@ -121,16 +123,41 @@ func (s *Store) reopen(ctx context.Context, r *root, id string) (*naming, error)
 	return n, err
 }
 
+// formerly are the namings of earlier runs, while what they named is looked for.
+func (s *Store) formerly() []*naming {
+	if list := s.earlier.Load(); list != nil {
+		return *list
+	}
+	return nil
+}
+
 // settleNamings ends those of earlier runs that have no files any more, once all have been found.
 func (s *Store) settleNamings() {
-	for _, c := range s.found {
+	list := s.earlier.Swap(nil)
+	t := s.spaces
+	t.mu.Lock()
+	found := s.found
+	s.found = nil
+	t.mu.Unlock()
+	for _, c := range found {
 		c.drop()
 	}
-	for _, n := range s.earlier {
-		n.drop()
+	if list != nil {
+		for _, n := range *list {
+			n.drop()
+		}
 	}
-	s.found, s.earlier = nil, nil
 	s.buryNow()
+}
+
+// classNamed is the class of a group under the naming of an earlier run with this identity; nil when there is none.
+func (s *Store) classNamed(c *class, identity []byte) (*class, error) {
+	for _, n := range s.formerly() {
+		if string(n.identity()) == string(identity) {
+			return s.classUnder(c, n)
+		}
+	}
+	return nil, nil
 }
 
 // classUnder is the class of a group under an earlier naming.
@@ -152,7 +179,7 @@ func (s *Store) classUnder(c *class, n *naming) (*class, error) {
 
 // earlierClass finds the naming of an earlier run that gives a piece the path it has, and the piece's class under it.
 func (s *Store) earlierClass(c *class, h *Header, rel string) *class {
-	for _, n := range s.earlier {
+	for _, n := range s.formerly() {
 		if name, _, err := s.names.by(n.place, "", c, &h.Key, h.Rank, 0); err != nil || name != rel {
 			continue
 		}

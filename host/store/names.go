@@ -39,7 +39,7 @@ func (s *Store) announce(ns *namespace) error {
 	if err := ns.place.now.Load().place.Namespace(ns.id, ns.text); err != nil {
 		return err
 	}
-	for _, n := range s.earlier {
+	for _, n := range s.formerly() {
 		if err := n.place.Namespace(ns.id, ns.text); err != nil {
 			s.log.Warn("an earlier place policy refuses a namespace", "policy", n.Name, "namespace", ns.digest, "error", err)
 		}
@@ -92,7 +92,7 @@ func (s *Store) claims(rel string) bool {
 	}
 	known := knows(s.names.builtin)
 	s.place.each(func(o *office[naming]) { known = known || knows(o.now.Load().place) })
-	for _, n := range s.earlier {
+	for _, n := range s.formerly() {
 		known = known || knows(n.place)
 	}
 	return known

@@ -215,6 +215,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 				return
 			}
 		}
+		s.settleNamings()
 		close(s.scanDone)
 	})
 	if s.cfg.ScanWait < 0 {

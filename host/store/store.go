@@ -27,8 +27,8 @@ type Store struct {
 	evict  *bound // of roots that name no other
 	roots  []*root
 
-	earlier []*naming // of earlier runs, while what they named is looked for
-	found   []*class  // under those
+	earlier atomic.Pointer[[]*naming] // see formerly
+	found   []*class                  // under those; guarded by spaces.mu
 
 	swapping sync.Mutex // held while policies change
 	stream   shadow.Stream
@@ -123,7 +123,6 @@ func (s *Store) openRoots(ctx context.Context) error {
 		}
 		s.roots = append(s.roots, r)
 	}
-	defer s.settleNamings()
 	if err := s.recall(ctx); err != nil {
 		return err
 	}
@@ -171,6 +170,9 @@ func (s *Store) closeRoots() (err error) {
 func (s *Store) closePolicies() (err error) {
 	s.buryNow()
 	named := map[*naming]bool{}
+	for _, n := range s.formerly() {
+		named[n] = true // not all has been scanned: what they named may be there
+	}
 	s.place.each(func(o *office[naming]) { named[o.now.Load()] = true })
 	for _, c := range *s.spaces.classes.Load() {
 		if c.names.refs.Load() > 0 {
