@@ -74,7 +74,7 @@ func wanted(cfg *config.Config) doctor.Wanted {
 		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO, CUDA: cfg.GDS.CUDA != config.CUDAOff, DeviceBytes: deviceBytes(cfg),
 	}
 	for _, r := range cfg.Roots {
-		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared})
+		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared, Route: askedRoute(r)})
 	}
 	return w
 }
@@ -87,4 +87,15 @@ func deviceBytes(cfg *config.Config) int64 {
 		}
 	}
 	return 0
+}
+
+// askedRoute is a root's route where it is not to be chosen.
+func askedRoute(r config.Root) string {
+	switch r.Route {
+	case config.RouteDirect:
+		return doctor.RouteDirect
+	case config.RouteStaged:
+		return doctor.RouteStaged
+	}
+	return ""
 }

@@ -14,6 +14,7 @@ type Wanted struct {
 type WantedRoot struct {
 	Path     string `json:"path"`
 	Capacity int64  `json:"capacity"`
+	Route    string `json:"route"` // RouteStaged or RouteDirect where it is not to be chosen
 	Shared   bool   `json:"shared,omitempty"`
 }
 

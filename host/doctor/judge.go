@@ -17,7 +17,16 @@ func Judge(version string, w Wanted, f *Facts) *Report {
 		root := &f.Roots[i]
 		r.Verdicts = append(r.Verdicts, hostVerdict(w, root))
 		for k := range f.GPUs {
-			r.Verdicts = append(r.Verdicts, gpuVerdict(f, &f.GPUs[k], root))
+			v := gpuVerdict(f, &f.GPUs[k], root)
+			switch asked := w.Roots[i].Route; {
+			case asked == RouteStaged && v.Route == RouteDirect:
+				v.Route, v.Why = RouteStaged, "as configured; the direct route would work: "+v.Why
+			case asked == RouteDirect && v.Route == RouteStaged && root.CuFile == "ok":
+				v.Route, v.Why = RouteDirect, "as configured, though "+v.Why
+			case asked == RouteDirect && v.Route == RouteStaged:
+				r.find(Problem, "root "+root.Path, v.Fix, "its route is to be direct, and from %s it cannot be: %s", v.GPU, v.Why)
+			}
+			r.Verdicts = append(r.Verdicts, v)
 		}
 	}
 	r.judgeRoots(w, f)

@@ -51,6 +51,11 @@ func machines() map[string]struct {
 	add("vm", func(_ *Wanted, f *Facts) {
 		f.Machine.P2PDMA, f.Machine.Nodes, f.Roots[0].Device, f.Roots[0].Node, f.GPUs[0].Node = No, 1, "vda", -1, -1
 	})
+	add("staged", func(w *Wanted, _ *Facts) { w.Roots[0].Route = RouteStaged })
+	add("forced", func(w *Wanted, f *Facts) { w.Roots[0].Route, f.Machine.P2PDMA = RouteDirect, No })
+	add("impossible", func(w *Wanted, f *Facts) {
+		w.Roots[0].Route, f.Roots[0].CuFile = RouteDirect, "gds: cuFileHandleRegister: handle not registered (5027)"
+	})
 	add("container", func(_ *Wanted, f *Facts) {
 		f.Machine.Udev, f.Machine.P2PDMA, f.Machine.OpenFiles = false, Unknown, 1024
 		f.Roots[0].CuFile = "gds: cuFileHandleRegister: handle not registered (5027)"
@@ -98,7 +103,7 @@ func TestReportsAreGolden(t *testing.T) {
 			if !bytes.Equal(got.Bytes(), want) {
 				t.Errorf("go test ./host/doctor -update\n%s", got.String())
 			}
-			if problems := errors.Is(r.Problems(), ErrProblems); problems != (name == "broken") {
+			if problems := errors.Is(r.Problems(), ErrProblems); problems != (name == "broken" || name == "impossible") {
 				t.Errorf("problems: %v", problems)
 			}
 			text, err := json.Marshal(r)
