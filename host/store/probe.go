@@ -88,6 +88,9 @@ func (r *root) identify() (empty bool, err error) {
 	if err != nil || now.Same(r.self) {
 		return false, err
 	}
+	if r.cfg.Shared {
+		return false, fmt.Errorf("%w: %s is another directory than it was, and shared: restart kvhost to join it", ErrRootOut, r.dir)
+	}
 	_, err = r.bare.Stat(r.lockName())
 	empty = errors.Is(err, fs.ErrNotExist)
 	switch {
