@@ -1,0 +1,276 @@
+package store
+
+import (
+	"errors"
+	"io/fs"
+	"math/bits"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/shared"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// What follows is what the member asks; see [shared.Backend].
+
+func (c *fellows) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*class, error) {
+	h := Header{Namespace: ns, Group: group, Key: *key}
+	cl, err := c.root.store.classFor(&h)
+	if errors.Is(err, ErrSpace) {
+		if err = c.root.loadNamespaces(); err == nil { // an engine of another host's has opened it
+			cl, err = c.root.store.classFor(&h)
+		}
+	}
+	return cl, err
+}
+
+// Learn implements [shared.Backend].
+func (c *fellows) Learn(rec *shared.Record) {
+	r := c.root
+	cl, err := c.classOf(rec.Namespace, rec.Group, &rec.Key)
+	if err != nil {
+		r.log.Warn("another host's piece is of a namespace that cannot be read; it is found at the next start", "key", rec.Key, "error", err)
+		r.overlook(rec.Bytes)
+		return
+	}
+	r.mu.Lock()
+	d := c.dooms[rec.ID()]
+	if d != nil && d.learned&(1<<rec.Rank) == 0 && !(d.entry && d.pieces&(1<<rec.Rank) != 0) {
+		d.learned |= 1 << rec.Rank
+		d.stray += rec.Bytes
+		r.stray += rec.Bytes
+		r.used += rec.Bytes
+	}
+	r.mu.Unlock()
+	if d == nil {
+		h := Header{
+			Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth, Tenant: rec.Tenant,
+			Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: Page, Payload: max(Page, rec.Bytes-Page),
+		}
+		c.see(cl, &h, rec.Bytes, rec.Detour)
+	}
+}
+
+// see enters a piece that another host stored, or that a scan has found.
+func (c *fellows) see(cl *class, h *Header, allocated int64, detour bool) {
+	r := c.root
+	r.mu.Lock()
+	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
+	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	if slot := r.x.find(print, cl.base, &h.Key); c.dooms[id] != nil || slot != none && r.x.at(slot).is(stLeaving) {
+		r.mu.Unlock()
+		return
+	}
+	sight := c.census
+	r.mu.Unlock()
+	h.Pieces = 1 << h.Rank // nothing is reserved for ranks that may be written by others
+	if sight != nil {
+		sight.adopt(cl, h, allocated, detour)
+		return
+	}
+	late := &census{root: r, late: true}
+	late.adopt(cl, h, allocated, detour)
+	r.overlook(late.stray)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slot := r.x.find(print, cl.base, &h.Key); slot != none {
+		if e := r.x.at(slot); !e.any(stLeaving | stAnnounced) {
+			r.x.touch(slot)
+			r.announce(abi.OpResident, slot, print, 0)
+		}
+	}
+}
+
+// Touched implements [shared.Backend].
+func (c *fellows) Touched(prints []uint64) {
+	r := c.root
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, print := range prints {
+		if slot := r.x.findPrint(print); slot != none {
+			if e := r.x.at(slot); e.is(stAnnounced) && !e.is(stLeaving) {
+				r.x.touch(slot)
+				r.event(abi.OpTouch, slot, print, none, 0)
+			}
+		}
+	}
+}
+
+// Condemn implements [shared.Backend].
+func (c *fellows) Condemn(v *shared.Victim) bool {
+	r := c.root
+	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	d := c.dooms[v.ID()]
+	if d == nil {
+		d = &doom{}
+	}
+	if err == nil && !d.entry {
+		print := chunk.Fingerprint(v.Namespace, v.Group, v.Key)
+		if slot := r.x.find(print, cl.base, &v.Key); slot != none && !r.x.at(slot).is(stLeaving) {
+			if _, busy := r.flights[slot]; busy || r.x.at(slot).pins > 0 {
+				return false
+			}
+			d.departure, d.entry = r.leave(slot), true
+		}
+	}
+	d.batch = true
+	c.dooms[v.ID()] = d
+	return true
+}
+
+// Decide implements [shared.Backend].
+func (c *fellows) Decide(v *shared.Victim, removed bool) {
+	r := c.root
+	r.mu.Lock()
+	d := c.dooms[v.ID()]
+	if d == nil {
+		r.mu.Unlock()
+		return
+	}
+	delete(c.dooms, v.ID())
+	r.stray -= d.stray
+	r.used -= d.stray
+	if d.entry {
+		d.departure.stray = 0
+		if removed {
+			r.count.evictions++
+		}
+		r.expelled(&d.departure)
+	}
+	r.settled.Broadcast()
+	r.mu.Unlock()
+	if removed && d.learned == 0 {
+		return
+	}
+	for _, name := range c.Paths(v) { // spared, or stored again since; it may be granted, if it is there
+		h, info, err := r.look(name)
+		if err != nil {
+			continue
+		}
+		if cl, err := c.classOf(h.Namespace, h.Group, &h.Key); err == nil {
+			c.see(cl, &h, padded(info.Allocated), v.Detour)
+		}
+	}
+}
+
+// Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host wanted
+// to be removed the others may not have heard; the scan will find it.
+func (c *fellows) Fenced() {
+	r := c.root
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, d := range c.dooms {
+		if !d.batch {
+			delete(c.dooms, id)
+			r.stray -= d.stray
+			r.used -= d.stray
+		}
+	}
+}
+
+// Victims implements [shared.Backend].
+func (c *fellows) Victims(bytes int64) (list []shared.Victim) {
+	r := c.root
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var slots [maxAsked]uint32
+	n := r.ask(abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: abi.None}, slots[:])
+	for _, slot := range slots[:n] {
+		if bytes <= 0 {
+			break
+		}
+		if _, busy := r.flights[slot]; busy || !r.evictable(slot) {
+			r.count.badVictims++
+			continue
+		}
+		e := r.x.at(slot)
+		cl := r.classOf(slot)
+		list = append(list, shared.Victim{
+			Namespace: cl.ns.digest, Group: cl.group, Key: r.x.key(slot), Pieces: r.x.pieces(slot), Detour: e.is(stDetour), Bytes: r.x.bytes(slot),
+		})
+		bytes -= r.x.bytes(slot)
+	}
+	return list
+}
+
+// Used implements [shared.Backend].
+func (c *fellows) Used() int64 {
+	c.root.mu.Lock()
+	defer c.root.mu.Unlock()
+	others := max(0, c.root.cfg.Capacity-c.root.limit()) // what is to be left free, and is not
+	return c.root.used - c.flying + others
+}
+
+// Paths implements [shared.Backend].
+func (c *fellows) Paths(v *shared.Victim) (names []string) {
+	r := c.root
+	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
+	r.mu.Lock()
+	if d := c.dooms[v.ID()]; d != nil && d.entry {
+		cl, err = d.class, nil
+	}
+	r.mu.Unlock()
+	if err != nil {
+		r.log.Error("a victim has no name", "key", v.Key, "error", err)
+		return nil
+	}
+	for ranks := v.Pieces; ranks != 0; ranks &= ranks - 1 {
+		name, err := r.locatePiece(cl, &v.Key, uint32(bits.TrailingZeros64(ranks)), v.Detour)
+		if err != nil {
+			r.log.Error("a victim has no name", "key", v.Key, "error", err)
+			continue
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+// Identify implements [shared.Backend].
+func (c *fellows) Identify(temp string, info staging.Info) (shared.Record, error) {
+	h, err := c.root.readHeader(temp)
+	if err != nil {
+		return shared.Record{}, err
+	}
+	return shared.Record{
+		Namespace: h.Namespace, Group: h.Group, Rank: h.Rank, Key: h.Key, Parent: h.Parent, Depth: h.Depth, Tenant: h.Tenant,
+		Pieces: h.Pieces, Bytes: padded(info.Allocated), StoreTime: h.StoreTime,
+	}, nil
+}
+
+// overlook accounts for a file that is not served.
+func (r *root) overlook(bytes int64) {
+	r.mu.Lock()
+	r.stray += bytes
+	r.used += bytes
+	r.fellows.overlooked += bytes
+	r.mu.Unlock()
+}
+
+// SharedStats is a root's part among the hosts that share it.
+type SharedStats = shared.Stats
+
+func (c *fellows) stats() *SharedStats {
+	if c == nil {
+		return nil
+	}
+	s := c.member.Stats()
+	return &s
+}
+
+// found enters a piece that a scan has met. It may have gone since its header was read.
+func (c *fellows) found(name string, cl *class, h *Header, allocated int64, detour bool) {
+	r := c.root
+	c.see(cl, h, allocated, detour)
+	if _, err := r.fs.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	r.mu.Lock()
+	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	slot := r.x.find(print, cl.base, &h.Key)
+	r.mu.Unlock()
+	if slot != none {
+		r.drop(mark{slot, print}, 0)
+	}
+}
