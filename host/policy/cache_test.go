@@ -148,42 +148,29 @@ func TestOneCompilerAtATime(t *testing.T) {
 	unlock()
 }
 
+// What loading costs a host: a Go guest of 2 MB and one of a few hundred bytes, each with a cache that knows it.
 func BenchmarkLoad(b *testing.B) {
-	dir := filepath.Join(b.TempDir(), "c")
 	lru, err := os.ReadFile(filepath.Join(distDir, "lru.wasm"))
 	if err != nil {
 		b.Fatal(err)
 	}
-	small := minimal(abi.RoleEvict).bytes()
-	for _, c := range []struct {
-		name string
-		wasm []byte
-		dir  string
-	}{
-		{"go/cold", lru, ""},
-		{"go/warm", lru, dir},
-		{"small/cold", small, ""},
-		{"small/warm", small, dir},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			start := func() { // as a host does
-				cache, err := OpenCache(c.dir)
-				if err != nil {
-					b.Fatal(err)
-				}
-				m, err := load(b.Context(), "x.wasm", newFile("", c.wasm), Options{Cache: cache})
-				if err != nil {
-					b.Fatal(err)
-				}
-				m.Close(b.Context())
-				cache.Close(b.Context())
+	dir := filepath.Join(b.TempDir(), "c")
+	start := func(wasm []byte) func() {
+		return func() {
+			cache, err := OpenCache(dir)
+			if err != nil {
+				b.Fatal(err)
 			}
-			if c.dir != "" {
-				start()
+			m, err := load(b.Context(), "x.wasm", newFile("", wasm), Options{Cache: cache})
+			if err != nil {
+				b.Fatal(err)
 			}
-			for b.Loop() {
-				start()
-			}
-		})
+			m.Close(b.Context())
+			cache.Close(b.Context())
+		}
 	}
+	big, small := start(lru), start(minimal(abi.RoleEvict).bytes())
+	big()
+	small()
+	contest(b, 1, side{"go", big}, side{"small", small})
 }
