@@ -51,14 +51,8 @@ func grown(t *testing.T, change ...func(*Config)) *fixture {
 			}
 		}
 	}
-	r := f.store.roots[0]
 	for _, n := range []uint64{2, 11, 29} {
-		k := testKey(n)
-		print := chunk.Fingerprint(f.space.Digest, 0, k)
-		r.mu.Lock()
-		slot := r.x.find(print, f.space.ns.class(0).base, &k)
-		r.mu.Unlock()
-		r.drop(mark{slot, print}, 0)
+		f.store.roots[0].drop(f.markOf(n), 0)
 	}
 	for _, n := range []uint64{16, 4, 9} {
 		f.lookup(n).Release()

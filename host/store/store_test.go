@@ -68,12 +68,18 @@ const pieceBytes = 4 * Page
 
 func (f *fixture) start() {
 	f.Helper()
+	f.open()
+	<-f.store.ScanDone()
+}
+
+// open does not wait for the scan.
+func (f *fixture) open() {
+	f.Helper()
 	s, err := Open(context.Background(), f.cfg)
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.store = s
-	<-s.ScanDone()
 	f.Cleanup(func() { s.Close() })
 	if f.space, err = s.Space(context.Background(), f.ns); err != nil {
 		f.Fatal(err)
