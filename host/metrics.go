@@ -71,6 +71,14 @@ var rootMetrics = []rootMetric{
 	{"root_shared_deaths_total", "Evictor: hosts given up.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Deaths) })},
 	{"root_entries", "Entries in the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Entries) }},
 	{"root_index_bytes", "Memory of the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
+	{"root_scanning", "1 while the scan at the start has not ended.", prometheus.GaugeValue, func(r *store.RootStats) float64 {
+		if r.Scanning {
+			return 1
+		}
+		return 0
+	}},
+	{"root_scanned_files_total", "Files that the scan at the start has come to.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Scanned) }},
+	{"root_unseen_bytes", "Upper bound of what files take that the scan has not come to.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Unseen) }},
 	{"root_evictions_total", "Entries evicted.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Evictions) }},
 	{"root_recycled_files_total", "Victims' files that stores took over instead of making new ones.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Recycled) }},
 	{"root_sheds_total", "Stores that found no space.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Sheds) }},

@@ -120,7 +120,7 @@ func TestBytesPerEntry(t *testing.T) {
 			x.setPieces(x.add(print, owner{}, &k, parent, 0), 1)
 			parent = print
 		}
-		const fixed = 300 << 10 // the heads of the shards, and room in the slab for less than 4,096 entries
+		const fixed = 512 << 10 // the heads of the shards, and room in the slab for less than 4,096 entries
 		if got := float64(x.memory()-fixed) / entries; got > float64(32+keyBytes) {
 			t.Errorf("%.1f bytes per entry with keys of %d", got, keyBytes)
 		}

@@ -40,6 +40,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		if i%warmed == 0 {
 			w.warm(q.Keys[i:min(i+warmed, len(q.Keys))])
 		}
+		w.index = i
 		g, ok := w.grant(i%warmed, &q.Keys[i])
 		asked++
 		if ok {
@@ -59,7 +60,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	s.lookups.Add(1)
 	s.keys.Add(uint64(len(q.Keys)))
 	s.hits.Add(uint64(l.hits))
-	s.requests.after(q.Request, l.grants)
+	if w.fresh {
+		s.requests.after(q.Request, l.grants)
+	}
 	return l, nil
 }
 
@@ -90,7 +93,9 @@ type walk struct {
 	class   *class
 	request uint32
 	ranks   uint64
-	touched map[uint64]struct{}
+	touched visited
+	index   int  // of the key whose turn it is
+	fresh   bool // something was touched for the first time by this request
 	now     uint64
 	at      int // the root that is locked, if locked
 	locked  bool
@@ -175,7 +180,8 @@ func (r *root) touch(slot uint32, print uint64, w *walk) {
 		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: r.x.unitsOf(slot, e), Depth: e.depth(),
 		Request: w.request, Tenant: r.tenantOf(slot), Op: abi.OpTouch, Time: w.now,
 	}
-	if _, again := w.touched[print]; !again {
+	if !w.touched.has(w.index, print) {
+		w.fresh = true
 		r.x.touch(slot)
 		r.send(ev)
 		if r.fellows != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/fanout"
 )
 
-func put(t *testing.T, name string, data []byte) {
+func put(t testing.TB, name string, data []byte) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 		t.Fatal(err)

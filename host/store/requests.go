@@ -3,67 +3,72 @@ package store
 import "sync"
 
 // requests remembers which entries each request that is under way has touched, so that TOUCH is sent once per request
-// and entry however often a request asks again. A first lookup only leaves its grants here; only a second one pays.
+// and entry however often a request asks again. A first lookup only leaves its grants here.
 type requests struct {
 	mu   sync.Mutex
-	seen map[uint32]*visits
+	seen map[uint32]visits
 }
 
-type visits struct {
-	grants [][]grant
-	prints map[uint64]struct{} // of grants, once somebody asked
-}
+// visits are a request's lookups that touched something, by their grants, which are not changed any more.
+type visits [][]grant
 
 // maxRequests bounds the memory: a client that never ends its requests makes the host
 // forget what some request touched, whichever, and costs it no more.
 const maxRequests = 1 << 14
 
-// before gives the entries that a request touched in earlier lookups; nil for none.
-func (q *requests) before(request uint32) map[uint64]struct{} {
+// before gives a request's earlier lookups.
+func (q *requests) before(request uint32) visited {
 	if request == 0 {
-		return nil
+		return visited{}
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	v := q.seen[request]
-	if v == nil {
-		return nil
-	}
-	if v.prints == nil {
-		v.prints = map[uint64]struct{}{}
-	}
-	for _, list := range v.grants {
-		for _, g := range list {
-			v.prints[g.print] = struct{}{}
-		}
-	}
-	v.grants = nil
-	prints := make(map[uint64]struct{}, len(v.prints))
-	for p := range v.prints {
-		prints[p] = struct{}{}
-	}
-	return prints
+	return visited{lists: q.seen[request]}
 }
 
-// after records a lookup's grants, which are not changed any more.
+// after records a lookup's grants.
 func (q *requests) after(request uint32, grants []grant) {
 	if request == 0 || len(grants) == 0 {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	v := q.seen[request]
-	if v == nil {
-		if len(q.seen) >= maxRequests {
-			for old := range q.seen {
-				delete(q.seen, old)
-				break
+	if q.seen[request] == nil && len(q.seen) >= maxRequests {
+		for old := range q.seen {
+			delete(q.seen, old)
+			break
+		}
+	}
+	q.seen[request] = append(q.seen[request], grants)
+}
+
+// visited answers what a request has touched. An engine that asks again mostly asks for the same keys in the same order, so
+// a key's own place is looked at first; the set of all is made when that does not tell.
+type visited struct {
+	lists visits
+	all   map[uint64]struct{}
+}
+
+// has says whether the i-th key of a lookup was touched before.
+func (v *visited) has(i int, print uint64) bool {
+	if len(v.lists) == 0 {
+		return false
+	}
+	for _, list := range v.lists {
+		if i < len(list) && list[i].print == print {
+			return true
+		}
+	}
+	if v.all == nil {
+		v.all = map[uint64]struct{}{}
+		for _, list := range v.lists {
+			for _, g := range list {
+				v.all[g.print] = struct{}{}
 			}
 		}
-		v = &visits{}
-		q.seen[request] = v
 	}
-	v.grants = append(v.grants, grants)
+	_, ok := v.all[print]
+	return ok
 }
 
 func (q *requests) end(request uint32) {

@@ -11,8 +11,8 @@ import (
 // fingerprint has two of them, and where both are full, an entry of one moves to its other one; so buckets can be 94 %
 // full, and taking an entry out is clearing its cell.
 //
-// The table is cut in shards by the fingerprint's high bits so that growing is a short pause, and a shard grows by an
-// eighth: 4.3 to 4.8 bytes per entry.
+// The table is cut in shards by the fingerprint's high bits so that growing is a short pause, and a shard grows by a
+// sixteenth, and what the memory for so much has room for: 4.3 to 4.8 bytes per entry.
 type table struct {
 	shards [shardCount]shard
 	shift  uint                     // bits of a slot in a cell
@@ -25,7 +25,7 @@ type shard struct {
 }
 
 const (
-	shardBits   = 10
+	shardBits   = 12
 	shardCount  = 1 << shardBits
 	bucketCells = 16
 	emptyCell   = 1<<32 - 1 // no slot is all ones
@@ -165,10 +165,10 @@ func (s *shard) put(i int, c uint32) bool {
 	return false
 }
 
-// grow makes room for an eighth more, or for as much as it takes. It is false when that would not help: the entries are
+// grow makes room for a sixteenth more, or for as much as it takes. It is false when that would not help: the entries are
 // few, and crowd all the same.
 func (t *table) grow(s *shard) bool {
-	for n := s.buckets()*9/8 + 1; bucketCells*n <= 4*(s.n+bucketCells); n += n/8 + 1 {
+	for n := s.buckets()*17/16 + 1; bucketCells*n <= 4*(s.n+bucketCells); n += n/16 + 1 {
 		next := shard{cells: cellsFor(n)}
 		if t.fill(&next, s) {
 			*s = next
