@@ -220,9 +220,13 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 		return 0, nil, nil
 	}
 	defer func() { c.failed = err }()
-	if c.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
+	piece, err := t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank)
+	if err != nil {
 		return 0, nil, err
 	}
+	t.layered.mu.Lock()
+	c.piece = piece // another step of the chunk may be cancelled just now
+	t.layered.mu.Unlock()
 	c.trip = t.queue.depart(c.piece.Root(), staging.Read)
 	r.piece = c.piece
 	want := c.piece.Expected()
@@ -294,9 +298,10 @@ func (t *layerTask) end(err error) {
 	}
 	s.left--
 	l.report()
+	piece := c.piece
 	l.mu.Unlock()
 	if first {
-		blame(c.piece, err)
+		blame(piece, err)
 	}
 	l.pump()
 	// Only now, so that the job's end finds all of its layers told.
