@@ -89,7 +89,7 @@ func TestRecoveredEntriesAreReserved(t *testing.T) {
 	if err := errors.Join(f.putRanks(1, 0, 0b0011), f.putRanks(1, 2, 0b1100)); err != nil {
 		t.Fatal(err)
 	}
-	f.restart()
+	f.crash()
 	r := f.store.roots[0]
 	if used := f.store.Stats().Roots[0].Used; used != 4*pieceBytes {
 		t.Errorf("%d bytes used, the entry will take %d", used, 4*pieceBytes)
