@@ -340,8 +340,14 @@ func (l *layered) report() {
 	for !l.reporting && l.landed < len(l.steps) && l.steps[l.landed].left == 0 {
 		l.reporting = true
 		at := l.landed
+		if at > 0 { // a chunk that failed is over, though a later step of it was under way and came through
+			l.steps[at].failed = append(l.steps[at].failed, l.steps[at-1].failed...)
+		}
+		slices.Sort(l.steps[at].failed)
+		l.steps[at].failed = slices.Compact(l.steps[at].failed)
+		failed := l.steps[at].failed
 		l.mu.Unlock()
-		l.tell(at)
+		l.tell(at, failed)
 		l.mu.Lock()
 		l.reporting = false
 		l.landed++
@@ -349,13 +355,11 @@ func (l *layered) report() {
 }
 
 // tell tells of one layer, unless the job is over: its fence cannot close meanwhile.
-func (l *layered) tell(step int) {
+func (l *layered) tell(step int, failed []int) {
 	if l.spec.Layers.Landed == nil || !l.job.enter() {
 		return
 	}
 	defer l.job.leave()
-	failed := l.steps[step].failed
-	slices.Sort(failed)
 	l.spec.Layers.Landed(l.order[step], failed)
 }
 
