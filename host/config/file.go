@@ -262,7 +262,7 @@ func (p *Policy) set(key string, value any) error {
 func (f *Fuel) set(value any) error {
 	table, ok := value.(map[string]any)
 	if !ok {
-		return fmt.Errorf("%w: policy.fuel is %s, want a table such as {call = 500000, record = 10000}", ErrValue, typeName(value))
+		return fmt.Errorf("%w: policy.fuel is %s, want a table such as {call = 500000, record = 2000}", ErrValue, typeName(value))
 	}
 	for _, key := range sorted(table) {
 		var err error

@@ -68,11 +68,6 @@ func (x *index) children(print uint64, visit func(slot uint32)) {
 	})
 }
 
-// leaf says that no entry has this fingerprint for its parent's.
-func (x *index) leaf(print uint64) bool {
-	return print == 0 || x.crowds[print] == nil && !x.kin.seek(print, func(s uint32) bool { return x.at(s).parentPrint() == print })
-}
-
 // crowd is a set of slots: open addressing, linear probing.
 type crowd struct {
 	cells []uint32

@@ -39,9 +39,6 @@ func (t *table) init(slots uint32, print func(slot uint32) uint64) {
 
 func (t *table) shard(print uint64) *shard { return &t.shards[print>>(64-shardBits)] }
 
-// tag is the part of a fingerprint that a cell has.
-func (t *table) tag(print uint64) uint32 { return uint32(print) << (t.shift & 31) >> (t.shift & 31) }
-
 // slotOf is the slot in a cell.
 func (t *table) slotOf(cell uint32) uint32 { return cell & (1<<(t.shift&31) - 1) }
 
