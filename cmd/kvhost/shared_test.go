@@ -51,9 +51,10 @@ shared = true
 	if !strings.Contains(logA(), "this host is the evictor") || strings.Contains(logB(), "this host is the evictor") {
 		t.Fatalf("the first host is not the evictor:\n%s\n%s", logA(), logB())
 	}
-	first := play("a", "40")
-	time.Sleep(200 * time.Millisecond) // a few polls; what was not seen yet is a miss
-	second := play("b", "40")
+	const some = "20" // requests whose chunks all fit
+	first := play("a", some)
+	time.Sleep(time.Second) // many polls; what was not seen yet is a miss
+	second := play("b", some)
 	if second.Hits <= first.Hits {
 		t.Errorf("b hits %d of %d chunks that a stored, a itself %d", second.Hits, second.Accesses, first.Hits)
 	}
