@@ -56,7 +56,7 @@ test-python: build ## the Python client's tests against a real host, in a virtua
 torture: plugins ## random histories, power losses and kill -9 for TORTURE each (10m) and KILLS rounds (500); failing seeds are printed
 	CGO_ENABLED=1 $(GO) test -race -timeout 0 -run 'TestRandomHistories' ./host/store -history.time $(TORTURE)
 	$(GO) test -timeout 0 -run 'TestPowerLoss' ./host/store -power.time $(TORTURE)
-	$(GO) test -timeout 0 -run 'TestKill' ./cmd/kvhost -kill.rounds $(KILLS)
+	$(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
 
 bench: plugins ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+var (
+	killRounds = flag.Int("kill.rounds", 8, "how often TestKillRounds kills a host")
+	killSeed   = flag.Uint64("kill.seed", 0, "replay the kills of this seed; 0 takes a fresh one")
+)
+
+// TestKillRounds kills a real host with SIGKILL while engines store and load, again and again on the same root. No byte that is
+// served is ever wrong; after each restart no temporary is left, and what the host says it holds is what the disk holds.
+func TestKillRounds(t *testing.T) {
+	seed := *killSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-kill.seed=%d", seed)
+	rng := rand.New(rand.NewPCG(seed, 9))
+	dir := shortDir(t)
+	for round := range *killRounds {
+		k := &kill{
+			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "sieve.wasm", "s3fifo.wasm"),
+			durability: pick(rng, "none", "none", "batch", "strict"), mode: pick(rng, "on-demand", "background"),
+			after: time.Duration(rng.IntN(600)) * time.Millisecond, sessions: 1 + rng.IntN(3),
+		}
+		k.run()
+		if t.Failed() {
+			t.Fatalf("round %d of seed %d: %+v", round, seed, *k)
+		}
+	}
+	r := finish(t, command(t, dir, "fsck", "--quiet", "kvhost-data"))
+	if r.code != exitOK && strings.Contains(r.stdout, "damaged") {
+		t.Errorf("fsck after all: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+}
+
+func pick(rng *rand.Rand, list ...string) string { return list[rng.IntN(len(list))] }
+
+// kill is one round.
+type kill struct {
+	*testing.T
+	dir                     string
+	round                   int
+	evict, durability, mode string
+	after                   time.Duration
+	sessions                int
+}
+
+func (k *kill) run() {
+	address := freePort(k.T)
+	_, logged, stop := startHost(k.T, k.dir, "--policy", k.evict, "--http-listen", address, "--root", "kvhost-data=3MiB",
+		"--store-durability", k.durability, "--store-evict", k.mode, "--policy-cache", filepath.Join(k.dir, "cache"))
+	k.recovered(address, logged)
+	replay := k.replay()
+	var out strings.Builder
+	replay.Stdout, replay.Stderr = &out, &out
+	if err := replay.Start(); err != nil {
+		k.Fatal(err)
+	}
+	time.Sleep(k.after)
+	stop(syscall.SIGKILL)
+	err := replay.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		k.Fatal(err)
+	}
+	if code := replay.ProcessState.ExitCode(); code == exitMismatch || strings.Contains(out.String(), "goroutine ") {
+		k.Errorf("replay under the kill: exit code %d\n%s", code, out.String())
+	}
+}
+
+// replay plays the same requests each time, so that what earlier rounds left is asked for.
+func (k *kill) replay() *exec.Cmd {
+	return command(k.T, k.dir, "replay", "--trace", absolute(k.T, mixedTrace), "--limit", "400", "--chunk-bytes", "16384",
+		"--ranks", "2", "--sessions", fmt.Sprint(k.sessions), "--json")
+}
+
+// recovered waits until a host has found all that the last one left, and compares its account with the disk.
+func (k *kill) recovered(address string, logged func() string) {
+	root := filepath.Join(k.dir, "kvhost-data")
+	var said, held int64
+	var temporaries []string
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		said = gauge(k.T, address, "kvhost_root_used_bytes")
+		held, temporaries = k.disk(root)
+		if said == held && len(temporaries) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			k.Fatalf("round %d: the host says it holds %d bytes, the disk holds %d; temporaries: %v\n%s", k.round, said, held, temporaries, logged())
+		}
+	}
+}
+
+// disk adds up the blocks of pieces and quarantine. An entry with one of its two pieces has the other one's bytes reserved.
+func (k *kill) disk(root string) (held int64, temporaries []string) {
+	lacking := map[string]int64{}
+	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a temporary that is just being swept
+		}
+		if err != nil || e.IsDir() {
+			return err
+		}
+		if strings.HasSuffix(name, ".tmp") {
+			temporaries = append(temporaries, name)
+		}
+		rel, err := filepath.Rel(root, name)
+		if err != nil || strings.HasPrefix(rel, ".kvhost/") && !strings.HasPrefix(rel, ".kvhost/quarantine/") {
+			return err
+		}
+		var st syscall.Stat_t
+		if err := syscall.Stat(name, &st); err == nil {
+			size := (st.Blocks*512 + 4095) &^ 4095
+			held += size
+			if at := strings.LastIndex(name, "_r"); at > 0 && strings.HasSuffix(name, ".kv") {
+				if lacking[name[:at]] == 0 {
+					lacking[name[:at]] = size
+				} else {
+					delete(lacking, name[:at])
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil && !os.IsNotExist(err) {
+		k.Fatal(err)
+	}
+	for _, size := range lacking {
+		held += size
+	}
+	return held, temporaries
+}
+
+// gauge is the sum of a metric's series.
+func gauge(t *testing.T, address, name string) int64 {
+	t.Helper()
+	r, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := families[name]
+	if f == nil {
+		t.Fatalf("no metric %s", name)
+	}
+	sum := 0.0
+	for _, m := range f.Metric {
+		sum += m.GetGauge().GetValue()
+	}
+	return int64(sum)
+}
