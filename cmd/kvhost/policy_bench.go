@@ -5,15 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
-	"os/signal"
-	"syscall"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy/plugintest"
 )
 
@@ -29,19 +24,10 @@ follow), a candidate, a path and its way back, a plan. The built-in policy of th
 nine rounds each, the shortest counts. allocs are the host's; fuel is about one unit per instruction.`,
 		Example: "  kvhost policy bench mine.wasm\n  kvhost policy bench --json lru prefix",
 		Args:    wantFiles,
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.Config, err = parseSettings(settings); err != nil {
-				return err
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
-			if err != nil {
-				return err
-			}
-			defer cache.Close(context.WithoutCancel(ctx))
-			o.Cache = cache
-			return policyBench(ctx, cmd.OutOrStdout(), args, o, asJSON)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withModules(cmd, settings, &o, func(ctx context.Context) error {
+				return policyBench(ctx, cmd.OutOrStdout(), args, o, asJSON)
+			})
 		},
 	}
 	f := cmd.Flags()

@@ -38,19 +38,10 @@ Each finding is a line: the file, what, where, and what to do. With any, the exi
 plugintest.Run.`,
 		Example: "  kvhost policy check mine.wasm\n  kvhost policy check --set depth_cost=16 --slots 10000000 -v mine.wasm",
 		Args:    wantFiles,
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if o.Config, err = parseSettings(settings); err != nil {
-				return err
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
-			if err != nil {
-				return err
-			}
-			defer cache.Close(context.WithoutCancel(ctx))
-			o.Cache = cache
-			return policyCheck(ctx, cmd.OutOrStdout(), args, o, asJSON, verbose)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withModules(cmd, settings, &o, func(ctx context.Context) error {
+				return policyCheck(ctx, cmd.OutOrStdout(), args, o, asJSON, verbose)
+			})
 		},
 	}
 	f := cmd.Flags()
@@ -62,6 +53,22 @@ plugintest.Run.`,
 	f.BoolVar(&asJSON, "json", false, "print one JSON object per file")
 	f.BoolVarP(&verbose, "verbose", "v", false, "print the dearest call of each export, too")
 	return cmd
+}
+
+// withModules does what a command does with modules: with their settings and the cache of compiled ones, until a signal.
+func withModules(cmd *cobra.Command, settings []string, o *plugintest.Options, do func(context.Context) error) (err error) {
+	if o.Config, err = parseSettings(settings); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer cache.Close(context.WithoutCancel(ctx))
+	o.Cache = cache
+	return do(ctx)
 }
 
 // parseSettings reads key=value.

@@ -132,17 +132,8 @@ func TestDamageFailsItsChunkOnly(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			// What reached the failed chunk's pages before the damage was met is right, or nothing.
-			for plane := range geo.Planes {
-				for i, id := range loads[1].Blocks {
-					want := make([]byte, geo.Planes[plane].PageBytes)
-					fillPage(want, key(1), plane, i)
-					for at, c := range b.page(plane, id) {
-						if c != want[at] && c != poison {
-							t.Fatalf("plane %d block %d byte %d holds a wrong byte", plane, i, at)
-						}
-					}
-				}
+			if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
+				t.Fatal(err)
 			}
 			again := b.lease(0, 1, 2)
 			defer again.Release()

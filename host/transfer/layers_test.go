@@ -169,16 +169,8 @@ func TestDamagedLayerFailsItsChunk(t *testing.T) {
 	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, chunk.ErrChecksum) {
 		t.Fatalf("failed: %+v", out.Failed)
 	}
-	for plane := range geo.Planes {
-		for i, id := range loads[1].Blocks {
-			want := make([]byte, geo.Planes[plane].PageBytes)
-			fillPage(want, key(1), plane, i)
-			for at, c := range b.page(plane, id) {
-				if c != want[at] && c != poison {
-					t.Fatalf("plane %d block %d byte %d holds a wrong byte", plane, i, at)
-				}
-			}
-		}
+	if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
+		t.Fatal(err)
 	}
 	again := b.lease(0, 1, 2)
 	defer again.Release()

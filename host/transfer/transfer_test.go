@@ -198,6 +198,23 @@ func (b *bench) checkPages(n int, ids []uint32) error {
 	return nil
 }
 
+// checkRightSoFar says whether each byte of the pages of ids is chunk n's, or poison still: what reached the pages of a chunk
+// that failed, before its damage was met.
+func (b *bench) checkRightSoFar(n int, ids []uint32) error {
+	for plane := range b.geo.Planes {
+		for i, id := range ids {
+			want := make([]byte, b.geo.Planes[plane].PageBytes)
+			fillPage(want, key(n), plane, i)
+			for at, c := range b.page(plane, id) {
+				if c != want[at] && c != poison {
+					return fmt.Errorf("chunk %d plane %d block %d byte %d holds a wrong byte", n, plane, i, at)
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // checkUntouched says whether the pages of ids hold nothing but poison.
 func (b *bench) checkUntouched(ids []uint32) error {
 	for plane := range b.geo.Planes {
