@@ -1,12 +1,13 @@
 // Faults: the rules, and the count of calls.
 
-typedef struct { char name[48]; long nth, from, code, err, delay, shorter, flip, hang; } rule;
+typedef struct { char name[48]; long nth, from, every, code, err, delay, shorter, flip, hang; } rule;
 typedef struct { char name[48]; long calls; } count;
 static rule rules[64];
 static int n_rules;
 static count counts[160];
 static int n_counts;
 static long generation;
+static int fault_log = -1; // where each rule that is hit is written, if anywhere
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 EXPORT void kvdouble_rules(const char* text) {
@@ -26,6 +27,7 @@ EXPORT void kvdouble_rules(const char* text) {
       long v = value ? atol(value + 1) : 1;
       if (!strncmp(part, "nth", 3)) to->nth = v;
       else if (!strncmp(part, "from", 4)) to->from = v;
+      else if (!strncmp(part, "every", 5)) to->every = v;
       else if (!strncmp(part, "code", 4)) to->code = v;
       else if (!strncmp(part, "errno", 5)) to->err = v;
       else if (!strncmp(part, "delay", 5)) to->delay = v;
@@ -61,8 +63,9 @@ static rule fault(const char* name) {
   long call = ++counted(name)->calls, now = generation;
   for (int i = 0; i < n_rules; i++) {
     rule* r = &rules[i];
-    if (strcmp(r->name, name) || (r->nth && r->nth != call) || (r->from && call < r->from)) continue;
+    if (strcmp(r->name, name) || (r->nth && r->nth != call) || (r->from && call < r->from) || (r->every && call % r->every)) continue;
     hit = *r;
+    if (fault_log >= 0) dprintf(fault_log, "%s call %ld: code %ld errno %ld delay %ld short %ld flip %ld\n", name, call, r->code, r->err, r->delay, r->shorter, r->flip);
     break;
   }
   pthread_mutex_unlock(&lock);
