@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,9 @@ func (s Submit) String() string { return [...]string{"sync", "async"}[s] }
 type DirectConfig struct {
 	BufferBytes int64 // of device memory that all slots take together
 	Handles     int   // files kept registered while unused
+	// Limit is how long an operation may take. Then it is given up with a [HungError], and its slot and thread are its own
+	// until it ends. 0: none is.
+	Limit time.Duration
 }
 
 // DirectRoute moves whole files between storage and device memory by cuFile. Its slots are device memory that cuFile knows,
@@ -53,6 +57,7 @@ type DirectSlot struct {
 
 	direct *DirectRoute
 	notes  []byte
+	hung   *HungError // an operation that still uses the slot
 }
 
 // slotUnit is what slots are multiples of: the driver takes memory by it.
@@ -177,8 +182,17 @@ func (s *DirectSlot) divide(head int64, extents int) {
 	s.Sums = unsafe.Slice((*uint64)(unsafe.Pointer(&s.notes[at])), extents)
 }
 
-// Release gives the slot back. Nothing may be moving in it.
+// Release gives the slot back. Nothing may be moving in it but an operation that was given up: when that ends, the slot is
+// given back.
 func (s *DirectSlot) Release() {
+	if hung := s.hung; hung != nil {
+		go func() {
+			<-hung.Ended()
+			s.hung = nil
+			s.Release()
+		}()
+		return
+	}
 	d := s.direct
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -227,18 +241,32 @@ func (s *DirectSlot) Read(by Submit, fd int, size int64) error {
 	})
 }
 
-func (s *DirectSlot) file(fd int, write bool, fn func(*Thread, *Handle) error) (err error) {
-	lost := s.direct.gpu.DoFile(func(t *Thread) {
-		var h *Handle
-		if h, err = s.direct.Handles.Acquire(t, fd, write); err != nil {
-			return
+func (s *DirectSlot) file(fd int, write bool, fn func(*Thread, *Handle) error) error {
+	d := s.direct
+	own, err := fd, error(nil)
+	if d.cfg.Limit > 0 { // an operation that was given up may come to its file after the caller has closed that
+		if own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3); err != nil {
+			return fmt.Errorf("gds: descriptor for cuFile: %w", err)
+		}
+	}
+	end := func() {
+		if own != fd {
+			unix.Close(own)
+		}
+	}
+	ran, err := d.gpu.DoFileFor(d.cfg.Limit, func(t *Thread) error {
+		defer end()
+		h, err := d.Handles.Acquire(t, own, write)
+		if err != nil {
+			return err
 		}
 		defer h.Release(t)
-		err = fn(t, h)
+		return fn(t, h)
 	})
-	if lost != nil {
-		return lost
+	if !ran {
+		end()
 	}
+	errors.As(err, &s.hung)
 	return err
 }
 

@@ -31,6 +31,8 @@ var (
 	ErrUnpinned = errors.New("gds: memory is not registered")
 	// ErrShort says that cuFile moved fewer bytes than it was asked to.
 	ErrShort = errors.New("gds: short transfer")
+	// ErrHung says that cuFile did not answer within its time.
+	ErrHung = errors.New("gds: cuFile does not answer")
 	// ErrNoSlot says that the device memory for slots is in use, or would never do.
 	ErrNoSlot = errors.New("gds: no free slot")
 	// ErrConfig refuses a configuration.

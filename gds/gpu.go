@@ -85,8 +85,8 @@ type GPU struct {
 	sums   kernel // makes checksums
 
 	threads chan *Thread // idle, for copies
-	files   chan *Thread // idle, for cuFile
-	ready   [2]int       // how many there are of each
+	ready   int          // how many there are
+	files   *fileCrew    // for cuFile
 	all     []*Thread
 	control *Thread // for imports, so that they never wait behind transfers
 	ctlMu   sync.Mutex
@@ -181,9 +181,9 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 	}
 	g := &GPU{
 		Device: dev, driver: d, cfg: cfg, closed: make(chan struct{}),
-		threads: make(chan *Thread, cfg.Threads), files: make(chan *Thread, cfg.Files),
-		flags: make(chan *Flag, flagSlots), imports: map[[ipcHandleBytes]byte]*Import{},
+		threads: make(chan *Thread, cfg.Threads), flags: make(chan *Flag, flagSlots), imports: map[[ipcHandleBytes]byte]*Import{},
 	}
+	g.files = newFileCrew(g, cfg.Files)
 	g.mode.Store(int32(cfg.Copy))
 	if err := d.call(d.fn.deviceGet, uintptr(unsafe.Pointer(&g.device)), uintptr(dev.Ordinal)); err != nil {
 		return nil, err
@@ -218,10 +218,9 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 	for i, t := range g.all[:cfg.Threads+cfg.Files] {
 		if i < cfg.Threads {
 			g.threads <- t
-			g.ready[0]++
+			g.ready++
 		} else {
-			g.files <- t
-			g.ready[1]++
+			g.files.add(t)
 		}
 	}
 	return g, nil
@@ -276,9 +275,6 @@ var orderDone = sync.Pool{New: func() any { return make(chan any, 1) }}
 // Do runs fn on one of the GPU's threads for copies and waits for it. It fails without running fn when the GPU is lost or
 // closed. Inside fn, Do must not be called again. A panic of fn is the caller's.
 func (g *GPU) Do(fn func(*Thread)) error { return g.on(g.threads, fn) }
-
-// DoFile is Do on one of the threads for cuFile's calls: copies never wait behind storage.
-func (g *GPU) DoFile(fn func(*Thread)) error { return g.on(g.files, fn) }
 
 func (g *GPU) on(crew chan *Thread, fn func(*Thread)) error {
 	if err := g.Err(); err != nil {
@@ -352,10 +348,11 @@ func (g *GPU) Close() (err error) {
 
 func (g *GPU) close() error {
 	close(g.closed)
-	for i, crew := range [...]chan *Thread{g.threads, g.files} {
-		for range g.ready[i] {
-			<-crew
-		}
+	for range g.ready {
+		<-g.threads
+	}
+	if away := g.files.drain(); away > 0 { // what they use must stay
+		return fmt.Errorf("%w: %d operations have not ended, GPU %s is left as it is", ErrHung, away, g.UUID)
 	}
 	g.ctlMu.Lock()
 	defer g.ctlMu.Unlock()
@@ -363,7 +360,10 @@ func (g *GPU) close() error {
 	if g.control != nil {
 		g.control.do(make(chan any, 1), func(t *Thread) { errs = append(errs, t.release()) })
 	}
-	for _, t := range g.all {
+	g.mu.Lock()
+	all := g.all
+	g.mu.Unlock()
+	for _, t := range all {
 		if t.gpu == g {
 			t.do(make(chan any, 1), func(t *Thread) { errs = append(errs, t.unbind()) })
 		}
@@ -373,7 +373,7 @@ func (g *GPU) close() error {
 	}
 	errs = append(errs, g.driver.call(g.driver.fn.primaryCtxRelease, uintptr(g.device)))
 	g.driver.mu.Lock()
-	g.driver.parked = append(g.driver.parked, g.all...)
+	g.driver.parked = append(g.driver.parked, all...)
 	g.driver.mu.Unlock()
 	if g.Err() != nil {
 		return nil // a lost context answers everything with its error

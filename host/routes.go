@@ -105,7 +105,9 @@ func (h *Host) openDirect() (routes map[*gds.GPU]*gds.DirectRoute, why error) {
 		return routes, err
 	}
 	for _, g := range h.gpus {
-		d, err := gds.NewDirectRoute(g, c, gds.DirectConfig{BufferBytes: int64(h.cfg.GDS.BufferMiB) << 20, Handles: h.cfg.GDS.HandleCache})
+		d, err := gds.NewDirectRoute(g, c, gds.DirectConfig{
+			BufferBytes: int64(h.cfg.GDS.BufferMiB) << 20, Handles: h.cfg.GDS.HandleCache, Limit: h.cfg.Store.IOTimeout,
+		})
 		if err != nil {
 			why = errors.Join(why, err)
 			continue

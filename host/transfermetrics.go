@@ -18,6 +18,7 @@ type transferCollector struct {
 	queued, workers              *prometheus.Desc
 	direct, again, full          *prometheus.Desc
 	left, returned, mismatched   *prometheus.Desc
+	hung, stuck                  *prometheus.Desc
 	slots, slotBytes             *prometheus.Desc
 	handles, handlesOpen, evicts *prometheus.Desc
 }
@@ -40,6 +41,8 @@ func newTransferCollector(e *transfer.Engine) *transferCollector {
 		full:        desc("route_full_total", "Pieces that found no slot of device memory and were staged.", "gpu root"),
 		left:        desc("route_demotions_total", "How often the direct route was left.", "gpu root"),
 		returned:    desc("route_returns_total", "How often the direct route was taken up again.", "gpu root"),
+		hung:        desc("route_hung_stores_total", "Pieces that were not stored because cuFile did not answer in time.", "gpu root"),
+		stuck:       desc("route_stuck_operations", "cuFile operations that were given up and have not ended.", "gpu"),
 		mismatched:  desc("route_mismatches_total", "Pieces whose bytes were wrong by the direct route alone.", "gpu root"),
 		slots:       desc("direct_slots_in_use", "Slots of device memory in use.", "gpu"),
 		slotBytes:   desc("direct_slot_bytes", "Device memory of the slots.", "gpu"),
@@ -104,11 +107,13 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 		send(c.full, prometheus.CounterValue, float64(r.Full), r.GPU, r.Root)
 		send(c.left, prometheus.CounterValue, float64(r.Left), r.GPU, r.Root)
 		send(c.returned, prometheus.CounterValue, float64(r.Returned), r.GPU, r.Root)
+		send(c.hung, prometheus.CounterValue, float64(r.StoresHung), r.GPU, r.Root)
 		send(c.mismatched, prometheus.CounterValue, float64(r.Mismatched), r.GPU, r.Root)
 		if told[r.GPU] { // what follows is the GPU's
 			continue
 		}
 		told[r.GPU] = true
+		send(c.stuck, prometheus.GaugeValue, float64(r.Stuck), r.GPU)
 		send(c.slots, prometheus.GaugeValue, float64(r.SlotsInUse), r.GPU)
 		send(c.slotBytes, prometheus.GaugeValue, float64(r.SlotBytes), r.GPU)
 		send(c.handles, prometheus.CounterValue, float64(r.Handles.Hits), r.GPU, "hit")

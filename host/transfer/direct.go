@@ -17,7 +17,8 @@ import (
 //
 // Checksums are made on the GPU and compared by the processor, before a byte of the payload reaches a page. What fails on
 // this route goes the staged one, in the same task: a load from its beginning, a store from the slot, since its pages may
-// be the client's again.
+// be the client's again. What hangs is given up: a load is staged, a store fails, since its late write may still reach the
+// file. The slot is its own for as long as it lasts.
 
 // loadDirect brings a piece by the direct route. done says that the chunk's fate is decided; else it is to be staged, and
 // suspect says that the bytes were not what they should be, which may be the file's fault or the route's.
@@ -68,7 +69,7 @@ func (t *load) stageInstead(r *route, err error) (done, suspect bool, _ error) {
 		r.passed()
 		return true, false, deviceError(lost)
 	}
-	r.failed(&r.loadsAgain, err, false)
+	r.failed(&r.loadsAgain, err, errors.Is(err, gds.ErrHung))
 	return false, false, nil
 }
 
@@ -126,22 +127,22 @@ func sumSlot(g *gds.GPU, slot *gds.DirectSlot, extents []chunk.Extent, offset in
 	return err
 }
 
-// writeDirect stores a piece by the direct route. It says whether the chunk's fate is decided; else nothing was done, and
-// it is to be staged.
-func (q *Queue) writeDirect(r *route, j *job, i int, m guardedMemory, c *StoreChunk, file staging.File) (done bool, err error) {
+// writeDirect stores a piece by the direct route. It says whether the chunk's fate is decided, and by which route then; else
+// nothing was done, and it is to be staged.
+func (q *Queue) writeDirect(r *route, j *job, i int, m guardedMemory, c *StoreChunk, file staging.File) (done bool, way int, err error) {
 	plan, head, size := c.Put.Plan(), c.Put.DataOffset(), c.Put.FileBytes()
 	extents := plan.Extents()
 	slot, err := r.choice.Direct.Acquire(size, head, len(extents))
 	if err != nil {
 		r.full.Add(1)
 		r.passed()
-		return false, nil
+		return false, byStaging, nil
 	}
 	defer slot.Release()
 	defer r.forget(file)
 	if err := q.gatherSlot(j, i, m, c, slot); err != nil {
 		r.passed()
-		return true, err
+		return true, byCuFile, err
 	}
 	table := slot.Sums[:len(extents)]
 	if err = sumSlot(m.gpu, slot, extents, head); err == nil {
@@ -149,20 +150,25 @@ func (q *Queue) writeDirect(r *route, j *job, i int, m guardedMemory, c *StoreCh
 			c.Put.Head(slot.Head[:head], table)
 			if _, err := file.WriteAt(slot.Head[:head], 0); err != nil {
 				r.passed()
-				return true, err
+				return true, byCuFile, err
 			}
 			r.worked(&r.stores, size)
-			return true, nil
+			return true, byCuFile, nil
 		}
 	} else {
 		table = nil
 	}
 	if lost := m.gpu.Err(); lost != nil {
 		r.passed()
-		return true, deviceError(lost)
+		return true, byCuFile, deviceError(lost)
 	}
-	r.failed(&r.storesAgain, err, false)
-	return true, q.writeFromSlot(m.gpu, c, slot, table, file)
+	var hung *gds.HungError
+	if errors.As(err, &hung) { // it may still come to the file: that can be no piece any more
+		r.failed(&r.storesHung, err, true)
+		return true, byCuFile, err
+	}
+	r.failed(&r.storesAgain, err, errors.Is(err, gds.ErrHung))
+	return true, byStaging, q.writeFromSlot(m.gpu, c, slot, table, file)
 }
 
 // gatherSlot fills a slot's payload from the pages, inside the fence, and settles the chunk: its pages are not needed any

@@ -39,7 +39,7 @@ type deviceRig struct {
 
 const devicePoison = 0xa5
 
-func newDeviceRig(t testing.TB, geo chunk.Geometry, blocks uint32, bufferBytes int64) *deviceRig {
+func newDeviceRig(t testing.TB, geo chunk.Geometry, blocks uint32, bufferBytes int64, change ...func(*store.Config)) *deviceRig {
 	t.Helper()
 	r := &deviceRig{t: t, geo: geo, fs: staging.Faulty(staging.OS()), root: filepath.Join(t.TempDir(), "root"), rng: rand.New(rand.NewPCG(3, 4))}
 	must := func(err error) {
@@ -64,9 +64,13 @@ func newDeviceRig(t testing.TB, geo chunk.Geometry, blocks uint32, bufferBytes i
 	must(r.onFile(c.Open))
 	r.direct, err = gds.NewDirectRoute(r.gpu, c, gds.DirectConfig{BufferBytes: bufferBytes, Handles: 4})
 	must(err)
-	r.store, err = store.Open(context.Background(), store.Config{
+	stored := store.Config{
 		FS: staging.OnRemove(r.fs, func(dev, ino uint64) { r.direct.Handles.Forget(dev, ino) }), Roots: []store.RootConfig{{Path: r.root, Capacity: 1 << 30}},
-	})
+	}
+	for _, c := range change {
+		c(&stored)
+	}
+	r.store, err = store.Open(context.Background(), stored)
 	must(err)
 	r.space, err = r.store.Space(context.Background(), &chunk.Namespace{
 		Model: "test", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: geo}},
@@ -244,6 +248,17 @@ func (r *deviceRig) holds(n int, ids []uint32, poisonToo bool) error {
 		}
 	}
 	return nil
+}
+
+// took counts the pieces that arrived, by the route that is booked for them.
+func (r *deviceRig) took() map[string]int64 {
+	out := map[string]int64{}
+	for _, f := range r.engine.Traffic() {
+		for _, m := range f.Routes {
+			out[m.Route] += m.Files
+		}
+	}
+	return out
 }
 
 func (r *deviceRig) stats() RouteStats { return r.engine.Routes()[0] }

@@ -113,6 +113,8 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 				if s.Full != 6 || s.StoresAgain+s.LoadsAgain != 0 {
 					t.Errorf("%+v", s)
 				}
+			} else if took := r.took(); took["staged"] != 6 || took["direct"] != 0 {
+				t.Errorf("pieces by route: %v", took)
 			} else if s.StoresAgain != 3 || s.LoadsAgain != 3 || s.Stores+s.Loads != 0 {
 				t.Errorf("%+v", s)
 			}

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -40,6 +41,7 @@ type route struct {
 
 	stores, loads, bytes          atomic.Int64
 	storesAgain, loadsAgain, full atomic.Int64
+	storesHung                    atomic.Int64
 	left, returned, mismatched    atomic.Int64
 
 	mu    sync.Mutex
@@ -47,6 +49,7 @@ type route struct {
 	until time.Time // when it may be tried again; zero while it is in force
 	leave time.Duration
 	trial bool // one operation is under way to see whether it works again
+	hung  bool // it was left because an operation did not end: then it is left even if it is to be tried always
 }
 
 type routeKey struct {
@@ -84,7 +87,7 @@ func (r *route) take() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.until.IsZero() || r.choice.Always:
+	case r.inForce():
 		return true
 	case r.trial || r.now().Before(r.until):
 		return false
@@ -93,13 +96,16 @@ func (r *route) take() bool {
 	return true
 }
 
+// inForce says that pieces take the direct route now. mu is held.
+func (r *route) inForce() bool { return r.until.IsZero() || r.choice.Always && !r.hung }
+
 // worked books an operation of the direct route.
 func (r *route) worked(kind *atomic.Int64, bytes int64) {
 	kind.Add(1)
 	r.bytes.Add(bytes)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fails, r.trial = 0, false
+	r.fails, r.trial, r.hung = 0, false, false
 	if r.until.IsZero() {
 		return
 	}
@@ -125,24 +131,25 @@ func (r *route) passed() {
 	r.trial = false
 }
 
-// failed books an operation that is done again on the staged route. bad says that once is enough.
+// failed books an operation that failed, and is done again on the staged route if it can be. bad says that once is enough.
 func (r *route) failed(kind *atomic.Int64, err error, bad bool) {
 	kind.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fails++
+	r.hung = r.hung || errors.Is(err, gds.ErrHung)
 	first := r.fails == 1 && r.until.IsZero()
 	if r.trial || r.until.IsZero() && (bad || r.fails >= failuresToLeave) {
 		r.leave = min(max(2*r.leave, firstLeave), longestLeave)
 		r.until, r.trial, r.fails = r.now().Add(r.leave), false, 0
 		r.left.Add(1)
-		if !r.choice.Always {
+		if !r.inForce() {
 			r.log.Warn("the direct route is left: pieces are staged", "for", r.leave, "error", err)
 			return
 		}
 	}
 	if first {
-		r.log.Warn("a direct operation failed and is done again, staged", "error", err)
+		r.log.Warn("a direct operation failed", "error", err)
 	}
 }
 
@@ -154,6 +161,8 @@ type RouteStats struct {
 	Stores, Loads, Bytes int64           // that went direct; bytes of files
 	StoresAgain          int64           // stores that failed there and were staged
 	LoadsAgain           int64           // likewise loads
+	StoresHung           int64           // stores that failed because cuFile did not answer in time
+	Stuck                int             // operations of the GPU that were given up and have not ended
 	Full                 int64           // operations that found no slot and were staged
 	Mismatched           int64           // loads whose bytes were wrong by the direct route alone
 	Left, Returned       int64           // how often the route was left, and taken up again
@@ -172,16 +181,17 @@ func (e *Engine) Routes() []RouteStats {
 			GPU: r.gpu, Root: r.root, Route: "staged", Via: r.choice.Via, Why: r.choice.Why,
 			Stores: r.stores.Load(), Loads: r.loads.Load(), Bytes: r.bytes.Load(),
 			StoresAgain: r.storesAgain.Load(), LoadsAgain: r.loadsAgain.Load(), Full: r.full.Load(),
-			Mismatched: r.mismatched.Load(), Left: r.left.Load(), Returned: r.returned.Load(),
+			StoresHung: r.storesHung.Load(), Mismatched: r.mismatched.Load(), Left: r.left.Load(), Returned: r.returned.Load(),
 		}
 		if d := r.choice.Direct; d != nil {
 			r.mu.Lock()
-			if r.until.IsZero() || r.choice.Always {
+			if r.inForce() {
 				s.Route = "direct"
 			}
 			r.mu.Unlock()
 			s.SlotsInUse, s.SlotBytes = d.Slots()
 			s.Handles = d.Handles.Stats()
+			s.Stuck = d.GPU().Stuck()
 		}
 		out = append(out, s)
 	}

@@ -107,8 +107,8 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (way int, err
 		return way, err
 	}
 	if r := q.engine.direct(m, c.Put.Root()); r != nil {
-		if done, err := q.writeDirect(r, j, i, m.(guardedMemory), c, f); done {
-			return byCuFile, err
+		if done, way, err := q.writeDirect(r, j, i, m.(guardedMemory), c, f); done {
+			return way, err
 		}
 	}
 	slot, err := q.engine.slots.Acquire(q.engine.ctx)
