@@ -1,5 +1,7 @@
 package meter
 
+import "slices"
+
 // A few lines of assembler: enough to write modules in tests as bytes with names.
 
 func vec(items ...[]byte) []byte {
@@ -42,4 +44,20 @@ func single(f []byte, extra ...[]byte) []byte {
 		sec(secExport, vec(cat(name("f"), []byte{0, 0}), cat(name("memory"), []byte{2, 0}))),
 		cat(extra...),
 		sec(secCode, vec(f)))
+}
+
+// tabled is single with one table of functions, whose limits are given, 16 elements and 128 bytes to fill it and memory from.
+func tabled(limits []byte, f []byte) []byte {
+	elements := []byte{1, 0} // passive, of functions
+	elements = append(elements, vec(slices.Repeat([][]byte{{0}}, 16)...)...)
+	return cat(magic,
+		sec(secType, vec([]byte{0x60, 1, valI32, 1, valI32})),
+		sec(secFunction, vec([]byte{0})),
+		sec(secTable, vec(append([]byte{valFuncref}, limits...))),
+		sec(secMemory, vec([]byte{1, 1, 16})),
+		sec(secExport, vec(cat(name("f"), []byte{0, 0}), cat(name("memory"), []byte{2, 0}))),
+		sec(secElement, vec(elements)),
+		sec(secDataCount, []byte{1}),
+		sec(secCode, vec(f)),
+		sec(secData, vec(cat([]byte{1}, sized(make([]byte, 128))))))
 }

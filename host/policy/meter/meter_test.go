@@ -147,6 +147,8 @@ func TestRunawaysStop(t *testing.T) {
 func TestBulkOperationsPayByLength(t *testing.T) {
 	fill := single(body(0, opI32Const, 0, opI32Const, 0, opLocalGet, 0, opPrefixMisc, miscMemoryFill, 0, opLocalGet, 0))
 	grow := single(body(0, opLocalGet, 0, opMemoryGrow, 0))
+	copied := single(body(0, opI32Const, 0, opI32Const, 0, opLocalGet, 0, opPrefixMisc, miscMemoryCopy, 0, 0, opLocalGet, 0))
+	table := func(code ...byte) []byte { return tabled([]byte{1, 100, 100}, body(0, append(code, opLocalGet, 0)...)) }
 	for _, c := range []struct {
 		name string
 		wasm []byte
@@ -155,6 +157,12 @@ func TestBulkOperationsPayByLength(t *testing.T) {
 	}{
 		{"fill", fill, 65536, 1024},
 		{"grow", grow, 2, 2048},
+		{"copy", copied, 65536, 1024},
+		{"init", table(opI32Const, 0, opI32Const, 0, opLocalGet, 0, opPrefixMisc, miscMemoryInit, 0, 0), 128, 2},
+		{"table.grow", tabled([]byte{0, 0}, body(0, 0xd0, valFuncref, opLocalGet, 0, opPrefixMisc, miscTableGrow, 0)), 800, 100},
+		{"table.fill", table(opI32Const, 0, 0xd0, valFuncref, opLocalGet, 0, opPrefixMisc, miscTableFill, 0), 80, 10},
+		{"table.copy", table(opI32Const, 0, opI32Const, 0, opLocalGet, 0, opPrefixMisc, miscTableCopy, 0, 0), 80, 10},
+		{"table.init", table(opI32Const, 0, opI32Const, 0, opLocalGet, 0, opPrefixMisc, miscTableInit, 0, 0), 16, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := instantiate(t, inject(t, c.wasm))
@@ -167,6 +175,31 @@ func TestBulkOperationsPayByLength(t *testing.T) {
 			}
 			if a, b := cost(0), cost(c.arg); b-a != c.more {
 				t.Errorf("%d units cost %d more than none, want %d", c.arg, b-a, c.more)
+			}
+		})
+	}
+}
+
+// A table that declares no maximum, or one above the limit, gets the limit: its elements are the host's memory.
+func TestTablesStopAtTheirLimit(t *testing.T) {
+	grow := body(0, 0xd0, valFuncref, opLocalGet, 0, opPrefixMisc, miscTableGrow, 0)
+	for _, c := range []struct {
+		name  string
+		table []byte
+		by    uint64
+		want  int32
+	}{
+		{"to the limit", []byte{0, 10}, 1<<20 - 10, 10},
+		{"beyond the limit", []byte{0, 10}, 1<<20 - 9, -1},
+		{"to its own maximum", []byte{1, 10, 20}, 10, 10},
+		{"beyond its own maximum", []byte{1, 10, 20}, 11, -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := instantiate(t, inject(t, tabled(c.table, grow)))
+			fuel(m).Set(1 << 40)
+			got, err := m.ExportedFunction("f").Call(context.Background(), c.by)
+			if err != nil || int32(got[0]) != c.want {
+				t.Fatalf("table.grow answered %v, %v, want %d", got, err, c.want)
 			}
 		})
 	}
@@ -195,6 +228,8 @@ func TestRefusals(t *testing.T) {
 		{"many locals", single(body(20_000, opLocalGet, 0)), ErrLimit, "locals"},
 		{"huge memory", cat(magic, sec(secMemory, vec(append([]byte{0}, appendU32(nil, 60_000)...)))), ErrLimit, "memory pages"},
 		{"huge table", cat(magic, sec(secTable, vec(append([]byte{0x70, 0}, appendU32(nil, 1<<30)...)))), ErrLimit, "table elements"},
+		{"table with an initialiser", cat(magic, sec(secTable, vec([]byte{0x40, 0, 0x70, 0, 1}))), ErrMalformed, "0x40"},
+		{"64-bit table", cat(magic, sec(secTable, vec([]byte{0x70, 4, 1}))), ErrMalformed, "0x04"},
 		{"huge body", single(body(0, make([]byte, 2<<20)...)), ErrLimit, "body bytes"},
 		{"huge module", append(single(ok), make([]byte, 17<<20)...), ErrLimit, "module bytes"},
 		{"a body too many", cat(magic, sec(secCode, vec(ok))), ErrMalformed, "bodies"},

@@ -11,7 +11,7 @@ import (
 const Global = "kvhost_fuel"
 
 // Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any more.
-const Version = 3
+const Version = 4
 
 // Section ids, and the order in which sections must stand.
 const (
@@ -48,6 +48,7 @@ type module struct {
 	globals   uint32   // imported and defined
 	counts    []Count
 	names     []byte // what the name section holds
+	tables    []byte // the table section, where each has a maximum
 	moved     []moved
 }
 
@@ -150,12 +151,7 @@ func (m *module) scan(s section) error {
 			m.functions = append(m.functions, t)
 		}
 	case secTable:
-		n := r.count()
-		m.limit(r, m.limits.Tables, n, "tables")
-		for range n {
-			r.byte()
-			m.scanLimits(r, m.limits.TableElements, "table elements")
-		}
+		m.scanTables(r)
 	case secMemory:
 		for range r.count() {
 			m.scanMemory(r)
@@ -247,41 +243,6 @@ func (m *module) scanMemory(r *reader) {
 	}
 }
 
-func (m *module) scanLimits(r *reader, limit int, what string) {
-	flags := r.byte()
-	m.limit(r, limit, r.u32(), what)
-	if flags&1 != 0 {
-		m.limit(r, limit, r.u32(), what)
-	}
-}
-
-// scanElements walks one element segment, so that a count that its bytes cannot back is refused before a compiler
-// reserves room for it.
-func scanElements(r *reader) {
-	flags := r.u32()
-	if flags > 7 && r.err == nil {
-		r.fail("element segment of form %d", flags)
-		return
-	}
-	const passive, indexed, expressions = 1, 2, 4
-	if flags&passive == 0 {
-		if flags&indexed != 0 {
-			r.u32()
-		}
-		r.constant()
-	}
-	if flags&(passive|indexed) != 0 {
-		r.byte() // the kind or type of element
-	}
-	for range r.count() {
-		if flags&expressions != 0 {
-			r.constant()
-		} else {
-			r.u32()
-		}
-	}
-}
-
 func (m *module) scanExports(r *reader) {
 	n := r.count()
 	m.limit(r, m.limits.Exports, n, "exports")
@@ -328,6 +289,8 @@ func (m *module) rewrite() ([]byte, error) {
 			for _, f := range m.moved {
 				data = appendItem(data, appendU32(nil, f.kind))
 			}
+		case secTable:
+			data = m.tables
 		case secCode:
 			data = code
 		}

@@ -32,6 +32,8 @@ const (
 	blockEmpty    = 0x40
 	valI32        = 0x7f
 	valI64        = 0x7e
+	valFuncref    = 0x70
+	valExternref  = 0x6f
 )
 
 // immediates of a one-byte opcode.
