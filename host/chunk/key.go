@@ -1,11 +1,8 @@
 package chunk
 
 import (
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-
-	"github.com/zeebo/xxh3"
 )
 
 // KeyBytes is the room for a key. Engines' hashes are 16 to 32 bytes; shorter ones are padded with zeros.
@@ -33,18 +30,3 @@ func ParseKey(b []byte) (Key, error) {
 
 // String is the key in hexadecimal, all 32 bytes.
 func (k Key) String() string { return hex.EncodeToString(k[:]) }
-
-// Fingerprint is the 64-bit name that policies see: xxh3-64 of namespace digest, group and key. It is 0 only for Root.
-func Fingerprint(ns Digest, group uint32, k Key) uint64 {
-	if k == Root {
-		return 0
-	}
-	var b [16 + 4 + KeyBytes]byte
-	copy(b[:], ns[:])
-	binary.LittleEndian.PutUint32(b[16:], group)
-	copy(b[20:], k[:])
-	if f := xxh3.Hash(b[:]); f != 0 {
-		return f
-	}
-	return 1
-}

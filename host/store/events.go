@@ -30,6 +30,11 @@ func (r *root) send(ev abi.Event) {
 	}
 }
 
+// direct says whether events go to the acting policy, and to nobody else.
+func (r *root) direct() bool {
+	return r.standin == nil && r.next == nil && !r.scanning && !r.store.closed.Load()
+}
+
 // announce tells of an entry for the first time: op is INSERT or RESIDENT. Children that are known already are linked.
 func (r *root) announce(op abi.Op, slot uint32, print uint64, request uint32) {
 	e := r.x.at(slot)

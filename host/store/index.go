@@ -69,42 +69,6 @@ func (x *index) find(print uint64, base uint16, k *chunk.Key) uint32 {
 	}
 }
 
-// warm is the first half of find for several keys at once, so that they wait for memory together: the cells of all are
-// read, then the entries that those name first. likely gets these, or none.
-func (x *index) warm(prints []uint64, likely []uint32) (sink byte) {
-	var buckets [warmed]*bucket
-	for i, print := range prints {
-		s := x.shard(print)
-		if n := s.buckets(); n > 0 {
-			buckets[i] = s.bucket(home(print, n))
-			sink ^= byte(buckets[i][0])
-		}
-	}
-	for i, print := range prints {
-		likely[i] = none
-		if buckets[i] == nil {
-			continue
-		}
-		if set := x.having(buckets[i], print); set != 0 {
-			if slot := x.slotOf(buckets[i][bits.TrailingZeros32(set)]); slot < x.high {
-				likely[i] = slot
-				sink ^= x.at(slot).head[0]
-			}
-		}
-	}
-	return sink
-}
-
-// findWarm is the second half.
-func (x *index) findWarm(likely uint32, print uint64, base uint16, k *chunk.Key) uint32 {
-	if likely != none {
-		if e := x.match(likely, k); e != nil && e.is(stLive) && !e.is(stDetached) && x.isOf(e, base) {
-			return likely
-		}
-	}
-	return x.find(print, base, k)
-}
-
 // findPrint gives the slot of a fingerprint, or none.
 func (x *index) findPrint(print uint64) uint32 {
 	found := none
@@ -161,13 +125,15 @@ func (x *index) release(slot uint32) {
 
 // touch makes an entry the most recent. Ticks are a logical clock of 32 bits; when it runs out, all are halved, which
 // may make old neighbours equal but never changes places.
-func (x *index) touch(slot uint32) {
+func (x *index) touch(slot uint32) { x.touchEntry(x.at(slot)) }
+
+func (x *index) touchEntry(e *entry) {
 	if x.clock == 1<<32-1 {
 		x.each(func(slot uint32, e *entry) { e.setTouched(e.touched() / 2) })
 		x.clock /= 2
 	}
 	x.clock++
-	x.at(slot).setTouched(x.clock)
+	e.setTouched(x.clock)
 }
 
 // each calls visit for every slot in use.
@@ -180,8 +146,9 @@ func (x *index) each(visit func(slot uint32, e *entry)) {
 }
 
 // pin counts one pin more and says whether it is the first.
-func (x *index) pin(slot uint32) bool {
-	e := x.at(slot)
+func (x *index) pin(slot uint32) bool { return x.pinEntry(slot, x.at(slot)) }
+
+func (x *index) pinEntry(slot uint32, e *entry) bool {
 	if e.pins == manyPins {
 		x.pinned[slot]++
 		return false

@@ -57,6 +57,7 @@ type class struct {
 	in         *spaces
 	refs       atomic.Int64 // entries, puts that have none yet, and one while new pieces get it
 	group      uint32
+	printer    chunk.Printer
 	lookup     chunk.Lookup
 	ranks      uint64 // all ranks of the namespace
 	plan       *chunk.Plan
@@ -96,7 +97,7 @@ func (t *spaces) tenantOf(id uint16) uint32 { return (*t.tenants.Load())[id] }
 // print is the fingerprint of a class's key.
 func (t *spaces) print(id uint16, k chunk.Key) uint64 {
 	c := t.class(id)
-	return chunk.Fingerprint(c.ns.digest, c.group, k)
+	return c.printer.Print(&k)
 }
 
 // internTenant gives a tenant's two-byte name.
@@ -135,7 +136,7 @@ func (t *spaces) classOf(ns *namespace, group uint32) (*class, error) {
 
 // newClass makes a class that nobody uses yet; it has one reference, the caller's. The caller holds t.mu.
 func (t *spaces) newClass(ns *namespace, group uint32, names *naming) (*class, error) {
-	c := &class{ns: ns, group: group, names: names, in: t}
+	c := &class{ns: ns, group: group, printer: chunk.PrinterOf(ns.digest, group), names: names, in: t}
 	list := *t.classes.Load()
 	switch n := len(t.free); {
 	case n > 0:

@@ -60,19 +60,23 @@ func other(print uint64, n int) int {
 	return int(hi)
 }
 
-// having is the set of a bucket's cells with the fingerprint's tag, a bit each. An empty cell may be among them: its slot
-// is beyond all others.
-func (t *table) having(b *bucket, print uint64) (set uint32) {
-	want := t.cell(print, 0)
-	for i := bucketCells - 1; i >= 0; i-- {
-		var is uint32
-		if (b[i]^want)>>(t.shift&31) == 0 {
-			is = 1
-		}
-		set = set<<1 | is
+// first and second are the buckets of a fingerprint, or nil.
+func (t *table) first(print uint64) *bucket {
+	s := t.shard(print)
+	n := s.buckets()
+	if n == 0 {
+		return nil
 	}
-	return set
+	return s.bucket(home(print, n))
 }
+
+func (t *table) second(print uint64) *bucket {
+	s := t.shard(print)
+	return s.bucket(other(print, s.buckets()))
+}
+
+// having is the set of a bucket's cells that may be of a fingerprint.
+func (t *table) having(b *bucket, print uint64) uint32 { return havingOne(b, print, t.shift) }
 
 // seek calls visit for the slots that may have this fingerprint, until it has found the wanted one.
 func (t *table) seek(print uint64, visit func(slot uint32) (found bool)) bool {

@@ -1,0 +1,148 @@
+package store
+
+import (
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// walk goes through a lookup's keys with the lock of the root where the last one was found: the next is there too.
+type walk struct {
+	store   *Store
+	class   *class
+	keys    []chunk.Key
+	request uint32
+	ranks   uint64
+	touched visited
+	fresh   bool // something was touched for the first time by this request
+	now     uint64
+	at      int // the root that is locked, if locked
+	locked  bool
+	open    bool // that root grants
+	owner   uint32
+	fits    bool   // entries of owner are of the class
+	tenant  uint32 // of owner
+	shadows listener
+	event   abi.Event
+	ahead   ahead
+}
+
+// grant pins and touches the entry of the i-th key, wherever it is.
+func (w *walk) grant(i int, g *grant) bool {
+	if i%step == 0 {
+		w.enter()
+		w.ahead.read(w.store.roots[w.at].x, w.at, &w.class.printer, w.keys, i)
+	}
+	g.slot = none
+	print := w.ahead.prints[i%ring]
+	if print == 0 {
+		return false
+	}
+	roots := w.store.roots
+	for range roots {
+		if !w.locked {
+			w.enter()
+		}
+		r, likely := roots[w.at], none
+		if w.at == w.ahead.root {
+			likely = w.ahead.likely[i%ring]
+		}
+		if slot, e := w.find(r, likely, print, &w.keys[i]); e != nil {
+			r.touch(i, slot, e, print, w)
+			if w.shadows.batch != nil {
+				w.shadows.hit(r, slot, print)
+			}
+			*g = grant{print: print, slot: slot, root: uint32(w.at)}
+			return true
+		}
+		if len(roots) > 1 {
+			w.leave()
+			w.at = (w.at + 1) % len(roots)
+		}
+	}
+	if w.shadows.batch != nil {
+		w.shadows.miss(print)
+	}
+	return false
+}
+
+func (w *walk) enter() {
+	if !w.locked {
+		r := w.store.roots[w.at]
+		r.mu.Lock()
+		w.locked, w.owner = true, maxOwners
+		w.open = r.serving() && (r.fellows == nil || r.fellows.member.Fresh())
+	}
+}
+
+func (w *walk) leave() {
+	if w.locked {
+		w.store.roots[w.at].mu.Unlock()
+		w.locked = false
+	}
+}
+
+// find gives an entry that can be granted, or nil.
+func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32, *entry) {
+	x, slot := r.x, likely
+	var e *entry
+	if slot != none {
+		e = x.match(slot, k)
+	}
+	if e == nil || !w.isOf(r, e) || e.what[0]&(stLive|stDetached) != stLive {
+		if slot = x.find(print, w.class.base, k); slot == none {
+			return none, nil
+		}
+		e = x.at(slot)
+		w.isOf(r, e)
+	}
+	if !w.open || e.is(stLeaving) || x.piecesOf(slot, e)&w.ranks != w.ranks {
+		return none, nil
+	}
+	if len(r.expiries.chunks) > 0 && r.expired(slot, r.store.start.Add(time.Duration(w.now))) {
+		return none, nil
+	}
+	return slot, e
+}
+
+// isOf says whether an entry is of the class, and finds its tenant. Nearly all of one lookup have the same owner.
+func (w *walk) isOf(r *root, e *entry) bool {
+	if id := e.owner(); id != w.owner {
+		w.owner, w.fits, w.tenant = id, r.x.isOf(e, w.class.base), r.store.spaces.tenantOf(r.x.owners.list[id].tenant)
+	}
+	return w.fits
+}
+
+// touch makes an entry the most recent and pins it.
+func (r *root) touch(i int, slot uint32, e *entry, print uint64, w *walk) {
+	if !w.touched.has(i, print) {
+		w.fresh = true
+		r.x.touchEntry(e)
+		r.post(abi.OpTouch, slot, e, print, w)
+		if r.fellows != nil {
+			r.fellows.member.Touch(print)
+		}
+	}
+	if r.x.pinEntry(slot, e) {
+		r.post(abi.OpPin, slot, e, print, w)
+	}
+}
+
+// post sends the evict policy an event: written where it is to be, unless others hear of it too. An event that is made
+// elsewhere and copied costs three times as much.
+func (r *root) post(op abi.Op, slot uint32, e *entry, print uint64, w *walk) {
+	ev, direct := &w.event, r.direct()
+	if direct {
+		ev = r.evict.Next()
+	}
+	ev.Slot, ev.Parent, ev.Key, ev.ParentKey = slot, none, print, e.parentPrint()
+	ev.Size, ev.Depth = r.x.unitsOf(slot, e), e.depth()
+	ev.Request, ev.Tenant = w.request, w.tenant
+	ev.Op, ev.Tier, ev.Flags, ev.Time = op, 0, 0, w.now
+	if !direct {
+		r.send(*ev)
+	} else if err := r.evict.Took(); err != nil {
+		r.replace(err)
+	}
+}

@@ -1,0 +1,127 @@
+package store
+
+import (
+	"log/slog"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// TestLookupReadsAhead asks for long lists of keys, some of which are in either of two roots and some in none: what is read
+// ahead is of the root where the last key was found, and much of it is of no use.
+func TestLookupReadsAhead(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		here, there float64 // the parts of the keys that are in the first root, and in the second
+		stay        int     // keys in a row that are in one root
+	}{
+		{"all in the first", 1, 0, 1},
+		{"all in the second", 0, 1, 1},
+		{"anywhere", 0.4, 0.4, 1},
+		{"runs", 0.5, 0.5, 20},
+		{"few", 0.05, 0.05, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := &fixture{TB: t, ns: testNamespace(1)}
+			root := func() RootConfig {
+				return RootConfig{Path: t.TempDir(), Capacity: 10_000 * pieceBytes, MaxEntries: 10_000}
+			}
+			f.cfg = Config{Roots: []RootConfig{root(), root()}, Log: slog.New(slog.DiscardHandler)}
+			f.start()
+			defer f.store.Close()
+			rng := rand.New(rand.NewPCG(1, uint64(c.stay)))
+			class := f.space.ns.class(1)
+			if _, err := f.store.spaces.internTenant(0); err != nil {
+				t.Fatal(err)
+			}
+			var keys []chunk.Key
+			want := map[int]int{}
+			where := none
+			for n := range 3000 {
+				if n%c.stay == 0 {
+					where = none
+					if at := rng.Float64(); at < c.here {
+						where = 0
+					} else if at < c.here+c.there {
+						where = 1
+					}
+				}
+				k := testKey(uint64(n))
+				keys = append(keys, k)
+				if where == none {
+					continue
+				}
+				r := f.store.roots[where]
+				r.mu.Lock()
+				slot := r.x.add(class.printer.Print(&k), owner{class: class.id}, &k, 0, 0)
+				class.refs.Add(1)
+				r.x.at(slot).set(stComplete)
+				r.x.setPieces(slot, 1)
+				r.mu.Unlock()
+				want[n] = int(where)
+			}
+			for from := range 70 {
+				l, err := f.store.Lookup(LookupRequest{Space: f.space, Group: 1, Keys: keys[from:]})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range keys[from:] {
+					at, there := want[from+i]
+					if l.Has(i) != there || there && int(l.grants[i].root) != at {
+						t.Fatalf("from %d: key %d: %+v, want %t in root %d", from, i, l.grants[i], there, at)
+					}
+				}
+				l.Release()
+			}
+			for _, r := range f.store.roots {
+				r.x.each(func(slot uint32, e *entry) {
+					if e.pins != 0 || e.touched() == 0 {
+						t.Fatalf("slot %d: %d pins, touched %d", slot, e.pins, e.touched())
+					}
+				})
+			}
+		})
+	}
+}
+
+// TestHavingAll compares the machine's own instructions with what they stand for.
+func TestHavingAll(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for shift := uint(1); shift < 32; shift++ {
+		for range 200 {
+			var buckets [step]*bucket
+			var prints [step]uint64
+			var got [step]uint32
+			for i := range buckets {
+				prints[i] = rng.Uint64()
+				if rng.IntN(5) == 0 {
+					continue
+				}
+				buckets[i] = new(bucket)
+				for j := range buckets[i] {
+					switch c := &buckets[i][j]; rng.IntN(4) {
+					case 0:
+						*c = uint32(prints[i])<<shift | rng.Uint32()&(1<<shift-1)
+					case 1:
+						*c = uint32(prints[i])<<shift ^ 1<<(shift+uint(rng.IntN(int(32-shift))))
+					case 2:
+						*c = emptyCell
+					default:
+						*c = rng.Uint32()
+					}
+				}
+			}
+			havingAll(&buckets, &prints, shift, &got)
+			for i, b := range buckets {
+				want := uint32(0)
+				if b != nil {
+					want = havingOne(b, prints[i], shift)
+				}
+				if got[i] != want {
+					t.Fatalf("shift %d: bucket %d of %x for %x: %016b, want %016b", shift, i, b, prints[i], got[i], want)
+				}
+			}
+		}
+	}
+}
