@@ -28,9 +28,10 @@ func TestLivePolicies(t *testing.T) {
 	module(t, dir, "main.wasm", "lru")
 	fifo := module(t, dir, "second.wasm", "fifo")
 	bad := write(t, dir, "bad.wasm", "not wasm at all")
+	metrics := freePort(t)
 	file := write(t, dir, "kvhost.toml", `
 [http]
-listen = ""
+listen = "`+metrics+`"
 [[root]]
 path = "kv"
 capacity = "4MiB"
@@ -85,6 +86,12 @@ shadow = true
 	list("main evict acting fifo")
 	if r := policy("swap", "names", "--set", "widths=1/1/1"); r.code != exitOK || !strings.Contains(r.stdout, "place: took over") {
 		t.Errorf("swap of a place policy: %+v", r)
+	}
+	if r := policy("swap", "names", "--set", "widths=2/1"); r.code != exitOK { // two that are replaced, with equal labels
+		t.Errorf("second swap of a place policy: %+v", r)
+	}
+	if gauge(t, metrics, "kvhost_policy_entries") <= 0 {
+		t.Error("no policy has named an entry")
 	}
 	wrong := strings.Repeat("ab", 32)
 	r := policy("swap", "main", fifo, "--sha256", wrong)
