@@ -22,7 +22,7 @@ type job struct {
 	cancelled atomic.Bool
 	claimed   atomic.Bool
 	consumed  atomic.Uint32 // layers, of a LOAD with a prefetch
-	begun     chan struct{} // closed soon after the claim: handle is set, or will never be
+	begun     chan struct{} // closed after the claim: handle is set, or never will be and the job's words are written
 	handle    fence         // nil when no copy was ever started
 }
 
@@ -44,7 +44,7 @@ func (x *session) newJob(m *proto.ClientMessage) (*job, error) {
 	return j, nil
 }
 
-// claim reports whether the caller is the first. Then run or neverRun must follow at once.
+// claim reports whether the caller is the first. Then run or neverRun must follow.
 func (j *job) claim() bool { return j.claimed.CompareAndSwap(false, true) }
 
 // run notes the job's fence.
@@ -72,15 +72,16 @@ func (j *job) advance(layers uint32) {
 	}
 }
 
-// neverRun says that no copy was or will be started.
+// neverRun says that no copy was or will be started. What the job still has to write to the client's words comes before: who
+// waits for the job may unmap them next.
 func (j *job) neverRun() { close(j.begun) }
 
 // cancel asks for the end. It does not wait. A job that nobody has claimed is over with it, whatever the store is doing.
 func (j *job) cancel() {
 	j.cancelled.Store(true)
 	if j.claim() {
-		j.neverRun()
 		j.abandon()
+		j.neverRun()
 		return
 	}
 	j.stop()

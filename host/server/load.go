@@ -156,8 +156,8 @@ func (s *loading) done(o transfer.Outcome) {
 // failAll completes a LOAD of which no copy will be started, unless its cancel has.
 func (s *loading) failAll(err error) {
 	if s.job.claim() {
-		s.job.neverRun()
 		s.failed(err)
+		s.job.neverRun()
 	}
 }
 

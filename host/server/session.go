@@ -71,7 +71,7 @@ type session struct {
 	words       *sharedWords // nil before WORDS
 	awaited     []awaiting
 	polling     bool           // a goroutine asks for the words of awaited
-	waiters     sync.WaitGroup // goroutines that wait for fences; added to under mu while not ended
+	waiters     sync.WaitGroup // goroutines that the end waits for; added to under mu while not ended
 
 	unacknowledged atomic.Int64 // CANCELs and FLUSHes that such a goroutine will answer
 
@@ -215,6 +215,18 @@ func (x *session) done(id uint64) {
 func (x *session) fail(id uint64, err error) {
 	x.log.Debug("message refused", "id", id, "error", err)
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Error{Error: message(err)}})
+}
+
+// stay counts the caller among those that the session's end waits for: x.waiters.Done must follow. It refuses once the end
+// has begun.
+func (x *session) stay() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ended {
+		return false
+	}
+	x.waiters.Add(1)
+	return true
 }
 
 // wait runs fn on a goroutine that the session's end waits for. It reports whether the session still takes any.

@@ -58,18 +58,23 @@ func (x *session) store(j *job, m *proto.Store) error {
 	return nil
 }
 
-// submit begins a STORE's I/O, or gives up what was reserved when the job was cancelled meanwhile.
+// submit begins a STORE's I/O, or gives up what was reserved when the job was cancelled meanwhile. The session's end, which
+// does not wait for the reservation, waits for this: it reads and writes the client's words.
 func (x *session) submit(s *storing, sj storeJob) {
-	if !s.job.claim() {
+	stays := x.stay()
+	if stays {
+		defer x.waiters.Done()
+	}
+	if !stays || !s.job.claim() { // the end that has begun cancels the job
 		for _, p := range sj.puts {
 			p.Abort(transfer.ErrCancelled)
 		}
 		return
 	}
 	if len(sj.puts) == 0 {
-		s.job.neverRun()
 		s.read(transfer.Outcome{})
 		s.published(transfer.Outcome{})
+		s.job.neverRun()
 		return
 	}
 	s.counted = true

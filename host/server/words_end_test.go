@@ -1,0 +1,115 @@
+package server
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// The end of a session gives its words up only when nobody reads or writes them any more: the reader that hears a CANCEL, and
+// the goroutine of a STORE that has made its room.
+func TestSessionEndWaitsForItsWords(t *testing.T) {
+	for name, c := range map[string]struct {
+		puts   int  // that the backend has seen: it refuses the second
+		held   bool // the STORE waits for a word
+		cancel bool // the STORE is cancelled while it makes room
+	}{
+		"cancelled before it began": {cancel: true},
+		"nothing found room":        {puts: 1},
+		"held until a word comes":   {held: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &fakeBackend{puts: c.puts}
+			if c.cancel {
+				b.hold = make(chan struct{})
+			}
+			s := newServer(Config{}, heldBackend{b})
+			w := newTalk(t, s, greeting("a"))
+			x := only(s)
+			pagesFor(t, x)
+			slow := &slowWords{begun: make(chan struct{}), pass: make(chan struct{})}
+			x.mu.Lock()
+			x.words = &sharedWords{words: slow, count: 4}
+			x.mu.Unlock()
+			m := storeOf(1)
+			timeline := &proto.Timeline{DoneWord: 1, DoneValue: 1}
+			if c.held {
+				timeline.WaitValue = 1
+			}
+			m.GetStore().Timeline = timeline
+			job := w.say(m)
+			if c.cancel {
+				until(t, "the store makes room", func() bool { return len(x.reserving) == 1 })
+				w.say(cancelOf(job))
+			}
+			<-slow.begun
+			x.end(errClientDone)
+			until(t, "the session's end has begun", func() bool {
+				x.mu.Lock()
+				defer x.mu.Unlock()
+				return x.ended
+			})
+			select {
+			case err := <-w.end:
+				t.Errorf("the session gave its words up in the middle of an access (%v)", err)
+				w.end <- nil
+			case <-time.After(20 * time.Millisecond):
+			}
+			close(slow.pass)
+			if err := <-w.end; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// slowWords hold every access up, and say when one has begun.
+type slowWords struct {
+	once  sync.Once
+	begun chan struct{}
+	pass  chan struct{}
+}
+
+func (w *slowWords) hold() {
+	w.once.Do(func() { close(w.begun) })
+	<-w.pass
+}
+
+func (w *slowWords) Load(int) (uint64, error) {
+	w.hold()
+	return 0, nil
+}
+
+func (w *slowWords) Store(int, uint64) error {
+	w.hold()
+	return nil
+}
+
+// heldBackend has a queue whose jobs never begin, and end with their cancel.
+type heldBackend struct{ *fakeBackend }
+
+func (heldBackend) queue(string) (queue, error) { return heldQueue{}, nil }
+
+type heldQueue struct{ fakeQueue }
+
+func (heldQueue) store(j storeJob) fence {
+	f := &heldFence{fenced: make(chan struct{})}
+	f.end = sync.OnceFunc(func() {
+		defer close(f.fenced)
+		j.published(transfer.Outcome{})
+	})
+	return f
+}
+
+type heldFence struct {
+	end    func()
+	fenced chan struct{}
+}
+
+func (f *heldFence) Cancel()                 { f.end() }
+func (f *heldFence) Advance(int)             {}
+func (f *heldFence) Begin()                  {}
+func (f *heldFence) Fenced() <-chan struct{} { return f.fenced }
