@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"runtime"
@@ -74,9 +75,33 @@ It wants a root that exists, and twice the bytes of all chunks as memory and as 
 }
 
 func bench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
-	gpu, err := o.open(cfg)
+	rows, err := measure(ctx, cfg, o)
 	if err != nil {
 		return err
+	}
+	if o.json {
+		return writeJSON(os.Stdout, rows)
+	}
+	return o.write(os.Stdout, cfg, rows)
+}
+
+func writeJSON(w io.Writer, v any) error {
+	out := json.NewEncoder(w)
+	out.SetIndent("", "  ")
+	return out.Encode(v)
+}
+
+// write prints a table.
+func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.Row) error {
+	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, verification on, %d chunks, %d rounds. GB/s are medians.\n\n", version, runtime.Version(),
+		runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds)
+	return pathbench.Write(w, rows)
+}
+
+func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []pathbench.Row, err error) {
+	gpu, err := o.open(cfg)
+	if err != nil {
+		return nil, err
 	}
 	var direct *gds.DirectRoute
 	if gpu != nil {
@@ -88,7 +113,6 @@ func bench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
 			defer direct.Close()
 		}
 	}
-	var rows []pathbench.Row
 	for _, shape := range shapes {
 		if o.pages != "all" && o.pages != shape.name {
 			continue
@@ -96,7 +120,7 @@ func bench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
 		for _, root := range cfg.Roots {
 			got, err := benchRoot(ctx, cfg, o, gpu, direct, root.Path, shape.geometry)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			for _, r := range got {
 				r.Pages = shape.title
@@ -105,16 +129,9 @@ func bench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
 		}
 	}
 	if len(rows) == 0 {
-		return usageError{fmt.Errorf("--pages %q: want llama, mla or all", o.pages)}
+		return nil, usageError{fmt.Errorf("--pages %q: want llama, mla or all", o.pages)}
 	}
-	if o.json {
-		out := json.NewEncoder(os.Stdout)
-		out.SetIndent("", "  ")
-		return out.Encode(rows)
-	}
-	fmt.Printf("kvhost %s, %s, %d CPUs, %d threads, verification on, %d chunks, %d rounds. GB/s are medians.\n\n", version, runtime.Version(),
-		runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds)
-	return pathbench.Write(os.Stdout, rows)
+	return rows, nil
 }
 
 // open takes the GPU whose memory is measured, if any.

@@ -2,8 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/doctor"
+	"github.com/kvhost/kvhost/host/transfer/pathbench"
 )
 
 func newCheck() *cobra.Command {
@@ -33,13 +35,11 @@ and what would make it better; on a machine without a GPU it says the rest. It c
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			if err := check(ctx, &loaded.Config, asJSON); err != nil || !measure {
-				return err
+			var o *benchOptions
+			if measure {
+				o = &benchOptions{chunks: 16, rounds: 3, memory: "auto", pages: "llama"}
 			}
-			if !asJSON { // else a second document follows
-				fmt.Println()
-			}
-			return bench(ctx, &loaded.Config, &benchOptions{chunks: 16, rounds: 3, memory: "auto", pages: "llama", json: asJSON})
+			return check(ctx, os.Stdout, &loaded.Config, asJSON, o)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all that was seen and judged as JSON")
@@ -48,24 +48,37 @@ and what would make it better; on a machine without a GPU it says the rest. It c
 	return cmd
 }
 
-func check(ctx context.Context, cfg *config.Config, asJSON bool) error {
+// check judges the machine, and measures it if it is asked to and nothing stands in the way. JSON is one document.
+func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, o *benchOptions) error {
 	w := wanted(cfg)
 	facts, err := doctor.Probe(ctx, w)
 	if err != nil {
 		return err
 	}
 	report := doctor.Judge(version, w, facts)
-	if asJSON {
-		out := json.NewEncoder(os.Stdout)
-		out.SetIndent("", "  ")
-		err = out.Encode(report)
-	} else {
-		err = report.Write(os.Stdout)
+	if !asJSON {
+		if err := report.Write(out); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return err
+	problems := report.Problems()
+	var rows []pathbench.Row
+	if o != nil && problems == nil {
+		if rows, err = measure(ctx, cfg, o); err != nil {
+			return err
+		}
 	}
-	return report.Problems()
+	switch {
+	case asJSON:
+		err = writeJSON(out, struct {
+			*doctor.Report
+			Bench []pathbench.Row `json:"bench,omitempty"`
+		}{report, rows})
+	case len(rows) > 0:
+		fmt.Fprintln(out)
+		err = o.write(out, cfg, rows)
+	}
+	return errors.Join(err, problems)
 }
 
 // wanted is what a configuration asks of the machine.

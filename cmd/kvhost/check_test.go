@@ -1,11 +1,16 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/doctor"
 )
 
 // check says what it found, as text and as JSON, leaves nothing behind, and its exit code says whether all can work.
@@ -32,5 +37,37 @@ func TestCheck(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// check measures too when it is asked to: a table behind the report, or one document of JSON that has both. What cannot work
+// is not measured.
+func TestCheckMeasures(t *testing.T) {
+	dir := shortDir(t)
+	cfg := config.Default().Clone()
+	cfg.Roots, cfg.GDS.CUDA, cfg.Socket = []config.Root{{Path: dir, Capacity: 1 << 30}}, config.CUDAOff, filepath.Join(dir, "s")
+	o := &benchOptions{chunks: 1, rounds: 1, memory: "auto", pages: "mla"}
+	var out bytes.Buffer
+	if err := check(t.Context(), &out, cfg, false, o); err != nil || !strings.Contains(out.String(), "staged") || !strings.Contains(out.String(), "GB/s are medians") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+	out.Reset()
+	var report struct {
+		Verdicts []struct{ Route string }
+		Bench    []struct{ Pass string }
+	}
+	err := check(t.Context(), &out, cfg, true, o)
+	if err := errors.Join(err, json.Unmarshal(out.Bytes(), &report)); err != nil || len(report.Verdicts) != 1 || len(report.Bench) == 0 {
+		t.Errorf("%v: %+v\n%s", err, report, out.String())
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	out.Reset()
+	cfg.Socket = filepath.Join(dir, "missing", "s")
+	err = check(t.Context(), &out, cfg, true, o)
+	report.Bench = nil
+	if json.Unmarshal(out.Bytes(), &report) != nil || !errors.Is(err, doctor.ErrProblems) || len(report.Bench) != 0 {
+		t.Errorf("%v\n%s", err, out.String())
 	}
 }
