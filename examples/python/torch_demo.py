@@ -248,7 +248,7 @@ class Demo:
                 if a.damage and self.rng.random() < 0.2:
                     self.damage()
                 if a.crash and done > a.operations // 2:
-                    threading.Timer(self.rng.uniform(0.001, 0.02), os.kill, (os.getpid(), signal.SIGKILL)).start()
+                    threading.Timer(a.kill_after + self.rng.uniform(0.001, 0.02), os.kill, (os.getpid(), signal.SIGKILL)).start()
                 if a.kill_host and done > a.operations // 2:
                     return self.kill(batch)
                 self.load(batch)
@@ -310,7 +310,7 @@ def main() -> None:
     args.add_argument("--faults", action="store_true", help="the host's calls are being failed: chunks may fail")
     args.add_argument("--crash", action="store_true", help="die in the middle of a load")
     args.add_argument("--kill-host", metavar="PID", type=int, help="kill the host in the middle of a load")
-    args.add_argument("--kill-after", metavar="SECONDS", type=float, default=0.0, help="so long after the load was sent")
+    args.add_argument("--kill-after", metavar="SECONDS", type=float, default=0.0, help="so long after the load was sent; a crash, after its batch began")
     a = args.parse_args()
     layers, page, per_chunk = SHAPES[a.shape]
     torch.cuda.init()
