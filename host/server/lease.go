@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 )
 
@@ -22,6 +23,12 @@ type lease struct {
 	timer   *time.Timer
 }
 
+// A lease's number ends with its group's place in the namespace: how many layers a load has is then known also when its lease
+// is over, and all of its words can be written.
+const groupBits = 8
+
+var _ [1<<groupBits - proto.MaxGroups]struct{} // every place fits
+
 // granted says whether key index i of the LOOKUP may be loaded.
 func (l *lease) granted(i int) bool { return i >= l.first && i < l.keys && l.pins.Has(i-l.first) }
 
@@ -33,7 +40,8 @@ func (e *engine) grant(l *lease) (uint64, error) {
 		return 0, faultf(proto.Code_CODE_LIMIT, "lease", "%d leases of this session are not over", limit)
 	}
 	e.lastLease++
-	l.id = e.lastLease
+	place := slices.IndexFunc(e.facts.namespace.Groups, func(g chunk.Group) bool { return g.ID == l.group })
+	l.id = e.lastLease<<groupBits | uint64(place)
 	e.leases[l.id] = l
 	l.owner.leases++
 	l.timer = time.AfterFunc(e.server.cfg.LeaseTTL, func() { e.endLease(l) })
@@ -45,10 +53,19 @@ func (e *engine) find(id uint64) (*lease, error) {
 	if l := e.leases[id]; l != nil {
 		return l, nil
 	}
-	if id == 0 || id > e.lastLease {
+	if n := id >> groupBits; n == 0 || n > e.lastLease {
 		return nil, errLeaseUnknown
 	}
 	return nil, errLeaseOver
+}
+
+// leased is the group of a lease's number, nil when it can be of none.
+func (e *engine) leased(id uint64) *chunk.Group {
+	groups := e.facts.namespace.Groups
+	if place := id & (1<<groupBits - 1); place < uint64(len(groups)) {
+		return &groups[place]
+	}
+	return nil
 }
 
 // peek finds a lease without using it.

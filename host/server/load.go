@@ -55,13 +55,11 @@ func (x *session) load(j *job, m *proto.Load) error {
 	return nil
 }
 
-// order reads the LOAD's timeline. How many layers there are does not matter for a job of which no copy is ever begun.
+// order reads the LOAD's timeline, which has words for every layer.
 func (s *loading) order(m *proto.Load) (err error) {
 	x, layers := s.job.session, 0
-	if l, err := x.engine.peek(m.GetLease()); err == nil && m.GetLayers() {
-		if g, ok := x.ns.Group(l.group); ok {
-			layers = len(transfer.LayersOf(g.Geometry))
-		}
+	if g := x.engine.leased(m.GetLease()); g != nil && m.GetLayers() {
+		layers = len(transfer.LayersOf(g.Geometry))
 	}
 	s.timeline, err = x.timelineOf(m.GetTimeline(), layers)
 	return err

@@ -150,7 +150,16 @@ func TestWordsOfJobsThatFail(t *testing.T) {
 	l := p.look(2)
 	l.Release(t.Context())
 	p.loaded(p.loadInOrder(l, 2, o))
-	wait("lease over")
+	wait("lease over", client.StatusFailed, client.StatusFailed)
+
+	o = order()
+	l = p.look(2)
+	l.Release(t.Context())
+	o.WaitWord, o.WaitValue = 0, 5 // never comes
+	if err := p.loadInOrder(l, 2, o).Cancel(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wait("lease over, and cancelled", client.StatusFailed, client.StatusFailed)
 
 	for name, wrong := range map[string]*client.Timeline{
 		"a word that does not exist":     {Words: w, DoneWord: 99, DoneValue: 100, StatusWord: -1},
