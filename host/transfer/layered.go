@@ -67,8 +67,8 @@ func (q *Queue) loadLayers(j *job, spec *LoadJob) *layered {
 	for i := range l.steps {
 		l.steps[i].left = n
 	}
-	for i := range l.chunks {
-		l.chunks[i].left = len(l.order)
+	for i := range l.chunks { // no step of a chunk that names a block which is not there ever begins
+		l.chunks[i].left, l.chunks[i].err = len(l.order), checkBlocks(spec.Memory, spec.Chunks[i].Blocks, true)
 	}
 	return l
 }
@@ -145,7 +145,7 @@ func (l *layered) run() {
 			t.end(err)
 		}
 	}()
-	if err != nil { // in an earlier step
+	if err != nil { // known before, or of an earlier step
 		return
 	}
 	err = errPanicked // until the task has run to its end
@@ -170,11 +170,6 @@ func (t *layerTask) finish(last func() error) {
 // read brings the step's bytes of the chunk, and gives what is left to be done: the copy of the last of them.
 func (t *layerTask) read() (last func() error, err error) {
 	e, c, chunk := t.queue.engine, &t.spec.Chunks[t.index], &t.chunks[t.index]
-	if t.step == 0 {
-		if err := checkBlocks(t.spec.Memory, c.Blocks, true); err != nil {
-			return nil, err
-		}
-	}
 	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
 		return nil, ErrClosed
 	}

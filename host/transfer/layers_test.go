@@ -283,4 +283,5 @@ func TestCloseEndsAPacedLoad(t *testing.T) {
 	if out := <-done; len(out.Failed) != 3 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
 		t.Fatalf("%+v", out)
 	}
+	b.stillThere(0, 1, 2)
 }

@@ -162,11 +162,18 @@ func (q *Queue) ended(on trip, way int, p *store.Piece, err error) {
 	}
 }
 
-// blame has the entry dropped whose piece could not be read: what failed once must not be promised again.
+// blame has the entry dropped whose piece could not be read: what failed once must not be promised again. What the client,
+// its GPU or the engine's end is the reason of says nothing of the piece.
 func blame(p *store.Piece, err error) {
-	if p != nil && !errors.Is(err, ErrCancelled) && !errors.Is(err, ErrDevice) {
-		p.Bad(err)
+	if p == nil {
+		return
 	}
+	for _, other := range [...]error{ErrCancelled, ErrDevice, ErrClosed, ErrBlocks, ErrGeometry} {
+		if errors.Is(err, other) {
+			return
+		}
+	}
+	p.Bad(err)
 }
 
 // settled ends chunk i of a load.
