@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"time"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -17,7 +19,8 @@ import (
 const probeTime = 20 * time.Second
 
 // probeBytes is what the trial of a root may write. It is kept out of what the store may use, since a root is full when a
-// host that has run before starts again.
+// host that has run before starts again. The files are temporaries of the store's own, which it removes when it opens the root
+// after a host that was killed. Hosts of a shared root try it one after the other.
 func probeBytes(r config.Root) int64 { return min(64<<20, r.Capacity/16) }
 
 // wantsDirect says whether the direct route is to be tried for a root, if there is a GPU.
@@ -82,11 +85,33 @@ func (h *Host) tryRoute(ctx context.Context, d *gds.DirectRoute, r config.Root, 
 	case config.SubmitAsync:
 		submits = submits[1:]
 	}
+	if r.Shared {
+		turn, err := h.turnToTry(ctx, dir)
+		if err != nil {
+			return transfer.RouteChoice{Why: err.Error()}
+		}
+		defer turn.Close()
+	}
 	choice := h.engine.Probe(ctx, transfer.ProbeRequest{
-		Direct: d, FS: h.fs, Dir: filepath.Join(dir, ".kvhost"), Bytes: probeBytes(r), Submits: submits, Always: r.Route == config.RouteDirect,
+		Direct: d, FS: h.fs, Name: func() string { return h.store.ScratchName(dir, "trial") }, Bytes: probeBytes(r), Submits: submits, Always: r.Route == config.RouteDirect,
 	})
 	choice.Shared = r.Shared
 	return choice
+}
+
+// turnToTry waits until no other host of a shared root tries its routes there: the bytes that are kept free do for one.
+func (h *Host) turnToTry(ctx context.Context, dir string) (io.Closer, error) {
+	for {
+		turn, err := h.fs.Lock(filepath.Join(dir, store.MetaDir, "trial.lock"))
+		if !errors.Is(err, staging.ErrLocked) {
+			return turn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("another host is trying the root: %w", ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // openDirect loads cuFile, once and only if some root wants it, and gives each GPU a direct route. why says what is missing

@@ -3,10 +3,10 @@ package host_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -73,9 +73,52 @@ func TestRoutesAreChosenAndSaid(t *testing.T) {
 			if c.neverCalled != "" && calls > 0 {
 				t.Errorf("%s was called", c.neverCalled)
 			}
-			if _, err := os.Stat(filepath.Join(cfg.Roots[0].Path, ".kvhost", "probe-0")); !errors.Is(err, os.ErrNotExist) {
-				t.Error("a probe's file is left")
+			if left := trials(t, cfg); len(left) > 0 {
+				t.Errorf("files of a trial are left: %v", left)
 			}
 		})
+	}
+}
+
+func trials(t *testing.T, cfg *config.Config) []string {
+	t.Helper()
+	left, err := filepath.Glob(filepath.Join(cfg.Roots[0].Path, ".kvhost", ".trial.*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return left
+}
+
+// What a host that was killed in a trial has left in a root goes with the next start. Of a shared root another host's stays,
+// which may be trying it, and this one waits for its turn.
+func TestTrialsOfADeadHostAreSwept(t *testing.T) {
+	double := gdstest.Build(t)
+	cuda, cufile := gds.Libcuda, gds.Libcufile
+	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
+	gds.Libcuda, gds.Libcufile = []string{double.Path}, []string{double.Path}
+	for _, shared := range []bool{false, true} {
+		cfg := configuration(t)
+		cfg.Store.HostID, cfg.Roots[0].Shared, cfg.Roots[0].Route = "me", shared, config.RouteDirect
+		meta := filepath.Join(cfg.Roots[0].Path, ".kvhost")
+		if err := os.MkdirAll(meta, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{".trial.me.1f.tmp", ".trial.other.1f.tmp"} {
+			if err := os.WriteFile(filepath.Join(meta, name), make([]byte, 1<<20), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h, err := host.New(context.Background(), host.Config{Config: cfg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		double.Forget()
+		want := []string{filepath.Join(meta, ".trial.other.1f.tmp")}
+		if left := trials(t, cfg); shared != slices.Equal(left, want) || !shared && len(left) > 0 {
+			t.Errorf("shared %v: left %v", shared, left)
+		}
 	}
 }

@@ -109,6 +109,13 @@ func tempName(target, host string, seq uint64) string {
 	return dir + "." + base + tail
 }
 
+// ScratchName names a file for a trial in a root, given by its directory. It counts as a temporary of this host's, so what a
+// host that was killed has left there goes when it opens the root again. Its bytes are the caller's to keep out of the root's
+// capacity.
+func (s *Store) ScratchName(root, what string) string {
+	return tempName(root+"/"+metaDir+"/"+what, s.cfg.HostID, s.seq.Add(1))
+}
+
 // writes says whether a temporary of this host is one that this run has made.
 func (s *Store) writes(base string) bool {
 	rest := strings.TrimSuffix(base, ".tmp")

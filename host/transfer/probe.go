@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -20,10 +19,10 @@ import (
 type ProbeRequest struct {
 	Direct  *gds.DirectRoute
 	FS      staging.FS
-	Dir     string       // where the files go; it exists
-	Bytes   int64        // that they may take together while the probe lasts
-	Submits []gds.Submit // ways to ask cuFile that are tried
-	Always  bool         // the direct route is wanted if it works at all
+	Name    func() string // of a file, another one with each call; the directory exists
+	Bytes   int64         // that they may take together while the probe lasts
+	Submits []gds.Submit  // ways to ask cuFile that are tried
+	Always  bool          // the direct route is wanted if it works at all
 }
 
 // Speed is what a route moved in a second, in bytes.
@@ -111,9 +110,7 @@ func (p *probe) open(ctx context.Context) error {
 		if err := p.fill(i); err != nil {
 			return fmt.Errorf("%w: %w", ErrProbe, err)
 		}
-		name := filepath.Join(p.Dir, fmt.Sprintf("probe-%d", i))
-		_ = p.FS.Remove(name) // of a probe that was killed
-		f, err := staging.OpenDirect(p.FS, name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		f, err := staging.OpenDirect(p.FS, p.Name(), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrProbe, err)
 		}

@@ -3,12 +3,19 @@ package transfer
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 )
+
+// names gives files of a directory names.
+func names(dir string) func() string {
+	n := 0
+	return func() string { n++; return filepath.Join(dir, strconv.Itoa(n)) }
+}
 
 func TestProbe(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -39,7 +46,7 @@ func TestProbe(t *testing.T) {
 			}
 			r.double.Rules(c.rules)
 			choice := r.engine.Probe(t.Context(), ProbeRequest{
-				Direct: r.direct, FS: r.fs, Dir: dir, Bytes: c.bytes, Submits: []gds.Submit{gds.Sync, gds.Async}, Always: c.always,
+				Direct: r.direct, FS: r.fs, Name: names(dir), Bytes: c.bytes, Submits: []gds.Submit{gds.Sync, gds.Async}, Always: c.always,
 			})
 			r.double.Rules("")
 			if (choice.Direct != nil) != c.direct || !strings.Contains(choice.Why, c.why) {
