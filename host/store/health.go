@@ -42,7 +42,8 @@ func (s RootState) String() string {
 
 // health is what a root's operations have told of it.
 type health struct {
-	state atomic.Uint32 // a RootState
+	state   atomic.Uint32 // a RootState
+	outages atomic.Uint32 // returns after which what was there is trusted no more
 
 	mu       sync.Mutex
 	reason   string

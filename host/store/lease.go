@@ -108,6 +108,7 @@ func (l *Lease) hold(p *Piece) error {
 	}
 	r.x.pin(p.mark.slot)
 	p.key, p.class, p.detour = r.x.key(p.mark.slot), r.classOf(p.mark.slot), e.is(stDetour)
-	p.verifies = r.verifying(e.is(stUnproven))
+	p.outage = r.health.outages.Load()
+	p.verifies = r.verifying(e.is(stUnproven) || r.state() == RootReadOnly)
 	return nil
 }

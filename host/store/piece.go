@@ -22,6 +22,7 @@ type Piece struct {
 	rank     uint32
 	detour   bool
 	verifies bool
+	outage   uint32 // the root's last at that time
 	name     string
 	file     staging.File
 	size     int64

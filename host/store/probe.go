@@ -50,6 +50,7 @@ func (r *root) comeBack(ctx context.Context, state RootState) error {
 	if err != nil {
 		return err
 	}
+	r.unprove()
 	if state == RootReadOnly {
 		return r.rejoin(ctx, RootReadOnly)
 	}

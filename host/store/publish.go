@@ -215,7 +215,7 @@ func (p *Put) enter(info staging.Info) error {
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
 	r.x.arrive(p.mark.slot, p.rank)
-	if p.unproven {
+	if p.unproven || p.outage != r.health.outages.Load() {
 		e.set(stUnproven)
 	}
 	if r.x.pieces(p.mark.slot)&p.ranks == p.ranks && !e.is(stComplete) {

@@ -41,7 +41,8 @@ type root struct {
 
 	reads, writes speed // of single transfers
 
-	proven   bool        // the run before ended with all its bytes on disk; set once
+	proven   bool        // the run before ended with all its bytes on disk; until an outage
+	partly   bool        // that goes by the checkpoint only
 	distrust atomic.Bool // a load that was verified by lot has failed
 
 	lasting  sync.Map // directories whose names are durable

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
@@ -101,5 +103,70 @@ func TestSampledLosesTrust(t *testing.T) {
 	l.Release()
 	if got := f.verified(1, 50); got != 50 {
 		t.Errorf("%d of 50 loads are verified", got)
+	}
+}
+
+// TestOutageEndsTrust: a device that was gone may have lost what it had not yet written, also of files that the run wrote
+// itself. After an outage, and while the file system is read-only, every load is verified, to the end of the entry.
+func TestOutageEndsTrust(t *testing.T) {
+	const n = 50
+	for _, state := range []RootState{RootOut, RootReadOnly} {
+		t.Run(state.String(), func(t *testing.T) {
+			f := newFixture(t, t.TempDir(), 10, 1, verifying(Off, 0))
+			f.mustPut(0)
+			if got := f.verified(0, n); got != 0 {
+				t.Fatalf("%d of %d loads are verified before", got, n)
+			}
+			l := f.lookup(0)
+			open, err := l.Open(0, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			late, err := f.store.Put(t.Context(), f.request(1, 0, 0))
+			if err == nil {
+				err = write(late)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := f.store.roots[0]
+			if state == RootOut {
+				r.takeOut("it fails", unix.EIO, "")
+			} else {
+				r.demote(RootReadOnly, "its file system is read-only", unix.EROFS, "")
+				if got := f.verified(0, n); got != n {
+					t.Errorf("%d of %d loads are verified while it is read-only", got, n)
+				}
+			}
+			f.backIn()
+			if !open.Verifies() {
+				t.Error("a piece that was open is not verified")
+			}
+			open.Close()
+			l.Release()
+			if err := late.Publish(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			f.mustPut(2)
+			all := func(when string, keys ...uint64) {
+				t.Helper()
+				for _, k := range keys {
+					if got := f.verified(k, n); got != n {
+						t.Errorf("%s: %d of %d loads of key %d are verified", when, got, n, k)
+					}
+				}
+			}
+			all("back", 0, 1)
+			if got := f.verified(2, n); got != 0 {
+				t.Errorf("%d of %d loads of what was written since are verified", got, n)
+			}
+			f.restart()
+			all("after a restart", 0, 1)
+			if got := f.verified(2, n); got != 0 {
+				t.Errorf("%d of %d loads of what was written since are verified after a restart", got, n)
+			}
+			f.crash() // in order, but nothing says which entries were proven
+			all("after a scan", 0, 1, 2)
+		})
 	}
 }
