@@ -122,6 +122,27 @@ func TestLayoutAndPlaceComeBack(t *testing.T) {
 		if _, err := p.Identity([]byte("a/b")); err != nil {
 			t.Error(err)
 		}
+		for m.Quarantined() == nil {
+			time.Sleep(time.Minute)
+			if p.Down() || p.Banned() {
+				t.Error("no guest is started any more")
+			}
+			path(13)
+		}
+		if !p.Banned() || !p.Down() {
+			t.Error("quarantine does not show")
+		}
+		time.Sleep(bannedPause - time.Millisecond)
+		if err := path(1); !errors.Is(err, ErrQuarantine) || !p.Down() {
+			t.Error("before the pause is over:", err)
+		}
+		time.Sleep(time.Millisecond)
+		if p.Down() {
+			t.Error("down after the pause")
+		}
+		if err := path(1); err != nil || !p.Banned() {
+			t.Error("files that have their names cannot be found:", err)
+		}
 	})
 }
 

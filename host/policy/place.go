@@ -5,9 +5,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
@@ -20,6 +22,9 @@ type PlaceOptions struct {
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
 }
 
+// bannedPause is between the guests of a module in quarantine.
+const bannedPause = 10 * time.Second
+
 // maxRoots bounds the facts a policy is given.
 const maxRoots = 64
 
@@ -28,7 +33,8 @@ const maxRoots = 64
 //
 // A guest that fails is dropped, and another is started after a pause. Meanwhile those that are left answer; without any,
 // calls fail. The built-in policy does not step in here by itself: it would give other names to files that are there. Who
-// stores something new asks it, and remembers that it did.
+// stores something new asks it, and remembers that it did. For the same reason quarantine does not end a place policy: what
+// is to be named anew goes to the built-in one, but a guest is started now and then for the files that have their names.
 type Place struct {
 	m        *Module
 	settings settings
@@ -46,6 +52,9 @@ type Place struct {
 	down  error     // the last fault
 	again time.Time // no guest is started before; never again when zero
 	err   error
+
+	until  atomic.Int64 // by nanotime: nobody answers before
+	banned atomic.Bool
 }
 
 type namespace struct {
@@ -116,6 +125,7 @@ func (p *Place) take() (placer, error) {
 			return nil, err
 		}
 		p.meter.builtin.Store(false)
+		p.until.Store(0)
 	}
 	if err := g.catchUp(known, roots, round); err != nil {
 		p.give(g)
@@ -150,14 +160,30 @@ func (p *Place) lost(cause error) {
 	p.down, p.again = cause, time.Now().Add(pause)
 	switch verdict {
 	case Quarantine:
-		p.down, p.again = cmp.Or(p.m.Quarantined(), cause), time.Time{}
+		p.down, p.again = cmp.Or(p.m.Quarantined(), cause), time.Now().Add(bannedPause)
+		p.banned.Store(true)
 	case Halt:
 		p.again = time.Time{}
 	}
 	p.meter.builtin.Store(p.live == 0)
+	if p.live == 0 {
+		p.until.Store(math.MaxInt64)
+		if !p.again.IsZero() {
+			p.until.Store(nanotime() + int64(time.Until(p.again)))
+		}
+	}
 	p.mu.Unlock()
 	p.cond.Broadcast() // those who waited for it may have to give up
 }
+
+// Down says that no call can succeed at present: what the policy has named cannot be found.
+func (p *Place) Down() bool {
+	t := p.until.Load()
+	return t != 0 && nanotime() < t
+}
+
+// Banned says that the policy is to name nothing new.
+func (p *Place) Banned() bool { return p.banned.Load() }
 
 // pausing says that no guest may be started now. It is called with mu held.
 func (p *Place) pausing() bool {

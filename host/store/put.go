@@ -254,13 +254,15 @@ func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) 
 
 // insert makes the entry, in the root that the place policy chooses.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
-	rel, chosen, err := s.names.name(p.class, &p.key, p.rank, p.entryBytes(), false)
-	if err != nil {
+	banned := p.class.names.place.Banned()
+	rel, chosen, err := s.names.name(p.class, &p.key, p.rank, p.entryBytes(), banned)
+	if p.detour = banned; err != nil && !banned {
 		s.log.Error("place policy failed; the built-in name is used", "key", p.key, "error", err)
 		p.detour = true
-		if rel, chosen, err = s.names.name(p.class, &p.key, p.rank, p.entryBytes(), true); err != nil {
-			return err
-		}
+		rel, chosen, err = s.names.name(p.class, &p.key, p.rank, p.entryBytes(), true)
+	}
+	if err != nil {
+		return err
 	}
 	tenant, err := s.spaces.internTenant(q.Tenant)
 	if err != nil {

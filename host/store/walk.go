@@ -23,6 +23,7 @@ type walk struct {
 	owner   uint32
 	fits    bool   // entries of owner are of the class
 	tenant  uint32 // of owner
+	lost    bool   // nobody can name owner's files at present
 	shadows listener
 	event   abi.Event
 	ahead   ahead
@@ -97,7 +98,7 @@ func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32,
 		e = x.at(slot)
 		w.isOf(r, e)
 	}
-	if !w.open || e.is(stLeaving) || x.piecesOf(slot, e)&w.ranks != w.ranks {
+	if !w.open || w.lost || e.is(stLeaving) || x.piecesOf(slot, e)&w.ranks != w.ranks {
 		return none, nil
 	}
 	if len(r.expiries.chunks) > 0 && r.expired(slot, r.store.start.Add(time.Duration(w.now))) {
@@ -109,7 +110,8 @@ func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32,
 // isOf says whether an entry is of the class, and finds its tenant. Nearly all of one lookup have the same owner.
 func (w *walk) isOf(r *root, e *entry) bool {
 	if id := e.owner(); id != w.owner {
-		w.owner, w.fits, w.tenant = id, r.x.isOf(e, w.class.base), r.store.spaces.tenantOf(r.x.owners.list[id].tenant)
+		o, t := r.x.owners.list[id], r.store.spaces
+		w.owner, w.fits, w.tenant, w.lost = id, r.x.isOf(e, w.class.base), t.tenantOf(o.tenant), t.class(o.class).names.place.Down()
 	}
 	return w.fits
 }
