@@ -137,7 +137,7 @@ func (x *index) enterRecord(b []byte, owners []uint32, ends *expiries) (n int, e
 	}
 	slot := le.Uint32(b)
 	who := uint32(b[6]) | uint32(b[7])<<8 | uint32(b[8])<<16
-	if slot >= x.max || slot < x.high || flags > recLong|recWide|recOwed|recEnds || int(who) >= len(owners) {
+	if slot >= x.max || slot < x.high || flags > recLong|recWide|recOwed|recEnds || int(who) >= len(owners) || owners[who] == none {
 		return n, fmt.Errorf("%w: slot %d of owner %d after slot %d", ErrDamaged, slot, who, x.high)
 	}
 	var k chunk.Key
@@ -239,15 +239,19 @@ func (r *root) replaceMeta(file string, write func(staging.File) error) error {
 	return r.fs.SyncDir(r.dir + "/" + metaDir)
 }
 
-// ownerRecords are the owners in the words of the next run: namespace, group, tenant, time to live, naming.
+// ownerRecords are the owners in the words of the next run: namespace, group, tenant, time to live, naming. One that has no
+// entries any more is all zero.
 func (r *root) ownerRecords() []byte {
+	has := make([]bool, len(r.x.owners.list))
+	r.x.each(func(_ uint32, e *entry) { has[e.owner()] = true })
 	b := make([]byte, 0, len(r.x.owners.list)*ownerRecord)
-	for _, o := range r.x.owners.list {
+	for i, o := range r.x.owners.list {
 		var rec [ownerRecord]byte
-		c := r.store.spaces.class(o.class)
-		if c.refs.Load() == 0 {
-			c = c.ns.class(c.group) // no entry has it, and its naming may not be there any more
+		if !has[i] {
+			b = append(b, rec[:]...)
+			continue
 		}
+		c := r.store.spaces.class(o.class)
 		copy(rec[:16], c.ns.digest[:])
 		binary.LittleEndian.PutUint32(rec[16:], c.group)
 		binary.LittleEndian.PutUint32(rec[20:], r.store.spaces.tenantOf(o.tenant))
@@ -392,11 +396,14 @@ func (x *index) readCheckpoint(f io.ReaderAt, size int64, ends *expiries, ownerF
 		at += n
 		left := buf[:len(buf)+int(n)]
 		for len(owners) < cap(owners) && len(left) >= ownerRecord {
-			o, err := ownerFor(left[:ownerRecord])
-			if err != nil {
-				return c, err
+			id := none
+			if rec := left[:ownerRecord]; [ownerRecord]byte(rec) != [ownerRecord]byte{} {
+				o, err := ownerFor(rec)
+				if err != nil {
+					return c, err
+				}
+				id, _ = x.owners.intern(o)
 			}
-			id, _ := x.owners.intern(o)
 			owners, left = append(owners, id), left[ownerRecord:]
 		}
 		for len(owners) == int(c.owners) && len(left) > 0 {

@@ -2,7 +2,6 @@ package store
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -159,37 +158,4 @@ func (r *root) plan(d chunk.Digest) (*chunk.Plan, error) {
 	}
 	s.plans.Store(d, p)
 	return p, nil
-}
-
-// loadNamespaces interns the namespaces that a root has kept. A damaged text is left out: its pieces are unclaimed.
-func (r *root) loadNamespaces() error {
-	list, err := r.fs.ReadDir(r.dir + "/" + namespacesDir)
-	if err != nil {
-		return fmt.Errorf("store: root %s: %w", r.dir, err)
-	}
-	s := r.store
-	for _, e := range list {
-		name := r.dir + "/" + namespacesDir + "/" + e.Name()
-		d, err := chunk.ParseDigest(e.Name())
-		if err != nil {
-			continue
-		}
-		text, err := r.readMeta(name)
-		if err == nil && textDigest(text) != d {
-			err = fmt.Errorf("%w: its digest is another", ErrDamaged)
-		}
-		if err == nil {
-			_, err = s.intern(d, string(text))
-		}
-		if err != nil {
-			s.log.Warn("namespace left out", "root", r.dir, "namespace", e.Name(), "error", err)
-		}
-	}
-	return nil
-}
-
-// textDigest is what [chunk.Namespace.Digest] makes of the text.
-func textDigest(text []byte) chunk.Digest {
-	sum := sha256.Sum256(text)
-	return chunk.Digest(sum[:len(chunk.Digest{})])
 }

@@ -75,7 +75,6 @@ type census struct {
 	stamps []int64 // by slot: the newest store time of its pieces
 	late   bool    // the order is known: what is found is the newest
 	stray  int64   // bytes of files that could not be read, or have no place in the index
-	blind  bool    // something could not be read
 	doubts []doubt // of what may be gone again
 	over   bool    // the scan has ended
 }
@@ -121,7 +120,7 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	case err == nil:
 		c.claim(name, rel, &h, padded(info.Allocated))
 	case errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged) && info.Size < Page:
-		if !r.store.claims(rel) {
+		if !r.store.claims(rel) && !(r.store.wake() && r.store.claims(rel)) {
 			r.counted(&r.count.foreign)
 			return
 		}
@@ -135,7 +134,7 @@ func (c *census) file(rel string, e fs.DirEntry) {
 
 func (c *census) skipped(rel string, err error) {
 	c.root.mu.Lock()
-	c.blind = true
+	c.root.blind = true
 	c.root.mu.Unlock()
 	c.root.log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
 }
@@ -153,7 +152,7 @@ func (c *census) unreadable(name string, err error) {
 	}
 	r.mu.Lock()
 	c.stray += n
-	c.blind = true
+	r.blind = true
 	r.mu.Unlock()
 }
 
@@ -235,9 +234,9 @@ func (s *Store) classFor(h *Header) (*class, error) {
 	t := s.spaces
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	ns := t.byID[h.Namespace]
-	if ns == nil {
-		return nil, fmt.Errorf("%w: digest %s", ErrSpace, h.Namespace)
+	ns, err := s.namespaceOf(h.Namespace)
+	if err != nil {
+		return nil, err
 	}
 	for _, b := range h.Key[ns.keyLen:] {
 		if b != 0 {

@@ -53,6 +53,7 @@ type root struct {
 
 	mu       sync.Mutex
 	scanning bool
+	blind    bool                // the scan could not read something
 	unseen   int64               // most that files may take which the scan has not come to; part of used
 	forgone  map[uint64]struct{} // fingerprints of entries that left during the scan
 	settled  sync.Cond           // on mu: a leaving entry is gone

@@ -217,6 +217,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 			}
 		}
 		s.settleNamings()
+		s.forgetDormant(s.run)
 		close(s.scanDone)
 	})
 	if s.cfg.ScanWait < 0 {

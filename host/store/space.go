@@ -73,6 +73,7 @@ func (c *class) fileBytes() int64 { return c.piece.Load() }
 type spaces struct {
 	mu      sync.Mutex
 	byID    map[chunk.Digest]*namespace
+	dormant map[chunk.Digest]string // texts that roots have kept
 	classes atomic.Pointer[[]*class]
 	tenants atomic.Pointer[[]uint32]
 	tenant  map[uint32]uint16
@@ -84,7 +85,7 @@ type spaces struct {
 }
 
 func newSpaces() *spaces {
-	t := &spaces{byID: map[chunk.Digest]*namespace{}, tenant: map[uint32]uint16{}, kick: make(chan struct{}, 1)}
+	t := &spaces{byID: map[chunk.Digest]*namespace{}, dormant: map[chunk.Digest]string{}, tenant: map[uint32]uint16{}, kick: make(chan struct{}, 1)}
 	t.classes.Store(new([]*class))
 	t.tenants.Store(new([]uint32))
 	return t
@@ -189,8 +190,14 @@ func (s *Store) intern(digest chunk.Digest, text string) (*namespace, error) {
 	if ns := t.byID[digest]; ns != nil {
 		return ns, nil
 	}
+	return s.number(digest, text)
+}
+
+// number interns a namespace that has no number. The caller holds spaces.mu.
+func (s *Store) number(digest chunk.Digest, text string) (*namespace, error) {
+	t := s.spaces
 	if len(t.byID) >= maxNamespaces {
-		return nil, fmt.Errorf("%w: %d namespaces", ErrTooMany, len(t.byID))
+		return nil, fmt.Errorf("%w: %d namespaces; when the host is started again, those with entries have a place, and the others none", ErrTooMany, len(t.byID))
 	}
 	ns := &namespace{
 		id: uint32(len(t.byID)), digest: digest, text: text, keyLen: keyLenOf(text),
@@ -202,6 +209,7 @@ func (s *Store) intern(digest chunk.Digest, text string) (*namespace, error) {
 		return nil, err
 	}
 	t.byID[digest] = ns
+	delete(t.dormant, digest)
 	return ns, nil
 }
 

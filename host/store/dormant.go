@@ -1,0 +1,107 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/chunk"
+)
+
+// A policy is told of a namespace once, by a number below maxNamespaces, and may keep that for as long as it runs. So a number
+// is never given again within a run, and at a start only namespaces get one that are there: with a piece in some root, or a
+// session that opens them. The others that roots have kept are dormant until then, and once everything is found the roots
+// forget them: a session that opens one later has the root keep it again.
+
+// loadNamespaces reads the namespaces that a root has kept. A damaged text is left out: its pieces are unclaimed.
+func (r *root) loadNamespaces() error {
+	list, err := r.fs.ReadDir(r.dir + "/" + namespacesDir)
+	if err != nil {
+		return fmt.Errorf("store: root %s: %w", r.dir, err)
+	}
+	t := r.store.spaces
+	for _, e := range list {
+		d, err := chunk.ParseDigest(e.Name())
+		if err != nil || t.knows(d) {
+			continue
+		}
+		text, err := r.readMeta(r.dir + "/" + namespacesDir + "/" + e.Name())
+		if err == nil && textDigest(text) != d {
+			err = fmt.Errorf("%w: its digest is another", ErrDamaged)
+		}
+		if err != nil {
+			r.log.Warn("namespace left out", "namespace", e.Name(), "error", err)
+			continue
+		}
+		t.mu.Lock()
+		t.dormant[d] = string(text)
+		t.mu.Unlock()
+	}
+	return nil
+}
+
+// knows says whether a namespace has a number, or is dormant.
+func (t *spaces) knows(d chunk.Digest) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.byID[d] != nil || t.dormant[d] != ""
+}
+
+// namespaceOf finds one that some root has kept, and gives it a number if it has none. The caller holds spaces.mu.
+func (s *Store) namespaceOf(d chunk.Digest) (*namespace, error) {
+	t := s.spaces
+	if ns := t.byID[d]; ns != nil {
+		return ns, nil
+	}
+	text := t.dormant[d]
+	if text == "" {
+		return nil, fmt.Errorf("%w: digest %s", ErrSpace, d)
+	}
+	ns, err := s.number(d, text)
+	if err != nil {
+		delete(t.dormant, d) // not again for each of its pieces; and the roots keep it
+		s.log.Warn("namespace left out", "namespace", d, "error", err)
+	}
+	return ns, err
+}
+
+// wake gives all that are dormant a number, as far as there are any, so that policies know what they have named. It says
+// whether there was one.
+func (s *Store) wake() (any bool) {
+	t := s.spaces
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for d := range t.dormant {
+		if _, err := s.namespaceOf(d); err == nil {
+			any = true
+		}
+	}
+	return any
+}
+
+// forgetDormant lets the roots forget what has no piece in any of them. All has been found.
+func (s *Store) forgetDormant(ctx context.Context) {
+	if s.opening.lock(ctx) != nil {
+		return
+	}
+	defer s.opening.unlock()
+	t := s.spaces
+	t.mu.Lock()
+	dormant := t.dormant
+	t.dormant = map[chunk.Digest]string{}
+	t.mu.Unlock()
+	for _, r := range s.roots {
+		if r.cfg.Shared || r.blind || !r.takes() {
+			continue // another host may have use for it, or what could not be read
+		}
+		for d := range dormant {
+			_ = r.fs.Remove(r.dir + "/" + namespacesDir + "/" + d.String()) // else the next start tries again
+		}
+	}
+}
+
+// textDigest is what [chunk.Namespace.Digest] makes of the text.
+func textDigest(text []byte) chunk.Digest {
+	sum := sha256.Sum256(text)
+	return chunk.Digest(sum[:len(chunk.Digest{})])
+}
