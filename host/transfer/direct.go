@@ -21,8 +21,9 @@ import (
 // file. The slot is its own for as long as it lasts.
 
 // loadDirect brings a piece by the direct route. done says that the chunk's fate is decided; else it is to be staged, and
-// suspect says that the bytes were not what they should be, which may be the file's fault or the route's.
-func (t *load) loadDirect(r *route) (done, suspect bool, err error) {
+// suspect says that the bytes were not what they should be, which may be the file's fault or the route's: the attempt goes on
+// until that is known.
+func (t *load) loadDirect(r attempt) (done, suspect bool, err error) {
 	p, d := t.piece, r.choice.Direct
 	size, expected := p.Size(), p.Expected()
 	if size%4096 != 0 || size < expected.DataOffset {
@@ -51,8 +52,7 @@ func (t *load) loadDirect(r *route) (done, suspect bool, err error) {
 		r.passed()
 		return true, false, err
 	case err != nil:
-		r.passed() // who is to blame shows when it was staged
-		return false, true, nil
+		return false, true, nil // who is to blame shows when it was staged: load.end says so to the route
 	}
 	err = t.deliver(head, slot)
 	if err != nil {
@@ -64,7 +64,7 @@ func (t *load) loadDirect(r *route) (done, suspect bool, err error) {
 }
 
 // stageInstead decides what becomes of a load whose direct operation failed.
-func (t *load) stageInstead(r *route, err error) (done, suspect bool, _ error) {
+func (t *load) stageInstead(r attempt, err error) (done, suspect bool, _ error) {
 	if lost := r.choice.Direct.GPU().Err(); lost != nil {
 		r.passed()
 		return true, false, deviceError(lost)
@@ -129,7 +129,7 @@ func sumSlot(g *gds.GPU, slot *gds.DirectSlot, extents []chunk.Extent, offset in
 
 // writeDirect stores a piece by the direct route. It says whether the chunk's fate is decided, and by which route then; else
 // nothing was done, and it is to be staged.
-func (q *Queue) writeDirect(r *route, j *job, i int, m guardedMemory, c *StoreChunk, file staging.File) (done bool, way int, err error) {
+func (q *Queue) writeDirect(r attempt, j *job, i int, m guardedMemory, c *StoreChunk, file staging.File) (done bool, way int, err error) {
 	plan, head, size := c.Put.Plan(), c.Put.DataOffset(), c.Put.FileBytes()
 	extents := plan.Extents()
 	slot, err := r.choice.Direct.Acquire(size, head, len(extents))

@@ -185,23 +185,30 @@ func TestRouteIsLeftAndTakenUpAgain(t *testing.T) {
 func TestDirectLiesAreFoundOut(t *testing.T) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	r := newDeviceRig(t, chunk.Uniform(4, 4, 1, 100_000), 64, 32<<20)
-	r.route(RouteChoice{})
+	way := r.route(RouteChoice{})
+	now := time.Unix(1000, 0)
+	way.now = func() time.Time { return now }
 	from := r.shuffled(2)
 	if _, out := r.storeAll(r.put(0, from[0]), r.put(1, from[1])); len(out.Failed) > 0 {
 		t.Fatal(out)
 	}
 	ids := r.shuffled(2)
-	r.poison()
-	r.double.Rules("cuFileRead:flip=500000")
-	if out := r.load([]int{0}, ids[:1]); len(out.Failed) > 0 {
-		t.Fatal(out.Failed)
-	}
-	r.double.Rules("")
-	if err := r.holds(0, ids[0], false); err != nil {
-		t.Error(err)
-	}
-	if s := r.stats(); s.Mismatched != 1 || s.Left != 1 || s.Route != "staged" || s.Loads != 0 {
-		t.Errorf("%+v", s)
+	for lie := range int64(4) { // a trial that lies is a trial that failed, so the next is twice as far
+		r.poison()
+		r.double.Rules("cuFileRead:flip=500000")
+		for range 2 { // the second is staged
+			if out := r.load([]int{0}, ids[:1]); len(out.Failed) > 0 {
+				t.Fatal(out.Failed)
+			}
+		}
+		r.double.Rules("")
+		if err := r.holds(0, ids[0], false); err != nil {
+			t.Error(err)
+		}
+		if s := r.stats(); s.Mismatched != lie+1 || s.Left != lie+1 || s.Route != "staged" || s.Loads != 0 || way.leave != firstLeave<<lie {
+			t.Errorf("%+v, left for %v", s, way.leave)
+		}
+		now = now.Add(way.leave)
 	}
 	r.route(RouteChoice{})
 	var damaged string

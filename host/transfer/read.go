@@ -69,8 +69,8 @@ type load struct {
 	slot    *staging.Slot
 	piece   *store.Piece
 	trip    trip
-	way     int    // the route that the piece took
-	suspect *route // whose bytes were wrong, so that the piece was staged
+	way     int     // the route that the piece took
+	suspect attempt // whose bytes were wrong, so that the piece was staged
 }
 
 func (t *load) run() {
@@ -115,7 +115,7 @@ func (t *load) read() (last func() error, err error) {
 		return nil, err
 	}
 	t.trip = t.queue.depart(t.piece.Root(), staging.Read)
-	if r := e.direct(t.spec.Memory, t.piece.Root()); r != nil {
+	if r := e.direct(t.spec.Memory, t.piece.Root()); r.route != nil {
 		done, suspect, err := t.loadDirect(r)
 		if done {
 			t.way = byCuFile
@@ -136,8 +136,12 @@ func (t *load) read() (last func() error, err error) {
 }
 
 func (t *load) end(err error) {
-	if t.suspect != nil && err == nil { // the file was right
+	switch {
+	case t.suspect.route == nil:
+	case err == nil: // the file was right
 		t.suspect.failed(&t.suspect.mismatched, ErrDamaged, true)
+	default:
+		t.suspect.passed()
 	}
 	t.queue.ended(t.trip, t.way, t.piece, err)
 	if t.slot != nil {

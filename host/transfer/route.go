@@ -49,7 +49,13 @@ type route struct {
 	until time.Time // when it may be tried again; zero while it is in force
 	leave time.Duration
 	trial bool // one operation is under way to see whether it works again
-	hung  bool // it was left because an operation did not end: then it is left even if it is to be tried always
+}
+
+// attempt is one operation's turn on the direct route. One of worked, failed and passed must follow. Once the route is left,
+// only the trial decides about it: what was begun before and ends later proves nothing.
+type attempt struct {
+	*route // nil: the operation is to be staged
+	trial  bool
 }
 
 type routeKey struct {
@@ -67,51 +73,53 @@ func (e *Engine) SetRoute(g *gds.GPU, root string, c RouteChoice) {
 	}
 }
 
-// direct is the direct route between a memory and a root, nil where there is none or it is not to be taken now. One of
-// worked, failed and passed must follow.
-func (e *Engine) direct(m Memory, root string) *route {
+// direct is a turn on the direct route between a memory and a root, the zero one where there is none or it is not to be
+// taken now.
+func (e *Engine) direct(m Memory, root string) attempt {
 	d, ok := m.(guardedMemory)
 	if !ok {
-		return nil
+		return attempt{}
 	}
 	e.routesMu.RLock()
 	r := e.routes[routeKey{d.gpu, root}]
 	e.routesMu.RUnlock()
-	if r == nil || r.choice.Direct == nil || !r.take() {
-		return nil
+	if r == nil || r.choice.Direct == nil {
+		return attempt{}
 	}
-	return r
+	return r.take()
 }
 
-func (r *route) take() bool {
+func (r *route) take() attempt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.inForce():
-		return true
+		return attempt{route: r}
 	case r.trial || r.now().Before(r.until):
-		return false
+		return attempt{}
 	}
 	r.trial = true
-	return true
+	return attempt{r, true}
 }
 
 // inForce says that pieces take the direct route now. mu is held.
-func (r *route) inForce() bool { return r.until.IsZero() || r.choice.Always && !r.hung }
+func (r *route) inForce() bool { return r.until.IsZero() }
 
 // worked books an operation of the direct route.
-func (r *route) worked(kind *atomic.Int64, bytes int64) {
+func (a attempt) worked(kind *atomic.Int64, bytes int64) {
+	r := a.route
 	kind.Add(1)
 	r.bytes.Add(bytes)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fails, r.trial, r.hung = 0, false, false
-	if r.until.IsZero() {
-		return
+	switch {
+	case a.trial:
+		r.until, r.leave, r.trial, r.fails = time.Time{}, 0, false, 0
+		r.returned.Add(1)
+		r.log.Info("the direct route works again")
+	case r.inForce():
+		r.fails = 0
 	}
-	r.until, r.leave = time.Time{}, 0
-	r.returned.Add(1)
-	r.log.Info("the direct route works again")
 }
 
 // forget has cuFile let go of a file of a root where others remove files, which would keep its blocks.
@@ -125,30 +133,34 @@ func (r *route) forget(f staging.File) {
 }
 
 // passed says that nothing was learned: the operation was not begun, or was cancelled.
-func (r *route) passed() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.trial = false
+func (a attempt) passed() {
+	if !a.trial {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.route.trial = false
 }
 
-// failed books an operation that failed, and is done again on the staged route if it can be. bad says that once is enough.
-func (r *route) failed(kind *atomic.Int64, err error, bad bool) {
+// failed books an operation that failed, and is done again on the staged route if it can be. bad says that once is enough. A
+// route that is wanted always is left for an operation that did not end, and for nothing else.
+func (a attempt) failed(kind *atomic.Int64, err error, bad bool) {
+	r := a.route
 	kind.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !a.trial && !r.inForce() {
+		return
+	}
 	r.fails++
-	r.hung = r.hung || errors.Is(err, gds.ErrHung)
-	first := r.fails == 1 && r.until.IsZero()
-	if r.trial || r.until.IsZero() && (bad || r.fails >= failuresToLeave) {
+	if a.trial || (bad || r.fails >= failuresToLeave) && (!r.choice.Always || errors.Is(err, gds.ErrHung)) {
 		r.leave = min(max(2*r.leave, firstLeave), longestLeave)
 		r.until, r.trial, r.fails = r.now().Add(r.leave), false, 0
 		r.left.Add(1)
-		if !r.inForce() {
-			r.log.Warn("the direct route is left: pieces are staged", "for", r.leave, "error", err)
-			return
-		}
+		r.log.Warn("the direct route is left: pieces are staged", "for", r.leave, "error", err)
+		return
 	}
-	if first {
+	if r.fails == 1 {
 		r.log.Warn("a direct operation failed", "error", err)
 	}
 }

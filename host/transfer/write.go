@@ -106,7 +106,7 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (way int, err
 	if err != nil {
 		return way, err
 	}
-	if r := q.engine.direct(m, c.Put.Root()); r != nil {
+	if r := q.engine.direct(m, c.Put.Root()); r.route != nil {
 		if done, way, err := q.writeDirect(r, j, i, m.(guardedMemory), c, f); done {
 			return way, err
 		}
