@@ -64,12 +64,18 @@ func (c *fellows) see(cl *class, h *Header, allocated int64, detour bool) {
 	sight := c.census
 	r.mu.Unlock()
 	h.Pieces = 1 << h.Rank // nothing is reserved for ranks that may be written by others
-	if sight != nil {
-		sight.adopt(cl, h, allocated, detour)
+	late := &census{root: r, late: true}
+	if sight == nil {
+		sight = late
+	}
+	if was := sight.adopt(cl, h, allocated, detour); was.class != nil && !was.twice {
+		r.log.Warn("pieces of one entry have names of different place policies; all hosts must have the same", "key", h.Key)
+		r.overlook(allocated)
 		return
 	}
-	late := &census{root: r, late: true}
-	late.adopt(cl, h, allocated, detour)
+	if sight != late {
+		return
+	}
 	r.overlook(late.stray)
 	r.mu.Lock()
 	defer r.mu.Unlock()

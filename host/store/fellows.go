@@ -67,7 +67,7 @@ func newFellows(r *root) (*fellows, error) {
 			_, _ = rand.Read(b[:]) // it never fails
 			return binary.LittleEndian.Uint64(b[:])
 		},
-		Now: func() time.Duration { return time.Since(c.began) },
+		Now: c.clock,
 	}, c)
 	c.member = m
 	return c, err
@@ -83,16 +83,13 @@ func (c *fellows) enter(ctx context.Context) error {
 	}
 	run, stop := context.WithCancel(context.Background())
 	c.stop = stop
-	go c.steps(run)
-	tick := time.NewTicker(c.poll / 8)
-	defer tick.Stop()
-	for c.member.Ticket() == 0 {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("store: root %s: no evictor has admitted this host: %w", r.dir, ctx.Err())
-		case <-tick.C:
-			c.member.Wake()
-		}
+	if r.cfg.drill == nil {
+		go c.steps(run)
+	} else {
+		close(c.ended)
+	}
+	if err := c.admission(ctx); err != nil {
+		return err
 	}
 	c.ticket = c.member.Ticket()
 	if err := c.scan(ctx); err != nil {
@@ -108,6 +105,39 @@ func (c *fellows) enter(ctx context.Context) error {
 	c.member.Scanned(c.ticket)
 	c.busy.Store(false)
 	return nil
+}
+
+// admission waits for an evictor to take this host in.
+func (c *fellows) admission(ctx context.Context) error {
+	tick := time.NewTicker(c.poll / 8)
+	defer tick.Stop()
+	for c.member.Ticket() == 0 {
+		if d := c.root.cfg.drill; d != nil {
+			d.pass(c)
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("store: root %s: no evictor has admitted this host: %w", c.root.dir, ctx.Err())
+		case <-tick.C:
+			c.member.Wake()
+		}
+	}
+	return nil
+}
+
+// drill makes hosts of a test take turns, so that what they do to each other follows from a seed: none steps beside the
+// others, and who has to wait lets all go on.
+type drill struct {
+	pass  func(who *fellows)
+	clock func() time.Duration
+}
+
+func (c *fellows) clock() time.Duration {
+	if d := c.root.cfg.drill; d != nil {
+		return d.clock()
+	}
+	return time.Since(c.began)
 }
 
 func (c *fellows) scan(ctx context.Context) error {
@@ -200,7 +230,7 @@ func level(err error) slog.Level {
 func (c *fellows) take(ctx context.Context, p *Put, bytes int64) error {
 	r := c.root
 	var over <-chan time.Time
-	for {
+	for passed := 0; ; passed++ {
 		more := c.member.More()
 		if credit, ok := c.member.Take(bytes); ok {
 			p.credit = credit
@@ -214,18 +244,28 @@ func (c *fellows) take(ctx context.Context, p *Put, bytes int64) error {
 		}
 		r.mu.Unlock()
 		var err error
-		select {
-		case <-more:
-		case <-over:
-			err = fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes", ErrNoSpace, r.dir, bytes)
-		case <-ctx.Done():
-			err = ctx.Err()
+		if d := r.cfg.drill; d != nil {
+			if d.pass(c); passed == creditPolls {
+				err = c.noCredit(bytes)
+			}
+		} else {
+			select {
+			case <-more:
+			case <-over:
+				err = c.noCredit(bytes)
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
 		}
 		r.mu.Lock()
 		if err != nil {
 			return err
 		}
 	}
+}
+
+func (c *fellows) noCredit(bytes int64) error {
+	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes", ErrNoSpace, c.root.dir, bytes)
 }
 
 // giveBack returns a put's credit: nothing that it wrote is on the disk any more. mu is not held.

@@ -1,13 +1,15 @@
 package store
 
 import (
-	"bytes"
-	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,308 +17,273 @@ import (
 )
 
 var (
-	historySeed = flag.Uint64("history.seed", 0, "replay the random history of this seed only")
-	historyTime = flag.Duration("history.time", 0, "keep on with fresh seeds for so long")
+	historySeed  = flag.Uint64("history.seed", 0, "replay the random history of this seed only")
+	historyTime  = flag.Duration("history.time", 0, "keep on with fresh seeds for so long")
+	historyTrace = flag.Int("history.trace", 60, "operations that are shown when one fails")
 )
 
-// TestRandomHistories drives a store with random operations beside a model that knows which bytes may be served.
+// A history drives stores with random operations beside a model that knows which bytes were offered under which namespace,
+// key and rank. What must hold at every step: a load gives bytes that were offered under its names or fails; what failed is
+// a miss from then on; no root, however many hosts use it, takes more than its capacity; nothing is left over at the end.
+//
+// All is drawn from the seed, its kind, the weights of its operations and the faults included, and one goroutine does
+// all, hosts that share a root taking turns; so a seed replays. The exception are the histories of many clients, in which
+// the scheduler has a say.
+type history struct {
+	testing.TB
+	seed    uint64
+	rng     *rand.Rand
+	kind    historyKind
+	parties []*party
+	deeds   []deed
+	trace   []string
+	faults  []staging.Rule // of the kind; nil: nothing fails but by deeds
+	now     atomic.Int64   // of hosts that take turns
+	turns   sync.Mutex
+	slots   *staging.Slots
+	uses    atomic.Int64 // policies given to stores
+	done    atomic.Int64 // and given back
+
+	mu      sync.Mutex // of the model, for many clients
+	offered map[piece]map[uint64]bool
+	spoilt  map[entryOf]bool // some file was damaged or removed behind the stores' back
+	version uint64
+	loads   atomic.Int64 // begun
+	ends    atomic.Int64
+	hits    atomic.Int64
+	stored  atomic.Int64
+}
+
+// piece is what bytes are offered under; entryOf, what a lookup asks for.
+type piece struct {
+	entryOf
+	rank uint32
+}
+
+type entryOf struct {
+	space int
+	n     uint64
+}
+
+type historyKind struct {
+	name   string
+	hosts  int
+	roots  int
+	faults string // rules, with a seed each
+	power  bool   // the machine can lose its power
+	many   bool   // clients at the same time
+}
+
+// aloneFaults strike a few in a hundred calls of each kind.
+const (
+	aloneFaults = `
+	write ** 2%% seed %d: enospc
+	write ** 1%% seed %d: short
+	publish ** 3%% seed %d: eio
+	publish ** 3%% seed %d: eio after
+	remove ** 2%% seed %d: eio
+	remove ** 2%% seed %d: eio after
+	open **_r* 1%% seed %d: emfile
+	open **.tmp 1%% seed %d: eio after
+	sync ** 3%% seed %d: eio
+	syncdir ** 2%% seed %d: eio
+	close ** 1%% seed %d: eio after
+	stat **_r* 1%% seed %d: estale
+	read ** 1%% seed %d: eio
+`
+	sharedFaults = `
+	write **.tmp 2%% seed %d: enospc
+	link ** 3%% seed %d: eio
+	link ** 3%% seed %d: eio after
+	remove ** 2%% seed %d: eio
+	remove ** 2%% seed %d: eio after
+	rename ** 1%% seed %d: eio
+	rename ** 1%% seed %d: eio after
+	open **_r* 1%% seed %d: emfile
+	open **.tmp 1%% seed %d: eio after
+	write **/log.* 1%% seed %d: eio
+	readdir **/shared/** 1%% seed %d: estale
+	stat **_r* 1%% seed %d: eio
+`
+)
+
+var historyKinds = []historyKind{
+	{name: "clean", hosts: 1, roots: 1},
+	{name: "faults", hosts: 1, roots: 1, faults: aloneFaults},
+	{name: "shared", hosts: 2, roots: 1},
+	{name: "two roots", hosts: 1, roots: 2},
+	{name: "power", hosts: 1, roots: 1, power: true},
+	{name: "shared with faults", hosts: 2, roots: 1, faults: sharedFaults},
+	{name: "many clients", hosts: 1, roots: 2, many: true},
+	{name: "two roots with faults", hosts: 1, roots: 2, faults: aloneFaults},
+	{name: "shared by many clients", hosts: 2, roots: 1, many: true},
+}
+
+// TestRandomHistories plays a few seeds of each kind, and more for as long as told.
 func TestRandomHistories(t *testing.T) {
 	if *historySeed != 0 {
-		runHistory(t, *historySeed, *historySeed%2 == 0)
+		runHistory(t, *historySeed)
 		return
 	}
-	seeds := uint64(8)
+	seeds := 2 * uint64(len(historyKinds))
 	if testing.Short() {
-		seeds = 2
+		seeds = uint64(len(historyKinds))
 	}
+	steps := 0
 	for seed := uint64(1); seed <= seeds; seed++ {
-		runHistory(t, seed, seed%2 == 0)
+		steps += runHistory(t, seed)
 	}
-	for end, seed := time.Now().Add(*historyTime), uint64(time.Now().UnixNano()); *historyTime > 0 && time.Now().Before(end); seed++ {
-		runHistory(t, seed, seed%2 == 0)
+	for end, seed := time.Now().Add(*historyTime), uint64(time.Now().UnixNano()); *historyTime > 0 && time.Now().Before(end) && !t.Failed(); seed++ {
+		steps += runHistory(t, seed)
+		seeds++
 	}
+	t.Logf("%d histories, %d operations", seeds, steps)
 }
 
-// historyFaults strike a few in a hundred calls of each kind.
-const historyFaults = `
-	write ** 2%% seed %[1]d: enospc
-	write ** 1%% seed %[2]d: short
-	publish ** 3%% seed %[3]d: eio
-	publish ** 3%% seed %[4]d: eio after
-	remove ** 2%% seed %[5]d: eio
-	remove ** 2%% seed %[6]d: eio after
-	open **_r* 1%% seed %[7]d: emfile
-	open **.tmp 1%% seed %[8]d: eio after
-	sync ** 3%% seed %[9]d: eio
-	syncdir ** 2%% seed %[10]d: eio
-	close ** 1%% seed %[11]d: eio after
-	stat **_r* 1%% seed %[12]d: estale
-`
+const historySteps = 300
 
-type history struct {
-	*fixture
-	rng    *rand.Rand
-	faulty *staging.FaultFS
-	rules  []staging.Rule
-	stored map[uint64]uint64 // ranks that were published at some time
-	spoilt map[uint64]bool   // some file was damaged or removed behind the store's back
-	held   []*Lease
-	puts   []*Put
-}
-
-func runHistory(t *testing.T, seed uint64, faults bool) {
-	t.Run(fmt.Sprintf("seed=%d/faults=%t", seed, faults), func(t *testing.T) {
-		h := &history{rng: rand.New(rand.NewPCG(seed, 1)), stored: map[uint64]uint64{}, spoilt: map[uint64]bool{}}
-		h.faulty = staging.Faulty(staging.OS())
-		if faults {
-			var seeds []any
-			for range 12 {
-				seeds = append(seeds, h.rng.Uint64N(1<<32))
-			}
-			h.rules = staging.MustRules(fmt.Sprintf(historyFaults, seeds...))
+func runHistory(t *testing.T, seed uint64) (steps int) {
+	kind := historyKinds[seed%uint64(len(historyKinds))]
+	t.Run(fmt.Sprintf("seed=%d/%s", seed, strings.ReplaceAll(kind.name, " ", "-")), func(t *testing.T) {
+		h := &history{TB: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), kind: kind, offered: map[piece]map[uint64]bool{}, spoilt: map[entryOf]bool{}}
+		if _, err := workshop(); err != nil { // it opens files once
+			t.Fatal(err)
 		}
-		h.fixture = newFixture(t, t.TempDir(), 10, 2, func(c *Config) {
-			c.FS = h.faulty
-			c.Seed = seed
-			c.Durability = []Durability{None, Strict}[h.rng.IntN(2)]
-			c.QuarantineFiles = 3
-			c.UpkeepEvery = time.Hour // steps do its work, so that a seed replays
-			c.Roots[0].Capacity += 7 * Page
+		before := leftovers(t)
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("replay: -run TestRandomHistories -history.seed=%d\n%s", seed, strings.Join(h.trace[max(0, len(h.trace)-*historyTrace):], "\n"))
+			}
 		})
-		h.faulty.Set(h.rules...)
-		for step := range 300 {
-			what := h.step()
-			if err := h.invariants(); err != nil {
-				t.Fatalf("seed %d, step %d (%s): %v", seed, step, what, err)
-			}
+		h.begin()
+		for range historySteps {
+			h.step()
+			steps++
 		}
-		h.faulty.Set()
-		h.letGo()
-		if err := h.store.roots[0].idle(); err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
-		h.reopen()
-		if err := h.store.roots[0].idle(); err != nil {
-			t.Fatalf("seed %d, reopened: %v", seed, err)
-		}
-		h.checkUsed()
+		h.end()
+		h.awaitNothingLeft(before)
 	})
+	return steps
 }
 
-func (h *history) key() uint64 { return h.rng.Uint64N(24) }
+// leftovers is what a history that has ended has left in the process.
+type leftover struct{ goroutines, descriptors int }
 
-func (h *history) step() string {
-	if r := h.store.roots[0]; !r.takes() && h.rng.IntN(8) == 0 {
-		_ = r.comeBack(context.Background(), r.state())
-		return "probe"
-	}
-	switch n := h.rng.IntN(100); {
-	case n < 40:
-		return h.store1()
-	case n < 70:
-		return h.load()
-	case n < 76:
-		return h.begin()
-	case n < 82:
-		return h.finish()
-	case n < 90:
-		return h.release()
-	case n < 94:
-		return h.spoil()
-	case n < 97:
-		h.store.EndRequest(1)
-		return "end request"
-	default:
-		return h.reopen()
-	}
-}
-
-// acceptable are the errors that a put may end in.
-func acceptable(err error) bool {
-	return err == nil || errors.Is(err, ErrResident) || errors.Is(err, ErrNoSpace) || errors.Is(err, staging.ErrInjected) ||
-		errors.Is(err, ErrGone) || errors.Is(err, ErrRootOut)
-}
-
-func (h *history) must(err error, what string, n uint64) {
-	h.Helper()
-	if !acceptable(err) {
-		h.Fatalf("%s %d: %v", what, n, err)
-	}
-}
-
-func (h *history) store1() string {
-	n := h.key()
-	for rank := range uint32(2) {
-		err := h.put(n, rank)
-		h.must(err, "put", n)
-		if err == nil {
-			h.stored[n] |= 1 << rank
-		}
-	}
-	return "put"
-}
-
-func (h *history) begin() string {
-	n, rank := h.key(), uint32(h.rng.IntN(2))
-	p, err := h.store.Put(context.Background(), h.request(n, n-1, rank))
-	h.must(err, "begin", n)
-	if err == nil {
-		h.puts = append(h.puts, p)
-	}
-	return "begin"
-}
-
-func (h *history) finish() string {
-	if len(h.puts) == 0 {
-		return "nothing to finish"
-	}
-	i := h.rng.IntN(len(h.puts))
-	p := h.puts[i]
-	h.puts = append(h.puts[:i], h.puts[i+1:]...)
-	if h.rng.IntN(3) == 0 {
-		if h.rng.IntN(2) == 0 {
-			_ = write(p)
-		}
-		p.Abort(errors.New("history"))
-		return "abort"
-	}
-	err := write(p)
+func leftovers(t testing.TB) leftover {
+	list, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		h.must(err, "write", 0)
-		p.Abort(err)
-		return "failed write"
+		t.Fatal(err)
 	}
-	err = p.Publish(context.Background())
-	h.must(err, "publish", uint64(p.depth))
-	if err == nil {
-		h.stored[uint64(p.depth)] |= 1 << p.rank
-	}
-	return "publish"
+	return leftover{runtime.NumGoroutine(), len(list)}
 }
 
-func (h *history) load() string {
-	from := h.key()
-	var list []uint64
-	for n := from; n < from+4; n++ {
-		list = append(list, n)
-	}
-	l := h.lookup(list...)
-	for i := range l.Hits() {
-		n := list[i]
-		if h.stored[n] != 3 {
-			h.Fatalf("key %d is a hit; pieces %b were published", n, h.stored[n])
-		}
-		rank := uint32(h.rng.IntN(2))
-		data, err := read(l, i, rank)
-		switch {
-		case err == nil && !bytes.Equal(data, payload(h.space.Plan(0), testKey(n), rank)):
-			h.Fatalf("key %d rank %d: other bytes than were stored", n, rank)
-		case err != nil && !h.spoilt[n] && !errors.Is(err, staging.ErrInjected) && h.rules == nil:
-			h.Fatalf("key %d rank %d: %v", n, rank, err)
-		case isDamage(err) || errors.Is(err, ErrGone):
-			if h.has(n) {
-				h.Fatalf("key %d is a hit after %v", n, err)
-			}
-			delete(h.spoilt, n)
+func (h *history) awaitNothingLeft(before leftover) {
+	h.Helper()
+	var now leftover
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if now = leftovers(h); now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && h.uses.Load() == h.done.Load() {
+			return
 		}
 	}
-	if h.rng.IntN(3) == 0 {
-		h.held = append(h.held, l)
-		return "load and hold"
-	}
-	l.Release()
-	return "load"
+	h.Fatalf("%+v before, %+v after; %d policies used, %d given back", before, now, h.uses.Load(), h.done.Load())
 }
 
-func (h *history) release() string {
-	if len(h.held) > 0 {
-		i := h.rng.IntN(len(h.held))
-		h.held[i].Release()
-		h.held = append(h.held[:i], h.held[i+1:]...)
+// begin opens the stores and draws how often each deed is done.
+func (h *history) begin() {
+	if n := strings.Count(h.kind.faults, "%d"); n > 0 {
+		seeds := make([]any, n)
+		for i := range seeds {
+			seeds[i] = h.rng.Uint64N(1 << 32)
+		}
+		h.faults = staging.MustRules(fmt.Sprintf(h.kind.faults, seeds...))
 	}
-	return "release"
-}
-
-// spoil damages or removes a file behind the store's back.
-func (h *history) spoil() string {
-	n, rank := h.key(), uint32(h.rng.IntN(2))
-	name := h.pieceFile(n, rank)
-	if _, err := os.Stat(name); err != nil {
-		return "nothing to spoil"
-	}
-	h.spoilt[n] = true
 	var err error
-	switch h.rng.IntN(4) {
-	case 0:
-		err = os.Remove(name)
-	case 1:
-		err = os.Truncate(name, int64(h.rng.IntN(pieceBytes)))
-	default:
-		var f *os.File
-		if f, err = os.OpenFile(name, os.O_WRONLY, 0); err == nil {
-			b := []byte{byte(h.rng.Uint32()), byte(h.rng.Uint32()), byte(h.rng.Uint32()), byte(h.rng.Uint32())}
-			_, err = f.WriteAt(b, int64(h.rng.IntN(2*Page+8000-4)))
-			f.Close()
+	if h.slots, err = staging.NewSlots(8, 2*pieceBytes); err != nil {
+		h.Fatal(err)
+	}
+	base := h.TempDir()
+	for i := range h.kind.hosts {
+		p := h.newParty(i, base)
+		h.parties = append(h.parties, p)
+		p.drawPolicies(h.rng)
+		p.open()
+		p.faulty.Set(h.faults...)
+	}
+	h.deeds = h.drawDeeds()
+}
+
+// step lets one host do one deed, and looks at everything.
+func (h *history) step() {
+	p := h.parties[h.rng.IntN(len(h.parties))]
+	what := h.deed(p)
+	h.trace = append(h.trace, fmt.Sprintf("%d: host %s: %s", len(h.trace), p.cfg.HostID, what))
+	for _, p := range h.parties {
+		if err := p.invariants(); err != nil {
+			h.Fatalf("step %d (%s): host %s: %v", len(h.trace)-1, what, p.cfg.HostID, err)
 		}
 	}
+	if a, b := h.loads.Load(), h.ends.Load(); a != b {
+		h.Fatalf("%d loads were begun, %d have ended", a, b)
+	}
+}
+
+// end closes everything, by way of a crash, so that the account is compared with what a scan finds.
+func (h *history) end() {
+	for _, p := range h.parties {
+		p.faulty.Set()
+		p.letGo()
+		p.wakeUp()
+		for _, r := range p.store.roots {
+			if err := r.idle(); err != nil {
+				h.Fatalf("host %s: %v", p.cfg.HostID, err)
+			}
+		}
+	}
+	for _, p := range h.parties {
+		p.crash()
+		p.drawPolicies(h.rng)
+		p.open()
+	}
+	h.calm()
+	for _, p := range h.parties {
+		for _, r := range p.store.roots {
+			if err := r.idle(); err != nil {
+				h.Fatalf("host %s, reopened: %v", p.cfg.HostID, err)
+			}
+		}
+		p.readAll()
+	}
+	h.compareAccounts()
+	for _, p := range h.parties {
+		if err := p.store.Close(); err != nil {
+			h.Fatal(err)
+		}
+		p.endMachine()
+	}
+	if err := h.slots.Close(); err != nil {
+		h.Fatal(err)
+	}
+	if h.Failed() {
+		return
+	}
+	for _, root := range h.parties[0].cfg.Roots {
+		h.noTemporaries(root.Path)
+	}
+	if h.stored.Load() == 0 || h.loads.Load() == 0 {
+		h.Fatalf("%d pieces stored, %d loads", h.stored.Load(), h.loads.Load())
+	}
+}
+
+func (h *history) noTemporaries(dir string) {
+	err := filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			if _, temp := tempOwner(e.Name()); temp || strings.HasSuffix(name, ".new") {
+				h.Errorf("left over: %s", name)
+			}
+		}
+		return err
+	})
 	if err != nil {
 		h.Fatal(err)
 	}
-	return "spoil"
-}
-
-func (h *history) letGo() {
-	for _, l := range h.held {
-		l.Release()
-	}
-	for _, p := range h.puts {
-		p.Abort(errors.New("history"))
-	}
-	h.held, h.puts = nil, nil
-}
-
-// reopen closes and opens the store: what was a hit is one again, unless its files were spoilt. (With faults, files that
-// would not be unlinked come back and may push others out.)
-func (h *history) reopen() string {
-	h.faulty.Set()
-	h.letGo()
-	h.backIn()
-	before := map[uint64]bool{}
-	for n := range uint64(24) {
-		before[n] = h.has(n)
-	}
-	h.restart()
-	for n := range uint64(24) {
-		if before[n] && !h.spoilt[n] && h.rules == nil && !h.has(n) {
-			h.Fatalf("key %d was a hit before the restart", n)
-		}
-	}
-	h.faulty.Set(h.rules...)
-	return "reopen"
-}
-
-func (h *history) invariants() error {
-	r := h.store.roots[0]
-	if err := r.check(); err != nil {
-		return err
-	}
-	st := h.store.Stats().Roots[0]
-	disk, temporaries := usage(h, h.cfg.Roots[0].Path)
-	open := 0
-	for _, p := range h.puts {
-		if p.temp != "" {
-			open++
-		}
-	}
-	switch {
-	case disk > st.Capacity:
-		return fmt.Errorf("%d bytes on disk, of %d", disk, st.Capacity)
-	case st.Used > st.Capacity && h.rules == nil:
-		return fmt.Errorf("%d bytes used of %d", st.Used, st.Capacity)
-	case disk > st.Used:
-		return fmt.Errorf("%d bytes on disk, the account says %d", disk, st.Used)
-	case h.rules == nil && temporaries != open:
-		return fmt.Errorf("%d temporaries, %d puts have one", temporaries, open)
-	}
-	return nil
 }

@@ -156,7 +156,9 @@ func (f *fixture) live(rng *rand.Rand, machine *staging.VolatileFS, stored map[u
 			if err := f.put(n, rank); errors.Is(err, staging.ErrPowerLost) {
 				return promised
 			} else {
-				(&history{fixture: f}).must(err, "put", n)
+				if !acceptable(err) {
+					f.Fatalf("put %d: %v", n, err)
+				}
 				if err == nil && f.cfg.Durability == Batch {
 					promised = slices.DeleteFunc(promised, func(p uint64) bool { return p == n }) // it had been evicted
 				}

@@ -215,7 +215,49 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 		r.fellows.found(name, cl, h, allocated, detour)
 		return
 	}
-	c.adopt(cl, h, allocated, detour)
+	if was := c.adopt(cl, h, allocated, detour); was.class != nil {
+		c.resolve(was, name, h, allocated)
+	}
+}
+
+// resolve ends a clash. A piece that another naming named than its entry's is moved to where the entry looks for it. Of a
+// piece that is there twice, as after a power failure that has undone an unlinking, the file goes that no load would open.
+func (c *census) resolve(was clash, name string, h *Header, allocated int64) {
+	r := c.root
+	builtin, err := r.path(was.class, &h.Key, h.Rank, true)
+	if err != nil {
+		c.unreadable(name, err)
+		return
+	}
+	if was.twice {
+		opened, err := r.locatePiece(was.class, &h.Key, h.Rank, true)
+		switch {
+		case err != nil:
+			c.unreadable(name, err)
+		case opened != name:
+			r.discard(name, allocated)
+		case was.detour && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
+			if o, err := r.readHeader(builtin); err == nil && o.Namespace == h.Namespace && o.Key == h.Key && o.Group == h.Group && o.Rank == h.Rank {
+				r.discard(builtin, allocated)
+			}
+		}
+		return
+	}
+	detour := name == builtin
+	if placed, err := r.path(was.class, &h.Key, h.Rank, false); err == nil && name != placed && !detour {
+		if err := r.move(name, placed); errors.Is(err, fs.ErrExist) {
+			r.discard(name, allocated) // the scan comes to that one, or has
+			return
+		} else if err != nil {
+			r.counted(&r.count.unclaimed)
+			r.seize(name, err)
+			return
+		}
+	} else if err != nil && !detour {
+		c.unreadable(name, err)
+		return
+	}
+	c.adopt(was.class, h, allocated, detour)
 }
 
 func (r *root) move(from, to string) error {
@@ -246,8 +288,15 @@ func (s *Store) classFor(h *Header) (*class, error) {
 	return t.classOf(ns, h.Group)
 }
 
+// clash is what keeps a piece from being entered: its entry has files of another naming, or this piece already.
+type clash struct {
+	class  *class // the entry's
+	detour bool   // of the entry
+	twice  bool
+}
+
 // adopt enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
-func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
+func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) (was clash) {
 	r := c.root
 	tenant, err := r.store.spaces.internTenant(h.Tenant)
 	if err != nil {
@@ -257,23 +306,23 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c.over {
-		return // the scan has ended meanwhile, and seen everything
+		return was // the scan has ended meanwhile, and seen everything
 	}
 	slot := r.x.find(print, cl.base, &h.Key)
 	if slot != none && (r.x.at(slot).is(stLeaving) || r.flights[slot].ranks&(1<<h.Rank) != 0) {
-		return // it goes, or a put that has just given it its name counts it
+		return was // it goes, or a put that has just given it its name counts it
 	}
 	if slot == none {
 		slot = r.x.add(print, owner{cl.id, tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
 		if slot == none {
 			c.stray += allocated // more entries than slots: the bytes are there all the same
-			return
+			return was
 		}
 		cl.refs.Add(1)
 	}
 	e := r.x.at(slot)
-	if r.x.pieces(slot)&(1<<h.Rank) != 0 {
-		return // under both its names; the one that is found first at a load serves
+	if twice := r.x.pieces(slot)&(1<<h.Rank) != 0; twice || r.classOf(slot).names != cl.names {
+		return clash{r.classOf(slot), e.is(stDetour), twice}
 	}
 	fresh := h.Pieces &^ r.x.reserved(slot) // h.Rank is among h.Pieces
 	r.x.owe(slot, fresh)
@@ -307,4 +356,5 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) {
 		// An entry of this key was dropped after the scan began, and this file may have gone with it.
 		c.doubts = append(c.doubts, doubt{mark{slot, print}, h.Rank})
 	}
+	return was
 }

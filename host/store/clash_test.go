@@ -1,0 +1,67 @@
+package store
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/plugins/fanout"
+)
+
+// TestPiecesUnderTwoNamings leaves what crashes around a swap of the place policy can leave: an entry with pieces that two
+// namings named, and a piece under both names. All is served, and the account is the disk's.
+func TestPiecesUnderTwoNamings(t *testing.T) {
+	flat := func() *Use { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"}) }
+	deep := func() *Use { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}) }
+	for name, after := range map[string]func() *Use{"the later one acts": deep, "the earlier one acts": flat, "neither acts": func() *Use { return new(Use) }} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) { c.Policies.Place = *flat() })
+			f.mustPut(0, 1, 2)
+			was := map[uint64][2]string{}
+			for n := range uint64(3) {
+				was[n] = [2]string{f.pieceFile(n, 0), f.pieceFile(n, 1)}
+			}
+			if _, err := f.store.Swap(t.Context(), Swap{From: "fanout", Uses: [abi.Roles]*Use{abi.RolePlace: deep()}}); err != nil {
+				t.Fatal(err)
+			}
+			f.mustPut(3)
+			again := func(n uint64, rank uint32, do func(from, to string) error) {
+				t.Helper()
+				to := f.pieceFile(n, rank)
+				if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				if err := do(was[n][rank], to); err != nil {
+					t.Fatal(err)
+				}
+			}
+			again(0, 1, os.Rename)
+			for rank := range uint32(2) {
+				again(1, rank, func(from, to string) error {
+					b, err := os.ReadFile(from)
+					if err != nil {
+						return err
+					}
+					return os.WriteFile(to, b, 0o600)
+				})
+			}
+			f.cfg.Policies.Place = *after()
+			f.crash()
+			for n := range uint64(4) {
+				f.mustRead(n)
+			}
+			if list := f.files(); len(list) != 8 {
+				t.Errorf("%d files of 4 entries with 2 pieces: %v", len(list), list)
+			}
+			f.checkUsed()
+			f.cfg.Policies.Place = *after()
+			f.restart()
+			for n := range uint64(4) {
+				f.mustRead(n)
+			}
+			f.checkUsed()
+		})
+	}
+}
