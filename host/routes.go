@@ -25,7 +25,7 @@ func probeBytes(r config.Root) int64 { return min(64<<20, r.Capacity/16) }
 
 // wantsDirect says whether the direct route is to be tried for a root, if there is a GPU.
 func (h *Host) wantsDirect(r config.Root) bool {
-	return h.driver != nil && h.cfg.GDS.UseCuFile && h.cfg.GDS.BufferMiB > 0 && r.Route != config.RouteStaged
+	return h.driver != nil && h.cfg.TriesDirect(r)
 }
 
 // fileSystem is what the store and the trials of routes work on. The handles that cuFile has are closed with the files that

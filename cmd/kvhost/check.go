@@ -84,7 +84,8 @@ func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, 
 // wanted is what a configuration asks of the machine.
 func wanted(cfg *config.Config) doctor.Wanted {
 	w := doctor.Wanted{
-		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO, CUDA: cfg.GDS.CUDA != config.CUDAOff, DeviceBytes: deviceBytes(cfg),
+		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO, CUDA: cfg.GDS.CUDA != config.CUDAOff,
+		CuFile: cfg.MayUseCuFile(), DeviceBytes: deviceBytes(cfg),
 	}
 	for _, r := range cfg.Roots {
 		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared, Route: askedRoute(r)})
@@ -95,7 +96,7 @@ func wanted(cfg *config.Config) doctor.Wanted {
 // deviceBytes is what the direct route takes of a GPU's memory.
 func deviceBytes(cfg *config.Config) int64 {
 	for _, r := range cfg.Roots {
-		if r.Route != config.RouteStaged && cfg.GDS.UseCuFile {
+		if cfg.TriesDirect(r) {
 			return int64(cfg.GDS.BufferMiB) << 20
 		}
 	}

@@ -71,3 +71,26 @@ func TestCheckMeasures(t *testing.T) {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }
+
+// What forbids cuFile to the host forbids it to check: the library is not loaded, and no device memory is reckoned for slots.
+func TestCheckWantsWhatTheHostTries(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*config.Config)
+		cufile bool
+		memory bool
+	}{
+		"by default":     {func(*config.Config) {}, true, true},
+		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false},
+		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false},
+		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false},
+		"staged":         {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false},
+	} {
+		cfg := config.Default().Clone()
+		cfg.Roots = []config.Root{{Path: "kv", Capacity: 1 << 30}}
+		c.change(cfg)
+		w := wanted(cfg)
+		if w.CuFile != c.cufile || w.DeviceBytes > 0 != c.memory || cfg.TriesDirect(cfg.Roots[0]) != c.memory {
+			t.Errorf("%s: %+v", name, w)
+		}
+	}
+}

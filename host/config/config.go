@@ -155,6 +155,14 @@ type GDS struct {
 	LogDir           string
 }
 
+// MayUseCuFile says whether libcufile may be loaded and has device memory to work with.
+func (c *Config) MayUseCuFile() bool {
+	return c.GDS.CUDA != CUDAOff && c.GDS.UseCuFile && c.GDS.BufferMiB > 0
+}
+
+// TriesDirect says whether the direct route is to be tried between a root and the GPUs that there are.
+func (c *Config) TriesDirect(r Root) bool { return c.MayUseCuFile() && r.Route != RouteStaged }
+
 // Values of GDS.CUDA.
 const (
 	CUDAAuto = "auto"

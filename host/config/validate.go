@@ -87,7 +87,7 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		switch r.Route {
 		case RouteAuto, RouteStaged, "":
 		case RouteDirect:
-			if !c.GDS.UseCuFile || c.GDS.BufferMiB == 0 || c.GDS.CUDA == CUDAOff {
+			if !c.MayUseCuFile() {
 				bad(at+".route", "%q, which gds.use_cufile, gds.buffer_mib or gds.cuda forbids", r.Route)
 			}
 		default:

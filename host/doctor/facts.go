@@ -7,6 +7,7 @@ type Wanted struct {
 	StagingBytes int64        `json:"staging_bytes"` // page-locked when there is a GPU
 	DirectIO     bool         `json:"direct_io"`
 	CUDA         bool         `json:"cuda"`
+	CuFile       bool         `json:"cufile"`       // libcufile may be loaded, for the direct route
 	DeviceBytes  int64        `json:"device_bytes"` // memory of its own on each GPU, besides the context
 }
 
@@ -70,6 +71,7 @@ type CuFile struct {
 	NVFS    string `json:"nvfs"`    // version of nvidia-fs that it speaks to; empty: none
 	Compat  bool   `json:"compat"`  // it may work without peer-to-peer DMA
 	Failed  string `json:"failed"`
+	Forbid  bool   `json:"forbid"` // by configuration
 }
 
 // GPU is a device.

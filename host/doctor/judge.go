@@ -82,6 +82,8 @@ func gpuVerdict(f *Facts, g *GPU, root *Root) Verdict {
 	}
 	v.Route = RouteStaged
 	switch {
+	case f.CuFile.Forbid:
+		v.Why = "as configured: gds.use_cufile or gds.buffer_mib forbids the direct route"
 	case f.CuFile.Version == 0:
 		v.Why, v.Fix = "cuFile is not here", "install libcufile (CUDA toolkit, gds-tools) for peer-to-peer DMA"
 	case f.CuFile.Failed != "":

@@ -19,7 +19,7 @@ func machines() map[string]struct {
 } {
 	wanted := Wanted{
 		Roots:  []WantedRoot{{Path: "/mnt/kv", Capacity: 1 << 40}},
-		Socket: "/run/kvhost/kvhost.sock", StagingBytes: 4 << 30, DirectIO: true, CUDA: true,
+		Socket: "/run/kvhost/kvhost.sock", StagingBytes: 4 << 30, DirectIO: true, CUDA: true, CuFile: true,
 	}
 	machine := Machine{
 		Kernel: "6.8.0", Arch: "amd64", CPUs: 64, MemoryBytes: 512 << 30, FreeBytes: 300 << 30, Nodes: 2, Memlock: -1, OpenFiles: 1 << 20,
@@ -52,6 +52,7 @@ func machines() map[string]struct {
 		f.Machine.P2PDMA, f.Machine.Nodes, f.Roots[0].Device, f.Roots[0].Node, f.GPUs[0].Node = No, 1, "vda", -1, -1
 	})
 	add("staged", func(w *Wanted, _ *Facts) { w.Roots[0].Route = RouteStaged })
+	add("forbidden", func(w *Wanted, f *Facts) { w.CuFile, f.CuFile, f.Roots[0].CuFile = false, CuFile{Forbid: true}, "" })
 	add("forced", func(w *Wanted, f *Facts) { w.Roots[0].Route, f.Machine.P2PDMA = RouteDirect, No })
 	add("impossible", func(w *Wanted, f *Facts) {
 		w.Roots[0].Route, f.Roots[0].CuFile = RouteDirect, "gds: cuFileHandleRegister: handle not registered (5027)"

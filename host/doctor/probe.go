@@ -22,7 +22,8 @@ func probe(ctx context.Context, w Wanted, s system, libcuda, libcufile []string)
 	g := &gpus{facts: f}
 	if f.Driver.Forbid = !w.CUDA; w.CUDA {
 		defer g.close()
-		g.open(libcuda, libcufile)
+		g.open(libcuda)
+		g.ready(w.CuFile, libcufile)
 	}
 	for _, r := range w.Roots {
 		if err := ctx.Err(); err != nil {
@@ -41,7 +42,7 @@ type gpus struct {
 	logs  string
 }
 
-func (g *gpus) open(libcuda, libcufile []string) {
+func (g *gpus) open(libcuda []string) {
 	driver, err := gds.Open(nil, libcuda...)
 	if err != nil {
 		g.facts.Driver.Failed = err.Error()
@@ -67,7 +68,11 @@ func (g *gpus) open(libcuda, libcufile []string) {
 		}
 		g.facts.GPUs = append(g.facts.GPUs, out)
 	}
-	if len(g.used) == 0 {
+}
+
+// ready opens cuFile where there is a GPU for it and the configuration lets it be loaded.
+func (g *gpus) ready(allowed bool, libcufile []string) {
+	if g.facts.CuFile.Forbid = !allowed; len(g.used) == 0 || !allowed {
 		return
 	}
 	if err := g.openCuFile(libcufile); err != nil {

@@ -88,7 +88,7 @@ func TestMachineIsRead(t *testing.T) {
 
 // With the double of the NVIDIA libraries: its GPU is found and cuFile is asked; without any library the rest is told.
 func TestProbeWithAndWithoutAGPU(t *testing.T) {
-	w := Wanted{Roots: []WantedRoot{{Path: t.TempDir(), Capacity: 1 << 20}}, Socket: filepath.Join(t.TempDir(), "s"), CUDA: true}
+	w := Wanted{Roots: []WantedRoot{{Path: t.TempDir(), Capacity: 1 << 20}}, Socket: filepath.Join(t.TempDir(), "s"), CUDA: true, CuFile: true}
 	double := gdstest.Build(t).Path
 	f, err := probe(context.Background(), w, system{"/"}, []string{double}, []string{double})
 	if err != nil {
@@ -100,6 +100,12 @@ func TestProbeWithAndWithoutAGPU(t *testing.T) {
 	if f.Roots[0].Direct == Yes && f.Roots[0].CuFile != "ok" {
 		t.Errorf("%+v", f.Roots[0])
 	}
+	w.CuFile = false // then it is not even loaded
+	f, err = probe(context.Background(), w, system{"/"}, []string{double}, []string{"/nonexistent/libcufile.so"})
+	if err != nil || len(f.GPUs) == 0 || f.CuFile != (CuFile{Forbid: true}) || f.Roots[0].CuFile != "" {
+		t.Errorf("%+v, %v", f, err)
+	}
+	w.CuFile = true
 	f, err = probe(context.Background(), w, system{"/"}, []string{"/nonexistent/libcuda.so"}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -71,6 +71,8 @@ func (r *Report) machine(w io.Writer) {
 	kind := map[Answer]string{Yes: "open modules", No: "closed modules", Unknown: "modules unknown"}[d.Open]
 	fmt.Fprintf(w, "driver\tCUDA %s, %s, %s\n", dotted(d.CUDA), cmp.Or(d.Kernel, "version unknown"), kind)
 	switch {
+	case c.Forbid:
+		fmt.Fprintf(w, "cuFile\tnot asked, as configured\n")
 	case c.Failed != "" && c.Version == 0:
 		fmt.Fprintf(w, "cuFile\tnone: %s\n", c.Failed)
 	case c.Failed != "":
