@@ -19,7 +19,8 @@ import (
 // each entry in its old slot, so that what the evict policy kept of itself is right too.
 //
 // It is written only when the account is exact: nothing in flight, nothing leaving, no stray, the scan at the start
-// finished, the root in use and not shared. The next start removes it, durably, before it changes anything. So it is
+// finished, the root in use and not shared. And only when all that led to it is on disk: after a power failure names of
+// files that were unlinked would come back, and be in nobody's account. The next start removes it, durably, before it changes anything. So it is
 // there only if nobody has used the root since; after a crash there is none, and the scan rebuilds the index. What
 // another program has changed meanwhile shows where it always does: a load compares header and checksums, and a file that
 // is gone takes its entry with it. Names follow from the place policy, so a checkpoint holds only under the same one; and
@@ -209,7 +210,10 @@ func (r *root) saveCheckpoint() {
 		return
 	}
 	c := checkpoint{when: r.store.stamp(), high: r.x.high, clock: r.x.clock, entries: r.x.used, owners: uint32(len(r.x.owners.list))}
-	err := r.saveState(c.when)
+	err := r.fs.SyncFS(r.dir)
+	if err == nil {
+		err = r.saveState(c.when)
+	}
 	if err == nil {
 		err = r.replaceMeta(checkpointFile, func(f staging.File) error { return r.x.writeCheckpoint(f, c, r.ownerRecords(), &r.expiries) })
 	}

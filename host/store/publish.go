@@ -172,19 +172,39 @@ func (p *Put) syncName() error {
 	if p.root.store.cfg.Durability != Strict {
 		return nil
 	}
-	if err := p.root.fs.SyncDir(filepath.Dir(p.target)); err != nil {
-		p.root.discard(p.target, p.class.fileBytes())
-		return p.root.syncFailed(err)
+	dir := filepath.Dir(p.target)
+	err := p.root.fs.SyncDir(dir)
+	if err != nil {
+		err = p.root.syncFailed(err)
+	} else {
+		err = p.root.settleDir(dir)
 	}
-	return nil
+	if err != nil {
+		p.root.discard(p.target, p.class.fileBytes())
+	}
+	return err
 }
 
-// makeDir makes a directory below the root, and under Strict the names of all levels durable: those that are there
-// already too, unless this process has seen to it, because who made them may not have come to that.
+// makeDir makes a directory below the root, and under Strict the names of all levels durable.
 func (r *root) makeDir(dir string) error {
-	if err := r.fs.MkdirAll(dir, 0o700); err != nil || r.store.cfg.Durability != Strict {
+	if r.store.cfg.Durability != Strict {
+		return r.fs.MkdirAll(dir, 0o700)
+	}
+	for d := dir; len(d) > len(r.dir); d = filepath.Dir(d) {
+		if _, err := r.fs.Stat(d); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		r.lasting.Delete(d) // somebody has removed it, and its name is a new one
+	}
+	if err := r.fs.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	return r.settleDir(dir)
+}
+
+// settleDir makes the names of a directory and of those above it durable, unless this process has seen to it. Those that
+// were there may have been made by a process that was killed, or by a put that has not come to that.
+func (r *root) settleDir(dir string) error {
 	for d := dir; len(d) > len(r.dir); d = filepath.Dir(d) {
 		if _, ok := r.lasting.Load(d); ok {
 			continue
