@@ -70,7 +70,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	e := h.cfg.Engine
 	h.engine, err = transfer.New(transfer.Config{
 		Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
-		WriteQueue: e.MaxWriteQueue, Log: h.log,
+		WriteQueue: e.MaxWriteQueue, Roots: len(h.cfg.Roots), Log: h.log,
 	})
 	if err != nil {
 		return nil, err

@@ -26,6 +26,9 @@ func (k Kind) String() string {
 // Workers runs tasks on n goroutines that it owns. Reads and writes wait in queues of their own; while both wait, reads
 // get readRatio of the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none.
 //
+// Tasks may be in lanes, one for each thing that can hang, a mount say. Where there are several lanes no one of them gets more
+// than three quarters of the goroutines, so that tasks of the others are run whatever becomes of it.
+//
 // The queues have no bound: Submit never blocks. What bounds them is what a task needs before it can be submitted,
 // a slot or a credit of the caller's.
 type Workers struct {
@@ -33,7 +36,9 @@ type Workers struct {
 
 	mu      sync.Mutex
 	wake    sync.Cond
-	queue   [2]ring
+	lanes   []*lane // in the order of their turns: the one whose task was begun last is the last
+	most    int     // tasks of one lane that run
+	queued  [2]int
 	credit  float64
 	closed  bool
 	started []time.Time // of each worker's task, zero while it has none
@@ -61,12 +66,28 @@ type WorkersStats struct {
 // NewWorkers starts n goroutines (at least one).
 func NewWorkers(n int, readRatio float64) *Workers {
 	n = max(1, n)
-	w := &Workers{ratio: min(1, max(0, readRatio)), started: make([]time.Time, n), left: n, over: make(chan struct{})}
+	w := &Workers{ratio: min(1, max(0, readRatio)), most: n, started: make([]time.Time, n), left: n, over: make(chan struct{})}
 	w.wake.L = &w.mu
 	for i := range n {
 		go w.work(i)
 	}
 	return w
+}
+
+// lane is the tasks that hang together.
+type lane struct {
+	name    string
+	queue   [2]ring
+	running int
+}
+
+// Lanes says that there will be so many lanes; to be called before Submit.
+func (w *Workers) Lanes(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.most = len(w.started); n > 1 {
+		w.most = max(1, w.most-max(1, w.most/4))
+	}
 }
 
 // OnPanic sets who is told of a task that panicked, instead of the process ending; to be called before Submit. The
@@ -78,7 +99,10 @@ func (w *Workers) OnPanic(told func(value any, stack []byte)) {
 }
 
 // Submit queues a task. It fails with [ErrClosed] after Close and never blocks.
-func (w *Workers) Submit(kind Kind, task func()) error {
+func (w *Workers) Submit(kind Kind, task func()) error { return w.SubmitTo("", kind, task) }
+
+// SubmitTo queues a task in a lane.
+func (w *Workers) SubmitTo(name string, kind Kind, task func()) error {
 	if kind > Write {
 		return fmt.Errorf("staging: task of unknown kind %d", kind)
 	}
@@ -87,10 +111,23 @@ func (w *Workers) Submit(kind Kind, task func()) error {
 		w.mu.Unlock()
 		return ErrClosed
 	}
-	w.queue[kind].push(task)
+	w.lane(name).queue[kind].push(task)
+	w.queued[kind]++
 	w.mu.Unlock()
 	w.wake.Signal()
 	return nil
+}
+
+// lane finds or makes one.
+func (w *Workers) lane(name string) *lane {
+	for _, l := range w.lanes {
+		if l.name == name {
+			return l
+		}
+	}
+	l := &lane{name: name}
+	w.lanes = append(w.lanes, l)
+	return l
 }
 
 // Close takes no more tasks, runs those that were queued, and returns when all have ended: each task that Submit took
@@ -117,7 +154,7 @@ func (w *Workers) Stats() WorkersStats {
 	defer w.mu.Unlock()
 	s := WorkersStats{
 		Workers:    len(w.started),
-		QueuedRead: w.queue[Read].len, QueuedWrite: w.queue[Write].len,
+		QueuedRead: w.queued[Read], QueuedWrite: w.queued[Write],
 		DoneRead: w.done[Read], DoneWrite: w.done[Write],
 		BusyRead: w.busy[Read], BusyWrite: w.busy[Write],
 		Panics: w.panics,
@@ -135,17 +172,23 @@ func (w *Workers) Stats() WorkersStats {
 func (w *Workers) work(i int) {
 	w.mu.Lock()
 	for {
-		for w.queue[Read].len+w.queue[Write].len == 0 && !w.closed {
+		var l *lane
+		var kind Kind
+		for {
+			if l, kind = w.turn(); l != nil || w.closed && w.queued == [2]int{} {
+				break
+			}
 			w.wake.Wait()
 		}
-		if w.queue[Read].len+w.queue[Write].len == 0 {
+		if l == nil {
 			break
 		}
-		kind := w.turn()
-		task := w.queue[kind].pop()
+		task := l.queue[kind].pop()
+		w.queued[kind]--
+		l.running++
 		w.started[i] = time.Now()
 		w.mu.Unlock()
-		w.run(i, kind, task)
+		w.run(i, l, kind, task)
 		w.mu.Lock()
 	}
 	w.left--
@@ -156,7 +199,7 @@ func (w *Workers) work(i int) {
 }
 
 // run does one task and books it, however it ended.
-func (w *Workers) run(i int, kind Kind, task func()) {
+func (w *Workers) run(i int, l *lane, kind Kind, task func()) {
 	returned := false
 	defer func() {
 		var value any
@@ -167,6 +210,9 @@ func (w *Workers) run(i int, kind Kind, task func()) {
 		w.done[kind]++
 		w.busy[kind] += time.Since(w.started[i])
 		w.started[i] = time.Time{}
+		if l.running--; l.running == w.most-1 || w.closed {
+			w.wake.Broadcast() // for tasks of the lane that had to wait, and for who waits for the last one
+		}
 		told := w.onPanic
 		if value != nil {
 			w.panics++
@@ -186,20 +232,36 @@ func (w *Workers) run(i int, kind Kind, task func()) {
 	returned = true
 }
 
-// turn says whose turn it is: with both waiting, reads get ratio of the turns, evenly spread.
-func (w *Workers) turn() Kind {
+// turn says whose turn it is, nil when nothing can be run: with both kinds waiting, reads get ratio of the turns, evenly
+// spread, and lanes take turns.
+func (w *Workers) turn() (*lane, Kind) {
+	var next [2]int
+	for kind := range next {
+		next[kind] = -1
+		for i, l := range w.lanes {
+			if l.queue[kind].len > 0 && l.running < w.most {
+				next[kind] = i
+				break
+			}
+		}
+	}
+	kind := Write
 	switch {
-	case w.queue[Write].len == 0:
-		return Read
-	case w.queue[Read].len == 0:
-		return Write
+	case next[Read] < 0 && next[Write] < 0:
+		return nil, 0
+	case next[Write] < 0:
+		kind = Read
+	case next[Read] >= 0:
+		if w.credit += w.ratio; w.credit >= 1 {
+			w.credit--
+			kind = Read
+		}
 	}
-	w.credit += w.ratio
-	if w.credit >= 1 {
-		w.credit--
-		return Read
-	}
-	return Write
+	i := next[kind]
+	l := w.lanes[i]
+	copy(w.lanes[i:], w.lanes[i+1:])
+	w.lanes[len(w.lanes)-1] = l
+	return l, kind
 }
 
 // ring is a queue that grows and never shrinks.

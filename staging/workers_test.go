@@ -212,3 +212,36 @@ func ExampleWorkers() {
 	// read
 	// staging: closed
 }
+
+// TestLanes has the tasks of one lane hang: those of another are run all the same, and the rest of the first when that
+// goes on. With one lane the whole pool is its own.
+func TestLanes(t *testing.T) {
+	for _, c := range []struct{ workers, lanes, hung int }{{8, 1, 8}, {8, 2, 6}, {16, 3, 12}, {2, 2, 1}} {
+		w := NewWorkers(c.workers, 0.75)
+		w.Lanes(c.lanes)
+		hold := make(chan struct{})
+		var begun atomic.Int32
+		for n := range 3 * c.workers {
+			if err := w.SubmitTo("hung", Kind(n%2), func() { begun.Add(1); <-hold }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if c.lanes > 1 {
+			done := make(chan struct{})
+			for n := range 100 {
+				if err := w.SubmitTo("well", Kind(n%2), func() { done <- struct{}{} }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 100 {
+				<-done
+			}
+		}
+		until(func() bool { return w.Stats().Running == c.hung && begun.Load() == int32(c.hung) })
+		close(hold)
+		w.Close()
+		if got := begun.Load(); got != int32(3*c.workers) {
+			t.Errorf("%+v: %d tasks ran, want %d", c, got, 3*c.workers)
+		}
+	}
+}

@@ -29,6 +29,14 @@ func (l *Lease) Hits() int { return l.hits }
 // Has says whether the i-th key was granted.
 func (l *Lease) Has(i int) bool { return i >= 0 && i < len(l.grants) && l.grants[i].slot != none }
 
+// Root is the directory of the root where the i-th key was granted, or empty.
+func (l *Lease) Root(i int) string {
+	if !l.Has(i) {
+		return ""
+	}
+	return l.store.roots[l.grants[i].root].dir
+}
+
 // Release gives the pins back. Pieces that are open stay usable until they are closed.
 func (l *Lease) Release() {
 	l.mu.Lock()

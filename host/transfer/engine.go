@@ -14,6 +14,7 @@ import (
 // Config sizes an engine.
 type Config struct {
 	Threads    int           // workers per device
+	Roots      int           // that pieces are in: where there are several, one that hangs leaves a quarter of the workers to the others
 	SlotBytes  int           // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
 	MaxStaging int64         // bytes of all slots together
 	GPUWindow  int           // bytes of a file in the page cache moved at a time to or from a GPU; 0: DefaultGPUWindow
@@ -79,6 +80,7 @@ func (e *Engine) Queue(device string) (*Queue, error) {
 	q, ok := e.queues[device]
 	if !ok {
 		q = &Queue{engine: e, device: device, workers: e.newWorkers(e.cfg.Threads, device)}
+		q.workers.Lanes(e.cfg.Roots)
 		e.queues[device] = q
 	}
 	return q, nil

@@ -32,6 +32,7 @@ type layered struct {
 	steps     []layerStep
 	chunks    []layerChunk
 	runs      map[*chunk.Plan][][]run
+	lane      string // of the first chunk: a prefix is mostly in one root
 }
 
 type layerStep struct {
@@ -61,6 +62,7 @@ func (q *Queue) loadLayers(j *job, spec *LoadJob) *layered {
 	if n == 0 {
 		return l
 	}
+	l.lane = spec.Lease.Root(spec.Chunks[0].Index)
 	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
 	l.steps, l.chunks = make([]layerStep, len(l.order)), make([]layerChunk, n)
 	l.open = n
@@ -109,7 +111,7 @@ func (l *layered) pump() {
 		l.begun++
 		l.mu.Unlock()
 		for range l.chunks {
-			if l.queue.workers.Submit(staging.Read, l.run) != nil {
+			if l.queue.workers.SubmitTo(l.lane, staging.Read, l.run) != nil {
 				l.run() // the engine is closed, which the task finds out
 			}
 		}

@@ -41,7 +41,7 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	begin := func() {
 		for i := range l.Chunks {
 			t := &load{queue: q, job: j, spec: l, index: i}
-			if err := q.workers.Submit(staging.Read, t.run); err != nil {
+			if err := q.workers.SubmitTo(l.Lease.Root(l.Chunks[i].Index), staging.Read, t.run); err != nil {
 				t.end(ErrClosed)
 			}
 		}

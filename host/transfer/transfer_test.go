@@ -46,7 +46,9 @@ func newBench(t testing.TB, geo chunk.Geometry, blocks uint32, change ...func(*s
 	}
 	b.open()
 	var err error
-	b.engine, err = transfer.New(transfer.Config{Threads: 4, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75})
+	b.engine, err = transfer.New(transfer.Config{
+		Threads: 4, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75, Roots: len(b.config.Roots),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

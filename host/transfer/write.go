@@ -51,7 +51,7 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 					q.storeChunk(j, i, s)
 				}
 			}
-			if err := q.workers.Submit(staging.Write, task); err != nil && turns.take(i) {
+			if err := q.workers.SubmitTo(s.Chunks[i].Put.Root(), staging.Write, task); err != nil && turns.take(i) {
 				giveUp(i, ErrClosed)
 			}
 		}
