@@ -117,7 +117,7 @@ func (h *Host) storeConfig() store.Config {
 	if out.IOTimeout = s.IOTimeout; s.IOTimeout == 0 {
 		out.IOTimeout = -1
 	}
-	out.EvictPatience = s.EvictPatience
+	out.EvictPatience, out.TouchesEvery = s.EvictPatience, s.TouchesEvery
 	for _, t := range h.cfg.Tenants {
 		out.Quotas = append(out.Quotas, store.Quota{First: t.First, Last: t.Last, Bytes: t.Quota.Bytes, Share: t.Quota.Part})
 	}

@@ -111,6 +111,7 @@ type Store struct {
 	VerifyRatio   float64
 	IOTimeout     time.Duration // 0: none
 	EvictPatience time.Duration
+	TouchesEvery  time.Duration // 0: at the end only
 	Seed          int64
 	HostID        string        // empty: by the machine
 	SharedPoll    time.Duration // of roots that hosts share

@@ -178,6 +178,58 @@ func BenchmarkCheckpoint(b *testing.B) {
 	})
 }
 
+// BenchmarkSaveTouches keeps the order of last touch of KVHOST_ENTRIES entries, beside a client that looks up one chunk after
+// the other: the longest that one takes, and, for as long, without that.
+func BenchmarkSaveTouches(b *testing.B) {
+	entries := sized(b, "KVHOST_ENTRIES", 1<<18)
+	f := indexOnly(b, entries, 32)
+	f.fill(entries, 32)
+	r := f.store.roots[0]
+	longest := func(during func()) (most time.Duration) {
+		over := make(chan struct{})
+		go func() {
+			during()
+			close(over)
+		}()
+		for n := uint64(0); ; n = (n + 997) % uint64(entries) {
+			k := hashKey(n, 32)
+			start := time.Now()
+			l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: []chunk.Key{k}})
+			if err != nil || l.Hits() != 1 {
+				b.Error(n, err)
+				return most
+			}
+			l.Release()
+			most = max(most, time.Since(start))
+			select {
+			case <-over:
+				return most
+			default:
+			}
+		}
+	}
+	var with, without time.Duration
+	for b.Loop() {
+		start := time.Now()
+		with = max(with, longest(r.saveTouches))
+		took := time.Since(start)
+		b.StopTimer()
+		without = max(without, longest(func() { time.Sleep(took) }))
+		b.StartTimer()
+	}
+	b.ReportMetric(float64(with.Microseconds()), "longest-us")
+	b.ReportMetric(float64(without.Microseconds()), "quiet-longest-us")
+	slice := time.Duration(0)
+	for from := uint32(0); from+replaySlice < r.x.high; from += replaySlice {
+		start := time.Now()
+		r.mu.Lock()
+		_ = r.collect(make([]touched, 0, replaySlice), from, from+replaySlice)
+		r.mu.Unlock()
+		slice += time.Since(start)
+	}
+	b.ReportMetric(float64(slice.Nanoseconds())/float64(r.x.high/replaySlice), "ns/slice")
+}
+
 // BenchmarkRestart opens a root of KVHOST_FILES sparse pieces by its checkpoint, and by a scan.
 func BenchmarkRestart(b *testing.B) {
 	files := sized(b, "KVHOST_FILES", 2000)

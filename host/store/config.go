@@ -89,7 +89,11 @@ type Config struct {
 	Quotas        []Quota       // the first that fits a tenant is the tenant's
 	EvictPatience time.Duration // how long a put waits for the background evictor: 5 s
 
-	IOTimeout   time.Duration // after which an operation on files is given up, and its root taken out: 30 s; negative: never
+	IOTimeout time.Duration // after which an operation on files is given up, and its root taken out: 30 s; negative: never
+	// TouchesEvery is how often the order of last touch is kept, so that a crash costs no more of it than that: at a clean
+	// end it always is. 0: only then. Hosts that share a root keep none.
+	TouchesEvery time.Duration
+
 	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
 
 	QuarantineFiles int           // most damaged files kept per root; 0: 64, negative: none

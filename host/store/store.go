@@ -85,6 +85,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.work.Go(func() { s.bury(s.run) })
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
+		if cfg.TouchesEvery > 0 && !r.cfg.Shared {
+			s.work.Go(func() { r.saveTouchesEvery(s.run, cfg.TouchesEvery) })
+		}
 		if cfg.EvictMode == Background && r.fellows == nil {
 			s.work.Go(func() { r.evictAhead(s.run) })
 		}

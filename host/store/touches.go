@@ -2,20 +2,23 @@ package store
 
 import (
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/kvhost/kvhost/staging"
 	"github.com/zeebo/xxh3"
 )
 
-// The order of last touch outlives a clean end of the host: a list of fingerprints, oldest first, beside the pieces.
-// It is advice. After a crash the last one still holds for what was there when it was written, and everything stored
-// since is newer; without any, the order of storing serves.
+// The order of last touch outlives the host: a list of fingerprints, oldest first, beside the pieces, written at a clean end,
+// and every Config.TouchesEvery. It is advice. After a crash the last one holds for what the scan finds of it, and everything
+// stored since is newer; without any, the order of storing serves. Slots, and what the evict policy keeps of itself, are not
+// brought back after a crash: the policy is told of what is there in the order of the list.
 
 const (
 	touchesFile  = metaDir + "/touches"
@@ -39,7 +42,7 @@ func (x *index) byTouch() []uint32 {
 	return order
 }
 
-// saveTouches writes the list. Nothing else uses the root any more.
+// saveTouches writes the list. Sessions have the root meanwhile, but for slices of a tenth of a millisecond.
 func (r *root) saveTouches() {
 	name := r.dir + "/" + touchesFile
 	temp := tempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
@@ -53,20 +56,39 @@ func (r *root) saveTouches() {
 	}
 }
 
+// saveTouchesEvery does that from time to time, while there is an order worth keeping. It ends with ctx.
+func (r *root) saveTouchesEvery(ctx context.Context, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for last := uint32(0); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		r.mu.Lock()
+		now, scanning := r.x.clock, r.scanning
+		r.mu.Unlock()
+		if now != last && !scanning && r.takes() { // while a scan is under way the last run's list is still to be read
+			last = now
+			r.saveTouches()
+		}
+	}
+}
+
 func (r *root) writeTouches(name string) (err error) {
 	f, err := r.fs.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	r.mu.Lock()
-	order := r.x.byTouch()
-	r.mu.Unlock()
+	when := r.store.stamp() // what is stored from now on is newer
+	order := r.snapshot()
 	sum := xxh3.New()
 	part := make([]byte, 0, touchesPart)
 	at := int64(touchesHead)
-	for i, slot := range order {
-		part = binary.LittleEndian.AppendUint64(part, r.x.slotPrint(slot))
+	for i := range order {
+		part = binary.LittleEndian.AppendUint64(part, order[i].print)
 		if len(part) == touchesPart || i == len(order)-1 {
 			sum.Write(part)
 			if _, err := f.WriteAt(part, at); err != nil {
@@ -77,7 +99,7 @@ func (r *root) writeTouches(name string) (err error) {
 		}
 	}
 	part = append(part, touchesMagic...)
-	part = binary.LittleEndian.AppendUint64(part, uint64(r.store.stamp()))
+	part = binary.LittleEndian.AppendUint64(part, uint64(when))
 	part = binary.LittleEndian.AppendUint64(part, uint64(len(order)))
 	part = binary.LittleEndian.AppendUint64(part, sum.Sum64())
 	if _, err := f.WriteAt(part, 0); err != nil {

@@ -1,0 +1,63 @@
+package store
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+// order is the keys by their last touch.
+func (f *fixture) order(of int) (list []int) {
+	number := map[uint64]int{}
+	for n := range of {
+		k := testKey(uint64(n))
+		number[f.space.ns.class(0).printer.Print(&k)] = n
+	}
+	for _, e := range f.store.roots[0].snapshot() {
+		list = append(list, number[e.print])
+	}
+	return list
+}
+
+// TestOrderOfTouchAfterACrash kills a host some time after the order was kept: what it says holds of what is still there, and
+// what was stored later is newer.
+func TestOrderOfTouchAfterACrash(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 16, 1, func(c *Config) { c.TouchesEvery = time.Millisecond })
+	name := filepath.Join(f.cfg.Roots[0].Path, touchesFile)
+	f.mustPut(0, 1, 2, 3, 4)
+	for _, n := range []uint64{3, 0} {
+		f.lookup(n).Release()
+	}
+	want := []int{1, 2, 4, 3, 0}
+	if got := f.order(5); !slices.Equal(got, want) {
+		t.Fatalf("%v, want %v", got, want)
+	}
+	var list []byte
+	for size := int64(touchesHead + 5*8); ; time.Sleep(time.Millisecond) { // the store does it by itself
+		if info, err := os.Stat(name); err == nil && info.Size() == size {
+			f.store.roots[0].saveTouches() // the one before may have come between two touches
+			if list, err = os.ReadFile(name); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	f.mustPut(5, 6)
+	f.lookup(1).Release()
+	f.store.roots[0].drop(f.markOf(4), 0)
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, checkpointFile)); err != nil {
+		t.Fatal(err)
+	}
+	put(t, name, list)
+	f.cfg.TouchesEvery = 0
+	f.start()
+	<-f.store.ScanDone()
+	if got, want := f.order(7), []int{1, 2, 3, 0, 5, 6}; !slices.Equal(got, want) {
+		t.Errorf("after the crash %v, want %v", got, want)
+	}
+}
