@@ -207,22 +207,34 @@ func (d *DirectRoute) Slots() (out int, bytes int64) {
 	return d.out, d.taken
 }
 
+// Trim gives the memory of slots that are not in use back to the driver.
+func (d *DirectRoute) Trim() error {
+	d.mu.Lock()
+	free := d.free
+	d.free = nil
+	for _, s := range free {
+		d.taken -= s.Bytes
+	}
+	d.mu.Unlock()
+	var errs []error
+	for _, s := range free {
+		errs = append(errs, s.free())
+	}
+	return errors.Join(errs...)
+}
+
 // Close gives all up. No slot may be in use.
 func (d *DirectRoute) Close() error {
 	d.mu.Lock()
 	d.closed = true
-	free, out := d.free, d.out
-	d.free = nil
+	out := d.out
 	d.mu.Unlock()
 	d.Handles.Close()
 	var errs []error
 	if out > 0 {
 		errs = append(errs, fmt.Errorf("%w: %d slots are in use", ErrConfig, out))
 	}
-	for _, s := range free {
-		errs = append(errs, s.free())
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, d.Trim())...)
 }
 
 // Write writes the slot's bytes [from, to) to the same place of a file.

@@ -186,6 +186,12 @@ func TestSlotsAreBoundedAndReused(t *testing.T) {
 		t.Errorf("%d slots are in use, %d bytes are taken", out, n)
 	}
 	b.Release()
+	if err := d.Trim(); err != nil {
+		t.Error(err)
+	}
+	if out, n := d.Slots(); out != 1 || n != 2<<20 {
+		t.Errorf("trimmed: %d slots are in use, %d bytes are taken", out, n)
+	}
 	big.Release()
 	if double == nil {
 		return

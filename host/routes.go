@@ -55,6 +55,7 @@ func (h *Host) openRoutes(ctx context.Context) {
 		return
 	}
 	direct, why := h.openDirect()
+	chosen := map[*gds.DirectRoute]bool{}
 	for i, s := range h.store.Stats().Roots {
 		for _, g := range h.gpus {
 			choice := transfer.RouteChoice{Why: "as configured"}
@@ -66,11 +67,19 @@ func (h *Host) openRoutes(ctx context.Context) {
 				choice = h.tryRoute(ctx, d, h.cfg.Roots[i], s.Path)
 			}
 			h.engine.SetRoute(g, s.Path, choice)
-			route := "direct"
-			if choice.Direct == nil {
-				route = "staged"
+			route := "staged"
+			if choice.Direct != nil {
+				route, chosen[choice.Direct] = "direct", true
 			}
 			h.log.Info("how pieces move", "gpu", g.UUID.String(), "root", s.Path, "route", route, "why", choice.Why)
+		}
+	}
+	for g, d := range direct {
+		if chosen[d] {
+			continue
+		}
+		if err := d.Trim(); err != nil { // what the trials took is the engine's to use
+			h.log.Warn("device memory of the trials is not given back", "gpu", g.UUID.String(), "error", err)
 		}
 	}
 }

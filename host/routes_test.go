@@ -57,6 +57,9 @@ func TestRoutesAreChosenAndSaid(t *testing.T) {
 				t.Fatal(err)
 			}
 			calls := double.Calls(c.neverCalled)
+			if kept := double.Calls("cuFileBufRegister") - double.Calls("cuFileBufDeregister"); (kept > 0) != (c.route == "direct") {
+				t.Errorf("%d slots of device memory are kept", kept)
+			}
 			double.Rules("")
 			if err := h.Close(); err != nil {
 				t.Error(err)

@@ -188,6 +188,12 @@ func (e *Engine) Routes() []RouteStats {
 	e.routesMu.RLock()
 	defer e.routesMu.RUnlock()
 	var out []RouteStats
+	direct := map[string]*gds.DirectRoute{} // of each GPU, the same for all of its roots that have one
+	for _, r := range e.routes {
+		if r.choice.Direct != nil {
+			direct[r.gpu] = r.choice.Direct
+		}
+	}
 	for _, r := range e.routes {
 		s := RouteStats{
 			GPU: r.gpu, Root: r.root, Route: "staged", Via: r.choice.Via, Why: r.choice.Why,
@@ -195,12 +201,12 @@ func (e *Engine) Routes() []RouteStats {
 			StoresAgain: r.storesAgain.Load(), LoadsAgain: r.loadsAgain.Load(), Full: r.full.Load(),
 			StoresHung: r.storesHung.Load(), Mismatched: r.mismatched.Load(), Left: r.left.Load(), Returned: r.returned.Load(),
 		}
-		if d := r.choice.Direct; d != nil {
-			r.mu.Lock()
-			if r.inForce() {
-				s.Route = "direct"
-			}
-			r.mu.Unlock()
+		r.mu.Lock()
+		if r.choice.Direct != nil && r.inForce() {
+			s.Route = "direct"
+		}
+		r.mu.Unlock()
+		if d := direct[r.gpu]; d != nil {
 			s.SlotsInUse, s.SlotBytes = d.Slots()
 			s.Handles = d.Handles.Stats()
 			s.Stuck = d.GPU().Stuck()
