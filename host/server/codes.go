@@ -5,9 +5,12 @@ import (
 	"errors"
 	"os"
 
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // codeOf sorts errors that are not faults of the client.
@@ -23,10 +26,14 @@ func codeOf(err error) proto.Code {
 		{store.ErrLeaseOver, proto.Code_CODE_LEASE_OVER},
 		{store.ErrGone, proto.Code_CODE_DAMAGED},
 		{transfer.ErrDamaged, proto.Code_CODE_DAMAGED},
+		{chunk.ErrChecksum, proto.Code_CODE_DAMAGED},
 		{transfer.ErrBlocks, proto.Code_CODE_INVALID},
 		{transfer.ErrRegion, proto.Code_CODE_INVALID},
 		{transfer.ErrGeometry, proto.Code_CODE_DAMAGED},
 		{transfer.ErrDevice, proto.Code_CODE_IO},
+		{staging.ErrHung, proto.Code_CODE_IO},
+		{gds.ErrHung, proto.Code_CODE_IO},
+		{store.ErrRootOut, proto.Code_CODE_IO},
 		{transfer.ErrClosed, proto.Code_CODE_CLOSING},
 		{ErrClosing, proto.Code_CODE_CLOSING},
 	} {

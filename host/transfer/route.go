@@ -17,7 +17,7 @@ import (
 type RouteChoice struct {
 	Direct *gds.DirectRoute // nil: staged
 	Submit gds.Submit       // how cuFile is asked
-	Always bool             // tried for every piece, however often it fails
+	Always bool             // tried for every piece, however often it fails; not while it hangs
 	Shared bool             // others remove files of the root: none is kept registered
 	Via    string           // what cuFile's own statistics called the route
 	Why    string           // it was chosen
