@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/client"
+)
+
+// pieceFiles lists the pieces below a root.
+func pieceFiles(t *testing.T, root string) (names []string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(name string, e os.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil && !e.IsDir() && strings.HasSuffix(name, ".kv") {
+			names = append(names, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// awaitGauge waits for the sum of a metric's series.
+func awaitGauge(t *testing.T, address, name string, want int64, logged func() string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); gauge(t, address, name) != want; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is %d, want %d\n%s", name, gauge(t, address, name), want, logged())
+		}
+	}
+}
+
+func (p *killPeer) hits(t *testing.T, n int) int {
+	t.Helper()
+	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []chunk.Key{killKey(n)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release(t.Context())
+	return l.Hits()
+}
+
+// outcome stores chunk n and says what became of it.
+func (p *killPeer) outcome(t *testing.T, n int) client.ChunkResult {
+	t.Helper()
+	for i := range p.arena.Bytes()[:killLayers*killBlocks*killPage] {
+		p.arena.Bytes()[i] = byte(i>>12 + n)
+	}
+	job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(n), Blocks: killIDs(0)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := job.Published(t.Context())
+	if err != nil || len(res.Chunks) != 1 {
+		t.Fatal(res, err)
+	}
+	return res.Chunks[0]
+}
+
+func (p *killPeer) mustStore(t *testing.T, n int) {
+	t.Helper()
+	if got := p.outcome(t, n); got.Result != client.Stored {
+		t.Fatalf("the store of chunk %d %s: %v", n, got.Result, got.Err)
+	}
+}
+
+// awaitHang waits until a thread of a process waits in open for the other end of a pipe.
+func awaitHang(t *testing.T, pid int) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range threads {
+			if where, err := os.ReadFile(name); err == nil && string(where) == "wait_for_partner" {
+				return
+			}
+		}
+	}
+	t.Fatal("nothing hangs")
+}
+
+// TestHungRoot has a system call of a real host hang: a piece's file became a pipe that nobody writes to, so that opening it
+// ends when somebody does. The load's cancel is acknowledged at once, its blocks fail, the root is out and says why, and
+// when the call has ended the root is back.
+func TestHungRoot(t *testing.T) {
+	dir := shortDir(t)
+	address := freePort(t)
+	host, logged, stop := startHost(t, dir, "--root", "kv=64MiB", "--socket", "s", "--http-listen", address, "--store-io-timeout", "2s")
+	p, err := dialToKill(t.Context(), filepath.Join(dir, "s"), "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	p.mustStore(t, 0)
+	names := pieceFiles(t, filepath.Join(dir, "kv"))
+	if len(names) != 1 {
+		t.Fatal(names)
+	}
+	if err := os.Remove(names[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(names[0], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []chunk.Key{killKey(0)}})
+	if err != nil || l.Hits() != 1 {
+		t.Fatal(l, err)
+	}
+	load, err := p.Load(t.Context(), l, []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitHang(t, host.Process.Pid)
+	if err := load.Cancel(t.Context()); err != nil {
+		t.Errorf("the cancel of a load that hangs: %v", err)
+	}
+	awaitGauge(t, address, "kvhost_root_state", 3, logged)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if res, err := load.Wait(ctx); err == nil && !res.Cancelled && len(res.Failed) == 0 {
+		t.Errorf("a load from a pipe: %+v", res)
+	}
+	if p.hits(t, 0) != 0 {
+		t.Error("a hit in a root that hangs")
+	}
+	if got := p.outcome(t, 1); got.Result != client.Failed || !strings.Contains(fmt.Sprint(got.Err), "out of service") {
+		t.Errorf("a store to a root that hangs %s: %v", got.Result, got.Err)
+	}
+	if !strings.Contains(logged(), "it gives no answer") {
+		t.Errorf("the log does not say why:\n%s", logged())
+	}
+	writer, err := os.OpenFile(names[0], os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails while nobody has it open for reading
+	if err != nil {
+		t.Fatalf("nothing hangs: %v", err)
+	}
+	defer writer.Close() // later: opening it may be tried again, without direct I/O
+	awaitGauge(t, address, "kvhost_root_state", 0, logged)
+	p.mustStore(t, 1)
+	p.loads(t, 1)
+	if code := stop(syscall.SIGTERM); code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// TestRootDeleted takes a root's directory away under a host that has another one. What the other has is served, stores go
+// there, and a directory that is made anew is used again.
+func TestRootDeleted(t *testing.T) {
+	dir := shortDir(t)
+	address := freePort(t)
+	_, logged, stop := startHost(t, dir, "--root", "a=64MiB", "--root", "b=64MiB", "--socket", "s", "--http-listen", address)
+	p, err := dialToKill(t.Context(), filepath.Join(dir, "s"), "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	const chunks = 8
+	for n := range chunks {
+		p.mustStore(t, n)
+	}
+	lost := len(pieceFiles(t, filepath.Join(dir, "a")))
+	if lost == 0 || lost == chunks {
+		t.Fatalf("%d of %d chunks are in the first root", lost, chunks)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "a")); err != nil {
+		t.Fatal(err)
+	}
+	awaitGauge(t, address, "kvhost_root_state", 3, logged) // the other's is 0
+	if !strings.Contains(logged(), "its directory is gone") {
+		t.Errorf("the log does not say why:\n%s", logged())
+	}
+	kept := 0
+	for n := range chunks {
+		if p.hits(t, n) == 1 {
+			kept++
+		}
+	}
+	if kept != chunks-lost {
+		t.Errorf("%d of %d chunks are hits, %d were in the root that is gone", kept, chunks, lost)
+	}
+	for n := range chunks {
+		p.mustStore(t, n+chunks)
+	}
+	p.loads(t, 2*chunks-1)
+	if _, err := os.Stat(filepath.Join(dir, "a")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the host has made the directory again, wherever that is: %v", err)
+	}
+	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(90), Blocks: killIDs(1)}},
+		&client.Timeline{Words: p.words, WaitWord: 0, WaitValue: 1, DoneWord: 1, DoneValue: 1, StatusWord: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := held.Cancel(t.Context()); err != nil {
+		t.Errorf("cancel: %v", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "a"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	awaitGauge(t, address, "kvhost_root_state", 0, logged)
+	for n := range chunks {
+		p.mustStore(t, n+2*chunks)
+	}
+	if len(pieceFiles(t, filepath.Join(dir, "a"))) == 0 {
+		t.Error("nothing goes to the root that is back")
+	}
+	if code := stop(syscall.SIGTERM); code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+}
