@@ -77,9 +77,14 @@ func (t *Thread) rangeOf(m *Import) error {
 		return fmt.Errorf("gds: the handle opened at %#x inside an allocation at %#x", m.Base, t.out[0])
 	}
 	m.Size = int64(t.out[1])
+	return t.own(m.Base)
+}
+
+// own refuses memory of another GPU than the thread's: it can be mapped here too, and is reached by another way then.
+func (t *Thread) own(address uint64) error {
 	const deviceOrdinal = 9
 	t.out[2] = 0
-	if err := t.call(&fn.pointerGetAttribute, t.outAt(2), deviceOrdinal, uintptr(m.Base)); err != nil {
+	if err := t.call(&t.gpu.driver.fn.pointerGetAttribute, t.outAt(2), deviceOrdinal, uintptr(address)); err != nil {
 		return err
 	}
 	if ordinal := int(int32(t.out[2])); ordinal != t.gpu.Ordinal {
@@ -97,7 +102,8 @@ type Segment struct {
 // MaxSegments bounds one import.
 const MaxSegments = 1 << 14
 
-// ImportVMM maps exported allocations one after the other. The descriptors stay the caller's.
+// ImportVMM maps exported allocations one after the other. The descriptors stay the caller's. Memory of another GPU is
+// refused.
 func (g *GPU) ImportVMM(segments []Segment) (*Import, error) {
 	if len(segments) == 0 || len(segments) > MaxSegments {
 		return nil, fmt.Errorf("%w: %d segments, want 1 to %d", ErrImport, len(segments), MaxSegments)
@@ -148,7 +154,17 @@ func (t *Thread) mapSegments(m *Import, segments []Segment) (err error) {
 	}
 	const onDevice, readWrite = 1, 3
 	t.access = [3]int32{onDevice, int32(t.gpu.Ordinal), readWrite}
-	return t.call(&fn.memAccess, uintptr(m.Base), uintptr(m.Size), uintptr(unsafe.Pointer(&t.access)), 1)
+	if err := t.call(&fn.memAccess, uintptr(m.Base), uintptr(m.Size), uintptr(unsafe.Pointer(&t.access)), 1); err != nil {
+		return err
+	}
+	at := m.Base
+	for i, s := range segments {
+		if err := t.own(at); err != nil {
+			return fmt.Errorf("segment %d: %w", i, err)
+		}
+		at += uint64(s.Size)
+	}
+	return nil
 }
 
 // Close gives one import up, and unmaps with the last. Nothing may be able to touch the memory any more.

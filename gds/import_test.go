@@ -66,6 +66,7 @@ func TestImportIPCRefusals(t *testing.T) {
 		"driver refuses": {good, "cuIpcOpenMemHandle_v2:code=201"},
 		"size unknown":   {good, "cuMemGetAddressRange_v2:code=1"},
 		"device unknown": {good, "cuPointerGetAttribute:code=1"},
+		"another GPU's":  {good, "cuPointerGetAttribute:answer=1"},
 	} {
 		double.Rules(c.rules)
 		if _, err := g.ImportIPC(c.handle); !errors.Is(err, ErrImport) {
@@ -145,6 +146,9 @@ func TestImportVMMRefusals(t *testing.T) {
 		"second fails":  {[]Segment{{fd, seg}, {plain, seg}}, ""},
 		"no access":     {[]Segment{{fd, seg}}, "cuMemSetAccess:code=101"},
 		"no room":       {[]Segment{{fd, seg}}, "cuMemAddressReserve:code=2"},
+		"another GPU's": {[]Segment{{fd, seg}}, "cuPointerGetAttribute:answer=1"},
+		"in part":       {[]Segment{{fd, seg}, {fd, seg}}, "cuPointerGetAttribute:answer=1:nth=2"},
+		"whose unknown": {[]Segment{{fd, seg}}, "cuPointerGetAttribute:code=1"},
 	} {
 		double.Rules(c.rules)
 		if _, err := g.ImportVMM(c.segments); !errors.Is(err, ErrImport) {

@@ -2,12 +2,14 @@
 // so that handles work between processes as the real ones do. The kernels are done here in C. It injects faults by
 // rules, from the environment (KVHOST_DOUBLE) when it is initialised, or at any time by kvdouble_rules:
 //
-//   rule[,rule...]    rule = function[:nth=N][:from=N][:every=N][:code=C][:errno=E][:delay=MS][:short=BYTES][:flip=BYTE][:hang]
+//   rule[,rule...]    rule = function[:nth=N][:from=N][:every=N][:code=C][:errno=E][:delay=MS][:short=BYTES][:flip=BYTE][:hang][:answer=N]
 //
 // nth: only the N-th call; from: the N-th call and all later ones; every: each N-th; without any every call. code is what the function
 // answers (for cuFile's reads and writes -code is; with errno, -1 and that errno). short moves fewer bytes, flip damages one
 // of those that were read. hang waits until the rules change. kvdouble_calls counts a function's calls. No figure is to be
 // had from this.
+//
+// answer is the GPU that cuPointerGetAttribute names.
 //
 // It is one translation unit: the parts below, in this order.
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
 // Faults: the rules, and the count of calls.
 
-typedef struct { char name[48]; long nth, from, every, code, err, delay, shorter, flip, hang; } rule;
+typedef struct { char name[48]; long nth, from, every, code, err, delay, shorter, flip, hang, answer; } rule;
 typedef struct { char name[48]; long calls; } count;
 static rule rules[64];
 static int n_rules;
@@ -34,6 +34,7 @@ EXPORT void kvdouble_rules(const char* text) {
       else if (!strncmp(part, "short", 5)) to->shorter = v;
       else if (!strncmp(part, "flip", 4)) to->flip = v;
       else if (!strncmp(part, "hang", 4)) to->hang = 1;
+      else if (!strncmp(part, "answer", 6)) to->answer = v;
     }
   }
   pthread_mutex_unlock(&lock);
