@@ -3,7 +3,9 @@ package store
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/kvhost/kvhost/host/chunk"
 )
@@ -13,7 +15,11 @@ import (
 // session that opens them. The others that roots have kept are dormant until then, and once everything is found the roots
 // forget them: a session that opens one later has the root keep it again.
 
-// loadNamespaces reads the namespaces that a root has kept. A damaged text is left out: its pieces are unclaimed.
+// readTries is how often a namespace's text is read: an error that passes is not to cost what is in it.
+const readTries = 3
+
+// loadNamespaces reads the namespaces that a root has kept. Pieces of one whose text is there and cannot be read, or is
+// damaged, are left alone: it is only a text that is missing that makes them nobody's.
 func (r *root) loadNamespaces() error {
 	list, err := r.fs.ReadDir(r.dir + "/" + namespacesDir)
 	if err != nil {
@@ -25,19 +31,34 @@ func (r *root) loadNamespaces() error {
 		if err != nil || t.knows(d) {
 			continue
 		}
-		text, err := r.readMeta(r.dir + "/" + namespacesDir + "/" + e.Name())
-		if err == nil && textDigest(text) != d {
-			err = fmt.Errorf("%w: its digest is another", ErrDamaged)
-		}
-		if err != nil {
-			r.log.Warn("namespace left out", "namespace", e.Name(), "error", err)
+		text, err := r.readText(d)
+		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
+		if err != nil {
+			r.log.Error("namespace left out, and what is in it left alone; fsck says whether its text can be read", "namespace", d, "error", err)
+		}
 		t.mu.Lock()
-		t.dormant[d] = string(text)
+		if t.dormant[d] = string(text); err != nil {
+			delete(t.dormant, d)
+			t.unread[d] = err
+		}
 		t.mu.Unlock()
 	}
 	return nil
+}
+
+func (r *root) readText(d chunk.Digest) (text []byte, err error) {
+	for range readTries {
+		text, err = r.readMeta(r.dir + "/" + namespacesDir + "/" + d.String())
+		if err == nil && textDigest(text) != d {
+			err = fmt.Errorf("%w: its digest is another", ErrDamaged)
+		}
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return text, err
 }
 
 // knows says whether a namespace has a number, or is dormant.
@@ -54,12 +75,16 @@ func (s *Store) namespaceOf(d chunk.Digest) (*namespace, error) {
 		return ns, nil
 	}
 	text := t.dormant[d]
+	if err := t.unread[d]; err != nil && text == "" {
+		return nil, err
+	}
 	if text == "" {
 		return nil, fmt.Errorf("%w: digest %s", ErrSpace, d)
 	}
 	ns, err := s.number(d, text)
 	if err != nil {
 		delete(t.dormant, d) // not again for each of its pieces; and the roots keep it
+		t.unread[d] = err
 		s.log.Warn("namespace left out", "namespace", d, "error", err)
 	}
 	return ns, err

@@ -34,6 +34,9 @@ var (
 	ErrPutOver = errors.New("store: put is over")
 )
 
+// errAlien is a piece that its namespace cannot have.
+var errAlien = errors.New("of another namespace than it says")
+
 // errEvictor ends a wait for room.
 var errEvictor = errors.New("the evictor has freed too little")
 

@@ -130,8 +130,12 @@ func (r *root) readMeta(name string) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %s has %d bytes", ErrDamaged, name, info.Size)
 	}
 	b := make([]byte, info.Size)
-	if n, err := f.ReadAt(b, 0); err != nil && err != io.EOF || int64(n) < info.Size {
-		return nil, fmt.Errorf("%w: %s: %d of %d bytes: %w", ErrDamaged, name, n, info.Size, err)
+	n, err := f.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	if int64(n) < info.Size {
+		return nil, fmt.Errorf("%w: %s: %d of %d bytes", ErrDamaged, name, n, info.Size)
 	}
 	return b, nil
 }

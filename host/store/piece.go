@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -185,8 +186,8 @@ func inspect(f staging.File) (Header, staging.Info, error) {
 	}
 	var page [Page]byte
 	n, err := f.ReadAt(page[:min(info.Size, Page)], 0)
-	if err != nil && n < Page {
-		return Header{}, info, fmt.Errorf("%w: %w", ErrDamaged, err)
+	if err != nil && n < Page && err != io.EOF {
+		return Header{}, info, err // which says nothing of what is in the file
 	}
 	h, err := DecodeHeader(page[:n])
 	if err == nil && h.FileBytes() != info.Size {

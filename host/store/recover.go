@@ -176,11 +176,16 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 	r := c.root
 	cl, err := r.store.classFor(h)
 	if err != nil {
-		r.counted(&r.count.unclaimed)
 		if r.fellows != nil {
+			r.counted(&r.count.unclaimed)
 			r.overlook(allocated) // whose it is another host may know
 			return
 		}
+		if !nobodys(err) {
+			c.unreadable(name, err)
+			return
+		}
+		r.counted(&r.count.unclaimed)
 		r.seize(name, err)
 		return
 	}
@@ -204,7 +209,10 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 			r.overlook(allocated)
 			return
 		default:
-			if err := r.move(name, r.dir+"/"+placed); err != nil {
+			if err := r.move(name, r.dir+"/"+placed); err != nil && !errors.Is(err, fs.ErrExist) {
+				c.unreadable(name, err)
+				return
+			} else if err != nil {
 				r.counted(&r.count.unclaimed)
 				r.seize(name, err)
 				return
@@ -271,6 +279,10 @@ func (r *root) move(from, to string) error {
 	return nil
 }
 
+// nobodys says, of classFor's error, that a file will never have a class: there is no text of its namespace, or it cannot be
+// of it.
+func nobodys(err error) bool { return errors.Is(err, ErrSpace) || errors.Is(err, errAlien) }
+
 // classFor finds the class of a header whose namespace some root has kept.
 func (s *Store) classFor(h *Header) (*class, error) {
 	t := s.spaces
@@ -282,7 +294,7 @@ func (s *Store) classFor(h *Header) (*class, error) {
 	}
 	for _, b := range h.Key[ns.keyLen:] {
 		if b != 0 {
-			return nil, fmt.Errorf("%w: key %s is longer than its namespace's %d bytes", ErrDamaged, h.Key, ns.keyLen)
+			return nil, fmt.Errorf("%w: %w: key %s is longer than its namespace's %d bytes", ErrDamaged, errAlien, h.Key, ns.keyLen)
 		}
 	}
 	return t.classOf(ns, h.Group)

@@ -3,6 +3,8 @@ package store
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"slices"
 	"time"
 )
@@ -104,7 +106,7 @@ func (c *census) settle() {
 			continue
 		}
 		if name, err := r.locatePiece(left.class, &left.key, d.rank, left.detour); err == nil {
-			if _, err := r.fs.Stat(name); err != nil {
+			if _, err := r.fs.Stat(name); errors.Is(err, fs.ErrNotExist) {
 				r.drop(d.mark, 0)
 			}
 		}

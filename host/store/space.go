@@ -74,6 +74,7 @@ type spaces struct {
 	mu      sync.Mutex
 	byID    map[chunk.Digest]*namespace
 	dormant map[chunk.Digest]string // texts that roots have kept
+	unread  map[chunk.Digest]error  // why a text that is there is not among them
 	classes atomic.Pointer[[]*class]
 	tenants atomic.Pointer[[]uint32]
 	tenant  map[uint32]uint16
@@ -85,7 +86,7 @@ type spaces struct {
 }
 
 func newSpaces() *spaces {
-	t := &spaces{byID: map[chunk.Digest]*namespace{}, dormant: map[chunk.Digest]string{}, tenant: map[uint32]uint16{}, kick: make(chan struct{}, 1)}
+	t := &spaces{byID: map[chunk.Digest]*namespace{}, dormant: map[chunk.Digest]string{}, unread: map[chunk.Digest]error{}, tenant: map[uint32]uint16{}, kick: make(chan struct{}, 1)}
 	t.classes.Store(new([]*class))
 	t.tenants.Store(new([]uint32))
 	return t
