@@ -309,18 +309,11 @@ func (r *root) takeCheckpoint() (*checkpoint, error) {
 		c, err = r.readCheckpoint(x, f, &ends)
 		err = errors.Join(err, f.Close())
 	}
-	if err == nil && r.cfg.Shared {
-		err = errors.New("the root is shared now")
-	}
 	if err == nil {
 		err = r.lookAt(x)
 	}
-	gone := r.fs.Remove(name)
-	if gone == nil || errors.Is(gone, fs.ErrNotExist) {
-		gone = r.fs.SyncDir(r.dir + "/" + metaDir)
-	}
-	if gone != nil {
-		return nil, fmt.Errorf("store: root %s: a checkpoint that must go: %w", r.dir, gone)
+	if gone := r.removeCheckpoint(); gone != nil {
+		return nil, gone
 	}
 	if err != nil {
 		r.log.Warn("the checkpoint is not used; the root is scanned", "error", err)
@@ -343,6 +336,18 @@ func (r *root) takeCheckpoint() (*checkpoint, error) {
 	})
 	r.store.stampsFrom(c.when)
 	return &c, nil
+}
+
+// removeCheckpoint does so durably, before anything changes that it tells of.
+func (r *root) removeCheckpoint() error {
+	err := r.fs.Remove(r.dir + "/" + checkpointFile)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = r.fs.SyncDir(r.dir + "/" + metaDir)
+	}
+	if err != nil {
+		return fmt.Errorf("store: root %s: a checkpoint that must go: %w", r.dir, err)
+	}
+	return nil
 }
 
 func (r *root) readCheckpoint(x *index, f staging.File, ends *expiries) (checkpoint, error) {

@@ -140,6 +140,15 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 		},
 		"fewer slots": func(_ *testing.T, f *fixture, _, _ string) { f.cfg.Roots[0].MaxEntries = 28 },
 		"now shared":  func(_ *testing.T, f *fixture, _, _ string) { f.cfg.Roots[0].Shared = true },
+		"shared meanwhile": func(_ *testing.T, f *fixture, _, _ string) {
+			f.cfg.Roots[0].Shared = true
+			f.start()
+			f.mustPut(34, 35)
+			if err := f.store.Close(); err != nil {
+				f.Fatal(err)
+			}
+			f.cfg.Roots[0].Shared = false
+		},
 		"another naming": func(_ *testing.T, f *fixture, _, _ string) {
 			f.cfg.Policies.Place.Module = policy.NativeModule("wide", []abi.Role{abi.RolePlace}, func(i guest.Info) (any, error) {
 				i.Config = guest.Config{fanout.ConfigWidths: "1/1/1"}
@@ -162,6 +171,10 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 				t.Error(err)
 			}
 			f.mustRead(1)
+			if name == "shared meanwhile" {
+				f.mustRead(35)
+				f.checkUsed()
+			}
 		})
 	}
 }

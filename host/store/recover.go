@@ -20,7 +20,10 @@ func (r *root) recover(ctx context.Context) error {
 		return err
 	}
 	if r.cfg.Shared {
-		var err error
+		err := r.removeCheckpoint() // of a run that had the root to itself
+		if err != nil {
+			return err
+		}
 		if r.fellows, err = newFellows(r); err != nil {
 			return err
 		}
