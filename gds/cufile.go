@@ -113,11 +113,23 @@ func (c *CuFile) call(f *function, args ...uintptr) error {
 	return &FileError{Call: f.name, Code: code, CUDA: cuda}
 }
 
+// callOn is call on a GPU's thread. A CUDA error that loses the context takes the GPU out of service here too: cuFile met it,
+// and every further call on that GPU will.
+//
+//go:uintptrescapes
+func (c *CuFile) callOn(t *Thread, f *function, args ...uintptr) error {
+	err := c.call(f, args...)
+	if Sticky(err) {
+		t.gpu.lose(err)
+	}
+	return err
+}
+
 // Open opens cuFile's driver on a thread of a GPU.
-func (c *CuFile) Open(t *Thread) error { return c.call(&c.fn.open) }
+func (c *CuFile) Open(t *Thread) error { return c.callOn(t, &c.fn.open) }
 
 // Close closes cuFile's driver. Handles and buffers are to be given up before.
-func (c *CuFile) Close(t *Thread) error { return c.call(&c.fn.close) }
+func (c *CuFile) Close(t *Thread) error { return c.callOn(t, &c.fn.close) }
 
 // Version is 1000*major + 10*minor, 0 where the library is too old to say.
 func (c *CuFile) Version() (int, error) {
@@ -200,7 +212,7 @@ type cuFileDescr struct {
 func (c *CuFile) Register(t *Thread, fd int) (handle uintptr, err error) {
 	d := &cuFileDescr{Type: 1, FD: int32(fd)}
 	h := new(uintptr)
-	err = c.call(&c.fn.handleRegister, uintptr(unsafe.Pointer(h)), uintptr(unsafe.Pointer(d)))
+	err = c.callOn(t, &c.fn.handleRegister, uintptr(unsafe.Pointer(h)), uintptr(unsafe.Pointer(d)))
 	return *h, err
 }
 
@@ -211,12 +223,12 @@ func (c *CuFile) Deregister(t *Thread, handle uintptr) {
 
 // RegisterBuffer makes device memory known to cuFile, which then needs no bounce buffer of its own for it.
 func (c *CuFile) RegisterBuffer(t *Thread, address uint64, size int64) error {
-	return c.call(&c.fn.bufRegister, uintptr(address), uintptr(size), 0)
+	return c.callOn(t, &c.fn.bufRegister, uintptr(address), uintptr(size), 0)
 }
 
 // DeregisterBuffer undoes RegisterBuffer.
 func (c *CuFile) DeregisterBuffer(t *Thread, address uint64) error {
-	return c.call(&c.fn.bufDeregister, uintptr(address))
+	return c.callOn(t, &c.fn.bufDeregister, uintptr(address))
 }
 
 // Read reads size bytes at off of a registered file to device memory, at bytes from its base on, and says how many came. The

@@ -33,7 +33,7 @@ func (c *CuFile) queue(t *Thread, f *function, handle uintptr, base uint64, size
 	}
 	a := &t.later
 	*a = asyncCall{size: uint64(size), fileOff: off, bufferOff: at, done: unanswered}
-	err := c.call(f, handle, uintptr(base), uintptr(unsafe.Pointer(&a.size)), uintptr(unsafe.Pointer(&a.fileOff)),
+	err := c.callOn(t, f, handle, uintptr(base), uintptr(unsafe.Pointer(&a.size)), uintptr(unsafe.Pointer(&a.fileOff)),
 		uintptr(unsafe.Pointer(&a.bufferOff)), uintptr(unsafe.Pointer(&a.done)), t.stream)
 	// A refused call is waited for too: nothing may write to the thread's fields, or to the memory, once this returns.
 	if waited := t.wait(); err == nil {

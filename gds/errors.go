@@ -66,8 +66,12 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("gds: %s: %s (%d)", e.Call, e.Code, int32(e.Code)) }
 
-// Sticky says whether err carries a CUDA result that loses the context.
+// Sticky says whether err carries a CUDA result that loses the context, the driver's own or one that cuFile tells of.
 func Sticky(err error) bool {
+	if err == nil {
+		return false
+	}
 	var e *Error
-	return errors.As(err, &e) && e.Code.Sticky()
+	var f *FileError
+	return errors.As(err, &e) && e.Code.Sticky() || errors.As(err, &f) && f.CUDA.Sticky()
 }

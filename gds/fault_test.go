@@ -3,10 +3,17 @@ package gds
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
 func TestOpenFails(t *testing.T) {
@@ -209,5 +216,72 @@ func TestDoFromManyAndClose(t *testing.T) {
 	}
 	if most.Load() > 3 {
 		t.Errorf("%d at a time", most.Load())
+	}
+}
+
+// What cuFile's calls tell of the context counts as the driver's own answers do.
+func TestStickyErrorInsideCuFile(t *testing.T) {
+	for _, c := range []struct {
+		rules string
+		by    Submit
+		lost  bool
+	}{
+		{"cuFileHandleRegister:code=5011:errno=719", Sync, true},
+		{"cuFileReadAsync:code=5011:errno=700", Async, true},
+		{"cuFileReadAsync:code=5011:errno=2", Async, false},
+		{"cuFileReadAsync:code=5030:errno=700", Async, false}, // not a CUDA code
+	} {
+		t.Run(c.rules, func(t *testing.T) {
+			t.Setenv("KVHOST_TEST_GPU", "")
+			t.Cleanup(gdstest.Build(t).Forget)
+			g, d, double := routed(t, DirectConfig{BufferBytes: 4 << 20})
+			f := openFile(t, filepath.Join(t.TempDir(), "f"), os.O_CREATE|os.O_RDWR)
+			s := acquire(t, d, 8192)
+			if err := s.Write(c.by, int(f.Fd()), 0, 8192); err != nil {
+				t.Fatal(err)
+			}
+			double.Rules(c.rules)
+			err := s.Read(c.by, int(f.Fd()), 8192)
+			double.Rules("")
+			if err == nil || Sticky(err) != c.lost || errors.Is(g.Err(), ErrLost) != c.lost || Sticky(g.Err()) != c.lost {
+				t.Errorf("%v, the GPU: %v", err, g.Err())
+			}
+			s.Release()
+		})
+	}
+}
+
+// The files of a lost GPU are closed without its library, and count as registered no more.
+func TestHandlesOfALostGPU(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	t.Cleanup(gdstest.Build(t).Forget)
+	g, d, double := routed(t, DirectConfig{BufferBytes: 4 << 20, Handles: 4})
+	s := acquire(t, d, 8192)
+	var ids []fileID
+	for i := range 3 {
+		f := openFile(t, filepath.Join(t.TempDir(), strconv.Itoa(i)), os.O_CREATE|os.O_RDWR)
+		if err := s.Write(Sync, int(f.Fd()), 0, 8192); err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, fileID{uint64(st.Dev), st.Ino})
+	}
+	s.Release()
+	double.Rules("cuMemsetD8Async:code=719")
+	if err := g.Do(func(t *Thread) { _ = t.Fill(s.Address, 0, 4096) }); err != nil || g.Err() == nil {
+		t.Fatal(err, g.Err())
+	}
+	double.Rules("") // counts from here
+	for i, id := range ids {
+		d.Handles.Forget(id.dev, id.ino)
+		if open := d.Handles.Stats().Open; open != 2-i {
+			t.Errorf("%d files count as registered after %d were forgotten", open, i+1)
+		}
+	}
+	if n := double.Calls("cuFileHandleDeregister"); n != 0 {
+		t.Errorf("the library was called %d times", n)
 	}
 }

@@ -134,6 +134,11 @@ func (c *Handles) end(t *Thread, h *Handle) {
 		return
 	}
 	c.cufile.Deregister(t, h.handle)
+	c.close(h)
+}
+
+// close is the end of a handle that cuFile knows no more, or is not asked about.
+func (c *Handles) close(h *Handle) {
 	unix.Close(h.fd)
 	c.mu.Lock()
 	c.stats.Open--
@@ -175,7 +180,7 @@ func (c *Handles) Forget(dev, ino uint64) {
 // the descriptor goes.
 func (c *Handles) endAnywhere(h *Handle) {
 	if err := c.gpu.Control(func(t *Thread) error { c.end(t, h); return nil }); err != nil {
-		unix.Close(h.fd)
+		c.close(h)
 	}
 }
 
