@@ -35,6 +35,8 @@ var (
 	ErrFault = errors.New("policy: fault")
 	// ErrFuel: the call needed more fuel than it was given. It comes in a [Fault].
 	ErrFuel = errors.New("policy: out of fuel")
+	// ErrTime: the call took longer than sessions are made to wait for one. It comes in a [Fault].
+	ErrTime = errors.New("policy: took too long")
 	// ErrQuarantine: the module failed so often that it is not started any more, or once when a fault stops the host.
 	ErrQuarantine = errors.New("policy: in quarantine")
 	// ErrClosed: the role was closed.

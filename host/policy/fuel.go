@@ -1,11 +1,18 @@
 package policy
 
-import "github.com/kvhost/kvhost/abi"
+import (
+	"cmp"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+)
 
 // Fuel is what a guest call may spend, in units of the meter: about one per instruction. Zero fields have a default.
 type Fuel struct {
 	Call   uint64 // for any call of a role
 	Record uint64 // on top, for each record: an event, a victim asked for, a candidate, a query, a page of a layout
+	// Time of the processor that a call may take which a session waits for, on top of a slice of its fuel or two.
+	Time time.Duration
 }
 
 // The defaults leave lru, as a Go guest, what its worst batch on real traces needs, twice and more; busier policies say so
@@ -33,12 +40,15 @@ func stateFuel(bytes, slots uint32) uint64 {
 }
 
 // budgets are a module's resolved limits.
-type budgets struct{ call, record, most uint64 }
+type budgets struct {
+	call, record, most uint64
+	patience           time.Duration
+}
 
 // budgets gives the operator's word first, whatever it is. A manifest may ask for more than the defaults, up to maxFuel; it
 // gets half as much again, because it says what its author saw.
 func (f Fuel) budgets(hint *abi.FuelHints) budgets {
-	b := budgets{defaultCallFuel, defaultRecordFuel, maxFuel}
+	b := budgets{defaultCallFuel, defaultRecordFuel, maxFuel, cmp.Or(f.Time, defaultPatience)}
 	if hint != nil {
 		b.call, b.record = max(b.call, min(hint.Call, maxFuel)*3/2), max(b.record, min(hint.Record, maxFuel)*3/2)
 	}
@@ -48,7 +58,7 @@ func (f Fuel) budgets(hint *abi.FuelHints) budgets {
 	if f.Record != 0 {
 		b.record = min(f.Record, mostFuel)
 	}
-	if f != (Fuel{}) {
+	if f.Call != 0 || f.Record != 0 {
 		b.most = max(b.most, b.call+b.record*(batchSize+maxVictims))
 	}
 	return b

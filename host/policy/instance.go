@@ -20,16 +20,17 @@ import (
 // instance is one running guest, and the only place from which one is called. It is used by one goroutine at a time.
 // After a fault it is dead: its memory is given back and every later call returns the fault.
 type instance struct {
-	m     *Module
-	meter *meter
-	ctx   context.Context // carries the instance to host functions
-	mod   api.Module
-	mem   api.Memory
-	fuel  api.MutableGlobal // nil when not metered
-	stack [3]uint64
-	bufs  [abi.BufferKinds]buffer
-	names export // kv_namespace, or none
-	dead  error
+	m      *Module
+	meter  *meter
+	ctx    context.Context // carries the instance to host functions
+	mod    api.Module
+	mem    api.Memory
+	fuel   api.MutableGlobal // of the slice under way; nil when not metered
+	ration ration
+	stack  [3]uint64
+	bufs   [abi.BufferKinds]buffer
+	names  export // kv_namespace, or none
+	dead   error
 
 	now   uint64 // what now_ns answers: frozen per call
 	seed  uint64 // state of rand_u64
@@ -42,8 +43,9 @@ type buffer struct{ ptr, size uint32 }
 
 // export is one of the guest's functions, looked up once.
 type export struct {
-	name string
-	fn   api.Function
+	name   string
+	fn     api.Function
+	waited bool // for, with a root or a role held by others meanwhile
 }
 
 type instanceKey struct{}
@@ -125,11 +127,15 @@ func (in *instance) start(s *settings, config string) error {
 		return fault
 	}
 	in.names = in.export(abi.ExportNamespace)
+	if all, ok := in.mem.Read(0, in.mem.Size()); ok {
+		populate(all)
+	}
 	return nil
 }
 
 func (in *instance) export(name string) export {
-	return export{name, in.mod.ExportedFunction(name)}
+	waited := name == abi.ExportEvents || name == abi.ExportStep || name == abi.ExportAdmit || name == abi.ExportPlace || name == abi.ExportUnplace
+	return export{name, in.mod.ExportedFunction(name), waited}
 }
 
 // call is where the host enters guest code, which may spend so much fuel. The result is left in in.stack[0].
@@ -142,16 +148,16 @@ func (in *instance) call(f *export, a, b uint64, records int, fuel uint64) error
 	}
 	in.stack[0], in.stack[1] = a, b
 	if in.fuel != nil {
-		in.fuel.Set(fuel)
+		in.begin(f, fuel)
 	}
 	start := in.meter.begin(records)
 	err := f.fn.CallWithStack(in.ctx, in.stack[:])
 	in.meter.done(start)
 	if in.fuel != nil {
-		left := int64(in.fuel.Get())
+		left := in.end()
 		in.meter.spend(fuel - uint64(max(0, left)))
-		if left < 0 {
-			return in.spent(f.name, fuel, err)
+		if left < 0 || in.ration.refused != nil {
+			return in.exhausted(f.name, fuel, err)
 		}
 	}
 	if err != nil {
@@ -273,14 +279,12 @@ func (in *instance) trap(name string, err error) error {
 	return fault
 }
 
-// spent turns a call that wanted more fuel than it had into a fault. wazero calls it unreachable code.
-func (in *instance) spent(name string, fuel uint64, err error) error {
-	fault := in.fault(name, fmt.Sprintf("used up its fuel of %d", fuel), ErrFuel)
-	if err != nil {
-		_, stack, _ := strings.Cut(err.Error(), "wasm stack trace:")
-		fault.Stack = strings.TrimSpace(stack)
+func stackOf(err error) string {
+	if err == nil {
+		return ""
 	}
-	return fault
+	_, stack, _ := strings.Cut(err.Error(), "wasm stack trace:")
+	return strings.TrimSpace(stack)
 }
 
 // charge takes fuel for work that the host does at the guest's word, and ends the call when there is too little.
@@ -289,9 +293,8 @@ func (in *instance) charge(n uint64) {
 		return
 	}
 	left := int64(in.fuel.Get()) - int64(n)
-	in.fuel.Set(uint64(left))
-	if left < 0 {
-		panic(ErrFuel) // wazero makes it the call's error
+	if in.fuel.Set(uint64(left)); left < 0 {
+		in.refuel()
 	}
 }
 

@@ -276,7 +276,7 @@ func newCode(ctx context.Context, bytes []byte, pages uint32, s *scan, cache waz
 	c := &code{runtime: wazero.NewRuntimeWithConfig(ctx, config), scan: s}
 	err := c.link(ctx)
 	if err == nil {
-		c.compiled, err = c.runtime.CompileModule(experimental.WithCompilationWorkers(ctx, runtime.GOMAXPROCS(0)), bytes)
+		c.compiled, err = c.runtime.CompileModule(experimental.WithCompilationWorkers(withRefueler(ctx), runtime.GOMAXPROCS(0)), bytes)
 	}
 	if err != nil {
 		_ = c.runtime.Close(ctx) // the first error is the one that matters

@@ -3,15 +3,17 @@ package meter
 import (
 	"bytes"
 	"fmt"
-	"slices"
 	"strings"
 )
 
-// Global is the name under which the fuel counter is exported: a mutable i64.
-const Global = "kvhost_fuel"
+// Names under which a metered module exports what was added to it.
+const (
+	Global = "kvhost_fuel"   // the counter: a mutable i64
+	Refuel = "kvhost_refuel" // the function that is called when it is below zero, and traps if it is still when that returns
+)
 
 // Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any more.
-const Version = 4
+const Version = 5
 
 // Section ids, and the order in which sections must stand.
 const (
@@ -49,11 +51,12 @@ type module struct {
 	counts    []Count
 	names     []byte // what the name section holds
 	tables    []byte // the table section, where each has a maximum
-	moved     []moved
+	added     []added
 }
 
-// moved is a function's first form, which stands at the module's end because there is a second one in its place.
-type moved struct {
+// added is a function at the module's end: the one to call for more fuel, and then first forms of functions that have a second
+// one in their place.
+type added struct {
 	kind uint32 // type
 	body []byte
 }
@@ -250,153 +253,9 @@ func (m *module) scanExports(r *reader) {
 		name := r.take(r.u32())
 		r.byte()
 		r.u32()
-		if string(name) == Global && r.err == nil {
-			r.err = fmt.Errorf("%w: the module exports %q", ErrReserved, Global)
+		if (string(name) == Global || string(name) == Refuel) && r.err == nil {
+			r.err = fmt.Errorf("%w: the module exports %q", ErrReserved, name)
 			return
 		}
 	}
-}
-
-// rewrite puts the module together again with the global, its export and the charged bodies.
-func (m *module) rewrite() ([]byte, error) {
-	out := slices.Clone(magic)
-	global := append([]byte{valI64, 1, opI64Const}, 0, opEnd)
-	export := append(appendU32(nil, uint32(len(Global))), Global...)
-	export = appendU32(append(export, 3), m.globals)
-	pending := []struct {
-		id   byte
-		item []byte
-	}{{secGlobal, global}, {secExport, export}}
-	emit := func(id byte, data []byte) {
-		out = appendU32(append(out, id), uint32(len(data)))
-		out = append(out, data...)
-	}
-	var code []byte // before the functions are listed: some get a second form
-	if i := slices.IndexFunc(m.sections, func(s section) bool { return s.id == secCode }); i >= 0 {
-		var err error
-		if code, err = m.rewriteCode(m.sections[i].data); err != nil {
-			return nil, err
-		}
-	}
-	for _, s := range m.sections {
-		for len(pending) > 0 && s.id != secCustom && rank[pending[0].id] < rank[s.id] {
-			emit(pending[0].id, append([]byte{1}, pending[0].item...))
-			pending = pending[1:]
-		}
-		data := s.data
-		switch s.id {
-		case secFunction:
-			for _, f := range m.moved {
-				data = appendItem(data, appendU32(nil, f.kind))
-			}
-		case secTable:
-			data = m.tables
-		case secCode:
-			data = code
-		}
-		if len(pending) > 0 && s.id == pending[0].id {
-			data = appendItem(data, pending[0].item)
-			pending = pending[1:]
-		}
-		emit(s.id, data)
-	}
-	for _, p := range pending {
-		emit(p.id, append([]byte{1}, p.item...))
-	}
-	return out, nil
-}
-
-// appendItem adds an item to a vector.
-func appendItem(vector, item []byte) []byte {
-	r := reader{b: vector}
-	n := r.u32()
-	out := appendU32(make([]byte, 0, len(vector)+len(item)+5), n+1)
-	return append(append(out, vector[r.at:]...), item...)
-}
-
-func (m *module) rewriteCode(data []byte) ([]byte, error) {
-	r := reader{b: data}
-	n := r.count()
-	if r.err == nil && int(n) != len(m.functions) {
-		return nil, fmt.Errorf("%w: %d bodies for %d functions", ErrMalformed, n, len(m.functions))
-	}
-	owned := own(m.names)
-	out := make([]byte, 0, len(data)+len(data)/8)
-	straightened := 0
-	for i := range n {
-		body := r.take(r.u32())
-		if r.err != nil {
-			return nil, r.err
-		}
-		f := function{kind: m.functions[i], params: m.params[m.functions[i]]}
-		if owned[uint32(m.imported)+i] && f.params > 0 && straightened+len(body) <= mostStraightened {
-			f.other, straightened = uint32(m.imported)+n+uint32(len(m.moved)), straightened+len(body)
-		}
-		charged, err := m.rewriteFunction(body, &f)
-		if err != nil {
-			return nil, fmt.Errorf("function %d: %w", m.imported+uint64(i), err)
-		}
-		out = append(appendU32(out, uint32(len(charged))), charged...)
-	}
-	if !r.done() {
-		r.fail("bytes after the last body")
-	}
-	for _, f := range m.moved {
-		out = append(appendU32(out, uint32(len(f.body))), f.body...)
-	}
-	return append(appendU32(nil, n+uint32(len(m.moved))), out...), r.err
-}
-
-// function is what a body's rewriting depends on.
-type function struct {
-	kind   uint32 // type
-	params uint32
-	other  uint32 // index that its first form would get, if it gets a second; 0 when it must not
-}
-
-func (m *module) rewriteFunction(body []byte, f *function) ([]byte, error) {
-	if err := m.check(m.limits.BodyBytes, uint64(len(body)), "body bytes"); err != nil {
-		return nil, err
-	}
-	r := reader{b: body}
-	groups := r.count()
-	declared := r.at
-	var locals uint64
-	for range groups {
-		locals += uint64(r.u32())
-		r.byte()
-	}
-	if r.err != nil {
-		return nil, r.err
-	}
-	if err := m.check(m.limits.Locals, locals, "locals"); err != nil {
-		return nil, err
-	}
-	if locals+uint64(f.params) > 0xfffffffe {
-		return nil, fmt.Errorf("%w: %d locals", ErrLimit, locals)
-	}
-	charge := func(code, before []byte) ([]byte, error) {
-		w := bodyRewriter{global: m.globals, scratch: f.params + uint32(locals), out: before}
-		if err := w.rewriteBody(code, locals); err != nil {
-			return nil, err
-		}
-		out := make([]byte, 0, len(w.out)+r.at+4)
-		if !w.uses {
-			return append(append(out, body[:r.at]...), w.out...), nil
-		}
-		out = appendU32(out, groups+1)
-		out = append(out, body[declared:r.at]...)
-		out = append(out, 1, valI32)
-		return append(out, w.out...), nil
-	}
-	first, err := charge(body[r.at:], nil)
-	if err != nil || f.other == 0 {
-		return first, err
-	}
-	straight, ok := straighten(body[r.at:])
-	if !ok {
-		return first, nil
-	}
-	m.moved = append(m.moved, moved{f.kind, first})
-	return charge(straight, entered(f.params, f.other))
 }

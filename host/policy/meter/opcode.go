@@ -4,36 +4,37 @@ import "fmt"
 
 // Opcodes that the rewriter treats by name; the rest differ only in their immediates.
 const (
-	opUnreachable = 0x00
-	opBlock       = 0x02
-	opLoop        = 0x03
-	opIf          = 0x04
-	opEnd         = 0x0b
-	opBranch      = 0x0c
-	opBranchIf    = 0x0d
-	opBranchTable = 0x0e
-	opReturn      = 0x0f
-	opCall        = 0x10
-	opLocalGet    = 0x20
-	opLocalSet    = 0x21
-	opLocalTee    = 0x22
-	opGlobalGet   = 0x23
-	opGlobalSet   = 0x24
-	opMemoryGrow  = 0x40
-	opI32Const    = 0x41
-	opI64Const    = 0x42
-	opI64LtS      = 0x53
-	opI64Sub      = 0x7d
-	opI64Mul      = 0x7e
-	opI64ShrU     = 0x88
-	opI64ExtendU  = 0xad
-	opPrefixMisc  = 0xfc
-	opPrefixSIMD  = 0xfd
-	blockEmpty    = 0x40
-	valI32        = 0x7f
-	valI64        = 0x7e
-	valFuncref    = 0x70
-	valExternref  = 0x6f
+	opUnreachable  = 0x00
+	opBlock        = 0x02
+	opLoop         = 0x03
+	opIf           = 0x04
+	opEnd          = 0x0b
+	opBranch       = 0x0c
+	opBranchIf     = 0x0d
+	opBranchTable  = 0x0e
+	opReturn       = 0x0f
+	opCall         = 0x10
+	opCallIndirect = 0x11
+	opLocalGet     = 0x20
+	opLocalSet     = 0x21
+	opLocalTee     = 0x22
+	opGlobalGet    = 0x23
+	opGlobalSet    = 0x24
+	opMemoryGrow   = 0x40
+	opI32Const     = 0x41
+	opI64Const     = 0x42
+	opI64LtS       = 0x53
+	opI64Sub       = 0x7d
+	opI64Mul       = 0x7e
+	opI64ShrU      = 0x88
+	opI64ExtendU   = 0xad
+	opPrefixMisc   = 0xfc
+	opPrefixSIMD   = 0xfd
+	blockEmpty     = 0x40
+	valI32         = 0x7f
+	valI64         = 0x7e
+	valFuncref     = 0x70
+	valExternref   = 0x6f
 )
 
 // immediates of a one-byte opcode.
@@ -222,7 +223,7 @@ func (in *instruction) cost() uint64 {
 		return 8
 	case op >= 0x36 && op <= 0x3e: // stores
 		return 4
-	case op == 0x10, op == 0x11: // calls
+	case op == opCall, op == opCallIndirect:
 		return 24
 	case op >= 0x6d && op <= 0x70, op >= 0x7f && op <= 0x82: // integer division
 		return 8

@@ -7,14 +7,24 @@ import (
 
 // charges says where a body pays and how much: at its entry, and behind the bytes [0, at) of its code.
 type charges struct {
-	entry uint64
+	entry charge
 	rest  []charge
 }
 
+// charge is a place where the counter goes down, where it is looked whether it is below zero, or both.
 type charge struct {
 	at    int
 	units uint64
+	looks looks
 }
+
+type looks uint8
+
+const (
+	never  looks = iota // somebody does soon
+	after               // when it has paid
+	before              // and then comes here again: for a loop's head
+)
 
 // planner walks a body and adds up, for each region, what its instructions cost. Region 0 is the function's own.
 type planner struct {
@@ -23,12 +33,14 @@ type planner struct {
 	open    []frame
 	jumps   []int // regions of dispatch loops that stand in region 0
 	plain   bool  // besides them, region 0 holds plain instructions and blocks only
+	calls   bool  // the function calls others
 }
 
 type region struct {
 	at    int // where it pays
 	units uint64
 	kind  kind
+	bare  bool // a loop that takes no operands: a branch to its head needs none
 	// Of a segment: the dispatch loop's region, and from which regions control can come besides by the jump.
 	loop int
 	from []int
@@ -93,16 +105,19 @@ func (p *planner) step(in instruction) {
 		p.plain = false
 	}
 	switch in.op {
+	case opCall, opCallIndirect:
+		p.calls = true
 	case opBranch, opBranchIf, opBranchTable:
 		p.join(in)
 	case opBlock, opIf:
 		p.open = append(p.open, frame{region: f.region})
 	case opLoop:
-		if p.dispatch(in.hi) {
+		bare := p.r.b[in.hi-1] >= blockEmpty // none or a value's type; a function's could have parameters
+		if p.dispatch(in.hi, bare) {
 			break
 		}
 		p.plain = p.plain && f.region != 0
-		p.open = append(p.open, frame{region: p.begin(region{at: in.hi})})
+		p.open = append(p.open, frame{region: p.begin(region{at: in.hi, bare: bare})})
 	case opEnd:
 		p.end(in.hi)
 	}
@@ -145,7 +160,7 @@ func (p *planner) begin(r region) int {
 }
 
 // dispatch looks whether the loop whose head ends here is one that only jumps, and if so opens its blocks.
-func (p *planner) dispatch(at int) bool {
+func (p *planner) dispatch(at int, bare bool) bool {
 	j, after := dispatchLoop(p.r)
 	if j == nil {
 		return false
@@ -168,7 +183,7 @@ func (p *planner) dispatch(at int) bool {
 	if few {
 		kind = table
 	}
-	head := p.begin(region{at: at, units: jumpCost, kind: kind})
+	head := p.begin(region{at: at, units: jumpCost, kind: kind, bare: bare})
 	dead := p.begin(region{kind: deadCode})
 	p.open = append(p.open, frame{region: dead})
 	for label := j.blocks - 1; label >= 0; label-- {
@@ -226,19 +241,50 @@ func (p *planner) settle() *charges {
 			p.regions[i].units += jumpCost
 		}
 	}
-	out := &charges{entry: p.regions[0].units}
-	if p.plain && len(p.jumps) == 1 && out.entry <= foldCost {
+	entry := p.regions[0].units
+	if p.plain && len(p.jumps) == 1 && entry <= foldCost {
 		for i := range p.regions {
 			if i == p.jumps[0] || p.regions[i].head {
-				p.regions[i].units += out.entry
+				p.regions[i].units += entry
 			}
 		}
-		out.entry = 0
+		entry = 0
 	}
-	for i, r := range p.regions {
-		if i > 0 && pays[i] {
-			out.rest = append(out.rest, charge{r.at, r.units})
+	return p.looked(entry, pays)
+}
+
+// Looking at the counter costs more than lowering it, because the guest may be held up there: what its code had at hand must
+// be found again. So small sums are paid unseen. Every loop looks at its head, and every function that calls at its start, so
+// that little can be spent in between.
+const (
+	unseenEntry = 64    // of a function that neither calls nor loops: no more than what a call costs, a few times
+	unseen      = 4_000 // in all, of the segments of a function's dispatch loops, between two looks at the loops' heads
+)
+
+// looked decides where to look.
+func (p *planner) looked(entry uint64, pays []bool) *charges {
+	out := &charges{entry: charge{units: entry, looks: after}}
+	if !p.calls && len(p.regions) == 1 && entry <= unseenEntry {
+		out.entry.looks = never
+	}
+	sum := uint64(0)
+	for i, r := range p.regions[1:] {
+		c := charge{at: r.at, units: r.units, looks: after}
+		switch {
+		case r.kind == table:
+			c.units = 0 // its segments pay
+			fallthrough
+		case r.kind == loop || r.kind == jump:
+			if r.bare && c.units <= unseen {
+				c.looks = before
+			}
+		case !pays[i+1]:
+			continue
+		case sum+r.units <= unseen:
+			c.looks = never
+			sum += r.units
 		}
+		out.rest = append(out.rest, c)
 	}
 	return out
 }

