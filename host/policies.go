@@ -110,7 +110,7 @@ func openPolicies(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ 
 func PolicyOptions(cfg *config.Config, c *config.Policy, cache *policy.Cache, log *slog.Logger) policy.Options {
 	opt := policy.Options{
 		Log: log, Dir: cfg.PolicyDir, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
-		MemoryPages: uint32(c.MemoryPages), Fuel: policy.Fuel{Call: uint64(c.Fuel.Call), Record: uint64(c.Fuel.Record)},
+		MemoryPages: uint32(c.MemoryPages), Fuel: policy.Fuel{Call: uint64(c.Fuel.Call), Record: uint64(c.Fuel.Record), Time: c.Fuel.Time},
 	}
 	if c.OnFault == config.OnFaultStop {
 		opt.OnFault = policy.Stop

@@ -138,7 +138,7 @@ func inspectTable(out io.Writer, i *policy.Inspection) error {
 		fmt.Fprintf(w, "state\t%s\n", i.StateFormat)
 	}
 	fmt.Fprintf(w, "memory\t%.1f MiB at its start, at most %.1f MiB\n", float64(i.MemoryPages)/16, float64(i.MostPages)/16)
-	fmt.Fprintf(w, "fuel\t%d a call and %d a record, at most %d; %d events in one call\n", i.Fuel.Call, i.Fuel.Record, i.MostFuel, i.Batch)
+	fmt.Fprintf(w, "fuel\t%d a call and %d a record, at most %d, and %v; %d events in one call\n", i.Fuel.Call, i.Fuel.Record, i.MostFuel, i.Fuel.Time, i.Batch)
 	for _, c := range i.Counts {
 		if 2*c.Got > c.Most && c.Most > 0 { // the others are far off
 			fmt.Fprintf(w, "limit\t%s: %d of %d\n", c.What, c.Got, c.Most)

@@ -69,8 +69,9 @@ type Policy struct {
 
 // Fuel is what a policy's calls may spend, about a unit per instruction; 0 for the defaults.
 type Fuel struct {
-	Call   int64 // for each call
-	Record int64 // on top, for each record of a batch
+	Call   int64         // for each call
+	Record int64         // on top, for each record of a batch
+	Time   time.Duration // of the processor, for a call that sessions wait for
 }
 
 // What follows when a policy fails.

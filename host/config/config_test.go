@@ -164,7 +164,7 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 
 // What is printed reads back as the same configuration, and says where each value comes from.
 func TestPrintReadsBack(t *testing.T) {
-	file := write(t, "[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n")
+	file := write(t, "[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9, time = \"7ms\"}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n")
 	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_EVICT=background"}, Flags: []Setting{{"session.lease_ttl", "90s"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -222,6 +222,8 @@ func TestErrors(t *testing.T) {
 		{name: "policy memory", text: "[[policy]]\nmodule='a'\nmemory_pages=65537\n", is: ErrValue, want: []string{"at most 65536"}},
 		{name: "policy fuel", text: "[[policy]]\nmodule='a'\nfuel=5\n", is: ErrValue, want: []string{"k.toml:3:", "{call"}},
 		{name: "policy fuel key", text: "[[policy]]\nmodule='a'\nfuel={cal=5}\n", is: ErrKey, want: []string{`"call"`}},
+		{name: "policy time", text: "[[policy]]\nmodule='a'\nfuel={time=\"soon\"}\n", is: ErrValue, want: []string{"policy.fuel.time", "3ms"}},
+		{name: "policy time below nothing", text: "[[policy]]\nmodule='a'\nfuel={time=\"-1s\"}\n", is: ErrValue, want: []string{"0s or more"}},
 		{name: "policy fuel below nothing", text: "[[policy]]\nmodule='a'\nfuel={call=-5}\n", is: ErrValue, want: []string{"0 or more"}},
 		{name: "policy setting", text: "[[policy]]\nmodule='a'\n[policy.config]\nx = [1]\n", is: ErrValue, want: []string{"k.toml:4:", "policy.config.x"}},
 		{name: "root key", text: "[[root]]\npath='a'\ncapactiy = 1\n", is: ErrKey, want: []string{"k.toml:3:", `"capacity"`}},

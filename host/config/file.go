@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/BurntSushi/toml"
 )
@@ -271,8 +272,10 @@ func (f *Fuel) set(value any) error {
 			f.Call, err = asCount("policy.fuel.call", table[key])
 		case "record":
 			f.Record, err = asCount("policy.fuel.record", table[key])
+		case "time":
+			f.Time, err = asSpan("policy.fuel.time", table[key])
 		default:
-			err = fmt.Errorf("%w: policy.fuel.%s%s", ErrKey, key, suggest(key, []string{"call", "record"}))
+			err = fmt.Errorf("%w: policy.fuel.%s%s", ErrKey, key, suggest(key, []string{"call", "record", "time"}))
 		}
 		if err != nil {
 			return err
@@ -316,6 +319,18 @@ func asSize(path string, value any) (int64, error) {
 		return ParseSize(v)
 	}
 	return 0, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\"", ErrValue, path, typeName(value))
+}
+
+func asSpan(path string, value any) (time.Duration, error) {
+	text, err := asText(path, value)
+	if err != nil {
+		return 0, err
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("%w: %s %q: want a duration such as \"3ms\", 0s or more", ErrValue, path, text)
+	}
+	return d, nil
 }
 
 func asFlag(path string, value any) (bool, error) {

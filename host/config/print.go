@@ -44,7 +44,7 @@ func (l *Loaded) Print(w io.Writer) error {
 		if p.OnFault != "" {
 			fmt.Fprintf(b, "on_fault = %s\n", quote(p.OnFault))
 		}
-		fmt.Fprintf(b, "memory_pages = %d\nfuel = {call = %d, record = %d}\n", p.MemoryPages, p.Fuel.Call, p.Fuel.Record)
+		fmt.Fprintf(b, "memory_pages = %d\nfuel = {call = %d, record = %d, time = %q}\n", p.MemoryPages, p.Fuel.Call, p.Fuel.Record, p.Fuel.Time)
 		if len(p.Config) > 0 {
 			fmt.Fprintf(b, "[policy.config]\n")
 			for _, key := range sorted(p.Config) {
@@ -126,7 +126,9 @@ const exampleArrays = `
 # memory_pages = 0
 # # What a call may execute, and what for each record on top, about a unit per instruction; a call that needs more is a
 # # fault. Default: 0, which is 500000 and 2000, or more when the manifest asks for it, 6000000 in all at most.
-# fuel = {call = 0, record = 0}
+# # And the processor time of a call that sessions wait for, on top of what it began and ends with; it is looked at every 64000
+# # units. Default: 0s, which is 3 ms.
+# fuel = {call = 0, record = 0, time = "0s"}
 # # The policy's own settings, checked against its manifest. Default: none.
 # [policy.config]
 # # window = 10

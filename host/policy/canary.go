@@ -22,6 +22,7 @@ func (m *Module) canary(ctx context.Context) error {
 		name: m.name, digest: m.digest, manifest: m.manifest, known: m.known, roles: m.roles, code: &c,
 		log: slog.New(slog.DiscardHandler),
 	}
+	defer trial.ending.Wait()
 	for role, run := range [abi.Roles]func(context.Context, *Module) error{
 		abi.RoleEvict: tryEvict, abi.RoleAdmit: tryAdmit, abi.RolePlace: tryPlace, abi.RoleLayout: tryLayout,
 	} {

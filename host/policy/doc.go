@@ -30,6 +30,25 @@
 // modules count for themselves: package meter rewrites them, and the one place that makes calls sets the fuel before each.
 // It costs 2 to 5 % of a batch of events. What the host does at a guest's word (logging, random bytes) is charged there.
 //
+// # Why fuel comes in slices
+//
+// Fuel counts instructions, and the dearest of them, a load that misses every cache, takes a hundred times as long as most.
+// What honest policies need at their worst would be 35 ms of such loads. So a guest gets its fuel in slices of tens of
+// microseconds and calls into the host for the next one (slices.go): there the processor's time that it took is looked at, and
+// there Go's scheduler and garbage collector find it, so that even a guest that is being set up holds nobody else up for more
+// than 2 ms. A time that a watchdog looked at could not be: it would wait for a collector that waits for the guest. Calls
+// that need one slice, which are nearly all, pay nothing for that. Dearer loads were tried and would not do: to bound the
+// worst they must cost what leaves honest guests without room.
+//
+// It is the processor's time of the thread, so that a busy machine faults nobody who is innocent, and a slice counts for 1.5
+// ms at most, so that a hypervisor that goes away once does not either.
+//
+// # Why large memories are there before they are used
+//
+// The first use of a huge page takes a tenth of a millisecond, for the price of a store. A guest that visits 4 GiB page by
+// page would take 0.2 s for 40,000 units. So the pages of a memory of 8 MiB and more are asked for when kv_init has returned, which nobody
+// waits for. What a policy's tables will take is taken from the start.
+//
 // # Why the original is compiled before it is rewritten
 //
 // What the meter adds has an index that a module could name beforehand. Such a module is not valid by itself, and would
@@ -42,8 +61,6 @@
 // the others up to 1.5 million, and an event of wtinylfu 5,000. Go guests use several units where C uses one, because their
 // functions are one big switch that is charged in coarse steps. A module that needs more than the default says so in its
 // manifest, up to 6 million for a call, and gets fewer events in each when they are dear; beyond that the operator must.
-// Fuel counts instructions, and the dearest of them, a load that misses every cache, takes ten times what it pays: what
-// holds a root up longest is such a guest's last call.
 //
 // # Why a module is tried out when it is loaded
 //

@@ -12,13 +12,12 @@ type Fuel struct {
 	Call   uint64 // for any call of a role
 	Record uint64 // on top, for each record: an event, a victim asked for, a candidate, a query, a page of a layout
 	// Time of the processor that a call may take which a session waits for, on top of a slice of its fuel or two.
-	Time time.Duration
+	Time time.Duration `json:",omitempty"`
 }
 
 // The defaults leave lru, as a Go guest, what its worst batch on real traces needs, twice and more; busier policies say so
-// in their manifests. An endless loop spends maxFuel in 8 ms. A guest that only waits for memory, each load at an address
-// that follows from the one before, all over 60 MiB, takes up to 80 ms for it, and half of that with the defaults: that is
-// how long a root can be held up by a module before it is dropped (BenchmarkLongestStall).
+// in their manifests. An endless loop spends maxFuel in 1 to 2 ms. A guest that only waits for memory would take up to 80 ms
+// for it, and is ended after 7, by its time (BenchmarkLongestStall).
 const (
 	defaultCallFuel   = 500_000
 	defaultRecordFuel = 2_000

@@ -75,7 +75,7 @@ func Inspect(name string, opt Options) (*Inspection, error) {
 		}
 	}
 	b := opt.Fuel.budgets(m.manifest.Fuel)
-	i.Fuel, i.MostFuel, i.Batch = Fuel{Call: b.call, Record: b.record}, b.most, int(b.records())
+	i.Fuel, i.MostFuel, i.Batch = Fuel{Call: b.call, Record: b.record, Time: b.patience}, b.most, int(b.records())
 	counts, limit := metering.Measure(f.bytes, metering.DefaultLimits())
 	i.Counts = counts
 	if err == nil {

@@ -32,7 +32,7 @@ func TestInspect(t *testing.T) {
 	a.manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["clock"],"state_format":"k/1","memory_pages":7,"fuel":{"call":1000000,"record":2}}`
 	i := inspect(t, a.bytes(), Options{Grants: []string{"clock"}})
 	if i.Name != "mine" || i.Manifest == nil || i.StateFormat != "k/1" || !reflect.DeepEqual(i.Roles, []abi.Role{abi.RoleEvict}) ||
-		i.MemoryPages != 2 || i.MostPages != 7 || i.Fuel != (Fuel{Call: 1_500_000, Record: defaultRecordFuel}) || i.Batch == 0 {
+		i.MemoryPages != 2 || i.MostPages != 7 || i.Fuel != (Fuel{Call: 1_500_000, Record: defaultRecordFuel, Time: defaultPatience}) || i.Batch == 0 {
 		t.Errorf("%+v", i)
 	}
 	want := []Import{

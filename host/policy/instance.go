@@ -316,9 +316,14 @@ func (in *instance) close() {
 	}
 }
 
+// shut gives the memory back: much of it beside the caller, because that takes milliseconds.
 func (in *instance) shut() {
-	_ = in.mod.Close(context.Background()) // closing an instance only gives memory back
 	in.bufs = [abi.BufferKinds]buffer{}
+	if mod := in.mod; in.mem.Size() > slowToFree {
+		in.m.ending.Go(func() { _ = mod.Close(context.Background()) })
+		return
+	}
+	_ = in.mod.Close(context.Background())
 }
 
 // text reads what the guest points at, at most maxTextBytes of it.

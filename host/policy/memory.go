@@ -18,6 +18,9 @@ type mapped struct {
 // that time goes into finding the page.
 const hugeFrom = 8 << 20
 
+// slowToFree is how much memory it takes milliseconds to give back.
+const slowToFree = 64 << 20
+
 var allocator = experimental.MemoryAllocatorFunc(func(_, most uint64) experimental.LinearMemory {
 	if most == 0 {
 		return &sliced{}

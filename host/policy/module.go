@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
@@ -52,6 +53,7 @@ type Module struct {
 
 	make   func(guest.Info) (any, error) // native
 	code   *code                         // wasm
+	ending sync.WaitGroup                // instances that give their memory back
 	source source
 }
 
@@ -72,6 +74,7 @@ func (m *Module) Close(ctx context.Context) error {
 	if m.code == nil {
 		return nil
 	}
+	m.ending.Wait()
 	return m.code.close(ctx)
 }
 

@@ -83,6 +83,12 @@ func (w *bodyRewriter) rewriteBody(code []byte, locals uint64) error {
 		return err
 	}
 	if p.entry.units > 0 {
+		if p.entry.looks == before { // in a loop of its own
+			w.out = append(w.out, opLoop, blockEmpty)
+			w.look(true)
+			w.out = append(w.out, opEnd)
+			p.entry.looks = never
+		}
 		w.charge(&p.entry)
 	}
 	r := reader{b: code}

@@ -23,7 +23,7 @@ type looks uint8
 const (
 	never  looks = iota // somebody does soon
 	after               // when it has paid
-	before              // and then comes here again: for a loop's head
+	before              // it pays, and then comes here again
 )
 
 // planner walks a body and adds up, for each region, what its instructions cost. Region 0 is the function's own.
@@ -264,8 +264,11 @@ const (
 // looked decides where to look.
 func (p *planner) looked(entry uint64, pays []bool) *charges {
 	out := &charges{entry: charge{units: entry, looks: after}}
-	if !p.calls && len(p.regions) == 1 && entry <= unseenEntry {
+	switch {
+	case !p.calls && len(p.regions) == 1 && entry <= unseenEntry:
 		out.entry.looks = never
+	case entry <= unseen:
+		out.entry.looks = before
 	}
 	sum := uint64(0)
 	for i, r := range p.regions[1:] {
