@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -115,7 +116,7 @@ func TestFaultyEvict(t *testing.T) {
 		{"recursion", evict.with(abi.ExportStep, "ii>I", i32(0), i32(0), call(4)), abi.ExportStep, "used up its fuel"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := open(t, c.mod, Options{})
+			m := open(t, c.mod, Options{Fuel: Fuel{Time: time.Hour}}) // a stack that grows under the race detector takes its time
 			e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 100})
 			if err == nil {
 				_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: 1})
