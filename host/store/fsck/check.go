@@ -108,8 +108,10 @@ type check struct {
 	names *names
 	slots *staging.Slots
 	limit *limit
-	texts map[chunk.Digest]string      // of namespaces; not changed once pieces are read
-	plans map[chunk.Digest]*chunk.Plan // likewise
+
+	kept  sync.Mutex              // of the next two, and of what names knows
+	texts map[chunk.Digest]string // of namespaces
+	plans map[chunk.Digest]*chunk.Plan
 
 	mu     sync.Mutex // of what follows
 	report Report
@@ -240,7 +242,7 @@ func (c *check) file(ctx context.Context, rel string, buf []byte) {
 		return
 	case err == nil:
 		c.sound(&v.header, v.info.Allocated)
-		if c.names.misnamed(rel, &v.header, c.texts) {
+		if c.names.misnamed(rel) {
 			p.Kind, p.What = Misnamed, "the place policy gives it another name"
 			c.found(p)
 		}

@@ -3,12 +3,14 @@ package fsck
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -479,5 +481,65 @@ func TestNotARoot(t *testing.T) {
 	cancel()
 	if _, err := Check(ctx, r.dir, Options{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// meanwhile is a file system on which something happens when a directory is listed.
+type meanwhile struct {
+	staging.FS
+	dir  string
+	then func()
+	once sync.Once
+}
+
+func (m *meanwhile) ReadDir(name string) ([]fs.DirEntry, error) {
+	if filepath.Clean(name) == m.dir {
+		m.once.Do(m.then)
+	}
+	return m.FS.ReadDir(name)
+}
+
+// TestNamespaceOpenedMeanwhile has a host open its first namespace when the check has read what is kept and goes for the
+// pieces. They are sound, and stay.
+func TestNamespaceOpenedMeanwhile(t *testing.T) {
+	r := newRig(t, 1<<30)
+	ctx := context.Background()
+	report := r.check(Options{Repair: true, FS: &meanwhile{FS: staging.OS(), dir: r.dir, then: func() {
+		ns := &chunk.Namespace{
+			Model: "test/other", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16,
+			TensorParallel: 1, Groups: []chunk.Group{{ID: 0, Geometry: chunk.Uniform(2, 4, 2, 5000)}},
+		}
+		var err error
+		if r.space, err = r.store.Space(ctx, ns); err != nil {
+			t.Fatal(err)
+		}
+		r.mustPut(1, 2, 3)
+	}}})
+	if len(report.Problems) != 0 || report.Pieces.Files != 3 {
+		t.Errorf("%+v", report)
+	}
+	for n := range uint64(3) {
+		if !r.hit(n + 1) {
+			t.Errorf("key %d is a miss", n+1)
+		}
+	}
+}
+
+// TestTextCannotBeRead: pieces of a namespace whose text gives an error are nobody's orphans.
+func TestTextCannotBeRead(t *testing.T) {
+	for _, dir := range []string{store.NamespacesDir, store.PlansDir} {
+		r := newRig(t, 1<<30)
+		r.mustPut(1, 2, 3)
+		faulty := staging.Faulty(staging.OS())
+		faulty.Set(staging.MustRules("read **/" + dir + "/*: eio")...)
+		report := r.check(Options{Repair: true, FS: faulty})
+		if u := report.Found[Unreadable]; len(report.Found) != 1 || u == nil || u.Files != 4 || report.Repaired != 0 {
+			t.Errorf("%s: %+v", dir, report)
+		}
+		for n := range uint64(3) {
+			if !r.hit(n + 1) {
+				t.Errorf("%s: key %d is a miss", dir, n+1)
+			}
+		}
 	}
 }

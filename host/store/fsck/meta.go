@@ -20,39 +20,96 @@ const maxMeta = 4 << 20
 
 // meta reads what the store keeps for itself: everything that it takes to judge pieces, and the list of touches.
 func (c *check) meta() error {
-	texts := func(d chunk.Digest, b []byte) error {
-		if store.TextDigest(b) != d {
-			return fmt.Errorf("%w: its digest is %s", store.ErrDamaged, store.TextDigest(b))
-		}
-		if err := c.names.namespace(d, string(b)); err != nil {
-			return err
-		}
-		c.texts[d] = string(b)
-		return nil
-	}
-	plans := func(d chunk.Digest, b []byte) error {
-		p, err := chunk.DecodePlan(b)
-		if err == nil && p.Digest() != d {
-			err = fmt.Errorf("%w: its digest is %s", store.ErrDamaged, p.Digest())
-		}
-		if err != nil {
-			return err
-		}
-		c.plans[d] = p
-		return nil
-	}
-	if err := c.kept(store.NamespacesDir, texts); err != nil {
+	if err := c.each(store.NamespacesDir, c.takeText); err != nil {
 		return err
 	}
-	if err := c.kept(store.PlansDir, plans); err != nil {
+	if err := c.each(store.PlansDir, c.takePlan); err != nil {
 		return err
 	}
 	c.touches()
 	return nil
 }
 
-// kept goes through files that are named by the digest of what they hold.
-func (c *check) kept(dir string, take func(d chunk.Digest, b []byte) error) error {
+func (c *check) takeText(d chunk.Digest, b []byte) error {
+	c.kept.Lock()
+	defer c.kept.Unlock()
+	if store.TextDigest(b) != d {
+		return fmt.Errorf("%w: its digest is %s", store.ErrDamaged, store.TextDigest(b))
+	}
+	if _, ok := c.texts[d]; ok {
+		return nil
+	}
+	if err := c.names.namespace(d, string(b)); err != nil {
+		return err
+	}
+	c.texts[d] = string(b)
+	return nil
+}
+
+func (c *check) takePlan(d chunk.Digest, b []byte) error {
+	p, err := chunk.DecodePlan(b)
+	if err == nil && p.Digest() != d {
+		err = fmt.Errorf("%w: its digest is %s", store.ErrDamaged, p.Digest())
+	}
+	if err != nil {
+		return err
+	}
+	c.kept.Lock()
+	defer c.kept.Unlock()
+	c.plans[d] = p
+	return nil
+}
+
+// hasText says whether a namespace is known. One that is not may have been opened since the check began: a host beside it
+// keeps the text before its first piece, so it is looked for again. One whose text is there and cannot be had is no orphan.
+func (c *check) hasText(d chunk.Digest) error {
+	known := func() bool {
+		c.kept.Lock()
+		defer c.kept.Unlock()
+		_, ok := c.texts[d]
+		return ok
+	}
+	if known() {
+		return nil
+	}
+	b, _, err := c.small(store.NamespacesDir + "/" + d.String())
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: digest %s", store.ErrSpace, d)
+	}
+	if err == nil {
+		err = c.takeText(d, b)
+	}
+	if err != nil {
+		return fmt.Errorf("fsck: the text of its namespace %s: %v", d, err) // not a judgement on the piece, whatever it is
+	}
+	return nil
+}
+
+// plan is likewise.
+func (c *check) plan(d chunk.Digest) (*chunk.Plan, error) {
+	known := func() *chunk.Plan {
+		c.kept.Lock()
+		defer c.kept.Unlock()
+		return c.plans[d]
+	}
+	if p := known(); p != nil {
+		return p, nil
+	}
+	b, _, err := c.small(store.PlansDir + "/" + d.String())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s", store.ErrUnknownPlan, d)
+	}
+	if err == nil {
+		err = c.takePlan(d, b)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("fsck: its plan %s: %v", d, err)
+	}
+	return known(), nil
+}
+
+// each goes through files that are named by the digest of what they hold.
+func (c *check) each(dir string, take func(d chunk.Digest, b []byte) error) error {
 	list, err := c.o.FS.ReadDir(c.dir + "/" + dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -14,8 +15,10 @@ import (
 // names reads paths back: by the place policy that was given, and by the built-in one.
 type names struct {
 	given, builtin *policy.Place
-	ids            []chunk.Digest // of namespaces, by the id that the policies know them by
-	asked          bool           // a place policy was given
+	asked          bool // a place policy was given
+
+	mu  sync.Mutex
+	ids []chunk.Digest // of namespaces, by the id that the policies know them by
 }
 
 const maxNamespaces = 4096
@@ -46,6 +49,8 @@ func (n *names) close() {
 }
 
 func (n *names) namespace(d chunk.Digest, text string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	id := uint32(len(n.ids))
 	if id == maxNamespaces {
 		return fmt.Errorf("%w: %d namespaces", store.ErrTooMany, id)
@@ -83,6 +88,8 @@ func (n *names) holds(rel string, h *store.Header) error {
 	if !ok {
 		return nil
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if int(id.Namespace) < len(n.ids) && n.ids[id.Namespace] == h.Namespace && id.Group == h.Group && id.Rank == h.Rank && id.Key == h.Key {
 		return nil
 	}
@@ -91,12 +98,7 @@ func (n *names) holds(rel string, h *store.Header) error {
 }
 
 // misnamed says that neither place policy would look for the piece here. Without a policy to go by nobody can say.
-func (n *names) misnamed(rel string, h *store.Header, texts map[chunk.Digest]string) bool {
-	if _, known := texts[h.Namespace]; !n.asked || !known {
-		return false
-	}
-	return !n.claims(rel)
-}
+func (n *names) misnamed(rel string) bool { return n.asked && !n.claims(rel) }
 
 // modelOf is the model that a namespace's text names.
 func modelOf(text string) string {

@@ -76,12 +76,12 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 	if err := c.names.holds(rel, h); err != nil {
 		return v, err
 	}
-	if _, ok := c.texts[h.Namespace]; !ok {
-		return v, fmt.Errorf("%w: digest %s", store.ErrSpace, h.Namespace)
+	if err := c.hasText(h.Namespace); err != nil {
+		return v, err
 	}
-	plan := c.plans[h.Plan]
-	if plan == nil {
-		return v, fmt.Errorf("%w: %s", store.ErrUnknownPlan, h.Plan)
+	plan, err := c.plan(h.Plan)
+	if err != nil {
+		return v, err
 	}
 	if g := plan.Geometry(); h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks || h.Extent != chunk.ExtentBytes {
 		return v, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d", store.ErrDamaged,
