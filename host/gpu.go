@@ -33,7 +33,7 @@ func (h *Host) openGPUs() error {
 	}
 	for _, d := range devices {
 		g, err := driver.OpenGPU(d.UUID, gds.Config{
-			Threads: h.cfg.GDS.CopyThreads, Files: h.cfg.GDS.MaxConcurrentOps, Blocks: h.cfg.GDS.CopyBlocks, Lost: h.gpuLost,
+			Threads: h.cfg.GDS.CopyThreads, Files: h.cfg.GDS.MaxConcurrentOps, Blocks: h.cfg.GDS.CopyBlocks,
 		})
 		if err != nil {
 			h.log.Warn("a GPU cannot be used", "gpu", d.UUID.String(), "name", d.Name, "error", err)
@@ -48,16 +48,11 @@ func (h *Host) openGPUs() error {
 	return nil
 }
 
-// gpuLost remembers that a GPU went out of service: the host goes on without it, and ends with its error.
-func (h *Host) gpuLost(_ *gds.GPU, err error) {
-	h.lostMu.Lock()
-	defer h.lostMu.Unlock()
-	h.lost = errors.Join(h.lost, err)
-}
-
-// Lost is why GPUs went out of service, nil while none has.
+// Lost is why GPUs went out of service, nil while none has. The host goes on without them, and [Host.Run] ends with this.
 func (h *Host) Lost() error {
-	h.lostMu.Lock()
-	defer h.lostMu.Unlock()
-	return h.lost
+	var errs []error
+	for _, g := range h.gpus {
+		errs = append(errs, g.Err())
+	}
+	return errors.Join(errs...)
 }

@@ -41,9 +41,6 @@ type Host struct {
 	directMu sync.Mutex
 	direct   []*gds.DirectRoute // of GPUs
 
-	lostMu sync.Mutex
-	lost   error // of GPUs
-
 	closeOnce sync.Once
 	closeErr  error
 }
@@ -134,7 +131,8 @@ func (h *Host) storeConfig() store.Config {
 	return out
 }
 
-// Run serves until the context is done, a listener fails, or a policy does that must not, then closes the host.
+// Run serves until the context is done, a listener fails, or a policy does that must not, then closes the host. A GPU that
+// went out of service meanwhile is a failure too ([gds.ErrLost]).
 func (h *Host) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return h.server.Serve(ctx, h.cfg.Socket) })

@@ -168,6 +168,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 
 func newRegistry(h *Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(newCollector(h), newTransferCollector(h.engine), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(newCollector(h), newTransferCollector(h.engine, h.gpus), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -12,7 +13,9 @@ import (
 // transferCollector tells of bytes on their way, by GPU (or "host" for host memory), root, route and direction.
 type transferCollector struct {
 	engine *transfer.Engine
+	gpus   []*gds.GPU
 
+	inService                    *prometheus.Desc
 	seconds, bytes, errors       *prometheus.Desc
 	flying, busy                 *prometheus.Desc
 	queued, workers              *prometheus.Desc
@@ -23,12 +26,14 @@ type transferCollector struct {
 	handles, handlesOpen, evicts *prometheus.Desc
 }
 
-func newTransferCollector(e *transfer.Engine) *transferCollector {
+func newTransferCollector(e *transfer.Engine, gpus []*gds.GPU) *transferCollector {
 	desc := func(name, help, labels string) *prometheus.Desc {
 		return prometheus.NewDesc("kvhost_"+name, help, strings.Fields(labels), nil)
 	}
 	return &transferCollector{
 		engine:      e,
+		gpus:        gpus,
+		inService:   desc("gpu_in_service", "1 while a GPU is used, 0 once its context is lost: only a new process can use it again.", "gpu"),
 		seconds:     desc("transfer_seconds", "Time of a piece from its opening to its delivery or publication.", "gpu root route direction"),
 		bytes:       desc("transfer_bytes_total", "File bytes of pieces that arrived.", "gpu root route direction"),
 		errors:      desc("transfer_errors_total", "Pieces that failed.", "gpu root route direction"),
@@ -75,6 +80,9 @@ func gpuLabel(device string) string {
 func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	}
+	for _, g := range c.gpus {
+		send(c.inService, prometheus.GaugeValue, truth(g.Err() == nil), g.UUID.String())
 	}
 	for _, t := range c.engine.Traffic() {
 		gpu, way := gpuLabel(t.Device), direction(t.Kind)

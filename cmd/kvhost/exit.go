@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 
+	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/doctor"
@@ -27,6 +28,7 @@ const (
 	exitMismatch = 7
 	exitProblems = 8
 	exitCheck    = 9
+	exitGPU      = 10
 )
 
 const exitHelp = `Exit codes:
@@ -39,7 +41,8 @@ const exitHelp = `Exit codes:
   6  a trace cannot be read: missing, damaged, cut off, or not a trace
   7  wrong bytes were served (replay)
   8  a root has problems that remain (fsck)
-  9  something configured cannot work on this machine (check)`
+  9  something configured cannot work on this machine (check)
+ 10  a GPU went out of service while kvhost ran; only a new process can use it again`
 
 // errUsage marks wrong flags and arguments.
 var errUsage = errors.New("usage")
@@ -73,6 +76,8 @@ func exitCode(err error) int {
 		return exitAddress
 	case is(host.ErrPolicy, host.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrDigest, policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
 		return exitPolicy
+	case is(gds.ErrLost):
+		return exitGPU
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace
 	case is(errUsage, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions, store.ErrConfig, janitor.ErrConfig):

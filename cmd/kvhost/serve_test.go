@@ -38,13 +38,17 @@ func healthy(t *testing.T, address string) bool {
 // and log.
 func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged func() string, stop func(os.Signal) int) {
 	t.Helper()
+	return startCommand(t, command(t, dir, args...))
+}
+
+func startCommand(t *testing.T, cmd *exec.Cmd) (_ *exec.Cmd, logged func() string, stop func(os.Signal) int) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "log")
 	file, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	cmd = command(t, dir, args...)
 	cmd.Stderr = file
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
