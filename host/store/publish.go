@@ -71,9 +71,12 @@ func (r *root) syncFailed(cause error) error {
 
 // link gives the temporary its name. A name that is taken is looked into: the same piece may stand there already, or a
 // damaged file, or, when the place policy gives one name to two keys, somebody else's piece.
-func (p *Put) link(info staging.Info) (staging.Info, error) {
+func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	r := p.root
+	var strays []stray
+	defer func() { r.settleStrays(strays, failed == nil) }()
 	for range 3 {
+		strays = append(strays, r.claimStrays(p)...)
 		err := p.rename(info)
 		if err == nil {
 			p.temp = ""
@@ -86,9 +89,6 @@ func (p *Put) link(info staging.Info) (staging.Info, error) {
 			r.strayedLate(p.target, err)
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 		}
-		r.strays.mu.Lock()
-		r.adopted(p.target)
-		r.strays.mu.Unlock()
 		h, there, herr := r.look(p.target)
 		switch {
 		case errors.Is(herr, fs.ErrNotExist):

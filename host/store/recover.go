@@ -107,6 +107,9 @@ func (c *census) file(rel string, e fs.DirEntry) {
 		r.counted(&r.count.foreign)
 		return
 	}
+	if r.isStray(name) {
+		return // an entry was dropped meanwhile, and it is counted
+	}
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		c.unreadable(name, err)

@@ -188,7 +188,7 @@ func (s *Store) seekUnseen(p *Put) {
 		}
 		for _, builtin := range [...]bool{false, true} {
 			name, err := r.path(p.class, &p.key, p.rank, builtin)
-			if err != nil {
+			if err != nil || r.isStray(name) {
 				continue
 			}
 			if h, info, err := r.look(name); err == nil && p.same(&h) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 	"sync"
 
 	"github.com/kvhost/kvhost/host/chunk"
@@ -92,15 +93,48 @@ func (r *root) tidyOne() bool {
 	return true
 }
 
-// adopted says that what stands under a name is accounted for by somebody else from now on. strays.mu is held.
-func (r *root) adopted(name string) {
-	for i, s := range r.strays.list {
-		if s.name == name {
+// claimStrays takes those that have a put's target for their name, or that may have it, out of the list, so that nobody unlinks
+// what the put promises. Their bytes stay booked until it is known what came of it: see settleStrays.
+func (r *root) claimStrays(p *Put) (list []stray) {
+	r.strays.mu.Lock()
+	defer r.strays.mu.Unlock()
+	for i := 0; i < len(r.strays.list); i++ {
+		if s := r.strays.list[i]; s.name == p.target || s.class != nil && s.isOf(p) {
 			r.strays.list = append(r.strays.list[:i:i], r.strays.list[i+1:]...)
-			r.gone(s)
-			return
+			list, i = append(list, s), i-1
 		}
 	}
+	return list
+}
+
+// isOf says whether a nameless stray is of a put's piece, and would have its name.
+func (s *stray) isOf(p *Put) bool {
+	if s.key != p.key || s.rank != p.rank || s.class.ns != p.class.ns || s.class.group != p.class.group {
+		return false
+	}
+	if s.class.names == p.class.names {
+		return true
+	}
+	name, err := p.root.path(s.class, &s.key, s.rank, false)
+	return err != nil || name == p.target
+}
+
+// settleStrays ends claimed strays: what stands under their name is a published piece's, or else they are strays again.
+func (r *root) settleStrays(list []stray, published bool) {
+	for _, s := range list {
+		if published {
+			r.gone(s)
+		} else {
+			r.strayed(s)
+		}
+	}
+}
+
+// isStray says whether a name is one that is to go.
+func (r *root) isStray(name string) bool {
+	r.strays.mu.Lock()
+	defer r.strays.mu.Unlock()
+	return slices.ContainsFunc(r.strays.list, func(s stray) bool { return s.name == name })
 }
 
 // gone takes a stray out of the account.

@@ -2,14 +2,19 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // moody is a place policy that chooses a root that there is not while it fails.
@@ -49,4 +54,62 @@ func TestEvictionWithoutAName(t *testing.T) {
 	f.checkUsed()
 	f.mustPut(0)
 	f.mustRead(0)
+}
+
+// TestStoredAgainWhileStray: a key is stored again before its old file could be removed. The put takes what stands there, or
+// the name once it is free, and the stray is over: what is promised now is not unlinked.
+func TestStoredAgainWhileStray(t *testing.T) {
+	for name, gone := range map[string]bool{"there": false, "gone": true} {
+		t.Run("nameless and "+name, func(t *testing.T) {
+			place := &moody{}
+			f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+				c.Policies.Place.Module = policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil })
+			})
+			f.mustPut(0, 1)
+			place.fails.Store(true)
+			f.store.roots[0].drop(f.markOf(0), 0)
+			place.fails.Store(false)
+			f.storedAgain(gone)
+		})
+		t.Run("named and "+name, func(t *testing.T) {
+			f, faulty := faultyFixture(t, 4)
+			f.mustPut(0, 1)
+			faulty.Set(staging.MustRules("remove **: eacces")...)
+			f.store.roots[0].drop(f.markOf(0), 0)
+			faulty.Set()
+			f.storedAgain(gone)
+		})
+	}
+	t.Run("and the put fails", func(t *testing.T) {
+		f, faulty := faultyFixture(t, 4)
+		f.mustPut(0, 1)
+		faulty.Set(staging.MustRules("remove **: eacces\npublish **: eperm")...)
+		f.store.roots[0].drop(f.markOf(0), 0)
+		if err := f.put(0, 0); !errors.Is(err, unix.EPERM) {
+			t.Error(err)
+		}
+		faulty.Set()
+		f.store.roots[0].tidy(context.Background())
+		f.checkUsed()
+	})
+}
+
+func (f *fixture) storedAgain(gone bool) {
+	f.Helper()
+	r := f.store.roots[0]
+	if got := r.stats().Stray; got != pieceBytes {
+		f.Fatalf("%d bytes of strays", got)
+	}
+	if gone {
+		if err := os.Remove(f.pieceFile(0, 0)); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.mustPut(0)
+	if st := r.stats(); st.Stray != 0 || st.Used != 2*pieceBytes {
+		f.Errorf("%+v", st)
+	}
+	r.tidy(context.Background())
+	f.mustRead(0)
+	f.checkUsed()
 }
