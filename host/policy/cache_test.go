@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 )
@@ -123,6 +124,83 @@ func TestCacheMustBePrivate(t *testing.T) {
 		}
 		if _, err := OpenCache(other); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), "another user") {
 			t.Error(err)
+		}
+	}
+}
+
+// A module that was tried out is not tried again, by the same host under the same limits; one that failed is.
+func TestCacheKeepsTrials(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "c")
+	tries := func(a assembly, fuel Fuel) (passed int, err error) {
+		m, err := load(t.Context(), "x.wasm", newFile("", a.bytes()), Options{Cache: openCache(t, dir), Fuel: fuel})
+		if err == nil {
+			m.Close(t.Context())
+		}
+		files, globErr := filepath.Glob(dir + "/*.tried")
+		if globErr != nil {
+			t.Fatal(globErr)
+		}
+		return len(files), err
+	}
+	var first time.Time
+	written := func() time.Time {
+		info, err := os.Stat(only(t, dir+"/*.tried"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.ModTime()
+	}
+	evict := minimal(abi.RoleEvict)
+	for i, c := range []struct {
+		what string
+		mod  assembly
+		fuel Fuel
+		want int // trials passed until then
+	}{
+		{"for the first time", evict, Fuel{}, 1},
+		{"again", evict, Fuel{}, 1},
+		{"with other limits", evict, Fuel{Call: 400_000}, 2},
+		{"with more time", evict, Fuel{Time: time.Second}, 3},
+		{"another module", evict.with("more", ">"), Fuel{}, 4},
+	} {
+		if n, err := tries(c.mod, c.fuel); n != c.want || err != nil {
+			t.Errorf("%d, %s: %d, %v", i, c.what, n, err)
+		}
+		if i == 0 {
+			first = written()
+		} else if i == 1 && !written().Equal(first) {
+			t.Error("it was tried twice")
+		}
+	}
+	if _, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), Fuel{}); !errors.Is(err, ErrCanary) {
+		t.Errorf("got %v", err)
+	}
+	if n, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), Fuel{}); n != 4 || !errors.Is(err, ErrCanary) {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// What a file of the cache says of a trial counts only if it is the very text of it.
+func TestDamagedTrialIsHeldAgain(t *testing.T) {
+	c := openCache(t, filepath.Join(t.TempDir(), "c"))
+	m := open(t, minimal(abi.RoleEvict), Options{})
+	trial := m.trial(1, true)
+	if c.tried(trial) {
+		t.Error("tried before it was")
+	}
+	c.passed(trial, m.log)
+	if !c.tried(trial) || c.tried(m.trial(2, true)) || c.tried(m.trial(1, false)) {
+		t.Error("not what was tried")
+	}
+	name := only(t, c.dir+"/*.tried")
+	for at := range trial {
+		bad := append([]byte{}, trial...)
+		bad[at] ^= 1
+		if err := os.WriteFile(name, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c.tried(trial) {
+			t.Errorf("byte %d is wrong", at)
 		}
 	}
 }

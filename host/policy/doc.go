@@ -66,7 +66,7 @@
 //
 // A module that cannot do its job is best refused when the operator looks on, with a reason, and not by its first fault.
 // The canary (canary.go) has an instance of each role do a little of everything; it costs about two starts of an instance.
-// Its verdict is not kept: it is cheap, and depends on the host as much as on the module.
+// That it was passed is kept with the compiled form (tried.go), under the module, the host and the limits that it depends on.
 //
 // # Why a signature stands beside the module
 //

@@ -121,9 +121,14 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	if opt.Untried {
 		return m, nil
 	}
+	trial := m.trial(pages, !opt.unmetered)
+	if opt.Cache.tried(trial) {
+		return m, nil
+	}
 	if err := m.canary(ctx); err != nil {
 		return nil, errors.Join(refused(name, err), m.Close(ctx))
 	}
+	opt.Cache.passed(trial, m.log)
 	return m, nil
 }
 
