@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // key is of the n-th chunk of a round.
@@ -97,5 +99,32 @@ func (b *bench) remember() error {
 		return nil
 	})
 	b.files = files
+	return err
+}
+
+// forget removes the last round's files behind the store's back, so that this round's take the same memory and the same
+// part of the disk: pages that the machine has not used before cost their first user more than the writing does, and would
+// be charged to whoever comes first. What the store thinks of past rounds does not matter here.
+func (b *bench) forget() error {
+	for _, name := range b.files {
+		if err := os.Remove(name); err != nil {
+			return err
+		}
+	}
+	b.files = nil
+	return nil
+}
+
+// warm reads the files of the page cache twice, untimed: the first reads of a fresh file move its pages from one of the
+// kernel's lists to another, which takes as long as reading does, and would be charged to whoever reads first.
+func (b *bench) warm(ctx context.Context) error {
+	f, err := staging.OpenDirect(b.FS, b.files[0], os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	for n := 0; n < 2 && !f.Direct() && err == nil; n++ {
+		err = b.readFiles(ctx)
+	}
 	return err
 }

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/gds"
@@ -36,16 +38,27 @@ type move struct {
 
 // image is what the planes hold before a store. Bytes are a function of the plane and the offset.
 func image(g chunk.Geometry, blocks int) [][]byte {
-	var out [][]byte
-	for i, p := range g.Planes {
-		mem := make([]byte, blocks*int(p.PageBytes))
+	out := make([][]byte, len(g.Planes))
+	_ = planes(g, func(i int) error {
+		mem := make([]byte, blocks*int(g.Planes[i].PageBytes))
 		seed := rand.NewPCG(uint64(i), 5)
 		for at := 0; at+8 <= len(mem); at += 8 {
 			binary.LittleEndian.PutUint64(mem[at:], seed.Uint64())
 		}
-		out = append(out, mem)
-	}
+		out[i] = mem
+		return nil
+	})
 	return out
+}
+
+// planes runs fn for each plane, as many at a time as there are processors.
+func planes(g chunk.Geometry, fn func(plane int) error) error {
+	var work errgroup.Group
+	work.SetLimit(runtime.GOMAXPROCS(0))
+	for i := range g.Planes {
+		work.Go(func() error { return fn(i) })
+	}
+	return work.Wait()
 }
 
 // hostPages are memory of this process, as a client's shared memory would be.
@@ -188,7 +201,7 @@ func (d *devicePages) close() error {
 
 // compare holds every page against what was stored from another block.
 func compare(p pages, g chunk.Geometry, image [][]byte, from, to [][]uint32) error {
-	for plane := range g.Planes {
+	return planes(g, func(plane int) error {
 		got := make([]byte, len(image[plane]))
 		if err := p.get(plane, got); err != nil {
 			return err
@@ -202,6 +215,6 @@ func compare(p pages, g chunk.Geometry, image [][]byte, from, to [][]uint32) err
 				}
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }

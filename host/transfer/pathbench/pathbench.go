@@ -28,9 +28,11 @@ type Config struct {
 	Chunks   int
 	Rounds   int // counted
 	Engine   transfer.Config
-	Copiers  int              // goroutines of the copy alone
-	Direct   *gds.DirectRoute // by which all pieces go; nil: they are staged
-	Submit   gds.Submit       // how cuFile is asked then
+	Store    store.Config                                          // of which the bench fills in the files and the roots
+	Copiers  int                                                   // goroutines of the copy alone
+	Direct   *gds.DirectRoute                                      // by which all pieces go; nil: they are staged
+	Submit   gds.Submit                                            // how cuFile is asked then
+	Profile  func(pass string, round int) (stop func(), err error) // around what is timed of ours; optional
 }
 
 // bench is a case under way.
@@ -109,6 +111,7 @@ func (f *figures) row(pass string) Row {
 
 // pass is one thing that is timed.
 type pass struct {
+	name              string // of ours
 	ready, run, check func() error
 	rate, cpu         *[]float64
 }
@@ -119,27 +122,35 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 	plain := filepath.Join(b.Dir, "plain")
 	groups := [][]pass{
 		{
-			{b.restore, func() error { return b.storeAll(ctx, round, perm) }, b.remember, &stores.ours, &stores.cpu},
-			{nil, func() error { return b.copyAll(ctx, gds.Gather) }, nil, &stores.copy, nil},
-			{nil, func() error { return b.writeFiles(ctx, plain, round) }, nil, &stores.plain, &stores.plainCPU},
+			{"", nil, func() error { return b.copyAll(ctx, gds.Gather) }, nil, &stores.copy, nil},
+			{"store", b.restore, func() error { return b.storeAll(ctx, round, perm) }, b.remember, &stores.ours, &stores.cpu},
+			{"", nil, func() error { return b.writeFiles(ctx, plain, round) }, func() error { return os.RemoveAll(plain) }, &stores.plain, &stores.plainCPU},
 		},
 		{
-			{b.poison, func() error { return b.loadAll(round, back, nil) }, func() error { return compare(b.pages, b.Geometry, b.image, perm, back) }, &loads.ours, &loads.cpu},
-			{b.poison, func() error { return b.loadLayers(round, again) }, func() error { return compare(b.pages, b.Geometry, b.image, perm, again) }, &layers.ours, &layers.cpu},
-			{nil, func() error { return b.copyAll(ctx, gds.Scatter) }, nil, &loads.copy, nil},
-			{nil, func() error { return b.readFiles(ctx) }, nil, &loads.plain, &loads.plainCPU},
+			{"", nil, func() error { return b.copyAll(ctx, gds.Scatter) }, nil, &loads.copy, nil},
+			{"layers", b.poison, func() error { return b.loadLayers(round, again) }, func() error { return compare(b.pages, b.Geometry, b.image, perm, again) }, &layers.ours, &layers.cpu},
+			{"load", b.poison, func() error { return b.loadAll(round, back, nil) }, func() error { return compare(b.pages, b.Geometry, b.image, perm, back) }, &loads.ours, &loads.cpu},
+			{"", nil, func() error { return b.readFiles(ctx) }, nil, &loads.plain, &loads.plainCPU},
 		},
 	}
 	if b.Direct != nil {
 		groups[1] = slices.Delete(groups[1], 1, 2)
 	}
+	if err := b.forget(); err != nil {
+		return err
+	}
 	gb := float64(b.Chunks) * float64(b.Geometry.PageBytes()) / 1e9
-	for _, passes := range groups {
+	for i, passes := range groups {
+		if i == 1 {
+			if err := b.warm(ctx); err != nil {
+				return err
+			}
+		}
 		if round%2 == 1 {
 			slices.Reverse(passes)
 		}
 		for _, p := range passes {
-			took, used, err := b.time(ctx, &p)
+			took, used, err := b.time(ctx, &p, round)
 			if err != nil {
 				return err
 			}
@@ -161,10 +172,10 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 		n := len(loads.copy) - 1
 		layers.copy, layers.plain, layers.plainCPU = append(layers.copy, loads.copy[n]), append(layers.plain, loads.plain[n]), append(layers.plainCPU, loads.plainCPU[n])
 	}
-	return os.RemoveAll(plain)
+	return nil
 }
 
-func (b *bench) time(ctx context.Context, p *pass) (took, used time.Duration, err error) {
+func (b *bench) time(ctx context.Context, p *pass, round int) (took, used time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, 0, err
 	}
@@ -173,11 +184,19 @@ func (b *bench) time(ctx context.Context, p *pass) (took, used time.Duration, er
 			return 0, 0, err
 		}
 	}
+	stop := func() {}
+	if b.Profile != nil && p.name != "" {
+		if stop, err = b.Profile(p.name, round); err != nil {
+			return 0, 0, err
+		}
+	}
 	before, start := processor(), time.Now()
-	if err := p.run(); err != nil {
+	err = p.run()
+	took, used = time.Since(start), processor()-before
+	stop()
+	if err != nil {
 		return 0, 0, err
 	}
-	took, used = time.Since(start), processor()-before
 	if p.check != nil {
 		err = p.check()
 	}
@@ -207,11 +226,13 @@ func (b *bench) routeTaken() (string, error) {
 	return "direct: " + taken.String(), nil
 }
 
-// capacity is more than any case takes: files of past rounds stay.
+// capacity is more than any case takes: the store goes on counting the files of past rounds.
 const capacity = 1 << 42
 
 func (b *bench) open(ctx context.Context) (err error) {
-	b.store, err = store.Open(ctx, store.Config{FS: b.FS, Roots: []store.RootConfig{{Path: filepath.Join(b.Dir, "root"), Capacity: capacity, MaxEntries: 1 << 16}}})
+	cfg := b.Store
+	cfg.FS, cfg.Roots = b.FS, []store.RootConfig{{Path: filepath.Join(b.Dir, "root"), Capacity: capacity, MaxEntries: 1 << 16}}
+	b.store, err = store.Open(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -266,21 +287,11 @@ func (b *bench) close() error {
 }
 
 func (b *bench) restore() error {
-	for i := range b.image {
-		if err := b.pages.set(i, b.image[i]); err != nil {
-			return err
-		}
-	}
-	return nil
+	return planes(b.Geometry, func(i int) error { return b.pages.set(i, b.image[i]) })
 }
 
 func (b *bench) poison() error {
-	for i := range b.image {
-		if err := b.pages.set(i, nil); err != nil {
-			return err
-		}
-	}
-	return nil
+	return planes(b.Geometry, func(i int) error { return b.pages.set(i, nil) })
 }
 
 // shuffle deals all blocks to the chunks.
