@@ -95,6 +95,11 @@ type Batch struct {
 	size   int
 	flag   *Flag
 	n      int
+	blocks int    // for the kernel; 0: a share of what all have
+	epoch  uint32 // of its launches; 0 before the first
+	queues bool   // the kernel is not waited for
+	behind bool   // something else was begun before it, and is to be waited for in any case
+	gated  bool   // only the kernel may move it, since that looks at the gate
 }
 
 // Begin starts a batch on this thread; one at a time. A buffer that is not registered with the driver is copied piece by
@@ -139,6 +144,9 @@ func (b *Batch) Wait() error {
 	n := b.n
 	b.n = 0
 	if n == 0 {
+		if b.behind {
+			return b.t.wait()
+		}
 		return nil
 	}
 	if err := b.t.gpu.Err(); err != nil {
@@ -154,6 +162,13 @@ func (b *Batch) Wait() error {
 		return ErrStopped
 	}
 	return nil
+}
+
+// queue is Wait that does not wait, where the kernel moves the pages: what the thread begins next comes after it. After an
+// error, too, the stream is to be waited for.
+func (b *Batch) queue() error {
+	b.queues = true
+	return b.Wait()
 }
 
 // move goes the GPU's way, and on to the next when that one does not work here. Before another way is tried, and before
@@ -178,7 +193,7 @@ func (b *Batch) move(n int) error {
 			return nil
 		}
 		idle := b.t.wait()
-		if mode == SingleCopy || idle != nil || g.Err() != nil {
+		if mode == SingleCopy || b.gated || idle != nil || g.Err() != nil {
 			return err
 		}
 		if g.mode.CompareAndSwap(int32(mode), int32(mode+1)) {
@@ -188,7 +203,7 @@ func (b *Batch) move(n int) error {
 	}
 }
 
-// launch runs the kernel. All kernels in flight share the configured number of thread blocks.
+// launch runs the kernel. All kernels in flight share the configured number of thread blocks, but for those of windows.
 func (b *Batch) launch(n int) error {
 	t, g := b.t, b.t.gpu
 	if g.pages.function == 0 {
@@ -198,16 +213,35 @@ func (b *Batch) launch(n int) error {
 	if !ok {
 		return ErrUnpinned
 	}
-	blocks := g.share(n)
-	defer g.copying.Add(-1)
-	if t.epoch++; t.epoch == 0 { // what the word holds at first
-		t.epoch = 1
+	blocks := min(b.blocks, n)
+	if blocks == 0 {
+		blocks = g.share(n)
+		defer g.unshare()
 	}
-	t.params = [7]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted, uint64(t.epoch)}
-	if err := t.start(g.pages, blocks, kernels.PagesThreads); err != nil {
+	if err := b.takeEpoch(); err != nil {
+		return err
+	}
+	t.params = [7]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted, uint64(b.epoch)}
+	if err := t.start(g.pages, blocks, kernels.PagesThreads); err != nil || b.queues {
 		return err
 	}
 	return t.wait()
+}
+
+// takeEpoch gives the batch its number: where that stands in the thread's word halted, the batch is over.
+func (b *Batch) takeEpoch() error {
+	t := b.t
+	if b.epoch != 0 {
+		return nil
+	}
+	if t.epoch++; t.epoch == 0 { // what the word holds at first, and the numbers begin again: none may stand there from before
+		t.epoch = 1
+		if err := t.Fill(t.halted, 0, 4); err != nil {
+			return err
+		}
+	}
+	b.epoch = t.epoch
+	return nil
 }
 
 // pinnedPieces is the address on the GPU of a thread's pieces.

@@ -16,6 +16,9 @@
 // a [Batch]: a kernel where it can run, the driver's batch copy or single copies where it cannot. [Thread.Sum] makes the
 // checksums of what stands in device memory, the same ones as the processor's.
 //
+// What is staged passes through a [Window] of device memory on its way between a slot and the pages: there the GPU makes the
+// checksums, of the bytes that have crossed the bus, and nothing of a window with a wrong one reaches a page.
+//
 // [DirectRoute] moves whole files by cuFile, from and to slots of device memory that it knows. Its calls run on threads of
 // their own ([GPU.DoFile]), and files stay registered with it in a bounded cache, [Handles]. [FileIO] is the simple form,
 // for any memory and any file.

@@ -49,7 +49,8 @@ type Device struct {
 type Config struct {
 	Threads int  // bound threads for copies; one more serves imports
 	Files   int  // bound threads more, for cuFile's calls, which take as long as the storage does
-	Blocks  int  // thread blocks of all copy kernels at a time: what the engine's compute gives up
+	Blocks  int  // thread blocks of all copy kernels at a time: what the engine's compute gives up. A kernel on a window takes half
+	Window  int  // bytes of device memory for each thread for copies; 0: none. See [Window]
 	Spin    bool // wait for the GPU by polling, which is quicker by some microseconds and costs a core
 	Copy    Mode // how pages are copied at first
 	// Lost is told once when the GPU goes out of service. Optional.
@@ -84,19 +85,22 @@ type GPU struct {
 	pages  kernel // copies
 	sums   kernel // makes checksums
 
-	threads chan *Thread // idle, for copies
-	ready   int          // how many there are
-	files   *fileCrew    // for cuFile
-	all     []*Thread
-	control *Thread // for imports, so that they never wait behind transfers
-	ctlMu   sync.Mutex
-	shared  []byte // pinned: stop flags, then each thread's pieces
-	words   uint64 // device memory: each thread's halted, haltedStride apart
-	flags   chan *Flag
-	never   *Flag // always 0
+	threads   chan *Thread // idle, for copies
+	ready     int          // how many there are
+	files     *fileCrew    // for cuFile
+	all       []*Thread
+	control   *Thread // for imports, so that they never wait behind transfers
+	ctlMu     sync.Mutex
+	shared    []byte       // pinned: stop flags, then each thread's pieces
+	words     uint64       // device memory: each thread's halted, haltedStride apart
+	windows   atomic.Int64 // bytes of each thread's window; 0: none is to be used
+	windowsAt uint64       // device memory: all windows
+	flags     chan *Flag
+	never     *Flag // always 0
 
-	mode    atomic.Int32 // a Mode
-	copying atomic.Int32 // kernels in flight
+	mode    atomic.Int32  // a Mode
+	copying atomic.Int32  // kernels in flight, those on windows not among them
+	turns   chan struct{} // they take
 	lost    atomic.Pointer[error]
 	closed  chan struct{}
 	once    sync.Once
@@ -176,12 +180,13 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 	if cfg.Blocks == 0 {
 		cfg.Blocks = DefaultBlocks
 	}
-	if cfg.Threads < 1 || cfg.Threads > 1024 || cfg.Files < 0 || cfg.Files > 1024 || cfg.Blocks < 1 || cfg.Blocks > 4096 {
-		return nil, fmt.Errorf("%w: %d and %d threads, %d thread blocks", ErrConfig, cfg.Threads, cfg.Files, cfg.Blocks)
+	if cfg.Threads < 1 || cfg.Threads > 1024 || cfg.Files < 0 || cfg.Files > 1024 || cfg.Blocks < 1 || cfg.Blocks > 4096 || cfg.Window < 0 || cfg.Window > 1<<30 {
+		return nil, fmt.Errorf("%w: %d and %d threads, %d thread blocks, windows of %d bytes", ErrConfig, cfg.Threads, cfg.Files, cfg.Blocks, cfg.Window)
 	}
 	g := &GPU{
 		Device: dev, driver: d, cfg: cfg, closed: make(chan struct{}),
-		threads: make(chan *Thread, cfg.Threads), flags: make(chan *Flag, flagSlots), imports: map[[ipcHandleBytes]byte]*Import{},
+		threads: make(chan *Thread, cfg.Threads), turns: make(chan struct{}, kernelsAtOnce),
+		flags: make(chan *Flag, flagSlots), imports: map[[ipcHandleBytes]byte]*Import{},
 	}
 	g.files = newFileCrew(g, cfg.Files)
 	g.mode.Store(int32(cfg.Copy))
@@ -196,7 +201,7 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 			err = errors.Join(err, g.Close())
 		}
 	}()
-	perThread := pieceSlots * int(unsafe.Sizeof(Piece{}))
+	perThread := pieceSlots*int(unsafe.Sizeof(Piece{})) + notesBytes
 	g.shared, err = unix.Mmap(-1, 0, flagSlots*flagStride+(cfg.Threads+cfg.Files+1)*perThread, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("gds: map memory for commands: %w", err)
@@ -205,8 +210,7 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 		t := d.takeThread()
 		g.all = append(g.all, t)
 		at := flagSlots*flagStride + i*perThread
-		pieces := unsafe.Slice((*Piece)(unsafe.Pointer(&g.shared[at])), pieceSlots)
-		t.do(make(chan any, 1), func(t *Thread) { err = t.bind(g, pieces) })
+		t.do(make(chan any, 1), func(t *Thread) { err = t.bind(g, g.shared[at:at+perThread]) })
 		if err != nil {
 			return nil, err
 		}
@@ -248,6 +252,9 @@ func (t *Thread) prepare() error {
 		g.flags <- &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[i*flagStride])), pool: g.flags}
 	}
 	err := t.loadKernels()
+	if lost := t.makeWindows(); lost != nil {
+		return lost
+	}
 	if err != nil && !Sticky(err) {
 		g.driver.log.Warn("the copy kernel cannot be used, pages go by copy engine", "gpu", g.UUID.String(), "error", err)
 		if g.Mode() == Kernel {
@@ -268,55 +275,6 @@ func (d *Driver) takeThread() *Thread {
 		return t
 	}
 	return newThread()
-}
-
-var orderDone = sync.Pool{New: func() any { return make(chan any, 1) }}
-
-// Do runs fn on one of the GPU's threads for copies and waits for it. It fails without running fn when the GPU is lost or
-// closed. Inside fn, Do must not be called again. A panic of fn is the caller's.
-func (g *GPU) Do(fn func(*Thread)) error { return g.on(g.threads, fn) }
-
-func (g *GPU) on(crew chan *Thread, fn func(*Thread)) error {
-	if err := g.Err(); err != nil {
-		return err
-	}
-	select {
-	case <-g.closed:
-		return ErrClosed
-	default:
-	}
-	var t *Thread
-	select {
-	case t = <-crew:
-	case <-g.closed:
-		return ErrClosed
-	}
-	defer func() { crew <- t }()
-	select {
-	case <-g.closed:
-		return ErrClosed
-	default:
-	}
-	done := orderDone.Get().(chan any)
-	t.do(done, fn)
-	orderDone.Put(done)
-	return nil
-}
-
-// Control runs fn on the thread that is kept for rare calls: they never wait behind transfers.
-func (g *GPU) Control(fn func(*Thread) error) (err error) {
-	if err := g.Err(); err != nil {
-		return err
-	}
-	g.ctlMu.Lock()
-	defer g.ctlMu.Unlock()
-	select {
-	case <-g.closed:
-		return ErrClosed
-	default:
-	}
-	g.control.do(make(chan any, 1), func(t *Thread) { err = fn(t) })
-	return err
 }
 
 // lose takes the GPU out of service.
@@ -395,8 +353,10 @@ func (t *Thread) release() error {
 	for _, m := range left {
 		errs = append(errs, t.unmap(m))
 	}
-	if g.words != 0 {
-		errs = append(errs, t.call(&g.driver.fn.memFree, uintptr(g.words)))
+	for _, at := range [...]uint64{g.words, g.windowsAt} {
+		if at != 0 {
+			errs = append(errs, t.call(&g.driver.fn.memFree, uintptr(at)))
+		}
 	}
 	for _, k := range [...]kernel{g.pages, g.sums} {
 		if k.module != 0 {

@@ -23,28 +23,35 @@ func (t *Thread) Sum(address uint64, extents []Extent, sums []uint64) error {
 	if len(extents) == 0 {
 		return nil
 	}
-	if len(sums) < len(extents) {
-		return fmt.Errorf("%w: %d extents, room for %d sums", ErrConfig, len(extents), len(sums))
-	}
-	g := t.gpu
-	if g.sums.function == 0 {
-		return fmt.Errorf("%w: the checksum kernel", ErrSymbol)
-	}
-	from, ok := g.driver.pinnedAt(bytesOf(extents))
-	if !ok {
-		return ErrUnpinned
-	}
-	to, ok := g.driver.pinnedAt(bytesOf(sums[:len(extents)]))
-	if !ok {
-		return ErrUnpinned
-	}
-	blocks := g.share(len(extents))
-	defer g.copying.Add(-1)
-	t.params = [7]uint64{address, from, uint64(len(extents)), to}
-	if err := t.start(g.sums, blocks, kernels.SumsThreads); err != nil {
+	blocks := t.gpu.share(len(extents))
+	defer t.gpu.unshare()
+	if err := t.beginSum(address, extents, sums, nil, 0, blocks); err != nil {
 		return err
 	}
 	return t.wait()
+}
+
+// beginSum is Sum that does not wait. Where sums are expected and one is another, the batch of the epoch, if it is launched
+// behind this, moves nothing. blocks are as many threads as that many of the copy kernel's.
+func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uint64, epoch uint32, blocks int) error {
+	g := t.gpu
+	if len(sums) < len(extents) || expected != nil && len(expected) < len(extents) {
+		return fmt.Errorf("%w: %d extents, room for %d sums", ErrConfig, len(extents), len(sums))
+	}
+	if g.sums.function == 0 {
+		return fmt.Errorf("%w: the checksum kernel", ErrSymbol)
+	}
+	t.params = [7]uint64{address, 0, uint64(len(extents)), 0, 0, t.halted, uint64(epoch)}
+	for i, mem := range [...][]byte{1: bytesOf(extents), 3: bytesOf(sums[:len(extents)]), 4: bytesOf(expected)} {
+		if len(mem) == 0 {
+			continue
+		}
+		var ok bool
+		if t.params[i], ok = g.driver.pinnedAt(mem); !ok {
+			return ErrUnpinned
+		}
+	}
+	return t.start(g.sums, min(blocks*kernels.PagesThreads/kernels.SumsThreads, len(extents)), kernels.SumsThreads)
 }
 
 // bytesOf is the memory of a slice.

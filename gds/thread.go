@@ -29,6 +29,7 @@ type Thread struct {
 	epoch   uint32       // of the kernel launched last
 	later   asyncCall    // of cuFile
 	copies  *copyScratch // made when the kernel is first not used
+	window  Window       // of a thread for copies
 }
 
 // order is what a thread is asked to do.
@@ -105,8 +106,12 @@ func (t *Thread) failed(f *function, code Result) error {
 func (t *Thread) outAt(i int) uintptr { return uintptr(unsafe.Pointer(&t.out[i])) }
 
 // bind makes the GPU's context current and gives the thread what it needs to copy.
-func (t *Thread) bind(g *GPU, pieces []Piece) error {
-	t.gpu, t.pieces = g, pieces
+func (t *Thread) bind(g *GPU, notes []byte) error {
+	t.gpu = g
+	if len(notes) > 0 { // a thread for files moves no pages
+		t.pieces = unsafe.Slice((*Piece)(unsafe.Pointer(&notes[0])), pieceSlots)
+		t.window.divide(notes[pieceSlots*int(unsafe.Sizeof(Piece{})):])
+	}
 	fn := &g.driver.fn
 	if err := t.call(&fn.ctxSetCurrent, g.ctx); err != nil {
 		return err
@@ -134,7 +139,7 @@ func (t *Thread) unbind() error {
 		errs = append(errs, t.call(&fn.streamDestroy, t.stream))
 	}
 	errs = append(errs, t.call(&fn.ctxSetCurrent, 0))
-	t.event, t.stream, t.pieces, t.copies = 0, 0, nil, nil
+	t.event, t.stream, t.pieces, t.copies, t.window = 0, 0, nil, nil, Window{}
 	return errors.Join(errs...)
 }
 

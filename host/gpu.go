@@ -32,9 +32,7 @@ func (h *Host) openGPUs() error {
 		return fmt.Errorf("list the GPUs: %w", err)
 	}
 	for _, d := range devices {
-		g, err := driver.OpenGPU(d.UUID, gds.Config{
-			Threads: h.cfg.GDS.CopyThreads, Files: h.cfg.GDS.MaxConcurrentOps, Blocks: h.cfg.GDS.CopyBlocks,
-		})
+		g, err := driver.OpenGPU(d.UUID, GPUConfig(h.cfg))
 		if err != nil {
 			h.log.Warn("a GPU cannot be used", "gpu", d.UUID.String(), "name", d.Name, "error", err)
 			continue
@@ -46,6 +44,18 @@ func (h *Host) openGPUs() error {
 		h.log.Info("a GPU is used", "gpu", d.UUID.String(), "name", d.Name, "pci", d.PCI, "memory", d.Memory, "cuda", driver.Version(), "copies", g.Mode().String())
 	}
 	return nil
+}
+
+// mostWindow is the largest window that a copy thread gets: larger slots are no quicker, and take device memory from the model.
+const mostWindow = 16 << 20
+
+// GPUConfig is how a configuration uses a GPU.
+func GPUConfig(c *config.Config) gds.Config {
+	out := gds.Config{Threads: c.GDS.CopyThreads, Files: c.GDS.MaxConcurrentOps, Blocks: c.GDS.CopyBlocks}
+	if c.GDS.Windows {
+		out.Window = min(int(c.Engine.SlotBytes), mostWindow)
+	}
+	return out
 }
 
 // Lost is why GPUs went out of service, nil while none has. The host goes on without them, and [Host.Run] ends with this.

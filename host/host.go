@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -91,6 +92,21 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	return h, nil
 }
 
+// Verification is which loads a configuration has verified, and how long it lets an operation on files take, as the store
+// takes them.
+func Verification(s *config.Store) (which store.Verification, share float64, limit time.Duration) {
+	switch s.Verification {
+	case config.VerifySampled:
+		which, share = store.Sampled, s.VerifyRatio
+	case config.VerifyOff:
+		which = store.Off
+	}
+	if limit = s.IOTimeout; limit == 0 {
+		limit = -1
+	}
+	return which, share, limit
+}
+
 func (h *Host) storeConfig() store.Config {
 	s := h.cfg.Store
 	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.store, Log: h.log, Seed: uint64(s.Seed)}
@@ -105,15 +121,7 @@ func (h *Host) storeConfig() store.Config {
 	case config.DurabilityStrict:
 		out.Durability = store.Strict
 	}
-	switch s.Verification {
-	case config.VerifySampled:
-		out.Verification, out.VerifyShare = store.Sampled, s.VerifyRatio
-	case config.VerifyOff:
-		out.Verification = store.Off
-	}
-	if out.IOTimeout = s.IOTimeout; s.IOTimeout == 0 {
-		out.IOTimeout = -1
-	}
+	out.Verification, out.VerifyShare, out.IOTimeout = Verification(&s)
 	out.EvictPatience, out.TouchesEvery = s.EvictPatience, s.TouchesEvery
 	for _, t := range h.cfg.Tenants {
 		out.Quotas = append(out.Quotas, store.Quota{First: t.First, Last: t.Last, Bytes: t.Quota.Bytes, Share: t.Quota.Part})

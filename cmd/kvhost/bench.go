@@ -8,13 +8,17 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -35,6 +39,7 @@ var shapes = []struct {
 type benchOptions struct {
 	chunks, rounds int
 	memory, pages  string
+	profiles       string
 	json           bool
 }
 
@@ -69,6 +74,7 @@ It wants a root that exists, and twice the bytes of all chunks as memory and as 
 	f.IntVar(&o.rounds, "rounds", 7, "rounds that count; one more comes before them")
 	f.StringVar(&o.memory, "memory", "auto", "where pages are: gpu, host, or auto: the first GPU if there is one")
 	f.StringVar(&o.pages, "pages", "all", "their geometry: llama, mla or all")
+	f.StringVar(&o.profiles, "cpuprofile", "", "a directory for a processor profile of each of our passes, which costs them some time")
 	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
 	s.addTo(cmd)
 	return cmd
@@ -93,8 +99,8 @@ func writeJSON(w io.Writer, v any) error {
 
 // write prints a table.
 func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.Row) error {
-	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, verification on, %d chunks, %d rounds. GB/s are medians.\n\n", version, runtime.Version(),
-		runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds)
+	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, verification %s, %d chunks, %d rounds. GB/s are medians.\n\n", version, runtime.Version(),
+		runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, cfg.Store.Verification, o.chunks, o.rounds)
 	return pathbench.Write(w, rows)
 }
 
@@ -165,7 +171,7 @@ func firstGPU(cfg *config.Config) (*gds.GPU, error) {
 	if len(devices) == 0 {
 		return nil, gds.ErrNoGPU
 	}
-	return driver.OpenGPU(devices[0].UUID, gds.Config{Threads: cfg.GDS.CopyThreads, Files: cfg.GDS.MaxConcurrentOps, Blocks: cfg.GDS.CopyBlocks})
+	return driver.OpenGPU(devices[0].UUID, host.GPUConfig(cfg))
 }
 
 // benchRoot measures every way to a root that there is.
@@ -178,6 +184,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 		},
 	}
 	memory := "host memory"
+	base.Store.Verification, base.Store.VerifyShare, base.Store.IOTimeout = host.Verification(&cfg.Store)
 	if gpu != nil {
 		base.Copiers, memory = cfg.GDS.CopyThreads, gpu.Name
 	}
@@ -198,7 +205,8 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 			}
 		}
 	}
-	for _, k := range cases {
+	for i, k := range cases {
+		k.c.Profile = o.profiler(fmt.Sprintf("%s-%d", strings.Trim(strings.ReplaceAll(dir, "/", "-"), "-"), i))
 		got, err := pathbench.Run(ctx, k.c)
 		if err != nil && k.c.Direct != nil && ctx.Err() == nil {
 			fmt.Fprintf(os.Stderr, "kvhost: %s: the direct route is not measured: %v\n", dir, err)
@@ -213,6 +221,23 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 		}
 	}
 	return rows, nil
+}
+
+// profiler writes each pass of a case to a file of its own.
+func (o *benchOptions) profiler(name string) func(pass string, round int) (func(), error) {
+	if o.profiles == "" {
+		return nil
+	}
+	return func(pass string, round int) (func(), error) {
+		f, err := os.Create(filepath.Join(o.profiles, fmt.Sprintf("%s-%s-%d.pprof", name, pass, round)))
+		if err != nil {
+			return nil, err
+		}
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		return func() { pprof.StopCPUProfile(); f.Close() }, nil
+	}
 }
 
 // takesDirectIO says whether files of a directory can be opened past the page cache.

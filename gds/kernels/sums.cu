@@ -41,10 +41,18 @@ __device__ __forceinline__ void parts(const kv_byte* data, unsigned stripes, kv_
   }
 }
 
+// deliver tells a checksum, and where it is not the expected one writes epoch to halted, which keeps the copy kernel of that
+// epoch, launched behind this one, from moving anything. Without expected nothing is compared.
+__device__ __forceinline__ void deliver(kv_u64 sum, unsigned x, kv_u64* sums, const kv_u64* expected, unsigned* halted, unsigned epoch) {
+  sums[x] = sum;
+  if (expected && expected[x] != sum) *reinterpret_cast<volatile unsigned*>(halted) = epoch;
+}
+
 // kvhost_sums writes the checksum of each of count extents to sums. An extent is 16 bytes: its offset in the buffer (low
 // word, high word), its length, 0.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    kvhost_sums(const kv_byte* buffer, const uint4* extents, unsigned count, kv_u64* sums) {
+    kvhost_sums(const kv_byte* buffer, const uint4* extents, unsigned count, kv_u64* sums, const kv_u64* expected,
+                unsigned* halted, unsigned epoch) {
   __shared__ kv_u64 part[kBlocks][4][8];
   __shared__ kv_u64 acc[8];
   for (unsigned x = blockIdx.x; x < count; x += gridDim.x) {
@@ -52,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const kv_byte* data = buffer + (static_cast<kv_u64>(extent.y) << 32 | extent.x);
     const unsigned n = extent.z;
     if (n <= KV_SHORT || n > kExtent) {
-      if (threadIdx.x == 0) sums[x] = n <= KV_SHORT ? kv_short(data, n) : 0;
+      if (threadIdx.x == 0) deliver(n <= KV_SHORT ? kv_short(data, n) : 0, x, sums, expected, halted, epoch);
       continue;
     }
     const unsigned stripes = (n - 1) / KV_STRIPE;
@@ -74,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       a += __shfl_xor_sync(0xff, last, 1);
       acc[lane] = a;
       __syncwarp(0xff);
-      if (lane == 0) sums[x] = kv_merge(acc, n);
+      if (lane == 0) deliver(kv_merge(acc, n), x, sums, expected, halted, epoch);
     }
     __syncthreads();
   }

@@ -148,6 +148,7 @@ type GDS struct {
 	CUDA        string
 	CopyThreads int
 	CopyBlocks  int
+	Windows     bool
 
 	UseCuFile        bool
 	BufferMiB        int

@@ -54,6 +54,9 @@ func (m *DeviceMemory) Gather(p *chunk.Plan, lo, hi int, ids []uint32, dst []byt
 }
 
 func (m *DeviceMemory) gather(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []uint32, dst []byte, base int64, table []uint64) error {
+	if done, err := m.gatherWindow(flag, p, lo, hi, ids, dst, base, table); done {
+		return err
+	}
 	if err := m.move(pinned(flag, gds.Gather, dst), p, lo, hi, ids, base); err != nil {
 		return err
 	}
@@ -67,10 +70,17 @@ func (m *DeviceMemory) Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []by
 }
 
 func (m *DeviceMemory) scatter(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error {
+	done, suspect, err := m.scatterWindow(flag, p, lo, hi, ids, src, base, table)
+	if done {
+		return err
+	}
 	if table != nil {
 		if err := chunk.VerifyExtents(p, lo, hi, src, base, table); err != nil {
 			return err
 		}
+	}
+	if suspect != nil { // the slot's bytes are right, the window's were not
+		m.gpu.LeaveWindows(suspect)
 	}
 	return m.move(pinned(flag, gds.Scatter, src), p, lo, hi, ids, base)
 }
@@ -83,30 +93,45 @@ func pinned(flag *gds.Flag, dir gds.Direction, buffer []byte) func(*gds.Thread) 
 // move copies extents [lo, hi) on one of the GPU's threads, by the batch that begin makes of a buffer that holds the payload
 // from offset base on. It returns when nothing is being copied any more.
 func (m *DeviceMemory) move(begin func(*gds.Thread) gds.Batch, p *chunk.Plan, lo, hi int, ids []uint32, base int64) (err error) {
-	for _, id := range ids {
-		if id != abi.None && id >= m.blocks {
-			return fmt.Errorf("%w: id %d, the memory has %d blocks", ErrBlocks, id, m.blocks)
-		}
+	if err := m.check(ids); err != nil {
+		return err
 	}
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		b := begin(t)
-		for c := p.Spans(lo, hi); c.Next(); {
-			id := ids[c.Span.Block]
-			if id == abi.None {
-				continue
-			}
-			r := &m.regions[c.Span.Plane]
-			page := r.Base + uint64(r.Offset+int64(id)*r.Stride+int64(c.Span.PageOff))
-			if err = b.Add(page, int(c.Span.Off-base), int(c.Span.Len)); err != nil {
-				return
-			}
+		if err = m.add(&b, p, lo, hi, ids, base); err == nil {
+			err = b.Wait()
 		}
-		err = b.Wait()
 	})
 	if lost != nil {
 		err = lost
 	}
 	return deviceError(err)
+}
+
+// check refuses ids that are out of range.
+func (m *DeviceMemory) check(ids []uint32) error {
+	for _, id := range ids {
+		if id != abi.None && id >= m.blocks {
+			return fmt.Errorf("%w: id %d, the memory has %d blocks", ErrBlocks, id, m.blocks)
+		}
+	}
+	return nil
+}
+
+// add puts the spans of extents [lo, hi) into a batch whose buffer holds the payload from offset base on.
+func (m *DeviceMemory) add(b *gds.Batch, p *chunk.Plan, lo, hi int, ids []uint32, base int64) error {
+	for c := p.Spans(lo, hi); c.Next(); {
+		id := ids[c.Span.Block]
+		if id == abi.None {
+			continue
+		}
+		r := &m.regions[c.Span.Plane]
+		page := r.Base + uint64(r.Offset+int64(id)*r.Stride+int64(c.Span.PageOff))
+		if err := b.Add(page, int(c.Span.Off-base), int(c.Span.Len)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // guardedMemory is device memory as one job sees it: under the flag that the job's cancel sets.

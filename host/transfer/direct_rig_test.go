@@ -57,7 +57,7 @@ func newDeviceRig(t testing.TB, geo chunk.Geometry, blocks uint32, bufferBytes i
 	must(err)
 	devices, err := d.Devices()
 	must(err)
-	r.gpu, err = d.OpenGPU(devices[0].UUID, gds.Config{Threads: 3, Files: 3, Blocks: 32})
+	r.gpu, err = d.OpenGPU(devices[0].UUID, gds.Config{Threads: 3, Files: 3, Blocks: 32, Window: MinSlotBytes})
 	must(err)
 	c, err := gds.LoadCuFile(names...)
 	must(err)

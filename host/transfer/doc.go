@@ -14,6 +14,9 @@
 // load's bytes are verified extent by extent before any of them reaches a page. Every error is carried to the chunk it
 // belongs to and to no other.
 //
+// On the way between a slot and a GPU's pages bytes stand for a moment in a window of device memory, where the GPU makes the
+// checksums: the processor is left with its reads and writes. What windows do wrong goes without them.
+//
 // Between a GPU's pages and a root's files there may be a direct route beside the staged one ([Engine.SetRoute]): the file
 // stands in device memory, and cuFile moves it. What fails there is staged in the same task; a route that fails three
 // times in a row is left, and tried again with single operations. Layer-wise loads are staged: they read a file in parts.

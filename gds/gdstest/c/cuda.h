@@ -105,10 +105,12 @@ EXPORT int cuMemHostGetDevicePointer_v2(void** d, void* p, unsigned f) {
   return 0;
 }
 EXPORT int cuMemcpyAsync(void* to, const void* from, size_t n, void* s) {
-  FAULT("cuMemcpyAsync");
+  rule r = fault("cuMemcpyAsync");
+  if (r.code) return (int)r.code;
   NEED_CONTEXT;
   if (!s || (!known(to, n) && !known(from, n))) return INVALID_VALUE;
   memcpy(to, from, n);
+  if (r.flip >= 0 && (size_t)r.flip < n) ((char*)to)[r.flip] ^= 1;
   return 0;
 }
 EXPORT int cuMemcpyDtoH_v2(void* to, const void* from, size_t n) {
@@ -174,6 +176,7 @@ static int pages(void** params) {
   uint32_t n = *(uint32_t*)params[2], scatter = *(uint32_t*)params[3];
   volatile uint32_t* cancel = *(void**)params[4];
   if (!known(pieces, n * 16ul) || !known((void*)cancel, 4) || !known(*(void**)params[5], 4) || !*(uint32_t*)params[6]) return 700;
+  if (*(volatile uint32_t*)*(void**)params[5] == *(uint32_t*)params[6]) return 0; // the gate is shut
   for (uint32_t i = 0; i < n && !*cancel; i++) {
     char *page = (char*)pieces[i].page, *flat = buffer + pieces[i].off;
     if (!known(page, pieces[i].len) || !known(flat, pieces[i].len)) return 700;
@@ -187,11 +190,15 @@ static int sums(void** params) {
   struct { uint64_t off; uint32_t len, zero; } *extents = *(void**)params[1];
   uint32_t n = *(uint32_t*)params[2];
   unsigned long long* out = *(void**)params[3];
+  unsigned long long* expected = *(void**)params[4];
+  uint32_t *halted = *(void**)params[5], epoch = *(uint32_t*)params[6];
   if (!known(extents, n * 16ul) || !known(out, n * 8ul)) return 700;
+  if (expected && (!known(expected, n * 8ul) || !known(halted, 4) || !epoch)) return 700;
   for (uint32_t i = 0; i < n; i++) {
     unsigned char* at = buffer + extents[i].off;
     if (!known(at, extents[i].len) || extents[i].len > 65536) return 700;
     out[i] = kv_sum(at, extents[i].len);
+    if (expected && expected[i] != out[i]) *halted = epoch;
   }
   return 0;
 }

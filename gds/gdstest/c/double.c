@@ -6,7 +6,7 @@
 //
 // nth: only the N-th call; from: the N-th call and all later ones; every: each N-th; without any every call. code is what the function
 // answers (for cuFile's reads and writes -code is; with errno, -1 and that errno). short moves fewer bytes, flip damages one
-// of those that were read. hang waits until the rules change. kvdouble_calls counts a function's calls. No figure is to be
+// of those that were read, or that cuMemcpyAsync copied. hang waits until the rules change. kvdouble_calls counts a function's calls. No figure is to be
 // had from this.
 //
 // answer is the GPU that cuPointerGetAttribute names.

@@ -1,0 +1,52 @@
+package gds
+
+import "sync"
+
+var orderDone = sync.Pool{New: func() any { return make(chan any, 1) }}
+
+// Do runs fn on one of the GPU's threads for copies and waits for it. It fails without running fn when the GPU is lost or
+// closed. Inside fn, Do must not be called again. A panic of fn is the caller's.
+func (g *GPU) Do(fn func(*Thread)) error { return g.on(g.threads, fn) }
+
+func (g *GPU) on(crew chan *Thread, fn func(*Thread)) error {
+	if err := g.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-g.closed:
+		return ErrClosed
+	default:
+	}
+	var t *Thread
+	select {
+	case t = <-crew:
+	case <-g.closed:
+		return ErrClosed
+	}
+	defer func() { crew <- t }()
+	select {
+	case <-g.closed:
+		return ErrClosed
+	default:
+	}
+	done := orderDone.Get().(chan any)
+	t.do(done, fn)
+	orderDone.Put(done)
+	return nil
+}
+
+// Control runs fn on the thread that is kept for rare calls: they never wait behind transfers.
+func (g *GPU) Control(fn func(*Thread) error) (err error) {
+	if err := g.Err(); err != nil {
+		return err
+	}
+	g.ctlMu.Lock()
+	defer g.ctlMu.Unlock()
+	select {
+	case <-g.closed:
+		return ErrClosed
+	default:
+	}
+	g.control.do(make(chan any, 1), func(t *Thread) { err = fn(t) })
+	return err
+}
