@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"maps"
 	"slices"
 	"sync"
 
@@ -10,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// layered is a layer-wise load. A step is one layer; a task brings one step of one chunk. Tasks go to the device's queue
+// layered is a layer-wise load. A step is a few layers, the first of all one alone; a task brings one step of one chunk. Tasks go to the device's queue
 // step by step, and a step goes only when the one some places before has landed: enough of them wait to keep every worker
 // busy, and few enough that another load's first layer is not behind all of this one's.
 type layered struct {
@@ -18,7 +17,8 @@ type layered struct {
 	job   *job
 	spec  *LoadJob
 	order []uint32
-	width int // steps that may be under way
+	parts []run // of the order: each step's layers
+	width int   // steps that may be under way
 
 	mu        sync.Mutex
 	taken     int // tasks that have begun: they do so in the order in which they were queued
@@ -28,8 +28,8 @@ type layered struct {
 	begins    bool // it is not held any more
 	pumping   bool
 	reporting bool
-	open      int // chunks that are not over
-	steps     []layerStep
+	open      int         // chunks that are not over
+	steps     []layerStep // by part
 	chunks    []layerChunk
 	runs      map[*chunk.Plan][][]run
 	lane      string // of the first chunk: a prefix is mostly in one root
@@ -64,13 +64,14 @@ func (q *Queue) loadLayers(j *job, spec *LoadJob) *layered {
 	}
 	l.lane = spec.Lease.Root(spec.Chunks[0].Index)
 	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
-	l.steps, l.chunks = make([]layerStep, len(l.order)), make([]layerChunk, n)
+	l.parts = partsOf(spec.Memory.Geometry(), l.order, spec.Layers.Ahead, min(q.engine.cfg.SlotBytes, DefaultGPUWindow))
+	l.steps, l.chunks = make([]layerStep, len(l.parts)), make([]layerChunk, n)
 	l.open = n
 	for i := range l.steps {
 		l.steps[i].left = n
 	}
 	for i := range l.chunks { // no step of a chunk that names a block which is not there ever begins
-		l.chunks[i].left, l.chunks[i].err = len(l.order), checkBlocks(spec.Memory, spec.Chunks[i].Blocks, true)
+		l.chunks[i].left, l.chunks[i].err = len(l.steps), checkBlocks(spec.Memory, spec.Chunks[i].Blocks, true)
 	}
 	return l
 }
@@ -93,7 +94,7 @@ func (l *layered) due() bool {
 		return false
 	case l.job.isShut(), l.queue.engine.ctx.Err() != nil:
 		return true
-	case ahead > 0 && l.begun >= l.consumed+ahead:
+	case ahead > 0 && l.parts[l.begun].hi > l.consumed+ahead:
 		return false
 	}
 	return l.begun < l.landed+l.width
@@ -123,7 +124,7 @@ func (l *layered) pump() {
 // advance notes that the first n layers are consumed.
 func (l *layered) advance(n int) {
 	l.mu.Lock()
-	l.consumed = max(l.consumed, min(n, len(l.steps)))
+	l.consumed = max(l.consumed, min(n, len(l.order)))
 	l.mu.Unlock()
 	l.pump()
 }
@@ -351,46 +352,25 @@ func (l *layered) report() {
 	}
 }
 
-// tell tells of one layer, unless the job is over: its fence cannot close meanwhile.
+// tell tells of a step's layers, unless the job is over: its fence cannot close meanwhile.
 func (l *layered) tell(step int, failed []int) {
 	if l.spec.Layers.Landed == nil || !l.job.enter() {
 		return
 	}
 	defer l.job.leave()
-	l.spec.Layers.Landed(l.order[step], failed)
+	for _, layer := range l.order[l.parts[step].lo:l.parts[step].hi] {
+		l.spec.Layers.Landed(layer, failed)
+	}
 }
 
-// runsOf is where the layers stand under a plan.
+// runsOf is where the steps' layers stand under a plan.
 func (l *layered) runsOf(p *chunk.Plan) [][]run {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	runs := l.runs[p]
 	if runs == nil {
-		runs = runsOf(p, l.order)
+		runs = runsOf(p, l.order, l.parts)
 		l.runs[p] = runs
 	}
 	return runs
-}
-
-// pace notes a load that waits for its consumer: if the engine is closed first, it will not be waited for.
-func (e *Engine) pace(l *layered) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.paced[l] = struct{}{}
-}
-
-func (e *Engine) unpace(l *layered) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.paced, l)
-}
-
-// endPaced ends the loads that still wait. The workers are closed already.
-func (e *Engine) endPaced() {
-	e.mu.Lock()
-	loads := slices.Collect(maps.Keys(e.paced))
-	e.mu.Unlock()
-	for _, l := range loads {
-		l.pump()
-	}
 }

@@ -7,6 +7,8 @@ import (
 // Layers makes a load layer-wise: the first layer of all chunks is read before the second of any, and so on, so that a
 // model's forward pass can begin with its first layer while the others are still on their way.
 //
+// Later layers may come some at a time, as one part of the load; each is told of all the same.
+//
 // Where a layer stands in a file is for the layout to say. One that keeps a layer's pages together, as the built-in one
 // does, costs one read for each chunk and layer; another costs more reads, and loses nothing else.
 type Layers struct {
@@ -32,16 +34,45 @@ func LayersOf(g chunk.Geometry) (list []uint32) {
 	return list
 }
 
-// run is a range [lo, hi) of a plan's extents.
+// run is a range [lo, hi) of a plan's extents, or of an order's layers.
 type run struct{ lo, hi int }
 
-// runsOf finds where each layer of the order stands in a plan's payload: the fewest runs of extents.
-func runsOf(p *chunk.Plan, order []uint32) [][]run {
-	step := make(map[uint32]int, len(order))
-	for i, l := range order {
-		step[l] = i
+// mostTogether is the most layers that are brought together: a consumer of the first of them waits for the last.
+const mostTogether = 8
+
+// partsOf divides an order into what is brought together: the first layer alone, since the consumer waits for that, and after
+// it as many at a time as have landed before, so that a consumer never waits much longer than it has had work. One layer of
+// one chunk is often too little to be worth a launch and a wait: parts grow until a chunk has most bytes of one.
+func partsOf(g chunk.Geometry, order []uint32, ahead, most int) (parts []run) {
+	bytes := map[uint32]int{}
+	for _, p := range g.Planes {
+		bytes[p.Layer] += int(g.Blocks) * int(p.PageBytes)
 	}
-	runs := make([][]run, len(order))
+	for lo := 0; lo < len(order); {
+		limit := min(max(1, lo), mostTogether)
+		if ahead > 0 {
+			limit = min(limit, max(1, ahead/2)) // the next part is on its way while one is consumed
+		}
+		hi, sum := lo+1, bytes[order[lo]]
+		for hi < len(order) && hi-lo < limit && sum+bytes[order[hi]] <= most {
+			sum += bytes[order[hi]]
+			hi++
+		}
+		parts = append(parts, run{lo, hi})
+		lo = hi
+	}
+	return parts
+}
+
+// runsOf finds where each part of the order stands in a plan's payload: the fewest runs of extents.
+func runsOf(p *chunk.Plan, order []uint32, parts []run) [][]run {
+	step := make(map[uint32]int, len(order))
+	for i, part := range parts {
+		for _, l := range order[part.lo:part.hi] {
+			step[l] = i
+		}
+	}
+	runs := make([][]run, len(parts))
 	planes := p.Geometry().Planes
 	for i, s := range p.Segments() {
 		lo, hi := p.SegmentExtents(i)

@@ -1,0 +1,29 @@
+package transfer
+
+import (
+	"maps"
+	"slices"
+)
+
+// pace notes a load that waits for its consumer: if the engine is closed first, it will not be waited for.
+func (e *Engine) pace(l *layered) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.paced[l] = struct{}{}
+}
+
+func (e *Engine) unpace(l *layered) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.paced, l)
+}
+
+// endPaced ends the loads that still wait. The workers are closed already.
+func (e *Engine) endPaced() {
+	e.mu.Lock()
+	loads := slices.Collect(maps.Keys(e.paced))
+	e.mu.Unlock()
+	for _, l := range loads {
+		l.pump()
+	}
+}
