@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store"
 )
 
 // A layer-wise load knows which of its chunks name blocks that are not there before any step of them can begin.
@@ -20,6 +21,7 @@ func TestLayerwiseBlocksAreCheckedFirst(t *testing.T) {
 	}
 	q := &Queue{engine: &Engine{cfg: Config{Threads: 1}}}
 	l := q.loadLayers(newJob(3, nil, nil), &LoadJob{
+		Lease:  &store.Lease{}, // which nothing is looked up in
 		Memory: m, Layers: &Layers{}, Chunks: []LoadChunk{{Blocks: []uint32{0, 1}}, {Blocks: []uint32{2, 4}}, {Blocks: []uint32{3}}},
 	})
 	for i, wrong := range []bool{false, true, true} {
