@@ -67,7 +67,8 @@ func (r *root) flushEvery(ctx context.Context, every time.Duration) {
 }
 
 // flush is one such batch. When the file system cannot say that the bytes are on disk, nobody may count on them: the
-// batch's entries are dropped.
+// batch's entries are dropped. The kernel says so once, so those go too that were published meanwhile, and pieces that were
+// being written are not published: the next sync would not tell of them.
 func (r *root) flush() {
 	if !r.serving() {
 		return // before it comes back, what is not durable goes
@@ -84,6 +85,11 @@ func (r *root) flush() {
 		return
 	}
 	err = r.syncFailed(err)
+	r.unsure.Add(1)
+	r.mu.Lock()
+	batch = append(batch, r.unsynced...)
+	r.unsynced = nil
+	r.mu.Unlock()
 	r.log.Error("a batch could not be made durable; its entries are dropped", "entries", len(batch), "error", err)
 	for _, m := range batch {
 		r.drop(m, 0)

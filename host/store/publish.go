@@ -41,6 +41,9 @@ func (p *Put) finish() (staging.Info, error) {
 	if p.file == nil {
 		return staging.Info{}, fmt.Errorf("%w: nothing at all", ErrShort)
 	}
+	if err := p.lost(); err != nil {
+		return staging.Info{}, err
+	}
 	if p.root.store.cfg.Durability == Strict {
 		if err := p.file.Datasync(); err != nil {
 			return staging.Info{}, p.root.syncFailed(err)
@@ -51,6 +54,16 @@ func (p *Put) finish() (staging.Info, error) {
 		err = fmt.Errorf("%w: %d of %d bytes", ErrShort, info.Size, p.class.fileBytes())
 	}
 	return info, errors.Join(err, p.closeFile())
+}
+
+// lost says, where batches are to make pieces durable, that some of what was written since the put began may be lost, and
+// that no later batch would tell.
+func (p *Put) lost() error {
+	r := p.root
+	if r.store.cfg.Durability != Batch || p.unsure == r.unsure.Load() && p.outage == r.health.outages.Load() {
+		return nil
+	}
+	return fmt.Errorf("%w: a batch failed, or %s was out, while the piece was written", ErrSync, r.dir)
 }
 
 func (p *Put) closeFile() error {
@@ -247,13 +260,17 @@ func (p *Put) enter(info staging.Info) error {
 	r.used += diff
 	r.bill(p.mark.slot, diff)
 	r.count.published++
-	if r.store.cfg.Durability == Batch {
+	lost := p.lost() // under mu: a batch that fails later finds it in unsynced
+	if r.store.cfg.Durability == Batch && lost == nil {
 		r.unsynced = append(r.unsynced, p.mark)
 	}
 	r.mu.Unlock()
 	p.end()
+	if lost != nil {
+		r.drop(p.mark, 0)
+	}
 	r.relieve()
-	return nil
+	return lost
 }
 
 // shrink evicts down to the capacity: what was reserved took more than it should have.

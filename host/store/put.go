@@ -53,6 +53,7 @@ type Put struct {
 	credit   shared.Credit // of a shared root
 	unproven bool          // the file that was published was there before
 	outage   uint32        // the root's last when the put began
+	unsure   uint32        // likewise
 }
 
 // Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for other
@@ -183,7 +184,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		}
 		f.ranks |= 1 << p.rank
 		r.flights[slot] = f
-		p.root, p.mark.slot, p.stamp, p.outage = r, slot, r.store.stamp(), r.health.outages.Load()
+		p.root, p.mark.slot, p.stamp, p.outage, p.unsure = r, slot, r.store.stamp(), r.health.outages.Load(), r.unsure.Load()
 		p.class = r.classOf(slot)
 		r.pin(slot, p.mark.print, 0)
 		return true, nil
@@ -279,7 +280,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if err := r.affords(p, p.entryBytes(), parent); err != nil {
 		return err
 	}
-	p.root, p.target, p.stamp, p.outage = r, r.dir+"/"+rel, s.stamp(), r.health.outages.Load()
+	p.root, p.target, p.stamp, p.outage, p.unsure = r, r.dir+"/"+rel, s.stamp(), r.health.outages.Load(), r.unsure.Load()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.makeRoom(ctx, want{bytes: p.entryBytes(), slot: true, quota: r.quota(tenant), demand: demand, heir: p}); err != nil {

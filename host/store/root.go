@@ -41,9 +41,10 @@ type root struct {
 
 	reads, writes speed // of single transfers
 
-	proven   bool        // the run before ended with all its bytes on disk; until an outage
-	partly   bool        // that goes by the checkpoint only
-	distrust atomic.Bool // a load that was verified by lot has failed
+	proven   bool          // the run before ended with all its bytes on disk; until an outage
+	partly   bool          // that goes by the checkpoint only
+	distrust atomic.Bool   // a load that was verified by lot has failed
+	unsure   atomic.Uint32 // batches that could not be made durable
 
 	lasting  sync.Map // directories whose names are durable
 	lastingN atomic.Int64
