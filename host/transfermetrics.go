@@ -17,7 +17,7 @@ type transferCollector struct {
 
 	inService                    *prometheus.Desc
 	seconds, bytes, errors       *prometheus.Desc
-	flying, busy                 *prometheus.Desc
+	flying, busy, routeBusy      *prometheus.Desc
 	queued, workers              *prometheus.Desc
 	direct, again, full          *prometheus.Desc
 	left, returned, mismatched   *prometheus.Desc
@@ -37,9 +37,10 @@ func newTransferCollector(e *transfer.Engine, gpus []*gds.GPU) *transferCollecto
 		seconds:     desc("transfer_seconds", "Time of a piece from its opening to its delivery or publication.", "gpu root route direction"),
 		bytes:       desc("transfer_bytes_total", "File bytes of pieces that arrived.", "gpu root route direction"),
 		errors:      desc("transfer_errors_total", "Pieces that failed.", "gpu root route direction"),
-		flying:      desc("transfer_in_flight", "Pieces on their way.", "gpu root direction"),
+		flying:      desc("transfer_in_flight", "Pieces on their way.", "gpu root route direction"),
 		busy:        desc("transfer_busy_seconds_total", "Time in which at least one piece was on its way: its rate is the utilisation.", "gpu root direction"),
-		queued:      desc("transfer_queued", "Tasks that wait for a thread: the queue's depth.", "gpu direction"),
+		routeBusy:   desc("transfer_route_busy_seconds_total", "Time in which at least one piece was on its way by the route.", "gpu root route direction"),
+		queued:      desc("transfer_queued", "Tasks that wait for a thread: the queue's depth. Its turn gives a task its route; a layer-wise load's wait at the root of its first chunk.", "gpu root direction"),
 		workers:     desc("transfer_threads", "Threads of a queue by state.", "gpu state"),
 		direct:      desc("route_direct", "1 while pieces go through cuFile.", "gpu root via"),
 		again:       desc("route_fallbacks_total", "Pieces whose direct operation failed and that were staged in its place.", "gpu root direction"),
@@ -86,10 +87,11 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, t := range c.engine.Traffic() {
 		gpu, way := gpuLabel(t.Device), direction(t.Kind)
-		send(c.flying, prometheus.GaugeValue, float64(t.Flying), gpu, t.Root, way)
 		send(c.busy, prometheus.CounterValue, t.Busy.Seconds(), gpu, t.Root, way)
 		for i := range t.Routes {
 			m := &t.Routes[i]
+			send(c.flying, prometheus.GaugeValue, float64(m.Flying), gpu, t.Root, m.Route, way)
+			send(c.routeBusy, prometheus.CounterValue, m.Busy.Seconds(), gpu, t.Root, m.Route, way)
 			buckets, below := map[float64]uint64{}, uint64(0)
 			for k, bound := range transfer.TrafficBounds {
 				below += uint64(m.Buckets[k])
@@ -102,8 +104,10 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, q := range c.engine.Queues() {
 		gpu := gpuLabel(q.Device)
-		send(c.queued, prometheus.GaugeValue, float64(q.QueuedRead), gpu, "load")
-		send(c.queued, prometheus.GaugeValue, float64(q.QueuedWrite), gpu, "store")
+		for _, l := range q.Lanes {
+			send(c.queued, prometheus.GaugeValue, float64(l.QueuedRead), gpu, l.Name, "load")
+			send(c.queued, prometheus.GaugeValue, float64(l.QueuedWrite), gpu, l.Name, "store")
+		}
 		send(c.workers, prometheus.GaugeValue, float64(q.Running), gpu, "busy")
 		send(c.workers, prometheus.GaugeValue, float64(q.Workers-q.Running), gpu, "idle")
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -61,6 +63,14 @@ type WorkersStats struct {
 	DoneRead, DoneWrite uint64
 	BusyRead, BusyWrite time.Duration // time inside tasks that ended
 	Panics              uint64        // tasks that panicked
+	Lanes               []LaneStats   // that there have been tasks in, by name
+}
+
+// LaneStats is what waits and runs in one lane.
+type LaneStats struct {
+	Name                    string
+	QueuedRead, QueuedWrite int
+	Running                 int
 }
 
 // NewWorkers starts n goroutines (at least one).
@@ -165,6 +175,10 @@ func (w *Workers) Stats() WorkersStats {
 			s.Longest = max(s.Longest, time.Since(t))
 		}
 	}
+	for _, l := range w.lanes {
+		s.Lanes = append(s.Lanes, LaneStats{l.name, l.queue[Read].len, l.queue[Write].len, l.running})
+	}
+	slices.SortFunc(s.Lanes, func(a, b LaneStats) int { return strings.Compare(a.Name, b.Name) })
 	return s
 }
 

@@ -238,6 +238,10 @@ func TestLanes(t *testing.T) {
 			}
 		}
 		until(func() bool { return w.Stats().Running == c.hung && begun.Load() == int32(c.hung) })
+		wait := 3*c.workers - c.hung
+		if l := w.Stats().Lanes[0]; l.Name != "hung" || l.Running != c.hung || l.QueuedRead+l.QueuedWrite != wait || l.QueuedRead > wait/2+1 || l.QueuedWrite > wait {
+			t.Errorf("%+v: %+v", c, l)
+		}
 		close(hold)
 		w.Close()
 		if got := begun.Load(); got != int32(3*c.workers) {

@@ -127,22 +127,22 @@ func sumSlot(g *gds.GPU, slot *gds.DirectSlot, extents []chunk.Extent, offset in
 	return err
 }
 
-// writeDirect stores a piece by the direct route. It says whether the chunk's fate is decided, and by which route then; else
-// nothing was done, and it is to be staged.
-func (q *Queue) writeDirect(r attempt, j *job, i int, m guardedMemory, c *StoreChunk, file staging.File) (done bool, way int, err error) {
+// writeDirect stores a piece by the direct route. It says whether the chunk's fate is decided; else nothing was done, and
+// it is to be staged.
+func (q *Queue) writeDirect(on *trip, r attempt, j *job, i int, m guardedMemory, c *StoreChunk, file staging.File) (done bool, err error) {
 	plan, head, size := c.Put.Plan(), c.Put.DataOffset(), c.Put.FileBytes()
 	extents := plan.Extents()
 	slot, err := r.choice.Direct.Acquire(size, head, len(extents))
 	if err != nil {
 		r.full.Add(1)
 		r.passed()
-		return false, byStaging, nil
+		return false, nil
 	}
 	defer slot.Release()
 	defer r.forget(file)
 	if err := q.gatherSlot(j, i, m, c, slot); err != nil {
 		r.passed()
-		return true, byCuFile, err
+		return true, err
 	}
 	table := slot.Sums[:len(extents)]
 	if err = sumSlot(m.gpu, slot, extents, head); err == nil {
@@ -150,25 +150,26 @@ func (q *Queue) writeDirect(r attempt, j *job, i int, m guardedMemory, c *StoreC
 			c.Put.Head(slot.Head[:head], table)
 			if _, err := file.WriteAt(slot.Head[:head], 0); err != nil {
 				r.passed()
-				return true, byCuFile, err
+				return true, err
 			}
 			r.worked(&r.stores, size)
-			return true, byCuFile, nil
+			return true, nil
 		}
 	} else {
 		table = nil
 	}
 	if lost := m.gpu.Err(); lost != nil {
 		r.passed()
-		return true, byCuFile, deviceError(lost)
+		return true, deviceError(lost)
 	}
 	var hung *gds.HungError
 	if errors.As(err, &hung) { // it may still come to the file: that can be no piece any more
 		r.failed(&r.storesHung, err, true)
-		return true, byCuFile, err
+		return true, err
 	}
 	r.failed(&r.storesAgain, err, errors.Is(err, gds.ErrHung))
-	return true, byStaging, q.writeFromSlot(m.gpu, c, slot, table, file)
+	on.take(byStaging)
+	return true, q.writeFromSlot(m.gpu, c, slot, table, file)
 }
 
 // gatherSlot fills a slot's payload from the pages, inside the fence, and settles the chunk: its pages are not needed any

@@ -241,26 +241,6 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 	}
 }
 
-// TestGPUStatsAreOfAllItsRoots: what is told of a GPU does not depend on which of its roots comes first and is staged.
-func TestGPUStatsAreOfAllItsRoots(t *testing.T) {
-	t.Setenv("KVHOST_TEST_GPU", "")
-	r := newDeviceRig(t, chunk.Uniform(2, 2, 1, 4096), 16, 8<<20)
-	r.engine.SetRoute(r.gpu, "/", RouteChoice{Why: "as configured"})
-	r.route(RouteChoice{})
-	if _, out := r.storeAll(r.put(0, r.shuffled(1)[0])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
-	list := r.engine.Routes()
-	if len(list) != 2 || list[0].Root != "/" || list[0].Route != "staged" || list[1].Route != "direct" {
-		t.Fatalf("%+v", list)
-	}
-	for _, s := range list {
-		if s.SlotBytes == 0 || s.Handles.Misses == 0 {
-			t.Errorf("%+v", s)
-		}
-	}
-}
-
 // TestCancelNeedsNoCuFile: cuFile hangs under a load; the cancel completes it all the same, and what comes late goes
 // nowhere. A store whose pages were read completes its first half while cuFile hangs.
 func TestCancelNeedsNoCuFile(t *testing.T) {

@@ -320,7 +320,7 @@ func (l *layered) chunkOver(i int, err error) {
 		l.queue.engine.stats.loadErrors.Add(1)
 	}
 	if c.piece != nil {
-		c.trip.arrive(byStaging, c.piece.Size(), err)
+		c.trip.arrive(c.piece.Size(), err)
 		c.piece.Close()
 	}
 	l.mu.Lock()

@@ -69,7 +69,6 @@ type load struct {
 	slot    *staging.Slot
 	piece   *store.Piece
 	trip    trip
-	way     int     // the route that the piece took
 	suspect attempt // whose bytes were wrong, so that the piece was staged
 }
 
@@ -116,11 +115,12 @@ func (t *load) read() (last func() error, err error) {
 	}
 	t.trip = t.queue.depart(t.piece.Root(), staging.Read)
 	if r := e.direct(t.spec.Memory, t.piece.Root()); r.route != nil {
+		t.trip.take(byCuFile)
 		done, suspect, err := t.loadDirect(r)
 		if done {
-			t.way = byCuFile
 			return nil, err
 		}
+		t.trip.take(byStaging)
 		if suspect {
 			t.suspect = r
 		}
@@ -143,7 +143,7 @@ func (t *load) end(err error) {
 	default:
 		t.suspect.passed()
 	}
-	t.queue.ended(t.trip, t.way, t.piece, err)
+	t.queue.ended(&t.trip, t.piece, err)
 	if t.slot != nil {
 		releaseAfter(t.slot, err)
 	}
@@ -151,9 +151,9 @@ func (t *load) end(err error) {
 }
 
 // ended books how a piece's load ended, and closes the piece if it was opened.
-func (q *Queue) ended(on trip, way int, p *store.Piece, err error) {
+func (q *Queue) ended(on *trip, p *store.Piece, err error) {
 	if p != nil {
-		on.arrive(way, p.Size(), err)
+		on.arrive(p.Size(), err)
 	}
 	if err != nil {
 		q.engine.stats.loadErrors.Add(1)

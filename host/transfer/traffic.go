@@ -29,14 +29,39 @@ type flow struct {
 
 // traffic counts the pieces of one flow.
 type traffic struct {
-	mu     sync.Mutex
+	mu    sync.Mutex
+	all   clock
+	moved [len(routeNames)]moved
+}
+
+// clock counts what is on its way, and the time in which anything is.
+type clock struct {
 	flying int
 	since  time.Time // when the first of those that fly began
-	busy   time.Duration
-	moved  [len(routeNames)]moved
+	past   time.Duration
+}
+
+func (c *clock) begin(now time.Time) {
+	if c.flying++; c.flying == 1 {
+		c.since = now
+	}
+}
+
+func (c *clock) end(now time.Time) {
+	if c.flying--; c.flying == 0 {
+		c.past += now.Sub(c.since)
+	}
+}
+
+func (c *clock) busy(now time.Time) time.Duration {
+	if c.flying == 0 {
+		return c.past
+	}
+	return c.past + now.Sub(c.since)
 }
 
 type moved struct {
+	clock
 	files, errors, bytes int64
 	took                 time.Duration
 	buckets              [len(TrafficBounds) + 1]int64
@@ -46,9 +71,10 @@ type moved struct {
 type trip struct {
 	on    *traffic
 	began time.Time
+	route int
 }
 
-// depart begins a trip.
+// depart begins a trip. It is a staged one until it takes another route.
 func (q *Queue) depart(root string, kind staging.Kind) trip {
 	e, key := q.engine, flow{q.device, root, kind}
 	e.trafficMu.RLock()
@@ -65,14 +91,27 @@ func (q *Queue) depart(root string, kind staging.Kind) trip {
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.flying++; t.flying == 1 {
-		t.since = now
-	}
-	return trip{t, now}
+	t.all.begin(now)
+	t.moved[byStaging].begin(now)
+	return trip{t, now, byStaging}
 }
 
-// arrive ends a trip that took a route. One that was cancelled counts as neither moved nor failed.
-func (p trip) arrive(route int, bytes int64, err error) {
+// take goes on by another route.
+func (p *trip) take(route int) {
+	t := p.on
+	if t == nil || p.route == route {
+		return
+	}
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.moved[p.route].end(now)
+	t.moved[route].begin(now)
+	p.route = route
+}
+
+// arrive ends a trip. One that was cancelled counts as neither moved nor failed.
+func (p *trip) arrive(bytes int64, err error) {
 	t := p.on
 	if t == nil {
 		return
@@ -80,10 +119,9 @@ func (p trip) arrive(route int, bytes int64, err error) {
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.flying--; t.flying == 0 {
-		t.busy += now.Sub(t.since)
-	}
-	m := &t.moved[route]
+	t.all.end(now)
+	m := &t.moved[p.route]
+	m.end(now)
 	switch {
 	case err == nil:
 		took := now.Sub(p.began)
@@ -107,9 +145,12 @@ type Traffic struct {
 	Routes []Moved
 }
 
-// Moved counts the pieces that took a route; times are from a piece's opening to its delivery or publication.
+// Moved counts the pieces that took a route; times are from a piece's opening to its delivery or publication. A piece that is
+// on its way is counted where it is now: one whose direct operation failed goes on with those that are staged.
 type Moved struct {
 	Route                string
+	Flying               int
+	Busy                 time.Duration
 	Files, Errors, Bytes int64
 	Took                 time.Duration
 	Buckets              [len(TrafficBounds) + 1]int64 // by time, each without the ones below
@@ -131,13 +172,11 @@ func (e *Engine) Traffic() (list []Traffic) {
 func (t *traffic) read(key flow) Traffic {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := Traffic{Device: key.device, Root: key.root, Kind: key.kind, Flying: t.flying, Busy: t.busy}
-	if t.flying > 0 {
-		out.Busy += time.Since(t.since)
-	}
+	now := time.Now()
+	out := Traffic{Device: key.device, Root: key.root, Kind: key.kind, Flying: t.all.flying, Busy: t.all.busy(now)}
 	for i := range t.moved {
-		if m := &t.moved[i]; m.files+m.errors > 0 {
-			out.Routes = append(out.Routes, Moved{routeNames[i], m.files, m.errors, m.bytes, m.took, m.buckets})
+		if m := &t.moved[i]; m.files+m.errors > 0 || m.flying > 0 {
+			out.Routes = append(out.Routes, Moved{routeNames[i], m.flying, m.busy(now), m.files, m.errors, m.bytes, m.took, m.buckets})
 		}
 	}
 	return out

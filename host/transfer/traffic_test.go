@@ -67,7 +67,7 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 	for first.Busy == b.engine.Traffic()[0].Busy {
 		time.Sleep(time.Millisecond)
 	}
-	if first.Flying != 2 {
+	if first.Flying != 2 || len(first.Routes) != 1 || first.Routes[0].Flying != 2 || first.Routes[0].Busy <= 0 {
 		t.Errorf("%+v", first)
 	}
 	h.Cancel()

@@ -67,10 +67,10 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 
 func (q *Queue) storeChunk(j *job, i int, s *StoreJob) {
 	c := &s.Chunks[i]
-	way, err := byStaging, errPanicked // until the task has run to its end
+	err := errPanicked // until the task has run to its end
 	on := q.depart(c.Put.Root(), staging.Write)
 	defer func() {
-		on.arrive(way, c.Put.FileBytes(), err)
+		on.arrive(c.Put.FileBytes(), err)
 		if err != nil {
 			c.Put.Abort(err)
 			j.settle(i, err, 0)
@@ -81,39 +81,41 @@ func (q *Queue) storeChunk(j *job, i int, s *StoreJob) {
 		}
 		j.over()
 	}()
-	if way, err = q.writeAndPublish(j, i, s.Memory, c); err != nil && q.engine.ctx.Err() != nil {
+	if err = q.writeAndPublish(&on, j, i, s.Memory, c); err != nil && q.engine.ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", ErrClosed, err)
 	}
 }
 
-func (q *Queue) writeAndPublish(j *job, i int, m Memory, c *StoreChunk) (way int, err error) {
+func (q *Queue) writeAndPublish(on *trip, j *job, i int, m Memory, c *StoreChunk) error {
 	if err := checkBlocks(m, c.Blocks, false); err != nil {
-		return way, err
+		return err
 	}
-	if way, err = q.writePiece(j, i, m, c); err != nil {
-		return way, err
+	if err := q.writePiece(on, j, i, m, c); err != nil {
+		return err
 	}
-	return way, c.Put.Publish(q.engine.ctx)
+	return c.Put.Publish(q.engine.ctx)
 }
 
-// writePiece fills the temporary, and says by which route. It settles the chunk as soon as its pages have been read.
-func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (way int, err error) {
+// writePiece fills the temporary. It settles the chunk as soon as its pages have been read.
+func (q *Queue) writePiece(on *trip, j *job, i int, m Memory, c *StoreChunk) (err error) {
 	plan := c.Put.Plan()
 	if !sameShape(plan.Geometry(), m.Geometry()) {
-		return way, ErrGeometry
+		return ErrGeometry
 	}
 	f, err := c.Put.File()
 	if err != nil {
-		return way, err
+		return err
 	}
 	if r := q.engine.direct(m, c.Put.Root()); r.route != nil {
-		if done, way, err := q.writeDirect(r, j, i, m.(guardedMemory), c, f); done {
-			return way, err
+		on.take(byCuFile)
+		if done, err := q.writeDirect(on, r, j, i, m.(guardedMemory), c, f); done {
+			return err
 		}
+		on.take(byStaging)
 	}
 	slot, err := q.engine.slots.Acquire(q.engine.ctx)
 	if err != nil {
-		return way, ErrClosed
+		return ErrClosed
 	}
 	defer func() { releaseAfter(slot, err) }()
 	scratch := q.takeScratch(len(plan.Extents()))
@@ -121,9 +123,9 @@ func (q *Queue) writePiece(j *job, i int, m Memory, c *StoreChunk) (way int, err
 	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, file: f}
 	w.buf = q.engine.window(m, slot.Bytes(), f, c.Put.DataOffset())
 	if c.Put.FileBytes() <= int64(len(w.buf)) {
-		return way, w.whole()
+		return w.whole()
 	}
-	return way, w.parts()
+	return w.parts()
 }
 
 // cachedWindow is how much of a file that lives in the page cache is moved at a time: little enough that the second
