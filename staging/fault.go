@@ -136,7 +136,7 @@ func (f *FaultFS) strike(op Op, name, other string) Fault {
 	set.mu.Lock()
 	for i := range set.counts {
 		c := &set.counts[i]
-		if c.Rule.Op&op == 0 || !matches(c.Rule.Path, name) && (other == "" || !matches(c.Rule.Path, other)) {
+		if !c.Rule.about(op, name, other) {
 			continue
 		}
 		c.Matched++

@@ -250,6 +250,18 @@ func TestFaultHang(t *testing.T) {
 	}
 }
 
+// TestFaultEverywhere has a rule without a path: it is about every name.
+func TestFaultEverywhere(t *testing.T) {
+	rule := Rule{Op: OpStat, Fault: Fault{Errno: unix.EIO}}
+	f := Faulty(OS(), rule)
+	if _, err := f.Stat(t.TempDir()); !errors.Is(err, unix.EIO) {
+		t.Error(err)
+	}
+	if got := rule.String(); got != "stat **: eio" {
+		t.Error(got)
+	}
+}
+
 func TestFaultDelay(t *testing.T) {
 	dir := t.TempDir()
 	f := Faulty(OS(), MustRules("stat ** 1st: delay 1ms enoent\nstat **: delay 24h")...)

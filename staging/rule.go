@@ -64,9 +64,14 @@ type Fault struct {
 // Rule is one fault: what, where, when and which.
 type Rule struct {
 	Op    Op
-	Path  string // a glob: ** is anything, * and ? stop at '/'; without '/' it is matched against the last element
+	Path  string // a glob: ** is anything, * and ? stop at '/'; without '/' it is matched against the last element; empty is **
 	When  When
 	Fault Fault
+}
+
+// about says whether the rule is about an operation on a name, or two of them.
+func (r *Rule) about(op Op, name, other string) bool {
+	return r.Op&op != 0 && (r.Path == "" || matches(r.Path, name) || other != "" && matches(r.Path, other))
 }
 
 // takes says whether the rule takes its n-th matching call.

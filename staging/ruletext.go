@@ -1,6 +1,7 @@
 package staging
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -247,7 +248,7 @@ func (o Op) String() string {
 
 // String is the rule as [ParseRules] reads it.
 func (r Rule) String() string {
-	s := r.Op.String() + " " + r.Path
+	s := r.Op.String() + " " + cmp.Or(r.Path, "**")
 	w := r.When
 	switch {
 	case w.First != 0 && w.First == w.Last:

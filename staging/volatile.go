@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 
@@ -154,29 +153,6 @@ func (v *VolatileFS) before(k *keptFile, off, n int64) error {
 	return nil
 }
 
-// changed notes a change of names in directories.
-func (v *VolatileFS) changed(kept *keptFile, undo func() error, dirs ...string) {
-	for i, d := range dirs {
-		dirs[i] = filepath.Clean(d)
-	}
-	v.names = append(v.names, &nameChange{dirs: dirs, undo: undo, kept: kept})
-}
-
-// settle forgets the changes that are durable.
-func (v *VolatileFS) settle() (err error) {
-	left := v.names[:0]
-	for _, c := range v.names {
-		if !c.durable {
-			left = append(left, c)
-		} else if c.kept != nil {
-			err = errors.Join(err, v.drop(c.kept))
-		}
-	}
-	clear(v.names[len(left):])
-	v.names = left
-	return err
-}
-
 // OpenFile implements [FS].
 func (v *VolatileFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
 	err := v.begin(OpOpen, name)
@@ -207,137 +183,6 @@ func (v *VolatileFS) OpenFile(name string, flag int, perm fs.FileMode) (File, er
 		}
 	}
 	return out, nil
-}
-
-// remove unlinks a name after its file was kept.
-func (v *VolatileFS) remove(name string) error {
-	info, err := v.inner.Stat(name)
-	if err == nil && info.IsDir() {
-		if err := v.inner.Remove(name); err != nil {
-			return err
-		}
-		v.changed(nil, func() error { return v.inner.Mkdir(name, info.Mode.Perm()) }, filepath.Dir(name))
-		return nil
-	}
-	if err != nil {
-		return v.inner.Remove(name) // which says why
-	}
-	k, err := v.keep(name)
-	if err != nil {
-		return err
-	}
-	if err := v.inner.Remove(name); err != nil {
-		return errors.Join(err, v.drop(k))
-	}
-	v.changed(k, func() error { return v.inner.Link(k.link, name) }, filepath.Dir(name))
-	return nil
-}
-
-// Remove implements [FS].
-func (v *VolatileFS) Remove(name string) error {
-	err := v.begin(OpRemove, name)
-	defer v.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return v.remove(name)
-}
-
-// Rename implements [FS]. It is one change: who replaces a file atomically has the old one or the new one after a crash.
-func (v *VolatileFS) Rename(oldname, newname string) error {
-	err := v.begin(OpRename, oldname)
-	defer v.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	var k *keptFile
-	if _, err := v.inner.Stat(newname); err == nil {
-		if k, err = v.keep(newname); err != nil {
-			return err
-		}
-	}
-	if err := v.inner.Rename(oldname, newname); err != nil {
-		if k != nil {
-			err = errors.Join(err, v.drop(k))
-		}
-		return err
-	}
-	v.changed(k, func() error {
-		if err := v.inner.Rename(newname, oldname); err != nil || k == nil {
-			return err
-		}
-		return v.inner.Link(k.link, newname)
-	}, filepath.Dir(oldname), filepath.Dir(newname))
-	return nil
-}
-
-// RenameNoReplace implements [FS].
-func (v *VolatileFS) RenameNoReplace(oldname, newname string) error {
-	err := v.begin(OpPublish, oldname)
-	defer v.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if err := v.inner.RenameNoReplace(oldname, newname); err != nil {
-		return err
-	}
-	v.changed(nil, func() error { return v.inner.Rename(newname, oldname) }, filepath.Dir(oldname), filepath.Dir(newname))
-	return nil
-}
-
-// Link implements [FS].
-func (v *VolatileFS) Link(oldname, newname string) error {
-	err := v.begin(OpLink, oldname)
-	defer v.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if err := v.inner.Link(oldname, newname); err != nil {
-		return err
-	}
-	v.changed(nil, func() error { return v.inner.Remove(newname) }, filepath.Dir(newname))
-	return nil
-}
-
-// Mkdir implements [FS].
-func (v *VolatileFS) Mkdir(name string, perm fs.FileMode) error {
-	err := v.begin(OpMkdir, name)
-	defer v.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return v.mkdir(name, perm)
-}
-
-func (v *VolatileFS) mkdir(name string, perm fs.FileMode) error {
-	if err := v.inner.Mkdir(name, perm); err != nil {
-		return err
-	}
-	// What was made in it, and synced there, goes with it.
-	v.changed(nil, func() error { return v.inner.Rename(name, v.buryName()) }, filepath.Dir(name))
-	return nil
-}
-
-// MkdirAll implements [FS].
-func (v *VolatileFS) MkdirAll(name string, perm fs.FileMode) error {
-	err := v.begin(OpMkdir, name)
-	defer v.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	var missing []string
-	for d := filepath.Clean(name); ; d = filepath.Dir(d) {
-		if _, err := v.inner.Stat(d); err == nil || d == filepath.Dir(d) {
-			break
-		}
-		missing = append(missing, d)
-	}
-	for i := len(missing) - 1; i >= 0; i-- {
-		if err := v.mkdir(missing[i], perm); err != nil {
-			return err
-		}
-	}
-	return v.inner.MkdirAll(name, perm) // which finds a file in a directory's place
 }
 
 // ReadDir implements [FS].
@@ -373,29 +218,6 @@ func ask[T any](v *VolatileFS, op Op, name string, do func(string) (T, error)) (
 		return told, err
 	}
 	return do(name)
-}
-
-// SyncDir implements [FS].
-func (v *VolatileFS) SyncDir(name string) error {
-	err := v.begin(OpSyncDir, name)
-	defer v.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if err := v.inner.SyncDir(name); err != nil {
-		return err
-	}
-	// A journal commits in order: with a change of two directories goes all that led to it.
-	synced := map[string]bool{filepath.Clean(name): true}
-	for _, c := range slices.Backward(v.names) {
-		for _, d := range c.dirs {
-			c.durable = c.durable || synced[d]
-		}
-		for _, d := range c.dirs {
-			synced[d] = synced[d] || c.durable
-		}
-	}
-	return v.settle()
 }
 
 // SyncFS implements [FS].

@@ -26,6 +26,7 @@ type Watch struct {
 type WatchedFS struct {
 	inner FS
 	watch Watch
+	limit atomic.Int64 // Watch.Limit, or what SetLimit said
 	stuck atomic.Int64
 
 	mu   sync.Mutex
@@ -34,7 +35,14 @@ type WatchedFS struct {
 }
 
 // Watched is inner under a watch. Close ends its helpers.
-func Watched(inner FS, w Watch) *WatchedFS { return &WatchedFS{inner: inner, watch: w} }
+func Watched(inner FS, w Watch) *WatchedFS {
+	f := &WatchedFS{inner: inner, watch: w}
+	f.SetLimit(w.Limit)
+	return f
+}
+
+// SetLimit changes [Watch].Limit for the operations that begin from now on.
+func (f *WatchedFS) SetLimit(d time.Duration) { f.limit.Store(int64(d)) }
 
 // Stuck is how many operations that were given up have not ended.
 func (f *WatchedFS) Stuck() int { return int(f.stuck.Load()) }
@@ -143,13 +151,14 @@ func (f *WatchedFS) do(op Op, name string, t task) error {
 
 // attempt is do for what must be tried in any case: what is not closed is leaked.
 func (f *WatchedFS) attempt(op Op, name string, t task) error {
-	if f.watch.Limit <= 0 {
+	limit := time.Duration(f.limit.Load())
+	if limit <= 0 {
 		t.run()
 		return nil
 	}
 	h := f.help()
 	h.state.Store(taskRuns)
-	h.timer.Reset(f.watch.Limit)
+	h.timer.Reset(limit)
 	h.in <- t
 	select {
 	case <-h.out:
@@ -158,7 +167,7 @@ func (f *WatchedFS) attempt(op Op, name string, t task) error {
 		return nil
 	case <-h.timer.C:
 	}
-	hung := &HungError{Op: op, Name: name, Limit: f.watch.Limit, ended: make(chan struct{})}
+	hung := &HungError{Op: op, Name: name, Limit: limit, ended: make(chan struct{})}
 	f.stuck.Add(1)
 	h.late = func() {
 		f.stuck.Add(-1)

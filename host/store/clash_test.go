@@ -65,3 +65,28 @@ func TestPiecesUnderTwoNamings(t *testing.T) {
 		})
 	}
 }
+
+// TestPlaceFailsInAScan starts with a place policy that has no name for some of what another one named, which was linked in
+// and is not there any more.
+func TestPlaceFailsInAScan(t *testing.T) {
+	h := &history{TB: t}
+	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Place = *h.placer("collider", nil) })
+	var stored []uint64
+	names := map[string]bool{}
+	for n := range uint64(16) {
+		if name := f.pieceFile(n, 0); !names[name] { // a second one would be moved aside
+			names[name] = true
+			stored = append(stored, n)
+			f.mustPut(n)
+		}
+	}
+	f.cfg.Policies.Place = *h.placer("mute", nil)
+	f.crash()
+	for _, n := range stored {
+		f.mustRead(n)
+	}
+	if st := f.store.Stats().Roots[0]; st.Stray != 0 || int(st.Renamed) != len(stored) {
+		t.Errorf("%+v", st)
+	}
+	f.checkUsed()
+}

@@ -37,7 +37,18 @@ func (f *fixture) awaitState(root int, want RootState) {
 	}
 }
 
-const shortIO = time.Second // longer than anything that does not hang takes on a busy machine
+// longIO is more than anything that does not hang takes on a busy machine; shortIO is for roots in which everything does.
+const (
+	longIO  = time.Minute
+	shortIO = 200 * time.Millisecond
+)
+
+// limitIO is how long operations on a root may take from now on.
+func (f *fixture) limitIO(root int, d time.Duration) {
+	r := f.store.roots[root]
+	r.watched.SetLimit(d)
+	r.bare.SetLimit(d)
+}
 
 // twoRoots is a fixture whose second root fails as rules say; entries are spread over both.
 func twoRoots(t *testing.T, entries int, change ...func(*Config)) (f *fixture, faulty *staging.FaultFS, bad string) {
@@ -47,7 +58,7 @@ func twoRoots(t *testing.T, entries int, change ...func(*Config)) (f *fixture, f
 	t.Cleanup(faulty.Release)
 	f = newFixture(t, filepath.Join(base, "good"), entries, 1, append([]func(*Config){func(c *Config) {
 		c.Roots = append(c.Roots, RootConfig{Path: bad, Capacity: c.Roots[0].Capacity, MaxEntries: c.Roots[0].MaxEntries})
-		c.FS, c.IOTimeout, c.UpkeepEvery = faulty, shortIO, 5*time.Millisecond
+		c.FS, c.IOTimeout, c.UpkeepEvery = faulty, longIO, 5*time.Millisecond
 	}}, change...)...)
 	return f, faulty, bad
 }
@@ -87,6 +98,7 @@ func TestHungRoot(t *testing.T) {
 			f, faulty, dir := twoRoots(t, 200)
 			bad, good := f.spread(20)
 			faulty.Set(staging.MustRules(fmt.Sprintf("%s %s/**: hang", c.op, dir))...)
+			f.limitIO(1, shortIO)
 			if err := c.use(f, bad[0]); !errors.Is(err, staging.ErrHung) {
 				t.Fatalf("the error is %v", err)
 			}
@@ -115,6 +127,7 @@ func TestHungRoot(t *testing.T) {
 			f.mustPut(bad[1]) // elsewhere
 			f.mustRead(bad[1])
 
+			f.limitIO(1, longIO)
 			faulty.Release()
 			f.awaitState(1, RootIn)
 			if got := f.store.Stats().Roots[1].Stuck; got != 0 {
@@ -169,10 +182,11 @@ func (f *fixture) putsUntilError(n uint64) error {
 // TestLoneRootHangs: with no other root, stores fail by name and lookups miss until it answers again. Close does not wait
 // for it.
 func TestLoneRootHangs(t *testing.T) {
-	f, faulty := faultyFixture(t, 10, func(c *Config) { c.IOTimeout, c.UpkeepEvery = shortIO, 5*time.Millisecond })
+	f, faulty := faultyFixture(t, 10, func(c *Config) { c.IOTimeout, c.UpkeepEvery = longIO, 5*time.Millisecond })
 	t.Cleanup(faulty.Release)
 	f.mustPut(0, 1)
 	faulty.Set(staging.MustRules("any **: hang")...)
+	f.limitIO(0, shortIO)
 	if err := f.put(2, 0); !errors.Is(err, staging.ErrHung) {
 		t.Error(err)
 	}
@@ -182,11 +196,13 @@ func TestLoneRootHangs(t *testing.T) {
 	if f.has(0) {
 		t.Error("a hit in a root that hangs")
 	}
+	f.limitIO(0, longIO)
 	faulty.Release()
 	f.awaitState(0, RootIn)
 	f.mustRead(0)
 	f.mustPut(2)
 	faulty.Set(staging.MustRules("any **: hang")...)
+	f.limitIO(0, shortIO)
 	if err := f.put(3, 0); !errors.Is(err, staging.ErrHung) {
 		t.Error(err)
 	}

@@ -204,6 +204,9 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 		if !detour {
 			earlier = r.store.earlierClass(cl, h, rel)
 		}
+		if earlier == nil && err != nil && oerr == nil {
+			placed, err, detour = other, nil, true // as a put would do it
+		}
 		switch {
 		case earlier != nil:
 			cl = earlier

@@ -1,0 +1,77 @@
+package shared
+
+import (
+	"errors"
+	"slices"
+)
+
+// followAll reads the logs of all other members, also of those that are gone.
+func (m *Member) followAll(each func(r *Record)) error {
+	live, err := m.list(m.hosts())
+	if err != nil {
+		return err
+	}
+	dead, err := m.list(m.gone())
+	if err != nil {
+		return err
+	}
+	seen := map[string]bool{}
+	for i, name := range slices.Concat(live, dead) {
+		if name == m.name || seen[name] {
+			continue
+		}
+		seen[name] = true
+		dir := m.hosts() + "/" + name
+		if i >= len(live) {
+			dir = m.gone() + "/" + name
+		}
+		t := m.tails[name]
+		if t == nil {
+			t = &tail{}
+			m.tails[name] = t
+		}
+		err := m.follow(t, dir, each)
+		switch {
+		case missing(err): // it went from one place to the other, or altogether
+		case errors.Is(err, ErrDamaged):
+			m.log.Warn("a log cannot be read", "error", err)
+		case err != nil:
+			return err
+		default:
+			t.ended = i >= len(live)
+		}
+		if t.lost {
+			t.lost = false
+			if m.admitted {
+				m.log.Warn("a log was rotated before it was read; the root is scanned again", "log", name)
+				m.ticket.Store(max(1, m.cfg.Unique()))
+			}
+		}
+	}
+	for name := range m.tails {
+		if !seen[name] {
+			delete(m.tails, name)
+		}
+	}
+	return nil
+}
+
+func (m *Member) learn(r *Record) {
+	switch r.Op {
+	case Published, Relayed:
+		m.back.Learn(r)
+	case Touched:
+		m.back.Touched(r.Prints)
+	case Damaged:
+		m.force(r)
+	}
+}
+
+// force notes a damaged entry: whoever is the evictor, now or next, puts it into the journal.
+func (m *Member) force(r *Record) {
+	if !m.reported[r.ID()] && len(m.forced) < maxForced {
+		m.forced[r.ID()] = Victim{Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Detour: r.Detour, Bytes: r.Bytes}
+	}
+}
+
+const maxForced = 1 << 16

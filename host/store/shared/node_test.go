@@ -1,0 +1,279 @@
+package shared
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// node is a host of the model: a member, an index in memory, and clients.
+type node struct {
+	*Member
+	m      *model
+	h      *host
+	w      *world
+	fs     hostFS
+	index  map[chunk.Key]*item
+	ticket uint64
+	seq    int
+}
+
+type item struct {
+	bytes     int64
+	leases    int
+	writing   bool
+	condemned bool
+	learned   bool // while it was condemned
+}
+
+// grantable says that lookups hit.
+func (i *item) grantable() bool { return i != nil && !i.condemned && i.bytes > 0 }
+
+func modelKey(n int) (k chunk.Key) {
+	k[0], k[1] = byte(n), 1
+	return k
+}
+
+func keyPath(k chunk.Key) string { return fmt.Sprintf("/r/p/%d", k[0]) }
+
+func (n *node) at(k chunk.Key) *item {
+	i := n.index[k]
+	if i == nil {
+		i = &item{}
+		n.index[k] = i
+	}
+	return i
+}
+
+func (n *node) Learn(r *Record) {
+	i := n.at(r.Key)
+	i.learned = i.condemned
+	if i.bytes == 0 {
+		i.bytes = r.Bytes
+	}
+}
+
+func (n *node) Touched([]uint64) {}
+
+func (n *node) Condemn(v *Victim) bool {
+	i := n.at(v.Key)
+	if i.leases > 0 || i.writing {
+		return false
+	}
+	i.condemned = true
+	return true
+}
+
+func (n *node) Decide(v *Victim, removed bool) {
+	i := n.at(v.Key)
+	look := !removed || i.learned
+	i.condemned, i.learned = false, false
+	if !look {
+		i.bytes = 0
+	} else if info, err := n.fs.Stat(keyPath(v.Key)); err == nil {
+		i.bytes = info.Allocated
+	} else {
+		i.bytes = 0
+	}
+	n.prune(v.Key)
+}
+
+func (n *node) prune(k chunk.Key) {
+	if i := n.index[k]; i != nil && *i == (item{}) {
+		delete(n.index, k)
+	}
+}
+
+// Fenced keeps the index: the scan puts it right. Nobody counts on its leases any more.
+func (n *node) Fenced() {
+	for k, i := range n.index {
+		i.leases = 0
+		n.prune(k)
+	}
+}
+
+func (n *node) Victims(bytes int64) (list []Victim) {
+	for k := range modelKeys {
+		k := modelKey((k*7 + int(n.w.now/time.Second)) % modelKeys)
+		if i := n.index[k]; i.grantable() && i.leases == 0 && !i.writing && bytes > 0 {
+			list = append(list, Victim{Key: k, Pieces: 1, Bytes: i.bytes})
+			bytes -= i.bytes
+		}
+	}
+	return list
+}
+
+func (n *node) Used() (sum int64) {
+	for _, i := range n.index {
+		sum += i.bytes
+	}
+	return sum
+}
+
+func (n *node) Paths(v *Victim) []string { return []string{keyPath(v.Key)} }
+
+func (n *node) Identify(temp string, info staging.Info) (Record, error) {
+	f, err := n.fs.OpenFile(temp, os.O_RDONLY, 0)
+	if err != nil {
+		return Record{}, err
+	}
+	b := make([]byte, info.Size)
+	if _, err := f.ReadAt(b, 0); err != nil {
+		return Record{}, err
+	}
+	var r Record
+	err = json.Unmarshal(b, &r)
+	r.Op = Published
+	return r, err
+}
+
+// run is a host's life.
+func (n *node) run() error {
+	for {
+		if err := n.Step(); err != nil {
+			return err
+		}
+		if t := n.Ticket(); t != 0 && t != n.ticket {
+			n.scan(t)
+		}
+		for range n.w.rng.IntN(8) {
+			if err := n.client(); err != nil {
+				return err
+			}
+		}
+		n.h.sleep(modelPoll)
+	}
+}
+
+// scan looks at everything, and drops what is not there.
+func (n *node) scan(ticket uint64) {
+	n.ticket = ticket
+	list, err := n.fs.ReadDir("/r/p")
+	if err != nil {
+		return
+	}
+	seen := map[chunk.Key]bool{}
+	for _, e := range list {
+		var num int
+		fmt.Sscan(e.Name(), &num)
+		k := modelKey(num)
+		seen[k] = true
+		n.see(k)
+	}
+	for num := range modelKeys {
+		if k := modelKey(num); !seen[k] && n.index[k] != nil {
+			n.see(k) // published since, or gone
+		}
+	}
+	n.Scanned(ticket)
+}
+
+func (n *node) see(k chunk.Key) {
+	info, err := n.fs.Stat(keyPath(k))
+	i := n.at(k)
+	if err == nil {
+		i.bytes = info.Allocated
+	} else if !i.writing {
+		i.bytes = 0
+	}
+	n.prune(k)
+}
+
+func (n *node) client() error {
+	k := modelKey(n.w.rng.IntN(modelKeys))
+	i := n.index[k]
+	what := n.w.rng.IntN(4)
+	if n.m.quiet {
+		for k, i := range n.index {
+			i.leases = 0
+			n.prune(k)
+		}
+		return nil
+	}
+	switch what {
+	case 0: // a lookup, and a load
+		if n.Fresh() && i.grantable() {
+			i.leases++
+			n.w.note(n.h, "lease %d", k[0])
+			_, err := n.fs.Stat(keyPath(k))
+			if err != nil && n.listed() && n.active() {
+				return fmt.Errorf("%s holds a lease on %d, and it is gone", n.h.id, k[0])
+			}
+		}
+	case 1:
+		if i != nil && i.leases > 0 {
+			i.leases--
+			n.prune(k)
+		}
+	default:
+		if i == nil || i.bytes == 0 && !i.condemned && !i.writing {
+			return n.put(k)
+		}
+	}
+	return nil
+}
+
+// listed says that the others count on this host: it was not given up.
+func (n *node) listed() bool { return n.w.dirs["/r/.kvhost/shared/hosts/"+n.name] }
+
+func (n *node) put(k chunk.Key) error {
+	bytes := int64(1+n.w.rng.IntN(3)) * 4096
+	credit, ok := n.Take(bytes)
+	if !ok {
+		return nil
+	}
+	n.seq++
+	temp, err := n.Temp(fmt.Sprintf("%d.%d", k[0], n.seq))
+	if err != nil {
+		n.Give(credit)
+		return nil
+	}
+	i := n.at(k)
+	i.writing = true
+	defer func() { i.writing = false; n.prune(k) }()
+	r := Record{Op: Published, Key: k, Bytes: bytes, Pieces: 1}
+	err = n.write(temp, &r)
+	if err == nil {
+		err = n.Publish(temp, keyPath(k), r, &credit)
+	}
+	switch {
+	case err == nil:
+		i.bytes = bytes
+		return nil
+	case errors.Is(err, fs.ErrExist): // another host was first
+		if info, err := n.fs.Stat(keyPath(k)); err == nil && i.bytes == 0 {
+			i.bytes = info.Allocated
+		}
+	case !missing(err) && !errors.Is(err, ErrFenced):
+		return err
+	}
+	if err := n.fs.Remove(temp); err == nil || missing(err) {
+		n.Give(credit)
+	}
+	return nil
+}
+
+func (n *node) write(temp string, r *Record) error {
+	f, err := n.fs.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := f.Allocate(r.Bytes / 2); err != nil {
+		return err
+	}
+	if err := f.Allocate(r.Bytes); err != nil {
+		return err
+	}
+	_, err = f.WriteAt(b, 0)
+	return err
+}
