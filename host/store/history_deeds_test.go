@@ -187,7 +187,7 @@ func (p *party) finish(rng *rand.Rand) string {
 
 // lookup asks for a run of keys.
 func (p *party) lease(space int, from uint64, n int) *held {
-	l := &held{}
+	l := &held{lost: map[entryOf]bool{}}
 	var list []chunk.Key
 	for k := from; k < from+uint64(n); k++ {
 		l.keys = append(l.keys, entryOf{space, k})
@@ -218,12 +218,12 @@ func (p *party) loadAll(l *held, rng *rand.Rand) {
 		p.h.loads.Add(1)
 		data, plan, err := l.load(i, of.rank, p.h.slots)
 		p.h.ends.Add(1)
-		p.judge(of, data, plan, err)
+		p.judge(l, of, data, plan, err)
 	}
 }
 
 // judge compares a load with the model. A load that fails is one whose blocks are computed again.
-func (p *party) judge(of piece, data []byte, plan *chunk.Plan, err error) {
+func (p *party) judge(l *held, of piece, data []byte, plan *chunk.Plan, err error) {
 	h := p.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -245,15 +245,18 @@ func (p *party) judge(of piece, data []byte, plan *chunk.Plan, err error) {
 		}
 		return // somebody else may have stored it again meanwhile
 	}
-	if !h.spoilt[of.entryOf] && h.faults == nil && !h.kind.power && !p.doubted {
+	if !h.spoilt[of.entryOf] && !l.lost[of.entryOf] && h.faults == nil && !h.kind.power && !p.doubted {
 		h.Errorf("host %s: %v: %v", p.cfg.HostID, of, err)
 	}
 	if isDamage(err) || errors.Is(err, ErrGone) || errors.Is(err, chunk.ErrChecksum) || errors.Is(err, ErrWrongPiece) {
-		l := p.lease(of.space, of.n, 1)
-		if l.Hits() == 1 {
+		for _, l := range append(p.held, l) {
+			l.lost[of.entryOf] = true
+		}
+		again := p.lease(of.space, of.n, 1)
+		if again.Hits() == 1 {
 			h.Errorf("host %s: %v is a hit after %v", p.cfg.HostID, of, err)
 		}
-		l.Release()
+		again.Release()
 		if h.kind.hosts == 1 {
 			delete(h.spoilt, of.entryOf) // the others do not know yet
 		}
@@ -441,7 +444,7 @@ func (p *party) readAll() {
 			l := p.lease(space, n, 1)
 			for rank := range uint32(2) {
 				if l.Hits() == 1 {
-					p.loadAll(&held{l.Lease, []entryOf{{space, n}}}, rand.New(rand.NewPCG(uint64(rank), 0)))
+					p.loadAll(l, rand.New(rand.NewPCG(uint64(rank), 0)))
 				}
 			}
 			l.Release()

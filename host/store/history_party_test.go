@@ -36,6 +36,7 @@ type party struct {
 type held struct {
 	*Lease
 	keys []entryOf
+	lost map[entryOf]bool // a load has shown that its file is bad, and the entry went
 }
 
 // offer is a put with what it is of.

@@ -233,6 +233,9 @@ func (h *history) end() {
 		p.faulty.Set()
 		p.letGo()
 		p.wakeUp()
+	}
+	h.calm()
+	for _, p := range h.parties {
 		for _, r := range p.store.roots {
 			if err := r.idle(); err != nil {
 				h.Fatalf("host %s: %v", p.cfg.HostID, err)

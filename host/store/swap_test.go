@@ -93,12 +93,12 @@ func (e *elephant) Events(batch []abi.Event) {
 }
 
 func (e *elephant) Save(dst []byte, limit int) ([]byte, error) {
-	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&e.told[0])), len(e.told)*abi.EventSize)...), nil
+	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(e.told))), len(e.told)*abi.EventSize)...), nil
 }
 
 func (e *elephant) Load(state []byte) error {
 	told := make([]abi.Event, len(state)/abi.EventSize)
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&told[0])), len(state)), state)
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(told))), len(state)), state)
 	e.Events(told)
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
 )
