@@ -39,14 +39,17 @@ func (f *volatileFile) Datasync() error {
 	if err != nil {
 		return err
 	}
-	if err := f.File.Datasync(); err != nil || f.kept == nil {
+	if err := f.File.Datasync(); err != nil {
 		return err
 	}
 	info, err := f.File.Stat()
-	if err == nil {
-		f.kept.synced(info.Size)
+	if err != nil {
+		return err
 	}
-	return err
+	if k := f.fs.files[fileID{info.Dev, info.Ino}]; k != nil { // also through a descriptor that only reads
+		k.synced(info.Size)
+	}
+	return nil
 }
 
 // Allocate implements [File].

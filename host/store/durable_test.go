@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -143,4 +144,31 @@ func TestBatchFailsWhilePiecesCome(t *testing.T) {
 	f.checkUsed()
 	f.mustPut(1, 2, 10, 11)
 	f.mustRead(11)
+}
+
+// TestStrictPutFindsItsPiece: the piece that a put finds under its name is another host's, of one that syncs nothing. When
+// the put says that it is stored, it is durable.
+func TestStrictPutFindsItsPiece(t *testing.T) {
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			f, machine := onMachine(t, 6, func(c *Config) { c.Durability = Strict })
+			f.mustPut(3)
+			name := f.pieceFile(3, 0)
+			image, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.store.roots[0].drop(f.markOf(3), 0)
+			other, err := machine.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
+			if err == nil {
+				_, err = other.WriteAt(image, 0)
+			}
+			if err := errors.Join(err, other.Close()); err != nil {
+				t.Fatal(err)
+			}
+			f.mustPut(3)
+			f.afterPowerLoss(machine, seed)
+			f.mustRead(3)
+		})
+	}
 }

@@ -56,16 +56,6 @@ func (p *Put) finish() (staging.Info, error) {
 	return info, errors.Join(err, p.closeFile())
 }
 
-// lost says, where batches are to make pieces durable, that some of what was written since the put began may be lost, and
-// that no later batch would tell.
-func (p *Put) lost() error {
-	r := p.root
-	if r.store.cfg.Durability != Batch || p.unsure == r.unsure.Load() && p.outage == r.health.outages.Load() {
-		return nil
-	}
-	return fmt.Errorf("%w: a batch failed, or %s was out, while the piece was written", ErrSync, r.dir)
-}
-
 func (p *Put) closeFile() error {
 	if p.file == nil {
 		return nil
@@ -73,13 +63,6 @@ func (p *Put) closeFile() error {
 	err := p.file.Close()
 	p.file = nil
 	return err
-}
-
-func (r *root) syncFailed(cause error) error {
-	r.mu.Lock()
-	r.count.syncFails++
-	r.mu.Unlock()
-	return fmt.Errorf("%w: %w", ErrSync, cause)
 }
 
 // link gives the temporary its name. A name that is taken is looked into: the same piece may stand there already, or a
@@ -115,7 +98,10 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		case herr != nil:
 			r.seize(p.target, herr)
 		case p.same(&h):
-			p.unproven = true          // who wrote it, and how far, is not known
+			p.unproven = true // who wrote it, and how far, is not known
+			if err := p.syncOther(); err != nil {
+				return info, err
+			}
 			return there, p.syncName() // abort or enter removes the temporary
 		case r.fellows != nil:
 			return info, fmt.Errorf("store: publishing %s, where key %s stands: %w", p.target, h.Key, ErrWrongPiece)
@@ -179,59 +165,6 @@ func (r *root) seize(name string, cause error) {
 	excess := r.hold(k)
 	r.mu.Unlock()
 	r.destroy(excess)
-}
-
-func (p *Put) syncName() error {
-	if p.root.store.cfg.Durability != Strict {
-		return nil
-	}
-	dir := filepath.Dir(p.target)
-	err := p.root.fs.SyncDir(dir)
-	if err != nil {
-		err = p.root.syncFailed(err)
-	} else {
-		err = p.root.settleDir(dir)
-	}
-	if err != nil {
-		p.root.discard(p.target, p.class.fileBytes())
-	}
-	return err
-}
-
-// makeDir makes a directory below the root, and under Strict the names of all levels durable.
-func (r *root) makeDir(dir string) error {
-	if r.store.cfg.Durability != Strict {
-		return r.fs.MkdirAll(dir, 0o700)
-	}
-	for d := dir; len(d) > len(r.dir); d = filepath.Dir(d) {
-		if _, err := r.fs.Stat(d); !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		r.lasting.Delete(d) // somebody has removed it, and its name is a new one
-	}
-	if err := r.fs.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	return r.settleDir(dir)
-}
-
-// settleDir makes the names of a directory and of those above it durable, unless this process has seen to it. Those that
-// were there may have been made by a process that was killed, or by a put that has not come to that.
-func (r *root) settleDir(dir string) error {
-	for d := dir; len(d) > len(r.dir); d = filepath.Dir(d) {
-		if _, ok := r.lasting.Load(d); ok {
-			continue
-		}
-		if err := r.fs.SyncDir(filepath.Dir(d)); err != nil {
-			return r.syncFailed(err)
-		}
-		if r.lastingN.Add(1) > maxLasting { // a place policy may make as many as it likes
-			r.lasting.Clear()
-			r.lastingN.Store(0)
-		}
-		r.lasting.Store(d, struct{}{})
-	}
-	return nil
 }
 
 // enter puts the published piece into the index.
