@@ -106,7 +106,7 @@ static void flip(char* at) {
   char byte;
   if (!out || !in || out(&byte, at, 1)) abort();
   byte ^= 1;
-  if (in(at, &byte, 1)) abort();
+  if (in(at, &byte, 1) || out(&byte, at, 1)) abort(); // the way back waits until the way there has ended
 }
 
 static size_t half(size_t n) { return n / 2 & ~4095ul; }
