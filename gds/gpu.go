@@ -47,12 +47,13 @@ type Device struct {
 
 // Config says how a GPU is used.
 type Config struct {
-	Threads int  // bound threads for copies; one more serves imports
-	Files   int  // bound threads more, for cuFile's calls, which take as long as the storage does
-	Blocks  int  // thread blocks of all copy kernels at a time: what the engine's compute gives up. A kernel on a window takes half
-	Window  int  // bytes of device memory for each thread for copies; 0: none. See [Window]
-	Spin    bool // wait for the GPU by polling, which is quicker by some microseconds and costs a core
-	Copy    Mode // how pages are copied at first
+	Threads int   // bound threads for copies; one more serves imports
+	Files   int   // bound threads more, for cuFile's calls, which take as long as the storage does
+	Blocks  int   // thread blocks of all copy kernels at a time: what the engine's compute gives up. A kernel on a window takes half
+	Window  int   // bytes of device memory for each thread for copies; 0: none. See [Window]
+	Spin    bool  // wait for the GPU by polling, which is quicker by some microseconds and costs a core
+	Copy    Mode  // how pages are copied at first
+	CPUs    []int // that the threads are kept on, as far as they may be there; none: anywhere
 	// Lost is told once when the GPU goes out of service. Optional.
 	Lost func(*GPU, error)
 }

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+	"golang.org/x/sys/unix"
 )
 
 // Thread is an operating system thread with a GPU's context current. It is only to be used inside the function that
@@ -28,6 +29,8 @@ type Thread struct {
 	halted  uint64       // a word in device memory by which a kernel's blocks tell each other to stop
 	epoch   uint32       // of the kernel launched last
 	later   asyncCall    // of cuFile
+	home    unix.CPUSet  // where the thread may run when it is kept nowhere
+	stays   bool         // near the GPU
 	copies  *copyScratch // made when the kernel is first not used
 	window  Window       // of a thread for copies
 }
@@ -108,6 +111,7 @@ func (t *Thread) outAt(i int) uintptr { return uintptr(unsafe.Pointer(&t.out[i])
 // bind makes the GPU's context current and gives the thread what it needs to copy.
 func (t *Thread) bind(g *GPU, notes []byte) error {
 	t.gpu = g
+	t.stay(g)
 	if len(notes) > 0 { // a thread for files moves no pages
 		t.pieces = unsafe.Slice((*Piece)(unsafe.Pointer(&notes[0])), pieceSlots)
 		t.window.divide(notes[pieceSlots*int(unsafe.Sizeof(Piece{})):])
@@ -130,6 +134,7 @@ func (t *Thread) bind(g *GPU, notes []byte) error {
 
 // unbind gives up the thread's stream and event, and the context.
 func (t *Thread) unbind() error {
+	t.roam()
 	fn := &t.gpu.driver.fn
 	var errs []error
 	if t.event != 0 {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // openDriver loads the CUDA driver. Where there is none it says so once, and the host serves host memory.
@@ -31,8 +32,16 @@ func (h *Host) openGPUs() error {
 	if err != nil {
 		return fmt.Errorf("list the GPUs: %w", err)
 	}
+	places, nodes := h.near(staging.SystemTopology(), devices)
+	h.placeStaging(nodes)
 	for _, d := range devices {
-		g, err := driver.OpenGPU(d.UUID, GPUConfig(h.cfg))
+		place, ok := places[d.UUID]
+		if !ok {
+			place.ID = staging.NoNode
+		}
+		use := GPUConfig(h.cfg)
+		use.CPUs = place.CPUs
+		g, err := driver.OpenGPU(d.UUID, use)
 		if err != nil {
 			h.log.Warn("a GPU cannot be used", "gpu", d.UUID.String(), "name", d.Name, "error", err)
 			continue
@@ -41,7 +50,7 @@ func (h *Host) openGPUs() error {
 		if err := h.engine.AddGPU(g); err != nil {
 			h.log.Warn("copies to and from a GPU will be slow", "gpu", d.UUID.String(), "error", err)
 		}
-		h.log.Info("a GPU is used", "gpu", d.UUID.String(), "name", d.Name, "pci", d.PCI, "memory", d.Memory, "cuda", driver.Version(), "copies", g.Mode().String())
+		h.log.Info("a GPU is used", "gpu", d.UUID.String(), "name", d.Name, "pci", d.PCI, "memory", d.Memory, "cuda", driver.Version(), "copies", g.Mode().String(), "numa_node", place.ID)
 	}
 	return nil
 }

@@ -15,12 +15,13 @@ type Pinner interface {
 	Unregister(mem []byte) error
 }
 
-// Slots is a fixed pool of equal pieces of memory, mapped outside the Go heap, aligned to [Align] and advised to be in
-// huge pages. Free slots are handed out last in, first out, so that a pool larger than its use stays small in memory;
+// Slots is a fixed pool of equal pieces of memory, mapped outside the Go heap, aligned to [Align] and in
+// huge pages where there are some. Free slots are handed out last in, first out, so that a pool larger than its use stays small in memory;
 // who waits is served in order of arrival.
 type Slots struct {
 	mapped []byte // what munmap gets
 	mem    []byte // the slots' part of it
+	pages  Pages
 	bytes  int
 	slots  []Slot
 
@@ -46,10 +47,8 @@ type waiter struct {
 
 var waiters = sync.Pool{New: func() any { return &waiter{got: make(chan *Slot, 1)} }}
 
-const hugePage = 2 << 20
-
 // NewSlots maps count slots of the given bytes each, rounded up to [Align]. No page of them is in memory before it is
-// touched.
+// touched; [HugePages] are set aside for them, though.
 func NewSlots(count, bytes int) (*Slots, error) {
 	if count < 1 || bytes < 1 || bytes > 1<<40 {
 		return nil, fmt.Errorf("staging: %d slots of %d bytes: want at least one of each", count, bytes)
@@ -59,20 +58,11 @@ func NewSlots(count, bytes int) (*Slots, error) {
 		return nil, fmt.Errorf("staging: %d slots of %d bytes do not fit an address space", count, bytes)
 	}
 	total := count * bytes
-	room := 0
-	if total >= hugePage {
-		room = hugePage - Align // so that the first huge page can start where the first slot does
-	}
-	mapped, err := unix.Mmap(-1, 0, total+room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	mapped, mem, pages, err := mapSlots(unix.Mmap, total, transparentHere())
 	if err != nil {
 		return nil, fmt.Errorf("staging: map %d slots of %d bytes: %w", count, bytes, err)
 	}
-	skip := 0
-	if room > 0 {
-		skip = int(-address(mapped) & (hugePage - 1))
-	}
-	s := &Slots{mapped: mapped, mem: mapped[skip : skip+total : skip+total], bytes: bytes, slots: make([]Slot, count), free: make([]*Slot, count)}
-	_ = unix.Madvise(s.mem, unix.MADV_HUGEPAGE) // advice: a kernel without huge pages refuses it
+	s := &Slots{mapped: mapped, mem: mem, pages: pages, bytes: bytes, slots: make([]Slot, count), free: make([]*Slot, count)}
 	_ = unix.Madvise(mapped, unix.MADV_DONTFORK)
 	for i := range s.slots {
 		s.slots[i] = Slot{pool: s, mem: s.mem[i*bytes : (i+1)*bytes : (i+1)*bytes]}

@@ -29,6 +29,28 @@ type Topology struct {
 // SystemTopology is that of this machine.
 func SystemTopology() Topology { return Topology{sys: "/sys"} }
 
+// TopologyAt reads a tree of devices that is kept elsewhere.
+func TopologyAt(sys string) Topology { return Topology{sys: sys} }
+
+// Near is the node that a PCI device hangs on, with its CPUs. ok is false where nothing is nearer than the rest: the machine
+// has one node, it does not say where the device is, or the node has no CPUs.
+func (t Topology) Near(address string) (node Node, ok bool, err error) {
+	nodes, err := t.Nodes()
+	if err != nil || len(nodes) < 2 {
+		return Node{ID: NoNode}, false, err
+	}
+	id, err := t.NodeOfPCI(address)
+	if err != nil {
+		return Node{ID: NoNode}, false, err
+	}
+	for _, n := range nodes {
+		if n.ID == id && len(n.CPUs) > 0 {
+			return n, true, nil
+		}
+	}
+	return Node{ID: NoNode}, false, nil
+}
+
 // maxCPUs bounds what a CPU list may name: more than any kernel is built for.
 const maxCPUs = 1 << 16
 

@@ -130,12 +130,24 @@ func TestTopology(t *testing.T) {
 			t.Errorf("%s: %d %v", c.address, node, err)
 		}
 	}
+	for address, want := range map[string]bool{"0000:3b:00.0": true, "0000:00:01.0": false, "0000:00:02.0": false, "0000:99:00.0": false} {
+		node, ok, err := top.Near(address)
+		if ok != want || ok && (node.ID != 1 || !slices.Equal(node.CPUs, []int{2, 3})) || !ok && node.ID != NoNode || ok && err != nil {
+			t.Errorf("near %s: %v %v %v", address, node, ok, err)
+		}
+	}
 	if _, err := top.NodeOfPath(filepath.Join(t.TempDir(), "none")); err == nil {
 		t.Error("a path that is not there has a node")
 	}
 	uniform := tree(t, map[string]string{"devices/system/cpu/online": "0-2\n"})
 	if nodes, err := uniform.Nodes(); err != nil || !reflect.DeepEqual(nodes, []Node{{0, []int{0, 1, 2}}}) {
 		t.Errorf("without NUMA: %v %v", nodes, err)
+	}
+	single := tree(t, map[string]string{
+		"devices/system/node/node0/cpulist": "0-1\n", "bus/pci/devices/0000:3b:00.0/numa_node": "0\n",
+	})
+	if _, ok, err := single.Near("0000:3b:00.0"); ok || err != nil {
+		t.Errorf("on one node something is near: %v %v", ok, err)
 	}
 	if _, err := tree(t, nil).Nodes(); err == nil {
 		t.Error("nodes of nothing")

@@ -113,7 +113,7 @@ var keys = []*Key{
 		Help:  "Size of one staging slot, a multiple of 4KiB: the most that one read or write moves.",
 		field: func(c *Config) any { return &c.Engine.SlotBytes }},
 	{Section: "engine", Name: "max_staging_memory", Kind: Size, Default: "512MiB", Min: 1 << 20,
-		Help:  "Most memory that all staging slots take together.",
+		Help:  "Most memory that all staging slots take together. It is taken in huge pages when the machine has as many set aside (vm.nr_hugepages), and near the GPUs where it has several NUMA nodes.",
 		field: func(c *Config) any { return &c.Engine.MaxStagingMemory }},
 	{Section: "engine", Name: "read_preferring_ratio", Kind: Ratio, Default: "0.75", Unit: "of the workers",
 		Help:  "Workers that take loads before stores; the others take stores before loads.",

@@ -41,9 +41,10 @@ type Machine struct {
 	OpenFiles   int64  `json:"open_files"`
 	HugePages   int64  `json:"huge_pages_free"`
 	HugePage    int64  `json:"huge_page_bytes"`
-	P2PDMA      Answer `json:"kernel_p2pdma"` // CONFIG_PCI_P2PDMA
-	NVFS        bool   `json:"nvidia_fs"`     // the module is loaded
-	Udev        bool   `json:"udev"`          // there is a database of devices
+	Transparent bool   `json:"transparent_huge_pages"` // for memory that asks for them
+	P2PDMA      Answer `json:"kernel_p2pdma"`          // CONFIG_PCI_P2PDMA
+	NVFS        bool   `json:"nvidia_fs"`              // the module is loaded
+	Udev        bool   `json:"udev"`                   // there is a database of devices
 }
 
 // Answer is yes, no, or unknown.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
 // What a GPU's context and kernels take of its memory, roughly, before anything is asked for.
@@ -188,6 +190,17 @@ func (r *Report) judgeSocket(s *SocketFacts) {
 	}
 }
 
+// pages is what the staging memory will be made of.
+func (m *Machine) pages(bytes int64) staging.Pages {
+	switch {
+	case m.HugePages > 0 && bytes <= m.HugePages*m.HugePage:
+		return staging.HugePages
+	case m.Transparent:
+		return staging.TransparentPages
+	}
+	return staging.SmallPages
+}
+
 // Files that a host has open at once in the worst case of its defaults: every chunk of a layer-wise load keeps one.
 const manyFiles = 1 << 14
 
@@ -195,7 +208,7 @@ func (r *Report) judgeMachine(w Wanted, m *Machine) {
 	switch {
 	case w.StagingBytes > m.MemoryBytes && m.MemoryBytes > 0:
 		r.find(Problem, "memory", "lower engine.max_staging_memory", "%s of staging wanted, the machine has %s", size(w.StagingBytes), size(m.MemoryBytes))
-	case w.StagingBytes > m.FreeBytes && m.FreeBytes > 0:
+	case w.StagingBytes > m.FreeBytes && m.FreeBytes > 0 && m.pages(w.StagingBytes) != staging.HugePages:
 		r.find(Warning, "memory", "lower engine.max_staging_memory", "%s of staging wanted, %s available", size(w.StagingBytes), size(m.FreeBytes))
 	}
 	if m.OpenFiles > 0 && m.OpenFiles < manyFiles {

@@ -23,7 +23,7 @@ func machines() map[string]struct {
 	}
 	machine := Machine{
 		Kernel: "6.8.0", Arch: "amd64", CPUs: 64, MemoryBytes: 512 << 30, FreeBytes: 300 << 30, Nodes: 2, Memlock: -1, OpenFiles: 1 << 20,
-		HugePage: 2 << 20, P2PDMA: Yes, Udev: true,
+		HugePage: 2 << 20, Transparent: true, P2PDMA: Yes, Udev: true,
 	}
 	gpu := GPU{UUID: "GPU-1", Name: "NVIDIA H200", PCI: "0000:41:00.0", Node: 0, Bytes: 140 << 30, Copies: "kernel", Pinned: Yes}
 	root := Root{
@@ -47,7 +47,7 @@ func machines() map[string]struct {
 		out[name] = seen{w, f}
 	}
 	add("peer", func(*Wanted, *Facts) {})
-	add("nvfs", func(_ *Wanted, f *Facts) { f.CuFile.NVFS, f.Machine.NVFS = "2.26", true })
+	add("nvfs", func(_ *Wanted, f *Facts) { f.CuFile.NVFS, f.Machine.NVFS, f.Machine.HugePages = "2.26", true, 4096 })
 	add("vm", func(_ *Wanted, f *Facts) {
 		f.Machine.P2PDMA, f.Machine.Nodes, f.Roots[0].Device, f.Roots[0].Node, f.GPUs[0].Node = No, 1, "vda", -1, -1
 	})
@@ -67,7 +67,7 @@ func machines() map[string]struct {
 			Path: "/home/u/kvhost-data", Tried: "/home/u", Missing: true, FS: "btrfs", Node: -1, Total: 500 << 30, Available: 100 << 30, Writable: true, Direct: No, NoReplace: Yes,
 		}
 		w.Roots[0] = WantedRoot{Path: "/home/u/kvhost-data", Capacity: 10 << 30}
-		f.Machine.Nodes = 1
+		f.Machine.Nodes, f.Machine.Transparent = 1, false
 	})
 	add("broken", func(w *Wanted, f *Facts) {
 		f.GPUs[0].Pinned = No

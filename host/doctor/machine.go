@@ -33,6 +33,7 @@ func (s system) machine() Machine {
 	info := s.fields("proc/meminfo")
 	m.MemoryBytes, m.FreeBytes = info["MemTotal"]<<10, info["MemAvailable"]<<10
 	m.HugePages, m.HugePage = info["HugePages_Free"], info["Hugepagesize"]<<10
+	m.Transparent = staging.Transparent(s.read("sys/kernel/mm/transparent_hugepage/enabled"))
 	if nodes, err := staging.SystemTopology().Nodes(); err == nil {
 		m.Nodes = len(nodes)
 	}

@@ -59,6 +59,7 @@ func (r *Report) machine(w io.Writer) {
 		memlock = size(m.Memlock) + " of locked memory"
 	}
 	fmt.Fprintf(w, "limits\t%s, %d open files, %d huge pages of %s free\n", memlock, m.OpenFiles, m.HugePages, size(m.HugePage))
+	fmt.Fprintf(w, "staging\t%s of memory in %s\n", size(r.Wanted.StagingBytes), m.pages(r.Wanted.StagingBytes))
 	fmt.Fprintf(w, "kernel\tCONFIG_PCI_P2PDMA %s, nvidia-fs %s, udev database %s\n", m.P2PDMA, loaded(m.NVFS, "loaded"), loaded(m.Udev, "there"))
 	switch {
 	case d.Forbid:

@@ -86,6 +86,12 @@ func (e *Engine) Queue(device string) (*Queue, error) {
 	return q, nil
 }
 
+// Near has the staging slots' memory taken from NUMA nodes. It comes before any use of the engine, [Engine.AddGPU] included.
+func (e *Engine) Near(nodes ...int) error { return e.slots.Near(nodes...) }
+
+// Pages says what the staging slots' memory is made of.
+func (e *Engine) Pages() staging.Pages { return e.slots.Pages() }
+
 func (e *Engine) newWorkers(n int, name string) *staging.Workers {
 	w := staging.NewWorkers(n, e.cfg.ReadRatio)
 	w.OnPanic(func(v any, stack []byte) {

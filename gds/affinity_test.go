@@ -1,0 +1,58 @@
+package gds
+
+import (
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// cpus are those that the calling thread may run on.
+func cpus(t *testing.T) (list []int) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		t.Error(err)
+	}
+	for cpu := range 1024 {
+		if set.IsSet(cpu) {
+			list = append(list, cpu)
+		}
+	}
+	return list
+}
+
+// A GPU's threads of every kind stay on its CPUs, and a thread that is used again by another GPU goes where that is. CPUs
+// that a thread may not use are left out; if none is left, it stays where it is.
+func TestThreadsStayNearTheirGPU(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	all := cpus(t)
+	last := all[len(all)-1:]
+	first, _ := open(t, Config{Threads: 1, Files: 1})
+	driver := first.driver
+	for _, c := range []struct{ near, want []int }{
+		{last, last}, {nil, all}, {append([]int{1000}, last...), last}, {[]int{1000}, all}, {all, all},
+	} {
+		g, err := driver.OpenGPU(first.UUID, Config{Threads: 2, Files: 2, CPUs: c.near})
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := func(*Thread) error {
+			if got := cpus(t); !slices.Equal(got, c.want) {
+				t.Errorf("near %v: on %v, want %v", c.near, got, c.want)
+			}
+			return nil
+		}
+		if err := g.Control(check); err != nil {
+			t.Fatal(err)
+		}
+		for range 4 { // each thread gets its turn
+			on(t, g, check)
+			if _, err := g.DoFileFor(0, check); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := g.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package staging
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pages is what memory is made of.
+type Pages string
+
+// Kinds of pages.
+const (
+	HugePages        Pages = "huge pages"
+	TransparentPages Pages = "transparent huge pages, where the kernel finds them"
+	SmallPages       Pages = "small pages"
+)
+
+const hugePage = 2 << 20
+
+// mapper is mmap.
+type mapper func(fd int, offset int64, length, prot, flags int) ([]byte, error)
+
+// mapSlots maps memory for slots: in huge pages that the machine has set aside, if there are enough, since those are page-locked
+// and translated in fewer steps; else in whole pages of that size as far as the kernel makes them itself. mapped is what munmap
+// gets, mem the slots' part of it.
+func mapSlots(mmap mapper, total int, transparent string) (mapped, mem []byte, pages Pages, err error) {
+	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_ANON | unix.MAP_PRIVATE
+	room := 0
+	if total >= hugePage {
+		whole := (total + hugePage - 1) &^ (hugePage - 1)
+		mapped, err = mmap(-1, 0, whole, prot, flags|unix.MAP_HUGETLB|unix.MAP_HUGE_2MB) // reserves all of it, or fails
+		if err == nil {
+			return mapped, mapped[:total:total], HugePages, nil
+		}
+		room = hugePage - Align // so that the first huge page can start where the first slot does
+	}
+	if mapped, err = mmap(-1, 0, total+room, prot, flags|unix.MAP_NORESERVE); err != nil {
+		return nil, nil, "", err
+	}
+	skip := 0
+	if room > 0 {
+		skip = int(-address(mapped) & (hugePage - 1))
+	}
+	mem = mapped[skip : skip+total : skip+total]
+	pages = SmallPages
+	if unix.Madvise(mem, unix.MADV_HUGEPAGE) == nil && room > 0 && Transparent(transparent) {
+		pages = TransparentPages
+	}
+	return mapped, mem, pages, nil
+}
+
+// transparentFile says when the kernel makes huge pages itself.
+const transparentFile = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+// Transparent reads what stands in transparent_hugepage/enabled: are there huge pages for memory that asks for them?
+func Transparent(enabled string) bool {
+	return strings.Contains(enabled, "[always]") || strings.Contains(enabled, "[madvise]")
+}
+
+func transparentHere() string {
+	text, _ := os.ReadFile(transparentFile) // a kernel without them has no file
+	return string(text)
+}
+
+// Pages says what the slots' memory is made of.
+func (s *Slots) Pages() Pages { return s.pages }
+
+// Near has the slots' memory taken from NUMA nodes, as far as it is not touched yet: from one, or from several in turn. Where
+// a node has too little, others give the rest.
+func (s *Slots) Near(nodes ...int) error {
+	const preferred, interleave = 1, 3
+	var mask [16]uint64
+	for _, n := range nodes {
+		if n < 0 || n >= 64*len(mask) {
+			return fmt.Errorf("staging: NUMA node %d: want 0 to %d", n, 64*len(mask)-1)
+		}
+		mask[n/64] |= 1 << (n % 64)
+	}
+	mode := uintptr(preferred)
+	switch len(nodes) {
+	case 0:
+		return nil
+	case 1:
+	default:
+		mode = interleave
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	err := retry(func() error {
+		_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(unsafe.SliceData(s.mapped))), uintptr(len(s.mapped)), mode,
+			uintptr(unsafe.Pointer(&mask)), uintptr(64*len(mask)), 0)
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("staging: mbind to NUMA nodes %v: %w", nodes, err)
+	}
+	return nil
+}
