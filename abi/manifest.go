@@ -21,7 +21,10 @@ type Manifest struct {
 	Counters    []string          `json:"counters,omitempty"` // counter_add ids are indexes into this list
 	Config      map[string]Option `json:"config,omitempty"`   // keys the policy reads; others are refused
 	StateFormat string            `json:"state_format,omitempty"`
-	MinHost     string            `json:"min_host,omitempty"`
+	// VictimsAhead is how many victims may be named before they are needed: for policies whose order is that of last touch,
+	// so that those named first are still the right ones when others have been touched. 0 for one that is to be asked anew.
+	VictimsAhead uint32 `json:"victims_ahead,omitempty"`
+	MinHost      string `json:"min_host,omitempty"`
 }
 
 // FuelHints are what a module expects to spend; the operator's limits win.
@@ -89,6 +92,12 @@ func (m Manifest) Validate() error {
 	if m.MemoryPages > MaxMemoryPages {
 		return fmt.Errorf("abi: manifest: %s: memory_pages %d, at most %d", m.Name, m.MemoryPages, MaxMemoryPages)
 	}
+	if m.VictimsAhead > MaxVictimsAhead {
+		return fmt.Errorf("abi: manifest: %s: victims_ahead %d, at most %d", m.Name, m.VictimsAhead, MaxVictimsAhead)
+	}
+	if m.VictimsAhead > 0 && !slices.Contains(m.Roles, RoleEvict.String()) {
+		return fmt.Errorf("abi: manifest: %s: victims_ahead is for the role evict", m.Name)
+	}
 	for i, c := range m.Counters {
 		if slices.Contains(m.Counters[:i], c) {
 			return fmt.Errorf("abi: manifest: %s: counter %s twice", m.Name, c)
@@ -104,6 +113,9 @@ func (m Manifest) Validate() error {
 
 // MaxMemoryPages is all a 32-bit memory can have: 4 GiB.
 const MaxMemoryPages = 65536
+
+// MaxVictimsAhead bounds [Manifest].VictimsAhead.
+const MaxVictimsAhead = 256
 
 func (o Option) validate(key string) error {
 	switch o.Type {

@@ -9,7 +9,7 @@ import (
 const goodManifest = `{
   "name": "lru", "version": "1.2.0", "abi": 1, "description": "d", "roles": ["evict", "admit"], "grants": ["clock", "wasi-stub"],
   "memory_pages": 64, "fuel": {"call": 2000, "record": 64}, "counters": ["hits"],
-  "config": {"window": {"type": "int", "default": "10", "unit": "entries", "help": "h"}}, "state_format": "lru/1", "min_host": "0.1"
+  "config": {"window": {"type": "int", "default": "10", "unit": "entries", "help": "h"}}, "state_format": "lru/1", "victims_ahead": 64, "min_host": "0.1"
 }`
 
 func TestParseManifest(t *testing.T) {
@@ -17,7 +17,7 @@ func TestParseManifest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.Name != "lru" || len(m.Roles) != 2 || m.Fuel.Record != 64 || m.Config["window"].Default != "10" || m.MemoryPages != 64 {
+	if m.Name != "lru" || len(m.Roles) != 2 || m.Fuel.Record != 64 || m.Config["window"].Default != "10" || m.MemoryPages != 64 || m.VictimsAhead != 64 {
 		t.Errorf("%+v", m)
 	}
 }
@@ -35,6 +35,8 @@ func TestParseManifestRefuses(t *testing.T) {
 		{`"memory_pages": 64`, `"memory_pages": 70000`, "memory_pages"},
 		{`"type": "int"`, `"type": "integer"`, `unknown type "integer"`},
 		{`"default": "10"`, `"default": "ten"`, `default "ten" of window is not of type int`},
+		{`"victims_ahead": 64`, `"victims_ahead": 257`, "victims_ahead 257, at most 256"},
+		{`["evict", "admit"]`, `["admit"]`, "victims_ahead is for the role evict"},
 		{`["hits"]`, `["hits", "hits"]`, "counter hits twice"},
 		{`"0.1"` + "\n}", `"0.1"` + "\n} x", "after the object"},
 		{`"0.1"` + "\n}", `"0.1"`, "manifest"},

@@ -134,6 +134,9 @@ func inspectTable(out io.Writer, i *policy.Inspection) error {
 	for _, module := range slices.Sorted(maps.Keys(byModule)) {
 		fmt.Fprintf(w, "imports\t%s: %s\n", module, strings.Join(byModule[module], ", "))
 	}
+	if i.Manifest != nil && i.Manifest.VictimsAhead > 0 {
+		fmt.Fprintf(w, "victims ahead\t%d\n", i.Manifest.VictimsAhead)
+	}
 	if i.StateFormat != "" {
 		fmt.Fprintf(w, "state\t%s\n", i.StateFormat)
 	}

@@ -22,13 +22,13 @@ type EvictOptions struct {
 type Evict struct {
 	m        *Module
 	meter    meter
-	buf      []abi.Event // where events wait for the crossing: of them n < len(buf) are taken
-	batch    uint32      // most events in one crossing
+	queue    []abi.Event // where events wait for a crossing: of them n < len(queue) are taken
 	n        int
+	batch    int // most events in one crossing
 	maxSlots uint32
 	seen     distinct
 	guest    guest.Evictor // native
-	in       *instance     // wasm; buf is then the guest's own EVENTS buffer
+	in       *instance     // wasm
 	events   export
 	step     export
 	loaded   bool
@@ -47,9 +47,6 @@ func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	}
 	ok, err := e.in.load(o.State.Data, o.MaxSlots)
 	if err == nil {
-		err = e.rebind()
-	}
-	if err == nil {
 		e.loaded = ok
 		return e, nil
 	}
@@ -63,16 +60,15 @@ func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	e := &Evict{m: m, maxSlots: o.MaxSlots, batch: batchSize, meter: meter{busy: true}}
+	e := &Evict{m: m, maxSlots: o.MaxSlots, batch: batchSize, queue: make([]abi.Event, eventQueue), meter: meter{busy: true}}
 	var err error
 	if m.code == nil {
 		if e.guest, err = native[guest.Evictor](m, &s); err != nil {
 			return nil, err
 		}
-		e.buf = make([]abi.Event, batchSize)
 		return e, nil
 	}
-	e.batch = m.code.fuel.records()
+	e.batch = int(m.code.fuel.records())
 	if e.in, err = m.instantiate(ctx, &s, &e.meter); err != nil {
 		return nil, err
 	}
@@ -93,33 +89,30 @@ func (e *Evict) bind() error {
 		}
 	}
 	e.events, e.step = e.in.export(abi.ExportEvents), e.in.export(abi.ExportStep)
-	return e.rebind()
+	return nil
 }
 
-// rebind finds the guest's EVENTS buffer again: its memory may have moved in a call.
-func (e *Evict) rebind() (err error) {
-	e.n = 0
-	e.buf, err = records[abi.Event](e.in, abi.BufferEvents, e.batch)
-	return err
-}
+// eventQueue is how many events wait at most: those of several crossings. A crossing made long after the last one finds
+// neither its code nor the policy's tables in the processor's caches, and costs 20 times as much as one right after another.
+const eventQueue = 4 * batchSize
 
-// Event takes an event. It is delivered together with others: when the batch is full, with Victims, or with Flush.
+// Event takes an event. It is delivered together with others: when the queue is full, with Victims, or with Flush.
 //
-// It is just small enough to be inlined, which saves copying the event once more: buf always has room for one.
+// It is just small enough to be inlined, which saves copying the event once more: the queue always has room for one.
 func (e *Evict) Event(ev abi.Event) error {
-	e.buf[e.n] = ev
-	if e.n++; e.n == len(e.buf) {
+	e.queue[e.n] = ev
+	if e.n++; e.n == len(e.queue) {
 		return e.Flush()
 	}
 	return nil
 }
 
 // Next is where to write the next event, all of it; Took takes it. That saves a copy where events come by the thousand.
-func (e *Evict) Next() *abi.Event { return &e.buf[e.n] }
+func (e *Evict) Next() *abi.Event { return &e.queue[e.n] }
 
 // Took is Event for what was written to Next.
 func (e *Evict) Took() error {
-	if e.n++; e.n == len(e.buf) {
+	if e.n++; e.n == len(e.queue) {
 		return e.Flush()
 	}
 	return nil
@@ -128,27 +121,52 @@ func (e *Evict) Took() error {
 // Flush delivers the events that wait.
 func (e *Evict) Flush() error {
 	if e.err != nil {
-		e.n = len(e.buf) - 1 // the next event comes here again
+		e.n = len(e.queue) - 1 // the next event comes here again
 		return e.err
 	}
-	if e.n == 0 {
-		return nil
-	}
-	if e.in == nil {
-		start := e.meter.begin(e.n)
-		e.guest.Events(e.buf[:e.n])
-		e.meter.done(start)
-		e.n = 0
-		return nil
-	}
-	e.in.now = e.buf[e.n-1].Time
-	if _, err := e.in.status(&e.events, uint64(e.n), abi.EventSize, e.n, e.m.code.fuel.of(e.n)); err != nil {
+	if err := e.deliver(e.queue[:e.n]); err != nil {
 		return e.drop(err)
 	}
-	if err := e.rebind(); err != nil {
-		return e.drop(err)
+	e.n = 0
+	return nil
+}
+
+// deliver makes the crossings that it takes.
+func (e *Evict) deliver(events []abi.Event) error {
+	for len(events) > 0 {
+		n := min(len(events), e.batch)
+		if err := e.cross(events[:n]); err != nil {
+			return err
+		}
+		events = events[n:]
 	}
 	return nil
+}
+
+func (e *Evict) cross(events []abi.Event) error {
+	if e.in == nil {
+		start := e.meter.begin(len(events))
+		e.guest.Events(events)
+		e.meter.done(start)
+		return nil
+	}
+	n, err := e.write(events)
+	if err != nil {
+		return err
+	}
+	_, err = e.in.status(&e.events, n, abi.EventSize, len(events), e.m.code.fuel.of(len(events)))
+	return err
+}
+
+// write puts events where the guest reads them.
+func (e *Evict) write(events []abi.Event) (n uint64, err error) {
+	if len(events) == 0 {
+		return 0, nil
+	}
+	to, err := records[abi.Event](e.in, abi.BufferEvents, uint32(len(events)))
+	copy(to, events)
+	e.in.now = events[len(events)-1].Time
+	return uint64(len(events)), err
 }
 
 // Victims delivers the events that wait and asks what is to go, in one crossing. It writes slots to dst, best victim
@@ -171,14 +189,21 @@ func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 }
 
 func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
+	last := e.queue[:e.n]
+	if e.n > e.batch {
+		last = e.queue[(e.n-1)/e.batch*e.batch : e.n]
+	}
+	if err := e.deliver(e.queue[:e.n-len(last)]); err != nil {
+		return 0, err
+	}
+	e.n = 0
 	if e.in == nil {
-		start := e.meter.begin(e.n)
-		if e.n > 0 {
-			e.guest.Events(e.buf[:e.n])
+		start := e.meter.begin(len(last))
+		if len(last) > 0 {
+			e.guest.Events(last)
 		}
 		n := e.guest.Victims(ask, dst)
 		e.meter.done(start)
-		e.n = 0
 		return n, nil
 	}
 	args, err := records[abi.Ask](e.in, abi.BufferArgs, 1)
@@ -186,15 +211,13 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 		return 0, err
 	}
 	args[0] = ask
-	if e.n > 0 {
-		e.in.now = e.buf[e.n-1].Time
-	}
-	// What an answer takes follows from what it must pass over, not from how much is asked for.
-	n, ok, err := e.in.count(&e.step, uint64(e.n), abi.EventSize, e.n, e.m.code.fuel.of(e.n+maxVictims))
+	events, err := e.write(last)
 	if err != nil {
 		return 0, err
 	}
-	if err := e.rebind(); err != nil || !ok {
+	// What an answer takes follows from what it must pass over, not from how much is asked for.
+	n, ok, err := e.in.count(&e.step, events, abi.EventSize, len(last), e.m.code.fuel.of(len(last)+maxVictims))
+	if err != nil || !ok {
 		return 0, err // the host's default is to free nothing: the store is shed
 	}
 	if n > uint32(len(dst)) {
@@ -204,6 +227,10 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	copy(dst, victims)
 	return int(n), err
 }
+
+// Ahead is how many victims may be named before they are needed, by the manifest's word: 0 for a policy that is to be asked
+// anew each time.
+func (e *Evict) Ahead() int { return int(e.m.manifest.VictimsAhead) }
 
 // judge checks an answer of n victims.
 func (e *Evict) judge(dst []uint32, n int) error {
@@ -244,7 +271,7 @@ func (e *Evict) drop(err error) error {
 		e.in.close()
 	}
 	e.err, e.guest = err, nil
-	e.buf, e.n = make([]abi.Event, batchSize), batchSize-1 // nobody's
+	e.n = len(e.queue) - 1 // what comes goes nowhere
 	return err
 }
 

@@ -62,7 +62,7 @@ func TestOutOfFuel(t *testing.T) {
 	defer m.Close(t.Context())
 	e := newEvict(t, m, 1000)
 	before := e.Stats().Fuel
-	for slot := range uint32(batchSize) {
+	for slot := range uint32(eventQueue) {
 		err = e.Event(abi.Event{Op: abi.OpInsert, Slot: slot, Parent: abi.None, Size: 1})
 	}
 	var f *Fault

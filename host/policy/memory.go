@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"unsafe"
+
 	"github.com/tetratelabs/wazero/experimental"
 	"golang.org/x/sys/unix"
 )
@@ -10,13 +12,17 @@ import (
 // limit costs address space only, and closing gives the pages back at once.
 type mapped struct {
 	all  []byte
+	maps []byte // with what is around all so that it begins where a huge page can
 	used uint64
 	huge bool
 }
 
-// From this size on a memory asks for huge pages: a guest's tables are visited at random, and with small pages half of
-// that time goes into finding the page.
-const hugeFrom = 8 << 20
+// From this size on, which that of a Go guest is, a memory asks for huge pages. A guest's tables are visited at random, and
+// its code after other work: with small pages half of that time goes into finding the page.
+const (
+	hugeFrom = 1 << 20
+	hugePage = 2 << 20
+)
 
 // slowToFree is how much memory it takes milliseconds to give back.
 const slowToFree = 64 << 20
@@ -25,11 +31,12 @@ var allocator = experimental.MemoryAllocatorFunc(func(_, most uint64) experiment
 	if most == 0 {
 		return &sliced{}
 	}
-	b, err := unix.Mmap(-1, 0, int(most), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	b, err := unix.Mmap(-1, 0, int(most)+hugePage, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
 		return &sliced{most: most} // address space is limited here: grow by copying
 	}
-	return &mapped{all: b}
+	skip := -uintptr(unsafe.Pointer(&b[0])) % hugePage
+	return &mapped{all: b[skip:][:most:most], maps: b}
 })
 
 func (m *mapped) Reallocate(size uint64) []byte {
@@ -59,8 +66,8 @@ func populate(memory []byte) {
 
 func (m *mapped) Free() {
 	if m.all != nil {
-		_ = unix.Munmap(m.all) // the slice is our own, so that it cannot be refused
-		m.all = nil
+		_ = unix.Munmap(m.maps) // the slice is our own, so that it cannot be refused
+		m.all, m.maps = nil, nil
 	}
 }
 

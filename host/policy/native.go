@@ -25,17 +25,22 @@ func NativeModule(name string, roles []abi.Role, make func(guest.Info) (any, err
 
 // Builtin is the policy that answers when no module does: lru, everything admitted, fanout, layermajor.
 func Builtin(role abi.Role) *Module {
-	return NativeModule(builtins[role].name, []abi.Role{role}, builtins[role].make)
+	b := &builtins[role]
+	m := NativeModule(b.name, []abi.Role{role}, b.make)
+	m.manifest.VictimsAhead = b.ahead
+	return m
 }
 
 var builtins = [abi.Roles]struct {
 	name string
 	make func(guest.Info) (any, error)
+
+	ahead uint32 // as in its manifest
 }{
-	abi.RoleEvict:  {"lru", func(i guest.Info) (any, error) { return lru.New(i) }},
-	abi.RoleAdmit:  {"admit-all", func(guest.Info) (any, error) { return admitAll{}, nil }},
-	abi.RolePlace:  {"fanout", func(i guest.Info) (any, error) { return fanout.New(i) }},
-	abi.RoleLayout: {"layermajor", func(i guest.Info) (any, error) { return layermajor.New(i) }},
+	abi.RoleEvict:  {"lru", func(i guest.Info) (any, error) { return lru.New(i) }, 192},
+	abi.RoleAdmit:  {"admit-all", func(guest.Info) (any, error) { return admitAll{}, nil }, 0},
+	abi.RolePlace:  {"fanout", func(i guest.Info) (any, error) { return fanout.New(i) }, 0},
+	abi.RoleLayout: {"layermajor", func(i guest.Info) (any, error) { return layermajor.New(i) }, 0},
 }
 
 type admitAll struct{}

@@ -62,11 +62,13 @@ type namespace struct {
 	text string
 }
 
-// placer is one guest of the pool, native or wasm. path appends to dst; ok is false when the guest leaves the answer to
-// the host.
+// placer is one guest of the pool, native or wasm. path and paths append; ok is false when the guest leaves the answer, or
+// all of them, to the host.
 type placer interface {
 	catchUp(known []namespace, roots []abi.RootFacts, round uint64) error
 	path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, ok bool, err error)
+	paths(queries []abi.PlaceQuery, out *Names) (ok bool, err error) // at most batch of them; with an error, those before it
+	batch() int
 	identity(path []byte) (id abi.PathIdentity, ok bool, err error)
 	fault(export, reason string) error
 	dead() error // why it must not be used again, nil while it may
@@ -242,6 +244,47 @@ func (p *Place) pathOf(g placer, q *abi.PlaceQuery, dst []byte) ([]byte, uint32,
 		return dst, abi.None, g.fault(abi.ExportPlace, what)
 	}
 	return out, root, nil
+}
+
+// Paths names several pieces, in as few crossings as the guest has room for. With an error, out has the names of those
+// that came before.
+func (p *Place) Paths(queries []abi.PlaceQuery, out *Names) error {
+	out.reset()
+	g, err := p.take()
+	if err != nil {
+		return err
+	}
+	for len(queries) > 0 && err == nil {
+		n := min(len(queries), g.batch())
+		err = p.pathsOf(g, queries[:n], out)
+		queries = queries[n:]
+	}
+	p.give(g)
+	return err
+}
+
+func (p *Place) pathsOf(g placer, queries []abi.PlaceQuery, out *Names) error {
+	first := out.Len()
+	ok, err := g.paths(queries, out)
+	for i := first; i < out.Len(); i++ {
+		if what := pathError(out.Path(i)); what != "" {
+			out.keep(i)
+			return g.fault(abi.ExportPlace, what)
+		}
+	}
+	if err != nil || ok {
+		return err
+	}
+	// It left a call to the host, and not each of its queries: a path must not follow from the queries beside it.
+	for i := range queries {
+		text, root, err := p.pathOf(g, &queries[i], out.text)
+		if err != nil {
+			return err
+		}
+		out.text = text
+		out.ended(root)
+	}
+	return nil
 }
 
 // Identity reads a path back. Known is 0 when Path would not give this very path for what it names.

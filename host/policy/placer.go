@@ -41,11 +41,38 @@ func (p *nativePlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool
 	start := p.meter.begin(1)
 	out, root := p.guest.Place(q, p.roots, dst)
 	p.meter.done(start)
-	if root != abi.None && uint64(root) >= uint64(len(p.roots)) {
-		return dst, root, false, p.fault(abi.ExportPlace, fmt.Sprintf("chose root %d of %d", root, len(p.roots)))
+	if err := p.judge(root); err != nil {
+		return dst, root, false, err
 	}
 	return out, root, true, nil
 }
+
+func (p *nativePlacer) paths(queries []abi.PlaceQuery, out *Names) (bool, error) {
+	start := p.meter.begin(len(queries))
+	first := len(out.roots)
+	for i := range queries {
+		var root uint32
+		out.text, root = p.guest.Place(&queries[i], p.roots, out.text)
+		out.ended(root)
+	}
+	p.meter.done(start)
+	for i, root := range out.roots[first:] {
+		if err := p.judge(root); err != nil {
+			out.keep(first + i)
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (p *nativePlacer) judge(root uint32) error {
+	if root != abi.None && uint64(root) >= uint64(len(p.roots)) {
+		return p.fault(abi.ExportPlace, fmt.Sprintf("chose root %d of %d", root, len(p.roots)))
+	}
+	return nil
+}
+
+func (p *nativePlacer) batch() int { return placeBatch }
 
 func (p *nativePlacer) identity(path []byte) (abi.PathIdentity, bool, error) {
 	start := p.meter.begin(1)
@@ -70,9 +97,14 @@ type guestPlacer struct {
 	told    int
 	round   uint64
 	roots   uint32
+	most    int // queries of one crossing
 }
 
-const placeRoom = abi.PlaceAnswerSize + maxPathBytes
+const (
+	placeRoom = abi.PlaceAnswerSize + maxPathBytes
+	// placeBatch is how many paths are asked for at once, if the guest has the room: its RESULT is 16 KiB then.
+	placeBatch = 15
+)
 
 func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *meter) (placer, error) {
 	in, err := m.instantiate(ctx, s, t)
@@ -80,10 +112,7 @@ func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *meter) (plac
 		return nil, err
 	}
 	p := &guestPlacer{in: in, round: ^uint64(0), place: in.export(abi.ExportPlace), unplace: in.export(abi.ExportUnplace)}
-	err = in.buffer(abi.BufferArgs, abi.PathRefSize+maxPathBytes)
-	if err == nil {
-		err = in.buffer(abi.BufferResult, placeRoom)
-	}
+	err = p.rooms()
 	if err == nil {
 		err = in.offer(abi.BufferRoots, abi.RootsHeaderSize+maxRoots*abi.RootFactsSize)
 	}
@@ -92,6 +121,21 @@ func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *meter) (plac
 		return nil, err
 	}
 	return p, nil
+}
+
+// rooms asks for room for a batch, and where the guest has none, for one query and one answer.
+func (p *guestPlacer) rooms() error {
+	const args = abi.PathRefSize + maxPathBytes
+	if err := p.in.offer(abi.BufferResult, placeBatch*placeRoom); err != nil {
+		return err
+	}
+	if p.most = placeBatch; p.in.bufs[abi.BufferResult].ptr == 0 {
+		p.most = 1
+		if err := p.in.buffer(abi.BufferResult, placeRoom); err != nil {
+			return err
+		}
+	}
+	return p.in.buffer(abi.BufferArgs, max(args, uint32(p.most)*abi.PlaceQuerySize))
 }
 
 func (p *guestPlacer) catchUp(known []namespace, roots []abi.RootFacts, round uint64) error {
@@ -119,31 +163,71 @@ func (p *guestPlacer) catchUp(known []namespace, roots []abi.RootFacts, round ui
 }
 
 func (p *guestPlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool, error) {
-	none := func(err error) ([]byte, uint32, bool, error) { return dst, abi.None, false, err }
-	args, err := records[abi.PlaceQuery](p.in, abi.BufferArgs, 1)
-	if err != nil {
-		return none(err)
-	}
-	args[0] = *q
-	n, ok, err := p.in.count(&p.place, 1, abi.PlaceQuerySize, 1, p.in.m.code.fuel.of(1))
+	result, ok, err := p.ask(unsafe.Slice(q, 1))
 	if err != nil || !ok {
-		return none(err)
+		return dst, abi.None, false, err
 	}
-	if n != 1 {
-		return none(p.in.fault(p.place.name, fmt.Sprintf("gave %d answers to 1 query", n), nil))
-	}
-	b, err := p.in.view(abi.BufferResult, placeRoom)
+	path, root, err := p.answer(result, 0)
 	if err != nil {
-		return none(err)
+		return dst, abi.None, false, err
 	}
-	a := (*abi.PlaceAnswer)(unsafe.Pointer(&b[0]))
-	if uint64(a.Off)+uint64(a.Len) > uint64(len(b)) {
-		return none(p.in.fault(p.place.name, fmt.Sprintf("gave a path of %d bytes at %d, outside its buffer", a.Len, a.Off), nil))
+	return append(dst, path...), root, true, nil
+}
+
+func (p *guestPlacer) paths(queries []abi.PlaceQuery, out *Names) (bool, error) {
+	result, ok, err := p.ask(queries)
+	if err != nil || !ok {
+		return false, err
+	}
+	for i := range queries {
+		path, root, err := p.answer(result, i)
+		if err != nil {
+			return false, err
+		}
+		out.text = append(out.text, path...)
+		out.ended(root)
+	}
+	return true, nil
+}
+
+func (p *guestPlacer) batch() int { return p.most }
+
+// ask makes one crossing with as many queries as a batch has at most.
+func (p *guestPlacer) ask(queries []abi.PlaceQuery) (result []byte, ok bool, err error) {
+	n := len(queries)
+	args, err := records[abi.PlaceQuery](p.in, abi.BufferArgs, uint32(n))
+	if err != nil {
+		return nil, false, err
+	}
+	copy(args, queries)
+	got, ok, err := p.in.count(&p.place, uint64(n), abi.PlaceQuerySize, n, p.in.m.code.fuel.of(n))
+	if err != nil || !ok {
+		return nil, false, err
+	}
+	if got != uint32(n) {
+		return nil, false, p.in.fault(p.place.name, fmt.Sprintf("gave %d answers to %d %s", got, n, plural(n, "query", "queries")), nil)
+	}
+	result, err = p.in.view(abi.BufferResult, p.in.bufs[abi.BufferResult].size)
+	return result, err == nil, err
+}
+
+// answer is the i-th of those in RESULT. Whether its path is one is for the caller to judge.
+func (p *guestPlacer) answer(result []byte, i int) (path []byte, root uint32, err error) {
+	a := (*abi.PlaceAnswer)(unsafe.Pointer(&result[i*abi.PlaceAnswerSize]))
+	if uint64(a.Off)+uint64(a.Len) > uint64(len(result)) {
+		return nil, abi.None, p.in.fault(p.place.name, fmt.Sprintf("gave a path of %d bytes at %d, outside its buffer", a.Len, a.Off), nil)
 	}
 	if a.Root != abi.None && a.Root >= p.roots {
-		return none(p.in.fault(p.place.name, fmt.Sprintf("chose root %d of %d", a.Root, p.roots), nil))
+		return nil, abi.None, p.in.fault(p.place.name, fmt.Sprintf("chose root %d of %d", a.Root, p.roots), nil)
 	}
-	return append(dst, b[a.Off:a.Off+a.Len]...), a.Root, true, nil
+	return result[a.Off : a.Off+a.Len], a.Root, nil
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
 }
 
 func (p *guestPlacer) identity(path []byte) (abi.PathIdentity, bool, error) {

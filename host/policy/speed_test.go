@@ -70,24 +70,42 @@ func recency(b *testing.B, unmetered bool) *Module {
 	return m
 }
 
-// A path, answer checks included.
+// A path, answer checks included: asked for by itself, and with others in one crossing.
 func BenchmarkSpeedOfPlace(b *testing.B) {
-	place := func(m *Module) func() {
+	place := func(m *Module, batch int) func() {
 		p := newPlace(b, m)
 		checkPlace(b, p)
-		q := randomQuery(rand.New(rand.NewPCG(1, 1)), 2)
-		q.KeyLen = 32
+		queries := make([]abi.PlaceQuery, batch)
+		for i := range queries {
+			queries[i] = *randomQuery(rand.New(rand.NewPCG(1, uint64(i))), 2)
+			queries[i].KeyLen = 32
+		}
 		dst := make([]byte, 0, 256)
+		var names Names
+		if batch == 1 {
+			return func() {
+				for range 240 {
+					queries[0].Key[0]++
+					if _, _, err := p.Path(&queries[0], dst); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+		}
 		return func() {
-			for range 256 {
-				q.Key[0]++
-				if _, _, err := p.Path(q, dst); err != nil {
+			for range 240 / batch {
+				queries[0].Key[0]++
+				if err := p.Paths(queries, &names); err != nil {
 					b.Fatal(err)
 				}
 			}
 		}
 	}
-	contest(b, 256, side{"native", place(natives["fanout"])}, side{"wasm", place(modules["fanout"])})
+	for _, batch := range []int{1, 5, 15} {
+		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {
+			contest(b, 240, side{"native", place(natives["fanout"], batch)}, side{"wasm", place(modules["fanout"], batch)})
+		})
+	}
 }
 
 // What each store of a full root costs: one entry goes and one comes.

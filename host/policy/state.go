@@ -116,9 +116,6 @@ func (e *Evict) Save(limit uint32) (s State, ok bool, err error) {
 		if s.Data, ok, err = e.in.save(limit, e.maxSlots); err != nil {
 			return State{}, false, e.drop(err)
 		}
-		if err := e.rebind(); err != nil {
-			return State{}, false, e.drop(err)
-		}
 	}
 	if !ok {
 		return State{}, false, nil

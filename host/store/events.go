@@ -20,6 +20,9 @@ func (r *root) send(ev abi.Event) {
 	if r.store.closed.Load() {
 		return // a lease released late: there is no policy to tell any more
 	}
+	if ev.Op == abi.OpUnpin && len(r.foretold.slots) > 0 {
+		r.foretold.unpinned(r.x.at(ev.Slot))
+	}
 	if r.standin == nil && !r.scanning {
 		if err := r.evict.Event(ev); err != nil {
 			r.replace(err)

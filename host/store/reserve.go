@@ -18,23 +18,15 @@ type evicted struct {
 	failed  error // why some file would not go
 }
 
-// evictSome asks for victims, and unlinks those that are valid, up to the bytes wanted. It is called with turn and mu
-// held, and lets go of mu meanwhile. heir may get one of the files instead. Only entries of the tenant go, if one is named.
+// evictSome takes victims, asks for them if need be, and unlinks those that are valid, up to the bytes wanted. It is called
+// with turn and mu held, and lets go of mu meanwhile. heir may get one of the files instead. Only entries of the tenant go,
+// if one is named.
 func (r *root) evictSome(bytes int64, tenant uint32, heir *Put) (got evicted) {
-	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: tenant}
-	n := r.ask(ask, r.victims[:])
 	gone := r.leaving[:0]
-	for _, slot := range r.victims[:n] {
-		if bytes <= 0 {
-			break
-		}
-		if !r.fits(slot, tenant) {
-			r.count.badVictims++
-			continue
-		}
-		bytes -= r.x.bytes(slot)
-		gone = append(gone, r.leave(slot))
-		r.count.evictions++
+	if tenant == abi.None && r.evict.Ahead() > 0 {
+		gone = r.leaveAhead(bytes, gone)
+	} else {
+		gone = r.leaveAsked(bytes, tenant, gone)
 	}
 	r.leaving = gone
 	if len(gone) == 0 {
@@ -55,6 +47,44 @@ func (r *root) evictSome(bytes int64, tenant uint32, heir *Put) (got evicted) {
 		r.expelled(&gone[i])
 	}
 	return got
+}
+
+// leaveAsked starts the end of the victims that the policy names now.
+func (r *root) leaveAsked(bytes int64, tenant uint32, gone []departure) []departure {
+	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: tenant}
+	n := r.ask(ask, r.victims[:])
+	for _, slot := range r.victims[:n] {
+		if bytes <= 0 {
+			break
+		}
+		if !r.fits(slot, tenant) {
+			r.count.badVictims++
+			continue
+		}
+		bytes -= r.x.bytes(slot)
+		gone = append(gone, r.leave(slot))
+		r.count.evictions++
+	}
+	return gone
+}
+
+// leaveAhead starts the end of victims that the policy has named before, and asks it once when they do not suffice.
+func (r *root) leaveAhead(bytes int64, gone []departure) []departure {
+	for asked := false; ; asked = true {
+		for list := r.standing(); len(list) > 0 && bytes > 0; list = r.standing() {
+			slot := list[0]
+			r.foretold.slots = list[1:]
+			if r.mayStillGo(slot) {
+				bytes -= r.x.bytes(slot)
+				gone = append(gone, r.leave(slot))
+				r.count.evictions++
+			}
+		}
+		if bytes <= 0 || asked {
+			return gone
+		}
+		r.foretell(bytes)
+	}
 }
 
 // evictable judges a victim against the index as it is now.

@@ -77,6 +77,7 @@ type root struct {
 	count    counters
 	faulted  policy.Stats // of earlier instances of the acting policy
 	victims  [maxAsked]uint32
+	foretold foretold
 	leaving  []departure // of the turn's holder
 }
 

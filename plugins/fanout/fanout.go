@@ -79,6 +79,9 @@ func (p *Policy) Namespace(id uint32, text string) {
 	p.byName[p.names[id]] = id
 }
 
+// longest is more than any path of ours takes, and what is written behind its end.
+const longest = 256
+
 // Place appends the path. It appends nothing for a namespace that it was not told, or for a key it cannot spell.
 func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte, uint32) {
 	if uint64(q.Namespace) >= uint64(len(p.known)) || !p.known[q.Namespace] {
@@ -87,36 +90,55 @@ func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte
 	if q.KeyLen > abi.KeyBytes || int(q.KeyLen)*2 < p.digits || q.KeyLen == 0 {
 		return dst, abi.None
 	}
-	var spelled [abi.KeyBytes / 4]uint64
-	words := (*[abi.KeyBytes / 4]uint32)(unsafe.Pointer(&q.Key))
-	for i := range (q.KeyLen + 3) / 4 {
-		spelled[i%uint32(len(spelled))] = spell(words[i%uint32(len(words))])
+	at := len(dst)
+	if cap(dst)-at >= longest { // as in a guest's RESULT, and in what the host gives
+		n := p.write(q, unsafe.Pointer(&dst[:at+1][at]))
+		return dst[:at+n], abi.None
 	}
-	key := (*[2 * abi.KeyBytes]byte)(unsafe.Pointer(&spelled))
-	var b [256]byte // longer than any path of ours, so that a uint8 is always a valid index and costs no check
-	*(*dirName)(b[:]) = p.names[q.Namespace]
-	n, at := uint8(namespaceDigits), uint8(0)
-	for _, w := range p.widths {
-		b[n] = '/'
-		n++
-		for range w {
-			b[n] = key[at%(2*abi.KeyBytes)]
-			n++
-			at++
-		}
-	}
-	b[n] = '/'
-	n++
-	n += uint8(copy(b[n:], key[:2*q.KeyLen]))
-	b[n], b[n+1] = '_', 'g'
-	n = putUint(&b, n+2, q.Group)
-	b[n], b[n+1] = '_', 'r'
-	n = putUint(&b, n+2, q.Rank)
-	n += uint8(copy(b[n:], suffix))
+	var b [longest]byte
+	n := p.write(q, unsafe.Pointer(&b))
 	return append(dst, b[:n]...), abi.None
 }
 
-func putUint(b *[256]byte, n uint8, v uint32) uint8 {
+// write puts a path at to, where there is room for the longest, and gives its length. It writes eight bytes at a time, some
+// of them behind the end, and has no loop over the key: in a Go guest a loop, a check of an index and a copy by the runtime
+// each cost more than what they do here. Numbers are little-endian, in memory as in every record.
+func (p *Policy) write(q *abi.PlaceQuery, to unsafe.Pointer) int {
+	dir, from := (*[namespaceDigits / 8]uint64)(to), (*[namespaceDigits / 8]uint64)(unsafe.Pointer(&p.names[q.Namespace]))
+	dir[0], dir[1], dir[2], dir[3] = from[0], from[1], from[2], from[3]
+	words := (*[abi.KeyBytes / 4]uint32)(unsafe.Pointer(&q.Key))
+	first := spell(words[0]) // New sees to it that eight digits suffice
+	n := uintptr(namespaceDigits)
+	digits := first
+	for _, w := range p.widths {
+		*(*byte)(unsafe.Add(to, n)) = '/'
+		*(*uint64)(unsafe.Add(to, n+1)) = digits
+		n += 1 + uintptr(w)
+		digits >>= 8 * w & 63
+	}
+	*(*byte)(unsafe.Add(to, n)) = '/'
+	key := (*[abi.KeyBytes / 4]uint64)(unsafe.Add(to, n+1))
+	key[0], key[1], key[2], key[3] = first, spell(words[1]), spell(words[2]), spell(words[3])
+	if q.KeyLen > abi.KeyBytes/2 {
+		key[4], key[5], key[6], key[7] = spell(words[4]), spell(words[5]), spell(words[6]), spell(words[7])
+	}
+	n += 1 + 2*uintptr(q.KeyLen)
+	if q.Group < 10 && q.Rank < 10 {
+		const tail = '_' | 'g'<<8 | '0'<<16 | '_'<<24 | 'r'<<32 | '0'<<40 | '.'<<48 | 'k'<<56
+		*(*uint64)(unsafe.Add(to, n)) = tail + uint64(q.Group)<<16 + uint64(q.Rank)<<40
+		*(*byte)(unsafe.Add(to, n+8)) = 'v'
+		return int(n + 9)
+	}
+	b := (*[longest]byte)(to)
+	b[uint8(n)], b[uint8(n+1)] = '_', 'g'
+	m := putUint(b, uint8(n+2), q.Group)
+	b[m], b[m+1] = '_', 'r'
+	m = putUint(b, m+2, q.Rank)
+	m += uint8(copy(b[m:], suffix))
+	return int(m)
+}
+
+func putUint(b *[longest]byte, n uint8, v uint32) uint8 {
 	if v < 10 {
 		b[n] = '0' + byte(v)
 		return n + 1
