@@ -190,6 +190,9 @@ func (h *history) calm() {
 	if h.kind.hosts == 1 {
 		return
 	}
+	for _, p := range h.parties {
+		p.backIn()
+	}
 	for range 60 {
 		p.pass(p.store.roots[0].fellows)
 	}
@@ -205,7 +208,7 @@ func (h *history) calm() {
 		}
 	}
 	if evictors != 1 {
-		h.Fatalf("%d evictors", evictors)
+		h.Fatalf("%d evictors: %+v", evictors, []*SharedStats{h.parties[0].store.Stats().Roots[0].Shared, h.parties[1].store.Stats().Roots[0].Shared})
 	}
 }
 
