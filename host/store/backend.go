@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"math/bits"
 
@@ -135,7 +136,20 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 		r.mu.Unlock()
 		return
 	}
+	var names []string
+	var err error
+	if !removed || d.learned != 0 {
+		r.mu.Unlock()
+		names, err = c.Paths(v) // of the doom's class
+		r.mu.Lock()
+	}
 	delete(c.dooms, v.ID())
+	if err != nil {
+		c.keep(v, d, removed)
+		r.mu.Unlock()
+		r.log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
+		return
+	}
 	r.stray -= d.stray
 	r.used -= d.stray
 	if d.entry {
@@ -147,10 +161,7 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 	}
 	r.settled.Broadcast()
 	r.mu.Unlock()
-	if removed && d.learned == 0 {
-		return
-	}
-	for _, name := range c.Paths(v) { // spared, or stored again since; it may be granted, if it is there
+	for _, name := range names { // spared, or stored again since; it may be granted, if it is there
 		h, info, err := r.look(name)
 		if err != nil {
 			continue
@@ -159,6 +170,23 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 			c.see(cl, &h, padded(info.Allocated), v.Detour)
 		}
 	}
+}
+
+// keep ends a doom whose files cannot be looked at: an entry that was spared is what it was, and what else was learned stays
+// in the account until the next scan. mu is held.
+func (c *fellows) keep(v *shared.Victim, d *doom, removed bool) {
+	r := c.root
+	c.overlooked += d.stray
+	switch {
+	case !d.entry:
+	case removed:
+		d.departure.stray = 0
+		r.count.evictions++
+		r.expelled(&d.departure)
+	default:
+		r.stay(&d.departure)
+	}
+	r.settled.Broadcast()
 }
 
 // Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host wanted
@@ -210,7 +238,7 @@ func (c *fellows) Used() int64 {
 }
 
 // Paths implements [shared.Backend].
-func (c *fellows) Paths(v *shared.Victim) (names []string) {
+func (c *fellows) Paths(v *shared.Victim) (names []string, err error) {
 	r := c.root
 	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
 	r.mu.Lock()
@@ -219,24 +247,24 @@ func (c *fellows) Paths(v *shared.Victim) (names []string) {
 	}
 	r.mu.Unlock()
 	if err != nil {
-		r.log.Error("a victim has no name", "key", v.Key, "error", err)
-		return nil
+		return nil, fmt.Errorf("store: a victim has no name: %w", err)
 	}
 	for ranks := v.Pieces; ranks != 0; ranks &= ranks - 1 {
 		name, err := r.locatePiece(cl, &v.Key, uint32(bits.TrailingZeros64(ranks)), v.Detour)
 		if err != nil {
-			r.log.Error("a victim has no name", "key", v.Key, "error", err)
-			continue
+			return nil, fmt.Errorf("store: a victim has no name: %w", err)
 		}
 		names = append(names, name)
 	}
-	return names
+	return names, nil
 }
 
 // Identify implements [shared.Backend].
 func (c *fellows) Identify(temp string, info staging.Info) (shared.Record, error) {
 	h, err := c.root.readHeader(temp)
-	if err != nil {
+	if isDamage(err) {
+		return shared.Record{}, fmt.Errorf("%w: %w", shared.ErrDamaged, err)
+	} else if err != nil {
 		return shared.Record{}, err
 	}
 	return shared.Record{

@@ -36,7 +36,8 @@ type fellows struct {
 	census     *census // of the first scan, while it runs: entries are told to the evict policy when all are there
 	dooms      map[shared.ID]*doom
 	overlooked int64 // bytes of files that the last scan could make nothing of
-	flying     int64 // bytes of r.used that are covered by credit: of pieces being written
+	flying     int64 // bytes of r.used that are covered by credit: of pieces being written, and of temporaries that would not go
+	waiting    int   // puts that wait for credit
 }
 
 // doom is an entry that is in the journal, or that this host wants to have there: it is neither granted nor stored.
@@ -55,6 +56,8 @@ const (
 	// and hear from everybody.
 	creditPolls = 6
 	leastWait   = 2 * time.Second
+	// mostWaiting puts wait for credit, the others are shed at once: each keeps others from storing what has its key's stripe.
+	mostWaiting = 64
 )
 
 func newFellows(r *root) (*fellows, error) {
@@ -78,7 +81,9 @@ func (c *fellows) enter(ctx context.Context) error {
 	r := c.root
 	c.census = &census{root: r}
 	c.busy.Store(true)
-	if err := c.member.Step(); errors.Is(err, shared.ErrLinks) {
+	err := c.member.Step()
+	r.openGate()
+	if errors.Is(err, shared.ErrLinks) {
 		return fmt.Errorf("store: root %s cannot be shared: %w", r.dir, err)
 	}
 	run, stop := context.WithCancel(context.Background())
@@ -238,6 +243,11 @@ func (c *fellows) take(ctx context.Context, p *Put, bytes int64) error {
 			return nil
 		}
 		if over == nil {
+			if c.waiting == mostWaiting {
+				return c.noCredit(bytes)
+			}
+			c.waiting++
+			defer func() { c.waiting-- }()
 			t := time.NewTimer(max(creditPolls*c.poll, leastWait))
 			defer t.Stop()
 			over = t.C

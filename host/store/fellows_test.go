@@ -20,7 +20,12 @@ import (
 // fellow opens one of several hosts on a directory.
 func fellow(t *testing.T, dir, id string, entries int, change ...func(*Config)) *fixture {
 	t.Helper()
-	return newFixture(t, dir, entries, 1, append([]func(*Config){func(c *Config) {
+	return fellowOf(t, dir, id, entries, 1, change...)
+}
+
+func fellowOf(t *testing.T, dir, id string, entries, ranks int, change ...func(*Config)) *fixture {
+	t.Helper()
+	return newFixture(t, dir, entries, ranks, append([]func(*Config){func(c *Config) {
 		c.HostID, c.Now = id, time.Now
 		c.Roots[0].Shared, c.Roots[0].Poll, c.Roots[0].Lapse = true, 20*time.Millisecond, time.Second
 	}}, change...)...)

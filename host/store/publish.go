@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -82,7 +83,9 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
 		}
 		if !errors.Is(err, fs.ErrExist) {
-			r.strayedLate(p.target, err)
+			if r.fellows == nil { // whose name it is in the end the evictor sees when it clears the temporaries
+				r.strayedLate(p.target, err)
+			}
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 		}
 		h, there, herr := r.look(p.target)
@@ -241,10 +244,26 @@ func (p *Put) abort(cause error) {
 	}
 	r.mu.Lock()
 	r.count.aborted++
+	if r.fellows != nil {
+		r.unreserve(p.mark.slot, p.rank, p.class.fileBytes())
+	}
 	r.mu.Unlock()
 	r.log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
 	r.relieve()
+}
+
+// unreserve gives up what an entry has bytes for and will not get: on a shared root they are the put's credit, and who tries
+// again takes credit again. mu is held.
+func (r *root) unreserve(slot, rank uint32, bytes int64) {
+	if r.x.owed[slot]&(1<<rank) == 0 || r.x.pieces(slot)&(1<<rank) != 0 {
+		return
+	}
+	r.x.arrived(slot, rank)
+	bytes = min(bytes, r.x.bytes(slot))
+	r.x.resize(slot, -bytes)
+	r.used -= bytes
+	r.bill(slot, -bytes)
 }
 
 // relieve makes room when a file that would not go has put the root over its capacity, and says whether it is within it.
@@ -261,25 +280,29 @@ func (r *root) relieve() bool {
 	return within()
 }
 
-// removeTemp unlinks the temporary, if there is one.
+// removeTemp unlinks the temporary, if there is one. Where it would not go the put's credit stays with it.
 func (p *Put) removeTemp() {
-	if p.temp != "" {
-		p.root.discard(p.temp, p.class.fileBytes())
-		p.temp = ""
-	}
-}
-
-// discard unlinks a file of a put that came to nothing. One that will not go stays in the account.
-func (r *root) discard(name string, most int64) {
-	if r.fellows != nil && !strings.HasPrefix(name, r.slash+metaDir) {
-		r.overlook(most) // published: others may have it
+	if p.temp == "" {
 		return
 	}
-	left, _ := r.remove(name, most)
+	if left := p.root.discard(p.temp, p.class.fileBytes()); left > 0 && p.credit.Bytes() > 0 && p.root.pledge(p.temp, p.credit) {
+		p.credit = shared.Credit{}
+	}
+	p.temp = ""
+}
+
+// discard unlinks a file of a put that came to nothing. One that will not go stays in the account; left is what it takes.
+func (r *root) discard(name string, most int64) (left int64) {
+	if r.fellows != nil && !strings.HasPrefix(name, r.slash+metaDir) {
+		r.overlook(most) // published: others may have it
+		return 0
+	}
+	left, _ = r.remove(name, most)
 	r.mu.Lock()
 	r.stray += left
 	r.used += left
 	r.mu.Unlock()
+	return left
 }
 
 // end takes the piece out of flight and lets go of its entry. An entry that nothing is left of goes.

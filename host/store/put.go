@@ -326,7 +326,8 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 			return nil, false, err
 		}
 		r.measureNow()
-		if demand = s.cfg.EvictMode == OnDemand || r.overQuota(tenant, bytes); !demand {
+		// On a shared root the evictor makes room.
+		if demand = r.fellows == nil && (s.cfg.EvictMode == OnDemand || r.overQuota(tenant, bytes)); !demand {
 			return r, false, nil
 		}
 		if err = r.turn.lock(ctx); err != nil {
@@ -349,7 +350,7 @@ func (p *Put) extend(ctx context.Context) error {
 	if has {
 		return nil // nobody else adds this rank: the key's stripe is held
 	}
-	demand := r.store.cfg.EvictMode == OnDemand || r.overQuota(tenant, need)
+	demand := r.fellows == nil && (r.store.cfg.EvictMode == OnDemand || r.overQuota(tenant, need))
 	if demand {
 		if err := r.turn.lock(ctx); err != nil {
 			return err

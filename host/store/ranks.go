@@ -76,6 +76,11 @@ func (x *index) owe(slot uint32, ranks uint64) {
 // arrive enters a piece that bytes were reserved for.
 func (x *index) arrive(slot, rank uint32) {
 	x.setPieces(slot, x.pieces(slot)|1<<rank)
+	x.arrived(slot, rank)
+}
+
+// arrived ends what an entry is owed of a rank.
+func (x *index) arrived(slot, rank uint32) {
 	if left := x.owed[slot] &^ (1 << rank); left != 0 {
 		x.owed[slot] = left
 	} else {

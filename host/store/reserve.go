@@ -131,6 +131,19 @@ func (r *root) leave(slot uint32) departure {
 	return d
 }
 
+// stay takes leave back, when no file of the entry has gone. mu is held.
+func (r *root) stay(d *departure) {
+	e := r.x.at(d.slot)
+	e.unset(stLeaving)
+	if e.is(stComplete) {
+		r.complete++
+	}
+	f := r.flights[d.slot]
+	f.expelling = false
+	r.setFlight(d.slot, f)
+	r.announce(abi.OpResident, d.slot, r.x.slotPrint(d.slot), 0)
+}
+
 // unlink removes the files of an entry's pieces and returns the bytes of those that would not go, and why. mu is not held.
 func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
 	if r.fellows != nil {

@@ -25,6 +25,7 @@ type root struct {
 	fs      staging.FS // watched
 	log     *slog.Logger
 	lock    io.Closer
+	gate    io.Closer     // of a shared root, until this host has joined the others
 	fellows *fellows      // nil: this host has the root to itself
 	kick    chan struct{} // wakes the background evictor
 
@@ -125,14 +126,15 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 	if r.self, err = r.fs.Stat(r.dir); err != nil {
 		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
-	lock, err := r.fs.Lock(r.lockName())
-	if errors.Is(err, staging.ErrLocked) {
-		return nil, fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
-			ErrRootBusy, r.dir, err)
-	}
+	lock, err := r.occupy(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
+		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			r.openGate()
+		}
+	}()
 	r.lock = lock
 	r.sweepMeta()
 	if err := r.loadWritten(); err != nil {
@@ -164,6 +166,7 @@ func (r *root) close() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.openGate()
 	err := errors.Join(r.evict.Close(), r.lock.Close())
 	r.acting.release()
 	r.endWatch()
@@ -173,13 +176,6 @@ func (r *root) close() error {
 func (r *root) endWatch() {
 	r.watched.Close()
 	r.bare.Close()
-}
-
-func (r *root) lockName() string {
-	if r.cfg.Shared {
-		return r.dir + "/" + lockFile + "." + r.store.cfg.HostID
-	}
-	return r.dir + "/" + lockFile
 }
 
 // ended is told when an operation that was given up has ended.

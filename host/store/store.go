@@ -35,8 +35,8 @@ type Store struct {
 	trials   atomic.Pointer[[]*trial]
 	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
 
-	opening    latch     // of namespaces
-	stripes    [64]latch // by fingerprint: a key is reserved once, in one root
+	opening    latch       // of namespaces
+	stripes    [1024]latch // by fingerprint: a key is reserved once, in one root
 	requests   requests
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy was last told of the roots

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/shared"
 )
 
 // A stray is a file that nobody wants and that would not go. Its bytes stay in the account, and it is tried again: by the
@@ -18,6 +19,8 @@ type stray struct {
 	key   chunk.Key
 	rank  uint32
 	bytes int64
+	// credit that covers it: of a shared root.
+	credit shared.Credit
 }
 
 // strays are a root's. mu is held by whoever unlinks one of them or takes one for a piece, files included, so that it is
@@ -137,8 +140,24 @@ func (r *root) isStray(name string) bool {
 	return slices.ContainsFunc(r.strays.list, func(s stray) bool { return s.name == name })
 }
 
+// pledge leaves a put's credit with a stray until that goes. It is false when it has gone.
+func (r *root) pledge(name string, credit shared.Credit) bool {
+	r.strays.mu.Lock()
+	defer r.strays.mu.Unlock()
+	for i := range r.strays.list {
+		if s := &r.strays.list[i]; s.name == name {
+			s.credit = credit
+			return true
+		}
+	}
+	return false
+}
+
 // gone takes a stray out of the account.
 func (r *root) gone(s stray) {
+	if s.credit.Bytes() > 0 {
+		defer r.fellows.member.Give(s.credit)
+	}
 	if s.class != nil {
 		s.class.drop()
 	}
@@ -147,5 +166,8 @@ func (r *root) gone(s stray) {
 	n := min(s.bytes, r.stray)
 	r.stray -= n
 	r.used -= n
+	if r.fellows != nil {
+		r.fellows.flying -= s.credit.Bytes()
+	}
 	r.settled.Broadcast()
 }

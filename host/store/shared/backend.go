@@ -32,9 +32,10 @@ type Backend interface {
 	// Used is the bytes on disk of all pieces that are known, condemned ones too, and of what else this host has found
 	// there; not of temporaries.
 	Used() int64
-	// Paths are a victim's files.
-	Paths(v *Victim) []string
-	// Identify reads what a temporary is that was published: it has a second name.
+	// Paths are a victim's files. A victim that cannot be named at present is spared.
+	Paths(v *Victim) ([]string, error)
+	// Identify reads what a temporary is that was published: it has a second name. The error is [ErrDamaged] when its bytes do
+	// not tell.
 	Identify(temp string, info staging.Info) (Record, error)
 }
 

@@ -16,6 +16,9 @@ func (m *Member) balance(now time.Duration) error {
 	live := make([]string, 0, len(r.peers))
 	for name, p := range r.peers {
 		if !p.swept {
+			if p.unknown {
+				return nil // what it may have written is not known before it has been cleared away
+			}
 			r.outside += p.outstanding(m.published(name))
 		}
 		if !p.gone {
@@ -82,13 +85,11 @@ func (m *Member) evict(level int64) error {
 		}
 	}
 	var victims []Victim
-	for id, v := range m.forced {
+	for _, v := range m.forced {
 		if len(victims) == maxBatch {
 			break
 		}
 		victims = append(victims, v)
-		delete(m.forced, id)
-		m.reported[id] = true
 	}
 	if level > int64(m.cfg.High*float64(m.cfg.Capacity)) {
 		victims = append(victims, m.back.Victims(level-int64(m.cfg.Low*float64(m.cfg.Capacity)))...)
@@ -96,6 +97,12 @@ func (m *Member) evict(level int64) error {
 	for part := range slices.Chunk(victims, maxBatch) {
 		if _, err := m.propose(batch{victims: part}); err != nil {
 			return err
+		}
+		for i := range part {
+			if id := part[i].ID(); m.forced[id] != (Victim{}) {
+				delete(m.forced, id)
+				m.reported[id] = true
+			}
 		}
 	}
 	if len(victims) > 0 {

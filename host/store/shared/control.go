@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -44,7 +45,17 @@ func decodeControl(b []byte, v any) error {
 }
 
 // put replaces a control file.
-func (m *Member) put(name string, v any) error {
+func (m *Member) put(name string, v any) error { return m.replace(name, v, false) }
+
+// keep replaces one that others go by after a loss of power: it is durable, and so is its name.
+func (m *Member) keep(name string, v any) error {
+	if err := m.replace(name, v, true); err != nil {
+		return err
+	}
+	return m.fs.SyncDir(name[:strings.LastIndexByte(name, '/')])
+}
+
+func (m *Member) replace(name string, v any, sync bool) error {
 	b, err := encodeControl(v)
 	if err != nil {
 		return err
@@ -54,6 +65,9 @@ func (m *Member) put(name string, v any) error {
 		return err
 	}
 	_, err = f.WriteAt(b, 0)
+	if err == nil && sync {
+		err = f.Datasync()
+	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}

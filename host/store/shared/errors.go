@@ -6,6 +6,8 @@ import "errors"
 var (
 	// ErrFenced says that the others gave this host up, or that it left; it joins again by itself.
 	ErrFenced = errors.New("shared: this host was given up by the others")
+	// ErrCredit is a piece that was written without credit: nobody else would know of its bytes.
+	ErrCredit = errors.New("shared: no credit was taken")
 	// ErrLinks is a file system without hard links: a root on it cannot be shared.
 	ErrLinks = errors.New("shared: the file system has no hard links")
 	// ErrDamaged is a control file or a log record that is not what was written.

@@ -27,7 +27,7 @@ func (m *Member) join() error {
 	m.status = status{Vetoes: map[uint64][]int{}}
 	m.batches, m.tails = map[uint64]*batch{}, map[string]*tail{}
 	m.forced, m.reported = map[ID]Victim{}, map[ID]bool{}
-	m.out, m.reign = writer{}, nil
+	m.out, m.again, m.reign = writer{}, nil, nil
 	m.credits.reset(m.life)
 	m.pending.reset(m.life)
 	return nil

@@ -19,7 +19,10 @@ type batchFile struct {
 // decisionFile ends a batch.
 type decisionFile struct {
 	Spared []int `json:"spared,omitempty"` // indices
+	All    bool  `json:"all,omitempty"`    // were spared, or nobody knows
 }
+
+func (d *decisionFile) spared(i int) bool { return d.All || slices.Contains(d.Spared, i) }
 
 // batch is one that is under way.
 type batch struct {
@@ -158,6 +161,9 @@ func (m *Member) retire(dir string, n uint64, j journal) error {
 	case known:
 		if err := m.get(decisionName(dir, n), &d); missing(err) {
 			known = false
+		} else if errors.Is(err, ErrDamaged) {
+			m.log.Error("a decision cannot be read; what is left of its victims is kept", "batch", n, "error", err)
+			d.All = true
 		} else if err != nil {
 			return fmt.Errorf("batch %d: %w", n, err)
 		}
@@ -170,10 +176,10 @@ func (m *Member) retire(dir string, n uint64, j journal) error {
 	for i := range b.victims {
 		v := &b.victims[i]
 		delete(m.reported, v.ID())
-		if slices.Contains(vetoes, i) && (slices.Contains(d.Spared, i) || !known) {
+		if slices.Contains(vetoes, i) && (d.spared(i) || !known) {
 			continue // it was never condemned here
 		}
-		m.back.Decide(v, known && !slices.Contains(d.Spared, i))
+		m.back.Decide(v, known && !d.spared(i))
 	}
 	delete(m.batches, n)
 	delete(m.status.Vetoes, n)

@@ -65,6 +65,7 @@ type Member struct {
 	status   status
 	batches  map[uint64]*batch // that were acknowledged and not decided
 	out      writer
+	again    *attempt // of the log, that failed: others may have read some of it
 	tails    map[string]*tail
 	lag      time.Duration
 	lastStep time.Duration

@@ -116,7 +116,15 @@ func (n *node) Used() (sum int64) {
 	return sum
 }
 
-func (n *node) Paths(v *Victim) []string { return []string{keyPath(v.Key)} }
+// Paths cannot name a victim now and then, as when a place policy fails.
+func (n *node) Paths(v *Victim) ([]string, error) {
+	if n.w.rng.IntN(50) == 0 {
+		return nil, errNameless
+	}
+	return []string{keyPath(v.Key)}, nil
+}
+
+var errNameless = errors.New("no name")
 
 func (n *node) Identify(temp string, info staging.Info) (Record, error) {
 	f, err := n.fs.OpenFile(temp, os.O_RDONLY, 0)

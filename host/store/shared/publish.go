@@ -47,6 +47,9 @@ func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
 	if !m.Fresh() {
 		return ErrFenced
 	}
+	if credit.bytes == 0 {
+		return fmt.Errorf("%w: %s", ErrCredit, target)
+	}
 	if err := m.link(temp, target); err != nil {
 		if missing(err) && !m.exists(temp) {
 			return fmt.Errorf("%w: %w", ErrFenced, err)
@@ -103,38 +106,59 @@ func (m *Member) Bad(r Record) {
 	m.wake()
 }
 
+// attempt is what goes to the log with one write, and the names that go once it is there. One that fails is made again as it
+// was, before anything else: it stands in the same place, and others may have read it up to its end.
+type attempt struct {
+	records []Record
+	temps   []string
+	written bool
+}
+
 // flush writes the log, and then takes the temporaries' names away.
 func (m *Member) flush() error {
+	if m.again != nil {
+		if err := m.send(m.again); err != nil {
+			return err
+		}
+	}
 	p := &m.pending
 	p.mu.Lock()
-	records, temps, prints := slices.Clone(p.records), p.temps, p.prints
+	a := &attempt{records: p.records, temps: p.temps}
+	prints := p.prints
 	p.records, p.temps, p.prints = nil, nil, nil
 	clear(p.held)
 	p.mu.Unlock()
-	told := len(records)
 	for part := range slices.Chunk(prints, recordPrints) {
-		records = append(records, Record{Op: Touched, Prints: part})
+		a.records = append(a.records, Record{Op: Touched, Prints: part})
 	}
-	if err := m.writeLog(&m.out, records); err != nil {
-		p.mu.Lock()
-		p.records = append(records[:told:told], p.records...)
-		p.temps = append(temps, p.temps...)
-		p.mu.Unlock()
-		if missing(err) && !m.exists(m.dir) {
-			return ErrFenced
+	return m.send(a)
+}
+
+// send makes an attempt. It is the member's to make it again after an error.
+func (m *Member) send(a *attempt) error {
+	m.again = a
+	if !a.written {
+		if err := m.writeLog(&m.out, a.records); err != nil {
+			if missing(err) && !m.exists(m.dir) {
+				return ErrFenced
+			}
+			return err
 		}
-		return err
-	}
-	for i := range records[:told] {
-		if records[i].Op == Damaged {
-			m.force(&records[i])
+		a.written = true
+		for i := range a.records {
+			if a.records[i].Op == Damaged {
+				m.force(&a.records[i])
+			}
 		}
 	}
-	var errs []error
-	for _, temp := range temps {
-		errs = append(errs, m.remove(temp))
+	for len(a.temps) > 0 {
+		if err := m.remove(a.temps[0]); err != nil {
+			return err
+		}
+		a.temps = a.temps[1:]
 	}
-	return errors.Join(errs...)
+	m.again = nil
+	return nil
 }
 
 // sweep clears the temporaries of a member that is gone, and tells of those that were published. It may be done again.
@@ -145,8 +169,7 @@ func (m *Member) sweep(dir string) error {
 	} else if err != nil {
 		return err
 	}
-	var told []string
-	var records []Record
+	a := &attempt{}
 	for _, e := range entries {
 		name := dir + "/t/" + e.Name()
 		info, err := m.fs.Stat(name)
@@ -159,25 +182,24 @@ func (m *Member) sweep(dir string) error {
 			r, err := m.back.Identify(name, info)
 			if err == nil {
 				r.Op = Relayed
-				records, told = append(records, r), append(told, name)
+				a.records, a.temps = append(a.records, r), append(a.temps, name)
 				continue
 			}
-			m.log.Warn("a published temporary cannot be read; a scan will find the piece", "file", name, "error", err)
+			if !errors.Is(err, ErrDamaged) {
+				return err
+			}
+			m.log.Warn("a published temporary is damaged; the root is scanned for the piece", "file", name, "error", err)
+			m.ticket.Store(max(1, m.cfg.Unique()))
 		}
 		if err := m.remove(name); err != nil {
 			return err
 		}
 	}
-	if len(records) > 0 {
-		for i := range records {
-			m.back.Learn(&records[i])
+	if len(a.records) > 0 {
+		for i := range a.records {
+			m.back.Learn(&a.records[i])
 		}
-		if err := m.writeLog(&m.out, records); err != nil {
-			return err
-		}
-	}
-	for _, name := range told {
-		if err := m.remove(name); err != nil {
+		if err := m.send(a); err != nil {
 			return err
 		}
 	}

@@ -31,6 +31,7 @@ type peer struct {
 	status  status
 	seenAt  time.Duration // when its beat was seen to change
 	gone    bool
+	unknown bool   // granted is too little, who knows by how much
 	swept   bool   // nothing of it is on the disk that is not accounted for
 	forget  uint64 // the batch that ends it
 }
@@ -99,7 +100,7 @@ func (m *Member) tellGrant(name string, p *peer) error {
 	if p.told == p.granted {
 		return nil
 	}
-	if err := m.put(m.reign.dir+"/grants/"+name, grantFile{p.granted}); err != nil {
+	if err := m.keep(m.reign.dir+"/grants/"+name, grantFile{p.granted}); err != nil {
 		return err
 	}
 	p.told, p.beatOf = p.granted, p.status.Beat
@@ -218,7 +219,7 @@ func (m *Member) bury(now time.Duration) error {
 
 func (m *Member) propose(b batch) (uint64, error) {
 	r := m.reign
-	if err := m.put(proposalName(r.dir, r.seq+1), b.file()); err != nil {
+	if err := m.keep(proposalName(r.dir, r.seq+1), b.file()); err != nil {
 		return 0, err
 	}
 	r.seq++
@@ -274,7 +275,13 @@ func (m *Member) decide(n uint64, b *proposal) (bool, error) {
 		if spared[i] {
 			continue
 		}
-		for k, path := range m.back.Paths(&b.victims[i]) {
+		paths, err := m.back.Paths(&b.victims[i])
+		if err != nil {
+			m.log.Warn("a victim is spared", "key", b.victims[i].Key, "error", err)
+			spared[i] = true
+			continue
+		}
+		for k, path := range paths {
 			trash := fmt.Sprintf("%s/trash/%d-%d-%d", r.dir, n, i, k)
 			err := m.fs.Rename(path, trash)
 			if missing(err) {
@@ -292,7 +299,7 @@ func (m *Member) decide(n uint64, b *proposal) (bool, error) {
 		}
 	}
 	d := decisionFile{Spared: slices.Sorted(maps.Keys(spared))}
-	if err := m.put(decisionName(r.dir, n), d); err != nil {
+	if err := m.keep(decisionName(r.dir, n), d); err != nil {
 		return false, err
 	}
 	b.decided = true

@@ -1,6 +1,9 @@
 package shared
 
-import "strings"
+import (
+	"errors"
+	"strings"
+)
 
 // takeOver goes on where earlier evictors ended: their trash is emptied before anything else is reckoned, their grants hold,
 // and so do their journals. It can be begun again.
@@ -20,10 +23,14 @@ func (m *Member) takeOver(e epochs) error {
 			if strings.HasSuffix(member, ".new") {
 				continue
 			}
-			if err := m.get(old+"/grants/"+member, &g); err != nil {
+			p := r.peer(member, m.cfg.Now())
+			if err := m.get(old+"/grants/"+member, &g); errors.Is(err, ErrDamaged) {
+				if err := m.giveUp(member, p, err); err != nil {
+					return err
+				}
+			} else if err != nil {
 				return err
 			}
-			p := r.peer(member, m.cfg.Now())
 			p.granted = max(p.granted, g.Granted)
 		}
 		j, err := m.readNames(old)
@@ -47,6 +54,13 @@ func (m *Member) takeOver(e epochs) error {
 	return nil
 }
 
+// giveUp ends a member whose credit nobody knows any more: once its temporaries are cleared and its log is read, it has none.
+func (m *Member) giveUp(name string, p *peer, cause error) error {
+	m.log.Error("what credit a host has cannot be read; it is given up and joins again", "member", name, "error", cause)
+	p.gone, p.unknown = true, true
+	return ignoreMissing(m.fs.Rename(m.hosts()+"/"+name, m.gone()+"/"+name))
+}
+
 func (m *Member) emptyTrash(dir string) error {
 	names, err := m.list(dir + "/trash")
 	if err != nil {
@@ -63,16 +77,20 @@ func (m *Member) emptyTrash(dir string) error {
 	return nil
 }
 
-// takeJournal copies an earlier journal, so that acknowledgements hold.
+// takeJournal copies an earlier journal, so that acknowledgements hold. Of a batch that cannot be read nobody can tell what
+// was removed: it is decided as one that was spared, which makes everybody look.
 func (m *Member) takeJournal(old string, j journal) error {
 	r := m.reign
 	for n := range j.decided {
 		r.seq = max(r.seq, n)
 		var d decisionFile
-		if err := m.get(decisionName(old, n), &d); err != nil {
+		if err := m.get(decisionName(old, n), &d); errors.Is(err, ErrDamaged) {
+			m.log.Error("a decision cannot be read; what is left of its victims is kept", "batch", n, "error", err)
+			d = decisionFile{All: true}
+		} else if err != nil {
 			return err
 		}
-		if err := m.put(decisionName(r.dir, n), d); err != nil {
+		if err := m.keep(decisionName(r.dir, n), d); err != nil {
 			return err
 		}
 		p := r.batches[n]
@@ -85,14 +103,24 @@ func (m *Member) takeJournal(old string, j journal) error {
 	for n := range j.proposed {
 		r.seq = max(r.seq, n)
 		var f batchFile
-		if err := m.get(proposalName(old, n), &f); err != nil {
+		var b *batch
+		err := m.get(proposalName(old, n), &f)
+		if err == nil {
+			b, err = f.batch()
+		}
+		if errors.Is(err, ErrDamaged) {
+			m.log.Error("a batch of victims cannot be read; what is left of them is kept", "batch", n, "error", err)
+			f, b = batchFile{}, &batch{}
+			if !j.decided[n] {
+				if err := m.keep(decisionName(r.dir, n), decisionFile{All: true}); err != nil {
+					return err
+				}
+				r.batches[n] = &proposal{decided: true}
+			}
+		} else if err != nil {
 			return err
 		}
-		b, err := f.batch()
-		if err != nil {
-			return err
-		}
-		if err := m.put(proposalName(r.dir, n), f); err != nil {
+		if err := m.keep(proposalName(r.dir, n), f); err != nil {
 			return err
 		}
 		p := r.batches[n]

@@ -1,0 +1,224 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/shared"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// settled waits until all hosts' accounts are what is on the disk.
+func settled(t *testing.T, dir string, hosts ...*fixture) {
+	t.Helper()
+	await(t, "the accounts are the disk's", func() bool {
+		on := onDisk(t, dir)
+		for _, f := range hosts {
+			if f.store.Stats().Roots[0].Used != on {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// TestARankIsTriedAgain: the put of one rank of a shared entry comes to nothing while the other's stays. Who tries again takes
+// credit again, and others learn of the piece.
+func TestARankIsTriedAgain(t *testing.T) {
+	dir := t.TempDir()
+	a, b := fellowOf(t, dir, "a", 60, 2), fellowOf(t, dir, "b", 60, 2)
+	if err := a.put(1, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		p, err := a.store.Put(t.Context(), a.request(1, 0, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Abort(context.Canceled)
+	}
+	if used := a.store.Stats().Roots[0].Used; used != pieceBytes {
+		t.Errorf("%d bytes are accounted for one piece of %d", used, int64(pieceBytes))
+	}
+	if err := a.put(1, 1); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "b knows both pieces", func() bool { return b.has(1) })
+	await(t, "temporaries' names are gone", func() bool { return len(temporaries(dir, "a")) == 0 })
+	settled(t, dir, a, b)
+}
+
+// TestAVictimWithoutAName: while the evictor's place policy is down nothing is removed, and nothing counts as removed.
+func TestAVictimWithoutAName(t *testing.T) {
+	dir := t.TempDir()
+	place := &moody{}
+	a := fellow(t, dir, "a", 8, func(c *Config) {
+		c.Policies.Place.Module = policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil })
+	})
+	a.mustPut(0, 1, 2, 3)
+	place.fails.Store(true)
+	for n := uint64(10); n < 30; n++ { // until there is no credit left, by the built-in names
+		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if p, err := a.store.Put(ctx, a.request(n, n, 0)); err == nil {
+			if err := write(p); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Publish(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		stop()
+	}
+	place.fails.Store(false)
+	settled(t, dir, a)
+	await(t, "it evicts again", func() bool { return a.put(99, 0) == nil })
+	a.mustRead(99)
+	settled(t, dir, a)
+	if used := onDisk(t, dir); used > a.cfg.Roots[0].Capacity {
+		t.Errorf("%d bytes on the disk, capacity %d", used, a.cfg.Roots[0].Capacity)
+	}
+}
+
+// TestATemporaryThatStays: its credit is not given back before it goes, so that all hosts together stay within the capacity;
+// the name of one that was published goes later too.
+func TestATemporaryThatStays(t *testing.T) {
+	dir := t.TempDir()
+	faulty := staging.Faulty(staging.OS())
+	a := fellow(t, dir, "a", 60, func(c *Config) { c.FS, c.UpkeepEvery, c.Roots[0].Lapse = faulty, time.Hour, time.Minute })
+	b := fellow(t, dir, "b", 60)
+	a.mustPut(0)
+	settled(t, dir, a, b)
+	faulty.Set(staging.MustRules("remove **/t/*: eio")...)
+	a.mustPut(2)
+	await(t, "b knows what was published", func() bool { return b.has(2) })
+	faulty.Set()
+	settled(t, dir, a, b)
+	await(t, "its other name is gone", func() bool { return len(temporaries(dir, "a")) == 0 })
+
+	c := a.store.roots[0].fellows
+	c.stop() // what is free changes by its puts alone from now on
+	<-c.ended
+	faulty.Set(staging.MustRules("remove **/t/*: eio")...)
+	free := a.fellowStats().Free
+	p, err := a.store.Put(t.Context(), a.request(1, 0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := write(p); err != nil {
+		t.Fatal(err)
+	}
+	p.Abort(context.Canceled)
+	if now := a.fellowStats().Free; now != free-pieceBytes || len(temporaries(dir, "a")) != 1 {
+		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free, len(temporaries(dir, "a")))
+	}
+	faulty.Set()
+	a.store.roots[0].tidy(t.Context())
+	if now := a.fellowStats().Free; now != free || len(temporaries(dir, "a")) != 0 {
+		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free, len(temporaries(dir, "a")))
+	}
+}
+
+func temporaries(dir, host string) []string {
+	left, _ := filepath.Glob(filepath.Join(dir, shared.Dir, "hosts", host+".*", "t", "*"))
+	return left
+}
+
+// TestTornControlFiles: a loss of power leaves the evictor's files empty. The hosts that come after it go on.
+func TestTornControlFiles(t *testing.T) {
+	for _, kind := range []string{"grants/*", "journal/j*", "journal/d*"} {
+		t.Run(strings.Trim(kind, "/*"), func(t *testing.T) {
+			dir := t.TempDir()
+			a := fellow(t, dir, "a", 12)
+			for n := range uint64(30) {
+				await(t, "it is stored", func() bool { err := a.put(n, 0); return err == nil || errors.Is(err, ErrResident) })
+			}
+			c := a.store.roots[0].fellows
+			c.stop() // its heart stands still
+			<-c.ended
+			list, _ := filepath.Glob(filepath.Join(dir, shared.Dir, "e*", kind))
+			if kind == "grants/*" && len(list) == 0 {
+				t.Fatal("no grants")
+			}
+			for _, name := range list {
+				if err := os.Truncate(name, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if len(list) == 0 { // none was under way just then
+				epochs, _ := filepath.Glob(filepath.Join(dir, shared.Dir, "e*", "journal"))
+				put(t, filepath.Join(epochs[0], strings.TrimSuffix(filepath.Base(kind), "*")+"77"), nil)
+			}
+			b := fellow(t, dir, "b", 12)
+			for n := uint64(100); n < 120; n++ {
+				await(t, "it is stored", func() bool { err := b.put(n, 0); return err == nil || errors.Is(err, ErrResident) })
+			}
+			settled(t, dir, b)
+			if used := onDisk(t, dir); used > b.cfg.Roots[0].Capacity {
+				t.Errorf("%d bytes on the disk, capacity %d", used, b.cfg.Roots[0].Capacity)
+			}
+		})
+	}
+}
+
+// TestAFailedProposal: an entry is damaged, and the journal cannot be written for a while.
+func TestAFailedProposal(t *testing.T) {
+	dir := t.TempDir()
+	faulty := staging.Faulty(staging.OS())
+	a := fellow(t, dir, "a", 60, func(c *Config) { c.FS = faulty })
+	a.mustPut(0, 1)
+	name := a.pieceFile(1, 0)
+	image, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image[3*Page] ^= 1
+	put(t, name, image)
+	faulty.Set(staging.MustRules("write **/journal/*: eio")...)
+	l := a.lookup(1)
+	if _, err := read(l, 0, 0); err == nil {
+		t.Error("a damaged piece was read")
+	}
+	l.Release()
+	time.Sleep(5 * a.cfg.Roots[0].Poll)
+	faulty.Set()
+	await(t, "it can be stored again", func() bool { return a.put(1, 0) == nil })
+	a.mustRead(1)
+	settled(t, dir, a)
+}
+
+// TestOneHostOrSeveral: a host that wants the root for itself and those that share it exclude each other.
+func TestOneHostOrSeveral(t *testing.T) {
+	dir := t.TempDir()
+	a := fellow(t, dir, "a", 60)
+	a.mustPut(0)
+	alone := a.cfg
+	alone.Roots = []RootConfig{{Path: dir, Capacity: alone.Roots[0].Capacity, MaxEntries: alone.Roots[0].MaxEntries}}
+	if s, err := Open(t.Context(), alone); !errors.Is(err, ErrRootBusy) {
+		if err == nil {
+			s.Close()
+		}
+		t.Errorf("alone beside a host that shares the root: %v", err)
+	}
+	if err := a.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(t.Context(), alone)
+	if err != nil {
+		t.Fatalf("alone after the others left: %v", err)
+	}
+	defer s.Close()
+	if s, err := Open(t.Context(), a.cfg); !errors.Is(err, ErrRootBusy) {
+		if err == nil {
+			s.Close()
+		}
+		t.Errorf("shared beside a host that has the root for itself: %v", err)
+	}
+}
