@@ -28,6 +28,13 @@ func (r *root) makeRoom(ctx context.Context, w want) error {
 	if w.bytes > r.cfg.Capacity {
 		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, w.bytes, r.cfg.Capacity)
 	}
+	// What cannot fit, whatever goes, is to cost nobody anything.
+	if most := r.limit(); w.bytes > 0 && w.bytes > most && !r.scanning {
+		return fmt.Errorf("%w: an entry of %d bytes in %s, which may take %d at present", ErrNoSpace, w.bytes, r.dir, most)
+	}
+	if q := w.quota.bytes; q >= 0 && w.bytes > q {
+		return fmt.Errorf("%w: an entry of %d bytes is over the quota of tenant %d in %s, %d bytes", ErrNoSpace, w.bytes, w.quota.tenant, r.dir, q)
+	}
 	wait := waiting{root: r, want: w}
 	defer wait.end()
 	for {
@@ -68,8 +75,10 @@ func (r *root) makeRoom(ctx context.Context, w want) error {
 			return fmt.Errorf("%w: %d bytes are short in %s and victims' files would not go: %w", ErrNoSpace, short, r.dir, got.failed)
 		case over > 0:
 			return w.quota.error(r, over)
-		case r.quar.bytes > 0:
+		case r.quar.bytes > 0 && short > 0:
 			r.purge(short)
+		case noSlot:
+			return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim; max_entries bounds them", ErrNoSpace, r.x.max, r.dir)
 		default:
 			return fmt.Errorf("%w: %d bytes are short in %s and the evict policy names no victim", ErrNoSpace, short, r.dir)
 		}

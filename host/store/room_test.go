@@ -240,3 +240,104 @@ func TestFullRootOfTwo(t *testing.T) {
 	}
 	f.checkUsed()
 }
+
+// TestSlotsAreOut: all slots are taken and pinned, and there is something in quarantine, which frees bytes and no slot. The
+// put gives up at once.
+func TestSlotsAreOut(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 100, 1, func(c *Config) { c.Roots[0].MaxEntries = 3 })
+	f.mustPut(0, 1, 2)
+	damage(t, f.pieceFile(2, 0))
+	l := f.lookup(2)
+	if _, err := read(l, 0, 0); err == nil {
+		t.Fatal("it reads")
+	}
+	l.Release()
+	f.mustPut(2)
+	held := f.lookup(0, 1, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := f.store.Put(ctx, f.request(3, 0, 0)); !errors.Is(err, ErrNoSpace) {
+		t.Errorf("got %v", err)
+	}
+	if st := f.store.Stats().Roots[0]; st.Asks > 2 || st.Held == 0 {
+		t.Errorf("%+v", st)
+	}
+	held.Release()
+	f.mustPut(3)
+}
+
+// damage changes a byte of a file's payload.
+func damage(t *testing.T, name string) {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[2*Page] ^= 1
+	put(t, name, b)
+}
+
+// TestWhatNeverFitsEvictsNothing: an entry is larger than its tenant's quota, or than what the root may take at present.
+// That is said before anything goes for it.
+func TestWhatNeverFitsEvictsNothing(t *testing.T) {
+	const all = 0xf // ranks
+	for _, mode := range []EvictMode{OnDemand, Background} {
+		for name, c := range map[string]struct {
+			tenant  uint32
+			prepare func(f *fixture)
+		}{
+			"over the quota":     {7, func(*fixture) {}},
+			"over what there is": {8, func(f *fixture) { f.ceiling(3 * pieceBytes) }},
+		} {
+			t.Run(mode.String()+"/"+name, func(t *testing.T) {
+				f := newFixture(t, t.TempDir(), 5, 4, func(c *Config) {
+					c.EvictMode, c.High, c.Low = mode, 1, 1
+					c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 3 * pieceBytes}}
+				})
+				f.mustPutRanks(c.tenant, 0, 1)
+				f.mustPutRanks(c.tenant, 1, 1)
+				c.prepare(f)
+				if err := f.putRank(c.tenant, 9, 0, all); !errors.Is(err, ErrNoSpace) {
+					t.Errorf("got %v", err)
+				}
+				if st := f.store.Stats().Roots[0]; st.Entries != 2 || st.Evictions != 0 {
+					t.Errorf("%+v", st)
+				}
+			})
+		}
+	}
+}
+
+// ceiling makes the file system full at so many bytes.
+func (f *fixture) ceiling(bytes int64) {
+	r := f.store.roots[0]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.bounds.ceiling, r.bounds.until = bytes, time.Now().Add(time.Hour)
+}
+
+// putRank stores one piece of an entry that has so many ranks.
+func (f *fixture) putRank(tenant uint32, n uint64, rank uint32, ranks uint64) error {
+	q := f.request(n, n, rank)
+	q.Tenant, q.Ranks = tenant, ranks
+	p, err := f.store.Put(f.Context(), q)
+	if err != nil {
+		return err
+	}
+	if err := write(p); err != nil {
+		p.Abort(err)
+		return err
+	}
+	return p.Publish(f.Context())
+}
+
+func (f *fixture) mustPutRanks(tenant uint32, n uint64, ranks uint64) {
+	f.Helper()
+	for rank := range uint32(4) {
+		if ranks&(1<<rank) != 0 {
+			if err := f.putRank(tenant, n, rank, ranks); err != nil {
+				f.Fatal(err)
+			}
+		}
+	}
+}
