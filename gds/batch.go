@@ -81,7 +81,7 @@ func (f *Flag) Release() {
 // copyScratch are the arrays that a batch copy is told.
 type copyScratch struct {
 	to, from, size [pieceSlots]uint64
-	attributes     [6]uint32 // a CUmemcpyAttributes: source order, two locations, flags
+	attributes     memcpyAttributes
 	index          uint64
 	failed         uint64
 }
@@ -274,8 +274,7 @@ func (b *Batch) batchCopy(n int) error {
 		t.copies = &copyScratch{}
 	}
 	c := t.copies
-	const inStreamOrder = 1
-	c.attributes = [6]uint32{inStreamOrder}
+	c.attributes = memcpyAttributes{SourceOrder: sourceInStreamOrder}
 	for i := range n {
 		c.to[i], c.from[i] = b.ends(&t.pieces[i])
 		c.size[i] = uint64(t.pieces[i].Len)

@@ -1,10 +1,7 @@
 package gds
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"runtime"
 	"syscall"
 	"unsafe"
 
@@ -259,78 +256,4 @@ func (c *CuFile) move(t *Thread, f *function, handle uintptr, base uint64, size,
 	default:
 		return 0, &FileError{Call: f.name, Code: int32(-done)}
 	}
-}
-
-// Routes counts what cuFile really did, by its own statistics.
-type Routes struct {
-	Reads, P2PReads, NVFSReads, PosixReads     uint64
-	Writes, P2PWrites, NVFSWrites, PosixWrites uint64
-}
-
-// StartStats switches the statistics on; the driver is open.
-func (c *CuFile) StartStats() error {
-	return errors.Join(c.call(&c.fn.statsLevel, 3), c.call(&c.fn.statsStart))
-}
-
-// Places in CUfileStatsLevel3_t and its CUfilePerGpuStats_t.
-const (
-	statsBytes  = 5000
-	statsGPUs   = 1024 // u32
-	statsPerGPU = 1032
-	perGPUBytes = 248
-	gpuCounters = 40 // after the UUID
-)
-
-// Stats reads the statistics of all GPUs together.
-func (c *CuFile) Stats() (Routes, error) {
-	raw := make([]byte, statsBytes+4096) // room for a newer library's fields
-	err := c.call(&c.fn.statsL3, uintptr(unsafe.Pointer(&raw[0])))
-	runtime.KeepAlive(raw)
-	if err != nil {
-		return Routes{}, err
-	}
-	return parseStats(raw[:statsBytes]), nil
-}
-
-func parseStats(raw []byte) (r Routes) {
-	le := binary.LittleEndian
-	for g := range int(min(le.Uint32(raw[statsGPUs:]), 16)) {
-		at := func(counter int) uint64 { return le.Uint64(raw[statsPerGPU+g*perGPUBytes+gpuCounters+8*counter:]) }
-		for counter, to := range map[int]*uint64{
-			4: &r.Reads, 5: &r.P2PReads, 6: &r.NVFSReads, 7: &r.PosixReads,
-			17: &r.Writes, 18: &r.P2PWrites, 19: &r.NVFSWrites, 20: &r.PosixWrites,
-		} {
-			*to += at(counter)
-		}
-	}
-	return r
-}
-
-// Since is what was counted after an earlier reading.
-func (r Routes) Since(e Routes) Routes {
-	return Routes{
-		r.Reads - e.Reads, r.P2PReads - e.P2PReads, r.NVFSReads - e.NVFSReads, r.PosixReads - e.PosixReads,
-		r.Writes - e.Writes, r.P2PWrites - e.P2PWrites, r.NVFSWrites - e.NVFSWrites, r.PosixWrites - e.PosixWrites,
-	}
-}
-
-// ByCompatibility is the name of the route on which cuFile itself copies through host memory.
-const ByCompatibility = "cuFile, compatibility mode"
-
-// String names the route that the bytes took. What went neither from device to device nor through nvidia-fs was copied through
-// host memory by cuFile itself; libraries differ in whether they count that apart.
-func (r Routes) String() string {
-	total, p2p, nvfs := r.Reads+r.Writes, r.P2PReads+r.P2PWrites, r.NVFSReads+r.NVFSWrites
-	posix := r.PosixReads + r.PosixWrites
-	switch {
-	case total == 0:
-		return "cuFile, nothing moved"
-	case p2p+nvfs == 0:
-		return ByCompatibility
-	case p2p > 0 && nvfs+posix == 0:
-		return "cuFile, peer to peer"
-	case nvfs > 0 && p2p+posix == 0:
-		return "cuFile, nvidia-fs"
-	}
-	return "cuFile, mixed"
 }

@@ -1,62 +1,15 @@
 package gds
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"unsafe"
 )
-
-// The header's layout, as a program compiled against it printed, beside what is passed to the library.
-func TestLayoutsAreTheHeaders(t *testing.T) {
-	f, err := os.Open("layout/testdata/layout.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	header := map[string]uintptr{}
-	for s := bufio.NewScanner(f); s.Scan(); {
-		var name string
-		var value uintptr
-		if _, err := fmt.Sscan(s.Text(), &name, &value); err != nil {
-			t.Fatal(err)
-		}
-		header[name] = value
-	}
-	var d cuFileDescr
-	var p cuFileProperties
-	for name, have := range map[string]uintptr{
-		"CUfileError_t.size": 8, "CUfileError_t.err": 0, "CUfileError_t.cu_err": 4,
-		"CUfileDescr_t.size": unsafe.Sizeof(d), "CUfileDescr_t.type": unsafe.Offsetof(d.Type),
-		"CUfileDescr_t.handle": unsafe.Offsetof(d.FD), "CUfileDescr_t.fs_ops": unsafe.Offsetof(d.FSOps),
-		"CUfileDrvProps_t.size": unsafe.Sizeof(p), "CUfileDrvProps_t.nvfs.major_version": unsafe.Offsetof(p.Major),
-		"CUfileDrvProps_t.nvfs.minor_version":         unsafe.Offsetof(p.Minor),
-		"CUfileDrvProps_t.nvfs.poll_thresh_size":      unsafe.Offsetof(p.PollThreshold),
-		"CUfileDrvProps_t.nvfs.max_direct_io_size":    unsafe.Offsetof(p.MaxDirectIO),
-		"CUfileDrvProps_t.nvfs.dstatusflags":          unsafe.Offsetof(p.Status),
-		"CUfileDrvProps_t.nvfs.dcontrolflags":         unsafe.Offsetof(p.Control),
-		"CUfileDrvProps_t.fflags":                     unsafe.Offsetof(p.Features),
-		"CUfileDrvProps_t.max_device_cache_size":      unsafe.Offsetof(p.MaxDeviceCache),
-		"CUfileDrvProps_t.per_buffer_cache_size":      unsafe.Offsetof(p.PerBufferCache),
-		"CUfileDrvProps_t.max_device_pinned_mem_size": unsafe.Offsetof(p.MaxPinned),
-		"CUfileDrvProps_t.max_batch_io_size":          unsafe.Offsetof(p.MaxBatch),
-		"CUfileDrvProps_t.max_batch_io_timeout_msecs": unsafe.Offsetof(p.MaxBatchMilli),
-		"CU_FILE_HANDLE_TYPE_OPAQUE_FD":               1, "CU_FILE_CUDA_DRIVER_ERROR": fileCUDAError, "CU_FILE_SUCCESS": 0,
-		"CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE": AllowCompatMode, "CUFILE_PARAM_LOG_DIR": LogDir, "CUFILE_PARAM_PROFILE_STATS": StatsLevel,
-		"CUfileStatsLevel3_t.size": statsBytes, "CUfilePerGpuStats_t.size": perGPUBytes, "CUfileStatsLevel2_t.size": statsGPUs,
-	} {
-		if want, ok := header[name]; !ok || want != have {
-			t.Errorf("%s: %d, the header has %d (%v)", name, have, want, ok)
-		}
-	}
-}
 
 func openCuFile(t *testing.T, g *GPU, path ...string) *CuFile {
 	t.Helper()

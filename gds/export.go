@@ -28,14 +28,13 @@ func (g *GPU) NewSegment(size int64) (*os.File, error) {
 	var f *os.File
 	err := g.Control(func(t *Thread) error {
 		fn := &g.driver.fn
-		const pinned, descriptor, onDevice = 1, 1, 1
-		t.prop = [8]int32{pinned, descriptor, onDevice, int32(g.Ordinal)}
+		t.prop = memAllocationProp{Type: allocationPinned, HandleTypes: handleDescriptor, Location: memLocation{locationDevice, int32(g.Ordinal)}}
 		if err := t.call(&fn.memCreate, t.outAt(0), uintptr(size), uintptr(unsafe.Pointer(&t.prop)), 0); err != nil {
 			return err
 		}
 		handle := uintptr(t.out[0])
 		t.out[1] = 0
-		err := t.call(&fn.memExport, t.outAt(1), handle, descriptor, 0)
+		err := t.call(&fn.memExport, t.outAt(1), handle, handleDescriptor, 0)
 		if released := t.call(&fn.memRelease, handle); err == nil {
 			err = released
 		}

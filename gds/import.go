@@ -54,9 +54,8 @@ func (g *GPU) ImportIPC(handle []byte) (*Import, error) {
 // openIPC opens m.handle with lazy peer access, the only flag that there is.
 func (t *Thread) openIPC(m *Import) error {
 	fn := &t.gpu.driver.fn
-	const lazyPeerAccess = 1
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&t.handle)), ipcHandleBytes), m.handle[:])
-	if err := t.callIPCOpen(lazyPeerAccess); err != nil {
+	if err := t.callIPCOpen(ipcLazyPeerAccess); err != nil {
 		return err
 	}
 	m.Base = t.out[0]
@@ -82,9 +81,8 @@ func (t *Thread) rangeOf(m *Import) error {
 
 // own refuses memory of another GPU than the thread's: it can be mapped here too, and is reached by another way then.
 func (t *Thread) own(address uint64) error {
-	const deviceOrdinal = 9
 	t.out[2] = 0
-	if err := t.call(&t.gpu.driver.fn.pointerGetAttribute, t.outAt(2), deviceOrdinal, uintptr(address)); err != nil {
+	if err := t.call(&t.gpu.driver.fn.pointerGetAttribute, t.outAt(2), attributeDeviceOrdinal, uintptr(address)); err != nil {
 		return err
 	}
 	if ordinal := int(int32(t.out[2])); ordinal != t.gpu.Ordinal {
@@ -137,9 +135,8 @@ func (t *Thread) mapSegments(m *Import, segments []Segment) (err error) {
 			_ = t.call(&fn.memAddressFree, uintptr(m.Base), uintptr(m.Size))
 		}
 	}()
-	const posixDescriptor = 1
 	for _, s := range segments {
-		if err := t.call(&fn.memImport, t.outAt(0), uintptr(s.FD), posixDescriptor); err != nil {
+		if err := t.call(&fn.memImport, t.outAt(0), uintptr(s.FD), handleDescriptor); err != nil {
 			return err
 		}
 		handle := uintptr(t.out[0])
@@ -152,8 +149,7 @@ func (t *Thread) mapSegments(m *Import, segments []Segment) (err error) {
 		}
 		mapped += s.Size
 	}
-	const onDevice, readWrite = 1, 3
-	t.access = [3]int32{onDevice, int32(t.gpu.Ordinal), readWrite}
+	t.access = memAccessDesc{memLocation{locationDevice, int32(t.gpu.Ordinal)}, accessReadWrite}
 	if err := t.call(&fn.memAccess, uintptr(m.Base), uintptr(m.Size), uintptr(unsafe.Pointer(&t.access)), 1); err != nil {
 		return err
 	}

@@ -15,12 +15,12 @@ import (
 // [GPU.Do] gave it to.
 type Thread struct {
 	gpu     *GPU
-	orders  chan order   // for a thread that is parked
-	args    [24]uintptr  // of the call in progress
-	out     [4]uint64    // results of calls
-	handle  [8]uint64    // an IPC handle
-	access  [3]int32     // a CUmemAccessDesc
-	prop    [8]int32     // a CUmemAllocationProp
+	orders  chan order  // for a thread that is parked
+	args    [24]uintptr // of the call in progress
+	out     [4]uint64   // results of calls
+	handle  [8]uint64   // an IPC handle
+	access  memAccessDesc
+	prop    memAllocationProp
 	stream  uintptr      // this thread's own
 	event   uintptr      // likewise
 	pieces  []Piece      // pinned: what a kernel reads

@@ -81,9 +81,9 @@ EXPORT file_error cuFileGetStatsL3(unsigned char* s) { // as the compatibility m
   memset(s, 0, 5000);
   unsigned one = 1;
   memcpy(s + 1024, &one, 4);
-  memcpy(s + 1032 + 40 + 4 * 8, &done_reads, 8);
-  memcpy(s + 1032 + 40 + 7 * 8, &done_reads, 8);
-  memcpy(s + 1032 + 40 + 17 * 8, &done_writes, 8);
-  memcpy(s + 1032 + 40 + 20 * 8, &done_writes, 8);
+  memcpy(s + 1032 + 48, &done_reads, 8);  // in all
+  memcpy(s + 1032 + 72, &done_reads, 8);  // by POSIX calls
+  memcpy(s + 1032 + 152, &done_writes, 8);
+  memcpy(s + 1032 + 176, &done_writes, 8);
   return fine;
 }
