@@ -17,7 +17,11 @@ func TestPiecesUnderTwoNamings(t *testing.T) {
 	deep := func() *Use { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}) }
 	for name, after := range map[string]func() *Use{"the later one acts": deep, "the earlier one acts": flat, "neither acts": func() *Use { return new(Use) }} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) { c.Policies.Place = *flat() })
+			f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) {
+				c.Policies.Place = *flat()
+				opt, _ := workshop() // use has seen to its error
+				c.Policies.Reopen.Cache = opt.Cache
+			})
 			f.mustPut(0, 1, 2)
 			was := map[uint64][2]string{}
 			for n := range uint64(3) {
@@ -89,4 +93,38 @@ func TestPlaceFailsInAScan(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	f.checkUsed()
+}
+
+// TestRescanUnderALaterNaming scans a shared root again after its start, as a host does that was given up: what an earlier
+// place policy named is known all the same, and is in the account once.
+func TestRescanUnderALaterNaming(t *testing.T) {
+	dir := t.TempDir()
+	flat := func(c *Config) {
+		c.Policies.Place = *use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"})
+	}
+	deep := func(c *Config) {
+		c.Policies.Place = *use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"})
+	}
+	f := fellow(t, dir, "a", 60, flat)
+	f.mustPut(0, 1, 2)
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f = fellow(t, dir, "a", 60, deep)
+	f.mustPut(3)
+	for n := range uint64(4) {
+		f.mustRead(n)
+	}
+	if err := f.store.roots[0].fellows.scan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for n := range uint64(4) {
+		f.mustRead(n)
+	}
+	if used, disk := f.store.Stats().Roots[0].Used, onDisk(t, dir); used != disk {
+		t.Errorf("the account says %d bytes, the disk %d", used, disk)
+	}
+	if err := f.store.roots[0].check(); err != nil {
+		t.Error(err)
+	}
 }

@@ -177,17 +177,42 @@ func (s *Store) classUnder(c *class, n *naming) (*class, error) {
 	return o, err
 }
 
-// earlierClass finds the naming of an earlier run that gives a piece the path it has, and the piece's class under it.
+// earlierClass finds the naming of an earlier run, or one that was replaced and still has entries, that gives a piece the
+// path it has, and the piece's class under it. The class has a reference that is the caller's.
 func (s *Store) earlierClass(c *class, h *Header, rel string) *class {
+	named := func(n *naming) bool {
+		name, _, err := s.names.by(n.place, "", c, &h.Key, h.Rank, 0)
+		return err == nil && name == rel
+	}
 	for _, n := range s.formerly() {
-		if name, _, err := s.names.by(n.place, "", c, &h.Key, h.Rank, 0); err != nil || name != rel {
+		if !named(n) {
 			continue
 		}
-		if found, err := s.classUnder(c, n); err == nil {
+		if found, err := s.classUnder(c, n); err == nil && found.hold() {
 			return found
 		}
 	}
-	return nil
+	var found *class
+	for _, o := range s.spaces.others(c) {
+		if found == nil && named(o.names) {
+			found = o
+		} else {
+			o.drop()
+		}
+	}
+	return found
+}
+
+// others are a group's classes beside one of them, each with a reference.
+func (t *spaces) others(c *class) (list []*class) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, o := range c.ns.all {
+		if o.group == c.group && o.names != c.names && o.hold() {
+			list = append(list, o)
+		}
+	}
+	return list
 }
 
 // unkeep removes what the roots keep of a naming that has ended. A shared root's other hosts may have files of it.

@@ -209,7 +209,9 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 		}
 		switch {
 		case earlier != nil:
-			cl = earlier
+			if cl = earlier; !detour {
+				defer cl.drop()
+			}
 		case err != nil:
 			c.unreadable(name, err)
 			return
