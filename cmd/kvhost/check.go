@@ -7,10 +7,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/doctor"
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
@@ -93,14 +95,17 @@ func wanted(cfg *config.Config) doctor.Wanted {
 	return w
 }
 
-// deviceBytes is what the direct route takes of a GPU's memory.
+// deviceBytes is what the copy threads' windows and the direct route's slots take of a GPU's memory.
 func deviceBytes(cfg *config.Config) int64 {
-	for _, r := range cfg.Roots {
-		if cfg.TriesDirect(r) {
-			return int64(cfg.GDS.BufferMiB) << 20
-		}
+	if cfg.GDS.CUDA == config.CUDAOff {
+		return 0
 	}
-	return 0
+	use := host.GPUConfig(cfg)
+	takes := int64(use.Threads) * int64(use.Window)
+	if slices.ContainsFunc(cfg.Roots, cfg.TriesDirect) {
+		takes += int64(cfg.GDS.BufferMiB) << 20
+	}
+	return takes
 }
 
 // askedRoute is a root's route where it is not to be chosen.

@@ -72,24 +72,27 @@ func TestCheckMeasures(t *testing.T) {
 	}
 }
 
-// What forbids cuFile to the host forbids it to check: the library is not loaded, and no device memory is reckoned for slots.
+// What forbids cuFile to the host forbids it to check: the library is not loaded, and no device memory is reckoned for slots. What the
+// copy threads take is reckoned in any case.
 func TestCheckWantsWhatTheHostTries(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*config.Config)
 		cufile bool
-		memory bool
+		direct bool
+		memory int64 // MiB
 	}{
-		"by default":     {func(*config.Config) {}, true, true},
-		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false},
-		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false},
-		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false},
-		"staged":         {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false},
+		"by default":     {func(*config.Config) {}, true, true, 1024 + 96},
+		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false, 96},
+		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 96},
+		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
+		"staged":         {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 96},
+		"no windows":     {func(c *config.Config) { c.GDS.Windows = false }, true, true, 1024},
 	} {
 		cfg := config.Default().Clone()
 		cfg.Roots = []config.Root{{Path: "kv", Capacity: 1 << 30}}
 		c.change(cfg)
 		w := wanted(cfg)
-		if w.CuFile != c.cufile || w.DeviceBytes > 0 != c.memory || cfg.TriesDirect(cfg.Roots[0]) != c.memory {
+		if w.CuFile != c.cufile || w.DeviceBytes != c.memory<<20 || cfg.TriesDirect(cfg.Roots[0]) != c.direct {
 			t.Errorf("%s: %+v", name, w)
 		}
 	}
