@@ -50,7 +50,7 @@ func (r *root) measureNow() {
 	}
 }
 
-// measure asks the file system what it has left. What is reserved and not yet written counts as if nothing of it were
+// measure asks the file system what it has left. What is reserved and not yet published counts as if nothing of it were
 // there: the file system does not tell.
 func (r *root) measure() {
 	space, err := r.fs.Statfs(r.dir)
@@ -60,7 +60,7 @@ func (r *root) measure() {
 	keep := max(r.cfg.MinFree, int64(math.Ceil(r.cfg.MinFreePart*float64(space.Total))))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.bounds.free = max(0, r.used-r.writing()+space.Available-keep)
+	r.bounds.free = max(0, r.used-r.unwritten()+space.Available-keep)
 	r.bounds.measured = time.Now()
 }
 
@@ -68,11 +68,19 @@ func (r *root) measure() {
 // the most that is to be had for a while; an entry may be tried, in case it was others that have let go of something.
 func (r *root) meetTheEnd(entry int64, cause error) {
 	r.mu.Lock()
-	r.bounds.ceiling = max(entry, r.used-r.writing())
+	r.bounds.ceiling = max(entry, r.used-r.unwritten())
 	r.bounds.until = time.Now().Add(maxPause * r.store.cfg.UpkeepEvery)
 	r.mu.Unlock()
 	r.demote(RootFull, "its file system is full before its capacity is reached", cause,
 		"make room on the file system, or lower the root's capacity or raise its min_free")
+}
+
+// unwritten is what is reserved for pieces that are not there, whether somebody is writing them or not. mu is held.
+func (r *root) unwritten() (bytes int64) {
+	for class, n := range r.x.lacking {
+		bytes += n * r.store.spaces.class(class).fileBytes()
+	}
+	return bytes
 }
 
 // watchSpace is the upkeep's part: it keeps the floor when others write, and tries whether there is room again.

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"maps"
 	"math/bits"
 	"slices"
 )
@@ -12,6 +13,7 @@ func (r *root) check() error {
 	defer r.mu.Unlock()
 	var bytes, complete int64
 	var live, kin int
+	lacking := map[uint16]int64{}
 	err := func() error {
 		for slot := range r.x.high {
 			e := r.x.at(slot)
@@ -20,6 +22,9 @@ func (r *root) check() error {
 			}
 			live++
 			bytes += r.x.bytes(slot)
+			if owed := r.x.owed[slot]; owed != 0 {
+				lacking[r.x.ownerOf(slot).class] += int64(bits.OnesCount64(owed))
+			}
 			if e.is(stDetached) {
 				if e.pins == 0 {
 					return fmt.Errorf("slot %d is detached, and nobody has a pin on it", slot)
@@ -75,6 +80,8 @@ func (r *root) check() error {
 		return fmt.Errorf("%d entries and %d in the table", live, inTable)
 	case inFamilies != kin:
 		return fmt.Errorf("%d entries with a parent and %d in families", kin, inFamilies)
+	case !maps.Equal(lacking, r.x.lacking):
+		return fmt.Errorf("pieces lacking by class %v, the count says %v", lacking, r.x.lacking)
 	case complete != r.complete:
 		return fmt.Errorf("%d complete entries, the count says %d", complete, r.complete)
 	case !r.sound():

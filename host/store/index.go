@@ -14,17 +14,18 @@ import (
 type index struct {
 	slab
 	table
-	kin    table             // by the parent's fingerprint: see family.go
-	crowds map[uint64]*crowd // large families
-	owners owners
-	ranks  rankSets
-	wide   map[uint32]uint64 // pieces present, of entries whose set has no number
-	large  map[uint32]uint32 // sizes that do not fit entry.size
-	pinned map[uint32]uint32 // pins beyond the most that entry.pins counts
-	owed   map[uint32]uint64 // pieces that bytes are reserved for and that are not there, of entries that have such
-	clock  uint32            // the last tick given out
-	hash   func(class uint16, k chunk.Key) uint64
-	base   func(class uint16) uint16 // see class
+	kin     table             // by the parent's fingerprint: see family.go
+	crowds  map[uint64]*crowd // large families
+	owners  owners
+	ranks   rankSets
+	wide    map[uint32]uint64 // pieces present, of entries whose set has no number
+	large   map[uint32]uint32 // sizes that do not fit entry.size
+	pinned  map[uint32]uint32 // pins beyond the most that entry.pins counts
+	owed    map[uint32]uint64 // pieces that bytes are reserved for and that are not there, of entries that have such
+	lacking map[uint16]int64  // how many those are, by class
+	clock   uint32            // the last tick given out
+	hash    func(class uint16, k chunk.Key) uint64
+	base    func(class uint16) uint16 // see class
 }
 
 const (
@@ -35,7 +36,7 @@ const (
 func newIndex(max uint32, hash func(class uint16, k chunk.Key) uint64, base func(class uint16) uint16) *index {
 	x := &index{
 		slab: slab{free: none, max: max}, crowds: map[uint64]*crowd{}, owners: newOwners(), wide: map[uint32]uint64{},
-		large: map[uint32]uint32{}, pinned: map[uint32]uint32{}, owed: map[uint32]uint64{}, hash: hash, base: base,
+		large: map[uint32]uint32{}, pinned: map[uint32]uint32{}, owed: map[uint32]uint64{}, lacking: map[uint16]int64{}, hash: hash, base: base,
 	}
 	x.ranks.init()
 	x.table.init(max, x.slotPrint)
@@ -119,7 +120,7 @@ func (x *index) detach(slot uint32) {
 func (x *index) release(slot uint32) {
 	x.setPieces(slot, 0)
 	x.setUnits(slot, 0)
-	delete(x.owed, slot)
+	x.setOwed(slot, 0)
 	x.give(slot)
 }
 

@@ -1,5 +1,7 @@
 package store
 
+import "math/bits"
+
 // rankSets gives numbers to the sets of ranks whose pieces entries have, so that an entry names its set in a byte: nearly
 // all have the same few.
 type rankSets struct {
@@ -68,8 +70,20 @@ func (x *index) reserved(slot uint32) uint64 { return x.pieces(slot) | x.owed[sl
 
 // owe notes ranks that bytes were reserved for.
 func (x *index) owe(slot uint32, ranks uint64) {
-	if ranks != 0 {
-		x.owed[slot] |= ranks
+	x.setOwed(slot, x.owed[slot]|ranks)
+}
+
+func (x *index) setOwed(slot uint32, ranks uint64) {
+	was := x.owed[slot]
+	if was == ranks {
+		return
+	}
+	class := x.ownerOf(slot).class
+	if x.lacking[class] += int64(bits.OnesCount64(ranks) - bits.OnesCount64(was)); x.lacking[class] == 0 {
+		delete(x.lacking, class)
+	}
+	if x.owed[slot] = ranks; ranks == 0 {
+		delete(x.owed, slot)
 	}
 }
 
@@ -81,9 +95,5 @@ func (x *index) arrive(slot, rank uint32) {
 
 // arrived ends what an entry is owed of a rank.
 func (x *index) arrived(slot, rank uint32) {
-	if left := x.owed[slot] &^ (1 << rank); left != 0 {
-		x.owed[slot] = left
-	} else {
-		delete(x.owed, slot)
-	}
+	x.setOwed(slot, x.owed[slot]&^(1<<rank))
 }

@@ -341,3 +341,57 @@ func (f *fixture) mustPutRanks(tenant uint32, n uint64, ranks uint64) {
 		}
 	}
 }
+
+// smallDisk is a file system that has so many bytes for what is below a directory.
+type smallDisk struct {
+	staging.FS
+	t     *testing.T
+	dir   string
+	bytes int64
+}
+
+func (d *smallDisk) Statfs(string) (staging.Space, error) {
+	used, _ := usage(d.t, d.dir)
+	return staging.Space{Total: d.bytes, Free: d.bytes - used, Available: d.bytes - used}, nil
+}
+
+// TestReservedRanksAreNotFree: what is reserved for ranks that nobody is writing yet is not on the disk, and will be. It
+// counts against min_free, and against what a full disk has shown that it holds.
+func TestReservedRanksAreNotFree(t *testing.T) {
+	const ranks, keep, all = 8, 4, 40
+	disk := &smallDisk{FS: staging.OS(), t: t, dir: t.TempDir(), bytes: all * pieceBytes}
+	f := newFixture(t, disk.dir, 100, ranks, func(c *Config) { c.Roots[0].MinFree, c.FS, c.UpkeepEvery = keep*pieceBytes, disk, time.Hour })
+	r := f.store.roots[0]
+	for n := range uint64(2) {
+		for rank := range uint32(n + 1) { // of eight
+			if err := f.put(n, rank); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r.measure()
+	if got := f.store.Stats().Roots[0]; got.Limit != (all-keep)*pieceBytes || got.Used != 2*ranks*pieceBytes {
+		t.Errorf("limit %d, want %d: %+v", got.Limit, (all-keep)*pieceBytes, got)
+	}
+	r.meetTheEnd(pieceBytes, unix.ENOSPC)
+	if got := f.store.Stats().Roots[0].Limit; got != 3*pieceBytes {
+		t.Errorf("3 pieces are on the full disk, the limit is %d", got/pieceBytes)
+	}
+	r.mu.Lock()
+	r.bounds.until = time.Time{}
+	r.mu.Unlock()
+	r.drop(mark{1, r.x.slotPrint(1)}, 0)
+	for rank := uint32(1); rank < ranks; rank++ {
+		if err := f.put(0, rank); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.measure()
+	if got := f.store.Stats().Roots[0].Limit; got != (all-keep)*pieceBytes {
+		t.Errorf("all written: limit %d", got)
+	}
+	f.crash()
+	if err := f.store.roots[0].check(); err != nil {
+		t.Error(err)
+	}
+}
