@@ -92,6 +92,18 @@ func get(t *testing.T, h *host.Host, path string) string {
 	return string(text)
 }
 
+// What the configuration takes for the least is enough for the engine.
+func TestTheLeastSlotsStart(t *testing.T) {
+	c := configuration(t)
+	key, ok := config.Find("engine.slot_bytes")
+	if !ok {
+		t.Fatal("engine.slot_bytes is no key")
+	}
+	c.Engine.SlotBytes, c.Engine.MaxStagingMemory = key.Min, key.Min
+	_, stop := start(t, c)
+	stop()
+}
+
 // TestStoreRestartLoad goes the whole way: store through the socket, end the host, start another on the same root, load.
 func TestStoreRestartLoad(t *testing.T) {
 	c := configuration(t)

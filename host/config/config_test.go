@@ -86,7 +86,7 @@ socket = "from-file.sock"
 level = "warn"
 format = "json"
 [engine]
-slot_bytes = 65536
+slot_bytes = 1048576
 max_staging_memory = "1GiB"
 [session]
 lease_ttl = "5s"
@@ -114,7 +114,7 @@ shared = true
 	}
 	c := l.Config
 	if c.Socket != "from-file.sock" || c.Log.Level != "error" || c.Log.Format != "text" ||
-		c.Engine.SlotBytes != 65536 || c.Engine.MaxStagingMemory != 1<<30 || c.Session.LeaseTTL != 5*time.Second {
+		c.Engine.SlotBytes != 1<<20 || c.Engine.MaxStagingMemory != 1<<30 || c.Session.LeaseTTL != 5*time.Second {
 		t.Errorf("got %+v", c)
 	}
 	wantPolicies := []Policy{
@@ -208,7 +208,7 @@ func TestErrors(t *testing.T) {
 		{name: "section as key", text: "log = 1\n", is: ErrValue, want: []string{"k.toml:1:", "want a table [log]"}},
 		{name: "bad choice", text: "[store]\nevict = \"on_demand\"\n", is: ErrValue, want: []string{"k.toml:2:", `did you mean "on-demand"`}},
 		{name: "bad size", text: "[engine]\nslot_bytes = \"4MB?\"\n", is: ErrValue, want: []string{"k.toml:2:", "64KiB"}},
-		{name: "small size", text: "[engine]\nslot_bytes = 4096\n", is: ErrValue, want: []string{"at least 64KiB"}},
+		{name: "small size", text: "[engine]\nslot_bytes = 65536\n", is: ErrValue, want: []string{"at least 1MiB"}},
 		{name: "bad duration", text: "[session]\nlease_ttl = 30\n", is: ErrValue, want: []string{"k.toml:2:", `text such as "30s"`}},
 		{name: "bad ratio", text: "[store]\nhigh_watermark = 1.5\n", is: ErrValue, want: []string{"0 to 1"}},
 		{name: "policy key", text: "[[policy]]\nmodul = 'a'\n", is: ErrKey, want: []string{"k.toml:2:", `"module"`}},
