@@ -55,7 +55,7 @@ Beside each figure stand its ceilings from the same minutes: the copy between pa
 plain threads that write and rename, or read, files of the same size. Passes alternate; figures are medians over the
 rounds, and the ratio is ours over the smaller ceiling of its round: median (first to third quartile).
 
-It wants a root that exists, and twice the bytes of all chunks as memory and as disk for each round.`,
+It wants a root that exists, and twice the bytes of all chunks as memory and as disk.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
   kvhost bench --root /dev/shm --memory host --chunks 16 --pages mla`,
 		Args: noArgs,
@@ -240,19 +240,19 @@ func (o *benchOptions) profiler(name string) func(pass string, round int) (func(
 	}
 }
 
-// takesDirectIO says whether files of a directory can be opened past the page cache.
+// takesDirectIO says whether files of a directory are opened past the page cache: not in tmpfs, whose files are that.
 func takesDirectIO(dir string) bool {
-	f, err := os.CreateTemp(dir, ".kvhost-bench-")
+	temp, err := os.MkdirTemp(dir, ".kvhost-bench-")
 	if err != nil {
 		return false
 	}
-	defer os.Remove(f.Name())
+	defer os.RemoveAll(temp)
+	f, err := staging.OpenDirect(staging.OS(), filepath.Join(temp, "trial"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return false
+	}
 	defer f.Close()
-	again, err := staging.OS().OpenFile(f.Name(), os.O_RDWR|syscall.O_DIRECT, 0)
-	if err != nil {
-		return false
-	}
-	return again.Close() == nil
+	return f.Direct()
 }
 
 // slotRoom is more than the file of any of the shapes takes.

@@ -106,8 +106,10 @@ var keys = []*Key{
 		Help:  "Seed of policies that draw lots. The same seed and requests give the same decisions.",
 		field: func(c *Config) any { return &c.Store.Seed }},
 
-	{Section: "engine", Name: "threads_per_gpu", Kind: Count, Default: "24", Unit: "threads", Min: 1, Max: 1024,
-		Help:  "Workers that copy and do file I/O, per GPU, or for all host memory together: half as many again as there are processors for them, so that one that waits for the GPU leaves none idle.",
+	// On an H200 with 16 cores, 24 and 32 workers moved up to a twentieth more to and from tmpfs and no more through the page
+	// cache, took a tenth more of the processor, and let the first layer of a load wait half as long again (gds/BENCHMARKS.md).
+	{Section: "engine", Name: "threads_per_gpu", Kind: Count, Default: "16", Unit: "threads", Min: 1, Max: 1024,
+		Help:  "Workers that copy and do file I/O, per GPU, or for all host memory together: about as many as there are processors for them.",
 		field: func(c *Config) any { return &c.Engine.ThreadsPerGPU }},
 	{Section: "engine", Name: "slot_bytes", Kind: Size, Default: "4MiB", Min: 1 << 20, Max: 1 << 30,
 		Help:  "Size of one staging slot, a multiple of 4KiB: the most that one read or write moves.",
@@ -128,7 +130,8 @@ var keys = []*Key{
 	{Section: "gds", Name: "cuda", Kind: Choice, Choices: []string{CUDAAuto, CUDAOff}, Default: CUDAAuto,
 		Help:  "Whether GPUs are used: auto, those that the driver shows when it is there; off, none, and clients register host memory only.",
 		field: func(c *Config) any { return &c.GDS.CUDA }},
-	{Section: "gds", Name: "copy_threads", Kind: Count, Default: "24", Unit: "threads", Min: 1, Max: 1024,
+	// With 8 for 16 workers the bus stood idle while workers waited for a thread.
+	{Section: "gds", Name: "copy_threads", Kind: Count, Default: "16", Unit: "threads", Min: 1, Max: 1024,
 		Help:  "Threads per GPU that start copies and wait for them: one for each worker, or workers wait for each other.",
 		field: func(c *Config) any { return &c.GDS.CopyThreads }},
 	{Section: "gds", Name: "copy_blocks", Kind: Count, Default: "32", Unit: "thread blocks", Min: 1, Max: 4096,

@@ -103,8 +103,8 @@ func (b *bench) remember() error {
 }
 
 // forget removes the last round's files behind the store's back, so that this round's take the same memory and the same
-// part of the disk: pages that the machine has not used before cost their first user more than the writing does, and would
-// be charged to whoever comes first. What the store thinks of past rounds does not matter here.
+// part of the disk: memory that the machine has not used before costs its first user more, and files that stay are written
+// back beside what is timed. What the store thinks of past rounds does not matter here.
 func (b *bench) forget() error {
 	for _, name := range b.files {
 		if err := os.Remove(name); err != nil {

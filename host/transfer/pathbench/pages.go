@@ -199,10 +199,10 @@ func (d *devicePages) close() error {
 	return errors.Join(errs...)
 }
 
-// compare holds every page against what was stored from another block.
-func compare(p pages, g chunk.Geometry, image [][]byte, from, to [][]uint32) error {
+// compare holds every page against what was stored from another block. got is room for all of them.
+func compare(p pages, g chunk.Geometry, image, got [][]byte, from, to [][]uint32) error {
 	return planes(g, func(plane int) error {
-		got := make([]byte, len(image[plane]))
+		got := got[plane]
 		if err := p.get(plane, got); err != nil {
 			return err
 		}

@@ -40,6 +40,7 @@ type bench struct {
 	Config
 	pages  pages
 	image  [][]byte
+	got    [][]byte // what was loaded
 	store  *store.Store
 	space  *store.Space
 	engine *transfer.Engine
@@ -128,8 +129,8 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 		},
 		{
 			{"", nil, func() error { return b.copyAll(ctx, gds.Scatter) }, nil, &loads.copy, nil},
-			{"layers", b.poison, func() error { return b.loadLayers(round, again) }, func() error { return compare(b.pages, b.Geometry, b.image, perm, again) }, &layers.ours, &layers.cpu},
-			{"load", b.poison, func() error { return b.loadAll(round, back, nil) }, func() error { return compare(b.pages, b.Geometry, b.image, perm, back) }, &loads.ours, &loads.cpu},
+			{"layers", b.poison, func() error { return b.loadLayers(round, again) }, func() error { return compare(b.pages, b.Geometry, b.image, b.got, perm, again) }, &layers.ours, &layers.cpu},
+			{"load", b.poison, func() error { return b.loadAll(round, back, nil) }, func() error { return compare(b.pages, b.Geometry, b.image, b.got, perm, back) }, &loads.ours, &loads.cpu},
 			{"", nil, func() error { return b.readFiles(ctx) }, nil, &loads.plain, &loads.plainCPU},
 		},
 	}
@@ -264,7 +265,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if b.Direct != nil {
 		b.engine.SetRoute(b.GPU, filepath.Join(b.Dir, "root"), transfer.RouteChoice{Direct: b.Direct, Submit: b.Submit, Always: true})
 	}
-	b.image = image(b.Geometry, blocks)
+	b.image, b.got = image(b.Geometry, blocks), image(b.Geometry, blocks)
 	b.queue, err = b.engine.Queue(device)
 	return err
 }
