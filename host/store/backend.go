@@ -209,6 +209,9 @@ func (c *fellows) Victims(bytes int64) (list []shared.Victim) {
 	r := c.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.scanning {
+		return nil // nobody knows yet what is oldest
+	}
 	var slots [maxAsked]uint32
 	n := r.ask(abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: abi.None}, slots[:])
 	for _, slot := range slots[:n] {

@@ -252,6 +252,9 @@ func BenchmarkRestart(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+	if err := f.store.roots[0].fs.SyncFS(f.cfg.Roots[0].Path); err != nil { // else the first durable thing waits for all of them
+		b.Fatal(err)
+	}
 	file := filepath.Join(f.cfg.Roots[0].Path, checkpointFile)
 	for _, how := range []string{"scan", "checkpoint"} {
 		b.Run(fmt.Sprintf("files=%d/%s", files, how), func(b *testing.B) {

@@ -76,8 +76,8 @@ func newFellows(r *root) (*fellows, error) {
 	return c, err
 }
 
-// enter joins the others and finds what is there. The steps go on until leave.
-func (c *fellows) enter(ctx context.Context) error {
+// enter joins the others. The steps go on until leave. What is there a scan finds, beside the sessions.
+func (c *fellows) enter() error {
 	r := c.root
 	c.census = &census{root: r}
 	c.busy.Store(true)
@@ -93,6 +93,11 @@ func (c *fellows) enter(ctx context.Context) error {
 	} else {
 		close(c.ended)
 	}
+	return nil
+}
+
+// find waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told nothing.
+func (c *fellows) find(ctx context.Context) error {
 	if err := c.admission(ctx); err != nil {
 		return err
 	}
@@ -100,13 +105,11 @@ func (c *fellows) enter(ctx context.Context) error {
 	if err := c.scan(ctx); err != nil {
 		return err
 	}
+	if !c.root.serving() {
+		return c.root.outError()
+	}
 	c.census.order()
-	r.mu.Lock()
-	late := c.census
-	c.census = nil
-	r.replay()
-	r.mu.Unlock()
-	r.overlook(late.stray)
+	c.root.endScan(ctx, c.census)
 	c.member.Scanned(c.ticket)
 	c.busy.Store(false)
 	return nil

@@ -75,9 +75,15 @@ func (s *Store) recall(ctx context.Context) error {
 	defer func() { s.earlier.Store(&earlier) }()
 	s.place.each(func(o *office[naming]) { have[o.now.Load().id] = true })
 	for _, r := range s.roots {
+		if r.away.Load() {
+			continue
+		}
 		list, err := r.fs.ReadDir(r.dir + "/" + policiesDir)
 		if err != nil {
-			return fmt.Errorf("store: root %s: %w", r.dir, err)
+			if err = s.doWithout(ctx, r, fmt.Errorf("store: root %s: %w", r.dir, err)); err != nil {
+				return err
+			}
+			continue
 		}
 		for _, e := range list {
 			id, ok := strings.CutSuffix(e.Name(), namingSuffix)

@@ -43,6 +43,9 @@ func (r *root) lookAfter(ctx context.Context) {
 }
 
 func (r *root) comeBack(ctx context.Context, state RootState) error {
+	if r.away.Load() {
+		return r.arrive(ctx)
+	}
 	empty, err := r.identify()
 	if err == nil {
 		err = r.probe()

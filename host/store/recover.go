@@ -20,19 +20,18 @@ func (r *root) recover(ctx context.Context) error {
 		return err
 	}
 	if r.cfg.Shared {
-		err := r.removeCheckpoint() // of a run that had the root to itself
+		if err := r.removeCheckpoint(); err != nil { // of a run that had the root to itself
+			return err
+		}
+		f, err := newFellows(r)
 		if err != nil {
 			return err
 		}
-		if r.fellows, err = newFellows(r); err != nil {
-			return err
-		}
-		r.x.clock = firstLive
-		if err := r.fellows.enter(ctx); err != nil {
-			return err
-		}
-		close(r.scanned)
-		return nil
+		r.mu.Lock()
+		r.fellows, r.x.clock = f, firstLive
+		r.scanning, r.forgone = true, map[uint64]struct{}{}
+		r.mu.Unlock()
+		return f.enter()
 	}
 	c, err := r.takeCheckpoint()
 	if err != nil {
@@ -44,9 +43,6 @@ func (r *root) recover(ctx context.Context) error {
 	r.resume(ctx, r.loadState(c.when))
 	r.shrink(ctx)
 	close(r.scanned)
-	if !r.serving() {
-		return r.outError()
-	}
 	return ctx.Err()
 }
 

@@ -33,6 +33,7 @@ type root struct {
 	bare    *staging.WatchedFS // for probes: admits everything, and what fails there has no consequences
 	health  health
 	nudge   chan struct{} // wakes the upkeep
+	away    atomic.Bool   // it could not be opened: see arrive
 	self    staging.Info  // the directory
 	strays  strays
 	budget  budget
@@ -97,61 +98,54 @@ type mark struct {
 	print uint64
 }
 
-// openRoot makes the directories and takes the lock. Nothing is read yet.
+// openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error) {
 	r := &root{
 		store: s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1), nudge: make(chan struct{}, 1),
 		x: newIndex(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
 	}
 	r.settled.L = &r.mu
-	r.watched = staging.Watched(s.cfg.FS, staging.Watch{Limit: s.cfg.IOTimeout, Admit: r.admits, Seen: r.saw, Ended: r.ended})
-	r.bare = staging.Watched(s.cfg.FS, staging.Watch{Limit: s.cfg.IOTimeout, Ended: r.ended})
-	r.fs = r.watched
-	defer func() {
-		if err != nil {
-			r.endWatch()
-		}
-	}()
-	for _, d := range ownDirs {
-		if err := r.fs.MkdirAll(r.dir+"/"+d, 0o700); err != nil {
-			return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
-		}
-	}
-	// What the root holds is only as durable as its own name and those of the store's directories.
-	for _, d := range []string{filepath.Dir(r.dir), r.dir, r.dir + "/" + metaDir} {
-		if err := r.fs.SyncDir(d); err != nil && !(errors.Is(err, fs.ErrPermission) && d == filepath.Dir(r.dir)) {
-			return nil, fmt.Errorf("store: root %s: %w: %w", r.dir, ErrSync, err)
-		}
-	}
-	if r.self, err = r.fs.Stat(r.dir); err != nil {
-		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
-	}
-	lock, err := r.occupy(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			r.openGate()
-		}
-	}()
-	r.lock = lock
-	r.sweepMeta()
-	if err := r.loadWritten(); err != nil {
-		return nil, errors.Join(fmt.Errorf("store: root %s: %w", r.dir, err), lock.Close())
-	}
-	if err := r.beginUnclean(); err != nil {
-		return nil, errors.Join(fmt.Errorf("store: root %s: %w", r.dir, err), lock.Close())
-	}
 	r.acting = s.evict
 	if cfg.Evict != nil {
 		r.acting = s.bind(abi.RoleEvict, *cfg.Evict)
 	}
 	if r.evict, err = r.newEvict(ctx, r.acting, policy.State{}); err != nil {
-		return nil, errors.Join(fmt.Errorf("store: root %s: policy %s: %w", r.dir, r.acting.Name, err), lock.Close())
+		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.dir, r.acting.Name, err)
 	}
 	r.acting.hold()
+	r.watched = staging.Watched(s.cfg.FS, staging.Watch{Limit: s.cfg.IOTimeout, Admit: r.admits, Seen: r.saw, Ended: r.ended})
+	r.bare = staging.Watched(s.cfg.FS, staging.Watch{Limit: s.cfg.IOTimeout, Ended: r.ended})
+	r.fs = r.watched
 	return r, nil
+}
+
+// take makes the directories and takes the lock. No piece is looked at yet.
+func (r *root) take(ctx context.Context) (err error) {
+	for _, d := range ownDirs {
+		if err := r.fs.MkdirAll(r.dir+"/"+d, 0o700); err != nil {
+			return fmt.Errorf("store: root %s: %w", r.dir, err)
+		}
+	}
+	// What the root holds is only as durable as its own name and those of the store's directories.
+	for _, d := range []string{filepath.Dir(r.dir), r.dir, r.dir + "/" + metaDir} {
+		if err := r.fs.SyncDir(d); err != nil && !(errors.Is(err, fs.ErrPermission) && d == filepath.Dir(r.dir)) {
+			return fmt.Errorf("store: root %s: %w: %w", r.dir, ErrSync, err)
+		}
+	}
+	if r.self, err = r.fs.Stat(r.dir); err != nil {
+		return fmt.Errorf("store: root %s: %w", r.dir, err)
+	}
+	if r.lock, err = r.occupy(ctx); err != nil {
+		return err
+	}
+	r.sweepMeta()
+	if err = r.loadWritten(); err == nil {
+		err = r.beginUnclean()
+	}
+	if err != nil {
+		return fmt.Errorf("store: root %s: %w", r.dir, err)
+	}
+	return nil
 }
 
 func (r *root) newEvict(ctx context.Context, b *bound, state policy.State) (*policy.Evict, error) {
@@ -167,7 +161,10 @@ func (r *root) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.openGate()
-	err := errors.Join(r.evict.Close(), r.lock.Close())
+	err := r.evict.Close()
+	if r.lock != nil {
+		err = errors.Join(err, r.lock.Close())
+	}
 	r.acting.release()
 	r.endWatch()
 	return err

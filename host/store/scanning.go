@@ -66,6 +66,10 @@ func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 
 func (r *root) scanOnce(ctx context.Context) error {
 	start := time.Now()
+	defer r.reportScan(ctx)()
+	if r.fellows != nil {
+		return r.fellows.find(ctx)
+	}
 	c := &census{root: r}
 	r.census.Store(c)
 	if err := scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
@@ -156,11 +160,41 @@ func (c *census) order() {
 	r.store.stampsFrom(newest)
 }
 
+// reportScan tells the log how far a scan has come, until it is called off.
+func (r *root) reportScan(ctx context.Context) (end func()) {
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(scanReport)
+		defer tick.Stop()
+		for start := time.Now(); ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				r.mu.Lock()
+				entries := r.x.used
+				r.mu.Unlock()
+				r.log.Info("the scan goes on", "files", r.count.scanned.Load(), "entries", entries, "for", time.Since(start).Round(time.Second))
+			}
+		}
+	}()
+	return func() {
+		stop()
+		<-ended
+	}
+}
+
+// scanReport is how often the log hears of a scan.
+const scanReport = 5 * time.Second
+
 // endScan replaces the bound by the account and tells the evict policy what is here.
 func (r *root) endScan(ctx context.Context, c *census) {
 	r.mu.Lock()
-	r.used += c.stray - r.unseen
-	r.stray += c.stray
+	stray := c.stray
+	r.used += stray - r.unseen
+	r.stray += stray
 	r.unseen = 0
 	h := &successor{evict: r.evict}
 	r.next = h
@@ -168,12 +202,25 @@ func (r *root) endScan(ctx context.Context, c *census) {
 	_ = r.tell(ctx, h) // what fails is the policy, or the store is being closed
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.next, r.scanning, r.forgone = nil, false, nil
-	r.x.each(func(_ uint32, e *entry) {
-		if !e.is(stLeaving) {
-			e.set(stAnnounced)
+	if r.fellows != nil { // it has learned of others' pieces until now
+		r.used += c.stray - stray
+		r.stray += c.stray - stray
+		r.fellows.overlooked += c.stray
+		r.fellows.census = nil
+	}
+	r.x.each(func(slot uint32, e *entry) {
+		if e.is(stLeaving) {
+			return
 		}
+		if !h.knows(slot) && h.err == nil { // another host's, from the last moment
+			if e.touched() == 0 {
+				r.x.touchEntry(e)
+			}
+			h.announce(r, slot, r.x.slotPrint(slot))
+		}
+		e.set(stAnnounced)
 	})
+	r.next, r.scanning, r.forgone = nil, false, nil
 	if h.err != nil {
 		r.replace(h.err)
 	}
@@ -202,11 +249,19 @@ func (s *Store) seekUnseen(p *Put) {
 // ScanDone is closed once every root's scan has ended. It stays open when the store is closed before that.
 func (s *Store) ScanDone() <-chan struct{} { return s.scanDone }
 
-// scanRoots starts the scans that are due, and waits for them as long as told.
+// scanRoots starts the scans that are due, and waits for them as long as told. One that fails is begun again, and
+// fails Open where there is no other root.
 func (s *Store) scanRoots(ctx context.Context) error {
 	failed := make(chan error)
 	for _, r := range s.roots {
-		if r.scanning {
+		switch {
+		case r.away.Load() || !r.scanning:
+		case r.cfg.drill != nil:
+			if err := r.scanOnce(ctx); err != nil {
+				return err
+			}
+			close(r.scanned)
+		default:
 			s.work.Go(func() { r.scanAll(s.run, failed) })
 		}
 	}
@@ -227,14 +282,20 @@ func (s *Store) scanRoots(ctx context.Context) error {
 	}
 	patience := time.NewTimer(s.cfg.ScanWait)
 	defer patience.Stop()
-	select {
-	case <-s.scanDone:
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-patience.C:
-		s.log.Info("the store serves while its roots are scanned")
+	for {
+		select {
+		case <-s.scanDone:
+			return nil
+		case err := <-failed:
+			if len(s.roots) == 1 {
+				return err
+			}
+			s.log.Error("a scan failed and is begun again; what it has not seen are misses", "error", err)
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-patience.C:
+			s.log.Info("the store serves while its roots are scanned")
+			return nil
+		}
 	}
-	return nil
 }

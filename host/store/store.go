@@ -88,7 +88,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		if cfg.TouchesEvery > 0 && !r.cfg.Shared {
 			s.work.Go(func() { r.saveTouchesEvery(s.run, cfg.TouchesEvery) })
 		}
-		if cfg.EvictMode == Background && r.fellows == nil {
+		if cfg.EvictMode == Background && !r.cfg.Shared {
 			s.work.Go(func() { r.evictAhead(s.run) })
 		}
 		if cfg.Durability == Batch {
@@ -126,18 +126,17 @@ func (s *Store) openRoots(ctx context.Context) error {
 		}
 		s.roots = append(s.roots, r)
 	}
+	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
+		return err
+	}
 	if err := s.recall(ctx); err != nil {
 		return err
 	}
-	for _, r := range s.roots {
-		if err := r.loadNamespaces(); err != nil {
-			return err
-		}
+	if err := s.eachRoot(ctx, (*root).loadNamespaces); err != nil {
+		return err
 	}
-	for _, r := range s.roots {
-		if err := r.recover(ctx); err != nil {
-			return fmt.Errorf("store: root %s: %w", r.dir, err)
-		}
+	if err := s.eachRoot(ctx, func(r *root) error { return r.recover(ctx) }); err != nil {
+		return err
 	}
 	return s.scanRoots(ctx)
 }
@@ -152,8 +151,8 @@ func (s *Store) Close() error {
 	s.work.Wait()
 	s.endTrials()
 	for _, r := range s.roots {
-		if r.fellows != nil {
-			continue // it leaves with its lock
+		if r.away.Load() || r.fellows != nil {
+			continue // nothing is known of it, or it leaves with its lock
 		}
 		r.saveTouches()
 		r.saveWritten(true)
