@@ -98,6 +98,11 @@ func (m Manifest) Validate() error {
 	if m.VictimsAhead > 0 && !slices.Contains(m.Roles, RoleEvict.String()) {
 		return fmt.Errorf("abi: manifest: %s: victims_ahead is for the role evict", m.Name)
 	}
+	if m.MinHost != "" {
+		if _, err := release(m.MinHost); err != nil {
+			return err
+		}
+	}
 	for i, c := range m.Counters {
 		if slices.Contains(m.Counters[:i], c) {
 			return fmt.Errorf("abi: manifest: %s: counter %s twice", m.Name, c)

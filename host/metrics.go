@@ -1,6 +1,9 @@
 package host
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -120,6 +123,7 @@ func newCollector(h *Host) *collector {
 	for _, m := range shadowMetrics {
 		c.policy[m.name] = desc(m.name, m.help, "policy", "module", "digest")
 	}
+	c.policy[ownCounter] = desc(ownCounter, "What a module counts by itself.", "policy", "module", "digest", "counter")
 	for _, m := range policyMetrics {
 		c.policy[m.name] = desc(m.name, m.help, policyLabels...)
 	}
@@ -149,9 +153,16 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			send(c.roots[k], m.kind, m.value(&st.Roots[i]), st.Roots[i].Path)
 		}
 	}
+	told := map[moduleCounter]bool{}
 	for _, p := range series(st.Policies) {
 		for _, m := range policyMetrics {
 			send(c.policy[m.name], m.kind, m.value(&p.stats), p.labels[:]...)
+		}
+		for _, n := range slices.Sorted(maps.Keys(p.stats.Counters)) {
+			if own := (moduleCounter{p.stats.Digest, n}); !told[own] {
+				told[own] = true
+				send(c.policy[ownCounter], prometheus.UntypedValue, float64(p.stats.Counters[n]), p.stats.Name, p.stats.Module, p.stats.Digest, n)
+			}
 		}
 	}
 	for i := range st.Shadows {

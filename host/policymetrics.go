@@ -56,6 +56,11 @@ func truth(b bool) float64 {
 // policyLabels tell policies in use apart; state is "acting", or "replaced" for a place policy whose files are still there.
 var policyLabels = []string{"role", "policy", "module", "digest", "root", "state"}
 
+// ownCounter is told once for each module, whatever roles it has.
+const ownCounter = "policy_counter"
+
+type moduleCounter struct{ digest, counter string }
+
 type policySeries struct {
 	labels [6]string
 	stats  store.PolicyStats

@@ -21,8 +21,8 @@ func newVersion() *cobra.Command {
 			if n := dist.Names(); len(n) > 0 {
 				names = strings.Join(n, " ")
 			}
-			fmt.Printf("kvhost %s\n%s %s/%s\npolicy abi %d\nembedded policies: %s\n",
-				version, runtime.Version(), runtime.GOOS, runtime.GOARCH, abi.Version, names)
+			fmt.Printf("kvhost %s\n%s %s/%s\npolicy abi %d, release %s\nembedded policies: %s\n",
+				version, runtime.Version(), runtime.GOOS, runtime.GOARCH, abi.Version, abi.Release, names)
 		},
 	}
 }

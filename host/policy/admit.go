@@ -56,6 +56,7 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	}
 	if m.takes(&o.State, 0) {
 		if err := a.load(ctx, &o.State); err != nil {
+			a.in.close()
 			return nil, err
 		}
 	}

@@ -85,6 +85,17 @@ func TestCanaryLeavesNoTrace(t *testing.T) {
 	if n := m.Counters()["steps"]; n != 0 || said.n != 0 || m.Quarantined() != nil {
 		t.Errorf("%d counted, %d lines", n, said.n)
 	}
+	for range 2 { // instances share what they count
+		e := newEvict(t, m, 10)
+		for range 3 {
+			if _, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, make([]uint32, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := m.Counters()["steps"]; n != 6 {
+		t.Errorf("%d counted of 6", n)
+	}
 }
 
 // What a canary costs, on top of a load from a warm cache.

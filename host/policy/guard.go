@@ -51,6 +51,9 @@ func (m *Module) Failed(role abi.Role, cause error) (Verdict, time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	log := m.log.With("role", role.String(), "error", cause)
+	if g.onFault == Stop && g.banned != nil {
+		return Halt, 0 // said once
+	}
 	if g.onFault == Stop {
 		log.Error("policy failed; the host stops, as configured")
 		if g.banned == nil && g.stop != nil {

@@ -83,7 +83,10 @@ func (m *Module) instantiate(ctx context.Context, s *settings, t *meter) (*insta
 		return nil, fmt.Errorf("%w: %s: cannot start: %w", ErrBadModule, m.name, err)
 	}
 	in.mem = in.mod.Memory()
-	in.fuel, _ = in.mod.ExportedGlobal(metering.Global).(api.MutableGlobal)
+	if in.fuel, _ = in.mod.ExportedGlobal(metering.Global).(api.MutableGlobal); in.fuel == nil && !m.code.unmetered {
+		in.close()
+		return nil, fmt.Errorf("%w: %s: its compiled form counts no fuel", ErrBadModule, m.name)
+	}
 	if err := in.start(s, config); err != nil {
 		in.close()
 		return nil, err

@@ -35,6 +35,8 @@ type code struct {
 	scan     *scan
 	counters []atomic.Int64
 	fuel     budgets
+
+	unmetered bool
 }
 
 func (c *code) close(ctx context.Context) error { return c.runtime.Close(ctx) }
@@ -113,7 +115,7 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	if m.code, err = m.compile(ctx, f.bytes, pages, s, &opt); err != nil {
 		return nil, refused(name, err)
 	}
-	m.code.fuel = opt.Fuel.budgets(m.manifest.Fuel)
+	m.code.fuel, m.code.unmetered = opt.Fuel.budgets(m.manifest.Fuel), opt.unmetered
 	m.code.counters = make([]atomic.Int64, len(m.manifest.Counters))
 	if m.roles[abi.RolePlace] {
 		m.source = source{f.bytes, Pin{f.digest, opt.Grants, opt.MemoryPages, opt.Fuel}}
@@ -211,6 +213,9 @@ func (m *Module) describe(s *scan) error {
 	}
 	manifest, err := abi.ParseManifest(s.manifest)
 	if err != nil {
+		return err
+	}
+	if err := manifest.Runs(abi.Release); err != nil {
 		return err
 	}
 	for _, r := range manifest.Roles {

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strconv"
@@ -36,8 +37,11 @@ func (s *Store) announce(ns *namespace) error {
 	if err := s.names.builtin.Namespace(ns.id, ns.text); err != nil {
 		return err
 	}
-	if err := ns.place.now.Load().place.Namespace(ns.id, ns.text); err != nil {
+	acting := ns.place.now.Load()
+	if err := acting.place.Namespace(ns.id, ns.text); errors.Is(err, policy.ErrNamespace) {
 		return err
+	} else if err != nil { // it is down: what is new gets the built-in names, and its next guest is told
+		s.log.Warn("the place policy was not told of a namespace yet", "policy", acting.Name, "namespace", ns.digest, "error", err)
 	}
 	for _, n := range s.formerly() {
 		if err := n.place.Namespace(ns.id, ns.text); err != nil {

@@ -103,9 +103,10 @@ type PolicyStats struct {
 	Version    string
 	Root       string // of evict
 	Since      time.Time
-	Files      int64 // of place: entries that it named
-	Replaced   bool  // of place: it names nothing new, but files that it named are still there
-	Quarantine error // why it is not started any more
+	Files      int64            // of place: entries that it named
+	Replaced   bool             // of place: it names nothing new, but files that it named are still there
+	Quarantine error            // why it is not started any more
+	Counters   map[string]int64 // the module's own, of all its instances and roles
 }
 
 // Stats may be called at any time.
@@ -128,6 +129,7 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 	add := func(b *bound, st policy.Stats, root string) *PolicyStats {
 		list = append(list, PolicyStats{
 			Stats: st, Name: b.Name, Version: b.Module.Manifest().Version, Root: root, Since: b.since, Quarantine: b.Module.Quarantined(),
+			Counters: b.Module.Counters(),
 		})
 		return &list[len(list)-1]
 	}

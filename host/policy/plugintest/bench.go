@@ -59,8 +59,9 @@ func Bench(ctx context.Context, path string, o Options) (out []Measure, err erro
 		if err != nil {
 			return nil, err
 		}
-		o.Config = nil // the module's own
-		builtin, endBuiltin, err := makers[role](ctx, policy.Builtin(role), o)
+		plain := o
+		plain.Config = nil // the module's own
+		builtin, endBuiltin, err := makers[role](ctx, policy.Builtin(role), plain)
 		if err != nil {
 			return nil, errors.Join(err, end())
 		}
