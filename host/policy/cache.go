@@ -17,7 +17,6 @@ import (
 	"time"
 
 	metering "github.com/kvhost/kvhost/host/policy/meter"
-	"github.com/tetratelabs/wazero"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,9 +24,8 @@ import (
 // of that. With a directory, it outlives the process. One module at a time is compiled under a cache, over all processes
 // that share the directory.
 type Cache struct {
-	dir    string // empty: in memory only
-	mu     sync.Mutex
-	wazero wazero.CompilationCache
+	dir string // empty: nothing is kept
+	mu  sync.Mutex
 }
 
 // CacheDir is where a user's cache is: $XDG_CACHE_HOME/kvhost, or .cache/kvhost at home. Empty when neither is known.
@@ -39,11 +37,11 @@ func CacheDir() string {
 	return filepath.Join(dir, "kvhost")
 }
 
-// OpenCache makes a cache in a directory, which is made with mode 0700 when missing, or in memory when dir is empty. What
+// OpenCache makes a cache in a directory, which is made with mode 0700 when missing, or one that keeps nothing when dir is empty. What
 // is in the directory is run as code, so it must be this user's alone: anything else is an [ErrCache].
 func OpenCache(dir string) (*Cache, error) {
 	if dir == "" {
-		return &Cache{wazero: wazero.NewCompilationCache()}, nil
+		return &Cache{}, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCache, err)
@@ -52,11 +50,7 @@ func OpenCache(dir string) (*Cache, error) {
 		return nil, err
 	}
 	prune(dir)
-	w, err := wazero.NewCompilationCacheWithDir(dir)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrCache, err)
-	}
-	return &Cache{dir: dir, wazero: w}, nil
+	return &Cache{dir: dir}, nil
 }
 
 func private(dir string) error {
@@ -76,8 +70,8 @@ func private(dir string) error {
 	return nil
 }
 
-// Close releases what is in memory. Modules opened with the cache must have been closed before.
-func (c *Cache) Close(ctx context.Context) error { return c.wazero.Close(ctx) }
+// Close ends the cache. Modules opened with it must have been closed before. (It holds nothing between two loads.)
+func (c *Cache) Close(context.Context) error { return nil }
 
 // lock waits for its turn to compile.
 func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {

@@ -3,8 +3,10 @@ package policy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -201,6 +203,52 @@ func TestDamagedTrialIsHeldAgain(t *testing.T) {
 		}
 		if c.tried(trial) {
 			t.Errorf("byte %d is wrong", at)
+		}
+	}
+}
+
+// A cache has the code of modules that are open, and on disk that of others: a host that swaps for years keeps no more.
+func TestClosedModulesLeaveNothing(t *testing.T) {
+	for _, dir := range []string{"", filepath.Join(t.TempDir(), "c")} {
+		cache := openCache(t, dir)
+		code := func() (bytes uint64) { // it is mapped, and nothing else that may be executed has no file
+			for range 4 {
+				runtime.GC()
+				time.Sleep(10 * time.Millisecond)
+			}
+			b, err := os.ReadFile("/proc/self/maps")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(b)) {
+				var from, to uint64
+				if f := strings.Fields(line); len(f) == 5 && strings.Contains(f[1], "x") {
+					if _, err := fmt.Sscanf(f[0], "%x-%x", &from, &to); err != nil {
+						t.Fatal(err)
+					}
+					bytes += to - from
+				}
+			}
+			return bytes
+		}
+		open := func(n int) {
+			a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", i32(int32(n)), drop, i64(0))
+			m, err := load(t.Context(), "x.wasm", newFile("", a.bytes()), Options{Cache: cache})
+			if err == nil {
+				err = m.Close(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		open(0)
+		before := code()
+		const n = 60
+		for i := range n {
+			open(i + 1)
+		}
+		if after := code(); after > before+n/3*4096 {
+			t.Errorf("cache %q: %d bytes of code, %d after %d modules more were opened and closed", dir, before, after, n)
 		}
 	}
 }

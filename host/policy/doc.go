@@ -19,8 +19,9 @@
 //
 // # Why one runtime per module
 //
-// Modules in one wazero runtime can import each other's exports and memories. Policies come from different hands. A
-// shared [wazero.CompilationCache] keeps the price of a second runtime low.
+// Modules in one wazero runtime can import each other's exports and memories. Policies come from different hands. Each has
+// a [wazero.CompilationCache] of its own, too, on the files of all: one that is shared keeps in memory what it was ever asked
+// to compile, and a host that swaps policies for a year must not grow.
 //
 // # Why not WithCloseOnContextDone
 //

@@ -32,6 +32,7 @@ const defaultPages = 1024
 type code struct {
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
+	cache    wazero.CompilationCache // nil without files
 	scan     *scan
 	counters []atomic.Int64
 	fuel     budgets
@@ -39,7 +40,13 @@ type code struct {
 	unmetered bool
 }
 
-func (c *code) close(ctx context.Context) error { return c.runtime.Close(ctx) }
+func (c *code) close(ctx context.Context) error {
+	err := c.runtime.Close(ctx)
+	if c.cache != nil {
+		err = errors.Join(err, c.cache.Close(ctx))
+	}
+	return err
+}
 
 // Open loads a module: a path to a .wasm file, or the name of an embedded policy with or without ".wasm".
 func Open(ctx context.Context, name string, opt Options) (*Module, error) {
@@ -249,10 +256,10 @@ func (m *Module) compile(ctx context.Context, bytes []byte, pages uint32, s *sca
 			return nil, err
 		}
 	}
-	out, err := newCode(ctx, bytes, pages, s, c.wazero)
+	out, err := newCode(ctx, bytes, pages, s, c.dir)
 	if err != nil && c.dir != "" && ctx.Err() == nil { // the machine code may be damaged
 		m.log.Warn("a compiled policy cannot be used; it is compiled anew", "error", err)
-		return newCode(ctx, bytes, pages, s, nil)
+		return newCode(ctx, bytes, pages, s, "")
 	}
 	return out, err
 }
@@ -277,19 +284,25 @@ func (m *Module) metered(ctx context.Context, bytes []byte, pages uint32, c *Cac
 	return out, err
 }
 
-// newCode makes a runtime for one module: modules must not see each other's memory and exports.
-func newCode(ctx context.Context, bytes []byte, pages uint32, s *scan, cache wazero.CompilationCache) (*code, error) {
+// newCode makes a runtime for one module: modules must not see each other's memory and exports. What wazero keeps of a module
+// in memory it keeps for as long as its cache is open, so each has its own cache, which knows the files of all.
+func newCode(ctx context.Context, bytes []byte, pages uint32, s *scan, dir string) (*code, error) {
 	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
-	if cache != nil {
-		config = config.WithCompilationCache(cache)
+	c := &code{scan: s}
+	if dir != "" {
+		var err error
+		if c.cache, err = wazero.NewCompilationCacheWithDir(dir); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrCache, err)
+		}
+		config = config.WithCompilationCache(c.cache)
 	}
-	c := &code{runtime: wazero.NewRuntimeWithConfig(ctx, config), scan: s}
+	c.runtime = wazero.NewRuntimeWithConfig(ctx, config)
 	err := c.link(ctx)
 	if err == nil {
 		c.compiled, err = c.runtime.CompileModule(experimental.WithCompilationWorkers(withRefueler(ctx), runtime.GOMAXPROCS(0)), bytes)
 	}
 	if err != nil {
-		_ = c.runtime.Close(ctx) // the first error is the one that matters
+		_ = c.close(ctx) // the first error is the one that matters
 		return nil, err
 	}
 	return c, nil
