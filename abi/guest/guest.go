@@ -10,6 +10,7 @@
 package guest
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -63,9 +64,12 @@ type Namespacer interface {
 	Namespace(id uint32, text string)
 }
 
+// ErrStateSize says that a state takes more bytes than its host has room for. It is no fault: the next instance starts empty.
+var ErrStateSize = errors.New("the state takes more than the limit")
+
 // Saver is implemented by policies whose state outlives the instance. The manifest's state_format names its form.
 type Saver interface {
-	// Save appends the state to dst, at most limit bytes.
+	// Save appends the state to dst, at most limit bytes; [ErrStateSize] when it takes more.
 	Save(dst []byte, limit int) ([]byte, error)
 	// Load restores what Save gave; an error leaves the policy as new.
 	Load(state []byte) error

@@ -28,6 +28,9 @@ func Builtin(role abi.Role) *Module {
 	b := &builtins[role]
 	m := NativeModule(b.name, []abi.Role{role}, b.make)
 	m.manifest.VictimsAhead = b.ahead
+	if role == abi.RoleEvict {
+		m.KeepState(lru.StateFormat)
+	}
 	return m
 }
 

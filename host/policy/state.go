@@ -100,8 +100,8 @@ func (m *Module) unread(err error) {
 }
 
 // Save delivers the events that wait and asks the policy for its state, of at most limit bytes. ok is false when it keeps
-// none. It may take long (up to 5 ms for each 10 MB, and what the guest adds to that): it is for a policy that is about to
-// be replaced. An error is the policy's end, as with any call.
+// none. It may take long (0.75 ms for each 0.5 MB that lru keeps as a Go module, 14 ms for 8 MB): it is for a policy that is about
+// to be replaced. An error is the policy's end, as with any call.
 func (e *Evict) Save(limit uint32) (s State, ok bool, err error) {
 	if err := e.Flush(); err != nil {
 		return State{}, false, err

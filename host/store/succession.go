@@ -30,8 +30,8 @@ func (h Handover) String() string {
 }
 
 // handoverBytes bounds the state that is taken over: it is copied while nobody else gets at the root, and no session may
-// wait for long. A policy that keeps more is told of the entries instead, in slices.
-const handoverBytes = 8 << 20
+// wait for long: lru takes 3 ms for so much, as a Go module. A policy that keeps more is told of the entries instead, in slices.
+const handoverBytes = 2 << 20
 
 // succession is a change of a root's evict policy under way. While there is one, no other begins.
 type succession struct {

@@ -111,10 +111,13 @@ func TestSwapEvict(t *testing.T) {
 		from, to *Use
 		how      Handover
 	}{
-		"module to native": {use(t, "lru", nil, nil), &Use{Module: native()}, Replayed},
-		"native to module": {&Use{Module: native()}, use(t, "lru", nil, nil), Replayed},
-		"with state":       {&Use{Module: newElephant()}, &Use{Module: newElephant()}, Loaded},
-		"without":          {&Use{Module: newElephant()}, &Use{Module: native()}, Replayed},
+		"module to native":   {use(t, "lru", nil, nil), &Use{Module: native()}, Replayed},
+		"native to module":   {&Use{Module: native()}, use(t, "lru", nil, nil), Replayed},
+		"with state":         {&Use{Module: newElephant()}, &Use{Module: newElephant()}, Loaded},
+		"module to module":   {use(t, "lru", nil, nil), use(t, "lru", nil, nil), Loaded},
+		"built-in to module": {&Use{Module: policy.Builtin(abi.RoleEvict)}, use(t, "lru", nil, nil), Loaded},
+		"module to built-in": {use(t, "lru", nil, nil), &Use{Module: policy.Builtin(abi.RoleEvict)}, Loaded},
+		"without":            {&Use{Module: newElephant()}, &Use{Module: native()}, Replayed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			done, old := false, c.from.Done

@@ -3,7 +3,10 @@
 package state
 
 import (
+	"errors"
+
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/abi/guest/export"
 )
 
@@ -17,6 +20,9 @@ func kvSave(limit uint32) uint64 {
 		return abi.Pack(abi.StatusBadInput, 0)
 	}
 	state, err := s.Save(b[:0:limit], int(limit))
+	if errors.Is(err, guest.ErrStateSize) {
+		return abi.Pack(abi.StatusDefault, 0)
+	}
 	if err != nil {
 		export.Fail(err)
 		return abi.Pack(abi.StatusInternal, 0)

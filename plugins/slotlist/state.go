@@ -1,0 +1,163 @@
+package slotlist
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// ErrState says that a saved order is not one, or has more slots than the list.
+var ErrState = errors.New("slotlist: not a saved order")
+
+// A saved order is a header, then 8 bytes for each slot up to the last that is present, in the order of slots and not of the list:
+// the next older one, and the state. Copying is then as fast as memory, when following the list would miss the caches at
+// each slot, and nobody can use the root meanwhile. Tenants follow as runs of equal ones. All little-endian.
+const (
+	stateMagic  = 0x31_74_73_6c // "lst1"
+	stateHeader = 4 * 4         // magic, slots, done, runs; abi.None for the root
+	stateSlot   = 2 * 4
+	stateRun    = 2 * 4 // slots, tenant
+)
+
+// Save appends the order to dst, at most limit bytes of it. ok is false, and dst as it was, when it takes more.
+func (l *List) Save(dst []byte, limit int) (_ []byte, ok bool) {
+	slots := l.root
+	for slots > 0 && l.nodes[slots-1].state == 0 {
+		slots--
+	}
+	start := len(dst)
+	if limit < stateHeader || uint64(limit-stateHeader) < uint64(slots)*stateSlot {
+		return dst, false
+	}
+	put := binary.LittleEndian.AppendUint32
+	dst = put(put(put(put(dst, stateMagic), slots), l.name(l.done)), 0)
+	for i := range l.nodes[:slots] {
+		n := &l.nodes[i]
+		older := abi.None
+		if n.state != 0 {
+			older = l.name(n.older)
+		}
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(n.state)<<32|uint64(older))
+	}
+	runs := uint32(0)
+	for at := uint32(0); at < slots; runs++ {
+		end := at + 1
+		for tenant := l.nodes[at].tenant; end < slots && l.nodes[end].tenant == tenant; {
+			end++
+		}
+		if len(dst)-start+stateRun > limit {
+			return dst[:start], false
+		}
+		dst = put(put(dst, end-at), l.nodes[at].tenant)
+		at = end
+	}
+	binary.LittleEndian.PutUint32(dst[start+12:], runs)
+	return dst, true
+}
+
+// name is a slot as it is saved.
+func (l *List) name(slot uint32) uint32 {
+	if slot == l.root {
+		return abi.None
+	}
+	return slot
+}
+
+// Load makes a list that is empty what Save kept. After an error it is empty still.
+func (l *List) Load(b []byte) error {
+	err := l.load(b)
+	if err != nil {
+		clear(l.nodes)
+		l.nodes[l.root] = node{newer: l.root, older: l.root}
+		l.done = l.root
+	}
+	return err
+}
+
+func (l *List) load(b []byte) error {
+	u32 := func(at uint64) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
+	if len(b) < stateHeader || u32(0) != stateMagic {
+		return ErrState
+	}
+	slots, done, runs := u32(4), u32(8), u32(12)
+	tenants := stateHeader + uint64(slots)*stateSlot
+	if slots > l.root || uint64(len(b)) != tenants+uint64(runs)*stateRun {
+		return ErrState
+	}
+	present := uint32(0)
+	for i := range slots {
+		at := stateHeader + uint64(i)*stateSlot
+		older, state := u32(at), u32(at+4)
+		if state == 0 {
+			continue
+		}
+		if state&resident == 0 || state&passed != 0 && state&pinned == 0 || older != abi.None && older >= slots {
+			return ErrState
+		}
+		present++
+		n := &l.nodes[i]
+		if n.state = state; older == abi.None {
+			older = l.root
+		}
+		n.older = older
+	}
+	for i, slot := uint64(0), uint32(0); i < uint64(runs); i++ {
+		count, tenant := u32(tenants+i*stateRun), u32(tenants+i*stateRun+4)
+		if count > slots-slot {
+			return ErrState
+		}
+		for end := slot + count; slot < end; slot++ {
+			l.nodes[slot].tenant = tenant
+		}
+	}
+	return l.close(present, done)
+}
+
+// close finds the other direction of the links, and that they are one way through all slots that are present.
+func (l *List) close(present, done uint32) error {
+	const unseen = 1<<32 - 1
+	l.nodes[l.root].newer = unseen
+	for i := range l.nodes[:l.root] {
+		l.nodes[i].newer = unseen
+	}
+	for i := range l.nodes[:l.root] {
+		n := &l.nodes[i]
+		if n.state == 0 {
+			continue
+		}
+		older := &l.nodes[n.older]
+		if n.older != l.root && older.state == 0 || older.newer != unseen {
+			return ErrState // two have the same next one, or one that is not there
+		}
+		older.newer = uint32(i)
+	}
+	root := &l.nodes[l.root]
+	if present == 0 {
+		root.newer, root.older = l.root, l.root
+	}
+	// Each slot is the next older one of one other at most, so that who has none is the newest, and there is one way.
+	at, steps := root.newer, uint32(0)
+	for ; present > 0 && steps < present && at != unseen; steps++ {
+		root.older = at
+		at = l.nodes[at].newer
+	}
+	if present > 0 && (steps != present || at != unseen) {
+		return ErrState
+	}
+	if present > 0 {
+		l.nodes[root.older].newer = l.root
+	}
+	for i := range l.nodes[:l.root] {
+		if n := &l.nodes[i]; n.state == 0 {
+			*n = node{tenant: n.tenant}
+		}
+	}
+	if l.done = l.root; done != abi.None {
+		if done >= l.root || l.nodes[done].state&passed == 0 {
+			return ErrState
+		}
+		l.done = done
+	}
+	return nil
+}
