@@ -3,6 +3,7 @@ package pathbench
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -107,12 +108,23 @@ func (b *bench) remember() error {
 // back beside what is timed. What the store thinks of past rounds does not matter here.
 func (b *bench) forget() error {
 	for _, name := range b.files {
-		if err := os.Remove(name); err != nil {
+		if err := b.FS.Remove(name); err != nil {
 			return err
 		}
 	}
 	b.files = nil
 	return nil
+}
+
+// remove removes a directory, its files by the file system that tells of them.
+func (b *bench) remove(dir string) error {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		return b.FS.Remove(path)
+	})
+	return errors.Join(err, os.RemoveAll(dir))
 }
 
 // warm reads the files of the page cache twice, untimed: the first reads of a fresh file move its pages from one of the

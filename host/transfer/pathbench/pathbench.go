@@ -65,9 +65,11 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("pathbench: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	b := &bench{Config: c, rng: rand.New(rand.NewPCG(1, 1)), known: map[string]bool{}}
-	b.Dir = dir
+	if b.Dir = dir; c.Direct != nil { // cuFile keeps files open, whose blocks are not free before it lets go of them
+		b.FS = staging.OnRemove(c.FS, c.Direct.Handles.Forget)
+	}
+	defer func() { err = errors.Join(err, b.remove(dir)) }()
 	defer func() { err = errors.Join(err, b.close()) }()
 	if err := b.open(ctx); err != nil {
 		return nil, err
@@ -125,7 +127,7 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 		{
 			{"", nil, func() error { return b.copyAll(ctx, gds.Gather) }, nil, &stores.copy, nil},
 			{"store", b.restore, func() error { return b.storeAll(ctx, round, perm) }, b.remember, &stores.ours, &stores.cpu},
-			{"", nil, func() error { return b.writeFiles(ctx, plain, round) }, func() error { return os.RemoveAll(plain) }, &stores.plain, &stores.plainCPU},
+			{"", nil, func() error { return b.writeFiles(ctx, plain, round) }, func() error { return b.remove(plain) }, &stores.plain, &stores.plainCPU},
 		},
 		{
 			{"", nil, func() error { return b.copyAll(ctx, gds.Scatter) }, nil, &loads.copy, nil},

@@ -63,6 +63,41 @@ func TestRowsAreFilled(t *testing.T) {
 	}
 }
 
+// What is removed between the rounds, and in the end, cuFile keeps no descriptor of: its blocks would stay in use.
+func TestDirectLetsGoOfWhatIsRemoved(t *testing.T) {
+	double := gdstest.Build(t)
+	d, err := gds.Open(nil, double.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, err := d.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := small(t)
+	if c.GPU, err = d.OpenGPU(devices[0].UUID, gds.Config{Threads: 2, Files: 2}); err != nil {
+		t.Fatal(err)
+	}
+	defer c.GPU.Close()
+	lib, err := gds.LoadCuFile(double.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lost := c.GPU.DoFile(func(t *gds.Thread) { err = lib.Open(t) }); lost != nil || err != nil {
+		t.Fatal(lost, err)
+	}
+	if c.Direct, err = gds.NewDirectRoute(c.GPU, lib, gds.DirectConfig{BufferBytes: 64 << 20, Handles: 64}); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Direct.Close()
+	if _, err := pathbench.Run(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if s := c.Direct.Handles.Stats(); s.Open != 0 || s.Misses == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestBenchFails(t *testing.T) {
 	c := small(t)
 	c.Chunks = 0
