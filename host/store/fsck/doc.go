@@ -11,7 +11,8 @@
 //   - A temporary is removed only with the locks held that its owner would hold if it lived, so that no host can be
 //     writing it or start to. Where hosts share a root, and a lock may not reach across machines, it must be old, too:
 //     old by the file system's clock, not by this machine's.
-//   - What the store keeps beside the pieces and writes again by itself is put into quarantine when it is damaged.
+//   - What the store keeps beside the pieces and writes again by itself is put into quarantine when it is damaged. What
+//     hosts that share the root leave for each other is only looked at.
 //
 // What a check cannot judge it leaves alone: files that no place policy claims, formats of a later version.
 package fsck

@@ -15,10 +15,13 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// maxMeta bounds a namespace's text and a plan.
-const maxMeta = 4 << 20
+// What is read as a whole: maxMeta bounds a namespace's text and a plan, maxModule a policy.
+const (
+	maxMeta   = 4 << 20
+	maxModule = 256 << 20
+)
 
-// meta reads what the store keeps for itself: everything that it takes to judge pieces, and the list of touches.
+// meta reads what the store keeps for itself: everything that it takes to judge pieces, and what the next start goes by.
 func (c *check) meta() error {
 	if err := c.each(store.NamespacesDir, c.takeText); err != nil {
 		return err
@@ -27,7 +30,17 @@ func (c *check) meta() error {
 		return err
 	}
 	c.touches()
-	return nil
+	c.judge(store.CheckpointFile, store.JudgeCheckpoint)
+	c.judge(store.StateFile, store.JudgeState)
+	if b, info, err := c.small(store.WrittenFile); err != nil {
+		c.judgeMeta(store.WrittenFile, info, err)
+	} else {
+		c.judgeMeta(store.WrittenFile, info, store.JudgeWritten(b))
+	}
+	if err := c.policies(); err != nil {
+		return err
+	}
+	return c.members()
 }
 
 func (c *check) takeText(d chunk.Digest, b []byte) error {
@@ -151,7 +164,10 @@ func (c *check) judgeMeta(rel string, info staging.Info, err error) {
 	c.found(p)
 }
 
-func (c *check) small(rel string) ([]byte, staging.Info, error) {
+func (c *check) small(rel string) ([]byte, staging.Info, error) { return c.whole(rel, maxMeta) }
+
+// whole reads a file that has no more than so many bytes.
+func (c *check) whole(rel string, most int64) ([]byte, staging.Info, error) {
 	f, err := c.o.FS.OpenFile(c.dir+"/"+rel, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, staging.Info{}, err
@@ -161,7 +177,7 @@ func (c *check) small(rel string) ([]byte, staging.Info, error) {
 	if err != nil {
 		return nil, info, err
 	}
-	if info.Size > maxMeta {
+	if info.Size > most {
 		return nil, info, fmt.Errorf("%w: it has %d bytes", store.ErrDamaged, info.Size)
 	}
 	b := make([]byte, info.Size)

@@ -37,6 +37,14 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 		p.Failed = err.Error()
 		return
 	}
+	if p.Path == store.CheckpointFile {
+		if err := c.o.FS.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			p.Failed = err.Error()
+			return
+		}
+		p.Done = "removed: the next start scans the root"
+		return
+	}
 	// The next start must not go by an account that has this file in it.
 	if err := c.o.FS.Remove(c.dir + "/" + store.CheckpointFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		p.Failed = err.Error()

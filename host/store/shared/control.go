@@ -44,6 +44,12 @@ func decodeControl(b []byte, v any) error {
 	return nil
 }
 
+// JudgeControl compares a control file with its checksum: a member's status, an evictor's beat, grants and journal.
+func JudgeControl(b []byte) error {
+	var any json.RawMessage
+	return decodeControl(b, &any)
+}
+
 // put replaces a control file.
 func (m *Member) put(name string, v any) error { return m.replace(name, v, false) }
 
