@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math/bits"
-	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/kvhost/kvhost/abi"
@@ -381,110 +378,4 @@ func (r *root) shed(p *Put, cause error) error {
 	p.giveBack()
 	r.mu.Lock()
 	return cause
-}
-
-// name works out the target of a piece that joined an entry.
-func (p *Put) name() error {
-	target, err := p.root.path(p.class, &p.key, p.rank, false)
-	if err != nil {
-		return p.takeDetour(err)
-	}
-	p.target = target
-	return nil
-}
-
-// takeDetour puts the piece under the built-in name because the place policy's cannot be had.
-func (p *Put) takeDetour(cause error) error {
-	r := p.root
-	target, err := r.path(p.class, &p.key, p.rank, true)
-	if err != nil {
-		return err
-	}
-	r.log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
-	r.mu.Lock()
-	r.x.at(p.mark.slot).set(stDetour)
-	r.count.placeFaults++
-	r.mu.Unlock()
-	p.target, p.detour = target, true
-	return nil
-}
-
-// Root is the directory of the root that the piece goes to.
-func (p *Put) Root() string { return p.root.dir }
-
-// Plan is the layout of the payload.
-func (p *Put) Plan() *chunk.Plan { return p.class.plan }
-
-// DataOffset is where the payload starts in the file.
-func (p *Put) DataOffset() int64 { return p.class.dataOffset }
-
-// FileBytes is the size of the whole file: header, table and payload, each padded to whole pages.
-func (p *Put) FileBytes() int64 { return p.class.fileBytes() }
-
-// File is the named temporary, made beside its target at the first call: a victim's file if the put was left one, else
-// a new one. Publish and Abort close it.
-func (p *Put) File() (staging.File, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.over {
-		return nil, ErrPutOver
-	}
-	if p.file != nil {
-		return p.file, nil
-	}
-	r := p.root
-	if p.temp != "" {
-		f, err := p.inherit()
-		if err == nil {
-			p.file = r.timed(f)
-			return p.file, nil
-		}
-		r.log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
-		p.removeTemp()
-		if !r.relieve() {
-			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.dir, err)
-		}
-	}
-	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
-	for range 3 {
-		if err := p.nameTemp(); err != nil {
-			return nil, err
-		}
-		f, err := staging.OpenDirect(r.fs, p.temp, flags, 0o600)
-		if errors.Is(err, fs.ErrNotExist) && r.fellows == nil {
-			if err = r.makeDir(filepath.Dir(p.target)); err == nil {
-				f, err = staging.OpenDirect(r.fs, p.temp, flags, 0o600)
-			}
-		}
-		if err == nil {
-			p.file = r.timed(f)
-			return p.file, nil
-		}
-		if !errors.Is(err, fs.ErrExist) {
-			p.removeTemp() // an open can fail after the file was made
-			return nil, fmt.Errorf("store: %s: %w", p.target, err)
-		}
-	}
-	return nil, fmt.Errorf("store: %s: no free name for a temporary", p.target)
-}
-
-// nameTemp chooses the temporary: beside its target, or, where others count on finding it, among this host's.
-func (p *Put) nameTemp() (err error) {
-	r := p.root
-	p.temp = tempName(p.target, r.store.cfg.HostID, r.store.seq.Add(1))
-	if r.fellows != nil {
-		p.temp, err = r.fellows.member.Temp(filepath.Base(p.temp))
-	}
-	return err
-}
-
-// Head writes the header page and the checksum table to dst[:DataOffset()].
-func (p *Put) Head(dst []byte, table []uint64) {
-	h := Header{
-		Namespace: p.class.ns.digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.group, Rank: p.rank,
-		Blocks: p.class.plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
-		Payload: p.class.plan.PayloadBytes(), Plan: p.class.plan.Digest(), Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes,
-		Extents: uint32(len(table)), DataOffset: p.class.dataOffset, TableSum: putTable(dst[Page:], table),
-	}
-	h.Encode(dst)
 }
