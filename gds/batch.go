@@ -171,7 +171,7 @@ func (b *Batch) queue() error {
 	return b.Wait()
 }
 
-// move goes the GPU's way, and on to the next when that one does not work here. Before another way is tried, and before
+// move goes the GPU's way, and the next when that one fails. Before another way is tried, and before
 // an error is told, the stream is waited for: nothing may still be moving.
 func (b *Batch) move(n int) error {
 	g := b.t.gpu
@@ -190,16 +190,31 @@ func (b *Batch) move(n int) error {
 			err = b.singleCopies(n)
 		}
 		if err == nil {
+			if g.misses.Load() > 0 && g.Mode() == mode {
+				g.misses.Store(0)
+			}
 			return nil
 		}
 		idle := b.t.wait()
 		if mode == SingleCopy || b.gated || idle != nil || g.Err() != nil {
 			return err
 		}
-		if g.mode.CompareAndSwap(int32(mode), int32(mode+1)) {
-			g.driver.log.Warn("pages are copied another way from now on", "gpu", g.UUID.String(), "was", mode.String(), "now", (mode + 1).String(), "error", err)
-		}
+		g.missed(mode, err)
 		mode++
+	}
+}
+
+// missesToLeave is how often in a row a way of copying must fail to be given up for good: what fails once may have failed for
+// something that has passed.
+const missesToLeave = 3
+
+func (g *GPU) missed(mode Mode, err error) {
+	if g.Mode() != mode || g.misses.Add(1) < missesToLeave {
+		return
+	}
+	if g.mode.CompareAndSwap(int32(mode), int32(mode+1)) {
+		g.misses.Store(0)
+		g.driver.log.Warn("pages are copied another way from now on", "gpu", g.UUID.String(), "was", mode.String(), "now", (mode + 1).String(), "error", err)
 	}
 }
 

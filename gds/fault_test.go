@@ -53,6 +53,7 @@ func move(g *GPU, dir Direction, flat []byte, page uint64, n, size int, flag *Fl
 	return err
 }
 
+// What fails is copied another way, and a way that fails every time is not tried again.
 func TestCopiesFallBack(t *testing.T) {
 	for _, c := range []struct {
 		rules string
@@ -64,17 +65,33 @@ func TestCopiesFallBack(t *testing.T) {
 		g, double := doubled(t, Config{Threads: 1})
 		pages := buffer(t, g, 64<<10)
 		flat := slot(t, g, 64<<10, true)
-		want := random(64 << 10)
-		copy(flat, want)
-		double.Rules(c.rules)
-		if err := move(g, Scatter, flat, pages.Address, 16, 4096, nil); err != nil {
-			t.Fatalf("%s: %v", c.rules, err)
+		data := random(64 << 10)
+		copy(flat, data)
+		copies := func(rules string, want Mode) {
+			t.Helper()
+			on(t, g, func(th *Thread) error { return th.Fill(pages.Address, 0xa5, pages.Size) })
+			double.Rules(rules)
+			if err := move(g, Scatter, flat, pages.Address, 16, 4096, nil); err != nil {
+				t.Fatalf("%s: %v", rules, err)
+			}
+			double.Rules("")
+			got := make([]byte, len(data))
+			on(t, g, func(th *Thread) error { return th.Read(got, pages.Address) })
+			if !bytes.Equal(got, data) || g.Mode() != want {
+				t.Errorf("%s: mode %s, want %s, equal %v", rules, g.Mode(), want, bytes.Equal(got, data))
+			}
 		}
-		got := make([]byte, len(want))
-		on(t, g, func(th *Thread) error { return th.Read(got, pages.Address) })
-		if !bytes.Equal(got, want) || g.Mode() != c.want {
-			t.Errorf("%s: mode %s, equal %v", c.rules, g.Mode(), bytes.Equal(got, want))
+		for range 2 * missesToLeave { // what fails now and then is not given up
+			copies(c.rules, Kernel)
+			copies("", Kernel)
 		}
+		for mode := range c.want {
+			for range missesToLeave - 1 - int(mode) { // the second has failed once when the first was given up
+				copies(c.rules, mode)
+			}
+			copies(c.rules, mode+1)
+		}
+		copies(c.rules, c.want)
 	}
 }
 

@@ -100,6 +100,7 @@ type GPU struct {
 	never     *Flag // always 0
 
 	mode    atomic.Int32  // a Mode
+	misses  atomic.Int32  // of that mode, in a row
 	copying atomic.Int32  // kernels in flight, those on windows not among them
 	turns   chan struct{} // they take
 	lost    atomic.Pointer[error]
