@@ -14,6 +14,10 @@ import (
 // a message in between. See [Timeline].
 type Words struct {
 	words []uint64 // nil in memory of a GPU
+
+	// Of those, set by Access.
+	load  func(i int) uint64
+	store func(i int, v uint64)
 }
 
 // ShareWords shares words in an arena, from an offset on that is a multiple of 8. A session shares words once.
@@ -29,12 +33,12 @@ func (s *Session) ShareWords(ctx context.Context, a *Arena, offset int64, count 
 	if _, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Words{Words: m}}); err != nil {
 		return nil, err
 	}
-	return &Words{unsafe.Slice((*uint64)(unsafe.Pointer(&a.data[offset])), count)}, nil
+	return &Words{words: unsafe.Slice((*uint64)(unsafe.Pointer(&a.data[offset])), count)}, nil
 }
 
 // ShareDeviceWords shares words in memory of cuMemCreate on the session's GPU, from an offset on in its segments. The result
-// names them in timelines; to this package the memory is closed, so whoever waits for them finds out about the host's death
-// by Session.Ended, and writes what is to be written itself.
+// names them in timelines; to this package the memory is closed. Unless [Words.Access] opens it, whoever waits for them finds
+// out about a refused job by its error and about the host's death by Session.Ended, and writes what is to be written itself.
 func (s *Session) ShareDeviceWords(ctx context.Context, segments []Segment, offset int64, count int) (*Words, error) {
 	vmm, err := s.passSegments(ctx, segments)
 	if err != nil {
@@ -47,11 +51,32 @@ func (s *Session) ShareDeviceWords(ctx context.Context, segments []Segment, offs
 	return &Words{}, nil
 }
 
+// Access says how words in a GPU's memory are read and written here: then those of a job that was refused, or whose host has
+// died, are advanced as words of host memory are. It is called before a job names them. The functions are called on the
+// session's own goroutine, so they must not wait for another answer of the host.
+func (w *Words) Access(load func(i int) uint64, store func(i int, v uint64)) {
+	w.load, w.store = load, store
+}
+
+// closed says that the words cannot be reached from here.
+func (w *Words) closed() bool { return w.words == nil && w.store == nil }
+
 // Load reads a word.
-func (w *Words) Load(i int) uint64 { return atomic.LoadUint64(&w.words[i]) }
+func (w *Words) Load(i int) uint64 {
+	if w.load != nil {
+		return w.load(i)
+	}
+	return atomic.LoadUint64(&w.words[i])
+}
 
 // Store writes a word.
-func (w *Words) Store(i int, v uint64) { atomic.StoreUint64(&w.words[i], v) }
+func (w *Words) Store(i int, v uint64) {
+	if w.store != nil {
+		w.store(i, v)
+		return
+	}
+	atomic.StoreUint64(&w.words[i], v)
+}
 
 // Wait returns when a word has the value, or a higher one. Words of jobs get there also when the job fails and when the host
 // dies.
@@ -122,7 +147,7 @@ func (t *Timeline) check() error {
 
 // abandon writes what the host will not: whoever waits for the words goes on, and finds that the job failed.
 func (t *Timeline) abandon() {
-	if t == nil || t.Words.words == nil || t.Words.Load(t.DoneWord) >= t.DoneValue {
+	if t == nil || t.Words.closed() || t.Words.Load(t.DoneWord) >= t.DoneValue {
 		return
 	}
 	if t.StatusWord >= 0 {

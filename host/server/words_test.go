@@ -225,6 +225,53 @@ func TestWordsWhenTheHostDies(t *testing.T) {
 	}
 }
 
+// Words in a GPU's memory are advanced for a job that is refused, once the client has said how it reaches them.
+func TestWordsOnAGPUOfARefusedJob(t *testing.T) {
+	r := newGPURig(t)
+	s := r.dialGPU(gdstest.UUID)
+	files, d := r.vmm()
+	if _, err := s.RegisterVMM(t.Context(), 0, files, deviceRegions(0)); err != nil {
+		t.Fatal(err)
+	}
+	w, err := s.ShareDeviceWords(t.Context(), files, 4<<20-4096, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, err := r.gpu.NewWords(d.address+4<<20-4096, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mine.Close()
+	for i := range 16 {
+		if err := mine.Store(i, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Access(func(i int) uint64 {
+		v, err := mine.Load(i)
+		if err != nil {
+			t.Error(err)
+		}
+		return v
+	}, func(i int, v uint64) {
+		if err := mine.Store(i, v); err != nil {
+			t.Error(err)
+		}
+	})
+	wrong := chunkOf(0, 0)
+	wrong.Blocks = []uint32{0, 1 << 20} // there is no such block
+	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{wrong}, &client.Timeline{Words: w, DoneWord: 1, DoneValue: 2, StatusWord: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := job.Published(t.Context()); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("%v", err)
+	}
+	if done, status := w.Load(1), w.Load(3); done != 2 || status != client.StatusFailed {
+		t.Errorf("done word %d, status %d", done, status)
+	}
+}
+
 // Words may be a GPU's memory: they are read and written there, for jobs over its pages.
 func TestWordsOnAGPU(t *testing.T) {
 	r := newGPURig(t)
