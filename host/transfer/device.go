@@ -48,7 +48,8 @@ func (m *DeviceMemory) Geometry() chunk.Geometry { return m.geometry }
 // Blocks is how many blocks there are.
 func (m *DeviceMemory) Blocks() uint32 { return m.blocks }
 
-// Gather lets the GPU write the pages to dst, which is quick where dst is registered with it, then sums what has arrived.
+// Gather has the GPU bring the pages to dst, which is quick where dst is registered with it, and their sums: made on the way, in
+// a window, or else by the processor of what has arrived.
 func (m *DeviceMemory) Gather(p *chunk.Plan, lo, hi int, ids []uint32, dst []byte, base int64, table []uint64) error {
 	return m.gather(nil, p, lo, hi, ids, dst, base, table)
 }
@@ -64,7 +65,7 @@ func (m *DeviceMemory) gather(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []u
 	return nil
 }
 
-// Scatter verifies all of the window before the GPU reads any of it.
+// Scatter verifies all of src, in a window of the GPU or else by the processor, before any of it reaches a page.
 func (m *DeviceMemory) Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error {
 	return m.scatter(nil, p, lo, hi, ids, src, base, table)
 }
