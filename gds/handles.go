@@ -176,12 +176,11 @@ func (c *Handles) Forget(dev, ino uint64) {
 	}
 }
 
-// endAnywhere is end off a GPU's thread: on the one that never waits for storage. A lost GPU's library is not called: only
-// the descriptor goes.
+// endAnywhere is end off a GPU's thread: the library is told on the one that never waits for storage, and the descriptor goes
+// after that, since the last one of an unlinked file frees its blocks. A lost GPU's library is not called.
 func (c *Handles) endAnywhere(h *Handle) {
-	if err := c.gpu.Control(func(t *Thread) error { c.end(t, h); return nil }); err != nil {
-		c.close(h)
-	}
+	_ = c.gpu.Control(func(t *Thread) error { c.cufile.Deregister(t, h.handle); return nil })
+	c.close(h)
 }
 
 // Close forgets all. Handles in use are closed by their users.
