@@ -22,6 +22,21 @@ func onMachine(t *testing.T, entries int, change ...func(*Config)) (f *fixture, 
 	return f, machine
 }
 
+// kill ends the store without a word: nothing of its Close reaches the disk.
+func (f *fixture) kill() {
+	f.Helper()
+	s := f.store
+	for _, r := range s.roots {
+		r.mu.Lock()
+		r.unsynced = nil
+		r.mu.Unlock()
+	}
+	s.closed.Store(true)
+	s.stop()
+	s.work.Wait()
+	_ = errors.Join(s.closeRoots(), s.closePolicies()) // of a machine without power, perhaps
+}
+
 // afterPowerLoss starts the store on what the machine left.
 func (f *fixture) afterPowerLoss(machine *staging.VolatileFS, seed uint64) {
 	f.Helper()

@@ -2,8 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
-	"math/bits"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -76,79 +74,4 @@ func TestNoExpiryForOthers(t *testing.T) {
 	clock.pass(2 * time.Hour)
 	f.mustRead(2)
 	f.mustRead(3)
-}
-
-// TestWriteBudget spends a day's budget: freely, then for what deserves it, then not at all; the next day begins anew.
-func TestWriteBudget(t *testing.T) {
-	clock := newAt("2026-11-21 20:00:00")
-	dir := t.TempDir()
-	f := newFixture(t, dir, 100, 1, withClock(clock), func(c *Config) {
-		c.Roots[0].DailyWrites, c.UpkeepEvery = 20*pieceBytes, time.Hour
-	})
-	lone := func(n uint64) error { return f.putUnder(n, n, 0) }
-	for n := range uint64(16) {
-		if err := lone(100 * n); err != nil {
-			t.Fatalf("put %d: %v", n, err)
-		}
-	}
-	if err := lone(5000); !errors.Is(err, ErrRefused) {
-		t.Errorf("a new one under thrift: %v", err)
-	}
-	if err := lone(5000); err != nil {
-		t.Errorf("asked for again: %v", err)
-	}
-	if err := f.putUnder(5001, 5000, 0); err != nil {
-		t.Errorf("in continuation of what is there: %v", err)
-	}
-	if err := f.putUnder(6001, 6000, 0); !errors.Is(err, ErrRefused) {
-		t.Errorf("in continuation of what is not there: %v", err)
-	}
-	if st := f.store.Stats(); st.Roots[0].Thrift != 2 || st.Refused != 2 || st.Roots[0].Written != 18*pieceBytes {
-		t.Errorf("%+v", st)
-	}
-	f.restart()
-	if got := f.store.Stats().Roots[0].Written; got != 18*pieceBytes {
-		t.Errorf("%d bytes after an orderly end", got)
-	}
-	for n := uint64(5002); n < 5004; n++ {
-		if err := f.putUnder(n, n-1, 0); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := f.putUnder(5004, 5003, 0); !errors.Is(err, ErrRefused) {
-		t.Errorf("beyond the budget: %v", err)
-	}
-	if f.store.roots[0].facts(0).Flags != 0 {
-		t.Error("the place policy is not told")
-	}
-	f.mustRead(5003)
-	clock.pass(5 * time.Hour) // the next day
-	if err := lone(7000); err != nil {
-		t.Error(err)
-	}
-	f.checkUsed()
-
-	// A crash makes it count too much, never too little.
-	spent := f.store.Stats().Roots[0].Written
-	f.store.roots[0].saveWritten(false)
-	if err := lone(7001); err != nil {
-		t.Error(err)
-	}
-	b := &f.store.roots[0].budget
-	if b.ahead < spent || bits.Len64(uint64(b.ahead)) == 0 {
-		t.Errorf("the file says %d bytes, %d are written", b.ahead, spent)
-	}
-}
-
-// TestBudgetSpentElsewhere: with two roots, what one may not write any more goes to the other.
-func TestBudgetSpentElsewhere(t *testing.T) {
-	f, _, _ := twoRoots(t, 200, func(c *Config) { c.Roots[1].DailyWrites = 4 * pieceBytes })
-	for n := range uint64(60) {
-		if err := f.put(n, 0); err != nil {
-			t.Fatalf("put %d: %v", n, err)
-		}
-	}
-	if got := f.store.Stats().Roots[1].Written; got > 4*pieceBytes || got == 0 {
-		t.Errorf("%d bytes written", got)
-	}
 }

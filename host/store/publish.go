@@ -239,6 +239,9 @@ func (p *Put) abort(cause error) {
 	p.removeTemp()
 	p.giveBack()
 	r := p.root
+	if !p.opened && p.charge.bytes == p.class.fileBytes() {
+		r.budget.refund(&p.charge) // an entry's may be for others' ranks
+	}
 	if isFull(cause) {
 		r.meetTheEnd(p.entryBytes(), cause)
 	}

@@ -48,6 +48,8 @@ type Put struct {
 	over bool
 
 	credit   shared.Credit // of a shared root
+	charge   charge        // against the root's daily budget
+	opened   bool          // there was a file
 	unproven bool          // the file that was published was there before
 	outage   uint32        // the root's last when the put began
 	unsure   uint32        // likewise
@@ -347,6 +349,9 @@ func (p *Put) extend(ctx context.Context) error {
 	if has {
 		return nil // nobody else adds this rank: the key's stripe is held
 	}
+	if err := r.affords(p, need, p.mark.print); err != nil { // as a continuation of what is there
+		return err
+	}
 	demand := r.fellows == nil && (r.store.cfg.EvictMode == OnDemand || r.overQuota(tenant, need))
 	if demand {
 		if err := r.turn.lock(ctx); err != nil {
@@ -376,6 +381,7 @@ func (r *root) shed(p *Put, cause error) error {
 	r.mu.Unlock()
 	p.removeTemp()
 	p.giveBack()
+	r.budget.refund(&p.charge)
 	r.mu.Lock()
 	return cause
 }

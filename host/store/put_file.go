@@ -66,7 +66,7 @@ func (p *Put) File() (staging.File, error) {
 	if p.temp != "" {
 		f, err := p.inherit()
 		if err == nil {
-			p.file = r.timed(f)
+			p.file, p.opened = r.timed(f), true
 			return p.file, nil
 		}
 		r.log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
@@ -87,7 +87,7 @@ func (p *Put) File() (staging.File, error) {
 			}
 		}
 		if err == nil {
-			p.file = r.timed(f)
+			p.file, p.opened = r.timed(f), true
 			return p.file, nil
 		}
 		if !errors.Is(err, fs.ErrExist) {

@@ -151,11 +151,14 @@ func (s *Store) Close() error {
 	s.work.Wait()
 	s.endTrials()
 	for _, r := range s.roots {
-		if r.away.Load() || r.fellows != nil {
-			continue // nothing is known of it, or it leaves with its lock
+		if r.away.Load() {
+			continue // nothing is known of it
+		}
+		r.endWritten()
+		if r.fellows != nil {
+			continue // it leaves with its lock
 		}
 		r.saveTouches()
-		r.saveWritten(true)
 		r.saveCheckpoint()
 		r.endClean()
 	}

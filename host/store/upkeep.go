@@ -19,7 +19,7 @@ func (r *root) upkeep(ctx context.Context) {
 		r.lookAfter(ctx)
 		r.watchSpace(ctx)
 		r.sweepExpired(ctx)
-		r.saveWritten(false)
+		r.keepAhead(true)
 		if n%maxPause == 0 && r.takes() {
 			r.tidy(ctx)
 		}

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -56,13 +55,7 @@ func TestVerificationOfWhatIsTrusted(t *testing.T) {
 			f.restart()
 			trusted(0)
 
-			crashed := f.store // ends without a word: nothing of its Close reaches the disk
-			crashed.closed.Store(true)
-			crashed.stop()
-			crashed.work.Wait()
-			if err := errors.Join(crashed.closeRoots(), crashed.closePolicies()); err != nil {
-				t.Fatal(err)
-			}
+			f.kill()
 			f.start()
 			if got := f.verified(0, n); got != n {
 				t.Errorf("after a crash %d of %d loads are verified", got, n)
