@@ -241,12 +241,12 @@ func (p *party) judge(l *held, of piece, data []byte, plan *chunk.Plan, err erro
 	}
 	if h.kind.many {
 		if !isDamage(err) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrRootOut) && !errors.Is(err, chunk.ErrChecksum) && !errors.Is(err, ErrWrongPiece) {
-			h.Errorf("host %s: %v: %v", p.cfg.HostID, of, err)
+			h.Errorf("step %d, host %s: %v: %v", len(h.trace), p.cfg.HostID, of, err)
 		}
 		return // somebody else may have stored it again meanwhile
 	}
 	if !h.spoilt[of.entryOf] && !l.lost[of.entryOf] && h.faults == nil && !h.kind.power && !p.doubted {
-		h.Errorf("host %s: %v: %v", p.cfg.HostID, of, err)
+		h.Errorf("step %d, host %s: %v: %v", len(h.trace), p.cfg.HostID, of, err)
 	}
 	if isDamage(err) || errors.Is(err, ErrGone) || errors.Is(err, chunk.ErrChecksum) || errors.Is(err, ErrWrongPiece) {
 		for _, l := range append(p.held, l) {
@@ -299,11 +299,11 @@ func (p *party) spoil(rng *rand.Rand) string {
 			}
 		}
 	}
-	what, how := "flipped", rng.IntN(4)
 	if strings.Contains(name, "/heap/") {
-		how = 0 // without its header nobody knows whose it is, and it counts as a foreign file
+		return "nothing" // without its header it is a foreign file, and without it another key's takes the name
 	}
-	switch how {
+	what := "flipped"
+	switch rng.IntN(4) {
 	case 0:
 		what, err = "removed", os.Remove(name)
 	case 1:
