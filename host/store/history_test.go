@@ -126,7 +126,7 @@ func TestRandomHistories(t *testing.T) {
 		return
 	}
 	seeds := 2 * uint64(len(historyKinds))
-	if testing.Short() {
+	if testing.Short() || raceDetector {
 		seeds = uint64(len(historyKinds))
 	}
 	steps := 0
