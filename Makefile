@@ -44,10 +44,14 @@ test: plugins examples ## all tests, the concurrent packages under the race dete
 	CGO_ENABLED=0 $(GO) test -run '$(SLOW)' ./host/sim ./host/policy/plugintest
 	CGO_ENABLED=1 $(GO) test -race -timeout 14m -skip '$(SLOW)' $(RACE)
 
-test-python: build ## the Python client's tests against a real host, in a virtual environment of their own
-	@command -v python3 >/dev/null || { echo 'missing: python3 (Debian: apt-get install python3-venv)'; exit 1; }
-	test -d .venv || python3 -m venv .venv
-	.venv/bin/pip install --quiet './examples/python[test]'
+# What the Python client needs, from the network, once; the client itself stays where it is.
+.venv/installed: examples/python/pyproject.toml
+	@python3 -c 'import ensurepip' || { echo 'missing: python3 with venv (Debian: apt-get install python3-venv)'; exit 1; }
+	python3 -m venv .venv
+	.venv/bin/pip install --quiet --editable './examples/python[test]'
+	touch $@
+
+test-python: build .venv/installed ## the Python client's tests against a real host, in a virtual environment of their own
 	@dir=$$(mktemp -d); bin/kvhost --root $$dir/kv=1GiB --socket $$dir/s --http-listen '' & host=$$!; \
 	  trap "kill $$host; wait $$host; rm -rf $$dir" EXIT; \
 	  for i in $$(seq 100); do test -S $$dir/s && break; sleep 0.1; done; \
