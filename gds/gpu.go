@@ -86,18 +86,19 @@ type GPU struct {
 	pages  kernel // copies
 	sums   kernel // makes checksums
 
-	threads   chan *Thread // idle, for copies
-	ready     int          // how many there are
-	files     *fileCrew    // for cuFile
-	all       []*Thread
-	control   *Thread // for imports, so that they never wait behind transfers
-	ctlMu     sync.Mutex
-	shared    []byte       // pinned: stop flags, then each thread's pieces
-	words     uint64       // device memory: each thread's halted, haltedStride apart
-	windows   atomic.Int64 // bytes of each thread's window; 0: none is to be used
-	windowsAt uint64       // device memory: all windows
-	flags     chan *Flag
-	never     *Flag // always 0
+	threads      chan *Thread // idle, for copies
+	ready        int          // how many there are
+	files        *fileCrew    // for cuFile
+	all          []*Thread
+	control      *Thread // for imports, so that they never wait behind transfers
+	ctlMu        sync.Mutex
+	shared       []byte       // pinned: stop flags, then each thread's pieces
+	words        uint64       // device memory: each thread's halted, haltedStride apart
+	windows      atomic.Int64 // bytes of each thread's window; 0: none is to be used
+	windowsAt    uint64       // device memory: all windows
+	windowMisses atomic.Int32 // in a row
+	flags        chan *Flag
+	never        *Flag // always 0
 
 	mode    atomic.Int32  // a Mode
 	misses  atomic.Int32  // of that mode, in a row

@@ -40,7 +40,24 @@ func (g *GPU) FitsWindow(bytes int64, extents int) bool {
 	return extents <= windowExtents && bytes <= g.windows.Load()
 }
 
-// LeaveWindows gives the windows up for good: they do not work, or do not hold what they should.
+// WindowMissed says that a window did not work, or did not hold what it should; [GPU.WindowWorked] that one did. After so many
+// misses in a row that it is no passing matter the windows are given up for good.
+func (g *GPU) WindowMissed(cause error) {
+	if g.windowMisses.Add(1) >= missesToLeave {
+		g.LeaveWindows(cause)
+		return
+	}
+	g.driver.log.Warn("something failed in a window of the GPU and is done again", "gpu", g.UUID.String(), "error", cause)
+}
+
+// WindowWorked undoes what [GPU.WindowMissed] has counted.
+func (g *GPU) WindowWorked() {
+	if g.windowMisses.Load() > 0 {
+		g.windowMisses.Store(0)
+	}
+}
+
+// LeaveWindows gives the windows up for good.
 func (g *GPU) LeaveWindows(cause error) {
 	if g.windows.Swap(0) > 0 {
 		g.driver.log.Error("the GPU's windows are used no more: the processor makes the checksums of what is staged", "gpu", g.UUID.String(), "error", cause)

@@ -71,17 +71,25 @@ func (m *DeviceMemory) Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []by
 }
 
 func (m *DeviceMemory) scatter(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error {
-	done, suspect, err := m.scatterWindow(flag, p, lo, hi, ids, src, base, table)
-	if done {
-		return err
-	}
-	if table != nil {
+	verified := table == nil
+	for range windowTries {
+		done, suspect, err := m.scatterWindow(flag, p, lo, hi, ids, src, base, table)
+		if done {
+			return err
+		}
+		if suspect == nil {
+			break
+		}
 		if err := chunk.VerifyExtents(p, lo, hi, src, base, table); err != nil {
 			return err
 		}
+		verified = true
+		m.gpu.WindowMissed(suspect) // the slot's bytes are right, the window's were not
 	}
-	if suspect != nil { // the slot's bytes are right, the window's were not
-		m.gpu.LeaveWindows(suspect)
+	if !verified {
+		if err := chunk.VerifyExtents(p, lo, hi, src, base, table); err != nil {
+			return err
+		}
 	}
 	return m.move(pinned(flag, gds.Scatter, src), p, lo, hi, ids, base)
 }

@@ -17,6 +17,10 @@ import (
 // reaches a page. What finds no window, because it is too large or windows do not work, goes without: a kernel copies
 // between slot and pages, and the processor makes the checksums of the slot.
 
+// windowTries is how often bytes that are right in the slot are sent to a window: what changed on the bus may arrive the second
+// time, and only what arrives in a window is known to have arrived.
+const windowTries = 2
+
 // scatterWindow is scatter by way of a window. It says whether the fate of the extents is decided; else nothing reached a
 // page, and suspect says what was wrong with the bytes in the window, if that is why.
 func (m *DeviceMemory) scatterWindow(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) (done bool, suspect, err error) {
@@ -51,6 +55,9 @@ func (m *DeviceMemory) scatterWindow(flag *gds.Flag, p *chunk.Plan, lo, hi int, 
 			suspect = fmt.Errorf("%w: extent %d is summed as %016x in a window, the table says %016x", chunk.ErrChecksum, lo+x, w.Sums[x], w.Expected[x])
 		}
 	})
+	if done {
+		m.gpu.WindowWorked()
+	}
 	if lost == nil && (done || suspect != nil) {
 		return done, suspect, nil
 	}
@@ -79,6 +86,7 @@ func (m *DeviceMemory) gatherWindow(flag *gds.Flag, p *chunk.Plan, lo, hi int, i
 		}
 	})
 	if lost == nil && err == nil {
+		m.gpu.WindowWorked()
 		return true, nil
 	}
 	return m.leaveWindow(lost, err)
@@ -96,12 +104,12 @@ func place(w *gds.Window, extents []chunk.Extent, base int64) int {
 	return len(extents)
 }
 
-// leaveWindow decides what becomes of extents that failed in a window: they go without one, and so does all that comes
-// later, unless the GPU is lost or the job cancelled.
+// leaveWindow decides what becomes of extents that failed in a window: they go without one, unless the GPU is lost or the job
+// cancelled.
 func (m *DeviceMemory) leaveWindow(lost, err error) (done bool, _ error) {
 	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
 		return true, deviceError(errors.Join(lost, err))
 	}
-	m.gpu.LeaveWindows(err)
+	m.gpu.WindowMissed(err)
 	return false, nil
 }
