@@ -376,3 +376,37 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 		t.Errorf("afterwards: %v, %d stuck, %d threads", err, g.Stuck(), len(g.files.idle))
 	}
 }
+
+// TestCloseLeavesWhatHangs: a GPU is closed while an operation that was given up is still under way. Close says so and does
+// not wait, what the operation uses stays, and its thread is another GPU's when it has ended.
+func TestCloseLeavesWhatHangs(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1, Files: 1})
+	block := make(chan struct{})
+	var hung *HungError
+	for hung == nil { // on a busy machine the time may pass before the thread is asked
+		if _, err := g.DoFileFor(time.Millisecond, func(*Thread) error { <-block; return nil }); !errors.Is(err, ErrHung) {
+			t.Fatal(err)
+		} else {
+			errors.As(err, &hung)
+		}
+	}
+	if err := g.DoFile(func(*Thread) {}); err != nil { // on the thread that took the place
+		t.Error(err)
+	}
+	if err := g.Close(); !errors.Is(err, ErrHung) {
+		t.Errorf("Close: %v", err)
+	}
+	if ran, err := g.DoFileFor(time.Minute, func(*Thread) error { return nil }); ran || !errors.Is(err, ErrClosed) {
+		t.Errorf("on a closed GPU: %v, %v", ran, err)
+	}
+	close(block)
+	<-hung.Ended()
+	double.Forget()
+	again, err := g.driver.OpenGPU(g.UUID, Config{Threads: 2, Files: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+}
