@@ -68,18 +68,20 @@ func (x *expiries) over(slot uint32, now int64) bool {
 	return at != 0 && int64(at) <= now
 }
 
-// expire gives an entry that was stored at a time, in nanoseconds since 1970, its end. mu is held.
+// expire gives an entry that was stored at a time, in nanoseconds since 1970, its end. A time to come is of a clock that was
+// wrong. mu is held.
 func (r *root) expire(slot uint32, c *class, stored int64) {
 	at := int64(0)
 	if c.ns.ttl > 0 {
+		stored = min(stored, r.store.cfg.Now().UnixNano())
 		at = (stored + int64(c.ns.ttl) + int64(time.Second) - 1) / int64(time.Second)
 	}
 	r.expiries.set(slot, at)
 }
 
 // expired says whether an entry is to be served no more. mu is held.
-func (r *root) expired(slot uint32, now time.Time) bool {
-	return len(r.expiries.chunks) > 0 && r.expiries.over(slot, now.Unix())
+func (r *root) expired(slot uint32, now int64) bool {
+	return len(r.expiries.chunks) > 0 && r.expiries.over(slot, now)
 }
 
 const (
@@ -87,13 +89,14 @@ const (
 	sweptEntries = 256     // removed in one go
 )
 
-// sweepExpired is the upkeep's part: it removes a bounded number of entries that have expired and that nobody reads.
+// sweepExpired is the upkeep's part: it removes a bounded number of entries that have expired and that nobody reads. One whose
+// end is later than if it had been stored now was stored by a clock that was wrong: its time begins anew.
 func (r *root) sweepExpired(ctx context.Context) {
 	if !r.takes() {
 		return
 	}
 	var gone []mark
-	now := r.store.cfg.Now()
+	now := r.store.cfg.Now().Unix()
 	r.mu.Lock()
 	x := &r.expiries
 	for range min(sweptSlots, uint32(len(x.chunks))*slabChunk) {
@@ -106,7 +109,12 @@ func (r *root) sweepExpired(ctx context.Context) {
 		}
 		slot := x.sweep
 		x.sweep++
-		if x.over(slot, now.Unix()) && r.evictable(slot) {
+		if at := int64(x.at(slot)); at > now && r.x.at(slot).is(stLive) {
+			if last := now + int64((r.classOf(slot).ns.ttl+time.Second-1)/time.Second); at > last+1 {
+				x.set(slot, last)
+			}
+		}
+		if x.over(slot, now) && r.evictable(slot) {
 			if gone = append(gone, mark{slot, r.x.slotPrint(slot)}); len(gone) == sweptEntries {
 				break
 			}
@@ -130,7 +138,7 @@ func (s *Store) renew(p *Put) {
 	for _, r := range s.roots {
 		r.mu.Lock()
 		slot := r.x.find(p.mark.print, p.class.base, &p.key)
-		old := slot != none && r.serving() && r.expired(slot, s.cfg.Now()) && r.evictable(slot)
+		old := slot != none && r.serving() && r.expired(slot, s.cfg.Now().Unix()) && r.evictable(slot)
 		if old {
 			r.count.expired++
 		}

@@ -75,3 +75,47 @@ func TestNoExpiryForOthers(t *testing.T) {
 	f.mustRead(2)
 	f.mustRead(3)
 }
+
+// TestExpiryAfterTheClockIsSetBack: what lookups go by is the clock that gave entries their end. The store counts the time of
+// events from its start, and has the start's idea of the time of day.
+func TestExpiryAfterTheClockIsSetBack(t *testing.T) {
+	clock := newAt("2026-11-21 10:00:00")
+	f := newFixture(t, t.TempDir(), 20, 1, withClock(clock), hourly("test/*"))
+	f.store.start = f.store.start.Add(2 * time.Hour) // as if it had been that late then
+	f.mustPut(0)
+	f.mustRead(0)
+	clock.pass(time.Hour + time.Second)
+	if f.has(0) {
+		t.Error("a hit on what has expired")
+	}
+}
+
+// TestExpiryAfterAWrongClock: a look at a clock that is far ahead lets nothing live longer than its time, neither what was
+// stored then, nor what is stored later, before or after a restart, by a checkpoint or by a scan.
+func TestExpiryAfterAWrongClock(t *testing.T) {
+	for name, restart := range map[string]func(*fixture){"runs on": func(*fixture) {}, "checkpoint": (*fixture).restart, "scan": (*fixture).crash} {
+		t.Run(name, func(t *testing.T) {
+			clock := newAt("2026-11-21 10:00:00")
+			f := newFixture(t, t.TempDir(), 20, 1, withClock(clock), hourly("test/*"))
+			const wrong = 30 * 24 * time.Hour
+			clock.pass(wrong)
+			f.mustPut(0)
+			clock.pass(-wrong)
+			f.mustPut(1)
+			restart(f)
+			f.mustPut(2)
+			f.store.roots[0].sweepExpired(t.Context())
+			clock.pass(time.Hour + 2*time.Second)
+			for n := range uint64(3) {
+				if f.has(n) {
+					t.Errorf("key %d is a hit after its time", n)
+				}
+			}
+			f.mustPut(3)
+			f.mustRead(3)
+			if ahead := f.store.stamp() - clock.nanos.Load(); name != "runs on" && ahead > int64(time.Hour) {
+				t.Errorf("store times are %v ahead", time.Duration(ahead))
+			}
+		})
+	}
+}

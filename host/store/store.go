@@ -204,12 +204,19 @@ func (s *Store) closePolicies() (err error) {
 // clock is the time of events: nanoseconds since the store was opened.
 func (s *Store) clock() uint64 { return uint64(max(0, s.cfg.Now().Sub(s.start))) }
 
-// stamp is a store time: no two are equal, and later ones are greater, so that a scan finds the order again.
+// farAhead is how far the last store time may be ahead of the clock: beyond, it is of a clock that was wrong.
+const farAhead = time.Hour
+
+// stamp is a store time: no two are equal, and later ones are greater, so that a scan finds the order again. After a clock that
+// was wrong the order begins anew.
 func (s *Store) stamp() int64 {
 	now := s.cfg.Now().UnixNano()
 	for {
 		last := s.stamps.Load()
 		next := max(now, last+1)
+		if last > now+int64(farAhead) {
+			next = now
+		}
 		if s.stamps.CompareAndSwap(last, next) {
 			return next
 		}
@@ -218,6 +225,9 @@ func (s *Store) stamp() int64 {
 
 // stampsFrom makes later store times greater than an earlier run's.
 func (s *Store) stampsFrom(last int64) {
+	if last > s.cfg.Now().Add(farAhead).UnixNano() {
+		return
+	}
 	for {
 		now := s.stamps.Load()
 		if last <= now || s.stamps.CompareAndSwap(now, last) {

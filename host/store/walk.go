@@ -1,8 +1,6 @@
 package store
 
 import (
-	"time"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 )
@@ -17,7 +15,8 @@ type walk struct {
 	touched visited
 	fresh   bool // something was touched for the first time by this request
 	now     uint64
-	at      int // the root that is locked, if locked
+	seconds int64 // since 1970, see second
+	at      int   // the root that is locked, if locked
 	locked  bool
 	open    bool // that root grants
 	owner   uint32
@@ -77,6 +76,14 @@ func (w *walk) enter() {
 	}
 }
 
+// second is the time of day, by the clock that entries' ends are of: now counts from the store's start, and is not set back.
+func (w *walk) second() int64 {
+	if w.seconds == 0 {
+		w.seconds = w.store.cfg.Now().Unix()
+	}
+	return w.seconds
+}
+
 func (w *walk) leave() {
 	if w.locked {
 		w.store.roots[w.at].mu.Unlock()
@@ -101,7 +108,7 @@ func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32,
 	if !w.open || w.lost || e.is(stLeaving) || x.piecesOf(slot, e)&w.ranks != w.ranks {
 		return none, nil
 	}
-	if len(r.expiries.chunks) > 0 && r.expired(slot, r.store.start.Add(time.Duration(w.now))) {
+	if len(r.expiries.chunks) > 0 && r.expired(slot, w.second()) {
 		return none, nil
 	}
 	return slot, e
