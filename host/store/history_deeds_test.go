@@ -425,8 +425,8 @@ func (p *party) present() (list []entryOf) {
 
 // kept says that what was a hit still is one.
 func (p *party) kept(before []entryOf) {
-	if p.h.faults != nil || p.h.kind.power || p.h.kind.hosts > 1 {
-		return
+	if p.h.faults != nil || p.h.kind.power || p.h.kind.hosts > 1 || p.cfg.EvictMode == Background {
+		return // files that would not go come back; an evictor goes on by itself
 	}
 	for _, e := range before {
 		l := p.lease(e.space, e.n, 1)
