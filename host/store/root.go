@@ -38,8 +38,8 @@ type root struct {
 	strays  strays
 	budget  budget
 
-	turn       latch      // held by the one reservation that may evict
-	succession sync.Mutex // held by who tells a policy what is here, so that it can take over
+	turn       latch // held by the one reservation that may evict
+	succession latch // held by who tells a policy what is here, so that it can take over
 
 	reads, writes speed // of single transfers
 
@@ -101,7 +101,8 @@ type mark struct {
 // openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error) {
 	r := &root{
-		store: s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1), nudge: make(chan struct{}, 1),
+		succession: newLatch(),
+		store:      s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1), nudge: make(chan struct{}, 1),
 		x: newIndex(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
 	}
 	r.settled.L = &r.mu

@@ -43,8 +43,10 @@ func (r *root) beginScan() error {
 // scanAll scans until it has seen everything. What goes wrong is sent to failed, if somebody waits for that, and then tried
 // again.
 func (r *root) scanAll(ctx context.Context, failed chan<- error) {
-	r.succession.Lock() // nobody takes over meanwhile
-	defer r.succession.Unlock()
+	if r.succession.lock(ctx) != nil { // nobody takes over meanwhile
+		return
+	}
+	defer r.succession.unlock()
 	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 		err := r.scanOnce(ctx)
 		if err == nil {

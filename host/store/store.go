@@ -30,7 +30,7 @@ type Store struct {
 	earlier atomic.Pointer[[]*naming] // see formerly
 	found   []*class                  // under those; guarded by spaces.mu
 
-	swapping sync.Mutex // held while policies change
+	swapping latch // held while policies change
 	stream   shadow.Stream
 	trials   atomic.Pointer[[]*trial]
 	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
@@ -58,7 +58,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), spaces: newSpaces(), opening: newLatch()}
+	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), spaces: newSpaces(), opening: newLatch(), swapping: newLatch()}
 	for i := range s.stripes {
 		s.stripes[i] = newLatch()
 	}

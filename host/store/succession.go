@@ -40,12 +40,23 @@ type succession struct {
 	b, from *bound
 	h       *successor
 	how     Handover
+	was     lineup
+}
+
+// lineup is who decides in a root, and what there was to say of that.
+type lineup struct {
+	evict   *policy.Evict
+	standin *recency
+	acting  *bound
+	faulted policy.Stats
 }
 
 // prepare starts a policy beside the acting one, from, and lets it know what is here. finish or abandon must follow when
-// there is no error.
+// there is no error; or take, and then keep or undo.
 func (r *root) prepare(ctx context.Context, b, from *bound) (*succession, error) {
-	r.succession.Lock()
+	if err := r.succession.lock(ctx); err != nil { // a scan may hold it for long
+		return nil, err
+	}
 	c := &succession{r: r, ctx: ctx, b: b, from: from}
 	err := c.inherit()
 	if err == nil && c.h == nil {
@@ -173,11 +184,20 @@ func (c *succession) abandon() {
 	if c.h != nil && c.h.evict != nil {
 		_ = c.h.evict.Close()
 	}
-	c.r.succession.Unlock()
+	c.r.succession.unlock()
 }
 
 // finish lets the policy take over, unless it fails at the last moment.
 func (c *succession) finish() (entries int, err error) {
+	if entries, err = c.take(); err == nil {
+		c.keep()
+	}
+	return entries, err
+}
+
+// take lets the policy decide, unless it fails at the last moment. The one before it goes on hearing of everything, so that
+// it can be had back.
+func (c *succession) take() (entries int, err error) {
 	r, h := c.r, c.h
 	r.mu.Lock()
 	if h.err == nil {
@@ -191,20 +211,48 @@ func (c *succession) finish() (entries int, err error) {
 		c.abandon()
 		return 0, h.err
 	}
-	old := r.evict
-	entries = int(r.x.used)
+	c.was = lineup{r.evict, r.standin, r.acting, r.faulted}
 	r.evict, r.standin, r.next = h.evict, nil, nil
+	if c.was.standin == nil {
+		r.next = &successor{evict: c.was.evict, whole: true}
+	}
 	if c.b == c.from {
-		r.faulted = addStats(r.faulted, old.Stats())
+		r.faulted = addStats(r.faulted, c.was.evict.Stats())
 	} else {
 		r.acting, r.faulted = c.b.hold(), policy.Stats{}
 	}
+	entries = int(r.x.used)
 	r.mu.Unlock()
-	r.succession.Unlock()
-	r.log.Info("evict policy took over", "policy", c.b.Name, "sha256", c.b.Module.Digest(), "from", c.from.Name, "by", c.how, "entries", entries)
-	_ = old.Close() // not under the lock: giving memory back takes time
+	return entries, nil
+}
+
+// keep lets go of the policy before.
+func (c *succession) keep() {
+	r := c.r
+	r.mu.Lock()
+	r.next = nil
+	r.mu.Unlock()
+	r.succession.unlock()
+	r.log.Info("evict policy took over", "policy", c.b.Name, "sha256", c.b.Module.Digest(), "from", c.from.Name, "by", c.how)
+	_ = c.was.evict.Close() // not under the lock: giving memory back takes time
 	if c.b != c.from {
 		c.from.release()
 	}
-	return entries, nil
+}
+
+// undo has the policy before decide again. It heard of all that happened; if it could not bear that it has failed, as it would have.
+func (c *succession) undo() {
+	r := c.r
+	r.mu.Lock()
+	old := r.next
+	r.evict, r.standin, r.acting, r.faulted, r.next = c.was.evict, c.was.standin, c.was.acting, c.was.faulted, nil
+	if old != nil && old.err != nil {
+		r.replace(old.err)
+	}
+	r.mu.Unlock()
+	r.succession.unlock()
+	_ = c.h.evict.Close()
+	if c.b != c.from {
+		c.b.release()
+	}
 }

@@ -29,13 +29,16 @@ type Taken struct {
 }
 
 // Swap replaces policies under load. Everything that can fail is done beside the acting ones, which go on until all is
-// ready; when something does, nothing has changed. (Save that a policy of several roots that fails at the last moment, as
-// it takes over in one, stays in those before: the error names the root.) Each Use's Done is called when the store needs its
-// module no more, also when the swap failed.
+// ready; when something does, or the policy fails at the last moment in one of its roots, all is as before. Each Use's Done is
+// called when the store needs its module no more, also when the swap failed. It waits for scans, until the context is done.
 func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
-	s.swapping.Lock()
-	defer s.swapping.Unlock()
+	if err := s.swapping.lock(ctx); err != nil {
+		w.drop()
+		return nil, err
+	}
+	defer s.swapping.unlock()
 	if s.closed.Load() {
+		w.drop()
 		return nil, ErrClosed
 	}
 	var next [abi.Roles]*bound
@@ -64,21 +67,47 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 		r.abandon()
 		return nil, err
 	}
-	for len(changes) > 0 {
-		c := changes[0]
-		changes = changes[1:]
-		t := Taken{Role: abi.RoleEvict, Root: c.r.dir, From: c.from.Module.Digest(), Handover: c.how}
-		if t.Entries, err = c.finish(); err != nil {
-			r.abandon()
-			return taken, fmt.Errorf("store: root %s: policy %s: %w", c.r.dir, c.b.Name, err)
-		}
-		taken = append(taken, t)
+	all := changes
+	changes = nil
+	if taken, err = takeAll(all); err != nil {
+		r.abandon()
+		return nil, err
 	}
 	taken = append(taken, r.commit()...)
+	for _, c := range all {
+		c.keep()
+	}
 	for i := range taken {
 		taken[i].Took = time.Since(begun)
 	}
 	return taken, nil
+}
+
+// takeAll lets a policy decide in all its roots, or in none.
+func takeAll(changes []*succession) (taken []Taken, err error) {
+	for i, c := range changes {
+		t := Taken{Role: abi.RoleEvict, Root: c.r.dir, From: c.from.Module.Digest(), Handover: c.how}
+		if t.Entries, err = c.take(); err != nil {
+			for _, before := range changes[:i] {
+				before.undo()
+			}
+			for _, later := range changes[i+1:] {
+				later.abandon()
+			}
+			return nil, fmt.Errorf("store: root %s: policy %s: %w", c.r.dir, c.b.Name, err)
+		}
+		taken = append(taken, t)
+	}
+	return taken, nil
+}
+
+// drop gives back what the swap came with.
+func (w *Swap) drop() {
+	for _, u := range w.Uses {
+		if u != nil && u.Done != nil {
+			u.Done()
+		}
+	}
 }
 
 // prepareEvict gets a policy ready for its roots. Those that are ready are in the answer also when there is an error.

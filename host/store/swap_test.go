@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -177,6 +178,106 @@ func TestSwapRefused(t *testing.T) {
 	f.mustPut(0, 1, 2, 3)
 }
 
+// TestSwapUndone takes a policy over in one root, fails in another, and goes on in both as if nothing had been.
+func TestSwapUndone(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+		second := c.Roots[0]
+		second.Path += "2"
+		c.Roots = append(c.Roots, second)
+	})
+	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7)
+	before := fmt.Sprint(f.deciders())
+	var done atomic.Int32
+	lateFailure := errors.New("at the last moment")
+	b := f.store.bind(abi.RoleEvict, *use(t, "fifo", &done, nil)).hold()
+	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
+	if err != nil || len(changes) != 2 {
+		t.Fatal(len(changes), err)
+	}
+	changes[1].h.err = lateFailure
+	if _, err := takeAll(changes); !errors.Is(err, lateFailure) || !strings.Contains(err.Error(), f.store.roots[1].dir) {
+		t.Fatal(err)
+	}
+	b.release()
+	if done.Load() != 1 {
+		t.Error("the module was not given back")
+	}
+	if after := fmt.Sprint(f.deciders()); after != before {
+		t.Errorf("%s decide in place of %s", after, before)
+	}
+	// What was touched is younger, as lru has it and fifo has not; and nobody is in the way of the next swap.
+	for _, r := range f.store.roots {
+		r.mu.Lock()
+		if r.next != nil || r.standin != nil {
+			t.Error("something is left of the attempt")
+		}
+		r.mu.Unlock()
+	}
+	f.lookup(0).Release()
+	if _, err := f.store.Swap(t.Context(), Swap{From: "lru", Uses: [abi.Roles]*Use{abi.RoleEvict: use(t, "fifo", &done, nil)}}); err != nil {
+		t.Fatal(err)
+	}
+	f.checkUsed()
+}
+
+// deciders are who acts in each root.
+func (f *fixture) deciders() (names []string) {
+	for _, r := range f.store.roots {
+		r.mu.Lock()
+		names = append(names, r.acting.Name+" "+r.acting.Module.Digest())
+		r.mu.Unlock()
+	}
+	return names
+}
+
+// TestUndoHearsAll has the old policy back that heard what happened while the new one decided.
+func TestUndoHearsAll(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1)
+	f.mustPut(0, 1, 2, 3)
+	b := f.store.bind(abi.RoleEvict, *use(t, "fifo", nil, nil)).hold()
+	defer b.release()
+	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := takeAll(changes); err != nil {
+		t.Fatal(err)
+	}
+	f.lookup(1).Release()
+	f.mustPut(4) // fifo: 0 goes
+	f.lookup(2).Release()
+	changes[0].undo()
+	f.mustPut(5) // lru: 3 goes, which nobody touched
+	if f.has(0) || f.has(3) || !f.has(1) || !f.has(2) || !f.has(4) || !f.has(5) {
+		t.Error("lru did not hear of all")
+	}
+	f.checkUsed()
+}
+
+// TestSwapDoesNotWaitForEver ends with its context while a scan, or another swap that waits for one, is under way.
+func TestSwapDoesNotWaitForEver(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1)
+	r := f.store.roots[0]
+	for name, l := range map[string]latch{"scan": r.succession, "swap": f.store.swapping} {
+		if err := l.lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var done atomic.Int32
+		ended := make(chan error)
+		go func() {
+			_, err := f.store.Swap(ctx, Swap{From: "lru", Uses: [abi.Roles]*Use{abi.RoleEvict: use(t, "fifo", &done, nil)}})
+			ended <- err
+		}()
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) || done.Load() != 1 {
+			t.Errorf("%s: %v, %d modules given back", name, err, done.Load())
+		}
+		l.unlock()
+	}
+	f.mustPut(0, 1)
+}
+
 // TestSwapPlace keeps a naming for as long as it has files, over a restart too, and no longer.
 func TestSwapPlace(t *testing.T) {
 	var done atomic.Int32
@@ -328,7 +429,11 @@ func TestManySwaps(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	replaced := func(p PolicyStats) bool { return p.Replaced }
 	settled := func() (goroutines, descriptors, maps int, heap uint64) {
+		for slices.ContainsFunc(f.store.Stats().Policies, replaced) && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond) // until the files that a replaced module named have gone: its 12 MB stay until then
+		}
 		for range 3 {
 			runtime.GC()
 			time.Sleep(20 * time.Millisecond)

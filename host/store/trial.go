@@ -35,8 +35,10 @@ func (s *Store) AddShadow(ctx context.Context, h Shadow) error {
 }
 
 func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64) error {
-	s.swapping.Lock()
-	defer s.swapping.Unlock()
+	if err := s.swapping.lock(ctx); err != nil {
+		return err
+	}
+	defer s.swapping.unlock()
 	if s.closed.Load() {
 		return ErrClosed
 	}
@@ -62,8 +64,8 @@ func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64) error {
 
 // RemoveShadow ends one.
 func (s *Store) RemoveShadow(name string) error {
-	s.swapping.Lock()
-	defer s.swapping.Unlock()
+	_ = s.swapping.lock(context.Background()) // that never ends
+	defer s.swapping.unlock()
 	list := slices.Clone(s.onTrial())
 	i := slices.IndexFunc(list, func(t *trial) bool { return t.Name == name })
 	if i < 0 {
@@ -91,8 +93,8 @@ func (t *trial) end(s *Store) {
 }
 
 func (s *Store) endTrials() {
-	s.swapping.Lock()
-	defer s.swapping.Unlock()
+	_ = s.swapping.lock(context.Background()) // that never ends
+	defer s.swapping.unlock()
 	for _, t := range s.onTrial() {
 		t.end(s)
 	}
