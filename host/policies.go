@@ -25,9 +25,9 @@ type policySet struct {
 	store  store.Policies // for the store to start with
 	roots  []*store.Use   // likewise, by root: the evict policy that it names, or nil
 
-	mu   sync.Mutex // one change at a time
-	cfg  *config.Config
-	held map[string]string // digests of what acts, by label
+	mu    sync.Mutex // one change at a time
+	cfg   *config.Config
+	acted map[string]*acted // by label
 
 	openMu sync.Mutex
 	open   map[*lent]struct{}
@@ -38,6 +38,12 @@ type lent struct {
 	*policy.Module
 	set   *policySet
 	users atomic.Int32
+}
+
+// acted is the module that acts under a label, open for as long as it may be had back.
+type acted struct {
+	l    *lent
+	done func()
 }
 
 // lend opens a module. The caller is its first user, until it calls the function.
@@ -81,7 +87,7 @@ func openPolicies(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ 
 		return nil, fmt.Errorf("%w: %w", ErrPolicy, err)
 	}
 	p := &policySet{
-		cfg: cfg, log: log, cache: cache, failed: make(chan error, 1), open: map[*lent]struct{}{}, held: map[string]string{},
+		cfg: cfg, log: log, cache: cache, failed: make(chan error, 1), open: map[*lent]struct{}{}, acted: map[string]*acted{},
 		roots: make([]*store.Use, len(cfg.Roots)),
 	}
 	p.store.Reopen = policy.Options{Log: log, Cache: cache}
@@ -100,7 +106,7 @@ func openPolicies(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ 
 		if err != nil {
 			return p, err
 		}
-		p.held[cfg.Label(i)] = l.Digest()
+		p.acted[cfg.Label(i)] = &acted{l, l.use()}
 		log.Info("policy loaded", "policy", cfg.Label(i), "module", l.Name(), "version", l.Manifest().Version, "sha256", l.Digest(), "roles", l.Manifest().Roles)
 	}
 	return p, nil

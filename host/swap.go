@@ -77,41 +77,67 @@ func (p *policySet) remember(label string, l *lent, c *config.Policy) {
 			next.Policies[i] = *c
 		}
 	}
-	p.cfg, p.held[label] = &next, l.Digest()
+	if p.cfg.Labelled(label) == nil { // a shadow that is new
+		next.Policies = append(next.Policies, *c)
+		next.Policies[len(next.Policies)-1].Name = label
+	}
+	p.cfg = &next
+	p.forget(label)
+	p.acted[label] = &acted{l, l.use()}
+}
+
+// forget lets go of what acted under a label.
+func (p *policySet) forget(label string) {
+	if a := p.acted[label]; a != nil {
+		a.done()
+		delete(p.acted, label)
+	}
 }
 
 // takeOver gives a module every role that the policies of a label have now.
 func (h *Host) takeOver(ctx context.Context, label string, l *lent, c *config.Policy) ([]store.Taken, error) {
-	w := store.Swap{From: label}
-	for _, st := range h.store.Stats().Policies {
-		if st.Name != label || st.Replaced || w.Uses[st.Role] != nil {
-			continue
-		}
-		if !l.Has(st.Role) {
-			release(&w)
-			return nil, fmt.Errorf("%w: %s has the roles %v, policy %s acts as %s too", ErrRole, c.Module, l.Manifest().Roles, label, st.Role)
-		}
-		u := l.as(label, c)
-		w.Uses[st.Role] = &u
+	roles, err := h.rolesOf(label, l, c)
+	if err != nil {
+		return nil, err
 	}
-	if w.Uses == ([abi.Roles]*store.Use{}) {
-		return nil, fmt.Errorf("%w: %q; `kvhost policy list` names those that act", ErrPolicy, label)
+	w := store.Swap{From: label}
+	for role, has := range roles {
+		if has {
+			u := l.as(label, c)
+			w.Uses[role] = &u
+		}
 	}
 	return h.store.Swap(ctx, w)
 }
 
-func release(w *store.Swap) {
-	for _, u := range w.Uses {
-		if u != nil {
-			u.Done()
+// rolesOf are those that the policies of a label have now; the module must have them all.
+func (h *Host) rolesOf(label string, l *lent, c *config.Policy) (roles [abi.Roles]bool, err error) {
+	for _, st := range h.store.Stats().Policies {
+		if st.Name != label || st.Replaced {
+			continue
 		}
+		if !l.Has(st.Role) {
+			return roles, fmt.Errorf("%w: %s has the roles %v, policy %s acts as %s too", ErrRole, c.Module, l.Manifest().Roles, label, st.Role)
+		}
+		roles[st.Role] = true
 	}
+	if roles == [abi.Roles]bool{} {
+		return roles, fmt.Errorf("%w: %q; `kvhost policy list` names those that act", ErrPolicy, label)
+	}
+	return roles, nil
+}
+
+func mayShadow(l *lent, c *config.Policy) error {
+	if !l.Has(abi.RoleEvict) {
+		return fmt.Errorf("%w: %s cannot be a shadow: it does not evict, it has %v", ErrRole, c.Module, l.Manifest().Roles)
+	}
+	return nil
 }
 
 // reshadow begins a trial anew with another module.
 func (h *Host) reshadow(ctx context.Context, label string, l *lent, c *config.Policy) error {
-	if !l.Has(abi.RoleEvict) {
-		return fmt.Errorf("%w: %s cannot be a shadow: it does not evict, it has %v", ErrRole, c.Module, l.Manifest().Roles)
+	if err := mayShadow(l, c); err != nil {
+		return err
 	}
 	if err := h.store.RemoveShadow(label); err != nil {
 		return err
@@ -135,7 +161,7 @@ func (h *Host) PromotePolicy(ctx context.Context, label, root string) (Swapped, 
 		return Swapped{}, err
 	}
 	defer done()
-	if judged := p.held[label]; l.Digest() != judged {
+	if judged := p.acted[label].l.Digest(); l.Digest() != judged {
 		return Swapped{}, fmt.Errorf("%w: %s: its SHA-256 is %s now, the shadow that was judged has %s: swap the shadow first", ErrPolicy, next.Module, l.Digest(), judged)
 	}
 	u := l.as(label, &next)

@@ -30,7 +30,7 @@ func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Lo
 				err = h.Reload(ctx, &loaded.Config)
 			}
 			if err != nil {
-				log.Error("not all of the configuration is in force", "error", err)
+				log.Error("the configuration is not in force; all is as it was", "error", err)
 			}
 		}
 	}()

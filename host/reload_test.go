@@ -1,0 +1,82 @@
+package host_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy/policytest"
+)
+
+// acting is what decides and what looks on, by label: its module and whether it is a shadow.
+func acting(h *host.Host) string {
+	var list []string
+	for _, p := range h.Live().Policies {
+		list = append(list, fmt.Sprintf("%s %s %s", p.Name, p.Module, p.State))
+	}
+	slices.Sort(list)
+	return strings.Join(slices.Compact(list), ", ")
+}
+
+// A reload changes all that it can of what a configuration says, or nothing.
+func TestReload(t *testing.T) {
+	dir := policytest.Dir(t, "lru", "fifo", "clock", "fanout")
+	with := func(c *config.Config, policies ...config.Policy) *config.Config {
+		next := *c
+		next.PolicyDir, next.Policies = dir, policies
+		return &next
+	}
+	main := func(module string) config.Policy { return config.Policy{Name: "main", Module: module} }
+	names := func(widths string) config.Policy {
+		return config.Policy{Name: "names", Module: "fanout", Config: map[string]string{"widths": widths}}
+	}
+	trial := config.Policy{Name: "trial", Module: "clock", Shadow: true}
+	base := configuration(t)
+	h, _ := start(t, with(base, main("lru"), names("2/1"), trial))
+	before := acting(h)
+	if !strings.Contains(before, "main lru") || !strings.Contains(before, "trial clock") {
+		t.Fatal(before)
+	}
+	unknown := trial
+	unknown.Name, unknown.Config = "other", map[string]string{"nonsense": "1"}
+	roles := main("fifo")
+	roles.Roles = []string{"evict"}
+	for _, c := range []struct {
+		what string
+		cfg  *config.Config
+		is   error
+		says string
+	}{
+		{"a module that is not there", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "nobody", Shadow: true}), host.ErrPolicy, "nothing was changed"},
+		{"a module without the role", with(base, main("fanout"), names("1/1/1"), trial), host.ErrRole, "nothing was changed"},
+		{"one that does not start after two that took over", with(base, main("fifo"), names("1/1/1"), trial, unknown), nil, "all was taken back: policy other"},
+		{"a policy more", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "lru"}), host.ErrRestart, "policy more is new"},
+		{"a policy less", with(base, main("fifo"), trial), host.ErrRestart, "policy names is not there any more"},
+		{"other roles", with(base, roles, names("2/1"), trial), host.ErrRestart, "policy main has other roles"},
+		{"a shadow that acts", with(base, main("fifo"), names("2/1"), config.Policy{Name: "trial", Module: "clock"}), host.ErrRestart, "policy trial changes between shadow and acting"},
+	} {
+		err := h.Reload(t.Context(), c.cfg)
+		if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: got %v, want %q", c.what, err, c.says)
+		}
+		if now := acting(h); now != before {
+			t.Errorf("%s: %s in place of %s", c.what, now, before)
+		}
+	}
+	if err := h.Reload(t.Context(), with(base, main("fifo"), names("1/1/1"))); err != nil {
+		t.Fatal(err)
+	}
+	if now := acting(h); !strings.Contains(now, "main fifo") || strings.Contains(now, "trial") {
+		t.Error(now)
+	}
+	if err := h.Reload(t.Context(), with(base, main("fifo"), names("1/1/1"), trial)); err != nil { // the shadow is back
+		t.Fatal(err)
+	}
+	if now := acting(h); !strings.Contains(now, "trial clock") {
+		t.Error(now)
+	}
+}
