@@ -2,9 +2,12 @@ package store
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy"
 )
 
@@ -65,4 +68,40 @@ func TestShadow(t *testing.T) {
 	f.lookup(0).Release()
 	f.trialOf("twin", 13)
 	f.checkUsed()
+}
+
+// TestShadowFails has a shadow begin anew after a fault, until it has had too many.
+func TestShadowFails(t *testing.T) {
+	var made atomic.Int32
+	wrong := policy.NativeModule("wrong", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+		made.Add(1)
+		return beyond{}, nil
+	})
+	f := newFixture(t, t.TempDir(), 64, 1, func(c *Config) {
+		c.Policies.Shadows = []Shadow{{Use: Use{Name: "wrong", Module: wrong}, Capacity: pieceBytes}}
+	})
+	state := func() ShadowStats { return f.store.Stats().Shadows[0] }
+	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7) // of which one fits
+	for range 5000 {
+		if state().Faults >= 2 {
+			break
+		}
+		for i := range uint64(8) {
+			f.lookup(i).Release()
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if s := state(); s.Faults < 2 || made.Load() < 2 || s.Keys == 0 || s.Err == nil && s.Faults == 0 {
+		t.Errorf("%d instances, %+v", made.Load(), s)
+	}
+	f.checkUsed()
+}
+
+// beyond names a slot that cannot be.
+type beyond struct{}
+
+func (beyond) Events([]abi.Event) {}
+func (beyond) Victims(ask abi.Ask, dst []uint32) int {
+	dst[0] = 1<<32 - 2
+	return 1
 }

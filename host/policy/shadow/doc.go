@@ -11,6 +11,12 @@
 // dropped and counted. A hit ratio stands beside the number of keys it was drawn from, so that a shadow that cannot keep up
 // shows.
 //
+// # Why a fault is not the end
+//
+// A policy that acts is started again after a fault, and so is one on trial: its faults are part of the verdict. What it had is
+// gone, and it misses until its cache is full again; keys that it was asked for while it was down are not counted. After six
+// faults the trial is over, and what it was asked until then stays to be read.
+//
 // # Why it is not the simulator's cache
 //
 // Package sim plays a trace that it has read: chunks are small numbers, and its tables are arrays over them. Here keys are

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
 )
@@ -23,8 +24,14 @@ type Stats struct {
 	Entries   int
 	Used      int64
 	Capacity  int64
-	Err       error // why it has ended before its time
+	Err       error // why it hears nothing at present, or any more
 }
+
+// A shadow whose policy fails begins anew, with an empty cache, after a pause that each fault doubles; after so many it is over.
+const (
+	firstPause = 100 * time.Millisecond
+	mostFaults = 6
+)
 
 // Shadow is an evict policy on trial.
 type Shadow struct {
@@ -32,10 +39,16 @@ type Shadow struct {
 	stop    context.CancelFunc
 	over    sync.WaitGroup
 	dropped atomic.Uint64
-	evict   *policy.Evict
+	module  *policy.Module
+	options policy.EvictOptions
+	cache   *cache    // the goroutine's
+	faults  int       // likewise
+	again   time.Time // likewise: when it begins anew
 
-	mu   sync.Mutex // after each batch, for Stats
-	seen Stats
+	mu    sync.Mutex // after each batch, for Stats
+	evict *policy.Evict
+	past  policy.Stats // of the instances before
+	seen  Stats
 }
 
 // Start begins a trial. Options.Capacity is the imaginary cache's.
@@ -45,8 +58,11 @@ func Start(ctx context.Context, m *policy.Module, o policy.EvictOptions) (*Shado
 		return nil, err
 	}
 	run, stop := context.WithCancel(context.Background())
-	s := &Shadow{queue: make(chan *Batch, queued), stop: stop, evict: evict, seen: Stats{Capacity: int64(o.Capacity)}}
-	s.over.Go(func() { s.listen(run, newCache(evict, int64(o.Capacity), o.MaxSlots)) })
+	s := &Shadow{
+		queue: make(chan *Batch, queued), stop: stop, module: m, options: o, evict: evict, cache: newCache(evict, int64(o.Capacity), o.MaxSlots),
+		seen: Stats{Capacity: int64(o.Capacity)},
+	}
+	s.over.Go(func() { s.listen(run) })
 	return s, nil
 }
 
@@ -63,28 +79,63 @@ func (s *Shadow) Stats() Stats {
 	defer s.mu.Unlock()
 	st := s.seen
 	st.Stats, st.Dropped = s.evict.Stats(), s.dropped.Load()
+	st.Calls, st.Records, st.Time = st.Calls+s.past.Calls, st.Records+s.past.Records, st.Time+s.past.Time
+	st.Fuel, st.Faults = st.Fuel+s.past.Fuel, st.Faults+s.past.Faults
 	return st
 }
 
-func (s *Shadow) listen(ctx context.Context, c *cache) {
+func (s *Shadow) listen(ctx context.Context) {
 	var failed error
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case b := <-s.queue:
+			if failed != nil && s.faults < mostFaults && !time.Now().Before(s.again) {
+				failed = s.anew(ctx)
+			}
 			for i := range b.steps {
 				if failed == nil {
-					failed = c.step(&b.steps[i])
+					failed = s.heed(&b.steps[i])
 				}
 			}
 			b.done()
 		}
+		c := s.cache
 		s.mu.Lock()
-		if s.seen.Err == nil {
-			s.seen.Keys, s.seen.Hits, s.seen.LiveHits, s.seen.Evictions, s.seen.Sheds = c.keys, c.hits, c.live, c.evictions, c.sheds
-			s.seen.Entries, s.seen.Used, s.seen.Err = len(c.slotOf), c.used, failed
-		}
+		s.seen.Keys, s.seen.Hits, s.seen.LiveHits, s.seen.Evictions, s.seen.Sheds = c.keys, c.hits, c.live, c.evictions, c.sheds
+		s.seen.Entries, s.seen.Used, s.seen.Err = len(c.slotOf), c.used, failed
 		s.mu.Unlock()
 	}
+}
+
+// heed makes one step, and notes when the policy fails at it.
+func (s *Shadow) heed(step *Step) error {
+	err := s.cache.step(step)
+	if err != nil {
+		s.again = time.Now().Add(firstPause << s.faults)
+		s.faults++
+	}
+	return err
+}
+
+// anew puts a fresh instance, for which nothing is resident, in the place of one that failed. What was counted stays.
+func (s *Shadow) anew(ctx context.Context) error {
+	evict, err := s.module.NewEvict(ctx, s.options)
+	if err != nil {
+		s.again = time.Now().Add(firstPause << s.faults)
+		s.faults++
+		return err
+	}
+	c := newCache(evict, int64(s.options.Capacity), s.options.MaxSlots)
+	c.keys, c.hits, c.live, c.evictions, c.sheds = s.cache.keys, s.cache.hits, s.cache.live, s.cache.evictions, s.cache.sheds
+	s.cache = c
+	s.mu.Lock()
+	old := s.evict
+	was := old.Stats()
+	s.past.Calls, s.past.Records, s.past.Time = s.past.Calls+was.Calls, s.past.Records+was.Records, s.past.Time+was.Time
+	s.past.Fuel, s.past.Faults = s.past.Fuel+was.Fuel, s.past.Faults+was.Faults
+	s.evict = evict
+	s.mu.Unlock()
+	return old.Close()
 }
