@@ -107,6 +107,50 @@ func TestLayoutWasmDecidesLikeNative(t *testing.T) {
 	}
 }
 
+// Several queries get what each gets by itself: of a module, of a native policy, of a guest that leaves naming to the host,
+// and of one with room for one answer.
+func TestPathsAreThoseOfEachByItself(t *testing.T) {
+	const result = 4096 + 3<<14
+	small := minimal(abi.RolePlace).
+		with(abi.ExportBuffer, "ii>i", []byte{0x20, 1}, i32(2000), []byte{0x4b, 0x04, 0x40}, i32(0), []byte{0x0f, 0x0b}, // if len > 2000 { return 0 }
+			[]byte{0x20, 0}, i32(14), []byte{0x74}, i32(4096), []byte{0x6a}).
+		with(abi.ExportPlace, "ii>I", store32(result, -1), store32(result+4, 16), store32(result+8, 1), store32(result+16, 'a'), packed(0, 1))
+	shy := minimal(abi.RolePlace).with(abi.ExportPlace, "ii>I", packed(abi.StatusDefault, 0))
+	for name, c := range map[string]struct {
+		m     *Module
+		calls uint64 // for 40 queries
+	}{
+		"fanout": {modules["fanout"], 3}, "native": {natives["fanout"], 3}, "small": {open(t, small, Options{Untried: true}), 40}, "shy": {open(t, shy, Options{Untried: true}), 43},
+	} {
+		p := newPlace(t, c.m)
+		for id, text := range []string{"model=a\n", "model=b\n"} {
+			if err := p.Namespace(uint32(id), text); err != nil {
+				t.Fatal(err)
+			}
+		}
+		rng := rand.New(rand.NewPCG(9, 9))
+		queries := make([]abi.PlaceQuery, 40)
+		for i := range queries {
+			queries[i] = *randomQuery(rng, 2)
+		}
+		var names Names
+		before := p.Stats().Calls
+		if err := p.Paths(queries, &names); err != nil || names.Len() != len(queries) {
+			t.Errorf("%s: %d names, %v", name, names.Len(), err)
+			continue
+		}
+		if calls := p.Stats().Calls - before; calls != c.calls {
+			t.Errorf("%s: %d calls, want %d", name, calls, c.calls)
+		}
+		for i := range queries {
+			path, root, err := p.Path(&queries[i], nil)
+			if err != nil || string(path) != string(names.Path(i)) || root != names.Root(i) {
+				t.Errorf("%s: query %d gets %s on root %d, with others %s on root %d: %v", name, i, path, root, names.Path(i), names.Root(i), err)
+			}
+		}
+	}
+}
+
 func TestPlaceAllocatesNothing(t *testing.T) {
 	for _, m := range []*Module{modules["fanout"], natives["fanout"]} {
 		p := newPlace(t, m)
@@ -119,6 +163,18 @@ func TestPlaceAllocatesNothing(t *testing.T) {
 			}
 		}); n != 0 {
 			t.Errorf("%s %s: %v allocations per path", m.Name(), m.Digest(), n)
+		}
+		var names Names
+		queries := make([]abi.PlaceQuery, 40)
+		for i := range queries {
+			queries[i] = *q
+		}
+		if n := testing.AllocsPerRun(500, func() {
+			if err := p.Paths(queries, &names); err != nil {
+				t.Fatal(err)
+			}
+		}); n != 0 {
+			t.Errorf("%s %s: %v allocations per 40 paths", m.Name(), m.Digest(), n)
 		}
 	}
 }

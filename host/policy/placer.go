@@ -72,7 +72,7 @@ func (p *nativePlacer) judge(root uint32) error {
 	return nil
 }
 
-func (p *nativePlacer) batch() int { return placeBatch }
+func (p *nativePlacer) batch() int { return Together }
 
 func (p *nativePlacer) identity(path []byte) (abi.PathIdentity, bool, error) {
 	start := p.meter.begin(1)
@@ -102,8 +102,8 @@ type guestPlacer struct {
 
 const (
 	placeRoom = abi.PlaceAnswerSize + maxPathBytes
-	// placeBatch is how many paths are asked for at once, if the guest has the room: its RESULT is 16 KiB then.
-	placeBatch = 15
+	// Together is how many paths are asked for at once, if the guest has the room: its RESULT is 16 KiB then.
+	Together = 15
 )
 
 func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *meter) (placer, error) {
@@ -126,10 +126,10 @@ func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *meter) (plac
 // rooms asks for room for a batch, and where the guest has none, for one query and one answer.
 func (p *guestPlacer) rooms() error {
 	const args = abi.PathRefSize + maxPathBytes
-	if err := p.in.offer(abi.BufferResult, placeBatch*placeRoom); err != nil {
+	if err := p.in.offer(abi.BufferResult, Together*placeRoom); err != nil {
 		return err
 	}
-	if p.most = placeBatch; p.in.bufs[abi.BufferResult].ptr == 0 {
+	if p.most = Together; p.in.bufs[abi.BufferResult].ptr == 0 {
 		p.most = 1
 		if err := p.in.buffer(abi.BufferResult, placeRoom); err != nil {
 			return err

@@ -41,6 +41,7 @@ type reservation struct {
 	ranks              uint64 // pieces that make the entry complete
 	parent, key        chunk.Key
 	request, tenant    uint32
+	foreseen           *store.Foreseen // the request's keys
 }
 
 // reserved is a place for one piece: it is handed to a store job, or aborted.
@@ -124,7 +125,7 @@ func (s liveSpace) lookup(q lookup) (pins, error) {
 func (s liveSpace) put(ctx context.Context, r reservation) (reserved, error) {
 	p, err := s.st.Put(ctx, store.PutRequest{
 		Space: s.sp, Group: r.group, Parent: r.parent, Key: r.key, Depth: r.depth, Rank: r.rank, Ranks: r.ranks,
-		Request: r.request, Tenant: r.tenant,
+		Request: r.request, Tenant: r.tenant, Foreseen: r.foreseen,
 	})
 	if err != nil {
 		return nil, err

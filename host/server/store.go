@@ -3,6 +3,7 @@ package server
 import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -37,8 +38,9 @@ func (x *session) store(j *job, m *proto.Store) error {
 	x.server.work.Go(func() {
 		defer func() { <-x.reserving }()
 		defer close(made)
+		foreseen := foresee(wants)
 		for i, r := range wants {
-			r.request = number
+			r.request, r.foreseen = number, foreseen
 			put, err := x.reserve(j, r)
 			if err != nil {
 				s.refused(i, err)
@@ -82,6 +84,14 @@ func (x *session) submit(s *storing, sj storeJob) {
 	sj.held = s.timeline != nil && s.timeline.from > 0
 	s.job.run(x.queue.store(sj))
 	x.await(s.job, s.timeline)
+}
+
+func foresee(wants []reservation) *store.Foreseen {
+	keys := make([]chunk.Key, len(wants))
+	for i := range wants {
+		keys[i] = wants[i].key
+	}
+	return store.Foresee(keys)
 }
 
 // reserve gets one chunk its place, unless the job was cancelled meanwhile.

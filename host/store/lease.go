@@ -15,7 +15,13 @@ type Lease struct {
 
 	mu   sync.Mutex
 	over bool
+
+	naming sync.Mutex
+	called map[callKey]*called // of pieces that are not open yet
 }
+
+// callKey is a rank, and the first of a run of keys.
+type callKey struct{ rank, first uint32 }
 
 type grant struct {
 	print uint64
@@ -46,6 +52,9 @@ func (l *Lease) Release() {
 	if over {
 		return
 	}
+	l.naming.Lock()
+	l.called = nil
+	l.naming.Unlock()
 	now := l.store.clock()
 	at := none
 	for _, g := range l.grants {
@@ -92,7 +101,7 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 	if err := l.hold(p); err != nil {
 		return nil, err
 	}
-	if err := p.open(); err != nil {
+	if err := p.open(l.nameOf(i, p)); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -119,4 +128,49 @@ func (l *Lease) hold(p *Piece) error {
 	p.outage = r.health.outages.Load()
 	p.verifies = r.verifying(e.is(stUnproven) || r.state() == RootReadOnly)
 	return nil
+}
+
+// nameOf is the path of a piece, or empty where none is known: the pieces of the same rank that stand beside it in the lease
+// are named with it, as they are loaded next. Names are forgotten as they are taken.
+func (l *Lease) nameOf(i int, p *Piece) (name string) {
+	l.naming.Lock()
+	defer l.naming.Unlock()
+	first := i / callsAtOnce * callsAtOnce
+	k := callKey{p.rank, uint32(first)}
+	c := l.called[k]
+	if c == nil {
+		c = &called{}
+		l.collect(c, l.grants[first:min(first+callsAtOnce, len(l.grants))], p.rank)
+		if len(c.list) < 2 {
+			return ""
+		}
+		l.store.names.call(c)
+		if l.called == nil {
+			l.called = map[callKey]*called{}
+		}
+		l.called[k] = c
+	}
+	if found := c.of(p.class, &p.key, p.rank); found != nil {
+		name = found.name
+		c.drop()
+	}
+	if len(c.list) == 0 {
+		delete(l.called, k)
+	}
+	return name
+}
+
+// collect lists the pieces of grants that are there.
+func (l *Lease) collect(c *called, grants []grant, rank uint32) {
+	for _, g := range grants {
+		if g.slot == none {
+			continue
+		}
+		r := l.store.roots[g.root]
+		r.mu.Lock()
+		if r.stands(mark{g.slot, g.print}) && r.x.pieces(g.slot)&(1<<rank) != 0 {
+			c.list = append(c.list, nameable{class: r.classOf(g.slot), prefix: r.slash, key: r.x.key(g.slot), rank: rank})
+		}
+		r.mu.Unlock()
+	}
 }

@@ -22,8 +22,10 @@ type namer struct {
 }
 
 type nameWork struct {
-	query abi.PlaceQuery
-	path  []byte
+	query   abi.PlaceQuery
+	queries []abi.PlaceQuery
+	names   policy.Names
+	path    []byte
 }
 
 func newNamer(ctx context.Context, cfg *Config) (n *namer, err error) {

@@ -38,9 +38,15 @@ type Head struct {
 	Table      []uint64 // checksums of the plan's extents; nil until the table's bytes were given
 }
 
-func (p *Piece) open() (err error) {
+// open opens the file, whose name may be known.
+func (p *Piece) open(name string) (err error) {
 	r := p.root
-	if p.name, err = r.locatePiece(p.class, &p.key, p.rank, p.detour); err != nil {
+	if name != "" {
+		p.name, err = r.locateAt(name, nil, p.class, &p.key, p.rank, p.detour)
+	} else {
+		p.name, err = r.locatePiece(p.class, &p.key, p.rank, p.detour)
+	}
+	if err != nil {
 		return err
 	}
 	p.file, err = staging.OpenDirect(r.fs, p.name, os.O_RDONLY, 0)

@@ -25,6 +25,8 @@ type PutRequest struct {
 	Ranks   uint64 // pieces that make the entry complete, one bit per rank; 0: all ranks of the namespace
 	Request uint32
 	Tenant  uint32
+	// Foreseen has the keys that the caller puts in the same way; optional.
+	Foreseen *Foreseen
 }
 
 // Put is a reservation: space for a piece that is being written. It ends with Publish or Abort.
@@ -86,7 +88,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 		}
 		return p, nil
 	}
-	err = p.name()
+	err = p.name(q.Foreseen)
 	if err == nil {
 		err = p.extend(ctx)
 	}
@@ -255,7 +257,18 @@ func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) 
 // insert makes the entry, in the root that the place policy chooses.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	banned := p.class.names.place.Banned()
-	rel, chosen, err := s.names.name(p.class, &p.key, p.rank, p.entryBytes(), banned)
+	var called *nameable
+	if !banned {
+		called = q.Foreseen.name(s.names, p)
+	}
+	var rel string
+	var chosen uint32
+	var err error
+	if called != nil {
+		rel, chosen = called.name, called.root
+	} else {
+		rel, chosen, err = s.names.name(p.class, &p.key, p.rank, p.entryBytes(), banned)
+	}
 	if p.detour = banned; err != nil && !banned {
 		s.log.Error("place policy failed; the built-in name is used", "key", p.key, "error", err)
 		p.detour = true

@@ -14,7 +14,11 @@ import (
 // The file that a put writes: its name, and what stands in it before the payload.
 
 // name works out the target of a piece that joined an entry.
-func (p *Put) name() error {
+func (p *Put) name(f *Foreseen) error {
+	if called := f.name(p.root.store.names, p); called != nil {
+		p.target = p.root.slash + called.name
+		return nil
+	}
 	target, err := p.root.path(p.class, &p.key, p.rank, false)
 	if err != nil {
 		return p.takeDetour(err)

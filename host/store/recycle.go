@@ -30,7 +30,7 @@ func (r *root) bequeath(d *departure, heir *Put) (left uint64) {
 		return d.pieces
 	}
 	bit := d.pieces & -d.pieces
-	name, err := r.locatePiece(d.class, &d.key, uint32(bits.TrailingZeros64(bit)), d.detour)
+	name, err := r.locate(d, uint32(bits.TrailingZeros64(bit)))
 	if err != nil {
 		return d.pieces
 	}

@@ -3,6 +3,8 @@ package store
 import (
 	"errors"
 	"io/fs"
+	"iter"
+	"math/bits"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -32,9 +34,11 @@ func (r *root) evictSome(bytes int64, tenant uint32, heir *Put) (got evicted) {
 	if len(gone) == 0 {
 		return got
 	}
+	r.callVictims(gone)
 	r.mu.Unlock()
 	for i := range gone {
 		d := &gone[i]
+		r.callRest(gone[i:])
 		var err error
 		if d.stray, err = r.unlink(d, r.bequeath(d, heir)); err != nil && got.failed == nil {
 			got.failed = err
@@ -103,7 +107,31 @@ type departure struct {
 	key    chunk.Key
 	pieces uint64
 	detour bool
-	stray  int64 // bytes whose files are still there
+	stray  int64   // bytes whose files are still there
+	called *called // has names, while turn is held; or nil
+}
+
+// ranks are those of the pieces.
+func (d *departure) ranks() iter.Seq[uint32] { return ranksOf(d.pieces) }
+
+func ranksOf(pieces uint64) iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		for ; pieces != 0; pieces &= pieces - 1 {
+			if !yield(uint32(bits.TrailingZeros64(pieces))) {
+				return
+			}
+		}
+	}
+}
+
+// locate is the path of one of its pieces.
+func (r *root) locate(d *departure, rank uint32) (string, error) {
+	if d.called != nil {
+		if p := d.called.of(d.class, &d.key, rank); p != nil {
+			return r.locateAt(p.name, nil, d.class, &d.key, rank, d.detour)
+		}
+	}
+	return r.locatePiece(d.class, &d.key, rank, d.detour)
 }
 
 // leave starts an entry's end: the policy hears of it and lookups miss. expelled ends it, after its files are unlinked.
@@ -149,11 +177,8 @@ func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
 	if r.fellows != nil {
 		return r.fellows.disown(d, pieces), nil
 	}
-	for rank := range uint32(chunk.MaxRanks) {
-		if pieces&(1<<rank) == 0 {
-			continue
-		}
-		name, err := r.locatePiece(d.class, &d.key, rank, d.detour)
+	for rank := range ranksOf(pieces) {
+		name, err := r.locate(d, rank)
 		if err != nil {
 			r.log.Error("a piece has no name; its bytes stay accounted until it has one", "key", d.key, "error", err)
 			r.nameless(d.class, &d.key, rank)
@@ -195,6 +220,11 @@ func (r *root) remove(name string, most int64) (left int64, err error) {
 // what stands under the other name may then be somebody else's: the header tells.
 func (r *root) locatePiece(c *class, k *chunk.Key, rank uint32, detour bool) (string, error) {
 	name, err := r.path(c, k, rank, false)
+	return r.locateAt(name, err, c, k, rank, detour)
+}
+
+// locateAt is locatePiece for who has asked the policy for the name.
+func (r *root) locateAt(name string, err error, c *class, k *chunk.Key, rank uint32, detour bool) (string, error) {
 	if !detour {
 		return name, err
 	}

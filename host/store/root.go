@@ -81,6 +81,8 @@ type root struct {
 	victims  [maxAsked]uint32
 	foretold foretold
 	leaving  []departure // of the turn's holder
+	called   called      // the turn's holder's too
+	uncalled bool        // what it lists is to be named
 }
 
 // flight is what happens to an entry's files at present.
