@@ -37,6 +37,7 @@ type Report struct {
 	Load            Latency        `json:"load"`
 	Store           Latency        `json:"store"`
 	Policies        []PolicyReport `json:"policies"`
+	PolicyShare     float64        `json:"policy_ns_per_access"` // nanoseconds in all policies
 
 	failure, mismatch error
 }
@@ -116,6 +117,7 @@ func (r *Report) addPolicies(before, after *proto.StatusReply) {
 	for _, p := range byName {
 		r.Policies = append(r.Policies, *p)
 	}
+	r.PolicyShare = r.share("")
 	slices.SortFunc(r.Policies, func(a, b PolicyReport) int {
 		return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Module, b.Module), cmp.Compare(a.Digest, b.Digest))
 	})
@@ -142,11 +144,39 @@ func (r *Report) Table(out io.Writer) error {
 	for _, p := range r.Policies {
 		row("policy "+p.Role, "%s (%s): %d calls, %d records, %.3f s%s", p.Module, shortDigest(p.Digest), p.Calls, p.Records, p.Seconds, faults(p.Faults))
 	}
+	if r.Accesses > 0 && len(r.Policies) > 0 {
+		var parts []string
+		for _, role := range r.roles() {
+			parts = append(parts, fmt.Sprintf("%s %.0f", role, r.share(role)))
+		}
+		row("policy share", "%.0f ns per chunk access (%s)", r.PolicyShare, strings.Join(parts, ", "))
+	}
 	if r.FailedLoads > 0 {
 		row("failed loads", "%d", r.FailedLoads)
 	}
 	row("mismatched bytes", "%d", r.MismatchedBytes)
 	return w.Flush()
+}
+
+// share is the time spent in the policies of a role, or of all if it is empty, in nanoseconds per chunk access.
+func (r *Report) share(role string) float64 {
+	var seconds float64
+	for _, p := range r.Policies {
+		if role == "" || p.Role == role {
+			seconds += p.Seconds
+		}
+	}
+	return seconds * 1e9 / float64(max(1, r.Accesses))
+}
+
+// roles are those that policies had a part in, in the order of Policies.
+func (r *Report) roles() (list []string) {
+	for _, p := range r.Policies {
+		if !slices.Contains(list, p.Role) {
+			list = append(list, p.Role)
+		}
+	}
+	return list
 }
 
 func (r *Report) volume(n int64) string {

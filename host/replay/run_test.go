@@ -153,19 +153,31 @@ func TestHitsAreTheTextbooks(t *testing.T) {
 	requests := mixture(t, 120)
 	path := write(t, requests)
 	for _, test := range []struct {
-		name   string
-		shape  replay.Shape
-		chunks int
-		memory int64
+		name    string
+		shape   replay.Shape
+		chunks  int
+		memory  int64
+		modules []string
 	}{
-		{"small", replay.Shape{Ranks: 1, ChunkBytes: 8192, PageBytes: 2048}, 300, 0},
-		{"odd pages", replay.Shape{Ranks: 1, ChunkBytes: 3 * 1234, PageBytes: 1234}, 500, 0},
-		{"in parts", replay.Shape{Ranks: 1, ChunkBytes: 8192, PageBytes: 4096}, 300, 7 * 8192},
+		{"small", replay.Shape{Ranks: 1, ChunkBytes: 8192, PageBytes: 2048}, 300, 0, nil},
+		{"odd pages", replay.Shape{Ranks: 1, ChunkBytes: 3 * 1234, PageBytes: 1234}, 500, 0, nil},
+		{"in parts", replay.Shape{Ranks: 1, ChunkBytes: 8192, PageBytes: 4096}, 300, 7 * 8192, nil},
+		{"in wasm", replay.Shape{Ranks: 1, ChunkBytes: 8192, PageBytes: 2048}, 300, 0, []string{"lru", "fanout"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			want, resident := textbook(requests, test.chunks)
-			socket, _ := start(t, t.TempDir(), int64(test.chunks)*entryBytes(t, test.shape))
+			socket, _ := start(t, t.TempDir(), int64(test.chunks)*entryBytes(t, test.shape), func(c *config.Config) {
+				for _, m := range test.modules {
+					c.Policies = append(c.Policies, config.Policy{Module: "../../plugins/dist/" + m + ".wasm"})
+				}
+			})
 			r := play(t, replay.Options{Trace: path, Socket: socket, Shape: test.shape, Memory: test.memory})
+			for _, p := range r.Policies {
+				// Victims that are named ahead and paths that are asked for together take few calls.
+				if p.Role == "evict" && p.Calls*20 > p.Records || p.Role == "place" && p.Calls*3 > p.Records || p.Faults > 0 {
+					t.Errorf("%+v", p)
+				}
+			}
 			if r.Hits != want || r.Resident != resident {
 				t.Errorf("%d hits, %d found resident; the textbook has %d, %d", r.Hits, r.Resident, want, resident)
 			}
@@ -353,7 +365,7 @@ func TestReportForms(t *testing.T) {
 	if err := r.Table(&table); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"chunk accesses", "5", "hit ratio 0.4000", "mismatched bytes  0", "policy evict", "p99", "GB/s"} {
+	for _, want := range []string{"chunk accesses", "5", "hit ratio 0.4000", "mismatched bytes  0", "policy evict", " ns per chunk access (admit ", "p99", "GB/s"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in\n%s", want, table.String())
 		}
@@ -370,6 +382,9 @@ func TestReportForms(t *testing.T) {
 		if fields[name] != want {
 			t.Errorf("%s is %v, want %v", name, fields[name], want)
 		}
+	}
+	if share, ok := fields["policy_ns_per_access"].(float64); !ok || share <= 0 {
+		t.Errorf("the policies' share is %v", fields["policy_ns_per_access"])
 	}
 	if _, ok := fields["seconds"].(float64); !ok {
 		t.Errorf("seconds is %v", fields["seconds"])
