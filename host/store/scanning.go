@@ -191,7 +191,8 @@ func (r *root) reportScan(ctx context.Context) (end func()) {
 // scanReport is how often the log hears of a scan.
 const scanReport = 5 * time.Second
 
-// endScan replaces the bound by the account and tells the evict policy what is here.
+// endScan replaces the bound by the account and tells the evict policy what is here. When the store is closed before all is
+// told, the scan has not ended: else the policy's state would be kept, and what it lacks would never be a victim.
 func (r *root) endScan(ctx context.Context, c *census) {
 	r.mu.Lock()
 	stray := c.stray
@@ -201,9 +202,13 @@ func (r *root) endScan(ctx context.Context, c *census) {
 	h := &successor{evict: r.evict}
 	r.next = h
 	r.mu.Unlock()
-	_ = r.tell(ctx, h) // what fails is the policy, or the store is being closed
+	told := r.tell(ctx, h) // what fails is the policy, or the store is being closed
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if told != nil && h.err == nil {
+		r.next = nil
+		return
+	}
 	if r.fellows != nil { // it has learned of others' pieces until now
 		r.used += c.stray - stray
 		r.stray += c.stray - stray

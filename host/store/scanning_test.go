@@ -1,12 +1,16 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -116,4 +120,28 @@ func (f *fixture) markOf(n uint64) mark {
 		f.Fatalf("key %d is a miss", n)
 	}
 	return mark{l.grants[0].slot, l.grants[0].print}
+}
+
+// TestClosedBeforeAllIsTold ends the store while the evict policy is told what a scan has found. Its state is not kept, since
+// what it has not heard of would never be a victim again.
+func TestClosedBeforeAllIsTold(t *testing.T) {
+	told := 0
+	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return &keeper{told: &told}, nil }).KeepState("keeper/1")
+	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Evict.Module = module })
+	f.mustPut(0, 1, 2)
+	r := f.store.roots[0]
+	r.mu.Lock()
+	r.scanning, r.forgone = true, map[uint64]struct{}{}
+	r.x.each(func(_ uint32, e *entry) { e.unset(stAnnounced) })
+	r.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.endScan(ctx, &census{root: r})
+	told = 0
+	f.restart()
+	_ = f.store.roots[0].evict.Flush()
+	if st := f.store.Stats().Roots[0]; st.Scanned != 3 || told != 3 {
+		t.Errorf("%d files were scanned, and the policy told of %d entries", st.Scanned, told)
+	}
+	f.mustRead(2)
 }
