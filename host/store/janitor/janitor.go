@@ -65,13 +65,14 @@ type Round struct {
 
 // Janitor bounds one directory.
 type Janitor struct {
-	o     Options
-	fs    staging.FS
-	dir   string
-	lock  io.Closer // of a host's root; nil where no host has been
-	place *policy.Place
-	known map[string]bool // texts
-	names []chunk.Digest
+	o        Options
+	fs       staging.FS
+	dir      string
+	lock     io.Closer // of a host's root; nil where no host has been
+	disowned bool      // it was a host's root, and its index is removed
+	place    *policy.Place
+	known    map[string]bool // texts
+	names    []chunk.Digest
 
 	evict   *policy.Evict
 	max     uint32 // slots of evict
@@ -152,8 +153,12 @@ func New(ctx context.Context, dir string, o Options) (*Janitor, error) {
 	return j, nil
 }
 
-// claim sees that no host has the directory, and that none takes it.
+// claim sees that no host has the directory, and that none takes it. A directory that is no host's root can become one, so each
+// round asks again.
 func (j *Janitor) claim() (err error) {
+	if j.lock != nil {
+		return nil
+	}
 	if _, err := j.fs.Stat(j.dir + "/" + store.MetaDir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -170,6 +175,20 @@ func (j *Janitor) claim() (err error) {
 		return fmt.Errorf("%w: %w", ErrInUse, err)
 	}
 	return nil
+}
+
+// disown removes, durably and before anything else goes, the index that a host has left of its root: the next one would
+// promise what is gone.
+func (j *Janitor) disown() error {
+	if j.lock == nil || j.disowned {
+		return nil
+	}
+	err := j.fs.Remove(j.dir + "/" + store.CheckpointFile)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = j.fs.SyncDir(j.dir + "/" + store.MetaDir)
+	}
+	j.disowned = err == nil
+	return err
 }
 
 // Close gives the directory back.
@@ -191,6 +210,9 @@ func (j *Janitor) Close() error {
 func (j *Janitor) Round(ctx context.Context) (*Round, error) {
 	start := time.Now()
 	r := &Round{Dir: j.dir, Capacity: j.o.Capacity, DryRun: j.o.DryRun}
+	if err := j.claim(); err != nil {
+		return r, err
+	}
 	if err := j.learn(); err != nil {
 		return r, fmt.Errorf("janitor: %s: %w", j.dir, err)
 	}
@@ -367,6 +389,11 @@ func (j *Janitor) goes(e *entry, r *Round) bool {
 
 func (j *Janitor) remove(f file, r *Round) bool {
 	if !j.o.DryRun {
+		if err := j.disown(); err != nil {
+			j.o.Log.Warn("nothing is removed: the next host would believe that it is there", "error", err)
+			r.Failed++
+			return false
+		}
 		if err := j.fs.Remove(j.dir + "/" + f.rel); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			j.o.Log.Warn("a file could not be removed", "file", f.rel, "error", err)
 			r.Failed++
