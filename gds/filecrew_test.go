@@ -1,0 +1,99 @@
+package gds
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestHungOperationsAreGivenUp: cuFile does not return. Who asked goes on, other threads take the places of those that hang
+// as long as there are not too many, slots stay taken until their operations have ended, and then all is as before.
+func TestHungOperationsAreGivenUp(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	g, d, double := routed(t, DirectConfig{BufferBytes: 32 << 20, Handles: 2, Limit: time.Minute})
+	crew := g.cfg.Files
+	name := filepath.Join(t.TempDir(), "f")
+	f := openFile(t, name, os.O_CREATE|os.O_RDWR)
+	s := acquire(t, d, 1<<20)
+	if err := s.Write(Sync, int(f.Fd()), 0, s.Bytes); err != nil {
+		t.Fatal(err)
+	}
+	s.Release()
+	double.Rules("cuFileRead:hang")
+	d.cfg.Limit = time.Millisecond
+	var ends []<-chan struct{}
+	for i := range 2 * crew { // each thread and its stand-in
+		s := acquire(t, d, 1<<20)
+		for double.Calls("cuFileRead") == i { // one whose time passes while its thread is being readied is not begun
+			err := s.Read(Sync, int(f.Fd()), s.Bytes)
+			var hung *HungError
+			if !errors.Is(err, ErrHung) {
+				t.Fatalf("read %d: %v", i, err)
+			}
+			if errors.As(err, &hung) {
+				ends = append(ends, hung.Ended())
+				for double.Calls("cuFileRead") == i { // it may be given up before it came so far
+					time.Sleep(time.Millisecond)
+				}
+			}
+		}
+		s.Release()
+	}
+	last := acquire(t, d, 1<<20)
+	if err := last.Read(Sync, int(f.Fd()), last.Bytes); !errors.Is(err, ErrHung) || last.hung != nil || double.Calls("cuFileRead") != 2*crew {
+		t.Errorf("with all threads away: %v, %d calls", err, double.Calls("cuFileRead"))
+	}
+	last.Release()
+	if out, _ := d.Slots(); out != 2*crew || g.Stuck() != 2*crew {
+		t.Errorf("%d slots are in use, %d operations are stuck", out, g.Stuck())
+	}
+	double.Rules("")
+	for _, end := range ends {
+		<-end
+	}
+	for out := 1; out > 0; out, _ = d.Slots() {
+		time.Sleep(time.Millisecond)
+	}
+	d.cfg.Limit = time.Minute
+	s = acquire(t, d, 1<<20)
+	defer s.Release()
+	if err := s.Read(Sync, int(f.Fd()), s.Bytes); err != nil || g.Stuck() != 0 || len(g.files.idle) != crew {
+		t.Errorf("afterwards: %v, %d stuck, %d threads", err, g.Stuck(), len(g.files.idle))
+	}
+}
+
+// TestCloseLeavesWhatHangs: a GPU is closed while an operation that was given up is still under way. Close says so and does
+// not wait, what the operation uses stays, and its thread is another GPU's when it has ended.
+func TestCloseLeavesWhatHangs(t *testing.T) {
+	g, double := doubled(t, Config{Threads: 1, Files: 1})
+	block := make(chan struct{})
+	var hung *HungError
+	for hung == nil { // on a busy machine the time may pass before the thread is asked
+		if _, err := g.DoFileFor(time.Millisecond, func(*Thread) error { <-block; return nil }); !errors.Is(err, ErrHung) {
+			t.Fatal(err)
+		} else {
+			errors.As(err, &hung)
+		}
+	}
+	if err := g.DoFile(func(*Thread) {}); err != nil { // on the thread that took the place
+		t.Error(err)
+	}
+	if err := g.Close(); !errors.Is(err, ErrHung) {
+		t.Errorf("Close: %v", err)
+	}
+	if ran, err := g.DoFileFor(time.Minute, func(*Thread) error { return nil }); ran || !errors.Is(err, ErrClosed) {
+		t.Errorf("on a closed GPU: %v, %v", ran, err)
+	}
+	close(block)
+	<-hung.Ended()
+	double.Forget()
+	again, err := g.driver.OpenGPU(g.UUID, Config{Threads: 2, Files: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+}
