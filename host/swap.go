@@ -139,10 +139,7 @@ func (h *Host) reshadow(ctx context.Context, label string, l *lent, c *config.Po
 	if err := mayShadow(l, c); err != nil {
 		return err
 	}
-	if err := h.store.RemoveShadow(label); err != nil {
-		return err
-	}
-	return h.store.AddShadow(ctx, store.Shadow{Use: l.as(label, c), Capacity: c.Capacity})
+	return h.store.SwapShadow(ctx, store.Shadow{Use: l.as(label, c), Capacity: c.Capacity})
 }
 
 // PromotePolicy lets a fresh instance of a shadow's module evict, in one root or in all, and ends the shadow.

@@ -24,9 +24,14 @@ type trial struct {
 }
 
 // AddShadow starts one. Its name is its own among the shadows.
-func (s *Store) AddShadow(ctx context.Context, h Shadow) error {
+func (s *Store) AddShadow(ctx context.Context, h Shadow) error { return s.startShadow(ctx, h, false) }
+
+// SwapShadow starts one in the place of the one that has its name, which goes on when that fails.
+func (s *Store) SwapShadow(ctx context.Context, h Shadow) error { return s.startShadow(ctx, h, true) }
+
+func (s *Store) startShadow(ctx context.Context, h Shadow, swap bool) error {
 	b := s.bind(abi.RoleEvict, h.Use).hold()
-	err := s.addShadow(ctx, b, h.Capacity)
+	err := s.addShadow(ctx, b, h.Capacity, swap)
 	if err != nil {
 		b.release()
 		return fmt.Errorf("store: shadow %s: %w", b.Name, err)
@@ -34,7 +39,7 @@ func (s *Store) AddShadow(ctx context.Context, h Shadow) error {
 	return nil
 }
 
-func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64) error {
+func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64, swap bool) error {
 	if err := s.swapping.lock(ctx); err != nil {
 		return err
 	}
@@ -42,7 +47,11 @@ func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64) error {
 	if s.closed.Load() {
 		return ErrClosed
 	}
-	if slices.ContainsFunc(s.onTrial(), func(t *trial) bool { return t.Name == b.Name }) {
+	i := slices.IndexFunc(s.onTrial(), func(t *trial) bool { return t.Name == b.Name })
+	switch {
+	case swap && i < 0:
+		return ErrNoPolicy
+	case !swap && i >= 0:
 		return fmt.Errorf("%w: there is one of that name", ErrConfig)
 	}
 	if capacity == 0 {
@@ -56,9 +65,18 @@ func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64) error {
 	if err != nil {
 		return err
 	}
-	list := append(slices.Clone(s.onTrial()), &trial{b, h})
+	list := slices.Clone(s.onTrial())
+	if !swap {
+		list = append(list, &trial{b, h})
+		s.trials.Store(&list)
+		s.stream.Add(h)
+		return nil
+	}
+	old := list[i]
+	list[i] = &trial{b, h}
 	s.trials.Store(&list)
 	s.stream.Add(h)
+	old.end(s)
 	return nil
 }
 

@@ -59,6 +59,20 @@ func TestShadow(t *testing.T) {
 	if err := f.store.AddShadow(t.Context(), Shadow{Use: Use{Name: "twin", Module: builtin}}); !errors.Is(err, ErrConfig) {
 		t.Error(err)
 	}
+	refuses := policy.NativeModule("refuses", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return nil, errors.New("not today") })
+	if err := f.store.SwapShadow(t.Context(), Shadow{Use: Use{Name: "small", Module: refuses}, Capacity: 2 * pieceBytes}); err == nil {
+		t.Error("a shadow that refuses its settings began")
+	}
+	if err := f.store.SwapShadow(t.Context(), Shadow{Use: Use{Name: "nobody", Module: builtin}}); !errors.Is(err, ErrNoPolicy) {
+		t.Errorf("swap of a shadow that is not there: %v", err)
+	}
+	before := f.trialOf("small", 0)
+	if err := f.store.SwapShadow(t.Context(), Shadow{Use: Use{Name: "small", Module: builtin}, Capacity: 2 * pieceBytes}); err != nil {
+		t.Error(err)
+	}
+	if after := f.trialOf("small", 0); before.Keys == 0 || after.Keys != 0 || len(f.store.Stats().Shadows) == 0 {
+		t.Errorf("a shadow that was swapped goes on with %d keys, it had %d", after.Keys, before.Keys)
+	}
 	if err := f.store.RemoveShadow("small"); err != nil {
 		t.Error(err)
 	}
