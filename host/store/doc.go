@@ -60,7 +60,7 @@
 //
 // # Why an entry's class leads to who named it
 //
-// A path is worked out, not stored: that keeps an entry at 40 bytes. So whoever named a file must be there for as long as the
+// A path is worked out, not stored: that keeps an entry at 38 bytes, or 54. So whoever named a file must be there for as long as the
 // file is. Entries name a class in a few bits, which stands for namespace, group, place policy and layout; a swap gives new
 // pieces a new class, and an old one that has lost its last entry takes its policy with it. Each root keeps the modules that
 // named its files, and a scan finds under which of them a file has the path it has.

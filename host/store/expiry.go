@@ -53,6 +53,16 @@ func (x *expiries) set(slot uint32, at int64) {
 	x.chunks[i][slot%slabChunk] = uint32(min(max(at, 0), 1<<32-1))
 }
 
+// memory is the bytes that the times take.
+func (x *expiries) memory() (n int64) {
+	for _, c := range x.chunks {
+		if c != nil {
+			n += int64(len(c)) * 4
+		}
+	}
+	return n + int64(cap(x.chunks))*8
+}
+
 // at is when a slot's entry expires; 0 for never.
 func (x *expiries) at(slot uint32) uint32 {
 	i := int(slot / slabChunk)

@@ -60,6 +60,19 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
+// TestExpiriesAreCounted: the times take memory, which the root's figures have.
+func TestExpiriesAreCounted(t *testing.T) {
+	var of [2]int64
+	for i, expiry := range []func(*Config){func(*Config) {}, hourly("test/*")} {
+		f := newFixture(t, t.TempDir(), 20, 1, expiry)
+		f.mustPut(0)
+		of[i] = f.store.Stats().Roots[0].IndexBytes
+	}
+	if got := of[1] - of[0]; got < 4*slabChunk || got > 4*slabChunk+1024 {
+		t.Errorf("times to live take %d bytes for %d slots", got, slabChunk)
+	}
+}
+
 // TestNoExpiryForOthers leaves other models alone, also in slots that entries with an end had before.
 func TestNoExpiryForOthers(t *testing.T) {
 	clock := newAt("2026-11-21 10:00:00")

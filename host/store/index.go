@@ -11,6 +11,7 @@ import (
 // events, and is guarded by its root's mutex.
 //
 // An entry with a key of 32 bytes takes 54 in the slab and 8.6 to 9.6 in the two tables; keys of 16 bytes take 16 less.
+// Where entries expire the root has 4 more for each slot: see [expiries].
 type index struct {
 	slab
 	table
