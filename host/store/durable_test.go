@@ -187,3 +187,24 @@ func TestStrictPutFindsItsPiece(t *testing.T) {
 		})
 	}
 }
+
+// TestFoundIsDurable: what a start finds counts as stored, also for puts. So it is made durable, where that is promised: a
+// process that was killed may not have come to it.
+func TestFoundIsDurable(t *testing.T) {
+	for _, durability := range []Durability{Batch, Strict} {
+		for seed := range uint64(8) {
+			t.Run(fmt.Sprintf("%s/%d", durability, seed), func(t *testing.T) {
+				f, machine := onMachine(t, 6)
+				f.mustPut(3)
+				f.kill()
+				f.cfg.Durability = durability
+				f.start()
+				if err := f.put(3, 0); !errors.Is(err, ErrResident) {
+					t.Fatal(err)
+				}
+				f.afterPowerLoss(machine, seed)
+				f.mustRead(3)
+			})
+		}
+	}
+}

@@ -26,6 +26,12 @@ func (r *root) beginScan() error {
 	if _, err := r.fs.ReadDir(r.dir); err != nil {
 		return err
 	}
+	// What is found counts as stored. Who wrote it may have been killed before it was durable.
+	if r.store.cfg.Durability != None {
+		if err := r.fs.SyncFS(r.dir); err != nil {
+			return r.syncFailed(err)
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.scanning = true
