@@ -45,6 +45,9 @@ func TestKillRounds(t *testing.T) {
 			t.Fatalf("round %d of seed %d: %+v", round, seed, *k)
 		}
 	}
+	if last := (&kill{T: t, dir: dir, round: *killRounds, evict: "lru.wasm", durability: "none", mode: "on-demand", sessions: 1}); !last.served() {
+		t.Error("after all rounds nothing was stored that a host finds, or nothing was a hit: no round has tested anything")
+	}
 	r := finish(t, command(t, dir, "fsck", "--quiet", "kvhost-data"))
 	if r.code != exitOK && strings.Contains(r.stdout, "damaged") {
 		t.Errorf("fsck after all: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
@@ -63,11 +66,30 @@ type kill struct {
 	sessions                int
 }
 
-func (k *kill) run() {
-	address := freePort(k.T)
-	_, logged, stop := startHost(k.T, k.dir, "--policy", k.evict, "--http-listen", address, "--root", "kvhost-data=3MiB",
+// start starts a host, which finds all that the last one left, and says how much that is.
+func (k *kill) start() (address string, held int64, stop func(os.Signal) int) {
+	address = freePort(k.T)
+	_, logged, end := startHost(k.T, k.dir, "--policy", k.evict, "--http-listen", address, "--root", "kvhost-data=3MiB",
 		"--store-durability", k.durability, "--store-evict", k.mode, "--policy-cache", filepath.Join(k.dir, "cache"))
-	k.recovered(address, logged)
+	held = k.recovered(address, logged)
+	return address, held, end
+}
+
+// served is a round that nobody is killed in: whether a host finds something, and serves it.
+func (k *kill) served() bool {
+	address, held, stop := k.start()
+	r := finish(k.T, k.replay())
+	if r.code != exitOK {
+		k.Errorf("replay after all: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	hits := gauge(k.T, address, "kvhost_lookup_hits_total")
+	stop(syscall.SIGTERM)
+	k.Logf("%d bytes found, %d hits", held, hits)
+	return held > 0 && hits > 0
+}
+
+func (k *kill) run() {
+	_, _, stop := k.start()
 	replay := k.replay()
 	var out strings.Builder
 	replay.Stdout, replay.Stderr = &out, &out
@@ -93,7 +115,7 @@ func (k *kill) replay() *exec.Cmd {
 }
 
 // recovered waits until a host has found all that the last one left, and compares its account with the disk.
-func (k *kill) recovered(address string, logged func() string) {
+func (k *kill) recovered(address string, logged func() string) int64 {
 	root := filepath.Join(k.dir, "kvhost-data")
 	var said, held int64
 	var temporaries []string
@@ -101,7 +123,7 @@ func (k *kill) recovered(address string, logged func() string) {
 		said = gauge(k.T, address, "kvhost_root_used_bytes")
 		held, temporaries = k.disk(root)
 		if said == held && len(temporaries) == 0 {
-			return
+			return held
 		}
 		if time.Now().After(deadline) {
 			k.Fatalf("round %d: the host says it holds %d bytes, the disk holds %d; temporaries: %v\n%s", k.round, said, held, temporaries, logged())
@@ -168,7 +190,7 @@ func gauge(t *testing.T, address, name string) int64 {
 	}
 	sum := 0.0
 	for _, m := range f.Metric {
-		sum += m.GetGauge().GetValue()
+		sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
 	}
 	return int64(sum)
 }

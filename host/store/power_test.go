@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -21,7 +23,8 @@ var (
 )
 
 // TestPowerLoss pulls the plug at some call, again and again on the same directories. Whatever is a hit afterwards is
-// what was stored or fails its checks; what the durability promised is a hit.
+// what was stored or fails its checks; what the durability promised is a hit. Some lives end in order before the power
+// goes, or while they end; in some the process alone is killed, and the machine goes on.
 func TestPowerLoss(t *testing.T) {
 	if *powerSeed != 0 {
 		losePower(t, *powerSeed)
@@ -49,11 +52,15 @@ func losePower(t *testing.T, seed uint64) {
 		f := &fixture{TB: t, ns: testNamespace(2)}
 		stored := map[uint64]uint64{}
 		var promised []uint64
-		for life := range 4 {
-			machine, err := staging.Volatile(staging.OS(), filepath.Join(base, "grave"))
-			if err != nil {
-				t.Fatal(err)
+		var machine *staging.VolatileFS
+		for life := range 5 {
+			var err error
+			if machine == nil {
+				if machine, err = staging.Volatile(staging.OS(), filepath.Join(base, "grave")); err != nil {
+					t.Fatal(err)
+				}
 			}
+			end := []ending{outage, outage, orderly, killed}[rng.IntN(4)]
 			faulty := staging.Faulty(machine)
 			f.cfg = Config{
 				Roots: []RootConfig{{Path: root, Capacity: 10 * 2 * pieceBytes, MaxEntries: 80}},
@@ -66,17 +73,15 @@ func losePower(t *testing.T, seed uint64) {
 				if !errors.Is(err, staging.ErrPowerLost) {
 					t.Fatalf("life %d: %v", life, err)
 				}
+				machine = nil
 				continue
 			}
 			f.space, err = f.store.Space(t.Context(), f.ns)
 			if err == nil {
 				promised = f.keptPromises(life, promised)
 				f.readAll(life, promised, stored)
-				promised = f.live(rng, machine, stored, promised)
+				promised = f.live(rng, end, machine, stored, promised)
 			} else if !errors.Is(err, staging.ErrPowerLost) {
-				t.Fatalf("life %d: %v", life, err)
-			}
-			if err := machine.PowerLoss(rng.Uint64()); err != nil {
 				t.Fatalf("life %d: %v", life, err)
 			}
 			var left []uint64
@@ -86,11 +91,33 @@ func losePower(t *testing.T, seed uint64) {
 				}
 			}
 			promised = left
+			switch end {
+			case killed:
+				faulty.Set(staging.MustRules("any **: eacces")...) // whatever the store does from now on, the process does not
+				f.kill()
+				if _, err := machine.Stat(root); err == nil {
+					continue
+				}
+			case orderly:
+				if faulty.Set(); rng.IntN(2) == 0 {
+					faulty.Set(unplugAt(rng, 30))
+				}
+				_ = f.store.Close()
+			}
+			if err := machine.PowerLoss(rng.Uint64()); err != nil {
+				t.Fatalf("life %d: %v", life, err)
+			}
 			_ = f.store.Close()
+			machine = nil
+		}
+		if machine != nil { // the last was killed
+			if err := machine.PowerLoss(rng.Uint64()); err != nil {
+				t.Fatal(err)
+			}
 		}
 		f.cfg.FS = staging.OS()
 		f.start()
-		f.readAll(4, f.keptPromises(4, promised), stored)
+		f.readAll(5, f.keptPromises(5, promised), stored)
 		if _, temporaries := usage(t, root); temporaries != 0 {
 			t.Errorf("%d temporaries after recovery", temporaries)
 		}
@@ -144,16 +171,19 @@ func (f *fixture) readAll(life int, promised []uint64, stored map[uint64]uint64)
 }
 
 // live stores until the power is gone or enough was done, and says which keys are durable by promise.
-func (f *fixture) live(rng *rand.Rand, machine *staging.VolatileFS, stored map[uint64]uint64, promised []uint64) []uint64 {
+func (f *fixture) live(rng *rand.Rand, end ending, machine *staging.VolatileFS, stored map[uint64]uint64, promised []uint64) []uint64 {
 	faulty := f.cfg.FS.(*staging.FaultFS)
-	if rng.IntN(4) > 0 {
+	switch {
+	case end == outage && rng.IntN(4) > 0:
 		faulty.Set(unplugAt(rng, 600))
+	case end == killed && rng.IntN(4) > 0:
+		faulty.Set(killAt(rng, 600))
 	}
 	for range 60 {
 		n := rng.Uint64N(24)
 		for rank := range uint32(2) {
 			stored[n] |= 1 << rank // bytes may be there as soon as they are written
-			if err := f.put(n, rank); errors.Is(err, staging.ErrPowerLost) {
+			if err := f.put(n, rank); errors.Is(err, staging.ErrPowerLost) || end == killed && faulty.Injected() > 0 {
 				return promised
 			} else {
 				if !acceptable(err) {
@@ -184,6 +214,22 @@ func (f *fixture) live(rng *rand.Rand, machine *staging.VolatileFS, stored map[u
 		}
 	}
 	return promised
+}
+
+// ending is how a life ends.
+type ending int
+
+const (
+	outage  ending = iota // the power goes, at some call or at the end
+	orderly               // the store is closed, and then the power goes
+	killed                // the process ends, at some call or at the end, and the machine goes on
+)
+
+// killAt ends the process at one of the next n calls: none is made from then on.
+func killAt(rng *rand.Rand, n int) staging.Rule {
+	return staging.Rule{
+		Op: staging.OpAny, Path: "**", When: staging.When{First: 1 + rng.Uint64N(uint64(n))}, Fault: staging.Fault{Errno: unix.EACCES},
+	}
 }
 
 // unplugAt pulls the plug at one of the next n calls.
