@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"iter"
 	"math/bits"
@@ -181,7 +182,7 @@ func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
 		name, err := r.locate(d, rank)
 		if err != nil {
 			r.log.Error("a piece has no name; its bytes stay accounted until it has one", "key", d.key, "error", err)
-			r.nameless(d.class, &d.key, rank)
+			r.nameless(d.class, &d.key, rank, d.detour)
 			stray, failed = stray+d.class.fileBytes(), err
 			continue
 		}
@@ -225,15 +226,28 @@ func (r *root) locatePiece(c *class, k *chunk.Key, rank uint32, detour bool) (st
 
 // locateAt is locatePiece for who has asked the policy for the name.
 func (r *root) locateAt(name string, err error, c *class, k *chunk.Key, rank uint32, detour bool) (string, error) {
-	if !detour {
+	switch {
+	case !detour:
 		return name, err
+	case err != nil:
+		return r.path(c, k, rank, true)
 	}
-	if err == nil {
-		if h, herr := r.readHeader(name); herr == nil && h.Key == *k && h.Namespace == c.ns.digest && h.Group == c.group && h.Rank == rank {
-			return name, nil
+	h, herr := r.readHeader(name)
+	if herr == nil && h.Key == *k && h.Namespace == c.ns.digest && h.Group == c.group && h.Rank == rank {
+		return name, nil
+	}
+	builtin, err := r.path(c, k, rank, true)
+	if err != nil || herr == nil || errors.Is(herr, fs.ErrNotExist) {
+		return builtin, err
+	}
+	if isDamage(herr) {
+		if _, herr = r.fs.Stat(builtin); herr == nil {
+			return builtin, nil
+		} else if errors.Is(herr, fs.ErrNotExist) {
+			return name, nil // it was this piece, or what is there is of no use to anybody
 		}
 	}
-	return r.path(c, k, rank, true)
+	return "", fmt.Errorf("store: under which of two names rank %d of %s stands cannot be seen: %w", rank, k, herr)
 }
 
 // expelled is called once an entry's files are unlinked.

@@ -14,11 +14,12 @@ import (
 // A stray is a file that nobody wants and that would not go. Its bytes stay in the account, and it is tried again: by the
 // upkeep, and before a root that was out comes back.
 type stray struct {
-	name  string // or else the piece whose name the place policy did not tell:
-	class *class
-	key   chunk.Key
-	rank  uint32
-	bytes int64
+	name   string // or else the piece whose name the place policy did not tell:
+	class  *class
+	key    chunk.Key
+	rank   uint32
+	detour bool
+	bytes  int64
 	// credit that covers it: of a shared root.
 	credit shared.Credit
 }
@@ -45,9 +46,9 @@ func (r *root) strayed(s stray) {
 }
 
 // nameless notes a piece that cannot be found at present.
-func (r *root) nameless(c *class, k *chunk.Key, rank uint32) {
+func (r *root) nameless(c *class, k *chunk.Key, rank uint32, detour bool) {
 	if c.hold() {
-		r.strayed(stray{class: c, key: *k, rank: rank, bytes: c.fileBytes()})
+		r.strayed(stray{class: c, key: *k, rank: rank, detour: detour, bytes: c.fileBytes()})
 	}
 }
 
@@ -81,7 +82,7 @@ func (r *root) tidyOne() bool {
 	r.strays.list = r.strays.list[1:]
 	name, err := s.name, error(nil)
 	if s.class != nil {
-		name, err = r.locatePiece(s.class, &s.key, s.rank, false)
+		name, err = r.locatePiece(s.class, &s.key, s.rank, s.detour)
 	}
 	if err == nil {
 		if err = r.fs.Remove(name); errors.Is(err, fs.ErrNotExist) {

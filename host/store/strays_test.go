@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -112,4 +114,53 @@ func (f *fixture) storedAgain(gone bool) {
 	r.tidy(context.Background())
 	f.mustRead(0)
 	f.checkUsed()
+}
+
+// TestAPieceUnderOneOfTwoNames: one rank of an entry has the built-in name, the other the policy's, where it is cut, or cannot
+// be read for a while. When the entry goes, so does its file, and its bytes are accounted for until then.
+func TestAPieceUnderOneOfTwoNames(t *testing.T) {
+	for name, spoil := range map[string]func(f *fixture, faulty *staging.FaultFS, file string){
+		"cut": func(f *fixture, _ *staging.FaultFS, file string) { f.must(os.Truncate(file, Page-5)) },
+		"unreadable": func(_ *fixture, faulty *staging.FaultFS, _ string) {
+			faulty.Set(staging.MustRules("read **moody/**: eio")...)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			place, faulty := &moody{}, staging.Faulty(staging.OS())
+			f := newFixture(t, t.TempDir(), 2, 2, func(c *Config) {
+				c.FS, c.UpkeepEvery = faulty, time.Hour
+				c.Policies.Place.Module = policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil })
+			})
+			place.fails.Store(true)
+			f.must(f.put(0, 0))
+			place.fails.Store(false)
+			f.must(f.put(0, 1))
+			files, err := filepath.Glob(filepath.Join(f.cfg.Roots[0].Path, "moody", "*"))
+			if err != nil || len(files) != 1 {
+				t.Fatal(files, err)
+			}
+			spoil(f, faulty, files[0])
+			r, k := f.store.roots[0], testKey(0)
+			r.mu.Lock()
+			print := chunk.Fingerprint(f.space.Digest, 0, k)
+			m := mark{r.x.find(print, f.space.ns.class(0).base, &k), print}
+			r.mu.Unlock()
+			r.drop(m, 0)
+			if disk, _ := usage(t, r.dir); f.store.Stats().Roots[0].Used < disk {
+				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
+			}
+			faulty.Set()
+			r.tidy(t.Context())
+			if disk, _ := usage(t, r.dir); disk != 0 || f.store.Stats().Roots[0].Used != 0 {
+				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
+			}
+		})
+	}
+}
+
+func (f *fixture) must(err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatal(err)
+	}
 }
