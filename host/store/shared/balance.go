@@ -95,9 +95,7 @@ func (m *Member) evict(level int64) error {
 		victims = append(victims, m.back.Victims(level-int64(m.cfg.Low*float64(m.cfg.Capacity)))...)
 	}
 	for part := range slices.Chunk(victims, maxBatch) {
-		if _, err := m.propose(batch{victims: part}); err != nil {
-			return err
-		}
+		m.propose(batch{victims: part})
 		for i := range part {
 			if id := part[i].ID(); m.forced[id] != (Victim{}) {
 				delete(m.forced, id)

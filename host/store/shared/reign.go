@@ -39,6 +39,8 @@ type peer struct {
 // proposal is a batch in the journal.
 type proposal struct {
 	batch
+	written bool          // its file is there for good
+	verdict *decisionFile // what was decided, before that is written: from then on it is that and nothing else
 	decided bool
 }
 
@@ -63,7 +65,10 @@ func (m *Member) rule(now time.Duration, e epochs) error {
 	if err := m.decideAll(now); err != nil {
 		return err
 	}
-	return m.balance(now)
+	if err := m.balance(now); err != nil {
+		return err
+	}
+	return m.writeBatches()
 }
 
 // pulse shows that the evictor lives, in the midst of long work only when it is time to.
@@ -196,11 +201,7 @@ func (m *Member) bury(now time.Duration) error {
 			}
 		}
 		if p.forget == 0 {
-			n, err := m.propose(batch{forget: name})
-			if err != nil {
-				return err
-			}
-			p.forget = n
+			p.forget = m.propose(batch{forget: name})
 			continue
 		}
 		if b := r.batches[p.forget]; b != nil && !b.decided {
@@ -217,14 +218,27 @@ func (m *Member) bury(now time.Duration) error {
 	return nil
 }
 
-func (m *Member) propose(b batch) (uint64, error) {
+// propose takes a batch into the journal; writeBatches writes it.
+func (m *Member) propose(b batch) uint64 {
 	r := m.reign
-	if err := m.keep(proposalName(r.dir, r.seq+1), b.file()); err != nil {
-		return 0, err
-	}
 	r.seq++
 	r.batches[r.seq] = &proposal{batch: b}
-	return r.seq, nil
+	return r.seq
+}
+
+// writeBatches writes proposals until they are there: one whose writing failed may have been seen all the same, so its number
+// is never another's.
+func (m *Member) writeBatches() error {
+	r := m.reign
+	for _, n := range slices.Sorted(maps.Keys(r.batches)) {
+		if b := r.batches[n]; !b.written && !b.decided {
+			if err := m.keep(proposalName(r.dir, n), b.file()); err != nil {
+				return err
+			}
+			b.written = true
+		}
+	}
+	return nil
 }
 
 // decideAll ends the batches that every member has acknowledged, and clears those that every member has followed.
@@ -233,6 +247,9 @@ func (m *Member) decideAll(now time.Duration) error {
 	for _, n := range slices.Sorted(maps.Keys(r.batches)) {
 		b := r.batches[n]
 		if !b.decided {
+			if !b.written {
+				return nil
+			}
 			if ok, err := m.decide(n, b); !ok || err != nil {
 				return err
 			}
@@ -258,6 +275,24 @@ func (m *Member) decideAll(now time.Duration) error {
 
 func (m *Member) decide(n uint64, b *proposal) (bool, error) {
 	r := m.reign
+	if b.verdict == nil {
+		if err := m.judge(n, b); b.verdict == nil {
+			return false, err
+		}
+	}
+	if err := m.keep(decisionName(r.dir, n), *b.verdict); err != nil {
+		return false, err // it may have been followed all the same
+	}
+	b.decided = true
+	r.spared += uint64(len(b.verdict.Spared))
+	r.removed += uint64(len(b.victims) - len(b.verdict.Spared))
+	m.wake()
+	return true, nil
+}
+
+// judge removes a batch's victims once every member has acknowledged it, but for those that were spared.
+func (m *Member) judge(n uint64, b *proposal) error {
+	r := m.reign
 	spared := map[int]bool{}
 	for _, p := range r.peers {
 		if p.gone {
@@ -265,7 +300,7 @@ func (m *Member) decide(n uint64, b *proposal) (bool, error) {
 		}
 		vetoes, acked := p.status.Vetoes[n]
 		if !acked {
-			return false, nil
+			return nil
 		}
 		for _, i := range vetoes {
 			spared[i] = true
@@ -291,20 +326,13 @@ func (m *Member) decide(n uint64, b *proposal) (bool, error) {
 				err = m.remove(trash)
 			}
 			if err != nil {
-				return false, err
+				return err
 			}
 		}
 		if err := m.pulse(0, false); err != nil {
-			return false, err
+			return err
 		}
 	}
-	d := decisionFile{Spared: slices.Sorted(maps.Keys(spared))}
-	if err := m.keep(decisionName(r.dir, n), d); err != nil {
-		return false, err
-	}
-	b.decided = true
-	r.spared += uint64(len(spared))
-	r.removed += uint64(len(b.victims) - len(spared))
-	m.wake()
-	return true, nil
+	b.verdict = &decisionFile{Spared: slices.Sorted(maps.Keys(spared))}
+	return nil
 }

@@ -128,7 +128,7 @@ func (m *Member) takeJournal(old string, j journal) error {
 			p = &proposal{}
 			r.batches[n] = p
 		}
-		p.batch = *b
+		p.batch, p.written = *b, true
 	}
 	return nil
 }
