@@ -112,9 +112,6 @@ type departure struct {
 	called *called // has names, while turn is held; or nil
 }
 
-// ranks are those of the pieces.
-func (d *departure) ranks() iter.Seq[uint32] { return ranksOf(d.pieces) }
-
 func ranksOf(pieces uint64) iter.Seq[uint32] {
 	return func(yield func(uint32) bool) {
 		for ; pieces != 0; pieces &= pieces - 1 {
