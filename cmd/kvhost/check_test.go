@@ -81,11 +81,11 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		direct bool
 		memory int64 // MiB
 	}{
-		"by default":     {func(*config.Config) {}, true, true, 1024 + 96},
-		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false, 96},
-		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 96},
+		"by default":     {func(*config.Config) {}, true, true, 1024 + 64},
+		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false, 64},
+		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 64},
 		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
-		"staged":         {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 96},
+		"staged":         {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 64},
 		"no windows":     {func(c *config.Config) { c.GDS.Windows = false }, true, true, 1024},
 	} {
 		cfg := config.Default().Clone()
