@@ -3,6 +3,7 @@ package transfer_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 
 // The store and load path of BenchmarkPath under each setting beside the plainest one: nothing verified beyond the header, no
 // limit for operations, nothing synced. Passes take turns, each round in another order; the first round is not counted.
-// Reported are medians of the ratios plainest time / time, with the quartiles: 1.0 costs nothing.
+// Reported are medians of GB/s, and of the ratios plainest time / time, with the quartiles: 1.0 costs nothing.
 func BenchmarkSettings(b *testing.B) {
 	settings := []struct {
 		name   string
@@ -42,6 +43,8 @@ func BenchmarkSettings(b *testing.B) {
 				defer paths[i].close()
 			}
 			stores, loads := make([][]float64, len(settings)), make([][]float64, len(settings))
+			stored, loaded := make([][]float64, len(settings)), make([][]float64, len(settings)) // GB/s
+			gb := float64(benchFiles) * float64(geo.PageBytes()) / 1e9
 			for round := range benchPairs + 1 {
 				took := make([]times, len(settings))
 				for k := range paths {
@@ -57,7 +60,14 @@ func BenchmarkSettings(b *testing.B) {
 				for i, t := range took {
 					stores[i] = append(stores[i], took[0].store.Seconds()/t.store.Seconds())
 					loads[i] = append(loads[i], took[0].load.Seconds()/t.load.Seconds())
+					stored[i], loaded[i] = append(stored[i], gb/t.store.Seconds()), append(loaded[i], gb/t.load.Seconds())
 				}
+			}
+			for i, s := range settings {
+				slices.Sort(stored[i])
+				slices.Sort(loaded[i])
+				b.ReportMetric(stored[i][benchPairs/2], s.name+"-store-GB/s")
+				b.ReportMetric(loaded[i][benchPairs/2], s.name+"-load-GB/s")
 			}
 			for i, s := range settings[1:] {
 				report(b, s.name+"-store", stores[i+1])
