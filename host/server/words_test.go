@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/staging"
@@ -225,28 +226,36 @@ func TestWordsWhenTheHostDies(t *testing.T) {
 	}
 }
 
-// Words in a GPU's memory are advanced for a job that is refused, once the client has said how it reaches them.
-func TestWordsOnAGPUOfARefusedJob(t *testing.T) {
+// gpuWords is a session with pages on a GPU and words behind them, which are 0, as the client reaches them and as a test does.
+func gpuWords(t *testing.T) (*client.Session, *client.Words, *gds.Words, device) {
+	t.Helper()
 	r := newGPURig(t)
 	s := r.dialGPU(gdstest.UUID)
 	files, d := r.vmm()
 	if _, err := s.RegisterVMM(t.Context(), 0, files, deviceRegions(0)); err != nil {
 		t.Fatal(err)
 	}
+	at := d.address + 4<<20 - 4096 // behind the pages
 	w, err := s.ShareDeviceWords(t.Context(), files, 4<<20-4096, 16)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine, err := r.gpu.NewWords(d.address+4<<20-4096, 16)
+	mine, err := r.gpu.NewWords(at, 16)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer mine.Close()
+	t.Cleanup(func() { mine.Close() })
 	for i := range 16 {
 		if err := mine.Store(i, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return s, w, mine, d
+}
+
+// Words in a GPU's memory are advanced for a job that is refused, once the client has said how it reaches them.
+func TestWordsOnAGPUOfARefusedJob(t *testing.T) {
+	s, w, mine, _ := gpuWords(t)
 	w.Access(func(i int) uint64 {
 		v, err := mine.Load(i)
 		if err != nil {
@@ -274,27 +283,7 @@ func TestWordsOnAGPUOfARefusedJob(t *testing.T) {
 
 // Words may be a GPU's memory: they are read and written there, for jobs over its pages.
 func TestWordsOnAGPU(t *testing.T) {
-	r := newGPURig(t)
-	s := r.dialGPU(gdstest.UUID)
-	files, d := r.vmm()
-	if _, err := s.RegisterVMM(t.Context(), 0, files, deviceRegions(0)); err != nil {
-		t.Fatal(err)
-	}
-	at := d.address + 4<<20 - 4096 // behind the pages
-	w, err := s.ShareDeviceWords(t.Context(), files, 4<<20-4096, 16)
-	if err != nil {
-		t.Fatal(err)
-	}
-	mine, err := r.gpu.NewWords(at, 16)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer mine.Close()
-	for i := range 16 {
-		if err := mine.Store(i, 0); err != nil {
-			t.Fatal(err)
-		}
-	}
+	s, w, mine, d := gpuWords(t)
 	wait := func(i int, v uint64) {
 		t.Helper()
 		until(t, "the word comes", func() bool {
