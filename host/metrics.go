@@ -56,12 +56,7 @@ var rootMetrics = []rootMetric{
 	{"root_outages_total", "Times that the root was taken out of service.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Outages) }},
 	{"root_stuck_operations", "Operations that took longer than store.io_timeout and have not ended.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Stuck) }},
 	{"root_stray_bytes", "Bytes of files that could not be unlinked; they are tried again.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Stray) }},
-	{"root_shared_evictor", "1 while this host is the evictor of a root that hosts share.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 {
-		if s.Evictor {
-			return 1
-		}
-		return 0
-	})},
+	{"root_shared_evictor", "1 while this host is the evictor of a root that hosts share.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return truth(s.Evictor) })},
 	{"root_shared_peers", "Other hosts that take part in a shared root, those included that have just gone.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Peers) })},
 	{"root_shared_state", "0: joining, nothing is served or stored; 1: admitted, the root is being scanned; 2: active.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.State) })},
 	{"root_shared_credit_bytes", "What this host may write to a shared root before the evictor hands out more.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Free) })},
@@ -74,12 +69,7 @@ var rootMetrics = []rootMetric{
 	{"root_shared_deaths_total", "Evictor: hosts given up.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Deaths) })},
 	{"root_entries", "Entries in the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Entries) }},
 	{"root_index_bytes", "Memory of the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
-	{"root_scanning", "1 while the scan at the start has not ended.", prometheus.GaugeValue, func(r *store.RootStats) float64 {
-		if r.Scanning {
-			return 1
-		}
-		return 0
-	}},
+	{"root_scanning", "1 while the scan at the start has not ended.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return truth(r.Scanning) }},
 	{"root_scanned_files_total", "Files that the scan at the start has come to.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Scanned) }},
 	{"root_unseen_bytes", "Upper bound of what files take that the scan has not come to.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Unseen) }},
 	{"root_evictions_total", "Entries evicted.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Evictions) }},

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/bits"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -145,7 +144,7 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 	}
 	delete(c.dooms, v.ID())
 	if err != nil {
-		c.keep(v, d, removed)
+		c.keep(d, removed)
 		r.mu.Unlock()
 		r.log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
 		return
@@ -174,7 +173,7 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 
 // keep ends a doom whose files cannot be looked at: an entry that was spared is what it was, and what else was learned stays
 // in the account until the next scan. mu is held.
-func (c *fellows) keep(v *shared.Victim, d *doom, removed bool) {
+func (c *fellows) keep(d *doom, removed bool) {
 	r := c.root
 	c.overlooked += d.stray
 	switch {
@@ -252,8 +251,8 @@ func (c *fellows) Paths(v *shared.Victim) (names []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("store: a victim has no name: %w", err)
 	}
-	for ranks := v.Pieces; ranks != 0; ranks &= ranks - 1 {
-		name, err := r.locatePiece(cl, &v.Key, uint32(bits.TrailingZeros64(ranks)), v.Detour)
+	for rank := range ranksOf(v.Pieces) {
+		name, err := r.locatePiece(cl, &v.Key, rank, v.Detour)
 		if err != nil {
 			return nil, fmt.Errorf("store: a victim has no name: %w", err)
 		}

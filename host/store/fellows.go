@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -341,10 +340,7 @@ func (c *fellows) mayStore(p *Put) error {
 func (c *fellows) disown(d *departure, pieces uint64) (left int64) {
 	r := c.root
 	var there uint64
-	for rank := range uint32(chunk.MaxRanks) {
-		if pieces&(1<<rank) == 0 {
-			continue
-		}
+	for rank := range ranksOf(pieces) {
 		name, err := r.locatePiece(d.class, &d.key, rank, d.detour)
 		if err == nil {
 			var info staging.Info

@@ -214,3 +214,8 @@ func (h *Header) readTable(b []byte, dst []uint64) ([]uint64, error) {
 	}
 	return dst, nil
 }
+
+// is says whether a header is of this piece.
+func (h *Header) is(c *class, k *chunk.Key, rank uint32) bool {
+	return h.Key == *k && h.Namespace == c.ns.digest && h.Group == c.group && h.Rank == rank
+}

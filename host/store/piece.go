@@ -42,7 +42,7 @@ type Head struct {
 func (p *Piece) open(name string) (err error) {
 	r := p.root
 	if name != "" {
-		p.name, err = r.locateAt(name, nil, p.class, &p.key, p.rank, p.detour)
+		p.name, err = r.locateAt(name, p.class, &p.key, p.rank, p.detour)
 	} else {
 		p.name, err = r.locatePiece(p.class, &p.key, p.rank, p.detour)
 	}

@@ -100,7 +100,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			return info, fmt.Errorf("store: publishing %s, where a damaged file stands: %w", p.target, herr)
 		case herr != nil:
 			r.seize(p.target, herr)
-		case p.same(&h):
+		case h.is(p.class, &p.key, p.rank):
 			p.unproven = true // who wrote it, and how far, is not known
 			if err := p.syncOther(); err != nil {
 				return info, err
@@ -140,10 +140,6 @@ func (r *root) look(name string) (Header, staging.Info, error) {
 // isDamage says that an error is about a file's content and not about reading it.
 func isDamage(err error) bool {
 	return errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged) || errors.Is(err, ErrUnknownFormat)
-}
-
-func (p *Put) same(h *Header) bool {
-	return h.Key == p.key && h.Namespace == p.class.ns.digest && h.Group == p.class.group && h.Rank == p.rank
 }
 
 // moveAside switches to the built-in name, in whose directory the temporary must stand.

@@ -252,7 +252,7 @@ func (c *census) resolve(was clash, name string, h *Header, allocated int64) {
 		case opened != name:
 			r.discard(name, allocated)
 		case was.detour && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
-			if o, err := r.readHeader(builtin); err == nil && o.Namespace == h.Namespace && o.Key == h.Key && o.Group == h.Group && o.Rank == h.Rank {
+			if o, err := r.readHeader(builtin); err == nil && o.is(was.class, &h.Key, h.Rank) {
 				r.discard(builtin, allocated)
 			}
 		}

@@ -126,7 +126,7 @@ func ranksOf(pieces uint64) iter.Seq[uint32] {
 func (r *root) locate(d *departure, rank uint32) (string, error) {
 	if d.called != nil {
 		if p := d.called.of(d.class, &d.key, rank); p != nil {
-			return r.locateAt(p.name, nil, d.class, &d.key, rank, d.detour)
+			return r.locateAt(p.name, d.class, &d.key, rank, d.detour)
 		}
 	}
 	return r.locatePiece(d.class, &d.key, rank, d.detour)
@@ -218,19 +218,22 @@ func (r *root) remove(name string, most int64) (left int64, err error) {
 // what stands under the other name may then be somebody else's: the header tells.
 func (r *root) locatePiece(c *class, k *chunk.Key, rank uint32, detour bool) (string, error) {
 	name, err := r.path(c, k, rank, false)
-	return r.locateAt(name, err, c, k, rank, detour)
-}
-
-// locateAt is locatePiece for who has asked the policy for the name.
-func (r *root) locateAt(name string, err error, c *class, k *chunk.Key, rank uint32, detour bool) (string, error) {
 	switch {
-	case !detour:
-		return name, err
-	case err != nil:
+	case err == nil:
+		return r.locateAt(name, c, k, rank, detour)
+	case detour:
 		return r.path(c, k, rank, true)
 	}
+	return "", err
+}
+
+// locateAt is locatePiece for who has the policy's name.
+func (r *root) locateAt(name string, c *class, k *chunk.Key, rank uint32, detour bool) (string, error) {
+	if !detour {
+		return name, nil
+	}
 	h, herr := r.readHeader(name)
-	if herr == nil && h.Key == *k && h.Namespace == c.ns.digest && h.Group == c.group && h.Rank == rank {
+	if herr == nil && h.is(c, k, rank) {
 		return name, nil
 	}
 	builtin, err := r.path(c, k, rank, true)

@@ -251,7 +251,7 @@ func (s *Store) seekUnseen(p *Put) {
 			if err != nil || r.isStray(name) {
 				continue
 			}
-			if h, info, err := r.look(name); err == nil && p.same(&h) {
+			if h, info, err := r.look(name); err == nil && h.is(p.class, &p.key, p.rank) {
 				c.adopt(p.class, &h, padded(info.Allocated), builtin)
 				break
 			}
