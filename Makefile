@@ -45,17 +45,17 @@ test: plugins examples ## all tests, the concurrent packages under the race dete
 	CGO_ENABLED=1 $(GO) test -race -timeout 14m -skip '$(SLOW)' $(RACE)
 
 # What the Python client needs, from the network, once; the client itself stays where it is.
-.venv/installed: examples/python/pyproject.toml
+.venv/installed: host/client/python/pyproject.toml
 	@python3 -c 'import ensurepip' || { echo 'missing: python3 with venv (Debian: apt-get install python3-venv)'; exit 1; }
 	python3 -m venv .venv
-	.venv/bin/pip install --quiet --editable './examples/python[test]'
+	.venv/bin/pip install --quiet --editable './host/client/python[test]'
 	touch $@
 
 test-python: build .venv/installed ## the Python client's tests against a real host, in a virtual environment of their own
 	@dir=$$(mktemp -d); bin/kvhost --root $$dir/kv=1GiB --socket $$dir/s --http-listen '' & host=$$!; \
 	  trap "kill $$host; wait $$host; rm -rf $$dir" EXIT; \
 	  for i in $$(seq 100); do test -S $$dir/s && break; sleep 0.1; done; \
-	  KVHOST_SOCKET=$$dir/s .venv/bin/python -m pytest -q examples/python
+	  KVHOST_SOCKET=$$dir/s .venv/bin/python -m pytest -q host/client/python
 
 torture: plugins ## random histories, power losses and kill -9 for TORTURE each (10m) and KILLS rounds (500); failing seeds are printed
 	CGO_ENABLED=1 $(GO) test -race -timeout 0 -run 'TestRandomHistories' ./host/store -history.time $(TORTURE)

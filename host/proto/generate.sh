@@ -11,5 +11,5 @@ protoc -I . --plugin="$bin/protoc-gen-go" --plugin="$bin/protoc-gen-go-grpc" \
   --go_out=. --go_opt=module=github.com/kvhost/kvhost/host/proto \
   --go-grpc_out=. --go-grpc_opt=module=github.com/kvhost/kvhost/host/proto \
   kvhost/v1/kvhost.proto
-python=../../examples/python
+python=../client/python
 protoc -I . --python_out="$python" --pyi_out="$python" kvhost/v1/kvhost.proto

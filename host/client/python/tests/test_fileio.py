@@ -14,7 +14,7 @@ import pytest
 from kvhost import cuda, fileio
 from kvhost.fileio import CuFileError, DeviceFile, StorageMode
 
-GDS = pathlib.Path(__file__).resolve().parents[3] / "gds"
+GDS = pathlib.Path(__file__).resolve().parents[4] / "gds"
 SIZE = 9 << 20
 
 
