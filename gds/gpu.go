@@ -93,7 +93,7 @@ type GPU struct {
 	control      *Thread // for imports, so that they never wait behind transfers
 	ctlMu        sync.Mutex
 	shared       []byte       // pinned: stop flags, then each thread's pieces
-	words        uint64       // device memory: each thread's halted, haltedStride apart
+	haltedAt     uint64       // device memory: each thread's halted, haltedStride apart
 	windows      atomic.Int64 // bytes of each thread's window; 0: none is to be used
 	windowsAt    uint64       // device memory: all windows
 	windowMisses atomic.Int32 // in a row
@@ -239,16 +239,16 @@ func (t *Thread) prepare() error {
 	if err := t.register(g.shared); err != nil {
 		return err
 	}
-	words := uintptr(len(g.all) * haltedStride)
-	if err := t.call(&g.driver.fn.memAlloc, t.outAt(0), words); err != nil {
+	bytes := uintptr(len(g.all) * haltedStride)
+	if err := t.call(&g.driver.fn.memAlloc, t.outAt(0), bytes); err != nil {
 		return err
 	}
-	g.words = t.out[0]
-	if err := t.Fill(g.words, 0, int64(words)); err != nil {
+	g.haltedAt = t.out[0]
+	if err := t.Fill(g.haltedAt, 0, int64(bytes)); err != nil {
 		return err
 	}
 	for i, other := range g.all {
-		other.halted, other.epoch = g.words+uint64(i*haltedStride), 0
+		other.halted, other.epoch = g.haltedAt+uint64(i*haltedStride), 0
 	}
 	g.never = &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[0]))}
 	for i := 1; i < flagSlots; i++ {
@@ -356,7 +356,7 @@ func (t *Thread) release() error {
 	for _, m := range left {
 		errs = append(errs, t.unmap(m))
 	}
-	for _, at := range [...]uint64{g.words, g.windowsAt} {
+	for _, at := range [...]uint64{g.haltedAt, g.windowsAt} {
 		if at != 0 {
 			errs = append(errs, t.call(&g.driver.fn.memFree, uintptr(at)))
 		}

@@ -22,11 +22,11 @@ const (
 	killPage   = 64 << 10
 )
 
-// killPeer is a session with pages and words.
+// killPeer is a session with pages and semaphores.
 type killPeer struct {
 	*client.Session
-	arena *client.Arena
-	words *client.Words
+	arena      *client.Arena
+	semaphores *client.Semaphores
 }
 
 func dialToKill(ctx context.Context, socket, engine string) (*killPeer, error) {
@@ -49,7 +49,7 @@ func dialToKill(ctx context.Context, socket, engine string) (*killPeer, error) {
 	if _, err = s.Register(ctx, 0, p.arena, regions); err != nil {
 		return nil, err
 	}
-	p.words, err = s.ShareWords(ctx, p.arena, pages, 64)
+	p.semaphores, err = s.ShareSemaphores(ctx, p.arena, pages, 64)
 	return p, err
 }
 
@@ -77,7 +77,7 @@ func (p *killPeer) store(ctx context.Context, n int) error {
 	return err
 }
 
-// The host is killed while a store waits for its word and a layer-wise load for its consumer: who waits for their words goes
+// The host is killed while a store waits for its semaphore and a layer-wise load for its consumer: who waits for their semaphores goes
 // on and finds them failed, and both jobs end. A host that is started again serves what was stored.
 func TestHostKilledUnderWaiters(t *testing.T) {
 	dir := shortDir(t)
@@ -93,7 +93,7 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 		t.Fatal(err)
 	}
 	held, err := p.StoreInOrder(ctx, 0, 0, []client.StoreChunk{{Key: killKey(1), Blocks: killIDs(1)}},
-		&client.Timeline{Words: p.words, WaitWord: 0, WaitValue: 1, DoneWord: 1, DoneValue: 1, StatusWord: 2})
+		&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,22 +103,22 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 	}
 	load, err := p.Load(ctx, l, []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{
 		Layers: func(uint32, []int) {}, Prefetch: 1,
-		Timeline: &client.Timeline{Words: p.words, DoneWord: 8, DoneValue: 100, StatusWord: 16, Layers: killLayers},
+		Timeline: &client.Timeline{Semaphores: p.semaphores, Done: 8, DoneValue: 100, Status: 16, Layers: killLayers},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.words.Wait(ctx, 8, 100-killLayers); err != nil { // the first layer, and no further
+	if err := p.semaphores.Wait(ctx, 8, 100-killLayers); err != nil { // the first layer, and no further
 		t.Fatal(err)
 	}
 	stop(syscall.SIGKILL)
-	for word, v := range map[int]uint64{1: 1, 8: 100} {
-		if err := p.words.Wait(ctx, word, v); err != nil {
+	for semaphore, v := range map[int]uint64{1: 1, 8: 100} {
+		if err := p.semaphores.Wait(ctx, semaphore, v); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if p.words.Load(2) != client.StatusFailed || p.words.Load(16) != client.StatusDone || p.words.Load(17) != client.StatusFailed {
-		t.Errorf("status %d, %d, %d", p.words.Load(2), p.words.Load(16), p.words.Load(17))
+	if p.semaphores.Load(2) != client.StatusFailed || p.semaphores.Load(16) != client.StatusDone || p.semaphores.Load(17) != client.StatusFailed {
+		t.Errorf("status %d, %d, %d", p.semaphores.Load(2), p.semaphores.Load(16), p.semaphores.Load(17))
 	}
 	if _, err := load.Wait(ctx); !errors.Is(err, client.ErrHostGone) {
 		t.Error(err)
@@ -172,7 +172,7 @@ func TestClientKilledMidTransfer(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(99), Blocks: killIDs(3)}},
-			&client.Timeline{Words: p.words, WaitWord: 0, WaitValue: 1, DoneWord: 1, DoneValue: 1, StatusWord: -1})
+			&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: -1})
 		for n := 100; err == nil; n++ {
 			if err = p.store(t.Context(), n%20+100); err == nil && n == 103 {
 				os.Stdout.WriteString("under way\n")

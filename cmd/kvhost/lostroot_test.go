@@ -201,7 +201,7 @@ func TestRootDeleted(t *testing.T) {
 		t.Errorf("the host has made the directory again, wherever that is: %v", err)
 	}
 	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(90), Blocks: killIDs(1)}},
-		&client.Timeline{Words: p.words, WaitWord: 0, WaitValue: 1, DoneWord: 1, DoneValue: 1, StatusWord: -1})
+		&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

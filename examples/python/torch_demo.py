@@ -5,11 +5,11 @@
 Chunks with known bytes are stored from the GPU, blocks are shuffled and poisoned before each load, and each load is
 compared on the GPU. Exits with 1 if any byte differs or any operation fails.
 
-With ``--order timeline`` nobody waits for the GPU or the host in between: the stream tells the host by a word when pages are
-written, and waits for a word until they are loaded; ``--order layers`` waits for each layer in turn. ``--damage DIR`` spoils
-piece files below DIR now and then: each must fail its chunk's blocks, and no others. ``--faults`` says that the host's own calls
-are being failed, so that chunks may fail without that. ``--crash`` kills this process in the middle of a transfer,
-``--kill-host PID`` the host under a waiting stream, which must go on.
+With ``--order timeline`` no CPU thread waits in between: the stream writes a timeline semaphore when pages are written, and
+waits for one until they are loaded; ``--order layers`` waits for each layer in turn. ``--damage DIR`` damages piece files
+below DIR now and then: each must fail its chunk's blocks, and no others. ``--faults`` says that the host's own calls are being
+failed, so that chunks may fail without damage. ``--crash`` kills this process in the middle of a transfer, ``--kill-host PID``
+kills the host under a waiting stream, which must go on.
 """
 
 from __future__ import annotations
@@ -110,26 +110,26 @@ class Demo:
         self.bytes = {"store": 0, "load": 0}
         self.why: dict[str, int] = {}  # blocks that failed, by the host's code
         self.failed = self.wrong = self.missed = self.damaged = self.request = self.step = 0
-        self.words: cuda.DeviceWords | None = None
+        self.semaphores: cuda.DeviceSemaphores | None = None
         if a.order != "wait":
-            self.words = cuda.DeviceWords(4 + self.layers)
-            where = self.words.export()
-            host.share_words_ipc(where.handle, where.offset, self.words.count)
+            self.semaphores = cuda.DeviceSemaphores(4 + self.layers)
+            where = self.semaphores.export()
+            host.share_semaphores_ipc(where.handle, where.offset, self.semaphores.count)
 
     def stream(self) -> int:
         return int(torch.cuda.current_stream().cuda_stream)
 
     def timeline(self, layers: int = 0) -> kvhost.Timeline | None:
         """One for the next job: it waits until the stream has come to here."""
-        if self.words is None:
+        if self.semaphores is None:
             torch.cuda.synchronize()
             return None
         self.step += 1
         for i in range(max(1, layers)):
-            self.words.store(3 + i, 0)
-        self.words.store_on(self.stream(), 0, self.step)
+            self.semaphores.store(3 + i, 0)
+        self.semaphores.store_on(self.stream(), 0, self.step)
         t = kvhost.Timeline(
-            self.words, wait_word=0, wait_value=self.step, done_word=1, done_value=1000 * self.step, status_word=3, layers=layers
+            self.semaphores, wait=0, wait_value=self.step, done=1, done_value=1000 * self.step, status=3, layers=layers
         )
         return t
 
@@ -154,8 +154,8 @@ class Demo:
             request=self.request,
             timeline=order,
         )
-        if self.words is not None and order is not None:
-            self.words.wait_on(self.stream(), order.done_word, order.done_value)
+        if self.semaphores is not None and order is not None:
+            self.semaphores.wait_on(self.stream(), order.done, order.done_value)
             for view in self.pages.view:  # right behind the wait: the host must have read them by then
                 view.fill_(POISON)
         result = job.published(120)
@@ -189,11 +189,11 @@ class Demo:
         )
         where, chunks = self.places(ids, batch)
         early = torch.zeros(len(batch), dtype=torch.int64, device="cuda")
-        if self.words is not None and order is not None:  # compared by the stream itself, as soon as it may go on
+        if self.semaphores is not None and order is not None:  # compared by the stream itself, as soon as it may go on
             for layer in range(self.layers) if by_layer else ():
-                self.words.wait_on(self.stream(), order.done_word, order.done_value - self.layers + layer)
+                self.semaphores.wait_on(self.stream(), order.done, order.done_value - self.layers + layer)
                 early += self.pages.wrong(where, chunks, range(layer, layer + 1))
-            self.words.wait_on(self.stream(), order.done_word, order.done_value)
+            self.semaphores.wait_on(self.stream(), order.done, order.done_value)
             if not by_layer:
                 early += self.pages.wrong(where, chunks)
         loaded = job.wait(120)
@@ -259,9 +259,9 @@ class Demo:
     def kill(self, batch: list[int]) -> int:
         """Kills the host while a stream waits for a load: the stream goes on, and finds that not all was delivered.
 
-        In order ``layers``, and with ``--kill-after``, the load is under way by then; otherwise it waits for a word that
+        In order ``layers``, and with ``--kill-after``, the load is under way by then; otherwise it waits for a semaphore that
         does not come."""
-        assert self.words is not None, "--kill-host wants --order timeline or layers"
+        assert self.semaphores is not None, "--kill-host wants --order timeline or layers"
         ids = self.deal()
         found = self.host.lookup(self.keys[: batch[-1] + 1], request=self.request, first=batch[0])
         by_layer = self.a.order == "layers"
@@ -270,18 +270,18 @@ class Demo:
         assert held is not None
         torch.cuda.synchronize()
         if not under_way:
-            held = dataclasses.replace(held, wait_word=2, wait_value=1)
+            held = dataclasses.replace(held, wait=2, wait_value=1)
         job = self.host.load(
             found,
             [kvhost.LoadChunk(c, ids[i]) for i, c in enumerate(batch)],
             on_layer=(lambda *_: None) if by_layer else None,
             timeline=held,
         )
-        self.words.wait_on(self.stream(), held.done_word, held.done_value)
+        self.semaphores.wait_on(self.stream(), held.done, held.done_value)
         gone = torch.cuda.Event()
         gone.record()
         if by_layer:
-            while self.words.load(held.done_word) < held.done_value - self.layers:
+            while self.semaphores.load(held.done) < held.done_value - self.layers:
                 pass
         else:
             time.sleep(self.a.kill_after or 0.05)

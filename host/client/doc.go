@@ -11,7 +11,7 @@
 //	job, err := s.Load(ctx, hit, chunks, client.LoadOptions{})
 //	result, err := job.Wait(ctx)
 //
-// A load can be layer-wise ([LoadOptions]), and jobs can be put in order with the client's compute by words in shared memory
+// A load can be layer-wise ([LoadOptions]), and jobs can be put in order with the client's compute by semaphores in shared memory
 // ([Timeline]), which are advanced also when a job fails and when the host dies.
 //
 // When the host goes away every outstanding call and job ends with [ErrHostGone]; connecting again is the caller's

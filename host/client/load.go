@@ -26,7 +26,7 @@ type LoadOptions struct {
 	Order []uint32
 	// Prefetch, where it is not 0, lets the load begin only so many layers beyond those that Advance has said are consumed.
 	Prefetch uint32
-	// Timeline puts the load in order by words. Optional.
+	// Timeline puts the load in order by semaphores. Optional.
 	Timeline *Timeline
 }
 

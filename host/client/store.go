@@ -63,7 +63,7 @@ func (s *Session) Store(ctx context.Context, request, group uint32, chunks []Sto
 	return s.StoreInOrder(ctx, request, group, chunks, nil)
 }
 
-// StoreInOrder is Store, put in order by words.
+// StoreInOrder is Store, put in order by semaphores.
 func (s *Session) StoreInOrder(ctx context.Context, request, group uint32, chunks []StoreChunk, order *Timeline) (*StoreJob, error) {
 	if err := errors.Join(ctx.Err(), order.check()); err != nil {
 		return nil, err

@@ -13,7 +13,7 @@
 // under its id: once, except where it is said otherwise below. The id of a STORE or LOAD is also the name of its job.
 //
 // Order. LOOKUP, STORE, LOAD, RELEASE, REGISTER, UNREGISTER and END_REQUEST of one session take effect in the order in
-// which they were sent, and WORDS too. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
+// which they were sent, and SEMAPHORES too. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
 //
 // Errors. Wrong input is answered by an Error that names the field. It never ends the session, and nothing of that
 // message was done. Exceptions: without an accepted HELLO there is no session, and the stream ends; and a message above
@@ -288,7 +288,7 @@ type ClientMessage struct {
 	//	*ClientMessage_EndRequest
 	//	*ClientMessage_Ping
 	//	*ClientMessage_Advance
-	//	*ClientMessage_Words
+	//	*ClientMessage_Semaphores
 	Body          isClientMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -446,10 +446,10 @@ func (x *ClientMessage) GetAdvance() *Advance {
 	return nil
 }
 
-func (x *ClientMessage) GetWords() *Words {
+func (x *ClientMessage) GetSemaphores() *Semaphores {
 	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Words); ok {
-			return x.Words
+		if x, ok := x.Body.(*ClientMessage_Semaphores); ok {
+			return x.Semaphores
 		}
 	}
 	return nil
@@ -507,8 +507,8 @@ type ClientMessage_Advance struct {
 	Advance *Advance `protobuf:"bytes,13,opt,name=advance,proto3,oneof"`
 }
 
-type ClientMessage_Words struct {
-	Words *Words `protobuf:"bytes,14,opt,name=words,proto3,oneof"`
+type ClientMessage_Semaphores struct {
+	Semaphores *Semaphores `protobuf:"bytes,14,opt,name=semaphores,proto3,oneof"`
 }
 
 func (*ClientMessage_Hello) isClientMessage_Body() {}
@@ -535,7 +535,7 @@ func (*ClientMessage_Ping) isClientMessage_Body() {}
 
 func (*ClientMessage_Advance) isClientMessage_Body() {}
 
-func (*ClientMessage_Words) isClientMessage_Body() {}
+func (*ClientMessage_Semaphores) isClientMessage_Body() {}
 
 type HostMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -684,7 +684,7 @@ type HostMessage_Hello struct {
 }
 
 type HostMessage_Done struct {
-	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, WORDS, RELEASE, CANCEL, ADVANCE, FLUSH, END_REQUEST, PING
+	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, SEMAPHORES, RELEASE, CANCEL, ADVANCE, FLUSH, END_REQUEST, PING
 }
 
 type HostMessage_Lookup struct {
@@ -1729,41 +1729,42 @@ func (x *Unregister) GetGroup() uint32 {
 	return 0
 }
 
-// Words shares 64-bit words of the client's memory, by which jobs are put in order with the client's compute without a
-// message in between: a stream of the client's GPU writes a word when it has done with blocks (cuStreamWriteValue64), and
-// waits for a word until blocks are filled (cuStreamWaitValue64). Words in host memory do the same for processors. A session
-// shares words once; they stay shared until it ends. The host never leaves a stream of its own waiting for a word.
+// Semaphores shares an array of timeline semaphores: 64-bit counters in the client's memory that only rise. They order
+// jobs with the client's compute without a message in between. A stream of the client's GPU writes a semaphore when it has
+// finished with some blocks (cuStreamWriteValue64) and waits for a semaphore until blocks are filled
+// (cuStreamWaitValue64). Semaphores in host memory do the same for CPU threads. A session shares semaphores once; they
+// stay shared until it ends. The host never blocks one of its own streams on a semaphore.
 //
-// Should the host die, or answer a job by an Error, nobody advances the job's words but the client: when its session ends,
-// it writes to each unfinished job's done_word its done_value, and treats all the job's blocks as failed.
-type Words struct {
+// If the host dies, or answers a job with an Error, the client must advance the job's semaphores itself: when its session
+// ends, it writes done_value to the done semaphore of each unfinished job and treats all blocks of that job as failed.
+type Semaphores struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Handle:
 	//
-	//	*Words_Memfd
-	//	*Words_CudaIpc
-	//	*Words_CudaVmm
-	Handle        isWords_Handle `protobuf_oneof:"handle"`
-	Offset        uint64         `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"` // of the first word in the file or allocation, a multiple of 8
-	Count         uint32         `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`   // words, 8 bytes each, little-endian
+	//	*Semaphores_Memfd
+	//	*Semaphores_CudaIpc
+	//	*Semaphores_CudaVmm
+	Handle        isSemaphores_Handle `protobuf_oneof:"handle"`
+	Offset        uint64              `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"` // of the first semaphore in the file or allocation, a multiple of 8
+	Count         uint32              `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`   // 8 bytes each, little-endian
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Words) Reset() {
-	*x = Words{}
+func (x *Semaphores) Reset() {
+	*x = Semaphores{}
 	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Words) String() string {
+func (x *Semaphores) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Words) ProtoMessage() {}
+func (*Semaphores) ProtoMessage() {}
 
-func (x *Words) ProtoReflect() protoreflect.Message {
+func (x *Semaphores) ProtoReflect() protoreflect.Message {
 	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1775,94 +1776,95 @@ func (x *Words) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Words.ProtoReflect.Descriptor instead.
-func (*Words) Descriptor() ([]byte, []int) {
+// Deprecated: Use Semaphores.ProtoReflect.Descriptor instead.
+func (*Semaphores) Descriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{15}
 }
 
-func (x *Words) GetHandle() isWords_Handle {
+func (x *Semaphores) GetHandle() isSemaphores_Handle {
 	if x != nil {
 		return x.Handle
 	}
 	return nil
 }
 
-func (x *Words) GetMemfd() uint64 {
+func (x *Semaphores) GetMemfd() uint64 {
 	if x != nil {
-		if x, ok := x.Handle.(*Words_Memfd); ok {
+		if x, ok := x.Handle.(*Semaphores_Memfd); ok {
 			return x.Memfd
 		}
 	}
 	return 0
 }
 
-func (x *Words) GetCudaIpc() []byte {
+func (x *Semaphores) GetCudaIpc() []byte {
 	if x != nil {
-		if x, ok := x.Handle.(*Words_CudaIpc); ok {
+		if x, ok := x.Handle.(*Semaphores_CudaIpc); ok {
 			return x.CudaIpc
 		}
 	}
 	return nil
 }
 
-func (x *Words) GetCudaVmm() *CudaVmm {
+func (x *Semaphores) GetCudaVmm() *CudaVmm {
 	if x != nil {
-		if x, ok := x.Handle.(*Words_CudaVmm); ok {
+		if x, ok := x.Handle.(*Semaphores_CudaVmm); ok {
 			return x.CudaVmm
 		}
 	}
 	return nil
 }
 
-func (x *Words) GetOffset() uint64 {
+func (x *Semaphores) GetOffset() uint64 {
 	if x != nil {
 		return x.Offset
 	}
 	return 0
 }
 
-func (x *Words) GetCount() uint32 {
+func (x *Semaphores) GetCount() uint32 {
 	if x != nil {
 		return x.Count
 	}
 	return 0
 }
 
-type isWords_Handle interface {
-	isWords_Handle()
+type isSemaphores_Handle interface {
+	isSemaphores_Handle()
 }
 
-type Words_Memfd struct {
+type Semaphores_Memfd struct {
 	Memfd uint64 `protobuf:"varint,1,opt,name=memfd,proto3,oneof"`
 }
 
-type Words_CudaIpc struct {
+type Semaphores_CudaIpc struct {
 	CudaIpc []byte `protobuf:"bytes,2,opt,name=cuda_ipc,json=cudaIpc,proto3,oneof"`
 }
 
-type Words_CudaVmm struct {
+type Semaphores_CudaVmm struct {
 	CudaVmm *CudaVmm `protobuf:"bytes,3,opt,name=cuda_vmm,json=cudaVmm,proto3,oneof"`
 }
 
-func (*Words_Memfd) isWords_Handle() {}
+func (*Semaphores_Memfd) isSemaphores_Handle() {}
 
-func (*Words_CudaIpc) isWords_Handle() {}
+func (*Semaphores_CudaIpc) isSemaphores_Handle() {}
 
-func (*Words_CudaVmm) isWords_Handle() {}
+func (*Semaphores_CudaVmm) isSemaphores_Handle() {}
 
-// Timeline puts a job in order by words that the session shares; they are named by their index. Two jobs in flight have
-// different done and status words, and the client sets these before it sends the job. Words only rise.
+// Timeline orders one job by the session's semaphores, which are named by index. Two jobs in flight have different done
+// and status semaphores. The client resets the status semaphores before it sends the job.
 type Timeline struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
-	WaitWord  uint32                 `protobuf:"varint,1,opt,name=wait_word,json=waitWord,proto3" json:"wait_word,omitempty"`
-	WaitValue uint64                 `protobuf:"varint,2,opt,name=wait_value,json=waitValue,proto3" json:"wait_value,omitempty"` // no copy of the job begins before wait_word has this value or a higher one; 0: at once
-	DoneWord  uint32                 `protobuf:"varint,3,opt,name=done_word,json=doneWord,proto3" json:"done_word,omitempty"`
-	// done_value is written to done_word when no copy of the job can touch its blocks any more, whether it was done, failed or
-	// cancelled. Of a layer-wise LOAD of n layers, done_value - n + i is written when the i-th (from 0) has landed.
+	Wait      uint32                 `protobuf:"varint,1,opt,name=wait,proto3" json:"wait,omitempty"`
+	WaitValue uint64                 `protobuf:"varint,2,opt,name=wait_value,json=waitValue,proto3" json:"wait_value,omitempty"` // no copy of the job starts before semaphore wait reaches this value; 0: start at once
+	Done      uint32                 `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`
+	// The host writes done_value to semaphore done when no copy of the job can touch its blocks any more, whether the job
+	// succeeded, failed or was cancelled. A layer-wise LOAD of n layers writes done_value - n + i when layer i (from 0, in
+	// its order) has landed.
 	DoneValue uint64 `protobuf:"varint,4,opt,name=done_value,json=doneValue,proto3" json:"done_value,omitempty"`
-	// status_word is written before done_word: 1 when all blocks were read or delivered, 2 when some were not (the job's
-	// answer says which). A layer-wise LOAD has a status word for each layer, in its order, from this one on.
-	StatusWord    *uint32 `protobuf:"varint,5,opt,name=status_word,json=statusWord,proto3,oneof" json:"status_word,omitempty"`
+	// The host writes semaphore status before semaphore done: 1 when all blocks were read or delivered, 2 when some were
+	// not (the job's answer names them). A layer-wise LOAD has one status semaphore per layer, in its order, starting here.
+	Status        *uint32 `protobuf:"varint,5,opt,name=status,proto3,oneof" json:"status,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1897,9 +1899,9 @@ func (*Timeline) Descriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{16}
 }
 
-func (x *Timeline) GetWaitWord() uint32 {
+func (x *Timeline) GetWait() uint32 {
 	if x != nil {
-		return x.WaitWord
+		return x.Wait
 	}
 	return 0
 }
@@ -1911,9 +1913,9 @@ func (x *Timeline) GetWaitValue() uint64 {
 	return 0
 }
 
-func (x *Timeline) GetDoneWord() uint32 {
+func (x *Timeline) GetDone() uint32 {
 	if x != nil {
-		return x.DoneWord
+		return x.Done
 	}
 	return 0
 }
@@ -1925,9 +1927,9 @@ func (x *Timeline) GetDoneValue() uint64 {
 	return 0
 }
 
-func (x *Timeline) GetStatusWord() uint32 {
-	if x != nil && x.StatusWord != nil {
-		return *x.StatusWord
+func (x *Timeline) GetStatus() uint32 {
+	if x != nil && x.Status != nil {
+		return *x.Status
 	}
 	return 0
 }
@@ -3659,7 +3661,7 @@ var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
 
 const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\xfd\x04\n" +
+	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\x8c\x05\n" +
 	"\rClientMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
 	"\x05hello\x18\x02 \x01(\v2\x10.kvhost.v1.HelloH\x00R\x05hello\x121\n" +
@@ -3677,8 +3679,10 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\vend_request\x18\v \x01(\v2\x15.kvhost.v1.EndRequestH\x00R\n" +
 	"endRequest\x12%\n" +
 	"\x04ping\x18\f \x01(\v2\x0f.kvhost.v1.PingH\x00R\x04ping\x12.\n" +
-	"\aadvance\x18\r \x01(\v2\x12.kvhost.v1.AdvanceH\x00R\aadvance\x12(\n" +
-	"\x05words\x18\x0e \x01(\v2\x10.kvhost.v1.WordsH\x00R\x05wordsB\x06\n" +
+	"\aadvance\x18\r \x01(\v2\x12.kvhost.v1.AdvanceH\x00R\aadvance\x127\n" +
+	"\n" +
+	"semaphores\x18\x0e \x01(\v2\x15.kvhost.v1.SemaphoresH\x00R\n" +
+	"semaphoresB\x06\n" +
 	"\x04body\"\xbf\x03\n" +
 	"\vHostMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
@@ -3780,24 +3784,24 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\"\n" +
 	"\n" +
 	"Unregister\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\rR\x05group\"\xa5\x01\n" +
-	"\x05Words\x12\x16\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\"\xaa\x01\n" +
+	"\n" +
+	"Semaphores\x12\x16\n" +
 	"\x05memfd\x18\x01 \x01(\x04H\x00R\x05memfd\x12\x1b\n" +
 	"\bcuda_ipc\x18\x02 \x01(\fH\x00R\acudaIpc\x12/\n" +
 	"\bcuda_vmm\x18\x03 \x01(\v2\x12.kvhost.v1.CudaVmmH\x00R\acudaVmm\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05count\x18\x05 \x01(\rR\x05countB\b\n" +
-	"\x06handle\"\xb8\x01\n" +
-	"\bTimeline\x12\x1b\n" +
-	"\twait_word\x18\x01 \x01(\rR\bwaitWord\x12\x1d\n" +
+	"\x06handle\"\x98\x01\n" +
+	"\bTimeline\x12\x12\n" +
+	"\x04wait\x18\x01 \x01(\rR\x04wait\x12\x1d\n" +
 	"\n" +
-	"wait_value\x18\x02 \x01(\x04R\twaitValue\x12\x1b\n" +
-	"\tdone_word\x18\x03 \x01(\rR\bdoneWord\x12\x1d\n" +
+	"wait_value\x18\x02 \x01(\x04R\twaitValue\x12\x12\n" +
+	"\x04done\x18\x03 \x01(\rR\x04done\x12\x1d\n" +
 	"\n" +
-	"done_value\x18\x04 \x01(\x04R\tdoneValue\x12$\n" +
-	"\vstatus_word\x18\x05 \x01(\rH\x00R\n" +
-	"statusWord\x88\x01\x01B\x0e\n" +
-	"\f_status_word\"|\n" +
+	"done_value\x18\x04 \x01(\x04R\tdoneValue\x12\x1b\n" +
+	"\x06status\x18\x05 \x01(\rH\x00R\x06status\x88\x01\x01B\t\n" +
+	"\a_status\"|\n" +
 	"\x06Lookup\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\rR\arequest\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
@@ -4005,7 +4009,7 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*CudaVmm)(nil),              // 16: kvhost.v1.CudaVmm
 	(*CudaVmmSegment)(nil),       // 17: kvhost.v1.CudaVmmSegment
 	(*Unregister)(nil),           // 18: kvhost.v1.Unregister
-	(*Words)(nil),                // 19: kvhost.v1.Words
+	(*Semaphores)(nil),           // 19: kvhost.v1.Semaphores
 	(*Timeline)(nil),             // 20: kvhost.v1.Timeline
 	(*Lookup)(nil),               // 21: kvhost.v1.Lookup
 	(*LookupReply)(nil),          // 22: kvhost.v1.LookupReply
@@ -4050,7 +4054,7 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	36, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
 	37, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
 	34, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
-	19, // 12: kvhost.v1.ClientMessage.words:type_name -> kvhost.v1.Words
+	19, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
 	7,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
 	12, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
 	6,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
@@ -4069,7 +4073,7 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	15, // 28: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
 	16, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
 	17, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
-	16, // 31: kvhost.v1.Words.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	16, // 31: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
 	25, // 32: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
 	20, // 33: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
 	2,  // 34: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
@@ -4118,7 +4122,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 		(*ClientMessage_EndRequest)(nil),
 		(*ClientMessage_Ping)(nil),
 		(*ClientMessage_Advance)(nil),
-		(*ClientMessage_Words)(nil),
+		(*ClientMessage_Semaphores)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[1].OneofWrappers = []any{
 		(*HostMessage_Error)(nil),
@@ -4136,9 +4140,9 @@ func file_kvhost_v1_kvhost_proto_init() {
 		(*Region_CudaVmm)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[15].OneofWrappers = []any{
-		(*Words_Memfd)(nil),
-		(*Words_CudaIpc)(nil),
-		(*Words_CudaVmm)(nil),
+		(*Semaphores_Memfd)(nil),
+		(*Semaphores_CudaIpc)(nil),
+		(*Semaphores_CudaVmm)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}

@@ -13,7 +13,7 @@
 // under its id: once, except where it is said otherwise below. The id of a STORE or LOAD is also the name of its job.
 //
 // Order. LOOKUP, STORE, LOAD, RELEASE, REGISTER, UNREGISTER and END_REQUEST of one session take effect in the order in
-// which they were sent, and WORDS too. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
+// which they were sent, and SEMAPHORES too. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
 //
 // Errors. Wrong input is answered by an Error that names the field. It never ends the session, and nothing of that
 // message was done. Exceptions: without an accepted HELLO there is no session, and the stream ends; and a message above

@@ -140,8 +140,8 @@ func (x *session) inTurn(m *proto.ClientMessage) {
 		if err = x.register(b.Register); err == nil {
 			x.done(m.Id)
 		}
-	case *proto.ClientMessage_Words:
-		if err = x.share(b.Words); err == nil {
+	case *proto.ClientMessage_Semaphores:
+		if err = x.share(b.Semaphores); err == nil {
 			x.done(m.Id)
 		}
 	case *proto.ClientMessage_Unregister:

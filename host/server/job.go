@@ -22,7 +22,7 @@ type job struct {
 	cancelled atomic.Bool
 	claimed   atomic.Bool
 	consumed  atomic.Uint32 // layers, of a LOAD with a prefetch
-	begun     chan struct{} // closed after the claim: handle is set, or never will be and the job's words are written
+	begun     chan struct{} // closed after the claim: handle is set, or never will be and the job's semaphores are written
 	handle    fence         // nil when no copy was ever started
 }
 
@@ -72,7 +72,7 @@ func (j *job) advance(layers uint32) {
 	}
 }
 
-// neverRun says that no copy was or will be started. What the job still has to write to the client's words comes before: who
+// neverRun says that no copy was or will be started. What the job still has to write to the client's semaphores comes before: who
 // waits for the job may unmap them next.
 func (j *job) neverRun() { close(j.begun) }
 

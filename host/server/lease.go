@@ -24,7 +24,7 @@ type lease struct {
 }
 
 // A lease's number ends with its group's place in the namespace: how many layers a load has is then known also when its lease
-// is over, and all of its words can be written.
+// is over, and all of its semaphores can be written.
 const groupBits = 8
 
 var _ [1<<groupBits - proto.MaxGroups]struct{} // every place fits

@@ -55,7 +55,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	return nil
 }
 
-// order reads the LOAD's timeline, which has words for every layer.
+// order reads the LOAD's timeline, which has semaphores for every layer.
 func (s *loading) order(m *proto.Load) (err error) {
 	x, layers := s.job.session, 0
 	if g := x.engine.leased(m.GetLease()); g != nil && m.GetLayers() {

@@ -68,9 +68,9 @@ type session struct {
 	ended       bool
 	jobs        map[uint64]*job
 	descriptors map[uint64]*os.File
-	words       *sharedWords // nil before WORDS
+	semaphores  *sharedSemaphores // nil before SEMAPHORES
 	awaited     []awaiting
-	polling     bool           // a goroutine asks for the words of awaited
+	polling     bool           // a goroutine asks for the semaphores of awaited
 	waiters     sync.WaitGroup // goroutines that the end waits for; added to under mu while not ended
 
 	unacknowledged atomic.Int64 // CANCELs and FLUSHes that such a goroutine will answer

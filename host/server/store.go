@@ -61,7 +61,7 @@ func (x *session) store(j *job, m *proto.Store) error {
 }
 
 // submit begins a STORE's I/O, or gives up what was reserved when the job was cancelled meanwhile. The session's end, which
-// does not wait for the reservation, waits for this: it reads and writes the client's words.
+// does not wait for the reservation, waits for this: it reads and writes the client's semaphores.
 func (x *session) submit(s *storing, sj storeJob) {
 	stays := x.stay()
 	if stays {

@@ -6,6 +6,7 @@ sealed memfd that both processes map, and stores and loads name blocks in it.
 
 from kvhost.arena import Arena
 from kvhost.errors import Code, HostError, HostGone, KvhostError
+from kvhost.semaphores import ArenaSemaphores, Semaphores, Timeline
 from kvhost.session import (
     NOT_WANTED,
     BlockError,
@@ -21,10 +22,9 @@ from kvhost.session import (
     StoreResult,
 )
 from kvhost.shape import Group, Namespace, Plane, Region
-from kvhost.words import ArenaWords, Timeline, Words
 
 __all__ = [
-    "NOT_WANTED", "Arena", "ArenaWords", "BlockError", "ChunkResult", "Code", "Group", "HostError", "HostGone", "KvhostError",
-    "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "Plane", "Region", "Result", "Session", "StoreChunk",
-    "StoreJob", "StoreResult", "Timeline", "Words",
+    "NOT_WANTED", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "Group", "HostError", "HostGone",
+    "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "Plane", "Region", "Result",
+    "Semaphores", "Session", "StoreChunk", "StoreJob", "StoreResult", "Timeline",
 ]

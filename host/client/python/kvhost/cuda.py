@@ -140,8 +140,8 @@ class VmmMemory:
         _check("cuMemAddressFree", C.c_uint64(self.address), C.c_size_t(self.size))
 
 
-class DeviceWords:
-    """64-bit words in device memory: streams wait for them and write them, as the host does."""
+class DeviceSemaphores:
+    """64-bit semaphores in device memory: streams wait for them and write them, as the host does."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -167,21 +167,21 @@ class DeviceWords:
         return value.value
 
     def store(self, i: int, value: int) -> None:
-        """Writes a word at once, from any thread, whatever other streams wait for."""
+        """Writes a semaphore at once, from any thread, whatever other streams wait for."""
         with self._lock:
             _check("cuCtxSetCurrent", self._context)
             self.store_on(self._stream.value or 0, i, value)
             _check("cuStreamSynchronize", self._stream)
 
     def store_on(self, stream: int, i: int, value: int) -> None:
-        """Has a stream write a word when it gets there (``torch.cuda.Stream.cuda_stream``)."""
+        """Has a stream write a semaphore when it gets there (``torch.cuda.Stream.cuda_stream``)."""
         _check("cuStreamWriteValue64_v2", C.c_void_p(stream), C.c_uint64(self.address + 8 * i), C.c_uint64(value), 0)
 
     def wait_on(self, stream: int, i: int, value: int) -> None:
-        """Has a stream stand still until a word has a value, or a higher one."""
+        """Has a stream stand still until a semaphore has a value, or a higher one."""
         _check("cuStreamWaitValue64_v2", C.c_void_p(stream), C.c_uint64(self.address + 8 * i), C.c_uint64(value), 0)
 
     def close(self) -> None:
-        """Gives the words up. No session may share them any more."""
+        """Gives the semaphores up. No session may share them any more."""
         _check("cuStreamDestroy_v2", self._stream)
         _check("cuMemFree_v2", C.c_uint64(self.address))

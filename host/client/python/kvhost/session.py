@@ -13,7 +13,7 @@ from kvhost.errors import HostError
 from kvhost.shape import Namespace, Region
 from kvhost.v1 import kvhost_pb2 as pb
 from kvhost.wire import Stream, checked, send_descriptor
-from kvhost.words import ArenaWords, Timeline
+from kvhost.semaphores import ArenaSemaphores, Timeline
 
 PROTOCOL = 1
 
@@ -281,16 +281,16 @@ class Session:
         m = self._ask(lookup=pb.Lookup(request=request, group=group, keys=packed, first=first, readers=readers))
         return Lookup(self, first, m.lookup)
 
-    def share_words(self, arena: Arena, offset: int, count: int) -> ArenaWords:
-        """Shares 64-bit words in an arena, once in a session, for the timelines of its jobs."""
+    def share_semaphores(self, arena: Arena, offset: int, count: int) -> ArenaSemaphores:
+        """Shares 64-bit semaphores in an arena, once in a session, for the timelines of its jobs."""
         tag = next(self._tags)
         send_descriptor(self._socket + ".fd", self._nonce, tag, arena.fd, self._timeout)
-        self._ask(words=pb.Words(memfd=tag, offset=offset, count=count))
-        return ArenaWords(arena, offset, count)
+        self._ask(semaphores=pb.Semaphores(memfd=tag, offset=offset, count=count))
+        return ArenaSemaphores(arena, offset, count)
 
-    def share_words_ipc(self, handle: bytes, offset: int, count: int) -> None:
-        """Likewise words in memory of the session's GPU (:class:`kvhost.cuda.DeviceWords`)."""
-        self._ask(words=pb.Words(cuda_ipc=handle, offset=offset, count=count))
+    def share_semaphores_ipc(self, handle: bytes, offset: int, count: int) -> None:
+        """Likewise semaphores in memory of the session's GPU (:class:`kvhost.cuda.DeviceSemaphores`)."""
+        self._ask(semaphores=pb.Semaphores(cuda_ipc=handle, offset=offset, count=count))
 
     def store(
         self, chunks: Sequence[StoreChunk], *, group: int = 0, request: int = 0, timeline: Timeline | None = None

@@ -166,29 +166,29 @@ def test_session_end(path: str, peer: Peer) -> None:
 def test_words_put_jobs_in_order(peer: Peer, seed: bytes) -> None:
     s = peer.session
     arena = kvhost.Arena(4096)
-    words = s.share_words(arena, 0, 16)
+    semaphores = s.share_semaphores(arena, 0, 16)
     first, second = key(seed, 0), key(seed, 1)
     peer.fill(range(0, BLOCKS))
-    late = kvhost.Timeline(words, done_word=1, done_value=5, wait_word=0, wait_value=1, status_word=2)
+    late = kvhost.Timeline(semaphores, done=1, done_value=5, wait=0, wait_value=1, status=2)
     job = s.store([kvhost.StoreChunk(first, range(0, BLOCKS))], timeline=late)
     s.ping()
-    assert words.load(1) == 0
-    content = peer.fill(range(0, BLOCKS))  # what is stored, since the word comes after it
-    words.store(0, 1)
+    assert semaphores.load(1) == 0
+    content = peer.fill(range(0, BLOCKS))  # what is stored, since the semaphore comes after it
+    semaphores.store(0, 1)
     assert [c.result for c in job.published(30).chunks] == [kvhost.Result.STORED]
-    assert words.load(1) == 5 and late.statuses() == [1]
+    assert semaphores.load(1) == 5 and late.statuses() == [1]
 
-    by_layer = kvhost.Timeline(words, done_word=3, done_value=10, status_word=4, layers=LAYERS)
+    by_layer = kvhost.Timeline(semaphores, done=3, done_value=10, status=4, layers=LAYERS)
     found = s.lookup([first])
     s.load(found, [kvhost.LoadChunk(0, range(2, 4))], on_layer=lambda *_: None, timeline=by_layer).wait(30)
-    assert words.load(3) == 10 and by_layer.statuses() == [1] * LAYERS
+    assert semaphores.load(3) == 10 and by_layer.statuses() == [1] * LAYERS
     assert peer.read(range(2, 4)) == content
 
-    never = kvhost.Timeline(words, done_word=8, done_value=1, wait_word=0, wait_value=99, status_word=9)
+    never = kvhost.Timeline(semaphores, done=8, done_value=1, wait=0, wait_value=99, status=9)
     waits = s.store([kvhost.StoreChunk(second, range(0, BLOCKS))], timeline=never)
     s.close()  # as if the host had died
     with pytest.raises(kvhost.HostGone):
         waits.read(30)
-    assert words.load(8) == 1 and never.statuses() == [2]
-    words.close()
+    assert semaphores.load(8) == 1 and never.statuses() == [2]
+    semaphores.close()
     arena.close()

@@ -58,7 +58,7 @@ class ChunkFailure(_message.Message):
     def __init__(self, chunk: _Optional[int] = ..., code: _Optional[_Union[Code, str]] = ..., message: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ["advance", "cancel", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "store", "unregister", "words"]
+    __slots__ = ["advance", "cancel", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "unregister"]
     ADVANCE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     END_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -70,9 +70,9 @@ class ClientMessage(_message.Message):
     PING_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    SEMAPHORES_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     UNREGISTER_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
     advance: Advance
     cancel: Cancel
     end_request: EndRequest
@@ -84,10 +84,10 @@ class ClientMessage(_message.Message):
     ping: Ping
     register: Register
     release: Release
+    semaphores: Semaphores
     store: Store
     unregister: Unregister
-    words: Words
-    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., words: _Optional[_Union[Words, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ...) -> None: ...
 
 class CudaVmm(_message.Message):
     __slots__ = ["segments"]
@@ -447,6 +447,20 @@ class RootStatus(_message.Message):
     used: int
     def __init__(self, path: _Optional[str] = ..., capacity: _Optional[int] = ..., used: _Optional[int] = ..., entries: _Optional[int] = ...) -> None: ...
 
+class Semaphores(_message.Message):
+    __slots__ = ["count", "cuda_ipc", "cuda_vmm", "memfd", "offset"]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
+    CUDA_VMM_FIELD_NUMBER: _ClassVar[int]
+    MEMFD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    cuda_ipc: bytes
+    cuda_vmm: CudaVmm
+    memfd: int
+    offset: int
+    def __init__(self, memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., cuda_vmm: _Optional[_Union[CudaVmm, _Mapping]] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
 class StatusReply(_message.Message):
     __slots__ = ["arena_bytes", "counters", "engines", "jobs", "leases", "policies", "roots", "sessions", "uptime_seconds", "version"]
     class CountersEntry(_message.Message):
@@ -552,18 +566,18 @@ class SwapPolicyRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., module: _Optional[str] = ..., sha256: _Optional[str] = ..., config: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Timeline(_message.Message):
-    __slots__ = ["done_value", "done_word", "status_word", "wait_value", "wait_word"]
+    __slots__ = ["done", "done_value", "status", "wait", "wait_value"]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     DONE_VALUE_FIELD_NUMBER: _ClassVar[int]
-    DONE_WORD_FIELD_NUMBER: _ClassVar[int]
-    STATUS_WORD_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
     WAIT_VALUE_FIELD_NUMBER: _ClassVar[int]
-    WAIT_WORD_FIELD_NUMBER: _ClassVar[int]
+    done: int
     done_value: int
-    done_word: int
-    status_word: int
+    status: int
+    wait: int
     wait_value: int
-    wait_word: int
-    def __init__(self, wait_word: _Optional[int] = ..., wait_value: _Optional[int] = ..., done_word: _Optional[int] = ..., done_value: _Optional[int] = ..., status_word: _Optional[int] = ...) -> None: ...
+    def __init__(self, wait: _Optional[int] = ..., wait_value: _Optional[int] = ..., done: _Optional[int] = ..., done_value: _Optional[int] = ..., status: _Optional[int] = ...) -> None: ...
 
 class Trial(_message.Message):
     __slots__ = ["capacity", "dropped", "hits", "keys", "live_hits", "used"]
@@ -586,20 +600,6 @@ class Unregister(_message.Message):
     GROUP_FIELD_NUMBER: _ClassVar[int]
     group: int
     def __init__(self, group: _Optional[int] = ...) -> None: ...
-
-class Words(_message.Message):
-    __slots__ = ["count", "cuda_ipc", "cuda_vmm", "memfd", "offset"]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
-    CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
-    CUDA_VMM_FIELD_NUMBER: _ClassVar[int]
-    MEMFD_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    count: int
-    cuda_ipc: bytes
-    cuda_vmm: CudaVmm
-    memfd: int
-    offset: int
-    def __init__(self, memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., cuda_vmm: _Optional[_Union[CudaVmm, _Mapping]] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

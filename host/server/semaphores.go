@@ -10,68 +10,68 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// words are what a session has shared by WORDS.
-type words interface {
+// semaphores are what a session has shared by SEMAPHORES.
+type semaphores interface {
 	Load(i int) (uint64, error)
 	Store(i int, v uint64) error
 }
 
-// sharedWords are a session's words and what keeps them mapped.
-type sharedWords struct {
-	words
+// sharedSemaphores are a session's semaphores and what keeps them mapped.
+type sharedSemaphores struct {
+	semaphores
 	count   int
 	mapping *mapping      // of host memory
 	keep    *registration // of a GPU's
-	device  *gds.Words
+	device  *gds.Semaphores
 }
 
-// hostWords are words in memory that is mapped here.
-type hostWords []uint64
+// hostSemaphores are semaphores in memory that is mapped here.
+type hostSemaphores []uint64
 
-func (w hostWords) Load(i int) (uint64, error) { return atomic.LoadUint64(&w[i]), nil }
+func (w hostSemaphores) Load(i int) (uint64, error) { return atomic.LoadUint64(&w[i]), nil }
 
-func (w hostWords) Store(i int, v uint64) error {
+func (w hostSemaphores) Store(i int, v uint64) error {
 	atomic.StoreUint64(&w[i], v)
 	return nil
 }
 
-// maxWords bounds what a session can share.
-const maxWords = 1 << 20
+// maxSemaphores bounds what a session can share.
+const maxSemaphores = 1 << 20
 
-// share is WORDS.
-func (x *session) share(m *proto.Words) error {
+// share is SEMAPHORES.
+func (x *session) share(m *proto.Semaphores) error {
 	region := &proto.Region{Offset: m.GetOffset()}
 	switch h := m.GetHandle().(type) {
-	case *proto.Words_Memfd:
+	case *proto.Semaphores_Memfd:
 		region.Handle = &proto.Region_Memfd{Memfd: h.Memfd}
-	case *proto.Words_CudaIpc:
+	case *proto.Semaphores_CudaIpc:
 		region.Handle = &proto.Region_CudaIpc{CudaIpc: h.CudaIpc}
-	case *proto.Words_CudaVmm:
+	case *proto.Semaphores_CudaVmm:
 		region.Handle = &proto.Region_CudaVmm{CudaVmm: h.CudaVmm}
 	}
 	files := x.takeDescriptors([]*proto.Region{region})
 	defer files.close()
 	switch {
 	case x.sharing() != nil:
-		return faultf(proto.Code_CODE_BUSY, "words", "the session has shared words already")
-	case m.GetCount() == 0 || m.GetCount() > maxWords:
-		return invalid("count", "%d words, want 1 to %d", m.GetCount(), maxWords)
+		return faultf(proto.Code_CODE_BUSY, "semaphores", "the session has shared semaphores already")
+	case m.GetCount() == 0 || m.GetCount() > maxSemaphores:
+		return invalid("count", "%d semaphores, want 1 to %d", m.GetCount(), maxSemaphores)
 	case m.GetOffset()%8 != 0 || m.GetOffset() > 1<<62:
 		return invalid("offset", "%d is not a multiple of 8 that any memory has", m.GetOffset())
 	}
-	w := &sharedWords{count: int(m.GetCount())}
-	if err := x.mapWords(w, region, files); err != nil {
+	w := &sharedSemaphores{count: int(m.GetCount())}
+	if err := x.mapSemaphores(w, region, files); err != nil {
 		x.unshare(w)
 		return err
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.words = w
+	x.semaphores = w
 	return nil
 }
 
-// mapWords maps the memory of words. What it has taken is in w, also when it fails.
-func (x *session) mapWords(w *sharedWords, r *proto.Region, files descriptors) (err error) {
+// mapSemaphores maps the memory of semaphores. What it has taken is in w, also when it fails.
+func (x *session) mapSemaphores(w *sharedSemaphores, r *proto.Region, files descriptors) (err error) {
 	off, size := int64(r.GetOffset()), 8*int64(w.count)
 	switch h := r.GetHandle().(type) {
 	case *proto.Region_Memfd:
@@ -83,9 +83,9 @@ func (x *session) mapWords(w *sharedWords, r *proto.Region, files descriptors) (
 			return err
 		}
 		if off > w.mapping.file.size-size {
-			return invalid("offset", "%d words from %d on do not fit %d bytes", w.count, off, w.mapping.file.size)
+			return invalid("offset", "%d semaphores from %d on do not fit %d bytes", w.count, off, w.mapping.file.size)
 		}
-		w.words = hostWords(unsafe.Slice((*uint64)(unsafe.Pointer(&w.mapping.data[off])), w.count))
+		w.semaphores = hostSemaphores(unsafe.Slice((*uint64)(unsafe.Pointer(&w.mapping.data[off])), w.count))
 		return nil
 	case *proto.Region_CudaIpc, *proto.Region_CudaVmm:
 		if x.gpu == nil {
@@ -97,25 +97,25 @@ func (x *session) mapWords(w *sharedWords, r *proto.Region, files descriptors) (
 			return err
 		}
 		if off > mem.Size-size {
-			return invalid("offset", "%d words from %d on do not fit %d bytes", w.count, off, mem.Size)
+			return invalid("offset", "%d semaphores from %d on do not fit %d bytes", w.count, off, mem.Size)
 		}
-		if w.device, err = x.gpu.NewWords(mem.Base+uint64(off), w.count); err != nil {
+		if w.device, err = x.gpu.NewSemaphores(mem.Base+uint64(off), w.count); err != nil {
 			return err
 		}
-		w.words = w.device
+		w.semaphores = w.device
 		return nil
 	}
 	return invalid("handle", "none that this host knows")
 }
 
-// unshare gives the memory of words up. No job uses them any more.
-func (x *session) unshare(w *sharedWords) {
+// unshare gives the memory of semaphores up. No job uses them any more.
+func (x *session) unshare(w *sharedSemaphores) {
 	if w == nil {
 		return
 	}
 	if w.device != nil {
 		if err := w.device.Close(); err != nil {
-			x.log.Error("unmap words", "error", err)
+			x.log.Error("unmap semaphores", "error", err)
 		}
 	}
 	if w.keep != nil {
@@ -126,26 +126,26 @@ func (x *session) unshare(w *sharedWords) {
 	}
 }
 
-func (x *session) sharing() *sharedWords {
+func (x *session) sharing() *sharedSemaphores {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.words
+	return x.semaphores
 }
 
-// timeline is a job's part of the words. A nil one does nothing.
+// timeline is a job's part of the semaphores. A nil one does nothing.
 type timeline struct {
-	session *session
-	words   *sharedWords
-	wait    int
-	from    uint64 // value that is waited for, 0 for none
-	done    int
-	to      uint64
-	status  int // -1: none
-	layers  int // of a layer-wise load, else 0
-	landed  int // told of
+	session    *session
+	semaphores *sharedSemaphores
+	wait       int
+	from       uint64 // value that is waited for, 0 for none
+	done       int
+	to         uint64
+	status     int // -1: none
+	layers     int // of a layer-wise load, else 0
+	landed     int // told of
 }
 
-// Values of a status word.
+// Values of a status semaphore.
 const (
 	statusDone   = 1
 	statusFailed = 2
@@ -158,29 +158,29 @@ func (x *session) timelineOf(m *proto.Timeline, n int) (*timeline, error) {
 	}
 	w := x.sharing()
 	if w == nil {
-		return nil, faultf(proto.Code_CODE_UNKNOWN, "timeline", "the session has shared no words")
+		return nil, faultf(proto.Code_CODE_UNKNOWN, "timeline", "the session has shared no semaphores")
 	}
-	t := &timeline{session: x, words: w, wait: int(m.GetWaitWord()), from: m.GetWaitValue(), done: int(m.GetDoneWord()), to: m.GetDoneValue(), status: -1, layers: n}
+	t := &timeline{session: x, semaphores: w, wait: int(m.GetWait()), from: m.GetWaitValue(), done: int(m.GetDone()), to: m.GetDoneValue(), status: -1, layers: n}
 	switch {
 	case t.wait >= w.count:
-		return nil, invalid("timeline.wait_word", "%d of %d", t.wait, w.count)
+		return nil, invalid("timeline.wait", "%d of %d", t.wait, w.count)
 	case t.done >= w.count:
-		return nil, invalid("timeline.done_word", "%d of %d", t.done, w.count)
+		return nil, invalid("timeline.done", "%d of %d", t.done, w.count)
 	case t.to <= uint64(n):
 		return nil, invalid("timeline.done_value", "%d, want more than the %d layers", t.to, n)
 	}
-	if m.StatusWord != nil {
-		if t.status = int(m.GetStatusWord()); t.status > w.count-max(1, n) {
-			return nil, invalid("timeline.status_word", "%d words from %d on, of %d", max(1, n), t.status, w.count)
+	if m.Status != nil {
+		if t.status = int(m.GetStatus()); t.status > w.count-max(1, n) {
+			return nil, invalid("timeline.status", "%d semaphores from %d on, of %d", max(1, n), t.status, w.count)
 		}
 	}
 	return t, nil
 }
 
-// write sets a word. A GPU that is lost takes no words any more; its client finds out by itself.
+// write sets a semaphore. A GPU that is lost takes no semaphores any more; its client finds out by itself.
 func (t *timeline) write(i int, v uint64) {
-	if err := t.words.Store(i, v); err != nil {
-		t.session.log.Error("a word of the client's cannot be written", "word", i, "error", err)
+	if err := t.semaphores.Store(i, v); err != nil {
+		t.session.log.Error("a semaphore of the client's cannot be written", "semaphore", i, "error", err)
 	}
 }
 
@@ -224,11 +224,11 @@ func (t *timeline) reached() (bool, error) {
 	if t == nil || t.from == 0 {
 		return true, nil
 	}
-	v, err := t.words.Load(t.wait)
+	v, err := t.semaphores.Load(t.wait)
 	return v >= t.from, err
 }
 
-// awaiting is a job that is held until its word comes.
+// awaiting is a job that is held until its semaphore comes.
 type awaiting struct {
 	timeline *timeline
 	job      *job
@@ -244,7 +244,7 @@ func (a awaiting) settled() bool {
 	reached, err := a.timeline.reached()
 	switch {
 	case err != nil:
-		a.job.session.log.Error("a word of the client's cannot be read; its job is cancelled", "job", a.job.id, "error", err)
+		a.job.session.log.Error("a semaphore of the client's cannot be read; its job is cancelled", "job", a.job.id, "error", err)
 		a.job.cancel()
 		return true
 	case reached:
@@ -274,13 +274,13 @@ func (x *session) await(j *job, t *timeline) {
 	}
 }
 
-// How often words are asked for: often while something has just happened, and ever less.
+// How often semaphores are asked for: often while something has just happened, and ever less.
 const (
 	shortestPoll = 50 * time.Microsecond
 	longestPoll  = time.Millisecond
 )
 
-// poll asks for the words that jobs wait for, until none does.
+// poll asks for the semaphores that jobs wait for, until none does.
 func (x *session) poll() {
 	pause := time.NewTimer(shortestPoll)
 	defer pause.Stop()

@@ -9,17 +9,17 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// The end of a session gives its words up only when nobody reads or writes them any more: the reader that hears a CANCEL, and
+// The end of a session gives its semaphores up only when nobody reads or writes them any more: the reader that hears a CANCEL, and
 // the goroutine of a STORE that has made its room.
-func TestSessionEndWaitsForItsWords(t *testing.T) {
+func TestSessionEndWaitsForItsSemaphores(t *testing.T) {
 	for name, c := range map[string]struct {
 		puts   int  // that the backend has seen: it refuses the second
-		held   bool // the STORE waits for a word
+		held   bool // the STORE waits for a semaphore
 		cancel bool // the STORE is cancelled while it makes room
 	}{
-		"cancelled before it began": {cancel: true},
-		"nothing found room":        {puts: 1},
-		"held until a word comes":   {held: true},
+		"cancelled before it began":    {cancel: true},
+		"nothing found room":           {puts: 1},
+		"held until a semaphore comes": {held: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &fakeBackend{puts: c.puts}
@@ -30,12 +30,12 @@ func TestSessionEndWaitsForItsWords(t *testing.T) {
 			w := newTalk(t, s, greeting("a"))
 			x := only(s)
 			pagesFor(t, x)
-			slow := &slowWords{begun: make(chan struct{}), pass: make(chan struct{})}
+			slow := &slowSemaphores{begun: make(chan struct{}), pass: make(chan struct{})}
 			x.mu.Lock()
-			x.words = &sharedWords{words: slow, count: 4}
+			x.semaphores = &sharedSemaphores{semaphores: slow, count: 4}
 			x.mu.Unlock()
 			m := storeOf(1)
-			timeline := &proto.Timeline{DoneWord: 1, DoneValue: 1}
+			timeline := &proto.Timeline{Done: 1, DoneValue: 1}
 			if c.held {
 				timeline.WaitValue = 1
 			}
@@ -54,7 +54,7 @@ func TestSessionEndWaitsForItsWords(t *testing.T) {
 			})
 			select {
 			case err := <-w.end:
-				t.Errorf("the session gave its words up in the middle of an access (%v)", err)
+				t.Errorf("the session gave its semaphores up in the middle of an access (%v)", err)
 				w.end <- nil
 			case <-time.After(20 * time.Millisecond):
 			}
@@ -66,24 +66,24 @@ func TestSessionEndWaitsForItsWords(t *testing.T) {
 	}
 }
 
-// slowWords hold every access up, and say when one has begun.
-type slowWords struct {
+// slowSemaphores hold every access up, and say when one has begun.
+type slowSemaphores struct {
 	once  sync.Once
 	begun chan struct{}
 	pass  chan struct{}
 }
 
-func (w *slowWords) hold() {
+func (w *slowSemaphores) hold() {
 	w.once.Do(func() { close(w.begun) })
 	<-w.pass
 }
 
-func (w *slowWords) Load(int) (uint64, error) {
+func (w *slowSemaphores) Load(int) (uint64, error) {
 	w.hold()
 	return 0, nil
 }
 
-func (w *slowWords) Store(int, uint64) error {
+func (w *slowSemaphores) Store(int, uint64) error {
 	w.hold()
 	return nil
 }

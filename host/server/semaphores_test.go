@@ -10,15 +10,15 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Words of the tests: 0 is waited for, 1 is a job's done word, its status words stand from 2 on.
-func (p *peer) share() *client.Words {
+// Semaphores of the tests: 0 is waited for, 1 is a job's done semaphore, its status semaphores stand from 2 on.
+func (p *peer) share() *client.Semaphores {
 	p.t.Helper()
 	a, err := p.NewArena(4096)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	p.t.Cleanup(func() { a.Close() })
-	w, err := p.ShareWords(p.t.Context(), a, 64, 16)
+	w, err := p.ShareSemaphores(p.t.Context(), a, 64, 16)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -43,15 +43,15 @@ func (p *peer) loadInOrder(l *client.Lookup, n int, t *client.Timeline) *client.
 	return job
 }
 
-// A store does not read its blocks before its word comes, and says by a word when they are free; a load likewise, layer by
+// A store does not read its blocks before its semaphore comes, and says by a semaphore when they are free; a load likewise, layer by
 // layer.
-func TestWordsPutJobsInOrder(t *testing.T) {
+func TestSemaphoresPutJobsInOrder(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	w := p.share()
 	ctx := t.Context()
 	job, err := p.StoreInOrder(ctx, 0, 0, []client.StoreChunk{chunkOf(0, 0)}, &client.Timeline{
-		Words: w, WaitWord: 0, WaitValue: 7, DoneWord: 1, DoneValue: 10, StatusWord: 2,
+		Semaphores: w, Wait: 0, WaitValue: 7, Done: 1, DoneValue: 10, Status: 2,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func TestWordsPutJobsInOrder(t *testing.T) {
 	}
 	p.fill(0, 0) // the blocks get their bytes only now
 	if w.Load(1) != 0 {
-		t.Fatal("the store has read its blocks before its word came")
+		t.Fatal("the store has read its blocks before its semaphore came")
 	}
 	w.Store(0, 8)
 	if err := w.Wait(ctx, 1, 10); err != nil || w.Load(2) != client.StatusDone {
@@ -76,12 +76,12 @@ func TestWordsPutJobsInOrder(t *testing.T) {
 
 	w.Store(1, 0)
 	w.Store(2, client.StatusOpen)
-	load := p.loadInOrder(p.look(3), 3, &client.Timeline{Words: w, WaitWord: 0, WaitValue: 20, DoneWord: 1, DoneValue: 100, StatusWord: 2, Layers: layers})
+	load := p.loadInOrder(p.look(3), 3, &client.Timeline{Semaphores: w, Wait: 0, WaitValue: 20, Done: 1, DoneValue: 100, Status: 2, Layers: layers})
 	if err := p.Ping(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if w.Load(1) != 0 || p.holds(0, 0) {
-		t.Fatal("the load has begun before its word came")
+		t.Fatal("the load has begun before its semaphore came")
 	}
 	w.Store(0, 20)
 	for layer := range layers {
@@ -104,8 +104,8 @@ func TestWordsPutJobsInOrder(t *testing.T) {
 	}
 }
 
-// Words are advanced when a job fails, is cancelled, or has a lease that is over; a job that waits is cancelled untouched.
-func TestWordsOfJobsThatFail(t *testing.T) {
+// Semaphores are advanced when a job fails, is cancelled, or has a lease that is over; a job that waits is cancelled untouched.
+func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	w := p.share()
@@ -117,7 +117,7 @@ func TestWordsOfJobsThatFail(t *testing.T) {
 	}
 	order := func() *client.Timeline {
 		reset()
-		return &client.Timeline{Words: w, DoneWord: 1, DoneValue: 100, StatusWord: 2, Layers: layers}
+		return &client.Timeline{Semaphores: w, Done: 1, DoneValue: 100, Status: 2, Layers: layers}
 	}
 	wait := func(what string, status ...uint64) {
 		t.Helper()
@@ -132,7 +132,7 @@ func TestWordsOfJobsThatFail(t *testing.T) {
 	}
 
 	o := order()
-	o.WaitWord, o.WaitValue = 0, 5 // never comes
+	o.Wait, o.WaitValue = 0, 5 // never comes
 	job := p.loadInOrder(p.look(2), 2, o)
 	if err := job.Cancel(t.Context()); err != nil {
 		t.Fatal(err)
@@ -156,16 +156,16 @@ func TestWordsOfJobsThatFail(t *testing.T) {
 	o = order()
 	l = p.look(2)
 	l.Release(t.Context())
-	o.WaitWord, o.WaitValue = 0, 5 // never comes
+	o.Wait, o.WaitValue = 0, 5 // never comes
 	if err := p.loadInOrder(l, 2, o).Cancel(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	wait("lease over, and cancelled", client.StatusFailed, client.StatusFailed)
 
 	for name, wrong := range map[string]*client.Timeline{
-		"a word that does not exist":     {Words: w, DoneWord: 99, DoneValue: 100, StatusWord: -1},
-		"statuses that do not fit":       {Words: w, DoneValue: 100, StatusWord: 15, Layers: 2},
-		"a value that no layer is under": {Words: w, DoneWord: 9, DoneValue: 2, StatusWord: -1, Layers: 2},
+		"a semaphore that does not exist": {Semaphores: w, Done: 99, DoneValue: 100, Status: -1},
+		"statuses that do not fit":        {Semaphores: w, DoneValue: 100, Status: 15, Layers: 2},
+		"a value that no layer is under":  {Semaphores: w, Done: 9, DoneValue: 2, Status: -1, Layers: 2},
 	} {
 		job, err := p.Load(t.Context(), p.look(1), []client.LoadChunk{{Blocks: blocks(0)}}, client.LoadOptions{Timeline: wrong, Layers: func(uint32, []int) {}})
 		if err == nil {
@@ -175,14 +175,14 @@ func TestWordsOfJobsThatFail(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := p.ShareWords(t.Context(), p.arena, 0, 1); !errors.Is(err, client.ErrBusy) {
-		t.Errorf("words shared twice: %v", err)
+	if _, err := p.ShareSemaphores(t.Context(), p.arena, 0, 1); !errors.Is(err, client.ErrBusy) {
+		t.Errorf("semaphores shared twice: %v", err)
 	}
 	other := r.dial(nil)
 	k := key(50)
 	_, err := other.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: k, Blocks: blocks(0)}}, &client.Timeline{DoneValue: 1})
 	if !errors.Is(err, client.ErrInvalid) {
-		t.Errorf("no words: %v", err)
+		t.Errorf("no semaphores: %v", err)
 	}
 
 	o = order()
@@ -192,15 +192,15 @@ func TestWordsOfJobsThatFail(t *testing.T) {
 	r.faults.Set()
 }
 
-// When the host is gone, the client writes the words itself: nobody waits for ever.
-func TestWordsWhenTheHostDies(t *testing.T) {
+// When the host is gone, the client writes the semaphores itself: nobody waits for ever.
+func TestSemaphoresWhenTheHostDies(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	w := p.share()
 	p.save(0, 2)
 	r.faults.Set(staging.MustRules("read *: hang")...)
-	load := p.loadInOrder(p.look(2), 2, &client.Timeline{Words: w, DoneWord: 1, DoneValue: 100, StatusWord: 2, Layers: layers})
-	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)}, &client.Timeline{Words: w, WaitValue: 9, DoneWord: 8, DoneValue: 5, StatusWord: 9})
+	load := p.loadInOrder(p.look(2), 2, &client.Timeline{Semaphores: w, Done: 1, DoneValue: 100, Status: 2, Layers: layers})
+	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)}, &client.Timeline{Semaphores: w, WaitValue: 9, Done: 8, DoneValue: 5, Status: 9})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,14 +208,14 @@ func TestWordsWhenTheHostDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	go r.stop()
-	for word, v := range map[int]uint64{1: 100, 8: 5} {
-		if err := w.Wait(t.Context(), word, v); err != nil {
+	for semaphore, v := range map[int]uint64{1: 100, 8: 5} {
+		if err := w.Wait(t.Context(), semaphore, v); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, status := range []int{2, 3, 9} {
 		if w.Load(status) != client.StatusFailed {
-			t.Errorf("status word %d is %d", status, w.Load(status))
+			t.Errorf("status semaphore %d is %d", status, w.Load(status))
 		}
 	}
 	if _, err := load.Wait(t.Context()); err == nil {
@@ -226,8 +226,8 @@ func TestWordsWhenTheHostDies(t *testing.T) {
 	}
 }
 
-// gpuWords is a session with pages on a GPU and words behind them, which are 0, as the client reaches them and as a test does.
-func gpuWords(t *testing.T) (*client.Session, *client.Words, *gds.Words, device) {
+// gpuSemaphores is a session with pages on a GPU and semaphores behind them, which are 0, as the client reaches them and as a test does.
+func gpuSemaphores(t *testing.T) (*client.Session, *client.Semaphores, *gds.Semaphores, device) {
 	t.Helper()
 	r := newGPURig(t)
 	s := r.dialGPU(gdstest.UUID)
@@ -236,11 +236,11 @@ func gpuWords(t *testing.T) (*client.Session, *client.Words, *gds.Words, device)
 		t.Fatal(err)
 	}
 	at := d.address + 4<<20 - 4096 // behind the pages
-	w, err := s.ShareDeviceWords(t.Context(), files, 4<<20-4096, 16)
+	w, err := s.ShareDeviceSemaphores(t.Context(), files, 4<<20-4096, 16)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine, err := r.gpu.NewWords(at, 16)
+	mine, err := r.gpu.NewSemaphores(at, 16)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,9 +253,9 @@ func gpuWords(t *testing.T) (*client.Session, *client.Words, *gds.Words, device)
 	return s, w, mine, d
 }
 
-// Words in a GPU's memory are advanced for a job that is refused, once the client has said how it reaches them.
-func TestWordsOnAGPUOfARefusedJob(t *testing.T) {
-	s, w, mine, _ := gpuWords(t)
+// Semaphores in a GPU's memory are advanced for a job that is refused, once the client has said how it reaches them.
+func TestSemaphoresOnAGPUOfARefusedJob(t *testing.T) {
+	s, w, mine, _ := gpuSemaphores(t)
 	w.Access(func(i int) uint64 {
 		v, err := mine.Load(i)
 		if err != nil {
@@ -269,7 +269,7 @@ func TestWordsOnAGPUOfARefusedJob(t *testing.T) {
 	})
 	wrong := chunkOf(0, 0)
 	wrong.Blocks = []uint32{0, 1 << 20} // there is no such block
-	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{wrong}, &client.Timeline{Words: w, DoneWord: 1, DoneValue: 2, StatusWord: 3})
+	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{wrong}, &client.Timeline{Semaphores: w, Done: 1, DoneValue: 2, Status: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,22 +277,22 @@ func TestWordsOnAGPUOfARefusedJob(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if done, status := w.Load(1), w.Load(3); done != 2 || status != client.StatusFailed {
-		t.Errorf("done word %d, status %d", done, status)
+		t.Errorf("done semaphore %d, status %d", done, status)
 	}
 }
 
-// Words may be a GPU's memory: they are read and written there, for jobs over its pages.
-func TestWordsOnAGPU(t *testing.T) {
-	s, w, mine, d := gpuWords(t)
+// Semaphores may be a GPU's memory: they are read and written there, for jobs over its pages.
+func TestSemaphoresOnAGPU(t *testing.T) {
+	s, w, mine, d := gpuSemaphores(t)
 	wait := func(i int, v uint64) {
 		t.Helper()
-		until(t, "the word comes", func() bool {
+		until(t, "the semaphore comes", func() bool {
 			got, err := mine.Load(i)
 			return err == nil && got >= v
 		})
 	}
 	d.fill(3, blocks(0))
-	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)}, &client.Timeline{Words: w, WaitValue: 1, DoneWord: 1, DoneValue: 2, StatusWord: -1})
+	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)}, &client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 2, Status: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,7 +310,7 @@ func TestWordsOnAGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	load, err := s.Load(t.Context(), l, []client.LoadChunk{{Blocks: blocks(2)}}, client.LoadOptions{
-		Layers: func(uint32, []int) {}, Timeline: &client.Timeline{Words: w, DoneWord: 3, DoneValue: 50, StatusWord: 4, Layers: layers},
+		Layers: func(uint32, []int) {}, Timeline: &client.Timeline{Semaphores: w, Done: 3, DoneValue: 50, Status: 4, Layers: layers},
 	})
 	if err != nil {
 		t.Fatal(err)
