@@ -346,7 +346,7 @@ func TestStraysGo(t *testing.T) {
 		t.Errorf("%d bytes of strays, and nobody could say that the file is gone", got.Stray)
 	}
 	faulty.Set()
-	f.store.roots[0].tidy(context.Background())
+	f.store.roots[0].retryDeletes(context.Background())
 	if got := f.store.Stats().Roots[0]; got.Stray != 0 || got.Used != 3*pieceBytes {
 		t.Errorf("%+v", got)
 	}
@@ -366,7 +366,7 @@ func TestStraysGo(t *testing.T) {
 	l.Release()
 	faulty.Set()
 	f.mustPut(1)
-	f.store.roots[0].tidy(context.Background())
+	f.store.roots[0].retryDeletes(context.Background())
 	f.mustRead(1)
 	if got := f.store.Stats().Roots[0]; got.Stray != 0 {
 		t.Errorf("%+v", got)

@@ -65,7 +65,7 @@ func (p *party) upkeep(rng *rand.Rand) string {
 	for _, r := range p.store.roots {
 		switch rng.IntN(3) {
 		case 0:
-			r.tidy(context.Background())
+			r.retryDeletes(context.Background())
 		case 1:
 			if p.cfg.Durability == Batch {
 				r.flush()

@@ -31,7 +31,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		q.Ranks = c.ranks
 	}
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
-	w := walk{store: s, class: c, keys: q.Keys, request: q.Request, ranks: q.Ranks, touched: s.requests.before(q.Request), now: s.clock()}
+	w := walk{store: s, class: c, keys: q.Keys, request: q.Request, ranks: q.Ranks, touches: s.requests.log(q.Request), now: s.clock()}
 	w.shadows = s.listener(&q, c, w.now)
 	asked := 0
 	for i := range q.Keys {
@@ -54,9 +54,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	s.lookups.Add(1)
 	s.keys.Add(uint64(len(q.Keys)))
 	s.hits.Add(uint64(l.hits))
-	if w.fresh {
-		s.requests.after(q.Request, l.grants)
-	}
+	s.requests.keep(q.Request, &w.touches, l.grants)
 	return l, nil
 }
 

@@ -174,7 +174,7 @@ func (r *root) refit(ctx context.Context, empty bool) error {
 		r.purge(r.quar.bytes)
 		r.mu.Unlock()
 	}
-	r.tidy(ctx)
+	r.retryDeletes(ctx)
 	return nil
 }
 

@@ -70,10 +70,10 @@ func (p *Put) closeFile() error {
 // damaged file, or, when the place policy gives one name to two keys, somebody else's piece.
 func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	r := p.root
-	var strays []stray
-	defer func() { r.settleStrays(strays, failed == nil) }()
+	var claimed []*orphan
+	defer func() { r.settleOrphans(claimed, failed == nil) }()
 	for range 3 {
-		strays = append(strays, r.claimStrays(p)...)
+		claimed = append(claimed, r.claimOrphans(p)...)
 		err := p.rename(info)
 		if err == nil {
 			p.temp = ""
@@ -84,7 +84,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		}
 		if !errors.Is(err, fs.ErrExist) {
 			if r.fellows == nil { // whose name it is in the end the evictor sees when it clears the temporaries
-				r.strayedLate(p.target, err)
+				r.deferDeleteLate(p.target, err)
 			}
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 		}
@@ -284,7 +284,7 @@ func (p *Put) removeTemp() {
 	if p.temp == "" {
 		return
 	}
-	if left := p.root.discard(p.temp, p.class.fileBytes()); left > 0 && p.credit.Bytes() > 0 && p.root.pledge(p.temp, p.credit) {
+	if left := p.root.discard(p.temp, p.class.fileBytes()); left > 0 && p.credit.Bytes() > 0 && p.root.orphans.cover(p.temp, p.credit) {
 		p.credit = shared.Credit{}
 	}
 	p.temp = ""

@@ -33,7 +33,7 @@ func (r *root) impound(name string, most int64, cause error) (k kept, left int64
 	if err == nil && r.store.cfg.QuarantineFiles > 0 && padded(info.Allocated) <= r.cfg.Capacity/quarantineShare {
 		k = kept{name: r.quarantineName(name), bytes: padded(info.Allocated)}
 		if err = r.fs.RenameNoReplace(name, k.name); err != nil {
-			r.strayedLate(k.name, err)
+			r.deferDeleteLate(k.name, err)
 			if now, serr := r.fs.Stat(k.name); serr != nil || !now.Same(info) {
 				k = kept{}
 			}

@@ -103,7 +103,7 @@ func (c *census) file(rel string, e fs.DirEntry) {
 		r.counted(&r.count.foreign)
 		return
 	}
-	if r.isStray(name) {
+	if r.orphans.has(name) {
 		return // an entry was dropped meanwhile, and it is counted
 	}
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)

@@ -42,8 +42,8 @@ func (r *root) bequeath(d *departure, heir *Put) (left uint64) {
 		}
 	}
 	if err != nil {
-		r.strayedLate(temp, err)
-		_ = r.fs.Remove(temp) // a rename can report an error although it happened
+		r.deferDeleteLate(temp, err)
+		r.discard(temp, d.class.fileBytes()) // a rename can report an error although it happened
 		return d.pieces
 	}
 	heir.temp = temp

@@ -152,6 +152,22 @@ func TestTakingOverFails(t *testing.T) {
 			f.mustHold(4)
 		})
 	}
+	t.Run("rename happened but says not, and the file cannot be unlinked", func(t *testing.T) {
+		fsys := staging.Faulty(staging.OS())
+		f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) { c.FS = fsys })
+		f.mustPut(0, 1)
+		fsys.Set(staging.MustRules("rename **: eio after\nremove **.tmp: eacces")...)
+		err := f.put(2, 0)
+		fsys.Set()
+		if disk, _ := usage(t, f.cfg.Roots[0].Path); f.store.Stats().Roots[0].Used < disk {
+			t.Errorf("%d bytes on disk, the account says %d: put: %v", disk, f.store.Stats().Roots[0].Used, err)
+		}
+		f.store.roots[0].retryDeletes(t.Context())
+		if left := f.temporaries(); len(left) > 0 {
+			t.Errorf("temporaries: %v", left)
+		}
+		f.checkUsed()
+	})
 	t.Run("the put is aborted before it opened the file", func(t *testing.T) {
 		f := newFixture(t, t.TempDir(), 1, 1)
 		f.mustPut(0)

@@ -2,77 +2,133 @@ package store
 
 import "sync"
 
-// requests remembers which entries each request that is under way has touched, so that TOUCH is sent once per request
-// and entry however often a request asks again. A first lookup only leaves its grants here.
+// requests remembers which entries each request has touched, so that the evict policy gets one TOUCH per request and entry,
+// however often the request asks again.
 type requests struct {
 	mu   sync.Mutex
-	seen map[uint32]visits
+	seen map[uint32]*requestTouches
+	kept int // grants in all of seen
 }
 
-// visits are a request's lookups that touched something, by their grants, which are not changed any more.
-type visits [][]grant
+// A client may never end its requests, or use one number for all of them. Beyond these bounds requests are forgotten,
+// in no order. A forgotten request touches its entries once more; it costs nothing else.
+const (
+	maxRequests = 1 << 14
+	maxTouches  = 1 << 22 // 64 MiB
+)
 
-// maxRequests bounds the memory: a client that never ends its requests makes the host
-// forget what some request touched, whichever, and costs it no more.
-const maxRequests = 1 << 14
+// requestTouches are the entries that one request has touched.
+type requestTouches struct {
+	mu      sync.Mutex
+	list    []grant             // in order of touch; only appended to
+	set     map[uint64]struct{} // fingerprints of list[:indexed]; nil until the order does not tell
+	indexed int
+}
 
-// before gives a request's earlier lookups.
-func (q *requests) before(request uint32) visited {
+// touchLog is a lookup's part of them: what its request had touched before, and what it touches itself.
+type touchLog struct {
+	before []grant
+	of     *requestTouches // nil: the request has touched nothing yet
+	any    bool            // this lookup touched something for the first time
+	fresh  []uint32        // which of its keys, where of is not nil
+}
+
+// log begins a lookup's.
+func (q *requests) log(request uint32) touchLog {
 	if request == 0 {
-		return visited{}
+		return touchLog{}
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return visited{lists: q.seen[request]}
+	t := q.seen[request]
+	if t == nil {
+		return touchLog{}
+	}
+	return touchLog{before: t.list, of: t}
 }
 
-// after records a lookup's grants.
-func (q *requests) after(request uint32, grants []grant) {
-	if request == 0 || len(grants) == 0 {
+// keep records what a lookup with these grants has touched for the first time. The grants are not changed any more.
+func (q *requests) keep(request uint32, l *touchLog, grants []grant) {
+	if request == 0 || len(grants) == 0 || !l.any {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.seen[request] == nil && len(q.seen) >= maxRequests {
-		for old := range q.seen {
-			delete(q.seen, old)
-			break
+	t := q.seen[request]
+	switch {
+	case t == nil:
+		if len(q.seen) >= maxRequests {
+			q.forgetOne()
 		}
+		q.seen[request] = &requestTouches{list: grants}
+		q.kept += len(grants)
+	case l.of == nil: // two lookups were the first at once
+		t.add(grants)
+		q.kept += len(grants)
+	default:
+		for _, i := range l.fresh {
+			t.add(grants[i : i+1])
+		}
+		q.kept += len(l.fresh)
 	}
-	q.seen[request] = append(q.seen[request], grants)
+	for q.kept > maxTouches {
+		q.forgetOne()
+	}
 }
 
-// visited answers what a request has touched. An engine that asks again mostly asks for the same keys in the same order, so
-// a key's own place is looked at first; the set of all is made when that does not tell.
-type visited struct {
-	lists visits
-	all   map[uint64]struct{}
+// forgetOne makes room for a request. The caller holds q.mu.
+func (q *requests) forgetOne() {
+	for request := range q.seen {
+		q.forget(request)
+		return
+	}
 }
 
-// has says whether the i-th key of a lookup was touched before.
-func (v *visited) has(i int, print uint64) bool {
-	if len(v.lists) == 0 {
-		return false
+func (q *requests) forget(request uint32) {
+	if t := q.seen[request]; t != nil {
+		q.kept -= len(t.list)
+		delete(q.seen, request)
 	}
-	for _, list := range v.lists {
-		if i < len(list) && list[i].print == print {
-			return true
-		}
-	}
-	if v.all == nil {
-		v.all = map[uint64]struct{}{}
-		for _, list := range v.lists {
-			for _, g := range list {
-				v.all[g.print] = struct{}{}
-			}
-		}
-	}
-	_, ok := v.all[print]
-	return ok
 }
 
 func (q *requests) end(request uint32) {
 	q.mu.Lock()
-	delete(q.seen, request)
-	q.mu.Unlock()
+	defer q.mu.Unlock()
+	q.forget(request)
+}
+
+// has says whether the i-th key of a lookup was touched before. An engine that asks again mostly asks for the same keys in
+// the same order, so a key's own place is looked at first.
+func (l *touchLog) has(i int, print uint64) bool {
+	if l.of == nil {
+		return false
+	}
+	return i < len(l.before) && l.before[i].print == print || l.of.has(print)
+}
+
+// touch notes that the lookup touches its i-th key for the first time.
+func (l *touchLog) touch(i int) {
+	l.any = true
+	if l.of != nil {
+		l.fresh = append(l.fresh, uint32(i))
+	}
+}
+
+func (t *requestTouches) add(grants []grant) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.list = append(t.list, grants...)
+}
+
+func (t *requestTouches) has(print uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.set == nil {
+		t.set = make(map[uint64]struct{}, len(t.list))
+	}
+	for ; t.indexed < len(t.list); t.indexed++ {
+		t.set[t.list[t.indexed].print] = struct{}{}
+	}
+	_, ok := t.set[print]
+	return ok
 }

@@ -179,7 +179,7 @@ func (r *root) unlink(d *departure, pieces uint64) (stray int64, failed error) {
 		name, err := r.locate(d, rank)
 		if err != nil {
 			r.log.Error("a piece has no name; its bytes stay accounted until it has one", "key", d.key, "error", err)
-			r.nameless(d.class, &d.key, rank, d.detour)
+			r.deferDeleteUnnamed(d.class, &d.key, rank, d.detour)
 			stray, failed = stray+d.class.fileBytes(), err
 			continue
 		}
@@ -210,7 +210,7 @@ func (r *root) remove(name string, most int64) (left int64, err error) {
 		left = padded(info.Allocated)
 	}
 	r.log.Error("a file could not be unlinked; its bytes stay accounted until it goes", "file", name, "error", err)
-	r.strayed(stray{name: name, bytes: left})
+	r.deferDelete(&orphan{name: name, bytes: left})
 	return left, err
 }
 

@@ -35,7 +35,7 @@ type root struct {
 	nudge   chan struct{} // wakes the upkeep
 	away    atomic.Bool   // it could not be opened: see arrive
 	self    staging.Info  // the directory
-	strays  strays
+	orphans orphans
 	budget  budget
 
 	turn       latch // held by the one reservation that may evict
@@ -108,6 +108,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 		x: newIndex(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
 	}
 	r.settled.L = &r.mu
+	r.orphans.init()
 	r.acting = s.evict
 	if cfg.Evict != nil {
 		r.acting = s.bind(abi.RoleEvict, *cfg.Evict)

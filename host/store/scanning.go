@@ -248,7 +248,7 @@ func (s *Store) seekUnseen(p *Put) {
 		}
 		for _, builtin := range [...]bool{false, true} {
 			name, err := r.path(p.class, &p.key, p.rank, builtin)
-			if err != nil || r.isStray(name) {
+			if err != nil || r.orphans.has(name) {
 				continue
 			}
 			if h, info, err := r.look(name); err == nil && h.is(p.class, &p.key, p.rank) {

@@ -66,7 +66,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.seq.Store(s.firstSeq)
 	s.scanDone = make(chan struct{})
 	s.candidates.New = func() any { return new(candidate) }
-	s.requests.seen = map[uint32]visits{}
+	s.requests.seen = map[uint32]*requestTouches{}
 	if err := s.openPolicies(ctx); err != nil {
 		return nil, err
 	}

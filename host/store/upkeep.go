@@ -21,7 +21,7 @@ func (r *root) upkeep(ctx context.Context) {
 		r.sweepExpired(ctx)
 		r.keepAhead(true)
 		if n%maxPause == 0 && r.takes() {
-			r.tidy(ctx)
+			r.retryDeletes(ctx)
 		}
 	}
 }

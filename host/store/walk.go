@@ -12,8 +12,7 @@ type walk struct {
 	keys    []chunk.Key
 	request uint32
 	ranks   uint64
-	touched visited
-	fresh   bool // something was touched for the first time by this request
+	touches touchLog
 	now     uint64
 	seconds int64 // since 1970, see second
 	at      int   // the root that is locked, if locked
@@ -125,8 +124,8 @@ func (w *walk) isOf(r *root, e *entry) bool {
 
 // touch makes an entry the most recent and pins it.
 func (r *root) touch(i int, slot uint32, e *entry, print uint64, w *walk) {
-	if !w.touched.has(i, print) {
-		w.fresh = true
+	if !w.touches.has(i, print) {
+		w.touches.touch(i)
 		r.x.touchEntry(e)
 		r.post(abi.OpTouch, slot, e, print, w)
 		if r.fellows != nil {

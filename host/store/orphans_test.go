@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -49,7 +50,7 @@ func TestEvictionWithoutAName(t *testing.T) {
 	if st := f.store.Stats().Roots[0]; st.Stray != pieceBytes || st.Used != 2*pieceBytes {
 		t.Errorf("%+v", st)
 	}
-	r.tidy(context.Background())
+	r.retryDeletes(context.Background())
 	if st := f.store.Stats().Roots[0]; st.Stray != 0 || st.Used != pieceBytes {
 		t.Errorf("%+v", st)
 	}
@@ -91,7 +92,7 @@ func TestStoredAgainWhileStray(t *testing.T) {
 			t.Error(err)
 		}
 		faulty.Set()
-		f.store.roots[0].tidy(context.Background())
+		f.store.roots[0].retryDeletes(context.Background())
 		f.checkUsed()
 	})
 }
@@ -111,7 +112,7 @@ func (f *fixture) storedAgain(gone bool) {
 	if st := r.stats(); st.Stray != 0 || st.Used != 2*pieceBytes {
 		f.Errorf("%+v", st)
 	}
-	r.tidy(context.Background())
+	r.retryDeletes(context.Background())
 	f.mustRead(0)
 	f.checkUsed()
 }
@@ -150,7 +151,7 @@ func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
 			}
 			faulty.Set()
-			r.tidy(t.Context())
+			r.retryDeletes(t.Context())
 			if disk, _ := usage(t, r.dir); disk != 0 || f.store.Stats().Roots[0].Used != 0 {
 				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
 			}
@@ -162,5 +163,71 @@ func (f *fixture) must(err error) {
 	f.Helper()
 	if err != nil {
 		f.Fatal(err)
+	}
+}
+
+// TestPublishBesideADeletion: the unlinking of one orphan hangs. Other keys are published meanwhile, and scanned files
+// judged; the orphan's own key waits, so that its piece is not unlinked.
+func TestPublishBesideADeletion(t *testing.T) {
+	f, faulty := faultyFixture(t, 8, func(c *Config) { c.IOTimeout, c.UpkeepEvery = -1, time.Hour })
+	f.mustPut(0, 1)
+	r := f.store.roots[0]
+	faulty.Set(staging.MustRules("remove **: eacces")...)
+	r.drop(f.markOf(0), 0)
+	faulty.Set(staging.MustRules("remove **: hang")...)
+	release := sync.OnceFunc(faulty.Release)
+	defer release()
+	var deleting sync.WaitGroup
+	deleting.Go(func() { r.retryDeletes(context.Background()) })
+	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	defer stop()
+	f.must(faulty.AwaitHanging(ctx, 1))
+
+	other, same := make(chan error, 1), make(chan error, 1)
+	go func() { other <- f.put(2, 0) }()
+	select {
+	case err := <-other:
+		f.must(err)
+	case <-ctx.Done():
+		t.Fatal("a publication waited for another file's unlinking")
+	}
+	if !r.orphans.has(f.pieceFile(0, 0)) || r.orphans.has(f.pieceFile(1, 0)) {
+		t.Error("the file that is being unlinked is not an orphan, or another is")
+	}
+	go func() { same <- f.put(0, 0) }()
+	release()
+	f.must(<-same)
+	deleting.Wait()
+	f.mustRead(0)
+	f.mustRead(2)
+	f.checkUsed()
+}
+
+// TestManyOrphans: the check whether a scanned file is an orphan takes no longer when there are many.
+func TestManyOrphans(t *testing.T) {
+	var l orphans
+	l.init()
+	for n := range maxOrphans {
+		if !l.add(&orphan{name: fmt.Sprint("/root/", n)}) {
+			t.Fatal("the list is full at", n)
+		}
+	}
+	if l.add(&orphan{name: "/root/more"}) {
+		t.Error("the list has no bound")
+	}
+	start := time.Now()
+	for n := range maxOrphans {
+		if !l.has(fmt.Sprint("/root/", n)) || l.has(fmt.Sprint("/other/", n)) {
+			t.Fatal(n)
+		}
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("%d checks took %s", 2*maxOrphans, took)
+	}
+	for o := l.first(); o != nil; o = l.first() {
+		l.deleted(o, nil)
+	}
+	if len(l.by) > 0 {
+		t.Errorf("%d are left", len(l.by))
 	}
 }
