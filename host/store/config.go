@@ -63,10 +63,10 @@ type RootConfig struct {
 	MinFreePart float64 // the same as a part of the file system; the larger of the two holds
 	Evict       *Use    // nil: as Policies says
 
-	Poll    time.Duration // of Shared: how soon the hosts see what others have stored: 1 s
-	Lapse   time.Duration // of Shared: how long a host can be silent before the others give it up: 10 s
-	unlinks bool          // a victim's file is unlinked, never taken over
-	drill   *drill        // of Shared, in tests
+	Poll      time.Duration // of Shared: how soon the hosts see what others have stored: 1 s
+	Lapse     time.Duration // of Shared: how long a host can be silent before the others give it up: 10 s
+	unlinks   bool          // a victim's file is unlinked, never taken over
+	Scheduler *Scheduler    // of Shared, in tests
 }
 
 // Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.

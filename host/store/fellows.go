@@ -87,7 +87,7 @@ func (c *fellows) enter() error {
 	}
 	run, stop := context.WithCancel(context.Background())
 	c.stop = stop
-	if r.cfg.drill == nil {
+	if r.cfg.Scheduler == nil {
 		go c.steps(run)
 	} else {
 		close(c.ended)
@@ -119,8 +119,8 @@ func (c *fellows) admission(ctx context.Context) error {
 	tick := time.NewTicker(c.poll / 8)
 	defer tick.Stop()
 	for c.member.Ticket() == 0 {
-		if d := c.root.cfg.drill; d != nil {
-			d.pass(c)
+		if d := c.root.cfg.Scheduler; d != nil {
+			d.Wait(func() { c.turn(ctx) })
 			continue
 		}
 		select {
@@ -133,16 +133,21 @@ func (c *fellows) admission(ctx context.Context) error {
 	return nil
 }
 
-// drill makes hosts of a test take turns, so that what they do to each other follows from a seed: none steps beside the
-// others, and who has to wait lets all go on.
-type drill struct {
-	pass  func(who *fellows)
-	clock func() time.Duration
+// turn is a step under a scheduler, with the scan where one is due.
+func (c *fellows) turn(ctx context.Context) {
+	_ = c.member.Step()
+	if t := c.member.Ticket(); t != 0 && !c.busy.Load() && t != c.ticket {
+		c.ticket = 1
+		if c.scan(ctx) == nil {
+			c.ticket = t
+			c.member.Scanned(t)
+		}
+	}
 }
 
 func (c *fellows) clock() time.Duration {
-	if d := c.root.cfg.drill; d != nil {
-		return d.clock()
+	if d := c.root.cfg.Scheduler; d != nil {
+		return d.Now()
 	}
 	return time.Since(c.began)
 }
@@ -256,8 +261,8 @@ func (c *fellows) take(ctx context.Context, p *Put, bytes int64) error {
 		}
 		r.mu.Unlock()
 		var err error
-		if d := r.cfg.drill; d != nil {
-			if d.pass(c); passed == creditPolls {
+		if d := r.cfg.Scheduler; d != nil {
+			if d.Wait(func() { c.turn(ctx) }); passed == creditPolls {
 				err = c.noCredit(bytes)
 			}
 		} else {

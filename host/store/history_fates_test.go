@@ -193,7 +193,7 @@ func (p *party) readAll() {
 func (p *party) takeTurns(rng *rand.Rand) string {
 	n := 1 + rng.IntN(4)
 	for range n {
-		p.pass(p.store.roots[0].fellows)
+		p.turn()
 	}
 	return fmt.Sprint(n)
 }
@@ -238,7 +238,7 @@ func (p *party) rush(rng *rand.Rand) string {
 			default:
 			}
 			if p.h.kind.hosts > 1 {
-				p.pass(p.store.roots[0].fellows)
+				p.turn()
 			}
 		}
 	})

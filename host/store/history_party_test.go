@@ -71,7 +71,7 @@ func (h *history) newParty(i int, base string) *party {
 		if h.kind.hosts > 1 {
 			r.Capacity = 48 * pieceBytes
 			r.Shared, r.Poll, r.Lapse = true, historyPoll, historyLapse
-			r.drill = &drill{pass: p.pass, clock: h.clock}
+			r.Scheduler = &Scheduler{Now: h.clock, Wait: p.pass}
 		}
 		p.cfg.Roots = append(p.cfg.Roots, r)
 	}
@@ -147,7 +147,7 @@ func (p *party) crash() {
 }
 
 // pass is the turn of all hosts that share the root.
-func (p *party) pass(who *fellows) {
+func (p *party) pass(step func()) {
 	h := p.h
 	h.turns.Lock()
 	defer h.turns.Unlock()
@@ -158,27 +158,16 @@ func (p *party) pass(who *fellows) {
 			o.doubted = true
 			continue
 		}
-		if o.store == nil || o.store.closed.Load() || o.store.roots[0].fellows == who {
-			continue
+		if o != p && o.store != nil {
+			_ = o.store.Maintain(context.Background(), 0, Step)
 		}
-		o.store.roots[0].fellows.turn()
 	}
-	who.turn()
+	step()
 }
 
-// turn is a host's step, and its scan where one is due.
-func (c *fellows) turn() {
-	if c.stop == nil {
-		return
-	}
-	_ = c.member.Step()
-	if t := c.member.Ticket(); t != 0 && !c.busy.Load() && t != c.ticket {
-		c.ticket = 1
-		if c.scan(context.Background()) == nil {
-			c.ticket = t
-			c.member.Scanned(t)
-		}
-	}
+// turn is a turn of all hosts, this one included.
+func (p *party) turn() {
+	p.pass(func() { _ = p.store.Maintain(context.Background(), 0, Step) })
 }
 
 // wakeUp ends a sleep.
@@ -194,7 +183,7 @@ func (h *history) calm() {
 		p.backIn()
 	}
 	for range 60 {
-		p.pass(p.store.roots[0].fellows)
+		p.turn()
 	}
 	evictors := 0
 	for _, p := range h.parties {
@@ -344,7 +333,7 @@ func (p *party) nobodys(r *root) (bytes int64) {
 		}
 		defer f.Close()
 		_, info, err := inspect(f)
-		if isDamage(err) && !p.store.claims(rel) {
+		if isDamage(err) && !p.store.Claims(rel) {
 			bytes += padded(info.Allocated)
 		}
 		return nil

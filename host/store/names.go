@@ -90,8 +90,9 @@ func (r *root) path(c *class, k *chunk.Key, rank uint32, builtin bool) (string, 
 	return name, err
 }
 
-// claims says whether a path below a root is one that the store itself would give, or gave once.
-func (s *Store) claims(rel string) bool {
+// Claims says whether a path below a root is one that a policy of this store gives to a piece, or gave once. A scan leaves
+// damaged files under other paths alone and does not count them.
+func (s *Store) Claims(rel string) bool {
 	knows := func(p *policy.Place) bool {
 		id, err := p.Identity([]byte(rel))
 		return err == nil && id.Known == 1

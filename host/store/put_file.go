@@ -102,6 +102,13 @@ func (p *Put) File() (staging.File, error) {
 	return nil, fmt.Errorf("store: %s: no free name for a temporary", p.target)
 }
 
+// Temp is the name of the temporary, or empty when there is none yet, or none any more.
+func (p *Put) Temp() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.temp
+}
+
 // nameTemp chooses the temporary: beside its target, or, where others count on finding it, among this host's.
 func (p *Put) nameTemp() (err error) {
 	r := p.root

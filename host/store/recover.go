@@ -122,7 +122,7 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	case err == nil:
 		c.claim(name, rel, &h, padded(info.Allocated))
 	case errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged) && info.Size < Page:
-		if !r.store.claims(rel) && !(r.store.wake() && r.store.claims(rel)) {
+		if !r.store.Claims(rel) && !(r.store.wake() && r.store.Claims(rel)) {
 			r.counted(&r.count.foreign)
 			return
 		}

@@ -269,7 +269,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 	for _, r := range s.roots {
 		switch {
 		case r.away.Load() || !r.scanning:
-		case r.cfg.drill != nil:
+		case r.cfg.Scheduler != nil:
 			if err := r.scanOnce(ctx); err != nil {
 				return err
 			}

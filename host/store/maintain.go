@@ -1,0 +1,53 @@
+package store
+
+import (
+	"context"
+	"time"
+)
+
+// Task is a part of a store's own work.
+type Task uint8
+
+const (
+	// RetryRemovals removes files that could not be removed before.
+	RetryRemovals Task = iota
+	// Flush makes durable what was published, under [Batch].
+	Flush
+	// Probe looks at a root. One that is out of service, or takes no stores, is put back when it can be.
+	Probe
+	// Step is one step of a shared root that has a [Scheduler].
+	Step
+)
+
+// Maintain does a part of a root's own work at once; the root is named by its place in [Config.Roots]. A store does all of
+// it by itself: this is for tests, which set the periods of that work to hours so that a run repeats.
+func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
+	if s.closed.Load() {
+		return ErrClosed
+	}
+	r := s.roots[root]
+	switch task {
+	case RetryRemovals:
+		r.retryDeletes(ctx)
+	case Flush:
+		if s.cfg.Durability == Batch {
+			r.flush()
+		}
+	case Probe:
+		if state := r.state(); state > RootFull {
+			return r.comeBack(ctx, state)
+		}
+		r.lookAfter(ctx)
+	case Step:
+		r.fellows.turn(ctx)
+	}
+	return nil
+}
+
+// Scheduler is for tests. It replaces the clock and the timers of a shared root, so that what its hosts do to each other
+// repeats from a seed: a host makes a step when [Store.Maintain] says so, and never beside another.
+type Scheduler struct {
+	Now func() time.Duration
+	// Wait is called where the host would wait for others. It lets each of them make a step, and the caller by step.
+	Wait func(step func())
+}
