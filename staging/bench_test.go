@@ -140,37 +140,32 @@ func median(v []float64) float64 {
 // BenchmarkSmall is the cost around a transfer, where the transfer costs next to nothing.
 func BenchmarkSmall(b *testing.B) {
 	name := filepath.Join(b.TempDir(), "a")
-	for _, c := range []struct {
-		name string
-		fs   FS
-	}{{"os", OS()}, {"faulty", Faulty(OS())}} {
-		f, err := c.fs.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			b.Fatal(err)
-		}
-		p := make([]byte, 64)
-		if _, err := f.WriteAt(p, 0); err != nil {
-			b.Fatal(err)
-		}
-		b.Run(c.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := f.ReadAt(p, 0); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-		b.Run(c.name+"/plain", func(b *testing.B) {
-			fd := int(f.Fd())
-			b.ReportAllocs()
-			for b.Loop() {
-				if n, err := unix.Pread(fd, p, 0); n != len(p) || err != nil {
-					b.Fatal(n, err)
-				}
-			}
-		})
-		f.Close()
+	f, err := OS().OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		b.Fatal(err)
 	}
+	defer f.Close()
+	p := make([]byte, 64)
+	if _, err := f.WriteAt(p, 0); err != nil {
+		b.Fatal(err)
+	}
+	b.Run("file", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := f.ReadAt(p, 0); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("plain", func(b *testing.B) {
+		fd := int(f.Fd())
+		b.ReportAllocs()
+		for b.Loop() {
+			if n, err := unix.Pread(fd, p, 0); n != len(p) || err != nil {
+				b.Fatal(n, err)
+			}
+		}
+	})
 	b.Run("publish", func(b *testing.B) {
 		other := name + "2"
 		b.ReportAllocs()

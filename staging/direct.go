@@ -64,8 +64,8 @@ func checkTransfer(op, path string, p []byte, off int64, direct bool) error {
 	return e
 }
 
-// modes remembers, per device, whether direct I/O works there.
-type modes struct {
+// DirectModes remembers, per device, whether direct I/O works there. The zero value knows of no device.
+type DirectModes struct {
 	never bool // no device is to be asked
 
 	mu   sync.RWMutex
@@ -73,9 +73,9 @@ type modes struct {
 }
 
 // osModes is the operating system's: one process has one.
-var osModes modes
+var osModes DirectModes
 
-func (m *modes) get(dev uint64) (took, known bool) {
+func (m *DirectModes) get(dev uint64) (took, known bool) {
 	if m.never {
 		return false, true
 	}
@@ -85,7 +85,8 @@ func (m *modes) get(dev uint64) (took, known bool) {
 	return took, known
 }
 
-func (m *modes) set(dev uint64, took bool) {
+// Set records whether direct I/O works on a device.
+func (m *DirectModes) Set(dev uint64, took bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.took == nil {
@@ -94,30 +95,32 @@ func (m *modes) set(dev uint64, took bool) {
 	m.took[dev] = took
 }
 
-// directFS is an FS that keeps its own memory of what devices take; others share the operating system's.
-type directFS interface{ directModes() *modes }
+// DirectModer is an [FS] with its own memory of what devices take. All others share the operating system's.
+type DirectModer interface{ DirectModes() *DirectModes }
 
-func directModesOf(fsys FS) *modes {
-	if d, ok := fsys.(directFS); ok {
-		return d.directModes()
+func directModesOf(fsys FS) *DirectModes {
+	if d, ok := fsys.(DirectModer); ok {
+		return d.DirectModes()
 	}
 	return &osModes
 }
 
 // Buffered is fsys with OpenDirect opening through the page cache everywhere.
-func Buffered(fsys FS) FS { return bufferedFS{FS: fsys, known: &modes{never: true}} }
+func Buffered(fsys FS) FS { return bufferedFS{FS: fsys, known: &DirectModes{never: true}} }
 
 type bufferedFS struct {
 	FS
-	known *modes
+	known *DirectModes
 }
 
-func (b bufferedFS) directModes() *modes { return b.known }
+// DirectModes implements [DirectModer].
+func (b bufferedFS) DirectModes() *DirectModes { return b.known }
 
-// directSetter is a File whose O_DIRECT can be switched while it is open.
-type directSetter interface{ setDirect(on bool) error }
+// DirectSetter is a [File] whose O_DIRECT can be switched while it is open.
+type DirectSetter interface{ SetDirect(on bool) error }
 
-func (osFS) directModes() *modes { return &osModes }
+// DirectModes implements [DirectModer].
+func (osFS) DirectModes() *DirectModes { return &osModes }
 
 // OpenDirect opens a file past the page cache if its device takes that, and through it otherwise; [File.Direct] says
 // which. What a device takes is found out with the first file opened there, and remembered until it turns out wrong:
@@ -137,7 +140,7 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 		if !errors.Is(err, unix.EINVAL) {
 			return f, err
 		}
-		known.set(dir.Dev, false)
+		known.Set(dir.Dev, false)
 	}
 	// A create with O_DIRECT that is refused leaves the empty file behind, so the first file of a device is opened
 	// plain and switched.
@@ -145,14 +148,14 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 	if err != nil || ok {
 		return f, err
 	}
-	s, ok := f.(directSetter)
+	s, ok := f.(DirectSetter)
 	if !ok {
 		return f, nil
 	}
 	took = tryDirect(f, s, flag)
-	known.set(dir.Dev, took)
+	known.Set(dir.Dev, took)
 	if !took && f.Direct() {
-		if err := s.setDirect(false); err != nil {
+		if err := s.SetDirect(false); err != nil {
 			f.Close()
 			return nil, err
 		}
@@ -162,7 +165,7 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 
 // tryDirect switches f to direct I/O and tries it for real: a write if the file was just made, else a read. It goes by
 // the descriptor, so that a fault rule does not count the trial as one of the caller's transfers.
-func tryDirect(f File, s directSetter, flag int) bool {
+func tryDirect(f File, s DirectSetter, flag int) bool {
 	var on unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &on) == nil && (on.Type == unix.TMPFS_MAGIC || on.Type == unix.RAMFS_MAGIC) {
 		return false // it takes O_DIRECT, but its files are the page cache: there is nothing to go past
@@ -174,7 +177,7 @@ func tryDirect(f File, s directSetter, flag int) bool {
 			return false
 		}
 	}
-	if s.setDirect(true) != nil {
+	if s.SetDirect(true) != nil {
 		return false
 	}
 	page, err := unix.Mmap(-1, 0, Align, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)

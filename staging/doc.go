@@ -1,17 +1,15 @@
-// Package staging is the CPU's side of moving bytes: memory that may be handed to devices, files that may be written
-// past the page cache, and threads that may block.
+// Package staging is the CPU side of moving bytes: memory for devices, file I/O with and without the page cache, and
+// goroutines for blocking calls. It knows nothing of chunks, keys or policies.
 //
-// The one idea: everything that can block, run short, be refused or lie is behind a small interface with a twin that
-// does so on purpose. Above this package nobody opens a file by another way, and every failure of storage that a test
-// can think of is a rule of [Faulty] away.
+// All file I/O of the host goes through [FS] and [File], so that a test can inject every failure of storage.
 //
-//   - [FS] and [File] are the file operations of the host. [OS] is the real one: errno kept, EINTR retried, short
-//     transfers finished. [OpenDirect] opens past the page cache where the mount takes it. [Faulty] is the twin.
-//   - [Volatile] is a machine that can lose its power, and with it what was not synced.
-//   - [Watched] gives up an operation that takes too long, so that a mount that hangs keeps nobody but itself.
-//   - [Slots] is a fixed pool of page-aligned memory outside the Go heap, fit for O_DIRECT and for being pinned.
-//   - [Workers] runs blocking calls on a fixed number of goroutines, reads before writes by a ratio.
-//   - [Topology] reads which CPUs and devices are near each other.
+//   - [OS] is the operating system's [FS]. It keeps the errno, retries EINTR and completes short transfers.
+//   - [OpenDirect] opens a file with O_DIRECT where the device supports it.
+//   - [Watched] gives up an operation that exceeds its time limit, so that a mount that hangs blocks nothing else.
+//   - [Slots] is a fixed pool of page-aligned memory outside the Go heap, suitable for O_DIRECT and for pinning.
+//   - [Workers] runs blocking calls on a fixed number of goroutines and favours reads over writes by a ratio.
+//   - [Topology] reads which CPUs and devices are close to each other.
 //
-// Nothing here knows of chunks, keys or policies.
+// The test doubles are packages of their own: staging/faultfs injects errors, staging/crashfs simulates a loss of power,
+// and staging/stagingtest is the suite that every [FS] passes.
 package staging

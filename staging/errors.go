@@ -8,14 +8,8 @@ var (
 	ErrAlign = errors.New("staging: not aligned for direct I/O")
 	// ErrLocked: another process, or another part of this one, holds the lock.
 	ErrLocked = errors.New("staging: locked by another")
-	// ErrRule: a fault rule cannot be read.
-	ErrRule = errors.New("staging: bad fault rule")
 	// ErrHung: an operation took longer than its limit and was given up; a [HungError] says which.
 	ErrHung = errors.New("staging: no answer")
-	// ErrInjected is in every error that a [FaultFS] made, beside the errno it stands for.
-	ErrInjected = errors.New("staging: injected fault")
-	// ErrPowerLost: the machine under a [VolatileFS] has lost its power.
-	ErrPowerLost = errors.New("staging: power lost")
 )
 
 // Memory and workers.

@@ -102,7 +102,7 @@ func (f *osFile) classify(op string, direct bool, err error) error {
 	}
 	var st unix.Stat_t
 	if unix.Fstat(f.fd, &st) == nil {
-		osModes.set(uint64(st.Dev), false)
+		osModes.Set(uint64(st.Dev), false)
 	}
 	return refusedDirect(op, f.name)
 }
@@ -157,8 +157,8 @@ func (f *osFile) Close() error {
 	return nil
 }
 
-// setDirect switches O_DIRECT on an open file; EINVAL where the file system has none.
-func (f *osFile) setDirect(on bool) error {
+// SetDirect implements [DirectSetter]: EINVAL where the file system has no direct I/O.
+func (f *osFile) SetDirect(on bool) error {
 	if !f.enter() {
 		return f.fail("fcntl", fs.ErrClosed)
 	}

@@ -185,45 +185,6 @@ func TestLockNamesHolder(t *testing.T) {
 	}
 }
 
-// TestOpenDirectLearns has a device that takes O_DIRECT at open and refuses the transfers: the first fails, by name,
-// and files opened later go through the page cache.
-func TestOpenDirectLearns(t *testing.T) {
-	dir := t.TempDir()
-	f := Faulty(OS(), MustRules("write **/a: einval")...)
-	open := func(name string) File {
-		t.Helper()
-		file, err := OpenDirect(f, filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { file.Close() })
-		return file
-	}
-	a := open("a")
-	if !a.Direct() {
-		t.Log("no direct I/O in the temporary directory, nothing to learn")
-		return
-	}
-	if _, err := a.WriteAt(slot(t, Align), 0); !errors.Is(err, ErrAlign) || !errors.Is(err, ErrInjected) || !errors.Is(err, unix.EINVAL) {
-		t.Fatalf("%v", err)
-	}
-	b := open("b")
-	if b.Direct() {
-		t.Fatal("opened direct again")
-	}
-	if _, err := b.WriteAt([]byte("odd"), 1); err != nil {
-		t.Fatal(err)
-	}
-	elsewhere, err := OpenDirect(OS(), filepath.Join(dir, "c"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer elsewhere.Close()
-	if !elsewhere.Direct() {
-		t.Fatal("what a FaultFS learned reached the real one")
-	}
-}
-
 // slot is aligned memory for the length of a test.
 func slot(t testing.TB, bytes int) []byte {
 	t.Helper()

@@ -8,11 +8,12 @@ func OnRemove(fsys FS, told func(dev, ino uint64)) FS {
 
 type removeFS struct {
 	FS
-	known *modes
+	known *DirectModes
 	told  func(dev, ino uint64)
 }
 
-func (r removeFS) directModes() *modes { return r.known }
+// DirectModes implements [DirectModer].
+func (r removeFS) DirectModes() *DirectModes { return r.known }
 
 // Remove implements [FS].
 func (r removeFS) Remove(name string) error {

@@ -1,4 +1,4 @@
-package staging
+package staging_test
 
 import (
 	"errors"
@@ -6,16 +6,19 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 func TestOnRemoveTellsWhatWasRemoved(t *testing.T) {
 	type id struct{ dev, ino uint64 }
 	var told []id
-	inner := Faulty(OS())
-	fsys := OnRemove(inner, func(dev, ino uint64) { told = append(told, id{dev, ino}) })
+	inner := faultfs.New(staging.OS())
+	fsys := staging.OnRemove(inner, func(dev, ino uint64) { told = append(told, id{dev, ino}) })
 	dir := t.TempDir()
 	name := filepath.Join(dir, "f")
-	f, err := OpenDirect(fsys, name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	f, err := staging.OpenDirect(fsys, name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +27,7 @@ func TestOnRemoveTellsWhatWasRemoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inner.Set(MustRules("remove **: eio")...)
+	inner.Set(faultfs.MustRules("remove **: eio")...)
 	if err := fsys.Remove(name); err == nil || len(told) > 0 {
 		t.Errorf("%v, told of %v", err, told)
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 	"github.com/kvhost/kvhost/staging/stagingtest"
 )
 
@@ -21,17 +22,17 @@ func memoryDir(t testing.TB) string {
 func TestOSOnDisk(t *testing.T)   { stagingtest.Run(t, staging.OS(), t.TempDir()) }
 func TestOSInMemory(t *testing.T) { stagingtest.Run(t, staging.OS(), memoryDir(t)) }
 func TestFaultyWithoutRules(t *testing.T) {
-	stagingtest.Run(t, staging.Faulty(staging.OS()), t.TempDir())
+	stagingtest.Run(t, faultfs.New(staging.OS()), t.TempDir())
 }
 func TestFaultyWithRulesElsewhere(t *testing.T) {
-	f := staging.Faulty(staging.OS(), staging.MustRules("any /nowhere/**: eio")...)
+	f := faultfs.New(staging.OS(), faultfs.MustRules("any /nowhere/**: eio")...)
 	stagingtest.Run(t, f, t.TempDir())
 	if n := f.Injected(); n != 0 {
 		t.Fatalf("%d injected", n)
 	}
 }
 func TestFaultyRefusesDirect(t *testing.T) {
-	f := staging.Faulty(staging.OS(), staging.MustRules("direct **: einval")...)
+	f := faultfs.New(staging.OS(), faultfs.MustRules("direct **: einval")...)
 	stagingtest.Run(t, f, t.TempDir())
 	if n := f.Injected(); n != 1 {
 		t.Fatalf("asked for direct I/O %d times, want once: the answer is remembered", n)
@@ -39,7 +40,7 @@ func TestFaultyRefusesDirect(t *testing.T) {
 }
 
 func TestBufferedNeverGoesDirect(t *testing.T) {
-	f := staging.Faulty(staging.OS())
+	f := faultfs.New(staging.OS())
 	fsys := staging.Buffered(f)
 	stagingtest.Run(t, fsys, t.TempDir())
 	file, err := staging.OpenDirect(fsys, t.TempDir()+"/plain", os.O_CREATE|os.O_RDWR, 0o600)

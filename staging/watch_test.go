@@ -1,4 +1,4 @@
-package staging
+package staging_test
 
 import (
 	"bytes"
@@ -12,18 +12,21 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestWatchedGivesUp lets each kind of operation hang. The caller gets its error, what comes late is undone, and the helper
 // is used again.
 func TestWatchedGivesUp(t *testing.T) {
 	dir := t.TempDir()
-	faulty := Faulty(OS())
+	faulty := faultfs.New(staging.OS())
 	var ended atomic.Int64
 	seen := make(chan error, 100)
-	w := Watched(faulty, Watch{
-		Limit: 20 * time.Millisecond, Seen: func(_ Op, _ string, err error) { seen <- err },
-		Ended: func(Op, string) { ended.Add(1) },
+	w := staging.Watched(faulty, staging.Watch{
+		Limit: 20 * time.Millisecond, Seen: func(_ staging.Op, _ string, err error) { seen <- err },
+		Ended: func(staging.Op, string) { ended.Add(1) },
 	})
 	defer w.Close()
 	name := filepath.Join(dir, "f")
@@ -38,7 +41,7 @@ func TestWatchedGivesUp(t *testing.T) {
 		call func() error
 	}{
 		{"open", func() error { _, err := w.OpenFile(name, os.O_RDONLY, 0); return err }},
-		{"open", func() error { _, err := OpenDirect(w, name, os.O_RDONLY, 0); return err }},
+		{"open", func() error { _, err := staging.OpenDirect(w, name, os.O_RDONLY, 0); return err }},
 		{"read", func() error { _, err := file.ReadAt(page, 0); return err }},
 		{"write", func() error { _, err := file.WriteAt(page, 0); return err }},
 		{"sync", file.Datasync},
@@ -57,13 +60,13 @@ func TestWatchedGivesUp(t *testing.T) {
 		{"lock", func() error { _, err := w.Lock(name + "l"); return err }},
 		{"close", file.Close},
 	} {
-		faulty.Set(MustRules(c.rule + " **: hang")...)
+		faulty.Set(faultfs.MustRules(c.rule + " **: hang")...)
 		err := c.call()
-		var hung *HungError
-		if !errors.As(err, &hung) || !errors.Is(err, ErrHung) {
+		var hung *staging.HungError
+		if !errors.As(err, &hung) || !errors.Is(err, staging.ErrHung) {
 			t.Fatalf("%s: %v", c.rule, err)
 		}
-		if w.Stuck() != 1 || !errors.Is(<-seen, ErrHung) {
+		if w.Stuck() != 1 || !errors.Is(<-seen, staging.ErrHung) {
 			t.Errorf("%s: %d stuck", c.rule, w.Stuck())
 		}
 		select {
@@ -102,9 +105,9 @@ func TestWatchedAdmits(t *testing.T) {
 	refuse := errors.New("not now")
 	var out atomic.Bool
 	var seen atomic.Int64
-	w := Watched(OS(), Watch{
-		Limit: time.Minute, Seen: func(Op, string, error) { seen.Add(1) },
-		Admit: func(Op) error {
+	w := staging.Watched(staging.OS(), staging.Watch{
+		Limit: time.Minute, Seen: func(staging.Op, string, error) { seen.Add(1) },
+		Admit: func(staging.Op) error {
 			if out.Load() {
 				return refuse
 			}
@@ -113,7 +116,7 @@ func TestWatchedAdmits(t *testing.T) {
 	})
 	defer w.Close()
 	name := filepath.Join(t.TempDir(), "f")
-	f, err := OpenDirect(w, name, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := staging.OpenDirect(w, name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +141,7 @@ func TestWatchedAdmits(t *testing.T) {
 // TestWatchedTransfers reads what was written, on many goroutines and with no limit as well as with one.
 func TestWatchedTransfers(t *testing.T) {
 	for _, limit := range []time.Duration{0, time.Minute} {
-		w := Watched(OS(), Watch{Limit: limit})
+		w := staging.Watched(staging.OS(), staging.Watch{Limit: limit})
 		f, err := w.OpenFile(filepath.Join(t.TempDir(), "f"), os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {
 			t.Fatal(err)
@@ -186,8 +189,8 @@ func BenchmarkWatched(b *testing.B) {
 	defer unix.Munmap(page)
 	for _, c := range []struct {
 		name string
-		fs   FS
-	}{{"bare", OS()}, {"watched", Watched(OS(), Watch{Limit: time.Minute})}} {
+		fs   staging.FS
+	}{{"bare", staging.OS()}, {"watched", staging.Watched(staging.OS(), staging.Watch{Limit: time.Minute})}} {
 		for _, size := range []int{4 << 10, 2 << 20} {
 			b.Run(c.name+"/read-"+map[int]string{4 << 10: "4KiB", 2 << 20: "2MiB"}[size], func(b *testing.B) {
 				f, err := c.fs.OpenFile(name, os.O_RDONLY, 0)

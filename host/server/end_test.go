@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // childSocket makes this test binary a client that stores, loads and waits to be killed.
@@ -59,7 +60,7 @@ func TestKilledClientLeavesNothing(t *testing.T) {
 	p := r.dial(nil)
 	p.save(0, 2)
 	mapped, before := mappings(t), r.server.Stats()
-	r.faults.Set(staging.Rule{Op: staging.OpRead | staging.OpWrite, Path: "*", Fault: staging.Fault{Hang: true}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead | staging.OpWrite, Path: "*", Fault: faultfs.Fault{Hang: true}})
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childSocket+"="+r.socket)
 	child.Stderr = os.Stderr
@@ -95,7 +96,7 @@ func TestClosedSessionCancelsItsJobs(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 2)
-	r.faults.Set(staging.Rule{Op: staging.OpRead, Path: "*", Fault: staging.Fault{Hang: true}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
 	job := p.loads(p.look(2), 2)
 	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -117,7 +118,7 @@ func TestHostGoesDown(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 2)
-	r.faults.Set(staging.Rule{Op: staging.OpRead, Path: "*", Fault: staging.Fault{Hang: true}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
 	job := p.loads(p.look(2), 2)
 	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 func TestWrongInputIsAnsweredByField(t *testing.T) {
@@ -168,7 +169,7 @@ func TestLimits(t *testing.T) {
 	if _, err := q.Register(t.Context(), 0, big, make([]client.PlaneRegion, planes)); !errors.Is(err, client.ErrLimit) {
 		t.Errorf("arena: %v", err)
 	}
-	r.faults.Set(staging.Rule{Op: staging.OpRead, Path: "*", Fault: staging.Fault{Hang: true}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
 	job := p.loads(p.look(1), 1)
 	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
 		t.Fatal(err)

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // What a LOAD says of layers is checked before anything is taken.
@@ -79,7 +79,7 @@ func TestLayersOfAChunkThatFails(t *testing.T) {
 	p := r.dial(nil)
 	p.save(0, 3)
 	l := p.look(3)
-	r.faults.Set(staging.MustRules("read * 1st: eio")...)
+	r.faults.Set(faultfs.MustRules("read * 1st: eio")...)
 	var list []client.LoadChunk
 	for i := range 3 {
 		p.poison(i)

@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // The shape of the tests' chunks: 2 blocks of 2 layers of K and V.
@@ -44,7 +45,7 @@ type rig struct {
 	t      testing.TB
 	dir    string
 	socket string
-	faults *staging.FaultFS
+	faults *faultfs.FS
 	store  *store.Store
 	engine *transfer.Engine
 	server *Server
@@ -59,7 +60,7 @@ func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	r := &rig{t: t, dir: dir, socket: filepath.Join(dir, "s"), faults: staging.Faulty(staging.OS())}
+	r := &rig{t: t, dir: dir, socket: filepath.Join(dir, "s"), faults: faultfs.New(staging.OS())}
 	sc := store.Config{Roots: []store.RootConfig{{Path: filepath.Join(dir, "root"), Capacity: 256 << 20, MaxEntries: 1 << 16}}, FS: r.faults}
 	cfg := Config{Version: "test"}
 	if change != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // fullRig is a host whose store holds three chunks of p and is full, and whose disk hangs when a victim is to go.
@@ -20,7 +21,7 @@ func fullRig(t *testing.T) (*rig, *peer) {
 	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*piece + piece/2 })
 	p := r.dial(nil)
 	p.save(0, 3)
-	r.faults.Set(staging.Rule{Op: staging.OpRename | staging.OpRemove, Path: "*", Fault: staging.Fault{Hang: true}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRename | staging.OpRemove, Path: "*", Fault: faultfs.Fault{Hang: true}})
 	return r, p
 }
 

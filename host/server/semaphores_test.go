@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // Semaphores of the tests: 0 is waited for, 1 is a job's done semaphore, its status semaphores stand from 2 on.
@@ -186,7 +186,7 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	}
 
 	o = order()
-	r.faults.Set(staging.MustRules("read * 1st: eio")...)
+	r.faults.Set(faultfs.MustRules("read * 1st: eio")...)
 	p.loaded(p.loadInOrder(p.look(2), 2, o))
 	wait("a read failed", client.StatusFailed, client.StatusFailed)
 	r.faults.Set()
@@ -198,7 +198,7 @@ func TestSemaphoresWhenTheHostDies(t *testing.T) {
 	p := r.dial(nil)
 	w := p.share()
 	p.save(0, 2)
-	r.faults.Set(staging.MustRules("read *: hang")...)
+	r.faults.Set(faultfs.MustRules("read *: hang")...)
 	load := p.loadInOrder(p.look(2), 2, &client.Timeline{Semaphores: w, Done: 1, DoneValue: 100, Status: 2, Layers: layers})
 	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)}, &client.Timeline{Semaphores: w, WaitValue: 9, Done: 8, DoneValue: 5, Status: 9})
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 func TestWhatIsStoredIsLoaded(t *testing.T) {
@@ -291,7 +292,7 @@ func TestCancelDoesNotWaitForTheDisk(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 3)
-	r.faults.Set(staging.Rule{Op: staging.OpRead, Path: "*", Fault: staging.Fault{Hang: true}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
 	job := p.loads(p.look(3), 3)
 	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -320,7 +321,7 @@ func TestFlushWaitsForTheBlocksOnly(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 1)
-	r.faults.Set(staging.Rule{Op: staging.OpWrite, Path: "*", Fault: staging.Fault{Hang: true}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpWrite, Path: "*", Fault: faultfs.Fault{Hang: true}})
 	p.fill(1, 1)
 	job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(1, 1)})
 	if err != nil {
@@ -348,7 +349,7 @@ func TestUnregisterWaitsForItsJobs(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 2)
-	r.faults.Set(staging.Rule{Op: staging.OpRead, Path: "*", Fault: staging.Fault{Hang: true}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
 	job := p.loads(p.look(2), 2)
 	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -386,7 +387,7 @@ func TestDamageFailsItsBlocksOnly(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 3)
-	r.faults.Set(staging.Rule{Op: staging.OpRead, Path: "*", When: staging.When{First: 1, Last: 1}, Fault: staging.Fault{Errno: 5}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", When: faultfs.When{First: 1, Last: 1}, Fault: faultfs.Fault{Errno: 5}})
 	res := p.loaded(p.loads(p.look(3), 3))
 	if len(res.Failed) != 2 || res.Failed[0].Chunk != res.Failed[1].Chunk {
 		t.Fatalf("%+v", res)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/crashfs"
 )
 
 // TestWriteBudget spends a day's budget: freely, then for what deserves it, then not at all; the next day begins anew.
@@ -99,7 +100,7 @@ func TestBudgetOutlivesACrash(t *testing.T) {
 				}
 				f.kill()
 				var err error
-				if machine, err = staging.Volatile(staging.OS(), t.TempDir()); err != nil {
+				if machine, err = crashfs.New(staging.OS(), t.TempDir()); err != nil {
 					t.Fatal(err)
 				}
 				f.cfg.FS = machine

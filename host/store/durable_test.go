@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/crashfs"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // onMachine is a fixture on a machine that can lose its power, and the next machine, for after that.
-func onMachine(t *testing.T, entries int, change ...func(*Config)) (f *fixture, machine *staging.VolatileFS) {
+func onMachine(t *testing.T, entries int, change ...func(*Config)) (f *fixture, machine *crashfs.FS) {
 	base := t.TempDir()
-	machine, err := staging.Volatile(staging.OS(), filepath.Join(base, "grave"))
+	machine, err := crashfs.New(staging.OS(), filepath.Join(base, "grave"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +40,7 @@ func (f *fixture) kill() {
 }
 
 // afterPowerLoss starts the store on what the machine left.
-func (f *fixture) afterPowerLoss(machine *staging.VolatileFS, seed uint64) {
+func (f *fixture) afterPowerLoss(machine *crashfs.FS, seed uint64) {
 	f.Helper()
 	if err := machine.PowerLoss(seed); err != nil {
 		f.Fatal(err)
@@ -88,7 +90,7 @@ func TestPowerLossAfterAnOrderlyEnd(t *testing.T) {
 func TestNoCheckpointWithoutItsFiles(t *testing.T) {
 	f, faulty := faultyFixture(t, 4)
 	f.mustPut(0, 1)
-	faulty.Set(staging.MustRules("syncfs **: eio")...)
+	faulty.Set(faultfs.MustRules("syncfs **: eio")...)
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +137,7 @@ func TestBatchFailsWhilePiecesCome(t *testing.T) {
 		}
 		writing[i] = p
 	}
-	faulty.Set(staging.MustRules("syncfs ** 1st: hang eio")...)
+	faulty.Set(faultfs.MustRules("syncfs ** 1st: hang eio")...)
 	done := make(chan struct{})
 	go func() { r.flush(); close(done) }()
 	if err := faulty.AwaitHanging(t.Context(), 1); err != nil {

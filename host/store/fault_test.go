@@ -8,11 +8,12 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
 )
 
-func faultyFixture(t *testing.T, entries int, change ...func(*Config)) (*fixture, *staging.FaultFS) {
-	faulty := staging.Faulty(staging.OS())
+func faultyFixture(t *testing.T, entries int, change ...func(*Config)) (*fixture, *faultfs.FS) {
+	faulty := faultfs.New(staging.OS())
 	return newFixture(t, t.TempDir(), entries, 1, append(change, func(c *Config) { c.FS = faulty })...), faulty
 }
 
@@ -26,7 +27,7 @@ func TestFaults(t *testing.T) {
 		{"open **.tmp 1st: eio after", unix.EIO},
 		{"mkdir ** 1st: enospc", unix.ENOSPC},
 		{"write **.tmp 1st: enospc", unix.ENOSPC},
-		{"write **.tmp 1st: short 4096", staging.ErrInjected},
+		{"write **.tmp 1st: short 4096", faultfs.ErrInjected},
 		{"sync **.tmp 1st: eio", ErrSync},
 		{"close **.tmp 1st: eio after", unix.EIO},
 		{"publish ** 1st: erofs", unix.EROFS},
@@ -36,7 +37,7 @@ func TestFaults(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.rule, func(t *testing.T) {
 			f, faulty := faultyFixture(t, 4, func(c *Config) { c.Durability = Strict })
-			faulty.Set(staging.MustRules(tt.rule)...)
+			faulty.Set(faultfs.MustRules(tt.rule)...)
 			if err := f.put(1, 0); !errors.Is(err, tt.want) {
 				t.Errorf("got %v, want %v", err, tt.want)
 			}
@@ -67,7 +68,7 @@ func TestFullDisk(t *testing.T) {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=400k"); err != nil {
 		t.Logf("no mount here (%v): by injection", err)
 		f, faulty := faultyFixture(t, 100)
-		faulty.Set(staging.MustRules("write **.tmp 10th: enospc")...)
+		faulty.Set(faultfs.MustRules("write **.tmp 10th: enospc")...)
 		fillDisk(t, f)
 		return
 	}
@@ -160,7 +161,7 @@ func TestBatchFlushFails(t *testing.T) {
 	f.store.roots[0].flush()
 	f.mustPut(2, 3)
 	held := f.lookup(3)
-	faulty.Set(staging.MustRules("syncfs ** 1st: eio")...)
+	faulty.Set(faultfs.MustRules("syncfs ** 1st: eio")...)
 	f.store.roots[0].flush()
 	for n := range uint64(4) {
 		if got, want := f.has(n), n < 2; got != want {
@@ -212,7 +213,7 @@ func TestBackgroundEviction(t *testing.T) {
 func TestHungUnlink(t *testing.T) {
 	f, faulty := faultyFixture(t, 2, func(c *Config) { c.Roots[0].unlinks = true }) // no file is taken over there
 	f.mustPut(0, 1)
-	faulty.Set(staging.MustRules("remove,rename ** 1st: hang")...)
+	faulty.Set(faultfs.MustRules("remove,rename ** 1st: hang")...)
 	done := make(chan error)
 	go func() { done <- f.put(2, 0) }()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -242,7 +243,7 @@ func TestUnlinkFailsForGood(t *testing.T) {
 	for n := range uint64(entries) {
 		f.mustPut(n)
 	}
-	faulty.Set(staging.MustRules("remove **: eacces")...)
+	faulty.Set(faultfs.MustRules("remove **: eacces")...)
 	if err := f.put(50, 0); !errors.Is(err, ErrNoSpace) || !errors.Is(err, unix.EACCES) {
 		t.Errorf("got %v, want no space because unlinking is not allowed", err)
 	}
@@ -266,7 +267,7 @@ func TestUnlinkFailsInBackground(t *testing.T) {
 	for n := range uint64(entries) {
 		f.mustPut(n)
 	}
-	faulty.Set(staging.MustRules("remove **: erofs")...)
+	faulty.Set(faultfs.MustRules("remove **: erofs")...)
 	r := f.store.roots[0]
 	r.wake()
 	for deadline := time.Now().Add(10 * time.Second); r.stats().Asks == 0 && time.Now().Before(deadline); {

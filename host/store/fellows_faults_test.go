@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // settled waits until all hosts' accounts are what is on the disk.
@@ -91,12 +92,12 @@ func TestAVictimWithoutAName(t *testing.T) {
 // the name of one that was published goes later too.
 func TestATemporaryThatStays(t *testing.T) {
 	dir := t.TempDir()
-	faulty := staging.Faulty(staging.OS())
+	faulty := faultfs.New(staging.OS())
 	a := fellow(t, dir, "a", 60, func(c *Config) { c.FS, c.UpkeepEvery, c.Roots[0].Lapse = faulty, time.Hour, time.Minute })
 	b := fellow(t, dir, "b", 60)
 	a.mustPut(0)
 	settled(t, dir, a, b)
-	faulty.Set(staging.MustRules("remove **/t/*: eio")...)
+	faulty.Set(faultfs.MustRules("remove **/t/*: eio")...)
 	a.mustPut(2)
 	await(t, "b knows what was published", func() bool { return b.has(2) })
 	faulty.Set()
@@ -106,7 +107,7 @@ func TestATemporaryThatStays(t *testing.T) {
 	c := a.store.roots[0].fellows
 	c.stop() // what is free changes by its puts alone from now on
 	<-c.ended
-	faulty.Set(staging.MustRules("remove **/t/*: eio")...)
+	faulty.Set(faultfs.MustRules("remove **/t/*: eio")...)
 	free := a.fellowStats().Free
 	p, err := a.store.Put(t.Context(), a.request(1, 0, 0))
 	if err != nil {
@@ -171,7 +172,7 @@ func TestTornControlFiles(t *testing.T) {
 // TestAFailedProposal: an entry is damaged, and the journal cannot be written for a while.
 func TestAFailedProposal(t *testing.T) {
 	dir := t.TempDir()
-	faulty := staging.Faulty(staging.OS())
+	faulty := faultfs.New(staging.OS())
 	a := fellow(t, dir, "a", 60, func(c *Config) { c.FS = faulty })
 	a.mustPut(0, 1)
 	name := a.pieceFile(1, 0)
@@ -181,7 +182,7 @@ func TestAFailedProposal(t *testing.T) {
 	}
 	image[3*Page] ^= 1
 	put(t, name, image)
-	faulty.Set(staging.MustRules("write **/journal/*: eio")...)
+	faulty.Set(faultfs.MustRules("write **/journal/*: eio")...)
 	l := a.lookup(1)
 	if _, err := read(l, 0, 0); err == nil {
 		t.Error("a damaged piece was read")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // fellow opens one of several hosts on a directory.
@@ -307,7 +308,7 @@ func TestNoLinks(t *testing.T) {
 	f := &fixture{TB: t, ns: testNamespace(1)}
 	f.cfg = Config{
 		Roots: []RootConfig{{Path: t.TempDir(), Capacity: 1 << 20, Shared: true}}, HostID: "a",
-		FS: staging.Faulty(staging.OS(), staging.MustRules("link **: eperm")...),
+		FS: faultfs.New(staging.OS(), faultfs.MustRules("link **: eperm")...),
 	}
 	if _, err := Open(context.Background(), f.cfg); !errors.Is(err, shared.ErrLinks) {
 		t.Errorf("%v", fmt.Sprint(err))

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // backIn lets every root that is not in come back, which must work at once.
@@ -51,10 +52,10 @@ func (f *fixture) limitIO(root int, d time.Duration) {
 }
 
 // twoRoots is a fixture whose second root fails as rules say; entries are spread over both.
-func twoRoots(t *testing.T, entries int, change ...func(*Config)) (f *fixture, faulty *staging.FaultFS, bad string) {
+func twoRoots(t *testing.T, entries int, change ...func(*Config)) (f *fixture, faulty *faultfs.FS, bad string) {
 	base := t.TempDir()
 	bad = filepath.Join(base, "bad")
-	faulty = staging.Faulty(staging.OS())
+	faulty = faultfs.New(staging.OS())
 	t.Cleanup(faulty.Release)
 	f = newFixture(t, filepath.Join(base, "good"), entries, 1, append([]func(*Config){func(c *Config) {
 		c.Roots = append(c.Roots, RootConfig{Path: bad, Capacity: c.Roots[0].Capacity, MaxEntries: c.Roots[0].MaxEntries})
@@ -97,7 +98,7 @@ func TestHungRoot(t *testing.T) {
 		t.Run(c.op, func(t *testing.T) {
 			f, faulty, dir := twoRoots(t, 200)
 			bad, good := f.spread(20)
-			faulty.Set(staging.MustRules(fmt.Sprintf("%s %s/**: hang", c.op, dir))...)
+			faulty.Set(faultfs.MustRules(fmt.Sprintf("%s %s/**: hang", c.op, dir))...)
 			f.limitIO(1, shortIO)
 			if err := c.use(f, bad[0]); !errors.Is(err, staging.ErrHung) {
 				t.Fatalf("the error is %v", err)
@@ -185,7 +186,7 @@ func TestLoneRootHangs(t *testing.T) {
 	f, faulty := faultyFixture(t, 10, func(c *Config) { c.IOTimeout, c.UpkeepEvery = longIO, 5*time.Millisecond })
 	t.Cleanup(faulty.Release)
 	f.mustPut(0, 1)
-	faulty.Set(staging.MustRules("any **: hang")...)
+	faulty.Set(faultfs.MustRules("any **: hang")...)
 	f.limitIO(0, shortIO)
 	if err := f.put(2, 0); !errors.Is(err, staging.ErrHung) {
 		t.Error(err)
@@ -201,7 +202,7 @@ func TestLoneRootHangs(t *testing.T) {
 	f.awaitState(0, RootIn)
 	f.mustRead(0)
 	f.mustPut(2)
-	faulty.Set(staging.MustRules("any **: hang")...)
+	faulty.Set(faultfs.MustRules("any **: hang")...)
 	f.limitIO(0, shortIO)
 	if err := f.put(3, 0); !errors.Is(err, staging.ErrHung) {
 		t.Error(err)
@@ -224,7 +225,7 @@ func TestLoneRootHangs(t *testing.T) {
 func TestRootFails(t *testing.T) {
 	f, faulty, dir := twoRoots(t, 200)
 	bad, good := f.spread(40)
-	faulty.Set(staging.MustRules(fmt.Sprintf("any %s/**: eio", dir))...)
+	faulty.Set(faultfs.MustRules(fmt.Sprintf("any %s/**: eio", dir))...)
 	for _, n := range bad {
 		if err := f.openOne(n); err == nil {
 			t.Errorf("key %d opens", n)
@@ -259,7 +260,7 @@ func TestRootFails(t *testing.T) {
 func TestRootTurnsReadOnly(t *testing.T) {
 	f, faulty, dir := twoRoots(t, 200)
 	bad, _ := f.spread(20)
-	faulty.Set(staging.MustRules(fmt.Sprintf("open %s/**.tmp: erofs\nwrite,publish,rename,remove,mkdir %s/**: erofs", dir, dir))...)
+	faulty.Set(faultfs.MustRules(fmt.Sprintf("open %s/**.tmp: erofs\nwrite,publish,rename,remove,mkdir %s/**: erofs", dir, dir))...)
 	if err := f.putsUntilError(100); !errors.Is(err, unix.EROFS) {
 		t.Fatal(err)
 	}
@@ -338,7 +339,7 @@ func TestTemporariesOfMeta(t *testing.T) {
 func TestStraysGo(t *testing.T) {
 	f, faulty := faultyFixture(t, 4, func(c *Config) { c.Roots[0].unlinks = true })
 	f.mustPut(0, 1, 2, 3)
-	faulty.Set(staging.MustRules("remove **: eacces\nstat **.kv: eacces")...)
+	faulty.Set(faultfs.MustRules("remove **: eacces\nstat **.kv: eacces")...)
 	if err := f.put(4, 0); !errors.Is(err, ErrNoSpace) {
 		t.Error(err)
 	}
@@ -353,7 +354,7 @@ func TestStraysGo(t *testing.T) {
 	f.checkUsed()
 
 	// One that is stored again is no stray any more.
-	faulty.Set(staging.MustRules("remove **: eacces")...)
+	faulty.Set(faultfs.MustRules("remove **: eacces")...)
 	l := f.lookup(1)
 	p, err := l.Open(0, 0)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/shared"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/crashfs"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // deed is something that a host does, or that happens to it, and how often.
@@ -71,7 +72,7 @@ func (h *history) deed(p *party) string {
 // acceptable are the errors that a put may end in.
 func acceptable(err error) bool {
 	for _, e := range [...]error{
-		nil, ErrResident, ErrNoSpace, ErrRefused, ErrGone, ErrRootOut, staging.ErrInjected, staging.ErrPowerLost, shared.ErrFenced,
+		nil, ErrResident, ErrNoSpace, ErrRefused, ErrGone, ErrRootOut, faultfs.ErrInjected, crashfs.ErrPowerLost, shared.ErrFenced,
 	} {
 		if err == e || e != nil && errors.Is(err, e) {
 			return true

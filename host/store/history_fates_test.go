@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // What befalls a host of a history: damage, death, power, sleep, its own upkeep, and all at once.
@@ -119,7 +120,7 @@ func (p *party) kill(rng *rand.Rand) string {
 	} else {
 		at := 1 + rng.Uint64N(60)
 		what = fmt.Sprintf("at call %d", at)
-		p.faulty.Set(staging.Rule{Op: staging.OpAny, Path: "**", When: staging.When{First: at}, Fault: staging.Fault{Errno: syscall.EIO}})
+		p.faulty.Set(faultfs.Rule{Op: staging.OpAny, Path: "**", When: faultfs.When{First: at}, Fault: faultfs.Fault{Errno: syscall.EIO}})
 		for range 6 {
 			if rng.IntN(3) == 0 {
 				p.begin(rng)

@@ -16,6 +16,8 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/crashfs"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // party is a host of a history.
@@ -24,8 +26,8 @@ type party struct {
 	h       *history
 	base    string
 	spaces  [2]*Space // of namespaces that differ in their revision only
-	faulty  *staging.FaultFS
-	machine *staging.VolatileFS // nil: its power never fails
+	faulty  *faultfs.FS
+	machine *crashfs.FS // nil: its power never fails
 	held    []*held
 	puts    []*offer
 	asleep  int  // turns that it does not take
@@ -87,12 +89,12 @@ func (p *party) open() {
 	p.machine = nil
 	if p.h.kind.power {
 		var err error
-		if p.machine, err = staging.Volatile(staging.OS(), filepath.Join(p.base, "grave")); err != nil {
+		if p.machine, err = crashfs.New(staging.OS(), filepath.Join(p.base, "grave")); err != nil {
 			p.Fatal(err)
 		}
 		under = p.machine
 	}
-	p.faulty = staging.Faulty(under)
+	p.faulty = faultfs.New(under)
 	p.cfg.FS = p.faulty
 	p.doubted, p.asleep = false, 0
 	s, err := Open(context.Background(), p.cfg)

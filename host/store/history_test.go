@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 var (
@@ -37,7 +38,7 @@ type history struct {
 	parties []*party
 	deeds   []deed
 	trace   []string
-	faults  []staging.Rule // of the kind; nil: nothing fails but by deeds
+	faults  []faultfs.Rule // of the kind; nil: nothing fails but by deeds
 	now     atomic.Int64   // of hosts that take turns
 	turns   sync.Mutex
 	slots   *staging.Slots
@@ -202,7 +203,7 @@ func (h *history) begin() {
 		for i := range seeds {
 			seeds[i] = h.rng.Uint64N(1 << 32)
 		}
-		h.faults = staging.MustRules(fmt.Sprintf(h.kind.faults, seeds...))
+		h.faults = faultfs.MustRules(fmt.Sprintf(h.kind.faults, seeds...))
 	}
 	var err error
 	if h.slots, err = staging.NewSlots(8, 2*pieceBytes); err != nil {

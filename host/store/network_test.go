@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestNetworkFileSystems meets what NFS and its like do to a put, a load and an eviction: replies that are lost, handles
@@ -41,7 +41,7 @@ func TestNetworkFileSystems(t *testing.T) {
 			t.Run(d.String()+"/"+tt.rule, func(t *testing.T) {
 				f, faulty := faultyFixture(t, 3, func(c *Config) { c.Durability = d })
 				f.mustPut(0, 1, 2)
-				faulty.Set(staging.MustRules(tt.rule)...)
+				faulty.Set(faultfs.MustRules(tt.rule)...)
 				err := f.put(3, 0) // which evicts
 				struck := faulty.Injected() > 0
 				faulty.Set()
@@ -73,9 +73,9 @@ func TestNetworkFileSystems(t *testing.T) {
 func TestStaleHandles(t *testing.T) {
 	f, faulty := faultyFixture(t, 4)
 	f.mustPut(0, 1)
-	faulty.Set(staging.MustRules("open **.kv 1st: estale")...)
+	faulty.Set(faultfs.MustRules("open **.kv 1st: estale")...)
 	f.mustRead(0)
-	faulty.Set(staging.MustRules("open **.kv: estale")...)
+	faulty.Set(faultfs.MustRules("open **.kv: estale")...)
 	l := f.lookup(1)
 	if _, err := l.Open(0, 0); !errors.Is(err, ErrGone) {
 		t.Error(err)

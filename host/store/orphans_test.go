@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // moody is a place policy that chooses a root that there is not while it fails.
@@ -77,7 +78,7 @@ func TestStoredAgainWhileStray(t *testing.T) {
 		t.Run("named and "+name, func(t *testing.T) {
 			f, faulty := faultyFixture(t, 4)
 			f.mustPut(0, 1)
-			faulty.Set(staging.MustRules("remove **: eacces")...)
+			faulty.Set(faultfs.MustRules("remove **: eacces")...)
 			f.store.roots[0].drop(f.markOf(0), 0)
 			faulty.Set()
 			f.storedAgain(gone)
@@ -86,7 +87,7 @@ func TestStoredAgainWhileStray(t *testing.T) {
 	t.Run("and the put fails", func(t *testing.T) {
 		f, faulty := faultyFixture(t, 4)
 		f.mustPut(0, 1)
-		faulty.Set(staging.MustRules("remove **: eacces\npublish **: eperm")...)
+		faulty.Set(faultfs.MustRules("remove **: eacces\npublish **: eperm")...)
 		f.store.roots[0].drop(f.markOf(0), 0)
 		if err := f.put(0, 0); !errors.Is(err, unix.EPERM) {
 			t.Error(err)
@@ -120,14 +121,14 @@ func (f *fixture) storedAgain(gone bool) {
 // TestAPieceUnderOneOfTwoNames: one rank of an entry has the built-in name, the other the policy's, where it is cut, or cannot
 // be read for a while. When the entry goes, so does its file, and its bytes are accounted for until then.
 func TestAPieceUnderOneOfTwoNames(t *testing.T) {
-	for name, spoil := range map[string]func(f *fixture, faulty *staging.FaultFS, file string){
-		"cut": func(f *fixture, _ *staging.FaultFS, file string) { f.must(os.Truncate(file, Page-5)) },
-		"unreadable": func(_ *fixture, faulty *staging.FaultFS, _ string) {
-			faulty.Set(staging.MustRules("read **moody/**: eio")...)
+	for name, spoil := range map[string]func(f *fixture, faulty *faultfs.FS, file string){
+		"cut": func(f *fixture, _ *faultfs.FS, file string) { f.must(os.Truncate(file, Page-5)) },
+		"unreadable": func(_ *fixture, faulty *faultfs.FS, _ string) {
+			faulty.Set(faultfs.MustRules("read **moody/**: eio")...)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			place, faulty := &moody{}, staging.Faulty(staging.OS())
+			place, faulty := &moody{}, faultfs.New(staging.OS())
 			f := newFixture(t, t.TempDir(), 2, 2, func(c *Config) {
 				c.FS, c.UpkeepEvery = faulty, time.Hour
 				c.Policies.Place.Module = policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil })
@@ -172,9 +173,9 @@ func TestPublishBesideADeletion(t *testing.T) {
 	f, faulty := faultyFixture(t, 8, func(c *Config) { c.IOTimeout, c.UpkeepEvery = -1, time.Hour })
 	f.mustPut(0, 1)
 	r := f.store.roots[0]
-	faulty.Set(staging.MustRules("remove **: eacces")...)
+	faulty.Set(faultfs.MustRules("remove **: eacces")...)
 	r.drop(f.markOf(0), 0)
-	faulty.Set(staging.MustRules("remove **: hang")...)
+	faulty.Set(faultfs.MustRules("remove **: hang")...)
 	release := sync.OnceFunc(faulty.Release)
 	defer release()
 	var deleting sync.WaitGroup

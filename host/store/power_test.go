@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/crashfs"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 var (
@@ -52,16 +54,16 @@ func losePower(t *testing.T, seed uint64) {
 		f := &fixture{TB: t, ns: testNamespace(2)}
 		stored := map[uint64]uint64{}
 		var promised []uint64
-		var machine *staging.VolatileFS
+		var machine *crashfs.FS
 		for life := range 5 {
 			var err error
 			if machine == nil {
-				if machine, err = staging.Volatile(staging.OS(), filepath.Join(base, "grave")); err != nil {
+				if machine, err = crashfs.New(staging.OS(), filepath.Join(base, "grave")); err != nil {
 					t.Fatal(err)
 				}
 			}
 			end := []ending{outage, outage, orderly, killed}[rng.IntN(4)]
-			faulty := staging.Faulty(machine)
+			faulty := faultfs.New(machine)
 			f.cfg = Config{
 				Roots: []RootConfig{{Path: root, Capacity: 10 * 2 * pieceBytes, MaxEntries: 80}},
 				FS:    faulty, Seed: seed, Durability: durability, BatchEvery: time.Hour, HostID: "testhost", Now: fakeClock(),
@@ -70,7 +72,7 @@ func losePower(t *testing.T, seed uint64) {
 				faulty.Set(unplugAt(rng, 40))
 			}
 			if f.store, err = Open(t.Context(), f.cfg); err != nil {
-				if !errors.Is(err, staging.ErrPowerLost) {
+				if !errors.Is(err, crashfs.ErrPowerLost) {
 					t.Fatalf("life %d: %v", life, err)
 				}
 				machine = nil
@@ -81,7 +83,7 @@ func losePower(t *testing.T, seed uint64) {
 				promised = f.keptPromises(life, promised)
 				f.readAll(life, promised, stored)
 				promised = f.live(rng, end, machine, stored, promised)
-			} else if !errors.Is(err, staging.ErrPowerLost) {
+			} else if !errors.Is(err, crashfs.ErrPowerLost) {
 				t.Fatalf("life %d: %v", life, err)
 			}
 			var left []uint64
@@ -93,7 +95,7 @@ func losePower(t *testing.T, seed uint64) {
 			promised = left
 			switch end {
 			case killed:
-				faulty.Set(staging.MustRules("any **: eacces")...) // whatever the store does from now on, the process does not
+				faulty.Set(faultfs.MustRules("any **: eacces")...) // whatever the store does from now on, the process does not
 				f.kill()
 				if _, err := machine.Stat(root); err == nil {
 					continue
@@ -167,7 +169,7 @@ func (f *fixture) readAll(life int, promised []uint64, stored map[uint64]uint64)
 				f.Fatalf("life %d: key %d rank %d was never written", life, n, rank)
 			case err == nil && !bytes.Equal(data, payload(f.space.Plan(0), testKey(n), rank)):
 				f.Fatalf("life %d: key %d rank %d: other bytes than were stored", life, n, rank)
-			case err == nil || errors.Is(err, staging.ErrPowerLost) || errors.Is(err, os.ErrNotExist):
+			case err == nil || errors.Is(err, crashfs.ErrPowerLost) || errors.Is(err, os.ErrNotExist):
 			case owed[n]:
 				f.Fatalf("life %d: key %d rank %d was promised: %v", life, n, rank, err)
 			case !isDamage(err) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrWrongPiece):
@@ -178,8 +180,8 @@ func (f *fixture) readAll(life int, promised []uint64, stored map[uint64]uint64)
 }
 
 // live stores until the power is gone or enough was done, and says which keys are durable by promise.
-func (f *fixture) live(rng *rand.Rand, end ending, machine *staging.VolatileFS, stored map[uint64]uint64, promised []uint64) []uint64 {
-	faulty := f.cfg.FS.(*staging.FaultFS)
+func (f *fixture) live(rng *rand.Rand, end ending, machine *crashfs.FS, stored map[uint64]uint64, promised []uint64) []uint64 {
+	faulty := f.cfg.FS.(*faultfs.FS)
 	switch {
 	case end == outage && rng.IntN(4) > 0:
 		faulty.Set(unplugAt(rng, 600))
@@ -190,7 +192,7 @@ func (f *fixture) live(rng *rand.Rand, end ending, machine *staging.VolatileFS, 
 		n := rng.Uint64N(24)
 		for rank := range uint32(2) {
 			stored[n] |= 1 << rank // bytes may be there as soon as they are written
-			if err := f.put(n, rank); errors.Is(err, staging.ErrPowerLost) || end == killed && faulty.Injected() > 0 {
+			if err := f.put(n, rank); errors.Is(err, crashfs.ErrPowerLost) || end == killed && faulty.Injected() > 0 {
 				return promised
 			} else {
 				if !acceptable(err) {
@@ -233,15 +235,15 @@ const (
 )
 
 // killAt ends the process at one of the next n calls: none is made from then on.
-func killAt(rng *rand.Rand, n int) staging.Rule {
-	return staging.Rule{
-		Op: staging.OpAny, Path: "**", When: staging.When{First: 1 + rng.Uint64N(uint64(n))}, Fault: staging.Fault{Errno: unix.EACCES},
+func killAt(rng *rand.Rand, n int) faultfs.Rule {
+	return faultfs.Rule{
+		Op: staging.OpAny, Path: "**", When: faultfs.When{First: 1 + rng.Uint64N(uint64(n))}, Fault: faultfs.Fault{Errno: unix.EACCES},
 	}
 }
 
 // unplugAt pulls the plug at one of the next n calls.
-func unplugAt(rng *rand.Rand, n int) staging.Rule {
-	return staging.Rule{
-		Op: staging.OpAny, Path: "**", When: staging.When{First: 1 + rng.Uint64N(uint64(n)), Seed: rng.Uint64()}, Fault: staging.Fault{Power: true},
+func unplugAt(rng *rand.Rand, n int) faultfs.Rule {
+	return faultfs.Rule{
+		Op: staging.OpAny, Path: "**", When: faultfs.When{First: 1 + rng.Uint64N(uint64(n)), Seed: rng.Uint64()}, Fault: faultfs.Fault{Power: true},
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 func (f *fixture) recycled() uint64 { return f.store.Stats().Roots[0].Recycled }
@@ -42,10 +43,10 @@ func (f *fixture) mustHold(n uint64) {
 
 // A store that evicts overwrites the victim's file: no file is made or unlinked, and every key has its own bytes.
 func TestVictimsFilesAreTakenOver(t *testing.T) {
-	fsys := staging.Faulty(staging.OS())
+	fsys := faultfs.New(staging.OS())
 	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.FS = fsys })
 	f.mustPut(0, 1, 2)
-	fsys.Set(staging.MustRules("remove **.kv: eio")...) // none may be unlinked
+	fsys.Set(faultfs.MustRules("remove **.kv: eio")...) // none may be unlinked
 	f.mustPut(3, 4, 5, 6)
 	if n := f.recycled(); n != 4 {
 		t.Errorf("%d files were taken over, want 4", n)
@@ -134,10 +135,10 @@ func TestTakingOverFails(t *testing.T) {
 		"the write fails":              "write **.tmp: eio",
 	} {
 		t.Run(name, func(t *testing.T) {
-			fsys := staging.Faulty(staging.OS())
+			fsys := faultfs.New(staging.OS())
 			f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) { c.FS = fsys })
 			f.mustPut(0, 1)
-			fsys.Set(staging.MustRules(rule)...)
+			fsys.Set(faultfs.MustRules(rule)...)
 			err := f.put(2, 0)
 			fsys.Set()
 			if err == nil {
@@ -153,10 +154,10 @@ func TestTakingOverFails(t *testing.T) {
 		})
 	}
 	t.Run("rename happened but says not, and the file cannot be unlinked", func(t *testing.T) {
-		fsys := staging.Faulty(staging.OS())
+		fsys := faultfs.New(staging.OS())
 		f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) { c.FS = fsys })
 		f.mustPut(0, 1)
-		fsys.Set(staging.MustRules("rename **: eio after\nremove **.tmp: eacces")...)
+		fsys.Set(faultfs.MustRules("rename **: eio after\nremove **.tmp: eacces")...)
 		err := f.put(2, 0)
 		fsys.Set()
 		if disk, _ := usage(t, f.cfg.Roots[0].Path); f.store.Stats().Roots[0].Used < disk {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -109,7 +110,7 @@ func TestWaitForTheEvictorEnds(t *testing.T) {
 		t.Errorf("all is pinned: %v", err)
 	}
 	l.Release()
-	faulty.Set(staging.MustRules("remove ** 1st: hang")...)
+	faulty.Set(faultfs.MustRules("remove ** 1st: hang")...)
 	defer faulty.Release()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -220,7 +221,7 @@ func TestQuotas(t *testing.T) {
 func TestFullRootOfTwo(t *testing.T) {
 	f, faulty, dir := twoRoots(t, 200, func(c *Config) { c.UpkeepEvery = 20 * time.Millisecond })
 	bad, _ := f.spread(20)
-	faulty.Set(staging.MustRules("write " + dir + "/**.tmp: enospc")...)
+	faulty.Set(faultfs.MustRules("write " + dir + "/**.tmp: enospc")...)
 	if err := f.putsUntilError(100); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // quarantined counts the files in a root's quarantine.
@@ -38,7 +38,7 @@ func TestScanErrorsAreNoDamage(t *testing.T) {
 			if err := os.Remove(filepath.Join(dir, checkpointFile)); err != nil {
 				t.Fatal(err)
 			}
-			faulty.Set(staging.MustRules(rule)...)
+			faulty.Set(faultfs.MustRules(rule)...)
 			f.start()
 			if faulty.Injected() == 0 {
 				t.Fatal("the rule struck nothing")
@@ -70,7 +70,7 @@ func TestScanHangsIsNoDamage(t *testing.T) {
 	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, checkpointFile)); err != nil {
 		t.Fatal(err)
 	}
-	faulty.Set(staging.MustRules("read **.kv 2nd: hang")...)
+	faulty.Set(faultfs.MustRules("read **.kv 2nd: hang")...)
 	f.open()
 	f.awaitState(0, RootOut)
 	faulty.Release()
@@ -127,7 +127,7 @@ func TestPublishWhereSomethingCannotBeRead(t *testing.T) {
 	}
 	f.store.roots[0].drop(f.markOf(0), 0)
 	put(t, name, want)
-	faulty.Set(staging.MustRules("read **.kv: eio")...)
+	faulty.Set(faultfs.MustRules("read **.kv: eio")...)
 	if err := f.put(0, 0); !errors.Is(err, unix.EIO) {
 		t.Errorf("got %v", err)
 	}

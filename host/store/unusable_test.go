@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,7 +20,7 @@ func TestUnusableFiles(t *testing.T) {
 			f, faulty := faultyFixture(t, 40)
 			f.mustPut(0, 1)
 			l := f.lookup(0)
-			faulty.Set(staging.MustRules(rule)...)
+			faulty.Set(faultfs.MustRules(rule)...)
 			_, err := l.Open(0, 0)
 			faulty.Set()
 			l.Release()
@@ -79,7 +79,7 @@ func TestPutHonoursItsContext(t *testing.T) {
 	f, faulty := faultyFixture(t, 4)
 	f.mustPut(1)
 	l := f.lookup(1)
-	faulty.Set(staging.MustRules("rename,publish,remove ** 1st: hang")...)
+	faulty.Set(faultfs.MustRules("rename,publish,remove ** 1st: hang")...)
 	defer faulty.Release()
 	p, err := l.Open(0, 0)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/transfer"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // A load that waits for a slot when the engine is closed fails, and what it was to read is kept.
@@ -16,9 +16,9 @@ func TestCloseBlamesNoPiece(t *testing.T) {
 	b.storeChunks(8)
 	l := b.lease(0, 1, 2, 3, 4, 5, 6, 7)
 	defer l.Release()
-	var rules []staging.Rule
+	var rules []faultfs.Rule
 	for i := range 4 { // as many as there are slots
-		rules = append(rules, staging.MustRules("read "+b.pieceOf(i)+": hang")...)
+		rules = append(rules, faultfs.MustRules("read "+b.pieceOf(i)+": hang")...)
 	}
 	b.fs.Set(rules...)
 	other, err := b.engine.Queue("other")

@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // deviceRig is a store on real files, an engine, and pages on a GPU: the double, or with KVHOST_TEST_GPU set the first real
@@ -25,7 +26,7 @@ type deviceRig struct {
 	double *gdstest.Double
 	gpu    *gds.GPU
 	direct *gds.DirectRoute
-	fs     *staging.FaultFS
+	fs     *faultfs.FS
 	root   string
 	store  *store.Store
 	space  *store.Space
@@ -41,7 +42,7 @@ const devicePoison = 0xa5
 
 func newDeviceRig(t testing.TB, geo chunk.Geometry, blocks uint32, bufferBytes int64, change ...func(*store.Config)) *deviceRig {
 	t.Helper()
-	r := &deviceRig{t: t, geo: geo, fs: staging.Faulty(staging.OS()), root: filepath.Join(t.TempDir(), "root"), rng: rand.New(rand.NewPCG(3, 4))}
+	r := &deviceRig{t: t, geo: geo, fs: faultfs.New(staging.OS()), root: filepath.Join(t.TempDir(), "root"), rng: rand.New(rand.NewPCG(3, 4))}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

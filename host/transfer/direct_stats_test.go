@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestFlightIsToldByRoute: a piece on its way is counted on the route where it is, also when it changes that.
@@ -42,7 +43,7 @@ func TestFlightIsToldByRoute(t *testing.T) {
 		t.Fatal(out)
 	}
 	r.double.Rules("cuFileRead:code=5030")
-	r.fs.Set(staging.MustRules("read **.kv: hang")...)
+	r.fs.Set(faultfs.MustRules("read **.kv: hang")...)
 	go func() { done <- r.load([]int{0}, ids) }()
 	if err := r.fs.AwaitHanging(t.Context(), 1); err != nil {
 		t.Fatal(err)

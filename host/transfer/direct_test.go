@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 var deviceShapes = map[string]chunk.Geometry{
@@ -345,7 +345,7 @@ func TestStagedWindows(t *testing.T) {
 	}
 	ids = r.shuffled(n)
 	r.poison()
-	r.fs.Set(staging.MustRules("read **" + deviceKey(2).String() + "** 4th: eio")...)
+	r.fs.Set(faultfs.MustRules("read **" + deviceKey(2).String() + "** 4th: eio")...)
 	out := r.load([]int{0, 1, 2, 3}, ids)
 	r.fs.Set()
 	if len(out.Failed) != 1 || out.Failed[0].Chunk != 2 {
@@ -357,7 +357,7 @@ func TestStagedWindows(t *testing.T) {
 		}
 	}
 	last := r.put(5, ids[0])
-	r.fs.Set(staging.MustRules("write ** 4th: enospc")...)
+	r.fs.Set(faultfs.MustRules("write ** 4th: enospc")...)
 	if _, out := r.storeAll(last); len(out.Failed) != 1 {
 		t.Errorf("%+v", out)
 	}

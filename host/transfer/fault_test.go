@@ -15,7 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // pieces are the piece files under the root.
@@ -148,7 +148,7 @@ func TestReadErrorDropsTheEntry(t *testing.T) {
 	geo := chunk.Uniform(2, 2, 1, 4096)
 	b := newBench(t, geo, 6)
 	b.storeChunks(3)
-	b.fs.Set(staging.MustRules("read " + b.pieceOf(2) + ": eio")...)
+	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(2) + ": eio")...)
 	l := b.lease(0, 1, 2)
 	defer l.Release()
 	out := b.load(l, b.spread(3), nil)
@@ -175,7 +175,7 @@ func TestWriteErrorsFailTheirChunkAndLeaveNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, geo, 4)
-			b.fs.Set(staging.MustRules(rule)...)
+			b.fs.Set(faultfs.MustRules(rule)...)
 			read, published := b.storeAll(b.put(0, []uint32{0, 1, 2, 3}))
 			if len(published.Failed) != 1 {
 				t.Fatalf("outcomes %+v %+v; injected %d", read, published, b.fs.Injected())
@@ -239,7 +239,7 @@ func TestCancelNeedsNoDisk(t *testing.T) {
 	geo := chunk.Uniform(2, 2, 1, 4096)
 	b := newBench(t, geo, 6)
 	b.storeChunks(3)
-	b.fs.Set(staging.MustRules("read " + b.pieceOf(1) + ": hang")...)
+	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(1) + ": hang")...)
 	l := b.lease(0, 1, 2)
 	defer l.Release()
 	loads := b.spread(3)
@@ -281,7 +281,7 @@ func TestCancelNeedsNoDisk(t *testing.T) {
 func TestCancelOfAStoreGivesTheBlocksBack(t *testing.T) {
 	geo := chunk.Uniform(2, 2, 1, 4096)
 	b := newBench(t, geo, 6)
-	b.fs.Set(staging.MustRules("write **: hang")...)
+	b.fs.Set(faultfs.MustRules("write **: hang")...)
 	read, published := make(chan transfer.Outcome, 2), make(chan transfer.Outcome, 2)
 	var chunks []transfer.StoreChunk
 	for n, ids := range [][]uint32{{0, 1}, {2, 3}, {4, 5}} {
@@ -436,7 +436,7 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.fs.Set(staging.MustRules("write **: hang")...)
+	b.fs.Set(faultfs.MustRules("write **: hang")...)
 	var chunks []transfer.StoreChunk
 	for n := range 6 {
 		chunks = append(chunks, b.put(n+1, []uint32{uint32(2 * n), uint32(2*n + 1)}))

@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestHungRootLeavesWorkers hangs one of two roots, without a limit of time, under more loads than there are workers: those
@@ -39,7 +39,7 @@ func TestHungRootLeavesWorkers(t *testing.T) {
 	if len(hung) < 5 || len(well) < 5 {
 		t.Fatalf("%d and %d chunks in the two roots", len(hung), len(well))
 	}
-	b.fs.Set(staging.MustRules("read " + b.root + "/**.kv: hang")...)
+	b.fs.Set(faultfs.MustRules("read " + b.root + "/**.kv: hang")...)
 	b.poison()
 	stuck := make(chan transfer.Outcome, 1)
 	b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: hung, Done: func(o transfer.Outcome) { stuck <- o }})

@@ -13,7 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/plugins/blockmajor"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // layerState says of a layer's pages, in all the chunks of a load but those left out, whether they hold what they should,
@@ -237,7 +237,7 @@ func TestCancelOfALayerThatHangs(t *testing.T) {
 	geo := chunk.Uniform(2, 4, 1, 70000)
 	b := newBench(t, geo, geo.Blocks*3)
 	b.storeChunks(3)
-	b.fs.Set(staging.MustRules("read " + b.pieceOf(1) + ": hang")...)
+	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(1) + ": hang")...)
 	l := b.lease(0, 1, 2)
 	defer l.Release()
 	loads := b.spread(3)

@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // Pieces are counted by root, direction and route, whole and layer by layer, those that fail apart from those that arrive.
@@ -21,7 +22,7 @@ func TestTrafficIsCounted(t *testing.T) {
 		}
 		l.Release()
 	}
-	b.fs.Set(staging.MustRules("read " + b.pieceOf(3) + ": eio")...)
+	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(3) + ": eio")...)
 	l := b.lease(0, 1, 2, 3)
 	if out := b.load(l, b.spread(4)[3:], nil); len(out.Failed) != 1 {
 		t.Fatal(out)
@@ -55,7 +56,7 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 	geo := chunk.Uniform(2, 1, 1, 4096)
 	b := newBench(t, geo, geo.Blocks*2)
 	b.storeChunks(2)
-	b.fs.Set(staging.MustRules("read *: hang")...)
+	b.fs.Set(faultfs.MustRules("read *: hang")...)
 	l := b.lease(0, 1)
 	defer l.Release()
 	done := make(chan transfer.Outcome, 1)

@@ -15,12 +15,13 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // bench is a store on real files, an engine, and one rank's pages.
 type bench struct {
 	t      testing.TB
-	fs     *staging.FaultFS
+	fs     *faultfs.FS
 	root   string
 	config store.Config
 	store  *store.Store
@@ -39,7 +40,7 @@ const poison = 0xa5
 
 func newBench(t testing.TB, geo chunk.Geometry, blocks uint32, change ...func(*store.Config)) *bench {
 	t.Helper()
-	b := &bench{t: t, fs: staging.Faulty(staging.OS()), root: filepath.Join(t.TempDir(), "root"), geo: geo, rng: rand.New(rand.NewPCG(1, 2))}
+	b := &bench{t: t, fs: faultfs.New(staging.OS()), root: filepath.Join(t.TempDir(), "root"), geo: geo, rng: rand.New(rand.NewPCG(1, 2))}
 	b.config = store.Config{Roots: []store.RootConfig{{Path: b.root, Capacity: 1 << 30}}, FS: b.fs}
 	for _, c := range change {
 		c(&b.config)

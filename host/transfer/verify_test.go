@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // flip changes one byte of a file.
@@ -111,7 +112,7 @@ func TestHungRoot(t *testing.T) {
 	if l.Hits() != chunks {
 		t.Fatalf("%d hits", l.Hits())
 	}
-	b.fs.Set(staging.MustRules("read **.kv: hang")...)
+	b.fs.Set(faultfs.MustRules("read **.kv: hang")...)
 	b.poison()
 	loads := b.spread(chunks)
 	out := b.load(l, loads, nil)

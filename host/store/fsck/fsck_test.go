@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 func TestSoundRoot(t *testing.T) {
@@ -239,7 +240,7 @@ func TestUnreadable(t *testing.T) {
 	r := newRig(t, 1<<30)
 	r.mustPut(1, 2)
 	names := r.pieces(3)
-	faulty := staging.Faulty(staging.OS(), staging.MustRules("read **"+filepath.Base(names[1])+": eio")...)
+	faulty := faultfs.New(staging.OS(), faultfs.MustRules("read **"+filepath.Base(names[1])+": eio")...)
 	report := r.check(Options{FS: faulty, Repair: true})
 	if got := kinds(report); len(got) != 1 || got[names[1]] != Unreadable || report.Remaining != 1 || report.Repaired != 0 {
 		t.Errorf("%v, %+v", got, report)
@@ -354,8 +355,8 @@ func TestTextCannotBeRead(t *testing.T) {
 	for _, dir := range []string{store.NamespacesDir, store.PlansDir} {
 		r := newRig(t, 1<<30)
 		r.mustPut(1, 2, 3)
-		faulty := staging.Faulty(staging.OS())
-		faulty.Set(staging.MustRules("read **/" + dir + "/*: eio")...)
+		faulty := faultfs.New(staging.OS())
+		faulty.Set(faultfs.MustRules("read **/" + dir + "/*: eio")...)
 		report := r.check(Options{Repair: true, FS: faulty})
 		if u := report.Found[Unreadable]; len(report.Found) != 1 || u == nil || u.Files != 4 || report.Repaired != 0 {
 			t.Errorf("%s: %+v", dir, report)

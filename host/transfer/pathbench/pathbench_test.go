@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 func small(t *testing.T) pathbench.Config {
@@ -105,7 +106,7 @@ func TestBenchFails(t *testing.T) {
 		t.Error(err)
 	}
 	c = small(t)
-	c.FS = staging.Faulty(staging.OS(), staging.MustRules("write *.kv* 5th-: eio")...)
+	c.FS = faultfs.New(staging.OS(), faultfs.MustRules("write *.kv* 5th-: eio")...)
 	if _, err := pathbench.Run(t.Context(), c); !errors.Is(err, pathbench.ErrPath) {
 		t.Error(err)
 	}

@@ -1,22 +1,24 @@
-package staging
+package crashfs
 
 import (
 	"errors"
 	"io/fs"
 	"path/filepath"
 	"slices"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
-// changed notes a change of names in directories.
-func (v *VolatileFS) changed(kept *keptFile, undo func() error, dirs ...string) {
+// changed records a change of names in directories.
+func (v *FS) changed(kept *keptFile, undo func() error, dirs ...string) {
 	for i, d := range dirs {
 		dirs[i] = filepath.Clean(d)
 	}
 	v.names = append(v.names, &nameChange{dirs: dirs, undo: undo, kept: kept})
 }
 
-// settle forgets the changes that are durable.
-func (v *VolatileFS) settle() (err error) {
+// forgetDurable drops the records of durable changes.
+func (v *FS) forgetDurable() (err error) {
 	left := v.names[:0]
 	for _, c := range v.names {
 		if !c.durable {
@@ -30,8 +32,8 @@ func (v *VolatileFS) settle() (err error) {
 	return err
 }
 
-// remove unlinks a name after its file was kept.
-func (v *VolatileFS) remove(name string) error {
+// remove unlinks a name after keeping its file.
+func (v *FS) remove(name string) error {
 	info, err := v.inner.Stat(name)
 	if err == nil && info.IsDir() {
 		if err := v.inner.Remove(name); err != nil {
@@ -54,9 +56,9 @@ func (v *VolatileFS) remove(name string) error {
 	return nil
 }
 
-// Remove implements [FS].
-func (v *VolatileFS) Remove(name string) error {
-	err := v.begin(OpRemove, name)
+// Remove implements [staging.FS].
+func (v *FS) Remove(name string) error {
+	err := v.begin(staging.OpRemove, name)
 	defer v.mu.Unlock()
 	if err != nil {
 		return err
@@ -64,9 +66,9 @@ func (v *VolatileFS) Remove(name string) error {
 	return v.remove(name)
 }
 
-// Rename implements [FS]. It is one change: who replaces a file atomically has the old one or the new one after a crash.
-func (v *VolatileFS) Rename(oldname, newname string) error {
-	err := v.begin(OpRename, oldname)
+// Rename implements [staging.FS]. It is one change: after a crash a replaced file is the old one or the new one.
+func (v *FS) Rename(oldname, newname string) error {
+	err := v.begin(staging.OpRename, oldname)
 	defer v.mu.Unlock()
 	if err != nil {
 		return err
@@ -92,9 +94,9 @@ func (v *VolatileFS) Rename(oldname, newname string) error {
 	return nil
 }
 
-// RenameNoReplace implements [FS].
-func (v *VolatileFS) RenameNoReplace(oldname, newname string) error {
-	err := v.begin(OpPublish, oldname)
+// RenameNoReplace implements [staging.FS].
+func (v *FS) RenameNoReplace(oldname, newname string) error {
+	err := v.begin(staging.OpPublish, oldname)
 	defer v.mu.Unlock()
 	if err != nil {
 		return err
@@ -106,9 +108,9 @@ func (v *VolatileFS) RenameNoReplace(oldname, newname string) error {
 	return nil
 }
 
-// Link implements [FS].
-func (v *VolatileFS) Link(oldname, newname string) error {
-	err := v.begin(OpLink, oldname)
+// Link implements [staging.FS].
+func (v *FS) Link(oldname, newname string) error {
+	err := v.begin(staging.OpLink, oldname)
 	defer v.mu.Unlock()
 	if err != nil {
 		return err
@@ -120,9 +122,9 @@ func (v *VolatileFS) Link(oldname, newname string) error {
 	return nil
 }
 
-// Mkdir implements [FS].
-func (v *VolatileFS) Mkdir(name string, perm fs.FileMode) error {
-	err := v.begin(OpMkdir, name)
+// Mkdir implements [staging.FS].
+func (v *FS) Mkdir(name string, perm fs.FileMode) error {
+	err := v.begin(staging.OpMkdir, name)
 	defer v.mu.Unlock()
 	if err != nil {
 		return err
@@ -130,18 +132,18 @@ func (v *VolatileFS) Mkdir(name string, perm fs.FileMode) error {
 	return v.mkdir(name, perm)
 }
 
-func (v *VolatileFS) mkdir(name string, perm fs.FileMode) error {
+func (v *FS) mkdir(name string, perm fs.FileMode) error {
 	if err := v.inner.Mkdir(name, perm); err != nil {
 		return err
 	}
-	// What was made in it, and synced there, goes with it.
-	v.changed(nil, func() error { return v.inner.Rename(name, v.buryName()) }, filepath.Dir(name))
+	// Its content is lost with it, even if that was synced.
+	v.changed(nil, func() error { return v.inner.Rename(name, v.trashName()) }, filepath.Dir(name))
 	return nil
 }
 
-// MkdirAll implements [FS].
-func (v *VolatileFS) MkdirAll(name string, perm fs.FileMode) error {
-	err := v.begin(OpMkdir, name)
+// MkdirAll implements [staging.FS].
+func (v *FS) MkdirAll(name string, perm fs.FileMode) error {
+	err := v.begin(staging.OpMkdir, name)
 	defer v.mu.Unlock()
 	if err != nil {
 		return err
@@ -161,9 +163,9 @@ func (v *VolatileFS) MkdirAll(name string, perm fs.FileMode) error {
 	return v.inner.MkdirAll(name, perm) // which finds a file in a directory's place
 }
 
-// SyncDir implements [FS].
-func (v *VolatileFS) SyncDir(name string) error {
-	err := v.begin(OpSyncDir, name)
+// SyncDir implements [staging.FS].
+func (v *FS) SyncDir(name string) error {
+	err := v.begin(staging.OpSyncDir, name)
 	defer v.mu.Unlock()
 	if err != nil {
 		return err
@@ -171,7 +173,7 @@ func (v *VolatileFS) SyncDir(name string) error {
 	if err := v.inner.SyncDir(name); err != nil {
 		return err
 	}
-	// A journal commits in order: with a change of two directories goes all that led to it.
+	// A journal commits in order: a durable change of two directories makes the earlier changes of both durable.
 	synced := map[string]bool{filepath.Clean(name): true}
 	for _, c := range slices.Backward(v.names) {
 		for _, d := range c.dirs {
@@ -181,5 +183,5 @@ func (v *VolatileFS) SyncDir(name string) error {
 			synced[d] = synced[d] || c.durable
 		}
 	}
-	return v.settle()
+	return v.forgetDurable()
 }

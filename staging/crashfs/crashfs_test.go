@@ -1,4 +1,4 @@
-package staging_test
+package crashfs_test
 
 import (
 	"bytes"
@@ -10,13 +10,15 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/crashfs"
+	"github.com/kvhost/kvhost/staging/faultfs"
 	"github.com/kvhost/kvhost/staging/stagingtest"
 )
 
-// machine is a Volatile over a directory of the test's.
-func machine(t testing.TB) (*staging.VolatileFS, string) {
+// machine returns an FS and a directory on it.
+func machine(t testing.TB) (*crashfs.FS, string) {
 	base := t.TempDir()
-	v, err := staging.Volatile(staging.OS(), filepath.Join(base, "grave"))
+	v, err := crashfs.New(staging.OS(), filepath.Join(base, "trash"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +35,7 @@ func TestVolatileWithPower(t *testing.T) {
 	if err := v.SyncFS(dir); err != nil {
 		t.Fatal(err)
 	}
-	left, err := os.ReadDir(filepath.Join(filepath.Dir(dir), "grave"))
+	left, err := os.ReadDir(filepath.Join(filepath.Dir(dir), "trash"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("after a sync of all: %d files kept (%v)", len(left), err)
 	}
@@ -70,55 +72,55 @@ func TestPowerLossOutcomes(t *testing.T) {
 	old, fresh := bytes.Repeat([]byte("o"), 3*staging.Align), bytes.Repeat([]byte("n"), 3*staging.Align)
 	for _, c := range []struct {
 		name string
-		do   func(t testing.TB, v *staging.VolatileFS, dir string)
+		do   func(t testing.TB, v *crashfs.FS, dir string)
 		want []string // every one is seen, and nothing else
 	}{
-		{"synced file, synced name", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"synced file, synced name", func(t testing.TB, v *crashfs.FS, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, fresh, true)
 			must(t, v.SyncDir(dir))
 		}, []string{"new"}},
-		{"synced file, name not synced", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"synced file, name not synced", func(t testing.TB, v *crashfs.FS, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, fresh, true)
 		}, []string{"new", "absent"}},
-		{"name synced, bytes not", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"name synced, bytes not", func(t testing.TB, v *crashfs.FS, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, fresh, false)
 			must(t, v.SyncDir(dir))
 		}, []string{"new", "mixed", "zero", "empty"}},
-		{"overwritten in place", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"overwritten in place", func(t testing.TB, v *crashfs.FS, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			put(t, v, dir+"/x", 0, fresh, false)
 		}, []string{"new", "old", "mixed"}},
-		{"truncated", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"truncated", func(t testing.TB, v *crashfs.FS, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			put(t, v, dir+"/x", os.O_TRUNC, nil, false)
 		}, []string{"old", "empty"}},
-		{"replaced by a synced file", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"replaced by a synced file", func(t testing.TB, v *crashfs.FS, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			put(t, v, dir+"/t", os.O_CREATE, fresh, true)
 			must(t, v.Rename(dir+"/t", dir+"/x"))
 		}, []string{"new", "old"}},
-		{"removed", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"removed", func(t testing.TB, v *crashfs.FS, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			must(t, v.Remove(dir+"/x"))
 		}, []string{"old", "absent"}},
-		{"removed and synced", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"removed and synced", func(t testing.TB, v *crashfs.FS, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			must(t, v.Remove(dir+"/x"))
 			must(t, v.SyncDir(dir))
 		}, []string{"absent"}},
-		{"moved from another directory, that one synced", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"moved from another directory, that one synced", func(t testing.TB, v *crashfs.FS, dir string) {
 			must(t, v.Mkdir(dir+"/d", 0o700))
 			must(t, v.SyncDir(dir))
 			put(t, v, dir+"/d/x", os.O_CREATE, fresh, true)
 			must(t, v.RenameNoReplace(dir+"/d/x", dir+"/x"))
 			must(t, v.SyncDir(dir+"/d"))
 		}, []string{"new"}},
-		{"all flushed", func(t testing.TB, v *staging.VolatileFS, dir string) {
+		{"all flushed", func(t testing.TB, v *crashfs.FS, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, fresh, false)
 			must(t, v.SyncFS(dir))
 		}, []string{"new"}},
@@ -129,7 +131,7 @@ func TestPowerLossOutcomes(t *testing.T) {
 				v, dir := machine(t)
 				c.do(t, v, dir)
 				must(t, v.PowerLoss(seed))
-				if _, err := v.Stat(dir); !errors.Is(err, staging.ErrPowerLost) {
+				if _, err := v.Stat(dir); !errors.Is(err, crashfs.ErrPowerLost) {
 					t.Fatalf("seed %d: works on without power: %v", seed, err)
 				}
 				seen[outcome(t, dir+"/x", old, fresh)] = true
@@ -195,7 +197,7 @@ func TestPowerLossKeepsWhatWasSynced(t *testing.T) {
 }
 
 // work changes a few files at random and tells those that nothing happened to since they were durable.
-func work(t testing.TB, v *staging.VolatileFS, dir string, rng *rand.Rand) map[string][]byte {
+func work(t testing.TB, v *crashfs.FS, dir string, rng *rand.Rand) map[string][]byte {
 	durable, named := map[string][]byte{}, map[string][]byte{}
 	for range 60 {
 		name := fmt.Sprintf("%s/%d", dir, rng.IntN(6))
@@ -230,16 +232,16 @@ func work(t testing.TB, v *staging.VolatileFS, dir string, rng *rand.Rand) map[s
 
 func TestPowerRule(t *testing.T) {
 	v, dir := machine(t)
-	f := staging.Faulty(v, staging.MustRules("write **/x 2nd: power")...)
+	f := faultfs.New(v, faultfs.MustRules("write **/x 2nd: power")...)
 	lock, err := f.Lock(dir + "/lock")
 	must(t, err)
 	put(t, f, dir+"/x", os.O_CREATE, []byte("one"), false)
 	file, err := f.OpenFile(dir+"/x", os.O_RDWR, 0)
 	must(t, err)
-	if _, err := file.WriteAt([]byte("two"), 0); !errors.Is(err, staging.ErrPowerLost) || !errors.Is(err, staging.ErrInjected) {
+	if _, err := file.WriteAt([]byte("two"), 0); !errors.Is(err, crashfs.ErrPowerLost) || !errors.Is(err, faultfs.ErrInjected) {
 		t.Fatalf("the write that lost the power: %v", err)
 	}
-	if _, err := f.Stat(dir); !errors.Is(err, staging.ErrPowerLost) {
+	if _, err := f.Stat(dir); !errors.Is(err, crashfs.ErrPowerLost) {
 		t.Fatalf("after it: %v", err)
 	}
 	must(t, file.Close())

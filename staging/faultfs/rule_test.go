@@ -1,4 +1,4 @@
-package staging
+package faultfs
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
 func TestParseRules(t *testing.T) {
@@ -15,21 +17,21 @@ func TestParseRules(t *testing.T) {
 		want Rule
 		back string // how the rule says itself, if not as it was written
 	}{
-		{text: "write /root/** 3rd: eio", want: Rule{Op: OpWrite, Path: "/root/**", When: When{First: 3, Last: 3}, Fault: Fault{Errno: unix.EIO}}},
-		{text: "any **: enospc", want: Rule{Op: OpAny, Path: "**", Fault: Fault{Errno: unix.ENOSPC}}},
+		{text: "write /root/** 3rd: eio", want: Rule{Op: staging.OpWrite, Path: "/root/**", When: When{First: 3, Last: 3}, Fault: Fault{Errno: unix.EIO}}},
+		{text: "any **: enospc", want: Rule{Op: staging.OpAny, Path: "**", Fault: Fault{Errno: unix.ENOSPC}}},
 		{text: "write,read *.tmp every 4th: short", back: "read,write *.tmp every 4th: short",
-			want: Rule{Op: OpRead | OpWrite, Path: "*.tmp", When: When{Every: 4}, Fault: Fault{Short: true, Bytes: -1}}},
-		{text: "write a 2nd-11th every 2nd: torn 4097", want: Rule{Op: OpWrite, Path: "a",
+			want: Rule{Op: staging.OpRead | staging.OpWrite, Path: "*.tmp", When: When{Every: 4}, Fault: Fault{Short: true, Bytes: -1}}},
+		{text: "write a 2nd-11th every 2nd: torn 4097", want: Rule{Op: staging.OpWrite, Path: "a",
 			When: When{First: 2, Last: 11, Every: 2}, Fault: Fault{Torn: true, Bytes: 4097}}},
-		{text: "sync a 12th-: eio after", want: Rule{Op: OpSync, Path: "a", When: When{First: 12}, Fault: Fault{Errno: unix.EIO, After: true}}},
-		{text: "read /a?b/* 12.5% seed 7: delay 20ms eintr", want: Rule{Op: OpRead, Path: "/a?b/*",
+		{text: "sync a 12th-: eio after", want: Rule{Op: staging.OpSync, Path: "a", When: When{First: 12}, Fault: Fault{Errno: unix.EIO, After: true}}},
+		{text: "read /a?b/* 12.5% seed 7: delay 20ms eintr", want: Rule{Op: staging.OpRead, Path: "/a?b/*",
 			When: When{Percent: 12.5, Seed: 7}, Fault: Fault{Delay: 20 * time.Millisecond, Errno: unix.EINTR}}},
 		{text: "read x:y : hang estale", back: "read x:y: hang estale",
-			want: Rule{Op: OpRead, Path: "x:y", Fault: Fault{Hang: true, Errno: unix.ESTALE}}},
+			want: Rule{Op: staging.OpRead, Path: "x:y", Fault: Fault{Hang: true, Errno: unix.ESTALE}}},
 		{text: "publish a: 21st: eexist # why", back: "publish a: 21st: eexist",
-			want: Rule{Op: OpPublish, Path: "a:", When: When{First: 21, Last: 21}, Fault: Fault{Errno: unix.EEXIST}}},
-		{text: "lock a: hang", want: Rule{Op: OpLock, Path: "a", Fault: Fault{Hang: true}}},
-		{text: "read a: torn 0", want: Rule{Op: OpRead, Path: "a", Fault: Fault{Torn: true}}},
+			want: Rule{Op: staging.OpPublish, Path: "a:", When: When{First: 21, Last: 21}, Fault: Fault{Errno: unix.EEXIST}}},
+		{text: "lock a: hang", want: Rule{Op: staging.OpLock, Path: "a", Fault: Fault{Hang: true}}},
+		{text: "read a: torn 0", want: Rule{Op: staging.OpRead, Path: "a", Fault: Fault{Torn: true}}},
 	} {
 		rules, err := ParseRules("\n# nothing\n" + c.text + "\n")
 		if err != nil || len(rules) != 1 || rules[0] != c.want {

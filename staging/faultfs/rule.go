@@ -1,46 +1,15 @@
-package staging
+package faultfs
 
 import (
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
-// Op names an operation of [FS] or [File] in a fault rule. Ops are bits, so that a rule can be about several.
-type Op uint32
-
-// The operations.
-const (
-	OpOpen Op = 1 << iota
-	OpDirect
-	OpRead
-	OpWrite
-	OpSync
-	OpAllocate
-	OpClose
-	OpRename
-	OpPublish
-	OpLink
-	OpRemove
-	OpMkdir
-	OpReadDir
-	OpStat
-	OpSyncDir
-	OpSyncFS
-	OpStatfs
-	OpLock
-
-	OpAny = OpLock<<1 - 1
-)
-
-// opNames are the ops' words, in the order of their bits.
-var opNames = [...]string{
-	"open", "direct", "read", "write", "sync", "allocate", "close", "rename", "publish", "link", "remove", "mkdir",
-	"readdir", "stat", "syncdir", "syncfs", "statfs", "lock",
-}
-
-// When says which of the calls that a rule matches it takes; the calls are counted from 1. The zero value takes all.
+// When selects calls among those that a rule matches, counted from 1. The zero value selects all.
 type When struct {
 	First   uint64  // from this call on; 0 is 1
 	Last    uint64  // up to this call; 0 is no end
@@ -49,32 +18,34 @@ type When struct {
 	Seed    uint64  // of the lots: the same seed draws the same calls
 }
 
-// Fault is what happens to a call that is taken: first the waiting, then the failing.
+// Fault is what happens to a selected call: first the wait, then the failure.
 type Fault struct {
 	Delay time.Duration
-	Hang  bool       // until [FaultFS.Release]
+	Hang  bool       // until [FS.Release]
 	Errno unix.Errno // the call fails with it; 0 for none
-	After bool       // with Errno: the call is made, and fails all the same
+	After bool       // with Errno: the call is made and then reported as failed
 	Short bool       // a read ends, or a write gives up, after Bytes
 	Torn  bool       // a read or write claims success, but only the first Bytes are real
 	Bytes int64      // -1 for half of the call's
-	Power bool       // the machine loses its power instead of making the call: over a [VolatileFS] only
+	Power bool       // the machine loses power instead; only over an FS with PowerLoss(seed uint64) error
 }
 
-// Rule is one fault: what, where, when and which.
+// Rule is one fault and the calls that get it.
 type Rule struct {
-	Op    Op
-	Path  string // a glob: ** is anything, * and ? stop at '/'; without '/' it is matched against the last element; empty is **
+	Op staging.Op
+	// Path is a glob: ** matches anything, * and ? stop at '/'. Without '/' it is matched against the last element.
+	// Empty is **.
+	Path  string
 	When  When
 	Fault Fault
 }
 
-// about says whether the rule is about an operation on a name, or two of them.
-func (r *Rule) about(op Op, name, other string) bool {
+// about reports whether the rule matches an operation on a name, or on two.
+func (r *Rule) about(op staging.Op, name, other string) bool {
 	return r.Op&op != 0 && (r.Path == "" || matches(r.Path, name) || other != "" && matches(r.Path, other))
 }
 
-// takes says whether the rule takes its n-th matching call.
+// takes reports whether w selects the n-th matching call.
 func (w When) takes(n uint64) bool {
 	if n < w.First || w.Last != 0 && n > w.Last {
 		return false
@@ -85,7 +56,7 @@ func (w When) takes(n uint64) bool {
 	return w.Percent == 0 || float64(lot(w.Seed, n)>>11)/(1<<53)*100 < w.Percent
 }
 
-// lot is the n-th draw of a seed: splitmix64 at a position, so that a draw does not depend on which were made before.
+// lot is the n-th random number of a seed: splitmix64 at a position, so that it does not depend on earlier draws.
 func lot(seed, n uint64) uint64 {
 	x := seed + n*0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -93,7 +64,7 @@ func lot(seed, n uint64) uint64 {
 	return x ^ x>>31
 }
 
-// matches says whether the glob fits the name: of two kinds of star only the latest of each can ever need to give way.
+// matches reports whether the glob matches the name. It backtracks to the latest star of each kind only.
 func matches(glob, name string) bool {
 	if !strings.Contains(glob, "/") {
 		name = name[strings.LastIndexByte(name, '/')+1:]

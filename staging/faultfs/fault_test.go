@@ -1,4 +1,4 @@
-package staging
+package faultfs
 
 import (
 	"bytes"
@@ -11,11 +11,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
 func TestFaultEveryOperation(t *testing.T) {
 	dir := t.TempDir()
-	f := Faulty(OS())
+	f := New(staging.OS())
 	name := filepath.Join(dir, "a")
 	file, err := f.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -54,8 +56,8 @@ func TestFaultEveryOperation(t *testing.T) {
 		"statfs":  func() error { _, err := f.Statfs(dir); return err },
 		"lock":    func() error { _, err := f.Lock(name + "l"); return err },
 	}
-	if len(ops) != len(opNames) {
-		t.Fatalf("%d of %d operations are tested", len(ops), len(opNames))
+	if len(ops) != len(opsByName) {
+		t.Fatalf("%d of %d operations are tested", len(ops), len(opsByName))
 	}
 	for op, do := range ops {
 		f.Set(MustRules(op + " " + dir + "**: estale")...)
@@ -77,7 +79,7 @@ func TestFaultAfter(t *testing.T) {
 	dir := t.TempDir()
 	a, b, c := filepath.Join(dir, "a"), filepath.Join(dir, "b"), filepath.Join(dir, "c")
 	put(t, a, "A")
-	f := Faulty(OS(), MustRules("publish **/b: eio after\nopen **/c: emfile after\nlock **: eio after\nwrite **: enospc after")...)
+	f := New(staging.OS(), MustRules("publish **/b: eio after\nopen **/c: emfile after\nlock **: eio after\nwrite **: enospc after")...)
 	err := f.RenameNoReplace(a, b)
 	var le *os.LinkError
 	if !errors.Is(err, unix.EIO) || !errors.As(err, &le) || le.New != b {
@@ -96,7 +98,7 @@ func TestFaultAfter(t *testing.T) {
 		t.Fatal("not made")
 	}
 	for range 2 {
-		if _, err := f.Lock(a); !errors.Is(err, unix.EIO) || errors.Is(err, ErrLocked) {
+		if _, err := f.Lock(a); !errors.Is(err, unix.EIO) || errors.Is(err, staging.ErrLocked) {
 			t.Fatalf("a lock that was reported as failed stays held: %v", err)
 		}
 	}
@@ -112,7 +114,7 @@ func TestFaultAfter(t *testing.T) {
 
 // TestFaultTransfers cuts reads and writes short and tears them, buffered and direct.
 func TestFaultTransfers(t *testing.T) {
-	const k = Align
+	const k = staging.Align
 	for _, c := range []struct {
 		rule     string
 		direct   bool
@@ -140,13 +142,15 @@ func TestFaultTransfers(t *testing.T) {
 		t.Run(c.rule, func(t *testing.T) {
 			name := filepath.Join(t.TempDir(), "a")
 			full := bytes.Repeat([]byte{0xa5}, 4*k)
-			f := Faulty(OS())
+			f := New(staging.OS())
 			if !c.write {
 				put(t, name, string(full))
 			}
 			open := f.OpenFile
 			if c.direct {
-				open = func(name string, flag int, perm fs.FileMode) (File, error) { return OpenDirect(f, name, flag, perm) }
+				open = func(name string, flag int, perm fs.FileMode) (staging.File, error) {
+					return staging.OpenDirect(f, name, flag, perm)
+				}
 			}
 			file, err := open(name, os.O_RDWR|os.O_CREATE, 0o600)
 			if err != nil {
@@ -191,7 +195,7 @@ func TestFaultTransfers(t *testing.T) {
 func TestFaultHang(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "a")
 	put(t, name, "A")
-	f := Faulty(OS(), MustRules("read ** 1st-2nd: hang\nread ** 2nd: eio\nstat **: hang enotconn")...)
+	f := New(staging.OS(), MustRules("read ** 1st-2nd: hang\nread ** 2nd: eio\nstat **: hang enotconn")...)
 	file, err := f.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -252,8 +256,8 @@ func TestFaultHang(t *testing.T) {
 
 // TestFaultEverywhere has a rule without a path: it is about every name.
 func TestFaultEverywhere(t *testing.T) {
-	rule := Rule{Op: OpStat, Fault: Fault{Errno: unix.EIO}}
-	f := Faulty(OS(), rule)
+	rule := Rule{Op: staging.OpStat, Fault: Fault{Errno: unix.EIO}}
+	f := New(staging.OS(), rule)
 	if _, err := f.Stat(t.TempDir()); !errors.Is(err, unix.EIO) {
 		t.Error(err)
 	}
@@ -264,7 +268,7 @@ func TestFaultEverywhere(t *testing.T) {
 
 func TestFaultDelay(t *testing.T) {
 	dir := t.TempDir()
-	f := Faulty(OS(), MustRules("stat ** 1st: delay 1ms enoent\nstat **: delay 24h")...)
+	f := New(staging.OS(), MustRules("stat ** 1st: delay 1ms enoent\nstat **: delay 24h")...)
 	done := make(chan error)
 	go func() { _, err := f.Stat(dir); done <- err }()
 	f.Release() // a delay can be cut short as a hang can
@@ -276,7 +280,7 @@ func TestFaultDelay(t *testing.T) {
 // TestFaultOrder has rules that take the same calls: waits add up, the first failure happens, every rule counts.
 func TestFaultOrder(t *testing.T) {
 	dir := t.TempDir()
-	f := Faulty(OS(), MustRules("stat ** 2nd-: eio\nany ** every 2nd: delay 1ns\nstat ** 2nd-3rd: enospc")...)
+	f := New(staging.OS(), MustRules("stat ** 2nd-: eio\nany ** every 2nd: delay 1ns\nstat ** 2nd-3rd: enospc")...)
 	var got []error
 	for range 4 {
 		_, err := f.Stat(dir)
@@ -293,4 +297,76 @@ func TestFaultOrder(t *testing.T) {
 	if f.Injected() != 5 {
 		t.Errorf("%d injected", f.Injected())
 	}
+}
+
+// TestOpenDirectLearns has a device that takes O_DIRECT at open and refuses the transfers: the first fails, by name,
+// and files opened later go through the page cache.
+func TestOpenDirectLearns(t *testing.T) {
+	dir := t.TempDir()
+	f := New(staging.OS(), MustRules("write **/a: einval")...)
+	open := func(name string) staging.File {
+		t.Helper()
+		file, err := staging.OpenDirect(f, filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { file.Close() })
+		return file
+	}
+	a := open("a")
+	if !a.Direct() {
+		t.Log("no direct I/O in the temporary directory, nothing to learn")
+		return
+	}
+	if _, err := a.WriteAt(slot(t, staging.Align), 0); !errors.Is(err, staging.ErrAlign) || !errors.Is(err, ErrInjected) || !errors.Is(err, unix.EINVAL) {
+		t.Fatalf("%v", err)
+	}
+	b := open("b")
+	if b.Direct() {
+		t.Fatal("opened direct again")
+	}
+	if _, err := b.WriteAt([]byte("odd"), 1); err != nil {
+		t.Fatal(err)
+	}
+	elsewhere, err := staging.OpenDirect(staging.OS(), filepath.Join(dir, "c"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer elsewhere.Close()
+	if !elsewhere.Direct() {
+		t.Fatal("what a faultfs.FS learned reached the real one")
+	}
+}
+
+// slot is aligned memory for the length of a test.
+func slot(t testing.TB, bytes int) []byte {
+	t.Helper()
+	s, err := staging.NewSlots(1, bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil && !errors.Is(err, staging.ErrSlotsOut) {
+			t.Error(err)
+		}
+	})
+	m, _ := s.TryAcquire()
+	t.Cleanup(m.Release)
+	return m.Bytes()
+}
+
+func put(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func get(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
 }

@@ -1,17 +1,20 @@
-package staging
+package faultfs
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
-// errnoNames are the errnos that a rule can name, as a file system gives them.
+// errnoNames are the errnos that a rule can name.
 var errnoNames = []struct {
 	name  string
 	errno unix.Errno
@@ -24,20 +27,30 @@ var errnoNames = []struct {
 	{"enosys", unix.ENOSYS}, {"eopnotsupp", unix.EOPNOTSUPP}, {"enolck", unix.ENOLCK}, {"eloop", unix.ELOOP},
 }
 
-// ParseRules reads rules, one per line; empty lines and what follows a '#' at the start of a word are skipped. A rule is
+// opsByName maps the word of each operation to the operation.
+var opsByName = func() map[string]staging.Op {
+	ops := map[string]staging.Op{}
+	for op := staging.Op(1); op <= staging.OpLock; op <<= 1 {
+		ops[op.String()] = op
+	}
+	return ops
+}()
+
+// ParseRules parses rules, one per line. Empty lines are skipped, and so is text after a '#' at the start of a word.
+// A rule is
 //
 //	OPS PATH [WHEN...]: FAULT
 //
-// OPS are words of [Op] joined by commas, or "any". PATH is [Rule]'s glob; it holds no white space. WHEN is of these:
+// OPS are words of [staging.Op] joined by commas, or "any". PATH is [Rule]'s glob, without white space. WHEN is any of
 //
 //	3rd          the third matching call (also 1st, 2nd, 4th)
 //	3rd-5th      the third to the fifth
 //	3rd-         the third and all later ones
 //	every 4th    each fourth
-//	10% seed 7   one in ten, by lot; the seed is 0 if not given
+//	10% seed 7   one in ten, at random; the seed defaults to 0
 //
-// FAULT is a wait, a failure, or both in this order: "delay 20ms" or "hang"; then an errno ("eio", "eio after": done, but
-// reported as failed), "short [BYTES]", "torn [BYTES]" or "power".
+// FAULT is a wait, a failure, or both in this order. A wait is "delay 20ms" or "hang". A failure is an errno ("eio"; "eio
+// after" makes the call and reports it as failed), "short [BYTES]", "torn [BYTES]" or "power".
 func ParseRules(text string) ([]Rule, error) {
 	var rules []Rule
 	n := 0
@@ -62,7 +75,7 @@ func ParseRules(text string) ([]Rule, error) {
 	return rules, nil
 }
 
-// MustRules is ParseRules for text that is part of a program; it panics where that returns an error.
+// MustRules is [ParseRules] for constant text. It panics on an error.
 func MustRules(text string) []Rule {
 	rules, err := ParseRules(text)
 	if err != nil {
@@ -91,7 +104,7 @@ func parseRule(words []string) (Rule, error) {
 	if r.Fault, err = parseFault(head[colon+1:]); err != nil {
 		return Rule{}, err
 	}
-	if (r.Fault.Short || r.Fault.Torn) && r.Op&^(OpRead|OpWrite) != 0 {
+	if (r.Fault.Short || r.Fault.Torn) && r.Op&^(staging.OpRead|staging.OpWrite) != 0 {
 		return Rule{}, fmt.Errorf("only a read or a write can be short or torn, not %q", words[0])
 	}
 	head = slices.Clone(head[:colon+1])
@@ -109,20 +122,17 @@ func parseRule(words []string) (Rule, error) {
 	return r, nil
 }
 
-func parseOps(word string) (Op, error) {
+func parseOps(word string) (staging.Op, error) {
 	if word == "any" {
-		return OpAny, nil
+		return staging.OpAny, nil
 	}
-	var ops Op
-next:
+	var ops staging.Op
 	for name := range strings.SplitSeq(word, ",") {
-		for i, known := range opNames {
-			if name == known {
-				ops |= 1 << i
-				continue next
-			}
+		op, known := opsByName[name]
+		if !known {
+			return 0, fmt.Errorf("unknown operation %q (any, %s)", name, strings.Join(slices.Sorted(maps.Keys(opsByName)), ", "))
 		}
-		return 0, fmt.Errorf("unknown operation %q (any, %s)", name, strings.Join(opNames[:], ", "))
+		ops |= op
 	}
 	return ops, nil
 }
@@ -231,19 +241,6 @@ func parseFault(words []string) (f Fault, err error) {
 		return Fault{}, fmt.Errorf("unexpected %q", words[0])
 	}
 	return f, nil
-}
-
-func (o Op) String() string {
-	if o&OpAny == OpAny {
-		return "any"
-	}
-	var words []string
-	for i, name := range opNames {
-		if o&(1<<i) != 0 {
-			words = append(words, name)
-		}
-	}
-	return strings.Join(words, ",")
 }
 
 // String is the rule as [ParseRules] reads it.

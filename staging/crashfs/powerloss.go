@@ -1,4 +1,4 @@
-package staging
+package crashfs
 
 import (
 	"errors"
@@ -7,11 +7,13 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
-// PowerLoss ends the machine: every operation from now on fails with [ErrPowerLost], locks are gone, and the directories
-// are what the next machine finds, as the seed has it. To go on, make another [Volatile]. A second call does nothing.
-func (v *VolatileFS) PowerLoss(seed uint64) error {
+// PowerLoss cuts the power. Every later operation fails with [ErrPowerLost], all locks are released, and the directories
+// are reset to a state that depends on the seed. To continue, call [New] again. A second PowerLoss does nothing.
+func (v *FS) PowerLoss(seed uint64) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.down {
@@ -21,22 +23,22 @@ func (v *VolatileFS) PowerLoss(seed uint64) error {
 	rng := rand.New(rand.NewPCG(seed, 0x706f776572))
 	var errs []error
 	for l := range v.locks {
-		errs = append(errs, l.(*volatileLock).Closer.Close())
+		errs = append(errs, l.(*crashLock).Closer.Close())
 	}
 	clear(v.locks)
-	// All, none or some of what could be lost: a machine that loses little of much is as likely as one that loses all.
+	// Lose all, none or some: losing a little of much is as likely as losing everything.
 	share := []float64{0, 0.02, 0.2, 1}
 	errs = append(errs, v.loseNames(rng, share[rng.IntN(len(share))]))
 	for _, k := range v.ordered() {
 		errs = append(errs, v.losePages(k, rng, share[rng.IntN(len(share))]))
 	}
-	errs = append(errs, os.RemoveAll(v.grave))
+	errs = append(errs, os.RemoveAll(v.trash))
 	v.names, v.files = nil, nil
 	return errors.Join(errs...)
 }
 
-// ordered lists the kept files in the order in which they came, so that a seed always strikes alike.
-func (v *VolatileFS) ordered() []*keptFile {
+// ordered lists the kept files in the order in which they were kept, so that a seed always has the same effect.
+func (v *FS) ordered() []*keptFile {
 	var list []*keptFile
 	for _, k := range v.files {
 		list = append(list, k)
@@ -50,8 +52,8 @@ func (v *VolatileFS) ordered() []*keptFile {
 	return list
 }
 
-// loseNames takes changes back, the latest first: in a directory where one is lost all later ones are.
-func (v *VolatileFS) loseNames(rng *rand.Rand, share float64) (err error) {
+// loseNames undoes changes, the latest first. If a change in a directory is lost, all later ones there are lost too.
+func (v *FS) loseNames(rng *rand.Rand, share float64) (err error) {
 	cut := map[string]bool{}
 	var lost []*nameChange
 	for _, c := range v.names {
@@ -73,8 +75,8 @@ func (v *VolatileFS) loseNames(rng *rand.Rand, share float64) (err error) {
 	return err
 }
 
-// losePages brings the durable content of some pages back, and perhaps the durable length.
-func (v *VolatileFS) losePages(k *keptFile, rng *rand.Rand, share float64) error {
+// losePages restores the durable content of some pages, and perhaps the durable length.
+func (v *FS) losePages(k *keptFile, rng *rand.Rand, share float64) error {
 	f, err := v.inner.OpenFile(k.link, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -94,13 +96,13 @@ func (v *VolatileFS) losePages(k *keptFile, rng *rand.Rand, share float64) error
 	}
 	slices.Sort(pages)
 	for _, page := range pages {
-		cut := page*Align >= info.Size && page*Align < size // by a truncation that is lost
+		cut := page*staging.Align >= info.Size && page*staging.Align < size // by a truncation that is lost
 		if rng.Float64() >= share && !cut {
 			continue
 		}
-		old := make([]byte, Align)
+		old := make([]byte, staging.Align)
 		copy(old, k.pages[page])
-		if _, err := f.WriteAt(old, page*Align); err != nil {
+		if _, err := f.WriteAt(old, page*staging.Align); err != nil {
 			return err
 		}
 	}
