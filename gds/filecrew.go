@@ -92,7 +92,9 @@ func (g *GPU) DoFileFor(limit time.Duration, fn func(*Thread) error) (ran bool, 
 		hung := &HungError{Limit: limit, ended: make(chan struct{})}
 		g.files.leave()
 		go func() {
-			<-task.done
+			if v := <-task.done; v != nil { // nobody waits for it any more
+				g.driver.log.Error("a cuFile call panicked after it was given up", "gpu", g.UUID.String(), "panic", fmt.Sprint(v))
+			}
 			g.files.comeBack(t)
 			close(hung.ended)
 		}()

@@ -1,9 +1,12 @@
 package gds
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -95,5 +98,28 @@ func TestCloseLeavesWhatHangs(t *testing.T) {
 	}
 	if err := again.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestPanicOfAnAbandonedCallIsLogged: nobody waits for the call any more, so the log is where its panic goes.
+func TestPanicOfAnAbandonedCallIsLogged(t *testing.T) {
+	g, _ := doubled(t, Config{Threads: 1, Files: 1})
+	var log bytes.Buffer
+	g.driver.log = slog.New(slog.NewTextHandler(&log, nil))
+	block := make(chan struct{})
+	var hung *HungError
+	for hung == nil { // on a busy machine the time may pass before the thread is asked
+		_, err := g.DoFileFor(time.Millisecond, func(*Thread) error { <-block; panic("late and wrong") })
+		if !errors.As(err, &hung) && !errors.Is(err, ErrHung) {
+			t.Fatal(err)
+		}
+	}
+	close(block)
+	<-hung.Ended()
+	if got := log.String(); !strings.Contains(got, "late and wrong") || !strings.Contains(got, g.UUID.String()) {
+		t.Errorf("log: %s", got)
+	}
+	if err := g.DoFile(func(*Thread) {}); err != nil || g.Stuck() != 0 {
+		t.Errorf("afterwards: %v, %d stuck", err, g.Stuck())
 	}
 }
