@@ -43,6 +43,7 @@ type DirectRoute struct {
 	free   []*DirectSlot // the least recently used first
 	taken  int64         // bytes of all slots
 	out    int           // slots in use
+	hung   int           // of those, kept only by operations that were given up
 	closed bool
 }
 
@@ -185,19 +186,25 @@ func (s *DirectSlot) divide(head int64, extents int) {
 // Release gives the slot back. Nothing may be moving in it but an operation that was given up: when that ends, the slot is
 // given back.
 func (s *DirectSlot) Release() {
-	if hung := s.hung; hung != nil {
-		go func() {
-			<-hung.Ended()
-			s.hung = nil
-			s.Release()
-		}()
-		return
-	}
 	d := s.direct
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.free = append(d.free, s)
-	d.out--
+	hung := s.hung
+	if hung == nil {
+		d.free = append(d.free, s)
+		d.out--
+		return
+	}
+	d.hung++
+	go func() {
+		<-hung.Ended()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		s.hung = nil
+		d.hung--
+		d.free = append(d.free, s)
+		d.out--
+	}()
 }
 
 // Slots says how many slots are in use, and how many there are bytes taken for.
@@ -223,16 +230,20 @@ func (d *DirectRoute) Trim() error {
 	return errors.Join(errs...)
 }
 
-// Close gives all up. No slot may be in use.
+// Close frees the slots. None may be in use, except by operations that were given up: those slots stay, and the error is an
+// [ErrHung].
 func (d *DirectRoute) Close() error {
 	d.mu.Lock()
 	d.closed = true
-	out := d.out
+	out, hung := d.out, d.hung
 	d.mu.Unlock()
 	d.Handles.Close()
 	var errs []error
-	if out > 0 {
+	switch {
+	case out > hung:
 		errs = append(errs, fmt.Errorf("%w: %d slots are in use", ErrConfig, out))
+	case hung > 0:
+		errs = append(errs, fmt.Errorf("%w: %d slots are kept for operations that have not ended", ErrHung, hung))
 	}
 	return errors.Join(append(errs, d.Trim())...)
 }

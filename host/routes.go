@@ -183,9 +183,13 @@ func (h *Host) openCuFile() (*gds.CuFile, error) {
 func (h *Host) closeDirect() error {
 	var errs []error
 	for _, d := range h.direct {
-		errs = append(errs, d.Close())
+		errs = append(errs, h.unlessHung(d.Close()))
 	}
-	if h.cufile != nil && h.gpus[0].Err() == nil {
+	stuck := 0
+	for _, g := range h.gpus {
+		stuck += g.Stuck()
+	}
+	if h.cufile != nil && h.gpus[0].Err() == nil && stuck == 0 {
 		var err error
 		errs = append(errs, h.gpus[0].DoFile(func(t *gds.Thread) { err = h.cufile.Close(t) }), err)
 	}

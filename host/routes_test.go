@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
@@ -123,5 +124,31 @@ func TestTrialsOfADeadHostAreSwept(t *testing.T) {
 		if left := trials(t, cfg); shared != slices.Equal(left, want) || !shared && len(left) > 0 {
 			t.Errorf("shared %v: left %v", shared, left)
 		}
+	}
+}
+
+// TestCloseDuringHungCuFile: a cuFile call that never returns is the storage's failure. The host logs what it must leave
+// behind and closes without an error, so that a SIGTERM ends in exit code 0.
+func TestCloseDuringHungCuFile(t *testing.T) {
+	double := gdstest.Build(t)
+	cuda, cufile := gds.Libcuda, gds.Libcufile
+	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
+	gds.Libcuda, gds.Libcufile = []string{double.Path}, []string{double.Path}
+	cfg := configuration(t)
+	cfg.Roots[0].Route = config.RouteDirect
+	cfg.Store.IOTimeout = 50 * time.Millisecond
+	var log bytes.Buffer
+	double.Rules("cuFileWrite:hang")
+	defer double.Forget()
+	defer double.Rules("")
+	h, err := host.New(context.Background(), host.Config{Config: cfg, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if !strings.Contains(log.String(), "level=WARN msg=\"GPU left open") {
+		t.Errorf("log: %s", log.String())
 	}
 }

@@ -204,7 +204,7 @@ func (q *Queue) writeFromSlot(g *gds.GPU, c *StoreChunk, slot *gds.DirectSlot, t
 	if err != nil {
 		return ErrClosed
 	}
-	defer func() { releaseAfter(stage, err) }()
+	defer func() { q.engine.release(stage, err) }()
 	plan, head, size := c.Put.Plan(), c.Put.DataOffset(), c.Put.FileBytes()
 	buf := stage.Bytes()
 	scratch := q.takeScratch(len(plan.Extents()))

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/staging"
@@ -28,12 +29,13 @@ const MinSlotBytes = 1 << 20
 
 // Engine owns the staging slots and one queue per device. All its goroutines end in Close.
 type Engine struct {
-	cfg     Config
-	slots   *staging.Slots
-	copiers *staging.Workers // one per processor: more would only share its cache
-	ctx     context.Context
-	stop    context.CancelFunc
-	stats   counters
+	cfg       Config
+	slots     *staging.Slots
+	hungSlots atomic.Int64     // kept by system calls that were abandoned
+	copiers   *staging.Workers // one per processor: more would only share its cache
+	ctx       context.Context
+	stop      context.CancelFunc
+	stats     counters
 
 	routesMu sync.RWMutex
 	routes   map[routeKey]*route
@@ -116,7 +118,7 @@ func (e *Engine) Close() error {
 	}
 	e.endPaced()
 	e.copiers.Close()
-	return e.slots.Close()
+	return e.closeSlots()
 }
 
 // Queue is one device's share of the engine: its workers take loads and stores in turn.

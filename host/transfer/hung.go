@@ -6,17 +6,31 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// releaseAfter gives a slot back after its task has ended with err. A read or write that was given up still uses the slot's
-// memory: then the slot is given back when the system call returns. So a root that hangs takes slots away for as long as it
-// hangs, at most one for each worker, since no operation is begun on it any more.
-func releaseAfter(slot *staging.Slot, err error) {
+// release gives a slot back after its task has ended with err. An abandoned read or write still uses the slot's memory, so
+// that slot is given back when the system call returns. A root that hangs therefore holds slots for as long as it hangs, at
+// most one per worker, because no new operation starts on it.
+func (e *Engine) release(slot *staging.Slot, err error) {
 	var hung *staging.HungError
 	if !errors.As(err, &hung) || hung.Op&(staging.OpRead|staging.OpWrite) == 0 {
 		slot.Release()
 		return
 	}
+	e.hungSlots.Add(1)
 	go func() {
 		<-hung.Ended()
 		slot.Release()
+		e.hungSlots.Add(-1)
 	}()
+}
+
+// closeSlots unmaps the slots. Those that a hung system call still uses are unmapped when the call returns: that is the
+// storage's failure, not the engine's.
+func (e *Engine) closeSlots() error {
+	hung := e.hungSlots.Load() // first, since a slot is released before it is subtracted here
+	err := e.slots.Close()
+	if errors.Is(err, staging.ErrSlotsOut) && int64(e.slots.InUse()) <= hung {
+		e.cfg.Log.Warn("staging memory stays mapped: hung storage still uses some of it", "slots", hung, "error", err)
+		return nil
+	}
+	return err
 }

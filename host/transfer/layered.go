@@ -282,7 +282,7 @@ func (r *pieceReader) readRun(head *store.Head, lo, hi int) (last func() error, 
 // end books how the task ended, tells of the layers that are complete with it, and begins what is due then.
 func (t *layerTask) end(err error) {
 	if t.slot != nil {
-		releaseAfter(t.slot, err)
+		t.layered.queue.engine.release(t.slot, err)
 	}
 	l, c := t.layered, &t.chunks[t.index]
 	l.mu.Lock()

@@ -274,7 +274,7 @@ func (p *probe) parts(fn func(part []byte, off int64) error) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { releaseAfter(stage, err) }()
+	defer func() { p.engine.release(stage, err) }()
 	buf := stage.Bytes()
 	for off := int64(0); off < p.size; off += int64(len(buf)) {
 		if err := fn(buf[:min(int64(len(buf)), p.size-off)], off); err != nil {

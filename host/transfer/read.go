@@ -145,7 +145,7 @@ func (t *load) end(err error) {
 	}
 	t.queue.ended(&t.trip, t.piece, err)
 	if t.slot != nil {
-		releaseAfter(t.slot, err)
+		t.queue.engine.release(t.slot, err)
 	}
 	t.job.settled(t.index, t.spec.Memory, err)
 }

@@ -117,7 +117,7 @@ func (q *Queue) writePiece(on *trip, j *job, i int, m Memory, c *StoreChunk) (er
 	if err != nil {
 		return ErrClosed
 	}
-	defer func() { releaseAfter(slot, err) }()
+	defer func() { q.engine.release(slot, err) }()
 	scratch := q.takeScratch(len(plan.Extents()))
 	defer q.scratch.Put(scratch)
 	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, file: f}
