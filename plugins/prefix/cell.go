@@ -11,16 +11,35 @@ const (
 	never  = 1<<32 - 1
 )
 
-func (p *Policy) cellOf(s *segment) uint32 {
+// ranking orders the segments by what they are worth: the model's index of each cell, and a tournament over the cells.
+type ranking struct {
+	pool
+	model model
+	now   uint32        // ticks
+	moves int           // segments that this call may still move to another bucket
+	aged  uint64        // buckets of age that are not empty
+	ages  [buckets]cell // all segments by age, oldest first
+	cells [cells]cell   // candidates
+	tree  [2 * leaves]uint32
+}
+
+func (p *ranking) init() {
+	clearCells(p.ages[:])
+	clearCells(p.cells[:])
+	clearWords(p.tree[:])
+	p.model.init()
+}
+
+func (p *ranking) cellOf(s *segment) uint32 {
 	return uint32(s.row())*buckets + uint32(s.bucket)
 }
 
-func (p *Policy) worth(c uint32) uint32 { return p.model.index[c] }
+func (p *ranking) worth(c uint32) uint32 { return p.model.index[c] }
 
 // play sets a cell's standing and replays its matches.
 //
 //go:noinline
-func (p *Policy) play(c, worth uint32) {
+func (p *ranking) play(c, worth uint32) {
 	t := &p.tree
 	i := leaves + c
 	t[i] = worth
@@ -35,7 +54,7 @@ func (p *Policy) play(c, worth uint32) {
 }
 
 // replay plays the matches of a row's cells anew, after it was fitted.
-func (p *Policy) replay(row int) {
+func (p *ranking) replay(row int) {
 	for c := uint32(row * buckets); c < uint32(row*buckets+buckets); c++ {
 		if p.cells[c].first != none {
 			p.play(c, p.model.index[c])
@@ -44,7 +63,7 @@ func (p *Policy) replay(row int) {
 }
 
 // worst is the cell whose segments are worth least, or none.
-func (p *Policy) worst() uint32 {
+func (p *ranking) worst() uint32 {
 	t := &p.tree
 	if t[1] == never {
 		return none
@@ -62,7 +81,7 @@ func (p *Policy) worst() uint32 {
 // cellWalk bounds the search for a segment's place by birth; beyond it the order within a cell is approximate.
 const cellWalk = 8
 
-func (p *Policy) cellAdd(g uint32) {
+func (p *ranking) cellAdd(g uint32) {
 	s := &p.segs[g]
 	c := p.cellOf(s)
 	l := &p.cells[c]
@@ -91,7 +110,7 @@ func (p *Policy) cellAdd(g uint32) {
 	}
 }
 
-func (p *Policy) cellDel(g uint32) {
+func (p *ranking) cellDel(g uint32) {
 	s := &p.segs[g]
 	if !s.is(candidate) {
 		return
@@ -115,7 +134,7 @@ func (p *Policy) cellDel(g uint32) {
 }
 
 // refresh lists segment g as a candidate if its deepest chunk may go, and takes it off the list if not.
-func (p *Policy) refresh(g uint32) {
+func (p *ranking) refresh(g uint32) {
 	s := &p.segs[g]
 	may := s.n > 0 && !s.is(touching)
 	if may {
@@ -132,7 +151,7 @@ func (p *Policy) refresh(g uint32) {
 }
 
 // move changes what places a segment in its cell.
-func (p *Policy) move(g uint32, base, level uint8) {
+func (p *ranking) move(g uint32, base, level uint8) {
 	s := &p.segs[g]
 	if s.base == base && s.level == level {
 		return
@@ -146,7 +165,7 @@ func (p *Policy) move(g uint32, base, level uint8) {
 }
 
 // ageAdd appends a segment to the list of its bucket of age.
-func (p *Policy) ageAdd(g uint32) {
+func (p *ranking) ageAdd(g uint32) {
 	s := &p.segs[g]
 	l := &p.ages[s.bucket]
 	s.older, s.younger = l.last, none
@@ -159,7 +178,7 @@ func (p *Policy) ageAdd(g uint32) {
 	l.last = g
 }
 
-func (p *Policy) ageDel(g uint32) {
+func (p *ranking) ageDel(g uint32) {
 	s := &p.segs[g]
 	l := &p.ages[s.bucket]
 	if s.older == none {
@@ -179,7 +198,7 @@ func (p *Policy) ageDel(g uint32) {
 
 // advance moves the segments that have grown out of their bucket, oldest bucket first so that each list stays in order
 // of birth. Every one of them ends its stay with an entry in the model's books. It reports whether it got to the end.
-func (p *Policy) advance() bool {
+func (p *ranking) advance() bool {
 	for rest := p.aged &^ (1 << (buckets - 1)); rest != 0; {
 		b := uint8(bits.Len64(rest) - 1)
 		rest &^= 1 << b
@@ -201,7 +220,7 @@ func (p *Policy) advance() bool {
 // grow moves a segment to an older bucket.
 //
 //go:noinline
-func (p *Policy) grow(g uint32, to uint8) {
+func (p *ranking) grow(g uint32, to uint8) {
 	s := &p.segs[g]
 	listed := s.is(candidate)
 	p.cellDel(g)

@@ -1,38 +1,24 @@
 package prefix
 
 import (
-	"math/bits"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 )
 
-// Policy is the evictor. It implements [guest.Evictor].
+// Policy is the evictor: it follows the requests, and leaves what they touched to the ranking. It implements
+// [guest.Evictor].
 type Policy struct {
-	now    uint32 // ticks
+	ranking
 	begin  uint64 // time of the first event
 	moved  uint32 // when segments were last moved to their buckets of age
 	ended  uint32 // requests that ended
 	due    uint32 // requests at which the model is fitted again
-	moves  int    // segments that this call may still move
 	fitted int    // steps done of the latest fit
 
-	slots            []slot
-	segs             []segment
-	free             uint32 // segments not in use, linked by right
-	hash             []uint32
-	hashShift        uint8
-	oldest, youngest uint32 // ghosts
-	latest           uint32 // segment that the latest chunk went to
-	hand             uint32 // where the search for a tenant's chunks goes on
-
-	aged  uint64 // buckets of age that are not empty
-	ages  [buckets]cell
-	cells [cells]cell
-	tree  [2 * leaves]uint32
-	open  [requests]request
-	undo  []uint32
-	model model
+	latest uint32 // segment that the latest chunk went to
+	hand   uint32 // slot at which the next search for a tenant's chunks starts
+	open   [requests]request
+	undo   []uint32
 }
 
 // Ticks: 2^20 ns, about a millisecond. Segments are moved to their buckets of age every few ticks.
@@ -50,58 +36,14 @@ const (
 // New makes a policy for a root's slots.
 func New(info guest.Info) (*Policy, error) {
 	n := info.MaxSlots
-	pool := n/8*5 + 64
 	p := &Policy{
-		slots:  make([]slot, n),
-		segs:   make([]segment, pool),
-		oldest: none, youngest: none, latest: none,
-		undo: make([]uint32, 0, 2*(info.MaxVictims+looks)),
-		due:  fitFirst,
+		latest: none,
+		undo:   make([]uint32, 0, 2*(info.MaxVictims+looks)),
+		due:    fitFirst,
 	}
-	hashBits := bits.Len32(pool - 1)
-	p.hashShift = uint8(64 - hashBits)
-	p.hash = make([]uint32, 1<<hashBits)
-	clearWords(p.hash)
-	clearSlots(p.slots)
-	p.free = chainFree(p.segs)
-	clearCells(p.ages[:])
-	clearCells(p.cells[:])
-	clearWords(p.tree[:])
-	p.model.init()
+	p.pool.init(n, n/8*5+64)
+	p.ranking.init()
 	return p, nil
-}
-
-// Loops of their own, since a module's meter charges the length of the whole function at each turn.
-
-//go:noinline
-func clearWords(w []uint32) {
-	for i := range w {
-		w[i] = none
-	}
-}
-
-//go:noinline
-func clearCells(c []cell) {
-	for i := range c {
-		c[i] = cell{none, none}
-	}
-}
-
-//go:noinline
-func clearSlots(s []slot) {
-	for i := range s {
-		s[i].seg, s[i].parent = none, none
-	}
-}
-
-//go:noinline
-func chainFree(s []segment) uint32 {
-	free := none
-	for g := len(s) - 1; g >= 0; g-- {
-		s[g].right = free
-		free = uint32(g)
-	}
-	return free
 }
 
 // A call does no more of this than so much, whatever comes in its batch: a module has a limit to what it may spend.

@@ -252,7 +252,7 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 	p.latest = g
 }
 
-func (p *Policy) partOf(g uint32) uint8 { return uint8(basePart(p.segs[g].base)) }
+func (p *pool) partOf(g uint32) uint8 { return uint8(basePart(p.segs[g].base)) }
 
 // anySegment is a segment to join when there is no room for another: the latest, or the next that has chunks.
 //

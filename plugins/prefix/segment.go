@@ -1,5 +1,7 @@
 package prefix
 
+import "math/bits"
+
 // segment is a run of chunks that one request touched last, or the ghost of one that was evicted.
 type segment struct {
 	key, tip   uint64 // ghost: key of its shallowest chunk; key of the last whole chunk its request reached
@@ -34,6 +36,61 @@ const (
 func (s *segment) row() int            { return rowOf(int(s.base), int(s.level)) }
 func (s *segment) is(bits uint8) bool  { return s.state&bits == bits }
 func (s *segment) any(bits uint8) bool { return s.state&bits != 0 }
+
+// pool holds the slots, the segments that their chunks belong to, and the ghosts of evicted segments. It keeps the lists
+// and the hash table, and decides nothing.
+type pool struct {
+	slots            []slot
+	segs             []segment
+	free             uint32   // segments not in use, linked by right
+	hash             []uint32 // ghosts by key, chained by right
+	hashShift        uint8
+	oldest, youngest uint32 // ghosts
+}
+
+func (p *pool) init(slots, segments uint32) {
+	p.slots, p.segs = make([]slot, slots), make([]segment, segments)
+	hashBits := bits.Len32(segments - 1)
+	p.hashShift = uint8(64 - hashBits)
+	p.hash = make([]uint32, 1<<hashBits)
+	p.oldest, p.youngest = none, none
+	clearWords(p.hash)
+	clearSlots(p.slots)
+	p.free = chainFree(p.segs)
+}
+
+// Each loop has a function, because the meter of a module charges the length of the whole function at each iteration.
+
+//go:noinline
+func clearWords(w []uint32) {
+	for i := range w {
+		w[i] = none
+	}
+}
+
+//go:noinline
+func clearCells(c []cell) {
+	for i := range c {
+		c[i] = cell{none, none}
+	}
+}
+
+//go:noinline
+func clearSlots(s []slot) {
+	for i := range s {
+		s[i].seg, s[i].parent = none, none
+	}
+}
+
+//go:noinline
+func chainFree(s []segment) uint32 {
+	free := none
+	for g := len(s) - 1; g >= 0; g-- {
+		s[g].right = free
+		free = uint32(g)
+	}
+	return free
+}
 
 // newSegment makes an empty segment of request r, born now. When there is no room it forgets the oldest ghost; when
 // there are none it returns false, and the caller joins a segment that is there.
@@ -93,14 +150,14 @@ func (p *Policy) toGhost(g uint32, key uint64) {
 	p.youngest = g
 }
 
-func (p *Policy) ghostHash(key uint64) uint32 {
+func (p *pool) ghostHash(key uint64) uint32 {
 	return uint32(key * 0x9E3779B97F4A7C15 >> p.hashShift)
 }
 
 // ghostFind is the ghost of a segment whose shallowest chunk has that key, or none.
 //
 //go:noinline
-func (p *Policy) ghostFind(key uint64) uint32 {
+func (p *pool) ghostFind(key uint64) uint32 {
 	g := p.hash[p.ghostHash(key)]
 	for g != none && p.segs[g].key != key {
 		g = p.segs[g].right
@@ -108,7 +165,7 @@ func (p *Policy) ghostFind(key uint64) uint32 {
 	return g
 }
 
-func (p *Policy) ghostDel(g uint32) {
+func (p *pool) ghostDel(g uint32) {
 	s := &p.segs[g]
 	at := &p.hash[p.ghostHash(s.key)]
 	for *at != g {

@@ -26,7 +26,7 @@ type slot struct {
 const manyKids = 16
 
 // link makes parent the parent of slot i.
-func (p *Policy) link(i, parent uint32) {
+func (p *ranking) link(i, parent uint32) {
 	if parent >= uint32(len(p.slots)) || p.slots[parent].seg == none || parent == i {
 		return
 	}
@@ -39,7 +39,7 @@ func (p *Policy) link(i, parent uint32) {
 
 // branch notes that a request gave parent a child it never had, and marks the path above as shared when that makes
 // many. Each slot is marked once.
-func (p *Policy) branch(parent uint32) {
+func (p *ranking) branch(parent uint32) {
 	q := &p.slots[parent]
 	if q.fan < 255 {
 		q.fan++
@@ -53,7 +53,7 @@ func (p *Policy) branch(parent uint32) {
 }
 
 // parentOf is the resident parent of slot i, or none.
-func (p *Policy) parentOf(i uint32) uint32 {
+func (p *pool) parentOf(i uint32) uint32 {
 	s := &p.slots[i]
 	if s.parent == none || p.slots[s.parent].gen != s.parentGen {
 		return none
@@ -62,7 +62,7 @@ func (p *Policy) parentOf(i uint32) uint32 {
 }
 
 // orphan takes slot i away from its parent.
-func (p *Policy) unparent(i uint32) {
+func (p *ranking) unparent(i uint32) {
 	q := p.parentOf(i)
 	p.slots[i].parent = none
 	if q == none || p.slots[q].kids == 0 {
@@ -74,7 +74,7 @@ func (p *Policy) unparent(i uint32) {
 }
 
 // attach appends slot i, deeper than all of them, to segment g.
-func (p *Policy) attach(i, g uint32) {
+func (p *pool) attach(i, g uint32) {
 	s, seg := &p.slots[i], &p.segs[g]
 	s.seg, s.prev, s.next = g, seg.tail, none
 	if seg.tail == none {
@@ -87,7 +87,7 @@ func (p *Policy) attach(i, g uint32) {
 }
 
 // attachTop puts slot i, shallower than all of them, in front of segment g.
-func (p *Policy) attachTop(i, g uint32) {
+func (p *pool) attachTop(i, g uint32) {
 	s, seg := &p.slots[i], &p.segs[g]
 	s.seg, s.prev, s.next = g, none, seg.head
 	if seg.head == none {
@@ -100,7 +100,7 @@ func (p *Policy) attachTop(i, g uint32) {
 }
 
 // reattach undoes the latest detach of slot i from segment g.
-func (p *Policy) reattach(i, g uint32) {
+func (p *pool) reattach(i, g uint32) {
 	s, seg := &p.slots[i], &p.segs[g]
 	s.seg = g
 	if s.prev == none {
@@ -117,7 +117,7 @@ func (p *Policy) reattach(i, g uint32) {
 }
 
 // detach takes slot i out of its segment.
-func (p *Policy) detach(i uint32) {
+func (p *pool) detach(i uint32) {
 	s := &p.slots[i]
 	seg := &p.segs[s.seg]
 	if s.prev == none {
