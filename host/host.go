@@ -92,19 +92,12 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	return h, nil
 }
 
-// Verification is which loads a configuration has verified, and how long it lets an operation on files take, as the store
-// takes them.
-func Verification(s *config.Store) (which store.Verification, share float64, limit time.Duration) {
-	switch s.Verification {
-	case config.VerifySampled:
-		which, share = store.Sampled, s.VerifyRatio
-	case config.VerifyOff:
-		which = store.Off
+// IOTimeout is how long an operation on files may take, as [store.Config] has it.
+func IOTimeout(s *config.Store) time.Duration {
+	if s.IOTimeout == 0 {
+		return -1
 	}
-	if limit = s.IOTimeout; limit == 0 {
-		limit = -1
-	}
-	return which, share, limit
+	return s.IOTimeout
 }
 
 func (h *Host) storeConfig() store.Config {
@@ -121,8 +114,7 @@ func (h *Host) storeConfig() store.Config {
 	case config.DurabilityStrict:
 		out.Durability = store.Strict
 	}
-	out.Verification, out.VerifyShare, out.IOTimeout = Verification(&s)
-	out.EvictPatience, out.TouchesEvery = s.EvictPatience, s.TouchesEvery
+	out.IOTimeout, out.EvictPatience = IOTimeout(&s), s.EvictPatience
 	for _, t := range h.cfg.Tenants {
 		out.Quotas = append(out.Quotas, store.Quota{First: t.First, Last: t.Last, Bytes: t.Quota.Bytes, Share: t.Quota.Part})
 	}

@@ -99,8 +99,8 @@ func writeJSON(w io.Writer, v any) error {
 
 // write prints a table.
 func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.Row) error {
-	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, verification %s, %d chunks, %d rounds. GB/s are medians.\n\n", version, runtime.Version(),
-		runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, cfg.Store.Verification, o.chunks, o.rounds)
+	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds. GB/s are medians.\n\n", version, runtime.Version(),
+		runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds)
 	return pathbench.Write(w, rows)
 }
 
@@ -184,7 +184,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 		},
 	}
 	memory := "host memory"
-	base.Store.Verification, base.Store.VerifyShare, base.Store.IOTimeout = host.Verification(&cfg.Store)
+	base.Store.IOTimeout = host.IOTimeout(&cfg.Store)
 	if gpu != nil {
 		base.Copiers, memory = cfg.GDS.CopyThreads, gpu.Name
 	}

@@ -107,19 +107,16 @@ type Store struct {
 	Evict         string  // EvictOnDemand, EvictBackground
 	HighWatermark float64 // of the capacity
 	LowWatermark  float64
-	Durability    string // DurabilityNone, DurabilityBatch, DurabilityStrict
-	Verification  string // VerifyAlways, VerifySampled, VerifyOff
-	VerifyRatio   float64
+	Durability    string        // DurabilityNone, DurabilityBatch, DurabilityStrict
 	IOTimeout     time.Duration // 0: none
 	EvictPatience time.Duration
-	TouchesEvery  time.Duration // 0: at the end only
 	Seed          int64
 	HostID        string        // empty: by the machine
 	SharedPoll    time.Duration // of roots that hosts share
 	SharedLapse   time.Duration
 }
 
-// When room is made, what a publication waits for, and which loads are verified.
+// When entries are evicted, and what a publication waits for.
 const (
 	EvictOnDemand   = "on-demand"
 	EvictBackground = "background"
@@ -127,10 +124,6 @@ const (
 	DurabilityNone   = "none"
 	DurabilityBatch  = "batch"
 	DurabilityStrict = "strict"
-
-	VerifyAlways  = "always"
-	VerifySampled = "sampled"
-	VerifyOff     = "off"
 )
 
 // Engine is how bytes move.

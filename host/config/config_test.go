@@ -241,7 +241,6 @@ func TestErrors(t *testing.T) {
 		{name: "expiry without end", text: "[[expiry]]\nmodel = \"a/*\"\n", is: ErrValue, want: []string{"k.toml:1:", "expiry[0].ttl"}},
 		{name: "expiry pattern", text: "[[expiry]]\nmodel = \"a[\"\nttl = \"1h\"\n", is: ErrValue, want: []string{"expiry[0].model"}},
 		{name: "expiry key", text: "[[expiry]]\nmodle = \"a\"\nttl = \"1h\"\n", is: ErrKey, want: []string{"k.toml:2:", `"model"`}},
-		{name: "nothing sampled", text: "[store]\nverification = \"sampled\"\nverify_ratio = 0\n", is: ErrValue, want: []string{"k.toml:3:", "off"}},
 		{name: "no roots", text: "root = []\n", is: ErrValue, want: []string{"no roots"}},
 		{name: "not loopback", text: "[http]\nlisten = '0.0.0.0:80'\n", is: ErrValue, want: []string{"k.toml:2:", "loopback"}},
 		{name: "watermarks", text: "[store]\nlow_watermark = 0.99\n", is: ErrValue, want: []string{"k.toml:2:", "store.high_watermark"}},

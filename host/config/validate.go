@@ -49,9 +49,6 @@ func (c *Config) Validate() error {
 	if c.Store.HighWatermark == 0 {
 		bad("store.high_watermark", "0 would keep nothing")
 	}
-	if c.Store.Verification == VerifySampled && c.Store.VerifyRatio == 0 {
-		bad("store.verify_ratio", "0 with store.verification = %q: say %q", VerifySampled, VerifyOff)
-	}
 	if c.Engine.SlotBytes%4096 != 0 {
 		bad("engine.slot_bytes", "%d is not a multiple of 4KiB", c.Engine.SlotBytes)
 	}

@@ -152,9 +152,6 @@ func (r *root) takeCheckpoint() (*checkpoint, error) {
 			r.complete++
 		}
 		r.count.recovered += uint64(bits.OnesCount64(x.pieces(slot)))
-		if !r.proven {
-			e.set(stUnproven)
-		}
 	})
 	r.store.stampsFrom(c.when)
 	return &c, nil

@@ -78,7 +78,7 @@ func (x *index) appendEntry(b []byte, slot uint32, ends *expiries) []byte {
 		flags |= recEnds
 	}
 	b = le.AppendUint32(b, slot)
-	b = append(b, flags, e.what[0]&(stComplete|stDetour|stUnproven))
+	b = append(b, flags, e.what[0]&(stComplete|stDetour))
 	b = append(b, e.what[1:]...)
 	b = append(b, e.parent[:]...)
 	b = append(b, e.tick[:]...)
@@ -138,7 +138,7 @@ func (x *index) enterRecord(b []byte, owners []uint32, ends *expiries) (n int, e
 	x.takeAt(slot, &k)
 	e := x.at(slot)
 	e.setOwner(owners[who])
-	e.set(stLive | b[5]&(stComplete|stDetour|stUnproven))
+	e.set(stLive | b[5]&(stComplete|stDetour))
 	copy(e.parent[:], b[9:])
 	copy(e.tick[:], b[17:])
 	e.deep = le.Uint16(b[25:])

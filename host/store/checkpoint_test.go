@@ -27,7 +27,7 @@ func (f *fixture) image() (list []string) {
 	r.x.each(func(slot uint32, e *entry) {
 		list = append(list, fmt.Sprintf("%d %s parent %016x tick %d units %d depth %d ranks %x owed %x state %x tenant %d",
 			slot, r.x.key(slot), e.parentPrint(), e.touched(), r.x.units(slot), e.depth(), r.x.pieces(slot), r.x.owed[slot],
-			e.what[0]&^(stUnproven|stAnnounced), r.tenantOf(slot)))
+			e.what[0]&^stAnnounced, r.tenantOf(slot)))
 	})
 	return append(list, fmt.Sprintf("used %d complete %d high %d", r.used, r.complete, r.x.high))
 }

@@ -71,29 +71,23 @@ type RootConfig struct {
 
 // Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
 type Config struct {
-	Roots        []RootConfig
-	EvictMode    EvictMode
-	High, Low    float64 // watermarks of Background, as parts of a root's capacity: 0.95 and 0.90
-	Durability   Durability
-	Verification Verification
-	VerifyShare  float64       // of the loads that Sampled verifies: 0.1
-	BatchEvery   time.Duration // between flushes of Batch: 1 s
-	Policies     Policies
-	FS           staging.FS
-	Log          *slog.Logger
-	Seed         uint64
-	Now          func() time.Time
-	HostID       string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
+	Roots      []RootConfig
+	EvictMode  EvictMode
+	High, Low  float64 // watermarks of Background, as parts of a root's capacity: 0.95 and 0.90
+	Durability Durability
+	BatchEvery time.Duration // between flushes of Batch: 1 s
+	Policies   Policies
+	FS         staging.FS
+	Log        *slog.Logger
+	Seed       uint64
+	Now        func() time.Time
+	HostID     string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
 
 	Expiries      []Expiry      // of entries by their model, the first that fits; none: they do not expire
 	Quotas        []Quota       // the first that fits a tenant is the tenant's
 	EvictPatience time.Duration // how long a put waits for the background evictor: 5 s
 
-	IOTimeout time.Duration // after which an operation on files is given up, and its root taken out: 30 s; negative: never
-	// TouchesEvery is how often the order of last touch is kept, so that a crash costs no more of it than that: at a clean
-	// end it always is. 0: only then. Hosts that share a root keep none.
-	TouchesEvery time.Duration
-
+	IOTimeout   time.Duration // after which an operation on files is given up, and its root taken out: 30 s; negative: never
 	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
 
 	QuarantineFiles int           // most damaged files kept per root; 0: 64, negative: none
@@ -102,16 +96,15 @@ type Config struct {
 }
 
 const (
-	maxNamespaces      = 4096
-	maxRoots           = 64
-	defaultSlots       = 1 << 21
-	smallestEntry      = 2 * Page
-	usualEntry         = 1 << 20
-	defaultHigh        = 0.95
-	defaultLow         = 0.90
-	defaultVerifyShare = 0.1
-	defaultKept        = 64
-	defaultScanners    = 8
+	maxNamespaces   = 4096
+	maxRoots        = 64
+	defaultSlots    = 1 << 21
+	smallestEntry   = 2 * Page
+	usualEntry      = 1 << 20
+	defaultHigh     = 0.95
+	defaultLow      = 0.90
+	defaultKept     = 64
+	defaultScanners = 8
 )
 
 func (c *Config) complete() error {
@@ -153,12 +146,6 @@ func (c *Config) complete() error {
 	}
 	if !(0 < c.Low && c.Low <= c.High && c.High <= 1) {
 		return fmt.Errorf("%w: watermarks %g and %g, want 0 < low <= high <= 1", ErrConfig, c.Low, c.High)
-	}
-	if c.VerifyShare == 0 {
-		c.VerifyShare = defaultVerifyShare
-	}
-	if !(0 < c.VerifyShare && c.VerifyShare <= 1) {
-		return fmt.Errorf("%w: %g of the loads are to be verified, want more than 0 and at most 1", ErrConfig, c.VerifyShare)
 	}
 	if c.IOTimeout == 0 {
 		c.IOTimeout = 30 * time.Second

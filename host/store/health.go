@@ -43,7 +43,7 @@ func (s RootState) String() string {
 // health is what a root's operations have told of it.
 type health struct {
 	state   atomic.Uint32 // a RootState
-	outages atomic.Uint32 // returns after which what was there is trusted no more
+	outages atomic.Uint32 // times that it came back: what was not synced before may be lost
 
 	mu       sync.Mutex
 	reason   string

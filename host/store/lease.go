@@ -125,8 +125,6 @@ func (l *Lease) hold(p *Piece) error {
 	}
 	r.x.pin(p.mark.slot)
 	p.key, p.class, p.detour = r.x.key(p.mark.slot), r.classOf(p.mark.slot), e.is(stDetour)
-	p.outage = r.health.outages.Load()
-	p.verifies = r.verifying(e.is(stUnproven) || r.state() == RootReadOnly)
 	return nil
 }
 

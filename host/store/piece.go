@@ -16,19 +16,17 @@ import (
 
 // Piece is a published file, open for reading. It pins its entry until it is closed.
 type Piece struct {
-	root     *root
-	class    *class
-	mark     mark
-	key      chunk.Key
-	rank     uint32
-	detour   bool
-	verifies bool
-	outage   uint32 // the root's last at that time
-	name     string
-	file     staging.File
-	size     int64
-	head     Head
-	closed   atomic.Bool
+	root   *root
+	class  *class
+	mark   mark
+	key    chunk.Key
+	rank   uint32
+	detour bool
+	name   string
+	file   staging.File
+	size   int64
+	head   Head
+	closed atomic.Bool
 }
 
 // Head is what a reader needs to know of a piece before its payload.
@@ -156,7 +154,6 @@ func (p *Piece) Bad(cause error) {
 	if p.root.notOurs(p.mark, cause) {
 		return
 	}
-	p.root.doubted(cause)
 	p.root.condemn(p.mark, p.rank, p.name, cause)
 }
 

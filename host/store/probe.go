@@ -53,7 +53,7 @@ func (r *root) comeBack(ctx context.Context, state RootState) error {
 	if err != nil {
 		return err
 	}
-	r.unprove()
+	r.health.outages.Add(1)
 	if state == RootReadOnly {
 		return r.rejoin(ctx, RootReadOnly)
 	}

@@ -101,7 +101,6 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		case herr != nil:
 			r.seize(p.target, herr)
 		case h.is(p.class, &p.key, p.rank):
-			p.unproven = true // who wrote it, and how far, is not known
 			if err := p.syncOther(); err != nil {
 				return info, err
 			}
@@ -180,9 +179,6 @@ func (p *Put) enter(info staging.Info) error {
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
 	r.x.arrive(p.mark.slot, p.rank)
-	if p.unproven || p.outage != r.health.outages.Load() {
-		e.set(stUnproven)
-	}
 	if r.x.pieces(p.mark.slot)&p.ranks == p.ranks && !e.is(stComplete) {
 		e.set(stComplete)
 		r.complete++

@@ -49,12 +49,11 @@ type Put struct {
 	file staging.File
 	over bool
 
-	credit   shared.Credit // of a shared root
-	charge   charge        // against the root's daily budget
-	opened   bool          // there was a file
-	unproven bool          // the file that was published was there before
-	outage   uint32        // the root's last when the put began
-	unsure   uint32        // likewise
+	credit shared.Credit // of a shared root
+	charge charge        // against the root's daily budget
+	opened bool          // there was a file
+	outage uint32        // the root's last when the put began
+	unsure uint32        // likewise
 }
 
 // Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for other

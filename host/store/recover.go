@@ -356,9 +356,6 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) (was 
 	if detour {
 		e.set(stDetour)
 	}
-	if !r.proven {
-		e.set(stUnproven)
-	}
 	if r.x.pieces(slot)&h.Pieces == h.Pieces && !e.is(stComplete) {
 		e.set(stComplete)
 		r.complete++

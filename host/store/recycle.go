@@ -17,10 +17,10 @@ import (
 // file says in its header whose it is: should a power failure undo the renames and keep the bytes, then what stands
 // under the victim's name fails its checksums or names another key, and is a miss.
 //
-// A shared root takes no part: another host may be reading the victim. Nor does one whose loads are not all verified.
+// A shared root takes no part: another host may be reading the victim.
 
 func (r *root) recycles() bool {
-	return !r.cfg.Shared && !r.cfg.unlinks && r.store.cfg.Verification == Always
+	return !r.cfg.Shared && !r.cfg.unlinks
 }
 
 // bequeath makes the file of one of a victim's pieces the heir's temporary, if it is of the right size, and returns the

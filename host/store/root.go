@@ -43,10 +43,7 @@ type root struct {
 
 	reads, writes speed // of single transfers
 
-	proven   bool          // the run before ended with all its bytes on disk; until an outage
-	partly   bool          // that goes by the checkpoint only
-	distrust atomic.Bool   // a load that was verified by lot has failed
-	unsure   atomic.Uint32 // batches that could not be made durable
+	unsure atomic.Uint32 // batches that could not be made durable
 
 	lasting  sync.Map // directories whose names are durable
 	lastingN atomic.Int64
@@ -143,10 +140,7 @@ func (r *root) take(ctx context.Context) (err error) {
 		return err
 	}
 	r.sweepMeta()
-	if err = r.loadWritten(); err == nil {
-		err = r.beginUnclean()
-	}
-	if err != nil {
+	if err = r.loadWritten(); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
 	return nil

@@ -35,7 +35,6 @@ func (r *root) beginScan() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.scanning = true
-	r.proven = r.proven && !r.partly
 	r.forgone = map[uint64]struct{}{}
 	r.x.clock = firstLive
 	r.unseen = r.cfg.Capacity

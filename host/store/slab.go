@@ -43,7 +43,6 @@ const (
 	stComplete              // all pieces that some put or header named are there
 	stDetour                // some piece stands under the built-in name
 	stAnnounced             // the evict policy knows it
-	stUnproven              // there before an end that was not in order, or an outage: every load verifies it
 	stBits      = 0xff
 )
 

@@ -85,8 +85,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.work.Go(func() { s.bury(s.run) })
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
-		if cfg.TouchesEvery > 0 && !r.cfg.Shared {
-			s.work.Go(func() { r.saveTouchesEvery(s.run, cfg.TouchesEvery) })
+		if !r.cfg.Shared {
+			s.work.Go(func() { r.saveTouchesEvery(s.run, touchesEvery) })
 		}
 		if cfg.EvictMode == Background && !r.cfg.Shared {
 			s.work.Go(func() { r.evictAhead(s.run) })
@@ -160,7 +160,6 @@ func (s *Store) Close() error {
 		}
 		r.saveTouches()
 		r.saveCheckpoint()
-		r.endClean()
 	}
 	return errors.Join(s.closeRoots(), s.closePolicies())
 }

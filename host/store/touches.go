@@ -16,7 +16,7 @@ import (
 )
 
 // The order of last touch outlives the host: a list of fingerprints, oldest first, beside the pieces, written at a clean end,
-// and every Config.TouchesEvery. It is advice. After a crash the last one holds for what the scan finds of it, and everything
+// and every touchesEvery. It is advice. After a crash the last one holds for what the scan finds of it, and everything
 // stored since is newer; without any, the order of storing serves. Slots, and what the evict policy keeps of itself, are not
 // brought back after a crash: the policy is told of what is there in the order of the list.
 
@@ -25,6 +25,7 @@ const (
 	touchesMagic = "kvtouch1"
 	touchesHead  = 32 // magic, time i64, count u64, xxh3-64 of the list
 	touchesPart  = 64 << 10
+	touchesEvery = 5 * time.Minute
 )
 
 // byTouch lists the entries that are not leaving, least recently touched first.

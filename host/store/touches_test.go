@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -24,7 +25,11 @@ func (f *fixture) order(of int) (list []int) {
 // TestOrderOfTouchAfterACrash kills a host some time after the order was kept: what it says holds of what is still there, and
 // what was stored later is newer.
 func TestOrderOfTouchAfterACrash(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 16, 1, func(c *Config) { c.TouchesEvery = time.Millisecond })
+	synctest.Test(t, testOrderOfTouchAfterACrash)
+}
+
+func testOrderOfTouchAfterACrash(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 16, 1)
 	name := filepath.Join(f.cfg.Roots[0].Path, touchesFile)
 	f.mustPut(0, 1, 2, 3, 4)
 	for _, n := range []uint64{3, 0} {
@@ -35,7 +40,7 @@ func TestOrderOfTouchAfterACrash(t *testing.T) {
 		t.Fatalf("%v, want %v", got, want)
 	}
 	var list []byte
-	for size := int64(touchesHead + 5*8); ; time.Sleep(time.Millisecond) { // the store does it by itself
+	for size := int64(touchesHead + 5*8); ; time.Sleep(touchesEvery) { // the store does it by itself
 		if info, err := os.Stat(name); err == nil && info.Size() == size {
 			f.store.roots[0].saveTouches() // the one before may have come between two touches
 			if list, err = os.ReadFile(name); err != nil {
@@ -54,7 +59,6 @@ func TestOrderOfTouchAfterACrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, name, list)
-	f.cfg.TouchesEvery = 0
 	f.start()
 	<-f.store.ScanDone()
 	if got, want := f.order(7), []int{1, 2, 3, 0, 5, 6}; !slices.Equal(got, want) {

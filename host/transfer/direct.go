@@ -89,9 +89,6 @@ func (t *load) judge(slot *gds.DirectSlot) (*store.Head, error) {
 	if head.DataOffset+head.Plan.PayloadBytes() > t.piece.Size() {
 		return nil, fmt.Errorf("%w: %s ends before its payload does", ErrDamaged, t.piece.File().Name())
 	}
-	if !t.piece.Verifies() {
-		return head, nil
-	}
 	if err := sumSlot(t.spec.Memory.(guardedMemory).gpu, slot, extents, head.DataOffset); err != nil {
 		return nil, deviceError(err)
 	}

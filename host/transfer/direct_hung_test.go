@@ -78,34 +78,26 @@ func hang(t *testing.T, always bool) {
 	l.Release()
 }
 
-// TestDirectLoadsVerifyAsConfigured: checksums are made on the GPU where the store wants them compared, and nowhere else.
-func TestDirectLoadsVerifyAsConfigured(t *testing.T) {
-	for _, c := range []struct {
-		how  store.Verification
-		part float64
-		sums int
-	}{{store.Always, 0, 3}, {store.Sampled, 1, 3}, {store.Off, 0, 0}} {
-		t.Run(fmt.Sprint(c.how, c.part), func(t *testing.T) {
-			t.Setenv("KVHOST_TEST_GPU", "")
-			r := newDeviceRig(t, chunk.Uniform(4, 4, 1, 100_000), 64, 32<<20, func(s *store.Config) { s.Verification, s.VerifyShare = c.how, c.part })
-			r.route(RouteChoice{})
-			from, ids := r.shuffled(3), r.shuffled(3)
-			if _, out := r.storeAll(r.put(0, from[0]), r.put(1, from[1]), r.put(2, from[2])); len(out.Failed) > 0 {
-				t.Fatal(out)
-			}
-			r.poison()
-			r.double.Rules("") // counts from here
-			if out := r.load([]int{0, 1, 2}, ids); len(out.Failed) > 0 {
-				t.Fatal(out.Failed)
-			}
-			if n := r.double.Calls("sums"); n != c.sums {
-				t.Errorf("%v, %v: %d launches for checksums, want %d", c.how, c.part, n, c.sums)
-			}
-			for n := range 3 {
-				if err := r.holds(n, ids[n], false); err != nil {
-					t.Error(err)
-				}
-			}
-		})
+// TestDirectLoadsVerify: checksums are made on the GPU.
+func TestDirectLoadsVerify(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	r := newDeviceRig(t, chunk.Uniform(4, 4, 1, 100_000), 64, 32<<20)
+	r.route(RouteChoice{})
+	from, ids := r.shuffled(3), r.shuffled(3)
+	if _, out := r.storeAll(r.put(0, from[0]), r.put(1, from[1]), r.put(2, from[2])); len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	r.poison()
+	r.double.Rules("") // counts from here
+	if out := r.load([]int{0, 1, 2}, ids); len(out.Failed) > 0 {
+		t.Fatal(out.Failed)
+	}
+	if n := r.double.Calls("sums"); n != 3 {
+		t.Errorf("%d launches for checksums, want 3", n)
+	}
+	for n := range 3 {
+		if err := r.holds(n, ids[n], false); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -288,15 +288,11 @@ func (r *pieceReader) fill(at, off, size int64) (int64, error) {
 	return 0, err
 }
 
-// scatter verifies, where the store says so, and delivers extents [lo, hi), inside the fence.
+// scatter verifies and delivers extents [lo, hi), inside the fence.
 func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
 	if !r.job.enter() {
 		return ErrCancelled
 	}
 	defer r.job.leave() // also when the copy panics: the fence must be able to close
-	table := head.Table
-	if !r.piece.Verifies() {
-		table = nil
-	}
-	return r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, table)
+	return r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, head.Table)
 }

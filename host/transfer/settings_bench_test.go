@@ -11,8 +11,8 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 )
 
-// The store and load path of BenchmarkPath under each setting beside the plainest one: nothing verified beyond the header, no
-// limit for operations, nothing synced. Passes take turns, each round in another order; the first round is not counted.
+// The store and load path of BenchmarkPath under each setting beside the plainest one: no limit for operations,
+// nothing synced. Passes take turns, each round in another order; the first round is not counted.
 // Reported are medians of GB/s, and of the ratios plainest time / time, with the quartiles: 1.0 costs nothing.
 func BenchmarkSettings(b *testing.B) {
 	settings := []struct {
@@ -21,8 +21,6 @@ func BenchmarkSettings(b *testing.B) {
 	}{
 		{"plainest", func(*store.Config) {}},
 		{"io_timeout", func(c *store.Config) { c.IOTimeout = time.Minute }},
-		{"sampled", func(c *store.Config) { c.Verification = store.Sampled }},
-		{"always", func(c *store.Config) { c.Verification = store.Always }},
 		{"batch", func(c *store.Config) { c.Durability = store.Batch }},
 		{"strict", func(c *store.Config) { c.Durability = store.Strict }},
 	}
@@ -37,7 +35,7 @@ func BenchmarkSettings(b *testing.B) {
 			paths := make([]*ourPath, len(settings))
 			for i, s := range settings {
 				paths[i] = newOurPath(b, geo, filepath.Join(dir, s.name), func(c *store.Config) {
-					c.Verification, c.IOTimeout = store.Off, -1
+					c.IOTimeout = -1
 					s.change(c)
 				})
 				defer paths[i].close()
