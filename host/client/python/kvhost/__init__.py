@@ -4,6 +4,7 @@ A :class:`Session` is one stream to the host. Memory is shared, never copied thr
 sealed memfd that both processes map, and stores and loads name blocks in it.
 """
 
+from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena
 from kvhost.errors import Code, HostError, HostGone, KvhostError
 from kvhost.semaphores import ArenaSemaphores, Semaphores, Timeline
@@ -15,6 +16,7 @@ from kvhost.session import (
     LoadJob,
     LoadResult,
     Lookup,
+    PendingLookup,
     Result,
     Session,
     StoreChunk,
@@ -24,7 +26,8 @@ from kvhost.session import (
 from kvhost.shape import Group, Namespace, Plane, Region
 
 __all__ = [
-    "NOT_WANTED", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "Group", "HostError", "HostGone",
-    "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "Plane", "Region", "Result",
-    "Semaphores", "Session", "StoreChunk", "StoreJob", "StoreResult", "Timeline",
+    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "Group",
+    "HostError", "HostGone", "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace",
+    "PendingLookup", "Plane", "Region", "Result", "Semaphores", "Session", "StoreChunk", "StoreJob",
+    "StoreResult", "Timeline",
 ]

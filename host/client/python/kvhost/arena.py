@@ -11,6 +11,11 @@ _F_ADD_SEALS = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
 
 
+def seal(fd: int) -> None:
+    """Fixes a memfd's size. The host refuses memory that its owner could truncate under a copy."""
+    fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+
+
 class Arena:
     """A memfd of fixed size, sealed so that neither side can be faulted by the other's truncation."""
 
@@ -18,7 +23,7 @@ class Arena:
         self.fd = os.memfd_create("kvhost-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
-            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+            seal(self.fd)
             self._map = mmap.mmap(self.fd, size)
         except BaseException:
             os.close(self.fd)

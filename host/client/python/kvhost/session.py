@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena
 from kvhost.errors import HostError
 from kvhost.shape import Namespace, Region
@@ -88,10 +89,36 @@ class Lookup:
             return i // 8 < len(self.bits) and bool(self.bits[i // 8] >> (i % 8) & 1)
         return self._first <= i < self._first + self.hits
 
-    def release(self) -> None:
+    def release(self, *, wait: bool = True) -> None:
         """Ends the lease. After a load or the expiry it does no harm."""
         if self.lease:
-            self._session._ask(release=pb.Release(lease=self.lease))
+            self._session._tell(wait, release=pb.Release(lease=self.lease))
+
+
+class PendingLookup:
+    """A lookup whose answer may not be here yet."""
+
+    def __init__(self, session: Session, first: int) -> None:
+        self._session = session
+        self._first = first
+        self._over = threading.Event()
+        self._answer: Any = None
+
+    def _call(self, m: Any) -> bool:
+        if not isinstance(m, Exception) and m.WhichOneof("body") == "lookup" and m.lookup.pending:
+            return False  # the answer proper follows
+        self._answer = m
+        self._over.set()
+        return True
+
+    def done(self, timeout: float = 0) -> bool:
+        """Whether the answer came, or comes within ``timeout`` seconds."""
+        return self._over.wait(timeout)
+
+    def result(self, timeout: float | None = None) -> Lookup:
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"no answer to lookup within {timeout} s")
+        return Lookup(self._session, self._first, checked(self._answer).lookup)
 
 
 class _Job:
@@ -107,6 +134,11 @@ class _Job:
             self.timeline.abandon()  # the host will not
         self._answer = m
         self._over.set()
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has completed or failed."""
+        return self._over.is_set()
 
     def cancel(self) -> None:
         """Returns when no copy can touch the blocks any more. The job still completes."""
@@ -132,6 +164,11 @@ class StoreJob(_Job):
         self._end(m)
         self._read.set()
         return True
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the blocks may be used again."""
+        return self._read.is_set()
 
     def read(self, timeout: float | None = None) -> None:
         """Returns when the blocks may be used again."""
@@ -218,7 +255,18 @@ class Session:
     def _ask(self, **body: Any) -> Any:
         return self._stream.ask(self._timeout, **body)
 
-    def register(self, group: int, arena: Arena, regions: Sequence[Region]) -> None:
+    def _tell(self, wait: bool, **body: Any) -> None:
+        if wait:
+            self._ask(**body)
+        else:
+            self._stream.start(lambda m: True, **body)
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set once the session is over, by either side: its jobs have failed by then."""
+        return self._stream.ended
+
+    def register(self, group: int, arena: Arena | AdoptedMemory, regions: Sequence[Region]) -> None:
         """Tells the host where a group's pages are: one region per plane of the group, in its order."""
         if arena.fd < 0:
             raise ValueError("the arena is closed")
@@ -274,12 +322,27 @@ class Session:
         self, keys: Sequence[bytes], *, group: int = 0, request: int = 0, first: int = 0, readers: int = 0
     ) -> Lookup:
         """Asks what can be loaded, and pins it for a while."""
+        pending = self.start_lookup(keys, group=group, request=request, first=first, readers=readers)
+        return pending.result(self._timeout)
+
+    def start_lookup(
+        self, keys: Sequence[bytes], *, group: int = 0, request: int = 0, first: int = 0, readers: int = 0
+    ) -> PendingLookup:
+        """Asks likewise, without waiting for the answer."""
         n = self._namespace.key_bytes
         packed = b"".join(keys)
         if len(packed) != n * len(keys) or any(len(k) != n for k in keys):
             raise ValueError(f"keys have {n} bytes each")
-        m = self._ask(lookup=pb.Lookup(request=request, group=group, keys=packed, first=first, readers=readers))
-        return Lookup(self, first, m.lookup)
+        pending = PendingLookup(self, first)
+        self._stream.start(
+            pending._call,
+            lookup=pb.Lookup(request=request, group=group, keys=packed, first=first, readers=readers),
+        )
+        return pending
+
+    def leased(self, lease: int) -> Lookup:
+        """A lease that another session of the engine was granted, for loads under it here."""
+        return Lookup(self, 0, pb.LookupReply(lease=lease))
 
     def share_semaphores(self, arena: Arena, offset: int, count: int) -> ArenaSemaphores:
         """Shares 64-bit semaphores in an arena, once in a session, for the timelines of its jobs."""
@@ -339,13 +402,13 @@ class Session:
         )
         return job
 
-    def end_request(self, request: int) -> None:
+    def end_request(self, request: int, *, wait: bool = True) -> None:
         """Says that a request is over: what it still has leased is released."""
-        self._ask(end_request=pb.EndRequest(request=request))
+        self._tell(wait, end_request=pb.EndRequest(request=request))
 
-    def flush(self) -> None:
-        """Returns when no copy of the jobs sent so far can touch their blocks any more."""
-        self._ask(flush=pb.Flush())
+    def flush(self, jobs: Sequence[StoreJob | LoadJob] = ()) -> None:
+        """Returns when no copy of the jobs, or of all sent so far, can touch their blocks any more."""
+        self._ask(flush=pb.Flush(jobs=[j.id for j in jobs]))
 
     def ping(self) -> None:
         self._ask(ping=pb.Ping())

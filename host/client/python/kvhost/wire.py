@@ -36,6 +36,7 @@ class Stream:
         self._calls: dict[int, Call] = {}
         self._last = 0
         self._cause: Exception | None = None
+        self.ended = threading.Event()  # set when no answer will come any more
         session = self._channel.stream_stream(
             "/kvhost.v1.Host/Session",
             request_serializer=pb.ClientMessage.SerializeToString,
@@ -68,6 +69,7 @@ class Stream:
             for call in calls.values():
                 call(self._cause)
             self._out.put(None)
+            self.ended.set()
 
     def start(self, call: Call, **body: Any) -> int:
         """Sends a message. Ids are sent in their order: the host wants them to rise."""
@@ -84,8 +86,6 @@ class Stream:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def call(m: Any) -> bool:
-            if not isinstance(m, Exception) and m.WhichOneof("body") == "lookup" and m.lookup.pending:
-                return False  # the answer proper follows
             answers.put(m)
             return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 from collections.abc import Iterator
@@ -104,6 +105,26 @@ def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
     found.release()
     s.end_request(5)
     assert [c.result for c in s.store([kvhost.StoreChunk(keys[0], to[0])]).published(30).chunks] == [kvhost.Result.RESIDENT]
+
+
+def test_adopted_memory(path: str, seed: bytes) -> None:
+    size = GROUPS[1].blocks * 4 * PAGE
+    raw = (ctypes.c_ubyte * size).from_buffer(bytearray(os.urandom(size)))
+    address, before = ctypes.addressof(raw), bytes(raw)
+    memory = kvhost.AdoptedMemory([(address, size)])
+    assert bytes(raw) == before and os.pread(memory.fd, size, memory.offset(address)) == before
+    with pytest.raises(ValueError):
+        memory.offset(0)
+    with kvhost.Session(path, "adopted-" + seed.hex(), namespace()) as s:
+        s.register(7, memory, [kvhost.Region(memory.offset(address), PAGE, size // PAGE)])
+        s.store([kvhost.StoreChunk(key(seed, 0), [0, 1])], group=7).published(30)
+        pending = s.start_lookup([key(seed, 0)], group=7, readers=1)
+        assert pending.done(30) and pending.result().hits == 1
+        lease = s.leased(pending.result().lease)
+        assert s.load(lease, [kvhost.LoadChunk(0, [5, 6])]).wait(30).failed == []
+    assert s.ended.is_set()
+    assert bytes(raw) == before[: 5 * PAGE] + before[: 2 * PAGE] + before[7 * PAGE :]
+    memory.close()
 
 
 def test_membership_and_holes(peer: Peer, seed: bytes) -> None:

@@ -1,0 +1,76 @@
+"""Host memory of another library, moved into a memfd in place so that the host can map it."""
+
+from __future__ import annotations
+
+import ctypes as C
+import os
+from collections.abc import Iterable
+
+from kvhost.arena import seal
+
+_PAGE = os.sysconf("SC_PAGESIZE")
+_COPY = 64 << 20
+_PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_FIXED = 1, 2, 1, 0x10
+
+
+class AdoptedMemory:
+    """Spans of this process' memory, backed by one sealed memfd. Their addresses and contents stay.
+
+    The pages under the spans are replaced by a shared mapping of the memfd. No other thread may write to them meanwhile;
+    whatever else lies on the same pages moves along. The mapping outlives this object."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        """``spans`` are (address, bytes)."""
+        self._runs: list[tuple[int, int, int]] = []  # (first address, end, offset in the memfd)
+        runs = _page_runs(spans)
+        self.size = sum(end - start for start, end in runs)
+        self.fd = os.memfd_create("kvhost-adopted", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, self.size)
+            seal(self.fd)
+            offset = 0
+            for start, end in runs:
+                self._move(start, end, offset)
+                self._runs.append((start, end, offset))
+                offset += end - start
+        except BaseException:
+            os.close(self.fd)
+            self.fd = -1
+            raise
+
+    def _move(self, start: int, end: int, offset: int) -> None:
+        for at in range(start, end, _COPY):
+            part = memoryview((C.c_ubyte * min(_COPY, end - at)).from_address(at))
+            done = 0
+            while done < len(part):
+                done += os.pwrite(self.fd, part[done:], offset + at - start + done)
+        libc = C.CDLL(None, use_errno=True)
+        libc.mmap.restype = C.c_void_p
+        libc.mmap.argtypes = [C.c_void_p, C.c_size_t, C.c_int, C.c_int, C.c_int, C.c_long]
+        flags = _MAP_SHARED | _MAP_FIXED
+        if libc.mmap(start, end - start, _PROT_READ | _PROT_WRITE, flags, self.fd, offset) != start:
+            raise OSError(C.get_errno(), f"mmap of {end - start} bytes at {start:#x}")
+
+    def offset(self, address: int) -> int:
+        """Where an address of the spans is in the memfd."""
+        for start, end, offset in self._runs:
+            if start <= address < end:
+                return offset + address - start
+        raise ValueError(f"address {address:#x} is in none of the adopted spans")
+
+    def close(self) -> None:
+        """Closes the descriptor. The memory stays mapped, here and in the host."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _page_runs(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pages under the spans, merged where spans share or touch a page: a page can be mapped only once."""
+    runs: list[tuple[int, int]] = []
+    for start, end in sorted((a // _PAGE * _PAGE, -(-(a + n) // _PAGE) * _PAGE) for a, n in spans if n):
+        if runs and start <= runs[-1][1]:
+            runs[-1] = (runs[-1][0], max(runs[-1][1], end))
+        else:
+            runs.append((start, end))
+    return runs
