@@ -50,11 +50,11 @@ func Check(ctx context.Context, path string, o Options) (*Report, error) {
 		}
 		switch role {
 		case abi.RoleEvict:
-			c.evict()
+			evictChecks{c}.evict()
 		case abi.RoleAdmit:
 			c.admit()
 		case abi.RolePlace:
-			c.place()
+			placeChecks{c}.place()
 		case abi.RoleLayout:
 			c.layout()
 		}

@@ -122,8 +122,11 @@ type move struct {
 	answer []uint32
 }
 
+// evictChecks are what an eviction policy must pass.
+type evictChecks struct{ *checker }
+
 // evict checks an eviction policy.
-func (c *checker) evict() {
+func (c evictChecks) evict() {
 	for _, g := range []struct {
 		slots  uint32
 		rounds int
@@ -148,7 +151,7 @@ func (c *checker) evict() {
 }
 
 // record plays a world against a new instance, judges each answer, and keeps the tape.
-func (c *checker) record(seed uint64, slots uint32, rounds int) ([]move, error) {
+func (c evictChecks) record(seed uint64, slots uint32, rounds int) ([]move, error) {
 	e, err := c.evictor(slots, 0)
 	if err != nil {
 		return nil, err
@@ -201,7 +204,7 @@ func (c *checker) record(seed uint64, slots uint32, rounds int) ([]move, error) 
 }
 
 // judge holds one answer against the world.
-func (c *checker) judge(w *world, ask abi.Ask, out []uint32) error {
+func (c evictChecks) judge(w *world, ask abi.Ask, out []uint32) error {
 	var freed uint64
 	for i, slot := range out {
 		n := w.slots[slot]
@@ -221,7 +224,7 @@ func (c *checker) judge(w *world, ask abi.Ask, out []uint32) error {
 }
 
 // replay plays a tape to a new instance, which must answer alike.
-func (c *checker) replay(tape []move, slots, longer uint32, how, do string) error {
+func (c evictChecks) replay(tape []move, slots, longer uint32, how, do string) error {
 	e, err := c.evictor(slots, longer)
 	if err != nil {
 		return err
@@ -303,7 +306,7 @@ func noisy(tape []move) []move {
 }
 
 // handOver saves the state half way, gives it to a new instance, and wants the rest of the tape answered alike.
-func (c *checker) handOver(tape []move, slots uint32) error {
+func (c evictChecks) handOver(tape []move, slots uint32) error {
 	half := len(tape) / 2
 	for half < len(tape) && (half == 0 || tape[half-1].ask == nil) {
 		half++ // a host saves when nothing waits
@@ -336,7 +339,7 @@ func (c *checker) handOver(tape []move, slots uint32) error {
 	return c.garbage(state, slots)
 }
 
-func (c *checker) saved(e *evictor, tape []move) (state []byte, ok bool, err error) {
+func (c evictChecks) saved(e *evictor, tape []move) (state []byte, ok bool, err error) {
 	if err := e.follow(tape, 0, "another instance with the same seed and events", "decide by events alone"); err != nil {
 		return nil, false, err
 	}
@@ -347,7 +350,7 @@ func (c *checker) saved(e *evictor, tape []move) (state []byte, ok bool, err err
 }
 
 // crowd fills the largest instance, and asks where answers are dear: everything old is pinned or another tenant's.
-func (c *checker) crowd(slots uint32) error {
+func (c evictChecks) crowd(slots uint32) error {
 	e, err := c.evictor(slots, 0)
 	if err != nil {
 		return err

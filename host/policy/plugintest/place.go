@@ -26,7 +26,7 @@ const (
 	placeRoom = abi.PlaceAnswerSize + mostPath
 )
 
-func (c *checker) placer(longer uint32, id func(int) uint32, order []string) (*placer, error) {
+func (c placeChecks) placer(longer uint32, id func(int) uint32, order []string) (*placer, error) {
 	p, err := c.probe(0, longer)
 	if err != nil {
 		return nil, err
@@ -35,7 +35,7 @@ func (c *checker) placer(longer uint32, id func(int) uint32, order []string) (*p
 		abi.BufferArgs: max(abi.PlaceQuerySize+longer, abi.PathRefSize+longer+mostPath), abi.BufferResult: placeRoom,
 		abi.BufferRoots: abi.RootsHeaderSize + 64*(abi.RootFactsSize+longer),
 	})
-	pl := &placer{c: c, p: p, longer: longer, id: id}
+	pl := &placer{c: c.checker, p: p, longer: longer, id: id}
 	if err == nil {
 		err = pl.roots(nil)
 	}
@@ -124,7 +124,7 @@ func (l *placer) read(path []byte) (id abi.PathIdentity, ok bool, err error) {
 }
 
 // queries are identities to name: namespaces by text, every length of key, groups and ranks at their ends.
-func (c *checker) queries() []abi.PlaceQuery {
+func (c placeChecks) queries() []abi.PlaceQuery {
 	rng := rand.New(rand.NewPCG(c.o.Seed, 41))
 	var out []abi.PlaceQuery
 	add := func(q abi.PlaceQuery) {
@@ -172,8 +172,11 @@ func facts() [][]abi.RootFacts {
 	return [][]abi.RootFacts{{fast}, {fast, mount}, {mount, full}, {closed, fast}, {{}}, many, {{ID: 1, Flags: abi.RootWritable, Capacity: ^uint64(0), Free: ^uint64(0), ReadBps: ^uint64(0), WriteBps: ^uint64(0)}}}
 }
 
+// placeChecks are what a place policy must pass.
+type placeChecks struct{ *checker }
+
 // place checks a place policy.
-func (c *checker) place() {
+func (c placeChecks) place() {
 	l, err := c.placer(0, identity, texts)
 	if err != nil {
 		c.r.add(err)
@@ -214,7 +217,7 @@ func (c *checker) place() {
 }
 
 // distinct names every query; paths is nil when the guest leaves naming to the host.
-func (c *checker) distinct(l *placer, queries []abi.PlaceQuery) (paths [][]byte, err error) {
+func (c placeChecks) distinct(l *placer, queries []abi.PlaceQuery) (paths [][]byte, err error) {
 	whose := map[string]int{}
 	for i, q := range queries {
 		path, _, ok, err := l.path(q)
@@ -235,7 +238,7 @@ func spell(q *abi.PlaceQuery) string {
 }
 
 // inverse reads the paths back, and others that are nearly like them.
-func (c *checker) inverse(l *placer, queries []abi.PlaceQuery, paths [][]byte) error {
+func (c placeChecks) inverse(l *placer, queries []abi.PlaceQuery, paths [][]byte) error {
 	rng := rand.New(rand.NewPCG(c.o.Seed, 43))
 	for i, path := range paths {
 		id, ok, err := l.read(path)
@@ -271,7 +274,7 @@ func nearly(rng *rand.Rand, path []byte) [][]byte {
 }
 
 // foreign is a path that may be anybody's: what the guest takes it for, it must give back.
-func (c *checker) foreign(l *placer, path []byte) error {
+func (c placeChecks) foreign(l *placer, path []byte) error {
 	if policy.CheckPath(path) != nil {
 		return nil
 	}
@@ -291,7 +294,7 @@ func (c *checker) foreign(l *placer, path []byte) error {
 }
 
 // pure asks again under other facts and sizes: only the root may change.
-func (c *checker) pure(l *placer, queries []abi.PlaceQuery, paths [][]byte) error {
+func (c placeChecks) pure(l *placer, queries []abi.PlaceQuery, paths [][]byte) error {
 	for round, roots := range facts() {
 		if err := l.roots(roots); err != nil {
 			return err
@@ -315,7 +318,7 @@ func (c *checker) pure(l *placer, queries []abi.PlaceQuery, paths [][]byte) erro
 }
 
 // same wants another instance to give the same paths.
-func (c *checker) same(longer uint32, id func(int) uint32, order []string, back func(int) int, queries []abi.PlaceQuery, paths [][]byte, how, do string) error {
+func (c placeChecks) same(longer uint32, id func(int) uint32, order []string, back func(int) int, queries []abi.PlaceQuery, paths [][]byte, how, do string) error {
 	l, err := c.placer(longer, id, order)
 	if err != nil {
 		return err
@@ -340,7 +343,7 @@ func (c *checker) same(longer uint32, id func(int) uint32, order []string, back 
 }
 
 // strangers asks for what was never announced. Any status will do.
-func (c *checker) strangers(l *placer, export string) error {
+func (c placeChecks) strangers(l *placer, export string) error {
 	if err := c.strangeNamespace(l.p); err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func (c *checker) load(p *policy.Probe, state []byte) (taken bool, err error) {
 }
 
 // garbage hands over states that nobody saved. An instance that takes one must still answer by the rules.
-func (c *checker) garbage(state []byte, slots uint32) error {
+func (c evictChecks) garbage(state []byte, slots uint32) error {
 	rng := rand.New(rand.NewPCG(c.o.Seed, 23))
 	for i := range 24 {
 		bad := slices.Clone(state)
@@ -89,7 +89,7 @@ func (c *checker) garbage(state []byte, slots uint32) error {
 }
 
 // after loads a state and then makes the instance work.
-func (c *checker) after(e *evictor, state []byte) error {
+func (c evictChecks) after(e *evictor, state []byte) error {
 	if _, err := c.load(e.p, state); err != nil {
 		return err
 	}
