@@ -12,36 +12,38 @@ import (
 
 const module = "github.com/kvhost/kvhost"
 
-// rows is the house: a package imports only packages of rows above its own, or of its own subtree. The first prefix
-// that matches counts, so a longer one stands before a shorter one.
-var rows = []struct {
-	row    int
-	prefix string
-}{
-	{1, "abi/guest"},
-	{0, "abi"},
-	{3, "plugins"},
-	{4, "gds"}, {4, "staging"},
-	{5, "host/chunk"}, {5, "host/trace"},
-	{6, "host/policy"},
-	{7, "host/store"},
-	{8, "host/transfer"},
-	{9, "host/proto"}, {10, "host/server"}, {10, "host/client"},
-	{11, "host/config"}, {11, "host/sim"}, {11, "host/replay"}, {11, "host/doctor"},
-	{12, "host"},
-	{13, "cmd"},
-	{13, "examples"},
+// rows is the layout: a package imports only packages of rows above its row, or of its own subtree. A package belongs
+// to the longest prefix that matches.
+var rows = [][]string{
+	{"abi"},
+	{"abi/guest"},
+	{"plugins"},
+	{"gds", "staging"},
+	{"host/chunk", "host/trace"},
+	{"host/policy"},
+	{"host/store/index", "host/store/pieceformat"},
+	{"host/store"},
+	{"host/transfer"},
+	{"host/proto"},
+	{"host/server", "host/client"},
+	{"host/config", "host/sim", "host/replay", "host/doctor"},
+	{"host"},
+	{"cmd", "examples"},
 }
 
-func rowOf(t *testing.T, path string) (int, string) {
+func rowOf(t *testing.T, path string) (row int, prefix string) {
 	rel := strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
-	for _, r := range rows {
-		if rel == r.prefix || strings.HasPrefix(rel, r.prefix+"/") {
-			return r.row, r.prefix
+	for i, prefixes := range rows {
+		for _, p := range prefixes {
+			if (rel == p || strings.HasPrefix(rel, p+"/")) && len(p) > len(prefix) {
+				row, prefix = i, p
+			}
 		}
 	}
-	t.Fatalf("%s has no place in the house", path)
-	return 0, ""
+	if prefix == "" {
+		t.Fatalf("%s is in no row of the layout", path)
+	}
+	return row, prefix
 }
 
 func TestImportDirection(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -57,7 +58,7 @@ func (c *fellows) see(cl *class, h *Header, allocated int64, detour bool) {
 	r.mu.Lock()
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
 	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	if slot := r.x.find(print, cl.base, &h.Key); c.dooms[id] != nil || slot != none && r.x.at(slot).is(stLeaving) {
+	if slot := r.x.Find(print, cl.base, &h.Key); c.dooms[id] != nil || slot != index.None && r.x.At(slot).Is(index.Evicting) {
 		r.mu.Unlock()
 		return
 	}
@@ -79,9 +80,9 @@ func (c *fellows) see(cl *class, h *Header, allocated int64, detour bool) {
 	r.overlook(late.stray)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if slot := r.x.find(print, cl.base, &h.Key); slot != none {
-		if e := r.x.at(slot); !e.any(stLeaving | stAnnounced) {
-			r.x.touch(slot)
+	if slot := r.x.Find(print, cl.base, &h.Key); slot != index.None {
+		if e := r.x.At(slot); !e.Any(index.Evicting | index.Announced) {
+			r.x.Touch(slot)
 			r.announce(abi.OpResident, slot, print, 0)
 		}
 	}
@@ -93,10 +94,10 @@ func (c *fellows) Touched(prints []uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, print := range prints {
-		if slot := r.x.findPrint(print); slot != none {
-			if e := r.x.at(slot); e.is(stAnnounced) && !e.is(stLeaving) {
-				r.x.touch(slot)
-				r.event(abi.OpTouch, slot, print, none, 0)
+		if slot := r.x.FindFingerprint(print); slot != index.None {
+			if e := r.x.At(slot); e.Is(index.Announced) && !e.Is(index.Evicting) {
+				r.x.Touch(slot)
+				r.event(abi.OpTouch, slot, print, index.None, 0)
 			}
 		}
 	}
@@ -114,8 +115,8 @@ func (c *fellows) Condemn(v *shared.Victim) bool {
 	}
 	if err == nil && !d.entry {
 		print := chunk.Fingerprint(v.Namespace, v.Group, v.Key)
-		if slot := r.x.find(print, cl.base, &v.Key); slot != none && !r.x.at(slot).is(stLeaving) {
-			if _, busy := r.flights[slot]; busy || r.x.at(slot).pins > 0 {
+		if slot := r.x.Find(print, cl.base, &v.Key); slot != index.None && !r.x.At(slot).Is(index.Evicting) {
+			if _, busy := r.flights[slot]; busy || r.x.At(slot).Pins() > 0 {
 				return false
 			}
 			d.departure, d.entry = r.leave(slot), true
@@ -221,12 +222,12 @@ func (c *fellows) Victims(bytes int64) (list []shared.Victim) {
 			r.count.badVictims++
 			continue
 		}
-		e := r.x.at(slot)
+		e := r.x.At(slot)
 		cl := r.classOf(slot)
 		list = append(list, shared.Victim{
-			Namespace: cl.ns.digest, Group: cl.group, Key: r.x.key(slot), Pieces: r.x.pieces(slot), Detour: e.is(stDetour), Bytes: r.x.bytes(slot),
+			Namespace: cl.ns.digest, Group: cl.group, Key: r.x.Key(slot), Pieces: r.x.Pieces(slot), Detour: e.Is(index.FallbackName), Bytes: r.x.Bytes(slot),
 		})
-		bytes -= r.x.bytes(slot)
+		bytes -= r.x.Bytes(slot)
 	}
 	return list
 }
@@ -304,9 +305,9 @@ func (c *fellows) found(name string, cl *class, h *Header, allocated int64, deto
 	}
 	r.mu.Lock()
 	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	slot := r.x.find(print, cl.base, &h.Key)
+	slot := r.x.Find(print, cl.base, &h.Key)
 	r.mu.Unlock()
-	if slot != none {
+	if slot != index.None {
 		r.drop(mark{slot, print}, 0)
 	}
 }

@@ -25,7 +25,7 @@ func (r *root) evictAhead(ctx context.Context) {
 		r.mu.Lock()
 		freed := int64(0)
 		for ctx.Err() == nil && r.takes() && !r.scanning {
-			full := r.x.used == r.x.max
+			full := r.x.Len() == r.x.Max()
 			target := max(0, min(r.level(r.store.cfg.Low), r.limit()-r.wanted))
 			if r.used <= target && !full {
 				break
@@ -42,7 +42,7 @@ func (r *root) evictAhead(ctx context.Context) {
 			}
 			break
 		}
-		if freed == 0 && (r.used+r.wanted > r.limit() || r.x.used == r.x.max) {
+		if freed == 0 && (r.used+r.wanted > r.limit() || r.x.Len() == r.x.Max()) {
 			r.vain++
 		}
 		r.settled.Broadcast()

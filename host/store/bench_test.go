@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"testing"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -59,13 +59,13 @@ func (f *fixture) fill(entries, keyBytes int) {
 		}
 		k := hashKey(n, keyBytes)
 		print := chunk.Fingerprint(c.ns.digest, c.group, k)
-		slot := r.x.add(print, owner{class: c.id}, &k, parent, uint32(n%1000))
+		slot := r.x.Add(print, index.Owner{Class: c.id}, &k, parent, uint32(n%1000))
 		c.refs.Add(1)
-		r.x.setUnits(slot, pieceBytes/Page)
-		r.x.at(slot).set(stComplete)
-		r.x.setPieces(slot, 1)
-		r.used += r.x.bytes(slot)
-		r.x.touch(slot)
+		r.x.SetUnits(slot, pieceBytes/Page)
+		r.x.At(slot).Set(index.Complete)
+		r.x.SetPieces(slot, 1)
+		r.used += r.x.Bytes(slot)
+		r.x.Touch(slot)
 		r.announce(abi.OpInsert, slot, print, 0)
 		parent = print
 	}
@@ -153,7 +153,6 @@ func BenchmarkCheckpoint(b *testing.B) {
 	f := indexOnly(b, entries, 32)
 	f.fill(entries, 32)
 	r := f.store.roots[0]
-	c := checkpoint{when: 1, high: r.x.high, clock: r.x.clock, entries: r.x.used, owners: uint32(len(r.x.owners.list))}
 	file, err := r.fs.OpenFile(filepath.Join(b.TempDir(), "index"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		b.Fatal(err)
@@ -161,15 +160,15 @@ func BenchmarkCheckpoint(b *testing.B) {
 	defer file.Close()
 	b.Run(fmt.Sprintf("entries=%d/write", entries), func(b *testing.B) {
 		for b.Loop() {
-			if err := r.x.writeCheckpoint(file, c, r.ownerRecords(), &r.expiries); err != nil {
+			if err := r.writeCheckpoint(file, 1, r.checkpointOwners()); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
 	b.Run(fmt.Sprintf("entries=%d/read", entries), func(b *testing.B) {
 		for b.Loop() {
-			x := newIndex(r.cfg.MaxEntries, f.store.spaces.print, f.store.spaces.base)
-			if _, err := r.readCheckpoint(x, file, &expiries{}); err != nil || x.used != r.x.used {
+			x := index.New(r.cfg.MaxEntries, f.store.spaces.print, f.store.spaces.base)
+			if _, err := r.readCheckpoint(x, file); err != nil || x.Len() != r.x.Len() {
 				b.Fatal(err)
 			}
 		}
@@ -220,14 +219,14 @@ func BenchmarkSaveTouches(b *testing.B) {
 	b.ReportMetric(float64(with.Microseconds()), "longest-us")
 	b.ReportMetric(float64(without.Microseconds()), "quiet-longest-us")
 	slice := time.Duration(0)
-	for from := uint32(0); from+replaySlice < r.x.high; from += replaySlice {
+	for from := uint32(0); from+replaySlice < r.x.High(); from += replaySlice {
 		start := time.Now()
 		r.mu.Lock()
 		_ = r.collect(make([]touched, 0, replaySlice), from, from+replaySlice)
 		r.mu.Unlock()
 		slice += time.Since(start)
 	}
-	b.ReportMetric(float64(slice.Nanoseconds())/float64(r.x.high/replaySlice), "ns/slice")
+	b.ReportMetric(float64(slice.Nanoseconds())/float64(r.x.High()/replaySlice), "ns/slice")
 }
 
 // BenchmarkRestart opens a root of KVHOST_FILES sparse pieces by its checkpoint, and by a scan.
@@ -313,39 +312,8 @@ func BenchmarkReserve(b *testing.B) {
 		}
 		// Resident without a file: what publication does to the index.
 		r.mu.Lock()
-		r.x.setPieces(p.mark.slot, 1)
+		r.x.SetPieces(p.mark.slot, 1)
 		r.mu.Unlock()
 		p.end()
 	}
-}
-
-func BenchmarkBytesPerEntry(b *testing.B) {
-	for _, keyBytes := range []int{16, 32} {
-		for _, entries := range []int{sized(b, "KVHOST_ENTRIES", 1_000_000)} {
-			b.Run(fmt.Sprintf("key=%d/entries=%d", keyBytes, entries), func(b *testing.B) {
-				for range b.N {
-					f := indexOnly(b, 1000, keyBytes)
-					c := f.space.ns.class(0)
-					before := heap()
-					x := newIndex(1<<27, f.store.spaces.print, f.store.spaces.base)
-					var parent uint64
-					for n := range uint64(entries) {
-						k := hashKey(n, keyBytes)
-						print := chunk.Fingerprint(c.ns.digest, c.group, k)
-						x.setPieces(x.add(print, owner{class: c.id}, &k, parent, 0), 1)
-						parent = print
-					}
-					b.ReportMetric(float64(heap()-before)/float64(entries), "heap-B/entry")
-					b.ReportMetric(float64(x.memory())/float64(entries), "counted-B/entry")
-				}
-			})
-		}
-	}
-}
-
-func heap() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }

@@ -77,7 +77,7 @@ func (r *root) meetTheEnd(entry int64, cause error) {
 
 // unwritten is what is reserved for pieces that are not there, whether somebody is writing them or not. mu is held.
 func (r *root) unwritten() (bytes int64) {
-	for class, n := range r.x.lacking {
+	for class, n := range r.x.MissingByClass() {
 		bytes += n * r.store.spaces.class(class).fileBytes()
 	}
 	return bytes

@@ -143,7 +143,7 @@ func (r *root) callVictims(gone []departure) {
 			break
 		}
 		if r.mayStillGo(slot) {
-			r.callPiecesOf(r.classOf(slot), r.x.key(slot), r.x.pieces(slot))
+			r.callPiecesOf(r.classOf(slot), r.x.Key(slot), r.x.Pieces(slot))
 		}
 	}
 	r.uncalled = len(c.list) > 1

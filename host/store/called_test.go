@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/plugins/fanout"
 )
 
@@ -111,9 +112,9 @@ func TestOneFaultAmongManyNames(t *testing.T) {
 		f.mustRead(n)
 	}
 	r := f.store.roots[0]
-	r.x.each(func(slot uint32, e *entry) {
-		if k := r.x.key(slot); e.is(stDetour) != (k == testKey(7)) {
-			t.Errorf("entry %s: under the built-in name %v", k, e.is(stDetour))
+	r.x.Each(func(slot uint32, e *index.Entry) {
+		if k := r.x.Key(slot); e.Is(index.FallbackName) != (k == testKey(7)) {
+			t.Errorf("entry %s: under the built-in name %v", k, e.Is(index.FallbackName))
 		}
 	})
 }

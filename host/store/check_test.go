@@ -1,6 +1,10 @@
 package store
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/store/index"
+)
 
 // check compares a root's index with itself and with its account. Nothing may hold root.mu.
 func (r *root) check() error {
@@ -20,9 +24,9 @@ func (r *root) idle() error {
 		return fmt.Errorf("%d entries are in flight", len(r.flights))
 	}
 	var err error
-	r.x.each(func(slot uint32, e *entry) {
-		if e.pins != 0 || e.any(stLeaving|stDetached) {
-			err = fmt.Errorf("slot %d: %d pins, state %#x", slot, e.pins, e.what[0])
+	r.x.Each(func(slot uint32, e *index.Entry) {
+		if e.Pins() != 0 || e.Any(index.Evicting|index.Detached) {
+			err = fmt.Errorf("slot %d: %d pins, state %#x", slot, e.Pins(), e.State())
 		}
 	})
 	return err

@@ -1,14 +1,16 @@
 package store
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/bits"
 	"os"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -50,8 +52,8 @@ func (r *root) saveCheckpoint() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	why := r.unsettled()
-	r.x.each(func(_ uint32, e *entry) {
-		if e.any(stLeaving | stDetached) {
+	r.x.Each(func(_ uint32, e *index.Entry) {
+		if e.Any(index.Evicting | index.Detached) {
 			why = "entries are leaving"
 		}
 	})
@@ -59,13 +61,13 @@ func (r *root) saveCheckpoint() {
 		r.log.Info("no checkpoint is written; the next start scans", "because", why)
 		return
 	}
-	c := checkpoint{when: r.store.stamp(), high: r.x.high, clock: r.x.clock, entries: r.x.used, owners: uint32(len(r.x.owners.list))}
+	when := r.store.stamp()
 	err := r.fs.SyncFS(r.dir)
 	if err == nil {
-		err = r.saveState(c.when)
+		err = r.saveState(when)
 	}
 	if err == nil {
-		err = r.replaceMeta(checkpointFile, func(f staging.File) error { return r.x.writeCheckpoint(f, c, r.ownerRecords(), &r.expiries) })
+		err = r.replaceMeta(checkpointFile, func(f staging.File) error { return r.writeCheckpoint(f, when, r.checkpointOwners()) })
 	}
 	if err != nil {
 		r.log.Warn("the checkpoint could not be written; the next start scans", "error", err)
@@ -93,42 +95,52 @@ func (r *root) replaceMeta(file string, write func(staging.File) error) error {
 	return r.fs.SyncDir(r.dir + "/" + metaDir)
 }
 
-// ownerRecords are the owners in the words of the next run: namespace, group, tenant, time to live, naming. One that has no
-// entries any more is all zero.
-func (r *root) ownerRecords() []byte {
-	has := make([]bool, len(r.x.owners.list))
-	r.x.each(func(_ uint32, e *entry) { has[e.owner()] = true })
-	b := make([]byte, 0, len(r.x.owners.list)*ownerRecord)
-	for i, o := range r.x.owners.list {
-		var rec [ownerRecord]byte
+func (r *root) writeCheckpoint(f io.WriterAt, when int64, owners []pieceformat.CheckpointOwner) error {
+	x := r.x
+	head := pieceformat.Checkpoint{Time: when, High: x.High(), Clock: x.Clock(), Entries: x.Len()}
+	return pieceformat.WriteCheckpoint(f, head, owners, func(yield func(*pieceformat.CheckpointEntry) bool) {
+		for slot := range x.High() {
+			if !x.At(slot).Is(index.Live) {
+				continue
+			}
+			e := pieceformat.CheckpointEntry(x.Record(slot))
+			if !yield(&e) {
+				return
+			}
+		}
+	})
+}
+
+// checkpointOwners are the owners in terms that the next run can resolve.
+func (r *root) checkpointOwners() []pieceformat.CheckpointOwner {
+	owners := make([]pieceformat.CheckpointOwner, len(r.x.Owners()))
+	has := make([]bool, len(owners))
+	r.x.Each(func(_ uint32, e *index.Entry) { has[e.OwnerID()] = true })
+	for i, o := range r.x.Owners() {
 		if !has[i] {
-			b = append(b, rec[:]...)
 			continue
 		}
-		c := r.store.spaces.class(o.class)
-		copy(rec[:16], c.ns.digest[:])
-		binary.LittleEndian.PutUint32(rec[16:], c.group)
-		binary.LittleEndian.PutUint32(rec[20:], r.store.spaces.tenantOf(o.tenant))
-		binary.LittleEndian.PutUint64(rec[24:], uint64(c.ns.ttl))
-		copy(rec[32:], c.names.identity())
-		b = append(b, rec[:]...)
+		c := r.store.spaces.class(o.Class)
+		owners[i] = pieceformat.CheckpointOwner{
+			Namespace: c.ns.digest, Group: c.group, Tenant: r.store.spaces.tenantOf(o.Tenant), TTL: c.ns.ttl,
+			Place: [32]byte(c.names.identity()),
+		}
 	}
-	return b
+	return owners
 }
 
 // takeCheckpoint reads the checkpoint into the index, if there is one to go by, and removes it. An error says that it could
 // not be removed.
-func (r *root) takeCheckpoint() (*checkpoint, error) {
+func (r *root) takeCheckpoint() (*pieceformat.Checkpoint, error) {
 	name := r.dir + "/" + checkpointFile
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	x := newIndex(r.cfg.MaxEntries, r.store.spaces.print, r.store.spaces.base)
-	var c checkpoint
-	var ends expiries
+	x := index.New(r.cfg.MaxEntries, r.store.spaces.print, r.store.spaces.base)
+	var c pieceformat.Checkpoint
 	if err == nil {
-		c, err = r.readCheckpoint(x, f, &ends)
+		c, err = r.readCheckpoint(x, f)
 		err = errors.Join(err, f.Close())
 	}
 	if err == nil {
@@ -143,17 +155,17 @@ func (r *root) takeCheckpoint() (*checkpoint, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.x, r.expiries = x, ends
-	x.each(func(slot uint32, e *entry) {
+	r.x = x
+	x.Each(func(slot uint32, e *index.Entry) {
 		r.classOf(slot).refs.Add(1)
-		r.used += x.bytes(slot)
-		r.bill(slot, x.bytes(slot))
-		if e.is(stComplete) {
+		r.used += x.Bytes(slot)
+		r.bill(slot, x.Bytes(slot))
+		if e.Is(index.Complete) {
 			r.complete++
 		}
-		r.count.recovered += uint64(bits.OnesCount64(x.pieces(slot)))
+		r.count.recovered += uint64(bits.OnesCount64(x.Pieces(slot)))
 	})
-	r.store.stampsFrom(c.when)
+	r.store.stampsFrom(c.Time)
 	return &c, nil
 }
 
@@ -169,46 +181,92 @@ func (r *root) removeCheckpoint() error {
 	return nil
 }
 
-func (r *root) readCheckpoint(x *index, f staging.File, ends *expiries) (checkpoint, error) {
+// readCheckpoint fills an empty index. After an error it is of no use.
+func (r *root) readCheckpoint(x *index.Index, f staging.File) (pieceformat.Checkpoint, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return checkpoint{}, err
+		return pieceformat.Checkpoint{}, err
 	}
-	return x.readCheckpoint(f, info.Size, ends, r.store.ownerFor)
+	l := &checkpointLoader{x: x, ownerFor: r.store.ownerFor}
+	return l.load(f, info.Size)
 }
 
-// ownerFor finds the owner that a record names.
-func (s *Store) ownerFor(rec []byte) (owner, error) {
-	cl, err := s.classFor(&Header{Namespace: chunk.Digest(rec[:16]), Group: binary.LittleEndian.Uint32(rec[16:])})
-	if err != nil {
-		return owner{}, err
+// checkpointLoader enters a checkpoint into an index.
+type checkpointLoader struct {
+	x        *index.Index
+	owners   []uint32 // numbers of this run by those of the checkpoint
+	ownerFor func(*pieceformat.CheckpointOwner) (index.Owner, error)
+}
+
+func (l *checkpointLoader) load(f io.ReaderAt, size int64) (pieceformat.Checkpoint, error) {
+	c, err := pieceformat.ReadCheckpoint(f, size, l)
+	if err == nil {
+		l.x.EndRestore(c.Clock, c.High)
 	}
-	if string(cl.names.identity()) != string(rec[32:ownerRecord]) {
-		if cl, err = s.classNamed(cl, rec[32:ownerRecord]); err != nil {
-			return owner{}, err
+	return c, err
+}
+
+func (l *checkpointLoader) Head(c pieceformat.Checkpoint) error {
+	if c.High > l.x.Max() {
+		return fmt.Errorf("%w: checkpoint of %d slots, the root has %d now", ErrDamaged, c.High, l.x.Max())
+	}
+	l.x.Reserve(int(c.Entries))
+	return nil
+}
+
+func (l *checkpointLoader) Owner(o *pieceformat.CheckpointOwner) error {
+	id := index.None
+	if *o != (pieceformat.CheckpointOwner{}) {
+		owner, err := l.ownerFor(o)
+		if err != nil {
+			return err
+		}
+		if n, ok := l.x.InternOwner(owner); ok {
+			id = n
 		}
 	}
-	if cl == nil || binary.LittleEndian.Uint64(rec[24:]) != uint64(cl.ns.ttl) {
-		return owner{}, fmt.Errorf("%w: namespace %x has another place policy or time to live now", ErrDamaged, rec[:16])
+	l.owners = append(l.owners, id)
+	return nil
+}
+
+func (l *checkpointLoader) Entry(e *pieceformat.CheckpointEntry) error {
+	rec := index.Record(*e)
+	rec.OwnerID = l.owners[e.OwnerID]
+	return l.x.Restore(&rec)
+}
+
+// ownerFor finds the owner that a checkpoint names.
+func (s *Store) ownerFor(o *pieceformat.CheckpointOwner) (index.Owner, error) {
+	cl, err := s.classFor(&Header{Namespace: o.Namespace, Group: o.Group})
+	if err != nil {
+		return index.Owner{}, err
 	}
-	tenant, err := s.spaces.internTenant(binary.LittleEndian.Uint32(rec[20:]))
-	return owner{cl.id, tenant}, err
+	if string(cl.names.identity()) != string(o.Place[:]) {
+		if cl, err = s.classNamed(cl, o.Place[:]); err != nil {
+			return index.Owner{}, err
+		}
+	}
+	if cl == nil || o.TTL != cl.ns.ttl {
+		return index.Owner{}, fmt.Errorf("%w: namespace %s has another place policy or time to live now", ErrDamaged, o.Namespace)
+	}
+	tenant, err := s.spaces.internTenant(o.Tenant)
+	return index.Owner{Class: cl.id, Tenant: tenant}, err
 }
 
 // lookAt compares some entries of a checkpoint with their files.
-func (r *root) lookAt(x *index) error {
-	n := max(1, x.high/lookedAt)
-	for slot := n - 1; slot < x.high; slot += n {
-		e := x.at(slot)
-		if !e.is(stLive) || e.is(stDetour) || x.owed[slot] != 0 {
+func (r *root) lookAt(x *index.Index) error {
+	n := max(1, x.High()/lookedAt)
+	for slot := n - 1; slot < x.High(); slot += n {
+		e := x.At(slot)
+		if !e.Is(index.Live) || e.Is(index.FallbackName) || x.Missing(slot) != 0 {
 			continue
 		}
-		k, sum := x.key(slot), int64(0)
+		k, sum := x.Key(slot), int64(0)
 		for rank := range uint32(chunk.MaxRanks) {
-			if x.pieces(slot)&(1<<rank) == 0 {
+			if x.Pieces(slot)&(1<<rank) == 0 {
 				continue
 			}
-			name, err := r.path(r.store.spaces.class(x.ownerOf(slot).class), &k, rank, false)
+			name, err := r.path(r.store.spaces.class(x.Owner(slot).Class), &k, rank, false)
 			if err != nil {
 				return err
 			}
@@ -218,8 +276,8 @@ func (r *root) lookAt(x *index) error {
 			}
 			sum += padded(info.Allocated)
 		}
-		if sum != x.bytes(slot) {
-			return fmt.Errorf("%w: %s takes %d bytes, the checkpoint says %d", ErrDamaged, k, sum, x.bytes(slot))
+		if sum != x.Bytes(slot) {
+			return fmt.Errorf("%w: %s takes %d bytes, the checkpoint says %d", ErrDamaged, k, sum, x.Bytes(slot))
 		}
 	}
 	return nil

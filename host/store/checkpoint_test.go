@@ -15,6 +15,8 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/zeebo/xxh3"
 )
@@ -24,12 +26,12 @@ func (f *fixture) image() (list []string) {
 	r := f.store.roots[0]
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.x.each(func(slot uint32, e *entry) {
+	r.x.Each(func(slot uint32, e *index.Entry) {
 		list = append(list, fmt.Sprintf("%d %s parent %016x tick %d units %d depth %d ranks %x owed %x state %x tenant %d",
-			slot, r.x.key(slot), e.parentPrint(), e.touched(), r.x.units(slot), e.depth(), r.x.pieces(slot), r.x.owed[slot],
-			e.what[0]&^stAnnounced, r.tenantOf(slot)))
+			slot, r.x.Key(slot), e.Parent(), e.LastTouch(), r.x.Units(slot), e.Depth(), r.x.Pieces(slot), r.x.Missing(slot),
+			e.State()&^index.Announced, r.tenantOf(slot)))
 	})
-	return append(list, fmt.Sprintf("used %d complete %d high %d", r.used, r.complete, r.x.high))
+	return append(list, fmt.Sprintf("used %d complete %d high %d", r.used, r.complete, r.x.High()))
 }
 
 // grown is a root with entries of several tenants, sizes and sets of ranks, some of them incomplete, with free slots between.
@@ -217,44 +219,42 @@ func (k *keeper) Victims(abi.Ask, []uint32) int              { return 0 }
 func (k *keeper) Save(dst []byte, limit int) ([]byte, error) { return append(dst, "kept"...), nil }
 func (k *keeper) Load(b []byte) error                        { return nil }
 
-// FuzzCheckpoint reads files that say the right checksums.
+// FuzzCheckpoint reads files with the right checksums.
 func FuzzCheckpoint(f *testing.F) {
-	x := plainIndex(64, func(k chunk.Key) uint64 { return chunk.Fingerprint(chunk.Digest{}, 0, k) })
+	fp := func(_ uint16, k chunk.Key) uint64 { return chunk.Fingerprint(chunk.Digest{}, 0, k) }
+	plain := func() *index.Index { return index.New(64, fp, func(class uint16) uint16 { return class }) }
+	x := plain()
 	for n := range uint64(20) {
 		k := testKey(n)
-		slot := x.add(x.hash(5, k), owner{class: 5}, &k, n, uint32(n))
-		x.setPieces(slot, 1<<(n%64))
-		x.touch(slot)
+		slot := x.Add(fp(5, k), index.Owner{Class: 5}, &k, n, uint32(n))
+		x.SetPieces(slot, 1<<(n%64))
+		x.Touch(slot)
 	}
 	var file memory
-	if err := x.writeCheckpoint(&file, checkpoint{when: 9, high: x.high, clock: x.clock, entries: x.used, owners: 1}, make([]byte, ownerRecord), &expiries{}); err != nil {
+	r := &root{x: x, store: &Store{spaces: newSpaces()}}
+	if err := r.writeCheckpoint(&file, 9, []pieceformat.CheckpointOwner{{Group: 1}}); err != nil {
 		f.Fatal(err)
 	}
 	f.Add([]byte(file))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if len(b) >= checkpointHead {
-			binary.LittleEndian.PutUint64(b[48:], xxh3.Hash(b[checkpointHead:]))
+		if len(b) >= 64 {
+			binary.LittleEndian.PutUint64(b[48:], xxh3.Hash(b[64:]))
 			binary.LittleEndian.PutUint64(b[56:], xxh3.Hash(b[:56]))
 		}
-		y := plainIndex(64, x.hash0)
-		c, err := y.readCheckpoint(bytes.NewReader(b), int64(len(b)), &expiries{}, func([]byte) (owner, error) { return owner{class: 5}, nil })
+		y := plain()
+		l := &checkpointLoader{x: y, ownerFor: func(*pieceformat.CheckpointOwner) (index.Owner, error) { return index.Owner{Class: 5}, nil }}
+		c, err := l.load(bytes.NewReader(b), int64(len(b)))
 		if err != nil {
 			return
 		}
-		if y.used != c.entries || y.high != c.high {
-			t.Fatalf("%d entries in %d slots, it said %+v", y.used, y.high, c)
+		if y.Len() != c.Entries || y.High() != c.High {
+			t.Fatalf("%d entries in %d slots, the head says %+v", y.Len(), y.High(), c)
 		}
-		y.each(func(slot uint32, e *entry) {
-			found := false
-			y.seek(y.slotPrint(slot), func(s uint32) bool { found = s == slot; return found })
-			if !found {
-				t.Fatalf("slot %d is not in the table", slot)
-			}
-		})
+		if err := y.Check(); err != nil {
+			t.Fatal(err)
+		}
 	})
 }
-
-func (x *index) hash0(k chunk.Key) uint64 { return x.hash(5, k) }
 
 // memory is a file.
 type memory []byte

@@ -1,15 +1,19 @@
 package store
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
 
 // A piece file is not what it should be. Each is a miss for its entry.
 var (
 	// ErrUnknownFormat is a file of a format version, flag or algorithm that this host does not know.
-	ErrUnknownFormat = errors.New("store: unknown piece format")
+	ErrUnknownFormat = pieceformat.ErrUnknownFormat
 	// ErrNotPiece is a file that does not start like a piece.
-	ErrNotPiece = errors.New("store: not a piece file")
-	// ErrDamaged is a piece whose header, table or size contradicts itself.
-	ErrDamaged = errors.New("store: damaged piece")
+	ErrNotPiece = pieceformat.ErrNotPiece
+	// ErrDamaged is a file whose contents contradict each other.
+	ErrDamaged = pieceformat.ErrDamaged
 	// ErrWrongPiece is a sound piece of something else than its name says.
 	ErrWrongPiece = errors.New("store: the file holds another piece")
 	// ErrUnknownPlan is a piece written under a layout plan that its root does not hold.

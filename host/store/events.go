@@ -3,15 +3,16 @@ package store
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // Everything here runs under root.mu. The index has been changed before: see the package comment.
 
 // event tells the evict policy about an entry.
 func (r *root) event(op abi.Op, slot uint32, print uint64, parent, request uint32) {
-	e := r.x.at(slot)
+	e := r.x.At(slot)
 	r.send(abi.Event{
-		Slot: slot, Parent: parent, Key: print, ParentKey: e.parentPrint(), Size: r.x.unitsOf(slot, e), Depth: e.depth(),
+		Slot: slot, Parent: parent, Key: print, ParentKey: e.Parent(), Size: r.x.EntryUnits(slot, e), Depth: e.Depth(),
 		Request: request, Tenant: r.tenantOf(slot), Op: op, Time: r.store.clock(),
 	})
 }
@@ -21,7 +22,7 @@ func (r *root) send(ev abi.Event) {
 		return // a lease released late: there is no policy to tell any more
 	}
 	if ev.Op == abi.OpUnpin && len(r.foretold.slots) > 0 {
-		r.foretold.unpinned(r.x.at(ev.Slot))
+		r.foretold.unpinned(r.x.At(ev.Slot))
 	}
 	if r.standin == nil && !r.scanning {
 		if err := r.evict.Event(ev); err != nil {
@@ -40,36 +41,36 @@ func (r *root) direct() bool {
 
 // announce tells of an entry for the first time: op is INSERT or RESIDENT. Children that are known already are linked.
 func (r *root) announce(op abi.Op, slot uint32, print uint64, request uint32) {
-	e := r.x.at(slot)
-	parent := r.x.findPrint(e.parentPrint())
-	if parent != none && !r.x.at(parent).is(stAnnounced) {
-		parent = none
+	e := r.x.At(slot)
+	parent := r.x.FindFingerprint(e.Parent())
+	if parent != index.None && !r.x.At(parent).Is(index.Announced) {
+		parent = index.None
 	}
-	e.set(stAnnounced)
+	e.Set(index.Announced)
 	r.event(op, slot, print, parent, request)
-	r.x.children(print, func(child uint32) {
-		if r.x.at(child).is(stAnnounced) {
-			r.event(abi.OpLink, child, r.x.slotPrint(child), slot, request)
+	r.x.Children(print, func(child uint32) {
+		if r.x.At(child).Is(index.Announced) {
+			r.event(abi.OpLink, child, r.x.Fingerprint(child), slot, request)
 		}
 	})
 }
 
 // pin keeps an entry from being a victim.
 func (r *root) pin(slot uint32, print uint64, request uint32) {
-	if r.x.pin(slot) {
-		r.event(abi.OpPin, slot, print, none, request)
+	if r.x.Pin(slot) {
+		r.event(abi.OpPin, slot, print, index.None, request)
 	}
 }
 
 func (r *root) unpin(slot uint32, print uint64) {
-	if !r.x.unpin(slot) {
+	if !r.x.Unpin(slot) {
 		return
 	}
-	if r.x.at(slot).is(stLeaving) {
+	if r.x.At(slot).Is(index.Evicting) {
 		r.settle(slot)
 		return
 	}
-	r.event(abi.OpUnpin, slot, print, none, 0)
+	r.event(abi.OpUnpin, slot, print, index.None, 0)
 }
 
 // ask is for victims, best first: of the policy, or of recency while that is down.
@@ -105,14 +106,14 @@ func (r *root) replace(cause error) {
 
 // replay tells a new policy of all entries, in order of last touch: at the start, when nobody waits.
 func (r *root) replay() {
-	for _, slot := range r.x.byTouch() {
+	for _, slot := range r.x.ByLastTouch() {
 		if r.standin != nil {
 			return // it failed
 		}
-		print := r.x.slotPrint(slot)
+		print := r.x.Fingerprint(slot)
 		r.announce(abi.OpResident, slot, print, 0)
-		if r.x.at(slot).pins > 0 {
-			r.event(abi.OpPin, slot, print, none, 0)
+		if r.x.At(slot).Pins() > 0 {
+			r.event(abi.OpPin, slot, print, index.None, 0)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -334,7 +335,7 @@ func (c *fellows) mayStore(p *Put) error {
 	if c.dooms[shared.ID{Namespace: p.class.ns.digest, Group: p.class.group, Key: p.key}] != nil {
 		return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.dir)
 	}
-	if c.root.x.find(p.mark.print, p.class.base, &p.key) != none {
+	if c.root.x.Find(p.mark.print, p.class.base, &p.key) != index.None {
 		return fmt.Errorf("%w: another host has just stored %s", ErrResident, p.key)
 	}
 	return nil

@@ -3,6 +3,7 @@ package store
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // foretold are victims that the evict policy has named before they are needed, so that it is asked once for many: a crossing
@@ -24,7 +25,7 @@ type foretold struct {
 // standing are the victims that were named before, or none. The caller holds mu.
 func (r *root) standing() []uint32 {
 	a := &r.foretold
-	if len(a.slots) > 0 && (a.by != r.evict || a.standin != r.standin || r.x.clock < a.clock) {
+	if len(a.slots) > 0 && (a.by != r.evict || a.standin != r.standin || r.x.Clock() < a.clock) {
 		a.slots = nil
 	}
 	return a.slots
@@ -33,31 +34,31 @@ func (r *root) standing() []uint32 {
 // foretell asks for victims for so many bytes and for those to come. The caller holds mu.
 func (r *root) foretell(bytes int64) {
 	a, extra := &r.foretold, r.evict.Ahead()
-	usual := max(1, r.used/int64(max(1, r.x.used)))
+	usual := max(1, r.used/int64(max(1, r.x.Len())))
 	ask := abi.Ask{
 		Bytes: uint64(r.cfg.Capacity), Tenant: abi.None, // what is asked for is a number of them
 		MaxVictims: uint32(min(bytes/usual+int64(extra), maxAsked)),
 	}
 	n := r.ask(ask, a.room[:])
-	a.slots, a.by, a.standin, a.horizon, a.clock = a.room[:0], r.evict, r.standin, 0, r.x.clock
+	a.slots, a.by, a.standin, a.horizon, a.clock = a.room[:0], r.evict, r.standin, 0, r.x.Clock()
 	for _, slot := range a.room[:n] {
 		if !r.evictable(slot) {
 			r.count.badVictims++
 			continue
 		}
-		a.horizon = max(a.horizon, r.x.at(slot).touched())
+		a.horizon = max(a.horizon, r.x.At(slot).LastTouch())
 		a.slots = append(a.slots, slot)
 	}
 }
 
 // mayStillGo says whether a victim named before may still go. The caller holds mu.
 func (r *root) mayStillGo(slot uint32) bool {
-	return r.evictable(slot) && r.x.at(slot).touched() <= r.foretold.horizon
+	return r.evictable(slot) && r.x.At(slot).LastTouch() <= r.foretold.horizon
 }
 
 // unpinned is told of an entry that can go again. The caller holds mu.
-func (a *foretold) unpinned(e *entry) {
-	if e.touched() <= a.horizon {
+func (a *foretold) unpinned(e *index.Entry) {
+	if e.LastTouch() <= a.horizon {
 		a.slots = nil
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/plugins/lru"
 )
 
@@ -43,8 +44,8 @@ func newTwin(t *testing.T, evict *policy.Module, mode EvictMode) *twin {
 func (w *twin) resident() (list []chunk.Key) {
 	w.root.mu.Lock()
 	defer w.root.mu.Unlock()
-	for _, slot := range w.root.x.byTouch() {
-		list = append(list, w.root.x.key(slot))
+	for _, slot := range w.root.x.ByLastTouch() {
+		list = append(list, w.root.x.Key(slot))
 	}
 	return list
 }
@@ -73,8 +74,8 @@ func (w *twin) finish(i int, well bool) {
 		return
 	}
 	w.root.mu.Lock()
-	if !w.root.x.at(p.mark.slot).is(stLeaving) {
-		w.root.x.setPieces(p.mark.slot, 1)
+	if !w.root.x.At(p.mark.slot).Is(index.Evicting) {
+		w.root.x.SetPieces(p.mark.slot, 1)
 	}
 	w.root.mu.Unlock()
 	p.end()
@@ -83,9 +84,9 @@ func (w *twin) finish(i int, well bool) {
 func (w *twin) drop(key chunk.Key) {
 	print := chunk.Fingerprint(w.space.Digest, 0, key)
 	w.root.mu.Lock()
-	slot := w.root.x.findPrint(print)
+	slot := w.root.x.FindFingerprint(print)
 	w.root.mu.Unlock()
-	if slot != none {
+	if slot != index.None {
 		w.root.drop(mark{slot, print}, 0)
 	}
 }

@@ -2,9 +2,10 @@ package store
 
 import (
 	"fmt"
-	"maps"
 	"math/bits"
 	"slices"
+
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // Inspection is what a store knows about one of its roots.
@@ -28,9 +29,9 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 			return fmt.Errorf("store: root %s contradicts itself: %w", r.dir, err)
 		}
 		list[i] = Inspection{Dir: r.dir, Used: r.used, Unsynced: len(r.unsynced), InUse: len(r.flights)}
-		r.x.each(func(slot uint32, e *entry) {
-			list[i].Missing += r.x.bytes(slot) - int64(bits.OnesCount64(r.x.pieces(slot)))*r.classOf(slot).fileBytes()
-			if e.pins != 0 || e.any(stLeaving|stDetached) {
+		r.x.Each(func(slot uint32, e *index.Entry) {
+			list[i].Missing += r.x.Bytes(slot) - int64(bits.OnesCount64(r.x.Pieces(slot)))*r.classOf(slot).fileBytes()
+			if e.Pins() != 0 || e.Any(index.Evicting|index.Detached) {
 				list[i].InUse++
 			}
 		})
@@ -43,77 +44,31 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 
 // checkIndex compares a root's index with itself and with its account. mu is held.
 func (r *root) checkIndex() error {
-	var bytes, complete int64
-	var live, kin int
-	lacking := map[uint16]int64{}
-	err := func() error {
-		for slot := range r.x.high {
-			e := r.x.at(slot)
-			if !e.is(stLive) {
-				continue
-			}
-			live++
-			bytes += r.x.bytes(slot)
-			if owed := r.x.owed[slot]; owed != 0 {
-				lacking[r.x.ownerOf(slot).class] += int64(bits.OnesCount64(owed))
-			}
-			if e.is(stDetached) {
-				if e.pins == 0 {
-					return fmt.Errorf("slot %d is detached, and nobody has a pin on it", slot)
-				}
-				continue
-			}
-			k := r.x.key(slot)
-			print := r.x.slotPrint(slot)
-			if got := r.x.find(print, r.classOf(slot).base, &k); got != slot {
-				return fmt.Errorf("slot %d is found as %d", slot, got)
-			}
-			if e.is(stComplete) && !e.is(stLeaving) {
-				complete++
-			}
-			if parent := e.parentPrint(); parent != 0 {
-				kin++
-				seen := 0
-				r.x.children(parent, func(s uint32) {
-					if s == slot {
-						seen++
-					}
-				})
-				if seen != 1 {
-					return fmt.Errorf("slot %d is %d times in its family", slot, seen)
-				}
-			}
-			f, busy := r.flights[slot]
-			if !e.is(stLeaving) && r.x.pieces(slot) == 0 && f.ranks == 0 {
-				return fmt.Errorf("slot %d has no piece, and none is written", slot)
-			}
-			if busy && int(e.pins) < bits.OnesCount64(f.ranks) {
-				return fmt.Errorf("slot %d has %d pins and %d writers", slot, e.pins, bits.OnesCount64(f.ranks))
-			}
-		}
-		return nil
-	}()
-	if err != nil {
+	if err := r.x.Check(); err != nil {
 		return err
 	}
-	inTable, inFamilies := 0, 0
-	for i := range r.x.shards {
-		inTable += r.x.shards[i].n
-		inFamilies += r.x.kin.shards[i].n
+	var bytes, complete int64
+	for slot := range r.x.High() {
+		e := r.x.At(slot)
+		if !e.Is(index.Live) {
+			continue
+		}
+		bytes += r.x.Bytes(slot)
+		if e.Is(index.Detached) {
+			continue
+		}
+		if e.Is(index.Complete) && !e.Is(index.Evicting) {
+			complete++
+		}
+		f, busy := r.flights[slot]
+		if !e.Is(index.Evicting) && r.x.Pieces(slot) == 0 && f.ranks == 0 {
+			return fmt.Errorf("slot %d has no piece, and none is written", slot)
+		}
+		if busy && int(e.Pins()) < bits.OnesCount64(f.ranks) {
+			return fmt.Errorf("slot %d has %d pins and %d writers", slot, e.Pins(), bits.OnesCount64(f.ranks))
+		}
 	}
-	for _, c := range r.x.crowds {
-		inFamilies += c.n
-	}
-	detached := live - inTable
 	switch {
-	case live != int(r.x.used):
-		return fmt.Errorf("%d entries, the slab says %d", live, r.x.used)
-	case detached < 0 || detached > 0 && len(r.flights) == 0 && !r.anyPins():
-		return fmt.Errorf("%d entries and %d in the table", live, inTable)
-	case inFamilies != kin:
-		return fmt.Errorf("%d entries with a parent and %d in families", kin, inFamilies)
-	case !maps.Equal(lacking, r.x.lacking):
-		return fmt.Errorf("pieces lacking by class %v, the count says %v", lacking, r.x.lacking)
 	case complete != r.complete:
 		return fmt.Errorf("%d complete entries, the count says %d", complete, r.complete)
 	case !r.sound():
@@ -130,15 +85,10 @@ func (r *root) sound() bool {
 		return true
 	}
 	sums := make([]int64, len(r.owned))
-	for slot := range r.x.high {
-		if e := r.x.at(slot); e.is(stLive) {
-			sums[r.x.ownerOf(slot).tenant] += r.x.bytes(slot)
+	for slot := range r.x.High() {
+		if e := r.x.At(slot); e.Is(index.Live) {
+			sums[r.x.Owner(slot).Tenant] += r.x.Bytes(slot)
 		}
 	}
 	return slices.Equal(sums, r.owned)
-}
-
-func (r *root) anyPins() (any bool) {
-	r.x.each(func(_ uint32, e *entry) { any = any || e.pins > 0 })
-	return any
 }

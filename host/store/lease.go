@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // Lease is a pin on the entries that a lookup found. It is safe for concurrent use.
@@ -33,7 +34,7 @@ type grant struct {
 func (l *Lease) Hits() int { return l.hits }
 
 // Has says whether the i-th key was granted.
-func (l *Lease) Has(i int) bool { return i >= 0 && i < len(l.grants) && l.grants[i].slot != none }
+func (l *Lease) Has(i int) bool { return i >= 0 && i < len(l.grants) && l.grants[i].slot != index.None }
 
 // Root is the directory of the root where the i-th key was granted, or empty.
 func (l *Lease) Root(i int) string {
@@ -56,13 +57,13 @@ func (l *Lease) Release() {
 	l.called = nil
 	l.naming.Unlock()
 	now := l.store.clock()
-	at := none
+	at := index.None
 	for _, g := range l.grants {
-		if g.slot == none {
+		if g.slot == index.None {
 			continue
 		}
 		if g.root != at {
-			if at != none {
+			if at != index.None {
 				l.store.roots[at].mu.Unlock()
 			}
 			at = g.root
@@ -70,23 +71,23 @@ func (l *Lease) Release() {
 		}
 		l.store.roots[at].unpinAt(g.slot, g.print, now)
 	}
-	if at != none {
+	if at != index.None {
 		l.store.roots[at].mu.Unlock()
 	}
 }
 
 // unpinAt is unpin with the time known.
 func (r *root) unpinAt(slot uint32, print, now uint64) {
-	if !r.x.unpin(slot) {
+	if !r.x.Unpin(slot) {
 		return
 	}
-	e := r.x.at(slot)
-	if e.is(stLeaving) {
+	e := r.x.At(slot)
+	if e.Is(index.Evicting) {
 		r.settle(slot)
 		return
 	}
 	r.send(abi.Event{
-		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: r.x.unitsOf(slot, e), Depth: e.depth(),
+		Slot: slot, Parent: index.None, Key: print, ParentKey: e.Parent(), Size: r.x.EntryUnits(slot, e), Depth: e.Depth(),
 		Tenant: r.tenantOf(slot), Op: abi.OpUnpin, Time: now,
 	})
 }
@@ -118,13 +119,13 @@ func (l *Lease) hold(p *Piece) error {
 	r := p.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.x.at(p.mark.slot)
+	e := r.x.At(p.mark.slot)
 	switch {
-	case e.is(stLeaving) || p.rank >= 64 || r.x.pieces(p.mark.slot)&(1<<p.rank) == 0:
-		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.x.key(p.mark.slot))
+	case e.Is(index.Evicting) || p.rank >= 64 || r.x.Pieces(p.mark.slot)&(1<<p.rank) == 0:
+		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.x.Key(p.mark.slot))
 	}
-	r.x.pin(p.mark.slot)
-	p.key, p.class, p.detour = r.x.key(p.mark.slot), r.classOf(p.mark.slot), e.is(stDetour)
+	r.x.Pin(p.mark.slot)
+	p.key, p.class, p.detour = r.x.Key(p.mark.slot), r.classOf(p.mark.slot), e.Is(index.FallbackName)
 	return nil
 }
 
@@ -161,13 +162,13 @@ func (l *Lease) nameOf(i int, p *Piece) (name string) {
 // collect lists the pieces of grants that are there.
 func (l *Lease) collect(c *called, grants []grant, rank uint32) {
 	for _, g := range grants {
-		if g.slot == none {
+		if g.slot == index.None {
 			continue
 		}
 		r := l.store.roots[g.root]
 		r.mu.Lock()
-		if r.stands(mark{g.slot, g.print}) && r.x.pieces(g.slot)&(1<<rank) != 0 {
-			c.list = append(c.list, nameable{class: r.classOf(g.slot), prefix: r.slash, key: r.x.key(g.slot), rank: rank})
+		if r.stands(mark{g.slot, g.print}) && r.x.Pieces(g.slot)&(1<<rank) != 0 {
+			c.list = append(c.list, nameable{class: r.classOf(g.slot), prefix: r.slash, key: r.x.Key(g.slot), rank: rank})
 		}
 		r.mu.Unlock()
 	}

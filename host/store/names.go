@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // namer turns identities into paths and back: by the place policy of an entry's class, and by the built-in one where that
@@ -79,7 +80,7 @@ func (n *namer) by(place *policy.Place, prefix string, c *class, k *chunk.Key, r
 	w.path = append(w.path[:0], prefix...)
 	path, root, err := place.Path(&w.query, w.path)
 	if err != nil {
-		return "", none, err
+		return "", index.None, err
 	}
 	return string(path), root, nil
 }

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/zeebo/xxh3"
 )
 
 // What a tool that works on a root beside a host, or without one, has to know of it.
@@ -50,17 +50,7 @@ func TempOwner(base string) (host string, ok bool) { return tempOwner(base) }
 func TextDigest(text []byte) chunk.Digest { return textDigest(text) }
 
 // JudgeCheckpoint compares a checkpoint with its checksums.
-func JudgeCheckpoint(f io.ReaderAt, size int64) error {
-	head := make([]byte, checkpointHead)
-	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
-		return err
-	}
-	c, err := decodeCheckpoint(head)
-	if err != nil {
-		return err
-	}
-	return judgeRest(f, checkpointHead, size, c.body)
-}
+func JudgeCheckpoint(f io.ReaderAt, size int64) error { return pieceformat.CheckCheckpoint(f, size) }
 
 // JudgeState compares what an evict policy kept of itself with its checksum.
 func JudgeState(f io.ReaderAt, size int64) error {

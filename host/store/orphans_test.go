@@ -11,14 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 // moody is a place policy that chooses a root that there is not while it fails.
@@ -43,7 +42,7 @@ func TestEvictionWithoutAName(t *testing.T) {
 	r, k := f.store.roots[0], testKey(0)
 	r.mu.Lock()
 	print := chunk.Fingerprint(f.space.Digest, 0, k)
-	m := mark{r.x.find(print, f.space.ns.class(0).base, &k), print}
+	m := mark{r.x.Find(print, f.space.ns.class(0).base, &k), print}
 	r.mu.Unlock()
 	place.fails.Store(true)
 	r.drop(m, 0)
@@ -145,7 +144,7 @@ func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 			r, k := f.store.roots[0], testKey(0)
 			r.mu.Lock()
 			print := chunk.Fingerprint(f.space.Digest, 0, k)
-			m := mark{r.x.find(print, f.space.ns.class(0).base, &k), print}
+			m := mark{r.x.Find(print, f.space.ns.class(0).base, &k), print}
 			r.mu.Unlock()
 			r.drop(m, 0)
 			if disk, _ := usage(t, r.dir); f.store.Stats().Roots[0].Used < disk {

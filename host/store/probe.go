@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -155,9 +156,9 @@ func (r *root) refit(ctx context.Context, empty bool) error {
 	r.unsynced = nil
 	if empty {
 		lost = lost[:0]
-		r.x.each(func(slot uint32, e *entry) {
-			if !e.is(stLeaving) {
-				lost = append(lost, mark{slot, r.x.slotPrint(slot)})
+		r.x.Each(func(slot uint32, e *index.Entry) {
+			if !e.Is(index.Evicting) {
+				lost = append(lost, mark{slot, r.x.Fingerprint(slot)})
 			}
 		})
 	}

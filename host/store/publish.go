@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -171,20 +172,20 @@ func (p *Put) enter(info staging.Info) error {
 	p.removeTemp()
 	p.giveBack()
 	r.mu.Lock()
-	e := r.x.at(p.mark.slot)
-	if e.is(stLeaving) {
+	e := r.x.At(p.mark.slot)
+	if e.Is(index.Evicting) {
 		r.mu.Unlock()
 		r.discard(p.target, p.class.fileBytes())
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
-	r.x.arrive(p.mark.slot, p.rank)
-	if r.x.pieces(p.mark.slot)&p.ranks == p.ranks && !e.is(stComplete) {
-		e.set(stComplete)
+	r.x.PieceWritten(p.mark.slot, p.rank)
+	if r.x.Pieces(p.mark.slot)&p.ranks == p.ranks && !e.Is(index.Complete) {
+		e.Set(index.Complete)
 		r.complete++
 	}
-	diff := max(padded(info.Allocated)-p.class.fileBytes(), -r.x.bytes(p.mark.slot))
-	r.x.resize(p.mark.slot, diff)
+	diff := max(padded(info.Allocated)-p.class.fileBytes(), -r.x.Bytes(p.mark.slot))
+	r.x.Resize(p.mark.slot, diff)
 	r.used += diff
 	r.bill(p.mark.slot, diff)
 	r.count.published++
@@ -251,12 +252,12 @@ func (p *Put) abort(cause error) {
 // unreserve gives up what an entry has bytes for and will not get: on a shared root they are the put's credit, and who tries
 // again takes credit again. mu is held.
 func (r *root) unreserve(slot, rank uint32, bytes int64) {
-	if r.x.owed[slot]&(1<<rank) == 0 || r.x.pieces(slot)&(1<<rank) != 0 {
+	if r.x.Missing(slot)&(1<<rank) == 0 || r.x.Pieces(slot)&(1<<rank) != 0 {
 		return
 	}
-	r.x.arrived(slot, rank)
-	bytes = min(bytes, r.x.bytes(slot))
-	r.x.resize(slot, -bytes)
+	r.x.UnreservePiece(slot, rank)
+	bytes = min(bytes, r.x.Bytes(slot))
+	r.x.Resize(slot, -bytes)
 	r.used -= bytes
 	r.bill(slot, -bytes)
 }
@@ -309,7 +310,7 @@ func (p *Put) end() {
 	f.ranks &^= 1 << p.rank
 	r.setFlight(slot, f)
 	r.settle(slot) // a reader may have a pin for long; whoever wants to store the key again need not wait for that
-	if e := r.x.at(slot); !e.is(stLeaving) && f.ranks == 0 && r.x.pieces(slot) == 0 {
+	if e := r.x.At(slot); !e.Is(index.Evicting) && f.ranks == 0 && r.x.Pieces(slot) == 0 {
 		d := r.leave(slot)
 		r.expelled(&d)
 	}

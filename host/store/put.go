@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -157,15 +158,15 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		}
 	}()
 	for {
-		slot := r.x.find(p.mark.print, p.class.base, &p.key)
-		if slot == none {
+		slot := r.x.Find(p.mark.print, p.class.base, &p.key)
+		if slot == index.None {
 			return false, nil
 		}
-		e, f := r.x.at(slot), r.flights[slot]
-		if e.is(stLeaving) && f.ranks == 0 && r.fellows != nil {
+		e, f := r.x.At(slot), r.flights[slot]
+		if e.Is(index.Evicting) && f.ranks == 0 && r.fellows != nil {
 			return false, fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, r.dir)
 		}
-		if e.is(stLeaving) && f.ranks == 0 {
+		if e.Is(index.Evicting) && f.ranks == 0 {
 			if err := ctx.Err(); err != nil {
 				return false, err
 			}
@@ -179,7 +180,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 			r.settled.Wait() // its files are being unlinked
 			continue
 		}
-		if e.is(stLeaving) || (r.x.pieces(slot)|f.ranks)&(1<<p.rank) != 0 {
+		if e.Is(index.Evicting) || (r.x.Pieces(slot)|f.ranks)&(1<<p.rank) != 0 {
 			return false, ErrResident
 		}
 		f.ranks |= 1 << p.rank
@@ -233,8 +234,8 @@ type candidate struct {
 func (s *Store) holdsPrint(print uint64) bool {
 	for _, r := range s.roots {
 		r.mu.Lock()
-		slot := r.x.findPrint(print)
-		there := slot != none && r.serving() && !r.x.at(slot).is(stLeaving)
+		slot := r.x.FindFingerprint(print)
+		there := slot != index.None && r.serving() && !r.x.At(slot).Is(index.Evicting)
 		r.mu.Unlock()
 		if there {
 			return true
@@ -302,24 +303,24 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 			return r.shed(p, err)
 		}
 	}
-	slot := r.x.add(p.mark.print, owner{p.class.id, tenant}, &p.key, parent, q.Depth)
-	if slot == none {
+	slot := r.x.Add(p.mark.print, index.Owner{Class: p.class.id, Tenant: tenant}, &p.key, parent, q.Depth)
+	if slot == index.None {
 		return r.shed(p, fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key))
 	}
-	e := r.x.at(slot)
+	e := r.x.At(slot)
 	p.class.refs.Add(1) // the entry's
-	r.x.setUnits(slot, uint32(p.entryBytes()/abi.SizeUnit))
-	r.x.owe(slot, p.reserves())
+	r.x.SetUnits(slot, uint32(p.entryBytes()/abi.SizeUnit))
+	r.x.ReservePieces(slot, p.reserves())
 	r.expire(slot, p.class, p.stamp)
 	if p.detour {
-		e.set(stDetour)
+		e.Set(index.FallbackName)
 	}
-	r.used += r.x.bytes(slot)
-	r.bill(slot, r.x.bytes(slot))
+	r.used += r.x.Bytes(slot)
+	r.bill(slot, r.x.Bytes(slot))
 	r.count.inserted++
 	r.flights[slot] = flight{ranks: 1 << p.rank}
 	p.mark.slot = slot
-	r.x.touch(slot)
+	r.x.Touch(slot)
 	r.announce(abi.OpInsert, slot, p.mark.print, q.Request)
 	r.pin(slot, p.mark.print, q.Request)
 	if r.store.cfg.EvictMode == Background && r.used > r.level(s.cfg.High) {
@@ -356,7 +357,7 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 func (p *Put) extend(ctx context.Context) error {
 	r, slot, need := p.root, p.mark.slot, p.class.fileBytes()
 	r.mu.Lock()
-	has, tenant := r.x.reserved(slot)&(1<<p.rank) != 0, r.x.ownerOf(slot).tenant
+	has, tenant := r.x.Reserved(slot)&(1<<p.rank) != 0, r.x.Owner(slot).Tenant
 	r.mu.Unlock()
 	if has {
 		return nil // nobody else adds this rank: the key's stripe is held
@@ -376,8 +377,8 @@ func (p *Put) extend(ctx context.Context) error {
 	if err := r.makeRoom(ctx, want{bytes: need, quota: r.quota(tenant), demand: demand, heir: p}); err != nil {
 		return r.shed(p, err)
 	}
-	r.x.resize(slot, need)
-	r.x.owe(slot, 1<<p.rank)
+	r.x.Resize(slot, need)
+	r.x.ReservePieces(slot, 1<<p.rank)
 	r.used += need
 	r.bill(slot, need)
 	if r.store.cfg.EvictMode == Background && r.used > r.level(r.store.cfg.High) {

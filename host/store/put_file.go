@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -36,7 +37,7 @@ func (p *Put) takeDetour(cause error) error {
 	}
 	r.log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
 	r.mu.Lock()
-	r.x.at(p.mark.slot).set(stDetour)
+	r.x.At(p.mark.slot).Set(index.FallbackName)
 	r.count.placeFaults++
 	r.mu.Unlock()
 	p.target, p.detour = target, true

@@ -181,8 +181,8 @@ func (r *root) condemn(m mark, rank uint32, name string, cause error) {
 
 // transfer takes bytes out of an entry's account because another account is about to hold them. mu is held.
 func (r *root) transfer(slot uint32, bytes int64) {
-	n := min(bytes, r.x.bytes(slot))
-	r.x.resize(slot, -n)
+	n := min(bytes, r.x.Bytes(slot))
+	r.x.Resize(slot, -n)
 	r.used -= n
 	r.bill(slot, -n)
 }

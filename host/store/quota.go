@@ -87,7 +87,7 @@ func (r *root) bill(slot uint32, by int64) {
 	if len(r.store.cfg.Quotas) == 0 {
 		return
 	}
-	tenant := int(r.x.ownerOf(slot).tenant)
+	tenant := int(r.x.Owner(slot).Tenant)
 	for tenant >= len(r.owned) {
 		r.owned = append(r.owned, 0)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // recency decides what is evicted while a policy is down. It needs to be told nothing, so it answers at once, however many
@@ -31,7 +32,7 @@ func (r *root) oldest(ask abi.Ask, dst []uint32) (n int) {
 	take := func(slot uint32) (more bool) {
 		dst[n] = slot
 		n++
-		ask.Bytes -= min(ask.Bytes, uint64(r.x.bytes(slot)))
+		ask.Bytes -= min(ask.Bytes, uint64(r.x.Bytes(slot)))
 		return n < len(dst) && ask.Bytes > 0
 	}
 	if len(dst) == 0 {
@@ -40,13 +41,13 @@ func (r *root) oldest(ask abi.Ask, dst []uint32) (n int) {
 	for len(s.order) > 0 {
 		m := s.order[0]
 		s.order = s.order[1:]
-		if r.stands(m.mark) && r.x.at(m.slot).touched() == m.tick && r.fits(m.slot, ask.Tenant) && !take(m.slot) {
+		if r.stands(m.mark) && r.x.At(m.slot).LastTouch() == m.tick && r.fits(m.slot, ask.Tenant) && !take(m.slot) {
 			return n
 		}
 	}
 	for s.under {
 		slot := r.draw(ask.Tenant, dst[:n])
-		if slot == none || !take(slot) {
+		if slot == index.None || !take(slot) {
 			break
 		}
 	}
@@ -55,8 +56,8 @@ func (r *root) oldest(ask abi.Ask, dst []uint32) (n int) {
 
 // list makes the list: now when it is short, else aside.
 func (r *root) list(s *recency) {
-	if r.x.high <= shortList {
-		s.order = r.collect(s.order[:0:0], 0, r.x.high)
+	if r.x.High() <= shortList {
+		s.order = r.collect(s.order[:0:0], 0, r.x.High())
 		byTouch(s.order)
 		return
 	}
@@ -74,10 +75,10 @@ func (r *root) list(s *recency) {
 
 // draw is the oldest of some entries that may go, or none.
 func (r *root) draw(tenant uint32, but []uint32) uint32 {
-	best := none
+	best := index.None
 	for range drawn {
-		slot := rand.Uint32N(r.x.high)
-		if !r.fits(slot, tenant) || best != none && r.x.at(slot).touched() >= r.x.at(best).touched() || slices.Contains(but, slot) {
+		slot := rand.Uint32N(r.x.High())
+		if !r.fits(slot, tenant) || best != index.None && r.x.At(slot).LastTouch() >= r.x.At(best).LastTouch() || slices.Contains(but, slot) {
 			continue
 		}
 		best = slot

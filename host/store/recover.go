@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until it has
@@ -28,7 +29,8 @@ func (r *root) recover(ctx context.Context) error {
 			return err
 		}
 		r.mu.Lock()
-		r.fellows, r.x.clock = f, firstLive
+		r.fellows = f
+		r.x.AdvanceClock(firstLive)
 		r.scanning, r.forgone = true, map[uint64]struct{}{}
 		r.mu.Unlock()
 		return f.enter()
@@ -40,7 +42,7 @@ func (r *root) recover(ctx context.Context) error {
 	if c == nil {
 		return r.beginScan()
 	}
-	r.resume(ctx, r.loadState(c.when))
+	r.resume(ctx, r.loadState(c.Time))
 	r.shrink(ctx)
 	close(r.scanned)
 	return ctx.Err()
@@ -55,7 +57,7 @@ func (r *root) resume(ctx context.Context, state policy.State) {
 		if err == nil && next.Loaded() {
 			_ = r.evict.Close()
 			r.evict = next
-			r.x.each(func(_ uint32, e *entry) { e.set(stAnnounced) })
+			r.x.Each(func(_ uint32, e *index.Entry) { e.Set(index.Announced) })
 			return
 		}
 		if err == nil {
@@ -327,37 +329,37 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) (was 
 	if c.over {
 		return was // the scan has ended meanwhile, and seen everything
 	}
-	slot := r.x.find(print, cl.base, &h.Key)
-	if slot != none && (r.x.at(slot).is(stLeaving) || r.flights[slot].ranks&(1<<h.Rank) != 0) {
+	slot := r.x.Find(print, cl.base, &h.Key)
+	if slot != index.None && (r.x.At(slot).Is(index.Evicting) || r.flights[slot].ranks&(1<<h.Rank) != 0) {
 		return was // it goes, or a put that has just given it its name counts it
 	}
-	if slot == none {
-		slot = r.x.add(print, owner{cl.id, tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
-		if slot == none {
+	if slot == index.None {
+		slot = r.x.Add(print, index.Owner{Class: cl.id, Tenant: tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
+		if slot == index.None {
 			c.stray += allocated // more entries than slots: the bytes are there all the same
 			return was
 		}
 		cl.refs.Add(1)
 	}
-	e := r.x.at(slot)
-	if twice := r.x.pieces(slot)&(1<<h.Rank) != 0; twice || r.classOf(slot).names != cl.names {
-		return clash{r.classOf(slot), e.is(stDetour), twice}
+	e := r.x.At(slot)
+	if twice := r.x.Pieces(slot)&(1<<h.Rank) != 0; twice || r.classOf(slot).names != cl.names {
+		return clash{r.classOf(slot), e.Is(index.FallbackName), twice}
 	}
-	fresh := h.Pieces &^ r.x.reserved(slot) // h.Rank is among h.Pieces
-	r.x.owe(slot, fresh)
+	fresh := h.Pieces &^ r.x.Reserved(slot) // h.Rank is among h.Pieces
+	r.x.ReservePieces(slot, fresh)
 	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / Page
-	r.x.resize(slot, diff*Page)
+	r.x.Resize(slot, diff*Page)
 	r.used += diff * Page
 	r.bill(slot, diff*Page)
 	seen := min(allocated, r.unseen)
 	r.unseen -= seen
 	r.used -= seen
-	r.x.arrive(slot, h.Rank)
+	r.x.PieceWritten(slot, h.Rank)
 	if detour {
-		e.set(stDetour)
+		e.Set(index.FallbackName)
 	}
-	if r.x.pieces(slot)&h.Pieces == h.Pieces && !e.is(stComplete) {
-		e.set(stComplete)
+	if r.x.Pieces(slot)&h.Pieces == h.Pieces && !e.Is(index.Complete) {
+		e.Set(index.Complete)
 		r.complete++
 	}
 	r.expire(slot, cl, h.StoreTime)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // maxAsked bounds the victims of one ask.
@@ -48,7 +49,7 @@ func (r *root) evictSome(bytes int64, tenant uint32, heir *Put) (got evicted) {
 	r.mu.Lock()
 	got.entries = len(gone)
 	for i := range gone {
-		got.freed += max(0, r.x.bytes(gone[i].slot)-gone[i].stray)
+		got.freed += max(0, r.x.Bytes(gone[i].slot)-gone[i].stray)
 		r.expelled(&gone[i])
 	}
 	return got
@@ -66,7 +67,7 @@ func (r *root) leaveAsked(bytes int64, tenant uint32, gone []departure) []depart
 			r.count.badVictims++
 			continue
 		}
-		bytes -= r.x.bytes(slot)
+		bytes -= r.x.Bytes(slot)
 		gone = append(gone, r.leave(slot))
 		r.count.evictions++
 	}
@@ -80,7 +81,7 @@ func (r *root) leaveAhead(bytes int64, gone []departure) []departure {
 			slot := list[0]
 			r.foretold.slots = list[1:]
 			if r.mayStillGo(slot) {
-				bytes -= r.x.bytes(slot)
+				bytes -= r.x.Bytes(slot)
 				gone = append(gone, r.leave(slot))
 				r.count.evictions++
 			}
@@ -94,11 +95,11 @@ func (r *root) leaveAhead(bytes int64, gone []departure) []departure {
 
 // evictable judges a victim against the index as it is now.
 func (r *root) evictable(slot uint32) bool {
-	if slot >= r.x.high {
+	if slot >= r.x.High() {
 		return false
 	}
-	e := r.x.at(slot)
-	return e.is(stLive) && !e.any(stLeaving|stDetached) && e.pins == 0
+	e := r.x.At(slot)
+	return e.Is(index.Live) && !e.Any(index.Evicting|index.Detached) && e.Pins() == 0
 }
 
 // departure is an entry on its way out, with what its files' names are made of.
@@ -134,18 +135,18 @@ func (r *root) locate(d *departure, rank uint32) (string, error) {
 
 // leave starts an entry's end: the policy hears of it and lookups miss. expelled ends it, after its files are unlinked.
 func (r *root) leave(slot uint32) departure {
-	e := r.x.at(slot)
+	e := r.x.At(slot)
 	d := departure{
-		slot: slot, class: r.classOf(slot), key: r.x.key(slot), pieces: r.x.pieces(slot), detour: e.is(stDetour),
+		slot: slot, class: r.classOf(slot), key: r.x.Key(slot), pieces: r.x.Pieces(slot), detour: e.Is(index.FallbackName),
 	}
-	told := e.is(stAnnounced)
-	e.set(stLeaving)
-	e.unset(stAnnounced)
-	if e.is(stComplete) {
+	told := e.Is(index.Announced)
+	e.Set(index.Evicting)
+	e.Unset(index.Announced)
+	if e.Is(index.Complete) {
 		r.complete--
 	}
 	if r.scanning {
-		r.forgone[r.x.slotPrint(slot)] = struct{}{}
+		r.forgone[r.x.Fingerprint(slot)] = struct{}{}
 	}
 	f := r.flights[slot]
 	f.expelling = true
@@ -153,21 +154,21 @@ func (r *root) leave(slot uint32) departure {
 	if !told {
 		return d // a scan has found it, and the policy has not been told yet
 	}
-	r.event(abi.OpRemove, slot, r.x.slotPrint(slot), none, 0)
+	r.event(abi.OpRemove, slot, r.x.Fingerprint(slot), index.None, 0)
 	return d
 }
 
 // stay takes leave back, when no file of the entry has gone. mu is held.
 func (r *root) stay(d *departure) {
-	e := r.x.at(d.slot)
-	e.unset(stLeaving)
-	if e.is(stComplete) {
+	e := r.x.At(d.slot)
+	e.Unset(index.Evicting)
+	if e.Is(index.Complete) {
 		r.complete++
 	}
 	f := r.flights[d.slot]
 	f.expelling = false
 	r.setFlight(d.slot, f)
-	r.announce(abi.OpResident, d.slot, r.x.slotPrint(d.slot), 0)
+	r.announce(abi.OpResident, d.slot, r.x.Fingerprint(d.slot), 0)
 }
 
 // unlink removes the files of an entry's pieces and returns the bytes of those that would not go, and why. mu is not held.
@@ -252,8 +253,8 @@ func (r *root) locateAt(name string, c *class, k *chunk.Key, rank uint32, detour
 
 // expelled is called once an entry's files are unlinked.
 func (r *root) expelled(d *departure) {
-	n := min(d.stray, r.x.bytes(d.slot))
-	r.x.resize(d.slot, -n)
+	n := min(d.stray, r.x.Bytes(d.slot))
+	r.x.Resize(d.slot, -n)
 	r.stray += n
 	r.bill(d.slot, -n)
 	f := r.flights[d.slot]
@@ -273,22 +274,22 @@ func (r *root) setFlight(slot uint32, f flight) {
 // settle ends a leaving entry as far as it can be: out of the table when nothing happens to its files any more, and its
 // bytes and slot free when nobody has a pin on it (unlinked files take space while they are open).
 func (r *root) settle(slot uint32) {
-	e := r.x.at(slot)
-	if !e.is(stLeaving) {
+	e := r.x.At(slot)
+	if !e.Is(index.Evicting) {
 		return
 	}
-	if !e.is(stDetached) {
+	if !e.Is(index.Detached) {
 		if _, busy := r.flights[slot]; busy {
 			return
 		}
-		r.x.detach(slot)
+		r.x.Detach(slot)
 		r.settled.Broadcast()
 	}
-	if e.pins == 0 {
-		r.used -= r.x.bytes(slot)
-		r.bill(slot, -r.x.bytes(slot))
+	if e.Pins() == 0 {
+		r.used -= r.x.Bytes(slot)
+		r.bill(slot, -r.x.Bytes(slot))
 		r.classOf(slot).drop()
-		r.x.release(slot)
+		r.x.Release(slot)
 		r.settled.Broadcast()
 	}
 }
@@ -311,11 +312,11 @@ func (r *root) drop(m mark, keep uint64) {
 
 // stands says whether a mark still names a live entry.
 func (r *root) stands(m mark) bool {
-	if m.slot >= r.x.high {
+	if m.slot >= r.x.High() {
 		return false
 	}
-	e := r.x.at(m.slot)
-	return e.is(stLive) && !e.is(stLeaving) && r.x.slotPrint(m.slot) == m.print
+	e := r.x.At(m.slot)
+	return e.Is(index.Live) && !e.Is(index.Evicting) && r.x.Fingerprint(m.slot) == m.print
 }
 
 // wake nudges the background evictor.

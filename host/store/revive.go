@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // successor is an evict policy that is being told what is here while another one answers. The events of that time reach it,
@@ -64,13 +65,13 @@ type touched struct {
 // snapshot lists the entries, least recently touched first. What changes meanwhile reaches a successor as an event.
 func (r *root) snapshot() []touched {
 	r.mu.Lock()
-	used := r.x.used
+	used := r.x.Len()
 	r.mu.Unlock()
 	order := make([]touched, 0, used+used/64)
 	start := time.Now()
 	for from, high := uint32(0), uint32(1); from < high; from += replaySlice {
 		r.mu.Lock()
-		high = r.x.high
+		high = r.x.High()
 		order = r.collect(order, from, min(from+replaySlice, high))
 		r.mu.Unlock()
 		if from/replaySlice%16 == 15 {
@@ -85,8 +86,8 @@ func (r *root) snapshot() []touched {
 // collect appends the entries of a range of slots. The caller holds mu.
 func (r *root) collect(order []touched, from, to uint32) []touched {
 	for slot := from; slot < to; slot++ {
-		if e := r.x.at(slot); e.is(stLive) && !e.is(stLeaving) {
-			order = append(order, touched{mark{slot, r.x.slotPrint(slot)}, e.touched(), e.depth()})
+		if e := r.x.At(slot); e.Is(index.Live) && !e.Is(index.Evicting) {
+			order = append(order, touched{mark{slot, r.x.Fingerprint(slot)}, e.LastTouch(), e.Depth()})
 		}
 	}
 	return order
@@ -144,35 +145,35 @@ func (h *successor) follow(r *root, ev abi.Event) {
 	case ev.Op == abi.OpResident:
 		return // the acting policy is new itself
 	}
-	if ev.Parent != none && !h.knows(ev.Parent) {
+	if ev.Parent != index.None && !h.knows(ev.Parent) {
 		if ev.Op == abi.OpLink {
 			return
 		}
-		ev.Parent = none
+		ev.Parent = index.None
 	}
 	h.send(ev)
 }
 
 // announce tells of an entry for the first time, and links the children that came before it.
 func (h *successor) announce(r *root, slot uint32, print uint64) {
-	e := r.x.at(slot)
+	e := r.x.At(slot)
 	ev := abi.Event{
-		Slot: slot, Parent: none, Key: print, ParentKey: e.parentPrint(), Size: r.x.unitsOf(slot, e), Depth: e.depth(),
+		Slot: slot, Parent: index.None, Key: print, ParentKey: e.Parent(), Size: r.x.EntryUnits(slot, e), Depth: e.Depth(),
 		Tenant: r.tenantOf(slot), Op: abi.OpResident, Time: r.store.clock(),
 	}
-	if parent := r.x.findPrint(ev.ParentKey); parent != none && h.knows(parent) {
+	if parent := r.x.FindFingerprint(ev.ParentKey); parent != index.None && h.knows(parent) {
 		ev.Parent = parent
 	}
 	h.note(slot, true)
 	h.send(ev)
-	if e.pins > 0 {
-		ev.Op, ev.Parent = abi.OpPin, none
+	if e.Pins() > 0 {
+		ev.Op, ev.Parent = abi.OpPin, index.None
 		h.send(ev)
 	}
-	r.x.children(print, func(child uint32) {
-		if c := r.x.at(child); h.knows(child) && child != slot {
+	r.x.Children(print, func(child uint32) {
+		if c := r.x.At(child); h.knows(child) && child != slot {
 			h.send(abi.Event{
-				Slot: child, Parent: slot, Key: r.x.slotPrint(child), ParentKey: print, Size: r.x.unitsOf(child, c), Depth: c.depth(),
+				Slot: child, Parent: slot, Key: r.x.Fingerprint(child), ParentKey: print, Size: r.x.EntryUnits(child, c), Depth: c.Depth(),
 				Tenant: r.tenantOf(child), Op: abi.OpLink, Time: r.store.clock(),
 			})
 		}

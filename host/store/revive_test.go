@@ -135,7 +135,7 @@ func TestSuccession(t *testing.T) {
 			if err := next.Flush(); err != nil || h.err != nil {
 				t.Fatal(err, h.err)
 			}
-			want := r.x.byTouch()
+			want := r.x.ByLastTouch()
 			got := make([]uint32, 2*entries)
 			n := w.Policy.Victims(abi.Ask{Bytes: 1 << 60, MaxVictims: 2 * entries, Tenant: abi.None}, got)
 			if fmt.Sprint(got[:n]) != fmt.Sprint(want) {

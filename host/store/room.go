@@ -43,7 +43,7 @@ func (r *root) makeRoom(ctx context.Context, w want) error {
 			short += r.wanted // who waits was here before
 		}
 		over := w.quota.over(r, w.bytes)
-		noSlot := w.slot && r.x.used == r.x.max
+		noSlot := w.slot && r.x.Len() == r.x.Max()
 		if short <= 0 && over <= 0 && !noSlot {
 			return nil
 		}
@@ -78,7 +78,7 @@ func (r *root) makeRoom(ctx context.Context, w want) error {
 		case r.quar.bytes > 0 && short > 0:
 			r.purge(short)
 		case noSlot:
-			return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace, r.x.max, r.dir)
+			return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace, r.x.Max(), r.dir)
 		default:
 			return fmt.Errorf("%w: %d bytes are short in %s and the evict policy names no victim", ErrNoSpace, short, r.dir)
 		}

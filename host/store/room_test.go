@@ -386,7 +386,7 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 	r.mu.Lock()
 	r.bounds.until = time.Time{}
 	r.mu.Unlock()
-	r.drop(mark{1, r.x.slotPrint(1)}, 0)
+	r.drop(mark{1, r.x.Fingerprint(1)}, 0)
 	for rank := uint32(1); rank < ranks; rank++ {
 		if err := f.put(0, rank); err != nil {
 			t.Fatal(err)

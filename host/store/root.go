@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -57,18 +58,17 @@ type root struct {
 	unseen   int64               // most that files may take which the scan has not come to; part of used
 	forgone  map[uint64]struct{} // fingerprints of entries that left during the scan
 	settled  sync.Cond           // on mu: a leaving entry is gone
-	x        *index
+	x        *index.Index
 	flights  map[uint32]flight
 	evict    *policy.Evict
 	acting   *bound     // what evict comes from
 	standin  *recency   // answers while evict is down, else nil
 	next     *successor // a policy that is about to take over, or nil
 	owned    []int64    // of used, what entries of each tenant have, where there are quotas
-	expiries expiries
-	bounds   bounds // what the file system leaves
-	wanted   int64  // bytes that puts wait for
-	vain     uint64 // rounds in which the background evictor has freed nothing
-	used     int64  // bytes of entries (in flight and leaving ones too), quarantine and strays
+	bounds   bounds     // what the file system leaves
+	wanted   int64      // bytes that puts wait for
+	vain     uint64     // rounds in which the background evictor has freed nothing
+	used     int64      // bytes of entries (in flight and leaving ones too), quarantine and strays
 	quar     quarantine
 	complete int64 // entries with all their pieces
 	stray    int64 // bytes of files that could not be unlinked
@@ -102,7 +102,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 	r := &root{
 		succession: newLatch(),
 		store:      s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1), nudge: make(chan struct{}, 1),
-		x: newIndex(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
+		x: index.New(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
 	}
 	r.settled.L = &r.mu
 	r.orphans.init()
@@ -201,3 +201,7 @@ func (r *root) room() float64 {
 	defer r.mu.Unlock()
 	return float64(r.limit()-r.used) / float64(r.cfg.Capacity)
 }
+
+func (r *root) classOf(slot uint32) *class { return r.store.spaces.class(r.x.Owner(slot).Class) }
+
+func (r *root) tenantOf(slot uint32) uint32 { return r.store.spaces.tenantOf(r.x.Owner(slot).Tenant) }

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"slices"
 	"time"
+
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the scan
@@ -36,7 +38,7 @@ func (r *root) beginScan() error {
 	defer r.mu.Unlock()
 	r.scanning = true
 	r.forgone = map[uint64]struct{}{}
-	r.x.clock = firstLive
+	r.x.AdvanceClock(firstLive)
 	r.unseen = r.cfg.Capacity
 	if space, err := r.fs.Statfs(r.dir); err == nil {
 		r.unseen = max(0, space.Total-space.Free)
@@ -110,7 +112,7 @@ func (c *census) settle() {
 		stands := r.stands(d.mark)
 		var left departure
 		if stands {
-			left = departure{class: r.classOf(d.slot), key: r.x.key(d.slot), detour: r.x.at(d.slot).is(stDetour)}
+			left = departure{class: r.classOf(d.slot), key: r.x.Key(d.slot), detour: r.x.At(d.slot).Is(index.FallbackName)}
 		}
 		r.mu.Unlock()
 		if !stands {
@@ -137,8 +139,8 @@ func (c *census) order() {
 	var list []found
 	newest := when
 	r.mu.Lock()
-	r.x.each(func(slot uint32, e *entry) {
-		if e.touched() != 0 {
+	r.x.Each(func(slot uint32, e *index.Entry) {
+		if e.LastTouch() != 0 {
 			return
 		}
 		f := found{slot: slot}
@@ -158,11 +160,11 @@ func (c *census) order() {
 	})
 	r.mu.Lock()
 	for i, f := range list {
-		if e := r.x.at(f.slot); e.is(stLive) && e.touched() == 0 {
-			e.setTouched(uint32(i + 1))
+		if e := r.x.At(f.slot); e.Is(index.Live) && e.LastTouch() == 0 {
+			e.SetLastTouch(uint32(i + 1))
 		}
 	}
-	r.x.clock = max(r.x.clock, uint32(len(list)))
+	r.x.AdvanceClock(uint32(len(list)))
 	r.mu.Unlock()
 	r.store.stampsFrom(newest)
 }
@@ -181,7 +183,7 @@ func (r *root) reportScan(ctx context.Context) (end func()) {
 				return
 			case <-tick.C:
 				r.mu.Lock()
-				entries := r.x.used
+				entries := r.x.Len()
 				r.mu.Unlock()
 				r.log.Info("the scan goes on", "files", r.count.scanned.Load(), "entries", entries, "for", time.Since(start).Round(time.Second))
 			}
@@ -220,17 +222,17 @@ func (r *root) endScan(ctx context.Context, c *census) {
 		r.fellows.overlooked += c.stray
 		r.fellows.census = nil
 	}
-	r.x.each(func(slot uint32, e *entry) {
-		if e.is(stLeaving) {
+	r.x.Each(func(slot uint32, e *index.Entry) {
+		if e.Is(index.Evicting) {
 			return
 		}
 		if !h.knows(slot) && h.err == nil { // another host's, from the last moment
-			if e.touched() == 0 {
-				r.x.touchEntry(e)
+			if e.LastTouch() == 0 {
+				r.x.TouchEntry(e)
 			}
-			h.announce(r, slot, r.x.slotPrint(slot))
+			h.announce(r, slot, r.x.Fingerprint(slot))
 		}
-		e.set(stAnnounced)
+		e.Set(index.Announced)
 	})
 	r.next, r.scanning, r.forgone = nil, false, nil
 	if h.err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -132,7 +133,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	r := f.store.roots[0]
 	r.mu.Lock()
 	r.scanning, r.forgone = true, map[uint64]struct{}{}
-	r.x.each(func(_ uint32, e *entry) { e.unset(stAnnounced) })
+	r.x.Each(func(_ uint32, e *index.Entry) { e.Unset(index.Announced) })
 	r.mu.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -7,10 +7,10 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/zeebo/xxh3"
 )
 
 // What an evict policy keeps of itself stands beside the checkpoint whose slots it speaks of, and names it by its time.
@@ -27,7 +27,7 @@ func (r *root) saveState(when int64) error {
 	if r.standin != nil || r.pinnedAtAll() {
 		return nil // pins are no part of what the next run begins with
 	}
-	s, ok, err := r.evict.Save(uint32(min(maxState, 1<<20+256*int64(r.x.high))))
+	s, ok, err := r.evict.Save(uint32(min(maxState, 1<<20+256*int64(r.x.High()))))
 	if err != nil || !ok {
 		if err != nil {
 			r.log.Warn("the evict policy's state could not be kept; the next start tells it what is here", "error", err)
@@ -41,7 +41,7 @@ func (r *root) saveState(when int64) error {
 }
 
 func (r *root) pinnedAtAll() (any bool) {
-	r.x.each(func(_ uint32, e *entry) { any = any || e.pins > 0 })
+	r.x.Each(func(_ uint32, e *index.Entry) { any = any || e.Pins() > 0 })
 	return any
 }
 

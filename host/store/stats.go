@@ -166,7 +166,7 @@ func (r *root) stats() RootStats {
 	c := &r.count
 	st := RootStats{
 		Path: r.dir, Capacity: r.cfg.Capacity, Used: r.used, Held: r.quar.bytes, Stray: r.stray, Unseen: r.unseen, Scanning: r.scanning, Scanned: c.scanned.Load(),
-		Entries: int(r.x.used), Complete: r.complete, Slots: r.x.high, MaxEntries: r.x.max, IndexBytes: r.x.memory() + r.expiries.memory(),
+		Entries: int(r.x.Len()), Complete: r.complete, Slots: r.x.High(), MaxEntries: r.x.Max(), IndexBytes: r.x.Memory(),
 		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
 		BadVictims: c.badVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.thrift, Limit: r.limit(), Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: c.policyFaults, Recovered: c.recovered,

@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // Store is one host's chunks on disk. It is safe for concurrent use.
@@ -256,7 +257,7 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 	if len(s.roots) == 1 {
 		chosen = 0
 	}
-	if chosen != none && (s.roots[chosen].invites() || len(s.roots) == 1 && s.roots[0].takes()) {
+	if chosen != index.None && (s.roots[chosen].invites() || len(s.roots) == 1 && s.roots[0].takes()) {
 		return s.roots[chosen], nil
 	}
 	var best *root
@@ -288,11 +289,11 @@ func (s *Store) EndRequest(request uint32) {
 	s.requests.end(request)
 	now := s.clock()
 	if s.stream.On() {
-		s.stream.Send(s.stream.Step(s.stream.Batch(), shadow.Step{Op: shadow.End, Request: request, Tenant: none, Time: now}))
+		s.stream.Send(s.stream.Step(s.stream.Batch(), shadow.Step{Op: shadow.End, Request: request, Tenant: abi.None, Time: now}))
 	}
 	for _, r := range s.roots {
 		r.mu.Lock()
-		r.send(abi.Event{Slot: none, Parent: none, Request: request, Tenant: none, Op: abi.OpRequestEnd, Time: now})
+		r.send(abi.Event{Slot: abi.None, Parent: abi.None, Request: request, Tenant: abi.None, Op: abi.OpRequestEnd, Time: now})
 		r.mu.Unlock()
 	}
 }

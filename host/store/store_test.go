@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -285,8 +286,8 @@ func usage(t testing.TB, dir string) (bytes int64, temporaries int) {
 func (r *root) missing() (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.x.each(func(slot uint32, _ *entry) {
-		n += r.x.bytes(slot) - int64(bits.OnesCount64(r.x.pieces(slot)))*pieceBytes
+	r.x.Each(func(slot uint32, _ *index.Entry) {
+		n += r.x.Bytes(slot) - int64(bits.OnesCount64(r.x.Pieces(slot)))*pieceBytes
 	})
 	return n
 }

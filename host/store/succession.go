@@ -221,7 +221,7 @@ func (c *succession) take() (entries int, err error) {
 	} else {
 		r.acting, r.faulted = c.b.hold(), policy.Stats{}
 	}
-	entries = int(r.x.used)
+	entries = int(r.x.Len())
 	r.mu.Unlock()
 	return entries, nil
 }

@@ -1,16 +1,15 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/zeebo/xxh3"
 )
@@ -27,21 +26,6 @@ const (
 	touchesPart  = 64 << 10
 	touchesEvery = 5 * time.Minute
 )
-
-// byTouch lists the entries that are not leaving, least recently touched first.
-func (x *index) byTouch() []uint32 {
-	order := make([]uint32, 0, x.used)
-	x.each(func(slot uint32, e *entry) {
-		if !e.is(stLeaving) {
-			order = append(order, slot)
-		}
-	})
-	slices.SortFunc(order, func(a, b uint32) int {
-		ea, eb := x.at(a), x.at(b)
-		return cmp.Or(cmp.Compare(ea.touched(), eb.touched()), cmp.Compare(ea.depth(), eb.depth()), cmp.Compare(a, b))
-	})
-	return order
-}
 
 // saveTouches writes the list. Sessions have the root meanwhile, but for slices of a tenth of a millisecond.
 func (r *root) saveTouches() {
@@ -68,7 +52,7 @@ func (r *root) saveTouchesEvery(ctx context.Context, every time.Duration) {
 		case <-tick.C:
 		}
 		r.mu.Lock()
-		now, scanning := r.x.clock, r.scanning
+		now, scanning := r.x.Clock(), r.scanning
 		r.mu.Unlock()
 		if now != last && !scanning && r.takes() { // while a scan is under way the last run's list is still to be read
 			last = now
@@ -118,7 +102,7 @@ func (r *root) loadTouches() (place []uint64, when int64) {
 	if err == nil {
 		defer f.Close()
 		r.mu.Lock()
-		place = make([]uint64, r.x.high)
+		place = make([]uint64, r.x.High())
 		r.mu.Unlock()
 		when, err = r.readTouches(f, place)
 	}
@@ -157,7 +141,7 @@ func (r *root) readTouches(f staging.File, place []uint64) (when int64, err erro
 		}
 		sum.Write(part)
 		for b := part; len(b) > 0; b = b[8:] {
-			if slot := r.x.findPrint(le.Uint64(b)); slot != none && int(slot) < len(place) {
+			if slot := r.x.FindFingerprint(le.Uint64(b)); slot != index.None && int(slot) < len(place) {
 				place[slot] = n
 			}
 			n++

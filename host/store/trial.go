@@ -141,8 +141,8 @@ func (w *listener) add(step shadow.Step) {
 
 // hit is called with the lock of the root that has the entry.
 func (w *listener) hit(r *root, slot uint32, print uint64) {
-	step, e := w.step, r.x.at(slot)
-	step.Key, step.Parent, step.Size, step.Depth, step.Hit = print, e.parentPrint(), r.x.unitsOf(slot, e), e.depth(), true
+	step, e := w.step, r.x.At(slot)
+	step.Key, step.Parent, step.Size, step.Depth, step.Hit = print, e.Parent(), r.x.EntryUnits(slot, e), e.Depth(), true
 	w.add(step)
 }
 

@@ -3,6 +3,7 @@ package store
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // walk goes through a lookup's keys with the lock of the root where the last one was found: the next is there too.
@@ -24,17 +25,17 @@ type walk struct {
 	lost    bool   // nobody can name owner's files at present
 	shadows listener
 	event   abi.Event
-	ahead   ahead
+	ahead   index.Prefetch
 }
 
 // grant pins and touches the entry of the i-th key, wherever it is.
 func (w *walk) grant(i int, g *grant) bool {
-	if i%step == 0 {
+	if i%index.PrefetchStep == 0 {
 		w.enter()
-		w.ahead.read(w.store.roots[w.at].x, w.at, &w.class.printer, w.keys, i)
+		w.ahead.Run(w.store.roots[w.at].x, w.at, &w.class.printer, w.keys, i)
 	}
-	g.slot = none
-	print := w.ahead.prints[i%ring]
+	g.slot = index.None
+	print := w.ahead.Fingerprint(i)
 	if print == 0 {
 		return false
 	}
@@ -43,11 +44,8 @@ func (w *walk) grant(i int, g *grant) bool {
 		if !w.locked {
 			w.enter()
 		}
-		r, likely := roots[w.at], none
-		if w.at == w.ahead.root {
-			likely = w.ahead.likely[i%ring]
-		}
-		if slot, e := w.find(r, likely, print, &w.keys[i]); e != nil {
+		r := roots[w.at]
+		if slot, e := w.find(r, w.ahead.Likely(w.at, i), print, &w.keys[i]); e != nil {
 			r.touch(i, slot, e, print, w)
 			if w.shadows.batch != nil {
 				w.shadows.hit(r, slot, print)
@@ -70,7 +68,7 @@ func (w *walk) enter() {
 	if !w.locked {
 		r := w.store.roots[w.at]
 		r.mu.Lock()
-		w.locked, w.owner = true, maxOwners
+		w.locked, w.owner = true, index.MaxOwners
 		w.open = r.serving() && (r.fellows == nil || r.fellows.member.Fresh())
 	}
 }
@@ -91,61 +89,61 @@ func (w *walk) leave() {
 }
 
 // find gives an entry that can be granted, or nil.
-func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32, *entry) {
+func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32, *index.Entry) {
 	x, slot := r.x, likely
-	var e *entry
-	if slot != none {
-		e = x.match(slot, k)
+	var e *index.Entry
+	if slot != index.None {
+		e = x.Match(slot, k)
 	}
-	if e == nil || !w.isOf(r, e) || e.what[0]&(stLive|stDetached) != stLive {
-		if slot = x.find(print, w.class.base, k); slot == none {
-			return none, nil
+	if e == nil || !w.isOf(r, e) || e.State()&(index.Live|index.Detached) != index.Live {
+		if slot = x.Find(print, w.class.base, k); slot == index.None {
+			return index.None, nil
 		}
-		e = x.at(slot)
+		e = x.At(slot)
 		w.isOf(r, e)
 	}
-	if !w.open || w.lost || e.is(stLeaving) || x.piecesOf(slot, e)&w.ranks != w.ranks {
-		return none, nil
+	if !w.open || w.lost || e.Is(index.Evicting) || x.EntryPieces(slot, e)&w.ranks != w.ranks {
+		return index.None, nil
 	}
-	if len(r.expiries.chunks) > 0 && r.expired(slot, w.second()) {
-		return none, nil
+	if r.x.Expiries.Any() && r.expired(slot, w.second()) {
+		return index.None, nil
 	}
 	return slot, e
 }
 
 // isOf says whether an entry is of the class, and finds its tenant. Nearly all of one lookup have the same owner.
-func (w *walk) isOf(r *root, e *entry) bool {
-	if id := e.owner(); id != w.owner {
-		o, t := r.x.owners.list[id], r.store.spaces
-		w.owner, w.fits, w.tenant, w.lost = id, r.x.isOf(e, w.class.base), t.tenantOf(o.tenant), t.class(o.class).names.place.Down()
+func (w *walk) isOf(r *root, e *index.Entry) bool {
+	if id := e.OwnerID(); id != w.owner {
+		o, t := r.x.Owners()[id], r.store.spaces
+		w.owner, w.fits, w.tenant, w.lost = id, r.x.HasBase(e, w.class.base), t.tenantOf(o.Tenant), t.class(o.Class).names.place.Down()
 	}
 	return w.fits
 }
 
 // touch makes an entry the most recent and pins it.
-func (r *root) touch(i int, slot uint32, e *entry, print uint64, w *walk) {
+func (r *root) touch(i int, slot uint32, e *index.Entry, print uint64, w *walk) {
 	if !w.touches.has(i, print) {
 		w.touches.touch(i)
-		r.x.touchEntry(e)
+		r.x.TouchEntry(e)
 		r.post(abi.OpTouch, slot, e, print, w)
 		if r.fellows != nil {
 			r.fellows.member.Touch(print)
 		}
 	}
-	if r.x.pinEntry(slot, e) {
+	if r.x.PinEntry(slot, e) {
 		r.post(abi.OpPin, slot, e, print, w)
 	}
 }
 
 // post sends the evict policy an event: written where it is to be, unless others hear of it too. An event that is made
 // elsewhere and copied costs three times as much.
-func (r *root) post(op abi.Op, slot uint32, e *entry, print uint64, w *walk) {
+func (r *root) post(op abi.Op, slot uint32, e *index.Entry, print uint64, w *walk) {
 	ev, direct := &w.event, r.direct()
 	if direct {
 		ev = r.evict.Next()
 	}
-	ev.Slot, ev.Parent, ev.Key, ev.ParentKey = slot, none, print, e.parentPrint()
-	ev.Size, ev.Depth = r.x.unitsOf(slot, e), e.depth()
+	ev.Slot, ev.Parent, ev.Key, ev.ParentKey = slot, index.None, print, e.Parent()
+	ev.Size, ev.Depth = r.x.EntryUnits(slot, e), e.Depth()
 	ev.Request, ev.Tenant = w.request, w.tenant
 	ev.Op, ev.Tier, ev.Flags, ev.Time = op, 0, 0, w.now
 	if !direct {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // TestLookupReadsAhead asks for long lists of keys, some of which are in either of two roots and some in none: what is read
@@ -37,10 +38,10 @@ func TestLookupReadsAhead(t *testing.T) {
 			}
 			var keys []chunk.Key
 			want := map[int]int{}
-			where := none
+			where := index.None
 			for n := range 3000 {
 				if n%c.stay == 0 {
-					where = none
+					where = index.None
 					if at := rng.Float64(); at < c.here {
 						where = 0
 					} else if at < c.here+c.there {
@@ -49,15 +50,15 @@ func TestLookupReadsAhead(t *testing.T) {
 				}
 				k := testKey(uint64(n))
 				keys = append(keys, k)
-				if where == none {
+				if where == index.None {
 					continue
 				}
 				r := f.store.roots[where]
 				r.mu.Lock()
-				slot := r.x.add(class.printer.Print(&k), owner{class: class.id}, &k, 0, 0)
+				slot := r.x.Add(class.printer.Print(&k), index.Owner{Class: class.id}, &k, 0, 0)
 				class.refs.Add(1)
-				r.x.at(slot).set(stComplete)
-				r.x.setPieces(slot, 1)
+				r.x.At(slot).Set(index.Complete)
+				r.x.SetPieces(slot, 1)
 				r.mu.Unlock()
 				want[n] = int(where)
 			}
@@ -75,53 +76,12 @@ func TestLookupReadsAhead(t *testing.T) {
 				l.Release()
 			}
 			for _, r := range f.store.roots {
-				r.x.each(func(slot uint32, e *entry) {
-					if e.pins != 0 || e.touched() == 0 {
-						t.Fatalf("slot %d: %d pins, touched %d", slot, e.pins, e.touched())
+				r.x.Each(func(slot uint32, e *index.Entry) {
+					if e.Pins() != 0 || e.LastTouch() == 0 {
+						t.Fatalf("slot %d: %d pins, touched %d", slot, e.Pins(), e.LastTouch())
 					}
 				})
 			}
 		})
-	}
-}
-
-// TestHavingAll compares the machine's own instructions with what they stand for.
-func TestHavingAll(t *testing.T) {
-	rng := rand.New(rand.NewPCG(5, 6))
-	for shift := uint(1); shift < 32; shift++ {
-		for range 200 {
-			var buckets [step]*bucket
-			var prints [step]uint64
-			var got [step]uint32
-			for i := range buckets {
-				prints[i] = rng.Uint64()
-				if rng.IntN(5) == 0 {
-					continue
-				}
-				buckets[i] = new(bucket)
-				for j := range buckets[i] {
-					switch c := &buckets[i][j]; rng.IntN(4) {
-					case 0:
-						*c = uint32(prints[i])<<shift | rng.Uint32()&(1<<shift-1)
-					case 1:
-						*c = uint32(prints[i])<<shift ^ 1<<(shift+uint(rng.IntN(int(32-shift))))
-					case 2:
-						*c = emptyCell
-					default:
-						*c = rng.Uint32()
-					}
-				}
-			}
-			havingAll(&buckets, &prints, shift, &got)
-			for i, b := range buckets {
-				want := uint32(0)
-				if b != nil {
-					want = havingOne(b, prints[i], shift)
-				}
-				if got[i] != want {
-					t.Fatalf("shift %d: bucket %d of %x for %x: %016b, want %016b", shift, i, b, prints[i], got[i], want)
-				}
-			}
-		}
 	}
 }

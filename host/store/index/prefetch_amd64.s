@@ -1,7 +1,9 @@
+//go:build !purego
+
 #include "textflag.h"
 
-// func fetch(list *[step]unsafe.Pointer, span uintptr)
-TEXT ·fetch(SB), NOSPLIT, $0-16
+// func prefetchLines(list *[PrefetchStep]unsafe.Pointer, span uintptr)
+TEXT ·prefetchLines(SB), NOSPLIT, $0-16
 	MOVQ list+0(FP), AX
 	MOVQ span+8(FP), DX
 	MOVQ $8, CX
@@ -15,17 +17,17 @@ next:
 	JNZ        next
 	RET
 
-// A cell that is compared has its tag where that of the fingerprint is, and differs in nothing above its slot.
+// A cell matches if it differs from the fingerprint's tag in no bit above its slot.
 #define COMPARE(at, X) \
 	MOVOU   at(BX), X \
 	PXOR    X0, X     \
 	PSRLL   X7, X     \
 	PCMPEQL X6, X
 
-// func havingAll(buckets *[step]*bucket, prints *[step]uint64, shift uint, sets *[step]uint32)
-TEXT ·havingAll(SB), NOSPLIT, $0-32
+// func matchBuckets(buckets *[PrefetchStep]*bucket, fps *[PrefetchStep]uint64, shift uint, sets *[PrefetchStep]uint32)
+TEXT ·matchBuckets(SB), NOSPLIT, $0-32
 	MOVQ buckets+0(FP), AX
-	MOVQ prints+8(FP), DX
+	MOVQ fps+8(FP), DX
 	MOVQ shift+16(FP), CX
 	MOVQ sets+24(FP), DI
 	ANDQ $31, CX

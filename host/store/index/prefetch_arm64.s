@@ -1,7 +1,9 @@
+//go:build !purego
+
 #include "textflag.h"
 
-// func fetch(list *[step]unsafe.Pointer, span uintptr)
-TEXT ·fetch(SB), NOSPLIT, $0-16
+// func prefetchLines(list *[PrefetchStep]unsafe.Pointer, span uintptr)
+TEXT ·prefetchLines(SB), NOSPLIT, $0-16
 	MOVD list+0(FP), R0
 	MOVD span+8(FP), R2
 	MOVD $8, R1

@@ -1,0 +1,74 @@
+package index
+
+// Expiries are the times at which entries expire, in seconds since 1970: four bytes for each slot of a block in which
+// some entry expires, and none elsewhere.
+type Expiries struct {
+	blocks []*[blockSlots]uint32
+	cursor uint32 // the slot that Sweep looks at next
+}
+
+// Set sets when a slot's entry expires; 0 for never.
+func (x *Expiries) Set(slot uint32, at int64) {
+	i := int(slot / blockSlots)
+	if i >= len(x.blocks) {
+		if at == 0 {
+			return
+		}
+		x.blocks = append(x.blocks, make([]*[blockSlots]uint32, i+1-len(x.blocks))...)
+	}
+	if x.blocks[i] == nil {
+		if at == 0 {
+			return
+		}
+		x.blocks[i] = new([blockSlots]uint32)
+	}
+	x.blocks[i][slot%blockSlots] = uint32(min(max(at, 0), 1<<32-1))
+}
+
+// Any says whether any entry may expire.
+func (x *Expiries) Any() bool { return len(x.blocks) > 0 }
+
+// At is when a slot's entry expires; 0 for never.
+func (x *Expiries) At(slot uint32) uint32 {
+	i := int(slot / blockSlots)
+	if i >= len(x.blocks) || x.blocks[i] == nil {
+		return 0
+	}
+	return x.blocks[i][slot%blockSlots]
+}
+
+// Expired says whether a slot's entry has expired.
+func (x *Expiries) Expired(slot uint32, now int64) bool {
+	at := x.At(slot)
+	return at != 0 && int64(at) <= now
+}
+
+// Sweep visits at most n slots in which an entry may expire, from where the last sweep ended, round and round. It stops
+// when visit returns false.
+func (x *Expiries) Sweep(n uint32, visit func(slot uint32) bool) {
+	slots := uint32(len(x.blocks)) * blockSlots
+	for range min(n, slots) {
+		if x.cursor >= slots {
+			x.cursor = 0
+		}
+		if x.blocks[x.cursor/blockSlots] == nil {
+			x.cursor += blockSlots
+			continue
+		}
+		slot := x.cursor
+		x.cursor++
+		if !visit(slot) {
+			return
+		}
+	}
+}
+
+// memory is the bytes that the times take.
+func (x *Expiries) memory() (n int64) {
+	for _, b := range x.blocks {
+		if b != nil {
+			n += int64(len(b)) * 4
+		}
+	}
+	return n + int64(cap(x.blocks))*8
+}

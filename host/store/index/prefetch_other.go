@@ -1,0 +1,8 @@
+//go:build (!amd64 && !arm64) || purego
+
+package index
+
+import "unsafe"
+
+// prefetchLines does nothing on other processors: lookups wait for memory there.
+func prefetchLines(*[PrefetchStep]unsafe.Pointer, uintptr) {}
