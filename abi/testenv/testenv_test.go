@@ -1,0 +1,62 @@
+package testenv
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// outcome is how a test ends that needs a tool.
+type outcome struct {
+	testing.TB
+	how string
+}
+
+func (o *outcome) Helper() {}
+func (o *outcome) Skipf(format string, args ...any) {
+	o.how = "skipped: " + fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+func (o *outcome) Fatalf(format string, args ...any) {
+	o.how = "failed: " + fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+func need(tools ...*Tool) string {
+	o := &outcome{how: "ran"}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Need(o, tools...)
+	}()
+	<-done
+	return o.how
+}
+
+func TestNeed(t *testing.T) {
+	here := &Tool{Name: "here", probe: func() bool { return true }}
+	gone := &Tool{Name: "gone", Packages: "gone-dev", Other: "build it", probe: func() bool { return false }}
+	later := &Tool{Name: "later", Other: "gone it", After: gone, probe: func() bool { return false }}
+	right := &Tool{Name: "right", Other: "ask", Optional: true, probe: func() bool { return false }}
+	const missing = "missing: gone: apt-get install gone-dev, or build it"
+	for _, c := range []struct {
+		required string
+		tools    []*Tool
+		want     string
+	}{
+		{"", []*Tool{here}, "ran"},
+		{"", []*Tool{here, gone}, "skipped: " + missing},
+		{"", []*Tool{later}, "skipped: " + missing},
+		{"", []*Tool{right}, "skipped: missing: right: ask"},
+		{"1", []*Tool{here}, "ran"},
+		{"1", []*Tool{here, gone}, "failed: " + missing},
+		{"1", []*Tool{later}, "failed: " + missing},
+		{"1", []*Tool{right}, "skipped: missing: right: ask"},
+	} {
+		t.Setenv(Require, c.required)
+		if got := need(c.tools...); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s=%s: %s, want %s", Require, c.required, got, c.want)
+		}
+	}
+}

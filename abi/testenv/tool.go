@@ -1,0 +1,186 @@
+package testenv
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// Tool is something that tests need and a machine may lack.
+type Tool struct {
+	Name     string // of the command, or what it is
+	Tests    string // what is left out without it
+	Packages string // Debian's, separated by blanks
+	Other    string // another way to get it
+	After    *Tool  // what it is installed with
+	Optional bool   // never a failure: what a machine allows cannot be installed
+	probe    func() bool
+
+	once sync.Once
+	have bool
+}
+
+// Have says whether the machine has it.
+func (t *Tool) Have() bool {
+	t.once.Do(func() { t.have = t.probe() })
+	return t.have
+}
+
+// First is the tool itself, or the one to get before it.
+func (t *Tool) First() *Tool {
+	for t.After != nil && !t.After.Have() {
+		t = t.After
+	}
+	return t
+}
+
+// Fix says how to get it.
+func (t *Tool) Fix() string {
+	var ways []string
+	if t.Packages != "" {
+		ways = append(ways, "apt-get install "+t.Packages)
+	}
+	if t.Other != "" {
+		ways = append(ways, t.Other)
+	}
+	return strings.Join(ways, ", or ")
+}
+
+var (
+	// Make builds the example policies.
+	Make = &Tool{
+		Name: "make", Tests: "the example policies, `kvhost policy new`", Packages: "make", probe: commands("make"),
+	}
+	// Git lists the files of a checkout.
+	Git = &Tool{Name: "git", Tests: "the files at the top level", Packages: "git", probe: commands("git")}
+	// Clang compiles policies in C.
+	Clang = &Tool{
+		Name: "clang and wasm-ld", Tests: "policies in C, the conformance checks' broken policies", Packages: "clang lld",
+		probe: commands("clang", "wasm-ld"),
+	}
+	// Cargo compiles policies in Rust.
+	Cargo = &Tool{
+		Name: "cargo with wasm32-unknown-unknown", Tests: "policies in Rust", Packages: "cargo libstd-rust-dev-wasm32",
+		Other: "rustup target add wasm32-unknown-unknown", probe: wasmTarget,
+	}
+	// NPM installs the compiler of policies in AssemblyScript.
+	NPM = &Tool{Name: "npm", Tests: "policies in AssemblyScript", Packages: "npm", probe: commands("node", "npm")}
+	// AssemblyScript compiles policies in AssemblyScript.
+	AssemblyScript = &Tool{
+		Name: "the AssemblyScript compiler", Tests: "policies in AssemblyScript",
+		Other: "`npm ci --prefix abi/as`, with a network (make test does this)", After: NPM, probe: compilerOfAssemblyScript,
+	}
+	// CC links what the race detector needs.
+	CC = &Tool{
+		Name: "a C compiler", Tests: "the race detector: the concurrent packages run without it",
+		Packages: "gcc libc6-dev", probe: compilesC,
+	}
+	// Minisign is the tool whose signatures policies have.
+	Minisign = &Tool{
+		Name: "minisign", Tests: "our signatures against minisign's", Packages: "minisign", probe: commands("minisign"),
+	}
+	// Python runs the Python client's tests in a virtual environment.
+	Python = &Tool{
+		Name: "python3 with venv", Tests: "the Python client", Packages: "python3-venv", probe: python,
+	}
+	// PythonPackages are what the Python client's tests import.
+	PythonPackages = &Tool{
+		Name: "the packages of the Python client's tests", Tests: "the Python client",
+		Other: "`make .venv/installed`, with a network (make test does this)", After: Python, probe: file(".venv", "installed"),
+	}
+	// Mounts are a mount namespace of one's own, for small and vanishing file systems.
+	Mounts = &Tool{
+		Name: "the right to mount", Tests: "a full disk, a root that is unmounted",
+		Other: "run as root with CAP_SYS_ADMIN, or allow unprivileged user namespaces", Optional: true, probe: mounts,
+	}
+)
+
+// Tools are all of them.
+var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Mounts}
+
+func commands(names ...string) func() bool {
+	return func() bool {
+		for _, name := range names {
+			if _, err := exec.LookPath(name); err != nil {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// Root is the checkout that the working directory is in; empty when it is in none.
+var Root = sync.OnceValue(func() string {
+	mod, err := exec.Command("go", "env", "GOMOD").Output()
+	path := strings.TrimSpace(string(mod))
+	if err != nil || filepath.Base(path) != "go.mod" {
+		return ""
+	}
+	return filepath.Dir(path)
+})
+
+func file(parts ...string) func() bool {
+	return func() bool {
+		_, err := os.Stat(filepath.Join(append([]string{Root()}, parts...)...))
+		return Root() != "" && err == nil
+	}
+}
+
+func wasmTarget() bool {
+	if !commands("cargo", "rustc")() {
+		return false
+	}
+	root, err := exec.Command("rustc", "--print", "sysroot").Output()
+	if err != nil {
+		return false
+	}
+	_, err = os.Stat(filepath.Join(strings.TrimSpace(string(root)), "lib", "rustlib", "wasm32-unknown-unknown", "lib"))
+	return err == nil
+}
+
+// CompilerOfAssemblyScript is where npm puts asc.
+func CompilerOfAssemblyScript() string {
+	return filepath.Join(Root(), "abi", "as", "node_modules", ".bin", "asc")
+}
+
+func compilerOfAssemblyScript() bool {
+	return commands("node")() && exec.Command(CompilerOfAssemblyScript(), "--version").Run() == nil
+}
+
+// compilesC needs the headers, too: a compiler alone does not link what cgo does.
+func compilesC() bool {
+	name := "gcc"
+	if cc, err := exec.Command("go", "env", "CC").Output(); err == nil && len(strings.Fields(string(cc))) > 0 {
+		name = strings.Fields(string(cc))[0]
+	}
+	cmd := exec.Command(name, "-x", "c", "-", "-pthread", "-o", os.DevNull)
+	cmd.Stdin = strings.NewReader("#include <stdlib.h>\n#include <pthread.h>\nint main(void) { return 0; }\n")
+	return cmd.Run() == nil
+}
+
+func python() bool { return exec.Command("python3", "-c", "import ensurepip, venv").Run() == nil }
+
+// MountNamespace is how a command gets mounts of its own: as this user where that may mount, else in a user namespace.
+func MountNamespace() *syscall.SysProcAttr {
+	if os.Geteuid() == 0 {
+		return &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	}
+	return &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWNS | syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
+	}
+}
+
+func mounts() bool {
+	dir, err := os.MkdirTemp("", "kvhost-mount-")
+	if err != nil {
+		return false
+	}
+	defer os.Remove(dir)
+	cmd := exec.Command("sh", "-c", `mount --make-rprivate / && mount -t tmpfs -o size=64k kvhost-test "$0"`, dir)
+	cmd.SysProcAttr = MountNamespace()
+	return cmd.Run() == nil
+}
