@@ -25,7 +25,7 @@ all: build ## policies to plugins/dist, then bin/kvhost with them embedded
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-plugins: ## build every first-party policy to plugins/dist/*.wasm
+plugins: ## build every first-party policy to plugins/dist, compressed
 	$(GO) run ./plugins/dist/build
 
 examples: plugins ## build the vendors' plugins in C, Rust and AssemblyScript, to examples/plugins/*/*.wasm
@@ -98,4 +98,4 @@ tools: kits ## install the tools that check and generate need; names what it can
 	@command -v cc >/dev/null || echo 'missing: a C compiler, for go test -race (Debian: apt-get install gcc)'
 
 clean: ## remove what make built
-	rm -rf bin .build plugins/dist/*.wasm
+	rm -rf bin .build plugins/dist/*.wasm plugins/dist/*.wasm.zst

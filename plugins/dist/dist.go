@@ -1,7 +1,7 @@
 // Package dist embeds the first-party policies that were built to wasm beside this file, so that one binary holds them.
 //
-// The one idea: whatever *.wasm stands in this directory when the host is compiled is embedded. Nothing needs to be
-// built first: without any, the host still builds, and falls back to the native policies. Build them with
+// Whatever *.wasm.zst is in this directory when the host is compiled is embedded. Nothing needs to be built first: without
+// any, the host still builds, and uses the native policies. Build them with
 //
 //	go run ./plugins/dist/build
 package dist
@@ -11,32 +11,43 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+
+	"github.com/kvhost/kvhost/plugins/dist/codec"
 )
 
-// The pattern takes the directory as it is, because "*.wasm" would be an error before the first build.
+// The pattern takes the whole directory, because "*.zst" would be an error before the first build.
 //
 //go:embed *
 var files embed.FS
-
-const suffix = ".wasm"
 
 // Names are the embedded policies without ".wasm", sorted.
 func Names() []string {
 	var names []string
 	entries, _ := files.ReadDir(".") // an embedded root is always readable
 	for _, e := range entries {
-		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && !e.IsDir() {
+		if name, ok := strings.CutSuffix(e.Name(), codec.Suffix); ok && !e.IsDir() {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// Read gives a policy's bytes by name, with or without ".wasm". The error matches [fs.ErrNotExist] when it is not there.
+// Read decompresses a policy by name, with or without ".wasm". The error matches [fs.ErrNotExist] when it is not there.
 func Read(name string) ([]byte, error) {
-	b, err := files.ReadFile(strings.TrimSuffix(name, suffix) + suffix)
+	name = strings.TrimSuffix(name, ".wasm")
+	packed, err := files.ReadFile(name + codec.Suffix)
 	if err != nil {
 		return nil, fmt.Errorf("dist: no embedded policy %q: %w", name, fs.ErrNotExist)
 	}
-	return b, nil
+	var base []byte
+	if name != codec.Base {
+		if base, err = Read(codec.Base); err != nil {
+			return nil, err
+		}
+	}
+	module, err := codec.Decode(packed, base)
+	if err != nil {
+		return nil, fmt.Errorf("dist: embedded policy %q: %w", name, err)
+	}
+	return module, nil
 }

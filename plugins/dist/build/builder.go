@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -35,10 +34,10 @@ type pkg struct {
 }
 
 type builder struct {
-	root, out string
-	packages  map[string]*pkg
-	byDir     map[string]*pkg
-	version   string
+	root     string // of the Go module
+	packages map[string]*pkg
+	byDir    map[string]*pkg
+	version  string
 }
 
 // command runs the go tool for the wasm target, without whatever the caller's environment adds.
@@ -102,33 +101,32 @@ func (b *builder) digest(p plugin, manifest []byte) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// build makes one output, unless it is current.
-func (b *builder) build(ctx context.Context, p plugin) (bool, error) {
+// build makes one module, unless one of those found earlier is current.
+func (b *builder) build(ctx context.Context, p plugin, found ...[]byte) (module []byte, built bool, err error) {
 	manifest, err := os.ReadFile(filepath.Join(p.dir, "manifest.json"))
 	if err != nil {
-		return false, err
+		return nil, false, err
 	}
 	m, err := abi.ParseManifest(manifest)
 	if err != nil {
-		return false, err
+		return nil, false, err
 	}
 	if m.Name != p.name {
-		return false, fmt.Errorf("manifest.json calls it %q", m.Name)
+		return nil, false, fmt.Errorf("manifest.json calls it %q", m.Name)
 	}
 	digest, err := b.digest(p, manifest)
 	if err != nil {
-		return false, err
+		return nil, false, err
 	}
-	target := filepath.Join(b.out, p.name+".wasm")
-	if old, err := os.ReadFile(target); err == nil {
+	for _, old := range found {
 		if mark, _, err := abi.CustomSection(old, buildSection); err == nil && string(mark) == digest {
-			return false, nil
+			return old, false, nil
 		}
 	}
 	// Work elsewhere: a directory here, without files yet, would break a build that embeds this one meanwhile.
 	tmp, err := os.MkdirTemp("", "kvhost-policy-")
 	if err != nil {
-		return false, err
+		return nil, false, err
 	}
 	defer os.RemoveAll(tmp)
 	raw := filepath.Join(tmp, "module")
@@ -136,33 +134,14 @@ func (b *builder) build(ctx context.Context, p plugin) (bool, error) {
 	cmd := b.command(ctx, append(args, filepath.Join(p.dir, "wasm"))...)
 	cmd.Stdout = os.Stderr
 	if err := cmd.Run(); err != nil {
-		return false, fmt.Errorf("go build: %w", err)
+		return nil, false, fmt.Errorf("go build: %w", err)
 	}
-	module, err := os.ReadFile(raw)
-	if err != nil {
-		return false, err
+	if module, err = os.ReadFile(raw); err != nil {
+		return nil, false, err
 	}
 	if module, err = abi.WithCustomSection(module, abi.ManifestSection, manifest); err != nil {
-		return false, err
+		return nil, false, err
 	}
-	if module, err = abi.WithCustomSection(module, buildSection, []byte(digest)); err != nil {
-		return false, err
-	}
-	return true, replace(target, module)
-}
-
-// replace writes beside the target and renames: two builders at once do no harm, and a reader never sees half a file.
-func replace(target string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(target), ".kvhost-policy-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
-		err = os.Rename(f.Name(), target)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+	module, err = abi.WithCustomSection(module, buildSection, []byte(digest))
+	return module, true, err
 }

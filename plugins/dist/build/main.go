@@ -1,10 +1,14 @@
 // Command build compiles the policies under plugins/ to wasm.
 //
-//	go run ./plugins/dist/build [-o dir] [-v] [plugin directory ...]
+//	go run ./plugins/dist/build [-v] [-overlay file | -o dir [plugin directory ...]]
 //
-// Without arguments it takes every plugins/<name> that has a wasm directory. Each output is <name>.wasm with the
-// manifest appended as a custom section. A second custom section holds a digest of everything that went in (sources,
-// manifest, Go version, flags): an output whose digest is current is left alone, and the same inputs give the same bytes.
+// It takes every plugins/<name> that has a wasm directory. Modules go to plugins/dist, compressed, and the next build of the
+// host embeds them. With -overlay they go beside that file, which tells `go build -overlay` to embed them: nothing is written
+// to the source tree. With -o, all plugins or those named go to another directory, uncompressed, as <name>.wasm.
+//
+// Each module has its manifest as a custom section. A second custom section holds a digest of everything that it was built
+// from (sources, manifest, Go version, flags): a module whose digest is current is not built again, and the same inputs give
+// the same bytes.
 package main
 
 import (
@@ -15,55 +19,82 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"github.com/kvhost/kvhost/plugins/dist/codec"
 )
 
 func main() {
-	out := flag.String("o", "", "output `directory` (default plugins/dist of the module)")
-	verbose := flag.Bool("v", false, "say what is up to date, too")
+	out := flag.String("o", "", "write uncompressed modules to this `directory`")
+	overlay := flag.String("overlay", "", "write compressed modules beside this `file`, and the file for go build -overlay")
+	verbose := flag.Bool("v", false, "also print what is up to date")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *out, *verbose, flag.Args()); err != nil {
+	if err := run(ctx, *out, *overlay, *verbose, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, out string, verbose bool, dirs []string) error {
+func run(ctx context.Context, out, overlay string, verbose bool, dirs []string) error {
+	if out != "" && overlay != "" {
+		return fmt.Errorf("-o and -overlay are for different uses: name one")
+	}
+	if out == "" && len(dirs) > 0 {
+		return fmt.Errorf("all plugins are embedded together: name directories only with -o")
+	}
 	root, err := moduleRoot(ctx)
 	if err != nil {
-		return err
-	}
-	if out == "" {
-		out = filepath.Join(root, "plugins", "dist")
-	}
-	if out, err = filepath.Abs(out); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
 	plugins, err := find(root, dirs)
 	if err != nil {
 		return err
 	}
-	b := builder{root: root, out: out}
+	b := &builder{root: root}
 	if err := b.list(ctx, plugins); err != nil {
 		return err
 	}
+	dist := filepath.Join(root, "plugins", "dist")
+	inTree := openEmbedDir(dist)
+	embedded := inTree
+	if overlay != "" {
+		if overlay, err = filepath.Abs(overlay); err != nil {
+			return err
+		}
+		embedded = openEmbedDir(filepath.Dir(overlay))
+	}
+	var target output = embedded
+	if out != "" {
+		target = plainDir(out)
+	}
+	if err := os.MkdirAll(target.path(), 0o755); err != nil {
+		return err
+	}
 	for _, p := range plugins {
-		built, err := b.build(ctx, p)
+		module, built, err := b.build(ctx, p, target.read(p.name), inTree.read(p.name))
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		path, err := target.write(p.name, module)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 		if built {
-			fmt.Printf("built %s\n", filepath.Join(out, p.name+".wasm"))
+			fmt.Printf("built %s\n", path)
 		} else if verbose {
-			fmt.Printf("%s is up to date\n", filepath.Join(out, p.name+".wasm"))
+			fmt.Printf("%s is up to date\n", path)
 		}
 	}
-	return nil
+	if out != "" {
+		return nil
+	}
+	if err := embedded.sweep(plugins); err != nil || overlay == "" {
+		return err
+	}
+	return writeOverlay(overlay, dist, plugins)
 }
 
 func moduleRoot(ctx context.Context) (string, error) {
@@ -83,7 +114,7 @@ type plugin struct {
 	dir  string // absolute; holds manifest.json and wasm/
 }
 
-// find takes the directories named, or every plugin of the module.
+// find takes the directories named, or every plugin of the module. The base comes first: others are compressed with it.
 func find(root string, dirs []string) ([]plugin, error) {
 	if len(dirs) == 0 {
 		found, err := filepath.Glob(filepath.Join(root, "plugins", "*", "wasm"))
@@ -103,7 +134,12 @@ func find(root string, dirs []string) ([]plugin, error) {
 		if s, err := os.Stat(filepath.Join(abs, "wasm")); err != nil || !s.IsDir() {
 			return nil, fmt.Errorf("%s: no wasm directory with the plugin's main package", d)
 		}
-		plugins = append(plugins, plugin{name: filepath.Base(abs), dir: abs})
+		p := plugin{name: filepath.Base(abs), dir: abs}
+		if p.name == codec.Base {
+			plugins = slices.Insert(plugins, 0, p)
+		} else {
+			plugins = append(plugins, p)
+		}
 	}
 	return plugins, nil
 }
