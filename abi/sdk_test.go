@@ -15,22 +15,24 @@ import (
 	"testing"
 
 	"github.com/tetratelabs/wazero"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // sdk is a kit in another language. Its records are tested with a program in that language, written here from the golden
 // files: for every record a function that reads each field and one that writes each. What the fields are called follows
 // from Go's names.
 type sdk struct {
-	name    string
-	source  func(*strings.Builder)
-	build   func(t *testing.T, text, out string) *exec.Cmd
-	missing string // what to install
+	name   string
+	source func(*strings.Builder)
+	build  func(t *testing.T, text, out string) *exec.Cmd
+	tool   *testenv.Tool
 }
 
 var sdks = []sdk{
-	{"c", cSource, buildC, "clang and wasm-ld (Debian: apt-get install clang lld)"},
-	{"rust", rustSource, buildRust, "cargo and the target wasm32-unknown-unknown (Debian: apt-get install cargo libstd-rust-dev-wasm32)"},
-	{"as", asSource, buildAS, "abi/as/node_modules (make kits)"},
+	{"c", cSource, buildC, testenv.Clang},
+	{"rust", rustSource, buildRust, testenv.Cargo},
+	{"as", asSource, buildAS, testenv.AssemblyScript},
 }
 
 func write(t *testing.T, path, text string) {
@@ -64,16 +66,17 @@ func buildRust(t *testing.T, text, out string) *exec.Cmd {
 	return cmd
 }
 
-// buildAS works below the kit: imports are relative paths.
+// buildAS works beside a copy of the kit: imports are relative paths.
 func buildAS(t *testing.T, text, out string) *exec.Cmd {
-	dir, err := os.MkdirTemp("as", ".golden-")
-	if err != nil {
+	dir := t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "assembly"), os.DirFS("as/assembly")); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	source := filepath.Join(dir, "golden.ts")
-	write(t, source, text)
-	return exec.Command("as/node_modules/.bin/asc", source, "-O1", "--runtime", "stub", "-o", out)
+	source := filepath.Join("golden", "golden.ts")
+	write(t, filepath.Join(dir, source), text)
+	cmd := exec.Command(testenv.CompilerOfAssemblyScript(), source, "-O1", "--runtime", "stub", "-o", out)
+	cmd.Dir = dir
+	return cmd
 }
 
 // field is a record's field as the program sees it: value is what the golden bytes hold there.
@@ -215,11 +218,12 @@ func asSource(b *strings.Builder) {
 func TestKitsReadAndWriteTheGoldenBytes(t *testing.T) {
 	for _, kit := range sdks {
 		t.Run(kit.name, func(t *testing.T) {
+			testenv.Need(t, kit.tool)
 			var text strings.Builder
 			kit.source(&text)
 			out := filepath.Join(t.TempDir(), "golden.wasm")
 			if msg, err := kit.build(t, text.String(), out).CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s\nit needs %s", err, msg, kit.missing)
+				t.Fatalf("%v\n%s", err, msg)
 			}
 			module, err := os.ReadFile(out)
 			if err != nil {

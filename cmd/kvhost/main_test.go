@@ -8,12 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/plugins/dist"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 )
 
 // binary is the built command.
@@ -27,8 +26,9 @@ func testMain(m *testing.M) int {
 	if os.Getenv(clientToKill) != "" { // a client of a host that runs
 		return m.Run()
 	}
-	if !slices.Contains(dist.Names(), "lru") {
-		fmt.Fprintln(os.Stderr, "no embedded policies: run `make plugins` first")
+	overlay, err := policytest.Overlay()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	dir, err := os.MkdirTemp("", "kvhost-test-")
@@ -38,7 +38,7 @@ func testMain(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "kvhost")
-	build := exec.Command("go", "build", "-o", binary, ".")
+	build := exec.Command("go", "build", "-overlay", overlay, "-o", binary, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)

@@ -9,13 +9,13 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/kvhost/kvhost/plugins/dist"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 )
 
-// module writes an embedded policy to a file.
+// module copies a first-party policy to a file.
 func module(t *testing.T, dir, name, policy string) string {
 	t.Helper()
-	b, err := dist.Read(policy)
+	b, err := os.ReadFile(filepath.Join(policytest.Dir(t, policy), policy+".wasm"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,22 +10,14 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/plugins/dist"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
-// lruFile is an embedded module as a file in a directory of its own.
+// lruFile is a first-party module as a file in a directory of its own.
 func lruFile(t *testing.T) (dir, path string) {
 	t.Helper()
-	module, err := dist.Read("lru")
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir = t.TempDir()
-	path = filepath.Join(dir, "mine.wasm")
-	if err := os.WriteFile(path, module, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	return dir, path
+	return dir, module(t, dir, "mine.wasm", "lru")
 }
 
 // want runs the command and compares its exit code and what it says.
@@ -107,16 +99,17 @@ func TestPolicyCheck(t *testing.T) {
 
 // A new project builds with its own Makefile, in every language, and passes the check as it stands.
 func TestPolicyNew(t *testing.T) {
-	asc, err := filepath.Abs("../../abi/as/node_modules/.bin/asc")
-	if err != nil {
-		t.Fatal(err)
+	tools := map[string][]*testenv.Tool{
+		"go": {testenv.Make}, "c": {testenv.Make, testenv.Clang}, "rust": {testenv.Make, testenv.Cargo},
+		"as": {testenv.Make, testenv.AssemblyScript},
 	}
 	for _, language := range []string{"go", "c", "rust", "as"} {
 		t.Run(language, func(t *testing.T) {
 			t.Parallel()
+			testenv.Need(t, tools[language]...)
 			dir := t.TempDir()
 			want(t, dir, exitOK, "make -C mine check", "policy", "new", "--lang", language, "mine")
-			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+binary, "ASC="+asc)
+			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+binary, "ASC="+testenv.CompilerOfAssemblyScript())
 			cmd.Dir = dir
 			cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "CARGO_NET_OFFLINE=true")
 			out, err := cmd.CombinedOutput()

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func freePort(t *testing.T) string {
@@ -167,16 +169,13 @@ func TestEmbeddedReplay(t *testing.T) {
 
 // A full disk fails the stores that do not fit, by name, and harms nothing else: what was stored is served right.
 func TestFullDisk(t *testing.T) {
+	testenv.Need(t, testenv.Mounts)
 	dir := shortDir(t)
 	script := fmt.Sprintf("mount --make-rprivate / && mount -t tmpfs -o size=4m kvhost-test %s && exec %s replay --embedded --trace %s --limit 40 --store %s --capacity 1GiB --json",
 		dir, binary, absolute(t, mixedTrace), filepath.Join(dir, "s"))
 	cmd := command(t, "/")
 	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", script}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS} // the mount ends with the process
-	if os.Geteuid() != 0 {
-		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
-	}
+	cmd.SysProcAttr = testenv.MountNamespace() // the mount ends with the process
 	r := finish(t, cmd)
 	var report struct {
 		Hits, Stored    int64

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
@@ -15,27 +14,15 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/plugintest"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/replay"
 	"github.com/kvhost/kvhost/host/sim"
 )
 
-// module builds a plugin with its own Makefile.
-func module(t *testing.T, name string) string {
-	t.Helper()
-	path, err := filepath.Abs(filepath.Join(name, name+".wasm"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("make", "-C", name).CombinedOutput(); err != nil {
-		t.Fatalf("make -C %s: %v\n%s", name, err, out)
-	}
-	return path
-}
-
 func TestConform(t *testing.T) {
 	for _, name := range []string{"recency", "spill", "thrift", "aligned"} {
 		t.Run(name, func(t *testing.T) {
-			r := plugintest.Run(t, module(t, name), plugintest.Options{})
+			r := plugintest.Run(t, policytest.Example(t, name), plugintest.Options{})
 			for _, u := range r.Calls {
 				t.Logf("%-12s %4.1f %% of its fuel in the dearest call", u.Export, 100*u.Share())
 			}
@@ -88,12 +75,12 @@ const mixed = "../traces/mixed.jsonl.zst"
 // All three decide for one host with two roots: chunks are stored, evicted, loaded and compared byte for byte, and what was
 // stored is found again after a restart by the names that spill gave.
 func TestStoreRoundTrip(t *testing.T) {
-	modules := []string{module(t, "spill"), module(t, "aligned")}
+	modules := []string{policytest.Example(t, "spill"), policytest.Example(t, "aligned")}
 	for _, evict := range []string{"recency", "thrift"} {
 		t.Run(evict, func(t *testing.T) {
 			roots := []config.Root{{Path: t.TempDir(), Capacity: 8 << 20}, {Path: t.TempDir(), Capacity: 8 << 20}}
 			shape := replay.Shape{Ranks: 2, ChunkBytes: 12_000, PageBytes: 1500, Layers: 2} // pages of no sector's size
-			socket, stop := start(t, roots, append(modules, module(t, evict))...)
+			socket, stop := start(t, roots, append(modules, policytest.Example(t, evict))...)
 			play := func(socket string, limit int) *replay.Report {
 				t.Helper()
 				r, err := replay.Run(t.Context(), replay.Options{Trace: mixed, Socket: socket, Shape: shape, Sessions: 2, Limit: limit})
@@ -122,7 +109,7 @@ func TestStoreRoundTrip(t *testing.T) {
 					t.Errorf("root %d has no files that spill named: %v", i, err)
 				}
 			}
-			socket, _ = start(t, roots, append(modules, module(t, evict))...)
+			socket, _ = start(t, roots, append(modules, policytest.Example(t, evict))...)
 			again := play(socket, 20)
 			if again.Hits == 0 {
 				t.Errorf("nothing was found after the restart: %+v", again)
@@ -152,7 +139,7 @@ func TestMissRatios(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, share := range []int{5, 10} {
-		lru, recency, thrift := miss(t, w, "lru", share), miss(t, w, module(t, "recency"), share), miss(t, w, module(t, "thrift"), share)
+		lru, recency, thrift := miss(t, w, "lru", share), miss(t, w, policytest.Example(t, "recency"), share), miss(t, w, policytest.Example(t, "thrift"), share)
 		t.Logf("%2d %%: lru %.4f, recency %.4f, thrift %.4f", share, lru.MissRatio, recency.MissRatio, thrift.MissRatio)
 		if recency.MissRatio != lru.MissRatio {
 			t.Errorf("%d %%: recency misses %.6f, lru %.6f", share, recency.MissRatio, lru.MissRatio)
@@ -165,7 +152,7 @@ func TestMissRatios(t *testing.T) {
 
 // spill fills the fast root first, sends what is large to the mount as room goes, and everything when there is none.
 func TestSpillFollowsTheFacts(t *testing.T) {
-	m, err := policy.Open(t.Context(), module(t, "spill"), policy.Options{})
+	m, err := policy.Open(t.Context(), policytest.Example(t, "spill"), policy.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +207,7 @@ func TestSpillFollowsTheFacts(t *testing.T) {
 
 // Each block of a chunk begins on a sector and is one run of bytes.
 func TestAlignedBlocks(t *testing.T) {
-	m, err := policy.Open(t.Context(), module(t, "aligned"), policy.Options{})
+	m, err := policy.Open(t.Context(), policytest.Example(t, "aligned"), policy.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

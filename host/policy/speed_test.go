@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 )
 
 // touches is an evict policy with all slots in use that takes full batches of touches in random order.
@@ -58,11 +58,7 @@ func BenchmarkSpeedOfEvents(b *testing.B) {
 
 // recency is the example of the same policy in C.
 func recency(b *testing.B, unmetered bool) *Module {
-	const dir = "../../examples/plugins/recency"
-	if out, err := exec.Command("make", "-C", dir).CombinedOutput(); err != nil {
-		b.Fatalf("make -C %s: %v\n%s", dir, err, out)
-	}
-	m, err := Open(b.Context(), dir+"/recency.wasm", Options{unmetered: unmetered})
+	m, err := Open(b.Context(), policytest.Example(b, "recency"), Options{unmetered: unmetered})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/replay"
 	"github.com/kvhost/kvhost/host/trace"
 )
@@ -168,7 +169,7 @@ func TestHitsAreTheTextbooks(t *testing.T) {
 			want, resident := textbook(requests, test.chunks)
 			socket, _ := start(t, t.TempDir(), int64(test.chunks)*entryBytes(t, test.shape), func(c *config.Config) {
 				for _, m := range test.modules {
-					c.Policies = append(c.Policies, config.Policy{Module: "../../plugins/dist/" + m + ".wasm"})
+					c.Policies = append(c.Policies, config.Policy{Module: filepath.Join(policytest.Dir(t, m), m+".wasm")})
 				}
 			})
 			r := play(t, replay.Options{Trace: path, Socket: socket, Shape: test.shape, Memory: test.memory})

@@ -288,7 +288,7 @@ func TestAnotherFileSystemAtTheRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=4m"); err != nil {
-		t.Skipf("no mount here: %v", err)
+		t.Skipf("missing: the right to mount (%v): run as root with CAP_SYS_ADMIN", err)
 	}
 	t.Cleanup(func() { unix.Unmount(root, unix.MNT_DETACH) })
 	f := newFixture(t, root, 10, 1, func(c *Config) { c.UpkeepEvery = 5 * time.Millisecond })

@@ -21,7 +21,7 @@ import (
 func TestFloor(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
-		t.Skipf("no mount here: %v; TestReservedRanksAreNotFree does without", err)
+		t.Skipf("missing: the right to mount (%v): run as root with CAP_SYS_ADMIN", err)
 	}
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	const keep = 1 << 20

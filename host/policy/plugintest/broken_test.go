@@ -6,11 +6,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // compile builds a C source from testdata with macros, for the table below.
 func compile(t *testing.T, source, manifest string, macros ...string) string {
 	t.Helper()
+	testenv.Need(t, testenv.Clang)
 	dir := t.TempDir()
 	text := filepath.Join(dir, "manifest.json")
 	if err := os.WriteFile(text, []byte(manifest), 0o644); err != nil {
@@ -25,7 +28,7 @@ func compile(t *testing.T, source, manifest string, macros ...string) string {
 		args = append(args, "-D"+m)
 	}
 	if msg, err := exec.Command("clang", args...).CombinedOutput(); err != nil {
-		t.Fatalf("clang (Debian: apt-get install clang lld): %v\n%s", err, msg)
+		t.Fatalf("clang: %v\n%s", err, msg)
 	}
 	return out
 }
