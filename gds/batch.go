@@ -25,8 +25,14 @@ func (m Mode) String() string {
 	return [...]string{"kernel", "batch copy", "single copies"}[m]
 }
 
+// copyMode is how a GPU copies pages now, and how often in a row that failed.
+type copyMode struct {
+	current  atomic.Int32 // a Mode
+	failures atomic.Int32
+}
+
 // Mode is how the GPU's pages are copied now.
-func (g *GPU) Mode() Mode { return Mode(g.mode.Load()) }
+func (g *GPU) Mode() Mode { return Mode(g.mode.current.Load()) }
 
 // Direction says which way a batch goes.
 type Direction uint32
@@ -50,14 +56,20 @@ type Flag struct {
 	pool chan *Flag     // nil for the one that is never set
 }
 
+// flagPool holds the flags that no job has taken.
+type flagPool struct {
+	free  chan *Flag
+	never *Flag // always 0
+}
+
 // NewFlag takes a flag, to be given back by Release. When too many jobs run, what it gives cannot be set.
 func (g *GPU) NewFlag() *Flag {
 	select {
-	case f := <-g.flags:
+	case f := <-g.flags.free:
 		f.word.Store(0)
 		return f
 	default:
-		return g.never
+		return g.flags.never
 	}
 }
 
@@ -88,25 +100,25 @@ type copyScratch struct {
 
 // Batch moves pieces between pages and one buffer. Pieces are added in any number; [Batch.Wait] ends it.
 type Batch struct {
-	t      *Thread
-	dir    Direction
-	buffer uint64 // the buffer's address on the GPU; on the host where it is not registered
-	pinned bool
-	size   int
-	flag   *Flag
-	n      int
-	blocks int    // for the kernel; 0: a share of what all have
-	epoch  uint32 // of its launches; 0 before the first
-	queues bool   // the kernel is not waited for
-	behind bool   // something else was begun before it, and is to be waited for in any case
-	gated  bool   // only the kernel may move it, since that looks at the gate
+	t          *Thread
+	dir        Direction
+	buffer     uint64 // the buffer's address on the GPU; on the host where it is not registered
+	pinned     bool
+	size       int
+	flag       *Flag
+	n          int
+	blocks     int    // for the kernel; 0: a share of what all have
+	epoch      uint32 // of its launches; 0 before the first
+	noWait     bool   // the kernel is not waited for
+	uploading  bool   // something else was begun before it, and is to be waited for in any case
+	kernelOnly bool   // only the kernel may move it, since that looks at the gate
 }
 
 // Begin starts a batch on this thread; one at a time. A buffer that is not registered with the driver is copied piece by
 // piece. flag may be nil.
 func (t *Thread) Begin(dir Direction, buffer []byte, flag *Flag) Batch {
 	if flag == nil {
-		flag = t.gpu.never
+		flag = t.gpu.flags.never
 	}
 	b := Batch{t: t, dir: dir, size: len(buffer), flag: flag}
 	if b.buffer, b.pinned = t.gpu.driver.pinnedAt(buffer); !b.pinned {
@@ -118,7 +130,7 @@ func (t *Thread) Begin(dir Direction, buffer []byte, flag *Flag) Batch {
 // BeginDevice is Begin with a buffer in device memory.
 func (t *Thread) BeginDevice(dir Direction, address uint64, size int, flag *Flag) Batch {
 	if flag == nil {
-		flag = t.gpu.never
+		flag = t.gpu.flags.never
 	}
 	return Batch{t: t, dir: dir, size: size, flag: flag, buffer: address, pinned: true}
 }
@@ -144,7 +156,7 @@ func (b *Batch) Wait() error {
 	n := b.n
 	b.n = 0
 	if n == 0 {
-		if b.behind {
+		if b.uploading {
 			return b.t.wait()
 		}
 		return nil
@@ -167,7 +179,7 @@ func (b *Batch) Wait() error {
 // queue is Wait that does not wait, where the kernel moves the pages: what the thread begins next comes after it. After an
 // error, too, the stream is to be waited for.
 func (b *Batch) queue() error {
-	b.queues = true
+	b.noWait = true
 	return b.Wait()
 }
 
@@ -190,30 +202,30 @@ func (b *Batch) move(n int) error {
 			err = b.singleCopies(n)
 		}
 		if err == nil {
-			if g.misses.Load() > 0 && g.Mode() == mode {
-				g.misses.Store(0)
+			if g.mode.failures.Load() > 0 && g.Mode() == mode {
+				g.mode.failures.Store(0)
 			}
 			return nil
 		}
 		idle := b.t.wait()
-		if mode == SingleCopy || b.gated || idle != nil || g.Err() != nil {
+		if mode == SingleCopy || b.kernelOnly || idle != nil || g.Err() != nil {
 			return err
 		}
-		g.missed(mode, err)
+		g.modeFailed(mode, err)
 		mode++
 	}
 }
 
-// missesToLeave is how often in a row a way of copying must fail to be given up for good: what fails once may have failed for
+// failuresToDisable is how often in a row a way of copying must fail to be given up for good: what fails once may have failed for
 // something that has passed.
-const missesToLeave = 3
+const failuresToDisable = 3
 
-func (g *GPU) missed(mode Mode, err error) {
-	if g.Mode() != mode || g.misses.Add(1) < missesToLeave {
+func (g *GPU) modeFailed(mode Mode, err error) {
+	if g.Mode() != mode || g.mode.failures.Add(1) < failuresToDisable {
 		return
 	}
-	if g.mode.CompareAndSwap(int32(mode), int32(mode+1)) {
-		g.misses.Store(0)
+	if g.mode.current.CompareAndSwap(int32(mode), int32(mode+1)) {
+		g.mode.failures.Store(0)
 		g.driver.log.Warn("pages are copied another way from now on", "gpu", g.UUID.String(), "was", mode.String(), "now", (mode + 1).String(), "error", err)
 	}
 }
@@ -221,7 +233,7 @@ func (g *GPU) missed(mode Mode, err error) {
 // launch runs the kernel. All kernels in flight share the configured number of thread blocks, but for those of windows.
 func (b *Batch) launch(n int) error {
 	t, g := b.t, b.t.gpu
-	if g.pages.function == 0 {
+	if g.kernels.pages.function == 0 {
 		return fmt.Errorf("%w: the copy kernel", ErrSymbol)
 	}
 	pieces, ok := g.driver.pinnedPieces(t.pieces)
@@ -230,21 +242,21 @@ func (b *Batch) launch(n int) error {
 	}
 	blocks := min(b.blocks, n)
 	if blocks == 0 {
-		blocks = g.share(n)
-		defer g.unshare()
+		blocks = g.acquireBlocks(n)
+		defer g.releaseBlocks()
 	}
-	if err := b.takeEpoch(); err != nil {
+	if err := b.nextEpoch(); err != nil {
 		return err
 	}
 	t.params = [7]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted, uint64(b.epoch)}
-	if err := t.start(g.pages, blocks, kernels.PagesThreads); err != nil || b.queues {
+	if err := t.start(g.kernels.pages, blocks, kernels.PagesThreads); err != nil || b.noWait {
 		return err
 	}
 	return t.wait()
 }
 
-// takeEpoch gives the batch its number: where that stands in the thread's word halted, the batch is over.
-func (b *Batch) takeEpoch() error {
+// nextEpoch gives the batch its number: where that stands in the thread's word halted, the batch is over.
+func (b *Batch) nextEpoch() error {
 	t := b.t
 	if b.epoch != 0 {
 		return nil
@@ -271,7 +283,7 @@ func (d *Driver) onGPU(g *GPU, f *Flag) uint64 {
 	return base
 }
 
-func (b *Batch) ends(p *Piece) (to, from uint64) {
+func (b *Batch) endpoints(p *Piece) (to, from uint64) {
 	if b.dir == Scatter {
 		return p.Page, b.buffer + uint64(p.Offset)
 	}
@@ -291,7 +303,7 @@ func (b *Batch) batchCopy(n int) error {
 	c := t.copies
 	c.attributes = memcpyAttributes{SourceOrder: sourceInStreamOrder}
 	for i := range n {
-		c.to[i], c.from[i] = b.ends(&t.pieces[i])
+		c.to[i], c.from[i] = b.endpoints(&t.pieces[i])
 		c.size[i] = uint64(t.pieces[i].Len)
 	}
 	at := func(p unsafe.Pointer) uintptr { return uintptr(p) } // c is on the heap and t keeps it
@@ -317,7 +329,7 @@ func (b *Batch) singleCopies(n int) error {
 			break
 		}
 		p := &t.pieces[i]
-		to, from := b.ends(p)
+		to, from := b.endpoints(p)
 		if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(to), uintptr(from), uintptr(p.Len), t.stream); err != nil {
 			return err
 		}

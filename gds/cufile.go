@@ -117,7 +117,7 @@ func (c *CuFile) call(f *function, args ...uintptr) error {
 func (c *CuFile) callOn(t *Thread, f *function, args ...uintptr) error {
 	err := c.call(f, args...)
 	if Sticky(err) {
-		t.gpu.lose(err)
+		t.gpu.markLost(err)
 	}
 	return err
 }

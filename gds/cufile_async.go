@@ -31,7 +31,7 @@ func (c *CuFile) queue(t *Thread, f *function, handle uintptr, base uint64, size
 	if f.addr == 0 {
 		return 0, fmt.Errorf("%w: %s", ErrSymbol, f.name)
 	}
-	a := &t.later
+	a := &t.async
 	*a = asyncCall{size: uint64(size), fileOff: off, bufferOff: at, done: unanswered}
 	err := c.callOn(t, f, handle, uintptr(base), uintptr(unsafe.Pointer(&a.size)), uintptr(unsafe.Pointer(&a.fileOff)),
 		uintptr(unsafe.Pointer(&a.bufferOff)), uintptr(unsafe.Pointer(&a.done)), t.stream)

@@ -69,7 +69,7 @@ func NewDirectRoute(g *GPU, c *CuFile, cfg DirectConfig) (*DirectRoute, error) {
 	switch {
 	case cfg.BufferBytes < slotUnit || cfg.Handles < 0 || g.cfg.Files < 1:
 		return nil, fmt.Errorf("%w: a direct route with %d bytes, %d handles and %d threads", ErrConfig, cfg.BufferBytes, cfg.Handles, g.cfg.Files)
-	case g.sums.function == 0:
+	case g.kernels.sums.function == 0:
 		return nil, fmt.Errorf("%w: the checksum kernel", ErrSymbol)
 	}
 	return &DirectRoute{gpu: g, cufile: c, cfg: cfg, Handles: NewHandles(g, c, cfg.Handles)}, nil

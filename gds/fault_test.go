@@ -81,12 +81,12 @@ func TestCopiesFallBack(t *testing.T) {
 				t.Errorf("%s: mode %s, want %s, equal %v", rules, g.Mode(), want, bytes.Equal(got, data))
 			}
 		}
-		for range 2 * missesToLeave { // what fails now and then is not given up
+		for range 2 * failuresToDisable { // what fails now and then is not given up
 			copies(c.rules, Kernel)
 			copies("", Kernel)
 		}
 		for mode := range c.want {
-			for range missesToLeave - 1 - int(mode) { // the second has failed once when the first was given up
+			for range failuresToDisable - 1 - int(mode) { // the second has failed once when the first was given up
 				copies(c.rules, mode)
 			}
 			copies(c.rules, mode+1)

@@ -79,34 +79,27 @@ const (
 // GPU is a device in use: its primary context, its threads and its copy kernel.
 type GPU struct {
 	Device
-	driver *Driver
-	cfg    Config
-	device int32
-	ctx    uintptr
-	pages  kernel // copies
-	sums   kernel // makes checksums
+	driver  *Driver
+	cfg     Config
+	device  int32
+	ctx     uintptr
+	kernels struct{ pages, sums kernel }
 
-	threads      chan *Thread // idle, for copies
-	ready        int          // how many there are
-	files        *fileCrew    // for cuFile
-	all          []*Thread
-	control      *Thread // for imports, so that they never wait behind transfers
-	ctlMu        sync.Mutex
-	shared       []byte       // pinned: stop flags, then each thread's pieces
-	haltedAt     uint64       // device memory: each thread's halted, haltedStride apart
-	windows      atomic.Int64 // bytes of each thread's window; 0: none is to be used
-	windowsAt    uint64       // device memory: all windows
-	windowMisses atomic.Int32 // in a row
-	flags        chan *Flag
-	never        *Flag // always 0
-
-	mode    atomic.Int32  // a Mode
-	misses  atomic.Int32  // of that mode, in a row
-	copying atomic.Int32  // kernels in flight, those on windows not among them
-	turns   chan struct{} // they take
-	lost    atomic.Pointer[error]
-	closed  chan struct{}
-	once    sync.Once
+	threads  chan *Thread // idle, for copies
+	ready    int          // threads made for copies
+	files    *filePool    // for cuFile
+	all      []*Thread
+	control  *Thread // for imports, so that they never wait behind transfers
+	ctlMu    sync.Mutex
+	shared   []byte // pinned: stop flags, then each thread's pieces
+	haltedAt uint64 // device memory: each thread's halted, haltedStride apart
+	windows  windowMemory
+	flags    flagPool
+	mode     copyMode
+	blocks   blockShare
+	lost     atomic.Pointer[error]
+	closed   chan struct{}
+	once     sync.Once
 
 	mu      sync.Mutex
 	imports map[[ipcHandleBytes]byte]*Import
@@ -188,11 +181,11 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 	}
 	g := &GPU{
 		Device: dev, driver: d, cfg: cfg, closed: make(chan struct{}),
-		threads: make(chan *Thread, cfg.Threads), turns: make(chan struct{}, kernelsAtOnce),
-		flags: make(chan *Flag, flagSlots), imports: map[[ipcHandleBytes]byte]*Import{},
+		threads: make(chan *Thread, cfg.Threads), imports: map[[ipcHandleBytes]byte]*Import{},
 	}
-	g.files = newFileCrew(g, cfg.Files)
-	g.mode.Store(int32(cfg.Copy))
+	g.blocks.slots, g.flags.free = make(chan struct{}, kernelsAtOnce), make(chan *Flag, flagSlots)
+	g.files = newFilePool(g, cfg.Files)
+	g.mode.current.Store(int32(cfg.Copy))
 	if err := d.call(d.fn.deviceGet, uintptr(unsafe.Pointer(&g.device)), uintptr(dev.Ordinal)); err != nil {
 		return nil, err
 	}
@@ -204,13 +197,13 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 			err = errors.Join(err, g.Close())
 		}
 	}()
-	perThread := pieceSlots*int(unsafe.Sizeof(Piece{})) + notesBytes
+	perThread := pieceSlots*int(unsafe.Sizeof(Piece{})) + windowTables
 	g.shared, err = unix.Mmap(-1, 0, flagSlots*flagStride+(cfg.Threads+cfg.Files+1)*perThread, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("gds: map memory for commands: %w", err)
 	}
 	for i := range cfg.Threads + cfg.Files + 1 {
-		t := d.takeThread()
+		t := d.acquireThread()
 		g.all = append(g.all, t)
 		at := flagSlots*flagStride + i*perThread
 		t.do(make(chan any, 1), func(t *Thread) { err = t.bind(g, g.shared[at:at+perThread]) })
@@ -250,9 +243,9 @@ func (t *Thread) prepare() error {
 	for i, other := range g.all {
 		other.halted, other.epoch = g.haltedAt+uint64(i*haltedStride), 0
 	}
-	g.never = &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[0]))}
+	g.flags.never = &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[0]))}
 	for i := 1; i < flagSlots; i++ {
-		g.flags <- &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[i*flagStride])), pool: g.flags}
+		g.flags.free <- &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[i*flagStride])), pool: g.flags.free}
 	}
 	err := t.loadKernels()
 	if lost := t.makeWindows(); lost != nil {
@@ -261,15 +254,15 @@ func (t *Thread) prepare() error {
 	if err != nil && !Sticky(err) {
 		g.driver.log.Warn("the copy kernel cannot be used, pages go by copy engine", "gpu", g.UUID.String(), "error", err)
 		if g.Mode() == Kernel {
-			g.mode.Store(int32(BatchCopy))
+			g.mode.current.Store(int32(BatchCopy))
 		}
 		return nil
 	}
 	return err
 }
 
-// takeThread gives a parked thread, or a new one.
-func (d *Driver) takeThread() *Thread {
+// acquireThread gives a parked thread, or a new one.
+func (d *Driver) acquireThread() *Thread {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n := len(d.parked); n > 0 {
@@ -281,7 +274,7 @@ func (d *Driver) takeThread() *Thread {
 }
 
 // lose takes the GPU out of service.
-func (g *GPU) lose(cause error) {
+func (g *GPU) markLost(cause error) {
 	err := fmt.Errorf("%w: %s: %w", ErrLost, g.UUID, cause)
 	if g.lost.CompareAndSwap(nil, &err) {
 		g.driver.log.Error("a GPU is out of service: its context is lost, and only a new process can use it again",
@@ -312,8 +305,8 @@ func (g *GPU) close() error {
 	for range g.ready {
 		<-g.threads
 	}
-	if away := g.files.drain(); away > 0 { // what they use must stay
-		return fmt.Errorf("%w: %d operations have not ended, GPU %s is left as it is", ErrHung, away, g.UUID)
+	if hung := g.files.drain(); hung > 0 { // what they use must stay
+		return fmt.Errorf("%w: %d operations have not ended, GPU %s is left as it is", ErrHung, hung, g.UUID)
 	}
 	g.ctlMu.Lock()
 	defer g.ctlMu.Unlock()
@@ -356,12 +349,12 @@ func (t *Thread) release() error {
 	for _, m := range left {
 		errs = append(errs, t.unmap(m))
 	}
-	for _, at := range [...]uint64{g.haltedAt, g.windowsAt} {
+	for _, at := range [...]uint64{g.haltedAt, g.windows.at} {
 		if at != 0 {
 			errs = append(errs, t.call(&g.driver.fn.memFree, uintptr(at)))
 		}
 	}
-	for _, k := range [...]kernel{g.pages, g.sums} {
+	for _, k := range [...]kernel{g.kernels.pages, g.kernels.sums} {
 		if k.module != 0 {
 			errs = append(errs, t.call(&g.driver.fn.moduleUnload, k.module))
 		}

@@ -76,11 +76,11 @@ func (t *Thread) rangeOf(m *Import) error {
 		return fmt.Errorf("gds: the handle opened at %#x inside an allocation at %#x", m.Base, t.out[0])
 	}
 	m.Size = int64(t.out[1])
-	return t.own(m.Base)
+	return t.checkOwner(m.Base)
 }
 
 // own refuses memory of another GPU than the thread's: it can be mapped here too, and is reached by another way then.
-func (t *Thread) own(address uint64) error {
+func (t *Thread) checkOwner(address uint64) error {
 	t.out[2] = 0
 	if err := t.call(&t.gpu.driver.fn.pointerGetAttribute, t.outAt(2), attributeDeviceOrdinal, uintptr(address)); err != nil {
 		return err
@@ -155,7 +155,7 @@ func (t *Thread) mapSegments(m *Import, segments []Segment) (err error) {
 	}
 	at := m.Base
 	for i, s := range segments {
-		if err := t.own(at); err != nil {
+		if err := t.checkOwner(at); err != nil {
 			return fmt.Errorf("segment %d: %w", i, err)
 		}
 		at += uint64(s.Size)

@@ -2,6 +2,7 @@ package gds
 
 import (
 	"runtime"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/kvhost/kvhost/gds/kernels"
@@ -31,16 +32,22 @@ func (t *Thread) load(ptx, entry string) (k kernel, err error) {
 // fewer blocks and not get on: on an H200 24 kernels with a block each moved a quarter less than 8 with four.
 const kernelsAtOnce = 8
 
-// share waits for a turn and takes a share of the thread blocks that all kernels in flight have together, at most most of
-// them. The caller gives it back with unshare.
-func (g *GPU) share(most int) int {
-	g.turns <- struct{}{}
-	return min(max(1, g.cfg.Blocks/int(g.copying.Add(1))), most)
+// blockShare divides the configured thread blocks among the kernels in flight, apart from those on windows.
+type blockShare struct {
+	copying atomic.Int32  // kernels in flight
+	slots   chan struct{} // one for each of them
 }
 
-func (g *GPU) unshare() {
-	g.copying.Add(-1)
-	<-g.turns
+// share waits for a turn and takes a share of the thread blocks that all kernels in flight have together, at most most of
+// them. The caller gives it back with unshare.
+func (g *GPU) acquireBlocks(most int) int {
+	g.blocks.slots <- struct{}{}
+	return min(max(1, g.cfg.Blocks/int(g.blocks.copying.Add(1))), most)
+}
+
+func (g *GPU) releaseBlocks() {
+	g.blocks.copying.Add(-1)
+	<-g.blocks.slots
 }
 
 // start launches a kernel with the thread's parameters on its stream.
@@ -55,12 +62,12 @@ func (t *Thread) start(k kernel, blocks, threads int) error {
 // loadKernels loads the copy kernel, and the checksum kernel that only the direct route needs.
 func (t *Thread) loadKernels() (err error) {
 	g := t.gpu
-	if g.sums, err = t.load(kernels.Sums, kernels.SumsEntry); err != nil {
+	if g.kernels.sums, err = t.load(kernels.Sums, kernels.SumsEntry); err != nil {
 		if Sticky(err) {
 			return err
 		}
 		g.driver.log.Warn("the checksum kernel cannot be used, nothing goes the direct route", "gpu", g.UUID.String(), "error", err)
 	}
-	g.pages, err = t.load(kernels.Pages, kernels.PagesEntry)
+	g.kernels.pages, err = t.load(kernels.Pages, kernels.PagesEntry)
 	return err
 }

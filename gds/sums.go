@@ -23,8 +23,8 @@ func (t *Thread) Sum(address uint64, extents []Extent, sums []uint64) error {
 	if len(extents) == 0 {
 		return nil
 	}
-	blocks := t.gpu.share(len(extents))
-	defer t.gpu.unshare()
+	blocks := t.gpu.acquireBlocks(len(extents))
+	defer t.gpu.releaseBlocks()
 	if err := t.beginSum(address, extents, sums, nil, 0, blocks); err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uin
 	if len(sums) < len(extents) || expected != nil && len(expected) < len(extents) {
 		return fmt.Errorf("%w: %d extents, room for %d sums", ErrConfig, len(extents), len(sums))
 	}
-	if g.sums.function == 0 {
+	if g.kernels.sums.function == 0 {
 		return fmt.Errorf("%w: the checksum kernel", ErrSymbol)
 	}
 	t.params = [7]uint64{address, 0, uint64(len(extents)), 0, 0, t.halted, uint64(epoch)}
@@ -51,7 +51,7 @@ func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uin
 			return ErrUnpinned
 		}
 	}
-	return t.start(g.sums, min(blocks*kernels.PagesThreads/kernels.SumsThreads, len(extents)), kernels.SumsThreads)
+	return t.start(g.kernels.sums, min(blocks*kernels.PagesThreads/kernels.SumsThreads, len(extents)), kernels.SumsThreads)
 }
 
 // bytesOf is the memory of a slice.

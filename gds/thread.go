@@ -14,29 +14,29 @@ import (
 // Thread is an operating system thread with a GPU's context current. It is only to be used inside the function that
 // [GPU.Do] gave it to.
 type Thread struct {
-	gpu     *GPU
-	orders  chan order  // for a thread that is parked
-	args    [24]uintptr // of the call in progress
-	out     [4]uint64   // results of calls
-	handle  [8]uint64   // an IPC handle
-	access  memAccessDesc
-	prop    memAllocationProp
-	stream  uintptr      // this thread's own
-	event   uintptr      // likewise
-	pieces  []Piece      // pinned: what a kernel reads
-	params  [7]uint64    // of a kernel, by value
-	paramAt [7]uintptr   // where each of them is
-	halted  uint64       // a word in device memory by which a kernel's blocks tell each other to stop
-	epoch   uint32       // of the kernel launched last
-	later   asyncCall    // of cuFile
-	home    unix.CPUSet  // where the thread may run when it is kept nowhere
-	stays   bool         // near the GPU
-	copies  *copyScratch // made when the kernel is first not used
-	window  Window       // of a thread for copies
+	gpu      *GPU
+	tasks    chan task   // for a thread that is parked
+	args     [24]uintptr // of the call in progress
+	out      [4]uint64   // results of calls
+	handle   [8]uint64   // an IPC handle
+	access   memAccessDesc
+	prop     memAllocationProp
+	stream   uintptr      // this thread's own
+	event    uintptr      // likewise
+	pieces   []Piece      // pinned: what a kernel reads
+	params   [7]uint64    // of a kernel, by value
+	paramAt  [7]uintptr   // where each of them is
+	halted   uint64       // a word in device memory by which a kernel's blocks tell each other to stop
+	epoch    uint32       // of the kernel launched last
+	async    asyncCall    // of cuFile
+	affinity unix.CPUSet  // where the thread may run when it is kept nowhere
+	bound    bool         // near the GPU
+	copies   *copyScratch // made when the kernel is first not used
+	window   Window       // of a thread for copies
 }
 
 // order is what a thread is asked to do.
-type order struct {
+type task struct {
 	fn   func(*Thread)
 	done chan any // a *panicked, or nil
 }
@@ -53,18 +53,18 @@ func (p *panicked) String() string {
 
 // newThread starts a thread that never ends: one that knows the driver must not be destroyed.
 func newThread() *Thread {
-	t := &Thread{orders: make(chan order)}
+	t := &Thread{tasks: make(chan task)}
 	go func() {
 		runtime.LockOSThread()
-		for o := range t.orders {
-			t.obey(o)
+		for o := range t.tasks {
+			t.run(o)
 		}
 		select {} // never reached: orders is not closed
 	}()
 	return t
 }
 
-func (t *Thread) obey(o order) {
+func (t *Thread) run(o task) {
 	defer func() {
 		if v := recover(); v != nil {
 			o.done <- &panicked{v, debug.Stack()}
@@ -77,7 +77,7 @@ func (t *Thread) obey(o order) {
 
 // do runs fn on the thread and waits.
 func (t *Thread) do(done chan any, fn func(*Thread)) {
-	t.orders <- order{fn, done}
+	t.tasks <- task{fn, done}
 	if v := <-done; v != nil {
 		panic(v)
 	}
@@ -100,7 +100,7 @@ func (t *Thread) call(f *function, args ...uintptr) error {
 func (t *Thread) failed(f *function, code Result) error {
 	err := &Error{f.name, code}
 	if code.Sticky() {
-		t.gpu.lose(err)
+		t.gpu.markLost(err)
 	}
 	return err
 }
@@ -111,7 +111,7 @@ func (t *Thread) outAt(i int) uintptr { return uintptr(unsafe.Pointer(&t.out[i])
 // bind makes the GPU's context current and gives the thread what it needs to copy.
 func (t *Thread) bind(g *GPU, notes []byte) error {
 	t.gpu = g
-	t.stay(g)
+	t.bindCPUs(g)
 	if len(notes) > 0 { // a thread for files moves no pages
 		t.pieces = unsafe.Slice((*Piece)(unsafe.Pointer(&notes[0])), pieceSlots)
 		t.window.divide(notes[pieceSlots*int(unsafe.Sizeof(Piece{})):])
@@ -134,7 +134,7 @@ func (t *Thread) bind(g *GPU, notes []byte) error {
 
 // unbind gives up the thread's stream and event, and the context.
 func (t *Thread) unbind() error {
-	t.roam()
+	t.unbindCPUs()
 	fn := &t.gpu.driver.fn
 	var errs []error
 	if t.event != 0 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -21,11 +22,18 @@ type Window struct {
 	size    int
 }
 
+// windowMemory is the device memory of all windows of a GPU.
+type windowMemory struct {
+	bytes    atomic.Int64 // of each thread's window; 0: none is to be used
+	at       uint64
+	failures atomic.Int32 // in a row
+}
+
 // windowExtents is the most extents that a window sums at a time: 4 MiB have 64 of them where pages are not tiny.
 const windowExtents = 2048
 
-// notesBytes is the page-locked memory beside a window.
-const notesBytes = windowExtents * int(unsafe.Sizeof(Extent{})+2*8)
+// windowTables is the page-locked memory beside a window.
+const windowTables = windowExtents * int(unsafe.Sizeof(Extent{})+2*8)
 
 // divide lays the page-locked memory out.
 func (w *Window) divide(notes []byte) {
@@ -35,31 +43,31 @@ func (w *Window) divide(notes []byte) {
 }
 
 // FitsWindow says whether the copy threads have windows for so many bytes and extents. They have none where they were not
-// asked for, where there was no memory for them, and after [GPU.LeaveWindows].
+// asked for, where there was no memory for them, and after [GPU.DisableWindows].
 func (g *GPU) FitsWindow(bytes int64, extents int) bool {
-	return extents <= windowExtents && bytes <= g.windows.Load()
+	return extents <= windowExtents && bytes <= g.windows.bytes.Load()
 }
 
-// WindowMissed says that a window did not work, or did not hold what it should; [GPU.WindowWorked] that one did. After so many
+// WindowFailed says that a window did not work, or did not hold what it should; [GPU.WindowSucceeded] that one did. After so many
 // misses in a row that it is no passing matter the windows are given up for good.
-func (g *GPU) WindowMissed(cause error) {
-	if g.windowMisses.Add(1) >= missesToLeave {
-		g.LeaveWindows(cause)
+func (g *GPU) WindowFailed(cause error) {
+	if g.windows.failures.Add(1) >= failuresToDisable {
+		g.DisableWindows(cause)
 		return
 	}
 	g.driver.log.Warn("something failed in a window of the GPU and is done again", "gpu", g.UUID.String(), "error", cause)
 }
 
-// WindowWorked undoes what [GPU.WindowMissed] has counted.
-func (g *GPU) WindowWorked() {
-	if g.windowMisses.Load() > 0 {
-		g.windowMisses.Store(0)
+// WindowSucceeded undoes what [GPU.WindowFailed] has counted.
+func (g *GPU) WindowSucceeded() {
+	if g.windows.failures.Load() > 0 {
+		g.windows.failures.Store(0)
 	}
 }
 
-// LeaveWindows gives the windows up for good.
-func (g *GPU) LeaveWindows(cause error) {
-	if g.windows.Swap(0) > 0 {
+// DisableWindows gives the windows up for good.
+func (g *GPU) DisableWindows(cause error) {
+	if g.windows.bytes.Swap(0) > 0 {
 		g.driver.log.Error("the GPU's windows are used no more: the processor makes the checksums of what is staged", "gpu", g.UUID.String(), "error", cause)
 	}
 }
@@ -67,7 +75,7 @@ func (g *GPU) LeaveWindows(cause error) {
 // makeWindows takes the memory of all windows. Without it there are none.
 func (t *Thread) makeWindows() error {
 	g := t.gpu
-	if g.cfg.Window == 0 || g.sums.function == 0 {
+	if g.cfg.Window == 0 || g.kernels.sums.function == 0 {
 		return nil
 	}
 	size := (uint64(g.cfg.Window) + 255) &^ 255
@@ -78,11 +86,11 @@ func (t *Thread) makeWindows() error {
 		g.driver.log.Warn("no device memory for windows: the processor makes the checksums of what is staged", "gpu", g.UUID.String(), "error", err)
 		return nil
 	}
-	g.windowsAt = t.out[0]
+	g.windows.at = t.out[0]
 	for i, other := range g.all[:g.cfg.Threads] {
-		other.window.t, other.window.address, other.window.size = other, g.windowsAt+uint64(i)*size, g.cfg.Window
+		other.window.t, other.window.address, other.window.size = other, g.windows.at+uint64(i)*size, g.cfg.Window
 	}
-	g.windows.Store(int64(g.cfg.Window))
+	g.windows.bytes.Store(int64(g.cfg.Window))
 	return nil
 }
 
@@ -103,20 +111,20 @@ func (w *Window) blocks() int { return max(1, w.t.gpu.cfg.Blocks/2) }
 
 // Upload begins to copy src to the window, from offset at on, and to sum the first n of its extents there. If one of the sums
 // is not the expected one, b, which scatters from the window, will move nothing. It has begun when Upload returns, not ended:
-// src, the extents and what is expected are in use until b's [Batch.Wait] has returned nil, or else [Window.Settle].
+// src, the extents and what is expected are in use until b's [Batch.Wait] has returned nil, or else [Window.Sync].
 func (w *Window) Upload(b *Batch, src []byte, at, n int) error {
-	if err := w.holds(at, len(src)); err != nil {
+	if err := w.checkRange(at, len(src)); err != nil {
 		return err
 	}
 	t := w.t
-	b.behind = true
+	b.uploading = true
 	if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(w.address)+uintptr(at), startOf(src), uintptr(len(src)), t.stream); err != nil || n == 0 {
 		return err
 	}
-	if err := b.takeEpoch(); err != nil {
+	if err := b.nextEpoch(); err != nil {
 		return err
 	}
-	b.gated = true
+	b.kernelOnly = true
 	err := t.beginSum(w.address, w.Extents[:n], w.Sums[:n], w.Expected[:n], b.epoch, b.blocks)
 	if err != nil || t.gpu.Mode() == Kernel {
 		return err
@@ -135,7 +143,7 @@ func (w *Window) Differs(n int) int {
 }
 
 // Settle waits until nothing moves in the window any more.
-func (w *Window) Settle() error { return w.t.wait() }
+func (w *Window) Sync() error { return w.t.wait() }
 
 // Collect ends a batch that gathers into the window: it sums the first n extents there, and copies those to the same places
 // of dst. What lies between extents is not touched.
@@ -151,7 +159,7 @@ func (w *Window) Collect(b *Batch, n int, dst []byte) error {
 		for ; i < n && w.Extents[i].Offset == end; i++ {
 			end += uint64(w.Extents[i].Len)
 		}
-		if err = w.holds(int(at), int(end-at)); err == nil {
+		if err = w.checkRange(int(at), int(end-at)); err == nil {
 			err = t.call(&t.gpu.driver.fn.memcpyAsync, startOf(dst[at:end]), uintptr(w.address+at), uintptr(end-at), t.stream)
 		}
 	}
@@ -163,7 +171,7 @@ func (w *Window) Collect(b *Batch, n int, dst []byte) error {
 	return err
 }
 
-func (w *Window) holds(at, n int) error {
+func (w *Window) checkRange(at, n int) error {
 	if at < 0 || n < 0 || at > w.size-n {
 		return fmt.Errorf("%w: %d bytes at %d of a window of %d", ErrConfig, n, at, w.size)
 	}

@@ -166,9 +166,9 @@ func TestWindowStops(t *testing.T) {
 		if err := w.Upload(&b, mem[:2], 1<<20-1, 0); !errors.Is(err, ErrConfig) {
 			t.Errorf("beyond the window: %v", err)
 		}
-		return w.Settle()
+		return w.Sync()
 	})
-	g.LeaveWindows(ErrStopped)
+	g.DisableWindows(ErrStopped)
 	if g.FitsWindow(1, 1) {
 		t.Error("a window that was left is offered")
 	}

@@ -187,7 +187,7 @@ func (h *Host) closeDirect() error {
 	}
 	stuck := 0
 	for _, g := range h.gpus {
-		stuck += g.Stuck()
+		stuck += g.Hung()
 	}
 	if h.cufile != nil && h.gpus[0].Err() == nil && stuck == 0 {
 		var err error

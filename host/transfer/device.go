@@ -84,7 +84,7 @@ func (m *DeviceMemory) scatter(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []
 			return err
 		}
 		verified = true
-		m.gpu.WindowMissed(suspect) // the slot's bytes are right, the window's were not
+		m.gpu.WindowFailed(suspect) // the slot's bytes are right, the window's were not
 	}
 	if !verified {
 		if err := chunk.VerifyExtents(p, lo, hi, src, base, table); err != nil {

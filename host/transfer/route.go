@@ -209,7 +209,7 @@ func (e *Engine) Routes() []RouteStats {
 		if d := direct[r.gpu]; d != nil {
 			s.SlotsInUse, s.SlotBytes = d.Slots()
 			s.Handles = d.Handles.Stats()
-			s.Stuck = d.GPU().Stuck()
+			s.Stuck = d.GPU().Hung()
 		}
 		out = append(out, s)
 	}

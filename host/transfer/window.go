@@ -46,7 +46,7 @@ func (m *DeviceMemory) scatterWindow(flag *gds.Flag, p *chunk.Plan, lo, hi int, 
 			err = b.Wait()
 		}
 		if err != nil {
-			err = errors.Join(err, w.Settle())
+			err = errors.Join(err, w.Sync())
 			return
 		}
 		done = true
@@ -56,7 +56,7 @@ func (m *DeviceMemory) scatterWindow(flag *gds.Flag, p *chunk.Plan, lo, hi int, 
 		}
 	})
 	if done {
-		m.gpu.WindowWorked()
+		m.gpu.WindowSucceeded()
 	}
 	if lost == nil && (done || suspect != nil) {
 		return done, suspect, nil
@@ -86,7 +86,7 @@ func (m *DeviceMemory) gatherWindow(flag *gds.Flag, p *chunk.Plan, lo, hi int, i
 		}
 	})
 	if lost == nil && err == nil {
-		m.gpu.WindowWorked()
+		m.gpu.WindowSucceeded()
 		return true, nil
 	}
 	return m.leaveWindow(lost, err)
@@ -110,6 +110,6 @@ func (m *DeviceMemory) leaveWindow(lost, err error) (done bool, _ error) {
 	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
 		return true, deviceError(errors.Join(lost, err))
 	}
-	m.gpu.WindowMissed(err)
+	m.gpu.WindowFailed(err)
 	return false, nil
 }

@@ -182,7 +182,7 @@ func TestWindowsAllocateNoMore(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
-		r.gpu.LeaveWindows(errors.New("to see what it is like without"))
+		r.gpu.DisableWindows(errors.New("to see what it is like without"))
 	}
 	if gather[0] > gather[1] || scatter[0] > scatter[1] {
 		t.Errorf("with windows %g and %g objects, without %g and %g", gather[0], scatter[0], gather[1], scatter[1])

@@ -16,7 +16,7 @@ import (
 func TestHungOperationsAreGivenUp(t *testing.T) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	g, d, double := routed(t, DirectConfig{BufferBytes: 32 << 20, Handles: 2, Limit: time.Minute})
-	crew := g.cfg.Files
+	size := g.cfg.Files
 	name := filepath.Join(t.TempDir(), "f")
 	f := openFile(t, name, os.O_CREATE|os.O_RDWR)
 	s := acquire(t, d, 1<<20)
@@ -27,7 +27,7 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 	double.Rules("cuFileRead:hang")
 	d.cfg.Limit = time.Millisecond
 	var ends []<-chan struct{}
-	for i := range 2 * crew { // each thread and its stand-in
+	for i := range 2 * size { // each thread and its stand-in
 		s := acquire(t, d, 1<<20)
 		for double.Calls("cuFileRead") == i { // one whose time passes while its thread is being readied is not begun
 			err := s.Read(Sync, int(f.Fd()), s.Bytes)
@@ -45,12 +45,12 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 		s.Release()
 	}
 	last := acquire(t, d, 1<<20)
-	if err := last.Read(Sync, int(f.Fd()), last.Bytes); !errors.Is(err, ErrHung) || last.hung != nil || double.Calls("cuFileRead") != 2*crew {
+	if err := last.Read(Sync, int(f.Fd()), last.Bytes); !errors.Is(err, ErrHung) || last.hung != nil || double.Calls("cuFileRead") != 2*size {
 		t.Errorf("with all threads away: %v, %d calls", err, double.Calls("cuFileRead"))
 	}
 	last.Release()
-	if out, _ := d.Slots(); out != 2*crew || g.Stuck() != 2*crew {
-		t.Errorf("%d slots are in use, %d operations are stuck", out, g.Stuck())
+	if out, _ := d.Slots(); out != 2*size || g.Hung() != 2*size {
+		t.Errorf("%d slots are in use, %d operations are stuck", out, g.Hung())
 	}
 	double.Rules("")
 	for _, end := range ends {
@@ -62,8 +62,8 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 	d.cfg.Limit = time.Minute
 	s = acquire(t, d, 1<<20)
 	defer s.Release()
-	if err := s.Read(Sync, int(f.Fd()), s.Bytes); err != nil || g.Stuck() != 0 || len(g.files.idle) != crew {
-		t.Errorf("afterwards: %v, %d stuck, %d threads", err, g.Stuck(), len(g.files.idle))
+	if err := s.Read(Sync, int(f.Fd()), s.Bytes); err != nil || g.Hung() != 0 || len(g.files.idle) != size {
+		t.Errorf("afterwards: %v, %d stuck, %d threads", err, g.Hung(), len(g.files.idle))
 	}
 }
 
@@ -119,7 +119,7 @@ func TestPanicOfAnAbandonedCallIsLogged(t *testing.T) {
 	if got := log.String(); !strings.Contains(got, "late and wrong") || !strings.Contains(got, g.UUID.String()) {
 		t.Errorf("log: %s", got)
 	}
-	if err := g.DoFile(func(*Thread) {}); err != nil || g.Stuck() != 0 {
-		t.Errorf("afterwards: %v, %d stuck", err, g.Stuck())
+	if err := g.DoFile(func(*Thread) {}); err != nil || g.Hung() != 0 {
+		t.Errorf("afterwards: %v, %d stuck", err, g.Hung())
 	}
 }

@@ -2,13 +2,13 @@ package gds
 
 import "sync"
 
-var orderDone = sync.Pool{New: func() any { return make(chan any, 1) }}
+var dispatchDone = sync.Pool{New: func() any { return make(chan any, 1) }}
 
 // Do runs fn on one of the GPU's threads for copies and waits for it. It fails without running fn when the GPU is lost or
 // closed. Inside fn, Do must not be called again. A panic of fn is the caller's.
-func (g *GPU) Do(fn func(*Thread)) error { return g.on(g.threads, fn) }
+func (g *GPU) Do(fn func(*Thread)) error { return g.dispatch(g.threads, fn) }
 
-func (g *GPU) on(crew chan *Thread, fn func(*Thread)) error {
+func (g *GPU) dispatch(pool chan *Thread, fn func(*Thread)) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
@@ -19,19 +19,19 @@ func (g *GPU) on(crew chan *Thread, fn func(*Thread)) error {
 	}
 	var t *Thread
 	select {
-	case t = <-crew:
+	case t = <-pool:
 	case <-g.closed:
 		return ErrClosed
 	}
-	defer func() { crew <- t }()
+	defer func() { pool <- t }()
 	select {
 	case <-g.closed:
 		return ErrClosed
 	default:
 	}
-	done := orderDone.Get().(chan any)
+	done := dispatchDone.Get().(chan any)
 	t.do(done, fn)
-	orderDone.Put(done)
+	dispatchDone.Put(done)
 	return nil
 }
 
