@@ -15,15 +15,15 @@ type transferCollector struct {
 	engine *transfer.Engine
 	gpus   []*gds.GPU
 
-	inService                    *prometheus.Desc
-	seconds, bytes, errors       *prometheus.Desc
-	flying, busy, routeBusy      *prometheus.Desc
-	queued, workers              *prometheus.Desc
-	direct, again, full          *prometheus.Desc
-	left, returned, mismatched   *prometheus.Desc
-	hung, stuck                  *prometheus.Desc
-	slots, slotBytes             *prometheus.Desc
-	handles, handlesOpen, evicts *prometheus.Desc
+	inService                            *prometheus.Desc
+	seconds, bytes, errors               *prometheus.Desc
+	inFlight, busy, routeBusy            *prometheus.Desc
+	queued, workers                      *prometheus.Desc
+	direct, fallbacks, full              *prometheus.Desc
+	suspensions, resumptions, mismatched *prometheus.Desc
+	hung, hungNow                        *prometheus.Desc
+	slots, slotBytes                     *prometheus.Desc
+	handles, handlesOpen, evicts         *prometheus.Desc
 }
 
 func newTransferCollector(e *transfer.Engine, gpus []*gds.GPU) *transferCollector {
@@ -37,18 +37,18 @@ func newTransferCollector(e *transfer.Engine, gpus []*gds.GPU) *transferCollecto
 		seconds:     desc("transfer_seconds", "Time of a piece from its opening to its delivery or publication.", "gpu root route direction"),
 		bytes:       desc("transfer_bytes_total", "File bytes of pieces that arrived.", "gpu root route direction"),
 		errors:      desc("transfer_errors_total", "Pieces that failed.", "gpu root route direction"),
-		flying:      desc("transfer_in_flight", "Pieces on their way.", "gpu root route direction"),
+		inFlight:    desc("transfer_in_flight", "Pieces on their way.", "gpu root route direction"),
 		busy:        desc("transfer_busy_seconds_total", "Time in which at least one piece was on its way: its rate is the utilisation.", "gpu root direction"),
 		routeBusy:   desc("transfer_route_busy_seconds_total", "Time in which at least one piece was on its way by the route.", "gpu root route direction"),
 		queued:      desc("transfer_queued", "Tasks that wait for a thread: the queue's depth. Its turn gives a task its route; a layer-wise load's wait at the root of its first chunk.", "gpu root direction"),
 		workers:     desc("transfer_threads", "Threads of a queue by state.", "gpu state"),
 		direct:      desc("route_direct", "1 while pieces go through cuFile.", "gpu root via"),
-		again:       desc("route_fallbacks_total", "Pieces whose direct operation failed and that were staged in its place.", "gpu root direction"),
+		fallbacks:   desc("route_fallbacks_total", "Pieces whose direct operation failed and that were staged in its place.", "gpu root direction"),
 		full:        desc("route_full_total", "Pieces that found no slot of device memory and were staged.", "gpu root"),
-		left:        desc("route_demotions_total", "How often the direct route was left.", "gpu root"),
-		returned:    desc("route_returns_total", "How often the direct route was taken up again.", "gpu root"),
+		suspensions: desc("route_suspensions_total", "How often the direct route was suspended after failures.", "gpu root"),
+		resumptions: desc("route_resumptions_total", "How often a suspended direct route was resumed.", "gpu root"),
 		hung:        desc("route_hung_stores_total", "Pieces that were not stored because cuFile did not answer in time.", "gpu root"),
-		stuck:       desc("route_stuck_operations", "cuFile operations that were given up and have not ended.", "gpu"),
+		hungNow:     desc("route_hung_operations", "cuFile operations that were abandoned and have not returned.", "gpu"),
 		mismatched:  desc("route_mismatches_total", "Pieces whose bytes were wrong by the direct route alone.", "gpu root"),
 		slots:       desc("direct_slots_in_use", "Slots of device memory in use.", "gpu"),
 		slotBytes:   desc("direct_slot_bytes", "Device memory of the slots.", "gpu"),
@@ -90,7 +90,7 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 		send(c.busy, prometheus.CounterValue, t.Busy.Seconds(), gpu, t.Root, way)
 		for i := range t.Routes {
 			m := &t.Routes[i]
-			send(c.flying, prometheus.GaugeValue, float64(m.Flying), gpu, t.Root, m.Route, way)
+			send(c.inFlight, prometheus.GaugeValue, float64(m.InFlight), gpu, t.Root, m.Route, way)
 			send(c.routeBusy, prometheus.CounterValue, m.Busy.Seconds(), gpu, t.Root, m.Route, way)
 			buckets, below := map[float64]uint64{}, uint64(0)
 			for k, bound := range transfer.TrafficBounds {
@@ -114,18 +114,18 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 	told := map[string]bool{}
 	for _, r := range c.engine.Routes() {
 		send(c.direct, prometheus.GaugeValue, truth(r.Route == "direct"), r.GPU, r.Root, r.Via)
-		send(c.again, prometheus.CounterValue, float64(r.StoresAgain), r.GPU, r.Root, "store")
-		send(c.again, prometheus.CounterValue, float64(r.LoadsAgain), r.GPU, r.Root, "load")
+		send(c.fallbacks, prometheus.CounterValue, float64(r.StoreFallbacks), r.GPU, r.Root, "store")
+		send(c.fallbacks, prometheus.CounterValue, float64(r.LoadFallbacks), r.GPU, r.Root, "load")
 		send(c.full, prometheus.CounterValue, float64(r.Full), r.GPU, r.Root)
-		send(c.left, prometheus.CounterValue, float64(r.Left), r.GPU, r.Root)
-		send(c.returned, prometheus.CounterValue, float64(r.Returned), r.GPU, r.Root)
+		send(c.suspensions, prometheus.CounterValue, float64(r.Suspended), r.GPU, r.Root)
+		send(c.resumptions, prometheus.CounterValue, float64(r.Resumed), r.GPU, r.Root)
 		send(c.hung, prometheus.CounterValue, float64(r.StoresHung), r.GPU, r.Root)
 		send(c.mismatched, prometheus.CounterValue, float64(r.Mismatched), r.GPU, r.Root)
 		if told[r.GPU] { // what follows is the GPU's
 			continue
 		}
 		told[r.GPU] = true
-		send(c.stuck, prometheus.GaugeValue, float64(r.Stuck), r.GPU)
+		send(c.hungNow, prometheus.GaugeValue, float64(r.Hung), r.GPU)
 		send(c.slots, prometheus.GaugeValue, float64(r.SlotsInUse), r.GPU)
 		send(c.slotBytes, prometheus.GaugeValue, float64(r.SlotBytes), r.GPU)
 		send(c.handles, prometheus.CounterValue, float64(r.Handles.Hits), r.GPU, "hit")

@@ -20,7 +20,7 @@ func TestLayerwiseBlocksAreCheckedFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	q := &Queue{engine: &Engine{cfg: Config{Threads: 1}}}
-	l := q.loadLayers(newJob(3, nil, nil), &LoadJob{
+	l := q.loadLayers(newFence(3, nil, nil), &LoadJob{
 		Lease:  &store.Lease{}, // which nothing is looked up in
 		Memory: m, Layers: &Layers{}, Chunks: []LoadChunk{{Blocks: []uint32{0, 1}}, {Blocks: []uint32{2, 4}}, {Blocks: []uint32{3}}},
 	})

@@ -33,7 +33,7 @@ func hang(t *testing.T, always bool) {
 	settled := func() {
 		t.Helper()
 		r.double.Rules("")
-		for s := r.stats(); s.Stuck > 0 || s.SlotsInUse > 0; s = r.stats() {
+		for s := r.stats(); s.Hung > 0 || s.SlotsInUse > 0; s = r.stats() {
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -49,10 +49,10 @@ func hang(t *testing.T, always bool) {
 	if out := r.load([]int{0}, ids); len(out.Failed) > 0 {
 		t.Fatal(out.Failed)
 	}
-	if s := r.stats(); s.LoadsAgain != 1 || s.Left != 1 || s.Route != "staged" || s.Stuck != 1 || s.SlotsInUse != 1 {
+	if s := r.stats(); s.LoadFallbacks != 1 || s.Suspended != 1 || s.Route != "staged" || s.Hung != 1 || s.SlotsInUse != 1 {
 		t.Errorf("always %v: %+v", always, s)
 	}
-	if out := r.load([]int{0}, ids); len(out.Failed) > 0 || r.stats().LoadsAgain != 1 { // not tried
+	if out := r.load([]int{0}, ids); len(out.Failed) > 0 || r.stats().LoadFallbacks != 1 { // not tried
 		t.Errorf("always %v: %v, %+v", always, out.Failed, r.stats())
 	}
 	settled()
@@ -67,7 +67,7 @@ func hang(t *testing.T, always bool) {
 	if len(read.Failed) > 0 || len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, gds.ErrHung) {
 		t.Errorf("always %v: %v, %v", always, read, out)
 	}
-	if s := r.stats(); s.StoresHung != 1 || s.StoresAgain != 0 || s.Route != "staged" || s.Stuck != 1 || s.SlotsInUse != 1 {
+	if s := r.stats(); s.StoresHung != 1 || s.StoreFallbacks != 0 || s.Route != "staged" || s.Hung != 1 || s.SlotsInUse != 1 {
 		t.Errorf("always %v: %+v", always, s)
 	}
 	settled()

@@ -18,12 +18,12 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	if _, out := r.storeAll(r.put(0, ids[0])); len(out.Failed) > 0 {
 		t.Fatal(out)
 	}
-	flying := func() map[string]int {
+	inFlight := func() map[string]int {
 		out := map[string]int{}
 		for _, f := range r.engine.Traffic() {
 			for _, m := range f.Routes {
 				if f.Kind == staging.Read {
-					out[m.Route] = m.Flying
+					out[m.Route] = m.InFlight
 				}
 			}
 		}
@@ -35,7 +35,7 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	for r.double.Calls("cuFileRead") == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	if got := flying(); got["direct"] != 1 || got["staged"] != 0 {
+	if got := inFlight(); got["direct"] != 1 || got["staged"] != 0 {
 		t.Errorf("while cuFile reads: %v", got)
 	}
 	r.double.Rules("")
@@ -48,7 +48,7 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	if err := r.fs.AwaitHanging(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	if got := flying(); got["direct"] != 0 || got["staged"] != 1 {
+	if got := inFlight(); got["direct"] != 0 || got["staged"] != 1 {
 		t.Errorf("while it is staged instead: %v", got)
 	}
 	r.fs.Release()
@@ -56,7 +56,7 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	if out := <-done; len(out.Failed) > 0 {
 		t.Fatal(out)
 	}
-	if got, took := flying(), r.took(); got["direct"]+got["staged"] != 0 || took["direct"] != 2 || took["staged"] != 1 {
+	if got, took := inFlight(), r.took(); got["direct"]+got["staged"] != 0 || took["direct"] != 2 || took["staged"] != 1 {
 		t.Errorf("at the end: %v, booked %v", got, took)
 	}
 }

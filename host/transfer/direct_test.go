@@ -115,12 +115,12 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 			}
 			s := r.stats()
 			if c.name == "no slot" {
-				if s.Full != 6 || s.StoresAgain+s.LoadsAgain != 0 {
+				if s.Full != 6 || s.StoreFallbacks+s.LoadFallbacks != 0 {
 					t.Errorf("%+v", s)
 				}
 			} else if took := r.took(); took["staged"] != 6 || took["direct"] != 0 {
 				t.Errorf("pieces by route: %v", took)
-			} else if s.StoresAgain != 3 || s.LoadsAgain != 3 || s.Stores+s.Loads != 0 {
+			} else if s.StoreFallbacks != 3 || s.LoadFallbacks != 3 || s.Stores+s.Loads != 0 {
 				t.Errorf("%+v", s)
 			}
 			if s.SlotsInUse != 0 || r.engine.Stats().SlotsInUse != 0 {
@@ -130,8 +130,8 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 	}
 }
 
-// TestRouteIsLeftAndTakenUpAgain walks a route through failures, trials and recovery.
-func TestRouteIsLeftAndTakenUpAgain(t *testing.T) {
+// TestRouteIsSuspendedAndResumed walks a route through failures, trials and recovery.
+func TestRouteIsSuspendedAndResumed(t *testing.T) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	r := newDeviceRig(t, chunk.Uniform(2, 2, 1, 4096), 16, 8<<20)
 	way := r.route(RouteChoice{})
@@ -159,28 +159,28 @@ func TestRouteIsLeftAndTakenUpAgain(t *testing.T) {
 	load("") // not three in a row
 	load(broken)
 	load(broken)
-	if s := r.stats(); s.Left != 0 || s.Route != "direct" || s.LoadsAgain != 3 {
+	if s := r.stats(); s.Suspended != 0 || s.Route != "direct" || s.LoadFallbacks != 3 {
 		t.Fatalf("%+v", s)
 	}
 	load(broken)
 	load(broken) // not tried
-	if s := r.stats(); s.Left != 1 || s.Route != "staged" || s.LoadsAgain != 4 {
+	if s := r.stats(); s.Suspended != 1 || s.Route != "staged" || s.LoadFallbacks != 4 {
 		t.Fatalf("%+v", s)
 	}
-	now = now.Add(firstLeave)
-	load(broken) // a trial
+	now = now.Add(firstSuspension)
+	load(broken) // a probe
 	load(broken)
-	if s := r.stats(); s.Left != 2 || s.LoadsAgain != 5 {
+	if s := r.stats(); s.Suspended != 2 || s.LoadFallbacks != 5 {
 		t.Fatalf("%+v", s)
 	}
-	now = now.Add(firstLeave)
+	now = now.Add(firstSuspension)
 	load("") // twice as long now
-	if s := r.stats(); s.Returned != 0 || s.Loads != 1 {
+	if s := r.stats(); s.Resumed != 0 || s.Loads != 1 {
 		t.Fatalf("%+v", s)
 	}
-	now = now.Add(firstLeave)
+	now = now.Add(firstSuspension)
 	load("")
-	if s := r.stats(); s.Returned != 1 || s.Loads != 2 || s.Route != "direct" {
+	if s := r.stats(); s.Resumed != 1 || s.Loads != 2 || s.Route != "direct" {
 		t.Fatalf("%+v", s)
 	}
 }
@@ -198,7 +198,7 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 		t.Fatal(out)
 	}
 	ids := r.shuffled(2)
-	for lie := range int64(4) { // a trial that lies is a trial that failed, so the next is twice as far
+	for lie := range int64(4) { // a probe that lies is a probe that failed, so the next is twice as far
 		r.poison()
 		r.double.Rules("cuFileRead:flip=500000")
 		for range 2 { // the second is staged
@@ -210,10 +210,10 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 		if err := r.holds(0, ids[0], false); err != nil {
 			t.Error(err)
 		}
-		if s := r.stats(); s.Mismatched != lie+1 || s.Left != lie+1 || s.Route != "staged" || s.Loads != 0 || way.leave != firstLeave<<lie {
-			t.Errorf("%+v, left for %v", s, way.leave)
+		if s := r.stats(); s.Mismatched != lie+1 || s.Suspended != lie+1 || s.Route != "staged" || s.Loads != 0 || way.suspension != firstSuspension<<lie {
+			t.Errorf("%+v, left for %v", s, way.suspension)
 		}
-		now = now.Add(way.leave)
+		now = now.Add(way.suspension)
 	}
 	r.route(RouteChoice{})
 	var damaged string
@@ -241,7 +241,7 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 	if err := errors.Join(r.holds(0, ids[0], false), r.holds(1, ids[1], true)); err != nil {
 		t.Error(err)
 	}
-	if s := r.stats(); s.Mismatched != 0 || s.Left != 0 || s.Route != "direct" {
+	if s := r.stats(); s.Mismatched != 0 || s.Suspended != 0 || s.Route != "direct" {
 		t.Errorf("a damaged file is blamed on the route: %+v", s)
 	}
 }

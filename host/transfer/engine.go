@@ -14,14 +14,14 @@ import (
 
 // Config sizes an engine.
 type Config struct {
-	Threads    int           // workers per device
-	Roots      int           // that pieces are in: where there are several, one that hangs leaves a quarter of the workers to the others
-	SlotBytes  int           // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
-	MaxStaging int64         // bytes of all slots together
-	GPUWindow  int           // bytes of a file in the page cache moved at a time to or from a GPU; 0: DefaultGPUWindow
-	ReadRatio  float64       // share of loads among tasks started while both kinds wait
-	WriteQueue time.Duration // a store that no worker has begun after this is given up; 0: none is
-	Log        *slog.Logger
+	Threads      int           // workers per device
+	Roots        int           // that pieces are in: where there are several, one that hangs leaves a quarter of the workers to the others
+	SlotBytes    int           // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
+	MaxStaging   int64         // bytes of all slots together
+	GPUCopyBytes int           // bytes of a file in the page cache moved at a time to or from a GPU; 0: DefaultGPUCopyBytes
+	ReadRatio    float64       // share of loads among tasks started while both kinds wait
+	WriteQueue   time.Duration // a store that no worker has begun after this is given up; 0: none is
+	Log          *slog.Logger
 }
 
 // MinSlotBytes lets the header page and the checksum table of any piece fit one slot.
@@ -46,7 +46,7 @@ type Engine struct {
 	paced  map[*layered]struct{} // layer-wise loads that wait for their consumers
 
 	trafficMu sync.RWMutex
-	traffic   map[flow]*traffic
+	traffic   map[path]*traffic
 }
 
 // New makes an engine; its memory is mapped at once, its workers start with the first job of each device.
@@ -66,7 +66,7 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, routes: map[routeKey]*route{}, paced: map[*layered]struct{}{}, traffic: map[flow]*traffic{}}
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, routes: map[routeKey]*route{}, paced: map[*layered]struct{}{}, traffic: map[path]*traffic{}}
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	return e, nil
@@ -116,7 +116,7 @@ func (e *Engine) Close() error {
 	for _, q := range queues {
 		q.workers.Close()
 	}
-	e.endPaced()
+	e.releasePaced()
 	e.copiers.Close()
 	return e.closeSlots()
 }

@@ -14,25 +14,25 @@ import (
 // busy, and few enough that another load's first layer is not behind all of this one's.
 type layered struct {
 	queue *Queue
-	job   *job
+	fence *fence
 	spec  *LoadJob
 	order []uint32
 	parts []run // of the order: each step's layers
 	width int   // steps that may be under way
 
-	mu        sync.Mutex
-	taken     int // tasks that have begun: they do so in the order in which they were queued
-	begun     int // steps given to the queue
-	landed    int // steps reported
-	consumed  int
-	begins    bool // it is not held any more
-	pumping   bool
-	reporting bool
-	open      int         // chunks that are not over
-	steps     []layerStep // by part
-	chunks    []layerChunk
-	runs      map[*chunk.Plan][][]run
-	lane      string // of the first chunk: a prefix is mostly in one root
+	mu         sync.Mutex
+	taken      int // tasks that have begun: they do so in the order in which they were queued
+	begun      int // steps given to the queue
+	landed     int // steps reported
+	consumed   int
+	begins     bool // it is not held any more
+	submitting bool
+	reporting  bool
+	open       int         // chunks that are not over
+	steps      []layerStep // by part
+	chunks     []layerChunk
+	runs       map[*chunk.Plan][][]run
+	lane       string // of the first chunk: a prefix is mostly in one root
 }
 
 type layerStep struct {
@@ -43,7 +43,7 @@ type layerStep struct {
 type layerChunk struct {
 	opening sync.Mutex // held while the head is read
 	piece   *store.Piece
-	trip    trip
+	span    span
 	head    *store.Head
 	failed  error // why there is no head
 
@@ -53,8 +53,8 @@ type layerChunk struct {
 }
 
 // loadLayers makes a layer-wise load; nothing of it has begun.
-func (q *Queue) loadLayers(j *job, spec *LoadJob) *layered {
-	l := &layered{queue: q, job: j, spec: spec, order: spec.Layers.Order, runs: map[*chunk.Plan][][]run{}}
+func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
+	l := &layered{queue: q, fence: j, spec: spec, order: spec.Layers.Order, runs: map[*chunk.Plan][][]run{}}
 	if l.order == nil {
 		l.order = LayersOf(spec.Memory.Geometry())
 	}
@@ -64,7 +64,7 @@ func (q *Queue) loadLayers(j *job, spec *LoadJob) *layered {
 	}
 	l.lane = spec.Lease.Root(spec.Chunks[0].Index)
 	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
-	l.parts = partsOf(spec.Memory.Geometry(), l.order, spec.Layers.Ahead, min(q.engine.cfg.SlotBytes, DefaultGPUWindow))
+	l.parts = partsOf(spec.Memory.Geometry(), l.order, spec.Layers.Ahead, min(q.engine.cfg.SlotBytes, DefaultGPUCopyBytes))
 	l.steps, l.chunks = make([]layerStep, len(l.parts)), make([]layerChunk, n)
 	l.open = n
 	for i := range l.steps {
@@ -84,7 +84,7 @@ func (l *layered) begin() {
 	if l.spec.Layers.Ahead > 0 && len(l.chunks) > 0 {
 		l.queue.engine.pace(l)
 	}
-	l.pump()
+	l.submitDue()
 }
 
 // due says whether another step may begin. After a cancel all may: their tasks find it out and end. The caller holds mu.
@@ -92,7 +92,7 @@ func (l *layered) due() bool {
 	switch ahead := l.spec.Layers.Ahead; {
 	case !l.begins || l.begun == len(l.steps):
 		return false
-	case l.job.isShut(), l.queue.engine.ctx.Err() != nil:
+	case l.fence.isShut(), l.queue.engine.ctx.Err() != nil:
 		return true
 	case ahead > 0 && l.parts[l.begun].hi > l.consumed+ahead:
 		return false
@@ -101,13 +101,13 @@ func (l *layered) due() bool {
 }
 
 // pump begins the steps that are due.
-func (l *layered) pump() {
+func (l *layered) submitDue() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.pumping { // by a caller of this one, or another goroutine, which will look again
+	if l.submitting { // by a caller of this one, or another goroutine, which will look again
 		return
 	}
-	l.pumping = true
+	l.submitting = true
 	for l.due() {
 		l.begun++
 		l.mu.Unlock()
@@ -118,7 +118,7 @@ func (l *layered) pump() {
 		}
 		l.mu.Lock()
 	}
-	l.pumping = false
+	l.submitting = false
 }
 
 // advance notes that the first n layers are consumed.
@@ -126,7 +126,7 @@ func (l *layered) advance(n int) {
 	l.mu.Lock()
 	l.consumed = max(l.consumed, min(n, len(l.order)))
 	l.mu.Unlock()
-	l.pump()
+	l.submitDue()
 }
 
 // layerTask is one step of one chunk.
@@ -136,38 +136,19 @@ type layerTask struct {
 	slot        *staging.Slot
 }
 
+// run runs the next task: tasks start in the order in which they were queued.
 func (l *layered) run() {
 	l.mu.Lock()
 	t := &layerTask{layered: l, step: l.taken / len(l.chunks), index: l.taken % len(l.chunks)}
 	l.taken++
 	err := l.chunks[t.index].err
 	l.mu.Unlock()
-	over := true
-	defer func() {
-		if over {
-			t.end(err)
-		}
-	}()
-	if err != nil { // known before, or of an earlier step
+	if err != nil { // the chunk failed in an earlier step, or its blocks were bad
+		t.end(err)
 		return
 	}
-	err = errPanicked // until the task has run to its end
-	var last func() error
-	if last, err = t.read(); last == nil {
-		return
-	}
-	err = errPanicked
-	if l.chunks[t.index].piece.File().Direct() && l.queue.engine.copiers.Submit(staging.Read, func() { t.finish(last) }) == nil {
-		over = false
-		return
-	}
-	err = last()
-}
-
-func (t *layerTask) finish(last func() error) {
-	err := errPanicked
-	defer func() { t.end(err) }()
-	err = last()
+	fromDevice := func() bool { return l.chunks[t.index].piece.File().Direct() }
+	l.queue.engine.runLoad(t.read, fromDevice, t.end)
 }
 
 // read brings the step's bytes of the chunk, and gives what is left to be done: the copy of the last of them.
@@ -177,12 +158,12 @@ func (t *layerTask) read() (last func() error, err error) {
 		return nil, ErrClosed
 	}
 	switch { // while this waited: spare the disk
-	case t.job.isShut():
+	case t.fence.isShut():
 		return nil, ErrCancelled
 	case e.ctx.Err() != nil:
 		return nil, ErrClosed
 	}
-	r := &pieceReader{engine: e, job: t.job, memory: t.spec.Memory, ids: c.Blocks, slot: t.slot.Bytes()}
+	r := &pieceReader{engine: e, fence: t.fence, memory: t.spec.Memory, ids: c.Blocks, slot: t.slot.Bytes()}
 	done, last, err := t.open(chunk, r)
 	if err != nil {
 		return nil, err
@@ -214,7 +195,7 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 	}
 	e := t.queue.engine
 	if c.head != nil {
-		r.piece, r.buf = c.piece, e.window(r.memory, r.slot, c.piece.File(), 0)
+		r.piece, r.buf = c.piece, e.ioBuffer(r.memory, r.slot, c.piece.File(), 0)
 		return 0, nil, nil
 	}
 	defer func() { c.failed = err }()
@@ -225,7 +206,7 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 	t.layered.mu.Lock()
 	c.piece = piece // another step of the chunk may be cancelled just now
 	t.layered.mu.Unlock()
-	c.trip = t.queue.depart(c.piece.Root(), staging.Read)
+	c.span = t.queue.startSpan(c.piece.Root(), staging.Read)
 	r.piece = c.piece
 	want := c.piece.Expected()
 	first := want.DataOffset
@@ -235,7 +216,7 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 	if run := t.runsOf(want.Plan)[t.step][0]; run.lo == 0 {
 		first += end(want.Plan.Extents()[run.hi-1])
 	}
-	r.buf = e.window(r.memory, r.slot, c.piece.File(), want.DataOffset)
+	r.buf = e.ioBuffer(r.memory, r.slot, c.piece.File(), want.DataOffset)
 	head, have, err := r.begin((first + 4095) &^ 4095)
 	if err != nil {
 		return 0, nil, err
@@ -299,28 +280,28 @@ func (t *layerTask) end(err error) {
 	piece := c.piece
 	l.mu.Unlock()
 	if first {
-		blame(piece, err)
+		reportDamage(piece, err)
 	}
-	l.pump()
+	l.submitDue()
 	// Only now, so that the job's end finds all of its layers told.
 	l.mu.Lock()
 	c.left--
 	over, err := c.left == 0, c.err
 	l.mu.Unlock()
 	if over {
-		l.chunkOver(t.index, err)
+		l.endChunk(t.index, err)
 	}
 }
 
-func (l *layered) chunkOver(i int, err error) {
-	c := &l.chunks[i]
+func (l *layered) endChunk(i int, err error) {
+	c, e := &l.chunks[i], l.queue.engine
 	if err == nil {
-		l.queue.engine.stats.loaded(c.piece.Size())
+		e.stats.loaded(c.piece.Size())
 	} else {
-		l.queue.engine.stats.loadErrors.Add(1)
+		e.stats.loadErrors.Add(1)
 	}
 	if c.piece != nil {
-		c.trip.arrive(c.piece.Size(), err)
+		c.span.finish(c.piece.Size(), err)
 		c.piece.Close()
 	}
 	l.mu.Lock()
@@ -328,9 +309,9 @@ func (l *layered) chunkOver(i int, err error) {
 	last := l.open == 0
 	l.mu.Unlock()
 	if last {
-		l.queue.engine.unpace(l)
+		e.unpace(l)
 	}
-	l.job.settled(i, l.spec.Memory, err)
+	l.fence.endLoad(i, l.spec.Memory, err)
 }
 
 // report tells of layers in their order. It is called with mu held, and gives it up meanwhile.
@@ -345,7 +326,7 @@ func (l *layered) report() {
 		l.steps[at].failed = slices.Compact(l.steps[at].failed)
 		failed := l.steps[at].failed
 		l.mu.Unlock()
-		l.tell(at, failed)
+		l.notify(at, failed)
 		l.mu.Lock()
 		l.reporting = false
 		l.landed++
@@ -353,11 +334,11 @@ func (l *layered) report() {
 }
 
 // tell tells of a step's layers, unless the job is over: its fence cannot close meanwhile.
-func (l *layered) tell(step int, failed []int) {
-	if l.spec.Layers.Landed == nil || !l.job.enter() {
+func (l *layered) notify(step int, failed []int) {
+	if l.spec.Layers.Landed == nil || !l.fence.enter() {
 		return
 	}
-	defer l.job.leave()
+	defer l.fence.leave()
 	for _, layer := range l.order[l.parts[step].lo:l.parts[step].hi] {
 		l.spec.Layers.Landed(layer, failed)
 	}

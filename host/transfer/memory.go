@@ -8,21 +8,38 @@ import (
 )
 
 // Memory is one session's registered pages of one group. A page is addressed by plane and block id, never by pointer.
-// Implementations are safe for concurrent use; callers see to it that jobs do not overlap in blocks.
+// Implementations are safe for concurrent use; callers make sure that concurrent jobs use different blocks.
 type Memory interface {
-	// Geometry is the shape of a chunk in this memory.
+	// Geometry returns the shape of a chunk in this memory.
 	Geometry() chunk.Geometry
-	// Blocks is how many blocks there are: ids are below it.
+	// Blocks returns the number of blocks: ids are below it.
 	Blocks() uint32
-	// Gather copies extents [lo, hi) of the plan from the pages of the chunk whose blocks are ids to dst, which holds
-	// the payload from offset base on, and writes their checksums to table[lo:hi].
-	Gather(p *chunk.Plan, lo, hi int, ids []uint32, dst []byte, base int64, table []uint64) error
-	// Scatter is the inverse. No byte of an extent reaches a page before the extent is verified against table. Blocks
-	// whose id is abi.None are verified and not copied. Without a table nothing is verified.
-	Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error
+	// Gather copies extents from pages to dst and writes their checksums to the range's table.
+	Gather(r ExtentRange, dst []byte) error
+	// Scatter copies extents from src to pages. No byte of an extent reaches a page before the extent is verified against
+	// the range's table. Blocks whose id is abi.None are verified and not copied.
+	Scatter(r ExtentRange, src []byte) error
 }
 
-// HostRegion is the memory of one plane: page i stands at Data[Offset+i*Stride:].
+// ExtentRange is extents [Lo, Hi) of one chunk on their way between its pages and a buffer.
+type ExtentRange struct {
+	Plan   *chunk.Plan
+	Lo, Hi int
+	Blocks []uint32 // the client's block id for each block of the chunk
+	Base   int64    // payload offset of the buffer's first byte
+	Table  []uint64 // checksums by extent of the plan
+}
+
+// extents lists the range's extents.
+func (r *ExtentRange) extents() []chunk.Extent { return r.Plan.Extents()[r.Lo:r.Hi] }
+
+func (r *ExtentRange) sum(buf []byte) { chunk.SumExtents(r.Plan, r.Lo, r.Hi, buf, r.Base, r.Table) }
+
+func (r *ExtentRange) verify(buf []byte) error {
+	return chunk.VerifyExtents(r.Plan, r.Lo, r.Hi, buf, r.Base, r.Table)
+}
+
+// HostRegion is the memory of one plane: page i is at Data[Offset+i*Stride:].
 type HostRegion struct {
 	Data   []byte
 	Offset int64
@@ -30,7 +47,7 @@ type HostRegion struct {
 	Blocks uint32
 }
 
-// HostMemory is Memory in this process' address space, a client's shared memory mapped here.
+// HostMemory is [Memory] in this process' address space: a client's shared memory, mapped here.
 type HostMemory struct {
 	geometry chunk.Geometry
 	regions  []HostRegion // by plane
@@ -50,13 +67,13 @@ func NewHostMemory(g chunk.Geometry, regions []HostRegion) (*HostMemory, error) 
 	return &HostMemory{geometry: g, regions: regions, blocks: blocks}, nil
 }
 
-// regionShape is what must be right of a region, whatever memory it is of.
+// regionShape is the part of a region that is checked, in host and device memory alike.
 type regionShape struct {
 	size, offset, stride int64
 	blocks               uint32
 }
 
-// checkRegions checks that regions hold the pages of g's planes, and says how many blocks there are.
+// checkRegions checks that regions hold the pages of g's planes, and returns the number of blocks.
 func checkRegions(g *chunk.Geometry, regions []regionShape) (uint32, error) {
 	if err := g.Validate(); err != nil {
 		return 0, err
@@ -82,10 +99,10 @@ func checkRegions(g *chunk.Geometry, regions []regionShape) (uint32, error) {
 	return blocks, nil
 }
 
-// Geometry is the shape of a chunk in this memory.
+// Geometry returns the shape of a chunk in this memory.
 func (m *HostMemory) Geometry() chunk.Geometry { return m.geometry }
 
-// Blocks is how many blocks there are.
+// Blocks returns the number of blocks.
 func (m *HostMemory) Blocks() uint32 { return m.blocks }
 
 func (m *HostMemory) page(s *chunk.Span, id uint32) []byte {
@@ -94,35 +111,33 @@ func (m *HostMemory) page(s *chunk.Span, id uint32) []byte {
 	return r.Data[at : at+int64(s.Len)]
 }
 
-// Gather goes extent by extent, so that the checksum reads bytes that the copy has just brought into the cache.
-func (m *HostMemory) Gather(p *chunk.Plan, lo, hi int, ids []uint32, dst []byte, base int64, table []uint64) error {
-	for x := lo; x < hi; x++ {
-		for c := p.Spans(x, x+1); c.Next(); {
-			copy(dst[c.Span.Off-base:], m.page(&c.Span, ids[c.Span.Block]))
+// Gather works extent by extent, so that the checksum reads bytes that the copy has just brought into the cache.
+func (m *HostMemory) Gather(r ExtentRange, dst []byte) error {
+	for x := r.Lo; x < r.Hi; x++ {
+		for c := r.Plan.Spans(x, x+1); c.Next(); {
+			copy(dst[c.Span.Off-r.Base:], m.page(&c.Span, r.Blocks[c.Span.Block]))
 		}
-		chunk.SumExtents(p, x, x+1, dst, base, table)
+		chunk.SumExtents(r.Plan, x, x+1, dst, r.Base, r.Table)
 	}
 	return nil
 }
 
-// Scatter goes extent by extent: verify, which brings the extent into the cache, then copy.
-func (m *HostMemory) Scatter(p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) error {
-	for x := lo; x < hi; x++ {
-		if table != nil {
-			if err := chunk.VerifyExtents(p, x, x+1, src, base, table); err != nil {
-				return err
-			}
+// Scatter works extent by extent: it verifies, which brings the extent into the cache, and then copies.
+func (m *HostMemory) Scatter(r ExtentRange, src []byte) error {
+	for x := r.Lo; x < r.Hi; x++ {
+		if err := chunk.VerifyExtents(r.Plan, x, x+1, src, r.Base, r.Table); err != nil {
+			return err
 		}
-		for c := p.Spans(x, x+1); c.Next(); {
-			if id := ids[c.Span.Block]; id != abi.None {
-				copy(m.page(&c.Span, id), src[c.Span.Off-base:])
+		for c := r.Plan.Spans(x, x+1); c.Next(); {
+			if id := r.Blocks[c.Span.Block]; id != abi.None {
+				copy(m.page(&c.Span, id), src[c.Span.Off-r.Base:])
 			}
 		}
 	}
 	return nil
 }
 
-// checkBlocks refuses ids that are out of range, or absent where holes are not allowed, before anything is touched.
+// checkBlocks refuses ids that are out of range, or absent where holes are not allowed, before any byte is touched.
 func checkBlocks(m Memory, ids []uint32, holes bool) error {
 	g := m.Geometry()
 	if len(ids) != int(g.Blocks) {
@@ -139,7 +154,7 @@ func checkBlocks(m Memory, ids []uint32, holes bool) error {
 	return nil
 }
 
-// sameShape says whether a plan's chunks have the memory's geometry: the copy loops index by its planes and blocks.
+// sameShape reports whether a plan's geometry is the memory's: the copy loops index by its planes and blocks.
 func sameShape(a, b chunk.Geometry) bool {
 	if a.Blocks != b.Blocks || len(a.Planes) != len(b.Planes) {
 		return false

@@ -18,12 +18,12 @@ func (e *Engine) unpace(l *layered) {
 	delete(e.paced, l)
 }
 
-// endPaced ends the loads that still wait. The workers are closed already.
-func (e *Engine) endPaced() {
+// releasePaced ends the loads that still wait. The workers are closed already.
+func (e *Engine) releasePaced() {
 	e.mu.Lock()
 	loads := slices.Collect(maps.Keys(e.paced))
 	e.mu.Unlock()
 	for _, l := range loads {
-		l.pump()
+		l.submitDue()
 	}
 }

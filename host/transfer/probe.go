@@ -87,7 +87,7 @@ type probe struct {
 	files  []staging.File
 	sums   [][]uint64
 	seed   uint64
-	soiled bool // the slots do not hold what they should
+	dirty  bool // the slots do not hold what they should
 }
 
 func (p *probe) open(ctx context.Context) error {
@@ -147,8 +147,8 @@ func (p *probe) onCopy(fn func(*gds.Thread) error) (err error) {
 	return err
 }
 
-// intact compares what stands in a slot with what was put there at first.
-func (p *probe) intact(i int) error {
+// verify compares what stands in a slot with what was put there at first.
+func (p *probe) verify(i int) error {
 	slot := p.slots[i]
 	if err := p.onCopy(func(t *gds.Thread) error { return t.Sum(slot.Address, slot.Extents, slot.Sums) }); err != nil {
 		return err
@@ -196,38 +196,38 @@ func (p *probe) fastest(ctx context.Context) (best direct, via string, err error
 // measure times all files' writes together, then their reads into slots that were emptied, and compares what came.
 func (p *probe) measure(ctx context.Context, write, read func(i int) error) (best Speed, err error) {
 	total := float64(p.size) * float64(len(p.files))
-	if p.soiled {
-		if _, err := p.together(ctx, p.fill); err != nil {
+	if p.dirty {
+		if _, err := p.concurrently(ctx, p.fill); err != nil {
 			return best, err
 		}
-		p.soiled = false
+		p.dirty = false
 	}
 	for range probeRounds {
-		took, err := p.together(ctx, write)
+		took, err := p.concurrently(ctx, write)
 		if err != nil {
 			return best, err
 		}
 		best.Write = max(best.Write, total/took.Seconds())
-		p.soiled = true
-		if _, err := p.together(ctx, func(i int) error {
+		p.dirty = true
+		if _, err := p.concurrently(ctx, func(i int) error {
 			return p.onCopy(func(t *gds.Thread) error { return t.Fill(p.slots[i].Address, 0xa5, p.size) })
 		}); err != nil {
 			return best, err
 		}
-		if took, err = p.together(ctx, read); err != nil {
+		if took, err = p.concurrently(ctx, read); err != nil {
 			return best, err
 		}
 		best.Read = max(best.Read, total/took.Seconds())
-		if _, err := p.together(ctx, p.intact); err != nil {
+		if _, err := p.concurrently(ctx, p.verify); err != nil {
 			return best, err
 		}
-		p.soiled = false
+		p.dirty = false
 	}
 	return best, nil
 }
 
 // together runs fn for every file at once.
-func (p *probe) together(ctx context.Context, fn func(i int) error) (time.Duration, error) {
+func (p *probe) concurrently(ctx context.Context, fn func(i int) error) (time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}

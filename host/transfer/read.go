@@ -16,7 +16,7 @@ type LoadJob struct {
 	Rank   uint32
 	Memory Memory
 	Chunks []LoadChunk
-	// Held keeps the load from beginning before Handle.Begin is called.
+	// Held keeps the load from starting before Handle.Begin is called.
 	Held bool
 	// Layers makes the load layer-wise. Optional.
 	Layers *Layers
@@ -24,7 +24,7 @@ type LoadJob struct {
 	Done func(Outcome)
 }
 
-// LoadChunk is one entry of the lease and where its blocks go.
+// LoadChunk is one entry of the lease and the blocks that it fills.
 type LoadChunk struct {
 	Index  int      // within the lease
 	Blocks []uint32 // the client's block id for each block of the chunk; abi.None for one that is not wanted
@@ -32,22 +32,23 @@ type LoadChunk struct {
 
 // Load queues a job.
 func (q *Queue) Load(l *LoadJob) *Handle {
-	j := newJob(len(l.Chunks), l.Done, nil)
-	l = l.guarded(j)
+	f := newFence(len(l.Chunks), l.Done, nil)
+	spec := *l
+	spec.Memory = f.flagged(l.Memory)
 	if len(l.Chunks) == 0 {
-		j.cancel()
+		f.cancel()
 	}
-	h := &Handle{j: j}
+	h := &Handle{fence: f}
 	begin := func() {
-		for i := range l.Chunks {
-			t := &load{queue: q, job: j, spec: l, index: i}
-			if err := q.workers.SubmitTo(l.Lease.Root(l.Chunks[i].Index), staging.Read, t.run); err != nil {
+		for i := range spec.Chunks {
+			t := &loadTask{queue: q, fence: f, spec: &spec, index: i}
+			if err := q.workers.SubmitTo(spec.Lease.Root(spec.Chunks[i].Index), staging.Read, t.run); err != nil {
 				t.end(ErrClosed)
 			}
 		}
 	}
 	if l.Layers != nil {
-		h.layered = q.loadLayers(j, l)
+		h.layered = q.loadLayers(f, &spec)
 		begin = h.layered.begin
 	}
 	if l.Held {
@@ -58,69 +59,74 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	return h
 }
 
-// load is the task of one chunk. Its last copy runs on the engine's copiers, so that the thread that read the file can
-// go on to the next: the device has as many requests outstanding as there are threads, also while bytes are copied.
-type load struct {
+// loadTask loads one chunk of a job.
+type loadTask struct {
 	queue *Queue
-	job   *job
+	fence *fence
 	spec  *LoadJob
 	index int
 
 	slot    *staging.Slot
 	piece   *store.Piece
-	trip    trip
-	suspect attempt // whose bytes were wrong, so that the piece was staged
+	span    span
+	suspect attempt // the direct route delivered wrong bytes, so the piece was staged
 }
 
-func (t *load) run() {
+func (t *loadTask) run() { t.queue.engine.runLoad(t.read, t.fromDevice, t.end) }
+
+// fromDevice reports whether the piece was read with direct I/O.
+func (t *loadTask) fromDevice() bool { return t.piece.File().Direct() }
+
+// runLoad runs a task that reads and then copies. read returns the last copy as a function: if the bytes came from a
+// device, the copy runs on the engine's copiers, so that this worker can start the next read and the device always has as
+// many requests as there are workers. Bytes from the page cache are in this CPU's cache and are copied here. end runs
+// exactly once.
+func (e *Engine) runLoad(read func() (func() error, error), fromDevice func() bool, end func(error)) {
 	err := errPanicked // until the task has run to its end
-	over := true
+	handedOver := false
 	defer func() {
-		if over {
-			t.end(err)
+		if !handedOver {
+			end(err)
 		}
 	}()
-	var last func() error
-	if last, err = t.read(); last == nil {
+	last, readErr := read()
+	if last == nil {
+		err = readErr
 		return
 	}
-	if !t.piece.File().Direct() { // this processor's cache has the bytes, and there is no device to keep busy
-		err = last()
-		return
-	}
-	if t.queue.engine.copiers.Submit(staging.Read, func() { t.finish(last) }) == nil {
-		over = false
-		return
+	if fromDevice() {
+		copying := func() {
+			err := errPanicked
+			defer func() { end(err) }()
+			err = last()
+		}
+		if handedOver = e.copiers.Submit(staging.Read, copying) == nil; handedOver {
+			return
+		}
 	}
 	err = last()
 }
 
-func (t *load) finish(last func() error) {
-	err := errPanicked
-	defer func() { t.end(err) }()
-	err = last()
-}
-
-// read brings the piece into the slot and gives what is left to be done: the copy of its last window.
-func (t *load) read() (last func() error, err error) {
+// read brings the piece into the slot and returns the copy of its last part.
+func (t *loadTask) read() (last func() error, err error) {
 	c, e := &t.spec.Chunks[t.index], t.queue.engine
 	if err := checkBlocks(t.spec.Memory, c.Blocks, true); err != nil {
 		return nil, err
 	}
-	if t.job.isShut() { // the job was cancelled while this waited: spare the disk
+	if t.fence.isShut() { // cancelled while queued: spare the disk
 		return nil, ErrCancelled
 	}
 	if t.piece, err = t.spec.Lease.Open(c.Index, t.spec.Rank); err != nil {
 		return nil, err
 	}
-	t.trip = t.queue.depart(t.piece.Root(), staging.Read)
+	t.span = t.queue.startSpan(t.piece.Root(), staging.Read)
 	if r := e.direct(t.spec.Memory, t.piece.Root()); r.route != nil {
-		t.trip.take(byCuFile)
-		done, suspect, err := t.loadDirect(r)
+		t.span.setRoute(byCuFile)
+		done, suspect, err := t.readDirect(r)
 		if done {
 			return nil, err
 		}
-		t.trip.take(byStaging)
+		t.span.setRoute(byStaging)
 		if suspect {
 			t.suspect = r
 		}
@@ -128,47 +134,47 @@ func (t *load) read() (last func() error, err error) {
 	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
 		return nil, ErrClosed
 	}
-	if t.job.isShut() {
+	if t.fence.isShut() {
 		return nil, ErrCancelled
 	}
-	r := &pieceReader{engine: e, job: t.job, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes()}
+	r := &pieceReader{engine: e, fence: t.fence, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes()}
 	return r.read()
 }
 
-func (t *load) end(err error) {
+func (t *loadTask) end(err error) {
 	switch {
 	case t.suspect.route == nil:
 	case err == nil: // the file was right
 		t.suspect.failed(&t.suspect.mismatched, ErrDamaged, true)
 	default:
-		t.suspect.passed()
+		t.suspect.skipped()
 	}
-	t.queue.ended(&t.trip, t.piece, err)
+	t.queue.engine.closePiece(&t.span, t.piece, err)
 	if t.slot != nil {
 		t.queue.engine.release(t.slot, err)
 	}
-	t.job.settled(t.index, t.spec.Memory, err)
+	t.fence.endLoad(t.index, t.spec.Memory, err)
 }
 
-// ended books how a piece's load ended, and closes the piece if it was opened.
-func (q *Queue) ended(on *trip, p *store.Piece, err error) {
+// closePiece counts the end of a piece's load, reports damage, and closes the piece if it was opened.
+func (e *Engine) closePiece(on *span, p *store.Piece, err error) {
 	if p != nil {
-		on.arrive(p.Size(), err)
+		on.finish(p.Size(), err)
 	}
 	if err != nil {
-		q.engine.stats.loadErrors.Add(1)
-		blame(p, err)
+		e.stats.loadErrors.Add(1)
+		reportDamage(p, err)
 	} else {
-		q.engine.stats.loaded(p.Size())
+		e.stats.loaded(p.Size())
 	}
 	if p != nil {
 		p.Close()
 	}
 }
 
-// blame has the entry dropped whose piece could not be read: what failed once must not be promised again. What the client,
-// its GPU or the engine's end is the reason of says nothing of the piece.
-func blame(p *store.Piece, err error) {
+// reportDamage makes the store drop an entry whose piece could not be read: an entry that failed once must not be promised
+// again. Errors of the client, its GPU or a closing engine say nothing about the piece.
+func reportDamage(p *store.Piece, err error) {
 	if p == nil {
 		return
 	}
@@ -180,20 +186,20 @@ func blame(p *store.Piece, err error) {
 	p.Bad(err)
 }
 
-// settled ends chunk i of a load.
-func (j *job) settled(i int, m Memory, err error) {
+// endLoad ends chunk i of a load.
+func (f *fence) endLoad(i int, m Memory, err error) {
 	var bytes int64
 	if err == nil {
 		g := m.Geometry()
 		bytes = g.PageBytes()
 	}
-	j.settle(i, err, bytes)
-	j.over()
+	f.settle(i, err, bytes)
+	f.taskDone()
 }
 
 type pieceReader struct {
 	engine *Engine
-	job    *job
+	fence  *fence
 	memory Memory
 	piece  *store.Piece
 	ids    []uint32
@@ -201,12 +207,12 @@ type pieceReader struct {
 	buf    []byte // the part of the slot in use
 }
 
-// read goes through the file window by window, each starting at a 4 KiB boundary. Extents that lie wholly within the
-// window are verified and scattered; the rest of the window is carried to the front of the next. The scatter of the last
-// window is left to the caller.
+// read reads the file one buffer at a time, each starting at a 4 KiB boundary. Extents that lie wholly within the buffer are
+// verified and scattered; the rest moves to the front of the buffer for the next read. The scatter of the last buffer is
+// returned as a function, so that it can run on another thread.
 func (r *pieceReader) read() (last func() error, err error) {
 	size := r.piece.Size()
-	r.buf = r.engine.window(r.memory, r.slot, r.piece.File(), 0)
+	r.buf = r.engine.ioBuffer(r.memory, r.slot, r.piece.File(), 0)
 	head, have, err := r.begin(size) // the file's bytes [start, start+have) are in buf
 	if err != nil {
 		return nil, err
@@ -242,7 +248,7 @@ func (r *pieceReader) read() (last func() error, err error) {
 	return nil, nil
 }
 
-// begin reads the file's first bytes, up to offset first and what buf holds, and judges the file by them.
+// begin reads the first bytes of the file, at most first and as many as buf holds, and verifies its head.
 func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err error) {
 	size := r.piece.Size()
 	if size%4096 != 0 || size < 4096 {
@@ -252,7 +258,7 @@ func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err erro
 		return nil, 0, err
 	}
 	head, err = r.piece.Verify(r.buf[:have])
-	if err == nil && head.DataOffset > have { // an unusually long table, or of another plan than was expected
+	if err == nil && head.DataOffset > have { // the table is longer than expected, or of another plan
 		r.buf = r.slot
 		var more int64
 		if more, err = r.fill(have, have, size); err != nil {
@@ -272,7 +278,7 @@ func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err erro
 	return head, have, nil
 }
 
-// fill reads as much of the file as there is room for from file offset off to buf[at:].
+// fill reads from file offset off to buf[at:], as much as there is room for.
 func (r *pieceReader) fill(at, off, size int64) (int64, error) {
 	want := min(int64(len(r.buf))-at, size-off)
 	if want <= 0 {
@@ -290,9 +296,10 @@ func (r *pieceReader) fill(at, off, size int64) (int64, error) {
 
 // scatter verifies and delivers extents [lo, hi), inside the fence.
 func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
-	if !r.job.enter() {
+	if !r.fence.enter() {
 		return ErrCancelled
 	}
-	defer r.job.leave() // also when the copy panics: the fence must be able to close
-	return r.memory.Scatter(head.Plan, lo, hi, r.ids, r.buf, base, head.Table)
+	defer r.fence.leave() // also when the copy panics: the fence must be able to close
+	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: hi, Blocks: r.ids, Base: base, Table: head.Table}
+	return r.memory.Scatter(x, r.buf)
 }

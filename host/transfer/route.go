@@ -25,9 +25,9 @@ type RouteChoice struct {
 
 // A route that fails this often in a row is left for a time that doubles with every failed trial.
 const (
-	failuresToLeave = 3
-	firstLeave      = 10 * time.Second
-	longestLeave    = 10 * time.Minute
+	failuresToSuspend = 3
+	firstSuspension   = 10 * time.Second
+	longestSuspension = 10 * time.Minute
 )
 
 // route is a choice and what became of it. An operation that fails on the direct route is done again on the staged one,
@@ -39,23 +39,23 @@ type route struct {
 	log    *slog.Logger
 	now    func() time.Time
 
-	stores, loads, bytes          atomic.Int64
-	storesAgain, loadsAgain, full atomic.Int64
-	storesHung                    atomic.Int64
-	left, returned, mismatched    atomic.Int64
+	stores, loads, bytes                atomic.Int64
+	storeFallbacks, loadFallbacks, full atomic.Int64
+	storesHung                          atomic.Int64
+	suspended, resumed, mismatched      atomic.Int64
 
-	mu    sync.Mutex
-	fails int       // in a row
-	until time.Time // when it may be tried again; zero while it is in force
-	leave time.Duration
-	trial bool // one operation is under way to see whether it works again
+	mu         sync.Mutex
+	fails      int       // in a row
+	until      time.Time // when it may be tried again; zero while it is in force
+	suspension time.Duration
+	probing    bool // one operation is testing whether the route works again
 }
 
 // attempt is one operation's turn on the direct route. One of worked, failed and passed must follow. Once the route is left,
 // only the trial decides about it: what was begun before and ends later proves nothing.
 type attempt struct {
 	*route // nil: the operation is to be staged
-	trial  bool
+	probe  bool
 }
 
 type routeKey struct {
@@ -76,7 +76,7 @@ func (e *Engine) SetRoute(g *gds.GPU, root string, c RouteChoice) {
 // direct is a turn on the direct route between a memory and a root, the zero one where there is none or it is not to be
 // taken now.
 func (e *Engine) direct(m Memory, root string) attempt {
-	d, ok := m.(guardedMemory)
+	d, ok := m.(flaggedMemory)
 	if !ok {
 		return attempt{}
 	}
@@ -86,38 +86,38 @@ func (e *Engine) direct(m Memory, root string) attempt {
 	if r == nil || r.choice.Direct == nil {
 		return attempt{}
 	}
-	return r.take()
+	return r.attempt()
 }
 
-func (r *route) take() attempt {
+func (r *route) attempt() attempt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.inForce():
+	case r.active():
 		return attempt{route: r}
-	case r.trial || r.now().Before(r.until):
+	case r.probing || r.now().Before(r.until):
 		return attempt{}
 	}
-	r.trial = true
+	r.probing = true
 	return attempt{r, true}
 }
 
-// inForce says that pieces take the direct route now. mu is held.
-func (r *route) inForce() bool { return r.until.IsZero() }
+// active says that pieces take the direct route now. mu is held.
+func (r *route) active() bool { return r.until.IsZero() }
 
 // worked books an operation of the direct route.
-func (a attempt) worked(kind *atomic.Int64, bytes int64) {
+func (a attempt) succeeded(kind *atomic.Int64, bytes int64) {
 	r := a.route
 	kind.Add(1)
 	r.bytes.Add(bytes)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case a.trial:
-		r.until, r.leave, r.trial, r.fails = time.Time{}, 0, false, 0
-		r.returned.Add(1)
+	case a.probe:
+		r.until, r.suspension, r.probing, r.fails = time.Time{}, 0, false, 0
+		r.resumed.Add(1)
 		r.log.Info("the direct route works again")
-	case r.inForce():
+	case r.active():
 		r.fails = 0
 	}
 }
@@ -133,13 +133,13 @@ func (r *route) forget(f staging.File) {
 }
 
 // passed says that nothing was learned: the operation was not begun, or was cancelled.
-func (a attempt) passed() {
-	if !a.trial {
+func (a attempt) skipped() {
+	if !a.probe {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.route.trial = false
+	a.route.probing = false
 }
 
 // failed books an operation that failed, and is done again on the staged route if it can be. bad says that once is enough. A
@@ -149,15 +149,15 @@ func (a attempt) failed(kind *atomic.Int64, err error, bad bool) {
 	kind.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !a.trial && !r.inForce() {
+	if !a.probe && !r.active() {
 		return
 	}
 	r.fails++
-	if a.trial || (bad || r.fails >= failuresToLeave) && (!r.choice.Always || errors.Is(err, gds.ErrHung)) {
-		r.leave = min(max(2*r.leave, firstLeave), longestLeave)
-		r.until, r.trial, r.fails = r.now().Add(r.leave), false, 0
-		r.left.Add(1)
-		r.log.Warn("the direct route is left: pieces are staged", "for", r.leave, "error", err)
+	if a.probe || (bad || r.fails >= failuresToSuspend) && (!r.choice.Always || errors.Is(err, gds.ErrHung)) {
+		r.suspension = min(max(2*r.suspension, firstSuspension), longestSuspension)
+		r.until, r.probing, r.fails = r.now().Add(r.suspension), false, 0
+		r.suspended.Add(1)
+		r.log.Warn("the direct route is left: pieces are staged", "for", r.suspension, "error", err)
 		return
 	}
 	if r.fails == 1 {
@@ -171,13 +171,13 @@ type RouteStats struct {
 	Route                string // "direct" or "staged", as it is now
 	Via, Why             string
 	Stores, Loads, Bytes int64           // that went direct; bytes of files
-	StoresAgain          int64           // stores that failed there and were staged
-	LoadsAgain           int64           // likewise loads
+	StoreFallbacks       int64           // stores that failed there and were staged
+	LoadFallbacks        int64           // likewise loads
 	StoresHung           int64           // stores that failed because cuFile did not answer in time
-	Stuck                int             // operations of the GPU that were given up and have not ended
+	Hung                 int             // operations of the GPU that were given up and have not ended
 	Full                 int64           // operations that found no slot and were staged
 	Mismatched           int64           // loads whose bytes were wrong by the direct route alone
-	Left, Returned       int64           // how often the route was left, and taken up again
+	Suspended, Resumed   int64           // how often the route was left, and taken up again
 	SlotsInUse           int             // of the GPU
 	SlotBytes            int64           // likewise
 	Handles              gds.HandleStats // likewise
@@ -198,18 +198,18 @@ func (e *Engine) Routes() []RouteStats {
 		s := RouteStats{
 			GPU: r.gpu, Root: r.root, Route: "staged", Via: r.choice.Via, Why: r.choice.Why,
 			Stores: r.stores.Load(), Loads: r.loads.Load(), Bytes: r.bytes.Load(),
-			StoresAgain: r.storesAgain.Load(), LoadsAgain: r.loadsAgain.Load(), Full: r.full.Load(),
-			StoresHung: r.storesHung.Load(), Mismatched: r.mismatched.Load(), Left: r.left.Load(), Returned: r.returned.Load(),
+			StoreFallbacks: r.storeFallbacks.Load(), LoadFallbacks: r.loadFallbacks.Load(), Full: r.full.Load(),
+			StoresHung: r.storesHung.Load(), Mismatched: r.mismatched.Load(), Suspended: r.suspended.Load(), Resumed: r.resumed.Load(),
 		}
 		r.mu.Lock()
-		if r.choice.Direct != nil && r.inForce() {
+		if r.choice.Direct != nil && r.active() {
 			s.Route = "direct"
 		}
 		r.mu.Unlock()
 		if d := direct[r.gpu]; d != nil {
 			s.SlotsInUse, s.SlotBytes = d.Slots()
 			s.Handles = d.Handles.Stats()
-			s.Stuck = d.GPU().Hung()
+			s.Hung = d.GPU().Hung()
 		}
 		out = append(out, s)
 	}

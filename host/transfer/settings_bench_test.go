@@ -11,8 +11,8 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 )
 
-// The store and load path of BenchmarkPath under each setting beside the plainest one: no limit for operations,
-// nothing synced. Passes take turns, each round in another order; the first round is not counted.
+// The store and load path of BenchmarkPath under each setting beside the plainest one: no limit for operations, nothing
+// synced. Passes take turns, each round in another order; the first round is not counted.
 // Reported are medians of GB/s, and of the ratios plainest time / time, with the quartiles: 1.0 costs nothing.
 func BenchmarkSettings(b *testing.B) {
 	settings := []struct {

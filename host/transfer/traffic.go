@@ -21,62 +21,62 @@ var routeNames = [...]string{byStaging: "staged", byCuFile: "direct"}
 // TrafficBounds are the upper bounds of the latency buckets in seconds; one more takes what is above.
 var TrafficBounds = [...]float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30}
 
-// flow is where bytes go: between a device's memory and a root, one way.
-type flow struct {
+// path is where bytes go: between a device's memory and a root, one way.
+type path struct {
 	device, root string
 	kind         staging.Kind
 }
 
-// traffic counts the pieces of one flow.
+// traffic counts the pieces of one path.
 type traffic struct {
 	mu    sync.Mutex
 	all   clock
-	moved [len(routeNames)]moved
+	moved [len(routeNames)]routeTraffic
 }
 
 // clock counts what is on its way, and the time in which anything is.
 type clock struct {
-	flying int
-	since  time.Time // when the first of those that fly began
-	past   time.Duration
+	inFlight int
+	since    time.Time // when the first of those that fly began
+	past     time.Duration
 }
 
 func (c *clock) begin(now time.Time) {
-	if c.flying++; c.flying == 1 {
+	if c.inFlight++; c.inFlight == 1 {
 		c.since = now
 	}
 }
 
 func (c *clock) end(now time.Time) {
-	if c.flying--; c.flying == 0 {
+	if c.inFlight--; c.inFlight == 0 {
 		c.past += now.Sub(c.since)
 	}
 }
 
 func (c *clock) busy(now time.Time) time.Duration {
-	if c.flying == 0 {
+	if c.inFlight == 0 {
 		return c.past
 	}
 	return c.past + now.Sub(c.since)
 }
 
-type moved struct {
+type routeTraffic struct {
 	clock
 	files, errors, bytes int64
 	took                 time.Duration
 	buckets              [len(TrafficBounds) + 1]int64
 }
 
-// trip is one piece on its way; the zero one is of a piece that was never opened.
-type trip struct {
+// span is one piece on its way; the zero one is of a piece that was never opened.
+type span struct {
 	on    *traffic
 	began time.Time
 	route int
 }
 
-// depart begins a trip. It is a staged one until it takes another route.
-func (q *Queue) depart(root string, kind staging.Kind) trip {
-	e, key := q.engine, flow{q.device, root, kind}
+// startSpan begins a span. It is a staged one until it takes another route.
+func (q *Queue) startSpan(root string, kind staging.Kind) span {
+	e, key := q.engine, path{q.device, root, kind}
 	e.trafficMu.RLock()
 	t := e.traffic[key]
 	e.trafficMu.RUnlock()
@@ -93,11 +93,11 @@ func (q *Queue) depart(root string, kind staging.Kind) trip {
 	defer t.mu.Unlock()
 	t.all.begin(now)
 	t.moved[byStaging].begin(now)
-	return trip{t, now, byStaging}
+	return span{t, now, byStaging}
 }
 
 // take goes on by another route.
-func (p *trip) take(route int) {
+func (p *span) setRoute(route int) {
 	t := p.on
 	if t == nil || p.route == route {
 		return
@@ -110,8 +110,8 @@ func (p *trip) take(route int) {
 	p.route = route
 }
 
-// arrive ends a trip. One that was cancelled counts as neither moved nor failed.
-func (p *trip) arrive(bytes int64, err error) {
+// arrive ends a span. One that was cancelled counts as neither moved nor failed.
+func (p *span) finish(bytes int64, err error) {
 	t := p.on
 	if t == nil {
 		return
@@ -137,19 +137,19 @@ func (p *trip) arrive(bytes int64, err error) {
 
 // Traffic is what went between one device's memory and one root, one way.
 type Traffic struct {
-	Device string // as HELLO named it; empty: host memory
-	Root   string
-	Kind   staging.Kind  // Read is a load
-	Flying int           // pieces on their way
-	Busy   time.Duration // in which at least one was
-	Routes []Moved
+	Device   string // as HELLO named it; empty: host memory
+	Root     string
+	Kind     staging.Kind  // Read is a load
+	InFlight int           // pieces on their way
+	Busy     time.Duration // in which at least one was
+	Routes   []RouteTraffic
 }
 
-// Moved counts the pieces that took a route; times are from a piece's opening to its delivery or publication. A piece that is
+// RouteTraffic counts the pieces that took a route; times are from a piece's opening to its delivery or publication. A piece that is
 // on its way is counted where it is now: one whose direct operation failed goes on with those that are staged.
-type Moved struct {
+type RouteTraffic struct {
 	Route                string
-	Flying               int
+	InFlight             int
 	Busy                 time.Duration
 	Files, Errors, Bytes int64
 	Took                 time.Duration
@@ -169,14 +169,14 @@ func (e *Engine) Traffic() (list []Traffic) {
 	return list
 }
 
-func (t *traffic) read(key flow) Traffic {
+func (t *traffic) read(key path) Traffic {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
-	out := Traffic{Device: key.device, Root: key.root, Kind: key.kind, Flying: t.all.flying, Busy: t.all.busy(now)}
+	out := Traffic{Device: key.device, Root: key.root, Kind: key.kind, InFlight: t.all.inFlight, Busy: t.all.busy(now)}
 	for i := range t.moved {
-		if m := &t.moved[i]; m.files+m.errors > 0 || m.flying > 0 {
-			out.Routes = append(out.Routes, Moved{routeNames[i], m.flying, m.busy(now), m.files, m.errors, m.bytes, m.took, m.buckets})
+		if m := &t.moved[i]; m.files+m.errors > 0 || m.inFlight > 0 {
+			out.Routes = append(out.Routes, RouteTraffic{routeNames[i], m.inFlight, m.busy(now), m.files, m.errors, m.bytes, m.took, m.buckets})
 		}
 	}
 	return out

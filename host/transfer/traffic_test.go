@@ -32,9 +32,9 @@ func TestTrafficIsCounted(t *testing.T) {
 	if len(list) != 2 || list[0].Kind != staging.Read || list[1].Kind != staging.Write {
 		t.Fatalf("%+v", list)
 	}
-	for i, want := range []transfer.Moved{{Files: 6, Errors: 1}, {Files: 4}} {
+	for i, want := range []transfer.RouteTraffic{{Files: 6, Errors: 1}, {Files: 4}} {
 		got := list[i]
-		if got.Device != "host" || got.Root != b.root || got.Flying != 0 || got.Busy <= 0 || len(got.Routes) != 1 {
+		if got.Device != "host" || got.Root != b.root || got.InFlight != 0 || got.Busy <= 0 || len(got.Routes) != 1 {
 			t.Fatalf("%+v", got)
 		}
 		m := got.Routes[0]
@@ -68,7 +68,7 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 	for first.Busy == b.engine.Traffic()[0].Busy {
 		time.Sleep(time.Millisecond)
 	}
-	if first.Flying != 2 || len(first.Routes) != 1 || first.Routes[0].Flying != 2 || first.Routes[0].Busy <= 0 {
+	if first.InFlight != 2 || len(first.Routes) != 1 || first.Routes[0].InFlight != 2 || first.Routes[0].Busy <= 0 {
 		t.Errorf("%+v", first)
 	}
 	h.Cancel()
@@ -78,7 +78,7 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 	if err := b.engine.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if now := b.engine.Traffic()[0]; now.Flying != 0 || len(now.Routes) != 0 {
+	if now := b.engine.Traffic()[0]; now.InFlight != 0 || len(now.Routes) != 0 {
 		t.Errorf("what was cancelled is counted: %+v", now)
 	}
 }

@@ -8,39 +8,37 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
-// Between a slot and a GPU's pages bytes stand for a moment in device memory, in the window of the thread that copies:
+// On the way between a slot and a GPU's pages, bytes pass through device memory, the window of the thread that copies:
 //
 //	load:   slot --copy engine--> window --checksums, compared--> --scatter--> pages
 //	store:  pages --gather--> window --checksums--> --copy engine--> slot
 //
-// The checksums are made on the GPU, of the bytes that have crossed the bus, and compared by the processor before any of them
-// reaches a page. What finds no window, because it is too large or windows do not work, goes without: a kernel copies
-// between slot and pages, and the processor makes the checksums of the slot.
+// The GPU computes the checksums from the bytes that have crossed the bus. The CPU compares them before any byte reaches a
+// page. Ranges that do not fit a window, or all of them while windows do not work, go without: a kernel copies between slot
+// and pages, and the CPU computes the checksums from the slot.
 
-// windowTries is how often bytes that are right in the slot are sent to a window: what changed on the bus may arrive the second
-// time, and only what arrives in a window is known to have arrived.
+// windowTries is how often bytes that are right in the slot are uploaded to a window: a bus error may not repeat, and only
+// in a window can it be detected.
 const windowTries = 2
 
-// scatterWindow is scatter by way of a window. It says whether the fate of the extents is decided; else nothing reached a
-// page, and suspect says what was wrong with the bytes in the window, if that is why.
-func (m *DeviceMemory) scatterWindow(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []uint32, src []byte, base int64, table []uint64) (done bool, suspect, err error) {
-	extents := p.Extents()[lo:hi]
-	if !m.fitsWindow(extents, base) {
+// scatterWindow is scatter through a window. When done, err is the result. Otherwise nothing reached a page, and mismatch is
+// the wrong checksum, if that is the reason.
+func (m *DeviceMemory) scatterWindow(flag *gds.Flag, r *ExtentRange, src []byte) (done bool, mismatch, err error) {
+	extents := r.extents()
+	if !m.fitsWindow(extents, r.Base) {
 		return false, nil, nil
 	}
-	if err := m.check(ids); err != nil {
+	if err := m.check(r.Blocks); err != nil {
 		return true, nil, err
 	}
-	from, to := extents[0].Off-base, end(extents[len(extents)-1])-base
+	from, to := extents[0].Off-r.Base, end(extents[len(extents)-1])-r.Base
 	lost := m.gpu.Do(func(t *gds.Thread) {
-		w, n := t.Window(), 0
-		if table != nil {
-			n = place(w, extents, base)
-			copy(w.Expected, table[lo:hi])
-		}
+		w := t.Window()
+		n := place(w, extents, r.Base)
+		copy(w.Expected, r.Table[r.Lo:r.Hi])
 		b := w.Begin(gds.Scatter, flag)
 		if err = w.Upload(&b, src[from:to], int(from), n); err == nil {
-			err = m.add(&b, p, lo, hi, ids, base)
+			err = m.add(&b, r)
 		}
 		if err == nil {
 			err = b.Wait()
@@ -50,53 +48,54 @@ func (m *DeviceMemory) scatterWindow(flag *gds.Flag, p *chunk.Plan, lo, hi int, 
 			return
 		}
 		done = true
-		if x := w.Differs(n); x >= 0 { // and nothing has moved
+		if x := w.Differs(n); x >= 0 { // and nothing was scattered
 			done = false
-			suspect = fmt.Errorf("%w: extent %d is summed as %016x in a window, the table says %016x", chunk.ErrChecksum, lo+x, w.Sums[x], w.Expected[x])
+			mismatch = fmt.Errorf("%w: extent %d has sum %016x in a window, the table says %016x",
+				chunk.ErrChecksum, r.Lo+x, w.Sums[x], w.Expected[x])
 		}
 	})
 	if done {
 		m.gpu.WindowSucceeded()
 	}
-	if lost == nil && (done || suspect != nil) {
-		return done, suspect, nil
+	if lost == nil && (done || mismatch != nil) {
+		return done, mismatch, nil
 	}
-	done, err = m.leaveWindow(lost, err)
+	done, err = m.windowFailed(lost, err)
 	return done, nil, err
 }
 
-// gatherWindow is gather by way of a window. It says whether the fate of the extents is decided.
-func (m *DeviceMemory) gatherWindow(flag *gds.Flag, p *chunk.Plan, lo, hi int, ids []uint32, dst []byte, base int64, table []uint64) (done bool, err error) {
-	extents := p.Extents()[lo:hi]
-	if !m.fitsWindow(extents, base) {
+// gatherWindow is gather through a window. When done, err is the result.
+func (m *DeviceMemory) gatherWindow(flag *gds.Flag, r *ExtentRange, dst []byte) (done bool, err error) {
+	extents := r.extents()
+	if !m.fitsWindow(extents, r.Base) {
 		return false, nil
 	}
-	if err := m.check(ids); err != nil {
+	if err := m.check(r.Blocks); err != nil {
 		return true, err
 	}
 	lost := m.gpu.Do(func(t *gds.Thread) {
 		w := t.Window()
-		n := place(w, extents, base)
+		n := place(w, extents, r.Base)
 		b := w.Begin(gds.Gather, flag)
-		if err = m.add(&b, p, lo, hi, ids, base); err != nil {
+		if err = m.add(&b, r); err != nil {
 			return
 		}
 		if err = w.Collect(&b, n, dst); err == nil {
-			copy(table[lo:hi], w.Sums)
+			copy(r.Table[r.Lo:r.Hi], w.Sums)
 		}
 	})
 	if lost == nil && err == nil {
 		m.gpu.WindowSucceeded()
 		return true, nil
 	}
-	return m.leaveWindow(lost, err)
+	return m.windowFailed(lost, err)
 }
 
 func (m *DeviceMemory) fitsWindow(extents []chunk.Extent, base int64) bool {
 	return len(extents) > 0 && m.gpu.FitsWindow(end(extents[len(extents)-1])-base, len(extents))
 }
 
-// place tells a window where the extents stand in it, and how many they are.
+// place writes the extents' places in a window to it, and returns their number.
 func place(w *gds.Window, extents []chunk.Extent, base int64) int {
 	for i, e := range extents {
 		w.Extents[i] = gds.Extent{Offset: uint64(e.Off - base), Len: uint32(e.Len)}
@@ -104,9 +103,9 @@ func place(w *gds.Window, extents []chunk.Extent, base int64) int {
 	return len(extents)
 }
 
-// leaveWindow decides what becomes of extents that failed in a window: they go without one, unless the GPU is lost or the job
-// cancelled.
-func (m *DeviceMemory) leaveWindow(lost, err error) (done bool, _ error) {
+// windowFailed decides what happens to extents that failed in a window: they are copied without one, unless the GPU is lost
+// or the job was cancelled.
+func (m *DeviceMemory) windowFailed(lost, err error) (done bool, _ error) {
 	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
 		return true, deviceError(errors.Join(lost, err))
 	}

@@ -9,54 +9,56 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// StoreJob writes chunks that have their places reserved.
+// StoreJob writes chunks whose places are reserved.
 type StoreJob struct {
 	Memory Memory
 	Chunks []StoreChunk
-	// Held keeps the store from beginning before Handle.Begin is called.
+	// Held keeps the store from starting before Handle.Begin is called.
 	Held bool
-	// Read runs once, when no task will read the pages any more: the client may use its blocks again. Failed lists
-	// what is known to have failed by then.
+	// Read runs once, when no task will read the pages any more: the client may reuse its blocks. Failed lists what is
+	// known to have failed by then.
 	Read func(Outcome)
 	// Published runs once, after Read, when every chunk is published at the configured durability or has failed.
 	Published func(Outcome)
 }
 
-// StoreChunk is one piece of a StoreJob. The job owns Put: it is published or aborted, whatever happens.
+// StoreChunk is one piece of a StoreJob. The job owns Put and always publishes or aborts it.
 type StoreChunk struct {
 	Put    *store.Put
 	Blocks []uint32 // the client's block id for each block of the chunk
 }
 
-// Store queues a job. Every Put of it is taken over even if the engine is closed.
+// Store queues a job. The job owns every Put, even if the engine is closed.
 func (q *Queue) Store(s *StoreJob) *Handle {
-	j := newJob(len(s.Chunks), s.Read, s.Published)
-	s = s.guarded(j)
+	f := newFence(len(s.Chunks), s.Read, s.Published)
+	spec := *s
+	spec.Memory = f.flagged(s.Memory)
 	if len(s.Chunks) == 0 {
-		j.cancel()
+		f.cancel()
 	}
 	begin := func() {
 		giveUp := func(i int, err error) {
-			s.Chunks[i].Put.Abort(err)
-			j.settle(i, err, 0)
-			j.over()
+			spec.Chunks[i].Put.Abort(err)
+			f.settle(i, err, 0)
+			f.taskDone()
 		}
-		turns := newTurns(len(s.Chunks), q.engine.cfg.WriteQueue, func(i int) {
+		timeout := newQueueTimeout(len(spec.Chunks), q.engine.cfg.WriteQueue, func(i int) {
 			q.engine.stats.storesShed.Add(1)
 			giveUp(i, ErrShed)
 		})
-		for i := range s.Chunks {
-			task := func() {
-				if turns.take(i) {
-					q.storeChunk(j, i, s)
+		for i := range spec.Chunks {
+			t := &storeTask{queue: q, fence: f, memory: spec.Memory, chunk: &spec.Chunks[i], index: i}
+			run := func() {
+				if timeout.claim(i) {
+					t.run()
 				}
 			}
-			if err := q.workers.SubmitTo(s.Chunks[i].Put.Root(), staging.Write, task); err != nil && turns.take(i) {
+			if err := q.workers.SubmitTo(t.chunk.Put.Root(), staging.Write, run); err != nil && timeout.claim(i) {
 				giveUp(i, ErrClosed)
 			}
 		}
 	}
-	h := &Handle{j: j}
+	h := &Handle{fence: f}
 	if s.Held {
 		h.begin = sync.OnceFunc(begin)
 	} else {
@@ -65,53 +67,64 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 	return h
 }
 
-func (q *Queue) storeChunk(j *job, i int, s *StoreJob) {
-	c := &s.Chunks[i]
+// storeTask stores one chunk of a job.
+type storeTask struct {
+	queue  *Queue
+	fence  *fence
+	memory Memory
+	chunk  *StoreChunk
+	index  int
+	span   span
+}
+
+func (t *storeTask) run() {
+	put, e := t.chunk.Put, t.queue.engine
 	err := errPanicked // until the task has run to its end
-	on := q.depart(c.Put.Root(), staging.Write)
+	t.span = t.queue.startSpan(put.Root(), staging.Write)
 	defer func() {
-		on.arrive(c.Put.FileBytes(), err)
+		t.span.finish(put.FileBytes(), err)
 		if err != nil {
-			c.Put.Abort(err)
-			j.settle(i, err, 0)
-			j.fail(i, err)
-			q.engine.stats.storeErrors.Add(1)
+			put.Abort(err)
+			t.fence.settle(t.index, err, 0)
+			t.fence.fail(t.index, err)
+			e.stats.storeErrors.Add(1)
 		} else {
-			q.engine.stats.stored(c.Put)
+			e.stats.stored(put)
 		}
-		j.over()
+		t.fence.taskDone()
 	}()
-	if err = q.writeAndPublish(&on, j, i, s.Memory, c); err != nil && q.engine.ctx.Err() != nil {
+	if err = t.writeAndPublish(); err != nil && e.ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", ErrClosed, err)
 	}
 }
 
-func (q *Queue) writeAndPublish(on *trip, j *job, i int, m Memory, c *StoreChunk) error {
-	if err := checkBlocks(m, c.Blocks, false); err != nil {
+func (t *storeTask) writeAndPublish() error {
+	if err := checkBlocks(t.memory, t.chunk.Blocks, false); err != nil {
 		return err
 	}
-	if err := q.writePiece(on, j, i, m, c); err != nil {
+	if err := t.writePiece(); err != nil {
 		return err
 	}
-	return c.Put.Publish(q.engine.ctx)
+	return t.chunk.Put.Publish(t.queue.engine.ctx)
 }
 
 // writePiece fills the temporary. It settles the chunk as soon as its pages have been read.
-func (q *Queue) writePiece(on *trip, j *job, i int, m Memory, c *StoreChunk) (err error) {
-	plan := c.Put.Plan()
-	if !sameShape(plan.Geometry(), m.Geometry()) {
+func (t *storeTask) writePiece() (err error) {
+	q, put := t.queue, t.chunk.Put
+	plan := put.Plan()
+	if !sameShape(plan.Geometry(), t.memory.Geometry()) {
 		return ErrGeometry
 	}
-	f, err := c.Put.File()
+	f, err := put.File()
 	if err != nil {
 		return err
 	}
-	if r := q.engine.direct(m, c.Put.Root()); r.route != nil {
-		on.take(byCuFile)
-		if done, err := q.writeDirect(on, r, j, i, m.(guardedMemory), c, f); done {
+	if r := q.engine.direct(t.memory, put.Root()); r.route != nil {
+		t.span.setRoute(byCuFile)
+		if done, err := t.writeDirect(r, f); done {
 			return err
 		}
-		on.take(byStaging)
+		t.span.setRoute(byStaging)
 	}
 	slot, err := q.engine.slots.Acquire(q.engine.ctx)
 	if err != nil {
@@ -120,41 +133,37 @@ func (q *Queue) writePiece(on *trip, j *job, i int, m Memory, c *StoreChunk) (er
 	defer func() { q.engine.release(slot, err) }()
 	scratch := q.takeScratch(len(plan.Extents()))
 	defer q.scratch.Put(scratch)
-	w := &pieceWriter{job: j, index: i, memory: m, chunk: c, plan: plan, table: scratch.table, file: f}
-	w.buf = q.engine.window(m, slot.Bytes(), f, c.Put.DataOffset())
-	if c.Put.FileBytes() <= int64(len(w.buf)) {
+	w := &pieceWriter{task: t, plan: plan, table: scratch.table, file: f}
+	w.buf = q.engine.ioBuffer(t.memory, slot.Bytes(), f, put.DataOffset())
+	if put.FileBytes() <= int64(len(w.buf)) {
 		return w.whole()
 	}
 	return w.parts()
 }
 
-// cachedWindow is how much of a file that lives in the page cache is moved at a time: little enough that the second
-// copy finds the bytes of the first in the processor's cache. A device, by contrast, wants large requests.
-const cachedWindow = 1 << 20
+// cachedIOBytes is how much of a file that lives in the page cache is moved at a time: little enough that the second
+// copy finds the bytes of the first in the CPU's cache. A device, by contrast, wants large requests.
+const cachedIOBytes = 1 << 20
 
-// window is the part of a slot to use for a file; it holds at least the first head bytes of it.
-func window(slot []byte, f staging.File, head int64) []byte {
+// ioBuffer is the part of a slot to use for a file; it holds at least the first head bytes of it.
+func ioBuffer(slot []byte, f staging.File, head int64) []byte {
 	if f.Direct() {
 		return slot
 	}
-	return slot[:min(int64(len(slot)), max(cachedWindow, head))]
+	return slot[:min(int64(len(slot)), max(cachedIOBytes, head))]
 }
 
 type pieceWriter struct {
-	job    *job
-	index  int
-	memory Memory
-	chunk  *StoreChunk
-	plan   *chunk.Plan
-	table  []uint64
-	file   staging.File
-	buf    []byte
+	task  *storeTask
+	plan  *chunk.Plan
+	table []uint64
+	file  staging.File
+	buf   []byte
 }
 
-// whole writes the file's image, header first in the file and last in time, with one call: no byte of the header
-// reaches the file before the payload's does.
+// whole writes the file's image with one call: no byte of the header reaches the file before the payload's does.
 func (w *pieceWriter) whole() error {
-	put := w.chunk.Put
+	put := w.task.chunk.Put
 	head := put.DataOffset()
 	image := w.buf[:put.FileBytes()]
 	extents := w.plan.Extents()
@@ -167,10 +176,10 @@ func (w *pieceWriter) whole() error {
 	return err
 }
 
-// parts writes a payload larger than the slot window by window, each starting at a 4 KiB boundary of the file: what a
-// window holds beyond its last boundary is carried to the front of the next. The header and the table go last.
+// parts writes a payload that is larger than the buffer, one buffer at a time, each starting at a 4 KiB boundary of the file:
+// the bytes beyond the last boundary move to the front of the buffer for the next write. Header and table go last.
 func (w *pieceWriter) parts() error {
-	put := w.chunk.Put
+	put := w.task.chunk.Put
 	head := put.DataOffset()
 	extents := w.plan.Extents()
 	base := int64(0) // payload offset of buf[0], always aligned
@@ -202,7 +211,7 @@ func (w *pieceWriter) parts() error {
 
 // gather copies extents [lo, hi) from the pages, inside the fence, and zeroes the gaps before them.
 func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
-	extents := w.plan.Extents()
+	extents, t := w.plan.Extents(), w.task
 	for x := lo; x < hi; x++ {
 		var before int64
 		if x > 0 {
@@ -210,14 +219,15 @@ func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
 		}
 		clear(dst[before-base : extents[x].Off-base])
 	}
-	if !w.job.enter() {
+	if !t.fence.enter() {
 		return ErrCancelled
 	}
-	defer w.job.leave() // also when the copy panics: the fence must be able to close
-	err := w.memory.Gather(w.plan, lo, hi, w.chunk.Blocks, dst, base, w.table)
+	defer t.fence.leave() // also when the copy panics: the fence must be able to close
+	r := ExtentRange{Plan: w.plan, Lo: lo, Hi: hi, Blocks: t.chunk.Blocks, Base: base, Table: w.table}
+	err := t.memory.Gather(r, dst)
 	if err == nil && hi == len(extents) {
 		g := w.plan.Geometry()
-		w.job.settle(w.index, nil, g.PageBytes())
+		t.fence.settle(t.index, nil, g.PageBytes())
 	}
 	return err
 }

@@ -218,7 +218,7 @@ func processor() time.Duration {
 // routeTaken is what cuFile itself says of the bytes; pieces that were staged in its place would spoil the figures.
 func (b *bench) routeTaken() (string, error) {
 	for _, r := range b.engine.Routes() {
-		if n := r.LoadsAgain + r.StoresAgain + r.Full; n > 0 {
+		if n := r.LoadFallbacks + r.StoreFallbacks + r.Full; n > 0 {
 			return "", fmt.Errorf("%w: %d pieces of the direct route were staged", ErrPath, n)
 		}
 	}
