@@ -1,4 +1,4 @@
-# kvhost: `make run` and `make test` are all a newcomer needs; `make help` lists the rest.
+# `make run` and `make test` need Go, git and make; `make help` lists the rest.
 
 SHELL       := /bin/bash
 GO          ?= go
@@ -7,20 +7,23 @@ TOOLS       := $(CURDIR)/.build/bin
 STATICCHECK := $(TOOLS)/staticcheck
 LDFLAGS     := -s -w -X main.version=$(VERSION)
 
-# Packages with goroutines of their own; the race detector needs a C compiler.
+# Packages with concurrent code; they are tested under the race detector, which needs a C compiler.
 RACE := ./gds/... ./staging/... ./host/...
-# Compiles every module twice and plays it: minutes under the detector, and one goroutine.
+# Tests that compile every module twice: minutes under the race detector, and nothing in them is concurrent.
 SLOW := TestWasmDecidesAsNative|TestFirstParty|TestBroken|TestBench$$
-# How long each part of make torture goes on.
+# Says which tools the tests lack, or whether the machine has one.
+TOOLS_LEFT_OUT := $(GO) run ./abi/testenv/tools
+HAS := $(TOOLS_LEFT_OUT) 2>/dev/null
+# How long each part of make torture runs, and how many rounds of kill -9.
 TORTURE ?= 10m
 KILLS   ?= 500
 
-# What vendors' languages need. Rust's own installer keeps its tools where no PATH looks.
+# Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins examples kits build run test test-python bench curves check generate tools clean
+.PHONY: all help plugins kits build run test test-go test-python torture bench curves check generate tools clean
 
-all: build ## policies to plugins/dist, then bin/kvhost with them embedded
+all: build ## the first-party policies, then bin/kvhost with them embedded
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,41 +31,42 @@ help: ## list the targets
 plugins: ## build every first-party policy to plugins/dist, compressed
 	$(GO) run ./plugins/dist/build
 
-examples: plugins ## build the vendors' plugins in C, Rust and AssemblyScript, to examples/plugins/*/*.wasm
-	@for dir in $(dir $(wildcard examples/plugins/*/Makefile)); do $(MAKE) --no-print-directory -C $$dir || exit 1; done
-
 build: plugins
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
 
-run: build ## the main job: replay a trace through a real host, policy in wasm, chunks on disk
+run: build ## replay a trace through a real host: real socket, evict policy in wasm, chunks on disk
 	bin/kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 1000 --sessions 2
 
-test: plugins examples ## all tests, the concurrent packages under the race detector
-	@test -x abi/as/node_modules/.bin/asc || { echo 'missing: abi/as/node_modules (make kits)'; exit 1; }
+test: kits ## all tests that this machine has the tools for; ends with what was left out
+	@test "$$KVHOST_REQUIRE_TOOLS" != 1 || $(TOOLS_LEFT_OUT)
+	@$(MAKE) --no-print-directory test-go
+	@if $(HAS) python-packages; then $(MAKE) --no-print-directory test-python; fi
+	@$(TOOLS_LEFT_OUT)
+
+test-go: ## the Go tests, concurrent packages under the race detector where there is a C compiler
 	$(GO) vet ./...
 	CGO_ENABLED=0 $(GO) test ./abi/... ./plugins/... ./cmd/... ./examples/...
-	CGO_ENABLED=0 $(GO) test -run '$(SLOW)' ./host/sim ./host/policy/plugintest
-	CGO_ENABLED=1 $(GO) test -race -timeout 14m -skip '$(SLOW)' $(RACE)
+	CGO_ENABLED=0 $(GO) test -timeout 14m -run '$(SLOW)' ./host/sim ./host/policy/plugintest
+	@race=; export CGO_ENABLED=0; if $(HAS) cc; then race=-race CGO_ENABLED=1; fi; set -x; \
+	  $(GO) test $$race -tags invariants -timeout 14m -skip '$(SLOW)' $(RACE)
 
-# What the Python client needs, from the network, once; the client itself stays where it is.
 .venv/installed: host/client/python/pyproject.toml
-	@python3 -c 'import ensurepip' || { echo 'missing: python3 with venv (Debian: apt-get install python3-venv)'; exit 1; }
 	python3 -m venv .venv
 	.venv/bin/pip install --quiet --editable './host/client/python[test]'
-	touch $@
+	@touch $@
 
-test-python: build .venv/installed ## the Python client's tests against a real host, in a virtual environment of their own
-	@dir=$$(mktemp -d); bin/kvhost --root $$dir/kv=1GiB --socket $$dir/s --http-listen '' & host=$$!; \
+test-python: build .venv/installed ## the Python client's tests against a real host, in a virtual environment
+	@dir=$$(mktemp -d); env -u KVHOST_REQUIRE_TOOLS bin/kvhost --root $$dir/kv=1GiB --socket $$dir/s --http-listen '' --log-level warn & host=$$!; \
 	  trap "kill $$host; wait $$host; rm -rf $$dir" EXIT; \
 	  for i in $$(seq 100); do test -S $$dir/s && break; sleep 0.1; done; \
 	  KVHOST_SOCKET=$$dir/s .venv/bin/python -m pytest -q host/client/python
 
-torture: plugins ## random histories, power losses and kill -9 for TORTURE each (10m) and KILLS rounds (500); failing seeds are printed
+torture: ## random histories and power losses for TORTURE each (10m), kill -9 for KILLS rounds (500); prints failing seeds
 	CGO_ENABLED=1 $(GO) test -race -timeout 0 -run 'TestRandomHistories' ./host/store -history.time $(TORTURE)
 	$(GO) test -timeout 0 -run 'TestPowerLoss' ./host/store -power.time $(TORTURE)
 	$(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
 
-bench: plugins ## benchmarks, each beside its baseline in the same run
+bench: ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
 curves: build ## redraw the README's miss-ratio curves from the generated trace
@@ -82,20 +86,15 @@ check: generate ## format, vet, staticcheck, import direction, tidy and generate
 generate: ## regenerate what is generated (protobuf stubs)
 	$(GO) generate ./host/proto/...
 
-kits: ## install what policies in C, Rust and AssemblyScript are built with, or name it; make test needs it
-	@command -v clang >/dev/null || { echo 'missing: clang, for policies in C (Debian: apt-get install clang)'; exit 1; }
-	@command -v wasm-ld >/dev/null || { echo 'missing: wasm-ld, for policies in C (Debian: apt-get install lld)'; exit 1; }
-	@command -v cargo >/dev/null || { echo 'missing: cargo, for policies in Rust (Debian: apt-get install cargo libstd-rust-dev-wasm32)'; exit 1; }
-	@command -v npm >/dev/null || { echo 'missing: npm, for policies in AssemblyScript (Debian: apt-get install npm)'; exit 1; }
-	@test -d "$$(rustc --print sysroot)/lib/rustlib/wasm32-unknown-unknown/lib" || rustup target add wasm32-unknown-unknown || \
-	  { echo 'missing: Rust for wasm32-unknown-unknown (Debian: apt-get install libstd-rust-dev-wasm32)'; exit 1; }
-	npm ci --silent --no-audit --no-fund --prefix abi/as
+kits: ## install what tests need and root is not needed for: npm packages, Rust's wasm target, Python packages
+	@if $(HAS) npm && ! $(HAS) asc; then npm ci --silent --no-audit --no-fund --prefix abi/as || true; fi
+	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi
+	@if $(HAS) python; then $(MAKE) --no-print-directory .venv/installed || true; fi
 
-tools: kits ## install the tools that check and generate need; names what it cannot install
+tools: ## install the tools that check and generate need; names what it cannot install
 	@mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS) $(GO) install honnef.co/go/tools/cmd/staticcheck@v0.8.2
-	@command -v protoc >/dev/null || echo 'missing: protoc (Debian: apt-get install protobuf-compiler)'
-	@command -v cc >/dev/null || echo 'missing: a C compiler, for go test -race (Debian: apt-get install gcc)'
+	@command -v protoc >/dev/null || echo 'missing: protoc (apt-get install protobuf-compiler)'
 
 clean: ## remove what make built
-	rm -rf bin .build plugins/dist/*.wasm plugins/dist/*.wasm.zst
+	rm -rf bin .build .venv abi/as/node_modules plugins/dist/*.wasm plugins/dist/*.wasm.zst

@@ -1,7 +1,7 @@
 // Command tools lists the tools that this machine lacks, what the tests leave out without each, and how to get it.
 //
 //	go run ./abi/testenv/tools    # the list; exit code 1 when something is missing and KVHOST_REQUIRE_TOOLS is 1
-//	go run ./abi/testenv/tools cc # no output; exit code 0 when the machine has it (cc, npm, python, python-packages)
+//	go run ./abi/testenv/tools cc # no output; exit code 0 when the machine has it (cc, npm, asc, cargo, python, python-packages)
 package main
 
 import (
@@ -25,7 +25,8 @@ func main() {
 
 // short are the names for the command line.
 var short = map[string]*testenv.Tool{
-	"cc": testenv.CC, "npm": testenv.NPM, "python": testenv.Python, "python-packages": testenv.PythonPackages,
+	"cc": testenv.CC, "npm": testenv.NPM, "asc": testenv.AssemblyScript, "cargo": testenv.Cargo,
+	"python": testenv.Python, "python-packages": testenv.PythonPackages,
 }
 
 func has(names []string) int {
