@@ -23,7 +23,7 @@ var rows = [][]string{
 	{"gds", "staging"},
 	{"host/chunk", "host/trace"},
 	{"host/policy"},
-	{"host/store/index", "host/store/pieceformat"},
+	{"host/store/index", "host/store/pieceformat", "host/store/capacity", "host/store/health"},
 	{"host/store"},
 	{"host/transfer"},
 	{"host/proto"},

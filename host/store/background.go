@@ -17,14 +17,14 @@ func (r *root) evictAhead(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.kick:
+		case <-r.evictorWake:
 		}
 		if r.turn.lock(ctx) != nil {
 			return
 		}
 		r.mu.Lock()
 		freed := int64(0)
-		for ctx.Err() == nil && r.takes() && !r.scanning {
+		for ctx.Err() == nil && r.health.Takes() && !r.scanning {
 			full := r.x.Len() == r.x.Max()
 			target := max(0, min(r.level(r.store.cfg.Low), r.limit()-r.wanted))
 			if r.used <= target && !full {
@@ -70,7 +70,7 @@ func (r *root) flushEvery(ctx context.Context, every time.Duration) {
 // batch's entries are dropped. The kernel says so once, so those go too that were published meanwhile, and pieces that were
 // being written are not published: the next sync would not tell of them.
 func (r *root) flush() {
-	if !r.serving() {
+	if !r.health.Serves() {
 		return // before it comes back, what is not durable goes
 	}
 	r.mu.Lock()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"math"
 	"time"
+
+	"github.com/kvhost/kvhost/host/store/health"
 )
 
 // A root's capacity is what its owner allows. The file system may have less to give: because a part of it is to be left to
@@ -69,9 +71,9 @@ func (r *root) measure() {
 func (r *root) meetTheEnd(entry int64, cause error) {
 	r.mu.Lock()
 	r.bounds.ceiling = max(entry, r.used-r.unwritten())
-	r.bounds.until = time.Now().Add(maxPause * r.store.cfg.UpkeepEvery)
+	r.bounds.until = time.Now().Add(health.MaxPause * r.store.cfg.UpkeepEvery)
 	r.mu.Unlock()
-	r.demote(RootFull, "its file system is full before its capacity is reached", cause,
+	r.health.Demote(health.Full, "its file system is full before its capacity is reached", cause,
 		"make room on the file system, or lower the root's capacity or raise its min_free")
 }
 
@@ -85,7 +87,7 @@ func (r *root) unwritten() (bytes int64) {
 
 // watchSpace is the upkeep's part: it keeps the floor when others write, and tries whether there is room again.
 func (r *root) watchSpace(ctx context.Context) {
-	if !r.takes() {
+	if !r.health.Takes() {
 		return
 	}
 	if r.floor() {
@@ -99,7 +101,7 @@ func (r *root) watchSpace(ctx context.Context) {
 	over := r.used > r.limit()
 	r.mu.Unlock()
 	if tried {
-		r.promote(RootFull, RootIn)
+		r.health.Promote(health.Full, health.In)
 	}
 	if over {
 		r.shrink(ctx)

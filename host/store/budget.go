@@ -161,7 +161,7 @@ func (r *root) writtenFile() string {
 // where it is not.
 func (r *root) keepAhead(early bool) {
 	b, step := &r.budget, max(r.budget.daily/budgetSteps, 1)
-	if b.daily == 0 || !r.takes() {
+	if b.daily == 0 || !r.health.Takes() {
 		return
 	}
 	behind := func() bool {
@@ -206,7 +206,7 @@ func (r *root) saveWritten(more int64) {
 func (r *root) endWritten() {
 	r.budget.saving.Lock()
 	defer r.budget.saving.Unlock()
-	if r.budget.daily > 0 && r.takes() {
+	if r.budget.daily > 0 && r.health.Takes() {
 		r.saveWritten(0)
 	}
 }

@@ -40,7 +40,7 @@ func (r *root) unsettled() string {
 		return "entries are in flight"
 	case r.stray != 0:
 		return "files would not go"
-	case !r.serving():
+	case !r.health.Serves():
 		return "the root is out"
 	}
 	return ""

@@ -116,7 +116,7 @@ func (s *Store) forgetDormant(ctx context.Context) {
 	t.dormant = map[chunk.Digest]string{}
 	t.mu.Unlock()
 	for _, r := range s.roots {
-		if r.cfg.Shared || r.blind || !r.takes() {
+		if r.cfg.Shared || r.blind || !r.health.Takes() {
 			continue // another host may have use for it, or what could not be read
 		}
 		for d := range dormant {

@@ -14,7 +14,7 @@ import (
 // that no later batch would tell.
 func (p *Put) lost() error {
 	r := p.root
-	if r.store.cfg.Durability != Batch || p.unsure == r.unsure.Load() && p.outage == r.health.outages.Load() {
+	if r.store.cfg.Durability != Batch || p.unsure == r.unsure.Load() && p.outage == r.health.Returns() {
 		return nil
 	}
 	return fmt.Errorf("%w: a batch failed, or %s was out, while the piece was written", ErrSync, r.dir)

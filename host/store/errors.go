@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
@@ -29,7 +30,7 @@ var (
 	// ErrNoSpace says that the evict policy freed too little: the store is shed.
 	ErrNoSpace = errors.New("store: no space")
 	// ErrRootOut says that the root, or each of them, is out of service at present.
-	ErrRootOut = errors.New("store: root is out of service")
+	ErrRootOut = health.ErrOut
 	// ErrSync says that the piece could not be made durable; it is dropped.
 	ErrSync = errors.New("store: sync failed")
 	// ErrShort says that a piece was published before all of it was written.

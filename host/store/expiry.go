@@ -55,7 +55,7 @@ const (
 // sweepExpired removes a bounded number of entries that have expired and that nobody reads. An entry that would expire later
 // than one stored now was stored by a clock that was wrong: its time to live starts again.
 func (r *root) sweepExpired(ctx context.Context) {
-	if !r.takes() {
+	if !r.health.Takes() {
 		return
 	}
 	var gone []mark
@@ -91,7 +91,7 @@ func (s *Store) renew(p *Put) {
 	for _, r := range s.roots {
 		r.mu.Lock()
 		slot := r.x.Find(p.mark.print, p.class.base, &p.key)
-		old := slot != index.None && r.serving() && r.expired(slot, s.cfg.Now().Unix()) && r.evictable(slot)
+		old := slot != index.None && r.health.Serves() && r.expired(slot, s.cfg.Now().Unix()) && r.evictable(slot)
 		if old {
 			r.count.expired++
 		}

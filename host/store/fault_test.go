@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -94,7 +95,7 @@ func fillDisk(t *testing.T, f *fixture) {
 	}
 	f.checkUsed()
 	st := f.store.Stats().Roots[0]
-	if st.State != RootFull || st.Limit >= st.Capacity || st.Used > st.Limit || st.Evictions == 0 {
+	if st.State != health.Full || st.Limit >= st.Capacity || st.Used > st.Limit || st.Evictions == 0 {
 		t.Errorf("%+v", st)
 	}
 	for n := uint64(55); n < 60; n++ { // what was stored since, in the place of others
@@ -196,7 +197,7 @@ func TestBackgroundEviction(t *testing.T) {
 	}
 	// The evictor ends below the low watermark once it has nothing to wait for.
 	r := f.store.roots[0]
-	r.wake()
+	wake(r.evictorWake)
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		if used := f.store.Stats().Roots[0].Used; used <= r.level(0.5) {
 			break
@@ -269,7 +270,7 @@ func TestUnlinkFailsInBackground(t *testing.T) {
 	}
 	faulty.Set(faultfs.MustRules("remove **: erofs")...)
 	r := f.store.roots[0]
-	r.wake()
+	wake(r.evictorWake)
 	for deadline := time.Now().Add(10 * time.Second); r.stats().Asks == 0 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}

@@ -105,8 +105,8 @@ func (c *fellows) find(ctx context.Context) error {
 	if err := c.scan(ctx); err != nil {
 		return err
 	}
-	if !c.root.serving() {
-		return c.root.outError()
+	if !c.root.health.Serves() {
+		return c.root.health.OutError()
 	}
 	c.census.order()
 	c.root.endScan(ctx, c.census)

@@ -32,10 +32,10 @@ type keptNaming struct {
 // catch up before they do again.
 func (s *Store) keepNaming(n *naming) error {
 	for _, r := range s.roots {
-		if !r.takes() {
+		if !r.health.Takes() {
 			continue
 		}
-		if err := r.keepNaming(n); err != nil && r.takes() {
+		if err := r.keepNaming(n); err != nil && r.health.Takes() {
 			return err
 		}
 	}
@@ -75,12 +75,12 @@ func (s *Store) recall(ctx context.Context) error {
 	defer func() { s.earlier.Store(&earlier) }()
 	s.place.each(func(o *office[naming]) { have[o.now.Load().id] = true })
 	for _, r := range s.roots {
-		if r.away.Load() {
+		if r.unavailable.Load() {
 			continue
 		}
 		list, err := r.fs.ReadDir(r.dir + "/" + policiesDir)
 		if err != nil {
-			if err = s.doWithout(ctx, r, fmt.Errorf("store: root %s: %w", r.dir, err)); err != nil {
+			if err = s.openWithout(ctx, r, fmt.Errorf("store: root %s: %w", r.dir, err)); err != nil {
 				return err
 			}
 			continue

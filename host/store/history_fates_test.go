@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -72,10 +73,10 @@ func (p *party) upkeep(rng *rand.Rand) string {
 				r.flush()
 			}
 		default:
-			if state := r.state(); state > RootFull {
-				_ = r.comeBack(context.Background(), state)
+			if state := r.health.State(); state > health.Full {
+				_ = r.health.Reopen(context.Background(), r)
 			} else {
-				r.lookAfter(context.Background())
+				r.checkHealth(context.Background())
 			}
 		}
 	}

@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"time"
+
+	"github.com/kvhost/kvhost/host/store/health"
 )
 
 // Task is a part of a store's own work.
@@ -34,10 +36,10 @@ func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
 			r.flush()
 		}
 	case Probe:
-		if state := r.state(); state > RootFull {
-			return r.comeBack(ctx, state)
+		if state := r.health.State(); state > health.Full {
+			return r.health.Reopen(ctx, r)
 		}
-		r.lookAfter(ctx)
+		r.checkHealth(ctx)
 	case Step:
 		r.fellows.turn(ctx)
 	}

@@ -51,10 +51,10 @@ func (r *root) keepAs(dir, base string, data []byte) error {
 
 // keepForStores is keep where the root takes stores: one that does not catches up before it does again.
 func (r *root) keepForStores(dir string, d chunk.Digest, data []byte) error {
-	if !r.takes() {
+	if !r.health.Takes() {
 		return nil
 	}
-	if err := r.keep(dir, d, data); err != nil && r.takes() {
+	if err := r.keep(dir, d, data); err != nil && r.health.Takes() {
 		return err
 	}
 	return nil

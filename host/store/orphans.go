@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/shared"
 )
 
@@ -149,7 +150,7 @@ func (r *root) deferDeleteUnnamed(c *class, k *chunk.Key, rank uint32, detour bo
 
 // deferDeleteLate notes a name under which an operation that was abandoned may yet leave a file.
 func (r *root) deferDeleteLate(name string, err error) {
-	if isHung(err) {
+	if health.Hung(err) {
 		r.deferDelete(&orphan{name: name})
 	}
 }
@@ -157,7 +158,7 @@ func (r *root) deferDeleteLate(name string, err error) {
 // retryDeletes tries each orphan once more.
 func (r *root) retryDeletes(ctx context.Context) {
 	for range r.orphans.len() {
-		if ctx.Err() != nil || r.state() == RootOut || !r.retryDelete() {
+		if ctx.Err() != nil || r.health.State() == health.Out || !r.retryDelete() {
 			return
 		}
 	}

@@ -51,7 +51,7 @@ func (p *Piece) open(name string) (err error) {
 	if errors.Is(err, unix.ESTALE) {
 		p.file, err = staging.OpenDirect(r.fs, p.name, os.O_RDONLY, 0) // once: the name may have a new handle
 	}
-	if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)) && !r.present() {
+	if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)) && !r.directory.Present() {
 		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
@@ -67,14 +67,14 @@ func (p *Piece) open(name string) (err error) {
 	if err != nil {
 		return p.unusable(err)
 	}
-	p.size, p.file = info.Size, r.timed(p.file)
+	p.size, p.file = info.Size, r.metered(p.file)
 	return nil
 }
 
 // unusable judges an error of opening. One that is this host's own, and passes, leaves the entry as it is; after any
 // other the entry would be promised, and fail, again and again: it is dropped, so that the next lookup misses.
 func (p *Piece) unusable(err error) error {
-	if p.root.notOurs(p.mark, err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
+	if p.root.notOfFile(p.mark, err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
 		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
 	}
 	p.root.condemn(p.mark, p.rank, p.name, err)
@@ -151,7 +151,7 @@ func (p *Piece) expects(h *Header) error {
 // Bad says that the piece's bytes are not what was stored. Its entry is dropped at once, so that the next lookup misses,
 // and the file goes into quarantine.
 func (p *Piece) Bad(cause error) {
-	if p.root.notOurs(p.mark, cause) {
+	if p.root.notOfFile(p.mark, cause) {
 		return
 	}
 	p.root.condemn(p.mark, p.rank, p.name, cause)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -235,7 +236,7 @@ func (p *Put) abort(cause error) {
 	if !p.opened && p.charge.bytes == p.class.fileBytes() {
 		r.budget.refund(&p.charge) // an entry's may be for others' ranks
 	}
-	if isFull(cause) {
+	if health.NoSpace(cause) {
 		r.meetTheEnd(p.entryBytes(), cause)
 	}
 	r.mu.Lock()

@@ -135,7 +135,7 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 // join adds the piece to the entry of its key, if there is one.
 func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 	for _, r := range s.roots {
-		if !r.serving() {
+		if !r.health.Serves() {
 			continue // what it has is not to be had: it can be stored elsewhere
 		}
 		if ok, err := r.join(ctx, p); ok || err != nil {
@@ -185,7 +185,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		}
 		f.ranks |= 1 << p.rank
 		r.flights[slot] = f
-		p.root, p.mark.slot, p.stamp, p.outage, p.unsure = r, slot, r.store.stamp(), r.health.outages.Load(), r.unsure.Load()
+		p.root, p.mark.slot, p.stamp, p.outage, p.unsure = r, slot, r.store.stamp(), r.health.Returns(), r.unsure.Load()
 		p.class = r.classOf(slot)
 		r.pin(slot, p.mark.print, 0)
 		return true, nil
@@ -235,7 +235,7 @@ func (s *Store) holdsPrint(print uint64) bool {
 	for _, r := range s.roots {
 		r.mu.Lock()
 		slot := r.x.FindFingerprint(print)
-		there := slot != index.None && r.serving() && !r.x.At(slot).Is(index.Evicting)
+		there := slot != index.None && r.health.Serves() && !r.x.At(slot).Is(index.Evicting)
 		r.mu.Unlock()
 		if there {
 			return true
@@ -292,7 +292,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if err := r.affords(p, p.entryBytes(), parent); err != nil {
 		return err
 	}
-	p.root, p.target, p.stamp, p.outage, p.unsure = r, r.dir+"/"+rel, s.stamp(), r.health.outages.Load(), r.unsure.Load()
+	p.root, p.target, p.stamp, p.outage, p.unsure = r, r.dir+"/"+rel, s.stamp(), r.health.Returns(), r.unsure.Load()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.makeRoom(ctx, want{bytes: p.entryBytes(), slot: true, quota: r.quota(tenant), demand: demand, heir: p}); err != nil {
@@ -324,7 +324,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	r.announce(abi.OpInsert, slot, p.mark.print, q.Request)
 	r.pin(slot, p.mark.print, q.Request)
 	if r.store.cfg.EvictMode == Background && r.used > r.level(s.cfg.High) {
-		r.wake()
+		wake(r.evictorWake)
 	}
 	return nil
 }
@@ -345,7 +345,7 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 		if err = r.turn.lock(ctx); err != nil {
 			return nil, false, err
 		}
-		if r.takes() {
+		if r.health.Takes() {
 			return r, true, nil
 		}
 		r.turn.unlock()
@@ -382,7 +382,7 @@ func (p *Put) extend(ctx context.Context) error {
 	r.used += need
 	r.bill(slot, need)
 	if r.store.cfg.EvictMode == Background && r.used > r.level(r.store.cfg.High) {
-		r.wake()
+		wake(r.evictorWake)
 	}
 	return nil
 }

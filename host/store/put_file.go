@@ -71,7 +71,7 @@ func (p *Put) File() (staging.File, error) {
 	if p.temp != "" {
 		f, err := p.inherit()
 		if err == nil {
-			p.file, p.opened = r.timed(f), true
+			p.file, p.opened = r.metered(f), true
 			return p.file, nil
 		}
 		r.log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
@@ -92,7 +92,7 @@ func (p *Put) File() (staging.File, error) {
 			}
 		}
 		if err == nil {
-			p.file, p.opened = r.timed(f), true
+			p.file, p.opened = r.metered(f), true
 			return p.file, nil
 		}
 		if !errors.Is(err, fs.ErrExist) {

@@ -318,11 +318,3 @@ func (r *root) stands(m mark) bool {
 	e := r.x.At(m.slot)
 	return e.Is(index.Live) && !e.Is(index.Evicting) && r.x.Fingerprint(m.slot) == m.print
 }
-
-// wake nudges the background evictor.
-func (r *root) wake() {
-	select {
-	case r.kick <- struct{}{}:
-	default:
-	}
-}

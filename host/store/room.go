@@ -116,10 +116,10 @@ func (w *waiting) round(ctx context.Context) error {
 		return errEvictor
 	case w.ctx.Err() != nil:
 		return w.ctx.Err()
-	case !r.takes() || r.store.closed.Load():
+	case !r.health.Takes() || r.store.closed.Load():
 		return ErrRootOut
 	}
-	r.wake()
+	wake(r.evictorWake)
 	r.settled.Wait()
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -225,7 +226,7 @@ func TestFullRootOfTwo(t *testing.T) {
 	if err := f.putsUntilError(100); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}
-	if got := f.store.Stats().Roots[1]; got.State != RootFull || got.Limit >= got.Capacity {
+	if got := f.store.Stats().Roots[1]; got.State != health.Full || got.Limit >= got.Capacity {
 		t.Errorf("%+v", got)
 	}
 	for n := uint64(1000); n < 1010; n++ {
@@ -235,7 +236,7 @@ func TestFullRootOfTwo(t *testing.T) {
 		f.mustRead(n)
 	}
 	faulty.Set()
-	f.awaitState(1, RootIn)
+	f.awaitState(1, health.In)
 	if got := f.store.Stats().Roots[1]; got.Limit != got.Capacity {
 		t.Errorf("%+v", got)
 	}

@@ -13,36 +13,34 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // root is one directory with its index, its bytes and its evict policy.
 type root struct {
-	store   *Store
-	cfg     RootConfig
-	dir     string     // absolute
-	slash   string     // dir and a slash
-	fs      staging.FS // watched
-	log     *slog.Logger
-	lock    io.Closer
-	gate    io.Closer     // of a shared root, until this host has joined the others
-	fellows *fellows      // nil: this host has the root to itself
-	kick    chan struct{} // wakes the background evictor
+	store       *Store
+	cfg         RootConfig
+	dir         string     // absolute
+	slash       string     // dir and a slash
+	fs          staging.FS // watched
+	log         *slog.Logger
+	gate        io.Closer     // of a shared root, until this host has joined the others
+	fellows     *fellows      // nil: this host has the root to itself
+	evictorWake chan struct{} // wakes the background evictor
 
-	watched *staging.WatchedFS
-	bare    *staging.WatchedFS // for probes: admits everything, and what fails there has no consequences
-	health  health
-	nudge   chan struct{} // wakes the upkeep
-	away    atomic.Bool   // it could not be opened: see arrive
-	self    staging.Info  // the directory
-	orphans orphans
-	budget  budget
+	health      *health.Monitor
+	directory   *health.Directory
+	meter       health.Meter
+	upkeepWake  chan struct{}
+	unavailable atomic.Bool // it could not be opened: see openLate
+	suspects    []mark      // entries whose files gave no answer; guarded by mu
+	orphans     orphans
+	budget      budget
 
 	turn       latch // held by the one reservation that may evict
 	succession latch // held by who tells a policy what is here, so that it can take over
-
-	reads, writes speed // of single transfers
 
 	unsure atomic.Uint32 // batches that could not be made durable
 
@@ -101,7 +99,7 @@ type mark struct {
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error) {
 	r := &root{
 		succession: newLatch(),
-		store:      s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), kick: make(chan struct{}, 1), nudge: make(chan struct{}, 1),
+		store:      s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
 		x: index.New(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
 	}
 	r.settled.L = &r.mu
@@ -114,9 +112,12 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.dir, r.acting.Name, err)
 	}
 	r.acting.hold()
-	r.watched = staging.Watched(s.cfg.FS, staging.Watch{Limit: s.cfg.IOTimeout, Admit: r.admits, Seen: r.saw, Ended: r.ended})
-	r.bare = staging.Watched(s.cfg.FS, staging.Watch{Limit: s.cfg.IOTimeout, Ended: r.ended})
-	r.fs = r.watched
+	r.health = health.NewMonitor(health.Config{
+		Dir: r.dir, FS: s.cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: r.log,
+		Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
+	})
+	r.fs, r.meter.Now = r.health.FS(), s.cfg.Now
+	r.directory = health.NewDirectory(r.health, r.dir, r.lockName(), ownDirs[:])
 	return r, nil
 }
 
@@ -133,12 +134,15 @@ func (r *root) take(ctx context.Context) (err error) {
 			return fmt.Errorf("store: root %s: %w: %w", r.dir, ErrSync, err)
 		}
 	}
-	if r.self, err = r.fs.Stat(r.dir); err != nil {
+	self, err := r.fs.Stat(r.dir)
+	if err != nil {
 		return fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
-	if r.lock, err = r.occupy(ctx); err != nil {
+	lock, err := r.lockRoot(ctx)
+	if err != nil {
 		return err
 	}
+	r.directory.Opened(self, lock)
 	r.sweepMeta()
 	if err = r.loadWritten(); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.dir, err)
@@ -159,26 +163,48 @@ func (r *root) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.openGate()
-	err := r.evict.Close()
-	if r.lock != nil {
-		err = errors.Join(err, r.lock.Close())
-	}
+	err := errors.Join(r.evict.Close(), r.directory.Close())
 	r.acting.release()
-	r.endWatch()
+	r.health.Close()
 	return err
 }
 
-func (r *root) endWatch() {
-	r.watched.Close()
-	r.bare.Close()
-}
-
-// ended is told when an operation that was given up has ended.
-func (r *root) ended(staging.Op, string) {
+// wake wakes whoever waits for a channel of one element.
+func wake(c chan struct{}) {
 	select {
-	case r.nudge <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
+}
+
+// invites says whether stores should go to the root.
+func (r *root) invites() bool {
+	return r.health.State() == health.In && r.budget.easy(r.store.cfg.Now())
+}
+
+// metered observes a file's transfers where there is a choice of roots to be made.
+func (r *root) metered(f staging.File) staging.File {
+	if len(r.store.roots) < 2 {
+		return f
+	}
+	return r.meter.File(f)
+}
+
+// suspect notes an entry whose file gave no answer. The root is out, so nothing is promised of it; the entry is dropped
+// before the root returns.
+func (r *root) suspect(m mark) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.suspects = append(r.suspects, m)
+}
+
+// notOfFile says that an error tells nothing about the file of a mark: the root is out, or was taken out for it.
+func (r *root) notOfFile(m mark, err error) bool {
+	if health.Hung(err) {
+		r.suspect(m)
+		return true
+	}
+	return errors.Is(err, ErrRootOut)
 }
 
 // facts are what the place policy is told.
@@ -186,12 +212,12 @@ func (r *root) facts(id int) abi.RootFacts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var flags uint32
-	if r.takes() && r.budget.left(r.store.cfg.Now()) {
+	if r.health.Takes() && r.budget.left(r.store.cfg.Now()) {
 		flags = abi.RootWritable
 	}
 	return abi.RootFacts{
 		ID: uint32(id), Flags: flags, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, r.limit()-r.used)),
-		ReadBps: r.reads.bps.Load(), WriteBps: r.writes.bps.Load(),
+		ReadBps: r.meter.Reads.BytesPerSecond(), WriteBps: r.meter.Writes.BytesPerSecond(),
 	}
 }
 

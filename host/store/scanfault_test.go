@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 // quarantined counts the files in a root's quarantine.
@@ -72,7 +72,7 @@ func TestScanHangsIsNoDamage(t *testing.T) {
 	}
 	faulty.Set(faultfs.MustRules("read **.kv 2nd: hang")...)
 	f.open()
-	f.awaitState(0, RootOut)
+	f.awaitState(0, health.Out)
 	faulty.Release()
 	<-f.store.ScanDone()
 	for n := range uint64(3) {

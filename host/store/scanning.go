@@ -84,8 +84,8 @@ func (r *root) scanOnce(ctx context.Context) error {
 	if err := scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
 		return err
 	}
-	if !r.serving() {
-		return r.outError() // half a scan is no account of what is there
+	if !r.health.Serves() {
+		return r.health.OutError() // half a scan is no account of what is there
 	}
 	r.mu.Lock()
 	r.census.Store(nil)
@@ -244,7 +244,7 @@ func (r *root) endScan(ctx context.Context, c *census) {
 func (s *Store) seekUnseen(p *Put) {
 	for _, r := range s.roots {
 		c := r.census.Load()
-		if c == nil || !r.serving() {
+		if c == nil || !r.health.Serves() {
 			continue
 		}
 		for _, builtin := range [...]bool{false, true} {
@@ -269,7 +269,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 	failed := make(chan error)
 	for _, r := range s.roots {
 		switch {
-		case r.away.Load() || !r.scanning:
+		case r.unavailable.Load() || !r.scanning:
 		case r.cfg.Scheduler != nil:
 			if err := r.scanOnce(ctx); err != nil {
 				return err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
+	"github.com/kvhost/kvhost/host/store/health"
 )
 
 // counters of one root, guarded by its mutex.
@@ -23,7 +24,7 @@ type counters struct {
 // RootStats is the state of one root. What counts up does so since the store was opened.
 type RootStats struct {
 	Path     string
-	State    RootState
+	State    health.State
 	Reason   string    // why it is not in
 	Since    time.Time // that it is in this state; zero from the start
 	Outages  uint64    // times that it was taken out
@@ -173,14 +174,12 @@ func (r *root) stats() RootStats {
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
 		Shared: r.fellows.stats(), Evict: addStats(r.faulted, r.evict.Stats()),
 	}
-	h := &r.health
-	h.mu.Lock()
-	st.State, st.Reason, st.Since, st.Outages = min(r.state(), RootOut), h.reason, h.since, h.taken
-	h.mu.Unlock()
+	h := r.health.Report()
+	st.State, st.Reason, st.Since, st.Outages = h.State, h.Reason, h.Since, h.Outages
 	r.budget.mu.Lock()
 	st.Written = r.budget.spent
 	r.budget.mu.Unlock()
-	st.Stuck = r.watched.Stuck() + r.bare.Stuck()
+	st.Stuck = r.health.Stuck()
 	st.Evict.Builtin = r.standin != nil
 	st.Writing = r.writing()
 	return st

@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
@@ -152,7 +153,7 @@ func (s *Store) Close() error {
 	s.work.Wait()
 	s.endTrials()
 	for _, r := range s.roots {
-		if r.away.Load() {
+		if r.unavailable.Load() {
 			continue // nothing is known of it
 		}
 		r.endWritten()
@@ -257,14 +258,14 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 	if len(s.roots) == 1 {
 		chosen = 0
 	}
-	if chosen != index.None && (s.roots[chosen].invites() || len(s.roots) == 1 && s.roots[0].takes()) {
+	if chosen != index.None && (s.roots[chosen].invites() || len(s.roots) == 1 && s.roots[0].health.Takes()) {
 		return s.roots[chosen], nil
 	}
 	var best *root
 	var most float64
 	for _, r := range s.roots {
-		state := r.state()
-		if state > RootFull {
+		state := r.health.State()
+		if state > health.Full {
 			continue
 		}
 		share := r.room()
@@ -276,7 +277,7 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 		}
 	}
 	if best == nil {
-		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(s.roots), len(s.roots), s.roots[len(s.roots)-1].outError())
+		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(s.roots), len(s.roots), s.roots[len(s.roots)-1].health.OutError())
 	}
 	return best, nil
 }

@@ -54,7 +54,7 @@ func (r *root) saveTouchesEvery(ctx context.Context, every time.Duration) {
 		r.mu.Lock()
 		now, scanning := r.x.Clock(), r.scanning
 		r.mu.Unlock()
-		if now != last && !scanning && r.takes() { // while a scan is under way the last run's list is still to be read
+		if now != last && !scanning && r.health.Takes() { // while a scan is under way the last run's list is still to be read
 			last = now
 			r.saveTouches()
 		}

@@ -69,7 +69,7 @@ func (w *walk) enter() {
 		r := w.store.roots[w.at]
 		r.mu.Lock()
 		w.locked, w.owner = true, index.MaxOwners
-		w.open = r.serving() && (r.fellows == nil || r.fellows.member.Fresh())
+		w.open = r.health.Serves() && (r.fellows == nil || r.fellows.member.Fresh())
 	}
 }
 

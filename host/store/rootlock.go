@@ -17,11 +17,11 @@ import (
 // its own, against a second host of its name, and the first one only while it joins: from then on its directory among the
 // hosts' says that it is there, on other machines too, where a lock may not reach.
 
-// gatePatience is how long a host waits for others that are joining.
-const gatePatience = 5 * time.Second
+// joinTimeout is how long a host waits for others that are joining.
+const joinTimeout = 5 * time.Second
 
-// occupy takes the root's lock.
-func (r *root) occupy(ctx context.Context) (io.Closer, error) {
+// lockRoot takes the root's lock.
+func (r *root) lockRoot(ctx context.Context) (io.Closer, error) {
 	lock, err := r.fs.Lock(r.lockName())
 	switch {
 	case errors.Is(err, staging.ErrLocked):
@@ -31,7 +31,7 @@ func (r *root) occupy(ctx context.Context) (io.Closer, error) {
 		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
 	if r.cfg.Shared {
-		err = r.shutGate(ctx)
+		err = r.lockForJoin(ctx)
 	} else {
 		err = r.unshared()
 	}
@@ -64,20 +64,20 @@ func (r *root) unshared() error {
 		ErrRootBusy, r.dir, strings.Join(names, ", "), r.dir+"/"+shared.Dir)
 }
 
-// shutGate takes the lock that a host on its own would have, until this one has joined.
-func (r *root) shutGate(ctx context.Context) (err error) {
-	for begun := time.Now(); ; {
+// lockForJoin takes the lock that a host on its own would have, until this one has joined.
+func (r *root) lockForJoin(ctx context.Context) (err error) {
+	for begun := r.store.cfg.Now(); ; {
 		r.gate, err = r.fs.Lock(r.dir + "/" + lockFile)
 		if !errors.Is(err, staging.ErrLocked) {
 			break
 		}
-		if time.Since(begun) > gatePatience {
+		if r.store.cfg.Now().Sub(begun) > joinTimeout {
 			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.dir, err)
 		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %s: %w", ErrRootBusy, r.dir, ctx.Err())
-		case <-time.After(gatePatience / 100):
+		case <-time.After(joinTimeout / 100):
 		}
 	}
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/host/store/health"
 )
 
 // TestOneRootCannotBeOpened starts while a file stands in the place of one of two roots. The other serves; when the directory
@@ -48,7 +50,7 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 			put(t, second, nil)
 			f.cfg.ScanWait = -1
 			f.open()
-			if st := f.store.Stats().Roots[1]; st.State != RootOut {
+			if st := f.store.Stats().Roots[1]; st.State != health.Out {
 				t.Fatalf("the second root is %s", st.State)
 			}
 			for n := range uint64(20) {
@@ -63,7 +65,7 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 			if err := os.Rename(second+".gone", second); err != nil {
 				t.Fatal(err)
 			}
-			await(t, "the second root is opened", func() bool { return f.store.Stats().Roots[1].State == RootIn })
+			await(t, "the second root is opened", func() bool { return f.store.Stats().Roots[1].State == health.In })
 			<-f.store.ScanDone()
 			for n := range uint64(20) {
 				f.mustRead(n)

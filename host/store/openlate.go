@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/shared"
 )
 
@@ -14,11 +15,11 @@ import (
 // eachRoot does a part of opening with every root that is there.
 func (s *Store) eachRoot(ctx context.Context, part func(*root) error) error {
 	for _, r := range s.roots {
-		if r.away.Load() {
+		if r.unavailable.Load() {
 			continue
 		}
 		if err := part(r); err != nil {
-			if err := s.doWithout(ctx, r, err); err != nil {
+			if err := s.openWithout(ctx, r, err); err != nil {
 				return err
 			}
 		}
@@ -26,43 +27,37 @@ func (s *Store) eachRoot(ctx context.Context, part func(*root) error) error {
 	return nil
 }
 
-// doWithout leaves a root out because of an error, or returns the error when that must not be.
-func (s *Store) doWithout(ctx context.Context, r *root, err error) error {
-	r.quit()
+// openWithout leaves a root out because of an error, or returns the error when that must not be.
+func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
+	r.reset()
 	if ctx.Err() != nil || errors.Is(err, ErrRootBusy) || errors.Is(err, shared.ErrLinks) {
 		return err
 	}
-	r.away.Store(true)
+	r.unavailable.Store(true)
 	for _, o := range s.roots {
-		if !o.away.Load() {
-			r.takeOut("it cannot be opened", err, "look after the device or the mount; the others serve")
+		if !o.unavailable.Load() {
+			r.health.TakeOut("it cannot be opened", err, "look after the device or the mount; the others serve")
 			return nil
 		}
 	}
 	return err
 }
 
-// quit gives up what opening has begun. Nobody else uses the root yet.
-func (r *root) quit() {
+// reset gives up what opening has begun. Nobody else uses the root yet.
+func (r *root) reset() {
 	if f := r.fellows; f != nil {
 		f.leave()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.openGate()
-	if r.lock != nil {
-		_ = r.lock.Close() // what it protects is not used
-	}
-	r.lock, r.fellows, r.quar, r.scanning = nil, nil, quarantine{}, false
+	_ = r.directory.Close() // what the lock protects is not used
+	r.fellows, r.quar, r.scanning = nil, quarantine{}, false
 	r.used, r.stray, r.unseen = 0, 0, 0
 }
 
-// arrive opens a root that was left out.
-func (r *root) arrive(ctx context.Context) error {
-	if !r.promote(RootOut, returning) {
-		return ErrRootOut
-	}
-	defer r.health.state.CompareAndSwap(uint32(returning), uint32(RootOut))
+// openLate opens a root that was left out.
+func (r *root) openLate(ctx context.Context) error {
 	err := r.take(ctx)
 	if err == nil {
 		err = r.loadNamespaces()
@@ -71,17 +66,17 @@ func (r *root) arrive(ctx context.Context) error {
 		err = r.recover(ctx)
 	}
 	if err != nil {
-		r.quit()
+		r.reset()
 		return err
 	}
-	r.away.Store(false)
+	r.unavailable.Store(false)
 	r.mu.Lock()
 	scanning := r.scanning
 	r.mu.Unlock()
 	if scanning {
 		r.store.work.Go(func() { r.scanAll(r.store.run, nil) })
 	}
-	if err := r.rejoin(ctx, returning); err != nil {
+	if err := r.rejoin(ctx, health.Returning); err != nil {
 		return fmt.Errorf("store: root %s, opened late: %w", r.dir, err)
 	}
 	return nil

@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"time"
+
+	"github.com/kvhost/kvhost/host/store/health"
 )
 
 // upkeep is a root's own work that nobody waits for, a bounded part of it at a time. It ends with ctx.
@@ -14,13 +16,13 @@ func (r *root) upkeep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-		case <-r.nudge:
+		case <-r.upkeepWake:
 		}
-		r.lookAfter(ctx)
+		r.checkHealth(ctx)
 		r.watchSpace(ctx)
 		r.sweepExpired(ctx)
 		r.keepAhead(true)
-		if n%maxPause == 0 && r.takes() {
+		if n%health.MaxPause == 0 && r.health.Takes() {
 			r.retryDeletes(ctx)
 		}
 	}

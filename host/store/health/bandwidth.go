@@ -1,0 +1,63 @@
+package health
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Bandwidth is a moving average of the bytes per second of single transfers, 0 before the first. It is what one request
+// gets, with the queueing in the device: that is what a place policy needs to weigh roots.
+type Bandwidth struct{ bps atomic.Uint64 }
+
+// smallest is the least transfer that says something about bandwidth.
+const smallest = 16 << 10
+
+// BytesPerSecond is the average.
+func (b *Bandwidth) BytesPerSecond() uint64 { return b.bps.Load() }
+
+// Observe enters a transfer of n bytes.
+func (b *Bandwidth) Observe(n int, took time.Duration) {
+	if n < smallest || took <= 0 {
+		return
+	}
+	seen := uint64(float64(n) / took.Seconds())
+	old := b.bps.Load()
+	if old != 0 {
+		seen = old + seen/16 - old/16
+	}
+	b.bps.Store(max(1, seen)) // a concurrent observation may be lost: it is an average
+}
+
+// Meter observes the transfers of files.
+type Meter struct {
+	Reads, Writes Bandwidth
+	Now           func() time.Time
+}
+
+// File is f with its transfers observed.
+func (m *Meter) File(f staging.File) staging.File { return meteredFile{f, m} }
+
+type meteredFile struct {
+	staging.File
+	meter *Meter
+}
+
+func (f meteredFile) ReadAt(p []byte, off int64) (int, error) {
+	start := f.meter.Now()
+	n, err := f.File.ReadAt(p, off)
+	if err == nil {
+		f.meter.Reads.Observe(n, f.meter.Now().Sub(start))
+	}
+	return n, err
+}
+
+func (f meteredFile) WriteAt(p []byte, off int64) (int, error) {
+	start := f.meter.Now()
+	n, err := f.File.WriteAt(p, off)
+	if err == nil {
+		f.meter.Writes.Observe(n, f.meter.Now().Sub(start))
+	}
+	return n, err
+}

@@ -1,0 +1,97 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/index"
+)
+
+// A root that was out of service returns in the steps of [health.Monitor].Reopen. What its own part is stands here: files
+// that could not be unlinked are removed, entries are dropped whose files gave no answer, and namespaces are kept that were
+// opened meanwhile.
+
+// checkHealth is the upkeep's part: it notices that the directory is gone, and takes the root back.
+func (r *root) checkHealth(ctx context.Context) {
+	if r.health.Takes() {
+		r.directory.Present()
+		return
+	}
+	r.health.Check(ctx, r)
+}
+
+// Probe implements [health.Root].
+func (r *root) Probe() (empty bool, err error) {
+	if r.unavailable.Load() {
+		return false, nil // openLate looks at it as at a start
+	}
+	if r.cfg.Shared {
+		if err = r.directory.Same(); err != nil {
+			return false, fmt.Errorf("%w, and shared: restart kvhost to join it", err)
+		}
+	} else if empty, err = r.directory.Adopt(); err != nil {
+		return false, err
+	}
+	return empty, r.directory.Probe(tempName(r.dir+"/"+metaDir+"/probe", r.store.cfg.HostID, r.store.seq.Add(1)))
+}
+
+// Reopen implements [health.Root].
+func (r *root) Reopen(ctx context.Context, from health.State, empty bool) error {
+	if r.unavailable.Load() {
+		return r.openLate(ctx)
+	}
+	if from == health.Returning {
+		if err := r.refit(ctx, empty); err != nil {
+			return err
+		}
+	}
+	return r.rejoin(ctx, from)
+}
+
+// refit brings the root up to date before it serves again.
+func (r *root) refit(ctx context.Context, empty bool) error {
+	r.lasting.Clear()
+	r.lastingN.Store(0)
+	r.mu.Lock()
+	lost, suspects := r.unsynced, r.suspects // what a sync would say of them now proves nothing
+	r.unsynced, r.suspects = nil, nil
+	if empty {
+		lost = lost[:0]
+		r.x.Each(func(slot uint32, e *index.Entry) {
+			if !e.Is(index.Evicting) {
+				lost = append(lost, mark{slot, r.x.Fingerprint(slot)})
+			}
+		})
+	}
+	r.mu.Unlock()
+	for _, m := range append(lost, suspects...) {
+		if err := ctx.Err(); err != nil {
+			r.suspect(m)
+			return err
+		}
+		r.drop(m, 0)
+	}
+	if empty {
+		r.mu.Lock()
+		r.purge(r.quar.bytes)
+		r.mu.Unlock()
+	}
+	r.retryDeletes(ctx)
+	return nil
+}
+
+// rejoin keeps what was opened meanwhile, and lets the root serve again before anything else can be opened.
+func (r *root) rejoin(ctx context.Context, from health.State) error {
+	if err := r.store.opening.lock(ctx); err != nil {
+		return err
+	}
+	defer r.store.opening.unlock()
+	if err := r.catchUp(); err != nil {
+		return err
+	}
+	if !r.health.Promote(from, health.In) {
+		return ErrRootOut
+	}
+	return nil
+}
