@@ -1,0 +1,257 @@
+package capacity
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"time"
+)
+
+// Part is a share of the bytes in an account.
+type Part uint8
+
+// The parts.
+const (
+	Entries    Part = iota // pieces, also those that are reserved and not yet written
+	Quarantine             // damaged files that are kept
+	Orphans                // files that could not be unlinked
+	Unscanned              // an upper bound of what files take that a scan has not seen
+	parts
+)
+
+// Config bounds an account.
+type Config struct {
+	Dir         string // of the root, for errors
+	Capacity    int64
+	MinFree     int64   // bytes that are left free on the file system
+	MinFreePart float64 // the same as a part of the file system; the larger of the two holds
+	Now         func() time.Time
+}
+
+// Account is one root's bytes. It is safe for concurrent use; its lock is taken after the root's.
+//
+// A root's capacity is what its owner allows. The file system may have less: a part of it is to be left to others (MinFree), or
+// it is full before the capacity is reached. Then the root takes what it can get, and more when there is room again.
+type Account struct {
+	cfg Config
+
+	mu       sync.Mutex
+	changed  sync.Cond // on mu: changes increased
+	changes  uint64    // releases, and rounds of the background evictor
+	used     int64     // the sum of part
+	part     [parts]int64
+	tenants  []int64 // of part[Entries], by the tenants' numbers
+	free     int64   // what the root may take by the last measurement
+	measured time.Time
+	ceiling  int64     // what was in use when the file system was full
+	until    time.Time // when the ceiling ends; zero: there is none
+
+	waiting   int64  // bytes of reservations that wait
+	fruitless uint64 // rounds in which the background evictor freed nothing
+}
+
+// Figures are an account at one moment.
+type Figures struct {
+	Used, Limit                             int64
+	Entries, Quarantine, Orphans, Unscanned int64
+}
+
+// New makes an account of nothing.
+func New(cfg Config) *Account {
+	a := &Account{cfg: cfg}
+	a.changed.L = &a.mu
+	return a
+}
+
+// Figures are the account's.
+func (a *Account) Figures() Figures {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return Figures{a.used, a.limit(), a.part[Entries], a.part[Quarantine], a.part[Orphans], a.part[Unscanned]}
+}
+
+// Used is the bytes in use, reserved ones included.
+func (a *Account) Used() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.used
+}
+
+// Limit is what the root may take now.
+func (a *Account) Limit() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.limit()
+}
+
+// Excess is how much more than a part of the limit is in use; negative when less is.
+func (a *Account) Excess(part float64) int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.used - int64(part*float64(a.limit()))
+}
+
+// Free is the part of the capacity that is not in use.
+func (a *Account) Free() float64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return float64(a.limit()-a.used) / float64(a.cfg.Capacity)
+}
+
+func (a *Account) limit() int64 {
+	limit := a.cfg.Capacity
+	if !a.measured.IsZero() {
+		limit = min(limit, a.free)
+	}
+	if !a.until.IsZero() {
+		limit = min(limit, a.ceiling)
+	}
+	return limit
+}
+
+// Commit changes what a tenant's entries take: a piece took more than was reserved, or less, or a scan found one.
+func (a *Account) Commit(tenant uint16, by int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.bill(tenant, by)
+	if by < 0 {
+		a.wake()
+	}
+	a.check()
+}
+
+// Release takes a tenant's bytes out of the account: no file has them any more.
+func (a *Account) Release(tenant uint16, bytes int64) { a.Commit(tenant, -bytes) }
+
+// Move books a tenant's bytes elsewhere, because their files could not be unlinked or are kept.
+func (a *Account) Move(tenant uint16, to Part, bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.bill(tenant, -bytes)
+	a.add(to, bytes)
+	a.check()
+}
+
+// Add books bytes of files that are no entry's.
+func (a *Account) Add(to Part, bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.add(to, bytes)
+	a.check()
+}
+
+// Remove takes bytes that are no entry's out of the account, at most what the part has, and returns how many.
+func (a *Account) Remove(from Part, bytes int64) int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	bytes = min(bytes, a.part[from])
+	a.add(from, -bytes)
+	a.wake()
+	a.check()
+	return bytes
+}
+
+// Reset makes it an account of nothing again, as of a root that is opened anew.
+func (a *Account) Reset() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.used, a.part, a.tenants = 0, [parts]int64{}, nil
+	a.wake()
+}
+
+// The rest is called with a.mu held.
+
+func (a *Account) add(to Part, bytes int64) {
+	a.part[to] += bytes
+	a.used += bytes
+}
+
+func (a *Account) bill(tenant uint16, by int64) {
+	a.add(Entries, by)
+	for int(tenant) >= len(a.tenants) {
+		a.tenants = append(a.tenants, 0)
+	}
+	a.tenants[tenant] += by
+}
+
+func (a *Account) ownedBy(tenant uint16) int64 {
+	if int(tenant) >= len(a.tenants) {
+		return 0
+	}
+	return a.tenants[tenant]
+}
+
+func (a *Account) wake() {
+	a.changes++
+	if a.waiting > 0 {
+		a.changed.Broadcast()
+	}
+}
+
+// check panics, in a build with the tag invariants, when the account contradicts itself.
+func (a *Account) check() {
+	if !invariants {
+		return
+	}
+	sum, owned := int64(0), int64(0)
+	for p, n := range a.part {
+		if sum += n; n < 0 {
+			panic(fmt.Sprintf("%s: part %d of the account is %d bytes", a.cfg.Dir, p, n))
+		}
+	}
+	for tenant, n := range a.tenants {
+		if owned += n; n < 0 {
+			panic(fmt.Sprintf("%s: tenant %d has %d bytes", a.cfg.Dir, tenant, n))
+		}
+	}
+	if sum != a.used || owned != a.part[Entries] {
+		panic(fmt.Sprintf("%s: %d bytes are in use, the parts %v have %d, tenants %d", a.cfg.Dir, a.used, a.part, sum, owned))
+	}
+}
+
+// What the file system leaves.
+
+// freshness is how old a measurement may be for a put to go by it. It does not show what others wrote since; the root's own
+// writes are in the account.
+const freshness = 100 * time.Millisecond
+
+// Floor says whether bytes are to be left free, so that the file system must be measured.
+func (a *Account) Floor() bool { return a.cfg.MinFree > 0 || a.cfg.MinFreePart > 0 }
+
+// Stale says whether a measurement is due before a put.
+func (a *Account) Stale() bool {
+	if !a.Floor() {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.cfg.Now().Sub(a.measured) > freshness
+}
+
+// Measured takes a measurement: the file system has total bytes, and so many available. Of what is in use, unwritten bytes
+// count as if none were on it: the file system does not tell.
+func (a *Account) Measured(total, available, unwritten int64) {
+	keep := max(a.cfg.MinFree, int64(math.Ceil(a.cfg.MinFreePart*float64(total))))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.free, a.measured = max(0, a.used-unwritten+available-keep), a.cfg.Now()
+}
+
+// Full notes that the file system was full although the account had room. What is written now is the limit for a while; one
+// entry may be tried, in case others have freed something.
+func (a *Account) Full(entry, unwritten int64, lasts time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ceiling, a.until = max(entry, a.used-unwritten), a.cfg.Now().Add(lasts)
+}
+
+// Retry ends a ceiling whose time is over. It says whether there was one.
+func (a *Account) Retry() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	over := !a.until.IsZero() && a.cfg.Now().After(a.until)
+	if over {
+		a.until = time.Time{}
+	}
+	return over
+}

@@ -1,0 +1,5 @@
+//go:build !invariants
+
+package capacity
+
+const invariants = false
