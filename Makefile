@@ -21,12 +21,12 @@ KILLS   ?= 500
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python torture bench curves check generate tools clean
+.PHONY: all help plugins kits build run test test-go test-python test-lmcache torture bench curves check generate tools clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 plugins: ## build every first-party policy to plugins/dist, compressed
 	$(GO) run ./plugins/dist/build
@@ -60,6 +60,16 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 	  trap "kill $$host; wait $$host; rm -rf $$dir" EXIT; \
 	  for i in $$(seq 100); do test -S $$dir/s && break; sleep 0.1; done; \
 	  KVHOST_SOCKET=$$dir/s .venv/bin/python -m pytest -q host/client/python
+
+.build/lmcache/installed: host/client/python/tests/engines/lmcache.txt
+	python3 -m venv .build/lmcache
+	.build/lmcache/bin/pip install --quiet --no-deps --requirement $<
+	.build/lmcache/bin/pip install --quiet --no-deps --editable ./host/client/python
+	@touch $@
+
+test-lmcache: build .build/lmcache/installed ## LMCache's own server and benches with kvhost as L2; installs 5.5 GB once
+	KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache .build/lmcache/bin/python -m pytest -q \
+	  host/client/python/tests/engines/test_lmcache.py
 
 torture: ## random histories and power losses for TORTURE each (10m), kill -9 for KILLS rounds (500); prints failing seeds
 	CGO_ENABLED=1 $(GO) test -race -timeout 0 -run 'TestRandomHistories' ./host/store -history.time $(TORTURE)

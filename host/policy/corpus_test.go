@@ -16,7 +16,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	metering "github.com/kvhost/kvhost/host/policy/meter"
-	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // Bad guests: each must end with the right fault and within its fuel, or be refused, and leave everybody else alone.
@@ -92,11 +91,9 @@ func (l *lines) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// logBurst is how many lines per second the sandbox logs for a module.
-const logBurst = 64
-
 func TestRunaways(t *testing.T) {
-	limits := sandbox.Fuel{}.Limits(nil)
+	var budget Fuel
+	limits := budget.budgets(nil)
 	step := abi.ExportStep
 	for _, c := range runaways {
 		t.Run(c.name, func(t *testing.T) {
@@ -115,13 +112,13 @@ func TestRunaways(t *testing.T) {
 			if !errors.Is(err, ErrFuel) && !errors.Is(err, ErrTime) {
 				t.Errorf("got %v", err)
 			}
-			if used := e.Stats().Fuel - before; used > limits.Max {
+			if used := e.Stats().Fuel - before; used > limits.most {
 				t.Errorf("used %d", used)
 			}
 			if said.n > 2*(logBurst+1) { // the second may turn meanwhile
 				t.Errorf("%d lines were logged", said.n)
 			}
-			if pages := e.in.MemorySize() >> 16; pages > sandbox.DefaultPages {
+			if pages := e.in.mem.Size() >> 16; pages > defaultPages {
 				t.Errorf("%d pages", pages)
 			}
 		})
@@ -211,7 +208,7 @@ func roomy(role abi.Role) assembly {
 func TestEachExportCanFail(t *testing.T) {
 	for _, e := range entries {
 		for kind, body := range map[string][]byte{"trap": unreachable, "loop": bodyOf(loopOf(), unreachable), "status": i32(-3)} {
-			sig := sandbox.ExportType(e.export)
+			sig := exportTypes[e.export]
 			if kind == "status" && (sig == ">" || e.export == abi.ExportBuffer) {
 				continue
 			}
@@ -250,7 +247,7 @@ func TestMemoryLimit(t *testing.T) {
 	if _, err := e.Victims(abi.Ask{MaxVictims: 1}, make([]uint32, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if pages := e.in.MemorySize() >> 16; pages != 50 {
+	if pages := e.in.mem.Size() >> 16; pages != 50 {
 		t.Errorf("%d pages", pages)
 	}
 }

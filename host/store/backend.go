@@ -48,7 +48,7 @@ func (c *fellows) Learn(rec *shared.Record) {
 			Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth, Tenant: rec.Tenant,
 			Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: Page, Payload: max(Page, rec.Bytes-Page),
 		}
-		c.see(cl, &h, rec.Bytes, rec.FallbackName)
+		c.see(cl, &h, rec.Bytes, rec.Detour)
 	}
 }
 
@@ -103,8 +103,8 @@ func (c *fellows) Touched(prints []uint64) {
 	}
 }
 
-// Propose implements [shared.Backend].
-func (c *fellows) Propose(v *shared.Victim) bool {
+// Condemn implements [shared.Backend].
+func (c *fellows) Condemn(v *shared.Victim) bool {
 	r := c.root
 	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
 	r.mu.Lock()
@@ -167,7 +167,7 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 			continue
 		}
 		if cl, err := c.classOf(h.Namespace, h.Group, &h.Key); err == nil {
-			c.see(cl, &h, padded(info.Allocated), v.FallbackName)
+			c.see(cl, &h, padded(info.Allocated), v.Detour)
 		}
 	}
 }
@@ -225,7 +225,7 @@ func (c *fellows) Victims(bytes int64) (list []shared.Victim) {
 		e := r.x.At(slot)
 		cl := r.classOf(slot)
 		list = append(list, shared.Victim{
-			Namespace: cl.ns.digest, Group: cl.group, Key: r.x.Key(slot), Pieces: r.x.Pieces(slot), FallbackName: e.Is(index.FallbackName), Bytes: r.x.Bytes(slot),
+			Namespace: cl.ns.digest, Group: cl.group, Key: r.x.Key(slot), Pieces: r.x.Pieces(slot), Detour: e.Is(index.FallbackName), Bytes: r.x.Bytes(slot),
 		})
 		bytes -= r.x.Bytes(slot)
 	}
@@ -253,7 +253,7 @@ func (c *fellows) Paths(v *shared.Victim) (names []string, err error) {
 		return nil, fmt.Errorf("store: a victim has no name: %w", err)
 	}
 	for rank := range ranksOf(v.Pieces) {
-		name, err := r.locatePiece(cl, &v.Key, rank, v.FallbackName)
+		name, err := r.locatePiece(cl, &v.Key, rank, v.Detour)
 		if err != nil {
 			return nil, fmt.Errorf("store: a victim has no name: %w", err)
 		}

@@ -203,7 +203,7 @@ func (c *fellows) steps(ctx context.Context) {
 		case <-ctx.Done():
 		case <-tick.C:
 		case <-pause.C:
-			kicked = c.member.Wakeups()
+			kicked = c.member.Kicked()
 		}
 		pause.Stop()
 		if kicked != nil {
@@ -325,7 +325,7 @@ func (c *fellows) publish(p *Put, info staging.Info) error {
 
 func (p *Put) record() shared.Record {
 	return shared.Record{
-		Op: shared.Published, FallbackName: p.detour, Namespace: p.class.ns.digest, Group: p.class.group, Rank: p.rank, Key: p.key, Parent: p.parent,
+		Op: shared.Published, Detour: p.detour, Namespace: p.class.ns.digest, Group: p.class.group, Rank: p.rank, Key: p.key, Parent: p.parent,
 		Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 	}
 }
@@ -366,7 +366,7 @@ func (c *fellows) disown(d *departure, pieces uint64) (left int64) {
 	}
 	if there != 0 {
 		c.condemn(shared.Record{
-			FallbackName: d.detour, Namespace: d.class.ns.digest, Group: d.class.group, Key: d.key, Pieces: there, Bytes: left,
+			Detour: d.detour, Namespace: d.class.ns.digest, Group: d.class.group, Key: d.key, Pieces: there, Bytes: left,
 		})
 	}
 	return left
@@ -382,5 +382,5 @@ func (c *fellows) condemn(rec shared.Record) {
 	}
 	c.dooms[id].stray += rec.Bytes
 	r.mu.Unlock()
-	c.member.ReportDamaged(rec)
+	c.member.Bad(rec)
 }

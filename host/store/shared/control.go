@@ -8,13 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strconv"
 	"strings"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
-
-	"github.com/kvhost/kvhost/staging"
 )
 
 // Control files are JSON behind a checksum, replaced by a rename within their directory. Each has one writer.
@@ -53,34 +50,23 @@ func JudgeControl(b []byte) error {
 	return decodeControl(b, &any)
 }
 
-// tree is the protocol's directory tree, in which every member reads and writes files.
-type tree struct {
-	fs   staging.FS
-	base string // <root>/.kvhost/shared
-	part []byte // buffer for reading logs
-}
-
-func (t *tree) hosts() string            { return t.base + "/hosts" }
-func (t *tree) gone() string             { return t.base + "/gone" }
-func (t *tree) epochDir(n uint64) string { return t.base + "/e" + strconv.FormatUint(n, 10) }
-
 // put replaces a control file.
-func (t *tree) put(name string, v any) error { return t.replace(name, v, false) }
+func (m *Member) put(name string, v any) error { return m.replace(name, v, false) }
 
 // keep replaces one that others go by after a loss of power: it is durable, and so is its name.
-func (t *tree) keep(name string, v any) error {
-	if err := t.replace(name, v, true); err != nil {
+func (m *Member) keep(name string, v any) error {
+	if err := m.replace(name, v, true); err != nil {
 		return err
 	}
-	return t.fs.SyncDir(name[:strings.LastIndexByte(name, '/')])
+	return m.fs.SyncDir(name[:strings.LastIndexByte(name, '/')])
 }
 
-func (t *tree) replace(name string, v any, sync bool) error {
+func (m *Member) replace(name string, v any, sync bool) error {
 	b, err := encodeControl(v)
 	if err != nil {
 		return err
 	}
-	f, err := t.fs.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := m.fs.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -91,11 +77,11 @@ func (t *tree) replace(name string, v any, sync bool) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return t.fs.Rename(name+".new", name)
+	return m.fs.Rename(name+".new", name)
 }
 
-func (t *tree) get(name string, v any) error {
-	f, err := t.fs.OpenFile(name, os.O_RDONLY, 0)
+func (m *Member) get(name string, v any) error {
+	f, err := m.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -119,8 +105,8 @@ func (t *tree) get(name string, v any) error {
 }
 
 // list gives the names in a directory; none when it is not there.
-func (t *tree) list(dir string) ([]string, error) {
-	entries, err := t.fs.ReadDir(dir)
+func (m *Member) list(dir string) ([]string, error) {
+	entries, err := m.fs.ReadDir(dir)
 	if missing(err) {
 		return nil, nil
 	}
@@ -132,8 +118,8 @@ func (t *tree) list(dir string) ([]string, error) {
 }
 
 // removeAll removes a directory of ours and what is in it. What is gone already is no error.
-func (t *tree) removeAll(dir string) error {
-	entries, err := t.fs.ReadDir(dir)
+func (m *Member) removeAll(dir string) error {
+	entries, err := m.fs.ReadDir(dir)
 	if missing(err) {
 		return nil
 	}
@@ -143,26 +129,26 @@ func (t *tree) removeAll(dir string) error {
 	for _, e := range entries {
 		name := dir + "/" + e.Name()
 		if e.IsDir() {
-			err = t.removeAll(name)
+			err = m.removeAll(name)
 		} else {
-			err = t.remove(name)
+			err = m.remove(name)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return t.remove(dir)
+	return m.remove(dir)
 }
 
-func (t *tree) remove(name string) error {
-	if err := t.fs.Remove(name); err != nil && !missing(err) {
+func (m *Member) remove(name string) error {
+	if err := m.fs.Remove(name); err != nil && !missing(err) {
 		return err
 	}
 	return nil
 }
 
-func (t *tree) exists(name string) bool {
-	_, err := t.fs.Stat(name)
+func (m *Member) exists(name string) bool {
+	_, err := m.fs.Stat(name)
 	return err == nil
 }
 

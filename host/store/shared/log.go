@@ -45,16 +45,15 @@ type writer struct {
 	published int64 // bytes, in all, that the log tells of
 }
 
-// append writes records where others can read them, and begins a new file when this one has limit bytes. A write that
-// failed can be repeated: it goes to the same place.
-func (w *writer) append(t *tree, dir string, limit int64, records []Record) error {
+// write appends records and sees that others can read them. What failed can be written again: it stands in the same place.
+func (m *Member) writeLog(w *writer, records []Record) error {
 	if len(records) == 0 {
 		return nil
 	}
-	if w.size >= limit {
+	if w.size >= m.cfg.LogBytes {
 		next := writer{file: w.file + 1, published: w.published}
 		if w.file+1 >= logKept {
-			if err := t.remove(logName(dir, w.file+1-logKept)); err != nil {
+			if err := m.remove(logName(m.dir, w.file+1-logKept)); err != nil {
 				return err
 			}
 		}
@@ -71,7 +70,7 @@ func (w *writer) append(t *tree, dir string, limit int64, records []Record) erro
 			published += records[i].Bytes
 		}
 	}
-	f, err := t.fs.OpenFile(logName(dir, w.file), os.O_WRONLY|os.O_CREATE, 0o600)
+	f, err := m.fs.OpenFile(logName(m.dir, w.file), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
@@ -94,37 +93,37 @@ type tail struct {
 }
 
 // follow reads on, and calls each for what it finds, until it has caught up. dir is where the log is now.
-func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
+func (m *Member) follow(t *tail, dir string, each func(r *Record)) error {
 	for {
-		err := l.readOn(t, logName(dir, l.file), each)
-		next := logName(dir, l.file+1)
+		err := m.readOn(t, logName(dir, t.file), each)
+		next := logName(dir, t.file+1)
 		switch {
 		case missing(err):
-			first, ok := t.oldest(dir, l.file)
+			first, ok := m.oldest(dir, t.file)
 			if !ok {
 				return nil // nothing was written yet
 			}
-			if first == l.file {
+			if first == t.file {
 				return nil
 			}
-			*l = tail{file: first, published: l.published, lost: true}
+			*t = tail{file: first, published: t.published, lost: true}
 			continue
 		case err != nil:
 			return err
-		case !t.exists(next):
+		case !m.exists(next):
 			return nil
 		}
 		// It may have been appended to between the last read and the start of the next file.
-		if err := l.readOn(t, logName(dir, l.file), each); err != nil && !missing(err) {
+		if err := m.readOn(t, logName(dir, t.file), each); err != nil && !missing(err) {
 			return err
 		}
-		*l = tail{file: l.file + 1, published: l.published, lost: l.lost}
+		*t = tail{file: t.file + 1, published: t.published, lost: t.lost}
 	}
 }
 
 // oldest is the first file from n on that is there.
-func (t *tree) oldest(dir string, n uint64) (uint64, bool) {
-	names, err := t.list(dir)
+func (m *Member) oldest(dir string, n uint64) (uint64, bool) {
+	names, err := m.list(dir)
 	best, ok := uint64(0), false
 	for _, name := range names {
 		var k uint64
@@ -135,13 +134,13 @@ func (t *tree) oldest(dir string, n uint64) (uint64, bool) {
 	return best, ok && err == nil
 }
 
-func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
-	f, err := t.fs.OpenFile(name, os.O_RDONLY, 0)
+func (m *Member) readOn(t *tail, name string, each func(r *Record)) error {
+	f, err := m.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if l.at == 0 {
+	if t.at == 0 {
 		var head [logHead]byte
 		if n, err := f.ReadAt(head[:], 0); n < logHead {
 			if err == io.EOF {
@@ -153,28 +152,28 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		l.at, l.published = logHead, published
+		t.at, t.published = logHead, published
 	}
-	if t.part == nil {
-		t.part = make([]byte, logReadPart)
+	if m.part == nil {
+		m.part = make([]byte, logReadPart)
 	}
 	for {
-		n, err := f.ReadAt(t.part, l.at)
+		n, err := f.ReadAt(m.part, t.at)
 		if err != nil && err != io.EOF {
 			return err
 		}
-		for b := t.part[:n]; len(b) >= recordBytes; b = b[recordBytes:] {
+		for b := m.part[:n]; len(b) >= recordBytes; b = b[recordBytes:] {
 			r, err := decodeRecord(b)
 			if err != nil {
 				return nil // on its way to the disk: read again at the next step
 			}
-			l.at += recordBytes
+			t.at += recordBytes
 			if r.Op == Published {
-				l.published += r.Bytes
+				t.published += r.Bytes
 			}
 			each(&r)
 		}
-		if n < len(t.part) {
+		if n < len(m.part) {
 			return nil
 		}
 	}

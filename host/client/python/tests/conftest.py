@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-collect_ignore = [] if os.environ.get("KVHOST_SOCKET") else ["test_host.py"]
+collect_ignore = [] if os.environ.get("KVHOST_SOCKET") else ["test_host.py", "test_objects_host.py"]
 
 
 def pytest_report_header() -> str:

@@ -1,0 +1,25 @@
+"""LMCache's MP server keeps its L2 in kvhost, by one flag::
+
+    --l2-adapter '{"type":"plugin","module_path":"kvhost.lmcache","class_name":"KvhostL2Adapter","adapter_params":{...}}'
+
+``README.md`` beside this file says what the parameters are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["KvhostL2Adapter", "KvhostL2AdapterConfig"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports LMCache with the classes that need it, and not before."""
+    if name == "KvhostL2Adapter":
+        from kvhost.lmcache.adapter import KvhostL2Adapter
+
+        return KvhostL2Adapter
+    if name == "KvhostL2AdapterConfig":
+        from kvhost.lmcache.config import KvhostL2AdapterConfig
+
+        return KvhostL2AdapterConfig
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

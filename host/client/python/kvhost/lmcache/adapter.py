@@ -1,0 +1,270 @@
+"""The L2 adapter of LMCache's MP server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import KeyEntry, KeyListPage, MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface, L2TaskId
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.platform import create_event_notifier
+
+from kvhost.errors import HostGone, KvhostError
+from kvhost.lmcache.config import KvhostL2AdapterConfig
+from kvhost.lmcache.keys import Chains, host_key
+from kvhost.lmcache.locks import Locks
+from kvhost.lmcache.residents import Residents
+from kvhost.lmcache.tenants import tenant
+from kvhost.objects import Connector, Kind, Memory, ObjectStore, StoreObject
+from kvhost.session import Result
+
+log = logging.getLogger("kvhost")
+
+_R = TypeVar("_R")
+
+
+class _Tasks(Generic[_R]):
+    """The tasks of one sort: threads that do them, what they gave, and the notifier that says so."""
+
+    def __init__(self, name: str, threads: int, ids: Callable[[], int]) -> None:
+        self._pool = ThreadPoolExecutor(threads, f"kvhost-{name}")
+        self._name, self._ids = name, ids
+        self._lock = threading.Lock()
+        self._done: dict[L2TaskId, _R] = {}
+        self._notifier = create_event_notifier()
+        self.fd: int = self._notifier.fileno()
+
+    def submit(self, work: Callable[[], _R], failed: Callable[[], _R]) -> L2TaskId:
+        """Has work done. Its result is that of ``failed`` should it raise."""
+        task = self._ids()
+
+        def run() -> None:
+            try:
+                result = work()
+            except HostGone:
+                result = failed()
+            except Exception as e:
+                level = logging.WARNING if isinstance(e, KvhostError) else logging.ERROR
+                log.log(level, "LMCache %s task %d: failed: %s", self._name, task, e, exc_info=level == logging.ERROR)
+                result = failed()
+            with self._lock:
+                self._done[task] = result
+            self._notifier.notify()
+
+        self._pool.submit(run)
+        return task
+
+    def pop(self, task: L2TaskId) -> _R | None:
+        with self._lock:
+            return self._done.pop(task, None)
+
+    def pop_all(self) -> dict[L2TaskId, _R]:
+        with self._lock:
+            done, self._done = self._done, {}
+        return done
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._notifier.close()
+
+
+class KvhostL2Adapter(L2AdapterInterface):
+    """LMCache's L2 in a kvhost on this machine. The host evicts by its own policies, so LMCache sees no capacity.
+
+    While the host is gone, lookups miss, stores fail, and nothing waits; it is used again when it is back."""
+
+    def __init__(self, config: KvhostL2AdapterConfig, l1_memory_desc: L1MemoryDesc | None = None) -> None:
+        super().__init__()
+        self._tenants = config.tenants
+        connector = Connector(
+            config.socket,
+            f"lmcache-{os.getpid()}",
+            config.arena_bytes,
+            timeout=config.timeout,
+            most_sessions=config.sessions,
+        )
+        self._store = ObjectStore(connector)
+        self._lock = threading.Lock()
+        self._last_task = 0
+        self._sizes: dict[tuple[str, int, int], int] = {}  # of objects, by row: layouts do not know serdes
+        self._chains = Chains()
+        self._locks = Locks()
+        self._residents: Residents[ObjectKey] = Residents()
+        self._stores: _Tasks[L2StoreResult] = _Tasks("store", config.threads, self._next_task)
+        self._lookups: _Tasks[Bitmap] = _Tasks("lookup", 1, self._next_task)
+        self._loads: _Tasks[Bitmap] = _Tasks("load", config.threads, self._next_task)
+
+    def get_store_event_fd(self) -> int:
+        return self._stores.fd
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        return self._lookups.fd
+
+    def get_load_event_fd(self) -> int:
+        return self._loads.fd
+
+    # Store
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
+        return self._stores.submit(lambda: self._do_store(keys, objects), lambda: L2StoreResult(False, 0))
+
+    def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
+        return self._stores.pop_all()
+
+    def _do_store(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2StoreResult:
+        """All or nothing is what LMCache wants to hear: it may drop from L1 what L2 says it has."""
+        kept, stored_bytes = 0, 0
+        for kind, members in self._by_kind(keys, objects).items():
+            results = self._store.store(kind, [self._object(keys[i], objects[i]) for i in members])
+            resident = [keys[i] for i, r in zip(members, results) if r in (Result.STORED, Result.RESIDENT)]
+            kept += len(resident)
+            stored_bytes += results.count(Result.STORED) * kind.object_bytes
+            self._learn_resident(resident, kind.object_bytes)
+        return L2StoreResult(kept == len(keys), stored_bytes)
+
+    def _object(self, key: ObjectKey, memory: MemoryObj) -> StoreObject:
+        digest = host_key(key)
+        with self._lock:
+            parent, depth = self._chains.place(digest)
+        return StoreObject(digest, _memory(memory), parent, depth)
+
+    # Lookup and lock
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
+    ) -> L2TaskId:
+        return self._lookups.submit(lambda: self._do_lookup(keys, group_layout_descs), lambda: Bitmap(len(keys)))
+
+    def query_lookup_and_lock_result(self, task_id: L2TaskId) -> Bitmap | None:
+        return self._lookups.pop(task_id)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        for hit in self._locks.drop([host_key(key) for key in keys]):
+            hit.release()
+
+    def _do_lookup(self, keys: list[ObjectKey], layouts: dict[int, MemoryLayoutDesc]) -> Bitmap:
+        bitmap = Bitmap(len(keys))
+        digests = [host_key(key) for key in keys]
+        with self._lock:
+            self._chains.learn(keys, digests)
+        members: dict[Kind, list[int]] = defaultdict(list)
+        for i, key in enumerate(keys):
+            size = self._sizes.get(_row(key)) or _layout_bytes(layouts.get(key.object_group_id))
+            if kind := self._kind(key, size):
+                members[kind].append(i)
+        for kind, places in members.items():
+            try:
+                hit = self._store.lookup(kind, [digests[i] for i in places])
+            except HostGone:
+                continue  # this one's keys are missed, those found before are locked
+            self._locks.hold(kind, hit)
+            bitmap.batched_set([i for i, found in zip(places, hit.found) if found])
+            self._learn_resident([keys[i] for i, found in zip(places, hit.found) if found], kind.object_bytes)
+            self._learn_gone([keys[i] for i, found in zip(places, hit.found) if not found])
+        return bitmap
+
+    # Load
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
+        work = []
+        for kind, members in self._by_kind(keys, objects).items():
+            digests = [host_key(keys[i]) for i in members]
+            work.append((kind, members, digests, self._locks.take(kind, digests)))
+
+        def load() -> Bitmap:
+            bitmap = Bitmap(len(keys))
+            for kind, members, digests, hit in work:
+                try:
+                    loaded = self._store.load(kind, digests, [_memory(objects[i]) for i in members], hit)
+                except HostGone:
+                    continue
+                bitmap.batched_set([i for i, ok in zip(members, loaded) if ok])
+            if bitmap.popcount():
+                self._notify_keys_accessed([keys[i] for i in bitmap.get_indices_list()])
+            return bitmap
+
+        return self._loads.submit(load, lambda: Bitmap(len(keys)))
+
+    def query_load_result(self, task_id: L2TaskId) -> Bitmap | None:
+        return self._loads.pop(task_id)
+
+    # What else LMCache asks
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Deletes nothing: the host's protocol cannot. Its policies, quotas and expiry decide what stays."""
+        log.warning("LMCache wants %d objects deleted: kvhost evicts by its own policies, they stay", len(keys))
+
+    def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> KeyListPage:
+        """Lists what this server has stored or found, less what it has missed since. Others' objects are not in it."""
+        page, following = self._residents.page(model_name, page_size, cursor)
+        return KeyListPage(tuple(KeyEntry(key.to_encoded_object_key(), size) for key, size in page), following)
+
+    def report_status(self) -> dict[str, object]:
+        status = self._store.status()
+        return {
+            "is_healthy": not status["gone"],
+            "type": type(self).__name__,
+            **status,
+            "known_objects": len(self._residents),
+            "locks": self._locks.count(),
+        }
+
+    def close(self) -> None:
+        self._store.close()  # what is under way fails at once
+        for tasks in (self._stores, self._lookups, self._loads):
+            tasks.close()
+
+    # Inside
+
+    def _next_task(self) -> L2TaskId:
+        with self._lock:
+            self._last_task += 1
+            return self._last_task
+
+    def _by_kind(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> dict[Kind, list[int]]:
+        members: dict[Kind, list[int]] = defaultdict(list)
+        for i, (key, memory) in enumerate(zip(keys, objects, strict=True)):
+            size = memory.get_size()
+            self._sizes[_row(key)] = size
+            if kind := self._kind(key, size):
+                members[kind].append(i)
+        return members
+
+    def _kind(self, key: ObjectKey, size: int) -> Kind | None:
+        """None while nobody has said how large such objects are."""
+        if size == 0:
+            return None
+        group = (("object_group", str(key.object_group_id)),)
+        return Kind(key.model_name, "lmcache", size, tenant(key.cache_salt, self._tenants), group)
+
+    def _learn_resident(self, keys: list[ObjectKey], size: int) -> None:
+        if new := self._residents.add(keys, size):
+            self._notify_keys_stored(new, [size] * len(new))
+
+    def _learn_gone(self, keys: list[ObjectKey]) -> None:
+        if gone := self._residents.remove(keys):
+            self._notify_keys_deleted([key for key, _ in gone], [size for _, size in gone])
+
+
+def _row(key: ObjectKey) -> tuple[str, int, int]:
+    """What objects of one size have in common."""
+    return key.model_name, key.kv_rank, key.object_group_id
+
+
+def _memory(m: MemoryObj) -> Memory:
+    return Memory(m.data_ptr, m.get_size())
+
+
+def _layout_bytes(layout: MemoryLayoutDesc | None) -> int:
+    """The bytes of an object, 0 where the layout does not say."""
+    if layout is None:
+        return 0
+    return sum(shape.numel() * dtype.itemsize for shape, dtype in zip(layout.shapes, layout.dtypes))

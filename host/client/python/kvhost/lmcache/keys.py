@@ -1,0 +1,59 @@
+"""How LMCache's object keys become the host's."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from kvhost.objects.kind import KEY_BYTES
+
+_CHAINED_KEYS = 1 << 16
+
+
+class ObjectKey(Protocol):
+    """What is read of LMCache's ``ObjectKey``."""
+
+    @property
+    def chunk_hash(self) -> bytes: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def kv_rank(self) -> int: ...
+    @property
+    def object_group_id(self) -> int: ...
+    @property
+    def cache_salt(self) -> str: ...
+
+
+def host_key(key: ObjectKey) -> bytes:
+    """All that sets an object apart but the model: the chunk's hash, rank, group and salt."""
+    salt = key.cache_salt.encode()
+    parts = struct.pack("<IIH", key.kv_rank, key.object_group_id, len(salt)) + salt + key.chunk_hash
+    return hashlib.blake2b(parts, digest_size=KEY_BYTES, person=b"kvhost.lmcache.1").digest()
+
+
+class Chains:
+    """Which object's tokens come before which. LMCache's keys do not say it, but a lookup names a prompt's chunks in their
+    order, rank by rank and group by group, and it precedes the store. The host's policies need it."""
+
+    def __init__(self, most: int = _CHAINED_KEYS) -> None:
+        self._most = most
+        self._places: dict[bytes, tuple[bytes, int]] = {}  # the key before, and how many there are; oldest first
+
+    def learn(self, keys: Iterable[ObjectKey], digests: Sequence[bytes]) -> None:
+        """Takes the keys of one lookup."""
+        last: dict[tuple[int, int], tuple[bytes, int]] = {}
+        for key, digest in zip(keys, digests):
+            row = (key.object_group_id, key.kv_rank)
+            parent, depth = last.get(row, (b"", 0))
+            self._places.pop(digest, None)
+            self._places[digest] = (parent, depth)
+            last[row] = (digest, depth + 1)
+        while len(self._places) > self._most:
+            del self._places[next(iter(self._places))]
+
+    def place(self, digest: bytes) -> tuple[bytes, int]:
+        """The parent and the depth of a key. Unknown ones start a prefix."""
+        return self._places.get(digest, (b"", 0))

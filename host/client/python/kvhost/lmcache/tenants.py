@@ -1,0 +1,29 @@
+"""Which of the host's tenants a cache salt is."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+#: Tenants made from salts start here: numbers below are the operator's.
+HASHED = 1 << 31
+
+
+class TenantError(ValueError):
+    """Tenants that the host cannot have."""
+
+
+def check_tenants(tenants: object) -> None:
+    if not isinstance(tenants, Mapping):
+        raise TenantError(f"{tenants!r}, want an object of salt: number")
+    for salt, number in tenants.items():
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < HASHED:
+            raise TenantError(f"{salt!r} has {number!r}, want a number from 0 to {HASHED - 1}")
+
+
+def tenant(salt: str, named: Mapping[str, int]) -> int:
+    """The number of a salt: the operator's; 0 without a salt; otherwise made from it, so that it survives restarts. Salts
+    that share a number share a quota, not objects: the salt is in every key."""
+    if salt in named:
+        return named[salt]
+    return HASHED | zlib.crc32(salt.encode()) & (HASHED >> 1) - 1 if salt else 0

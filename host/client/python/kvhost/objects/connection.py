@@ -1,0 +1,208 @@
+"""Sessions with a host that comes and goes."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvhost.arena import Arena
+from kvhost.errors import HostGone
+from kvhost.objects.kind import Kind
+from kvhost.objects.space import Space
+from kvhost.session import Session
+from kvhost.shape import Region
+
+log = logging.getLogger("kvhost")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_ALIGN = 4096
+
+
+def stride(object_bytes: int) -> int:
+    """What an object takes of an arena."""
+    return -(-object_bytes // _ALIGN) * _ALIGN
+
+
+@dataclass
+class _Open:
+    session: Session
+    users: int = 0
+
+
+class Connection:
+    """The sessions with one run of the host, one for each kind of object, and the arena that they share.
+
+    When one session is lost all are, and the arena with them: nobody can say whether a copy of a job that was under way
+    still touches it."""
+
+    def __init__(self, socket: str, engine: str, arena_bytes: int, timeout: float, most_sessions: int) -> None:
+        self._socket, self._engine, self._timeout, self._most = socket, engine, timeout, most_sessions
+        self.arena = Arena(arena_bytes)
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.arena.view))
+        self.space = Space(arena_bytes)
+        self._lock = threading.Lock()
+        self._open: OrderedDict[Kind, _Open] = OrderedDict()  # least recently used first
+        self._opened = 0
+        self._lost = False
+
+    @contextmanager
+    def session(self, kind: Kind) -> Iterator[Session]:
+        """The kind's session, opened at its first use. It stays open while anybody is in here."""
+        with self._lock:
+            if self._lost:
+                raise HostGone(f"{self._socket}: the session is over")
+            opened = self._open.get(kind)
+            if opened is None:
+                opened = self._open[kind] = _Open(self._hello(kind))
+            self._open.move_to_end(kind)
+            opened.users += 1
+            idle = self._idle()
+        for session in idle:
+            session.close()
+        try:
+            yield opened.session
+        finally:
+            with self._lock:
+                opened.users -= 1
+                rest = self._unused()
+            for session in rest:
+                session.close()
+
+    def _hello(self, kind: Kind) -> Session:
+        self._opened += 1
+        session = Session(
+            self._socket, f"{self._engine}-{self._opened}", kind.namespace(), tenant=kind.tenant, timeout=self._timeout
+        )
+        try:
+            step = stride(kind.object_bytes)
+            if step <= self.arena.size:
+                session.register(0, self.arena, [Region(0, step, self.arena.size // step)])
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _idle(self) -> list[Session]:
+        """Takes out what is open beyond the most there may be."""
+        surplus = len(self._open) - self._most
+        kinds = [kind for kind, o in self._open.items() if o.users == 0][: max(0, surplus)]
+        return [self._open.pop(kind).session for kind in kinds]
+
+    def _unused(self) -> list[Session]:
+        """Takes out what nobody uses any more once the connection is lost, and with the last of it the arena."""
+        if not self._lost:
+            return []
+        kinds = [kind for kind, o in self._open.items() if o.users == 0]
+        unused = [self._open.pop(kind).session for kind in kinds]
+        if not self._open:
+            self.arena.close()
+        return unused
+
+    def sessions(self) -> int:
+        with self._lock:
+            return len(self._open)
+
+    def close(self) -> None:
+        """Ends the sessions. Those in use end with their last user, and so does the arena."""
+        with self._lock:
+            self._lost = True
+            running = [o.session for o in self._open.values() if o.users]
+            rest = self._unused()
+        for session in [*running, *rest]:
+            session.close()
+
+
+class Connector:
+    """The way to the host: while it is gone, attempts fail at once and are made again after a pause that grows."""
+
+    def __init__(
+        self,
+        socket: str,
+        engine: str,
+        arena_bytes: int,
+        *,
+        timeout: float = 30.0,
+        most_sessions: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.socket, self.timeout = socket, timeout
+        self._engine, self._arena_bytes, self._most, self._clock = engine, arena_bytes, most_sessions, clock
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._proven = False  # the current connection has had a session
+        self._pause, self._next = 0.0, 0.0
+        self._closed = False
+        self.losses = 0
+
+    @contextmanager
+    def session(self, kind: Kind) -> Iterator[tuple[Connection, Session]]:
+        """A session for objects of a kind. Without a host it raises :class:`HostGone`; a host that goes away inside is
+        given up for all."""
+        connection = self._current()
+        try:
+            with connection.session(kind) as session:
+                self._prove(connection)
+                yield connection, session
+        except (HostGone, TimeoutError) as e:
+            self._lose(connection, e)
+            raise HostGone(str(e)) from e
+
+    @property
+    def connected(self) -> bool:
+        with self._lock:
+            return self._connection is not None and self._proven
+
+    @property
+    def gone(self) -> bool:
+        """Whether the last attempt failed. Before the first one nobody knows."""
+        with self._lock:
+            return self._connection is None and self._pause > 0
+
+    def sessions(self) -> int:
+        with self._lock:
+            connection = self._connection
+        return connection.sessions() if connection else 0
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _current(self) -> Connection:
+        with self._lock:
+            if self._closed:
+                raise HostGone("closed here")
+            if self._connection is None:
+                if self._clock() < self._next:
+                    raise HostGone(f"{self.socket}: no host answers")
+                self._connection = Connection(self.socket, self._engine, self._arena_bytes, self.timeout, self._most)
+                self._proven = False
+            return self._connection
+
+    def _prove(self, connection: Connection) -> None:
+        with self._lock:
+            if connection is not self._connection or self._proven:
+                return
+            self._proven, self._pause = True, 0.0
+        log.info("host %s: connected", self.socket)
+
+    def _lose(self, connection: Connection, why: Exception) -> None:
+        with self._lock:
+            if connection is not self._connection:
+                return  # somebody else was here before, or it was closed
+            self._connection = None
+            self.losses += self._proven
+            first = self._pause == 0
+            self._pause = min(max(_FIRST_PAUSE, 2 * self._pause), _LONGEST_PAUSE)
+            self._next = self._clock() + self._pause
+        if first:
+            log.warning("host %s: gone, every lookup misses until it is back: %s", self.socket, why)
+        connection.close()

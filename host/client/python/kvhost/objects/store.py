@@ -1,0 +1,162 @@
+"""Batches of objects to the host and back."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from kvhost.errors import Code, HostError, HostGone
+from kvhost.objects.connection import Connection, Connector, stride
+from kvhost.objects.kind import Kind
+from kvhost.session import LoadChunk, LoadJob, Lookup, Result, Session, StoreChunk, StoreJob
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of this process. Whoever names them keeps them alive."""
+
+    address: int
+    size: int
+
+
+@dataclass(frozen=True)
+class StoreObject:
+    key: bytes
+    memory: Memory
+    parent: bytes = b""  # of the object whose tokens come before, where the engine says so
+    depth: int = 0
+
+
+class Hit:
+    """What a lookup found. A lease keeps it there until it is loaded, released or too old."""
+
+    def __init__(self, keys: Sequence[bytes], lookup: Lookup, session: Session) -> None:
+        self.lookup, self.session = lookup, session
+        self.found = [lookup.has(i) for i in range(len(keys))]
+        self.index = {key: i for i, key in enumerate(keys) if self.found[i]}
+
+    def release(self) -> None:
+        """Ends the lease, without waiting for it. It never raises: a lease without a session is over, too."""
+        try:
+            self.lookup.release(wait=False)
+        except HostGone:
+            pass
+
+
+class ObjectStore:
+    """Objects in the host. Any thread may use it. Calls block; without a host they raise :class:`HostGone`."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._host = connector
+
+    def lookup(self, kind: Kind, keys: Sequence[bytes]) -> Hit:
+        """Which keys are there, each for itself, and a lease on those."""
+        with self._host.session(kind) as (_, session):
+            return Hit(keys, session.lookup(keys), session)
+
+    def store(self, kind: Kind, objects: Sequence[StoreObject]) -> list[Result]:
+        """Stores objects by one job, or by several where the arena has no room for all. Returns what became of each."""
+        _check(kind, [o.memory for o in objects])
+        results: list[Result] = []
+        with self._host.session(kind) as (connection, session):
+            while len(results) < len(objects):
+                batch = _Batch(kind, connection, session, self._host.timeout)
+                results += batch.store(objects[len(results) :])
+        return results
+
+    def load(self, kind: Kind, keys: Sequence[bytes], memory: Sequence[Memory], hit: Hit | None = None) -> list[bool]:
+        """Fills memory with objects, under the lease of a hit that has all the keys or under a new one. Returns which were
+        delivered. The bytes of the others are undefined."""
+        _check(kind, memory)
+        loaded = [False] * len(keys)
+        todo = list(range(len(keys)))
+        with self._host.session(kind) as (connection, session):
+            fresh = hit is None or hit.session is not session
+            while todo:
+                if hit is None or fresh:
+                    wanted = [keys[i] for i in todo]
+                    hit = Hit(wanted, session.lookup(wanted), session)
+                todo = [i for i in todo if keys[i] in hit.index]
+                if todo:
+                    batch = _Batch(kind, connection, session, self._host.timeout)
+                    delivered = batch.load(hit, [keys[i] for i in todo], [memory[i] for i in todo])
+                    for i, ok in zip(todo, delivered):
+                        loaded[i] = ok
+                    over = [] if fresh else [todo[n] for n in batch.lease_over]
+                    todo = over + todo[len(delivered) :]
+                fresh = True
+        return loaded
+
+    def status(self) -> dict[str, object]:
+        return {
+            "socket": self._host.socket,
+            "connected": self._host.connected,
+            "gone": self._host.gone,
+            "sessions": self._host.sessions(),
+            "losses": self._host.losses,
+        }
+
+    def close(self) -> None:
+        self._host.close()
+
+
+@dataclass
+class _Batch:
+    """One job, of as many objects as the arena has room for."""
+
+    kind: Kind
+    connection: Connection
+    session: Session
+    timeout: float
+    lease_over: list[int] = field(default_factory=list)  # those of a load that failed because the lease was over
+
+    def store(self, objects: Sequence[StoreObject]) -> list[Result]:
+        with self._blocks(len(objects)) as (blocks, addresses):
+            for address, o in zip(addresses, objects):
+                ctypes.memmove(address, o.memory.address, o.memory.size)
+            job = self.session.store([StoreChunk(o.key, [b], o.parent, o.depth) for b, o in zip(blocks, objects)])
+            self._settle(job, job.read)
+        return [c.result for c in self._settle(job, job.published).chunks]
+
+    def load(self, hit: Hit, keys: Sequence[bytes], memory: Sequence[Memory]) -> list[bool]:
+        with self._blocks(len(keys)) as (blocks, addresses):
+            chunks = [LoadChunk(hit.index[key], [b]) for b, key in zip(blocks, keys)]
+            job = self.session.load(hit.lookup, chunks)
+            failures = {f.chunk: f.error.code for f in self._settle(job, job.wait).failed}
+            for n, address in enumerate(addresses):
+                if n not in failures:
+                    ctypes.memmove(memory[n].address, address, memory[n].size)
+        self.lease_over = [n for n, code in failures.items() if code == Code.LEASE_OVER]
+        return [n not in failures for n in range(len(blocks))]
+
+    @contextmanager
+    def _blocks(self, most: int) -> Iterator[tuple[list[int], list[int]]]:
+        """Blocks of the arena, and their addresses. After the loss of a session they are not given back: the host may still
+        copy, and the arena goes with the connection."""
+        step, space = stride(self.kind.object_bytes), self.connection.space
+        blocks = space.take(step, min(most, self.session.limits.chunks_per_job), self.timeout)
+        try:
+            yield blocks, [self.connection.base + b * step for b in blocks]
+        except HostError:
+            space.give(step, blocks)
+            raise
+        space.give(step, blocks)
+
+    def _settle(self, job: StoreJob | LoadJob, wait: Callable[[float | None], _T]) -> _T:
+        """Waits for a job. One that takes too long is cancelled, so that the blocks are free again."""
+        try:
+            return wait(self.timeout)
+        except TimeoutError:
+            job.cancel()
+            return wait(self.timeout)
+
+
+def _check(kind: Kind, memory: Sequence[Memory]) -> None:
+    for m in memory:
+        if m.size != kind.object_bytes:
+            raise ValueError(f"an object of {m.size} bytes among those of {kind.object_bytes}")

@@ -1,0 +1,309 @@
+"""LMCache with kvhost as its L2: its own classes, its own server and its own benches, all unmodified."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from needs import needs
+from processes import Host, LMCacheServer, lmcache, lmcache_env, wait_for
+
+needs("lmcache")
+
+import torch  # noqa: E402
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey  # noqa: E402
+from lmcache.v1.distributed.internal_api import L2AdapterListener  # noqa: E402
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface  # noqa: E402
+from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_class  # noqa: E402
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter  # noqa: E402
+from lmcache.v1.memory_management import MemoryFormat, MemoryObj, MemoryObjMetadata, TensorMemoryObj  # noqa: E402
+from lmcache.v1.platform import consume_fd  # noqa: E402
+
+SMALL, LARGE = 64 << 10, 3 << 20
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    h = Host(tmp_path)
+    h.start()
+    yield h
+    h.stop()
+
+
+class Adapter:
+    """The adapter as LMCache makes and uses it, one task at a time."""
+
+    def __init__(self, socket: str, **params: object) -> None:
+        config = get_l2_adapter_config_class("plugin").from_dict(
+            {
+                "module_path": "kvhost.lmcache", "class_name": "KvhostL2Adapter",
+                "adapter_params": {"socket": socket, "arena_bytes": 16 << 20, **params},
+            }
+        )  # fmt: skip
+        self.raw: L2AdapterInterface = create_l2_adapter(config)
+        self.raw.set_backend_identity("plugin")
+        self.heard = Listener()
+        self.raw.register_listener(self.heard)
+
+    def store(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> Any:
+        task = self.raw.submit_store_task(keys, objects)
+        _await(self.raw.get_store_event_fd())
+        done = self.raw.pop_completed_store_tasks()
+        assert list(done) == [task] and self.raw.pop_completed_store_tasks() == {}
+        return done[task]
+
+    def lookup(self, keys: list[ObjectKey], sizes: dict[int, int] | None = None) -> list[int]:
+        layouts = {g: MemoryLayoutDesc([torch.Size([n // 2])], [torch.bfloat16]) for g, n in (sizes or {}).items()}
+        task = self.raw.submit_lookup_and_lock_task(keys, layouts)
+        _await(self.raw.get_lookup_and_lock_event_fd())
+        bits = self.raw.query_lookup_and_lock_result(task)
+        assert bits is not None and len(bits) == len(keys)
+        assert self.raw.query_lookup_and_lock_result(task) is None
+        return [int(i) for i in bits.get_indices_list()]
+
+    def load(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> list[int]:
+        task = self.raw.submit_load_task(keys, objects)
+        _await(self.raw.get_load_event_fd())
+        bits = self.raw.query_load_result(task)
+        assert bits is not None and self.raw.query_load_result(task) is None
+        return [int(i) for i in bits.get_indices_list()]
+
+
+class Listener(L2AdapterListener):
+    def __init__(self) -> None:
+        self.stored: list[tuple[ObjectKey, int]] = []
+        self.accessed: list[ObjectKey] = []
+        self.deleted: list[ObjectKey] = []
+
+    def on_l2_keys_stored(self, keys: list[ObjectKey], sizes: list[int]) -> None:
+        self.stored += zip(keys, sizes, strict=True)
+
+    def on_l2_keys_accessed(self, keys: list[ObjectKey]) -> None:
+        self.accessed += keys
+
+    def on_l2_keys_deleted(self, keys: list[ObjectKey]) -> None:
+        self.deleted += keys
+
+
+def _await(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    assert poll.poll(60_000), "the adapter did not signal"
+    consume_fd(fd)
+
+
+def key(n: int, group: int = 0, **fields: Any) -> ObjectKey:
+    rank = fields.pop("kv_rank", ObjectKey.ComputeKVRank(1, 0, 1, 0))
+    return ObjectKey(n.to_bytes(32, "big"), "org/model", rank, group, **fields)
+
+
+def objects(count: int, size: int, content: bool = True) -> list[MemoryObj]:
+    made: list[MemoryObj] = []
+    for _ in range(count):
+        raw = torch.randint(0, 256, (size,), dtype=torch.uint8) if content else torch.zeros(size, dtype=torch.uint8)
+        meta = MemoryObjMetadata(
+            shape=torch.Size([size]), dtype=torch.uint8, address=0, phy_size=size, ref_count=1, fmt=MemoryFormat.BINARY
+        )
+        made.append(TensorMemoryObj(raw_data=raw, metadata=meta, parent_allocator=None))
+    return made
+
+
+def content(objs: list[MemoryObj]) -> list[bytes]:
+    return [bytes(o.byte_array) for o in objs]
+
+
+def test_sizes_groups_ranks_and_salts(host: Host) -> None:
+    a = Adapter(host.socket, tenants={"team": 7})
+    ranks = [ObjectKey.ComputeKVRank(2, r, 2, r) for r in (0, 1)]
+    small = [key(n, kv_rank=r) for r in ranks for n in range(3)]
+    large = [key(n, 1, kv_rank=ranks[0]) for n in range(2)]
+    salted = [key(0, kv_rank=ranks[0], cache_salt=s) for s in ("team", "other")]
+    keys = small + large + salted
+    objs = objects(6, SMALL) + objects(2, LARGE) + objects(2, SMALL)
+    result = a.store(keys, objs)
+    assert result.is_successful() and result.bytes_transferred() == 8 * SMALL + 2 * LARGE
+    assert a.store(keys, objs).bytes_transferred() == 0  # there already
+    assert sorted(size for _, size in a.heard.stored) == [SMALL] * 8 + [LARGE] * 2
+    assert a.raw.get_usage().total_bytes_used == 8 * SMALL + 2 * LARGE
+    assert dict(a.raw.get_usage().bytes_by_cache_salt) == {"": 6 * SMALL + 2 * LARGE, "team": SMALL, "other": SMALL}
+
+    absent = [key(0, kv_rank=ranks[0], cache_salt="third"), key(9, kv_rank=ranks[1]), key(0, 1, kv_rank=ranks[1])]
+    asked = [absent[0], *keys, *absent[1:]]
+    assert a.lookup(asked) == list(range(1, 1 + len(keys)))
+    to = objects(6, SMALL, False) + objects(2, LARGE, False) + objects(2, SMALL, False)
+    assert a.load(keys, to) == list(range(len(keys)))
+    assert content(to) == content(objs)
+    a.raw.submit_unlock(keys)
+    assert a.heard.accessed == keys
+    assert a.raw.report_status()["locks"] == 0
+    a.raw.close()
+
+
+def test_another_server_finds_what_one_has_stored(host: Host) -> None:
+    a = Adapter(host.socket)
+    keys, objs = [key(n) for n in range(4)], objects(4, SMALL)
+    assert a.store(keys, objs).is_successful()
+    a.raw.close()
+    host.stop()
+    host.start()
+    b = Adapter(host.socket)
+    assert b.lookup(keys, {0: 2 * SMALL}) == []  # another layout's objects are other objects
+    assert b.lookup([*keys, key(7)], {0: SMALL}) == [0, 1, 2, 3]
+    to = objects(4, SMALL, False)
+    b.raw.submit_unlock(keys[2:])
+    assert b.load(keys[:2], to[:2]) == [0, 1]
+    b.raw.submit_unlock(keys[:2])
+    assert b.load(keys[2:], to[2:]) == [0, 1]  # not locked any more, there all the same
+    assert content(to) == content(objs)
+    names = [e.key.chunk_hash_hex for e in b.raw.list_l2_keys("org/model", page_size=3).entries]
+    page = b.raw.list_l2_keys("org/model", page_size=3, cursor=b.raw.list_l2_keys(page_size=3).next_page_token)
+    assert names + [e.key.chunk_hash_hex for e in page.entries] == [k.chunk_hash.hex() for k in keys]
+    assert page.next_page_token is None and b.raw.list_l2_keys("another").entries == ()
+    b.raw.close()
+
+
+def test_a_damaged_file_costs_its_object_only(host: Host) -> None:
+    a = Adapter(host.socket)
+    keys, objs = [key(n) for n in range(3)], objects(3, LARGE)
+    a.store(keys, objs)
+    damaged = host.files()[0]
+    with damaged.open("r+b") as f:
+        f.seek(damaged.stat().st_size // 2)
+        was = f.read(64)
+        f.seek(-64, os.SEEK_CUR)
+        f.write(bytes(255 - b for b in was))
+    assert a.lookup(keys) == [0, 1, 2]
+    to = objects(3, LARGE, False)
+    good = a.load(keys, to)
+    assert len(good) == 2
+    assert [content(to)[i] for i in good] == [content(objs)[i] for i in good]
+    assert a.lookup(keys) == good
+    (lost,) = set(range(3)) - set(good)
+    assert a.heard.deleted == [keys[lost]]
+    assert len(a.raw.list_l2_keys().entries) == 2
+    assert a.raw.get_usage().total_bytes_used == 2 * LARGE
+    assert a.store([keys[lost]], [objs[lost]]).is_successful()
+    assert a.load([keys[lost]], to[:1]) == [0] and content(to)[0] == content(objs)[lost]
+    a.raw.close()
+
+
+def test_a_host_that_dies_costs_hits_only(host: Host) -> None:
+    a = Adapter(host.socket)
+    keys, objs = [key(n) for n in range(4)], objects(4, SMALL)
+    assert a.store(keys, objs).is_successful()
+    assert a.lookup(keys) == [0, 1, 2, 3]
+    host.kill()
+    to = objects(4, SMALL, False)
+    assert a.load(keys, to) == []
+    a.raw.submit_unlock(keys)
+    assert a.lookup(keys) == []
+    assert not a.store(keys, objs).is_successful()
+    assert a.raw.report_status()["is_healthy"] is False
+    assert a.heard.deleted == []  # missed, not gone: nobody has said so
+    host.start()
+    wait_for("hits", lambda: a.lookup(keys) == [0, 1, 2, 3])
+    assert a.load(keys, to) == [0, 1, 2, 3] and content(to) == content(objs)
+    status = a.raw.report_status()
+    assert (status["is_healthy"], status["connected"], status["losses"]) == (True, True, 1)
+    a.raw.close()
+
+
+def test_a_server_starts_before_its_host(tmp_path: Path) -> None:
+    h = Host(tmp_path)
+    a = Adapter(h.socket)
+    keys, objs = [key(0)], objects(1, SMALL)
+    assert a.lookup(keys, {0: SMALL}) == [] and not a.store(keys, objs).is_successful()
+    h.start()
+    wait_for("a store", lambda: bool(a.store(keys, objs).is_successful()))
+    a.raw.close()
+    h.stop()
+
+
+@pytest.mark.parametrize(
+    "params, error",
+    [
+        ({"sockte": "/s"}, "adapter_params.sockte: unknown"),
+        ({"socket": ""}, "adapter_params.socket"),
+        ({"arena_bytes": "1GiB"}, "adapter_params.arena_bytes"),
+        ({"timeout": 0}, "adapter_params.timeout"),
+        ({"tenants": {"a": -1}}, "adapter_params.tenants"),
+    ],
+)
+def test_wrong_parameters_are_named(params: dict[str, object], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        Adapter(**{"socket": "/none", **params})  # type: ignore[arg-type]
+
+
+def test_bench_l2(host: Host) -> None:
+    spec = (
+        '{"type":"plugin","module_path":"kvhost.lmcache","class_name":"KvhostL2Adapter",'
+        f'"adapter_params":{{"socket":"{host.socket}"}}}}'
+    )
+    command = [
+        lmcache(), "bench", "l2", "--l2-adapter", spec, "--no-skip-verify", "--num-keys", "8", "--in-flight", "4",
+        "--data-size-kb", "1024", "--rounds", "3", "--lookup-max-hit-rate", "0.5",
+    ]  # fmt: skip
+    done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All 32 keys data verified OK" in done.stdout
+    found = re.findall(r"\[(Store|Load)\] Round \d: .*(?:success_keys|loaded)=(\d+)/32", done.stdout)
+    assert found == [("Store", "32")] * 4 + [("Load", "32")] * 4, done.stdout
+
+
+@pytest.fixture
+def server(host: Host, tmp_path: Path) -> Iterator[LMCacheServer]:
+    s = LMCacheServer(tmp_path, host.socket, _ports())
+    s.start()
+    yield s
+    s.stop()
+
+
+def _ports() -> tuple[int, int, int]:
+    found = []
+    for _ in range(3):
+        s = socket.socket()
+        s.bind(("localhost", 0))
+        found.append(s)
+    ports = [int(s.getsockname()[1]) for s in found]
+    for s in found:
+        s.close()
+    return ports[0], ports[1], ports[2]
+
+
+def test_chunks_outlive_both_servers(host: Host, server: LMCacheServer) -> None:
+    cold = server.bench()
+    assert {cold[f"seq {i}/cold"] for i in (0, 1)} == {"0/2"}
+    digests = {name: value for name, value in cold.items() if name.endswith("warm digest")}
+    assert len(set(digests.values())) == 2
+
+    def again(what: str, lookups: set[str]) -> None:
+        said = server.bench()
+        assert {said[f"seq {i}/cold"] for i in (0, 1)} == lookups, what
+        assert {name: said[name] for name in digests} == digests, what
+
+    server.stop()
+    server.start()
+    again("after LMCache's restart", {"2/2"})
+
+    server.stop()
+    host.stop()
+    host.start()
+    server.start()
+    again("after both restarts", {"2/2"})
+
+    host.kill()
+    again("without a host, computed", {"0/2"})
+    assert '"gone":true' in server.get("/status")
+
+    server.stop()
+    host.start()
+    server.start()
+    again("after the host was killed", {"2/2"})
+    assert '"connected":true' in server.get("/status")

@@ -1,0 +1,135 @@
+"""What the adapter for LMCache is made of, without LMCache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kvhost.lmcache.keys import Chains, host_key
+from kvhost.lmcache.locks import Locks
+from kvhost.lmcache.residents import Residents
+from kvhost.lmcache.tenants import HASHED, TenantError, check_tenants, tenant
+from kvhost.objects import Kind
+
+KIND = Kind("m", "lmcache", 4096)
+
+
+@dataclass(frozen=True)
+class Key:
+    chunk_hash: bytes
+    model_name: str = "m"
+    kv_rank: int = 1 << 24 | 1 << 8
+    object_group_id: int = 0
+    cache_salt: str = ""
+
+
+def hit(*keys: bytes) -> Any:
+    return SimpleNamespace(index={k: i for i, k in enumerate(keys)}, session=SimpleNamespace(lease_seconds=60.0))
+
+
+def test_all_but_the_model_is_in_the_key() -> None:
+    base = Key(bytes(32))
+    others = [
+        replace(base, chunk_hash=b"\1" + bytes(31)),
+        replace(base, kv_rank=2 << 24 | 2 << 8),
+        replace(base, object_group_id=1),
+        replace(base, cache_salt="a"),
+        replace(base, cache_salt="ab"),
+        replace(base, cache_salt="a", chunk_hash=b"b" + bytes(32)),
+    ]
+    made = {host_key(k) for k in [base, *others]}
+    assert len(made) == 1 + len(others)
+    assert all(len(k) == 32 for k in made)
+    # Stored objects are found under these by later versions, too.
+    assert host_key(base).hex() == "27d841b714c96709b4dca4e9b12a03bf79b51a8c98d9c792b0651d79d31cd7d1"
+
+
+def test_tenants() -> None:
+    assert tenant("", {}) == 0
+    assert tenant("", {"": 3}) == 3
+    assert tenant("team", {"team": 7}) == 7
+    made = tenant("team", {})
+    assert made == tenant("team", {"other": 1}) and HASHED <= made < 0xFFFFFFFF
+    check_tenants({"a": 0, "b": HASHED - 1})
+    for wrong in ({"a": -1}, {"a": HASHED}, {"a": "1"}, {"a": True}, ["a"]):
+        with pytest.raises(TenantError):
+            check_tenants(wrong)
+
+
+def test_a_lookup_tells_the_order_of_a_prompt() -> None:
+    chains = Chains(most=4)
+    ranks = [Key(bytes([c]) * 32, kv_rank=r) for r in (1, 2) for c in (1, 2)]
+    names = [host_key(k) for k in ranks]
+    chains.learn(ranks, names)
+    assert [chains.place(n) for n in names] == [(b"", 0), (names[0], 1), (b"", 0), (names[2], 1)]
+    more = [Key(b"x" * 32)]
+    chains.learn(more, [b"x"])
+    assert chains.place(names[0]) == (b"", 0)  # the oldest made room
+    assert chains.place(names[1]) == (names[0], 1)
+
+
+def test_a_load_takes_the_lease_that_fits_best() -> None:
+    locks, small, large = Locks(), hit(b"a", b"b"), hit(b"a", b"b", b"c")
+    locks.hold(KIND, large)
+    locks.hold(KIND, small)
+    assert locks.take(KIND, [b"a", b"b"]) is small
+    assert locks.take(KIND, [b"a", b"b"]) is large
+    assert locks.take(KIND, [b"a", b"b"]) is None
+    assert locks.take(Kind("other", "lmcache", 4096), [b"a"]) is None
+
+
+def test_what_is_unlocked_before_the_load_is_released_when_nothing_is_left() -> None:
+    locks, one = Locks(), hit(b"a", b"b", b"c")
+    locks.hold(KIND, one)
+    assert locks.drop([b"c"]) == []
+    assert locks.take(KIND, [b"a", b"b", b"c"]) is None  # c is not locked any more
+    assert locks.drop([b"a", b"b"]) == [one]
+    assert locks.count() == 0
+    assert locks.drop([b"a"]) == []
+
+
+def test_two_requests_with_the_same_keys_keep_their_leases() -> None:
+    locks, first, second = Locks(), hit(b"a", b"b"), hit(b"a", b"b")
+    locks.hold(KIND, first)
+    locks.hold(KIND, second)
+    mine = locks.take(KIND, [b"a", b"b"])
+    assert locks.drop([b"a", b"b"]) == []  # of the one that was loaded: its lease is used up
+    other = locks.take(KIND, [b"a", b"b"])
+    assert {id(mine), id(other)} == {id(first), id(second)}
+    assert locks.drop([b"a", b"b"]) == []
+    assert locks.count() == 0
+
+
+def test_locks_that_nobody_drops_are_forgotten_when_their_leases_are_over() -> None:
+    now = 0.0
+    locks = Locks(clock=lambda: now)
+    locks.hold(KIND, hit(b"a"))
+    now = 119
+    locks.hold(KIND, hit(b"b"))
+    assert locks.count() == 2
+    now = 121
+    locks.hold(KIND, hit())
+    locks.hold(KIND, hit(b"c"))
+    assert locks.count() == 2 and locks.take(KIND, [b"a"]) is None
+
+
+def test_residents_are_listed_in_pages() -> None:
+    known: Residents[Key] = Residents()
+    all_keys = [Key(bytes([i]) * 32, model_name=m) for m in ("m", "n") for i in range(5)]
+    assert known.add(all_keys, 10) == all_keys
+    assert known.add(all_keys[:1], 10) == []
+    seen, cursor = [], None
+    while True:
+        page, cursor = known.page("n", 2, cursor)
+        seen += [key for key, _ in page]
+        if cursor is None:
+            break
+        known.remove(seen[-1:])  # what goes between two pages does not disturb
+    assert seen == all_keys[5:]
+    assert known.remove([all_keys[0], all_keys[-2], Key(b"?" * 32)]) == [(all_keys[0], 10)]
+    assert len(known) == 7
+    for wrong in ((0, None), (-1, None), (1, "x")):
+        with pytest.raises(ValueError):
+            known.page(None, *wrong)
