@@ -10,7 +10,7 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -111,7 +111,7 @@ func (h *Host) tryRoute(ctx context.Context, d *gds.DirectRoute, r config.Root, 
 // turnToTry waits until no other host of a shared root tries its routes there: the bytes that are kept free do for one.
 func (h *Host) turnToTry(ctx context.Context, dir string) (io.Closer, error) {
 	for {
-		turn, err := h.fs.Lock(filepath.Join(dir, store.MetaDir, "trial.lock"))
+		turn, err := h.fs.Lock(filepath.Join(dir, pieceformat.MetaDir, "trial.lock"))
 		if !errors.Is(err, staging.ErrLocked) {
 			return turn, err
 		}

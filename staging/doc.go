@@ -8,6 +8,7 @@
 //   - [Watched] gives up an operation that exceeds its time limit, so that a mount that hangs blocks nothing else.
 //   - [Slots] is a fixed pool of page-aligned memory outside the Go heap, suitable for O_DIRECT and for pinning.
 //   - [Workers] runs blocking calls on a fixed number of goroutines and favours reads over writes by a ratio.
+//   - [Walk] visits the files below a directory on several goroutines.
 //   - [Topology] reads which CPUs and devices are close to each other.
 //
 // The test doubles are packages of their own: staging/faultfs injects errors, staging/crashfs simulates a loss of power,

@@ -171,7 +171,10 @@ func (n *Namespace) Text() string {
 }
 
 // Digest identifies the namespace.
-func (n *Namespace) Digest() Digest { return digest([]byte(n.Text())) }
+func (n *Namespace) Digest() Digest { return TextDigest([]byte(n.Text())) }
+
+// TextDigest is the digest of the namespace with this text.
+func TextDigest(text []byte) Digest { return digest(text) }
 
 // Diff names the first field in which two namespaces disagree, with both values; empty when they agree.
 func (n *Namespace) Diff(o *Namespace) string {

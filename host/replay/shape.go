@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // Shape is what a replayed chunk looks like.
@@ -91,5 +91,5 @@ func (s Shape) EntryBytes(ctx context.Context, layout *policy.Module, config pol
 	if err != nil {
 		return 0, err
 	}
-	return int64(n.Ranks()) * store.FileBytes(plan), nil
+	return int64(n.Ranks()) * pieceformat.FileBytes(plan), nil
 }

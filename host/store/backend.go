@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -15,7 +16,7 @@ import (
 // What follows is what the member asks; see [shared.Backend].
 
 func (c *fellows) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*class, error) {
-	h := Header{Namespace: ns, Group: group, Key: *key}
+	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
 	cl, err := c.root.store.classFor(&h)
 	if errors.Is(err, ErrSpace) {
 		if err = c.root.loadNamespaces(); err == nil { // an engine of another host's has opened it
@@ -44,16 +45,16 @@ func (c *fellows) Learn(rec *shared.Record) {
 	}
 	r.mu.Unlock()
 	if d == nil {
-		h := Header{
+		h := pieceformat.Header{
 			Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth, Tenant: rec.Tenant,
-			Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: Page, Payload: max(Page, rec.Bytes-Page),
+			Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: pieceformat.Page, Payload: max(pieceformat.Page, rec.Bytes-pieceformat.Page),
 		}
 		c.see(cl, &h, rec.Bytes, rec.Detour)
 	}
 }
 
 // see enters a piece that another host stored, or that a scan has found.
-func (c *fellows) see(cl *class, h *Header, allocated int64, detour bool) {
+func (c *fellows) see(cl *class, h *pieceformat.Header, allocated int64, detour bool) {
 	r := c.root
 	r.mu.Lock()
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
@@ -167,7 +168,7 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 			continue
 		}
 		if cl, err := c.classOf(h.Namespace, h.Group, &h.Key); err == nil {
-			c.see(cl, &h, padded(info.Allocated), v.Detour)
+			c.see(cl, &h, pieceformat.Padded(info.Allocated), v.Detour)
 		}
 	}
 }
@@ -265,14 +266,14 @@ func (c *fellows) Paths(v *shared.Victim) (names []string, err error) {
 // Identify implements [shared.Backend].
 func (c *fellows) Identify(temp string, info staging.Info) (shared.Record, error) {
 	h, err := c.root.readHeader(temp)
-	if isDamage(err) {
+	if pieceformat.IsDamage(err) {
 		return shared.Record{}, fmt.Errorf("%w: %w", shared.ErrDamaged, err)
 	} else if err != nil {
 		return shared.Record{}, err
 	}
 	return shared.Record{
 		Namespace: h.Namespace, Group: h.Group, Rank: h.Rank, Key: h.Key, Parent: h.Parent, Depth: h.Depth, Tenant: h.Tenant,
-		Pieces: h.Pieces, Bytes: padded(info.Allocated), StoreTime: h.StoreTime,
+		Pieces: h.Pieces, Bytes: pieceformat.Padded(info.Allocated), StoreTime: h.StoreTime,
 	}, nil
 }
 
@@ -297,7 +298,7 @@ func (c *fellows) stats() *SharedStats {
 }
 
 // found enters a piece that a scan has met. It may have gone since its header was read.
-func (c *fellows) found(name string, cl *class, h *Header, allocated int64, detour bool) {
+func (c *fellows) found(name string, cl *class, h *pieceformat.Header, allocated int64, detour bool) {
 	r := c.root
 	c.see(cl, h, allocated, detour)
 	if _, err := r.fs.Stat(name); !errors.Is(err, fs.ErrNotExist) {

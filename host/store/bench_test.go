@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -61,7 +62,7 @@ func (f *fixture) fill(entries, keyBytes int) {
 		print := chunk.Fingerprint(c.ns.digest, c.group, k)
 		slot := r.x.Add(print, index.Owner{Class: c.id}, &k, parent, uint32(n%1000))
 		c.refs.Add(1)
-		r.x.SetUnits(slot, pieceBytes/Page)
+		r.x.SetUnits(slot, pieceBytes/pieceformat.Page)
 		r.x.At(slot).Set(index.Complete)
 		r.x.SetPieces(slot, 1)
 		r.used += r.x.Bytes(slot)
@@ -238,7 +239,7 @@ func BenchmarkRestart(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	h, err := DecodeHeader(page)
+	h, err := pieceformat.DecodeHeader(page)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -246,7 +247,7 @@ func BenchmarkRestart(b *testing.B) {
 		h.Parent, h.Key, h.Depth, h.StoreTime = h.Key, testKey(n+1), uint32(n+1), h.StoreTime+1
 		h.Encode(page)
 		name := f.pieceFile(n+1, 0)
-		put(b, name, page[:Page])
+		put(b, name, page[:pieceformat.Page])
 		if err := os.Truncate(name, h.FileBytes()); err != nil {
 			b.Fatal(err)
 		}
@@ -254,7 +255,7 @@ func BenchmarkRestart(b *testing.B) {
 	if err := f.store.roots[0].fs.SyncFS(f.cfg.Roots[0].Path); err != nil { // else the first durable thing waits for all of them
 		b.Fatal(err)
 	}
-	file := filepath.Join(f.cfg.Roots[0].Path, checkpointFile)
+	file := filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)
 	for _, how := range []string{"scan", "checkpoint"} {
 		b.Run(fmt.Sprintf("files=%d/%s", files, how), func(b *testing.B) {
 			var cpu time.Duration

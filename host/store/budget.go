@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -20,7 +21,6 @@ import (
 // share a root have a file each. A clock that is set back by more than a day begins a new one.
 
 const (
-	writtenFile = metaDir + "/written" // and ".<host id>" where hosts share the root
 	thriftFrom  = 0.8
 	budgetSteps = 64 // parts of the budget that are counted ahead
 	doorMarks   = 1 << 16
@@ -141,7 +141,7 @@ func (r *root) loadWritten() error {
 	if err != nil {
 		return err
 	}
-	if _, err := fmt.Sscanf(string(text), "%d %d\n", &b.day, &b.spent); err != nil {
+	if b.day, b.spent, err = pieceformat.DecodeWritten(text); err != nil {
 		r.log.Warn("the count of bytes written today cannot be read and begins anew", "file", r.writtenFile(), "error", err)
 		b.day, b.spent = 0, 0
 	}
@@ -152,9 +152,9 @@ func (r *root) loadWritten() error {
 
 func (r *root) writtenFile() string {
 	if r.cfg.Shared {
-		return writtenFile + "." + r.store.cfg.HostID
+		return pieceformat.WrittenFile + "." + r.store.cfg.HostID
 	}
-	return writtenFile
+	return pieceformat.WrittenFile
 }
 
 // keepAhead keeps the file ahead of the count: by half a step where there is time for it, as the upkeep has, and else only
@@ -188,7 +188,7 @@ func (r *root) saveWritten(more int64) {
 	day, ahead := b.day, b.spent+more
 	b.mu.Unlock()
 	err := r.replaceMeta(r.writtenFile(), func(f staging.File) error {
-		_, err := f.WriteAt(fmt.Appendf(nil, "%d %d\n", day, ahead), 0)
+		_, err := f.WriteAt(pieceformat.EncodeWritten(day, ahead), 0)
 		return err
 	})
 	if b.failed = err != nil; b.failed {

@@ -24,10 +24,7 @@ import (
 // another program has changed meanwhile shows where it always does: a load compares header and checksums, and a file that
 // is gone takes its entry with it. Names follow from the place policy, so a checkpoint holds only under the same one; and
 // some files are looked at before the rest is believed.
-const (
-	checkpointFile = metaDir + "/index"
-	lookedAt       = 64 // files
-)
+const sampledEntries = 64
 
 // unsettled says why the account is not exact, if it is not. mu is held.
 func (r *root) unsettled() string {
@@ -67,7 +64,7 @@ func (r *root) saveCheckpoint() {
 		err = r.saveState(when)
 	}
 	if err == nil {
-		err = r.replaceMeta(checkpointFile, func(f staging.File) error { return r.writeCheckpoint(f, when, r.checkpointOwners()) })
+		err = r.replaceMeta(pieceformat.CheckpointFile, func(f staging.File) error { return r.writeCheckpoint(f, when, r.checkpointOwners()) })
 	}
 	if err != nil {
 		r.log.Warn("the checkpoint could not be written; the next start scans", "error", err)
@@ -77,7 +74,7 @@ func (r *root) saveCheckpoint() {
 // replaceMeta writes one of the store's own files, durably.
 func (r *root) replaceMeta(file string, write func(staging.File) error) error {
 	name := r.dir + "/" + file
-	temp := tempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
+	temp := pieceformat.TempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
 	f, err := r.fs.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -92,7 +89,7 @@ func (r *root) replaceMeta(file string, write func(staging.File) error) error {
 		_ = r.fs.Remove(temp)
 		return err
 	}
-	return r.fs.SyncDir(r.dir + "/" + metaDir)
+	return r.fs.SyncDir(r.dir + "/" + pieceformat.MetaDir)
 }
 
 func (r *root) writeCheckpoint(f io.WriterAt, when int64, owners []pieceformat.CheckpointOwner) error {
@@ -132,7 +129,7 @@ func (r *root) checkpointOwners() []pieceformat.CheckpointOwner {
 // takeCheckpoint reads the checkpoint into the index, if there is one to go by, and removes it. An error says that it could
 // not be removed.
 func (r *root) takeCheckpoint() (*pieceformat.Checkpoint, error) {
-	name := r.dir + "/" + checkpointFile
+	name := r.dir + "/" + pieceformat.CheckpointFile
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -144,7 +141,7 @@ func (r *root) takeCheckpoint() (*pieceformat.Checkpoint, error) {
 		err = errors.Join(err, f.Close())
 	}
 	if err == nil {
-		err = r.lookAt(x)
+		err = r.checkSample(x)
 	}
 	if gone := r.removeCheckpoint(); gone != nil {
 		return nil, gone
@@ -171,9 +168,9 @@ func (r *root) takeCheckpoint() (*pieceformat.Checkpoint, error) {
 
 // removeCheckpoint does so durably, before anything changes that it tells of.
 func (r *root) removeCheckpoint() error {
-	err := r.fs.Remove(r.dir + "/" + checkpointFile)
+	err := r.fs.Remove(r.dir + "/" + pieceformat.CheckpointFile)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = r.fs.SyncDir(r.dir + "/" + metaDir)
+		err = r.fs.SyncDir(r.dir + "/" + pieceformat.MetaDir)
 	}
 	if err != nil {
 		return fmt.Errorf("store: root %s: a checkpoint that must go: %w", r.dir, err)
@@ -208,7 +205,7 @@ func (l *checkpointLoader) load(f io.ReaderAt, size int64) (pieceformat.Checkpoi
 
 func (l *checkpointLoader) Head(c pieceformat.Checkpoint) error {
 	if c.High > l.x.Max() {
-		return fmt.Errorf("%w: checkpoint of %d slots, the root has %d now", ErrDamaged, c.High, l.x.Max())
+		return fmt.Errorf("%w: checkpoint of %d slots, the root has %d now", pieceformat.ErrDamaged, c.High, l.x.Max())
 	}
 	l.x.Reserve(int(c.Entries))
 	return nil
@@ -237,7 +234,7 @@ func (l *checkpointLoader) Entry(e *pieceformat.CheckpointEntry) error {
 
 // ownerFor finds the owner that a checkpoint names.
 func (s *Store) ownerFor(o *pieceformat.CheckpointOwner) (index.Owner, error) {
-	cl, err := s.classFor(&Header{Namespace: o.Namespace, Group: o.Group})
+	cl, err := s.classFor(&pieceformat.Header{Namespace: o.Namespace, Group: o.Group})
 	if err != nil {
 		return index.Owner{}, err
 	}
@@ -247,15 +244,15 @@ func (s *Store) ownerFor(o *pieceformat.CheckpointOwner) (index.Owner, error) {
 		}
 	}
 	if cl == nil || o.TTL != cl.ns.ttl {
-		return index.Owner{}, fmt.Errorf("%w: namespace %s has another place policy or time to live now", ErrDamaged, o.Namespace)
+		return index.Owner{}, fmt.Errorf("%w: namespace %s has another place policy or time to live now", pieceformat.ErrDamaged, o.Namespace)
 	}
 	tenant, err := s.spaces.internTenant(o.Tenant)
 	return index.Owner{Class: cl.id, Tenant: tenant}, err
 }
 
-// lookAt compares some entries of a checkpoint with their files.
-func (r *root) lookAt(x *index.Index) error {
-	n := max(1, x.High()/lookedAt)
+// checkSample compares some entries of a checkpoint with their files.
+func (r *root) checkSample(x *index.Index) error {
+	n := max(1, x.High()/sampledEntries)
 	for slot := n - 1; slot < x.High(); slot += n {
 		e := x.At(slot)
 		if !e.Is(index.Live) || e.Is(index.FallbackName) || x.Missing(slot) != 0 {
@@ -274,10 +271,10 @@ func (r *root) lookAt(x *index.Index) error {
 			if err != nil {
 				return err
 			}
-			sum += padded(info.Allocated)
+			sum += pieceformat.Padded(info.Allocated)
 		}
 		if sum != x.Bytes(slot) {
-			return fmt.Errorf("%w: %s takes %d bytes, the checkpoint says %d", ErrDamaged, k, sum, x.Bytes(slot))
+			return fmt.Errorf("%w: %s takes %d bytes, the checkpoint says %d", pieceformat.ErrDamaged, k, sum, x.Bytes(slot))
 		}
 	}
 	return nil

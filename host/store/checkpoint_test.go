@@ -95,7 +95,7 @@ func (f *fixture) crash() {
 	if err := f.store.Close(); err != nil {
 		f.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, checkpointFile)); err != nil {
+	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
 		f.Fatal(err)
 	}
 	f.start()
@@ -104,7 +104,7 @@ func (f *fixture) crash() {
 // TestCheckpointIsUsedOnce looks for the file while the store is open: after a crash there must be none.
 func TestCheckpointIsUsedOnce(t *testing.T) {
 	f := grown(t)
-	name := filepath.Join(f.cfg.Roots[0].Path, checkpointFile)
+	name := filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)
 	for range 2 {
 		if _, err := os.Stat(name); err == nil {
 			t.Fatal("there is a checkpoint while the store is open")
@@ -164,7 +164,7 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 			if err := f.store.Close(); err != nil {
 				t.Fatal(err)
 			}
-			spoil(t, f, filepath.Join(f.cfg.Roots[0].Path, checkpointFile), piece)
+			spoil(t, f, filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile), piece)
 			f.start()
 			if st := f.store.Stats().Roots[0]; st.Scanned == 0 {
 				t.Fatal("it was believed")
@@ -197,7 +197,7 @@ func TestPolicyGoesOnFromItsState(t *testing.T) {
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	put(t, filepath.Join(r.dir, stateFile), []byte("nonsense"))
+	put(t, filepath.Join(r.dir, pieceformat.StateFile), []byte("nonsense"))
 	f.start()
 	_ = f.store.roots[0].evict.Flush()
 	if told != before {

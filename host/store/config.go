@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -99,7 +100,7 @@ const (
 	maxNamespaces   = 4096
 	maxRoots        = 64
 	defaultSlots    = 1 << 21
-	smallestEntry   = 2 * Page
+	smallestEntry   = 2 * pieceformat.Page
 	usualEntry      = 1 << 20
 	defaultHigh     = 0.95
 	defaultLow      = 0.90
@@ -188,7 +189,7 @@ func (c *Config) complete() error {
 	if c.HostID == "" {
 		c.HostID = machineID()
 	}
-	if !validHostID(c.HostID) {
+	if !pieceformat.ValidHostID(c.HostID) {
 		return fmt.Errorf("%w: host id %q, want 1 to 32 of [a-z0-9]", ErrConfig, c.HostID)
 	}
 	return nil
@@ -197,18 +198,6 @@ func (c *Config) complete() error {
 // slotsFor is the most entries that so many bytes are expected to hold.
 func slotsFor(capacity int64) uint32 {
 	return uint32(max(min(capacity/smallestEntry+1, defaultSlots), min(capacity/usualEntry, 1<<30)))
-}
-
-func validHostID(id string) bool {
-	if len(id) == 0 || len(id) > 32 {
-		return false
-	}
-	for _, c := range []byte(id) {
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
-			return false
-		}
-	}
-	return true
 }
 
 // machineID is the same after a restart of the host and differs between machines.

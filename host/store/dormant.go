@@ -2,12 +2,12 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // A policy is told of a namespace once, by a number below maxNamespaces, and may keep that for as long as it runs. So a number
@@ -21,7 +21,7 @@ const readTries = 3
 // loadNamespaces reads the namespaces that a root has kept. Pieces of one whose text is there and cannot be read, or is
 // damaged, are left alone: it is only a text that is missing that makes them nobody's.
 func (r *root) loadNamespaces() error {
-	list, err := r.fs.ReadDir(r.dir + "/" + namespacesDir)
+	list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.NamespacesDir)
 	if err != nil {
 		return fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
@@ -50,9 +50,9 @@ func (r *root) loadNamespaces() error {
 
 func (r *root) readText(d chunk.Digest) (text []byte, err error) {
 	for range readTries {
-		text, err = r.readMeta(r.dir + "/" + namespacesDir + "/" + d.String())
-		if err == nil && textDigest(text) != d {
-			err = fmt.Errorf("%w: its digest is another", ErrDamaged)
+		text, err = r.readMeta(r.dir + "/" + pieceformat.NamespacesDir + "/" + d.String())
+		if err == nil && chunk.TextDigest(text) != d {
+			err = fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
 		}
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			break
@@ -120,13 +120,7 @@ func (s *Store) forgetDormant(ctx context.Context) {
 			continue // another host may have use for it, or what could not be read
 		}
 		for d := range dormant {
-			_ = r.fs.Remove(r.dir + "/" + namespacesDir + "/" + d.String()) // else the next start tries again
+			_ = r.fs.Remove(r.dir + "/" + pieceformat.NamespacesDir + "/" + d.String()) // else the next start tries again
 		}
 	}
-}
-
-// textDigest is what [chunk.Namespace.Digest] makes of the text.
-func textDigest(text []byte) chunk.Digest {
-	sum := sha256.Sum256(text)
-	return chunk.Digest(sum[:len(chunk.Digest{})])
 }

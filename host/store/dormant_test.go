@@ -8,12 +8,13 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // kept are the namespaces that the root has kept.
 func (f *fixture) kept() int {
 	f.Helper()
-	list, err := os.ReadDir(filepath.Join(f.cfg.Roots[0].Path, namespacesDir))
+	list, err := os.ReadDir(filepath.Join(f.cfg.Roots[0].Path, pieceformat.NamespacesDir))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -74,7 +75,7 @@ func TestMoreNamespacesKeptThanPlaces(t *testing.T) {
 	for n := range maxNamespaces + 10 {
 		other := testNamespace(1)
 		other.Revision = fmt.Sprint("other ", n)
-		put(t, filepath.Join(f.cfg.Roots[0].Path, namespacesDir, other.Digest().String()), []byte(other.Text()))
+		put(t, filepath.Join(f.cfg.Roots[0].Path, pieceformat.NamespacesDir, other.Digest().String()), []byte(other.Text()))
 	}
 	f.start()
 	<-f.store.ScanDone()
@@ -101,16 +102,16 @@ func TestDamagedFileOfDormantNamespace(t *testing.T) {
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, checkpointFile)); err != nil {
+	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
 		t.Fatal(err)
 	}
-	put(t, name, make([]byte, Page))
+	put(t, name, make([]byte, pieceformat.Page))
 	f.start()
 	<-f.store.ScanDone()
 	if st := f.store.Stats().Roots[0]; st.Quarantined != 1 || st.Foreign != 0 {
 		t.Errorf("%d quarantined, %d foreign", st.Quarantined, st.Foreign)
 	}
-	if _, err := f.store.classFor(&Header{Namespace: chunk.Digest{1}}); err == nil {
+	if _, err := f.store.classFor(&pieceformat.Header{Namespace: chunk.Digest{1}}); err == nil {
 		t.Error("a namespace that nobody has kept")
 	}
 }

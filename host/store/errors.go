@@ -4,21 +4,6 @@ import (
 	"errors"
 
 	"github.com/kvhost/kvhost/host/store/health"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
-)
-
-// A piece file is not what it should be. Each is a miss for its entry.
-var (
-	// ErrUnknownFormat is a file of a format version, flag or algorithm that this host does not know.
-	ErrUnknownFormat = pieceformat.ErrUnknownFormat
-	// ErrNotPiece is a file that does not start like a piece.
-	ErrNotPiece = pieceformat.ErrNotPiece
-	// ErrDamaged is a file whose contents contradict each other.
-	ErrDamaged = pieceformat.ErrDamaged
-	// ErrWrongPiece is a sound piece of something else than its name says.
-	ErrWrongPiece = errors.New("store: the file holds another piece")
-	// ErrUnknownPlan is a piece written under a layout plan that its root does not hold.
-	ErrUnknownPlan = errors.New("store: unknown layout plan")
 )
 
 // A store is not made.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -161,7 +162,7 @@ func (c *fellows) scan(ctx context.Context) error {
 	c.overlooked = 0
 	r.mu.Unlock()
 	sight := &census{root: r}
-	err := scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
+	err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
 	r.overlook(sight.stray)
 	return err
 }
@@ -303,7 +304,7 @@ func (p *Put) giveBack() {
 func (c *fellows) publish(p *Put, info staging.Info) error {
 	r := c.root
 	rec := p.record()
-	rec.Bytes = padded(info.Allocated)
+	rec.Bytes = pieceformat.Padded(info.Allocated)
 	r.mu.Lock()
 	c.flying -= p.credit.Bytes()
 	r.mu.Unlock()
@@ -351,7 +352,7 @@ func (c *fellows) disown(d *departure, pieces uint64) (left int64) {
 		if err == nil {
 			var info staging.Info
 			if info, err = r.fs.Stat(name); err == nil {
-				left += padded(info.Allocated)
+				left += pieceformat.Padded(info.Allocated)
 			}
 		}
 		if errors.Is(err, fs.ErrNotExist) {

@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -180,7 +181,7 @@ func TestAFailedProposal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	image[3*Page] ^= 1
+	image[3*pieceformat.Page] ^= 1
 	put(t, name, image)
 	faulty.Set(faultfs.MustRules("write **/journal/*: eio")...)
 	l := a.lookup(1)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -56,12 +57,12 @@ func onDisk(t testing.TB, dir string) (bytes int64) {
 			return err
 		}
 		rel, _ := filepath.Rel(dir, name)
-		if strings.HasPrefix(rel, metaDir) && !strings.Contains(rel, "/t/") && !strings.Contains(rel, "/trash/") && !strings.HasPrefix(rel, quarantineDir) {
+		if strings.HasPrefix(rel, pieceformat.MetaDir) && !strings.Contains(rel, "/t/") && !strings.Contains(rel, "/trash/") && !strings.HasPrefix(rel, pieceformat.QuarantineDir) {
 			return nil
 		}
 		if info, err := staging.OS().Stat(name); err == nil && !seen[info.Ino] {
 			seen[info.Ino] = true
-			bytes += padded(info.Allocated)
+			bytes += pieceformat.Padded(info.Allocated)
 		}
 		return nil
 	})
@@ -256,7 +257,7 @@ func TestDamageInASharedRoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	image[3*Page] ^= 1
+	image[3*pieceformat.Page] ^= 1
 	put(t, name, image)
 	l := b.lookup(1)
 	if _, err := read(l, 0, 0); err == nil {

@@ -10,16 +10,11 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // A naming outlives the run that it acted in: its files are still there after a restart, and so must be what names them.
 // Each root keeps the module and its settings for every naming that may have files in it.
-const (
-	policiesDir  = metaDir + "/policies"
-	moduleSuffix = ".wasm"
-	namingSuffix = ".place" // named by the naming's id
-)
-
 // keptNaming is the text of such a file.
 type keptNaming struct {
 	Name   string        `json:"name"`
@@ -49,10 +44,10 @@ func (r *root) keepNaming(n *naming) error {
 	module, pin := n.Module.Source()
 	text, err := json.MarshalIndent(keptNaming{n.Name, n.seed, n.Config, pin}, "", "  ")
 	if err == nil {
-		err = r.keepAs(policiesDir, pin.SHA256+moduleSuffix, module)
+		err = r.keepAs(pieceformat.PoliciesDir, pin.SHA256+pieceformat.ModuleSuffix, module)
 	}
 	if err == nil {
-		err = r.keepAs(policiesDir, n.id+namingSuffix, text)
+		err = r.keepAs(pieceformat.PoliciesDir, n.id+pieceformat.PlaceSuffix, text)
 	}
 	return err
 }
@@ -78,7 +73,7 @@ func (s *Store) recall(ctx context.Context) error {
 		if r.unavailable.Load() {
 			continue
 		}
-		list, err := r.fs.ReadDir(r.dir + "/" + policiesDir)
+		list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.PoliciesDir)
 		if err != nil {
 			if err = s.openWithout(ctx, r, fmt.Errorf("store: root %s: %w", r.dir, err)); err != nil {
 				return err
@@ -86,7 +81,7 @@ func (s *Store) recall(ctx context.Context) error {
 			continue
 		}
 		for _, e := range list {
-			id, ok := strings.CutSuffix(e.Name(), namingSuffix)
+			id, ok := strings.CutSuffix(e.Name(), pieceformat.PlaceSuffix)
 			if !ok || have[id] || strings.HasPrefix(id, ".") {
 				continue
 			}
@@ -109,15 +104,15 @@ func (s *Store) recall(ctx context.Context) error {
 }
 
 func (s *Store) reopen(ctx context.Context, r *root, id string) (*naming, error) {
-	text, err := r.readMeta(r.dir + "/" + policiesDir + "/" + id + namingSuffix)
+	text, err := r.readMeta(r.dir + "/" + pieceformat.PoliciesDir + "/" + id + pieceformat.PlaceSuffix)
 	if err != nil {
 		return nil, err
 	}
 	var k keptNaming
 	if err := json.Unmarshal(text, &k); err != nil || filepath.Base(k.Module.SHA256) != k.Module.SHA256 || k.Module.SHA256 == "" {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return nil, fmt.Errorf("%w: %w", pieceformat.ErrDamaged, err)
 	}
-	m, err := policy.Open(ctx, r.dir+"/"+policiesDir+"/"+k.Module.SHA256+moduleSuffix, k.Module.Options(s.cfg.Policies.Reopen))
+	m, err := policy.Open(ctx, r.dir+"/"+pieceformat.PoliciesDir+"/"+k.Module.SHA256+pieceformat.ModuleSuffix, k.Module.Options(s.cfg.Policies.Reopen))
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +180,7 @@ func (s *Store) classUnder(c *class, n *naming) (*class, error) {
 
 // earlierClass finds the naming of an earlier run, or one that was replaced and still has entries, that gives a piece the
 // path it has, and the piece's class under it. The class has a reference that is the caller's.
-func (s *Store) earlierClass(c *class, h *Header, rel string) *class {
+func (s *Store) earlierClass(c *class, h *pieceformat.Header, rel string) *class {
 	named := func(n *naming) bool {
 		name, _, err := s.names.by(n.place, "", c, &h.Key, h.Rank, 0)
 		return err == nil && name == rel
@@ -234,9 +229,9 @@ func (s *Store) unkeep(n *naming) {
 		if r.cfg.Shared {
 			continue
 		}
-		_ = r.fs.Remove(r.dir + "/" + policiesDir + "/" + n.id + namingSuffix) // else the next start opens it for nothing
+		_ = r.fs.Remove(r.dir + "/" + pieceformat.PoliciesDir + "/" + n.id + pieceformat.PlaceSuffix) // else the next start opens it for nothing
 		if !used {
-			_ = r.fs.Remove(r.dir + "/" + policiesDir + "/" + n.Module.Digest() + moduleSuffix)
+			_ = r.fs.Remove(r.dir + "/" + pieceformat.PoliciesDir + "/" + n.Module.Digest() + pieceformat.ModuleSuffix)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -146,7 +147,7 @@ func TestHungRoot(t *testing.T) {
 			if missing > 1 {
 				t.Errorf("%d of %d entries are lost for one operation that hung", missing, len(bad))
 			}
-			if _, err := os.Stat(filepath.Join(dir, namespacesDir, other.Digest().String())); err != nil {
+			if _, err := os.Stat(filepath.Join(dir, pieceformat.NamespacesDir, other.Digest().String())); err != nil {
 				t.Errorf("a namespace that was opened while the root was out: %v", err)
 			}
 			f.checkUsed()
@@ -330,16 +331,16 @@ func TestTemporariesOfMeta(t *testing.T) {
 	dir := t.TempDir()
 	f := newFixture(t, dir, 4, 1)
 	f.mustPut(0)
-	mine := func(d string) string { return tempName(filepath.Join(dir, d, "x"), "testhost", 7) }
-	others := tempName(filepath.Join(dir, metaDir, "x"), "otherhost", 7)
+	mine := func(d string) string { return pieceformat.TempName(filepath.Join(dir, d, "x"), "testhost", 7) }
+	others := pieceformat.TempName(filepath.Join(dir, pieceformat.MetaDir, "x"), "otherhost", 7)
 	for _, shared := range []bool{true, false} {
 		f.store.Close()
-		for _, name := range []string{mine(metaDir), mine(namespacesDir), mine(plansDir), others} {
+		for _, name := range []string{mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir), others} {
 			put(t, name, []byte("left"))
 		}
 		f.cfg.Roots[0].Shared = shared
 		f.start()
-		for _, name := range []string{mine(metaDir), mine(namespacesDir), mine(plansDir)} {
+		for _, name := range []string{mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir)} {
 			if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("shared %t: %s: %v", shared, name, err)
 			}

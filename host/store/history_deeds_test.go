@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging/crashfs"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -133,7 +134,7 @@ func (p *party) storeOne(of piece) error {
 	if err == nil {
 		err = p.conclude(o)
 	}
-	if !acceptable(err) && !(isDamage(err) && p.h.kind.hosts > 1) { // what stands there the evictor is asked to remove
+	if !acceptable(err) && !(pieceformat.IsDamage(err) && p.h.kind.hosts > 1) { // what stands there the evictor is asked to remove
 		p.Errorf("host %s stores %v: %v", p.cfg.HostID, of, err)
 	}
 	return err
@@ -176,7 +177,7 @@ func (p *party) finish(rng *rand.Rand) string {
 		return fmt.Sprintf("%v: aborted", o.of)
 	}
 	err := p.conclude(o)
-	if !acceptable(err) && !(isDamage(err) && p.h.kind.hosts > 1) {
+	if !acceptable(err) && !(pieceformat.IsDamage(err) && p.h.kind.hosts > 1) {
 		p.Fatalf("finish %v: %v", o.of, err)
 	}
 	return fmt.Sprintf("%v: %v", o.of, err)
@@ -237,7 +238,7 @@ func (p *party) judge(l *held, of piece, data []byte, plan *chunk.Plan, err erro
 		return
 	}
 	if h.kind.many {
-		if !isDamage(err) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrRootOut) && !errors.Is(err, chunk.ErrChecksum) && !errors.Is(err, ErrWrongPiece) {
+		if !pieceformat.IsDamage(err) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrRootOut) && !errors.Is(err, chunk.ErrChecksum) && !errors.Is(err, pieceformat.ErrWrongPiece) {
 			h.Errorf("step %d, host %s: %v: %v", len(h.trace), p.cfg.HostID, of, err)
 		}
 		return // somebody else may have stored it again meanwhile
@@ -245,7 +246,7 @@ func (p *party) judge(l *held, of piece, data []byte, plan *chunk.Plan, err erro
 	if !h.spoilt[of.entryOf] && !l.lost[of.entryOf] && h.faults == nil && !h.kind.power && !p.doubted {
 		h.Errorf("step %d, host %s: %v: %v", len(h.trace), p.cfg.HostID, of, err)
 	}
-	if isDamage(err) || errors.Is(err, ErrGone) || errors.Is(err, chunk.ErrChecksum) || errors.Is(err, ErrWrongPiece) {
+	if pieceformat.IsDamage(err) || errors.Is(err, ErrGone) || errors.Is(err, chunk.ErrChecksum) || errors.Is(err, pieceformat.ErrWrongPiece) {
 		for _, l := range append(p.held, l) {
 			l.lost[of.entryOf] = true
 		}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -28,8 +29,8 @@ func (p *party) spoil(rng *rand.Rand) string {
 	if err != nil {
 		p.Fatal(err)
 	}
-	if len(b) >= Page {
-		if head, err := DecodeHeader(b[:Page]); err == nil {
+	if len(b) >= pieceformat.Page {
+		if head, err := pieceformat.DecodeHeader(b[:pieceformat.Page]); err == nil {
 			for space, s := range p.spaces {
 				for n := range uint64(historyKeys) {
 					if s.Digest == head.Namespace && testKey(n) == head.Key {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/crashfs"
@@ -69,7 +70,7 @@ func (h *history) newParty(i int, base string) *party {
 		p.cfg.EvictMode, p.cfg.High, p.cfg.Low = Background, 0.9, 0.7
 	}
 	for j := range h.kind.roots {
-		r := RootConfig{Path: filepath.Join(base, fmt.Sprintf("root%d", j)), Capacity: 20*pieceBytes + int64(j)*4*pieceBytes + 7*Page, MaxEntries: 80}
+		r := RootConfig{Path: filepath.Join(base, fmt.Sprintf("root%d", j)), Capacity: 20*pieceBytes + int64(j)*4*pieceBytes + 7*pieceformat.Page, MaxEntries: 80}
 		if h.kind.hosts > 1 {
 			r.Capacity = 48 * pieceBytes
 			r.Shared, r.Poll, r.Lapse = true, historyPoll, historyLapse
@@ -205,7 +206,7 @@ func (h *history) calm() {
 
 // content is the bytes that a version of a piece has.
 func content(plan *chunk.Plan, of piece, version uint64) []byte {
-	b := make([]byte, padded(plan.PayloadBytes()))
+	b := make([]byte, pieceformat.Padded(plan.PayloadBytes()))
 	r := rand.New(rand.NewPCG(of.n<<16|uint64(of.space)<<8|uint64(of.rank), version))
 	for i := 8; i+8 <= int(plan.PayloadBytes()); i += 8 {
 		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
@@ -248,14 +249,14 @@ func (l *held) load(i int, rank uint32, pool *staging.Slots) ([]byte, *chunk.Pla
 		return nil, nil, err
 	}
 	defer slot.Release()
-	image := slot.Bytes()[:min(padded(p.Size()), int64(len(slot.Bytes())))]
+	image := slot.Bytes()[:min(pieceformat.Padded(p.Size()), int64(len(slot.Bytes())))]
 	fail := func(err error) ([]byte, *chunk.Plan, error) { p.Bad(err); return nil, nil, err }
-	if p.Size() < Page {
-		return fail(ErrDamaged)
+	if p.Size() < pieceformat.Page {
+		return fail(pieceformat.ErrDamaged)
 	}
 	n, err := p.File().ReadAt(image, 0)
 	if int64(n) < p.Size() {
-		return fail(errors.Join(err, ErrDamaged))
+		return fail(errors.Join(err, pieceformat.ErrDamaged))
 	}
 	head, err := p.Verify(image[:n])
 	if err != nil {
@@ -324,7 +325,7 @@ func (p *party) nobodys(r *root) (bytes int64) {
 		switch {
 		case err != nil:
 			return err
-		case e.IsDir() && rel == metaDir:
+		case e.IsDir() && rel == pieceformat.MetaDir:
 			return fs.SkipDir
 		case e.IsDir():
 			return nil
@@ -335,8 +336,8 @@ func (p *party) nobodys(r *root) (bytes int64) {
 		}
 		defer f.Close()
 		_, info, err := inspect(f)
-		if isDamage(err) && !p.store.Claims(rel) {
-			bytes += padded(info.Allocated)
+		if pieceformat.IsDamage(err) && !p.store.Claims(rel) {
+			bytes += pieceformat.Padded(info.Allocated)
 		}
 		return nil
 	})
@@ -377,7 +378,7 @@ func (p *party) pieces() (names []string) {
 			if err == nil && e.IsDir() && filepath.Base(name)[0] == '.' {
 				return filepath.SkipDir
 			}
-			if _, temp := tempOwner(e.Name()); err == nil && !e.IsDir() && !temp {
+			if _, temp := pieceformat.ParseTemp(e.Name()); err == nil && !e.IsDir() && !temp {
 				names = append(names, name)
 			}
 			return err

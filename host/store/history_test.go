@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -285,7 +286,7 @@ func (h *history) end() {
 func (h *history) noTemporaries(dir string) {
 	err := filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
-			if _, temp := tempOwner(e.Name()); temp || strings.HasSuffix(name, ".new") {
+			if _, temp := pieceformat.ParseTemp(e.Name()); temp || strings.HasSuffix(name, ".new") {
 				h.Errorf("left over: %s", name)
 			}
 		}

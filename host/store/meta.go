@@ -9,19 +9,8 @@ import (
 	"os"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
-
-// Directories that the store keeps for itself in each root.
-const (
-	metaDir       = ".kvhost"
-	namespacesDir = metaDir + "/namespaces"
-	plansDir      = metaDir + "/plans"
-	quarantineDir = metaDir + "/quarantine"
-	lockFile      = metaDir + "/lock"
-)
-
-// ownDirs are what a root is made with.
-var ownDirs = [...]string{"", namespacesDir, plansDir, policiesDir, quarantineDir}
 
 // maxMeta bounds what is read of a file that the store kept.
 const maxMeta = 4 << 20
@@ -37,7 +26,7 @@ func (r *root) keepAs(dir, base string, data []byte) error {
 	if old, err := r.readMeta(name); err == nil && bytes.Equal(old, data) {
 		return r.keepName(dir) // who wrote it may not have come to that
 	}
-	temp := tempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
+	temp := pieceformat.TempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
 	err := r.writeMeta(temp, data)
 	if err == nil {
 		err = r.fs.Rename(temp, name)
@@ -68,11 +57,11 @@ func (r *root) catchUp() error {
 		}
 	}
 	for _, o := range r.store.spaces.opened() {
-		if err := r.keep(namespacesDir, o.ns.digest, []byte(o.ns.text)); err != nil {
+		if err := r.keep(pieceformat.NamespacesDir, o.ns.digest, []byte(o.ns.text)); err != nil {
 			return err
 		}
 		for _, p := range o.plans {
-			if err := r.keep(plansDir, p.Digest(), p.Encoded()); err != nil {
+			if err := r.keep(pieceformat.PlansDir, p.Digest(), p.Encoded()); err != nil {
 				return err
 			}
 		}
@@ -82,13 +71,13 @@ func (r *root) catchUp() error {
 
 // sweepMeta removes temporaries that an earlier run left among the store's own files.
 func (r *root) sweepMeta() {
-	for _, d := range [...]string{metaDir, namespacesDir, plansDir, policiesDir} {
+	for _, d := range [...]string{pieceformat.MetaDir, pieceformat.NamespacesDir, pieceformat.PlansDir, pieceformat.PoliciesDir} {
 		list, err := r.fs.ReadDir(r.dir + "/" + d)
 		if err != nil {
 			r.log.Warn("a directory could not be read; temporaries in it are left", "directory", d, "error", err)
 		}
 		for _, e := range list {
-			if owner, ok := tempOwner(e.Name()); ok && (!r.cfg.Shared || owner == r.store.cfg.HostID) {
+			if temp, ok := pieceformat.ParseTemp(e.Name()); ok && (!r.cfg.Shared || temp.Host == r.store.cfg.HostID) {
 				if err := r.sweep(r.dir + "/" + d + "/" + e.Name()); err != nil {
 					r.log.Warn("a temporary is left", "directory", d, "file", e.Name(), "error", err)
 				}
@@ -127,7 +116,7 @@ func (r *root) readMeta(name string) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size > maxMeta {
-		return nil, fmt.Errorf("%w: %s has %d bytes", ErrDamaged, name, info.Size)
+		return nil, fmt.Errorf("%w: %s has %d bytes", pieceformat.ErrDamaged, name, info.Size)
 	}
 	b := make([]byte, info.Size)
 	n, err := f.ReadAt(b, 0)
@@ -135,7 +124,7 @@ func (r *root) readMeta(name string) ([]byte, error) {
 		return nil, err
 	}
 	if int64(n) < info.Size {
-		return nil, fmt.Errorf("%w: %s: %d of %d bytes", ErrDamaged, name, n, info.Size)
+		return nil, fmt.Errorf("%w: %s: %d of %d bytes", pieceformat.ErrDamaged, name, n, info.Size)
 	}
 	return b, nil
 }
@@ -146,19 +135,19 @@ func (r *root) plan(d chunk.Digest) (*chunk.Plan, error) {
 	if p, ok := s.plans.Load(d); ok {
 		return p.(*chunk.Plan), nil
 	}
-	b, err := r.readMeta(r.dir + "/" + plansDir + "/" + d.String())
+	b, err := r.readMeta(r.dir + "/" + pieceformat.PlansDir + "/" + d.String())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s", ErrUnknownPlan, d)
+		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, d)
 	}
 	if err != nil {
 		return nil, err
 	}
 	p, err := chunk.DecodePlan(b)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrUnknownPlan, d, err)
+		return nil, fmt.Errorf("%w: %s: %w", pieceformat.ErrUnknownPlan, d, err)
 	}
 	if p.Digest() != d {
-		return nil, fmt.Errorf("%w: the file %s holds plan %s", ErrUnknownPlan, d, p.Digest())
+		return nil, fmt.Errorf("%w: the file %s holds plan %s", pieceformat.ErrUnknownPlan, d, p.Digest())
 	}
 	s.plans.Store(d, p)
 	return p, nil

@@ -3,16 +3,13 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // namer turns identities into paths and back: by the place policy of an entry's class, and by the built-in one where that
@@ -106,48 +103,12 @@ func (s *Store) Claims(rel string) bool {
 	return known
 }
 
-// maxName is the longest file name that file systems take.
-const maxName = 255
-
-// tempName is the name that a piece is written under, beside its target: .<name>.<host id>.<seq>.tmp.
-func tempName(target, host string, seq uint64) string {
-	dir, base := filepath.Split(target)
-	tail := fmt.Sprintf(".%s.%x.tmp", host, seq)
-	base = base[:min(len(base), maxName-1-len(tail))]
-	return dir + "." + base + tail
-}
-
 // ScratchName names a file for a trial in a root, given by its directory. It counts as a temporary of this host's, so what a
 // host that was killed has left there goes when it opens the root again. Its bytes are the caller's to keep out of the root's
 // capacity.
 func (s *Store) ScratchName(root, what string) string {
-	return tempName(root+"/"+metaDir+"/"+what, s.cfg.HostID, s.seq.Add(1))
+	return pieceformat.TempName(root+"/"+pieceformat.MetaDir+"/"+what, s.cfg.HostID, s.seq.Add(1))
 }
 
 // writes says whether a temporary of this host is one that this run has made.
-func (s *Store) writes(base string) bool {
-	rest := strings.TrimSuffix(base, ".tmp")
-	seq, err := strconv.ParseUint(rest[strings.LastIndexByte(rest, '.')+1:], 16, 64)
-	return err == nil && seq > s.firstSeq && seq <= s.seq.Load()
-}
-
-// tempOwner reads the host id out of a temporary's base name.
-func tempOwner(base string) (host string, ok bool) {
-	rest, ok := strings.CutSuffix(base, ".tmp")
-	if !ok || !strings.HasPrefix(base, ".") {
-		return "", false
-	}
-	dot := strings.LastIndexByte(rest, '.')
-	if dot <= 0 {
-		return "", false
-	}
-	if _, err := strconv.ParseUint(rest[dot+1:], 16, 64); err != nil {
-		return "", false
-	}
-	rest = rest[:dot]
-	dot = strings.LastIndexByte(rest, '.')
-	if dot <= 0 || !validHostID(rest[dot+1:]) {
-		return "", false
-	}
-	return rest[dot+1:], true
-}
+func (s *Store) writes(t pieceformat.Temp) bool { return t.Seq > s.firstSeq && t.Seq <= s.seq.Load() }

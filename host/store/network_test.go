@@ -6,10 +6,10 @@ import (
 	"os"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 // TestNetworkFileSystems meets what NFS and its like do to a put, a load and an eviction: replies that are lost, handles
@@ -121,7 +121,7 @@ func TestNothingOfAnotherKind(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := o.lookup(0)
-			if _, err := read(l, 0, 0); !errors.Is(err, ErrWrongPiece) && !errors.Is(err, ErrDamaged) {
+			if _, err := read(l, 0, 0); !errors.Is(err, pieceformat.ErrWrongPiece) && !errors.Is(err, pieceformat.ErrDamaged) {
 				t.Errorf("the other's bytes: %v", err)
 			}
 			l.Release()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // TestOneRootCannotBeOpened starts while a file stands in the place of one of two roots. The other serves; when the directory
@@ -40,7 +41,7 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 				t.Fatal(err)
 			}
 			if how == "scan" {
-				if err := os.Remove(filepath.Join(second, checkpointFile)); err != nil {
+				if err := os.Remove(filepath.Join(second, pieceformat.CheckpointFile)); err != nil {
 					t.Fatal(err)
 				}
 			}

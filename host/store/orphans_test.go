@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -121,7 +122,7 @@ func (f *fixture) storedAgain(gone bool) {
 // be read for a while. When the entry goes, so does its file, and its bytes are accounted for until then.
 func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 	for name, spoil := range map[string]func(f *fixture, faulty *faultfs.FS, file string){
-		"cut": func(f *fixture, _ *faultfs.FS, file string) { f.must(os.Truncate(file, Page-5)) },
+		"cut": func(f *fixture, _ *faultfs.FS, file string) { f.must(os.Truncate(file, pieceformat.Page-5)) },
 		"unreadable": func(_ *fixture, faulty *faultfs.FS, _ string) {
 			faulty.Set(faultfs.MustRules("read **moody/**: eio")...)
 		},

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
 )
@@ -90,17 +91,17 @@ func (p *Piece) Size() int64 { return p.size }
 // Expected is what the head of a piece that is written now is like, without its table: most likely this one's. Verify says
 // what it is.
 func (p *Piece) Expected() Head {
-	return Head{Plan: p.class.plan, DataOffset: dataOffset(len(p.class.plan.Extents()))}
+	return Head{Plan: p.class.plan, DataOffset: pieceformat.DataOffset(len(p.class.plan.Extents()))}
 }
 
 // File is the open file. The piece closes it.
 func (p *Piece) File() staging.File { return p.file }
 
-// Verify judges the file by its first bytes, at least one [Page] of them: that it is the piece it should be, all of it,
+// Verify judges the file by its first bytes, at least one [pieceformat.Page] of them: that it is the piece it should be, all of it,
 // and how to read it. When fewer than Head.DataOffset bytes were given the table is left out: call again with more. The
 // Head is the piece's and valid until Close.
 func (p *Piece) Verify(head []byte) (*Head, error) {
-	h, err := DecodeHeader(head)
+	h, err := pieceformat.DecodeHeader(head)
 	if err != nil {
 		return nil, err
 	}
@@ -113,17 +114,17 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 			return nil, err
 		}
 		if now := p.class.plan.Geometry(); plan.Geometry().Blocks != now.Blocks || !slices.Equal(plan.Geometry().Planes, now.Planes) {
-			return nil, fmt.Errorf("%w: plan %s is of another geometry", ErrWrongPiece, h.Plan)
+			return nil, fmt.Errorf("%w: plan %s is of another geometry", pieceformat.ErrWrongPiece, h.Plan)
 		}
 	}
 	g := plan.Geometry()
 	if h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks {
-		return nil, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d", ErrDamaged,
+		return nil, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d", pieceformat.ErrDamaged,
 			h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
 	}
 	p.head.Plan, p.head.DataOffset = plan, h.DataOffset
 	if int64(len(head)) >= h.DataOffset {
-		if p.head.Table, err = h.readTable(head[Page:], p.head.Table); err != nil {
+		if p.head.Table, err = h.ReadTable(head[pieceformat.Page:], p.head.Table); err != nil {
 			return nil, err
 		}
 	}
@@ -131,19 +132,19 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 }
 
 // expects compares a header with what the index says the file is.
-func (p *Piece) expects(h *Header) error {
+func (p *Piece) expects(h *pieceformat.Header) error {
 	c := p.class
 	switch {
 	case h.Namespace != c.ns.digest:
-		return fmt.Errorf("%w: of namespace %s, want %s", ErrWrongPiece, h.Namespace, c.ns.digest)
+		return fmt.Errorf("%w: of namespace %s, want %s", pieceformat.ErrWrongPiece, h.Namespace, c.ns.digest)
 	case h.Key != p.key:
-		return fmt.Errorf("%w: of key %s, want %s", ErrWrongPiece, h.Key, p.key)
+		return fmt.Errorf("%w: of key %s, want %s", pieceformat.ErrWrongPiece, h.Key, p.key)
 	case h.Group != c.group || h.Rank != p.rank:
-		return fmt.Errorf("%w: group %d rank %d, want %d and %d", ErrWrongPiece, h.Group, h.Rank, c.group, p.rank)
+		return fmt.Errorf("%w: group %d rank %d, want %d and %d", pieceformat.ErrWrongPiece, h.Group, h.Rank, c.group, p.rank)
 	case h.Extent != chunk.ExtentBytes:
-		return fmt.Errorf("%w: extents of %d bytes", ErrUnknownFormat, h.Extent)
+		return fmt.Errorf("%w: extents of %d bytes", pieceformat.ErrUnknownFormat, h.Extent)
 	case h.FileBytes() != p.size:
-		return fmt.Errorf("%w: the file has %d bytes, its header says %d", ErrDamaged, p.size, h.FileBytes())
+		return fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, p.size, h.FileBytes())
 	}
 	return nil
 }
@@ -171,10 +172,10 @@ func (p *Piece) Close() {
 }
 
 // readHeader reads and decodes the header of a file.
-func (r *root) readHeader(name string) (Header, error) {
+func (r *root) readHeader(name string) (pieceformat.Header, error) {
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
-		return Header{}, err
+		return pieceformat.Header{}, err
 	}
 	defer f.Close()
 	h, _, err := inspect(f)
@@ -182,19 +183,19 @@ func (r *root) readHeader(name string) (Header, error) {
 }
 
 // inspect decodes the header of an open file and compares it with the file's size.
-func inspect(f staging.File) (Header, staging.Info, error) {
+func inspect(f staging.File) (pieceformat.Header, staging.Info, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return Header{}, info, err
+		return pieceformat.Header{}, info, err
 	}
-	var page [Page]byte
-	n, err := f.ReadAt(page[:min(info.Size, Page)], 0)
-	if err != nil && n < Page && err != io.EOF {
-		return Header{}, info, err // which says nothing of what is in the file
+	var page [pieceformat.Page]byte
+	n, err := f.ReadAt(page[:min(info.Size, pieceformat.Page)], 0)
+	if err != nil && n < pieceformat.Page && err != io.EOF {
+		return pieceformat.Header{}, info, err // which says nothing of what is in the file
 	}
-	h, err := DecodeHeader(page[:n])
+	h, err := pieceformat.DecodeHeader(page[:n])
 	if err == nil && h.FileBytes() != info.Size {
-		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", ErrDamaged, info.Size, h.FileBytes())
+		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, info.Size, h.FileBytes())
 	}
 	return h, info, err
 }

@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/crashfs"
 	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -172,7 +172,7 @@ func (f *fixture) readAll(life int, promised []uint64, stored map[uint64]uint64)
 			case err == nil || errors.Is(err, crashfs.ErrPowerLost) || errors.Is(err, os.ErrNotExist):
 			case owed[n]:
 				f.Fatalf("life %d: key %d rank %d was promised: %v", life, n, rank, err)
-			case !isDamage(err) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrWrongPiece):
+			case !pieceformat.IsDamage(err) && !errors.Is(err, ErrGone) && !errors.Is(err, pieceformat.ErrWrongPiece):
 				f.Logf("life %d: key %d rank %d: %v", life, n, rank, err)
 			}
 		}

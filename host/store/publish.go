@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -93,7 +94,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		h, there, herr := r.look(p.target)
 		switch {
 		case errors.Is(herr, fs.ErrNotExist):
-		case herr != nil && !isDamage(herr):
+		case herr != nil && !pieceformat.IsDamage(herr):
 			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
 		case herr != nil && r.fellows != nil:
 			bad := p.record()
@@ -102,17 +103,17 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			return info, fmt.Errorf("store: publishing %s, where a damaged file stands: %w", p.target, herr)
 		case herr != nil:
 			r.seize(p.target, herr)
-		case h.is(p.class, &p.key, p.rank):
+		case p.class.isPiece(&h, &p.key, p.rank):
 			if err := p.syncOther(); err != nil {
 				return info, err
 			}
 			return there, p.syncName() // abort or enter removes the temporary
 		case r.fellows != nil:
-			return info, fmt.Errorf("store: publishing %s, where key %s stands: %w", p.target, h.Key, ErrWrongPiece)
+			return info, fmt.Errorf("store: publishing %s, where key %s stands: %w", p.target, h.Key, pieceformat.ErrWrongPiece)
 		case p.detour:
-			r.seize(p.target, fmt.Errorf("%w: key %s", ErrWrongPiece, h.Key))
+			r.seize(p.target, fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key))
 		default:
-			if err := p.moveAside(fmt.Errorf("%w: key %s", ErrWrongPiece, h.Key)); err != nil {
+			if err := p.moveAside(fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key)); err != nil {
 				return info, err
 			}
 		}
@@ -129,18 +130,13 @@ func (p *Put) rename(info staging.Info) error {
 }
 
 // look reads the header of what stands under a name.
-func (r *root) look(name string) (Header, staging.Info, error) {
+func (r *root) look(name string) (pieceformat.Header, staging.Info, error) {
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
-		return Header{}, staging.Info{}, err
+		return pieceformat.Header{}, staging.Info{}, err
 	}
 	defer f.Close()
 	return inspect(f)
-}
-
-// isDamage says that an error is about a file's content and not about reading it.
-func isDamage(err error) bool {
-	return errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged) || errors.Is(err, ErrUnknownFormat)
 }
 
 // moveAside switches to the built-in name, in whose directory the temporary must stand.
@@ -185,7 +181,7 @@ func (p *Put) enter(info staging.Info) error {
 		e.Set(index.Complete)
 		r.complete++
 	}
-	diff := max(padded(info.Allocated)-p.class.fileBytes(), -r.x.Bytes(p.mark.slot))
+	diff := max(pieceformat.Padded(info.Allocated)-p.class.fileBytes(), -r.x.Bytes(p.mark.slot))
 	r.x.Resize(p.mark.slot, diff)
 	r.used += diff
 	r.bill(p.mark.slot, diff)
@@ -290,7 +286,7 @@ func (p *Put) removeTemp() {
 
 // discard unlinks a file of a put that came to nothing. One that will not go stays in the account; left is what it takes.
 func (r *root) discard(name string, most int64) (left int64) {
-	if r.fellows != nil && !strings.HasPrefix(name, r.slash+metaDir) {
+	if r.fellows != nil && !strings.HasPrefix(name, r.slash+pieceformat.MetaDir) {
 		r.overlook(most) // published: others may have it
 		return 0
 	}

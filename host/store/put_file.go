@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -113,7 +114,7 @@ func (p *Put) Temp() string {
 // nameTemp chooses the temporary: beside its target, or, where others count on finding it, among this host's.
 func (p *Put) nameTemp() (err error) {
 	r := p.root
-	p.temp = tempName(p.target, r.store.cfg.HostID, r.store.seq.Add(1))
+	p.temp = pieceformat.TempName(p.target, r.store.cfg.HostID, r.store.seq.Add(1))
 	if r.fellows != nil {
 		p.temp, err = r.fellows.member.Temp(filepath.Base(p.temp))
 	}
@@ -122,11 +123,11 @@ func (p *Put) nameTemp() (err error) {
 
 // Head writes the header page and the checksum table to dst[:DataOffset()].
 func (p *Put) Head(dst []byte, table []uint64) {
-	h := Header{
+	h := pieceformat.Header{
 		Namespace: p.class.ns.digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.group, Rank: p.rank,
 		Blocks: p.class.plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 		Payload: p.class.plan.PayloadBytes(), Plan: p.class.plan.Digest(), Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes,
-		Extents: uint32(len(table)), DataOffset: p.class.dataOffset, TableSum: putTable(dst[Page:], table),
+		Extents: uint32(len(table)), DataOffset: p.class.dataOffset, TableSum: pieceformat.PutTable(dst[pieceformat.Page:], table),
 	}
 	h.Encode(dst)
 }

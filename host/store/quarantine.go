@@ -6,7 +6,8 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
-	"strings"
+
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // quarantine is the damaged files that a root keeps for somebody to look at: the newest few.
@@ -30,8 +31,8 @@ func (r *root) impound(name string, most int64, cause error) (k kept, left int64
 	if errors.Is(err, fs.ErrNotExist) {
 		return kept{}, 0
 	}
-	if err == nil && r.store.cfg.QuarantineFiles > 0 && padded(info.Allocated) <= r.cfg.Capacity/quarantineShare {
-		k = kept{name: r.quarantineName(name), bytes: padded(info.Allocated)}
+	if err == nil && r.store.cfg.QuarantineFiles > 0 && pieceformat.Padded(info.Allocated) <= r.cfg.Capacity/quarantineShare {
+		k = kept{name: r.quarantineName(name), bytes: pieceformat.Padded(info.Allocated)}
 		if err = r.fs.RenameNoReplace(name, k.name); err != nil {
 			r.deferDeleteLate(k.name, err)
 			if now, serr := r.fs.Stat(k.name); serr != nil || !now.Same(info) {
@@ -47,9 +48,7 @@ func (r *root) impound(name string, most int64, cause error) (k kept, left int64
 }
 
 func (r *root) quarantineName(name string) string {
-	base := filepath.Base(name)
-	head := fmt.Sprintf("%016x-%x-", r.store.stamp(), r.store.seq.Add(1))
-	return r.dir + "/" + quarantineDir + "/" + head + base[:min(len(base), maxName-len(head))]
+	return r.dir + "/" + pieceformat.QuarantineName(r.store.stamp(), r.store.seq.Add(1), filepath.Base(name))
 }
 
 // hold enters a file into the account, on top of what is used already, and returns those that must go for it. mu is held.
@@ -98,19 +97,19 @@ func (r *root) purge(bytes int64) {
 
 // loadQuarantine accounts for what is there at the start.
 func (r *root) loadQuarantine() error {
-	list, err := r.fs.ReadDir(r.dir + "/" + quarantineDir)
+	list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.QuarantineDir)
 	if err != nil {
 		return fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
 	var excess []kept
 	r.mu.Lock()
 	for _, e := range list {
-		name := r.dir + "/" + quarantineDir + "/" + e.Name()
+		name := r.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()
 		info, err := r.fs.Stat(name)
 		if err != nil || !info.Mode.IsRegular() {
 			continue
 		}
-		excess = append(excess, r.hold(kept{name: name, bytes: padded(info.Allocated)})...)
+		excess = append(excess, r.hold(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
 	}
 	r.count.quarantined = 0
 	r.mu.Unlock()
@@ -121,14 +120,14 @@ func (r *root) loadQuarantine() error {
 // recount looks for files that somebody else has moved into quarantine, as a repair of the root beside this host does, and
 // accounts for them. It is called when a piece is found gone, before its own bytes are free. mu is not held.
 func (r *root) recount() {
-	list, err := r.fs.ReadDir(r.dir + "/" + quarantineDir)
+	list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.QuarantineDir)
 	if err != nil {
 		return // a root that is gone altogether
 	}
 	var excess []kept
 	for _, e := range list {
-		name := r.dir + "/" + quarantineDir + "/" + e.Name()
-		if !strings.Contains(e.Name(), repairMark) || r.keeps(name) {
+		name := r.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()
+		if !pieceformat.IsRepairName(e.Name()) || r.keeps(name) {
 			continue // this host's own are accounted for by whoever moved them
 		}
 		info, err := r.fs.Stat(name)
@@ -137,7 +136,7 @@ func (r *root) recount() {
 		}
 		r.mu.Lock()
 		if !slices.ContainsFunc(r.quar.files, func(k kept) bool { return k.name == name }) {
-			excess = append(excess, r.hold(kept{name: name, bytes: padded(info.Allocated)})...)
+			excess = append(excess, r.hold(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
 		}
 		r.mu.Unlock()
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until it has
@@ -90,11 +91,11 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	r := c.root
 	r.count.scanned.Add(1)
 	name := r.dir + "/" + rel
-	if owner, ok := tempOwner(filepath.Base(rel)); ok {
-		if r.store.writes(filepath.Base(rel)) {
+	if temp, ok := pieceformat.ParseTemp(filepath.Base(rel)); ok {
+		if r.store.writes(temp) {
 			return
 		}
-		if !r.cfg.Shared || owner == r.store.cfg.HostID {
+		if !r.cfg.Shared || temp.Host == r.store.cfg.HostID {
 			if err := r.sweep(name); err != nil {
 				c.unreadable(name, err)
 			}
@@ -117,19 +118,19 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	f.Close()
 	if r.fellows != nil && err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.log.Warn("a file of a shared root is left alone; fsck says more", "file", name, "error", err)
-		r.overlook(padded(info.Allocated))
+		r.overlook(pieceformat.Padded(info.Allocated))
 		return
 	}
 	switch {
 	case err == nil:
-		c.claim(name, rel, &h, padded(info.Allocated))
-	case errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged) && info.Size < Page:
+		c.claim(name, rel, &h, pieceformat.Padded(info.Allocated))
+	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
 		if !r.store.Claims(rel) && !(r.store.wake() && r.store.Claims(rel)) {
 			r.counted(&r.count.foreign)
 			return
 		}
 		r.seize(name, err)
-	case isDamage(err):
+	case pieceformat.IsDamage(err):
 		r.seize(name, err)
 	default:
 		c.unreadable(name, err)
@@ -152,7 +153,7 @@ func (c *census) unreadable(name string, err error) {
 	r.log.Warn("a file could not be read; it is left out until the next start", "file", name, "error", err)
 	n := int64(0)
 	if info, err := r.fs.Stat(name); err == nil {
-		n = padded(info.Allocated)
+		n = pieceformat.Padded(info.Allocated)
 	}
 	r.mu.Lock()
 	c.stray += n
@@ -176,7 +177,7 @@ func (r *root) counted(n *uint64) {
 
 // claim takes a sound piece into the index if a name leads to it: the place policy's, or the built-in one. A piece that
 // an earlier place policy named is moved to the name that it has now.
-func (c *census) claim(name, rel string, h *Header, allocated int64) {
+func (c *census) claim(name, rel string, h *pieceformat.Header, allocated int64) {
 	r := c.root
 	cl, err := r.store.classFor(h)
 	if err != nil {
@@ -239,7 +240,7 @@ func (c *census) claim(name, rel string, h *Header, allocated int64) {
 
 // resolve ends a clash. A piece that another naming named than its entry's is moved to where the entry looks for it. Of a
 // piece that is there twice, as after a power failure that has undone an unlinking, the file goes that no load would open.
-func (c *census) resolve(was clash, name string, h *Header, allocated int64) {
+func (c *census) resolve(was clash, name string, h *pieceformat.Header, allocated int64) {
 	r := c.root
 	builtin, err := r.path(was.class, &h.Key, h.Rank, true)
 	if err != nil {
@@ -254,7 +255,7 @@ func (c *census) resolve(was clash, name string, h *Header, allocated int64) {
 		case opened != name:
 			r.discard(name, allocated)
 		case was.detour && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
-			if o, err := r.readHeader(builtin); err == nil && o.is(was.class, &h.Key, h.Rank) {
+			if o, err := r.readHeader(builtin); err == nil && was.class.isPiece(&o, &h.Key, h.Rank) {
 				r.discard(builtin, allocated)
 			}
 		}
@@ -293,7 +294,7 @@ func (r *root) move(from, to string) error {
 func nobodys(err error) bool { return errors.Is(err, ErrSpace) || errors.Is(err, errAlien) }
 
 // classFor finds the class of a header whose namespace some root has kept.
-func (s *Store) classFor(h *Header) (*class, error) {
+func (s *Store) classFor(h *pieceformat.Header) (*class, error) {
 	t := s.spaces
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -303,7 +304,7 @@ func (s *Store) classFor(h *Header) (*class, error) {
 	}
 	for _, b := range h.Key[ns.keyLen:] {
 		if b != 0 {
-			return nil, fmt.Errorf("%w: %w: key %s is longer than its namespace's %d bytes", ErrDamaged, errAlien, h.Key, ns.keyLen)
+			return nil, fmt.Errorf("%w: %w: key %s is longer than its namespace's %d bytes", pieceformat.ErrDamaged, errAlien, h.Key, ns.keyLen)
 		}
 	}
 	return t.classOf(ns, h.Group)
@@ -317,7 +318,7 @@ type clash struct {
 }
 
 // adopt enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
-func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) (was clash) {
+func (c *census) adopt(cl *class, h *pieceformat.Header, allocated int64, detour bool) (was clash) {
 	r := c.root
 	tenant, err := r.store.spaces.internTenant(h.Tenant)
 	if err != nil {
@@ -347,10 +348,10 @@ func (c *census) adopt(cl *class, h *Header, allocated int64, detour bool) (was 
 	}
 	fresh := h.Pieces &^ r.x.Reserved(slot) // h.Rank is among h.Pieces
 	r.x.ReservePieces(slot, fresh)
-	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / Page
-	r.x.Resize(slot, diff*Page)
-	r.used += diff * Page
-	r.bill(slot, diff*Page)
+	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / pieceformat.Page
+	r.x.Resize(slot, diff*pieceformat.Page)
+	r.used += diff * pieceformat.Page
+	r.bill(slot, diff*pieceformat.Page)
 	seen := min(allocated, r.unseen)
 	r.unseen -= seen
 	r.used -= seen

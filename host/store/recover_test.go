@@ -10,7 +10,9 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/plugins/fanout"
 )
 
@@ -45,12 +47,12 @@ func TestScanOfAMess(t *testing.T) {
 		t.Fatal(err)
 	}
 	change(1, func(b []byte) []byte { return b[:100] })                          // truncated header
-	change(2, func(b []byte) []byte { return b[:2*Page] })                       // truncated payload
-	change(3, func(b []byte) []byte { b[offDepth] ^= 1; return b })              // flipped bit
+	change(2, func(b []byte) []byte { return b[:2*pieceformat.Page] })           // truncated payload
+	change(3, func(b []byte) []byte { b[96] ^= 1; return b })                    // flipped bit in the depth
 	change(4, func(b []byte) []byte { return append([]byte(nil), image(6)...) }) // another key's piece under this name
-	change(5, func(b []byte) []byte { b[offVersion] = 9; return b })             // of a later version
+	change(5, func(b []byte) []byte { b[8] = 9; return b })                      // of a later version
 	foreign := map[string]string{
-		"README.txt": "notes", "other/deep/data.bin": strings.Repeat("x", 3*Page), ".hidden": "h", "lost+found/f": "l",
+		"README.txt": "notes", "other/deep/data.bin": strings.Repeat("x", 3*pieceformat.Page), ".hidden": "h", "lost+found/f": "l",
 	}
 	for name, text := range foreign {
 		put(t, filepath.Join(dir, name), []byte(text))
@@ -62,11 +64,15 @@ func TestScanOfAMess(t *testing.T) {
 		filepath.Join(filepath.Dir(names[0]), ".x.kv.testhost.1f.tmp"), filepath.Join(dir, ".y.otherhost.2.tmp"),
 	}
 	for _, name := range temps {
-		put(t, name, make([]byte, 2*Page))
+		put(t, name, make([]byte, 2*pieceformat.Page))
 	}
 	stranger := image(6)
-	copy(stranger[offNamespace:], "some other space")
-	resum(stranger)
+	h, err := pieceformat.DecodeHeader(stranger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Namespace = chunk.Digest([]byte("some other space"))
+	h.Encode(stranger)
 	put(t, filepath.Join(dir, "stranger"), stranger)
 
 	f.start()
@@ -109,7 +115,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b[3*Page] ^= 1
+		b[3*pieceformat.Page] ^= 1
 		put(t, f.pieceFile(n, 0), b)
 		l := f.lookup(n)
 		if _, err := read(l, 0, 0); err == nil {
@@ -123,7 +129,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 		}
 		l.Release()
 	}
-	list, err := os.ReadDir(filepath.Join(f.cfg.Roots[0].Path, quarantineDir))
+	list, err := os.ReadDir(filepath.Join(f.cfg.Roots[0].Path, pieceformat.QuarantineDir))
 	if err != nil || len(list) != 2 {
 		t.Errorf("%d files in quarantine, %v", len(list), err)
 	}

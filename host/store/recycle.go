@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -34,7 +35,7 @@ func (r *root) bequeath(d *departure, heir *Put) (left uint64) {
 	if err != nil {
 		return d.pieces
 	}
-	temp := tempName(heir.target, r.store.cfg.HostID, r.store.seq.Add(1))
+	temp := pieceformat.TempName(heir.target, r.store.cfg.HostID, r.store.seq.Add(1))
 	err = r.fs.Rename(name, temp)
 	if errors.Is(err, fs.ErrNotExist) { // the victim's file, or the heir's directory
 		if err = r.makeDir(filepath.Dir(heir.target)); err == nil {
@@ -59,7 +60,7 @@ func (p *Put) inherit() (staging.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && (info.Size != p.class.fileBytes() || info.Links != 1) {
-		err = fmt.Errorf("%w: %s has %d bytes and %d names", ErrDamaged, p.temp, info.Size, info.Links)
+		err = fmt.Errorf("%w: %s has %d bytes and %d names", pieceformat.ErrDamaged, p.temp, info.Size, info.Links)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // A root that was out of service returns in the steps of [health.Monitor].Reopen. What its own part is stands here: files
@@ -33,7 +34,7 @@ func (r *root) Probe() (empty bool, err error) {
 	} else if empty, err = r.directory.Adopt(); err != nil {
 		return false, err
 	}
-	return empty, r.directory.Probe(tempName(r.dir+"/"+metaDir+"/probe", r.store.cfg.HostID, r.store.seq.Add(1)))
+	return empty, r.directory.Probe(pieceformat.TempName(r.dir+"/"+pieceformat.MetaDir+"/probe", r.store.cfg.HostID, r.store.seq.Add(1)))
 }
 
 // Reopen implements [health.Root].

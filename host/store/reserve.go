@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // maxAsked bounds the victims of one ask.
@@ -208,7 +209,7 @@ func (r *root) remove(name string, most int64) (left int64, err error) {
 		return 0, nil
 	}
 	if left = most; serr == nil {
-		left = padded(info.Allocated)
+		left = pieceformat.Padded(info.Allocated)
 	}
 	r.log.Error("a file could not be unlinked; its bytes stay accounted until it goes", "file", name, "error", err)
 	r.deferDelete(&orphan{name: name, bytes: left})
@@ -234,14 +235,14 @@ func (r *root) locateAt(name string, c *class, k *chunk.Key, rank uint32, detour
 		return name, nil
 	}
 	h, herr := r.readHeader(name)
-	if herr == nil && h.is(c, k, rank) {
+	if herr == nil && c.isPiece(&h, k, rank) {
 		return name, nil
 	}
 	builtin, err := r.path(c, k, rank, true)
 	if err != nil || herr == nil || errors.Is(herr, fs.ErrNotExist) {
 		return builtin, err
 	}
-	if isDamage(herr) {
+	if pieceformat.IsDamage(herr) {
 		if _, herr = r.fs.Stat(builtin); herr == nil {
 			return builtin, nil
 		} else if errors.Is(herr, fs.ErrNotExist) {

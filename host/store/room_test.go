@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -275,7 +276,7 @@ func damage(t *testing.T, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b[2*Page] ^= 1
+	b[2*pieceformat.Page] ^= 1
 	put(t, name, b)
 }
 
@@ -354,7 +355,7 @@ type smallDisk struct {
 func (d *smallDisk) Statfs(string) (staging.Space, error) {
 	used := int64(0)
 	_ = filepath.WalkDir(d.dir, func(name string, e os.DirEntry, err error) error {
-		if info, serr := d.FS.Stat(name); serr == nil && err == nil && !e.IsDir() && !strings.Contains(name, metaDir) {
+		if info, serr := d.FS.Stat(name); serr == nil && err == nil && !e.IsDir() && !strings.Contains(name, pieceformat.MetaDir) {
 			used += info.Allocated
 		}
 		return nil // it has gone meanwhile

@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -117,19 +118,19 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 		Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
 	})
 	r.fs, r.meter.Now = r.health.FS(), s.cfg.Now
-	r.directory = health.NewDirectory(r.health, r.dir, r.lockName(), ownDirs[:])
+	r.directory = health.NewDirectory(r.health, r.dir, r.lockName(), pieceformat.RootDirs[:])
 	return r, nil
 }
 
 // take makes the directories and takes the lock. No piece is looked at yet.
 func (r *root) take(ctx context.Context) (err error) {
-	for _, d := range ownDirs {
+	for _, d := range pieceformat.RootDirs {
 		if err := r.fs.MkdirAll(r.dir+"/"+d, 0o700); err != nil {
 			return fmt.Errorf("store: root %s: %w", r.dir, err)
 		}
 	}
 	// What the root holds is only as durable as its own name and those of the store's directories.
-	for _, d := range []string{filepath.Dir(r.dir), r.dir, r.dir + "/" + metaDir} {
+	for _, d := range []string{filepath.Dir(r.dir), r.dir, r.dir + "/" + pieceformat.MetaDir} {
 		if err := r.fs.SyncDir(d); err != nil && !(errors.Is(err, fs.ErrPermission) && d == filepath.Dir(r.dir)) {
 			return fmt.Errorf("store: root %s: %w: %w", r.dir, ErrSync, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -43,9 +44,9 @@ func (r *root) lockRoot(ctx context.Context) (io.Closer, error) {
 
 func (r *root) lockName() string {
 	if r.cfg.Shared {
-		return r.dir + "/" + lockFile + "." + r.store.cfg.HostID
+		return r.dir + "/" + pieceformat.LockFile + "." + r.store.cfg.HostID
 	}
-	return r.dir + "/" + lockFile
+	return r.dir + "/" + pieceformat.LockFile
 }
 
 // unshared says who shares a root that this host wants for itself.
@@ -67,7 +68,7 @@ func (r *root) unshared() error {
 // lockForJoin takes the lock that a host on its own would have, until this one has joined.
 func (r *root) lockForJoin(ctx context.Context) (err error) {
 	for begun := r.store.cfg.Now(); ; {
-		r.gate, err = r.fs.Lock(r.dir + "/" + lockFile)
+		r.gate, err = r.fs.Lock(r.dir + "/" + pieceformat.LockFile)
 		if !errors.Is(err, staging.ErrLocked) {
 			break
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +17,7 @@ import (
 // quarantined counts the files in a root's quarantine.
 func quarantined(t *testing.T, dir string) int {
 	t.Helper()
-	list, err := os.ReadDir(filepath.Join(dir, quarantineDir))
+	list, err := os.ReadDir(filepath.Join(dir, pieceformat.QuarantineDir))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,7 @@ func TestScanErrorsAreNoDamage(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := f.cfg.Roots[0].Path
-			if err := os.Remove(filepath.Join(dir, checkpointFile)); err != nil {
+			if err := os.Remove(filepath.Join(dir, pieceformat.CheckpointFile)); err != nil {
 				t.Fatal(err)
 			}
 			faulty.Set(faultfs.MustRules(rule)...)
@@ -67,7 +68,7 @@ func TestScanHangsIsNoDamage(t *testing.T) {
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, checkpointFile)); err != nil {
+	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
 		t.Fatal(err)
 	}
 	faulty.Set(faultfs.MustRules("read **.kv 2nd: hang")...)
@@ -92,8 +93,8 @@ func TestNamespaceIsDamaged(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := f.cfg.Roots[0].Path
-			text := filepath.Join(dir, namespacesDir, f.ns.Digest().String())
-			err := os.Remove(filepath.Join(dir, checkpointFile))
+			text := filepath.Join(dir, pieceformat.NamespacesDir, f.ns.Digest().String())
+			err := os.Remove(filepath.Join(dir, pieceformat.CheckpointFile))
 			if gone {
 				err = errors.Join(err, os.Remove(text))
 			} else {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the scan
@@ -81,7 +83,7 @@ func (r *root) scanOnce(ctx context.Context) error {
 	}
 	c := &census{root: r}
 	r.census.Store(c)
-	if err := scan(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
+	if err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
 		return err
 	}
 	if !r.health.Serves() {
@@ -252,8 +254,8 @@ func (s *Store) seekUnseen(p *Put) {
 			if err != nil || r.orphans.has(name) {
 				continue
 			}
-			if h, info, err := r.look(name); err == nil && h.is(p.class, &p.key, p.rank) {
-				c.adopt(p.class, &h, padded(info.Allocated), builtin)
+			if h, info, err := r.look(name); err == nil && p.class.isPiece(&h, &p.key, p.rank) {
+				c.adopt(p.class, &h, pieceformat.Padded(info.Allocated), builtin)
 				break
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -25,7 +26,7 @@ type gated struct {
 }
 
 func (g *gated) ReadDir(name string) ([]fs.DirEntry, error) {
-	if rel, below := strings.CutPrefix(name, g.dir+"/"); below && rel != "" && !strings.HasPrefix(rel, metaDir) {
+	if rel, below := strings.CutPrefix(name, g.dir+"/"); below && rel != "" && !strings.HasPrefix(rel, pieceformat.MetaDir) {
 		<-g.gate
 	}
 	return g.FS.ReadDir(name)
@@ -46,7 +47,7 @@ func TestServesWhileItScans(t *testing.T) {
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	put(t, dir+"/"+checkpointFile, []byte("no checkpoint"))
+	put(t, dir+"/"+pieceformat.CheckpointFile, []byte("no checkpoint"))
 	used, _ := usage(t, dir)
 	g := &gated{FS: staging.OS(), dir: dir, used: used, gate: make(chan struct{})}
 	f.cfg.FS, f.cfg.ScanWait, f.cfg.IOTimeout = g, -1, time.Hour

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // Space is a namespace as one store knows it: interned, with a layout plan per group.
@@ -63,6 +64,11 @@ type class struct {
 	plan       *chunk.Plan
 	dataOffset int64
 	piece      atomic.Int64 // see fileBytes
+}
+
+// isPiece says whether a header is of this piece.
+func (c *class) isPiece(h *pieceformat.Header, k *chunk.Key, rank uint32) bool {
+	return h.IsOf(c.ns.digest, c.group, k, rank)
 }
 
 // fileBytes is the size of one piece under plan; 0 until a session has opened the namespace. Unlike the rest it is read
@@ -179,8 +185,8 @@ func (t *spaces) elect(c *class) {
 // lay gives a class the layout of its pieces.
 func (c *class) lay(plan *chunk.Plan) {
 	c.plan = plan
-	c.dataOffset = dataOffset(len(plan.Extents()))
-	c.piece.Store(FileBytes(plan))
+	c.dataOffset = pieceformat.DataOffset(len(plan.Extents()))
+	c.piece.Store(pieceformat.FileBytes(plan))
 }
 
 // intern makes a namespace known by its text, to the store and to the policies.
@@ -253,7 +259,7 @@ func (s *Store) Space(ctx context.Context, n *chunk.Namespace) (*Space, error) {
 		return nil, fmt.Errorf("store: %s: %w", n.Model, err)
 	}
 	for _, r := range s.roots {
-		if err := r.keepForStores(namespacesDir, digest, []byte(text)); err != nil {
+		if err := r.keepForStores(pieceformat.NamespacesDir, digest, []byte(text)); err != nil {
 			return nil, err
 		}
 	}
@@ -275,7 +281,7 @@ func (s *Store) plansOf(ctx context.Context, ns *namespace, groups []chunk.Group
 			return nil, err
 		}
 		for _, p := range plans {
-			if err := r.keepForStores(plansDir, p.Digest(), p.Encoded()); err != nil {
+			if err := r.keepForStores(pieceformat.PlansDir, p.Digest(), p.Encoded()); err != nil {
 				return nil, err
 			}
 		}

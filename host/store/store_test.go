@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -65,7 +66,7 @@ func newFixture(t testing.TB, dir string, entries int, ranks int, change ...func
 }
 
 // pieceBytes is the file size of a piece of group 0: header, table, and 8,000 bytes of payload.
-const pieceBytes = 4 * Page
+const pieceBytes = 4 * pieceformat.Page
 
 func (f *fixture) start() {
 	f.Helper()
@@ -104,7 +105,7 @@ func fakeClock() func() time.Time {
 
 // payload is a piece's content, derived from its identity.
 func payload(plan *chunk.Plan, k chunk.Key, rank uint32) []byte {
-	b := make([]byte, padded(plan.PayloadBytes()))
+	b := make([]byte, pieceformat.Padded(plan.PayloadBytes()))
 	r := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(k[:]), uint64(rank)))
 	for i := range b[:plan.PayloadBytes()] {
 		b[i] = byte(r.Uint32())
@@ -209,10 +210,10 @@ func read(l *Lease, i int, rank uint32) ([]byte, error) {
 		return nil, err
 	}
 	fail := func(err error) ([]byte, error) { p.Bad(err); return nil, err }
-	if len(image) < Page {
-		return fail(ErrDamaged)
+	if len(image) < pieceformat.Page {
+		return fail(pieceformat.ErrDamaged)
 	}
-	h, err := p.Verify(image[:Page])
+	h, err := p.Verify(image[:pieceformat.Page])
 	if err != nil {
 		return fail(err)
 	}
@@ -266,14 +267,14 @@ func usage(t testing.TB, dir string) (bytes int64, temporaries int) {
 			return err
 		}
 		rel, _ := filepath.Rel(dir, name)
-		if strings.HasPrefix(rel, metaDir) && !strings.HasPrefix(rel, quarantineDir) {
+		if strings.HasPrefix(rel, pieceformat.MetaDir) && !strings.HasPrefix(rel, pieceformat.QuarantineDir) {
 			return nil
 		}
-		if _, temp := tempOwner(e.Name()); temp {
+		if _, temp := pieceformat.ParseTemp(e.Name()); temp {
 			temporaries++
 		}
 		info, err := staging.OS().Stat(name)
-		bytes += padded(info.Allocated)
+		bytes += pieceformat.Padded(info.Allocated)
 		return err
 	})
 	if err != nil {

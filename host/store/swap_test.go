@@ -21,6 +21,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/plugins/dist"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/plugins/lru"
@@ -330,7 +331,7 @@ func TestSwapPlace(t *testing.T) {
 	if got := fmt.Sprint(names()); got != "[fanout 6 false]" {
 		t.Errorf("when the last of its files has gone: %s", got)
 	}
-	if kept, err := filepath.Glob(f.cfg.Roots[0].Path + "/" + policiesDir + "/*" + namingSuffix); err != nil || len(kept) != 1 {
+	if kept, err := filepath.Glob(f.cfg.Roots[0].Path + "/" + pieceformat.PoliciesDir + "/*" + pieceformat.PlaceSuffix); err != nil || len(kept) != 1 {
 		t.Errorf("%v kept, %v", kept, err)
 	}
 	f.checkUsed()

@@ -2,35 +2,26 @@ package store
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/zeebo/xxh3"
 )
 
-// The order of last touch outlives the host: a list of fingerprints, oldest first, beside the pieces, written at a clean end,
-// and every touchesEvery. It is advice. After a crash the last one holds for what the scan finds of it, and everything
-// stored since is newer; without any, the order of storing serves. Slots, and what the evict policy keeps of itself, are not
-// brought back after a crash: the policy is told of what is there in the order of the list.
+// The order of last touch outlives the host: a list of fingerprints, written at a clean end and every touchesEvery. It
+// is a hint. After a crash it holds for those of its entries that the scan finds, and everything stored since is newer.
+// Without a list the order of storing is used. After a crash the policy does not get its slots and its state back: it
+// is told of the entries in the order of the list.
+const touchesEvery = 5 * time.Minute
 
-const (
-	touchesFile  = metaDir + "/touches"
-	touchesMagic = "kvtouch1"
-	touchesHead  = 32 // magic, time i64, count u64, xxh3-64 of the list
-	touchesPart  = 64 << 10
-	touchesEvery = 5 * time.Minute
-)
-
-// saveTouches writes the list. Sessions have the root meanwhile, but for slices of a tenth of a millisecond.
+// saveTouches writes the list. It holds the root's lock for a tenth of a millisecond at a time.
 func (r *root) saveTouches() {
-	name := r.dir + "/" + touchesFile
-	temp := tempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
+	name := r.dir + "/" + pieceformat.TouchesFile
+	temp := pieceformat.TempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
 	err := r.writeTouches(temp)
 	if err == nil {
 		err = r.fs.Rename(temp, name)
@@ -41,7 +32,7 @@ func (r *root) saveTouches() {
 	}
 }
 
-// saveTouchesEvery does that from time to time, while there is an order worth keeping. It ends with ctx.
+// saveTouchesEvery writes the list periodically, if it has changed, until ctx ends.
 func (r *root) saveTouchesEvery(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -69,33 +60,16 @@ func (r *root) writeTouches(name string) (err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	when := r.store.stamp() // what is stored from now on is newer
 	order := r.snapshot()
-	sum := xxh3.New()
-	part := make([]byte, 0, touchesPart)
-	at := int64(touchesHead)
-	for i := range order {
-		part = binary.LittleEndian.AppendUint64(part, order[i].print)
-		if len(part) == touchesPart || i == len(order)-1 {
-			sum.Write(part)
-			if _, err := f.WriteAt(part, at); err != nil {
-				return err
-			}
-			at += int64(len(part))
-			part = part[:0]
-		}
-	}
-	part = append(part, touchesMagic...)
-	part = binary.LittleEndian.AppendUint64(part, uint64(when))
-	part = binary.LittleEndian.AppendUint64(part, uint64(len(order)))
-	part = binary.LittleEndian.AppendUint64(part, sum.Sum64())
-	if _, err := f.WriteAt(part, 0); err != nil {
+	if err := pieceformat.WriteTouches(f, when, len(order), func(i int) uint64 { return order[i].print }); err != nil {
 		return err
 	}
 	return f.Datasync()
 }
 
-// loadTouches gives each slot its place in the list, from 1 on, and the time of the list; nil when there is none to go by.
+// loadTouches returns the place of each slot in the list, from 1 on, and the time of the list; nil when there is no
+// list.
 func (r *root) loadTouches() (place []uint64, when int64) {
-	f, err := r.fs.OpenFile(r.dir+"/"+touchesFile, os.O_RDONLY, 0)
+	f, err := r.fs.OpenFile(r.dir+"/"+pieceformat.TouchesFile, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, 0
 	}
@@ -118,37 +92,15 @@ func (r *root) readTouches(f staging.File, place []uint64) (when int64, err erro
 	if err != nil {
 		return 0, err
 	}
-	var head [touchesHead]byte
-	if _, err := f.ReadAt(head[:], 0); err != nil {
-		return 0, err
-	}
-	le := binary.LittleEndian
-	count := le.Uint64(head[16:])
-	if string(head[:8]) != touchesMagic || count > 1<<32 || info.Size != touchesHead+8*int64(count) {
-		return 0, fmt.Errorf("%w: not a list of touches", ErrDamaged)
-	}
-	sum := xxh3.New()
-	part := make([]byte, touchesPart)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for at, n := int64(touchesHead), uint64(1); at < info.Size; at += int64(len(part)) {
-		part = part[:min(int64(touchesPart), info.Size-at)]
-		r.mu.Unlock() // others come in between
-		_, err := f.ReadAt(part, at)
+	n := uint64(1)
+	return pieceformat.ReadTouches(f, info.Size, func(fingerprints []uint64) {
 		r.mu.Lock()
-		if err != nil {
-			return 0, err
-		}
-		sum.Write(part)
-		for b := part; len(b) > 0; b = b[8:] {
-			if slot := r.x.FindFingerprint(le.Uint64(b)); slot != index.None && int(slot) < len(place) {
+		defer r.mu.Unlock()
+		for _, fp := range fingerprints {
+			if slot := r.x.FindFingerprint(fp); slot != index.None && int(slot) < len(place) {
 				place[slot] = n
 			}
 			n++
 		}
-	}
-	if sum.Sum64() != le.Uint64(head[24:]) {
-		return 0, fmt.Errorf("%w: list of touches", ErrDamaged)
-	}
-	return int64(le.Uint64(head[8:])), nil
+	})
 }

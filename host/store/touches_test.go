@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // order is the keys by their last touch.
@@ -30,7 +32,7 @@ func TestOrderOfTouchAfterACrash(t *testing.T) {
 
 func testOrderOfTouchAfterACrash(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 16, 1)
-	name := filepath.Join(f.cfg.Roots[0].Path, touchesFile)
+	name := filepath.Join(f.cfg.Roots[0].Path, pieceformat.TouchesFile)
 	f.mustPut(0, 1, 2, 3, 4)
 	for _, n := range []uint64{3, 0} {
 		f.lookup(n).Release()
@@ -40,7 +42,7 @@ func testOrderOfTouchAfterACrash(t *testing.T) {
 		t.Fatalf("%v, want %v", got, want)
 	}
 	var list []byte
-	for size := int64(touchesHead + 5*8); ; time.Sleep(touchesEvery) { // the store does it by itself
+	for size := int64(32 + 5*8); ; time.Sleep(touchesEvery) { // the store does it by itself
 		if info, err := os.Stat(name); err == nil && info.Size() == size {
 			f.store.roots[0].saveTouches() // the one before may have come between two touches
 			if list, err = os.ReadFile(name); err != nil {
@@ -55,7 +57,7 @@ func testOrderOfTouchAfterACrash(t *testing.T) {
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, checkpointFile)); err != nil {
+	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
 		t.Fatal(err)
 	}
 	put(t, name, list)

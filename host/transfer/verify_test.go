@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -71,7 +72,7 @@ func TestDamageIsNotServed(t *testing.T) {
 	}
 	m := other.lease(0)
 	defer m.Release()
-	if out := other.load(m, other.spread(1), nil); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, store.ErrWrongPiece) {
+	if out := other.load(m, other.spread(1), nil); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, pieceformat.ErrWrongPiece) {
 		t.Errorf("another key's piece: %+v", out)
 	}
 

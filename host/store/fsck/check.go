@@ -15,7 +15,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -58,8 +58,8 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	if info, err := o.FS.Stat(dir); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, cmp.Or(err, fs.ErrInvalid))
 	}
-	if info, err := o.FS.Stat(dir + "/" + store.MetaDir); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("%w: %s has no directory %s: %w", ErrRoot, dir, store.MetaDir, cmp.Or(err, fs.ErrInvalid))
+	if info, err := o.FS.Stat(dir + "/" + pieceformat.MetaDir); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s has no directory %s: %w", ErrRoot, dir, pieceformat.MetaDir, cmp.Or(err, fs.ErrInvalid))
 	}
 	if c.slots, err = staging.NewSlots(o.Workers, slotBytes); err != nil {
 		return nil, fmt.Errorf("fsck: %w", err)
@@ -82,7 +82,7 @@ func Files(ctx context.Context, dir string, fsys staging.FS) (int64, error) {
 	var mu sync.Mutex
 	var n int64
 	count := func(string, fs.DirEntry) { mu.Lock(); n++; mu.Unlock() }
-	err := store.Walk(ctx, fsys, dir, runtime.GOMAXPROCS(0), count, func(string, error) {})
+	err := staging.Walk(ctx, fsys, dir, runtime.GOMAXPROCS(0), count, func(string, error) {})
 	return n, err
 }
 
@@ -141,7 +141,7 @@ func (c *check) run(ctx context.Context) error {
 		})
 	}
 	visit := func(rel string, e fs.DirEntry) {
-		switch _, temp := store.TempOwner(filepath.Base(rel)); {
+		switch _, temp := pieceformat.ParseTemp(filepath.Base(rel)); {
 		case temp:
 			c.temporary(rel)
 		case !e.Type().IsRegular() || filepath.Base(rel)[0] == '.':
@@ -152,7 +152,7 @@ func (c *check) run(ctx context.Context) error {
 		}
 		c.progress(0)
 	}
-	err := store.Walk(ctx, c.o.FS, c.dir, c.o.Workers, visit, func(rel string, err error) { c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()}) })
+	err := staging.Walk(ctx, c.o.FS, c.dir, c.o.Workers, visit, func(rel string, err error) { c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()}) })
 	close(files)
 	workers.Wait()
 	if err != nil {
@@ -203,7 +203,7 @@ func (c *check) foreign(rel string) {
 	c.report.Foreign.add(bytes)
 }
 
-func (c *check) sound(h *store.Header, allocated int64) {
+func (c *check) sound(h *pieceformat.Header, allocated int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.report.Pieces.add(allocated)
@@ -252,23 +252,23 @@ func (c *check) file(ctx context.Context, rel string, buf []byte) {
 		c.report.Changing++
 		c.mu.Unlock()
 		return
-	case errors.Is(err, store.ErrNotPiece), errors.Is(err, store.ErrDamaged) && v.info.Size < store.Page:
+	case errors.Is(err, pieceformat.ErrNotPiece), errors.Is(err, pieceformat.ErrDamaged) && v.info.Size < pieceformat.Page:
 		if !c.names.claims(rel) {
 			c.foreign(rel)
 			return
 		}
 		p.Kind = Damaged
-	case errors.Is(err, store.ErrUnknownFormat):
+	case errors.Is(err, pieceformat.ErrUnknownFormat):
 		p.Kind, p.What = Later, err.Error()
 		c.found(p)
 		return
-	case errors.Is(err, store.ErrWrongPiece):
+	case errors.Is(err, pieceformat.ErrWrongPiece):
 		p.Kind = WrongPiece
-	case errors.Is(err, store.ErrSpace):
+	case errors.Is(err, errUnknownNamespace):
 		p.Kind = Orphan
-	case errors.Is(err, store.ErrUnknownPlan):
+	case errors.Is(err, pieceformat.ErrUnknownPlan):
 		p.Kind = NoPlan
-	case store.IsDamage(err):
+	case pieceformat.IsDamage(err), errors.Is(err, chunk.ErrChecksum):
 		p.Kind = Damaged
 	default:
 		p.Kind, p.What = Unreadable, err.Error()

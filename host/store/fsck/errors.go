@@ -10,5 +10,11 @@ var (
 	ErrProblems = errors.New("fsck: problems remain")
 )
 
-// errChanging is a file that was another each time it was looked at: a host is at work on it.
-var errChanging = errors.New("fsck: the file changes")
+var (
+	// errChanging is a file that changed each time it was read: a host is writing to it.
+	errChanging = errors.New("fsck: the file changes")
+	// errUnknownNamespace is a piece of a namespace whose text the root does not hold.
+	errUnknownNamespace = errors.New("unknown namespace")
+	// errTooMany is a namespace beyond those that a policy can tell apart.
+	errTooMany = errors.New("too many namespaces")
+)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -36,7 +37,7 @@ func TestSoundRoot(t *testing.T) {
 		t.Errorf("%d bytes, the host's account says %d", report.Pieces.Bytes, used)
 	}
 	quick := r.check(Options{Quick: true})
-	if quick.Err() != nil || quick.Pieces != report.Pieces || quick.Read != 3*store.Page {
+	if quick.Err() != nil || quick.Pieces != report.Pieces || quick.Read != 3*pieceformat.Page {
 		t.Errorf("quick: %+v", quick)
 	}
 }
@@ -56,10 +57,10 @@ func TestEachKindOfDamage(t *testing.T) {
 		want[names[n]] = kind
 	}
 	spoil(1, Damaged, func(b []byte) []byte { return b[:100] })
-	spoil(2, Damaged, func(b []byte) []byte { return b[:len(b)-store.Page] })
+	spoil(2, Damaged, func(b []byte) []byte { return b[:len(b)-pieceformat.Page] })
 	spoil(3, Damaged, func(b []byte) []byte { b[96] ^= 1; return b })                             // header
-	spoil(4, Damaged, func(b []byte) []byte { b[store.Page] ^= 1; return b })                     // table
-	spoil(5, Damaged, func(b []byte) []byte { b[2*store.Page+79_999] ^= 1; return b })            // last byte of some extent
+	spoil(4, Damaged, func(b []byte) []byte { b[pieceformat.Page] ^= 1; return b })               // table
+	spoil(5, Damaged, func(b []byte) []byte { b[2*pieceformat.Page+79_999] ^= 1; return b })      // last byte of some extent
 	spoil(6, Later, func(b []byte) []byte { b[8] = 9; return b })                                 // version
 	spoil(7, Orphan, func(b []byte) []byte { copy(b[16:], "another space..."); return resum(b) }) // namespace
 	spoil(8, NoPlan, func(b []byte) []byte { copy(b[144:], "another plan...."); return resum(b) })
@@ -86,12 +87,12 @@ func TestEachKindOfDamage(t *testing.T) {
 	put(filepath.Join(r.dir, "README.txt"), []byte("notes"))
 	temp := filepath.Join(filepath.Dir(names[1]), ".x.kv."+hostID+".1f.tmp")
 	put(temp, make([]byte, 5000))
-	for _, dir := range []string{store.NamespacesDir, store.PlansDir} {
+	for _, dir := range []string{pieceformat.NamespacesDir, pieceformat.PlansDir} {
 		name := filepath.Join(r.dir, dir, strings.Repeat("ab", 16))
 		put(name, []byte("junk"))
 		want[name] = Meta
 	}
-	touches := filepath.Join(r.dir, store.TouchesFile)
+	touches := filepath.Join(r.dir, pieceformat.TouchesFile)
 	r.change(touches, func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
 	want[touches] = Meta
 
@@ -144,7 +145,7 @@ func TestRepairBesideIdleHost(t *testing.T) {
 	r := newRig(t, 1<<30)
 	r.mustPut(1, 2, 3)
 	names := r.pieces(4)
-	r.change(names[2], func(b []byte) []byte { b[len(b)-store.Page] ^= 1; return b })
+	r.change(names[2], func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
 	temp := filepath.Join(filepath.Dir(names[1]), ".x.kv."+hostID+".1f.tmp")
 	if err := os.WriteFile(temp, make([]byte, 5000), 0o600); err != nil {
 		t.Fatal(err)
@@ -209,7 +210,7 @@ func TestSharedTemporaries(t *testing.T) {
 	r.mustPut(1)
 	r.store.Close()
 	young, old := filepath.Join(r.dir, ".a.kv.other.1.tmp"), filepath.Join(r.dir, ".b.kv.other.2.tmp")
-	for _, name := range []string{young, old, filepath.Join(r.dir, store.LockFile+".other")} {
+	for _, name := range []string{young, old, filepath.Join(r.dir, pieceformat.LockFile+".other")} {
 		if err := os.WriteFile(name, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -218,7 +219,7 @@ func TestSharedTemporaries(t *testing.T) {
 	if err := os.Chtimes(old, then, then); err != nil {
 		t.Fatal(err)
 	}
-	lock, err := staging.OS().Lock(filepath.Join(r.dir, store.LockFile+".other"))
+	lock, err := staging.OS().Lock(filepath.Join(r.dir, pieceformat.LockFile+".other"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +260,7 @@ func TestReplacedUnderTheRepair(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.change(name, func(b []byte) []byte { b[len(b)-store.Page] ^= 1; return b })
+	r.change(name, func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
 	fsys := &replacing{FS: staging.OS(), before: func() {
 		if err := os.Remove(name); err != nil {
 			t.Error(err)
@@ -352,7 +353,7 @@ func TestNamespaceOpenedMeanwhile(t *testing.T) {
 
 // TestTextCannotBeRead: pieces of a namespace whose text gives an error are nobody's orphans.
 func TestTextCannotBeRead(t *testing.T) {
-	for _, dir := range []string{store.NamespacesDir, store.PlansDir} {
+	for _, dir := range []string{pieceformat.NamespacesDir, pieceformat.PlansDir} {
 		r := newRig(t, 1<<30)
 		r.mustPut(1, 2, 3)
 		faulty := faultfs.New(staging.OS())

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -32,28 +32,28 @@ func (c *check) judge(rel string, how func(f io.ReaderAt, size int64) error) {
 
 // policies reads the place policies that named files: each one's module must be there, and be what it was.
 func (c *check) policies() error {
-	list, err := c.o.FS.ReadDir(c.dir + "/" + store.PoliciesDir)
+	list, err := c.o.FS.ReadDir(c.dir + "/" + pieceformat.PoliciesDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("%w: %w", ErrRoot, err)
 	}
 	for _, e := range list {
-		rel := store.PoliciesDir + "/" + e.Name()
-		if _, temp := store.TempOwner(e.Name()); temp {
+		rel := pieceformat.PoliciesDir + "/" + e.Name()
+		if _, temp := pieceformat.ParseTemp(e.Name()); temp {
 			c.temporary(rel)
 			continue
 		}
 		b, info, err := c.whole(rel, maxModule)
 		if err == nil {
 			var module string
-			if module, err = store.JudgeKeptPolicy(e.Name(), b); module != "" {
-				if _, merr := c.o.FS.Stat(c.dir + "/" + store.PoliciesDir + "/" + module); errors.Is(merr, fs.ErrNotExist) {
-					err = fmt.Errorf("%w: its module %s is missing; the files that it named get new names at the next start", store.ErrDamaged, module)
+			if module, err = pieceformat.CheckPolicy(e.Name(), b); module != "" {
+				if _, merr := c.o.FS.Stat(c.dir + "/" + pieceformat.PoliciesDir + "/" + module); errors.Is(merr, fs.ErrNotExist) {
+					err = fmt.Errorf("%w: its module %s is missing; the files that it named get new names at the next start", pieceformat.ErrDamaged, module)
 				}
 			}
 		}
-		if errors.Is(err, store.ErrNotPiece) {
+		if errors.Is(err, pieceformat.ErrNotPiece) {
 			c.foreign(rel)
 			continue
 		}

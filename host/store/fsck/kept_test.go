@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 )
 
@@ -35,12 +36,12 @@ func TestWhatTheNextStartGoesBy(t *testing.T) {
 		}
 		want[name] = Meta
 	}
-	spoil(store.CheckpointFile, "")
-	spoil(store.StateFile, "kvstate1 and what is no state")
-	spoil(store.WrittenFile, "many")
-	spoil(store.PoliciesDir+"/"+strings.Repeat("ab", 32)+".wasm", "no such module")
-	spoil(store.PoliciesDir+"/0123.place", `{"name":"x","module":{"sha256":"`+strings.Repeat("cd", 32)+`"}}`)
-	spoil(store.PoliciesDir+"/4567.place", "{")
+	spoil(pieceformat.CheckpointFile, "")
+	spoil(pieceformat.StateFile, "kvstate1 and what is no state")
+	spoil(pieceformat.WrittenFile, "many")
+	spoil(pieceformat.PoliciesDir+"/"+strings.Repeat("ab", 32)+".wasm", "no such module")
+	spoil(pieceformat.PoliciesDir+"/0123.place", `{"name":"x","module":{"sha256":"`+strings.Repeat("cd", 32)+`"}}`)
+	spoil(pieceformat.PoliciesDir+"/4567.place", "{")
 	if got := kinds(r.check(Options{})); !maps.Equal(got, want) {
 		t.Errorf("found %v, want %v", got, want)
 	}

@@ -1,17 +1,14 @@
 package fsck
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -23,19 +20,20 @@ const (
 
 // meta reads what the store keeps for itself: everything that it takes to judge pieces, and what the next start goes by.
 func (c *check) meta() error {
-	if err := c.each(store.NamespacesDir, c.takeText); err != nil {
+	if err := c.each(pieceformat.NamespacesDir, c.takeText); err != nil {
 		return err
 	}
-	if err := c.each(store.PlansDir, c.takePlan); err != nil {
+	if err := c.each(pieceformat.PlansDir, c.takePlan); err != nil {
 		return err
 	}
-	c.touches()
-	c.judge(store.CheckpointFile, store.JudgeCheckpoint)
-	c.judge(store.StateFile, store.JudgeState)
-	if b, info, err := c.small(store.WrittenFile); err != nil {
-		c.judgeMeta(store.WrittenFile, info, err)
+	c.judge(pieceformat.TouchesFile, pieceformat.CheckTouches)
+	c.judge(pieceformat.CheckpointFile, pieceformat.CheckCheckpoint)
+	c.judge(pieceformat.StateFile, pieceformat.CheckState)
+	if b, info, err := c.small(pieceformat.WrittenFile); err != nil {
+		c.judgeMeta(pieceformat.WrittenFile, info, err)
 	} else {
-		c.judgeMeta(store.WrittenFile, info, store.JudgeWritten(b))
+		_, _, err := pieceformat.DecodeWritten(b)
+		c.judgeMeta(pieceformat.WrittenFile, info, err)
 	}
 	if err := c.policies(); err != nil {
 		return err
@@ -46,8 +44,8 @@ func (c *check) meta() error {
 func (c *check) takeText(d chunk.Digest, b []byte) error {
 	c.kept.Lock()
 	defer c.kept.Unlock()
-	if store.TextDigest(b) != d {
-		return fmt.Errorf("%w: its digest is %s", store.ErrDamaged, store.TextDigest(b))
+	if chunk.TextDigest(b) != d {
+		return fmt.Errorf("%w: its digest is %s", pieceformat.ErrDamaged, chunk.TextDigest(b))
 	}
 	if _, ok := c.texts[d]; ok {
 		return nil
@@ -62,7 +60,7 @@ func (c *check) takeText(d chunk.Digest, b []byte) error {
 func (c *check) takePlan(d chunk.Digest, b []byte) error {
 	p, err := chunk.DecodePlan(b)
 	if err == nil && p.Digest() != d {
-		err = fmt.Errorf("%w: its digest is %s", store.ErrDamaged, p.Digest())
+		err = fmt.Errorf("%w: its digest is %s", pieceformat.ErrDamaged, p.Digest())
 	}
 	if err != nil {
 		return err
@@ -85,9 +83,9 @@ func (c *check) hasText(d chunk.Digest) error {
 	if known() {
 		return nil
 	}
-	b, _, err := c.small(store.NamespacesDir + "/" + d.String())
+	b, _, err := c.small(pieceformat.NamespacesDir + "/" + d.String())
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: digest %s", store.ErrSpace, d)
+		return fmt.Errorf("%w: digest %s", errUnknownNamespace, d)
 	}
 	if err == nil {
 		err = c.takeText(d, b)
@@ -108,9 +106,9 @@ func (c *check) plan(d chunk.Digest) (*chunk.Plan, error) {
 	if p := known(); p != nil {
 		return p, nil
 	}
-	b, _, err := c.small(store.PlansDir + "/" + d.String())
+	b, _, err := c.small(pieceformat.PlansDir + "/" + d.String())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s", store.ErrUnknownPlan, d)
+		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, d)
 	}
 	if err == nil {
 		err = c.takePlan(d, b)
@@ -131,7 +129,7 @@ func (c *check) each(dir string, take func(d chunk.Digest, b []byte) error) erro
 	}
 	for _, e := range list {
 		rel := dir + "/" + e.Name()
-		if _, temp := store.TempOwner(e.Name()); temp {
+		if _, temp := pieceformat.ParseTemp(e.Name()); temp {
 			c.temporary(rel)
 			continue
 		}
@@ -178,7 +176,7 @@ func (c *check) whole(rel string, most int64) ([]byte, staging.Info, error) {
 		return nil, info, err
 	}
 	if info.Size > most {
-		return nil, info, fmt.Errorf("%w: it has %d bytes", store.ErrDamaged, info.Size)
+		return nil, info, fmt.Errorf("%w: it has %d bytes", pieceformat.ErrDamaged, info.Size)
 	}
 	b := make([]byte, info.Size)
 	n, err := f.ReadAt(b, 0)
@@ -186,37 +184,4 @@ func (c *check) whole(rel string, most int64) ([]byte, staging.Info, error) {
 		err = nil
 	}
 	return b[:n], info, err
-}
-
-// touches checks the list of last touches: magic, time, count, checksum of the list, and the list.
-func (c *check) touches() {
-	const head = 32
-	rel := store.TouchesFile
-	f, err := c.o.FS.OpenFile(c.dir+"/"+rel, os.O_RDONLY, 0)
-	if err != nil {
-		c.judgeMeta(rel, staging.Info{}, err)
-		return
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err == nil {
-		err = func() error {
-			var b [head]byte
-			if n, err := f.ReadAt(b[:], 0); n < head {
-				return errors.Join(store.ErrDamaged, err)
-			}
-			if count := binary.LittleEndian.Uint64(b[16:]); count > 1<<40 || info.Size != head+8*int64(count) {
-				return fmt.Errorf("%w: %d bytes for %d touches", store.ErrDamaged, info.Size, count)
-			}
-			sum := xxh3.New()
-			if _, err := io.Copy(sum, io.NewSectionReader(f, head, info.Size-head)); err != nil {
-				return err
-			}
-			if sum.Sum64() != binary.LittleEndian.Uint64(b[24:]) {
-				return fmt.Errorf("%w: the list of touches has another checksum", store.ErrDamaged)
-			}
-			return nil
-		}()
-	}
-	c.judgeMeta(rel, info, err)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // names reads paths back: by the place policy that was given, and by the built-in one.
@@ -53,7 +53,7 @@ func (n *names) namespace(d chunk.Digest, text string) error {
 	defer n.mu.Unlock()
 	id := uint32(len(n.ids))
 	if id == maxNamespaces {
-		return fmt.Errorf("%w: %d namespaces", store.ErrTooMany, id)
+		return fmt.Errorf("%w: %d namespaces", errTooMany, id)
 	}
 	n.ids = append(n.ids, d)
 	if err := n.builtin.Namespace(id, text); err != nil {
@@ -83,7 +83,7 @@ func (n *names) claims(rel string) bool {
 }
 
 // holds compares a header with what the file's name says, if it says anything.
-func (n *names) holds(rel string, h *store.Header) error {
+func (n *names) holds(rel string, h *pieceformat.Header) error {
 	id, ok := n.identity(rel)
 	if !ok {
 		return nil
@@ -94,7 +94,7 @@ func (n *names) holds(rel string, h *store.Header) error {
 		return nil
 	}
 	return fmt.Errorf("%w: key %s of group %d, rank %d, namespace %s; the name is that of key %x, group %d, rank %d",
-		store.ErrWrongPiece, h.Key, h.Group, h.Rank, h.Namespace, id.Key, id.Group, id.Rank)
+		pieceformat.ErrWrongPiece, h.Key, h.Group, h.Rank, h.Namespace, id.Key, id.Group, id.Rank)
 }
 
 // misnamed says that neither place policy would look for the piece here. Without a policy to go by nobody can say.

@@ -7,16 +7,15 @@ import (
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // verdict is what a look at a file gave.
 type verdict struct {
-	header store.Header
+	header pieceformat.Header
 	info   staging.Info
 	read   int64
 }
@@ -49,7 +48,12 @@ func (c *check) settled(ctx context.Context, rel string, buf []byte) (verdict, e
 
 // bad says that an error is a judgement on a file, which a repair may act upon.
 func bad(err error) bool {
-	return store.IsDamage(err) || errors.Is(err, store.ErrSpace) || errors.Is(err, store.ErrUnknownPlan)
+	for _, e := range [...]error{pieceformat.ErrWrongPiece, chunk.ErrChecksum, errUnknownNamespace, pieceformat.ErrUnknownPlan} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return pieceformat.IsDamage(err)
 }
 
 // verify reads a file from its header to its last extent.
@@ -62,16 +66,16 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 	if v.info, err = f.Stat(); err != nil {
 		return v, err
 	}
-	n, err := c.read(ctx, f, buf[:store.Page], 0, &v)
+	n, err := c.read(ctx, f, buf[:pieceformat.Page], 0, &v)
 	if err != nil {
 		return v, err
 	}
-	if v.header, err = store.DecodeHeader(buf[:n]); err != nil {
+	if v.header, err = pieceformat.DecodeHeader(buf[:n]); err != nil {
 		return v, err
 	}
 	h := &v.header
 	if h.FileBytes() != v.info.Size {
-		return v, fmt.Errorf("%w: the file has %d bytes, its header says %d", store.ErrDamaged, v.info.Size, h.FileBytes())
+		return v, fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, v.info.Size, h.FileBytes())
 	}
 	if err := c.names.holds(rel, h); err != nil {
 		return v, err
@@ -84,7 +88,7 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 		return v, err
 	}
 	if g := plan.Geometry(); h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks || h.Extent != chunk.ExtentBytes {
-		return v, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d", store.ErrDamaged,
+		return v, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d", pieceformat.ErrDamaged,
 			h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
 	}
 	if c.o.Quick {
@@ -96,8 +100,8 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 // payload reads the table and holds each extent against it.
 func (c *check) payload(ctx context.Context, f staging.File, plan *chunk.Plan, buf []byte, v *verdict) error {
 	h := &v.header
-	part := buf[:h.DataOffset-store.Page]
-	n, err := c.read(ctx, f, part, store.Page, v)
+	part := buf[:h.DataOffset-pieceformat.Page]
+	n, err := c.read(ctx, f, part, pieceformat.Page, v)
 	if err != nil {
 		return err
 	}
@@ -117,7 +121,7 @@ func (c *check) payload(ctx context.Context, f staging.File, plan *chunk.Plan, b
 			return err
 		}
 		if n < len(part) {
-			return fmt.Errorf("%w: it ends at byte %d", store.ErrDamaged, h.DataOffset+base+int64(n))
+			return fmt.Errorf("%w: it ends at byte %d", pieceformat.ErrDamaged, h.DataOffset+base+int64(n))
 		}
 		if err := chunk.VerifyExtents(plan, lo, hi, part, base, table); err != nil {
 			return err

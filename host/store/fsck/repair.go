@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -32,12 +32,12 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 		p.Done = "replaced by its host meanwhile"
 		return
 	}
-	away := c.dir + "/" + store.RepairName(time.Now(), filepath.Base(p.Path))
+	away := c.dir + "/" + pieceformat.RepairName(time.Now(), filepath.Base(p.Path))
 	if err := c.o.FS.MkdirAll(filepath.Dir(away), 0o700); err != nil {
 		p.Failed = err.Error()
 		return
 	}
-	if p.Path == store.CheckpointFile {
+	if p.Path == pieceformat.CheckpointFile {
 		if err := c.o.FS.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			p.Failed = err.Error()
 			return
@@ -46,7 +46,7 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 		return
 	}
 	// The next start must not go by an account that has this file in it.
-	if err := c.o.FS.Remove(c.dir + "/" + store.CheckpointFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := c.o.FS.Remove(c.dir + "/" + pieceformat.CheckpointFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		p.Failed = err.Error()
 		return
 	}
@@ -71,7 +71,7 @@ type temporary struct {
 }
 
 func (c *check) temporary(rel string) {
-	owner, _ := store.TempOwner(filepath.Base(rel))
+	temp, _ := pieceformat.ParseTemp(filepath.Base(rel))
 	info, err := c.o.FS.Stat(c.dir + "/" + rel)
 	if err != nil {
 		return // published or removed meanwhile
@@ -79,7 +79,7 @@ func (c *check) temporary(rel string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.report.Temporaries.add(info.Allocated)
-	c.temps = append(c.temps, temporary{rel, owner, info})
+	c.temps = append(c.temps, temporary{rel, temp.Host, info})
 }
 
 // sweep judges the temporaries, and removes those of dead owners when this is a repair.
@@ -97,7 +97,7 @@ func (c *check) sweep() {
 		}
 		return
 	}
-	lock, err := c.o.FS.Lock(c.dir + "/" + store.LockFile)
+	lock, err := c.o.FS.Lock(c.dir + "/" + pieceformat.LockFile)
 	if err != nil {
 		c.report.InUse = errors.Is(err, staging.ErrLocked)
 		return
@@ -106,7 +106,7 @@ func (c *check) sweep() {
 	shared := c.shared()
 	for owner, list := range c.byOwner() {
 		var held io.Closer
-		name := c.dir + "/" + store.LockFile + "." + owner
+		name := c.dir + "/" + pieceformat.LockFile + "." + owner
 		if _, err := c.o.FS.Stat(name); err == nil {
 			if held, err = c.o.FS.Lock(name); err != nil {
 				c.report.InUse = true
@@ -145,12 +145,12 @@ func (c *check) byOwner() map[string][]temporary {
 
 // shared says that hosts have shared the root at some time: each left a lock file of its own.
 func (c *check) shared() bool {
-	list, err := c.o.FS.ReadDir(c.dir + "/" + filepath.Dir(store.LockFile))
+	list, err := c.o.FS.ReadDir(c.dir + "/" + filepath.Dir(pieceformat.LockFile))
 	if err != nil {
 		return true // nobody can say
 	}
 	for _, e := range list {
-		if strings.HasPrefix(e.Name(), filepath.Base(store.LockFile)+".") {
+		if strings.HasPrefix(e.Name(), filepath.Base(pieceformat.LockFile)+".") {
 			return true
 		}
 	}
@@ -164,7 +164,7 @@ func (c *check) fileTime() time.Time {
 	if !c.o.Repair {
 		return now // a check writes nothing
 	}
-	name := fmt.Sprintf("%s/%s/.fsck-%d", c.dir, store.MetaDir, os.Getpid())
+	name := fmt.Sprintf("%s/%s/.fsck-%d", c.dir, pieceformat.MetaDir, os.Getpid())
 	f, err := c.o.FS.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return now
@@ -182,14 +182,14 @@ func (c *check) fileTime() time.Time {
 
 // quarantine accounts for what is there.
 func (c *check) quarantine() error {
-	list, err := c.o.FS.ReadDir(c.dir + "/" + store.QuarantineDir)
+	list, err := c.o.FS.ReadDir(c.dir + "/" + pieceformat.QuarantineDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("%w: %w", ErrRoot, err)
 	}
 	for _, e := range list {
-		if info, err := c.o.FS.Stat(c.dir + "/" + store.QuarantineDir + "/" + e.Name()); err == nil && info.Mode.IsRegular() {
+		if info, err := c.o.FS.Stat(c.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()); err == nil && info.Mode.IsRegular() {
 			c.report.Quarantine.add(info.Allocated)
 		}
 	}

@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/zeebo/xxh3"
 )
 
 // rig is a store on one directory, with files in it.
@@ -132,14 +132,14 @@ func (r *rig) pieces(most uint64) map[uint64]string {
 	}
 	found := map[uint64]string{}
 	err := filepath.WalkDir(r.dir, func(name string, e os.DirEntry, err error) error {
-		if err != nil || e.IsDir() || strings.Contains(name, store.MetaDir) {
+		if err != nil || e.IsDir() || strings.Contains(name, pieceformat.MetaDir) {
 			return err
 		}
 		b, err := os.ReadFile(name)
 		if err != nil {
 			return err
 		}
-		if h, err := store.DecodeHeader(b); err == nil {
+		if h, err := pieceformat.DecodeHeader(b); err == nil {
 			found[byKey[h.Key]] = name
 		}
 		return nil
@@ -174,7 +174,7 @@ func (r *rig) check(o Options) *Report {
 func resum(b []byte) []byte {
 	const at = 192
 	clear(b[at : at+8])
-	sum := xxh3.Hash(b[:store.Page])
+	sum := xxh3.Hash(b[:pieceformat.Page])
 	for i := range 8 {
 		b[at+i] = byte(sum >> (8 * i))
 	}

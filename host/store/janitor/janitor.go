@@ -17,7 +17,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -159,10 +159,10 @@ func (j *Janitor) claim() (err error) {
 	if j.lock != nil {
 		return nil
 	}
-	if _, err := j.fs.Stat(j.dir + "/" + store.MetaDir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := j.fs.Stat(j.dir + "/" + pieceformat.MetaDir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	list, err := j.fs.ReadDir(j.dir + "/" + store.MetaDir)
+	list, err := j.fs.ReadDir(j.dir + "/" + pieceformat.MetaDir)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
@@ -171,7 +171,7 @@ func (j *Janitor) claim() (err error) {
 			return fmt.Errorf("%w: %s is shared by hosts, which elect an evictor", ErrInUse, j.dir)
 		}
 	}
-	if j.lock, err = j.fs.Lock(j.dir + "/" + store.LockFile); err != nil {
+	if j.lock, err = j.fs.Lock(j.dir + "/" + pieceformat.LockFile); err != nil {
 		return fmt.Errorf("%w: %w", ErrInUse, err)
 	}
 	return nil
@@ -183,9 +183,9 @@ func (j *Janitor) disown() error {
 	if j.lock == nil || j.disowned {
 		return nil
 	}
-	err := j.fs.Remove(j.dir + "/" + store.CheckpointFile)
+	err := j.fs.Remove(j.dir + "/" + pieceformat.CheckpointFile)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = j.fs.SyncDir(j.dir + "/" + store.MetaDir)
+		err = j.fs.SyncDir(j.dir + "/" + pieceformat.MetaDir)
 	}
 	j.disowned = err == nil
 	return err
@@ -250,7 +250,7 @@ func (j *Janitor) learn() error {
 			return err
 		}
 		j.known[text] = true
-		j.names = append(j.names, store.TextDigest([]byte(text)))
+		j.names = append(j.names, chunk.TextDigest([]byte(text)))
 	}
 	return nil
 }
@@ -289,7 +289,7 @@ func (j *Janitor) look(ctx context.Context, r *Round) error {
 	skipped := func(rel string, err error) {
 		j.o.Log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
 	}
-	return store.Walk(ctx, j.fs, j.dir, runtime.GOMAXPROCS(0), visit, skipped)
+	return staging.Walk(ctx, j.fs, j.dir, runtime.GOMAXPROCS(0), visit, skipped)
 }
 
 func lastUse(info staging.Info) time.Time {

@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/plugins/llmd"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -237,7 +238,7 @@ func TestAHostsRoot(t *testing.T) {
 	if err != nil || r.Removed.Files != n-5 {
 		t.Errorf("%v: %+v", err, r)
 	}
-	if _, err := os.Stat(filepath.Join(h.dir, store.CheckpointFile)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(h.dir, pieceformat.CheckpointFile)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the index that the host has left: %v", err) // it would compare some files only
 	}
 	if err := j.Close(); err != nil {

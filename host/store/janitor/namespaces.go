@@ -9,7 +9,8 @@ import (
 	"os"
 	"strings"
 
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // namespaces finds the texts of the namespaces that a directory's files are of: those that a host kept there, and for each
@@ -17,13 +18,13 @@ import (
 // works out the same name.
 func (j *Janitor) namespaces() ([]string, error) {
 	texts := append([]string(nil), j.o.Namespaces...)
-	kept, err := j.fs.ReadDir(j.dir + "/" + store.NamespacesDir)
+	kept, err := j.fs.ReadDir(j.dir + "/" + pieceformat.NamespacesDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	for _, e := range kept {
-		b, err := j.read(store.NamespacesDir + "/" + e.Name())
-		if err == nil && store.TextDigest(b).String() == e.Name() {
+		b, err := j.read(pieceformat.NamespacesDir + "/" + e.Name())
+		if err == nil && chunk.TextDigest(b).String() == e.Name() {
 			texts = append(texts, string(b))
 		}
 	}

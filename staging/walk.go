@@ -1,18 +1,17 @@
-package store
+package staging
 
 import (
 	"context"
 	"errors"
 	"io/fs"
 	"sync"
-
-	"github.com/kvhost/kvhost/staging"
 )
 
-// scan calls visit for every file below dir, on several goroutines, and returns when all are done. The store's own
-// directory and other hidden ones are left out; links are not followed. skipped hears of directories below dir that cannot
-// be read (a mount's lost+found, say).
-func scan(ctx context.Context, fsys staging.FS, dir string, workers int, visit func(rel string, e fs.DirEntry), skipped func(rel string, err error)) error {
+// Walk calls visit for every file below dir, on several goroutines, and returns when all are done. Hidden directories
+// are left out; links are not followed. skipped gets directories below dir that cannot be read, such as a mount's
+// lost+found.
+func Walk(ctx context.Context, fsys FS, dir string, workers int,
+	visit func(rel string, e fs.DirEntry), skipped func(rel string, err error)) error {
 	w := &walker{ctx: ctx, fs: fsys, dir: dir, visit: visit, skipped: skipped, todo: []string{""}}
 	w.more.L = &w.mu
 	var all sync.WaitGroup
@@ -26,7 +25,7 @@ func scan(ctx context.Context, fsys staging.FS, dir string, workers int, visit f
 // walker is a stack of directories that are to be read and the number of those being read.
 type walker struct {
 	ctx     context.Context
-	fs      staging.FS
+	fs      FS
 	dir     string
 	visit   func(string, fs.DirEntry)
 	skipped func(string, error)

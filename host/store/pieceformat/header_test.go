@@ -1,4 +1,4 @@
-package store
+package pieceformat
 
 import (
 	"bytes"
@@ -28,8 +28,8 @@ func goldenPlan(t testing.TB) *chunk.Plan {
 
 func goldenHeader(t testing.TB) (Header, []byte) {
 	plan := goldenPlan(t)
-	image := make([]byte, dataOffset(len(plan.Extents()))+padded(plan.PayloadBytes()))
-	data := image[dataOffset(len(plan.Extents())):]
+	image := make([]byte, DataOffset(len(plan.Extents()))+Padded(plan.PayloadBytes()))
+	data := image[DataOffset(len(plan.Extents())):]
 	for i := range plan.PayloadBytes() {
 		data[i] = byte(i)
 	}
@@ -38,14 +38,14 @@ func goldenHeader(t testing.TB) (Header, []byte) {
 	h := Header{
 		Namespace: chunk.Digest{1, 2, 3}, Key: chunk.Key{4, 5, 6}, Parent: chunk.Key{7, 8}, Depth: 9, Group: 10, Rank: 1,
 		Blocks: 2, Tenant: 12, Pieces: 3, StoreTime: 1_700_000_000_123_456_789, Payload: plan.PayloadBytes(), Plan: plan.Digest(),
-		Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes, Extents: uint32(len(table)), DataOffset: dataOffset(len(table)),
-		TableSum: putTable(image[Page:], table),
+		Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes, Extents: uint32(len(table)), DataOffset: DataOffset(len(table)),
+		TableSum: PutTable(image[Page:], table),
 	}
 	h.Encode(image)
 	return h, image
 }
 
-// TestGoldenFile pins format version 1 byte for byte: a file of this version stays readable as long as there is a host.
+// TestGoldenFile pins format version 1 byte for byte: every later host reads files of this version.
 func TestGoldenFile(t *testing.T) {
 	const name = "testdata/v1.piece"
 	h, image := goldenHeader(t)
@@ -68,7 +68,7 @@ func TestGoldenFile(t *testing.T) {
 	if got.FileBytes() != int64(len(want)) {
 		t.Errorf("a file of %d bytes says %d", len(want), got.FileBytes())
 	}
-	table, err := got.readTable(want[Page:], nil)
+	table, err := got.ReadTable(want[Page:], nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func FuzzDecodeHeader(f *testing.F) {
 		}
 		h, err := DecodeHeader(b)
 		if err != nil {
-			if !isDamage(err) {
+			if !IsDamage(err) {
 				t.Fatalf("an error of no known kind: %v", err)
 			}
 			return

@@ -1,4 +1,4 @@
-package store
+package pieceformat
 
 import (
 	"encoding/binary"
@@ -39,7 +39,7 @@ type Header struct {
 	DataOffset int64  // where the payload starts
 }
 
-// Where the fields stand; SPEC of format version 1. Little-endian. What is not named is zero.
+// Offsets of the fields of format version 1, little-endian. All other bytes are zero.
 const (
 	offMagic      = 0   // [8]byte
 	offVersion    = 8   // u32
@@ -65,19 +65,19 @@ const (
 	offEnd        = 200
 )
 
-// padded rounds up to whole pages.
-func padded(n int64) int64 { return (n + Page - 1) &^ (Page - 1) }
+// Padded rounds up to whole pages.
+func Padded(n int64) int64 { return (n + Page - 1) &^ (Page - 1) }
 
-// dataOffset is where a payload under so many checksums starts.
-func dataOffset(extents int) int64 { return Page + padded(8*int64(extents)) }
+// DataOffset is where the payload starts in a file with so many checksums.
+func DataOffset(extents int) int64 { return Page + Padded(8*int64(extents)) }
 
 // FileBytes is the size of a piece's file under a plan.
 func FileBytes(plan *chunk.Plan) int64 {
-	return dataOffset(len(plan.Extents())) + padded(plan.PayloadBytes())
+	return DataOffset(len(plan.Extents())) + Padded(plan.PayloadBytes())
 }
 
 // FileBytes is the size of the whole file.
-func (h *Header) FileBytes() int64 { return h.DataOffset + padded(h.Payload) }
+func (h *Header) FileBytes() int64 { return h.DataOffset + Padded(h.Payload) }
 
 // Encode writes the header to the first page of dst.
 func (h *Header) Encode(dst []byte) {
@@ -106,8 +106,8 @@ func (h *Header) Encode(dst []byte) {
 	le.PutUint64(page[offSum:], xxh3.Hash(page))
 }
 
-// DecodeHeader reads the first page of a piece file. A header that it returns without an error is whole and consistent
-// in itself; whether it is the wanted one, and whether the file is as long as it says, is the caller's to check.
+// DecodeHeader reads the first page of a piece file. A header that is returned without an error is whole and consistent
+// in itself. The caller must check that it is of the right piece and that the file is as long as it says.
 func DecodeHeader(b []byte) (Header, error) {
 	var h Header
 	if len(b) < Page {
@@ -121,7 +121,7 @@ func DecodeHeader(b []byte) (Header, error) {
 		return h, fmt.Errorf("%w: version %d, this host reads %d", ErrUnknownFormat, v, FormatVersion)
 	}
 	if got, want := headerSum(page), le.Uint64(page[offSum:]); got != want {
-		return h, fmt.Errorf("%w: header checksum %016x, it says %016x", ErrDamaged, got, want)
+		return h, fmt.Errorf("%w: header checksum %016x, the header says %016x", ErrDamaged, got, want)
 	}
 	if f := le.Uint64(page[offFlags:]); f != 0 {
 		return h, fmt.Errorf("%w: flags %#x", ErrUnknownFormat, f)
@@ -154,7 +154,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	return h, h.validate()
 }
 
-// headerSum hashes the page as if its checksum field were zero.
+// headerSum hashes the page with its checksum field as zero.
 func headerSum(page []byte) uint64 {
 	var b [Page]byte
 	copy(b[:], page)
@@ -162,7 +162,7 @@ func headerSum(page []byte) uint64 {
 	return xxh3.Hash(b[:])
 }
 
-// maxExtents bounds a table: no payload has more.
+// maxExtents is the most checksums that a payload can have.
 const maxExtents = chunk.MaxPayload/chunk.ExtentBytes + chunk.MaxSegments
 
 func (h *Header) validate() error {
@@ -186,24 +186,27 @@ func (h *Header) validate() error {
 		return bad("extents of %d bytes", h.Extent)
 	case h.Extents == 0 || h.Extents > maxExtents:
 		return bad("%d extents", h.Extents)
-	case h.DataOffset != dataOffset(int(h.Extents)):
+	case h.DataOffset != DataOffset(int(h.Extents)):
 		return bad("a payload at %d after %d extents", h.DataOffset, h.Extents)
 	}
 	return nil
 }
 
-// putTable writes a checksum table to dst, padded with zeros to whole pages, and returns its checksum.
-func putTable(dst []byte, table []uint64) uint64 {
+// PutTable writes a checksum table to dst, Padded with zeros to whole pages, and returns its checksum.
+func PutTable(dst []byte, table []uint64) uint64 {
 	for i, v := range table {
 		binary.LittleEndian.PutUint64(dst[8*i:], v)
 	}
 	n := 8 * len(table)
-	clear(dst[n:padded(int64(n))])
+	clear(dst[n:Padded(int64(n))])
 	return xxh3.Hash(dst[:n])
 }
 
-// readTable appends the header's table to dst[:0]. b starts at the table.
-func (h *Header) readTable(b []byte, dst []uint64) ([]uint64, error) {
+// ReadTable appends the checksums of the header's extents to dst[:0]. b starts at the table.
+func (h *Header) ReadTable(b []byte, dst []uint64) ([]uint64, error) {
+	if int64(len(b)) < h.DataOffset-Page {
+		return nil, fmt.Errorf("%w: %d bytes of a checksum table of %d", ErrDamaged, len(b), h.DataOffset-Page)
+	}
 	b = b[:8*int(h.Extents)]
 	if got := xxh3.Hash(b); got != h.TableSum {
 		return nil, fmt.Errorf("%w: table checksum %016x, the header says %016x", ErrDamaged, got, h.TableSum)
@@ -215,7 +218,7 @@ func (h *Header) readTable(b []byte, dst []uint64) ([]uint64, error) {
 	return dst, nil
 }
 
-// is says whether a header is of this piece.
-func (h *Header) is(c *class, k *chunk.Key, rank uint32) bool {
-	return h.Key == *k && h.Namespace == c.ns.digest && h.Group == c.group && h.Rank == rank
+// IsOf says whether the header is of this piece.
+func (h *Header) IsOf(namespace chunk.Digest, group uint32, key *chunk.Key, rank uint32) bool {
+	return h.Key == *key && h.Namespace == namespace && h.Group == group && h.Rank == rank
 }

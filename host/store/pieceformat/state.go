@@ -1,0 +1,80 @@
+package pieceformat
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+
+	"github.com/zeebo/xxh3"
+)
+
+// The state of an evict policy, little-endian: magic, time i64, slots u32, length of the format's name u32, length of
+// the data u64, xxh3-64 of both; then the format's name and the data.
+const (
+	stateMagic = "kvstate1"
+	stateHead  = 40
+	// MaxState is the most bytes of state that a policy may keep.
+	MaxState = 1 << 30
+	// MaxStateFile is the most bytes that a state takes as a file.
+	MaxStateFile = stateHead + 2*MaxState
+)
+
+// State is what an evict policy keeps. It names the checkpoint whose slots it uses by the checkpoint's time.
+type State struct {
+	Time   int64
+	Slots  uint32
+	Format string
+	Data   []byte
+}
+
+// Encode returns the file.
+func (s *State) Encode() []byte {
+	le, b := binary.LittleEndian, []byte(stateMagic)
+	b = le.AppendUint64(b, uint64(s.Time))
+	b = le.AppendUint32(b, s.Slots)
+	b = le.AppendUint32(b, uint32(len(s.Format)))
+	b = le.AppendUint64(b, uint64(len(s.Data)))
+	b = le.AppendUint64(b, 0)
+	b = append(append(b, s.Format...), s.Data...)
+	le.PutUint64(b[stateHead-8:], xxh3.Hash(b[stateHead:]))
+	return b
+}
+
+// DecodeState reads what Encode wrote.
+func DecodeState(b []byte) (s State, err error) {
+	format, _, sum, err := decodeStateHead(b[:min(len(b), stateHead)], int64(len(b)))
+	if err != nil {
+		return s, err
+	}
+	rest, le := b[stateHead:], binary.LittleEndian
+	if got := xxh3.Hash(rest); got != sum {
+		return s, fmt.Errorf("%w: policy state with checksum %016x, its head says %016x", ErrDamaged, got, sum)
+	}
+	return State{Time: int64(le.Uint64(b[8:])), Slots: le.Uint32(b[16:]), Format: string(rest[:format]), Data: rest[format:]}, nil
+}
+
+func decodeStateHead(head []byte, size int64) (format, data, sum uint64, err error) {
+	le := binary.LittleEndian
+	if len(head) < stateHead || string(head[:len(stateMagic)]) != stateMagic {
+		return 0, 0, 0, fmt.Errorf("%w: not a policy's state", ErrDamaged)
+	}
+	format, data = uint64(le.Uint32(head[20:])), le.Uint64(head[24:])
+	if format > MaxState || data > MaxState || uint64(size) != stateHead+format+data {
+		return 0, 0, 0, fmt.Errorf("%w: policy state of %d and %d bytes in a file of %d", ErrDamaged, format, data, size)
+	}
+	return format, data, le.Uint64(head[stateHead-8:]), nil
+}
+
+// CheckState compares a policy's state with its checksum.
+func CheckState(f io.ReaderAt, size int64) error {
+	head := make([]byte, stateHead)
+	n, err := f.ReadAt(head, 0)
+	if err != nil && err != io.EOF {
+		return err
+	}
+	_, _, sum, err := decodeStateHead(head[:n], size)
+	if err != nil {
+		return err
+	}
+	return checkBody(f, stateHead, size, sum)
+}
