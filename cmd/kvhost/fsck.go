@@ -122,14 +122,14 @@ func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) erro
 
 func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error) {
 	o := f.options
-	b := newFileBar(root, f.quiet)
+	b := newProgress("files of "+root, f.quiet)
 	if b.shown() {
 		n, err := fsck.Files(ctx, root, nil)
 		if err != nil {
 			return nil, err
 		}
 		b.begin(n)
-		o.Progress = b.step
+		o.Progress = b.ofFiles()
 	}
 	defer b.end()
 	return fsck.Check(ctx, root, o)

@@ -117,8 +117,9 @@ func (f *janitorFlags) run(ctx context.Context, out io.Writer, dir string) error
 		f.options.Place = m
 	}
 	f.options.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	var b *fileBar
-	f.options.Progress = func(files, bytes int64) { b.step(files, bytes) }
+	b := newProgress("files of "+dir, f.quiet)
+	step := b.ofFiles()
+	f.options.Progress = func(files, bytes int64) { step(files, bytes) }
 	j, err := janitor.New(ctx, dir, f.options)
 	if err != nil {
 		return err
@@ -126,7 +127,7 @@ func (f *janitorFlags) run(ctx context.Context, out io.Writer, dir string) error
 	defer j.Close()
 	for {
 		next := time.After(f.interval)
-		b = newFileBar(dir, f.quiet)
+		step = b.ofFiles()
 		if b.shown() {
 			n, err := fsck.Files(ctx, dir, nil)
 			if err != nil {

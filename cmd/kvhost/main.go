@@ -1,5 +1,5 @@
-// Command kvhost runs a KV-cache offload host, and the tools around it. Flags and wiring only: what it does is in
-// package host and those below it.
+// Command kvhost runs a KV-cache offload host and the tools around it. It holds flags and subcommands only; the work is done in
+// package host and the packages below it.
 package main
 
 import (
@@ -13,7 +13,7 @@ var version = "dev"
 
 func main() { os.Exit(run(context.Background(), os.Args[1:])) }
 
-// run is main without the exit: it prints the error, if any, and gives the exit code.
+// run is main without the exit. It prints the error, if any, and returns the exit code.
 func run(ctx context.Context, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)

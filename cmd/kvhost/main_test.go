@@ -185,7 +185,9 @@ func TestHelpers(t *testing.T) {
 		args []string
 		says []string
 	}{
-		{[]string{"--help"}, []string{"Exit codes:", "kvhost --policy lru.wasm", "replay", "--engine-threads-per-gpu"}},
+		{[]string{"--help"}, []string{"kvhost --policy lru.wasm", "replay", "--help-all"}},
+		{[]string{"--help-all"}, []string{"Exit codes:", "kvhost --policy lru.wasm", "replay", "--engine-threads-per-gpu"}},
+		{[]string{"serve", "--help-all"}, []string{"Exit codes:", "SIGUSR2", "--engine-threads-per-gpu"}},
 		{[]string{"replay", "--help"}, []string{"Examples:", "--chunk-bytes", "--evict"}},
 		{[]string{"version"}, []string{"policy abi 1", "lru"}},
 		{[]string{"--version"}, []string{"kvhost"}},
@@ -202,6 +204,9 @@ func TestHelpers(t *testing.T) {
 				t.Errorf("%v does not say %q:\n%s", test.args, want, r.stdout)
 			}
 		}
+	}
+	if r := finish(t, command(t, dir, "--help")); strings.Count(r.stdout, "\n") > 50 || strings.Contains(r.stdout, "--engine-threads-per-gpu") {
+		t.Errorf("--help is long:\n%s", r.stdout)
 	}
 	example, err := os.ReadFile("../../examples/kvhost.toml")
 	if err != nil {

@@ -2,65 +2,119 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
+	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
-	"github.com/vbauerster/mpb/v8"
-	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
 
 	"github.com/kvhost/kvhost/host/replay"
 )
 
-// bar shows how far a replay is, on a terminal; elsewhere it does nothing.
-type bar struct {
-	progress *mpb.Progress
-	line     *mpb.Bar
+// redraw is how often a progress line is drawn anew.
+const redraw = 100 * time.Millisecond
 
-	accesses, hits, bytes atomic.Int64
+// progress is a line on a terminal that shows how far a long command is. Elsewhere it does nothing. Its methods may be
+// called concurrently.
+type progress struct {
+	out   io.Writer // nil when nothing is shown
+	unit  string    // what is counted
+	now   func() time.Time
+	width int
+
+	mu          sync.Mutex
+	started     time.Time
+	drawn       time.Time
+	done, total int64
+	note        string
 }
 
-func newBar() *bar {
-	b := &bar{}
-	if term.IsTerminal(int(os.Stderr.Fd())) {
-		b.progress = mpb.New(mpb.WithOutput(os.Stderr), mpb.WithWidth(48))
+// newProgress shows nothing when quiet, or when standard error is not a terminal.
+func newProgress(unit string, quiet bool) *progress {
+	p := &progress{unit: unit, now: time.Now}
+	if fd := int(os.Stderr.Fd()); !quiet && term.IsTerminal(fd) {
+		p.out, p.width = os.Stderr, 80
+		if w, _, err := term.GetSize(fd); err == nil && w > 20 {
+			p.width = w
+		}
 	}
-	return b
+	return p
 }
 
-func (b *bar) begin(requests int) {
-	if b.progress == nil {
+func (p *progress) shown() bool { return p.out != nil }
+
+// begin starts a count to total.
+func (p *progress) begin(total int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.started, p.drawn, p.done, p.total, p.note = p.now(), time.Time{}, 0, total, ""
+}
+
+// step counts n more; note, when it is not empty, replaces what stands beside the count.
+func (p *progress) step(n int64, note string) {
+	if p.out == nil {
 		return
 	}
-	b.line = b.progress.AddBar(int64(requests),
-		mpb.PrependDecorators(decor.CountersNoUnit("%d/%d requests")),
-		mpb.AppendDecorators(
-			decor.Any(func(decor.Statistics) string {
-				ratio := 0.0
-				if a := b.accesses.Load(); a > 0 {
-					ratio = float64(b.hits.Load()) / float64(a)
-				}
-				return fmt.Sprintf("hit ratio %.4f, %.2f GB, ", ratio, float64(b.bytes.Load())/1e9)
-			}),
-			decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "done"),
-		),
-	)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done += n
+	if note != "" {
+		p.note = note
+	}
+	if now := p.now(); now.Sub(p.drawn) >= redraw {
+		p.drawn = now
+		p.draw(now)
+	}
 }
 
-func (b *bar) step(r replay.Request) {
-	if b.line == nil {
-		return
+// ofFiles is step for a walk over files.
+func (p *progress) ofFiles() func(files, bytes int64) {
+	var sum atomic.Int64
+	return func(files, bytes int64) {
+		p.step(files, fmt.Sprintf("%.2f GB", float64(sum.Add(bytes))/1e9))
 	}
-	b.accesses.Add(int64(r.Accesses))
-	b.hits.Add(int64(r.Hits))
-	b.bytes.Add(r.Loaded + r.Stored)
-	b.line.Increment()
 }
 
-func (b *bar) end() {
-	if b.line == nil {
+// ofRequests is step for a replay.
+func (p *progress) ofRequests() func(replay.Request) {
+	var accesses, hits, bytes atomic.Int64
+	return func(r replay.Request) {
+		ratio := float64(hits.Add(int64(r.Hits))) / float64(max(1, accesses.Add(int64(r.Accesses))))
+		p.step(1, fmt.Sprintf("hit ratio %.4f, %.2f GB", ratio, float64(bytes.Add(r.Loaded+r.Stored))/1e9))
+	}
+}
+
+// end removes the line.
+func (p *progress) end() {
+	if p.out == nil {
 		return
 	}
-	b.line.Abort(false) // without effect when it is complete
-	b.progress.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.drawn.IsZero() {
+		fmt.Fprintf(p.out, "\r%s\r", strings.Repeat(" ", p.width-1))
+	}
+}
+
+// draw is called with mu held.
+func (p *progress) draw(now time.Time) {
+	const cells = 20
+	share := 0.0
+	if p.total > 0 {
+		share = min(1, float64(p.done)/float64(p.total))
+	}
+	filled := int(share * cells)
+	line := fmt.Sprintf("%d/%d %s [%s%s]", p.done, p.total, p.unit, strings.Repeat("=", filled), strings.Repeat("-", cells-filled))
+	if p.note != "" {
+		line += " " + p.note
+	}
+	if share > 0 && share < 1 {
+		left := time.Duration(float64(now.Sub(p.started)) * (1 - share) / share)
+		line += ", " + left.Round(time.Second).String() + " left"
+	}
+	line = line[:min(len(line), p.width-1)]
+	fmt.Fprintf(p.out, "\r%-*s", p.width-1, line)
 }

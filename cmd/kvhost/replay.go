@@ -81,8 +81,8 @@ func (r *replayFlags) run(ctx context.Context) error {
 }
 
 func (r *replayFlags) play(ctx context.Context) error {
-	bar := newBar()
-	r.options.Begin, r.options.Step = bar.begin, bar.step
+	bar := newProgress("requests", false)
+	r.options.Begin, r.options.Step = func(requests int) { bar.begin(int64(requests)) }, bar.ofRequests()
 	report, err := replay.Run(ctx, r.options)
 	bar.end()
 	if err != nil && ctx.Err() != nil {

@@ -12,13 +12,10 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kvhost",
 		Short: "Host for LLM KV-cache chunks on storage, with its policy in WebAssembly",
-		Long: `kvhost moves KV-cache chunks between serving engines and storage. Where chunks go and which of them stay is decided
-by policies: WebAssembly modules, embedded or your own.
+		Long: `kvhost keeps the KV cache of LLM serving engines on storage. Policies decide where chunks go and which of them stay:
+WebAssembly modules, embedded or your own.
 
-Without a subcommand it serves: a Unix socket for clients, and a read-only HTTP listener on loopback. SIGINT and SIGTERM
-end it cleanly; SIGUSR2 switches debug logging on and off.
-
-` + exitHelp,
+Without a command it serves: clients on a Unix socket, metrics over HTTP on loopback.`,
 		Example:       serve.Example,
 		Version:       version,
 		Args:          noArgs,
@@ -27,9 +24,17 @@ end it cleanly; SIGUSR2 switches debug logging on and off.
 		SilenceUsage:  true,
 	}
 	root.SetVersionTemplate("kvhost {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.Flags().SortFlags = false
 	root.Flags().AddFlagSet(serve.Flags())
-	root.AddCommand(serve, newReplay(), newSim(), newTrace(), newFsck(), newJanitor(), newCheck(), newBench(), newPolicy(), newConfig(), newVersion())
+	cobra.EnableCommandSorting = false
+	for _, g := range groups {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+	}
+	group(root, groupServe, serve, newCheck(), newConfig(), newBench())
+	group(root, groupRoots, newFsck(), newJanitor())
+	group(root, groupPolicy, newPolicy(), newSim(), newReplay(), newTrace())
+	group(root, groupOther, newVersion())
+	addHelp(root)
 	return root
 }
 

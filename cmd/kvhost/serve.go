@@ -16,7 +16,9 @@ func newServe() *cobra.Command {
 	var s settings
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Serve clients until SIGINT or SIGTERM (what kvhost does without a subcommand)",
+		Short: "Serve clients until SIGINT or SIGTERM (the default)",
+		Long: `Serves clients until SIGINT or SIGTERM, which end it cleanly. SIGHUP reloads the policies of the configuration. SIGUSR2
+switches debug logging on and off.`,
 		Example: `  kvhost --policy lru.wasm
   kvhost --config /etc/kvhost.toml --log-level debug
   kvhost --root /mnt/nvme0/kv=2TiB --root /mnt/nvme1/kv=2TiB --policy my-evict.wasm --policy fanout.wasm`,

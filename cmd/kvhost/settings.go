@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -15,16 +16,21 @@ type settings struct {
 	given []config.Setting
 }
 
-// addTo declares the flags. Which keys there are is the configuration's business.
+// addTo declares the flags. The help shows the everyday ones; --help-all shows all.
 func (s *settings) addTo(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVarP(&s.file, "config", "c", "", "TOML file (default: $"+config.EnvFile+", else none)")
-	s.flag(f, "policy", "module", "policy module: path of a .wasm file or name of an embedded one; repeatable, at most one per role")
-	s.flag(f, "root", "path[=capacity]", "directory that holds pieces; repeatable")
+	s.flag(f, "root", "path[=capacity]", "directory that holds chunks; repeatable")
+	s.flag(f, "policy", "module", "policy module, a .wasm file or the name of an embedded one; repeatable, one per role")
 	for _, k := range config.Keys() {
-		flag := s.flag(f, k.Path(), kindName(k.Kind), k.Usage())
-		flag.DefValue = k.Default
+		usage, hidden := k.Usage(), true
+		if slices.Contains(everyday, k.Path()) {
+			usage, hidden = firstSentence(k), false
+		}
+		flag := s.flag(f, k.Path(), kindName(k.Kind), usage)
+		flag.DefValue, flag.Hidden = k.Default, hidden
+		flag.Annotations = map[string][]string{sectionOf: {k.Section}}
 		if k.Kind == config.Flag {
 			flag.NoOptDefVal = "true"
 		}

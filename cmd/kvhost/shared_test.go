@@ -9,17 +9,17 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // TestSharedRoot runs two hosts on one directory, clients on both, and kills the one that evicts.
 func TestSharedRoot(t *testing.T) {
 	dir := shortDir(t)
 	const capacity = 24 << 20
+	metrics := map[string]string{"a": freePort(t), "b": freePort(t)}
 	conf := func(id string) []string {
 		text := fmt.Sprintf(`socket = %q
 [http]
-listen = ""
+listen = %q
 [store]
 host_id = %q
 shared_poll = "50ms"
@@ -28,7 +28,7 @@ shared_lapse = "2s"
 path = %q
 capacity = %d
 shared = true
-`, filepath.Join(dir, id), id, filepath.Join(dir, "kv"), capacity)
+`, filepath.Join(dir, id), metrics[id], id, filepath.Join(dir, "kv"), capacity)
 		return []string{"--config", write(t, dir, id+".toml", text), "--log-format", "json"}
 	}
 	type figures struct {
@@ -53,7 +53,7 @@ shared = true
 	}
 	const some = "20" // requests whose chunks all fit
 	first := play("a", some)
-	time.Sleep(time.Second) // many polls; what was not seen yet is a miss
+	awaitGauge(t, metrics["b"], "kvhost_root_entries", gauge(t, metrics["a"], "kvhost_root_entries"), logB)
 	second := play("b", some)
 	if second.Hits <= first.Hits {
 		t.Errorf("b hits %d of %d chunks that a stored, a itself %d", second.Hits, second.Accesses, first.Hits)

@@ -15,9 +15,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/vbauerster/mpb/v8"
-	"github.com/vbauerster/mpb/v8/decor"
-	"golang.org/x/term"
 
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
@@ -125,9 +122,11 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		return err
 	}
 	loaded := time.Since(started)
-	stop := f.progress(g)
+	bar := newProgress("accesses", f.quiet)
+	bar.begin(g.Accesses())
+	g.Options.Progress = func(accesses int) { bar.step(int64(accesses), "") }
 	o, err := g.Run(ctx)
-	stop(err == nil)
+	bar.end()
 	if errors.Is(err, sim.ErrCapacity) {
 		return usageError{err}
 	} else if err != nil {
@@ -188,25 +187,6 @@ func (f *simFlags) load(ctx context.Context, g *sim.Grid) error {
 		g.Workloads = append(g.Workloads, w)
 	}
 	return nil
-}
-
-// progress shows a bar on a terminal until the function that it returns is called.
-func (f *simFlags) progress(g *sim.Grid) (stop func(done bool)) {
-	if f.quiet || !term.IsTerminal(int(os.Stderr.Fd())) {
-		return func(bool) {}
-	}
-	bars := mpb.New(mpb.WithOutput(os.Stderr), mpb.WithWidth(60))
-	bar := bars.AddBar(g.Accesses(), mpb.BarRemoveOnComplete(),
-		mpb.PrependDecorators(decor.Percentage(decor.WC{W: 5})),
-		mpb.AppendDecorators(decor.CurrentNoUnit("%d accesses, "), decor.AverageETA(decor.ET_STYLE_MMSS), decor.Name(" left")))
-	g.Options.Progress = bar.IncrBy
-	return func(done bool) {
-		if !done {
-			bar.Abort(true)
-		}
-		bar.SetTotal(-1, true)
-		bars.Wait()
-	}
 }
 
 func (f *simFlags) draw(o *sim.Outcome) error {
