@@ -66,7 +66,7 @@ var rootMetrics = []rootMetric{
 	{"root_shared_poll_seconds", "Time between this host's last two looks at the others.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return s.Lag.Seconds() })},
 	{"root_shared_removed_total", "Evictor: entries removed.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Removed) })},
 	{"root_shared_vetoes_total", "Evictor: entries spared because a host had them leased.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Spared) })},
-	{"root_shared_deaths_total", "Evictor: hosts given up.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Deaths) })},
+	{"root_shared_given_up_total", "Evictor: hosts given up.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.GivenUp) })},
 	{"root_entries", "Entries in the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Entries) }},
 	{"root_index_bytes", "Memory of the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
 	{"root_scanning", "1 while the scan at the start has not ended.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return truth(r.Scanning) }},

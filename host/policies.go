@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/store"
 )
 
@@ -20,7 +21,7 @@ import (
 // none takes has the built-in policy.
 type policySet struct {
 	log    *slog.Logger
-	cache  *policy.Cache
+	cache  *sandbox.Cache
 	failed chan error     // a policy's fault that ends the host
 	store  store.Policies // for the store to start with
 	roots  []*store.Use   // likewise, by root: the evict policy that it names, or nil
@@ -113,10 +114,10 @@ func openPolicies(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ 
 }
 
 // PolicyOptions are what the configuration says about opening a policy.
-func PolicyOptions(cfg *config.Config, c *config.Policy, cache *policy.Cache, log *slog.Logger) policy.Options {
+func PolicyOptions(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *slog.Logger) policy.Options {
 	opt := policy.Options{
 		Log: log, Dir: cfg.PolicyDir, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
-		MemoryPages: uint32(c.MemoryPages), Fuel: policy.Fuel{Call: uint64(c.Fuel.Call), Record: uint64(c.Fuel.Record), Time: c.Fuel.Time},
+		MemoryPages: uint32(c.MemoryPages), Fuel: sandbox.Fuel{Call: uint64(c.Fuel.Call), Record: uint64(c.Fuel.Record), Time: c.Fuel.Time},
 	}
 	if c.OnFault == config.OnFaultStop {
 		opt.OnFault = policy.Stop
@@ -126,14 +127,14 @@ func PolicyOptions(cfg *config.Config, c *config.Policy, cache *policy.Cache, lo
 
 // OpenPolicyCache opens the cache of compiled policies that the configuration names. One that cannot be used is an error
 // when it was named, and done without otherwise.
-func OpenPolicyCache(dir string, log *slog.Logger) (*policy.Cache, error) {
+func OpenPolicyCache(dir string, log *slog.Logger) (*sandbox.Cache, error) {
 	if dir != config.CacheAuto {
-		return policy.OpenCache(dir)
+		return sandbox.OpenCache(dir)
 	}
-	cache, err := policy.OpenCache(policy.CacheDir())
+	cache, err := sandbox.OpenCache(sandbox.CacheDir())
 	if err != nil {
 		log.Warn("policies are compiled at each start", "error", err)
-		return policy.OpenCache("")
+		return sandbox.OpenCache("")
 	}
 	return cache, nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // AdmitOptions bind an admission policy.
@@ -23,14 +24,14 @@ type AdmitOptions struct {
 type Admit struct {
 	m        *Module
 	settings settings
-	meter    meter
+	usage    sandbox.Usage
 	revival  *revival
 
 	mu    sync.Mutex
-	known []namespace    // in the order they were announced
-	guest guest.Admitter // native
-	in    *instance      // wasm; nil while it is down
-	admit export
+	known []namespace       // in the order they were announced
+	guest guest.Admitter    // native
+	in    *sandbox.Instance // wasm; nil while it is down
+	admit sandbox.Export
 	err   error
 
 	loaded bool
@@ -38,7 +39,8 @@ type Admit struct {
 
 // NewAdmit makes an instance.
 func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
-	s := settings{role: abi.RoleAdmit, capacity: o.Capacity, seed: o.Seed, config: o.Config, namespaces: o.MaxNamespaces}
+	s := settings{role: abi.RoleAdmit, config: o.Config}
+	s.Capacity, s.Seed, s.MaxNamespaces = o.Capacity, o.Seed, o.MaxNamespaces
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
@@ -51,49 +53,50 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 		a.loaded = m.takes(&o.State, 0) && m.loadNative(a.guest, &o.State)
 		return a, nil
 	}
-	if a.in, err = a.start(ctx, &a.meter); err != nil {
+	if a.in, err = a.start(ctx, &a.usage); err != nil {
 		return nil, err
 	}
 	if m.takes(&o.State, 0) {
 		if err := a.load(ctx, &o.State); err != nil {
-			a.in.close()
+			a.in.Close()
 			return nil, err
 		}
 	}
-	a.admit = a.in.export(abi.ExportAdmit)
+	a.admit = a.in.Export(abi.ExportAdmit)
 	return a, nil
 }
 
 // load puts an instance that took the state over in the place of the empty one.
 func (a *Admit) load(ctx context.Context, s *State) error {
-	var trial meter
-	in, err := a.start(ctx, &trial)
+	var attempt sandbox.Usage
+	in, err := a.start(ctx, &attempt)
 	if err != nil {
 		return err
 	}
-	if a.loaded, err = in.load(s.Data, 0); err != nil {
+	if a.loaded, err = in.Load(s.Data, 0); err != nil {
 		a.m.unread(err)
 	}
 	if !a.loaded {
-		in.close()
+		in.Close()
 		return nil
 	}
-	a.in.close()
-	a.in, in.meter = in, &a.meter
+	a.in.Close()
+	a.in = in
+	in.SetUsage(&a.usage)
 	return nil
 }
 
-func (a *Admit) start(ctx context.Context, t *meter) (*instance, error) {
+func (a *Admit) start(ctx context.Context, t *sandbox.Usage) (*sandbox.Instance, error) {
 	in, err := a.m.instantiate(ctx, &a.settings, t)
 	if err != nil {
 		return nil, err
 	}
-	err = in.buffer(abi.BufferArgs, batchSize*abi.CandidateSize)
+	err = in.RequireBuffer(abi.BufferArgs, sandbox.MaxBatch*abi.CandidateSize)
 	if err == nil {
-		err = in.buffer(abi.BufferResult, batchSize)
+		err = in.RequireBuffer(abi.BufferResult, sandbox.MaxBatch)
 	}
 	if err != nil {
-		in.close()
+		in.Close()
 		return nil, err
 	}
 	return in, nil
@@ -101,7 +104,7 @@ func (a *Admit) start(ctx context.Context, t *meter) (*instance, error) {
 
 // restart puts a new instance, which is told all namespaces, in the place of one that failed.
 func (a *Admit) restart(ctx context.Context) error {
-	in, err := a.start(ctx, &a.meter)
+	in, err := a.start(ctx, &a.usage)
 	if err != nil {
 		return err
 	}
@@ -109,33 +112,33 @@ func (a *Admit) restart(ctx context.Context) error {
 	defer a.mu.Unlock()
 	for _, n := range a.known {
 		if err == nil {
-			err = in.namespace(n.id, n.text)
+			err = in.Namespace(n.id, n.text)
 		}
 	}
 	if err != nil || a.err != nil {
-		in.close()
+		in.Close()
 		return err
 	}
-	a.in, a.admit = in, in.export(abi.ExportAdmit)
-	a.meter.builtin.Store(false)
+	a.in, a.admit = in, in.Export(abi.ExportAdmit)
+	a.usage.Builtin.Store(false)
 	return nil
 }
 
 // fell lets go of an instance that failed. The error is nil when the built-in policy answers in its place.
 func (a *Admit) fell(err error) error {
-	a.in.close()
+	a.in.Close()
 	a.in = nil
 	if a.revival.failed(err, a.restart) == Halt {
 		a.err = err
 		return err
 	}
-	a.meter.builtin.Store(true)
+	a.usage.Builtin.Store(true)
 	return nil
 }
 
 // Namespace tells the policy a namespace's text, before any candidate that names its id.
 func (a *Admit) Namespace(id uint32, text string) error {
-	if err := checkNamespace(a.m, id, a.settings.namespaces, text); err != nil {
+	if err := checkNamespace(a.m, id, a.settings.MaxNamespaces, text); err != nil {
 		return err
 	}
 	a.mu.Lock()
@@ -153,7 +156,7 @@ func (a *Admit) Namespace(id uint32, text string) error {
 	if a.in == nil {
 		return nil
 	}
-	if err := a.in.namespace(id, text); err != nil {
+	if err := a.in.Namespace(id, text); err != nil {
 		return a.fell(err)
 	}
 	return nil
@@ -164,12 +167,12 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for len(batch) > 0 && a.err == nil {
-		n := min(len(batch), batchSize)
+		n := min(len(batch), sandbox.MaxBatch)
 		switch {
 		case a.guest != nil:
-			start := a.meter.begin(n)
+			start := a.usage.Begin(n)
 			a.guest.Admit(batch[:n], dst[:n])
-			a.meter.done(start)
+			a.usage.End(start)
 		case a.in == nil:
 			admitAll{}.Admit(batch[:n], dst[:n])
 		default:
@@ -186,13 +189,13 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 // ask makes one crossing. The host's default is to admit.
 func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 	n := uint32(len(batch))
-	args, err := records[abi.Candidate](a.in, abi.BufferArgs, n)
+	args, err := sandbox.Records[abi.Candidate](a.in, abi.BufferArgs, n)
 	if err != nil {
 		return err
 	}
 	copy(args, batch)
-	a.in.now = batch[n-1].Time
-	got, ok, err := a.in.count(&a.admit, uint64(n), abi.CandidateSize, int(n), a.m.code.fuel.of(int(n)))
+	a.in.SetNow(batch[n-1].Time)
+	got, ok, err := a.in.Count(&a.admit, uint64(n), abi.CandidateSize, int(n), a.m.code.Limits().For(int(n)))
 	if err != nil {
 		return err
 	}
@@ -201,15 +204,15 @@ func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 		return nil
 	}
 	if got != n {
-		return a.in.fault(a.admit.name, fmt.Sprintf("gave %d answers to %d candidates", got, n), nil)
+		return a.in.Fault(a.admit.Name, fmt.Sprintf("gave %d answers to %d candidates", got, n), nil)
 	}
-	answers, err := a.in.view(abi.BufferResult, n)
+	answers, err := a.in.View(abi.BufferResult, n)
 	if err != nil {
 		return err
 	}
 	for i, answer := range answers {
 		if answer > 1 {
-			return a.in.fault(a.admit.name, fmt.Sprintf("answered %d for candidate %d, want 0 or 1", answer, i), nil)
+			return a.in.Fault(a.admit.Name, fmt.Sprintf("answered %d for candidate %d, want 0 or 1", answer, i), nil)
 		}
 		dst[i] = answer == 1
 	}
@@ -220,7 +223,7 @@ func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 func (a *Admit) Close() error {
 	a.mu.Lock()
 	if a.in != nil {
-		a.in.close()
+		a.in.Close()
 	}
 	a.err = ErrClosed
 	a.mu.Unlock()
@@ -229,7 +232,7 @@ func (a *Admit) Close() error {
 }
 
 // Stats may be called at any time.
-func (a *Admit) Stats() Stats { return a.meter.stats(a.m, abi.RoleAdmit) }
+func (a *Admit) Stats() Stats { return stats(&a.usage, a.m, abi.RoleAdmit) }
 
 func checkNamespace(m *Module, id, limit uint32, text string) error {
 	if id >= limit {

@@ -10,11 +10,12 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 func openBytes(t testing.TB, b []byte, opt Options) (*Module, error) {
 	t.Helper()
-	opt.Untried = true
+	opt.SkipSelfTest = true
 	m, err := load(t.Context(), "bad.wasm", newFile("", b), opt)
 	if err == nil {
 		t.Cleanup(func() { m.Close(t.Context()) })
@@ -116,7 +117,7 @@ func TestFaultyEvict(t *testing.T) {
 		{"recursion", evict.with(abi.ExportStep, "ii>I", i32(0), i32(0), call(4)), abi.ExportStep, "used up its fuel"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := open(t, c.mod, Options{Fuel: Fuel{Time: time.Hour}}) // a stack that grows under the race detector takes its time
+			m := open(t, c.mod, Options{Fuel: sandbox.Fuel{Time: time.Hour}}) // a stack that grows under the race detector takes its time
 			e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 100})
 			if err == nil {
 				_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: 1})
@@ -133,7 +134,7 @@ func TestFaultyEvict(t *testing.T) {
 			if e == nil {
 				return
 			}
-			for range 2 * batchSize { // events of a dead instance go nowhere, and say so
+			for range 2 * sandbox.MaxBatch { // events of a dead instance go nowhere, and say so
 				err = e.Event(abi.Event{Op: abi.OpTouch, Slot: 1})
 			}
 			if !errors.Is(err, ErrFault) || !errors.Is(e.Flush(), ErrFault) {

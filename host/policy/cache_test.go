@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
-func openCache(t testing.TB, dir string) *Cache {
+func openCache(t testing.TB, dir string) *sandbox.Cache {
 	t.Helper()
-	c, err := OpenCache(dir)
+	c, err := sandbox.OpenCache(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +116,7 @@ func TestCacheMustBePrivate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for dir, says := range map[string]string{open: "chmod 700", link: "not a directory", file: "not a directory", file + "/x": ""} {
-		if _, err := OpenCache(dir); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), says) {
+		if _, err := sandbox.OpenCache(dir); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", dir, err)
 		}
 	}
@@ -124,21 +125,21 @@ func TestCacheMustBePrivate(t *testing.T) {
 		if err := errors.Join(os.Mkdir(other, 0o700), os.Chown(other, 12345, 12345)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := OpenCache(other); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), "another user") {
+		if _, err := sandbox.OpenCache(other); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), "another user") {
 			t.Error(err)
 		}
 	}
 }
 
-// A module that was tried out is not tried again, by the same host under the same limits; one that failed is.
-func TestCacheKeepsTrials(t *testing.T) {
+// A module that passed its self-test is not tested again by the same host under the same limits. One that failed is.
+func TestCacheRecordsSelfTests(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "c")
-	tries := func(a assembly, fuel Fuel) (passed int, err error) {
+	tries := func(a assembly, fuel sandbox.Fuel) (passed int, err error) {
 		m, err := load(t.Context(), "x.wasm", newFile("", a.bytes()), Options{Cache: openCache(t, dir), Fuel: fuel})
 		if err == nil {
 			m.Close(t.Context())
 		}
-		files, globErr := filepath.Glob(dir + "/*.tried")
+		files, globErr := filepath.Glob(dir + "/*.selftest")
 		if globErr != nil {
 			t.Fatal(globErr)
 		}
@@ -146,7 +147,7 @@ func TestCacheKeepsTrials(t *testing.T) {
 	}
 	var first time.Time
 	written := func() time.Time {
-		info, err := os.Stat(only(t, dir+"/*.tried"))
+		info, err := os.Stat(only(t, dir+"/*.selftest"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,14 +157,14 @@ func TestCacheKeepsTrials(t *testing.T) {
 	for i, c := range []struct {
 		what string
 		mod  assembly
-		fuel Fuel
-		want int // trials passed until then
+		fuel sandbox.Fuel
+		want int // self-tests passed so far
 	}{
-		{"for the first time", evict, Fuel{}, 1},
-		{"again", evict, Fuel{}, 1},
-		{"with other limits", evict, Fuel{Call: 400_000}, 2},
-		{"with more time", evict, Fuel{Time: time.Second}, 3},
-		{"another module", evict.with("more", ">"), Fuel{}, 4},
+		{"for the first time", evict, sandbox.Fuel{}, 1},
+		{"again", evict, sandbox.Fuel{}, 1},
+		{"with other limits", evict, sandbox.Fuel{Call: 400_000}, 2},
+		{"with more time", evict, sandbox.Fuel{Time: time.Second}, 3},
+		{"another module", evict.with("more", ">"), sandbox.Fuel{}, 4},
 	} {
 		if n, err := tries(c.mod, c.fuel); n != c.want || err != nil {
 			t.Errorf("%d, %s: %d, %v", i, c.what, n, err)
@@ -171,39 +172,14 @@ func TestCacheKeepsTrials(t *testing.T) {
 		if i == 0 {
 			first = written()
 		} else if i == 1 && !written().Equal(first) {
-			t.Error("it was tried twice")
+			t.Error("tested twice")
 		}
 	}
-	if _, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), Fuel{}); !errors.Is(err, ErrCanary) {
+	if _, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); !errors.Is(err, ErrSelfTest) {
 		t.Errorf("got %v", err)
 	}
-	if n, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), Fuel{}); n != 4 || !errors.Is(err, ErrCanary) {
+	if n, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); n != 4 || !errors.Is(err, ErrSelfTest) {
 		t.Errorf("%d, %v", n, err)
-	}
-}
-
-// What a file of the cache says of a trial counts only if it is the very text of it.
-func TestDamagedTrialIsHeldAgain(t *testing.T) {
-	c := openCache(t, filepath.Join(t.TempDir(), "c"))
-	m := open(t, minimal(abi.RoleEvict), Options{})
-	trial := m.trial(1, true)
-	if c.tried(trial) {
-		t.Error("tried before it was")
-	}
-	c.passed(trial, m.log)
-	if !c.tried(trial) || c.tried(m.trial(2, true)) || c.tried(m.trial(1, false)) {
-		t.Error("not what was tried")
-	}
-	name := only(t, c.dir+"/*.tried")
-	for at := range trial {
-		bad := append([]byte{}, trial...)
-		bad[at] ^= 1
-		if err := os.WriteFile(name, bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if c.tried(trial) {
-			t.Errorf("byte %d is wrong", at)
-		}
 	}
 }
 
@@ -253,27 +229,6 @@ func TestClosedModulesLeaveNothing(t *testing.T) {
 	}
 }
 
-// Who waits for another compiler can be told to stop waiting.
-func TestOneCompilerAtATime(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "c")
-	a, b := openCache(t, dir), openCache(t, dir) // as two processes would
-	unlock, err := a.lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := b.lock(ctx); !errors.Is(err, ErrCache) || !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
-	unlock()
-	unlock, err = b.lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	unlock()
-}
-
 // What loading costs a host: a Go guest of 2 MB and one of a few hundred bytes, each with a cache that knows it.
 func BenchmarkLoad(b *testing.B) {
 	lru, err := os.ReadFile(filepath.Join(distDir, "lru.wasm"))
@@ -283,7 +238,7 @@ func BenchmarkLoad(b *testing.B) {
 	dir := filepath.Join(b.TempDir(), "c")
 	start := func(wasm []byte) func() {
 		return func() {
-			cache, err := OpenCache(dir)
+			cache, err := sandbox.OpenCache(dir)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	metering "github.com/kvhost/kvhost/host/policy/meter"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // Bad guests: each must end with the right fault and within its fuel, or be refused, and leave everybody else alone.
@@ -91,9 +92,11 @@ func (l *lines) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
+// logBurst is how many lines per second the sandbox logs for a module.
+const logBurst = 64
+
 func TestRunaways(t *testing.T) {
-	var budget Fuel
-	limits := budget.budgets(nil)
+	limits := sandbox.Fuel{}.Limits(nil)
 	step := abi.ExportStep
 	for _, c := range runaways {
 		t.Run(c.name, func(t *testing.T) {
@@ -112,13 +115,13 @@ func TestRunaways(t *testing.T) {
 			if !errors.Is(err, ErrFuel) && !errors.Is(err, ErrTime) {
 				t.Errorf("got %v", err)
 			}
-			if used := e.Stats().Fuel - before; used > limits.most {
+			if used := e.Stats().Fuel - before; used > limits.Max {
 				t.Errorf("used %d", used)
 			}
 			if said.n > 2*(logBurst+1) { // the second may turn meanwhile
 				t.Errorf("%d lines were logged", said.n)
 			}
-			if pages := e.in.mem.Size() >> 16; pages > defaultPages {
+			if pages := e.in.MemorySize() >> 16; pages > sandbox.DefaultPages {
 				t.Errorf("%d pages", pages)
 			}
 		})
@@ -208,7 +211,7 @@ func roomy(role abi.Role) assembly {
 func TestEachExportCanFail(t *testing.T) {
 	for _, e := range entries {
 		for kind, body := range map[string][]byte{"trap": unreachable, "loop": bodyOf(loopOf(), unreachable), "status": i32(-3)} {
-			sig := exportTypes[e.export]
+			sig := sandbox.ExportType(e.export)
 			if kind == "status" && (sig == ">" || e.export == abi.ExportBuffer) {
 				continue
 			}
@@ -247,7 +250,7 @@ func TestMemoryLimit(t *testing.T) {
 	if _, err := e.Victims(abi.Ask{MaxVictims: 1}, make([]uint32, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if pages := e.in.mem.Size() >> 16; pages != 50 {
+	if pages := e.in.MemorySize() >> 16; pages != 50 {
 		t.Errorf("%d pages", pages)
 	}
 }

@@ -1,10 +1,12 @@
 package policy
 
-// distinct finds a number that occurs twice among at most maxVictims, without allocating or sorting: a small hash set
+import "github.com/kvhost/kvhost/host/policy/sandbox"
+
+// distinct finds a number that occurs twice among at most sandbox.MaxVictims, without allocating or sorting: a small hash set
 // whose entries carry the generation that wrote them, so that it need not be cleared.
 type distinct struct {
 	gen   uint32
-	table [4 * maxVictims]struct{ gen, slot uint32 }
+	table [4 * sandbox.MaxVictims]struct{ gen, slot uint32 }
 }
 
 func (d *distinct) twice(slots []uint32) (uint32, bool) {

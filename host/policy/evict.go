@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // EvictOptions bind an eviction policy to one root.
@@ -21,16 +22,16 @@ type EvictOptions struct {
 // Evict is the eviction policy of one root. It is not safe for concurrent use, Stats excepted: the caller serialises.
 type Evict struct {
 	m        *Module
-	meter    meter
+	usage    sandbox.Usage
 	queue    []abi.Event // where events wait for a crossing: of them n < len(queue) are taken
 	n        int
 	batch    int // most events in one crossing
 	maxSlots uint32
 	seen     distinct
-	guest    guest.Evictor // native
-	in       *instance     // wasm
-	events   export
-	step     export
+	guest    guest.Evictor     // native
+	in       *sandbox.Instance // wasm
+	events   sandbox.Export
+	step     sandbox.Export
 	loaded   bool
 	err      error // why the policy ended
 }
@@ -45,22 +46,23 @@ func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 		e.loaded = m.loadNative(e.guest, &o.State)
 		return e, nil
 	}
-	ok, err := e.in.load(o.State.Data, o.MaxSlots)
+	ok, err := e.in.Load(o.State.Data, o.MaxSlots)
 	if err == nil {
 		e.loaded = ok
 		return e, nil
 	}
 	m.unread(err)
-	e.in.close()
+	e.in.Close()
 	return m.newEvict(ctx, o) // nothing of the failed attempt is left, its count of faults included
 }
 
 func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
-	s := settings{role: abi.RoleEvict, maxSlots: o.MaxSlots, capacity: o.Capacity, seed: o.Seed, config: o.Config}
+	s := settings{role: abi.RoleEvict, config: o.Config}
+	s.MaxSlots, s.Capacity, s.Seed = o.MaxSlots, o.Capacity, o.Seed
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	e := &Evict{m: m, maxSlots: o.MaxSlots, batch: batchSize, queue: make([]abi.Event, eventQueue), meter: meter{busy: true}}
+	e := &Evict{m: m, maxSlots: o.MaxSlots, batch: sandbox.MaxBatch, queue: make([]abi.Event, eventQueue), usage: sandbox.Usage{Sampled: true}}
 	var err error
 	if m.code == nil {
 		if e.guest, err = native[guest.Evictor](m, &s); err != nil {
@@ -68,12 +70,12 @@ func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 		}
 		return e, nil
 	}
-	e.batch = int(m.code.fuel.records())
-	if e.in, err = m.instantiate(ctx, &s, &e.meter); err != nil {
+	e.batch = m.code.Limits().Batch()
+	if e.in, err = m.instantiate(ctx, &s, &e.usage); err != nil {
 		return nil, err
 	}
 	if err := e.bind(); err != nil {
-		e.in.close()
+		e.in.Close()
 		return nil, err
 	}
 	return e, nil
@@ -82,19 +84,19 @@ func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 // bind asks the guest for its buffers and looks up the role's exports.
 func (e *Evict) bind() error {
 	for kind, size := range map[int]uint32{
-		abi.BufferEvents: batchSize * abi.EventSize, abi.BufferArgs: abi.AskSize, abi.BufferResult: maxVictims * 4,
+		abi.BufferEvents: sandbox.MaxBatch * abi.EventSize, abi.BufferArgs: abi.AskSize, abi.BufferResult: sandbox.MaxVictims * 4,
 	} {
-		if err := e.in.buffer(kind, size); err != nil {
+		if err := e.in.RequireBuffer(kind, size); err != nil {
 			return err
 		}
 	}
-	e.events, e.step = e.in.export(abi.ExportEvents), e.in.export(abi.ExportStep)
+	e.events, e.step = e.in.Export(abi.ExportEvents), e.in.Export(abi.ExportStep)
 	return nil
 }
 
 // eventQueue is how many events wait at most: those of several crossings. A crossing made long after the last one finds
 // neither its code nor the policy's tables in the processor's caches, and costs 20 times as much as one right after another.
-const eventQueue = 4 * batchSize
+const eventQueue = 4 * sandbox.MaxBatch
 
 // Event takes an event. It is delivered together with others: when the queue is full, with Victims, or with Flush.
 //
@@ -145,16 +147,16 @@ func (e *Evict) deliver(events []abi.Event) error {
 
 func (e *Evict) cross(events []abi.Event) error {
 	if e.in == nil {
-		start := e.meter.begin(len(events))
+		start := e.usage.Begin(len(events))
 		e.guest.Events(events)
-		e.meter.done(start)
+		e.usage.End(start)
 		return nil
 	}
 	n, err := e.write(events)
 	if err != nil {
 		return err
 	}
-	_, err = e.in.status(&e.events, n, abi.EventSize, len(events), e.m.code.fuel.of(len(events)))
+	_, err = e.in.Status(&e.events, n, abi.EventSize, len(events), e.m.code.Limits().For(len(events)))
 	return err
 }
 
@@ -163,9 +165,9 @@ func (e *Evict) write(events []abi.Event) (n uint64, err error) {
 	if len(events) == 0 {
 		return 0, nil
 	}
-	to, err := records[abi.Event](e.in, abi.BufferEvents, uint32(len(events)))
+	to, err := sandbox.Records[abi.Event](e.in, abi.BufferEvents, uint32(len(events)))
 	copy(to, events)
-	e.in.now = events[len(events)-1].Time
+	e.in.SetNow(events[len(events)-1].Time)
 	return uint64(len(events)), err
 }
 
@@ -176,7 +178,7 @@ func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 	if e.err != nil {
 		return 0, e.err
 	}
-	ask.MaxVictims = min(ask.MaxVictims, uint32(min(len(dst), maxVictims)))
+	ask.MaxVictims = min(ask.MaxVictims, uint32(min(len(dst), sandbox.MaxVictims)))
 	dst = dst[:ask.MaxVictims]
 	n, err := e.ask(ask, dst)
 	if err == nil {
@@ -198,15 +200,15 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	}
 	e.n = 0
 	if e.in == nil {
-		start := e.meter.begin(len(last))
+		start := e.usage.Begin(len(last))
 		if len(last) > 0 {
 			e.guest.Events(last)
 		}
 		n := e.guest.Victims(ask, dst)
-		e.meter.done(start)
+		e.usage.End(start)
 		return n, nil
 	}
-	args, err := records[abi.Ask](e.in, abi.BufferArgs, 1)
+	args, err := sandbox.Records[abi.Ask](e.in, abi.BufferArgs, 1)
 	if err != nil {
 		return 0, err
 	}
@@ -216,14 +218,14 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 		return 0, err
 	}
 	// What an answer takes follows from what it must pass over, not from how much is asked for.
-	n, ok, err := e.in.count(&e.step, events, abi.EventSize, len(last), e.m.code.fuel.of(len(last)+maxVictims))
+	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last), e.m.code.Limits().For(len(last)+sandbox.MaxVictims))
 	if err != nil || !ok {
 		return 0, err // the host's default is to free nothing: the store is shed
 	}
 	if n > uint32(len(dst)) {
 		return int(n), nil
 	}
-	victims, err := records[uint32](e.in, abi.BufferResult, n)
+	victims, err := sandbox.Records[uint32](e.in, abi.BufferResult, n)
 	copy(dst, victims)
 	return int(n), err
 }
@@ -259,16 +261,16 @@ func (e *Evict) Close() error {
 func (e *Evict) bad(format string, args ...any) error {
 	reason := fmt.Sprintf(format, args...)
 	if e.in != nil {
-		return e.in.fault(abi.ExportStep, reason, nil)
+		return e.in.Fault(abi.ExportStep, reason, nil)
 	}
-	e.meter.faults.Add(1)
+	e.usage.Faults.Add(1)
 	return &Fault{Module: e.m.name, Export: abi.ExportStep, Reason: reason}
 }
 
 // drop ends the instance for a reason, which every later call returns.
 func (e *Evict) drop(err error) error {
 	if e.in != nil {
-		e.in.close()
+		e.in.Close()
 	}
 	e.err, e.guest = err, nil
 	e.n = len(e.queue) - 1 // what comes goes nowhere
@@ -276,4 +278,4 @@ func (e *Evict) drop(err error) error {
 }
 
 // Stats may be called at any time.
-func (e *Evict) Stats() Stats { return e.meter.stats(e.m, abi.RoleEvict) }
+func (e *Evict) Stats() Stats { return stats(&e.usage, e.m, abi.RoleEvict) }

@@ -6,57 +6,12 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
-
-func TestBudgets(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		fuel    Fuel
-		hint    *abi.FuelHints
-		n       int
-		allowed uint64
-	}{
-		{"default", Fuel{}, nil, 10, defaultCallFuel + 10*defaultRecordFuel},
-		{"default, capped", Fuel{}, nil, 100_000, maxFuel},
-		{"a hint below the default", Fuel{}, &abi.FuelHints{Call: 1, Record: 1}, 1, defaultCallFuel + defaultRecordFuel},
-		{"a hint above it", Fuel{}, &abi.FuelHints{Call: 900_000, Record: 20_000}, 10, 1_650_000},
-		{"a hint beyond all bounds", Fuel{}, &abi.FuelHints{Call: 1 << 60, Record: 1 << 60}, 1, maxFuel},
-		{"the operator wants less", Fuel{Call: 100, Record: 1}, &abi.FuelHints{Call: 900_000}, 5, 105},
-		{"the operator allows more", Fuel{Call: 1 << 30}, nil, 0, 1 << 30},
-		{"beyond reason", Fuel{Call: 1 << 63, Record: 1 << 63}, nil, 1280, mostFuel + 1280*mostFuel},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := c.fuel.budgets(c.hint)
-			if got := b.of(c.n); got != c.allowed {
-				t.Errorf("%d, want %d", got, c.allowed)
-			}
-		})
-	}
-}
-
-// A policy whose events are dear gets fewer of them in a call.
-func TestDearEventsComeInSmallBatches(t *testing.T) {
-	for _, c := range []struct {
-		hint abi.FuelHints
-		most uint32
-	}{
-		{abi.FuelHints{}, batchSize},
-		{abi.FuelHints{Call: 1_000_000, Record: 30_000}, 100},
-		{abi.FuelHints{Call: 1 << 40, Record: 1 << 40}, 1},
-	} {
-		b := Fuel{}.budgets(&c.hint)
-		if got := b.records(); got != c.most {
-			t.Errorf("%+v: %d events", c.hint, got)
-		}
-		if b.of(int(c.most)) > maxFuel {
-			t.Errorf("%+v: a batch gets %d", c.hint, b.of(int(c.most)))
-		}
-	}
-}
 
 // An instance that runs out dies with a fault that says so and names the guest's functions; what it used is counted.
 func TestOutOfFuel(t *testing.T) {
-	m, err := Open(t.Context(), "lru", Options{Dir: distDir, Fuel: Fuel{Call: 2000, Record: 1}, Untried: true})
+	m, err := Open(t.Context(), "lru", Options{Dir: distDir, Fuel: sandbox.Fuel{Call: 2000, Record: 1}, SkipSelfTest: true})
 	if err != nil {
 		t.Fatal(err)
 	}

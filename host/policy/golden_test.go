@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
@@ -72,12 +73,12 @@ func FuzzScan(f *testing.F) {
 	}
 	f.Add([]byte("\x00asm\x01\x00\x00\x00\x01\xff\xff\xff\xff\x0f"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := scanModule(b)
+		s, err := sandbox.ScanModule(b)
 		if err != nil {
 			return
 		}
-		if _, err := s.verify(); err == nil {
-			_ = s.grants(abi.Manifest{}, nil)
+		if _, err := s.Verify(); err == nil {
+			_ = s.CheckGrants(abi.Manifest{}, nil)
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // mortal is a module with all roles whose calls trap when a candidate's, query's or plane's first word is 13.
@@ -73,7 +74,7 @@ func TestAdmitComesBack(t *testing.T) {
 
 func TestFaultsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &Module{name: "m", log: NativeModule("", nil, nil).log, code: &code{}}
+		m := &Module{name: "m", log: NativeModule("", nil, nil).log, code: &sandbox.Code{}}
 		for range 3 * mostFaults {
 			if v, pause := m.Failed(abi.RoleEvict, ErrFault); v != Restart || pause != firstPause {
 				t.Fatal(v, pause)

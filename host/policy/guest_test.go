@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // assembly is a module put together by hand, so that a bad guest is a line in a table and needs no toolchain.
@@ -17,6 +18,14 @@ type assembly struct {
 	start    bool
 	manifest string
 }
+
+type imported struct{ module, name, sig string }
+
+// Kinds of exports.
+const (
+	kindFunc   = 0
+	kindMemory = 2
+)
 
 type function struct {
 	name, sig string
@@ -117,10 +126,10 @@ func minimal(role abi.Role) assembly {
 	}}
 	for _, name := range role.Exports() {
 		body := i64(0)
-		if exportTypes[name] == "ii>i" {
+		if sandbox.ExportType(name) == "ii>i" {
 			body = i32(0)
 		}
-		a.funcs = append(a.funcs, function{name, exportTypes[name], body})
+		a.funcs = append(a.funcs, function{name, sandbox.ExportType(name), body})
 	}
 	return a
 }

@@ -1,11 +1,11 @@
 package policy
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 	metering "github.com/kvhost/kvhost/host/policy/meter"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // Inspection is what can be said of a module without running any of it.
@@ -16,32 +16,19 @@ type Inspection struct {
 	Bytes    int
 	Manifest *abi.Manifest // nil when it has none
 	Roles    []abi.Role    // those whose functions it exports
-	Imports  []Import
-	Sections []Section
+	Imports  []sandbox.Import
+	Sections []sandbox.Section
 	Counts   []metering.Count // what it has of all that is limited
 
-	MemoryPages, MostPages uint32 // of 64 KiB: at its start, and the most it may grow to
-	Fuel                   Fuel   // what a call of its roles gets, and what on top for a record
-	MostFuel               uint64 // for one call whatever the records
-	Batch                  int    // events in one call
-	StateFormat            string // of what kv_save gives; empty when it keeps none
+	MemoryPages, MostPages uint32       // of 64 KiB: at its start, and the most it may grow to
+	Fuel                   sandbox.Fuel // what a call of its roles gets, and what on top for a record
+	MostFuel               uint64       // for one call whatever the records
+	Batch                  int          // events in one call
+	StateFormat            string       // of what kv_save gives; empty when it keeps none
 
 	// Refused is why it would not be loaded with these options, nil when nothing stands against that so far: the code has
 	// not been validated, nor run.
 	Refused error
-}
-
-// Import is a host function that the module wants.
-type Import struct {
-	Module, Name, Type string
-	Grant              string // that it needs; empty for none
-	Known              bool   // this host has it
-}
-
-// Section is one section of the module.
-type Section struct {
-	Name  string
-	Bytes int
 }
 
 // Inspect reads a module as [Open] would, by path or name, and runs nothing. The error is for what cannot be read at all;
@@ -53,15 +40,16 @@ func Inspect(name string, opt Options) (*Inspection, error) {
 	}
 	m, _, pages, err := examine(name, f, &opt)
 	i := &Inspection{Path: f.path, Digest: f.digest, Bytes: len(f.bytes), MostPages: pages}
-	s, scanErr := scanModule(f.bytes)
+	s, scanErr := sandbox.ScanModule(f.bytes)
 	if scanErr != nil {
 		i.Name, i.Refused = bareName(name), refused(name, err)
 		return i, nil
 	}
-	i.sections(s)
+	i.Sections, i.Imports = s.Sections(), s.Imports()
+	i.MemoryPages = uint32(min(s.MinPages(), abi.MaxMemoryPages))
 	if err != nil { // as much as can be said of it all the same
 		m = &Module{name: bareName(name)}
-		m.roles, _ = s.verify()
+		m.roles, _ = s.Verify()
 		_ = m.describe(s)
 		i.MostPages = memoryPages(m.manifest, opt.MemoryPages)
 	}
@@ -74,8 +62,8 @@ func Inspect(name string, opt Options) (*Inspection, error) {
 			i.Roles = append(i.Roles, abi.Role(r))
 		}
 	}
-	b := opt.Fuel.budgets(m.manifest.Fuel)
-	i.Fuel, i.MostFuel, i.Batch = Fuel{Call: b.call, Record: b.record, Time: b.patience}, b.most, int(b.records())
+	l := opt.Fuel.Limits(m.manifest.Fuel)
+	i.Fuel, i.MostFuel, i.Batch = sandbox.Fuel{Call: l.Call, Record: l.Record, Time: l.CPUTime}, l.Max, l.Batch()
 	counts, limit := metering.Measure(f.bytes, metering.DefaultLimits())
 	i.Counts = counts
 	if err == nil {
@@ -85,17 +73,6 @@ func Inspect(name string, opt Options) (*Inspection, error) {
 		i.Refused = refused(name, err)
 	}
 	return i, nil
-}
-
-func (i *Inspection) sections(s *scan) {
-	i.Sections = s.sections
-	if len(s.memories) > 0 {
-		i.MemoryPages = uint32(min(s.memories[0].min, abi.MaxMemoryPages))
-	}
-	for _, im := range s.imports {
-		f, known := hostFunctions[im.module][im.name]
-		i.Imports = append(i.Imports, Import{im.module, im.name, spell(im.sig), f.grant, known})
-	}
 }
 
 // Grants are those that the module's imports need, sorted.
@@ -108,17 +85,4 @@ func (i *Inspection) Grants() []string {
 	}
 	slices.Sort(grants)
 	return slices.Compact(grants)
-}
-
-var sectionNames = [...]string{"custom", "type", "import", "function", "table", "memory", "global", "export", "start", "element", "code", "data", "data count"}
-
-func sectionName(id byte, body []byte) string {
-	if int(id) >= len(sectionNames) {
-		return fmt.Sprintf("section %d", id)
-	}
-	if id == 0 {
-		r := reader{b: body}
-		return "custom " + r.name()
-	}
-	return sectionNames[id]
 }

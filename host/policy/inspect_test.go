@@ -6,9 +6,11 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	metering "github.com/kvhost/kvhost/host/policy/meter"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 func inspect(t *testing.T, b []byte, opt Options) *Inspection {
@@ -32,12 +34,12 @@ func TestInspect(t *testing.T) {
 	a.manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["clock"],"state_format":"k/1","memory_pages":7,"fuel":{"call":1000000,"record":2}}`
 	i := inspect(t, a.bytes(), Options{Grants: []string{"clock"}})
 	if i.Name != "mine" || i.Manifest == nil || i.StateFormat != "k/1" || !reflect.DeepEqual(i.Roles, []abi.Role{abi.RoleEvict}) ||
-		i.MemoryPages != 2 || i.MostPages != 7 || i.Fuel != (Fuel{Call: 1_500_000, Record: defaultRecordFuel, Time: defaultPatience}) || i.Batch == 0 {
+		i.MemoryPages != 2 || i.MostPages != 7 || i.Fuel != (sandbox.Fuel{Call: 1_500_000, Record: 2_000, Time: 3 * time.Millisecond}) || i.Batch == 0 {
 		t.Errorf("%+v", i)
 	}
-	want := []Import{
-		{abi.ImportModule, abi.ImportNow, "() -> i64", abi.GrantClock, true},
-		{abi.ImportModule, abi.ImportFail, "(i32, i32)", "", true}, {"env", "x", "()", "", false},
+	want := []sandbox.Import{
+		{Module: abi.ImportModule, Name: abi.ImportNow, Type: "() -> i64", Grant: abi.GrantClock, Known: true},
+		{Module: abi.ImportModule, Name: abi.ImportFail, Type: "(i32, i32)", Known: true}, {Module: "env", Name: "x", Type: "()"},
 	}
 	if !reflect.DeepEqual(i.Imports, want) || !reflect.DeepEqual(i.Grants(), []string{abi.GrantClock}) {
 		t.Errorf("%+v", i.Imports)

@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/plugins/layermajor"
 )
 
@@ -24,20 +25,21 @@ type LayoutOptions struct {
 type Layout struct {
 	m        *Module
 	settings settings
-	meter    meter
+	usage    sandbox.Usage
 	revival  *revival
 
 	mu    sync.Mutex
 	told  map[uint32]bool
-	guest guest.Layouter // native
-	in    *instance      // wasm; nil while it is down
-	call  export
+	guest guest.Layouter    // native
+	in    *sandbox.Instance // wasm; nil while it is down
+	call  sandbox.Export
 	err   error
 }
 
 // NewLayout makes an instance.
 func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error) {
-	s := settings{role: abi.RoleLayout, seed: o.Seed, config: o.Config, namespaces: o.MaxNamespaces}
+	s := settings{role: abi.RoleLayout, config: o.Config}
+	s.Seed, s.MaxNamespaces = o.Seed, o.MaxNamespaces
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
@@ -56,23 +58,23 @@ func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error
 // restart makes an instance, the first one or another in the place of one that failed. It hears of namespaces when they
 // are asked about.
 func (l *Layout) restart(ctx context.Context) error {
-	in, err := l.m.instantiate(ctx, &l.settings, &l.meter)
+	in, err := l.m.instantiate(ctx, &l.settings, &l.usage)
 	if err != nil {
 		return err
 	}
-	err = in.buffer(abi.BufferArgs, abi.LayoutHeaderSize+chunk.MaxPlanes*abi.PlaneSize)
+	err = in.RequireBuffer(abi.BufferArgs, abi.LayoutHeaderSize+chunk.MaxPlanes*abi.PlaneSize)
 	if err == nil {
-		err = in.buffer(abi.BufferResult, chunk.MaxSegments*abi.SegmentSize)
+		err = in.RequireBuffer(abi.BufferResult, chunk.MaxSegments*abi.SegmentSize)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil || l.err != nil {
-		in.close()
+		in.Close()
 		return err
 	}
-	l.in, l.call = in, in.export(abi.ExportLayout)
+	l.in, l.call = in, in.Export(abi.ExportLayout)
 	clear(l.told)
-	l.meter.builtin.Store(false)
+	l.usage.Builtin.Store(false)
 	return nil
 }
 
@@ -81,7 +83,7 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g chunk.Geometry) (*chu
 	if err := g.Validate(); err != nil {
 		return nil, err
 	}
-	if err := checkNamespace(l.m, nsID, l.settings.namespaces, nsText); err != nil {
+	if err := checkNamespace(l.m, nsID, l.settings.MaxNamespaces, nsText); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
@@ -100,14 +102,14 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g chunk.Geometry) (*chu
 			return plan, nil
 		}
 		if l.in != nil {
-			l.in.close()
+			l.in.Close()
 		}
 		l.in, l.guest = nil, nil
 		if l.revival.failed(err, l.restart) == Halt {
 			l.err = err
 			return nil, err
 		}
-		l.meter.builtin.Store(true)
+		l.usage.Builtin.Store(true)
 	}
 	return chunk.NewPlan(g, (*layermajor.Policy)(nil).Layout(h, planes, nil))
 }
@@ -132,24 +134,24 @@ func (l *Layout) segments(h abi.LayoutHeader, planes []abi.Plane, nsText string)
 		if n, ok := l.guest.(guest.Namespacer); ok && tell {
 			n.Namespace(h.Namespace, nsText)
 		}
-		start := l.meter.begin(len(planes))
+		start := l.usage.Begin(len(planes))
 		segments := l.guest.Layout(h, planes, nil)
-		l.meter.done(start)
+		l.usage.End(start)
 		return segments, nil
 	}
 	if tell {
-		if err := l.in.namespace(h.Namespace, nsText); err != nil {
+		if err := l.in.Namespace(h.Namespace, nsText); err != nil {
 			return nil, err
 		}
 	}
-	args, err := l.in.view(abi.BufferArgs, uint32(abi.LayoutHeaderSize+len(planes)*abi.PlaneSize))
+	args, err := l.in.View(abi.BufferArgs, uint32(abi.LayoutHeaderSize+len(planes)*abi.PlaneSize))
 	if err != nil {
 		return nil, err
 	}
 	*(*abi.LayoutHeader)(unsafe.Pointer(&args[0])) = h
 	copy(unsafe.Slice((*abi.Plane)(unsafe.Pointer(&args[abi.LayoutHeaderSize])), len(planes)), planes)
-	n, ok, err := l.in.count(&l.call, uint64(len(planes)), abi.PlaneSize, len(planes),
-		l.m.code.fuel.most+pageFuel*uint64(len(planes))*uint64(h.Blocks))
+	n, ok, err := l.in.Count(&l.call, uint64(len(planes)), abi.PlaneSize, len(planes),
+		l.m.code.Limits().ForPages(uint64(len(planes))*uint64(h.Blocks)))
 	if err != nil {
 		return nil, err
 	}
@@ -159,14 +161,14 @@ func (l *Layout) segments(h abi.LayoutHeader, planes []abi.Plane, nsText string)
 	if n > chunk.MaxSegments {
 		return nil, l.fault(fmt.Sprintf("gave %d segments, at most %d", n, chunk.MaxSegments), nil)
 	}
-	return records[abi.Segment](l.in, abi.BufferResult, n) // NewPlan copies them before the next call
+	return sandbox.Records[abi.Segment](l.in, abi.BufferResult, n) // NewPlan copies them before the next call
 }
 
 func (l *Layout) fault(reason string, cause error) error {
 	if l.in != nil {
-		return l.in.fault(abi.ExportLayout, reason, cause)
+		return l.in.Fault(abi.ExportLayout, reason, cause)
 	}
-	l.meter.faults.Add(1)
+	l.usage.Faults.Add(1)
 	return &Fault{Module: l.m.name, Export: abi.ExportLayout, Reason: reason, Cause: cause}
 }
 
@@ -174,7 +176,7 @@ func (l *Layout) fault(reason string, cause error) error {
 func (l *Layout) Close() error {
 	l.mu.Lock()
 	if l.in != nil {
-		l.in.close()
+		l.in.Close()
 	}
 	l.err = ErrClosed
 	l.mu.Unlock()
@@ -183,4 +185,4 @@ func (l *Layout) Close() error {
 }
 
 // Stats may be called at any time.
-func (l *Layout) Stats() Stats { return l.meter.stats(l.m, abi.RoleLayout) }
+func (l *Layout) Stats() Stats { return stats(&l.usage, l.m, abi.RoleLayout) }

@@ -4,39 +4,41 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // Options say how a module is found and what it may do.
 type Options struct {
 	Log *slog.Logger
-	// Dir is where names are looked up before the embedded policies; empty for none.
+	// Dir is searched for names before the embedded policies; empty for none.
 	Dir string
-	// Grants the operator allows. A grant is given when the manifest asks for it, too. "wasi-stub" need not be listed:
-	// it opens nothing (no files, a clock that stands still, seeded random numbers).
+	// Grants are the imports that the operator allows. A module gets a grant if its manifest requests it, too. "wasi-stub"
+	// need not be listed: it opens nothing (no files, a clock that stands still, seeded random numbers).
 	Grants []string
-	// SHA256 of the module's bytes in hexadecimal; another module is refused. Empty for any.
+	// SHA256 is the digest of the module in hexadecimal; any other module is refused. Empty for any.
 	SHA256 string
-	// PublicKey of minisign, its line of base64 or the whole file: the file <module>.minisig must sign the module with it.
-	// Empty for none. (A signature inside the module would have to leave itself out, and no tool would verify it.)
+	// PublicKey is a minisign key, its line of base64 or the whole file. The file <module>.minisig must hold a signature of
+	// the module by that key. Empty for none.
 	PublicKey string
-	// MemoryPages lowers the manifest's limit of 64 KiB pages; 0 leaves it.
+	// MemoryPages lowers the manifest's limit, in pages of 64 KiB; 0 keeps it.
 	MemoryPages uint32
 	// Fuel bounds what calls may execute.
-	Fuel Fuel
-	// OnFault says what follows a fault. Stop, which must not block, is told why the host should end.
+	Fuel sandbox.Fuel
+	// OnFault says what follows a fault. Stop is told why the host should end; it must not block.
 	OnFault OnFault
 	Stop    func(error)
-	// Cache keeps compiled code; optional.
-	Cache *Cache
+	// Cache stores compiled code; optional.
+	Cache *sandbox.Cache
 
-	// Untried loads a module without a trial: for what judges modules and says more of a bad one than that it was refused.
-	Untried bool
+	// SkipSelfTest loads a module without running it. It is for programs that judge modules themselves.
+	SkipSelfTest bool
 
-	unmetered bool // for benchmarks, as the baseline
+	unmetered bool                 // for benchmarks, as the baseline
+	cpuClock  func() time.Duration // for tests
 }
 
 // Module is a policy that was loaded, checked and compiled: the source of instances for its roles. It is safe for
@@ -45,15 +47,13 @@ type Module struct {
 	name     string
 	digest   string
 	manifest abi.Manifest
-	known    bool // manifest is the module's own: settings are checked against it
+	known    bool // the manifest is the module's own, so settings are checked against it
 	roles    [abi.Roles]bool
 	log      *slog.Logger
-	lines    lineLimit
 	guard    guard
 
 	make   func(guest.Info) (any, error) // native
-	code   *code                         // wasm
-	ending sync.WaitGroup                // instances that give their memory back
+	code   *sandbox.Code                 // wasm
 	source source
 }
 
@@ -63,37 +63,41 @@ func (m *Module) Name() string { return m.name }
 // Digest is the SHA-256 of the module's bytes in hexadecimal, or "native".
 func (m *Module) Digest() string { return m.digest }
 
-// Manifest describes the module. Without one of its own it holds the name and the roles.
+// Manifest describes the module. A module without a manifest gets one with its name and roles.
 func (m *Module) Manifest() abi.Manifest { return m.manifest }
 
-// Has says whether the module takes the role.
+// Has reports whether the module has the role.
 func (m *Module) Has(r abi.Role) bool { return r < abi.Roles && m.roles[r] }
+
+// Counters are the sums that the module's instances reported through counter_add, by the manifest's names.
+func (m *Module) Counters() map[string]int64 {
+	if m.code == nil || len(m.manifest.Counters) == 0 {
+		return nil
+	}
+	out := make(map[string]int64, len(m.manifest.Counters))
+	for i, name := range m.manifest.Counters {
+		out[name] = m.code.Counter(i)
+	}
+	return out
+}
 
 // Close releases the compiled code. Everything made from the module must have been closed before.
 func (m *Module) Close(ctx context.Context) error {
 	if m.code == nil {
 		return nil
 	}
-	m.ending.Wait()
-	return m.code.close(ctx)
+	return m.code.Close(ctx)
 }
 
 // settings are what a role's instances are made with.
 type settings struct {
-	role       abi.Role
-	maxSlots   uint32
-	namespaces uint32
-	capacity   uint64
-	seed       uint64
-	config     Config
-	longer     uint32 // bytes by which records are longer than this version has them; for probes
-	bare       bool   // kv_init is not called; for probes
+	role   abi.Role
+	config Config
+	sandbox.Settings
 }
 
-// Limits that every instance is told.
+// Limits of a role.
 const (
-	batchSize            = 256 // records in one call
-	maxVictims           = 1024
 	defaultNamespaces    = 1024
 	maxNamespaces        = 1 << 16
 	maxSlots             = 1 << 31
@@ -108,14 +112,14 @@ func (m *Module) prepare(s *settings) error {
 	if !m.Has(s.role) {
 		return fmt.Errorf("%w: %s has no role %s", ErrRole, m.name, s.role)
 	}
-	if s.namespaces == 0 {
-		s.namespaces = defaultNamespaces
+	if s.MaxNamespaces == 0 {
+		s.MaxNamespaces = defaultNamespaces
 	}
-	if s.namespaces > maxNamespaces {
-		return fmt.Errorf("%w: %s: %d namespaces, at most %d", ErrConfig, m.name, s.namespaces, maxNamespaces)
+	if s.MaxNamespaces > maxNamespaces {
+		return fmt.Errorf("%w: %s: %d namespaces, at most %d", ErrConfig, m.name, s.MaxNamespaces, maxNamespaces)
 	}
-	if s.maxSlots > maxSlots {
-		return fmt.Errorf("%w: %s: %d slots, at most %d", ErrConfig, m.name, s.maxSlots, uint32(maxSlots))
+	if s.MaxSlots > maxSlots {
+		return fmt.Errorf("%w: %s: %d slots, at most %d", ErrConfig, m.name, s.MaxSlots, uint32(maxSlots))
 	}
 	if !m.known {
 		return nil
@@ -123,9 +127,18 @@ func (m *Module) prepare(s *settings) error {
 	return s.config.check(m.name, m.manifest.Config)
 }
 
+func (m *Module) instantiate(ctx context.Context, s *settings, u *sandbox.Usage) (*sandbox.Instance, error) {
+	text, err := s.config.text()
+	if err != nil {
+		return nil, err
+	}
+	s.Config = text
+	return m.code.Instantiate(ctx, &s.Settings, u)
+}
+
 func (s *settings) info() guest.Info {
 	return guest.Info{
-		MaxSlots: s.maxSlots, MaxBatch: batchSize, MaxVictims: maxVictims, MaxNamespaces: s.namespaces,
-		Capacity: s.capacity, Seed: s.seed, Config: guest.Config(s.config),
+		MaxSlots: s.MaxSlots, MaxBatch: sandbox.MaxBatch, MaxVictims: sandbox.MaxVictims, MaxNamespaces: s.MaxNamespaces,
+		Capacity: s.Capacity, Seed: s.Seed, Config: guest.Config(s.config),
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // PlaceOptions bind a place policy.
@@ -38,7 +39,7 @@ const maxRoots = 64
 type Place struct {
 	m        *Module
 	settings settings
-	meter    meter
+	usage    sandbox.Usage
 
 	mu    sync.Mutex
 	cond  sync.Cond
@@ -77,11 +78,12 @@ type placer interface {
 
 // NewPlace makes the role and its first guest, so that a module that cannot start fails here.
 func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
-	s := settings{role: abi.RolePlace, seed: o.Seed, config: o.Config, namespaces: o.MaxNamespaces}
+	s := settings{role: abi.RolePlace, config: o.Config}
+	s.Seed, s.MaxNamespaces = o.Seed, o.MaxNamespaces
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	p := &Place{m: m, settings: s, most: max(2, runtime.GOMAXPROCS(0)), meter: meter{busy: true}}
+	p := &Place{m: m, settings: s, most: max(2, runtime.GOMAXPROCS(0)), usage: sandbox.Usage{Sampled: true}}
 	p.cond.L = &p.mu
 	first, err := p.grow(ctx)
 	if err != nil {
@@ -93,9 +95,9 @@ func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
 
 func (p *Place) grow(ctx context.Context) (placer, error) {
 	if p.m.code == nil {
-		return newNativePlacer(p.m, &p.settings, &p.meter)
+		return newNativePlacer(p.m, &p.settings, &p.usage)
 	}
-	return newGuestPlacer(ctx, p.m, &p.settings, &p.meter)
+	return newGuestPlacer(ctx, p.m, &p.settings, &p.usage)
 }
 
 // take gives a guest that knows every namespace and the roots of now.
@@ -126,7 +128,7 @@ func (p *Place) take() (placer, error) {
 			p.lost(err)
 			return nil, err
 		}
-		p.meter.builtin.Store(false)
+		p.usage.Builtin.Store(false)
 		p.until.Store(0)
 	}
 	if err := g.catchUp(known, roots, round); err != nil {
@@ -167,11 +169,11 @@ func (p *Place) lost(cause error) {
 	case Halt:
 		p.again = time.Time{}
 	}
-	p.meter.builtin.Store(p.live == 0)
+	p.usage.Builtin.Store(p.live == 0)
 	if p.live == 0 {
 		p.until.Store(math.MaxInt64)
 		if !p.again.IsZero() {
-			p.until.Store(nanotime() + int64(time.Until(p.again)))
+			p.until.Store(sandbox.Nanotime() + int64(time.Until(p.again)))
 		}
 	}
 	p.mu.Unlock()
@@ -181,7 +183,7 @@ func (p *Place) lost(cause error) {
 // Down says that no call can succeed at present: what the policy has named cannot be found.
 func (p *Place) Down() bool {
 	t := p.until.Load()
-	return t != 0 && nanotime() < t
+	return t != 0 && sandbox.Nanotime() < t
 }
 
 // Banned says that the policy is to name nothing new.
@@ -194,7 +196,7 @@ func (p *Place) pausing() bool {
 
 // Namespace tells the policy a namespace's text, before any query that names its id.
 func (p *Place) Namespace(id uint32, text string) error {
-	if err := checkNamespace(p.m, id, p.settings.namespaces, text); err != nil {
+	if err := checkNamespace(p.m, id, p.settings.MaxNamespaces, text); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -304,7 +306,7 @@ func (p *Place) Identity(path []byte) (abi.PathIdentity, error) {
 	if err != nil || id.Known == 0 {
 		return abi.PathIdentity{}, err
 	}
-	if id.Known > 1 || id.KeyLen == 0 || id.KeyLen > abi.KeyBytes || id.Namespace >= p.settings.namespaces {
+	if id.Known > 1 || id.KeyLen == 0 || id.KeyLen > abi.KeyBytes || id.Namespace >= p.settings.MaxNamespaces {
 		return abi.PathIdentity{}, g.fault(abi.ExportUnplace, fmt.Sprintf("read %q as namespace %d, key of %d bytes, known %d", path, id.Namespace, id.KeyLen, id.Known))
 	}
 	q := abi.PlaceQuery{Namespace: id.Namespace, Group: id.Group, Rank: id.Rank, KeyLen: id.KeyLen, Key: id.Key}
@@ -320,7 +322,7 @@ func (p *Place) builtin() (placer, error) {
 	if p.spare == nil {
 		s := p.settings
 		s.config = nil
-		g, err := newNativePlacer(Builtin(abi.RolePlace), &s, &meter{})
+		g, err := newNativePlacer(Builtin(abi.RolePlace), &s, &sandbox.Usage{})
 		if err != nil {
 			return nil, err
 		}
@@ -369,4 +371,4 @@ func (p *Place) Close() error {
 }
 
 // Stats may be called at any time.
-func (p *Place) Stats() Stats { return p.meter.stats(p.m, abi.RolePlace) }
+func (p *Place) Stats() Stats { return stats(&p.usage, p.m, abi.RolePlace) }

@@ -7,23 +7,24 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // nativePlacer is a Go guest.
 type nativePlacer struct {
 	m     *Module
-	meter *meter
+	usage *sandbox.Usage
 	guest guest.Placer
 	told  int
 	roots []abi.RootFacts
 }
 
-func newNativePlacer(m *Module, s *settings, t *meter) (placer, error) {
+func newNativePlacer(m *Module, s *settings, t *sandbox.Usage) (placer, error) {
 	g, err := native[guest.Placer](m, s)
 	if err != nil {
 		return nil, err
 	}
-	return &nativePlacer{m: m, meter: t, guest: g}, nil
+	return &nativePlacer{m: m, usage: t, guest: g}, nil
 }
 
 func (p *nativePlacer) catchUp(known []namespace, roots []abi.RootFacts, _ uint64) error {
@@ -38,9 +39,9 @@ func (p *nativePlacer) catchUp(known []namespace, roots []abi.RootFacts, _ uint6
 }
 
 func (p *nativePlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool, error) {
-	start := p.meter.begin(1)
+	start := p.usage.Begin(1)
 	out, root := p.guest.Place(q, p.roots, dst)
-	p.meter.done(start)
+	p.usage.End(start)
 	if err := p.judge(root); err != nil {
 		return dst, root, false, err
 	}
@@ -48,14 +49,14 @@ func (p *nativePlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool
 }
 
 func (p *nativePlacer) paths(queries []abi.PlaceQuery, out *Names) (bool, error) {
-	start := p.meter.begin(len(queries))
+	start := p.usage.Begin(len(queries))
 	first := len(out.roots)
 	for i := range queries {
 		var root uint32
 		out.text, root = p.guest.Place(&queries[i], p.roots, out.text)
 		out.ended(root)
 	}
-	p.meter.done(start)
+	p.usage.End(start)
 	for i, root := range out.roots[first:] {
 		if err := p.judge(root); err != nil {
 			out.keep(first + i)
@@ -75,14 +76,14 @@ func (p *nativePlacer) judge(root uint32) error {
 func (p *nativePlacer) batch() int { return Together }
 
 func (p *nativePlacer) identity(path []byte) (abi.PathIdentity, bool, error) {
-	start := p.meter.begin(1)
+	start := p.usage.Begin(1)
 	id := p.guest.Unplace(path)
-	p.meter.done(start)
+	p.usage.End(start)
 	return id, true, nil
 }
 
 func (p *nativePlacer) fault(export, reason string) error {
-	p.meter.faults.Add(1)
+	p.usage.Faults.Add(1)
 	return &Fault{Module: p.m.name, Export: export, Reason: reason}
 }
 
@@ -91,9 +92,10 @@ func (p *nativePlacer) close()      {}
 
 // guestPlacer is a wasm guest.
 type guestPlacer struct {
-	in      *instance
-	place   export
-	unplace export
+	m       *Module
+	in      *sandbox.Instance
+	place   sandbox.Export
+	unplace sandbox.Export
 	told    int
 	round   uint64
 	roots   uint32
@@ -106,18 +108,18 @@ const (
 	Together = 15
 )
 
-func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *meter) (placer, error) {
+func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *sandbox.Usage) (placer, error) {
 	in, err := m.instantiate(ctx, s, t)
 	if err != nil {
 		return nil, err
 	}
-	p := &guestPlacer{in: in, round: ^uint64(0), place: in.export(abi.ExportPlace), unplace: in.export(abi.ExportUnplace)}
+	p := &guestPlacer{m: m, in: in, round: ^uint64(0), place: in.Export(abi.ExportPlace), unplace: in.Export(abi.ExportUnplace)}
 	err = p.rooms()
 	if err == nil {
-		err = in.offer(abi.BufferRoots, abi.RootsHeaderSize+maxRoots*abi.RootFactsSize)
+		err = in.OfferBuffer(abi.BufferRoots, abi.RootsHeaderSize+maxRoots*abi.RootFactsSize)
 	}
 	if err != nil {
-		in.close()
+		in.Close()
 		return nil, err
 	}
 	return p, nil
@@ -126,21 +128,21 @@ func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *meter) (plac
 // rooms asks for room for a batch, and where the guest has none, for one query and one answer.
 func (p *guestPlacer) rooms() error {
 	const args = abi.PathRefSize + maxPathBytes
-	if err := p.in.offer(abi.BufferResult, Together*placeRoom); err != nil {
+	if err := p.in.OfferBuffer(abi.BufferResult, Together*placeRoom); err != nil {
 		return err
 	}
-	if p.most = Together; p.in.bufs[abi.BufferResult].ptr == 0 {
+	if p.most = Together; !p.in.HasBuffer(abi.BufferResult, 1) {
 		p.most = 1
-		if err := p.in.buffer(abi.BufferResult, placeRoom); err != nil {
+		if err := p.in.RequireBuffer(abi.BufferResult, placeRoom); err != nil {
 			return err
 		}
 	}
-	return p.in.buffer(abi.BufferArgs, max(args, uint32(p.most)*abi.PlaceQuerySize))
+	return p.in.RequireBuffer(abi.BufferArgs, max(args, uint32(p.most)*abi.PlaceQuerySize))
 }
 
 func (p *guestPlacer) catchUp(known []namespace, roots []abi.RootFacts, round uint64) error {
 	for ; p.told < len(known); p.told++ {
-		if err := p.in.namespace(known[p.told].id, known[p.told].text); err != nil {
+		if err := p.in.Namespace(known[p.told].id, known[p.told].text); err != nil {
 			return err
 		}
 	}
@@ -148,10 +150,10 @@ func (p *guestPlacer) catchUp(known []namespace, roots []abi.RootFacts, round ui
 		return nil
 	}
 	p.round, p.roots = round, uint32(len(roots))
-	if p.in.bufs[abi.BufferRoots].ptr == 0 {
+	if !p.in.HasBuffer(abi.BufferRoots, 1) {
 		return nil
 	}
-	b, err := p.in.view(abi.BufferRoots, abi.RootsHeaderSize+p.roots*abi.RootFactsSize)
+	b, err := p.in.View(abi.BufferRoots, abi.RootsHeaderSize+p.roots*abi.RootFactsSize)
 	if err != nil {
 		return err
 	}
@@ -195,19 +197,19 @@ func (p *guestPlacer) batch() int { return p.most }
 // ask makes one crossing with as many queries as a batch has at most.
 func (p *guestPlacer) ask(queries []abi.PlaceQuery) (result []byte, ok bool, err error) {
 	n := len(queries)
-	args, err := records[abi.PlaceQuery](p.in, abi.BufferArgs, uint32(n))
+	args, err := sandbox.Records[abi.PlaceQuery](p.in, abi.BufferArgs, uint32(n))
 	if err != nil {
 		return nil, false, err
 	}
 	copy(args, queries)
-	got, ok, err := p.in.count(&p.place, uint64(n), abi.PlaceQuerySize, n, p.in.m.code.fuel.of(n))
+	got, ok, err := p.in.Count(&p.place, uint64(n), abi.PlaceQuerySize, n, p.m.code.Limits().For(n))
 	if err != nil || !ok {
 		return nil, false, err
 	}
 	if got != uint32(n) {
-		return nil, false, p.in.fault(p.place.name, fmt.Sprintf("gave %d answers to %d %s", got, n, plural(n, "query", "queries")), nil)
+		return nil, false, p.in.Fault(p.place.Name, fmt.Sprintf("gave %d answers to %d %s", got, n, plural(n, "query", "queries")), nil)
 	}
-	result, err = p.in.view(abi.BufferResult, p.in.bufs[abi.BufferResult].size)
+	result, err = p.in.View(abi.BufferResult, p.in.BufferSize(abi.BufferResult))
 	return result, err == nil, err
 }
 
@@ -215,10 +217,10 @@ func (p *guestPlacer) ask(queries []abi.PlaceQuery) (result []byte, ok bool, err
 func (p *guestPlacer) answer(result []byte, i int) (path []byte, root uint32, err error) {
 	a := (*abi.PlaceAnswer)(unsafe.Pointer(&result[i*abi.PlaceAnswerSize]))
 	if uint64(a.Off)+uint64(a.Len) > uint64(len(result)) {
-		return nil, abi.None, p.in.fault(p.place.name, fmt.Sprintf("gave a path of %d bytes at %d, outside its buffer", a.Len, a.Off), nil)
+		return nil, abi.None, p.in.Fault(p.place.Name, fmt.Sprintf("gave a path of %d bytes at %d, outside its buffer", a.Len, a.Off), nil)
 	}
 	if a.Root != abi.None && a.Root >= p.roots {
-		return nil, abi.None, p.in.fault(p.place.name, fmt.Sprintf("chose root %d of %d", a.Root, p.roots), nil)
+		return nil, abi.None, p.in.Fault(p.place.Name, fmt.Sprintf("chose root %d of %d", a.Root, p.roots), nil)
 	}
 	return result[a.Off : a.Off+a.Len], a.Root, nil
 }
@@ -231,26 +233,26 @@ func plural(n int, one, many string) string {
 }
 
 func (p *guestPlacer) identity(path []byte) (abi.PathIdentity, bool, error) {
-	b, err := p.in.view(abi.BufferArgs, uint32(abi.PathRefSize+len(path)))
+	b, err := p.in.View(abi.BufferArgs, uint32(abi.PathRefSize+len(path)))
 	if err != nil {
 		return abi.PathIdentity{}, false, err
 	}
 	*(*abi.PathRef)(unsafe.Pointer(&b[0])) = abi.PathRef{Off: abi.PathRefSize, Len: uint32(len(path))}
 	copy(b[abi.PathRefSize:], path)
-	n, ok, err := p.in.count(&p.unplace, 1, abi.PathRefSize, 1, p.in.m.code.fuel.of(1))
+	n, ok, err := p.in.Count(&p.unplace, 1, abi.PathRefSize, 1, p.m.code.Limits().For(1))
 	if err != nil || !ok {
 		return abi.PathIdentity{}, false, err
 	}
 	if n != 1 {
-		return abi.PathIdentity{}, false, p.in.fault(p.unplace.name, fmt.Sprintf("gave %d answers to 1 path", n), nil)
+		return abi.PathIdentity{}, false, p.in.Fault(p.unplace.Name, fmt.Sprintf("gave %d answers to 1 path", n), nil)
 	}
-	answers, err := records[abi.PathIdentity](p.in, abi.BufferResult, 1)
+	answers, err := sandbox.Records[abi.PathIdentity](p.in, abi.BufferResult, 1)
 	if err != nil {
 		return abi.PathIdentity{}, false, err
 	}
 	return answers[0], true, nil
 }
 
-func (p *guestPlacer) fault(export, reason string) error { return p.in.fault(export, reason, nil) }
-func (p *guestPlacer) dead() error                       { return p.in.dead }
-func (p *guestPlacer) close()                            { p.in.close() }
+func (p *guestPlacer) fault(export, reason string) error { return p.in.Fault(export, reason, nil) }
+func (p *guestPlacer) dead() error                       { return p.in.Dead() }
+func (p *guestPlacer) close()                            { p.in.Close() }

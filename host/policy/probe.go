@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // ProbeOptions say what guest a [Probe] starts.
@@ -15,15 +16,16 @@ type ProbeOptions struct {
 	Capacity      uint64
 	Seed          uint64
 	Config        Config
-	Longer        uint32 // bytes by which every record is longer than this version has it, a multiple of 8
-	Bare          bool   // _initialize is called and kv_init is not
+	ExtraStride   uint32 // bytes to add to the size of every record, a multiple of 8
+	Bare          bool   // call _initialize only, not kv_init
 }
 
-// Probe is one guest that is driven by hand, export by export, under the fuel that a host would give each call. It is for
-// programs that judge modules: unlike a role, it hands out raw results and lets its user write any bytes.
+// Probe is one guest that is called by hand, export by export, with the fuel that a host would give each call. It is for
+// programs that judge modules: unlike a role, it returns raw results and lets its user write any bytes.
 type Probe struct {
-	in       *instance
-	meter    meter
+	m        *Module
+	in       *sandbox.Instance
+	usage    sandbox.Usage
 	settings settings
 
 	// Used and Allowed are the fuel of the last call.
@@ -32,10 +34,11 @@ type Probe struct {
 
 // Probe starts a guest of a module that is not native.
 func (m *Module) Probe(ctx context.Context, o ProbeOptions) (*Probe, error) {
-	p := &Probe{settings: settings{
-		role: o.Role, maxSlots: o.MaxSlots, capacity: o.Capacity, seed: o.Seed, config: o.Config, namespaces: o.MaxNamespaces,
-		longer: o.Longer, bare: o.Bare,
-	}}
+	p := &Probe{m: m, settings: settings{role: o.Role, config: o.Config}}
+	p.settings.Settings = sandbox.Settings{
+		MaxSlots: o.MaxSlots, MaxNamespaces: o.MaxNamespaces, Capacity: o.Capacity, Seed: o.Seed,
+		ExtraStride: o.ExtraStride, Bare: o.Bare,
+	}
 	if m.code == nil {
 		return nil, fmt.Errorf("%w: %s is native", ErrBadModule, m.name)
 	}
@@ -43,71 +46,54 @@ func (m *Module) Probe(ctx context.Context, o ProbeOptions) (*Probe, error) {
 		return nil, err
 	}
 	var err error
-	p.in, err = m.instantiate(ctx, &p.settings, &p.meter)
-	p.Used, p.Allowed = p.meter.fuel.Load(), setupFuel+slotSetupFuel*uint64(o.MaxSlots)
+	p.in, err = m.instantiate(ctx, &p.settings, &p.usage)
+	p.Used, p.Allowed = p.usage.Fuel(), m.code.Limits().ForExport(abi.ExportInit, 0, o.MaxSlots)
 	return p, err
 }
 
-// Limits are what the guest was told it would be asked for at most.
+// Limits are the limits that the guest was told.
 func (p *Probe) Limits() (batch, victims, namespaces, roots int) {
-	return int(p.in.m.code.fuel.records()), maxVictims, int(p.settings.namespaces), maxRoots
+	return p.m.code.Limits().Batch(), sandbox.MaxVictims, int(p.settings.MaxNamespaces), maxRoots
 }
 
-// Room asks for a buffer, as often as one likes. An optional one may be refused: ok is then false.
-func (p *Probe) Room(kind int, size uint32) (ok bool, err error) {
-	before := p.meter.fuel.Load()
-	err = p.in.offer(kind, size)
-	p.Used, p.Allowed = p.meter.fuel.Load()-before, setupFuel
-	return err == nil && p.in.bufs[kind].ptr != 0 && p.in.bufs[kind].size >= size, err
+// Buffer asks for a buffer, as often as the caller likes. The guest may refuse an optional one: ok is then false.
+func (p *Probe) Buffer(kind int, size uint32) (ok bool, err error) {
+	before := p.usage.Fuel()
+	err = p.in.OfferBuffer(kind, size)
+	p.Used, p.Allowed = p.usage.Fuel()-before, p.m.code.Limits().ForExport(abi.ExportBuffer, 0, 0)
+	return err == nil && p.in.HasBuffer(kind, size), err
 }
 
 // Bytes is the beginning of a buffer, to be read and written until the next call.
-func (p *Probe) Bytes(kind int, n uint32) ([]byte, error) { return p.in.view(kind, n) }
+func (p *Probe) Bytes(kind int, n uint32) ([]byte, error) { return p.in.View(kind, n) }
 
-// Call calls an export with the fuel for so many records: those of a batch, the pages of a layout, the bytes of a text or
-// of a state. It gives the raw result; an error is a trap, or fuel that ran out, and the guest's end.
+// Call calls an export and returns the raw result. The fuel is that for so many records: those of a batch, the pages of a
+// layout, the bytes of a text or of a state. An error is a trap or an exhausted fuel, and the end of the guest.
 func (p *Probe) Call(name string, a, b uint64, records int) (uint64, error) {
-	f := p.in.export(name)
-	if f.fn == nil {
-		return 0, fmt.Errorf("%w: %s does not export %s", ErrBadModule, p.in.m.name, name)
+	f := p.in.Export(name)
+	if !f.Exists() {
+		return 0, fmt.Errorf("%w: %s does not export %s", ErrBadModule, p.m.name, name)
 	}
-	p.Allowed = p.budget(name, records)
-	before := p.meter.fuel.Load()
-	err := p.in.call(&f, a, b, records, p.Allowed)
-	p.Used = p.meter.fuel.Load() - before
-	return p.in.stack[0], err
+	p.Allowed = p.m.code.Limits().ForExport(name, records, p.settings.MaxSlots)
+	before := p.usage.Fuel()
+	err := p.in.Call(&f, a, b, records, p.Allowed)
+	p.Used = p.usage.Fuel() - before
+	return p.in.Result(), err
 }
 
-func (p *Probe) budget(name string, records int) uint64 {
-	fuel := &p.in.m.code.fuel
-	switch name {
-	case abi.ExportStep:
-		return fuel.of(records + maxVictims)
-	case abi.ExportEvents, abi.ExportAdmit, abi.ExportPlace, abi.ExportUnplace:
-		return fuel.of(records)
-	case abi.ExportLayout:
-		return fuel.most + pageFuel*uint64(records)
-	case abi.ExportNamespace:
-		return maxFuel + textFuel*uint64(records)
-	case abi.ExportSave, abi.ExportLoad:
-		return stateFuel(uint32(records), p.settings.maxSlots)
-	}
-	return setupFuel + slotSetupFuel*uint64(p.settings.maxSlots)
-}
+// SetNow sets what now_ns returns from now on.
+func (p *Probe) SetNow(nanoseconds uint64) { p.in.SetNow(nanoseconds) }
 
-// Now is what now_ns answers from here on.
-func (p *Probe) Now(nanoseconds uint64) { p.in.now = nanoseconds }
+// FailText is the guest's own description of the last failure.
+func (p *Probe) FailText() string { return p.in.FailText() }
 
-// Said are the guest's words for the last failure.
-func (p *Probe) Said() string { return string(p.in.said) }
-
-// MemoryBytes is the size of the guest's memory; 0 after its end.
+// MemoryBytes is the size of the guest's memory; 0 once it is dead.
 func (p *Probe) MemoryBytes() uint64 {
-	if p.in.dead != nil {
+	if p.in.Dead() != nil {
 		return 0
 	}
-	return uint64(p.in.mem.Size())
+	return p.in.MemorySize()
 }
 
 // Close ends the guest.
-func (p *Probe) Close() { p.in.close() }
+func (p *Probe) Close() { p.in.Close() }

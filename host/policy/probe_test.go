@@ -9,7 +9,7 @@ import (
 
 func TestProbe(t *testing.T) {
 	m := modules["lru"]
-	p, err := m.Probe(t.Context(), ProbeOptions{Role: abi.RoleEvict, MaxSlots: 100, Longer: 8})
+	p, err := m.Probe(t.Context(), ProbeOptions{Role: abi.RoleEvict, MaxSlots: 100, ExtraStride: 8})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,7 +19,7 @@ func TestProbe(t *testing.T) {
 	}
 	const stride = abi.EventSize + 8
 	for kind, size := range map[int]uint32{abi.BufferEvents: 4 * stride, abi.BufferArgs: abi.AskSize + 8, abi.BufferResult: 64} {
-		if ok, err := p.Room(kind, size); !ok || err != nil {
+		if ok, err := p.Buffer(kind, size); !ok || err != nil {
 			t.Fatalf("kind %d: %v, %v", kind, ok, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // touches is an evict policy with all slots in use that takes full batches of touches in random order.
@@ -20,14 +21,14 @@ func touches(b *testing.B, m *Module, slots uint32) func() {
 		b.Fatal(err)
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
-	order := make([]uint32, 64*4*batchSize)
+	order := make([]uint32, 64*4*sandbox.MaxBatch)
 	for i := range order {
 		order[i] = rng.Uint32N(slots)
 	}
 	at := 0
 	return func() {
-		at = (at + 4*batchSize) % len(order)
-		for _, slot := range order[at : at+4*batchSize] {
+		at = (at + 4*sandbox.MaxBatch) % len(order)
+		for _, slot := range order[at : at+4*sandbox.MaxBatch] {
 			if err := e.Event(abi.Event{Op: abi.OpTouch, Slot: slot, Parent: abi.None, Size: 1}); err != nil {
 				b.Fatal(err)
 			}
@@ -45,7 +46,7 @@ func BenchmarkSpeedOfEvents(b *testing.B) {
 	inC, plainC := recency(b, false), recency(b, true)
 	for _, slots := range []uint32{4096, 1 << 20} {
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
-			contest(b, 4*batchSize,
+			contest(b, 4*sandbox.MaxBatch,
 				side{"native", touches(b, natives["lru"], slots)},
 				side{"go", touches(b, modules["lru"], slots)},
 				side{"go-unmetered", touches(b, plain, slots)},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // Guests that are made to take as long as they can for their fuel. A little more memory than caches have, and buffers before it.
@@ -74,9 +75,9 @@ func stall(b *testing.B, m *Module) (took time.Duration, fuel uint64) {
 	before := e.Stats().Fuel
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	start := clock()
+	start := sandbox.ThreadCPUTime()
 	_, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1, Tenant: abi.None}, make([]uint32, 1))
-	took = clock() - start
+	took = sandbox.ThreadCPUTime() - start
 	if !errors.Is(err, ErrFuel) && !errors.Is(err, ErrTime) {
 		b.Fatal(err)
 	}

@@ -1,10 +1,8 @@
 package policy
 
 import (
-	"fmt"
-
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // State is what an instance kept of itself for the next one. It is good for an instance of the same role whose module
@@ -15,9 +13,6 @@ type State struct {
 	Slots  uint32 // MaxSlots of the instance it comes from; 0 for roles without slots
 	Data   []byte
 }
-
-// maxState bounds what a guest may keep.
-const maxState = 1 << 30
 
 // StateFormat names the form of the state that the module's instances keep; empty when they keep none.
 func (m *Module) StateFormat() string { return m.manifest.StateFormat }
@@ -33,48 +28,13 @@ func (m *Module) takes(s *State, slots uint32) bool {
 	return s.Format != "" && s.Format == m.manifest.StateFormat && s.Slots <= slots
 }
 
-// save asks the guest for its state. ok is false when it has none to give, or no room for so much.
-func (in *instance) save(limit, slots uint32) (data []byte, ok bool, err error) {
-	limit = min(limit, maxState)
-	if in.bufs[abi.BufferState].size < limit {
-		if err := in.offer(abi.BufferState, limit); err != nil || in.bufs[abi.BufferState].size < limit {
-			return nil, false, err
-		}
-	}
-	f := in.export(abi.ExportSave)
-	n, ok, err := in.count(&f, uint64(limit), 0, setup, stateFuel(limit, slots))
-	if err != nil || !ok {
-		return nil, false, err
-	}
-	if n > limit {
-		return nil, false, in.fault(f.name, fmt.Sprintf("kept %d bytes of state when given %d", n, limit), nil)
-	}
-	b, err := in.view(abi.BufferState, n)
-	return append([]byte{}, b...), err == nil, err
-}
-
-// load gives the guest a state, before any call of its role.
-func (in *instance) load(data []byte, slots uint32) (ok bool, err error) {
-	size := uint32(len(data))
-	if err := in.offer(abi.BufferState, size); err != nil || in.bufs[abi.BufferState].size < size {
-		return false, err
-	}
-	b, err := in.view(abi.BufferState, size)
-	if err != nil {
-		return false, err
-	}
-	copy(b, data)
-	f := in.export(abi.ExportLoad)
-	return in.status(&f, uint64(size), 0, setup, stateFuel(size, slots))
-}
-
 // saveNative and loadNative are the same for a guest that is linked in.
 func (m *Module) saveNative(g any, limit uint32) ([]byte, bool) {
 	s, ok := g.(guest.Saver)
 	if !ok {
 		return nil, false
 	}
-	data, err := s.Save(nil, int(min(limit, maxState)))
+	data, err := s.Save(nil, int(min(limit, sandbox.MaxState)))
 	if err != nil || len(data) > int(limit) {
 		m.log.Warn("a policy's state could not be kept", "bytes", len(data), "most", limit, "error", err)
 		return nil, false
@@ -113,7 +73,7 @@ func (e *Evict) Save(limit uint32) (s State, ok bool, err error) {
 	case e.in == nil:
 		s.Data, ok = e.m.saveNative(e.guest, limit)
 	default:
-		if s.Data, ok, err = e.in.save(limit, e.maxSlots); err != nil {
+		if s.Data, ok, err = e.in.Save(limit, e.maxSlots); err != nil {
 			return State{}, false, e.drop(err)
 		}
 	}
@@ -139,7 +99,7 @@ func (a *Admit) Save(limit uint32) (s State, ok bool, err error) {
 	case a.guest != nil:
 		s.Data, ok = a.m.saveNative(a.guest, limit)
 	case a.in != nil:
-		if s.Data, ok, err = a.in.save(limit, 0); err != nil {
+		if s.Data, ok, err = a.in.Save(limit, 0); err != nil {
 			return State{}, false, a.fell(err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/plugins/fifo"
 	"github.com/kvhost/kvhost/plugins/layermajor"
@@ -48,7 +49,7 @@ func runTests(m *testing.M) (int, error) {
 	}
 	distDir = dir
 	ctx := context.Background()
-	cache, err := OpenCache("")
+	cache, err := sandbox.OpenCache("")
 	if err != nil {
 		return 1, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // decisions is a digest of every victim a policy names on a workload, in order, with where it named it.
@@ -57,7 +58,7 @@ func TestWasmDecidesAsNative(t *testing.T) {
 	for _, name := range Natives() {
 		t.Run(name, func(t *testing.T) {
 			// What decisions cost is not what this test is about.
-			m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Fuel: policy.Fuel{Call: 1 << 30, Record: 1 << 20}})
+			m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}})
 			if err != nil {
 				t.Fatal(err)
 			}

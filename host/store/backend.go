@@ -49,7 +49,7 @@ func (c *fellows) Learn(rec *shared.Record) {
 			Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth, Tenant: rec.Tenant,
 			Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: pieceformat.Page, Payload: max(pieceformat.Page, rec.Bytes-pieceformat.Page),
 		}
-		c.see(cl, &h, rec.Bytes, rec.Detour)
+		c.see(cl, &h, rec.Bytes, rec.FallbackName)
 	}
 }
 
@@ -104,8 +104,8 @@ func (c *fellows) Touched(prints []uint64) {
 	}
 }
 
-// Condemn implements [shared.Backend].
-func (c *fellows) Condemn(v *shared.Victim) bool {
+// Propose implements [shared.Backend].
+func (c *fellows) Propose(v *shared.Victim) bool {
 	r := c.root
 	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
 	r.mu.Lock()
@@ -168,7 +168,7 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 			continue
 		}
 		if cl, err := c.classOf(h.Namespace, h.Group, &h.Key); err == nil {
-			c.see(cl, &h, pieceformat.Padded(info.Allocated), v.Detour)
+			c.see(cl, &h, pieceformat.Padded(info.Allocated), v.FallbackName)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func (c *fellows) Victims(bytes int64) (list []shared.Victim) {
 		e := r.x.At(slot)
 		cl := r.classOf(slot)
 		list = append(list, shared.Victim{
-			Namespace: cl.ns.digest, Group: cl.group, Key: r.x.Key(slot), Pieces: r.x.Pieces(slot), Detour: e.Is(index.FallbackName), Bytes: r.x.Bytes(slot),
+			Namespace: cl.ns.digest, Group: cl.group, Key: r.x.Key(slot), Pieces: r.x.Pieces(slot), FallbackName: e.Is(index.FallbackName), Bytes: r.x.Bytes(slot),
 		})
 		bytes -= r.x.Bytes(slot)
 	}
@@ -254,7 +254,7 @@ func (c *fellows) Paths(v *shared.Victim) (names []string, err error) {
 		return nil, fmt.Errorf("store: a victim has no name: %w", err)
 	}
 	for rank := range ranksOf(v.Pieces) {
-		name, err := r.locatePiece(cl, &v.Key, rank, v.Detour)
+		name, err := r.locatePiece(cl, &v.Key, rank, v.FallbackName)
 		if err != nil {
 			return nil, fmt.Errorf("store: a victim has no name: %w", err)
 		}

@@ -204,7 +204,7 @@ func (c *fellows) steps(ctx context.Context) {
 		case <-ctx.Done():
 		case <-tick.C:
 		case <-pause.C:
-			kicked = c.member.Kicked()
+			kicked = c.member.Wakeups()
 		}
 		pause.Stop()
 		if kicked != nil {
@@ -326,7 +326,7 @@ func (c *fellows) publish(p *Put, info staging.Info) error {
 
 func (p *Put) record() shared.Record {
 	return shared.Record{
-		Op: shared.Published, Detour: p.detour, Namespace: p.class.ns.digest, Group: p.class.group, Rank: p.rank, Key: p.key, Parent: p.parent,
+		Op: shared.Published, FallbackName: p.detour, Namespace: p.class.ns.digest, Group: p.class.group, Rank: p.rank, Key: p.key, Parent: p.parent,
 		Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 	}
 }
@@ -367,7 +367,7 @@ func (c *fellows) disown(d *departure, pieces uint64) (left int64) {
 	}
 	if there != 0 {
 		c.condemn(shared.Record{
-			Detour: d.detour, Namespace: d.class.ns.digest, Group: d.class.group, Key: d.key, Pieces: there, Bytes: left,
+			FallbackName: d.detour, Namespace: d.class.ns.digest, Group: d.class.group, Key: d.key, Pieces: there, Bytes: left,
 		})
 	}
 	return left
@@ -383,5 +383,5 @@ func (c *fellows) condemn(rec shared.Record) {
 	}
 	c.dooms[id].stray += rec.Bytes
 	r.mu.Unlock()
-	c.member.Bad(rec)
+	c.member.ReportDamaged(rec)
 }

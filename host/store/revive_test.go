@@ -10,12 +10,13 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // frail is lru as a module that runs out of fuel on a full batch of events and else does its work.
 func frail(t *testing.T) *policy.Module {
 	t.Helper()
-	m, err := policy.Open(t.Context(), "lru", policy.Options{Dir: policytest.Dir(t, "lru"), Fuel: policy.Fuel{Call: 50_000, Record: 1}})
+	m, err := policy.Open(t.Context(), "lru", policy.Options{Dir: policytest.Dir(t, "lru"), Fuel: sandbox.Fuel{Call: 50_000, Record: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/plugins/dist"
 	"github.com/kvhost/kvhost/plugins/fanout"
@@ -34,7 +35,7 @@ var workshop = sync.OnceValues(func() (opt policy.Options, err error) {
 	}
 	cache, err := os.MkdirTemp("", "kvhost-swap")
 	if err == nil {
-		opt.Cache, err = policy.OpenCache(cache)
+		opt.Cache, err = sandbox.OpenCache(cache)
 	}
 	return opt, err
 })

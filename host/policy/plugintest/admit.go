@@ -64,7 +64,7 @@ func (c *checker) admissions(longer uint32) ([]byte, error) {
 				Size: 1 + rng.Uint32N(2000), Depth: rng.Uint32N(200), Request: uint32(round), Tenant: rng.Uint32N(tenants), Flags: rng.Uint32N(2), Time: uint64(round) * 1_000_000,
 			}
 		}
-		p.Now(uint64(round) * 1_000_000)
+		p.SetNow(uint64(round) * 1_000_000)
 		got, ok, err := c.good(p, abi.ExportAdmit, uint64(n), uint64(stride), n)
 		if err != nil {
 			return nil, err

@@ -26,7 +26,7 @@ func Check(ctx context.Context, path string, o Options) (*Report, error) {
 	}
 	r := &Report{Path: path, Slots: o.Slots}
 	options := o.policy()
-	options.Untried = true
+	options.SkipSelfTest = true
 	seen, err := policy.Inspect(path, options)
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (c *checker) start() bool {
 // probe starts an instance of the role that is checked.
 func (c *checker) probe(slots, longer uint32) (*policy.Probe, error) {
 	p, err := c.m.Probe(c.ctx, policy.ProbeOptions{
-		Role: c.role, MaxSlots: slots, MaxNamespaces: namespaces, Capacity: uint64(slots) << 20, Seed: c.o.Seed, Config: c.o.Config, Longer: longer,
+		Role: c.role, MaxSlots: slots, MaxNamespaces: namespaces, Capacity: uint64(slots) << 20, Seed: c.o.Seed, Config: c.o.Config, ExtraStride: longer,
 	})
 	if err != nil {
 		return nil, c.fault(abi.ExportInit, fmt.Sprintf("with max_slots %d", slots), err)
@@ -120,7 +120,7 @@ func (c *checker) probe(slots, longer uint32) (*policy.Probe, error) {
 // room asks for the buffers of a role.
 func (c *checker) room(p *policy.Probe, sizes map[int]uint32) error {
 	for kind, size := range sizes {
-		ok, err := p.Room(kind, size)
+		ok, err := p.Buffer(kind, size)
 		if err != nil {
 			return c.fault(abi.ExportBuffer, fmt.Sprintf("kind %d, %d bytes", kind, size), err)
 		}
@@ -155,7 +155,7 @@ func (c *checker) good(p *policy.Probe, export string, a, b uint64, records int)
 }
 
 func said(p *policy.Probe) string {
-	if s := p.Said(); s != "" {
+	if s := p.FailText(); s != "" {
 		return fmt.Sprintf("%q", s)
 	}
 	return "no words: call fail first"

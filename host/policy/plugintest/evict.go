@@ -61,7 +61,7 @@ func (e *evictor) write() error {
 		}
 	}
 	if len(e.wait) > 0 {
-		e.p.Now(e.wait[len(e.wait)-1].Time)
+		e.p.SetNow(e.wait[len(e.wait)-1].Time)
 	}
 	return nil
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // Every first-party policy conforms.
@@ -17,7 +17,7 @@ func TestFirstParty(t *testing.T) {
 	if err != nil || len(files) < 5 {
 		t.Fatalf("%d policies in %s, %v", len(files), dir, err)
 	}
-	cache, err := policy.OpenCache(filepath.Join(t.TempDir(), "cache"))
+	cache, err := sandbox.OpenCache(filepath.Join(t.TempDir(), "cache"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ func (c placeChecks) placer(longer uint32, id func(int) uint32, order []string) 
 func (l *placer) roots(facts []abi.RootFacts) error {
 	l.facts = facts
 	stride := abi.RootFactsSize + l.longer
-	if ok, err := l.p.Room(abi.BufferRoots, abi.RootsHeaderSize+64*stride); !ok || err != nil {
+	if ok, err := l.p.Buffer(abi.BufferRoots, abi.RootsHeaderSize+64*stride); !ok || err != nil {
 		return err // it may do without
 	}
 	b, err := l.p.Bytes(abi.BufferRoots, abi.RootsHeaderSize+uint32(len(facts))*stride)

@@ -10,16 +10,17 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // Options of a check. The zero value is a good one.
 type Options struct {
-	Grants []string      // that the operator would allow; nil for all that the manifest asks for
-	Config policy.Config // settings
-	Fuel   policy.Fuel   // as in the configuration; zero for the defaults
-	Slots  uint32        // of the largest instance that is tried; 0 for 1,048,576
-	Seed   uint64        // of the random streams; the same seed gives the same streams
-	Cache  *policy.Cache // of compiled code; optional
+	Grants []string       // that the operator would allow; nil for all that the manifest asks for
+	Config policy.Config  // settings
+	Fuel   sandbox.Fuel   // as in the configuration; zero for the defaults
+	Slots  uint32         // of the largest instance that is tried; 0 for 1,048,576
+	Seed   uint64         // of the random streams; the same seed gives the same streams
+	Cache  *sandbox.Cache // of compiled code; optional
 }
 
 const defaultSlots = 1 << 20

@@ -17,7 +17,7 @@ func (c *checker) save(p *policy.Probe) (state []byte, ok bool, err error) {
 	if c.m.StateFormat() == "" {
 		return nil, false, c.silent(p)
 	}
-	if ok, err := p.Room(abi.BufferState, mostState); err != nil || !ok {
+	if ok, err := p.Buffer(abi.BufferState, mostState); err != nil || !ok {
 		return nil, false, c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for STATE", mostState), "give room for the limit of kv_save")
 	}
 	n, ok, err := c.good(p, abi.ExportSave, mostState, 0, mostState)
@@ -44,7 +44,7 @@ func (c *checker) silent(p *policy.Probe) error {
 
 // load hands a state over; taken is false when the guest starts empty.
 func (c *checker) load(p *policy.Probe, state []byte) (taken bool, err error) {
-	if ok, err := p.Room(abi.BufferState, uint32(len(state))); err != nil || !ok {
+	if ok, err := p.Buffer(abi.BufferState, uint32(len(state))); err != nil || !ok {
 		return false, c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for STATE", len(state)), "give room for what kv_save wrote")
 	}
 	b, err := p.Bytes(abi.BufferState, uint32(len(state)))

@@ -14,12 +14,12 @@ type Backend interface {
 	// Learn takes in a piece that another host published.
 	Learn(r *Record)
 	// Touched notes uses by another host.
-	Touched(prints []uint64)
-	// Condemn stops granting and storing an entry until Decide, and is true; or it is false, a veto: the entry is leased, or
-	// being written. An entry that is not known is condemned, too.
-	Condemn(v *Victim) bool
-	// Decide ends what Condemn began. A victim that was not removed may be granted again. Neither does it follow from removed
-	// that it is not there, if it was learned since Condemn: it may have been published again.
+	Touched(fingerprints []uint64)
+	// Propose stops granting and storing an entry until Decide, and is true; or it is false, a veto: the entry is leased, or
+	// being written. An entry that is not known is proposed, too.
+	Propose(v *Victim) bool
+	// Decide ends what Propose began. A victim that was not removed may be granted again. Neither does it follow from removed
+	// that it is not there, if it was learned since Propose: it may have been published again.
 	Decide(v *Victim, removed bool)
 	// Fenced says that this host was given up: what it had leased may go at any time, and what is there is to be learned
 	// again, by a scan, once it is admitted; see [Member.Ticket].
@@ -27,9 +27,9 @@ type Backend interface {
 
 	// The evictor asks the rest.
 
-	// Victims chooses entries to be evicted, of so many bytes in all, that are neither in use nor condemned.
+	// Victims chooses entries to be evicted, of so many bytes in all, that are neither in use nor proposed.
 	Victims(bytes int64) []Victim
-	// Used is the bytes on disk of all pieces that are known, condemned ones too, and of what else this host has found
+	// Used is the bytes on disk of all pieces that are known, proposed ones too, and of what else this host has found
 	// there; not of temporaries.
 	Used() int64
 	// Paths are a victim's files. A victim that cannot be named at present is spared.

@@ -12,12 +12,12 @@ import (
 func TestRecordRoundTrip(t *testing.T) {
 	for _, r := range []Record{
 		{
-			Op: Published, Detour: true, Namespace: chunk.Digest{1, 2}, Group: 3, Rank: 4, Key: chunk.Key{5}, Parent: chunk.Key{6}, Depth: 7,
+			Op: Published, FallbackName: true, Namespace: chunk.Digest{1, 2}, Group: 3, Rank: 4, Key: chunk.Key{5}, Parent: chunk.Key{6}, Depth: 7,
 			Tenant: 8, Pieces: 1<<40 | 1<<4, Bytes: 1 << 33, StoreTime: 1 << 60,
 		},
 		{Op: Damaged, Key: chunk.Key{31: 1}, Pieces: 3},
 		{Op: Relayed, Key: chunk.Key{1}, Bytes: 4096},
-		{Op: Touched, Prints: []uint64{1, 1 << 63, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
+		{Op: Touched, Fingerprints: []uint64{1, 1 << 63, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
 	} {
 		b := r.append(nil)
 		got, err := decodeRecord(b)
@@ -37,7 +37,7 @@ func TestRecordRoundTrip(t *testing.T) {
 func FuzzRecord(f *testing.F) {
 	r := Record{Op: Published, Key: chunk.Key{1}, Bytes: 4096}
 	f.Add(r.append(nil))
-	r = Record{Op: Touched, Prints: []uint64{1, 2}}
+	r = Record{Op: Touched, Fingerprints: []uint64{1, 2}}
 	f.Add(r.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := decodeRecord(b)

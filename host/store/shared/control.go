@@ -8,10 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
 // Control files are JSON behind a checksum, replaced by a rename within their directory. Each has one writer.
@@ -50,23 +53,34 @@ func JudgeControl(b []byte) error {
 	return decodeControl(b, &any)
 }
 
-// put replaces a control file.
-func (m *Member) put(name string, v any) error { return m.replace(name, v, false) }
-
-// keep replaces one that others go by after a loss of power: it is durable, and so is its name.
-func (m *Member) keep(name string, v any) error {
-	if err := m.replace(name, v, true); err != nil {
-		return err
-	}
-	return m.fs.SyncDir(name[:strings.LastIndexByte(name, '/')])
+// tree is the protocol's directory tree, in which every member reads and writes files.
+type tree struct {
+	fs   staging.FS
+	base string // <root>/.kvhost/shared
+	part []byte // buffer for reading logs
 }
 
-func (m *Member) replace(name string, v any, sync bool) error {
+func (t *tree) hosts() string            { return t.base + "/hosts" }
+func (t *tree) gone() string             { return t.base + "/gone" }
+func (t *tree) epochDir(n uint64) string { return t.base + "/e" + strconv.FormatUint(n, 10) }
+
+// put replaces a control file.
+func (t *tree) put(name string, v any) error { return t.replace(name, v, false) }
+
+// keep replaces one that others go by after a loss of power: it is durable, and so is its name.
+func (t *tree) keep(name string, v any) error {
+	if err := t.replace(name, v, true); err != nil {
+		return err
+	}
+	return t.fs.SyncDir(name[:strings.LastIndexByte(name, '/')])
+}
+
+func (t *tree) replace(name string, v any, sync bool) error {
 	b, err := encodeControl(v)
 	if err != nil {
 		return err
 	}
-	f, err := m.fs.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := t.fs.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -77,11 +91,11 @@ func (m *Member) replace(name string, v any, sync bool) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return m.fs.Rename(name+".new", name)
+	return t.fs.Rename(name+".new", name)
 }
 
-func (m *Member) get(name string, v any) error {
-	f, err := m.fs.OpenFile(name, os.O_RDONLY, 0)
+func (t *tree) get(name string, v any) error {
+	f, err := t.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -105,8 +119,8 @@ func (m *Member) get(name string, v any) error {
 }
 
 // list gives the names in a directory; none when it is not there.
-func (m *Member) list(dir string) ([]string, error) {
-	entries, err := m.fs.ReadDir(dir)
+func (t *tree) list(dir string) ([]string, error) {
+	entries, err := t.fs.ReadDir(dir)
 	if missing(err) {
 		return nil, nil
 	}
@@ -118,8 +132,8 @@ func (m *Member) list(dir string) ([]string, error) {
 }
 
 // removeAll removes a directory of ours and what is in it. What is gone already is no error.
-func (m *Member) removeAll(dir string) error {
-	entries, err := m.fs.ReadDir(dir)
+func (t *tree) removeAll(dir string) error {
+	entries, err := t.fs.ReadDir(dir)
 	if missing(err) {
 		return nil
 	}
@@ -129,26 +143,26 @@ func (m *Member) removeAll(dir string) error {
 	for _, e := range entries {
 		name := dir + "/" + e.Name()
 		if e.IsDir() {
-			err = m.removeAll(name)
+			err = t.removeAll(name)
 		} else {
-			err = m.remove(name)
+			err = t.remove(name)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return m.remove(dir)
+	return t.remove(dir)
 }
 
-func (m *Member) remove(name string) error {
-	if err := m.fs.Remove(name); err != nil && !missing(err) {
+func (t *tree) remove(name string) error {
+	if err := t.fs.Remove(name); err != nil && !missing(err) {
 		return err
 	}
 	return nil
 }
 
-func (m *Member) exists(name string) bool {
-	_, err := m.fs.Stat(name)
+func (t *tree) exists(name string) bool {
+	_, err := t.fs.Stat(name)
 	return err == nil
 }
 

@@ -47,7 +47,7 @@ func (m *Member) Take(bytes int64) (Credit, bool) {
 	if c.free() < bytes {
 		c.starved = max(c.starved, bytes)
 		c.refused++
-		m.wake()
+		m.Wake()
 		return Credit{}, false
 	}
 	c.spent += bytes

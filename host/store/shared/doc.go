@@ -22,7 +22,7 @@
 //
 // # Members
 //
-// A host joins by making its directory, and waits to be admitted: from the moment that its file of grants is there, no
+// A host joins by making its directory, and shouldWait to be admitted: from the moment that its file of grants is there, no
 // victim is removed without its acknowledgement. Only then it looks at the journal and scans the root. A member whose
 // status has not changed for Lapse, as the evictor's own clock has it, is given up: its directory is renamed, its
 // temporaries are removed, its log is read to the end, its unspent credit is free again. A member that finds its

@@ -17,7 +17,7 @@ type epochs struct {
 }
 
 // look sees who the evictor is, and whether it lives.
-func (m *Member) look(now time.Duration) (epochs, error) {
+func (m *Member) readEpochs(now time.Duration) (epochs, error) {
 	var e epochs
 	names, err := m.list(m.base)
 	if err != nil {
@@ -46,74 +46,74 @@ func (m *Member) look(now time.Duration) (epochs, error) {
 			e.highest = max(e.highest, n)
 		}
 	}
-	if r := m.reign; r != nil && r.epoch < e.top {
+	if r := m.term; r != nil && r.epoch < e.top {
 		m.log.Warn("another host is the evictor now", "epoch", e.top)
-		m.reign = nil
+		m.term = nil
 	}
 	if e.top == 0 {
-		if m.epoch != 0 || m.vacant == 0 {
-			m.vacant = max(1, now)
+		if m.seen.epoch != 0 || m.seen.vacant == 0 {
+			m.seen.vacant = max(1, now)
 		}
-		m.epoch, m.beat = 0, beat{}
+		m.seen.epoch, m.seen.beat = 0, beat{}
 		return e, nil
 	}
 	var b beat
 	if err := m.get(m.epochDir(e.top)+"/beat", &b); err != nil && !missing(err) {
 		m.log.Warn("the evictor's beat cannot be read", "error", err)
 	}
-	if e.top != m.epoch || b != m.beat {
-		m.epoch, m.beat, m.beatAs = e.top, b, now
+	if e.top != m.seen.epoch || b != m.seen.beat {
+		m.seen.epoch, m.seen.beat, m.seen.beatAt = e.top, b, now
 	}
-	m.vacant = 0
+	m.seen.vacant = 0
 	return e, nil
 }
 
-// overslept: this host was not there to see others' heartbeats, so it cannot say that there were none.
-func (m *Member) overslept(now time.Duration) {
-	m.beatAs = now
-	if m.reign != nil {
-		for _, p := range m.reign.peers {
+// resetTimers: this host was not there to see others' heartbeats, so it cannot say that there were none.
+func (m *Member) resetTimers(now time.Duration) {
+	m.seen.beatAt = now
+	if m.term != nil {
+		for _, p := range m.term.peers {
 			p.seenAt = now
 		}
 	}
 }
 
-// stand makes this host the evictor if there is none that lives.
-func (m *Member) stand(now time.Duration, e epochs) error {
+// campaign makes this host the evictor if there is none that lives.
+func (m *Member) campaign(now time.Duration, e epochs) error {
 	if e.top != 0 {
-		if now-m.beatAs <= m.cfg.Lapse && !(m.mine(m.beat.Owner) && m.beat.Owner != m.name) {
+		if now-m.seen.beatAt <= m.cfg.Lapse && !(m.isOwn(m.seen.beat.Owner) && m.seen.beat.Owner != m.name) {
 			return nil
 		}
-		if m.waits(now, m.beatAs+m.cfg.Lapse) {
+		if m.shouldWait(now, m.seen.beatAt+m.cfg.Lapse) {
 			return nil
 		}
 		to := fmt.Sprintf("%s/x%d.%s", m.base, e.top, m.name)
 		if err := m.fs.Rename(m.epochDir(e.top), to); err != nil {
 			return ignoreMissing(err) // another was first
 		}
-		m.log.Warn("the evictor was given up", "epoch", e.top, "member", m.beat.Owner)
-	} else if m.waits(now, m.vacant) {
+		m.log.Warn("the evictor was given up", "epoch", e.top, "member", m.seen.beat.Owner)
+	} else if m.shouldWait(now, m.seen.vacant) {
 		return nil
 	}
-	return ignoreMissing(m.claim(e.highest + 1)) // it may have been given up meanwhile, and the candidacy be cleared away
+	return ignoreMissing(m.takeEpoch(e.highest + 1)) // it may have been given up meanwhile, and the candidacy be cleared away
 }
 
-// waits says that others should have the first turn: those that know all pieces need not scan before they hand out credit.
-func (m *Member) waits(now, since time.Duration) bool {
+// shouldWait says that others should have the first turn: those that know all pieces need not scan before they hand out credit.
+func (m *Member) shouldWait(now, since time.Duration) bool {
 	if m.active() || now-since > 2*m.cfg.Lapse {
 		return false
 	}
 	names, err := m.list(m.hosts())
 	for _, name := range names {
-		if name != m.name && !m.mine(name) {
+		if name != m.name && !m.isOwn(name) {
 			return true
 		}
 	}
 	return err != nil
 }
 
-// claim takes the next epoch: a directory with this host's name in it becomes e<n>, unless there is one.
-func (m *Member) claim(n uint64) error {
+// takeEpoch takes the next epoch: a directory with this host's name in it becomes e<n>, unless there is one.
+func (m *Member) takeEpoch(n uint64) error {
 	mine, dir := m.base+"/c."+m.name, m.epochDir(n)
 	if err := m.removeAll(mine); err != nil {
 		return err
@@ -154,8 +154,8 @@ func (m *Member) claim(n uint64) error {
 		}
 	}
 	m.log.Info("this host is the evictor", "epoch", n)
-	m.reign = &reign{epoch: n, dir: dir, seq: n << 32, peers: map[string]*peer{}, batches: map[uint64]*proposal{}, beat: b}
-	m.epoch, m.beat = n, b
-	m.wake()
+	m.term = &term{m: m, epoch: n, dir: dir, seq: n << 32, peers: map[string]*peer{}, batches: map[uint64]*proposal{}, beat: b}
+	m.seen.epoch, m.seen.beat = n, b
+	m.Wake()
 	return nil
 }

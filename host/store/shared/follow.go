@@ -30,7 +30,7 @@ func (m *Member) followAll(each func(r *Record)) error {
 			t = &tail{}
 			m.tails[name] = t
 		}
-		err := m.follow(t, dir, each)
+		err := t.follow(&m.tree, dir, each)
 		switch {
 		case missing(err): // it went from one place to the other, or altogether
 		case errors.Is(err, ErrDamaged):
@@ -61,16 +61,16 @@ func (m *Member) learn(r *Record) {
 	case Published, Relayed:
 		m.back.Learn(r)
 	case Touched:
-		m.back.Touched(r.Prints)
+		m.back.Touched(r.Fingerprints)
 	case Damaged:
-		m.force(r)
+		m.noteDamaged(r)
 	}
 }
 
 // force notes a damaged entry: whoever is the evictor, now or next, puts it into the journal.
-func (m *Member) force(r *Record) {
+func (m *Member) noteDamaged(r *Record) {
 	if !m.reported[r.ID()] && len(m.forced) < maxForced {
-		m.forced[r.ID()] = Victim{Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Detour: r.Detour, Bytes: r.Bytes}
+		m.forced[r.ID()] = Victim{Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, FallbackName: r.FallbackName, Bytes: r.Bytes}
 	}
 }
 

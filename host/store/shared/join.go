@@ -17,31 +17,32 @@ func (m *Member) join() error {
 			return err
 		}
 	}
-	if err := m.probe(dir); err != nil {
+	if err := m.probeLinks(dir); err != nil {
 		return err
 	}
 	m.name, m.dir, m.admitted = name, dir, false
-	if err := m.buryEarlier(); err != nil {
+	if err := m.giveUpEarlier(); err != nil {
 		return err
 	}
-	m.status = status{Vetoes: map[uint64][]int{}}
-	m.batches, m.tails = map[uint64]*batch{}, map[string]*tail{}
-	m.forced, m.reported = map[ID]Victim{}, map[ID]bool{}
-	m.out, m.again, m.reign = writer{}, nil, nil
+	m.incarnation = incarnation{
+		name: name, dir: dir, life: m.life, status: status{Vetoes: map[uint64][]int{}}, batches: map[uint64]*batch{},
+		tails: map[string]*tail{}, forced: map[ID]Victim{}, reported: map[ID]bool{},
+	}
+	m.term = nil
 	m.credits.reset(m.life)
 	m.pending.reset(m.life)
 	return nil
 }
 
-// buryEarlier gives this host's earlier incarnations up at once: whoever starts a host sees to it that no other one of the
+// giveUpEarlier gives this host's earlier incarnations up at once: whoever starts a host sees to it that no other one of the
 // same id runs.
-func (m *Member) buryEarlier() error {
+func (m *Member) giveUpEarlier() error {
 	names, err := m.list(m.hosts())
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if name != m.name && m.mine(name) {
+		if name != m.name && m.isOwn(name) {
 			if err := ignoreMissing(m.fs.Rename(m.hosts()+"/"+name, m.gone()+"/"+name)); err != nil {
 				return err
 			}
@@ -50,29 +51,29 @@ func (m *Member) buryEarlier() error {
 	return nil
 }
 
-func (m *Member) mine(member string) bool {
+func (m *Member) isOwn(member string) bool {
 	host, _, _ := strings.Cut(member, ".")
 	return host == m.cfg.Host
 }
 
-// probe sees that the file system has hard links.
-func (m *Member) probe(dir string) error {
+// probeLinks fails with ErrLinks where the file system has no hard links.
+func (t *tree) probeLinks(dir string) error {
 	a, b := dir+"/t/probe", dir+"/t/probed"
-	if err := m.put(a, status{}); err != nil {
+	if err := t.put(a, status{}); err != nil {
 		return err
 	}
-	err := m.fs.Link(a, b)
+	err := t.fs.Link(a, b)
 	switch {
 	case err == nil:
-		err = m.remove(b)
+		err = t.remove(b)
 	case !missing(err):
 		err = fmt.Errorf("%w: %w", ErrLinks, err)
 	}
-	return errors.Join(err, m.remove(a))
+	return errors.Join(err, t.remove(a))
 }
 
 // forget ends an incarnation that the others have given up.
-func (m *Member) forget() {
+func (m *Member) fence() {
 	m.beatAt.Store(0)
 	m.ticket.Store(0)
 	m.credits.reset(0)
@@ -80,11 +81,11 @@ func (m *Member) forget() {
 	for _, b := range m.batches {
 		b.decide(m.back, func(int) bool { return false }) // whatever became of them: the scan will tell
 	}
-	m.name, m.admitted, m.reign, m.batches = "", false, nil, nil
+	m.name, m.admitted, m.term, m.batches = "", false, nil, nil
 	m.back.Fenced()
 }
 
-// readGrant sees what credit there is. The first one admits this host: from then on the evictor waits for its
+// readGrant sees what credit there is. The first one admits this host: from then on the evictor shouldWait for its
 // acknowledgements, so now is the time to take note of where the others' logs end, and then to scan.
 func (m *Member) readGrant(epoch uint64) error {
 	if epoch == 0 {
@@ -124,13 +125,13 @@ func (m *Member) Leave() error {
 	err := m.flush()
 	m.beatAt.Store(0)
 	err = errors.Join(err, ignoreMissing(m.fs.Rename(m.dir, m.gone()+"/"+m.name)))
-	if m.reign != nil {
-		err = errors.Join(err, ignoreMissing(m.fs.Rename(m.reign.dir, fmt.Sprintf("%s/x%d.%s", m.base, m.reign.epoch, m.name))))
-		m.reign = nil
+	if m.term != nil {
+		err = errors.Join(err, ignoreMissing(m.fs.Rename(m.term.dir, fmt.Sprintf("%s/x%d.%s", m.base, m.term.epoch, m.name))))
+		m.term = nil
 	}
 	m.name, m.admitted = "", false
 	m.ticket.Store(0)
 	m.credits.reset(0)
-	m.tell()
+	m.publishStats()
 	return err
 }

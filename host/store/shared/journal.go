@@ -34,7 +34,7 @@ func (b *batch) file() batchFile {
 	f := batchFile{Forget: b.forget}
 	for i := range b.victims {
 		v := &b.victims[i]
-		r := Record{Op: Damaged, Detour: v.Detour, Namespace: v.Namespace, Group: v.Group, Key: v.Key, Pieces: v.Pieces, Bytes: v.Bytes}
+		r := Record{Op: Damaged, FallbackName: v.FallbackName, Namespace: v.Namespace, Group: v.Group, Key: v.Key, Pieces: v.Pieces, Bytes: v.Bytes}
 		f.Victims = r.append(f.Victims)
 	}
 	return f
@@ -48,7 +48,7 @@ func (f *batchFile) batch() (*batch, error) {
 			return nil, err
 		}
 		b.victims = append(b.victims, Victim{
-			Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Detour: r.Detour, Bytes: r.Bytes,
+			Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, FallbackName: r.FallbackName, Bytes: r.Bytes,
 		})
 	}
 	return b, nil
@@ -75,9 +75,10 @@ type journal struct {
 	proposed, decided map[uint64]bool
 }
 
-func (m *Member) readNames(dir string) (journal, error) {
+// readNames lists the batches of an evictor's journal.
+func (t *tree) readNames(dir string) (journal, error) {
 	j := journal{map[uint64]bool{}, map[uint64]bool{}}
-	names, err := m.list(dir + "/journal")
+	names, err := t.list(dir + "/journal")
 	for _, name := range names {
 		n, perr := strconv.ParseUint(name[1:], 10, 64)
 		switch {
@@ -93,7 +94,7 @@ func (m *Member) readNames(dir string) (journal, error) {
 
 // readJournal acknowledges what is proposed, and follows what is decided.
 func (m *Member) readJournal(epoch uint64) error {
-	if epoch == 0 || !m.beat.Took {
+	if epoch == 0 || !m.seen.beat.Took {
 		return nil
 	}
 	dir := m.epochDir(epoch)
@@ -144,7 +145,7 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 	for i := range b.victims {
 		m.reported[b.victims[i].ID()] = true
 		delete(m.forced, b.victims[i].ID())
-		if !m.back.Condemn(&b.victims[i]) {
+		if !m.back.Propose(&b.victims[i]) {
 			vetoes = append(vetoes, i)
 		}
 	}
@@ -177,7 +178,7 @@ func (m *Member) retire(dir string, n uint64, j journal) error {
 		v := &b.victims[i]
 		delete(m.reported, v.ID())
 		if slices.Contains(vetoes, i) && (d.spared(i) || !known) {
-			continue // it was never condemned here
+			continue // it was never proposed here
 		}
 		m.back.Decide(v, known && !d.spared(i))
 	}

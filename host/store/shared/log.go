@@ -45,15 +45,16 @@ type writer struct {
 	published int64 // bytes, in all, that the log tells of
 }
 
-// write appends records and sees that others can read them. What failed can be written again: it stands in the same place.
-func (m *Member) writeLog(w *writer, records []Record) error {
+// append writes records where others can read them, and begins a new file when this one has limit bytes. A write that
+// failed can be repeated: it goes to the same place.
+func (w *writer) append(t *tree, dir string, limit int64, records []Record) error {
 	if len(records) == 0 {
 		return nil
 	}
-	if w.size >= m.cfg.LogBytes {
+	if w.size >= limit {
 		next := writer{file: w.file + 1, published: w.published}
 		if w.file+1 >= logKept {
-			if err := m.remove(logName(m.dir, w.file+1-logKept)); err != nil {
+			if err := t.remove(logName(dir, w.file+1-logKept)); err != nil {
 				return err
 			}
 		}
@@ -70,7 +71,7 @@ func (m *Member) writeLog(w *writer, records []Record) error {
 			published += records[i].Bytes
 		}
 	}
-	f, err := m.fs.OpenFile(logName(m.dir, w.file), os.O_WRONLY|os.O_CREATE, 0o600)
+	f, err := t.fs.OpenFile(logName(dir, w.file), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
@@ -93,37 +94,37 @@ type tail struct {
 }
 
 // follow reads on, and calls each for what it finds, until it has caught up. dir is where the log is now.
-func (m *Member) follow(t *tail, dir string, each func(r *Record)) error {
+func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 	for {
-		err := m.readOn(t, logName(dir, t.file), each)
-		next := logName(dir, t.file+1)
+		err := l.readOn(t, logName(dir, l.file), each)
+		next := logName(dir, l.file+1)
 		switch {
 		case missing(err):
-			first, ok := m.oldest(dir, t.file)
+			first, ok := t.oldest(dir, l.file)
 			if !ok {
 				return nil // nothing was written yet
 			}
-			if first == t.file {
+			if first == l.file {
 				return nil
 			}
-			*t = tail{file: first, published: t.published, lost: true}
+			*l = tail{file: first, published: l.published, lost: true}
 			continue
 		case err != nil:
 			return err
-		case !m.exists(next):
+		case !t.exists(next):
 			return nil
 		}
 		// It may have been appended to between the last read and the start of the next file.
-		if err := m.readOn(t, logName(dir, t.file), each); err != nil && !missing(err) {
+		if err := l.readOn(t, logName(dir, l.file), each); err != nil && !missing(err) {
 			return err
 		}
-		*t = tail{file: t.file + 1, published: t.published, lost: t.lost}
+		*l = tail{file: l.file + 1, published: l.published, lost: l.lost}
 	}
 }
 
 // oldest is the first file from n on that is there.
-func (m *Member) oldest(dir string, n uint64) (uint64, bool) {
-	names, err := m.list(dir)
+func (t *tree) oldest(dir string, n uint64) (uint64, bool) {
+	names, err := t.list(dir)
 	best, ok := uint64(0), false
 	for _, name := range names {
 		var k uint64
@@ -134,13 +135,13 @@ func (m *Member) oldest(dir string, n uint64) (uint64, bool) {
 	return best, ok && err == nil
 }
 
-func (m *Member) readOn(t *tail, name string, each func(r *Record)) error {
-	f, err := m.fs.OpenFile(name, os.O_RDONLY, 0)
+func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
+	f, err := t.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if t.at == 0 {
+	if l.at == 0 {
 		var head [logHead]byte
 		if n, err := f.ReadAt(head[:], 0); n < logHead {
 			if err == io.EOF {
@@ -152,28 +153,28 @@ func (m *Member) readOn(t *tail, name string, each func(r *Record)) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		t.at, t.published = logHead, published
+		l.at, l.published = logHead, published
 	}
-	if m.part == nil {
-		m.part = make([]byte, logReadPart)
+	if t.part == nil {
+		t.part = make([]byte, logReadPart)
 	}
 	for {
-		n, err := f.ReadAt(m.part, t.at)
+		n, err := f.ReadAt(t.part, l.at)
 		if err != nil && err != io.EOF {
 			return err
 		}
-		for b := m.part[:n]; len(b) >= recordBytes; b = b[recordBytes:] {
+		for b := t.part[:n]; len(b) >= recordBytes; b = b[recordBytes:] {
 			r, err := decodeRecord(b)
 			if err != nil {
 				return nil // on its way to the disk: read again at the next step
 			}
-			t.at += recordBytes
+			l.at += recordBytes
 			if r.Op == Published {
-				t.published += r.Bytes
+				l.published += r.Bytes
 			}
 			each(&r)
 		}
-		if n < len(m.part) {
+		if n < len(t.part) {
 			return nil
 		}
 	}

@@ -3,11 +3,8 @@ package shared
 import (
 	"errors"
 	"log/slog"
-	"strconv"
 	"sync/atomic"
 	"time"
-
-	"github.com/kvhost/kvhost/staging"
 )
 
 // Dir is where the protocol's files are, below a root.
@@ -42,40 +39,47 @@ func (s State) String() string { return [...]string{"joining", "admitted", "acti
 // Member is this host's part in a shared root. Step is called again and again, by one goroutine; the rest is safe for
 // concurrent use.
 type Member struct {
+	tree
 	cfg  Config
-	fs   staging.FS
 	log  *slog.Logger
 	back Backend
-	base string // <root>/.kvhost/shared
-	part []byte // for reading logs
 
 	credits credits
 	pending pending
-	kick    chan struct{}
-	beatAt  atomic.Int64 // when the last heartbeat was out, by Config.Now; 0 while fenced
+	wakeup  chan struct{}
+	beatAt  atomic.Int64 // when the last heartbeat was written, by Config.Now; 0 while fenced
 	ticket  atomic.Uint64
 	scanned atomic.Uint64
 	facts   atomic.Pointer[Stats]
 
-	// The rest is Step's.
-	name     string // of this incarnation
+	// Only Step uses the rest.
+	incarnation
+	lag      time.Duration
+	lastStep time.Duration
+	term     *term // not nil: this host is the evictor
+	seen     evictorSeen
+}
+
+// incarnation is what begins anew whenever this host joins.
+type incarnation struct {
+	name     string // <host id>.<life in hexadecimal>; empty: not joined
 	dir      string
 	life     uint64
 	admitted bool
 	status   status
-	batches  map[uint64]*batch // that were acknowledged and not decided
+	batches  map[uint64]*batch // acknowledged and not decided
 	out      writer
-	again    *attempt // of the log, that failed: others may have read some of it
+	retry    *attempt // the write of the log that failed: others may have read some of it
 	tails    map[string]*tail
-	lag      time.Duration
-	lastStep time.Duration
 	forced   map[ID]Victim // damaged entries, for the evictor
 	reported map[ID]bool   // those that are in the journal
+}
 
-	reign  *reign        // this host is the evictor
-	epoch  uint64        // of the evictor that was seen last; 0: there is none
-	beat   beat          // of that one
-	beatAs time.Duration // when beat was seen to change
+// evictorSeen is the evictor as this member saw it last.
+type evictorSeen struct {
+	epoch  uint64 // 0: there is none
+	beat   beat
+	beatAt time.Duration // when beat was seen to change
 	vacant time.Duration // since when there is none
 }
 
@@ -91,26 +95,21 @@ func New(cfg Config, back Backend) (*Member, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	m := &Member{cfg: cfg, fs: cfg.FS, log: cfg.Log, back: back, base: cfg.Dir + "/" + Dir, kick: make(chan struct{}, 1)}
+	m := &Member{cfg: cfg, tree: tree{fs: cfg.FS, base: cfg.Dir + "/" + Dir}, log: cfg.Log, back: back, wakeup: make(chan struct{}, 1)}
 	m.facts.Store(&Stats{})
 	return m, nil
 }
 
-func (m *Member) hosts() string            { return m.base + "/hosts" }
-func (m *Member) gone() string             { return m.base + "/gone" }
-func (m *Member) epochDir(n uint64) string { return m.base + "/e" + strconv.FormatUint(n, 10) }
-func (m *Member) wake() {
+// Wake asks for a step.
+func (m *Member) Wake() {
 	select {
-	case m.kick <- struct{}{}:
+	case m.wakeup <- struct{}{}:
 	default:
 	}
 }
 
-// Wake asks for a step.
-func (m *Member) Wake() { m.wake() }
-
-// Kicked tells that a step is worth while now.
-func (m *Member) Kicked() <-chan struct{} { return m.kick }
+// Wakeups receives when a step should be made before the next poll.
+func (m *Member) Wakeups() <-chan struct{} { return m.wakeup }
 
 // Fresh says that this host is admitted, and has told the others that it lives less than half of Lapse ago. Without that
 // nothing may be granted or written.
@@ -134,15 +133,15 @@ func (m *Member) Step() error {
 	}
 	m.lastStep = now
 	if m.lag > m.cfg.Lapse/2 {
-		m.overslept(now)
+		m.resetTimers(now)
 	}
 	err := m.step(now)
 	if errors.Is(err, ErrFenced) {
 		m.log.Warn("this host was given up by the others; it joins again", "member", m.name)
-		m.forget()
+		m.fence()
 		err = nil
 	}
-	m.tell()
+	m.publishStats()
 	return err
 }
 
@@ -156,7 +155,7 @@ func (m *Member) step(now time.Duration) error {
 			return err
 		}
 	}
-	epochs, err := m.look(now)
+	epochs, err := m.readEpochs(now)
 	if err != nil {
 		return err
 	}
@@ -179,13 +178,13 @@ func (m *Member) step(now time.Duration) error {
 	if err := m.flush(); err != nil {
 		return err
 	}
-	if m.reign == nil {
-		return m.stand(now, epochs)
+	if m.term == nil {
+		return m.campaign(now, epochs)
 	}
-	err = m.rule(now, epochs)
-	if missing(err) && !m.exists(m.reign.dir) {
-		m.log.Warn("another host is the evictor now", "epoch", m.reign.epoch)
-		m.reign = nil
+	err = m.term.step(now, epochs)
+	if missing(err) && !m.exists(m.term.dir) {
+		m.log.Warn("another host is the evictor now", "epoch", m.term.epoch)
+		m.term = nil
 		return nil
 	}
 	return err

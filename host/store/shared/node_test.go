@@ -25,15 +25,15 @@ type node struct {
 }
 
 type item struct {
-	bytes     int64
-	leases    int
-	writing   bool
-	condemned bool
-	learned   bool // while it was condemned
+	bytes    int64
+	leases   int
+	writing  bool
+	proposed bool
+	learned  bool // while it was proposed
 }
 
 // grantable says that lookups hit.
-func (i *item) grantable() bool { return i != nil && !i.condemned && i.bytes > 0 }
+func (i *item) grantable() bool { return i != nil && !i.proposed && i.bytes > 0 }
 
 func modelKey(n int) (k chunk.Key) {
 	k[0], k[1] = byte(n), 1
@@ -53,7 +53,7 @@ func (n *node) at(k chunk.Key) *item {
 
 func (n *node) Learn(r *Record) {
 	i := n.at(r.Key)
-	i.learned = i.condemned
+	i.learned = i.proposed
 	if i.bytes == 0 {
 		i.bytes = r.Bytes
 	}
@@ -61,19 +61,19 @@ func (n *node) Learn(r *Record) {
 
 func (n *node) Touched([]uint64) {}
 
-func (n *node) Condemn(v *Victim) bool {
+func (n *node) Propose(v *Victim) bool {
 	i := n.at(v.Key)
 	if i.leases > 0 || i.writing {
 		return false
 	}
-	i.condemned = true
+	i.proposed = true
 	return true
 }
 
 func (n *node) Decide(v *Victim, removed bool) {
 	i := n.at(v.Key)
 	look := !removed || i.learned
-	i.condemned, i.learned = false, false
+	i.proposed, i.learned = false, false
 	if !look {
 		i.bytes = 0
 	} else if info, err := n.fs.Stat(keyPath(v.Key)); err == nil {
@@ -220,7 +220,7 @@ func (n *node) client() error {
 			n.prune(k)
 		}
 	default:
-		if i == nil || i.bytes == 0 && !i.condemned && !i.writing {
+		if i == nil || i.bytes == 0 && !i.proposed && !i.writing {
 			return n.put(k)
 		}
 	}

@@ -9,12 +9,12 @@ import (
 
 // pending is what this member has published, touched or found damaged, and not told yet.
 type pending struct {
-	mu      sync.Mutex
-	life    uint64
-	records []Record
-	temps   []string // names that go once the records are out
-	prints  []uint64
-	held    map[uint64]struct{}
+	mu           sync.Mutex
+	life         uint64
+	records      []Record
+	temps        []string // names that go once the records are out
+	fingerprints []uint64
+	held         map[uint64]struct{}
 }
 
 // maxTouches bounds what is told in one step: a host that looks up more tells of the first ones only.
@@ -23,7 +23,7 @@ const maxTouches = 1 << 13
 func (p *pending) reset(life uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.life, p.records, p.temps, p.prints, p.held = life, nil, nil, nil, map[uint64]struct{}{}
+	p.life, p.records, p.temps, p.fingerprints, p.held = life, nil, nil, nil, map[uint64]struct{}{}
 }
 
 func (p *pending) len() int {
@@ -72,13 +72,13 @@ func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
 }
 
 // link can report an error although it happened, as on a network file system that lost the reply.
-func (m *Member) link(temp, target string) error {
-	err := m.fs.Link(temp, target)
+func (t *tree) link(temp, target string) error {
+	err := t.fs.Link(temp, target)
 	if err == nil {
 		return nil
 	}
-	a, aerr := m.fs.Stat(temp)
-	b, berr := m.fs.Stat(target)
+	a, aerr := t.fs.Stat(temp)
+	b, berr := t.fs.Stat(target)
 	if aerr == nil && berr == nil && a.Same(b) {
 		return nil
 	}
@@ -86,24 +86,24 @@ func (m *Member) link(temp, target string) error {
 }
 
 // Touch tells the others, with the next step, that an entry was used.
-func (m *Member) Touch(print uint64) {
+func (m *Member) Touch(fingerprint uint64) {
 	p := &m.pending
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, again := p.held[print]; again || len(p.prints) == maxTouches || p.held == nil {
+	if _, again := p.held[fingerprint]; again || len(p.fingerprints) == maxTouches || p.held == nil {
 		return
 	}
-	p.held[print] = struct{}{}
-	p.prints = append(p.prints, print)
+	p.held[fingerprint] = struct{}{}
+	p.fingerprints = append(p.fingerprints, fingerprint)
 }
 
 // Bad tells the evictor, with the next step, that an entry is damaged. r.Pieces are the ranks to be removed.
-func (m *Member) Bad(r Record) {
+func (m *Member) ReportDamaged(r Record) {
 	r.Op = Damaged
 	m.pending.mu.Lock()
 	m.pending.records = append(m.pending.records, r)
 	m.pending.mu.Unlock()
-	m.wake()
+	m.Wake()
 }
 
 // attempt is what goes to the log with one write, and the names that go once it is there. One that fails is made again as it
@@ -116,29 +116,29 @@ type attempt struct {
 
 // flush writes the log, and then takes the temporaries' names away.
 func (m *Member) flush() error {
-	if m.again != nil {
-		if err := m.send(m.again); err != nil {
+	if m.retry != nil {
+		if err := m.send(m.retry); err != nil {
 			return err
 		}
 	}
 	p := &m.pending
 	p.mu.Lock()
 	a := &attempt{records: p.records, temps: p.temps}
-	prints := p.prints
-	p.records, p.temps, p.prints = nil, nil, nil
+	fingerprints := p.fingerprints
+	p.records, p.temps, p.fingerprints = nil, nil, nil
 	clear(p.held)
 	p.mu.Unlock()
-	for part := range slices.Chunk(prints, recordPrints) {
-		a.records = append(a.records, Record{Op: Touched, Prints: part})
+	for part := range slices.Chunk(fingerprints, recordFingerprints) {
+		a.records = append(a.records, Record{Op: Touched, Fingerprints: part})
 	}
 	return m.send(a)
 }
 
 // send makes an attempt. It is the member's to make it again after an error.
 func (m *Member) send(a *attempt) error {
-	m.again = a
+	m.retry = a
 	if !a.written {
-		if err := m.writeLog(&m.out, a.records); err != nil {
+		if err := m.out.append(&m.tree, m.dir, m.cfg.LogBytes, a.records); err != nil {
 			if missing(err) && !m.exists(m.dir) {
 				return ErrFenced
 			}
@@ -147,7 +147,7 @@ func (m *Member) send(a *attempt) error {
 		a.written = true
 		for i := range a.records {
 			if a.records[i].Op == Damaged {
-				m.force(&a.records[i])
+				m.noteDamaged(&a.records[i])
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func (m *Member) send(a *attempt) error {
 		}
 		a.temps = a.temps[1:]
 	}
-	m.again = nil
+	m.retry = nil
 	return nil
 }
 

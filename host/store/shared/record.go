@@ -21,42 +21,42 @@ const (
 
 // Record is one line of a member's log.
 type Record struct {
-	Op        Op
-	Detour    bool // the piece stands under the built-in name
-	Namespace chunk.Digest
-	Group     uint32
-	Rank      uint32
-	Key       chunk.Key
-	Parent    chunk.Key
-	Depth     uint32
-	Tenant    uint32
-	Pieces    uint64 // of Published: ranks that make the entry complete; of Damaged: ranks to remove
-	Bytes     int64  // on disk
-	StoreTime int64
+	Op           Op
+	FallbackName bool // the piece stands under the built-in name
+	Namespace    chunk.Digest
+	Group        uint32
+	Rank         uint32
+	Key          chunk.Key
+	Parent       chunk.Key
+	Depth        uint32
+	Tenant       uint32
+	Pieces       uint64 // of Published: ranks that make the entry complete; of Damaged: ranks to remove
+	Bytes        int64  // on disk
+	StoreTime    int64
 
-	Prints []uint64 // of Touched, at most recordPrints; nothing else is set then
+	Fingerprints []uint64 // of Touched, at most recordFingerprints; nothing else is set then
 }
 
-// Where the fields of a record stand. Little-endian; what is not named is zero.
+// Where the fields of a record campaign. Little-endian; what is not named is zero.
 const (
-	recordBytes  = 160
-	recordPrints = 16
+	recordBytes        = 160
+	recordFingerprints = 16
 
-	recOp        = 0
-	recDetour    = 1
-	recPrints    = 2 // u8: how many
-	recRank      = 4
-	recGroup     = 8
-	recDepth     = 12
-	recTenant    = 16
-	recBody      = 24 // the prints of Touched start here
-	recPieces    = 24
-	recSize      = 32
-	recTime      = 40
-	recNamespace = 48
-	recKey       = 64
-	recParent    = 96
-	recSum       = 152
+	recOp           = 0
+	recFallback     = 1
+	recFingerprints = 2 // u8: how many
+	recRank         = 4
+	recGroup        = 8
+	recDepth        = 12
+	recTenant       = 16
+	recBody         = 24 // the fingerprints of Touched start here
+	recPieces       = 24
+	recSize         = 32
+	recTime         = 40
+	recNamespace    = 48
+	recKey          = 64
+	recParent       = 96
+	recSum          = 152
 )
 
 // append encodes a record at the end of b.
@@ -65,13 +65,13 @@ func (r *Record) append(b []byte) []byte {
 	le := binary.LittleEndian
 	a[recOp] = byte(r.Op)
 	if r.Op == Touched {
-		a[recPrints] = byte(len(r.Prints))
-		for i, p := range r.Prints {
+		a[recFingerprints] = byte(len(r.Fingerprints))
+		for i, p := range r.Fingerprints {
 			le.PutUint64(a[recBody+8*i:], p)
 		}
 	} else {
-		if r.Detour {
-			a[recDetour] = 1
+		if r.FallbackName {
+			a[recFallback] = 1
 		}
 		le.PutUint32(a[recRank:], r.Rank)
 		le.PutUint32(a[recGroup:], r.Group)
@@ -101,19 +101,19 @@ func decodeRecord(a []byte) (Record, error) {
 	r.Op = Op(a[recOp])
 	switch r.Op {
 	case Touched:
-		n := int(a[recPrints])
-		if n == 0 || n > recordPrints {
+		n := int(a[recFingerprints])
+		if n == 0 || n > recordFingerprints {
 			return r, fmt.Errorf("%w: %d touches in a record", ErrDamaged, n)
 		}
 		for i := range n {
-			r.Prints = append(r.Prints, le.Uint64(a[recBody+8*i:]))
+			r.Fingerprints = append(r.Fingerprints, le.Uint64(a[recBody+8*i:]))
 		}
 		return r, nil
 	case Published, Damaged, Relayed:
 	default:
 		return r, fmt.Errorf("%w: a record of kind %d", ErrDamaged, r.Op)
 	}
-	r.Detour = a[recDetour] == 1
+	r.FallbackName = a[recFallback] == 1
 	r.Rank, r.Group = le.Uint32(a[recRank:]), le.Uint32(a[recGroup:])
 	r.Depth, r.Tenant = le.Uint32(a[recDepth:]), le.Uint32(a[recTenant:])
 	r.Pieces, r.Bytes, r.StoreTime = le.Uint64(a[recPieces:]), int64(le.Uint64(a[recSize:])), int64(le.Uint64(a[recTime:]))
@@ -128,12 +128,12 @@ func decodeRecord(a []byte) (Record, error) {
 
 // Victim is an entry that is to go.
 type Victim struct {
-	Namespace chunk.Digest `json:"n"`
-	Group     uint32       `json:"g,omitempty"`
-	Key       chunk.Key    `json:"k"`
-	Pieces    uint64       `json:"p"` // ranks whose files are to be removed
-	Detour    bool         `json:"d,omitempty"`
-	Bytes     int64        `json:"b"`
+	Namespace    chunk.Digest `json:"n"`
+	Group        uint32       `json:"g,omitempty"`
+	Key          chunk.Key    `json:"k"`
+	Pieces       uint64       `json:"p"` // ranks whose files are to be removed
+	FallbackName bool         `json:"d,omitempty"`
+	Bytes        int64        `json:"b"`
 }
 
 // ID tells victims apart.

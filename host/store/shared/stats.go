@@ -16,18 +16,18 @@ type Stats struct {
 	Refused  uint64 // credits that were not there
 	Journal  int    // batches undecided
 	Outside  int64  // evictor: credit that is out, over all members
-	Reigns   uint64 // times that this host became the evictor
+	Terms    uint64 // times that this host became the evictor
 	Unlogged int    // publications that the others have not been told of
 	Removed  uint64 // evictor: entries
 	Spared   uint64 // evictor: entries, by veto
-	Deaths   uint64 // evictor: members given up
+	GivenUp  uint64 // evictor: members given up
 }
 
-func (m *Member) tell() {
+func (m *Member) publishStats() {
 	old := m.facts.Load()
 	s := Stats{
-		Member: m.name, Evictor: m.reign != nil, Epoch: m.epoch, Lag: m.lag, Journal: len(m.batches), Unlogged: m.pending.len(),
-		Reigns: old.Reigns, Removed: old.Removed, Spared: old.Spared, Deaths: old.Deaths, Outside: 0,
+		Member: m.name, Evictor: m.term != nil, Epoch: m.seen.epoch, Lag: m.lag, Journal: len(m.batches), Unlogged: m.pending.len(),
+		Terms: old.Terms, Removed: old.Removed, Spared: old.Spared, GivenUp: old.GivenUp, Outside: 0,
 	}
 	switch {
 	case m.active():
@@ -36,14 +36,14 @@ func (m *Member) tell() {
 		s.State = Admitted
 	}
 	s.Peers = len(m.tails)
-	if r := m.reign; r != nil {
+	if r := m.term; r != nil {
 		if !r.counted {
 			r.counted = true
-			s.Reigns++
+			s.Terms++
 		}
 		s.Outside = r.outside
-		s.Removed, s.Spared, s.Deaths = s.Removed+r.removed, s.Spared+r.spared, s.Deaths+r.deaths
-		r.removed, r.spared, r.deaths = 0, 0, 0
+		s.Removed, s.Spared, s.GivenUp = s.Removed+r.removed, s.Spared+r.spared, s.GivenUp+r.givenUp
+		r.removed, r.spared, r.givenUp = 0, 0, 0
 	}
 	m.facts.Store(&s)
 }

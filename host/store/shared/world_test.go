@@ -43,7 +43,7 @@ type inode struct {
 type host struct {
 	w     *world
 	id    string
-	ready chan struct{} // to the scheduler: it waits for its next operation, or has ended
+	ready chan struct{} // to the scheduler: it shouldWait for its next operation, or has ended
 	turn  chan bool     // to the host: go on, or die
 	wake  time.Duration
 	ended bool
@@ -78,7 +78,7 @@ func (w *world) start(id string, program func(h *host) error) *host {
 	return h
 }
 
-// yield waits for this host's turn.
+// yield shouldWait for this host's turn.
 func (h *host) yield() {
 	if h.dead {
 		panic(died{})

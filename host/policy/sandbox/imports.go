@@ -1,4 +1,4 @@
-package policy
+package sandbox
 
 import (
 	"context"
@@ -8,18 +8,18 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// hostFunction is one function a guest may import. The instance it works for travels in the call's context, so that one
-// host module serves all instances of a runtime.
+// hostFunction is a function that a guest may import. The call's context carries the instance, so that one host module
+// serves all instances of a runtime.
 type hostFunction struct {
 	grant   string // empty: always granted
 	params  string
 	results string
-	call    func(in *instance, stack []uint64)
+	call    func(in *Instance, stack []uint64)
 }
 
 func (f hostFunction) sig() string { return f.params + ">" + f.results }
 
-// hostFunctions are all there are: module, name.
+// hostFunctions are all host functions, by module and name.
 var hostFunctions = map[string]map[string]hostFunction{
 	abi.ImportModule: {
 		abi.ImportLogEnabled: {"", "i", "i", logEnabled},
@@ -33,7 +33,7 @@ var hostFunctions = map[string]map[string]hostFunction{
 }
 
 func (f hostFunction) Call(ctx context.Context, _ api.Module, stack []uint64) {
-	in, ok := ctx.Value(instanceKey{}).(*instance)
+	in, ok := ctx.Value(instanceKey{}).(*Instance)
 	if !ok {
 		panic("policy: a guest function was not called through its instance")
 	}
@@ -53,13 +53,13 @@ func wasmTypes(sig string) []api.ValueType {
 	return t
 }
 
-// Bounds of what a guest can say.
+// Bounds of a guest's log output.
 const (
 	maxTextBytes = 1024
 	logBurst     = 64 // lines per module and second
 )
 
-// What calls into the host cost the guest: about what the same time in the guest would.
+// A call into the host costs the guest about the fuel of the same time in the guest.
 const (
 	importFuel = 400
 	lineFuel   = 10_000 // a line that is logged
@@ -71,8 +71,8 @@ var logLevels = [...]slog.Level{
 
 func logLevel(v uint64) slog.Level { return logLevels[min(uint64(uint32(v)), abi.LevelError)] }
 
-func logEnabled(in *instance, stack []uint64) {
-	stack[0] = b2u(in.m.log.Enabled(context.Background(), logLevel(stack[0])))
+func logEnabled(in *Instance, stack []uint64) {
+	stack[0] = b2u(in.code.log.Enabled(context.Background(), logLevel(stack[0])))
 }
 
 func b2u(b bool) uint64 {
@@ -82,24 +82,24 @@ func b2u(b bool) uint64 {
 	return 0
 }
 
-func logText(in *instance, stack []uint64) {
+func logText(in *Instance, stack []uint64) {
 	if text, ok := in.text(stack[1], stack[2]); ok {
 		in.log(logLevel(stack[0]), text)
 	}
 }
 
-func failText(in *instance, stack []uint64) {
+func failText(in *Instance, stack []uint64) {
 	if text, ok := in.text(stack[0], stack[1]); ok {
-		in.said = append(in.said[:0], text...)
+		in.failText = append(in.failText[:0], text...)
 	}
 }
 
-func now(in *instance, stack []uint64) { stack[0] = in.now }
+func now(in *Instance, stack []uint64) { stack[0] = in.now }
 
-func counterAdd(in *instance, stack []uint64) {
-	if id := uint32(stack[0]); uint64(id) < uint64(len(in.m.code.counters)) {
-		in.m.code.counters[id].Add(int64(stack[1]))
+func counterAdd(in *Instance, stack []uint64) {
+	if id := uint32(stack[0]); uint64(id) < uint64(len(in.code.counters)) {
+		in.code.counters[id].Add(int64(stack[1]))
 	}
 }
 
-func random(in *instance, stack []uint64) { stack[0] = in.random() }
+func random(in *Instance, stack []uint64) { stack[0] = in.random() }

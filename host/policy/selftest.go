@@ -6,67 +6,63 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
-// canary has a fresh instance of each role do a little of its work, before the module is taken for one that can. What it
-// says is thrown away, and so are the instances. A role that does not start without settings of its own is judged where
-// it is given them.
-func (m *Module) canary(ctx context.Context) error {
-	c := *m.code
-	c.counters = make([]atomic.Int64, len(m.manifest.Counters)) // what is counted here did not happen
-	trial := &Module{
-		name: m.name, digest: m.digest, manifest: m.manifest, known: m.known, roles: m.roles, code: &c,
+// selfTest has a new instance of each role do a small amount of its work, before the module is accepted. The instances and
+// their answers are discarded. A role that does not start without settings is not tested here.
+func (m *Module) selfTest(ctx context.Context) error {
+	scratch := &Module{
+		name: m.name, digest: m.digest, manifest: m.manifest, known: m.known, roles: m.roles, code: m.code.Scratch(),
 		log: slog.New(slog.DiscardHandler),
 	}
-	defer trial.ending.Wait()
+	defer scratch.code.Wait()
 	for role, run := range [abi.Roles]func(context.Context, *Module) error{
-		abi.RoleEvict: tryEvict, abi.RoleAdmit: tryAdmit, abi.RolePlace: tryPlace, abi.RoleLayout: tryLayout,
+		abi.RoleEvict: testEvict, abi.RoleAdmit: testAdmit, abi.RolePlace: testPlace, abi.RoleLayout: testLayout,
 	} {
 		if !m.Has(abi.Role(role)) {
 			continue
 		}
-		err := run(ctx, trial)
+		err := run(ctx, scratch)
 		if errors.Is(err, ErrConfig) {
-			m.log.Debug("a policy was not tried out: it wants settings", "role", abi.Role(role).String(), "error", err)
+			m.log.Debug("self-test of policy skipped: it needs settings", "role", abi.Role(role).String(), "error", err)
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("%w as %s: %w", ErrCanary, abi.Role(role), err)
+			return fmt.Errorf("%w as %s: %w", ErrSelfTest, abi.Role(role), err)
 		}
 	}
 	return nil
 }
 
-// The canary's world: a root of a few chains of chunks, of which half fit.
+// The self-test has a root with a few chains of chunks, of which half fit.
 const (
-	canarySlots = 32
-	canaryChain = 8
-	canarySize  = 16 // of an entry, in abi.SizeUnit
+	testSlots = 32
+	testChain = 8
+	testSize  = 16 // of an entry, in abi.SizeUnit
 )
 
-// canaryRoot is the host's side of the canary's root.
-type canaryRoot struct {
+// testRoot is the host's side of the root.
+type testRoot struct {
 	e        *Evict
 	now      uint64
 	request  uint32
-	resident [canarySlots]bool
-	pinned   [canarySlots]bool
+	resident [testSlots]bool
+	pinned   [testSlots]bool
 }
 
-func tryEvict(ctx context.Context, m *Module) error {
-	e, err := m.NewEvict(ctx, EvictOptions{MaxSlots: canarySlots, Capacity: canarySlots * canarySize * abi.SizeUnit, Seed: 1})
+func testEvict(ctx context.Context, m *Module) error {
+	e, err := m.NewEvict(ctx, EvictOptions{MaxSlots: testSlots, Capacity: testSlots * testSize * abi.SizeUnit, Seed: 1})
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	r := &canaryRoot{e: e}
-	for slot := range uint32(canarySlots) { // some were there before
+	r := &testRoot{e: e}
+	for slot := range uint32(testSlots) { // some were there before
 		op := abi.OpInsert
-		if slot < canaryChain {
+		if slot < testChain {
 			op = abi.OpResident
 		}
 		if err := r.store(op, slot); err != nil {
@@ -84,13 +80,13 @@ func tryEvict(ctx context.Context, m *Module) error {
 	return nil
 }
 
-func (r *canaryRoot) send(op abi.Op, slot uint32) error {
+func (r *testRoot) send(op abi.Op, slot uint32) error {
 	r.now += 1_000_000
 	ev := abi.Event{Op: op, Slot: slot, Parent: abi.None, Request: r.request, Time: r.now}
-	if slot < canarySlots {
-		ev.Key, ev.Size, ev.Depth = canaryKey(slot), canarySize, slot%canaryChain
+	if slot < testSlots {
+		ev.Key, ev.Size, ev.Depth = testKey(slot), testSize, slot%testChain
 		if ev.Depth > 0 {
-			ev.ParentKey = canaryKey(slot - 1)
+			ev.ParentKey = testKey(slot - 1)
 			if r.resident[slot-1] {
 				ev.Parent = slot - 1
 			}
@@ -107,22 +103,22 @@ func (r *canaryRoot) send(op abi.Op, slot uint32) error {
 	return r.e.Event(ev)
 }
 
-func canaryKey(slot uint32) uint64 { return uint64(slot+1) * 0x9e3779b97f4a7c15 }
+func testKey(slot uint32) uint64 { return uint64(slot+1) * 0x9e3779b97f4a7c15 }
 
-// store adds an entry; its child, if that is there, is linked.
-func (r *canaryRoot) store(op abi.Op, slot uint32) error {
+// store adds an entry and links its child if that is resident.
+func (r *testRoot) store(op abi.Op, slot uint32) error {
 	err := r.send(op, slot)
-	if child := slot + 1; err == nil && child%canaryChain != 0 && r.resident[child] {
+	if child := slot + 1; err == nil && child%testChain != 0 && r.resident[child] {
 		err = r.send(abi.OpLink, child)
 	}
 	return err
 }
 
-// turn is a request that finds one chain, while another request looks on, and then room made for what is missing.
-func (r *canaryRoot) turn(round uint32) error {
+// turn makes a request that finds one chain, then evicts and stores what is missing.
+func (r *testRoot) turn(round uint32) error {
 	r.request = round + 1
-	first := round * canaryChain % canarySlots
-	for slot := first; slot < first+canaryChain; slot++ {
+	first := round * testChain % testSlots
+	for slot := first; slot < first+testChain; slot++ {
 		if !r.resident[slot] {
 			continue
 		}
@@ -133,11 +129,11 @@ func (r *canaryRoot) turn(round uint32) error {
 		}
 	}
 	for _, most := range []uint32{1, 6} {
-		if err := r.evict(abi.Ask{Bytes: uint64(most) * canarySize * abi.SizeUnit, MaxVictims: most, Tenant: abi.None}); err != nil {
+		if err := r.evict(abi.Ask{Bytes: uint64(most) * testSize * abi.SizeUnit, MaxVictims: most, Tenant: abi.None}); err != nil {
 			return err
 		}
 	}
-	for slot := range uint32(canarySlots) {
+	for slot := range uint32(testSlots) {
 		var err error
 		switch {
 		case r.pinned[slot]:
@@ -160,8 +156,8 @@ func (r *canaryRoot) turn(round uint32) error {
 	return r.evict(abi.Ask{Bytes: abi.SizeUnit, MaxVictims: 1, Tenant: 1}) // of a tenant that has nothing
 }
 
-func (r *canaryRoot) evict(ask abi.Ask) error {
-	var dst [canarySlots]uint32
+func (r *testRoot) evict(ask abi.Ask) error {
+	var dst [testSlots]uint32
 	n, err := r.e.Victims(ask, dst[:])
 	if err != nil {
 		return err
@@ -177,7 +173,7 @@ func (r *canaryRoot) evict(ask abi.Ask) error {
 	return nil
 }
 
-func tryAdmit(ctx context.Context, m *Module) error {
+func testAdmit(ctx context.Context, m *Module) error {
 	a, err := m.NewAdmit(ctx, AdmitOptions{Capacity: 1 << 30, Seed: 1})
 	if err != nil {
 		return err
@@ -185,19 +181,19 @@ func tryAdmit(ctx context.Context, m *Module) error {
 	defer a.Close()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.in.namespace(0, canaryNamespace(0)); err != nil {
+	if err := a.in.Namespace(0, testNamespace(0)); err != nil {
 		return err
 	}
-	var batch [canarySlots]abi.Candidate
+	var batch [testSlots]abi.Candidate
 	for i := range batch {
 		slot := uint32(i)
-		batch[i] = abi.Candidate{Key: canaryKey(slot), Size: canarySize, Depth: slot % canaryChain, Request: 1, Time: uint64(i)}
+		batch[i] = abi.Candidate{Key: testKey(slot), Size: testSize, Depth: slot % testChain, Request: 1, Time: uint64(i)}
 		if batch[i].Depth > 0 {
-			batch[i].ParentKey, batch[i].Flags = canaryKey(slot-1), abi.CandidateParentResident
+			batch[i].ParentKey, batch[i].Flags = testKey(slot-1), abi.CandidateParentResident
 		}
 	}
-	var dst [canarySlots]bool
-	for _, n := range []int{1, canarySlots} {
+	var dst [testSlots]bool
+	for _, n := range []int{1, testSlots} {
 		if err := a.ask(batch[:n], dst[:n]); err != nil {
 			return err
 		}
@@ -205,7 +201,7 @@ func tryAdmit(ctx context.Context, m *Module) error {
 	return nil
 }
 
-func tryLayout(ctx context.Context, m *Module) error {
+func testLayout(ctx context.Context, m *Module) error {
 	l, err := m.NewLayout(ctx, LayoutOptions{Seed: 1})
 	if err != nil {
 		return err
@@ -221,14 +217,14 @@ func tryLayout(ctx context.Context, m *Module) error {
 			planes[i] = abi.Plane{Layer: p.Layer, Part: p.Part, PageBytes: p.PageBytes}
 		}
 		h := abi.LayoutHeader{Namespace: uint32(id), Blocks: g.Blocks, Planes: uint32(len(planes))}
-		if _, err := l.plan(h, planes, canaryNamespace(id), g); err != nil {
+		if _, err := l.plan(h, planes, testNamespace(id), g); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func tryPlace(ctx context.Context, m *Module) error {
+func testPlace(ctx context.Context, m *Module) error {
 	p, err := m.NewPlace(ctx, PlaceOptions{Seed: 1})
 	if err != nil {
 		return err
@@ -239,13 +235,13 @@ func tryPlace(ctx context.Context, m *Module) error {
 		{ID: 1, Flags: abi.RootWritable, Capacity: 1 << 42, Free: 1 << 40},
 	})
 	for id := range 2 {
-		if err := p.Namespace(uint32(id), canaryNamespace(id)); err != nil {
+		if err := p.Namespace(uint32(id), testNamespace(id)); err != nil {
 			return err
 		}
 	}
 	seen := map[string]abi.PlaceQuery{}
 	for n := range uint32(16) { // all that a path follows from, each in two values
-		q := abi.PlaceQuery{Namespace: n & 1, Group: n >> 1 & 1, Rank: n >> 2 & 1, Size: canarySize, KeyLen: abi.KeyBytes}
+		q := abi.PlaceQuery{Namespace: n & 1, Group: n >> 1 & 1, Rank: n >> 2 & 1, Size: testSize, KeyLen: abi.KeyBytes}
 		for i := range q.Key {
 			q.Key[i] = byte(0xa7 * (uint32(i) + 1) >> (n >> 3 & 1))
 		}
@@ -281,10 +277,10 @@ func query(q *abi.PlaceQuery) string {
 	return fmt.Sprintf("namespace %d, group %d, rank %d, key %x", q.Namespace, q.Group, q.Rank, q.Key[:q.KeyLen])
 }
 
-// canaryNamespace is a namespace's text as hosts write it.
-func canaryNamespace(id int) string {
+// testNamespace is a namespace's text as a host writes it.
+func testNamespace(id int) string {
 	n := chunk.Namespace{
-		Model: fmt.Sprintf("canary/model-%d", id), Revision: "1", DType: "bfloat16", Engine: "kvhost",
+		Model: fmt.Sprintf("self-test/model-%d", id), Revision: "1", DType: "bfloat16", Engine: "kvhost",
 		Groups: []chunk.Group{{Geometry: chunk.Uniform(16, 4, 2, 16384)}, {ID: 1, Geometry: chunk.Uniform(3, 3, 1, 4096)}},
 	}
 	return n.Text()

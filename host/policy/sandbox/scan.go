@@ -1,4 +1,4 @@
-package policy
+package sandbox
 
 import (
 	"errors"
@@ -8,9 +8,9 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// scan is what the sections of a module say, read before anything is compiled: enough to refuse a module with words
-// that help its author.
-type scan struct {
+// Scan is the content of a module's sections, read before anything is compiled. It is enough to refuse a module with a
+// reason that helps its author.
+type Scan struct {
 	types    []string // signatures, as in "ii>I"
 	imports  []imported
 	funcs    []uint32 // type of each function, imported ones first
@@ -19,6 +19,19 @@ type scan struct {
 	manifest []byte
 	start    bool
 	sections []Section
+}
+
+// Section is one section of a module.
+type Section struct {
+	Name  string
+	Bytes int
+}
+
+// Import is a host function that a module imports.
+type Import struct {
+	Module, Name, Type string
+	Grant              string // that it needs; empty for none
+	Known              bool   // this host has the function
 }
 
 type imported struct{ module, name, sig string }
@@ -41,17 +54,19 @@ const (
 )
 
 const (
-	maxModuleBytes = 16 << 20
-	maxItems       = 1 << 20 // of one section
-	maxName        = 1 << 16
+	// MaxModuleBytes is the most that a module's file may have.
+	MaxModuleBytes = 16 << 20
+
+	maxItems = 1 << 20 // of one section
+	maxName  = 1 << 16
 )
 
 var errTruncated = errors.New("the binary ends early")
 
-// scanModule walks the sections. It trusts nothing: lengths are checked, and no count allocates ahead of its bytes.
-func scanModule(b []byte) (*scan, error) {
-	if len(b) > maxModuleBytes {
-		return nil, fmt.Errorf("it has more than the %d bytes that a module may have", maxModuleBytes)
+// ScanModule reads the sections. It trusts nothing: lengths are checked, and no count allocates memory ahead of its bytes.
+func ScanModule(b []byte) (*Scan, error) {
+	if len(b) > MaxModuleBytes {
+		return nil, fmt.Errorf("it has more than the %d bytes that a module may have", MaxModuleBytes)
 	}
 	if len(b) < 8 || string(b[:4]) != "\x00asm" {
 		return nil, errors.New("not a WebAssembly module")
@@ -59,7 +74,7 @@ func scanModule(b []byte) (*scan, error) {
 	if string(b[4:8]) != "\x01\x00\x00\x00" {
 		return nil, errors.New("not a core module of version 1 (the component model is not supported: build a core module)")
 	}
-	s := &scan{exports: map[string]exported{}}
+	s := &Scan{exports: map[string]exported{}}
 	r := reader{b: b[8:]}
 	for len(r.b) > 0 && r.err == nil {
 		id := r.byte()
@@ -75,7 +90,37 @@ func scanModule(b []byte) (*scan, error) {
 	return s, r.err
 }
 
-func (s *scan) section(id byte, r *reader) error {
+// Manifest is the content of the manifest section; nil without one.
+func (s *Scan) Manifest() []byte { return s.manifest }
+
+// Exports reports whether the module exports a name.
+func (s *Scan) Exports(name string) bool {
+	_, ok := s.exports[name]
+	return ok
+}
+
+// MinPages is the size of the module's memory at its start, in pages of 64 KiB; 0 without a memory.
+func (s *Scan) MinPages() uint64 {
+	if len(s.memories) == 0 {
+		return 0
+	}
+	return s.memories[0].min
+}
+
+// Sections are the module's sections, in their order.
+func (s *Scan) Sections() []Section { return s.sections }
+
+// Imports are the functions that the module imports.
+func (s *Scan) Imports() []Import {
+	var list []Import
+	for _, i := range s.imports {
+		f, known := hostFunctions[i.module][i.name]
+		list = append(list, Import{i.module, i.name, spell(i.sig), f.grant, known})
+	}
+	return list
+}
+
+func (s *Scan) section(id byte, r *reader) error {
 	switch id {
 	case 0:
 		if name := r.name(); name == abi.ManifestSection && r.err == nil {
@@ -103,7 +148,7 @@ func (s *scan) section(id byte, r *reader) error {
 	return r.err
 }
 
-func (s *scan) importEntry(r *reader) {
+func (s *Scan) importEntry(r *reader) {
 	i := imported{module: r.name(), name: r.name()}
 	switch kind := r.byte(); kind {
 	case kindFunc:
@@ -118,8 +163,8 @@ func (s *scan) importEntry(r *reader) {
 	}
 }
 
-// signature of an exported function; empty when there is none.
-func (s *scan) signature(e exported) string {
+// signature is the type of an exported function; empty when there is none.
+func (s *Scan) signature(e exported) string {
 	if e.kind != kindFunc || uint64(e.index) >= uint64(len(s.funcs)) {
 		return ""
 	}
@@ -129,7 +174,23 @@ func (s *scan) signature(e exported) string {
 	return ""
 }
 
-// reader reads the binary format; after the first error it gives zeros.
+var sectionNames = [...]string{
+	"custom", "type", "import", "function", "table", "memory", "global", "export", "start", "element", "code", "data",
+	"data count",
+}
+
+func sectionName(id byte, body []byte) string {
+	if int(id) >= len(sectionNames) {
+		return fmt.Sprintf("section %d", id)
+	}
+	if id == 0 {
+		r := reader{b: body}
+		return "custom " + r.name()
+	}
+	return sectionNames[id]
+}
+
+// reader reads the binary format. After the first error it returns zeros.
 type reader struct {
 	b   []byte
 	err error

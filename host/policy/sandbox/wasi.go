@@ -1,4 +1,4 @@
-package policy
+package sandbox
 
 import (
 	"encoding/binary"
@@ -8,9 +8,9 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// wasiFunctions are what the runtimes of Go, TinyGo, Rust and C link in whether they need it or not. They open nothing:
-// there are no files, no arguments, no environment; the clock advances by a fixed step per reading; random bytes come
-// from the instance's seed; what is written to standard output or error becomes a log line.
+// wasiFunctions are the functions that the runtimes of Go, TinyGo, Rust and C always link. They open nothing: there are no
+// files, no arguments and no environment. The clock advances by a fixed step per reading, random bytes come from the
+// instance's seed, and standard output and error become log lines.
 var wasiFunctions = map[string]hostFunction{
 	"args_get":          wasi("ii", wasiNothing),
 	"args_sizes_get":    wasi("ii", wasiNoList),
@@ -41,8 +41,8 @@ const (
 	errnoNosys   = 52
 )
 
-func wasi(params string, call func(*instance, []uint64) uint64) hostFunction {
-	return hostFunction{abi.GrantWASIStub, params, "i", func(in *instance, stack []uint64) {
+func wasi(params string, call func(*Instance, []uint64) uint64) hostFunction {
+	return hostFunction{abi.GrantWASIStub, params, "i", func(in *Instance, stack []uint64) {
 		errno := call(in, stack)
 		if len(stack) > 0 {
 			stack[0] = errno
@@ -50,20 +50,20 @@ func wasi(params string, call func(*instance, []uint64) uint64) hostFunction {
 	}}
 }
 
-func wasiNothing(*instance, []uint64) uint64 { return errnoSuccess }
-func wasiNoFile(*instance, []uint64) uint64  { return errnoBadf }
+func wasiNothing(*Instance, []uint64) uint64 { return errnoSuccess }
+func wasiNoFile(*Instance, []uint64) uint64  { return errnoBadf }
 
-func wasiNoList(in *instance, stack []uint64) uint64 {
+func wasiNoList(in *Instance, stack []uint64) uint64 {
 	if !in.mem.WriteUint32Le(uint32(stack[0]), 0) || !in.mem.WriteUint32Le(uint32(stack[1]), 0) {
 		return errnoFault
 	}
 	return errnoSuccess
 }
 
-// wasiEpoch is what the stub's clock shows first: 2022-01-01. It must move, or a runtime that waits for it would spin.
+// wasiEpoch is where the stub's clock starts: 2022-01-01. The clock must advance, or a runtime that waits for it would spin.
 const wasiEpoch, wasiTick = 1640995200e9, 1e6
 
-func wasiClock(in *instance, stack []uint64) uint64 {
+func wasiClock(in *Instance, stack []uint64) uint64 {
 	in.ticks++
 	if !in.mem.WriteUint64Le(uint32(stack[2]), wasiEpoch+in.ticks*wasiTick) {
 		return errnoFault
@@ -71,14 +71,14 @@ func wasiClock(in *instance, stack []uint64) uint64 {
 	return errnoSuccess
 }
 
-func wasiClockResolution(in *instance, stack []uint64) uint64 {
+func wasiClockResolution(in *Instance, stack []uint64) uint64 {
 	if !in.mem.WriteUint64Le(uint32(stack[1]), wasiTick) {
 		return errnoFault
 	}
 	return errnoSuccess
 }
 
-func wasiRandom(in *instance, stack []uint64) uint64 {
+func wasiRandom(in *Instance, stack []uint64) uint64 {
 	b, ok := in.mem.Read(uint32(stack[0]), uint32(stack[1]))
 	if !ok {
 		return errnoFault
@@ -92,10 +92,10 @@ func wasiRandom(in *instance, stack []uint64) uint64 {
 	return errnoSuccess
 }
 
-// wasiPoll answers that nothing can be waited for: a policy that sleeps is a policy that spins.
-func wasiPoll(*instance, []uint64) uint64 { return errnoNosys }
+// wasiPoll fails: a policy cannot sleep without blocking the host.
+func wasiPoll(*Instance, []uint64) uint64 { return errnoNosys }
 
-func wasiWrite(in *instance, stack []uint64) uint64 {
+func wasiWrite(in *Instance, stack []uint64) uint64 {
 	fd, iovs, count := uint32(stack[0]), uint32(stack[1]), uint32(stack[2])
 	if fd != 1 && fd != 2 {
 		return errnoBadf
@@ -118,12 +118,12 @@ func wasiWrite(in *instance, stack []uint64) uint64 {
 	return errnoSuccess
 }
 
-func wasiExit(_ *instance, stack []uint64) { panic(sys.NewExitError(uint32(stack[0]))) }
+func wasiExit(_ *Instance, stack []uint64) { panic(sys.NewExitError(uint32(stack[0]))) }
 
-// print gathers standard output and error into lines, and keeps the beginning of them as the text of a fault.
-func (in *instance) print(b []byte) {
-	if room := maxTextBytes - len(in.said); room > 0 {
-		in.said = append(in.said, b[:min(len(b), room)]...)
+// print collects standard output and error into lines, and keeps the beginning as the text of a fault.
+func (in *Instance) print(b []byte) {
+	if room := maxTextBytes - len(in.failText); room > 0 {
+		in.failText = append(in.failText, b[:min(len(b), room)]...)
 	}
 	for _, c := range b {
 		if c == '\n' || len(in.line) == maxTextBytes {

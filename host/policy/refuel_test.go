@@ -7,15 +7,19 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
-// each sets a clock that goes on by so much at each reading. Tests with one do not run beside others.
-func each(t *testing.T, step time.Duration) (readings *int) {
+// The slices in which the sandbox grants fuel.
+const (
+	firstSlice = 128_000
+	nextSlice  = 64_000
+)
+
+// steppingClock advances by a step at each reading.
+func steppingClock(step time.Duration) (readings *int, clock func() time.Duration) {
 	readings = new(int)
-	real := clock
-	clock = func() time.Duration { *readings++; return time.Duration(*readings) * step }
-	t.Cleanup(func() { clock = real })
-	return readings
+	return readings, func() time.Duration { *readings++; return time.Duration(*readings) * step }
 }
 
 func stepOf(t *testing.T, a assembly, opt Options) (Stats, error) {
@@ -34,7 +38,7 @@ func TestTimeEndsACall(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		slice  time.Duration // that each takes
-		fuel   Fuel
+		fuel   sandbox.Fuel
 		is     error
 		slices int // after the first
 		says   string
@@ -42,13 +46,13 @@ func TestTimeEndsACall(t *testing.T) {
 		{name: "calculates", slice: 20 * time.Microsecond, is: ErrFuel, slices: 38, says: "used up its fuel of 2548000"},
 		{name: "waits for memory", slice: 1200 * time.Microsecond, is: ErrTime, slices: 4, says: "more than 3ms of processor time"},
 		{name: "the hypervisor was away", slice: time.Second, is: ErrTime, slices: 4, says: "more than 3ms"},
-		{name: "the operator is patient", slice: 1200 * time.Microsecond, fuel: Fuel{Time: time.Minute}, is: ErrFuel, slices: 38},
-		{name: "the operator is not", slice: 20 * time.Microsecond, fuel: Fuel{Time: 50 * time.Microsecond}, is: ErrTime, slices: 4},
-		{name: "the operator gives more fuel, not time", slice: 20 * time.Microsecond, fuel: Fuel{Call: 1 << 30}, is: ErrTime, slices: 152},
+		{name: "the operator is patient", slice: 1200 * time.Microsecond, fuel: sandbox.Fuel{Time: time.Minute}, is: ErrFuel, slices: 38},
+		{name: "the operator is not", slice: 20 * time.Microsecond, fuel: sandbox.Fuel{Time: 50 * time.Microsecond}, is: ErrTime, slices: 4},
+		{name: "the operator gives more fuel, not time", slice: 20 * time.Microsecond, fuel: sandbox.Fuel{Call: 1 << 30}, is: ErrTime, slices: 152},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			readings := each(t, c.slice)
-			s, err := stepOf(t, spin, Options{Fuel: c.fuel})
+			readings, clock := steppingClock(c.slice)
+			s, err := stepOf(t, spin, Options{Fuel: c.fuel, cpuClock: clock})
 			var f *Fault
 			if !errors.Is(err, c.is) || !errors.As(err, &f) || f.Export != abi.ExportStep || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v", err)
@@ -74,11 +78,16 @@ func TestMostAtOnce(t *testing.T) {
 	}
 }
 
-// Nobody waits for an instance to be set up, nor for a layout: they have fuel, and no clock.
+// Nobody waits for the setup of an instance, nor for a layout: they have fuel, but no time limit.
 func TestSetupIsNotTimed(t *testing.T) {
-	readings := each(t, time.Second)
+	readings, clock := steppingClock(time.Second)
+	m, err := Open(t.Context(), "lru", Options{Dir: distDir, cpuClock: clock, SkipSelfTest: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close(t.Context())
 	for range 3 {
-		newEvict(t, modules["lru"], 100_000)
+		newEvict(t, m, 100_000).Close()
 	}
 	if *readings != 0 {
 		t.Errorf("%d readings", *readings)

@@ -1,4 +1,4 @@
-package policy
+package sandbox
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// exportTypes are the functions a module may or must export. "i" is i32, "I" is i64.
+// exportTypes are the functions that a module may or must export. "i" is i32, "I" is i64.
 var exportTypes = map[string]string{
 	abi.ExportMarker:     ">",
 	abi.ExportInitialize: ">",
@@ -26,11 +26,14 @@ var exportTypes = map[string]string{
 	abi.ExportLoad:       "i>i",
 }
 
+// ExportType is the type of one of the contract's exports, such as "ii>I" for (i32, i32) -> i64.
+func ExportType(name string) string { return exportTypes[name] }
+
 // reactorHint is for modules that are programs.
 const reactorHint = "it is a command, not a library: build it with -buildmode=c-shared (Go, TinyGo), -mexec-model=reactor (clang) or crate-type cdylib (Rust)"
 
-// verify checks a scanned module against the contract and returns its roles.
-func (s *scan) verify() ([abi.Roles]bool, error) {
+// Verify checks the module against the contract and returns its roles.
+func (s *Scan) Verify() ([abi.Roles]bool, error) {
 	var roles [abi.Roles]bool
 	if s.start {
 		return roles, errors.New("it has a start section: do that work in _initialize or kv_init")
@@ -59,7 +62,7 @@ func (s *scan) verify() ([abi.Roles]bool, error) {
 	return s.roles()
 }
 
-func (s *scan) noMarker() error {
+func (s *Scan) noMarker() error {
 	for name := range s.exports {
 		if v, ok := strings.CutPrefix(name, "kvhost_abi_"); ok {
 			return fmt.Errorf("it is made for ABI %s, this host speaks %d", v, abi.Version)
@@ -71,7 +74,7 @@ func (s *scan) noMarker() error {
 	return fmt.Errorf("it does not export %s: it is not a kvhost policy (see abi/SPEC.md)", abi.ExportMarker)
 }
 
-func (s *scan) roles() ([abi.Roles]bool, error) {
+func (s *Scan) roles() ([abi.Roles]bool, error) {
 	var roles [abi.Roles]bool
 	for r := range abi.Roles {
 		var missing []string
@@ -96,8 +99,8 @@ func (s *scan) roles() ([abi.Roles]bool, error) {
 	return roles, nil
 }
 
-// grants checks that each import is known, has the right type, and was asked for and allowed.
-func (s *scan) grants(manifest abi.Manifest, allowed []string) error {
+// CheckGrants checks that each import is known, has the right type, and was requested and allowed.
+func (s *Scan) CheckGrants(manifest abi.Manifest, allowed []string) error {
 	for _, i := range s.imports {
 		f, ok := hostFunctions[i.module][i.name]
 		if !ok {

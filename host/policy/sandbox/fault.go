@@ -1,4 +1,4 @@
-package policy
+package sandbox
 
 import (
 	"fmt"
@@ -7,13 +7,13 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Fault is what went wrong in a guest call. It matches [ErrFault], and Cause when there is one.
+// Fault describes what went wrong in a guest call. It matches [ErrFault], and Cause if there is one.
 type Fault struct {
 	Module string
 	Export string
-	Status abi.Status // when the guest answered with one
-	Text   string     // the guest's own words: its last fail import, or what it wrote to standard error
-	Reason string     // the host's words
+	Status abi.Status // when the guest returned one
+	Text   string     // the guest's own description: its last fail import, or what it wrote to standard error
+	Reason string     // the host's description
 	Cause  error
 	Stack  string // the guest's call stack, when it trapped
 }

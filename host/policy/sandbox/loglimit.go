@@ -1,20 +1,20 @@
-package policy
+package sandbox
 
 import (
 	"sync"
 	"time"
 )
 
-// lineLimit holds a module to logBurst lines per second, over all its instances.
-type lineLimit struct {
+// logLimit limits a module to logBurst lines per second, over all its instances.
+type logLimit struct {
 	mu      sync.Mutex
 	second  time.Time
 	lines   int
 	dropped int
 }
 
-// take asks for a line; dropped is how many were refused in the second before, told once.
-func (l *lineLimit) take(now time.Time) (dropped int, ok bool) {
+// take asks for a line. dropped is the number of lines refused in the second before, reported once.
+func (l *logLimit) take(now time.Time) (dropped int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now.Sub(l.second) >= time.Second {

@@ -20,7 +20,7 @@ func tried(t testing.TB, a assembly, opt Options) error {
 }
 
 // What cannot do its work is refused when it is loaded, and the reason is named.
-func TestCanaryRefuses(t *testing.T) {
+func TestSelfTestRefuses(t *testing.T) {
 	evict, place := minimal(abi.RoleEvict), mortal().without(abi.ExportAdmit).without(abi.ExportLayout)
 	pages := func(a assembly) assembly { a.pages = 200; return a }
 	const result = 4096 + 3<<14
@@ -43,7 +43,7 @@ func TestCanaryRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := tried(t, c.mod, Options{})
-			if !errors.Is(err, ErrCanary) || !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "bad.wasm") {
+			if !errors.Is(err, ErrSelfTest) || !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "bad.wasm") {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
 		})
@@ -51,7 +51,7 @@ func TestCanaryRefuses(t *testing.T) {
 }
 
 // A path that is not read back is one that a restart loses.
-func TestCanaryWantsAnInverse(t *testing.T) {
+func TestSelfTestWantsAnInverse(t *testing.T) {
 	const result = 4096 + 3<<14
 	letters := bodyOf(load32(argsAt+24), i32(0x0f0f0f0f), []byte{0x71}, i32(0x61616161), []byte{0x6a})
 	name := bodyOf(load32(argsAt), load32(argsAt+4), i32(1), []byte{0x74, 0x6a}, load32(argsAt+8), i32(2), []byte{0x74, 0x6a}, i32(0x61616161), []byte{0x6a})
@@ -59,20 +59,20 @@ func TestCanaryWantsAnInverse(t *testing.T) {
 		with(abi.ExportPlace, "ii>I", store32(result, -1), store32(result+4, 16), store32(result+8, 8),
 			i32(result+16), letters, []byte{0x36, 2, 0}, i32(result+20), name, []byte{0x36, 2, 0}, packed(0, 1)).
 		with(abi.ExportUnplace, "ii>I", store32(result, 0), packed(0, 1))
-	if err := tried(t, a, Options{}); !errors.Is(err, ErrCanary) || !strings.Contains(err.Error(), "does not read back") {
+	if err := tried(t, a, Options{}); !errors.Is(err, ErrSelfTest) || !strings.Contains(err.Error(), "does not read back") {
 		t.Errorf("got %v", err)
 	}
 }
 
 // A role that wants settings is judged where it gets them.
-func TestCanaryLeavesSettingsToTheRole(t *testing.T) {
+func TestSelfTestLeavesSettingsToTheRole(t *testing.T) {
 	if err := tried(t, minimal(abi.RoleEvict).with(abi.ExportInit, "i>i", i32(-1)), Options{}); err != nil {
 		t.Error(err)
 	}
 }
 
-// What the canary counts did not happen.
-func TestCanaryLeavesNoTrace(t *testing.T) {
+// Counters of the self-test are discarded.
+func TestSelfTestLeavesNoTrace(t *testing.T) {
 	a := minimal(abi.RoleEvict).importing(abi.ImportModule, abi.ImportCounterAdd, "iI>").importing(abi.ImportModule, abi.ImportLog, "iii>")
 	a = a.with(abi.ExportStep, "ii>I", i32(0), i64(1), call(0), i32(3), i32(64), i32(4), call(1), i64(0))
 	a.manifest = `{"name":"m","version":"1","abi":1,"roles":["evict"],"grants":["metrics"],"counters":["steps"]}`
@@ -98,12 +98,12 @@ func TestCanaryLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// What a canary costs, on top of a load from a warm cache.
-func BenchmarkCanary(b *testing.B) {
+// The cost of the self-test, on top of a load from a warm cache.
+func BenchmarkSelfTest(b *testing.B) {
 	var sides []side
 	for _, name := range []string{"lru", "fanout", "layermajor"} {
 		sides = append(sides, side{name, func() {
-			if err := modules[name].canary(b.Context()); err != nil {
+			if err := modules[name].selfTest(b.Context()); err != nil {
 				b.Fatal(err)
 			}
 		}})

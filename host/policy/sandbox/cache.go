@@ -1,4 +1,4 @@
-package policy
+package sandbox
 
 import (
 	"bytes"
@@ -20,15 +20,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cache keeps what loading a module costs: the verdict on it and its rewritten form, and the machine code that wazero made
-// of that. With a directory, it outlives the process. One module at a time is compiled under a cache, over all processes
-// that share the directory.
+// Cache stores the results of loading a module: its metered form or the reason of its refusal, wazero's machine code, and
+// the passed self-test. All processes that share the directory compile one module at a time.
 type Cache struct {
-	dir string // empty: nothing is kept
+	dir string // empty: nothing is stored
 	mu  sync.Mutex
 }
 
-// CacheDir is where a user's cache is: $XDG_CACHE_HOME/kvhost, or .cache/kvhost at home. Empty when neither is known.
+// CacheDir is the user's cache directory: $XDG_CACHE_HOME/kvhost, or .cache/kvhost at home. It is empty when neither is
+// known.
 func CacheDir() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -37,8 +37,8 @@ func CacheDir() string {
 	return filepath.Join(dir, "kvhost")
 }
 
-// OpenCache makes a cache in a directory, which is made with mode 0700 when missing, or one that keeps nothing when dir is empty. What
-// is in the directory is run as code, so it must be this user's alone: anything else is an [ErrCache].
+// OpenCache opens a cache in a directory, which it makes with mode 0700 if missing. With an empty dir it stores nothing. The
+// directory's content is run as code, so it must belong to this user alone: anything else is an [ErrCache].
 func OpenCache(dir string) (*Cache, error) {
 	if dir == "" {
 		return &Cache{}, nil
@@ -70,10 +70,10 @@ func private(dir string) error {
 	return nil
 }
 
-// Close ends the cache. Modules opened with it must have been closed before. (It holds nothing between two loads.)
+// Close closes the cache. Modules opened with it must have been closed before.
 func (c *Cache) Close(context.Context) error { return nil }
 
-// lock waits for its turn to compile.
+// lock waits until this process may compile.
 func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
 	c.mu.Lock()
 	if c.dir == "" {
@@ -100,22 +100,22 @@ func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
 		if err != nil {
 			f.Close()
 			c.mu.Unlock()
-			return nil, fmt.Errorf("%w: another process compiles: %w", ErrCache, err)
+			return nil, fmt.Errorf("%w: another process is compiling: %w", ErrCache, err)
 		}
 	}
 }
 
-// A verdict file is the magic, the SHA-256 of what follows, and then a module's rewritten form or, after a NUL, why it was
-// refused. A file that is not like that does not count.
+// A verdict file is the magic, the SHA-256 of the rest, and then a module's metered form or, after a NUL, the reason of its
+// refusal. Any other file is ignored.
 const verdictMagic = "kvhost policy verdict 1\n"
 
-// verdictKey names a module's file: what it depends on is the module, the meter, and what validates.
+// verdictKey is the file of a module's verdict, which depends on the module, the meter and the validator.
 func (c *Cache) verdictKey(digest string, pages uint32) string {
 	h := sha256.Sum256(fmt.Appendf(nil, "%s %d meter %d validator %s", digest, pages, metering.Version, wazeroVersion()))
 	return filepath.Join(c.dir, fmt.Sprintf("%x.verdict", h[:16]))
 }
 
-// verdict is what is known of a module: its rewritten form, or why it was refused.
+// verdict is a module's metered form, or the reason of its refusal.
 func (c *Cache) verdict(digest string, pages uint32) (wasm []byte, refused error, ok bool) {
 	if c.dir == "" {
 		return nil, nil, false
@@ -139,7 +139,7 @@ func (c *Cache) verdict(digest string, pages uint32) (wasm []byte, refused error
 	return b, nil, true
 }
 
-// keep stores a verdict. What goes wrong costs time at the next start and nothing else.
+// keep stores a verdict. A failure costs time at the next start and nothing else.
 func (c *Cache) keep(digest string, pages uint32, wasm []byte, refused error, log *slog.Logger) {
 	if c.dir == "" {
 		return
@@ -154,12 +154,12 @@ func (c *Cache) keep(digest string, pages uint32, wasm []byte, refused error, lo
 		err = os.Rename(name+".tmp", name)
 	}
 	if err != nil {
-		log.Warn("a compiled policy could not be kept", "error", err)
+		log.Warn("cannot store compiled policy; it will be compiled again", "error", err)
 	}
 }
 
-// mostCached is what the files of a cache may take; the oldest go first when it is opened.
-const mostCached = 1 << 30
+// maxCacheBytes bounds the files of a cache. Opening it removes the oldest.
+const maxCacheBytes = 1 << 30
 
 func prune(dir string) {
 	type file struct {
@@ -181,7 +181,7 @@ func prune(dir string) {
 	})
 	slices.SortFunc(files, func(a, b file) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.name, b.name)) })
 	for _, f := range files {
-		if total <= mostCached {
+		if total <= maxCacheBytes {
 			return
 		}
 		if os.Remove(f.name) == nil {

@@ -1,0 +1,97 @@
+package sandbox
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// Fuel limits what a guest call may execute, in units of about one instruction. Zero fields have a default.
+type Fuel struct {
+	Call   uint64 // of any call of a role
+	Record uint64 // on top for each record: an event, a victim asked for, a candidate, a query, a page of a layout
+	// Time is the CPU time of a call that a session waits for, on top of one or two slices of its fuel.
+	Time time.Duration `json:",omitempty"`
+}
+
+// The defaults are more than twice what lru, as a Go guest, needs for its worst batch on real traces; more expensive
+// policies state their needs in the manifest. An endless loop uses maxFuel in 1 to 2 ms. A guest that only waits for memory
+// would take up to 80 ms for it and is aborted after 7 by its CPU time (BenchmarkLongestStall).
+const (
+	defaultCallFuel   = 500_000
+	defaultRecordFuel = 2_000
+	maxFuel           = 6_000_000 // of one call, unless the operator allows more
+	maxOperatorFuel   = 1 << 40
+
+	// Calls that set up an instance are rare and off the path of requests. Their limits follow from their work.
+	setupFuel     = 200_000_000 // _initialize (which starts a Go runtime), kv_buffer, kv_init, kv_save, kv_load
+	slotSetupFuel = 1_000       // on top for each slot of the instance
+	textFuel      = 500         // on top of maxFuel for each byte of a namespace's text
+	pageFuel      = 4_000       // on top of maxFuel for each page of a layout
+	stateByteFuel = 64          // on top of setupFuel and slotSetupFuel for each byte that kv_save may write or kv_load reads
+)
+
+// stateFuel is the fuel for saving or loading a state.
+func stateFuel(bytes, slots uint32) uint64 {
+	return setupFuel + slotSetupFuel*uint64(slots) + stateByteFuel*uint64(bytes)
+}
+
+// FuelLimits are a module's limits after defaults, manifest and configuration.
+type FuelLimits struct {
+	Call, Record uint64
+	Max          uint64 // of one call, whatever its records
+	CPUTime      time.Duration
+}
+
+// Limits resolves f with the hints of a manifest. The operator's values win. A manifest may ask for more than the defaults,
+// up to maxFuel, and gets half as much again, because its author stated what was observed.
+func (f Fuel) Limits(hint *abi.FuelHints) FuelLimits {
+	l := FuelLimits{defaultCallFuel, defaultRecordFuel, maxFuel, cmp.Or(f.Time, defaultCPULimit)}
+	if hint != nil {
+		l.Call = max(l.Call, min(hint.Call, maxFuel)*3/2)
+		l.Record = max(l.Record, min(hint.Record, maxFuel)*3/2)
+	}
+	if f.Call != 0 {
+		l.Call = min(f.Call, maxOperatorFuel)
+	}
+	if f.Record != 0 {
+		l.Record = min(f.Record, maxOperatorFuel)
+	}
+	if f.Call != 0 || f.Record != 0 {
+		l.Max = max(l.Max, l.Call+l.Record*(MaxBatch+MaxVictims))
+	}
+	return l
+}
+
+// For is the fuel of a call with n records.
+func (l *FuelLimits) For(n int) uint64 { return min(l.Call+l.Record*uint64(n), l.Max) }
+
+// ForPages is the fuel of a layout of n pages.
+func (l *FuelLimits) ForPages(n uint64) uint64 { return l.Max + pageFuel*n }
+
+// ForExport is the fuel of a call of an export by name. records counts those of a batch, the pages of a layout, or the bytes
+// of a text or a state.
+func (l *FuelLimits) ForExport(name string, records int, slots uint32) uint64 {
+	switch name {
+	case abi.ExportStep:
+		return l.For(records + MaxVictims)
+	case abi.ExportEvents, abi.ExportAdmit, abi.ExportPlace, abi.ExportUnplace:
+		return l.For(records)
+	case abi.ExportLayout:
+		return l.ForPages(uint64(records))
+	case abi.ExportNamespace:
+		return maxFuel + textFuel*uint64(records)
+	case abi.ExportSave, abi.ExportLoad:
+		return stateFuel(uint32(records), slots)
+	}
+	return setupFuel + slotSetupFuel*uint64(slots)
+}
+
+// Batch is how many events one call can carry.
+func (l *FuelLimits) Batch() int {
+	if l.Call >= l.Max {
+		return 1
+	}
+	return int(max(1, min((l.Max-l.Call)/max(1, l.Record), MaxBatch)))
+}

@@ -1,0 +1,141 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"time"
+
+	metering "github.com/kvhost/kvhost/host/policy/meter"
+	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/experimental"
+	"golang.org/x/sys/unix"
+)
+
+// A guest gets its fuel in slices. When a slice is used up, the guest calls the host, which grants the next one if the call
+// has fuel left. Guest code cannot be preempted, so these calls are where Go's scheduler and garbage collector get control,
+// and where the CPU time is checked. Fuel alone would not do: it counts instructions, and one that waits for memory takes a
+// hundred times as long as one that does not.
+const (
+	firstSlice = 128_000 // enough for most calls; 40 us of computation, or 2 ms of waiting for memory
+	nextSlice  = 64_000
+	// maxStep is what a timed call may use between two checks: a copy of 2 MiB, or a very long stretch of code without a
+	// loop. The time cannot be checked meanwhile.
+	maxStep = 256_000
+	// defaultCPULimit is the CPU time of a timed call, not counting its first slice and its last.
+	defaultCPULimit = 3 * time.Millisecond
+	// maxSliceTime is the most that one slice counts for. Anything longer is not the guest's doing: a hypervisor took the
+	// CPU away.
+	maxSliceTime = 3 * time.Millisecond / 2
+)
+
+// fuelBudget is what the current call has left: fuel that was not granted yet, and CPU time.
+type fuelBudget struct {
+	left     int64
+	cpuLimit time.Duration // 0: none
+	cpuTime  time.Duration
+	since    time.Duration // by the CPU clock; 0 before the second slice
+	aborted  error         // why the call got no more
+}
+
+// ThreadCPUTime is the CPU time of the calling thread. A goroutine must be locked to its thread between two readings, or
+// the time of other goroutines counts too.
+func ThreadCPUTime() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // every Linux has this clock
+	return time.Duration(ts.Nano())
+}
+
+// grantFirst grants the first slice of a call's fuel.
+func (in *Instance) grantFirst(f *Export, fuel uint64) {
+	first := min(fuel, firstSlice)
+	in.fuel.Set(first)
+	in.budget.left = int64(fuel - first)
+	if in.budget.cpuLimit = 0; f.timed {
+		in.budget.cpuLimit = in.code.limits.CPUTime
+	}
+}
+
+// settleFuel ends the accounting of a call and returns the fuel that is left: below zero when the call used more.
+func (in *Instance) settleFuel() int64 {
+	b := &in.budget
+	if b.since != 0 {
+		b.since, b.cpuTime = 0, 0
+		runtime.UnlockOSThread()
+	}
+	return b.left + int64(in.fuel.Get())
+}
+
+// refuel grants the next slice to a guest whose counter is below zero, or aborts the call.
+func (in *Instance) refuel() {
+	b, have := &in.budget, int64(in.fuel.Get())
+	grant := min(b.left, nextSlice-have)
+	b.left -= grant
+	in.fuel.Set(uint64(have + grant))
+	if have+grant < 0 {
+		b.abort(ErrFuel)
+	}
+	if b.cpuLimit > 0 {
+		if -have > maxStep {
+			b.abort(fmt.Errorf("%w: %d units of fuel in one step, at most %d", ErrTime, -have, maxStep))
+		}
+		b.checkTime(in.code.cpuClock)
+	}
+}
+
+// checkTime aborts a call that takes too long. The first slice is not timed, because few calls need a second.
+func (b *fuelBudget) checkTime(clock func() time.Duration) {
+	if b.since == 0 {
+		runtime.LockOSThread()
+		b.since = clock()
+		return
+	}
+	now := clock()
+	if b.cpuTime += min(now-b.since, maxSliceTime); b.cpuTime > b.cpuLimit {
+		b.abort(fmt.Errorf("%w: more than %v of processor time", ErrTime, b.cpuLimit))
+	}
+	b.since = now
+}
+
+func (b *fuelBudget) abort(err error) {
+	b.aborted = err
+	panic(err) // wazero makes it the call's error
+}
+
+// refueler is called by a guest that has used up a slice.
+type refueler struct{}
+
+func (refueler) Before(ctx context.Context, _ api.Module, _ api.FunctionDefinition, _ []uint64, _ experimental.StackIterator) {
+	ctx.Value(instanceKey{}).(*Instance).refuel()
+}
+
+func (refueler) After(context.Context, api.Module, api.FunctionDefinition, []uint64) {}
+func (refueler) Abort(context.Context, api.Module, api.FunctionDefinition, error)    {}
+
+// withRefueler makes compiled code call the host for the next slice.
+func withRefueler(ctx context.Context) context.Context {
+	return experimental.WithFunctionListenerFactory(ctx, experimental.FunctionListenerFactoryFunc(
+		func(f api.FunctionDefinition) experimental.FunctionListener {
+			if slices.Contains(f.ExportNames(), metering.Refuel) {
+				return refueler{}
+			}
+			return nil
+		}))
+}
+
+// exhausted turns an aborted call into a fault.
+func (in *Instance) exhausted(name string, fuel uint64, err error) error {
+	cause := in.budget.aborted
+	in.budget.aborted = nil
+	reason := fmt.Sprintf("used up its fuel of %d", fuel)
+	if errors.Is(cause, ErrTime) {
+		reason = cause.Error()
+	} else {
+		cause = ErrFuel
+	}
+	fault := in.Fault(name, reason, cause)
+	fault.Stack = stackOf(err)
+	return fault
+}

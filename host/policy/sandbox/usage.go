@@ -1,0 +1,80 @@
+package sandbox
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Usage counts calls into guests and what they cost. It may be read while calls are made.
+type Usage struct {
+	Sampled bool // set once: time only some of the short calls
+	Builtin atomic.Bool
+	Faults  atomic.Uint64
+
+	calls   atomic.Uint64
+	records atomic.Uint64
+	nanos   atomic.Int64
+	fuel    atomic.Uint64
+}
+
+// Reading the clock twice costs more than a short call. So a sampled Usage times only one in sampleEvery of the calls that
+// carry fewer than fewRecords records, and counts it for all of them.
+const (
+	fewRecords  = 8
+	sampleEvery = 16
+)
+
+var epoch = time.Now()
+
+// Nanotime is the monotonic clock. It is cheaper than time.Now, which reads two clocks.
+func Nanotime() int64 { return int64(time.Since(epoch)) }
+
+// Timing is a call in progress. Weight 0 means that it is not timed.
+type Timing struct{ start, weight int64 }
+
+// Begin counts a call with so many records, or [Setup], and starts to time it.
+func (u *Usage) Begin(records int) Timing {
+	calls := u.calls.Add(1)
+	if records > 0 {
+		u.records.Add(uint64(records))
+	}
+	if !u.Sampled || records == Setup || records >= fewRecords {
+		return Timing{Nanotime(), 1}
+	}
+	if calls%sampleEvery == 0 {
+		return Timing{Nanotime(), sampleEvery}
+	}
+	return Timing{}
+}
+
+// End adds the time of a call.
+func (u *Usage) End(t Timing) {
+	if t.weight > 0 {
+		u.nanos.Add(max(0, Nanotime()-t.start-clockCost) * t.weight)
+	}
+}
+
+// clockCost is the difference of two readings with nothing between them. It is not the guest's time, and for a native guest
+// that answers in a few nanoseconds it would be most of it.
+var clockCost = func() int64 {
+	least := int64(1000)
+	for range 64 {
+		start := Nanotime()
+		least = min(least, Nanotime()-start)
+	}
+	return least
+}()
+
+func (u *Usage) addFuel(n uint64) { u.fuel.Add(n) }
+
+// Calls is the number of calls.
+func (u *Usage) Calls() uint64 { return u.calls.Load() }
+
+// Records is the number of records handed over.
+func (u *Usage) Records() uint64 { return u.records.Load() }
+
+// Time is the time spent in guests.
+func (u *Usage) Time() time.Duration { return time.Duration(u.nanos.Load()) }
+
+// Fuel is the fuel that guests used.
+func (u *Usage) Fuel() uint64 { return u.fuel.Load() }

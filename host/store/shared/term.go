@@ -1,0 +1,330 @@
+package shared
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// term is the evictor's work in one epoch, on the member that was elected.
+type term struct {
+	m       *Member
+	epoch   uint64
+	dir     string
+	beat    beat
+	beatAt  time.Duration
+	seq     uint64
+	peers   map[string]*peer
+	batches map[uint64]*proposal
+	outside int64
+
+	counted                  bool
+	removed, spared, givenUp uint64
+}
+
+// peer is a member as the evictor knows it.
+type peer struct {
+	granted   int64
+	told      int64  // of granted, what is in the file; -1: no file
+	grantedAt uint64 // the peer's beat when it was granted something last
+	status    status
+	seenAt    time.Duration // when its beat was seen to change
+	gone      bool
+	unknown   bool   // granted is too little, who knows by how much
+	swept     bool   // nothing of it is on the disk that is not accounted for
+	forget    uint64 // the batch that ends it
+}
+
+// proposal is a batch in the journal.
+type proposal struct {
+	batch
+	written bool          // its file is there for good
+	verdict *decisionFile // what was decided, before that is written: from then on it is that and nothing else
+	decided bool
+}
+
+// rule does the evictor's work once.
+func (t *term) step(now time.Duration, e epochs) error {
+	if err := t.heartbeat(now, true); err != nil {
+		return err
+	}
+	if !t.beat.Took || len(e.old) > 0 {
+		if err := t.takeOver(e); err != nil {
+			return err
+		}
+		t.beat.Took = true
+	}
+	if err := t.readPeers(now, e.begun); err != nil {
+		return err
+	}
+	if err := t.removeDead(now); err != nil {
+		return err
+	}
+	if err := t.decideAll(now); err != nil {
+		return err
+	}
+	if err := t.balance(now); err != nil {
+		return err
+	}
+	return t.writeBatches()
+}
+
+// pulse shows that the evictor lives, in the midst of long work only when it is time to.
+func (t *term) heartbeat(now time.Duration, always bool) error {
+	if !always {
+		if now = t.m.cfg.Now(); now-t.beatAt < t.m.cfg.Lapse/8 {
+			return nil
+		}
+		if err := t.m.heartbeat(now); err != nil {
+			return err
+		}
+	}
+	t.beatAt = now
+	t.beat.Beat++
+	if err := t.m.put(t.dir+"/beat", t.beat); err != nil {
+		return err
+	}
+	t.m.seen.beat, t.m.seen.beatAt = t.beat, now
+	return nil
+}
+
+func (t *term) peer(name string, now time.Duration) *peer {
+	p := t.peers[name]
+	if p == nil {
+		p = &peer{told: -1, seenAt: now}
+		t.peers[name] = p
+	}
+	return p
+}
+
+// tellGrant hands out what was granted. The first time it admits the member.
+func (t *term) writeGrant(name string, p *peer) error {
+	if p.told == p.granted {
+		return nil
+	}
+	if err := t.m.keep(t.dir+"/grants/"+name, grantFile{p.granted}); err != nil {
+		return err
+	}
+	p.told, p.grantedAt = p.granted, p.status.Beat
+	return nil
+}
+
+// readPeers sees who lives, and gives up who does not.
+func (t *term) readPeers(now time.Duration, begun []string) error {
+	live, err := t.m.list(t.m.hosts())
+	if err != nil {
+		return err
+	}
+	dead, err := t.m.list(t.m.gone())
+	if err != nil {
+		return err
+	}
+	for _, name := range live {
+		p := t.peer(name, now)
+		if err := t.readStatus(t.m.hosts()+"/"+name, p, now); err != nil && !missing(err) {
+			return err
+		}
+		if name != t.m.name && now-p.seenAt > t.m.cfg.Lapse {
+			t.m.log.Warn("a host was given up", "member", name, "silent", now-p.seenAt)
+			if err := ignoreMissing(t.m.fs.Rename(t.m.hosts()+"/"+name, t.m.gone()+"/"+name)); err != nil {
+				return err
+			}
+			p.gone = true
+			t.givenUp++
+			continue
+		}
+		if err := t.writeGrant(name, p); err != nil {
+			return err
+		}
+	}
+	for _, name := range dead {
+		p := t.peer(name, now)
+		p.gone = true
+		if err := t.readStatus(t.m.gone()+"/"+name, p, now); err != nil && !missing(err) {
+			return err
+		}
+	}
+	for _, name := range begun { // a candidate that died over it
+		if !slices.Contains(live, name) {
+			if err := t.m.removeAll(t.m.base + "/c." + name); err != nil {
+				return err
+			}
+		}
+	}
+	for name, p := range t.peers {
+		if !p.gone && !slices.Contains(live, name) && !slices.Contains(dead, name) {
+			p.gone = true // between two looks it went from one place to the other
+		}
+	}
+	return nil
+}
+
+func (t *term) readStatus(dir string, p *peer, now time.Duration) error {
+	var s status
+	err := t.m.get(dir+"/status", &s)
+	if errors.Is(err, ErrDamaged) {
+		t.m.log.Warn("a member's status cannot be read", "error", err)
+		return nil
+	}
+	if err == nil && s.Beat != p.status.Beat {
+		p.status, p.seenAt = s, now
+	}
+	return err
+}
+
+// bury ends members that are gone: their temporaries are cleared, their logs read, and then their credit is free.
+func (t *term) removeDead(now time.Duration) error {
+	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
+		p, dir := t.peers[name], t.m.gone()+"/"+name
+		if !p.gone {
+			continue
+		}
+		if !p.swept {
+			if err := t.m.sweep(dir); err != nil {
+				return err
+			}
+			if log := t.m.tails[name]; (log == nil || !log.ended) && t.m.exists(dir) {
+				continue
+			}
+			p.swept = true
+		}
+		if p.forget == 0 {
+			for n, b := range t.batches {
+				if b.forget == name {
+					p.forget = n // of an earlier evictor
+				}
+			}
+		}
+		if p.forget == 0 {
+			p.forget = t.propose(batch{forget: name})
+			continue
+		}
+		if b := t.batches[p.forget]; b != nil && !b.decided {
+			continue
+		}
+		if err := t.m.removeAll(dir); err != nil {
+			return err
+		}
+		if err := t.m.remove(t.dir + "/grants/" + name); err != nil {
+			return err
+		}
+		delete(t.peers, name)
+	}
+	return nil
+}
+
+// propose takes a batch into the journal; writeBatches writes it.
+func (t *term) propose(b batch) uint64 {
+	t.seq++
+	t.batches[t.seq] = &proposal{batch: b}
+	return t.seq
+}
+
+// writeBatches writes proposals until they are there: one whose writing failed may have been seen all the same, so its number
+// is never another's.
+func (t *term) writeBatches() error {
+	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
+		if b := t.batches[n]; !b.written && !b.decided {
+			if err := t.m.keep(proposalName(t.dir, n), b.file()); err != nil {
+				return err
+			}
+			b.written = true
+		}
+	}
+	return nil
+}
+
+// decideAll ends the batches that every member has acknowledged, and clears those that every member has followed.
+func (t *term) decideAll(now time.Duration) error {
+	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
+		b := t.batches[n]
+		if !b.decided {
+			if !b.written {
+				return nil
+			}
+			if ok, err := t.decide(n, b); !ok || err != nil {
+				return err
+			}
+			continue
+		}
+		held := slices.ContainsFunc(slices.Collect(maps.Values(t.peers)), func(p *peer) bool {
+			_, has := p.status.Vetoes[n]
+			return !p.gone && has
+		})
+		if _, mine := t.m.batches[n]; held || mine {
+			continue
+		}
+		// In this order: a proposal without a decision would be acknowledged again.
+		for _, name := range [...]string{proposalName(t.dir, n), decisionName(t.dir, n)} {
+			if err := t.m.remove(name); err != nil {
+				return err
+			}
+		}
+		delete(t.batches, n)
+	}
+	return nil
+}
+
+func (t *term) decide(n uint64, b *proposal) (bool, error) {
+	if b.verdict == nil {
+		if err := t.judge(n, b); b.verdict == nil {
+			return false, err
+		}
+	}
+	if err := t.m.keep(decisionName(t.dir, n), *b.verdict); err != nil {
+		return false, err // it may have been followed all the same
+	}
+	b.decided = true
+	t.spared += uint64(len(b.verdict.Spared))
+	t.removed += uint64(len(b.victims) - len(b.verdict.Spared))
+	t.m.Wake()
+	return true, nil
+}
+
+// judge removes a batch's victims once every member has acknowledged it, but for those that were spared.
+func (t *term) judge(n uint64, b *proposal) error {
+	spared := map[int]bool{}
+	for _, p := range t.peers {
+		if p.gone {
+			continue
+		}
+		vetoes, acked := p.status.Vetoes[n]
+		if !acked {
+			return nil
+		}
+		for _, i := range vetoes {
+			spared[i] = true
+		}
+	}
+	for i := range b.victims {
+		if spared[i] {
+			continue
+		}
+		paths, err := t.m.back.Paths(&b.victims[i])
+		if err != nil {
+			t.m.log.Warn("a victim is spared", "key", b.victims[i].Key, "error", err)
+			spared[i] = true
+			continue
+		}
+		for k, path := range paths {
+			trash := fmt.Sprintf("%s/trash/%d-%d-%d", t.dir, n, i, k)
+			err := t.m.fs.Rename(path, trash)
+			if missing(err) {
+				continue // it is gone, or this evictor is: then the decision cannot be written
+			}
+			if err == nil {
+				err = t.m.remove(trash)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if err := t.heartbeat(0, false); err != nil {
+			return err
+		}
+	}
+	b.verdict = &decisionFile{Spared: slices.Sorted(maps.Keys(spared))}
+	return nil
+}
