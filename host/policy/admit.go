@@ -25,7 +25,7 @@ type Admit struct {
 	m        *Module
 	settings settings
 	usage    sandbox.Usage
-	revival  *revival
+	restarts *restarter
 
 	mu    sync.Mutex
 	known []namespace       // in the order they were announced
@@ -44,7 +44,7 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	a := &Admit{m: m, settings: s, revival: newRevival(m, abi.RoleAdmit)}
+	a := &Admit{m: m, settings: s, restarts: newRestarter(m, abi.RoleAdmit)}
 	var err error
 	if m.code == nil {
 		if a.guest, err = native[guest.Admitter](m, &s); err != nil {
@@ -128,7 +128,7 @@ func (a *Admit) restart(ctx context.Context) error {
 func (a *Admit) fell(err error) error {
 	a.in.Close()
 	a.in = nil
-	if a.revival.failed(err, a.restart) == Halt {
+	if a.restarts.failed(err, a.restart) == Halt {
 		a.err = err
 		return err
 	}
@@ -227,7 +227,7 @@ func (a *Admit) Close() error {
 	}
 	a.err = ErrClosed
 	a.mu.Unlock()
-	a.revival.close()
+	a.restarts.close()
 	return nil
 }
 

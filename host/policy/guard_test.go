@@ -52,7 +52,7 @@ func TestAdmitComesBack(t *testing.T) {
 		if yes, builtin := ask(1); yes || builtin {
 			t.Error("the module did not come back:", yes, builtin)
 		}
-		for n := 2; n <= mostFaults; n++ {
+		for n := 2; n <= maxFaults; n++ {
 			if yes, _ := ask(13); !yes {
 				t.Error("no answer at fault", n)
 			}
@@ -60,13 +60,13 @@ func TestAdmitComesBack(t *testing.T) {
 			synctest.Wait()
 		}
 		if err := m.Quarantined(); !errors.Is(err, ErrQuarantine) || !errors.Is(err, ErrFault) {
-			t.Errorf("after %d faults: %v", mostFaults, err)
+			t.Errorf("after %d faults: %v", maxFaults, err)
 		}
 		time.Sleep(time.Hour)
 		if yes, builtin := ask(1); !yes || !builtin {
 			t.Error("a module in quarantine answers:", yes, builtin)
 		}
-		if got := ad.Stats().Faults; got != mostFaults {
+		if got := ad.Stats().Faults; got != maxFaults {
 			t.Errorf("%d faults", got)
 		}
 	})
@@ -75,15 +75,15 @@ func TestAdmitComesBack(t *testing.T) {
 func TestFaultsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &Module{name: "m", log: NativeModule("", nil, nil).log, code: &sandbox.Code{}}
-		for range 3 * mostFaults {
+		for range 3 * maxFaults {
 			if v, pause := m.Failed(abi.RoleEvict, ErrFault); v != Restart || pause != firstPause {
 				t.Fatal(v, pause)
 			}
 			time.Sleep(faultWindow + time.Second)
 		}
-		for n := range mostFaults {
+		for n := range maxFaults {
 			v, pause := m.Failed(abi.RoleEvict, ErrFault)
-			if last := n == mostFaults-1; last != (v == Quarantine) || !last && pause != firstPause<<n {
+			if last := n == maxFaults-1; last != (v == Quarantine) || !last && pause != firstPause<<n {
 				t.Error(n, v, pause)
 			}
 		}

@@ -26,7 +26,7 @@ type Layout struct {
 	m        *Module
 	settings settings
 	usage    sandbox.Usage
-	revival  *revival
+	restarts *restarter
 
 	mu    sync.Mutex
 	told  map[uint32]bool
@@ -43,7 +43,7 @@ func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	l := &Layout{m: m, settings: s, told: map[uint32]bool{}, revival: newRevival(m, abi.RoleLayout)}
+	l := &Layout{m: m, settings: s, told: map[uint32]bool{}, restarts: newRestarter(m, abi.RoleLayout)}
 	var err error
 	if m.code == nil {
 		l.guest, err = native[guest.Layouter](m, &s)
@@ -105,7 +105,7 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g chunk.Geometry) (*chu
 			l.in.Close()
 		}
 		l.in, l.guest = nil, nil
-		if l.revival.failed(err, l.restart) == Halt {
+		if l.restarts.failed(err, l.restart) == Halt {
 			l.err = err
 			return nil, err
 		}
@@ -180,7 +180,7 @@ func (l *Layout) Close() error {
 	}
 	l.err = ErrClosed
 	l.mu.Unlock()
-	l.revival.close()
+	l.restarts.close()
 	return nil
 }
 

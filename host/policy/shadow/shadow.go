@@ -9,67 +9,61 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// queued is how many batches wait for a shadow.
-const queued = 256
+// queueLength is how many batches wait for a shadow.
+const queueLength = 256
 
-// Stats are what a shadow has seen and would have had.
+// Stats are what a shadow has seen and what its cache would have done.
 type Stats struct {
 	policy.Stats
-	Keys      uint64 // looked up, and heard of
-	Hits      uint64 // of those, what it would have granted
+	Keys      uint64 // looked up and received
+	Hits      uint64 // of those, what the shadow would have granted
 	LiveHits  uint64 // of those, what was granted
-	Dropped   uint64 // steps that it was too slow to hear of
+	Dropped   uint64 // steps lost because the shadow was too slow
 	Evictions uint64
 	Sheds     uint64 // chunks for which its policy made no room
 	Entries   int
 	Used      int64
 	Capacity  int64
-	Err       error // why it hears nothing at present, or any more
+	Err       error // why it receives nothing now; nil while it works
 }
 
-// A shadow whose policy fails begins anew, with an empty cache, after a pause that each fault doubles; after so many it is over.
-const (
-	firstPause = 100 * time.Millisecond
-	mostFaults = 6
-)
-
-// Shadow is an evict policy on trial.
+// Shadow is an evict policy that is judged on live requests.
 type Shadow struct {
-	queue   chan *Batch
-	stop    context.CancelFunc
-	over    sync.WaitGroup
-	dropped atomic.Uint64
-	module  *policy.Module
-	options policy.EvictOptions
-	cache   *cache    // the goroutine's
-	faults  int       // likewise
-	again   time.Time // likewise: when it begins anew
+	queue     chan *Batch
+	restarted chan *policy.Evict // after a fault
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup
+	dropped   atomic.Uint64
+	module    *policy.Module
+	options   policy.EvictOptions
+	cache     *cache         // of the run goroutine
+	backoff   policy.Backoff // of the run goroutine, or of the restart in progress
 
-	mu    sync.Mutex // after each batch, for Stats
+	mu    sync.Mutex // taken after each batch, for Stats
 	evict *policy.Evict
-	past  policy.Stats // of the instances before
+	past  policy.Stats // of earlier instances
 	seen  Stats
 }
 
-// Start begins a trial. Options.Capacity is the imaginary cache's.
+// Start starts a shadow. Options.Capacity is the capacity of its imaginary cache.
 func Start(ctx context.Context, m *policy.Module, o policy.EvictOptions) (*Shadow, error) {
 	evict, err := m.NewEvict(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	run, stop := context.WithCancel(context.Background())
+	run, cancel := context.WithCancel(context.Background())
 	s := &Shadow{
-		queue: make(chan *Batch, queued), stop: stop, module: m, options: o, evict: evict, cache: newCache(evict, int64(o.Capacity), o.MaxSlots),
-		seen: Stats{Capacity: int64(o.Capacity)},
+		queue: make(chan *Batch, queueLength), restarted: make(chan *policy.Evict), cancel: cancel, module: m, options: o,
+		evict: evict, cache: newCache(evict, int64(o.Capacity), o.MaxSlots), seen: Stats{Capacity: int64(o.Capacity)},
 	}
-	s.over.Go(func() { s.listen(run) })
+	s.wg.Go(func() { s.run(run) })
 	return s, nil
 }
 
-// Close ends the trial. The stream must not have it any more.
+// Close ends the shadow. It must have been removed from the stream.
 func (s *Shadow) Close() {
-	s.stop()
-	s.over.Wait()
+	s.cancel()
+	s.wg.Wait()
 	_ = s.evict.Close() // it never fails
 }
 
@@ -79,27 +73,34 @@ func (s *Shadow) Stats() Stats {
 	defer s.mu.Unlock()
 	st := s.seen
 	st.Stats, st.Dropped = s.evict.Stats(), s.dropped.Load()
-	st.Calls, st.Records, st.Time = st.Calls+s.past.Calls, st.Records+s.past.Records, st.Time+s.past.Time
-	st.Fuel, st.Faults = st.Fuel+s.past.Fuel, st.Faults+s.past.Faults
+	add(&st.Stats, &s.past)
 	return st
 }
 
-func (s *Shadow) listen(ctx context.Context) {
+func add(to, st *policy.Stats) {
+	to.Calls, to.Records, to.Time = to.Calls+st.Calls, to.Records+st.Records, to.Time+st.Time
+	to.Fuel, to.Faults = to.Fuel+st.Fuel, to.Faults+st.Faults
+}
+
+func (s *Shadow) run(ctx context.Context) {
 	var failed error
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case evict := <-s.restarted:
+			s.install(evict)
+			failed = nil
 		case b := <-s.queue:
-			if failed != nil && s.faults < mostFaults && !time.Now().Before(s.again) {
-				failed = s.anew(ctx)
-			}
 			for i := range b.steps {
-				if failed == nil {
-					failed = s.heed(&b.steps[i])
+				if failed != nil {
+					break
+				}
+				if failed = s.cache.step(&b.steps[i]); failed != nil {
+					s.restart(ctx)
 				}
 			}
-			b.done()
+			b.release()
 		}
 		c := s.cache
 		s.mu.Lock()
@@ -109,33 +110,45 @@ func (s *Shadow) listen(ctx context.Context) {
 	}
 }
 
-// heed makes one step, and notes when the policy fails at it.
-func (s *Shadow) heed(step *Step) error {
-	err := s.cache.step(step)
-	if err != nil {
-		s.again = time.Now().Add(firstPause << s.faults)
-		s.faults++
+// restart starts a new instance after a pause, unless there were too many faults.
+func (s *Shadow) restart(ctx context.Context) {
+	pause, ok := s.backoff.Failed(time.Now())
+	if !ok {
+		return
 	}
-	return err
+	start := func(ctx context.Context) error {
+		evict, err := s.module.NewEvict(ctx, s.options)
+		if err != nil {
+			return err
+		}
+		select {
+		case s.restarted <- evict:
+		case <-ctx.Done():
+			_ = evict.Close() // it never fails
+		}
+		return nil
+	}
+	s.wg.Go(func() {
+		policy.Supervise(ctx, pause, start, func(error) (policy.Verdict, time.Duration) {
+			pause, ok := s.backoff.Failed(time.Now())
+			if !ok {
+				return policy.Quarantine, 0
+			}
+			return policy.Restart, pause
+		})
+	})
 }
 
-// anew puts a fresh instance, for which nothing is resident, in the place of one that failed. What was counted stays.
-func (s *Shadow) anew(ctx context.Context) error {
-	evict, err := s.module.NewEvict(ctx, s.options)
-	if err != nil {
-		s.again = time.Now().Add(firstPause << s.faults)
-		s.faults++
-		return err
-	}
+// install puts a new instance, for which nothing is resident, in the place of one that failed. The counts remain.
+func (s *Shadow) install(evict *policy.Evict) {
 	c := newCache(evict, int64(s.options.Capacity), s.options.MaxSlots)
 	c.keys, c.hits, c.live, c.evictions, c.sheds = s.cache.keys, s.cache.hits, s.cache.live, s.cache.evictions, s.cache.sheds
 	s.cache = c
 	s.mu.Lock()
 	old := s.evict
 	was := old.Stats()
-	s.past.Calls, s.past.Records, s.past.Time = s.past.Calls+was.Calls, s.past.Records+was.Records, s.past.Time+was.Time
-	s.past.Fuel, s.past.Faults = s.past.Fuel+was.Fuel, s.past.Faults+was.Faults
+	add(&s.past, &was)
 	s.evict = evict
 	s.mu.Unlock()
-	return old.Close()
+	_ = old.Close() // it never fails
 }

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// Op says what happened to a key.
+// Op is what happened to a key.
 type Op uint8
 
 const (
@@ -15,7 +15,7 @@ const (
 	End             // its request is over; there is no key
 )
 
-// Step is one thing that happened.
+// Step is one event of the live cache.
 type Step struct {
 	Key, Parent uint64 // fingerprints; Parent is 0 for a prefix's first chunk, and of an Ask known for hits only
 	Time        uint64
@@ -32,13 +32,13 @@ type Step struct {
 // batchSteps bounds a batch.
 const batchSteps = 1024
 
-// Batch is steps in their order. It comes from [Stream.Batch] and goes with [Stream.Send].
+// Batch is a sequence of steps. [Stream.Batch] returns an empty one and [Stream.Send] takes it over.
 type Batch struct {
 	steps []Step
 	users atomic.Int32
 }
 
-// Stream passes what happens on to shadows. The zero value has none; then [Stream.On] is false, and that is all it costs.
+// Stream passes steps to shadows. The zero value has no shadow: then [Stream.On] is false, and that is its only cost.
 type Stream struct {
 	mu      sync.Mutex
 	shadows atomic.Pointer[[]*Shadow]
@@ -46,10 +46,10 @@ type Stream struct {
 
 var batches = sync.Pool{New: func() any { return &Batch{steps: make([]Step, 0, batchSteps)} }}
 
-// On says whether anybody listens.
+// On reports whether there is a shadow.
 func (s *Stream) On() bool { return len(s.All()) > 0 }
 
-// All are the shadows that listen.
+// All are the stream's shadows.
 func (s *Stream) All() []*Shadow {
 	if list := s.shadows.Load(); list != nil {
 		return *list
@@ -57,7 +57,7 @@ func (s *Stream) All() []*Shadow {
 	return nil
 }
 
-// Add lets a shadow listen.
+// Add adds a shadow.
 func (s *Stream) Add(h *Shadow) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +65,7 @@ func (s *Stream) Add(h *Shadow) {
 	s.shadows.Store(&list)
 }
 
-// Remove ends that; it is false when the shadow did not listen. The caller closes it.
+// Remove removes a shadow, which the caller then closes. It is false when the stream does not have the shadow.
 func (s *Stream) Remove(h *Shadow) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,10 +75,10 @@ func (s *Stream) Remove(h *Shadow) bool {
 	return there
 }
 
-// Batch is an empty one.
+// Batch returns an empty batch.
 func (s *Stream) Batch() *Batch { return batches.Get().(*Batch) }
 
-// Step appends one, and sends the batch when it is full. The answer is the batch to go on with.
+// Step appends a step, and sends the batch when it is full. It returns the batch for the next step.
 func (s *Stream) Step(b *Batch, step Step) *Batch {
 	if b.steps = append(b.steps, step); len(b.steps) < batchSteps {
 		return b
@@ -96,14 +96,14 @@ func (s *Stream) Send(b *Batch) {
 		case h.queue <- b:
 		default:
 			h.dropped.Add(uint64(len(b.steps)))
-			b.done()
+			b.release()
 		}
 	}
-	b.done()
+	b.release()
 }
 
-// done gives a batch back when its last user has.
-func (b *Batch) done() {
+// release gives a reference back. The last one returns the batch to the pool.
+func (b *Batch) release() {
 	if b.users.Add(-1) == 0 {
 		b.steps = b.steps[:0]
 		batches.Put(b)
