@@ -11,47 +11,47 @@ import (
 
 // Backend is the store behind a member. Its methods are called from [Member.Step], one at a time.
 type Backend interface {
-	// Learn takes in a piece that another host published.
+	// Learn adds a piece that another host published.
 	Learn(r *Record)
-	// Touched notes uses by another host.
+	// Touched records that another host used entries.
 	Touched(fingerprints []uint64)
-	// Propose stops granting and storing an entry until Decide, and is true; or it is false, a veto: the entry is leased, or
-	// being written. An entry that is not known is proposed, too.
+	// Propose stops granting and storing an entry until Decide, and returns true. It returns false, a veto, when the entry
+	// is leased or being written. It returns true for an entry that is not known.
 	Propose(v *Victim) bool
-	// Decide ends what Propose began. A victim that was not removed may be granted again. Neither does it follow from removed
-	// that it is not there, if it was learned since Propose: it may have been published again.
+	// Decide ends what Propose began. A victim that was not removed may be granted again. A removed victim may exist all
+	// the same when Learn was called for it since Propose: it may have been published again.
 	Decide(v *Victim, removed bool)
-	// Fenced says that this host was given up: what it had leased may go at any time, and what is there is to be learned
-	// again, by a scan, once it is admitted; see [Member.Ticket].
+	// Fenced reports that the other hosts gave this one up. Entries that it had leased may be removed at any time. Once it
+	// is admitted again it scans the root; see [Member.Ticket].
 	Fenced()
 
-	// The evictor asks the rest.
+	// The evictor calls the rest.
 
-	// Victims chooses entries to be evicted, of so many bytes in all, that are neither in use nor proposed.
+	// Victims chooses entries to evict, of this many bytes in total, that are neither in use nor proposed.
 	Victims(bytes int64) []Victim
-	// Used is the bytes on disk of all pieces that are known, proposed ones too, and of what else this host has found
-	// there; not of temporaries.
+	// Used returns the bytes on disk of all known pieces, proposed ones included, and of other files that this host found;
+	// temporaries are excluded.
 	Used() int64
-	// Paths are a victim's files. A victim that cannot be named at present is spared.
+	// Paths returns a victim's files. A victim whose files cannot be named is spared.
 	Paths(v *Victim) ([]string, error)
-	// Identify reads what a temporary is that was published: it has a second name. The error is [ErrDamaged] when its bytes do
-	// not tell.
+	// Identify reads which piece a published temporary is; it has a second link. The error is [ErrDamaged] when the bytes
+	// do not say.
 	Identify(temp string, info staging.Info) (Record, error)
 }
 
 // Config makes a member.
 type Config struct {
 	Dir      string // the root
-	Host     string // id, of [a-z0-9]: no two that run have the same
+	Host     string // [a-z0-9]+, unique among the running hosts
 	Capacity int64
-	High     float64       // part of the capacity at which eviction begins, 0: 0.95
-	Low      float64       // and to which it goes, 0: 0.90
-	Lapse    time.Duration // without a heartbeat, after which a host is given up
-	LogBytes int64         // a log is rotated when it has so many; 0: 1 MiB
+	High     float64       // fraction of the capacity at which eviction begins, 0: 0.95
+	Low      float64       // fraction of the capacity that eviction aims for, 0: 0.90
+	Lapse    time.Duration // a host without a heartbeat for this long is given up
+	LogBytes int64         // size at which a log is rotated; 0: 1 MiB
 	FS       staging.FS
 	Log      *slog.Logger
-	Unique   func() uint64        // never gives the same number to two incarnations
-	Now      func() time.Duration // a clock that only has to run
+	Unique   func() uint64        // never returns the same number twice
+	Now      func() time.Duration // monotonic; its origin does not matter
 }
 
 func (c *Config) complete() error {

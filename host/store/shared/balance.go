@@ -9,14 +9,14 @@ import (
 // maxBatch bounds the victims of one batch.
 const maxBatch = 4096
 
-// balance hands out credit, and proposes victims where there is too little.
+// balance grants credit and proposes victims when there is too little.
 func (t *term) balance(now time.Duration) error {
 	t.outside = 0
 	live := make([]string, 0, len(t.peers))
 	for name, p := range t.peers {
 		if !p.swept {
 			if p.unknown {
-				return nil // what it may have written is not known before it has been cleared away
+				return nil // its bytes are unknown until its temporaries are cleared
 			}
 			t.outside += p.outstanding(t.published(name))
 		}
@@ -25,9 +25,9 @@ func (t *term) balance(now time.Duration) error {
 		}
 	}
 	if !t.m.active() {
-		return nil // it does not know yet what is there
+		return nil // the root is not fully known yet
 	}
-	// Who wants most is first: what is left for the last ones is a share of what is left.
+	// The smallest wishes come first, so that what they leave is shared among the larger ones.
 	slices.SortFunc(live, func(a, b string) int {
 		return cmp.Or(cmp.Compare(t.peers[a].short(), t.peers[b].short()), cmp.Compare(a, b))
 	})
@@ -46,13 +46,13 @@ func (t *term) balance(now time.Duration) error {
 		room -= give
 		t.outside += give
 		if err := t.writeGrant(name, p); err != nil {
-			return err // what was reckoned with stays so, and the file is written at the next step
+			return err // the grant stays counted; the file is written at the next step
 		}
 	}
 	return t.evict(used + t.outside + unmet)
 }
 
-// published is how much a member's log tells that it has published.
+// published returns the bytes that a member's log says it published.
 func (t *term) published(name string) int64 {
 	if name == t.m.name {
 		return t.m.out.published
@@ -67,7 +67,7 @@ func (p *peer) outstanding(published int64) int64 {
 	return max(0, p.granted-p.status.Returned-published)
 }
 
-// short is how much more credit a peer wants than it has. Until it has seen what it was given last, it is nothing.
+// short returns how much more credit a peer wants than it has. It is 0 until the peer has seen its latest grant.
 func (p *peer) short() int64 {
 	if p.status.Beat < p.grantedAt+2 {
 		return 0
@@ -75,11 +75,11 @@ func (p *peer) short() int64 {
 	return max(0, p.status.Want-p.status.Free)
 }
 
-// evict proposes victims when the level is too high, and damaged entries in any case.
+// evict proposes damaged entries, and victims when level is above the high watermark.
 func (t *term) evict(level int64) error {
 	for n, b := range t.batches {
 		if _, mine := t.m.batches[n]; mine || !b.decided {
-			level -= b.bytes() // on their way out
+			level -= b.bytes() // being removed
 		}
 	}
 	var victims []Victim

@@ -47,7 +47,8 @@ func decodeControl(b []byte, v any) error {
 	return nil
 }
 
-// JudgeControl compares a control file with its checksum: a member's status, an evictor's beat, grants and journal.
+// JudgeControl checks the checksum of a control file: a member's status, an evictor's heartbeat, a grant or a journal
+// file.
 func JudgeControl(b []byte) error {
 	var any json.RawMessage
 	return decodeControl(b, &any)
@@ -67,7 +68,7 @@ func (t *tree) epochDir(n uint64) string { return t.base + "/e" + strconv.Format
 // put replaces a control file.
 func (t *tree) put(name string, v any) error { return t.replace(name, v, false) }
 
-// keep replaces one that others go by after a loss of power: it is durable, and so is its name.
+// keep replaces a control file durably, name included, because others rely on it after a loss of power.
 func (t *tree) keep(name string, v any) error {
 	if err := t.replace(name, v, true); err != nil {
 		return err
@@ -118,7 +119,7 @@ func (t *tree) get(name string, v any) error {
 	return nil
 }
 
-// list gives the names in a directory; none when it is not there.
+// list returns the names in a directory, none when the directory does not exist.
 func (t *tree) list(dir string) ([]string, error) {
 	entries, err := t.fs.ReadDir(dir)
 	if missing(err) {
@@ -131,7 +132,7 @@ func (t *tree) list(dir string) ([]string, error) {
 	return names, err
 }
 
-// removeAll removes a directory of ours and what is in it. What is gone already is no error.
+// removeAll removes a directory and its contents. A missing name is not an error.
 func (t *tree) removeAll(dir string) error {
 	entries, err := t.fs.ReadDir(dir)
 	if missing(err) {
@@ -166,5 +167,5 @@ func (t *tree) exists(name string) bool {
 	return err == nil
 }
 
-// missing says that a name is not there: never was, or not any more.
+// missing reports whether an error means that a name does not exist (any more).
 func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) }

@@ -2,29 +2,29 @@ package shared
 
 import "sync"
 
-// credits is what this member may write: granted less returned less spent. A put takes before it writes, and gives back
-// what it did not publish, after its bytes are gone from the disk.
+// credits is the account of bytes that this member may write: granted less returned less spent. A put takes credit
+// before it writes, and gives back what it did not publish after its bytes are gone from the disk.
 type credits struct {
 	mu       sync.Mutex
-	life     uint64 // counts incarnations: credit of an earlier one is worth nothing
+	life     uint64 // incarnation: credit of an earlier one is void
 	granted  int64
 	returned int64
-	spent    int64 // by puts under way, and by published pieces
-	largest  int64 // ever asked for
+	spent    int64 // by puts in flight and published pieces
+	largest  int64 // largest request so far
 	taken    int64 // since the last step
-	starved  int64 // asked for in vain since the last step
+	starved  int64 // largest refused request since the last step
 	want     int64 // the free credit that this member would like to have
 	refused  uint64
-	changed  chan struct{} // closed, and made anew, when there is more
+	changed  chan struct{} // closed and replaced when credit arrives
 }
 
-// Credit is leave to write so many bytes.
+// Credit allows its holder to write a number of bytes.
 type Credit struct {
 	bytes int64
 	life  uint64
 }
 
-// Bytes is how much it is.
+// Bytes returns the amount.
 func (c Credit) Bytes() int64 { return c.bytes }
 
 func (c *credits) free() int64 { return c.granted - c.returned - c.spent }
@@ -35,7 +35,7 @@ func (c *credits) reset(life uint64) {
 	c.life, c.granted, c.returned, c.spent = life, 0, 0, 0
 }
 
-// Take gives credit for so many bytes, if this member has as much.
+// Take reserves credit for this many bytes; ok is false when this member has less.
 func (m *Member) Take(bytes int64) (Credit, bool) {
 	if !m.Fresh() {
 		return Credit{}, false
@@ -55,7 +55,7 @@ func (m *Member) Take(bytes int64) (Credit, bool) {
 	return Credit{bytes, c.life}, true
 }
 
-// Give gives credit back that was not, or not all, spent: the bytes are not on the disk any more.
+// Give returns unspent credit. Its bytes must be gone from the disk.
 func (m *Member) Give(credit Credit) {
 	c := &m.credits
 	c.mu.Lock()
@@ -66,7 +66,7 @@ func (m *Member) Give(credit Credit) {
 	}
 }
 
-// More is closed when this member has been given credit.
+// More returns a channel that is closed when this member receives credit.
 func (m *Member) More() <-chan struct{} {
 	c := &m.credits
 	c.mu.Lock()
@@ -84,7 +84,7 @@ func (c *credits) notify() {
 	}
 }
 
-// grant takes note of what was granted in all.
+// grant records the total that was granted.
 func (c *credits) grant(granted int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,8 +94,8 @@ func (c *credits) grant(granted int64) {
 	}
 }
 
-// settle works out, once a step, how much free credit is wanted, and gives back what is more. What was used in a step is
-// wanted several times over, because the next grant is steps away; what is not used fades.
+// settle computes once per step how much free credit this member wants, and returns the excess. It wants several times
+// what the last step used, because the next grant is steps away; an unused wish decays.
 func (c *credits) settle(most int64) (returned, free, want int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

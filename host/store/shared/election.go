@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// epochs is which evictors' directories there are.
+// epochs lists the evictors' directories.
 type epochs struct {
 	top     uint64   // the highest e<n>; 0: none
-	highest uint64   // number that was ever given
+	highest uint64   // number ever used
 	lower   []uint64 // other e<n>
 	old     []string // names of x<n>.<member>
 	begun   []string // members that have a c.<member>
 }
 
-// look sees who the evictor is, and whether it lives.
+// readEpochs finds the evictor and notes changes of its heartbeat.
 func (m *Member) readEpochs(now time.Duration) (epochs, error) {
 	var e epochs
 	names, err := m.list(m.base)
@@ -59,7 +59,7 @@ func (m *Member) readEpochs(now time.Duration) (epochs, error) {
 	}
 	var b beat
 	if err := m.get(m.epochDir(e.top)+"/beat", &b); err != nil && !missing(err) {
-		m.log.Warn("the evictor's beat cannot be read", "error", err)
+		m.log.Warn("cannot read the evictor's heartbeat", "error", err)
 	}
 	if e.top != m.seen.epoch || b != m.seen.beat {
 		m.seen.epoch, m.seen.beat, m.seen.beatAt = e.top, b, now
@@ -68,7 +68,7 @@ func (m *Member) readEpochs(now time.Duration) (epochs, error) {
 	return e, nil
 }
 
-// resetTimers: this host was not there to see others' heartbeats, so it cannot say that there were none.
+// resetTimers restarts the silence timers after this host was paused: it may have missed heartbeats.
 func (m *Member) resetTimers(now time.Duration) {
 	m.seen.beatAt = now
 	if m.term != nil {
@@ -78,7 +78,7 @@ func (m *Member) resetTimers(now time.Duration) {
 	}
 }
 
-// campaign makes this host the evictor if there is none that lives.
+// campaign makes this host the evictor when there is no live one.
 func (m *Member) campaign(now time.Duration, e epochs) error {
 	if e.top != 0 {
 		if now-m.seen.beatAt <= m.cfg.Lapse && !(m.isOwn(m.seen.beat.Owner) && m.seen.beat.Owner != m.name) {
@@ -89,16 +89,17 @@ func (m *Member) campaign(now time.Duration, e epochs) error {
 		}
 		to := fmt.Sprintf("%s/x%d.%s", m.base, e.top, m.name)
 		if err := m.fs.Rename(m.epochDir(e.top), to); err != nil {
-			return ignoreMissing(err) // another was first
+			return ignoreMissing(err) // another host was first
 		}
-		m.log.Warn("the evictor was given up", "epoch", e.top, "member", m.seen.beat.Owner)
+		m.log.Warn("evictor given up", "epoch", e.top, "member", m.seen.beat.Owner)
 	} else if m.shouldWait(now, m.seen.vacant) {
 		return nil
 	}
-	return ignoreMissing(m.takeEpoch(e.highest + 1)) // it may have been given up meanwhile, and the candidacy be cleared away
+	return ignoreMissing(m.takeEpoch(e.highest + 1)) // this host may have been given up meanwhile, and its candidate directory removed
 }
 
-// shouldWait says that others should have the first turn: those that know all pieces need not scan before they hand out credit.
+// shouldWait reports whether other hosts should campaign first: those that know all pieces can grant credit without a
+// scan.
 func (m *Member) shouldWait(now, since time.Duration) bool {
 	if m.active() || now-since > 2*m.cfg.Lapse {
 		return false
@@ -112,7 +113,7 @@ func (m *Member) shouldWait(now, since time.Duration) bool {
 	return err != nil
 }
 
-// takeEpoch takes the next epoch: a directory with this host's name in it becomes e<n>, unless there is one.
+// takeEpoch renames a prepared directory to e<n>, unless that exists.
 func (m *Member) takeEpoch(n uint64) error {
 	mine, dir := m.base+"/c."+m.name, m.epochDir(n)
 	if err := m.removeAll(mine); err != nil {
@@ -130,10 +131,10 @@ func (m *Member) takeEpoch(n uint64) error {
 	if err := m.fs.Rename(mine, dir); err != nil {
 		var have beat
 		if gerr := m.get(dir+"/beat", &have); gerr != nil || have.Owner != m.name {
-			return m.removeAll(mine) // another was first
+			return m.removeAll(mine) // another host was first
 		}
 	}
-	// The numbers may have moved on while this host slept.
+	// Other hosts may have used higher numbers while this host was paused.
 	names, err := m.list(m.base)
 	if err != nil {
 		return err
@@ -147,13 +148,13 @@ func (m *Member) takeEpoch(n uint64) error {
 		switch {
 		case k > n, k == n && name[0] == 'x':
 			return ignoreMissing(m.fs.Rename(dir, fmt.Sprintf("%s/x%d.%s", m.base, n, m.name)))
-		case name[0] == 'e' && k < n: // of a host that slept like that
+		case name[0] == 'e' && k < n: // left by another paused host
 			if err := ignoreMissing(m.fs.Rename(m.epochDir(k), fmt.Sprintf("%s/x%d.%s", m.base, k, m.name))); err != nil {
 				return err
 			}
 		}
 	}
-	m.log.Info("this host is the evictor", "epoch", n)
+	m.log.Info("elected evictor of the shared root", "epoch", n)
 	m.term = &term{m: m, epoch: n, dir: dir, seq: n << 32, peers: map[string]*peer{}, batches: map[uint64]*proposal{}, beat: b}
 	m.seen.epoch, m.seen.beat = n, b
 	m.Wake()

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// followAll reads the logs of all other members, also of those that are gone.
+// followAll reads the logs of all other members, including those that are gone.
 func (m *Member) followAll(each func(r *Record)) error {
 	live, err := m.list(m.hosts())
 	if err != nil {
@@ -32,9 +32,9 @@ func (m *Member) followAll(each func(r *Record)) error {
 		}
 		err := t.follow(&m.tree, dir, each)
 		switch {
-		case missing(err): // it went from one place to the other, or altogether
+		case missing(err): // it was renamed or removed
 		case errors.Is(err, ErrDamaged):
-			m.log.Warn("a log cannot be read", "error", err)
+			m.log.Warn("cannot read a log", "error", err)
 		case err != nil:
 			return err
 		default:
@@ -43,7 +43,7 @@ func (m *Member) followAll(each func(r *Record)) error {
 		if t.lost {
 			t.lost = false
 			if m.admitted {
-				m.log.Warn("a log was rotated before it was read; the root is scanned again", "log", name)
+				m.log.Warn("log rotated before it was read; scanning the root again", "log", name)
 				m.ticket.Store(max(1, m.cfg.Unique()))
 			}
 		}
@@ -67,7 +67,7 @@ func (m *Member) learn(r *Record) {
 	}
 }
 
-// force notes a damaged entry: whoever is the evictor, now or next, puts it into the journal.
+// noteDamaged remembers a damaged entry; the evictor, now or later, puts it into the journal.
 func (m *Member) noteDamaged(r *Record) {
 	if !m.reported[r.ID()] && len(m.forced) < maxForced {
 		m.forced[r.ID()] = Victim{Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, FallbackName: r.FallbackName, Bytes: r.Bytes}

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// join makes this incarnation's directory.
+// join creates the directory of a new incarnation.
 func (m *Member) join() error {
 	m.life = max(1, m.cfg.Unique())
 	name := m.cfg.Host + "." + strconv.FormatUint(m.life, 16)
@@ -34,8 +34,8 @@ func (m *Member) join() error {
 	return nil
 }
 
-// giveUpEarlier gives this host's earlier incarnations up at once: whoever starts a host sees to it that no other one of the
-// same id runs.
+// giveUpEarlier gives up this host's earlier incarnations at once. The operator makes sure that no two running hosts
+// have the same id.
 func (m *Member) giveUpEarlier() error {
 	names, err := m.list(m.hosts())
 	if err != nil {
@@ -72,21 +72,21 @@ func (t *tree) probeLinks(dir string) error {
 	return errors.Join(err, t.remove(a))
 }
 
-// forget ends an incarnation that the others have given up.
+// fence ends an incarnation that the others have given up.
 func (m *Member) fence() {
 	m.beatAt.Store(0)
 	m.ticket.Store(0)
 	m.credits.reset(0)
 	m.pending.reset(0)
 	for _, b := range m.batches {
-		b.decide(m.back, func(int) bool { return false }) // whatever became of them: the scan will tell
+		b.decide(m.back, func(int) bool { return false }) // their fate is unknown: the scan finds out
 	}
 	m.name, m.admitted, m.term, m.batches = "", false, nil, nil
 	m.back.Fenced()
 }
 
-// readGrant sees what credit there is. The first one admits this host: from then on the evictor shouldWait for its
-// acknowledgements, so now is the time to take note of where the others' logs end, and then to scan.
+// readGrant reads this member's credit. The first grant admits this host: from then on the evictor waits for its
+// acknowledgements, so the host notes where the other logs end and then scans.
 func (m *Member) readGrant(epoch uint64) error {
 	if epoch == 0 {
 		return nil
@@ -96,7 +96,7 @@ func (m *Member) readGrant(epoch uint64) error {
 	case missing(err):
 		return nil
 	case errors.Is(err, ErrDamaged):
-		m.log.Warn("a grant cannot be read", "error", err)
+		m.log.Warn("cannot read a grant", "error", err)
 		return nil
 	case err != nil:
 		return err
@@ -105,7 +105,7 @@ func (m *Member) readGrant(epoch uint64) error {
 	if m.admitted {
 		return nil
 	}
-	// What was published up to now the scan will find, unless it has been removed since.
+	// The scan will find what was published so far, unless it is removed meanwhile.
 	if err := m.followAll(func(*Record) {}); err != nil {
 		return err
 	}
@@ -116,8 +116,8 @@ func (m *Member) readGrant(epoch uint64) error {
 	return m.readJournal(epoch)
 }
 
-// Leave ends this host's part: what it has published is told, and its directory goes to the others to be cleared. Puts and
-// leases that are still out are the caller's bug.
+// Leave ends this host's part: it writes the log of what it published and hands its directory to the others for
+// removal. The caller must have ended all puts and leases.
 func (m *Member) Leave() error {
 	if m.name == "" {
 		return nil

@@ -10,7 +10,7 @@ import (
 
 // A batch is proposed as j<n> and decided as d<n>, in the evictor's journal.
 
-// batchFile is a proposal: victims, or a member that is to be forgotten once everybody has read its log.
+// batchFile is a proposal: victims, or a member to be removed once every member has read its log.
 type batchFile struct {
 	Forget  string `json:"forget,omitempty"`
 	Victims []byte `json:"victims,omitempty"` // records
@@ -19,12 +19,12 @@ type batchFile struct {
 // decisionFile ends a batch.
 type decisionFile struct {
 	Spared []int `json:"spared,omitempty"` // indices
-	All    bool  `json:"all,omitempty"`    // were spared, or nobody knows
+	All    bool  `json:"all,omitempty"`    // all were spared, or it is unknown which
 }
 
 func (d *decisionFile) spared(i int) bool { return d.All || slices.Contains(d.Spared, i) }
 
-// batch is one that is under way.
+// batch is a proposal in memory.
 type batch struct {
 	forget  string
 	victims []Victim
@@ -70,7 +70,7 @@ func (b *batch) bytes() (n int64) {
 func proposalName(dir string, n uint64) string { return dir + "/journal/j" + strconv.FormatUint(n, 10) }
 func decisionName(dir string, n uint64) string { return dir + "/journal/d" + strconv.FormatUint(n, 10) }
 
-// journal is which batches an evictor's directory has.
+// journal lists the batches in an evictor's directory.
 type journal struct {
 	proposed, decided map[uint64]bool
 }
@@ -92,7 +92,7 @@ func (t *tree) readNames(dir string) (journal, error) {
 	return j, err
 }
 
-// readJournal acknowledges what is proposed, and follows what is decided.
+// readJournal applies decisions and acknowledges proposals.
 func (m *Member) readJournal(epoch uint64) error {
 	if epoch == 0 || !m.seen.beat.Took {
 		return nil
@@ -103,9 +103,9 @@ func (m *Member) readJournal(epoch uint64) error {
 		return err
 	}
 	if !m.exists(dir) {
-		return nil // the evictor was given up, and its journal with it: its successor goes on with the same batches
+		return nil // the evictor was given up; its successor continues with the same batches
 	}
-	// Decisions first: a victim that was spared may be proposed again at once.
+	// Decisions come first: a spared victim may be proposed again at once.
 	for _, n := range slices.Sorted(maps.Keys(m.batches)) {
 		if err := m.retire(dir, n, j); err != nil {
 			return err
@@ -130,7 +130,7 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 		b, err = f.batch()
 	}
 	if errors.Is(err, ErrDamaged) {
-		m.log.Error("a batch of victims cannot be read; nothing is evicted until the evictor is another", "batch", n, "error", err)
+		m.log.Error("cannot read a batch of victims; nothing is evicted until another host is the evictor", "batch", n, "error", err)
 		return nil
 	}
 	if err != nil {
@@ -138,7 +138,7 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 	}
 	if b.forget != "" {
 		if t := m.tails[b.forget]; t != nil && !t.ended || t == nil && m.exists(m.gone()+"/"+b.forget) {
-			return nil // its log is to be read first
+			return nil // its log must be read first
 		}
 	}
 	vetoes := []int{}
@@ -154,7 +154,7 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 	return nil
 }
 
-// retire ends a batch that was decided.
+// retire applies a decision.
 func (m *Member) retire(dir string, n uint64, j journal) error {
 	var d decisionFile
 	known := j.decided[n]
@@ -163,7 +163,7 @@ func (m *Member) retire(dir string, n uint64, j journal) error {
 		if err := m.get(decisionName(dir, n), &d); missing(err) {
 			known = false
 		} else if errors.Is(err, ErrDamaged) {
-			m.log.Error("a decision cannot be read; what is left of its victims is kept", "batch", n, "error", err)
+			m.log.Error("cannot read a decision; its remaining victims are kept", "batch", n, "error", err)
 			d.All = true
 		} else if err != nil {
 			return fmt.Errorf("batch %d: %w", n, err)
@@ -171,14 +171,14 @@ func (m *Member) retire(dir string, n uint64, j journal) error {
 	case j.proposed[n]:
 		return nil
 	}
-	// A batch that is neither proposed nor decided any more was decided before this member had acknowledged it: whoever asks
-	// for its victims looks whether they are there.
+	// A batch that is neither proposed nor decided any more was decided before this member acknowledged it. The store
+	// checks on its next use whether a victim still exists.
 	b, vetoes := m.batches[n], m.status.Vetoes[n]
 	for i := range b.victims {
 		v := &b.victims[i]
 		delete(m.reported, v.ID())
 		if slices.Contains(vetoes, i) && (d.spared(i) || !known) {
-			continue // it was never proposed here
+			continue // vetoed here, so never withheld
 		}
 		m.back.Decide(v, known && !d.spared(i))
 	}

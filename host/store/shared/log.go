@@ -10,8 +10,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// A member's log is files of records behind a heading, which says how many bytes the member had published before it. A
-// new file is begun when one is full, and only the last few are kept: who falls that far behind scans the root again.
+// A member's log is a sequence of files. Each has a header with the bytes that the member had published before it, then
+// records. Only the last logKept files are kept; a reader that falls further behind scans the root again.
 
 const (
 	logMagic    = "kvslog1\n"
@@ -33,7 +33,7 @@ func encodeLogHead(published int64) []byte {
 
 func decodeLogHead(b []byte) (published int64, err error) {
 	if len(b) < logHead || string(b[:8]) != logMagic || binary.LittleEndian.Uint64(b[24:]) != xxh3.Hash(b[:24]) {
-		return 0, fmt.Errorf("%w: heading of a log", ErrDamaged)
+		return 0, fmt.Errorf("%w: log header", ErrDamaged)
 	}
 	return int64(binary.LittleEndian.Uint64(b[8:])), nil
 }
@@ -41,8 +41,8 @@ func decodeLogHead(b []byte) (published int64, err error) {
 // writer appends to this member's log.
 type writer struct {
 	file      uint64
-	size      int64 // 0: the file is to be made
-	published int64 // bytes, in all, that the log tells of
+	size      int64 // 0: the file does not exist yet
+	published int64 // total bytes published according to the log
 }
 
 // append writes records where others can read them, and begins a new file when this one has limit bytes. A write that
@@ -84,16 +84,16 @@ func (w *writer) append(t *tree, dir string, limit int64, records []Record) erro
 	return nil
 }
 
-// tail follows another member's log.
+// tail is a reader's position in another member's log.
 type tail struct {
 	file      uint64
-	at        int64 // 0: before the heading
-	published int64 // bytes, in all, that were read of
-	lost      bool  // some of the log was gone before it was read
-	ended     bool  // gone, and read to its end
+	at        int64 // 0: before the header
+	published int64 // total bytes published according to what was read
+	lost      bool  // part of the log was removed before it was read
+	ended     bool  // the member is gone and its log read to the end
 }
 
-// follow reads on, and calls each for what it finds, until it has caught up. dir is where the log is now.
+// follow reads to the end of the log in dir and calls each for every record.
 func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 	for {
 		err := l.readOn(t, logName(dir, l.file), each)
@@ -102,7 +102,7 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 		case missing(err):
 			first, ok := t.oldest(dir, l.file)
 			if !ok {
-				return nil // nothing was written yet
+				return nil // the log is empty
 			}
 			if first == l.file {
 				return nil
@@ -114,7 +114,7 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 		case !t.exists(next):
 			return nil
 		}
-		// It may have been appended to between the last read and the start of the next file.
+		// The file may have been appended to between the last read and the start of the next file.
 		if err := l.readOn(t, logName(dir, l.file), each); err != nil && !missing(err) {
 			return err
 		}
@@ -122,7 +122,7 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 	}
 }
 
-// oldest is the first file from n on that is there.
+// oldest returns the number of the first log file from n on.
 func (t *tree) oldest(dir string, n uint64) (uint64, bool) {
 	names, err := t.list(dir)
 	best, ok := uint64(0), false
@@ -145,7 +145,7 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 		var head [logHead]byte
 		if n, err := f.ReadAt(head[:], 0); n < logHead {
 			if err == io.EOF {
-				return nil // about to be written
+				return nil // being written
 			}
 			return err
 		}
@@ -166,7 +166,7 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 		for b := t.part[:n]; len(b) >= recordBytes; b = b[recordBytes:] {
 			r, err := decodeRecord(b)
 			if err != nil {
-				return nil // on its way to the disk: read again at the next step
+				return nil // being written: read again at the next step
 			}
 			l.at += recordBytes
 			if r.Op == Published {

@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// Dir is where the protocol's files are, below a root.
+// Dir is the directory of the protocol's files, relative to a root.
 const Dir = ".kvhost/shared"
 
-// status is what a member says of itself.
+// status is the control file in which a member describes itself.
 type status struct {
 	Beat     uint64           `json:"beat"`
-	Vetoes   map[uint64][]int `json:"vetoes"` // by batch that was acknowledged, until its decision was followed: indices of victims
+	Vetoes   map[uint64][]int `json:"vetoes"` // acknowledged batches, until their decisions are applied: indices of vetoed victims
 	Returned int64            `json:"returned"`
 	Free     int64            `json:"free"` // credit
 	Want     int64            `json:"want"`
 	Scanned  bool             `json:"scanned"` // it knows all pieces, and could be the evictor
 }
 
-// grantFile is what the evictor has handed out to a member, in all.
+// grantFile is the total credit that the evictor granted to a member.
 type grantFile struct {
 	Granted int64 `json:"granted"`
 }
@@ -29,7 +29,7 @@ type grantFile struct {
 type State uint8
 
 const (
-	Joining  State = iota // not admitted yet, or given up: it grants and writes nothing
+	Joining  State = iota // not admitted yet, or given up; it grants and writes nothing
 	Admitted              // it takes part; the root is being scanned
 	Active                // it knows all pieces
 )
@@ -52,7 +52,7 @@ type Member struct {
 	scanned atomic.Uint64
 	facts   atomic.Pointer[Stats]
 
-	// Only Step uses the rest.
+	// The rest belongs to Step.
 	incarnation
 	lag      time.Duration
 	lastStep time.Duration
@@ -83,11 +83,11 @@ type evictorSeen struct {
 	vacant time.Duration // since when there is none
 }
 
-// beat is what an evictor shows that it lives.
+// beat is the evictor's heartbeat file.
 type beat struct {
 	Owner string `json:"owner"`
 	Beat  uint64 `json:"beat"`
-	Took  bool   `json:"took"` // earlier journals are in this one's
+	Took  bool   `json:"took"` // earlier journals have been copied into this one
 }
 
 // New makes a member. Nothing is touched before the first Step.
@@ -111,21 +111,21 @@ func (m *Member) Wake() {
 // Wakeups receives when a step should be made before the next poll.
 func (m *Member) Wakeups() <-chan struct{} { return m.wakeup }
 
-// Fresh says that this host is admitted, and has told the others that it lives less than half of Lapse ago. Without that
-// nothing may be granted or written.
+// Fresh reports whether this host is admitted and wrote a heartbeat less than half of Lapse ago. Otherwise nothing may
+// be granted or written.
 func (m *Member) Fresh() bool {
 	at := m.beatAt.Load()
 	return at != 0 && m.cfg.Now()-time.Duration(at) < m.cfg.Lapse/2
 }
 
-// Ticket changes when the root is to be scanned; it is 0 while this host is not admitted.
+// Ticket changes when the root must be scanned. It is 0 while this host is not admitted.
 func (m *Member) Ticket() uint64 { return m.ticket.Load() }
 
-// Scanned says that everything in the root was looked at, beginning after Ticket gave this one.
+// Scanned reports that a scan of the whole root has ended that began after Ticket returned ticket.
 func (m *Member) Scanned(ticket uint64) { m.scanned.Store(ticket) }
 
-// Step does everything once: tells that this host lives, follows the others, and does the evictor's work where this is it.
-// An error is of the file system; the next step tries again.
+// Step makes one round: it writes the heartbeat, follows the other members, and does the evictor's work when this host
+// is the evictor. An error comes from the file system; the next step tries again.
 func (m *Member) Step() error {
 	now := m.cfg.Now()
 	if m.lastStep != 0 {
@@ -137,7 +137,7 @@ func (m *Member) Step() error {
 	}
 	err := m.step(now)
 	if errors.Is(err, ErrFenced) {
-		m.log.Warn("this host was given up by the others; it joins again", "member", m.name)
+		m.log.Warn("host given up by the others; joining again", "member", m.name)
 		m.fence()
 		err = nil
 	}
@@ -148,7 +148,7 @@ func (m *Member) Step() error {
 func (m *Member) step(now time.Duration) error {
 	if m.name == "" {
 		if err := m.join(); missing(err) {
-			m.name = "" // given up at once: this host was asleep
+			m.name = "" // given up at once: this host was paused
 			return nil
 		} else if err != nil {
 			m.name = ""
@@ -160,8 +160,8 @@ func (m *Member) step(now time.Duration) error {
 		return err
 	}
 	if m.admitted {
-		// Logs before the journal: what a decision removes was published before this member acknowledged its batch, so by the
-		// time that the decision is seen the publication has been read, and cannot come back after it.
+		// Logs are read before the journal. What a decision removes was published before this member acknowledged the batch,
+		// so the publication has been read when the decision is seen, and cannot be read after it.
 		if err := m.followAll(m.learn); err != nil {
 			return err
 		}
@@ -183,14 +183,14 @@ func (m *Member) step(now time.Duration) error {
 	}
 	err = m.term.step(now, epochs)
 	if missing(err) && !m.exists(m.term.dir) {
-		m.log.Warn("another host is the evictor now", "epoch", m.term.epoch)
+		m.log.Warn("another host became the evictor", "epoch", m.term.epoch)
 		m.term = nil
 		return nil
 	}
 	return err
 }
 
-// heartbeat tells the others that this host lives, and what it has seen.
+// heartbeat writes this member's status.
 func (m *Member) heartbeat(now time.Duration) error {
 	peers := int64(max(1, len(m.tails)+1))
 	m.status.Returned, m.status.Free, m.status.Want = m.credits.settle(m.cfg.Capacity / (4 * peers))

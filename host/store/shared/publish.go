@@ -7,17 +7,17 @@ import (
 	"sync"
 )
 
-// pending is what this member has published, touched or found damaged, and not told yet.
+// pending is what this member published, touched or found damaged and has not logged yet.
 type pending struct {
 	mu           sync.Mutex
 	life         uint64
 	records      []Record
-	temps        []string // names that go once the records are out
+	temps        []string // names to remove once the records are logged
 	fingerprints []uint64
 	held         map[uint64]struct{}
 }
 
-// maxTouches bounds what is told in one step: a host that looks up more tells of the first ones only.
+// maxTouches bounds the touches logged in one step; the first ones are logged.
 const maxTouches = 1 << 13
 
 func (p *pending) reset(life uint64) {
@@ -32,7 +32,7 @@ func (p *pending) len() int {
 	return len(p.records)
 }
 
-// Temp is where a temporary of this name is to be made. It fails when this host takes no part at present.
+// Temp returns the path of a temporary with this name. It fails with ErrFenced while this host is not admitted.
 func (m *Member) Temp(base string) (string, error) {
 	s := m.facts.Load()
 	if s.State == Joining || !m.Fresh() {
@@ -41,8 +41,8 @@ func (m *Member) Temp(base string) (string, error) {
 	return m.hosts() + "/" + s.Member + "/t/" + base, nil
 }
 
-// Publish gives a temporary its name, unless that is taken (fs.ErrExist). The temporary is the member's from then on. bytes
-// is what it takes on disk, which the credit is set to.
+// Publish links a temporary to its target name, or fails with fs.ErrExist. Afterwards the temporary belongs to the
+// member. The spent credit is corrected from the reserved bytes to r.Bytes.
 func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
 	if !m.Fresh() {
 		return ErrFenced
@@ -71,7 +71,7 @@ func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
 	return nil
 }
 
-// link can report an error although it happened, as on a network file system that lost the reply.
+// link succeeds also when the file system reports an error for a link that exists, as NFS does after a lost reply.
 func (t *tree) link(temp, target string) error {
 	err := t.fs.Link(temp, target)
 	if err == nil {
@@ -85,7 +85,7 @@ func (t *tree) link(temp, target string) error {
 	return err
 }
 
-// Touch tells the others, with the next step, that an entry was used.
+// Touch tells the others at the next step that an entry was used.
 func (m *Member) Touch(fingerprint uint64) {
 	p := &m.pending
 	p.mu.Lock()
@@ -97,7 +97,7 @@ func (m *Member) Touch(fingerprint uint64) {
 	p.fingerprints = append(p.fingerprints, fingerprint)
 }
 
-// Bad tells the evictor, with the next step, that an entry is damaged. r.Pieces are the ranks to be removed.
+// ReportDamaged tells the evictor at the next step that an entry is damaged. r.Pieces are the ranks to remove.
 func (m *Member) ReportDamaged(r Record) {
 	r.Op = Damaged
 	m.pending.mu.Lock()
@@ -106,15 +106,15 @@ func (m *Member) ReportDamaged(r Record) {
 	m.Wake()
 }
 
-// attempt is what goes to the log with one write, and the names that go once it is there. One that fails is made again as it
-// was, before anything else: it stands in the same place, and others may have read it up to its end.
+// attempt is one write of the log and the temporaries to remove after it. A failed attempt is repeated unchanged before
+// any other: it goes to the same place, and other hosts may have read it to its end.
 type attempt struct {
 	records []Record
 	temps   []string
 	written bool
 }
 
-// flush writes the log, and then takes the temporaries' names away.
+// flush writes the log and then removes the temporaries' names.
 func (m *Member) flush() error {
 	if m.retry != nil {
 		if err := m.send(m.retry); err != nil {
@@ -134,7 +134,7 @@ func (m *Member) flush() error {
 	return m.send(a)
 }
 
-// send makes an attempt. It is the member's to make it again after an error.
+// send makes an attempt and keeps it for a retry when it fails.
 func (m *Member) send(a *attempt) error {
 	m.retry = a
 	if !a.written {
@@ -161,7 +161,7 @@ func (m *Member) send(a *attempt) error {
 	return nil
 }
 
-// sweep clears the temporaries of a member that is gone, and tells of those that were published. It may be done again.
+// sweep removes the temporaries of a member that is gone and logs those that were published. It may be repeated.
 func (m *Member) sweep(dir string) error {
 	entries, err := m.fs.ReadDir(dir + "/t")
 	if missing(err) {
@@ -188,7 +188,7 @@ func (m *Member) sweep(dir string) error {
 			if !errors.Is(err, ErrDamaged) {
 				return err
 			}
-			m.log.Warn("a published temporary is damaged; the root is scanned for the piece", "file", name, "error", err)
+			m.log.Warn("published temporary is damaged; scanning the root for its piece", "file", name, "error", err)
 			m.ticket.Store(max(1, m.cfg.Unique()))
 		}
 		if err := m.remove(name); err != nil {

@@ -9,20 +9,20 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
-// Op is what a log record says.
+// Op is the kind of a log record.
 type Op uint8
 
 const (
-	Published Op = 1 + iota // a piece is there
-	Damaged                 // an entry has a piece that cannot be read: evict it
+	Published Op = 1 + iota // a piece was published
+	Damaged                 // an entry has an unreadable piece: evict it
 	Touched                 // entries were used
-	Relayed                 // a piece is there that a member published who could not tell any more; no credit of this one's
+	Relayed                 // a piece of a dead member that had not logged it; spends no credit
 )
 
-// Record is one line of a member's log.
+// Record is one record of a member's log.
 type Record struct {
 	Op           Op
-	FallbackName bool // the piece stands under the built-in name
+	FallbackName bool // the file has the built-in name
 	Namespace    chunk.Digest
 	Group        uint32
 	Rank         uint32
@@ -37,7 +37,7 @@ type Record struct {
 	Fingerprints []uint64 // of Touched, at most recordFingerprints; nothing else is set then
 }
 
-// Where the fields of a record campaign. Little-endian; what is not named is zero.
+// Offsets of a record's fields. Little-endian; other bytes are zero.
 const (
 	recordBytes        = 160
 	recordFingerprints = 16
@@ -88,7 +88,7 @@ func (r *Record) append(b []byte) []byte {
 	return append(b, a[:]...)
 }
 
-// decodeRecord reads one record. A record that is cut off, or not written to its end yet, is ErrDamaged.
+// decodeRecord decodes one record. A record that is cut off or partly written is ErrDamaged.
 func decodeRecord(a []byte) (Record, error) {
 	var r Record
 	if len(a) < recordBytes {
@@ -126,25 +126,25 @@ func decodeRecord(a []byte) (Record, error) {
 	return r, nil
 }
 
-// Victim is an entry that is to go.
+// Victim is an entry to be evicted.
 type Victim struct {
 	Namespace    chunk.Digest `json:"n"`
 	Group        uint32       `json:"g,omitempty"`
 	Key          chunk.Key    `json:"k"`
-	Pieces       uint64       `json:"p"` // ranks whose files are to be removed
+	Pieces       uint64       `json:"p"` // ranks whose files to remove
 	FallbackName bool         `json:"d,omitempty"`
 	Bytes        int64        `json:"b"`
 }
 
-// ID tells victims apart.
+// ID identifies an entry.
 type ID struct {
 	Namespace chunk.Digest
 	Group     uint32
 	Key       chunk.Key
 }
 
-// ID names the victim's entry.
+// ID returns the victim's entry.
 func (v *Victim) ID() ID { return ID{v.Namespace, v.Group, v.Key} }
 
-// ID names the record's entry.
+// ID returns the record's entry.
 func (r *Record) ID() ID { return ID{r.Namespace, r.Group, r.Key} }

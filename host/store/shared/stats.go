@@ -2,7 +2,7 @@ package shared
 
 import "time"
 
-// Stats is what a member looks like from outside.
+// Stats describes a member.
 type Stats struct {
 	State    State
 	Member   string
@@ -13,11 +13,11 @@ type Stats struct {
 	Granted  int64
 	Free     int64 // credit
 	Want     int64
-	Refused  uint64 // credits that were not there
+	Refused  uint64 // requests for credit that were refused
 	Journal  int    // batches undecided
-	Outside  int64  // evictor: credit that is out, over all members
-	Terms    uint64 // times that this host became the evictor
-	Unlogged int    // publications that the others have not been told of
+	Outside  int64  // evictor: outstanding credit of all members
+	Terms    uint64 // times this host became the evictor
+	Unlogged int    // publications not logged yet
 	Removed  uint64 // evictor: entries
 	Spared   uint64 // evictor: entries, by veto
 	GivenUp  uint64 // evictor: members given up
@@ -48,7 +48,7 @@ func (m *Member) publishStats() {
 	m.facts.Store(&s)
 }
 
-// Stats may be called at any time.
+// Stats returns the figures of the latest step.
 func (m *Member) Stats() Stats {
 	s := *m.facts.Load()
 	c := &m.credits

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// takeOver goes on where earlier evictors ended: their trash is emptied before anything else is reckoned, their grants hold,
-// and so do their journals. It can be begun again.
+// takeOver continues the work of earlier evictors. It empties their trash before anything is counted, and keeps their
+// grants and journals. It may be repeated after an error.
 func (t *term) takeOver(e epochs) error {
 	for _, name := range e.old {
 		old := t.m.base + "/" + name
@@ -53,9 +53,9 @@ func (t *term) takeOver(e epochs) error {
 	return nil
 }
 
-// giveUp ends a member whose credit nobody knows any more: once its temporaries are cleared and its log is read, it has none.
+// giveUp gives up a member whose credit is unknown. Once its temporaries are cleared and its log is read, it has none.
 func (t *term) giveUp(name string, p *peer, cause error) error {
-	t.m.log.Error("what credit a host has cannot be read; it is given up and joins again", "member", name, "error", cause)
+	t.m.log.Error("cannot read a host's grant; host given up, it will join again", "member", name, "error", cause)
 	p.gone, p.unknown = true, true
 	return ignoreMissing(t.m.fs.Rename(t.m.hosts()+"/"+name, t.m.gone()+"/"+name))
 }
@@ -76,14 +76,14 @@ func (t *term) emptyTrash(dir string) error {
 	return nil
 }
 
-// takeJournal copies an earlier journal, so that acknowledgements hold. Of a batch that cannot be read nobody can tell what
-// was removed: it is decided as one that was spared, which makes everybody look.
+// takeJournal copies an earlier journal, so that acknowledgements stay valid. A batch that cannot be read is decided as
+// spared, because nobody knows what was removed; every member then checks its files.
 func (t *term) takeJournal(old string, j journal) error {
 	for n := range j.decided {
 		t.seq = max(t.seq, n)
 		var d decisionFile
 		if err := t.m.get(decisionName(old, n), &d); errors.Is(err, ErrDamaged) {
-			t.m.log.Error("a decision cannot be read; what is left of its victims is kept", "batch", n, "error", err)
+			t.m.log.Error("cannot read a decision; its remaining victims are kept", "batch", n, "error", err)
 			d = decisionFile{All: true}
 		} else if err != nil {
 			return err
@@ -107,7 +107,7 @@ func (t *term) takeJournal(old string, j journal) error {
 			b, err = f.batch()
 		}
 		if errors.Is(err, ErrDamaged) {
-			t.m.log.Error("a batch of victims cannot be read; what is left of them is kept", "batch", n, "error", err)
+			t.m.log.Error("cannot read a batch of victims; the remaining ones are kept", "batch", n, "error", err)
 			f, b = batchFile{}, &batch{}
 			if !j.decided[n] {
 				if err := t.m.keep(decisionName(t.dir, n), decisionFile{All: true}); err != nil {

@@ -24,28 +24,28 @@ type term struct {
 	removed, spared, givenUp uint64
 }
 
-// peer is a member as the evictor knows it.
+// peer is the evictor's view of a member.
 type peer struct {
 	granted   int64
-	told      int64  // of granted, what is in the file; -1: no file
-	grantedAt uint64 // the peer's beat when it was granted something last
+	told      int64  // value in the grant file; -1: no file
+	grantedAt uint64 // the peer's heartbeat when it last got a grant
 	status    status
-	seenAt    time.Duration // when its beat was seen to change
+	seenAt    time.Duration // when its heartbeat was seen to change
 	gone      bool
-	unknown   bool   // granted is too little, who knows by how much
-	swept     bool   // nothing of it is on the disk that is not accounted for
-	forget    uint64 // the batch that ends it
+	unknown   bool   // granted is too small by an unknown amount
+	swept     bool   // all its bytes on disk are accounted for
+	forget    uint64 // the batch that removes it
 }
 
 // proposal is a batch in the journal.
 type proposal struct {
 	batch
-	written bool          // its file is there for good
-	verdict *decisionFile // what was decided, before that is written: from then on it is that and nothing else
+	written bool          // its file is durable
+	verdict *decisionFile // the decision, fixed before it is written
 	decided bool
 }
 
-// rule does the evictor's work once.
+// step makes one round of the evictor's work.
 func (t *term) step(now time.Duration, e epochs) error {
 	if err := t.heartbeat(now, true); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (t *term) step(now time.Duration, e epochs) error {
 	return t.writeBatches()
 }
 
-// pulse shows that the evictor lives, in the midst of long work only when it is time to.
+// heartbeat writes the evictor's heartbeat. Without always, which long work passes, it does so only when one is due.
 func (t *term) heartbeat(now time.Duration, always bool) error {
 	if !always {
 		if now = t.m.cfg.Now(); now-t.beatAt < t.m.cfg.Lapse/8 {
@@ -99,7 +99,7 @@ func (t *term) peer(name string, now time.Duration) *peer {
 	return p
 }
 
-// tellGrant hands out what was granted. The first time it admits the member.
+// writeGrant publishes a member's grant. The first one admits the member.
 func (t *term) writeGrant(name string, p *peer) error {
 	if p.told == p.granted {
 		return nil
@@ -111,7 +111,7 @@ func (t *term) writeGrant(name string, p *peer) error {
 	return nil
 }
 
-// readPeers sees who lives, and gives up who does not.
+// readPeers reads the members' statuses and gives up the silent ones.
 func (t *term) readPeers(now time.Duration, begun []string) error {
 	live, err := t.m.list(t.m.hosts())
 	if err != nil {
@@ -127,7 +127,7 @@ func (t *term) readPeers(now time.Duration, begun []string) error {
 			return err
 		}
 		if name != t.m.name && now-p.seenAt > t.m.cfg.Lapse {
-			t.m.log.Warn("a host was given up", "member", name, "silent", now-p.seenAt)
+			t.m.log.Warn("host given up", "member", name, "silent", now-p.seenAt)
 			if err := ignoreMissing(t.m.fs.Rename(t.m.hosts()+"/"+name, t.m.gone()+"/"+name)); err != nil {
 				return err
 			}
@@ -146,7 +146,7 @@ func (t *term) readPeers(now time.Duration, begun []string) error {
 			return err
 		}
 	}
-	for _, name := range begun { // a candidate that died over it
+	for _, name := range begun { // left by a candidate that died
 		if !slices.Contains(live, name) {
 			if err := t.m.removeAll(t.m.base + "/c." + name); err != nil {
 				return err
@@ -155,7 +155,7 @@ func (t *term) readPeers(now time.Duration, begun []string) error {
 	}
 	for name, p := range t.peers {
 		if !p.gone && !slices.Contains(live, name) && !slices.Contains(dead, name) {
-			p.gone = true // between two looks it went from one place to the other
+			p.gone = true // it was renamed between the two listings
 		}
 	}
 	return nil
@@ -165,7 +165,7 @@ func (t *term) readStatus(dir string, p *peer, now time.Duration) error {
 	var s status
 	err := t.m.get(dir+"/status", &s)
 	if errors.Is(err, ErrDamaged) {
-		t.m.log.Warn("a member's status cannot be read", "error", err)
+		t.m.log.Warn("cannot read a member's status", "error", err)
 		return nil
 	}
 	if err == nil && s.Beat != p.status.Beat {
@@ -174,7 +174,8 @@ func (t *term) readStatus(dir string, p *peer, now time.Duration) error {
 	return err
 }
 
-// bury ends members that are gone: their temporaries are cleared, their logs read, and then their credit is free.
+// removeDead removes members that are gone: it clears their temporaries, waits until their logs are read, and frees
+// their credit.
 func (t *term) removeDead(now time.Duration) error {
 	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
 		p, dir := t.peers[name], t.m.gone()+"/"+name
@@ -193,7 +194,7 @@ func (t *term) removeDead(now time.Duration) error {
 		if p.forget == 0 {
 			for n, b := range t.batches {
 				if b.forget == name {
-					p.forget = n // of an earlier evictor
+					p.forget = n // proposed by an earlier evictor
 				}
 			}
 		}
@@ -215,15 +216,15 @@ func (t *term) removeDead(now time.Duration) error {
 	return nil
 }
 
-// propose takes a batch into the journal; writeBatches writes it.
+// propose adds a batch to the journal; writeBatches writes it.
 func (t *term) propose(b batch) uint64 {
 	t.seq++
 	t.batches[t.seq] = &proposal{batch: b}
 	return t.seq
 }
 
-// writeBatches writes proposals until they are there: one whose writing failed may have been seen all the same, so its number
-// is never another's.
+// writeBatches writes proposals and repeats failed writes. A proposal whose write failed may have been seen, so its
+// number is never reused.
 func (t *term) writeBatches() error {
 	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
 		if b := t.batches[n]; !b.written && !b.decided {
@@ -236,7 +237,7 @@ func (t *term) writeBatches() error {
 	return nil
 }
 
-// decideAll ends the batches that every member has acknowledged, and clears those that every member has followed.
+// decideAll decides the batches that every member has acknowledged and removes those that every member has applied.
 func (t *term) decideAll(now time.Duration) error {
 	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
 		b := t.batches[n]
@@ -256,7 +257,7 @@ func (t *term) decideAll(now time.Duration) error {
 		if _, mine := t.m.batches[n]; held || mine {
 			continue
 		}
-		// In this order: a proposal without a decision would be acknowledged again.
+		// The proposal goes first: a proposal without a decision would be acknowledged again.
 		for _, name := range [...]string{proposalName(t.dir, n), decisionName(t.dir, n)} {
 			if err := t.m.remove(name); err != nil {
 				return err
@@ -274,7 +275,7 @@ func (t *term) decide(n uint64, b *proposal) (bool, error) {
 		}
 	}
 	if err := t.m.keep(decisionName(t.dir, n), *b.verdict); err != nil {
-		return false, err // it may have been followed all the same
+		return false, err // it may have been applied all the same
 	}
 	b.decided = true
 	t.spared += uint64(len(b.verdict.Spared))
@@ -283,7 +284,7 @@ func (t *term) decide(n uint64, b *proposal) (bool, error) {
 	return true, nil
 }
 
-// judge removes a batch's victims once every member has acknowledged it, but for those that were spared.
+// judge removes a batch's victims, except the spared ones, once every member has acknowledged the batch.
 func (t *term) judge(n uint64, b *proposal) error {
 	spared := map[int]bool{}
 	for _, p := range t.peers {
@@ -304,7 +305,7 @@ func (t *term) judge(n uint64, b *proposal) error {
 		}
 		paths, err := t.m.back.Paths(&b.victims[i])
 		if err != nil {
-			t.m.log.Warn("a victim is spared", "key", b.victims[i].Key, "error", err)
+			t.m.log.Warn("victim spared: its files cannot be named", "key", b.victims[i].Key, "error", err)
 			spared[i] = true
 			continue
 		}
@@ -312,7 +313,7 @@ func (t *term) judge(n uint64, b *proposal) error {
 			trash := fmt.Sprintf("%s/trash/%d-%d-%d", t.dir, n, i, k)
 			err := t.m.fs.Rename(path, trash)
 			if missing(err) {
-				continue // it is gone, or this evictor is: then the decision cannot be written
+				continue // the file is gone, or this evictor was given up and cannot write the decision
 			}
 			if err == nil {
 				err = t.m.remove(trash)

@@ -15,8 +15,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// world is a file system in memory that several hosts share, and the scheduler of the hosts: of all that run, one at a time
-// does one operation on the file system. So a seed is a history, in which a host can sleep or die between any two
+// world is a file system in memory that several hosts share, and the scheduler of the hosts: of all that run, one at a
+// time does one operation on the file system. So a seed is a history, in which a host can sleep or die between any two
 // operations.
 type world struct {
 	rng   *rand.Rand
