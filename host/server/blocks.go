@@ -15,9 +15,9 @@ func (r *registration) checkBlocks(i int, blocks []uint32, holes bool) error {
 	return nil
 }
 
-// use tells block ids that one job has named already. Registrations of ordinary size stamp an array that is never
-// cleared; for huge ones, whose array a client could make expensive, a map serves.
-type use struct {
+// usedBlocks detects block ids that one job names twice. It stamps an array that is never cleared. For huge registrations,
+// which would let a client make that array expensive, it uses a map.
+type usedBlocks struct {
 	stamps []uint32
 	stamp  uint32
 	seen   map[uint32]struct{}
@@ -26,9 +26,9 @@ type use struct {
 // maxStamps bounds the array to 16 MiB.
 const maxStamps = 1 << 22
 
-// newUse starts a job. It is called in turn: one job is checked at a time.
-func (r *registration) newUse() *use {
-	u := &r.use
+// newUse starts a job. The caller holds the turn, so one job is checked at a time.
+func (r *registration) newUse() *usedBlocks {
+	u := &r.used
 	if r.memory.Blocks() > maxStamps {
 		u.seen = map[uint32]struct{}{}
 		return u
@@ -39,8 +39,8 @@ func (r *registration) newUse() *use {
 	return u
 }
 
-// add reports whether the id is new.
-func (u *use) add(b uint32) bool {
+// add reports whether the job had not named the id yet.
+func (u *usedBlocks) add(b uint32) bool {
 	if u.seen != nil {
 		n := len(u.seen)
 		u.seen[b] = struct{}{}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/proto"
@@ -10,8 +9,8 @@ import (
 
 // What waits behind a STORE that makes room is bounded in bytes, and CANCEL is heard still.
 func TestBacklogIsBounded(t *testing.T) {
-	b := &fakeBackend{hold: make(chan struct{})}
-	s := newServer(Config{}, b)
+	b := &fakeStore{hold: make(chan struct{})}
+	s := fakeServer(t, Config{}, b)
 	w := newTalk(t, s, greeting("a"))
 	x := only(s)
 	pagesFor(t, x)
@@ -36,12 +35,12 @@ func TestBacklogIsBounded(t *testing.T) {
 	if a := <-w.out; a.GetError().GetCode() != proto.Code_CODE_LIMIT || a.Id > last+1 {
 		t.Fatalf("after %d: %v", waits, a)
 	}
-	if n := x.weight.Load(); n > backlogBytes || n < backlogBytes/2 {
+	if n := x.inbox.weight.Load(); n > backlogBytes || n < backlogBytes/2 {
 		t.Fatalf("%d bytes wait", n)
 	}
 	w.say(cancelOf(job))
-	until(t, "all that waits is handled", func() bool { return x.waiting.Load() == 0 })
-	if n := x.weight.Load(); n != 0 {
+	until(t, "all that waits is handled", func() bool { return x.inbox.waiting.Load() == 0 })
+	if n := x.inbox.weight.Load(); n != 0 {
 		t.Errorf("%d bytes wait", n)
 	}
 	if err := w.close(); err != nil {
@@ -62,8 +61,8 @@ func TestWeight(t *testing.T) {
 
 // CANCELs and FLUSHes that wait are bounded as jobs are.
 func TestWaitersAreBounded(t *testing.T) {
-	b := &fakeBackend{hold: make(chan struct{})}
-	s := newServer(Config{Limits: Limits{Jobs: 2}}, b)
+	b := &fakeStore{hold: make(chan struct{})}
+	s := fakeServer(t, Config{Limits: Limits{Jobs: 2}}, b)
 	w := newTalk(t, s, greeting("a"))
 	pagesFor(t, only(s))
 	job := w.say(storeOf(1))
@@ -96,8 +95,7 @@ func TestWaitersAreBounded(t *testing.T) {
 
 // A queue is never given up, so what a client says of its device makes none.
 func TestUnknownDevicesMakeNoQueues(t *testing.T) {
-	b := &fakeBackend{}
-	s := newServer(Config{}, b)
+	s := fakeServer(t, Config{}, &fakeStore{})
 	for i := range 3 {
 		m := greeting("a")
 		m.GetHello().DeviceUuid = fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", i)
@@ -105,7 +103,7 @@ func TestUnknownDevicesMakeNoQueues(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !slices.Equal(b.queues, []string{"", "", ""}) {
-		t.Fatalf("queues %q", b.queues)
+	if queues := s.cfg.Engine.Queues(); len(queues) != 1 || queues[0].Device != "" {
+		t.Fatalf("queues %+v", queues)
 	}
 }

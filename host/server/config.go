@@ -49,6 +49,23 @@ type Limits struct {
 	Outgoing      int   // messages queued for a session before its reader stops
 }
 
+func (l *Limits) checkKeys(n int) error {
+	if n > l.KeysPerLookup {
+		return faultf(proto.Code_CODE_LIMIT, "keys", "%d, at most %d in one LOOKUP", n, l.KeysPerLookup)
+	}
+	return nil
+}
+
+func (l *Limits) checkChunks(n int) error {
+	if n == 0 {
+		return invalid("chunks", "none")
+	}
+	if n > l.ChunksPerJob {
+		return faultf(proto.Code_CODE_LIMIT, "chunks", "%d, at most %d in one job", n, l.ChunksPerJob)
+	}
+	return nil
+}
+
 // Defaults.
 const (
 	DefaultLeaseTTL     = time.Minute

@@ -91,13 +91,13 @@ func (s *Server) takeOne(c *net.UnixConn) error {
 	if len(files) != 1 {
 		return fmt.Errorf("%d descriptors came, want exactly 1", len(files))
 	}
-	// A session with a GPU may send descriptors of its memory, which only REGISTER can tell: it checks again in any case.
-	if x.gpu == nil {
-		if _, err := checkArena(files[0]); err != nil {
+	// With a GPU the descriptor may be of its memory, which only REGISTER can tell. REGISTER checks again in any case.
+	if x.memory.gpu == nil {
+		if _, err := checkFile(files[0]); err != nil {
 			return err
 		}
 	}
-	if err := x.giveDescriptor(tag, files[0]); err != nil {
+	if err := x.memory.giveDescriptor(tag, files[0]); err != nil {
 		return err
 	}
 	files[0] = nil // the session's now
@@ -141,27 +141,70 @@ func parseRights(oob []byte) (files []*os.File) {
 	return files
 }
 
-// giveDescriptor keeps a descriptor until a REGISTER names its tag.
-func (x *session) giveDescriptor(tag uint64, f *os.File) error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	switch {
-	case x.ended:
-		return ErrClosing
-	case x.descriptors[tag] != nil:
-		return fmt.Errorf("tag %d is taken", tag)
-	case len(x.descriptors) >= x.server.cfg.Limits.Descriptors:
-		return fmt.Errorf("%d descriptors wait for a REGISTER already", len(x.descriptors))
+// descriptors are the files that a message has used up, by tag.
+type descriptors map[uint64]*os.File
+
+func (d descriptors) close() {
+	for _, f := range d {
+		f.Close()
 	}
-	x.descriptors[tag] = f
+}
+
+// giveDescriptor keeps a descriptor until a message names its tag.
+func (c *clientMemory) giveDescriptor(tag uint64, f *os.File) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return ErrClosing
+	case c.descriptors[tag] != nil:
+		return fmt.Errorf("tag %d is taken", tag)
+	case len(c.descriptors) >= c.limits.Descriptors:
+		return fmt.Errorf("%d descriptors wait for a REGISTER already", len(c.descriptors))
+	}
+	c.descriptors[tag] = f
 	return nil
 }
 
 // takeDescriptor hands a descriptor out, once.
-func (x *session) takeDescriptor(tag uint64) *os.File {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	f := x.descriptors[tag]
-	delete(x.descriptors, tag)
+func (c *clientMemory) takeDescriptor(tag uint64) *os.File {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.descriptors[tag]
+	delete(c.descriptors, tag)
 	return f
+}
+
+// takeDescriptors takes the descriptors that regions name, as far as they came.
+func (c *clientMemory) takeDescriptors(regions []*proto.Region) descriptors {
+	files := descriptors{}
+	take := func(tag uint64) {
+		if files[tag] == nil {
+			if f := c.takeDescriptor(tag); f != nil {
+				files[tag] = f
+			}
+		}
+	}
+	for _, r := range regions {
+		switch h := r.GetHandle().(type) {
+		case *proto.Region_Memfd:
+			take(h.Memfd)
+		case *proto.Region_CudaVmm:
+			for _, s := range h.CudaVmm.GetSegments() {
+				take(s.GetTag())
+			}
+		}
+	}
+	return files
+}
+
+// closeDescriptors closes the descriptors that no message has named, and refuses others.
+func (c *clientMemory) closeDescriptors() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for _, f := range c.descriptors {
+		f.Close()
+	}
+	c.descriptors = nil
 }

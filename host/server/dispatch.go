@@ -3,19 +3,18 @@ package server
 import (
 	"strconv"
 
-	protobuf "google.golang.org/protobuf/proto"
-
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// receive takes one message from the reader. What need not keep its order is handled here, the rest in turn.
+// receive takes one message from the reader. CANCEL, ADVANCE, FLUSH and PING are handled here, the rest in order.
 func (x *session) receive(m *proto.ClientMessage) {
 	if m.GetId() <= x.lastID {
 		x.fail(m.GetId(), invalid("id", "%d does not follow %d", m.GetId(), x.lastID))
 		return
 	}
 	x.lastID = m.GetId()
+	limits := &x.server.cfg.Limits
 	var err error
 	switch b := m.GetBody().(type) {
 	case *proto.ClientMessage_Ping:
@@ -27,27 +26,27 @@ func (x *session) receive(m *proto.ClientMessage) {
 	case *proto.ClientMessage_Flush:
 		err = x.flush(m.Id, b.Flush)
 	case *proto.ClientMessage_Store:
-		err = x.orderJob(m, len(b.Store.GetChunks()))
+		err = x.receiveJob(m, len(b.Store.GetChunks()))
 	case *proto.ClientMessage_Load:
-		err = x.orderJob(m, len(b.Load.GetChunks()))
+		err = x.receiveJob(m, len(b.Load.GetChunks()))
 	case *proto.ClientMessage_Lookup:
-		if err = x.checkKeys(len(b.Lookup.GetKeys()) / chunk.KeyBytes); err == nil {
-			err = x.order(m)
+		if err = limits.checkKeys(len(b.Lookup.GetKeys()) / chunk.KeyBytes); err == nil {
+			err = x.inbox.submit(m)
 		}
 	case nil:
 		err = invalid("body", "none that this host knows")
 	default:
-		err = x.order(m)
+		err = x.inbox.submit(m)
 	}
 	if err != nil {
 		x.fail(m.Id, err)
 	}
 }
 
-// orderJob enters a job and orders its message. What a message may not hold at all is refused before it waits.
-func (x *session) orderJob(m *proto.ClientMessage, chunks int) error {
-	if chunks > 0 { // none is wrong too, but a HELLO that is missing comes first
-		if err := x.checkChunks(chunks); err != nil {
+// receiveJob enters a job and submits its message. A message over the limits is refused before it is queued.
+func (x *session) receiveJob(m *proto.ClientMessage, chunks int) error {
+	if chunks > 0 { // no chunks are wrong too, but a missing HELLO is reported first
+		if err := x.server.cfg.Limits.checkChunks(chunks); err != nil {
 			return err
 		}
 	}
@@ -55,73 +54,22 @@ func (x *session) orderJob(m *proto.ClientMessage, chunks int) error {
 	if err != nil {
 		return err
 	}
-	if err = x.order(m); err != nil && !x.drop(j) {
+	if err = x.inbox.submit(m); err != nil && !j.refuse() {
 		return nil
 	}
 	return err
 }
 
-// order handles a message at once when nothing is before it and it will not wait for storage, and queues it otherwise.
-func (x *session) order(m *proto.ClientMessage) error {
-	_, slow := m.Body.(*proto.ClientMessage_Store)
-	if !slow && x.waiting.Load() == 0 {
-		x.inTurn(m)
-		return nil
-	}
-	w := weigh(m)
-	if have := x.weight.Load(); have > 0 && have+w > backlogBytes { // CANCEL must be heard still, so reading goes on
-		return faultf(proto.Code_CODE_LIMIT, "", "messages of %d bytes wait for their turn already", have)
-	}
-	x.waiting.Add(1)
-	x.weight.Add(w)
-	select {
-	case x.backlog <- m:
-		return nil
-	default:
-		x.handled(m)
-		return faultf(proto.Code_CODE_LIMIT, "", "%d messages wait for their turn already", cap(x.backlog))
-	}
-}
-
-// handled counts a message that no longer waits.
-func (x *session) handled(m *proto.ClientMessage) {
-	x.waiting.Add(-1)
-	x.weight.Add(-weigh(m))
-}
-
-// weigh estimates the memory that a message takes. An element of a list takes much more here than on the wire.
-func weigh(m *proto.ClientMessage) int64 {
-	const each = 128
-	n := each
-	switch b := m.Body.(type) {
-	case *proto.ClientMessage_Store:
-		for _, c := range b.Store.GetChunks() {
-			n += each + len(c.GetKey()) + len(c.GetParent()) + 4*len(c.GetBlocks())
-		}
-	case *proto.ClientMessage_Load:
-		for _, c := range b.Load.GetChunks() {
-			n += each + 4*len(c.GetBlocks())
-		}
-	case *proto.ClientMessage_Lookup:
-		n += len(b.Lookup.GetKeys())
-	default:
-		n += each / 2 * protobuf.Size(m) // as if it were all empty elements
-	}
-	return int64(n)
-}
-
-// inTurn handles one message while no other is.
-func (x *session) inTurn(m *proto.ClientMessage) {
-	x.turn.Lock()
-	defer x.turn.Unlock()
-	if x.over || x.ctx.Err() != nil {
+// handle handles one ordered message. The inbox calls it with the turn held.
+func (x *session) handle(m *proto.ClientMessage) {
+	if x.ctx.Err() != nil {
 		return
 	}
 	var j *job
 	switch m.Body.(type) {
 	case *proto.ClientMessage_Store, *proto.ClientMessage_Load:
-		if j = x.job(m.Id); j == nil { // cancelled, and completed so
-			x.forgo(m.GetLoad())
+		if j = x.jobs.get(m.Id); j == nil { // cancelled, and so completed
+			x.useUpLease(m.GetLoad())
 			return
 		}
 	}
@@ -130,90 +78,126 @@ func (x *session) inTurn(m *proto.ClientMessage) {
 		x.outOfPlace(m.Id, j, isHello)
 		return
 	}
-	var err error
+	if isHello {
+		if err := x.hello(m.Id, hello.Hello); err != nil {
+			x.fail(m.Id, err)
+			x.end(errRefused)
+		}
+		return
+	}
+	if err := x.handleGreeted(j, m); err != nil && j.refuse() {
+		x.fail(m.Id, err)
+	}
+}
+
+// handleGreeted handles an ordered message after HELLO; j is the job of a STORE or LOAD.
+func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 	switch b := m.Body.(type) {
-	case *proto.ClientMessage_Hello:
-		if err = x.hello(m.Id, hello.Hello); err != nil {
-			defer x.end(errRefused)
-		}
 	case *proto.ClientMessage_Register:
-		if err = x.register(b.Register); err == nil {
-			x.done(m.Id)
-		}
+		return x.doneUnless(m.Id, x.memory.register(x.ns, b.Register))
 	case *proto.ClientMessage_Semaphores:
-		if err = x.share(b.Semaphores); err == nil {
-			x.done(m.Id)
-		}
+		return x.doneUnless(m.Id, x.timelines.share(b.Semaphores))
 	case *proto.ClientMessage_Unregister:
-		err = x.unregister(m.Id, b.Unregister)
+		return x.unregister(m.Id, b.Unregister)
 	case *proto.ClientMessage_Lookup:
-		err = x.lookup(m.Id, b.Lookup)
+		return x.lookup(m.Id, b.Lookup)
 	case *proto.ClientMessage_Release:
-		if err = x.release(b.Release); err == nil {
-			x.done(m.Id)
-		}
+		return x.doneUnless(m.Id, x.release(b.Release))
 	case *proto.ClientMessage_EndRequest:
 		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
 		x.engine.endRequest(x, b.EndRequest.GetRequest())
 		x.done(m.Id)
 	case *proto.ClientMessage_Store:
-		err = x.store(j, b.Store)
+		return x.store(j, b.Store)
 	case *proto.ClientMessage_Load:
-		err = x.load(j, b.Load)
+		return x.load(j, b.Load)
 	}
-	if err != nil && x.drop(j) {
-		x.fail(m.Id, err)
-	}
+	return nil
 }
 
 // outOfPlace refuses a second HELLO, and anything before the first.
 func (x *session) outOfPlace(id uint64, j *job, hello bool) {
 	if hello {
-		x.fail(id, invalid("hello", "the session has said HELLO already"))
+		x.fail(id, invalid("hello", "the session has sent HELLO already"))
 		return
 	}
-	if x.drop(j) {
+	if j.refuse() {
 		x.fail(id, invalid("body", "a session's first message is HELLO"))
 	}
 	x.end(errRefused)
 }
 
-// drop takes a job off the table that is refused before anything of it began; j is nil for other messages. It reports
-// whether the refusal is to be answered: not when the job was cancelled, and completed so, meanwhile.
-func (x *session) drop(j *job) bool {
+// cancelJob is CANCEL.
+func (x *session) cancelJob(id uint64, m *proto.Cancel) error {
+	if m.GetJob() == 0 || m.GetJob() >= id {
+		return faultf(proto.Code_CODE_UNKNOWN, "job", "%d was never sent", m.GetJob())
+	}
+	j := x.jobs.get(m.GetJob())
 	if j == nil {
-		return true
+		x.done(id)
+		return nil
 	}
-	if !j.claim() {
-		return false
-	}
-	j.neverRun()
-	j.finish()
-	return true
+	j.cancel()
+	return x.jobs.acknowledge([]*job{j}, func() { x.done(id) })
 }
 
-// group finds a group of the session's namespace.
-func (x *session) group(id uint32) (*chunk.Group, error) {
-	g, ok := x.ns.Group(id)
+// advance is ADVANCE.
+func (x *session) advance(id uint64, m *proto.Advance) error {
+	if m.GetJob() == 0 || m.GetJob() >= id {
+		return faultf(proto.Code_CODE_UNKNOWN, "job", "%d was never sent", m.GetJob())
+	}
+	if j := x.jobs.get(m.GetJob()); j != nil {
+		j.advance(m.GetLayers())
+	}
+	x.done(id)
+	return nil
+}
+
+// flush is FLUSH.
+func (x *session) flush(id uint64, m *proto.Flush) error {
+	jobs, err := x.jobs.named(id, m)
+	if err != nil {
+		return err
+	}
+	return x.jobs.acknowledge(jobs, func() { x.done(id) })
+}
+
+// unregister is UNREGISTER. Its last part runs when the jobs are fenced, and takes the turn again.
+func (x *session) unregister(id uint64, m *proto.Unregister) error {
+	r, err := x.memory.registered(m.GetGroup())
+	if err != nil {
+		return err
+	}
+	forget := func() {
+		x.memory.unregister(r)
+		x.done(id)
+	}
+	jobs := x.jobs.list(func(j *job) bool { return j.reg == r }) // none starts meanwhile: this holds the turn
+	if len(jobs) == 0 {
+		forget()
+		return nil
+	}
+	r.closing = true
+	if !x.jobs.wait(func() {
+		for _, j := range jobs {
+			j.waitFenced()
+		}
+		x.inbox.turn.Lock()
+		defer x.inbox.turn.Unlock()
+		forget()
+	}) {
+		return ErrClosing
+	}
+	return nil
+}
+
+// groupOf finds a group of a namespace.
+func groupOf(ns *chunk.Namespace, id uint32) (*chunk.Group, error) {
+	g, ok := ns.Group(id)
 	if !ok {
 		return nil, faultf(proto.Code_CODE_UNKNOWN, "group", "the namespace has no group %d", id)
 	}
 	return g, nil
-}
-
-// registered finds a group's pages.
-func (x *session) registered(group uint32) (*registration, error) {
-	if _, err := x.group(group); err != nil {
-		return nil, err
-	}
-	r := x.regs[group]
-	switch {
-	case r == nil:
-		return nil, faultf(proto.Code_CODE_UNKNOWN, "group", "%d is not registered", group)
-	case r.closing:
-		return nil, faultf(proto.Code_CODE_BUSY, "group", "%d is being unregistered", group)
-	}
-	return r, nil
 }
 
 // at names an element of a repeated field: chunks[3].blocks.

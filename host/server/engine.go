@@ -7,19 +7,20 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/store"
 )
 
-// engine is what the sessions of one engine id share. It lives as long as any of them does.
-type engine struct {
+// servingEngine is what the sessions with one engine id share. It lives as long as any of them.
+type servingEngine struct {
 	server *Server
 	id     string
 	facts  facts
-	space  space
+	space  *store.Space
 
 	sessions int // the server's mutex guards it
 
 	mu        sync.Mutex
-	leases    map[uint64]*lease
+	leases    map[uint64]*sharedLease
 	lastLease uint64
 	requests  map[uint32]*request
 }
@@ -33,7 +34,7 @@ type facts struct {
 	pieces     uint64 // the pieces that make an entry complete here
 }
 
-// agree refuses facts that differ from those of the engine's other sessions, by the first field, with both values.
+// agree refuses facts that differ from those of the engine's other sessions. The error names the first field, and both values.
 func (f *facts) agree(with *facts) error {
 	disagree := func(field string, mine, theirs uint32) error {
 		return faultf(proto.Code_CODE_DISAGREEMENT, field, "%q against %q of the engine's other sessions",
@@ -54,7 +55,7 @@ func (f *facts) agree(with *facts) error {
 	return nil
 }
 
-// place works out which piece a rank has and which pieces are this node's.
+// place returns the piece of a rank, the first rank of this node, and the pieces of this node.
 func place(ns *chunk.Namespace, rank, local uint32) (piece, first uint32, pieces uint64, err error) {
 	perStage := uint32(max(1, ns.TensorParallel) * max(1, ns.ContextParallel))
 	ranks := perStage * uint32(max(1, ns.PipelineStages))
@@ -80,15 +81,15 @@ func place(ns *chunk.Namespace, rank, local uint32) (piece, first uint32, pieces
 	return pieceOf(rank), first, pieces, nil
 }
 
-// request is one request of the engine under its number in the store: engines choose their numbers freely, the store
-// has one series.
+// request is one request of the engine and its number in the store: engines choose their numbers freely, the store counts
+// its own.
 type request struct {
 	number   uint32
-	sessions []*session // that named it and have not ended it
+	sessions []*session // that have named it and not ended it
 }
 
-// number is the store's number for a request of this engine, 0 for none.
-func (e *engine) number(x *session, id uint32) (uint32, error) {
+// number returns the store's number for a request of this engine, 0 for none.
+func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 	if id == 0 {
 		return 0, nil
 	}
@@ -110,8 +111,8 @@ func (e *engine) number(x *session, id uint32) (uint32, error) {
 	return r.number, nil
 }
 
-// endRequest forgets a session's part in a request and tells the store when it was the last.
-func (e *engine) endRequest(x *session, id uint32) {
+// endRequest ends a session's part in a request, and the store's request after the last.
+func (e *servingEngine) endRequest(x *session, id uint32) {
 	e.mu.Lock()
 	r := e.requests[id]
 	if r == nil || !slices.Contains(r.sessions, x) {
@@ -126,12 +127,12 @@ func (e *engine) endRequest(x *session, id uint32) {
 	}
 	e.mu.Unlock()
 	if last {
-		e.server.backend.endRequest(r.number)
+		e.server.store.EndRequest(r.number)
 	}
 }
 
-// requestsOf lists what a session has not ended.
-func (e *engine) requestsOf(x *session) []uint32 {
+// requestsOf lists the requests that a session has not ended.
+func (e *servingEngine) requestsOf(x *session) []uint32 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	ids := make([]uint32, 0, len(x.requests))

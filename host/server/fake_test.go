@@ -4,52 +4,43 @@ import (
 	"context"
 	"errors"
 	"io"
+	"path/filepath"
 	"sync"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// fakeBackend has everything, refuses in turn, and can hold a Put up.
-type fakeBackend struct {
+// fakeStore is a store that refuses puts in turn, and can hold them up.
+type fakeStore struct {
+	chunkStore
 	mu    sync.Mutex
 	puts  int
 	ended []uint32
 	seen  map[uint32]bool // request numbers of lookups
 	hold  chan struct{}   // when not nil, puts wait for it or their context
-
-	queues []string // asked for
 }
 
-func (b *fakeBackend) space(context.Context, *chunk.Namespace) (space, error) { return b, nil }
-
-func (b *fakeBackend) queue(device string) (queue, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.queues = append(b.queues, device)
-	return fakeQueue{}, nil
-}
-
-func (b *fakeBackend) endRequest(n uint32) {
+func (b *fakeStore) EndRequest(n uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ended = append(b.ended, n)
+	b.chunkStore.EndRequest(n)
 }
 
-func (b *fakeBackend) lookup(q lookup) (pins, error) {
+func (b *fakeStore) Lookup(q store.LookupRequest) (*store.Lease, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.seen == nil {
 		b.seen = map[uint32]bool{}
 	}
-	b.seen[q.request] = true
-	return fakePins(len(q.keys)), nil
+	b.seen[q.Request] = true
+	return b.chunkStore.Lookup(q)
 }
 
-func (b *fakeBackend) put(ctx context.Context, r reservation) (reserved, error) {
+func (b *fakeStore) Put(ctx context.Context, q store.PutRequest) (*store.Put, error) {
 	if b.hold != nil {
 		select {
 		case <-b.hold:
@@ -64,47 +55,32 @@ func (b *fakeBackend) put(ctx context.Context, r reservation) (reserved, error) 
 	if err := errs[b.puts%len(errs)]; err != nil {
 		return nil, err
 	}
-	return fakePut{}, nil
+	return b.chunkStore.Put(ctx, q)
 }
 
-type fakePins int
-
-func (p fakePins) Hits() int      { return int(p) }
-func (p fakePins) Has(i int) bool { return i >= 0 && i < int(p) }
-func (p fakePins) Release()       {}
-
-type fakePut struct{}
-
-func (fakePut) Abort(error) {}
-
-type fakeQueue struct{}
-
-func (fakeQueue) store(j storeJob) fence {
-	j.read(transfer.Outcome{})
-	j.published(transfer.Outcome{Failed: []transfer.ChunkError{{Chunk: len(j.puts) - 1, Err: store.ErrNoSpace}}})
-	return fakeFence()
-}
-
-func (fakeQueue) load(j loadJob) fence {
-	if j.layers != nil {
-		j.layers.Landed(0, nil)
+// fakeServer is a server without a socket, whose store is b before a real one.
+func fakeServer(t testing.TB, cfg Config, b *fakeStore) *Server {
+	t.Helper()
+	st, err := store.Open(t.Context(), store.Config{
+		Roots: []store.RootConfig{{Path: filepath.Join(t.TempDir(), "root"), Capacity: 256 << 20, MaxEntries: 1 << 16}},
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	j.done(transfer.Outcome{Failed: []transfer.ChunkError{{Chunk: 0, Err: transfer.ErrDamaged}}})
-	return fakeFence()
+	engine, err := transfer.New(transfer.Config{Threads: 2, SlotBytes: 1 << 20, MaxStaging: 4 << 20, ReadRatio: 0.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.chunkStore, cfg.Engine = st, engine
+	s := newServer(cfg, b)
+	t.Cleanup(func() {
+		s.work.Wait()
+		if err := errors.Join(engine.Close(), st.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
 }
-
-type closedFence chan struct{}
-
-func fakeFence() fence {
-	c := make(closedFence)
-	close(c)
-	return c
-}
-
-func (closedFence) Cancel()                   {}
-func (closedFence) Advance(int)               {}
-func (closedFence) Begin()                    {}
-func (f closedFence) Fenced() <-chan struct{} { return f }
 
 // fakeStream feeds a session with messages, then ends. Answers are given to seen.
 type fakeStream struct {
@@ -211,16 +187,16 @@ func pagesFor(t testing.TB, x *session) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.turn.Lock()
-	defer x.turn.Unlock()
-	x.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
+	x.inbox.turn.Lock()
+	defer x.inbox.turn.Unlock()
+	x.memory.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
 }
 
 // Two engines may both have a request 7; the store must not take them for one. Two ranks of one engine share it, and
 // the store hears of its end when both have ended it.
 func TestRequestsAreTheEnginesOwn(t *testing.T) {
-	b := &fakeBackend{}
-	s := newServer(Config{}, b)
+	b := &fakeStore{}
+	s := fakeServer(t, Config{}, b)
 	a1, a2, c := newTalk(t, s, greeting("a")), newTalk(t, s, greeting("a")), newTalk(t, s, greeting("c"))
 	for _, w := range []*talk{a1, a2, c, a1} {
 		w.ask(lookupOf(7))
@@ -248,8 +224,8 @@ func TestRequestsAreTheEnginesOwn(t *testing.T) {
 
 // While a STORE makes room, PING and CANCEL are heard; what must keep its order waits.
 func TestReaderDoesNotWaitForRoom(t *testing.T) {
-	b := &fakeBackend{hold: make(chan struct{})}
-	s := newServer(Config{}, b)
+	b := &fakeStore{hold: make(chan struct{})}
+	s := fakeServer(t, Config{}, b)
 	w := newTalk(t, s, greeting("a"))
 	x := only(s)
 	pagesFor(t, x)

@@ -33,8 +33,11 @@ func FuzzMessages(f *testing.F) {
 		f.Add(b, b, b)
 	}
 	data := make([]byte, planes*pageBytes*arenaBlocks)
-	f.Fuzz(func(t *testing.T, a, b, c []byte) {
-		s := newServer(Config{}, &fakeBackend{})
+	b := &fakeStore{}
+	server := fakeServer(f, Config{}, b)
+	storeKeys(f, server, 3)
+	f.Fuzz(func(t *testing.T, first, second, third []byte) {
+		s := newServer(server.cfg, b)
 		st := &fakeStream{ctx: t.Context()}
 		x, err := s.admit(st)
 		if err != nil {
@@ -47,21 +50,21 @@ func FuzzMessages(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		x.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
-		for i, raw := range [][]byte{a, b, c} {
+		x.memory.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
+		for i, raw := range [][]byte{first, second, third} {
 			m := &proto.ClientMessage{}
 			if protobuf.Unmarshal(raw, m) != nil {
 				continue
 			}
 			m.Id = uint64(i) + 2
 			x.receive(m)
-			for len(x.backlog) > 0 {
-				next := <-x.backlog
-				x.inTurn(next)
-				x.handled(next)
+			for len(x.inbox.backlog) > 0 {
+				next := <-x.inbox.backlog
+				x.inbox.inTurn(next)
+				x.inbox.handled(next)
 			}
 			s.work.Wait()
-			x.waiters.Wait()
+			x.jobs.waiters.Wait()
 			if !answered(x.out, m.Id) {
 				t.Fatalf("no answer to %v", m)
 			}
@@ -89,4 +92,28 @@ func answered(o *outgoing, id uint64) bool {
 		}
 	}
 	return false
+}
+
+// storeKeys stores the first keys, so that lookups of them hit.
+func storeKeys(t testing.TB, s *Server, n int) {
+	t.Helper()
+	w := newTalk(t, s, greeting("before"))
+	pagesFor(t, only(s))
+	for stored := 0; stored < n; { // some are refused, in turn
+		id := w.say(storeOf(n))
+		for {
+			if p := (<-w.out).GetStorePublished(); p != nil {
+				break
+			}
+		}
+		found := w.ask(&proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{
+			Keys: proto.AppendKeys(nil, keys(n), 32),
+		}}})
+		if stored = int(found.GetLookup().GetHits()); id > 100 {
+			t.Fatalf("%d of %d keys are stored", stored, n)
+		}
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -13,7 +13,7 @@ import (
 // maxName bounds engine ids, roles and device UUIDs.
 const maxName = 256
 
-// hello is HELLO: it settles who the session is, or refuses it by the first field that is wrong.
+// hello is HELLO: it identifies the session, or refuses it by the first field that is wrong.
 func (x *session) hello(id uint64, m *proto.Hello) error {
 	if m.GetProtocol() != proto.Protocol {
 		return invalid("protocol", "%d, this host speaks %d", m.GetProtocol(), proto.Protocol)
@@ -30,7 +30,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	if err != nil {
 		return invalid("namespace", "%v", err)
 	}
-	if err := x.server.pinned(ns); err != nil {
+	if err := x.server.checkPins(ns); err != nil {
 		return err
 	}
 	piece, first, pieces, err := place(ns, m.GetRank(), m.GetLocalRanks())
@@ -38,13 +38,12 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 		return err
 	}
 	x.ns, x.rank, x.piece, x.tenant = ns, m.GetRank(), piece, m.GetTenant()
-	x.device = deviceName(m.GetDeviceUuid())
-	x.gpu = x.server.gpuOf(x.device)
-	queue := "" // host memory's; a queue is never given up, so clients do not make any
-	if x.gpu != nil {
-		queue = x.device
+	x.memory.setDevice(m.GetDeviceUuid())
+	queue := "" // host memory's; queues live as long as the engine, so unknown devices get none
+	if x.memory.gpu != nil {
+		queue = x.memory.device
 	}
-	if x.queue, err = x.server.backend.queue(queue); err != nil {
+	if x.queue, err = x.server.cfg.Engine.Queue(queue); err != nil {
 		return err
 	}
 	f := facts{namespace: ns, tenant: m.GetTenant(), localRanks: m.GetLocalRanks(), firstRank: first, pieces: pieces}
@@ -52,22 +51,22 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 		return err
 	}
 	x.log = x.log.With("engine", m.GetEngine(), "role", m.GetRole(), "rank", m.GetRank())
-	x.log.Info("session begins", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks", m.GetLocalRanks())
+	x.log.Info("session started", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks", m.GetLocalRanks())
 	x.greeted = true
-	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Hello{Hello: x.welcome(ns)}})
+	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Hello{Hello: x.server.welcome(x)}})
 	return nil
 }
 
-func (x *session) welcome(ns *chunk.Namespace) *proto.HelloReply {
-	l := x.server.cfg.Limits
-	digest := ns.Digest()
+// welcome is the answer to an accepted HELLO.
+func (s *Server) welcome(x *session) *proto.HelloReply {
+	l, digest := s.cfg.Limits, x.ns.Digest()
 	return &proto.HelloReply{
 		Protocol:        proto.Protocol,
-		Version:         x.server.cfg.Version,
+		Version:         s.cfg.Version,
 		Nonce:           x.nonce[:],
-		KeyBytes:        uint32(ns.KeyBytes),
-		LeaseMillis:     uint64(x.server.cfg.LeaseTTL.Milliseconds()),
-		Descriptors:     x.server.descriptorPath(),
+		KeyBytes:        uint32(x.ns.KeyBytes),
+		LeaseMillis:     uint64(s.cfg.LeaseTTL.Milliseconds()),
+		Descriptors:     s.descriptorPath(),
 		NamespaceDigest: digest[:],
 		Session:         x.number,
 		Limits: &proto.Limits{
@@ -77,8 +76,8 @@ func (x *session) welcome(ns *chunk.Namespace) *proto.HelloReply {
 	}
 }
 
-// pinned refuses a namespace that the operator's pins contradict.
-func (s *Server) pinned(ns *chunk.Namespace) error {
+// checkPins refuses a namespace that contradicts the operator's pins.
+func (s *Server) checkPins(ns *chunk.Namespace) error {
 	if len(s.cfg.Pins) == 0 {
 		return nil
 	}
@@ -89,15 +88,15 @@ func (s *Server) pinned(ns *chunk.Namespace) error {
 	}
 	for _, k := range slices.Sorted(maps.Keys(s.cfg.Pins)) {
 		if have[k] != s.cfg.Pins[k] {
-			return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s: %q against %q, which the operator has pinned", k, have[k], s.cfg.Pins[k])
+			return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s: %q, the operator pinned %q", k, have[k], s.cfg.Pins[k])
 		}
 	}
 	return nil
 }
 
-// join makes the session one of its engine's, which it must agree with.
-func (s *Server) join(x *session, id string, f facts) (*engine, error) {
-	sp, err := s.backend.space(x.ctx, f.namespace)
+// join adds a session to its serving engine, which it must agree with.
+func (s *Server) join(x *session, id string, f facts) (*servingEngine, error) {
+	sp, err := s.store.Space(x.ctx, f.namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +104,7 @@ func (s *Server) join(x *session, id string, f facts) (*engine, error) {
 	defer s.mu.Unlock()
 	e := s.engines[id]
 	if e == nil {
-		e = &engine{server: s, id: id, facts: f, space: sp, leases: map[uint64]*lease{}, requests: map[uint32]*request{}}
+		e = &servingEngine{server: s, id: id, facts: f, space: sp, leases: map[uint64]*sharedLease{}, requests: map[uint32]*request{}}
 		s.engines[id] = e
 	} else if err := f.agree(&e.facts); err != nil {
 		return nil, err

@@ -7,33 +7,34 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/store"
 )
 
-// lease pins a lookup's entries for the readers that will load them. The engine's mutex guards it.
-type lease struct {
+// sharedLease keeps a lookup's entries pinned for the ranks that will load them. The engine's mutex guards it.
+type sharedLease struct {
 	id      uint64
 	owner   *session // who looked up
 	request uint32   // the client's number
 	group   uint32
 	keys    int // of the LOOKUP
 	first   int // its first needed key: pins count from there
-	pins    pins
+	pins    *store.Lease
 	readers uint64 // local ranks that have not loaded yet; 0 once it is over
 	loading int
 	timer   *time.Timer
 }
 
-// A lease's number ends with its group's place in the namespace: how many layers a load has is then known also when its lease
-// is over, and all of its semaphores can be written.
+// The low bits of a lease's number are its group's place in the namespace. So the layers of a load are known even when its
+// lease is over, and all of its semaphores can be written.
 const groupBits = 8
 
 var _ [1<<groupBits - proto.MaxGroups]struct{} // every place fits
 
-// granted says whether key index i of the LOOKUP may be loaded.
-func (l *lease) granted(i int) bool { return i >= l.first && i < l.keys && l.pins.Has(i-l.first) }
+// granted reports whether key i of the LOOKUP may be loaded.
+func (l *sharedLease) granted(i int) bool { return i >= l.first && i < l.keys && l.pins.Has(i-l.first) }
 
-// grant makes a lease of pins that hold something.
-func (e *engine) grant(l *lease) (uint64, error) {
+// grant registers a lease that has hits, and returns its number.
+func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if limit := e.server.cfg.Limits.Leases; l.owner.leases >= limit {
@@ -48,8 +49,8 @@ func (e *engine) grant(l *lease) (uint64, error) {
 	return l.id, nil
 }
 
-// find looks a lease up. A number that was given once and is not there any more is over, any other was never given.
-func (e *engine) find(id uint64) (*lease, error) {
+// find looks up a lease. A number that was granted once and is gone is over; any other was never granted.
+func (e *servingEngine) find(id uint64) (*sharedLease, error) {
 	if l := e.leases[id]; l != nil {
 		return l, nil
 	}
@@ -59,8 +60,8 @@ func (e *engine) find(id uint64) (*lease, error) {
 	return nil, errLeaseOver
 }
 
-// leased is the group of a lease's number, nil when it can be of none.
-func (e *engine) leased(id uint64) *chunk.Group {
+// leased returns the group of a lease's number, nil if no group has it.
+func (e *servingEngine) leased(id uint64) *chunk.Group {
 	groups := e.facts.namespace.Groups
 	if place := id & (1<<groupBits - 1); place < uint64(len(groups)) {
 		return &groups[place]
@@ -68,15 +69,15 @@ func (e *engine) leased(id uint64) *chunk.Group {
 	return nil
 }
 
-// peek finds a lease without using it.
-func (e *engine) peek(id uint64) (*lease, error) {
+// peek finds a lease without using it up.
+func (e *servingEngine) peek(id uint64) (*sharedLease, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.find(id)
 }
 
 // take uses up one reader's share of a lease. loaded must follow.
-func (e *engine) take(l *lease, reader uint64) error {
+func (e *servingEngine) take(l *sharedLease, reader uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if l.readers&reader == 0 {
@@ -85,13 +86,13 @@ func (e *engine) take(l *lease, reader uint64) error {
 	l.readers &^= reader
 	l.loading++
 	if l.readers == 0 {
-		e.drop(l)
+		e.remove(l)
 	}
 	return nil
 }
 
 // loaded ends one reader's load.
-func (e *engine) loaded(l *lease) {
+func (e *servingEngine) loaded(l *sharedLease) {
 	e.mu.Lock()
 	l.loading--
 	last := l.loading == 0 && l.readers == 0
@@ -101,13 +102,13 @@ func (e *engine) loaded(l *lease) {
 	}
 }
 
-// endLease is release and expiry: no further load begins, and running ones keep what they read from.
-func (e *engine) endLease(l *lease) {
+// endLease releases or expires a lease: no further load starts, and running loads keep their pins.
+func (e *servingEngine) endLease(l *sharedLease) {
 	e.mu.Lock()
 	live := l.readers != 0
 	if live {
 		l.readers = 0
-		e.drop(l)
+		e.remove(l)
 	}
 	release := live && l.loading == 0
 	e.mu.Unlock()
@@ -116,24 +117,24 @@ func (e *engine) endLease(l *lease) {
 	}
 }
 
-// drop takes a lease off the table.
-func (e *engine) drop(l *lease) {
+// remove takes a lease off the table.
+func (e *servingEngine) remove(l *sharedLease) {
 	l.timer.Stop()
 	delete(e.leases, l.id)
 	l.owner.leases--
 }
 
-// endLeases ends those of a session, of one request unless all is set.
-func (e *engine) endLeases(x *session, request uint32, all bool) {
+// endLeases ends the leases of a session, those of one request unless all is set.
+func (e *servingEngine) endLeases(x *session, request uint32, all bool) {
 	e.mu.Lock()
-	var list []*lease
+	var list []*sharedLease
 	for _, l := range e.leases {
 		if l.owner == x && (all || l.request == request) {
 			list = append(list, l)
 		}
 	}
 	e.mu.Unlock()
-	slices.SortFunc(list, func(a, b *lease) int { return cmp.Compare(a.id, b.id) }) // policies see the unpins in order
+	slices.SortFunc(list, func(a, b *sharedLease) int { return cmp.Compare(a.id, b.id) }) // policies get the unpins in order
 	for _, l := range list {
 		e.endLease(l)
 	}

@@ -9,14 +9,13 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// load is LOAD. Wrong input is an error; a lease that is over fails all blocks instead, for that is no fault of the
-// client's.
+// load is LOAD. Wrong input is an error. A lease that is over fails all blocks instead, since that is not the client's fault.
 func (x *session) load(j *job, m *proto.Load) error {
-	if err := x.checkChunks(len(m.GetChunks())); err != nil {
+	if err := x.server.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
 		return err
 	}
 	s := &loading{job: j, chunks: m.GetChunks()}
-	if err := s.order(m); err != nil {
+	if err := s.readTimeline(m); err != nil {
 		return err
 	}
 	l, err := x.engine.peek(m.GetLease())
@@ -25,48 +24,48 @@ func (x *session) load(j *job, m *proto.Load) error {
 		s.failAll(err)
 		return nil
 	case err != nil:
-		return faultf(proto.Code_CODE_UNKNOWN, "lease", "%d was never given", m.GetLease())
+		return faultf(proto.Code_CODE_UNKNOWN, "lease", "%d was never granted", m.GetLease())
 	}
-	reg, err := x.registered(l.group)
+	reg, err := x.memory.registered(l.group)
 	if err != nil {
 		return err
 	}
-	lj, err := x.checkLoad(m, l, reg)
-	if err != nil {
+	spec := transfer.LoadJob{Lease: l.pins, Rank: x.piece, Memory: reg.memory, Done: s.done}
+	if spec.Chunks, err = checkLoad(m, l, reg); err != nil {
 		return err
 	}
-	if err := x.engine.take(l, x.reader()); err != nil { // loaded by this rank already, or expired since
+	if err := x.engine.take(l, x.reader()); err != nil { // this rank has loaded already, or the lease just expired
 		s.failAll(err)
 		return nil
 	}
-	if !j.claim() { // by its cancel
+	if !j.claim() { // cancelled
 		x.engine.loaded(l)
 		return nil
 	}
 	s.lease, j.reg = l, reg
-	lj.done = s.done
 	if m.GetLayers() {
-		lj.layers = &transfer.Layers{Order: m.GetOrder(), Ahead: int(m.GetPrefetch()), Landed: s.layer}
+		spec.Layers = &transfer.Layers{Order: m.GetOrder(), Ahead: int(m.GetPrefetch()), Landed: s.layer}
 	}
-	lj.held = s.timeline != nil && s.timeline.from > 0
+	spec.Held = s.timeline.holds()
 	x.server.begin()
-	j.run(x.queue.load(lj))
-	x.await(j, s.timeline)
+	j.run(x.queue.Load(&spec))
+	x.timelines.start(j, s.timeline)
 	return nil
 }
 
-// order reads the LOAD's timeline, which has semaphores for every layer.
-func (s *loading) order(m *proto.Load) (err error) {
+// readTimeline reads the LOAD's timeline, which has status semaphores for every layer.
+func (s *loading) readTimeline(m *proto.Load) (err error) {
 	x, layers := s.job.session, 0
 	if g := x.engine.leased(m.GetLease()); g != nil && m.GetLayers() {
 		layers = len(transfer.LayersOf(g.Geometry))
 	}
-	s.timeline, err = x.timelineOf(m.GetTimeline(), layers)
+	s.timeline, err = x.timelines.of(m.GetTimeline(), layers)
 	return err
 }
 
-// forgo uses up the lease of a LOAD that was cancelled before its turn came, as every LOAD does. m is nil for a STORE.
-func (x *session) forgo(m *proto.Load) {
+// useUpLease takes this rank's share of the lease of a LOAD that was cancelled while it was queued, as every LOAD does. m is
+// nil for a STORE.
+func (x *session) useUpLease(m *proto.Load) {
 	if m == nil || !x.greeted {
 		return
 	}
@@ -76,33 +75,30 @@ func (x *session) forgo(m *proto.Load) {
 }
 
 // checkLoad reads the chunks of a LOAD.
-func (x *session) checkLoad(m *proto.Load, l *lease, reg *registration) (loadJob, error) {
+func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.LoadChunk, error) {
 	if err := checkOrder(m, reg.group); err != nil {
-		return loadJob{}, err
+		return nil, err
 	}
-	lj := loadJob{
-		pins: l.pins, rank: x.piece, memory: reg.memory,
-		index: make([]int, len(m.GetChunks())), blocks: make([][]uint32, len(m.GetChunks())),
-	}
+	chunks := make([]transfer.LoadChunk, len(m.GetChunks()))
 	used := reg.newUse()
 	for i, c := range m.GetChunks() {
 		if !l.granted(int(c.GetIndex())) {
-			return lj, invalid(at("chunks", i, "index"), "the lease does not hold key %d of its LOOKUP", c.GetIndex())
+			return nil, invalid(at("chunks", i, "index"), "the lease does not hold key %d of its LOOKUP", c.GetIndex())
 		}
 		if err := reg.checkBlocks(i, c.GetBlocks(), true); err != nil {
-			return lj, err
+			return nil, err
 		}
 		for _, b := range c.GetBlocks() {
 			if b != abi.None && !used.add(b) {
-				return lj, invalid(at("chunks", i, "blocks"), "block %d twice in one LOAD", b)
+				return nil, invalid(at("chunks", i, "blocks"), "block %d twice in one LOAD", b)
 			}
 		}
-		lj.index[i], lj.blocks[i] = int(c.GetIndex())-l.first, c.GetBlocks()
+		chunks[i] = transfer.LoadChunk{Index: int(c.GetIndex()) - l.first, Blocks: c.GetBlocks()}
 	}
-	return lj, nil
+	return chunks, nil
 }
 
-// checkOrder checks what a LOAD says of layers.
+// checkOrder checks the layers that a LOAD names.
 func checkOrder(m *proto.Load, g *chunk.Group) error {
 	switch {
 	case !m.GetLayers() && len(m.GetOrder()) > 0:
@@ -118,7 +114,7 @@ func checkOrder(m *proto.Load, g *chunk.Group) error {
 	}
 	for i, layer := range m.GetOrder() {
 		if !left[layer] {
-			return invalid(at("order", i, ""), "layer %d, which group %d does not have or which came before", layer, g.ID)
+			return invalid(at("order", i, ""), "layer %d is not one of group %d, or came before", layer, g.ID)
 		}
 		delete(left, layer)
 	}
@@ -128,11 +124,11 @@ func checkOrder(m *proto.Load, g *chunk.Group) error {
 	return nil
 }
 
-// loading gathers a LOAD's answer.
+// loading collects a LOAD's answer.
 type loading struct {
 	job      *job
 	chunks   []*proto.LoadChunk
-	lease    *lease // taken, or nil
+	lease    *sharedLease // taken, or nil
 	timeline *timeline
 }
 
@@ -151,7 +147,7 @@ func (s *loading) done(o transfer.Outcome) {
 	s.job.session.server.finish()
 }
 
-// failAll completes a LOAD of which no copy will be started, unless its cancel has.
+// failAll completes a LOAD of which no copy will start, unless CANCEL has completed it.
 func (s *loading) failAll(err error) {
 	if s.job.claim() {
 		s.failed(err)
@@ -184,7 +180,7 @@ func (s *loading) complete(o transfer.Outcome) {
 	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadDone{LoadDone: reply}})
 }
 
-// wanted leaves the holes out.
+// wanted drops the holes.
 func wanted(blocks []uint32) []uint32 {
 	out := make([]uint32, 0, len(blocks))
 	for _, b := range blocks {

@@ -3,11 +3,12 @@ package server
 import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/store"
 )
 
 // lookup is LOOKUP.
 func (x *session) lookup(id uint64, m *proto.Lookup) error {
-	group, err := x.group(m.GetGroup())
+	group, err := groupOf(x.ns, m.GetGroup())
 	if err != nil {
 		return err
 	}
@@ -26,13 +27,15 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 		if err != nil {
 			return err
 		}
-		p, err := x.engine.space.lookup(lookup{
-			group: group.ID, keys: keys[first:], ranks: x.engine.facts.pieces, request: number, tenant: x.tenant,
+		l, err := x.server.store.Lookup(store.LookupRequest{
+			Space: x.engine.space, Group: group.ID, Keys: keys[first:], Ranks: x.engine.facts.pieces, Request: number, Tenant: x.tenant,
 		})
 		if err != nil {
 			return err
 		}
-		if err := x.answer(reply, p, group, m, len(keys), readers); err != nil {
+		if err := x.answer(reply, group, &sharedLease{
+			owner: x, request: m.GetRequest(), group: group.ID, keys: len(keys), first: first, pins: l, readers: readers,
+		}); err != nil {
 			return err
 		}
 	}
@@ -40,37 +43,33 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 	return nil
 }
 
-// answer fills the reply and grants the lease. Pins without a lease are released here.
-func (x *session) answer(reply *proto.LookupReply, p pins, g *chunk.Group, m *proto.Lookup, keys int, readers uint64) error {
-	hits := p.Hits()
+// answer fills the reply and grants the lease, or releases its pins.
+func (x *session) answer(reply *proto.LookupReply, g *chunk.Group, l *sharedLease) error {
+	hits := l.pins.Hits()
 	reply.Hits = uint32(hits)
-	first := int(m.GetFirst())
 	if g.Lookup == chunk.ByMembership {
-		reply.Bits = make([]byte, (keys+7)/8)
-		for i := first; i < keys; i++ {
-			if p.Has(i - first) {
+		reply.Bits = make([]byte, (l.keys+7)/8)
+		for i := l.first; i < l.keys; i++ {
+			if l.pins.Has(i - l.first) {
 				reply.Bits[i/8] |= 1 << (i % 8)
 			}
 		}
 	}
 	if hits == 0 {
-		p.Release()
+		l.pins.Release()
 		return nil
 	}
 	var err error
-	reply.Lease, err = x.engine.grant(&lease{
-		owner: x, request: m.GetRequest(), group: g.ID, keys: keys, first: first, pins: p, readers: readers,
-	})
-	if err != nil {
-		p.Release()
+	if reply.Lease, err = x.engine.grant(l); err != nil {
+		l.pins.Release()
 	}
 	return err
 }
 
-// lookupKeys reads the keys into the session's scratch: the store does not keep them.
+// lookupKeys reads the keys into the session's scratch memory: the store does not keep them.
 func (x *session) lookupKeys(m *proto.Lookup) ([]chunk.Key, error) {
 	n := len(m.GetKeys()) / x.ns.KeyBytes
-	if err := x.checkKeys(n); err != nil {
+	if err := x.server.cfg.Limits.checkKeys(n); err != nil {
 		return nil, err
 	}
 	if int64(m.GetFirst()) > int64(n) {
@@ -83,14 +82,7 @@ func (x *session) lookupKeys(m *proto.Lookup) ([]chunk.Key, error) {
 	return x.keys, nil
 }
 
-func (x *session) checkKeys(n int) error {
-	if limit := x.server.cfg.Limits.KeysPerLookup; n > limit {
-		return faultf(proto.Code_CODE_LIMIT, "keys", "%d, at most %d in one LOOKUP", n, limit)
-	}
-	return nil
-}
-
-// readers is who may load: local ranks as bits.
+// readers returns the local ranks that may load, as bits.
 func (x *session) readers(mask uint64) (uint64, error) {
 	local := x.engine.facts.localRanks
 	if local < 64 && mask>>local != 0 {
@@ -102,7 +94,7 @@ func (x *session) readers(mask uint64) (uint64, error) {
 	return mask, nil
 }
 
-// reader is this session's local rank as a bit.
+// reader returns this session's local rank as a bit.
 func (x *session) reader() uint64 { return 1 << (x.rank - x.engine.facts.firstRank) }
 
 // release is RELEASE.
@@ -115,5 +107,5 @@ func (x *session) release(m *proto.Release) error {
 	case errLeaseOver:
 		return nil
 	}
-	return faultf(proto.Code_CODE_UNKNOWN, "lease", "%d was never given", m.GetLease())
+	return faultf(proto.Code_CODE_UNKNOWN, "lease", "%d was never granted", m.GetLease())
 }

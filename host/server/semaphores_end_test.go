@@ -6,14 +6,13 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/transfer"
 )
 
 // The end of a session gives its semaphores up only when nobody reads or writes them any more: the reader that hears a CANCEL, and
 // the goroutine of a STORE that has made its room.
 func TestSessionEndWaitsForItsSemaphores(t *testing.T) {
 	for name, c := range map[string]struct {
-		puts   int  // that the backend has seen: it refuses the second
+		puts   int  // that the store has seen: it refuses the second
 		held   bool // the STORE waits for a semaphore
 		cancel bool // the STORE is cancelled while it makes room
 	}{
@@ -22,18 +21,18 @@ func TestSessionEndWaitsForItsSemaphores(t *testing.T) {
 		"held until a semaphore comes": {held: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := &fakeBackend{puts: c.puts}
+			b := &fakeStore{puts: c.puts}
 			if c.cancel {
 				b.hold = make(chan struct{})
 			}
-			s := newServer(Config{}, heldBackend{b})
+			s := fakeServer(t, Config{}, b)
 			w := newTalk(t, s, greeting("a"))
 			x := only(s)
 			pagesFor(t, x)
 			slow := &slowSemaphores{begun: make(chan struct{}), pass: make(chan struct{})}
-			x.mu.Lock()
-			x.semaphores = &sharedSemaphores{semaphores: slow, count: 4}
-			x.mu.Unlock()
+			x.timelines.mu.Lock()
+			x.timelines.shared = &sharedSemaphores{semaphores: slow, count: 4}
+			x.timelines.mu.Unlock()
 			m := storeOf(1)
 			timeline := &proto.Timeline{Done: 1, DoneValue: 1}
 			if c.held {
@@ -48,9 +47,9 @@ func TestSessionEndWaitsForItsSemaphores(t *testing.T) {
 			<-slow.begun
 			x.end(errClientDone)
 			until(t, "the session's end has begun", func() bool {
-				x.mu.Lock()
-				defer x.mu.Unlock()
-				return x.ended
+				x.jobs.mu.Lock()
+				defer x.jobs.mu.Unlock()
+				return x.jobs.ended
 			})
 			select {
 			case err := <-w.end:
@@ -87,29 +86,3 @@ func (w *slowSemaphores) Store(int, uint64) error {
 	w.hold()
 	return nil
 }
-
-// heldBackend has a queue whose jobs never begin, and end with their cancel.
-type heldBackend struct{ *fakeBackend }
-
-func (heldBackend) queue(string) (queue, error) { return heldQueue{}, nil }
-
-type heldQueue struct{ fakeQueue }
-
-func (heldQueue) store(j storeJob) fence {
-	f := &heldFence{fenced: make(chan struct{})}
-	f.end = sync.OnceFunc(func() {
-		defer close(f.fenced)
-		j.published(transfer.Outcome{})
-	})
-	return f
-}
-
-type heldFence struct {
-	end    func()
-	fenced chan struct{}
-}
-
-func (f *heldFence) Cancel()                 { f.end() }
-func (f *heldFence) Advance(int)             {}
-func (f *heldFence) Begin()                  {}
-func (f *heldFence) Fenced() <-chan struct{} { return f.fenced }

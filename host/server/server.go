@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"crypto/rand"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,13 +11,15 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/store"
 )
 
 // Server serves sessions on one socket.
 type Server struct {
 	cfg     Config
-	backend backend
+	store   chunkStore
 	started time.Time
 
 	mapped  atomic.Int64 // bytes of all mappings
@@ -33,25 +34,34 @@ type Server struct {
 	quit     chan struct{} // closed by Close
 	ready    chan struct{} // closed once clients can connect
 	served   chan struct{} // closed when Serve has returned; nil before Serve
-	engines  map[string]*engine
+	engines  map[string]*servingEngine
 	sessions map[[proto.NonceBytes]byte]*session
 	empty    chan struct{} // closed when closing and the last session is gone
 }
 
-// New makes a server; Serve runs it.
-func New(cfg Config) *Server { return newServer(cfg, live{cfg.Store, cfg.Engine}) }
+// chunkStore is what sessions use of [store.Store]. Tests wrap it to inject what a disk rarely does.
+type chunkStore interface {
+	Space(ctx context.Context, ns *chunk.Namespace) (*store.Space, error)
+	Lookup(q store.LookupRequest) (*store.Lease, error)
+	Put(ctx context.Context, q store.PutRequest) (*store.Put, error)
+	EndRequest(request uint32)
+}
 
-func newServer(cfg Config, b backend) *Server {
+// New makes a server; Serve runs it.
+func New(cfg Config) *Server { return newServer(cfg, cfg.Store) }
+
+func newServer(cfg Config, st chunkStore) *Server {
 	return &Server{
-		cfg: cfg.orDefaults(), backend: b, started: time.Now(), quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
-		engines: map[string]*engine{}, sessions: map[[proto.NonceBytes]byte]*session{},
+		cfg: cfg.orDefaults(), store: st, started: time.Now(),
+		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
+		engines: map[string]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}
 }
 
 // ioBuffer takes a LOOKUP of some thousand keys in one system call.
 const ioBuffer = 128 << 10
 
-// service is the gRPC face of a server.
+// service implements the gRPC service.
 type service struct {
 	proto.UnimplementedHostServer
 	*Server
@@ -62,12 +72,12 @@ func (s service) Session(st grpc.BidiStreamingServer[proto.ClientMessage, proto.
 	return s.serve(st)
 }
 
-// Status answers what the server knows, beside what Config.Info tells.
+// Status answers the Status call.
 func (s service) Status(context.Context, *proto.StatusRequest) (*proto.StatusReply, error) {
 	return s.Server.Status(), nil
 }
 
-// Status is what the Status call answers.
+// Status returns the state of the host: what the server knows, added to what Config.Info returns.
 func (s *Server) Status() *proto.StatusReply {
 	r := &proto.StatusReply{}
 	if s.cfg.Info != nil {
@@ -83,13 +93,13 @@ func (s *Server) Status() *proto.StatusReply {
 	return r
 }
 
-// Stats are what clients make the host hold now.
+// Stats counts what clients make the host hold now.
 type Stats struct {
 	Sessions, Engines, Leases, Jobs int
 	ArenaBytes                      int64
 }
 
-// Stats counts.
+// Stats reads the counters.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,8 +112,8 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-// Serve listens on a Unix socket at path, and for descriptors beside it, until the context is done or Close is called.
-// Then it ends every session, waits for their jobs, and removes the sockets.
+// Serve listens on a Unix socket at path, and on the descriptor socket beside it, until the context is done or Close is
+// called. Then it ends every session, waits for their jobs, and removes the sockets.
 func (s *Server) Serve(ctx context.Context, path string) error {
 	s.mu.Lock()
 	switch {
@@ -125,7 +135,7 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	defer socks.Close()
 	g := grpc.NewServer(
 		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
-		// Fixed windows: the estimator that would size them costs round trips, and a socket's delay is nothing.
+		// Fixed flow-control windows: the estimator that would size them costs round trips, and a local socket has no delay.
 		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20),
 		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer),
 		grpc.WaitForHandlers(true),
@@ -170,7 +180,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// shut admits no more sessions. The caller holds the mutex.
+// shut makes the server admit no more sessions. The caller holds the mutex.
 func (s *Server) shut() {
 	if s.closing {
 		return
@@ -182,7 +192,7 @@ func (s *Server) shut() {
 	}
 }
 
-// endSessions ends all sessions, admits no more, and waits until each has given up what it held.
+// endSessions ends all sessions, admits no more, and waits until each has given up what it holds.
 func (s *Server) endSessions() {
 	s.mu.Lock()
 	s.shut()
@@ -195,15 +205,7 @@ func (s *Server) endSessions() {
 
 // admit makes a session for a new stream.
 func (s *Server) admit(st stream) (*session, error) {
-	x := &session{
-		server: s, stream: st, number: s.number.Add(1),
-		regs: map[uint32]*registration{}, maps: map[fileID]*mapping{}, jobs: map[uint64]*job{},
-		descriptors: map[uint64]*os.File{}, requests: map[uint32]struct{}{},
-		backlog: make(chan *proto.ClientMessage, backlogSlots), reserving: make(chan struct{}, 1),
-	}
-	x.log = s.cfg.Log.With("session", x.number)
-	x.ctx, x.end = context.WithCancelCause(st.Context())
-	x.out = newOutgoing(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) })
+	x := s.newSession(st)
 	rand.Read(x.nonce[:]) // never fails
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,7 +221,7 @@ func (s *Server) admit(st stream) (*session, error) {
 	return x, nil
 }
 
-// dismiss forgets a session that has given up what it held.
+// dismiss removes a session that has given up what it held.
 func (s *Server) dismiss(x *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,7 +258,7 @@ func (s *Server) nextRequest() uint32 {
 	}
 }
 
-// begin and finish count a job from its start to its completion, which may come after its session's end.
+// begin and finish count a job from its start to its completion, which may be after its session's end.
 func (s *Server) begin() {
 	s.work.Add(1)
 	s.jobs.Add(1)

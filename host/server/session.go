@@ -5,17 +5,15 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/transfer"
 )
 
 // stream is the server's end of the gRPC stream.
@@ -31,60 +29,49 @@ type session struct {
 	stream stream
 	ctx    context.Context // done when the session is to end
 	end    context.CancelCauseFunc
-	out    *outgoing
+	log    *slog.Logger
 	number uint64 // for logs
 	nonce  [proto.NonceBytes]byte
+	lastID uint64 // of the reader
 
-	// The reader's own.
-	lastID uint64
+	out       *outgoing
+	inbox     *inbox
+	jobs      *jobTable
+	memory    *clientMemory
+	timelines *timelines
 
 	// Set by HELLO, before any other message is handled.
 	greeted bool
-	log     *slog.Logger
-	engine  *engine
+	engine  *servingEngine
 	ns      *chunk.Namespace
 	rank    uint32 // in the engine
 	piece   uint32
 	tenant  uint32
-	queue   queue
-	device  string   // its UUID, or whatever HELLO said
-	gpu     *gds.GPU // of that UUID, nil without
+	queue   *transfer.Queue
 
-	// turn is held while a message is handled in order; teardown takes it for good.
-	turn    sync.Mutex
-	over    bool // teardown has it
-	regs    map[uint32]*registration
-	maps    map[fileID]*mapping
-	mapped  int64
-	keys    []chunk.Key // scratch of LOOKUP
-	backlog chan *proto.ClientMessage
-	waiting atomic.Int64 // messages given to the executor and not handled yet
-	weight  atomic.Int64 // bytes that they take, by weigh
-	// reserving has a token while a STORE makes room. It outlives the turn, and the session, when the job is cancelled
-	// meanwhile, so at most one goroutine of a session is left to a disk that hangs.
+	keys []chunk.Key // scratch of LOOKUP, used with the turn held
+	// reserving holds a token while a STORE waits for space. The reservation outlives the turn, and the session, if the job is
+	// cancelled meanwhile; the token keeps a session from leaving more than one goroutine to a disk that hangs.
 	reserving chan struct{}
-
-	mu          sync.Mutex
-	ended       bool
-	jobs        map[uint64]*job
-	descriptors map[uint64]*os.File
-	semaphores  *sharedSemaphores // nil before SEMAPHORES
-	awaited     []awaiting
-	polling     bool           // a goroutine asks for the semaphores of awaited
-	waiters     sync.WaitGroup // goroutines that the end waits for; added to under mu while not ended
-
-	unacknowledged atomic.Int64 // CANCELs and FLUSHes that such a goroutine will answer
 
 	// The engine's mutex guards these.
 	requests map[uint32]struct{}
 	leases   int
 }
 
-// How many ordered messages may wait behind a STORE that makes room, and the bytes that they take together.
-const (
-	backlogSlots = 1 << 12
-	backlogBytes = 64 << 20
-)
+func (s *Server) newSession(st stream) *session {
+	x := &session{
+		server: s, stream: st, number: s.number.Add(1),
+		jobs: newJobTable(s.cfg.Limits.Jobs), requests: map[uint32]struct{}{}, reserving: make(chan struct{}, 1),
+	}
+	x.log = s.cfg.Log.With("session", x.number)
+	x.ctx, x.end = context.WithCancelCause(st.Context())
+	x.out = newOutgoing(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) })
+	x.inbox = newInbox(x.handle)
+	x.memory = newClientMemory(s, x.log)
+	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs}
+	return x
+}
 
 // serve runs a session from its stream's start to its end.
 func (s *Server) serve(st stream) error {
@@ -94,7 +81,7 @@ func (s *Server) serve(st stream) error {
 	}
 	s.work.Go(x.read)
 	var executor sync.WaitGroup
-	executor.Go(x.execute)
+	executor.Go(func() { x.inbox.execute(x.ctx) })
 	written := make(chan struct{})
 	s.work.Go(func() {
 		defer close(written)
@@ -109,20 +96,20 @@ func (s *Server) serve(st stream) error {
 	x.teardown()
 	x.out.close()
 	select {
-	case <-written: // what was said last is on its way
+	case <-written: // the last messages are on their way
 	case <-time.After(time.Second):
 	}
 	s.dismiss(x)
-	return x.verdict()
-}
-
-// verdict is the stream's status by the cause of the end. The writer, if it still hangs in a Send, ends with the stream.
-func (x *session) verdict() error {
 	cause := context.Cause(x.ctx)
 	if errors.Is(cause, context.Canceled) {
 		cause = errStreamOver
 	}
 	x.log.Info("session ended", "cause", cause)
+	return streamStatus(cause)
+}
+
+// streamStatus is the stream's status for the cause of a session's end. A writer that hangs in Send ends with the stream.
+func streamStatus(cause error) error {
 	switch {
 	case errors.Is(cause, errClientDone):
 		return nil
@@ -136,7 +123,7 @@ func (x *session) verdict() error {
 	return status.Error(codes.Aborted, cause.Error())
 }
 
-// read hears the client until the stream or the session ends.
+// read receives the client's messages until the stream or the session ends.
 func (x *session) read() {
 	for {
 		x.out.waitRoom(x.ctx)
@@ -155,61 +142,41 @@ func (x *session) read() {
 	}
 }
 
-// execute handles the messages that could not be handled at once.
-func (x *session) execute() {
-	for {
-		select {
-		case m := <-x.backlog:
-			x.inTurn(m)
-			x.handled(m)
-		case <-x.ctx.Done():
-			return
-		}
-	}
-}
-
-// teardown gives up everything the session holds, in the one order that is safe.
+// teardown gives up everything that the session holds, in the only safe order.
 func (x *session) teardown() {
-	x.turn.Lock() // after this no message is handled: inTurn sees over
-	x.over = true
-	x.turn.Unlock()
-
-	x.mu.Lock()
-	x.ended = true
-	jobs := make([]*job, 0, len(x.jobs))
-	for _, j := range x.jobs {
-		jobs = append(jobs, j)
-	}
-	descriptors := x.descriptors
-	x.descriptors = nil
-	x.mu.Unlock()
-	for _, f := range descriptors {
-		f.Close()
-	}
+	x.inbox.close()
+	jobs := x.jobs.end()
+	x.memory.closeDescriptors()
 	for _, j := range jobs {
 		j.cancel()
 	}
 	for _, j := range jobs {
 		j.waitFenced()
 	}
-	x.waiters.Wait()
+	x.jobs.waiters.Wait()
 	if x.engine != nil {
 		x.engine.endLeases(x, 0, true)
 		for _, id := range x.engine.requestsOf(x) {
 			x.engine.endRequest(x, id)
 		}
 	}
-	for _, r := range x.regs {
-		x.unmapRegistration(r)
-	}
-	x.unshare(x.sharing())
+	x.memory.close()
+	x.memory.unmapSemaphores(x.timelines.semaphores())
 }
 
-// reply answers a message.
+// reply queues an answer.
 func (x *session) reply(m *proto.HostMessage) { x.out.push(m) }
 
 func (x *session) done(id uint64) {
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Done{Done: &proto.Done{}}})
+}
+
+// doneUnless answers Done unless err is set, which it returns.
+func (x *session) doneUnless(id uint64, err error) error {
+	if err == nil {
+		x.done(id)
+	}
+	return err
 }
 
 func (x *session) fail(id uint64, err error) {
@@ -217,32 +184,9 @@ func (x *session) fail(id uint64, err error) {
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Error{Error: message(err)}})
 }
 
-// stay counts the caller among those that the session's end waits for: x.waiters.Done must follow. It refuses once the end
-// has begun.
-func (x *session) stay() bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.ended {
-		return false
-	}
-	x.waiters.Add(1)
-	return true
-}
-
-// wait runs fn on a goroutine that the session's end waits for. It reports whether the session still takes any.
-func (x *session) wait(fn func()) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.ended {
-		return false
-	}
-	x.waiters.Go(fn)
-	return true
-}
-
 func (x *session) helloTimeout() {
-	x.turn.Lock()
-	defer x.turn.Unlock()
+	x.inbox.turn.Lock()
+	defer x.inbox.turn.Unlock()
 	if !x.greeted {
 		x.end(errNoHello)
 	}

@@ -7,11 +7,11 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// store is STORE. All of it is checked before anything is reserved; then every chunk is reserved, in order; then the
-// I/O of those that got a place begins. Reserving may wait for the disk, so it has a goroutine of its own: the turn goes on
-// when the job is cancelled or the session ends, and the goroutine finds that out by itself.
+// store is STORE. All of it is checked before anything is reserved. Then every chunk is reserved, in order, and the I/O of
+// those that got a place starts. A reservation may wait for the disk, so it has its own goroutine: if the job is cancelled
+// or the session ends, the turn passes on, and the goroutine notices by itself.
 func (x *session) store(j *job, m *proto.Store) error {
-	reg, err := x.registered(m.GetGroup())
+	reg, err := x.memory.registered(m.GetGroup())
 	if err != nil {
 		return err
 	}
@@ -25,10 +25,10 @@ func (x *session) store(j *job, m *proto.Store) error {
 	}
 	j.reg = reg
 	s := newStoring(j, len(wants))
-	if s.timeline, err = x.timelineOf(m.GetTimeline(), 0); err != nil {
+	if s.timeline, err = x.timelines.of(m.GetTimeline(), 0); err != nil {
 		return err
 	}
-	sj := storeJob{memory: reg.memory, read: s.read, published: s.published}
+	spec := &transfer.StoreJob{Memory: reg.memory, Read: s.read, Published: s.published}
 	select {
 	case x.reserving <- struct{}{}:
 	case <-j.ctx.Done():
@@ -38,20 +38,19 @@ func (x *session) store(j *job, m *proto.Store) error {
 	x.server.work.Go(func() {
 		defer func() { <-x.reserving }()
 		defer close(made)
-		foreseen := foresee(wants)
-		for i, r := range wants {
-			r.request, r.foreseen = number, foreseen
-			put, err := x.reserve(j, r)
+		keys := keyHint(wants)
+		for i, q := range wants {
+			q.Request, q.Foreseen = number, keys
+			put, err := j.reserve(q)
 			if err != nil {
 				s.refused(i, err)
 				continue
 			}
 			s.results[i] = resultOf(nil)
 			s.index = append(s.index, i)
-			sj.puts = append(sj.puts, put)
-			sj.blocks = append(sj.blocks, m.Chunks[i].Blocks)
+			spec.Chunks = append(spec.Chunks, transfer.StoreChunk{Put: put, Blocks: m.Chunks[i].Blocks})
 		}
-		x.submit(s, sj)
+		x.submit(s, spec)
 	})
 	select {
 	case <-made:
@@ -60,20 +59,20 @@ func (x *session) store(j *job, m *proto.Store) error {
 	return nil
 }
 
-// submit begins a STORE's I/O, or gives up what was reserved when the job was cancelled meanwhile. The session's end, which
-// does not wait for the reservation, waits for this: it reads and writes the client's semaphores.
-func (x *session) submit(s *storing, sj storeJob) {
-	stays := x.stay()
-	if stays {
-		defer x.waiters.Done()
+// submit starts a STORE's I/O, or gives up its reservations if the job was cancelled meanwhile. The session's end does not
+// wait for a reservation, but it waits for this, which reads and writes the client's semaphores.
+func (x *session) submit(s *storing, spec *transfer.StoreJob) {
+	held := x.jobs.hold()
+	if held {
+		defer x.jobs.waiters.Done()
 	}
-	if !stays || !s.job.claim() { // the end that has begun cancels the job
-		for _, p := range sj.puts {
-			p.Abort(transfer.ErrCancelled)
+	if !held || !s.job.claim() { // the session's end cancels the job
+		for _, c := range spec.Chunks {
+			c.Put.Abort(transfer.ErrCancelled)
 		}
 		return
 	}
-	if len(sj.puts) == 0 {
+	if len(spec.Chunks) == 0 {
 		s.read(transfer.Outcome{})
 		s.published(transfer.Outcome{})
 		s.job.neverRun()
@@ -81,39 +80,33 @@ func (x *session) submit(s *storing, sj storeJob) {
 	}
 	s.counted = true
 	x.server.begin()
-	sj.held = s.timeline != nil && s.timeline.from > 0
-	s.job.run(x.queue.store(sj))
-	x.await(s.job, s.timeline)
+	spec.Held = s.timeline.holds()
+	s.job.run(x.queue.Store(spec))
+	x.timelines.start(s.job, s.timeline)
 }
 
-func foresee(wants []reservation) *store.Foreseen {
+func keyHint(wants []store.PutRequest) *store.Foreseen {
 	keys := make([]chunk.Key, len(wants))
 	for i := range wants {
-		keys[i] = wants[i].key
+		keys[i] = wants[i].Key
 	}
 	return store.Foresee(keys)
 }
 
-// reserve gets one chunk its place, unless the job was cancelled meanwhile.
-func (x *session) reserve(j *job, r reservation) (reserved, error) {
+// reserve reserves one chunk's place, unless the job was cancelled meanwhile.
+func (j *job) reserve(q store.PutRequest) (*store.Put, error) {
 	if j.cancelled.Load() {
 		return nil, transfer.ErrCancelled
 	}
-	return x.engine.space.put(j.ctx, r)
-}
-
-func (x *session) job(id uint64) *job {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.jobs[id]
+	return j.session.server.store.Put(j.ctx, q)
 }
 
 // checkStore reads the chunks of a STORE.
-func (x *session) checkStore(m *proto.Store, reg *registration) ([]reservation, error) {
-	if err := x.checkChunks(len(m.GetChunks())); err != nil {
+func (x *session) checkStore(m *proto.Store, reg *registration) ([]store.PutRequest, error) {
+	if err := x.server.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
 		return nil, err
 	}
-	wants := make([]reservation, len(m.GetChunks()))
+	wants := make([]store.PutRequest, len(m.GetChunks()))
 	for i, c := range m.GetChunks() {
 		key, err := proto.ParseKey(c.GetKey(), x.ns.KeyBytes)
 		if err != nil {
@@ -131,28 +124,18 @@ func (x *session) checkStore(m *proto.Store, reg *registration) ([]reservation, 
 		if err := reg.checkBlocks(i, c.GetBlocks(), false); err != nil {
 			return nil, err
 		}
-		wants[i] = reservation{
-			group: reg.group.ID, depth: c.GetDepth(), rank: x.piece, ranks: x.engine.facts.pieces,
-			parent: parent, key: key, tenant: x.tenant,
+		wants[i] = store.PutRequest{
+			Space: x.engine.space, Group: reg.group.ID, Depth: c.GetDepth(), Rank: x.piece, Ranks: x.engine.facts.pieces,
+			Parent: parent, Key: key, Tenant: x.tenant,
 		}
 	}
 	return wants, nil
 }
 
-func (x *session) checkChunks(n int) error {
-	if n == 0 {
-		return invalid("chunks", "none")
-	}
-	if limit := x.server.cfg.Limits.ChunksPerJob; n > limit {
-		return faultf(proto.Code_CODE_LIMIT, "chunks", "%d, at most %d in one job", n, limit)
-	}
-	return nil
-}
-
-// storing gathers a STORE's answers. read comes before published, so nothing here is touched twice at a time.
+// storing collects a STORE's answers. read runs before published, so it needs no lock.
 type storing struct {
 	job      *job
-	index    []int // of the message's chunks that became the job's
+	index    []int // of the message's chunks that the job has
 	results  []proto.ChunkResult
 	failures []*proto.ChunkFailure
 	counted  bool // among the server's jobs
@@ -163,7 +146,7 @@ func newStoring(j *job, chunks int) *storing {
 	return &storing{job: j, results: make([]proto.ChunkResult, chunks)}
 }
 
-// refused notes a chunk that got no place.
+// refused records a chunk that got no place.
 func (s *storing) refused(i int, err error) {
 	if s.results[i] = resultOf(err); s.results[i] == proto.ChunkResult_CHUNK_RESULT_FAILED {
 		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(err), Message: err.Error()})
@@ -180,7 +163,7 @@ func (s *storing) published(o transfer.Outcome) {
 		i := s.index[f.Chunk]
 		s.results[i] = proto.ChunkResult_CHUNK_RESULT_FAILED
 		if r := resultOf(f.Err); r != proto.ChunkResult_CHUNK_RESULT_FAILED {
-			s.results[i] = r // publication found that another was faster, or the disk full
+			s.results[i] = r // at publication another piece was there, or the disk was full
 			continue
 		}
 		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(f.Err), Message: f.Err.Error()})

@@ -1,0 +1,252 @@
+package server
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/transfer"
+)
+
+// clientMemory is what a session has mapped of its client's memory: files, and allocations of a GPU. It is used with the
+// session's turn held, except for the descriptors, which arrive on another socket.
+type clientMemory struct {
+	limits *Limits
+	total  *atomic.Int64 // bytes mapped by all sessions
+	gpus   []*gds.GPU    // of this host
+	log    *slog.Logger
+
+	device string   // UUID of the client's GPU, or whatever HELLO said
+	gpu    *gds.GPU // with that UUID, nil if this host has none
+
+	regs   map[uint32]*registration // by group
+	files  map[fileID]*mapping
+	mapped int64 // bytes of files
+
+	mu          sync.Mutex
+	closed      bool
+	descriptors map[uint64]*os.File // received, not named by a message yet
+}
+
+func newClientMemory(s *Server, log *slog.Logger) *clientMemory {
+	return &clientMemory{
+		limits: &s.cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, log: log,
+		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},
+	}
+}
+
+// registration is a group's pages in a session. Its fields are set before it is in the session's table.
+type registration struct {
+	group   *chunk.Group
+	memory  transfer.Memory
+	maps    []*mapping
+	imports []*gds.Import // of a GPU's memory
+	closing bool          // being unregistered
+	used    usedBlocks
+}
+
+// register maps what a REGISTER names. It uses up the descriptors that it names, even when it fails.
+func (c *clientMemory) register(ns *chunk.Namespace, m *proto.Register) error {
+	files := c.takeDescriptors(m.GetRegions())
+	defer files.close()
+	group, err := groupOf(ns, m.GetGroup())
+	if err != nil {
+		return err
+	}
+	if r := c.regs[group.ID]; r != nil {
+		return faultf(proto.Code_CODE_BUSY, "group", "%d is registered already", group.ID)
+	}
+	r := &registration{group: group}
+	if r.memory, err = c.mapRegions(group, m.GetRegions(), files, r); err != nil {
+		c.unmap(r)
+		return err
+	}
+	c.regs[group.ID] = r
+	return nil
+}
+
+// registered finds a group's pages.
+func (c *clientMemory) registered(group uint32) (*registration, error) {
+	r := c.regs[group]
+	switch {
+	case r == nil:
+		return nil, faultf(proto.Code_CODE_UNKNOWN, "group", "%d is not registered", group)
+	case r.closing:
+		return nil, faultf(proto.Code_CODE_BUSY, "group", "%d is being unregistered", group)
+	}
+	return r, nil
+}
+
+// unregister unmaps a registration. No copy can touch its pages any more.
+func (c *clientMemory) unregister(r *registration) {
+	delete(c.regs, r.group.ID)
+	c.unmap(r)
+}
+
+// close unmaps all registrations. No copy can touch their pages any more.
+func (c *clientMemory) close() {
+	for _, r := range c.regs {
+		c.unregister(r)
+	}
+}
+
+// unmap gives up a registration's mappings.
+func (c *clientMemory) unmap(r *registration) {
+	for _, m := range r.maps {
+		c.unmapFile(m)
+	}
+	for _, m := range r.imports {
+		if err := m.Close(); err != nil {
+			c.log.Error("cannot unmap device memory", "error", err)
+		}
+	}
+	r.maps, r.imports, r.memory = nil, nil, nil
+}
+
+// mapping is one client file, mapped once however many regions and groups it serves.
+type mapping struct {
+	file  fileID
+	data  []byte
+	users int // registrations
+}
+
+// fileID identifies a file. A file that has grown is mapped anew.
+type fileID struct {
+	dev, ino uint64
+	size     int64
+}
+
+// checkFile identifies a descriptor, and refuses a file that can shrink: access to its lost pages would kill this process.
+func checkFile(f *os.File) (fileID, error) {
+	fd := int(f.Fd())
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fileID{}, invalid("memfd", "the descriptor is no memfd: it has no seals (%v)", err)
+	}
+	if seals&unix.F_SEAL_SHRINK == 0 {
+		return fileID{}, invalid("memfd", "the memfd is not sealed against shrinking (F_SEAL_SHRINK)")
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fileID{}, invalid("memfd", "fstat: %v", err)
+	}
+	if st.Size <= 0 {
+		return fileID{}, invalid("memfd", "the memfd is empty")
+	}
+	return fileID{uint64(st.Dev), st.Ino, st.Size}, nil
+}
+
+// mapFile maps a descriptor for this session, or finds its mapping, and counts one user.
+func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
+	id, err := checkFile(f)
+	if err != nil {
+		return nil, err
+	}
+	if m := c.files[id]; m != nil {
+		m.users++
+		return m, nil
+	}
+	if c.mapped+id.size > c.limits.SessionArena {
+		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, the session has mapped %d of at most %d",
+			id.size, c.mapped, c.limits.SessionArena)
+	}
+	if total := c.total.Add(id.size); total > c.limits.ArenaBytes {
+		c.total.Add(-id.size)
+		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, all sessions have mapped %d of at most %d",
+			id.size, total-id.size, c.limits.ArenaBytes)
+	}
+	data, err := unix.Mmap(int(f.Fd()), 0, int(id.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		c.total.Add(-id.size)
+		return nil, invalid("memfd", "cannot be mapped for reading and writing: %v", err)
+	}
+	m := &mapping{file: id, data: data, users: 1}
+	c.files[id] = m
+	c.mapped += id.size
+	return m, nil
+}
+
+// unmapFile removes one user and unmaps after the last. Nothing can touch the bytes any more.
+func (c *clientMemory) unmapFile(m *mapping) {
+	if m.users--; m.users > 0 {
+		return
+	}
+	delete(c.files, m.file)
+	c.mapped -= m.file.size
+	c.total.Add(-m.file.size)
+	if err := unix.Munmap(m.data); err != nil {
+		c.log.Error("cannot unmap client memory", "error", err)
+	}
+	m.data = nil
+}
+
+// setDevice records the GPU that HELLO names.
+func (c *clientMemory) setDevice(uuid string) {
+	c.device = uuid
+	if u, err := gds.ParseUUID(uuid); err == nil {
+		c.device = u.String()
+	}
+	for _, g := range c.gpus {
+		if g.UUID.String() == c.device {
+			c.gpu = g
+		}
+	}
+}
+
+// noGPU says why device memory cannot be registered.
+func (c *clientMemory) noGPU(field string) error {
+	if c.device == "" {
+		return faultf(proto.Code_CODE_UNKNOWN, field, "memory of a GPU, and HELLO named none (device_uuid)")
+	}
+	var have []string
+	for _, g := range c.gpus {
+		have = append(have, g.UUID.String())
+	}
+	if len(have) == 0 {
+		return faultf(proto.Code_CODE_UNKNOWN, field, "memory of %s, and this host uses no GPU", c.device)
+	}
+	return faultf(proto.Code_CODE_UNKNOWN, field, "memory of %s, this host has %s", c.device, strings.Join(have, ", "))
+}
+
+// importHandle imports one allocation, or finds it among known, and adds it to r.
+func (c *clientMemory) importHandle(
+	field string, m *proto.Region, files descriptors, known map[string]*gds.Import, r *registration,
+) (*gds.Import, error) {
+	name := "ipc " + string(m.GetCudaIpc())
+	segments := m.GetCudaVmm().GetSegments()
+	if m.GetCudaVmm() != nil {
+		name = fmt.Sprint("vmm ", segments)
+	}
+	if mem := known[name]; mem != nil {
+		return mem, nil
+	}
+	var mem *gds.Import
+	var err error
+	if m.GetCudaVmm() == nil {
+		mem, err = c.gpu.ImportIPC(m.GetCudaIpc())
+	} else {
+		list := make([]gds.Segment, len(segments))
+		for k, s := range segments {
+			f := files[s.GetTag()]
+			if f == nil {
+				return nil, faultf(proto.Code_CODE_UNKNOWN, field, "segments[%d]: no descriptor came under tag %d", k, s.GetTag())
+			}
+			list[k] = gds.Segment{FD: int(f.Fd()), Size: int64(min(s.GetBytes(), 1<<62))}
+		}
+		mem, err = c.gpu.ImportVMM(list)
+	}
+	if err != nil {
+		return nil, invalid(field, "%v", err)
+	}
+	known[name] = mem
+	r.imports = append(r.imports, mem)
+	return mem, nil
+}
