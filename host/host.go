@@ -114,7 +114,7 @@ func (h *Host) storeConfig() store.Config {
 	case config.DurabilityStrict:
 		out.Durability = store.Strict
 	}
-	out.IOTimeout, out.EvictPatience = IOTimeout(&s), s.EvictPatience
+	out.IOTimeout = IOTimeout(&s)
 	for _, t := range h.cfg.Tenants {
 		out.Quotas = append(out.Quotas, store.Quota{First: t.First, Last: t.Last, Bytes: t.Quota.Bytes, Share: t.Quota.Part})
 	}

@@ -109,7 +109,6 @@ type Store struct {
 	LowWatermark  float64
 	Durability    string        // DurabilityNone, DurabilityBatch, DurabilityStrict
 	IOTimeout     time.Duration // 0: none
-	EvictPatience time.Duration
 	Seed          int64
 	HostID        string        // empty: by the machine
 	SharedPoll    time.Duration // of roots that hosts share

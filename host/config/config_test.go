@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -213,11 +214,11 @@ func TestErrors(t *testing.T) {
 		{name: "bad ratio", text: "[store]\nhigh_watermark = 1.5\n", is: ErrValue, want: []string{"0 to 1"}},
 		{name: "policy key", text: "[[policy]]\nmodul = 'a'\n", is: ErrKey, want: []string{"k.toml:2:", `"module"`}},
 		{name: "policy table", text: "[policy]\nmodule = 'a'\n", is: ErrValue, want: []string{"[[policy]]"}},
-		{name: "policy role", text: "[[policy]]\nmodule='a'\n\n[[policy]]\nmodule = 'b'\nroles = ['evct']\n", is: ErrValue, want: []string{"k.toml:4:", `"evict"`}},
+		{name: "policy role", text: "[[policy]]\nmodule='a'\n\n[[policy]]\nmodule = 'b'\nroles = ['evct']\n", is: ErrValue, want: []string{"k.toml:6:", `"evict"`}},
 		{name: "role twice", text: "[[policy]]\nmodule='a'\nroles=['evict']\n[[policy]]\nmodule = 'b'\nroles = ['evict']\n", is: ErrValue, want: []string{"taken by a"}},
 		{name: "grant", text: "[[policy]]\nmodule='a'\ngrants=['clok']\n", is: ErrValue, want: []string{`"clock"`}},
-		{name: "policy key", text: "[[policy]]\nmodule='a'\npublic_key='minisign.pub'\n", is: ErrValue, want: []string{"k.toml:1:", "minisign"}},
-		{name: "policy digest", text: "[[policy]]\nmodule='a'\nsha256='abc'\n", is: ErrValue, want: []string{"k.toml:1:", "SHA-256"}},
+		{name: "policy key", text: "[[policy]]\nmodule='a'\npublic_key='minisign.pub'\n", is: ErrValue, want: []string{"k.toml:3:", "minisign"}},
+		{name: "policy digest", text: "[[policy]]\nmodule='a'\nsha256='abc'\n", is: ErrValue, want: []string{"k.toml:3:", "SHA-256"}},
 		{name: "policy fault", text: "[[policy]]\nmodule='a'\non_fault='stopp'\n", is: ErrValue, want: []string{`"stop"`}},
 		{name: "policy memory", text: "[[policy]]\nmodule='a'\nmemory_pages=65537\n", is: ErrValue, want: []string{"at most 65536"}},
 		{name: "policy fuel", text: "[[policy]]\nmodule='a'\nfuel=5\n", is: ErrValue, want: []string{"k.toml:3:", "{call"}},
@@ -230,7 +231,7 @@ func TestErrors(t *testing.T) {
 		{name: "unknown route", text: "[[root]]\npath = \"x\"\nroute = \"fast\"\n", is: ErrValue, want: []string{"root[0].route", "auto, direct, staged"}},
 		{name: "direct without cuFile", text: "[gds]\nuse_cufile = false\n[[root]]\npath = \"x\"\nroute = \"direct\"\n", is: ErrValue, want: []string{"root[0].route", "gds.use_cufile"}},
 		{name: "root without path", text: "[[root]]\ncapacity = 1\n", is: ErrValue, want: []string{"k.toml:1:", "root[0].path"}},
-		{name: "root twice", text: "[[root]]\npath='a'\n[[root]]\npath='./a'\n", is: ErrValue, want: []string{"k.toml:3:", "twice"}},
+		{name: "root twice", text: "[[root]]\npath='a'\n[[root]]\npath='./a'\n", is: ErrValue, want: []string{"k.toml:4:", "twice"}},
 		{name: "min_free", text: "[[root]]\npath='a'\nmin_free = \"101%\"\n", is: ErrValue, want: []string{"k.toml:3:", "percentage"}},
 		{name: "all free", text: "[[root]]\npath='a'\nmin_free = \"100%\"\n", is: ErrValue, want: []string{"root[0].min_free", "below 100%"}},
 		{name: "daily_writes in percent", text: "[[root]]\npath='a'\ndaily_writes = \"5%\"\n", is: ErrValue, want: []string{"k.toml:3:", "want bytes"}},
@@ -248,7 +249,7 @@ func TestErrors(t *testing.T) {
 		{name: "environment", env: []string{"KVHOST_ENGINE_DIRECT_IO=maybe"}, is: ErrValue, want: []string{"KVHOST_ENGINE_DIRECT_IO", "true or false"}},
 		{name: "flag", flags: []Setting{{"store.durability", "strct"}}, is: ErrValue, want: []string{"--store-durability", `"strict"`}},
 		{name: "flag cross-check", flags: []Setting{{"socket", strings.Repeat("x", 200)}}, is: ErrValue, want: []string{"--socket", "at most 104"}},
-		{name: "root flag", flags: []Setting{{"root", "/a=lots"}}, is: ErrValue, want: []string{"--root", "lots"}},
+		{name: "root flag", flags: []Setting{{"root", "/a=lots"}}, is: ErrValue, want: []string{"--root", "lots", "100GiB"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := Load(Source{File: write(t, test.text), Env: test.env, Flags: test.flags})
@@ -309,6 +310,36 @@ func TestCloneSharesNothing(t *testing.T) {
 }
 
 // No text makes the reader panic or hang; one that is accepted prints and reads back as itself.
+func TestPositions(t *testing.T) {
+	got := positions(`socket = "s" # not = a key
+[log]
+ level = "a\"b#c"
+'quoted'."key.2" = """
+format = "inside a string"
+"""
+[[policy]]
+module = '''
+x = 1'''
+roles = [
+  "evict", # ]
+  "place",
+]
+fuel = {call = 1}
+[policy.config]
+a.b = 3
+[[policy]] # the second
+module = 2
+`)
+	want := map[string]int{
+		"socket": 1, "log": 2, "log.level": 3, "log.quoted": 4, "log.quoted.key.2": 4,
+		"policy": 7, "policy[0]": 7, "policy[0].module": 8, "policy[0].roles": 10, "policy[0].fuel": 14,
+		"policy[0].config": 15, "policy[0].config.a": 16, "policy[0].config.a.b": 16, "policy[1]": 17, "policy[1].module": 18,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
 func FuzzFile(f *testing.F) {
 	var example strings.Builder
 	if err := Example(&example); err != nil {

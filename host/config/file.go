@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/BurntSushi/toml"
 )
@@ -34,7 +33,7 @@ func (l *Loaded) applyFile(name string) error {
 	return l.applyText(name, string(text))
 }
 
-// applyText reads TOML text over l. All that is wrong is reported, not only the first thing.
+// applyText reads TOML text over l. It reports everything that is wrong, not only the first problem.
 func (l *Loaded) applyText(name, text string) error {
 	var tree map[string]any
 	if _, err := toml.Decode(text, &tree); err != nil {
@@ -116,8 +115,8 @@ func (r *fileReader) scalar(path string, value any) {
 	r.into.Origins[path] = Origin{From: FromFile, Where: r.origin(path)}
 }
 
-// unknown names the nearest key: the same name in another section, a like one in the same section, then any; or the
-// nearest section for a table.
+// unknown is the error for a key that does not exist. It suggests the same name in another section, a similar one in the same
+// section, or any similar one; for a table, a similar section.
 func unknown(path string, value any) error {
 	if _, table := value.(map[string]any); table && !strings.Contains(path, ".") {
 		return fmt.Errorf("%w: [%s]%s", ErrKey, path, suggest(path, append(sections(), arrays...)))
@@ -146,7 +145,7 @@ func unknown(path string, value any) error {
 	return fmt.Errorf("%w: %s%s", ErrKey, path, hint)
 }
 
-// fromTOML turns a TOML value into the text that set takes, checking its type.
+// fromTOML checks the type of a TOML value and returns the text that set parses.
 func (k *Key) fromTOML(value any) (string, error) {
 	switch v := value.(type) {
 	case string:
@@ -179,7 +178,7 @@ func (k *Key) fromTOML(value any) (string, error) {
 	return "", fmt.Errorf("%w: %s is %s, want %s", ErrValue, k.Path(), typeName(value), want)
 }
 
-// array reads one of arrays: what a file says replaces the defaults as a whole.
+// array reads an array of tables. It replaces the default elements.
 func (r *fileReader) array(name string, value any) {
 	tables, ok := value.([]map[string]any)
 	if list, inline := value.([]any); inline && len(list) == 0 {
@@ -221,7 +220,9 @@ func (r *fileReader) array(name string, value any) {
 			}
 			if err != nil {
 				r.fail(path+"."+key, err)
+				continue
 			}
+			r.into.Origins[path+"."+key] = Origin{From: FromFile, Where: r.origin(path + "." + key)}
 		}
 		r.into.Origins[path] = Origin{From: FromFile, Where: r.origin(path)}
 	}
@@ -311,69 +312,7 @@ func (r *Root) set(key string, value any) error {
 	return err
 }
 
-func asSize(path string, value any) (int64, error) {
-	switch v := value.(type) {
-	case int64:
-		return v, nil
-	case string:
-		return ParseSize(v)
-	}
-	return 0, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\"", ErrValue, path, typeName(value))
-}
-
-func asSpan(path string, value any) (time.Duration, error) {
-	text, err := asText(path, value)
-	if err != nil {
-		return 0, err
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
-		return 0, fmt.Errorf("%w: %s %q: want a duration such as \"3ms\", 0s or more", ErrValue, path, text)
-	}
-	return d, nil
-}
-
-func asFlag(path string, value any) (bool, error) {
-	on, ok := value.(bool)
-	if !ok {
-		return false, fmt.Errorf("%w: %s is %s, want true or false", ErrValue, path, typeName(value))
-	}
-	return on, nil
-}
-
-func asText(path string, value any) (string, error) {
-	s, ok := value.(string)
-	if !ok {
-		return "", fmt.Errorf("%w: %s is %s, want text", ErrValue, path, typeName(value))
-	}
-	return s, nil
-}
-
-func asCount(path string, value any) (int64, error) {
-	n, ok := value.(int64)
-	if !ok || n < 0 {
-		return 0, fmt.Errorf("%w: %s is %s, want a whole number, 0 or more", ErrValue, path, typeName(value))
-	}
-	return n, nil
-}
-
-func asTexts(path string, value any) ([]string, error) {
-	list, ok := value.([]any)
-	if !ok {
-		return nil, fmt.Errorf("%w: %s is %s, want a list of text", ErrValue, path, typeName(value))
-	}
-	var out []string
-	for _, v := range list {
-		text, err := asText(path, v)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, text)
-	}
-	return out, nil
-}
-
-// settings reads a free table, as a policy's own, as lines of text: nested names joined by dots. Errors call it what.
+// settings reads a table of arbitrary keys, such as a policy's own: nested names are joined by dots. Errors call the table what.
 func (r *fileReader) settings(what, path string, value any) map[string]string {
 	table, ok := value.(map[string]any)
 	if !ok {
@@ -419,23 +358,3 @@ func (r *fileReader) flatten(dst map[string]string, what, at, prefix string, tab
 }
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-func typeName(value any) string {
-	switch value.(type) {
-	case string:
-		return "text"
-	case bool:
-		return "true or false"
-	case int64:
-		return "a whole number"
-	case float64:
-		return "a number"
-	case map[string]any:
-		return "a table"
-	case []map[string]any:
-		return "a list of tables"
-	case []any:
-		return "a list"
-	}
-	return "a date or time"
-}

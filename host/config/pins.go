@@ -54,7 +54,7 @@ func (l *Loaded) printPins(b *bufio.Writer) {
 }
 
 const examplePins = `
-# What a session's namespace must say, whatever its engine: one that says otherwise is refused by the field's name.
+# Fields that the namespace of every session must have. A session with another value is refused, by the field's name.
 # Fields: model, revision, dtype, engine, hash_algorithm, hash_seed, key_bytes, tokens_per_block, tensor_parallel,
 # pipeline_stages, context_parallel, replicated, "group.NUMBER", "extra.NAME". Default: none.
 #

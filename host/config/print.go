@@ -85,22 +85,23 @@ func quoteAll(list []string) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-const exampleHead = `# kvhost configuration: every key with its default. A line that is removed means its default.
+const exampleHead = `# kvhost configuration: every key with its default. Without a line, its default holds.
 #
-# The environment stands over this file (KVHOST_LOG_LEVEL=debug sets level in [log]) and flags over both
+# The environment overrides this file (KVHOST_LOG_LEVEL=debug sets level in [log]), and flags override both
 # (--log-level debug). KVHOST_POLICY and KVHOST_ROOT are comma-separated lists.
 # Sizes: bytes, or text with a unit: KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000). Durations: "250ms", "1h30m".
-# ` + "`kvhost config`" + ` prints what is in force and where each value comes from; ` + "`kvhost config --defaults`" + ` prints this file.
+# ` + "`kvhost config`" + ` prints the effective configuration and where each value comes from; ` + "`kvhost config --defaults`" + `
+# prints this file.
 `
 
 const exampleArrays = `
-# Policies. Evict is bound to roots: to those that name the policy (evict = "..." below), and one policy that no root names
-# evicts in all the others. Admit, place and layout are bound to namespaces: the first policy whose patterns match has the
-# role, and one without patterns the rest. What nobody fills gets the built-in default (evict: lru, admit: everything,
-# place: fanout, layout: layermajor). SIGHUP makes a running host read this file again and swap what changed.
+# Policies. An evict policy belongs to the roots that name it (evict = "..." below); one that no root names evicts in all
+# others. Admit, place and layout policies belong to namespaces: the first policy whose patterns match has the role, and one
+# without patterns has the rest. A role without a policy gets the built-in one (evict: lru, admit: everything, place: fanout,
+# layout: layermajor). At SIGHUP a running host reads this file again and swaps the policies that changed.
 #
 # [[policy]]
-# # What metrics and ` + "`kvhost policy`" + ` call it. Default: the module's name without directory and ".wasm".
+# # Name in metrics and ` + "`kvhost policy`" + `. Default: the module's name without directory and ".wasm".
 # name = "lru"
 # # Path of a .wasm file, or the name of an embedded one. No default.
 # module = "lru.wasm"
@@ -109,52 +110,51 @@ const exampleArrays = `
 # # Namespaces that it admits, places and lays out for: globs over the model, or FIELD=GLOB over any line of a namespace
 # # ("meta-llama/*", "dtype=fp8*"). Default: [], all that no other policy's patterns match.
 # namespaces = []
-# # Decide nothing, and be judged: the policy sees all live requests and evicts from an imaginary cache of this size
-# # (0: what the roots have together). ` + "`kvhost policy list`" + ` shows its hit ratio beside the real one. Default: false and 0.
+# # Shadow: the policy decides nothing. It sees the live requests and evicts from an imaginary cache of this size (0: the size
+# # of all roots). ` + "`kvhost policy list`" + ` shows its hit ratio beside the real one. Default: false and 0.
 # shadow = false
 # capacity = 0
-# # Imports it may use (clock, metrics, random, wasi-stub), if its manifest asks for them. Default: [].
+# # Imports that it may use (clock, metrics, random, wasi-stub) if its manifest asks for them. Default: [].
 # grants = []
-# # SHA-256 that the module must have, in hexadecimal. Another one is refused. Default: "", any.
+# # SHA-256 of the module, in hexadecimal. Another module is refused. Default: "", any.
 # sha256 = ""
-# # Public key of minisign (the line of base64) by which the file <module>.minisig must sign the module. Default: "", none.
+# # Public key of minisign (the line of base64) that must have signed the module, in <module>.minisig. Default: "", none.
 # public_key = ""
-# # After a fault: builtin, the built-in policy answers while the module is restarted, and for good after six faults in
-# # ten minutes; stop, the host ends. Default: "builtin".
+# # After a fault. builtin: the built-in policy decides while the module is restarted, and for good after six faults in ten
+# # minutes. stop: the host ends. Default: "builtin".
 # on_fault = "builtin"
-# # Most memory it may have. Unit: pages of 64KiB. Default: 0, what its manifest says, or 1024 if it says nothing.
+# # Most memory of an instance. Unit: pages of 64KiB. Default: 0, what its manifest says, or 1024 if it says nothing.
 # memory_pages = 0
-# # What a call may execute, and what for each record on top, about a unit per instruction; a call that needs more is a
-# # fault. Default: 0, which is 500000 and 2000, or more when the manifest asks for it, 6000000 in all at most.
-# # And the processor time of a call that sessions wait for, on top of what it began and ends with; it is looked at every 64000
-# # units. Default: 0s, which is 3 ms.
+# # Fuel of a call and, on top, of each record: about a unit per instruction. A call that needs more is a fault. Default: 0,
+# # which is 500000 and 2000, or more when the manifest asks for it, up to 6000000 in all.
+# # time: CPU time of a call that sessions wait for, measured every 64000 units. Default: 0s, which is 3 ms.
 # fuel = {call = 0, record = 0, time = "0s"}
 # # The policy's own settings, checked against its manifest. Default: none.
 # [policy.config]
 # # window = 10
 
-# Roots: the directories that hold pieces. Naming any replaces this default one.
+# Roots: the directories that hold pieces. One entry or more replaces this default.
 [[root]]
-# Directory, made when missing. Default: "kvhost-data".
+# Directory, created when it is missing. Default: "kvhost-data".
 path = "kvhost-data"
-# Most bytes it may take. Unit: bytes. Default: "10GiB".
+# Most bytes on disk. Unit: bytes. Default: "10GiB".
 capacity = "10GiB"
-# Whether other hosts use it too. Default: false.
+# Whether other hosts use it, too. Default: false.
 shared = false
-# How its pieces move to and from GPUs: direct, by cuFile; staged, through page-locked host memory; auto, whichever was
-# quicker when both were tried at start. What fails on the direct route is staged. Default: "auto".
+# Route of its pieces to and from GPUs. direct: cuFile. staged: page-locked host memory. auto: whichever was faster when both
+# were tried at start. What fails on the direct route is staged. Default: "auto".
 route = "auto"
 # Name of the policy that evicts here. Default: "", the evict policy that no root names.
 evict = ""
-# What is left free on its file system, evicting for it when others take more. Unit: bytes, or a percentage of the file
+# Free space to leave on its file system. When others take more of it, kvhost evicts. Unit: bytes, or a percentage of the file
 # system such as "5%". Default: 0.
 min_free = 0
-# What the device may be written in a day (UTC). From 80 % on only chunks are stored that continue a resident one or are
-# offered for the second time; at the budget none. It is kept over a restart. Unit: bytes. Default: 0, no budget.
+# Daily write budget of the device (UTC days). From 80 % on, only chunks are stored that continue a resident one or are offered
+# for the second time; at 100 %, none. It survives a restart. Unit: bytes. Default: 0, no budget.
 daily_writes = 0
 
-# Quotas: what the entries of a tenant may take. A tenant that has used its quota up loses its own entries for its
-# stores, and nobody else's. The first entry that fits counts. Default: none.
+# Quotas: most bytes of a tenant's entries. A tenant at its quota evicts its own entries, and nobody else's. The first entry
+# that matches counts. Default: none.
 #
 # [[tenant]]
 # # A tenant's number, a range such as "3-9", or "*" for all: each has the quota for itself. No default.
@@ -162,7 +162,7 @@ daily_writes = 0
 # # Unit: bytes over all roots, divided by their capacities, or a percentage of each root. No default.
 # quota = "20%"
 
-# Expiry: how long the entries of a model are served after they were stored. The first pattern that fits counts.
+# Expiry: how long the entries of a model are served after they were stored. The first pattern that matches counts.
 # Default: none, until they are evicted.
 #
 # [[expiry]]
@@ -184,7 +184,7 @@ func Example(w io.Writer) error {
 			fmt.Fprintf(b, "\n[%s]", section)
 		}
 		b.WriteByte('\n')
-		for _, line := range wrap(k.Help, 116) {
+		for _, line := range wrap(k.Help, 118) {
 			fmt.Fprintf(b, "# %s\n", line)
 		}
 		fmt.Fprintf(b, "# %sDefault: %s.\n%s = %s\n", k.unit(), k.toml(c), k.Name, k.toml(c))
