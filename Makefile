@@ -72,8 +72,8 @@ test-lmcache: build .build/lmcache/installed ## LMCache's own server and benches
 	  host/client/python/tests/engines/test_lmcache.py
 
 torture: ## random histories and power losses for TORTURE each (10m), kill -9 for KILLS rounds (500); prints failing seeds
-	CGO_ENABLED=1 $(GO) test -race -timeout 0 -run 'TestRandomHistories' ./host/store -history.time $(TORTURE)
-	$(GO) test -timeout 0 -run 'TestPowerLoss' ./host/store -power.time $(TORTURE)
+	CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)
+	$(GO) test -timeout 0 ./host/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
 	$(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
 
 bench: ## benchmarks, each beside its baseline in the same run

@@ -1,11 +1,13 @@
 package store
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/plugins/fanout"
 )
@@ -70,11 +72,32 @@ func TestPiecesUnderTwoNamings(t *testing.T) {
 	}
 }
 
+// linkedPlacer is a place policy that is linked in, so that the next start cannot open it again. Its paths lead nowhere.
+type linkedPlacer func(q *abi.PlaceQuery, dst []byte) []byte
+
+func (p linkedPlacer) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte, uint32) {
+	return p(q, dst), abi.None
+}
+
+func (linkedPlacer) Unplace([]byte) abi.PathIdentity { return abi.PathIdentity{} }
+
+func (p linkedPlacer) use(name string) Use {
+	return Use{Name: name, Module: policy.NativeModule(name, []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return p, nil })}
+}
+
 // TestPlaceFailsInAScan starts with a place policy that has no name for some of what another one named, which was linked in
 // and is not there any more.
 func TestPlaceFailsInAScan(t *testing.T) {
-	h := &history{TB: t}
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Place = *h.placer("collider", nil) })
+	collides := linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
+		return fmt.Appendf(dst, "heap/%02x_r%d.kv", q.Key[0]%8, q.Rank)
+	})
+	fails := linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
+		if q.Key[0]%3 == 0 {
+			return append(dst, "../../out.kv"...)
+		}
+		return fmt.Appendf(dst, "%x/%x_r%d.kv", q.Key[:1], q.Key, q.Rank)
+	})
+	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Place = collides.use("collides") })
 	var stored []uint64
 	names := map[string]bool{}
 	for n := range uint64(16) {
@@ -84,7 +107,7 @@ func TestPlaceFailsInAScan(t *testing.T) {
 			f.mustPut(n)
 		}
 	}
-	f.cfg.Policies.Place = *h.placer("mute", nil)
+	f.cfg.Policies.Place = fails.use("fails")
 	f.crash()
 	for _, n := range stored {
 		f.mustRead(n)

@@ -1,0 +1,184 @@
+package metamorphic_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/metamorphic"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// broken is a store with a fault that histories must find.
+type broken struct {
+	metamorphic.Store
+	put   func(metamorphic.Put, metamorphic.Piece) metamorphic.Put
+	lease func(metamorphic.Lease, []uint64) metamorphic.Lease
+}
+
+func (b *broken) Begin(ctx context.Context, of metamorphic.Piece) (metamorphic.Put, error) {
+	p, err := b.Store.Begin(ctx, of)
+	if err == nil && b.put != nil {
+		p = b.put(p, of)
+	}
+	return p, err
+}
+
+func (b *broken) Lookup(space int, keys []uint64, ranks uint64) (metamorphic.Lease, error) {
+	l, err := b.Store.Lookup(space, keys, ranks)
+	if err == nil && b.lease != nil {
+		l = b.lease(l, keys)
+	}
+	return l, err
+}
+
+// stale serves the bytes that it served first, whatever is asked for.
+type stale struct {
+	metamorphic.Lease
+	first *[]byte
+}
+
+func (s stale) Load(i int, rank uint32) ([]byte, error) {
+	b, err := s.Lease.Load(i, rank)
+	if err == nil && *s.first == nil {
+		*s.first = b
+	}
+	return *s.first, err
+}
+
+// leaky never releases.
+type leaky struct{ metamorphic.Lease }
+
+func (leaky) Release() {}
+
+// forgetful misses key 5.
+type forgetful struct {
+	metamorphic.Lease
+	keys []uint64
+}
+
+func (f forgetful) Hits() int {
+	for i := range f.Lease.Hits() {
+		if f.keys[i] == 5 {
+			return i
+		}
+	}
+	return f.Lease.Hits()
+}
+
+// gone fails loads of pieces that nothing happened to.
+type gone struct{ metamorphic.Lease }
+
+func (gone) Load(int, uint32) ([]byte, error) { return nil, store.ErrGone }
+
+// careless never aborts.
+type careless struct{ metamorphic.Put }
+
+func (careless) Abort(error) {}
+
+// torn writes half of a payload as zeros.
+type torn struct{ metamorphic.Put }
+
+func (p torn) Write(content func(int64) []byte) error {
+	return p.Put.Write(func(size int64) []byte { b := content(size); clear(b[size/2:]); return b })
+}
+
+// unsynced is a file system whose syncs do nothing.
+type unsynced struct{ staging.FS }
+
+func (unsynced) SyncDir(string) error { return nil }
+func (unsynced) SyncFS(string) error  { return nil }
+
+// TestFindsFaults: histories fail when a store breaks one of its promises.
+func TestFindsFaults(t *testing.T) {
+	lives := 0
+	for name, c := range map[string]struct {
+		kind  string
+		cfg   func(*store.Config)
+		store func(metamorphic.Store) metamorphic.Store
+		want  string // part of the error
+	}{
+		"stale bytes": {kind: "clean", want: "never offered", store: func(s metamorphic.Store) metamorphic.Store {
+			first := new([]byte)
+			return &broken{Store: s, lease: func(l metamorphic.Lease, _ []uint64) metamorphic.Lease { return stale{l, first} }}
+		}},
+		"torn bytes": {kind: "clean", want: "are not those of version", store: func(s metamorphic.Store) metamorphic.Store {
+			return &broken{Store: s, put: func(p metamorphic.Put, _ metamorphic.Piece) metamorphic.Put { return torn{p} }}
+		}},
+		"failing loads": {kind: "clean", want: "entry is gone", store: func(s metamorphic.Store) metamorphic.Store {
+			return &broken{Store: s, lease: func(l metamorphic.Lease, _ []uint64) metamorphic.Lease { return gone{l} }}
+		}},
+		"a leaked lease": {kind: "clean", want: "in use", store: func(s metamorphic.Store) metamorphic.Store {
+			return &broken{Store: s, lease: func(l metamorphic.Lease, _ []uint64) metamorphic.Lease { return leaky{l} }}
+		}},
+		"a put that is not aborted": {kind: "clean", want: "", store: func(s metamorphic.Store) metamorphic.Store {
+			return &broken{Store: s, put: func(p metamorphic.Put, _ metamorphic.Piece) metamorphic.Put { return careless{p} }}
+		}},
+		"a hit that is lost in a restart": {kind: "clean", want: "was a hit before the restart", store: func(s metamorphic.Store) metamorphic.Store {
+			lives++
+			if lives%2 == 1 {
+				return s
+			}
+			return &broken{Store: s, lease: func(l metamorphic.Lease, keys []uint64) metamorphic.Lease { return forgetful{l, keys} }}
+		}},
+		"syncs that do nothing": {kind: "power-losses", want: "of the durable entries", cfg: func(c *store.Config) { c.FS = unsynced{c.FS} }},
+		"a root over its capacity": {kind: "clean", want: "bytes used, of", cfg: func(c *store.Config) {
+			roots := []store.RootConfig{c.Roots[0]}
+			roots[0].Capacity *= 2
+			c.Roots = roots
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			opt, err := policies()
+			if err != nil {
+				t.Fatal(err)
+			}
+			open := func(ctx context.Context, cfg store.Config, slots *staging.Slots) (metamorphic.Store, error) {
+				if c.cfg != nil {
+					c.cfg(&cfg)
+				}
+				s, err := metamorphic.OpenStore(ctx, cfg, slots)
+				if err == nil && c.store != nil {
+					s = c.store(s)
+				}
+				return s, err
+			}
+			var found error
+			for seed := uint64(0); seed < 400 && found == nil; seed++ {
+				h := metamorphic.Generate(seed, 120)
+				if h.Kind.Name != c.kind {
+					continue
+				}
+				dir, err := os.MkdirTemp("", "kvhost-history")
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, found = metamorphic.Run(h, metamorphic.Options{Dir: dir, Policies: opt, Open: open})
+				if err := os.RemoveAll(dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if found == nil || !strings.Contains(found.Error(), c.want) {
+				t.Errorf("the histories found %v, want %q", found, c.want)
+			}
+		})
+	}
+}
+
+// TestShorten: what is left of a history that fails because of one operation is little more than that one.
+func TestShorten(t *testing.T) {
+	h := metamorphic.Generate(0, 200)
+	fails := func(h *metamorphic.History) bool {
+		text := h.String()
+		return strings.Contains(text, "Lookup(") && strings.Contains(text, "Store(")
+	}
+	if !fails(h) {
+		t.Fatalf("the history lacks an operation:\n%s", h)
+	}
+	if short := metamorphic.Shorten(h, fails, time.Now().Add(time.Hour)); len(short.Ops) != 2 || !fails(short) {
+		t.Errorf("%d operations are left, want 2:\n%s", len(short.Ops), short)
+	}
+}

@@ -1,0 +1,270 @@
+package metamorphic
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/shared"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// invariants checks what must hold between any two operations.
+func (n *node) invariants() error {
+	if n.died() {
+		return nil // its files are not its own any more
+	}
+	k := &n.r.h.Kind
+	if k.lives {
+		return errors.Join(n.owed.update(n), n.store.Inspect(nil))
+	}
+	var err error
+	ierr := n.store.Inspect(func(list []store.Inspection) {
+		if k.hosts > 1 {
+			var disk int64
+			if disk, err = sharedUsage(n.cfg.Roots[0].Path); err == nil && disk > n.cfg.Roots[0].Capacity {
+				err = fmt.Errorf("%d bytes on disk, of %d", disk, n.cfg.Roots[0].Capacity)
+			}
+			return
+		}
+		err = n.checkRoots(list)
+	})
+	return errors.Join(ierr, err)
+}
+
+// checkRoots compares roots that one host has with their disks.
+func (n *node) checkRoots(list []store.Inspection) error {
+	k := &n.r.h.Kind
+	clean := n.r.rules == nil && !k.power && !k.many && !n.armed
+	temporaries := 0
+	for i, root := range list {
+		capacity := n.cfg.Roots[i].Capacity
+		disk, temps, err := usage(root.Dir)
+		if err == nil && disk > min(root.Used, capacity) {
+			var foreign int64
+			foreign, err = n.foreign(root.Dir)
+			disk -= foreign
+		}
+		temporaries += temps
+		switch {
+		case err != nil:
+			return err
+		case disk > capacity:
+			return fmt.Errorf("root %d: %d bytes on disk, of %d; %+v", i, disk, capacity, root)
+		case root.Used > capacity && clean:
+			return fmt.Errorf("root %d: %d bytes used, of %d", i, root.Used, capacity)
+		case disk > root.Used:
+			return fmt.Errorf("root %d: %d bytes on disk, the account says %d", i, disk, root.Used)
+		}
+	}
+	open := 0
+	for _, p := range n.puts {
+		if p.Temp() != "" {
+			open++
+		}
+	}
+	if clean && temporaries != open {
+		return fmt.Errorf("%d temporaries, %d puts have one", temporaries, open)
+	}
+	return nil
+}
+
+// idle checks that nothing is pinned, being written or being removed.
+func (n *node) idle() (err error) {
+	ierr := n.store.Inspect(func(list []store.Inspection) {
+		for _, root := range list {
+			if root.InUse != 0 {
+				err = fmt.Errorf("host %s: %d entries of %s are in use, and nobody uses them", n.ID, root.InUse, root.Dir)
+			}
+		}
+	})
+	return errors.Join(ierr, err)
+}
+
+// converge lets hosts that share a root come to an agreement: one of them is the evictor.
+func (r *runner) converge() error {
+	if r.h.Kind.hosts == 1 {
+		return nil
+	}
+	for _, n := range r.nodes {
+		if n.store == nil {
+			return nil
+		}
+		if err := n.putBack(); err != nil {
+			return err
+		}
+	}
+	const enough = 60
+	for range enough {
+		r.nodes[0].turn()
+	}
+	var evictors []string
+	for _, n := range r.nodes {
+		n.doubted = false
+		st := n.store.Stats().Roots[0].Shared
+		if st.State != shared.Active {
+			return fmt.Errorf("host %s is %s after %d steps: %+v", n.ID, st.State, enough, *st)
+		}
+		if st.Evictor {
+			evictors = append(evictors, n.ID)
+		}
+	}
+	if len(evictors) != 1 {
+		return fmt.Errorf("the evictors are %v, want one", evictors)
+	}
+	return nil
+}
+
+// compareAccounts compares what hosts reckon with with what is on disk. Nothing is under way.
+func (r *runner) compareAccounts() error {
+	n := r.nodes[0]
+	if r.h.Kind.hosts > 1 {
+		for _, n := range r.nodes {
+			disk, err := sharedUsage(n.cfg.Roots[0].Path)
+			if err != nil {
+				return err
+			}
+			if st := n.store.Stats().Roots[0]; st.Shared.Evictor && st.Used != disk {
+				return fmt.Errorf("the evictor %s reckons with %d bytes, %d are on disk", n.ID, st.Used, disk)
+			}
+		}
+		return nil
+	}
+	var err error
+	ierr := n.store.Inspect(func(list []store.Inspection) {
+		for i, root := range list {
+			disk, temporaries, uerr := usage(root.Dir)
+			foreign, ferr := n.foreign(root.Dir)
+			want := disk - foreign + root.Missing
+			if err = errors.Join(err, uerr, ferr); err == nil && (root.Used != want || temporaries != 0 || root.Used > n.cfg.Roots[i].Capacity) {
+				err = fmt.Errorf("root %d: the account says %d bytes of %d, the disk %d; %d temporaries", i, root.Used, n.cfg.Roots[i].Capacity, want, temporaries)
+			}
+		}
+	})
+	return errors.Join(ierr, err)
+}
+
+// frozenDisk adds up what a root takes on disk while no host can reserve anything: else a file that goes and one that
+// comes in its place would both be counted.
+func (r *runner) frozenDisk(root int) (disk int64, err error) {
+	measure := func([]store.Inspection) { disk, err = sharedUsage(r.nodes[0].cfg.Roots[root].Path) }
+	for _, n := range r.nodes {
+		inner := measure
+		// What clients are in the middle of need not add up.
+		measure = func([]store.Inspection) { _ = n.store.Inspect(inner) }
+	}
+	measure(nil)
+	return disk, err
+}
+
+// usage adds up the blocks of all files outside the store's metadata, quarantine included.
+func usage(dir string) (bytes int64, temporaries int, err error) {
+	err = filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, name)
+		if strings.HasPrefix(rel, pieceformat.MetaDir) && !strings.HasPrefix(rel, pieceformat.QuarantineDir) {
+			return nil
+		}
+		if isTemporary(e) {
+			temporaries++
+		}
+		size, err := allocated(name)
+		bytes += size
+		return err
+	})
+	return bytes, temporaries, err
+}
+
+// sharedUsage adds up pieces, temporaries and what is being removed on a shared root, each file once. Files may go
+// meanwhile.
+func sharedUsage(dir string) (bytes int64, err error) {
+	seen := map[uint64]bool{}
+	err = filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || e.IsDir() {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, name)
+		if strings.HasPrefix(rel, pieceformat.MetaDir) && !strings.Contains(rel, "/t/") && !strings.Contains(rel, "/trash/") && !strings.HasPrefix(rel, pieceformat.QuarantineDir) {
+			return nil
+		}
+		info, err := staging.OS().Stat(name)
+		if err == nil && !seen[info.Ino] {
+			seen[info.Ino] = true
+			bytes += pieceformat.Padded(info.Allocated)
+		}
+		return nil
+	})
+	return bytes, err
+}
+
+// foreign adds up damaged files under names that no policy at hand can read back, as after one that is linked in was
+// replaced: to a scan they are another program's, left alone and not counted.
+func (n *node) foreign(dir string) (bytes int64, err error) {
+	err = filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+		rel, _ := filepath.Rel(dir, name)
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir() && rel == pieceformat.MetaDir:
+			return fs.SkipDir
+		case e.IsDir():
+			return nil
+		}
+		if _, err := readHeader(name); pieceformat.IsDamage(err) && !n.store.Claims(rel) {
+			size, err := allocated(name)
+			bytes += size
+			return err
+		}
+		return nil
+	})
+	return bytes, err
+}
+
+// readHeader reads a piece file's header and compares it with the file's size.
+func readHeader(name string) (pieceformat.Header, error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return pieceformat.Header{}, err
+	}
+	h, err := pieceformat.DecodeHeader(b[:min(len(b), pieceformat.Page)])
+	if err == nil && h.FileBytes() != int64(len(b)) {
+		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, len(b), h.FileBytes())
+	}
+	return h, err
+}
+
+func isTemporary(e os.DirEntry) bool {
+	_, temp := pieceformat.ParseTemp(e.Name())
+	return temp
+}
+
+func allocated(name string) (int64, error) {
+	info, err := staging.OS().Stat(name)
+	return pieceformat.Padded(info.Allocated), err
+}
+
+// noTemporaries checks that nothing was left half written.
+func (r *runner) noTemporaries() error {
+	for _, root := range r.nodes[0].cfg.Roots {
+		err := filepath.WalkDir(root.Path, func(name string, e os.DirEntry, err error) error {
+			if err == nil && !e.IsDir() && (isTemporary(e) || strings.HasSuffix(name, ".new")) {
+				return fmt.Errorf("left over: %s", name)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package metamorphic
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/staging/crashfs"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+func (n *node) runLookup(op Op) (string, error) {
+	of, _ := parsePiece(op.get("entry"), 2)
+	l, err := n.lookup(of.Entry, int(op.number("n")), 0)
+	if err != nil {
+		return "", err
+	}
+	n.loadAll(l, op.get("ranks"))
+	if op.has("hold") && n.leases[op.number("hold")] == nil {
+		n.leases[op.number("hold")] = l
+	} else {
+		l.Release()
+	}
+	return fmt.Sprintf("%d hits", l.Hits()), nil
+}
+
+func (n *node) runRelease(op Op) (string, error) {
+	l := n.leases[op.number("lease")]
+	if l == nil {
+		return "no such lease", nil
+	}
+	n.loadAll(l, op.get("ranks")) // what a lease is on stays
+	l.Release()
+	delete(n.leases, op.number("lease"))
+	return "", nil
+}
+
+// lookup asks for a run of keys.
+func (n *node) lookup(from Entry, count int, ranks uint64) (*lease, error) {
+	l := &lease{lost: map[Entry]bool{}}
+	var keys []uint64
+	for i := range uint64(count) {
+		l.keys = append(l.keys, Entry{from.Space, from.Key + i})
+		keys = append(keys, from.Key+i)
+	}
+	var err error
+	if l.Lease, err = n.store.Lookup(from.Space, keys, ranks); err != nil {
+		return nil, fmt.Errorf("host %s: looking %d keys up from %s: %w", n.ID, count, from, err)
+	}
+	return l, nil
+}
+
+// loadAll loads of the i-th hit of a lease the rank that ranks says.
+func (n *node) loadAll(l *lease, ranks string) {
+	for i := range min(l.Hits(), len(ranks)) {
+		n.load(l, i, uint32(ranks[i]-'0'))
+	}
+}
+
+func (n *node) load(l *lease, i int, rank uint32) {
+	of := Piece{l.keys[i], rank}
+	n.r.loads.Add(1)
+	payload, err := l.Load(i, rank)
+	n.r.ended.Add(1)
+	if err = n.judge(l, of, payload, err); err != nil {
+		n.r.report(fmt.Errorf("host %s: %w", n.ID, err))
+	}
+}
+
+// judge compares a load with the model. One that failed is a load whose blocks the engine computes again.
+func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
+	r, k := n.r, &n.r.h.Kind
+	if !r.model.known(of) {
+		return fmt.Errorf("piece %s is a hit and was never offered", of)
+	}
+	if failed == nil {
+		return r.model.served(of, payload)
+	}
+	if n.armed && errors.Is(failed, faultfs.ErrInjected) {
+		return nil // its process is dying
+	}
+	if k.many { // somebody else may have stored it again meanwhile
+		if !isLoss(failed) && !errors.Is(failed, store.ErrRootOut) {
+			return fmt.Errorf("loading piece %s: %w", of, failed)
+		}
+		return nil
+	}
+	if k.lives {
+		excused := isAny(failed, crashfs.ErrPowerLost, fs.ErrNotExist)
+		if n.owed.owes(of.Entry) && !excused {
+			return fmt.Errorf("piece %s was durable, and loading it fails: %w", of, failed)
+		}
+		return nil
+	}
+	if !r.model.isDamaged(of.Entry) && !l.lost[of.Entry] && r.rules == nil && !k.power && !n.doubted {
+		return fmt.Errorf("loading piece %s: %w", of, failed)
+	}
+	if !isLoss(failed) {
+		return nil
+	}
+	l.lost[of.Entry] = true
+	for _, o := range n.leases {
+		o.lost[of.Entry] = true
+	}
+	if there, err := n.hit(of.Entry); err != nil {
+		return err
+	} else if there {
+		return fmt.Errorf("piece %s is a hit after a load failed: %w", of, failed)
+	}
+	if k.hosts == 1 { // other hosts do not know yet
+		r.model.setDamaged(of.Entry, false)
+	}
+	return nil
+}
+
+// readAll reads every piece that is there. After a crash those of entries too that lack the other one: damage is to be
+// found before the entry is complete again.
+func (n *node) readAll() error {
+	for space := range namespaces {
+		for key := range uint64(numKeys) {
+			for rank := range uint32(numRanks) {
+				ranks := uint64(0)
+				if n.r.h.Kind.lives {
+					ranks = 1 << rank
+				}
+				l, err := n.lookup(Entry{space, key}, 1, ranks)
+				if err != nil {
+					return err
+				}
+				if l.Hits() == 1 {
+					n.load(l, 0, rank)
+				}
+				l.Release()
+			}
+		}
+	}
+	return n.r.reported()
+}

@@ -1,0 +1,150 @@
+package metamorphic_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
+	"github.com/kvhost/kvhost/host/store/metamorphic"
+	"github.com/kvhost/kvhost/plugins/dist"
+)
+
+var (
+	seed       = flag.Uint64("seed", 0, "run the history of this seed only")
+	kind       = flag.String("kind", "", "run histories of this kind only")
+	ops        = flag.Int("ops", 400, "operations of a history")
+	histories  = flag.Duration("time", 0, "go on with fresh seeds for so long")
+	replay     = flag.String("replay", "", "run the history of this file only")
+	shortenFor = flag.Duration("shorten", time.Minute, "how long to look for a shorter history that fails too")
+)
+
+// policies opens the first-party modules that histories use, compiled once.
+var policies = sync.OnceValues(func() (opt policy.Options, err error) {
+	if opt.Dir, err = policytest.Build("lru", "fifo", "fanout"); err != nil && len(dist.Names()) == 0 {
+		return opt, err // without a toolchain the modules that the binary was built with do
+	}
+	cache, err := os.MkdirTemp("", "kvhost-metamorphic")
+	if err == nil {
+		opt.Cache, err = sandbox.OpenCache(cache)
+	}
+	return opt, err
+})
+
+// TestHistories runs a history of each kind, some more with power losses, and fresh seeds for as long as -time says. A
+// history that fails is written to the temporary directory, and a shorter one that fails too if there is one.
+func TestHistories(t *testing.T) {
+	switch {
+	case *replay != "":
+		text, err := os.ReadFile(*replay)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := metamorphic.Parse(string(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, h)
+		return
+	case *seed != 0:
+		run(t, generate(*seed))
+		return
+	}
+	var all metamorphic.Result
+	count := 0
+	play := func(seed uint64) {
+		h := generate(seed)
+		if *kind != "" && h.Kind.Name != *kind {
+			return
+		}
+		count++
+		res := run(t, h)
+		all.Stored += res.Stored
+		all.Loads += res.Loads
+		all.Hits += res.Hits
+	}
+	kinds := uint64(len(metamorphic.Kinds()))
+	for seed := uint64(1); seed <= kinds; seed++ {
+		play(seed)
+	}
+	for i := range uint64(9) { // they are short
+		play((i+2)*kinds - 1)
+	}
+	seed := uint64(time.Now().UnixNano())
+	for end := time.Now().Add(*histories); *histories > 0 && time.Now().Before(end) && !t.Failed(); seed++ {
+		play(seed)
+	}
+	t.Logf("%d histories: %d pieces stored, %d loads, %d of them returned bytes", count, all.Stored, all.Loads, all.Hits)
+	if all.Stored == 0 || all.Loads == 0 || all.Hits == 0 {
+		t.Error("the histories are about nothing")
+	}
+}
+
+func generate(seed uint64) *metamorphic.History { return metamorphic.Generate(seed, *ops) }
+
+func run(t *testing.T, h *metamorphic.History) (res *metamorphic.Result) {
+	t.Run(fmt.Sprintf("seed=%d/%s", h.Seed, h.Kind.Name), func(t *testing.T) {
+		file := filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-history-%d.ops", h.Seed))
+		save(t, file, h.String()) // a panic elsewhere, or a hang, leaves it there
+		var err error
+		if res, err = runOnce(t, h); err == nil {
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+		save(t, file, res.Text())
+		t.Errorf("history of seed %d, kind %s, %d operations: %v", h.Seed, h.Kind.Name, len(h.Ops), err)
+		t.Logf("the history with its results is in %s\nreplay: go test ./host/store/metamorphic -run TestHistories -replay %s", file, file)
+		shorten(t, h, file+".short")
+	})
+	return res
+}
+
+// runOnce runs a history in a directory of its own.
+func runOnce(t *testing.T, h *metamorphic.History) (*metamorphic.Result, error) {
+	opt, err := policies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "kvhost-history")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	return metamorphic.Run(h, metamorphic.Options{Dir: dir, Policies: opt})
+}
+
+func shorten(t *testing.T, h *metamorphic.History, file string) {
+	if *shortenFor <= 0 {
+		return
+	}
+	var last *metamorphic.Result
+	var cause error
+	metamorphic.Shorten(h, func(try *metamorphic.History) bool {
+		res, err := runOnce(t, try)
+		if err != nil {
+			last, cause = res, err
+		}
+		return err != nil
+	}, time.Now().Add(*shortenFor))
+	if last == nil {
+		t.Log("a shorter history does not fail, or this one does not always")
+		return
+	}
+	save(t, file, last.Text())
+	t.Logf("a history of %d operations fails too: %v\nreplay: go test ./host/store/metamorphic -run TestHistories -replay %s", len(last.History.Ops), cause, file)
+}
+
+func save(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

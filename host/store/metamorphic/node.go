@@ -1,0 +1,324 @@
+package metamorphic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/crashfs"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// node is a host of a running history.
+type node struct {
+	Host
+	r       *runner
+	cfg     store.Config
+	dir     string
+	store   Store       // nil while it is closed
+	faults  *faultfs.FS // of this life
+	machine *crashfs.FS // nil: its power never fails
+	lost    bool        // the machine lost its power
+	armed   bool        // the process or its machine ends at some call
+
+	puts   map[uint64]*put
+	leases map[uint64]*lease
+
+	asleep  int     // steps that it will miss
+	doubted bool    // others gave it up, or may have: what it had leased may be gone
+	before  []Entry // hits at the end of the last life
+	owed    durable
+	final   Op // the policies of the last life
+}
+
+// put is a put with what it is of.
+type put struct {
+	Put
+	of      Piece
+	version uint64
+}
+
+// lease is a lease with the keys that it is on.
+type lease struct {
+	Lease
+	keys []Entry
+	lost map[Entry]bool // a load found its file bad, and the entry went
+}
+
+const (
+	pollEvery = time.Second
+	lapse     = 10 * time.Second
+)
+
+func (r *runner) newNode(host Host) *node {
+	n := &node{Host: host, r: r, dir: r.dir, puts: map[uint64]*put{}, leases: map[uint64]*lease{}}
+	k := &r.h.Kind
+	n.cfg = store.Config{
+		Seed: r.h.Seed, HostID: host.ID, Log: slog.New(slog.DiscardHandler), Now: newClock(), ScanWorkers: 1, ScanWait: time.Hour,
+		Durability: host.Durability, EvictMode: host.EvictMode,
+		BatchEvery: time.Hour, UpkeepEvery: time.Hour, // operations do the stores' own work
+		QuarantineFiles: 3,
+	}
+	if host.EvictMode == store.Background {
+		n.cfg.High, n.cfg.Low = 0.9, 0.7
+	}
+	for i := range k.roots {
+		root := store.RootConfig{
+			Path: filepath.Join(r.dir, fmt.Sprintf("root%d", i)), Capacity: 20*pieceBytes + int64(i)*4*pieceBytes + 7*pieceformat.Page, MaxEntries: 80,
+		}
+		if k.hosts > 1 {
+			root.Capacity = 48 * pieceBytes
+			root.Shared, root.Poll, root.Lapse = true, pollEvery, lapse
+			root.Scheduler = &store.Scheduler{Now: r.clock, Wait: n.wait}
+		}
+		n.cfg.Roots = append(n.cfg.Roots, root)
+	}
+	return n
+}
+
+// newClock returns a clock that moves by a millisecond each time it is read.
+func newClock() func() time.Time {
+	start := time.Unix(1_700_000_000, 0)
+	var n atomic.Int64
+	return func() time.Time { return start.Add(time.Duration(n.Add(1)) * time.Millisecond) }
+}
+
+func (n *node) trash() string { return filepath.Join(n.dir, "trash") }
+
+// open starts a life of the host, on a new machine if the last one lost its power.
+func (n *node) open(op Op) (err error) {
+	var under staging.FS = staging.OS()
+	if n.r.h.Kind.power {
+		if n.machine == nil || n.lost {
+			if n.machine, err = crashfs.New(staging.OS(), n.trash()); err != nil {
+				return err
+			}
+		}
+		under = n.machine
+	}
+	if n.r.h.Kind.lives {
+		n.cfg.Now = newClock()
+	}
+	n.faults = faultfs.New(under)
+	n.cfg.FS = n.faults
+	n.doubted, n.asleep, n.lost, n.armed = false, 0, false, false
+	clear(n.puts)
+	clear(n.leases)
+	if err := n.choosePolicies(op); err != nil {
+		return err
+	}
+	if op.has("unplug") {
+		call, seed, _ := parsePair(op.get("unplug"))
+		n.arm(call, true, seed)
+	}
+	s, err := n.r.opt.Open(context.Background(), n.cfg, n.r.slots)
+	if err != nil {
+		if n.armed && errors.Is(err, crashfs.ErrPowerLost) {
+			n.lost = true
+			return nil
+		}
+		return fmt.Errorf("opening host %s: %w", n.ID, err)
+	}
+	n.store = s
+	if n.r.h.Kind.lives {
+		if err := n.owed.reopened(n); err != nil {
+			return err
+		}
+		return n.readAll()
+	}
+	if err := n.kept(); err != nil {
+		return err
+	}
+	n.faults.Set(n.r.rules...)
+	return nil
+}
+
+func (n *node) choosePolicies(op Op) error {
+	p := &n.cfg.Policies
+	*p = store.Policies{Admit: store.Use{Name: "admit"}, Place: store.Use{Name: "place"}, Layout: store.Use{Name: "layout"}}
+	p.Reopen.Cache = n.r.policies.opt.Cache
+	for role, to := range map[abi.Role]*store.Use{abi.RoleEvict: &p.Evict, abi.RolePlace: &p.Place} {
+		name := op.get(role.String())
+		if name == "" {
+			continue
+		}
+		u, err := n.r.policies.role(role, name)
+		if err != nil {
+			return err
+		}
+		*to = *u
+	}
+	p.Place.Name = "place"
+	return nil
+}
+
+// arm lets the n-th operation on files from now on be the process's last, or the machine's.
+func (n *node) arm(call uint64, power bool, seed uint64) {
+	rule := faultfs.Rule{
+		Op: staging.OpAny, Path: "**", When: faultfs.When{First: call, Seed: seed}, Fault: faultfs.Fault{Errno: syscall.EIO},
+	}
+	if power {
+		rule.Fault = faultfs.Fault{Power: true}
+	}
+	n.faults.Set(rule)
+	n.armed = true
+}
+
+// died says whether the process or its machine has ended at the call that [node.arm] named.
+func (n *node) died() bool { return n.armed && n.faults.Injected() > 0 || n.powerLost() }
+
+func (n *node) powerLost() bool {
+	if n.machine == nil {
+		return false
+	}
+	_, err := n.machine.Stat(n.dir)
+	return errors.Is(err, crashfs.ErrPowerLost)
+}
+
+// letGo releases leases and aborts puts.
+func (n *node) letGo() {
+	for _, l := range n.leases {
+		l.Release()
+	}
+	for _, id := range sortedKeys(n.puts) {
+		n.puts[id].Abort(errAborted)
+	}
+	clear(n.leases)
+	clear(n.puts)
+}
+
+// close closes the store in order.
+func (n *node) close(op Op) error {
+	n.faults.Set()
+	n.armed = false
+	n.letGo()
+	n.asleep = 0
+	if op.has("unplug") {
+		call, seed, _ := parsePair(op.get("unplug"))
+		n.arm(call, true, seed)
+	} else if err := n.putBack(); err != nil {
+		return err
+	}
+	var err error
+	if n.before, err = n.present(); err != nil {
+		return err
+	}
+	n.owed.ends(n)
+	err = n.store.Close()
+	n.store = nil
+	if n.armed {
+		return nil // who closes a store on a machine without power gets errors
+	}
+	return err
+}
+
+// crash ends the process at once: nothing that it does from now on reaches its files.
+func (n *node) crash() error {
+	n.asleep = 0
+	var err error
+	if n.before = nil; !n.armed {
+		if n.before, err = n.present(); err != nil {
+			return err
+		}
+	}
+	n.owed.ends(n)
+	n.faults.Set(faultfs.Rule{Op: staging.OpAny, Path: "**", Fault: faultfs.Fault{Errno: syscall.EACCES}})
+	n.letGo()
+	err = n.store.Close()
+	n.store = nil
+	if n.machine != nil {
+		n.lost = n.powerLost()
+		return nil
+	}
+	return err
+}
+
+// losePower ends the machine.
+func (n *node) losePower(seed uint64) error {
+	n.owed.ends(n)
+	if err := n.machine.PowerLoss(seed); err != nil {
+		return err
+	}
+	n.lost, n.before = true, nil
+	if n.store == nil {
+		return nil
+	}
+	n.letGo()
+	_ = n.store.Close() // nothing that it does succeeds
+	n.store = nil
+	return nil
+}
+
+// putBack puts every root that is out of service back, which must succeed at once.
+func (n *node) putBack() error {
+	for i, root := range n.store.Stats().Roots {
+		if root.State <= health.Full {
+			continue
+		}
+		if err := n.store.Maintain(context.Background(), i, store.Probe); err != nil {
+			return fmt.Errorf("host %s: root %d is %s and cannot be put back: %w", n.ID, i, root.State, err)
+		}
+		if now := n.store.Stats().Roots[i].State; now != health.In {
+			return fmt.Errorf("host %s: root %d is %s after it was put back", n.ID, i, now)
+		}
+	}
+	return nil
+}
+
+// present lists the entries that are hits.
+func (n *node) present() (list []Entry, err error) {
+	for space := range namespaces {
+		for key := range uint64(numKeys) {
+			e := Entry{space, key}
+			there, err := n.hit(e)
+			if err != nil {
+				return nil, err
+			}
+			if there {
+				list = append(list, e)
+			}
+		}
+	}
+	return list, nil
+}
+
+// hit says whether an entry is a hit.
+func (n *node) hit(e Entry) (bool, error) {
+	l, err := n.store.Lookup(e.Space, []uint64{e.Key}, 0)
+	if err != nil {
+		return false, fmt.Errorf("host %s: looking %s up: %w", n.ID, e, err)
+	}
+	defer l.Release()
+	return l.Hits() == 1, nil
+}
+
+// kept checks that what was a hit still is one. It need not be with faults, as files that could not be removed come back
+// and push others out, nor where somebody else evicts.
+func (n *node) kept() error {
+	k := &n.r.h.Kind
+	if k.faults != "" || k.power || k.hosts > 1 || n.EvictMode == store.Background {
+		return nil
+	}
+	for _, e := range n.before {
+		if there, err := n.hit(e); err != nil {
+			return err
+		} else if !there && !n.r.model.isDamaged(e) {
+			return fmt.Errorf("host %s: entry %s was a hit before the restart and is not one now", n.ID, e)
+		}
+	}
+	return nil
+}
+
+// removeMachine removes what a machine keeps beside the roots.
+func (n *node) removeMachine() error { return os.RemoveAll(n.trash()) }

@@ -1,0 +1,294 @@
+package metamorphic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
+
+// verb is a sort of operation.
+type verb struct {
+	args     map[string]func(string) bool // checks of the arguments
+	optional map[string]bool
+	closed   bool // it makes sense on a host that is closed
+	run      func(n *node, op Op) (string, error)
+}
+
+func isNumber(s string) bool { _, err := strconv.ParseUint(s, 10, 64); return err == nil }
+func isBool(s string) bool   { return s == "true" || s == "false" }
+func isEntry(s string) bool  { _, ok := parsePiece(s, 2); return ok }
+func isPiece(s string) bool  { _, ok := parsePiece(s, 3); return ok }
+func isPair(s string) bool   { _, _, ok := parsePair(s); return ok }
+func isText(s string) bool   { return s != "" }
+func isRanks(s string) bool  { return strings.Trim(s, "01") == "" }
+func isTask(s string) bool   { _, ok := taskNamed(s); return ok }
+
+func isHow(s string) bool { return s == "remove" || s == "cut" || s == "flip" }
+
+// parsePair reads two numbers: NUMBER:SEED.
+func parsePair(text string) (n, seed uint64, ok bool) {
+	head, tail, _ := strings.Cut(text, ":")
+	n, err := strconv.ParseUint(head, 10, 64)
+	if err != nil {
+		return 0, 0, false
+	}
+	seed, err = strconv.ParseUint(tail, 10, 64)
+	return n, seed, err == nil
+}
+
+type checks = map[string]func(string) bool
+
+var verbs map[string]verb
+
+func init() { // not in the declaration: the operations parse operations
+	optional := func(names ...string) map[string]bool {
+		m := map[string]bool{}
+		for _, n := range names {
+			m[n] = true
+		}
+		return m
+	}
+	verbs = map[string]verb{
+		"Open": {
+			args: checks{"evict": isPolicySeed, "place": isText, "unplug": isPair}, optional: optional("evict", "place", "unplug"),
+			closed: true, run: (*node).runOpen,
+		},
+		"Close":      {args: checks{"unplug": isPair}, optional: optional("unplug"), run: func(n *node, op Op) (string, error) { return "", n.close(op) }},
+		"Crash":      {run: func(n *node, _ Op) (string, error) { return "", n.crash() }},
+		"PowerLoss":  {args: checks{"seed": isNumber}, closed: true, run: (*node).runPowerLoss},
+		"Arm":        {args: checks{"call": isNumber, "power": isBool, "seed": isNumber}, optional: optional("power", "seed"), run: (*node).runArm},
+		"Store":      {args: checks{"entry": isEntry}, run: (*node).runStore},
+		"Begin":      {args: checks{"put": isNumber, "piece": isPiece}, run: (*node).runBegin},
+		"Publish":    {args: checks{"put": isNumber}, run: (*node).runPublish},
+		"Abort":      {args: checks{"put": isNumber, "written": isBool}, run: (*node).runAbort},
+		"Lookup":     {args: checks{"entry": isEntry, "n": isNumber, "ranks": isRanks, "hold": isNumber}, optional: optional("hold"), run: (*node).runLookup},
+		"Release":    {args: checks{"lease": isNumber, "ranks": isRanks}, optional: optional("ranks"), run: (*node).runRelease},
+		"EndRequest": {run: func(n *node, _ Op) (string, error) { n.store.EndRequest(); return "", nil }},
+		"Maintain":   {args: checks{"root": isNumber, "task": isTask}, run: (*node).runMaintain},
+		"Swap":       {args: checks{"role": isText, "policy": isText}, run: (*node).runSwap},
+		"Damage":     {args: checks{"file": isNumber, "how": isHow, "at": isNumber, "bytes": isNumber}, run: (*node).runDamage},
+		"Turns":      {args: checks{"n": isNumber}, run: (*node).runTurns},
+		"Sleep":      {args: checks{"n": isNumber}, run: (*node).runSleep},
+		"Rush":       {args: checks{"clients": isText, "swap": isPolicySeed}, run: (*node).runRush},
+		"Finish": {
+			args: checks{"evict": isPolicySeed, "place": isText}, optional: optional("evict", "place"), closed: true,
+			run: func(n *node, op Op) (string, error) { n.final = op; return "", nil },
+		},
+	}
+}
+
+func isPolicySeed(s string) bool {
+	_, tail, _ := strings.Cut(s, ":")
+	return isNumber(tail)
+}
+
+// taskNames are the tasks of [store.Task] that histories ask for, in their order.
+var taskNames = []string{"retry", "flush", "probe"}
+
+func taskNamed(name string) (store.Task, bool) {
+	for i, n := range taskNames {
+		if n == name {
+			return []store.Task{store.RetryRemovals, store.Flush, store.Probe}[i], true
+		}
+	}
+	return 0, false
+}
+
+var errAborted = errors.New("the history gives the put up")
+
+func (n *node) runOpen(op Op) (string, error) {
+	if n.store != nil {
+		return "open", nil
+	}
+	n.final = op
+	err := n.open(op)
+	if n.store == nil && err == nil {
+		return "power lost", nil
+	}
+	return fmt.Sprintf("%d hits before", len(n.before)), err
+}
+
+func (n *node) runPowerLoss(op Op) (string, error) {
+	if n.machine == nil {
+		return "no machine", nil
+	}
+	return "", n.losePower(op.number("seed"))
+}
+
+func (n *node) runArm(op Op) (string, error) {
+	n.asleep = 0
+	n.arm(op.number("call"), op.get("power") == "true" && n.machine != nil, op.number("seed"))
+	return "", nil
+}
+
+// begin reserves room for a piece.
+func (n *node) begin(of Piece) (*put, error) {
+	p, err := n.store.Begin(context.Background(), of)
+	if err != nil {
+		return nil, err
+	}
+	return &put{Put: p, of: of, version: n.r.model.begin(of)}, nil
+}
+
+// write writes a put's piece.
+func (p *put) write() error {
+	return p.Write(func(size int64) []byte { return content(p.of, p.version, size) })
+}
+
+// publish writes and publishes a put's piece. It may be served from the moment that it is written.
+func (n *node) publish(p *put) error {
+	if err := p.write(); err != nil {
+		p.Abort(err)
+		return err
+	}
+	n.r.model.written(p.of, p.version)
+	err := p.Publish(context.Background())
+	if err == nil {
+		n.r.stored.Add(1)
+	}
+	return err
+}
+
+// mayFail says whether a put may end in an error. Under the name of a piece of a shared root a damaged file may stand,
+// which the evictor is then asked to remove.
+func (n *node) mayFail(err error) bool {
+	return acceptable(err) || n.r.h.Kind.hosts > 1 && pieceformat.IsDamage(err)
+}
+
+// storePiece stores a piece.
+func (n *node) storePiece(of Piece) error {
+	p, err := n.begin(of)
+	if err == nil {
+		err = n.publish(p)
+	}
+	if !n.mayFail(err) {
+		n.r.report(fmt.Errorf("host %s: storing piece %s: %w", n.ID, of, err))
+	}
+	return err
+}
+
+// storeEntry stores both pieces of an entry.
+func (n *node) storeEntry(e Entry) string {
+	var results []string
+	for rank := range uint32(numRanks) {
+		if n.r.h.Kind.lives && n.died() {
+			return "dead"
+		}
+		err := n.storePiece(Piece{e, rank})
+		if err == nil && n.r.h.Kind.lives {
+			n.owed.stored(n, e)
+		}
+		results = append(results, fmt.Sprint(err))
+	}
+	return strings.Join(results, ", ")
+}
+
+func (n *node) runStore(op Op) (string, error) {
+	of, _ := parsePiece(op.get("entry"), 2)
+	return n.storeEntry(of.Entry), nil
+}
+
+func (n *node) runBegin(op Op) (string, error) {
+	of, _ := parsePiece(op.get("piece"), 3)
+	p, err := n.begin(of)
+	if !acceptable(err) {
+		return "", err
+	}
+	if err == nil {
+		n.puts[op.number("put")] = p
+	}
+	return fmt.Sprint(err), nil
+}
+
+// take takes a put out of those that are under way.
+func (n *node) take(op Op) *put {
+	id := op.number("put")
+	p := n.puts[id]
+	delete(n.puts, id)
+	return p
+}
+
+func (n *node) runPublish(op Op) (string, error) {
+	p := n.take(op)
+	if p == nil {
+		return "no such put", nil
+	}
+	err := n.publish(p)
+	if !n.mayFail(err) {
+		return "", err
+	}
+	return fmt.Sprint(err), nil
+}
+
+func (n *node) runAbort(op Op) (string, error) {
+	p := n.take(op)
+	if p == nil {
+		return "no such put", nil
+	}
+	if op.get("written") == "true" {
+		_ = p.write() // it is given up all the same
+	}
+	p.Abort(errAborted)
+	return "", nil
+}
+
+func (n *node) runMaintain(op Op) (string, error) {
+	task, _ := taskNamed(op.get("task"))
+	root := int(op.number("root"))
+	if root >= len(n.cfg.Roots) {
+		return "no such root", nil
+	}
+	return fmt.Sprint(n.store.Maintain(context.Background(), root, task)), nil
+}
+
+func (n *node) runSwap(op Op) (string, error) {
+	for role := range abi.Role(abi.Roles) {
+		if role.String() == op.get("role") {
+			return n.swap(role, op.get("policy"))
+		}
+	}
+	return "no such role", nil
+}
+
+func (n *node) swap(role abi.Role, name string) (string, error) {
+	u, err := n.r.policies.role(role, name)
+	if err != nil {
+		return "", err
+	}
+	s := store.Swap{}
+	if role != abi.RoleEvict {
+		s.From = role.String() // as choosePolicies calls them
+	}
+	s.Uses[role] = u
+	err = n.store.Swap(context.Background(), s)
+	if !acceptable(err) && !n.r.h.Kind.many {
+		return "", err
+	}
+	return fmt.Sprint(err), nil
+}
+
+func (n *node) runTurns(op Op) (string, error) {
+	if n.r.h.Kind.hosts > 1 {
+		for range op.number("n") {
+			n.turn()
+		}
+	}
+	return "", nil
+}
+
+// runSleep keeps a host from its steps, perhaps for so long that the others give it up.
+func (n *node) runSleep(op Op) (string, error) {
+	for _, o := range n.r.nodes {
+		if o.asleep > 0 {
+			return "another host sleeps", nil
+		}
+	}
+	n.asleep, n.doubted = int(op.number("n")), true
+	return "", nil
+}

@@ -1,0 +1,227 @@
+package metamorphic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/plugins/fanout"
+	"github.com/kvhost/kvhost/plugins/fifo"
+	"github.com/kvhost/kvhost/plugins/lru"
+)
+
+// policySet opens the policies of histories and counts those that stores still have.
+type policySet struct {
+	opt     policy.Options
+	given   atomic.Int64
+	back    atomic.Int64
+	problem func(error)
+}
+
+// role opens the policy of a name for a role. An empty name is the built-in one.
+func (s *policySet) role(role abi.Role, name string) (*store.Use, error) {
+	var u *store.Use
+	var err error
+	switch role {
+	case abi.RoleEvict:
+		u, err = s.evictor(name)
+	case abi.RolePlace:
+		u, err = s.placer(name)
+	case abi.RoleLayout:
+		u = &store.Use{Module: policy.Builtin(role)}
+		if name == "blocks" {
+			u = native(name, role, func(guest.Info) (any, error) { return blockMajor{}, nil })
+		}
+	case abi.RoleAdmit:
+		part := uint64(0)
+		if name == "some" {
+			part = 1
+		}
+		u = native(name, role, func(guest.Info) (any, error) { return admitter{part}, nil })
+	}
+	if err != nil {
+		return nil, err
+	}
+	var over atomic.Bool
+	done := u.Done
+	s.given.Add(1)
+	u.Done = func() {
+		if done != nil {
+			done()
+		}
+		if over.Swap(true) {
+			s.problem(fmt.Errorf("policy %s was given back twice", name))
+		}
+		s.back.Add(1)
+	}
+	return u, nil
+}
+
+func native(name string, role abi.Role, open func(guest.Info) (any, error)) *store.Use {
+	return &store.Use{Name: name, Module: policy.NativeModule(name, []abi.Role{role}, open)}
+}
+
+// module opens a first-party policy.
+func (s *policySet) module(name string, config policy.Config) (*store.Use, error) {
+	m, err := policy.Open(context.Background(), name, s.opt)
+	if err != nil {
+		return nil, err
+	}
+	return &store.Use{Module: m, Config: config, Done: func() {
+		if err := m.Close(context.Background()); err != nil {
+			s.problem(fmt.Errorf("closing policy %s: %w", name, err))
+		}
+	}}, nil
+}
+
+// evictor opens NAME:SEED.
+func (s *policySet) evictor(text string) (*store.Use, error) {
+	name, tail, _ := strings.Cut(text, ":")
+	seed, err := strconv.ParseUint(tail, 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("%w: evict policy %q", ErrSyntax, text)
+	}
+	switch name {
+	case "lru", "fifo":
+		return s.module(name, nil)
+	case "native-lru":
+		return native(name, abi.RoleEvict, func(i guest.Info) (any, error) { return lru.New(i) }), nil
+	case "native-fifo":
+		return native(name, abi.RoleEvict, func(i guest.Info) (any, error) { return fifo.New(i) }), nil
+	case "replaying":
+		u := native(name, abi.RoleEvict, func(i guest.Info) (any, error) {
+			p, err := lru.New(i)
+			return &replaying{Policy: p}, err
+		})
+		u.Module = u.Module.KeepState("replaying/1")
+		return u, nil
+	case "liar", "miser", "wrecker":
+		return native(name, abi.RoleEvict, func(i guest.Info) (any, error) {
+			p, err := lru.New(i)
+			return &rogue{Policy: p, how: name, slots: i.MaxSlots, rng: rand.New(rand.NewPCG(seed, 4))}, err
+		}), nil
+	}
+	return nil, fmt.Errorf("%w: evict policy %q", ErrSyntax, text)
+}
+
+// replaying is lru, and hands all events that it got to its successor, which plays them again.
+type replaying struct {
+	*lru.Policy
+	events []abi.Event
+}
+
+func (e *replaying) Events(batch []abi.Event) {
+	e.events = append(e.events, batch...)
+	e.Policy.Events(batch)
+}
+
+func (e *replaying) Save(dst []byte, _ int) ([]byte, error) {
+	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(e.events))), len(e.events)*abi.EventSize)...), nil
+}
+
+func (e *replaying) Load(state []byte) error {
+	events := make([]abi.Event, len(state)/abi.EventSize)
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(events))), len(state)), state)
+	e.Events(events)
+	return nil
+}
+
+// rogue is lru, but for its answers: a liar names slots that do not exist or must not be evicted; a miser names none now
+// and then; a wrecker answers what no policy may, and is replaced.
+type rogue struct {
+	*lru.Policy
+	how   string
+	slots uint32
+	rng   *rand.Rand
+}
+
+func (r *rogue) Victims(ask abi.Ask, dst []uint32) int {
+	n := r.Policy.Victims(ask, dst)
+	switch {
+	case r.how == "liar":
+		seen := map[uint32]bool{}
+		for i := range dst[:min(n+2, len(dst))] {
+			if i >= n || r.rng.IntN(2) == 0 {
+				dst[i] = r.rng.Uint32N(r.slots)
+			}
+			if seen[dst[i]] {
+				return i
+			}
+			seen[dst[i]] = true
+		}
+		return min(n+2, len(dst))
+	case r.how == "miser" && r.rng.IntN(3) == 0:
+		return 0
+	case r.how == "wrecker" && r.rng.IntN(5) == 0:
+		return len(dst) + 1
+	}
+	return n
+}
+
+var errRogue = errors.New("a rogue keeps its state to itself")
+
+// Save and Load hide lru's.
+func (r *rogue) Save([]byte, int) ([]byte, error) { return nil, errRogue }
+func (r *rogue) Load([]byte) error                { return errRogue }
+
+func (s *policySet) placer(name string) (*store.Use, error) {
+	switch name {
+	case "collider", "mute":
+		return native(name, abi.RolePlace, func(i guest.Info) (any, error) {
+			p, err := fanout.New(i)
+			return &roguePlacer{fanout: p, how: name}, err
+		}), nil
+	}
+	return s.module("fanout", policy.Config{fanout.ConfigWidths: name})
+}
+
+// colliderDir is where a collider puts all pieces.
+const colliderDir = "heap"
+
+// roguePlacer gives some keys the name of others (a collider), or one that leads out of the root (a mute one).
+type roguePlacer struct {
+	fanout guest.Placer
+	how    string
+}
+
+func (r *roguePlacer) Place(q *abi.PlaceQuery, roots []abi.RootFacts, dst []byte) ([]byte, uint32) {
+	if r.how == "collider" {
+		return fmt.Appendf(dst, "%s/%02x_r%d.kv", colliderDir, q.Key[0]%8, q.Rank), abi.None
+	}
+	if q.Key[0]%3 == 0 {
+		return append(dst, "../../out.kv"...), abi.None
+	}
+	return r.fanout.Place(q, roots, dst)
+}
+
+func (r *roguePlacer) Unplace([]byte) abi.PathIdentity { return abi.PathIdentity{} }
+
+// admitter refuses part of five keys.
+type admitter struct{ part uint64 }
+
+func (a admitter) Admit(batch []abi.Candidate, dst []bool) {
+	for i := range batch {
+		dst[i] = batch[i].Key%5 >= a.part
+	}
+}
+
+// blockMajor lays out each block's pages one after the other.
+type blockMajor struct{}
+
+func (blockMajor) Layout(h abi.LayoutHeader, planes []abi.Plane, dst []abi.Segment) []abi.Segment {
+	for b := range h.Blocks {
+		for i, p := range planes {
+			dst = append(dst, abi.Segment{Plane: uint32(i), Block: b, Blocks: 1, PageLen: p.PageBytes})
+		}
+	}
+	return dst
+}
