@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
@@ -312,13 +313,14 @@ func (s *Store) entriesOf(n *naming) (entries int64) {
 	return max(0, entries)
 }
 
-// list is the namespaces known now.
+// list is the namespaces known now, in the order in which they came.
 func (t *spaces) list() (list []*namespace) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, ns := range t.byID {
 		list = append(list, ns)
 	}
+	slices.SortFunc(list, func(a, b *namespace) int { return cmp.Compare(a.id, b.id) })
 	return list
 }
 
