@@ -6,12 +6,12 @@ type Op uint8
 const (
 	OpInsert     Op = 1 // space was reserved for a new entry
 	OpTouch      Op = 2 // a lookup granted a lease on it: once per request and entry, in key order
-	OpRemove     Op = 3 // it is gone; its slot may be used again, and its children have no parent any more
+	OpRemove     Op = 3 // it is gone; its slot may be reused, and its children no longer have a parent
 	OpLink       Op = 4 // its parent came back: Parent now names it
 	OpPin        Op = 5 // it must not be named as a victim
 	OpUnpin      Op = 6 // it may be named again
 	OpResident   Op = 7 // replay after a start, in order of last touch: it was here already
-	OpRequestEnd Op = 8 // Request is over; Slot is None
+	OpRequestEnd Op = 8 // Request has ended; Slot is None
 )
 
 var opNames = [...]string{"", "insert", "touch", "remove", "link", "pin", "unpin", "resident", "request_end"}

@@ -54,10 +54,10 @@ type Status int32
 
 const (
 	StatusOK       Status = 0
-	StatusDefault  Status = 1  // nothing to say: the host's default applies
+	StatusDefault  Status = 1  // no answer: the host's default applies
 	StatusBadInput Status = -1 // an argument the guest cannot read (unknown stride, unknown namespace)
-	StatusNoSpace  Status = -2 // the guest cannot hold what it was given
-	StatusInternal Status = -3 // the guest found itself inconsistent
+	StatusNoSpace  Status = -2 // the guest has no room for its input
+	StatusInternal Status = -3 // the guest detected an inconsistency
 )
 
 // Pack joins a status and a count into the i64 result of the calls that answer with records.

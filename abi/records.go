@@ -20,7 +20,7 @@ type Info struct {
 	MaxNamespaces uint32 // namespace ids are below this
 	ConfigLen     uint32
 	Capacity      uint64 // bytes the root may hold; 0 when it does not apply
-	Seed          uint64 // for policies that draw lots; the same seed and events give the same decisions
+	Seed          uint64 // for randomised policies; the same seed and events give the same decisions
 }
 
 // InfoSize is Info.Size in this version.
@@ -29,7 +29,7 @@ const InfoSize = 80
 // Ask is the single record that kv_step finds in the ARGS buffer: what is to be freed. The guest writes victims as u32
 // slots to RESULT, best victim first, and answers how many. Fewer than would free Bytes is legal.
 type Ask struct {
-	Bytes      uint64 // to be freed, over all victims
+	Bytes      uint64 // to free, over all victims
 	MaxVictims uint32 // at most so many slots
 	Tenant     uint32 // only this tenant's entries, or None for any
 }
@@ -111,7 +111,7 @@ type RootFacts struct {
 // RootFactsSize is the stride of [RootFacts].
 const RootFactsSize = 40
 
-// RootWritable is set on a root that takes stores at present.
+// RootWritable is set on a root that accepts stores.
 const RootWritable = 1
 
 // PathRef is one record of kv_unplace's ARGS: a path to be read back. Off counts from the start of ARGS.

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// Release is this host's, as a manifest's min_host is compared with it. It is raised when a host gives modules something that an
-// earlier one did not.
+// Release is this host's release, compared with a manifest's min_host. It is raised when a host offers modules something
+// that an earlier one did not.
 const Release = "0.1"
 
-// release reads numbers with points between them, at most three; those that are missing are 0.
+// release parses at most three numbers separated by points; missing ones are 0.
 func release(text string) (r [3]int, err error) {
 	parts := strings.Split(text, ".")
 	if len(parts) > len(r) {

@@ -4,8 +4,8 @@ package abi
 
 import "embed"
 
-// Sources are those of this package and of the Go kit below it, so that a host can hand them out with the kits for other
-// languages. Guests do without.
+// Sources are the source files of this package and of the Go kit, which a host hands out with the kits for other
+// languages. Guests do not embed them.
 //
 //go:embed *.go guest
 var Sources embed.FS

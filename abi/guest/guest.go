@@ -1,12 +1,12 @@
 // Package guest is the Go kit for kvhost policies.
 //
-// The one idea: a policy is an ordinary Go type with the methods of its roles ([Evictor], [Admitter], [Placer],
-// [Layouter]). The same source is used three ways: built to a wasm module (a five-line main that hands the constructor
-// to a package under abi/guest/export), linked into the host as the native fallback, and run natively beside its own
-// wasm build to prove that both decide alike.
+// A policy is an ordinary Go type with the methods of its roles ([Evictor], [Admitter], [Placer], [Layouter]). The same
+// source is built to a wasm module (a five-line main passes the constructor to a package under abi/guest/export), linked
+// into the host as the native fallback, and run natively in tests that compare its decisions with those of its wasm
+// build.
 //
 // A policy is single-threaded: the host makes one call at a time per instance. It should allocate in its constructor
-// only; what it keeps must be bounded by [Info].MaxSlots.
+// only, and bound its memory by [Info].MaxSlots.
 package guest
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Info is what a constructor gets.
+// Info describes the instance that a constructor makes.
 type Info struct {
 	MaxSlots      uint32 // slots are below this; 0 for roles without slots
 	MaxBatch      uint32
@@ -64,18 +64,19 @@ type Namespacer interface {
 	Namespace(id uint32, text string)
 }
 
-// ErrStateSize says that a state takes more bytes than its host has room for. It is no fault: the next instance starts empty.
+// ErrStateSize means that a state takes more bytes than the host has room for. It is not a fault: the next instance
+// starts empty.
 var ErrStateSize = errors.New("the state takes more than the limit")
 
 // Saver is implemented by policies whose state outlives the instance. The manifest's state_format names its form.
 type Saver interface {
-	// Save appends the state to dst, at most limit bytes; [ErrStateSize] when it takes more.
+	// Save appends the state to dst, at most limit bytes, or returns [ErrStateSize].
 	Save(dst []byte, limit int) ([]byte, error)
-	// Load restores what Save gave; an error leaves the policy as new.
+	// Load restores what Save returned; after an error the policy is as New made it.
 	Load(state []byte) error
 }
 
-// Config is a policy's configuration: keys and values as the operator wrote them.
+// Config is a policy's configuration, keys and values as the operator wrote them.
 type Config map[string]string
 
 // Int reads a whole number.

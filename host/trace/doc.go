@@ -1,7 +1,6 @@
 // Package trace reads, describes and makes request traces.
 //
-// The one idea: a trace is a stream of requests, one JSON object per line, in the format that serving engines' traces
-// are published in:
+// A trace is a stream of requests, one JSON object per line, in the format of published serving traces:
 //
 //	{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, 2353]}
 //
@@ -9,7 +8,7 @@
 // prompt together with everything before it: ids are chained, so an id has exactly one parent. A reader takes plain text,
 // gzip and zstd, told apart by their first bytes, and needs memory for one line only. Keys beyond these four are ignored.
 //
-// A generator makes traces of the same kind from a seed: shared system prompts, conversations whose prefix grows turn by
-// turn, agents with many quick steps, and their sub-agents. It uses whole numbers only, so that a seed gives the same
-// bytes on every machine.
+// A generator makes such traces from a seed: shared system prompts, conversations whose prefix grows turn by turn, agents
+// with many quick steps, and their sub-agents. It uses integers only, so that a seed gives the same bytes on every
+// machine.
 package trace

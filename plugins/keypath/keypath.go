@@ -1,7 +1,7 @@
-// Package keypath spells numbers and keys in paths, and reads them back strictly.
+// Package keypath writes numbers and keys into paths and parses them strictly.
 //
-// The one idea: a place policy's inverse must take exactly the paths that the policy gives. So a text is read only when
-// it is the one way in which its value would have been written: small hexadecimal digits, no leading zeros.
+// The inverse of a place policy must accept exactly the paths that the policy produces, so a text is accepted only in its
+// canonical form: lower-case hexadecimal digits, no leading zeros.
 package keypath
 
 import (

@@ -1,10 +1,9 @@
 // Package prefix is the eviction policy that knows it is caching the prefixes of conversations.
 //
-// The one idea: the unit of decision is a segment, the run of chunks that one request touched last and that play one
-// part in it. They are reused together or not at all, so the policy asks of each segment what a buyer asks of an
-// option: how likely is it to pay, per second of holding it? The answer is a Gittins index: over all horizons T, the
-// best ratio of P(reused within T) to the expected time held until then, given the age it has reached. The segment with
-// the lowest index goes first, its deepest chunk first, so that what remains is always a usable prefix.
+// The unit of decision is a segment: the run of chunks that one request touched last and that play one part in it. They
+// are reused together or not at all. Each segment has a Gittins index: the best ratio, over all horizons T, of P(reused
+// within T) to the expected time held until then, given its age. The segment with the lowest index is evicted first, and
+// within it the deepest chunk, so that the rest is always a usable prefix.
 //
 // The probabilities are learned online, from every segment that ages, is reused, or is missed after it was evicted
 // (a bounded table of ghosts remembers those):
@@ -15,8 +14,8 @@
 //     per length of the pause before this turn, because people and agents keep their pace;
 //   - times a weight for what the request looked like (features.go): its turn number, and by how much it extended the
 //     conversation, began one, or branched off;
-//   - damped by a gamma frailty: a segment that has lived long has shown that it is one of those that live long,
-//     whatever it looked like at first. With frailty of unit variance survival is 1/(1+wH), which needs no exponential.
+//   - damped by a gamma frailty, because a segment that has lived long is likely to be a long-lived one. With frailty of
+//     unit variance survival is 1/(1+wH), which needs no exponential.
 //
 // Nothing is assumed about the workload but this form. On a chat trace the policy learns that a first turn returns in
 // one case of three and that last chunks never do; on an agent trace it learns that everything returns and behaves like

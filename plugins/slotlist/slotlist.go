@@ -1,8 +1,8 @@
 // Package slotlist keeps slots in an order: newest at the front, oldest at the back.
 //
-// The one idea: an intrusive list in one slot-indexed array, so that every event is O(1), nothing is allocated after
-// New, and a list of n slots costs 16 bytes per slot. It also knows which slots are pinned and hands out victims from the
-// back. Policies that keep one order (lru, fifo) are a loop around it.
+// It is an intrusive list in one slot-indexed array: every event is O(1), nothing is allocated after New, and a list of n
+// slots costs 16 bytes per slot. It tracks pinned slots and returns victims from the back. Policies that keep one order
+// (lru, fifo) are a loop around it.
 package slotlist
 
 import (
@@ -41,10 +41,10 @@ func New(maxSlots uint32) List {
 	return l
 }
 
-// Apply follows a batch of events; touches move their slot to the front when touch is set. The common case of each
-// common op is written out in the loop, free of calls and of slice and nil checks, and the newest slot stays in a
-// register: in a Go guest each branch, and each access to memory, costs more than the work itself. Links never leave the
-// array, because only the slots of events come from outside, and those are compared with the root's.
+// Apply applies a batch of events; a touch moves its slot to the front when touch is set. The common case of each common
+// op is inlined in the loop, without calls, slice checks or nil checks, and the newest slot stays in a register: in a Go
+// guest each branch and each memory access costs more than the work itself. Links stay inside the array, because only the
+// slots of events come from outside, and they are checked against the number of slots.
 func (l *List) Apply(batch []abi.Event, touch bool) {
 	base := unsafe.Pointer(unsafe.SliceData(l.nodes))
 	last := l.root
@@ -180,7 +180,7 @@ func (l *List) Remove(slot uint32) {
 	n.state = 0
 }
 
-// Pin keeps a slot from being a victim; its place in the order stays.
+// Pin excludes a slot from being a victim; its place in the order stays.
 func (l *List) Pin(slot uint32) {
 	if slot < l.root && l.nodes[slot].state&resident != 0 {
 		l.nodes[slot].state |= pinned
@@ -199,8 +199,8 @@ func (l *List) Unpin(slot uint32) {
 	n.state &^= pinned | passed
 }
 
-// maxPassed is how many slots one call of Victims passes over: a call must end soon, also when a hundred thousand slots
-// at the back are pinned.
+// maxPassed bounds the slots that one call of Victims passes over, so that it ends soon even when a hundred thousand
+// slots at the back are pinned.
 const maxPassed = 4096
 
 // Victims writes the oldest unpinned slots to dst: as many as it takes to free ask.Bytes, at most ask.MaxVictims, and

@@ -1,7 +1,7 @@
 // Package export turns Go guests into kvhost modules. It exists for GOOS=wasip1 only.
 //
-// The one idea: a module's roles are its exports, so each role has a package of its own below this one, and its
-// functions are exported only when that package is imported. A module's main package is five lines:
+// The roles of a module are its exports, so each role has its own package below this one, and a module exports only the
+// functions of the packages that it imports. Its main package is five lines:
 //
 //	package main
 //
@@ -14,9 +14,9 @@
 //
 //	func main() {}
 //
-// built with GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared. Registration happens in init because main does not
-// run in a module of this kind. A module may take several roles; each gets a value of its own.
+// Build it with GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared. Registration happens in init because main does not
+// run in such a module. A module may take several roles, each with its own value.
 //
-// The host reads and writes buffers that live here: 16-aligned, allocated when the host asks for them, never moved
-// after. A batch is read in place, because a record's memory layout is its wire layout.
+// The host reads and writes buffers in this package: 16-aligned, allocated when the host asks for them, never moved
+// afterwards. A batch is read in place, because a record's memory layout is its wire layout.
 package export
