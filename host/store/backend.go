@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
@@ -40,8 +41,7 @@ func (c *fellows) Learn(rec *shared.Record) {
 	if d != nil && d.learned&(1<<rec.Rank) == 0 && !(d.entry && d.pieces&(1<<rec.Rank) != 0) {
 		d.learned |= 1 << rec.Rank
 		d.stray += rec.Bytes
-		r.stray += rec.Bytes
-		r.used += rec.Bytes
+		r.account.Add(capacity.Orphans, rec.Bytes)
 	}
 	r.mu.Unlock()
 	if d == nil {
@@ -120,7 +120,7 @@ func (c *fellows) Propose(v *shared.Victim) bool {
 			if _, busy := r.flights[slot]; busy || r.x.At(slot).Pins() > 0 {
 				return false
 			}
-			d.departure, d.entry = r.leave(slot), true
+			d.eviction, d.entry = r.beginEvict(slot), true
 		}
 	}
 	d.batch = true
@@ -151,16 +151,15 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 		r.log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
 		return
 	}
-	r.stray -= d.stray
-	r.used -= d.stray
+	r.account.Remove(capacity.Orphans, d.stray)
 	if d.entry {
-		d.departure.stray = 0
+		d.eviction.left = 0
 		if removed {
 			r.count.evictions++
 		}
-		r.expelled(&d.departure)
+		r.finishEvict(&d.eviction)
 	}
-	r.settled.Broadcast()
+	r.reaped.Broadcast()
 	r.mu.Unlock()
 	for _, name := range names { // spared, or stored again since; it may be granted, if it is there
 		h, info, err := r.look(name)
@@ -181,13 +180,13 @@ func (c *fellows) keep(d *doom, removed bool) {
 	switch {
 	case !d.entry:
 	case removed:
-		d.departure.stray = 0
+		d.eviction.left = 0
 		r.count.evictions++
-		r.expelled(&d.departure)
+		r.finishEvict(&d.eviction)
 	default:
-		r.stay(&d.departure)
+		r.cancelEvict(&d.eviction)
 	}
-	r.settled.Broadcast()
+	r.reaped.Broadcast()
 }
 
 // Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host wanted
@@ -199,8 +198,7 @@ func (c *fellows) Fenced() {
 	for id, d := range c.dooms {
 		if !d.batch {
 			delete(c.dooms, id)
-			r.stray -= d.stray
-			r.used -= d.stray
+			r.account.Remove(capacity.Orphans, d.stray)
 		}
 	}
 }
@@ -237,8 +235,8 @@ func (c *fellows) Victims(bytes int64) (list []shared.Victim) {
 func (c *fellows) Used() int64 {
 	c.root.mu.Lock()
 	defer c.root.mu.Unlock()
-	others := max(0, c.root.cfg.Capacity-c.root.limit()) // what is to be left free, and is not
-	return c.root.used - c.flying + others
+	others := max(0, c.root.cfg.Capacity-c.root.account.Limit()) // what is to be left free, and is not
+	return c.root.account.Used() - c.flying + others
 }
 
 // Paths implements [shared.Backend].
@@ -280,8 +278,7 @@ func (c *fellows) Identify(temp string, info staging.Info) (shared.Record, error
 // overlook accounts for a file that is not served.
 func (r *root) overlook(bytes int64) {
 	r.mu.Lock()
-	r.stray += bytes
-	r.used += bytes
+	r.account.Add(capacity.Orphans, bytes)
 	r.fellows.overlooked += bytes
 	r.mu.Unlock()
 }

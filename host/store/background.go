@@ -7,9 +7,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// level is a part of what the root may take, in bytes.
-func (r *root) level(part float64) int64 { return int64(part * float64(r.limit())) }
-
 // evictAhead is the background evictor: woken above the high watermark, it evicts down to the low one, and further for
 // puts that wait. It ends with ctx.
 func (r *root) evictAhead(ctx context.Context) {
@@ -22,33 +19,31 @@ func (r *root) evictAhead(ctx context.Context) {
 		if r.turn.lock(ctx) != nil {
 			return
 		}
-		r.mu.Lock()
 		freed := int64(0)
-		for ctx.Err() == nil && r.health.Takes() && !r.scanning {
-			full := r.x.Len() == r.x.Max()
-			target := max(0, min(r.level(r.store.cfg.Low), r.limit()-r.wanted))
-			if r.used <= target && !full {
+		for ctx.Err() == nil && r.health.Takes() && !r.isScanning() {
+			excess, full := r.account.Evict(r.store.cfg.Low), r.slotsFull()
+			if excess <= 0 && !full {
 				break
 			}
-			got := r.evictSome(max(r.used-target, 1), abi.None, nil)
+			got := r.evictSome(max(excess, 1), abi.None, nil)
 			freed += got.freed
 			if got.freed > 0 || full && got.entries > 0 {
 				continue
 			}
-			// No victims, or files that would not go: more of them would not help.
-			if short := r.used + r.wanted - r.limit(); short > 0 && r.quar.bytes > 0 {
-				r.purge(short)
-				continue
+			// No victims, or files that cannot be unlinked: more of them would not help.
+			if over := r.account.Overcommitted(); over <= 0 || !r.shrinkQuarantine(over) {
+				break
 			}
-			break
 		}
-		if freed == 0 && (r.used+r.wanted > r.limit() || r.x.Len() == r.x.Max()) {
-			r.vain++
-		}
-		r.settled.Broadcast()
-		r.mu.Unlock()
+		r.account.Round(freed == 0 && (r.account.Overcommitted() > 0 || r.slotsFull()))
 		r.turn.unlock()
 	}
+}
+
+func (r *root) slotsFull() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.x.Len() == r.x.Max()
 }
 
 // flushEvery makes what was published durable, a batch at a time, and once more at the end. It ends with ctx.

@@ -65,7 +65,7 @@ func (f *fixture) fill(entries, keyBytes int) {
 		r.x.SetUnits(slot, pieceBytes/pieceformat.Page)
 		r.x.At(slot).Set(index.Complete)
 		r.x.SetPieces(slot, 1)
-		r.used += r.x.Bytes(slot)
+		r.account.Commit(0, r.x.Bytes(slot))
 		r.x.Touch(slot)
 		r.announce(abi.OpInsert, slot, print, 0)
 		parent = print

@@ -106,7 +106,7 @@ func TestBudgetOutlivesACrash(t *testing.T) {
 				f.cfg.FS = machine
 				f.start()
 			}
-			if got := f.written(); got < wrote || got > wrote+2*pieces/budgetSteps {
+			if got := f.written(); got < wrote || got > wrote+2*pieces/64 {
 				t.Fatalf("life %d: %d pieces are counted, %d were written", life, got, wrote)
 			}
 			wrote = f.written()

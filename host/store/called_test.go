@@ -73,9 +73,10 @@ func TestPiecesAreNamedTogether(t *testing.T) {
 		}
 		l.Release()
 	}
-	// 200 puts, 200 loads, 100 victims' pieces
-	if s := place.Stats(); s.Records-before.Records < 500 || (s.Records-before.Records)/(s.Calls-before.Calls) < 8 || s.Faults > 0 {
-		t.Errorf("%d names in %d calls, %d faults", s.Records-before.Records, s.Calls-before.Calls, s.Faults)
+	// 200 puts and 200 loads, many to a call; 100 victims' pieces, each by itself
+	s := place.Stats()
+	if names, calls := s.Records-before.Records-100, s.Calls-before.Calls-100; names < 400 || names/calls < 8 || s.Faults > 0 {
+		t.Errorf("%d names in %d calls, %d faults", names, calls, s.Faults)
 	}
 	if got := f.store.Stats().Roots[0]; got.Evictions != 50 {
 		t.Errorf("%d evictions", got.Evictions)

@@ -35,7 +35,7 @@ func (r *root) unsettled() string {
 		return "the scan at the start has not ended"
 	case len(r.flights) > 0:
 		return "entries are in flight"
-	case r.stray != 0:
+	case r.account.Figures().Orphans != 0:
 		return "files would not go"
 	case !r.health.Serves():
 		return "the root is out"
@@ -155,8 +155,7 @@ func (r *root) takeCheckpoint() (*pieceformat.Checkpoint, error) {
 	r.x = x
 	x.Each(func(slot uint32, e *index.Entry) {
 		r.classOf(slot).refs.Add(1)
-		r.used += x.Bytes(slot)
-		r.bill(slot, x.Bytes(slot))
+		r.account.Commit(x.Owner(slot).Tenant, x.Bytes(slot))
 		if e.Is(index.Complete) {
 			r.complete++
 		}

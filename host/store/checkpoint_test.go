@@ -31,7 +31,7 @@ func (f *fixture) image() (list []string) {
 			slot, r.x.Key(slot), e.Parent(), e.LastTouch(), r.x.Units(slot), e.Depth(), r.x.Pieces(slot), r.x.Missing(slot),
 			e.State()&^index.Announced, r.tenantOf(slot)))
 	})
-	return append(list, fmt.Sprintf("used %d complete %d high %d", r.used, r.complete, r.x.High()))
+	return append(list, fmt.Sprintf("used %d complete %d high %d", r.account.Used(), r.complete, r.x.High()))
 }
 
 // grown is a root with entries of several tenants, sizes and sets of ranks, some of them incomplete, with free slots between.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -69,6 +70,9 @@ type RootConfig struct {
 	unlinks   bool          // a victim's file is unlinked, never taken over
 	Scheduler *Scheduler    // of Shared, in tests
 }
+
+// Quota bounds what the entries of one tenant may take.
+type Quota = capacity.Quota
 
 // Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
 type Config struct {
@@ -159,8 +163,8 @@ func (c *Config) complete() error {
 			return fmt.Errorf("%w: entries of %q are to expire after %s", ErrConfig, e.Model, e.TTL)
 		}
 	}
-	if err := checkQuotas(c.Quotas); err != nil {
-		return err
+	if err := capacity.Quotas(c.Quotas).Check(); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	if c.UpkeepEvery <= 0 {
 		c.UpkeepEvery = time.Second

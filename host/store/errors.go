@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/health"
 )
 
@@ -13,7 +14,7 @@ var (
 	// ErrRefused says that the admission policy does not want the entry.
 	ErrRefused = errors.New("store: admission refused")
 	// ErrNoSpace says that the evict policy freed too little: the store is shed.
-	ErrNoSpace = errors.New("store: no space")
+	ErrNoSpace = capacity.ErrNoSpace
 	// ErrRootOut says that the root, or each of them, is out of service at present.
 	ErrRootOut = health.ErrOut
 	// ErrSync says that the piece could not be made durable; it is dropped.
@@ -26,9 +27,6 @@ var (
 
 // errAlien is a piece that its namespace cannot have.
 var errAlien = errors.New("of another namespace than it says")
-
-// errEvictor ends a wait for room.
-var errEvictor = errors.New("the evictor has freed too little")
 
 // A load cannot go on.
 var (

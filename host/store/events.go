@@ -67,7 +67,7 @@ func (r *root) unpin(slot uint32, print uint64) {
 		return
 	}
 	if r.x.At(slot).Is(index.Evicting) {
-		r.settle(slot)
+		r.reap(slot)
 		return
 	}
 	r.event(abi.OpUnpin, slot, print, index.None, 0)

@@ -199,7 +199,7 @@ func TestBackgroundEviction(t *testing.T) {
 	r := f.store.roots[0]
 	wake(r.evictorWake)
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		if used := f.store.Stats().Roots[0].Used; used <= r.level(0.5) {
+		if used := f.store.Stats().Roots[0].Used; used <= r.account.Limit()/2 {
 			break
 		} else if time.Now().After(deadline) {
 			t.Fatalf("%d bytes used", used)

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
@@ -37,14 +38,14 @@ type fellows struct {
 	census     *census // of the first scan, while it runs: entries are told to the evict policy when all are there
 	dooms      map[shared.ID]*doom
 	overlooked int64 // bytes of files that the last scan could make nothing of
-	flying     int64 // bytes of r.used that are covered by credit: of pieces being written, and of temporaries that would not go
+	flying     int64 // bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
 	waiting    int   // puts that wait for credit
 }
 
 // doom is an entry that is in the journal, or that this host wants to have there: it is neither granted nor stored.
 type doom struct {
-	departure
-	entry   bool   // departure is of an entry of the index, which is leaving
+	eviction
+	entry   bool   // eviction is of an entry of the index, which is leaving
 	batch   bool   // it is in the journal
 	stray   int64  // bytes in the account besides the entry's
 	learned uint64 // ranks among stray
@@ -157,8 +158,7 @@ func (c *fellows) clock() time.Duration {
 func (c *fellows) scan(ctx context.Context) error {
 	r := c.root
 	r.mu.Lock()
-	r.stray -= c.overlooked
-	r.used -= c.overlooked
+	r.account.Remove(capacity.Orphans, c.overlooked)
 	c.overlooked = 0
 	r.mu.Unlock()
 	sight := &census{root: r}
@@ -240,8 +240,22 @@ func level(err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// take gets a put credit for its piece, and waits for it for a while. mu is held, and let go of meanwhile.
-func (c *fellows) take(ctx context.Context, p *Put, bytes int64) error {
+// reserve books a put's bytes against credit. The evictor makes room for them.
+func (c *fellows) reserve(ctx context.Context, w reservation) error {
+	r := c.root
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w.reuseFor != nil && w.Bytes > 0 {
+		if err := c.takeCreditUnlocking(ctx, w.reuseFor, w.Bytes); err != nil {
+			return err
+		}
+	}
+	r.account.Commit(w.Tenant, w.Bytes)
+	return r.enter(w)
+}
+
+// takeCreditUnlocking gets a put credit for its piece, and waits for it for a while. mu is held, and released meanwhile.
+func (c *fellows) takeCreditUnlocking(ctx context.Context, p *Put, bytes int64) error {
 	r := c.root
 	var over <-chan time.Time
 	for passed := 0; ; passed++ {
@@ -344,7 +358,7 @@ func (c *fellows) mayStore(p *Put) error {
 
 // disown tells the evictor that pieces of an entry that left this host's index are to go. Their bytes stay in the account
 // until they do; they are returned. mu is not held.
-func (c *fellows) disown(d *departure, pieces uint64) (left int64) {
+func (c *fellows) disown(d *eviction, pieces uint64) (left int64) {
 	r := c.root
 	var there uint64
 	for rank := range ranksOf(pieces) {

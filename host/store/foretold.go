@@ -34,7 +34,7 @@ func (r *root) standing() []uint32 {
 // foretell asks for victims for so many bytes and for those to come. The caller holds mu.
 func (r *root) foretell(bytes int64) {
 	a, extra := &r.foretold, r.evict.Ahead()
-	usual := max(1, r.used/int64(max(1, r.x.Len())))
+	usual := max(1, r.account.Used()/int64(max(1, r.x.Len())))
 	ask := abi.Ask{
 		Bytes: uint64(r.cfg.Capacity), Tenant: abi.None, // what is asked for is a number of them
 		MaxVictims: uint32(min(bytes/usual+int64(extra), maxAsked)),

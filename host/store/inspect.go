@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"slices"
 
 	"github.com/kvhost/kvhost/host/store/index"
 )
@@ -31,7 +30,7 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 		if rerr := r.checkIndex(); rerr != nil {
 			err = errors.Join(err, fmt.Errorf("store: root %s contradicts itself: %w", r.dir, rerr))
 		}
-		list[i] = Inspection{Dir: r.dir, Used: r.used, Unsynced: len(r.unsynced), InUse: len(r.flights)}
+		list[i] = Inspection{Dir: r.dir, Used: r.account.Used(), Unsynced: len(r.unsynced), InUse: len(r.flights)}
 		r.x.Each(func(slot uint32, e *index.Entry) {
 			list[i].Missing += r.x.Bytes(slot) - int64(bits.OnesCount64(r.x.Pieces(slot)))*r.classOf(slot).fileBytes()
 			if e.Pins() != 0 || e.Any(index.Evicting|index.Detached) {
@@ -50,13 +49,18 @@ func (r *root) checkIndex() error {
 	if err := r.x.Check(); err != nil {
 		return err
 	}
-	var bytes, complete int64
+	var complete int64
+	var tenants []int64
 	for slot := range r.x.High() {
 		e := r.x.At(slot)
 		if !e.Is(index.Live) {
 			continue
 		}
-		bytes += r.x.Bytes(slot)
+		tenant := int(r.x.Owner(slot).Tenant)
+		for tenant >= len(tenants) {
+			tenants = append(tenants, 0)
+		}
+		tenants[tenant] += r.x.Bytes(slot)
 		if e.Is(index.Detached) {
 			continue
 		}
@@ -71,27 +75,8 @@ func (r *root) checkIndex() error {
 			return fmt.Errorf("slot %d has %d pins and %d writers", slot, e.Pins(), bits.OnesCount64(f.ranks))
 		}
 	}
-	switch {
-	case complete != r.complete:
+	if complete != r.complete {
 		return fmt.Errorf("%d complete entries, the count says %d", complete, r.complete)
-	case !r.sound():
-		return fmt.Errorf("tenants' accounts %v do not fit their entries", r.owned)
-	case bytes+r.quar.bytes+r.stray+r.unseen != r.used:
-		return fmt.Errorf("entries %d, quarantine %d and strays %d make not the %d bytes used", bytes, r.quar.bytes, r.stray, r.used)
 	}
-	return nil
-}
-
-// sound compares the accounts of tenants with their entries.
-func (r *root) sound() bool {
-	if r.owned == nil {
-		return true
-	}
-	sums := make([]int64, len(r.owned))
-	for slot := range r.x.High() {
-		if e := r.x.At(slot); e.Is(index.Live) {
-			sums[r.x.Owner(slot).Tenant] += r.x.Bytes(slot)
-		}
-	}
-	return slices.Equal(sums, r.owned)
+	return r.account.Check(tenants, r.quar.bytes)
 }

@@ -83,7 +83,7 @@ func (r *root) unpinAt(slot uint32, print, now uint64) {
 	}
 	e := r.x.At(slot)
 	if e.Is(index.Evicting) {
-		r.settle(slot)
+		r.reap(slot)
 		return
 	}
 	r.send(abi.Event{

@@ -21,7 +21,7 @@ func (r *root) upkeep(ctx context.Context) {
 		r.checkHealth(ctx)
 		r.watchSpace(ctx)
 		r.sweepExpired(ctx)
-		r.keepAhead(true)
+		r.saveBudget(true)
 		if n%health.MaxPause == 0 && r.health.Takes() {
 			r.retryDeletes(ctx)
 		}

@@ -53,7 +53,7 @@ func (r *root) reset() {
 	r.openGate()
 	_ = r.directory.Close() // what the lock protects is not used
 	r.fellows, r.quar, r.scanning = nil, quarantine{}, false
-	r.used, r.stray, r.unseen = 0, 0, 0
+	r.account.Reset()
 }
 
 // openLate opens a root that was left out.

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/shared"
 )
@@ -230,13 +231,10 @@ func (r *root) gone(o *orphan) {
 	if o.class != nil {
 		o.class.drop()
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := min(o.bytes, r.stray)
-	r.stray -= n
-	r.used -= n
+	r.account.Remove(capacity.Orphans, o.bytes)
 	if r.fellows != nil {
+		r.mu.Lock()
 		r.fellows.flying -= o.credit.Bytes()
+		r.mu.Unlock()
 	}
-	r.settled.Broadcast()
 }

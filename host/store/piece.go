@@ -78,7 +78,7 @@ func (p *Piece) unusable(err error) error {
 	if p.root.notOfFile(p.mark, err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
 		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
 	}
-	p.root.condemn(p.mark, p.rank, p.name, err)
+	p.root.dropDamaged(p.mark, p.rank, p.name, err)
 	return fmt.Errorf("%w: opening rank %d of %s: %w", ErrGone, p.rank, p.key, err)
 }
 
@@ -155,7 +155,7 @@ func (p *Piece) Bad(cause error) {
 	if p.root.notOfFile(p.mark, cause) {
 		return
 	}
-	p.root.condemn(p.mark, p.rank, p.name, cause)
+	p.root.dropDamaged(p.mark, p.rank, p.name, cause)
 }
 
 // Close closes the file and gives the pin back. It may be called again.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -102,7 +103,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			r.fellows.condemn(bad)
 			return info, fmt.Errorf("store: publishing %s, where a damaged file stands: %w", p.target, herr)
 		case herr != nil:
-			r.seize(p.target, herr)
+			r.quarantineFile(p.target, herr)
 		case p.class.isPiece(&h, &p.key, p.rank):
 			if err := p.syncOther(); err != nil {
 				return info, err
@@ -111,7 +112,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		case r.fellows != nil:
 			return info, fmt.Errorf("store: publishing %s, where key %s stands: %w", p.target, h.Key, pieceformat.ErrWrongPiece)
 		case p.detour:
-			r.seize(p.target, fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key))
+			r.quarantineFile(p.target, fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key))
 		default:
 			if err := p.moveAside(fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key)); err != nil {
 				return info, err
@@ -146,21 +147,10 @@ func (p *Put) moveAside(cause error) error {
 		return err
 	}
 	if p.target == old {
-		p.root.seize(p.target, cause)
+		p.root.quarantineFile(p.target, cause)
 		return nil
 	}
 	return p.root.makeDir(filepath.Dir(p.target))
-}
-
-// seize puts a file that the index does not know into quarantine, so that its name is free.
-func (r *root) seize(name string, cause error) {
-	k, left := r.impound(name, 0, cause)
-	r.mu.Lock()
-	r.stray += left
-	r.used += left
-	excess := r.hold(k)
-	r.mu.Unlock()
-	r.destroy(excess)
 }
 
 // enter puts the published piece into the index.
@@ -183,8 +173,7 @@ func (p *Put) enter(info staging.Info) error {
 	}
 	diff := max(pieceformat.Padded(info.Allocated)-p.class.fileBytes(), -r.x.Bytes(p.mark.slot))
 	r.x.Resize(p.mark.slot, diff)
-	r.used += diff
-	r.bill(p.mark.slot, diff)
+	r.account.Commit(r.x.Owner(p.mark.slot).Tenant, diff)
 	r.count.published++
 	lost := p.lost() // under mu: a batch that fails later finds it in unsynced
 	if r.store.cfg.Durability == Batch && lost == nil {
@@ -195,21 +184,8 @@ func (p *Put) enter(info staging.Info) error {
 	if lost != nil {
 		r.drop(p.mark, 0)
 	}
-	r.relieve()
+	r.shrinkIfOver()
 	return lost
-}
-
-// shrink evicts down to the capacity: what was reserved took more than it should have.
-func (r *root) shrink(ctx context.Context) {
-	if r.turn.lock(ctx) != nil {
-		return
-	}
-	defer r.turn.unlock()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.makeRoom(ctx, want{demand: true}); err != nil {
-		r.log.Warn("over capacity", "used", r.used, "capacity", r.cfg.Capacity, "error", err)
-	}
 }
 
 // Abort gives the reservation up and removes what was written. It may be called again, and after Publish, when it does
@@ -229,11 +205,11 @@ func (p *Put) abort(cause error) {
 	p.removeTemp()
 	p.giveBack()
 	r := p.root
-	if !p.opened && p.charge.bytes == p.class.fileBytes() {
-		r.budget.refund(&p.charge) // an entry's may be for others' ranks
+	if !p.opened && p.charge.Bytes == p.class.fileBytes() {
+		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
 	}
 	if health.NoSpace(cause) {
-		r.meetTheEnd(p.entryBytes(), cause)
+		r.onNoSpace(p.entryBytes(), cause)
 	}
 	r.mu.Lock()
 	r.count.aborted++
@@ -243,7 +219,7 @@ func (p *Put) abort(cause error) {
 	r.mu.Unlock()
 	r.log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
-	r.relieve()
+	r.shrinkIfOver()
 }
 
 // unreserve gives up what an entry has bytes for and will not get: on a shared root they are the put's credit, and who tries
@@ -255,22 +231,7 @@ func (r *root) unreserve(slot, rank uint32, bytes int64) {
 	r.x.UnreservePiece(slot, rank)
 	bytes = min(bytes, r.x.Bytes(slot))
 	r.x.Resize(slot, -bytes)
-	r.used -= bytes
-	r.bill(slot, -bytes)
-}
-
-// relieve makes room when a file that would not go has put the root over its capacity, and says whether it is within it.
-func (r *root) relieve() bool {
-	within := func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.scanning || r.used <= r.limit() || r.fellows != nil
-	}
-	if within() {
-		return true
-	}
-	r.shrink(context.Background())
-	return within()
+	r.account.Release(r.x.Owner(slot).Tenant, bytes)
 }
 
 // removeTemp unlinks the temporary, if there is one. Where it would not go the put's credit stays with it.
@@ -291,10 +252,7 @@ func (r *root) discard(name string, most int64) (left int64) {
 		return 0
 	}
 	left, _ = r.remove(name, most)
-	r.mu.Lock()
-	r.stray += left
-	r.used += left
-	r.mu.Unlock()
+	r.account.Add(capacity.Orphans, left)
 	return left
 }
 
@@ -306,10 +264,10 @@ func (p *Put) end() {
 	f := r.flights[slot]
 	f.ranks &^= 1 << p.rank
 	r.setFlight(slot, f)
-	r.settle(slot) // a reader may have a pin for long; whoever wants to store the key again need not wait for that
+	r.reap(slot) // a reader may have a pin for long; whoever wants to store the key again need not wait for that
 	if e := r.x.At(slot); !e.Is(index.Evicting) && f.ranks == 0 && r.x.Pieces(slot) == 0 {
-		d := r.leave(slot)
-		r.expelled(&d)
+		v := r.beginEvict(slot)
+		r.finishEvict(&v)
 	}
 	r.unpin(slot, p.mark.print)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -50,11 +51,11 @@ type Put struct {
 	file staging.File
 	over bool
 
-	credit shared.Credit // of a shared root
-	charge charge        // against the root's daily budget
-	opened bool          // there was a file
-	outage uint32        // the root's last when the put began
-	unsure uint32        // likewise
+	credit shared.Credit   // of a shared root
+	charge capacity.Charge // against the root's daily budget
+	opened bool            // there was a file
+	outage uint32          // the root's last when the put began
+	unsure uint32          // likewise
 }
 
 // Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for other
@@ -174,10 +175,10 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 				unwatch = context.AfterFunc(ctx, func() {
 					r.mu.Lock() // not between the look at ctx and the wait
 					defer r.mu.Unlock()
-					r.settled.Broadcast()
+					r.reaped.Broadcast()
 				})
 			}
-			r.settled.Wait() // its files are being unlinked
+			r.reaped.Wait() // its files are being unlinked
 			continue
 		}
 		if e.Is(index.Evicting) || (r.x.Pieces(slot)|f.ranks)&(1<<p.rank) != 0 {
@@ -281,31 +282,36 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if err != nil {
 		return err
 	}
-	r, demand, err := s.enter(ctx, chosen, tenant, p.entryBytes())
+	r, evicts, err := s.enter(ctx, chosen, tenant, p.entryBytes())
 	if err != nil {
 		return err
 	}
-	if demand {
+	if evicts {
 		defer r.turn.unlock()
 	}
 	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
-	if err := r.affords(p, p.entryBytes(), parent); err != nil {
+	if err := r.charge(p, p.entryBytes(), parent); err != nil {
 		return err
 	}
 	p.root, p.target, p.stamp, p.outage, p.unsure = r, r.dir+"/"+rel, s.stamp(), r.health.Returns(), r.unsure.Load()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.makeRoom(ctx, want{bytes: p.entryBytes(), slot: true, quota: r.quota(tenant), demand: demand, heir: p}); err != nil {
-		return r.shed(p, err)
+	enter := func() error { return p.addEntry(tenant, parent, q) }
+	if err := r.reserve(ctx, reservation{Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, reuseFor: p, enter: enter}); err != nil {
+		return p.shed(err)
 	}
+	return nil
+}
+
+// addEntry makes the entry, whose bytes are reserved. The caller holds mu.
+func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
+	r := p.root
 	if r.fellows != nil {
 		if err := r.fellows.mayStore(p); err != nil {
-			return r.shed(p, err)
+			return err
 		}
 	}
 	slot := r.x.Add(p.mark.print, index.Owner{Class: p.class.id, Tenant: tenant}, &p.key, parent, q.Depth)
 	if slot == index.None {
-		return r.shed(p, fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key))
+		return fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key)
 	}
 	e := r.x.At(slot)
 	p.class.refs.Add(1) // the entry's
@@ -315,31 +321,33 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if p.detour {
 		e.Set(index.FallbackName)
 	}
-	r.used += r.x.Bytes(slot)
-	r.bill(slot, r.x.Bytes(slot))
 	r.count.inserted++
 	r.flights[slot] = flight{ranks: 1 << p.rank}
 	p.mark.slot = slot
 	r.x.Touch(slot)
 	r.announce(abi.OpInsert, slot, p.mark.print, q.Request)
 	r.pin(slot, p.mark.print, q.Request)
-	if r.store.cfg.EvictMode == Background && r.used > r.level(s.cfg.High) {
+	r.wakeAboveHigh()
+	return nil
+}
+
+// wakeAboveHigh wakes the background evictor above the high watermark.
+func (r *root) wakeAboveHigh() {
+	if cfg := &r.store.cfg; cfg.EvictMode == Background && r.account.Excess(cfg.High) > 0 {
 		wake(r.evictorWake)
 	}
-	return nil
 }
 
 // enter chooses the root of a new entry and, if the entry's put may evict, takes the root's turn: that is where no evictor
 // runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is waited for; then
 // another is chosen.
-func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes int64) (r *root, demand bool, err error) {
+func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes int64) (r *root, evicts bool, err error) {
 	for {
 		if r, err = s.choose(chosen); err != nil {
 			return nil, false, err
 		}
-		r.measureNow()
-		// On a shared root the evictor makes room.
-		if demand = r.fellows == nil && (s.cfg.EvictMode == OnDemand || r.overQuota(tenant, bytes)); !demand {
+		r.measureStale()
+		if !r.evicts(tenant, bytes) {
 			return r, false, nil
 		}
 		if err = r.turn.lock(ctx); err != nil {
@@ -352,6 +360,11 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 	}
 }
 
+// evicts says whether a reservation of so many bytes is to evict for itself. On a shared root the evictor does.
+func (r *root) evicts(tenant uint16, bytes int64) bool {
+	return r.fellows == nil && (r.store.cfg.EvictMode == OnDemand || r.account.OverQuota(r.want(tenant, bytes)))
+}
+
 // extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not among
 // the victims; should it be dropped meanwhile, its bytes are given back with it.
 func (p *Put) extend(ctx context.Context) error {
@@ -362,39 +375,34 @@ func (p *Put) extend(ctx context.Context) error {
 	if has {
 		return nil // nobody else adds this rank: the key's stripe is held
 	}
-	if err := r.affords(p, need, p.mark.print); err != nil { // as a continuation of what is there
+	if err := r.charge(p, need, p.mark.print); err != nil { // as a continuation of what is there
 		return err
 	}
-	demand := r.fellows == nil && (r.store.cfg.EvictMode == OnDemand || r.overQuota(tenant, need))
-	if demand {
+	evicts := r.evicts(tenant, need)
+	if evicts {
 		if err := r.turn.lock(ctx); err != nil {
 			return err
 		}
 		defer r.turn.unlock()
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.makeRoom(ctx, want{bytes: need, quota: r.quota(tenant), demand: demand, heir: p}); err != nil {
-		return r.shed(p, err)
+	enter := func() error {
+		r.x.Resize(slot, need)
+		r.x.ReservePieces(slot, 1<<p.rank)
+		r.wakeAboveHigh()
+		return nil
 	}
-	r.x.Resize(slot, need)
-	r.x.ReservePieces(slot, 1<<p.rank)
-	r.used += need
-	r.bill(slot, need)
-	if r.store.cfg.EvictMode == Background && r.used > r.level(r.store.cfg.High) {
-		wake(r.evictorWake)
+	if err := r.reserve(ctx, reservation{Want: r.want(tenant, need), evicts: evicts, reuseFor: p, enter: enter}); err != nil {
+		return p.shed(err)
 	}
 	return nil
 }
 
-// shed gives up an insertion, and the file that it may have been left by a victim, before anyone else can reserve its
-// bytes. It is called with mu held, and has it when it returns.
-func (r *root) shed(p *Put, cause error) error {
-	r.count.sheds++
-	r.mu.Unlock()
+// shed gives up a reservation, and the file that it may have got from a victim.
+func (p *Put) shed(cause error) error {
+	r := p.root
+	r.counted(&r.count.sheds)
 	p.removeTemp()
 	p.giveBack()
-	r.budget.refund(&p.charge)
-	r.mu.Lock()
+	r.budget.Refund(&p.charge)
 	return cause
 }

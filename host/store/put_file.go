@@ -70,14 +70,14 @@ func (p *Put) File() (staging.File, error) {
 	}
 	r := p.root
 	if p.temp != "" {
-		f, err := p.inherit()
+		f, err := p.reuseFile()
 		if err == nil {
 			p.file, p.opened = r.metered(f), true
 			return p.file, nil
 		}
 		r.log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
 		p.removeTemp()
-		if !r.relieve() {
+		if !r.shrinkIfOver() {
 			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.dir, err)
 		}
 	}

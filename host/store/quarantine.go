@@ -7,26 +7,37 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// quarantine is the damaged files that a root keeps for somebody to look at: the newest few.
+// quarantine is the damaged files that a root keeps for somebody to look at: the newest few. It is guarded by root.mu.
 type quarantine struct {
 	files []kept // oldest first
 	bytes int64
 }
 
 type kept struct {
-	name  string // absolute
+	name  string // absolute; empty: the file was removed instead
 	bytes int64
 }
 
 // quarantineShare is the part of a root's capacity, 1/n, that its quarantine may take.
 const quarantineShare = 16
 
-// impound moves a file into quarantine and returns it with its size, or removes it, and then it has no name; left is what it
-// takes if neither can be done. mu is not held.
-func (r *root) impound(name string, most int64, cause error) (k kept, left int64) {
+// quarantineFile moves a file into quarantine that the index does not know, so that its name is free.
+func (r *root) quarantineFile(name string, cause error) {
+	k, left := r.moveToQuarantine(name, 0, cause)
+	r.account.Add(capacity.Orphans, left)
+	r.mu.Lock()
+	excess := r.keepInQuarantine(k)
+	r.mu.Unlock()
+	r.removeKept(excess)
+}
+
+// moveToQuarantine moves a file into quarantine and returns it with its size, or removes it. left is what it takes if
+// neither can be done. The caller books the bytes.
+func (r *root) moveToQuarantine(name string, most int64, cause error) (k kept, left int64) {
 	info, err := r.fs.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return kept{}, 0
@@ -40,7 +51,7 @@ func (r *root) impound(name string, most int64, cause error) (k kept, left int64
 			}
 		}
 	}
-	r.log.Warn("damaged piece taken out", "file", name, "kept", k.name, "cause", cause, "error", err)
+	r.log.Warn("damaged piece moved to quarantine", "file", name, "kept", k.name, "cause", cause, "error", err)
 	if k.name == "" {
 		left, _ = r.remove(name, most)
 	}
@@ -51,51 +62,53 @@ func (r *root) quarantineName(name string) string {
 	return r.dir + "/" + pieceformat.QuarantineName(r.store.stamp(), r.store.seq.Add(1), filepath.Base(name))
 }
 
-// hold enters a file into the account, on top of what is used already, and returns those that must go for it. mu is held.
-func (r *root) hold(k kept) (excess []kept) {
+// keepInQuarantine books a file and returns those that must be removed for it. The caller holds mu.
+func (r *root) keepInQuarantine(k kept) (excess []kept) {
 	if k.name == "" {
 		return nil
 	}
 	r.quar.files = append(r.quar.files, k)
 	r.quar.bytes += k.bytes
-	r.used += k.bytes
+	r.account.Add(capacity.Quarantine, k.bytes)
 	r.count.quarantined++
 	for len(r.quar.files) > max(r.store.cfg.QuarantineFiles, 0) || r.quar.bytes > r.cfg.Capacity/quarantineShare {
-		excess = append(excess, r.quar.files[0])
-		r.quar.bytes -= r.quar.files[0].bytes
-		r.quar.files = slices.Delete(r.quar.files, 0, 1)
+		excess = append(excess, r.quar.oldest())
 	}
 	return excess
 }
 
-// destroy unlinks files that hold gave up. mu is not held.
-func (r *root) destroy(list []kept) {
+// oldest takes the oldest file off the list; the account has it until it is removed.
+func (q *quarantine) oldest() kept {
+	k := q.files[0]
+	q.files = slices.Delete(q.files, 0, 1)
+	q.bytes -= k.bytes
+	return k
+}
+
+// removeKept unlinks files that were taken off the list. The caller does not hold mu.
+func (r *root) removeKept(list []kept) {
 	for _, k := range list {
 		left, _ := r.remove(k.name, k.bytes)
-		r.mu.Lock()
-		r.stray += left
-		r.used += left - k.bytes
-		r.mu.Unlock()
+		r.account.Add(capacity.Orphans, left)
+		r.account.Remove(capacity.Quarantine, k.bytes)
 	}
 }
 
-// purge gives up quarantined files, oldest first, until so many bytes are free. It is called with mu held and lets go of
-// it meanwhile.
-func (r *root) purge(bytes int64) {
+// shrinkQuarantine removes quarantined files, oldest first, until so many bytes are free. It is false when there are none.
+func (r *root) shrinkQuarantine(bytes int64) bool {
+	r.mu.Lock()
 	var list []kept
 	for len(r.quar.files) > 0 && bytes > 0 {
-		k := r.quar.files[0]
-		r.quar.files = slices.Delete(r.quar.files, 0, 1)
-		r.quar.bytes -= k.bytes
+		k := r.quar.oldest()
 		bytes -= k.bytes
 		list = append(list, k)
 	}
 	r.mu.Unlock()
-	r.destroy(list)
-	r.mu.Lock()
+	r.removeKept(list)
+	return len(list) > 0
 }
 
-// loadQuarantine accounts for what is there at the start.
+// loadQuarantine books what is there at the start.
 func (r *root) loadQuarantine() error {
 	list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.QuarantineDir)
 	if err != nil {
@@ -109,16 +122,16 @@ func (r *root) loadQuarantine() error {
 		if err != nil || !info.Mode.IsRegular() {
 			continue
 		}
-		excess = append(excess, r.hold(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
+		excess = append(excess, r.keepInQuarantine(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
 	}
 	r.count.quarantined = 0
 	r.mu.Unlock()
-	r.destroy(excess)
+	r.removeKept(excess)
 	return nil
 }
 
-// recount looks for files that somebody else has moved into quarantine, as a repair of the root beside this host does, and
-// accounts for them. It is called when a piece is found gone, before its own bytes are free. mu is not held.
+// recount books files that another program has moved into quarantine, as a repair of the root beside this host does. It is
+// called when a piece is missing, before the piece's own bytes are free. The caller does not hold mu.
 func (r *root) recount() {
 	list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.QuarantineDir)
 	if err != nil {
@@ -128,60 +141,58 @@ func (r *root) recount() {
 	for _, e := range list {
 		name := r.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()
 		if !pieceformat.IsRepairName(e.Name()) || r.keeps(name) {
-			continue // this host's own are accounted for by whoever moved them
+			continue // this host's own were booked when they were moved
 		}
 		info, err := r.fs.Stat(name)
 		if err != nil || !info.Mode.IsRegular() {
 			continue
 		}
 		r.mu.Lock()
-		if !slices.ContainsFunc(r.quar.files, func(k kept) bool { return k.name == name }) {
-			excess = append(excess, r.hold(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
+		if !r.quar.has(name) {
+			excess = append(excess, r.keepInQuarantine(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
 		}
 		r.mu.Unlock()
 	}
-	r.destroy(excess)
+	r.removeKept(excess)
+}
+
+func (q *quarantine) has(name string) bool {
+	return slices.ContainsFunc(q.files, func(k kept) bool { return k.name == name })
 }
 
 func (r *root) keeps(name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.ContainsFunc(r.quar.files, func(k kept) bool { return k.name == name })
+	return r.quar.has(name)
 }
 
-// condemn drops an entry because of one rank's file, which goes into quarantine.
-func (r *root) condemn(m mark, rank uint32, name string, cause error) {
+// dropDamaged removes an entry because of one rank's file, which goes into quarantine.
+func (r *root) dropDamaged(m mark, rank uint32, name string, cause error) {
 	r.mu.Lock()
 	if !r.stands(m) {
 		r.mu.Unlock()
 		return
 	}
-	d := r.leave(m.slot)
+	v := r.beginEvict(m.slot)
 	r.count.damaged++
 	r.mu.Unlock()
 	if r.fellows != nil {
 		r.log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
-		d.stray = r.fellows.disown(&d, d.pieces)
+		v.left = r.fellows.disown(&v, v.pieces)
 		r.mu.Lock()
-		r.expelled(&d)
+		r.finishEvict(&v)
 		r.mu.Unlock()
 		return
 	}
-	k, left := r.impound(name, d.class.fileBytes(), cause)
-	d.stray, _ = r.unlink(&d, d.pieces&^(1<<rank))
-	d.stray += left
+	k, left := r.moveToQuarantine(name, v.class.fileBytes(), cause)
+	v.left, _ = r.unlink(&v, v.pieces&^(1<<rank))
+	v.left += left
 	r.mu.Lock()
-	r.transfer(d.slot, k.bytes)
-	excess := r.hold(k)
-	r.expelled(&d)
+	n := min(k.bytes, r.x.Bytes(v.slot)) // the entry's no more: the quarantine has them
+	r.x.Resize(v.slot, -n)
+	r.account.Release(r.x.Owner(v.slot).Tenant, n)
+	excess := r.keepInQuarantine(k)
+	r.finishEvict(&v)
 	r.mu.Unlock()
-	r.destroy(excess)
-}
-
-// transfer takes bytes out of an entry's account because another account is about to hold them. mu is held.
-func (r *root) transfer(slot uint32, bytes int64) {
-	n := min(bytes, r.x.Bytes(slot))
-	r.x.Resize(slot, -n)
-	r.used -= n
-	r.bill(slot, -n)
+	r.removeKept(excess)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
@@ -32,7 +33,7 @@ func (r *root) recover(ctx context.Context) error {
 		r.mu.Lock()
 		r.fellows = f
 		r.x.AdvanceClock(firstLive)
-		r.scanning, r.forgone = true, map[uint64]struct{}{}
+		r.scanning, r.removedDuringScan = true, map[uint64]struct{}{}
 		r.mu.Unlock()
 		return f.enter()
 	}
@@ -129,9 +130,9 @@ func (c *census) file(rel string, e fs.DirEntry) {
 			r.counted(&r.count.foreign)
 			return
 		}
-		r.seize(name, err)
+		r.quarantineFile(name, err)
 	case pieceformat.IsDamage(err):
-		r.seize(name, err)
+		r.quarantineFile(name, err)
 	default:
 		c.unreadable(name, err)
 	}
@@ -191,7 +192,7 @@ func (c *census) claim(name, rel string, h *pieceformat.Header, allocated int64)
 			return
 		}
 		r.counted(&r.count.unclaimed)
-		r.seize(name, err)
+		r.quarantineFile(name, err)
 		return
 	}
 	placed, _, err := r.store.names.name(cl, &h.Key, h.Rank, 0, false)
@@ -224,7 +225,7 @@ func (c *census) claim(name, rel string, h *pieceformat.Header, allocated int64)
 				return
 			} else if err != nil {
 				r.counted(&r.count.unclaimed)
-				r.seize(name, err)
+				r.quarantineFile(name, err)
 				return
 			}
 		}
@@ -268,7 +269,7 @@ func (c *census) resolve(was clash, name string, h *pieceformat.Header, allocate
 			return
 		} else if err != nil {
 			r.counted(&r.count.unclaimed)
-			r.seize(name, err)
+			r.quarantineFile(name, err)
 			return
 		}
 	} else if err != nil && !detour {
@@ -350,11 +351,8 @@ func (c *census) adopt(cl *class, h *pieceformat.Header, allocated int64, detour
 	r.x.ReservePieces(slot, fresh)
 	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / pieceformat.Page
 	r.x.Resize(slot, diff*pieceformat.Page)
-	r.used += diff * pieceformat.Page
-	r.bill(slot, diff*pieceformat.Page)
-	seen := min(allocated, r.unseen)
-	r.unseen -= seen
-	r.used -= seen
+	r.account.Commit(r.x.Owner(slot).Tenant, diff*pieceformat.Page)
+	r.account.Remove(capacity.Unscanned, allocated)
 	r.x.PieceWritten(slot, h.Rank)
 	if detour {
 		e.Set(index.FallbackName)
@@ -371,7 +369,7 @@ func (c *census) adopt(cl *class, h *pieceformat.Header, allocated int64, detour
 		c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
 	}
 	r.count.recovered++
-	if _, ok := r.forgone[print]; ok {
+	if _, ok := r.removedDuringScan[print]; ok {
 		// An entry of this key was dropped after the scan began, and this file may have gone with it.
 		c.doubts = append(c.doubts, doubt{mark{slot, print}, h.Rank})
 	}

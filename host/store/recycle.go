@@ -24,36 +24,36 @@ func (r *root) recycles() bool {
 	return !r.cfg.Shared && !r.cfg.unlinks
 }
 
-// bequeath makes the file of one of a victim's pieces the heir's temporary, if it is of the right size, and returns the
-// pieces whose files are still to be unlinked. mu is not held; turn is.
-func (r *root) bequeath(d *departure, heir *Put) (left uint64) {
-	if heir == nil || heir.temp != "" || !r.recycles() || d.pieces == 0 || d.class.fileBytes() != heir.class.fileBytes() {
-		return d.pieces
+// offerFile makes the file of one of a victim's pieces the temporary of the put, if it has the right size, and returns the
+// pieces whose files are still to be unlinked. The caller holds turn, and not mu.
+func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
+	if reuseFor == nil || reuseFor.temp != "" || !r.recycles() || v.pieces == 0 || v.class.fileBytes() != reuseFor.class.fileBytes() {
+		return v.pieces
 	}
-	bit := d.pieces & -d.pieces
-	name, err := r.locate(d, uint32(bits.TrailingZeros64(bit)))
+	bit := v.pieces & -v.pieces
+	name, err := r.locatePiece(v.class, &v.key, uint32(bits.TrailingZeros64(bit)), v.detour)
 	if err != nil {
-		return d.pieces
+		return v.pieces
 	}
-	temp := pieceformat.TempName(heir.target, r.store.cfg.HostID, r.store.seq.Add(1))
+	temp := pieceformat.TempName(reuseFor.target, r.store.cfg.HostID, r.store.seq.Add(1))
 	err = r.fs.Rename(name, temp)
-	if errors.Is(err, fs.ErrNotExist) { // the victim's file, or the heir's directory
-		if err = r.makeDir(filepath.Dir(heir.target)); err == nil {
+	if errors.Is(err, fs.ErrNotExist) { // the victim's file, or the put's directory
+		if err = r.makeDir(filepath.Dir(reuseFor.target)); err == nil {
 			err = r.fs.Rename(name, temp)
 		}
 	}
 	if err != nil {
 		r.deferDeleteLate(temp, err)
-		r.discard(temp, d.class.fileBytes()) // a rename can report an error although it happened
-		return d.pieces
+		r.discard(temp, v.class.fileBytes()) // a rename can report an error although it happened
+		return v.pieces
 	}
-	heir.temp = temp
-	return d.pieces &^ bit
+	reuseFor.temp = temp
+	return v.pieces &^ bit
 }
 
-// inherit opens the temporary that bequeath left. A file that is not what it should be, or has another name somewhere,
-// is not touched.
-func (p *Put) inherit() (staging.File, error) {
+// reuseFile opens the temporary that offerFile made. A file that is not what it should be, or has another name somewhere,
+// is not touchev.
+func (p *Put) reuseFile() (staging.File, error) {
 	f, err := staging.OpenDirect(p.root.fs, p.temp, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err

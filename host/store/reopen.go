@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -74,9 +75,7 @@ func (r *root) refit(ctx context.Context, empty bool) error {
 		r.drop(m, 0)
 	}
 	if empty {
-		r.mu.Lock()
-		r.purge(r.quar.bytes)
-		r.mu.Unlock()
+		r.shrinkQuarantine(math.MaxInt64)
 	}
 	r.retryDeletes(ctx)
 	return nil

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -313,10 +314,7 @@ func TestWhatNeverFitsEvictsNothing(t *testing.T) {
 
 // ceiling makes the file system full at so many bytes.
 func (f *fixture) ceiling(bytes int64) {
-	r := f.store.roots[0]
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.bounds.ceiling, r.bounds.until = bytes, time.Now().Add(time.Hour)
+	f.store.roots[0].account.Full(bytes, math.MaxInt64, time.Hour)
 }
 
 // putRank stores one piece of an entry that has so many ranks.
@@ -381,13 +379,12 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 	if got := f.store.Stats().Roots[0]; got.Limit != (all-keep)*pieceBytes || got.Used != 2*ranks*pieceBytes {
 		t.Errorf("limit %d, want %d: %+v", got.Limit, (all-keep)*pieceBytes, got)
 	}
-	r.meetTheEnd(pieceBytes, unix.ENOSPC)
+	r.onNoSpace(pieceBytes, unix.ENOSPC)
 	if got := f.store.Stats().Roots[0].Limit; got != 3*pieceBytes {
 		t.Errorf("3 pieces are on the full disk, the limit is %d", got/pieceBytes)
 	}
-	r.mu.Lock()
-	r.bounds.until = time.Time{}
-	r.mu.Unlock()
+	r.account.Full(0, 0, -time.Hour)
+	r.account.Retry()
 	r.drop(mark{1, r.x.Fingerprint(1)}, 0)
 	for rank := uint32(1); rank < ranks; rank++ {
 		if err := f.put(0, rank); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -38,7 +39,8 @@ type root struct {
 	unavailable atomic.Bool // it could not be opened: see openLate
 	suspects    []mark      // entries whose files gave no answer; guarded by mu
 	orphans     orphans
-	budget      budget
+	budget      *capacity.Budget
+	account     *capacity.Account
 
 	turn       latch // held by the one reservation that may evict
 	succession latch // held by who tells a policy what is here, so that it can take over
@@ -53,38 +55,30 @@ type root struct {
 
 	mu       sync.Mutex
 	scanning bool
-	blind    bool                // the scan could not read something
-	unseen   int64               // most that files may take which the scan has not come to; part of used
-	forgone  map[uint64]struct{} // fingerprints of entries that left during the scan
-	settled  sync.Cond           // on mu: a leaving entry is gone
-	x        *index.Index
-	flights  map[uint32]flight
-	evict    *policy.Evict
-	acting   *bound     // what evict comes from
-	standin  *recency   // answers while evict is down, else nil
-	next     *successor // a policy that is about to take over, or nil
-	owned    []int64    // of used, what entries of each tenant have, where there are quotas
-	bounds   bounds     // what the file system leaves
-	wanted   int64      // bytes that puts wait for
-	vain     uint64     // rounds in which the background evictor has freed nothing
-	used     int64      // bytes of entries (in flight and leaving ones too), quarantine and strays
-	quar     quarantine
-	complete int64 // entries with all their pieces
-	stray    int64 // bytes of files that could not be unlinked
-	unsynced []mark
-	count    counters
-	faulted  policy.Stats // of earlier instances of the acting policy
-	victims  [maxAsked]uint32
-	foretold foretold
-	leaving  []departure // of the turn's holder
-	called   called      // the turn's holder's too
-	uncalled bool        // what it lists is to be named
+	blind    bool // the scan could not read something
+	// removedDuringScan are the fingerprints of entries that were removed while the scan ran.
+	removedDuringScan map[uint64]struct{}
+	reaped            sync.Cond // on mu: an evicted entry is out of the table
+	x                 *index.Index
+	flights           map[uint32]flight
+	evict             *policy.Evict
+	acting            *bound     // what evict comes from
+	standin           *recency   // answers while evict is down, else nil
+	next              *successor // a policy that is about to take over, or nil
+	quar              quarantine
+	complete          int64 // entries with all their pieces
+	unsynced          []mark
+	count             counters
+	faulted           policy.Stats // of earlier instances of the acting policy
+	victims           [maxAsked]uint32
+	foretold          foretold
+	evicting          []eviction // of the turn's holder
 }
 
 // flight is what happens to an entry's files at present.
 type flight struct {
 	ranks     uint64 // pieces being written
-	expelling bool   // its files are being unlinked
+	unlinking bool   // its files are being unlinked
 }
 
 // maxLasting is how many directories are remembered as durable.
@@ -103,7 +97,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 		store:      s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
 		x: index.New(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
 	}
-	r.settled.L = &r.mu
+	r.reaped.L = &r.mu
 	r.orphans.init()
 	r.acting = s.evict
 	if cfg.Evict != nil {
@@ -118,6 +112,8 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 		Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
 	})
 	r.fs, r.meter.Now = r.health.FS(), s.cfg.Now
+	r.account = capacity.New(capacity.Config{Dir: r.dir, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now})
+	r.budget = capacity.NewBudget(cfg.DailyWrites, s.cfg.Now, budgetFile{r, r.writtenFile()})
 	r.directory = health.NewDirectory(r.health, r.dir, r.lockName(), pieceformat.RootDirs[:])
 	return r, nil
 }
@@ -145,7 +141,7 @@ func (r *root) take(ctx context.Context) (err error) {
 	}
 	r.directory.Opened(self, lock)
 	r.sweepMeta()
-	if err = r.loadWritten(); err != nil {
+	if err := r.budget.Load(); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
 	return nil
@@ -180,7 +176,8 @@ func wake(c chan struct{}) {
 
 // invites says whether stores should go to the root.
 func (r *root) invites() bool {
-	return r.health.State() == health.In && r.budget.easy(r.store.cfg.Now())
+	_, plenty := r.budget.Left()
+	return plenty && r.health.State() == health.In
 }
 
 // metered observes a file's transfers where there is a choice of roots to be made.
@@ -212,21 +209,15 @@ func (r *root) notOfFile(m mark, err error) bool {
 func (r *root) facts(id int) abi.RootFacts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	a := r.account.Figures()
 	var flags uint32
-	if r.health.Takes() && r.budget.left(r.store.cfg.Now()) {
+	if left, _ := r.budget.Left(); left && r.health.Takes() {
 		flags = abi.RootWritable
 	}
 	return abi.RootFacts{
-		ID: uint32(id), Flags: flags, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, r.limit()-r.used)),
+		ID: uint32(id), Flags: flags, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, a.Limit-a.Used)),
 		ReadBps: r.meter.Reads.BytesPerSecond(), WriteBps: r.meter.Writes.BytesPerSecond(),
 	}
-}
-
-// room is the part of the root that is free.
-func (r *root) room() float64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return float64(r.limit()-r.used) / float64(r.cfg.Capacity)
 }
 
 func (r *root) classOf(slot uint32) *class { return r.store.spaces.class(r.x.Owner(slot).Class) }

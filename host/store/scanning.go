@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"slices"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -39,13 +41,13 @@ func (r *root) beginScan() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.scanning = true
-	r.forgone = map[uint64]struct{}{}
+	r.removedDuringScan = map[uint64]struct{}{}
 	r.x.AdvanceClock(firstLive)
-	r.unseen = r.cfg.Capacity
+	unscanned := r.cfg.Capacity
 	if space, err := r.fs.Statfs(r.dir); err == nil {
-		r.unseen = max(0, space.Total-space.Free)
+		unscanned = max(0, space.Total-space.Free)
 	}
-	r.used += r.unseen
+	r.account.Add(capacity.Unscanned, unscanned)
 	return nil
 }
 
@@ -112,9 +114,9 @@ func (c *census) settle() {
 	for _, d := range doubts {
 		r.mu.Lock()
 		stands := r.stands(d.mark)
-		var left departure
+		var left eviction
 		if stands {
-			left = departure{class: r.classOf(d.slot), key: r.x.Key(d.slot), detour: r.x.At(d.slot).Is(index.FallbackName)}
+			left = eviction{class: r.classOf(d.slot), key: r.x.Key(d.slot), detour: r.x.At(d.slot).Is(index.FallbackName)}
 		}
 		r.mu.Unlock()
 		if !stands {
@@ -205,9 +207,8 @@ const scanReport = 5 * time.Second
 func (r *root) endScan(ctx context.Context, c *census) {
 	r.mu.Lock()
 	stray := c.stray
-	r.used += stray - r.unseen
-	r.stray += stray
-	r.unseen = 0
+	r.account.Add(capacity.Orphans, stray)
+	r.account.Remove(capacity.Unscanned, math.MaxInt64)
 	h := &successor{evict: r.evict}
 	r.next = h
 	r.mu.Unlock()
@@ -219,8 +220,7 @@ func (r *root) endScan(ctx context.Context, c *census) {
 		return
 	}
 	if r.fellows != nil { // it has learned of others' pieces until now
-		r.used += c.stray - stray
-		r.stray += c.stray - stray
+		r.account.Add(capacity.Orphans, c.stray-stray)
 		r.fellows.overlooked += c.stray
 		r.fellows.census = nil
 	}
@@ -236,7 +236,7 @@ func (r *root) endScan(ctx context.Context, c *census) {
 		}
 		e.Set(index.Announced)
 	})
-	r.next, r.scanning, r.forgone = nil, false, nil
+	r.next, r.scanning, r.removedDuringScan = nil, false, nil
 	if h.err != nil {
 		r.replace(h.err)
 	}

@@ -133,7 +133,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	f.mustPut(0, 1, 2)
 	r := f.store.roots[0]
 	r.mu.Lock()
-	r.scanning, r.forgone = true, map[uint64]struct{}{}
+	r.scanning, r.removedDuringScan = true, map[uint64]struct{}{}
 	r.x.Each(func(_ uint32, e *index.Entry) { e.Unset(index.Announced) })
 	r.mu.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())

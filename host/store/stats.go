@@ -13,12 +13,12 @@ import (
 
 // counters of one root, guarded by its mutex.
 type counters struct {
-	inserted, published, aborted, recycled                     uint64
-	evictions, asks, badVictims, sheds, waits, expired, thrift uint64
-	damaged, quarantined, vanished, syncFails                  uint64
-	placeFaults, policyFaults                                  uint64
-	swept, foreign, recovered, renamed, unclaimed              uint64
-	scanned                                                    atomic.Uint64
+	inserted, published, aborted, recycled                         uint64
+	evictions, asks, badVictims, sheds, waits, expired, overBudget uint64
+	damaged, quarantined, vanished, syncFails                      uint64
+	placeFaults, policyFaults                                      uint64
+	swept, foreign, recovered, renamed, unclaimed                  uint64
+	scanned                                                        atomic.Uint64
 }
 
 // RootStats is the state of one root. What counts up does so since the store was opened.
@@ -164,21 +164,19 @@ func (t *spaces) live() (list []*class) {
 func (r *root) stats() RootStats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c := &r.count
+	c, a := &r.count, r.account.Figures()
 	st := RootStats{
-		Path: r.dir, Capacity: r.cfg.Capacity, Used: r.used, Held: r.quar.bytes, Stray: r.stray, Unseen: r.unseen, Scanning: r.scanning, Scanned: c.scanned.Load(),
+		Path: r.dir, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Stray: a.Orphans, Unseen: a.Unscanned, Scanning: r.scanning, Scanned: c.scanned.Load(),
 		Entries: int(r.x.Len()), Complete: r.complete, Slots: r.x.High(), MaxEntries: r.x.Max(), IndexBytes: r.x.Memory(),
 		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
-		BadVictims: c.badVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.thrift, Limit: r.limit(), Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
+		BadVictims: c.badVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.overBudget, Limit: a.Limit, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: c.policyFaults, Recovered: c.recovered,
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
 		Shared: r.fellows.stats(), Evict: addStats(r.faulted, r.evict.Stats()),
 	}
 	h := r.health.Report()
 	st.State, st.Reason, st.Since, st.Outages = h.State, h.Reason, h.Since, h.Outages
-	r.budget.mu.Lock()
-	st.Written = r.budget.spent
-	r.budget.mu.Unlock()
+	st.Written = r.budget.Spent()
 	st.Stuck = r.health.Stuck()
 	st.Evict.Builtin = r.standin != nil
 	st.Writing = r.writing()

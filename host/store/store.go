@@ -156,7 +156,9 @@ func (s *Store) Close() error {
 		if r.unavailable.Load() {
 			continue // nothing is known of it
 		}
-		r.endWritten()
+		if err := r.saveExactBudget(); err != nil {
+			s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.dir, "error", err)
+		}
 		if r.fellows != nil {
 			continue // it leaves with its lock
 		}
@@ -268,7 +270,7 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 		if state > health.Full {
 			continue
 		}
-		share := r.room()
+		share := r.account.Free()
 		if !r.invites() {
 			share -= 2 + float64(state)
 		}

@@ -46,7 +46,8 @@ type Account struct {
 	ceiling  int64     // what was in use when the file system was full
 	until    time.Time // when the ceiling ends; zero: there is none
 
-	waiting   int64  // bytes of reservations that wait
+	waiters   int    // reservations that wait
+	waiting   int64  // their bytes
 	fruitless uint64 // rounds in which the background evictor freed nothing
 }
 
@@ -114,14 +115,17 @@ func (a *Account) Commit(tenant uint16, by int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.bill(tenant, by)
-	if by < 0 {
-		a.wake()
-	}
 	a.check()
 }
 
 // Release takes a tenant's bytes out of the account: no file has them any more.
-func (a *Account) Release(tenant uint16, bytes int64) { a.Commit(tenant, -bytes) }
+func (a *Account) Release(tenant uint16, bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.bill(tenant, -bytes)
+	a.wake()
+	a.check()
+}
 
 // Move books a tenant's bytes elsewhere, because their files could not be unlinked or are kept.
 func (a *Account) Move(tenant uint16, to Part, bytes int64) {
@@ -149,6 +153,27 @@ func (a *Account) Remove(from Part, bytes int64) int64 {
 	a.wake()
 	a.check()
 	return bytes
+}
+
+// Check compares the account with what its owner counts: the bytes of entries by tenant, and of the quarantine.
+func (a *Account) Check(tenants []int64, quarantine int64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var entries int64
+	for tenant := range max(len(tenants), len(a.tenants)) {
+		var counted int64
+		if tenant < len(tenants) {
+			counted = tenants[tenant]
+		}
+		if entries += counted; counted != a.ownedBy(uint16(tenant)) {
+			return fmt.Errorf("entries of tenant %d take %d bytes, the account says %d", tenant, counted, a.ownedBy(uint16(tenant)))
+		}
+	}
+	if entries+quarantine+a.part[Orphans]+a.part[Unscanned] != a.used {
+		return fmt.Errorf("entries %d, quarantine %d, orphans %d and unscanned %d make not the %d bytes used", entries, quarantine,
+			a.part[Orphans], a.part[Unscanned], a.used)
+	}
+	return nil
 }
 
 // Reset makes it an account of nothing again, as of a root that is opened anew.
@@ -183,7 +208,7 @@ func (a *Account) ownedBy(tenant uint16) int64 {
 
 func (a *Account) wake() {
 	a.changes++
-	if a.waiting > 0 {
+	if a.waiters > 0 {
 		a.changed.Broadcast()
 	}
 }

@@ -1,7 +1,6 @@
 package capacity
 
 import (
-	"fmt"
 	"sync"
 	"time"
 )
@@ -31,8 +30,8 @@ type Budget struct {
 
 // BudgetFile keeps the count.
 type BudgetFile interface {
-	Load() (text []byte, err error) // nil when there is none
-	Save(text []byte) error         // durably
+	Load() (day, bytes int64, err error) // zeros when there is none
+	Save(day, bytes int64) error         // durably
 }
 
 const (
@@ -49,23 +48,19 @@ func NewBudget(daily int64, now func() time.Time, file BudgetFile) *Budget {
 	return &Budget{daily: daily, now: now, file: file}
 }
 
-// Load takes the count of an earlier run. When the file cannot be understood, the count begins anew and bad says why.
-func (b *Budget) Load() (bad, err error) {
+// Load takes the count of an earlier run.
+func (b *Budget) Load() (err error) {
 	if b.daily == 0 {
-		return nil, nil
-	}
-	text, err := b.file.Load()
-	if err != nil || text == nil {
-		return nil, err
+		return nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, bad = fmt.Sscanf(string(text), "%d %d\n", &b.day, &b.spent); bad != nil {
-		b.day, b.spent = 0, 0
+	if b.day, b.spent, err = b.file.Load(); err != nil {
+		return err
 	}
 	b.ahead = b.spent
 	b.turn()
-	return bad, nil
+	return nil
 }
 
 func dayOf(t time.Time) int64 { return t.Unix() / (24 * 60 * 60) }
@@ -176,7 +171,7 @@ func (b *Budget) save(more int64) error {
 	b.turn()
 	day, ahead := b.day, b.spent+more
 	b.mu.Unlock()
-	err := b.file.Save(fmt.Appendf(nil, "%d %d\n", day, ahead))
+	err := b.file.Save(day, ahead)
 	if b.failed = err != nil; b.failed {
 		return err
 	}

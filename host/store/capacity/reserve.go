@@ -37,15 +37,26 @@ func (a *Account) Possible(w Want, scanning bool) error {
 	return nil
 }
 
+// Short is what a reservation would be short of now.
+func (a *Account) Short(w Want) Shortage {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.short(w)
+}
+
+func (a *Account) short(w Want) Shortage {
+	s := Shortage{Bytes: a.used + w.Bytes - a.limit(), Quota: a.overQuota(w), seen: a.changes}
+	if w.Behind {
+		s.Bytes += a.waiting
+	}
+	return s
+}
+
 // Reserve books the bytes for the tenant if they fit, and says otherwise what is short.
 func (a *Account) Reserve(w Want) (s Shortage, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s = Shortage{Bytes: a.used + w.Bytes - a.limit(), Quota: a.overQuota(w), seen: a.changes}
-	if w.Behind {
-		s.Bytes += a.waiting
-	}
-	if s.Bytes > 0 || s.Quota > 0 {
+	if s = a.short(w); s.Bytes > 0 || s.Quota > 0 {
 		return s, false
 	}
 	if w.Bytes > 0 {
@@ -98,6 +109,7 @@ func (w *Wait) Round(ctx context.Context, a *Account, want Want, short Shortage,
 	if w.account == nil {
 		w.account, w.bytes = a, want.Bytes
 		a.waiting += w.bytes
+		a.waiters++
 		w.last = a.fruitless + 2 // the round under way may have begun before
 		var cancel context.CancelFunc
 		w.ctx, cancel = context.WithTimeout(ctx, patience)
@@ -131,6 +143,7 @@ func (w *Wait) End() {
 	}
 	w.account.mu.Lock()
 	w.account.waiting -= w.bytes
+	w.account.waiters--
 	w.account.mu.Unlock()
 	for _, stop := range w.stops {
 		stop()
@@ -146,8 +159,8 @@ func (a *Account) Evict(low float64) int64 {
 	return a.used - max(0, min(int64(low*float64(limit)), limit-a.waiting))
 }
 
-// Short is how many bytes are too few for what is in use and what waits; 0 or less: none.
-func (a *Account) Short() int64 {
+// Overcommitted is how many bytes are too few for what is in use and what waits; 0 or less: none.
+func (a *Account) Overcommitted() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.used + a.waiting - a.limit()

@@ -1,0 +1,58 @@
+package store
+
+import (
+	"context"
+
+	"github.com/kvhost/kvhost/host/store/health"
+)
+
+// measureStale measures what the file system has left when a put may not go by the last measurement.
+func (r *root) measureStale() {
+	if r.account.Stale() {
+		r.measure()
+	}
+}
+
+// measure asks the file system what it has left.
+func (r *root) measure() {
+	space, err := r.fs.Statfs(r.dir)
+	if err != nil {
+		return // the last measurement stands
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.account.Measured(space.Total, space.Available, r.unwritten())
+}
+
+// onNoSpace is called when the file system was full although the account had room.
+func (r *root) onNoSpace(entry int64, cause error) {
+	r.mu.Lock()
+	r.account.Full(entry, r.unwritten(), health.MaxPause*r.store.cfg.UpkeepEvery)
+	r.mu.Unlock()
+	r.health.Demote(health.Full, "its file system is full before its capacity is reached", cause,
+		"make room on the file system, or lower the root's capacity or raise its min_free")
+}
+
+// unwritten is what is reserved for pieces that are not there, whether somebody is writing them or not. The caller holds mu.
+func (r *root) unwritten() (bytes int64) {
+	for class, n := range r.x.MissingByClass() {
+		bytes += n * r.store.spaces.class(class).fileBytes()
+	}
+	return bytes
+}
+
+// watchSpace is the upkeep's part: it keeps the floor when others write, and tries whether there is room again.
+func (r *root) watchSpace(ctx context.Context) {
+	if !r.health.Takes() {
+		return
+	}
+	if r.account.Floor() {
+		r.measure()
+	}
+	if r.account.Retry() {
+		r.health.Promote(health.Full, health.In)
+	}
+	if r.account.Excess(1) > 0 {
+		r.shrink(ctx)
+	}
+}

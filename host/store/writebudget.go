@@ -1,0 +1,81 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// budgetFile keeps the count of a root's [capacity.Budget]. It implements [capacity.BudgetFile].
+type budgetFile struct {
+	root *root
+	name string
+}
+
+func (f budgetFile) Load() (day, bytes int64, err error) {
+	text, err := f.root.readMeta(f.root.dir + "/" + f.name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	if day, bytes, err = pieceformat.DecodeWritten(text); err != nil {
+		f.root.log.Warn("write budget unreadable: today's count begins at 0", "file", f.name, "error", err)
+		return 0, 0, nil
+	}
+	return day, bytes, nil
+}
+
+func (f budgetFile) Save(day, bytes int64) error {
+	return f.root.replaceMeta(f.name, func(file staging.File) error {
+		_, err := file.WriteAt(pieceformat.EncodeWritten(day, bytes), 0)
+		return err
+	})
+}
+
+// charge takes the bytes of a piece or an entry from the root's budget. The caller does not hold mu.
+func (r *root) charge(p *Put, bytes int64, parent uint64) error {
+	c, ok := r.budget.Charge(bytes, p.mark.print, func() bool { return parent != 0 && r.store.holdsPrint(parent) })
+	if ok {
+		p.charge = c
+		if c.Bytes > 0 {
+			r.saveBudget(false)
+		}
+		return nil
+	}
+	r.counted(&r.count.overBudget)
+	r.store.refused.Add(1)
+	if any, _ := r.budget.Left(); any {
+		return fmt.Errorf("%w: daily write budget of root %s (%d bytes) nearly exhausted: new prefixes are not admitted", ErrRefused, r.dir, r.cfg.DailyWrites)
+	}
+	return fmt.Errorf("%w: daily write budget of root %s (%d bytes) exhausted", ErrRefused, r.dir, r.cfg.DailyWrites)
+}
+
+// saveBudget keeps the budget's file ahead of its count.
+func (r *root) saveBudget(early bool) {
+	if !r.health.Takes() {
+		return
+	}
+	if err := r.budget.Save(early); err != nil {
+		r.log.Warn("write budget not saved: after a crash the count is too low", "error", err)
+	}
+}
+
+// saveExactBudget writes the count as it is. Nothing else uses the root any more.
+func (r *root) saveExactBudget() error {
+	if !r.health.Takes() {
+		return nil
+	}
+	return r.budget.SaveExact()
+}
+
+func (r *root) writtenFile() string {
+	if r.cfg.Shared {
+		return pieceformat.WrittenFile + "." + r.store.cfg.HostID
+	}
+	return pieceformat.WrittenFile
+}
