@@ -60,11 +60,10 @@ const mostWindow = 16 << 20
 
 // GPUConfig is how a configuration uses a GPU.
 func GPUConfig(c *config.Config) gds.Config {
-	out := gds.Config{Threads: c.GDS.CopyThreads, Files: c.GDS.MaxConcurrentOps, Blocks: c.GDS.CopyBlocks}
-	if c.GDS.Windows {
-		out.Window = min(int(c.Engine.SlotBytes), mostWindow)
+	return gds.Config{
+		Threads: c.Engine.ThreadsPerGPU, Files: c.GDS.MaxConcurrentOps, Blocks: c.GDS.CopyBlocks,
+		Window: min(int(c.Engine.SlotBytes), mostWindow),
 	}
-	return out
 }
 
 // Lost is why GPUs went out of service, nil while none has. The host goes on without them, and [Host.Run] ends with this.

@@ -87,13 +87,6 @@ func (h *Host) openRoutes(ctx context.Context) {
 func (h *Host) tryRoute(ctx context.Context, d *gds.DirectRoute, r config.Root, dir string) transfer.RouteChoice {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	submits := []gds.Submit{gds.Sync, gds.Async}
-	switch h.cfg.GDS.Submit {
-	case config.SubmitSync:
-		submits = submits[:1]
-	case config.SubmitAsync:
-		submits = submits[1:]
-	}
 	if r.Shared {
 		turn, err := h.turnToTry(ctx, dir)
 		if err != nil {
@@ -102,7 +95,7 @@ func (h *Host) tryRoute(ctx context.Context, d *gds.DirectRoute, r config.Root, 
 		defer turn.Close()
 	}
 	choice := h.engine.Probe(ctx, transfer.ProbeRequest{
-		Direct: d, FS: h.fs, Name: func() string { return h.store.ScratchName(dir, "trial") }, Bytes: probeBytes(r), Submits: submits, Always: r.Route == config.RouteDirect,
+		Direct: d, FS: h.fs, Name: func() string { return h.store.ScratchName(dir, "trial") }, Bytes: probeBytes(r), Always: r.Route == config.RouteDirect,
 	})
 	choice.Shared = r.Shared
 	return choice

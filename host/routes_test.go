@@ -38,7 +38,6 @@ func TestRoutesAreChosenAndSaid(t *testing.T) {
 		"no driver":    {rules: "cuFileDriverOpen:code=5001", route: "staged", why: "CU_FILE_DRIVER_NOT_INITIALIZED"},
 		"no file":      {rules: "cuFileHandleRegister:code=5027", route: "staged", why: "5027"},
 		"no kernel":    {rules: "cuModuleLoadData:nth=1:code=222", route: "staged", why: "checksum kernel"},
-		"only async":   {change: func(c *config.Config) { c.Roots[0].Route = config.RouteDirect; c.GDS.Submit = config.SubmitAsync }, route: "direct", why: "async"},
 		"cuFile hangs": {rules: "cuFileWrite:delay=30,cuFileRead:delay=30", route: "staged", why: "staged writes"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -186,7 +186,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 	memory := "host memory"
 	base.Store.IOTimeout = host.IOTimeout(&cfg.Store)
 	if gpu != nil {
-		base.Copiers, memory = cfg.GDS.CopyThreads, gpu.Name
+		base.Copiers, memory = e.ThreadsPerGPU, gpu.Name
 	}
 	cached := base
 	cached.FS = staging.Buffered(base.FS)
@@ -200,9 +200,6 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 		if direct != nil {
 			cases = append(cases, cases[0])
 			cases[2].c.Direct = direct
-			if cfg.GDS.Submit == config.SubmitAsync {
-				cases[2].c.Submit = gds.Async
-			}
 		}
 	}
 	for i, k := range cases {

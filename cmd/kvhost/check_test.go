@@ -86,7 +86,6 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 64},
 		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
 		"staged":         {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 64},
-		"no windows":     {func(c *config.Config) { c.GDS.Windows = false }, true, true, 1024},
 	} {
 		cfg := config.Default().Clone()
 		cfg.Roots = []config.Root{{Path: "kv", Capacity: 1 << 30}}

@@ -137,15 +137,12 @@ type Engine struct {
 
 // GDS is how GPUs are used.
 type GDS struct {
-	CUDA        string
-	CopyThreads int
-	CopyBlocks  int
-	Windows     bool
+	CUDA       string
+	CopyBlocks int
 
 	UseCuFile        bool
 	BufferMiB        int
 	MaxConcurrentOps int
-	Submit           string // SubmitAuto, SubmitSync, SubmitAsync
 	HandleCache      int
 	LogDir           string
 }
@@ -162,13 +159,6 @@ func (c *Config) TriesDirect(r Root) bool { return c.MayUseCuFile() && r.Route !
 const (
 	CUDAAuto = "auto"
 	CUDAOff  = "off"
-)
-
-// Values of GDS.Submit.
-const (
-	SubmitAuto  = "auto"
-	SubmitSync  = "sync"
-	SubmitAsync = "async"
 )
 
 // Session is what clients may ask for.

@@ -17,12 +17,11 @@ import (
 
 // ProbeRequest names a GPU's direct route and a root that are to be tried together.
 type ProbeRequest struct {
-	Direct  *gds.DirectRoute
-	FS      staging.FS
-	Name    func() string // of a file, another one with each call; the directory exists
-	Bytes   int64         // that they may take together while the probe lasts
-	Submits []gds.Submit  // ways to ask cuFile that are tried
-	Always  bool          // the direct route is wanted if it works at all
+	Direct *gds.DirectRoute
+	FS     staging.FS
+	Name   func() string // of a file, another one with each call; the directory exists
+	Bytes  int64         // that they may take together while the probe lasts
+	Always bool          // the direct route is wanted if it works at all
 }
 
 // Speed is what a route moved in a second, in bytes.
@@ -171,7 +170,7 @@ type direct struct {
 func (p *probe) fastest(ctx context.Context) (best direct, via string, err error) {
 	before, statErr := p.Direct.CuFile().Stats()
 	var errs []error
-	for _, submit := range p.Submits {
+	for _, submit := range [...]gds.Submit{gds.Sync, gds.Async} {
 		speed, err := p.measure(ctx,
 			func(i int) error { return p.slots[i].Write(submit, int(p.files[i].Fd()), 0, p.size) },
 			func(i int) error { return p.slots[i].Read(submit, int(p.files[i].Fd()), p.size) })

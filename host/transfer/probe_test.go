@@ -46,7 +46,7 @@ func TestProbe(t *testing.T) {
 			}
 			r.double.Rules(c.rules)
 			choice := r.engine.Probe(t.Context(), ProbeRequest{
-				Direct: r.direct, FS: r.fs, Name: names(dir), Bytes: c.bytes, Submits: []gds.Submit{gds.Sync, gds.Async}, Always: c.always,
+				Direct: r.direct, FS: r.fs, Name: names(dir), Bytes: c.bytes, Always: c.always,
 			})
 			r.double.Rules("")
 			if (choice.Direct != nil) != c.direct || !strings.Contains(choice.Why, c.why) {
