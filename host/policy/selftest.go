@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy/residents"
 )
 
 // selfTest has a new instance of each role do a small amount of its work, before the module is accepted. The instances and
@@ -44,28 +45,19 @@ const (
 	testSize  = 16 // of an entry, in abi.SizeUnit
 )
 
-// testRoot is the host's side of the root.
-type testRoot struct {
-	e        *Evict
-	now      uint64
-	request  uint32
-	resident [testSlots]bool
-	pinned   [testSlots]bool
-}
-
 func testEvict(ctx context.Context, m *Module) error {
 	e, err := m.NewEvict(ctx, EvictOptions{MaxSlots: testSlots, Capacity: testSlots * testSize * abi.SizeUnit, Seed: 1})
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	r := &testRoot{e: e}
-	for slot := range uint32(testSlots) { // some were there before
+	r := &testRoot{e: e, set: residents.New(e)}
+	for n := range uint32(testSlots) { // the first chain was resident before
 		op := abi.OpInsert
-		if slot < testChain {
+		if n < testChain {
 			op = abi.OpResident
 		}
-		if err := r.store(op, slot); err != nil {
+		if err := r.insert(op, n); err != nil {
 			return err
 		}
 	}
@@ -73,104 +65,100 @@ func testEvict(ctx context.Context, m *Module) error {
 		return err
 	}
 	for round := range uint32(4) {
-		if err := r.turn(round); err != nil {
+		if err := r.round(round); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *testRoot) send(op abi.Op, slot uint32) error {
-	r.now += 1_000_000
-	ev := abi.Event{Op: op, Slot: slot, Parent: abi.None, Request: r.request, Time: r.now}
-	if slot < testSlots {
-		ev.Key, ev.Size, ev.Depth = testKey(slot), testSize, slot%testChain
-		if ev.Depth > 0 {
-			ev.ParentKey = testKey(slot - 1)
-			if r.resident[slot-1] {
-				ev.Parent = slot - 1
-			}
-		}
-		switch op {
-		case abi.OpInsert, abi.OpResident:
-			r.resident[slot] = true
-		case abi.OpRemove:
-			r.resident[slot], r.pinned[slot] = false, false
-		case abi.OpPin, abi.OpUnpin:
-			r.pinned[slot] = op == abi.OpPin
-		}
-	}
-	return r.e.Event(ev)
+// testRoot is the host's side of the root. Its chunks are numbered.
+type testRoot struct {
+	e    *Evict
+	set  *residents.Set
+	last residents.Cause
 }
 
-func testKey(slot uint32) uint64 { return uint64(slot+1) * 0x9e3779b97f4a7c15 }
+func testKey(n uint32) uint64 { return uint64(n+1) * 0x9e3779b97f4a7c15 }
 
-// store adds an entry and links its child if that is resident.
-func (r *testRoot) store(op abi.Op, slot uint32) error {
-	err := r.send(op, slot)
-	if child := slot + 1; err == nil && child%testChain != 0 && r.resident[child] {
-		err = r.send(abi.OpLink, child)
+// now is the cause of the next event: later than the last one, for the same request.
+func (r *testRoot) now() residents.Cause {
+	r.last.Time += 1_000_000
+	return r.last
+}
+
+func (r *testRoot) insert(op abi.Op, n uint32) error {
+	e := residents.Entry{Key: testKey(n), Size: testSize, Depth: n % testChain}
+	if e.Depth > 0 {
+		e.Parent = testKey(n - 1)
 	}
+	_, err := r.set.Insert(op, e, r.now())
 	return err
 }
 
-// turn makes a request that finds one chain, then evicts and stores what is missing.
-func (r *testRoot) turn(round uint32) error {
-	r.request = round + 1
+// round makes a request that finds one chain, then evicts and stores what is missing.
+func (r *testRoot) round(round uint32) error {
+	r.last.Request = round + 1
 	first := round * testChain % testSlots
-	for slot := first; slot < first+testChain; slot++ {
-		if !r.resident[slot] {
+	for n := first; n < first+testChain; n++ {
+		slot, ok := r.set.Find(testKey(n))
+		if !ok {
 			continue
 		}
-		for _, op := range []abi.Op{abi.OpTouch, abi.OpPin} {
-			if err := r.send(op, slot); err != nil {
-				return err
-			}
+		if err := r.set.Touch(slot, r.now()); err != nil {
+			return err
 		}
-	}
-	for _, most := range []uint32{1, 6} {
-		if err := r.evict(abi.Ask{Bytes: uint64(most) * testSize * abi.SizeUnit, MaxVictims: most, Tenant: abi.None}); err != nil {
+		if err := r.set.Pin(slot, r.now()); err != nil {
 			return err
 		}
 	}
-	for slot := range uint32(testSlots) {
+	for _, most := range []uint32{1, 6} {
+		ask := abi.Ask{Bytes: uint64(most) * testSize * abi.SizeUnit, MaxVictims: most, Tenant: abi.None}
+		if err := r.evict(ask); err != nil {
+			return err
+		}
+	}
+	for n := range uint32(testSlots) {
+		slot, ok := r.set.Find(testKey(n))
 		var err error
 		switch {
-		case r.pinned[slot]:
-			err = r.send(abi.OpUnpin, slot)
-		case !r.resident[slot] && slot%2 == 0:
-			err = r.store(abi.OpInsert, slot)
-		case !r.resident[slot]:
-			err = r.send(abi.OpTouch, slot) // of no entry: to be ignored, like an op of a later version
+		case ok && r.set.Pinned(slot):
+			err = r.set.Unpin(slot, r.now())
+		case !ok && n%2 == 0:
+			err = r.insert(abi.OpInsert, n)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if err := r.send(abi.OpRequestEnd+1, first); err != nil {
+	if err := r.ignored(first); err != nil {
 		return err
 	}
-	if err := r.send(abi.OpRequestEnd, abi.None); err != nil {
+	if err := r.set.EndRequest(0, r.now()); err != nil {
 		return err
 	}
 	return r.evict(abi.Ask{Bytes: abi.SizeUnit, MaxVictims: 1, Tenant: 1}) // of a tenant that has nothing
 }
 
+// ignored sends events that a policy must ignore: touches of empty slots, and an op of a later version.
+func (r *testRoot) ignored(first uint32) error {
+	for slot := range uint32(testSlots) {
+		if _, ok := r.set.At(slot); !ok {
+			ev := abi.Event{Op: abi.OpTouch, Slot: slot, Parent: abi.None, Size: testSize, Request: r.last.Request, Time: r.now().Time}
+			if err := r.e.Event(ev); err != nil {
+				return err
+			}
+		}
+	}
+	return r.e.Event(abi.Event{
+		Op: abi.OpRequestEnd + 1, Slot: first, Parent: abi.None, Request: r.last.Request, Time: r.now().Time,
+	})
+}
+
 func (r *testRoot) evict(ask abi.Ask) error {
 	var dst [testSlots]uint32
-	n, err := r.e.Victims(ask, dst[:])
-	if err != nil {
-		return err
-	}
-	for _, slot := range dst[:n] {
-		if !r.resident[slot] || r.pinned[slot] {
-			continue // which is no fault
-		}
-		if err := r.send(abi.OpRemove, slot); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := r.set.Evict(r.e, ask, dst[:], r.now(), func() bool { return false })
+	return err
 }
 
 func testAdmit(ctx context.Context, m *Module) error {

@@ -192,11 +192,13 @@ func (c *cache) remove(slot, number uint32, now uint64) error {
 	c.slotOf[id], c.chunkOf[slot] = abi.None, abi.None
 	c.free = append(c.free, slot)
 	c.evictions++
+	var parentKey uint64
 	if parent := c.w.parents[id]; parent != abi.None {
 		c.children[parent]--
+		parentKey = c.w.keys[parent]
 	}
 	return c.e.Event(abi.Event{
-		Op: abi.OpRemove, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: c.w.depths[id],
-		Request: number, Time: now,
+		Op: abi.OpRemove, Slot: slot, Parent: abi.None, Key: c.w.keys[id], ParentKey: parentKey, Size: c.units,
+		Depth: c.w.depths[id], Request: number, Time: now,
 	})
 }

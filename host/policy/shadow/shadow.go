@@ -105,7 +105,7 @@ func (s *Shadow) run(ctx context.Context) {
 		c := s.cache
 		s.mu.Lock()
 		s.seen.Keys, s.seen.Hits, s.seen.LiveHits, s.seen.Evictions, s.seen.Sheds = c.keys, c.hits, c.live, c.evictions, c.sheds
-		s.seen.Entries, s.seen.Used, s.seen.Err = len(c.slotOf), c.used, failed
+		s.seen.Entries, s.seen.Used, s.seen.Err = c.set.Len(), c.set.Used(), failed
 		s.mu.Unlock()
 	}
 }
