@@ -4,8 +4,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stay keeps the calling thread, which is locked to its goroutine, on the CPUs that the GPU was given. A thread that may not
-// be there, by its container's bounds, stays where it is: near is quicker, and nothing more.
+// stay keeps the calling thread, which is locked to its goroutine, on the CPUs that the GPU was given. A thread that
+// may not be there, by its container's bounds, stays where it is: near is quicker, and nothing more.
 func (t *Thread) bindCPUs(g *GPU) {
 	if len(g.cfg.CPUs) == 0 || unix.SchedGetaffinity(0, &t.affinity) != nil {
 		return

@@ -21,8 +21,8 @@ func cpus(t *testing.T) (list []int) {
 	return list
 }
 
-// A GPU's threads of every kind stay on its CPUs, and a thread that is used again by another GPU goes where that is. CPUs
-// that a thread may not use are left out; if none is left, it stays where it is.
+// A GPU's threads of every kind stay on its CPUs, and a thread that is used again by another GPU goes where that is.
+// CPUs that a thread may not use are left out; if none is left, it stays where it is.
 func TestThreadsStayNearTheirGPU(t *testing.T) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	all := cpus(t)

@@ -114,8 +114,8 @@ type Batch struct {
 	kernelOnly bool   // only the kernel may move it, since that looks at the gate
 }
 
-// Begin starts a batch on this thread; one at a time. A buffer that is not registered with the driver is copied piece by
-// piece. flag may be nil.
+// Begin starts a batch on this thread; one at a time. A buffer that is not registered with the driver is copied
+// piece by piece. flag may be nil.
 func (t *Thread) Begin(dir Direction, buffer []byte, flag *Flag) Batch {
 	if flag == nil {
 		flag = t.gpu.flags.never
@@ -150,8 +150,8 @@ func (b *Batch) Add(page uint64, offset, length int) error {
 	return nil
 }
 
-// Wait moves what was added and returns when it is done: nothing of the batch touches pages or buffer any more, whatever
-// the answer. It fails with [ErrStopped] when the flag was set before the end.
+// Wait moves what was added and returns when it is done: nothing of the batch touches pages or buffer any more,
+// whatever the answer. It fails with [ErrStopped] when the flag was set before the end.
 func (b *Batch) Wait() error {
 	n := b.n
 	b.n = 0
@@ -176,8 +176,8 @@ func (b *Batch) Wait() error {
 	return nil
 }
 
-// queue is Wait that does not wait, where the kernel moves the pages: what the thread begins next comes after it. After an
-// error, too, the stream is to be waited for.
+// queue is Wait that does not wait, where the kernel moves the pages: what the thread begins next comes after it.
+// After an error, too, the stream is to be waited for.
 func (b *Batch) queue() error {
 	b.noWait = true
 	return b.Wait()
@@ -216,8 +216,8 @@ func (b *Batch) move(n int) error {
 	}
 }
 
-// failuresToDisable is how often in a row a way of copying must fail to be given up for good: what fails once may have failed for
-// something that has passed.
+// failuresToDisable is how often in a row a way of copying must fail to be given up for good: what fails once may
+// have failed for something that has passed.
 const failuresToDisable = 3
 
 func (g *GPU) modeFailed(mode Mode, err error) {
@@ -226,7 +226,17 @@ func (g *GPU) modeFailed(mode Mode, err error) {
 	}
 	if g.mode.current.CompareAndSwap(int32(mode), int32(mode+1)) {
 		g.mode.failures.Store(0)
-		g.driver.log.Warn("pages are copied another way from now on", "gpu", g.UUID.String(), "was", mode.String(), "now", (mode + 1).String(), "error", err)
+		g.driver.log.Warn(
+			"pages are copied another way from now on",
+			"gpu",
+			g.UUID.String(),
+			"was",
+			mode.String(),
+			"now",
+			(mode + 1).String(),
+			"error",
+			err,
+		)
 	}
 }
 
@@ -248,7 +258,15 @@ func (b *Batch) launch(n int) error {
 	if err := b.nextEpoch(); err != nil {
 		return err
 	}
-	t.params = [7]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted, uint64(b.epoch)}
+	t.params = [7]uint64{
+		b.buffer,
+		pieces,
+		uint64(n),
+		uint64(b.dir),
+		g.driver.onGPU(g, b.flag),
+		t.halted,
+		uint64(b.epoch),
+	}
 	if err := t.start(g.kernels.pages, blocks, kernels.PagesThreads); err != nil || b.noWait {
 		return err
 	}
@@ -307,8 +325,15 @@ func (b *Batch) batchCopy(n int) error {
 		c.size[i] = uint64(t.pieces[i].Len)
 	}
 	at := func(p unsafe.Pointer) uintptr { return uintptr(p) } // c is on the heap and t keeps it
-	args := [...]uintptr{at(unsafe.Pointer(&c.to)), at(unsafe.Pointer(&c.from)), at(unsafe.Pointer(&c.size)), uintptr(n),
-		at(unsafe.Pointer(&c.attributes)), at(unsafe.Pointer(&c.index)), 1}
+	args := [...]uintptr{
+		at(unsafe.Pointer(&c.to)),
+		at(unsafe.Pointer(&c.from)),
+		at(unsafe.Pointer(&c.size)),
+		uintptr(n),
+		at(unsafe.Pointer(&c.attributes)),
+		at(unsafe.Pointer(&c.index)),
+		1,
+	}
 	var err error
 	if fn.memcpyBatchV2.addr != 0 {
 		err = t.call(&fn.memcpyBatchV2, append(args[:], t.stream)...)

@@ -25,8 +25,8 @@ type cuFileFunctions struct {
 	statsLevel, statsStart, statsReset, statsL3 function
 }
 
-// FileError is a cuFile call that failed: with cuFile's own code, with CUDA's when cuFile says that CUDA failed, or with
-// the errno of the read or write under it.
+// FileError is a cuFile call that failed: with cuFile's own code, with CUDA's when cuFile says that CUDA failed, or
+// with the errno of the read or write under it.
 type FileError struct {
 	Call  string
 	Code  int32 // 5001 and up, 0 when the errno says it
@@ -61,8 +61,8 @@ func (e *FileError) Unwrap() error {
 // Libcufile are the names that libcufile is looked for under.
 var Libcufile = []string{"libcufile.so.0", "libcufile.so", "/usr/local/cuda/lib64/libcufile.so.0"}
 
-// LoadCuFile loads the library from the first of the given files that loads, [Libcufile] if none is given. Parameters are to
-// be set before [CuFile.Open].
+// LoadCuFile loads the library from the first of the given files that loads, [Libcufile] if none is given.
+// Parameters are to be set before [CuFile.Open].
 func LoadCuFile(names ...string) (*CuFile, error) {
 	if len(names) == 0 {
 		names = Libcufile
@@ -138,7 +138,8 @@ func (c *CuFile) Version() (int, error) {
 	return int(*v), err
 }
 
-// Parameters of cuFile that are set by [CuFile.SetBool], [CuFile.SetSize] and [CuFile.SetText], by the numbers of its header.
+// Parameters of cuFile that are set by [CuFile.SetBool], [CuFile.SetSize] and [CuFile.SetText], by the numbers of
+// its header.
 const (
 	AllowCompatMode = 1 // bool
 	ForceCompatMode = 2 // bool
@@ -228,9 +229,9 @@ func (c *CuFile) DeregisterBuffer(t *Thread, address uint64) error {
 	return c.callOn(t, &c.fn.bufDeregister, uintptr(address))
 }
 
-// Read reads size bytes at off of a registered file to device memory, at bytes from its base on, and says how many came. The
-// base is what was registered, if that was. An error may stand beside any number; fewer bytes without an error are the end
-// of the file, or a short read.
+// Read reads size bytes at off of a registered file to device memory, at bytes from its base on, and says how many
+// came. The base is what was registered, if that was. An error may stand beside any number; fewer bytes without an
+// error are the end of the file, or a short read.
 func (c *CuFile) Read(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
 	return c.move(t, &c.fn.read, handle, base, size, off, at)
 }

@@ -17,9 +17,10 @@ const (
 	cuFileConfig    = "/etc/cufile.json"
 )
 
-// Configure sets, before [CuFile.Open], that cuFile's log goes to a directory, and that it may copy through host memory
-// where it cannot do better: whether that pays is for who uses it to measure. The rest stays as the machine's cufile.json
-// has it, which knows the file systems here. A library without functions for parameters gets a copy of that file, changed.
+// Configure sets, before [CuFile.Open], that cuFile's log goes to a directory, and that it may copy through host
+// memory where it cannot do better: whether that pays is for who uses it to measure. The rest stays as the machine's
+// cufile.json has it, which knows the file systems here. A library without functions for parameters gets a copy of
+// that file, changed.
 func (c *CuFile) Configure(logDir string) error {
 	if c.fn.setString.addr != 0 && c.fn.setBool.addr != 0 {
 		return errors.Join(c.SetText(LogDir, logDir), c.SetBool(AllowCompatMode, true))

@@ -40,7 +40,8 @@ func TestPrivateConfigKeepsTheMachines(t *testing.T) {
 	if err := json.Unmarshal(text, &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.Logging.Level != "ERROR" || got.Logging.Dir != "/log" || !got.Properties.Compat || len(got.Properties.Addrs) != 1 ||
+	if got.Logging.Level != "ERROR" || got.Logging.Dir != "/log" || !got.Properties.Compat ||
+		len(got.Properties.Addrs) != 1 ||
 		got.FS.Lustre.Mounts[`http://a"//b`] != 1 {
 		t.Errorf("%s", text)
 	}
@@ -56,7 +57,8 @@ func TestConfigureWithAndWithoutParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if err := c.Configure(dir); err != nil || double.Calls("cuFileSetParameterString") != 1 || double.Calls("cuFileSetParameterBool") != 1 {
+	if err := c.Configure(dir); err != nil || double.Calls("cuFileSetParameterString") != 1 ||
+		double.Calls("cuFileSetParameterBool") != 1 {
 		t.Errorf("%v", err)
 	}
 	c.fn.setString, c.fn.setBool = function{}, function{} // as an old library
@@ -70,7 +72,8 @@ func TestConfigureWithAndWithoutParameters(t *testing.T) {
 	}
 	text, err := os.ReadFile(os.Getenv(cuFileConfigEnv))
 	var tree map[string]map[string]any
-	if err != nil || json.Unmarshal(text, &tree) != nil || tree["logging"]["dir"] != dir || tree["fs"]["generic"] == nil {
+	if err != nil || json.Unmarshal(text, &tree) != nil || tree["logging"]["dir"] != dir ||
+		tree["fs"]["generic"] == nil {
 		t.Errorf("%s, %v", text, err)
 	}
 	if err := c.Configure(filepath.Join(dir, "none")); err == nil {

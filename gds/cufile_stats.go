@@ -18,8 +18,8 @@ func (c *CuFile) StartStats() error {
 	return errors.Join(c.call(&c.fn.statsLevel, 3), c.call(&c.fn.statsStart))
 }
 
-// Places in CUfileStatsLevel3_t, which starts with what is not of any one GPU, and in its CUfilePerGpuStats_t. Each counter
-// has 8 bytes.
+// Places in CUfileStatsLevel3_t, which starts with what is not of any one GPU, and in its CUfilePerGpuStats_t. Each
+// counter has 8 bytes.
 const (
 	statsMost   = 64 << 10 // bytes, with room for a newer library's fields
 	perGPUBytes = 248
@@ -76,8 +76,8 @@ func (r Routes) Since(e Routes) Routes {
 // ByCompatibility is the name of the route on which cuFile itself copies through host memory.
 const ByCompatibility = "cuFile, compatibility mode"
 
-// String names the route that the bytes took. What went neither from device to device nor through nvidia-fs was copied through
-// host memory by cuFile itself, by POSIX calls or others that it does not count apart.
+// String names the route that the bytes took. What went neither from device to device nor through nvidia-fs was
+// copied through host memory by cuFile itself, by POSIX calls or others that it does not count apart.
 func (r Routes) String() string {
 	total, p2p, nvfs := r.Reads+r.Writes, r.P2PReads+r.P2PWrites, r.NVFSReads+r.NVFSWrites
 	posix := r.PosixReads + r.PosixWrites

@@ -26,13 +26,13 @@ func (s Submit) String() string { return [...]string{"sync", "async"}[s] }
 type DirectConfig struct {
 	BufferBytes int64 // of device memory that all slots take together
 	Handles     int   // files kept registered while unused
-	// Limit is how long an operation may take. Then it is given up with a [HungError], and its slot and thread are its own
-	// until it ends. 0: none is.
+	// Limit is how long an operation may take. Then it is given up with a [HungError], and its slot and thread are
+	// its own until it ends. 0: none is.
 	Limit time.Duration
 }
 
-// DirectRoute moves whole files between storage and device memory by cuFile. Its slots are device memory that cuFile knows,
-// each with page-locked host memory beside it for what the processor must see of a file.
+// DirectRoute moves whole files between storage and device memory by cuFile. Its slots are device memory that cuFile
+// knows, each with page-locked host memory beside it for what the processor must see of a file.
 type DirectRoute struct {
 	gpu     *GPU
 	cufile  *CuFile
@@ -47,8 +47,8 @@ type DirectRoute struct {
 	closed bool
 }
 
-// DirectSlot holds the image of one file in device memory, and beside it in host memory the file's head, the places of its
-// extents, and their checksums.
+// DirectSlot holds the image of one file in device memory, and beside it in host memory the file's head, the places
+// of its extents, and their checksums.
 type DirectSlot struct {
 	Address uint64
 	Bytes   int64
@@ -68,7 +68,13 @@ const slotUnit = 2 << 20
 func NewDirectRoute(g *GPU, c *CuFile, cfg DirectConfig) (*DirectRoute, error) {
 	switch {
 	case cfg.BufferBytes < slotUnit || cfg.Handles < 0 || g.cfg.Files < 1:
-		return nil, fmt.Errorf("%w: a direct route with %d bytes, %d handles and %d threads", ErrConfig, cfg.BufferBytes, cfg.Handles, g.cfg.Files)
+		return nil, fmt.Errorf(
+			"%w: a direct route with %d bytes, %d handles and %d threads",
+			ErrConfig,
+			cfg.BufferBytes,
+			cfg.Handles,
+			g.cfg.Files,
+		)
 	case g.kernels.sums.function == 0:
 		return nil, fmt.Errorf("%w: the checksum kernel", ErrSymbol)
 	}
@@ -81,8 +87,8 @@ func (d *DirectRoute) GPU() *GPU { return d.gpu }
 // CuFile is the library.
 func (d *DirectRoute) CuFile() *CuFile { return d.cufile }
 
-// Acquire takes a slot for a file of the given bytes, whose head has head bytes and whose payload has extents. It does not
-// wait: [ErrNoSlot] says that the memory is in use.
+// Acquire takes a slot for a file of the given bytes, whose head has head bytes and whose payload has extents. It
+// does not wait: [ErrNoSlot] says that the memory is in use.
 func (d *DirectRoute) Acquire(bytes, head int64, extents int) (*DirectSlot, error) {
 	if bytes <= 0 || head <= 0 || extents < 0 || bytes > d.cfg.BufferBytes {
 		return nil, fmt.Errorf("%w: %d bytes of %d", ErrNoSlot, bytes, d.cfg.BufferBytes)
@@ -183,8 +189,8 @@ func (s *DirectSlot) divide(head int64, extents int) {
 	s.Sums = unsafe.Slice((*uint64)(unsafe.Pointer(&s.notes[at])), extents)
 }
 
-// Release gives the slot back. Nothing may be moving in it but an operation that was given up: when that ends, the slot is
-// given back.
+// Release gives the slot back. Nothing may be moving in it but an operation that was given up: when that ends, the
+// slot is given back.
 func (s *DirectSlot) Release() {
 	d := s.direct
 	d.mu.Lock()
@@ -230,8 +236,8 @@ func (d *DirectRoute) Trim() error {
 	return errors.Join(errs...)
 }
 
-// Close frees the slots. None may be in use, except by operations that were given up: those slots stay, and the error is an
-// [ErrHung].
+// Close frees the slots. None may be in use, except by operations that were given up: those slots stay, and the
+// error is an [ErrHung].
 func (d *DirectRoute) Close() error {
 	d.mu.Lock()
 	d.closed = true

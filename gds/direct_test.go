@@ -99,13 +99,24 @@ func TestDirectRoundTrip(t *testing.T) {
 			if !bytes.Equal(got, want) || !bytes.Equal(in.Head, want[:4096]) {
 				t.Error("bytes differ")
 			}
-			if err := in.Read(submit, int(r.Fd()), size+4096); !errors.Is(err, ErrShort) || !errors.Is(err, io.ErrUnexpectedEOF) {
+			if err := in.Read(submit, int(r.Fd()), size+4096); !errors.Is(err, ErrShort) ||
+				!errors.Is(err, io.ErrUnexpectedEOF) {
 				t.Errorf("past the end: %v", err)
 			}
 			after, err := d.CuFile().Stats()
 			moved := after.Since(before)
-			t.Logf("%s: reads %d, %d, %d, %d; writes %d, %d, %d, %d", moved, moved.Reads, moved.P2PReads, moved.NVFSReads, moved.PosixReads,
-				moved.Writes, moved.P2PWrites, moved.NVFSWrites, moved.PosixWrites)
+			t.Logf(
+				"%s: reads %d, %d, %d, %d; writes %d, %d, %d, %d",
+				moved,
+				moved.Reads,
+				moved.P2PReads,
+				moved.NVFSReads,
+				moved.PosixReads,
+				moved.Writes,
+				moved.P2PWrites,
+				moved.NVFSWrites,
+				moved.PosixWrites,
+			)
 			if err != nil || moved.Reads == 0 || moved.Writes == 0 {
 				t.Errorf("%s, %v", moved, err)
 			}
@@ -213,8 +224,8 @@ func TestSlotsAreBoundedAndReused(t *testing.T) {
 	}
 }
 
-// TestHandlesAreSafe: bounded, found by what a file is and not by its name, usable while they are evicted or the file is
-// unlinked, and then gone with their blocks.
+// TestHandlesAreSafe: bounded, found by what a file is and not by its name, usable while they are evicted or the
+// file is unlinked, and then gone with their blocks.
 func TestHandlesAreSafe(t *testing.T) {
 	g, d, double := routed(t, DirectConfig{BufferBytes: 8 << 20, Handles: 2})
 	dir := t.TempDir()
@@ -304,7 +315,12 @@ func TestHandlesAreSafe(t *testing.T) {
 		t.Errorf("%+v, %d are found, %d idle", s, len(c.files), c.idle.Len())
 	}
 	if double != nil && double.Calls("cuFileHandleRegister")-double.Calls("cuFileHandleDeregister") != s.Open {
-		t.Errorf("registered %d times, given up %d, %d open", double.Calls("cuFileHandleRegister"), double.Calls("cuFileHandleDeregister"), s.Open)
+		t.Errorf(
+			"registered %d times, given up %d, %d open",
+			double.Calls("cuFileHandleRegister"),
+			double.Calls("cuFileHandleDeregister"),
+			s.Open,
+		)
 	}
 	if double == nil {
 		return // cuFile itself opens a file once more by its name, and refuses one that has none (5031)

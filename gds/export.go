@@ -22,13 +22,17 @@ func (b *Buffer) IPCHandle() ([]byte, error) {
 	return handle, nil
 }
 
-// NewSegment makes device memory that is known by its descriptor alone (cuMemCreate); [GPU.ImportVMM] maps it, here or in
-// another process. It lives as long as a descriptor or a mapping of it. Sizes are multiples of 2 MiB.
+// NewSegment makes device memory that is known by its descriptor alone (cuMemCreate); [GPU.ImportVMM] maps it, here
+// or in another process. It lives as long as a descriptor or a mapping of it. Sizes are multiples of 2 MiB.
 func (g *GPU) NewSegment(size int64) (*os.File, error) {
 	var f *os.File
 	err := g.Control(func(t *Thread) error {
 		fn := &g.driver.fn
-		t.prop = memAllocationProp{Type: allocationPinned, HandleTypes: handleDescriptor, Location: memLocation{locationDevice, int32(g.Ordinal)}}
+		t.prop = memAllocationProp{
+			Type:        allocationPinned,
+			HandleTypes: handleDescriptor,
+			Location:    memLocation{locationDevice, int32(g.Ordinal)},
+		}
 		if err := t.call(&fn.memCreate, t.outAt(0), uintptr(size), uintptr(unsafe.Pointer(&t.prop)), 0); err != nil {
 			return err
 		}

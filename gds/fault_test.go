@@ -26,7 +26,8 @@ func TestOpenFails(t *testing.T) {
 	} {
 		g, double := doubled(t, Config{Threads: 1})
 		double.Rules(c.rules)
-		if _, err := g.driver.OpenGPU(g.UUID, Config{Threads: 3}); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := g.driver.OpenGPU(g.UUID, Config{Threads: 3}); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.rules, err)
 		}
 		double.Rules("")
@@ -196,7 +197,8 @@ func TestPanicIsTheCallers(t *testing.T) {
 	g, _ := open(t, Config{Threads: 1})
 	func() {
 		defer func() {
-			if v, ok := recover().(*panicked); !ok || v.value != "oops" || !strings.Contains(v.String(), "TestPanicIsTheCallers") {
+			if v, ok := recover().(*panicked); !ok || v.value != "oops" ||
+				!strings.Contains(v.String(), "TestPanicIsTheCallers") {
 				t.Errorf("recovered %v", v)
 			}
 		}()
@@ -260,7 +262,8 @@ func TestStickyErrorInsideCuFile(t *testing.T) {
 			double.Rules(c.rules)
 			err := s.Read(c.by, int(f.Fd()), 8192)
 			double.Rules("")
-			if err == nil || Sticky(err) != c.lost || errors.Is(g.Err(), ErrLost) != c.lost || Sticky(g.Err()) != c.lost {
+			if err == nil || Sticky(err) != c.lost || errors.Is(g.Err(), ErrLost) != c.lost ||
+				Sticky(g.Err()) != c.lost {
 				t.Errorf("%v, the GPU: %v", err, g.Err())
 			}
 			s.Release()

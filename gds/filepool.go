@@ -8,8 +8,8 @@ import (
 )
 
 // filePool holds a GPU's threads for cuFile calls. A call cannot be interrupted, so a call that exceeds its limit is
-// abandoned, and its thread is lost to the pool until the call returns. A new thread replaces it, as long as the abandoned
-// threads are no more than the pool's size.
+// abandoned, and its thread is lost to the pool until the call returns. A new thread replaces it, as long as the
+// abandoned threads are no more than the pool's size.
 type filePool struct {
 	gpu  *GPU
 	size int

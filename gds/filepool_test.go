@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// TestHungOperationsAreGivenUp: cuFile does not return. Who asked goes on, other threads take the places of those that hang
-// as long as there are not too many, slots stay taken until their operations have ended, and then all is as before.
+// TestHungOperationsAreGivenUp: cuFile does not return. Who asked goes on, other threads take the places of those
+// that hang as long as there are not too many, slots stay taken until their operations have ended, and then all is
+// as before.
 func TestHungOperationsAreGivenUp(t *testing.T) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	g, d, double := routed(t, DirectConfig{BufferBytes: 32 << 20, Handles: 2, Limit: time.Minute})
@@ -45,7 +46,8 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 		s.Release()
 	}
 	last := acquire(t, d, 1<<20)
-	if err := last.Read(Sync, int(f.Fd()), last.Bytes); !errors.Is(err, ErrHung) || last.hung != nil || double.Calls("cuFileRead") != 2*size {
+	if err := last.Read(Sync, int(f.Fd()), last.Bytes); !errors.Is(err, ErrHung) || last.hung != nil ||
+		double.Calls("cuFileRead") != 2*size {
 		t.Errorf("with all threads away: %v, %d calls", err, double.Calls("cuFileRead"))
 	}
 	last.Release()
@@ -67,14 +69,17 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 	}
 }
 
-// TestCloseLeavesWhatHangs: a GPU is closed while an operation that was given up is still under way. Close says so and does
-// not wait, what the operation uses stays, and its thread is another GPU's when it has ended.
+// TestCloseLeavesWhatHangs: a GPU is closed while an operation that was given up is still under way. Close says so
+// and does not wait, what the operation uses stays, and its thread is another GPU's when it has ended.
 func TestCloseLeavesWhatHangs(t *testing.T) {
 	g, double := doubled(t, Config{Threads: 1, Files: 1})
 	block := make(chan struct{})
 	var hung *HungError
 	for hung == nil { // on a busy machine the time may pass before the thread is asked
-		if _, err := g.DoFileFor(time.Millisecond, func(*Thread) error { <-block; return nil }); !errors.Is(err, ErrHung) {
+		if _, err := g.DoFileFor(time.Millisecond, func(*Thread) error { <-block; return nil }); !errors.Is(
+			err,
+			ErrHung,
+		) {
 			t.Fatal(err)
 		} else {
 			errors.As(err, &hung)

@@ -176,8 +176,18 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 	if cfg.Blocks == 0 {
 		cfg.Blocks = DefaultBlocks
 	}
-	if cfg.Threads < 1 || cfg.Threads > 1024 || cfg.Files < 0 || cfg.Files > 1024 || cfg.Blocks < 1 || cfg.Blocks > 4096 || cfg.Window < 0 || cfg.Window > 1<<30 {
-		return nil, fmt.Errorf("%w: %d and %d threads, %d thread blocks, windows of %d bytes", ErrConfig, cfg.Threads, cfg.Files, cfg.Blocks, cfg.Window)
+	if cfg.Threads < 1 || cfg.Threads > 1024 || cfg.Files < 0 || cfg.Files > 1024 || cfg.Blocks < 1 ||
+		cfg.Blocks > 4096 ||
+		cfg.Window < 0 ||
+		cfg.Window > 1<<30 {
+		return nil, fmt.Errorf(
+			"%w: %d and %d threads, %d thread blocks, windows of %d bytes",
+			ErrConfig,
+			cfg.Threads,
+			cfg.Files,
+			cfg.Blocks,
+			cfg.Window,
+		)
 	}
 	g := &GPU{
 		Device: dev, driver: d, cfg: cfg, closed: make(chan struct{}),
@@ -198,7 +208,13 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 		}
 	}()
 	perThread := pieceSlots*int(unsafe.Sizeof(Piece{})) + windowTables
-	g.shared, err = unix.Mmap(-1, 0, flagSlots*flagStride+(cfg.Threads+cfg.Files+1)*perThread, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	g.shared, err = unix.Mmap(
+		-1,
+		0,
+		flagSlots*flagStride+(cfg.Threads+cfg.Files+1)*perThread,
+		unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANON|unix.MAP_PRIVATE,
+	)
 	if err != nil {
 		return nil, fmt.Errorf("gds: map memory for commands: %w", err)
 	}
@@ -252,7 +268,13 @@ func (t *Thread) prepare() error {
 		return lost
 	}
 	if err != nil && !Sticky(err) {
-		g.driver.log.Warn("the copy kernel cannot be used, pages go by copy engine", "gpu", g.UUID.String(), "error", err)
+		g.driver.log.Warn(
+			"the copy kernel cannot be used, pages go by copy engine",
+			"gpu",
+			g.UUID.String(),
+			"error",
+			err,
+		)
 		if g.Mode() == Kernel {
 			g.mode.current.Store(int32(BatchCopy))
 		}
@@ -293,8 +315,8 @@ func (g *GPU) Err() error {
 	return nil
 }
 
-// Close waits for what runs, closes imports that are left, and gives the context back. Its threads are kept for the next
-// GPU of the driver.
+// Close waits for what runs, closes imports that are left, and gives the context back. Its threads are kept for the
+// next GPU of the driver.
 func (g *GPU) Close() (err error) {
 	g.once.Do(func() { err = g.close() })
 	return err

@@ -13,8 +13,8 @@ import (
 // bounded: the handle that was not used for the longest goes first, and one in use goes when its last user is done.
 //
 // A file is known by device and inode. That is enough: a handle keeps its own descriptor open, so the number cannot
-// belong to another file meanwhile, and a file that was overwritten in place is read as it is now. What a descriptor does
-// not do is let go of an unlinked file's blocks: who unlinks tells [Handles.Forget].
+// belong to another file meanwhile, and a file that was overwritten in place is read as it is now. What a descriptor
+// does not do is let go of an unlinked file's blocks: who unlinks tells [Handles.Forget].
 type Handles struct {
 	gpu    *GPU
 	cufile *CuFile
@@ -176,8 +176,9 @@ func (c *Handles) Forget(dev, ino uint64) {
 	}
 }
 
-// endAnywhere is end off a GPU's thread: the library is told on the one that never waits for storage, and the descriptor goes
-// after that, since the last one of an unlinked file frees its blocks. A lost GPU's library is not called.
+// endAnywhere is end off a GPU's thread: the library is told on the one that never waits for storage, and the
+// descriptor goes after that, since the last one of an unlinked file frees its blocks. A lost GPU's library is not
+// called.
 func (c *Handles) endAnywhere(h *Handle) {
 	_ = c.gpu.Control(func(t *Thread) error { c.cufile.Deregister(t, h.handle); return nil })
 	c.close(h)

@@ -19,8 +19,8 @@ type Import struct {
 	users  int // under gpu.mu
 }
 
-// ImportIPC opens a handle of cuIpcGetMemHandle. It maps the whole allocation that the handle's address is in: Base is its
-// start, Size its length. Memory of another GPU is refused.
+// ImportIPC opens a handle of cuIpcGetMemHandle. It maps the whole allocation that the handle's address is in: Base
+// is its start, Size its length. Memory of another GPU is refused.
 func (g *GPU) ImportIPC(handle []byte) (*Import, error) {
 	if len(handle) != ipcHandleBytes {
 		return nil, fmt.Errorf("%w: a CUDA IPC handle has %d bytes, not %d", ErrImport, ipcHandleBytes, len(handle))

@@ -1,9 +1,26 @@
 package gds
 
-// callIPCOpen opens t.handle; the address comes in t.out[0]. The handle goes by value: 64 bytes are passed in memory, so
-// they follow the six register arguments, of which only two are used.
+// callIPCOpen opens t.handle; the address comes in t.out[0]. The handle goes by value: 64 bytes are passed in
+// memory, so they follow the six register arguments, of which only two are used.
 func (t *Thread) callIPCOpen(flags uintptr) error {
 	h := &t.handle
-	return t.call(&t.gpu.driver.fn.ipcOpenMemHandle, t.outAt(0), flags, 0, 0, 0, 0,
-		uintptr(h[0]), uintptr(h[1]), uintptr(h[2]), uintptr(h[3]), uintptr(h[4]), uintptr(h[5]), uintptr(h[6]), uintptr(h[7]))
+	return t.call(
+		&t.gpu.driver.fn.ipcOpenMemHandle,
+		t.outAt(0),
+		flags,
+		0,
+		0,
+		0,
+		0,
+		uintptr(
+			h[0],
+		),
+		uintptr(h[1]),
+		uintptr(h[2]),
+		uintptr(h[3]),
+		uintptr(h[4]),
+		uintptr(h[5]),
+		uintptr(h[6]),
+		uintptr(h[7]),
+	)
 }

@@ -28,8 +28,9 @@ func (t *Thread) load(ptx, entry string) (k kernel, err error) {
 	return k, nil
 }
 
-// kernelsAtOnce is how many kernels that are bound by the bus run at a time. So many keep it busy; of more, each would have
-// fewer blocks and not get on: on an H200 24 kernels with a block each moved a quarter less than 8 with four.
+// kernelsAtOnce is how many kernels that are bound by the bus run at a time. So many keep it busy; of more, each
+// would have fewer blocks and not get on: on an H200 24 kernels with a block each moved a quarter less than 8 with
+// four.
 const kernelsAtOnce = 8
 
 // blockShare divides the configured thread blocks among the kernels in flight, apart from those on windows.
@@ -38,8 +39,8 @@ type blockShare struct {
 	slots   chan struct{} // one for each of them
 }
 
-// share waits for a turn and takes a share of the thread blocks that all kernels in flight have together, at most most of
-// them. The caller gives it back with unshare.
+// share waits for a turn and takes a share of the thread blocks that all kernels in flight have together, at most
+// most of them. The caller gives it back with unshare.
 func (g *GPU) acquireBlocks(most int) int {
 	g.blocks.slots <- struct{}{}
 	return min(max(1, g.cfg.Blocks/int(g.blocks.copying.Add(1))), most)
@@ -66,7 +67,13 @@ func (t *Thread) loadKernels() (err error) {
 		if Sticky(err) {
 			return err
 		}
-		g.driver.log.Warn("the checksum kernel cannot be used, nothing goes the direct route", "gpu", g.UUID.String(), "error", err)
+		g.driver.log.Warn(
+			"the checksum kernel cannot be used, nothing goes the direct route",
+			"gpu",
+			g.UUID.String(),
+			"error",
+			err,
+		)
 	}
 	g.kernels.pages, err = t.load(kernels.Pages, kernels.PagesEntry)
 	return err

@@ -27,7 +27,8 @@ func (p Pinner) Register(mem []byte) error {
 	return p.gpu.Control(func(t *Thread) error { return t.register(mem) })
 }
 
-// Unregister undoes Register. Nothing may be in flight there. A GPU that is out of service or closed holds nothing any more.
+// Unregister undoes Register. Nothing may be in flight there. A GPU that is out of service or closed holds nothing
+// any more.
 func (p Pinner) Unregister(mem []byte) error {
 	if p.gpu.Err() != nil {
 		return nil

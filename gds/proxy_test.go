@@ -12,8 +12,8 @@ import (
 	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
-// The proxy stands before the real libraries on machines with a GPU; here before the double. What it is not told to fail
-// goes through, and what it is comes out as the library would say it.
+// The proxy stands before the real libraries on machines with a GPU; here before the double. What it is not told to
+// fail goes through, and what it is comes out as the library would say it.
 func TestProxyFailsWhatItIsTold(t *testing.T) {
 	cuda, cufile := gdstest.Proxies(t)
 	d, err := Open(nil, cuda.Path)
@@ -107,7 +107,8 @@ func TestProxyFailsWhatItIsTold(t *testing.T) {
 	flat := slot(t, g, 64<<10, true)
 	cuda.Rules("cuMemcpyAsync:nth=3:code=1")
 	var e *Error
-	if err := move(g, Gather, flat, pages.Address, 4, 4096, nil); !errors.As(err, &e) || e.Call != "cuMemcpyAsync" || cuda.Calls("cuMemcpyAsync") != 3 {
+	if err := move(g, Gather, flat, pages.Address, 4, 4096, nil); !errors.As(err, &e) || e.Call != "cuMemcpyAsync" ||
+		cuda.Calls("cuMemcpyAsync") != 3 {
 		t.Errorf("%v after %d calls", err, cuda.Calls("cuMemcpyAsync"))
 	}
 }

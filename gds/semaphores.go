@@ -8,8 +8,8 @@ import (
 )
 
 // Semaphores are timeline semaphores: 64-bit counters in device memory. The other side's streams wait for them
-// (cuStreamWaitValue64) and advance them (cuStreamWriteValue64). This side reads and writes them with short commands, so
-// none of its streams ever blocks on a value that does not come.
+// (cuStreamWaitValue64) and advance them (cuStreamWriteValue64). This side reads and writes them with short
+// commands, so none of its streams ever blocks on a value that does not come.
 type Semaphores struct {
 	gpu     *GPU
 	address uint64

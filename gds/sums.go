@@ -17,8 +17,8 @@ type Extent struct {
 // MaxExtent is the longest extent that can be summed.
 const MaxExtent = kernels.SumsExtent
 
-// Sum writes the xxh3-64 of each extent of the buffer at address to sums, and returns when that is done. Both slices are
-// in registered memory: the GPU reads and writes them itself.
+// Sum writes the xxh3-64 of each extent of the buffer at address to sums, and returns when that is done. Both slices
+// are in registered memory: the GPU reads and writes them itself.
 func (t *Thread) Sum(address uint64, extents []Extent, sums []uint64) error {
 	if len(extents) == 0 {
 		return nil
@@ -31,8 +31,8 @@ func (t *Thread) Sum(address uint64, extents []Extent, sums []uint64) error {
 	return t.wait()
 }
 
-// beginSum is Sum that does not wait. Where sums are expected and one is another, the batch of the epoch, if it is launched
-// behind this, moves nothing. blocks are as many threads as that many of the copy kernel's.
+// beginSum is Sum that does not wait. Where sums are expected and one is another, the batch of the epoch, if it is
+// launched behind this, moves nothing. blocks are as many threads as that many of the copy kernel's.
 func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uint64, epoch uint32, blocks int) error {
 	g := t.gpu
 	if len(sums) < len(extents) || expected != nil && len(expected) < len(extents) {
@@ -51,7 +51,11 @@ func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uin
 			return ErrUnpinned
 		}
 	}
-	return t.start(g.kernels.sums, min(blocks*kernels.PagesThreads/kernels.SumsThreads, len(extents)), kernels.SumsThreads)
+	return t.start(
+		g.kernels.sums,
+		min(blocks*kernels.PagesThreads/kernels.SumsThreads, len(extents)),
+		kernels.SumsThreads,
+	)
 }
 
 // bytesOf is the memory of a slice.

@@ -148,7 +148,8 @@ func (t *Thread) unbind() error {
 	return errors.Join(errs...)
 }
 
-// wait returns when all that the thread has queued on its stream is done. It sleeps, unless the GPU is configured to spin.
+// wait returns when all that the thread has queued on its stream is done. It sleeps, unless the GPU is configured to
+// spin.
 func (t *Thread) wait() error {
 	fn := &t.gpu.driver.fn
 	if t.gpu.cfg.Spin {

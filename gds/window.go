@@ -8,10 +8,10 @@ import (
 	"unsafe"
 )
 
-// Window is device memory of a copy thread, where what is staged stands for a moment between the host's slot and the pages.
-// There the GPU makes the checksums, of the bytes that have crossed the bus, and the processor has only its reads and writes
-// to do; and the copy engines move a slot as one piece, which is quicker than a kernel that reaches over the bus. A thread
-// uses its window within one order only, so there is never one to wait for.
+// Window is device memory of a copy thread, where what is staged stands for a moment between the host's slot and the
+// pages. There the GPU makes the checksums, of the bytes that have crossed the bus, and the processor has only its
+// reads and writes to do; and the copy engines move a slot as one piece, which is quicker than a kernel that reaches
+// over the bus. A thread uses its window within one order only, so there is never one to wait for.
 type Window struct {
 	Extents  []Extent // what is to be summed: places within the window
 	Sums     []uint64 // of each extent
@@ -42,20 +42,26 @@ func (w *Window) divide(notes []byte) {
 	w.Sums, w.Expected = sums[:windowExtents:windowExtents], sums[windowExtents:]
 }
 
-// FitsWindow says whether the copy threads have windows for so many bytes and extents. They have none where they were not
-// asked for, where there was no memory for them, and after [GPU.DisableWindows].
+// FitsWindow says whether the copy threads have windows for so many bytes and extents. They have none where they
+// were not asked for, where there was no memory for them, and after [GPU.DisableWindows].
 func (g *GPU) FitsWindow(bytes int64, extents int) bool {
 	return extents <= windowExtents && bytes <= g.windows.bytes.Load()
 }
 
-// WindowFailed says that a window did not work, or did not hold what it should; [GPU.WindowSucceeded] that one did. After so many
-// misses in a row that it is no passing matter the windows are given up for good.
+// WindowFailed says that a window did not work, or did not hold what it should; [GPU.WindowSucceeded] that one did.
+// After so many misses in a row that it is no passing matter the windows are given up for good.
 func (g *GPU) WindowFailed(cause error) {
 	if g.windows.failures.Add(1) >= failuresToDisable {
 		g.DisableWindows(cause)
 		return
 	}
-	g.driver.log.Warn("something failed in a window of the GPU and is done again", "gpu", g.UUID.String(), "error", cause)
+	g.driver.log.Warn(
+		"something failed in a window of the GPU and is done again",
+		"gpu",
+		g.UUID.String(),
+		"error",
+		cause,
+	)
 }
 
 // WindowSucceeded undoes what [GPU.WindowFailed] has counted.
@@ -68,7 +74,13 @@ func (g *GPU) WindowSucceeded() {
 // DisableWindows gives the windows up for good.
 func (g *GPU) DisableWindows(cause error) {
 	if g.windows.bytes.Swap(0) > 0 {
-		g.driver.log.Error("the GPU's windows are used no more: the processor makes the checksums of what is staged", "gpu", g.UUID.String(), "error", cause)
+		g.driver.log.Error(
+			"the GPU's windows are used no more: the processor makes the checksums of what is staged",
+			"gpu",
+			g.UUID.String(),
+			"error",
+			cause,
+		)
 	}
 }
 
@@ -83,7 +95,13 @@ func (t *Thread) makeWindows() error {
 		if Sticky(err) {
 			return err
 		}
-		g.driver.log.Warn("no device memory for windows: the processor makes the checksums of what is staged", "gpu", g.UUID.String(), "error", err)
+		g.driver.log.Warn(
+			"no device memory for windows: the processor makes the checksums of what is staged",
+			"gpu",
+			g.UUID.String(),
+			"error",
+			err,
+		)
 		return nil
 	}
 	g.windows.at = t.out[0]
@@ -104,21 +122,23 @@ func (w *Window) Begin(dir Direction, flag *Flag) Batch {
 	return b
 }
 
-// blocks is how many thread blocks a kernel on a window takes. It runs within device memory, many times as quick as the bus
-// that brings the next window's bytes, so there is hardly ever more than one, however many windows are in use: a share of a
-// sixteenth would only make it slow.
+// blocks is how many thread blocks a kernel on a window takes. It runs within device memory, many times as quick as
+// the bus that brings the next window's bytes, so there is hardly ever more than one, however many windows are in
+// use: a share of a sixteenth would only make it slow.
 func (w *Window) blocks() int { return max(1, w.t.gpu.cfg.Blocks/2) }
 
-// Upload begins to copy src to the window, from offset at on, and to sum the first n of its extents there. If one of the sums
-// is not the expected one, b, which scatters from the window, will move nothing. It has begun when Upload returns, not ended:
-// src, the extents and what is expected are in use until b's [Batch.Wait] has returned nil, or else [Window.Sync].
+// Upload begins to copy src to the window, from offset at on, and to sum the first n of its extents there. If one of
+// the sums is not the expected one, b, which scatters from the window, will move nothing. It has begun when Upload
+// returns, not ended: src, the extents and what is expected are in use until b's [Batch.Wait] has returned nil, or
+// else [Window.Sync].
 func (w *Window) Upload(b *Batch, src []byte, at, n int) error {
 	if err := w.checkRange(at, len(src)); err != nil {
 		return err
 	}
 	t := w.t
 	b.uploading = true
-	if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(w.address)+uintptr(at), startOf(src), uintptr(len(src)), t.stream); err != nil || n == 0 {
+	if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(w.address)+uintptr(at), startOf(src), uintptr(len(src)), t.stream); err != nil ||
+		n == 0 {
 		return err
 	}
 	if err := b.nextEpoch(); err != nil {
@@ -145,8 +165,8 @@ func (w *Window) Differs(n int) int {
 // Settle waits until nothing moves in the window any more.
 func (w *Window) Sync() error { return w.t.wait() }
 
-// Collect ends a batch that gathers into the window: it sums the first n extents there, and copies those to the same places
-// of dst. What lies between extents is not touched.
+// Collect ends a batch that gathers into the window: it sums the first n extents there, and copies those to the same
+// places of dst. What lies between extents is not touched.
 func (w *Window) Collect(b *Batch, n int, dst []byte) error {
 	t := w.t
 	err := b.queue()
@@ -160,7 +180,13 @@ func (w *Window) Collect(b *Batch, n int, dst []byte) error {
 			end += uint64(w.Extents[i].Len)
 		}
 		if err = w.checkRange(int(at), int(end-at)); err == nil {
-			err = t.call(&t.gpu.driver.fn.memcpyAsync, startOf(dst[at:end]), uintptr(w.address+at), uintptr(end-at), t.stream)
+			err = t.call(
+				&t.gpu.driver.fn.memcpyAsync,
+				startOf(dst[at:end]),
+				uintptr(w.address+at),
+				uintptr(end-at),
+				t.stream,
+			)
 		}
 	}
 	err = errors.Join(err, t.wait()) // nothing may be moving, whatever the answer

@@ -74,8 +74,8 @@ func TestWindowCollects(t *testing.T) {
 	})
 }
 
-// What is uploaded reaches the pages if all its sums are as expected, and none of it does if one is not: also where the batch
-// is so long that it takes several launches.
+// What is uploaded reaches the pages if all its sums are as expected, and none of it does if one is not: also where
+// the batch is so long that it takes several launches.
 func TestWindowScatters(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -17,14 +17,15 @@ type LoadChunk struct {
 
 // LoadOptions are what a load can be asked for besides.
 type LoadOptions struct {
-	// Layers makes the load layer-wise: the first layer of all chunks is read before the second of any. It is called for
-	// each layer, in order, when the layer's pages are delivered and verified, in every chunk that is not in failed (indices
-	// into the load's chunks; they will be among the result's failures). It runs on the session's receiving goroutine:
-	// it must be quick and must not call the session.
+	// Layers makes the load layer-wise: the first layer of all chunks is read before the second of any. It is called
+	// for each layer, in order, when the layer's pages are delivered and verified, in every chunk that is not in
+	// failed (indices into the load's chunks; they will be among the result's failures). It runs on the session's
+	// receiving goroutine: it must be quick and must not call the session.
 	Layers func(layer uint32, failed []int)
 	// Order is the order of the layers, each of the group's once. Nil: as the group's planes name them.
 	Order []uint32
-	// Prefetch, where it is not 0, lets the load begin only so many layers beyond those that Advance has said are consumed.
+	// Prefetch, where it is not 0, lets the load begin only so many layers beyond those that Advance has said are
+	// consumed.
 	Prefetch uint32
 	// Timeline puts the load in order by semaphores. Optional.
 	Timeline *Timeline
@@ -61,7 +62,14 @@ func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt L
 	if err := errors.Join(ctx.Err(), opt.Timeline.check()); err != nil {
 		return nil, err
 	}
-	m := &proto.Load{Lease: l.lease, Layers: opt.Layers != nil, Order: opt.Order, Prefetch: opt.Prefetch, Timeline: opt.Timeline.message(), Chunks: make([]*proto.LoadChunk, len(chunks))}
+	m := &proto.Load{
+		Lease:    l.lease,
+		Layers:   opt.Layers != nil,
+		Order:    opt.Order,
+		Prefetch: opt.Prefetch,
+		Timeline: opt.Timeline.message(),
+		Chunks:   make([]*proto.LoadChunk, len(chunks)),
+	}
 	for i, c := range chunks {
 		if c.Index < 0 || int(uint32(c.Index)) != c.Index {
 			return nil, fmt.Errorf("%w: chunks[%d].index: %d", ErrInvalid, i, c.Index)
@@ -130,6 +138,9 @@ func (j *LoadJob) Cancel(ctx context.Context) error { return j.session.cancelJob
 
 // Advance says that the first n layers of the order are consumed. It matters to a load with a Prefetch.
 func (j *LoadJob) Advance(ctx context.Context, n uint32) error {
-	_, err := j.session.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Advance{Advance: &proto.Advance{Job: j.id, Layers: n}}})
+	_, err := j.session.ask(
+		ctx,
+		&proto.ClientMessage{Body: &proto.ClientMessage_Advance{Advance: &proto.Advance{Job: j.id, Layers: n}}},
+	)
 	return err
 }

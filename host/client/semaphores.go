@@ -20,7 +20,8 @@ type Semaphores struct {
 	store func(i int, v uint64)
 }
 
-// ShareSemaphores shares semaphores in an arena, from an offset on that is a multiple of 8. A session shares semaphores once.
+// ShareSemaphores shares semaphores in an arena, from an offset on that is a multiple of 8. A session shares
+// semaphores once.
 func (s *Session) ShareSemaphores(ctx context.Context, a *Arena, offset int64, count int) (*Semaphores, error) {
 	if offset < 0 || offset%8 != 0 || count < 1 || offset > int64(len(a.data))-8*int64(count) {
 		return nil, fmt.Errorf("%w: %d semaphores from %d on do not fit %d bytes", ErrArena, count, offset, len(a.data))
@@ -36,24 +37,34 @@ func (s *Session) ShareSemaphores(ctx context.Context, a *Arena, offset int64, c
 	return &Semaphores{values: unsafe.Slice((*uint64)(unsafe.Pointer(&a.data[offset])), count)}, nil
 }
 
-// ShareDeviceSemaphores shares semaphores in memory of cuMemCreate on the session's GPU, from an offset on in its segments. The result
-// names them in timelines; to this package the memory is closed. Unless [Semaphores.Access] opens it, whoever waits for them finds
-// out about a refused job by its error and about the host's death by Session.Ended, and writes what is to be written itself.
-func (s *Session) ShareDeviceSemaphores(ctx context.Context, segments []Segment, offset int64, count int) (*Semaphores, error) {
+// ShareDeviceSemaphores shares semaphores in memory of cuMemCreate on the session's GPU, from an offset on in its
+// segments. The result names them in timelines; to this package the memory is closed. Unless [Semaphores.Access]
+// opens it, whoever waits for them finds out about a refused job by its error and about the host's death by
+// Session.Ended, and writes what is to be written itself.
+func (s *Session) ShareDeviceSemaphores(
+	ctx context.Context,
+	segments []Segment,
+	offset int64,
+	count int,
+) (*Semaphores, error) {
 	vmm, err := s.passSegments(ctx, segments)
 	if err != nil {
 		return nil, err
 	}
-	m := &proto.Semaphores{Handle: &proto.Semaphores_CudaVmm{CudaVmm: vmm}, Offset: uint64(offset), Count: uint32(count)}
+	m := &proto.Semaphores{
+		Handle: &proto.Semaphores_CudaVmm{CudaVmm: vmm},
+		Offset: uint64(offset),
+		Count:  uint32(count),
+	}
 	if _, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Semaphores{Semaphores: m}}); err != nil {
 		return nil, err
 	}
 	return &Semaphores{}, nil
 }
 
-// Access says how semaphores in a GPU's memory are read and written here: then those of a job that was refused, or whose host has
-// died, are advanced as semaphores of host memory are. It is called before a job names them. The functions are called on the
-// session's own goroutine, so they must not wait for another answer of the host.
+// Access says how semaphores in a GPU's memory are read and written here: then those of a job that was refused, or
+// whose host has died, are advanced as semaphores of host memory are. It is called before a job names them. The
+// functions are called on the session's own goroutine, so they must not wait for another answer of the host.
 func (w *Semaphores) Access(load func(i int) uint64, store func(i int, v uint64)) {
 	w.load, w.store = load, store
 }
@@ -78,8 +89,8 @@ func (w *Semaphores) Store(i int, v uint64) {
 	atomic.StoreUint64(&w.values[i], v)
 }
 
-// Wait returns when a semaphore has the value, or a higher one. Semaphores of jobs get there also when the job fails and when the host
-// dies.
+// Wait returns when a semaphore has the value, or a higher one. Semaphores of jobs get there also when the job fails
+// and when the host dies.
 func (w *Semaphores) Wait(ctx context.Context, i int, v uint64) error {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -101,15 +112,15 @@ const (
 	StatusFailed = 2 // some were not: the job's result says which
 )
 
-// Timeline puts a job in order by the session's semaphores. Two jobs in flight have different done and status semaphores, and these
-// are set by the client before the job begins.
+// Timeline puts a job in order by the session's semaphores. Two jobs in flight have different done and status
+// semaphores, and these are set by the client before the job begins.
 type Timeline struct {
 	Semaphores *Semaphores
 	Wait       int
 	WaitValue  uint64 // no copy of the job begins before Wait has it; 0: at once
 	Done       int
-	// DoneValue is in Done when no copy of the job can touch its blocks any more, however it ended. Of a layer-wise load
-	// of n layers, DoneValue - n + i is there when the i-th has landed. When the host dies it is written here.
+	// DoneValue is in Done when no copy of the job can touch its blocks any more, however it ended. Of a layer-wise
+	// load of n layers, DoneValue - n + i is there when the i-th has landed. When the host dies it is written here.
 	DoneValue uint64
 	Status    int // -1: none. A layer-wise load has one for each layer
 	Layers    int // of a layer-wise load, else 0

@@ -49,7 +49,8 @@ func AppendKeys(dst []byte, keys []chunk.Key, keyBytes int) []byte {
 	return dst
 }
 
-// ParseKeys unpacks keys of keyBytes each and appends them to dst. The all-zero key, which means "no parent", is refused.
+// ParseKeys unpacks keys of keyBytes each and appends them to dst. The all-zero key, which means "no parent", is
+// refused.
 func ParseKeys(dst []chunk.Key, packed []byte, keyBytes int) ([]chunk.Key, error) {
 	if len(packed)%keyBytes != 0 {
 		return dst, fmt.Errorf("%w: %d bytes are not a whole number of keys of %d", ErrMessage, len(packed), keyBytes)

@@ -5,7 +5,13 @@ import "github.com/kvhost/kvhost/abi"
 // checkBlocks checks one chunk's block ids against the registration.
 func (r *registration) checkBlocks(i int, blocks []uint32, holes bool) error {
 	if len(blocks) != int(r.group.Geometry.Blocks) {
-		return invalid(at("chunks", i, "blocks"), "%d block ids, a chunk of group %d has %d blocks", len(blocks), r.group.ID, r.group.Geometry.Blocks)
+		return invalid(
+			at("chunks", i, "blocks"),
+			"%d block ids, a chunk of group %d has %d blocks",
+			len(blocks),
+			r.group.ID,
+			r.group.Geometry.Blocks,
+		)
 	}
 	for _, b := range blocks {
 		if b >= r.memory.Blocks() && (b != abi.None || !holes) {
@@ -15,8 +21,8 @@ func (r *registration) checkBlocks(i int, blocks []uint32, holes bool) error {
 	return nil
 }
 
-// usedBlocks detects block ids that one job names twice. It stamps an array that is never cleared. For huge registrations,
-// which would let a client make that array expensive, it uses a map.
+// usedBlocks detects block ids that one job names twice. It stamps an array that is never cleared. For huge
+// registrations, which would let a client make that array expensive, it uses a map.
 type usedBlocks struct {
 	stamps []uint32
 	stamp  uint32

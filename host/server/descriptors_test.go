@@ -130,7 +130,10 @@ func TestDescriptorAbuse(t *testing.T) {
 		}
 		reg := &proto.Register{}
 		for pl := range uint32(planes) {
-			reg.Regions = append(reg.Regions, &proto.Region{Plane: pl, Handle: &proto.Region_Memfd{Memfd: fd}, Stride: pageBytes, Blocks: 1})
+			reg.Regions = append(
+				reg.Regions,
+				&proto.Region{Plane: pl, Handle: &proto.Region_Memfd{Memfd: fd}, Stride: pageBytes, Blocks: 1},
+			)
 		}
 		a := w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Register{Register: reg}})
 		if f := a.GetError().GetField(); !strings.Contains(f, "memfd") {
@@ -138,7 +141,11 @@ func TestDescriptorAbuse(t *testing.T) {
 		}
 	}
 	w.conn.Close()
-	until(t, "the session's descriptors are closed", func() bool { return r.server.Stats().Sessions == 0 && open(t) <= before })
+	until(
+		t,
+		"the session's descriptors are closed",
+		func() bool { return r.server.Stats().Sessions == 0 && open(t) <= before },
+	)
 	if text, _ := r.pass(msg(1), good); !strings.Contains(text, "no session") {
 		t.Errorf("after the end: %q", text)
 	}
@@ -194,7 +201,10 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 	if _, err := p.Register(t.Context(), 0, p.arena, []client.PlaneRegion{last, last, last, last}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Register(t.Context(), 0, p.arena, []client.PlaneRegion{ok, ok, ok, ok}); !errors.Is(err, client.ErrBusy) {
+	if _, err := p.Register(t.Context(), 0, p.arena, []client.PlaneRegion{ok, ok, ok, ok}); !errors.Is(
+		err,
+		client.ErrBusy,
+	) {
 		t.Errorf("twice: %v", err)
 	}
 	if _, err := p.Register(t.Context(), 5, p.arena, []client.PlaneRegion{ok, ok, ok, ok}); err != nil {

@@ -68,7 +68,10 @@ func (r *gpuRig) dialGPU(uuid string) *client.Session {
 
 func deviceRegions(offset int64) (regions []client.PlaneRegion) {
 	for pl := range planes {
-		regions = append(regions, client.PlaneRegion{Offset: offset + base(0, pl), Stride: pageBytes, Blocks: arenaBlocks})
+		regions = append(
+			regions,
+			client.PlaneRegion{Offset: offset + base(0, pl), Stride: pageBytes, Blocks: arenaBlocks},
+		)
 	}
 	return regions
 }

@@ -48,7 +48,12 @@ func victim(socket string) {
 	fail(err)
 	_, err = s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: keys(2)}) // a lease that nobody ends
 	fail(err)
-	_, err = s.Load(ctx, l, []client.LoadChunk{{Index: 0, Blocks: blocks(0)}, {Index: 1, Blocks: blocks(1)}}, client.LoadOptions{})
+	_, err = s.Load(
+		ctx,
+		l,
+		[]client.LoadChunk{{Index: 0, Blocks: blocks(0)}, {Index: 1, Blocks: blocks(1)}},
+		client.LoadOptions{},
+	)
 	fail(err)
 	_, err = s.Store(ctx, 3, 0, []client.StoreChunk{chunkOf(20, 2), chunkOf(21, 3)})
 	fail(err)
@@ -77,7 +82,8 @@ func TestKilledClientLeavesNothing(t *testing.T) {
 	child.Wait()
 	// The I/O under its jobs still hangs; its memory is gone from here all the same.
 	until(t, "the session is gone", func() bool { return r.server.Stats().Sessions == 1 })
-	if st := r.server.Stats(); st.Leases != 0 || st.Engines != 1 || st.ArenaBytes != before.ArenaBytes || mappings(t) != mapped {
+	if st := r.server.Stats(); st.Leases != 0 || st.Engines != 1 || st.ArenaBytes != before.ArenaBytes ||
+		mappings(t) != mapped {
 		t.Fatalf("%+v, %d mappings", st, mappings(t)-mapped)
 	}
 	if err := p.Ping(t.Context()); err != nil {
@@ -126,7 +132,8 @@ func TestHostGoesDown(t *testing.T) {
 	r.stop()
 	<-p.Ended()
 	// The load's last answer may have come through before the end; either way it has one.
-	if res, err := job.Wait(t.Context()); err == nil && len(res.Failed) != 4 || err != nil && !errors.Is(err, client.ErrHostGone) {
+	if res, err := job.Wait(t.Context()); err == nil && len(res.Failed) != 4 ||
+		err != nil && !errors.Is(err, client.ErrHostGone) {
 		t.Errorf("%+v, %v", res, err)
 	}
 	if err := p.Ping(t.Context()); !errors.Is(err, client.ErrHostGone) {

@@ -34,7 +34,8 @@ type facts struct {
 	pieces     uint64 // the pieces that make an entry complete here
 }
 
-// agree refuses facts that differ from those of the engine's other sessions. The error names the first field, and both values.
+// agree refuses facts that differ from those of the engine's other sessions. The error names the first field, and
+// both values.
 func (f *facts) agree(with *facts) error {
 	disagree := func(field string, mine, theirs uint32) error {
 		return faultf(proto.Code_CODE_DISAGREEMENT, field, "%q against %q of the engine's other sessions",
@@ -44,8 +45,13 @@ func (f *facts) agree(with *facts) error {
 	case f.localRanks != with.localRanks:
 		return disagree("local_ranks", f.localRanks, with.localRanks)
 	case f.firstRank != with.firstRank:
-		return faultf(proto.Code_CODE_DISAGREEMENT, "rank", "this node's ranks start at %d, by the engine's other sessions at %d",
-			f.firstRank, with.firstRank)
+		return faultf(
+			proto.Code_CODE_DISAGREEMENT,
+			"rank",
+			"this node's ranks start at %d, by the engine's other sessions at %d",
+			f.firstRank,
+			with.firstRank,
+		)
 	case f.tenant != with.tenant:
 		return disagree("tenant", f.tenant, with.tenant)
 	}
@@ -67,7 +73,13 @@ func place(ns *chunk.Namespace, rank, local uint32) (piece, first uint32, pieces
 	}
 	first = rank / local * local
 	if first+local > ranks {
-		return 0, 0, 0, invalid("local_ranks", "%d from rank %d on, the namespace's parallel sizes make %d ranks", local, first, ranks)
+		return 0, 0, 0, invalid(
+			"local_ranks",
+			"%d from rank %d on, the namespace's parallel sizes make %d ranks",
+			local,
+			first,
+			ranks,
+		)
 	}
 	pieceOf := func(r uint32) uint32 {
 		if ns.Replicated {
@@ -81,8 +93,8 @@ func place(ns *chunk.Namespace, rank, local uint32) (piece, first uint32, pieces
 	return pieceOf(rank), first, pieces, nil
 }
 
-// request is one request of the engine and its number in the store: engines choose their numbers freely, the store counts
-// its own.
+// request is one request of the engine and its number in the store: engines choose their numbers freely, the store
+// counts its own.
 type request struct {
 	number   uint32
 	sessions []*session // that have named it and not ended it
@@ -100,7 +112,12 @@ func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 		return r.number, nil
 	}
 	if limit := e.server.cfg.Limits.Requests; len(x.requests) >= limit {
-		return 0, faultf(proto.Code_CODE_LIMIT, "request", "%d requests of this session are not ended, END_REQUEST is due", limit)
+		return 0, faultf(
+			proto.Code_CODE_LIMIT,
+			"request",
+			"%d requests of this session are not ended, END_REQUEST is due",
+			limit,
+		)
 	}
 	if r == nil {
 		r = &request{number: e.server.nextRequest()}

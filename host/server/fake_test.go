@@ -120,7 +120,12 @@ type talk struct {
 }
 
 func newTalk(t testing.TB, s *Server, hello *proto.ClientMessage) *talk {
-	w := &talk{t: t, in: make(chan *proto.ClientMessage), out: make(chan *proto.HostMessage, 1024), end: make(chan error, 1)}
+	w := &talk{
+		t:   t,
+		in:  make(chan *proto.ClientMessage),
+		out: make(chan *proto.HostMessage, 1024),
+		end: make(chan error, 1),
+	}
 	st := &fakeStream{ctx: t.Context(), in: w.in, seen: func(m *proto.HostMessage) { w.out <- m }}
 	go func() { w.end <- s.serve(st) }()
 	if a := w.ask(hello); a.GetHello() == nil {
@@ -250,7 +255,8 @@ func TestReaderDoesNotWaitForRoom(t *testing.T) {
 	}
 	for _, id := range []uint64{first, second} {
 		p := published[id]
-		if p == nil || !p.Cancelled || p.Results[0] != proto.ChunkResult_CHUNK_RESULT_FAILED || p.Failures[0].Code != proto.Code_CODE_CANCELLED {
+		if p == nil || !p.Cancelled || p.Results[0] != proto.ChunkResult_CHUNK_RESULT_FAILED ||
+			p.Failures[0].Code != proto.Code_CODE_CANCELLED {
 			t.Errorf("store %d: %v", id, p)
 		}
 	}
@@ -276,7 +282,10 @@ func only(s *Server) *session {
 
 func regionsOf(data []byte) (list []transfer.HostRegion) {
 	for pl := range planes {
-		list = append(list, transfer.HostRegion{Data: data, Offset: base(0, pl), Stride: pageBytes, Blocks: arenaBlocks})
+		list = append(
+			list,
+			transfer.HostRegion{Data: data, Offset: base(0, pl), Stride: pageBytes, Blocks: arenaBlocks},
+		)
 	}
 	return list
 }

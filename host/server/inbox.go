@@ -32,7 +32,8 @@ func newInbox(handle func(*proto.ClientMessage)) *inbox {
 	return &inbox{handle: handle, backlog: make(chan *proto.ClientMessage, backlogSlots)}
 }
 
-// submit handles a message at once if nothing is queued before it and it does not wait for storage. Otherwise it queues it.
+// submit handles a message at once if nothing is queued before it and it does not wait for storage. Otherwise it
+// queues it.
 func (b *inbox) submit(m *proto.ClientMessage) error {
 	_, slow := m.Body.(*proto.ClientMessage_Store)
 	if !slow && b.waiting.Load() == 0 {
@@ -40,7 +41,8 @@ func (b *inbox) submit(m *proto.ClientMessage) error {
 		return nil
 	}
 	w := weigh(m)
-	if have := b.weight.Load(); have > 0 && have+w > backlogBytes { // refuse instead of waiting: CANCEL must get through
+	if have := b.weight.Load(); have > 0 &&
+		have+w > backlogBytes { // refuse instead of waiting: CANCEL must get through
 		return faultf(proto.Code_CODE_LIMIT, "", "messages of %d bytes are queued already", have)
 	}
 	b.waiting.Add(1)

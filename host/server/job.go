@@ -8,8 +8,8 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// job is a STORE or LOAD from the moment it is received. CANCEL may find it while it is queued, or while a STORE waits for
-// space. Whoever claims it first decides its outcome: copies, refusal, or cancellation.
+// job is a STORE or LOAD from the moment it is received. CANCEL may find it while it is queued, or while a STORE
+// waits for space. Whoever claims it first decides its outcome: copies, refusal, or cancellation.
 type job struct {
 	id      uint64
 	session *session
@@ -21,7 +21,8 @@ type job struct {
 	cancelled atomic.Bool
 	claimed   atomic.Bool
 	consumed  atomic.Uint32 // layers, of a LOAD with a prefetch
-	// started is closed after the claim: handle is set, or no copy will ever start and the job's semaphores are written.
+	// started is closed after the claim: handle is set, or no copy will ever start and the job's semaphores are
+	// written.
 	started chan struct{}
 	handle  *transfer.Handle // nil when no copy was started
 }
@@ -52,8 +53,8 @@ func (j *job) run(h *transfer.Handle) {
 	}
 }
 
-// neverRun records that no copy was or will be started. The job must have written the client's semaphores by then, because
-// the session may unmap them next.
+// neverRun records that no copy was or will be started. The job must have written the client's semaphores by then,
+// because the session may unmap them next.
 func (j *job) neverRun() { close(j.started) }
 
 // running returns the handle, nil before run.
@@ -138,8 +139,8 @@ func (j *job) abandon() {
 	}
 }
 
-// refuse takes a job off the table before any of it started; j is nil for other messages. It reports whether to answer with
-// the refusal: not if the job was cancelled meanwhile, which completed it.
+// refuse takes a job off the table before any of it started; j is nil for other messages. It reports whether to
+// answer with the refusal: not if the job was cancelled meanwhile, which completed it.
 func (j *job) refuse() bool {
 	if j == nil {
 		return true

@@ -112,7 +112,8 @@ func (t *jobTable) named(id uint64, m *proto.Flush) ([]*job, error) {
 	return jobs, nil
 }
 
-// acknowledge calls done once the jobs are fenced: at once, or on a goroutine that waits for them. Only the reader calls it.
+// acknowledge calls done once the jobs are fenced: at once, or on a goroutine that waits for them. Only the reader
+// calls it.
 func (t *jobTable) acknowledge(jobs []*job, done func()) error {
 	jobs = slices.DeleteFunc(jobs, (*job).fenced)
 	if len(jobs) == 0 {
@@ -120,7 +121,12 @@ func (t *jobTable) acknowledge(jobs []*job, done func()) error {
 		return nil
 	}
 	if t.unacknowledged.Load() >= int64(t.limit) {
-		return faultf(proto.Code_CODE_LIMIT, "", "%d messages of this session wait for fences, that is the limit", t.limit)
+		return faultf(
+			proto.Code_CODE_LIMIT,
+			"",
+			"%d messages of this session wait for fences, that is the limit",
+			t.limit,
+		)
 	}
 	t.unacknowledged.Add(1)
 	if !t.wait(func() {

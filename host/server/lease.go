@@ -24,8 +24,8 @@ type sharedLease struct {
 	timer   *time.Timer
 }
 
-// The low bits of a lease's number are its group's place in the namespace. So the layers of a load are known even when its
-// lease is over, and all of its semaphores can be written.
+// The low bits of a lease's number are its group's place in the namespace. So the layers of a load are known even
+// when its lease is over, and all of its semaphores can be written.
 const groupBits = 8
 
 var _ [1<<groupBits - proto.MaxGroups]struct{} // every place fits
@@ -134,7 +134,10 @@ func (e *servingEngine) endLeases(x *session, request uint32, all bool) {
 		}
 	}
 	e.mu.Unlock()
-	slices.SortFunc(list, func(a, b *sharedLease) int { return cmp.Compare(a.id, b.id) }) // policies get the unpins in order
+	slices.SortFunc(
+		list,
+		func(a, b *sharedLease) int { return cmp.Compare(a.id, b.id) },
+	) // policies get the unpins in order
 	for _, l := range list {
 		e.endLease(l)
 	}

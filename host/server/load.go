@@ -9,7 +9,8 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// load is LOAD. Wrong input is an error. A lease that is over fails all blocks instead, since that is not the client's fault.
+// load is LOAD. Wrong input is an error. A lease that is over fails all blocks instead, since that is not the
+// client's fault.
 func (x *session) load(j *job, m *proto.Load) error {
 	if err := x.server.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
 		return err
@@ -63,8 +64,8 @@ func (s *loading) readTimeline(m *proto.Load) (err error) {
 	return err
 }
 
-// useUpLease takes this rank's share of the lease of a LOAD that was cancelled while it was queued, as every LOAD does. m is
-// nil for a STORE.
+// useUpLease takes this rank's share of the lease of a LOAD that was cancelled while it was queued, as every LOAD
+// does. m is nil for a STORE.
 func (x *session) useUpLease(m *proto.Load) {
 	if m == nil || !x.greeted {
 		return
@@ -173,7 +174,9 @@ func (s *loading) complete(o transfer.Outcome) {
 	reply := &proto.LoadDone{Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
 	for _, f := range o.Failed {
 		reply.Failures = append(reply.Failures, &proto.ChunkFailure{
-			Chunk: uint32(f.Chunk), Code: codeOf(f.Err), Message: f.Err.Error(), Blocks: wanted(s.chunks[f.Chunk].GetBlocks()),
+			Chunk: uint32(
+				f.Chunk,
+			), Code: codeOf(f.Err), Message: f.Err.Error(), Blocks: wanted(s.chunks[f.Chunk].GetBlocks()),
 		})
 	}
 	s.job.finish()

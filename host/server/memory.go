@@ -16,8 +16,8 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// clientMemory is what a session has mapped of its client's memory: files, and allocations of a GPU. It is used with the
-// session's turn held, except for the descriptors, which arrive on another socket.
+// clientMemory is what a session has mapped of its client's memory: files, and allocations of a GPU. It is used with
+// the session's turn held, except for the descriptors, which arrive on another socket.
 type clientMemory struct {
 	limits *Limits
 	total  *atomic.Int64 // bytes mapped by all sessions
@@ -124,7 +124,8 @@ type fileID struct {
 	size     int64
 }
 
-// checkFile identifies a descriptor, and refuses a file that can shrink: access to its lost pages would kill this process.
+// checkFile identifies a descriptor, and refuses a file that can shrink: access to its lost pages would kill this
+// process.
 func checkFile(f *os.File) (fileID, error) {
 	fd := int(f.Fd())
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)

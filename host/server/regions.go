@@ -42,7 +42,12 @@ func (c *clientMemory) mapRegions(
 		}
 		tag := m.GetMemfd()
 		if files[tag] == nil {
-			return nil, faultf(proto.Code_CODE_UNKNOWN, at("regions", i, "memfd"), "no descriptor came under tag %d", tag)
+			return nil, faultf(
+				proto.Code_CODE_UNKNOWN,
+				at("regions", i, "memfd"),
+				"no descriptor came under tag %d",
+				tag,
+			)
 		}
 		a := byTag[tag]
 		if a == nil {
@@ -57,7 +62,12 @@ func (c *clientMemory) mapRegions(
 			return nil, err
 		}
 		if m.GetBlocks() != regions[0].GetBlocks() {
-			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", m.GetBlocks(), regions[0].GetBlocks())
+			return nil, invalid(
+				at("regions", i, "blocks"),
+				"%d, regions[0] has %d",
+				m.GetBlocks(),
+				regions[0].GetBlocks(),
+			)
 		}
 		out[m.GetPlane()] = transfer.HostRegion{
 			Data: a.data, Offset: int64(m.GetOffset()), Stride: int64(m.GetStride()), Blocks: m.GetBlocks(),
@@ -96,7 +106,12 @@ func (c *clientMemory) importRegions(
 			return nil, err
 		}
 		if m.GetBlocks() != regions[0].GetBlocks() {
-			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", m.GetBlocks(), regions[0].GetBlocks())
+			return nil, invalid(
+				at("regions", i, "blocks"),
+				"%d, regions[0] has %d",
+				m.GetBlocks(),
+				regions[0].GetBlocks(),
+			)
 		}
 		out[m.GetPlane()] = transfer.DeviceRegion{
 			Base: mem.Base, Bytes: mem.Size, Offset: int64(m.GetOffset()), Stride: int64(m.GetStride()), Blocks: m.GetBlocks(),
@@ -135,8 +150,14 @@ func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
 	// blocks < 2^32 and stride <= size < 2^63: divide instead of multiplying.
 	left := uint64(size) - m.GetOffset()
 	if left < uint64(page) || (left-uint64(page))/m.GetStride() < uint64(m.GetBlocks()-1) {
-		return invalid(at("regions", i, "blocks"), "%d of stride %d from offset %d do not lie within its memory's %d bytes",
-			m.GetBlocks(), m.GetStride(), m.GetOffset(), size)
+		return invalid(
+			at("regions", i, "blocks"),
+			"%d of stride %d from offset %d do not lie within its memory's %d bytes",
+			m.GetBlocks(),
+			m.GetStride(),
+			m.GetOffset(),
+			size,
+		)
 	}
 	return nil
 }

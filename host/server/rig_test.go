@@ -61,7 +61,10 @@ func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, dir: dir, socket: filepath.Join(dir, "s"), faults: faultfs.New(staging.OS())}
-	sc := store.Config{Roots: []store.RootConfig{{Path: filepath.Join(dir, "root"), Capacity: 256 << 20, MaxEntries: 1 << 16}}, FS: r.faults}
+	sc := store.Config{
+		Roots: []store.RootConfig{{Path: filepath.Join(dir, "root"), Capacity: 256 << 20, MaxEntries: 1 << 16}},
+		FS:    r.faults,
+	}
 	cfg := Config{Version: "test"}
 	if change != nil {
 		change(&cfg, &sc)
@@ -196,7 +199,10 @@ func (p *peer) poison(i int) {
 func pattern(n, rank, plane, block int) []byte {
 	out := make([]byte, pageBytes)
 	for i := 0; i < len(out); i += 8 {
-		binary.LittleEndian.PutUint64(out[i:], uint64(n)<<40|uint64(rank)<<32|uint64(plane)<<24|uint64(block)<<16|uint64(i))
+		binary.LittleEndian.PutUint64(
+			out[i:],
+			uint64(n)<<40|uint64(rank)<<32|uint64(plane)<<24|uint64(block)<<16|uint64(i),
+		)
 	}
 	return out
 }

@@ -48,14 +48,16 @@ func TestCancelDoesNotWaitForRoom(t *testing.T) {
 	if err := load.Cancel(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if res := p.loaded(load); !res.Cancelled || len(res.Failed) != 2 || !errors.Is(res.Failed[0].Err, client.ErrCancelled) {
+	if res := p.loaded(load); !res.Cancelled || len(res.Failed) != 2 ||
+		!errors.Is(res.Failed[0].Err, client.ErrCancelled) {
 		t.Fatalf("%+v", res)
 	}
 	if err := save.Cancel(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	res, err := save.Published(t.Context())
-	if err != nil || !res.Cancelled || res.Chunks[0].Result != client.Failed || !errors.Is(res.Chunks[0].Err, client.ErrCancelled) {
+	if err != nil || !res.Cancelled || res.Chunks[0].Result != client.Failed ||
+		!errors.Is(res.Chunks[0].Err, client.ErrCancelled) {
 		t.Fatalf("%+v, %v", res, err)
 	}
 	if err := errors.Join(p.Flush(t.Context()), p.regs[0].Unregister(t.Context())); err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// The end of a session gives its semaphores up only when nobody reads or writes them any more: the reader that hears a CANCEL, and
-// the goroutine of a STORE that has made its room.
+// The end of a session gives its semaphores up only when nobody reads or writes them any more: the reader that hears
+// a CANCEL, and the goroutine of a STORE that has made its room.
 func TestSessionEndWaitsForItsSemaphores(t *testing.T) {
 	for name, c := range map[string]struct {
 		puts   int  // that the store has seen: it refuses the second

@@ -43,8 +43,8 @@ func (p *peer) loadInOrder(l *client.Lookup, n int, t *client.Timeline) *client.
 	return job
 }
 
-// A store does not read its blocks before its semaphore comes, and says by a semaphore when they are free; a load likewise, layer by
-// layer.
+// A store does not read its blocks before its semaphore comes, and says by a semaphore when they are free; a load
+// likewise, layer by layer.
 func TestSemaphoresPutJobsInOrder(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
@@ -76,7 +76,11 @@ func TestSemaphoresPutJobsInOrder(t *testing.T) {
 
 	w.Store(1, 0)
 	w.Store(2, client.StatusOpen)
-	load := p.loadInOrder(p.look(3), 3, &client.Timeline{Semaphores: w, Wait: 0, WaitValue: 20, Done: 1, DoneValue: 100, Status: 2, Layers: layers})
+	load := p.loadInOrder(
+		p.look(3),
+		3,
+		&client.Timeline{Semaphores: w, Wait: 0, WaitValue: 20, Done: 1, DoneValue: 100, Status: 2, Layers: layers},
+	)
 	if err := p.Ping(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +94,11 @@ func TestSemaphoresPutJobsInOrder(t *testing.T) {
 		}
 		for i := range 3 {
 			for part := range parts {
-				if got := p.page(layer*parts+part, blocks(i)[0]); string(got) != string(pattern(i, 0, layer*parts+part, 0)) {
+				if got := p.page(layer*parts+part, blocks(i)[0]); string(
+					got,
+				) != string(
+					pattern(i, 0, layer*parts+part, 0),
+				) {
 					t.Fatalf("layer %d of chunk %d is not there", layer, i)
 				}
 			}
@@ -104,7 +112,8 @@ func TestSemaphoresPutJobsInOrder(t *testing.T) {
 	}
 }
 
-// Semaphores are advanced when a job fails, is cancelled, or has a lease that is over; a job that waits is cancelled untouched.
+// Semaphores are advanced when a job fails, is cancelled, or has a lease that is over; a job that waits is cancelled
+// untouched.
 func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
@@ -167,7 +176,12 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 		"statuses that do not fit":        {Semaphores: w, DoneValue: 100, Status: 15, Layers: 2},
 		"a value that no layer is under":  {Semaphores: w, Done: 9, DoneValue: 2, Status: -1, Layers: 2},
 	} {
-		job, err := p.Load(t.Context(), p.look(1), []client.LoadChunk{{Blocks: blocks(0)}}, client.LoadOptions{Timeline: wrong, Layers: func(uint32, []int) {}})
+		job, err := p.Load(
+			t.Context(),
+			p.look(1),
+			[]client.LoadChunk{{Blocks: blocks(0)}},
+			client.LoadOptions{Timeline: wrong, Layers: func(uint32, []int) {}},
+		)
 		if err == nil {
 			_, err = job.Wait(t.Context())
 		}
@@ -180,7 +194,13 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	}
 	other := r.dial(nil)
 	k := key(50)
-	_, err := other.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: k, Blocks: blocks(0)}}, &client.Timeline{DoneValue: 1})
+	_, err := other.StoreInOrder(
+		t.Context(),
+		0,
+		0,
+		[]client.StoreChunk{{Key: k, Blocks: blocks(0)}},
+		&client.Timeline{DoneValue: 1},
+	)
 	if !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("no semaphores: %v", err)
 	}
@@ -199,8 +219,18 @@ func TestSemaphoresWhenTheHostDies(t *testing.T) {
 	w := p.share()
 	p.save(0, 2)
 	r.faults.Set(faultfs.MustRules("read *: hang")...)
-	load := p.loadInOrder(p.look(2), 2, &client.Timeline{Semaphores: w, Done: 1, DoneValue: 100, Status: 2, Layers: layers})
-	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)}, &client.Timeline{Semaphores: w, WaitValue: 9, Done: 8, DoneValue: 5, Status: 9})
+	load := p.loadInOrder(
+		p.look(2),
+		2,
+		&client.Timeline{Semaphores: w, Done: 1, DoneValue: 100, Status: 2, Layers: layers},
+	)
+	held, err := p.StoreInOrder(
+		t.Context(),
+		0,
+		0,
+		[]client.StoreChunk{chunkOf(7, 7)},
+		&client.Timeline{Semaphores: w, WaitValue: 9, Done: 8, DoneValue: 5, Status: 9},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +256,8 @@ func TestSemaphoresWhenTheHostDies(t *testing.T) {
 	}
 }
 
-// gpuSemaphores is a session with pages on a GPU and semaphores behind them, which are 0, as the client reaches them and as a test does.
+// gpuSemaphores is a session with pages on a GPU and semaphores behind them, which are 0, as the client reaches them
+// and as a test does.
 func gpuSemaphores(t *testing.T) (*client.Session, *client.Semaphores, *gds.Semaphores, device) {
 	t.Helper()
 	r := newGPURig(t)
@@ -269,7 +300,13 @@ func TestSemaphoresOnAGPUOfARefusedJob(t *testing.T) {
 	})
 	wrong := chunkOf(0, 0)
 	wrong.Blocks = []uint32{0, 1 << 20} // there is no such block
-	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{wrong}, &client.Timeline{Semaphores: w, Done: 1, DoneValue: 2, Status: 3})
+	job, err := s.StoreInOrder(
+		t.Context(),
+		0,
+		0,
+		[]client.StoreChunk{wrong},
+		&client.Timeline{Semaphores: w, Done: 1, DoneValue: 2, Status: 3},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +329,13 @@ func TestSemaphoresOnAGPU(t *testing.T) {
 		})
 	}
 	d.fill(3, blocks(0))
-	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)}, &client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 2, Status: -1})
+	job, err := s.StoreInOrder(
+		t.Context(),
+		0,
+		0,
+		[]client.StoreChunk{chunkOf(0, 0)},
+		&client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 2, Status: -1},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

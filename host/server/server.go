@@ -103,7 +103,12 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Stats{Sessions: len(s.sessions), Engines: len(s.engines), Jobs: int(s.jobs.Load()), ArenaBytes: s.mapped.Load()}
+	st := Stats{
+		Sessions:   len(s.sessions),
+		Engines:    len(s.engines),
+		Jobs:       int(s.jobs.Load()),
+		ArenaBytes: s.mapped.Load(),
+	}
 	for _, e := range s.engines {
 		e.mu.Lock()
 		st.Leases += len(e.leases)
@@ -135,7 +140,8 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	defer socks.Close()
 	g := grpc.NewServer(
 		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
-		// Fixed flow-control windows: the estimator that would size them costs round trips, and a local socket has no delay.
+		// Fixed flow-control windows: the estimator that would size them costs round trips, and a local socket has
+		// no delay.
 		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20),
 		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer),
 		grpc.WaitForHandlers(true),

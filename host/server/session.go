@@ -50,8 +50,9 @@ type session struct {
 	queue   *transfer.Queue
 
 	keys []chunk.Key // scratch of LOOKUP, used with the turn held
-	// reserving holds a token while a STORE waits for space. The reservation outlives the turn, and the session, if the job is
-	// cancelled meanwhile; the token keeps a session from leaving more than one goroutine to a disk that hangs.
+	// reserving holds a token while a STORE waits for space. The reservation outlives the turn, and the session, if
+	// the job is cancelled meanwhile; the token keeps a session from leaving more than one goroutine to a disk that
+	// hangs.
 	reserving chan struct{}
 
 	// The engine's mutex guards these.
@@ -108,7 +109,8 @@ func (s *Server) serve(st stream) error {
 	return streamStatus(cause)
 }
 
-// streamStatus is the stream's status for the cause of a session's end. A writer that hangs in Send ends with the stream.
+// streamStatus is the stream's status for the cause of a session's end. A writer that hangs in Send ends with the
+// stream.
 func streamStatus(cause error) error {
 	switch {
 	case errors.Is(cause, errClientDone):

@@ -59,13 +59,25 @@ func (s *sockets) Close() {
 
 func checkDirectory(path string, log *slog.Logger) error {
 	if path == "" || len(path) > maxSocketPath {
-		return fmt.Errorf("%w: path %q has %d bytes, a Unix socket's path here has 1 to %d", ErrSocket, path, len(path), maxSocketPath)
+		return fmt.Errorf(
+			"%w: path %q has %d bytes, a Unix socket's path here has 1 to %d",
+			ErrSocket,
+			path,
+			len(path),
+			maxSocketPath,
+		)
 	}
 	dir := filepath.Dir(path)
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("%w: %s: directory %s does not exist; make it with: mkdir -m 0700 %s", ErrSocket, path, dir, dir)
+		return fmt.Errorf(
+			"%w: %s: directory %s does not exist; make it with: mkdir -m 0700 %s",
+			ErrSocket,
+			path,
+			dir,
+			dir,
+		)
 	case err != nil:
 		return fmt.Errorf("%w: %s: %w", ErrSocket, path, err)
 	case !info.IsDir():

@@ -7,9 +7,9 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// store is STORE. All of it is checked before anything is reserved. Then every chunk is reserved, in order, and the I/O of
-// those that got a place starts. A reservation may wait for the disk, so it has its own goroutine: if the job is cancelled
-// or the session ends, the turn passes on, and the goroutine notices by itself.
+// store is STORE. All of it is checked before anything is reserved. Then every chunk is reserved, in order, and the
+// I/O of those that got a place starts. A reservation may wait for the disk, so it has its own goroutine: if the job
+// is cancelled or the session ends, the turn passes on, and the goroutine notices by itself.
 func (x *session) store(j *job, m *proto.Store) error {
 	reg, err := x.memory.registered(m.GetGroup())
 	if err != nil {
@@ -59,8 +59,8 @@ func (x *session) store(j *job, m *proto.Store) error {
 	return nil
 }
 
-// submit starts a STORE's I/O, or gives up its reservations if the job was cancelled meanwhile. The session's end does not
-// wait for a reservation, but it waits for this, which reads and writes the client's semaphores.
+// submit starts a STORE's I/O, or gives up its reservations if the job was cancelled meanwhile. The session's end
+// does not wait for a reservation, but it waits for this, which reads and writes the client's semaphores.
 func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 	held := x.jobs.hold()
 	if held {
@@ -155,7 +155,9 @@ func (s *storing) refused(i int, err error) {
 
 func (s *storing) read(o transfer.Outcome) {
 	s.timeline.over(len(o.Failed)+len(s.failures) > 0)
-	s.job.session.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StoreRead{StoreRead: &proto.StoreRead{}}})
+	s.job.session.reply(
+		&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StoreRead{StoreRead: &proto.StoreRead{}}},
+	)
 }
 
 func (s *storing) published(o transfer.Outcome) {
@@ -166,13 +168,18 @@ func (s *storing) published(o transfer.Outcome) {
 			s.results[i] = r // at publication another piece was there, or the disk was full
 			continue
 		}
-		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(f.Err), Message: f.Err.Error()})
+		s.failures = append(
+			s.failures,
+			&proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(f.Err), Message: f.Err.Error()},
+		)
 	}
 	x := s.job.session
 	s.job.finish()
-	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StorePublished{StorePublished: &proto.StorePublished{
-		Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load(),
-	}}})
+	x.reply(
+		&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StorePublished{StorePublished: &proto.StorePublished{
+			Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load(),
+		}}},
+	)
 	if s.counted {
 		x.server.finish()
 	}

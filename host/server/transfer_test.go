@@ -177,7 +177,8 @@ func TestSchedulerLeasesForItsWorkers(t *testing.T) {
 		}
 	}
 	until(t, "the last reader uses the lease up", func() bool { return r.server.Stats().Leases == 0 })
-	if res := a.loaded(a.loads(a.Leased(0, l.Lease()), 2)); len(res.Failed) != 4 || !errors.Is(res.Failed[0].Err, client.ErrLeaseOver) {
+	if res := a.loaded(a.loads(a.Leased(0, l.Lease()), 2)); len(res.Failed) != 4 ||
+		!errors.Is(res.Failed[0].Err, client.ErrLeaseOver) {
 		t.Fatalf("a second load of a rank: %+v", res)
 	}
 }
@@ -223,7 +224,8 @@ func TestLeaseIsReleasedAndUsedUp(t *testing.T) {
 	}
 }
 
-// One client that awaits its stores sees the policy's order: the oldest goes when there is no room, unless it is leased.
+// One client that awaits its stores sees the policy's order: the oldest goes when there is no room, unless it is
+// leased.
 func TestReservationOrder(t *testing.T) {
 	var piece int64
 	{
@@ -300,7 +302,8 @@ func TestCancelDoesNotWaitForTheDisk(t *testing.T) {
 	if err := job.Cancel(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if res := p.loaded(job); !res.Cancelled || len(res.Failed) != 6 || !errors.Is(res.Failed[0].Err, client.ErrCancelled) {
+	if res := p.loaded(job); !res.Cancelled || len(res.Failed) != 6 ||
+		!errors.Is(res.Failed[0].Err, client.ErrCancelled) {
 		t.Fatalf("%+v", res)
 	}
 	r.faults.Release()
@@ -387,7 +390,14 @@ func TestDamageFailsItsBlocksOnly(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 3)
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", When: faultfs.When{First: 1, Last: 1}, Fault: faultfs.Fault{Errno: 5}})
+	r.faults.Set(
+		faultfs.Rule{
+			Op:    staging.OpRead,
+			Path:  "*",
+			When:  faultfs.When{First: 1, Last: 1},
+			Fault: faultfs.Fault{Errno: 5},
+		},
+	)
 	res := p.loaded(p.loads(p.look(3), 3))
 	if len(res.Failed) != 2 || res.Failed[0].Chunk != res.Failed[1].Chunk {
 		t.Fatalf("%+v", res)

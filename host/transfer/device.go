@@ -10,8 +10,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// DeviceRegion is the memory of one plane on a GPU: page i is at Base+Offset+i*Stride of an allocation of Bytes bytes that
-// is mapped at Base.
+// DeviceRegion is the memory of one plane on a GPU: page i is at Base+Offset+i*Stride of an allocation of Bytes
+// bytes that is mapped at Base.
 type DeviceRegion struct {
 	Base   uint64
 	Bytes  int64
@@ -20,8 +20,8 @@ type DeviceRegion struct {
 	Blocks uint32
 }
 
-// DeviceMemory is [Memory] on a GPU: a client's allocations, imported here. Its addresses never leave it. Callers name pages
-// by plane and block id, and ids are checked before any copy starts.
+// DeviceMemory is [Memory] on a GPU: a client's allocations, imported here. Its addresses never leave it. Callers
+// name pages by plane and block id, and ids are checked before any copy starts.
 type DeviceMemory struct {
 	gpu      *gds.GPU
 	geometry chunk.Geometry
@@ -48,8 +48,8 @@ func (m *DeviceMemory) Geometry() chunk.Geometry { return m.geometry }
 // Blocks returns the number of blocks.
 func (m *DeviceMemory) Blocks() uint32 { return m.blocks }
 
-// Gather copies pages to dst, which is fast when dst is registered with the GPU. The GPU computes the checksums in a window
-// on the way; without a window the CPU computes them from dst.
+// Gather copies pages to dst, which is fast when dst is registered with the GPU. The GPU computes the checksums in a
+// window on the way; without a window the CPU computes them from dst.
 func (m *DeviceMemory) Gather(r ExtentRange, dst []byte) error { return m.gather(nil, r, dst) }
 
 func (m *DeviceMemory) gather(flag *gds.Flag, r ExtentRange, dst []byte) error {
@@ -95,8 +95,8 @@ func hostBatch(flag *gds.Flag, dir gds.Direction, buffer []byte) func(*gds.Threa
 	return func(t *gds.Thread) gds.Batch { return t.Begin(dir, buffer, flag) }
 }
 
-// move copies a range on one of the GPU's threads, with the batch that begin starts on the range's buffer. When it returns,
-// nothing is being copied any more.
+// move copies a range on one of the GPU's threads, with the batch that begin starts on the range's buffer. When it
+// returns, nothing is being copied any more.
 func (m *DeviceMemory) move(begin func(*gds.Thread) gds.Batch, r *ExtentRange) (err error) {
 	if err := m.check(r.Blocks); err != nil {
 		return err
@@ -159,8 +159,8 @@ func (f *fence) flagged(m Memory) Memory {
 	return flaggedMemory{d, f.flag}
 }
 
-// AddGPU registers the engine's staging slots with a GPU, which then copies to and from them at full speed. Close the GPU
-// after the engine. Without this, copies go through the driver's own buffers and are slower.
+// AddGPU registers the engine's staging slots with a GPU, which then copies to and from them at full speed. Close
+// the GPU after the engine. Without this, copies go through the driver's own buffers and are slower.
 func (e *Engine) AddGPU(g *gds.GPU) error {
 	if err := e.slots.Register(g.Pinner()); err != nil {
 		return fmt.Errorf("%w: page-lock the staging slots for %s: %w", ErrDevice, g.UUID, err)
@@ -182,7 +182,8 @@ func deviceError(err error) error {
 // DefaultGPUCopyBytes keeps the bus busy for the length of a launch: on an H200, copies of 1 MiB moved a third less.
 const DefaultGPUCopyBytes = 4 << 20
 
-// ioBuffer is the part of a slot to use between a file and a memory; it holds at least the first head bytes of the file.
+// ioBuffer is the part of a slot to use between a file and a memory; it holds at least the first head bytes of the
+// file.
 func (e *Engine) ioBuffer(m Memory, slot []byte, f staging.File, head int64) []byte {
 	if _, ok := m.(flaggedMemory); ok && !f.Direct() {
 		size := e.cfg.GPUCopyBytes

@@ -15,20 +15,20 @@ import (
 //	store:  pages --gather--> slot --checksum--> --cuFile--> payload of the temporary; then the CPU writes the head
 //	load:   piece --cuFile--> slot --checksum, compared--> --scatter--> pages
 //
-// The GPU computes the checksums, and the CPU compares them before a byte of the payload reaches a page. An operation that
-// fails on this route is staged within the same task: a load from its start, a store from the slot, since the client may
-// have reused its pages. An operation that hangs is abandoned: a load is staged; a store fails, since its late write may
-// still reach the file. The slot stays in use until the abandoned operation returns.
+// The GPU computes the checksums, and the CPU compares them before a byte of the payload reaches a page. An
+// operation that fails on this route is staged within the same task: a load from its start, a store from the slot,
+// since the client may have reused its pages. An operation that hangs is abandoned: a load is staged; a store fails,
+// since its late write may still reach the file. The slot stays in use until the abandoned operation returns.
 
-// readDirect loads a piece by the direct route. When done, err is the result. Otherwise the piece is to be staged; suspect
-// says that the bytes were wrong, which may be the fault of the file or of the route: the attempt stays open until the staged
-// load tells.
+// readDirect loads a piece by the direct route. When done, err is the result. Otherwise the piece is to be staged;
+// suspect says that the bytes were wrong, which may be the fault of the file or of the route: the attempt stays open
+// until the staged load tells.
 func (t *loadTask) readDirect(r attempt) (done, suspect bool, err error) {
 	p, d := t.piece, r.choice.Direct
 	size, expected := p.Size(), p.Expected()
 	if size%4096 != 0 || size < expected.DataOffset {
 		r.skipped()
-		return false, false, nil // for the staged route to verifySlot
+		return false, false, nil // left to the staged route to reject
 	}
 	slot, err := d.Acquire(size, expected.DataOffset, len(expected.Plan.Extents()))
 	if err != nil {
@@ -52,7 +52,7 @@ func (t *loadTask) readDirect(r attempt) (done, suspect bool, err error) {
 		r.skipped()
 		return true, false, err
 	case err != nil:
-		return false, true, nil // who is to blame shows when it was staged: load.end says so to the route
+		return false, true, nil // the staged load tells whether file or route is wrong, see end
 	}
 	err = t.scatterSlot(head, slot)
 	if err != nil {
@@ -63,7 +63,7 @@ func (t *loadTask) readDirect(r attempt) (done, suspect bool, err error) {
 	return true, false, nil
 }
 
-// fallBack decides what becomes of a load whose direct operation failed.
+// fallBack decides what happens to a load whose direct operation failed.
 func (t *loadTask) fallBack(r attempt, err error) (done, suspect bool, _ error) {
 	if lost := r.choice.Direct.GPU().Err(); lost != nil {
 		r.skipped()
@@ -73,7 +73,7 @@ func (t *loadTask) fallBack(r attempt, err error) (done, suspect bool, _ error) 
 	return false, false, nil
 }
 
-// verifySlot checks the head of the file in a slot, and the checksums of its payload.
+// verifySlot checks the head of the file in a slot and the checksums of its payload.
 func (t *loadTask) verifySlot(slot *gds.DirectSlot) (*store.Head, error) {
 	head, err := t.piece.Verify(slot.Head)
 	if err != nil {
@@ -94,13 +94,20 @@ func (t *loadTask) verifySlot(slot *gds.DirectSlot) (*store.Head, error) {
 	}
 	for i, want := range head.Table {
 		if slot.Sums[i] != want {
-			return nil, fmt.Errorf("%w: extent %d of %s: %016x, the table says %016x", ErrDamaged, i, t.piece.File().Name(), slot.Sums[i], want)
+			return nil, fmt.Errorf(
+				"%w: extent %d of %s: %016x, the table says %016x",
+				ErrDamaged,
+				i,
+				t.piece.File().Name(),
+				slot.Sums[i],
+				want,
+			)
 		}
 	}
 	return head, nil
 }
 
-// deliver scatters the slot's payload, inside the fence.
+// scatterSlot scatters the slot's payload, inside the fence.
 func (t *loadTask) scatterSlot(head *store.Head, slot *gds.DirectSlot) error {
 	if !t.fence.enter() {
 		return ErrCancelled
@@ -109,10 +116,13 @@ func (t *loadTask) scatterSlot(head *store.Head, slot *gds.DirectSlot) error {
 	m := t.spec.Memory.(flaggedMemory)
 	at, n := slot.Address+uint64(head.DataOffset), int(head.Plan.PayloadBytes())
 	begin := func(t *gds.Thread) gds.Batch { return t.BeginDevice(gds.Scatter, at, n, m.flag) }
-	return m.move(begin, &ExtentRange{Plan: head.Plan, Hi: len(head.Plan.Extents()), Blocks: t.spec.Chunks[t.index].Blocks})
+	return m.move(
+		begin,
+		&ExtentRange{Plan: head.Plan, Hi: len(head.Plan.Extents()), Blocks: t.spec.Chunks[t.index].Blocks},
+	)
 }
 
-// sumSlot has the GPU sum a payload that starts at offset in a slot.
+// sumSlot computes the checksums of a payload at an offset of a slot, on the GPU.
 func sumSlot(g *gds.GPU, slot *gds.DirectSlot, extents []chunk.Extent, offset int64) (err error) {
 	for i, e := range extents {
 		slot.Extents[i] = gds.Extent{Offset: uint64(offset + e.Off), Len: uint32(e.Len)}
@@ -124,8 +134,8 @@ func sumSlot(g *gds.GPU, slot *gds.DirectSlot, extents []chunk.Extent, offset in
 	return err
 }
 
-// writeDirect stores a piece by the direct route. When done, err is the result. Otherwise nothing was written, and the piece
-// is to be staged.
+// writeDirect stores a piece by the direct route. When done, err is the result. Otherwise nothing was written, and
+// the piece is to be staged.
 func (t *storeTask) writeDirect(r attempt, file staging.File) (done bool, err error) {
 	put, m := t.chunk.Put, t.memory.(flaggedMemory)
 	head, size, extents := put.DataOffset(), put.FileBytes(), put.Plan().Extents()
@@ -169,8 +179,8 @@ func (t *storeTask) writeDirect(r attempt, file staging.File) (done bool, err er
 	return true, t.writeFromSlot(m.gpu, slot, table, file)
 }
 
-// gatherSlot fills a slot's payload from the pages, inside the fence, and settles the chunk: its pages are not needed any
-// more.
+// gatherSlot fills a slot's payload from the pages, inside the fence, and settles the chunk: its pages are not
+// needed any more.
 func (t *storeTask) gatherSlot(m flaggedMemory, slot *gds.DirectSlot) (err error) {
 	put := t.chunk.Put
 	plan, head, size := put.Plan(), put.DataOffset(), put.FileBytes()
@@ -195,8 +205,8 @@ func (t *storeTask) gatherSlot(m flaggedMemory, slot *gds.DirectSlot) (err error
 	return nil
 }
 
-// writeFromSlot writes a slot's file by the processor, part by part through page-locked memory. Without a table it makes
-// the checksums on the way.
+// writeFromSlot writes a slot's file from the CPU, part by part through page-locked memory. Without a table it
+// computes the checksums on the way.
 func (t *storeTask) writeFromSlot(g *gds.GPU, slot *gds.DirectSlot, table []uint64, file staging.File) (err error) {
 	stage, err := t.queue.engine.slots.Acquire(t.queue.engine.ctx)
 	if err != nil {
@@ -214,7 +224,7 @@ func (t *storeTask) writeFromSlot(g *gds.GPU, slot *gds.DirectSlot, table []uint
 			return err
 		}
 		n := int64(len(part))
-		if table == nil { // whole extents only; what is left of one is read again with the next part
+		if table == nil { // whole extents only: the rest of one is read again with the next part
 			first := x
 			for x < len(extents) && head+end(extents[x]) <= off+n {
 				x++

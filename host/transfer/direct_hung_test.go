@@ -11,8 +11,8 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 )
 
-// TestHungCuFileIsGivenUp: cuFile does not return. A load is staged and arrives whole, a store fails and leaves no piece;
-// the route is left at once, also where it is wanted always; slot and thread come back when the call does.
+// TestHungCuFileIsGivenUp: cuFile does not return. A load is staged and arrives whole, a store fails and leaves no
+// piece; the route is left at once, also where it is wanted always; slot and thread come back when the call does.
 func TestHungCuFileIsGivenUp(t *testing.T) {
 	for _, always := range []bool{false, true} {
 		t.Run(fmt.Sprint(always), func(t *testing.T) { hang(t, always) })
@@ -26,7 +26,11 @@ func hang(t *testing.T, always bool) {
 	if _, out := r.storeAll(r.put(0, from[0])); len(out.Failed) > 0 {
 		t.Fatal(out)
 	}
-	limited, err := gds.NewDirectRoute(r.gpu, r.direct.CuFile(), gds.DirectConfig{BufferBytes: 32 << 20, Limit: 200 * time.Millisecond})
+	limited, err := gds.NewDirectRoute(
+		r.gpu,
+		r.direct.CuFile(),
+		gds.DirectConfig{BufferBytes: 32 << 20, Limit: 200 * time.Millisecond},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +53,8 @@ func hang(t *testing.T, always bool) {
 	if out := r.load([]int{0}, ids); len(out.Failed) > 0 {
 		t.Fatal(out.Failed)
 	}
-	if s := r.stats(); s.LoadFallbacks != 1 || s.Suspended != 1 || s.Route != "staged" || s.Hung != 1 || s.SlotsInUse != 1 {
+	if s := r.stats(); s.LoadFallbacks != 1 || s.Suspended != 1 || s.Route != "staged" || s.Hung != 1 ||
+		s.SlotsInUse != 1 {
 		t.Errorf("always %v: %+v", always, s)
 	}
 	if out := r.load([]int{0}, ids); len(out.Failed) > 0 || r.stats().LoadFallbacks != 1 { // not tried
@@ -67,7 +72,8 @@ func hang(t *testing.T, always bool) {
 	if len(read.Failed) > 0 || len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, gds.ErrHung) {
 		t.Errorf("always %v: %v, %v", always, read, out)
 	}
-	if s := r.stats(); s.StoresHung != 1 || s.StoreFallbacks != 0 || s.Route != "staged" || s.Hung != 1 || s.SlotsInUse != 1 {
+	if s := r.stats(); s.StoresHung != 1 || s.StoreFallbacks != 0 || s.Route != "staged" || s.Hung != 1 ||
+		s.SlotsInUse != 1 {
 		t.Errorf("always %v: %+v", always, s)
 	}
 	settled()

@@ -56,7 +56,8 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	if out := <-done; len(out.Failed) > 0 {
 		t.Fatal(out)
 	}
-	if got, took := inFlight(), r.took(); got["direct"]+got["staged"] != 0 || took["direct"] != 2 || took["staged"] != 1 {
+	if got, took := inFlight(), r.took(); got["direct"]+got["staged"] != 0 || took["direct"] != 2 ||
+		took["staged"] != 1 {
 		t.Errorf("at the end: %v, booked %v", got, took)
 	}
 }

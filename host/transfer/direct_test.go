@@ -57,7 +57,8 @@ func TestDirectStoresAndLoads(t *testing.T) {
 						t.Fatal(out.Failed)
 					}
 				}
-				if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 || s.Handles.Hits == 0 {
+				if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 ||
+					s.Handles.Hits == 0 {
 					t.Errorf("%+v", s)
 				}
 				r.engine.SetRoute(r.gpu, r.root, RouteChoice{}) // what went direct is an ordinary file
@@ -185,8 +186,8 @@ func TestRouteIsSuspendedAndResumed(t *testing.T) {
 	}
 }
 
-// TestDirectLiesAreFoundOut: bytes that are wrong by the direct route alone are staged, and the route is left at once; a
-// file that is damaged is damaged by either.
+// TestDirectLiesAreFoundOut: bytes that are wrong by the direct route alone are staged, and the route is left at
+// once; a file that is damaged is damaged by either.
 func TestDirectLiesAreFoundOut(t *testing.T) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	r := newDeviceRig(t, chunk.Uniform(4, 4, 1, 100_000), 64, 32<<20)
@@ -210,7 +211,8 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 		if err := r.holds(0, ids[0], false); err != nil {
 			t.Error(err)
 		}
-		if s := r.stats(); s.Mismatched != lie+1 || s.Suspended != lie+1 || s.Route != "staged" || s.Loads != 0 || way.suspension != firstSuspension<<lie {
+		if s := r.stats(); s.Mismatched != lie+1 || s.Suspended != lie+1 || s.Route != "staged" || s.Loads != 0 ||
+			way.suspension != firstSuspension<<lie {
 			t.Errorf("%+v, left for %v", s, way.suspension)
 		}
 		now = now.Add(way.suspension)
@@ -256,7 +258,14 @@ func TestCancelNeedsNoCuFile(t *testing.T) {
 	first := r.put(0, from[0])
 	r.double.Rules("cuFileWrite:hang")
 	read, published := make(chan Outcome, 1), make(chan Outcome, 1)
-	r.queue.Store(&StoreJob{Memory: r.memory, Chunks: []StoreChunk{first}, Read: func(o Outcome) { read <- o }, Published: func(o Outcome) { published <- o }})
+	r.queue.Store(
+		&StoreJob{
+			Memory:    r.memory,
+			Chunks:    []StoreChunk{first},
+			Read:      func(o Outcome) { read <- o },
+			Published: func(o Outcome) { published <- o },
+		},
+	)
 	if o := <-read; len(o.Failed) > 0 {
 		t.Fatal(o)
 	}
@@ -272,7 +281,14 @@ func TestCancelNeedsNoCuFile(t *testing.T) {
 	defer l.Release()
 	done := make(chan Outcome, 2)
 	r.double.Rules("cuFileRead:hang")
-	h := r.queue.Load(&LoadJob{Lease: l, Memory: r.memory, Chunks: []LoadChunk{{Blocks: from[1]}}, Done: func(o Outcome) { done <- o }})
+	h := r.queue.Load(
+		&LoadJob{
+			Lease:  l,
+			Memory: r.memory,
+			Chunks: []LoadChunk{{Blocks: from[1]}},
+			Done:   func(o Outcome) { done <- o },
+		},
+	)
 	for r.double.Calls("cuFileRead") == 0 {
 		time.Sleep(time.Millisecond)
 	}

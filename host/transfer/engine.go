@@ -15,24 +15,24 @@ import (
 // Config sizes an engine.
 type Config struct {
 	Threads      int           // workers per device
-	Roots        int           // that pieces are in: where there are several, one that hangs leaves a quarter of the workers to the others
+	Roots        int           // roots that hold pieces: with several, a root that hangs can take at most three quarters of the workers
 	SlotBytes    int           // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
 	MaxStaging   int64         // bytes of all slots together
-	GPUCopyBytes int           // bytes of a file in the page cache moved at a time to or from a GPU; 0: DefaultGPUCopyBytes
-	ReadRatio    float64       // share of loads among tasks started while both kinds wait
-	WriteQueue   time.Duration // a store that no worker has begun after this is given up; 0: none is
+	GPUCopyBytes int           // bytes of a page-cached file that are copied at a time to or from a GPU; 0: DefaultGPUCopyBytes
+	ReadRatio    float64       // share of loads among the tasks started while both kinds wait
+	WriteQueue   time.Duration // a store that no worker has started after this is shed; 0: never
 	Log          *slog.Logger
 }
 
-// MinSlotBytes lets the header page and the checksum table of any piece fit one slot.
+// MinSlotBytes is large enough for the header page and the checksum table of any piece.
 const MinSlotBytes = 1 << 20
 
-// Engine owns the staging slots and one queue per device. All its goroutines end in Close.
+// Engine owns the staging slots and one queue per device. Close ends all its goroutines.
 type Engine struct {
 	cfg       Config
 	slots     *staging.Slots
-	hungSlots atomic.Int64     // kept by system calls that were abandoned
-	copiers   *staging.Workers // one per processor: more would only share its cache
+	hungSlots atomic.Int64     // in use by abandoned system calls
+	copiers   *staging.Workers // one per CPU: more would only compete for its cache
 	ctx       context.Context
 	stop      context.CancelFunc
 	stats     counters
@@ -49,15 +49,25 @@ type Engine struct {
 	traffic   map[path]*traffic
 }
 
-// New makes an engine; its memory is mapped at once, its workers start with the first job of each device.
+// New makes an engine. Its memory is mapped at once; the workers of a device start with its first job.
 func New(cfg Config) (*Engine, error) {
 	switch {
 	case cfg.Threads < 1:
 		return nil, fmt.Errorf("%w: %d threads per device, want at least 1", ErrConfig, cfg.Threads)
 	case cfg.SlotBytes < MinSlotBytes || cfg.SlotBytes%4096 != 0:
-		return nil, fmt.Errorf("%w: slots of %d bytes, want a multiple of 4096 from %d on", ErrConfig, cfg.SlotBytes, MinSlotBytes)
+		return nil, fmt.Errorf(
+			"%w: slots of %d bytes, want a multiple of 4096 from %d on",
+			ErrConfig,
+			cfg.SlotBytes,
+			MinSlotBytes,
+		)
 	case cfg.MaxStaging < int64(cfg.SlotBytes):
-		return nil, fmt.Errorf("%w: %d bytes of staging memory do not hold one slot of %d", ErrConfig, cfg.MaxStaging, cfg.SlotBytes)
+		return nil, fmt.Errorf(
+			"%w: %d bytes of staging memory do not hold one slot of %d",
+			ErrConfig,
+			cfg.MaxStaging,
+			cfg.SlotBytes,
+		)
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -66,13 +76,20 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, routes: map[routeKey]*route{}, paced: map[*layered]struct{}{}, traffic: map[path]*traffic{}}
+	e := &Engine{
+		cfg:     cfg,
+		slots:   slots,
+		queues:  map[string]*Queue{},
+		routes:  map[routeKey]*route{},
+		paced:   map[*layered]struct{}{},
+		traffic: map[path]*traffic{},
+	}
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	return e, nil
 }
 
-// Queue is the named device's queue, made when first asked for. Host memory is a device too.
+// Queue returns the named device's queue, and makes it on first use. Host memory is a device too.
 func (e *Engine) Queue(device string) (*Queue, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -88,21 +105,30 @@ func (e *Engine) Queue(device string) (*Queue, error) {
 	return q, nil
 }
 
-// Near has the staging slots' memory taken from NUMA nodes. It comes before any use of the engine, [Engine.AddGPU] included.
+// Near places the staging slots' memory on NUMA nodes. Call it before any other use of the engine, [Engine.AddGPU]
+// included.
 func (e *Engine) Near(nodes ...int) error { return e.slots.Near(nodes...) }
 
-// Pages says what the staging slots' memory is made of.
+// Pages returns the kind of pages that hold the staging slots.
 func (e *Engine) Pages() staging.Pages { return e.slots.Pages() }
 
 func (e *Engine) newWorkers(n int, name string) *staging.Workers {
 	w := staging.NewWorkers(n, e.cfg.ReadRatio)
 	w.OnPanic(func(v any, stack []byte) {
-		e.cfg.Log.Error("a transfer task panicked; its chunk has failed", "workers", name, "panic", v, "stack", string(stack))
+		e.cfg.Log.Error(
+			"a transfer task panicked; its chunk has failed",
+			"workers",
+			name,
+			"panic",
+			v,
+			"stack",
+			string(stack),
+		)
 	})
 	return w
 }
 
-// Close fails what is queued with ErrClosed, waits for what runs, and frees the slots.
+// Close fails what is queued with ErrClosed, waits for running tasks, and frees the slots.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	if e.closed {
@@ -121,7 +147,7 @@ func (e *Engine) Close() error {
 	return e.closeSlots()
 }
 
-// Queue is one device's share of the engine: its workers take loads and stores in turn.
+// Queue is one device's part of the engine: its workers alternate between loads and stores.
 type Queue struct {
 	engine  *Engine
 	device  string
@@ -129,7 +155,7 @@ type Queue struct {
 	scratch sync.Pool // of *scratch
 }
 
-// scratch is what a task needs besides its slot.
+// scratch is the memory that a task needs besides its slot.
 type scratch struct{ table []uint64 }
 
 func (q *Queue) takeScratch(extents int) *scratch {

@@ -23,7 +23,8 @@ func (b *bench) pieces() []string {
 	b.t.Helper()
 	var out []string
 	err := filepath.WalkDir(b.root, func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() && strings.HasSuffix(path, ".kv") && !strings.Contains(path, "/.kvhost/") {
+		if err == nil && d.Type().IsRegular() && strings.HasSuffix(path, ".kv") &&
+			!strings.Contains(path, "/.kvhost/") {
 			out = append(out, path)
 		}
 		return err
@@ -244,7 +245,9 @@ func TestCancelNeedsNoDisk(t *testing.T) {
 	defer l.Release()
 	loads := b.spread(3)
 	done := make(chan transfer.Outcome, 2)
-	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o }})
+	h := b.queue.Load(
+		&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o }},
+	)
 	if err := b.fs.AwaitHanging(context.Background(), 1); err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +339,8 @@ func TestClosedEngineTakesNothing(t *testing.T) {
 	if out := b.load(l, b.spread(1), nil); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
 		t.Errorf("load: %+v", out)
 	}
-	if read, out := b.storeAll(c); len(out.Failed) != 1 || len(read.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
+	if read, out := b.storeAll(c); len(out.Failed) != 1 || len(read.Failed) != 1 ||
+		!errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
 		t.Errorf("store: %+v %+v", read, out)
 	}
 	if _, err := b.engine.Queue("other"); !errors.Is(err, transfer.ErrClosed) {
@@ -388,7 +392,10 @@ func TestRegionsAreChecked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bad := ok
 			change(&bad)
-			if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok, bad}); !errors.Is(err, transfer.ErrRegion) {
+			if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok, bad}); !errors.Is(
+				err,
+				transfer.ErrRegion,
+			) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -419,8 +426,8 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// TestStoresThatWaitTooLongAreShed: with every worker held by the disk, what waits behind is given up, its blocks are free,
-// and a load that waits is not.
+// TestStoresThatWaitTooLongAreShed: with every worker held by the disk, what waits behind is given up, its blocks
+// are free, and a load that waits is not.
 func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 	geo := chunk.Uniform(2, 2, 1, 4096)
 	b := newBench(t, geo, 32)
@@ -442,14 +449,29 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 		chunks = append(chunks, b.put(n+1, []uint32{uint32(2 * n), uint32(2*n + 1)}))
 	}
 	read, published := make(chan transfer.Outcome, 1), make(chan transfer.Outcome, 1)
-	queue.Store(&transfer.StoreJob{Memory: b.memory, Chunks: chunks, Read: func(o transfer.Outcome) { read <- o }, Published: func(o transfer.Outcome) { published <- o }})
-	if o := <-read; len(o.Failed) != 4 || !errors.Is(o.Failed[0].Err, transfer.ErrShed) || engine.Stats().StoresShed != 4 {
+	queue.Store(
+		&transfer.StoreJob{
+			Memory:    b.memory,
+			Chunks:    chunks,
+			Read:      func(o transfer.Outcome) { read <- o },
+			Published: func(o transfer.Outcome) { published <- o },
+		},
+	)
+	if o := <-read; len(o.Failed) != 4 || !errors.Is(o.Failed[0].Err, transfer.ErrShed) ||
+		engine.Stats().StoresShed != 4 {
 		t.Fatalf("%+v, %+v", o, engine.Stats())
 	}
 	l := b.lease(0)
 	defer l.Release()
 	done := make(chan transfer.Outcome, 1)
-	queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(1), Done: func(o transfer.Outcome) { done <- o }})
+	queue.Load(
+		&transfer.LoadJob{
+			Lease:  l,
+			Memory: b.memory,
+			Chunks: b.spread(1),
+			Done:   func(o transfer.Outcome) { done <- o },
+		},
+	)
 	b.fs.Release()
 	b.fs.Set()
 	if o := <-done; len(o.Failed) > 0 {

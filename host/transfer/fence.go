@@ -6,23 +6,23 @@ import (
 	"github.com/kvhost/kvhost/gds"
 )
 
-// job is the state that a job's tasks share: the fence, and which chunks are settled.
+// fence is the state that a job's tasks share: who may touch the pages, and which chunks are settled.
 //
-// A chunk is *settled* when its task will not enter the pages again, and *over* when its task has ended. The fence
-// closes when no task is inside and every chunk is settled; onFence runs then, once. onDone runs once, after onFence
+// A chunk is *settled* when its task will not touch the pages again, and *done* when its task has ended. The fence
+// closes when no task is inside and every chunk is settled; then onFence runs, once. onDone runs once, after onFence
 // has returned and every task has ended. Both run on the goroutine that made them due, so they must not block.
 type fence struct {
 	onFence func(Outcome)
 	onDone  func(Outcome)
 	fenced  chan struct{}
-	flag    *gds.Flag // stops what a GPU is copying for the job; nil for host memory
+	flag    *gds.Flag // stops the GPU's copies for the job; nil for host memory
 
 	mu      sync.Mutex
 	shut    bool // no task may enter
-	closed  bool // the fence is closed: onFence has been or is being called
-	inside  int  // tasks in the pages now
+	closed  bool // the fence is closed: onFence has been called, or is being called
+	inside  int  // tasks that are in the pages
 	open    int  // chunks not settled
-	running int  // tasks not ended, and one for onFence
+	running int  // tasks that have not ended, plus one for onFence
 	chunks  []chunkState
 }
 
@@ -39,7 +39,7 @@ func newFence(chunks int, onFence, onDone func(Outcome)) *fence {
 	}
 }
 
-// enter asks to touch the pages; when it says yes, leave must follow.
+// enter asks to touch the pages. If it returns true, leave must follow.
 func (f *fence) enter() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -50,7 +50,7 @@ func (f *fence) enter() bool {
 	return true
 }
 
-// isShut says whether no task may enter any more.
+// isShut reports whether no task may enter any more.
 func (f *fence) isShut() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -63,8 +63,8 @@ func (f *fence) leave() {
 	f.unlockAndFence()
 }
 
-// settle says that chunk i's task will not touch the pages again. Later calls for the same chunk change nothing: after
-// a cancel the chunk has failed, whatever its task still finds.
+// settle records that chunk i's task will not touch the pages again. Later calls for the same chunk have no effect:
+// after a cancel the chunk has failed, whatever its task reports.
 func (f *fence) settle(i int, err error, bytes int64) {
 	f.mu.Lock()
 	if c := &f.chunks[i]; !c.settled {
@@ -74,7 +74,7 @@ func (f *fence) settle(i int, err error, bytes int64) {
 	f.unlockAndFence()
 }
 
-// fail records an error of a chunk that is settled already: a store whose pages were read but whose file failed.
+// fail records an error of a settled chunk: a store whose pages were read but whose file failed.
 func (f *fence) fail(i int, err error) {
 	f.mu.Lock()
 	if c := &f.chunks[i]; c.err == nil {
@@ -83,7 +83,7 @@ func (f *fence) fail(i int, err error) {
 	f.mu.Unlock()
 }
 
-// over says that chunk i's task has ended.
+// taskDone records that a chunk's task has ended.
 func (f *fence) taskDone() {
 	f.mu.Lock()
 	f.running--
@@ -113,14 +113,14 @@ func (f *fence) cancel() {
 	f.unlockAndFence()
 }
 
-// unlockAndFence closes the fence if it is due. It is called with mu held and releases it.
+// unlockAndFence closes the fence if it is due. The caller holds mu, which it releases.
 func (f *fence) unlockAndFence() {
 	if f.closed || f.inside > 0 || f.open > 0 {
 		f.mu.Unlock()
 		return
 	}
 	f.closed, f.shut = true, true
-	if f.flag != nil { // nobody is inside, nobody can enter
+	if f.flag != nil { // no task is inside or can enter
 		f.flag.Release()
 	}
 	out := f.outcome()

@@ -6,9 +6,9 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// release gives a slot back after its task has ended with err. An abandoned read or write still uses the slot's memory, so
-// that slot is given back when the system call returns. A root that hangs therefore holds slots for as long as it hangs, at
-// most one per worker, because no new operation starts on it.
+// release gives a slot back after its task has ended with err. An abandoned read or write still uses the slot's
+// memory, so that slot is given back when the system call returns. A root that hangs therefore holds slots for as
+// long as it hangs, at most one per worker, because no new operation starts on it.
 func (e *Engine) release(slot *staging.Slot, err error) {
 	var hung *staging.HungError
 	if !errors.As(err, &hung) || hung.Op&(staging.OpRead|staging.OpWrite) == 0 {

@@ -15,8 +15,8 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-// TestCloseDuringHungRead closes an engine while an abandoned read still uses a slot. The storage failed, not the engine:
-// Close logs it and succeeds, and the memory goes when the read returns.
+// TestCloseDuringHungRead closes an engine while an abandoned read still uses a slot. The storage failed, not the
+// engine: Close logs it and succeeds, and the memory goes when the read returns.
 func TestCloseDuringHungRead(t *testing.T) {
 	geo := chunk.Uniform(2, 2, 1, 4096)
 	b := newBench(t, geo, geo.Blocks, func(c *store.Config) { c.IOTimeout = 50 * time.Millisecond })
@@ -38,7 +38,14 @@ func TestCloseDuringHungRead(t *testing.T) {
 	l := b.lease(0)
 	defer l.Release()
 	done := make(chan transfer.Outcome, 1)
-	queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(1), Done: func(o transfer.Outcome) { done <- o }})
+	queue.Load(
+		&transfer.LoadJob{
+			Lease:  l,
+			Memory: b.memory,
+			Chunks: b.spread(1),
+			Done:   func(o transfer.Outcome) { done <- o },
+		},
+	)
 	if o := <-done; len(o.Failed) != 1 || !errors.Is(o.Failed[0].Err, staging.ErrHung) {
 		t.Fatalf("%+v", o)
 	}

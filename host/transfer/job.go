@@ -1,12 +1,12 @@
 package transfer
 
-// ChunkError is one chunk of a job that failed, by its place in the job.
+// ChunkError is a failed chunk of a job, by its index in the job.
 type ChunkError struct {
 	Chunk int
 	Err   error
 }
 
-// Outcome is how a job ended. Chunks not in Failed were delivered in full.
+// Outcome is the result of a job. Chunks that are not in Failed were delivered in full.
 type Outcome struct {
 	Bytes  int64 // page bytes of the chunks that did not fail
 	Failed []ChunkError
@@ -19,28 +19,28 @@ type Handle struct {
 	begin   func()   // queues the job's tasks, once
 }
 
-// Begin lets a job that is held begin. Further calls, and those for other jobs, do nothing.
+// Begin starts a job that is held. It has no effect on other jobs, or when called again.
 func (h *Handle) Begin() {
 	if h.begin != nil {
 		h.begin()
 	}
 }
 
-// Cancel shuts the job's fence: chunks that are not delivered yet fail with ErrCancelled. It does not wait.
+// Cancel shuts the job's fence: chunks that were not delivered fail with ErrCancelled. It does not wait.
 func (h *Handle) Cancel() {
 	h.fence.cancel()
-	h.Begin() // its tasks find the fence shut, and end
+	h.Begin() // the tasks find the fence shut and end
 	if h.layered != nil {
 		h.layered.submitDue()
 	}
 }
 
-// Advance says that the first n layers of a layer-wise load have been consumed. See [Layers].
+// Advance records that the first n layers of a layer-wise load have been consumed. See [Layers].
 func (h *Handle) Advance(n int) {
 	if h.layered != nil {
 		h.layered.advance(n)
 	}
 }
 
-// Fenced is closed once nothing of the job can touch the client's pages any more.
+// Fenced is closed when nothing of the job can touch the client's pages any more.
 func (h *Handle) Fenced() <-chan struct{} { return h.fence.fenced }

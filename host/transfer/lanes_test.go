@@ -11,8 +11,8 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-// TestHungRootLeavesWorkers hangs one of two roots, without a limit of time, under more loads than there are workers: those
-// from the other root are delivered meanwhile.
+// TestHungRootLeavesWorkers hangs one of two roots, without a limit of time, under more loads than there are
+// workers: those from the other root are delivered meanwhile.
 func TestHungRootLeavesWorkers(t *testing.T) {
 	const chunks = 24
 	geo := chunk.Uniform(2, 2, 1, 4096)
@@ -42,7 +42,9 @@ func TestHungRootLeavesWorkers(t *testing.T) {
 	b.fs.Set(faultfs.MustRules("read " + b.root + "/**.kv: hang")...)
 	b.poison()
 	stuck := make(chan transfer.Outcome, 1)
-	b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: hung, Done: func(o transfer.Outcome) { stuck <- o }})
+	b.queue.Load(
+		&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: hung, Done: func(o transfer.Outcome) { stuck <- o }},
+	)
 	if out := b.load(l, well, nil); len(out.Failed) > 0 {
 		t.Errorf("%+v", out)
 	}

@@ -9,30 +9,31 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// layered is a layer-wise load. A step is a few layers, the first of all one alone; a task brings one step of one chunk. Tasks go to the device's queue
-// step by step, and a step goes only when the one some places before has landed: enough of them wait to keep every worker
-// busy, and few enough that another load's first layer is not behind all of this one's.
+// layered is a layer-wise load. A step is a few layers, the first layer always alone; a task brings one step of one
+// chunk. Tasks are queued step by step, and a step is queued only when an earlier step, width before it, has landed.
+// So enough tasks are queued to keep every worker busy, and few enough that another load's first layer is not delayed
+// by all of this load.
 type layered struct {
 	queue *Queue
 	fence *fence
 	spec  *LoadJob
 	order []uint32
-	parts []run // of the order: each step's layers
-	width int   // steps that may be under way
+	parts []run // each step's layers, as a range of the order
+	width int   // steps that may be in flight
 
 	mu         sync.Mutex
-	taken      int // tasks that have begun: they do so in the order in which they were queued
-	begun      int // steps given to the queue
+	taken      int // tasks started: they start in the order in which they were queued
+	begun      int // steps queued
 	landed     int // steps reported
 	consumed   int
-	begins     bool // it is not held any more
+	begins     bool // the load is not held any more
 	submitting bool
 	reporting  bool
-	open       int         // chunks that are not over
+	open       int         // chunks that have not ended
 	steps      []layerStep // by part
 	chunks     []layerChunk
 	runs       map[*chunk.Plan][][]run
-	lane       string // of the first chunk: a prefix is mostly in one root
+	lane       string // the first chunk's root: most of a prefix is in one root
 }
 
 type layerStep struct {
@@ -52,7 +53,7 @@ type layerChunk struct {
 	err  error
 }
 
-// loadLayers makes a layer-wise load; nothing of it has begun.
+// loadLayers makes a layer-wise load without starting it.
 func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
 	l := &layered{queue: q, fence: j, spec: spec, order: spec.Layers.Order, runs: map[*chunk.Plan][][]run{}}
 	if l.order == nil {
@@ -64,13 +65,18 @@ func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
 	}
 	l.lane = spec.Lease.Root(spec.Chunks[0].Index)
 	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
-	l.parts = partsOf(spec.Memory.Geometry(), l.order, spec.Layers.Ahead, min(q.engine.cfg.SlotBytes, DefaultGPUCopyBytes))
+	l.parts = partsOf(
+		spec.Memory.Geometry(),
+		l.order,
+		spec.Layers.Ahead,
+		min(q.engine.cfg.SlotBytes, DefaultGPUCopyBytes),
+	)
 	l.steps, l.chunks = make([]layerStep, len(l.parts)), make([]layerChunk, n)
 	l.open = n
 	for i := range l.steps {
 		l.steps[i].left = n
 	}
-	for i := range l.chunks { // no step of a chunk that names a block which is not there ever begins
+	for i := range l.chunks { // a chunk with bad block ids fails before its first step
 		l.chunks[i].left, l.chunks[i].err = len(l.steps), checkBlocks(spec.Memory, spec.Chunks[i].Blocks, true)
 	}
 	return l
@@ -87,7 +93,8 @@ func (l *layered) begin() {
 	l.submitDue()
 }
 
-// due says whether another step may begin. After a cancel all may: their tasks find it out and end. The caller holds mu.
+// due reports whether another step may start. After a cancel all may: their tasks notice it and end. The caller holds
+// mu.
 func (l *layered) due() bool {
 	switch ahead := l.spec.Layers.Ahead; {
 	case !l.begins || l.begun == len(l.steps):
@@ -100,11 +107,11 @@ func (l *layered) due() bool {
 	return l.begun < l.landed+l.width
 }
 
-// pump begins the steps that are due.
+// submitDue queues the steps that are due.
 func (l *layered) submitDue() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.submitting { // by a caller of this one, or another goroutine, which will look again
+	if l.submitting { // the goroutine that is submitting will look again
 		return
 	}
 	l.submitting = true
@@ -113,7 +120,7 @@ func (l *layered) submitDue() {
 		l.mu.Unlock()
 		for range l.chunks {
 			if l.queue.workers.SubmitTo(l.lane, staging.Read, l.run) != nil {
-				l.run() // the engine is closed, which the task finds out
+				l.run() // the engine is closed; the task notices and ends
 			}
 		}
 		l.mu.Lock()
@@ -121,7 +128,7 @@ func (l *layered) submitDue() {
 	l.submitting = false
 }
 
-// advance notes that the first n layers are consumed.
+// advance records that the first n layers are consumed.
 func (l *layered) advance(n int) {
 	l.mu.Lock()
 	l.consumed = max(l.consumed, min(n, len(l.order)))
@@ -151,13 +158,13 @@ func (l *layered) run() {
 	l.queue.engine.runLoad(t.read, fromDevice, t.end)
 }
 
-// read brings the step's bytes of the chunk, and gives what is left to be done: the copy of the last of them.
+// read brings the step's bytes of the chunk and returns the copy of the last of them.
 func (t *layerTask) read() (last func() error, err error) {
 	e, c, chunk := t.queue.engine, &t.spec.Chunks[t.index], &t.chunks[t.index]
 	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
 		return nil, ErrClosed
 	}
-	switch { // while this waited: spare the disk
+	switch { // cancelled or closed while it waited: spare the disk
 	case t.fence.isShut():
 		return nil, ErrCancelled
 	case e.ctx.Err() != nil:
@@ -173,7 +180,7 @@ func (t *layerTask) read() (last func() error, err error) {
 		if lo >= run.hi {
 			continue
 		}
-		if last != nil { // the slot is wanted for the next
+		if last != nil { // the slot is needed for the next run
 			if err = last(); err != nil {
 				return nil, err
 			}
@@ -185,8 +192,8 @@ func (t *layerTask) read() (last func() error, err error) {
 	return last, nil
 }
 
-// open sees to it that the piece's head is known, and readies r. The task that reads the head reads the extents of its
-// step with it, where they follow at once: all below done have been delivered, but for what last is to do.
+// open reads the piece's head unless another step has, and prepares r. The read of the head includes the extents of
+// this step if they follow it directly: those below done are delivered, except for what last will do.
 func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() error, err error) {
 	c.opening.Lock()
 	defer c.opening.Unlock()
@@ -204,7 +211,7 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 		return 0, nil, err
 	}
 	t.layered.mu.Lock()
-	c.piece = piece // another step of the chunk may be cancelled just now
+	c.piece = piece // a concurrent cancel of another step reads it
 	t.layered.mu.Unlock()
 	c.span = t.queue.startSpan(c.piece.Root(), staging.Read)
 	r.piece = c.piece
@@ -235,7 +242,8 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 	return done, func() error { return r.scatter(head, 0, done, -head.DataOffset) }, nil
 }
 
-// readRun reads extents [lo, hi), window by window, and delivers them. The last window is left to the caller.
+// readRun reads extents [lo, hi), one buffer at a time, and delivers them. It returns the delivery of the last
+// buffer.
 func (r *pieceReader) readRun(head *store.Head, lo, hi int) (last func() error, err error) {
 	extents := head.Plan.Extents()
 	for lo < hi {
@@ -260,7 +268,7 @@ func (r *pieceReader) readRun(head *store.Head, lo, hi int) (last func() error, 
 	return nil, nil
 }
 
-// end books how the task ended, tells of the layers that are complete with it, and begins what is due then.
+// end records the task's result, reports the layers that it completed, and submits what is now due.
 func (t *layerTask) end(err error) {
 	if t.slot != nil {
 		t.layered.queue.engine.release(t.slot, err)
@@ -283,7 +291,7 @@ func (t *layerTask) end(err error) {
 		reportDamage(piece, err)
 	}
 	l.submitDue()
-	// Only now, so that the job's end finds all of its layers told.
+	// Last, so that all layers are reported before the job ends.
 	l.mu.Lock()
 	c.left--
 	over, err := c.left == 0, c.err
@@ -314,12 +322,12 @@ func (l *layered) endChunk(i int, err error) {
 	l.fence.endLoad(i, l.spec.Memory, err)
 }
 
-// report tells of layers in their order. It is called with mu held, and gives it up meanwhile.
+// report reports landed layers in order. The caller holds mu, which is released during the callbacks.
 func (l *layered) report() {
 	for !l.reporting && l.landed < len(l.steps) && l.steps[l.landed].left == 0 {
 		l.reporting = true
 		at := l.landed
-		if at > 0 { // a chunk that failed is over, though a later step of it was under way and came through
+		if at > 0 { // a failed chunk stays failed, even if a later step of it succeeded
 			l.steps[at].failed = append(l.steps[at].failed, l.steps[at-1].failed...)
 		}
 		slices.Sort(l.steps[at].failed)
@@ -333,7 +341,7 @@ func (l *layered) report() {
 	}
 }
 
-// tell tells of a step's layers, unless the job is over: its fence cannot close meanwhile.
+// notify reports a step's layers, unless the fence is closed. It cannot close meanwhile.
 func (l *layered) notify(step int, failed []int) {
 	if l.spec.Layers.Landed == nil || !l.fence.enter() {
 		return
@@ -344,7 +352,7 @@ func (l *layered) notify(step int, failed []int) {
 	}
 }
 
-// runsOf is where the steps' layers stand under a plan.
+// runsOf returns where the steps' layers are under a plan.
 func (l *layered) runsOf(p *chunk.Plan) [][]run {
 	l.mu.Lock()
 	defer l.mu.Unlock()

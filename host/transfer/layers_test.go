@@ -16,8 +16,8 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-// layerState says of a layer's pages, in all the chunks of a load but those left out, whether they hold what they should,
-// and whether they are as poison left them.
+// layerState says of a layer's pages, in all the chunks of a load but those left out, whether they hold what they
+// should, and whether they are as poison left them.
 func (b *bench) layerState(layer uint32, loads []transfer.LoadChunk, but []int) (right, untouched bool) {
 	right, untouched = true, true
 	for n, c := range loads {
@@ -134,7 +134,11 @@ func TestLayersOfPartOfAChunk(t *testing.T) {
 	defer l.Release()
 	var told []uint32
 	ids := []uint32{abi.None, 6, abi.None, 2}
-	out := b.load(l, []transfer.LoadChunk{{Blocks: ids}}, &transfer.Layers{Landed: func(layer uint32, _ []int) { told = append(told, layer) }})
+	out := b.load(
+		l,
+		[]transfer.LoadChunk{{Blocks: ids}},
+		&transfer.Layers{Landed: func(layer uint32, _ []int) { told = append(told, layer) }},
+	)
 	if len(out.Failed) > 0 || !slices.Equal(told, []uint32{0, 1, 2}) {
 		t.Fatal(out, told)
 	}

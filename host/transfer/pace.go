@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// pace notes a load that waits for its consumer: if the engine is closed first, it will not be waited for.
+// pace registers a load that waits for its consumer, so that Close can end it.
 func (e *Engine) pace(l *layered) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -18,7 +18,7 @@ func (e *Engine) unpace(l *layered) {
 	delete(e.paced, l)
 }
 
-// releasePaced ends the loads that still wait. The workers are closed already.
+// releasePaced ends the loads that still wait. The workers are closed by then.
 func (e *Engine) releasePaced() {
 	e.mu.Lock()
 	loads := slices.Collect(maps.Keys(e.paced))

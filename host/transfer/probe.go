@@ -15,16 +15,16 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// ProbeRequest names a GPU's direct route and a root that are to be tried together.
+// ProbeRequest names the direct route of a GPU and a root to be probed together.
 type ProbeRequest struct {
 	Direct *gds.DirectRoute
 	FS     staging.FS
-	Name   func() string // of a file, another one with each call; the directory exists
-	Bytes  int64         // that they may take together while the probe lasts
-	Always bool          // the direct route is wanted if it works at all
+	Name   func() string // returns a new file name with each call; the directory exists
+	Bytes  int64         // most bytes of all files while the probe runs
+	Always bool          // choose the direct route if it works at all
 }
 
-// Speed is what a route moved in a second, in bytes.
+// Speed is a route's throughput in bytes per second.
 type Speed struct{ Write, Read float64 }
 
 // cost is the time of a byte that is written once and read twice.
@@ -36,19 +36,19 @@ func (s Speed) String() string {
 
 const (
 	probeFiles  = 4
-	probeMost   = 16 << 20 // bytes of one file
-	probeRounds = 2        // the better one counts: the first of a process is slow
+	probeMost   = 16 << 20 // most bytes of one file
+	probeRounds = 2        // the faster counts: the first of a process is slow
 )
 
-// What a route must save to be preferred. Where cuFile itself copies through host memory it takes the processor's time all
-// the same, and the staged route does that better for little.
+// What a route must save to be preferred. Where cuFile itself copies through host memory it uses as much CPU as the
+// staged route, which then is preferred at equal speed.
 const (
 	compatMargin = 1.05
 	realMargin   = 0.95
 )
 
-// Probe writes files by both routes, reads them back and compares them, and measures both. The choice says which route is
-// to be taken and why. Files are removed; the context is looked at between operations.
+// Probe writes files by both routes, reads them back, compares them, and measures both. The choice names the route
+// and the reason. The files are removed. The context is checked between operations.
 func (e *Engine) Probe(ctx context.Context, q ProbeRequest) RouteChoice {
 	p := &probe{ProbeRequest: q, engine: e, gpu: q.Direct.GPU()}
 	defer p.close()
@@ -76,7 +76,7 @@ func (e *Engine) Probe(ctx context.Context, q ProbeRequest) RouteChoice {
 	return out
 }
 
-// probe is a probe under way: some files and slots, each file with its own bytes.
+// probe is a running probe: some files and slots, each file with different bytes.
 type probe struct {
 	ProbeRequest
 	engine *Engine
@@ -86,7 +86,7 @@ type probe struct {
 	files  []staging.File
 	sums   [][]uint64
 	seed   uint64
-	dirty  bool // the slots do not hold what they should
+	dirty  bool // the slots do not hold their original bytes
 }
 
 func (p *probe) open(ctx context.Context) error {
@@ -100,7 +100,7 @@ func (p *probe) open(ctx context.Context) error {
 		slot, err := p.Direct.Acquire(p.size, staging.Align, extents)
 		if err != nil {
 			if i > 0 {
-				break // fewer do
+				break // fewer files will do
 			}
 			return fmt.Errorf("%w: %w", ErrProbe, err)
 		}
@@ -118,7 +118,7 @@ func (p *probe) open(ctx context.Context) error {
 	return nil
 }
 
-// fill writes the file's bytes to its slot, and notes the checksums that the processor makes of them.
+// fill writes the file's bytes to its slot and records their checksums, computed by the CPU.
 func (p *probe) fill(i int) error {
 	slot, sums := p.slots[i], p.sums[i][:0]
 	random := rand.NewPCG(p.seed, uint64(i))
@@ -146,7 +146,7 @@ func (p *probe) onCopy(fn func(*gds.Thread) error) (err error) {
 	return err
 }
 
-// verify compares what stands in a slot with what was put there at first.
+// verify compares the bytes in a slot with the original ones.
 func (p *probe) verify(i int) error {
 	slot := p.slots[i]
 	if err := p.onCopy(func(t *gds.Thread) error { return t.Sum(slot.Address, slot.Extents, slot.Sums) }); err != nil {
@@ -160,13 +160,13 @@ func (p *probe) verify(i int) error {
 	return nil
 }
 
-// direct is how one way to ask cuFile did.
+// direct is the speed of one way to call cuFile.
 type direct struct {
 	submit gds.Submit
 	speed  Speed
 }
 
-// fastest measures each way to ask cuFile.
+// fastest measures each way to call cuFile.
 func (p *probe) fastest(ctx context.Context) (best direct, via string, err error) {
 	before, statErr := p.Direct.CuFile().Stats()
 	var errs []error
@@ -192,7 +192,7 @@ func (p *probe) fastest(ctx context.Context) (best direct, via string, err error
 	return best, after.Since(before).String(), nil
 }
 
-// measure times all files' writes together, then their reads into slots that were emptied, and compares what came.
+// measure times the writes of all files together, then their reads into cleared slots, and verifies the result.
 func (p *probe) measure(ctx context.Context, write, read func(i int) error) (best Speed, err error) {
 	total := float64(p.size) * float64(len(p.files))
 	if p.dirty {
@@ -225,7 +225,7 @@ func (p *probe) measure(ctx context.Context, write, read func(i int) error) (bes
 	return best, nil
 }
 
-// together runs fn for every file at once.
+// concurrently runs fn for every file at once.
 func (p *probe) concurrently(ctx context.Context, fn func(i int) error) (time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -239,7 +239,7 @@ func (p *probe) concurrently(ctx context.Context, fn func(i int) error) (time.Du
 	work.Wait()
 	took := max(time.Since(start), time.Microsecond)
 	for _, err := range errs {
-		if err != nil { // the others' are most likely the same
+		if err != nil { // the other errors are most likely the same
 			return took, err
 		}
 	}
@@ -267,7 +267,7 @@ func (p *probe) stagedRead(i int) error {
 	})
 }
 
-// parts goes through a file in parts of a staging slot.
+// parts calls fn for each slot-sized part of a file.
 func (p *probe) parts(fn func(part []byte, off int64) error) (err error) {
 	stage, err := p.engine.slots.Acquire(p.engine.ctx)
 	if err != nil {

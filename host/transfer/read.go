@@ -78,9 +78,9 @@ func (t *loadTask) run() { t.queue.engine.runLoad(t.read, t.fromDevice, t.end) }
 func (t *loadTask) fromDevice() bool { return t.piece.File().Direct() }
 
 // runLoad runs a task that reads and then copies. read returns the last copy as a function: if the bytes came from a
-// device, the copy runs on the engine's copiers, so that this worker can start the next read and the device always has as
-// many requests as there are workers. Bytes from the page cache are in this CPU's cache and are copied here. end runs
-// exactly once.
+// device, the copy runs on the engine's copiers, so that this worker can start the next read and the device always
+// has as many requests as there are workers. Bytes from the page cache are in this CPU's cache and are copied here.
+// end runs exactly once.
 func (e *Engine) runLoad(read func() (func() error, error), fromDevice func() bool, end func(error)) {
 	err := errPanicked // until the task has run to its end
 	handedOver := false
@@ -137,7 +137,14 @@ func (t *loadTask) read() (last func() error, err error) {
 	if t.fence.isShut() {
 		return nil, ErrCancelled
 	}
-	r := &pieceReader{engine: e, fence: t.fence, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks, slot: t.slot.Bytes()}
+	r := &pieceReader{
+		engine: e,
+		fence:  t.fence,
+		memory: t.spec.Memory,
+		piece:  t.piece,
+		ids:    c.Blocks,
+		slot:   t.slot.Bytes(),
+	}
 	return r.read()
 }
 
@@ -172,8 +179,8 @@ func (e *Engine) closePiece(on *span, p *store.Piece, err error) {
 	}
 }
 
-// reportDamage makes the store drop an entry whose piece could not be read: an entry that failed once must not be promised
-// again. Errors of the client, its GPU or a closing engine say nothing about the piece.
+// reportDamage makes the store drop an entry whose piece could not be read: an entry that failed once must not be
+// promised again. Errors of the client, its GPU or a closing engine say nothing about the piece.
 func reportDamage(p *store.Piece, err error) {
 	if p == nil {
 		return
@@ -207,9 +214,9 @@ type pieceReader struct {
 	buf    []byte // the part of the slot in use
 }
 
-// read reads the file one buffer at a time, each starting at a 4 KiB boundary. Extents that lie wholly within the buffer are
-// verified and scattered; the rest moves to the front of the buffer for the next read. The scatter of the last buffer is
-// returned as a function, so that it can run on another thread.
+// read reads the file one buffer at a time, each starting at a 4 KiB boundary. Extents that lie wholly within the
+// buffer are verified and scattered; the rest moves to the front of the buffer for the next read. The scatter of the
+// last buffer is returned as a function, so that it can run on another thread.
 func (r *pieceReader) read() (last func() error, err error) {
 	size := r.piece.Size()
 	r.buf = r.engine.ioBuffer(r.memory, r.slot, r.piece.File(), 0)

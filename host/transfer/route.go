@@ -13,25 +13,25 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// RouteChoice says how the pieces of one root are to move to and from one GPU.
+// RouteChoice is how the pieces of one root move to and from one GPU.
 type RouteChoice struct {
 	Direct *gds.DirectRoute // nil: staged
-	Submit gds.Submit       // how cuFile is asked
-	Always bool             // tried for every piece, however often it fails; not while it hangs
-	Shared bool             // others remove files of the root: none is kept registered
-	Via    string           // what cuFile's own statistics called the route
-	Why    string           // it was chosen
+	Submit gds.Submit       // how cuFile is called
+	Always bool             // tried for every piece, however often it fails, unless it hangs
+	Shared bool             // other hosts remove files of the root: none is kept registered
+	Via    string           // the path according to cuFile's statistics
+	Why    string           // the reason for the choice
 }
 
-// A route that fails this often in a row is left for a time that doubles with every failed trial.
+// A route that fails this often in a row is suspended. The suspension doubles with every failed probe.
 const (
 	failuresToSuspend = 3
 	firstSuspension   = 10 * time.Second
 	longestSuspension = 10 * time.Minute
 )
 
-// route is a choice and what became of it. An operation that fails on the direct route is done again on the staged one,
-// within the same task; a route that fails again and again is left, and tried again later with one operation.
+// route is a choice and its record. An operation that fails on the direct route is repeated on the staged one within
+// the same task. A route that fails repeatedly is suspended and probed later with one operation.
 type route struct {
 	choice RouteChoice
 	gpu    string
@@ -46,13 +46,13 @@ type route struct {
 
 	mu         sync.Mutex
 	fails      int       // in a row
-	until      time.Time // when it may be tried again; zero while it is in force
+	until      time.Time // when it may be probed; zero while it is active
 	suspension time.Duration
 	probing    bool // one operation is testing whether the route works again
 }
 
-// attempt is one operation's turn on the direct route. One of worked, failed and passed must follow. Once the route is left,
-// only the trial decides about it: what was begun before and ends later proves nothing.
+// attempt is one operation's use of the direct route. One of succeeded, failed and skipped must follow. While the
+// route is suspended only the probe decides about it: an operation that started before proves nothing.
 type attempt struct {
 	*route // nil: the operation is to be staged
 	probe  bool
@@ -63,8 +63,7 @@ type routeKey struct {
 	root string
 }
 
-// SetRoute says how the pieces of a root, named by its directory, move to and from a GPU from now on. Without it they are
-// staged.
+// SetRoute sets how the pieces of a root, named by its directory, move to and from a GPU. Without it they are staged.
 func (e *Engine) SetRoute(g *gds.GPU, root string, c RouteChoice) {
 	e.routesMu.Lock()
 	defer e.routesMu.Unlock()
@@ -73,8 +72,8 @@ func (e *Engine) SetRoute(g *gds.GPU, root string, c RouteChoice) {
 	}
 }
 
-// direct is a turn on the direct route between a memory and a root, the zero one where there is none or it is not to be
-// taken now.
+// direct returns an attempt on the direct route between a memory and a root, or the zero one where there is none or
+// it is suspended.
 func (e *Engine) direct(m Memory, root string) attempt {
 	d, ok := m.(flaggedMemory)
 	if !ok {
@@ -102,10 +101,10 @@ func (r *route) attempt() attempt {
 	return attempt{r, true}
 }
 
-// active says that pieces take the direct route now. mu is held.
+// active reports whether pieces take the direct route now. The caller holds mu.
 func (r *route) active() bool { return r.until.IsZero() }
 
-// worked books an operation of the direct route.
+// succeeded records an operation of the direct route.
 func (a attempt) succeeded(kind *atomic.Int64, bytes int64) {
 	r := a.route
 	kind.Add(1)
@@ -122,7 +121,8 @@ func (a attempt) succeeded(kind *atomic.Int64, bytes int64) {
 	}
 }
 
-// forget has cuFile let go of a file of a root where others remove files, which would keep its blocks.
+// forget closes cuFile's handle of a file if other hosts remove files of the root: the handle would keep the file's
+// blocks.
 func (r *route) forget(f staging.File) {
 	if !r.choice.Shared {
 		return
@@ -132,7 +132,7 @@ func (r *route) forget(f staging.File) {
 	}
 }
 
-// passed says that nothing was learned: the operation was not begun, or was cancelled.
+// skipped records that nothing was learned: the operation was not started, or was cancelled.
 func (a attempt) skipped() {
 	if !a.probe {
 		return
@@ -142,8 +142,8 @@ func (a attempt) skipped() {
 	a.route.probing = false
 }
 
-// failed books an operation that failed, and is done again on the staged route if it can be. bad says that once is enough. A
-// route that is wanted always is left for an operation that did not end, and for nothing else.
+// failed records an operation that failed and is repeated on the staged route if possible. bad suspends the route at
+// once. A route that is always wanted is suspended only for an operation that hangs.
 func (a attempt) failed(kind *atomic.Int64, err error, bad bool) {
 	r := a.route
 	kind.Add(1)
@@ -168,27 +168,27 @@ func (a attempt) failed(kind *atomic.Int64, err error, bad bool) {
 // RouteStats is one route's state and counters.
 type RouteStats struct {
 	GPU, Root            string
-	Route                string // "direct" or "staged", as it is now
+	Route                string // "direct" or "staged", now
 	Via, Why             string
-	Stores, Loads, Bytes int64           // that went direct; bytes of files
-	StoreFallbacks       int64           // stores that failed there and were staged
-	LoadFallbacks        int64           // likewise loads
-	StoresHung           int64           // stores that failed because cuFile did not answer in time
-	Hung                 int             // operations of the GPU that were given up and have not ended
+	Stores, Loads, Bytes int64           // by the direct route; bytes of files
+	StoreFallbacks       int64           // stores that failed on it and were staged
+	LoadFallbacks        int64           // loads that failed on it and were staged
+	StoresHung           int64           // stores that failed because cuFile hung
+	Hung                 int             // abandoned operations of the GPU that have not returned
 	Full                 int64           // operations that found no slot and were staged
-	Mismatched           int64           // loads whose bytes were wrong by the direct route alone
-	Suspended, Resumed   int64           // how often the route was left, and taken up again
+	Mismatched           int64           // loads whose bytes were wrong by the direct route only
+	Suspended, Resumed   int64           // times that the route was suspended, and resumed
 	SlotsInUse           int             // of the GPU
-	SlotBytes            int64           // likewise
-	Handles              gds.HandleStats // likewise
+	SlotBytes            int64           // of the GPU
+	Handles              gds.HandleStats // of the GPU
 }
 
-// Routes reads the routes' counters, by GPU and root.
+// Routes returns the state and counters of all routes, by GPU and root.
 func (e *Engine) Routes() []RouteStats {
 	e.routesMu.RLock()
 	defer e.routesMu.RUnlock()
 	var out []RouteStats
-	direct := map[string]*gds.DirectRoute{} // of each GPU, the same for all of its roots that have one
+	direct := map[string]*gds.DirectRoute{} // by GPU: all direct routes of a GPU are the same
 	for _, r := range e.routes {
 		if r.choice.Direct != nil {
 			direct[r.gpu] = r.choice.Direct

@@ -9,7 +9,8 @@ import (
 	"github.com/kvhost/kvhost/gds"
 )
 
-// Operations that were begun before the route was left end later: neither do they take it up again, nor do they end the probe.
+// Operations that were begun before the route was left end later: neither do they take it up again, nor do they end
+// the probe.
 func TestOnlyTheTrialDecidesAboutARouteThatWasLeft(t *testing.T) {
 	now := time.Unix(1000, 0)
 	r := &route{log: slog.New(slog.DiscardHandler), now: func() time.Time { return now }}
@@ -43,7 +44,11 @@ func TestOnlyTheTrialDecidesAboutARouteThatWasLeft(t *testing.T) {
 // A route that is wanted always is left for what does not end alone.
 func TestAlwaysIsLeftForWhatHangs(t *testing.T) {
 	now := time.Unix(1000, 0)
-	r := &route{choice: RouteChoice{Always: true}, log: slog.New(slog.DiscardHandler), now: func() time.Time { return now }}
+	r := &route{
+		choice: RouteChoice{Always: true},
+		log:    slog.New(slog.DiscardHandler),
+		now:    func() time.Time { return now },
+	}
 	for range 2 * failuresToSuspend {
 		r.attempt().failed(&r.loadFallbacks, errors.New("broken"), true)
 	}

@@ -32,9 +32,9 @@ func (r *deviceRig) damage(n int) {
 	}
 }
 
-// TestTenThousandOperationsUnderFailures takes 10,000 chunk operations over the double, both routes, with cuFile failing in
-// another way each round and now and then a damaged file: what was injected under cuFile costs nobody a block,
-// what was injected in a file fails that chunk and no other, and every byte delivered is right.
+// TestTenThousandOperationsUnderFailures takes 10,000 chunk operations over the double, both routes, with cuFile
+// failing in another way each round and now and then a damaged file: what was injected under cuFile costs nobody a
+// block, what was injected in a file fails that chunk and no other, and every byte delivered is right.
 func TestTenThousandOperationsUnderFailures(t *testing.T) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	r := newDeviceRig(t, chunk.Uniform(2, 2, 1, 4096), 32, 16<<20)

@@ -24,7 +24,7 @@ func (c *counters) loaded(bytes int64) {
 // Stats are an engine's counters since it was made. Bytes are file bytes.
 type Stats struct {
 	StoredFiles, StoredBytes, StoreErrors int64
-	StoresShed                            int64 // pieces that waited too long for a worker
+	StoresShed                            int64 // pieces that were queued too long
 	LoadedFiles, LoadedBytes, LoadErrors  int64
 	SlotsInUse, Slots                     int
 }

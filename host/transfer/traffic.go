@@ -18,10 +18,10 @@ const (
 
 var routeNames = [...]string{byStaging: "staged", byCuFile: "direct"}
 
-// TrafficBounds are the upper bounds of the latency buckets in seconds; one more takes what is above.
+// TrafficBounds are the upper bounds of the latency buckets, in seconds. One more bucket holds what is above.
 var TrafficBounds = [...]float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30}
 
-// path is where bytes go: between a device's memory and a root, one way.
+// path is where bytes go: between a device's memory and a root, in one direction.
 type path struct {
 	device, root string
 	kind         staging.Kind
@@ -34,10 +34,10 @@ type traffic struct {
 	moved [len(routeNames)]routeTraffic
 }
 
-// clock counts what is on its way, and the time in which anything is.
+// clock counts pieces in flight, and the time during which there was any.
 type clock struct {
 	inFlight int
-	since    time.Time // when the first of those that fly began
+	since    time.Time // since there is at least one
 	past     time.Duration
 }
 
@@ -67,14 +67,14 @@ type routeTraffic struct {
 	buckets              [len(TrafficBounds) + 1]int64
 }
 
-// span is one piece on its way; the zero one is of a piece that was never opened.
+// span measures one piece from its opening to its end. The zero span is of a piece that was never opened.
 type span struct {
 	on    *traffic
 	began time.Time
 	route int
 }
 
-// startSpan begins a span. It is a staged one until it takes another route.
+// startSpan starts a span on the staged route.
 func (q *Queue) startSpan(root string, kind staging.Kind) span {
 	e, key := q.engine, path{q.device, root, kind}
 	e.trafficMu.RLock()
@@ -96,7 +96,7 @@ func (q *Queue) startSpan(root string, kind staging.Kind) span {
 	return span{t, now, byStaging}
 }
 
-// take goes on by another route.
+// setRoute moves a span to another route.
 func (p *span) setRoute(route int) {
 	t := p.on
 	if t == nil || p.route == route {
@@ -110,7 +110,7 @@ func (p *span) setRoute(route int) {
 	p.route = route
 }
 
-// arrive ends a span. One that was cancelled counts as neither moved nor failed.
+// finish ends a span. A cancelled one counts as neither moved nor failed.
 func (p *span) finish(bytes int64, err error) {
 	t := p.on
 	if t == nil {
@@ -135,25 +135,25 @@ func (p *span) finish(bytes int64, err error) {
 	}
 }
 
-// Traffic is what went between one device's memory and one root, one way.
+// Traffic is what moved between one device's memory and one root, in one direction.
 type Traffic struct {
 	Device   string // as HELLO named it; empty: host memory
 	Root     string
 	Kind     staging.Kind  // Read is a load
-	InFlight int           // pieces on their way
-	Busy     time.Duration // in which at least one was
+	InFlight int           // pieces
+	Busy     time.Duration // time during which at least one was in flight
 	Routes   []RouteTraffic
 }
 
-// RouteTraffic counts the pieces that took a route; times are from a piece's opening to its delivery or publication. A piece that is
-// on its way is counted where it is now: one whose direct operation failed goes on with those that are staged.
+// RouteTraffic counts the pieces that took a route. Times are from a piece's opening to its delivery or publication.
+// A piece in flight is counted on its present route: one whose direct operation failed moves to the staged route.
 type RouteTraffic struct {
 	Route                string
 	InFlight             int
 	Busy                 time.Duration
 	Files, Errors, Bytes int64
 	Took                 time.Duration
-	Buckets              [len(TrafficBounds) + 1]int64 // by time, each without the ones below
+	Buckets              [len(TrafficBounds) + 1]int64 // by time, not cumulative
 }
 
 // Traffic lists what has moved, by device, root and direction.
@@ -176,13 +176,16 @@ func (t *traffic) read(key path) Traffic {
 	out := Traffic{Device: key.device, Root: key.root, Kind: key.kind, InFlight: t.all.inFlight, Busy: t.all.busy(now)}
 	for i := range t.moved {
 		if m := &t.moved[i]; m.files+m.errors > 0 || m.inFlight > 0 {
-			out.Routes = append(out.Routes, RouteTraffic{routeNames[i], m.inFlight, m.busy(now), m.files, m.errors, m.bytes, m.took, m.buckets})
+			out.Routes = append(
+				out.Routes,
+				RouteTraffic{routeNames[i], m.inFlight, m.busy(now), m.files, m.errors, m.bytes, m.took, m.buckets},
+			)
 		}
 	}
 	return out
 }
 
-// QueueStats is what waits and runs on a device's queue.
+// QueueStats counts what is queued and running on a device's queue.
 type QueueStats struct {
 	Device string
 	staging.WorkersStats

@@ -10,7 +10,8 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-// Pieces are counted by root, direction and route, whole and layer by layer, those that fail apart from those that arrive.
+// Pieces are counted by root, direction and route, whole and layer by layer, those that fail apart from those that
+// arrive.
 func TestTrafficIsCounted(t *testing.T) {
 	geo := chunk.Uniform(2, 3, 1, 4096)
 	b := newBench(t, geo, geo.Blocks*4)
@@ -42,7 +43,10 @@ func TestTrafficIsCounted(t *testing.T) {
 		for _, n := range m.Buckets {
 			counted += n
 		}
-		if m.Route != "staged" || m.Files != want.Files || m.Errors != want.Errors || m.Bytes != m.Files*(8192+2*3*4096) || counted != m.Files || m.Took <= 0 {
+		if m.Route != "staged" || m.Files != want.Files || m.Errors != want.Errors ||
+			m.Bytes != m.Files*(8192+2*3*4096) ||
+			counted != m.Files ||
+			m.Took <= 0 {
 			t.Errorf("%s: %+v", got.Kind, m)
 		}
 	}
@@ -60,7 +64,14 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 	l := b.lease(0, 1)
 	defer l.Release()
 	done := make(chan transfer.Outcome, 1)
-	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(2), Done: func(o transfer.Outcome) { done <- o }})
+	h := b.queue.Load(
+		&transfer.LoadJob{
+			Lease:  l,
+			Memory: b.memory,
+			Chunks: b.spread(2),
+			Done:   func(o transfer.Outcome) { done <- o },
+		},
+	)
 	if err := b.fs.AwaitHanging(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}

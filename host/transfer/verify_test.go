@@ -72,7 +72,8 @@ func TestDamageIsNotServed(t *testing.T) {
 	}
 	m := other.lease(0)
 	defer m.Release()
-	if out := other.load(m, other.spread(1), nil); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, pieceformat.ErrWrongPiece) {
+	if out := other.load(m, other.spread(1), nil); len(out.Failed) != 1 ||
+		!errors.Is(out.Failed[0].Err, pieceformat.ErrWrongPiece) {
 		t.Errorf("another key's piece: %+v", out)
 	}
 
@@ -91,8 +92,8 @@ func TestDamageIsNotServed(t *testing.T) {
 	}
 }
 
-// TestHungRoot hangs every read of a root. Its loads fail in bounded time and touch nothing, the workers are free for the
-// other root, and the slots are back when the reads have ended.
+// TestHungRoot hangs every read of a root. Its loads fail in bounded time and touch nothing, the workers are free
+// for the other root, and the slots are back when the reads have ended.
 func TestHungRoot(t *testing.T) {
 	geo := chunk.Uniform(8, 6, 1, 40000)
 	const chunks = 8 // twice the workers, and the slots

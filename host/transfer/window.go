@@ -8,21 +8,22 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
-// On the way between a slot and a GPU's pages, bytes pass through device memory, the window of the thread that copies:
+// On the way between a slot and a GPU's pages, bytes pass through device memory, the window of the thread that
+// copies:
 //
 //	load:   slot --copy engine--> window --checksums, compared--> --scatter--> pages
 //	store:  pages --gather--> window --checksums--> --copy engine--> slot
 //
-// The GPU computes the checksums from the bytes that have crossed the bus. The CPU compares them before any byte reaches a
-// page. Ranges that do not fit a window, or all of them while windows do not work, go without: a kernel copies between slot
-// and pages, and the CPU computes the checksums from the slot.
+// The GPU computes the checksums from the bytes that have crossed the bus. The CPU compares them before any byte
+// reaches a page. Ranges that do not fit a window, or all of them while windows do not work, go without: a kernel
+// copies between slot and pages, and the CPU computes the checksums from the slot.
 
-// windowTries is how often bytes that are right in the slot are uploaded to a window: a bus error may not repeat, and only
-// in a window can it be detected.
+// windowTries is how often bytes that are right in the slot are uploaded to a window: a bus error may not repeat,
+// and only in a window can it be detected.
 const windowTries = 2
 
-// scatterWindow is scatter through a window. When done, err is the result. Otherwise nothing reached a page, and mismatch is
-// the wrong checksum, if that is the reason.
+// scatterWindow is scatter through a window. When done, err is the result. Otherwise nothing reached a page, and
+// mismatch is the wrong checksum, if that is the reason.
 func (m *DeviceMemory) scatterWindow(flag *gds.Flag, r *ExtentRange, src []byte) (done bool, mismatch, err error) {
 	extents := r.extents()
 	if !m.fitsWindow(extents, r.Base) {
@@ -103,8 +104,8 @@ func place(w *gds.Window, extents []chunk.Extent, base int64) int {
 	return len(extents)
 }
 
-// windowFailed decides what happens to extents that failed in a window: they are copied without one, unless the GPU is lost
-// or the job was cancelled.
+// windowFailed decides what happens to extents that failed in a window: they are copied without one, unless the GPU
+// is lost or the job was cancelled.
 func (m *DeviceMemory) windowFailed(lost, err error) (done bool, _ error) {
 	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
 		return true, deviceError(errors.Join(lost, err))

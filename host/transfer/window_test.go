@@ -78,8 +78,8 @@ func TestWindowFaultsAreWorkedAround(t *testing.T) {
 	}
 }
 
-// A damaged file fails its chunk, without a byte of the bad window in the pages, and nobody doubts the windows for it. The
-// same goes for bytes that changed on their way from a window to a file.
+// A damaged file fails its chunk, without a byte of the bad window in the pages, and nobody doubts the windows for
+// it. The same goes for bytes that changed on their way from a window to a file.
 func TestWindowFindsDamage(t *testing.T) {
 	for _, c := range []struct {
 		name, store string

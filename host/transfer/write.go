@@ -176,8 +176,9 @@ func (w *pieceWriter) whole() error {
 	return err
 }
 
-// parts writes a payload that is larger than the buffer, one buffer at a time, each starting at a 4 KiB boundary of the file:
-// the bytes beyond the last boundary move to the front of the buffer for the next write. Header and table go last.
+// parts writes a payload that is larger than the buffer, one buffer at a time, each starting at a 4 KiB boundary of
+// the file: the bytes beyond the last boundary move to the front of the buffer for the next write. Header and table
+// go last.
 func (w *pieceWriter) parts() error {
 	put := w.task.chunk.Put
 	head := put.DataOffset()
