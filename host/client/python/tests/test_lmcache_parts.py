@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from kvhost.lmcache.keys import Chains, host_key
-from kvhost.lmcache.locks import Locks
 from kvhost.lmcache.residents import Residents
 from kvhost.lmcache.tenants import HASHED, TenantError, check_tenants, tenant
-from kvhost.objects import Kind
+from kvhost.objects import Kind, Locks
 
-KIND = Kind("m", "lmcache", 4096)
+KIND = Kind("m", "lmcache", (4096,))
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def test_a_load_takes_the_lease_that_fits_best() -> None:
     assert locks.take(KIND, [b"a", b"b"]) is small
     assert locks.take(KIND, [b"a", b"b"]) is large
     assert locks.take(KIND, [b"a", b"b"]) is None
-    assert locks.take(Kind("other", "lmcache", 4096), [b"a"]) is None
+    assert locks.take(Kind("other", "lmcache", (4096,)), [b"a"]) is None
 
 
 def test_what_is_unlocked_before_the_load_is_released_when_nothing_is_left() -> None:

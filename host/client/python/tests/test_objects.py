@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kvhost import HostGone
-from kvhost.objects import Connector, Kind, ObjectStore, Space
+from kvhost.objects import Connector, Kind, ObjectStore, Options, Space
 
 
 def test_space_gives_each_byte_once() -> None:
@@ -32,13 +32,13 @@ def test_space_refuses_what_never_fits() -> None:
 
 def test_no_host_is_tried_again_after_a_growing_pause(tmp_path: object) -> None:
     now = 0.0
-    connector = Connector(f"{tmp_path}/none", "t", 4096, timeout=5, clock=lambda: now)
+    connector = Connector(Options(f"{tmp_path}/none", 4096, timeout=5), "t", clock=lambda: now)
     store = ObjectStore(connector)
 
     def attempt() -> bool:
         """Whether a connection was tried: it fails with gRPC's words, not with ours."""
         with pytest.raises(HostGone) as e:
-            store.lookup(Kind("m", "t", 16), [bytes(32)])
+            store.lookup(Kind("m", "t", (16,)), [bytes(32)])
         return "no host answers" not in str(e.value)
 
     assert not connector.gone
@@ -54,4 +54,22 @@ def test_no_host_is_tried_again_after_a_growing_pause(tmp_path: object) -> None:
     assert connector.losses == 0  # it was never there
     store.close()
     with pytest.raises(HostGone, match="closed"):
-        store.lookup(Kind("m", "t", 16), [bytes(32)])
+        store.lookup(Kind("m", "t", (16,)), [bytes(32)])
+
+
+def test_options_are_checked() -> None:
+    parsed = Options.parse("here", {"socket": "/s", "timeout": 2})
+    assert (parsed.socket, parsed.timeout, parsed.sessions) == ("/s", 2, 64)
+    for wrong in (
+        {"sockte": "/s"},
+        {"socket": ""},
+        {"socket": 3},
+        {"arena_bytes": "1GiB"},
+        {"arena_bytes": 0},
+        {"arena_bytes": True},
+        {"arena_bytes": 1.5},
+        {"timeout": 0},
+        {"timeout": "1s"},
+    ):
+        with pytest.raises(ValueError, match=f"here.{next(iter(wrong))}: "):
+            Options.parse("here", wrong)

@@ -20,10 +20,9 @@ from lmcache.v1.platform import create_event_notifier
 from kvhost.errors import HostGone, KvhostError
 from kvhost.lmcache.config import KvhostL2AdapterConfig
 from kvhost.lmcache.keys import Chains, host_key
-from kvhost.lmcache.locks import Locks
 from kvhost.lmcache.residents import Residents
 from kvhost.lmcache.tenants import tenant
-from kvhost.objects import Connector, Kind, Memory, ObjectStore, StoreObject
+from kvhost.objects import Connector, Kind, Locks, ObjectStore, StoreObject
 from kvhost.session import Result
 
 log = logging.getLogger("kvhost")
@@ -83,24 +82,18 @@ class KvhostL2Adapter(L2AdapterInterface):
 
     def __init__(self, config: KvhostL2AdapterConfig, l1_memory_desc: L1MemoryDesc | None = None) -> None:
         super().__init__()
-        self._tenants = config.tenants
-        connector = Connector(
-            config.socket,
-            f"lmcache-{os.getpid()}",
-            config.arena_bytes,
-            timeout=config.timeout,
-            most_sessions=config.sessions,
-        )
-        self._store = ObjectStore(connector)
+        options = config.options
+        self._tenants = options.tenants
+        self._store = ObjectStore(Connector(options, f"lmcache-{os.getpid()}"))
         self._lock = threading.Lock()
         self._last_task = 0
         self._sizes: dict[tuple[str, int, int], int] = {}  # of objects, by row: layouts do not know serdes
         self._chains = Chains()
         self._locks = Locks()
         self._residents: Residents[ObjectKey] = Residents()
-        self._stores: _Tasks[L2StoreResult] = _Tasks("store", config.threads, self._next_task)
+        self._stores: _Tasks[L2StoreResult] = _Tasks("store", options.threads, self._next_task)
         self._lookups: _Tasks[Bitmap] = _Tasks("lookup", 1, self._next_task)
-        self._loads: _Tasks[Bitmap] = _Tasks("load", config.threads, self._next_task)
+        self._loads: _Tasks[Bitmap] = _Tasks("load", options.threads, self._next_task)
 
     def get_store_event_fd(self) -> int:
         return self._stores.fd
@@ -134,7 +127,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         digest = host_key(key)
         with self._lock:
             parent, depth = self._chains.place(digest)
-        return StoreObject(digest, _memory(memory), parent, depth)
+        return StoreObject(digest, (memory.data_ptr,), parent, depth)
 
     # Lookup and lock
 
@@ -183,7 +176,7 @@ class KvhostL2Adapter(L2AdapterInterface):
             bitmap = Bitmap(len(keys))
             for kind, members, digests, hit in work:
                 try:
-                    loaded = self._store.load(kind, digests, [_memory(objects[i]) for i in members], hit)
+                    loaded = self._store.load(kind, digests, [(objects[i].data_ptr,) for i in members], hit)
                 except HostGone:
                     continue
                 bitmap.batched_set([i for i, ok in zip(members, loaded) if ok])
@@ -243,7 +236,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         if size == 0:
             return None
         group = (("object_group", str(key.object_group_id)),)
-        return Kind(key.model_name, "lmcache", size, tenant(key.cache_salt, self._tenants), group)
+        return Kind(key.model_name, "lmcache", (size,), tenant(key.cache_salt, self._tenants), extra=group)
 
     def _learn_resident(self, keys: list[ObjectKey], size: int) -> None:
         if new := self._residents.add(keys, size):
@@ -257,10 +250,6 @@ class KvhostL2Adapter(L2AdapterInterface):
 def _row(key: ObjectKey) -> tuple[str, int, int]:
     """What objects of one size have in common."""
     return key.model_name, key.kv_rank, key.object_group_id
-
-
-def _memory(m: MemoryObj) -> Memory:
-    return Memory(m.data_ptr, m.get_size())
 
 
 def _layout_bytes(layout: MemoryLayoutDesc | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 import threading
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from kvhost.arena import Arena
 from kvhost.errors import HostGone
 from kvhost.objects.kind import Kind
+from kvhost.objects.options import Options
 from kvhost.objects.space import Space
 from kvhost.session import Session
 from kvhost.shape import Region
@@ -24,9 +26,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _ALIGN = 4096
 
 
-def stride(object_bytes: int) -> int:
-    """What an object takes of an arena."""
-    return -(-object_bytes // _ALIGN) * _ALIGN
+def stride(kind: Kind) -> int:
+    """What an object takes of an arena: its pages, one after the other."""
+    return -(-kind.object_bytes // _ALIGN) * _ALIGN
+
+
+def offsets(kind: Kind) -> list[int]:
+    """Where an object's pages are in its block of an arena."""
+    return [0, *itertools.accumulate(kind.pages[:-1])]
 
 
 @dataclass
@@ -41,11 +48,11 @@ class Connection:
     When one session is lost all are, and the arena with them: nobody can say whether a copy of a job that was under way
     still touches it."""
 
-    def __init__(self, socket: str, engine: str, arena_bytes: int, timeout: float, most_sessions: int) -> None:
-        self._socket, self._engine, self._timeout, self._most = socket, engine, timeout, most_sessions
-        self.arena = Arena(arena_bytes)
+    def __init__(self, options: Options, engine: str) -> None:
+        self._options, self._engine = options, engine
+        self.arena = Arena(options.arena_bytes)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.arena.view))
-        self.space = Space(arena_bytes)
+        self.space = Space(options.arena_bytes)
         self._lock = threading.Lock()
         self._open: OrderedDict[Kind, _Open] = OrderedDict()  # least recently used first
         self._opened = 0
@@ -56,7 +63,7 @@ class Connection:
         """The kind's session, opened at its first use. It stays open while anybody is in here."""
         with self._lock:
             if self._lost:
-                raise HostGone(f"{self._socket}: the session is over")
+                raise HostGone(f"{self._options.socket}: the session is over")
             opened = self._open.get(kind)
             if opened is None:
                 opened = self._open[kind] = _Open(self._hello(kind))
@@ -77,12 +84,17 @@ class Connection:
     def _hello(self, kind: Kind) -> Session:
         self._opened += 1
         session = Session(
-            self._socket, f"{self._engine}-{self._opened}", kind.namespace(), tenant=kind.tenant, timeout=self._timeout
+            self._options.socket,
+            f"{self._engine}-{self._opened}",
+            kind.namespace(),
+            tenant=kind.tenant,
+            timeout=self._options.timeout,
         )
         try:
-            step = stride(kind.object_bytes)
+            step = stride(kind)
             if step <= self.arena.size:
-                session.register(0, self.arena, [Region(0, step, self.arena.size // step)])
+                blocks = self.arena.size // step
+                session.register(0, self.arena, [Region(offset, step, blocks) for offset in offsets(kind)])
         except BaseException:
             session.close()
             raise
@@ -90,7 +102,7 @@ class Connection:
 
     def _idle(self) -> list[Session]:
         """Takes out what is open beyond the most there may be."""
-        surplus = len(self._open) - self._most
+        surplus = len(self._open) - self._options.sessions
         kinds = [kind for kind, o in self._open.items() if o.users == 0][: max(0, surplus)]
         return [self._open.pop(kind).session for kind in kinds]
 
@@ -121,18 +133,10 @@ class Connection:
 class Connector:
     """The way to the host: while it is gone, attempts fail at once and are made again after a pause that grows."""
 
-    def __init__(
-        self,
-        socket: str,
-        engine: str,
-        arena_bytes: int,
-        *,
-        timeout: float = 30.0,
-        most_sessions: int = 64,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.socket, self.timeout = socket, timeout
-        self._engine, self._arena_bytes, self._most, self._clock = engine, arena_bytes, most_sessions, clock
+    def __init__(self, options: Options, engine: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """``engine`` names this process among the host's clients."""
+        self.socket, self.timeout = options.socket, options.timeout
+        self._options, self._engine, self._clock = options, engine, clock
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._proven = False  # the current connection has had a session
@@ -183,7 +187,7 @@ class Connector:
             if self._connection is None:
                 if self._clock() < self._next:
                     raise HostGone(f"{self.socket}: no host answers")
-                self._connection = Connection(self.socket, self._engine, self._arena_bytes, self.timeout, self._most)
+                self._connection = Connection(self._options, self._engine)
                 self._proven = False
             return self._connection
 

@@ -6,30 +6,33 @@ from dataclasses import dataclass
 
 from kvhost.shape import Group, Namespace, Plane
 
-#: The host's bound on the bytes of one chunk.
-MAX_OBJECT_BYTES = 1 << 30
-
 KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Kind:
-    """All that must agree for objects to share a session: a namespace of one group, and the tenant."""
+    """All that must agree for objects to share a session: the fields of a namespace with one group, and the tenant."""
 
     model: str
     engine: str  # whose bytes these are: no other engine's objects have the same keys
-    object_bytes: int
+    pages: tuple[int, ...]  # bytes of each run of memory that an object is made of, in the order of its addresses
     tenant: int = 0
+    dtype: str = "opaque"
+    tokens: int = 1  # of an object, where the engine says it
     extra: tuple[tuple[str, str], ...] = ()  # whatever else sets the bytes apart
 
+    @property
+    def object_bytes(self) -> int:
+        return sum(self.pages)
+
     def namespace(self) -> Namespace:
-        """The dtype is opaque: these engines do not say it, and the size of an object stands for it."""
+        planes = [Plane(0, part, size) for part, size in enumerate(self.pages)]
         return Namespace(
             model=self.model,
-            dtype="opaque",
+            dtype=self.dtype,
             key_bytes=KEY_BYTES,
-            tokens_per_block=1,
-            groups=[Group(0, blocks=1, planes=[Plane(0, 0, self.object_bytes)], membership=True)],
+            tokens_per_block=self.tokens,
+            groups=[Group(0, blocks=1, planes=planes, membership=True)],
             engine=self.engine,
             extra=dict(self.extra),
         )

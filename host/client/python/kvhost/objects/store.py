@@ -9,25 +9,21 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kvhost.errors import Code, HostError, HostGone
-from kvhost.objects.connection import Connection, Connector, stride
+from kvhost.objects.connection import Connection, Connector, offsets, stride
 from kvhost.objects.kind import Kind
 from kvhost.session import LoadChunk, LoadJob, Lookup, Result, Session, StoreChunk, StoreJob
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of this process. Whoever names them keeps them alive."""
-
-    address: int
-    size: int
+#: Where an object's pages are in this process, one address for each page of its kind. The caller keeps them alive.
+Addresses = Sequence[int]
 
 
 @dataclass(frozen=True)
 class StoreObject:
     key: bytes
-    memory: Memory
+    pages: Addresses
     parent: bytes = b""  # of the object whose tokens come before, where the engine says so
     depth: int = 0
 
@@ -61,7 +57,6 @@ class ObjectStore:
 
     def store(self, kind: Kind, objects: Sequence[StoreObject]) -> list[Result]:
         """Stores objects by one job, or by several where the arena has no room for all. Returns what became of each."""
-        _check(kind, [o.memory for o in objects])
         results: list[Result] = []
         with self._host.session(kind) as (connection, session):
             while len(results) < len(objects):
@@ -69,10 +64,9 @@ class ObjectStore:
                 results += batch.store(objects[len(results) :])
         return results
 
-    def load(self, kind: Kind, keys: Sequence[bytes], memory: Sequence[Memory], hit: Hit | None = None) -> list[bool]:
+    def load(self, kind: Kind, keys: Sequence[bytes], pages: Sequence[Addresses], hit: Hit | None = None) -> list[bool]:
         """Fills memory with objects, under the lease of a hit that has all the keys or under a new one. Returns which were
         delivered. The bytes of the others are undefined."""
-        _check(kind, memory)
         loaded = [False] * len(keys)
         todo = list(range(len(keys)))
         with self._host.session(kind) as (connection, session):
@@ -84,7 +78,7 @@ class ObjectStore:
                 todo = [i for i in todo if keys[i] in hit.index]
                 if todo:
                     batch = _Batch(kind, connection, session, self._host.timeout)
-                    delivered = batch.load(hit, [keys[i] for i in todo], [memory[i] for i in todo])
+                    delivered = batch.load(hit, [keys[i] for i in todo], [pages[i] for i in todo])
                     for i, ok in zip(todo, delivered):
                         loaded[i] = ok
                     over = [] if fresh else [todo[n] for n in batch.lease_over]
@@ -118,19 +112,21 @@ class _Batch:
     def store(self, objects: Sequence[StoreObject]) -> list[Result]:
         with self._blocks(len(objects)) as (blocks, addresses):
             for address, o in zip(addresses, objects):
-                ctypes.memmove(address, o.memory.address, o.memory.size)
+                for offset, page, size in zip(offsets(self.kind), o.pages, self.kind.pages, strict=True):
+                    ctypes.memmove(address + offset, page, size)
             job = self.session.store([StoreChunk(o.key, [b], o.parent, o.depth) for b, o in zip(blocks, objects)])
             self._settle(job, job.read)
         return [c.result for c in self._settle(job, job.published).chunks]
 
-    def load(self, hit: Hit, keys: Sequence[bytes], memory: Sequence[Memory]) -> list[bool]:
+    def load(self, hit: Hit, keys: Sequence[bytes], pages: Sequence[Addresses]) -> list[bool]:
         with self._blocks(len(keys)) as (blocks, addresses):
             chunks = [LoadChunk(hit.index[key], [b]) for b, key in zip(blocks, keys)]
             job = self.session.load(hit.lookup, chunks)
             failures = {f.chunk: f.error.code for f in self._settle(job, job.wait).failed}
             for n, address in enumerate(addresses):
                 if n not in failures:
-                    ctypes.memmove(memory[n].address, address, memory[n].size)
+                    for offset, page, size in zip(offsets(self.kind), pages[n], self.kind.pages, strict=True):
+                        ctypes.memmove(page, address + offset, size)
         self.lease_over = [n for n, code in failures.items() if code == Code.LEASE_OVER]
         return [n not in failures for n in range(len(blocks))]
 
@@ -138,7 +134,7 @@ class _Batch:
     def _blocks(self, most: int) -> Iterator[tuple[list[int], list[int]]]:
         """Blocks of the arena, and their addresses. After the loss of a session they are not given back: the host may still
         copy, and the arena goes with the connection."""
-        step, space = stride(self.kind.object_bytes), self.connection.space
+        step, space = stride(self.kind), self.connection.space
         blocks = space.take(step, min(most, self.session.limits.chunks_per_job), self.timeout)
         try:
             yield blocks, [self.connection.base + b * step for b in blocks]
@@ -155,8 +151,3 @@ class _Batch:
             job.cancel()
             return wait(self.timeout)
 
-
-def _check(kind: Kind, memory: Sequence[Memory]) -> None:
-    for m in memory:
-        if m.size != kind.object_bytes:
-            raise ValueError(f"an object of {m.size} bytes among those of {kind.object_bytes}")

@@ -1,4 +1,4 @@
-"""Which leases stand for the locks that LMCache holds."""
+"""Which leases stand for what an engine has found and not loaded yet."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class _Lock:
 
 
 class Locks:
-    """LMCache locks keys by a lookup, unlocks those that it will not load, loads the others at once, and unlocks them. The
-    host leases what one lookup found, and one load uses the lease up. Any number of lookups may have locked a key."""
+    """A lookup locks the keys that it finds. An engine unlocks those that it will not load, loads the others at once, and
+    unlocks them. The host leases what one lookup found, and one load uses the lease up. Any number of lookups may have
+    locked a key."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

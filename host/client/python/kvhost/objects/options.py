@@ -1,0 +1,43 @@
+"""What users say of the host, in whatever configuration their engine has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar
+
+_O = TypeVar("_O", bound="Options")
+
+
+@dataclass
+class Options:
+    """``socket``: the host's. ``arena_bytes``: shared memory that objects pass through. ``timeout``: seconds until a host
+    that does not answer counts as gone. ``sessions``: the most with the host at a time; each kind of object has one."""
+
+    socket: str = "/run/kvhost/kvhost.sock"
+    arena_bytes: int = 1 << 30
+    timeout: float = 30.0
+    sessions: int = 64
+
+    @classmethod
+    def parse(cls: type[_O], where: str, said: Mapping[str, Any]) -> _O:
+        """Reads what a user said at a place of the engine's configuration. ValueError names what is wrong."""
+        known = {f.name: f.default for f in fields(cls)}
+        for name, value in said.items():
+            if name not in known:
+                raise ValueError(f"{where}.{name}: unknown, there are {', '.join(sorted(known))}")
+            wrong = _wrong(value, known[name])
+            if wrong:
+                raise ValueError(f"{where}.{name}: {value!r}, want {wrong}")
+        return cls(**said)
+
+
+def _wrong(value: object, default: object) -> str:
+    """What would be right, where a value is not."""
+    if default is MISSING or default is None:
+        return ""  # its owner checks it
+    if isinstance(default, str):
+        return "" if isinstance(value, str) and value else "a path"
+    kinds = (int,) if isinstance(default, int) else (int, float)
+    ok = isinstance(value, kinds) and not isinstance(value, bool) and value > 0
+    return "" if ok else "a whole number above 0" if kinds == (int,) else "a number above 0"
