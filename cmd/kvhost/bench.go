@@ -48,14 +48,17 @@ func newBench() *cobra.Command {
 	var o benchOptions
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure stores and loads beside the machine's own ceilings, in one run",
-		Long: `bench stores and loads chunks in a directory of its own in each root, through store and engine as configured, with
-checksums made and verified and every byte compared, from and to a GPU's memory or, without one, memory of this machine.
-Beside each figure stand its ceilings from the same minutes: the copy between pages and slots alone, and the same number of
-plain threads that write and rename, or read, files of the same size. Passes alternate; figures are medians over the
-rounds, and the ratio is ours over the smaller ceiling of its round: median (first to third quartile).
+		Short: "Measure stores and loads beside the limits of the machine, in one run",
+		Long: `Stores and loads chunks in a temporary directory of each root, with the configured store and
+engine. Checksums are made and verified, and every byte is compared. Pages are in a GPU's memory or, without
+one, in host memory.
 
-It wants a root that exists, and twice the bytes of all chunks as memory and as disk.`,
+Each figure has its ceilings beside it, measured in the same minutes: copies between pages and slots alone, and
+the same number of threads that only write and rename, or read, files of the same size. Passes alternate.
+Figures are medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first
+to third quartile).
+
+The roots must exist, with free memory and disk for twice the bytes of all chunks.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
   kvhost bench --root /dev/shm --memory host --chunks 16 --pages mla`,
 		Args: noArgs,
@@ -70,11 +73,12 @@ It wants a root that exists, and twice the bytes of all chunks as memory and as 
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.chunks, "chunks", 96, "chunks in a pass, of 32 or 17 MiB")
-	f.IntVar(&o.rounds, "rounds", 7, "rounds that count; one more comes before them")
-	f.StringVar(&o.memory, "memory", "auto", "where pages are: gpu, host, or auto: the first GPU if there is one")
-	f.StringVar(&o.pages, "pages", "all", "their geometry: llama, mla or all")
-	f.StringVar(&o.profiles, "cpuprofile", "", "a directory for a processor profile of each of our passes, which costs them some time")
+	f.IntVar(&o.chunks, "chunks", 96, "chunks of a pass, of 32 or 17 MiB")
+	f.IntVar(&o.rounds, "rounds", 7, "rounds that count, after one that does not")
+	f.StringVar(&o.memory, "memory", "auto", "memory of the pages: gpu, host, or auto (the first GPU if there is one)")
+	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla or all")
+	f.StringVar(&o.profiles, "cpuprofile", "",
+		"directory for a CPU profile of each of our passes, which slows them a little")
 	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
 	s.addTo(cmd)
 	return cmd
@@ -99,7 +103,8 @@ func writeJSON(w io.Writer, v any) error {
 
 // write prints a table.
 func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.Row) error {
-	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds. GB/s are medians.\n\n", version, runtime.Version(),
+	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds. GB/s are medians.\n\n", version,
+		runtime.Version(),
 		runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds)
 	return pathbench.Write(w, rows)
 }
@@ -140,7 +145,7 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 	return rows, nil
 }
 
-// open takes the GPU whose memory is measured, if any.
+// open opens the GPU whose memory is measured, if any.
 func (o *benchOptions) open(cfg *config.Config) (*gds.GPU, error) {
 	switch o.memory {
 	case "host":
@@ -174,13 +179,16 @@ func firstGPU(cfg *config.Config) (*gds.GPU, error) {
 	return driver.OpenGPU(devices[0].UUID, host.GPUConfig(cfg))
 }
 
-// benchRoot measures every way to a root that there is.
-func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gds.GPU, direct *gds.DirectRoute, dir string, g chunk.Geometry) (rows []pathbench.Row, err error) {
+// benchRoot measures every route to a root.
+func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gds.GPU, direct *gds.DirectRoute,
+	dir string, g chunk.Geometry) (rows []pathbench.Row, err error) {
 	e := cfg.Engine
 	base := pathbench.Config{
-		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: g, Chunks: o.chunks, Rounds: o.rounds, Copiers: runtime.GOMAXPROCS(0),
+		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: g, Chunks: o.chunks, Rounds: o.rounds,
+		Copiers: runtime.GOMAXPROCS(0),
 		Engine: transfer.Config{
-			Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
+			Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory,
+			ReadRatio: e.ReadPreferringRatio,
 		},
 	}
 	memory := "host memory"
@@ -237,7 +245,7 @@ func (o *benchOptions) profiler(name string) func(pass string, round int) (func(
 	}
 }
 
-// takesDirectIO says whether files of a directory are opened past the page cache: not in tmpfs, whose files are that.
+// takesDirectIO says whether the file system of a directory supports O_DIRECT.
 func takesDirectIO(dir string) bool {
 	temp, err := os.MkdirTemp(dir, ".kvhost-bench-")
 	if err != nil {
@@ -255,7 +263,7 @@ func takesDirectIO(dir string) bool {
 // slotRoom is more than the file of any of the shapes takes.
 const slotRoom = 40 << 20
 
-// openDirect readies cuFile and slots of device memory for it.
+// openDirect loads cuFile and allocates its slots of device memory.
 func openDirect(cfg *config.Config, gpu *gds.GPU) (*gds.DirectRoute, error) {
 	if !cfg.GDS.UseCuFile {
 		return nil, nil
@@ -264,12 +272,12 @@ func openDirect(cfg *config.Config, gpu *gds.GPU) (*gds.DirectRoute, error) {
 	if err != nil {
 		return nil, err
 	}
-	_ = c.Configure(os.TempDir()) // an older one keeps its own
+	_ = c.Configure(os.TempDir()) // an older cuFile keeps its own configuration
 	if lost := gpu.DoFile(func(t *gds.Thread) { err = c.Open(t) }); lost != nil || err != nil {
 		return nil, errors.Join(lost, err)
 	}
-	_ = c.StartStats() // likewise; the route is then not named
-	// A slot for each thread: a piece that found none would be staged, and the figure be of two routes.
+	_ = c.StartStats() // an older cuFile has none; then the route is not named
+	// A slot for each thread: a piece without one would be staged, and the figure would mix two routes.
 	room := max(int64(cfg.GDS.BufferMiB)<<20, int64(cfg.Engine.ThreadsPerGPU)*slotRoom)
 	return gds.NewDirectRoute(gpu, c, gds.DirectConfig{BufferBytes: room, Handles: cfg.GDS.HandleCache})
 }

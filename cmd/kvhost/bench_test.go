@@ -12,7 +12,8 @@ func TestBench(t *testing.T) {
 	dir := shortDir(t)
 	args := []string{"bench", "--root", dir, "--memory", "host", "--chunks", "1", "--rounds", "1", "--pages", "mla"}
 	r := finish(t, command(t, dir, args...))
-	if r.code != 0 || strings.Count(r.stdout, "| staged |") != 6 || strings.Count(r.stdout, "the first layer of all chunks") != 2 {
+	if r.code != 0 || strings.Count(r.stdout, "| staged |") != 6 ||
+		strings.Count(r.stdout, "the first layer of all chunks") != 2 {
 		t.Errorf("%d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	r = finish(t, command(t, dir, append(args, "--json", "--engine-direct-io=false")...))

@@ -23,10 +23,11 @@ func newCheck() *cobra.Command {
 	var asJSON, measure bool
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Say which path the bytes will take on this machine, and why",
-		Long: `check tries what the configuration asks for: the roots (a file of each is written past the page cache, read back and
-removed), the GPUs, cuFile, the socket's directory, the limits. It says which route serves each pair of GPU and root, why,
-and what would make it better; on a machine without a GPU it says the rest. It changes nothing, and a host may be running.`,
+		Short: "Check this machine: which route serves each GPU and root, and why",
+		Long: `Tries what the configuration asks for: the roots (it writes a file with O_DIRECT in each, reads
+it back and removes it), the GPUs, cuFile, the socket's directory and the resource limits. It reports which
+route serves each pair of GPU and root, why, and what would improve it. It changes nothing, works without a GPU,
+and may run beside a host.`,
 		Example: `  kvhost check --config /etc/kvhost.toml
   kvhost check --root /mnt/nvme0/kv=2TiB --json | jq .verdicts`,
 		Args: noArgs,
@@ -44,13 +45,14 @@ and what would make it better; on a machine without a GPU it says the rest. It c
 			return check(ctx, os.Stdout, &loaded.Config, asJSON, o)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print all that was seen and judged as JSON")
-	cmd.Flags().BoolVar(&measure, "bench", false, "measure the roots' ceilings and both routes, too, shortly (kvhost bench does it at length); they must exist")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print all facts and findings as JSON")
+	cmd.Flags().BoolVar(&measure, "bench", false,
+		"also measure the roots and both routes briefly (see kvhost bench); the roots must exist")
 	s.addTo(cmd)
 	return cmd
 }
 
-// check judges the machine, and measures it if it is asked to and nothing stands in the way. JSON is one document.
+// check judges the machine. With o it also measures it, unless there are problems. JSON is one document.
 func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, o *benchOptions) error {
 	w := wanted(cfg)
 	facts, err := doctor.Probe(ctx, w)
@@ -86,16 +88,18 @@ func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, 
 // wanted is what a configuration asks of the machine.
 func wanted(cfg *config.Config) doctor.Wanted {
 	w := doctor.Wanted{
-		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO, CUDA: cfg.GDS.CUDA != config.CUDAOff,
+		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO,
+		CUDA:   cfg.GDS.CUDA != config.CUDAOff,
 		CuFile: cfg.MayUseCuFile(), DeviceBytes: deviceBytes(cfg),
 	}
 	for _, r := range cfg.Roots {
-		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared, Route: askedRoute(r)})
+		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared,
+			Route: askedRoute(r)})
 	}
 	return w
 }
 
-// deviceBytes is what the copy threads' windows and the direct route's slots take of a GPU's memory.
+// deviceBytes is the GPU memory of the copy threads' windows and the direct route's slots.
 func deviceBytes(cfg *config.Config) int64 {
 	if cfg.GDS.CUDA == config.CUDAOff {
 		return 0
@@ -108,7 +112,7 @@ func deviceBytes(cfg *config.Config) int64 {
 	return takes
 }
 
-// askedRoute is a root's route where it is not to be chosen.
+// askedRoute is a root's route, unless it is chosen at start.
 func askedRoute(r config.Root) string {
 	switch r.Route {
 	case config.RouteDirect:

@@ -27,7 +27,8 @@ func TestCheck(t *testing.T) {
 			Roots []struct{ Writable bool }
 		}
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != 0 || report.Verdicts[0].Route != "staged" || !report.Facts.Roots[0].Writable {
+	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != 0 ||
+		report.Verdicts[0].Route != "staged" || !report.Facts.Roots[0].Writable {
 		t.Errorf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
 	}
 	file := write(t, dir, "file", "")
@@ -40,15 +41,17 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// check measures too when it is asked to: a table behind the report, or one document of JSON that has both. What cannot work
-// is not measured.
+// check measures too when it is asked to: a table behind the report, or one document of JSON that has both. What
+// cannot work is not measured.
 func TestCheckMeasures(t *testing.T) {
 	dir := shortDir(t)
 	cfg := config.Default().Clone()
-	cfg.Roots, cfg.GDS.CUDA, cfg.Socket = []config.Root{{Path: dir, Capacity: 1 << 30}}, config.CUDAOff, filepath.Join(dir, "s")
+	cfg.Roots, cfg.GDS.CUDA, cfg.Socket = []config.Root{{Path: dir, Capacity: 1 << 30}}, config.CUDAOff,
+		filepath.Join(dir, "s")
 	o := &benchOptions{chunks: 1, rounds: 1, memory: "auto", pages: "mla"}
 	var out bytes.Buffer
-	if err := check(t.Context(), &out, cfg, false, o); err != nil || !strings.Contains(out.String(), "staged") || !strings.Contains(out.String(), "GB/s are medians") {
+	if err := check(t.Context(), &out, cfg, false, o); err != nil || !strings.Contains(out.String(), "staged") ||
+		!strings.Contains(out.String(), "GB/s are medians") {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 	out.Reset()
@@ -57,7 +60,8 @@ func TestCheckMeasures(t *testing.T) {
 		Bench    []struct{ Pass string }
 	}
 	err := check(t.Context(), &out, cfg, true, o)
-	if err := errors.Join(err, json.Unmarshal(out.Bytes(), &report)); err != nil || len(report.Verdicts) != 1 || len(report.Bench) == 0 {
+	if err := errors.Join(err, json.Unmarshal(out.Bytes(), &report)); err != nil || len(report.Verdicts) != 1 ||
+		len(report.Bench) == 0 {
 		t.Errorf("%v: %+v\n%s", err, report, out.String())
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 0 {
@@ -72,8 +76,8 @@ func TestCheckMeasures(t *testing.T) {
 	}
 }
 
-// What forbids cuFile to the host forbids it to check: the library is not loaded, and no device memory is reckoned for slots. What the
-// copy threads take is reckoned in any case.
+// What forbids cuFile to the host forbids it to check: the library is not loaded, and no device memory is reckoned
+// for slots. What the copy threads take is reckoned in any case.
 func TestCheckWantsWhatTheHostTries(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*config.Config)

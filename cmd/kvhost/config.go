@@ -14,7 +14,7 @@ func newConfig() *cobra.Command {
 	var defaults bool
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Print the effective configuration as TOML, with the origin of each value",
+		Short: "Print the effective configuration, with the origin of each value",
 		Example: `  kvhost config --config /etc/kvhost.toml
   KVHOST_LOG_LEVEL=debug kvhost config | grep -v '# default'
   kvhost config --defaults > kvhost.toml`,
@@ -33,7 +33,7 @@ func newConfig() *cobra.Command {
 			return loaded.Print(os.Stdout)
 		},
 	}
-	cmd.Flags().BoolVar(&defaults, "defaults", false, "print the commented file of all keys and their defaults instead")
+	cmd.Flags().BoolVar(&defaults, "defaults", false, "print a commented file of all keys and their defaults instead")
 	s.addTo(cmd)
 	return cmd
 }

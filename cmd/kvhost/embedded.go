@@ -15,8 +15,9 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// embed starts a host of this process behind a real socket, in a temporary directory, and gives its socket and how to
-// stop it. It has the configuration's policies, engine and limits, but one root, its own socket and no HTTP.
+// embed starts a host in this process behind a real socket, in a temporary directory, and returns its socket and a
+// function that stops it. The host has the configuration's policies, engine and limits, but one root, its own socket
+// and no HTTP.
 func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket string, stop func() error, err error) {
 	log, _ := newLog(&base.Log)
 	if !r.logGiven() { // the table is what the user waits for
@@ -53,7 +54,8 @@ func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket st
 	if err != nil {
 		return "", nil, err
 	}
-	run, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it outlives the sessions, also when interrupted
+	// The host outlives the sessions, also after an interrupt.
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(run) }()
 	select {
@@ -73,7 +75,7 @@ func (r *replayFlags) logGiven() bool {
 	return slices.ContainsFunc(r.given, func(s config.Setting) bool { return s.Key == "log.level" })
 }
 
-// entryBytes is what one chunk takes on disk, under the layout policy that the host will have.
+// entryBytes is the size of a chunk on disk under the host's layout policy.
 func (r *replayFlags) entryBytes(ctx context.Context, c *config.Config, log *slog.Logger) (int64, error) {
 	cache, err := host.OpenPolicyCache(c.PolicyCache, log)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/trace"
 )
 
-// Exit codes. They are part of the command's contract, and stand in its help.
+// Exit codes. They are part of the command's contract; --help-all lists them.
 const (
 	exitOK       = 0
 	exitFailure  = 1
@@ -33,21 +33,21 @@ const (
 
 const exitHelp = `Exit codes:
   0  success
-  1  failure: what happened is on standard error
+  1  failure: the reason is on standard error
   2  wrong usage or configuration
   3  a root is in use by another host
   4  the socket or the HTTP address is in use
-  5  a policy was refused: not found, not a module, without the role it was given, or failing at its start
-  6  a trace cannot be read: missing, damaged, cut off, or not a trace
+  5  a policy was refused: not found, not a module, lacking its role, or failing at its start
+  6  a trace cannot be read: missing, damaged, truncated, or not a trace
   7  wrong bytes were served (replay)
   8  a root has problems that remain (fsck)
   9  something configured cannot work on this machine (check)
- 10  a GPU went out of service while kvhost ran; only a new process can use it again`
+ 10  a GPU failed while kvhost ran; only a new process can use it again`
 
 // errUsage marks wrong flags and arguments.
 var errUsage = errors.New("usage")
 
-// usageError is what cobra says of wrong flags and arguments.
+// usageError is an error in flags or arguments.
 type usageError struct{ error }
 
 func (usageError) Is(target error) bool { return target == errUsage }
@@ -74,13 +74,15 @@ func exitCode(err error) int {
 		return exitRootBusy
 	case is(server.ErrSocketInUse, host.ErrHTTP):
 		return exitAddress
-	case is(host.ErrPolicy, host.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrDigest, policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
+	case is(host.ErrPolicy, host.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrDigest,
+		policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
 		return exitPolicy
 	case is(gds.ErrLost):
 		return exitGPU
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace
-	case is(errUsage, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions, store.ErrConfig, janitor.ErrConfig):
+	case is(errUsage, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
+		store.ErrConfig, janitor.ErrConfig):
 		return exitUsage
 	}
 	return exitFailure

@@ -35,17 +35,18 @@ func newFsck() *cobra.Command {
 	f := fsckFlags{}
 	cmd := &cobra.Command{
 		Use:   "fsck ROOT...",
-		Short: "Verify roots: every piece by its checksums; report, and repair",
-		Long: `Reads every piece of each root: header, size, checksum table, and each extent of up to 64 KiB by its checksum. Looks, too,
-for pieces that no host would find, temporaries that nobody writes, and damage in what the store keeps for itself.
+		Short: "Verify every piece of a root by its checksums; report and repair",
+		Long: `Reads every piece of each root and verifies its header, size, checksum table, and each extent of
+up to 64 KiB. It also reports pieces that no host would find, abandoned temporaries, and damage in the store's
+own files.
 
-It is safe beside a running host, which may go on storing and evicting. A repair moves damaged files into the root's
-quarantine (a running host takes them for misses and accounts for them there), and removes temporaries when no host has
-the root. It never writes to a piece.
+It is safe beside a running host, which keeps storing and evicting. A repair moves damaged files to the root's
+quarantine, where a running host accounts for them and serves them as misses. It removes temporaries when no
+host uses the root. It never writes to a piece.
 
 Exit codes:
-  0  nothing is wrong, or everything that was is repaired
-  1  the check could not run to its end
+  0  no problems, or all were repaired
+  1  the check did not finish
   2  wrong usage
   8  problems remain: see the report`,
 		Example: `  kvhost fsck /mnt/nvme0/kv
@@ -65,14 +66,17 @@ Exit codes:
 	}
 	fl := cmd.Flags()
 	fl.SortFlags = false
-	fl.BoolVar(&f.options.Quick, "quick", false, "headers and sizes only: no payload is read")
-	fl.BoolVar(&f.options.Repair, "repair", false, "quarantine what is damaged, remove what nobody writes")
+	fl.BoolVar(&f.options.Quick, "quick", false, "check headers and sizes only; read no payload")
+	fl.BoolVar(&f.options.Repair, "repair", false, "move damaged files to the quarantine, remove abandoned temporaries")
 	fl.IntVar(&f.options.Workers, "workers", 2*runtime.GOMAXPROCS(0), "files at a time")
 	fl.StringVar(&f.readLimit, "read-limit", "0", "most bytes read per second, 0 for no limit")
-	fl.StringVar(&f.place, "place", "", "place policy that names the roots' files (default the built-in one): path of a .wasm file or name of an embedded one")
-	fl.StringVar(&f.policyDir, "policy-dir", "", "where policies are looked up by name before the embedded ones")
-	fl.DurationVar(&f.options.TempAge, "temp-age", time.Hour, "without writes, after which a temporary counts as nobody's where hosts share the root, and in a check that repairs nothing")
-	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array, a report per root, in place of text")
+	fl.StringVar(&f.place, "place", "",
+		"place policy that names the files: a .wasm file or the name of an embedded one (default the built-in one)")
+	fl.StringVar(&f.policyDir, "policy-dir", "",
+		"directory that is searched for policies by name before the embedded ones")
+	fl.DurationVar(&f.options.TempAge, "temp-age", time.Hour,
+		"age at which a temporary counts as abandoned, where hosts share the root or nothing is repaired")
+	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array with a report per root instead of text")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	return cmd
 }
@@ -135,7 +139,7 @@ func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error
 	return fsck.Check(ctx, root, o)
 }
 
-// openRole opens a policy for one role. The function that it returns closes what was opened.
+// openRole opens a policy for one role. The returned function closes it.
 func openRole(ctx context.Context, name, dir string, role abi.Role) (*policy.Module, func(), error) {
 	cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -143,7 +147,8 @@ func openRole(ctx context.Context, name, dir string, role abi.Role) (*policy.Mod
 	}
 	m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: cache})
 	if err == nil && !m.Has(role) {
-		err = errors.Join(fmt.Errorf("%w: %s has not the role %q, it has %v", host.ErrPolicy, name, role, m.Manifest().Roles), m.Close(ctx))
+		err = errors.Join(fmt.Errorf("%w: %s does not have the role %q; it has %v", host.ErrPolicy, name, role,
+			m.Manifest().Roles), m.Close(ctx))
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, cache.Close(ctx))

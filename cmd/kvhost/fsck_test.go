@@ -12,7 +12,8 @@ import (
 func TestFsck(t *testing.T) {
 	dir := t.TempDir()
 	root := filepath.Join(dir, "kv")
-	if r := finish(t, command(t, dir, "replay", "--embedded", "--trace", simTrace(t), "--capacity", "200", "--limit", "20", "--store", root)); r.code != exitOK {
+	if r := finish(t, command(t, dir, "replay", "--embedded", "--trace", simTrace(t), "--capacity", "200", "--limit",
+		"20", "--store", root)); r.code != exitOK {
 		t.Fatalf("replay: exit %d: %s", r.code, r.stderr)
 	}
 	r := finish(t, command(t, dir, "fsck", root))

@@ -17,7 +17,8 @@ import (
 func TestLostGPUIsSaid(t *testing.T) {
 	dir, address, double := shortDir(t), freePort(t), gdstest.Build(t)
 	cmd := command(t, dir, "--http-listen", address, "--gds-use-cufile=false")
-	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(double.Path), "KVHOST_DOUBLE=cuIpcOpenMemHandle_v2:code=719")
+	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(double.Path),
+		"KVHOST_DOUBLE=cuIpcOpenMemHandle_v2:code=719")
 	_, logged, stop := startCommand(t, cmd)
 	inService := func() string {
 		r, err := http.Get("http://" + address + "/metrics")
@@ -37,13 +38,15 @@ func TestLostGPUIsSaid(t *testing.T) {
 	}
 	s, err := client.Dial(t.Context(), client.Hello{
 		Socket: filepath.Join(dir, "kvhost.sock"), Engine: "e", Role: "worker", LocalRanks: 1, DeviceUUID: gdstest.UUID,
-		Namespace: chunk.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: chunk.Uniform(2, 1, 1, 8192)}}},
+		Namespace: chunk.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
+			Groups: []chunk.Group{{Geometry: chunk.Uniform(2, 1, 1, 8192)}}},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if _, err := s.RegisterIPC(t.Context(), 0, [][]byte{make([]byte, 64)}, []client.PlaneRegion{{Stride: 8192, Blocks: 8}}); err == nil {
+	if _, err := s.RegisterIPC(t.Context(), 0, [][]byte{make([]byte, 64)},
+		[]client.PlaneRegion{{Stride: 8192, Blocks: 8}}); err == nil {
 		t.Error("memory of a lost GPU was registered")
 	}
 	if v := inService(); v != "0" {

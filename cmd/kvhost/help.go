@@ -29,7 +29,8 @@ const (
 )
 
 var groups = []struct{ id, title string }{
-	{groupServe, "Serve:"}, {groupRoots, "Look after roots:"}, {groupPolicy, "Choose and write policies:"}, {groupOther, "Other:"},
+	{groupServe, "Serve:"}, {groupRoots, "Look after roots:"}, {groupPolicy, "Choose and write policies:"},
+	{groupOther, "Other:"},
 }
 
 // group adds commands to a root under a heading.
@@ -73,7 +74,8 @@ func addHelp(root *cobra.Command) {
 	})
 	for _, cmd := range append(root.Commands(), root) {
 		if settingsOf(cmd) > 0 {
-			f := cmd.Flags().VarPF(helpAll{&h.all}, helpAllFlag, "", "print this help with all settings and the exit codes")
+			f := cmd.Flags().VarPF(helpAll{&h.all}, helpAllFlag, "",
+				"print this help with all settings and the exit codes")
 			f.NoOptDefVal = "true"
 		}
 	}
@@ -94,8 +96,35 @@ func (h *helper) help(w io.Writer, cmd *cobra.Command) {
 	if text == "" {
 		text = cmd.Short + "."
 	}
-	fmt.Fprintf(w, "%s\n\n", text)
+	fmt.Fprintf(w, "%s\n\n", reflow(text, h.width))
 	h.usage(w, cmd)
+}
+
+// reflow wraps the paragraphs of a text. Lists, whose lines are indented, stay as they are.
+func reflow(text string, width int) string {
+	paragraphs := strings.Split(text, "\n\n")
+	for i, p := range paragraphs {
+		if strings.Contains(p, "\n  ") {
+			continue
+		}
+		var b strings.Builder
+		column := 0
+		for word := range strings.FieldsSeq(p) {
+			switch {
+			case column == 0:
+			case column+1+len(word) > width:
+				b.WriteByte('\n')
+				column = 0
+			default:
+				b.WriteByte(' ')
+				column++
+			}
+			b.WriteString(word)
+			column += len(word)
+		}
+		paragraphs[i] = b.String()
+	}
+	return strings.Join(paragraphs, "\n\n")
 }
 
 func (h *helper) usage(w io.Writer, cmd *cobra.Command) {
@@ -116,7 +145,9 @@ func (h *helper) usage(w io.Writer, cmd *cobra.Command) {
 	case h.all:
 		fmt.Fprintf(w, "\n%s\n", exitHelp)
 	default:
-		fmt.Fprintf(w, "\n--%s lists %d more settings and the exit codes; `kvhost config --defaults` explains every setting.\n", helpAllFlag, n)
+		fmt.Fprintf(w,
+			"\n--%s lists %d more settings and the exit codes; `kvhost config --defaults` explains every setting.\n",
+			helpAllFlag, n)
 	}
 }
 

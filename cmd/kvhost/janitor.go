@@ -37,22 +37,20 @@ func newJanitor() *cobra.Command {
 	f := janitorFlags{}
 	cmd := &cobra.Command{
 		Use:   "janitor DIR --capacity N",
-		Short: "Bound a directory that another program fills, by the same evict policies",
-		Long: `Goes through a directory again and again and, when its files take more than the capacity, removes what the evict policy names:
-whole entries, by the time that their files were last read or written. The directory can be one that llm-d's or vLLM's
-file-system connector writes: the place policy llmd.wasm reads the names of its files back, by the config.json that the
-connector keeps there.
+		Short: "Keep a directory that another program fills within a capacity",
+		Long: `Scans a directory and, when its files take more than the capacity, removes what the evict policy
+chooses: whole entries, by the times when their files were last read or written. It works on directories that
+llm-d's or vLLM's file-system connector writes: the place policy llmd.wasm reads their file names, with the
+config.json that the connector keeps there.
 
-Only files that the place policy identifies are removed, and with --temp-age temporaries (*.tmp) that nobody has written to
-for so long. All files count towards the capacity.
-
-A directory that a kvhost has is refused: the host bounds it itself.
+It only removes files that the place policy identifies and, with --temp-age, old temporaries (*.tmp). All files
+count towards the capacity. It refuses the root of a kvhost, which bounds its own roots.
 
 Exit codes:
   0  the directory is within its capacity
-  1  it is not, or could not be gone through
+  1  it is not, or could not be scanned
   2  wrong usage
-  3  a host has the directory
+  3  a host uses the directory
   5  a policy was refused`,
 		Example: `  kvhost janitor /mnt/pvc/kv-cache --capacity 8TiB --place llmd.wasm --dry-run
   kvhost janitor /mnt/pvc/kv-cache --capacity 8TiB --place llmd.wasm --policy s3fifo.wasm --interval 1m --temp-age 24h`,
@@ -70,17 +68,20 @@ Exit codes:
 	}
 	fl := cmd.Flags()
 	fl.SortFlags = false
-	fl.StringVar(&f.capacity, "capacity", "", "most bytes on disk")
-	fl.Float64Var(&f.options.Low, "low", 0.9, "part of the capacity that is evicted down to")
-	fl.StringVar(&f.policy, "policy", "", "evict policy: path of a .wasm file or name of an embedded one (default the built-in lru)")
-	fl.StringVar(&f.place, "place", "", "place policy that reads the names of files back (default the built-in one)")
-	fl.StringVar(&f.policyDir, "policy-dir", "", "where policies are looked up by name before the embedded ones")
-	fl.StringArrayVar(&f.namespaces, "namespace", nil, "file with the text of a namespace that the directory does not tell; repeatable")
-	fl.DurationVar(&f.options.TempAge, "temp-age", 0, "remove *.tmp that were not written to for so long (default never)")
-	fl.BoolVar(&f.options.DryRun, "dry-run", false, "remove nothing, say what would be")
-	fl.BoolVar(&f.once, "once", false, "one round (what happens without --interval)")
-	fl.DurationVar(&f.interval, "interval", 0, "from the start of one round to that of the next, until SIGINT or SIGTERM")
-	fl.BoolVar(&f.asJSON, "json", false, "print a JSON object per round in place of text")
+	fl.StringVar(&f.capacity, "capacity", "", "most bytes on disk, such as 8TiB")
+	fl.Float64Var(&f.options.Low, "low", 0.9, "share of the capacity to evict down to")
+	fl.StringVar(&f.policy, "policy", "",
+		"evict policy: a .wasm file or the name of an embedded one (default the built-in lru)")
+	fl.StringVar(&f.place, "place", "", "place policy that reads the file names (default the built-in one)")
+	fl.StringVar(&f.policyDir, "policy-dir", "",
+		"directory that is searched for policies by name before the embedded ones")
+	fl.StringArrayVar(&f.namespaces, "namespace", nil,
+		"file with the text of a namespace that the directory lacks; repeatable")
+	fl.DurationVar(&f.options.TempAge, "temp-age", 0, "remove *.tmp files that are older (default never)")
+	fl.BoolVar(&f.options.DryRun, "dry-run", false, "remove nothing; report what would be removed")
+	fl.BoolVar(&f.once, "once", false, "run one round, as without --interval")
+	fl.DurationVar(&f.interval, "interval", 0, "start a round this often, until SIGINT or SIGTERM")
+	fl.BoolVar(&f.asJSON, "json", false, "print a JSON object per round instead of text")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	return cmd
 }
@@ -138,7 +139,7 @@ func (f *janitorFlags) run(ctx context.Context, out io.Writer, dir string) error
 		r, err := j.Round(ctx)
 		b.end()
 		if f.interval > 0 && ctx.Err() != nil {
-			return nil // told to end
+			return nil // a signal
 		}
 		if perr := f.print(out, r); perr != nil {
 			return perr
@@ -165,7 +166,9 @@ func (f *janitorFlags) print(out io.Writer, r *janitor.Round) error {
 	if r.DryRun {
 		what = "would remove"
 	}
-	_, err := fmt.Fprintf(out, "%s: %d files of entries, %d bytes; %d others, %d bytes; %s %d files, %d bytes; %d bytes of %d used; %d entries spared, %d files would not go; %.1f s\n",
-		r.Dir, r.Files.Files, r.Files.Bytes, r.Unknown.Files, r.Unknown.Bytes, what, r.Removed.Files, r.Removed.Bytes, r.Used, r.Capacity, r.Spared, r.Failed, r.Took.Seconds())
+	_, err := fmt.Fprintf(out, "%s: %d files of entries, %d bytes; %d other files, %d bytes; %s %d files, %d bytes; "+
+		"%d of %d bytes used; %d entries spared, %d files not removable; %.1f s\n",
+		r.Dir, r.Files.Files, r.Files.Bytes, r.Unknown.Files, r.Unknown.Bytes, what, r.Removed.Files, r.Removed.Bytes,
+		r.Used, r.Capacity, r.Spared, r.Failed, r.Took.Seconds())
 	return err
 }

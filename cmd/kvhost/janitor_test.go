@@ -49,7 +49,8 @@ func TestJanitor(t *testing.T) {
 		}
 		return n
 	}
-	args := []string{"janitor", filepath.Join(dir, "cache"), "--capacity", "300KiB", "--low", "1", "--place", "llmd.wasm", "--policy", "lru.wasm", "--json"}
+	args := []string{"janitor", filepath.Join(dir, "cache"), "--capacity", "300KiB", "--low", "1", "--place",
+		"llmd.wasm", "--policy", "lru.wasm", "--json"}
 	var r struct {
 		DryRun  bool `json:"dry_run"`
 		Removed struct{ Files int }
@@ -70,18 +71,20 @@ func TestJanitor(t *testing.T) {
 	if _, err := os.Stat(names[7]); err != nil {
 		t.Errorf("the newest: %v", err)
 	}
-	for _, bad := range [][]string{{"janitor"}, {"janitor", dir}, {"janitor", dir, "--capacity", "1GiB", "--once", "--interval", "1s"}} {
+	for _, bad := range [][]string{{"janitor"}, {"janitor", dir}, {"janitor", dir, "--capacity", "1GiB", "--once",
+		"--interval", "1s"}} {
 		if got := finish(t, command(t, dir, bad...)); got.code != exitUsage {
 			t.Errorf("%v: exit %d: %s", bad, got.code, got.stderr)
 		}
 	}
-	if got := finish(t, command(t, dir, "janitor", dir, "--capacity", "1GiB", "--policy", "llmd.wasm")); got.code != exitPolicy {
+	if got := finish(t, command(t, dir, "janitor", dir, "--capacity", "1GiB", "--policy",
+		"llmd.wasm")); got.code != exitPolicy {
 		t.Errorf("a place policy to evict by: exit %d", got.code)
 	}
 }
 
-// TestJanitorGoesOn bounds a directory round after round until it is told to end: what is written between two rounds is in
-// the next one's account.
+// TestJanitorGoesOn bounds a directory round after round until it is told to end: what is written between two rounds
+// is in the next one's account.
 func TestJanitorGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	cache := filepath.Join(dir, "cache")
@@ -106,7 +109,8 @@ func TestJanitorGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, base, "config.json", fields)
-	cmd := command(t, dir, "janitor", cache, "--capacity", "300KiB", "--low", "1", "--place", "llmd.wasm", "--json", "--quiet", "--interval", "100ms")
+	cmd := command(t, dir, "janitor", cache, "--capacity", "300KiB", "--low", "1", "--place", "llmd.wasm", "--json",
+		"--quiet", "--interval", "100ms")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

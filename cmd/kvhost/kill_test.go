@@ -44,7 +44,8 @@ func dialToKill(ctx context.Context, socket, engine string) (*killPeer, error) {
 	}
 	var regions []client.PlaneRegion
 	for i := range killLayers {
-		regions = append(regions, client.PlaneRegion{Offset: int64(i) * killBlocks * killPage, Stride: killPage, Blocks: killBlocks})
+		regions = append(regions, client.PlaneRegion{Offset: int64(i) * killBlocks * killPage, Stride: killPage,
+			Blocks: killBlocks})
 	}
 	if _, err = s.Register(ctx, 0, p.arena, regions); err != nil {
 		return nil, err
@@ -77,8 +78,9 @@ func (p *killPeer) store(ctx context.Context, n int) error {
 	return err
 }
 
-// The host is killed while a store waits for its semaphore and a layer-wise load for its consumer: who waits for their semaphores goes
-// on and finds them failed, and both jobs end. A host that is started again serves what was stored.
+// The host is killed while a store waits for its semaphore and a layer-wise load for its consumer: who waits for
+// their semaphores goes on and finds them failed, and both jobs end. A host that is started again serves what was
+// stored.
 func TestHostKilledUnderWaiters(t *testing.T) {
 	dir := shortDir(t)
 	args := []string{"--root", "kv=64MiB", "--socket", "s", "--http-listen", ""}
@@ -117,7 +119,8 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if p.semaphores.Load(2) != client.StatusFailed || p.semaphores.Load(16) != client.StatusDone || p.semaphores.Load(17) != client.StatusFailed {
+	if p.semaphores.Load(2) != client.StatusFailed || p.semaphores.Load(16) != client.StatusDone ||
+		p.semaphores.Load(17) != client.StatusFailed {
 		t.Errorf("status %d, %d, %d", p.semaphores.Load(2), p.semaphores.Load(16), p.semaphores.Load(17))
 	}
 	if _, err := load.Wait(ctx); !errors.Is(err, client.ErrHostGone) {
@@ -163,8 +166,8 @@ func (p *killPeer) loads(t *testing.T, n int) {
 // clientToKill is set for the process that is killed: it has jobs under way until then.
 const clientToKill = "KVHOST_TEST_CLIENT"
 
-// A client is killed in the middle of its transfers, with one more job held: the host serves another as before, and holds
-// nothing of the dead one's.
+// A client is killed in the middle of its transfers, with one more job held: the host serves another as before, and
+// holds nothing of the dead one's.
 func TestClientKilledMidTransfer(t *testing.T) {
 	if socket := os.Getenv(clientToKill); socket != "" {
 		p, err := dialToKill(t.Context(), socket, "dead")

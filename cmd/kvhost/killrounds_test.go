@@ -24,8 +24,9 @@ var (
 	killSeed   = flag.Uint64("kill.seed", 0, "replay the kills of this seed; 0 takes a fresh one")
 )
 
-// TestKillRounds kills a real host with SIGKILL while engines store and load, again and again on the same root. No byte that is
-// served is ever wrong; after each restart no temporary is left, and what the host says it holds is what the disk holds.
+// TestKillRounds kills a real host with SIGKILL while engines store and load, again and again on the same root. No
+// byte that is served is ever wrong; after each restart no temporary is left, and what the host says it holds is what
+// the disk holds.
 func TestKillRounds(t *testing.T) {
 	seed := *killSeed
 	if seed == 0 {
@@ -45,7 +46,8 @@ func TestKillRounds(t *testing.T) {
 			t.Fatalf("round %d of seed %d: %+v", round, seed, *k)
 		}
 	}
-	if last := (&kill{T: t, dir: dir, round: *killRounds, evict: "lru.wasm", durability: "none", mode: "on-demand", sessions: 1}); !last.served() {
+	if last := (&kill{T: t, dir: dir, round: *killRounds, evict: "lru.wasm", durability: "none", mode: "on-demand",
+		sessions: 1}); !last.served() {
 		t.Error("after all rounds nothing was stored that a host finds, or nothing was a hit: no round has tested anything")
 	}
 	r := finish(t, command(t, dir, "fsck", "--quiet", "kvhost-data"))
@@ -110,7 +112,8 @@ func (k *kill) run() {
 
 // replay plays the same requests each time, so that what earlier rounds left is asked for.
 func (k *kill) replay() *exec.Cmd {
-	return command(k.T, k.dir, "replay", "--trace", absolute(k.T, mixedTrace), "--limit", "400", "--chunk-bytes", "16384",
+	return command(k.T, k.dir, "replay", "--trace", absolute(k.T, mixedTrace), "--limit", "400", "--chunk-bytes",
+		"16384",
 		"--ranks", "2", "--sessions", fmt.Sprint(k.sessions), "--json")
 }
 
@@ -126,12 +129,14 @@ func (k *kill) recovered(address string, logged func() string) int64 {
 			return held
 		}
 		if time.Now().After(deadline) {
-			k.Fatalf("round %d: the host says it holds %d bytes, the disk holds %d; temporaries: %v\n%s", k.round, said, held, temporaries, logged())
+			k.Fatalf("round %d: the host says it holds %d bytes, the disk holds %d; temporaries: %v\n%s", k.round,
+				said, held, temporaries, logged())
 		}
 	}
 }
 
-// disk adds up the blocks of pieces and quarantine. An entry with one of its two pieces has the other one's bytes reserved.
+// disk adds up the blocks of pieces and quarantine. An entry with one of its two pieces has the other one's bytes
+// reserved.
 func (k *kill) disk(root string) (held int64, temporaries []string) {
 	lacking := map[string]int64{}
 	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {

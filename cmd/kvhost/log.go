@@ -14,7 +14,8 @@ import (
 )
 
 var levels = map[string]slog.Level{
-	config.LevelDebug: slog.LevelDebug, config.LevelInfo: slog.LevelInfo, config.LevelWarn: slog.LevelWarn, config.LevelError: slog.LevelError,
+	config.LevelDebug: slog.LevelDebug, config.LevelInfo: slog.LevelInfo, config.LevelWarn: slog.LevelWarn,
+	config.LevelError: slog.LevelError,
 }
 
 // newLog logs to standard error: text on a terminal, JSON otherwise, unless the configuration says which.
@@ -23,12 +24,14 @@ func newLog(c *config.Log) (*slog.Logger, *slog.LevelVar) {
 	level.Set(levels[c.Level])
 	terminal := term.IsTerminal(int(os.Stderr.Fd()))
 	if c.Format == config.FormatText || (c.Format == config.FormatAuto && terminal) {
-		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly, NoColor: !terminal})), level
+		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly,
+			NoColor: !terminal})), level
 	}
 	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), level
 }
 
-// toggleDebug switches between debug and the configured level (info, when that is debug) at each SIGUSR2, until the function it returns is called.
+// toggleDebug switches between debug and the configured level (info, when that is debug) at each SIGUSR2, until the
+// returned function is called.
 func toggleDebug(log *slog.Logger, level *slog.LevelVar) func() {
 	quiet := max(level.Level(), slog.LevelInfo)
 	signals := make(chan os.Signal, 1)

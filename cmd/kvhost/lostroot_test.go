@@ -95,13 +95,14 @@ func awaitHang(t *testing.T, pid int) {
 	t.Fatal("nothing hangs")
 }
 
-// TestHungRoot has a system call of a real host hang: a piece's file became a pipe that nobody writes to, so that opening it
-// ends when somebody does. The load's cancel is acknowledged at once, its blocks fail, the root is out and says why, and
-// when the call has ended the root is back.
+// TestHungRoot has a system call of a real host hang: a piece's file became a pipe that nobody writes to, so that
+// opening it ends when somebody does. The load's cancel is acknowledged at once, its blocks fail, the root is out and
+// says why, and when the call has ended the root is back.
 func TestHungRoot(t *testing.T) {
 	dir := shortDir(t)
 	address := freePort(t)
-	host, logged, stop := startHost(t, dir, "--root", "kv=64MiB", "--socket", "s", "--http-listen", address, "--store-io-timeout", "2s")
+	host, logged, stop := startHost(t, dir, "--root", "kv=64MiB", "--socket", "s", "--http-listen", address,
+		"--store-io-timeout", "2s")
 	p, err := dialToKill(t.Context(), filepath.Join(dir, "s"), "e")
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +146,8 @@ func TestHungRoot(t *testing.T) {
 	if !strings.Contains(logged(), "it gives no answer") {
 		t.Errorf("the log does not say why:\n%s", logged())
 	}
-	writer, err := os.OpenFile(names[0], os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails while nobody has it open for reading
+	// Fails while nobody has it open for reading
+	writer, err := os.OpenFile(names[0], os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatalf("nothing hangs: %v", err)
 	}
@@ -158,12 +160,13 @@ func TestHungRoot(t *testing.T) {
 	}
 }
 
-// TestRootDeleted takes a root's directory away under a host that has another one. What the other has is served, stores go
-// there, and a directory that is made anew is used again.
+// TestRootDeleted takes a root's directory away under a host that has another one. What the other has is served,
+// stores go there, and a directory that is made anew is used again.
 func TestRootDeleted(t *testing.T) {
 	dir := shortDir(t)
 	address := freePort(t)
-	_, logged, stop := startHost(t, dir, "--root", "a=64MiB", "--root", "b=64MiB", "--socket", "s", "--http-listen", address)
+	_, logged, stop := startHost(t, dir, "--root", "a=64MiB", "--root", "b=64MiB", "--socket", "s", "--http-listen",
+		address)
 	p, err := dialToKill(t.Context(), filepath.Join(dir, "s"), "e")
 	if err != nil {
 		t.Fatal(err)

@@ -1,5 +1,5 @@
-// Command kvhost runs a KV-cache offload host and the tools around it. It holds flags and subcommands only; the work is done in
-// package host and the packages below it.
+// Command kvhost runs a KV-cache offload host and the tools around it. It holds flags and subcommands only; the work
+// is done in package host and the packages below it.
 package main
 
 import (

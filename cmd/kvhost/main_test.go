@@ -140,30 +140,42 @@ func TestWrongInput(t *testing.T) {
 		{"bad number", []string{"replay", "--ranks", "two"}, exitUsage, []string{"--ranks"}},
 		{"missing file", []string{"--config", "none.toml"}, exitUsage, []string{"none.toml"}},
 		{"TOML syntax", []string{"--config", "syntax.toml"}, exitUsage, []string{"syntax.toml:2"}},
-		{"TOML key", []string{"--config", "unknown.toml"}, exitUsage, []string{"unknown.toml:3", "log.levle", `did you mean "level"`}},
-		{"TOML type", []string{"config", "--config", "type.toml"}, exitUsage, []string{"type.toml:2", "engine.threads_per_gpu", "whole number"}},
+		{"TOML key", []string{"--config", "unknown.toml"}, exitUsage,
+			[]string{"unknown.toml:3", "log.levle", `did you mean "level"`}},
+		{"TOML type", []string{"config", "--config", "type.toml"}, exitUsage,
+			[]string{"type.toml:2", "engine.threads_per_gpu", "whole number"}},
 		{"not loopback", []string{"--http-listen", "0.0.0.0:80"}, exitUsage, []string{"--http-listen", "loopback"}},
 		{"policy missing", []string{"--policy", "none/such.wasm"}, exitPolicy, []string{"none/such.wasm"}},
 		{"policy name", []string{"--policy", "lur"}, exitPolicy, []string{"lur", "lru"}},
 		{"policy unreadable", []string{"--policy", "/dev/null/x.wasm"}, exitPolicy, []string{"/dev/null/x.wasm"}},
 		{"policy not a module", []string{"--policy", "./not.wasm"}, exitPolicy, []string{"not.wasm", "WebAssembly"}},
-		{"policy without the role", []string{"--config", "role.toml"}, exitPolicy, []string{"lru.wasm", `"place"`, "evict"}},
+		{"policy without the role", []string{"--config", "role.toml"}, exitPolicy,
+			[]string{"lru.wasm", `"place"`, "evict"}},
 		{"policy setting", []string{"--config", "setting.toml"}, exitPolicy, []string{"no_such_setting"}},
-		{"two of a role", []string{"--policy", "lru.wasm", "--policy", "fifo.wasm"}, exitPolicy, []string{"lru", "fifo", "evict"}},
-		{"root is a file", []string{"--root", "cut.jsonl.zst", "--http-listen", ""}, exitFailure, []string{"cut.jsonl.zst"}},
-		{"trace cut", []string{"replay", "--embedded", "--trace", "cut.jsonl.zst"}, exitTrace, []string{"cut.jsonl.zst:", "ends early"}},
-		{"trace bad", []string{"replay", "--embedded", "--trace", "bad.jsonl"}, exitTrace, []string{"bad.jsonl:1", "hash id"}},
+		{"two of a role", []string{"--policy", "lru.wasm", "--policy", "fifo.wasm"}, exitPolicy,
+			[]string{"lru", "fifo", "evict"}},
+		{"root is a file", []string{"--root", "cut.jsonl.zst", "--http-listen", ""}, exitFailure,
+			[]string{"cut.jsonl.zst"}},
+		{"trace cut", []string{"replay", "--embedded", "--trace", "cut.jsonl.zst"}, exitTrace,
+			[]string{"cut.jsonl.zst:", "ends early"}},
+		{"trace bad", []string{"replay", "--embedded", "--trace", "bad.jsonl"}, exitTrace,
+			[]string{"bad.jsonl:1", "hash id"}},
 		{"trace missing", []string{"replay", "--embedded", "--trace", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
 		{"trace info missing", []string{"trace", "info", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
 		{"trace info of nothing", []string{"trace", "info"}, exitUsage, []string{"want a trace file"}},
 		{"trace alone", []string{"trace"}, exitUsage, []string{"gen or info"}},
 		{"trace gen", []string{"trace", "gen", "--requests", "0"}, exitUsage, []string{"0 requests"}},
 		{"replay without trace", []string{"replay"}, exitUsage, []string{"--trace"}},
-		{"replay shape", []string{"replay", "--embedded", "--trace", trace, "--chunk-bytes", "100", "--page-bytes", "64"}, exitUsage, []string{"pages of 64 bytes"}},
-		{"replay capacity", []string{"replay", "--embedded", "--trace", trace, "--capacity", "lots"}, exitUsage, []string{"--capacity", "lots"}},
-		{"replay zero capacity", []string{"replay", "--embedded", "--trace", trace, "--capacity", "0"}, exitUsage, []string{"--capacity"}},
-		{"replay capacity of another's host", []string{"replay", "--trace", trace, "--capacity", "5"}, exitUsage, []string{"--embedded"}},
-		{"replay without host", []string{"replay", "--trace", trace, "--socket", "none.sock"}, exitFailure, []string{"none.sock"}},
+		{"replay shape", []string{"replay", "--embedded", "--trace", trace, "--chunk-bytes", "100", "--page-bytes",
+			"64"}, exitUsage, []string{"pages of 64 bytes"}},
+		{"replay capacity", []string{"replay", "--embedded", "--trace", trace, "--capacity", "lots"}, exitUsage,
+			[]string{"--capacity", "lots"}},
+		{"replay zero capacity", []string{"replay", "--embedded", "--trace", trace, "--capacity", "0"}, exitUsage,
+			[]string{"--capacity"}},
+		{"replay capacity of another's host", []string{"replay", "--trace", trace, "--capacity", "5"}, exitUsage,
+			[]string{"--embedded"}},
+		{"replay without host", []string{"replay", "--trace", trace, "--socket", "none.sock"}, exitFailure,
+			[]string{"none.sock"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := finish(t, command(t, dir, test.args...))
@@ -186,13 +198,15 @@ func TestHelpers(t *testing.T) {
 		says []string
 	}{
 		{[]string{"--help"}, []string{"kvhost --policy lru.wasm", "replay", "--help-all"}},
-		{[]string{"--help-all"}, []string{"Exit codes:", "kvhost --policy lru.wasm", "replay", "--engine-threads-per-gpu"}},
+		{[]string{"--help-all"}, []string{"Exit codes:", "kvhost --policy lru.wasm", "replay",
+			"--engine-threads-per-gpu"}},
 		{[]string{"serve", "--help-all"}, []string{"Exit codes:", "SIGUSR2", "--engine-threads-per-gpu"}},
 		{[]string{"replay", "--help"}, []string{"Examples:", "--chunk-bytes", "--evict"}},
 		{[]string{"version"}, []string{"policy abi 1", "lru"}},
 		{[]string{"--version"}, []string{"kvhost"}},
 		{[]string{"completion", "bash"}, []string{"__start_kvhost"}},
-		{[]string{"config", "--store-evict", "background"}, []string{`evict = "background" # flag --store-evict`, "# default"}},
+		{[]string{"config", "--store-evict", "background"}, []string{`evict = "background" # flag --store-evict`,
+			"# default"}},
 		{[]string{"trace", "info", absolute(t, mixedTrace)}, []string{"infinite cache", "reuse gap"}},
 	} {
 		r := finish(t, command(t, dir, test.args...))
@@ -205,7 +219,8 @@ func TestHelpers(t *testing.T) {
 			}
 		}
 	}
-	if r := finish(t, command(t, dir, "--help")); strings.Count(r.stdout, "\n") > 50 || strings.Contains(r.stdout, "--engine-threads-per-gpu") {
+	if r := finish(t, command(t, dir, "--help")); strings.Count(r.stdout, "\n") > 50 ||
+		strings.Contains(r.stdout, "--engine-threads-per-gpu") {
 		t.Errorf("--help is long:\n%s", r.stdout)
 	}
 	example, err := os.ReadFile("../../examples/kvhost.toml")
@@ -216,8 +231,10 @@ func TestHelpers(t *testing.T) {
 		t.Error("config --defaults is not examples/kvhost.toml")
 	}
 	cmd := command(t, dir, "config")
-	cmd.Env = append(cmd.Env, "KVHOST_CONFIG="+absolute(t, "../../examples/kvhost.toml"), "KVHOST_LOG_LEVEL=warn", "KVHOST_LOGLEVEL=x")
-	if r := finish(t, cmd); r.code != exitOK || !strings.Contains(r.stdout, "# env KVHOST_LOG_LEVEL") || !strings.Contains(r.stdout, "kvhost.toml:") ||
+	cmd.Env = append(cmd.Env, "KVHOST_CONFIG="+absolute(t, "../../examples/kvhost.toml"), "KVHOST_LOG_LEVEL=warn",
+		"KVHOST_LOGLEVEL=x")
+	if r := finish(t, cmd); r.code != exitOK || !strings.Contains(r.stdout, "# env KVHOST_LOG_LEVEL") ||
+		!strings.Contains(r.stdout, "kvhost.toml:") ||
 		!strings.Contains(r.stderr, "KVHOST_LOGLEVEL") {
 		t.Errorf("environment: %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
@@ -252,5 +269,16 @@ func TestTraceGen(t *testing.T) {
 	}
 	if r := finish(t, command(t, dir, "trace", "gen")); r.stdout != string(plain) {
 		t.Error("standard output and file differ")
+	}
+}
+
+func TestReflow(t *testing.T) {
+	got := reflow("one two three\nfour five\n\nCodes:\n  0  fine\n  1  a longer line than all\n\nlast", 13)
+	want := "one two three\nfour five\n\nCodes:\n  0  fine\n  1  a longer line than all\n\nlast"
+	if got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := reflow("a bb ccc dddd", 4), "a bb\nccc\ndddd"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

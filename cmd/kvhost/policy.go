@@ -17,7 +17,8 @@ func newPolicy() *cobra.Command {
 			return usageError{fmt.Errorf("%s: want a subcommand", cmd.CommandPath())}
 		},
 	}
-	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyBench(), newPolicyNew(), newPolicyPack(), newPolicyDigest(), newPolicySign(), newPolicyKeygen())
+	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyBench(), newPolicyNew(), newPolicyPack(),
+		newPolicyDigest(), newPolicySign(), newPolicyKeygen())
 	cmd.AddCommand(newPolicyList(), newPolicySwap(), newPolicyPromote())
 	return cmd
 }

@@ -18,10 +18,11 @@ func newPolicyBench() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "bench FILE...",
-		Short: "Measure what modules cost, beside the built-in policies in the same run",
-		Long: `Measures a module in each of its roles: an event in full batches and an eviction (one ask, with the REMOVE and INSERT that
-follow), a candidate, a path and its way back, a plan. The built-in policy of the role, native, takes turns with it; of
-nine rounds each, the shortest counts. allocs are the host's; fuel is about one unit per instruction.`,
+		Short: "Measure the cost of modules beside the built-in policies",
+		Long: `Measures a module in each of its roles: an event in full batches, an eviction (one ask and the
+REMOVE and INSERT that follow), a candidate, a path and its inverse, a plan. It alternates with the native
+built-in policy of the role; the fastest of nine rounds counts. allocs are the host's; fuel is about one unit
+per instruction.`,
 		Example: "  kvhost policy bench mine.wasm\n  kvhost policy bench --json lru prefix",
 		Args:    wantFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -33,7 +34,7 @@ nine rounds each, the shortest counts. allocs are the host's; fuel is about one 
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringArrayVar(&settings, "set", nil, "a setting, as key=value; repeatable")
-	f.Uint32Var(&o.Slots, "slots", 1<<16, "entries of the full root that eviction is measured on")
+	f.Uint32Var(&o.Slots, "slots", 1<<16, "entries of the full root on which eviction is measured")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object per module")
 	return cmd
 }
@@ -57,7 +58,8 @@ func policyBench(ctx context.Context, out io.Writer, paths []string, o plugintes
 			continue
 		}
 		for _, m := range measures {
-			fmt.Fprintf(w, "%s\t%s\t%.1f\t%.2f\t%.0f\t%.1f\t%.2f\t%.1f\t\n", path, m.What, m.Module.Nanos, m.Module.Allocs, m.Module.Fuel,
+			fmt.Fprintf(w, "%s\t%s\t%.1f\t%.2f\t%.0f\t%.1f\t%.2f\t%.1f\t\n", path, m.What, m.Module.Nanos,
+				m.Module.Allocs, m.Module.Fuel,
 				m.Builtin.Nanos, m.Builtin.Allocs, m.Module.Nanos/m.Builtin.Nanos)
 		}
 	}

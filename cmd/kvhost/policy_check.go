@@ -19,7 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy/plugintest"
 )
 
-// errFindings is what a check with findings ends with.
+// errFindings is the error of a check with findings.
 var errFindings = errors.New("policy: the check has findings")
 
 func newPolicyCheck() *cobra.Command {
@@ -28,15 +28,16 @@ func newPolicyCheck() *cobra.Command {
 	var asJSON, verbose bool
 	cmd := &cobra.Command{
 		Use:   "check FILE...",
-		Short: "Judge modules by the contract: one line per finding",
-		Long: `Plays a host with a small world of entries, requests and namespaces of its own, asks the module as a host would, and holds
-every answer against abi/SPEC.md: victims that are pinned or gone, paths that collide or have no inverse, layouts that do
-not cover, answers that differ from instance to instance, state that does not survive a handover, traps at bad input, and
-calls that need more fuel than a host gives. FILE is a .wasm file or the name of an embedded policy.
+		Short: "Check modules against the contract: one line per finding",
+		Long: `Calls the module as a host would, with simulated entries, requests and namespaces, and checks
+every answer against abi/SPEC.md: victims that are pinned or gone, paths that collide or have no inverse,
+layouts that miss bytes, answers that differ between instances, state that does not survive a handover, traps on
+bad input, and calls that need more fuel than a host gives. FILE is a .wasm file or the name of an embedded
+policy.
 
-Each finding is a line: the file, what, where, and what to do. With any, the exit code is 5. Go tests of your own can call
+Each finding is a line: the file, what, where, and what to do. The exit code is then 5. Go tests can call
 plugintest.Run.`,
-		Example: "  kvhost policy check mine.wasm\n  kvhost policy check --set depth_cost=16 --slots 10000000 -v mine.wasm",
+		Example: "  kvhost policy check mine.wasm\n  kvhost policy check --set depth_cost=16 --slots 10000000 mine.wasm",
 		Args:    wantFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withModules(cmd, settings, &o, func(ctx context.Context) error {
@@ -47,16 +48,17 @@ plugintest.Run.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringArrayVar(&settings, "set", nil, "a setting, as key=value; repeatable")
-	f.StringSliceVar(&o.Grants, "grant", nil, "grants that the operator would allow (default all that exist)")
-	f.Uint32Var(&o.Slots, "slots", 1<<20, "slots of the largest instance that is tried")
-	f.Uint64Var(&o.Seed, "seed", 0, "of the random streams")
+	f.StringSliceVar(&o.Grants, "grant", nil, "grants that the operator would allow (default all)")
+	f.Uint32Var(&o.Slots, "slots", 1<<20, "slots of the largest instance")
+	f.Uint64Var(&o.Seed, "seed", 0, "seed of the random requests")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object per file")
-	f.BoolVarP(&verbose, "verbose", "v", false, "print the dearest call of each export, too")
+	f.BoolVarP(&verbose, "verbose", "v", false, "also print the most expensive call of each export")
 	return cmd
 }
 
-// withModules does what a command does with modules: with their settings and the cache of compiled ones, until a signal.
-func withModules(cmd *cobra.Command, settings []string, o *plugintest.Options, do func(context.Context) error) (err error) {
+// withModules runs a command on modules, with their settings and the cache of compiled modules, until a signal.
+func withModules(cmd *cobra.Command, settings []string, o *plugintest.Options,
+	do func(context.Context) error) (err error) {
 	if o.Config, err = parseSettings(settings); err != nil {
 		return err
 	}
@@ -105,11 +107,13 @@ func policyCheck(ctx context.Context, out io.Writer, paths []string, o plugintes
 			fmt.Fprintf(out, "%s: %v\n", path, &r.Findings[i])
 		}
 		if len(r.Findings) == 0 {
-			fmt.Fprintf(out, "%s: ok: %s; %.1f MiB of memory with %d slots; %s\n", path, roleList(r.Roles), float64(r.Memory)/(1<<20), r.Slots, dearest(r.Calls))
+			fmt.Fprintf(out, "%s: ok: %s; %.1f MiB of memory with %d slots; %s\n", path, roleList(r.Roles),
+				float64(r.Memory)/(1<<20), r.Slots, mostExpensive(r.Calls))
 		}
 		if verbose {
 			for _, u := range r.Calls {
-				fmt.Fprintf(out, "  %-12s dearest call: %d of %d fuel (%.0f %%), %d records\n", u.Export, u.Used, u.Allowed, 100*u.Share(), u.Records)
+				fmt.Fprintf(out, "  %-12s most expensive call: %d of %d fuel (%.0f %%), %d records\n", u.Export,
+					u.Used, u.Allowed, 100*u.Share(), u.Records)
 			}
 		}
 	}
@@ -127,12 +131,12 @@ func roleList[T fmt.Stringer](roles []T) string {
 	return strings.Join(names, ", ")
 }
 
-func dearest(calls []plugintest.Usage) string {
+func mostExpensive(calls []plugintest.Usage) string {
 	var most plugintest.Usage
 	for _, u := range calls {
 		if u.Share() >= most.Share() {
 			most = u
 		}
 	}
-	return fmt.Sprintf("dearest call: %s, %.0f %% of its fuel", most.Export, 100*most.Share())
+	return fmt.Sprintf("most expensive call: %s, %.0f %% of its fuel", most.Export, 100*most.Share())
 }

@@ -52,7 +52,7 @@ func newPolicyInspect() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per module")
-	cmd.Flags().StringVar(&o.PublicKey, "public-key", "", "check the signature beside the module, too")
+	cmd.Flags().StringVar(&o.PublicKey, "public-key", "", "also check the signature beside the module")
 	return cmd
 }
 
@@ -85,8 +85,10 @@ type importLine struct {
 
 func inspectionOf(i *policy.Inspection) inspection {
 	out := inspection{
-		Name: i.Name, Path: i.Path, SHA256: i.Digest, Bytes: i.Bytes, Roles: []string{}, Grants: slices.Concat([]string{}, i.Grants()), Imports: []importLine{},
-		MemoryPages: i.MemoryPages, MostPages: i.MostPages, FuelCall: i.Fuel.Call, FuelRecord: i.Fuel.Record, FuelMost: i.MostFuel, Batch: i.Batch, Manifest: i.Manifest,
+		Name: i.Name, Path: i.Path, SHA256: i.Digest, Bytes: i.Bytes, Roles: []string{},
+		Grants: slices.Concat([]string{}, i.Grants()), Imports: []importLine{},
+		MemoryPages: i.MemoryPages, MostPages: i.MostPages, FuelCall: i.Fuel.Call, FuelRecord: i.Fuel.Record,
+		FuelMost: i.MostFuel, Batch: i.Batch, Manifest: i.Manifest,
 	}
 	for _, r := range i.Roles {
 		out.Roles = append(out.Roles, r.String())
@@ -140,8 +142,9 @@ func inspectTable(out io.Writer, i *policy.Inspection) error {
 	if i.StateFormat != "" {
 		fmt.Fprintf(w, "state\t%s\n", i.StateFormat)
 	}
-	fmt.Fprintf(w, "memory\t%.1f MiB at its start, at most %.1f MiB\n", float64(i.MemoryPages)/16, float64(i.MostPages)/16)
-	fmt.Fprintf(w, "fuel\t%d a call and %d a record, at most %d, and %v; %d events in one call\n", i.Fuel.Call, i.Fuel.Record, i.MostFuel, i.Fuel.Time, i.Batch)
+	fmt.Fprintf(w, "memory\t%.1f MiB at start, at most %.1f MiB\n", float64(i.MemoryPages)/16, float64(i.MostPages)/16)
+	fmt.Fprintf(w, "fuel\t%d per call and %d per record, at most %d, within %v; %d events per call\n", i.Fuel.Call,
+		i.Fuel.Record, i.MostFuel, i.Fuel.Time, i.Batch)
 	for _, c := range i.Counts {
 		if 2*c.Got > c.Most && c.Most > 0 { // the others are far off
 			fmt.Fprintf(w, "limit\t%s: %d of %d\n", c.What, c.Got, c.Most)

@@ -19,12 +19,13 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// running is how the commands that talk to a running host find it.
+// running finds the host for commands that talk to one.
 type running struct{ socket, file string }
 
 func (r *running) addTo(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&r.socket, "socket", "", "the host's socket (default: as the configuration says)")
-	cmd.Flags().StringVarP(&r.file, "config", "c", "", "TOML file that names the socket (default: $"+config.EnvFile+", else none)")
+	cmd.Flags().StringVar(&r.socket, "socket", "", "the host's socket (default: the configuration's)")
+	cmd.Flags().StringVarP(&r.file, "config", "c", "",
+		"TOML file that names the socket (default: $"+config.EnvFile+", else none)")
 }
 
 // dial connects to the host.
@@ -43,13 +44,14 @@ func (r *running) dial() (*grpc.ClientConn, error) {
 		return nil, err
 	}
 	if _, err := os.Stat(path); err != nil {
-		return nil, fmt.Errorf("no host answers: %w", err)
+		return nil, fmt.Errorf("no host is running: %w", err)
 	}
 	return grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
 // ask makes one call.
-func ask[Q, A any](ctx context.Context, r *running, call func(*grpc.ClientConn, context.Context, *Q, ...grpc.CallOption) (*A, error), q *Q) (*A, error) {
+func ask[Q, A any](ctx context.Context, r *running, call func(*grpc.ClientConn, context.Context, *Q,
+	...grpc.CallOption) (*A, error), q *Q) (*A, error) {
 	c, err := r.dial()
 	if err != nil {
 		return nil, err
@@ -62,15 +64,18 @@ func ask[Q, A any](ctx context.Context, r *running, call func(*grpc.ClientConn, 
 	return a, err
 }
 
-func swapPolicy(c *grpc.ClientConn, ctx context.Context, q *proto.SwapPolicyRequest, o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
+func swapPolicy(c *grpc.ClientConn, ctx context.Context, q *proto.SwapPolicyRequest,
+	o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
 	return proto.NewAdminClient(c).SwapPolicy(ctx, q, o...)
 }
 
-func promotePolicy(c *grpc.ClientConn, ctx context.Context, q *proto.PromotePolicyRequest, o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
+func promotePolicy(c *grpc.ClientConn, ctx context.Context, q *proto.PromotePolicyRequest,
+	o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
 	return proto.NewAdminClient(c).PromotePolicy(ctx, q, o...)
 }
 
-func hostStatus(c *grpc.ClientConn, ctx context.Context, q *proto.StatusRequest, o ...grpc.CallOption) (*proto.StatusReply, error) {
+func hostStatus(c *grpc.ClientConn, ctx context.Context, q *proto.StatusRequest,
+	o ...grpc.CallOption) (*proto.StatusReply, error) {
 	return proto.NewHostClient(c).Status(ctx, q, o...)
 }
 
@@ -78,7 +83,7 @@ func newPolicyList() *cobra.Command {
 	var r running
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "Show the policies of a running host, and what its shadows would have done",
+		Short: "List the policies of a running host, and the would-be hit ratios of its shadows",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			st, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{})
@@ -94,7 +99,8 @@ func newPolicyList() *cobra.Command {
 
 func listPolicies(w io.Writer, st *proto.StatusReply) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "POLICY\tROLE\tSTATE\tMODULE\tVERSION\tSHA-256\tSINCE\tCALLS\tFAULTS\tFUEL/RECORD\tHIT RATIO\tWHERE")
+	fmt.Fprintln(t,
+		"POLICY\tROLE\tSTATE\tMODULE\tVERSION\tSHA-256\tSINCE\tCALLS\tFAULTS\tFUEL/RECORD\tHIT RATIO\tWHERE")
 	for _, p := range st.Policies {
 		state := strings.ToLower(strings.TrimPrefix(p.State.String(), "POLICY_STATE_"))
 		ratio, where := "", p.Root
@@ -110,8 +116,10 @@ func listPolicies(w io.Writer, st *proto.StatusReply) error {
 		case p.Role == "place":
 			where = fmt.Sprintf("%d entries", p.Entries)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", p.Name, p.Role, state, p.Module, p.Version, short(p.Digest),
-			time.UnixMilli(int64(p.Since*1e3)).UTC().Format(time.DateTime), p.Calls, p.Faults, perRecord(p), ratio, where)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", p.Name, p.Role, state, p.Module, p.Version,
+			short(p.Digest),
+			time.UnixMilli(int64(p.Since*1e3)).UTC().Format(time.DateTime), p.Calls, p.Faults, perRecord(p), ratio,
+			where)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -138,7 +146,7 @@ func perRecord(p *proto.PolicyStatus) string {
 	return fmt.Sprint(p.Fuel / p.Records)
 }
 
-// short is enough of a digest to tell modules apart by eye.
+// short is enough of a digest for people to tell modules apart.
 func short(digest string) string { return digest[:min(len(digest), 12)] }
 
 func newPolicySwap() *cobra.Command {
@@ -146,19 +154,21 @@ func newPolicySwap() *cobra.Command {
 	q := &proto.SwapPolicyRequest{}
 	cmd := &cobra.Command{
 		Use:   "swap POLICY [MODULE]",
-		Short: "Put a module in the place of a running host's policy, under load",
-		Long: `Puts a module in the place of a policy, in all its roles, while sessions go on. The module is opened and tried first, and
-learns what is there; when it is refused, or fails, the policy stays and the exit code is not 0. POLICY is a name that
-kvhost policy list shows. Without MODULE the policy is started afresh, from its file as it is now, with the settings given.
+		Short: "Replace a policy of a running host, under load",
+		Long: `Replaces the module of a policy, in all its roles, without interrupting sessions. The new module
+is opened and tested first, and learns what is resident. When it is refused or fails, the old one stays and the
+exit code is not 0. POLICY is a name from kvhost policy list. Without MODULE the policy restarts from its file,
+with the settings given.
 
-The change lasts until the host is restarted or reads its configuration again (SIGHUP): to keep it, write it there.`,
+The change lasts until the host restarts or reloads its configuration (SIGHUP). To keep it, write it to the
+configuration.`,
 		Example: `  kvhost policy swap lru ./mine.wasm --sha256 4f0c...
   kvhost policy swap prefix --set window=20`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 || len(args) == 2 {
 				return nil
 			}
-			return usageError{fmt.Errorf("%s: want a policy's name, and a module", cmd.CommandPath())}
+			return usageError{fmt.Errorf("%s: want the name of a policy, and a module", cmd.CommandPath())}
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Name = args[0]
@@ -175,7 +185,7 @@ The change lasts until the host is restarted or reads its configuration again (S
 	}
 	r.addTo(cmd)
 	cmd.Flags().StringVar(&q.Sha256, "sha256", "", "SHA-256 that the module must have, in hexadecimal")
-	cmd.Flags().StringToStringVar(&q.Config, "set", nil, "a setting of the policy that changes; repeatable")
+	cmd.Flags().StringToStringVar(&q.Config, "set", nil, "a setting of the policy, as key=value; repeatable")
 	return cmd
 }
 
@@ -194,11 +204,12 @@ func printTaken(w io.Writer, name string, a *proto.SwapPolicyReply) {
 	for _, t := range a.Taken {
 		switch t.Role {
 		case "evict":
-			fmt.Fprintf(w, "  evict %s: took over from %s by %s, %d entries, in %.3f s\n", t.Root, short(t.From), t.Handover, t.Entries, t.Seconds)
+			fmt.Fprintf(w, "  evict %s: replaced %s, handover by %s, %d entries, %.3f s\n", t.Root, short(t.From),
+				t.Handover, t.Entries, t.Seconds)
 		case "place":
-			fmt.Fprintf(w, "  place: took over from %s, which still names %d entries\n", short(t.From), t.Entries)
+			fmt.Fprintf(w, "  place: replaced %s, which still names %d entries\n", short(t.From), t.Entries)
 		default:
-			fmt.Fprintf(w, "  %s: took over from %s\n", t.Role, short(t.From))
+			fmt.Fprintf(w, "  %s: replaced %s\n", t.Role, short(t.From))
 		}
 	}
 }
@@ -208,9 +219,10 @@ func newPolicyPromote() *cobra.Command {
 	q := &proto.PromotePolicyRequest{}
 	cmd := &cobra.Command{
 		Use:   "promote SHADOW",
-		Short: "Let a shadow's policy evict from now on, in a running host",
-		Long: `Starts a fresh instance of the shadow's module, tells it of every entry in order of last touch, and lets it evict; the
-shadow ends. It lasts until the host is restarted: to keep it, write it to the configuration.`,
+		Short: "Make a shadow of a running host its evict policy",
+		Long: `Starts a new instance of the shadow's module, replays every entry to it in order of last touch,
+and lets it evict. The shadow ends. The change lasts until the host restarts. To keep it, write it to the
+configuration.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usageError{fmt.Errorf("%s: want the name of one shadow", cmd.CommandPath())}
@@ -228,6 +240,6 @@ shadow ends. It lasts until the host is restarted: to keep it, write it to the c
 		},
 	}
 	r.addTo(cmd)
-	cmd.Flags().StringVar(&q.Root, "root", "", "the root where it is to evict (default: all)")
+	cmd.Flags().StringVar(&q.Root, "root", "", "the root that it evicts from (default: all)")
 	return cmd
 }

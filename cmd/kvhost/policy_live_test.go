@@ -22,7 +22,8 @@ func module(t *testing.T, dir, name, policy string) string {
 	return write(t, dir, name, string(b))
 }
 
-// TestLivePolicies changes the policies of a running host in every way there is, while a client stores, loads and compares.
+// TestLivePolicies changes the policies of a running host in every way there is, while a client stores, loads and
+// compares.
 func TestLivePolicies(t *testing.T) {
 	dir := shortDir(t)
 	module(t, dir, "main.wasm", "lru")
@@ -53,7 +54,8 @@ module = "sieve"
 shadow = true
 `)
 	cmd, logged, stop := startHost(t, dir, "--config", file)
-	client := command(t, dir, "replay", "--trace", absolute(t, mixedTrace), "--sessions", "2", "--chunk-bytes", "8192", "--limit", "800", "--json")
+	client := command(t, dir, "replay", "--trace", absolute(t, mixedTrace), "--sessions", "2", "--chunk-bytes", "8192",
+		"--limit", "800", "--json")
 	var report, complaints bytes.Buffer
 	client.Stdout, client.Stderr = &report, &complaints
 	if err := client.Start(); err != nil {
@@ -84,10 +86,12 @@ shadow = true
 		t.Errorf("swap: %+v", r)
 	}
 	list("main evict acting fifo")
-	if r := policy("swap", "names", "--set", "widths=1/1/1"); r.code != exitOK || !strings.Contains(r.stdout, "place: took over") {
+	if r := policy("swap", "names", "--set", "widths=1/1/1"); r.code != exitOK ||
+		!strings.Contains(r.stdout, "place: took over") {
 		t.Errorf("swap of a place policy: %+v", r)
 	}
-	if r := policy("swap", "names", "--set", "widths=2/1"); r.code != exitOK { // two that are replaced, with equal labels
+	if r := policy("swap", "names", "--set",
+		"widths=2/1"); r.code != exitOK { // two that are replaced, with equal labels
 		t.Errorf("second swap of a place policy: %+v", r)
 	}
 	if gauge(t, metrics, "kvhost_policy_entries") <= 0 {
@@ -95,12 +99,14 @@ shadow = true
 	}
 	wrong := strings.Repeat("ab", 32)
 	r := policy("swap", "main", fifo, "--sha256", wrong)
-	if r.code == exitOK || !strings.Contains(r.stderr, wrong) || strings.Count(r.stderr, "SHA-256") != 1 || len(longestHex(r.stderr)) != 64 {
+	if r.code == exitOK || !strings.Contains(r.stderr, wrong) || strings.Count(r.stderr, "SHA-256") != 1 ||
+		len(longestHex(r.stderr)) != 64 {
 		t.Errorf("swap for a module with another digest: %+v", r)
 	}
 	for what, args := range map[string][]string{
-		"a bad module": {"swap", "main", bad}, "no such policy": {"swap", "nobody", fifo}, "another role": {"swap", "names", fifo},
-		"no shadow": {"promote", "main"}, "an unknown setting": {"swap", "main", "--set", "nonsense=1"},
+		"a bad module": {"swap", "main", bad}, "no such policy": {"swap", "nobody", fifo},
+		"another role": {"swap", "names", fifo},
+		"no shadow":    {"promote", "main"}, "an unknown setting": {"swap", "main", "--set", "nonsense=1"},
 	} {
 		if r := policy(args...); r.code == exitOK || r.stderr == "" {
 			t.Errorf("%s: %+v", what, r)
@@ -130,7 +136,8 @@ shadow = true
 		FailedStores    int64  `json:"failed_stores"`
 		MismatchedBytes *int64 `json:"mismatched_bytes"`
 	}
-	if err := json.Unmarshal(report.Bytes(), &sum); err != nil || sum.Requests != 800 || sum.Hits == 0 || sum.FailedLoads+sum.FailedStores != 0 || sum.MismatchedBytes == nil || *sum.MismatchedBytes != 0 {
+	if err := json.Unmarshal(report.Bytes(), &sum); err != nil || sum.Requests != 800 || sum.Hits == 0 ||
+		sum.FailedLoads+sum.FailedStores != 0 || sum.MismatchedBytes == nil || *sum.MismatchedBytes != 0 {
 		t.Errorf("the client: %v\n%s", err, report.String())
 	}
 	if code := stop(syscall.SIGTERM); code != exitOK {
@@ -149,7 +156,10 @@ shadow = true
 
 // longestHex is the longest run of hexadecimal digits.
 func longestHex(text string) (longest string) {
-	for _, run := range strings.FieldsFunc(text, func(r rune) bool { return !strings.ContainsRune("0123456789abcdef", r) }) {
+	for _, run := range strings.FieldsFunc(text, func(r rune) bool {
+		return !strings.ContainsRune("0123456789abcdef",
+			r)
+	}) {
 		if len(run) > len(longest) {
 			longest = run
 		}

@@ -14,9 +14,10 @@ func newPolicyNew() *cobra.Command {
 	var language string
 	cmd := &cobra.Command{
 		Use:   "new DIR",
-		Short: "Write the project of a new policy, called like its directory",
-		Long: `Writes a project that builds and passes kvhost policy check as it stands: a small eviction policy, its manifest, a Makefile
-and the kit for its language, copied so that nothing must be found elsewhere.`,
+		Short: "Create a project for a new policy, named like its directory",
+		Long: `Creates a project that builds and passes kvhost policy check: a small eviction policy, its
+manifest, a Makefile and a copy of the kit for its language. AssemblyScript also needs its compiler: npm ci
+--prefix DIR/kvhost.`,
 		Example: "  kvhost policy new --lang rust mine && make -C mine check",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -26,11 +27,13 @@ and the kit for its language, copied so that nothing must be found elsewhere.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := scaffold.New(args[0], language)
-			if errors.Is(err, scaffold.ErrName) || errors.Is(err, scaffold.ErrLanguage) || errors.Is(err, scaffold.ErrExists) {
+			if errors.Is(err, scaffold.ErrName) || errors.Is(err, scaffold.ErrLanguage) ||
+				errors.Is(err, scaffold.ErrExists) {
 				return usageError{err}
 			}
 			if err == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: make -C %s check\n", filepath.Clean(args[0]), filepath.Clean(args[0]))
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: make -C %s check\n", filepath.Clean(args[0]),
+					filepath.Clean(args[0]))
 			}
 			return err
 		},

@@ -15,9 +15,9 @@ func newPolicyPack() *cobra.Command {
 	var manifest, out string
 	cmd := &cobra.Command{
 		Use:   "pack FILE",
-		Short: "Put a manifest into a module, in place of one that it has",
-		Long: `Puts a manifest into a module as the custom section ` + abi.ManifestSection + `: for toolchains that cannot write custom sections,
-and after tools that strip them. The manifest is checked first.`,
+		Short: "Put a manifest into a module",
+		Long: `Puts a manifest into a module as the custom section ` + abi.ManifestSection + `, replacing an old one: for
+toolchains that cannot write custom sections, and after tools that strip them. The manifest is checked first.`,
 		Example: "  kvhost policy pack mine.wasm --manifest manifest.json",
 		Args:    cobra.MatchAll(wantFiles, oneFile),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -28,7 +28,7 @@ and after tools that strip them. The manifest is checked first.`,
 		},
 	}
 	cmd.Flags().StringVar(&manifest, "manifest", "manifest.json", "the manifest")
-	cmd.Flags().StringVarP(&out, "out", "o", "", "where the module goes (default in place)")
+	cmd.Flags().StringVarP(&out, "out", "o", "", "where to write the module (default: in place)")
 	return cmd
 }
 

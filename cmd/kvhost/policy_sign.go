@@ -18,8 +18,9 @@ func newPolicyKeygen() *cobra.Command {
 	return &cobra.Command{
 		Use:   "keygen NAME",
 		Short: "Make a key pair for signing modules: NAME.key and NAME.pub",
-		Long: `Makes a key pair in minisign's format. NAME.key is the secret one, without a password and with mode 0600: keep it where you
-keep passwords. NAME.pub goes to operators, whose public_key in the configuration is its last line.`,
+		Long: `Makes a key pair in minisign's format. NAME.key is the secret key, without a password and with
+mode 0600: keep it where you keep passwords. Give NAME.pub to operators; its last line is public_key in their
+configuration.`,
 		Example: "  kvhost policy keygen vendor",
 		Args:    cobra.MatchAll(wantFiles, oneFile),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -85,6 +86,6 @@ func newPolicySign() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&secret, "key", "", "the secret key, of keygen or of minisign -G -W")
+	cmd.Flags().StringVar(&secret, "key", "", "the secret key, from keygen or minisign -G -W")
 	return cmd
 }

@@ -25,7 +25,8 @@ func want(t *testing.T, dir string, code int, text string, args ...string) strin
 	t.Helper()
 	r := finish(t, command(t, dir, args...))
 	if r.code != code || !strings.Contains(r.stdout+r.stderr, text) {
-		t.Errorf("kvhost %s: code %d, want %d and %q\n%s%s", strings.Join(args, " "), r.code, code, text, r.stdout, r.stderr)
+		t.Errorf("kvhost %s: code %d, want %d and %q\n%s%s", strings.Join(args, " "), r.code, code, text, r.stdout,
+			r.stderr)
 	}
 	return r.stdout
 }
@@ -65,10 +66,12 @@ func TestPolicySignAndInspect(t *testing.T) {
 	want(t, dir, exitOK, "evict", "policy", "inspect", "--public-key", key, path)
 	pin := want(t, dir, exitOK, "sha256 = ", "policy", "digest", "mine.wasm")
 	var got inspection
-	if err := json.Unmarshal([]byte(want(t, dir, exitOK, "", "policy", "inspect", "--json", "mine.wasm")), &got); err != nil {
+	if err := json.Unmarshal([]byte(want(t, dir, exitOK, "", "policy", "inspect", "--json", "mine.wasm")),
+		&got); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(pin, got.SHA256) || fmt.Sprint(got.Roles) != "[evict]" || got.FuelCall == 0 || len(got.Imports) == 0 {
+	if !strings.Contains(pin, got.SHA256) || fmt.Sprint(got.Roles) != "[evict]" || got.FuelCall == 0 ||
+		len(got.Imports) == 0 {
 		t.Errorf("%s: %+v", pin, got)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
@@ -109,7 +112,8 @@ func TestPolicyNew(t *testing.T) {
 			testenv.Need(t, tools[language]...)
 			dir := t.TempDir()
 			want(t, dir, exitOK, "make -C mine check", "policy", "new", "--lang", language, "mine")
-			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+binary, "ASC="+testenv.CompilerOfAssemblyScript())
+			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+binary,
+				"ASC="+testenv.CompilerOfAssemblyScript())
 			cmd.Dir = dir
 			cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "CARGO_NET_OFFLINE=true")
 			out, err := cmd.CombinedOutput()

@@ -107,7 +107,8 @@ func (p *progress) draw(now time.Time) {
 		share = min(1, float64(p.done)/float64(p.total))
 	}
 	filled := int(share * cells)
-	line := fmt.Sprintf("%d/%d %s [%s%s]", p.done, p.total, p.unit, strings.Repeat("=", filled), strings.Repeat("-", cells-filled))
+	line := fmt.Sprintf("%d/%d %s [%s%s]", p.done, p.total, p.unit, strings.Repeat("=", filled),
+		strings.Repeat("-", cells-filled))
 	if p.note != "" {
 		line += " " + p.note
 	}

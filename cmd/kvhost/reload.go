@@ -10,8 +10,8 @@ import (
 	"github.com/kvhost/kvhost/host"
 )
 
-// reloadOnHangup reads the configuration again with each SIGHUP and lets the host swap the policies that changed. The
-// function ends that.
+// reloadOnHangup reads the configuration again at each SIGHUP and lets the host swap the policies that changed, until
+// the returned function is called.
 func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Logger) func() {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 1)
@@ -30,7 +30,7 @@ func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Lo
 				err = h.Reload(ctx, &loaded.Config)
 			}
 			if err != nil {
-				log.Error("the configuration is not in force; all is as it was", "error", err)
+				log.Error("configuration not reloaded: nothing changed", "error", err)
 			}
 		}
 	}()

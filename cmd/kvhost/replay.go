@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/replay"
 )
 
-// replayFlags are the flags of replay besides the configuration's.
+// replayFlags are the flags of replay and the configuration's.
 type replayFlags struct {
 	settings
 	options    replay.Options
@@ -33,13 +33,14 @@ func newReplay() *cobra.Command {
 	var r replayFlags
 	cmd := &cobra.Command{
 		Use:   "replay --trace FILE",
-		Short: "Play a request trace against a host, and compare every byte that comes back",
-		Long: `Plays a request trace against a running host (--socket), or against one that it starts (--embedded): per request it
-looks up the prefix, loads the hits, compares every byte, stores the rest and waits until that is published. It ends in a
-table, or one JSON object, and fails when wrong bytes were served (exit code 7) or the host failed to store or load (1).
+		Short: "Replay a request trace against a host, and compare every byte that comes back",
+		Long: `Replays a request trace against a running host (--socket), or against one that it starts
+(--embedded). For each request it looks up the prefix, loads the hits, compares every byte, stores the rest and
+waits for the publication. It prints a table or a JSON object, and fails when wrong bytes were served (exit code
+7) or the host failed to store or load (exit code 1).
 
-A trace is JSON lines {timestamp, input_length, output_length, hash_ids}, plain, gzip or zstd. Each hash id is one chunk.
-The configuration's flags and its file count for an embedded host, but for its socket, roots and HTTP listener.`,
+A trace is JSON lines {timestamp, input_length, output_length, hash_ids}, plain, gzip or zstd. Each hash id is
+one chunk. An embedded host uses the configuration, except for its socket, roots and HTTP listener.`,
 		Example: `  kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 2000
   kvhost replay --embedded --trace t.jsonl.gz --capacity 100GiB --store /mnt/nvme0/replay --sessions 8 --ranks 2
   kvhost replay --socket /run/kvhost.sock --trace t.jsonl.gz --limit 1000 --json`,
@@ -47,19 +48,24 @@ The configuration's flags and its file count for an embedded host, but for its s
 		RunE: func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context()) },
 	}
 	f := cmd.Flags()
-	f.StringVarP(&r.options.Trace, "trace", "t", "", "trace to play (required)")
+	f.StringVarP(&r.options.Trace, "trace", "t", "", "trace to replay (required)")
 	f.BoolVar(&r.embedded, "embedded", false, "start a host for the replay: real socket, real files, policies in wasm")
 	f.StringVar(&r.store, "store", "", "embedded: directory for the chunks, kept afterwards (default: a temporary one)")
-	f.StringVar(&r.capacity, "capacity", "", "embedded: chunks when it has no unit, else bytes (default 10GiB)")
-	f.VarPF(&setting{key: "store.evict", kind: "choice", into: &r.settings}, "evict", "", "embedded: on-demand or background; same as --store-evict")
-	f.IntVar(&r.options.Sessions, "sessions", 1, "concurrent sessions; a conversation stays with one, in order")
-	f.IntVar(&r.options.Shape.Ranks, "ranks", 1, "ranks of each session's engine, each with its own piece of every chunk")
+	f.StringVar(&r.capacity, "capacity", "", "embedded: capacity in chunks, or in bytes with a unit (default 10GiB)")
+	f.VarPF(&setting{key: "store.evict", kind: "choice", into: &r.settings}, "evict", "",
+		"embedded: on-demand or background; same as --store-evict")
+	f.IntVar(&r.options.Sessions, "sessions", 1,
+		"concurrent sessions; the requests of a conversation stay in one, in order")
+	f.IntVar(&r.options.Shape.Ranks, "ranks", 1,
+		"ranks of each session's engine; each has its own piece of every chunk")
 	f.StringVar(&r.chunkBytes, "chunk-bytes", "64KiB", "size of a chunk in one rank")
 	f.StringVar(&r.pageBytes, "page-bytes", "", "size of a page (default: 16KiB, or the chunk if that is smaller)")
-	f.IntVar(&r.options.Shape.Layers, "layers", 0, "layers that a chunk's pages spread over (default: 2, or 1 when the pages are odd)")
-	f.StringVar(&r.memory, "memory", "128MiB", "pages of each session; longer requests are played in parts")
-	f.IntVar(&r.options.Limit, "limit", 0, "requests to play (default: all)")
-	f.Float64Var(&r.options.Speed, "speed", 0, "1 keeps the trace's times, 2 plays twice as fast, 0 does not wait")
+	f.IntVar(&r.options.Shape.Layers, "layers", 0,
+		"layers of a chunk's pages (default: 2, or 1 when the number of pages is odd)")
+	f.StringVar(&r.memory, "memory", "128MiB",
+		"memory for the pages of each session; longer requests are replayed in parts")
+	f.IntVar(&r.options.Limit, "limit", 0, "requests to replay (default: all)")
+	f.Float64Var(&r.options.Speed, "speed", 0, "1: at the trace's times; 2: twice as fast; 0: without waiting")
 	f.BoolVar(&r.json, "json", false, "print one JSON object instead of the table")
 	r.addTo(cmd)
 	return cmd
@@ -75,7 +81,10 @@ func (r *replayFlags) run(ctx context.Context) error {
 	context.AfterFunc(ctx, stop) // a second signal kills
 	r.options.Socket = loaded.Config.Socket
 	if r.embedded {
-		r.options.Start = func(ctx context.Context) (string, func() error, error) { return r.embed(ctx, &loaded.Config) }
+		r.options.Start = func(ctx context.Context) (string, func() error,
+			error) {
+			return r.embed(ctx, &loaded.Config)
+		}
 	}
 	return r.play(ctx)
 }
@@ -99,19 +108,21 @@ func (r *replayFlags) play(ctx context.Context) error {
 	return errors.Join(err, report.Err())
 }
 
-// parse reads what is not the configuration's, and the configuration.
+// parse reads the flags of replay, and the configuration.
 func (r *replayFlags) parse() (*config.Loaded, error) {
 	if r.options.Trace == "" {
 		return nil, usageError{errors.New("replay: want --trace FILE")}
 	}
 	if !r.embedded && (r.store != "" || r.capacity != "") {
-		return nil, usageError{errors.New("replay: --store and --capacity are for --embedded; a running host has its own")}
+		return nil,
+			usageError{errors.New("replay: --store and --capacity are for --embedded; a running host has its own")}
 	}
 	for _, f := range []struct {
 		name, text string
 		into       *int64
 	}{
-		{"chunk-bytes", r.chunkBytes, &r.options.Shape.ChunkBytes}, {"page-bytes", r.pageBytes, &r.options.Shape.PageBytes},
+		{"chunk-bytes", r.chunkBytes, &r.options.Shape.ChunkBytes},
+		{"page-bytes", r.pageBytes, &r.options.Shape.PageBytes},
 		{"memory", r.memory, &r.options.Memory},
 	} {
 		if f.text == "" {

@@ -12,8 +12,8 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kvhost",
 		Short: "Host for LLM KV-cache chunks on storage, with its policy in WebAssembly",
-		Long: `kvhost keeps the KV cache of LLM serving engines on storage. Policies decide where chunks go and which of them stay:
-WebAssembly modules, embedded or your own.
+		Long: `kvhost keeps the KV cache of LLM serving engines on storage. Policies decide where chunks go and
+which of them stay: WebAssembly modules, embedded or your own.
 
 Without a command it serves: clients on a Unix socket, metrics over HTTP on loopback.`,
 		Example:       serve.Example,
@@ -38,7 +38,7 @@ Without a command it serves: clients on a Unix socket, metrics over HTTP on loop
 	return root
 }
 
-// noArgs refuses arguments, and guesses which command was meant.
+// noArgs refuses arguments, and suggests the command that was probably meant.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

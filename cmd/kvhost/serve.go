@@ -17,8 +17,8 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve clients until SIGINT or SIGTERM (the default)",
-		Long: `Serves clients until SIGINT or SIGTERM, which end it cleanly. SIGHUP reloads the policies of the configuration. SIGUSR2
-switches debug logging on and off.`,
+		Long: `Serves clients until SIGINT or SIGTERM, which end it cleanly. SIGHUP reloads the policies of the
+configuration. SIGUSR2 switches debug logging on and off.`,
 		Example: `  kvhost --policy lru.wasm
   kvhost --config /etc/kvhost.toml --log-level debug
   kvhost --root /mnt/nvme0/kv=2TiB --root /mnt/nvme1/kv=2TiB --policy my-evict.wasm --policy fanout.wasm`,
@@ -36,7 +36,8 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	// A second signal kills, but not one that comes with the first, as some tools and terminals send it.
+	// A second signal kills the process, but not within a second of the first: some tools and terminals send two at
+	// once.
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	log, level := newLog(&loaded.Config.Log)
 	defer toggleDebug(log, level)()

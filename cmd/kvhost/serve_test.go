@@ -36,9 +36,10 @@ func healthy(t *testing.T, address string) bool {
 	return r.StatusCode == http.StatusOK
 }
 
-// startHost starts a host and waits until its log says that it is ready. stop ends it with a signal and gives its exit code
-// and log.
-func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged func() string, stop func(os.Signal) int) {
+// startHost starts a host and waits until its log says that it is ready. stop ends it with a signal and gives its
+// exit code and log.
+func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged func() string,
+	stop func(os.Signal) int) {
 	t.Helper()
 	return startCommand(t, command(t, dir, args...))
 }
@@ -87,8 +88,8 @@ func await(t *testing.T, logged func() string, text string, ended <-chan struct{
 	}
 }
 
-// A host starts in an empty directory with a policy's name alone, keeps others off its root and socket, serves a replay,
-// changes its log level at a signal, and ends cleanly at another.
+// A host starts in an empty directory with a policy's name alone, keeps others off its root and socket, serves a
+// replay, changes its log level at a signal, and ends cleanly at another.
 func TestServe(t *testing.T) {
 	dir := shortDir(t)
 	address := freePort(t)
@@ -96,16 +97,20 @@ func TestServe(t *testing.T) {
 	if !healthy(t, address) {
 		t.Error("/healthz does not answer 200")
 	}
-	if r := finish(t, command(t, dir, "--socket", "b.sock", "--http-listen", "")); r.code != exitRootBusy || !strings.Contains(r.stderr, "kvhost-data") {
+	if r := finish(t, command(t, dir, "--socket", "b.sock", "--http-listen", "")); r.code != exitRootBusy ||
+		!strings.Contains(r.stderr, "kvhost-data") {
 		t.Errorf("second host on the root: exit code %d\n%s", r.code, r.stderr)
 	}
-	if r := finish(t, command(t, dir, "--root", "other", "--http-listen", "")); r.code != exitAddress || !strings.Contains(r.stderr, "kvhost.sock") {
+	if r := finish(t, command(t, dir, "--root", "other", "--http-listen", "")); r.code != exitAddress ||
+		!strings.Contains(r.stderr, "kvhost.sock") {
 		t.Errorf("second host on the socket: exit code %d\n%s", r.code, r.stderr)
 	}
-	if r := finish(t, command(t, dir, "--root", "other", "--socket", "b.sock", "--http-listen", address)); r.code != exitAddress || !strings.Contains(r.stderr, address) {
+	if r := finish(t, command(t, dir, "--root", "other", "--socket", "b.sock", "--http-listen",
+		address)); r.code != exitAddress || !strings.Contains(r.stderr, address) {
 		t.Errorf("second host on the HTTP address: exit code %d\n%s", r.code, r.stderr)
 	}
-	r := finish(t, command(t, dir, "replay", "--trace", absolute(t, mixedTrace), "--limit", "40", "--sessions", "2", "--ranks", "2", "--chunk-bytes", "8192", "--json"))
+	r := finish(t, command(t, dir, "replay", "--trace", absolute(t, mixedTrace), "--limit", "40", "--sessions", "2",
+		"--ranks", "2", "--chunk-bytes", "8192", "--json"))
 	var report struct {
 		Requests, Hits  int64
 		MismatchedBytes *int64 `json:"mismatched_bytes"`
@@ -143,7 +148,8 @@ func TestServe(t *testing.T) {
 // An embedded replay leaves nothing behind but the store it was told to keep, and finds that again.
 func TestEmbeddedReplay(t *testing.T) {
 	dir := shortDir(t)
-	args := []string{"replay", "--embedded", "--trace", absolute(t, mixedTrace), "--limit", "30", "--chunk-bytes", "4096",
+	args := []string{"replay", "--embedded", "--trace", absolute(t, mixedTrace), "--limit", "30", "--chunk-bytes",
+		"4096",
 		"--store", "kept", "--capacity", "2000", "--policy", "fifo.wasm", "--evict", "background", "--json"}
 	hits := [2]int64{}
 	for i := range hits {
@@ -171,7 +177,8 @@ func TestEmbeddedReplay(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	testenv.Need(t, testenv.Mounts)
 	dir := shortDir(t)
-	script := fmt.Sprintf("mount --make-rprivate / && mount -t tmpfs -o size=4m kvhost-test %s && exec %s replay --embedded --trace %s --limit 40 --store %s --capacity 1GiB --json",
+	script := fmt.Sprintf("mount --make-rprivate / && mount -t tmpfs -o size=4m kvhost-test %s && "+
+		"exec %s replay --embedded --trace %s --limit 40 --store %s --capacity 1GiB --json",
 		dir, binary, absolute(t, mixedTrace), filepath.Join(dir, "s"))
 	cmd := command(t, "/")
 	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", script}
@@ -189,7 +196,8 @@ func TestFullDisk(t *testing.T) {
 	if r.code != exitFailure || !strings.Contains(r.stderr, "no space left on device") {
 		t.Errorf("exit code %d\n%s", r.code, r.stderr)
 	}
-	if report.Stored == 0 || report.Hits == 0 || report.FailedStores == 0 || report.FailedLoads != 0 || report.MismatchedBytes != 0 {
+	if report.Stored == 0 || report.Hits == 0 || report.FailedStores == 0 || report.FailedLoads != 0 ||
+		report.MismatchedBytes != 0 {
 		t.Errorf("report %+v", report)
 	}
 }

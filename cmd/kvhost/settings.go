@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 )
 
-// settings are the flags that stand over the configuration: one per key, besides --config, --policy and --root.
+// settings are the flags that override the configuration: one per key, besides --config, --policy and --root.
 type settings struct {
 	file  string
 	given []config.Setting
@@ -22,7 +22,8 @@ func (s *settings) addTo(cmd *cobra.Command) {
 	f.SortFlags = false
 	f.StringVarP(&s.file, "config", "c", "", "TOML file (default: $"+config.EnvFile+", else none)")
 	s.flag(f, "root", "path[=capacity]", "directory that holds chunks; repeatable")
-	s.flag(f, "policy", "module", "policy module, a .wasm file or the name of an embedded one; repeatable, one per role")
+	s.flag(f, "policy", "module",
+		"policy module, a .wasm file or the name of an embedded one; repeatable, one per role")
 	for _, k := range config.Keys() {
 		usage, hidden := k.Usage(), true
 		if slices.Contains(everyday, k.Path()) {
@@ -56,7 +57,7 @@ func (s *settings) load() (*config.Loaded, error) {
 	return config.Load(src)
 }
 
-// setting is one flag's value: it is kept as text, and checked with all the others.
+// setting is one flag's value. It is kept as text, and checked together with all the others.
 type setting struct {
 	key, kind string
 	into      *settings

@@ -37,7 +37,8 @@ shared = true
 	}
 	play := func(id, limit string) (f figures) {
 		t.Helper()
-		r := finish(t, command(t, dir, "replay", "--socket", filepath.Join(dir, id), "--trace", simTrace(t), "--limit", limit, "--json"))
+		r := finish(t, command(t, dir, "replay", "--socket", filepath.Join(dir, id), "--trace", simTrace(t), "--limit",
+			limit, "--json"))
 		if r.code != exitOK {
 			t.Fatalf("replay on %s: exit %d: %s", id, r.code, r.stderr)
 		}
@@ -93,7 +94,8 @@ func taken(t *testing.T, root string) (n int64) {
 		if os.IsNotExist(err) {
 			return nil
 		}
-		if err != nil || e.IsDir() || strings.Contains(name, ".kvhost") && !strings.Contains(name, "/t/") && !strings.Contains(name, "/trash/") {
+		if err != nil || e.IsDir() || strings.Contains(name, ".kvhost") && !strings.Contains(name, "/t/") &&
+			!strings.Contains(name, "/trash/") {
 			return err
 		}
 		var st syscall.Stat_t

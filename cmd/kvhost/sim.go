@@ -42,18 +42,19 @@ func newSim() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Simulate eviction policies on request traces and draw their miss-ratio curves",
-		Long: `Runs eviction policies, the very modules that a host runs, over traces without touching storage: one policy and capacity
-per core at a time. A hit is a chunk that is resident when it is used, in the order of the trace.
+		Long: `Runs eviction policies, the same modules that a host runs, over traces without touching storage:
+one policy and capacity per core at a time. A hit is a chunk that is resident when it is used, in the order of
+the trace.
 
-A policy is a .wasm file or the name of an embedded one, with settings after a colon (lfu.wasm:aging=false). Two
-yardsticks stand beside them: belady evicts what is used again last of all, the best there can be; infinite never
-evicts. native:NAME runs a first-party policy without wasm.
+A policy is a .wasm file or the name of an embedded one, with settings after a colon (lfu.wasm:aging=false).
+There are two baselines: belady, the offline optimum, evicts the chunk whose next use is furthest away; infinite
+never evicts. native:NAME runs a first-party policy without wasm.
 
-A capacity is a share of the trace's unique chunks, rounded down (10%), a number of chunks (5000), or a size (64GiB, divided by
---chunk-bytes). Traces joined by + run one after the other as one.
+A capacity is a share of the trace's unique chunks, rounded down (10%), a number of chunks (5000), or a size
+(64GiB), which is divided by --chunk-bytes. Traces joined by + run as one, one after the other.
 
-accesses_per_second counts the policy's loop alone. Reading the trace, numbering its chunks and compiling the modules
-come on top and are in the figure for the whole run.`,
+accesses_per_second counts the policy's loop only. The figure for the whole run includes reading the trace,
+numbering its chunks and compiling the modules.`,
 		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy sieve.wasm --policy belady
   kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy arc.wasm --capacity 1%,5%,20% --plot curves.svg
   kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy lfu.wasm:aging=false --order tail-first --json`,
@@ -66,20 +67,27 @@ come on top and are in the figure for the whole run.`,
 	}
 	fl := cmd.Flags()
 	fl.SortFlags = false
-	fl.StringSliceVar(&f.traces, "trace", nil, "trace files, commas between; repeatable")
+	fl.StringSliceVar(&f.traces, "trace", nil, "trace files, separated by commas; repeatable")
 	fl.StringArrayVar(&f.policies, "policy", nil, "policy to simulate; repeatable (default lru.wasm and belady)")
-	fl.StringVar(&f.policyDir, "policy-dir", "", "where policies are looked up by name before the embedded ones")
-	fl.StringSliceVar(&f.capacities, "capacity", []string{"1%", "5%", "10%", "20%", "50%"}, "capacities, commas between")
-	fl.StringVar(&f.order, "order", sim.Forward.String(), "order of the touches of one request: forward or tail-first")
+	fl.StringVar(&f.policyDir, "policy-dir", "",
+		"directory that is searched for policies by name before the embedded ones")
+	fl.StringSliceVar(&f.capacities, "capacity", []string{"1%", "5%", "10%", "20%", "50%"},
+		"capacities, separated by commas")
+	fl.StringVar(&f.order, "order", sim.Forward.String(),
+		"order in which a request touches its chunks: forward or tail-first")
 	fl.StringArrayVar(&f.plots, "plot", nil, "draw miss-ratio curves to this .svg or .html file; repeatable")
-	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array in place of tables")
+	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array instead of tables")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
-	fl.StringVar(&f.chunkBytes, "chunk-bytes", "4KiB", "size of a chunk, told to policies and used for capacities in bytes")
-	fl.IntVar(&f.prefill.ChunkTokens, "chunk-tokens", f.prefill.ChunkTokens, "tokens of a chunk, for the cost of computing it again")
-	fl.Float64Var(&f.prefill.TokensPerSecond, "prefill-rate", f.prefill.TokensPerSecond, "tokens computed per second at the start of a context; 0 for no cost figures")
-	fl.Float64Var(&f.prefill.DoubleAt, "prefill-double-at", f.prefill.DoubleAt, "tokens of context at which a token costs twice as much; 0 for never")
-	fl.Uint64Var(&f.seed, "seed", 1, "seed given to policies that draw lots")
+	fl.StringVar(&f.chunkBytes, "chunk-bytes", "4KiB",
+		"size of a chunk, told to policies and used for capacities in bytes")
+	fl.IntVar(&f.prefill.ChunkTokens, "chunk-tokens", f.prefill.ChunkTokens,
+		"tokens of a chunk, for the cost of recomputing it")
+	fl.Float64Var(&f.prefill.TokensPerSecond, "prefill-rate", f.prefill.TokensPerSecond,
+		"tokens computed per second at the start of a context; 0 for no cost figures")
+	fl.Float64Var(&f.prefill.DoubleAt, "prefill-double-at", f.prefill.DoubleAt,
+		"tokens of context at which a token costs twice as much; 0 for never")
+	fl.Uint64Var(&f.seed, "seed", 1, "seed of randomised policies")
 	return cmd
 }
 

@@ -20,7 +20,8 @@ func simTrace(t *testing.T) string {
 func TestSimJSON(t *testing.T) {
 	dir := t.TempDir()
 	r := finish(t, command(t, dir, "sim", "--trace", simTrace(t), "--policy", "lru.wasm", "--policy", "native:lru",
-		"--policy", "belady", "--policy", "infinite", "--capacity", "1%,500", "--json", "--plot", "c.svg", "--plot", "c.html"))
+		"--policy", "belady", "--policy", "infinite", "--capacity", "1%,500", "--json", "--plot", "c.svg", "--plot",
+		"c.html"))
 	if r.code != exitOK {
 		t.Fatalf("exit %d: %s", r.code, r.stderr)
 	}
@@ -39,11 +40,14 @@ func TestSimJSON(t *testing.T) {
 	}
 	for k := range 2 {
 		wasm, native, belady, infinite := rows[k], rows[2+k], rows[4+k], rows[6+k]
-		if wasm.Policy != "lru.wasm" || native.Policy != "native:lru" || belady.Policy != "belady" || infinite.Policy != "infinite" {
+		if wasm.Policy != "lru.wasm" || native.Policy != "native:lru" || belady.Policy != "belady" ||
+			infinite.Policy != "infinite" {
 			t.Errorf("policies %s, %s, %s, %s", wasm.Policy, native.Policy, belady.Policy, infinite.Policy)
 		}
-		if wasm.Hits != native.Hits || belady.Hits <= wasm.Hits || infinite.Hits < belady.Hits || wasm.PrefixHitRatio != native.PrefixHitRatio {
-			t.Errorf("hits: %d as a module, %d natively, %d belady, %d infinite", wasm.Hits, native.Hits, belady.Hits, infinite.Hits)
+		if wasm.Hits != native.Hits || belady.Hits <= wasm.Hits || infinite.Hits < belady.Hits ||
+			wasm.PrefixHitRatio != native.PrefixHitRatio {
+			t.Errorf("hits: %d as a module, %d natively, %d belady, %d infinite", wasm.Hits, native.Hits, belady.Hits,
+				infinite.Hits)
 		}
 		if wasm.Trace != "mixed" || wasm.AccessesPerSecond <= 0 || wasm.MissRatio <= 0 || wasm.MissRatio >= 1 {
 			t.Errorf("%+v", wasm)
@@ -59,11 +63,13 @@ func TestSimJSON(t *testing.T) {
 
 func TestSimTable(t *testing.T) {
 	path := simTrace(t)
-	r := finish(t, command(t, t.TempDir(), "sim", "--trace", path+","+path+"+"+path, "--policy", "native:sieve", "--capacity", "10%", "--order", "tail-first"))
+	r := finish(t, command(t, t.TempDir(), "sim", "--trace", path+","+path+"+"+path, "--policy", "native:sieve",
+		"--capacity", "10%", "--order", "tail-first"))
 	if r.code != exitOK {
 		t.Fatalf("exit %d: %s", r.code, r.stderr)
 	}
-	for _, want := range []string{"mixed: ", "mixed+mixed: ", "tail-first", "miss ratio", "prefix hit ratio", "prefill saved", "whole run: "} {
+	for _, want := range []string{"mixed: ", "mixed+mixed: ", "tail-first", "miss ratio", "prefix hit ratio",
+		"prefill saved", "whole run: "} {
 		if !strings.Contains(r.stdout, want) {
 			t.Errorf("no %q in\n%s", want, r.stdout)
 		}
@@ -86,7 +92,8 @@ func TestSimExitCodes(t *testing.T) {
 		{"no such trace", []string{"--trace", "nowhere.jsonl"}, exitTrace, "nowhere.jsonl"},
 		{"a broken trace", []string{"--trace", broken}, exitTrace, "broken.jsonl:1"},
 		{"no such policy", []string{"--trace", path, "--policy", "nothing.wasm"}, exitPolicy, "nothing.wasm"},
-		{"a policy of another role", []string{"--trace", path, "--policy", "fanout.wasm"}, exitPolicy, "does not evict"},
+		{"a policy of another role", []string{"--trace", path, "--policy", "fanout.wasm"}, exitPolicy,
+			"does not evict"},
 		{"a setting it does not have", []string{"--trace", path, "--policy", "lru.wasm:speed=9"}, exitPolicy, "speed"},
 		{"no such native policy", []string{"--trace", path, "--policy", "native:nothing"}, exitUsage, "nothing"},
 		{"a bad capacity", []string{"--trace", path, "--capacity", "0%"}, exitUsage, `"0%"`},

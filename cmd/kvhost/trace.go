@@ -16,7 +16,7 @@ import (
 func newTrace() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
-		Short: "Make and describe request traces",
+		Short: "Generate and describe request traces",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return usageError{fmt.Errorf("%s: want gen or info", cmd.CommandPath())}
@@ -32,9 +32,10 @@ func newTraceGen() *cobra.Command {
 	gap := time.Duration(m.GapMillis) * time.Millisecond
 	cmd := &cobra.Command{
 		Use:   "gen",
-		Short: "Make a trace from a seed: conversations, agents with sub-agents, prompts asked once",
-		Long: `Makes a trace from a seed. Sessions share system prompts, conversations and agents grow their prefix turn by turn, and
-agents start sub-agents. The same flags give the same bytes on every machine; the defaults make examples/traces/mixed.jsonl.zst.`,
+		Short: "Generate a trace from a seed: conversations, agents with sub-agents, one-shot prompts",
+		Long: `Generates a trace from a seed. Sessions share system prompts, conversations and agents extend
+their prefix turn by turn, and agents start sub-agents. The same flags give the same bytes on every machine; the
+defaults give examples/traces/mixed.jsonl.zst.`,
 		Example: `  kvhost trace gen --out examples/traces/mixed.jsonl.zst
   kvhost trace gen --seed 7 --requests 50000 --chat 0 --one-shot 0 --out agents.jsonl.gz
   kvhost trace gen --requests 10`,
@@ -46,12 +47,12 @@ agents start sub-agents. The same flags give the same bytes on every machine; th
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVarP(&out, "out", "o", "-", "file, packed when it ends in .gz or .zst; - is standard output")
+	f.StringVarP(&out, "out", "o", "-", "file, compressed when it ends in .gz or .zst; - is standard output")
 	f.Uint64Var(&m.Seed, "seed", m.Seed, "seed")
 	f.IntVar(&m.Requests, "requests", m.Requests, "requests")
 	f.IntVar(&m.Chat, "chat", m.Chat, "weight of conversations among new sessions")
 	f.IntVar(&m.Agent, "agent", m.Agent, "weight of agents among new sessions")
-	f.IntVar(&m.OneShot, "one-shot", m.OneShot, "weight of prompts asked once among new sessions")
+	f.IntVar(&m.OneShot, "one-shot", m.OneShot, "weight of one-shot prompts among new sessions")
 	f.IntVar(&m.Prompts, "prompts", m.Prompts, "shared system prompts of each kind")
 	f.DurationVar(&gap, "gap", gap, "mean time between two new sessions")
 	f.IntVar(&m.BlockTokens, "block-tokens", m.BlockTokens, "tokens per hash id")
@@ -84,7 +85,7 @@ func newTraceInfo() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "info FILE...",
-		Short:   "Describe traces: sizes, reuse, and what an infinite cache would hit",
+		Short:   "Describe traces: sizes, reuse, and the hit ratio of an infinite cache",
 		Example: "  kvhost trace info examples/traces/mixed.jsonl.zst\n  kvhost trace info --json conversation.jsonl.gz",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -125,7 +126,7 @@ func traceInfo(path string, asJSON bool) error {
 	} else {
 		err = infoTable(os.Stdout, path, &s)
 	}
-	if failure != io.EOF { // what was read before it is printed all the same
+	if failure != io.EOF { // the part that was read is printed all the same
 		return failure
 	}
 	return err
@@ -161,7 +162,8 @@ func infoOf(path string, s *trace.Stats) info {
 		InfiniteHitRatio: s.HitRatio(), PrefixHitRatio: s.PrefixHitRatio(), OtherParents: s.OtherParents,
 		SpanSeconds: float64(s.SpanMillis) / 1000, InputTokens: s.InputTokens, OutputTokens: s.OutputTokens,
 		BlocksMean: s.Blocks.Mean(), BlocksP50: s.Blocks.Quantile(0.5), BlocksP90: s.Blocks.Quantile(0.9),
-		BlocksP99: s.Blocks.Quantile(0.99), BlocksMax: s.Blocks.Max(), ReuseP50: gap(0.5), ReuseP90: gap(0.9), ReuseP99: gap(0.99),
+		BlocksP99: s.Blocks.Quantile(0.99), BlocksMax: s.Blocks.Max(), ReuseP50: gap(0.5), ReuseP90: gap(0.9),
+		ReuseP99: gap(0.99),
 	}
 }
 
@@ -173,11 +175,12 @@ func infoTable(out io.Writer, path string, s *trace.Stats) error {
 	fmt.Fprintf(w, "tokens\t%d in, %d out\n", i.InputTokens, i.OutputTokens)
 	fmt.Fprintf(w, "block accesses\t%d\n", i.Accesses)
 	fmt.Fprintf(w, "unique blocks\t%d (%.1f %% used once)\n", i.Unique, 100*i.OneTimeShare)
-	fmt.Fprintf(w, "blocks per request\tmean %.1f, p50 %d, p90 %d, p99 %d, max %d\n", i.BlocksMean, i.BlocksP50, i.BlocksP90, i.BlocksP99, i.BlocksMax)
+	fmt.Fprintf(w, "blocks per request\tmean %.1f, p50 %d, p90 %d, p99 %d, max %d\n", i.BlocksMean, i.BlocksP50,
+		i.BlocksP90, i.BlocksP99, i.BlocksMax)
 	fmt.Fprintf(w, "reuse gap\tp50 %.0f s, p90 %.0f s, p99 %.0f s\n", i.ReuseP50, i.ReuseP90, i.ReuseP99)
 	fmt.Fprintf(w, "infinite cache\thit ratio %.4f, as prefixes %.4f\n", i.InfiniteHitRatio, i.PrefixHitRatio)
 	if i.OtherParents > 0 {
-		fmt.Fprintf(w, "not chained\t%d accesses have another parent than before\n", i.OtherParents)
+		fmt.Fprintf(w, "not chained\t%d accesses with another parent than before\n", i.OtherParents)
 	}
 	return w.Flush()
 }
