@@ -143,10 +143,10 @@ func TestHungRoot(t *testing.T) {
 	if got := p.outcome(t, 1); got.Result != client.Failed || !strings.Contains(fmt.Sprint(got.Err), "out of service") {
 		t.Errorf("a store to a root that hangs %s: %v", got.Result, got.Err)
 	}
-	if !strings.Contains(logged(), "it gives no answer") {
+	if !strings.Contains(logged(), "no answer after") {
 		t.Errorf("the log does not say why:\n%s", logged())
 	}
-	// Fails while nobody has it open for reading
+	// Fails while nobody has it open for reading.
 	writer, err := os.OpenFile(names[0], os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatalf("nothing hangs: %v", err)

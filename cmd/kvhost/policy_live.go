@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,9 +13,11 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/proto"
 )
@@ -59,10 +62,18 @@ func ask[Q, A any](ctx context.Context, r *running, call func(*grpc.ClientConn, 
 	defer c.Close()
 	a, err := call(c, ctx, q)
 	if s, ok := status.FromError(err); ok && err != nil {
+		if s.Code() == codes.FailedPrecondition {
+			return nil, refusedPolicy{errors.New(s.Message())}
+		}
 		return nil, fmt.Errorf("host: %s", s.Message())
 	}
 	return a, err
 }
+
+// refusedPolicy is a running host's refusal of a policy. Its exit code is that of a policy refused at start.
+type refusedPolicy struct{ error }
+
+func (refusedPolicy) Is(target error) bool { return target == host.ErrPolicy }
 
 func swapPolicy(c *grpc.ClientConn, ctx context.Context, q *proto.SwapPolicyRequest,
 	o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {

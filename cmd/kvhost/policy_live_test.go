@@ -87,11 +87,11 @@ shadow = true
 	}
 	list("main evict acting fifo")
 	if r := policy("swap", "names", "--set", "widths=1/1/1"); r.code != exitOK ||
-		!strings.Contains(r.stdout, "place: took over") {
+		!strings.Contains(r.stdout, "place: replaced") {
 		t.Errorf("swap of a place policy: %+v", r)
 	}
-	if r := policy("swap", "names", "--set",
-		"widths=2/1"); r.code != exitOK { // two that are replaced, with equal labels
+	// Now two were replaced, with equal labels.
+	if r := policy("swap", "names", "--set", "widths=2/1"); r.code != exitOK {
 		t.Errorf("second swap of a place policy: %+v", r)
 	}
 	if gauge(t, metrics, "kvhost_policy_entries") <= 0 {
@@ -108,7 +108,7 @@ shadow = true
 		"another role": {"swap", "names", fifo},
 		"no shadow":    {"promote", "main"}, "an unknown setting": {"swap", "main", "--set", "nonsense=1"},
 	} {
-		if r := policy(args...); r.code == exitOK || r.stderr == "" {
+		if r := policy(args...); r.code != exitPolicy || r.stderr == "" {
 			t.Errorf("%s: %+v", what, r)
 		}
 	}

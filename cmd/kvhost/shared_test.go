@@ -49,7 +49,7 @@ shared = true
 	}
 	_, logA, stopA := startHost(t, dir, conf("a")...)
 	_, logB, stopB := startHost(t, dir, conf("b")...)
-	if !strings.Contains(logA(), "this host is the evictor") || strings.Contains(logB(), "this host is the evictor") {
+	if !strings.Contains(logA(), "elected evictor of the shared root") || strings.Contains(logB(), "elected evictor of the shared root") {
 		t.Fatalf("the first host is not the evictor:\n%s\n%s", logA(), logB())
 	}
 	const some = "20" // requests whose chunks all fit
@@ -67,7 +67,7 @@ shared = true
 	}
 	within("both run")
 	stopA(syscall.SIGKILL)
-	await(t, logB, "this host is the evictor", nil)
+	await(t, logB, "elected evictor of the shared root", nil)
 	third := play("b", "300")
 	within("one was killed")
 	if third.MismatchedBytes+second.MismatchedBytes+first.MismatchedBytes != 0 {
