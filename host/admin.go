@@ -7,26 +7,27 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// admin is the gRPC face of what changes a running host.
+// admin is the gRPC service that changes a running host.
 type admin struct {
 	proto.UnimplementedAdminServer
-	*Host
+	policies *policyset.Set
 }
 
 func (a admin) SwapPolicy(ctx context.Context, q *proto.SwapPolicyRequest) (*proto.SwapPolicyReply, error) {
-	s, err := a.Host.SwapPolicy(ctx, q.Name, config.Policy{Module: q.Module, SHA256: q.Sha256, Config: q.Config})
+	s, err := a.policies.Swap(ctx, q.Name, config.Policy{Module: q.Module, SHA256: q.Sha256, Config: q.Config})
 	return swapReply(s, err)
 }
 
 func (a admin) PromotePolicy(ctx context.Context, q *proto.PromotePolicyRequest) (*proto.SwapPolicyReply, error) {
-	s, err := a.Host.PromotePolicy(ctx, q.Name, q.Root)
+	s, err := a.policies.Promote(ctx, q.Name, q.Root)
 	return swapReply(s, err)
 }
 
-func swapReply(s Swapped, err error) (*proto.SwapPolicyReply, error) {
+func swapReply(s policyset.Swapped, err error) (*proto.SwapPolicyReply, error) {
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}

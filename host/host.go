@@ -10,43 +10,39 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/devices"
+	"github.com/kvhost/kvhost/host/metrics"
+	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Config is what a host is made from.
+// Config is what [New] makes a host from.
 type Config struct {
 	Config  *config.Config // validated
 	Log     *slog.Logger
 	Version string // told to clients
 }
 
-// Host is a whole kvhost.
+// Host is a running kvhost.
 type Host struct {
 	cfg      *config.Config
 	log      *slog.Logger
-	policies *policySet
+	policies *policyset.Set
+	devices  *devices.Devices
 	store    *store.Store
 	engine   *transfer.Engine
-	driver   *gds.Driver // nil: no GPUs
-	gpus     []*gds.GPU
-	cufile   *gds.CuFile // nil: everything is staged
-	fs       staging.FS
 	server   *server.Server
 	http     *httpListener // nil when off
-
-	directMu sync.Mutex
-	direct   []*gds.DirectRoute // of GPUs
 
 	closeOnce sync.Once
 	closeErr  error
 }
 
-// New opens the policies and the store, and binds the HTTP listener; nothing is served yet. The context bounds opening.
+// New opens the policies and the store, and binds the HTTP listener. It serves nothing yet. ctx bounds the opening.
 func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	h := &Host{cfg: cfg.Config, log: cfg.Log}
 	if h.log == nil {
@@ -57,14 +53,15 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 			err = errors.Join(err, h.Close())
 		}
 	}()
-	if h.policies, err = openPolicies(ctx, h.cfg, h.log); err != nil {
+	if h.policies, err = policyset.Open(ctx, h.cfg, h.log); err != nil {
 		return nil, err
 	}
-	h.openDriver()
-	h.fs = h.fileSystem()
-	if h.store, err = store.Open(ctx, h.storeConfig()); err != nil {
+	h.devices = devices.Open(h.cfg, h.log)
+	fsys := h.devices.FileSystem()
+	if h.store, err = store.Open(ctx, h.storeConfig(fsys)); err != nil {
 		return nil, err
 	}
+	h.policies.Attach(h.store)
 	e := h.cfg.Engine
 	h.engine, err = transfer.New(transfer.Config{
 		Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
@@ -73,26 +70,29 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := h.openGPUs(); err != nil {
+	if err := h.devices.OpenGPUs(h.engine); err != nil {
 		return nil, err
 	}
-	h.openRoutes(ctx)
+	h.devices.OpenRoutes(ctx, h.engine, h.store, fsys)
 	s := h.cfg.Session
 	h.server = server.New(server.Config{
-		Store: h.store, Engine: h.engine, GPUs: h.gpus, Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, Info: h.status, Admin: admin{Host: h}, Pins: s.Pins,
+		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL,
+		Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins,
 		Limits: server.Limits{
-			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions, ArenaBytes: s.MaxMemory,
+			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
+			ArenaBytes: s.MaxMemory,
 		},
 	})
 	if h.cfg.HTTP.Listen != "" {
-		if h.http, err = listenHTTP(h); err != nil {
+		registry := metrics.NewRegistry(metrics.Host{Store: h.store, Engine: h.engine, Server: h.server, GPUs: h.devices.GPUs()})
+		if h.http, err = listenHTTP(h.cfg.HTTP.Listen, registry, h.Ready()); err != nil {
 			return nil, err
 		}
 	}
 	return h, nil
 }
 
-// IOTimeout is how long an operation on files may take, as [store.Config] has it.
+// IOTimeout is the time limit of file operations in the form of [store.Config].
 func IOTimeout(s *config.Store) time.Duration {
 	if s.IOTimeout == 0 {
 		return -1
@@ -100,10 +100,10 @@ func IOTimeout(s *config.Store) time.Duration {
 	return s.IOTimeout
 }
 
-func (h *Host) storeConfig() store.Config {
+func (h *Host) storeConfig(fsys staging.FS) store.Config {
 	s := h.cfg.Store
-	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.store, Log: h.log, Seed: uint64(s.Seed)}
-	out.FS = h.fs
+	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.Policies(), Log: h.log, Seed: uint64(s.Seed)}
+	out.FS = fsys
 	out.HostID = s.HostID
 	if s.Evict == config.EvictBackground {
 		out.EvictMode = store.Background
@@ -122,17 +122,16 @@ func (h *Host) storeConfig() store.Config {
 		out.Expiries = append(out.Expiries, store.Expiry{Model: e.Model, TTL: e.TTL})
 	}
 	for i, r := range h.cfg.Roots {
-		root := store.RootConfig{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse, MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.roots[i]}
-		if h.wantsDirect(r) {
-			root.Capacity -= probeBytes(r)
-		}
-		out.Roots = append(out.Roots, root)
+		out.Roots = append(out.Roots, store.RootConfig{
+			Path: r.Path, Capacity: r.Capacity - h.devices.ProbeBytes(r), Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse,
+			MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.RootEvict(i),
+		})
 	}
 	return out
 }
 
-// Run serves until the context is done, a listener fails, or a policy does that must not, then closes the host. A GPU that
-// went out of service meanwhile is a failure too ([gds.ErrLost]).
+// Run serves until the context is done, a listener fails, or a policy with on_fault = stop fails. Then it closes the host. A
+// GPU that went out of service is an error too ([gds.ErrLost]).
 func (h *Host) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return h.server.Serve(ctx, h.cfg.Socket) })
@@ -140,15 +139,15 @@ func (h *Host) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-h.policies.failed:
-			return fmt.Errorf("%w: %w", ErrPolicy, err)
+		case err := <-h.policies.Failed():
+			return fmt.Errorf("%w: %w", policyset.ErrPolicy, err)
 		}
 	})
 	if h.http != nil {
 		g.Go(func() error { return h.http.serve(ctx) })
 	}
 	err := g.Wait()
-	return errors.Join(err, h.Close(), h.Lost())
+	return errors.Join(err, h.Close(), h.devices.Lost())
 }
 
 // Ready is closed once clients can connect.
@@ -157,7 +156,10 @@ func (h *Host) Ready() <-chan struct{} { return h.server.Ready() }
 // Socket is the path that clients connect to.
 func (h *Host) Socket() string { return h.cfg.Socket }
 
-// HTTPAddr is where /healthz and /metrics are, empty when they are off.
+// Policies are the host's policies, which can be changed while it runs.
+func (h *Host) Policies() *policyset.Set { return h.policies }
+
+// HTTPAddr is the address of /healthz and /metrics; empty when they are off.
 func (h *Host) HTTPAddr() string {
 	if h.http == nil {
 		return ""
@@ -165,8 +167,8 @@ func (h *Host) HTTPAddr() string {
 	return h.http.addr()
 }
 
-// Close ends what runs, in the reverse order of its start: sessions before the engine that moves their bytes, the engine
-// before the GPUs it copies with and the store it writes to, the store before the policies it asks.
+// Close closes the parts in the reverse order of their start: sessions before the engine that moves their bytes, the engine
+// before the GPUs and the store that it uses, the store before its policies.
 func (h *Host) Close() error {
 	h.closeOnce.Do(func() {
 		var errs []error
@@ -179,27 +181,16 @@ func (h *Host) Close() error {
 		if h.engine != nil {
 			errs = append(errs, h.engine.Close())
 		}
-		errs = append(errs, h.closeDirect())
-		for _, g := range h.gpus {
-			errs = append(errs, h.unlessHung(g.Close()))
+		if h.devices != nil {
+			errs = append(errs, h.devices.Close())
 		}
 		if h.store != nil {
 			errs = append(errs, h.store.Close())
 		}
 		if h.policies != nil {
-			errs = append(errs, h.policies.close(context.Background()))
+			errs = append(errs, h.policies.Close(context.Background()))
 		}
 		h.closeErr = errors.Join(errs...)
 	})
 	return h.closeErr
-}
-
-// unlessHung logs the error of a GPU that hung storage keeps in use. The storage failed, not the host, and the memory goes
-// with the process, so the host still closes without an error.
-func (h *Host) unlessHung(err error) error {
-	if !errors.Is(err, gds.ErrHung) {
-		return err
-	}
-	h.log.Warn("GPU left open: hung storage still uses its memory", "error", err)
-	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
 )
@@ -198,8 +199,8 @@ func TestRefusals(t *testing.T) {
 		change func(*config.Config)
 		want   error
 	}{
-		"policy is not wasm":   {func(c *config.Config) { c.Policies = []config.Policy{{Module: notWasm}} }, host.ErrPolicy},
-		"policy is not there":  {func(c *config.Config) { c.Policies = []config.Policy{{Module: "nowhere.wasm"}} }, host.ErrPolicy},
+		"policy is not wasm":   {func(c *config.Config) { c.Policies = []config.Policy{{Module: notWasm}} }, policyset.ErrPolicy},
+		"policy is not there":  {func(c *config.Config) { c.Policies = []config.Policy{{Module: "nowhere.wasm"}} }, policyset.ErrPolicy},
 		"root in use":          {func(c *config.Config) { c.Roots = other.Roots }, store.ErrRootBusy},
 		"http address in use":  {func(c *config.Config) { c.HTTP.Listen = running.HTTPAddr() }, host.ErrHTTP},
 		"http not on loopback": {func(c *config.Config) { c.HTTP.Listen = "0.0.0.0:0" }, host.ErrHTTP},

@@ -8,17 +8,17 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// httpListener is the read-only face: /healthz and /metrics, on loopback only.
+// httpListener serves /healthz and /metrics, read-only and on loopback only.
 type httpListener struct {
 	listener net.Listener
 	server   http.Server
 }
 
-func listenHTTP(h *Host) (*httpListener, error) {
-	addr := h.cfg.HTTP.Listen
+func listenHTTP(addr string, registry *prometheus.Registry, ready <-chan struct{}) (*httpListener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrHTTP, addr, err)
@@ -27,10 +27,10 @@ func listenHTTP(h *Host) (*httpListener, error) {
 		return nil, errors.Join(fmt.Errorf("%w: %s is not a loopback address", ErrHTTP, addr), l.Close())
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(newRegistry(h), promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		select {
-		case <-h.Ready():
+		case <-ready:
 			fmt.Fprintln(w, "ok")
 		default:
 			http.Error(w, "starting", http.StatusServiceUnavailable)
@@ -41,7 +41,7 @@ func listenHTTP(h *Host) (*httpListener, error) {
 
 func (l *httpListener) addr() string { return l.listener.Addr().String() }
 
-// serve answers until the context is done.
+// serve serves until the context is done.
 func (l *httpListener) serve(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { l.server.Close() })
 	defer stop()

@@ -10,12 +10,13 @@ import (
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/policyset"
 )
 
 // acting is what decides and what looks on, by label: its module and whether it is a shadow.
 func acting(h *host.Host) string {
 	var list []string
-	for _, p := range h.Live().Policies {
+	for _, p := range h.Status().Policies {
 		list = append(list, fmt.Sprintf("%s %s %s", p.Name, p.Module, p.State))
 	}
 	slices.Sort(list)
@@ -51,15 +52,15 @@ func TestReload(t *testing.T) {
 		is   error
 		says string
 	}{
-		{"a module that is not there", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "nobody", Shadow: true}), host.ErrPolicy, "nothing was changed"},
-		{"a module without the role", with(base, main("fanout"), names("1/1/1"), trial), host.ErrRole, "nothing was changed"},
-		{"one that does not start after two that took over", with(base, main("fifo"), names("1/1/1"), trial, unknown), nil, "all was taken back: policy other"},
-		{"a policy more", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "lru"}), host.ErrRestart, "policy more is new"},
-		{"a policy less", with(base, main("fifo"), trial), host.ErrRestart, "policy names is not there any more"},
-		{"other roles", with(base, roles, names("2/1"), trial), host.ErrRestart, "policy main has other roles"},
-		{"a shadow that acts", with(base, main("fifo"), names("2/1"), config.Policy{Name: "trial", Module: "clock"}), host.ErrRestart, "policy trial changes between shadow and acting"},
+		{"a module that is not there", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "nobody", Shadow: true}), policyset.ErrPolicy, "nothing was changed"},
+		{"a module without the role", with(base, main("fanout"), names("1/1/1"), trial), policyset.ErrRole, "nothing was changed"},
+		{"one that does not start after two that took over", with(base, main("fifo"), names("1/1/1"), trial, unknown), nil, "all changes were reverted: policy other"},
+		{"a policy more", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "lru"}), policyset.ErrRestart, "policy more is new"},
+		{"a policy less", with(base, main("fifo"), trial), policyset.ErrRestart, "policy names was removed"},
+		{"other roles", with(base, roles, names("2/1"), trial), policyset.ErrRestart, "policy main has other roles"},
+		{"a shadow that acts", with(base, main("fifo"), names("2/1"), config.Policy{Name: "trial", Module: "clock"}), policyset.ErrRestart, "policy trial changes between shadow and acting"},
 	} {
-		err := h.Reload(t.Context(), c.cfg)
+		err := h.Policies().Reload(t.Context(), c.cfg)
 		if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: got %v, want %q", c.what, err, c.says)
 		}
@@ -67,13 +68,13 @@ func TestReload(t *testing.T) {
 			t.Errorf("%s: %s in place of %s", c.what, now, before)
 		}
 	}
-	if err := h.Reload(t.Context(), with(base, main("fifo"), names("1/1/1"))); err != nil {
+	if err := h.Policies().Reload(t.Context(), with(base, main("fifo"), names("1/1/1"))); err != nil {
 		t.Fatal(err)
 	}
 	if now := acting(h); !strings.Contains(now, "main fifo") || strings.Contains(now, "trial") {
 		t.Error(now)
 	}
-	if err := h.Reload(t.Context(), with(base, main("fifo"), names("1/1/1"), trial)); err != nil { // the shadow is back
+	if err := h.Policies().Reload(t.Context(), with(base, main("fifo"), names("1/1/1"), trial)); err != nil { // the shadow is back
 		t.Fatal(err)
 	}
 	if now := acting(h); !strings.Contains(now, "trial clock") {

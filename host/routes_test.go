@@ -17,9 +17,9 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 )
 
-// TestRoutesAreChosenAndSaid starts hosts on the double of a GPU, each with something missing, and reads the line that says
-// how pieces move. None of it keeps a host from starting.
-func TestRoutesAreChosenAndSaid(t *testing.T) {
+// TestRoutesAreChosenAndLogged starts hosts on the double of a GPU, each with something missing, and reads the line that logs
+// the route. None of it keeps a host from starting.
+func TestRoutesAreChosenAndLogged(t *testing.T) {
 	double := gdstest.Build(t)
 	cuda, cufile := gds.Libcuda, gds.Libcufile
 	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
@@ -66,7 +66,7 @@ func TestRoutesAreChosenAndSaid(t *testing.T) {
 			}
 			said := ""
 			for line := range strings.Lines(log.String()) {
-				if strings.Contains(line, "how pieces move") {
+				if strings.Contains(line, "route chosen") {
 					said += line
 				}
 			}
@@ -76,25 +76,25 @@ func TestRoutesAreChosenAndSaid(t *testing.T) {
 			if c.neverCalled != "" && calls > 0 {
 				t.Errorf("%s was called", c.neverCalled)
 			}
-			if left := trials(t, cfg); len(left) > 0 {
-				t.Errorf("files of a trial are left: %v", left)
+			if left := probeFiles(t, cfg); len(left) > 0 {
+				t.Errorf("files of a probe are left: %v", left)
 			}
 		})
 	}
 }
 
-func trials(t *testing.T, cfg *config.Config) []string {
+func probeFiles(t *testing.T, cfg *config.Config) []string {
 	t.Helper()
-	left, err := filepath.Glob(filepath.Join(cfg.Roots[0].Path, ".kvhost", ".trial.*"))
+	left, err := filepath.Glob(filepath.Join(cfg.Roots[0].Path, ".kvhost", ".probe.*"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return left
 }
 
-// What a host that was killed in a trial has left in a root goes with the next start. Of a shared root another host's stays,
-// which may be trying it, and this one waits for its turn.
-func TestTrialsOfADeadHostAreSwept(t *testing.T) {
+// The next start removes the probe files of a host that was killed. On a shared root those of another host stay, because it
+// may be probing.
+func TestProbeFilesOfADeadHostAreRemoved(t *testing.T) {
 	double := gdstest.Build(t)
 	cuda, cufile := gds.Libcuda, gds.Libcufile
 	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
@@ -106,7 +106,7 @@ func TestTrialsOfADeadHostAreSwept(t *testing.T) {
 		if err := os.MkdirAll(meta, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range []string{".trial.me.1f.tmp", ".trial.other.1f.tmp"} {
+		for _, name := range []string{".probe.me.1f.tmp", ".probe.other.1f.tmp"} {
 			if err := os.WriteFile(filepath.Join(meta, name), make([]byte, 1<<20), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -119,8 +119,8 @@ func TestTrialsOfADeadHostAreSwept(t *testing.T) {
 			t.Error(err)
 		}
 		double.Forget()
-		want := []string{filepath.Join(meta, ".trial.other.1f.tmp")}
-		if left := trials(t, cfg); shared != slices.Equal(left, want) || !shared && len(left) > 0 {
+		want := []string{filepath.Join(meta, ".probe.other.1f.tmp")}
+		if left := probeFiles(t, cfg); shared != slices.Equal(left, want) || !shared && len(left) > 0 {
 			t.Errorf("shared %v: left %v", shared, left)
 		}
 	}

@@ -3,13 +3,14 @@ package host
 import (
 	"time"
 
+	"github.com/kvhost/kvhost/host/metrics"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
 )
 
-// status is the part of the Status call that the server does not know itself.
-func (h *Host) status() *proto.StatusReply {
+// Status is the part of the Status call that the server cannot answer itself.
+func (h *Host) Status() *proto.StatusReply {
 	st := h.store.Stats()
 	out := &proto.StatusReply{}
 	for i := range st.Policies {
@@ -23,10 +24,7 @@ func (h *Host) status() *proto.StatusReply {
 			Path: r.Path, Capacity: uint64(r.Capacity), Used: uint64(r.Used), Entries: uint64(r.Entries),
 		})
 	}
-	out.Counters = map[string]uint64{}
-	for _, m := range counters {
-		out.Counters[m.name] = uint64(m.value(&st, h.engine.Stats()))
-	}
+	out.Counters = metrics.Counters(&st, h.engine.Stats())
 	return out
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/devices"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
 	"github.com/kvhost/kvhost/staging"
@@ -169,14 +170,14 @@ func firstGPU(cfg *config.Config) (*gds.GPU, error) {
 	if err != nil {
 		return nil, err
 	}
-	devices, err := driver.Devices()
+	gpus, err := driver.Devices()
 	if err != nil {
 		return nil, err
 	}
-	if len(devices) == 0 {
+	if len(gpus) == 0 {
 		return nil, gds.ErrNoGPU
 	}
-	return driver.OpenGPU(devices[0].UUID, host.GPUConfig(cfg))
+	return driver.OpenGPU(gpus[0].UUID, devices.GPUConfig(cfg))
 }
 
 // benchRoot measures every route to a root.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/devices"
 	"github.com/kvhost/kvhost/host/doctor"
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
 )
@@ -104,7 +104,7 @@ func deviceBytes(cfg *config.Config) int64 {
 	if cfg.GDS.CUDA == config.CUDAOff {
 		return 0
 	}
-	use := host.GPUConfig(cfg)
+	use := devices.GPUConfig(cfg)
 	takes := int64(use.Threads) * int64(use.Window)
 	if slices.ContainsFunc(cfg.Roots, cfg.TriesDirect) {
 		takes += int64(cfg.GDS.BufferMiB) << 20

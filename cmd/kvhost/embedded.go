@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policyset"
 )
 
 // embed starts a host in this process behind a real socket, in a temporary directory, and returns its socket and a
@@ -77,9 +78,9 @@ func (r *replayFlags) logGiven() bool {
 
 // entryBytes is the size of a chunk on disk under the host's layout policy.
 func (r *replayFlags) entryBytes(ctx context.Context, c *config.Config, log *slog.Logger) (int64, error) {
-	cache, err := host.OpenPolicyCache(c.PolicyCache, log)
+	cache, err := policyset.OpenCache(c.PolicyCache, log)
 	if err != nil {
-		return 0, fmt.Errorf("%w: %w", host.ErrPolicy, err)
+		return 0, fmt.Errorf("%w: %w", policyset.ErrPolicy, err)
 	}
 	defer cache.Close(ctx)
 	role := abi.RoleLayout
@@ -88,9 +89,9 @@ func (r *replayFlags) entryBytes(ctx context.Context, c *config.Config, log *slo
 		if len(p.Roles) > 0 && !slices.Contains(p.Roles, role.String()) {
 			continue
 		}
-		m, err := policy.Open(ctx, p.Module, host.PolicyOptions(c, p, cache, log))
+		m, err := policy.Open(ctx, p.Module, policyset.Options(c, p, cache, log))
 		if err != nil {
-			return 0, fmt.Errorf("%w: %s: %w", host.ErrPolicy, p.Module, err)
+			return 0, fmt.Errorf("%w: %s: %w", policyset.ErrPolicy, p.Module, err)
 		}
 		defer m.Close(ctx)
 		if m.Has(role) {

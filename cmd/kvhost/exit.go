@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/doctor"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/replay"
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
@@ -74,7 +75,7 @@ func exitCode(err error) int {
 		return exitRootBusy
 	case is(server.ErrSocketInUse, host.ErrHTTP):
 		return exitAddress
-	case is(host.ErrPolicy, host.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrDigest,
+	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrDigest,
 		policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
 		return exitPolicy
 	case is(gds.ErrLost):

@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/store/fsck"
 )
 
@@ -141,13 +141,13 @@ func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error
 
 // openRole opens a policy for one role. The returned function closes it.
 func openRole(ctx context.Context, name, dir string, role abi.Role) (*policy.Module, func(), error) {
-	cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
+	cache, err := policyset.OpenCache(config.CacheAuto, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, nil, err
 	}
 	m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: cache})
 	if err == nil && !m.Has(role) {
-		err = errors.Join(fmt.Errorf("%w: %s does not have the role %q; it has %v", host.ErrPolicy, name, role,
+		err = errors.Join(fmt.Errorf("%w: %s does not have the role %q; it has %v", policyset.ErrPolicy, name, role,
 			m.Manifest().Roles), m.Close(ctx))
 	}
 	if err != nil {

@@ -13,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/plugintest"
+	"github.com/kvhost/kvhost/host/policyset"
 )
 
 // errFindings is the error of a check with findings.
@@ -64,7 +64,7 @@ func withModules(cmd *cobra.Command, settings []string, o *plugintest.Options,
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
+	cache, err := policyset.OpenCache(config.CacheAuto, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

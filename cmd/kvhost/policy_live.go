@@ -17,8 +17,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/proto"
 )
 
@@ -73,7 +73,7 @@ func ask[Q, A any](ctx context.Context, r *running, call func(*grpc.ClientConn, 
 // refusedPolicy is a running host's refusal of a policy. Its exit code is that of a policy refused at start.
 type refusedPolicy struct{ error }
 
-func (refusedPolicy) Is(target error) bool { return target == host.ErrPolicy }
+func (refusedPolicy) Is(target error) bool { return target == policyset.ErrPolicy }
 
 func swapPolicy(c *grpc.ClientConn, ctx context.Context, q *proto.SwapPolicyRequest,
 	o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {

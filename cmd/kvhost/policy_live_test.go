@@ -119,7 +119,7 @@ shadow = true
 		t.Fatal(err)
 	}
 	cmd.Process.Signal(syscall.SIGHUP)
-	await(t, logged, `"msg":"configuration read again"`, nil)
+	await(t, logged, `"msg":"configuration reloaded"`, nil)
 	list("main evict acting s3fifo")
 
 	if r := policy("promote", "trial"); r.code != exitOK || !strings.Contains(r.stdout, "trial is sieve") {

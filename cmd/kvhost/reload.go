@@ -27,7 +27,7 @@ func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Lo
 			}
 			loaded, err := s.load()
 			if err == nil {
-				err = h.Reload(ctx, &loaded.Config)
+				err = h.Policies().Reload(ctx, &loaded.Config)
 			}
 			if err != nil {
 				log.Error("configuration not reloaded: nothing changed", "error", err)

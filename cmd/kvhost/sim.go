@@ -16,9 +16,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/sim"
 )
 
@@ -111,7 +111,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	if err := f.sizes(g); err != nil {
 		return usageError{err}
 	}
-	cache, err := host.OpenPolicyCache(config.CacheAuto, slog.New(slog.DiscardHandler))
+	cache, err := policyset.OpenCache(config.CacheAuto, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

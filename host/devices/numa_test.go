@@ -1,4 +1,4 @@
-package host
+package devices
 
 import (
 	"log/slog"
@@ -45,13 +45,13 @@ func TestGPUsArePlaced(t *testing.T) {
 		for i, node := range c.gpus {
 			put("bus/pci/devices/"+devices[i].PCI+"/numa_node", node)
 		}
-		h := &Host{log: slog.New(slog.DiscardHandler)}
-		places, nodes := h.near(staging.TopologyAt(sys), devices)
+		d := &Devices{log: slog.New(slog.DiscardHandler)}
+		places, nodes := d.numaNodes(staging.TopologyAt(sys), devices)
 		if !slices.Equal(nodes, c.want) {
 			t.Errorf("%s: nodes %v, want %v", name, nodes, c.want)
 		}
-		for i, d := range devices {
-			if got := places[d.UUID].CPUs; !slices.Equal(got, c.cpus[i]) {
+		for i, dev := range devices {
+			if got := places[dev.UUID].CPUs; !slices.Equal(got, c.cpus[i]) {
 				t.Errorf("%s: GPU %d on %v, want %v", name, i, got, c.cpus[i])
 			}
 		}

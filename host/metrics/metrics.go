@@ -1,4 +1,4 @@
-package host
+package metrics
 
 import (
 	"maps"
@@ -7,11 +7,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// counters are the whole-host counts, told by Status under their name and by /metrics as kvhost_<name>_total.
+// counters are the whole-host counts. Status has them under their name, and /metrics as kvhost_<name>_total.
 var counters = []struct {
 	name, help string
 	value      func(*store.Stats, transfer.Stats) int64
@@ -88,6 +90,23 @@ var rootMetrics = []rootMetric{
 	{"root_evict_faults_total", "Evict policies replaced after a fault.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.EvictFaults) }},
 }
 
+// Host is what the metrics are read from.
+type Host struct {
+	Store  *store.Store
+	Engine *transfer.Engine
+	Server *server.Server
+	GPUs   []*gds.GPU
+}
+
+// Counters are the whole-host counts by name, for the Status call.
+func Counters(st *store.Stats, t transfer.Stats) map[string]uint64 {
+	out := map[string]uint64{}
+	for _, m := range counters {
+		out[m.name] = uint64(m.value(st, t))
+	}
+	return out
+}
+
 // collector reads the host's counters when it is scraped.
 type collector struct {
 	host     *Host
@@ -134,7 +153,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
 	}
-	st, ts, ss := c.host.store.Stats(), c.host.engine.Stats(), c.host.server.Stats()
+	st, ts, ss := c.host.Store.Stats(), c.host.Engine.Stats(), c.host.Server.Stats()
 	for i, m := range counters {
 		send(c.counters[i], prometheus.CounterValue, float64(m.value(&st, ts)))
 	}
@@ -167,8 +186,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	send(c.slots, prometheus.GaugeValue, float64(ts.Slots-ts.SlotsInUse), "free")
 }
 
-func newRegistry(h *Host) *prometheus.Registry {
+// NewRegistry returns a registry with all metrics of a host, of Go and of the process.
+func NewRegistry(h Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(newCollector(h), newTransferCollector(h.engine, h.gpus), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }

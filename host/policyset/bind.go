@@ -1,0 +1,96 @@
+package policyset
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store"
+)
+
+// bind gives the i-th policy's module the roles that its configuration names, or all that it has: evict in the roots that
+// name it or in those that name none, the others for its namespaces or for all that remain.
+func (p *Set) bind(h *policy.Handle, i int) error {
+	c := &p.cfg.Policies[i]
+	if c.Shadow {
+		if err := checkShadow(ErrPolicy, h, c); err != nil {
+			return err
+		}
+		p.start.Shadows = append(p.start.Shadows, store.Shadow{Use: use(h), Capacity: c.Capacity})
+		return nil
+	}
+	patterns, err := patternsOf(c)
+	if err != nil {
+		return err
+	}
+	for role := range abi.Roles {
+		named := slices.Contains(c.Roles, role.String())
+		if named && !h.Module.Has(role) {
+			return fmt.Errorf("%w: %s does not have the role %q, it has %v", ErrPolicy, c.Module, role, h.Module.Manifest().Roles)
+		}
+		if !h.Module.Has(role) || (len(c.Roles) > 0 && !named) {
+			continue
+		}
+		switch {
+		case role == abi.RoleEvict && p.cfg.EvictsByName(i):
+			p.bindRoots(h)
+		case len(patterns) > 0 && role != abi.RoleEvict:
+			p.start.Rules = append(p.start.Rules, store.Rule{Role: role, Namespaces: patterns, Use: use(h)})
+		case len(patterns) > 0 && !named: // it is configured for its namespaces only
+		default:
+			if err := p.bindRest(role, h); err != nil {
+				return err
+			}
+		}
+	}
+	if p.cfg.EvictsByName(i) && !h.Module.Has(abi.RoleEvict) {
+		return fmt.Errorf("%w: a root names %s to evict, it has the roles %v", ErrPolicy, h.Label, h.Module.Manifest().Roles)
+	}
+	return nil
+}
+
+// bindRoots makes a policy evict in the roots that name it.
+func (p *Set) bindRoots(h *policy.Handle) {
+	for k, r := range p.cfg.Roots {
+		if r.Evict == h.Label {
+			u := use(h)
+			p.roots[k] = &u
+		}
+	}
+}
+
+// bindRest gives a policy a role for everything that no rule matches.
+func (p *Set) bindRest(role abi.Role, h *policy.Handle) error {
+	rest := [abi.Roles]*store.Use{
+		abi.RoleEvict: &p.start.Evict, abi.RoleAdmit: &p.start.Admit, abi.RolePlace: &p.start.Place, abi.RoleLayout: &p.start.Layout,
+	}
+	if other := rest[role].Module; other != nil {
+		return fmt.Errorf("%w: %s and %s both have the role %q for all that is not bound: give each its roles (roles = [...]), "+
+			"its namespaces (namespaces = [...]), or its roots (evict = %q of a root)",
+			ErrRole, other.Name(), h.Module.Name(), role, h.Label)
+	}
+	*rest[role] = use(h)
+	return nil
+}
+
+// checkShadow returns an error of the given kind if the module cannot be a shadow.
+func checkShadow(kind error, h *policy.Handle, c *config.Policy) error {
+	if h.Module.Has(abi.RoleEvict) {
+		return nil
+	}
+	return fmt.Errorf("%w: %s cannot be a shadow: it does not evict, it has %v", kind, c.Module, h.Module.Manifest().Roles)
+}
+
+func patternsOf(c *config.Policy) (list []chunk.Pattern, err error) {
+	for _, text := range c.Namespaces {
+		n, err := chunk.ParsePattern(text)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
+		}
+		list = append(list, n)
+	}
+	return list, nil
+}

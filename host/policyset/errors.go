@@ -1,0 +1,13 @@
+package policyset
+
+import "errors"
+
+// Errors of opening and changing policies. What a module was refused for is wrapped beside them.
+var (
+	// ErrPolicy means that a policy module was refused.
+	ErrPolicy = errors.New("host: policy refused")
+	// ErrRole means that two modules were given the same role, or that a module lacks one.
+	ErrRole = errors.New("host: role taken twice or missing")
+	// ErrRestart means that a running host cannot make the change.
+	ErrRestart = errors.New("host: restart needed")
+)

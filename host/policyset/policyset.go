@@ -1,0 +1,151 @@
+package policyset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
+	"github.com/kvhost/kvhost/host/store"
+)
+
+// Set is the policies of a host.
+type Set struct {
+	log    *slog.Logger
+	cache  *sandbox.Cache
+	failed chan error     // a policy's fault that ends the host
+	start  store.Policies // for the store to start with
+	roots  []*store.Use   // likewise, by root: the evict policy that the root names, or nil
+	store  *store.Store   // set by Attach
+
+	mu     sync.Mutex // held during a change
+	cfg    *config.Config
+	active map[string]*policy.Handle // by label
+
+	openMu sync.Mutex
+	opened map[*policy.Module]struct{}
+}
+
+// Open opens the configured modules in order and binds them.
+func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, err error) {
+	cache, err := OpenCache(cfg.PolicyCache, log)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrPolicy, err)
+	}
+	p := &Set{
+		cfg: cfg, log: log, cache: cache, failed: make(chan error, 1), opened: map[*policy.Module]struct{}{},
+		active: map[string]*policy.Handle{}, roots: make([]*store.Use, len(cfg.Roots)),
+	}
+	p.start.Reopen = policy.Options{Log: log, Cache: cache}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close(ctx))
+		}
+	}()
+	for i := range cfg.Policies {
+		h, err := p.open(ctx, cfg.Label(i), &cfg.Policies[i])
+		if err != nil {
+			return p, err
+		}
+		if err := p.bind(h, i); err != nil {
+			h.Release()
+			return p, err
+		}
+		p.active[h.Label] = h
+		log.Info("policy loaded", "policy", h.Label, "module", h.Module.Name(), "version", h.Module.Manifest().Version,
+			"sha256", h.Module.Digest(), "roles", h.Module.Manifest().Roles)
+	}
+	return p, nil
+}
+
+// Attach tells the set the store that its changes apply to.
+func (p *Set) Attach(st *store.Store) { p.store = st }
+
+// Policies are what the store starts with. The store takes over their references.
+func (p *Set) Policies() store.Policies { return p.start }
+
+// RootEvict is the evict policy that the i-th root names; nil when it names none.
+func (p *Set) RootEvict(i int) *store.Use { return p.roots[i] }
+
+// Failed receives the fault of a policy that is configured to end the host.
+func (p *Set) Failed() <-chan error { return p.failed }
+
+// open opens a module. The caller owns the reference.
+func (p *Set) open(ctx context.Context, label string, c *config.Policy) (*policy.Handle, error) {
+	opt := Options(p.cfg, c, p.cache, p.log)
+	opt.Stop = p.stop
+	m, err := policy.Open(ctx, c.Module, opt)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
+	}
+	p.openMu.Lock()
+	p.opened[m] = struct{}{}
+	p.openMu.Unlock()
+	return policy.NewHandle(m, label, policy.Config(c.Config), p.closed), nil
+}
+
+// closed is called when the last reference to a module was released.
+func (p *Set) closed(m *policy.Module, err error) {
+	p.openMu.Lock()
+	delete(p.opened, m)
+	p.openMu.Unlock()
+	if err != nil {
+		p.log.Warn("policy module not closed", "module", m.Name(), "error", err)
+	}
+}
+
+// use is a use of the module by the store, which releases it.
+func use(h *policy.Handle) store.Use {
+	return store.Use{Name: h.Label, Module: h.Module, Config: h.Config, Done: h.Acquire().Release}
+}
+
+// stop ends the host because of a policy's fault. The first fault is enough.
+func (p *Set) stop(err error) {
+	select {
+	case p.failed <- err:
+	default:
+	}
+}
+
+// Options are the options to open a policy with, by the configuration.
+func Options(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *slog.Logger) policy.Options {
+	opt := policy.Options{
+		Log: log, Dir: cfg.PolicyDir, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
+		MemoryPages: uint32(c.MemoryPages),
+		Fuel:        sandbox.Fuel{Call: uint64(c.Fuel.Call), Record: uint64(c.Fuel.Record), Time: c.Fuel.Time},
+	}
+	if c.OnFault == config.OnFaultStop {
+		opt.OnFault = policy.Stop
+	}
+	return opt
+}
+
+// OpenCache opens the cache of compiled policies that the configuration names. A named one that cannot be used is an error;
+// the default one is then replaced by one that stores nothing.
+func OpenCache(dir string, log *slog.Logger) (*sandbox.Cache, error) {
+	if dir != config.CacheAuto {
+		return sandbox.OpenCache(dir)
+	}
+	cache, err := sandbox.OpenCache(sandbox.CacheDir())
+	if err != nil {
+		log.Warn("policy cache unusable; policies are compiled at each start", "error", err)
+		return sandbox.OpenCache("")
+	}
+	return cache, nil
+}
+
+// Close closes every module that is still open, whoever holds a reference to it. The store must have been closed.
+func (p *Set) Close(ctx context.Context) error {
+	var errs []error
+	p.openMu.Lock()
+	defer p.openMu.Unlock()
+	for m := range p.opened {
+		errs = append(errs, m.Close(ctx))
+	}
+	clear(p.opened)
+	return errors.Join(append(errs, p.cache.Close(ctx))...)
+}
