@@ -226,17 +226,8 @@ func (g *GPU) modeFailed(mode Mode, err error) {
 	}
 	if g.mode.current.CompareAndSwap(int32(mode), int32(mode+1)) {
 		g.mode.failures.Store(0)
-		g.driver.log.Warn(
-			"pages are copied another way from now on",
-			"gpu",
-			g.UUID.String(),
-			"was",
-			mode.String(),
-			"now",
-			(mode + 1).String(),
-			"error",
-			err,
-		)
+		g.driver.log.Warn("pages are copied another way from now on", "gpu", g.UUID.String(), "was", mode.String(),
+			"now", (mode + 1).String(), "error", err)
 	}
 }
 
@@ -258,15 +249,8 @@ func (b *Batch) launch(n int) error {
 	if err := b.nextEpoch(); err != nil {
 		return err
 	}
-	t.params = [7]uint64{
-		b.buffer,
-		pieces,
-		uint64(n),
-		uint64(b.dir),
-		g.driver.onGPU(g, b.flag),
-		t.halted,
-		uint64(b.epoch),
-	}
+	t.params = [7]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted,
+		uint64(b.epoch)}
 	if err := t.start(g.kernels.pages, blocks, kernels.PagesThreads); err != nil || b.noWait {
 		return err
 	}
@@ -325,15 +309,9 @@ func (b *Batch) batchCopy(n int) error {
 		c.size[i] = uint64(t.pieces[i].Len)
 	}
 	at := func(p unsafe.Pointer) uintptr { return uintptr(p) } // c is on the heap and t keeps it
-	args := [...]uintptr{
-		at(unsafe.Pointer(&c.to)),
-		at(unsafe.Pointer(&c.from)),
-		at(unsafe.Pointer(&c.size)),
+	args := [...]uintptr{at(unsafe.Pointer(&c.to)), at(unsafe.Pointer(&c.from)), at(unsafe.Pointer(&c.size)),
 		uintptr(n),
-		at(unsafe.Pointer(&c.attributes)),
-		at(unsafe.Pointer(&c.index)),
-		1,
-	}
+		at(unsafe.Pointer(&c.attributes)), at(unsafe.Pointer(&c.index)), 1}
 	var err error
 	if fn.memcpyBatchV2.addr != 0 {
 		err = t.call(&fn.memcpyBatchV2, append(args[:], t.stream)...)
@@ -355,7 +333,8 @@ func (b *Batch) singleCopies(n int) error {
 		}
 		p := &t.pieces[i]
 		to, from := b.endpoints(p)
-		if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(to), uintptr(from), uintptr(p.Len), t.stream); err != nil {
+		if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(to), uintptr(from), uintptr(p.Len),
+			t.stream); err != nil {
 			return err
 		}
 	}

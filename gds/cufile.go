@@ -81,8 +81,9 @@ func LoadCuFile(names ...string) (*CuFile, error) {
 	}, map[string]*function{
 		"cuFileReadAsync": &f.readAsync, "cuFileWriteAsync": &f.writeAsync,
 		"cuFileUseCount": &f.useCount, "cuFileGetVersion": &f.version, "cuFileSetParameterSizeT": &f.setSize,
-		"cuFileSetParameterBool": &f.setBool, "cuFileSetParameterString": &f.setString, "cuFileSetStatsLevel": &f.statsLevel,
-		"cuFileStatsStart": &f.statsStart, "cuFileStatsReset": &f.statsReset, "cuFileGetStatsL3": &f.statsL3,
+		"cuFileSetParameterBool": &f.setBool, "cuFileSetParameterString": &f.setString,
+		"cuFileSetStatsLevel": &f.statsLevel,
+		"cuFileStatsStart":    &f.statsStart, "cuFileStatsReset": &f.statsReset, "cuFileGetStatsL3": &f.statsL3,
 	}); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoCuFile, err)
 	}

@@ -68,13 +68,8 @@ const slotUnit = 2 << 20
 func NewDirectRoute(g *GPU, c *CuFile, cfg DirectConfig) (*DirectRoute, error) {
 	switch {
 	case cfg.BufferBytes < slotUnit || cfg.Handles < 0 || g.cfg.Files < 1:
-		return nil, fmt.Errorf(
-			"%w: a direct route with %d bytes, %d handles and %d threads",
-			ErrConfig,
-			cfg.BufferBytes,
-			cfg.Handles,
-			g.cfg.Files,
-		)
+		return nil, fmt.Errorf("%w: a direct route with %d bytes, %d handles and %d threads", ErrConfig,
+			cfg.BufferBytes, cfg.Handles, g.cfg.Files)
 	case g.kernels.sums.function == 0:
 		return nil, fmt.Errorf("%w: the checksum kernel", ErrSymbol)
 	}
@@ -151,7 +146,8 @@ func (d *DirectRoute) Acquire(bytes, head int64, extents int) (*DirectSlot, erro
 func (s *DirectSlot) make(notes int64) (err error) {
 	d := s.direct
 	notes = (notes + 4095) &^ 4095
-	if s.notes, err = unix.Mmap(-1, 0, int(notes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE); err != nil {
+	if s.notes, err = unix.Mmap(-1, 0, int(notes), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANON|unix.MAP_PRIVATE); err != nil {
 		return err
 	}
 	if err = d.gpu.Pinner().Register(s.notes); err != nil {

@@ -88,7 +88,8 @@ func TestDirectRoundTrip(t *testing.T) {
 			on(t, g, func(th *Thread) error { return th.Write(out.Address, want) })
 			on(t, g, func(th *Thread) error { return th.Fill(in.Address, 0xa5, size) })
 			w := openFile(t, name, os.O_CREATE|os.O_RDWR)
-			if err := errors.Join(out.Write(submit, int(w.Fd()), 8192, size), out.Write(submit, int(w.Fd()), 0, 8192)); err != nil {
+			if err := errors.Join(out.Write(submit, int(w.Fd()), 8192, size),
+				out.Write(submit, int(w.Fd()), 0, 8192)); err != nil {
 				t.Fatal(err)
 			}
 			r := openFile(t, name, os.O_RDONLY)
@@ -105,18 +106,9 @@ func TestDirectRoundTrip(t *testing.T) {
 			}
 			after, err := d.CuFile().Stats()
 			moved := after.Since(before)
-			t.Logf(
-				"%s: reads %d, %d, %d, %d; writes %d, %d, %d, %d",
-				moved,
-				moved.Reads,
-				moved.P2PReads,
-				moved.NVFSReads,
-				moved.PosixReads,
-				moved.Writes,
-				moved.P2PWrites,
-				moved.NVFSWrites,
-				moved.PosixWrites,
-			)
+			t.Logf("%s: reads %d, %d, %d, %d; writes %d, %d, %d, %d", moved, moved.Reads, moved.P2PReads,
+				moved.NVFSReads, moved.PosixReads,
+				moved.Writes, moved.P2PWrites, moved.NVFSWrites, moved.PosixWrites)
 			if err != nil || moved.Reads == 0 || moved.Writes == 0 {
 				t.Errorf("%s, %v", moved, err)
 			}
@@ -206,7 +198,8 @@ func TestSlotsAreBoundedAndReused(t *testing.T) {
 	if double == nil {
 		return
 	}
-	for _, rules := range []string{"cuMemAlloc_v2:code=2", "cuFileBufRegister:code=5036", "cuMemHostRegister_v2:code=304"} {
+	for _, rules := range []string{"cuMemAlloc_v2:code=2", "cuFileBufRegister:code=5036",
+		"cuMemHostRegister_v2:code=304"} {
 		double.Rules(rules)
 		if _, err := d.Acquire(8<<20, 4096, 0); !errors.Is(err, ErrNoSlot) {
 			t.Errorf("%s: %v", rules, err)
@@ -315,12 +308,8 @@ func TestHandlesAreSafe(t *testing.T) {
 		t.Errorf("%+v, %d are found, %d idle", s, len(c.files), c.idle.Len())
 	}
 	if double != nil && double.Calls("cuFileHandleRegister")-double.Calls("cuFileHandleDeregister") != s.Open {
-		t.Errorf(
-			"registered %d times, given up %d, %d open",
-			double.Calls("cuFileHandleRegister"),
-			double.Calls("cuFileHandleDeregister"),
-			s.Open,
-		)
+		t.Errorf("registered %d times, given up %d, %d open", double.Calls("cuFileHandleRegister"),
+			double.Calls("cuFileHandleDeregister"), s.Open)
 	}
 	if double == nil {
 		return // cuFile itself opens a file once more by its name, and refuses one that has none (5031)

@@ -22,6 +22,6 @@
 // page.
 //
 // [DirectRoute] moves whole files by cuFile, from and to slots of device memory that it knows. Its calls run on
-// threads of their own ([GPU.DoFile]), and files stay registered with it in a bounded cache, [Handles]. [FileIO] is
+// threads of their own ([GPU.DoFile]), and files stay registered with it in a bounded cache, [Handles]. Package fileio is
 // the simple form, for any memory and any file.
 package gds

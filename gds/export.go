@@ -10,7 +10,8 @@ import (
 func (b *Buffer) IPCHandle() ([]byte, error) {
 	handle := make([]byte, ipcHandleBytes)
 	err := b.gpu.Control(func(t *Thread) error {
-		if err := t.call(&b.gpu.driver.fn.ipcGetMemHandle, uintptr(unsafe.Pointer(&t.handle)), uintptr(b.Address)); err != nil {
+		if err := t.call(&b.gpu.driver.fn.ipcGetMemHandle, uintptr(unsafe.Pointer(&t.handle)),
+			uintptr(b.Address)); err != nil {
 			return err
 		}
 		copy(handle, unsafe.Slice((*byte)(unsafe.Pointer(&t.handle)), ipcHandleBytes))
@@ -28,11 +29,8 @@ func (g *GPU) NewSegment(size int64) (*os.File, error) {
 	var f *os.File
 	err := g.Control(func(t *Thread) error {
 		fn := &g.driver.fn
-		t.prop = memAllocationProp{
-			Type:        allocationPinned,
-			HandleTypes: handleDescriptor,
-			Location:    memLocation{locationDevice, int32(g.Ordinal)},
-		}
+		t.prop = memAllocationProp{Type: allocationPinned, HandleTypes: handleDescriptor,
+			Location: memLocation{locationDevice, int32(g.Ordinal)}}
 		if err := t.call(&fn.memCreate, t.outAt(0), uintptr(size), uintptr(unsafe.Pointer(&t.prop)), 0); err != nil {
 			return err
 		}

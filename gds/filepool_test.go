@@ -76,10 +76,8 @@ func TestCloseLeavesWhatHangs(t *testing.T) {
 	block := make(chan struct{})
 	var hung *HungError
 	for hung == nil { // on a busy machine the time may pass before the thread is asked
-		if _, err := g.DoFileFor(time.Millisecond, func(*Thread) error { <-block; return nil }); !errors.Is(
-			err,
-			ErrHung,
-		) {
+		if _, err := g.DoFileFor(time.Millisecond, func(*Thread) error { <-block; return nil }); !errors.Is(err,
+			ErrHung) {
 			t.Fatal(err)
 		} else {
 			errors.As(err, &hung)

@@ -47,13 +47,14 @@ type Device struct {
 
 // Config says how a GPU is used.
 type Config struct {
-	Threads int   // bound threads for copies; one more serves imports
-	Files   int   // bound threads more, for cuFile's calls, which take as long as the storage does
-	Blocks  int   // thread blocks of all copy kernels at a time: what the engine's compute gives up. A kernel on a window takes half
-	Window  int   // bytes of device memory for each thread for copies; 0: none. See [Window]
-	Spin    bool  // wait for the GPU by polling, which is quicker by some microseconds and costs a core
-	Copy    Mode  // how pages are copied at first
-	CPUs    []int // that the threads are kept on, as far as they may be there; none: anywhere
+	Threads int // bound threads for copies; one more serves imports
+	Files   int // bound threads more, for cuFile's calls, which take as long as the storage does
+	// thread blocks of all copy kernels at a time: what the engine's compute gives up. A kernel on a window takes half
+	Blocks int
+	Window int   // bytes of device memory for each thread for copies; 0: none. See [Window]
+	Spin   bool  // wait for the GPU by polling, which is quicker by some microseconds and costs a core
+	Copy   Mode  // how pages are copied at first
+	CPUs   []int // that the threads are kept on, as far as they may be there; none: anywhere
 	// Lost is told once when the GPU goes out of service. Optional.
 	Lost func(*GPU, error)
 }
@@ -130,11 +131,13 @@ func (d *Driver) describe(ordinal int, out *Device) error {
 		return err
 	}
 	text := make([]byte, 256)
-	if err := d.call(d.fn.deviceGetName, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device)); err != nil {
+	if err := d.call(d.fn.deviceGetName, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)),
+		uintptr(device)); err != nil {
 		return err
 	}
 	out.Name = unix.ByteSliceToString(text)
-	if err := d.call(d.fn.deviceGetPCIBusID, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device)); err != nil {
+	if err := d.call(d.fn.deviceGetPCIBusID, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)),
+		uintptr(device)); err != nil {
 		return err
 	}
 	out.PCI = strings.ToLower(unix.ByteSliceToString(text))
@@ -147,7 +150,8 @@ func (d *Driver) describe(ordinal int, out *Device) error {
 		to        *int
 	}{{multiprocessors, &out.SMs}, {major, &out.Major}, {minor, &out.Minor}} {
 		var v int32
-		if err := d.call(d.fn.deviceGetAttribute, uintptr(unsafe.Pointer(&v)), a.attribute, uintptr(device)); err != nil {
+		if err := d.call(d.fn.deviceGetAttribute, uintptr(unsafe.Pointer(&v)), a.attribute,
+			uintptr(device)); err != nil {
 			return err
 		}
 		*a.to = int(v)
@@ -177,17 +181,9 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 		cfg.Blocks = DefaultBlocks
 	}
 	if cfg.Threads < 1 || cfg.Threads > 1024 || cfg.Files < 0 || cfg.Files > 1024 || cfg.Blocks < 1 ||
-		cfg.Blocks > 4096 ||
-		cfg.Window < 0 ||
-		cfg.Window > 1<<30 {
-		return nil, fmt.Errorf(
-			"%w: %d and %d threads, %d thread blocks, windows of %d bytes",
-			ErrConfig,
-			cfg.Threads,
-			cfg.Files,
-			cfg.Blocks,
-			cfg.Window,
-		)
+		cfg.Blocks > 4096 || cfg.Window < 0 || cfg.Window > 1<<30 {
+		return nil, fmt.Errorf("%w: %d and %d threads, %d thread blocks, windows of %d bytes", ErrConfig, cfg.Threads,
+			cfg.Files, cfg.Blocks, cfg.Window)
 	}
 	g := &GPU{
 		Device: dev, driver: d, cfg: cfg, closed: make(chan struct{}),
@@ -208,13 +204,8 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 		}
 	}()
 	perThread := pieceSlots*int(unsafe.Sizeof(Piece{})) + windowTables
-	g.shared, err = unix.Mmap(
-		-1,
-		0,
-		flagSlots*flagStride+(cfg.Threads+cfg.Files+1)*perThread,
-		unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_ANON|unix.MAP_PRIVATE,
-	)
+	g.shared, err = unix.Mmap(-1, 0, flagSlots*flagStride+(cfg.Threads+cfg.Files+1)*perThread,
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("gds: map memory for commands: %w", err)
 	}
@@ -268,13 +259,8 @@ func (t *Thread) prepare() error {
 		return lost
 	}
 	if err != nil && !Sticky(err) {
-		g.driver.log.Warn(
-			"the copy kernel cannot be used, pages go by copy engine",
-			"gpu",
-			g.UUID.String(),
-			"error",
-			err,
-		)
+		g.driver.log.Warn("the copy kernel cannot be used, pages go by copy engine", "gpu", g.UUID.String(), "error",
+			err)
 		if g.Mode() == Kernel {
 			g.mode.current.Store(int32(BatchCopy))
 		}

@@ -82,7 +82,8 @@ func (t *Thread) rangeOf(m *Import) error {
 // own refuses memory of another GPU than the thread's: it can be mapped here too, and is reached by another way then.
 func (t *Thread) checkOwner(address uint64) error {
 	t.out[2] = 0
-	if err := t.call(&t.gpu.driver.fn.pointerGetAttribute, t.outAt(2), attributeDeviceOrdinal, uintptr(address)); err != nil {
+	if err := t.call(&t.gpu.driver.fn.pointerGetAttribute, t.outAt(2), attributeDeviceOrdinal,
+		uintptr(address)); err != nil {
 		return err
 	}
 	if ordinal := int(int32(t.out[2])); ordinal != t.gpu.Ordinal {
@@ -150,7 +151,8 @@ func (t *Thread) mapSegments(m *Import, segments []Segment) (err error) {
 		mapped += s.Size
 	}
 	t.access = memAccessDesc{memLocation{locationDevice, int32(t.gpu.Ordinal)}, accessReadWrite}
-	if err := t.call(&fn.memAccess, uintptr(m.Base), uintptr(m.Size), uintptr(unsafe.Pointer(&t.access)), 1); err != nil {
+	if err := t.call(&fn.memAccess, uintptr(m.Base), uintptr(m.Size), uintptr(unsafe.Pointer(&t.access)),
+		1); err != nil {
 		return err
 	}
 	at := m.Base

@@ -72,8 +72,8 @@ func TestImportIPCRefusals(t *testing.T) {
 		if _, err := g.ImportIPC(c.handle); !errors.Is(err, ErrImport) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if opened, closed := double.Calls("cuIpcOpenMemHandle_v2"), double.Calls("cuIpcCloseMemHandle"); closed > opened ||
-			(opened-closed) > 1 {
+		if opened, closed := double.Calls("cuIpcOpenMemHandle_v2"), double.Calls(
+			"cuIpcCloseMemHandle"); closed > opened || (opened-closed) > 1 {
 			t.Errorf("%s: opened %d, closed %d", name, opened, closed)
 		}
 	}

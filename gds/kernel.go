@@ -67,13 +67,8 @@ func (t *Thread) loadKernels() (err error) {
 		if Sticky(err) {
 			return err
 		}
-		g.driver.log.Warn(
-			"the checksum kernel cannot be used, nothing goes the direct route",
-			"gpu",
-			g.UUID.String(),
-			"error",
-			err,
-		)
+		g.driver.log.Warn("the checksum kernel cannot be used, nothing goes the direct route", "gpu", g.UUID.String(),
+			"error", err)
 	}
 	g.kernels.pages, err = t.load(kernels.Pages, kernels.PagesEntry)
 	return err

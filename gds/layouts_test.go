@@ -61,29 +61,36 @@ func checkLayout(t *testing.T, version int, header map[string]uintptr) {
 		"CUfileDrvProps_t.max_device_pinned_mem_size": unsafe.Offsetof(p.MaxPinned),
 		"CUfileDrvProps_t.max_batch_io_size":          unsafe.Offsetof(p.MaxBatch),
 		"CUfileDrvProps_t.max_batch_io_timeout_msecs": unsafe.Offsetof(p.MaxBatchMilli),
-		"CU_FILE_HANDLE_TYPE_OPAQUE_FD":               1, "CU_FILE_CUDA_DRIVER_ERROR": fileCUDAError, "CU_FILE_SUCCESS": 0,
-		"CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE": AllowCompatMode, "CUFILE_PARAM_LOG_DIR": LogDir, "CUFILE_PARAM_PROFILE_STATS": StatsLevel,
-		"CUfilePerGpuStats_t.size": perGPUBytes, "CUfileStatsLevel3_t.num_gpus": uintptr(statsGPUs(version)),
+		"CU_FILE_HANDLE_TYPE_OPAQUE_FD":               1, "CU_FILE_CUDA_DRIVER_ERROR": fileCUDAError,
+		"CU_FILE_SUCCESS": 0,
+		"CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE": AllowCompatMode, "CUFILE_PARAM_LOG_DIR": LogDir,
+		"CUFILE_PARAM_PROFILE_STATS": StatsLevel,
+		"CUfilePerGpuStats_t.size":   perGPUBytes, "CUfileStatsLevel3_t.num_gpus": uintptr(statsGPUs(version)),
 		"CUfileStatsLevel3_t.per_gpu_stats": uintptr(statsGPUs(version)) + 8,
 		"CUfilePerGpuStats_t.n_total_reads": totalReads, "CUfilePerGpuStats_t.n_p2p_reads": totalReads + 8,
 		"CUfilePerGpuStats_t.n_nvfs_reads": totalReads + 16, "CUfilePerGpuStats_t.n_posix_reads": totalReads + 24,
 		"CUfilePerGpuStats_t.n_total_writes": totalWrites, "CUfilePerGpuStats_t.n_p2p_writes": totalWrites + 8,
 		"CUfilePerGpuStats_t.n_nvfs_writes": totalWrites + 16, "CUfilePerGpuStats_t.n_posix_writes": totalWrites + 24,
-		"CUmemLocation.size": unsafe.Sizeof(at), "CUmemLocation.type": unsafe.Offsetof(at.Type), "CUmemLocation.id": unsafe.Offsetof(at.ID),
+		"CUmemLocation.size": unsafe.Sizeof(at), "CUmemLocation.type": unsafe.Offsetof(at.Type),
+		"CUmemLocation.id":         unsafe.Offsetof(at.ID),
 		"CUmemAllocationProp.size": unsafe.Sizeof(prop), "CUmemAllocationProp.type": unsafe.Offsetof(prop.Type),
 		"CUmemAllocationProp.requestedHandleTypes": unsafe.Offsetof(prop.HandleTypes),
 		"CUmemAllocationProp.location":             unsafe.Offsetof(prop.Location),
 		"CUmemAllocationProp.allocFlags":           unsafe.Offsetof(prop.Flags),
-		"CUmemAccessDesc.size":                     unsafe.Sizeof(access), "CUmemAccessDesc.location": unsafe.Offsetof(access.Location),
-		"CUmemAccessDesc.flags":             unsafe.Offsetof(access.Flags),
-		"CUmemcpyAttributes.size":           unsafe.Sizeof(copied),
-		"CUmemcpyAttributes.srcAccessOrder": unsafe.Offsetof(copied.SourceOrder),
-		"CUmemcpyAttributes.srcLocHint":     unsafe.Offsetof(copied.From), "CUmemcpyAttributes.dstLocHint": unsafe.Offsetof(copied.To),
-		"CUmemcpyAttributes.flags": unsafe.Offsetof(copied.Flags), "CUipcMemHandle.size": ipcHandleBytes, "CUuuid.size": unsafe.Sizeof(UUID{}),
+		"CUmemAccessDesc.size":                     unsafe.Sizeof(access),
+		"CUmemAccessDesc.location":                 unsafe.Offsetof(access.Location),
+		"CUmemAccessDesc.flags":                    unsafe.Offsetof(access.Flags),
+		"CUmemcpyAttributes.size":                  unsafe.Sizeof(copied),
+		"CUmemcpyAttributes.srcAccessOrder":        unsafe.Offsetof(copied.SourceOrder),
+		"CUmemcpyAttributes.srcLocHint":            unsafe.Offsetof(copied.From),
+		"CUmemcpyAttributes.dstLocHint":            unsafe.Offsetof(copied.To),
+		"CUmemcpyAttributes.flags":                 unsafe.Offsetof(copied.Flags), "CUipcMemHandle.size": ipcHandleBytes,
+		"CUuuid.size":                   unsafe.Sizeof(UUID{}),
 		"CU_MEM_ALLOCATION_TYPE_PINNED": allocationPinned, "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR": handleDescriptor,
 		"CU_MEM_LOCATION_TYPE_DEVICE": locationDevice, "CU_MEM_ACCESS_FLAGS_PROT_READWRITE": accessReadWrite,
-		"CU_MEMCPY_SRC_ACCESS_ORDER_STREAM": sourceInStreamOrder, "CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL": attributeDeviceOrdinal,
-		"CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS": ipcLazyPeerAccess,
+		"CU_MEMCPY_SRC_ACCESS_ORDER_STREAM":   sourceInStreamOrder,
+		"CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL": attributeDeviceOrdinal,
+		"CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS":  ipcLazyPeerAccess,
 	} {
 		if want, ok := header[name]; !ok || want != have {
 			t.Errorf("cuFile %d: %s: %d, the header has %d (%v)", version, name, have, want, ok)
@@ -101,7 +108,8 @@ func TestStatsAreReadByTheHeader(t *testing.T) {
 		raw := make([]byte, statsMost)
 		binary.LittleEndian.PutUint32(raw[header["CUfileStatsLevel3_t.num_gpus"]:], 2)
 		for g := range uintptr(2) {
-			for i, name := range []string{"total_reads", "p2p_reads", "nvfs_reads", "posix_reads", "total_writes", "p2p_writes", "nvfs_writes", "posix_writes"} {
+			for i, name := range []string{"total_reads", "p2p_reads", "nvfs_reads", "posix_reads", "total_writes",
+				"p2p_writes", "nvfs_writes", "posix_writes"} {
 				at := header["CUfileStatsLevel3_t.per_gpu_stats"] + g*header["CUfilePerGpuStats_t.size"] + header["CUfilePerGpuStats_t.n_"+name]
 				binary.LittleEndian.PutUint64(raw[at:], uint64(i+1)<<(8*g))
 			}

@@ -121,7 +121,8 @@ func (b *Buffer) Free() error {
 
 // Fill sets every byte, from offset off on, n of them.
 func (t *Thread) Fill(address uint64, value byte, n int64) error {
-	if err := t.call(&t.gpu.driver.fn.memsetD8Async, uintptr(address), uintptr(value), uintptr(n), t.stream); err != nil {
+	if err := t.call(&t.gpu.driver.fn.memsetD8Async, uintptr(address), uintptr(value), uintptr(n),
+		t.stream); err != nil {
 		return err
 	}
 	return t.wait()

@@ -74,12 +74,15 @@ func TestProxyFailsWhatItIsTold(t *testing.T) {
 		{"cuFileHandleRegister:every=2:code=5027", Sync, fine, file(5027), false},
 		{"cuFileWrite:nth=1:code=5030", Sync, file(5030), fine, false},
 		{"cuFileRead:errno=5", Sync, fine, func(err error) bool { return errors.Is(err, syscall.EIO) }, false},
-		{"cuFileRead:short=8192", Sync, fine, func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) }, false},
+		{"cuFileRead:short=8192", Sync, fine, func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) },
+			false},
 		{"cuFileRead:flip=5000", Sync, fine, fine, false},
 		{"cuFileReadAsync:code=5030", Async, fine, file(5030), false},
 		{"cuFileReadAsyncDone:code=5030", Async, fine, file(5030), false},
-		{"cuFileWriteAsyncDone:errno=28", Async, func(err error) bool { return errors.Is(err, syscall.ENOSPC) }, fine, false},
-		{"cuFileReadAsyncDone:short=4096", Async, fine, func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) }, false},
+		{"cuFileWriteAsyncDone:errno=28", Async, func(err error) bool { return errors.Is(err, syscall.ENOSPC) }, fine,
+			false},
+		{"cuFileReadAsyncDone:short=4096", Async, fine,
+			func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) }, false},
 		{"cuFileRead:from=2:code=5030,cuFileRead:delay=1", Sync, fine, fine, true},
 	} {
 		if err := f.Truncate(0); err != nil {

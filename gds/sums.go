@@ -51,11 +51,8 @@ func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uin
 			return ErrUnpinned
 		}
 	}
-	return t.start(
-		g.kernels.sums,
-		min(blocks*kernels.PagesThreads/kernels.SumsThreads, len(extents)),
-		kernels.SumsThreads,
-	)
+	return t.start(g.kernels.sums, min(blocks*kernels.PagesThreads/kernels.SumsThreads, len(extents)),
+		kernels.SumsThreads)
 }
 
 // bytesOf is the memory of a slice.

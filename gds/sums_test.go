@@ -48,7 +48,8 @@ func TestSumsAreTheProcessors(t *testing.T) {
 	}
 	on(t, g, func(th *Thread) error { return th.Sum(dev.Address, nil, nil) })
 	if err := g.Do(func(th *Thread) {
-		if th.Sum(dev.Address, extents, sums[:1]) == nil || th.Sum(dev.Address, make([]Extent, 1), make([]uint64, 1)) == nil {
+		if th.Sum(dev.Address, extents, sums[:1]) == nil ||
+			th.Sum(dev.Address, make([]Extent, 1), make([]uint64, 1)) == nil {
 			t.Error("no room for sums, or memory that the GPU does not know, is not refused")
 		}
 	}); err != nil {

@@ -55,13 +55,8 @@ func (g *GPU) WindowFailed(cause error) {
 		g.DisableWindows(cause)
 		return
 	}
-	g.driver.log.Warn(
-		"something failed in a window of the GPU and is done again",
-		"gpu",
-		g.UUID.String(),
-		"error",
-		cause,
-	)
+	g.driver.log.Warn("something failed in a window of the GPU and is done again", "gpu", g.UUID.String(), "error",
+		cause)
 }
 
 // WindowSucceeded undoes what [GPU.WindowFailed] has counted.
@@ -74,13 +69,8 @@ func (g *GPU) WindowSucceeded() {
 // DisableWindows gives the windows up for good.
 func (g *GPU) DisableWindows(cause error) {
 	if g.windows.bytes.Swap(0) > 0 {
-		g.driver.log.Error(
-			"the GPU's windows are used no more: the processor makes the checksums of what is staged",
-			"gpu",
-			g.UUID.String(),
-			"error",
-			cause,
-		)
+		g.driver.log.Error("the GPU's windows are used no more: the processor makes the checksums of what is staged",
+			"gpu", g.UUID.String(), "error", cause)
 	}
 }
 
@@ -95,13 +85,8 @@ func (t *Thread) makeWindows() error {
 		if Sticky(err) {
 			return err
 		}
-		g.driver.log.Warn(
-			"no device memory for windows: the processor makes the checksums of what is staged",
-			"gpu",
-			g.UUID.String(),
-			"error",
-			err,
-		)
+		g.driver.log.Warn("no device memory for windows: the processor makes the checksums of what is staged", "gpu",
+			g.UUID.String(), "error", err)
 		return nil
 	}
 	g.windows.at = t.out[0]
@@ -137,8 +122,8 @@ func (w *Window) Upload(b *Batch, src []byte, at, n int) error {
 	}
 	t := w.t
 	b.uploading = true
-	if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(w.address)+uintptr(at), startOf(src), uintptr(len(src)), t.stream); err != nil ||
-		n == 0 {
+	if err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(w.address)+uintptr(at), startOf(src), uintptr(len(src)),
+		t.stream); err != nil || n == 0 {
 		return err
 	}
 	if err := b.nextEpoch(); err != nil {
@@ -180,13 +165,8 @@ func (w *Window) Collect(b *Batch, n int, dst []byte) error {
 			end += uint64(w.Extents[i].Len)
 		}
 		if err = w.checkRange(int(at), int(end-at)); err == nil {
-			err = t.call(
-				&t.gpu.driver.fn.memcpyAsync,
-				startOf(dst[at:end]),
-				uintptr(w.address+at),
-				uintptr(end-at),
-				t.stream,
-			)
+			err = t.call(&t.gpu.driver.fn.memcpyAsync, startOf(dst[at:end]), uintptr(w.address+at), uintptr(end-at),
+				t.stream)
 		}
 	}
 	err = errors.Join(err, t.wait()) // nothing may be moving, whatever the answer

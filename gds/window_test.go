@@ -81,7 +81,8 @@ func TestWindowScatters(t *testing.T) {
 		name  string
 		wrong int // extent; -1: none
 		times int // that each page is written
-	}{{"right", -1, 1}, {"the first is wrong", 0, 1}, {"the last is wrong", 124, 1}, {"long", -1, 20}, {"long and wrong", 60, 20}} {
+	}{{"right", -1, 1}, {"the first is wrong", 0, 1}, {"the last is wrong", 124, 1}, {"long", -1,
+		20}, {"long and wrong", 60, 20}} {
 		t.Run(c.name, func(t *testing.T) {
 			g, dev, data, mem := windowed(t, 500)
 			poison := bytes.Repeat([]byte{0xa5}, len(data))

@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policyset"
-	"github.com/kvhost/kvhost/host/server"
+	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 )
 
@@ -225,7 +225,7 @@ func TestRefusals(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := h.Run(context.Background()); !errors.Is(err, server.ErrSocketInUse) {
+		if err := h.Run(context.Background()); !errors.Is(err, socket.ErrInUse) {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/replay"
-	"github.com/kvhost/kvhost/host/server"
+	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/fsck"
 	"github.com/kvhost/kvhost/host/store/janitor"
@@ -73,7 +73,7 @@ func exitCode(err error) int {
 		return exitCheck
 	case is(store.ErrRootBusy, janitor.ErrInUse):
 		return exitRootBusy
-	case is(server.ErrSocketInUse, host.ErrHTTP):
+	case is(socket.ErrInUse, host.ErrHTTP):
 		return exitAddress
 	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrDigest,
 		policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):

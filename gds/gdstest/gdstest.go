@@ -92,11 +92,7 @@ func Proxies(t testing.TB) (cuda, cufile *Double) {
 	mu.Lock()
 	defer mu.Unlock()
 	before := func(name string, flags ...string) *Double {
-		d, err := built(
-			files,
-			filepath.Join(dir, "proxy", name),
-			"kvproxy",
-			"proxy.c",
+		d, err := built(files, filepath.Join(dir, "proxy", name), "kvproxy", "proxy.c",
 			append(flags, "-DREAL_LIBRARY=\""+double.Path+"\"", "-Wl,--no-as-needed", double.Path)...)
 		if err != nil {
 			t.Fatal(err)
@@ -117,10 +113,8 @@ func workplace() (dir string, files map[string][]byte, err error) {
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		sum.Write(files[name])
 	}
-	return filepath.Join(
-		os.TempDir(),
-		fmt.Sprintf("kvhost-double-%d-%s", os.Getuid(), hex.EncodeToString(sum.Sum(nil)[:8])),
-	), files, nil
+	return filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-double-%d-%s", os.Getuid(),
+		hex.EncodeToString(sum.Sum(nil)[:8]))), files, nil
 }
 
 // built loads a library, compiled if it is not there yet. Its functions for rules have a prefix.
@@ -162,8 +156,7 @@ func compile(files map[string][]byte, path, source string, flags []string) error
 		}
 	}
 	out := filepath.Join(tmp, "made.so")
-	cmd := exec.Command(
-		"cc",
+	cmd := exec.Command("cc",
 		append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden",
 			"-o", out, filepath.Join(tmp, source)}, append(flags, "-ldl", "-lpthread")...)...)
 	if text, err := cmd.CombinedOutput(); err != nil {

@@ -32,15 +32,11 @@ func TestPTXIsCurrent(t *testing.T) {
 			t.Fatalf("the PTX of %s does not say which source it is of", k.entry)
 		}
 		if want := hex.EncodeToString(sum.Sum(nil)); m[1] != want {
-			t.Errorf(
-				"the PTX of %s is of sources with digest %s, %v have %s: run generate.sh where nvcc is",
-				k.entry,
-				m[1],
-				k.sources,
-				want,
-			)
+			t.Errorf("the PTX of %s is of sources with digest %s, %v have %s: run generate.sh where nvcc is", k.entry,
+				m[1], k.sources, want)
 		}
-		for _, want := range []string{".version 7.0\n", ".target sm_80\n", ".entry " + k.entry + "(", fmt.Sprintf(".maxntid %d", k.threads)} {
+		for _, want := range []string{".version 7.0\n", ".target sm_80\n", ".entry " + k.entry + "(",
+			fmt.Sprintf(".maxntid %d", k.threads)} {
 			if !strings.Contains(k.ptx, want) {
 				t.Errorf("the PTX of %s lacks %q", k.entry, want)
 			}

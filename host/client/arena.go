@@ -41,7 +41,8 @@ func NewArena(bytes int64) (*Arena, error) {
 		f.Close()
 		return nil, fmt.Errorf("%w: %w", ErrArena, err)
 	}
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS,
+		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("%w: seal: %w", ErrArena, err)
 	}
@@ -81,30 +82,18 @@ type Registration struct {
 }
 
 // Register tells the host where a group's pages are: one region per plane of the group, in the order of its geometry.
-func (s *Session) Register(
-	ctx context.Context,
-	group uint32,
-	arena *Arena,
-	planes []PlaneRegion,
-) (*Registration, error) {
+func (s *Session) Register(ctx context.Context, group uint32, arena *Arena,
+	planes []PlaneRegion) (*Registration, error) {
 	tag, err := s.pass(ctx, arena)
 	if err != nil {
 		return nil, err
 	}
-	return s.register(
-		ctx,
-		group,
-		planes,
-		func(int) *proto.Region { return &proto.Region{Handle: &proto.Region_Memfd{Memfd: tag}} },
-	)
+	return s.register(ctx, group, planes,
+		func(int) *proto.Region { return &proto.Region{Handle: &proto.Region_Memfd{Memfd: tag}} })
 }
 
-func (s *Session) register(
-	ctx context.Context,
-	group uint32,
-	planes []PlaneRegion,
-	region func(int) *proto.Region,
-) (*Registration, error) {
+func (s *Session) register(ctx context.Context, group uint32, planes []PlaneRegion,
+	region func(int) *proto.Region) (*Registration, error) {
 	m := &proto.Register{Group: group}
 	for i, p := range planes {
 		if p.Offset < 0 || p.Stride < 0 {
@@ -122,10 +111,8 @@ func (s *Session) register(
 
 // Unregister returns when the host can touch the pages no more. It waits for the jobs that use them.
 func (r *Registration) Unregister(ctx context.Context) error {
-	_, err := r.session.ask(
-		ctx,
-		&proto.ClientMessage{Body: &proto.ClientMessage_Unregister{Unregister: &proto.Unregister{Group: r.group}}},
-	)
+	_, err := r.session.ask(ctx,
+		&proto.ClientMessage{Body: &proto.ClientMessage_Unregister{Unregister: &proto.Unregister{Group: r.group}}})
 	return err
 }
 

@@ -11,21 +11,13 @@ import (
 // RegisterIPC tells the host where a group's pages are on the GPU that Hello named. handles[i] is what
 // cuIpcGetMemHandle gave for plane i's allocation, and the plane's offset counts from that allocation's start
 // (cuMemGetAddressRange). Planes in one allocation name the same handle.
-func (s *Session) RegisterIPC(
-	ctx context.Context,
-	group uint32,
-	handles [][]byte,
-	planes []PlaneRegion,
-) (*Registration, error) {
+func (s *Session) RegisterIPC(ctx context.Context, group uint32, handles [][]byte,
+	planes []PlaneRegion) (*Registration, error) {
 	if len(handles) != len(planes) {
 		return nil, fmt.Errorf("%w: %d handles for %d planes", ErrArena, len(handles), len(planes))
 	}
-	return s.register(
-		ctx,
-		group,
-		planes,
-		func(i int) *proto.Region { return &proto.Region{Handle: &proto.Region_CudaIpc{CudaIpc: handles[i]}} },
-	)
+	return s.register(ctx, group, planes,
+		func(i int) *proto.Region { return &proto.Region{Handle: &proto.Region_CudaIpc{CudaIpc: handles[i]}} })
 }
 
 // Segment is memory of cuMemCreate: its descriptor of cuMemExportToShareableHandle, and its size.
@@ -36,22 +28,14 @@ type Segment struct {
 
 // RegisterVMM is RegisterIPC for memory of cuMemCreate. All planes are in the segments, which the host maps one
 // after the other; offsets count from the first one's start. The files stay the caller's.
-func (s *Session) RegisterVMM(
-	ctx context.Context,
-	group uint32,
-	segments []Segment,
-	planes []PlaneRegion,
-) (*Registration, error) {
+func (s *Session) RegisterVMM(ctx context.Context, group uint32, segments []Segment,
+	planes []PlaneRegion) (*Registration, error) {
 	m, err := s.passSegments(ctx, segments)
 	if err != nil {
 		return nil, err
 	}
-	return s.register(
-		ctx,
-		group,
-		planes,
-		func(int) *proto.Region { return &proto.Region{Handle: &proto.Region_CudaVmm{CudaVmm: m}} },
-	)
+	return s.register(ctx, group, planes,
+		func(int) *proto.Region { return &proto.Region{Handle: &proto.Region_CudaVmm{CudaVmm: m}} })
 }
 
 // passSegments hands the segments' descriptors to the host.

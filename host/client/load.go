@@ -62,14 +62,8 @@ func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt L
 	if err := errors.Join(ctx.Err(), opt.Timeline.check()); err != nil {
 		return nil, err
 	}
-	m := &proto.Load{
-		Lease:    l.lease,
-		Layers:   opt.Layers != nil,
-		Order:    opt.Order,
-		Prefetch: opt.Prefetch,
-		Timeline: opt.Timeline.message(),
-		Chunks:   make([]*proto.LoadChunk, len(chunks)),
-	}
+	m := &proto.Load{Lease: l.lease, Layers: opt.Layers != nil, Order: opt.Order, Prefetch: opt.Prefetch,
+		Timeline: opt.Timeline.message(), Chunks: make([]*proto.LoadChunk, len(chunks))}
 	for i, c := range chunks {
 		if c.Index < 0 || int(uint32(c.Index)) != c.Index {
 			return nil, fmt.Errorf("%w: chunks[%d].index: %d", ErrInvalid, i, c.Index)
@@ -138,9 +132,7 @@ func (j *LoadJob) Cancel(ctx context.Context) error { return j.session.cancelJob
 
 // Advance says that the first n layers of the order are consumed. It matters to a load with a Prefetch.
 func (j *LoadJob) Advance(ctx context.Context, n uint32) error {
-	_, err := j.session.ask(
-		ctx,
-		&proto.ClientMessage{Body: &proto.ClientMessage_Advance{Advance: &proto.Advance{Job: j.id, Layers: n}}},
-	)
+	_, err := j.session.ask(ctx,
+		&proto.ClientMessage{Body: &proto.ClientMessage_Advance{Advance: &proto.Advance{Job: j.id, Layers: n}}})
 	return err
 }

@@ -38,14 +38,8 @@ func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) 
 		return nil, err
 	}
 	a := r.GetLookup()
-	return &Lookup{
-		session: s,
-		group:   q.Group,
-		lease:   a.GetLease(),
-		first:   int(q.First),
-		hits:    int(a.GetHits()),
-		bits:    a.GetBits(),
-	}, nil
+	return &Lookup{session: s, group: q.Group, lease: a.GetLease(), first: int(q.First), hits: int(a.GetHits()),
+		bits: a.GetBits()}, nil
 }
 
 // Leased is a lookup that another session of the same engine made, by its lease, for Load. Its hits are not known here.
@@ -75,9 +69,7 @@ func (l *Lookup) Release(ctx context.Context) error {
 	if l.lease == 0 {
 		return nil
 	}
-	_, err := l.session.ask(
-		ctx,
-		&proto.ClientMessage{Body: &proto.ClientMessage_Release{Release: &proto.Release{Lease: l.lease}}},
-	)
+	_, err := l.session.ask(ctx,
+		&proto.ClientMessage{Body: &proto.ClientMessage_Release{Release: &proto.Release{Lease: l.lease}}})
 	return err
 }

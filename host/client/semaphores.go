@@ -41,21 +41,14 @@ func (s *Session) ShareSemaphores(ctx context.Context, a *Arena, offset int64, c
 // segments. The result names them in timelines; to this package the memory is closed. Unless [Semaphores.Access]
 // opens it, whoever waits for them finds out about a refused job by its error and about the host's death by
 // Session.Ended, and writes what is to be written itself.
-func (s *Session) ShareDeviceSemaphores(
-	ctx context.Context,
-	segments []Segment,
-	offset int64,
-	count int,
-) (*Semaphores, error) {
+func (s *Session) ShareDeviceSemaphores(ctx context.Context, segments []Segment, offset int64,
+	count int) (*Semaphores, error) {
 	vmm, err := s.passSegments(ctx, segments)
 	if err != nil {
 		return nil, err
 	}
-	m := &proto.Semaphores{
-		Handle: &proto.Semaphores_CudaVmm{CudaVmm: vmm},
-		Offset: uint64(offset),
-		Count:  uint32(count),
-	}
+	m := &proto.Semaphores{Handle: &proto.Semaphores_CudaVmm{CudaVmm: vmm}, Offset: uint64(offset),
+		Count: uint32(count)}
 	if _, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Semaphores{Semaphores: m}}); err != nil {
 		return nil, err
 	}

@@ -95,13 +95,8 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrHostGone, h.Socket, err)
 	}
-	s := &Session{
-		hello: h,
-		conn:  conn,
-		stub:  proto.NewHostClient(conn),
-		calls: map[uint64]call{},
-		ended: make(chan struct{}),
-	}
+	s := &Session{hello: h, conn: conn, stub: proto.NewHostClient(conn), calls: map[uint64]call{},
+		ended: make(chan struct{})}
 	streamCtx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	stop := context.AfterFunc(ctx, cancel)
@@ -311,10 +306,8 @@ func (s *Session) Flush(ctx context.Context) error {
 
 // EndRequest says that a request is over: what it still has leased is released.
 func (s *Session) EndRequest(ctx context.Context, request uint32) error {
-	_, err := s.ask(
-		ctx,
-		&proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: request}}},
-	)
+	_, err := s.ask(ctx,
+		&proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: request}}})
 	return err
 }
 

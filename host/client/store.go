@@ -64,22 +64,14 @@ func (s *Session) Store(ctx context.Context, request, group uint32, chunks []Sto
 }
 
 // StoreInOrder is Store, put in order by semaphores.
-func (s *Session) StoreInOrder(
-	ctx context.Context,
-	request, group uint32,
-	chunks []StoreChunk,
-	order *Timeline,
-) (*StoreJob, error) {
+func (s *Session) StoreInOrder(ctx context.Context, request, group uint32, chunks []StoreChunk,
+	order *Timeline) (*StoreJob, error) {
 	if err := errors.Join(ctx.Err(), order.check()); err != nil {
 		return nil, err
 	}
 	n := s.hello.Namespace.KeyBytes
-	m := &proto.Store{
-		Request:  request,
-		Group:    group,
-		Timeline: order.message(),
-		Chunks:   make([]*proto.StoreChunk, len(chunks)),
-	}
+	m := &proto.Store{Request: request, Group: group, Timeline: order.message(),
+		Chunks: make([]*proto.StoreChunk, len(chunks))}
 	for i := range chunks {
 		c := &chunks[i]
 		m.Chunks[i] = &proto.StoreChunk{Key: c.Key[:n], Depth: c.Depth, Blocks: c.Blocks}
@@ -87,13 +79,8 @@ func (s *Session) StoreInOrder(
 			m.Chunks[i].Parent = c.Parent[:n]
 		}
 	}
-	j := &StoreJob{
-		session:   s,
-		order:     order,
-		chunks:    len(chunks),
-		read:      make(chan struct{}),
-		published: make(chan struct{}),
-	}
+	j := &StoreJob{session: s, order: order, chunks: len(chunks), read: make(chan struct{}),
+		published: make(chan struct{})}
 	var err error
 	if j.id, err = s.start(&proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: m}}, j); err != nil {
 		return nil, err
@@ -137,11 +124,8 @@ func (j *StoreJob) lost(err error) {
 }
 
 func storeResult(m *proto.StorePublished) StoreResult {
-	r := StoreResult{
-		Chunks:    make([]ChunkResult, len(m.GetResults())),
-		Bytes:     int64(m.GetBytes()),
-		Cancelled: m.GetCancelled(),
-	}
+	r := StoreResult{Chunks: make([]ChunkResult, len(m.GetResults())), Bytes: int64(m.GetBytes()),
+		Cancelled: m.GetCancelled()}
 	for i, c := range m.GetResults() {
 		switch c {
 		case proto.ChunkResult_CHUNK_RESULT_STORED:

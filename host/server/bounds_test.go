@@ -18,7 +18,8 @@ func TestBacklogIsBounded(t *testing.T) {
 	until(t, "the store makes room", func() bool { return len(x.reserving) == 1 })
 	limits := DefaultLimits()
 	for field, m := range map[string]*proto.ClientMessage{
-		"keys":   {Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: make([]byte, (limits.KeysPerLookup+1)*32)}}},
+		"keys": {Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: make([]byte,
+			(limits.KeysPerLookup+1)*32)}}},
 		"chunks": storeOf(limits.ChunksPerJob + 1),
 	} {
 		if e := w.ask(m).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != field {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/socket"
 )
 
 const (
@@ -21,7 +22,7 @@ const (
 )
 
 // serveDescriptors accepts connections on the descriptor socket until it is closed, and waits for those it serves.
-func (s *Server) serveDescriptors(l *peerListener) {
+func (s *Server) serveDescriptors(l *socket.Listener) {
 	var work sync.WaitGroup
 	defer work.Wait()
 	slots := make(chan struct{}, descriptorConns)

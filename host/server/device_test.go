@@ -68,10 +68,8 @@ func (r *gpuRig) dialGPU(uuid string) *client.Session {
 
 func deviceRegions(offset int64) (regions []client.PlaneRegion) {
 	for pl := range planes {
-		regions = append(
-			regions,
-			client.PlaneRegion{Offset: offset + base(0, pl), Stride: pageBytes, Blocks: arenaBlocks},
-		)
+		regions = append(regions, client.PlaneRegion{Offset: offset + base(0, pl), Stride: pageBytes,
+			Blocks: arenaBlocks})
 	}
 	return regions
 }
@@ -258,7 +256,8 @@ func TestDeviceRegionsAreRefusedByName(t *testing.T) {
 		{"no GPU named", "", handles, deviceRegions(0), proto.Code_CODE_UNKNOWN, "regions[0].cuda_ipc"},
 		{"another GPU", other, handles, deviceRegions(0), proto.Code_CODE_UNKNOWN, "regions[0].cuda_ipc"},
 		{"garbage", gdstest.UUID, garbage, deviceRegions(0), proto.Code_CODE_INVALID, "regions[0].cuda_ipc"},
-		{"short handle", gdstest.UUID, [][]byte{handles[0], handles[0][:8], nil, nil}, deviceRegions(0), proto.Code_CODE_INVALID, "regions[1].cuda_ipc"},
+		{"short handle", gdstest.UUID, [][]byte{handles[0], handles[0][:8], nil, nil}, deviceRegions(0),
+			proto.Code_CODE_INVALID, "regions[1].cuda_ipc"},
 		{"past the end", gdstest.UUID, handles, past, proto.Code_CODE_INVALID, "regions[3].blocks"},
 	} {
 		s := r.dialGPU(c.uuid)

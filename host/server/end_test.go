@@ -48,12 +48,8 @@ func victim(socket string) {
 	fail(err)
 	_, err = s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: keys(2)}) // a lease that nobody ends
 	fail(err)
-	_, err = s.Load(
-		ctx,
-		l,
-		[]client.LoadChunk{{Index: 0, Blocks: blocks(0)}, {Index: 1, Blocks: blocks(1)}},
-		client.LoadOptions{},
-	)
+	_, err = s.Load(ctx, l, []client.LoadChunk{{Index: 0, Blocks: blocks(0)}, {Index: 1, Blocks: blocks(1)}},
+		client.LoadOptions{})
 	fail(err)
 	_, err = s.Store(ctx, 3, 0, []client.StoreChunk{chunkOf(20, 2), chunkOf(21, 3)})
 	fail(err)
@@ -132,8 +128,8 @@ func TestHostGoesDown(t *testing.T) {
 	r.stop()
 	<-p.Ended()
 	// The load's last answer may have come through before the end; either way it has one.
-	if res, err := job.Wait(t.Context()); err == nil && len(res.Failed) != 4 ||
-		err != nil && !errors.Is(err, client.ErrHostGone) {
+	if res, err := job.Wait(t.Context()); err == nil && len(res.Failed) != 4 || err != nil &&
+		!errors.Is(err, client.ErrHostGone) {
 		t.Errorf("%+v, %v", res, err)
 	}
 	if err := p.Ping(t.Context()); !errors.Is(err, client.ErrHostGone) {

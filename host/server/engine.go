@@ -45,13 +45,9 @@ func (f *facts) agree(with *facts) error {
 	case f.localRanks != with.localRanks:
 		return disagree("local_ranks", f.localRanks, with.localRanks)
 	case f.firstRank != with.firstRank:
-		return faultf(
-			proto.Code_CODE_DISAGREEMENT,
-			"rank",
+		return faultf(proto.Code_CODE_DISAGREEMENT, "rank",
 			"this node's ranks start at %d, by the engine's other sessions at %d",
-			f.firstRank,
-			with.firstRank,
-		)
+			f.firstRank, with.firstRank)
 	case f.tenant != with.tenant:
 		return disagree("tenant", f.tenant, with.tenant)
 	}
@@ -73,13 +69,8 @@ func place(ns *chunk.Namespace, rank, local uint32) (piece, first uint32, pieces
 	}
 	first = rank / local * local
 	if first+local > ranks {
-		return 0, 0, 0, invalid(
-			"local_ranks",
-			"%d from rank %d on, the namespace's parallel sizes make %d ranks",
-			local,
-			first,
-			ranks,
-		)
+		return 0, 0, 0, invalid("local_ranks", "%d from rank %d on, the namespace's parallel sizes make %d ranks",
+			local, first, ranks)
 	}
 	pieceOf := func(r uint32) uint32 {
 		if ns.Replicated {
@@ -112,12 +103,8 @@ func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 		return r.number, nil
 	}
 	if limit := e.server.cfg.Limits.Requests; len(x.requests) >= limit {
-		return 0, faultf(
-			proto.Code_CODE_LIMIT,
-			"request",
-			"%d requests of this session are not ended, END_REQUEST is due",
-			limit,
-		)
+		return 0, faultf(proto.Code_CODE_LIMIT, "request",
+			"%d requests of this session are not ended, END_REQUEST is due", limit)
 	}
 	if r == nil {
 		r = &request{number: e.server.nextRequest()}

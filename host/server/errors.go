@@ -7,12 +7,8 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// Errors of serving; wrapped with the path or value concerned.
+// Errors of serving.
 var (
-	// ErrSocketInUse says that another process answers on the socket, or holds its lock.
-	ErrSocketInUse = errors.New("server: socket is in use")
-	// ErrSocket says that the socket cannot be made where it was asked for.
-	ErrSocket = errors.New("server: cannot make socket")
 	// ErrClosing says that the host is going down.
 	ErrClosing = errors.New("server: host is closing")
 	// ErrServing says that Serve was called twice.

@@ -120,12 +120,8 @@ type talk struct {
 }
 
 func newTalk(t testing.TB, s *Server, hello *proto.ClientMessage) *talk {
-	w := &talk{
-		t:   t,
-		in:  make(chan *proto.ClientMessage),
-		out: make(chan *proto.HostMessage, 1024),
-		end: make(chan error, 1),
-	}
+	w := &talk{t: t, in: make(chan *proto.ClientMessage), out: make(chan *proto.HostMessage, 1024),
+		end: make(chan error, 1)}
 	st := &fakeStream{ctx: t.Context(), in: w.in, seen: func(m *proto.HostMessage) { w.out <- m }}
 	go func() { w.end <- s.serve(st) }()
 	if a := w.ask(hello); a.GetHello() == nil {
@@ -282,10 +278,8 @@ func only(s *Server) *session {
 
 func regionsOf(data []byte) (list []transfer.HostRegion) {
 	for pl := range planes {
-		list = append(
-			list,
-			transfer.HostRegion{Data: data, Offset: base(0, pl), Stride: pageBytes, Blocks: arenaBlocks},
-		)
+		list = append(list, transfer.HostRegion{Data: data, Offset: base(0, pl), Stride: pageBytes,
+			Blocks: arenaBlocks})
 	}
 	return list
 }

@@ -18,7 +18,8 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	if m.GetProtocol() != proto.Protocol {
 		return invalid("protocol", "%d, this host speaks %d", m.GetProtocol(), proto.Protocol)
 	}
-	for _, f := range []struct{ field, value string }{{"engine", m.GetEngine()}, {"role", m.GetRole()}, {"device_uuid", m.GetDeviceUuid()}} {
+	for _, f := range []struct{ field, value string }{{"engine", m.GetEngine()}, {"role", m.GetRole()},
+		{"device_uuid", m.GetDeviceUuid()}} {
 		if len(f.value) > maxName || !utf8.ValidString(f.value) || strings.ContainsAny(f.value, "\x00\r\n") {
 			return invalid(f.field, "not a name of at most %d bytes in one line", maxName)
 		}
@@ -51,15 +52,8 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 		return err
 	}
 	x.log = x.log.With("engine", m.GetEngine(), "role", m.GetRole(), "rank", m.GetRank())
-	x.log.Info(
-		"session started",
-		"namespace",
-		ns.Digest().String(),
-		"model",
-		ns.Model,
-		"local_ranks",
-		m.GetLocalRanks(),
-	)
+	x.log.Info("session started", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks",
+		m.GetLocalRanks())
 	x.greeted = true
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Hello{Hello: x.server.welcome(x)}})
 	return nil
@@ -78,12 +72,10 @@ func (s *Server) welcome(x *session) *proto.HelloReply {
 		NamespaceDigest: digest[:],
 		Session:         x.number,
 		Limits: &proto.Limits{
-			KeysPerLookup: uint32(
-				l.KeysPerLookup,
-			), ChunksPerJob: uint32(l.ChunksPerJob), MessageBytes: uint32(l.MessageBytes),
-			Jobs: uint32(
-				l.Jobs,
-			), Leases: uint32(l.Leases), Requests: uint32(l.Requests), ArenaBytes: uint64(l.SessionArena),
+			KeysPerLookup: uint32(l.KeysPerLookup), ChunksPerJob: uint32(l.ChunksPerJob),
+			MessageBytes: uint32(l.MessageBytes),
+			Jobs:         uint32(l.Jobs), Leases: uint32(l.Leases), Requests: uint32(l.Requests),
+			ArenaBytes: uint64(l.SessionArena),
 		},
 	}
 }
@@ -100,14 +92,8 @@ func (s *Server) checkPins(ns *chunk.Namespace) error {
 	}
 	for _, k := range slices.Sorted(maps.Keys(s.cfg.Pins)) {
 		if have[k] != s.cfg.Pins[k] {
-			return faultf(
-				proto.Code_CODE_DISAGREEMENT,
-				"namespace",
-				"%s: %q, the operator pinned %q",
-				k,
-				have[k],
-				s.cfg.Pins[k],
-			)
+			return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s: %q, the operator pinned %q", k, have[k],
+				s.cfg.Pins[k])
 		}
 	}
 	return nil
@@ -123,14 +109,8 @@ func (s *Server) join(x *session, id string, f facts) (*servingEngine, error) {
 	defer s.mu.Unlock()
 	e := s.engines[id]
 	if e == nil {
-		e = &servingEngine{
-			server:   s,
-			id:       id,
-			facts:    f,
-			space:    sp,
-			leases:   map[uint64]*sharedLease{},
-			requests: map[uint32]*request{},
-		}
+		e = &servingEngine{server: s, id: id, facts: f, space: sp, leases: map[uint64]*sharedLease{},
+			requests: map[uint32]*request{}}
 		s.engines[id] = e
 	} else if err := f.agree(&e.facts); err != nil {
 		return nil, err

@@ -23,17 +23,24 @@ func TestHelloIsRefusedByField(t *testing.T) {
 		is     error
 		says   []string
 	}{
-		"local ranks": {func(h *client.Hello) { h.LocalRanks = 4 }, client.ErrDisagreement, []string{"local_ranks", `"4"`, `"2"`}},
-		"node":        {func(h *client.Hello) { h.Rank = 2 }, client.ErrDisagreement, []string{"rank", "2", "0"}},
-		"tenant":      {func(h *client.Hello) { h.Tenant = 9 }, client.ErrDisagreement, []string{"tenant", `"9"`, `"0"`}},
-		"model":       {func(h *client.Hello) { h.Namespace.Model = "other" }, client.ErrDisagreement, []string{"namespace", "model", `"other"`, `"test"`}},
-		"replicated":  {func(h *client.Hello) { h.Namespace.Replicated = true }, client.ErrDisagreement, []string{"replicated", `"true"`, `"false"`}},
-		"geometry":    {func(h *client.Hello) { h.Namespace.Groups[0].Geometry.Blocks++ }, client.ErrDisagreement, []string{"group.0", "blocks=3", "blocks=2"}},
-		"pin":         {func(h *client.Hello) { h.Engine, h.Namespace.DType = "f", "fp8" }, client.ErrDisagreement, []string{"dtype", `"fp8"`, `"bf16"`}},
-		"rank":        {func(h *client.Hello) { h.Rank = 4 }, client.ErrInvalid, []string{"rank", "4"}},
-		"too many":    {func(h *client.Hello) { h.LocalRanks = 3; h.Rank = 3 }, client.ErrInvalid, []string{"local_ranks", "3"}},
-		"no engine":   {func(h *client.Hello) { h.Engine = "" }, client.ErrInvalid, []string{"engine"}},
-		"role":        {func(h *client.Hello) { h.Role = "a\nb" }, client.ErrInvalid, []string{"role"}},
+		"local ranks": {func(h *client.Hello) { h.LocalRanks = 4 }, client.ErrDisagreement,
+			[]string{"local_ranks", `"4"`, `"2"`}},
+		"node": {func(h *client.Hello) { h.Rank = 2 }, client.ErrDisagreement, []string{"rank", "2", "0"}},
+		"tenant": {func(h *client.Hello) { h.Tenant = 9 }, client.ErrDisagreement,
+			[]string{"tenant", `"9"`, `"0"`}},
+		"model": {func(h *client.Hello) { h.Namespace.Model = "other" }, client.ErrDisagreement,
+			[]string{"namespace", "model", `"other"`, `"test"`}},
+		"replicated": {func(h *client.Hello) { h.Namespace.Replicated = true }, client.ErrDisagreement,
+			[]string{"replicated", `"true"`, `"false"`}},
+		"geometry": {func(h *client.Hello) { h.Namespace.Groups[0].Geometry.Blocks++ }, client.ErrDisagreement,
+			[]string{"group.0", "blocks=3", "blocks=2"}},
+		"pin": {func(h *client.Hello) { h.Engine, h.Namespace.DType = "f", "fp8" }, client.ErrDisagreement,
+			[]string{"dtype", `"fp8"`, `"bf16"`}},
+		"rank": {func(h *client.Hello) { h.Rank = 4 }, client.ErrInvalid, []string{"rank", "4"}},
+		"too many": {func(h *client.Hello) { h.LocalRanks = 3; h.Rank = 3 }, client.ErrInvalid,
+			[]string{"local_ranks", "3"}},
+		"no engine": {func(h *client.Hello) { h.Engine = "" }, client.ErrInvalid, []string{"engine"}},
+		"role":      {func(h *client.Hello) { h.Role = "a\nb" }, client.ErrInvalid, []string{"role"}},
 	} {
 		h := r.hello()
 		h.LocalRanks, h.Namespace.TensorParallel = 2, 4
@@ -111,11 +118,12 @@ func TestFirstMessageIsHello(t *testing.T) {
 	bad := r.greeting()
 	bad.GetHello().Protocol = 99
 	for name, m := range map[string]*proto.ClientMessage{
-		"lookup":         {Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{}}},
-		"store":          {Body: &proto.ClientMessage_Store{Store: &proto.Store{}}},
-		"protocol":       bad,
-		"empty hello":    {Body: &proto.ClientMessage_Hello{}},
-		"nil name space": {Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{Protocol: 1, Engine: "x", LocalRanks: 1}}},
+		"lookup":      {Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{}}},
+		"store":       {Body: &proto.ClientMessage_Store{Store: &proto.Store{}}},
+		"protocol":    bad,
+		"empty hello": {Body: &proto.ClientMessage_Hello{}},
+		"nil name space": {Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{Protocol: 1, Engine: "x",
+			LocalRanks: 1}}},
 	} {
 		w := r.raw()
 		if a := w.say(m); a.GetError().GetCode() != proto.Code_CODE_INVALID {

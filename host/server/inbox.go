@@ -41,8 +41,7 @@ func (b *inbox) submit(m *proto.ClientMessage) error {
 		return nil
 	}
 	w := weigh(m)
-	if have := b.weight.Load(); have > 0 &&
-		have+w > backlogBytes { // refuse instead of waiting: CANCEL must get through
+	if have := b.weight.Load(); have > 0 && have+w > backlogBytes { // refuse instead of waiting: CANCEL must get through
 		return faultf(proto.Code_CODE_LIMIT, "", "messages of %d bytes are queued already", have)
 	}
 	b.waiting.Add(1)

@@ -121,12 +121,8 @@ func (t *jobTable) acknowledge(jobs []*job, done func()) error {
 		return nil
 	}
 	if t.unacknowledged.Load() >= int64(t.limit) {
-		return faultf(
-			proto.Code_CODE_LIMIT,
-			"",
-			"%d messages of this session wait for fences, that is the limit",
-			t.limit,
-		)
+		return faultf(proto.Code_CODE_LIMIT, "", "%d messages of this session wait for fences, that is the limit",
+			t.limit)
 	}
 	t.unacknowledged.Add(1)
 	if !t.wait(func() {

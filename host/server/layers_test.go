@@ -43,12 +43,8 @@ func TestPacedLoad(t *testing.T) {
 		list = append(list, client.LoadChunk{Index: i, Blocks: blocks(i)})
 	}
 	told := make(chan uint32, layers)
-	job, err := p.Load(
-		t.Context(),
-		l,
-		list,
-		client.LoadOptions{Prefetch: 1, Layers: func(l uint32, _ []int) { told <- l }},
-	)
+	job, err := p.Load(t.Context(), l, list, client.LoadOptions{Prefetch: 1,
+		Layers: func(l uint32, _ []int) { told <- l }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,12 +87,8 @@ func TestLayersOfAChunkThatFails(t *testing.T) {
 		list = append(list, client.LoadChunk{Index: i, Blocks: blocks(i)})
 	}
 	var told [][]int
-	job, err := p.Load(
-		t.Context(),
-		l,
-		list,
-		client.LoadOptions{Layers: func(_ uint32, failed []int) { told = append(told, failed) }},
-	)
+	job, err := p.Load(t.Context(), l, list,
+		client.LoadOptions{Layers: func(_ uint32, failed []int) { told = append(told, failed) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,13 +112,13 @@ func TestLayersOfAChunkThatFails(t *testing.T) {
 	if l.Hits() == 0 {
 		return // the first of the chain failed
 	}
-	if _, err := other.Load(t.Context(), l, list[:l.Hits()], client.LoadOptions{Prefetch: 1, Layers: func(uint32, []int) {}}); err != nil {
+	if _, err := other.Load(t.Context(), l, list[:l.Hits()],
+		client.LoadOptions{Prefetch: 1, Layers: func(uint32, []int) {}}); err != nil {
 		t.Fatal(err)
 	}
 	other.Close()
-	until(
-		t,
-		"the session's load is over",
-		func() bool { return r.server.Stats().Sessions == 1 && r.server.Stats().Jobs == 0 },
-	)
+	until(t, "the session's load is over", func() bool {
+		return r.server.Stats().Sessions == 1 &&
+			r.server.Stats().Jobs == 0
+	})
 }

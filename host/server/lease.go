@@ -134,10 +134,8 @@ func (e *servingEngine) endLeases(x *session, request uint32, all bool) {
 		}
 	}
 	e.mu.Unlock()
-	slices.SortFunc(
-		list,
-		func(a, b *sharedLease) int { return cmp.Compare(a.id, b.id) },
-	) // policies get the unpins in order
+	// policies get the unpins in order
+	slices.SortFunc(list, func(a, b *sharedLease) int { return cmp.Compare(a.id, b.id) })
 	for _, l := range list {
 		e.endLease(l)
 	}

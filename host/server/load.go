@@ -174,9 +174,8 @@ func (s *loading) complete(o transfer.Outcome) {
 	reply := &proto.LoadDone{Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
 	for _, f := range o.Failed {
 		reply.Failures = append(reply.Failures, &proto.ChunkFailure{
-			Chunk: uint32(
-				f.Chunk,
-			), Code: codeOf(f.Err), Message: f.Err.Error(), Blocks: wanted(s.chunks[f.Chunk].GetBlocks()),
+			Chunk: uint32(f.Chunk), Code: codeOf(f.Err), Message: f.Err.Error(),
+			Blocks: wanted(s.chunks[f.Chunk].GetBlocks()),
 		})
 	}
 	s.job.finish()

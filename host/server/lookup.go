@@ -28,13 +28,15 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 			return err
 		}
 		l, err := x.server.store.Lookup(store.LookupRequest{
-			Space: x.engine.space, Group: group.ID, Keys: keys[first:], Ranks: x.engine.facts.pieces, Request: number, Tenant: x.tenant,
+			Space: x.engine.space, Group: group.ID, Keys: keys[first:], Ranks: x.engine.facts.pieces, Request: number,
+			Tenant: x.tenant,
 		})
 		if err != nil {
 			return err
 		}
 		if err := x.answer(reply, group, &sharedLease{
-			owner: x, request: m.GetRequest(), group: group.ID, keys: len(keys), first: first, pins: l, readers: readers,
+			owner: x, request: m.GetRequest(), group: group.ID, keys: len(keys), first: first, pins: l,
+			readers: readers,
 		}); err != nil {
 			return err
 		}

@@ -238,7 +238,8 @@ func (c *clientMemory) importHandle(
 		for k, s := range segments {
 			f := files[s.GetTag()]
 			if f == nil {
-				return nil, faultf(proto.Code_CODE_UNKNOWN, field, "segments[%d]: no descriptor came under tag %d", k, s.GetTag())
+				return nil, faultf(proto.Code_CODE_UNKNOWN, field, "segments[%d]: no descriptor came under tag %d", k,
+					s.GetTag())
 			}
 			list[k] = gds.Segment{FD: int(f.Fd()), Size: int64(min(s.GetBytes(), 1<<62))}
 		}

@@ -42,12 +42,8 @@ func (c *clientMemory) mapRegions(
 		}
 		tag := m.GetMemfd()
 		if files[tag] == nil {
-			return nil, faultf(
-				proto.Code_CODE_UNKNOWN,
-				at("regions", i, "memfd"),
-				"no descriptor came under tag %d",
-				tag,
-			)
+			return nil, faultf(proto.Code_CODE_UNKNOWN, at("regions", i, "memfd"), "no descriptor came under tag %d",
+				tag)
 		}
 		a := byTag[tag]
 		if a == nil {
@@ -62,12 +58,8 @@ func (c *clientMemory) mapRegions(
 			return nil, err
 		}
 		if m.GetBlocks() != regions[0].GetBlocks() {
-			return nil, invalid(
-				at("regions", i, "blocks"),
-				"%d, regions[0] has %d",
-				m.GetBlocks(),
-				regions[0].GetBlocks(),
-			)
+			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", m.GetBlocks(),
+				regions[0].GetBlocks())
 		}
 		out[m.GetPlane()] = transfer.HostRegion{
 			Data: a.data, Offset: int64(m.GetOffset()), Stride: int64(m.GetStride()), Blocks: m.GetBlocks(),
@@ -106,15 +98,12 @@ func (c *clientMemory) importRegions(
 			return nil, err
 		}
 		if m.GetBlocks() != regions[0].GetBlocks() {
-			return nil, invalid(
-				at("regions", i, "blocks"),
-				"%d, regions[0] has %d",
-				m.GetBlocks(),
-				regions[0].GetBlocks(),
-			)
+			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", m.GetBlocks(),
+				regions[0].GetBlocks())
 		}
 		out[m.GetPlane()] = transfer.DeviceRegion{
-			Base: mem.Base, Bytes: mem.Size, Offset: int64(m.GetOffset()), Stride: int64(m.GetStride()), Blocks: m.GetBlocks(),
+			Base: mem.Base, Bytes: mem.Size, Offset: int64(m.GetOffset()), Stride: int64(m.GetStride()),
+			Blocks: m.GetBlocks(),
 		}
 	}
 	mem, err := transfer.NewDeviceMemory(c.gpu, g.Geometry, out)
@@ -150,14 +139,9 @@ func checkRegion(i int, m *proto.Region, page uint32, size int64) error {
 	// blocks < 2^32 and stride <= size < 2^63: divide instead of multiplying.
 	left := uint64(size) - m.GetOffset()
 	if left < uint64(page) || (left-uint64(page))/m.GetStride() < uint64(m.GetBlocks()-1) {
-		return invalid(
-			at("regions", i, "blocks"),
+		return invalid(at("regions", i, "blocks"),
 			"%d of stride %d from offset %d do not lie within its memory's %d bytes",
-			m.GetBlocks(),
-			m.GetStride(),
-			m.GetOffset(),
-			size,
-		)
+			m.GetBlocks(), m.GetStride(), m.GetOffset(), size)
 	}
 	return nil
 }

@@ -32,7 +32,8 @@ const (
 
 func testNamespace() chunk.Namespace {
 	return chunk.Namespace{
-		Model: "test", DType: "bf16", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: 1,
+		Model: "test", DType: "bf16", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16,
+		TensorParallel: 1,
 		Groups: []chunk.Group{
 			{ID: 0, Geometry: chunk.Uniform(chunkBlocks, layers, parts, pageBytes)},
 			{ID: 5, Lookup: chunk.ByMembership, Geometry: chunk.Uniform(chunkBlocks, layers, parts, pageBytes)},
@@ -61,10 +62,8 @@ func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, dir: dir, socket: filepath.Join(dir, "s"), faults: faultfs.New(staging.OS())}
-	sc := store.Config{
-		Roots: []store.RootConfig{{Path: filepath.Join(dir, "root"), Capacity: 256 << 20, MaxEntries: 1 << 16}},
-		FS:    r.faults,
-	}
+	sc := store.Config{Roots: []store.RootConfig{{Path: filepath.Join(dir, "root"), Capacity: 256 << 20,
+		MaxEntries: 1 << 16}}, FS: r.faults}
 	cfg := Config{Version: "test"}
 	if change != nil {
 		change(&cfg, &sc)
@@ -72,7 +71,8 @@ func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 	if r.store, err = store.Open(t.Context(), sc); err != nil {
 		t.Fatal(err)
 	}
-	if r.engine, err = transfer.New(transfer.Config{Threads: 4, SlotBytes: 1 << 20, MaxStaging: 8 << 20, ReadRatio: 0.5}); err != nil {
+	if r.engine, err = transfer.New(transfer.Config{Threads: 4, SlotBytes: 1 << 20, MaxStaging: 8 << 20,
+		ReadRatio: 0.5}); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Store, cfg.Engine = r.store, r.engine
@@ -199,10 +199,8 @@ func (p *peer) poison(i int) {
 func pattern(n, rank, plane, block int) []byte {
 	out := make([]byte, pageBytes)
 	for i := 0; i < len(out); i += 8 {
-		binary.LittleEndian.PutUint64(
-			out[i:],
-			uint64(n)<<40|uint64(rank)<<32|uint64(plane)<<24|uint64(block)<<16|uint64(i),
-		)
+		binary.LittleEndian.PutUint64(out[i:],
+			uint64(n)<<40|uint64(rank)<<32|uint64(plane)<<24|uint64(block)<<16|uint64(i))
 	}
 	return out
 }

@@ -76,7 +76,8 @@ func (c *clientMemory) mapInto(s *sharedSemaphores, r *proto.Region, files descr
 			return err
 		}
 		if off > s.mapping.file.size-size {
-			return invalid("offset", "%d semaphores from offset %d do not fit %d bytes", s.count, off, s.mapping.file.size)
+			return invalid("offset", "%d semaphores from offset %d do not fit %d bytes", s.count, off,
+				s.mapping.file.size)
 		}
 		s.semaphores = hostSemaphores(unsafe.Slice((*uint64)(unsafe.Pointer(&s.mapping.data[off])), s.count))
 		return nil

@@ -76,11 +76,8 @@ func TestSemaphoresPutJobsInOrder(t *testing.T) {
 
 	w.Store(1, 0)
 	w.Store(2, client.StatusOpen)
-	load := p.loadInOrder(
-		p.look(3),
-		3,
-		&client.Timeline{Semaphores: w, Wait: 0, WaitValue: 20, Done: 1, DoneValue: 100, Status: 2, Layers: layers},
-	)
+	load := p.loadInOrder(p.look(3), 3, &client.Timeline{Semaphores: w, Wait: 0, WaitValue: 20, Done: 1, DoneValue: 100,
+		Status: 2, Layers: layers})
 	if err := p.Ping(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -94,11 +91,8 @@ func TestSemaphoresPutJobsInOrder(t *testing.T) {
 		}
 		for i := range 3 {
 			for part := range parts {
-				if got := p.page(layer*parts+part, blocks(i)[0]); string(
-					got,
-				) != string(
-					pattern(i, 0, layer*parts+part, 0),
-				) {
+				if got := p.page(layer*parts+part,
+					blocks(i)[0]); string(got) != string(pattern(i, 0, layer*parts+part, 0)) {
 					t.Fatalf("layer %d of chunk %d is not there", layer, i)
 				}
 			}
@@ -176,12 +170,8 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 		"statuses that do not fit":        {Semaphores: w, DoneValue: 100, Status: 15, Layers: 2},
 		"a value that no layer is under":  {Semaphores: w, Done: 9, DoneValue: 2, Status: -1, Layers: 2},
 	} {
-		job, err := p.Load(
-			t.Context(),
-			p.look(1),
-			[]client.LoadChunk{{Blocks: blocks(0)}},
-			client.LoadOptions{Timeline: wrong, Layers: func(uint32, []int) {}},
-		)
+		job, err := p.Load(t.Context(), p.look(1), []client.LoadChunk{{Blocks: blocks(0)}},
+			client.LoadOptions{Timeline: wrong, Layers: func(uint32, []int) {}})
 		if err == nil {
 			_, err = job.Wait(t.Context())
 		}
@@ -194,13 +184,8 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	}
 	other := r.dial(nil)
 	k := key(50)
-	_, err := other.StoreInOrder(
-		t.Context(),
-		0,
-		0,
-		[]client.StoreChunk{{Key: k, Blocks: blocks(0)}},
-		&client.Timeline{DoneValue: 1},
-	)
+	_, err := other.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: k, Blocks: blocks(0)}},
+		&client.Timeline{DoneValue: 1})
 	if !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("no semaphores: %v", err)
 	}
@@ -219,18 +204,10 @@ func TestSemaphoresWhenTheHostDies(t *testing.T) {
 	w := p.share()
 	p.save(0, 2)
 	r.faults.Set(faultfs.MustRules("read *: hang")...)
-	load := p.loadInOrder(
-		p.look(2),
-		2,
-		&client.Timeline{Semaphores: w, Done: 1, DoneValue: 100, Status: 2, Layers: layers},
-	)
-	held, err := p.StoreInOrder(
-		t.Context(),
-		0,
-		0,
-		[]client.StoreChunk{chunkOf(7, 7)},
-		&client.Timeline{Semaphores: w, WaitValue: 9, Done: 8, DoneValue: 5, Status: 9},
-	)
+	load := p.loadInOrder(p.look(2), 2, &client.Timeline{Semaphores: w, Done: 1, DoneValue: 100, Status: 2,
+		Layers: layers})
+	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)},
+		&client.Timeline{Semaphores: w, WaitValue: 9, Done: 8, DoneValue: 5, Status: 9})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,13 +277,8 @@ func TestSemaphoresOnAGPUOfARefusedJob(t *testing.T) {
 	})
 	wrong := chunkOf(0, 0)
 	wrong.Blocks = []uint32{0, 1 << 20} // there is no such block
-	job, err := s.StoreInOrder(
-		t.Context(),
-		0,
-		0,
-		[]client.StoreChunk{wrong},
-		&client.Timeline{Semaphores: w, Done: 1, DoneValue: 2, Status: 3},
-	)
+	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{wrong},
+		&client.Timeline{Semaphores: w, Done: 1, DoneValue: 2, Status: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -329,13 +301,8 @@ func TestSemaphoresOnAGPU(t *testing.T) {
 		})
 	}
 	d.fill(3, blocks(0))
-	job, err := s.StoreInOrder(
-		t.Context(),
-		0,
-		0,
-		[]client.StoreChunk{chunkOf(0, 0)},
-		&client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 2, Status: -1},
-	)
+	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)},
+		&client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 2, Status: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +320,8 @@ func TestSemaphoresOnAGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	load, err := s.Load(t.Context(), l, []client.LoadChunk{{Blocks: blocks(2)}}, client.LoadOptions{
-		Layers: func(uint32, []int) {}, Timeline: &client.Timeline{Semaphores: w, Done: 3, DoneValue: 50, Status: 4, Layers: layers},
+		Layers: func(uint32, []int) {}, Timeline: &client.Timeline{Semaphores: w, Done: 3, DoneValue: 50, Status: 4,
+			Layers: layers},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 )
 
@@ -103,12 +104,8 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Stats{
-		Sessions:   len(s.sessions),
-		Engines:    len(s.engines),
-		Jobs:       int(s.jobs.Load()),
-		ArenaBytes: s.mapped.Load(),
-	}
+	st := Stats{Sessions: len(s.sessions), Engines: len(s.engines), Jobs: int(s.jobs.Load()),
+		ArenaBytes: s.mapped.Load()}
 	for _, e := range s.engines {
 		e.mu.Lock()
 		st.Leases += len(e.leases)
@@ -133,7 +130,7 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	s.mu.Unlock()
 	defer close(s.served)
 
-	socks, err := listen(path, s.cfg.Log)
+	socks, err := socket.Listen(path, s.cfg.Log)
 	if err != nil {
 		return err
 	}
@@ -155,14 +152,14 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 
 	failed := make(chan error, 1)
 	var accepting sync.WaitGroup
-	accepting.Go(func() { failed <- g.Serve(socks.session) })
-	accepting.Go(func() { s.serveDescriptors(socks.transfer) })
+	accepting.Go(func() { failed <- g.Serve(socks.Sessions) })
+	accepting.Go(func() { s.serveDescriptors(socks.Descriptors) })
 	select {
 	case <-ctx.Done():
 	case <-s.quit:
 	case err = <-failed:
 	}
-	socks.transfer.Close()
+	socks.Descriptors.Close()
 	s.endSessions()
 	g.Stop()
 	accepting.Wait()

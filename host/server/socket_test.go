@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/host/server/socket"
 )
 
 func TestSockets(t *testing.T) {
@@ -25,7 +27,7 @@ func TestSockets(t *testing.T) {
 		}()
 		return s.Serve(ctx, path)
 	}
-	if err := serve(r.socket); !errors.Is(err, ErrSocketInUse) || !strings.Contains(err.Error(), r.socket) {
+	if err := serve(r.socket); !errors.Is(err, socket.ErrInUse) || !strings.Contains(err.Error(), r.socket) {
 		t.Errorf("in use: %v", err)
 	}
 	if err := r.dial(nil).Ping(t.Context()); err != nil {
@@ -42,7 +44,7 @@ func TestSockets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := serve(foreign); !errors.Is(err, ErrSocketInUse) {
+	if err := serve(foreign); !errors.Is(err, socket.ErrInUse) {
 		t.Errorf("somebody else's: %v", err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
@@ -52,57 +54,16 @@ func TestSockets(t *testing.T) {
 	}
 	file := r.dir + "/file"
 	os.WriteFile(file, []byte("precious"), 0o600)
-	if err := serve(file); !errors.Is(err, ErrSocket) {
+	if err := serve(file); !errors.Is(err, socket.ErrPath) {
 		t.Errorf("a file: %v", err)
 	}
 	if b, _ := os.ReadFile(file); string(b) != "precious" {
 		t.Error("the file was touched")
 	}
-	if err := serve(r.dir + "/none/s"); !errors.Is(err, ErrSocket) || !strings.Contains(err.Error(), "mkdir") {
+	if err := serve(r.dir + "/none/s"); !errors.Is(err, socket.ErrPath) || !strings.Contains(err.Error(), "mkdir") {
 		t.Errorf("no directory: %v", err)
 	}
-	if err := serve("/" + strings.Repeat("x", 110)); !errors.Is(err, ErrSocket) {
+	if err := serve("/" + strings.Repeat("x", 110)); !errors.Is(err, socket.ErrPath) {
 		t.Errorf("long: %v", err)
 	}
-}
-
-func TestOtherUsersAreRefused(t *testing.T) {
-	dir, err := os.MkdirTemp("", "kv")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	l, err := listenUnix(dir+"/s", Config{}.orDefaults().Log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	peers := make(chan uint32, 3)
-	peers <- uint32(os.Geteuid()) + 1
-	peers <- uint32(os.Geteuid()) + 2
-	peers <- uint32(os.Geteuid())
-	l.peer = func(c *net.UnixConn) (uint32, error) {
-		if uid, err := peerUID(c); err != nil || uid != uint32(os.Geteuid()) {
-			t.Errorf("the real peer is %d, %v", uid, err)
-		}
-		return <-peers, nil
-	}
-	got := make(chan net.Conn, 1)
-	go func() {
-		c, _ := l.Accept()
-		got <- c
-	}()
-	for i := range 3 {
-		c, err := net.Dial("unix", dir+"/s")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		if i < 2 {
-			if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
-				t.Errorf("connection %d is open", i)
-			}
-		}
-	}
-	(<-got).Close()
 }

@@ -125,7 +125,8 @@ func (x *session) checkStore(m *proto.Store, reg *registration) ([]store.PutRequ
 			return nil, err
 		}
 		wants[i] = store.PutRequest{
-			Space: x.engine.space, Group: reg.group.ID, Depth: c.GetDepth(), Rank: x.piece, Ranks: x.engine.facts.pieces,
+			Space: x.engine.space, Group: reg.group.ID, Depth: c.GetDepth(), Rank: x.piece,
+			Ranks:  x.engine.facts.pieces,
 			Parent: parent, Key: key, Tenant: x.tenant,
 		}
 	}
@@ -155,9 +156,8 @@ func (s *storing) refused(i int, err error) {
 
 func (s *storing) read(o transfer.Outcome) {
 	s.timeline.over(len(o.Failed)+len(s.failures) > 0)
-	s.job.session.reply(
-		&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StoreRead{StoreRead: &proto.StoreRead{}}},
-	)
+	s.job.session.reply(&proto.HostMessage{Id: s.job.id,
+		Body: &proto.HostMessage_StoreRead{StoreRead: &proto.StoreRead{}}})
 }
 
 func (s *storing) published(o transfer.Outcome) {
@@ -168,18 +168,15 @@ func (s *storing) published(o transfer.Outcome) {
 			s.results[i] = r // at publication another piece was there, or the disk was full
 			continue
 		}
-		s.failures = append(
-			s.failures,
-			&proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(f.Err), Message: f.Err.Error()},
-		)
+		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(f.Err),
+			Message: f.Err.Error()})
 	}
 	x := s.job.session
 	s.job.finish()
-	x.reply(
-		&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StorePublished{StorePublished: &proto.StorePublished{
+	x.reply(&proto.HostMessage{Id: s.job.id,
+		Body: &proto.HostMessage_StorePublished{StorePublished: &proto.StorePublished{
 			Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load(),
-		}}},
-	)
+		}}})
 	if s.counted {
 		x.server.finish()
 	}

@@ -72,13 +72,8 @@ func (s *timelines) of(m *proto.Timeline, layers int) (*timeline, error) {
 	}
 	if m.Status != nil {
 		if t.status = int(m.GetStatus()); t.status > shared.count-max(1, layers) {
-			return nil, invalid(
-				"timeline.status",
-				"%d semaphores from %d, of %d",
-				max(1, layers),
-				t.status,
-				shared.count,
-			)
+			return nil, invalid("timeline.status", "%d semaphores from %d, of %d", max(1, layers), t.status,
+				shared.count)
 		}
 	}
 	return t, nil

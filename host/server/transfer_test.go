@@ -106,7 +106,8 @@ func TestMembership(t *testing.T) {
 			t.Errorf("key %d: %v", i, l.Has(i))
 		}
 	}
-	if _, err := p.Load(t.Context(), l, []client.LoadChunk{{Index: 4, Blocks: blocks(0)}}, client.LoadOptions{}); err != nil {
+	if _, err := p.Load(t.Context(), l, []client.LoadChunk{{Index: 4, Blocks: blocks(0)}},
+		client.LoadOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if l, err := p.Lookup(t.Context(), client.LookupRequest{Group: 0, Keys: keys(4)}); err != nil || l.Hits() != 0 {
@@ -390,14 +391,8 @@ func TestDamageFailsItsBlocksOnly(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 3)
-	r.faults.Set(
-		faultfs.Rule{
-			Op:    staging.OpRead,
-			Path:  "*",
-			When:  faultfs.When{First: 1, Last: 1},
-			Fault: faultfs.Fault{Errno: 5},
-		},
-	)
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", When: faultfs.When{First: 1, Last: 1},
+		Fault: faultfs.Fault{Errno: 5}})
 	res := p.loaded(p.loads(p.look(3), 3))
 	if len(res.Failed) != 2 || res.Failed[0].Chunk != res.Failed[1].Chunk {
 		t.Fatalf("%+v", res)

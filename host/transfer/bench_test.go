@@ -157,13 +157,8 @@ func newOurPath(b *testing.B, geo chunk.Geometry, root string, change ...func(*s
 	must(err)
 	var regions []transfer.HostRegion
 	for range geo.Planes {
-		mem, err := unix.Mmap(
-			-1,
-			0,
-			benchFiles*64<<10,
-			unix.PROT_READ|unix.PROT_WRITE,
-			unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_POPULATE,
-		)
+		mem, err := unix.Mmap(-1, 0, benchFiles*64<<10, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_POPULATE)
 		must(err)
 		p.mapped = append(p.mapped, mem)
 		regions = append(regions, transfer.HostRegion{Data: mem, Stride: 64 << 10, Blocks: benchFiles})
@@ -206,17 +201,12 @@ func (p *ourPath) pass(pass int) (t times) {
 	}
 
 	used, start := cpu(p.b), time.Now()
-	job := &transfer.StoreJob{
-		Memory:    p.memory,
-		Read:      func(transfer.Outcome) {},
-		Published: func(o transfer.Outcome) { done <- o },
-	}
+	job := &transfer.StoreJob{Memory: p.memory, Read: func(transfer.Outcome) {},
+		Published: func(o transfer.Outcome) { done <- o }}
 	parent := chunk.Root
 	for n, k := range keys {
-		put, err := p.store.Put(
-			ctx,
-			store.PutRequest{Space: p.space, Parent: parent, Key: k, Depth: uint32(n), Ranks: 1},
-		)
+		put, err := p.store.Put(ctx, store.PutRequest{Space: p.space, Parent: parent, Key: k, Depth: uint32(n),
+			Ranks: 1})
 		if err != nil || put.FileBytes() != p.fileBytes {
 			p.b.Fatal("put", err)
 		}

@@ -26,20 +26,13 @@ func TestCloseBlamesNoPiece(t *testing.T) {
 		t.Fatal(err)
 	}
 	loads, first, second := b.spread(8), make(chan transfer.Outcome, 1), make(chan transfer.Outcome, 1)
-	b.queue.Load(
-		&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads[:4], Done: func(o transfer.Outcome) { first <- o }},
-	)
+	b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads[:4],
+		Done: func(o transfer.Outcome) { first <- o }})
 	if err := b.fs.AwaitHanging(t.Context(), 4); err != nil {
 		t.Fatal(err)
 	}
-	other.Load(
-		&transfer.LoadJob{
-			Lease:  l,
-			Memory: b.memory,
-			Chunks: loads[4:],
-			Done:   func(o transfer.Outcome) { second <- o },
-		},
-	)
+	other.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads[4:],
+		Done: func(o transfer.Outcome) { second <- o }})
 	closed := make(chan error, 1)
 	go func() { closed <- b.engine.Close() }()
 	if out := <-second; len(out.Failed) != 4 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {

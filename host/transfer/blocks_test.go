@@ -22,7 +22,8 @@ func TestLayerwiseBlocksAreCheckedFirst(t *testing.T) {
 	q := &Queue{engine: &Engine{cfg: Config{Threads: 1}}}
 	l := q.loadLayers(newFence(3, nil, nil), &LoadJob{
 		Lease:  &store.Lease{}, // which nothing is looked up in
-		Memory: m, Layers: &Layers{}, Chunks: []LoadChunk{{Blocks: []uint32{0, 1}}, {Blocks: []uint32{2, 4}}, {Blocks: []uint32{3}}},
+		Memory: m, Layers: &Layers{}, Chunks: []LoadChunk{{Blocks: []uint32{0, 1}}, {Blocks: []uint32{2, 4}},
+			{Blocks: []uint32{3}}},
 	})
 	for i, wrong := range []bool{false, true, true} {
 		if err := l.chunks[i].err; errors.Is(err, ErrBlocks) != wrong {

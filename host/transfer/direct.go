@@ -94,14 +94,8 @@ func (t *loadTask) verifySlot(slot *gds.DirectSlot) (*store.Head, error) {
 	}
 	for i, want := range head.Table {
 		if slot.Sums[i] != want {
-			return nil, fmt.Errorf(
-				"%w: extent %d of %s: %016x, the table says %016x",
-				ErrDamaged,
-				i,
-				t.piece.File().Name(),
-				slot.Sums[i],
-				want,
-			)
+			return nil, fmt.Errorf("%w: extent %d of %s: %016x, the table says %016x", ErrDamaged, i,
+				t.piece.File().Name(), slot.Sums[i], want)
 		}
 	}
 	return head, nil
@@ -116,10 +110,8 @@ func (t *loadTask) scatterSlot(head *store.Head, slot *gds.DirectSlot) error {
 	m := t.spec.Memory.(flaggedMemory)
 	at, n := slot.Address+uint64(head.DataOffset), int(head.Plan.PayloadBytes())
 	begin := func(t *gds.Thread) gds.Batch { return t.BeginDevice(gds.Scatter, at, n, m.flag) }
-	return m.move(
-		begin,
-		&ExtentRange{Plan: head.Plan, Hi: len(head.Plan.Extents()), Blocks: t.spec.Chunks[t.index].Blocks},
-	)
+	return m.move(begin, &ExtentRange{Plan: head.Plan, Hi: len(head.Plan.Extents()),
+		Blocks: t.spec.Chunks[t.index].Blocks})
 }
 
 // sumSlot computes the checksums of a payload at an offset of a slot, on the GPU.

@@ -26,11 +26,8 @@ func hang(t *testing.T, always bool) {
 	if _, out := r.storeAll(r.put(0, from[0])); len(out.Failed) > 0 {
 		t.Fatal(out)
 	}
-	limited, err := gds.NewDirectRoute(
-		r.gpu,
-		r.direct.CuFile(),
-		gds.DirectConfig{BufferBytes: 32 << 20, Limit: 200 * time.Millisecond},
-	)
+	limited, err := gds.NewDirectRoute(r.gpu, r.direct.CuFile(),
+		gds.DirectConfig{BufferBytes: 32 << 20, Limit: 200 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,20 +41,10 @@ type deviceRig struct {
 const devicePoison = 0xa5
 
 func newDeviceRig(
-	t testing.TB,
-	geo chunk.Geometry,
-	blocks uint32,
-	bufferBytes int64,
-	change ...func(*store.Config),
-) *deviceRig {
+	t testing.TB, geo chunk.Geometry, blocks uint32, bufferBytes int64, change ...func(*store.Config)) *deviceRig {
 	t.Helper()
-	r := &deviceRig{
-		t:    t,
-		geo:  geo,
-		fs:   faultfs.New(staging.OS()),
-		root: filepath.Join(t.TempDir(), "root"),
-		rng:  rand.New(rand.NewPCG(3, 4)),
-	}
+	r := &deviceRig{t: t, geo: geo, fs: faultfs.New(staging.OS()), root: filepath.Join(t.TempDir(), "root"),
+		rng: rand.New(rand.NewPCG(3, 4))}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -78,10 +68,8 @@ func newDeviceRig(
 	r.direct, err = gds.NewDirectRoute(r.gpu, c, gds.DirectConfig{BufferBytes: bufferBytes, Handles: 4})
 	must(err)
 	stored := store.Config{
-		FS: staging.OnRemove(
-			r.fs,
-			func(dev, ino uint64) { r.direct.Handles.Forget(dev, ino) },
-		), Roots: []store.RootConfig{{Path: r.root, Capacity: 1 << 30}},
+		FS:    staging.OnRemove(r.fs, func(dev, ino uint64) { r.direct.Handles.Forget(dev, ino) }),
+		Roots: []store.RootConfig{{Path: r.root, Capacity: 1 << 30}},
 	}
 	for _, c := range change {
 		c(&stored)
@@ -104,10 +92,8 @@ func newDeviceRig(
 		b, err := r.gpu.Alloc(size)
 		must(err)
 		r.planes = append(r.planes, b)
-		regions = append(
-			regions,
-			DeviceRegion{Base: b.Address, Bytes: size, Offset: 32, Stride: stride, Blocks: blocks},
-		)
+		regions = append(regions, DeviceRegion{Base: b.Address, Bytes: size, Offset: 32, Stride: stride,
+			Blocks: blocks})
 	}
 	r.memory, err = NewDeviceMemory(r.gpu, geo, regions)
 	must(err)

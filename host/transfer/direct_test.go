@@ -84,7 +84,8 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 		{name: "short", store: "cuFileWrite:short=8192", load: "cuFileRead:short=8192"},
 		{name: "nothing", store: "cuFileWrite:short=0", load: "cuFileRead:short=0"},
 		{name: "negative count", store: "cuFileWrite:code=5030", load: "cuFileRead:errno=5", submit: gds.Async},
-		{name: "async refused", store: "cuFileWriteAsync:code=5038", load: "cuFileReadAsync:code=5011:errno=2", submit: gds.Async},
+		{name: "async refused", store: "cuFileWriteAsync:code=5038", load: "cuFileReadAsync:code=5011:errno=2",
+			submit: gds.Async},
 		{name: "checksums", store: "sums:code=701", load: "sums:code=701"},
 		{name: "no slot", store: "cuMemAlloc_v2:code=2", load: "cuMemAlloc_v2:code=2"},
 	} {
@@ -258,14 +259,8 @@ func TestCancelNeedsNoCuFile(t *testing.T) {
 	first := r.put(0, from[0])
 	r.double.Rules("cuFileWrite:hang")
 	read, published := make(chan Outcome, 1), make(chan Outcome, 1)
-	r.queue.Store(
-		&StoreJob{
-			Memory:    r.memory,
-			Chunks:    []StoreChunk{first},
-			Read:      func(o Outcome) { read <- o },
-			Published: func(o Outcome) { published <- o },
-		},
-	)
+	r.queue.Store(&StoreJob{Memory: r.memory, Chunks: []StoreChunk{first}, Read: func(o Outcome) { read <- o },
+		Published: func(o Outcome) { published <- o }})
 	if o := <-read; len(o.Failed) > 0 {
 		t.Fatal(o)
 	}
@@ -281,14 +276,8 @@ func TestCancelNeedsNoCuFile(t *testing.T) {
 	defer l.Release()
 	done := make(chan Outcome, 2)
 	r.double.Rules("cuFileRead:hang")
-	h := r.queue.Load(
-		&LoadJob{
-			Lease:  l,
-			Memory: r.memory,
-			Chunks: []LoadChunk{{Blocks: from[1]}},
-			Done:   func(o Outcome) { done <- o },
-		},
-	)
+	h := r.queue.Load(&LoadJob{Lease: l, Memory: r.memory, Chunks: []LoadChunk{{Blocks: from[1]}},
+		Done: func(o Outcome) { done <- o }})
 	for r.double.Calls("cuFileRead") == 0 {
 		time.Sleep(time.Millisecond)
 	}

@@ -9,15 +9,15 @@
 //	store:  pages --gather+checksum--> slot --WriteAt--> temporary --publish--> piece
 //	load:   piece --ReadAt--> slot --verify, then scatter--> pages
 //
-// Pages are reached through [Memory] only, as (plane, block id). Host memory is one implementation, a GPU is another;
-// a cancel also stops what a GPU is copying. A load's bytes are verified extent by extent before any of them reaches
-// a page. An error fails the chunk it belongs to and no other.
+// Pages are reached through [Memory] only, as (plane, block id). Host memory is one implementation, a GPU is
+// another; a cancel also stops what a GPU is copying. A load's bytes are verified extent by extent before any of
+// them reaches a page. An error fails the chunk it belongs to and no other.
 //
 // Between a slot and a GPU's pages, bytes pass through a window of device memory, where the GPU computes the
 // checksums; that leaves reads and writes to the CPU. Without a window the CPU computes them.
 //
-// Between a GPU's pages and a root's files there may be a direct route beside the staged one ([Engine.SetRoute]): the
-// file is in device memory, and cuFile moves it. An operation that fails there is staged within the same task. A
+// Between a GPU's pages and a root's files there may be a direct route beside the staged one ([Engine.SetRoute]):
+// the file is in device memory, and cuFile moves it. An operation that fails there is staged within the same task. A
 // route that fails three times in a row is suspended, and probed later with single operations. Layer-wise loads are
 // always staged, since they read a file in parts.
 package transfer

@@ -14,11 +14,13 @@ import (
 
 // Config sizes an engine.
 type Config struct {
-	Threads      int           // workers per device
-	Roots        int           // roots that hold pieces: with several, a root that hangs can take at most three quarters of the workers
-	SlotBytes    int           // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
-	MaxStaging   int64         // bytes of all slots together
-	GPUCopyBytes int           // bytes of a page-cached file that are copied at a time to or from a GPU; 0: DefaultGPUCopyBytes
+	Threads int // workers per device
+	// roots that hold pieces: with several, a root that hangs can take at most three quarters of the workers
+	Roots      int
+	SlotBytes  int   // of one staging slot: the largest single I/O; a multiple of 4096, at least MinSlotBytes
+	MaxStaging int64 // bytes of all slots together
+	// bytes of a page-cached file that are copied at a time to or from a GPU; 0: DefaultGPUCopyBytes
+	GPUCopyBytes int
 	ReadRatio    float64       // share of loads among the tasks started while both kinds wait
 	WriteQueue   time.Duration // a store that no worker has started after this is shed; 0: never
 	Log          *slog.Logger
@@ -55,19 +57,11 @@ func New(cfg Config) (*Engine, error) {
 	case cfg.Threads < 1:
 		return nil, fmt.Errorf("%w: %d threads per device, want at least 1", ErrConfig, cfg.Threads)
 	case cfg.SlotBytes < MinSlotBytes || cfg.SlotBytes%4096 != 0:
-		return nil, fmt.Errorf(
-			"%w: slots of %d bytes, want a multiple of 4096 from %d on",
-			ErrConfig,
-			cfg.SlotBytes,
-			MinSlotBytes,
-		)
+		return nil, fmt.Errorf("%w: slots of %d bytes, want a multiple of 4096 from %d on", ErrConfig, cfg.SlotBytes,
+			MinSlotBytes)
 	case cfg.MaxStaging < int64(cfg.SlotBytes):
-		return nil, fmt.Errorf(
-			"%w: %d bytes of staging memory do not hold one slot of %d",
-			ErrConfig,
-			cfg.MaxStaging,
-			cfg.SlotBytes,
-		)
+		return nil, fmt.Errorf("%w: %d bytes of staging memory do not hold one slot of %d", ErrConfig, cfg.MaxStaging,
+			cfg.SlotBytes)
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -76,14 +70,8 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{
-		cfg:     cfg,
-		slots:   slots,
-		queues:  map[string]*Queue{},
-		routes:  map[routeKey]*route{},
-		paced:   map[*layered]struct{}{},
-		traffic: map[path]*traffic{},
-	}
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, routes: map[routeKey]*route{},
+		paced: map[*layered]struct{}{}, traffic: map[path]*traffic{}}
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	return e, nil
@@ -115,15 +103,8 @@ func (e *Engine) Pages() staging.Pages { return e.slots.Pages() }
 func (e *Engine) newWorkers(n int, name string) *staging.Workers {
 	w := staging.NewWorkers(n, e.cfg.ReadRatio)
 	w.OnPanic(func(v any, stack []byte) {
-		e.cfg.Log.Error(
-			"a transfer task panicked; its chunk has failed",
-			"workers",
-			name,
-			"panic",
-			v,
-			"stack",
-			string(stack),
-		)
+		e.cfg.Log.Error("a transfer task panicked; its chunk has failed", "workers", name, "panic", v, "stack",
+			string(stack))
 	})
 	return w
 }

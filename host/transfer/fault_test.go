@@ -245,9 +245,8 @@ func TestCancelNeedsNoDisk(t *testing.T) {
 	defer l.Release()
 	loads := b.spread(3)
 	done := make(chan transfer.Outcome, 2)
-	h := b.queue.Load(
-		&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o }},
-	)
+	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads,
+		Done: func(o transfer.Outcome) { done <- o }})
 	if err := b.fs.AwaitHanging(context.Background(), 1); err != nil {
 		t.Fatal(err)
 	}
@@ -392,10 +391,8 @@ func TestRegionsAreChecked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bad := ok
 			change(&bad)
-			if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok, bad}); !errors.Is(
-				err,
-				transfer.ErrRegion,
-			) {
+			if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok, bad}); !errors.Is(err,
+				transfer.ErrRegion) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -433,7 +430,8 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 	b := newBench(t, geo, 32)
 	b.storeChunks(1)
 	engine, err := transfer.New(transfer.Config{
-		Threads: 2, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75, WriteQueue: 50 * time.Millisecond,
+		Threads: 2, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75,
+		WriteQueue: 50 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -449,14 +447,8 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 		chunks = append(chunks, b.put(n+1, []uint32{uint32(2 * n), uint32(2*n + 1)}))
 	}
 	read, published := make(chan transfer.Outcome, 1), make(chan transfer.Outcome, 1)
-	queue.Store(
-		&transfer.StoreJob{
-			Memory:    b.memory,
-			Chunks:    chunks,
-			Read:      func(o transfer.Outcome) { read <- o },
-			Published: func(o transfer.Outcome) { published <- o },
-		},
-	)
+	queue.Store(&transfer.StoreJob{Memory: b.memory, Chunks: chunks, Read: func(o transfer.Outcome) { read <- o },
+		Published: func(o transfer.Outcome) { published <- o }})
 	if o := <-read; len(o.Failed) != 4 || !errors.Is(o.Failed[0].Err, transfer.ErrShed) ||
 		engine.Stats().StoresShed != 4 {
 		t.Fatalf("%+v, %+v", o, engine.Stats())
@@ -464,14 +456,8 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 	l := b.lease(0)
 	defer l.Release()
 	done := make(chan transfer.Outcome, 1)
-	queue.Load(
-		&transfer.LoadJob{
-			Lease:  l,
-			Memory: b.memory,
-			Chunks: b.spread(1),
-			Done:   func(o transfer.Outcome) { done <- o },
-		},
-	)
+	queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(1),
+		Done: func(o transfer.Outcome) { done <- o }})
 	b.fs.Release()
 	b.fs.Set()
 	if o := <-done; len(o.Failed) > 0 {

@@ -38,14 +38,8 @@ func TestCloseDuringHungRead(t *testing.T) {
 	l := b.lease(0)
 	defer l.Release()
 	done := make(chan transfer.Outcome, 1)
-	queue.Load(
-		&transfer.LoadJob{
-			Lease:  l,
-			Memory: b.memory,
-			Chunks: b.spread(1),
-			Done:   func(o transfer.Outcome) { done <- o },
-		},
-	)
+	queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(1),
+		Done: func(o transfer.Outcome) { done <- o }})
 	if o := <-done; len(o.Failed) != 1 || !errors.Is(o.Failed[0].Err, staging.ErrHung) {
 		t.Fatalf("%+v", o)
 	}

@@ -42,9 +42,8 @@ func TestHungRootLeavesWorkers(t *testing.T) {
 	b.fs.Set(faultfs.MustRules("read " + b.root + "/**.kv: hang")...)
 	b.poison()
 	stuck := make(chan transfer.Outcome, 1)
-	b.queue.Load(
-		&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: hung, Done: func(o transfer.Outcome) { stuck <- o }},
-	)
+	b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: hung,
+		Done: func(o transfer.Outcome) { stuck <- o }})
 	if out := b.load(l, well, nil); len(out.Failed) > 0 {
 		t.Errorf("%+v", out)
 	}

@@ -11,8 +11,8 @@ import (
 
 // layered is a layer-wise load. A step is a few layers, the first layer always alone; a task brings one step of one
 // chunk. Tasks are queued step by step, and a step is queued only when an earlier step, width before it, has landed.
-// So enough tasks are queued to keep every worker busy, and few enough that another load's first layer is not delayed
-// by all of this load.
+// So enough tasks are queued to keep every worker busy, and few enough that another load's first layer is not
+// delayed by all of this load.
 type layered struct {
 	queue *Queue
 	fence *fence
@@ -65,12 +65,8 @@ func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
 	}
 	l.lane = spec.Lease.Root(spec.Chunks[0].Index)
 	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
-	l.parts = partsOf(
-		spec.Memory.Geometry(),
-		l.order,
-		spec.Layers.Ahead,
-		min(q.engine.cfg.SlotBytes, DefaultGPUCopyBytes),
-	)
+	l.parts = partsOf(spec.Memory.Geometry(), l.order, spec.Layers.Ahead,
+		min(q.engine.cfg.SlotBytes, DefaultGPUCopyBytes))
 	l.steps, l.chunks = make([]layerStep, len(l.parts)), make([]layerChunk, n)
 	l.open = n
 	for i := range l.steps {
@@ -93,8 +89,8 @@ func (l *layered) begin() {
 	l.submitDue()
 }
 
-// due reports whether another step may start. After a cancel all may: their tasks notice it and end. The caller holds
-// mu.
+// due reports whether another step may start. After a cancel all may: their tasks notice it and end. The caller
+// holds mu.
 func (l *layered) due() bool {
 	switch ahead := l.spec.Layers.Ahead; {
 	case !l.begins || l.begun == len(l.steps):

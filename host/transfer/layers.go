@@ -9,13 +9,13 @@ import (
 //
 // Later layers may be read several at a time; each is reported all the same.
 //
-// The layout decides where a layer is in a file. If it keeps a layer's pages together, as the built-in one does, each
-// chunk and layer costs one read; otherwise it costs more reads.
+// The layout decides where a layer is in a file. If it keeps a layer's pages together, as the built-in one does,
+// each chunk and layer costs one read; otherwise it costs more reads.
 type Layers struct {
 	// Order lists the geometry's layers, each once, as they are needed. Nil: in the geometry's order.
 	Order []uint32
-	// Ahead, unless 0, bounds how far the load runs ahead of its consumer: a layer that is Ahead or more layers after
-	// those named by Handle.Advance is not started.
+	// Ahead, unless 0, bounds how far the load runs ahead of its consumer: a layer that is Ahead or more layers
+	// after those named by Handle.Advance is not started.
 	Ahead int
 	// Landed runs once for each layer, in order, when neither it nor an earlier layer is being copied: its pages in
 	// every chunk that is not in failed hold verified bytes. It does not run after the job's Done.
@@ -40,9 +40,9 @@ type run struct{ lo, hi int }
 // mostTogether bounds the layers of one step: a consumer of the first of them waits for the last.
 const mostTogether = 8
 
-// partsOf divides an order into steps. The first layer is alone, since the consumer waits for it. A later step has at
-// most as many layers as came before it, so that a consumer never waits much longer than it has had work. One layer
-// of one chunk is often too small for a launch and a wait, so steps grow until a chunk has most bytes in one.
+// partsOf divides an order into steps. The first layer is alone, since the consumer waits for it. A later step has
+// at most as many layers as came before it, so that a consumer never waits much longer than it has had work. One
+// layer of one chunk is often too small for a launch and a wait, so steps grow until a chunk has most bytes in one.
 func partsOf(g chunk.Geometry, order []uint32, ahead, most int) (parts []run) {
 	bytes := map[uint32]int{}
 	for _, p := range g.Planes {

@@ -134,11 +134,8 @@ func TestLayersOfPartOfAChunk(t *testing.T) {
 	defer l.Release()
 	var told []uint32
 	ids := []uint32{abi.None, 6, abi.None, 2}
-	out := b.load(
-		l,
-		[]transfer.LoadChunk{{Blocks: ids}},
-		&transfer.Layers{Landed: func(layer uint32, _ []int) { told = append(told, layer) }},
-	)
+	out := b.load(l, []transfer.LoadChunk{{Blocks: ids}},
+		&transfer.Layers{Landed: func(layer uint32, _ []int) { told = append(told, layer) }})
 	if len(out.Failed) > 0 || !slices.Equal(told, []uint32{0, 1, 2}) {
 		t.Fatal(out, told)
 	}

@@ -90,14 +90,8 @@ func checkRegions(g *chunk.Geometry, regions []regionShape) (uint32, error) {
 		case r.blocks != blocks:
 			return 0, fmt.Errorf("%w: plane %d has %d blocks, plane 0 has %d", ErrRegion, i, r.blocks, blocks)
 		case r.offset < 0 || r.stride < page:
-			return 0, fmt.Errorf(
-				"%w: plane %d: offset %d, stride %d, page %d bytes",
-				ErrRegion,
-				i,
-				r.offset,
-				r.stride,
-				page,
-			)
+			return 0, fmt.Errorf("%w: plane %d: offset %d, stride %d, page %d bytes", ErrRegion, i, r.offset, r.stride,
+				page)
 		case r.size < page || r.offset > r.size-page || (r.size-page-r.offset)/r.stride < int64(r.blocks-1):
 			return 0, fmt.Errorf("%w: plane %d: %d blocks of stride %d from offset %d do not fit %d bytes",
 				ErrRegion, i, r.blocks, r.stride, r.offset, r.size)
@@ -155,13 +149,8 @@ func checkBlocks(m Memory, ids []uint32, holes bool) error {
 			continue
 		}
 		if id >= m.Blocks() {
-			return fmt.Errorf(
-				"%w: block %d of the chunk has id %d, the memory has %d blocks",
-				ErrBlocks,
-				i,
-				id,
-				m.Blocks(),
-			)
+			return fmt.Errorf("%w: block %d of the chunk has id %d, the memory has %d blocks", ErrBlocks, i, id,
+				m.Blocks())
 		}
 	}
 	return nil

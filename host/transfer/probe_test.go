@@ -25,15 +25,19 @@ func TestProbe(t *testing.T) {
 		direct bool
 		why    string
 	}{
-		"works":             {always: true, direct: true, bytes: 1 << 20, why: "direct writes "},
-		"async only":        {rules: "cuFileRead:code=5030:nth=1", always: true, direct: true, bytes: 64 << 10, why: "async"},
-		"not registered":    {rules: "cuFileHandleRegister:code=5027", always: true, bytes: 1 << 20, why: "CU_FILE_HANDLE_NOT_REGISTERED"},
-		"reads fail":        {rules: "cuFileRead:errno=5", always: true, bytes: 1 << 20, why: "input/output error"},
-		"reads lie":         {rules: "cuFileRead:flip=77", always: true, bytes: 1 << 20, why: "bytes come back wrong"},
-		"no memory":         {rules: "cuMemAlloc_v2:code=2", always: true, bytes: 1 << 20, why: "CUDA_ERROR_OUT_OF_MEMORY"},
-		"no room":           {always: true, bytes: 4096, why: "no room"},
-		"slow":              {rules: "cuFileRead:delay=60,cuFileWrite:delay=60", bytes: 64 << 10, why: "staged writes"},
-		"statistics lack":   {rules: "cuFileGetStatsL3:code=5022", always: true, direct: true, bytes: 64 << 10, why: "route unknown"},
+		"works": {always: true, direct: true, bytes: 1 << 20, why: "direct writes "},
+		"async only": {rules: "cuFileRead:code=5030:nth=1", always: true, direct: true, bytes: 64 << 10,
+			why: "async"},
+		"not registered": {rules: "cuFileHandleRegister:code=5027", always: true, bytes: 1 << 20,
+			why: "CU_FILE_HANDLE_NOT_REGISTERED"},
+		"reads fail": {rules: "cuFileRead:errno=5", always: true, bytes: 1 << 20, why: "input/output error"},
+		"reads lie":  {rules: "cuFileRead:flip=77", always: true, bytes: 1 << 20, why: "bytes come back wrong"},
+		"no memory": {rules: "cuMemAlloc_v2:code=2", always: true, bytes: 1 << 20,
+			why: "CUDA_ERROR_OUT_OF_MEMORY"},
+		"no room": {always: true, bytes: 4096, why: "no room"},
+		"slow":    {rules: "cuFileRead:delay=60,cuFileWrite:delay=60", bytes: 64 << 10, why: "staged writes"},
+		"statistics lack": {rules: "cuFileGetStatsL3:code=5022", always: true, direct: true, bytes: 64 << 10,
+			why: "route unknown"},
 		"files cannot be":   {always: true, bytes: 1 << 20, why: "no such file"},
 		"compat says stats": {always: true, direct: true, bytes: 64 << 10, why: gds.ByCompatibility},
 	} {

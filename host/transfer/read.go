@@ -137,14 +137,8 @@ func (t *loadTask) read() (last func() error, err error) {
 	if t.fence.isShut() {
 		return nil, ErrCancelled
 	}
-	r := &pieceReader{
-		engine: e,
-		fence:  t.fence,
-		memory: t.spec.Memory,
-		piece:  t.piece,
-		ids:    c.Blocks,
-		slot:   t.slot.Bytes(),
-	}
+	r := &pieceReader{engine: e, fence: t.fence, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks,
+		slot: t.slot.Bytes()}
 	return r.read()
 }
 

@@ -63,12 +63,14 @@ type routeKey struct {
 	root string
 }
 
-// SetRoute sets how the pieces of a root, named by its directory, move to and from a GPU. Without it they are staged.
+// SetRoute sets how the pieces of a root, named by its directory, move to and from a GPU. Without it they are
+// staged.
 func (e *Engine) SetRoute(g *gds.GPU, root string, c RouteChoice) {
 	e.routesMu.Lock()
 	defer e.routesMu.Unlock()
 	e.routes[routeKey{g, root}] = &route{
-		choice: c, gpu: g.UUID.String(), root: root, log: e.cfg.Log.With("gpu", g.UUID.String(), "root", root), now: time.Now,
+		choice: c, gpu: g.UUID.String(), root: root, log: e.cfg.Log.With("gpu", g.UUID.String(), "root", root),
+		now: time.Now,
 	}
 }
 
@@ -199,7 +201,8 @@ func (e *Engine) Routes() []RouteStats {
 			GPU: r.gpu, Root: r.root, Route: "staged", Via: r.choice.Via, Why: r.choice.Why,
 			Stores: r.stores.Load(), Loads: r.loads.Load(), Bytes: r.bytes.Load(),
 			StoreFallbacks: r.storeFallbacks.Load(), LoadFallbacks: r.loadFallbacks.Load(), Full: r.full.Load(),
-			StoresHung: r.storesHung.Load(), Mismatched: r.mismatched.Load(), Suspended: r.suspended.Load(), Resumed: r.resumed.Load(),
+			StoresHung: r.storesHung.Load(), Mismatched: r.mismatched.Load(), Suspended: r.suspended.Load(),
+			Resumed: r.resumed.Load(),
 		}
 		r.mu.Lock()
 		if r.choice.Direct != nil && r.active() {

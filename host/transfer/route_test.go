@@ -44,11 +44,8 @@ func TestOnlyTheTrialDecidesAboutARouteThatWasLeft(t *testing.T) {
 // A route that is wanted always is left for what does not end alone.
 func TestAlwaysIsLeftForWhatHangs(t *testing.T) {
 	now := time.Unix(1000, 0)
-	r := &route{
-		choice: RouteChoice{Always: true},
-		log:    slog.New(slog.DiscardHandler),
-		now:    func() time.Time { return now },
-	}
+	r := &route{choice: RouteChoice{Always: true}, log: slog.New(slog.DiscardHandler),
+		now: func() time.Time { return now }}
 	for range 2 * failuresToSuspend {
 		r.attempt().failed(&r.loadFallbacks, errors.New("broken"), true)
 	}

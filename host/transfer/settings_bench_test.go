@@ -58,13 +58,8 @@ func BenchmarkSettings(b *testing.B) {
 				for i, t := range took {
 					stores[i] = append(stores[i], took[0].store.Seconds()/t.store.Seconds())
 					loads[i] = append(loads[i], took[0].load.Seconds()/t.load.Seconds())
-					stored[i], loaded[i] = append(
-						stored[i],
-						gb/t.store.Seconds(),
-					), append(
-						loaded[i],
-						gb/t.load.Seconds(),
-					)
+					stored[i], loaded[i] = append(stored[i], gb/t.store.Seconds()), append(loaded[i],
+						gb/t.load.Seconds())
 				}
 			}
 			for i, s := range settings {

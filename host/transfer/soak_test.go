@@ -39,8 +39,10 @@ func TestTenThousandOperationsUnderFailures(t *testing.T) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	r := newDeviceRig(t, chunk.Uniform(2, 2, 1, 4096), 32, 16<<20)
 	faults := []string{
-		"", "cuFileRead:errno=5:nth=2", "cuFileRead:code=5030:from=3", "cuFileRead:short=4096:nth=1", "cuFileRead:flip=9000:nth=4",
-		"cuFileHandleRegister:code=5027:from=2", "cuFileReadAsync:code=5038:nth=2", "cuFileRead:delay=1:nth=3", "sums:code=701:nth=3",
+		"", "cuFileRead:errno=5:nth=2", "cuFileRead:code=5030:from=3", "cuFileRead:short=4096:nth=1",
+		"cuFileRead:flip=9000:nth=4",
+		"cuFileHandleRegister:code=5027:from=2", "cuFileReadAsync:code=5038:nth=2", "cuFileRead:delay=1:nth=3",
+		"sums:code=701:nth=3",
 		"cuFileWrite:errno=28:nth=1", "cuFileWrite:short=0:from=2", "cuMemAlloc_v2:code=2",
 	}
 	const batch = 8

@@ -33,7 +33,8 @@ type Stats struct {
 func (e *Engine) Stats() Stats {
 	c := &e.stats
 	return Stats{
-		StoredFiles: c.storedFiles.Load(), StoredBytes: c.storedBytes.Load(), StoreErrors: c.storeErrors.Load(), StoresShed: c.storesShed.Load(),
+		StoredFiles: c.storedFiles.Load(), StoredBytes: c.storedBytes.Load(), StoreErrors: c.storeErrors.Load(),
+		StoresShed:  c.storesShed.Load(),
 		LoadedFiles: c.loadedFiles.Load(), LoadedBytes: c.loadedBytes.Load(), LoadErrors: c.loadErrors.Load(),
 		SlotsInUse: e.slots.InUse(), Slots: e.slots.Capacity(),
 	}

@@ -176,10 +176,8 @@ func (t *traffic) read(key path) Traffic {
 	out := Traffic{Device: key.device, Root: key.root, Kind: key.kind, InFlight: t.all.inFlight, Busy: t.all.busy(now)}
 	for i := range t.moved {
 		if m := &t.moved[i]; m.files+m.errors > 0 || m.inFlight > 0 {
-			out.Routes = append(
-				out.Routes,
-				RouteTraffic{routeNames[i], m.inFlight, m.busy(now), m.files, m.errors, m.bytes, m.took, m.buckets},
-			)
+			out.Routes = append(out.Routes, RouteTraffic{routeNames[i], m.inFlight, m.busy(now), m.files, m.errors,
+				m.bytes, m.took, m.buckets})
 		}
 	}
 	return out

@@ -44,9 +44,7 @@ func TestTrafficIsCounted(t *testing.T) {
 			counted += n
 		}
 		if m.Route != "staged" || m.Files != want.Files || m.Errors != want.Errors ||
-			m.Bytes != m.Files*(8192+2*3*4096) ||
-			counted != m.Files ||
-			m.Took <= 0 {
+			m.Bytes != m.Files*(8192+2*3*4096) || counted != m.Files || m.Took <= 0 {
 			t.Errorf("%s: %+v", got.Kind, m)
 		}
 	}
@@ -64,14 +62,8 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 	l := b.lease(0, 1)
 	defer l.Release()
 	done := make(chan transfer.Outcome, 1)
-	h := b.queue.Load(
-		&transfer.LoadJob{
-			Lease:  l,
-			Memory: b.memory,
-			Chunks: b.spread(2),
-			Done:   func(o transfer.Outcome) { done <- o },
-		},
-	)
+	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(2),
+		Done: func(o transfer.Outcome) { done <- o }})
 	if err := b.fs.AwaitHanging(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}

@@ -40,13 +40,8 @@ const poison = 0xa5
 
 func newBench(t testing.TB, geo chunk.Geometry, blocks uint32, change ...func(*store.Config)) *bench {
 	t.Helper()
-	b := &bench{
-		t:    t,
-		fs:   faultfs.New(staging.OS()),
-		root: filepath.Join(t.TempDir(), "root"),
-		geo:  geo,
-		rng:  rand.New(rand.NewPCG(1, 2)),
-	}
+	b := &bench{t: t, fs: faultfs.New(staging.OS()), root: filepath.Join(t.TempDir(), "root"), geo: geo,
+		rng: rand.New(rand.NewPCG(1, 2))}
 	b.config = store.Config{Roots: []store.RootConfig{{Path: b.root, Capacity: 1 << 30}}, FS: b.fs}
 	for _, c := range change {
 		c(&b.config)
@@ -54,7 +49,8 @@ func newBench(t testing.TB, geo chunk.Geometry, blocks uint32, change ...func(*s
 	b.open()
 	var err error
 	b.engine, err = transfer.New(transfer.Config{
-		Threads: 4, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75, Roots: len(b.config.Roots),
+		Threads: 4, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75,
+		Roots: len(b.config.Roots),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -151,10 +147,8 @@ func (b *bench) put(n int, ids []uint32) transfer.StoreChunk {
 	if n > 0 {
 		parent = key(n - 1)
 	}
-	p, err := b.store.Put(
-		context.Background(),
-		store.PutRequest{Space: b.space, Parent: parent, Key: key(n), Depth: uint32(n), Ranks: 1},
-	)
+	p, err := b.store.Put(context.Background(), store.PutRequest{Space: b.space, Parent: parent, Key: key(n),
+		Depth: uint32(n), Ranks: 1})
 	if err != nil {
 		b.t.Fatalf("put %d: %v", n, err)
 	}
@@ -189,15 +183,8 @@ func (b *bench) lease(n ...int) *store.Lease {
 
 func (b *bench) load(l *store.Lease, chunks []transfer.LoadChunk, layers *transfer.Layers) transfer.Outcome {
 	done := make(chan transfer.Outcome, 1)
-	b.queue.Load(
-		&transfer.LoadJob{
-			Lease:  l,
-			Memory: b.memory,
-			Chunks: chunks,
-			Layers: layers,
-			Done:   func(o transfer.Outcome) { done <- o },
-		},
-	)
+	b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: chunks, Layers: layers,
+		Done: func(o transfer.Outcome) { done <- o }})
 	return <-done
 }
 
@@ -270,14 +257,8 @@ var geometries = map[string]chunk.Geometry{
 	"one small page":        chunk.Uniform(1, 1, 1, 64),
 	"pages of 4 KiB":        chunk.Uniform(4, 3, 2, 4096),
 	"unaligned, one window": chunk.Uniform(16, 2, 1, 18432),
-	"odd sizes": {
-		Blocks: 5,
-		Planes: []chunk.Plane{
-			{Layer: 0, PageBytes: 1},
-			{Layer: 1, PageBytes: 70001},
-			{Layer: 1, Part: 1, PageBytes: 333},
-		},
-	},
+	"odd sizes": {Blocks: 5, Planes: []chunk.Plane{{Layer: 0, PageBytes: 1}, {Layer: 1, PageBytes: 70001},
+		{Layer: 1, Part: 1, PageBytes: 333}}},
 	"several windows":    chunk.Uniform(16, 8, 2, 16384),
 	"unaligned windows":  chunk.Uniform(16, 7, 1, 41984),
 	"page over the slot": chunk.Uniform(1, 2, 1, 3<<20),
@@ -307,10 +288,8 @@ func TestRoundTrip(t *testing.T) {
 			ids = b.shuffled(int(geo.Blocks) * chunks)
 			var loads []transfer.LoadChunk
 			for n := range chunks {
-				loads = append(
-					loads,
-					transfer.LoadChunk{Index: n, Blocks: ids[n*int(geo.Blocks) : (n+1)*int(geo.Blocks)]},
-				)
+				loads = append(loads, transfer.LoadChunk{Index: n,
+					Blocks: ids[n*int(geo.Blocks) : (n+1)*int(geo.Blocks)]})
 			}
 			out := b.load(l, loads, nil)
 			if len(out.Failed) > 0 || out.Bytes != chunks*geo.PageBytes() {

@@ -140,7 +140,8 @@ func TestHungRoot(t *testing.T) {
 		t.Errorf("a store: %v", err)
 	}
 	b.fs.Release()
-	for deadline := time.Now().Add(20 * time.Second); b.store.Stats().Roots[0].State != health.In || b.engine.Stats().SlotsInUse > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); b.store.Stats().Roots[0].State != health.In ||
+		b.engine.Stats().SlotsInUse > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%+v, %d slots in use", b.store.Stats().Roots[0], b.engine.Stats().SlotsInUse)
 		}

@@ -173,12 +173,14 @@ func TestWindowsAllocateNoMore(t *testing.T) {
 	var gather, scatter [2]float64
 	for i := range gather {
 		gather[i] = testing.AllocsPerRun(50, func() {
-			if err := r.memory.Gather(ExtentRange{Plan: plan, Hi: n, Blocks: blocks, Table: table}, slot.Bytes()); err != nil {
+			if err := r.memory.Gather(ExtentRange{Plan: plan, Hi: n, Blocks: blocks, Table: table},
+				slot.Bytes()); err != nil {
 				t.Fatal(err)
 			}
 		})
 		scatter[i] = testing.AllocsPerRun(50, func() {
-			if err := r.memory.Scatter(ExtentRange{Plan: plan, Hi: n, Blocks: blocks, Table: table}, slot.Bytes()); err != nil {
+			if err := r.memory.Scatter(ExtentRange{Plan: plan, Hi: n, Blocks: blocks, Table: table},
+				slot.Bytes()); err != nil {
 				t.Fatal(err)
 			}
 		})

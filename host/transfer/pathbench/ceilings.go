@@ -50,12 +50,10 @@ func (b *bench) copyAll(ctx context.Context, dir gds.Direction) error {
 		}
 	}
 	batches = append(batches, batch)
-	return b.each(
-		ctx,
-		b.Copiers,
-		len(batches),
-		func(i int, slot []byte) error { return b.pages.copy(dir, slot, batches[i]) },
-	)
+	return b.each(ctx, b.Copiers, len(batches), func(i int,
+		slot []byte) error {
+		return b.pages.copy(dir, slot, batches[i])
+	})
 }
 
 // writeFiles writes files of the size that a store makes, each under another name first.
@@ -97,11 +95,10 @@ func (b *bench) readFiles(ctx context.Context) error {
 		defer f.Close()
 		info, err := f.Stat()
 		if b.Direct != nil && err == nil {
-			return b.bare(
-				f,
-				info.Size,
-				func(s *gds.DirectSlot, by gds.Submit, fd int, _, to int64) error { return s.Read(by, fd, to) },
-			)
+			return b.bare(f, info.Size, func(s *gds.DirectSlot, by gds.Submit, fd int, _,
+				to int64) error {
+				return s.Read(by, fd, to)
+			})
 		}
 		for off := int64(0); err == nil && off < info.Size; off += int64(len(slot)) {
 			_, err = f.ReadAt(slot[:min(int64(len(slot)), info.Size-off)], off)
@@ -112,10 +109,7 @@ func (b *bench) readFiles(ctx context.Context) error {
 
 // bare moves a file between storage and a slot of device memory by cuFile, and nothing else.
 func (b *bench) bare(
-	f staging.File,
-	size int64,
-	move func(s *gds.DirectSlot, by gds.Submit, fd int, from, to int64) error,
-) error {
+	f staging.File, size int64, move func(s *gds.DirectSlot, by gds.Submit, fd int, from, to int64) error) error {
 	slot, err := b.Direct.Acquire(size, 4096, 1)
 	if err != nil {
 		return err

@@ -27,20 +27,15 @@ func (b *bench) key(round, n int) (k chunk.Key) {
 // storeAll stores all chunks in one job.
 func (b *bench) storeAll(ctx context.Context, round int, ids [][]uint32) error {
 	done := make(chan transfer.Outcome, 1)
-	job := &transfer.StoreJob{
-		Memory:    b.pages.memory(),
-		Read:      func(transfer.Outcome) {},
-		Published: func(o transfer.Outcome) { done <- o },
-	}
+	job := &transfer.StoreJob{Memory: b.pages.memory(), Read: func(transfer.Outcome) {},
+		Published: func(o transfer.Outcome) { done <- o }}
 	for n := range b.Chunks {
 		parent := chunk.Root
 		if n > 0 {
 			parent = b.key(round, n-1)
 		}
-		p, err := b.store.Put(
-			ctx,
-			store.PutRequest{Space: b.space, Parent: parent, Key: b.key(round, n), Depth: uint32(n), Ranks: 1},
-		)
+		p, err := b.store.Put(ctx, store.PutRequest{Space: b.space, Parent: parent, Key: b.key(round, n),
+			Depth: uint32(n), Ranks: 1})
 		if err != nil {
 			for _, c := range job.Chunks {
 				c.Put.Abort(err)
@@ -76,12 +71,8 @@ func (b *bench) loadAll(round int, ids [][]uint32, layers *transfer.Layers) erro
 		return fmt.Errorf("%w: %d of %d are there", ErrPath, l.Hits(), b.Chunks)
 	}
 	done := make(chan transfer.Outcome, 1)
-	job := &transfer.LoadJob{
-		Lease:  l,
-		Memory: b.pages.memory(),
-		Layers: layers,
-		Done:   func(o transfer.Outcome) { done <- o },
-	}
+	job := &transfer.LoadJob{Lease: l, Memory: b.pages.memory(), Layers: layers,
+		Done: func(o transfer.Outcome) { done <- o }}
 	for n := range b.Chunks {
 		job.Chunks = append(job.Chunks, transfer.LoadChunk{Index: n, Blocks: ids[n]})
 	}

@@ -77,13 +77,8 @@ func newHostPages(g chunk.Geometry, blocks int) (_ *hostPages, err error) {
 	}()
 	var regions []transfer.HostRegion
 	for _, p := range g.Planes {
-		mem, err := unix.Mmap(
-			-1,
-			0,
-			blocks*int(p.PageBytes),
-			unix.PROT_READ|unix.PROT_WRITE,
-			unix.MAP_ANON|unix.MAP_SHARED,
-		)
+		mem, err := unix.Mmap(-1, 0, blocks*int(p.PageBytes), unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_ANON|unix.MAP_SHARED)
 		if err != nil {
 			return h, fmt.Errorf("pathbench: map a plane: %w", err)
 		}
@@ -156,10 +151,8 @@ func newDevicePages(gpu *gds.GPU, g chunk.Geometry, blocks int) (_ *devicePages,
 			return d, err
 		}
 		d.planes = append(d.planes, buf)
-		regions = append(
-			regions,
-			transfer.DeviceRegion{Base: buf.Address, Bytes: n, Stride: int64(p.PageBytes), Blocks: uint32(blocks)},
-		)
+		regions = append(regions, transfer.DeviceRegion{Base: buf.Address, Bytes: n, Stride: int64(p.PageBytes),
+			Blocks: uint32(blocks)})
 	}
 	d.mem, err = transfer.NewDeviceMemory(gpu, g, regions)
 	return d, err

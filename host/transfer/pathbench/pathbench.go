@@ -28,11 +28,12 @@ type Config struct {
 	Chunks   int
 	Rounds   int // counted
 	Engine   transfer.Config
-	Store    store.Config                                          // of which the bench fills in the files and the roots
-	Copiers  int                                                   // goroutines of the copy alone
-	Direct   *gds.DirectRoute                                      // by which all pieces go; nil: they are staged
-	Submit   gds.Submit                                            // how cuFile is asked then
-	Profile  func(pass string, round int) (stop func(), err error) // around what is timed of ours; optional
+	// of which the bench fills in the files and the roots
+	Store   store.Config
+	Copiers int                                                   // goroutines of the copy alone
+	Direct  *gds.DirectRoute                                      // by which all pieces go; nil: they are staged
+	Submit  gds.Submit                                            // how cuFile is asked then
+	Profile func(pass string, round int) (stop func(), err error) // around what is timed of ours; optional
 }
 
 // bench is a case under way.
@@ -102,8 +103,9 @@ func (f *figures) row(pass string) Row {
 		ratios[i] = f.ours[i] / min(f.copy[i], f.plain[i])
 	}
 	r := Row{
-		Pass: pass, Copy: spread(f.copy).Mid, Plain: spread(f.plain).Mid, Ours: spread(f.ours).Mid, Ratio: spread(ratios),
-		CPU: spread(f.cpu).Mid, PlainCPU: spread(f.plainCPU).Mid,
+		Pass: pass, Copy: spread(f.copy).Mid, Plain: spread(f.plain).Mid, Ours: spread(f.ours).Mid,
+		Ratio: spread(ratios),
+		CPU:   spread(f.cpu).Mid, PlainCPU: spread(f.plainCPU).Mid,
 	}
 	if len(f.first) > 0 {
 		first := spread(f.first)
@@ -126,41 +128,19 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 	groups := [][]pass{
 		{
 			{"", nil, func() error { return b.copyAll(ctx, gds.Gather) }, nil, &stores.copy, nil},
-			{
-				"store",
-				b.restore,
-				func() error { return b.storeAll(ctx, round, perm) },
-				b.remember,
-				&stores.ours,
-				&stores.cpu,
-			},
-			{
-				"",
-				nil,
-				func() error { return b.writeFiles(ctx, plain, round) },
-				func() error { return b.remove(plain) },
-				&stores.plain,
-				&stores.plainCPU,
-			},
+			{"store", b.restore, func() error { return b.storeAll(ctx, round, perm) }, b.remember, &stores.ours,
+				&stores.cpu},
+			{"", nil, func() error { return b.writeFiles(ctx, plain, round) }, func() error { return b.remove(plain) },
+				&stores.plain, &stores.plainCPU},
 		},
 		{
 			{"", nil, func() error { return b.copyAll(ctx, gds.Scatter) }, nil, &loads.copy, nil},
-			{
-				"layers",
-				b.poison,
-				func() error { return b.loadLayers(round, again) },
-				func() error { return compare(b.pages, b.Geometry, b.image, b.got, perm, again) },
-				&layers.ours,
-				&layers.cpu,
-			},
-			{
-				"load",
-				b.poison,
-				func() error { return b.loadAll(round, back, nil) },
-				func() error { return compare(b.pages, b.Geometry, b.image, b.got, perm, back) },
-				&loads.ours,
-				&loads.cpu,
-			},
+			{"layers", b.poison, func() error { return b.loadLayers(round, again) },
+				func() error { return compare(b.pages, b.Geometry, b.image, b.got, perm, again) }, &layers.ours,
+				&layers.cpu},
+			{"load", b.poison, func() error { return b.loadAll(round, back, nil) },
+				func() error { return compare(b.pages, b.Geometry, b.image, b.got, perm, back) }, &loads.ours,
+				&loads.cpu},
 			{"", nil, func() error { return b.readFiles(ctx) }, nil, &loads.plain, &loads.plainCPU},
 		},
 	}
@@ -201,16 +181,8 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 	}
 	if round > 0 && b.Direct == nil { // the ceilings are the same
 		n := len(loads.copy) - 1
-		layers.copy, layers.plain, layers.plainCPU = append(
-			layers.copy,
-			loads.copy[n],
-		), append(
-			layers.plain,
-			loads.plain[n],
-		), append(
-			layers.plainCPU,
-			loads.plainCPU[n],
-		)
+		layers.copy, layers.plain, layers.plainCPU = append(layers.copy, loads.copy[n]), append(layers.plain,
+			loads.plain[n]), append(layers.plainCPU, loads.plainCPU[n])
 	}
 	return nil
 }
@@ -271,9 +243,8 @@ const capacity = 1 << 42
 
 func (b *bench) open(ctx context.Context) (err error) {
 	cfg := b.Store
-	cfg.FS, cfg.Roots = b.FS, []store.RootConfig{
-		{Path: filepath.Join(b.Dir, "root"), Capacity: capacity, MaxEntries: 1 << 16},
-	}
+	cfg.FS, cfg.Roots = b.FS, []store.RootConfig{{Path: filepath.Join(b.Dir, "root"), Capacity: capacity,
+		MaxEntries: 1 << 16}}
 	b.store, err = store.Open(ctx, cfg)
 	if err != nil {
 		return err
@@ -304,11 +275,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return err
 	}
 	if b.Direct != nil {
-		b.engine.SetRoute(
-			b.GPU,
-			filepath.Join(b.Dir, "root"),
-			transfer.RouteChoice{Direct: b.Direct, Submit: b.Submit, Always: true},
-		)
+		b.engine.SetRoute(b.GPU, filepath.Join(b.Dir, "root"),
+			transfer.RouteChoice{Direct: b.Direct, Submit: b.Submit, Always: true})
 	}
 	b.image, b.got = image(b.Geometry, blocks), image(b.Geometry, blocks)
 	b.queue, err = b.engine.Queue(device)

@@ -87,7 +87,8 @@ func TestDirectLetsGoOfWhatIsRemoved(t *testing.T) {
 	if lost := c.GPU.DoFile(func(t *gds.Thread) { err = lib.Open(t) }); lost != nil || err != nil {
 		t.Fatal(lost, err)
 	}
-	if c.Direct, err = gds.NewDirectRoute(c.GPU, lib, gds.DirectConfig{BufferBytes: 64 << 20, Handles: 64}); err != nil {
+	if c.Direct, err = gds.NewDirectRoute(c.GPU, lib,
+		gds.DirectConfig{BufferBytes: 64 << 20, Handles: 64}); err != nil {
 		t.Fatal(err)
 	}
 	defer c.Direct.Close()

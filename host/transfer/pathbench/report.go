@@ -41,11 +41,13 @@ type Row struct {
 
 // Write prints rows as a table in Markdown.
 func Write(w io.Writer, rows []Row) error {
-	if _, err := fmt.Fprint(w, "| pages | memory | files in | route | pass | copy alone | plain threads | ours | ratio | CPU s/GB |\n|---|---|---|---|---|---|---|---|---|---|\n"); err != nil {
+	if _, err := fmt.Fprint(w,
+		"| pages | memory | files in | route | pass | copy alone | plain threads | ours | ratio | CPU s/GB |\n|---|---|---|---|---|---|---|---|---|---|\n"); err != nil {
 		return err
 	}
 	for _, r := range rows {
-		if _, err := fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %.1f | %.1f | %.1f | %s | %.3f / %.3f |\n", r.Pages, r.Memory, r.Files, r.Route, r.Pass,
+		if _, err := fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %.1f | %.1f | %.1f | %s | %.3f / %.3f |\n", r.Pages,
+			r.Memory, r.Files, r.Route, r.Pass,
 			r.Copy, r.Plain, r.Ours, r.Ratio, r.CPU, r.PlainCPU); err != nil {
 			return err
 		}
@@ -54,7 +56,8 @@ func Write(w io.Writer, rows []Row) error {
 		if r.First == nil {
 			continue
 		}
-		if _, err := fmt.Fprintf(w, "\n%s, %s, %s: the first layer of all chunks after %.1f ms of %.1f ms, %.4f (%.4f to %.4f) of the whole\n",
+		if _, err := fmt.Fprintf(w,
+			"\n%s, %s, %s: the first layer of all chunks after %.1f ms of %.1f ms, %.4f (%.4f to %.4f) of the whole\n",
 			r.Pages, r.Memory, r.Files, r.FirstMS, r.WholeMS, r.First.Mid, r.First.Low, r.First.High); err != nil {
 			return err
 		}

@@ -1,0 +1,226 @@
+package fileio_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/gds/fileio"
+	"github.com/kvhost/kvhost/gds/gdstest"
+)
+
+// open takes the first GPU: the double's, or with KVHOST_TEST_GPU set a real one.
+func open(t *testing.T, cfg gds.Config) (*gds.GPU, *gdstest.Double) {
+	t.Helper()
+	var double *gdstest.Double
+	var names []string
+	if os.Getenv("KVHOST_TEST_GPU") == "" {
+		double = gdstest.Build(t)
+		names = []string{double.Path}
+	}
+	d, err := gds.Open(nil, names...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, err := d.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := d.OpenGPU(devices[0].UUID, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if double != nil {
+			double.Rules("")
+		}
+		if err := g.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return g, double
+}
+
+func doubled(t *testing.T, cfg gds.Config) (*gds.GPU, *gdstest.Double) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	return open(t, cfg)
+}
+
+func openCuFile(t *testing.T, g *gds.GPU, path ...string) *gds.CuFile {
+	t.Helper()
+	c, err := gds.LoadCuFile(path...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	on(t, g, c.Open)
+	t.Cleanup(func() { on(t, g, c.Close) })
+	return c
+}
+
+func on(t *testing.T, g *gds.GPU, fn func(*gds.Thread) error) {
+	t.Helper()
+	var err error
+	if lost := g.Do(func(th *gds.Thread) { err = fn(th) }); lost != nil || err != nil {
+		t.Fatal(lost, err)
+	}
+}
+
+func buffer(t *testing.T, g *gds.GPU, size int64) *gds.Buffer {
+	t.Helper()
+	b, err := g.Alloc(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Free(); err != nil {
+			t.Errorf("Free: %v", err)
+		}
+	})
+	return b
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{1}).Read(b)
+	return b
+}
+
+func TestRoundTrip(t *testing.T) {
+	for _, mode := range []fileio.Mode{fileio.Auto, fileio.Staged} {
+		g, double := open(t, gds.Config{Threads: 2})
+		var library []string
+		if double != nil {
+			library = []string{double.Path}
+		}
+		c := openCuFile(t, g, library...)
+		fio, err := fileio.New(g, c, mode, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const size = 10 << 20
+		from, to := buffer(t, g, size), buffer(t, g, size)
+		want, got := random(size), make([]byte, size)
+		on(t, g, func(th *gds.Thread) error { return th.Write(from.Address, want) })
+		f, err := fio.Open(filepath.Join(t.TempDir(), "f"), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		direct, why := f.Direct()
+		t.Logf("mode %d: direct %v, %v", mode, direct, why)
+		if mode == fileio.Staged && direct {
+			t.Error("mode staged used cuFile")
+		}
+		for _, part := range [][2]int64{{0, 8 << 20}, {8 << 20, 2 << 20}} {
+			if _, err := f.Write(from.Address+uint64(part[0]), part[1], part[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := f.Read(to.Address, size, 0); err != nil {
+			t.Fatal(err)
+		}
+		on(t, g, func(th *gds.Thread) error { return th.Read(got, to.Address) })
+		if !bytes.Equal(got, want) {
+			t.Errorf("mode %d: bytes differ", mode)
+		}
+		if _, err := f.Read(to.Address, 8192, size-4096); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("mode %d: past the end: %v", mode, err)
+		}
+		if _, err := f.Read(to.Address, -1, 0); !errors.Is(err, gds.ErrConfig) {
+			t.Errorf("a negative size: %v", err)
+		}
+		if err := errors.Join(f.Close(), fio.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Each fault: the error in mode Direct, and the fallback to host memory in mode Auto.
+func TestFaults(t *testing.T) {
+	for _, c := range []struct {
+		rules string
+		is    error
+		text  string
+	}{
+		{"cuFileRead:errno=5", syscall.EIO, "input/output error"},
+		{"cuFileRead:code=5030", nil, "CU_FILE_INTERNAL_ERROR (5030)"},
+		{"cuFileRead:short=4096", gds.ErrShort, "4096 of 65536"},
+		{"cuFileRead:short=0", gds.ErrShort, "0 of 65536"},
+		{"cuFileRead:code=5099", nil, "cuFile error (5099)"},
+	} {
+		for _, mode := range []fileio.Mode{fileio.Auto, fileio.Direct} {
+			g, double := doubled(t, gds.Config{Threads: 2})
+			lib := openCuFile(t, g, double.Path)
+			fio, err := fileio.New(g, lib, mode, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mem := buffer(t, g, 64<<10)
+			want, got := random(64<<10), make([]byte, 64<<10)
+			name := filepath.Join(t.TempDir(), "f")
+			if err := os.WriteFile(name, want, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			f, err := fio.Open(name, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			double.Rules(c.rules)
+			route, err := f.Read(mem.Address, 64<<10, 0)
+			if mode == fileio.Auto {
+				on(t, g, func(th *gds.Thread) error { return th.Read(got, mem.Address) })
+				if err != nil || route != fileio.ByStaging || fio.Fallbacks.Load() != 1 || !bytes.Equal(got, want) {
+					t.Errorf("%s, auto: %v, route %d", c.rules, err, route)
+				}
+			} else if err == nil || route != fileio.ByCuFile || !strings.Contains(err.Error(), c.text) || c.is != nil &&
+				!errors.Is(err, c.is) {
+				t.Errorf("%s, direct: %v", c.rules, err)
+			}
+			if err := errors.Join(f.Close(), fio.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestRegistrationFails(t *testing.T) {
+	g, double := doubled(t, gds.Config{Threads: 1})
+	lib := openCuFile(t, g, double.Path)
+	name := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(name, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, rules := range []string{"cuFileHandleRegister:code=5027", "cuFileHandleRegister:code=5011:errno=999"} {
+		for _, mode := range []fileio.Mode{fileio.Auto, fileio.Direct} {
+			fio, err := fileio.New(g, lib, mode, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			double.Rules(rules)
+			f, err := fio.Open(name, os.O_RDWR, 0)
+			double.Rules("")
+			var e *gds.FileError
+			if mode == fileio.Direct {
+				if !errors.As(err, &e) {
+					t.Errorf("%s, direct: %v", rules, err)
+				}
+			} else if direct, why := f.Direct(); direct || !errors.As(why, &e) || e.Code == 5011 &&
+				e.CUDA != 999 {
+				t.Errorf("%s, auto: %v", rules, why)
+			}
+			if f != nil {
+				f.Close()
+			}
+			fio.Close()
+		}
+	}
+	if _, err := fileio.New(g, nil, fileio.Direct, 1); !errors.Is(err, gds.ErrNoCuFile) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,182 @@
+package socket
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// maxPath is the longest Unix address, less the descriptor socket's suffix.
+const maxPath = 107 - len(proto.DescriptorSuffix)
+
+// Pair is the two listening sockets of a server, and the lock of their path.
+type Pair struct {
+	path        string
+	lock        *os.File
+	Sessions    *Listener
+	Descriptors *Listener
+}
+
+// Listen claims path and makes both sockets. It replaces the sockets of a dead process and refuses those of a live one.
+func Listen(path string, log *slog.Logger) (*Pair, error) {
+	if err := checkDirectory(path, log); err != nil {
+		return nil, err
+	}
+	lock, err := claim(path + ".lock")
+	if err != nil {
+		return nil, err
+	}
+	s := &Pair{path: path, lock: lock}
+	if s.Sessions, err = listenUnix(path, log); err == nil {
+		s.Descriptors, err = listenUnix(path+proto.DescriptorSuffix, log)
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close closes the sockets and removes them and the lock.
+func (s *Pair) Close() {
+	for _, l := range []*Listener{s.Sessions, s.Descriptors} {
+		if l != nil {
+			l.Close()
+			os.Remove(l.path)
+		}
+	}
+	os.Remove(s.lock.Name()) // while it is held: see claim
+	s.lock.Close()
+}
+
+func checkDirectory(path string, log *slog.Logger) error {
+	if path == "" || len(path) > maxPath {
+		return fmt.Errorf("%w: path %q has %d bytes, a Unix socket's path here has 1 to %d", ErrPath, path, len(path),
+			maxPath)
+	}
+	dir := filepath.Dir(path)
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("%w: %s: directory %s does not exist; make it with: mkdir -m 0700 %s", ErrPath, path, dir,
+			dir)
+	case err != nil:
+		return fmt.Errorf("%w: %s: %w", ErrPath, path, err)
+	case !info.IsDir():
+		return fmt.Errorf("%w: %s: %s is not a directory", ErrPath, path, dir)
+	case info.Mode()&0o002 != 0 && info.Mode()&os.ModeSticky == 0:
+		log.Warn("socket can be replaced by any user: its directory is writable for all and not sticky", "directory", dir)
+	}
+	return nil
+}
+
+// claim locks a file for the life of the server. A server removes the file while it holds the lock, so a lock counts
+// only while the path names the locked file.
+func claim(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrPath, err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("%w: another host holds %s", ErrInUse, path)
+			}
+			return nil, fmt.Errorf("%w: lock %s: %w", ErrPath, path, err)
+		}
+		held, err := f.Stat()
+		if err == nil {
+			if named, err := os.Stat(path); err == nil && os.SameFile(held, named) {
+				return f, nil
+			}
+		}
+		f.Close()
+	}
+}
+
+func listenUnix(path string, log *slog.Logger) (*Listener, error) {
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrPath, err)
+	case info.Mode().Type() != os.ModeSocket:
+		return nil, fmt.Errorf("%w: %s exists and is not a socket", ErrPath, path)
+	default:
+		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+			c.Close()
+			return nil, fmt.Errorf("%w: a process answers on %s", ErrInUse, path)
+		} else if !errors.Is(err, unix.ECONNREFUSED) {
+			return nil, fmt.Errorf("%w: %s: %w", ErrInUse, path, err)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("%w: stale socket: %w", ErrPath, err)
+		}
+		log.Info("stale socket removed", "path", path)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrPath, err)
+	}
+	l.SetUnlinkOnClose(false) // Close removes it under the lock
+	// Between bind and chmod, the check of the peer below keeps others out.
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		os.Remove(path)
+		return nil, fmt.Errorf("%w: %w", ErrPath, err)
+	}
+	return &Listener{UnixListener: l, path: path, log: log, peer: peerUID}, nil
+}
+
+// Listener accepts connections of this process' user and of root only.
+type Listener struct {
+	*net.UnixListener
+	path string
+	log  *slog.Logger
+	peer func(*net.UnixConn) (uint32, error) // peerUID, except in tests
+}
+
+// Accept closes connections of other users and waits for the next.
+func (l *Listener) Accept() (net.Conn, error) { return l.AcceptPeer() }
+
+// AcceptPeer is Accept for callers that need the Unix connection.
+func (l *Listener) AcceptPeer() (*net.UnixConn, error) {
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		uid, err := l.peer(c)
+		if err == nil && (uid == 0 || uid == uint32(os.Geteuid())) {
+			return c, nil
+		}
+		l.log.Warn("connection of another user refused", "socket", l.path, "uid", uid, "error", err)
+		c.Close()
+	}
+}
+
+func peerUID(c *net.UnixConn) (uint32, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var got error
+	if err := raw.Control(func(fd uintptr) {
+		cred, got = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return 0, err
+	}
+	if got != nil {
+		return 0, got
+	}
+	return cred.Uid, nil
+}
