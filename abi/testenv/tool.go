@@ -58,8 +58,9 @@ var (
 	Git = &Tool{Name: "git", Tests: "the files at the top level", Packages: "git", probe: commands("git")}
 	// Clang compiles policies in C.
 	Clang = &Tool{
-		Name: "clang and wasm-ld", Tests: "policies in C, the conformance checks' broken policies", Packages: "clang lld",
-		probe: commands("clang", "wasm-ld"),
+		Name: "clang and wasm-ld", Tests: "policies in C, the conformance checks' broken policies",
+		Packages: "clang lld",
+		probe:    commands("clang", "wasm-ld"),
 	}
 	// Cargo compiles policies in Rust.
 	Cargo = &Tool{
@@ -71,7 +72,8 @@ var (
 	// AssemblyScript compiles policies in AssemblyScript.
 	AssemblyScript = &Tool{
 		Name: "the AssemblyScript compiler", Tests: "policies in AssemblyScript",
-		Other: "`npm ci --prefix abi/as`, with a network (make test does this)", After: NPM, probe: compilerOfAssemblyScript,
+		Other: "`npm ci --prefix abi/as`, with a network (make test does this)", After: NPM,
+		probe: compilerOfAssemblyScript,
 	}
 	// CC links what the race detector needs.
 	CC = &Tool{
@@ -89,7 +91,8 @@ var (
 	// PythonPackages are what the Python client's tests import.
 	PythonPackages = &Tool{
 		Name: "the packages of the Python client's tests", Tests: "the Python client",
-		Other: "`make .venv/installed`, with a network (make test does this)", After: Python, probe: file(".venv", "installed"),
+		Other: "`make .venv/installed`, with a network (make test does this)", After: Python,
+		probe: file(".venv", "installed"),
 	}
 	// Mounts are a mount namespace of one's own, for small and vanishing file systems.
 	Mounts = &Tool{

@@ -72,8 +72,8 @@ func start(t *testing.T, roots []config.Root, modules ...string) (socket string,
 
 const mixed = "../traces/mixed.jsonl.zst"
 
-// All three decide for one host with two roots: chunks are stored, evicted, loaded and compared byte for byte, and what was
-// stored is found again after a restart by the names that spill gave.
+// All three decide for one host with two roots: chunks are stored, evicted, loaded and compared byte for byte, and
+// what was stored is found again after a restart by the names that spill gave.
 func TestStoreRoundTrip(t *testing.T) {
 	modules := []string{policytest.Example(t, "spill"), policytest.Example(t, "aligned")}
 	for _, evict := range []string{"recency", "thrift"} {
@@ -83,19 +83,22 @@ func TestStoreRoundTrip(t *testing.T) {
 			socket, stop := start(t, roots, append(modules, policytest.Example(t, evict))...)
 			play := func(socket string, limit int) *replay.Report {
 				t.Helper()
-				r, err := replay.Run(t.Context(), replay.Options{Trace: mixed, Socket: socket, Shape: shape, Sessions: 2, Limit: limit})
+				r, err := replay.Run(t.Context(), replay.Options{Trace: mixed, Socket: socket, Shape: shape,
+					Sessions: 2, Limit: limit})
 				if err != nil {
 					t.Fatal(err)
 				}
 				if r.MismatchedBytes != 0 || r.FailedLoads != 0 || r.FailedStores != 0 {
-					t.Errorf("%d wrong bytes, %d failed loads, %d failed stores", r.MismatchedBytes, r.FailedLoads, r.FailedStores)
+					t.Errorf("%d wrong bytes, %d failed loads, %d failed stores", r.MismatchedBytes, r.FailedLoads,
+						r.FailedStores)
 				}
 				return r
 			}
 			first := play(socket, 120)
 			names := map[string]bool{}
 			for _, p := range first.Policies {
-				names[p.Module] = (p.Calls > 0 || p.Role == "layout") && p.Faults == 0 // a layout is asked for before the replay begins
+				// A layout is asked for before the replay begins
+				names[p.Module] = (p.Calls > 0 || p.Role == "layout") && p.Faults == 0
 			}
 			if !names[evict] || !names["spill"] || !names["aligned"] {
 				t.Errorf("not all decided, or some failed: %+v", first.Policies)
@@ -105,7 +108,8 @@ func TestStoreRoundTrip(t *testing.T) {
 			}
 			stop()
 			for i, r := range roots {
-				if ranks, err := filepath.Glob(filepath.Join(r.Path, "r[01]", "*", "*", "*.g0")); err != nil || len(ranks) == 0 {
+				if ranks, err := filepath.Glob(filepath.Join(r.Path, "r[01]", "*", "*", "*.g0")); err != nil ||
+					len(ranks) == 0 {
 					t.Errorf("root %d has no files that spill named: %v", i, err)
 				}
 			}
@@ -125,7 +129,8 @@ func miss(t *testing.T, w *sim.Workload, path string, share int) *sim.Result {
 		t.Fatal(err)
 	}
 	defer m.Close(context.Background())
-	r, err := w.Run(t.Context(), m, nil, w.Unique()*share/100, sim.Options{Prefill: sim.DefaultPrefill(), ChunkUnits: 1})
+	r, err := w.Run(t.Context(), m, nil, w.Unique()*share/100, sim.Options{Prefill: sim.DefaultPrefill(),
+		ChunkUnits: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +144,8 @@ func TestMissRatios(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, share := range []int{5, 10} {
-		lru, recency, thrift := miss(t, w, "lru", share), miss(t, w, policytest.Example(t, "recency"), share), miss(t, w, policytest.Example(t, "thrift"), share)
+		lru, recency, thrift := miss(t, w, "lru", share), miss(t, w, policytest.Example(t, "recency"), share),
+			miss(t, w, policytest.Example(t, "thrift"), share)
 		t.Logf("%2d %%: lru %.4f, recency %.4f, thrift %.4f", share, lru.MissRatio, recency.MissRatio, thrift.MissRatio)
 		if recency.MissRatio != lru.MissRatio {
 			t.Errorf("%d %%: recency misses %.6f, lru %.6f", share, recency.MissRatio, lru.MissRatio)
@@ -217,7 +223,8 @@ func TestAlignedBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	g := chunk.Geometry{Blocks: 5, Planes: []chunk.Plane{{Layer: 1, PageBytes: 1001}, {Layer: 0, Part: 1, PageBytes: 700}, {Layer: 0, PageBytes: 3000}}}
+	g := chunk.Geometry{Blocks: 5, Planes: []chunk.Plane{{Layer: 1, PageBytes: 1001},
+		{Layer: 0, Part: 1, PageBytes: 700}, {Layer: 0, PageBytes: 3000}}}
 	plan, err := l.Plan(0, 0, "model=a\n", g)
 	if err != nil {
 		t.Fatal(err)
@@ -229,7 +236,8 @@ func TestAlignedBlocks(t *testing.T) {
 			at = (at + 4095) &^ 4095
 		}
 		if s.Block != block || s.Blocks != 1 || s.Plane != plane || plan.SegmentOffset(i) != at {
-			t.Errorf("segment %d: %+v at %d, want block %d of plane %d at %d", i, s, plan.SegmentOffset(i), block, plane, at)
+			t.Errorf("segment %d: %+v at %d, want block %d of plane %d at %d", i, s, plan.SegmentOffset(i), block,
+				plane, at)
 		}
 		at += int64(s.PageLen)
 	}

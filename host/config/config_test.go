@@ -106,8 +106,9 @@ capacity = "1.5GiB"
 shared = true
 `)
 	l, err := Load(Source{
-		File:  file,
-		Env:   []string{"KVHOST_LOG_LEVEL=debug", "KVHOST_LOG_FORMAT=text", "HOME=/root", "KVHOST_SERVICE_HOST=10.0.0.1"},
+		File: file,
+		Env: []string{"KVHOST_LOG_LEVEL=debug", "KVHOST_LOG_FORMAT=text", "HOME=/root",
+			"KVHOST_SERVICE_HOST=10.0.0.1"},
 		Flags: []Setting{{"log.level", "error"}, {"policy", "a.wasm"}, {"policy", "c.wasm"}},
 	})
 	if err != nil {
@@ -125,7 +126,8 @@ shared = true
 	if !reflect.DeepEqual(c.Policies, wantPolicies) {
 		t.Errorf("policies %+v, want %+v", c.Policies, wantPolicies)
 	}
-	if want := []Root{{Path: "/data/0", Capacity: 3 << 29, Shared: true, Route: RouteAuto}}; !reflect.DeepEqual(c.Roots, want) {
+	if want := []Root{{Path: "/data/0", Capacity: 3 << 29, Shared: true,
+		Route: RouteAuto}}; !reflect.DeepEqual(c.Roots, want) {
 		t.Errorf("roots %+v, want %+v", c.Roots, want)
 	}
 	for path, want := range map[string]string{
@@ -158,15 +160,18 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 	if got := l.Config.Policies; len(got) != 2 || got[0].Module != "lru.wasm" || got[1].Module != "fanout.wasm" {
 		t.Errorf("policies %+v", got)
 	}
-	if want := []Root{{Path: "/c", Capacity: 4096, Route: RouteAuto}, {Path: "/d", Capacity: 10 << 30, Route: RouteAuto}}; !reflect.DeepEqual(l.Config.Roots, want) {
+	if want := []Root{{Path: "/c", Capacity: 4096, Route: RouteAuto},
+		{Path: "/d", Capacity: 10 << 30, Route: RouteAuto}}; !reflect.DeepEqual(l.Config.Roots, want) {
 		t.Errorf("roots %+v, want %+v", l.Config.Roots, want)
 	}
 }
 
 // What is printed reads back as the same configuration, and says where each value comes from.
 func TestPrintReadsBack(t *testing.T) {
-	file := write(t, "[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9, time = \"7ms\"}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n")
-	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_EVICT=background"}, Flags: []Setting{{"session.lease_ttl", "90s"}}})
+	file := write(t,
+		"[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9, time = \"7ms\"}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n")
+	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_EVICT=background"},
+		Flags: []Setting{{"session.lease_ttl", "90s"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,55 +206,96 @@ func TestErrors(t *testing.T) {
 	}{
 		{name: "not TOML", text: "a = \n", is: ErrFile, want: []string{"k.toml:1:"}},
 		{name: "duplicate", text: "socket = 'a'\nsocket = 'b'\n", is: ErrFile, want: []string{"k.toml:2:", "already"}},
-		{name: "unknown key", text: "\n[log]\nlevle = \"info\"\n", is: ErrKey, want: []string{"k.toml:3:", "log.levle", `"level"`}},
-		{name: "unknown section", text: "[logs]\nlevel = 'info'\n", is: ErrKey, want: []string{"k.toml:1:", "[logs]", `"log"`}},
+		{name: "unknown key", text: "\n[log]\nlevle = \"info\"\n", is: ErrKey,
+			want: []string{"k.toml:3:", "log.levle", `"level"`}},
+		{name: "unknown section", text: "[logs]\nlevel = 'info'\n", is: ErrKey,
+			want: []string{"k.toml:1:", "[logs]", `"log"`}},
 		{name: "wrong section", text: "[log]\nlisten = ''\n", is: ErrKey, want: []string{"k.toml:2:", `"http.listen"`}},
 		{name: "top level", text: "sockt = 'a'\n", is: ErrKey, want: []string{`"socket"`}},
-		{name: "ill-typed", text: "[engine]\n# c\nthreads_per_gpu = \"16\"\n", is: ErrValue, want: []string{"k.toml:3:", "engine.threads_per_gpu is text, want whole number"}},
+		{name: "ill-typed", text: "[engine]\n# c\nthreads_per_gpu = \"16\"\n", is: ErrValue,
+			want: []string{"k.toml:3:", "engine.threads_per_gpu is text, want whole number"}},
 		{name: "section as key", text: "log = 1\n", is: ErrValue, want: []string{"k.toml:1:", "want a table [log]"}},
-		{name: "bad choice", text: "[store]\nevict = \"on_demand\"\n", is: ErrValue, want: []string{"k.toml:2:", `did you mean "on-demand"`}},
-		{name: "bad size", text: "[engine]\nslot_bytes = \"4MB?\"\n", is: ErrValue, want: []string{"k.toml:2:", "64KiB"}},
+		{name: "bad choice", text: "[store]\nevict = \"on_demand\"\n", is: ErrValue,
+			want: []string{"k.toml:2:", `did you mean "on-demand"`}},
+		{name: "bad size", text: "[engine]\nslot_bytes = \"4MB?\"\n", is: ErrValue,
+			want: []string{"k.toml:2:", "64KiB"}},
 		{name: "small size", text: "[engine]\nslot_bytes = 65536\n", is: ErrValue, want: []string{"at least 1MiB"}},
-		{name: "bad duration", text: "[session]\nlease_ttl = 30\n", is: ErrValue, want: []string{"k.toml:2:", `text such as "30s"`}},
+		{name: "bad duration", text: "[session]\nlease_ttl = 30\n", is: ErrValue,
+			want: []string{"k.toml:2:", `text such as "30s"`}},
 		{name: "bad ratio", text: "[store]\nhigh_watermark = 1.5\n", is: ErrValue, want: []string{"0 to 1"}},
 		{name: "policy key", text: "[[policy]]\nmodul = 'a'\n", is: ErrKey, want: []string{"k.toml:2:", `"module"`}},
 		{name: "policy table", text: "[policy]\nmodule = 'a'\n", is: ErrValue, want: []string{"[[policy]]"}},
-		{name: "policy role", text: "[[policy]]\nmodule='a'\n\n[[policy]]\nmodule = 'b'\nroles = ['evct']\n", is: ErrValue, want: []string{"k.toml:6:", `"evict"`}},
-		{name: "role twice", text: "[[policy]]\nmodule='a'\nroles=['evict']\n[[policy]]\nmodule = 'b'\nroles = ['evict']\n", is: ErrValue, want: []string{"taken by a"}},
+		{name: "policy role", text: "[[policy]]\nmodule='a'\n\n[[policy]]\nmodule = 'b'\nroles = ['evct']\n",
+			is: ErrValue, want: []string{"k.toml:6:", `"evict"`}},
+		{name: "role twice",
+			text: "[[policy]]\nmodule='a'\nroles=['evict']\n[[policy]]\nmodule = 'b'\nroles = ['evict']\n",
+			is:   ErrValue, want: []string{"taken by a"}},
 		{name: "grant", text: "[[policy]]\nmodule='a'\ngrants=['clok']\n", is: ErrValue, want: []string{`"clock"`}},
-		{name: "policy key", text: "[[policy]]\nmodule='a'\npublic_key='minisign.pub'\n", is: ErrValue, want: []string{"k.toml:3:", "minisign"}},
-		{name: "policy digest", text: "[[policy]]\nmodule='a'\nsha256='abc'\n", is: ErrValue, want: []string{"k.toml:3:", "SHA-256"}},
-		{name: "policy fault", text: "[[policy]]\nmodule='a'\non_fault='stopp'\n", is: ErrValue, want: []string{`"stop"`}},
-		{name: "policy memory", text: "[[policy]]\nmodule='a'\nmemory_pages=65537\n", is: ErrValue, want: []string{"at most 65536"}},
-		{name: "policy fuel", text: "[[policy]]\nmodule='a'\nfuel=5\n", is: ErrValue, want: []string{"k.toml:3:", "{call"}},
+		{name: "policy key", text: "[[policy]]\nmodule='a'\npublic_key='minisign.pub'\n", is: ErrValue,
+			want: []string{"k.toml:3:", "minisign"}},
+		{name: "policy digest", text: "[[policy]]\nmodule='a'\nsha256='abc'\n", is: ErrValue,
+			want: []string{"k.toml:3:", "SHA-256"}},
+		{name: "policy fault", text: "[[policy]]\nmodule='a'\non_fault='stopp'\n", is: ErrValue,
+			want: []string{`"stop"`}},
+		{name: "policy memory", text: "[[policy]]\nmodule='a'\nmemory_pages=65537\n", is: ErrValue,
+			want: []string{"at most 65536"}},
+		{name: "policy fuel", text: "[[policy]]\nmodule='a'\nfuel=5\n", is: ErrValue,
+			want: []string{"k.toml:3:", "{call"}},
 		{name: "policy fuel key", text: "[[policy]]\nmodule='a'\nfuel={cal=5}\n", is: ErrKey, want: []string{`"call"`}},
-		{name: "policy time", text: "[[policy]]\nmodule='a'\nfuel={time=\"soon\"}\n", is: ErrValue, want: []string{"policy.fuel.time", "3ms"}},
-		{name: "policy time below nothing", text: "[[policy]]\nmodule='a'\nfuel={time=\"-1s\"}\n", is: ErrValue, want: []string{"0s or more"}},
-		{name: "policy fuel below nothing", text: "[[policy]]\nmodule='a'\nfuel={call=-5}\n", is: ErrValue, want: []string{"0 or more"}},
-		{name: "policy setting", text: "[[policy]]\nmodule='a'\n[policy.config]\nx = [1]\n", is: ErrValue, want: []string{"k.toml:4:", "policy.config.x"}},
-		{name: "root key", text: "[[root]]\npath='a'\ncapactiy = 1\n", is: ErrKey, want: []string{"k.toml:3:", `"capacity"`}},
-		{name: "unknown route", text: "[[root]]\npath = \"x\"\nroute = \"fast\"\n", is: ErrValue, want: []string{"root[0].route", "auto, direct, staged"}},
-		{name: "direct without cuFile", text: "[gds]\nuse_cufile = false\n[[root]]\npath = \"x\"\nroute = \"direct\"\n", is: ErrValue, want: []string{"root[0].route", "gds.use_cufile"}},
-		{name: "root without path", text: "[[root]]\ncapacity = 1\n", is: ErrValue, want: []string{"k.toml:1:", "root[0].path"}},
-		{name: "root twice", text: "[[root]]\npath='a'\n[[root]]\npath='./a'\n", is: ErrValue, want: []string{"k.toml:4:", "twice"}},
-		{name: "min_free", text: "[[root]]\npath='a'\nmin_free = \"101%\"\n", is: ErrValue, want: []string{"k.toml:3:", "percentage"}},
-		{name: "all free", text: "[[root]]\npath='a'\nmin_free = \"100%\"\n", is: ErrValue, want: []string{"root[0].min_free", "below 100%"}},
-		{name: "daily_writes in percent", text: "[[root]]\npath='a'\ndaily_writes = \"5%\"\n", is: ErrValue, want: []string{"k.toml:3:", "want bytes"}},
-		{name: "tenant key", text: "[[tenant]]\nid = 7\nqouta = \"5%\"\n", is: ErrKey, want: []string{"k.toml:3:", `"quota"`}},
-		{name: "tenant id", text: "[[tenant]]\nid = \"9-3\"\nquota = \"5%\"\n", is: ErrValue, want: []string{"k.toml:2:", "9-3"}},
-		{name: "tenant without quota", text: "[[tenant]]\nid = 7\n", is: ErrValue, want: []string{"k.toml:1:", "tenant[0].quota"}},
-		{name: "tenant twice", text: "[[tenant]]\nid = \"*\"\nquota = 9\n[[tenant]]\nid = 3\nquota = 9\n", is: ErrValue, want: []string{"tenant[1].id", "before it"}},
-		{name: "expiry without end", text: "[[expiry]]\nmodel = \"a/*\"\n", is: ErrValue, want: []string{"k.toml:1:", "expiry[0].ttl"}},
-		{name: "expiry pattern", text: "[[expiry]]\nmodel = \"a[\"\nttl = \"1h\"\n", is: ErrValue, want: []string{"expiry[0].model"}},
-		{name: "expiry key", text: "[[expiry]]\nmodle = \"a\"\nttl = \"1h\"\n", is: ErrKey, want: []string{"k.toml:2:", `"model"`}},
+		{name: "policy time", text: "[[policy]]\nmodule='a'\nfuel={time=\"soon\"}\n", is: ErrValue,
+			want: []string{"policy.fuel.time", "3ms"}},
+		{name: "policy time below nothing", text: "[[policy]]\nmodule='a'\nfuel={time=\"-1s\"}\n", is: ErrValue,
+			want: []string{"0s or more"}},
+		{name: "policy fuel below nothing", text: "[[policy]]\nmodule='a'\nfuel={call=-5}\n", is: ErrValue,
+			want: []string{"0 or more"}},
+		{name: "policy setting", text: "[[policy]]\nmodule='a'\n[policy.config]\nx = [1]\n", is: ErrValue,
+			want: []string{"k.toml:4:", "policy.config.x"}},
+		{name: "root key", text: "[[root]]\npath='a'\ncapactiy = 1\n", is: ErrKey,
+			want: []string{"k.toml:3:", `"capacity"`}},
+		{name: "unknown route", text: "[[root]]\npath = \"x\"\nroute = \"fast\"\n", is: ErrValue,
+			want: []string{"root[0].route", "auto, direct, staged"}},
+		{name: "direct without cuFile",
+			text: "[gds]\nuse_cufile = false\n[[root]]\npath = \"x\"\nroute = \"direct\"\n", is: ErrValue,
+			want: []string{"root[0].route", "gds.use_cufile"}},
+		{name: "root without path", text: "[[root]]\ncapacity = 1\n", is: ErrValue,
+			want: []string{"k.toml:1:", "root[0].path"}},
+		{name: "root twice", text: "[[root]]\npath='a'\n[[root]]\npath='./a'\n", is: ErrValue,
+			want: []string{"k.toml:4:", "twice"}},
+		{name: "min_free", text: "[[root]]\npath='a'\nmin_free = \"101%\"\n", is: ErrValue,
+			want: []string{"k.toml:3:", "percentage"}},
+		{name: "all free", text: "[[root]]\npath='a'\nmin_free = \"100%\"\n", is: ErrValue,
+			want: []string{"root[0].min_free", "below 100%"}},
+		{name: "daily_writes in percent", text: "[[root]]\npath='a'\ndaily_writes = \"5%\"\n", is: ErrValue,
+			want: []string{"k.toml:3:", "want bytes"}},
+		{name: "tenant key", text: "[[tenant]]\nid = 7\nqouta = \"5%\"\n", is: ErrKey,
+			want: []string{"k.toml:3:", `"quota"`}},
+		{name: "tenant id", text: "[[tenant]]\nid = \"9-3\"\nquota = \"5%\"\n", is: ErrValue,
+			want: []string{"k.toml:2:", "9-3"}},
+		{name: "tenant without quota", text: "[[tenant]]\nid = 7\n", is: ErrValue,
+			want: []string{"k.toml:1:", "tenant[0].quota"}},
+		{name: "tenant twice", text: "[[tenant]]\nid = \"*\"\nquota = 9\n[[tenant]]\nid = 3\nquota = 9\n",
+			is: ErrValue, want: []string{"tenant[1].id", "before it"}},
+		{name: "expiry without end", text: "[[expiry]]\nmodel = \"a/*\"\n", is: ErrValue,
+			want: []string{"k.toml:1:", "expiry[0].ttl"}},
+		{name: "expiry pattern", text: "[[expiry]]\nmodel = \"a[\"\nttl = \"1h\"\n", is: ErrValue,
+			want: []string{"expiry[0].model"}},
+		{name: "expiry key", text: "[[expiry]]\nmodle = \"a\"\nttl = \"1h\"\n", is: ErrKey,
+			want: []string{"k.toml:2:", `"model"`}},
 		{name: "no roots", text: "root = []\n", is: ErrValue, want: []string{"no roots"}},
-		{name: "not loopback", text: "[http]\nlisten = '0.0.0.0:80'\n", is: ErrValue, want: []string{"k.toml:2:", "loopback"}},
-		{name: "watermarks", text: "[store]\nlow_watermark = 0.99\n", is: ErrValue, want: []string{"k.toml:2:", "store.high_watermark"}},
-		{name: "all of them", text: "[log]\nlevel = 'x'\nformt = 'y'\n", is: ErrKey, want: []string{"k.toml:2:", "k.toml:3:"}},
-		{name: "environment", env: []string{"KVHOST_ENGINE_DIRECT_IO=maybe"}, is: ErrValue, want: []string{"KVHOST_ENGINE_DIRECT_IO", "true or false"}},
-		{name: "flag", flags: []Setting{{"store.durability", "strct"}}, is: ErrValue, want: []string{"--store-durability", `"strict"`}},
-		{name: "flag cross-check", flags: []Setting{{"socket", strings.Repeat("x", 200)}}, is: ErrValue, want: []string{"--socket", "at most 104"}},
-		{name: "root flag", flags: []Setting{{"root", "/a=lots"}}, is: ErrValue, want: []string{"--root", "lots", "100GiB"}},
+		{name: "not loopback", text: "[http]\nlisten = '0.0.0.0:80'\n", is: ErrValue,
+			want: []string{"k.toml:2:", "loopback"}},
+		{name: "watermarks", text: "[store]\nlow_watermark = 0.99\n", is: ErrValue,
+			want: []string{"k.toml:2:", "store.high_watermark"}},
+		{name: "all of them", text: "[log]\nlevel = 'x'\nformt = 'y'\n", is: ErrKey,
+			want: []string{"k.toml:2:", "k.toml:3:"}},
+		{name: "environment", env: []string{"KVHOST_ENGINE_DIRECT_IO=maybe"}, is: ErrValue,
+			want: []string{"KVHOST_ENGINE_DIRECT_IO", "true or false"}},
+		{name: "flag", flags: []Setting{{"store.durability", "strct"}}, is: ErrValue,
+			want: []string{"--store-durability", `"strict"`}},
+		{name: "flag cross-check", flags: []Setting{{"socket", strings.Repeat("x", 200)}}, is: ErrValue,
+			want: []string{"--socket", "at most 104"}},
+		{name: "root flag", flags: []Setting{{"root", "/a=lots"}}, is: ErrValue,
+			want: []string{"--root", "lots", "100GiB"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := Load(Source{File: write(t, test.text), Env: test.env, Flags: test.flags})
@@ -270,13 +316,15 @@ func TestErrors(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	for text, want := range map[string]int64{
-		"0": 0, "4096": 4096, "64KiB": 65536, "1.5 GiB": 3 << 29, "2GB": 2e9, "10 B": 10, " 7 ": 7, "100GiB": 100 << 30, "9223372036854775807": 1<<63 - 1,
+		"0": 0, "4096": 4096, "64KiB": 65536, "1.5 GiB": 3 << 29, "2GB": 2e9, "10 B": 10, " 7 ": 7,
+		"100GiB": 100 << 30, "9223372036854775807": 1<<63 - 1,
 	} {
 		if got, err := ParseSize(text); err != nil || got != want {
 			t.Errorf("ParseSize(%q) = %d, %v; want %d", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "-1", "x", "1.5", "KiB", "1e3", "0x10", "9223372036854775808", "9000PiB", "nanGiB", "infGB", "1 2KiB"} {
+	for _, text := range []string{"", "-1", "x", "1.5", "KiB", "1e3", "0x10", "9223372036854775808", "9000PiB",
+		"nanGiB", "infGB", "1 2KiB"} {
 		if got, err := ParseSize(text); !errors.Is(err, ErrValue) {
 			t.Errorf("ParseSize(%q) = %d, %v; want an error", text, got, err)
 		}
@@ -292,7 +340,8 @@ func TestDistance(t *testing.T) {
 	for _, test := range []struct {
 		a, b string
 		want int
-	}{{"", "", 0}, {"level", "level", 0}, {"levle", "level", 1}, {"lvl", "level", 2}, {"", "abc", 3}, {"socket", "root", 4}} {
+	}{{"", "", 0}, {"level", "level", 0}, {"levle", "level", 1}, {"lvl", "level", 2}, {"", "abc", 3},
+		{"socket", "root", 4}} {
 		if got := distance(test.a, test.b); got != test.want {
 			t.Errorf("distance(%q, %q) = %d, want %d", test.a, test.b, got, test.want)
 		}
@@ -333,7 +382,8 @@ module = 2
 	want := map[string]int{
 		"socket": 1, "log": 2, "log.level": 3, "log.quoted": 4, "log.quoted.key.2": 4,
 		"policy": 7, "policy[0]": 7, "policy[0].module": 8, "policy[0].roles": 10, "policy[0].fuel": 14,
-		"policy[0].config": 15, "policy[0].config.a": 16, "policy[0].config.a.b": 16, "policy[1]": 17, "policy[1].module": 18,
+		"policy[0].config": 15, "policy[0].config.a": 16, "policy[0].config.a.b": 16, "policy[1]": 17,
+		"policy[1].module": 18,
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
@@ -346,7 +396,8 @@ func FuzzFile(f *testing.F) {
 		f.Fatal(err)
 	}
 	for _, seed := range []string{
-		example.String(), "[[policy]]\nmodule='a'\n[policy.config]\nx={y=1}\n", "a=[[[", "[a.b]\nc=\"\"\"x\\\"\"\"\"\"\n", "x={a=1,b=[{c=2}]}",
+		example.String(), "[[policy]]\nmodule='a'\n[policy.config]\nx={y=1}\n", "a=[[[",
+		"[a.b]\nc=\"\"\"x\\\"\"\"\"\"\n", "x={a=1,b=[{c=2}]}",
 		"'q.k'.\"d\"=1", "[[root]]\npath='''x'''\ncapacity='1GiB'",
 	} {
 		f.Add(seed)

@@ -115,8 +115,8 @@ func (r *fileReader) scalar(path string, value any) {
 	r.into.Origins[path] = Origin{From: FromFile, Where: r.origin(path)}
 }
 
-// unknown is the error for a key that does not exist. It suggests the same name in another section, a similar one in the same
-// section, or any similar one; for a table, a similar section.
+// unknown is the error for a key that does not exist. It suggests the same name in another section, a similar one in
+// the same section, or any similar one; for a table, a similar section.
 func unknown(path string, value any) error {
 	if _, table := value.(map[string]any); table && !strings.Contains(path, ".") {
 		return fmt.Errorf("%w: [%s]%s", ErrKey, path, suggest(path, append(sections(), arrays...)))
@@ -264,7 +264,8 @@ func (p *Policy) set(key string, value any) error {
 func (f *Fuel) set(value any) error {
 	table, ok := value.(map[string]any)
 	if !ok {
-		return fmt.Errorf("%w: policy.fuel is %s, want a table such as {call = 500000, record = 2000}", ErrValue, typeName(value))
+		return fmt.Errorf("%w: policy.fuel is %s, want a table such as {call = 500000, record = 2000}", ErrValue,
+			typeName(value))
 	}
 	for _, key := range sorted(table) {
 		var err error
@@ -312,7 +313,8 @@ func (r *Root) set(key string, value any) error {
 	return err
 }
 
-// settings reads a table of arbitrary keys, such as a policy's own: nested names are joined by dots. Errors call the table what.
+// settings reads a table of arbitrary keys, such as a policy's own: nested names are joined by dots. Errors call the
+// table what.
 func (r *fileReader) settings(what, path string, value any) map[string]string {
 	table, ok := value.(map[string]any)
 	if !ok {
@@ -344,7 +346,8 @@ func (r *fileReader) flatten(dst map[string]string, what, at, prefix string, tab
 			r.flatten(dst, what, at, name, v)
 			continue
 		default:
-			r.fail(at, fmt.Errorf("%w: %s.%s is %s, want text, a number, true or false", ErrValue, what, name, typeName(v)))
+			r.fail(at, fmt.Errorf("%w: %s.%s is %s, want text, a number, true or false", ErrValue, what, name,
+				typeName(v)))
 			continue
 		}
 		if _, twice := dst[name]; twice {

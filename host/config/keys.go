@@ -58,18 +58,21 @@ var keys = []*Key{
 			"$XDG_CACHE_HOME/kvhost, or ~/.cache/kvhost. Empty: off.",
 		field: func(c *Config) any { return &c.PolicyCache }},
 
-	{Section: "log", Name: "level", Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError}, Default: LevelInfo,
-		Help:  "Least severe level to log. SIGUSR2 switches a running host between debug and this level.",
-		field: func(c *Config) any { return &c.Log.Level }},
-	{Section: "log", Name: "format", Kind: Choice, Choices: []string{FormatAuto, FormatText, FormatJSON}, Default: FormatAuto,
-		Help:  "Format of log lines. auto: text on a terminal, JSON otherwise.",
-		field: func(c *Config) any { return &c.Log.Format }},
+	{Section: "log", Name: "level", Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError},
+		Default: LevelInfo,
+		Help:    "Least severe level to log. SIGUSR2 switches a running host between debug and this level.",
+		field:   func(c *Config) any { return &c.Log.Level }},
+	{Section: "log", Name: "format", Kind: Choice, Choices: []string{FormatAuto, FormatText, FormatJSON},
+		Default: FormatAuto,
+		Help:    "Format of log lines. auto: text on a terminal, JSON otherwise.",
+		field:   func(c *Config) any { return &c.Log.Format }},
 
 	{Section: "http", Name: "listen", Kind: Text, Default: "127.0.0.1:9476", Unit: "host:port",
 		Help:  "Loopback address of /healthz and /metrics, which are read-only. Empty: off.",
 		field: func(c *Config) any { return &c.HTTP.Listen }},
 
-	{Section: "store", Name: "evict", Kind: Choice, Choices: []string{EvictOnDemand, EvictBackground}, Default: EvictOnDemand,
+	{Section: "store", Name: "evict", Kind: Choice, Choices: []string{EvictOnDemand, EvictBackground},
+		Default: EvictOnDemand,
 		Help: "When to evict. on-demand: when a store needs space, and no more than it needs. background: from " +
 			"high_watermark down to low_watermark.",
 		field: func(c *Config) any { return &c.Store.Evict }},
@@ -79,7 +82,8 @@ var keys = []*Key{
 	{Section: "store", Name: "low_watermark", Kind: Ratio, Default: "0.9", Unit: "of a root's capacity",
 		Help:  "Fill level at which background eviction stops.",
 		field: func(c *Config) any { return &c.Store.LowWatermark }},
-	{Section: "store", Name: "durability", Kind: Choice, Choices: []string{DurabilityNone, DurabilityBatch, DurabilityStrict}, Default: DurabilityNone,
+	{Section: "store", Name: "durability", Kind: Choice, Choices: []string{DurabilityNone, DurabilityBatch,
+		DurabilityStrict}, Default: DurabilityNone,
 		Help: "What a publication waits for. none: nothing; a crash can lose chunks, but wrong ones are never " +
 			"served. batch: a sync that many publications share. strict: a sync of its own.",
 		field: func(c *Config) any { return &c.Store.Durability }},
@@ -102,8 +106,9 @@ var keys = []*Key{
 		Help:  "Seed of randomised policies. The same seed and requests give the same decisions.",
 		field: func(c *Config) any { return &c.Store.Seed }},
 
-	// On an H200 with 16 cores, 24 and 32 workers moved up to a twentieth more to and from tmpfs and no more through the page
-	// cache, took a tenth more of the processor, and let the first layer of a load wait half as long again (gds/BENCHMARKS.md).
+	// On an H200 with 16 cores, 24 and 32 workers moved up to a twentieth more to and from tmpfs and no more through
+	// the page cache, took a tenth more of the processor, and let the first layer of a load wait half as long again
+	// (gds/BENCHMARKS.md).
 	{Section: "engine", Name: "threads_per_gpu", Kind: Count, Default: "16", Unit: "threads", Min: 1, Max: 1024,
 		Help:  "Workers per GPU, or for all host memory together, that copy and do file I/O. About one per CPU.",
 		field: func(c *Config) any { return &c.Engine.ThreadsPerGPU }},
@@ -170,7 +175,8 @@ var keys = []*Key{
 
 // Keys of the array tables, for errors and the example file.
 var (
-	policyKeys = []string{"name", "module", "namespaces", "shadow", "capacity", "roles", "grants", "sha256", "public_key", "on_fault", "memory_pages", "fuel", "config"}
+	policyKeys = []string{"name", "module", "namespaces", "shadow", "capacity", "roles", "grants", "sha256",
+		"public_key", "on_fault", "memory_pages", "fuel", "config"}
 	rootKeys   = []string{"path", "capacity", "evict", "shared", "route", "min_free", "daily_writes"}
 	tenantKeys = []string{"id", "quota"}
 	expiryKeys = []string{"model", "ttl"}

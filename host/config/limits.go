@@ -45,7 +45,8 @@ func asAmount(path string, value any) (Amount, error) {
 	case string:
 		return ParseAmount(v)
 	}
-	return Amount{}, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\" or \"5%%\"", ErrValue, path, typeName(value))
+	return Amount{}, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\" or \"5%%\"", ErrValue, path,
+		typeName(value))
 }
 
 // Tenant is the quota of some tenants, each for itself.
@@ -68,7 +69,8 @@ func parseTenants(text string) (first, last uint32, err error) {
 		b, err = strconv.ParseUint(to, 10, 32)
 	}
 	if err != nil || b < a {
-		return 0, 0, fmt.Errorf("%w: tenant.id %q: want a number such as \"7\", a range such as \"3-9\", or \"*\"", ErrValue, text)
+		return 0, 0, fmt.Errorf("%w: tenant.id %q: want a number such as \"7\", a range such as \"3-9\", or \"*\"",
+			ErrValue, text)
 	}
 	return uint32(a), uint32(b), nil
 }
@@ -131,7 +133,10 @@ func (c *Config) validateLimits(bad func(path, format string, args ...any)) {
 		if t.Quota.zero() || t.Quota.Bytes < 0 {
 			bad(at+".quota", "tenants %s have none: want bytes, or a part of each root such as \"20%%\"", t.ID())
 		}
-		if j := slices.IndexFunc(c.Tenants[:i], func(o Tenant) bool { return o.First <= t.First && t.Last <= o.Last }); j >= 0 {
+		if j := slices.IndexFunc(c.Tenants[:i], func(o Tenant) bool {
+			return o.First <= t.First &&
+				t.Last <= o.Last
+		}); j >= 0 {
 			bad(at+".id", "%s has its quota from the entry of %s before it", t.ID(), c.Tenants[j].ID())
 		}
 	}

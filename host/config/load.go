@@ -106,7 +106,8 @@ func (l *Loaded) applyEnv(environ []string) error {
 				}
 			}
 		case k == nil:
-			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name, suggest(name, sorted(byEnv))))
+			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name,
+				suggest(name, sorted(byEnv))))
 		default:
 			if err = k.set(&l.Config, value); err == nil {
 				l.Origins[k.Path()] = origin

@@ -13,7 +13,8 @@ const pinsPath = "session.pins"
 
 // pinFields are the fields of a namespace's text, besides group.NUMBER and extra.NAME.
 var pinFields = []string{
-	"model", "revision", "dtype", "engine", "hash_algorithm", "hash_seed", "key_bytes", "tokens_per_block", "tensor_parallel",
+	"model", "revision", "dtype", "engine", "hash_algorithm", "hash_seed", "key_bytes", "tokens_per_block",
+	"tensor_parallel",
 	"pipeline_stages", "context_parallel", "replicated",
 }
 

@@ -9,12 +9,14 @@ import (
 )
 
 func TestPins(t *testing.T) {
-	file := write(t, "[session]\nmax_keys = 8\n[session.pins]\ndtype = \"bf16\"\ntensor_parallel = 8\nreplicated = true\n\"group.0\" = \"prefix x\"\n[session.pins.extra]\nlora = \"a # b\"\n")
+	file := write(t,
+		"[session]\nmax_keys = 8\n[session.pins]\ndtype = \"bf16\"\ntensor_parallel = 8\nreplicated = true\n\"group.0\" = \"prefix x\"\n[session.pins.extra]\nlora = \"a # b\"\n")
 	l, err := Load(Source{File: file})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"dtype": "bf16", "tensor_parallel": "8", "replicated": "true", "group.0": "prefix x", "extra.lora": "a # b"}
+	want := map[string]string{"dtype": "bf16", "tensor_parallel": "8", "replicated": "true", "group.0": "prefix x",
+		"extra.lora": "a # b"}
 	if got := l.Config.Session.Pins; !reflect.DeepEqual(got, want) {
 		t.Fatalf("pins %q, want %q", got, want)
 	}

@@ -69,11 +69,13 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 				bad(at+".roles", "unknown role %q (evict, admit, place, layout)%s", role, suggest(role, roleNames()))
 				continue
 			}
-			if evict := role == abi.RoleEvict.String(); p.Shadow || evict && c.EvictsByName(i) || !evict && len(p.Namespaces) > 0 {
+			if evict := role == abi.RoleEvict.String(); p.Shadow || evict && c.EvictsByName(i) || !evict &&
+				len(p.Namespaces) > 0 {
 				continue
 			}
 			if other, ok := rest[role]; ok {
-				bad(at+".roles", "role %s is taken by %s already; bind one of them (namespaces = [...], or evict = \"...\" of a root)", role, other)
+				bad(at+".roles",
+					"role %s is taken by %s already; bind one of them (namespaces = [...], or evict = \"...\" of a root)", role, other)
 			}
 			rest[role] = p.Module
 		}

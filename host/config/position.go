@@ -5,9 +5,10 @@ import (
 	"strings"
 )
 
-// positions maps each key of a TOML text to its line: "section.name" for keys and tables, "root[1].path" within arrays of
-// tables. What is nested in a value has the line of the value's key. The text was parsed before; on one that is not TOML the
-// answer is incomplete. (The TOML library gives the lines of what it refuses, but not of what it accepts.)
+// positions maps each key of a TOML text to its line: "section.name" for keys and tables, "root[1].path" within
+// arrays of tables. What is nested in a value has the line of the value's key. The text was parsed before; on one
+// that is not TOML the answer is incomplete. (The TOML library gives the lines of what it refuses, but not of what it
+// accepts.)
 func positions(text string) map[string]int {
 	s := scanner{lines: map[string]int{}, last: map[string]int{}}
 	for line := range strings.Lines(text) {

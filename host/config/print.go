@@ -44,7 +44,8 @@ func (l *Loaded) Print(w io.Writer) error {
 		if p.OnFault != "" {
 			fmt.Fprintf(b, "on_fault = %s\n", quote(p.OnFault))
 		}
-		fmt.Fprintf(b, "memory_pages = %d\nfuel = {call = %d, record = %d, time = %q}\n", p.MemoryPages, p.Fuel.Call, p.Fuel.Record, p.Fuel.Time)
+		fmt.Fprintf(b, "memory_pages = %d\nfuel = {call = %d, record = %d, time = %q}\n", p.MemoryPages, p.Fuel.Call,
+			p.Fuel.Record, p.Fuel.Time)
 		if len(p.Config) > 0 {
 			fmt.Fprintf(b, "[policy.config]\n")
 			for _, key := range sorted(p.Config) {
@@ -54,17 +55,20 @@ func (l *Loaded) Print(w io.Writer) error {
 	}
 	for i, r := range l.Config.Roots {
 		fmt.Fprintf(b, "\n[[root]] # %s\n", l.Origins["root["+strconv.Itoa(i)+"]"])
-		fmt.Fprintf(b, "path = %s\ncapacity = %s\nshared = %t\nroute = %s\n", quote(r.Path), sizeTOML(r.Capacity), r.Shared, quote(r.Route))
+		fmt.Fprintf(b, "path = %s\ncapacity = %s\nshared = %t\nroute = %s\n", quote(r.Path), sizeTOML(r.Capacity),
+			r.Shared, quote(r.Route))
 		if r.Evict != "" {
 			fmt.Fprintf(b, "evict = %s\n", quote(r.Evict))
 		}
 		fmt.Fprintf(b, "min_free = %s\ndaily_writes = %s\n", quote(r.MinFree.String()), sizeTOML(r.DailyWrites))
 	}
 	for i, t := range l.Config.Tenants {
-		fmt.Fprintf(b, "\n[[tenant]] # %s\nid = %s\nquota = %s\n", l.Origins["tenant["+strconv.Itoa(i)+"]"], quote(t.ID()), quote(t.Quota.String()))
+		fmt.Fprintf(b, "\n[[tenant]] # %s\nid = %s\nquota = %s\n", l.Origins["tenant["+strconv.Itoa(i)+"]"],
+			quote(t.ID()), quote(t.Quota.String()))
 	}
 	for i, e := range l.Config.Expiries {
-		fmt.Fprintf(b, "\n[[expiry]] # %s\nmodel = %s\nttl = %s\n", l.Origins["expiry["+strconv.Itoa(i)+"]"], quote(e.Model), quote(e.TTL.String()))
+		fmt.Fprintf(b, "\n[[expiry]] # %s\nmodel = %s\nttl = %s\n", l.Origins["expiry["+strconv.Itoa(i)+"]"],
+			quote(e.Model), quote(e.TTL.String()))
 	}
 	return b.Flush()
 }

@@ -113,7 +113,8 @@ func (p *Policy) validate(at string, bad func(path, format string, args ...any))
 	}
 	if p.PublicKey != "" {
 		if b, err := base64.StdEncoding.DecodeString(p.PublicKey); err != nil || len(b) != publicKeyBytes {
-			bad(at+".public_key", "%q is not a public key of minisign: want its line of base64, not the comment nor a path", p.PublicKey)
+			bad(at+".public_key",
+				"%q is not a public key of minisign: want its line of base64, not the comment nor a path", p.PublicKey)
 		}
 	}
 	if choices := []string{OnFaultBuiltin, OnFaultStop}; p.OnFault != "" && !slices.Contains(choices, p.OnFault) {

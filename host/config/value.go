@@ -156,7 +156,8 @@ func ParseSize(text string) (int64, error) {
 	}
 	f, err := strconv.ParseFloat(number, 64)
 	if err != nil || unit == 1 || strings.ContainsAny(number, "xXpPnN_") {
-		return 0, fmt.Errorf("%w: size %q: want bytes, or a number with a unit such as 64KiB, 100GiB or 2TB", ErrValue, text)
+		return 0, fmt.Errorf("%w: size %q: want bytes, or a number with a unit such as 64KiB, 100GiB or 2TB", ErrValue,
+			text)
 	}
 	f *= float64(unit)
 	if !(f >= 0 && f < math.MaxInt64) {

@@ -1,9 +1,9 @@
-// Package doctor says, before a host is started, which path its bytes will take on this machine, and why.
+// Package doctor reports, before a host starts, which route its bytes will take on this machine, and why.
 //
-// The one idea: finding out and judging are apart. [Probe] tries things and writes down what it saw ([Facts]); nothing is
-// taken from configuration that can be tried, so a root's direct I/O is written and read back, and cuFile is asked to take a
-// file of it. [Judge] is a pure function from what is wanted and what was seen to a [Report]: a verdict for each pair of GPU
-// and root, and findings, each with its fix in one line. [Report.Write] prints it.
+// Probing and judging are separate. [Probe] tries things and records what it saw ([Facts]). It trusts nothing that it
+// can try: it writes a root's file with direct I/O and reads it back, and registers the file with cuFile. [Judge] is
+// a pure function from the configuration's wishes and the facts to a [Report]: a verdict for each pair of GPU and
+// root, and findings, each with its fix in one line. [Report.Write] prints it.
 //
-// Probing leaves nothing behind: files of its own are removed, and a root that is missing is not made.
+// Probing leaves nothing behind: it removes its files and does not create a missing root.
 package doctor

@@ -3,8 +3,8 @@ package doctor
 import "errors"
 
 var (
-	// ErrBytes says that a file did not give back what was written to it.
-	ErrBytes = errors.New("doctor: other bytes came back than were written")
-	// ErrProblems says that something configured cannot work; the report names it.
-	ErrProblems = errors.New("doctor: something configured cannot work")
+	// ErrBytes: a file did not return the bytes that were written to it.
+	ErrBytes = errors.New("doctor: the bytes read are not the bytes written")
+	// ErrProblems: something configured cannot work; the report names it.
+	ErrProblems = errors.New("the configuration cannot work on this machine: see the problems above")
 )

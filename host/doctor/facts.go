@@ -8,18 +8,18 @@ type Wanted struct {
 	DirectIO     bool         `json:"direct_io"`
 	CUDA         bool         `json:"cuda"`
 	CuFile       bool         `json:"cufile"`       // libcufile may be loaded, for the direct route
-	DeviceBytes  int64        `json:"device_bytes"` // memory of its own on each GPU, besides the context
+	DeviceBytes  int64        `json:"device_bytes"` // memory that the host allocates on each GPU, besides the context
 }
 
 // WantedRoot is a configured root.
 type WantedRoot struct {
 	Path     string `json:"path"`
 	Capacity int64  `json:"capacity"`
-	Route    string `json:"route"` // RouteStaged or RouteDirect where it is not to be chosen
+	Route    string `json:"route"` // RouteStaged or RouteDirect; empty: the host chooses
 	Shared   bool   `json:"shared,omitempty"`
 }
 
-// Facts are what a probe saw.
+// Facts are what a probe found.
 type Facts struct {
 	Machine Machine     `json:"machine"`
 	Driver  Driver      `json:"driver"`
@@ -29,7 +29,7 @@ type Facts struct {
 	Socket  SocketFacts `json:"socket"`
 }
 
-// Machine is what holds for all of it.
+// Machine is the machine as a whole.
 type Machine struct {
 	Kernel      string `json:"kernel"`
 	Arch        string `json:"arch"`
@@ -69,7 +69,7 @@ type Driver struct {
 // CuFile is libcufile.
 type CuFile struct {
 	Version int    `json:"version"` // 1000*major + 10*minor; 0 without
-	NVFS    string `json:"nvfs"`    // version of nvidia-fs that it speaks to; empty: none
+	NVFS    string `json:"nvfs"`    // version of nvidia-fs that it uses; empty: none
 	Compat  bool   `json:"compat"`  // it may work without peer-to-peer DMA
 	Failed  string `json:"failed"`
 	Forbid  bool   `json:"forbid"` // by configuration
@@ -87,7 +87,7 @@ type GPU struct {
 	Failed string `json:"failed"` // why it cannot be used
 }
 
-// Root is a directory as it was found.
+// Root is a root's directory.
 type Root struct {
 	Path      string `json:"path"`
 	Tried     string `json:"tried"`   // the directory that was tried: Path, or the nearest above it that exists
@@ -102,11 +102,11 @@ type Root struct {
 	MemAlign  int    `json:"memory_align"` // of direct I/O, as the kernel says; 0: it does not
 	OffAlign  int    `json:"offset_align"`
 	NoReplace Answer `json:"rename_noreplace"`
-	CuFile    string `json:"cufile"` // what cuFile says to a file of it: "ok", an error, or empty when it was not asked
+	CuFile    string `json:"cufile"` // of registering a file with cuFile: "ok", an error, or empty when not tried
 	Failed    string `json:"failed"`
 }
 
-// SocketFacts are about where the socket is to be.
+// SocketFacts are about the socket's directory.
 type SocketFacts struct {
 	Path     string `json:"path"`
 	Dir      bool   `json:"dir"`      // its directory exists

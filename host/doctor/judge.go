@@ -9,10 +9,10 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// What a GPU's context and kernels take of its memory, roughly, before anything is asked for.
+// contextBytes is roughly the GPU memory of a context and the kernels.
 const contextBytes = 600 << 20
 
-// Judge says what follows.
+// Judge draws the conclusions.
 func Judge(version string, w Wanted, f *Facts) *Report {
 	r := &Report{Version: version, Wanted: w, Facts: *f, Verdicts: []Verdict{}, Findings: []Finding{}, Memory: []VRAM{}}
 	for i := range f.Roots {
@@ -26,7 +26,8 @@ func Judge(version string, w Wanted, f *Facts) *Report {
 			case asked == RouteDirect && v.Route == RouteStaged && root.CuFile == "ok":
 				v.Route, v.Why = RouteDirect, "as configured, though "+v.Why
 			case asked == RouteDirect && v.Route == RouteStaged:
-				r.find(Problem, "root "+root.Path, v.Fix, "its route is to be direct, and from %s it cannot be: %s", v.GPU, v.Why)
+				r.find(Problem, "root "+root.Path, v.Fix,
+					"the direct route is configured, but does not work from %s: %s", v.GPU, v.Why)
 			}
 			r.Verdicts = append(r.Verdicts, v)
 		}
@@ -42,30 +43,30 @@ func (r *Report) find(level Level, about, fix, says string, args ...any) {
 	r.Findings = append(r.Findings, Finding{level, about, fmt.Sprintf(says, args...), fix})
 }
 
-// unusable is why nothing can be kept in a root, empty when something can.
+// unusable is why a root cannot hold files; empty when it can.
 func (root *Root) unusable() string {
 	switch {
 	case root.Failed != "":
 		return root.Failed
 	case !root.Writable:
-		return "no file can be made in " + root.Tried
+		return "cannot create a file in " + root.Tried
 	}
 	return ""
 }
 
-// past says how the root's files are read and written.
-func past(w Wanted, root *Root) string {
+// fileAccess says how the root's files are read and written.
+func fileAccess(w Wanted, root *Root) string {
 	switch {
 	case !w.DirectIO:
 		return "through the page cache, as configured"
 	case root.Direct == Yes:
 		return "with direct I/O"
 	}
-	return "through the page cache: " + root.FS + " takes no direct I/O"
+	return "through the page cache: " + root.FS + " does not support direct I/O"
 }
 
 func hostVerdict(w Wanted, root *Root) Verdict {
-	v := Verdict{Root: root.Path, Route: RouteStaged, Why: "shared memory is copied by the processor, files " + past(w, root)}
+	v := Verdict{Root: root.Path, Route: RouteStaged, Why: "the CPU copies shared memory, files " + fileAccess(w, root)}
 	if why := root.unusable(); why != "" {
 		v.Route, v.Why = RouteNone, why
 	}
@@ -87,43 +88,44 @@ func gpuVerdict(f *Facts, g *GPU, root *Root) Verdict {
 	case f.CuFile.Forbid:
 		v.Why = "as configured: gds.use_cufile or gds.buffer_mib forbids the direct route"
 	case f.CuFile.Version == 0:
-		v.Why, v.Fix = "cuFile is not here", "install libcufile (CUDA toolkit, gds-tools) for peer-to-peer DMA"
+		v.Why, v.Fix = "cuFile is not installed", "install libcufile (CUDA toolkit, gds-tools) for peer-to-peer DMA"
 	case f.CuFile.Failed != "":
-		v.Why, v.Fix = "cuFile does not start: "+f.CuFile.Failed, "see its own message; nvidia-smi and gdscheck -p say more"
+		v.Why, v.Fix = "cuFile does not start: "+f.CuFile.Failed, "run nvidia-smi and gdscheck -p for details"
 	case root.Direct != Yes:
-		v.Why, v.Fix = root.FS+" takes no direct I/O, without which there is no DMA", "use ext4 or xfs on NVMe"
+		v.Why, v.Fix = root.FS+" does not support direct I/O, which DMA needs", "use ext4 or xfs on NVMe"
 	case root.CuFile != "ok":
-		v.Why = "cuFile does not take its files: " + cmp.Or(root.CuFile, "it was not asked")
+		v.Why = "cuFile does not accept its files: " + cmp.Or(root.CuFile, "not tried")
 		v.Fix = "use ext4 or xfs on NVMe, or a file system that its vendor supports with cuFile"
 		if !f.Machine.Udev {
 			v.Fix = "there is no udev database: in a container mount /run/udev (-v /run/udev:/run/udev:ro)"
 		}
 	case f.CuFile.NVFS != "":
-		v.Route, v.Why = RouteDirect, "nvidia-fs "+f.CuFile.NVFS+" is loaded, and cuFile takes its files"
+		v.Route, v.Why = RouteDirect, "nvidia-fs "+f.CuFile.NVFS+" is loaded, and cuFile accepts its files"
 	default:
 		if missing, fix := noPeer(f, root); missing != "" {
-			v.Why = "cuFile would work in compatibility mode, which stages too: no nvidia-fs, and no peer-to-peer DMA: " + missing
+			v.Why = "cuFile would run in compatibility mode, which also stages: no nvidia-fs, no peer-to-peer DMA: " + missing
 			v.Fix = fix
 		} else {
-			v.Route, v.Why = RouteDirect, "the kernel, the driver and the disk do peer-to-peer DMA"
+			v.Route, v.Why = RouteDirect, "the kernel, the driver and the disk support peer-to-peer DMA"
 		}
 	}
 	return v
 }
 
-// noPeer is the first condition of peer-to-peer DMA without nvidia-fs that is not met, and what meets it.
+// noPeer is the first unmet condition of peer-to-peer DMA without nvidia-fs, and its fix.
 func noPeer(f *Facts, root *Root) (missing, fix string) {
 	switch {
 	case f.Machine.P2PDMA == No:
 		return "the kernel has no CONFIG_PCI_P2PDMA", "run a kernel with CONFIG_PCI_P2PDMA=y, 6.2 or later"
 	case f.Machine.P2PDMA == Unknown:
-		return "the kernel's configuration is not published, so CONFIG_PCI_P2PDMA is not known", "install /boot/config-" + f.Machine.Kernel
+		return "the kernel does not publish its configuration, so CONFIG_PCI_P2PDMA is unknown",
+			"install /boot/config-" + f.Machine.Kernel
 	case f.Driver.Open != Yes:
 		return "the NVIDIA kernel modules are not the open ones", "install the open kernel modules, 565 or later"
 	case root.FS != "ext4" && root.FS != "xfs":
 		return root.FS + " is neither ext4 nor xfs", "use ext4 or xfs on NVMe"
 	case !strings.HasPrefix(root.Device, "nvme"):
-		return cmp.Or(root.Device, "what is under it") + " is not an NVMe disk", "put the root on a local NVMe disk"
+		return cmp.Or(root.Device, "its device") + " is not an NVMe disk", "put the root on a local NVMe disk"
 	case f.Machine.Arch == "amd64" && !strings.Contains(f.Driver.Params, "RMForceStaticBar1=1"):
 		return "the driver has no static BAR1",
 			`load the module with NVreg_RegistryDwords="RMForceStaticBar1=1;RmForceDisableIomapWC=1;" and set use_pci_p2pdma in cufile.json`
@@ -141,19 +143,23 @@ func (r *Report) judgeRoots(w Wanted, f *Facts) {
 		root, want := &f.Roots[i], w.Roots[i]
 		about := "root " + root.Path
 		if why := root.unusable(); why != "" {
-			r.find(Problem, about, "make it, or give it to the user that kvhost runs as", "%s", why)
+			r.find(Problem, about, "create it, or make it writable for the user of kvhost", "%s", why)
 			continue
 		}
 		if want.Capacity > root.Total {
-			r.find(Problem, about, "set a capacity below the file system's size", "%s wanted, the file system has %s in all", size(want.Capacity), size(root.Total))
+			r.find(Problem, about, "set a capacity below the file system's size",
+				"capacity %s, but the file system has only %s", size(want.Capacity), size(root.Total))
 		} else if want.Capacity > root.Available {
-			r.find(Warning, about, "free space, or set a lower capacity", "%s wanted, %s available, unless pieces of its own hold the rest", size(want.Capacity), size(root.Available))
+			r.find(Warning, about, "free space, or set a lower capacity",
+				"capacity %s, but only %s available, unless this root's own pieces hold the rest", size(want.Capacity),
+				size(root.Available))
 		}
 		if w.DirectIO && root.Direct == No {
-			r.find(Note, about, "", "%s takes no direct I/O: files go through the page cache", root.FS)
+			r.find(Note, about, "", "%s does not support direct I/O: files go through the page cache", root.FS)
 		}
 		if root.NoReplace == No {
-			r.find(Note, about, "", "%s cannot rename without replacing: pieces are published with link and unlink", root.FS)
+			r.find(Note, about, "", "%s cannot rename without replacing: pieces are published with link and unlink",
+				root.FS)
 		}
 		if root.Device == "" {
 			continue
@@ -167,12 +173,13 @@ func (r *Report) judgeRoots(w Wanted, f *Facts) {
 	}
 	for _, name := range order {
 		if d := disks[name]; len(d.roots) > 1 && d.wanted > d.total {
-			r.find(Problem, "roots "+strings.Join(d.roots, ", "), "lower their capacities", "%s wanted together, and they share %s of %s", size(d.wanted), name, size(d.total))
+			r.find(Problem, "roots "+strings.Join(d.roots, ", "), "lower their capacities",
+				"capacities of %s together, but they share %s of %s", size(d.wanted), name, size(d.total))
 		}
 	}
 }
 
-// A Unix socket's path is at most this long, and that of the descriptors is three longer than the one that is named.
+// maxSocketPath is the limit of a Unix socket's path, without the suffix ".fd" of the descriptor socket.
 const maxSocketPath = 107 - 3
 
 func (r *Report) judgeSocket(s *SocketFacts) {
@@ -180,17 +187,21 @@ func (r *Report) judgeSocket(s *SocketFacts) {
 	switch {
 	case s.Path == "":
 	case len(s.Path) > maxSocketPath:
-		r.find(Problem, about, "use a shorter one", "the path has %d bytes, at most %d", len(s.Path), maxSocketPath)
+		r.find(Problem, about, "use a shorter path", "the path has %d bytes, the limit is %d", len(s.Path),
+			maxSocketPath)
 	case !s.Dir:
-		r.find(Problem, about, "mkdir -m 0700 the directory (RuntimeDirectory= in systemd)", "its directory does not exist")
+		r.find(Problem, about, "mkdir -m 0700 the directory (RuntimeDirectory= in systemd)",
+			"its directory does not exist")
 	case !s.Writable:
-		r.find(Problem, about, "give the directory to the user that kvhost runs as", "no file can be made in its directory")
+		r.find(Problem, about, "make the directory writable for the user of kvhost",
+			"cannot create files in its directory")
 	case !s.Private:
-		r.find(Warning, about, "chmod go-w the directory", "others can write in its directory, and so replace the socket")
+		r.find(Warning, about, "chmod go-w the directory",
+			"others can write to its directory, and so replace the socket")
 	}
 }
 
-// pages is what the staging memory will be made of.
+// pages is the kind of pages of the staging memory.
 func (m *Machine) pages(bytes int64) staging.Pages {
 	switch {
 	case m.HugePages > 0 && bytes <= m.HugePages*m.HugePage:
@@ -201,35 +212,40 @@ func (m *Machine) pages(bytes int64) staging.Pages {
 	return staging.SmallPages
 }
 
-// Files that a host has open at once in the worst case of its defaults: every chunk of a layer-wise load keeps one.
+// manyFiles is how many files a host with the defaults has open at most: a layer-wise load keeps one open for each
+// chunk.
 const manyFiles = 1 << 14
 
 func (r *Report) judgeMachine(w Wanted, m *Machine) {
 	switch {
 	case w.StagingBytes > m.MemoryBytes && m.MemoryBytes > 0:
-		r.find(Problem, "memory", "lower engine.max_staging_memory", "%s of staging wanted, the machine has %s", size(w.StagingBytes), size(m.MemoryBytes))
+		r.find(Problem, "memory", "lower engine.max_staging_memory",
+			"%s of staging memory, but the machine has only %s", size(w.StagingBytes), size(m.MemoryBytes))
 	case w.StagingBytes > m.FreeBytes && m.FreeBytes > 0 && m.pages(w.StagingBytes) != staging.HugePages:
-		r.find(Warning, "memory", "lower engine.max_staging_memory", "%s of staging wanted, %s available", size(w.StagingBytes), size(m.FreeBytes))
+		r.find(Warning, "memory", "lower engine.max_staging_memory", "%s of staging memory, but only %s available",
+			size(w.StagingBytes), size(m.FreeBytes))
 	}
 	if m.OpenFiles > 0 && m.OpenFiles < manyFiles {
-		r.find(Warning, "open files", "LimitNOFILE=524288 in systemd, ulimit -Hn elsewhere", "at most %d; layer-wise loads keep one open for each chunk", m.OpenFiles)
+		r.find(Warning, "open files", "LimitNOFILE=524288 in systemd, ulimit -Hn elsewhere",
+			"the limit is %d; layer-wise loads keep a file open for each chunk", m.OpenFiles)
 	}
 }
 
 func (r *Report) judgeGPUs(w Wanted, f *Facts) {
 	switch {
 	case !w.CUDA:
-		r.find(Note, "GPU", "", "not used, as configured: clients register host memory")
+		r.find(Note, "GPU", "", "off, as configured: clients register host memory")
 	case f.Driver.Failed != "":
-		r.find(Note, "GPU", "install the NVIDIA driver, or give the container the GPU (--gpus)", "none is used: %s", f.Driver.Failed)
+		r.find(Note, "GPU", "install the NVIDIA driver, or give the container the GPU (--gpus)", "none: %s",
+			f.Driver.Failed)
 	case len(f.GPUs) == 0:
-		r.find(Note, "GPU", "", "the driver is here, and shows none")
+		r.find(Note, "GPU", "", "the driver shows none")
 	}
 	for i := range f.GPUs {
 		g := &f.GPUs[i]
 		about := "GPU " + g.UUID
 		if g.Failed != "" {
-			r.find(Warning, about, "nvidia-smi -q -i "+g.UUID, "it cannot be used: %s", g.Failed)
+			r.find(Warning, about, "nvidia-smi -q -i "+g.UUID, "unusable: %s", g.Failed)
 			continue
 		}
 		if g.Pinned == No {
@@ -241,7 +257,8 @@ func (r *Report) judgeGPUs(w Wanted, f *Facts) {
 		}
 		for k := range f.Roots {
 			if root := &f.Roots[k]; root.Node >= 0 && g.Node >= 0 && root.Node != g.Node {
-				r.find(Note, about, "put the root on a disk of the GPU's node", "it is on NUMA node %d, root %s on node %d", g.Node, root.Path, root.Node)
+				r.find(Note, about, "put the root on a disk of the GPU's node",
+					"on NUMA node %d, but root %s is on node %d", g.Node, root.Path, root.Node)
 			}
 		}
 		takes := contextBytes + w.DeviceBytes
@@ -252,7 +269,7 @@ func (r *Report) judgeGPUs(w Wanted, f *Facts) {
 	}
 }
 
-// size is a number of bytes as people read it.
+// size formats bytes for people.
 func size(n int64) string {
 	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"}
 	v, u := float64(n), 0

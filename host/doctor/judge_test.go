@@ -22,16 +22,20 @@ func machines() map[string]struct {
 		Socket: "/run/kvhost/kvhost.sock", StagingBytes: 4 << 30, DirectIO: true, CUDA: true, CuFile: true,
 	}
 	machine := Machine{
-		Kernel: "6.8.0", Arch: "amd64", CPUs: 64, MemoryBytes: 512 << 30, FreeBytes: 300 << 30, Nodes: 2, Memlock: -1, OpenFiles: 1 << 20,
-		HugePage: 2 << 20, Transparent: true, P2PDMA: Yes, Udev: true,
+		Kernel: "6.8.0", Arch: "amd64", CPUs: 64, MemoryBytes: 512 << 30, FreeBytes: 300 << 30, Nodes: 2, Memlock: -1,
+		OpenFiles: 1 << 20,
+		HugePage:  2 << 20, Transparent: true, P2PDMA: Yes, Udev: true,
 	}
-	gpu := GPU{UUID: "GPU-1", Name: "NVIDIA H200", PCI: "0000:41:00.0", Node: 0, Bytes: 140 << 30, Copies: "kernel", Pinned: Yes}
+	gpu := GPU{UUID: "GPU-1", Name: "NVIDIA H200", PCI: "0000:41:00.0", Node: 0, Bytes: 140 << 30, Copies: "kernel",
+		Pinned: Yes}
 	root := Root{
-		Path: "/mnt/kv", Tried: "/mnt/kv", FS: "ext4", Device: "nvme0n1p1", Node: 0, Total: 3 << 40, Available: 2 << 40, Writable: true,
+		Path: "/mnt/kv", Tried: "/mnt/kv", FS: "ext4", Device: "nvme0n1p1", Node: 0, Total: 3 << 40,
+		Available: 2 << 40, Writable: true,
 		Direct: Yes, MemAlign: 4, OffAlign: 512, NoReplace: Yes, CuFile: "ok",
 	}
 	socket := SocketFacts{Path: wanted.Socket, Dir: true, Writable: true, Private: true}
-	driver := Driver{CUDA: 13000, Kernel: "580.95.05", Open: Yes, Params: "RMForceStaticBar1=1;RmForceDisableIomapWC=1;"}
+	driver := Driver{CUDA: 13000, Kernel: "580.95.05", Open: Yes,
+		Params: "RMForceStaticBar1=1;RmForceDisableIomapWC=1;"}
 	type seen = struct {
 		wanted Wanted
 		facts  Facts
@@ -41,7 +45,8 @@ func machines() map[string]struct {
 		w := wanted
 		w.Roots = append([]WantedRoot{}, wanted.Roots...)
 		f := Facts{
-			Machine: machine, Driver: driver, CuFile: CuFile{Version: 1150, Compat: true}, GPUs: []GPU{gpu}, Roots: []Root{root}, Socket: socket,
+			Machine: machine, Driver: driver, CuFile: CuFile{Version: 1150, Compat: true}, GPUs: []GPU{gpu},
+			Roots: []Root{root}, Socket: socket,
 		}
 		change(&w, &f)
 		out[name] = seen{w, f}
@@ -52,7 +57,10 @@ func machines() map[string]struct {
 		f.Machine.P2PDMA, f.Machine.Nodes, f.Roots[0].Device, f.Roots[0].Node, f.GPUs[0].Node = No, 1, "vda", -1, -1
 	})
 	add("staged", func(w *Wanted, _ *Facts) { w.Roots[0].Route = RouteStaged })
-	add("forbidden", func(w *Wanted, f *Facts) { w.CuFile, f.CuFile, f.Roots[0].CuFile = false, CuFile{Forbid: true}, "" })
+	add("forbidden", func(w *Wanted, f *Facts) {
+		w.CuFile, f.CuFile, f.Roots[0].CuFile = false, CuFile{Forbid: true},
+			""
+	})
 	add("forced", func(w *Wanted, f *Facts) { w.Roots[0].Route, f.Machine.P2PDMA = RouteDirect, No })
 	add("impossible", func(w *Wanted, f *Facts) {
 		w.Roots[0].Route, f.Roots[0].CuFile = RouteDirect, "gds: cuFileHandleRegister: handle not registered (5027)"
@@ -62,22 +70,29 @@ func machines() map[string]struct {
 		f.Roots[0].CuFile = "gds: cuFileHandleRegister: handle not registered (5027)"
 	})
 	add("laptop", func(w *Wanted, f *Facts) {
-		f.Driver, f.CuFile, f.GPUs = Driver{Open: Unknown, Failed: "gds: no CUDA driver: libcuda.so.1: cannot open shared object file"}, CuFile{}, nil
+		f.Driver, f.CuFile,
+			f.GPUs = Driver{Open: Unknown,
+			Failed: "gds: no CUDA driver: libcuda.so.1: cannot open shared object file"}, CuFile{}, nil
 		f.Roots[0] = Root{
-			Path: "/home/u/kvhost-data", Tried: "/home/u", Missing: true, FS: "btrfs", Node: -1, Total: 500 << 30, Available: 100 << 30, Writable: true, Direct: No, NoReplace: Yes,
+			Path: "/home/u/kvhost-data", Tried: "/home/u", Missing: true, FS: "btrfs", Node: -1, Total: 500 << 30,
+			Available: 100 << 30, Writable: true, Direct: No, NoReplace: Yes,
 		}
 		w.Roots[0] = WantedRoot{Path: "/home/u/kvhost-data", Capacity: 10 << 30}
 		f.Machine.Nodes, f.Machine.Transparent = 1, false
 	})
 	add("broken", func(w *Wanted, f *Facts) {
 		f.GPUs[0].Pinned = No
-		f.GPUs = append(f.GPUs, GPU{UUID: "GPU-2", Name: "NVIDIA H200", PCI: "0000:42:00.0", Node: 1, Failed: "gds: cuDevicePrimaryCtxRetain: out of memory (2)"})
+		f.GPUs = append(f.GPUs, GPU{UUID: "GPU-2", Name: "NVIDIA H200", PCI: "0000:42:00.0", Node: 1,
+			Failed: "gds: cuDevicePrimaryCtxRetain: out of memory (2)"})
 		f.Machine.Memlock, f.Machine.FreeBytes = 8<<20, 1<<30
 		f.Roots[0].Total, f.Roots[0].NoReplace = 500<<30, No
 		f.Roots = append(f.Roots,
-			Root{Path: "/root/kv", Tried: "/root", Missing: true, Node: -1, FS: "xfs", Device: "nvme1n1", Failed: "open /root/.kvhost-check-1: permission denied"},
-			Root{Path: "/dev/shm/kv", Tried: "/dev/shm", Missing: true, Node: -1, FS: "tmpfs", Total: 200 << 30, Available: 10 << 30, Writable: true, Direct: No, NoReplace: Yes})
-		w.Roots = append(w.Roots, WantedRoot{Path: "/root/kv", Capacity: 1 << 30}, WantedRoot{Path: "/dev/shm/kv", Capacity: 100 << 30})
+			Root{Path: "/root/kv", Tried: "/root", Missing: true, Node: -1, FS: "xfs", Device: "nvme1n1",
+				Failed: "open /root/.kvhost-check-1: permission denied"},
+			Root{Path: "/dev/shm/kv", Tried: "/dev/shm", Missing: true, Node: -1, FS: "tmpfs", Total: 200 << 30,
+				Available: 10 << 30, Writable: true, Direct: No, NoReplace: Yes})
+		w.Roots = append(w.Roots, WantedRoot{Path: "/root/kv", Capacity: 1 << 30},
+			WantedRoot{Path: "/dev/shm/kv", Capacity: 100 << 30})
 		f.Socket = SocketFacts{Path: "/run/missing/s"}
 	})
 	return out
@@ -104,7 +119,8 @@ func TestReportsAreGolden(t *testing.T) {
 			if !bytes.Equal(got.Bytes(), want) {
 				t.Errorf("go test ./host/doctor -update\n%s", got.String())
 			}
-			if problems := errors.Is(r.Problems(), ErrProblems); problems != (name == "broken" || name == "impossible") {
+			if problems := errors.Is(r.Problems(), ErrProblems); problems != (name == "broken" ||
+				name == "impossible") {
 				t.Errorf("problems: %v", problems)
 			}
 			text, err := json.Marshal(r)

@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// system reads what the kernel shows of itself, below a directory: "/" but for tests.
+// system reads /proc, /sys and /run below a directory: "/", except in tests.
 type system struct{ top string }
 
 func (s system) read(name string) string {
@@ -42,7 +42,7 @@ func (s system) machine() Machine {
 		m.Memlock = int64(limit.Cur)
 	}
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
-		m.OpenFiles = int64(min(limit.Max, 1<<40)) // what this process raises it to
+		m.OpenFiles = int64(min(limit.Max, 1<<40)) // this process raises its limit to the hard one
 	}
 	m.P2PDMA = s.kernelHas(m.Kernel, "CONFIG_PCI_P2PDMA")
 	for line := range strings.Lines(s.read("proc/modules")) {
@@ -65,7 +65,7 @@ func (s system) fields(name string) map[string]int64 {
 	return out
 }
 
-// kernelHas looks an option up in the kernel's configuration, where it is published.
+// kernelHas looks up an option in the kernel's configuration, if that is published.
 func (s system) kernelHas(release, option string) Answer {
 	var text io.Reader
 	if b := s.read("proc/config.gz"); b != "" {
@@ -87,7 +87,7 @@ func (s system) kernelHas(release, option string) Answer {
 	return No
 }
 
-// driverModule is what the NVIDIA kernel module says of itself.
+// driverModule reads the NVIDIA kernel module's version and settings.
 func (s system) driverModule() (version string, open Answer, params string) {
 	text := s.read("proc/driver/nvidia/version")
 	if text == "" {
@@ -112,16 +112,17 @@ func (s system) driverModule() (version string, open Answer, params string) {
 	return version, open, params
 }
 
-// device names the block device under a directory, or what stands in for one.
+// device names a block device; empty for a number that has none.
 func (s system) device(dev uint64) string {
-	link := filepath.Join(s.top, "sys/dev/block", strconv.Itoa(int(unix.Major(dev)))+":"+strconv.Itoa(int(unix.Minor(dev))))
+	link := filepath.Join(s.top, "sys/dev/block",
+		strconv.Itoa(int(unix.Major(dev)))+":"+strconv.Itoa(int(unix.Minor(dev))))
 	if real, err := filepath.EvalSymlinks(link); err == nil {
 		return filepath.Base(real)
 	}
 	return ""
 }
 
-// socket looks at where the socket is to be.
+// probeSocket checks the socket's directory.
 func probeSocket(path string) SocketFacts {
 	f := SocketFacts{Path: path}
 	dir := filepath.Dir(path)

@@ -10,12 +10,12 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Probe tries what the configuration wants.
+// Probe tests what the configuration asks for.
 func Probe(ctx context.Context, w Wanted) (*Facts, error) {
 	return probe(ctx, w, system{"/"}, nil, nil)
 }
 
-// probe looks below a directory of the system's, for the libraries under the given names.
+// probe takes the system's files below a directory, and the libraries by the given names.
 func probe(ctx context.Context, w Wanted, s system, libcuda, libcufile []string) (*Facts, error) {
 	f := &Facts{Machine: s.machine(), Socket: probeSocket(w.Socket)}
 	f.Driver.Kernel, f.Driver.Open, f.Driver.Params = s.driverModule()
@@ -55,7 +55,8 @@ func (g *gpus) open(libcuda []string) {
 		return
 	}
 	for _, d := range devices {
-		out := GPU{UUID: d.UUID.String(), Name: d.Name, PCI: d.PCI, Bytes: d.Memory, Node: staging.NoNode, Pinned: Unknown}
+		out := GPU{UUID: d.UUID.String(), Name: d.Name, PCI: d.PCI, Bytes: d.Memory, Node: staging.NoNode,
+			Pinned: Unknown}
 		if node, err := staging.SystemTopology().NodeOfPCI(d.PCI); err == nil {
 			out.Node = node
 		}
@@ -70,7 +71,7 @@ func (g *gpus) open(libcuda []string) {
 	}
 }
 
-// ready opens cuFile where there is a GPU for it and the configuration lets it be loaded.
+// ready opens cuFile if there is a GPU and the configuration allows it.
 func (g *gpus) ready(allowed bool, libcufile []string) {
 	if g.facts.CuFile.Forbid = !allowed; len(g.used) == 0 || !allowed {
 		return
@@ -102,7 +103,7 @@ func (g *gpus) openCuFile(names []string) (err error) {
 	if g.logs, err = os.MkdirTemp("", "kvhost-check-"); err != nil {
 		return err
 	}
-	_ = g.files.SetText(gds.LogDir, g.logs) // an older one logs where it likes
+	_ = g.files.SetText(gds.LogDir, g.logs) // an older cuFile does not have the setting
 	if g.facts.CuFile.Version, err = g.files.Version(); err != nil {
 		return err
 	}
@@ -120,7 +121,7 @@ func (g *gpus) openCuFile(names []string) (err error) {
 	return nil
 }
 
-// ask is how cuFile is asked about a file, nil when there is none to ask.
+// ask registers a file with cuFile and returns "ok" or the error; nil without cuFile.
 func (g *gpus) ask() func(fd int) string {
 	if g.files == nil {
 		return nil

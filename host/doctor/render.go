@@ -42,7 +42,7 @@ func (r *Report) Write(w io.Writer) error {
 		}
 		t.Flush()
 	}
-	for line := range strings.Lines(b.String()) { // tabwriter pads what stands before an empty cell
+	for line := range strings.Lines(b.String()) { // tabwriter pads the cell before an empty one
 		if _, err := io.WriteString(w, strings.TrimRight(line, " \n")+"\n"); err != nil {
 			return err
 		}
@@ -52,18 +52,21 @@ func (r *Report) Write(w io.Writer) error {
 
 func (r *Report) machine(w io.Writer) {
 	m, d, c := &r.Facts.Machine, &r.Facts.Driver, &r.Facts.CuFile
-	fmt.Fprintf(w, "machine\tLinux %s, %s, %s, %s of memory (%s available), %s\n", m.Kernel, m.Arch, count(m.CPUs, "CPU"), size(m.MemoryBytes),
+	fmt.Fprintf(w, "machine\tLinux %s, %s, %s, %s of memory (%s available), %s\n", m.Kernel, m.Arch,
+		count(m.CPUs, "CPU"), size(m.MemoryBytes),
 		size(m.FreeBytes), count(m.Nodes, "NUMA node"))
 	memlock := "no limit of locked memory"
 	if m.Memlock >= 0 {
 		memlock = size(m.Memlock) + " of locked memory"
 	}
-	fmt.Fprintf(w, "limits\t%s, %d open files, %d huge pages of %s free\n", memlock, m.OpenFiles, m.HugePages, size(m.HugePage))
+	fmt.Fprintf(w, "limits\t%s, %d open files, %d huge pages of %s free\n", memlock, m.OpenFiles, m.HugePages,
+		size(m.HugePage))
 	fmt.Fprintf(w, "staging\t%s of memory in %s\n", size(r.Wanted.StagingBytes), m.pages(r.Wanted.StagingBytes))
-	fmt.Fprintf(w, "kernel\tCONFIG_PCI_P2PDMA %s, nvidia-fs %s, udev database %s\n", m.P2PDMA, loaded(m.NVFS, "loaded"), loaded(m.Udev, "there"))
+	fmt.Fprintf(w, "kernel\tCONFIG_PCI_P2PDMA %s, nvidia-fs %s, udev database %s\n", m.P2PDMA,
+		loaded(m.NVFS, "loaded"), loaded(m.Udev, "present"))
 	switch {
 	case d.Forbid:
-		fmt.Fprintf(w, "driver\tnot asked, as configured\n")
+		fmt.Fprintf(w, "driver\tnot probed, as configured\n")
 		return
 	case d.CUDA == 0:
 		fmt.Fprintf(w, "driver\tnone\n")
@@ -73,7 +76,7 @@ func (r *Report) machine(w io.Writer) {
 	fmt.Fprintf(w, "driver\tCUDA %s, %s, %s\n", dotted(d.CUDA), cmp.Or(d.Kernel, "version unknown"), kind)
 	switch {
 	case c.Forbid:
-		fmt.Fprintf(w, "cuFile\tnot asked, as configured\n")
+		fmt.Fprintf(w, "cuFile\tnot probed, as configured\n")
 	case c.Failed != "" && c.Version == 0:
 		fmt.Fprintf(w, "cuFile\tnone: %s\n", c.Failed)
 	case c.Failed != "":
@@ -88,10 +91,13 @@ func (r *Report) gpu(w io.Writer, g *GPU) {
 		fmt.Fprintf(w, "GPU\t%s %s at %s: %s\n", g.Name, g.UUID, g.PCI, g.Failed)
 		return
 	}
-	fmt.Fprintf(w, "GPU\t%s %s at %s%s, %s; pages copied by %s\n", g.Name, g.UUID, g.PCI, node(g.Node), size(g.Bytes), g.Copies)
+	fmt.Fprintf(w, "GPU\t%s %s at %s%s, %s; pages copied by %s\n", g.Name, g.UUID, g.PCI, node(g.Node), size(g.Bytes),
+		g.Copies)
 	for _, m := range r.Memory {
 		if m.GPU == g.UUID {
-			fmt.Fprintf(w, "\tkvhost takes about %s of it: leave room with --gpu-memory-utilization %.2f or less\n", size(m.Takes), m.Utilization)
+			fmt.Fprintf(w,
+				"\tkvhost takes about %s of it: run the engine with --gpu-memory-utilization %.2f or less\n",
+				size(m.Takes), m.Utilization)
 		}
 	}
 }
@@ -103,13 +109,15 @@ func (r *Report) root(w io.Writer, root *Root, capacity int64) {
 	}
 	at := ""
 	if root.Missing {
-		at = " (does not exist yet; tried in " + root.Tried + ")"
+		at = " (does not exist yet; tested in " + root.Tried + ")"
 	}
-	direct := map[Answer]string{Yes: "direct I/O written and read back", No: "no direct I/O", Unknown: "direct I/O not tried"}[root.Direct]
+	direct := map[Answer]string{Yes: "direct I/O written and read back", No: "no direct I/O",
+		Unknown: "direct I/O not tested"}[root.Direct]
 	if root.Direct == Yes && root.MemAlign > 0 {
 		direct += fmt.Sprintf(", aligned to %d (memory) and %d (offset)", root.MemAlign, root.OffAlign)
 	}
-	fmt.Fprintf(w, "root\t%s%s: %s on %s%s; %s wanted, %s of %s available; %s\n", root.Path, at, root.FS, cmp.Or(root.Device, "no disk"), node(root.Node),
+	fmt.Fprintf(w, "root\t%s%s: %s on %s%s; capacity %s, %s of %s available; %s\n", root.Path, at, root.FS,
+		cmp.Or(root.Device, "no disk"), node(root.Node),
 		size(capacity), size(root.Available), size(root.Total), direct)
 }
 

@@ -1,6 +1,6 @@
 package doctor
 
-// Report is what follows from the facts.
+// Report is the result of a check.
 type Report struct {
 	Version  string    `json:"version"`
 	Wanted   Wanted    `json:"wanted"`
@@ -10,13 +10,13 @@ type Report struct {
 	Memory   []VRAM    `json:"gpu_memory"`
 }
 
-// Verdict is the path of the bytes between one memory and one root.
+// Verdict is the route between one memory and one root.
 type Verdict struct {
 	GPU   string `json:"gpu"` // UUID; empty: host memory
 	Root  string `json:"root"`
 	Route string `json:"route"` // RouteStaged, RouteDirect, RouteNone
 	Why   string `json:"why"`
-	Fix   string `json:"fix,omitempty"` // what would make it better
+	Fix   string `json:"fix,omitempty"` // what would improve it
 }
 
 // Routes of a verdict.
@@ -26,7 +26,7 @@ const (
 	RouteNone   = "none"
 )
 
-// Finding is something to know of.
+// Finding is a note, a warning or a problem.
 type Finding struct {
 	Level Level  `json:"level"`
 	About string `json:"about"`
@@ -34,7 +34,7 @@ type Finding struct {
 	Fix   string `json:"fix,omitempty"`
 }
 
-// Level says how bad a finding is.
+// Level is how serious a finding is.
 type Level string
 
 const (
@@ -43,7 +43,7 @@ const (
 	Problem Level = "problem" // what is configured cannot work
 )
 
-// VRAM is what kvhost takes of a GPU's memory, and what a serving engine may be given beside it.
+// VRAM is the GPU memory that kvhost takes, and what is left for a serving engine.
 type VRAM struct {
 	GPU         string  `json:"gpu"`
 	Bytes       int64   `json:"bytes"`

@@ -13,19 +13,22 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// fsNames are the file systems that people put pieces on, by magic number.
+// fsNames are names of file systems by magic number.
 var fsNames = map[int64]string{
-	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs",
-	unix.NFS_SUPER_MAGIC: "nfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.FUSE_SUPER_MAGIC: "fuse", unix.F2FS_SUPER_MAGIC: "f2fs",
-	0x2fc12fc1: "zfs", 0x0bd00bd0: "lustre", 0x00c36400: "ceph", 0x19830326: "beegfs", 0x47504653: "gpfs", 0x19800202: "weka",
+	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
+	unix.TMPFS_MAGIC:     "tmpfs",
+	unix.NFS_SUPER_MAGIC: "nfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.FUSE_SUPER_MAGIC: "fuse",
+	unix.F2FS_SUPER_MAGIC: "f2fs",
+	0x2fc12fc1:            "zfs", 0x0bd00bd0: "lustre", 0x00c36400: "ceph", 0x19830326: "beegfs", 0x47504653: "gpfs",
+	0x19800202: "weka",
 	0x858458f6: "ramfs", unix.BCACHEFS_SUPER_MAGIC: "bcachefs",
 }
 
-// trial is the file that a root is tried with: an amount that no alignment rule of a device exceeds.
-const trialBytes = 64 << 10
+// probeBytes is the size of the probe's file: no device has a larger alignment.
+const probeBytes = 64 << 10
 
-// probeRoot tries a root, with a file of its own that it removes. ask, where it is not nil, is told of that file while it is
-// open for direct I/O.
+// probeRoot tests a root with a file that it then removes. ask, unless it is nil, gets the descriptor of that file
+// while it is open for direct I/O.
 func (s system) probeRoot(path string, ask func(fd int) string) Root {
 	r := Root{Path: path, Node: staging.NoNode, Direct: Unknown, NoReplace: Unknown}
 	var err error
@@ -59,7 +62,7 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 	return r
 }
 
-// existing is the directory itself, or the nearest above it that exists.
+// existing is the directory itself, or its nearest parent that exists.
 func existing(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -74,7 +77,7 @@ func existing(path string) (string, error) {
 	}
 }
 
-// try makes the file and learns what can be done with it.
+// try creates the file and finds out what it supports.
 func (r *Root) try(name string, ask func(fd int) string) error {
 	sys := staging.OS()
 	f, err := sys.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
@@ -102,9 +105,9 @@ func (r *Root) try(name string, ask func(fd int) string) error {
 		return nil
 	}
 	defer direct.Close()
-	buf, err := unix.Mmap(-1, 0, trialBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	buf, err := unix.Mmap(-1, 0, probeBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
-		return fmt.Errorf("map %d bytes: %w", trialBytes, err)
+		return fmt.Errorf("map %d bytes: %w", probeBytes, err)
 	}
 	defer unix.Munmap(buf)
 	for i := range buf {
@@ -117,7 +120,7 @@ func (r *Root) try(name string, ask func(fd int) string) error {
 	}
 	clear(buf)
 	if _, err := direct.ReadAt(buf, 0); err != nil {
-		return fmt.Errorf("what was written past the page cache cannot be read: %w", err)
+		return fmt.Errorf("cannot read what was written with direct I/O: %w", err)
 	}
 	if !bytes.Equal(buf, want) {
 		return fmt.Errorf("%s: %w", name, ErrBytes)

@@ -1,9 +1,9 @@
 package replay
 
-// Dealer gives each request of a trace to one of N sessions so that a conversation stays with one session, in order.
+// Dealer deals the requests of a trace to N sessions so that a conversation stays in one session, in order.
 //
-// A request belongs to the session that first brought the deepest of its leading blocks that were seen before, unless
-// that block is a shared prompt: one that sharedBy different blocks follow already. Then, or when none was seen, it is a
+// A request goes to the session that first had the deepest of its known leading blocks, unless that block is a shared
+// prompt: one that already has sharedBy different successors. Then, or when no block is known, the request starts a
 // new conversation, and goes to the session with the least work so far.
 type Dealer struct {
 	blocks map[uint64]dealt
@@ -15,7 +15,7 @@ type dealt struct {
 	children int32
 }
 
-// sharedBy is how many different continuations make a block a shared prompt rather than one conversation's.
+// sharedBy is how many different successors make a block part of a shared prompt.
 const sharedBy = 4
 
 // NewDealer deals to n sessions.
@@ -23,7 +23,7 @@ func NewDealer(n int) *Dealer {
 	return &Dealer{blocks: map[uint64]dealt{}, work: make([]int64, n)}
 }
 
-// Deal names the session of the next request.
+// Deal returns the session of the next request.
 func (d *Dealer) Deal(ids []uint64) int {
 	if len(d.work) == 1 {
 		return 0

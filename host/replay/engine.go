@@ -13,7 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/trace"
 )
 
-// engine is one session of a replay: a serving engine with as many ranks as the shape says. One goroutine plays it.
+// engine is one session of a replay: a serving engine with the ranks of the shape. One goroutine runs it.
 type engine struct {
 	ranks  []*rank
 	window int // most chunks in one message, and in one rank's pages
@@ -78,7 +78,7 @@ func (e *engine) close() error {
 	return errors.Join(errs...)
 }
 
-// each does something for every rank at once.
+// each calls do for every rank concurrently.
 func (e *engine) each(ctx context.Context, do func(context.Context, *rank) error) error {
 	if len(e.ranks) == 1 {
 		return do(ctx, e.ranks[0])
@@ -90,7 +90,7 @@ func (e *engine) each(ctx context.Context, do func(context.Context, *rank) error
 	return group.Wait()
 }
 
-// play is one request. An error means that the session is of no more use.
+// play replays one request. After an error the session cannot be used any more.
 func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (Request, error) {
 	before := e.tally
 	e.keys = ChainKeys(e.keys[:0], req.HashIDs)
@@ -120,7 +120,10 @@ func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (R
 		rest = rest[n:]
 	}
 	if len(e.keys) > 0 {
-		if err := e.each(ctx, func(ctx context.Context, x *rank) error { return x.session.EndRequest(ctx, number) }); err != nil {
+		if err := e.each(ctx, func(ctx context.Context, x *rank) error {
+			return x.session.EndRequest(ctx,
+				number)
+		}); err != nil {
 			return Request{}, err
 		}
 	}
@@ -133,7 +136,7 @@ func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (R
 	}, nil
 }
 
-// load looks up want keys from the first one on, loads what is there, and says how many that were.
+// load looks up the first want keys, loads the hits, and returns their number.
 func (e *engine) load(ctx context.Context, number uint32, first, want int) (int, error) {
 	start := time.Now()
 	found, err := e.ranks[0].session.Lookup(ctx, client.LookupRequest{
@@ -172,7 +175,7 @@ func (e *engine) load(ctx context.Context, number uint32, first, want int) (int,
 	return hits, nil
 }
 
-// loaded is how one rank's load ended.
+// loaded is the outcome of one rank's load.
 type loaded struct {
 	drawn  []uint32
 	result client.LoadResult
@@ -199,7 +202,7 @@ func (x *rank) load(ctx context.Context, found *client.Lookup, hits int, out *lo
 	return nil
 }
 
-// verify compares every byte of the chunks that the host says are loaded.
+// verify compares every byte of the chunks that the host reports as loaded.
 func (x *rank) verify(keys []chunk.Key, out *loaded) {
 	out.failed, out.wrong = make([]bool, len(keys)), make([]int64, len(keys))
 	for _, f := range out.result.Failed {

@@ -15,17 +15,17 @@ type Options struct {
 	Speed    float64 // 0: as fast as possible; 1: at the trace's own times; 2: twice as fast
 	Memory   int64   // bytes of pages per session, all its ranks together; 0 for 128 MiB
 
-	// Start starts a host for this replay, once the trace is known to be sound, and says how to stop it. Nil: the host
-	// at Socket is running.
+	// Start starts a host for this replay, after the trace was read through, and returns a function that stops it.
+	// Nil: the host at Socket is running.
 	Start func(context.Context) (socket string, stop func() error, err error)
 
-	// Begin and Step are told of progress: once how many requests there are, then of each one that is over. Step is
-	// called by one goroutine per session. Both may be nil.
+	// Begin is called once with the number of requests, and Step after each request, by one goroutine per session.
+	// Both may be nil.
 	Begin func(requests int)
 	Step  func(Request)
 }
 
-// Request is one request that is over.
+// Request is a completed request.
 type Request struct {
 	Accesses, Hits int
 	Loaded, Stored int64 // bytes

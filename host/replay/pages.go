@@ -20,7 +20,7 @@ type pages struct {
 
 const pageAlign = 4096
 
-// newPages makes room for so many chunks, and one chunk more so that a draw has a choice.
+// newPages allocates pages for the chunks and one more, so that a draw has a choice.
 func newPages(s *client.Session, rank uint32, g chunk.Geometry, chunks int) (*pages, error) {
 	p := &pages{rank: rank, geometry: g, rng: uint64(rank) + 1}
 	blocks := uint32(chunks+1) * g.Blocks
@@ -47,7 +47,7 @@ func (p *pages) register(ctx context.Context, s *client.Session) error {
 	return nil
 }
 
-// draw gives the block ids of n chunks, at random among all blocks. They are valid until the next draw.
+// draw draws the block ids of n chunks at random among all blocks. They are valid until the next draw.
 func (p *pages) draw(chunks int) []uint32 {
 	n := chunks * int(p.geometry.Blocks)
 	for i := range n {
@@ -70,7 +70,7 @@ func (p *pages) page(plane int, block uint32) []byte {
 	return p.arena.Bytes()[at : at+int64(p.geometry.Planes[plane].PageBytes)]
 }
 
-// fill writes what a chunk holds to its blocks.
+// fill writes the content of a chunk to its blocks.
 func (p *pages) fill(key *chunk.Key, blocks []uint32) {
 	for plane := range p.geometry.Planes {
 		for i, b := range blocks {
@@ -87,7 +87,7 @@ func (p *pages) poison(blocks []uint32) {
 	}
 }
 
-// check counts the bytes of a chunk that are wrong.
+// check counts the wrong bytes of a chunk.
 func (p *pages) check(key *chunk.Key, blocks []uint32) int64 {
 	var wrong int64
 	for plane := range p.geometry.Planes {

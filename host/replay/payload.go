@@ -25,7 +25,7 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// pageSeed names one page: what it holds follows from this alone.
+// pageSeed identifies a page; its content follows from it alone.
 func pageSeed(key *chunk.Key, rank uint32, plane chunk.Plane, block uint32) uint64 {
 	s := mix(binary.LittleEndian.Uint64(key[0:]) + step)
 	s = mix(s ^ binary.LittleEndian.Uint64(key[8:]))
@@ -33,8 +33,8 @@ func pageSeed(key *chunk.Key, rank uint32, plane chunk.Plane, block uint32) uint
 	return mix(s ^ (uint64(plane.Layer)<<32 | uint64(plane.Part)) + step2)
 }
 
-// word is the page's 8 bytes at offset 8i, from its counter c = seed + i*step. One multiplication is enough: no two words
-// of a page, and hardly any two of different pages, agree, and it keeps up with memory.
+// word is the page's 8 bytes at offset 8i, from its counter c = seed + i*step. One multiplication is enough: no two
+// words of a page are equal, hardly any two of different pages are, and it is as fast as memory.
 func word(c uint64) uint64 { return (c ^ c>>32) * mixA }
 
 // fill writes a page.
@@ -56,7 +56,7 @@ func fill(page []byte, seed uint64) {
 	}
 }
 
-// mismatches counts the bytes of a page that are not what fill wrote.
+// mismatches counts the bytes of a page that differ from what fill wrote.
 func mismatches(page []byte, seed uint64) int64 {
 	c := seed
 	var wrong int64
@@ -92,7 +92,7 @@ func differing(x uint64) int64 {
 	return int64(bits.OnesCount64((x&low7 + low7 | x) &^ low7))
 }
 
-// poison is what a destination page holds before a load. No page looks like it.
+// poison fills a destination page before a load. No page has this content.
 var poison = func() []byte {
 	b := make([]byte, 64<<10)
 	for i := range b {

@@ -30,7 +30,8 @@ func TestMismatchesCountsBytes(t *testing.T) {
 }
 
 func TestDiffering(t *testing.T) {
-	for x, want := range map[uint64]int64{0: 0, 1: 1, 0x80: 1, 1 << 63: 1, ^uint64(0): 8, 0x0100000000000080: 2, 0x00ff00ff00ff00ff: 4} {
+	for x, want := range map[uint64]int64{0: 0, 1: 1, 0x80: 1, 1 << 63: 1, ^uint64(0): 8, 0x0100000000000080: 2,
+		0x00ff00ff00ff00ff: 4} {
 		if got := differing(x); got != want {
 			t.Errorf("differing(%#x) = %d, want %d", x, got, want)
 		}
@@ -50,7 +51,8 @@ func TestPagesDiffer(t *testing.T) {
 						for w := range uint64(32) {
 							v := word(seed + w*step)
 							if seen[v] {
-								t.Fatalf("a word twice: key %d rank %d layer %d part %d block %d word %d", i, rank, layer, part, block, w)
+								t.Fatalf("a word twice: key %d rank %d layer %d part %d block %d word %d", i, rank,
+									layer, part, block, w)
 							}
 							seen[v] = true
 						}

@@ -13,7 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/trace"
 )
 
-// Report is what a replay found. Its JSON form is the output of `kvhost replay --json`.
+// Report is the result of a replay. Its JSON form is the output of `kvhost replay --json`.
 type Report struct {
 	Trace           string         `json:"trace"`
 	Requests        int64          `json:"requests"`
@@ -42,7 +42,7 @@ type Report struct {
 	failure, mismatch error
 }
 
-// Latency describes the calls of one kind, of which each request makes one at most unless it is very long.
+// Latency describes the calls of one kind. A request makes at most one, unless it is very long.
 type Latency struct {
 	Count uint64  `json:"count"`
 	P50   float64 `json:"p50_ms"`
@@ -50,7 +50,7 @@ type Latency struct {
 	Max   float64 `json:"max_ms"`
 }
 
-// PolicyReport is what one role's module did during the replay.
+// PolicyReport counts what a module did in one role during the replay.
 type PolicyReport struct {
 	Role    string  `json:"role"`
 	Module  string  `json:"module"`
@@ -64,7 +64,8 @@ type PolicyReport struct {
 func newReport(o *Options, t *tally, elapsed time.Duration) *Report {
 	r := &Report{
 		Trace: o.Trace, Requests: t.requests, Accesses: t.accesses, Hits: t.hits,
-		BytesLoaded: t.bytesLoaded, BytesStored: t.bytesStored, MismatchedBytes: t.mismatched, Seconds: elapsed.Seconds(),
+		BytesLoaded: t.bytesLoaded, BytesStored: t.bytesStored, MismatchedBytes: t.mismatched,
+		Seconds:  elapsed.Seconds(),
 		Sessions: o.Sessions, Ranks: o.Shape.Ranks, ChunkBytes: o.Shape.ChunkBytes,
 		Stored: t.kept, Resident: t.resident, Refused: t.refused, Shed: t.shed,
 		FailedStores: t.failedStores, FailedLoads: t.failedLoads,
@@ -82,7 +83,7 @@ func latency(h *trace.Histogram) Latency {
 	return Latency{Count: h.Count(), P50: millis(h.Quantile(0.5)), P99: millis(h.Quantile(0.99)), Max: millis(h.Max())}
 }
 
-// Err is nil when every chunk that the host took was served right.
+// Err is nil when the host stored and served every chunk correctly.
 func (r *Report) Err() error {
 	switch {
 	case r.MismatchedBytes > 0:
@@ -93,8 +94,8 @@ func (r *Report) Err() error {
 	return nil
 }
 
-// addPolicies counts what policies did between two Status answers. Several instances of a module in one role (one per
-// root) are one line.
+// addPolicies counts what policies did between two Status replies. Instances of a module in one role (one per root)
+// are one line.
 func (r *Report) addPolicies(before, after *proto.StatusReply) {
 	byName := map[string]*PolicyReport{}
 	add := func(s *proto.StatusReply, sign float64) {
@@ -134,7 +135,8 @@ func (r *Report) Table(out io.Writer) error {
 	row("hits", "%d (hit ratio %.4f)", r.Hits, r.HitRatio)
 	row("loaded", "%s", r.volume(r.BytesLoaded))
 	row("stored", "%s", r.volume(r.BytesStored))
-	row("store results", "%d stored, %d resident, %d refused, %d shed, %d failed", r.Stored, r.Resident, r.Refused, r.Shed, r.FailedStores)
+	row("store results", "%d stored, %d resident, %d refused, %d shed, %d failed", r.Stored, r.Resident, r.Refused,
+		r.Shed, r.FailedStores)
 	for _, l := range []struct {
 		name string
 		of   Latency
@@ -142,7 +144,8 @@ func (r *Report) Table(out io.Writer) error {
 		row(l.name, "p50 %.3f ms, p99 %.3f ms, max %.3f ms (%d)", l.of.P50, l.of.P99, l.of.Max, l.of.Count)
 	}
 	for _, p := range r.Policies {
-		row("policy "+p.Role, "%s (%s): %d calls, %d records, %.3f s%s", p.Module, shortDigest(p.Digest), p.Calls, p.Records, p.Seconds, faults(p.Faults))
+		row("policy "+p.Role, "%s (%s): %d calls, %d records, %.3f s%s", p.Module, shortDigest(p.Digest), p.Calls,
+			p.Records, p.Seconds, faults(p.Faults))
 	}
 	if r.Accesses > 0 && len(r.Policies) > 0 {
 		var parts []string
@@ -158,7 +161,7 @@ func (r *Report) Table(out io.Writer) error {
 	return w.Flush()
 }
 
-// share is the time spent in the policies of a role, or of all if it is empty, in nanoseconds per chunk access.
+// share is the time spent in the policies of a role (empty: all) in nanoseconds per chunk access.
 func (r *Report) share(role string) float64 {
 	var seconds float64
 	for _, p := range r.Policies {
@@ -169,7 +172,7 @@ func (r *Report) share(role string) float64 {
 	return seconds * 1e9 / float64(max(1, r.Accesses))
 }
 
-// roles are those that policies had a part in, in the order of Policies.
+// roles are the roles in Policies, in their order.
 func (r *Report) roles() (list []string) {
 	for _, p := range r.Policies {
 		if !slices.Contains(list, p.Role) {

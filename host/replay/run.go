@@ -14,12 +14,12 @@ import (
 	"github.com/kvhost/kvhost/host/trace"
 )
 
-// ahead is how many requests wait for a session before the dealer waits for it.
+// ahead is how many requests may wait for a session before the dealer blocks.
 const ahead = 64
 
-// Run replays a trace. The trace is read once before anything is sent, so that a damaged one is found first. With an
-// error of the run itself comes a report of what was done before it, or nil; what the run found wrong with the host's
-// answers is in the report, see [Report.Err].
+// Run replays a trace. It reads the trace once before it sends anything, so that a damaged one is found first. With
+// an error of the run itself it returns a report of what was done before, or nil. Wrong answers of the host are in
+// the report, see [Report.Err].
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func run(ctx context.Context, o *Options, requests int) (*Report, error) {
 	return report, failure
 }
 
-// count reads a trace through, as far as a limit (0: all), and says how many requests it holds.
+// count reads a trace up to a limit (0: all) and returns the number of its requests.
 func count(ctx context.Context, path string, limit int) (int, error) {
 	r, err := trace.Open(path)
 	if err != nil {
@@ -148,7 +148,7 @@ func play(ctx context.Context, o *Options, engines []*engine) error {
 	return group.Wait()
 }
 
-// numbered is a request with its place in the trace, from 1: its number in the session too.
+// numbered is a request with its position in the trace, from 1. It is also its number in the session.
 type numbered struct {
 	trace.Request
 	number uint32

@@ -169,13 +169,15 @@ func TestHitsAreTheTextbooks(t *testing.T) {
 			want, resident := textbook(requests, test.chunks)
 			socket, _ := start(t, t.TempDir(), int64(test.chunks)*entryBytes(t, test.shape), func(c *config.Config) {
 				for _, m := range test.modules {
-					c.Policies = append(c.Policies, config.Policy{Module: filepath.Join(policytest.Dir(t, m), m+".wasm")})
+					c.Policies = append(c.Policies, config.Policy{Module: filepath.Join(policytest.Dir(t, m),
+						m+".wasm")})
 				}
 			})
 			r := play(t, replay.Options{Trace: path, Socket: socket, Shape: test.shape, Memory: test.memory})
 			for _, p := range r.Policies {
 				// Victims that are named ahead and paths that are asked for together take few calls.
-				if p.Role == "evict" && p.Calls*20 > p.Records || p.Role == "place" && p.Calls*3 > p.Records || p.Faults > 0 {
+				if p.Role == "evict" && p.Calls*20 > p.Records || p.Role == "place" && p.Calls*3 > p.Records ||
+					p.Faults > 0 {
 					t.Errorf("%+v", p)
 				}
 			}
@@ -186,7 +188,8 @@ func TestHitsAreTheTextbooks(t *testing.T) {
 				t.Errorf("%d stored, %d shed, %d refused", r.Stored, r.Shed, r.Refused)
 			}
 			if r.BytesLoaded != r.Hits*test.shape.ChunkBytes || r.BytesStored != r.Stored*test.shape.ChunkBytes {
-				t.Errorf("%d bytes loaded for %d hits, %d stored for %d chunks", r.BytesLoaded, r.Hits, r.BytesStored, r.Stored)
+				t.Errorf("%d bytes loaded for %d hits, %d stored for %d chunks", r.BytesLoaded, r.Hits, r.BytesStored,
+					r.Stored)
 			}
 			if r.HitRatio != float64(r.Hits)/float64(r.Accesses) || r.Requests != int64(len(requests)) {
 				t.Errorf("hit ratio %v, %d requests", r.HitRatio, r.Requests)
@@ -198,12 +201,14 @@ func TestHitsAreTheTextbooks(t *testing.T) {
 // N chunks fit a capacity of N entries, and one more does not.
 func TestCapacityInChunksIsExact(t *testing.T) {
 	for _, shape := range []replay.Shape{
-		{Ranks: 1, ChunkBytes: 4096}, {Ranks: 3, ChunkBytes: 8192, PageBytes: 1024, Layers: 4}, {Ranks: 2, ChunkBytes: 1000, PageBytes: 10},
+		{Ranks: 1, ChunkBytes: 4096}, {Ranks: 3, ChunkBytes: 8192, PageBytes: 1024, Layers: 4},
+		{Ranks: 2, ChunkBytes: 1000, PageBytes: 10},
 	} {
 		ids := []uint64{1, 2, 3, 4, 5, 6, 7}
 		path := write(t, [][]uint64{ids, ids})
 		socket, _ := start(t, t.TempDir(), int64(len(ids))*entryBytes(t, shape))
-		if r := play(t, replay.Options{Trace: path, Socket: socket, Shape: shape}); r.Hits != int64(len(ids)) || r.Stored != int64(len(ids)) {
+		if r := play(t, replay.Options{Trace: path, Socket: socket, Shape: shape}); r.Hits != int64(len(ids)) ||
+			r.Stored != int64(len(ids)) {
 			t.Errorf("%+v: %d hits, %d stored of %d", shape, r.Hits, r.Stored, len(ids))
 		}
 		socket, _ = start(t, t.TempDir(), int64(len(ids))*entryBytes(t, shape)-4096)
@@ -249,7 +254,8 @@ func TestFoundAgainAfterRestart(t *testing.T) {
 	}
 	stop()
 	socket, _ = start(t, root, 1<<20)
-	if r := play(t, replay.Options{Trace: path, Socket: socket, Shape: shape, Limit: 1}); r.Hits != 3 || r.Stored != 0 || r.Requests != 1 {
+	if r := play(t, replay.Options{Trace: path, Socket: socket, Shape: shape, Limit: 1}); r.Hits != 3 ||
+		r.Stored != 0 || r.Requests != 1 {
 		t.Errorf("after the restart: %d hits, %d stored in %d requests", r.Hits, r.Stored, r.Requests)
 	}
 }
@@ -276,7 +282,8 @@ func TestWrongBytesAreFound(t *testing.T) {
 	if _, err := s.Register(t.Context(), 0, arena, []client.PlaneRegion{{Stride: 8192, Blocks: 1}}); err != nil {
 		t.Fatal(err)
 	}
-	job, err := s.Store(t.Context(), 1, 0, []client.StoreChunk{{Key: replay.ChainKeys(nil, ids)[0], Blocks: []uint32{0}}})
+	job, err := s.Store(t.Context(), 1, 0, []client.StoreChunk{{Key: replay.ChainKeys(nil, ids)[0],
+		Blocks: []uint32{0}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +329,8 @@ func TestDamagedFilesAreFailedLoads(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.MismatchedBytes != 0 || r.FailedLoads != 3 || r.Stored != 3 || !errors.Is(r.Err(), replay.ErrFailures) {
-		t.Errorf("%d mismatched, %d failed loads, %d stored, verdict %v", r.MismatchedBytes, r.FailedLoads, r.Stored, r.Err())
+		t.Errorf("%d mismatched, %d failed loads, %d stored, verdict %v", r.MismatchedBytes, r.FailedLoads, r.Stored,
+			r.Err())
 	}
 	if r := play(t, replay.Options{Trace: path, Socket: socket, Shape: shape}); r.Hits != 3 {
 		t.Errorf("afterwards %d hits", r.Hits)
@@ -366,7 +374,8 @@ func TestReportForms(t *testing.T) {
 	if err := r.Table(&table); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"chunk accesses", "5", "hit ratio 0.4000", "mismatched bytes  0", "policy evict", " ns per chunk access (admit ", "p99", "GB/s"} {
+	for _, want := range []string{"chunk accesses", "5", "hit ratio 0.4000", "mismatched bytes  0", "policy evict",
+		" ns per chunk access (admit ", "p99", "GB/s"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in\n%s", want, table.String())
 		}
@@ -379,7 +388,8 @@ func TestReportForms(t *testing.T) {
 	if err := json.Unmarshal(text, &fields); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]float64{"requests": 2, "accesses": 5, "hits": 2, "hit_ratio": 0.4, "bytes_loaded": 8192, "bytes_stored": 3 * 4096, "mismatched_bytes": 0} {
+	for name, want := range map[string]float64{"requests": 2, "accesses": 5, "hits": 2, "hit_ratio": 0.4,
+		"bytes_loaded": 8192, "bytes_stored": 3 * 4096, "mismatched_bytes": 0} {
 		if fields[name] != want {
 			t.Errorf("%s is %v, want %v", name, fields[name], want)
 		}

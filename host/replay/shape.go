@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// Shape is what a replayed chunk looks like.
+// Shape is the geometry of the replayed chunks.
 type Shape struct {
 	Ranks      int
 	ChunkBytes int64 // page bytes of one chunk in one rank
@@ -30,7 +30,8 @@ func (s Shape) Geometry() (chunk.Geometry, error) {
 		page = min(defaultPageBytes, s.ChunkBytes)
 	}
 	if page < 1 || s.ChunkBytes < page || s.ChunkBytes%page != 0 || page > chunk.MaxPayload {
-		return chunk.Geometry{}, fmt.Errorf("%w: a chunk of %d bytes is not a number of pages of %d bytes", ErrOptions, s.ChunkBytes, page)
+		return chunk.Geometry{}, fmt.Errorf("%w: a chunk of %d bytes does not consist of pages of %d bytes",
+			ErrOptions, s.ChunkBytes, page)
 	}
 	pages := s.ChunkBytes / page
 	layers := int64(s.Layers)
@@ -50,15 +51,17 @@ func (s Shape) Geometry() (chunk.Geometry, error) {
 	return g, nil
 }
 
-// Namespace is the one that a replay of this shape stores under. Replays of the same shape share it, whatever trace they
-// play: a key is the hash of its block's whole prefix.
+// Namespace is the namespace of replays of this shape. They share it whatever their trace: a key is the hash of its
+// block's whole
+// prefix.
 func (s Shape) Namespace() (*chunk.Namespace, error) {
 	g, err := s.Geometry()
 	if err != nil {
 		return nil, err
 	}
 	n := &chunk.Namespace{
-		Model: "kvhost-replay", DType: "u8", Engine: "kvhost-replay", HashAlgorithm: "xxh3-128-chain", KeyBytes: keyBytes,
+		Model: "kvhost-replay", DType: "u8", Engine: "kvhost-replay", HashAlgorithm: "xxh3-128-chain",
+		KeyBytes:       keyBytes,
 		TokensPerBlock: 1, TensorParallel: s.Ranks, Extra: map[string]string{"payload": "1"},
 		Groups: []chunk.Group{{ID: groupID, Lookup: chunk.ByPrefix, Geometry: g}},
 	}
@@ -71,9 +74,10 @@ func (s Shape) Namespace() (*chunk.Namespace, error) {
 	return n, nil
 }
 
-// EntryBytes is what one entry of this shape takes on disk under a layout policy (nil: the built-in one): for each rank
-// a file of a header page, the checksum table and the payload, each filled up to 4 KiB. A capacity of N times this holds
-// N entries exactly.
+// EntryBytes is the size on disk of one entry of this shape under a layout policy (nil: the built-in one): for each
+// rank a file with a header page, the checksum table and the payload, each padded to 4 KiB. A capacity of N times
+// this holds exactly N
+// entries.
 func (s Shape) EntryBytes(ctx context.Context, layout *policy.Module, config policy.Config) (int64, error) {
 	n, err := s.Namespace()
 	if err != nil {

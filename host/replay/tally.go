@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/trace"
 )
 
-// tally is what one engine counts. Chunks are counted once, however many ranks they have.
+// tally holds the counts of one engine. A chunk counts once, however many ranks it has.
 type tally struct {
 	requests, accesses, hits             int64
 	bytesLoaded, bytesStored, mismatched int64
@@ -22,11 +22,12 @@ const latencyBits = 7
 
 func newTally() tally {
 	return tally{
-		lookups: trace.NewHistogram(latencyBits), loads: trace.NewHistogram(latencyBits), stores: trace.NewHistogram(latencyBits),
+		lookups: trace.NewHistogram(latencyBits), loads: trace.NewHistogram(latencyBits),
+		stores: trace.NewHistogram(latencyBits),
 	}
 }
 
-// loaded counts a load of hits chunks, the request's first of which is first, and appends those to be stored again.
+// loaded counts a load of hits chunks that begins with the request's chunk first, and appends those to store again.
 func (t *tally) loaded(outcomes []loaded, hits, first int, again []int) []int {
 	for i := range hits {
 		good := true
@@ -36,7 +37,8 @@ func (t *tally) loaded(outcomes []loaded, hits, first int, again []int) []int {
 				good = false
 			}
 			if t.mismatched += o.wrong[i]; o.wrong[i] > 0 && t.firstMismatch == nil {
-				t.firstMismatch = fmt.Errorf("request %d, chunk %d, rank %d: %d bytes", t.requests+1, first+i, r, o.wrong[i])
+				t.firstMismatch = fmt.Errorf("request %d, chunk %d, rank %d: %d bytes", t.requests+1, first+i, r,
+					o.wrong[i])
 			}
 		}
 		if good {
@@ -59,7 +61,7 @@ func (t *tally) loaded(outcomes []loaded, hits, first int, again []int) []int {
 	return again
 }
 
-// stored counts a store: a chunk by the worst that a rank says of it.
+// stored counts a store: a chunk by the worst result of its ranks.
 func (t *tally) stored(results []client.StoreResult) {
 	for i := range results[0].Chunks {
 		seen := [5]bool{}

@@ -5,7 +5,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// cache is the host's side of one root: what is resident, and in which slot.
+// cache is the host's side of one root: the resident chunks and their slots.
 type cache struct {
 	w         *Workload
 	e         *policy.Evict
@@ -36,7 +36,8 @@ func newCache(w *Workload, e *policy.Evict, capacity int, units uint32) *cache {
 	return c
 }
 
-// request looks up, and stores what is missing of, one request's chunks, and tells how many were there from its start on.
+// request looks up one request's chunks and stores those that are missing. It returns the length of the resident
+// prefix.
 func (c *cache) request(ids []uint32, number uint32, now uint64, order Order) (prefix int, err error) {
 	if order == Forward {
 		prefix, err = c.forward(ids, number, now)
@@ -88,7 +89,7 @@ func (c *cache) forward(ids []uint32, number uint32, now uint64) (prefix int, er
 	return prefix, nil
 }
 
-// miss stores a chunk and answers its slot, or None.
+// miss stores a chunk and returns its slot, or None.
 func (c *cache) miss(ids []uint32, depth int, number uint32, now uint64) (uint32, error) {
 	id := ids[depth]
 	slot, err := c.insert(id, number, now)
@@ -166,7 +167,7 @@ func (c *cache) insert(id, number uint32, now uint64) (uint32, error) {
 	return slot, nil
 }
 
-// link tells that the parent of resident chunks came back.
+// link sends LINK for resident chunks whose parent came back.
 func (c *cache) link(parent, parentSlot, number uint32, now uint64) error {
 	for id := c.w.firstChild[parent]; id != abi.None; id = c.w.sibling[id] {
 		if c.slotOf[id] == abi.None {
@@ -183,7 +184,7 @@ func (c *cache) link(parent, parentSlot, number uint32, now uint64) error {
 	return nil
 }
 
-// remove evicts a slot, if there is anything in it.
+// remove evicts the chunk in a slot, if there is one.
 func (c *cache) remove(slot, number uint32, now uint64) error {
 	id := c.chunkOf[slot]
 	if id == abi.None {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Capacity is a root's size as it is written: "10%" of a trace's unique chunks, "5000" chunks, or "64GiB".
+// Capacity is the size of a root: "10%" of a trace's unique chunks, "5000" chunks, or "64GiB".
 type Capacity struct {
 	text  string
 	share *big.Rat // of the unique chunks
@@ -18,7 +18,7 @@ type Capacity struct {
 	bytes int64
 }
 
-// String is the text that the capacity was read from.
+// String is the text from which the capacity was parsed.
 func (c Capacity) String() string { return c.text }
 
 var byteUnits = []struct {
@@ -29,11 +29,12 @@ var byteUnits = []struct {
 	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
 }
 
-// ParseCapacity reads one capacity.
+// ParseCapacity parses a capacity.
 func ParseCapacity(text string) (Capacity, error) {
 	c := Capacity{text: text}
 	bad := func() (Capacity, error) {
-		return Capacity{}, fmt.Errorf("%w: %q: want a share such as 10%%, a number of chunks, or a size such as 64GiB", ErrCapacity, text)
+		return Capacity{}, fmt.Errorf("%w: %q: want a share such as 10%%, a number of chunks, or a size such as 64GiB",
+			ErrCapacity, text)
 	}
 	if number, ok := strings.CutSuffix(text, "%"); ok {
 		share, ok := new(big.Rat).SetString(number)
@@ -61,7 +62,7 @@ func ParseCapacity(text string) (Capacity, error) {
 	return c, nil
 }
 
-// Chunks is what the capacity means for a workload: shares are rounded down.
+// Chunks is the capacity in chunks of a workload. Shares are rounded down.
 func (c Capacity) Chunks(w *Workload, chunkBytes int64) (int, error) {
 	var n int64
 	switch {
@@ -79,7 +80,7 @@ func (c Capacity) Chunks(w *Workload, chunkBytes int64) (int, error) {
 	return int(min(n, math.MaxInt32)), nil
 }
 
-// ParseChunkBytes reads a chunk's size, and gives it in units of 4 KiB, too, rounded up.
+// ParseChunkBytes parses the size of a chunk. It also returns it in units of 4 KiB, rounded up.
 func ParseChunkBytes(text string) (bytes int64, units uint32, err error) {
 	c, err := ParseCapacity(text)
 	if err == nil && c.count > 0 {

@@ -4,10 +4,10 @@ import "errors"
 
 // Errors of this package.
 var (
-	// ErrCapacity: a capacity cannot be read, or is less than one chunk.
+	// ErrCapacity: a capacity is malformed, or less than one chunk.
 	ErrCapacity = errors.New("sim: bad capacity")
-	// ErrTrace: a trace holds nothing to simulate, or too much.
+	// ErrTrace: a trace has no accesses, or too many.
 	ErrTrace = errors.New("sim: unusable trace")
-	// ErrPolicy: a policy's name or settings cannot be read.
+	// ErrPolicy: a policy's name or settings are malformed.
 	ErrPolicy = errors.New("sim: bad policy")
 )

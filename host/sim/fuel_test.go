@@ -35,7 +35,8 @@ func TestHardQuestionsStayWithinFuel(t *testing.T) {
 				for s := from; s < slots; s++ {
 					now += 1e6
 					err := e.Event(abi.Event{
-						Op: op, Slot: s, Parent: abi.None, Key: fingerprint(uint64(s)), Size: 1, Request: s / 100, Tenant: 1, Depth: s % 100, Time: now,
+						Op: op, Slot: s, Parent: abi.None, Key: fingerprint(uint64(s)), Size: 1, Request: s / 100,
+						Tenant: 1, Depth: s % 100, Time: now,
 					})
 					if err != nil {
 						t.Fatalf("%s: %v", op, err)

@@ -18,7 +18,7 @@ type Grid struct {
 	Options    Options
 }
 
-// Accesses is how many accesses all runs together make.
+// Accesses is the number of accesses of all runs together.
 func (g *Grid) Accesses() (n int64) {
 	for _, w := range g.Workloads {
 		n += int64(w.Accesses())
@@ -33,13 +33,13 @@ type Outcome struct {
 	Elapsed time.Duration // of all runs, compiling modules for each not counted
 }
 
-// At is one result.
+// At returns one result.
 func (o *Outcome) At(workload, pol, capacity int) *Result {
 	g := o.grid
 	return &o.Results[(workload*len(g.Policies)+pol)*len(g.Capacities)+capacity]
 }
 
-// Run makes all runs, one per core at a time. The first error ends them.
+// Run does all runs, one per core at a time. The first error ends them.
 func (g *Grid) Run(ctx context.Context) (*Outcome, error) {
 	o := &Outcome{grid: g, Results: make([]Result, len(g.Workloads)*len(g.Policies)*len(g.Capacities))}
 	chunks := make([][]int, len(g.Workloads))

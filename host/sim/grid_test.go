@@ -64,11 +64,13 @@ func TestGrid(t *testing.T) {
 	for j, p := range g.Policies {
 		for k := range g.Capacities {
 			r := o.At(0, j, k)
-			if r.Policy != p.Text || r.Trace != w.Name || r.Accesses != w.Accesses() || r.Hits == 0 || r.AccessesPerSecond <= 0 {
+			if r.Policy != p.Text || r.Trace != w.Name || r.Accesses != w.Accesses() || r.Hits == 0 ||
+				r.AccessesPerSecond <= 0 {
 				t.Errorf("%s at %s: %+v", p.Label, g.Capacities[k], r)
 			}
 			if r.PrefixHits > r.Hits || r.SavedRatio > r.PrefixHitRatio*2 {
-				t.Errorf("%s at %s: %d hits of which %d in prefixes; %.3f saved", p.Label, g.Capacities[k], r.Hits, r.PrefixHits, r.SavedRatio)
+				t.Errorf("%s at %s: %d hits of which %d in prefixes; %.3f saved", p.Label, g.Capacities[k], r.Hits,
+					r.PrefixHits, r.SavedRatio)
 			}
 		}
 	}
@@ -90,7 +92,8 @@ func TestJSONFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{
-		"trace", "policy", "capacity", "accesses", "hits", "miss_ratio", "prefix_hit_ratio", "evictions", "accesses_per_second",
+		"trace", "policy", "capacity", "accesses", "hits", "miss_ratio", "prefix_hit_ratio", "evictions",
+		"accesses_per_second",
 		"recompute_seconds", "recompute_seconds_saved",
 	} {
 		if _, ok := fields[name]; !ok {

@@ -41,7 +41,7 @@ var natives = map[string]func(guest.Info) (any, error){
 // Natives are the first-party eviction policies that [Native] links, sorted.
 func Natives() []string { return slices.Sorted(maps.Keys(natives)) }
 
-// Native links a first-party eviction policy without wasm: what the sandbox costs is the difference.
+// Native links a first-party eviction policy without wasm, to measure the cost of the sandbox.
 func Native(name string) (*policy.Module, error) {
 	f, ok := natives[name]
 	if !ok {

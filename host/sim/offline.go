@@ -8,21 +8,21 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Names of the yardsticks, which know the future or need no room and so are no policies.
+// Names of the baselines. They know the future, or need no space, and so are not policies.
 const (
 	Belady   = "belady"
 	Infinite = "infinite"
 )
 
-// RunInfinite counts what a root without limit would give: what is left are first uses.
+// RunInfinite counts the hits of an unlimited root: only first uses miss.
 func (w *Workload) RunInfinite(ctx context.Context, o Options) (Result, error) {
 	r, err := w.offline(ctx, len(w.keys), o)
 	r.Policy = Infinite
 	return r, err
 }
 
-// RunBelady evicts what is used again last of all (L. A. Belady, A Study of Replacement Algorithms for a Virtual-Storage
-// Computer, IBM Systems Journal 5(2), 1966), the best that any policy without prefetching or bypassing could do.
+// RunBelady evicts the chunk whose next use is furthest away (L. A. Belady, A Study of Replacement Algorithms for a
+// Virtual-Storage Computer, IBM Systems Journal 5(2), 1966). No policy without prefetching or bypassing does better.
 func (w *Workload) RunBelady(ctx context.Context, capacity int, o Options) (Result, error) {
 	if capacity < 1 {
 		return Result{}, fmt.Errorf("%w: %d chunks", ErrCapacity, capacity)
@@ -77,7 +77,7 @@ func (w *Workload) offline(ctx context.Context, capacity int, o Options) (Result
 	return r, nil
 }
 
-// farthest is a heap of chunks with the one used again last on top.
+// farthest is a heap of chunks. On top is the one whose next use is furthest away.
 type farthest struct {
 	next  []uint32 // by chunk
 	place []uint32 // by chunk, in order; abi.None when absent
@@ -94,7 +94,7 @@ func newFarthest(chunks int) *farthest {
 
 func (h *farthest) has(id uint32) bool { return h.place[id] != abi.None }
 
-// set adds a chunk, or moves it up: its next use only ever gets later.
+// set adds a chunk, or moves it up: its next use only gets later.
 func (h *farthest) set(id, next uint32) {
 	h.next[id] = next
 	at := h.place[id]

@@ -21,8 +21,8 @@ td.best { font-weight: 700 }
 svg:has(.series:hover) .series:not(:hover) { opacity: .18 }
 `
 
-// WriteHTML writes a page that needs nothing else: the plot, in which pointing at a curve dims the others, and all
-// figures as tables.
+// WriteHTML writes a self-contained page: the plot, where pointing at a curve dims the others, and all figures as
+// tables.
 func (o *Outcome) WriteHTML(out io.Writer) error {
 	var b strings.Builder
 	b.WriteString("<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n")
@@ -30,8 +30,10 @@ func (o *Outcome) WriteHTML(out io.Writer) error {
 	b.WriteString(o.svg())
 	g := o.grid
 	for i, w := range g.Workloads {
-		fmt.Fprintf(&b, "<h2>%s</h2>\n<p>%s requests, %s accesses to %s chunks; %s. Prefill of everything: %s.</p>\n", html.EscapeString(w.Name),
-			thousands(w.Requests()), thousands(w.Accesses()), thousands(w.Unique()), g.Options.Order, hours(o.At(i, 0, 0).RecomputeSeconds))
+		fmt.Fprintf(&b, "<h2>%s</h2>\n<p>%s requests, %s accesses to %s chunks; %s. Prefill of everything: %s.</p>\n",
+			html.EscapeString(w.Name),
+			thousands(w.Requests()), thousands(w.Accesses()), thousands(w.Unique()), g.Options.Order,
+			hours(o.At(i, 0, 0).RecomputeSeconds))
 		o.pageTable(&b, i, "miss ratio", false, func(r *Result) float64 { return r.MissRatio }, "%.4f")
 		o.pageTable(&b, i, "prefix hit ratio", true, func(r *Result) float64 { return r.PrefixHitRatio }, "%.4f")
 		o.pageTable(&b, i, "prefill saved, %", true, func(r *Result) float64 { return 100 * r.SavedRatio }, "%.2f")
@@ -41,8 +43,9 @@ func (o *Outcome) WriteHTML(out io.Writer) error {
 	return err
 }
 
-// pageTable marks the best policy of each column; yardsticks do not compete.
-func (o *Outcome) pageTable(b *strings.Builder, workload int, title string, high bool, value func(*Result) float64, format string) {
+// pageTable marks the best policy of each column. Baselines do not compete.
+func (o *Outcome) pageTable(b *strings.Builder, workload int, title string, high bool, value func(*Result) float64,
+	format string) {
 	g := o.grid
 	fmt.Fprintf(b, "<div class=\"scroll\"><table>\n<tr><th>%s</th>", title)
 	for _, c := range g.Capacities {

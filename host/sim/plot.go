@@ -10,9 +10,10 @@ import (
 	"strings"
 )
 
-// The plot is hand-made SVG: one panel per workload, capacity across, miss ratio upwards, a label at each curve in
-// place of a legend. Colours are of middle lightness, so that they stand out on a light and on a dark ground; the rest
-// follows the viewer's colour scheme.
+// The plot is SVG: one panel per workload, x the capacity, y the miss ratio, and a label at each curve instead of a
+// legend. Colours have medium lightness, so that they stand out on light and dark backgrounds; the rest follows the
+// viewer's colour
+// scheme.
 const (
 	panelWidth  = 620.0
 	panelHeight = 430.0
@@ -52,11 +53,13 @@ func (o *Outcome) svg() string {
 	columns := min(2, len(o.grid.Workloads))
 	rows := (len(o.grid.Workloads) + columns - 1) / columns
 	width, height := panelWidth*float64(columns), panelHeight*float64(rows)
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" class="kv" viewBox="0 0 %g %g" width="%g" height="%g" role="img">`+"\n", width, height, width, height)
+	fmt.Fprintf(&b,
+		`<svg xmlns="http://www.w3.org/2000/svg" class="kv" viewBox="0 0 %g %g" width="%g" height="%g" role="img">`+"\n", width, height, width, height)
 	fmt.Fprintf(&b, "<title>Miss ratio by capacity</title>\n<style>%s</style>\n", plotStyle)
 	fmt.Fprintf(&b, `<rect class="ground" width="%g" height="%g" rx="8"/>`+"\n", width, height)
 	for i := range o.grid.Workloads {
-		fmt.Fprintf(&b, `<g transform="translate(%g %g)">`+"\n", panelWidth*float64(i%columns), panelHeight*float64(i/columns))
+		fmt.Fprintf(&b, `<g transform="translate(%g %g)">`+"\n", panelWidth*float64(i%columns),
+			panelHeight*float64(i/columns))
 		o.panel(i).draw(&b)
 		b.WriteString("</g>\n")
 	}
@@ -137,11 +140,13 @@ func thousands(n int) string {
 
 func (p *panel) draw(b *strings.Builder) {
 	right, foot := panelWidth-marginRight, panelHeight-marginFoot
-	fmt.Fprintf(b, `<text class="title" x="%g" y="26">%s</text><text class="quiet" x="%g" y="44">miss ratio; %s</text>`+"\n",
+	fmt.Fprintf(b,
+		`<text class="title" x="%g" y="26">%s</text><text class="quiet" x="%g" y="44">miss ratio; %s</text>`+"\n",
 		marginLeft-40, html.EscapeString(p.title), marginLeft-40, p.subtitle)
 	for _, v := range p.y.ticks() {
 		y := p.y.at(v)
-		fmt.Fprintf(b, `<line class="grid" x1="%g" x2="%g" y1="%.1f" y2="%.1f"/><text class="quiet" x="%g" y="%.1f" text-anchor="end">%s</text>`+"\n",
+		fmt.Fprintf(b,
+			`<line class="grid" x1="%g" x2="%g" y1="%.1f" y2="%.1f"/><text class="quiet" x="%g" y="%.1f" text-anchor="end">%s</text>`+"\n",
 			marginLeft, right, y, y, marginLeft-8, y+4, number(v))
 	}
 	last := math.Inf(-1)
@@ -149,11 +154,13 @@ func (p *panel) draw(b *strings.Builder) {
 		x := p.curves[0].points[min(i, len(p.curves[0].points)-1)].x
 		fmt.Fprintf(b, `<line class="axis" x1="%.1f" x2="%.1f" y1="%g" y2="%g"/>`, x, x, foot, foot+5)
 		if x-last > 34 {
-			fmt.Fprintf(b, `<text x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", x, foot+20, html.EscapeString(text))
+			fmt.Fprintf(b, `<text x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", x, foot+20,
+				html.EscapeString(text))
 			last = x
 		}
 	}
-	fmt.Fprintf(b, `<line class="axis" x1="%g" x2="%g" y1="%g" y2="%g"/><text class="quiet" x="%g" y="%g" text-anchor="middle">%s</text>`+"\n",
+	fmt.Fprintf(b,
+		`<line class="axis" x1="%g" x2="%g" y1="%g" y2="%g"/><text class="quiet" x="%g" y="%g" text-anchor="middle">%s</text>`+"\n",
 		marginLeft, right, foot, foot, (marginLeft+right)/2, foot+40, p.below)
 	places := p.labels()
 	for i, c := range p.curves {
@@ -176,16 +183,19 @@ func (p *panel) drawCurve(b *strings.Builder, c *curve, labelY float64) {
 		fill = "fill:#808994"
 	}
 	for _, pt := range c.points {
-		fmt.Fprintf(b, `<circle class="halo" cx="%.1f" cy="%.1f" r="3.2" style="%s"><title>%s</title></circle>`, pt.x, pt.y, fill, html.EscapeString(pt.text))
+		fmt.Fprintf(b, `<circle class="halo" cx="%.1f" cy="%.1f" r="3.2" style="%s"><title>%s</title></circle>`, pt.x,
+			pt.y, fill, html.EscapeString(pt.text))
 	}
 	end := c.points[len(c.points)-1]
 	x := panelWidth - marginRight + 22
-	fmt.Fprintf(b, `<path class="curve leader" style="stroke:%s" d="M%.1f %.1f L%.1f %.1f"/>`, strings.TrimPrefix(fill, "fill:"), end.x+5, end.y, x-4, labelY)
-	fmt.Fprintf(b, `<text class="label" x="%.1f" y="%.1f" style="%s">%s</text></g>`+"\n", x, labelY+4, fill, html.EscapeString(c.label))
+	fmt.Fprintf(b, `<path class="curve leader" style="stroke:%s" d="M%.1f %.1f L%.1f %.1f"/>`,
+		strings.TrimPrefix(fill, "fill:"), end.x+5, end.y, x-4, labelY)
+	fmt.Fprintf(b, `<text class="label" x="%.1f" y="%.1f" style="%s">%s</text></g>`+"\n", x, labelY+4, fill,
+		html.EscapeString(c.label))
 }
 
-// labels spreads the curves' labels along the right edge: in the order in which the curves end and, where they end
-// together, in the order in which they were last apart.
+// labels spreads the curves' labels along the right edge, in the order in which the curves end; where they end
+// together, in the order of the last point where they differ.
 func (p *panel) labels() []float64 {
 	order := make([]int, len(p.curves))
 	for i := range order {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// Policy is something to simulate: a module with its settings, or a yardstick.
+// Policy is something to simulate: a module with its settings, or a baseline.
 type Policy struct {
 	Text   string // as written
 	Label  string // short, for tables and plots
@@ -18,10 +18,10 @@ type Policy struct {
 	config policy.Config
 }
 
-// nativePrefix asks for the Go policy linked in, without wasm.
+// nativePrefix stands for the linked Go policy, without wasm.
 const nativePrefix = "native:"
 
-// OpenPolicy reads "name", "path/to.wasm", "native:name", "belady" or "infinite", with settings after a colon:
+// OpenPolicy parses "name", "path/to.wasm", "native:name", "belady" or "infinite", with settings after a colon:
 // "lfu.wasm:aging=false", "s3fifo:small=20,moveat=1".
 func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, error) {
 	if text == Belady || text == Infinite {
@@ -51,7 +51,7 @@ func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, 
 	return p, nil
 }
 
-// settings splits "name:key=value,key=value". A colon that no '=' follows belongs to the name.
+// settings splits "name:key=value,key=value". A colon without a '=' after it belongs to the name.
 func settings(text string) (name string, config policy.Config, err error) {
 	at := strings.LastIndexByte(text, ':')
 	if at < 0 || !strings.Contains(text[at:], "=") {
@@ -61,14 +61,14 @@ func settings(text string) (name string, config policy.Config, err error) {
 	for part := range strings.SplitSeq(text[at+1:], ",") {
 		key, value, ok := strings.Cut(part, "=")
 		if !ok || key == "" {
-			return "", nil, fmt.Errorf("%w: %q: settings are key=value, with commas between", ErrPolicy, text)
+			return "", nil, fmt.Errorf("%w: %q: want settings as key=value, separated by commas", ErrPolicy, text)
 		}
 		config[key] = value
 	}
 	return text[:at], config, nil
 }
 
-// FromModule simulates a module that is open already.
+// FromModule simulates an open module.
 func FromModule(m *policy.Module, config policy.Config) *Policy {
 	return &Policy{Text: m.Name(), Label: m.Name(), module: m, config: config}
 }

@@ -1,7 +1,7 @@
 package sim
 
-// Prefill is a model of what it costs to compute a chunk's KV again: a token takes 1/TokensPerSecond at the start of a
-// context and, because it attends to all before it, (1 + position/DoubleAt) times as long further in.
+// Prefill is a model of the cost of recomputing a chunk's KV. A token takes 1/TokensPerSecond at the start of a
+// context and, because it attends to all tokens before it, (1 + position/DoubleAt) times as long at a position.
 type Prefill struct {
 	TokensPerSecond float64
 	DoubleAt        float64 // tokens of context at which a token costs twice as much
@@ -13,7 +13,7 @@ func DefaultPrefill() Prefill {
 	return Prefill{TokensPerSecond: 20000, DoubleAt: 32768, ChunkTokens: 512}
 }
 
-// upTo is, for each n up to chunks, the seconds that the first n chunks of a prompt take.
+// upTo is, for each n up to chunks, the seconds to compute the first n chunks of a prompt.
 func (p Prefill) upTo(chunks int) []float64 {
 	costs := make([]float64, chunks+1)
 	if p.TokensPerSecond <= 0 || p.ChunkTokens <= 0 {

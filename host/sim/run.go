@@ -34,7 +34,7 @@ func ParseOrder(s string) (Order, error) {
 	return 0, fmt.Errorf("sim: unknown order %q (forward, tail-first)", s)
 }
 
-// Options say how a workload is run.
+// Options of a run.
 type Options struct {
 	Order      Order
 	ChunkUnits uint32 // size of a chunk in units of 4 KiB; 0 means 1
@@ -44,18 +44,19 @@ type Options struct {
 	Progress func(accesses int)
 }
 
-// Result is one policy at one capacity on one workload.
+// Result is the outcome of one policy at one capacity on one workload.
 type Result struct {
-	Trace             string  `json:"trace"`
-	Policy            string  `json:"policy"`
-	Capacity          int     `json:"capacity"` // chunks
-	Accesses          int     `json:"accesses"`
-	Hits              int     `json:"hits"`
-	MissRatio         float64 `json:"miss_ratio"`
-	PrefixHitRatio    float64 `json:"prefix_hit_ratio"` // what is contiguous from a request's start
-	Evictions         int     `json:"evictions"`
-	AccessesPerSecond float64 `json:"accesses_per_second"` // of the policy's loop: not reading the trace, nor numbering its chunks
-	RecomputeSeconds  float64 `json:"recompute_seconds"`   // prefill of everything
+	Trace          string  `json:"trace"`
+	Policy         string  `json:"policy"`
+	Capacity       int     `json:"capacity"` // chunks
+	Accesses       int     `json:"accesses"`
+	Hits           int     `json:"hits"`
+	MissRatio      float64 `json:"miss_ratio"`
+	PrefixHitRatio float64 `json:"prefix_hit_ratio"` // what is contiguous from a request's start
+	Evictions      int     `json:"evictions"`
+	// Of the policy's loop: not reading the trace, nor numbering its chunks
+	AccessesPerSecond float64 `json:"accesses_per_second"`
+	RecomputeSeconds  float64 `json:"recompute_seconds"` // prefill of everything
 	SavedSeconds      float64 `json:"recompute_seconds_saved"`
 	SavedRatio        float64 `json:"recompute_saved_ratio"`
 	Shed              int     `json:"shed"` // chunks not stored because the policy freed too little
@@ -77,11 +78,12 @@ func (r *Result) finish(w *Workload, o *Options, started time.Time) {
 	}
 }
 
-// progressStep is how many accesses pass between two looks at the context.
+// progressStep is the number of accesses between two checks of the context.
 const progressStep = 1 << 16
 
-// Run simulates a root of so many chunks under an eviction policy.
-func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Config, capacity int, o Options) (Result, error) {
+// Run simulates a root of capacity chunks under an eviction policy.
+func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Config, capacity int, o Options) (Result,
+	error) {
 	r := Result{Policy: m.Name(), Capacity: capacity}
 	if capacity < 1 {
 		return r, fmt.Errorf("%w: %d chunks", ErrCapacity, capacity)

@@ -92,7 +92,8 @@ func TestWorkload(t *testing.T) {
 func TestConcat(t *testing.T) {
 	a, b := workload(t, []uint64{1, 2}, []uint64{1}), workload(t, []uint64{1, 3})
 	w := Concat("a+b", a, b)
-	if w.Requests() != 3 || w.Unique() != 4 || !slices.Equal(w.ids, []uint32{0, 1, 0, 2, 3}) || !slices.IsSorted(w.times) {
+	if w.Requests() != 3 || w.Unique() != 4 || !slices.Equal(w.ids, []uint32{0, 1, 0, 2, 3}) ||
+		!slices.IsSorted(w.times) {
 		t.Errorf("ids %v, times %v", w.ids, w.times)
 	}
 	if !slices.Equal(w.parents, []uint32{abi.None, 0, abi.None, 2}) {
@@ -143,7 +144,8 @@ type recorder struct {
 func (r *recorder) Events(batch []abi.Event) {
 	for i := range batch {
 		e := &batch[i]
-		*r.log = append(*r.log, fmt.Sprintf("%s slot %d parent %d depth %d request %d", e.Op, int32(e.Slot), int32(e.Parent), e.Depth, e.Request))
+		*r.log = append(*r.log, fmt.Sprintf("%s slot %d parent %d depth %d request %d", e.Op, int32(e.Slot),
+			int32(e.Parent), e.Depth, e.Request))
 	}
 }
 
@@ -173,28 +175,39 @@ func TestEventOrder(t *testing.T) {
 		want    []string
 	}{
 		{"forward", workload(t, []uint64{1, 2}, []uint64{1, 3}), Options{ChunkUnits: 4}, []uint32{1}, 0, []string{
-			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1", "request_end slot -1 parent -1 depth 0 request 1",
+			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
+			"request_end slot -1 parent -1 depth 0 request 1",
 			"touch slot 0 parent -1 depth 0 request 2", "ask 16384 bytes", "remove slot 1 parent -1 depth 1 request 2",
 			"insert slot 1 parent 0 depth 1 request 2", "request_end slot -1 parent -1 depth 0 request 2",
 		}},
 		{"tail first", workload(t, []uint64{1, 2}, []uint64{1, 2}), Options{Order: TailFirst}, nil, 0, []string{
-			"insert slot 0 parent -1 depth 1 request 1", "insert slot 1 parent -1 depth 0 request 1", "link slot 0 parent 1 depth 1 request 1",
+			"insert slot 0 parent -1 depth 1 request 1", "insert slot 1 parent -1 depth 0 request 1",
+			"link slot 0 parent 1 depth 1 request 1",
 			"request_end slot -1 parent -1 depth 0 request 1",
-			"touch slot 0 parent 1 depth 1 request 2", "touch slot 1 parent -1 depth 0 request 2", "request_end slot -1 parent -1 depth 0 request 2",
+			"touch slot 0 parent 1 depth 1 request 2", "touch slot 1 parent -1 depth 0 request 2",
+			"request_end slot -1 parent -1 depth 0 request 2",
 		}},
-		{"the parent makes room and comes back", workload(t, []uint64{1, 2}, []uint64{3}, []uint64{1, 2}), Options{}, []uint32{0, 0}, 0, []string{
-			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1", "request_end slot -1 parent -1 depth 0 request 1",
-			"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2", "insert slot 0 parent -1 depth 0 request 2", "request_end slot -1 parent -1 depth 0 request 2",
-			"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 3", "insert slot 0 parent -1 depth 0 request 3", "link slot 1 parent 0 depth 1 request 3",
-			"touch slot 1 parent 0 depth 1 request 3", "request_end slot -1 parent -1 depth 0 request 3",
-		}},
-		{"the chunk before makes room", workload(t, []uint64{1, 2}, []uint64{3, 4}), Options{}, []uint32{0, 0}, 0, []string{
-			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1", "request_end slot -1 parent -1 depth 0 request 1",
-			"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2", "insert slot 0 parent -1 depth 0 request 2",
-			"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2", "insert slot 0 parent -1 depth 1 request 2", "request_end slot -1 parent -1 depth 0 request 2",
-		}},
+		{"the parent makes room and comes back", workload(t, []uint64{1, 2}, []uint64{3}, []uint64{1, 2}), Options{},
+			[]uint32{0, 0}, 0, []string{
+				"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
+				"request_end slot -1 parent -1 depth 0 request 1",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2", "insert slot 0 parent -1 depth 0 request 2",
+				"request_end slot -1 parent -1 depth 0 request 2",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 3", "insert slot 0 parent -1 depth 0 request 3",
+				"link slot 1 parent 0 depth 1 request 3",
+				"touch slot 1 parent 0 depth 1 request 3", "request_end slot -1 parent -1 depth 0 request 3",
+			}},
+		{"the chunk before makes room", workload(t, []uint64{1, 2}, []uint64{3, 4}), Options{}, []uint32{0, 0}, 0,
+			[]string{
+				"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
+				"request_end slot -1 parent -1 depth 0 request 1",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2", "insert slot 0 parent -1 depth 0 request 2",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2", "insert slot 0 parent -1 depth 1 request 2",
+				"request_end slot -1 parent -1 depth 0 request 2",
+			}},
 		{"nothing to free", workload(t, []uint64{1, 2}, []uint64{3}, []uint64{2}), Options{}, nil, 1, []string{
-			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1", "request_end slot -1 parent -1 depth 0 request 1",
+			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
+			"request_end slot -1 parent -1 depth 0 request 1",
 			"ask 4096 bytes", "request_end slot -1 parent -1 depth 0 request 2",
 			"touch slot 1 parent -1 depth 0 request 3", "request_end slot -1 parent -1 depth 0 request 3",
 		}},
@@ -227,8 +240,10 @@ func TestBeladyIsTheBest(t *testing.T) {
 				t.Errorf("%s hits %d times at %d chunks, belady %d", name, r.Hits, capacity, best.Hits)
 			}
 		}
-		if all, _ := w.RunInfinite(ctx, Options{}); best.Hits > all.Hits || capacity >= w.Unique() && best.Hits != all.Hits || all.Hits != w.Accesses()-w.Unique() {
-			t.Errorf("belady hits %d times at %d chunks, without limit there are %d hits", best.Hits, capacity, all.Hits)
+		if all, _ := w.RunInfinite(ctx, Options{}); best.Hits > all.Hits || capacity >= w.Unique() &&
+			best.Hits != all.Hits || all.Hits != w.Accesses()-w.Unique() {
+			t.Errorf("belady hits %d times at %d chunks, without limit there are %d hits", best.Hits, capacity,
+				all.Hits)
 		}
 	}
 }
@@ -280,7 +295,8 @@ func TestTailFirstKeepsPrefixes(t *testing.T) {
 func TestCapacities(t *testing.T) {
 	w := workload(t, []uint64{1, 2, 3, 4, 5, 6, 7}, []uint64{8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19})
 	for text, want := range map[string]int{
-		"10%": 1, "50%": 9, "100%": 19, "99.999%": 18, "5": 5, "1000": 1000, "64KiB": 4, "1MiB": 64, "70000B": 4, "0.5MiB": 32,
+		"10%": 1, "50%": 9, "100%": 19, "99.999%": 18, "5": 5, "1000": 1000, "64KiB": 4, "1MiB": 64, "70000B": 4,
+		"0.5MiB": 32,
 	} {
 		c, err := ParseCapacity(text)
 		if err != nil {
@@ -291,7 +307,8 @@ func TestCapacities(t *testing.T) {
 			t.Errorf("%s is %d chunks, want %d (%v)", text, got, want, err)
 		}
 	}
-	for _, text := range []string{"", "%", "0%", "-1%", "1/3%", "1e3%", "0", "-4", "x", "4x", "1.5", "-1GiB", "NaNGiB", "99999999999999TiB", "5000000000"} {
+	for _, text := range []string{"", "%", "0%", "-1%", "1/3%", "1e3%", "0", "-4", "x", "4x", "1.5", "-1GiB", "NaNGiB",
+		"99999999999999TiB", "5000000000"} {
 		if _, err := ParseCapacity(text); !errors.Is(err, ErrCapacity) {
 			t.Errorf("%q: %v", text, err)
 		}
@@ -316,7 +333,8 @@ func TestCapacities(t *testing.T) {
 func TestOpenPolicy(t *testing.T) {
 	ctx := context.Background()
 	for text, label := range map[string]string{
-		"belady": "belady", "infinite": "infinite", "native:lru": "lru (native)", "native:lfu:aging=false": "lfu aging=false (native)",
+		"belady": "belady", "infinite": "infinite", "native:lru": "lru (native)",
+		"native:lfu:aging=false": "lfu aging=false (native)",
 	} {
 		p, err := OpenPolicy(ctx, text, policy.Options{})
 		if err != nil || p.Label != label || p.Text != text {

@@ -7,23 +7,28 @@ import (
 	"unicode/utf8"
 )
 
-// WriteTable prints what was measured, one block per workload and figure.
+// WriteTable prints the results, one block per workload and figure.
 func (o *Outcome) WriteTable(out io.Writer) error {
 	g := o.grid
 	var b strings.Builder
 	for i, w := range g.Workloads {
-		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks; %s\n\n", w.Name, w.Requests(), w.Accesses(), w.Unique(), g.Options.Order)
+		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks; %s\n\n", w.Name, w.Requests(), w.Accesses(),
+			w.Unique(), g.Options.Order)
 		o.block(&b, i, "miss ratio", func(r *Result) string { return fmt.Sprintf("%.4f", r.MissRatio) })
 		o.block(&b, i, "prefix hit ratio", func(r *Result) string { return fmt.Sprintf("%.4f", r.PrefixHitRatio) })
 		if g.Options.Prefill.TokensPerSecond > 0 {
 			title := fmt.Sprintf("prefill saved, of %s", hours(o.At(i, 0, 0).RecomputeSeconds))
 			o.block(&b, i, title, func(r *Result) string { return fmt.Sprintf("%.2f %%", 100*r.SavedRatio) })
 		}
-		o.block(&b, i, "M accesses/s in the policy loop", func(r *Result) string { return fmt.Sprintf("%.1f", r.AccessesPerSecond/1e6) })
+		o.block(&b, i, "M accesses/s in the policy loop", func(r *Result) string {
+			return fmt.Sprintf("%.1f",
+				r.AccessesPerSecond/1e6)
+		})
 		for j := range g.Policies {
 			for k := range g.Capacities {
 				if r := o.At(i, j, k); r.Shed > 0 {
-					fmt.Fprintf(&b, "%s at %s: %d chunks were not stored, the policy freed too little\n", g.Policies[j].Label, g.Capacities[k], r.Shed)
+					fmt.Fprintf(&b, "%s at %s: %d chunks were not stored because the policy freed too little\n",
+						g.Policies[j].Label, g.Capacities[k], r.Shed)
 				}
 			}
 		}
@@ -39,7 +44,7 @@ func hours(seconds float64) string {
 	return fmt.Sprintf("%.1f h", seconds/3600)
 }
 
-// block is one table: policies down, capacities across.
+// block is one table: a row per policy, a column per capacity.
 func (o *Outcome) block(b *strings.Builder, workload int, title string, cell func(*Result) string) {
 	g := o.grid
 	rows := [][]string{{title}}

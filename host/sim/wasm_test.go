@@ -15,7 +15,8 @@ import (
 )
 
 // decisions is a digest of every victim a policy names on a workload, in order, with where it named it.
-func decisions(t testing.TB, w *Workload, m *policy.Module, config policy.Config, capacity int) (digest uint64, evictions int) {
+func decisions(t testing.TB, w *Workload, m *policy.Module, config policy.Config, capacity int) (digest uint64,
+	evictions int) {
 	t.Helper()
 	e, err := m.NewEvict(context.Background(), policy.EvictOptions{
 		MaxSlots: uint32(capacity), Capacity: uint64(capacity) * abi.SizeUnit, Seed: 1, Config: config,
@@ -58,7 +59,8 @@ func TestWasmDecidesAsNative(t *testing.T) {
 	for _, name := range Natives() {
 		t.Run(name, func(t *testing.T) {
 			// What decisions cost is not what this test is about.
-			m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}})
+			m, err := policy.Open(ctx, name, policy.Options{Dir: dir,
+				Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -68,7 +70,8 @@ func TestWasmDecidesAsNative(t *testing.T) {
 					want, evictions := decisions(t, w, native(t, name), config, capacity)
 					got, wasmEvictions := decisions(t, w, m, config, capacity)
 					if got != want || evictions != wasmEvictions || evictions == 0 {
-						t.Errorf("%v, %d chunks: %d evictions, natively %d; decisions %x, natively %x", config, capacity, wasmEvictions, evictions, got, want)
+						t.Errorf("%v, %d chunks: %d evictions, natively %d; decisions %x, natively %x", config,
+							capacity, wasmEvictions, evictions, got, want)
 					}
 				}
 			}

@@ -28,13 +28,13 @@ type Workload struct {
 	nextUse             []uint32 // of each access: where its chunk is used next
 }
 
-// Requests is how many requests the trace has.
+// Requests is the number of requests.
 func (w *Workload) Requests() int { return len(w.ends) }
 
-// Accesses is how many chunks they use, counting each use.
+// Accesses is the number of chunks that they use, counting each use.
 func (w *Workload) Accesses() int { return len(w.ids) }
 
-// Unique is how many different chunks that are.
+// Unique is the number of different chunks.
 func (w *Workload) Unique() int { return len(w.keys) }
 
 // maxAccesses keeps positions within u32.
@@ -50,7 +50,7 @@ func Load(ctx context.Context, path string) (*Workload, error) {
 	return read(ctx, traceName(path), r.Next)
 }
 
-// traceName is a file's name without what says how it is written.
+// traceName is a file's name without its extensions.
 func traceName(path string) string {
 	name := filepath.Base(path)
 	for _, suffix := range []string{".zst", ".gz", ".jsonl"} {
@@ -59,7 +59,7 @@ func traceName(path string) string {
 	return name
 }
 
-// FromRequests prepares requests that are in memory.
+// FromRequests prepares requests in memory.
 func FromRequests(name string, requests []trace.Request) (*Workload, error) {
 	i := 0
 	return read(context.Background(), name, func(req *trace.Request) error {
@@ -82,7 +82,7 @@ func read(ctx context.Context, name string, next func(*trace.Request) error) (*W
 			if len(w.ids) == 0 {
 				return nil, fmt.Errorf("%w: %s uses no chunk", ErrTrace, name)
 			}
-			w.family()
+			w.linkChildren()
 			return w, nil
 		case err != nil:
 			return nil, err
@@ -110,8 +110,8 @@ func read(ctx context.Context, name string, next func(*trace.Request) error) (*W
 	}
 }
 
-// family lists every chunk's children, the youngest first.
-func (w *Workload) family() {
+// linkChildren links every chunk's children, the youngest first.
+func (w *Workload) linkChildren() {
 	w.firstChild, w.sibling = make([]uint32, len(w.keys)), make([]uint32, len(w.keys))
 	for i := range w.firstChild {
 		w.firstChild[i], w.sibling[i] = abi.None, abi.None
@@ -124,7 +124,7 @@ func (w *Workload) family() {
 	}
 }
 
-// Concat is one workload after the other, in time too; their chunks have nothing in common.
+// Concat joins workloads, one after the other in time. Their chunks are different.
 func Concat(name string, parts ...*Workload) *Workload {
 	all := &Workload{Name: name}
 	var start uint64
@@ -152,7 +152,7 @@ func Concat(name string, parts ...*Workload) *Workload {
 		all.longest = max(all.longest, p.longest)
 		start = all.times[len(all.times)-1] + 1e9
 	}
-	all.family()
+	all.linkChildren()
 	return all
 }
 
@@ -164,7 +164,7 @@ func fingerprint(id uint64) uint64 {
 	return max(1, z^z>>31)
 }
 
-// numbering gives ids dense numbers: small ids by a table, others by a map.
+// numbering maps ids to dense numbers: small ids by a table, others by a map.
 type numbering struct {
 	small []uint32 // number + 1, 0 for none
 	large map[uint64]uint32

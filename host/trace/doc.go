@@ -1,14 +1,15 @@
-// Package trace reads, describes and makes request traces.
+// Package trace reads, describes and generates request traces.
 //
 // A trace is a stream of requests, one JSON object per line, in the format of published serving traces:
 //
 //	{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, 2353]}
 //
-// The timestamp counts milliseconds from the trace's start, the lengths tokens, and each hash id names one block of the
-// prompt together with everything before it: ids are chained, so an id has exactly one parent. A reader takes plain text,
-// gzip and zstd, told apart by their first bytes, and needs memory for one line only. Keys beyond these four are ignored.
+// The timestamp is in milliseconds from the start of the trace, the lengths are in tokens, and each hash id stands
+// for one block of the prompt together with everything before it: ids are chained, so an id has exactly one parent. A
+// reader takes plain text, gzip and zstd, recognised by their first bytes, and needs memory for one line only. Other
+// keys are ignored.
 //
-// A generator makes such traces from a seed: shared system prompts, conversations whose prefix grows turn by turn, agents
-// with many quick steps, and their sub-agents. It uses integers only, so that a seed gives the same bytes on every
-// machine.
+// The generator makes such traces from a seed: shared system prompts, conversations whose prefix grows turn by turn,
+// agents with many quick steps, and their sub-agents. It uses integers only, so that a seed gives the same bytes on
+// every machine.
 package trace

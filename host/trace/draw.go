@@ -2,8 +2,8 @@ package trace
 
 import "math/bits"
 
-// draw is a stream of pseudo-random numbers (SplitMix64) and the few distributions that the generator needs, all in
-// whole numbers: floating point may differ between processors, and a seed must not.
+// draw is a stream of pseudo-random numbers (SplitMix64) and the few distributions that the generator needs. All are
+// in integers: floating point may differ between CPUs, and a seed must give the same trace everywhere.
 type draw struct{ state uint64 }
 
 func (d *draw) next() uint64 {

@@ -6,12 +6,12 @@ import "errors"
 var (
 	// ErrFormat: a line is not a request.
 	ErrFormat = errors.New("trace: not a request")
-	// ErrBounds: a line or a list of ids is longer than this package takes.
+	// ErrBounds: a line or a list of ids is longer than the limit.
 	ErrBounds = errors.New("trace: too long")
 	// ErrOpen: the file cannot be opened.
 	ErrOpen = errors.New("trace: cannot open")
-	// ErrInput: the input ends early, is damaged, or cannot be read on. The requests before that were given.
+	// ErrInput: the input ends early, is damaged, or cannot be read. The requests before that were returned.
 	ErrInput = errors.New("trace: input ends early or is damaged")
-	// ErrOptions: a generator cannot work with these options.
+	// ErrOptions: the generator cannot use these options.
 	ErrOptions = errors.New("trace: bad generator options")
 )

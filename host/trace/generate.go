@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Mix says what a generated trace is made of.
+// Mix is the composition of a generated trace.
 type Mix struct {
 	Seed        uint64
 	Requests    int
@@ -17,8 +17,7 @@ type Mix struct {
 	GapMillis   int // mean time between two new sessions
 }
 
-// DefaultMix is a day-time mixture of everything; its seed and request count are those of the trace in
-// examples/traces.
+// DefaultMix is a mixture of all kinds, with the seed and the number of requests of the trace in examples/traces.
 func DefaultMix() Mix {
 	return Mix{Seed: 1, Requests: 2000, BlockTokens: 512, Prompts: 6, Chat: 50, Agent: 10, OneShot: 40, GapMillis: 4000}
 }
@@ -39,10 +38,10 @@ func (m *Mix) validate() error {
 	return nil
 }
 
-// Generate makes a trace's requests in order of time and hands them to emit. The request is valid during the call.
+// Generate calls emit with the requests of a trace in order of time. A request is valid during the call.
 //
-// A prompt's blocks are those that its tokens fill; the partial block at its end has no id. Output tokens join the
-// prefix of the session's next turn.
+// A prompt's blocks are those that its tokens fill; the partial block at its end has no id. Output tokens become part
+// of the prefix of the session's next turn.
 func Generate(m Mix, emit func(*Request) error) error {
 	if err := m.validate(); err != nil {
 		return err
@@ -92,7 +91,7 @@ type session struct {
 	tokens int64
 }
 
-// grow appends tokens to the prefix and names the blocks that they fill.
+// grow appends tokens to the prefix and assigns ids to the blocks that they fill.
 func (g *generator) grow(s *session, tokens int64) {
 	s.tokens += tokens
 	for int64(len(s.blocks)+1)*int64(g.mix.BlockTokens) <= s.tokens {
@@ -110,13 +109,13 @@ func (g *generator) prompt(kind int) *session {
 	return s
 }
 
-// start is a new session on a system prompt of this kind, the first ones being the most popular.
+// start starts a session on a system prompt of this kind. The first prompts are the most popular.
 func (g *generator) start(kind int) *session {
 	p := g.prompts[kind][g.draw.low(int64(g.mix.Prompts))]
 	return &session{blocks: append([]uint64(nil), p.blocks...), tokens: p.tokens}
 }
 
-// ask is a request for what the session holds; the answer joins it.
+// ask emits a request with the session's prefix, and appends the answer to it.
 func (g *generator) ask(s *session, output int64) *Request {
 	g.req.Timestamp, g.req.InputLength, g.req.OutputLength = g.now, s.tokens, output
 	g.req.HashIDs = append(g.req.HashIDs[:0], s.blocks...)
@@ -129,7 +128,7 @@ func (g *generator) schedule(after int64, do func() *Request) {
 	heap.Push(&g.events, event{at: g.now + after, order: g.order, do: do})
 }
 
-// arrive starts one session and sees to the next.
+// arrive starts a session and schedules the next.
 func (g *generator) arrive() *Request {
 	g.schedule(1+g.draw.around(int64(g.mix.GapMillis)), g.arrive)
 	switch lot := g.draw.below(int64(g.mix.Chat + g.mix.Agent + g.mix.OneShot)); {
@@ -143,7 +142,7 @@ func (g *generator) arrive() *Request {
 	return nil
 }
 
-// chat is a conversation: a question, an answer, some thought, and again.
+// chat is a conversation: a question, an answer, a pause, and again.
 func (g *generator) chat() {
 	s := g.start(promptChat)
 	left := 1 + g.draw.around(5)
@@ -162,7 +161,7 @@ func (g *generator) chat() {
 	g.schedule(0, turn)
 }
 
-// oneShot is a document and a question that nobody asks again.
+// oneShot is a document with a question, asked once.
 func (g *generator) oneShot() {
 	s := g.start(promptChat)
 	g.schedule(0, func() *Request {
@@ -176,7 +175,7 @@ const (
 	taskTokens  = 1500
 )
 
-// agent takes many quick steps on a growing prefix, and now and then waits for sub-agents.
+// agent takes many quick steps on a growing prefix, and sometimes waits for sub-agents.
 func (g *generator) agent() {
 	s := g.start(promptAgent)
 	g.grow(s, 200+g.draw.around(taskTokens))
@@ -206,7 +205,7 @@ func (g *generator) agent() {
 	g.schedule(0, step)
 }
 
-// subAgent works on a task of its own and reports at its end.
+// subAgent works on its own task and reports at the end.
 func (g *generator) subAgent(done func()) {
 	s := g.start(promptSub)
 	g.grow(s, 200+g.draw.around(taskTokens))

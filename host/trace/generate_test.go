@@ -69,7 +69,8 @@ func TestGeneratedTraceIsChained(t *testing.T) {
 		t.Errorf("%d accesses with another parent than before", s.OtherParents)
 	}
 	if s.PrefixHits != s.Accesses-s.Unique {
-		t.Errorf("%d prefix hits of %d: an infinite cache must hit contiguous prefixes only", s.PrefixHits, s.Accesses-s.Unique)
+		t.Errorf("%d prefix hits of %d: an infinite cache must hit contiguous prefixes only", s.PrefixHits,
+			s.Accesses-s.Unique)
 	}
 	if s.OneTimeShare() < 0.2 || s.HitRatio() < 0.3 || s.HitRatio() > 0.95 {
 		t.Errorf("not a mixture: one-time share %.3f, hit ratio %.3f", s.OneTimeShare(), s.HitRatio())
@@ -98,8 +99,10 @@ func TestEachKindAlone(t *testing.T) {
 	}
 	ok := DefaultMix()
 	for name, change := range map[string]func(*Mix){
-		"requests": func(m *Mix) { m.Requests = 0 }, "block": func(m *Mix) { m.BlockTokens = 0 }, "prompts": func(m *Mix) { m.Prompts = 0 },
-		"weights": func(m *Mix) { m.Chat, m.Agent, m.OneShot = 0, 0, 0 }, "negative": func(m *Mix) { m.Chat = -1 }, "gap": func(m *Mix) { m.GapMillis = 0 },
+		"requests": func(m *Mix) { m.Requests = 0 }, "block": func(m *Mix) { m.BlockTokens = 0 },
+		"prompts": func(m *Mix) { m.Prompts = 0 },
+		"weights": func(m *Mix) { m.Chat, m.Agent, m.OneShot = 0, 0, 0 }, "negative": func(m *Mix) { m.Chat = -1 },
+		"gap": func(m *Mix) { m.GapMillis = 0 },
 	} {
 		m := ok
 		change(&m)

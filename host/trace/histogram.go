@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// Histogram counts whole numbers in buckets whose width grows with the value, so that a quantile is known to a fixed
-// number of significant bits at any scale. It is not safe for concurrent use; merge one per goroutine.
+// Histogram counts integers in buckets whose width grows with the value, so that a quantile has a fixed number of
+// significant bits at any scale. It is not safe for concurrent use; merge one per goroutine.
 type Histogram struct {
 	bits   int
 	counts []uint64
@@ -16,7 +16,7 @@ type Histogram struct {
 	most   uint64
 }
 
-// NewHistogram keeps values exact below 2^bits and to a relative error of 2^-bits above; 1 to 16 bits.
+// NewHistogram counts values below 2^bits exactly, and larger ones with a relative error of 2^-bits; 1 to 16 bits.
 func NewHistogram(bits int) *Histogram {
 	return &Histogram{bits: min(max(bits, 1), 16), least: math.MaxUint64}
 }
@@ -30,7 +30,7 @@ func (h *Histogram) bucket(v uint64) int {
 	return shift<<(h.bits-1) + int(v>>shift)
 }
 
-// middle is the value that stands for a bucket.
+// middle is the value that represents a bucket.
 func (h *Histogram) middle(bucket int) uint64 {
 	half := 1 << (h.bits - 1)
 	if bucket < 2*half {
@@ -52,7 +52,7 @@ func (h *Histogram) Record(v uint64) {
 	h.least, h.most = min(h.least, v), max(h.most, v)
 }
 
-// Merge adds what another histogram of the same bits counted.
+// Merge adds the counts of another histogram with the same bits.
 func (h *Histogram) Merge(o *Histogram) {
 	if len(o.counts) > len(h.counts) {
 		h.counts = append(h.counts, make([]uint64, len(o.counts)-len(h.counts))...)
@@ -65,7 +65,7 @@ func (h *Histogram) Merge(o *Histogram) {
 	h.least, h.most = min(h.least, o.least), max(h.most, o.most)
 }
 
-// Count is how many values were recorded.
+// Count is the number of recorded values.
 func (h *Histogram) Count() uint64 { return h.count }
 
 // Mean is their mean, 0 for none.

@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// parse reads one JSON object. It is written by hand because a real trace has ten million ids, and a reflecting decoder
-// takes ten times as long over them.
+// parse parses one JSON object. It is written by hand because a real trace has ten million ids, and encoding/json
+// takes ten times as long.
 func parse(line []byte, req *Request) error {
 	p := parser{b: line}
 	req.Timestamp, req.InputLength, req.OutputLength, req.HashIDs = 0, 0, 0, req.HashIDs[:0]
@@ -199,7 +199,7 @@ func (p *parser) ids(dst []uint64) ([]uint64, error) {
 	}
 }
 
-// rounded reads a number from 0 up and rounds it to a whole one: some traces have fractions of milliseconds.
+// rounded parses a number of at least 0 and rounds it: some traces have fractions of milliseconds.
 func (p *parser) rounded(name string) (int64, error) {
 	start := p.i
 	for p.i < len(p.b) && isNumber(p.b[p.i]) {
@@ -225,7 +225,7 @@ func isNumber(c byte) bool {
 	return c-'0' <= 9 || c == '-' || c == '+' || c == '.' || c == 'e' || c == 'E'
 }
 
-// ignored skips a value of any type: brackets and strings are balanced here, the rest is checked by encoding/json.
+// ignored skips a value of any type. It balances brackets and strings; encoding/json checks the rest.
 func (p *parser) ignored() error {
 	start, depth := p.i, 0
 	for ; p.i < len(p.b); p.i++ {

@@ -10,7 +10,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Bounds of what is read.
+// Limits of the input.
 const (
 	MaxLine = 64 << 20 // bytes
 	MaxIDs  = 1 << 20  // per request
@@ -28,7 +28,7 @@ type Request struct {
 	Line         int      // where it stood, from 1
 }
 
-// Reader gives a trace's requests one by one. It is not safe for concurrent use.
+// Reader reads the requests of a trace one by one. It is not safe for concurrent use.
 type Reader struct {
 	name   string
 	src    io.Reader
@@ -73,7 +73,8 @@ func NewReader(src io.Reader, name string) (*Reader, error) {
 		}
 		r.src, r.packed, r.close = z, true, []func() error{z.Close}
 	case isZstd(head):
-		z, err := zstd.NewReader(whole, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+		z, err := zstd.NewReader(whole, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow),
+			zstd.WithDecoderLowmem(true))
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrInput, name, err)
 		}
@@ -84,13 +85,13 @@ func NewReader(src io.Reader, name string) (*Reader, error) {
 	return r, nil
 }
 
-// isZstd knows frames and skippable frames.
+// isZstd recognises frames and skippable frames.
 func isZstd(head []byte) bool {
 	return len(head) == 4 && (bytes.Equal(head, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
 		head[0]&0xf0 == 0x50 && bytes.Equal(head[1:], []byte{0x2a, 0x4d, 0x18}))
 }
 
-// Close releases what Open took.
+// Close closes the file that Open opened.
 func (r *Reader) Close() error {
 	var first error
 	for _, f := range r.close {
@@ -102,8 +103,8 @@ func (r *Reader) Close() error {
 	return first
 }
 
-// Next reads the next request into req, whose HashIDs are reused. It returns io.EOF at the trace's end, and the same
-// error again once there was one.
+// Next reads the next request into req, whose HashIDs are reused. It returns io.EOF at the end of the trace. After an
+// error it returns the same error again.
 func (r *Reader) Next(req *Request) error {
 	for r.err == nil {
 		line, err := r.readLine()
@@ -124,8 +125,8 @@ func (r *Reader) Next(req *Request) error {
 	return r.err
 }
 
-// readLine gives the next line without its end. It is valid until the next call. A last line without a line break
-// counts only when the input ended well: half a line can look whole.
+// readLine returns the next line without its line break. It is valid until the next call. A last line without a line
+// break counts only when the input ended without an error: half a line can look complete.
 func (r *Reader) readLine() ([]byte, error) {
 	for searched := r.lo; ; {
 		if i := bytes.IndexByte(r.buf[searched:r.hi], '\n'); i >= 0 {
@@ -171,7 +172,7 @@ func (r *Reader) lastLine() ([]byte, error) {
 	return line, nil
 }
 
-// ReadAll reads what is left of a trace. With an error come the requests before it.
+// ReadAll reads the rest of a trace. With an error it returns the requests before it.
 func (r *Reader) ReadAll() ([]Request, error) {
 	var all []Request
 	var slab []uint64

@@ -15,7 +15,7 @@ type Stats struct {
 	ReuseMillis  *Histogram // between two uses of an id
 }
 
-// HitRatio is the share of accesses whose id was used before: what an infinite cache answers.
+// HitRatio is the share of accesses whose id was used before: the hit ratio of an infinite cache.
 func (s *Stats) HitRatio() float64 { return share(s.Accesses-s.Unique, s.Accesses) }
 
 // PrefixHitRatio is the share of accesses in the leading part of a request that was used before.
@@ -31,7 +31,7 @@ func share(n, of int64) float64 {
 	return float64(n) / float64(of)
 }
 
-// Collector works out a trace's statistics, request by request.
+// Collector collects the statistics of a trace, request by request.
 type Collector struct {
 	stats  Stats
 	blocks map[uint64]blockUse
@@ -48,7 +48,7 @@ type blockUse struct {
 // noParent stands for the parent of a request's first block.
 const noParent = ^uint64(0)
 
-// NewCollector starts from nothing.
+// NewCollector returns an empty collector.
 func NewCollector() *Collector {
 	return &Collector{
 		stats:  Stats{Blocks: NewHistogram(14), ReuseMillis: NewHistogram(10)},
@@ -95,7 +95,7 @@ func (c *Collector) Add(req *Request) {
 	}
 }
 
-// Stats is what was counted so far. Its histograms are the collector's.
+// Stats returns the statistics so far. It shares the collector's histograms.
 func (c *Collector) Stats() Stats {
 	s := c.stats
 	s.SpanMillis = c.last - c.first

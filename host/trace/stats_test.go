@@ -14,12 +14,14 @@ func TestStats(t *testing.T) {
 	for _, r := range []Request{
 		{Timestamp: 1000, InputLength: 10, OutputLength: 1, HashIDs: []uint64{1, 2, 3}},
 		{Timestamp: 3000, InputLength: 20, OutputLength: 2, HashIDs: []uint64{1, 2, 4, 5}},
-		{Timestamp: 2000, InputLength: 30, OutputLength: 3, HashIDs: []uint64{6, 2}}, // 2 after 6: not chained, not a prefix hit
+		{Timestamp: 2000, InputLength: 30, OutputLength: 3, HashIDs: []uint64{6, 2}},
+		// 2 after 6: not chained, not a prefix hit
 	} {
 		c.Add(&r)
 	}
 	s := c.Stats()
-	if s.Requests != 3 || s.Accesses != 9 || s.Unique != 6 || s.OneTime != 4 || s.PrefixHits != 2 || s.OtherParents != 1 ||
+	if s.Requests != 3 || s.Accesses != 9 || s.Unique != 6 || s.OneTime != 4 || s.PrefixHits != 2 ||
+		s.OtherParents != 1 ||
 		s.SpanMillis != 2000 || s.InputTokens != 60 || s.OutputTokens != 6 {
 		t.Errorf("got %+v", s)
 	}

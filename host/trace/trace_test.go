@@ -70,13 +70,14 @@ func TestReadsPlainText(t *testing.T) {
 // The kind of a file is told by its content, whatever it is called.
 func TestReadsCompressed(t *testing.T) {
 	want := make([]Request, 0, 1000)
-	if err := Generate(Mix{Seed: 3, Requests: 1000, BlockTokens: 64, Prompts: 2, Chat: 1, GapMillis: 10}, func(r *Request) error {
-		c := *r
-		c.HashIDs = append([]uint64{}, r.HashIDs...)
-		c.Line = len(want) + 1
-		want = append(want, c)
-		return nil
-	}); err != nil {
+	if err := Generate(Mix{Seed: 3, Requests: 1000, BlockTokens: 64, Prompts: 2, Chat: 1, GapMillis: 10},
+		func(r *Request) error {
+			c := *r
+			c.HashIDs = append([]uint64{}, r.HashIDs...)
+			c.Line = len(want) + 1
+			want = append(want, c)
+			return nil
+		}); err != nil {
 		t.Fatal(err)
 	}
 	for _, kind := range []string{"x.jsonl", "x.jsonl.gz", "x.jsonl.zst"} {
@@ -105,7 +106,8 @@ func TestReadsCompressed(t *testing.T) {
 func TestTruncated(t *testing.T) {
 	var want []Request
 	for i := range 5000 {
-		want = append(want, Request{Timestamp: int64(i), HashIDs: []uint64{uint64(i) * 0x9e3779b97f4a7c15, uint64(i)}, Line: i + 1})
+		want = append(want, Request{Timestamp: int64(i), HashIDs: []uint64{uint64(i) * 0x9e3779b97f4a7c15, uint64(i)},
+			Line: i + 1})
 	}
 	for _, kind := range []string{"x.gz", "x.zst"} {
 		data := pack(t, kind, want)
@@ -155,7 +157,8 @@ func TestErrorsNameFileAndLine(t *testing.T) {
 		{`{"timestamp":0,"hash_ids":[1, 2`, "want , or ]"},
 	} {
 		got, err := read(t, []byte(ok+test.line+"\n"+ok))
-		if !errors.Is(err, ErrFormat) || !strings.HasPrefix(err.Error(), "x:2: ") || !strings.Contains(err.Error(), test.want) {
+		if !errors.Is(err, ErrFormat) || !strings.HasPrefix(err.Error(), "x:2: ") ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %q, want x:2 and %q", test.line, err, test.want)
 		}
 		if len(got) != 1 {
@@ -191,7 +194,9 @@ func TestBounds(t *testing.T) {
 		t.Errorf("read %d bytes before giving up", src.given)
 	}
 	ids := strings.Repeat("1,", MaxIDs) + "1"
-	if _, err := read(t, []byte(`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[`+ids+`]}`)); !errors.Is(err, ErrBounds) {
+	if _,
+		err := read(t,
+		[]byte(`{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[`+ids+`]}`)); !errors.Is(err, ErrBounds) {
 		t.Errorf("too many ids: %v", err)
 	}
 }
@@ -222,7 +227,8 @@ func FuzzRead(f *testing.F) {
 				}
 				t.Fatalf("accepted %q: %v", lines[req.Line-1], err)
 			}
-			if len(want.HashIDs) == len(req.HashIDs) && len(req.HashIDs) > 0 && !reflect.DeepEqual(want.HashIDs, req.HashIDs) {
+			if len(want.HashIDs) == len(req.HashIDs) && len(req.HashIDs) > 0 &&
+				!reflect.DeepEqual(want.HashIDs, req.HashIDs) {
 				t.Fatalf("ids %v, want %v", req.HashIDs, want.HashIDs)
 			}
 		}

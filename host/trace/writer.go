@@ -59,7 +59,7 @@ func (t *Writer) Write(req *Request) error {
 	return err
 }
 
-// Close writes what is left; it does not close the writer beneath.
+// Close writes buffered data. It does not close the underlying writer.
 func (t *Writer) Close() error {
 	err := t.out.Flush()
 	if t.pack != nil {

@@ -90,7 +90,8 @@ func TestOneTool(t *testing.T) {
 			t.Errorf("%s: %v %q, the machine has it: %v", name, err, out, want)
 		}
 	}
-	if out, err := exec.Command(binary, "nonsense").CombinedOutput(); err == nil || !strings.Contains(string(out), `no tool "nonsense"`) {
+	if out, err := exec.Command(binary, "nonsense").CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), `no tool "nonsense"`) {
 		t.Errorf("an unknown tool: %v %s", err, out)
 	}
 }

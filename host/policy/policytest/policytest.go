@@ -17,8 +17,8 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 )
 
-// Dir builds first-party policies (all directories under plugins/ when none is named) and returns the directory with their
-// .wasm files, for policy.Options.Dir. What one run built the next one finds.
+// Dir builds first-party policies (all directories under plugins/ when none is named) and returns the directory with
+// their .wasm files, for policy.Options.Dir. What one run built the next one finds.
 func Dir(t testing.TB, names ...string) string {
 	t.Helper()
 	dir, err := Build(names...)
@@ -69,8 +69,8 @@ func Overlay() (string, error) {
 	return overlay, run(testenv.Root(), nil, "go", "run", "./plugins/dist/build", "-overlay", overlay)
 }
 
-// Example builds a plugin of examples/plugins with its own Makefile, and returns the path of its module. The test is skipped
-// when the machine lacks the toolchain of its language.
+// Example builds a plugin of examples/plugins with its own Makefile, and returns the path of its module. The test is
+// skipped when the machine lacks the toolchain of its language.
 func Example(t testing.TB, name string) string {
 	t.Helper()
 	source := filepath.Join(testenv.Root(), "examples", "plugins", name)

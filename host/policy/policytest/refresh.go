@@ -7,7 +7,8 @@ import (
 	"path/filepath"
 )
 
-// refresh copies a file, or a directory's source files, and leaves alone what is the same, so that make sees what changed.
+// refresh copies a file, or a directory's source files, and leaves alone what is the same, so that make sees what
+// changed.
 func refresh(from, to string) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -2,13 +2,14 @@
 //
 //	go run ./plugins/dist/build [-v] [-overlay file | -o dir [plugin directory ...]]
 //
-// It takes every plugins/<name> that has a wasm directory. Modules go to plugins/dist, compressed, and the next build of the
-// host embeds them. With -overlay they go beside that file, which tells `go build -overlay` to embed them: nothing is written
-// to the source tree. With -o, all plugins or those named go to another directory, uncompressed, as <name>.wasm.
+// It takes every plugins/<name> that has a wasm directory. Modules go to plugins/dist, compressed, and the next build
+// of the host embeds them. With -overlay they go beside that file, which tells `go build -overlay` to embed them:
+// nothing is written to the source tree. With -o, all plugins or those named go to another directory, uncompressed,
+// as <name>.wasm.
 //
-// Each module has its manifest as a custom section. A second custom section holds a digest of everything that it was built
-// from (sources, manifest, Go version, flags): a module whose digest is current is not built again, and the same inputs give
-// the same bytes.
+// Each module has its manifest as a custom section. A second custom section holds a digest of everything that it was
+// built from (sources, manifest, Go version, flags): a module whose digest is current is not built again, and the
+// same inputs give the same bytes.
 package main
 
 import (
@@ -27,7 +28,8 @@ import (
 
 func main() {
 	out := flag.String("o", "", "write uncompressed modules to this `directory`")
-	overlay := flag.String("overlay", "", "write compressed modules beside this `file`, and the file for go build -overlay")
+	overlay := flag.String("overlay", "",
+		"write compressed modules beside this `file`, and the file for go build -overlay")
 	verbose := flag.Bool("v", false, "also print what is up to date")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

@@ -1,7 +1,7 @@
 // Package codec compresses policy modules for embedding, and decompresses them when they are used.
 //
-// Most of a module that was built by Go is the Go runtime, which is nearly the same in each. So one module, the base, is
-// compressed as it is, and serves as the dictionary of all others: they shrink to a tenth instead of a quarter.
+// Most of a module that was built by Go is the Go runtime, which is nearly the same in each. So one module, the base,
+// is compressed as it is, and serves as the dictionary of all others: they shrink to a tenth instead of a quarter.
 package codec
 
 import (
@@ -29,7 +29,8 @@ const maxModule = 64 << 20
 // dictionary names a base, so that a module is not decompressed with another one. Zstandard reserves the lowest and the
 // highest identifiers.
 func dictionary(base []byte) uint32 {
-	sum := sha256.Sum256(base[len(base)-min(len(base), 4096):]) // its last section is the digest of all that it was built from
+	// Its last section is the digest of all that it was built from
+	sum := sha256.Sum256(base[len(base)-min(len(base), 4096):])
 	return binary.LittleEndian.Uint32(sum[:])&0x3fffffff | 1<<16
 }
 
