@@ -1,0 +1,61 @@
+"""What differs between vLLM's versions, 0.26 to 0.33."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+#: vLLM 0.33 takes loads and failures in one answer; 0.26 asks for blocks only. None where it does not exist.
+TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
+
+
+class HybridRecovery:
+    """Restarts a request whose load failed in an engine with several KV cache groups.
+
+    From 0.33 on the engine does that itself, given ``failed_recving``. 0.26 takes failed blocks instead, and only with
+    one group. Its scheduler restarts the requests in its ``failed_recving_kv_req_ids``, however, whatever the number of
+    groups. This class finds the scheduler when it hands its block pool to the connector, and adds the requests."""
+
+    def __init__(self) -> None:
+        self._scheduler: Any = None
+
+    def find_scheduler(self) -> None:
+        """Call from ``bind_gpu_block_pool``: the scheduler, or a connector that wraps this one, is a caller."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            if isinstance(getattr(caller, "failed_recving_kv_req_ids", None), set):
+                self._scheduler = caller
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+
+    @property
+    def possible(self) -> bool:
+        return TransferResults is not None or self._scheduler is not None
+
+    def restart(self, requests: list[Any]) -> None:
+        """Call from ``update_connector_output``, before the engine takes the requests for loaded."""
+        if TransferResults is not None:
+            return
+        for request in requests:
+            request.num_computed_tokens = 0
+            self._scheduler.failed_recving_kv_req_ids.add(request.request_id)
+
+
+def host_attention_isa(vllm_config: Any) -> str:
+    """The instruction set of vLLM's CPU attention: it decides how a page is laid out."""
+    try:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+    except ImportError:
+        return ""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    return str(_get_attn_isa(model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype))
+
+
+def ranks() -> tuple[int, int]:
+    """This worker's (pipeline stage, rank in the stage)."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return get_pp_group().rank_in_group, get_tp_group().rank_in_group

@@ -1,0 +1,66 @@
+"""KV cache groups: what a hit needs of each, and which blocks of a request it may store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvhost.session import NOT_WANTED
+
+#: vLLM's block 0 stands for "no block": what a sliding window has left behind.
+NULL_BLOCK = 0
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One KV cache group. ``window`` is 0 when every token attends to all before it."""
+
+    id: int
+    block_tokens: int
+    chunk_tokens: int
+    window: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks per chunk."""
+        return self.chunk_tokens // self.block_tokens
+
+    def skipped(self, computed: int) -> int:
+        """How many leading tokens nothing attends to any more once ``computed`` tokens are."""
+        return max(0, computed - self.window + 1) if self.window else 0
+
+    def needed(self, chunks: int, first: int = 0) -> range:
+        """The chunks at or after ``first`` that must be loaded for the engine to go on behind ``chunks`` chunks."""
+        return range(max(first, self.skipped(chunks * self.chunk_tokens) // self.chunk_tokens), chunks)
+
+    def storable(self, chunk: int, computed: int) -> bool:
+        """Whether all blocks of a chunk are still held in a step that begins with ``computed`` tokens."""
+        return self.skipped(computed) // self.block_tokens <= chunk * self.blocks
+
+    def chunk_blocks(self, table: Sequence[int], chunk: int) -> list[int]:
+        return list(table[chunk * self.blocks : (chunk + 1) * self.blocks])
+
+    def wanted_blocks(self, table: Sequence[int], chunk: int, computed: int) -> list[int]:
+        """A chunk's blocks for a load, without those that the engine has already and those behind the window."""
+        have = computed // self.block_tokens
+        return [
+            NOT_WANTED if chunk * self.blocks + i < have or b == NULL_BLOCK else b
+            for i, b in enumerate(self.chunk_blocks(table, chunk))
+        ]
+
+
+def chunk_size(tokens: int, block_tokens: Sequence[int]) -> int:
+    """The smallest multiple of all groups' blocks that is at least ``tokens``."""
+    unit = math.lcm(*block_tokens)
+    return -(-tokens // unit) * unit
+
+
+def longest_hit(groups: Sequence[GroupPlan], chunks: int, has: Callable[[int, int], bool]) -> int:
+    """How many leading chunks the engine can be given: ``has(position in groups, chunk)`` tells what is there."""
+    n = chunks
+    for at, g in enumerate(groups):
+        if not g.window:
+            n = next((i for i in range(n) if not has(at, i)), n)
+    windows = [(at, g) for at, g in enumerate(groups) if g.window]
+    return next((b for b in range(n, 0, -1) if all(has(at, i) for at, g in windows for i in g.needed(b))), 0)

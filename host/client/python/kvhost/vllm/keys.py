@@ -1,0 +1,82 @@
+"""Keys of chunks: a hash chain over what decides a chunk's KV.
+
+A chunk's key covers the whole prefix up to its end. The chain depends neither on vLLM's block hashes nor on
+``PYTHONHASHSEED``, so it is stable across restarts and equal in all engines with the same namespace. All integers are
+big-endian, all texts are preceded by their length in bytes (4 bytes):
+
+    root   = BLAKE2b-256("kvhost chain 1" NUL, tokens per chunk (4 bytes), LoRA name, LoRA path, cache salt, generation)
+    key(i) = BLAKE2b-256(key(i-1) or root, the chunk's token ids (4 bytes each),
+                         for each multimodal item that overlaps the chunk: its first position relative to the chunk's
+                         (8 bytes, signed), its length in tokens (4 bytes), its identifier)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+KEY_BYTES = 32
+ALGORITHM = "kvhost-blake2b-1"
+
+_U32 = "I" if array("I").itemsize == 4 else "L"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A multimodal item of a prompt: placeholder tokens whose KV depends on the item's content."""
+
+    start: int  # token position
+    length: int  # tokens
+    identifier: str
+
+
+def _text(s: str | bytes) -> bytes:
+    raw = s.encode("utf-8", "surrogatepass") if isinstance(s, str) else s
+    return struct.pack(">I", len(raw)) + raw
+
+
+def _tokens(ids: Sequence[int]) -> bytes:
+    packed = array(_U32, ids)
+    if sys.byteorder == "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+class Chain:
+    """The keys of one request's chunks, extended as its tokens become known."""
+
+    def __init__(
+        self,
+        chunk_tokens: int,
+        *,
+        lora_name: str = "",
+        lora_path: str = "",
+        salt: str = "",
+        items: Sequence[Item] = (),
+        generation: bytes = b"",
+    ) -> None:
+        """``generation`` sets apart what was computed before the engine's weights changed."""
+        self._size = chunk_tokens
+        self._items = sorted(items, key=lambda i: i.start)
+        head = b"kvhost chain 1\0" + struct.pack(">I", chunk_tokens)
+        for part in (lora_name, lora_path, salt, generation):
+            head += _text(part)
+        self._root = hashlib.blake2b(head, digest_size=KEY_BYTES).digest()
+        self.keys: list[bytes] = []
+
+    def extend(self, tokens: Sequence[int], count: int | None = None) -> list[bytes]:
+        """All keys of the full chunks in the first ``count`` tokens (all of them by default)."""
+        have = len(tokens) if count is None else min(count, len(tokens))
+        for i in range(len(self.keys), have // self._size):
+            start, end = i * self._size, (i + 1) * self._size
+            h = hashlib.blake2b(self.keys[-1] if self.keys else self._root, digest_size=KEY_BYTES)
+            h.update(_tokens(tokens[start:end]))
+            for item in self._items:
+                if item.start < end and item.start + item.length > start:
+                    h.update(struct.pack(">qI", item.start - start, item.length) + _text(item.identifier))
+            self.keys.append(h.digest())
+        return self.keys

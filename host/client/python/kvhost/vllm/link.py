@@ -1,0 +1,155 @@
+"""A session that is opened in the background, and opened again when the host went away and came back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from kvhost.errors import HostError, HostGone, KvhostError
+from kvhost.session import Session
+
+log = logging.getLogger("vllm.kvhost")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+class Opener(Protocol):
+    """Opens the sessions of an epoch: all of them, or none and an exception."""
+
+    def __call__(self, epoch: int) -> list[Session]: ...
+
+
+class Link:
+    """Sessions that live and end together.
+
+    An epoch numbers the life of one host as the engine's scheduler saw it. It is part of the engine id. The host counts
+    leases per engine id, so a lease of an earlier epoch cannot be mistaken for one of this epoch."""
+
+    def __init__(
+        self, name: str, socket: str, open: Opener, *, leads: bool, on_end: Callable[[], None] | None = None
+    ) -> None:
+        """A link that ``leads`` begins a new epoch each time it loses its sessions; others :meth:`follow`."""
+        self._name, self._socket, self._open, self._leads = name, socket, open, leads
+        self._on_end = on_end
+        self._wake = threading.Condition()
+        self._sessions: list[Session] = []
+        self._epoch = 0  # that is wanted
+        self._opened = -1  # of the sessions, -1 while there are none
+        self._paused = False
+        self._closed = False
+        self._said = ""  # the last failure in the log
+        self._thread = threading.Thread(target=self._run, name=f"kvhost-link-{name}", daemon=True)
+
+    def start(self, wait: float) -> bool:
+        """Begins to connect; returns whether it did within ``wait`` seconds."""
+        self._thread.start()
+        with self._wake:
+            return self._wake.wait_for(lambda: self._opened >= 0, wait)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the sessions, -1 while there are none."""
+        opened = self._opened
+        return opened if self._alive() else -1
+
+    @property
+    def wanted(self) -> int:
+        return self._epoch
+
+    def sessions(self, epoch: int | None = None) -> list[Session]:
+        """The sessions, if they are up and of the epoch; otherwise none."""
+        with self._wake:
+            return self._sessions if self._alive() and epoch in (None, self._opened) else []
+
+    def _alive(self) -> bool:
+        sessions = self._sessions
+        return bool(sessions) and not any(s.ended.is_set() for s in sessions)
+
+    def follow(self, epoch: int) -> None:
+        """Opens sessions of another epoch in place of those that it has."""
+        if epoch != self._epoch:
+            with self._wake:
+                self._epoch = epoch
+                self._wake.notify_all()
+
+    def pause(self) -> None:
+        """Closes the sessions until :meth:`resume`; returns when they are closed."""
+        with self._wake:
+            self._paused = True
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: not self._sessions)
+
+    def resume(self, wait: float) -> bool:
+        with self._wake:
+            self._paused = False
+            self._wake.notify_all()
+            return self._wake.wait_for(lambda: self._opened >= 0, wait)
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        pause, due = _FIRST_PAUSE, 0.0
+        while True:
+            with self._wake:
+                wanted = not self._closed and not self._paused
+                if self._sessions and (not wanted or not self._alive() or self._opened != self._epoch):
+                    ended = self._sessions
+                elif self._closed:
+                    return
+                elif not wanted or self._sessions:
+                    self._wake.wait(0.1)  # and look whether the sessions still live
+                    continue
+                else:
+                    ended = []
+            if ended:
+                self._end(ended)
+                due = 0.0
+                continue
+            if time.monotonic() < due:
+                time.sleep(min(0.05, max(0.0, due - time.monotonic())))
+                continue
+            if self._connect():
+                pause = _FIRST_PAUSE
+            else:
+                due = time.monotonic() + pause
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _end(self, ended: list[Session]) -> None:
+        lost = any(s.ended.is_set() for s in ended)
+        for s in ended:
+            s.close()
+        if self._on_end is not None:
+            self._on_end()
+        with self._wake:
+            self._sessions, self._opened = [], -1
+            if lost:
+                log.warning("kvhost %s: session with %s lost; computing without it, will reconnect",
+                            self._name, self._socket)
+                if self._leads:
+                    self._epoch += 1
+            self._wake.notify_all()
+
+    def _connect(self) -> bool:
+        epoch = self._epoch
+        try:
+            sessions = self._open(epoch)
+        except (KvhostError, TimeoutError, OSError) as e:
+            why = "no host answers there" if isinstance(e, HostGone) else str(e)
+            if why != self._said:
+                self._said = why
+                level = logging.ERROR if isinstance(e, HostError) else logging.WARNING
+                log.log(level, "kvhost %s: cannot connect to %s: %s; will retry", self._name, self._socket, why)
+            return False
+        with self._wake:
+            self._sessions, self._opened = sessions, epoch
+            self._wake.notify_all()
+        self._said = ""
+        log.info("kvhost %s: connected to %s, version %s", self._name, self._socket, sessions[0].version)
+        return True

@@ -1,0 +1,89 @@
+"""Lookups of one request in every group and on every pipeline stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kvhost.errors import KvhostError
+from kvhost.session import Lookup, PendingLookup, Session
+from kvhost.vllm.groups import GroupPlan, longest_hit
+
+
+class RequestLookup:
+    """What the host has of one request's chunks: asked for in all groups at once, answered asynchronously."""
+
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        groups: Sequence[GroupPlan],
+        keys: Sequence[bytes],
+        request: int,
+        readers: int,
+    ) -> None:
+        """``sessions`` has one for each pipeline stage. ``readers`` has a bit for each rank of a stage."""
+        self._groups, self._count = groups, len(keys)
+        self._lease_seconds = min(s.lease_seconds for s in sessions)
+        self.began = time.monotonic()
+        self._answered = 0.0
+        self._pending: list[list[PendingLookup]] = []  # by group, then stage
+        self._found: list[list[Lookup]] = []
+        for g in groups:
+            self._pending.append(
+                [s.start_lookup(keys, group=g.id, request=request, readers=readers) for s in sessions]
+            )
+
+    def done(self, timeout: float = 0) -> bool:
+        """Whether every answer came within ``timeout`` seconds. An answer that is an error counts as a miss."""
+        if self._found:
+            return True
+        due = time.monotonic() + timeout
+        if not all(p.done(max(0.0, due - time.monotonic())) for stages in self._pending for p in stages):
+            return False
+        self._answered = time.monotonic()
+        found: list[list[Lookup]] = []
+        failed = False
+        for stages in self._pending:
+            found.append([])
+            for p in stages:
+                try:
+                    found[-1].append(p.result(0))
+                except KvhostError:
+                    failed = True
+        self._found = found
+        if failed:
+            self.release()
+            self._count = 0
+        return True
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the leases last long enough for a load to be sent."""
+        return time.monotonic() - self._answered < self._lease_seconds / 2
+
+    @property
+    def seconds(self) -> float:
+        """How long the answers took."""
+        return self._answered - self.began
+
+    def hit(self, limit: int) -> int:
+        """How many leading chunks, at most ``limit``, the engine can be given."""
+        return longest_hit(
+            self._groups, min(limit, self._count), lambda g, i: all(found.has(i) for found in self._found[g])
+        )
+
+    def expected_seconds(self) -> float:
+        """The host's estimate for loading all that was found, 0 if it gave none."""
+        return max((getattr(f, "expected_seconds", 0.0) for stages in self._found for f in stages), default=0.0)
+
+    def leases(self, group: int) -> list[int]:
+        return [f.lease for f in self._found[group]]
+
+    def release(self) -> None:
+        """Gives the leases back. The answers that have not come are given back when their request ends."""
+        for stages in self._found:
+            for found in stages:
+                try:
+                    found.release(wait=False)
+                except KvhostError:
+                    pass

@@ -1,0 +1,129 @@
+"""What vLLM's configuration says about the model's KV: groups, namespace, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvhost.shape import Namespace
+from kvhost.vllm import compat
+from kvhost.vllm.groups import GroupPlan, chunk_size
+from kvhost.vllm.keys import ALGORITHM, KEY_BYTES
+from kvhost.vllm.regions import GroupRegions
+from kvhost.vllm.settings import Refused, Settings
+
+# Specs by the name of their class: what is none of these, or derives from these with a meaning of its own, is refused.
+_FULL = {"FullAttentionSpec", "MLAAttentionSpec", "TQFullAttentionSpec", "SinkFullAttentionSpec"}
+_WINDOW = {"SlidingWindowSpec", "SlidingWindowMLASpec"}
+
+
+def _layer_specs(group: Any) -> dict[str, Any]:
+    spec = group.kv_cache_spec
+    each = getattr(spec, "kv_cache_specs", None)  # layers of one kind that differ in size
+    return {name: each[name] if each else spec for name in group.layer_names}
+
+
+def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> list[GroupPlan]:
+    """The cache's groups, or why they are not offloaded."""
+    parallel = vllm_config.parallel_config
+    if parallel.prefill_context_parallel_size > 1:
+        raise Refused(f"prefill_context_parallel_size is {parallel.prefill_context_parallel_size}, want 1")
+    if getattr(parallel, "nnodes_within_dp", 1) > 1:
+        raise Refused(f"an engine on {parallel.nnodes_within_dp} nodes: the scheduler asks only its own node's host")
+    if not kv_cache_config.kv_cache_groups:
+        raise Refused("the model has no KV cache")
+    context = parallel.decode_context_parallel_size
+    found: list[tuple[int, int]] = []  # (block tokens, window)
+    for at, group in enumerate(kv_cache_config.kv_cache_groups):
+        specs = list(_layer_specs(group).values())
+        names = {type(s).__name__ for s in specs}
+        if not names <= _FULL and not names <= _WINDOW:
+            kinds = ", ".join(sorted(names))
+            raise Refused(f"KV cache group {at} is {kinds}; supported are full, MLA and sliding-window attention")
+        windows = {s.sliding_window for s in specs} if names <= _WINDOW else {0}
+        if len(windows) > 1:
+            raise Refused(f"KV cache group {at} has windows of {sorted(windows)} tokens")
+        found.append((group.kv_cache_spec.block_size * context, windows.pop()))
+    tokens = chunk_size(settings.chunk_tokens, [b for b, _ in found])
+    return [GroupPlan(at, block, tokens, window) for at, (block, window) in enumerate(found)]
+
+
+def replicated(kv_cache_config: Any) -> bool:
+    """Whether every rank of a stage holds the same bytes."""
+    return all(
+        "MLA" in type(s).__name__ for g in kv_cache_config.kv_cache_groups for s in _layer_specs(g).values()
+    )
+
+
+def group_regions(
+    kv_cache_config: Any, plans: Sequence[GroupPlan], tensors: Mapping[str, Any]
+) -> list[GroupRegions]:
+    """The pages of every group in the engine's tensors."""
+    groups = []
+    for plan, group in zip(plans, kv_cache_config.kv_cache_groups, strict=True):
+        layers = []
+        for name, spec in _layer_specs(group).items():
+            tensor = tensors.get(name)
+            if tensor is None or not hasattr(tensor, "data_ptr"):
+                raise Refused(f"layer {name}: its cache is {type(tensor).__name__}, not one tensor")
+            size = getattr(spec, "unpadded_page_size_bytes", None) or spec.page_size_bytes
+            layers.append((name, tensor, size))
+        groups.append(GroupRegions(plan, layers, kv_cache_config.num_blocks))
+    return groups
+
+
+def namespace(
+    vllm_config: Any, kv_cache_config: Any, settings: Settings, regions: Sequence[GroupRegions],
+    tensors: Mapping[str, Any], stage: int,
+) -> Namespace:
+    """All that must agree for this engine's bytes to be another's. Each pipeline stage is a namespace of its own."""
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    plans = [r.plan for r in regions]
+    specs = [
+        [name, type(s).__name__, s.block_size, s.page_size_bytes]
+        for g in kv_cache_config.kv_cache_groups for name, s in _layer_specs(g).items()
+    ]
+    extra = {
+        "chunk_tokens": str(plans[0].chunk_tokens),
+        "config": _digest(_model_config(model)),
+        "layout": _digest([[r.layout for r in regions], specs, _backends(vllm_config, tensors)]),
+        "quantization": str(model.quantization or ""),
+        "kv_scales": str(bool(getattr(cache, "calculate_kv_scales", False))),
+        "stage": f"{stage}/{parallel.pipeline_parallel_size}",
+        "context_parallel": f"{parallel.decode_context_parallel_size}/{parallel.cp_kv_cache_interleave_size}",
+        **settings.extra,
+    }
+    if all(t.device.type == "cpu" for t in tensors.values()):
+        extra["isa"] = compat.host_attention_isa(vllm_config)
+    return Namespace(
+        model=settings.model or str(model.model), revision=settings.revision or str(model.revision or ""),
+        dtype=f"{cache.cache_dtype}/{str(model.dtype).removeprefix('torch.')}", engine="vllm",
+        hash_algorithm=ALGORITHM, key_bytes=KEY_BYTES, tokens_per_block=plans[0].block_tokens,
+        tensor_parallel=parallel.tensor_parallel_size, replicated=replicated(kv_cache_config),
+        groups=[r.group for r in regions], extra=extra,
+    )
+
+
+def _backends(vllm_config: Any, tensors: Mapping[str, Any]) -> list[str]:
+    layers = vllm_config.compilation_config.static_forward_context
+    found = set()
+    for name in tensors:
+        backend = getattr(layers.get(name), "get_attn_backend", None)
+        if backend is not None:
+            found.add(backend().get_name())
+    return sorted(found)
+
+
+def _model_config(model: Any) -> Any:
+    """The model's own configuration: rotary scaling and the like change its KV, versions and paths do not."""
+    config = dict(model.hf_config.to_dict())
+    for name in ("transformers_version", "_name_or_path"):
+        config.pop(name, None)
+    return config
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,114 @@
+"""The engine's KV tensors as regions of the host: one plane per layer and run of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvhost import cuda
+from kvhost.adopted import AdoptedMemory
+from kvhost.session import Session
+from kvhost.shape import Group, Plane, Region
+from kvhost.vllm.geometry import block_dimension, order_inside, pages_of
+from kvhost.vllm.groups import GroupPlan
+from kvhost.vllm.settings import Refused
+
+
+@dataclass(frozen=True)
+class LayerPages:
+    """One plane: where its pages are in this process' or the GPU's address space."""
+
+    address: int
+    stride: int
+    blocks: int
+
+
+class GroupRegions:
+    """One KV cache group's planes."""
+
+    def __init__(self, plan: GroupPlan, layers: Sequence[tuple[str, Any, int]], blocks: int) -> None:
+        """``layers`` are (name, tensor, bytes of a block), ``blocks`` is how many blocks the cache has."""
+        self.plan = plan
+        self.planes: list[Plane] = []
+        self.pages: list[LayerPages] = []
+        self.layout: list[str] = []  # of each layer's block, in words
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        for at, (name, tensor, block_bytes) in enumerate(layers):
+            if (tensor.data_ptr(), tuple(tensor.stride())) in seen:
+                continue  # a layer that uses another's cache
+            seen.add((tensor.data_ptr(), tuple(tensor.stride())))
+            try:
+                runs = pages_of(tensor.shape, tensor.stride(), tensor.element_size(), blocks, block_bytes)
+            except Refused as e:
+                raise Refused(f"layer {name}: {e}") from None
+            dim = block_dimension(tensor.shape, tensor.element_size(), blocks, block_bytes)
+            assert dim is not None
+            rows = tensor.shape[dim] // blocks
+            inside = order_inside(tensor.shape, tensor.stride(), dim)
+            self.layout.append(f"{name} {tensor.dtype} {rows} rows, {inside}")
+            for part, run in enumerate(runs):
+                self.planes.append(Plane(at, part, run.size))
+                self.pages.append(LayerPages(tensor.data_ptr() + run.offset, run.stride, blocks))
+
+    @property
+    def group(self) -> Group:
+        return Group(self.plan.id, self.plan.blocks, self.planes, membership=bool(self.plan.window))
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.plan.blocks * sum(p.page_bytes for p in self.planes)
+
+
+class HostMemory:
+    """KV tensors in host memory: their pages are moved into a memfd that the host maps."""
+
+    device_uuid = ""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
+        self._memory = AdoptedMemory(storages.items())
+
+    def register(self, session: Session, regions: GroupRegions) -> None:
+        where = [Region(self._memory.offset(p.address), p.stride, p.blocks) for p in regions.pages]
+        session.register(regions.plan.id, self._memory, where)
+
+
+class DeviceMemory:
+    """KV tensors of one GPU, shared by CUDA IPC."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        import torch
+
+        device = next(iter(tensors.values())).device
+        self.device_uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        with torch.cuda.device(device):
+            for name, tensor in tensors.items():
+                try:
+                    cuda.export_ipc(tensor.data_ptr())
+                except cuda.CudaError as e:
+                    raise Refused(f"layer {name}: its memory cannot be shared ({e}): no expandable segments, no sleep "
+                                  "mode allocator") from None
+        self._device = device
+
+    def register(self, session: Session, regions: GroupRegions) -> None:
+        import torch
+
+        with torch.cuda.device(self._device):
+            where = [cuda.export_ipc(p.address) for p in regions.pages]
+        session.register_ipc(
+            regions.plan.id, [w.handle for w in where],
+            [Region(w.offset, p.stride, p.blocks) for w, p in zip(where, regions.pages, strict=True)],
+        )
+
+
+def share(tensors: Mapping[str, Any]) -> HostMemory | DeviceMemory:
+    """Prepares the tensors' memory for registration."""
+    kinds = {t.device.type for t in tensors.values()}
+    if kinds == {"cpu"}:
+        return HostMemory(tensors)
+    if kinds == {"cuda"}:
+        if len({t.device for t in tensors.values()}) > 1:
+            raise Refused("the layers' caches are on several GPUs")
+        return DeviceMemory(tensors)
+    raise Refused(f"the layers' caches are on {', '.join(sorted(kinds))}")

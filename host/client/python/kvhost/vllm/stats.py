@@ -1,0 +1,60 @@
+"""Counters for vLLM's log and its Prometheus endpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+#: What is counted, and what it means.
+COUNTERS = {
+    "lookups": "Prompts looked up in kvhost",
+    "lookups_timed_out": "Lookups that kvhost did not answer in time",
+    "hits_slower_than_computing": "Hits that were computed because loading would have taken longer",
+    "loads": "Requests with a load",
+    "tokens_loaded": "Tokens whose load was ordered",
+    "chunks_not_loaded": "Chunks whose load failed; the engine computed them",
+    "chunks_ordered": "Chunks offered to kvhost",
+    "chunks_stored": "Chunks that kvhost wrote anew",
+}
+
+
+class KvhostStats(KVConnectorStats):
+    """Counts since the last report, by name."""
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        for name, n in other.data.items():
+            self.data[name] = self.data.get(name, 0) + n
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {f"kvhost {name.replace('_', ' ')}": n for name, n in self.data.items() if n}
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+class KvhostPromMetrics(KVConnectorPromMetrics):
+    """One Prometheus counter for each of :data:`COUNTERS`, named ``vllm:kvhost_<name>``."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters: dict[str, Any] = {
+            name: self._counter_cls(name=f"vllm:kvhost_{name}", documentation=text, labelnames=labelnames)
+            for name, text in COUNTERS.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        labels = self.per_engine_labelvalues[engine_idx]
+        for name, n in transfer_stats_data.items():
+            if name in self._counters and n:
+                self._counters[name].labels(*labels).inc(n)

@@ -1,0 +1,274 @@
+"""The scheduler's half of the vLLM connector: what it promises, orders and keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from vllm_doubles import DoubleLink, DoubleSession, request, step
+
+from kvhost import NOT_WANTED
+from kvhost.vllm.groups import GroupPlan, chunk_size, longest_hit
+from kvhost.vllm.keys import Chain
+from kvhost.vllm.orders import LoadOrder, WorkerReport
+from kvhost.vllm.rates import LoadOrCompute
+from kvhost.vllm.scheduler import Scheduler
+from kvhost.vllm.settings import Settings
+
+BLOCK, CHUNK = 4, 8
+FULL = GroupPlan(0, BLOCK, CHUNK)
+TOKENS = list(range(100, 136))  # four chunks and a half
+KEYS = Chain(CHUNK).extend(TOKENS)
+
+
+class Rig:
+    def __init__(self, groups: tuple[GroupPlan, ...] = (FULL,), ranks: int = 1, **settings: Any) -> None:
+        self.session = DoubleSession()
+        self.session.membership = {g.id for g in groups if g.window}
+        self.link = DoubleLink(self.session)
+        options = {"load_when": "always", "lookup_wait": 0.0, **settings}
+        self.groups = groups
+        self.s = Scheduler(Settings(**options), self.link, groups, ranks, 1, loads=True)  # type: ignore[arg-type]
+        self.s.handshake({(0, r): 0 for r in range(ranks)})
+
+    def table(self, tokens: int, start: int = 1) -> list[list[int]]:
+        return [[start + 100 * g.id + i for i in range(-(-tokens // BLOCK))] for g in self.groups]
+
+    def promised(self, r: Any, computed: int = 0) -> LoadOrder:
+        n = self.s.matched(r, computed)
+        assert n
+        self.s.allocated(r, self.table(computed + n), n)
+        (order,) = self.s.step(step({})).loads
+        return order
+
+    def run(self, r: Any, scheduled: int, blocks: Any = None) -> list[tuple[int, list[int]]]:
+        """A step of one request; the (chunk, blocks) that were ordered of its first group."""
+        orders = self.s.step(step({r.request_id: scheduled}, {r.request_id: blocks} if blocks else None))
+        r.num_computed_tokens += scheduled
+        return [(c.index, c.blocks) for o in orders.stores for g, cs in o.chunks for c in cs if g == 0]
+
+
+def test_a_miss_then_stores_chunk_by_chunk() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(20), 0)
+    assert rig.run(r, 20) == [(0, [1, 2]), (1, [3, 4])]
+    assert rig.run(r, 3, ([6],)) == []
+    assert rig.run(r, 13, ([7, 8, 9],)) == [(2, [5, 6]), (3, [7, 8])]
+    for n in range(3):  # decoding: a chunk when its last token is known and computed
+        r.all_token_ids.append(n)
+        r.num_tokens += 1
+        assert rig.run(r, 1, ([10],) if n == 0 else None) == []
+    r.all_token_ids.append(3)
+    r.num_tokens += 1
+    assert rig.run(r, 1) == [(4, [9, 10])]
+
+
+def test_only_prompts_are_stored_if_so_set() -> None:
+    rig, r = Rig(store="prompt"), request("a", TOKENS[:16], prompt=8)
+    rig.s.matched(r, 0)
+    rig.s.allocated(r, rig.table(16), 0)
+    assert rig.run(r, 16) == [(0, [1, 2])]
+
+
+def test_placeholders_and_drafts_are_not_stored() -> None:
+    rig, r = Rig(), request("a", TOKENS[:7])
+    rig.s.matched(r, 0)
+    rig.s.allocated(r, rig.table(16), 0)
+    assert rig.run(r, 12) == []  # seven tokens are known; the others may turn out different
+
+
+def test_a_hit_is_loaded_behind_what_the_engine_has() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS[:3])
+    order = rig.promised(r, computed=12)  # a chunk and a half
+    assert order.tokens == 12
+    assert [(c.index, c.blocks, c.key) for c in order.groups[0].chunks] == [
+        (1, [NOT_WANTED, 4], KEYS[1]), (2, [5, 6], KEYS[2])
+    ]
+    rig.s.allocated(r, rig.table(36), 0)  # the second call, when the load is over
+    r.num_computed_tokens = 24
+    assert rig.run(r, 12) == [(3, [7, 8])]
+    assert rig.session.released == []
+
+
+def test_nothing_beyond_what_the_engine_has() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS[:1])
+    assert rig.s.matched(r, 8) == 0
+    assert rig.session.released == [1]
+    rig.s.allocated(r, rig.table(36), 0)
+    r.num_computed_tokens = 8
+    assert [i for i, _ in rig.run(r, 28)] == [1, 2, 3]
+
+
+def test_a_slow_lookup_does_not_hold_the_scheduler() -> None:
+    rig, r = Rig(lookup_timeout=60.0), request("a", TOKENS)
+    rig.session.answers = False
+    assert rig.s.matched(r, 0) is None and rig.s.matched(r, 0) is None
+    assert len(rig.session.lookups) == 1
+    rig.session.resident = set(KEYS)
+    rig.session.lookups[0].reply()
+    assert rig.s.matched(r, 0) == 32
+    rig2 = Rig(lookup_timeout=0.0)
+    rig2.session.answers = False
+    assert rig2.s.matched(request("b", TOKENS), 0) == 0
+
+
+def test_an_old_lease_is_asked_for_again() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident, rig.session.lease_seconds = set(KEYS), 0.0
+    assert rig.s.matched(r, 0) == 32
+    assert rig.s.matched(r, 0) == 32  # the engine had no room meanwhile
+    assert len(rig.session.lookups) == 2 and rig.session.released == [1]
+
+
+def test_every_worker_must_be_connected() -> None:
+    rig, r = Rig(ranks=2), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    rig.s.reported(WorkerReport(epochs={(0, 1): -1}))
+    assert rig.s.matched(r, 0) == 0
+    rig.s.reported(WorkerReport(epochs={(0, 1): 0}))
+    assert rig.s.matched(r, 0) == 32
+    rig.link.epoch = 1  # the host came back; the workers have not followed yet
+    assert rig.s.matched(r, 0) == 0
+
+
+def test_a_failed_load_is_not_promised_again() -> None:
+    rig, a = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    rig.promised(a)
+    assert rig.s.reported(WorkerReport(failed={"a": {1: True, 2: False}})) == [a]
+    assert rig.s.matched(a, 0) == 0
+    rig.s.allocated(a, rig.table(36), 0)
+    assert rig.run(a, 36) == [(1, [3, 4]), (2, [5, 6]), (3, [7, 8])]  # it may mend them
+    b = request("b", TOKENS)
+    assert rig.s.matched(b, 0) == 8  # up to the bad chunk
+    rig.s.reported(WorkerReport(stored=[KEYS[1]]))
+    assert rig.s.matched(request("c", TOKENS), 0) == 32
+
+
+def test_blocks_are_kept_until_every_rank_has_read_them() -> None:
+    rig, r = Rig(ranks=2), request("a", TOKENS)
+    rig.s.matched(r, 0)
+    rig.s.allocated(r, rig.table(36), 0)
+    orders = rig.s.step(step({"a": 36}))
+    (store,) = orders.stores
+    assert rig.s.finished(r)
+    rig2, r2 = Rig(ranks=2), request("a", TOKENS)
+    rig2.s.matched(r2, 0)
+    rig2.s.allocated(r2, rig2.table(36), 0)
+    (store,) = rig2.s.step(step({"a": 36})).stores
+    one = WorkerReport()
+    one.read[store.id] = 1
+    rig2.s.reported(one)
+    rig2.s.reported(one)
+    assert not rig2.s.finished(r2)
+    assert rig.s.step(step({})).held == ["a"] and rig2.s.step(step({})).held == []
+
+
+def test_abort_in_mid_load_cancels() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    rig.promised(r)
+    assert not rig.s.finished(r)
+    orders = rig.s.step(step({}))
+    assert orders.cancels == ["a"] and orders.ended == [("a", 1)]
+    assert rig.session.ended_requests == [1]
+
+
+def test_reused_blocks_are_told() -> None:
+    rig, a = Rig(), request("a", TOKENS)
+    rig.s.matched(a, 8)
+    rig.s.allocated(a, rig.table(20), 0)
+    a.num_computed_tokens = 8
+    assert rig.s.step(step({"a": 12})).reused == [3, 4, 5]  # not the two that the engine's own cache gave
+    assert rig.s.step(step({"a": 4}, {"a": ([6],)})).reused == [6]
+    rig.s.matched(a, 4)  # preempted, and back
+    rig.s.allocated(a, rig.table(20, start=7), 0)
+    assert rig.s.step(step({"a": 12})).reused == [8, 9, 10, 11]
+
+
+def test_a_new_generation_finds_nothing() -> None:
+    rig = Rig()
+    rig.session.resident = set(KEYS)
+    rig.s.new_generation(b"weights changed")
+    assert rig.s.matched(request("a", TOKENS), 0) == 0
+
+
+def test_embeddings_have_no_keys() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    r.prompt_embeds = object()
+    assert rig.s.matched(r, 0) == 0 and not rig.session.lookups
+
+
+def test_sliding_window() -> None:
+    window = GroupPlan(1, BLOCK, CHUNK, window=10)
+    assert list(window.needed(4)) == [2, 3]  # tokens 23 to 31 are in the window of token 32
+    assert [window.skipped(n) for n in (9, 10, 32)] == [0, 1, 23]
+    rig, r = Rig((FULL, window)), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    n = rig.s.matched(r, 0)
+    assert n == 32
+    rig.s.allocated(r, [[1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 0, 0, 0, 11, 12, 13]], n)
+    (order,) = rig.s.step(step({})).loads
+    assert [(c.index, c.blocks) for c in order.groups[1].chunks] == [(2, [NOT_WANTED, 11]), (3, [12, 13])]
+    assert [c.index for c in order.groups[0].chunks] == [0, 1, 2, 3]
+
+
+def test_a_window_group_is_stored_while_it_is_held() -> None:
+    window = GroupPlan(1, BLOCK, CHUNK, window=3)
+    rig, r = Rig((FULL, window)), request("a", TOKENS)
+    rig.s.matched(r, 0)
+    rig.s.allocated(r, rig.table(36), 0)
+
+    def ordered(scheduled: int) -> dict[int, list[int]]:
+        stores = rig.s.step(step({"a": scheduled})).stores
+        r.num_computed_tokens += scheduled
+        return {g: [c.index for c in chunks] for o in stores for g, chunks in o.chunks}
+
+    assert ordered(14) == {0: [0], 1: [0]}
+    assert ordered(10) == {0: [1, 2], 1: [2]}  # the first block of chunk 1 is behind the window by now
+
+
+def test_longest_hit() -> None:
+    window = GroupPlan(1, BLOCK, CHUNK, window=9)
+    there = {0: {0, 1, 2, 3}, 1: {0, 2}}
+    assert longest_hit((FULL, window), 6, lambda g, i: i in there[g]) == 3
+    there[1] = {3}
+    assert longest_hit((FULL, window), 6, lambda g, i: i in there[g]) == 4
+    assert longest_hit((FULL,), 6, lambda g, i: False) == 0
+    assert chunk_size(256, [16]) == 256 and chunk_size(256, [16, 48]) == 288 and chunk_size(100, [128]) == 128
+
+
+def test_load_or_compute() -> None:
+    now = [0.0]
+    choice = LoadOrCompute(clock=lambda: now[0])
+    assert choice.prefers_load(1000)  # nothing is known
+    choice.step(1000, 0.1)
+    choice.step(1, 5.0)  # a decode step says nothing
+    choice.loaded(1000, 1.0)
+    assert not choice.prefers_load(1000)
+    assert choice.prefers_load(1000, expected_seconds=0.05)
+    now[0] = 31.0
+    assert choice.prefers_load(1000)  # looks whether it still is so
+    assert not choice.prefers_load(1000)
+    for _ in range(20):
+        choice.loaded(1000, 0.01)
+    assert choice.prefers_load(1000)
+
+
+def test_slow_loads_are_computed() -> None:
+    rig, a = Rig(load_when="faster"), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    rig.s._choice.step(1000, 0.1)
+    rig.s._choice.loaded(1000, 1.0)
+    assert rig.s.matched(a, 0) == 0 and rig.s.counts["hits_slower_than_computing"] == 1
+
+
+@pytest.mark.parametrize(
+    "extra", [{"chunk": 1}, {"load_when": "never"}, {"store": "some"}, {"chunk_tokens": 0}, {"load_timeout": -1}]
+)
+def test_wrong_settings_are_refused(extra: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(extra))):
+        Settings.parse(extra)

@@ -1,0 +1,160 @@
+"""Doubles for the vLLM connector's two halves: a host's sessions, and the engine's requests and steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace as Record
+from typing import Any
+
+from kvhost import HostGone, Lookup
+from kvhost.session import LoadJob, PendingLookup, Result, StoreJob
+from kvhost.v1 import kvhost_pb2 as pb
+
+
+class Pending(PendingLookup):
+    def __init__(self, session: DoubleSession, keys: Sequence[bytes], group: int) -> None:
+        super().__init__(session, 0)  # type: ignore[arg-type]
+        self.keys, self.group = list(keys), group
+        self.asked: DoubleSession = session
+        if session.answers:
+            self.reply()
+
+    def reply(self) -> None:
+        self.asked.last_lease += 1
+        there = [k in self.asked.resident for k in self.keys]
+        hits = there.index(False) if False in there else len(there)
+        bits = sum(1 << i for i, t in enumerate(there) if t).to_bytes(len(there) // 8 + 1, "little")
+        if self.group in self.asked.membership:
+            self._call(pb.HostMessage(lookup=pb.LookupReply(hits=sum(there), bits=bits, lease=self.asked.last_lease)))
+        else:
+            self._call(pb.HostMessage(lookup=pb.LookupReply(hits=hits, lease=self.asked.last_lease)))
+
+
+class Store(StoreJob):
+    def __init__(self, session: DoubleSession, chunks: Sequence[Any]) -> None:
+        super().__init__(session)  # type: ignore[arg-type]
+        self.chunks, self.cancelled = list(chunks), False
+
+    def finish_reading(self) -> None:
+        self._call(pb.HostMessage(store_read=pb.StoreRead()))
+
+    def publish(self, result: Result = Result.STORED) -> None:
+        self._call(pb.HostMessage(store_published=pb.StorePublished(results=[f"CHUNK_RESULT_{result.name}"] * len(self.chunks))))
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.publish(Result.FAILED)
+
+
+class Load(LoadJob):
+    def __init__(self, session: DoubleSession, lease: int, chunks: Sequence[Any]) -> None:
+        super().__init__(session, None)  # type: ignore[arg-type]
+        self.lease, self.chunks, self.cancelled = lease, list(chunks), False
+
+    def finish(self, failures: Sequence[tuple[int, int]] = ()) -> None:
+        """``failures`` are (chunk of the load, code)."""
+        failed = [pb.ChunkFailure(chunk=c, code=pb.Code.Name(code), blocks=self.chunks[c].blocks) for c, code in failures]
+        self._call(pb.HostMessage(load_done=pb.LoadDone(failures=failed)))
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.finish([(i, 9) for i in range(len(self.chunks))])
+
+
+class DoubleSession:
+    """What a session with a host would do, at the test's word."""
+
+    lease_seconds = 60.0
+    limits = Record(keys_per_lookup=1000)
+    version = "double"
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.resident: set[bytes] = set()
+        self.membership: set[int] = set()
+        self.answers = True
+        self.last_lease = 0
+        self.lookups: list[Pending] = []
+        self.stores: list[Store] = []
+        self.loads: list[Load] = []
+        self.released: list[int] = []
+        self.ended_requests: list[int] = []
+
+    def start_lookup(self, keys: Sequence[bytes], *, group: int, request: int, readers: int) -> Pending:
+        self._alive()
+        self.lookups.append(Pending(self, keys, group))
+        return self.lookups[-1]
+
+    def _alive(self) -> None:
+        if self.ended.is_set():
+            raise HostGone("gone")
+
+    def _tell(self, wait: bool, **body: Any) -> None:
+        self._alive()
+        self.released.append(body["release"].lease)
+
+    def leased(self, lease: int) -> Lookup:
+        return Lookup(self, 0, pb.LookupReply(lease=lease))  # type: ignore[arg-type]
+
+    def store(self, chunks: Sequence[Any], *, group: int, request: int) -> Store:
+        self._alive()
+        self.stores.append(Store(self, chunks))
+        return self.stores[-1]
+
+    def load(self, lookup: Lookup, chunks: Sequence[Any]) -> Load:
+        self._alive()
+        self.loads.append(Load(self, lookup.lease, chunks))
+        return self.loads[-1]
+
+    def end_request(self, request: int, *, wait: bool) -> None:
+        self._alive()
+        self.ended_requests.append(request)
+
+    def die(self) -> None:
+        self.ended.set()
+        jobs: list[Store | Load] = [*self.stores, *self.loads]
+        for job in jobs:
+            if not job.over:
+                job._call(HostGone("the host is gone"))
+
+    def close(self) -> None:
+        self.die()
+
+
+class DoubleLink:
+    """A link whose session is there at once."""
+
+    def __init__(self, *sessions: DoubleSession) -> None:
+        self.up = list(sessions)
+        self.epoch = 0
+        self.wanted = 0
+        self.followed: list[int] = []
+
+    def sessions(self, epoch: int | None = None) -> list[DoubleSession]:
+        return self.up if self.epoch >= 0 and epoch in (None, self.epoch) else []
+
+    def follow(self, epoch: int) -> None:
+        self.followed.append(epoch)
+
+    def close(self) -> None:
+        pass
+
+
+def request(id: str, tokens: Sequence[int], prompt: int | None = None) -> Any:
+    return Record(
+        request_id=id, all_token_ids=list(tokens), num_tokens=len(tokens), num_prompt_tokens=prompt or len(tokens),
+        num_computed_tokens=0, lora_request=None, cache_salt=None, mm_features=[], prompt_embeds=None,
+    )
+
+
+def step(scheduled: dict[str, int], new_blocks: dict[str, Any] | None = None, resumed: Sequence[str] = ()) -> Any:
+    """A scheduler output; ``new_blocks`` are those of running requests."""
+    ids = list(new_blocks or {})
+    return Record(
+        num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()),
+        scheduled_cached_reqs=Record(
+            req_ids=ids, new_block_ids=[(new_blocks or {})[i] for i in ids], resumed_req_ids=set(resumed)
+        ),
+    )
+
