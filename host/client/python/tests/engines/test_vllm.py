@@ -1,0 +1,256 @@
+"""vLLM's own engine on a processor, with kvhost and without: the same tokens, and the same bytes of KV.
+
+Scenarios share an engine process where they can, because an engine takes a while to start. The reference tokens come
+from an engine without kvhost. Prompts are prefilled in steps of one chunk, so that a hit changes no step's shape."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import vllm_model as model
+from needs import needs
+from processes import wait_for
+from vllm_engine import BLOCK, CHUNK, HERE, Answers, Engine, StoppableHost, Tokens
+from vllm_signatures import classes
+
+needs("vllm")
+
+BLOCKS = 56  # of 128 tokens: eight requests of 1,000 tokens do not fit
+
+
+def prompt(seed: int, length: int, *, like: Tokens | None = None, shared: int = 0) -> Tokens:
+    rng = random.Random(seed)
+    head = (like or [])[:shared]
+    return head + [rng.randrange(3, model.VOCAB) for _ in range(length - len(head))]
+
+
+LONG = [prompt(i, 1500) for i in range(3)]
+CROWD = [prompt(100 + i, 900) for i in range(8)]
+SHARED = [prompt(200 + i, 1024) for i in range(4)]
+MIXED = [
+    prompt(1000 + i, 60 + i * 37 % 1300, like=SHARED[i % 4], shared=min(i * 128 % 1024, 60 + i * 37 % 1300))
+    for i in range(200)
+]
+HITS = 1500 // CHUNK * CHUNK
+
+
+def tokens(answers: Answers) -> list[Tokens]:
+    return [t for t, _ in answers]
+
+
+class Reference:
+    """What an engine without kvhost says."""
+
+    def __init__(self, folder: Path, path: Path, name: str, *, all: bool) -> None:
+        engine = Engine(folder, name, path, None, blocks=4 * BLOCKS)
+        self.long = tokens(engine.one_by_one(LONG))
+        if all:
+            self.crowd = tokens(engine.generate(CROWD, 160))
+            self.mixed = tokens(engine.generate(MIXED, 4))
+        engine.stop()
+
+
+class Setting:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.llama, self.other = folder / "llama", folder / "other"
+        model.write(self.llama, model.config(3), seed=7)
+        model.write(self.other, model.config(4, window=300), seed=8)
+        self.reference = Reference(folder, self.llama, "reference", all=True)
+        self.host = StoppableHost(folder)
+        self.host.start()
+        self._engine: Engine | None = None
+        self._starts = 0
+
+    def engine(self) -> Engine:
+        """The engine with kvhost that most scenarios share; started when there is none."""
+        if self._engine is None:
+            self._starts += 1
+            self._engine = Engine(self.folder, f"engine{self._starts}", self.llama, self.host, blocks=BLOCKS)
+        return self._engine
+
+    def stop_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.stop()
+            self._engine = None
+
+    def check_bytes(self, at_least: int) -> None:
+        """Every chunk that was loaded has bytes that were computed under its key."""
+        computed = set((self.folder / "computed").read_text().splitlines())
+        loaded = (self.folder / "loaded").read_text().splitlines()
+        assert set(loaded) <= computed
+        assert len(loaded) >= at_least
+        (self.folder / "loaded").write_text("")
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.kill()
+        self.host.kill()
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+    s = Setting(tmp_path_factory.mktemp("engines"))
+    yield s
+    s.close()
+
+
+def test_the_recorded_interface_is_the_installed_one() -> None:
+    import vllm
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+    recorded = json.loads((HERE / "vllm_signatures.json").read_text())[vllm.__version__.split("+")[0]]
+    installed = classes(Path(base.__file__).read_text())
+    assert recorded == {name: installed[name] for name in recorded}
+
+
+def test_hits_give_the_same_tokens(setting: Setting) -> None:
+    engine, want = setting.engine(), setting.reference.long
+    cold = engine.one_by_one(LONG)
+    assert tokens(cold) == want and [c for _, c in cold] == [0, 0, 0]
+    engine.reset()
+    warm = engine.one_by_one(LONG)
+    assert tokens(warm) == want and [c for _, c in warm] == [HITS] * 3
+    setting.check_bytes(3 * HITS // CHUNK)
+
+    partly = prompt(50, 1500, like=LONG[0], shared=700)  # two chunks and a half
+    engine.reset()
+    assert engine.generate([partly])[0][1] == 700 // CHUNK * CHUNK
+    # The engine's own cache has the shared part to its last full block: kvhost adds the rest to it.
+    engine.reset()
+    assert engine.generate([LONG[0][: 3 * BLOCK + 1]])[0][1] == CHUNK
+    assert tokens(engine.generate([LONG[0]])) == want[:1]
+    setting.check_bytes(HITS // CHUNK - 1)
+
+
+def test_generated_tokens_are_stored(setting: Setting) -> None:
+    engine = setting.engine()
+    start = prompt(60, 250)
+    said = engine.generate([start], 300)[0][0]
+    engine.reset()
+    again = engine.generate([start + said[:280]], 20)[0]
+    assert again == (said[280:], 2 * CHUNK)
+
+
+def test_engine_restart(setting: Setting) -> None:
+    setting.engine()
+    setting.stop_engine()
+    warm = setting.engine().one_by_one(LONG)
+    assert tokens(warm) == setting.reference.long and [c for _, c in warm] == [HITS] * 3
+    setting.check_bytes(3 * HITS // CHUNK)
+
+
+def test_host_restart(setting: Setting) -> None:
+    engine, want = setting.engine(), setting.reference.long
+    setting.host.stop()
+    engine.reset()
+    without = engine.one_by_one(LONG)
+    assert tokens(without) == want and [c for _, c in without] == [0, 0, 0]
+    setting.host.start()
+
+    def hits() -> bool:
+        engine.reset()
+        again = engine.one_by_one(LONG[:1])
+        assert tokens(again) == want[:1]
+        return again[0][1] == HITS
+
+    wait_for("the engine uses the host again", hits)
+
+
+def test_host_killed_in_mid_load(setting: Setting) -> None:
+    engine, want = setting.engine(), setting.reference.long
+    engine.reset()
+    (setting.folder / "stop").write_text(str(setting.host.pid()))
+    engine.send("generate", LONG, 8)
+    wait_for("a load begins", setting.host.stopped)
+    setting.host.kill()
+    assert tokens(engine.answer()) == want
+    setting.host.start()
+
+    def hits() -> bool:
+        engine.reset()
+        again = engine.one_by_one(LONG[1:2])
+        assert tokens(again) == want[1:2]
+        return again[0][1] == HITS
+
+    wait_for("the engine uses the host again", hits)
+
+
+def test_abort_in_mid_load(setting: Setting) -> None:
+    engine, want = setting.engine(), setting.reference.long
+    engine.reset()
+    (setting.folder / "stop").write_text(str(setting.host.pid()))
+    engine.ask("begin", "aborted", LONG[2])
+    wait_for("a load begins", setting.host.stopped)
+    engine.ask("abort", "aborted")
+    others = engine.generate([CROWD[0]], 160)  # meanwhile the host answers nobody
+    assert tokens(others) == setting.reference.crowd[:1]
+    setting.host.resume()
+    engine.reset()  # succeeds once the aborted request has given its blocks back
+    assert engine.one_by_one(LONG) == [(w, HITS) for w in want]
+
+
+def test_damaged_pieces(setting: Setting) -> None:
+    engine, want = setting.engine(), setting.reference.long
+    engine.reset()
+    damaged = setting.host.pieces()
+    assert len(damaged) >= 3 * HITS // CHUNK
+    for path in damaged:
+        with path.open("r+b") as f:
+            f.seek(path.stat().st_size // 2)
+            f.write(b"\xa5" * 64)
+    assert tokens(engine.one_by_one(LONG)) == want
+    assert engine.said("were not loaded")
+    engine.reset()
+    assert engine.one_by_one(LONG) == [(w, HITS) for w in want]  # it stored what it computed
+
+
+def test_preemption(setting: Setting) -> None:
+    engine = setting.engine()
+    engine.reset()
+    for _ in range(2):
+        assert tokens(engine.generate(CROWD, 160)) == setting.reference.crowd
+        engine.reset()
+    assert (setting.folder / "preempted").read_text()
+    setting.check_bytes(8)
+
+
+def test_mixed_requests(setting: Setting) -> None:
+    engine = setting.engine()
+    for _ in range(2):
+        answers = engine.generate(MIXED, 4)
+        assert tokens(answers) == setting.reference.mixed
+        engine.reset()
+    assert sum(c for _, c in answers) > 0.5 * sum(len(p) for p in MIXED)
+    setting.check_bytes(100)
+
+
+def test_two_models_and_a_sliding_window(setting: Setting) -> None:
+    """The second model has two KV cache groups; both models see the same prompts."""
+    setting.stop_engine()
+    reference = Reference(setting.folder, setting.other, "other-reference", all=False)
+    assert reference.long != setting.reference.long
+    engine = Engine(setting.folder, "other", setting.other, setting.host, blocks=4 * BLOCKS)
+    try:
+        cold = engine.one_by_one(LONG)
+        assert tokens(cold) == reference.long and [c for _, c in cold] == [0, 0, 0]
+        assert engine.said("kvhost: 2 groups")
+        engine.reset()
+        warm = engine.one_by_one(LONG)
+        assert tokens(warm) == reference.long and [c for _, c in warm] == [HITS] * 3
+        setting.check_bytes(3 * HITS // CHUNK)
+
+        engine.reset()
+        (setting.folder / "stop").write_text(str(setting.host.pid()))
+        engine.send("generate", LONG, 8)
+        wait_for("a load begins", setting.host.stopped)
+        setting.host.kill()
+        assert tokens(engine.answer()) == reference.long
+        setting.host.start()
+    finally:
+        engine.kill()
+    assert setting.engine().one_by_one(LONG) == [(w, HITS) for w in setting.reference.long]

@@ -1,0 +1,127 @@
+"""vLLM engines, each in a process of its own, and the host that they share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+from processes import Host, wait_for
+
+HERE = Path(__file__).resolve().parent
+BLOCK, CHUNK = 128, 256  # tokens; vLLM's CPU backend has blocks of 128
+
+Tokens = list[int]
+Answers = list[tuple[Tokens, int]]
+
+
+class StoppableHost(Host):
+    """kvhost that can be made to stand still."""
+
+    def pid(self) -> int:
+        assert self._running is not None
+        return self._running.pid
+
+    def stopped(self) -> bool:
+        stat = Path(f"/proc/{self.pid()}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def resume(self) -> None:
+        os.kill(self.pid(), signal.SIGCONT)
+
+    def pieces(self) -> list[Path]:
+        """The stored chunks; the host's own files are smaller."""
+        return [p for p in self.files() if p.stat().st_size > 64 << 10]
+
+
+class Engine:
+    """A vLLM engine, with kvhost if it is given a host."""
+
+    def __init__(
+        self, folder: Path, name: str, model: Path, host: Host | None, *, blocks: int, **options: Any
+    ) -> None:
+        settings: dict[str, Any] = {
+            "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 4096,
+            "enforce_eager": True, "seed": 0, "num_gpu_blocks_override": blocks, "max_num_batched_tokens": CHUNK,
+            "max_num_seqs": 8,
+        }
+        if host is not None:
+            extra = {"socket": host.socket, "load_when": "always", **options}
+            settings["kv_transfer_config"] = {
+                "kv_connector": "ProbeConnector", "kv_connector_module_path": "vllm_probe", "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra,
+            }
+        self.log = folder / f"{name}.log"
+        address = str(folder / f"{name}.sock")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, HERE / "vllm_process.py", address, json.dumps(settings)],
+                env=environment(folder), stdout=log, stderr=log, start_new_session=True,
+            )
+        wait_for(f"engine {name} starts", lambda: os.path.exists(address) or self.process.poll() is not None)
+        self._connection = Client(address, "AF_UNIX")
+        self._receive(300)
+
+    def _receive(self, seconds: float = 240) -> Any:
+        try:
+            assert self._connection.poll(seconds), f"no answer within {seconds} s, see {self.log}"
+            return self._connection.recv()
+        except (EOFError, ConnectionError):
+            tail = self.log.read_text(errors="replace")[-8000:]
+            raise AssertionError(f"the engine ended: {tail}") from None
+
+    def ask(self, op: str, *args: Any) -> Any:
+        self._connection.send((op, *args))
+        return self._receive()
+
+    def generate(self, prompts: Sequence[Tokens], tokens: int = 8) -> Answers:
+        answers: Answers = self.ask("generate", list(prompts), tokens)
+        return answers
+
+    def one_by_one(self, prompts: Sequence[Tokens], tokens: int = 8) -> Answers:
+        return [self.generate([p], tokens)[0] for p in prompts]
+
+    def send(self, op: str, *args: Any) -> None:
+        """Like ``ask``, but the answer is fetched by ``answer``."""
+        self._connection.send((op, *args))
+
+    def answer(self) -> Any:
+        return self._receive()
+
+    def reset(self) -> None:
+        wait_for("the engine's cache is empty", lambda: self.ask("reset"))
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        self.ask("stop")
+        try:
+            self.process.wait(30)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait(30)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    env = dict(os.environ)
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start takes minutes
+    path = [str(HERE), str(HERE.parents[1]), *filter(None, [env.get("PYTHONPATH")])]
+    return env | {
+        "PROBE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(path), "TORCHDYNAMO_DISABLE": "1",
+        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "2",
+        "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }

@@ -1,0 +1,51 @@
+"""Small Llamas with random weights of real size: what attention reads decides every token, so wrong KV shows."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+VOCAB = 1024
+
+
+def config(layers: int, window: int = 0) -> dict[str, Any]:
+    """With a ``window`` every second layer attends to so many tokens only, and the cache has two groups."""
+    c: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 384,
+        "num_hidden_layers": layers, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64,
+        "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_theta": 500000.0,
+        "hidden_act": "silu", "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
+        "tie_word_embeddings": False, "attention_bias": False,
+    }
+    if window:
+        kinds = ["full_attention", "sliding_attention"]
+        c |= {"layer_types": [kinds[i % 2] for i in range(layers)], "sliding_window": window}
+    return c
+
+
+def write(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(c))
+    torch.manual_seed(seed)
+    h, ffn, d = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> Any:
+        return torch.randn(rows, columns) * gain / columns**0.5
+
+    t = {"model.embed_tokens.weight": matrix(VOCAB, h, h**0.5), "lm_head.weight": matrix(VOCAB, h),
+         "model.norm.weight": torch.ones(h)}
+    for i in range(c["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        t |= {
+            at + "self_attn.q_proj.weight": matrix(q, h, 2), at + "self_attn.k_proj.weight": matrix(kv, h, 2),
+            at + "self_attn.v_proj.weight": matrix(kv, h), at + "self_attn.o_proj.weight": matrix(h, q, 4),
+            at + "mlp.gate_proj.weight": matrix(ffn, h), at + "mlp.up_proj.weight": matrix(ffn, h),
+            at + "mlp.down_proj.weight": matrix(h, ffn), at + "input_layernorm.weight": torch.ones(h),
+            at + "post_attention_layernorm.weight": torch.ones(h),
+        }
+    save_file(t, str(path / "model.safetensors"), metadata={"format": "pt"})

@@ -1,0 +1,83 @@
+"""The connector under test, with a probe in the worker: it notes the bytes of every chunk that is computed or loaded,
+and can stop the host at the moment a load begins.
+
+PROBE_DIR names a folder that all engines of a test share. Its files ``computed`` and ``loaded`` get lines "group key
+digest", ``preempted`` gets the ids of requests that lost their blocks. A file ``stop`` holds the process id of a
+host to stop when the next load begins."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from kvhost.session import NOT_WANTED
+from kvhost.vllm.connector import KvhostConnector
+from kvhost.vllm.orders import ChunkOrder, LoadOrder, StepOrders
+from kvhost.vllm.worker import Worker
+
+DIR = pathlib.Path(os.environ["PROBE_DIR"])
+
+
+class ProbeConnector(KvhostConnector):
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        assert self._worker is not None and self._handshake is not None, "the connector refused this model"
+        groups = [[kv_caches[n] for n in g.layer_names] for g in self._kv_cache_config.kv_cache_groups]
+        _probe(self._worker, groups)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        for request in scheduler_output.preempted_req_ids or ():
+            with (DIR / "preempted").open("a") as f:
+                f.write(f"{request}\n")
+        return super().build_connector_meta(scheduler_output)
+
+
+def _digest(tensors: list[Any], blocks: list[int]) -> str:
+    h = hashlib.sha256()
+    for t in tensors:
+        for b in blocks:
+            h.update(t[b].contiguous().numpy().tobytes())
+    return h.hexdigest()
+
+
+def _note(name: str, group: int, key: bytes, digest: str) -> None:
+    with (DIR / name).open("a") as f:
+        f.write(f"{group} {key.hex()} {digest}\n")
+
+
+def _probe(worker: Worker, groups: list[list[Any]]) -> None:
+    store, begin, settle = worker.store, worker._begin, worker._settle_load
+
+    def probed_store(orders: StepOrders, ready: Callable[[], None]) -> None:
+        for order in orders.stores:
+            for group, chunks in order.chunks:
+                for c in chunks:
+                    _note("computed", group, c.key, _digest(groups[group], c.blocks))
+        store(orders, ready)
+
+    def probed_begin(order: LoadOrder) -> Any:
+        stop = DIR / "stop"
+        if stop.exists():
+            os.kill(int(stop.read_text()), signal.SIGSTOP)
+            stop.unlink()
+        return begin(order)
+
+    def whole(chunk: ChunkOrder) -> bool:
+        return NOT_WANTED not in chunk.blocks
+
+    def probed_settle(request: str, load: Any) -> bool:
+        good = settle(request, load)
+        failed = worker._report.failed.get(request, {})
+        for g in load.order.groups:
+            for c in g.chunks:
+                if c.index not in failed and whole(c):
+                    _note("loaded", g.group, c.key, _digest(groups[g.group], c.blocks))
+        return good
+
+    worker.store = probed_store  # type: ignore[method-assign]
+    worker._begin = probed_begin  # type: ignore[method-assign]
+    worker._settle_load = probed_settle  # type: ignore[method-assign]

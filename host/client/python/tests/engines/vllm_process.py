@@ -1,0 +1,50 @@
+"""A vLLM engine that a test drives over a socket: vllm_process.py <socket> <options as JSON>."""
+
+from __future__ import annotations
+
+import json
+import sys
+from multiprocessing.connection import Connection, Listener
+from typing import Any
+
+
+def serve(connection: Connection, options: dict[str, Any]) -> None:
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+
+    if (transfer := options.pop("kv_transfer_config", None)) is not None:
+        options["kv_transfer_config"] = KVTransferConfig(**transfer)
+    llm = LLM(**options)
+    engine = llm.llm_engine
+    connection.send("ready")
+
+    def params(tokens: int) -> Any:
+        return SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True)
+
+    while True:
+        op, *args = connection.recv()
+        if op == "generate":  # prompts, tokens each -> [(tokens, cached)]
+            prompts, tokens = args
+            outs = llm.generate([{"prompt_token_ids": p} for p in prompts], params(tokens), use_tqdm=False)
+            connection.send([(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outs])
+        elif op == "reset":  # empties the engine's own prefix cache
+            connection.send(llm.reset_prefix_cache())
+        elif op == "begin":  # id, prompt: a request that is not waited for
+            engine.add_request(args[0], {"prompt_token_ids": args[1]}, params(8))
+            connection.send(None)
+        elif op == "abort":
+            engine.abort_request([args[0]])
+            connection.send(None)
+        elif op == "stop":
+            engine.engine_core.shutdown()
+            connection.send(None)
+            return
+
+
+def main() -> None:
+    with Listener(sys.argv[1], "AF_UNIX") as listener, listener.accept() as connection:
+        serve(connection, json.loads(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
