@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
@@ -84,7 +85,7 @@ func (c *fellows) see(cl *class, h *pieceformat.Header, allocated int64, detour 
 	if slot := r.x.Find(print, cl.base, &h.Key); slot != index.None {
 		if e := r.x.At(slot); !e.Any(index.Evicting | index.Announced) {
 			r.x.Touch(slot)
-			r.announce(abi.OpResident, slot, print, 0)
+			r.evictor.Announce(abi.OpResident, slot, print, 0)
 		}
 	}
 }
@@ -98,7 +99,7 @@ func (c *fellows) Touched(prints []uint64) {
 		if slot := r.x.FindFingerprint(print); slot != index.None {
 			if e := r.x.At(slot); e.Is(index.Announced) && !e.Is(index.Evicting) {
 				r.x.Touch(slot)
-				r.event(abi.OpTouch, slot, print, index.None, 0)
+				r.evictor.Tell(abi.OpTouch, slot, print, 0)
 			}
 		}
 	}
@@ -211,14 +212,14 @@ func (c *fellows) Victims(bytes int64) (list []shared.Victim) {
 	if r.scanning {
 		return nil // nobody knows yet what is oldest
 	}
-	var slots [maxAsked]uint32
-	n := r.ask(abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: abi.None}, slots[:])
+	var slots [evictor.MaxVictims]uint32
+	n := r.evictor.Ask(abi.Ask{Bytes: uint64(bytes), MaxVictims: evictor.MaxVictims, Tenant: abi.None}, slots[:])
 	for _, slot := range slots[:n] {
 		if bytes <= 0 {
 			break
 		}
-		if _, busy := r.flights[slot]; busy || !r.evictable(slot) {
-			r.count.badVictims++
+		if _, busy := r.flights[slot]; busy || !r.evictor.Evictable(slot) {
+			r.evictor.BadVictim()
 			continue
 		}
 		e := r.x.At(slot)

@@ -67,7 +67,7 @@ func (f *fixture) fill(entries, keyBytes int) {
 		r.x.SetPieces(slot, 1)
 		r.account.Commit(0, r.x.Bytes(slot))
 		r.x.Touch(slot)
-		r.announce(abi.OpInsert, slot, print, 0)
+		r.evictor.Announce(abi.OpInsert, slot, print, 0)
 		parent = print
 	}
 }
@@ -219,15 +219,6 @@ func BenchmarkSaveTouches(b *testing.B) {
 	}
 	b.ReportMetric(float64(with.Microseconds()), "longest-us")
 	b.ReportMetric(float64(without.Microseconds()), "quiet-longest-us")
-	slice := time.Duration(0)
-	for from := uint32(0); from+replaySlice < r.x.High(); from += replaySlice {
-		start := time.Now()
-		r.mu.Lock()
-		_ = r.collect(make([]touched, 0, replaySlice), from, from+replaySlice)
-		r.mu.Unlock()
-		slice += time.Since(start)
-	}
-	b.ReportMetric(float64(slice.Nanoseconds())/float64(r.x.High()/replaySlice), "ns/slice")
 }
 
 // BenchmarkRestart opens a root of KVHOST_FILES sparse pieces by its checkpoint, and by a scan.

@@ -153,6 +153,7 @@ func (r *root) takeCheckpoint() (*pieceformat.Checkpoint, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.x = x
+	r.evictor.SetIndex(x)
 	x.Each(func(slot uint32, e *index.Entry) {
 		r.classOf(slot).refs.Add(1)
 		r.account.Commit(x.Owner(slot).Tenant, x.Bytes(slot))

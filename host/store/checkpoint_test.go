@@ -190,7 +190,7 @@ func TestPolicyGoesOnFromItsState(t *testing.T) {
 	told = 0
 	f.restart()
 	r := f.store.roots[0]
-	_ = r.evict.Flush()
+	_ = r.evictor.Flush()
 	if told != 0 {
 		t.Errorf("the policy was told of %d entries again", told)
 	}
@@ -199,7 +199,7 @@ func TestPolicyGoesOnFromItsState(t *testing.T) {
 	}
 	put(t, filepath.Join(r.dir, pieceformat.StateFile), []byte("nonsense"))
 	f.start()
-	_ = f.store.roots[0].evict.Flush()
+	_ = f.store.roots[0].evictor.Flush()
 	if told != before {
 		t.Errorf("the policy lost its state and was told of %d of %d entries", told, before)
 	}

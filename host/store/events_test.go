@@ -52,7 +52,7 @@ func (w *witness) told(f *fixture) string {
 	f.Helper()
 	r := f.store.roots[0]
 	r.mu.Lock()
-	err := r.evict.Flush()
+	err := r.evictor.Flush()
 	r.mu.Unlock()
 	if err != nil {
 		f.Fatal(err)

@@ -14,9 +14,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// maxAsked bounds the victims of one ask.
-const maxAsked = 256
-
 // evicted is what came of a round of eviction.
 type evicted struct {
 	entries int
@@ -24,17 +21,14 @@ type evicted struct {
 	failed  error // why a file could not be unlinked
 }
 
-// evictSome takes victims, asks for them if need be, and unlinks those that are valid, up to the bytes wanted. The caller
-// holds turn. reuseFor may get one of the files instead. Only entries of the tenant are evicted, if one is named.
+// evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds turn. reuseFor may get one of the
+// files instead. Only entries of the tenant are evicted, if one is named.
 func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted) {
 	r.mu.Lock()
 	list := r.evicting[:0]
-	if tenant == abi.None && r.evict.Ahead() > 0 {
-		list = r.evictQueued(bytes, list)
-	} else {
-		list = r.evictAsked(bytes, tenant, list)
-	}
+	r.evictor.Victims(bytes, tenant, func(slot uint32) { list = append(list, r.beginEvict(slot)) })
 	r.evicting = list
+	r.count.evictions += uint64(len(list))
 	r.mu.Unlock()
 	if len(list) == 0 {
 		return got
@@ -54,54 +48,6 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted
 		r.finishEvict(&list[i])
 	}
 	return got
-}
-
-// evictAsked begins to evict the victims that the policy names now. The caller holds mu.
-func (r *root) evictAsked(bytes int64, tenant uint32, list []eviction) []eviction {
-	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: maxAsked, Tenant: tenant}
-	n := r.ask(ask, r.victims[:])
-	for _, slot := range r.victims[:n] {
-		if bytes <= 0 {
-			break
-		}
-		if !r.fits(slot, tenant) {
-			r.count.badVictims++
-			continue
-		}
-		bytes -= r.x.Bytes(slot)
-		list = append(list, r.beginEvict(slot))
-		r.count.evictions++
-	}
-	return list
-}
-
-// evictQueued begins to evict victims that the policy has named before, and asks it once when they do not suffice. The caller
-// holds mu.
-func (r *root) evictQueued(bytes int64, list []eviction) []eviction {
-	for asked := false; ; asked = true {
-		for queued := r.standing(); len(queued) > 0 && bytes > 0; queued = r.standing() {
-			slot := queued[0]
-			r.foretold.slots = queued[1:]
-			if r.mayStillGo(slot) {
-				bytes -= r.x.Bytes(slot)
-				list = append(list, r.beginEvict(slot))
-				r.count.evictions++
-			}
-		}
-		if bytes <= 0 || asked {
-			return list
-		}
-		r.foretell(bytes)
-	}
-}
-
-// evictable judges a victim against the index as it is now.
-func (r *root) evictable(slot uint32) bool {
-	if slot >= r.x.High() {
-		return false
-	}
-	e := r.x.At(slot)
-	return e.Is(index.Live) && !e.Any(index.Evicting|index.Detached) && e.Pins() == 0
 }
 
 // eviction is an entry that is being removed, with what its files' names are made of.
@@ -144,7 +90,7 @@ func (r *root) beginEvict(slot uint32) eviction {
 	f.unlinking = true
 	r.flights[slot] = f
 	if announced { // else a scan has found it, and the policy does not know it yet
-		r.event(abi.OpRemove, slot, r.x.Fingerprint(slot), index.None, 0)
+		r.evictor.Tell(abi.OpRemove, slot, r.x.Fingerprint(slot), 0)
 	}
 	return v
 }
@@ -159,7 +105,7 @@ func (r *root) cancelEvict(v *eviction) {
 	f := r.flights[v.slot]
 	f.unlinking = false
 	r.setFlight(v.slot, f)
-	r.announce(abi.OpResident, v.slot, r.x.Fingerprint(v.slot), 0)
+	r.evictor.Announce(abi.OpResident, v.slot, r.x.Fingerprint(v.slot), 0)
 }
 
 // unlink removes the files of an entry's pieces and returns the bytes of those that could not be unlinked, and why. The

@@ -68,7 +68,7 @@ func (r *root) sweepExpired(ctx context.Context) {
 				x.Set(slot, last)
 			}
 		}
-		if x.Expired(slot, now) && r.evictable(slot) {
+		if x.Expired(slot, now) && r.evictor.Evictable(slot) {
 			gone = append(gone, mark{slot, r.x.Fingerprint(slot)})
 		}
 		return len(gone) < sweptEntries
@@ -91,7 +91,7 @@ func (s *Store) renew(p *Put) {
 	for _, r := range s.roots {
 		r.mu.Lock()
 		slot := r.x.Find(p.mark.print, p.class.base, &p.key)
-		old := slot != index.None && r.health.Serves() && r.expired(slot, s.cfg.Now().Unix()) && r.evictable(slot)
+		old := slot != index.None && r.health.Serves() && r.expired(slot, s.cfg.Now().Unix()) && r.evictor.Evictable(slot)
 		if old {
 			r.count.expired++
 		}

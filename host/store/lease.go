@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
@@ -74,22 +73,6 @@ func (l *Lease) Release() {
 	if at != index.None {
 		l.store.roots[at].mu.Unlock()
 	}
-}
-
-// unpinAt is unpin with the time known.
-func (r *root) unpinAt(slot uint32, print, now uint64) {
-	if !r.x.Unpin(slot) {
-		return
-	}
-	e := r.x.At(slot)
-	if e.Is(index.Evicting) {
-		r.reap(slot)
-		return
-	}
-	r.send(abi.Event{
-		Slot: slot, Parent: index.None, Key: print, ParentKey: e.Parent(), Size: r.x.EntryUnits(slot, e), Depth: e.Depth(),
-		Tenant: r.tenantOf(slot), Op: abi.OpUnpin, Time: now,
-	})
 }
 
 // Open opens the piece of the i-th key for reading. The caller closes it.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/evictor"
 )
 
 // LookupRequest asks for entries of one group.
@@ -31,8 +32,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		q.Ranks = c.ranks
 	}
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
-	w := walk{store: s, class: c, keys: q.Keys, request: q.Request, ranks: q.Ranks, touches: s.requests.log(q.Request), now: s.clock()}
-	w.shadows = s.listener(&q, c, w.now)
+	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, touches: s.requests.log(q.Request)}
+	w.cause = evictor.Cause{Request: q.Request, Time: s.clock()}
+	w.shadows = s.listener(&q, c, w.cause.Time)
 	asked := 0
 	for i := range q.Keys {
 		l.grants = l.grants[:i+1]

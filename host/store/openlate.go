@@ -53,6 +53,7 @@ func (r *root) reset() {
 	r.openGate()
 	_ = r.directory.Close() // what the lock protects is not used
 	r.fellows, r.quar, r.scanning = nil, quarantine{}, false
+	r.evictor.SetScanning(false)
 	r.account.Reset()
 }
 

@@ -188,7 +188,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		r.flights[slot] = f
 		p.root, p.mark.slot, p.stamp, p.outage, p.unsure = r, slot, r.store.stamp(), r.health.Returns(), r.unsure.Load()
 		p.class = r.classOf(slot)
-		r.pin(slot, p.mark.print, 0)
+		r.evictor.Pin(slot, p.mark.print, 0)
 		return true, nil
 	}
 }
@@ -325,8 +325,8 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	r.flights[slot] = flight{ranks: 1 << p.rank}
 	p.mark.slot = slot
 	r.x.Touch(slot)
-	r.announce(abi.OpInsert, slot, p.mark.print, q.Request)
-	r.pin(slot, p.mark.print, q.Request)
+	r.evictor.Announce(abi.OpInsert, slot, p.mark.print, q.Request)
+	r.evictor.Pin(slot, p.mark.print, q.Request)
 	r.wakeAboveHigh()
 	return nil
 }

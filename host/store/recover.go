@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -34,6 +33,7 @@ func (r *root) recover(ctx context.Context) error {
 		r.fellows = f
 		r.x.AdvanceClock(firstLive)
 		r.scanning, r.removedDuringScan = true, map[uint64]struct{}{}
+		r.evictor.SetScanning(true)
 		r.mu.Unlock()
 		return f.enter()
 	}
@@ -44,32 +44,13 @@ func (r *root) recover(ctx context.Context) error {
 	if c == nil {
 		return r.beginScan()
 	}
-	r.resume(ctx, r.loadState(c.Time))
+	state := r.loadState(c.Time)
+	r.mu.Lock()
+	r.evictor.Resume(ctx, state)
+	r.mu.Unlock()
 	r.shrink(ctx)
 	close(r.scanned)
 	return ctx.Err()
-}
-
-// resume lets the evict policy go on from its state, or else tells it what is here.
-func (r *root) resume(ctx context.Context, state policy.State) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if state.Format != "" {
-		next, err := r.newEvict(ctx, r.acting, state)
-		if err == nil && next.Loaded() {
-			_ = r.evict.Close()
-			r.evict = next
-			r.x.Each(func(_ uint32, e *index.Entry) { e.Set(index.Announced) })
-			return
-		}
-		if err == nil {
-			err = next.Close()
-		}
-		if err != nil {
-			r.log.Warn("the evict policy does not go on from its state; it is told what is here", "error", err)
-		}
-	}
-	r.replay()
 }
 
 // census judges the files of a scan. Its methods run on several goroutines; what is written is guarded by root.mu.

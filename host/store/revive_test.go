@@ -2,12 +2,9 @@ package store
 
 import (
 	"context"
-	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
@@ -91,57 +88,4 @@ func TestEvictInQuarantine(t *testing.T) {
 	}
 	f.mustPut(5)
 	f.checkUsed()
-}
-
-// TestSuccession changes the entries at random while a policy is told of them. It must then know exactly what is there:
-// every victim that it names, until it has no more, is one that can go, and all go.
-func TestSuccession(t *testing.T) {
-	const entries = 64
-	for seed := range uint64(8) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), entries, 1)
-			r := f.store.roots[0]
-			rng := rand.New(rand.NewPCG(seed, 3))
-			for n := range uint64(entries) {
-				f.mustPut(n)
-			}
-			w := &witness{}
-			next, err := r.newEvict(t.Context(), f.store.bind(abi.RoleEvict, Use{Module: w.module()}), policy.State{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			h := &successor{evict: next}
-			r.mu.Lock()
-			r.next = h
-			r.mu.Unlock()
-			order := r.snapshot()
-			for len(order) > 0 {
-				for range rng.IntN(4) {
-					if n := rng.Uint64N(2 * entries); f.has(n) {
-						f.lookup(n).Release()
-					} else {
-						f.mustPut(n)
-					}
-				}
-				r.mu.Lock()
-				if m := order[0]; r.stands(m.mark) && !h.knows(m.slot) {
-					h.announce(r, m.slot, m.print)
-				}
-				r.mu.Unlock()
-				order = order[1:]
-			}
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.next = nil
-			if err := next.Flush(); err != nil || h.err != nil {
-				t.Fatal(err, h.err)
-			}
-			want := r.x.ByLastTouch()
-			got := make([]uint32, 2*entries)
-			n := w.Policy.Victims(abi.Ask{Bytes: 1 << 60, MaxVictims: 2 * entries, Tenant: abi.None}, got)
-			if fmt.Sprint(got[:n]) != fmt.Sprint(want) {
-				t.Errorf("it would evict\n%v, by last touch it is\n%v", got[:n], want)
-			}
-		})
-	}
 }

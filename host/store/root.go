@@ -12,8 +12,8 @@ import (
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -42,8 +42,7 @@ type root struct {
 	budget      *capacity.Budget
 	account     *capacity.Account
 
-	turn       latch // held by the one reservation that may evict
-	succession latch // held by who tells a policy what is here, so that it can take over
+	turn latch // held by the one reservation that may evict
 
 	unsure atomic.Uint32 // batches that could not be made durable
 
@@ -61,17 +60,11 @@ type root struct {
 	reaped            sync.Cond // on mu: an evicted entry is out of the table
 	x                 *index.Index
 	flights           map[uint32]flight
-	evict             *policy.Evict
-	acting            *bound     // what evict comes from
-	standin           *recency   // answers while evict is down, else nil
-	next              *successor // a policy that is about to take over, or nil
+	evictor           *evictor.Evictor
 	quar              quarantine
 	complete          int64 // entries with all their pieces
 	unsynced          []mark
 	count             counters
-	faulted           policy.Stats // of earlier instances of the acting policy
-	victims           [maxAsked]uint32
-	foretold          foretold
 	evicting          []eviction // of the turn's holder
 }
 
@@ -93,26 +86,27 @@ type mark struct {
 // openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error) {
 	r := &root{
-		succession: newLatch(),
-		store:      s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
+		store: s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
 		x: index.New(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
 	}
 	r.reaped.L = &r.mu
 	r.orphans.init()
-	r.acting = s.evict
+	p := s.evict
 	if cfg.Evict != nil {
-		r.acting = s.bind(abi.RoleEvict, *cfg.Evict)
+		p = s.bind(abi.RoleEvict, *cfg.Evict).evict()
 	}
-	if r.evict, err = r.newEvict(ctx, r.acting, policy.State{}); err != nil {
-		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.dir, r.acting.Name, err)
+	r.account = capacity.New(capacity.Config{Dir: r.dir, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now})
+	if r.evictor, err = evictor.New(ctx, evictor.Config{
+		Index: r.x, Lock: &r.mu, Host: evictHost{r}, Policy: p, Run: s.run, Work: &s.work, Slots: cfg.MaxEntries, Capacity: cfg.Capacity,
+		Seed: s.cfg.Seed, Log: r.log,
+	}); err != nil {
+		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.dir, p.Label, err)
 	}
-	r.acting.hold()
 	r.health = health.NewMonitor(health.Config{
 		Dir: r.dir, FS: s.cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: r.log,
 		Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
 	})
 	r.fs, r.meter.Now = r.health.FS(), s.cfg.Now
-	r.account = capacity.New(capacity.Config{Dir: r.dir, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now})
 	r.budget = capacity.NewBudget(cfg.DailyWrites, s.cfg.Now, budgetFile{r, r.writtenFile()})
 	r.directory = health.NewDirectory(r.health, r.dir, r.lockName(), pieceformat.RootDirs[:])
 	return r, nil
@@ -147,10 +141,18 @@ func (r *root) take(ctx context.Context) (err error) {
 	return nil
 }
 
-func (r *root) newEvict(ctx context.Context, b *bound, state policy.State) (*policy.Evict, error) {
-	return b.Module.NewEvict(ctx, policy.EvictOptions{
-		MaxSlots: r.cfg.MaxEntries, Capacity: uint64(r.cfg.Capacity), Seed: r.store.cfg.Seed, Config: b.Config, State: state,
-	})
+// evictHost is what a root's evictor needs of it.
+type evictHost struct{ *root }
+
+func (h evictHost) Tenant(number uint16) uint32 { return h.store.spaces.tenantOf(number) }
+func (h evictHost) Clock() uint64               { return h.store.clock() }
+func (h evictHost) Used() int64                 { return h.account.Used() }
+
+// evict is a module that is bound to a root.
+func (b *bound) evict() *evictor.Policy {
+	return &evictor.Policy{
+		Label: b.Name, Since: b.since, Module: b.Module, Config: b.Config, Acquire: func() { b.hold() }, Release: b.release,
+	}
 }
 
 func (r *root) close() error {
@@ -160,8 +162,7 @@ func (r *root) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.openGate()
-	err := errors.Join(r.evict.Close(), r.directory.Close())
-	r.acting.release()
+	err := errors.Join(r.evictor.Close(), r.directory.Close())
 	r.health.Close()
 	return err
 }

@@ -41,6 +41,7 @@ func (r *root) beginScan() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.scanning = true
+	r.evictor.SetScanning(true)
 	r.removedDuringScan = map[uint64]struct{}{}
 	r.x.AdvanceClock(firstLive)
 	unscanned := r.cfg.Capacity
@@ -54,10 +55,10 @@ func (r *root) beginScan() error {
 // scanAll scans until it has seen everything. What goes wrong is sent to failed, if somebody waits for that, and then tried
 // again.
 func (r *root) scanAll(ctx context.Context, failed chan<- error) {
-	if r.succession.lock(ctx) != nil { // nobody takes over meanwhile
+	if r.evictor.HoldHandovers(ctx) != nil { // nobody takes over meanwhile
 		return
 	}
-	defer r.succession.unlock()
+	defer r.evictor.AllowHandovers()
 	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 		err := r.scanOnce(ctx)
 		if err == nil {
@@ -209,37 +210,15 @@ func (r *root) endScan(ctx context.Context, c *census) {
 	stray := c.stray
 	r.account.Add(capacity.Orphans, stray)
 	r.account.Remove(capacity.Unscanned, math.MaxInt64)
-	h := &successor{evict: r.evict}
-	r.next = h
 	r.mu.Unlock()
-	told := r.tell(ctx, h) // what fails is the policy, or the store is being closed
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if told != nil && h.err == nil {
-		r.next = nil
-		return
-	}
-	if r.fellows != nil { // it has learned of others' pieces until now
-		r.account.Add(capacity.Orphans, c.stray-stray)
-		r.fellows.overlooked += c.stray
-		r.fellows.census = nil
-	}
-	r.x.Each(func(slot uint32, e *index.Entry) {
-		if e.Is(index.Evicting) {
-			return
+	_ = r.evictor.EndScan(ctx, func() { // what fails is the store being closed
+		if r.fellows != nil { // it has learned of others' pieces until now
+			r.account.Add(capacity.Orphans, c.stray-stray)
+			r.fellows.overlooked += c.stray
+			r.fellows.census = nil
 		}
-		if !h.knows(slot) && h.err == nil { // another host's, from the last moment
-			if e.LastTouch() == 0 {
-				r.x.TouchEntry(e)
-			}
-			h.announce(r, slot, r.x.Fingerprint(slot))
-		}
-		e.Set(index.Announced)
+		r.scanning, r.removedDuringScan = false, nil
 	})
-	r.next, r.scanning, r.removedDuringScan = nil, false, nil
-	if h.err != nil {
-		r.replace(h.err)
-	}
 }
 
 // seekUnseen takes the file of a piece that a scan has not come to into the index.

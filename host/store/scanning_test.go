@@ -141,7 +141,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	r.endScan(ctx, &census{root: r})
 	told = 0
 	f.restart()
-	_ = f.store.roots[0].evict.Flush()
+	_ = f.store.roots[0].evictor.Flush()
 	if st := f.store.Stats().Roots[0]; st.Scanned != 3 || told != 3 {
 		t.Errorf("%d files were scanned, and the policy told of %d entries", st.Scanned, told)
 	}

@@ -15,10 +15,10 @@ import (
 // saveState keeps the state of the acting policy, or sees to it that there is none. mu is held.
 func (r *root) saveState(when int64) error {
 	_ = r.fs.Remove(r.dir + "/" + pieceformat.StateFile)
-	if r.standin != nil || r.pinnedAtAll() {
+	if r.pinnedAtAll() {
 		return nil // pins are no part of what the next run begins with
 	}
-	s, ok, err := r.evict.Save(uint32(min(pieceformat.MaxState, 1<<20+256*int64(r.x.High()))))
+	s, ok, err := r.evictor.Save(uint32(min(pieceformat.MaxState, 1<<20+256*int64(r.x.High()))))
 	if err != nil || !ok {
 		if err != nil {
 			r.log.Warn("the evict policy's state could not be kept; the next start tells it what is here", "error", err)

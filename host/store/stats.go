@@ -13,12 +13,12 @@ import (
 
 // counters of one root, guarded by its mutex.
 type counters struct {
-	inserted, published, aborted, recycled                         uint64
-	evictions, asks, badVictims, sheds, waits, expired, overBudget uint64
-	damaged, quarantined, vanished, syncFails                      uint64
-	placeFaults, policyFaults                                      uint64
-	swept, foreign, recovered, renamed, unclaimed                  uint64
-	scanned                                                        atomic.Uint64
+	inserted, published, aborted, recycled        uint64
+	evictions, sheds, waits, expired, overBudget  uint64
+	damaged, quarantined, vanished, syncFails     uint64
+	placeFaults                                   uint64
+	swept, foreign, recovered, renamed, unclaimed uint64
+	scanned                                       atomic.Uint64
 }
 
 // RootStats is the state of one root. What counts up does so since the store was opened.
@@ -127,27 +127,30 @@ func (s *Store) Stats() Stats {
 }
 
 func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
-	add := func(b *bound, st policy.Stats, root string) *PolicyStats {
+	add := func(b *bound, st policy.Stats) *PolicyStats {
 		list = append(list, PolicyStats{
-			Stats: st, Name: b.Name, Version: b.Module.Manifest().Version, Root: root, Since: b.since, Quarantine: b.Module.Quarantined(),
+			Stats: st, Name: b.Name, Version: b.Module.Manifest().Version, Since: b.since, Quarantine: b.Module.Quarantined(),
 			Counters: b.Module.Counters(),
 		})
 		return &list[len(list)-1]
 	}
 	for i, r := range s.roots {
 		r.mu.Lock()
-		b := r.acting
+		p := r.evictor.Active()
 		r.mu.Unlock()
-		add(b, roots[i].Evict, r.dir)
+		list = append(list, PolicyStats{
+			Stats: roots[i].Evict, Name: p.Label, Version: p.Module.Manifest().Version, Root: r.dir, Since: p.Since,
+			Quarantine: p.Module.Quarantined(), Counters: p.Module.Counters(),
+		})
 	}
-	s.admit.each(func(o *office[admission]) { add(o.now.Load().bound, o.now.Load().policy.Stats(), "") })
+	s.admit.each(func(o *office[admission]) { add(o.now.Load().bound, o.now.Load().policy.Stats()) })
 	var acting []*naming
 	s.place.each(func(o *office[naming]) { acting = append(acting, o.now.Load()) })
 	for _, n := range s.namings() {
-		p := add(n.bound, n.place.Stats(), "")
+		p := add(n.bound, n.place.Stats())
 		p.Files, p.Replaced = s.entriesOf(n), !slices.Contains(acting, n)
 	}
-	s.layout.each(func(o *office[arranger]) { add(o.now.Load().bound, o.now.Load().policy.Stats(), "") })
+	s.layout.each(func(o *office[arranger]) { add(o.now.Load().bound, o.now.Load().policy.Stats()) })
 	return list
 }
 
@@ -164,33 +167,22 @@ func (t *spaces) live() (list []*class) {
 func (r *root) stats() RootStats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c, a := &r.count, r.account.Figures()
+	c, a, ev := &r.count, r.account.Figures(), r.evictor.Counts()
 	st := RootStats{
 		Path: r.dir, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Stray: a.Orphans, Unseen: a.Unscanned, Scanning: r.scanning, Scanned: c.scanned.Load(),
 		Entries: int(r.x.Len()), Complete: r.complete, Slots: r.x.High(), MaxEntries: r.x.Max(), IndexBytes: r.x.Memory(),
-		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: c.asks,
-		BadVictims: c.badVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.overBudget, Limit: a.Limit, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
-		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: c.policyFaults, Recovered: c.recovered,
+		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: ev.Asks,
+		BadVictims: ev.BadVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.overBudget, Limit: a.Limit, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
+		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: ev.Faults, Recovered: c.recovered,
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
-		Shared: r.fellows.stats(), Evict: addStats(r.faulted, r.evict.Stats()),
+		Shared: r.fellows.stats(), Evict: r.evictor.Stats(),
 	}
 	h := r.health.Report()
 	st.State, st.Reason, st.Since, st.Outages = h.State, h.Reason, h.Since, h.Outages
 	st.Written = r.budget.Spent()
 	st.Stuck = r.health.Stuck()
-	st.Evict.Builtin = r.standin != nil
 	st.Writing = r.writing()
 	return st
-}
-
-// addStats is b with a's counts on top.
-func addStats(a, b policy.Stats) policy.Stats {
-	b.Calls += a.Calls
-	b.Records += a.Records
-	b.Time += a.Time
-	b.Fuel += a.Fuel
-	b.Faults += a.Faults
-	return b
 }
 
 // writing is what is reserved by pieces in flight. mu is held.

@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
+	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 )
@@ -26,7 +27,7 @@ type Store struct {
 	admit  offices[admission]
 	layout offices[arranger]
 	place  offices[naming]
-	evict  *bound // of roots that name no other
+	evict  *evictor.Policy // of roots that name no other
 	roots  []*root
 
 	earlier atomic.Pointer[[]*naming] // see formerly
@@ -119,8 +120,8 @@ func (s *Store) openPolicies(ctx context.Context) (err error) {
 }
 
 func (s *Store) openRoots(ctx context.Context) error {
-	s.evict = s.bind(abi.RoleEvict, s.cfg.Policies.Evict).hold()
-	defer s.evict.release() // each root that it acts in has it
+	s.evict = s.bind(abi.RoleEvict, s.cfg.Policies.Evict).hold().evict()
+	defer s.evict.Release() // each root that it acts in has it
 	for _, cfg := range s.cfg.Roots {
 		r, err := openRoot(ctx, s, cfg)
 		if err != nil {
@@ -295,9 +296,7 @@ func (s *Store) EndRequest(request uint32) {
 		s.stream.Send(s.stream.Step(s.stream.Batch(), shadow.Step{Op: shadow.End, Request: request, Tenant: abi.None, Time: now}))
 	}
 	for _, r := range s.roots {
-		r.mu.Lock()
-		r.send(abi.Event{Slot: abi.None, Parent: abi.None, Request: request, Tenant: abi.None, Op: abi.OpRequestEnd, Time: now})
-		r.mu.Unlock()
+		r.evictor.EndRequest(request, now)
 	}
 }
 

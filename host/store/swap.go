@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/evictor"
 )
 
 // Swap is a change of policies while the store is at work.
@@ -22,11 +23,11 @@ type Swap struct {
 // Taken is one place that a policy took over.
 type Taken struct {
 	Role     abi.Role
-	Root     string // of evict
-	From     string // the module's digest
-	Handover Handover
-	Entries  int           // of the root, or of the classes that the replaced naming still has
-	Took     time.Duration // beside the work of all others
+	Root     string         // of evict
+	From     string         // the module's digest
+	Handover evictor.Method // how it learned what is there
+	Entries  int            // of the root, or of the classes that the replaced naming still has
+	Took     time.Duration  // beside the work of all others
 }
 
 // Swap replaces policies under load. Everything that can fail is done beside the acting ones, which go on until all is
@@ -53,7 +54,7 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	changes, err := s.prepareEvict(ctx, &w, next[abi.RoleEvict])
 	defer func() {
 		for _, c := range changes {
-			c.abandon()
+			c.Abandon()
 		}
 	}()
 	if err != nil {
@@ -76,7 +77,7 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	}
 	taken = append(taken, r.commit()...)
 	for _, c := range all {
-		c.keep()
+		c.Keep()
 	}
 	for i := range taken {
 		taken[i].Took = time.Since(begun)
@@ -85,17 +86,17 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 }
 
 // takeAll lets a policy decide in all its roots, or in none.
-func takeAll(changes []*succession) (taken []Taken, err error) {
+func takeAll(changes []handover) (taken []Taken, err error) {
 	for i, c := range changes {
-		t := Taken{Role: abi.RoleEvict, Root: c.r.dir, From: c.from.Module.Digest(), Handover: c.how}
+		t := Taken{Role: abi.RoleEvict, Root: c.r.dir, From: c.From().Module.Digest(), Handover: c.Method()}
 		if t.Entries, err = c.take(); err != nil {
 			for _, before := range changes[:i] {
-				before.undo()
+				before.Undo()
 			}
 			for _, later := range changes[i+1:] {
-				later.abandon()
+				later.Abandon()
 			}
-			return nil, fmt.Errorf("store: root %s: policy %s: %w", c.r.dir, c.b.Name, err)
+			return nil, fmt.Errorf("store: root %s: policy %s: %w", c.r.dir, c.To().Label, err)
 		}
 		taken = append(taken, t)
 	}
@@ -112,20 +113,21 @@ func (w *Swap) drop() {
 }
 
 // prepareEvict gets a policy ready for its roots. Those that are ready are in the answer also when there is an error.
-func (s *Store) prepareEvict(ctx context.Context, w *Swap, b *bound) (changes []*succession, err error) {
+func (s *Store) prepareEvict(ctx context.Context, w *Swap, b *bound) (changes []handover, err error) {
 	if b == nil {
 		return nil, nil
 	}
+	to := b.evict()
 	for _, r := range s.roots {
-		from := r.actor()
-		if w.Root != "" && w.Root != r.dir || w.From != "" && w.From != from.Name {
+		from := r.activePolicy()
+		if w.Root != "" && w.Root != r.dir || w.From != "" && w.From != from.Label {
 			continue
 		}
-		c, err := r.prepare(ctx, b, from)
+		c, err := r.evictor.Prepare(ctx, to, from)
 		if err != nil {
 			return changes, fmt.Errorf("store: root %s: policy %s: %w", r.dir, b.Name, err)
 		}
-		changes = append(changes, c)
+		changes = append(changes, handover{c, r, c.Take})
 	}
 	if len(changes) == 0 {
 		return nil, fmt.Errorf("%w: evict policy %s", ErrNoPolicy, cmp.Or(w.From, "of root "+w.Root))
@@ -133,11 +135,18 @@ func (s *Store) prepareEvict(ctx context.Context, w *Swap, b *bound) (changes []
 	return changes, nil
 }
 
-// actor is what acts in a root, or did until it failed.
-func (r *root) actor() *bound {
+// handover is one of an evict policy in one root.
+type handover struct {
+	*evictor.Handover
+	r    *root
+	take func() (entries int, err error)
+}
+
+// activePolicy is what decides in a root, or did until it failed.
+func (r *root) activePolicy() *evictor.Policy {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.acting
+	return r.evictor.Active()
 }
 
 // reform is a change of the policies that are bound to namespaces, ready to be made.
@@ -150,7 +159,7 @@ type reform struct {
 	placeOf   *office[naming]
 	place     *naming
 	made      []*class
-	admitHand Handover
+	admitHand evictor.Method
 }
 
 // prepareRest opens them, tells them of the namespaces, and makes the classes that new pieces get.
@@ -194,7 +203,7 @@ func (s *Store) prepareRest(ctx context.Context, name string, next *[abi.Roles]*
 
 // openAdmit hands over what the acting policy knows, as far as the new one can use it.
 func (f *reform) openAdmit(ctx context.Context, b *bound) error {
-	state, ok, err := f.admitOf.now.Load().policy.Save(handoverBytes)
+	state, ok, err := f.admitOf.now.Load().policy.Save(evictor.MaxHandoverState)
 	if err != nil || !ok {
 		state = policy.State{} // it failed, or keeps none: the new one starts empty
 	}
@@ -202,7 +211,7 @@ func (f *reform) openAdmit(ctx context.Context, b *bound) error {
 		return err
 	}
 	if f.admit.policy.Loaded() {
-		f.admitHand = Loaded
+		f.admitHand = evictor.Loaded
 	}
 	for _, ns := range f.s.spaces.list() {
 		if ns.admit == f.admitOf {

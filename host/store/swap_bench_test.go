@@ -131,11 +131,11 @@ func BenchmarkTakeOver(b *testing.B) {
 		report(b, func() { time.Sleep(100 * time.Millisecond) }, func() {
 			r := f.store.roots[0]
 			r.mu.Lock()
-			r.replace(errors.New("a fault, for the figure"))
+			r.evictor.Fail(errors.New("a fault, for the figure"))
 			r.mu.Unlock()
 			for {
 				r.mu.Lock()
-				down := r.standin != nil
+				down := r.evictor.Down()
 				r.mu.Unlock()
 				if !down {
 					return

@@ -22,6 +22,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
+	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/plugins/dist"
 	"github.com/kvhost/kvhost/plugins/fanout"
@@ -112,15 +113,15 @@ func TestSwapEvict(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		from, to *Use
-		how      Handover
+		how      evictor.Method
 	}{
-		"module to native":   {use(t, "lru", nil, nil), &Use{Module: native()}, Replayed},
-		"native to module":   {&Use{Module: native()}, use(t, "lru", nil, nil), Replayed},
-		"with state":         {&Use{Module: newElephant()}, &Use{Module: newElephant()}, Loaded},
-		"module to module":   {use(t, "lru", nil, nil), use(t, "lru", nil, nil), Loaded},
-		"built-in to module": {&Use{Module: policy.Builtin(abi.RoleEvict)}, use(t, "lru", nil, nil), Loaded},
-		"module to built-in": {use(t, "lru", nil, nil), &Use{Module: policy.Builtin(abi.RoleEvict)}, Loaded},
-		"without":            {&Use{Module: newElephant()}, &Use{Module: native()}, Replayed},
+		"module to native":   {use(t, "lru", nil, nil), &Use{Module: native()}, evictor.Replayed},
+		"native to module":   {&Use{Module: native()}, use(t, "lru", nil, nil), evictor.Replayed},
+		"with state":         {&Use{Module: newElephant()}, &Use{Module: newElephant()}, evictor.Loaded},
+		"module to module":   {use(t, "lru", nil, nil), use(t, "lru", nil, nil), evictor.Loaded},
+		"built-in to module": {&Use{Module: policy.Builtin(abi.RoleEvict)}, use(t, "lru", nil, nil), evictor.Loaded},
+		"module to built-in": {use(t, "lru", nil, nil), &Use{Module: policy.Builtin(abi.RoleEvict)}, evictor.Loaded},
+		"without":            {&Use{Module: newElephant()}, &Use{Module: native()}, evictor.Replayed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			done, old := false, c.from.Done
@@ -196,7 +197,10 @@ func TestSwapUndone(t *testing.T) {
 	if err != nil || len(changes) != 2 {
 		t.Fatal(len(changes), err)
 	}
-	changes[1].h.err = lateFailure
+	changes[1].take = func() (int, error) {
+		changes[1].Abandon()
+		return 0, lateFailure
+	}
 	if _, err := takeAll(changes); !errors.Is(err, lateFailure) || !strings.Contains(err.Error(), f.store.roots[1].dir) {
 		t.Fatal(err)
 	}
@@ -210,7 +214,7 @@ func TestSwapUndone(t *testing.T) {
 	// What was touched is younger, as lru has it and fifo has not; and nobody is in the way of the next swap.
 	for _, r := range f.store.roots {
 		r.mu.Lock()
-		if r.next != nil || r.standin != nil {
+		if r.evictor.Down() {
 			t.Error("something is left of the attempt")
 		}
 		r.mu.Unlock()
@@ -226,7 +230,7 @@ func TestSwapUndone(t *testing.T) {
 func (f *fixture) deciders() (names []string) {
 	for _, r := range f.store.roots {
 		r.mu.Lock()
-		names = append(names, r.acting.Name+" "+r.acting.Module.Digest())
+		names = append(names, r.evictor.Active().Label+" "+r.evictor.Active().Module.Digest())
 		r.mu.Unlock()
 	}
 	return names
@@ -248,7 +252,7 @@ func TestUndoHearsAll(t *testing.T) {
 	f.lookup(1).Release()
 	f.mustPut(4) // fifo: 0 goes
 	f.lookup(2).Release()
-	changes[0].undo()
+	changes[0].Undo()
 	f.mustPut(5) // lru: 3 goes, which nobody touched
 	if f.has(0) || f.has(3) || !f.has(1) || !f.has(2) || !f.has(4) || !f.has(5) {
 		t.Error("lru did not hear of all")
@@ -260,8 +264,14 @@ func TestUndoHearsAll(t *testing.T) {
 func TestSwapDoesNotWaitForEver(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 4, 1)
 	r := f.store.roots[0]
-	for name, l := range map[string]latch{"scan": r.succession, "swap": f.store.swapping} {
-		if err := l.lock(t.Context()); err != nil {
+	for name, c := range map[string]struct {
+		lock   func(context.Context) error
+		unlock func()
+	}{
+		"scan": {r.evictor.HoldHandovers, r.evictor.AllowHandovers},
+		"swap": {f.store.swapping.lock, f.store.swapping.unlock},
+	} {
+		if err := c.lock(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -275,7 +285,7 @@ func TestSwapDoesNotWaitForEver(t *testing.T) {
 		if err := <-ended; !errors.Is(err, context.Canceled) || done.Load() != 1 {
 			t.Errorf("%s: %v, %d modules given back", name, err, done.Load())
 		}
-		l.unlock()
+		c.unlock()
 	}
 	f.mustPut(0, 1)
 }

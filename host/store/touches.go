@@ -59,8 +59,8 @@ func (r *root) writeTouches(name string) (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	when := r.store.stamp() // what is stored from now on is newer
-	order := r.snapshot()
-	if err := pieceformat.WriteTouches(f, when, len(order), func(i int) uint64 { return order[i].print }); err != nil {
+	order := r.evictor.Snapshot()
+	if err := pieceformat.WriteTouches(f, when, len(order), func(i int) uint64 { return order[i].Fingerprint }); err != nil {
 		return err
 	}
 	return f.Datasync()

@@ -18,8 +18,8 @@ func (f *fixture) order(of int) (list []int) {
 		k := testKey(uint64(n))
 		number[f.space.ns.class(0).printer.Print(&k)] = n
 	}
-	for _, e := range f.store.roots[0].snapshot() {
-		list = append(list, number[e.print])
+	for _, e := range f.store.roots[0].evictor.Snapshot() {
+		list = append(list, number[e.Fingerprint])
 	}
 	return list
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
@@ -11,20 +12,17 @@ type walk struct {
 	store   *Store
 	class   *class
 	keys    []chunk.Key
-	request uint32
 	ranks   uint64
 	touches touchLog
-	now     uint64
 	seconds int64 // since 1970, see second
 	at      int   // the root that is locked, if locked
 	locked  bool
 	open    bool // that root grants
 	owner   uint32
-	fits    bool   // entries of owner are of the class
-	tenant  uint32 // of owner
-	lost    bool   // nobody can name owner's files at present
+	fits    bool // entries of owner are of the class
+	lost    bool // nobody can name owner's files at present
 	shadows listener
-	event   abi.Event
+	cause   evictor.Cause // of the events; its tenant is owner's
 	ahead   index.Prefetch
 }
 
@@ -115,7 +113,7 @@ func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32,
 func (w *walk) isOf(r *root, e *index.Entry) bool {
 	if id := e.OwnerID(); id != w.owner {
 		o, t := r.x.Owners()[id], r.store.spaces
-		w.owner, w.fits, w.tenant, w.lost = id, r.x.HasBase(e, w.class.base), t.tenantOf(o.Tenant), t.class(o.Class).names.place.Down()
+		w.owner, w.fits, w.cause.Tenant, w.lost = id, r.x.HasBase(e, w.class.base), t.tenantOf(o.Tenant), t.class(o.Class).names.place.Down()
 	}
 	return w.fits
 }
@@ -125,30 +123,12 @@ func (r *root) touch(i int, slot uint32, e *index.Entry, print uint64, w *walk) 
 	if !w.touches.has(i, print) {
 		w.touches.touch(i)
 		r.x.TouchEntry(e)
-		r.post(abi.OpTouch, slot, e, print, w)
+		r.evictor.Post(abi.OpTouch, slot, e, print, &w.cause)
 		if r.fellows != nil {
 			r.fellows.member.Touch(print)
 		}
 	}
 	if r.x.PinEntry(slot, e) {
-		r.post(abi.OpPin, slot, e, print, w)
-	}
-}
-
-// post sends the evict policy an event: written where it is to be, unless others hear of it too. An event that is made
-// elsewhere and copied costs three times as much.
-func (r *root) post(op abi.Op, slot uint32, e *index.Entry, print uint64, w *walk) {
-	ev, direct := &w.event, r.direct()
-	if direct {
-		ev = r.evict.Next()
-	}
-	ev.Slot, ev.Parent, ev.Key, ev.ParentKey = slot, index.None, print, e.Parent()
-	ev.Size, ev.Depth = r.x.EntryUnits(slot, e), e.Depth()
-	ev.Request, ev.Tenant = w.request, w.tenant
-	ev.Op, ev.Tier, ev.Flags, ev.Time = op, 0, 0, w.now
-	if !direct {
-		r.send(*ev)
-	} else if err := r.evict.Took(); err != nil {
-		r.replace(err)
+		r.evictor.Post(abi.OpPin, slot, e, print, &w.cause)
 	}
 }
