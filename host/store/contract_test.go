@@ -43,7 +43,7 @@ func TestEventsKeepTheContract(t *testing.T) {
 		}
 		r := f.store.roots[0]
 		r.mu.Lock()
-		err := r.evict.Flush()
+		err := r.evictor.Flush()
 		r.mu.Unlock()
 		if err != nil {
 			t.Fatal(err)
