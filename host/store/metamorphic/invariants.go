@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -74,16 +75,24 @@ func (n *node) checkRoots(list []store.Inspection) error {
 	return nil
 }
 
-// idle checks that nothing is pinned, being written or being removed.
-func (n *node) idle() (err error) {
-	ierr := n.store.Inspect(func(list []store.Inspection) {
-		for _, root := range list {
-			if root.InUse != 0 {
-				err = fmt.Errorf("host %s: %d entries of %s are in use, and nobody uses them", n.ID, root.InUse, root.Dir)
+// idle checks that nothing is pinned, being written or being removed. A background evictor may be at work and is given
+// time to end.
+func (n *node) idle() error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for until := time.Now().Add(30 * time.Second); ; <-tick.C {
+		var err error
+		ierr := n.store.Inspect(func(list []store.Inspection) {
+			for _, root := range list {
+				if root.InUse != 0 {
+					err = fmt.Errorf("host %s: %d entries of %s are in use, and nobody uses them", n.ID, root.InUse, root.Dir)
+				}
 			}
+		})
+		if ierr != nil || err == nil || n.EvictMode != store.Background || time.Now().After(until) {
+			return errors.Join(ierr, err)
 		}
-	})
-	return errors.Join(ierr, err)
+	}
 }
 
 // converge lets hosts that share a root come to an agreement: one of them is the evictor.
