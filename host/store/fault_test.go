@@ -192,19 +192,15 @@ func TestBackgroundEviction(t *testing.T) {
 				t.Fatal(err)
 			}
 			shed++
-			time.Sleep(time.Millisecond)
+			r := f.store.roots[0]
+			f.must(r.turn.lock(t.Context())) // until the evictor has ended its round
+			r.turn.unlock()
 		}
 	}
 	// The evictor ends below the low watermark once it has nothing to wait for.
 	r := f.store.roots[0]
 	wake(r.evictorWake)
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		if used := f.store.Stats().Roots[0].Used; used <= r.account.Limit()/2 {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatalf("%d bytes used", used)
-		}
-	}
+	await(t, "it evicts to the low watermark", func() bool { return f.store.Stats().Roots[0].Used <= r.account.Limit()/2 })
 	f.mustRead(59)
 	f.checkUsed()
 	t.Logf("%d puts shed", shed)
@@ -271,10 +267,8 @@ func TestUnlinkFailsInBackground(t *testing.T) {
 	faulty.Set(faultfs.MustRules("remove **: erofs")...)
 	r := f.store.roots[0]
 	wake(r.evictorWake)
-	for deadline := time.Now().Add(10 * time.Second); r.stats().Asks == 0 && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
-	_ = r.turn.lock(context.Background()) // the evictor is not in the middle of something
+	await(t, "the policy is asked", func() bool { return r.stats().Asks > 0 })
+	f.must(r.turn.lock(t.Context())) // the evictor is not in the middle of something
 	defer r.turn.unlock()
 	if got := r.stats(); got.Complete != entries-1 || got.Asks != 1 {
 		t.Errorf("%+v", got)

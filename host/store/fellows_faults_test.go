@@ -67,17 +67,10 @@ func TestAVictimWithoutAName(t *testing.T) {
 	})
 	a.mustPut(0, 1, 2, 3)
 	place.fails.Store(true)
-	for n := uint64(10); n < 30; n++ { // until there is no credit left, by the built-in names
-		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		if p, err := a.store.Put(ctx, a.request(n, n, 0)); err == nil {
-			if err := write(p); err != nil {
-				t.Fatal(err)
-			}
-			if err := p.Publish(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+	for n := uint64(10); n < 30; n++ { // more than fit, by the built-in names
+		if err := a.putUnder(n, n, 0); !errors.Is(err, ErrNoSpace) {
+			a.must(err)
 		}
-		stop()
 	}
 	place.fails.Store(false)
 	settled(t, dir, a)
@@ -189,7 +182,7 @@ func TestAFailedProposal(t *testing.T) {
 		t.Error("a damaged piece was read")
 	}
 	l.Release()
-	time.Sleep(5 * a.cfg.Roots[0].Poll)
+	await(t, "the journal cannot be written", func() bool { return faulty.Injected() > 2 })
 	faulty.Set()
 	await(t, "it can be stored again", func() bool { return a.put(1, 0) == nil })
 	a.mustRead(1)

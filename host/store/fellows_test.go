@@ -34,7 +34,7 @@ func fellowOf(t *testing.T, dir, id string, entries, ranks int, change ...func(*
 }
 
 // await waits until something holds: how long that takes depends on the machine.
-func await(t *testing.T, what string, holds func() bool) {
+func await(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(60 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -143,6 +143,18 @@ func TestCapacityHoldsForAll(t *testing.T) {
 	for i, f := range all {
 		work.Go(func() {
 			g := rand.New(rand.NewPCG(uint64(i), 1))
+			var held []*Lease // a lease keeps what it is on from being evicted, by whichever host
+			end := func(l *Lease) {
+				if _, err := read(l, 0, 0); err != nil {
+					t.Errorf("a lease, and no load: %v", err)
+				}
+				l.Release()
+			}
+			defer func() {
+				for _, l := range held {
+					end(l)
+				}
+			}()
 			for ctx.Err() == nil {
 				n := g.Uint64N(300)
 				switch err := f.put(n, 0); {
@@ -155,14 +167,14 @@ func TestCapacityHoldsForAll(t *testing.T) {
 					return
 				}
 				l := f.lookup(g.Uint64N(300))
-				if l.Hits() == 1 {
-					// A lease keeps what it is on from being evicted, by whichever host.
-					time.Sleep(time.Duration(g.IntN(60)) * time.Millisecond)
-					if _, err := read(l, 0, 0); err != nil {
-						t.Errorf("a lease, and no load: %v", err)
-					}
+				if l.Hits() == 0 {
+					l.Release()
+					continue
 				}
-				l.Release()
+				if held = append(held, l); len(held) > g.IntN(6) { // over a few puts
+					end(held[0])
+					held = held[1:]
+				}
 			}
 		})
 	}

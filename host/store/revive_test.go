@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
@@ -42,7 +43,7 @@ func (f *fixture) await(builtin bool) {
 		if f.store.Stats().Roots[0].Evict.Builtin == builtin {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // of a bubble's clock
 	}
 	f.Fatalf("built-in is not %v: %+v", builtin, f.store.Stats().Roots[0].Evict)
 }
@@ -50,6 +51,10 @@ func (f *fixture) await(builtin bool) {
 // TestEvictComesBack has a module that faults: the built-in policy goes on where it was, and so does the module after it.
 func TestEvictComesBack(t *testing.T) {
 	m := frail(t)
+	synctest.Test(t, func(t *testing.T) { testEvictComesBack(t, m) })
+}
+
+func testEvictComesBack(t *testing.T, m *policy.Module) {
 	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict.Module = m })
 	f.mustPut(0, 1, 2, 3)
 	var request uint32
@@ -76,6 +81,10 @@ func TestEvictComesBack(t *testing.T) {
 // TestEvictInQuarantine has it fault until it is given up.
 func TestEvictInQuarantine(t *testing.T) {
 	m := frail(t)
+	synctest.Test(t, func(t *testing.T) { testEvictInQuarantine(t, m) })
+}
+
+func testEvictInQuarantine(t *testing.T, m *policy.Module) {
 	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict.Module = m })
 	f.mustPut(0, 1, 2, 3)
 	var request uint32

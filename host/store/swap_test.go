@@ -13,7 +13,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
@@ -331,17 +330,8 @@ func TestSwapPlace(t *testing.T) {
 	if st := f.store.Stats().Roots[0]; st.Renamed != 0 || st.Recovered != 8 {
 		t.Errorf("%+v", st)
 	}
-	gone := done.Load()
 	f.mustPut(4, 5, 6, 7) // evicts 0 and 1
-	for range 1000 {
-		if done.Load() > gone {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
-	if got := fmt.Sprint(names()); got != "[fanout 6 false]" {
-		t.Errorf("when the last of its files has gone: %s", got)
-	}
+	await(t, "the policy goes with the last of its files", func() bool { return fmt.Sprint(names()) == "[fanout 6 false]" })
 	if kept, err := filepath.Glob(f.cfg.Roots[0].Path + "/" + pieceformat.PoliciesDir + "/*" + pieceformat.PlaceSuffix); err != nil || len(kept) != 1 {
 		t.Errorf("%v kept, %v", kept, err)
 	}
@@ -442,33 +432,41 @@ func TestManySwaps(t *testing.T) {
 		}
 	}
 	replaced := func(p PolicyStats) bool { return p.Replaced }
-	settled := func() (goroutines, descriptors, maps int, heap uint64) {
-		for slices.ContainsFunc(f.store.Stats().Policies, replaced) && t.Context().Err() == nil {
-			time.Sleep(time.Millisecond) // until the files that a replaced module named have gone: its 12 MB stay until then
-		}
-		for range 12 { // memory that is given back by finalizers takes several
-			runtime.GC()
-			time.Sleep(20 * time.Millisecond)
-		}
+	type footprint struct {
+		goroutines, descriptors, maps int
+		heap                          uint64
+	}
+	measure := func() footprint {
+		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		return runtime.NumGoroutine(), lines(t, "/proc/self/fd"), lines(t, "/proc/self/maps"), m.HeapAlloc
+		return footprint{runtime.NumGoroutine(), lines(t, "/proc/self/fd"), lines(t, "/proc/self/maps"), m.HeapAlloc}
+	}
+	settled := func() footprint {
+		await(t, "the files that replaced modules named are gone", func() bool { // a module's 12 MB stay until then
+			return !slices.ContainsFunc(f.store.Stats().Policies, replaced)
+		})
+		for range 12 { // finalizers give memory back, some of it to others
+			measure()
+		}
+		return measure()
 	}
 	for i := range 16 {
 		swap(i)
 	}
-	g0, d0, m0, h0 := settled()
+	before := settled()
 	for i := range rounds {
 		swap(i)
 	}
-	g1, d1, m1, h1 := settled()
+	after := settled()
+	await(t, fmt.Sprintf("nothing is left over from each swap: %+v before, %+v after", before, after), func() bool {
+		after = measure()
+		return after.goroutines <= before.goroutines+4 && after.descriptors <= before.descriptors+8 &&
+			after.maps <= before.maps+64 && after.heap <= before.heap+32<<20
+	})
 	stop()
 	clients.Wait()
-	t.Logf("%d swaps, %d requests, %d hits; goroutines %d, %d; descriptors %d, %d; mappings %d, %d; heap %d, %d",
-		rounds, requests.Load(), hits.Load(), g0, g1, d0, d1, m0, m1, h0, h1)
-	if g1 > g0+4 || d1 > d0+8 || m1 > m0+64 || h1 > h0+32<<20 {
-		t.Error("something is left over from each swap")
-	}
+	t.Logf("%d swaps, %d requests, %d hits; %+v before, %+v after", rounds, requests.Load(), hits.Load(), before, after)
 	if n := len(*f.store.spaces.classes.Load()); n > 40 {
 		t.Errorf("%d classes", n)
 	}

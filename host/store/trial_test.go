@@ -2,9 +2,10 @@ package store
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
@@ -14,16 +15,16 @@ import (
 // trialOf waits until the shadow has heard of so many keys.
 func (f *fixture) trialOf(name string, keys uint64) ShadowStats {
 	f.Helper()
-	for range 2000 {
-		for _, s := range f.store.Stats().Shadows {
-			if s.Name == name && s.Keys >= keys {
-				return s
-			}
+	var found ShadowStats
+	await(f, fmt.Sprintf("shadow %s knows of %d keys", name, keys), func() bool {
+		list := f.store.Stats().Shadows
+		i := slices.IndexFunc(list, func(s ShadowStats) bool { return s.Name == name && s.Keys >= keys })
+		if i >= 0 {
+			found = list[i]
 		}
-		time.Sleep(time.Millisecond)
-	}
-	f.Fatalf("shadow %s has not heard of %d keys: %+v", name, keys, f.store.Stats().Shadows)
-	return ShadowStats{}
+		return i >= 0
+	})
+	return found
 }
 
 // TestShadow has two shadows of lru: a smaller cache than the live one, and one as large, which must do as it does.
@@ -96,15 +97,12 @@ func TestShadowFails(t *testing.T) {
 	})
 	state := func() ShadowStats { return f.store.Stats().Shadows[0] }
 	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7) // of which one fits
-	for range 5000 {
-		if state().Faults >= 2 {
-			break
-		}
+	await(t, "it fails twice", func() bool {
 		for i := range uint64(8) {
 			f.lookup(i).Release()
 		}
-		time.Sleep(time.Millisecond)
-	}
+		return state().Faults >= 2
+	})
 	if s := state(); s.Faults < 2 || made.Load() < 2 || s.Keys == 0 || s.Err == nil && s.Faults == 0 {
 		t.Errorf("%d instances, %+v", made.Load(), s)
 	}

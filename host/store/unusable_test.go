@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -62,20 +62,15 @@ func TestPutBesideACondemnedEntrysReader(t *testing.T) {
 	piece.Bad(errors.New("on purpose"))
 	piece.Close()
 	p.Abort(errors.New("on purpose"))
-	done := make(chan error, 1)
-	go func() { done <- f.put(1, 0) }()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(5 * time.Second):
-		t.Error("the put waits for somebody else's lease")
+	if err := f.put(1, 0); err != nil { // it does not wait for somebody else's lease
+		t.Error(err)
 	}
 }
 
 // TestPutHonoursItsContext cancels a put that waits for an unlink.
-func TestPutHonoursItsContext(t *testing.T) {
+func TestPutHonoursItsContext(t *testing.T) { synctest.Test(t, testPutHonoursItsContext) }
+
+func testPutHonoursItsContext(t *testing.T) {
 	f, faulty := faultyFixture(t, 4)
 	f.mustPut(1)
 	l := f.lookup(1)
@@ -87,22 +82,19 @@ func TestPutHonoursItsContext(t *testing.T) {
 	}
 	bad := make(chan struct{})
 	go func() { p.Bad(unix.EIO); close(bad) }()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	if err := faulty.AwaitHanging(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
-	short, stop := context.WithTimeout(context.Background(), 50*time.Millisecond)
-	defer stop()
+	f.must(faulty.AwaitHanging(t.Context(), 1))
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { _, err := f.store.Put(short, f.request(1, 0, 0)); done <- err }()
+	go func() { _, err := f.store.Put(ctx, f.request(1, 0, 0)); done <- err }()
+	synctest.Wait() // it waits
 	select {
 	case err := <-done:
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v", err)
-		}
-	case <-time.After(5 * time.Second):
-		t.Error("the put does not hear its context")
+		t.Errorf("the put ended while the entry's file was being unlinked: %v", err)
+	default:
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want that the put was cancelled", err)
 	}
 	faulty.Release()
 	<-bad
