@@ -21,7 +21,7 @@ KILLS   ?= 500
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-lmcache test-vllm torture bench curves check generate tools clean
+.PHONY: all help plugins kits build run test test-go test-python test-engines test-vllm test-lmcache test-sglang torture bench curves check generate tools clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -61,15 +61,19 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 	  for i in $$(seq 100); do test -S $$dir/s && break; sleep 0.1; done; \
 	  KVHOST_SOCKET=$$dir/s .venv/bin/python -m pytest -q host/client/python
 
-.build/lmcache/installed: host/client/python/tests/engines/lmcache.txt
-	python3 -m venv .build/lmcache
-	.build/lmcache/bin/pip install --quiet --no-deps --requirement $<
-	.build/lmcache/bin/pip install --quiet --no-deps --editable ./host/client/python
+ENGINES     := host/client/python/tests/engines
+ENGINE_TEST := KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache,sglang .build/adapters/bin/python -m pytest -q
+.build/adapters/installed: $(ENGINES)/lmcache.txt $(ENGINES)/sglang.txt
+	python3.12 -m venv .build/adapters
+	.build/adapters/bin/pip install --quiet --no-deps --requirement $(ENGINES)/lmcache.txt --requirement $(ENGINES)/sglang.txt
+	.build/adapters/bin/pip install --quiet --no-deps --editable ./host/client/python
 	@touch $@
 
-test-lmcache: build .build/lmcache/installed ## LMCache's own server and benches with kvhost as L2; installs 5.5 GB once
-	KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache .build/lmcache/bin/python -m pytest -q \
-	  host/client/python/tests/engines/test_lmcache.py
+test-lmcache: build .build/adapters/installed ## LMCache's own server and benches with kvhost; installs 5.6 GB once
+	$(ENGINE_TEST) $(ENGINES)/test_lmcache.py
+
+test-sglang: build .build/adapters/installed ## SGLang's own pools and controller with kvhost; installs the same
+	$(ENGINE_TEST) $(ENGINES)/test_sglang.py
 
 .build/vllm/installed: host/client/python/tests/engines/vllm.txt
 	python3.12 -m venv .build/vllm
@@ -81,7 +85,7 @@ test-vllm: build .build/vllm/installed ## vLLM's own engine on the CPU with kvho
 	KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=vllm .build/vllm/bin/python -m pytest -q \
 	  host/client/python/tests/engines/test_vllm.py
 
-test-engines: test-vllm test-lmcache ## real serving engines with kvhost
+test-engines: test-vllm test-lmcache test-sglang ## real serving engines with kvhost
 
 torture: ## random histories and power losses for TORTURE each (10m), kill -9 for KILLS rounds (500); prints failing seeds
 	CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)

@@ -38,6 +38,6 @@ def _wrong(value: object, default: object) -> str:
         return ""  # its owner checks it
     if isinstance(default, str):
         return "" if isinstance(value, str) and value else "a path"
-    kinds = (int,) if isinstance(default, int) else (int, float)
-    ok = isinstance(value, kinds) and not isinstance(value, bool) and value > 0
-    return "" if ok else "a whole number above 0" if kinds == (int,) else "a number above 0"
+    kinds, least = ((int,), min(1, default)) if isinstance(default, int) else ((int, float), 1e-3)
+    ok = isinstance(value, kinds) and not isinstance(value, bool) and value >= least
+    return "" if ok else f"a {'whole ' if kinds == (int,) else ''}number, at least {least}"

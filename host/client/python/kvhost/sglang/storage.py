@@ -1,0 +1,284 @@
+"""The storage of SGLang's hierarchical cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+
+from kvhost.errors import HostGone, KvhostError
+from kvhost.objects import Addresses, Connector, Kind, Locks, ObjectStore, Options, StoreObject
+from kvhost.session import Result
+from kvhost.sglang.identity import host_key, kind
+from kvhost.sglang.pools import Pool, addresses, flat_size, page_sizes
+
+log = logging.getLogger("kvhost")
+
+_KV = PoolName.KV.value
+
+
+@dataclass
+class StorageOptions(Options):
+    """``tenant``: the host's number for this server."""
+
+    tenant: int = 0
+
+
+class KvhostStorage(HiCacheStorage):
+    """Pages of SGLang's host pools in a kvhost on this machine.
+
+    While the host is gone nothing is found, stores fail, and nobody waits; it is used again when it is back. Errors of a
+    batch go to the pages that they concern. What ``batch_exists`` has found stays until it was read, or its lease is over.
+
+    With ``interface_v1`` pages are read and written where they are in the pool. Without it, and for ``get`` and ``set``,
+    SGLang copies each page into a tensor of its own first; such pages are objects of another kind."""
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
+        extra = storage_config.extra_config or {}
+        options = StorageOptions.parse("extra_config.kvhost", extra.get("kvhost", {}))
+        self._tenant = options.tenant
+        if storage_config.should_split_heads:
+            raise ValueError("kvhost: tp_lcm_size splits pages between ranks, which is not supported: leave it out")
+        self._config = storage_config
+        self._in_place = bool(extra.get("interface_v1", 0))
+        self._store = ObjectStore(Connector(options, f"sglang-{os.getpid()}"))
+        self._locks = Locks()
+        self._pools: dict[str, Pool] = {}
+
+    # Pools
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        pool = self._pool(_KV, mem_pool_host)
+        if self._in_place and pool.buffers is None:
+            layout = getattr(mem_pool_host, "layout", "?")
+            raise ValueError(
+                f"kvhost: layout {layout!r} has no page buffers: want --hicache-mem-layout page_first_direct or page_first, "
+                "or no interface_v1"
+            )
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._pool(_name(host_pool_name), host_pool)
+
+    def _pool(self, name: str, raw: Any) -> Pool:
+        sizes, flat = page_sizes(raw), flat_size(raw)
+        pool = self._pools[name] = Pool(
+            name,
+            raw,
+            kind(self._config, raw, name, "buffers", sizes, self._tenant) if sizes else None,
+            kind(self._config, raw, name, "flat", [flat], self._tenant) if flat else None,
+        )
+        return pool
+
+    # The host
+
+    def _found(self, of: Kind | None, keys: Sequence[bytes]) -> list[bool]:
+        """Which keys there are. They stay for a while."""
+        if of is None or not keys:
+            return [False] * len(keys)
+        try:
+            hit = self._store.lookup(of, keys)
+        except KvhostError as e:
+            _say("lookup", e)
+            return [False] * len(keys)
+        self._locks.hold(of, hit)
+        return hit.found
+
+    def _read(self, of: Kind | None, keys: Sequence[bytes], pages: Sequence[Addresses]) -> list[bool]:
+        if of is None or not keys:
+            return [False] * len(keys)
+        hit = self._locks.take(of, keys)
+        try:
+            return self._store.load(of, keys, pages, hit)
+        except KvhostError as e:
+            _say("load", e)
+            return [False] * len(keys)
+        finally:
+            if hit is not None:
+                self._locks.drop(keys)
+
+    def _write(
+        self, of: Kind | None, keys: Sequence[bytes], pages: Sequence[Addresses], prefix: Sequence[str] | None
+    ) -> list[bool]:
+        """A page that the host does not want, or has no room for, is not written."""
+        if of is None or not keys:
+            return [False] * len(keys)
+        before = host_key(prefix[-1]) if prefix else b""
+        parents = [before, *keys[:-1]]
+        depth = len(prefix or ())
+        objects = [
+            StoreObject(key, p, parent, depth + i) for i, (key, p, parent) in enumerate(zip(keys, pages, parents))
+        ]
+        try:
+            results = self._store.store(of, objects)
+        except KvhostError as e:
+            _say("store", e)
+            return [False] * len(keys)
+        return [r in (Result.STORED, Result.RESIDENT) for r in results]
+
+    # Pages in place
+
+    def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
+        kv = self._pools.get(_KV)
+        if kv is None:
+            return 0
+        return _leading(self._found(kv.buffers if self._in_place else kv.flat, [host_key(k) for k in keys]))
+
+    def batch_get_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        return self._transfer(_KV, keys, host_indices, None, write=False)
+
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        return self._transfer(_KV, keys, host_indices, extra_info, write=True)
+
+    def _transfer(
+        self, name: str, keys: list[str], indices: Any, extra_info: HiCacheStorageExtraInfo | None, *, write: bool
+    ) -> list[bool]:
+        """Moves the pages of one pool."""
+        pool = self._pools.get(name)
+        slots = -1 if indices is None else int(indices.numel())
+        if pool is None or slots != len(keys) * pool.page_slots:
+            log.error("SGLang pool %s: %d pages and %d indices, nothing is moved", name, len(keys), slots)
+            return [False] * len(keys)
+        names = [host_key(k) for k in keys]
+        prefix = extra_info.prefix_keys if extra_info is not None else None
+        if pool.buffers is not None:
+            where = addresses(pool, indices)
+            return self._write(pool.buffers, names, where, prefix) if write else self._read(pool.buffers, names, where)
+        first = [int(i) for i in indices[:: pool.page_slots]]
+        if write:
+            copies = [pool.raw.get_data_page(i, flat=True).contiguous() for i in first]
+            return self._write(pool.flat, names, [(c.data_ptr(),) for c in copies], prefix)
+        copies = [pool.raw.get_dummy_flat_data_page() for _ in first]
+        read = self._read(pool.flat, names, [(c.data_ptr(),) for c in copies])
+        for i, copy, ok in zip(first, copies, read):
+            if ok:
+                pool.raw.set_from_flat_data_page(i, copy)
+        return read
+
+    # Several pools
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        kv = self.batch_exists(keys, extra_info)
+        pages: dict[str, int] = {PoolName.KV: kv} if kv else {}
+        restorable = list(range(1, kv + 1))
+        for transfer in pool_transfers or []:
+            if not restorable:
+                break
+            pool = self._pools.get(_name(transfer.name))
+            of = (pool.buffers or pool.flat) if pool is not None else None
+            found = self._found(of, [host_key(k) for k in keys[:kv]])
+            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+                lengths = set(range(1, _leading(found) + 1))
+            elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+                last = max(1, len(transfer.keys or ()))
+                lengths = {n for n in range(1, kv + 1) if all(found[max(0, n - last) : n])}
+            else:
+                raise ValueError(f"kvhost: hit policy {transfer.hit_policy} is not supported")
+            if lengths:
+                pages[transfer.name] = max(lengths)
+            restorable = [n for n in restorable if n in lengths]
+        return PoolTransferResult(restorable[-1] if restorable else 0, pages, restorable)
+
+    def batch_get_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        return {t.name: self._transfer(_name(t.name), t.keys or [], t.host_indices, None, write=False) for t in transfers}
+
+    def batch_set_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        return {
+            t.name: self._transfer(_name(t.name), t.keys or [], t.host_indices, extra_info, write=True) for t in transfers
+        }
+
+    # Pages as tensors
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
+        if target_location is None:
+            return None
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[torch.Tensor | None]:
+        targets: list[torch.Tensor] = list(target_locations or [])
+        if not keys or len(targets) != len(keys):
+            return [None] * len(keys)
+        ok = self._read(self._flat(targets[0]), [host_key(k) for k in keys], [(t.data_ptr(),) for t in targets])
+        return [t if read else None for t, read in zip(targets, ok)]
+
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        value = value if value is not None else target_location
+        return value is not None and self.batch_set([key], [value])
+
+    def batch_set(
+        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool:
+        given = list(values if values is not None else target_locations or [])
+        if len(given) != len(keys):
+            return False
+        tensors: list[torch.Tensor] = [t.contiguous() for t in given]
+        if not tensors:
+            return True
+        names = [host_key(k) for k in keys]
+        return all(self._write(self._flat(tensors[0]), names, [(t.data_ptr(),) for t in tensors], None))
+
+    def exists(self, key: str) -> bool:
+        """Of what ``set`` has stored."""
+        kv = self._pools.get(_KV)
+        return kv is not None and self._found(kv.flat, [host_key(key)])[0]
+
+    def _flat(self, like: torch.Tensor) -> Kind | None:
+        """Flat pages of the KV pool. A tensor of another size is none of its pages."""
+        kv, size = self._pools.get(_KV), like.numel() * like.element_size()
+        return kv.flat if kv is not None and kv.flat is not None and kv.flat.object_bytes == size else None
+
+    # The rest
+
+    def clear(self) -> None:
+        """Clears nothing: the host's protocol cannot, and other servers share the pages."""
+        log.warning("SGLang wants its storage cleared: kvhost evicts by its own policies, the pages stay")
+
+    def get_status(self) -> dict[str, object]:
+        return {**self._store.status(), "locks": self._locks.count()}
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _name(name: Any) -> str:
+    """Pools are named by an enum, or by its values."""
+    return str(getattr(name, "value", name))
+
+
+def _leading(found: Sequence[bool]) -> int:
+    return next((i for i, ok in enumerate(found) if not ok), len(found))
+
+
+def _say(what: str, e: KvhostError) -> None:
+    """A host that is gone was reported when it went."""
+    if not isinstance(e, HostGone):
+        log.warning("SGLang %s: failed: %s", what, e)
