@@ -4,8 +4,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stay keeps the calling thread, which is locked to its goroutine, on the CPUs that the GPU was given. A thread that
-// may not be there, by its container's bounds, stays where it is: near is quicker, and nothing more.
+// bindCPUs keeps the calling thread, which is locked to its goroutine, on the GPU's CPUs. If a container forbids
+// those CPUs, the thread stays where it is: the binding only improves speed.
 func (t *Thread) bindCPUs(g *GPU) {
 	if len(g.cfg.CPUs) == 0 || unix.SchedGetaffinity(0, &t.affinity) != nil {
 		return
@@ -17,16 +17,16 @@ func (t *Thread) bindCPUs(g *GPU) {
 		}
 	}
 	if err := unix.SchedSetaffinity(0, &near); err != nil {
-		g.driver.log.Debug("a thread of a GPU is not kept near it", "gpu", g.UUID.String(), "error", err)
+		g.driver.log.Debug("cannot bind a GPU thread to CPUs near it", "gpu", g.UUID.String(), "error", err)
 		return
 	}
 	t.bound = true
 }
 
-// roam undoes stay.
+// unbindCPUs undoes bindCPUs.
 func (t *Thread) unbindCPUs() {
 	if t.bound {
-		_ = unix.SchedSetaffinity(0, &t.affinity) // as it was
+		_ = unix.SchedSetaffinity(0, &t.affinity) // best effort
 		t.bound = false
 	}
 }

@@ -11,11 +11,11 @@ import (
 // Mode is how pages are copied.
 type Mode int32
 
-// Modes, from the quickest for small pages to the one that always works.
+// Modes, from the fastest for small pages to the one that always works.
 const (
 	Kernel     Mode = iota // one launch per batch
-	BatchCopy              // one call of the driver per batch
-	SingleCopy             // one call per piece
+	BatchCopy              // one driver call per batch
+	SingleCopy             // one driver call per piece
 )
 
 func (m Mode) String() string {
@@ -25,16 +25,16 @@ func (m Mode) String() string {
 	return [...]string{"kernel", "batch copy", "single copies"}[m]
 }
 
-// copyMode is how a GPU copies pages now, and how often in a row that failed.
+// copyMode is how a GPU copies pages now, and how often in a row that has failed.
 type copyMode struct {
 	current  atomic.Int32 // a Mode
 	failures atomic.Int32
 }
 
-// Mode is how the GPU's pages are copied now.
+// Mode returns how the GPU's pages are copied now.
 func (g *GPU) Mode() Mode { return Mode(g.mode.current.Load()) }
 
-// Direction says which way a batch goes.
+// Direction is the direction of a batch.
 type Direction uint32
 
 // Directions. The numbers are the kernel's.
@@ -43,7 +43,7 @@ const (
 	Scatter Direction = 1 // buffer to pages
 )
 
-// Piece is a run of page bytes and where it stands in the buffer. The layout is the kernel's.
+// Piece is a run of page bytes and its place in the buffer. The layout is the kernel's.
 type Piece struct {
 	Page   uint64 // device address
 	Offset uint32 // in the buffer
@@ -53,16 +53,16 @@ type Piece struct {
 // Flag stops a job's batches when it is set. The kernel polls it.
 type Flag struct {
 	word *atomic.Uint32 // in pinned memory
-	pool chan *Flag     // nil for the one that is never set
+	pool chan *Flag     // nil for the flag that is never set
 }
 
-// flagPool holds the flags that no job has taken.
+// flagPool holds the flags that no job uses.
 type flagPool struct {
 	free  chan *Flag
 	never *Flag // always 0
 }
 
-// NewFlag takes a flag, to be given back by Release. When too many jobs run, what it gives cannot be set.
+// NewFlag takes a flag; Release returns it. If too many jobs run, it returns one that cannot be set.
 func (g *GPU) NewFlag() *Flag {
 	select {
 	case f := <-g.flags.free:
@@ -73,24 +73,24 @@ func (g *GPU) NewFlag() *Flag {
 	}
 }
 
-// Set stops the batches that were given the flag, each before its next piece.
+// Set stops the batches that have the flag, each before its next piece.
 func (f *Flag) Set() {
 	if f.pool != nil {
 		f.word.Store(1)
 	}
 }
 
-// IsSet says whether Set was called.
+// IsSet reports whether Set was called.
 func (f *Flag) IsSet() bool { return f.word.Load() != 0 }
 
-// Release gives the flag back. No batch may hold it any more.
+// Release returns the flag. No batch may use it any more.
 func (f *Flag) Release() {
 	if f.pool != nil {
 		f.pool <- f
 	}
 }
 
-// copyScratch are the arrays that a batch copy is told.
+// copyScratch holds the arguments of a batch copy.
 type copyScratch struct {
 	to, from, size [pieceSlots]uint64
 	attributes     memcpyAttributes
@@ -98,24 +98,24 @@ type copyScratch struct {
 	failed         uint64
 }
 
-// Batch moves pieces between pages and one buffer. Pieces are added in any number; [Batch.Wait] ends it.
+// Batch moves pieces between pages and one buffer. Add takes any number of pieces; [Batch.Wait] moves the rest.
 type Batch struct {
 	t          *Thread
 	dir        Direction
-	buffer     uint64 // the buffer's address on the GPU; on the host where it is not registered
+	buffer     uint64 // the buffer's address on the GPU, or on the host if it is not registered
 	pinned     bool
 	size       int
 	flag       *Flag
 	n          int
-	blocks     int    // for the kernel; 0: a share of what all have
+	blocks     int    // for the kernel; 0: a share of all blocks
 	epoch      uint32 // of its launches; 0 before the first
-	noWait     bool   // the kernel is not waited for
-	uploading  bool   // something else was begun before it, and is to be waited for in any case
-	kernelOnly bool   // only the kernel may move it, since that looks at the gate
+	noWait     bool   // do not wait for the kernel
+	uploading  bool   // an upload precedes the batch: wait for the stream even if the batch is empty
+	kernelOnly bool   // only the kernel may move it, since only the kernel checks the sums
 }
 
-// Begin starts a batch on this thread; one at a time. A buffer that is not registered with the driver is copied
-// piece by piece. flag may be nil.
+// Begin starts a batch on this thread, which runs one at a time. A buffer that is not registered with the driver is
+// copied piece by piece. flag may be nil.
 func (t *Thread) Begin(dir Direction, buffer []byte, flag *Flag) Batch {
 	if flag == nil {
 		flag = t.gpu.flags.never
@@ -135,7 +135,7 @@ func (t *Thread) BeginDevice(dir Direction, address uint64, size int, flag *Flag
 	return Batch{t: t, dir: dir, size: size, flag: flag, buffer: address, pinned: true}
 }
 
-// Add puts one piece into the batch. What has gathered is moved when there is no room for it.
+// Add adds one piece to the batch. When the batch is full it moves what it has.
 func (b *Batch) Add(page uint64, offset, length int) error {
 	if offset < 0 || length < 0 || offset > b.size-length {
 		return fmt.Errorf("%w: %d bytes at %d of a buffer of %d", ErrConfig, length, offset, b.size)
@@ -150,8 +150,8 @@ func (b *Batch) Add(page uint64, offset, length int) error {
 	return nil
 }
 
-// Wait moves what was added and returns when it is done: nothing of the batch touches pages or buffer any more,
-// whatever the answer. It fails with [ErrStopped] when the flag was set before the end.
+// Wait moves what was added. When it returns, nothing of the batch touches pages or buffer any more, whatever the
+// error. It fails with [ErrStopped] if the flag was set before the end.
 func (b *Batch) Wait() error {
 	n := b.n
 	b.n = 0
@@ -176,15 +176,15 @@ func (b *Batch) Wait() error {
 	return nil
 }
 
-// queue is Wait that does not wait, where the kernel moves the pages: what the thread begins next comes after it.
-// After an error, too, the stream is to be waited for.
+// queue is Wait without waiting, if the kernel moves the pages: later work on this thread runs after it. Wait for
+// the stream even after an error.
 func (b *Batch) queue() error {
 	b.noWait = true
 	return b.Wait()
 }
 
-// move goes the GPU's way, and the next when that one fails. Before another way is tried, and before
-// an error is told, the stream is waited for: nothing may still be moving.
+// move copies in the GPU's mode, and in the next mode if that fails. It waits for the stream before it tries another
+// mode or returns an error, so that nothing is still moving.
 func (b *Batch) move(n int) error {
 	g := b.t.gpu
 	mode := g.Mode()
@@ -216,8 +216,8 @@ func (b *Batch) move(n int) error {
 	}
 }
 
-// failuresToDisable is how often in a row a way of copying must fail to be given up for good: what fails once may
-// have failed for something that has passed.
+// failuresToDisable is how often in a row a way of copying must fail before it is disabled for good. A single
+// failure may be transient.
 const failuresToDisable = 3
 
 func (g *GPU) modeFailed(mode Mode, err error) {
@@ -226,12 +226,12 @@ func (g *GPU) modeFailed(mode Mode, err error) {
 	}
 	if g.mode.current.CompareAndSwap(int32(mode), int32(mode+1)) {
 		g.mode.failures.Store(0)
-		g.driver.log.Warn("pages are copied another way from now on", "gpu", g.UUID.String(), "was", mode.String(),
-			"now", (mode + 1).String(), "error", err)
+		g.driver.log.Warn("copy mode disabled after repeated failures", "gpu", g.UUID.String(),
+			"mode", mode.String(), "next", (mode + 1).String(), "error", err)
 	}
 }
 
-// launch runs the kernel. All kernels in flight share the configured number of thread blocks, but for those of windows.
+// launch runs the kernel. All kernels in flight share the configured thread blocks, except kernels on windows.
 func (b *Batch) launch(n int) error {
 	t, g := b.t, b.t.gpu
 	if g.kernels.pages.function == 0 {
@@ -257,13 +257,13 @@ func (b *Batch) launch(n int) error {
 	return t.wait()
 }
 
-// nextEpoch gives the batch its number: where that stands in the thread's word halted, the batch is over.
+// nextEpoch numbers the batch. Its kernels stop when they find that number in the thread's halted word.
 func (b *Batch) nextEpoch() error {
 	t := b.t
 	if b.epoch != 0 {
 		return nil
 	}
-	if t.epoch++; t.epoch == 0 { // what the word holds at first, and the numbers begin again: none may stand there from before
+	if t.epoch++; t.epoch == 0 { // the counter wrapped, and 0 is the word's first value: clear old numbers
 		t.epoch = 1
 		if err := t.Fill(t.halted, 0, 4); err != nil {
 			return err
@@ -273,12 +273,12 @@ func (b *Batch) nextEpoch() error {
 	return nil
 }
 
-// pinnedPieces is the address on the GPU of a thread's pieces.
+// pinnedPieces returns the address of a thread's pieces on the GPU.
 func (d *Driver) pinnedPieces(p []Piece) (uint64, bool) {
 	return d.pinnedAt(unsafe.Slice((*byte)(unsafe.Pointer(&p[0])), len(p)*int(unsafe.Sizeof(Piece{}))))
 }
 
-// onGPU is the address on the GPU of a flag.
+// onGPU returns the address of a flag on the GPU.
 func (d *Driver) onGPU(g *GPU, f *Flag) uint64 {
 	at := uintptr(unsafe.Pointer(f.word)) - startOf(g.shared)
 	base, _ := d.pinnedAt(g.shared[at : at+4])
@@ -292,7 +292,7 @@ func (b *Batch) endpoints(p *Piece) (to, from uint64) {
 	return b.buffer + uint64(p.Offset), p.Page
 }
 
-// batchCopy gives all pieces to the copy engines in one call.
+// batchCopy copies all pieces with one call of the driver.
 func (b *Batch) batchCopy(n int) error {
 	t := b.t
 	fn := &t.gpu.driver.fn
@@ -324,7 +324,7 @@ func (b *Batch) batchCopy(n int) error {
 	return t.wait()
 }
 
-// singleCopies makes a call for each piece.
+// singleCopies copies each piece with a call of its own.
 func (b *Batch) singleCopies(n int) error {
 	t := b.t
 	for i := range n {

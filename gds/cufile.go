@@ -8,12 +8,12 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// CuFile is libcufile with its driver open. There is one per process; like every library here it is never closed, only
-// its driver is.
+// CuFile is libcufile with its driver open. There is one per process. Like every library here it is never closed;
+// only its driver is.
 type CuFile struct {
 	lib   *library
 	fn    cuFileFunctions
-	errno uintptr // of libc: where the calling thread's errno is
+	errno uintptr // libc's function for the address of the calling thread's errno
 }
 
 type cuFileFunctions struct {
@@ -21,20 +21,20 @@ type cuFileFunctions struct {
 	handleRegister, handleDeregister            function
 	bufRegister, bufDeregister, read, write     function
 	readAsync, writeAsync                       function
-	setSize, setBool, setString                 function
+	setBool, setString                          function
 	statsLevel, statsStart, statsReset, statsL3 function
 }
 
-// FileError is a cuFile call that failed: with cuFile's own code, with CUDA's when cuFile says that CUDA failed, or
+// FileError is a failed cuFile call: with cuFile's own code, with CUDA's code if cuFile reports a CUDA failure, or
 // with the errno of the read or write under it.
 type FileError struct {
 	Call  string
-	Code  int32 // 5001 and up, 0 when the errno says it
+	Code  int32 // 5001 and up; 0: see Errno
 	CUDA  Result
 	Errno syscall.Errno
 }
 
-const fileCUDAError = 5011 // CU_FILE_CUDA_DRIVER_ERROR: only then is there a CUDA code
+const fileCUDAError = 5011 // CU_FILE_CUDA_DRIVER_ERROR: the only code with a CUDA code
 
 func (e *FileError) Error() string {
 	switch {
@@ -50,7 +50,7 @@ func (e *FileError) Error() string {
 	return fmt.Sprintf("gds: %s: %s (%d)", e.Call, name, e.Code)
 }
 
-// Unwrap gives the errno, so that errors.Is(err, syscall.EIO) and the like work.
+// Unwrap returns the errno, so that errors.Is(err, syscall.EIO) works.
 func (e *FileError) Unwrap() error {
 	if e.Code == 0 {
 		return e.Errno
@@ -58,11 +58,11 @@ func (e *FileError) Unwrap() error {
 	return nil
 }
 
-// Libcufile are the names that libcufile is looked for under.
+// Libcufile lists the names of libcufile, in the order in which they are tried.
 var Libcufile = []string{"libcufile.so.0", "libcufile.so", "/usr/local/cuda/lib64/libcufile.so.0"}
 
-// LoadCuFile loads the library from the first of the given files that loads, [Libcufile] if none is given.
-// Parameters are to be set before [CuFile.Open].
+// LoadCuFile loads the library from the first of the given files that loads, by default from [Libcufile]. Set
+// parameters before [CuFile.Open].
 func LoadCuFile(names ...string) (*CuFile, error) {
 	if len(names) == 0 {
 		names = Libcufile
@@ -80,7 +80,7 @@ func LoadCuFile(names ...string) (*CuFile, error) {
 		"cuFileBufDeregister": &f.bufDeregister, "cuFileRead": &f.read, "cuFileWrite": &f.write,
 	}, map[string]*function{
 		"cuFileReadAsync": &f.readAsync, "cuFileWriteAsync": &f.writeAsync,
-		"cuFileUseCount": &f.useCount, "cuFileGetVersion": &f.version, "cuFileSetParameterSizeT": &f.setSize,
+		"cuFileUseCount": &f.useCount, "cuFileGetVersion": &f.version,
 		"cuFileSetParameterBool": &f.setBool, "cuFileSetParameterString": &f.setString,
 		"cuFileSetStatsLevel": &f.statsLevel,
 		"cuFileStatsStart":    &f.statsStart, "cuFileStatsReset": &f.statsReset, "cuFileGetStatsL3": &f.statsL3,
@@ -93,7 +93,7 @@ func LoadCuFile(names ...string) (*CuFile, error) {
 	return c, nil
 }
 
-// call makes a call that answers a CUfileError_t: 8 bytes in one register, cuFile's code low and CUDA's high.
+// call makes a call that returns a CUfileError_t: 8 bytes in one register, cuFile's code low and CUDA's high.
 //
 //go:uintptrescapes
 func (c *CuFile) call(f *function, args ...uintptr) error {
@@ -102,7 +102,7 @@ func (c *CuFile) call(f *function, args ...uintptr) error {
 	}
 	r, _, _ := purego.SyscallN(f.addr, args...)
 	code, cuda := int32(r), Result(int32(r>>32))
-	if code == 0 { // whatever stands in the upper half
+	if code == 0 { // whatever the upper half is
 		return nil
 	}
 	if code != fileCUDAError {
@@ -111,8 +111,8 @@ func (c *CuFile) call(f *function, args ...uintptr) error {
 	return &FileError{Call: f.name, Code: code, CUDA: cuda}
 }
 
-// callOn is call on a GPU's thread. A CUDA error that loses the context takes the GPU out of service here too: cuFile met it,
-// and every further call on that GPU will.
+// callOn is call on a GPU's thread. A CUDA error that loses the context takes the GPU out of service: cuFile met it
+// first, and every later call on that GPU will.
 //
 //go:uintptrescapes
 func (c *CuFile) callOn(t *Thread, f *function, args ...uintptr) error {
@@ -126,10 +126,10 @@ func (c *CuFile) callOn(t *Thread, f *function, args ...uintptr) error {
 // Open opens cuFile's driver on a thread of a GPU.
 func (c *CuFile) Open(t *Thread) error { return c.callOn(t, &c.fn.open) }
 
-// Close closes cuFile's driver. Handles and buffers are to be given up before.
+// Close closes cuFile's driver. Release handles and buffers first.
 func (c *CuFile) Close(t *Thread) error { return c.callOn(t, &c.fn.close) }
 
-// Version is 1000*major + 10*minor, 0 where the library is too old to say.
+// Version is 1000*major + 10*minor, or 0 if the library is too old to tell.
 func (c *CuFile) Version() (int, error) {
 	if c.fn.version.addr == 0 {
 		return 0, nil
@@ -139,8 +139,7 @@ func (c *CuFile) Version() (int, error) {
 	return int(*v), err
 }
 
-// Parameters of cuFile that are set by [CuFile.SetBool], [CuFile.SetSize] and [CuFile.SetText], by the numbers of
-// its header.
+// Parameters for [CuFile.SetBool] and [CuFile.SetText], by their numbers in cuFile's header.
 const (
 	AllowCompatMode = 1 // bool
 	ForceCompatMode = 2 // bool
@@ -149,18 +148,13 @@ const (
 	LogDir          = 2 // text
 )
 
-// SetBool sets a parameter; it is refused (5026) once the driver is open.
+// SetBool sets a parameter. An open driver refuses it (5026).
 func (c *CuFile) SetBool(parameter int, value bool) error {
 	v := uintptr(0)
 	if value {
 		v = 1
 	}
 	return c.call(&c.fn.setBool, uintptr(parameter), v)
-}
-
-// SetSize sets a parameter.
-func (c *CuFile) SetSize(parameter int, value uint64) error {
-	return c.call(&c.fn.setSize, uintptr(parameter), uintptr(value))
 }
 
 // SetText sets a parameter.
@@ -182,7 +176,7 @@ type cuFileProperties struct {
 	MaxBatch, MaxBatchMilli uint32
 }
 
-// Properties are those of an open driver that decide how bytes go.
+// Properties of an open driver that decide how bytes move.
 type Properties struct {
 	NVFSMajor, NVFSMinor uint32 // of the nvidia-fs kernel module, 0 without
 	MaxDirectIOKB        uint64
@@ -190,7 +184,7 @@ type Properties struct {
 	MaxPinnedKB          uint32
 }
 
-// Properties asks the open driver.
+// Properties queries the open driver.
 func (c *CuFile) Properties() (Properties, error) {
 	p := new(cuFileProperties)
 	err := c.call(&c.fn.properties, uintptr(unsafe.Pointer(p)))
@@ -207,7 +201,7 @@ type cuFileDescr struct {
 	FSOps uintptr
 }
 
-// Register makes a file known to cuFile. The descriptor stays the caller's, to be closed after [CuFile.Deregister].
+// Register registers a file. The caller keeps the descriptor and closes it after [CuFile.Deregister].
 func (c *CuFile) Register(t *Thread, fd int) (handle uintptr, err error) {
 	d := &cuFileDescr{Type: 1, FD: int32(fd)}
 	h := new(uintptr)
@@ -215,12 +209,12 @@ func (c *CuFile) Register(t *Thread, fd int) (handle uintptr, err error) {
 	return *h, err
 }
 
-// Deregister makes cuFile forget a file. Nothing may be in flight on it.
+// Deregister undoes Register. Nothing may be in flight on the file.
 func (c *CuFile) Deregister(t *Thread, handle uintptr) {
 	purego.SyscallN(c.fn.handleDeregister.addr, handle)
 }
 
-// RegisterBuffer makes device memory known to cuFile, which then needs no bounce buffer of its own for it.
+// RegisterBuffer registers device memory, so that cuFile needs no bounce buffer for it.
 func (c *CuFile) RegisterBuffer(t *Thread, address uint64, size int64) error {
 	return c.callOn(t, &c.fn.bufRegister, uintptr(address), uintptr(size), 0)
 }
@@ -230,14 +224,14 @@ func (c *CuFile) DeregisterBuffer(t *Thread, address uint64) error {
 	return c.callOn(t, &c.fn.bufDeregister, uintptr(address))
 }
 
-// Read reads size bytes at off of a registered file to device memory, at bytes from its base on, and says how many
-// came. The base is what was registered, if that was. An error may stand beside any number; fewer bytes without an
-// error are the end of the file, or a short read.
+// Read reads size bytes at offset off of a registered file to device memory, at bytes after base, and returns how
+// many it read. base is the registered address, if the memory is registered. Fewer bytes without an error are the
+// end of the file, or a short read.
 func (c *CuFile) Read(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
 	return c.move(t, &c.fn.read, handle, base, size, off, at)
 }
 
-// Write is Read's inverse.
+// Write is the inverse of Read.
 func (c *CuFile) Write(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
 	return c.move(t, &c.fn.write, handle, base, size, off, at)
 }
@@ -248,7 +242,7 @@ func (c *CuFile) move(t *Thread, f *function, handle uintptr, base uint64, size,
 	switch done := int64(r); {
 	case done >= 0:
 		return done, nil
-	case done == -1: // the errno is this thread's, and this thread is ours; some of cuFile's own codes come that way too
+	case done == -1: // the errno of this thread; it may also hold one of cuFile's own codes
 		at, _, _ := purego.SyscallN(c.errno)
 		code := **(**int32)(unsafe.Pointer(&at))
 		if code > firstFileCode {

@@ -6,7 +6,8 @@ import (
 	"unsafe"
 )
 
-// asyncCall is what an asynchronous call of cuFile is told by address. It stays as it is until the call is done.
+// asyncCall holds the arguments that an asynchronous call reads by address. It must not change until the call is
+// done.
 type asyncCall struct {
 	size      uint64
 	fileOff   int64
@@ -14,15 +15,15 @@ type asyncCall struct {
 	done      int64 // bytes, or a negative code
 }
 
-// Async says whether the library has the asynchronous calls.
+// Async reports whether the library has the asynchronous calls.
 func (c *CuFile) Async() bool { return c.fn.readAsync.addr != 0 && c.fn.writeAsync.addr != 0 }
 
-// ReadAsync is Read by a call that is queued on the thread's stream behind what stands there, and waited for.
+// ReadAsync is Read with a call that is queued on the thread's stream. It waits for the result.
 func (c *CuFile) ReadAsync(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
 	return c.queue(t, &c.fn.readAsync, handle, base, size, off, at)
 }
 
-// WriteAsync is ReadAsync's inverse.
+// WriteAsync is the inverse of ReadAsync.
 func (c *CuFile) WriteAsync(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
 	return c.queue(t, &c.fn.writeAsync, handle, base, size, off, at)
 }
@@ -35,7 +36,8 @@ func (c *CuFile) queue(t *Thread, f *function, handle uintptr, base uint64, size
 	*a = asyncCall{size: uint64(size), fileOff: off, bufferOff: at, done: unanswered}
 	err := c.callOn(t, f, handle, uintptr(base), uintptr(unsafe.Pointer(&a.size)), uintptr(unsafe.Pointer(&a.fileOff)),
 		uintptr(unsafe.Pointer(&a.bufferOff)), uintptr(unsafe.Pointer(&a.done)), t.stream)
-	// A refused call is waited for too: nothing may write to the thread's fields, or to the memory, once this returns.
+	// Wait even if the call was refused: nothing may write to the thread's fields, or to the memory, after the
+	// return.
 	if waited := t.wait(); err == nil {
 		err = waited
 	}
@@ -53,7 +55,7 @@ func (c *CuFile) queue(t *Thread, f *function, handle uintptr, base uint64, size
 	}
 }
 
-// unanswered is a count that cuFile does not give.
+// unanswered is a count that cuFile never returns.
 const unanswered = -1 << 62
 
 // firstFileCode is below cuFile's own codes and above every errno.

@@ -11,16 +11,16 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Where cuFile looks for its configuration, and says where it is.
+// The variable that names cuFile's configuration, and its default.
 const (
 	cuFileConfigEnv = "CUFILE_ENV_PATH_JSON"
 	cuFileConfig    = "/etc/cufile.json"
 )
 
-// Configure sets, before [CuFile.Open], that cuFile's log goes to a directory, and that it may copy through host
-// memory where it cannot do better: whether that pays is for who uses it to measure. The rest stays as the machine's
-// cufile.json has it, which knows the file systems here. A library without functions for parameters gets a copy of
-// that file, changed.
+// Configure sets the directory of cuFile's log, and allows cuFile to copy through host memory where it cannot do
+// better; the caller measures whether that pays. Everything else stays as in the system's cufile.json, which knows
+// its file systems. A library without functions for parameters gets a changed copy of that file. Call it before
+// [CuFile.Open].
 func (c *CuFile) Configure(logDir string) error {
 	if c.fn.setString.addr != 0 && c.fn.setBool.addr != 0 {
 		return errors.Join(c.SetText(LogDir, logDir), c.SetBool(AllowCompatMode, true))
@@ -44,7 +44,7 @@ func (c *CuFile) Configure(logDir string) error {
 	return setenv(cuFileConfigEnv, name)
 }
 
-// privateConfig is a cufile.json with the log's directory and the compatibility mode set.
+// privateConfig returns a cufile.json with the log's directory and the compatibility mode set.
 func privateConfig(base []byte, logDir string) ([]byte, error) {
 	tree := map[string]any{}
 	if text := withoutComments(base); len(text) > 0 {
@@ -65,7 +65,8 @@ func privateConfig(base []byte, logDir string) ([]byte, error) {
 	return json.MarshalIndent(tree, "", "  ")
 }
 
-// withoutComments removes the comments that cuFile allows in its JSON: from // to the line's end, outside strings.
+// withoutComments removes the comments that cuFile allows in its JSON: from // to the end of the line, outside
+// strings.
 func withoutComments(text []byte) []byte {
 	var out []byte
 	quoted := false
@@ -89,7 +90,7 @@ func withoutComments(text []byte) []byte {
 	return out
 }
 
-// setenv sets a variable where C code sees it, and Go code too.
+// setenv sets a variable for C code and Go code.
 func setenv(name, value string) error {
 	if err := os.Setenv(name, value); err != nil {
 		return err

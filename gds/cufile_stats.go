@@ -7,27 +7,27 @@ import (
 	"unsafe"
 )
 
-// Routes counts what cuFile really did, by its own statistics.
+// Routes counts what cuFile did, according to its own statistics.
 type Routes struct {
 	Reads, P2PReads, NVFSReads, PosixReads     uint64
 	Writes, P2PWrites, NVFSWrites, PosixWrites uint64
 }
 
-// StartStats switches the statistics on; the driver is open.
+// StartStats starts the statistics of an open driver.
 func (c *CuFile) StartStats() error {
 	return errors.Join(c.call(&c.fn.statsLevel, 3), c.call(&c.fn.statsStart))
 }
 
-// Places in CUfileStatsLevel3_t, which starts with what is not of any one GPU, and in its CUfilePerGpuStats_t. Each
-// counter has 8 bytes.
+// Offsets in CUfileStatsLevel3_t, which starts with totals, and in its CUfilePerGpuStats_t. Each counter has 8
+// bytes.
 const (
-	statsMost   = 64 << 10 // bytes, with room for a newer library's fields
+	statsMost   = 64 << 10 // bytes, with room for the fields of newer libraries
 	perGPUBytes = 248
-	totalReads  = 48 // then those peer to peer, by nvidia-fs, and by POSIX calls
+	totalReads  = 48 // followed by those peer to peer, by nvidia-fs, and by POSIX calls
 	totalWrites = 152
 )
 
-// statsGPUs is where the number of GPUs stands by a library's version, and the first of them 8 bytes on.
+// statsGPUs is the offset of the number of GPUs, by library version. The first GPU follows 8 bytes later.
 func statsGPUs(version int) int {
 	if version < 1190 {
 		return 1024
@@ -35,7 +35,7 @@ func statsGPUs(version int) int {
 	return 1136
 }
 
-// Stats reads the statistics of all GPUs together.
+// Stats returns the sum of the statistics of all GPUs.
 func (c *CuFile) Stats() (Routes, error) {
 	version, err := c.Version()
 	if err != nil {
@@ -50,7 +50,7 @@ func (c *CuFile) Stats() (Routes, error) {
 	return parseStats(raw[statsGPUs(version):]), nil
 }
 
-// parseStats reads the number of GPUs and what follows.
+// parseStats reads the number of GPUs and their counters.
 func parseStats(raw []byte) (r Routes) {
 	le := binary.LittleEndian
 	for g := range int(min(le.Uint32(raw), 16)) {
@@ -65,7 +65,7 @@ func parseStats(raw []byte) (r Routes) {
 	return r
 }
 
-// Since is what was counted after an earlier reading.
+// Since returns what was counted after an earlier reading.
 func (r Routes) Since(e Routes) Routes {
 	return Routes{
 		r.Reads - e.Reads, r.P2PReads - e.P2PReads, r.NVFSReads - e.NVFSReads, r.PosixReads - e.PosixReads,
@@ -73,11 +73,11 @@ func (r Routes) Since(e Routes) Routes {
 	}
 }
 
-// ByCompatibility is the name of the route on which cuFile itself copies through host memory.
+// ByCompatibility names the route on which cuFile itself copies through host memory.
 const ByCompatibility = "cuFile, compatibility mode"
 
-// String names the route that the bytes took. What went neither from device to device nor through nvidia-fs was
-// copied through host memory by cuFile itself, by POSIX calls or others that it does not count apart.
+// String names the route that the bytes took. Bytes that moved neither from device to device nor through nvidia-fs
+// were copied through host memory by cuFile itself.
 func (r Routes) String() string {
 	total, p2p, nvfs := r.Reads+r.Writes, r.P2PReads+r.P2PWrites, r.NVFSReads+r.NVFSWrites
 	posix := r.PosixReads + r.PosixWrites

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Submit is how cuFile is asked.
+// Submit is how cuFile is called.
 type Submit int
 
-// Ways to ask. Either occupies one of the GPU's file threads for as long as the operation takes.
+// Ways to call it. Either occupies one of the GPU's file threads for the whole operation.
 const (
 	Sync  Submit = iota // cuFileRead and cuFileWrite
 	Async               // cuFileReadAsync and cuFileWriteAsync on the thread's stream
@@ -24,15 +24,15 @@ func (s Submit) String() string { return [...]string{"sync", "async"}[s] }
 
 // DirectConfig sizes a direct route.
 type DirectConfig struct {
-	BufferBytes int64 // of device memory that all slots take together
-	Handles     int   // files kept registered while unused
-	// Limit is how long an operation may take. Then it is given up with a [HungError], and its slot and thread are
-	// its own until it ends. 0: none is.
+	BufferBytes int64 // device memory of all slots together
+	Handles     int   // idle files that stay registered
+	// Limit is the longest that an operation may take. Then it is abandoned with a [HungError], and its slot and
+	// thread stay in use until it returns. 0: no limit.
 	Limit time.Duration
 }
 
-// DirectRoute moves whole files between storage and device memory by cuFile. Its slots are device memory that cuFile
-// knows, each with page-locked host memory beside it for what the processor must see of a file.
+// DirectRoute moves whole files between storage and device memory by cuFile. Its slots are device memory registered
+// with cuFile. Each has page-locked host memory for the parts of a file that the CPU needs.
 type DirectRoute struct {
 	gpu     *GPU
 	cufile  *CuFile
@@ -40,15 +40,15 @@ type DirectRoute struct {
 	Handles *Handles
 
 	mu     sync.Mutex
-	free   []*DirectSlot // the least recently used first
+	free   []*DirectSlot // least recently used first
 	taken  int64         // bytes of all slots
 	out    int           // slots in use
-	hung   int           // of those, kept only by operations that were given up
+	hung   int           // of those, in use only by abandoned operations
 	closed bool
 }
 
-// DirectSlot holds the image of one file in device memory, and beside it in host memory the file's head, the places
-// of its extents, and their checksums.
+// DirectSlot holds the image of one file in device memory. Its host memory holds the file's head, the places of its
+// extents, and their checksums.
 type DirectSlot struct {
 	Address uint64
 	Bytes   int64
@@ -58,13 +58,13 @@ type DirectSlot struct {
 
 	direct *DirectRoute
 	notes  []byte
-	hung   *HungError // an operation that still uses the slot
+	hung   *HungError // an abandoned operation that still uses the slot
 }
 
-// slotUnit is what slots are multiples of: the driver takes memory by it.
+// slotUnit is the granularity of slots, which is the driver's granularity of allocation.
 const slotUnit = 2 << 20
 
-// NewDirectRoute makes the route of a GPU that has file threads, with cuFile's driver open.
+// NewDirectRoute makes the direct route of a GPU that has file threads. cuFile's driver must be open.
 func NewDirectRoute(g *GPU, c *CuFile, cfg DirectConfig) (*DirectRoute, error) {
 	switch {
 	case cfg.BufferBytes < slotUnit || cfg.Handles < 0 || g.cfg.Files < 1:
@@ -76,14 +76,14 @@ func NewDirectRoute(g *GPU, c *CuFile, cfg DirectConfig) (*DirectRoute, error) {
 	return &DirectRoute{gpu: g, cufile: c, cfg: cfg, Handles: NewHandles(g, c, cfg.Handles)}, nil
 }
 
-// GPU is whose memory the slots are.
+// GPU returns the GPU that the slots are on.
 func (d *DirectRoute) GPU() *GPU { return d.gpu }
 
-// CuFile is the library.
+// CuFile returns the library.
 func (d *DirectRoute) CuFile() *CuFile { return d.cufile }
 
-// Acquire takes a slot for a file of the given bytes, whose head has head bytes and whose payload has extents. It
-// does not wait: [ErrNoSlot] says that the memory is in use.
+// Acquire takes a slot for a file of the given bytes, head bytes and payload extents. It does not wait: [ErrNoSlot]
+// says that the memory is in use.
 func (d *DirectRoute) Acquire(bytes, head int64, extents int) (*DirectSlot, error) {
 	if bytes <= 0 || head <= 0 || extents < 0 || bytes > d.cfg.BufferBytes {
 		return nil, fmt.Errorf("%w: %d bytes of %d", ErrNoSlot, bytes, d.cfg.BufferBytes)
@@ -96,7 +96,7 @@ func (d *DirectRoute) Acquire(bytes, head int64, extents int) (*DirectSlot, erro
 		d.mu.Unlock()
 		return nil, ErrClosed
 	}
-	for i := len(d.free) - 1; i >= 0; i-- { // the latest used first: a pool larger than its use keeps what is registered
+	for i := len(d.free) - 1; i >= 0; i-- { // most recently used first, so that few slots stay in use
 		if s := d.free[i]; s.Bytes == want && int64(len(s.notes)) >= notes {
 			d.free = append(d.free[:i], d.free[i+1:]...)
 			d.out++
@@ -105,7 +105,7 @@ func (d *DirectRoute) Acquire(bytes, head int64, extents int) (*DirectSlot, erro
 			return s, nil
 		}
 	}
-	var old []*DirectSlot // of other sizes, whose memory is needed
+	var old []*DirectSlot // slots of other sizes, freed for their memory
 	for d.taken+want > d.cfg.BufferBytes && len(d.free) > 0 {
 		old = append(old, d.free[0])
 		d.taken -= d.free[0].Bytes
@@ -142,7 +142,7 @@ func (d *DirectRoute) Acquire(bytes, head int64, extents int) (*DirectSlot, erro
 	return s, nil
 }
 
-// make takes the memory and registers it.
+// make allocates the memory and registers it.
 func (s *DirectSlot) make(notes int64) (err error) {
 	d := s.direct
 	notes = (notes + 4095) &^ 4095
@@ -177,7 +177,7 @@ func (s *DirectSlot) free() error {
 	return errors.Join(append(errs, unix.Munmap(s.notes))...)
 }
 
-// divide lays the host memory out for one file: the head, the extents, the sums.
+// divide lays out the host memory for one file: head, extents, sums.
 func (s *DirectSlot) divide(head int64, extents int) {
 	s.Head = s.notes[:head:head]
 	s.Extents = unsafe.Slice((*Extent)(unsafe.Pointer(&s.notes[head])), extents)
@@ -185,8 +185,7 @@ func (s *DirectSlot) divide(head int64, extents int) {
 	s.Sums = unsafe.Slice((*uint64)(unsafe.Pointer(&s.notes[at])), extents)
 }
 
-// Release gives the slot back. Nothing may be moving in it but an operation that was given up: when that ends, the
-// slot is given back.
+// Release returns the slot. If an abandoned operation still uses it, it is returned when that ends.
 func (s *DirectSlot) Release() {
 	d := s.direct
 	d.mu.Lock()
@@ -209,14 +208,14 @@ func (s *DirectSlot) Release() {
 	}()
 }
 
-// Slots says how many slots are in use, and how many there are bytes taken for.
+// Slots returns the number of slots in use, and the bytes of all slots.
 func (d *DirectRoute) Slots() (out int, bytes int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.out, d.taken
 }
 
-// Trim gives the memory of slots that are not in use back to the driver.
+// Trim frees the slots that are not in use.
 func (d *DirectRoute) Trim() error {
 	d.mu.Lock()
 	free := d.free
@@ -232,8 +231,8 @@ func (d *DirectRoute) Trim() error {
 	return errors.Join(errs...)
 }
 
-// Close frees the slots. None may be in use, except by operations that were given up: those slots stay, and the
-// error is an [ErrHung].
+// Close frees the slots. None may be in use, except by abandoned operations: those slots stay, and the error is an
+// [ErrHung].
 func (d *DirectRoute) Close() error {
 	d.mu.Lock()
 	d.closed = true
@@ -250,12 +249,12 @@ func (d *DirectRoute) Close() error {
 	return errors.Join(append(errs, d.Trim())...)
 }
 
-// Write writes the slot's bytes [from, to) to the same place of a file.
+// Write writes the slot's bytes [from, to) to the same offsets of a file.
 func (s *DirectSlot) Write(by Submit, fd int, from, to int64) error {
 	return s.file(fd, true, func(t *Thread, h *Handle) error { return s.move(t, h, by, true, from, to) })
 }
 
-// Read fills the slot from a file of size bytes, and the slot's head from that. A file that ends before is
+// Read fills the slot from a file of size bytes, and its head from the slot. A file that ends before is an
 // io.ErrUnexpectedEOF.
 func (s *DirectSlot) Read(by Submit, fd int, size int64) error {
 	return s.file(fd, false, func(t *Thread, h *Handle) error {
@@ -269,7 +268,7 @@ func (s *DirectSlot) Read(by Submit, fd int, size int64) error {
 func (s *DirectSlot) file(fd int, write bool, fn func(*Thread, *Handle) error) error {
 	d := s.direct
 	own, err := fd, error(nil)
-	if d.cfg.Limit > 0 { // an operation that was given up may come to its file after the caller has closed that
+	if d.cfg.Limit > 0 { // an abandoned operation may use the file after the caller has closed it
 		if own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3); err != nil {
 			return fmt.Errorf("gds: descriptor for cuFile: %w", err)
 		}

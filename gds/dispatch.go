@@ -4,8 +4,8 @@ import "sync"
 
 var dispatchDone = sync.Pool{New: func() any { return make(chan any, 1) }}
 
-// Do runs fn on one of the GPU's threads for copies and waits for it. It fails without running fn when the GPU is
-// lost or closed. Inside fn, Do must not be called again. A panic of fn is the caller's.
+// Do runs fn on one of the GPU's threads for copies and waits for it. It fails without running fn if the GPU is lost
+// or closed. fn must not call Do. A panic of fn is raised in the caller.
 func (g *GPU) Do(fn func(*Thread)) error { return g.dispatch(g.threads, fn) }
 
 func (g *GPU) dispatch(pool chan *Thread, fn func(*Thread)) error {
@@ -35,7 +35,7 @@ func (g *GPU) dispatch(pool chan *Thread, fn func(*Thread)) error {
 	return nil
 }
 
-// Control runs fn on the thread that is kept for rare calls: they never wait behind transfers.
+// Control runs fn on the thread that is reserved for rare calls, so that they never wait behind transfers.
 func (g *GPU) Control(fn func(*Thread) error) (err error) {
 	if err := g.Err(); err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Driver is libcuda, initialised. There is at most one per library and process; it is never closed.
+// Driver is libcuda, initialised. There is at most one per library and process. It is never closed.
 type Driver struct {
 	lib     *library
 	fn      cudaFunctions
@@ -22,14 +22,14 @@ type Driver struct {
 	parked []*Thread // of closed GPUs
 }
 
-// cudaFunctions are the functions used, by subject.
+// cudaFunctions are the functions in use, by subject.
 type cudaFunctions struct {
 	init, driverGetVersion                                         function
 	deviceGetCount, deviceGet, deviceGetName, deviceGetUUID        function
 	deviceGetAttribute, deviceTotalMem, deviceGetPCIBusID          function
 	primaryCtxRetain, primaryCtxRelease, ctxSetCurrent             function
 	streamWriteValue64                                             function
-	streamCreate, streamDestroy, streamSynchronize                 function
+	streamCreate, streamDestroy                                    function
 	eventCreate, eventDestroy, eventRecord, eventSynchronize       function
 	memAlloc, memFree, memGetAddressRange, pointerGetAttribute     function
 	memHostRegister, memHostUnregister, memHostGetDevicePointer    function
@@ -56,7 +56,6 @@ func (c *cudaFunctions) required() map[string]*function {
 		"cuCtxSetCurrent":                &c.ctxSetCurrent,
 		"cuStreamCreate":                 &c.streamCreate,
 		"cuStreamDestroy_v2":             &c.streamDestroy,
-		"cuStreamSynchronize":            &c.streamSynchronize,
 		"cuEventCreate":                  &c.eventCreate,
 		"cuEventDestroy_v2":              &c.eventDestroy,
 		"cuEventRecord":                  &c.eventRecord,
@@ -90,16 +89,17 @@ func (c *cudaFunctions) required() map[string]*function {
 	}
 }
 
-// optional are those that older drivers lack; copies fall back without them.
+// optional lists the functions that older drivers lack; copies work without them.
 func (c *cudaFunctions) optional() map[string]*function {
 	return map[string]*function{"cuMemcpyBatchAsync_v2": &c.memcpyBatchV2, "cuMemcpyBatchAsync": &c.memcpyBatch,
 		"cuStreamWriteValue64_v2 cuStreamWriteValue64": &c.streamWriteValue64}
 }
 
-// Libcuda are the names that libcuda is looked for under.
+// Libcuda lists the names of libcuda, in the order in which they are tried.
 var Libcuda = []string{"libcuda.so.1", "libcuda.so"}
 
-// Open loads and initialises the CUDA driver from the first of the given files that loads, [Libcuda] if none is given.
+// Open loads and initialises the CUDA driver from the first of the given files that loads, by default from
+// [Libcuda].
 func Open(log *slog.Logger, names ...string) (*Driver, error) {
 	if len(names) == 0 {
 		names = Libcuda
@@ -126,10 +126,10 @@ func Open(log *slog.Logger, names ...string) (*Driver, error) {
 	return d, nil
 }
 
-// Version is the CUDA version that the driver speaks, as 1000*major + 10*minor.
+// Version is the driver's CUDA version, as 1000*major + 10*minor.
 func (d *Driver) Version() int { return d.version }
 
-// call makes a call that needs no context, from any goroutine.
+// call makes a call that needs no context, on any goroutine.
 //
 //go:uintptrescapes
 func (d *Driver) call(f function, args ...uintptr) error {

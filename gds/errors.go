@@ -5,44 +5,44 @@ import (
 	"fmt"
 )
 
-// Errors of finding what this package needs.
+// Errors of loading the libraries.
 var (
-	// ErrNoDriver says that libcuda cannot be loaded: there is no NVIDIA driver here.
+	// ErrNoDriver says that libcuda cannot be loaded: no NVIDIA driver is installed.
 	ErrNoDriver = errors.New("gds: no CUDA driver")
 	// ErrNoCuFile says that libcufile cannot be loaded.
 	ErrNoCuFile = errors.New("gds: no cuFile library")
-	// ErrSymbol says that a library is too old: it lacks a function.
+	// ErrSymbol says that a library is too old and lacks a function.
 	ErrSymbol = errors.New("gds: library lacks a function")
 	// ErrNoGPU says that no GPU has the wanted UUID.
 	ErrNoGPU = errors.New("gds: no such GPU")
 )
 
-// Errors of using it.
+// Errors of using a GPU.
 var (
-	// ErrLost says that the GPU's context is gone for good: an error before this one was of the sticky kind.
+	// ErrLost says that the GPU's context is lost for good after a sticky error.
 	ErrLost = errors.New("gds: GPU is out of service")
-	// ErrClosed says that the GPU was closed.
+	// ErrClosed says that the GPU is closed.
 	ErrClosed = errors.New("gds: GPU is closed")
 	// ErrImport refuses a memory handle.
 	ErrImport = errors.New("gds: memory cannot be imported")
-	// ErrStopped says that a batch was stopped by its flag before it had moved everything.
+	// ErrStopped says that a batch was stopped by its flag.
 	ErrStopped = errors.New("gds: batch was stopped")
 	// ErrUnpinned says that memory is not registered with the driver.
 	ErrUnpinned = errors.New("gds: memory is not registered")
-	// ErrShort says that cuFile moved fewer bytes than it was asked to.
+	// ErrShort says that cuFile moved fewer bytes than asked.
 	ErrShort = errors.New("gds: short transfer")
-	// ErrHung says that cuFile did not answer within its time.
+	// ErrHung says that cuFile did not return in time.
 	ErrHung = errors.New("gds: cuFile does not answer")
-	// ErrNoSlot says that the device memory for slots is in use, or would never do.
+	// ErrNoSlot says that the device memory for slots is in use, or too small for the file.
 	ErrNoSlot = errors.New("gds: no free slot")
 	// ErrConfig refuses a configuration.
 	ErrConfig = errors.New("gds: bad configuration")
 )
 
-// Result is a CUDA driver's answer; 0 is success.
+// Result is a result code of the CUDA driver; 0 is success.
 type Result int32
 
-// Sticky says whether the context is unusable after this result, so that every further call in it fails.
+// Sticky reports whether the context is unusable after this result: every later call in it fails.
 func (r Result) Sticky() bool {
 	switch r {
 	case 4, 46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721:
@@ -58,7 +58,7 @@ func (r Result) String() string {
 	return fmt.Sprintf("CUDA error %d", int32(r))
 }
 
-// Error is a call of the CUDA driver that failed.
+// Error is a failed call of the CUDA driver.
 type Error struct {
 	Call string
 	Code Result
@@ -66,7 +66,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("gds: %s: %s (%d)", e.Call, e.Code, int32(e.Code)) }
 
-// Sticky says whether err carries a CUDA result that loses the context, the driver's own or one that cuFile tells of.
+// Sticky reports whether err holds a CUDA result that loses the context, reported by the driver or by cuFile.
 func Sticky(err error) bool {
 	if err == nil {
 		return false

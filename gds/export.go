@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// IPCHandle names the allocation for other processes (cuIpcGetMemHandle).
+// IPCHandle returns the handle of the allocation for other processes (cuIpcGetMemHandle).
 func (b *Buffer) IPCHandle() ([]byte, error) {
 	handle := make([]byte, ipcHandleBytes)
 	err := b.gpu.Control(func(t *Thread) error {
@@ -23,8 +23,8 @@ func (b *Buffer) IPCHandle() ([]byte, error) {
 	return handle, nil
 }
 
-// NewSegment makes device memory that is known by its descriptor alone (cuMemCreate); [GPU.ImportVMM] maps it, here
-// or in another process. It lives as long as a descriptor or a mapping of it. Sizes are multiples of 2 MiB.
+// NewSegment makes device memory that only its descriptor names (cuMemCreate). [GPU.ImportVMM] maps it, here or in
+// another process. It lives as long as a descriptor or a mapping of it. Sizes are multiples of 2 MiB.
 func (g *GPU) NewSegment(size int64) (*os.File, error) {
 	var f *os.File
 	err := g.Control(func(t *Thread) error {

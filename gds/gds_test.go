@@ -147,7 +147,7 @@ func TestBatchMovesEveryByte(t *testing.T) {
 		{33, 61, 1, 500}, {1, 3, 0, 2000}, {128, 128, 0, pieceSlots + 100},
 	}
 	for _, mode := range []Mode{Kernel, BatchCopy, SingleCopy} {
-		g, _ := open(t, Config{Threads: 2, Copy: mode, Blocks: 8, Spin: mode == BatchCopy})
+		g, _ := open(t, Config{Threads: 2, Copy: mode, Blocks: 8})
 		for _, s := range shapes {
 			for _, register := range []bool{true, false} {
 				total := s.page * s.pages

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UUID names a GPU everywhere: in every process, whatever order each sees the GPUs in.
+// UUID identifies a GPU in every process, whatever their order of GPUs.
 type UUID [16]byte
 
-// String is the form that nvidia-smi and HELLO use.
+// String returns the form that nvidia-smi and HELLO use.
 func (u UUID) String() string {
 	h := hex.EncodeToString(u[:])
 	return "GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// ParseUUID reads a UUID, with or without "GPU-" before it.
+// ParseUUID reads a UUID, with or without the prefix "GPU-".
 func ParseUUID(s string) (u UUID, err error) {
 	h := strings.ReplaceAll(strings.TrimPrefix(strings.ToLower(s), "gpu-"), "-", "")
 	if len(h) != 2*len(u) {
@@ -33,29 +33,29 @@ func ParseUUID(s string) (u UUID, err error) {
 	return u, nil
 }
 
-// Device is what can be known of a GPU without using it.
+// Device is what is known of a GPU without using it.
 type Device struct {
 	UUID    UUID
 	Ordinal int // in this process
 	Name    string
 	PCI     string // domain:bus:device.function, lower case
-	Memory  int64  // bytes in all
+	Memory  int64  // total bytes
 	SMs     int    // multiprocessors
 	Major   int    // compute capability
 	Minor   int
 }
 
-// Config says how a GPU is used.
+// Config configures a GPU.
 type Config struct {
-	Threads int // bound threads for copies; one more serves imports
-	Files   int // bound threads more, for cuFile's calls, which take as long as the storage does
-	// thread blocks of all copy kernels at a time: what the engine's compute gives up. A kernel on a window takes half
+	Threads int // for copies; one more serves imports
+	Files   int // more threads, for cuFile calls, which take as long as the storage does
+	// Blocks is the number of thread blocks of all copy kernels together: what the engine's compute gives up. A
+	// kernel on a window takes half.
 	Blocks int
-	Window int   // bytes of device memory for each thread for copies; 0: none. See [Window]
-	Spin   bool  // wait for the GPU by polling, which is quicker by some microseconds and costs a core
-	Copy   Mode  // how pages are copied at first
-	CPUs   []int // that the threads are kept on, as far as they may be there; none: anywhere
-	// Lost is told once when the GPU goes out of service. Optional.
+	Window int   // bytes of device memory per thread for copies; 0: none. See [Window]
+	Copy   Mode  // the first mode of copying pages
+	CPUs   []int // that the threads are bound to, if allowed; none: any
+	// Lost is called once when the GPU goes out of service. Optional.
 	Lost func(*GPU, error)
 }
 
@@ -65,19 +65,19 @@ const (
 	DefaultBlocks  = 32
 )
 
-// pieceSlots is how many pieces one kernel is given; a batch with more launches several.
+// pieceSlots is the most pieces of one kernel launch; a larger batch launches several.
 const pieceSlots = 8192
 
-// flagSlots is how many jobs can have a stop flag of their own at a time.
+// flagSlots is the most jobs that have a stop flag at a time.
 const flagSlots = 1024
 
-// flagStride keeps flags on lines of their own, haltedStride the words in device memory.
+// flagStride puts each flag on its own cache line, haltedStride each halted word in device memory.
 const (
 	flagStride   = 64
 	haltedStride = 128
 )
 
-// GPU is a device in use: its primary context, its threads and its copy kernel.
+// GPU is a device in use: its primary context, its threads and its kernels.
 type GPU struct {
 	Device
 	driver  *Driver
@@ -87,12 +87,12 @@ type GPU struct {
 	kernels struct{ pages, sums kernel }
 
 	threads  chan *Thread // idle, for copies
-	ready    int          // threads made for copies
+	ready    int          // number of threads for copies
 	files    *filePool    // for cuFile
 	all      []*Thread
 	control  *Thread // for imports, so that they never wait behind transfers
 	ctlMu    sync.Mutex
-	shared   []byte // pinned: stop flags, then each thread's pieces
+	shared   []byte // page-locked: stop flags, then each thread's pieces
 	haltedAt uint64 // device memory: each thread's halted, haltedStride apart
 	windows  windowMemory
 	flags    flagPool
@@ -159,7 +159,7 @@ func (d *Driver) describe(ordinal int, out *Device) error {
 	return nil
 }
 
-// OpenGPU takes a GPU into use.
+// OpenGPU starts to use a GPU.
 func (d *Driver) OpenGPU(uuid UUID, cfg Config) (_ *GPU, err error) {
 	devices, err := d.Devices()
 	if err != nil {
@@ -233,7 +233,7 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 	return g, nil
 }
 
-// prepare registers the command memory and loads the kernel. Without the kernel pages go the slower ways.
+// prepare registers the command memory and loads the kernels. Without them, pages are copied in slower modes.
 func (t *Thread) prepare() error {
 	g := t.gpu
 	if err := t.register(g.shared); err != nil {
@@ -259,8 +259,7 @@ func (t *Thread) prepare() error {
 		return lost
 	}
 	if err != nil && !Sticky(err) {
-		g.driver.log.Warn("the copy kernel cannot be used, pages go by copy engine", "gpu", g.UUID.String(), "error",
-			err)
+		g.driver.log.Warn("copy kernel unavailable, using the copy engines", "gpu", g.UUID.String(), "error", err)
 		if g.Mode() == Kernel {
 			g.mode.current.Store(int32(BatchCopy))
 		}
@@ -269,7 +268,7 @@ func (t *Thread) prepare() error {
 	return err
 }
 
-// acquireThread gives a parked thread, or a new one.
+// acquireThread returns a parked thread, or a new one.
 func (d *Driver) acquireThread() *Thread {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -281,11 +280,11 @@ func (d *Driver) acquireThread() *Thread {
 	return newThread()
 }
 
-// lose takes the GPU out of service.
+// markLost takes the GPU out of service.
 func (g *GPU) markLost(cause error) {
 	err := fmt.Errorf("%w: %s: %w", ErrLost, g.UUID, cause)
 	if g.lost.CompareAndSwap(nil, &err) {
-		g.driver.log.Error("a GPU is out of service: its context is lost, and only a new process can use it again",
+		g.driver.log.Error("GPU out of service: its context is lost, restart kvhost to use it again",
 			"gpu", g.UUID.String(), "error", cause)
 		if g.cfg.Lost != nil {
 			go g.cfg.Lost(g, err)
@@ -293,7 +292,7 @@ func (g *GPU) markLost(cause error) {
 	}
 }
 
-// Err is why the GPU is out of service, nil while it is not.
+// Err returns why the GPU is out of service, or nil.
 func (g *GPU) Err() error {
 	if p := g.lost.Load(); p != nil {
 		return *p
@@ -301,8 +300,8 @@ func (g *GPU) Err() error {
 	return nil
 }
 
-// Close waits for what runs, closes imports that are left, and gives the context back. Its threads are kept for the
-// next GPU of the driver.
+// Close waits for running work, closes imports that are left, and releases the context. The driver keeps the threads
+// for its next GPU. If abandoned operations still run, the GPU is left open and the error is an [ErrHung].
 func (g *GPU) Close() (err error) {
 	g.once.Do(func() { err = g.close() })
 	return err
@@ -314,7 +313,7 @@ func (g *GPU) close() error {
 		<-g.threads
 	}
 	if hung := g.files.drain(); hung > 0 { // what they use must stay
-		return fmt.Errorf("%w: %d operations have not ended, GPU %s is left as it is", ErrHung, hung, g.UUID)
+		return fmt.Errorf("%w: %d operations have not returned, GPU %s stays open", ErrHung, hung, g.UUID)
 	}
 	g.ctlMu.Lock()
 	defer g.ctlMu.Unlock()
@@ -338,12 +337,12 @@ func (g *GPU) close() error {
 	g.driver.parked = append(g.driver.parked, all...)
 	g.driver.mu.Unlock()
 	if g.Err() != nil {
-		return nil // a lost context answers everything with its error
+		return nil // a lost context fails every call
 	}
 	return errors.Join(errs...)
 }
 
-// release gives up what the context holds.
+// release frees what the context holds.
 func (t *Thread) release() error {
 	g := t.gpu
 	g.mu.Lock()

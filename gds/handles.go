@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Handles keeps files registered with cuFile beyond one use, because registering costs more than a small read. It is
-// bounded: the handle that was not used for the longest goes first, and one in use goes when its last user is done.
+// Handles keeps files registered with cuFile beyond one use, because registration costs more than a small read. It
+// is bounded: the least recently used handle is closed first. A handle in use is closed after its last user.
 //
-// A file is known by device and inode. That is enough: a handle keeps its own descriptor open, so the number cannot
-// belong to another file meanwhile, and a file that was overwritten in place is read as it is now. What a descriptor
-// does not do is let go of an unlinked file's blocks: who unlinks tells [Handles.Forget].
+// A file is identified by device and inode. A handle keeps a descriptor open, so that the number cannot be reused
+// for another file, and a file that was overwritten in place is read with its new content. But a descriptor also
+// keeps the blocks of an unlinked file: whoever unlinks a file must call [Handles.Forget].
 type Handles struct {
 	gpu    *GPU
 	cufile *CuFile
@@ -22,7 +22,7 @@ type Handles struct {
 
 	mu     sync.Mutex
 	files  map[fileID]*Handle
-	idle   list.List // of *Handle without users, the longest unused first
+	idle   list.List // *Handle without users, least recently used first
 	closed bool
 	stats  HandleStats
 }
@@ -33,26 +33,26 @@ type fileID struct{ dev, ino uint64 }
 type Handle struct {
 	cache    *Handles
 	id       fileID
-	fd       int // its own
+	fd       int // owned by the handle
 	handle   uintptr
 	writable bool
 	users    int
-	gone     bool          // not to be found any more; closed with its last user
+	gone     bool          // not in the cache any more; closed after its last user
 	place    *list.Element // in idle
 }
 
-// HandleStats counts a cache's work.
+// HandleStats are the counters of a cache.
 type HandleStats struct {
 	Hits, Misses, Evictions int64
 	Open                    int // registered now
 }
 
-// NewHandles makes a cache of at most max files that are not in use; 0 keeps none.
+// NewHandles makes a cache of at most max idle files; 0 keeps none.
 func NewHandles(g *GPU, c *CuFile, max int) *Handles {
 	return &Handles{gpu: g, cufile: c, max: max, files: map[fileID]*Handle{}}
 }
 
-// Acquire gives the handle of the file behind a descriptor, which may be closed afterwards. It is called on a thread of
+// Acquire returns the handle of the file behind a descriptor, which may be closed afterwards. Call it on a thread of
 // the GPU.
 func (c *Handles) Acquire(t *Thread, fd int, write bool) (*Handle, error) {
 	var st unix.Stat_t
@@ -83,7 +83,7 @@ func (c *Handles) Acquire(t *Thread, fd int, write bool) (*Handle, error) {
 		h.gone, was = true, nil
 	case was == nil || h.writable && !was.writable:
 		c.files[id] = h
-	default: // another thread was quicker
+	default: // another thread was faster
 		h.gone, was = true, nil
 	}
 	end := c.detach(was)
@@ -111,7 +111,7 @@ func (c *Handles) register(t *Thread, id fileID, fd int) (*Handle, error) {
 	return h, nil
 }
 
-// detach takes a handle out of the cache, and gives it when it is to be ended now. mu is held.
+// detach takes a handle out of the cache, and returns it if it is to be closed now. The caller holds mu.
 func (c *Handles) detach(h *Handle) *Handle {
 	if h == nil {
 		return nil
@@ -121,14 +121,14 @@ func (c *Handles) detach(h *Handle) *Handle {
 	}
 	h.gone = true
 	if h.place == nil {
-		return nil // its last user ends it
+		return nil // its last user closes it
 	}
 	c.idle.Remove(h.place)
 	h.place = nil
 	return h
 }
 
-// end gives a detached handle up.
+// end deregisters and closes a detached handle.
 func (c *Handles) end(t *Thread, h *Handle) {
 	if h == nil {
 		return
@@ -137,7 +137,7 @@ func (c *Handles) end(t *Thread, h *Handle) {
 	c.close(h)
 }
 
-// close is the end of a handle that cuFile knows no more, or is not asked about.
+// close closes a handle that is deregistered, or whose GPU is lost.
 func (c *Handles) close(h *Handle) {
 	unix.Close(h.fd)
 	c.mu.Lock()
@@ -145,7 +145,7 @@ func (c *Handles) close(h *Handle) {
 	c.mu.Unlock()
 }
 
-// Release ends a use, on a thread of the GPU.
+// Release ends a use. Call it on a thread of the GPU.
 func (h *Handle) Release(t *Thread) {
 	c := h.cache
 	c.mu.Lock()
@@ -166,7 +166,7 @@ func (h *Handle) Release(t *Thread) {
 	c.end(t, end)
 }
 
-// Forget closes the handle of a file that is being unlinked, now or when its last user is done.
+// Forget closes the handle of a file that is being unlinked, now or after its last user.
 func (c *Handles) Forget(dev, ino uint64) {
 	c.mu.Lock()
 	end := c.detach(c.files[fileID{dev, ino}])
@@ -176,15 +176,15 @@ func (c *Handles) Forget(dev, ino uint64) {
 	}
 }
 
-// endAnywhere is end off a GPU's thread: the library is told on the one that never waits for storage, and the
-// descriptor goes after that, since the last one of an unlinked file frees its blocks. A lost GPU's library is not
+// endAnywhere is end without a GPU's thread: it deregisters on the thread that never waits for storage. The
+// descriptor is closed last, since the last one of an unlinked file frees its blocks. A lost GPU's library is not
 // called.
 func (c *Handles) endAnywhere(h *Handle) {
 	_ = c.gpu.Control(func(t *Thread) error { c.cufile.Deregister(t, h.handle); return nil })
 	c.close(h)
 }
 
-// Close forgets all. Handles in use are closed by their users.
+// Close closes all idle handles. Handles in use are closed by their users.
 func (c *Handles) Close() {
 	c.mu.Lock()
 	c.closed = true
@@ -200,7 +200,7 @@ func (c *Handles) Close() {
 	}
 }
 
-// Empty says that no file is kept, so that nobody has to be told of an unlink.
+// Empty reports whether no file is kept, so that unlinks need not be reported.
 func (c *Handles) Empty() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

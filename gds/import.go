@@ -7,8 +7,8 @@ import (
 
 const ipcHandleBytes = 64
 
-// Import is another process' device memory, mapped here. It is counted: every import of the same allocation is the same
-// mapping, until the last is closed.
+// Import is another process' device memory, mapped here. Imports of one allocation share a mapping, until the last
+// is closed.
 type Import struct {
 	Base uint64
 	Size int64
@@ -16,17 +16,17 @@ type Import struct {
 	gpu    *GPU
 	handle [ipcHandleBytes]byte // of legacy IPC
 	vmm    bool
-	users  int // under gpu.mu
+	users  int // guarded by gpu.mu
 }
 
-// ImportIPC opens a handle of cuIpcGetMemHandle. It maps the whole allocation that the handle's address is in: Base
-// is its start, Size its length. Memory of another GPU is refused.
+// ImportIPC opens a handle of cuIpcGetMemHandle. It maps the whole allocation of the handle: Base is its start, Size
+// its length. Memory of another GPU is refused.
 func (g *GPU) ImportIPC(handle []byte) (*Import, error) {
 	if len(handle) != ipcHandleBytes {
 		return nil, fmt.Errorf("%w: a CUDA IPC handle has %d bytes, not %d", ErrImport, ipcHandleBytes, len(handle))
 	}
 	m := &Import{gpu: g, users: 1, handle: [ipcHandleBytes]byte(handle)}
-	err := g.Control(func(t *Thread) error { // one at a time: nobody else opens the same handle meanwhile
+	err := g.Control(func(t *Thread) error { // one at a time: no other call opens the same handle meanwhile
 		g.mu.Lock()
 		have := g.imports[m.handle]
 		if have != nil {
@@ -51,7 +51,7 @@ func (g *GPU) ImportIPC(handle []byte) (*Import, error) {
 	return m, nil
 }
 
-// openIPC opens m.handle with lazy peer access, the only flag that there is.
+// openIPC opens m.handle with lazy peer access, the only flag there is.
 func (t *Thread) openIPC(m *Import) error {
 	fn := &t.gpu.driver.fn
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&t.handle)), ipcHandleBytes), m.handle[:])
@@ -66,7 +66,7 @@ func (t *Thread) openIPC(m *Import) error {
 	return err
 }
 
-// rangeOf asks the driver how large the import is and where: what a client says is not believed.
+// rangeOf asks the driver for the import's address and size: the client's word is not trusted.
 func (t *Thread) rangeOf(m *Import) error {
 	fn := &t.gpu.driver.fn
 	if err := t.call(&fn.memGetAddressRange, t.outAt(0), t.outAt(1), uintptr(m.Base)); err != nil {
@@ -79,7 +79,7 @@ func (t *Thread) rangeOf(m *Import) error {
 	return t.checkOwner(m.Base)
 }
 
-// own refuses memory of another GPU than the thread's: it can be mapped here too, and is reached by another way then.
+// checkOwner refuses memory of another GPU, which the driver would map too.
 func (t *Thread) checkOwner(address uint64) error {
 	t.out[2] = 0
 	if err := t.call(&t.gpu.driver.fn.pointerGetAttribute, t.outAt(2), attributeDeviceOrdinal,
@@ -92,7 +92,7 @@ func (t *Thread) checkOwner(address uint64) error {
 	return nil
 }
 
-// Segment is a piece of VMM memory: a descriptor of cuMemExportToShareableHandle and the bytes that it stands for.
+// Segment is a part of VMM memory: a descriptor of cuMemExportToShareableHandle and its bytes.
 type Segment struct {
 	FD   int
 	Size int64
@@ -101,8 +101,8 @@ type Segment struct {
 // MaxSegments bounds one import.
 const MaxSegments = 1 << 14
 
-// ImportVMM maps exported allocations one after the other. The descriptors stay the caller's. Memory of another GPU is
-// refused.
+// ImportVMM maps exported allocations one after the other. The caller keeps the descriptors. Memory of another GPU
+// is refused.
 func (g *GPU) ImportVMM(segments []Segment) (*Import, error) {
 	if len(segments) == 0 || len(segments) > MaxSegments {
 		return nil, fmt.Errorf("%w: %d segments, want 1 to %d", ErrImport, len(segments), MaxSegments)
@@ -165,11 +165,11 @@ func (t *Thread) mapSegments(m *Import, segments []Segment) (err error) {
 	return nil
 }
 
-// Close gives one import up, and unmaps with the last. Nothing may be able to touch the memory any more.
+// Close closes one import, and unmaps the memory after the last. Nothing may be able to touch it any more.
 func (m *Import) Close() error {
 	g := m.gpu
 	if g.Err() != nil {
-		return nil // a lost context has nothing to unmap from
+		return nil // a lost context has no mappings
 	}
 	return g.Control(func(t *Thread) error { // one at a time with ImportIPC
 		g.mu.Lock()

@@ -1,7 +1,7 @@
 package gds
 
-// callIPCOpen opens t.handle; the address comes in t.out[0]. The handle goes by value: 64 bytes are passed in
-// memory, so they follow the six register arguments, of which only two are used.
+// callIPCOpen opens t.handle; the address is in t.out[0]. The handle is passed by value: 64 bytes go in memory,
+// after the six register arguments, of which only two are used.
 func (t *Thread) callIPCOpen(flags uintptr) error {
 	h := &t.handle
 	return t.call(&t.gpu.driver.fn.ipcOpenMemHandle, t.outAt(0), flags, 0, 0, 0, 0,

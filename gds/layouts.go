@@ -1,7 +1,7 @@
 package gds
 
-// Structures of the CUDA driver's header that are passed by address, and the values that stand in them. A test holds
-// them against what the header's compiler says (layout/layout.c).
+// Structures of the CUDA driver's header that are passed by address, and their values. A test compares them with the
+// header (layout/layout.c).
 
 // memLocation is CUmemLocation.
 type memLocation struct{ Type, ID int32 }

@@ -8,22 +8,22 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// rtldNoDelete keeps a library in memory whatever happens; purego has no name for it.
+// rtldNoDelete keeps a library in memory for good; purego has no name for it.
 const rtldNoDelete = 0x1000
 
-// function is a C function of a library. Its address is 0 where the library does not have it.
+// function is a C function of a library. Its address is 0 if the library lacks it.
 type function struct {
 	name string
 	addr uintptr
 }
 
-// library is a shared library that is never closed.
+// library is a shared library. It is never closed.
 type library struct {
 	name   string
 	handle uintptr
 }
 
-// load opens the first of names that can be.
+// load opens the first of names that loads.
 func load(names []string, missing error) (*library, error) {
 	var why []string
 	for _, name := range names {
@@ -36,7 +36,7 @@ func load(names []string, missing error) (*library, error) {
 	return nil, fmt.Errorf("%w: %s", missing, strings.Join(why, "; "))
 }
 
-// find looks a function up by each of its names in turn, newest first.
+// find looks up a function by each of its names, newest first.
 func (l *library) find(names string) function {
 	for name := range strings.SplitSeq(names, " ") {
 		if addr, err := purego.Dlsym(l.handle, name); err == nil {
@@ -47,7 +47,7 @@ func (l *library) find(names string) function {
 	return function{name: first}
 }
 
-// resolve fills a table of functions, and says which of the required ones are missing.
+// resolve fills a table of functions, and reports the required ones that are missing.
 func (l *library) resolve(required, optional map[string]*function) error {
 	var errs []error
 	for names, f := range required {

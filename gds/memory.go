@@ -15,11 +15,11 @@ type pinnedRange struct {
 
 func startOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
 
-// Pinner registers staging memory with the driver; it satisfies staging.Pinner. Memory is registered once for all GPUs,
-// however many of their pinners are given it.
+// Pinner returns the GPU's [Pinner]. Memory is registered once for all GPUs, however many of their pinners register
+// it.
 func (g *GPU) Pinner() Pinner { return Pinner{g} }
 
-// Pinner is a GPU's way to page-lock memory.
+// Pinner page-locks staging memory; it satisfies staging.Pinner.
 type Pinner struct{ gpu *GPU }
 
 // Register page-locks mem and makes it visible to every GPU.
@@ -27,8 +27,7 @@ func (p Pinner) Register(mem []byte) error {
 	return p.gpu.Control(func(t *Thread) error { return t.register(mem) })
 }
 
-// Unregister undoes Register. Nothing may be in flight there. A GPU that is out of service or closed holds nothing
-// any more.
+// Unregister undoes Register. Nothing may be in flight there. A lost or closed GPU holds nothing.
 func (p Pinner) Unregister(mem []byte) error {
 	if p.gpu.Err() != nil {
 		return nil
@@ -78,7 +77,7 @@ func (t *Thread) unregister(mem []byte) error {
 	return fmt.Errorf("%w: %d bytes at %#x", ErrUnpinned, size, start)
 }
 
-// pinnedAt is the address on a GPU of registered memory, and whether it is registered.
+// pinnedAt returns the address of registered memory on a GPU, and whether it is registered.
 func (d *Driver) pinnedAt(mem []byte) (uint64, bool) {
 	start, size := startOf(mem), uintptr(len(mem))
 	d.mu.Lock()
@@ -98,7 +97,7 @@ type Buffer struct {
 	gpu     *GPU
 }
 
-// Alloc takes device memory.
+// Alloc allocates device memory.
 func (g *GPU) Alloc(size int64) (*Buffer, error) {
 	b := &Buffer{Size: size, gpu: g}
 	err := g.Control(func(t *Thread) error {
@@ -114,12 +113,12 @@ func (g *GPU) Alloc(size int64) (*Buffer, error) {
 	return b, nil
 }
 
-// Free gives the memory back. Nothing may use it any more.
+// Free frees the memory. Nothing may use it any more.
 func (b *Buffer) Free() error {
 	return b.gpu.Control(func(t *Thread) error { return t.call(&b.gpu.driver.fn.memFree, uintptr(b.Address)) })
 }
 
-// Fill sets every byte, from offset off on, n of them.
+// Fill sets n bytes of device memory.
 func (t *Thread) Fill(address uint64, value byte, n int64) error {
 	if err := t.call(&t.gpu.driver.fn.memsetD8Async, uintptr(address), uintptr(value), uintptr(n),
 		t.stream); err != nil {
@@ -138,11 +137,11 @@ func (t *Thread) Read(dst []byte, address uint64) error {
 // Write copies src to device memory.
 func (t *Thread) Write(address uint64, src []byte) error {
 	err := t.copyWait(address, uint64(startOf(src)), len(src))
-	runtime.KeepAlive(src) // a caller's last use of it may be this
+	runtime.KeepAlive(src) // this may be the caller's last use of it
 	return err
 }
 
-// copyWait copies between any two addresses that the driver knows, or that are the host's.
+// copyWait copies between any two addresses of device or host memory.
 func (t *Thread) copyWait(to, from uint64, n int) error {
 	if n == 0 {
 		return nil

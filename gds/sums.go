@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/gds/kernels"
 )
 
-// Extent is a run of a buffer in device memory that has a checksum of its own. The layout is the kernel's.
+// Extent is a run of a device buffer that has its own checksum. The layout is the kernel's.
 type Extent struct {
 	Offset uint64 // in the buffer
 	Len    uint32
@@ -17,8 +17,8 @@ type Extent struct {
 // MaxExtent is the longest extent that can be summed.
 const MaxExtent = kernels.SumsExtent
 
-// Sum writes the xxh3-64 of each extent of the buffer at address to sums, and returns when that is done. Both slices
-// are in registered memory: the GPU reads and writes them itself.
+// Sum writes the xxh3-64 of each extent of the buffer at address to sums, and waits for it. Both slices must be in
+// registered memory: the GPU reads and writes them.
 func (t *Thread) Sum(address uint64, extents []Extent, sums []uint64) error {
 	if len(extents) == 0 {
 		return nil
@@ -31,8 +31,8 @@ func (t *Thread) Sum(address uint64, extents []Extent, sums []uint64) error {
 	return t.wait()
 }
 
-// beginSum is Sum that does not wait. Where sums are expected and one is another, the batch of the epoch, if it is
-// launched behind this, moves nothing. blocks are as many threads as that many of the copy kernel's.
+// beginSum is Sum without waiting. If a sum differs from the expected one, a batch of the epoch that is launched
+// after this moves nothing. blocks counts blocks of the copy kernel; as many threads are launched.
 func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uint64, epoch uint32, blocks int) error {
 	g := t.gpu
 	if len(sums) < len(extents) || expected != nil && len(expected) < len(extents) {
@@ -55,7 +55,7 @@ func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uin
 		kernels.SumsThreads)
 }
 
-// bytesOf is the memory of a slice.
+// bytesOf returns the memory of a slice.
 func bytesOf[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
 }

@@ -11,37 +11,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Thread is an operating system thread with a GPU's context current. It is only to be used inside the function that
-// [GPU.Do] gave it to.
+// Thread is an operating system thread with a GPU's context current. Use it only inside the function that [GPU.Do]
+// passed it to.
 type Thread struct {
 	gpu      *GPU
-	tasks    chan task   // for a thread that is parked
+	tasks    chan task   // received by a parked thread
 	args     [24]uintptr // of the call in progress
 	out      [4]uint64   // results of calls
 	handle   [8]uint64   // an IPC handle
 	access   memAccessDesc
 	prop     memAllocationProp
 	stream   uintptr      // this thread's own
-	event    uintptr      // likewise
-	pieces   []Piece      // pinned: what a kernel reads
+	event    uintptr      // this thread's own
+	pieces   []Piece      // page-locked: read by a kernel
 	params   [7]uint64    // of a kernel, by value
-	paramAt  [7]uintptr   // where each of them is
-	halted   uint64       // a word in device memory by which a kernel's blocks tell each other to stop
-	epoch    uint32       // of the kernel launched last
+	paramAt  [7]uintptr   // the addresses of params
+	halted   uint64       // a word in device memory that tells a kernel's blocks to stop
+	epoch    uint32       // of the last kernel
 	async    asyncCall    // of cuFile
-	affinity unix.CPUSet  // where the thread may run when it is kept nowhere
-	bound    bool         // near the GPU
+	affinity unix.CPUSet  // where the thread may run when it is not bound
+	bound    bool         // bound to CPUs near the GPU
 	copies   *copyScratch // made when the kernel is first not used
 	window   Window       // of a thread for copies
 }
 
-// order is what a thread is asked to do.
+// task is a function for a thread to run.
 type task struct {
 	fn   func(*Thread)
 	done chan any // a *panicked, or nil
 }
 
-// panicked carries a panic from a thread to who asked.
+// panicked carries a panic from a thread to the caller.
 type panicked struct {
 	value any
 	stack []byte
@@ -51,7 +51,7 @@ func (p *panicked) String() string {
 	return fmt.Sprintf("%v\non the GPU's thread:\n%s", p.value, p.stack)
 }
 
-// newThread starts a thread that never ends: one that knows the driver must not be destroyed.
+// newThread starts a thread that never ends: a thread that the driver knows must not be destroyed.
 func newThread() *Thread {
 	t := &Thread{tasks: make(chan task)}
 	go func() {
@@ -59,7 +59,7 @@ func newThread() *Thread {
 		for o := range t.tasks {
 			t.run(o)
 		}
-		select {} // never reached: orders is not closed
+		select {} // never reached: tasks is not closed
 	}()
 	return t
 }
@@ -83,8 +83,8 @@ func (t *Thread) do(done chan any, fn func(*Thread)) {
 	}
 }
 
-// call makes a CUDA call. A sticky failure takes the GPU out of service. Pointers among args are to fields of the
-// thread, which is on the heap, or to memory outside it.
+// call makes a CUDA call. A sticky error takes the GPU out of service. Pointers among args are to fields of the
+// thread, which is on the heap, or to memory outside the heap.
 func (t *Thread) call(f *function, args ...uintptr) error {
 	if f.addr == 0 {
 		return fmt.Errorf("%w: %s", ErrSymbol, f.name)
@@ -105,14 +105,14 @@ func (t *Thread) failed(f *function, code Result) error {
 	return err
 }
 
-// outAt is the address of a result field.
+// outAt returns the address of a result field.
 func (t *Thread) outAt(i int) uintptr { return uintptr(unsafe.Pointer(&t.out[i])) }
 
-// bind makes the GPU's context current and gives the thread what it needs to copy.
+// bind makes the GPU's context current and prepares the thread to copy.
 func (t *Thread) bind(g *GPU, notes []byte) error {
 	t.gpu = g
 	t.bindCPUs(g)
-	if len(notes) > 0 { // a thread for files moves no pages
+	if len(notes) > 0 { // a thread for files copies no pages
 		t.pieces = unsafe.Slice((*Piece)(unsafe.Pointer(&notes[0])), pieceSlots)
 		t.window.divide(notes[pieceSlots*int(unsafe.Sizeof(Piece{})):])
 	}
@@ -132,7 +132,7 @@ func (t *Thread) bind(g *GPU, notes []byte) error {
 	return nil
 }
 
-// unbind gives up the thread's stream and event, and the context.
+// unbind releases the thread's stream, its event and the context.
 func (t *Thread) unbind() error {
 	t.unbindCPUs()
 	fn := &t.gpu.driver.fn
@@ -148,18 +148,14 @@ func (t *Thread) unbind() error {
 	return errors.Join(errs...)
 }
 
-// wait returns when all that the thread has queued on its stream is done. It sleeps, unless the GPU is configured to
-// spin.
+// wait returns when all work on the thread's stream is done.
 func (t *Thread) wait() error {
 	fn := &t.gpu.driver.fn
-	if t.gpu.cfg.Spin {
-		return t.call(&fn.streamSynchronize, t.stream)
-	}
 	if err := t.call(&fn.eventRecord, t.event, t.stream); err != nil {
 		return err
 	}
 	return t.call(&fn.eventSynchronize, t.event)
 }
 
-// GPU is the device that the thread is bound to.
+// GPU returns the device that the thread is bound to.
 func (t *Thread) GPU() *GPU { return t.gpu }

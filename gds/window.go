@@ -8,12 +8,12 @@ import (
 	"unsafe"
 )
 
-// Window is device memory of a copy thread, where what is staged stands for a moment between the host's slot and the
-// pages. There the GPU makes the checksums, of the bytes that have crossed the bus, and the processor has only its
-// reads and writes to do; and the copy engines move a slot as one piece, which is quicker than a kernel that reaches
-// over the bus. A thread uses its window within one order only, so there is never one to wait for.
+// Window is device memory of a copy thread, which staged bytes pass through between the host's slot and the pages.
+// The GPU computes the checksums there, from the bytes that have crossed the bus, so that only reads and writes are
+// left to the CPU. Also, the copy engines move a slot as one piece, which is faster than a kernel that reaches over
+// the bus. A thread uses its window within one task only, so nobody waits for a window.
 type Window struct {
-	Extents  []Extent // what is to be summed: places within the window
+	Extents  []Extent // to be summed: places in the window
 	Sums     []uint64 // of each extent
 	Expected []uint64 // what they should be
 
@@ -24,57 +24,56 @@ type Window struct {
 
 // windowMemory is the device memory of all windows of a GPU.
 type windowMemory struct {
-	bytes    atomic.Int64 // of each thread's window; 0: none is to be used
+	bytes    atomic.Int64 // of each thread's window; 0: windows are disabled
 	at       uint64
 	failures atomic.Int32 // in a row
 }
 
-// windowExtents is the most extents that a window sums at a time: 4 MiB have 64 of them where pages are not tiny.
+// windowExtents is the most extents that a window sums at a time. 4 MiB have 64, unless pages are tiny.
 const windowExtents = 2048
 
 // windowTables is the page-locked memory beside a window.
 const windowTables = windowExtents * int(unsafe.Sizeof(Extent{})+2*8)
 
-// divide lays the page-locked memory out.
+// divide lays out the page-locked memory.
 func (w *Window) divide(notes []byte) {
 	w.Extents = unsafe.Slice((*Extent)(unsafe.Pointer(&notes[0])), windowExtents)
 	sums := unsafe.Slice((*uint64)(unsafe.Pointer(&notes[windowExtents*int(unsafe.Sizeof(Extent{}))])), 2*windowExtents)
 	w.Sums, w.Expected = sums[:windowExtents:windowExtents], sums[windowExtents:]
 }
 
-// FitsWindow says whether the copy threads have windows for so many bytes and extents. They have none where they
-// were not asked for, where there was no memory for them, and after [GPU.DisableWindows].
+// FitsWindow reports whether the copy threads have windows for so many bytes and extents. They have none if not
+// configured, without memory for them, and after [GPU.DisableWindows].
 func (g *GPU) FitsWindow(bytes int64, extents int) bool {
 	return extents <= windowExtents && bytes <= g.windows.bytes.Load()
 }
 
-// WindowFailed says that a window did not work, or did not hold what it should; [GPU.WindowSucceeded] that one did.
-// After so many misses in a row that it is no passing matter the windows are given up for good.
+// WindowFailed records that a window failed, or held wrong bytes; [GPU.WindowSucceeded] that one worked. Repeated
+// failures in a row disable the windows for good.
 func (g *GPU) WindowFailed(cause error) {
 	if g.windows.failures.Add(1) >= failuresToDisable {
 		g.DisableWindows(cause)
 		return
 	}
-	g.driver.log.Warn("something failed in a window of the GPU and is done again", "gpu", g.UUID.String(), "error",
-		cause)
+	g.driver.log.Warn("window failed, retrying without it", "gpu", g.UUID.String(), "error", cause)
 }
 
-// WindowSucceeded undoes what [GPU.WindowFailed] has counted.
+// WindowSucceeded resets the count of [GPU.WindowFailed].
 func (g *GPU) WindowSucceeded() {
 	if g.windows.failures.Load() > 0 {
 		g.windows.failures.Store(0)
 	}
 }
 
-// DisableWindows gives the windows up for good.
+// DisableWindows disables the windows for good.
 func (g *GPU) DisableWindows(cause error) {
 	if g.windows.bytes.Swap(0) > 0 {
-		g.driver.log.Error("the GPU's windows are used no more: the processor makes the checksums of what is staged",
-			"gpu", g.UUID.String(), "error", cause)
+		g.driver.log.Error("windows disabled: the CPU computes staged checksums", "gpu", g.UUID.String(),
+			"error", cause)
 	}
 }
 
-// makeWindows takes the memory of all windows. Without it there are none.
+// makeWindows allocates all windows. Without memory there are none.
 func (t *Thread) makeWindows() error {
 	g := t.gpu
 	if g.cfg.Window == 0 || g.kernels.sums.function == 0 {
@@ -85,8 +84,8 @@ func (t *Thread) makeWindows() error {
 		if Sticky(err) {
 			return err
 		}
-		g.driver.log.Warn("no device memory for windows: the processor makes the checksums of what is staged", "gpu",
-			g.UUID.String(), "error", err)
+		g.driver.log.Warn("no device memory for windows: the CPU computes staged checksums", "gpu", g.UUID.String(),
+			"error", err)
 		return nil
 	}
 	g.windows.at = t.out[0]
@@ -97,7 +96,7 @@ func (t *Thread) makeWindows() error {
 	return nil
 }
 
-// Window is the thread's, where [GPU.FitsWindow] says so.
+// Window returns the thread's window, if [GPU.FitsWindow] is true.
 func (t *Thread) Window() *Window { return &t.window }
 
 // Begin starts a batch between pages and the window.
@@ -107,15 +106,14 @@ func (w *Window) Begin(dir Direction, flag *Flag) Batch {
 	return b
 }
 
-// blocks is how many thread blocks a kernel on a window takes. It runs within device memory, many times as quick as
-// the bus that brings the next window's bytes, so there is hardly ever more than one, however many windows are in
-// use: a share of a sixteenth would only make it slow.
+// blocks is the number of thread blocks of a kernel on a window. Such a kernel works within device memory, many
+// times faster than the bus that brings the next window's bytes. So there is hardly ever more than one, however many
+// windows are in use, and a small share of the blocks would only slow it down.
 func (w *Window) blocks() int { return max(1, w.t.gpu.cfg.Blocks/2) }
 
-// Upload begins to copy src to the window, from offset at on, and to sum the first n of its extents there. If one of
-// the sums is not the expected one, b, which scatters from the window, will move nothing. It has begun when Upload
-// returns, not ended: src, the extents and what is expected are in use until b's [Batch.Wait] has returned nil, or
-// else [Window.Sync].
+// Upload starts to copy src to offset at of the window, and to sum the first n of its extents there. If one of the
+// sums differs from the expected one, b, which scatters from the window, moves nothing. src, the extents and the
+// expected sums are in use until b's [Batch.Wait] has returned nil, or else until [Window.Sync] has.
 func (w *Window) Upload(b *Batch, src []byte, at, n int) error {
 	if err := w.checkRange(at, len(src)); err != nil {
 		return err
@@ -137,7 +135,7 @@ func (w *Window) Upload(b *Batch, src []byte, at, n int) error {
 	return fmt.Errorf("%w: pages are not copied by kernel", ErrConfig)
 }
 
-// Differs says which of the first n sums was not the expected one, -1 if none: to be asked when the batch has ended.
+// Differs returns the first of n sums that differs from the expected one, or -1. Call it after the batch has ended.
 func (w *Window) Differs(n int) int {
 	for i, want := range w.Expected[:n] {
 		if w.Sums[i] != want {
@@ -147,11 +145,11 @@ func (w *Window) Differs(n int) int {
 	return -1
 }
 
-// Settle waits until nothing moves in the window any more.
+// Sync waits until nothing moves in the window any more.
 func (w *Window) Sync() error { return w.t.wait() }
 
-// Collect ends a batch that gathers into the window: it sums the first n extents there, and copies those to the same
-// places of dst. What lies between extents is not touched.
+// Collect ends a batch that gathers into the window: it sums the first n extents, and copies them to the same places
+// of dst. Bytes between extents are not touched.
 func (w *Window) Collect(b *Batch, n int, dst []byte) error {
 	t := w.t
 	err := b.queue()
@@ -169,7 +167,7 @@ func (w *Window) Collect(b *Batch, n int, dst []byte) error {
 				t.stream)
 		}
 	}
-	err = errors.Join(err, t.wait()) // nothing may be moving, whatever the answer
+	err = errors.Join(err, t.wait()) // nothing may be moving after the return
 	runtime.KeepAlive(dst)
 	if err == nil && b.flag.IsSet() {
 		return ErrStopped

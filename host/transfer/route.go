@@ -117,7 +117,7 @@ func (a attempt) succeeded(kind *atomic.Int64, bytes int64) {
 	case a.probe:
 		r.until, r.suspension, r.probing, r.fails = time.Time{}, 0, false, 0
 		r.resumed.Add(1)
-		r.log.Info("the direct route works again")
+		r.log.Info("direct route resumed")
 	case r.active():
 		r.fails = 0
 	}
@@ -159,11 +159,11 @@ func (a attempt) failed(kind *atomic.Int64, err error, bad bool) {
 		r.suspension = min(max(2*r.suspension, firstSuspension), longestSuspension)
 		r.until, r.probing, r.fails = r.now().Add(r.suspension), false, 0
 		r.suspended.Add(1)
-		r.log.Warn("the direct route is left: pieces are staged", "for", r.suspension, "error", err)
+		r.log.Warn("direct route suspended, pieces are staged", "for", r.suspension, "error", err)
 		return
 	}
 	if r.fails == 1 {
-		r.log.Warn("a direct operation failed", "error", err)
+		r.log.Warn("direct operation failed, piece is staged", "error", err)
 	}
 }
 
