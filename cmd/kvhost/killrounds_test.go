@@ -20,12 +20,12 @@ import (
 )
 
 var (
-	killRounds = flag.Int("kill.rounds", 8, "how often TestKillRounds kills a host")
+	killRounds = flag.Int("kill.rounds", 6, "how often TestKillRounds kills a host")
 	killSeed   = flag.Uint64("kill.seed", 0, "replay the kills of this seed; 0 takes a fresh one")
 )
 
-// TestKillRounds kills a real host with SIGKILL while engines store and load, again and again on the same root. No
-// byte that is served is ever wrong; after each restart no temporary is left, and what the host says it holds is what
+// TestKillRounds kills a real host with SIGKILL while engines store and load, after a random number of pieces, again and
+// again on the same root. No byte that is served is ever wrong; after each restart no temporary is left, and what the host says it holds is what
 // the disk holds.
 func TestKillRounds(t *testing.T) {
 	seed := *killSeed
@@ -39,7 +39,7 @@ func TestKillRounds(t *testing.T) {
 		k := &kill{
 			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "sieve.wasm", "s3fifo.wasm"),
 			durability: pick(rng, "none", "none", "batch", "strict"), mode: pick(rng, "on-demand", "background"),
-			after: time.Duration(rng.IntN(600)) * time.Millisecond, sessions: 1 + rng.IntN(3),
+			after: rng.Int64N(800), sessions: 1 + rng.IntN(3),
 		}
 		k.run()
 		if t.Failed() {
@@ -64,7 +64,7 @@ type kill struct {
 	dir                     string
 	round                   int
 	evict, durability, mode string
-	after                   time.Duration
+	after                   int64 // pieces that the host published before it is killed
 	sessions                int
 }
 
@@ -91,22 +91,38 @@ func (k *kill) served() bool {
 }
 
 func (k *kill) run() {
-	_, _, stop := k.start()
+	address, _, stop := k.start()
 	replay := k.replay()
 	var out strings.Builder
 	replay.Stdout, replay.Stderr = &out, &out
 	if err := replay.Start(); err != nil {
 		k.Fatal(err)
 	}
-	time.Sleep(k.after)
+	var err error
+	ended := make(chan struct{})
+	go func() { defer close(ended); err = replay.Wait() }()
+	k.awaitPieces(address, ended)
 	stop(syscall.SIGKILL)
-	err := replay.Wait()
+	<-ended
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		k.Fatal(err)
 	}
 	if code := replay.ProcessState.ExitCode(); code == exitMismatch || strings.Contains(out.String(), "goroutine ") {
 		k.Errorf("replay under the kill: exit code %d\n%s", code, out.String())
+	}
+}
+
+// awaitPieces waits until the host has published as many pieces as the round says, or the replay has ended.
+func (k *kill) awaitPieces(address string, ended <-chan struct{}) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for gauge(k.T, address, "kvhost_stored_files_total") < k.after {
+		select {
+		case <-ended:
+			return
+		case <-tick.C:
+		}
 	}
 }
 
