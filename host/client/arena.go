@@ -27,7 +27,7 @@ type Arena struct {
 // NewArena makes a memfd of the given size, seals its size, and maps it. The host maps it when it is registered.
 func (s *Session) NewArena(bytes int64) (*Arena, error) { return NewArena(bytes) }
 
-// NewArena is Session.NewArena without a session: an arena outlives sessions and can be registered in any.
+// NewArena makes an arena without a session: an arena outlives sessions and can be registered in any.
 func NewArena(bytes int64) (*Arena, error) {
 	if bytes <= 0 || int64(int(bytes)) != bytes {
 		return nil, fmt.Errorf("%w: %d bytes", ErrArena, bytes)
@@ -54,10 +54,10 @@ func NewArena(bytes int64) (*Arena, error) {
 	return &Arena{file: f, data: data}, nil
 }
 
-// Bytes is the memory. It must not be used after Close.
+// Bytes returns the memory. It must not be used after Close.
 func (a *Arena) Bytes() []byte { return a.data }
 
-// Close unmaps the memory here. A host that has it registered keeps its own mapping until that is unregistered.
+// Close unmaps the memory in this process. A host keeps its own mapping until the arena is unregistered.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -69,19 +69,19 @@ func (a *Arena) Close() error {
 	return err
 }
 
-// PlaneRegion is where one plane's pages are in an arena: block b's page is at Offset + b*Stride.
+// PlaneRegion is the place of one plane's pages in an arena: block b's page is at Offset + b*Stride.
 type PlaneRegion struct {
 	Offset, Stride int64
 	Blocks         uint32
 }
 
-// Registration is a group's pages, known to the host.
+// Registration is a group's pages, registered with the host.
 type Registration struct {
 	session *Session
 	group   uint32
 }
 
-// Register tells the host where a group's pages are: one region per plane of the group, in the order of its geometry.
+// Register registers a group's pages: one region per plane of the group, in the order of its geometry.
 func (s *Session) Register(ctx context.Context, group uint32, arena *Arena,
 	planes []PlaneRegion) (*Registration, error) {
 	tag, err := s.pass(ctx, arena)
@@ -109,14 +109,14 @@ func (s *Session) register(ctx context.Context, group uint32, planes []PlaneRegi
 	return &Registration{s, group}, nil
 }
 
-// Unregister returns when the host can touch the pages no more. It waits for the jobs that use them.
+// Unregister returns when the host can no longer touch the pages. It waits for the jobs that use them.
 func (r *Registration) Unregister(ctx context.Context) error {
 	_, err := r.session.ask(ctx,
 		&proto.ClientMessage{Body: &proto.ClientMessage_Unregister{Unregister: &proto.Unregister{Group: r.group}}})
 	return err
 }
 
-// pass sends the arena's descriptor to the host and gives the tag that the host knows it by, for one REGISTER.
+// pass sends the arena's descriptor to the host and returns its tag, which is valid for one REGISTER.
 func (s *Session) pass(ctx context.Context, a *Arena) (uint64, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -152,7 +152,7 @@ func (s *Session) passFile(ctx context.Context, f *os.File) (uint64, error) {
 	return tag, err
 }
 
-// readVerdict reads the host's answer to a descriptor: 0, or the length of the refusal's text.
+// readVerdict reads the host's answer to a descriptor: 0, or the length of an error text.
 func readVerdict(r io.Reader) error {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// RegisterIPC tells the host where a group's pages are on the GPU that Hello named. handles[i] is what
-// cuIpcGetMemHandle gave for plane i's allocation, and the plane's offset counts from that allocation's start
-// (cuMemGetAddressRange). Planes in one allocation name the same handle.
+// RegisterIPC registers a group's pages on the GPU that Hello named. handles[i] is the result of cuIpcGetMemHandle
+// for plane i's allocation, and the plane's offset counts from that allocation's start (cuMemGetAddressRange).
+// Planes in one allocation have the same handle.
 func (s *Session) RegisterIPC(ctx context.Context, group uint32, handles [][]byte,
 	planes []PlaneRegion) (*Registration, error) {
 	if len(handles) != len(planes) {
@@ -27,7 +27,7 @@ type Segment struct {
 }
 
 // RegisterVMM is RegisterIPC for memory of cuMemCreate. All planes are in the segments, which the host maps one
-// after the other; offsets count from the first one's start. The files stay the caller's.
+// after the other; offsets count from the start of the first. The caller keeps the files.
 func (s *Session) RegisterVMM(ctx context.Context, group uint32, segments []Segment,
 	planes []PlaneRegion) (*Registration, error) {
 	m, err := s.passSegments(ctx, segments)
@@ -38,7 +38,7 @@ func (s *Session) RegisterVMM(ctx context.Context, group uint32, segments []Segm
 		func(int) *proto.Region { return &proto.Region{Handle: &proto.Region_CudaVmm{CudaVmm: m}} })
 }
 
-// passSegments hands the segments' descriptors to the host.
+// passSegments sends the segments' descriptors to the host.
 func (s *Session) passSegments(ctx context.Context, segments []Segment) (*proto.CudaVmm, error) {
 	m := &proto.CudaVmm{}
 	for i, seg := range segments {

@@ -6,29 +6,29 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// Errors of a session; wrapped with what happened.
+// Errors of a session.
 var (
-	// ErrHostGone says that no host answers, or that the session with it is over.
+	// ErrHostGone says that no host answers, or that the session with it has ended.
 	ErrHostGone = errors.New("client: host is gone")
-	// ErrClosed says that the session was closed here.
+	// ErrClosed says that this process closed the session.
 	ErrClosed = errors.New("client: session is closed")
-	// ErrArena says that memory for sharing could not be made or used.
+	// ErrArena says that shared memory could not be made or used.
 	ErrArena = errors.New("client: bad arena")
 )
 
-// What the host refuses, by the answer's code: errors.Is finds them in a [HostError].
+// Refusals of the host, by the answer's code: errors.Is finds them in a [HostError].
 var (
-	// ErrInvalid says that a field holds what it may not.
+	// ErrInvalid says that a field has a bad value.
 	ErrInvalid = errors.New("client: host refused the message")
 	// ErrDisagreement says that HELLO contradicts the engine's other sessions.
 	ErrDisagreement = errors.New("client: host sees a disagreement")
-	// ErrLimit says that the host's limits do not allow it.
+	// ErrLimit says that one of the host's limits is exceeded.
 	ErrLimit = errors.New("client: over a limit of the host")
 	// ErrUnknown says that the message names something that does not exist.
 	ErrUnknown = errors.New("client: unknown to the host")
 	// ErrBusy says that the named thing is in use.
 	ErrBusy = errors.New("client: in use")
-	// ErrLeaseOver says that the lease was released, used or has expired.
+	// ErrLeaseOver says that the lease was released or used up, or has expired.
 	ErrLeaseOver = errors.New("client: lease is over")
 	// ErrDamaged says that stored bytes did not verify, or are gone.
 	ErrDamaged = errors.New("client: stored bytes are damaged")
@@ -36,7 +36,7 @@ var (
 	ErrIO = errors.New("client: storage failed")
 	// ErrCancelled says that the job was cancelled.
 	ErrCancelled = errors.New("client: cancelled")
-	// ErrClosing says that the host is going down.
+	// ErrClosing says that the host is shutting down.
 	ErrClosing = errors.New("client: host is closing")
 )
 
@@ -56,7 +56,7 @@ var byCode = map[proto.Code]error{
 // HostError is the host's refusal of one message, or the failure of one chunk.
 type HostError struct {
 	Code    proto.Code
-	Field   string // of the message, when one was wrong
+	Field   string // of the message, if one was wrong
 	Message string
 }
 

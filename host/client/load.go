@@ -8,37 +8,36 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// LoadChunk is a chunk to load: the key by its index in the lookup, and a block for each of the chunk's, or abi.None
-// for one that is not wanted.
+// LoadChunk is a chunk to load: the index of its key in the lookup, and a block id for each block of the chunk, or
+// abi.None for one that is not wanted.
 type LoadChunk struct {
 	Index  int
 	Blocks []uint32
 }
 
-// LoadOptions are what a load can be asked for besides.
+// LoadOptions are the options of a load.
 type LoadOptions struct {
 	// Layers makes the load layer-wise: the first layer of all chunks is read before the second of any. It is called
-	// for each layer, in order, when the layer's pages are delivered and verified, in every chunk that is not in
-	// failed (indices into the load's chunks; they will be among the result's failures). It runs on the session's
-	// receiving goroutine: it must be quick and must not call the session.
+	// for each layer, in order, when the layer's pages are delivered and verified in every chunk that is not in
+	// failed (indices into the load's chunks, which will be among the result's failures). It runs on the session's
+	// receiving goroutine: it must be fast and must not call the session.
 	Layers func(layer uint32, failed []int)
-	// Order is the order of the layers, each of the group's once. Nil: as the group's planes name them.
+	// Order lists the group's layers, each once, in the order of the load. Nil: in the order of the group's planes.
 	Order []uint32
-	// Prefetch, where it is not 0, lets the load begin only so many layers beyond those that Advance has said are
-	// consumed.
+	// Prefetch, unless 0, is how many layers the load may start beyond those that Advance has reported as consumed.
 	Prefetch uint32
-	// Timeline puts the load in order by semaphores. Optional.
+	// Timeline orders the load by semaphores. Optional.
 	Timeline *Timeline
 }
 
-// BlockError is one block that does not hold what it should.
+// BlockError is a block that was not delivered.
 type BlockError struct {
 	Block uint32 // its id
 	Chunk int    // index into the load's chunks
 	Err   error
 }
 
-// LoadResult is how a load ended. Blocks that are not in Failed hold what was stored, verified.
+// LoadResult is the result of a load. Blocks that are not in Failed hold verified bytes.
 type LoadResult struct {
 	Bytes     int64
 	Failed    []BlockError
@@ -57,7 +56,7 @@ type LoadJob struct {
 	err     error
 }
 
-// Load begins to fill blocks from what a lookup leased. It uses up this rank's share of the lease.
+// Load starts to fill blocks from the entries of a lookup's lease. It uses up this rank's share of the lease.
 func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt LoadOptions) (*LoadJob, error) {
 	if err := errors.Join(ctx.Err(), opt.Timeline.check()); err != nil {
 		return nil, err
@@ -113,11 +112,11 @@ func (j *LoadJob) lost(err error) {
 	close(j.over)
 }
 
-// ID is the job's number in the session, as in the host's log.
+// ID is the job's number in the session and in the host's log.
 func (j *LoadJob) ID() uint64 { return j.id }
 
-// Wait returns when every block was delivered or has failed. With an error that is not the context's, no block of the
-// load is to be used.
+// Wait returns when every block was delivered or has failed. After an error that is not the context's, no block of
+// the load is usable.
 func (j *LoadJob) Wait(ctx context.Context) (LoadResult, error) {
 	select {
 	case <-j.over:
@@ -130,7 +129,7 @@ func (j *LoadJob) Wait(ctx context.Context) (LoadResult, error) {
 // Cancel returns when no copy can touch the blocks any more. The job still completes.
 func (j *LoadJob) Cancel(ctx context.Context) error { return j.session.cancelJob(ctx, j.id) }
 
-// Advance says that the first n layers of the order are consumed. It matters to a load with a Prefetch.
+// Advance reports that the first n layers of the order are consumed. It has an effect on loads with a Prefetch.
 func (j *LoadJob) Advance(ctx context.Context, n uint32) error {
 	_, err := j.session.ask(ctx,
 		&proto.ClientMessage{Body: &proto.ClientMessage_Advance{Advance: &proto.Advance{Job: j.id, Layers: n}}})

@@ -9,14 +9,14 @@ import (
 
 // LookupRequest asks for keys of a group.
 type LookupRequest struct {
-	Request uint32 // the engine's number, 0 for none
+	Request uint32 // the engine's number; 0: none
 	Group   uint32
 	Keys    []chunk.Key
 	First   uint32 // keys before it are not needed
 	Readers uint64 // bit i: the engine's i-th local rank will load under the lease; 0: this session's rank
 }
 
-// Lookup is the answer: what is there, and the lease that keeps it there for a while.
+// Lookup is the answer to a lookup: its hits, and the lease that pins them.
 type Lookup struct {
 	session *Session
 	group   uint32
@@ -26,7 +26,7 @@ type Lookup struct {
 	bits    []byte
 }
 
-// Lookup asks what can be loaded. A context that ends leaves the lease, if one was granted, to expire.
+// Lookup asks what can be loaded. If the context ends first, a granted lease is left to expire.
 func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) {
 	n := s.hello.Namespace.KeyBytes
 	m := &proto.Lookup{
@@ -42,15 +42,16 @@ func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) 
 		bits: a.GetBits()}, nil
 }
 
-// Leased is a lookup that another session of the same engine made, by its lease, for Load. Its hits are not known here.
+// Leased names the lease of a lookup that another session of the same engine made, for Load. It has no hits of its
+// own.
 func (s *Session) Leased(group uint32, lease uint64) *Lookup {
 	return &Lookup{session: s, group: group, lease: lease}
 }
 
-// Hits is the number of keys that may be loaded: of a prefix group, the run from First on.
+// Hits is the number of keys that may be loaded; in a prefix group they are the run from First.
 func (l *Lookup) Hits() int { return l.hits }
 
-// Has says whether key i of the request may be loaded.
+// Has reports whether key i of the request may be loaded.
 func (l *Lookup) Has(i int) bool {
 	if l.bits == nil {
 		return i >= l.first && i < l.first+l.hits
@@ -58,13 +59,13 @@ func (l *Lookup) Has(i int) bool {
 	return i >= 0 && i/8 < len(l.bits) && l.bits[i/8]>>(i%8)&1 == 1
 }
 
-// Bits are a membership group's hits, bit i%8 of byte i/8 for key i; nil for a prefix group.
+// Bits are the hits of a membership group, bit i%8 of byte i/8 for key i; nil for a prefix group.
 func (l *Lookup) Bits() []byte { return l.bits }
 
-// Lease is the lease's number, 0 when nothing was hit.
+// Lease is the lease's number, 0 without hits.
 func (l *Lookup) Lease() uint64 { return l.lease }
 
-// Release ends the lease. Calling it again, or after a load or the expiry, does no harm.
+// Release ends the lease. It has no effect on a lease that is over.
 func (l *Lookup) Release(ctx context.Context) error {
 	if l.lease == 0 {
 		return nil

@@ -10,17 +10,17 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// Semaphores are 64-bit counters in this process' memory that the host reads and writes, too: they order jobs without
-// a message in between. See [Timeline].
+// Semaphores are timeline semaphores: 64-bit counters in this process' memory that the host reads and writes too.
+// They order jobs without a message in between. See [Timeline].
 type Semaphores struct {
 	values []uint64 // nil in memory of a GPU
 
-	// Of those, set by Access.
+	// In a GPU's memory, set by Access.
 	load  func(i int) uint64
 	store func(i int, v uint64)
 }
 
-// ShareSemaphores shares semaphores in an arena, from an offset on that is a multiple of 8. A session shares
+// ShareSemaphores shares semaphores in an arena, at an offset that is a multiple of 8. A session can share
 // semaphores once.
 func (s *Session) ShareSemaphores(ctx context.Context, a *Arena, offset int64, count int) (*Semaphores, error) {
 	if offset < 0 || offset%8 != 0 || count < 1 || offset > int64(len(a.data))-8*int64(count) {
@@ -37,10 +37,9 @@ func (s *Session) ShareSemaphores(ctx context.Context, a *Arena, offset int64, c
 	return &Semaphores{values: unsafe.Slice((*uint64)(unsafe.Pointer(&a.data[offset])), count)}, nil
 }
 
-// ShareDeviceSemaphores shares semaphores in memory of cuMemCreate on the session's GPU, from an offset on in its
-// segments. The result names them in timelines; to this package the memory is closed. Unless [Semaphores.Access]
-// opens it, whoever waits for them finds out about a refused job by its error and about the host's death by
-// Session.Ended, and writes what is to be written itself.
+// ShareDeviceSemaphores shares semaphores in memory of cuMemCreate on the session's GPU, at an offset in its
+// segments. Timelines name them, but this package cannot reach them without [Semaphores.Access]: the caller then
+// must write the semaphores of a refused job, and after the host's death (see Session.Ended) those of all jobs.
 func (s *Session) ShareDeviceSemaphores(ctx context.Context, segments []Segment, offset int64,
 	count int) (*Semaphores, error) {
 	vmm, err := s.passSegments(ctx, segments)
@@ -55,14 +54,14 @@ func (s *Session) ShareDeviceSemaphores(ctx context.Context, segments []Segment,
 	return &Semaphores{}, nil
 }
 
-// Access says how semaphores in a GPU's memory are read and written here: then those of a job that was refused, or
-// whose host has died, are advanced as semaphores of host memory are. It is called before a job names them. The
-// functions are called on the session's own goroutine, so they must not wait for another answer of the host.
+// Access sets the functions that read and write semaphores in a GPU's memory. With them this package advances the
+// semaphores of a refused job, or after the host's death, as it does in host memory. Call it before a job names the
+// semaphores. The functions run on the session's receiving goroutine and must not wait for an answer of the host.
 func (w *Semaphores) Access(load func(i int) uint64, store func(i int, v uint64)) {
 	w.load, w.store = load, store
 }
 
-// closed says that the semaphores cannot be reached from here.
+// closed reports whether this process cannot reach the semaphores.
 func (w *Semaphores) closed() bool { return w.values == nil && w.store == nil }
 
 // Load reads a semaphore.
@@ -82,8 +81,8 @@ func (w *Semaphores) Store(i int, v uint64) {
 	atomic.StoreUint64(&w.values[i], v)
 }
 
-// Wait returns when a semaphore has the value, or a higher one. Semaphores of jobs get there also when the job fails
-// and when the host dies.
+// Wait returns when a semaphore has reached a value. A job's semaphores do, even when the job fails or the host
+// dies.
 func (w *Semaphores) Wait(ctx context.Context, i int, v uint64) error {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -100,22 +99,23 @@ func (w *Semaphores) Wait(ctx context.Context, i int, v uint64) error {
 
 // Values of a status semaphore.
 const (
-	StatusOpen   = 0 // as the client sets it
+	StatusOpen   = 0 // set by the client
 	StatusDone   = 1 // all blocks were read or delivered
-	StatusFailed = 2 // some were not: the job's result says which
+	StatusFailed = 2 // some were not: see the job's result
 )
 
-// Timeline puts a job in order by the session's semaphores. Two jobs in flight have different done and status
-// semaphores, and these are set by the client before the job begins.
+// Timeline orders a job by the session's semaphores, which it names by index. Two jobs in flight have different done
+// and status semaphores. The client resets the status semaphores before the job starts.
 type Timeline struct {
 	Semaphores *Semaphores
 	Wait       int
-	WaitValue  uint64 // no copy of the job begins before Wait has it; 0: at once
+	WaitValue  uint64 // no copy starts before semaphore Wait reaches it; 0: at once
 	Done       int
-	// DoneValue is in Done when no copy of the job can touch its blocks any more, however it ended. Of a layer-wise
-	// load of n layers, DoneValue - n + i is there when the i-th has landed. When the host dies it is written here.
+	// Semaphore Done reaches DoneValue when no copy of the job can touch its blocks any more, however it ended. A
+	// layer-wise load of n layers sets DoneValue - n + i when layer i has landed. When the host dies, this package
+	// writes DoneValue.
 	DoneValue uint64
-	Status    int // -1: none. A layer-wise load has one for each layer
+	Status    int // -1: none. A layer-wise load has one per layer, from here on
 	Layers    int // of a layer-wise load, else 0
 }
 
@@ -131,7 +131,7 @@ func (t *Timeline) message() *proto.Timeline {
 	return m
 }
 
-// check refuses what names semaphores that are not there, before anybody waits for them.
+// check refuses semaphores that do not exist, before anything waits for them.
 func (t *Timeline) check() error {
 	switch {
 	case t == nil:
@@ -149,7 +149,7 @@ func (t *Timeline) check() error {
 	return nil
 }
 
-// abandon writes what the host will not: whoever waits for the semaphores goes on, and finds that the job failed.
+// abandon writes the values that the host no longer will, so that waiters wake up and see that the job failed.
 func (t *Timeline) abandon() {
 	if t == nil || t.Semaphores.closed() || t.Semaphores.Load(t.Done) >= t.DoneValue {
 		return

@@ -17,7 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// Hello says who the session is for. Role is for logs, DeviceUUID is empty for host memory.
+// Hello identifies a session. Role is for logs. DeviceUUID is empty for host memory.
 type Hello struct {
 	Socket     string
 	Engine     string
@@ -29,12 +29,12 @@ type Hello struct {
 	DeviceUUID string
 }
 
-// Host is what the host said of itself.
+// Host is the host's answer to Hello.
 type Host struct {
 	Version  string
 	LeaseTTL time.Duration
 	Limits   *proto.Limits
-	Session  uint64 // the host's number for the session, as in its log
+	Session  uint64 // the session's number in the host's log
 }
 
 // Session is a session with a host. It is safe for concurrent use.
@@ -45,21 +45,21 @@ type Session struct {
 	stub   proto.HostClient
 	stream grpc.BidiStreamingClient[proto.ClientMessage, proto.HostMessage]
 	cancel context.CancelFunc
-	ended  chan struct{} // closed when the receiver has ended and every call has been told
+	ended  chan struct{} // closed when the receiver has ended and every call has been answered
 
 	nonce       []byte
 	descriptors string // path of the descriptor socket
 
-	send   sync.Mutex // ids are sent in their order
+	send   sync.Mutex // ids are sent in ascending order
 	lastID uint64
 
 	mu    sync.Mutex
-	calls map[uint64]call // nil once the session is over
-	cause error           // why it is over
+	calls map[uint64]call // nil when the session has ended
+	cause error           // why it has ended
 	tag   uint64
 }
 
-// call is told of every message under its id, on the receiver's goroutine.
+// call receives every message under its id, on the receiver's goroutine.
 type call interface {
 	// answer reports whether the call is complete.
 	answer(*proto.HostMessage) bool
@@ -71,10 +71,10 @@ const (
 	maxMessage   = 64 << 20
 	streamWindow = 1 << 20
 	connWindow   = 4 << 20
-	ioBuffer     = 128 << 10 // a lookup of some thousand keys in one system call
+	ioBuffer     = 128 << 10 // holds a lookup of several thousand keys
 )
 
-// Dial opens a session. The context bounds the dialling only.
+// Dial opens a session. The context bounds dialling only.
 func Dial(ctx context.Context, h Hello) (*Session, error) {
 	if h.LocalRanks == 0 {
 		h.LocalRanks = 1
@@ -111,7 +111,7 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 		s.Close()
 		return nil, s.dialError(ctx, err)
 	}
-	if !stop() { // the context ended at the last moment, and the stream with it
+	if !stop() { // the context ended just now, and the stream with it
 		s.Close()
 		return nil, ctx.Err()
 	}
@@ -151,7 +151,7 @@ func (s *Session) greet(ctx context.Context) error {
 	return nil
 }
 
-// Host is what the host said of itself.
+// Host returns the host's answer to Hello.
 func (s *Session) Host() Host { return s.host }
 
 // Close ends the session: the host cancels its jobs and unmaps its memory. Outstanding calls end with ErrClosed.
@@ -167,18 +167,18 @@ func (s *Session) Close() error {
 	return s.conn.Close()
 }
 
-// Ended is closed when the session is over, for whatever reason; Err then says why.
+// Ended is closed when the session has ended; Err returns the reason.
 func (s *Session) Ended() <-chan struct{} { return s.ended }
 
-// Err is why the session is over, nil while it is not.
+// Err returns why the session has ended, or nil.
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cause
 }
 
-// over tells every call that no answer will come. The first cause stays. Only the receiver calls it, so that a call
-// hears either its answer or its loss.
+// over ends every call. The first cause is kept. Only the receiver calls it, so that a call gets either its answer
+// or its loss.
 func (s *Session) over(cause error) {
 	s.mu.Lock()
 	if s.cause == nil {
@@ -193,7 +193,7 @@ func (s *Session) over(cause error) {
 	}
 }
 
-// receive is the session's one goroutine. It ends with the stream.
+// receive is the session's receiver. It ends with the stream.
 func (s *Session) receive() {
 	defer close(s.ended)
 	for {
@@ -226,7 +226,7 @@ func (s *Session) start(m *proto.ClientMessage, c call) (uint64, error) {
 	defer s.send.Unlock()
 	s.lastID++
 	m.Id = s.lastID
-	if n, limit := protobuf.Size(m), s.maxMessage(); n > limit { // the stream would not survive sending it
+	if n, limit := protobuf.Size(m), s.maxMessage(); n > limit { // the stream would not survive it
 		return 0, fmt.Errorf("%w: a message of %d bytes, at most %d", ErrLimit, n, limit)
 	}
 	s.mu.Lock()
@@ -239,13 +239,13 @@ func (s *Session) start(m *proto.ClientMessage, c call) (uint64, error) {
 	s.mu.Unlock()
 	if err := s.stream.Send(m); err != nil {
 		s.drop(m.Id)
-		<-s.ended // sending fails only when the stream is over; the receiver knows the reason
+		<-s.ended // sending fails only after the stream has ended; the receiver knows the reason
 		return 0, s.Err()
 	}
 	return m.Id, nil
 }
 
-// maxMessage is what the host reads. Before HELLO is answered it is not known.
+// maxMessage is the largest message that the host reads. It is unknown before HELLO is answered.
 func (s *Session) maxMessage() int {
 	if n := int(s.host.Limits.GetMessageBytes()); n > 0 {
 		return min(n, maxMessage)
@@ -263,7 +263,7 @@ type reply struct {
 
 func (o one) answer(m *proto.HostMessage) bool {
 	if l := m.GetLookup(); l.GetPending() {
-		return false // the answer proper follows
+		return false // the final answer follows
 	}
 	if e := m.GetError(); e != nil {
 		o <- reply{err: refusal(e)}
@@ -292,26 +292,26 @@ func (s *Session) ask(ctx context.Context, m *proto.ClientMessage) (*proto.HostM
 	}
 }
 
-// Ping asks for a sign of life.
+// Ping returns when the host has answered.
 func (s *Session) Ping(ctx context.Context) error {
 	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Ping{Ping: &proto.Ping{}}})
 	return err
 }
 
-// Flush returns when no copy of the jobs sent so far can touch their blocks any more. The jobs are left to run.
+// Flush returns when no copy of the jobs sent so far can touch their blocks any more. The jobs keep running.
 func (s *Session) Flush(ctx context.Context) error {
 	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{}}})
 	return err
 }
 
-// EndRequest says that a request is over: what it still has leased is released.
+// EndRequest ends a request and releases its leases.
 func (s *Session) EndRequest(ctx context.Context, request uint32) error {
 	_, err := s.ask(ctx,
 		&proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: request}}})
 	return err
 }
 
-// Status says what the host is doing.
+// Status returns the host's status.
 func (s *Session) Status(ctx context.Context) (*proto.StatusReply, error) {
 	return s.stub.Status(ctx, &proto.StatusRequest{})
 }

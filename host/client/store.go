@@ -9,23 +9,23 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// StoreChunk is a chunk to store: the zero Parent is a prefix's first chunk.
+// StoreChunk is a chunk to store. The zero Parent marks a prefix's first chunk.
 type StoreChunk struct {
 	Parent, Key chunk.Key
 	Depth       uint32
 	Blocks      []uint32 // must not change until the job has read them
 }
 
-// Result says what became of one chunk of a store.
+// Result is what happened to one chunk of a store.
 type Result uint8
 
 // Results.
 const (
-	Failed   Result = iota // Err says why
+	Failed   Result = iota // see Err
 	Stored                 // published
-	Resident               // there already, or being written by somebody
+	Resident               // stored already, or being written by another session
 	Refused                // by the admission policy
-	Shed                   // no room
+	Shed                   // no space
 )
 
 var resultNames = [...]string{"failed", "stored", "resident", "refused", "shed"}
@@ -38,7 +38,7 @@ type ChunkResult struct {
 	Err    error // of a failed one
 }
 
-// StoreResult is how a store ended.
+// StoreResult is the result of a store.
 type StoreResult struct {
 	Chunks    []ChunkResult // in the order of the store
 	Bytes     int64         // of pages stored
@@ -58,12 +58,12 @@ type StoreJob struct {
 	err       error
 }
 
-// Store begins to store chunks. They are reserved in their order before any of them is read.
+// Store starts to store chunks. All are reserved, in order, before any of them is read.
 func (s *Session) Store(ctx context.Context, request, group uint32, chunks []StoreChunk) (*StoreJob, error) {
 	return s.StoreInOrder(ctx, request, group, chunks, nil)
 }
 
-// StoreInOrder is Store, put in order by semaphores.
+// StoreInOrder is Store, ordered by semaphores.
 func (s *Session) StoreInOrder(ctx context.Context, request, group uint32, chunks []StoreChunk,
 	order *Timeline) (*StoreJob, error) {
 	if err := errors.Join(ctx.Err(), order.check()); err != nil {
@@ -146,11 +146,11 @@ func storeResult(m *proto.StorePublished) StoreResult {
 	return r
 }
 
-// ID is the job's number in the session, as in the host's log.
+// ID is the job's number in the session and in the host's log.
 func (j *StoreJob) ID() uint64 { return j.id }
 
-// Read returns when the blocks may be used again. Its error says that the job as a whole failed; single chunks report
-// theirs in Published.
+// Read returns when the blocks may be reused. Its error says that the whole job failed; Published reports failed
+// chunks.
 func (j *StoreJob) Read(ctx context.Context) error {
 	select {
 	case <-j.read:

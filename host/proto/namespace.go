@@ -7,14 +7,14 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
-// Bounds of a namespace on the wire, so that reading one costs little whatever it says.
+// Bounds of a namespace on the wire, so that reading one is cheap whatever it contains.
 const (
 	MaxGroups   = 256
 	MaxExtra    = 64
 	MaxParallel = 1 << 16 // of each parallel size: their product does not overflow
 )
 
-// FromNamespace is the message for a namespace.
+// FromNamespace returns the message for a namespace.
 func FromNamespace(n *chunk.Namespace) *Namespace {
 	m := &Namespace{
 		Model: n.Model, Revision: n.Revision, Dtype: n.DType, Engine: n.Engine,

@@ -11,12 +11,12 @@ import (
 // Protocol is the version that both ends must speak.
 const Protocol = 1
 
-// The descriptor socket stands beside the session socket and carries, per descriptor, a session's nonce and a tag.
+// The descriptor socket is beside the session socket. Each descriptor comes with a session's nonce and a tag.
 const (
 	DescriptorSuffix  = ".fd"
 	NonceBytes        = 16
 	DescriptorBytes   = NonceBytes + 8
-	DescriptorMaxText = 1024 // most bytes of a refusal's text
+	DescriptorMaxText = 1024 // most bytes of an error text
 )
 
 // AppendDescriptor appends the message that accompanies a file descriptor.
@@ -37,7 +37,7 @@ func ParseDescriptor(b []byte) (nonce [NonceBytes]byte, tag uint64, err error) {
 // AppendKeys packs keys at keyBytes each.
 func AppendKeys(dst []byte, keys []chunk.Key, keyBytes int) []byte {
 	dst = slices.Grow(dst, keyBytes*len(keys))
-	if keyBytes == chunk.KeyBytes { // of a known length a copy is two moves
+	if keyBytes == chunk.KeyBytes { // a copy of constant length is two moves
 		for i := range keys {
 			dst = append(dst, keys[i][:]...)
 		}

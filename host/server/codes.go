@@ -13,7 +13,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// codeOf sorts errors that are not faults of the client.
+// codeOf returns the code of an error that is not the client's fault.
 func codeOf(err error) proto.Code {
 	for _, c := range []struct {
 		is   error
@@ -49,7 +49,7 @@ func codeOf(err error) proto.Code {
 	return proto.Code_CODE_INTERNAL
 }
 
-// resultOf is the result of a chunk whose reservation or job ended with err.
+// resultOf returns the result of a chunk whose reservation or job ended with err.
 func resultOf(err error) proto.ChunkResult {
 	switch {
 	case err == nil:

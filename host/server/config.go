@@ -10,31 +10,31 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// Config is what a server needs. Zero limits and times mean the defaults.
+// Config configures a server. Zero limits and times are the defaults.
 type Config struct {
 	Store  *store.Store
 	Engine *transfer.Engine
-	// GPUs are those whose memory sessions may register; the engine knows them too. They outlive the server.
+	// GPUs are the GPUs whose memory sessions may register. The engine knows them too. They outlive the server.
 	GPUs   []*gds.GPU
 	Log    *slog.Logger
 	Limits Limits
-	// LeaseTTL is how long a lease pins its entries when nobody loads or releases it.
+	// LeaseTTL is how long a lease pins its entries unless it is loaded or released.
 	LeaseTTL time.Duration
-	// HelloTimeout is how long a stream may stay without an accepted HELLO.
+	// HelloTimeout is how long a stream may exist without an accepted HELLO.
 	HelloTimeout time.Duration
 	// SlowTimeout is how long a session's outgoing queue may stay over its limit.
 	SlowTimeout time.Duration
-	// Version is the host's, for HELLO and Status.
+	// Version is the host's version, for HELLO and Status.
 	Version string
-	// Pins are namespace fields, named as in the namespace's text, that every session must agree with.
+	// Pins are namespace fields, by their names in the namespace's text, that every session must agree with.
 	Pins map[string]string
-	// Info makes the part of Status that the server does not know itself. Optional.
+	// Info returns the part of Status that the server does not know. Optional.
 	Info func() *proto.StatusReply
-	// Admin changes how the host runs. Optional.
+	// Admin implements the admin service. Optional.
 	Admin proto.AdminServer
 }
 
-// Limits bound what one client, and all of them, can make the host hold.
+// Limits bound what one client, and all clients together, can make the host hold.
 type Limits struct {
 	KeysPerLookup int
 	ChunksPerJob  int
@@ -45,8 +45,8 @@ type Limits struct {
 	Requests      int   // per session, not ended
 	SessionArena  int64 // bytes mapped for one session
 	ArenaBytes    int64 // bytes mapped for all sessions
-	Descriptors   int   // per session, sent and not yet named by a REGISTER
-	Outgoing      int   // messages queued for a session before its reader stops
+	Descriptors   int   // per session, received and not named by a message yet
+	Outgoing      int   // messages queued for a session before it stops reading
 }
 
 func (l *Limits) checkKeys(n int) error {
@@ -73,7 +73,7 @@ const (
 	DefaultSlowTimeout  = 10 * time.Second
 )
 
-// DefaultLimits are generous for an engine and still bound a broken client.
+// DefaultLimits returns limits that are generous for an engine and still bound a broken client.
 func DefaultLimits() Limits {
 	return Limits{
 		KeysPerLookup: 1 << 16,
@@ -85,12 +85,12 @@ func DefaultLimits() Limits {
 		Requests:      1 << 16,
 		SessionArena:  1 << 42,
 		ArenaBytes:    1 << 43,
-		Descriptors:   1 << 12, // a GPU's memory may come in some thousand segments
+		Descriptors:   1 << 12, // a GPU's memory may come in several thousand segments
 		Outgoing:      1 << 12,
 	}
 }
 
-// orDefaults fills every limit and time that is not set.
+// orDefaults returns c with every unset limit and time filled in.
 func (c Config) orDefaults() Config {
 	d := DefaultLimits()
 	for _, f := range []struct{ have, def *int }{

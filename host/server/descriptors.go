@@ -21,7 +21,7 @@ const (
 	descriptorConns   = 64              // served at a time; more wait in the socket's backlog
 )
 
-// serveDescriptors accepts connections on the descriptor socket until it is closed, and waits for those it serves.
+// serveDescriptors accepts connections on the descriptor socket until it is closed, and waits for their end.
 func (s *Server) serveDescriptors(l *socket.Listener) {
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -32,7 +32,7 @@ func (s *Server) serveDescriptors(l *socket.Listener) {
 			return
 		}
 		if err != nil { // out of descriptors, most likely
-			s.cfg.Log.Error("descriptor socket", "error", err)
+			s.cfg.Log.Error("cannot accept on the descriptor socket", "error", err)
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
@@ -45,7 +45,7 @@ func (s *Server) serveDescriptors(l *socket.Listener) {
 	}
 }
 
-// serveDescriptorConn takes descriptors from one connection, as many as come, each within its time.
+// serveDescriptorConn takes descriptors from one connection.
 func (s *Server) serveDescriptorConn(c *net.UnixConn) {
 	for {
 		c.SetDeadline(time.Now().Add(descriptorTimeout))
@@ -63,7 +63,7 @@ func (s *Server) serveDescriptorConn(c *net.UnixConn) {
 			answer = make([]byte, 4)
 		}
 		if _, werr := c.Write(answer); werr != nil || err != nil {
-			return // after a refusal the stream's framing is not to be trusted
+			return // after a refusal the stream's framing is not reliable
 		}
 	}
 }

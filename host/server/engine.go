@@ -30,8 +30,8 @@ type facts struct {
 	namespace  *chunk.Namespace
 	tenant     uint32
 	localRanks uint32
-	firstRank  uint32 // of this node's run of ranks
-	pieces     uint64 // the pieces that make an entry complete here
+	firstRank  uint32 // of this node's ranks
+	pieces     uint64 // pieces that make an entry complete on this node
 }
 
 // agree refuses facts that differ from those of the engine's other sessions. The error names the first field, and

@@ -18,20 +18,20 @@ var (
 // Causes of a session's end, besides the stream's own errors.
 var (
 	errClientDone = errors.New("server: client closed the session")
-	// errStreamOver says that the stream broke off: the client closed its connection, or is dead.
+	// errStreamOver says that the stream broke: the client closed its connection, or is dead.
 	errStreamOver = errors.New("server: the client is gone")
 	errRefused    = errors.New("server: HELLO was refused")
 	errNoHello    = errors.New("server: no HELLO in time")
 	errSlow       = errors.New("server: client does not read its messages")
 )
 
-// Why a lease cannot be loaded under.
+// Reasons why a lease cannot be loaded.
 var (
 	errLeaseUnknown = errors.New("server: lease was never given")
 	errLeaseOver    = errors.New("server: lease is over: released, used or expired")
 )
 
-// fault is wrong input: the answer to one message, by code and field.
+// fault is wrong input: the answer to one message, with code and field.
 type fault struct {
 	code  proto.Code
 	field string
@@ -53,7 +53,7 @@ func invalid(field, format string, args ...any) *fault {
 	return faultf(proto.Code_CODE_INVALID, field, format, args...)
 }
 
-// message is the wire form of any error.
+// message converts any error to its wire form.
 func message(err error) *proto.Error {
 	var f *fault
 	if errors.As(err, &f) {

@@ -40,7 +40,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	}
 	x.ns, x.rank, x.piece, x.tenant = ns, m.GetRank(), piece, m.GetTenant()
 	x.memory.setDevice(m.GetDeviceUuid())
-	queue := "" // host memory's; queues live as long as the engine, so unknown devices get none
+	queue := "" // of host memory; queues live as long as the engine, so unknown devices get none
 	if x.memory.gpu != nil {
 		queue = x.memory.device
 	}

@@ -13,13 +13,13 @@ import (
 // sharedLease keeps a lookup's entries pinned for the ranks that will load them. The engine's mutex guards it.
 type sharedLease struct {
 	id      uint64
-	owner   *session // who looked up
+	owner   *session // the session that looked up
 	request uint32   // the client's number
 	group   uint32
 	keys    int // of the LOOKUP
-	first   int // its first needed key: pins count from there
+	first   int // its first needed key: pins are indexed from there
 	pins    *store.Lease
-	readers uint64 // local ranks that have not loaded yet; 0 once it is over
+	readers uint64 // local ranks that have not loaded yet; 0 when it is over
 	loading int
 	timer   *time.Timer
 }
@@ -28,7 +28,7 @@ type sharedLease struct {
 // when its lease is over, and all of its semaphores can be written.
 const groupBits = 8
 
-var _ [1<<groupBits - proto.MaxGroups]struct{} // every place fits
+var _ [1<<groupBits - proto.MaxGroups]struct{} // every group's place fits
 
 // granted reports whether key i of the LOOKUP may be loaded.
 func (l *sharedLease) granted(i int) bool { return i >= l.first && i < l.keys && l.pins.Has(i-l.first) }

@@ -8,8 +8,9 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// outgoing is a session's queue of messages to its client. Pushing never waits. Over its limit the session's reader
-// waits, so that only jobs which run already can add to it; if it stays over the limit for long, the client is slow.
+// outgoing is a session's queue of messages to its client. push never waits. When the queue exceeds its limit, the
+// session's reader pauses, so that only running jobs can add to it. If it stays over the limit for too long, the
+// client is slow.
 type outgoing struct {
 	limit int
 	slow  *time.Timer
@@ -18,12 +19,12 @@ type outgoing struct {
 	queue  []*proto.HostMessage
 	over   bool
 	closed bool
-	wake   chan struct{} // one token: the writer has something to look at
+	wake   chan struct{} // holds a token while the writer has something to do
 	room   chan struct{} // closed when the queue falls under its limit again; nil while it is
 	after  time.Duration
 }
 
-// newOutgoing calls slow when the queue stays over the limit for as long as after.
+// newOutgoing makes a queue that calls slow when it stays over the limit for after.
 func newOutgoing(limit int, after time.Duration, slow func()) *outgoing {
 	o := &outgoing{limit: limit, after: after, wake: make(chan struct{}, 1)}
 	o.slow = time.AfterFunc(time.Hour, slow)
@@ -53,7 +54,7 @@ func (o *outgoing) signal() {
 	}
 }
 
-// close lets the writer end once it has sent what is queued.
+// close ends the writer after it has sent what is queued.
 func (o *outgoing) close() {
 	o.mu.Lock()
 	o.closed = true
@@ -62,7 +63,7 @@ func (o *outgoing) close() {
 	o.signal()
 }
 
-// take swaps the queue for an empty one. ok is false when there is nothing and never will be.
+// take swaps the queue for an empty one. ok is false when the queue is closed and empty.
 func (o *outgoing) take(empty []*proto.HostMessage) (batch []*proto.HostMessage, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -89,7 +90,7 @@ func (o *outgoing) waitRoom(ctx context.Context) {
 	}
 }
 
-// run sends until the queue is closed and empty, or sending fails. It is the session's writer.
+// run is the session's writer. It sends until the queue is closed and empty, or sending fails.
 func (o *outgoing) run(send func(*proto.HostMessage) error) error {
 	var batch []*proto.HostMessage
 	for {

@@ -59,7 +59,7 @@ func newServer(cfg Config, st chunkStore) *Server {
 	}
 }
 
-// ioBuffer takes a LOOKUP of some thousand keys in one system call.
+// ioBuffer holds a LOOKUP of several thousand keys, which is then read with one system call.
 const ioBuffer = 128 << 10
 
 // service implements the gRPC service.
@@ -224,7 +224,7 @@ func (s *Server) admit(st stream) (*session, error) {
 	return x, nil
 }
 
-// dismiss removes a session that has given up what it held.
+// dismiss removes a session after its teardown.
 func (s *Server) dismiss(x *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,7 +239,7 @@ func (s *Server) dismiss(x *session) {
 	}
 }
 
-// byNonce finds the session that a descriptor is for.
+// byNonce finds a descriptor's session.
 func (s *Server) byNonce(nonce [proto.NonceBytes]byte) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -252,7 +252,7 @@ func (s *Server) descriptorPath() string {
 	return s.path + proto.DescriptorSuffix
 }
 
-// nextRequest is the store's next request number; 0 means none.
+// nextRequest returns the store's next request number, which is never 0.
 func (s *Server) nextRequest() uint32 {
 	for {
 		if n := s.request.Add(1); n != 0 {

@@ -147,7 +147,7 @@ func newStoring(j *job, chunks int) *storing {
 	return &storing{job: j, results: make([]proto.ChunkResult, chunks)}
 }
 
-// refused records a chunk that got no place.
+// refused records a chunk that was not reserved.
 func (s *storing) refused(i int, err error) {
 	if s.results[i] = resultOf(err); s.results[i] == proto.ChunkResult_CHUNK_RESULT_FAILED {
 		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(err), Message: err.Error()})

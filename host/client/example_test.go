@@ -1,0 +1,178 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/client"
+)
+
+// The examples' model: 2 layers of K and V pages of 4 KiB, 16 tokens in a block, 2 blocks in a chunk.
+const (
+	layers, parts = 2, 2
+	pageBytes     = 4096
+	chunkBlocks   = 2
+	blocks        = 64
+	planeBytes    = blocks * pageBytes
+)
+
+func namespace() chunk.Namespace {
+	return chunk.Namespace{
+		Model: "example/model", DType: "bf16", Engine: "example", HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16,
+		Groups: []chunk.Group{{Geometry: chunk.Uniform(chunkBlocks, layers, parts, pageBytes)}},
+	}
+}
+
+// connect opens a session whose arena holds the pages of every plane, one plane after the other.
+func connect(ctx context.Context) (*client.Session, *client.Arena, error) {
+	s, err := client.Dial(ctx, client.Hello{
+		Socket: "/run/kvhost/kvhost.sock", Engine: "engine-1", LocalRanks: 1, Namespace: namespace(),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	arena, err := s.NewArena(layers * parts * planeBytes)
+	if err != nil {
+		s.Close()
+		return nil, nil, err
+	}
+	var planes []client.PlaneRegion
+	for i := range int64(layers * parts) {
+		planes = append(planes, client.PlaneRegion{Offset: i * planeBytes, Stride: pageBytes, Blocks: blocks})
+	}
+	if _, err := s.Register(ctx, 0, arena, planes); err != nil {
+		s.Close()
+		arena.Close()
+		return nil, nil, err
+	}
+	return s, arena, nil
+}
+
+// Store the chunks of a prefix. The blocks can be reused as soon as Read returns.
+func ExampleSession_Store() {
+	ctx := context.Background()
+	s, arena, err := connect(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer arena.Close()
+	defer s.Close()
+
+	first, second := chunk.Key{1}, chunk.Key{2} // in practice a hash of the token prefix
+	job, err := s.Store(ctx, 7, 0, []client.StoreChunk{
+		{Key: first, Blocks: []uint32{0, 1}},
+		{Key: second, Parent: first, Depth: 1, Blocks: []uint32{2, 3}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := job.Read(ctx); err != nil { // blocks 0 to 3 are free now
+		log.Fatal(err)
+	}
+	result, err := job.Published(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i, c := range result.Chunks {
+		fmt.Println(i, c.Result)
+	}
+}
+
+// Look a prefix up and load what is there. Blocks that fail are named and must be computed.
+func ExampleSession_Load() {
+	ctx := context.Background()
+	s, arena, err := connect(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer arena.Close()
+	defer s.Close()
+
+	hit, err := s.Lookup(ctx, client.LookupRequest{Request: 8, Keys: []chunk.Key{{1}, {2}, {3}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var chunks []client.LoadChunk
+	for i := range hit.Hits() {
+		chunks = append(chunks, client.LoadChunk{Index: i, Blocks: []uint32{uint32(2 * i), uint32(2*i + 1)}})
+	}
+	if len(chunks) == 0 {
+		return // compute everything
+	}
+	job, err := s.Load(ctx, hit, chunks, client.LoadOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	result, err := job.Wait(ctx)
+	if err != nil {
+		log.Fatal(err) // no block is usable
+	}
+	for _, b := range result.Failed {
+		fmt.Println("compute block", b.Block, b.Err)
+	}
+}
+
+// A layer-wise load lets a forward pass start when the first layer is there.
+func ExampleLoadOptions() {
+	ctx := context.Background()
+	s, arena, err := connect(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer arena.Close()
+	defer s.Close()
+
+	hit, err := s.Lookup(ctx, client.LookupRequest{Keys: []chunk.Key{{1}}})
+	if err != nil || hit.Hits() == 0 {
+		return
+	}
+	landed := make(chan uint32, layers)
+	job, err := s.Load(ctx, hit, []client.LoadChunk{{Blocks: []uint32{0, 1}}}, client.LoadOptions{
+		Layers: func(layer uint32, failed []int) {
+			if len(failed) == 0 {
+				landed <- layer // must not block: it runs on the session's receiver
+			}
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("layer", <-landed, "can be used")
+	if _, err := job.Wait(ctx); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Timeline semaphores order a store after the compute that fills its blocks, without a message in between.
+func ExampleTimeline() {
+	ctx := context.Background()
+	s, arena, err := connect(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer arena.Close()
+	defer s.Close()
+
+	memory, err := client.NewArena(4096)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer memory.Close()
+	semaphores, err := s.ShareSemaphores(ctx, memory, 0, 8)
+	if err != nil {
+		log.Fatal(err)
+	}
+	order := &client.Timeline{Semaphores: semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2}
+	_, err = s.StoreInOrder(ctx, 0, 0, []client.StoreChunk{{Key: chunk.Key{1}, Blocks: []uint32{0, 1}}}, order)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// ... fill blocks 0 and 1 ...
+	semaphores.Store(0, 1)                             // the store may read them
+	if err := semaphores.Wait(ctx, 1, 1); err != nil { // the store has read them
+		log.Fatal(err)
+	}
+	fmt.Println("stored:", semaphores.Load(2) == client.StatusDone)
+}
