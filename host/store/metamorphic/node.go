@@ -107,9 +107,6 @@ func (n *node) open(op Op) (err error) {
 		}
 		under = n.machine
 	}
-	if n.r.h.Kind.lives {
-		n.cfg.Now = newClock()
-	}
 	n.faults = faultfs.New(under)
 	n.cfg.FS = n.faults
 	n.doubted, n.asleep, n.lost, n.armed = false, 0, false, false
