@@ -84,7 +84,8 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		},
 	})
 	if h.cfg.HTTP.Listen != "" {
-		registry := metrics.NewRegistry(metrics.Host{Store: h.store, Engine: h.engine, Server: h.server, GPUs: h.devices.GPUs()})
+		registry := metrics.NewRegistry(metrics.Host{Store: h.store, Engine: h.engine, Server: h.server,
+			GPUs: h.devices.GPUs()})
 		if h.http, err = listenHTTP(h.cfg.HTTP.Listen, registry, h.Ready()); err != nil {
 			return nil, err
 		}
@@ -102,7 +103,8 @@ func IOTimeout(s *config.Store) time.Duration {
 
 func (h *Host) storeConfig(fsys staging.FS) store.Config {
 	s := h.cfg.Store
-	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.Policies(), Log: h.log, Seed: uint64(s.Seed)}
+	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.Policies(), Log: h.log,
+		Seed: uint64(s.Seed)}
 	out.FS = fsys
 	out.HostID = s.HostID
 	if s.Evict == config.EvictBackground {
@@ -130,8 +132,8 @@ func (h *Host) storeConfig(fsys staging.FS) store.Config {
 	return out
 }
 
-// Run serves until the context is done, a listener fails, or a policy with on_fault = stop fails. Then it closes the host. A
-// GPU that went out of service is an error too ([gds.ErrLost]).
+// Run serves until the context is done, a listener fails, or a policy with on_fault = stop fails. Then it closes the
+// host. A GPU that went out of service is an error too ([gds.ErrLost]).
 func (h *Host) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return h.server.Serve(ctx, h.cfg.Socket) })
@@ -167,8 +169,8 @@ func (h *Host) HTTPAddr() string {
 	return h.http.addr()
 }
 
-// Close closes the parts in the reverse order of their start: sessions before the engine that moves their bytes, the engine
-// before the GPUs and the store that it uses, the store before its policies.
+// Close closes the parts in the reverse order of their start: sessions before the engine that moves their bytes, the
+// engine before the GPUs and the store that it uses, the store before its policies.
 func (h *Host) Close() error {
 	h.closeOnce.Do(func() {
 		var errs []error

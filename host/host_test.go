@@ -105,7 +105,8 @@ func TestTheLeastSlotsStart(t *testing.T) {
 	stop()
 }
 
-// TestStoreRestartLoad goes the whole way: store through the socket, end the host, start another on the same root, load.
+// TestStoreRestartLoad goes the whole way: store through the socket, end the host, start another on the same root,
+// load.
 func TestStoreRestartLoad(t *testing.T) {
 	c := configuration(t)
 	ctx := context.Background()

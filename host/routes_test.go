@@ -17,8 +17,8 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 )
 
-// TestRoutesAreChosenAndLogged starts hosts on the double of a GPU, each with something missing, and reads the line that logs
-// the route. None of it keeps a host from starting.
+// TestRoutesAreChosenAndLogged starts hosts on the double of a GPU, each with something missing, and reads the line
+// that logs the route. None of it keeps a host from starting.
 func TestRoutesAreChosenAndLogged(t *testing.T) {
 	double := gdstest.Build(t)
 	cuda, cufile := gds.Libcuda, gds.Libcufile
@@ -92,8 +92,8 @@ func probeFiles(t *testing.T, cfg *config.Config) []string {
 	return left
 }
 
-// The next start removes the probe files of a host that was killed. On a shared root those of another host stay, because it
-// may be probing.
+// The next start removes the probe files of a host that was killed. On a shared root those of another host stay,
+// because it may be probing.
 func TestProbeFilesOfADeadHostAreRemoved(t *testing.T) {
 	double := gdstest.Build(t)
 	cuda, cufile := gds.Libcuda, gds.Libcufile
@@ -126,8 +126,8 @@ func TestProbeFilesOfADeadHostAreRemoved(t *testing.T) {
 	}
 }
 
-// TestCloseDuringHungCuFile: a cuFile call that never returns is the storage's failure. The host logs what it must leave
-// behind and closes without an error, so that a SIGTERM ends in exit code 0.
+// TestCloseDuringHungCuFile: a cuFile call that never returns is the storage's failure. The host logs what it must
+// leave behind and closes without an error, so that a SIGTERM ends in exit code 0.
 func TestCloseDuringHungCuFile(t *testing.T) {
 	double := gdstest.Build(t)
 	cuda, cufile := gds.Libcuda, gds.Libcufile

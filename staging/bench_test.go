@@ -71,8 +71,8 @@ func BenchmarkWorkers(b *testing.B) {
 	})
 }
 
-// BenchmarkDirect writes and reads back 2 MiB, through this package and by the plain system calls in turns, and gives the
-// median of each and of the pairs' quotients (above 1: this package is faster).
+// BenchmarkDirect writes and reads back 2 MiB, through this package and by the plain system calls in turns, and gives
+// the median of each and of the pairs' quotients (above 1: this package is faster).
 func BenchmarkDirect(b *testing.B) {
 	b.Run("disk", func(b *testing.B) { direct(b, b.TempDir()) })
 	b.Run("memory", func(b *testing.B) {

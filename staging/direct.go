@@ -26,7 +26,8 @@ func (e *AlignError) Error() string {
 		return fmt.Sprintf("%s %s: refused (%v) although aligned to %d: the file system or device wants more, or takes "+
 			"no direct I/O after all; files opened there from now on use the page cache", e.Op, e.Path, e.Err, e.Want)
 	}
-	return fmt.Sprintf("%s %s: %s %#x is not a multiple of %d, which direct I/O needs", e.Op, e.Path, e.Field, e.Value, e.Want)
+	return fmt.Sprintf("%s %s: %s %#x is not a multiple of %d, which direct I/O needs", e.Op, e.Path, e.Field, e.Value,
+		e.Want)
 }
 
 // Unwrap makes it [ErrAlign] and the errno.

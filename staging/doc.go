@@ -11,6 +11,6 @@
 //   - [Walk] visits the files below a directory on several goroutines.
 //   - [Topology] reads which CPUs and devices are close to each other.
 //
-// The test doubles are packages of their own: staging/faultfs injects errors, staging/crashfs simulates a loss of power,
-// and staging/stagingtest is the suite that every [FS] passes.
+// The test doubles are packages of their own: staging/faultfs injects errors, staging/crashfs simulates a loss of
+// power, and staging/stagingtest is the suite that every [FS] passes.
 package staging

@@ -100,7 +100,8 @@ func TestAlignErrorAdvice(t *testing.T) {
 	}
 }
 
-// TestCloseUnderWay closes a file while an operation holds it: Close does not wait, and the descriptor stays until then.
+// TestCloseUnderWay closes a file while an operation holds it: Close does not wait, and the descriptor stays until
+// then.
 func TestCloseUnderWay(t *testing.T) {
 	f, err := OS().OpenFile(filepath.Join(t.TempDir(), "a"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -16,9 +16,9 @@ type FS interface {
 	OpenFile(name string, flag int, perm fs.FileMode) (File, error)
 	// Rename replaces what is at newname.
 	Rename(oldname, newname string) error
-	// RenameNoReplace fails with fs.ErrExist when newname exists, and leaves both as they are. Where the file system has
-	// no such rename it is made of link and unlink, and where it has no link of a look and a rename, which is the only
-	// form that another writer can race.
+	// RenameNoReplace fails with fs.ErrExist when newname exists, and leaves both as they are. Where the file system
+	// has no such rename it is made of link and unlink, and where it has no link of a look and a rename, which is the
+	// only form that another writer can race.
 	RenameNoReplace(oldname, newname string) error
 	Link(oldname, newname string) error
 	// Remove unlinks a file or an empty directory.
@@ -34,8 +34,8 @@ type FS interface {
 	// SyncFS makes durable all that was written to the file system that holds name: one flush for many files.
 	SyncFS(name string) error
 	Statfs(name string) (Space, error)
-	// Lock takes the exclusive lock on the file name, made if missing, without waiting: [ErrLocked] when another has it.
-	// Closing the result, or the end of the process, gives it back; the file stays.
+	// Lock takes the exclusive lock on the file name, made if missing, without waiting: [ErrLocked] when another has
+	// it. Closing the result, or the end of the process, gives it back; the file stays.
 	Lock(name string) (io.Closer, error)
 }
 

@@ -1,7 +1,8 @@
 package staging
 
-// OnRemove is fsys with told called after every file that it has removed, by the file's identity: for who keeps descriptors
-// of files, since a file's blocks are free only when nobody has it open. What somebody else removes is not seen.
+// OnRemove is fsys with told called after every file that it has removed, by the file's identity: for who keeps
+// descriptors of files, since a file's blocks are free only when nobody has it open. What somebody else removes is not
+// seen.
 func OnRemove(fsys FS, told func(dev, ino uint64)) FS {
 	return removeFS{FS: fsys, known: directModesOf(fsys), told: told}
 }

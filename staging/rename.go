@@ -57,7 +57,8 @@ func (r *renamer) linkUnlink(was identity, oldname, newname string) error {
 		}
 		// The link was made and the reply lost.
 	}
-	// Published. An old name that cannot be removed is the business of who sweeps temporaries, not a failure to publish.
+	// Published. An old name that cannot be removed is the business of who sweeps temporaries, not a failure to
+	// publish.
 	_ = retry(func() error { return r.unlink(oldname) })
 	return nil
 }

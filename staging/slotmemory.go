@@ -24,9 +24,9 @@ const hugePage = 2 << 20
 // mapper is mmap.
 type mapper func(fd int, offset int64, length, prot, flags int) ([]byte, error)
 
-// mapSlots maps memory for slots: in huge pages that the machine has set aside, if there are enough, since those are page-locked
-// and translated in fewer steps; else in whole pages of that size as far as the kernel makes them itself. mapped is what munmap
-// gets, mem the slots' part of it.
+// mapSlots maps memory for slots: in huge pages that the machine has set aside, if there are enough, since those are
+// page-locked and translated in fewer steps; else in whole pages of that size as far as the kernel makes them itself.
+// mapped is what munmap gets, mem the slots' part of it.
 func mapSlots(mmap mapper, total int, transparent string) (mapped, mem []byte, pages Pages, err error) {
 	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_ANON | unix.MAP_PRIVATE
 	room := 0
@@ -69,8 +69,8 @@ func transparentHere() string {
 // Pages says what the slots' memory is made of.
 func (s *Slots) Pages() Pages { return s.pages }
 
-// Near has the slots' memory taken from NUMA nodes, as far as it is not touched yet: from one, or from several in turn. Where
-// a node has too little, others give the rest.
+// Near has the slots' memory taken from NUMA nodes, as far as it is not touched yet: from one, or from several in turn.
+// Where a node has too little, others give the rest.
 func (s *Slots) Near(nodes ...int) error {
 	const preferred, interleave = 1, 3
 	var mask [16]uint64
@@ -94,7 +94,8 @@ func (s *Slots) Near(nodes ...int) error {
 		return ErrClosed
 	}
 	err := retry(func() error {
-		_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(unsafe.SliceData(s.mapped))), uintptr(len(s.mapped)), mode,
+		_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(unsafe.SliceData(s.mapped))),
+			uintptr(len(s.mapped)), mode,
 			uintptr(unsafe.Pointer(&mask)), uintptr(64*len(mask)), 0)
 		if errno != 0 {
 			return errno

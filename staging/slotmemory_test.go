@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Huge pages that are set aside are taken when there are enough, and then all of the memory is in them; else the kernel is
-// asked for its own, and what it says of those is told.
+// Huge pages that are set aside are taken when there are enough, and then all of the memory is in them; else the kernel
+// is asked for its own, and what it says of those is told.
 func TestSlotMemory(t *testing.T) {
 	const enough = 6<<20 + 4096
 	for _, c := range []struct {

@@ -15,9 +15,9 @@ type Pinner interface {
 	Unregister(mem []byte) error
 }
 
-// Slots is a fixed pool of equal pieces of memory, mapped outside the Go heap, aligned to [Align] and in
-// huge pages where there are some. Free slots are handed out last in, first out, so that a pool larger than its use stays small in memory;
-// who waits is served in order of arrival.
+// Slots is a fixed pool of equal pieces of memory, mapped outside the Go heap, aligned to [Align] and in huge pages
+// where there are some. Free slots are handed out last in, first out, so that a pool larger than its use stays small in
+// memory; who waits is served in order of arrival.
 type Slots struct {
 	mapped []byte // what munmap gets
 	mem    []byte // the slots' part of it
@@ -62,7 +62,8 @@ func NewSlots(count, bytes int) (*Slots, error) {
 	if err != nil {
 		return nil, fmt.Errorf("staging: map %d slots of %d bytes: %w", count, bytes, err)
 	}
-	s := &Slots{mapped: mapped, mem: mem, pages: pages, bytes: bytes, slots: make([]Slot, count), free: make([]*Slot, count)}
+	s := &Slots{mapped: mapped, mem: mem, pages: pages, bytes: bytes, slots: make([]Slot, count),
+		free: make([]*Slot, count)}
 	_ = unix.Madvise(mapped, unix.MADV_DONTFORK)
 	for i := range s.slots {
 		s.slots[i] = Slot{pool: s, mem: s.mem[i*bytes : (i+1)*bytes : (i+1)*bytes]}

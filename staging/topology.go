@@ -32,8 +32,8 @@ func SystemTopology() Topology { return Topology{sys: "/sys"} }
 // TopologyAt reads a tree of devices that is kept elsewhere.
 func TopologyAt(sys string) Topology { return Topology{sys: sys} }
 
-// Near is the node that a PCI device hangs on, with its CPUs. ok is false where nothing is nearer than the rest: the machine
-// has one node, it does not say where the device is, or the node has no CPUs.
+// Near is the node that a PCI device hangs on, with its CPUs. ok is false where nothing is nearer than the rest: the
+// machine has one node, it does not say where the device is, or the node has no CPUs.
 func (t Topology) Near(address string) (node Node, ok bool, err error) {
 	nodes, err := t.Nodes()
 	if err != nil || len(nodes) < 2 {
@@ -145,8 +145,8 @@ func (t Topology) NodeOfPCI(address string) (int, error) {
 	return readNode(filepath.Join(t.sys, "bus/pci/devices", address))
 }
 
-// NodeOfPath is the node of the block device under a path, or NoNode: there is no such device, it does not say, or it is
-// made of several that are not on one node.
+// NodeOfPath is the node of the block device under a path, or NoNode: there is no such device, it does not say, or it
+// is made of several that are not on one node.
 func (t Topology) NodeOfPath(path string) (int, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

@@ -298,7 +298,8 @@ func (f *WatchedFS) Statfs(name string) (Space, error) {
 
 // Lock implements [FS].
 func (f *WatchedFS) Lock(name string) (io.Closer, error) {
-	lock, err := watched(f, OpLock, name, func(late io.Closer) { late.Close() }, func() (io.Closer, error) { return f.inner.Lock(name) })
+	lock, err := watched(f, OpLock, name, func(late io.Closer) { late.Close() },
+		func() (io.Closer, error) { return f.inner.Lock(name) })
 	if err != nil {
 		return nil, err
 	}

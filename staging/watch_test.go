@@ -17,8 +17,8 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-// TestWatchedGivesUp lets each kind of operation hang. The caller gets its error, what comes late is undone, and the helper
-// is used again.
+// TestWatchedGivesUp lets each kind of operation hang. The caller gets its error, what comes late is undone, and the
+// helper is used again.
 func TestWatchedGivesUp(t *testing.T) {
 	dir := t.TempDir()
 	faulty := faultfs.New(staging.OS())

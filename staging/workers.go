@@ -28,8 +28,8 @@ func (k Kind) String() string {
 // Workers runs tasks on n goroutines that it owns. Reads and writes wait in queues of their own; while both wait, reads
 // get readRatio of the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none.
 //
-// Tasks may be in lanes, one for each thing that can hang, a mount say. Where there are several lanes no one of them gets more
-// than three quarters of the goroutines, so that tasks of the others are run whatever becomes of it.
+// Tasks may be in lanes, one for each thing that can hang, a mount say. Where there are several lanes no one of them
+// gets more than three quarters of the goroutines, so that tasks of the others are run whatever becomes of it.
 //
 // The queues have no bound: Submit never blocks. What bounds them is what a task needs before it can be submitted,
 // a slot or a credit of the caller's.
@@ -76,7 +76,8 @@ type LaneStats struct {
 // NewWorkers starts n goroutines (at least one).
 func NewWorkers(n int, readRatio float64) *Workers {
 	n = max(1, n)
-	w := &Workers{ratio: min(1, max(0, readRatio)), most: n, started: make([]time.Time, n), left: n, over: make(chan struct{})}
+	w := &Workers{ratio: min(1, max(0, readRatio)), most: n, started: make([]time.Time, n), left: n,
+		over: make(chan struct{})}
 	w.wake.L = &w.mu
 	for i := range n {
 		go w.work(i)
@@ -246,8 +247,8 @@ func (w *Workers) run(i int, l *lane, kind Kind, task func()) {
 	returned = true
 }
 
-// turn says whose turn it is, nil when nothing can be run: with both kinds waiting, reads get ratio of the turns, evenly
-// spread, and lanes take turns.
+// turn says whose turn it is, nil when nothing can be run: with both kinds waiting, reads get ratio of the turns,
+// evenly spread, and lanes take turns.
 func (w *Workers) turn() (*lane, Kind) {
 	var next [2]int
 	for kind := range next {

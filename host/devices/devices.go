@@ -42,7 +42,8 @@ func Open(cfg *config.Config, log *slog.Logger) *Devices {
 // GPUs are the GPUs in use.
 func (d *Devices) GPUs() []*gds.GPU { return d.gpus }
 
-// OpenGPUs takes the machine's GPUs into use and adds them to the engine. One that cannot be used is logged and left out.
+// OpenGPUs takes the machine's GPUs into use and adds them to the engine. One that cannot be used is logged and left
+// out.
 func (d *Devices) OpenGPUs(engine *transfer.Engine) error {
 	if d.driver == nil {
 		return nil
@@ -104,8 +105,8 @@ func (d *Devices) Close() error {
 	return errors.Join(errs...)
 }
 
-// unlessHung logs the error of a GPU that hung storage keeps in use. The storage failed, not the host, and the memory goes
-// with the process, so the host still closes without an error.
+// unlessHung logs the error of a GPU that hung storage keeps in use. The storage failed, not the host, and the memory
+// goes with the process, so the host still closes without an error.
 func (d *Devices) unlessHung(err error) error {
 	if !errors.Is(err, gds.ErrHung) {
 		return err

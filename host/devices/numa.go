@@ -31,5 +31,6 @@ func (d *Devices) placeStaging(engine *transfer.Engine, nodes []int) {
 		d.log.Warn("staging memory not bound to the NUMA nodes of the GPUs", "error", err)
 		nodes = nil
 	}
-	d.log.Info("staging memory", "bytes", d.cfg.Engine.MaxStagingMemory, "pages", string(engine.Pages()), "numa_nodes", nodes)
+	d.log.Info("staging memory", "bytes", d.cfg.Engine.MaxStagingMemory, "pages", string(engine.Pages()), "numa_nodes",
+		nodes)
 }

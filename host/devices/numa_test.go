@@ -11,8 +11,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// GPUs are placed by what the kernel's tree of devices says of them: on two nodes, in a virtual machine that does not say,
-// and on a machine with one node, where nothing is nearer.
+// GPUs are placed by what the kernel's tree of devices says of them: on two nodes, in a virtual machine that does not
+// say, and on a machine with one node, where nothing is nearer.
 func TestGPUsArePlaced(t *testing.T) {
 	devices := []gds.Device{{UUID: gds.UUID{1}, PCI: "0000:3b:00.0"}, {UUID: gds.UUID{2}, PCI: "0000:af:00.0"}, {UUID: gds.UUID{3}, PCI: "0000:b0:00.0"}}
 	for name, c := range map[string]struct {

@@ -19,9 +19,10 @@ import (
 // probeTimeout bounds the probe of one GPU and root. Storage that needs longer for a few files is staged.
 const probeTimeout = 20 * time.Second
 
-// ProbeBytes is what the probe of a root's direct route may write; 0 for a root that is not probed. It is to be kept out of
-// what the store may use, because a root is full when a host that has run before starts again. The files are temporaries of
-// the store, which removes them when it opens the root after a host was killed. Hosts of a shared root take turns.
+// ProbeBytes is what the probe of a root's direct route may write; 0 for a root that is not probed. It is to be kept
+// out of what the store may use, because a root is full when a host that has run before starts again. The files are
+// temporaries of the store, which removes them when it opens the root after a host was killed. Hosts of a shared root
+// take turns.
 func (d *Devices) ProbeBytes(r config.Root) int64 {
 	if !d.triesDirect(r) {
 		return 0
@@ -32,7 +33,8 @@ func (d *Devices) ProbeBytes(r config.Root) int64 {
 // triesDirect reports whether the direct route is tried for a root, if there is a GPU.
 func (d *Devices) triesDirect(r config.Root) bool { return d.driver != nil && d.cfg.TriesDirect(r) }
 
-// FileSystem is the file system for the store and the probes. When the store removes a file, cuFile's handle of it is closed.
+// FileSystem is the file system for the store and the probes. When the store removes a file, cuFile's handle of it is
+// closed.
 func (d *Devices) FileSystem() staging.FS {
 	fsys := staging.OS()
 	if !d.cfg.Engine.DirectIO {
@@ -94,7 +96,8 @@ type prober struct {
 	fs     staging.FS
 }
 
-func (p *prober) probe(ctx context.Context, route *gds.DirectRoute, r config.Root, dir string, bytes int64) transfer.RouteChoice {
+func (p *prober) probe(ctx context.Context, route *gds.DirectRoute, r config.Root, dir string,
+	bytes int64) transfer.RouteChoice {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	if r.Shared {
@@ -112,7 +115,8 @@ func (p *prober) probe(ctx context.Context, route *gds.DirectRoute, r config.Roo
 	return choice
 }
 
-// lock waits until no other host of a shared root probes its routes there: the bytes that are kept free suffice for one.
+// lock waits until no other host of a shared root probes its routes there: the bytes that are kept free suffice for
+// one.
 func (p *prober) lock(ctx context.Context, dir string) (io.Closer, error) {
 	for {
 		lock, err := p.fs.Lock(filepath.Join(dir, pieceformat.MetaDir, "probe.lock"))
@@ -127,7 +131,8 @@ func (p *prober) lock(ctx context.Context, dir string) (io.Closer, error) {
 	}
 }
 
-// openDirect loads cuFile if a root wants it, and gives each GPU a direct route. why is the reason where a GPU has none.
+// openDirect loads cuFile if a root wants it, and gives each GPU a direct route. why is the reason where a GPU has
+// none.
 func (d *Devices) openDirect() (routes map[*gds.GPU]*gds.DirectRoute, why error) {
 	routes = map[*gds.GPU]*gds.DirectRoute{}
 	wanted := false

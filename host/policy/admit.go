@@ -16,11 +16,11 @@ type AdmitOptions struct {
 	Seed          uint64
 	Config        Config
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
-	State         State  // of an earlier instance, to go on from
+	State         State  // of an earlier instance
 }
 
-// Admit decides which entries are stored at all. It is safe for concurrent use; calls take turns. While a module is down
-// after a fault, everything is admitted.
+// Admit decides which entries are stored at all. It is safe for concurrent use; calls are serialised. While a module is
+// down after a fault, everything is admitted.
 type Admit struct {
 	m        *Module
 	settings settings
@@ -37,7 +37,7 @@ type Admit struct {
 	loaded bool
 }
 
-// NewAdmit makes an instance.
+// NewAdmit starts an instance.
 func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	s := settings{role: abi.RoleAdmit, config: o.Config}
 	s.Capacity, s.Seed, s.MaxNamespaces = o.Capacity, o.Seed, o.MaxNamespaces
@@ -50,13 +50,13 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 		if a.guest, err = native[guest.Admitter](m, &s); err != nil {
 			return nil, err
 		}
-		a.loaded = m.takes(&o.State, 0) && m.loadNative(a.guest, &o.State)
+		a.loaded = m.acceptsState(&o.State, 0) && m.loadNative(a.guest, &o.State)
 		return a, nil
 	}
 	if a.in, err = a.start(ctx, &a.usage); err != nil {
 		return nil, err
 	}
-	if m.takes(&o.State, 0) {
+	if m.acceptsState(&o.State, 0) {
 		if err := a.load(ctx, &o.State); err != nil {
 			a.in.Close()
 			return nil, err
@@ -66,7 +66,7 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	return a, nil
 }
 
-// load puts an instance that took the state over in the place of the empty one.
+// load replaces the empty instance by one that has loaded the state.
 func (a *Admit) load(ctx context.Context, s *State) error {
 	var attempt sandbox.Usage
 	in, err := a.start(ctx, &attempt)
@@ -74,7 +74,7 @@ func (a *Admit) load(ctx context.Context, s *State) error {
 		return err
 	}
 	if a.loaded, err = in.Load(s.Data, 0); err != nil {
-		a.m.unread(err)
+		a.m.logUnusable(err)
 	}
 	if !a.loaded {
 		in.Close()
@@ -102,7 +102,7 @@ func (a *Admit) start(ctx context.Context, t *sandbox.Usage) (*sandbox.Instance,
 	return in, nil
 }
 
-// restart puts a new instance, which is told all namespaces, in the place of one that failed.
+// restart replaces a failed instance by a new one, which is told all namespaces.
 func (a *Admit) restart(ctx context.Context) error {
 	in, err := a.start(ctx, &a.usage)
 	if err != nil {
@@ -124,8 +124,8 @@ func (a *Admit) restart(ctx context.Context) error {
 	return nil
 }
 
-// fell lets go of an instance that failed. The error is nil when the built-in policy answers in its place.
-func (a *Admit) fell(err error) error {
+// failed drops an instance that failed. The error is nil when the built-in policy answers in its place.
+func (a *Admit) failed(err error) error {
 	a.in.Close()
 	a.in = nil
 	if a.restarts.failed(err, a.restart) == Halt {
@@ -157,7 +157,7 @@ func (a *Admit) Namespace(id uint32, text string) error {
 		return nil
 	}
 	if err := a.in.Namespace(id, text); err != nil {
-		return a.fell(err)
+		return a.failed(err)
 	}
 	return nil
 }
@@ -178,7 +178,7 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 		default:
 			if err := a.ask(batch[:n], dst[:n]); err != nil {
 				admitAll{}.Admit(batch[:n], dst[:n])
-				_ = a.fell(err)
+				_ = a.failed(err)
 			}
 		}
 		batch, dst = batch[n:], dst[n:]
@@ -186,7 +186,7 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 	return a.err
 }
 
-// ask makes one crossing. The host's default is to admit.
+// ask calls the guest once. The host's default is to admit.
 func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 	n := uint32(len(batch))
 	args, err := sandbox.Records[abi.Candidate](a.in, abi.BufferArgs, n)
@@ -239,7 +239,7 @@ func checkNamespace(m *Module, id, limit uint32, text string) error {
 		return fmt.Errorf("%w: %s: id %d, ids are below %d", ErrNamespace, m.name, id, limit)
 	}
 	if len(text) > maxNamespaceText {
-		return fmt.Errorf("%w: %s: a text of %d bytes, at most %d", ErrNamespace, m.name, len(text), maxNamespaceText)
+		return fmt.Errorf("%w: %s: text has %d bytes, at most %d", ErrNamespace, m.name, len(text), maxNamespaceText)
 	}
 	return nil
 }

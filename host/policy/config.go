@@ -9,10 +9,10 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Config is a policy's own settings, as the operator wrote them.
+// Config is a policy's settings, as the operator wrote them.
 type Config map[string]string
 
-// check compares the settings with what the manifest says the policy reads.
+// check checks the settings against those that the manifest lists.
 func (c Config) check(module string, options map[string]abi.Option) error {
 	for _, key := range slices.Sorted(maps.Keys(c)) {
 		o, ok := options[key]
@@ -33,7 +33,7 @@ func known(options map[string]abi.Option) string {
 	return "it has " + strings.Join(slices.Sorted(maps.Keys(options)), ", ")
 }
 
-// text is the form that a guest reads: sorted lines "key=value\n".
+// text is the settings as a guest reads them: sorted lines "key=value\n".
 func (c Config) text() (string, error) {
 	var b strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(c)) {
@@ -48,7 +48,7 @@ func (c Config) text() (string, error) {
 	return b.String(), nil
 }
 
-// Text is the settings in one form, whatever the order in which they were given.
+// Text is the settings in a canonical form.
 func (c Config) Text() string {
 	text, err := c.text()
 	if err != nil {

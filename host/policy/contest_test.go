@@ -12,9 +12,9 @@ type side struct {
 	work func()
 }
 
-// contest runs the sides in turns, a round of each per iteration, so that what else the machine does hits them alike. Of
-// each side it reports the fastest round, which is what the code costs when nothing disturbs it, and the median, both in
-// nanoseconds per unit. Run it with -benchtime 1000x or so: the time per iteration means nothing.
+// contest runs the sides in turns, a round of each per iteration, so that what else the machine does hits them alike.
+// Of each side it reports the fastest round, which is what the code costs when nothing disturbs it, and the median,
+// both in nanoseconds per unit. Run it with -benchtime 1000x or so: the time per iteration means nothing.
 func contest(b *testing.B, units int, sides ...side) {
 	b.Helper()
 	rounds := make([][]time.Duration, len(sides))

@@ -1,31 +1,34 @@
-// Package policy runs the decisions that kvhost delegates: which entries are evicted, which are stored, what their files are
-// called and how their bytes are ordered.
+// Package policy runs the decisions that kvhost delegates: which entries are evicted, which are stored, what their
+// files are called and how their bytes are ordered.
 //
-// The rest of the host asks a [Module] for an [Evict], [Admit], [Place] or [Layout] and never learns whether WebAssembly or
-// native Go answers. Package sandbox runs the WebAssembly; this package judges the answers, supervises the guests and
-// provides the built-in policies. abi/SPEC.md is the contract. The rest of this comment explains the decisions.
+// The rest of the host asks a [Module] for an [Evict], [Admit], [Place] or [Layout] and never learns whether
+// WebAssembly or native Go answers. Package sandbox runs the WebAssembly; this package judges the answers, supervises
+// the guests and provides the built-in policies. abi/SPEC.md is the contract. The rest of this comment explains the
+// decisions.
 //
 // # Events are written to a queue of the host
 //
-// [Evict.Event] is small enough to be inlined and costs about 3 ns. Several batches are delivered together, because a call
-// made long after the last one finds neither its code nor the policy's tables in the CPU caches and costs 20 times as much.
+// [Evict.Event] is small enough to be inlined and costs about 3 ns. Several batches are delivered together, because a
+// call made long after the last one finds neither its code nor the policy's tables in the CPU caches and costs 20 times
+// as much.
 //
 // # A module is tested when it is loaded
 //
-// A module that cannot do its job is best refused while the operator watches, with a reason, and not by its first fault. The
-// self-test (selftest.go) makes an instance of each role do a little of everything; it costs about two starts of an
-// instance. A pass is stored with the compiled form, under the module, the host and the limits that it depends on.
+// A module that cannot do its job is best refused while the operator watches, with a reason, and not by its first
+// fault. The self-test (selftest.go) makes an instance of each role do a little of everything; it costs about two
+// starts of an instance. A pass is stored with the compiled form, under the module, the host and the limits that it
+// depends on.
 //
 // # A signature is a file beside the module
 //
-// A section inside would have to be excluded from what is signed, and no tool would verify it. The tool minisign signs any
-// file and writes <file>.minisig. The trusted comment holds the SHA-256 of what was signed, so that a refusal can name both
-// digests.
+// A section inside would have to be excluded from what is signed, and no tool would verify it. The tool minisign signs
+// any file and writes <file>.minisig. The trusted comment holds the SHA-256 of what was signed, so that a refusal can
+// name both digests.
 //
 // # A state is tried on an instance of its own
 //
-// A state may come from another module, or be damaged. A guest that traps while it loads one has done nothing wrong: it is
-// discarded with the state, and another instance starts empty and is told what is resident.
+// A state may come from another module, or be damaged. A guest that traps while it loads one has done nothing wrong: it
+// is discarded with the state, and another instance starts empty and is told what is resident.
 //
 // # Place has a pool
 //
@@ -34,6 +37,6 @@
 //
 // # Identity asks twice
 //
-// A directory may hold anything. A wrong inverse would make the host serve one key's bytes for another's, so a path counts as
-// known only when the policy returns the same path for what it read.
+// A directory may hold anything. A wrong inverse would make the host serve one key's bytes for another's, so a path
+// counts as known only when the policy returns the same path for what it read.
 package policy

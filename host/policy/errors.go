@@ -34,14 +34,15 @@ var (
 
 // Errors of calls.
 var (
-	// ErrFault means that the guest trapped, returned a negative status, or gave an answer that breaks the contract. The
-	// instance is dead; a [Fault] has the details.
+	// ErrFault means that the guest trapped, returned a negative status, or gave an answer that breaks the contract.
+	// The instance is dead; a [Fault] has the details.
 	ErrFault = sandbox.ErrFault
 	// ErrFuel means that the call needed more fuel than it was given. It comes in a [Fault].
 	ErrFuel = sandbox.ErrFuel
 	// ErrTime means that the call took longer than sessions may wait for it. It comes in a [Fault].
 	ErrTime = sandbox.ErrTime
-	// ErrQuarantine means that the module is not started any more: it failed too often, or once if a fault stops the host.
+	// ErrQuarantine means that the module is not started any more: it failed too often, or once if a fault stops the
+	// host.
 	ErrQuarantine = errors.New("policy: in quarantine")
 	// ErrClosed means that the role was closed.
 	ErrClosed = sandbox.ErrClosed

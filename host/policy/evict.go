@@ -15,19 +15,19 @@ type EvictOptions struct {
 	Capacity uint64 // bytes the root may hold
 	Seed     uint64
 	Config   Config
-	// State of an earlier instance, to go on from. What the policy cannot use does no harm: see [Evict.Loaded].
+	// State of an earlier instance. A state that the policy cannot use is ignored: see [Evict.Loaded].
 	State State
 }
 
-// Evict is the eviction policy of one root. It is not safe for concurrent use, Stats excepted: the caller serialises.
+// Evict is the evict policy of one root. It is for one goroutine at a time, except for Stats.
 type Evict struct {
 	m        *Module
 	usage    sandbox.Usage
-	queue    []abi.Event // where events wait for a crossing: of them n < len(queue) are taken
+	queue    []abi.Event // events to be delivered: the first n < len(queue)
 	n        int
-	batch    int // most events in one crossing
+	batch    int // most events in one call
 	maxSlots uint32
-	seen     distinct
+	seen     duplicates
 	guest    guest.Evictor     // native
 	in       *sandbox.Instance // wasm
 	events   sandbox.Export
@@ -36,10 +36,10 @@ type Evict struct {
 	err      error // why the policy ended
 }
 
-// NewEvict makes an instance: with what o.State holds if it can use that, and otherwise with an empty slot space.
+// NewEvict starts an instance, from o.State if it can use that and otherwise with empty slots.
 func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	e, err := m.newEvict(ctx, o)
-	if err != nil || !m.takes(&o.State, o.MaxSlots) {
+	if err != nil || !m.acceptsState(&o.State, o.MaxSlots) {
 		return e, err
 	}
 	if e.in == nil {
@@ -51,9 +51,9 @@ func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 		e.loaded = ok
 		return e, nil
 	}
-	m.unread(err)
+	m.logUnusable(err)
 	e.in.Close()
-	return m.newEvict(ctx, o) // nothing of the failed attempt is left, its count of faults included
+	return m.newEvict(ctx, o) // nothing of the failed attempt remains, not even its fault count
 }
 
 func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
@@ -62,7 +62,8 @@ func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	e := &Evict{m: m, maxSlots: o.MaxSlots, batch: sandbox.MaxBatch, queue: make([]abi.Event, eventQueue), usage: sandbox.Usage{Sampled: true}}
+	e := &Evict{m: m, maxSlots: o.MaxSlots, batch: sandbox.MaxBatch, queue: make([]abi.Event, eventQueue),
+		usage: sandbox.Usage{Sampled: true}}
 	var err error
 	if m.code == nil {
 		if e.guest, err = native[guest.Evictor](m, &s); err != nil {
@@ -81,7 +82,7 @@ func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 	return e, nil
 }
 
-// bind asks the guest for its buffers and looks up the role's exports.
+// bind requests the guest's buffers and looks up the role's exports.
 func (e *Evict) bind() error {
 	for kind, size := range map[int]uint32{
 		abi.BufferEvents: sandbox.MaxBatch * abi.EventSize, abi.BufferArgs: abi.AskSize, abi.BufferResult: sandbox.MaxVictims * 4,
@@ -94,13 +95,13 @@ func (e *Evict) bind() error {
 	return nil
 }
 
-// eventQueue is how many events wait at most: those of several crossings. A crossing made long after the last one finds
-// neither its code nor the policy's tables in the processor's caches, and costs 20 times as much as one right after another.
+// eventQueue is how many events wait at most: those of several calls. A call made long after the last one finds neither
+// its code nor the policy's tables in the CPU caches, and costs 20 times as much as one right after another.
 const eventQueue = 4 * sandbox.MaxBatch
 
-// Event takes an event. It is delivered together with others: when the queue is full, with Victims, or with Flush.
+// Event queues an event. It is delivered with others: when the queue is full, by Victims, or by Flush.
 //
-// It is just small enough to be inlined, which saves copying the event once more: the queue always has room for one.
+// Event is just small enough to be inlined, which saves a copy of the event. The queue always has room for one.
 func (e *Evict) Event(ev abi.Event) error {
 	e.queue[e.n] = ev
 	if e.n++; e.n == len(e.queue) {
@@ -109,21 +110,22 @@ func (e *Evict) Event(ev abi.Event) error {
 	return nil
 }
 
-// Next is where to write the next event, all of it; Took takes it. That saves a copy where events come by the thousand.
+// Next is where to write all fields of the next event, which Commit then queues. It saves a copy where events come by
+// the thousand.
 func (e *Evict) Next() *abi.Event { return &e.queue[e.n] }
 
-// Took is Event for what was written to Next.
-func (e *Evict) Took() error {
+// Commit queues the event that was written to Next.
+func (e *Evict) Commit() error {
 	if e.n++; e.n == len(e.queue) {
 		return e.Flush()
 	}
 	return nil
 }
 
-// Flush delivers the events that wait.
+// Flush delivers the queued events.
 func (e *Evict) Flush() error {
 	if e.err != nil {
-		e.n = len(e.queue) - 1 // the next event comes here again
+		e.n = len(e.queue) - 1 // so that the next event calls Flush again
 		return e.err
 	}
 	if err := e.deliver(e.queue[:e.n]); err != nil {
@@ -133,7 +135,7 @@ func (e *Evict) Flush() error {
 	return nil
 }
 
-// deliver makes the crossings that it takes.
+// deliver calls the guest as often as it takes.
 func (e *Evict) deliver(events []abi.Event) error {
 	for len(events) > 0 {
 		n := min(len(events), e.batch)
@@ -160,7 +162,7 @@ func (e *Evict) cross(events []abi.Event) error {
 	return err
 }
 
-// write puts events where the guest reads them.
+// write copies events to where the guest reads them.
 func (e *Evict) write(events []abi.Event) (n uint64, err error) {
 	if len(events) == 0 {
 		return 0, nil
@@ -171,9 +173,9 @@ func (e *Evict) write(events []abi.Event) (n uint64, err error) {
 	return uint64(len(events)), err
 }
 
-// Victims delivers the events that wait and asks what is to go, in one crossing. It writes slots to dst, best victim
-// first, and returns how many: as many as would free ask.Bytes, or fewer. Slots are in range and distinct; whether they
-// are resident and not pinned is for the caller to judge.
+// Victims delivers the queued events and asks for victims, in one call. It writes slots to dst, best victim first, and
+// returns how many: as many as would free ask.Bytes, or fewer. Slots are in range and distinct. The caller checks that
+// they are resident and not pinned.
 func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 	if e.err != nil {
 		return 0, e.err
@@ -218,9 +220,10 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 		return 0, err
 	}
 	// What an answer takes follows from what it must pass over, not from how much is asked for.
-	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last), e.m.code.Limits().For(len(last)+sandbox.MaxVictims))
+	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last),
+		e.m.code.Limits().For(len(last)+sandbox.MaxVictims))
 	if err != nil || !ok {
-		return 0, err // the host's default is to free nothing: the store is shed
+		return 0, err // the host's default is to free nothing: it sheds the store
 	}
 	if n > uint32(len(dst)) {
 		return int(n), nil
@@ -230,9 +233,9 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	return int(n), err
 }
 
-// Ahead is how many victims may be named before they are needed, by the manifest's word: 0 for a policy that is to be asked
-// anew each time.
-func (e *Evict) Ahead() int { return int(e.m.manifest.VictimsAhead) }
+// VictimsAhead is how many victims may be named before they are needed, by the manifest: 0 for a policy that must be
+// asked each time.
+func (e *Evict) VictimsAhead() int { return int(e.m.manifest.VictimsAhead) }
 
 // judge checks an answer of n victims.
 func (e *Evict) judge(dst []uint32, n int) error {
@@ -244,7 +247,7 @@ func (e *Evict) judge(dst []uint32, n int) error {
 			return e.bad("named slot %d, slots are below %d", slot, e.maxSlots)
 		}
 	}
-	if slot, twice := e.seen.twice(dst[:n]); twice {
+	if slot, twice := e.seen.find(dst[:n]); twice {
 		return e.bad("named slot %d twice", slot)
 	}
 	return nil
@@ -267,13 +270,13 @@ func (e *Evict) bad(format string, args ...any) error {
 	return &Fault{Module: e.m.name, Export: abi.ExportStep, Reason: reason}
 }
 
-// drop ends the instance for a reason, which every later call returns.
+// drop ends the instance. Every later call returns err.
 func (e *Evict) drop(err error) error {
 	if e.in != nil {
 		e.in.Close()
 	}
 	e.err, e.guest = err, nil
-	e.n = len(e.queue) - 1 // what comes goes nowhere
+	e.n = len(e.queue) - 1 // later events are discarded
 	return err
 }
 

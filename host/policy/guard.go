@@ -62,7 +62,8 @@ func (m *Module) Failed(role abi.Role, cause error) (Verdict, time.Duration) {
 	pause, again := g.backoff.Failed(time.Now())
 	if n := g.backoff.Faults(); g.quarantined == nil && !again {
 		g.quarantined = fmt.Errorf("%w: %s: %d faults within %v, the last: %w", ErrQuarantine, m.name, n, faultWindow, cause)
-		log.Error("policy is in quarantine: the built-in one answers until the host is restarted", "faults", n, "sha256", m.digest)
+		log.Error("policy is in quarantine: the built-in one answers until the host is restarted", "faults", n, "sha256",
+			m.digest)
 	}
 	if g.quarantined != nil {
 		return Quarantine, 0

@@ -125,15 +125,15 @@ func TestLayoutAndPlaceComeBack(t *testing.T) {
 		}
 		for m.Quarantined() == nil {
 			time.Sleep(time.Minute)
-			if p.Down() || p.Banned() {
+			if p.Down() || p.Quarantined() {
 				t.Error("no guest is started any more")
 			}
 			path(13)
 		}
-		if !p.Banned() || !p.Down() {
+		if !p.Quarantined() || !p.Down() {
 			t.Error("quarantine does not show")
 		}
-		time.Sleep(bannedPause - time.Millisecond)
+		time.Sleep(quarantinePause - time.Millisecond)
 		if err := path(1); !errors.Is(err, ErrQuarantine) || !p.Down() {
 			t.Error("before the pause is over:", err)
 		}
@@ -141,7 +141,7 @@ func TestLayoutAndPlaceComeBack(t *testing.T) {
 		if p.Down() {
 			t.Error("down after the pause")
 		}
-		if err := path(1); err != nil || !p.Banned() {
+		if err := path(1); err != nil || !p.Quarantined() {
 			t.Error("files that have their names cannot be found:", err)
 		}
 	})

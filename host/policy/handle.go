@@ -7,13 +7,14 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Handle is a counted reference to a [Module], with the label and the settings under which it is used. The module is closed
-// when the last reference is released.
+// Handle is a counted reference to a [Module], with the label and the settings under which it is used. The module is
+// closed when the last reference is released.
 //
-// Ownership: the function that creates a handle ([NewHandle], [BuiltinHandle], [Handle.As]) gives its caller one reference. A
-// function that is passed a handle borrows it for the duration of the call: to keep it longer it takes a reference with
-// [Handle.Acquire]. Where a function or a field takes over the caller's reference instead, its comment says so. Every reference
-// is released exactly once, after everything made from the module (an [Evict], [Admit], [Place] or [Layout]) was closed.
+// Ownership: the function that creates a handle ([NewHandle], [BuiltinHandle], [Handle.As]) gives its caller one
+// reference. A function that is passed a handle borrows it for the duration of the call: to keep it longer it takes a
+// reference with [Handle.Acquire]. Where a function or a field takes over the caller's reference instead, its comment
+// says so. Every reference is released exactly once, after everything made from the module (an [Evict], [Admit],
+// [Place] or [Layout]) was closed.
 //
 // A handle is safe for concurrent use.
 type Handle struct {
@@ -29,8 +30,8 @@ type moduleRefs struct {
 	closed func(*Module, error)
 }
 
-// NewHandle returns a handle for a module, which it takes over. An empty label is the module's name. closed is told when the
-// last reference was released and the module was closed; it may be nil.
+// NewHandle returns a handle for a module, which it takes over. An empty label is the module's name. closed is told
+// when the last reference was released and the module was closed; it may be nil.
 func NewHandle(m *Module, label string, c Config, closed func(*Module, error)) *Handle {
 	refs := &moduleRefs{closed: closed}
 	refs.n.Store(1)
@@ -54,10 +55,15 @@ func (h *Handle) As(label string, c Config) *Handle {
 
 // Acquire takes a reference and returns h. The caller must hold a reference, or have borrowed one.
 func (h *Handle) Acquire() *Handle {
-	if h.refs.n.Add(1) <= 1 {
-		panic("policy: a closed handle was acquired")
+	for {
+		n := h.refs.n.Load()
+		if n <= 0 {
+			panic("policy: a closed handle was acquired")
+		}
+		if h.refs.n.CompareAndSwap(n, n+1) {
+			return h
+		}
 	}
-	return h
 }
 
 // Release gives a reference back. The last one closes the module.

@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
-// Inspection is what can be said of a module without running any of it.
+// Inspection is what can be learned about a module without running it.
 type Inspection struct {
 	Name     string // the manifest's, or the file's
 	Path     string // where it was found; empty when it is embedded in the host
@@ -18,7 +18,7 @@ type Inspection struct {
 	Roles    []abi.Role    // those whose functions it exports
 	Imports  []sandbox.Import
 	Sections []sandbox.Section
-	Counts   []metering.Count // what it has of all that is limited
+	Counts   []metering.Count // its size in everything that is limited
 
 	MemoryPages, MostPages uint32       // of 64 KiB: at its start, and the most it may grow to
 	Fuel                   sandbox.Fuel // what a call of its roles gets, and what on top for a record
@@ -26,13 +26,13 @@ type Inspection struct {
 	Batch                  int          // events in one call
 	StateFormat            string       // of what kv_save gives; empty when it keeps none
 
-	// Refused is why it would not be loaded with these options, nil when nothing stands against that so far: the code has
-	// not been validated, nor run.
+	// Refused is why the module would not be loaded with these options. It is nil if no reason was found; the code was
+	// neither validated nor run.
 	Refused error
 }
 
-// Inspect reads a module as [Open] would, by path or name, and runs nothing. The error is for what cannot be read at all;
-// a module that would be refused is described as far as it makes sense.
+// Inspect reads a module as [Open] would, by path or name, and runs nothing. It returns an error only if the module
+// cannot be read at all; one that would be refused is described as far as possible.
 func Inspect(name string, opt Options) (*Inspection, error) {
 	f, err := read(name, opt.Dir)
 	if err != nil {
@@ -47,7 +47,7 @@ func Inspect(name string, opt Options) (*Inspection, error) {
 	}
 	i.Sections, i.Imports = s.Sections(), s.Imports()
 	i.MemoryPages = uint32(min(s.MinPages(), abi.MaxMemoryPages))
-	if err != nil { // as much as can be said of it all the same
+	if err != nil { // describe it as far as possible
 		m = &Module{name: bareName(name)}
 		m.roles, _ = s.Verify()
 		_ = m.describe(s)

@@ -20,30 +20,30 @@ type LayoutOptions struct {
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
 }
 
-// Layout decides how a payload's page bytes are ordered. It is safe for concurrent use; calls take turns. While a module is
-// down after a fault, the built-in policy answers.
+// Layout decides how a payload's page bytes are ordered. It is safe for concurrent use; calls are serialised. While a
+// module is down after a fault, the built-in policy answers.
 type Layout struct {
 	m        *Module
 	settings settings
 	usage    sandbox.Usage
 	restarts *restarter
 
-	mu    sync.Mutex
-	told  map[uint32]bool
-	guest guest.Layouter    // native
-	in    *sandbox.Instance // wasm; nil while it is down
-	call  sandbox.Export
-	err   error
+	mu        sync.Mutex
+	announced map[uint32]bool
+	guest     guest.Layouter    // native
+	in        *sandbox.Instance // wasm; nil while it is down
+	call      sandbox.Export
+	err       error
 }
 
-// NewLayout makes an instance.
+// NewLayout starts an instance.
 func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error) {
 	s := settings{role: abi.RoleLayout, config: o.Config}
 	s.Seed, s.MaxNamespaces = o.Seed, o.MaxNamespaces
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	l := &Layout{m: m, settings: s, told: map[uint32]bool{}, restarts: newRestarter(m, abi.RoleLayout)}
+	l := &Layout{m: m, settings: s, announced: map[uint32]bool{}, restarts: newRestarter(m, abi.RoleLayout)}
 	var err error
 	if m.code == nil {
 		l.guest, err = native[guest.Layouter](m, &s)
@@ -55,8 +55,8 @@ func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error
 	return l, nil
 }
 
-// restart makes an instance, the first one or another in the place of one that failed. It hears of namespaces when they
-// are asked about.
+// restart starts an instance: the first one, or one that replaces a failed one. It is told of a namespace when it is
+// first asked about it.
 func (l *Layout) restart(ctx context.Context) error {
 	in, err := l.m.instantiate(ctx, &l.settings, &l.usage)
 	if err != nil {
@@ -73,7 +73,7 @@ func (l *Layout) restart(ctx context.Context) error {
 		return err
 	}
 	l.in, l.call = in, in.Export(abi.ExportLayout)
-	clear(l.told)
+	clear(l.announced)
 	l.usage.Builtin.Store(false)
 	return nil
 }
@@ -126,10 +126,10 @@ func (l *Layout) plan(h abi.LayoutHeader, planes []abi.Plane, nsText string, g c
 	return plan, nil
 }
 
-// segments asks the guest, which is told of the namespace first.
+// segments asks the guest, after telling it of the namespace.
 func (l *Layout) segments(h abi.LayoutHeader, planes []abi.Plane, nsText string) ([]abi.Segment, error) {
-	tell := !l.told[h.Namespace]
-	l.told[h.Namespace] = true
+	tell := !l.announced[h.Namespace]
+	l.announced[h.Namespace] = true
 	if l.in == nil {
 		if n, ok := l.guest.(guest.Namespacer); ok && tell {
 			n.Namespace(h.Namespace, nsText)

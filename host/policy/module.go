@@ -16,13 +16,13 @@ type Options struct {
 	Log *slog.Logger
 	// Dir is searched for names before the embedded policies; empty for none.
 	Dir string
-	// Grants are the imports that the operator allows. A module gets a grant if its manifest requests it, too. "wasi-stub"
-	// need not be listed: it opens nothing (no files, a clock that stands still, seeded random numbers).
+	// Grants are the imports that the operator allows. A module gets a grant if its manifest requests it, too.
+	// "wasi-stub" need not be listed: it opens nothing (no files, a clock that stands still, seeded random numbers).
 	Grants []string
 	// SHA256 is the digest of the module in hexadecimal; any other module is refused. Empty for any.
 	SHA256 string
-	// PublicKey is a minisign key, its line of base64 or the whole file. The file <module>.minisig must hold a signature of
-	// the module by that key. Empty for none.
+	// PublicKey is a minisign key, its line of base64 or the whole file. The file <module>.minisig must hold a
+	// signature of the module by that key. Empty for none.
 	PublicKey string
 	// MemoryPages lowers the manifest's limit, in pages of 64 KiB; 0 keeps it.
 	MemoryPages uint32

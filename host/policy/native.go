@@ -11,8 +11,8 @@ import (
 	"github.com/kvhost/kvhost/plugins/lru"
 )
 
-// NativeModule links a Go guest into the host. The value that make returns must have the methods of all the roles named.
-// Native guests are trusted: their answers are judged like a module's, but a panic is a panic.
+// NativeModule links a Go guest into the host. The value that make returns must have the methods of all the named
+// roles. Native guests are trusted: their answers are checked like a module's, but a panic is not recovered.
 func NativeModule(name string, roles []abi.Role, make func(guest.Info) (any, error)) *Module {
 	m := &Module{name: name, digest: "native", make: make, log: slog.New(slog.DiscardHandler)}
 	m.manifest = abi.Manifest{Name: name, Version: "native", ABI: abi.Version}
@@ -54,7 +54,7 @@ func (admitAll) Admit(batch []abi.Candidate, dst []bool) {
 	}
 }
 
-// native makes a guest and checks that it has the role's methods.
+// native makes a guest and checks that it has the methods of the role.
 func native[T any](m *Module, s *settings) (T, error) {
 	var none T
 	v, err := m.make(s.info())

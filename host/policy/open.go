@@ -18,7 +18,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
-// Open loads a module: a path to a .wasm file, or the name of an embedded policy with or without ".wasm".
+// Open loads a module by the path of a .wasm file, or by the name of an embedded policy with or without ".wasm".
 func Open(ctx context.Context, name string, opt Options) (*Module, error) {
 	f, err := read(name, opt.Dir)
 	if err != nil {
@@ -41,8 +41,8 @@ func digestOf(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// read finds a module's bytes. What looks like a path is one; a bare name is looked up in the working directory, in dir
-// and among the embedded policies, in this order.
+// read finds a module's bytes. A name without a slash is looked up in the working directory, in dir and among the
+// embedded policies, in this order.
 func read(name, dir string) (*file, error) {
 	places := []string{name}
 	bare := filepath.Base(name) == name
@@ -51,7 +51,7 @@ func read(name, dir string) (*file, error) {
 	}
 	for _, path := range places {
 		if bare && path == name && !strings.HasSuffix(name, ".wasm") {
-			continue // "lru" is a name, and a directory may be called so
+			continue // "lru" is a name, even if there is a directory lru
 		}
 		b, err := readFile(path)
 		if err == nil {
@@ -74,7 +74,7 @@ func read(name, dir string) (*file, error) {
 	return nil, fmt.Errorf("%w: no file %s", ErrNotFound, name)
 }
 
-// readFile reads no more than a module may have, and a byte.
+// readFile reads at most one byte more than a module may have.
 func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -118,7 +118,7 @@ func refused(name string, err error) error {
 	return fmt.Errorf("%w: %s: %w", ErrBadModule, name, err)
 }
 
-// examine judges what can be judged of a module before it is compiled, and says how many pages of memory it may have.
+// examine checks a module as far as possible before it is compiled, and returns how many pages of memory it may have.
 func examine(name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32, error) {
 	m := &Module{name: bareName(name), digest: f.digest, log: opt.Log}
 	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
@@ -144,15 +144,16 @@ func examine(name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32
 	}
 	pages := memoryPages(m.manifest, opt.MemoryPages)
 	if least := s.MinPages(); least > uint64(pages) {
-		return nil, nil, 0, fmt.Errorf("its memory starts at %d pages of 64 KiB, the limit is %d: raise memory_pages in the manifest or the configuration", least, pages)
+		return nil, nil, 0, fmt.Errorf("its memory starts at %d pages of 64 KiB, the limit is %d: raise memory_pages in "+
+			"the manifest or the configuration", least, pages)
 	}
 	return m, s, pages, nil
 }
 
-// bareName is what a module without a manifest is called.
+// bareName is the name of a module without a manifest.
 func bareName(name string) string { return strings.TrimSuffix(filepath.Base(name), ".wasm") }
 
-// pinned says whether the module is the one, or by the hand, that the operator wants.
+// pinned checks the module against the digest and the public key of the configuration.
 func pinned(f *file, opt *Options) error {
 	if opt.SHA256 != "" && !strings.EqualFold(opt.SHA256, f.digest) {
 		return fmt.Errorf("%w: its SHA-256 is %s, the configuration wants %s", ErrDigest, f.digest, opt.SHA256)
@@ -175,7 +176,7 @@ func memoryPages(manifest abi.Manifest, most uint32) uint32 {
 	return min(pages, abi.MaxMemoryPages)
 }
 
-// describe takes the module's manifest, or makes one of what the exports say.
+// describe reads the module's manifest, or derives one from the exports.
 func (m *Module) describe(s *sandbox.Scan) error {
 	var exported []string
 	for r, has := range m.roles {
@@ -196,14 +197,17 @@ func (m *Module) describe(s *sandbox.Scan) error {
 	}
 	for _, r := range manifest.Roles {
 		if role, err := abi.ParseRole(r); err != nil || !m.roles[role] {
-			return fmt.Errorf("its manifest names role %s, its exports do not have it (they have: %s)", r, strings.Join(exported, ", "))
+			return fmt.Errorf("its manifest names role %s, its exports do not have it (they have: %s)", r,
+				strings.Join(exported, ", "))
 		}
 	}
 	if len(manifest.Roles) != len(exported) {
-		return fmt.Errorf("its manifest names the roles %s, its exports have %s", strings.Join(manifest.Roles, ", "), strings.Join(exported, ", "))
+		return fmt.Errorf("its manifest names the roles %s, its exports have %s", strings.Join(manifest.Roles, ", "),
+			strings.Join(exported, ", "))
 	}
 	if manifest.StateFormat != "" && !s.Exports(abi.ExportSave) {
-		return fmt.Errorf("its manifest names the state format %q, its exports do not have %s and %s", manifest.StateFormat, abi.ExportSave, abi.ExportLoad)
+		return fmt.Errorf("its manifest names the state format %q, its exports do not have %s and %s", manifest.StateFormat,
+			abi.ExportSave, abi.ExportLoad)
 	}
 	m.manifest, m.name, m.known = manifest, manifest.Name, true
 	return nil

@@ -10,7 +10,7 @@ var pathChars = func() (t [256]bool) {
 	return t
 }()
 
-// CheckPath says how a path breaks the rules of the contract; nil when it does not.
+// CheckPath returns an error for a path that breaks the rules of the contract.
 func CheckPath(path []byte) error {
 	if what := pathError(path); what != "" {
 		return fmt.Errorf("%w: it %s", ErrFault, what)
@@ -18,8 +18,8 @@ func CheckPath(path []byte) error {
 	return nil
 }
 
-// pathError says how a path breaks the rules of the contract; empty when it does not. The rules keep every path inside
-// its root and legal on every file system we know of.
+// pathError says how a path breaks the rules of the contract; it is empty for a legal path. The rules keep every path
+// inside its root and legal on every file system we know of.
 func pathError(path []byte) string {
 	if len(path) == 0 {
 		return "gave an empty path"

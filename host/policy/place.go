@@ -23,39 +23,39 @@ type PlaceOptions struct {
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
 }
 
-// bannedPause is between the guests of a module in quarantine.
-const bannedPause = 10 * time.Second
+// quarantinePause is the time between two starts of a module in quarantine.
+const quarantinePause = 10 * time.Second
 
 // maxRoots bounds the facts a policy is given.
 const maxRoots = 64
 
-// Place names files. It is safe for concurrent use: a pool of guests answers, each with its own memory. Because a path
-// is a pure function of what it names, it does not matter which of them does.
+// Place names files. It is safe for concurrent use: a pool of guests answers, each with its own memory. A path is a
+// pure function of what it names, so any of them can answer.
 //
-// A guest that fails is dropped, and another is started after a pause. Meanwhile those that are left answer; without any,
-// calls fail. The built-in policy does not step in here by itself: it would give other names to files that are there. Who
-// stores something new asks it, and remembers that it did. For the same reason quarantine does not end a place policy: what
-// is to be named anew goes to the built-in one, but a guest is started now and then for the files that have their names.
+// A guest that fails is dropped, and another is started after a pause. Meanwhile the remaining guests answer; without
+// any, calls fail. The built-in policy does not answer in their place, because it would give other names to existing
+// files. The store asks it for new files, and records that it did. For the same reason a place policy in quarantine is
+// still started now and then: it names no new file, but the names of existing files must be found.
 type Place struct {
 	m        *Module
 	settings settings
 	usage    sandbox.Usage
 
-	mu    sync.Mutex
-	cond  sync.Cond
-	idle  []placer
-	live  int
-	most  int
-	known []namespace // in the order they were announced
-	roots []abi.RootFacts
-	round uint64    // counts SetRoots
-	spare placer    // the built-in policy, for what the guest leaves to the host
-	down  error     // the last fault
-	again time.Time // no guest is started before; never again when zero
-	err   error
+	mu       sync.Mutex
+	cond     sync.Cond
+	idle     []placer
+	live     int
+	most     int
+	known    []namespace // in the order they were announced
+	roots    []abi.RootFacts
+	round    uint64    // counts SetRoots
+	fallback placer    // the built-in policy, for what the guest leaves to the host
+	down     error     // the last fault
+	again    time.Time // no guest is started before; never again when zero
+	err      error
 
-	until  atomic.Int64 // by nanotime: nobody answers before
-	banned atomic.Bool
+	until       atomic.Int64 // by nanotime: nobody answers before
+	quarantined atomic.Bool
 }
 
 type namespace struct {
@@ -63,12 +63,13 @@ type namespace struct {
 	text string
 }
 
-// placer is one guest of the pool, native or wasm. path and paths append; ok is false when the guest leaves the answer, or
-// all of them, to the host.
+// placer is one guest of the pool, native or wasm. path and paths append. ok is false when the guest leaves the answer,
+// or all answers, to the host.
 type placer interface {
-	catchUp(known []namespace, roots []abi.RootFacts, round uint64) error
+	update(known []namespace, roots []abi.RootFacts, round uint64) error
 	path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, ok bool, err error)
-	paths(queries []abi.PlaceQuery, out *Names) (ok bool, err error) // at most batch of them; with an error, those before it
+	// at most batch of them; with an error, those before it
+	paths(queries []abi.PlaceQuery, out *PathList) (ok bool, err error)
 	batch() int
 	identity(path []byte) (id abi.PathIdentity, ok bool, err error)
 	fault(export, reason string) error
@@ -76,7 +77,7 @@ type placer interface {
 	close()
 }
 
-// NewPlace makes the role and its first guest, so that a module that cannot start fails here.
+// NewPlace starts the role with one guest, so that a module that cannot start fails here.
 func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
 	s := settings{role: abi.RolePlace, config: o.Config}
 	s.Seed, s.MaxNamespaces = o.Seed, o.MaxNamespaces
@@ -85,7 +86,7 @@ func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
 	}
 	p := &Place{m: m, settings: s, most: max(2, runtime.GOMAXPROCS(0)), usage: sandbox.Usage{Sampled: true}}
 	p.cond.L = &p.mu
-	first, err := p.grow(ctx)
+	first, err := p.start(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -93,15 +94,15 @@ func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
 	return p, nil
 }
 
-func (p *Place) grow(ctx context.Context) (placer, error) {
+func (p *Place) start(ctx context.Context) (placer, error) {
 	if p.m.code == nil {
 		return newNativePlacer(p.m, &p.settings, &p.usage)
 	}
 	return newGuestPlacer(ctx, p.m, &p.settings, &p.usage)
 }
 
-// take gives a guest that knows every namespace and the roots of now.
-func (p *Place) take() (placer, error) {
+// acquire returns a guest that knows every namespace and the current roots.
+func (p *Place) acquire() (placer, error) {
 	p.mu.Lock()
 	for len(p.idle) == 0 && p.err == nil && (p.live == p.most || p.live > 0 && p.pausing()) {
 		p.cond.Wait()
@@ -124,22 +125,22 @@ func (p *Place) take() (placer, error) {
 	known, roots, round := p.known, p.roots, p.round
 	p.mu.Unlock()
 	if g == nil {
-		if g, err = p.grow(context.Background()); err != nil {
+		if g, err = p.start(context.Background()); err != nil {
 			p.lost(err)
 			return nil, err
 		}
 		p.usage.Builtin.Store(false)
 		p.until.Store(0)
 	}
-	if err := g.catchUp(known, roots, round); err != nil {
-		p.give(g)
+	if err := g.update(known, roots, round); err != nil {
+		p.release(g)
 		return nil, err
 	}
 	return g, nil
 }
 
-// give puts a guest back, or lets go of a dead one.
-func (p *Place) give(g placer) {
+// release returns a guest to the pool, or drops a dead one.
+func (p *Place) release(g placer) {
 	if err := g.dead(); err != nil {
 		p.lost(err)
 		return
@@ -156,7 +157,7 @@ func (p *Place) give(g placer) {
 	p.cond.Signal()
 }
 
-// lost counts a guest that is no more, and pauses before the next one is started.
+// lost records the end of a guest, and pauses before the next start.
 func (p *Place) lost(cause error) {
 	verdict, pause := p.m.Failed(abi.RolePlace, cause)
 	p.mu.Lock()
@@ -164,8 +165,8 @@ func (p *Place) lost(cause error) {
 	p.down, p.again = cause, time.Now().Add(pause)
 	switch verdict {
 	case Quarantine:
-		p.down, p.again = cmp.Or(p.m.Quarantined(), cause), time.Now().Add(bannedPause)
-		p.banned.Store(true)
+		p.down, p.again = cmp.Or(p.m.Quarantined(), cause), time.Now().Add(quarantinePause)
+		p.quarantined.Store(true)
 	case Halt:
 		p.again = time.Time{}
 	}
@@ -177,19 +178,19 @@ func (p *Place) lost(cause error) {
 		}
 	}
 	p.mu.Unlock()
-	p.cond.Broadcast() // those who waited for it may have to give up
+	p.cond.Broadcast() // waiters may have to fail now
 }
 
-// Down says that no call can succeed at present: what the policy has named cannot be found.
+// Down reports that no call can succeed now, so that the files that the policy named cannot be found.
 func (p *Place) Down() bool {
 	t := p.until.Load()
 	return t != 0 && sandbox.Nanotime() < t
 }
 
-// Banned says that the policy is to name nothing new.
-func (p *Place) Banned() bool { return p.banned.Load() }
+// Quarantined reports that the policy must not name new files.
+func (p *Place) Quarantined() bool { return p.quarantined.Load() }
 
-// pausing says that no guest may be started now. It is called with mu held.
+// pausing reports that no guest may be started now. The caller holds mu.
 func (p *Place) pausing() bool {
 	return p.down != nil && (p.again.IsZero() || time.Now().Before(p.again))
 }
@@ -206,15 +207,15 @@ func (p *Place) Namespace(id uint32, text string) error {
 	}
 	p.known = append(p.known, namespace{id, text})
 	p.mu.Unlock()
-	g, err := p.take() // tells one guest at once, so that a refusal is seen here
+	g, err := p.acquire() // tells one guest now, so that a refusal is reported here
 	if err != nil {
 		return err
 	}
-	p.give(g)
+	p.release(g)
 	return nil
 }
 
-// SetRoots gives the policy fresh facts about the roots, at most 64; a path's root is an index into them.
+// SetRoots gives the policy current facts about the roots, at most 64. A path's root is an index into them.
 func (p *Place) SetRoots(roots []abi.RootFacts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,14 +224,14 @@ func (p *Place) SetRoots(roots []abi.RootFacts) {
 }
 
 // Path appends one piece's relative path to dst. The root is an index into the facts given to SetRoots, or [abi.None]
-// when the choice is the host's.
+// when the policy leaves the choice to the host.
 func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, err error) {
-	g, err := p.take()
+	g, err := p.acquire()
 	if err != nil {
 		return dst, abi.None, err
 	}
 	out, root, err := p.pathOf(g, q, dst)
-	p.give(g)
+	p.release(g)
 	return out, root, err
 }
 
@@ -248,11 +249,10 @@ func (p *Place) pathOf(g placer, q *abi.PlaceQuery, dst []byte) ([]byte, uint32,
 	return out, root, nil
 }
 
-// Paths names several pieces, in as few crossings as the guest has room for. With an error, out has the names of those
-// that came before.
-func (p *Place) Paths(queries []abi.PlaceQuery, out *Names) error {
+// Paths names several pieces, in as few calls as the guest's buffers allow. With an error, out has the paths before it.
+func (p *Place) Paths(queries []abi.PlaceQuery, out *PathList) error {
 	out.reset()
-	g, err := p.take()
+	g, err := p.acquire()
 	if err != nil {
 		return err
 	}
@@ -261,23 +261,23 @@ func (p *Place) Paths(queries []abi.PlaceQuery, out *Names) error {
 		err = p.pathsOf(g, queries[:n], out)
 		queries = queries[n:]
 	}
-	p.give(g)
+	p.release(g)
 	return err
 }
 
-func (p *Place) pathsOf(g placer, queries []abi.PlaceQuery, out *Names) error {
+func (p *Place) pathsOf(g placer, queries []abi.PlaceQuery, out *PathList) error {
 	first := out.Len()
 	ok, err := g.paths(queries, out)
 	for i := first; i < out.Len(); i++ {
 		if what := pathError(out.Path(i)); what != "" {
-			out.keep(i)
+			out.truncate(i)
 			return g.fault(abi.ExportPlace, what)
 		}
 	}
 	if err != nil || ok {
 		return err
 	}
-	// It left a call to the host, and not each of its queries: a path must not follow from the queries beside it.
+	// The guest left the call to the host. Ask query by query, because a path must not depend on the queries beside it.
 	for i := range queries {
 		text, root, err := p.pathOf(g, &queries[i], out.text)
 		if err != nil {
@@ -289,16 +289,16 @@ func (p *Place) pathsOf(g placer, queries []abi.PlaceQuery, out *Names) error {
 	return nil
 }
 
-// Identity reads a path back. Known is 0 when Path would not give this very path for what it names.
+// Identity returns what a path names. Known is 0 when Path would not return this path for it.
 func (p *Place) Identity(path []byte) (abi.PathIdentity, error) {
 	if pathError(path) != "" {
 		return abi.PathIdentity{}, nil
 	}
-	g, err := p.take()
+	g, err := p.acquire()
 	if err != nil {
 		return abi.PathIdentity{}, err
 	}
-	defer p.give(g)
+	defer p.release(g)
 	id, ok, err := g.identity(path)
 	if err == nil && !ok {
 		id, err = p.builtinIdentity(path)
@@ -317,18 +317,18 @@ func (p *Place) Identity(path []byte) (abi.PathIdentity, error) {
 	return id, nil
 }
 
-// builtin is the policy that answers when the guest says "default".
+// builtin is the policy that answers when the guest returns "default".
 func (p *Place) builtin() (placer, error) {
-	if p.spare == nil {
+	if p.fallback == nil {
 		s := p.settings
 		s.config = nil
 		g, err := newNativePlacer(Builtin(abi.RolePlace), &s, &sandbox.Usage{})
 		if err != nil {
 			return nil, err
 		}
-		p.spare = g
+		p.fallback = g
 	}
-	return p.spare, p.spare.catchUp(p.known, p.roots, p.round)
+	return p.fallback, p.fallback.update(p.known, p.roots, p.round)
 }
 
 func (p *Place) builtinPath(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, error) {
@@ -356,7 +356,7 @@ func (p *Place) builtinIdentity(path []byte) (abi.PathIdentity, error) {
 	return id, err
 }
 
-// Close ends the policy. Calls under way finish first with their guest, and then close it.
+// Close ends the policy. Calls in progress finish and then close their guest.
 func (p *Place) Close() error {
 	p.mu.Lock()
 	idle := p.idle

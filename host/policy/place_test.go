@@ -107,8 +107,8 @@ func TestLayoutWasmDecidesLikeNative(t *testing.T) {
 	}
 }
 
-// Several queries get what each gets by itself: of a module, of a native policy, of a guest that leaves naming to the host,
-// and of one with room for one answer.
+// Several queries get what each gets by itself: of a module, of a native policy, of a guest that leaves naming to the
+// host, and of one with room for one answer.
 func TestPathsAreThoseOfEachByItself(t *testing.T) {
 	const result = 4096 + 3<<14
 	small := minimal(abi.RolePlace).
@@ -133,7 +133,7 @@ func TestPathsAreThoseOfEachByItself(t *testing.T) {
 		for i := range queries {
 			queries[i] = *randomQuery(rng, 2)
 		}
-		var names Names
+		var names PathList
 		before := p.Stats().Calls
 		if err := p.Paths(queries, &names); err != nil || names.Len() != len(queries) {
 			t.Errorf("%s: %d names, %v", name, names.Len(), err)
@@ -164,7 +164,7 @@ func TestPlaceAllocatesNothing(t *testing.T) {
 		}); n != 0 {
 			t.Errorf("%s %s: %v allocations per path", m.Name(), m.Digest(), n)
 		}
-		var names Names
+		var names PathList
 		queries := make([]abi.PlaceQuery, 40)
 		for i := range queries {
 			queries[i] = *q

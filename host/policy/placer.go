@@ -12,11 +12,11 @@ import (
 
 // nativePlacer is a Go guest.
 type nativePlacer struct {
-	m     *Module
-	usage *sandbox.Usage
-	guest guest.Placer
-	told  int
-	roots []abi.RootFacts
+	m         *Module
+	usage     *sandbox.Usage
+	guest     guest.Placer
+	announced int
+	roots     []abi.RootFacts
 }
 
 func newNativePlacer(m *Module, s *settings, t *sandbox.Usage) (placer, error) {
@@ -27,14 +27,14 @@ func newNativePlacer(m *Module, s *settings, t *sandbox.Usage) (placer, error) {
 	return &nativePlacer{m: m, usage: t, guest: g}, nil
 }
 
-func (p *nativePlacer) catchUp(known []namespace, roots []abi.RootFacts, _ uint64) error {
+func (p *nativePlacer) update(known []namespace, roots []abi.RootFacts, _ uint64) error {
 	p.roots = roots
 	if n, ok := p.guest.(guest.Namespacer); ok {
-		for _, ns := range known[p.told:] {
+		for _, ns := range known[p.announced:] {
 			n.Namespace(ns.id, ns.text)
 		}
 	}
-	p.told = len(known)
+	p.announced = len(known)
 	return nil
 }
 
@@ -48,7 +48,7 @@ func (p *nativePlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool
 	return out, root, true, nil
 }
 
-func (p *nativePlacer) paths(queries []abi.PlaceQuery, out *Names) (bool, error) {
+func (p *nativePlacer) paths(queries []abi.PlaceQuery, out *PathList) (bool, error) {
 	start := p.usage.Begin(len(queries))
 	first := len(out.roots)
 	for i := range queries {
@@ -59,7 +59,7 @@ func (p *nativePlacer) paths(queries []abi.PlaceQuery, out *Names) (bool, error)
 	p.usage.End(start)
 	for i, root := range out.roots[first:] {
 		if err := p.judge(root); err != nil {
-			out.keep(first + i)
+			out.truncate(first + i)
 			return false, err
 		}
 	}
@@ -73,7 +73,7 @@ func (p *nativePlacer) judge(root uint32) error {
 	return nil
 }
 
-func (p *nativePlacer) batch() int { return Together }
+func (p *nativePlacer) batch() int { return MaxPaths }
 
 func (p *nativePlacer) identity(path []byte) (abi.PathIdentity, bool, error) {
 	start := p.usage.Begin(1)
@@ -92,20 +92,20 @@ func (p *nativePlacer) close()      {}
 
 // guestPlacer is a wasm guest.
 type guestPlacer struct {
-	m       *Module
-	in      *sandbox.Instance
-	place   sandbox.Export
-	unplace sandbox.Export
-	told    int
-	round   uint64
-	roots   uint32
-	most    int // queries of one crossing
+	m         *Module
+	in        *sandbox.Instance
+	place     sandbox.Export
+	unplace   sandbox.Export
+	announced int
+	round     uint64
+	roots     uint32
+	most      int // queries of one crossing
 }
 
 const (
-	placeRoom = abi.PlaceAnswerSize + maxPathBytes
-	// Together is how many paths are asked for at once, if the guest has the room: its RESULT is 16 KiB then.
-	Together = 15
+	answerBytes = abi.PlaceAnswerSize + maxPathBytes
+	// MaxPaths is how many paths are requested in one call, if the guest has a RESULT of 16 KiB.
+	MaxPaths = 15
 )
 
 func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *sandbox.Usage) (placer, error) {
@@ -113,8 +113,9 @@ func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *sandbox.Usag
 	if err != nil {
 		return nil, err
 	}
-	p := &guestPlacer{m: m, in: in, round: ^uint64(0), place: in.Export(abi.ExportPlace), unplace: in.Export(abi.ExportUnplace)}
-	err = p.rooms()
+	p := &guestPlacer{m: m, in: in, round: ^uint64(0), place: in.Export(abi.ExportPlace),
+		unplace: in.Export(abi.ExportUnplace)}
+	err = p.requestBuffers()
 	if err == nil {
 		err = in.OfferBuffer(abi.BufferRoots, abi.RootsHeaderSize+maxRoots*abi.RootFactsSize)
 	}
@@ -125,24 +126,24 @@ func newGuestPlacer(ctx context.Context, m *Module, s *settings, t *sandbox.Usag
 	return p, nil
 }
 
-// rooms asks for room for a batch, and where the guest has none, for one query and one answer.
-func (p *guestPlacer) rooms() error {
+// requestBuffers requests buffers for a batch or, if the guest refuses them, for one query and one answer.
+func (p *guestPlacer) requestBuffers() error {
 	const args = abi.PathRefSize + maxPathBytes
-	if err := p.in.OfferBuffer(abi.BufferResult, Together*placeRoom); err != nil {
+	if err := p.in.OfferBuffer(abi.BufferResult, MaxPaths*answerBytes); err != nil {
 		return err
 	}
-	if p.most = Together; !p.in.HasBuffer(abi.BufferResult, 1) {
+	if p.most = MaxPaths; !p.in.HasBuffer(abi.BufferResult, 1) {
 		p.most = 1
-		if err := p.in.RequireBuffer(abi.BufferResult, placeRoom); err != nil {
+		if err := p.in.RequireBuffer(abi.BufferResult, answerBytes); err != nil {
 			return err
 		}
 	}
 	return p.in.RequireBuffer(abi.BufferArgs, max(args, uint32(p.most)*abi.PlaceQuerySize))
 }
 
-func (p *guestPlacer) catchUp(known []namespace, roots []abi.RootFacts, round uint64) error {
-	for ; p.told < len(known); p.told++ {
-		if err := p.in.Namespace(known[p.told].id, known[p.told].text); err != nil {
+func (p *guestPlacer) update(known []namespace, roots []abi.RootFacts, round uint64) error {
+	for ; p.announced < len(known); p.announced++ {
+		if err := p.in.Namespace(known[p.announced].id, known[p.announced].text); err != nil {
 			return err
 		}
 	}
@@ -176,7 +177,7 @@ func (p *guestPlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool,
 	return append(dst, path...), root, true, nil
 }
 
-func (p *guestPlacer) paths(queries []abi.PlaceQuery, out *Names) (bool, error) {
+func (p *guestPlacer) paths(queries []abi.PlaceQuery, out *PathList) (bool, error) {
 	result, ok, err := p.ask(queries)
 	if err != nil || !ok {
 		return false, err
@@ -194,7 +195,7 @@ func (p *guestPlacer) paths(queries []abi.PlaceQuery, out *Names) (bool, error) 
 
 func (p *guestPlacer) batch() int { return p.most }
 
-// ask makes one crossing with as many queries as a batch has at most.
+// ask calls the guest once, with at most a batch of queries.
 func (p *guestPlacer) ask(queries []abi.PlaceQuery) (result []byte, ok bool, err error) {
 	n := len(queries)
 	args, err := sandbox.Records[abi.PlaceQuery](p.in, abi.BufferArgs, uint32(n))
@@ -207,17 +208,19 @@ func (p *guestPlacer) ask(queries []abi.PlaceQuery) (result []byte, ok bool, err
 		return nil, false, err
 	}
 	if got != uint32(n) {
-		return nil, false, p.in.Fault(p.place.Name, fmt.Sprintf("gave %d answers to %d %s", got, n, plural(n, "query", "queries")), nil)
+		return nil, false, p.in.Fault(p.place.Name, fmt.Sprintf("gave %d answers to %d %s", got, n,
+			plural(n, "query", "queries")), nil)
 	}
 	result, err = p.in.View(abi.BufferResult, p.in.BufferSize(abi.BufferResult))
 	return result, err == nil, err
 }
 
-// answer is the i-th of those in RESULT. Whether its path is one is for the caller to judge.
+// answer is the i-th answer in RESULT. The caller checks the path.
 func (p *guestPlacer) answer(result []byte, i int) (path []byte, root uint32, err error) {
 	a := (*abi.PlaceAnswer)(unsafe.Pointer(&result[i*abi.PlaceAnswerSize]))
 	if uint64(a.Off)+uint64(a.Len) > uint64(len(result)) {
-		return nil, abi.None, p.in.Fault(p.place.Name, fmt.Sprintf("gave a path of %d bytes at %d, outside its buffer", a.Len, a.Off), nil)
+		return nil, abi.None, p.in.Fault(p.place.Name, fmt.Sprintf("gave a path of %d bytes at %d, outside its buffer", a.Len,
+			a.Off), nil)
 	}
 	if a.Root != abi.None && a.Root >= p.roots {
 		return nil, abi.None, p.in.Fault(p.place.Name, fmt.Sprintf("chose root %d of %d", a.Root, p.roots), nil)

@@ -20,8 +20,8 @@ type ProbeOptions struct {
 	Bare          bool   // call _initialize only, not kv_init
 }
 
-// Probe is one guest that is called by hand, export by export, with the fuel that a host would give each call. It is for
-// programs that judge modules: unlike a role, it returns raw results and lets its user write any bytes.
+// Probe is one guest that is called by hand, export by export, with the fuel that a host would give each call. It is
+// for programs that judge modules: unlike a role, it returns raw results and lets its user write any bytes.
 type Probe struct {
 	m        *Module
 	in       *sandbox.Instance
@@ -67,8 +67,8 @@ func (p *Probe) Buffer(kind int, size uint32) (ok bool, err error) {
 // Bytes is the beginning of a buffer, to be read and written until the next call.
 func (p *Probe) Bytes(kind int, n uint32) ([]byte, error) { return p.in.View(kind, n) }
 
-// Call calls an export and returns the raw result. The fuel is that for so many records: those of a batch, the pages of a
-// layout, the bytes of a text or of a state. An error is a trap or an exhausted fuel, and the end of the guest.
+// Call calls an export and returns the raw result. The fuel is that for so many records: those of a batch, the pages of
+// a layout, the bytes of a text or of a state. An error is a trap or an exhausted fuel, and the end of the guest.
 func (p *Probe) Call(name string, a, b uint64, records int) (uint64, error) {
 	f := p.in.Export(name)
 	if !f.Exists() {

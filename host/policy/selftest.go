@@ -12,8 +12,8 @@ import (
 	"github.com/kvhost/kvhost/host/policy/residents"
 )
 
-// selfTest has a new instance of each role do a small amount of its work, before the module is accepted. The instances and
-// their answers are discarded. A role that does not start without settings is not tested here.
+// selfTest has a new instance of each role do a small amount of its work, before the module is accepted. The instances
+// and their answers are discarded. A role that does not start without settings is not tested here.
 func (m *Module) selfTest(ctx context.Context) error {
 	scratch := &Module{
 		name: m.name, digest: m.digest, manifest: m.manifest, known: m.known, roles: m.roles, code: m.code.Scratch(),
@@ -144,7 +144,8 @@ func (r *testRoot) round(round uint32) error {
 func (r *testRoot) ignored(first uint32) error {
 	for slot := range uint32(testSlots) {
 		if _, ok := r.set.At(slot); !ok {
-			ev := abi.Event{Op: abi.OpTouch, Slot: slot, Parent: abi.None, Size: testSize, Request: r.last.Request, Time: r.now().Time}
+			ev := abi.Event{Op: abi.OpTouch, Slot: slot, Parent: abi.None, Size: testSize, Request: r.last.Request,
+				Time: r.now().Time}
 			if err := r.e.Event(ev); err != nil {
 				return err
 			}
@@ -255,7 +256,8 @@ func testPlace(ctx context.Context, m *Module) error {
 			return err
 		}
 		if id.Known == 0 || id.Namespace != q.Namespace || id.Group != q.Group || id.Rank != q.Rank || id.Key != q.Key {
-			return fmt.Errorf("%s does not read back %q, which %s gave for %s", abi.ExportUnplace, path, abi.ExportPlace, query(&q))
+			return fmt.Errorf("%s does not read back %q, which %s gave for %s", abi.ExportUnplace, path, abi.ExportPlace,
+				query(&q))
 		}
 	}
 	return nil

@@ -20,27 +20,29 @@ const digestField = "sha256:"
 // maxSignature is more than a signature file can have.
 const maxSignature = 64 << 10
 
-// Sign gives what the signature file of a module is to hold. Its trusted comment tells which file it was and that file's
-// digest, so that a refusal can name both.
+// Sign returns the content of a module's signature file. The trusted comment has the file's name and digest, so that a
+// refusal can state both.
 func Sign(key minisign.SecretKey, name string, module []byte) ([]byte, error) {
 	return key.Sign(module, fmt.Sprintf("file:%s %s%s", name, digestField, digestOf(module)))
 }
 
-// verifySignature checks that the file beside a module signs it with the operator's key. A module that was read from
-// nowhere on disk has no signature.
+// verifySignature checks the signature file beside a module with the operator's key. An embedded module has no
+// signature.
 func verifySignature(publicKey string, f *file) error {
 	key, err := minisign.ParsePublicKey(publicKey)
 	if err != nil {
 		return fmt.Errorf("%w: public_key: %w", ErrSignature, err)
 	}
 	if f.path == "" {
-		return fmt.Errorf("%w: the configuration wants one by key %s; a policy that is embedded in the host has none (pin its SHA-256, which is %s, instead)",
+		return fmt.Errorf("%w: the configuration wants one by key %s; a policy that is embedded in the host has none (pin "+
+			"its SHA-256, which is %s, instead)",
 			ErrSignature, key.ID, f.digest)
 	}
 	path := f.path + SignatureSuffix
 	text, err := readSignature(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: no file %s; the configuration wants a signature by key %s of the module, whose SHA-256 is %s", ErrSignature, path, key.ID, f.digest)
+		return fmt.Errorf("%w: no file %s; the configuration wants a signature by key %s of the module, whose SHA-256 is %s",
+			ErrSignature, path, key.ID, f.digest)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrSignature, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy/minisign"
+	"github.com/kvhost/kvhost/plugins/dist"
 )
 
 func TestSignatures(t *testing.T) {
@@ -77,7 +78,14 @@ func TestSignatures(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Open(t.Context(), "lru", Options{PublicKey: public}); !errors.Is(err, ErrSignature) || !strings.Contains(err.Error(), modules["lru"].Digest()) {
-		t.Errorf("an embedded policy: %v", err)
-	}
+	t.Run("an embedded policy", func(t *testing.T) {
+		embedded, err := dist.Read("lru")
+		if err != nil {
+			t.Skip("no policy is embedded; make plugins builds them")
+		}
+		_, err = Open(t.Context(), "lru", Options{PublicKey: public})
+		if !errors.Is(err, ErrSignature) || !strings.Contains(err.Error(), digestOf(embedded)) {
+			t.Errorf("got %v", err)
+		}
+	})
 }

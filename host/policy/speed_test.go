@@ -78,7 +78,7 @@ func BenchmarkSpeedOfPlace(b *testing.B) {
 			queries[i].KeyLen = 32
 		}
 		dst := make([]byte, 0, 256)
-		var names Names
+		var names PathList
 		if batch == 1 {
 			return func() {
 				for range 240 {

@@ -12,7 +12,8 @@ import (
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
-// Guests that are made to take as long as they can for their fuel. A little more memory than caches have, and buffers before it.
+// Guests that are made to take as long as they can for their fuel. A little more memory than caches have, and buffers
+// before it.
 const (
 	vastAt    = 128 << 10
 	vastPages = 1000
@@ -84,8 +85,8 @@ func stall(b *testing.B, m *Module) (took time.Duration, fuel uint64) {
 	return took, e.Stats().Fuel - before
 }
 
-// The longest that a call can hold its root up, with the fuel of a module that says nothing and with all that a manifest can
-// ask for: in processor time, which a busy machine does not stretch but by what others do to its caches.
+// The longest that a call can hold its root up, with the fuel of a module that says nothing and with all that a
+// manifest can ask for: in processor time, which a busy machine does not stretch but by what others do to its caches.
 func BenchmarkLongestStall(b *testing.B) {
 	for _, name := range slices.Sorted(maps.Keys(stallers)) {
 		for _, manifest := range []string{"", `{"name":"x","version":"1","abi":1,"roles":["evict"],"fuel":{"call":6000000}}`} {

@@ -5,30 +5,30 @@ import (
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
-// State is what an instance kept of itself for the next one. It is good for an instance of the same role whose module
-// names the same format, and which has at least as many slots, each naming the same entry as when the state was kept. The
-// zero State is none.
+// State is what an instance saved for the next one. It is valid for an instance of the same role whose module names the
+// same format and which has at least as many slots, each holding the same entry as at the time of saving. The zero
+// State is empty.
 type State struct {
 	Format string // the manifest's state_format
-	Slots  uint32 // MaxSlots of the instance it comes from; 0 for roles without slots
+	Slots  uint32 // MaxSlots of the instance that saved it; 0 for roles without slots
 	Data   []byte
 }
 
-// StateFormat names the form of the state that the module's instances keep; empty when they keep none.
+// StateFormat is the format of the state that the module's instances save; empty when they save none.
 func (m *Module) StateFormat() string { return m.manifest.StateFormat }
 
-// KeepState says that a native module's guests are a [guest.Saver], and in what form.
+// KeepState declares that a native module's guests are a [guest.Saver], and their format.
 func (m *Module) KeepState(format string) *Module {
 	m.manifest.StateFormat = format
 	return m
 }
 
-// takes says whether an instance of the module could make sense of a state.
-func (m *Module) takes(s *State, slots uint32) bool {
+// acceptsState reports whether an instance of the module can use a state.
+func (m *Module) acceptsState(s *State, slots uint32) bool {
 	return s.Format != "" && s.Format == m.manifest.StateFormat && s.Slots <= slots
 }
 
-// saveNative and loadNative are the same for a guest that is linked in.
+// saveNative and loadNative save and load the state of a native guest.
 func (m *Module) saveNative(g any, limit uint32) ([]byte, bool) {
 	s, ok := g.(guest.Saver)
 	if !ok {
@@ -36,7 +36,7 @@ func (m *Module) saveNative(g any, limit uint32) ([]byte, bool) {
 	}
 	data, err := s.Save(nil, int(min(limit, sandbox.MaxState)))
 	if err != nil || len(data) > int(limit) {
-		m.log.Warn("a policy's state could not be kept", "bytes", len(data), "most", limit, "error", err)
+		m.log.Warn("policy state not saved", "bytes", len(data), "limit", limit, "error", err)
 		return nil, false
 	}
 	return data, true
@@ -48,20 +48,20 @@ func (m *Module) loadNative(g any, state *State) bool {
 		return false
 	}
 	if err := s.Load(state.Data); err != nil {
-		m.unread(err)
+		m.logUnusable(err)
 		return false
 	}
 	return true
 }
 
-// unread tells that a state was of no use. It is no fault of the module's: another one wrote it, perhaps.
-func (m *Module) unread(err error) {
-	m.log.Warn("a policy could not take its state over; it starts empty", "format", m.manifest.StateFormat, "error", err)
+// logUnusable logs that a state cannot be used. It is not a fault: another module may have written the state.
+func (m *Module) logUnusable(err error) {
+	m.log.Warn("policy cannot load its state; it starts empty", "format", m.manifest.StateFormat, "error", err)
 }
 
-// Save delivers the events that wait and asks the policy for its state, of at most limit bytes. ok is false when it keeps
-// none. It may take long (0.75 ms for each 0.5 MB that lru keeps as a Go module, 14 ms for 8 MB): it is for a policy that is about
-// to be replaced. An error is the policy's end, as with any call.
+// Save delivers the queued events and asks the policy for its state, of at most limit bytes. ok is false when it saves
+// none. It may take long (lru as a Go module: 0.75 ms for 0.5 MB, 14 ms for 8 MB), so it is for a policy that is about
+// to be replaced. An error ends the policy, as with any call.
 func (e *Evict) Save(limit uint32) (s State, ok bool, err error) {
 	if err := e.Flush(); err != nil {
 		return State{}, false, err
@@ -83,11 +83,11 @@ func (e *Evict) Save(limit uint32) (s State, ok bool, err error) {
 	return s, true, nil
 }
 
-// Loaded says whether the policy took over the state it was made with. If not, it is empty and must be told what is
+// Loaded reports whether the policy loaded the state that it was given. If not, it is empty and must be told what is
 // resident.
 func (e *Evict) Loaded() bool { return e.loaded }
 
-// Save asks the policy for its state, of at most limit bytes. ok is false when it keeps none, or is down.
+// Save asks the policy for its state, of at most limit bytes. ok is false when it saves none, or is down.
 func (a *Admit) Save(limit uint32) (s State, ok bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -100,7 +100,7 @@ func (a *Admit) Save(limit uint32) (s State, ok bool, err error) {
 		s.Data, ok = a.m.saveNative(a.guest, limit)
 	case a.in != nil:
 		if s.Data, ok, err = a.in.Save(limit, 0); err != nil {
-			return State{}, false, a.fell(err)
+			return State{}, false, a.failed(err)
 		}
 	}
 	if !ok {
@@ -109,5 +109,5 @@ func (a *Admit) Save(limit uint32) (s State, ok bool, err error) {
 	return s, true, nil
 }
 
-// Loaded says whether the policy took over the state it was made with.
+// Loaded reports whether the policy loaded the state that it was given.
 func (a *Admit) Loaded() bool { return a.loaded }

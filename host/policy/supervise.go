@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A policy that fails again and again has a bug that restarts do not mend. Each restart costs an instance, a replay, and
-// decisions that are not the policy's.
+// A policy that fails again and again has a bug that restarts do not mend. Each restart costs an instance, a replay,
+// and decisions that are not the policy's.
 const (
 	firstPause  = 100 * time.Millisecond // doubled by each fault that is remembered
 	faultWindow = 10 * time.Minute
@@ -32,9 +32,9 @@ func (b *Backoff) Failed(now time.Time) (pause time.Duration, ok bool) {
 // Faults is the number of faults that are remembered.
 func (b *Backoff) Faults() int { return len(b.faults) }
 
-// Supervise restarts something that failed: it waits for the pause and calls start, and does so again after each error of
-// start for which failed returns [Restart]. It returns when start succeeds, when failed returns another verdict, or when the
-// context is done.
+// Supervise restarts something that failed: it waits for the pause and calls start, and does so again after each error
+// of start for which failed returns [Restart]. It returns when start succeeds, when failed returns another verdict, or
+// when the context is done.
 func Supervise(ctx context.Context, pause time.Duration, start func(context.Context) error,
 	failed func(error) (Verdict, time.Duration)) {
 	for {

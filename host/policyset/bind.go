@@ -11,8 +11,8 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 )
 
-// bind gives the i-th policy's module the roles that its configuration names, or all that it has: evict in the roots that
-// name it or in those that name none, the others for its namespaces or for all that remain.
+// bind gives the i-th policy's module the roles that its configuration names, or all that it has: evict in the roots
+// that name it or in those that name none, the others for its namespaces or for all that remain.
 func (p *Set) bind(h *policy.Handle, i int) error {
 	c := &p.cfg.Policies[i]
 	if c.Shadow {
@@ -29,7 +29,8 @@ func (p *Set) bind(h *policy.Handle, i int) error {
 	for role := range abi.Roles {
 		named := slices.Contains(c.Roles, role.String())
 		if named && !h.Module.Has(role) {
-			return fmt.Errorf("%w: %s does not have the role %q, it has %v", ErrPolicy, c.Module, role, h.Module.Manifest().Roles)
+			return fmt.Errorf("%w: %s does not have the role %q, it has %v", ErrPolicy, c.Module, role,
+				h.Module.Manifest().Roles)
 		}
 		if !h.Module.Has(role) || (len(c.Roles) > 0 && !named) {
 			continue
@@ -68,7 +69,8 @@ func (p *Set) bindRest(role abi.Role, h *policy.Handle) error {
 		abi.RoleEvict: &p.start.Evict, abi.RoleAdmit: &p.start.Admit, abi.RolePlace: &p.start.Place, abi.RoleLayout: &p.start.Layout,
 	}
 	if other := rest[role].Module; other != nil {
-		return fmt.Errorf("%w: %s and %s both have the role %q for all that is not bound: give each its roles (roles = [...]), "+
+		return fmt.Errorf("%w: %s and %s both have the role %q for all that is not bound: give each its roles (roles = "+
+			"[...]), "+
 			"its namespaces (namespaces = [...]), or its roots (evict = %q of a root)",
 			ErrRole, other.Name(), h.Module.Name(), role, h.Label)
 	}

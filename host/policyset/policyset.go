@@ -124,8 +124,8 @@ func Options(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *sl
 	return opt
 }
 
-// OpenCache opens the cache of compiled policies that the configuration names. A named one that cannot be used is an error;
-// the default one is then replaced by one that stores nothing.
+// OpenCache opens the cache of compiled policies that the configuration names. A named one that cannot be used is an
+// error; the default one is then replaced by one that stores nothing.
 func OpenCache(dir string, log *slog.Logger) (*sandbox.Cache, error) {
 	if dir != config.CacheAuto {
 		return sandbox.OpenCache(dir)

@@ -21,11 +21,11 @@ type step struct {
 	old *config.Policy // nil for a new shadow
 }
 
-// Reload applies the policies of a configuration: it swaps those whose module, digest, limits or settings differ from the
-// active ones, and starts and ends shadows. All modules are opened and tested before anything changes. If one of them cannot
-// take over after all, those before it are reverted. Which policies there are besides shadows, and what they are bound to
-// (roles, roots, namespaces), needs a restart: a configuration that changes it is refused with [ErrRestart]. Other keys are
-// ignored.
+// Reload applies the policies of a configuration: it swaps those whose module, digest, limits or settings differ from
+// the active ones, and starts and ends shadows. All modules are opened and tested before anything changes. If one of
+// them cannot take over after all, those before it are reverted. Which policies there are besides shadows, and what
+// they are bound to (roles, roots, namespaces), needs a restart: a configuration that changes it is refused with
+// [ErrRestart]. Other keys are ignored.
 func (p *Set) Reload(ctx context.Context, cfg *config.Config) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

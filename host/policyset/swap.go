@@ -19,9 +19,9 @@ type Swapped struct {
 	Taken          []store.Taken
 }
 
-// Swap replaces the module of the policy with this label, in all its roles, while sessions continue. If the module is refused,
-// or fails before it has taken over, the old one remains. What c leaves empty is taken from the policy's configuration; c's
-// settings override the policy's.
+// Swap replaces the module of the policy with this label, in all its roles, while sessions continue. If the module is
+// refused, or fails before it has taken over, the old one remains. What c leaves empty is taken from the policy's
+// configuration; c's settings override the policy's.
 func (p *Set) Swap(ctx context.Context, label string, c config.Policy) (Swapped, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,7 +18,7 @@ type called struct {
 
 // callsAtOnce is how many are named together at most: in several crossings, of which the first makes the caches ready for
 // the others.
-const callsAtOnce = 4 * policy.Together
+const callsAtOnce = 4 * policy.MaxPaths
 
 // nameable is a piece, and what it is called.
 type nameable struct {

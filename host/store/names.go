@@ -22,7 +22,7 @@ type namer struct {
 type nameWork struct {
 	query   abi.PlaceQuery
 	queries []abi.PlaceQuery
-	names   policy.Names
+	names   policy.PathList
 	path    []byte
 }
 

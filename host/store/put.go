@@ -257,7 +257,7 @@ func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) 
 
 // insert makes the entry, in the root that the place policy chooses.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
-	banned := p.class.names.place.Banned()
+	banned := p.class.names.place.Quarantined()
 	var called *nameable
 	if !banned {
 		called = q.Foreseen.name(s.names, p)

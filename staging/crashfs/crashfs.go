@@ -15,17 +15,17 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// FS is a [staging.FS] over another FS, on a machine that can lose power: [FS.PowerLoss] resets the directories to a state
-// that a crash might have left.
+// FS is a [staging.FS] over another FS, on a machine that can lose power: [FS.PowerLoss] resets the directories to a
+// state that a crash might have left.
 //
-// Synced data survives. Of data that was not synced, any page of a file may be lost, even if later pages survived, and so
-// may a file's new length. Of the name changes in one directory the last ones may be lost, in each directory a random
-// number. This loses more than any single file system would: a name can survive without its bytes, bytes without their
-// name, and a synced file is lost with its unsynced name.
+// Synced data survives. Of data that was not synced, any page of a file may be lost, even if later pages survived, and
+// so may a file's new length. Of the name changes in one directory the last ones may be lost, in each directory a
+// random number. This loses more than any single file system would: a name can survive without its bytes, bytes without
+// their name, and a synced file is lost with its unsynced name.
 //
-// FS keeps what it may have to restore until the change is synced: the old content of overwritten pages, and the files of
-// removed names, as links in the trash directory. Directories must not be renamed, and no other process may change the
-// files meanwhile.
+// FS keeps what it may have to restore until the change is synced: the old content of overwritten pages, and the files
+// of removed names, as links in the trash directory. Directories must not be renamed, and no other process may change
+// the files meanwhile.
 type FS struct {
 	inner staging.FS
 	trash string

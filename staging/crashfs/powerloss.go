@@ -11,8 +11,9 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// PowerLoss cuts the power. Every later operation fails with [ErrPowerLost], all locks are released, and the directories
-// are reset to a state that depends on the seed. To continue, call [New] again. A second PowerLoss does nothing.
+// PowerLoss cuts the power. Every later operation fails with [ErrPowerLost], all locks are released, and the
+// directories are reset to a state that depends on the seed. To continue, call [New] again. A second PowerLoss does
+// nothing.
 func (v *FS) PowerLoss(seed uint64) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

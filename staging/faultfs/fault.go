@@ -18,11 +18,12 @@ import (
 
 // FS is a [staging.FS] that injects faults into calls of another FS, as its rules say.
 //
-// Each rule counts the calls that match it. The same calls in the same order therefore get the same faults. When several
-// rules apply to a call, it waits for all their delays, in the order of the rules, and fails with the first failure.
+// Each rule counts the calls that match it. The same calls in the same order therefore get the same faults. When
+// several rules apply to a call, it waits for all their delays, in the order of the rules, and fails with the first
+// failure.
 //
-// A file opened for direct I/O stays direct. An injected EINVAL on its transfers is reported as [staging.ErrAlign], like
-// the kernel's, and this FS then remembers that the device takes no direct I/O.
+// A file opened for direct I/O stays direct. An injected EINVAL on its transfers is reported as [staging.ErrAlign],
+// like the kernel's, and this FS then remembers that the device takes no direct I/O.
 type FS struct {
 	inner staging.FS
 	rules atomic.Pointer[ruleSet] // nil: none

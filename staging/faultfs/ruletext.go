@@ -49,8 +49,8 @@ var opsByName = func() map[string]staging.Op {
 //	every 4th    each fourth
 //	10% seed 7   one in ten, at random; the seed defaults to 0
 //
-// FAULT is a wait, a failure, or both in this order. A wait is "delay 20ms" or "hang". A failure is an errno ("eio"; "eio
-// after" makes the call and reports it as failed), "short [BYTES]", "torn [BYTES]" or "power".
+// FAULT is a wait, a failure, or both in this order. A wait is "delay 20ms" or "hang". A failure is an errno ("eio";
+// "eio after" makes the call and reports it as failed), "short [BYTES]", "torn [BYTES]" or "power".
 func ParseRules(text string) ([]Rule, error) {
 	var rules []Rule
 	n := 0

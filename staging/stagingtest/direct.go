@@ -98,7 +98,8 @@ func (s *suite) directAlignment() {
 		for op, do := range map[string]func([]byte, int64) (int, error){"read": f.ReadAt, "write": f.WriteAt} {
 			n, err := do(c.p, c.off)
 			var align *staging.AlignError
-			if n != 0 || !errors.Is(err, staging.ErrAlign) || !errors.As(err, &align) || align.Field != c.field || align.Op != op {
+			if n != 0 || !errors.Is(err, staging.ErrAlign) || !errors.As(err, &align) || align.Field != c.field ||
+				align.Op != op {
 				s.Errorf("%s of %d bytes at %d: %d, %v, want its %s named", op, len(c.p), c.off, n, err, c.field)
 			}
 		}

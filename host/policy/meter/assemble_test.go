@@ -46,7 +46,8 @@ func single(f []byte, extra ...[]byte) []byte {
 		sec(secCode, vec(f)))
 }
 
-// tabled is single with one table of functions, whose limits are given, 16 elements and 128 bytes to fill it and memory from.
+// tabled is single with one table of functions, whose limits are given, 16 elements and 128 bytes to fill it and memory
+// from.
 func tabled(limits []byte, f []byte) []byte {
 	elements := []byte{1, 0} // passive, of functions
 	elements = append(elements, vec(slices.Repeat([][]byte{{0}}, 16)...)...)

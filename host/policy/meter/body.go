@@ -56,8 +56,8 @@ func (w *bodyRewriter) settle() {
 	w.out = appendU32(w.out, w.global)
 }
 
-// look asks for more when the fuel is below zero. Coming again, from the head of a loop around it, means that the code behind
-// is reached in one way only: a compiler then keeps what it has at hand.
+// look asks for more when the fuel is below zero. Coming again, from the head of a loop around it, means that the code
+// behind is reached in one way only: a compiler then keeps what it has at hand.
 func (w *bodyRewriter) look(again bool) {
 	w.out = append(w.out, opGlobalGet)
 	w.out = appendU32(w.out, w.global)

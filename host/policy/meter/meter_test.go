@@ -36,8 +36,8 @@ func inject(t testing.TB, wasm []byte) []byte {
 
 func fuel(m api.Module) api.MutableGlobal { return m.ExportedGlobal(Global).(api.MutableGlobal) }
 
-// checkProgram: plain and metered modules compute the same, and the fuel spent is at least what the instructions that ran
-// cost.
+// checkProgram: plain and metered modules compute the same, and the fuel spent is at least what the instructions that
+// ran cost.
 func checkProgram(t *testing.T, seed uint64, arg uint32) {
 	r := rand.New(rand.NewPCG(seed, 7))
 	program := generate(r, 5, 0, 0)

@@ -8,11 +8,13 @@ import (
 
 // Names under which a metered module exports what was added to it.
 const (
-	Global = "kvhost_fuel"   // the counter: a mutable i64
-	Refuel = "kvhost_refuel" // the function that is called when it is below zero, and traps if it is still when that returns
+	Global = "kvhost_fuel" // the counter: a mutable i64
+	// the function that is called when it is below zero, and traps if it is still when that returns
+	Refuel = "kvhost_refuel"
 )
 
-// Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any more.
+// Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any
+// more.
 const Version = 5
 
 // Section ids, and the order in which sections must stand.
@@ -54,8 +56,8 @@ type module struct {
 	added     []added
 }
 
-// added is a function at the module's end: the one to call for more fuel, and then first forms of functions that have a second
-// one in their place.
+// added is a function at the module's end: the one to call for more fuel, and then first forms of functions that have a
+// second one in their place.
 type added struct {
 	kind uint32 // type
 	body []byte

@@ -3,7 +3,8 @@ package meter
 import "bytes"
 
 // library are the names of what comes with a language and is seldom on the way of a call: it is most of a small module.
-var library = [][]byte{[]byte("runtime."), []byte("internal_"), []byte("internal/"), []byte("type:"), []byte("type_"), []byte("syscall."), []byte("os.")}
+var library = [][]byte{[]byte("runtime."), []byte("internal_"), []byte("internal/"), []byte("type:"), []byte("type_"),
+	[]byte("syscall."), []byte("os.")}
 
 // own says of each function whether its name, if it has one, is the author's. Names are for speed only: they prove
 // nothing, and a section that cannot be read has none.

@@ -215,8 +215,8 @@ func (r *reader) simdImmediates(sub uint32) {
 	}
 }
 
-// cost is what an instruction is charged: about what it takes at worst in units of a simple one. Loads count for a cache
-// that misses, the rest by what the compiler makes of them.
+// cost is what an instruction is charged: about what it takes at worst in units of a simple one. Loads count for a
+// cache that misses, the rest by what the compiler makes of them.
 func (in *instruction) cost() uint64 {
 	switch op := in.op; {
 	case op >= 0x28 && op <= 0x35: // loads

@@ -68,10 +68,10 @@ type frame struct {
 }
 
 // A dispatch loop does nothing but jump: loop, blocks, local.get, br_table to one of those blocks' ends. That is how
-// compilers spell control flow that has no structure; nearly every function of Go is one. If each turn paid for the whole
-// body, it would pay a hundred times for what it executes. So the body is cut into segments at the blocks' ends. A turn
-// pays for the jump and an allowance; a segment that could be reached with too little of it left pays for itself. Small
-// segments, which are most, then cost no charge of their own.
+// compilers spell control flow that has no structure; nearly every function of Go is one. If each turn paid for the
+// whole body, it would pay a hundred times for what it executes. So the body is cut into segments at the blocks' ends.
+// A turn pays for the jump and an allowance; a segment that could be reached with too little of it left pays for
+// itself. Small segments, which are most, then cost no charge of their own.
 const (
 	jumpCost  = 10  // of local.get and br_table; blocks are labels and leave no code behind
 	allowance = 256 // most that a turn pays in advance
@@ -140,7 +140,8 @@ func (p *planner) join(in instruction) {
 	}
 }
 
-// end closes a block. Nothing is known of how its code ends when it is an ordinary one: something may branch to its end.
+// end closes a block. Nothing is known of how its code ends when it is an ordinary one: something may branch to its
+// end.
 func (p *planner) end(at int) {
 	f := p.open[len(p.open)-1]
 	p.open = p.open[:len(p.open)-1]
@@ -194,7 +195,8 @@ func (p *planner) dispatch(at int, bare bool) bool {
 	return true
 }
 
-// settle decides where to pay. A function that does no more than enter a dispatch loop pays for that at the loop's head.
+// settle decides where to pay. A function that does no more than enter a dispatch loop pays for that at the loop's
+// head.
 func (p *planner) settle() *charges {
 	n := len(p.regions)
 	due := make([]uint64, n)  // of a place that pays in advance: the most that its allowance covers
@@ -253,9 +255,9 @@ func (p *planner) settle() *charges {
 	return p.looked(entry, pays)
 }
 
-// Looking at the counter costs more than lowering it, because the guest may be held up there: what its code had at hand must
-// be found again. So small sums are paid unseen. Every loop looks at its head, and every function that calls at its start, so
-// that little can be spent in between.
+// Looking at the counter costs more than lowering it, because the guest may be held up there: what its code had at hand
+// must be found again. So small sums are paid unseen. Every loop looks at its head, and every function that calls at
+// its start, so that little can be spent in between.
 const (
 	unseenEntry = 64    // of a function that neither calls nor loops: no more than what a call costs, a few times
 	unseen      = 4_000 // in all, of the segments of a function's dispatch loops, between two looks at the loops' heads

@@ -164,8 +164,8 @@ type states struct {
 	list           []state
 }
 
-// state is a segment of such a loop: what it does, and where it goes: on to the next one by itself, by a jump (through the
-// dispatch, to next), by a branch straight to a later segment, or out.
+// state is a segment of such a loop: what it does, and where it goes: on to the next one by itself, by a jump (through
+// the dispatch, to next), by a branch straight to a later segment, or out.
 type state struct {
 	body []node
 	next byte
@@ -269,7 +269,8 @@ func runAll(m *machine, nodes []node) branch {
 	return -1
 }
 
-// generate makes a list of nodes. Loops count in locals of their own, one for each level, two for states. A break may leave depth blocks, which are never loops, so every program ends.
+// generate makes a list of nodes. Loops count in locals of their own, one for each level, two for states. A break may
+// leave depth blocks, which are never loops, so every program ends.
 func generate(r *rand.Rand, size, depth, loops int) []node {
 	var out []node
 	for range 1 + r.IntN(4) {

@@ -51,8 +51,8 @@ func pumped(t testing.TB, wasm []byte, p *pump) api.Module {
 	return m
 }
 
-// A guest that is given its fuel bit by bit does what it does with all of it at once, for as much, wherever it is held up;
-// and it never gets far without asking.
+// A guest that is given its fuel bit by bit does what it does with all of it at once, for as much, wherever it is held
+// up; and it never gets far without asking.
 func TestFuelInSlices(t *testing.T) {
 	ctx := context.Background()
 	run := func(seed uint64, wasm []byte, arg uint64) {

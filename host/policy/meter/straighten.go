@@ -7,13 +7,13 @@ import "slices"
 //	i32.const K; local.set V; br L
 //
 // where L is the head of a loop that does nothing but look V up in a table and branch. V is also a parameter, so that a
-// function can be entered again in its middle. So each piece of the function can be reached from everywhere, as far as the
-// next compiler knows, and it must bring all variables to the same places before each: that costs more than the code in
-// between. (A third of the time that a batch of events takes in lru, measured.)
+// function can be entered again in its middle. So each piece of the function can be reached from everywhere, as far as
+// the next compiler knows, and it must bring all variables to the same places before each: that costs more than the
+// code in between. (A third of the time that a batch of events takes in lru, measured.)
 //
-// Such a function gets a second form for when it is entered at its start, which is all but always. There, where the table
-// leads for K is known. A jump ahead leads to the end of a block that is still open, so that it becomes a branch; jumps
-// back stay, and the table keeps what they need. The first form stands at the module's end, for any other V.
+// Such a function gets a second form for when it is entered at its start, which is all but always. There, where the
+// table leads for K is known. A jump ahead leads to the end of a block that is still open, so that it becomes a branch;
+// jumps back stay, and the table keeps what they need. The first form stands at the module's end, for any other V.
 
 // target is a block that a branch can name.
 type target struct {
@@ -71,8 +71,8 @@ type straightener struct {
 	done  int // of the code, in out
 }
 
-// straighten gives the form of a function's code that is right when local 0 is zero. ok is false when it would not differ,
-// or when the code is not of the kind that is understood here.
+// straighten gives the form of a function's code that is right when local 0 is zero. ok is false when it would not
+// differ, or when the code is not of the kind that is understood here.
 func straighten(code []byte) (out []byte, ok bool) {
 	s := &straightener{r: reader{b: code}, open: []target{{}}}
 	var first, second instruction
@@ -142,7 +142,8 @@ func (s *straightener) at(depth uint32) *target {
 // jump makes a branch of a jump ahead. Any other must at least lead to a known place.
 func (s *straightener) jump(first, second, in instruction) bool {
 	code := s.r.b
-	if first.op != opI32Const || second.op != opLocalSet || first.hi != second.lo || second.hi != in.lo || operand(code, second) != 0 {
+	if first.op != opI32Const || second.op != opLocalSet || first.hi != second.lo || second.hi != in.lo ||
+		operand(code, second) != 0 {
 		return false
 	}
 	value, ok := smallConstant(code[first.lo+1 : first.hi])

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// enteredProgram is a function of the kind that gets a second form: local 0 says where it is entered, jumps ahead and back
-// between, and the result mixes all locals.
+// enteredProgram is a function of the kind that gets a second form: local 0 says where it is entered, jumps ahead and
+// back between, and the result mixes all locals.
 func enteredProgram(seed uint64) (states, []byte) {
 	r := rand.New(rand.NewPCG(seed, 11))
 	s := states{counter: locals, state: 0, times: byte(r.IntN(20))}

@@ -1,7 +1,7 @@
 package meter
 
-// scanTables reads the table section and gives each table a maximum: without one table.grow could take the host's memory,
-// which is not the guest's and has no other bound.
+// scanTables reads the table section and gives each table a maximum: without one table.grow could take the host's
+// memory, which is not the guest's and has no other bound.
 func (m *module) scanTables(r *reader) {
 	n := r.count()
 	m.limit(r, m.limits.Tables, n, "tables")

@@ -98,7 +98,8 @@ func ParseSecretKey(text string) (SecretKey, error) {
 		return SecretKey{}, err
 	}
 	if string(b[:2]) != algorithm || string(b[4:6]) != checksum {
-		return SecretKey{}, fmt.Errorf("%w: a secret key of algorithms %q and %q, want %q and %q", ErrFormat, b[:2], b[4:6], algorithm, checksum)
+		return SecretKey{}, fmt.Errorf("%w: a secret key of algorithms %q and %q, want %q and %q", ErrFormat, b[:2], b[4:6],
+			algorithm, checksum)
 	}
 	if string(b[2:4]) != noKDF {
 		return SecretKey{}, ErrEncrypted

@@ -27,8 +27,8 @@ type Signature struct {
 	global  []byte // signature of that and the comment
 }
 
-// Sign signs a file's bytes, with a comment of one line that the signature covers, and gives what the .minisig file is to
-// hold.
+// Sign signs a file's bytes, with a comment of one line that the signature covers, and gives what the .minisig file is
+// to hold.
 func (k SecretKey) Sign(file []byte, comment string) ([]byte, error) {
 	if strings.ContainsAny(comment, "\r\n") || len(comment) > maxComment {
 		return nil, fmt.Errorf("%w: a comment of more than one line, or of more than %d bytes", ErrFormat, maxComment)
@@ -45,7 +45,8 @@ func (k SecretKey) Sign(file []byte, comment string) ([]byte, error) {
 func ParseSignature(text string) (Signature, error) {
 	lines := strings.Split(strings.TrimRight(strings.ReplaceAll(text, "\r\n", "\n"), "\n"), "\n")
 	if len(lines) != 4 || !strings.HasPrefix(lines[0], untrusted) || !strings.HasPrefix(lines[2], trusted) {
-		return Signature{}, fmt.Errorf("%w: a signature has four lines: a comment, base64, a trusted comment, base64", ErrFormat)
+		return Signature{}, fmt.Errorf("%w: a signature has four lines: a comment, base64, a trusted comment, base64",
+			ErrFormat)
 	}
 	b, err := decode(lines[1], signatureBytes, "a signature")
 	if err != nil {
@@ -53,7 +54,8 @@ func ParseSignature(text string) (Signature, error) {
 	}
 	s := Signature{ID: ID(b[2:10]), Comment: lines[2][len(trusted):], hashed: string(b[:2]) == prehashed, file: b[10:]}
 	if !s.hashed && string(b[:2]) != algorithm {
-		return Signature{}, fmt.Errorf("%w: a signature of algorithm %q, want %q or %q", ErrFormat, b[:2], prehashed, algorithm)
+		return Signature{}, fmt.Errorf("%w: a signature of algorithm %q, want %q or %q", ErrFormat, b[:2], prehashed,
+			algorithm)
 	}
 	s.global, err = decode(lines[3], ed25519.SignatureSize, "a global signature")
 	return s, err

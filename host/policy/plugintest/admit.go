@@ -15,18 +15,21 @@ func (c *checker) admit() {
 	if err == nil {
 		var again []byte
 		if again, err = c.admissions(0); err == nil && !slices.Equal(answers, again) {
-			err = c.finding(abi.ExportAdmit, "another instance with the same seed and candidates answers otherwise", "decide by candidates and Info.seed alone")
+			err = c.finding(abi.ExportAdmit, "another instance with the same seed and candidates answers otherwise",
+				"decide by candidates and Info.seed alone")
 		}
 	}
 	if err == nil {
 		var again []byte
 		if again, err = c.admissions(16); err == nil && !slices.Equal(answers, again) {
-			err = c.finding(abi.ExportAdmit, "with records 16 bytes longer it answers otherwise", "step by the stride of the call, and read only what you know")
+			err = c.finding(abi.ExportAdmit, "with records 16 bytes longer it answers otherwise",
+				"step by the stride of the call, and read only what you know")
 		}
 	}
 	c.r.add(err)
 	if p, err := c.probe(0, 0); err == nil {
-		if err := c.room(p, map[int]uint32{abi.BufferArgs: fullBatch * abi.CandidateSize, abi.BufferResult: fullBatch}); err == nil {
+		if err := c.room(p, map[int]uint32{abi.BufferArgs: fullBatch * abi.CandidateSize,
+			abi.BufferResult: fullBatch}); err == nil {
 			c.r.add(c.strangeNamespace(p))
 			c.r.add(c.shortRecords(p, abi.ExportAdmit))
 		}
@@ -73,7 +76,8 @@ func (c *checker) admissions(longer uint32) ([]byte, error) {
 			continue
 		}
 		if got != uint32(n) {
-			return nil, c.finding(abi.ExportAdmit, fmt.Sprintf("it gives %d answers to %d candidates", got, n), "answer one byte for each, and n as the count")
+			return nil, c.finding(abi.ExportAdmit, fmt.Sprintf("it gives %d answers to %d candidates", got, n),
+				"answer one byte for each, and n as the count")
 		}
 		out, err := p.Bytes(abi.BufferResult, got)
 		if err != nil {
@@ -81,7 +85,8 @@ func (c *checker) admissions(longer uint32) ([]byte, error) {
 		}
 		for i, a := range out {
 			if a > 1 {
-				return nil, c.finding(abi.ExportAdmit, fmt.Sprintf("it answers %d for candidate %d", a, i), "answer 1 to store and 0 not to")
+				return nil, c.finding(abi.ExportAdmit, fmt.Sprintf("it answers %d for candidate %d", a, i),
+					"answer 1 to store and 0 not to")
 			}
 		}
 		answers = append(answers, out...)

@@ -101,7 +101,8 @@ func (w *work) round(best *Cost) error {
 // evictWork is a full root: touches in full batches, and evictions, each an ask with the REMOVE and the INSERT that
 // follow from it.
 func evictWork(ctx context.Context, m *policy.Module, o Options) ([]work, func() error, error) {
-	e, err := m.NewEvict(ctx, policy.EvictOptions{MaxSlots: o.Slots, Capacity: uint64(o.Slots) * abi.SizeUnit, Seed: o.Seed, Config: o.Config})
+	e, err := m.NewEvict(ctx, policy.EvictOptions{MaxSlots: o.Slots, Capacity: uint64(o.Slots) * abi.SizeUnit,
+		Seed: o.Seed, Config: o.Config})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -110,7 +111,8 @@ func evictWork(ctx context.Context, m *policy.Module, o Options) ([]work, func()
 	now, request := uint64(0), uint32(0)
 	// Each run of slots holds a prompt, chunk by chunk, as they stand in it.
 	about := func(op abi.Op, slot uint32) abi.Event {
-		ev := abi.Event{Op: op, Slot: slot, Parent: abi.None, Key: uint64(slot)<<1 | 1, Size: 1, Depth: slot % prompt, Request: request}
+		ev := abi.Event{Op: op, Slot: slot, Parent: abi.None, Key: uint64(slot)<<1 | 1, Size: 1, Depth: slot % prompt,
+			Request: request}
 		if ev.Depth > 0 {
 			ev.Parent, ev.ParentKey = slot-1, uint64(slot-1)<<1|1
 		}
@@ -168,7 +170,8 @@ func evictWork(ctx context.Context, m *policy.Module, o Options) ([]work, func()
 }
 
 func admitWork(ctx context.Context, m *policy.Module, o Options) ([]work, func() error, error) {
-	a, err := m.NewAdmit(ctx, policy.AdmitOptions{Capacity: uint64(o.Slots) * abi.SizeUnit, Seed: o.Seed, Config: o.Config})
+	a, err := m.NewAdmit(ctx, policy.AdmitOptions{Capacity: uint64(o.Slots) * abi.SizeUnit, Seed: o.Seed,
+		Config: o.Config})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -83,7 +83,8 @@ func (c *checker) describe(seen *policy.Inspection) {
 	needed := seen.Grants()
 	for _, g := range seen.Manifest.Grants {
 		if !slices.Contains(needed, g) {
-			c.r.add(&Finding{Where: "section " + abi.ManifestSection, What: fmt.Sprintf("it asks for the grant %q, which no import needs", g), Do: "take it out"})
+			c.r.add(&Finding{Where: "section " + abi.ManifestSection, What: fmt.Sprintf("it asks for the grant %q, which no "+
+				"import needs", g), Do: "take it out"})
 		}
 	}
 }
@@ -125,7 +126,8 @@ func (c *checker) room(p *policy.Probe, sizes map[int]uint32) error {
 			return c.fault(abi.ExportBuffer, fmt.Sprintf("kind %d, %d bytes", kind, size), err)
 		}
 		if !ok && kind != abi.BufferRoots && kind != abi.BufferState {
-			return c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for kind %d", size, kind), "give what section 5 says is asked for, and raise memory_pages when memory.grow fails")
+			return c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for kind %d", size, kind),
+				"give what section 5 says is asked for, and raise memory_pages when memory.grow fails")
 		}
 	}
 	return nil
@@ -138,7 +140,8 @@ func (c *checker) call(p *policy.Probe, export string, a, b uint64, records int)
 	if err != nil {
 		return 0, 0, c.fault(export, fmt.Sprintf("%d records", records), err)
 	}
-	if export == abi.ExportEvents || export == abi.ExportNamespace || export == abi.ExportLoad || export == abi.ExportInit {
+	if export == abi.ExportEvents || export == abi.ExportNamespace || export == abi.ExportLoad ||
+		export == abi.ExportInit {
 		return abi.Status(int32(uint32(r))), 0, nil
 	}
 	status, n := abi.Unpack(r)
@@ -149,7 +152,8 @@ func (c *checker) call(p *policy.Probe, export string, a, b uint64, records int)
 func (c *checker) good(p *policy.Probe, export string, a, b uint64, records int) (n uint32, ok bool, err error) {
 	status, n, err := c.call(p, export, a, b, records)
 	if err == nil && status < 0 {
-		err = c.finding(export, fmt.Sprintf("it answers status %d to a call that a host makes (%s)", status, said(p)), "a negative status costs the instance: keep it for what breaks the contract")
+		err = c.finding(export, fmt.Sprintf("it answers status %d to a call that a host makes (%s)", status, said(p)),
+			"a negative status costs the instance: keep it for what breaks the contract")
 	}
 	return n, status == abi.StatusOK, err
 }

@@ -28,7 +28,8 @@ func (c *checker) evictor(slots, longer uint32) (*evictor, error) {
 	e := &evictor{c: c, p: p, slots: slots, stride: abi.EventSize + longer}
 	batch, victims, _, _ := p.Limits()
 	e.batch = batch
-	err = c.room(p, map[int]uint32{abi.BufferEvents: fullBatch * e.stride, abi.BufferArgs: abi.AskSize + longer, abi.BufferResult: uint32(victims) * 4})
+	err = c.room(p, map[int]uint32{abi.BufferEvents: fullBatch * e.stride, abi.BufferArgs: abi.AskSize + longer,
+		abi.BufferResult: uint32(victims) * 4})
 	if err != nil {
 		p.Close()
 		return nil, err
@@ -95,7 +96,8 @@ func (e *evictor) step(ask abi.Ask) ([]uint32, error) {
 		return nil, err
 	}
 	if n > ask.MaxVictims {
-		return nil, e.c.finding(abi.ExportStep, fmt.Sprintf("it names %d victims when asked for at most %d", n, ask.MaxVictims), "stop at ask.max_victims")
+		return nil, e.c.finding(abi.ExportStep, fmt.Sprintf("it names %d victims when asked for at most %d", n,
+			ask.MaxVictims), "stop at ask.max_victims")
 	}
 	b, err := e.p.Bytes(abi.BufferResult, n*4)
 	if err != nil {
@@ -105,10 +107,12 @@ func (e *evictor) step(ask abi.Ask) ([]uint32, error) {
 	for i := range out {
 		out[i] = binary.LittleEndian.Uint32(b[4*i:])
 		if out[i] >= e.slots {
-			return nil, e.c.finding(abi.ExportStep, fmt.Sprintf("it names slot %d, slots are below %d", out[i], e.slots), "name only slots that INSERT or RESIDENT brought")
+			return nil, e.c.finding(abi.ExportStep, fmt.Sprintf("it names slot %d, slots are below %d", out[i], e.slots),
+				"name only slots that INSERT or RESIDENT brought")
 		}
 		if slices.Contains(out[:i], out[i]) {
-			return nil, e.c.finding(abi.ExportStep, fmt.Sprintf("it names slot %d twice in one answer", out[i]), "name each victim once")
+			return nil, e.c.finding(abi.ExportStep, fmt.Sprintf("it names slot %d twice in one answer", out[i]),
+				"name each victim once")
 		}
 	}
 	return out, nil
@@ -136,9 +140,12 @@ func (c evictChecks) evict() {
 			c.r.add(err)
 			continue // what follows would only say the same
 		}
-		c.r.add(c.replay(tape, g.slots, 0, "another instance with the same seed and events", "decide by events and Info.seed alone, never by what memory happens to hold"))
-		c.r.add(c.replay(tape, g.slots, 8, "with records 8 bytes longer", "step by the stride of the call, and read only what you know"))
-		c.r.add(c.replay(noisy(tape), g.slots, 0, "with events it must ignore in between", "ignore ops you do not know, and ops on slots that are not in use"))
+		c.r.add(c.replay(tape, g.slots, 0, "another instance with the same seed and events",
+			"decide by events and Info.seed alone, never by what memory happens to hold"))
+		c.r.add(c.replay(tape, g.slots, 8, "with records 8 bytes longer",
+			"step by the stride of the call, and read only what you know"))
+		c.r.add(c.replay(noisy(tape), g.slots, 0, "with events it must ignore in between",
+			"ignore ops you do not know, and ops on slots that are not in use"))
 		c.r.add(c.handOver(tape, g.slots))
 	}
 	for _, export := range []string{abi.ExportEvents, abi.ExportStep} {
@@ -157,7 +164,8 @@ func (c evictChecks) record(seed uint64, slots uint32, rounds int) ([]move, erro
 		return nil, err
 	}
 	defer e.p.Close()
-	e.batch = max(1, e.batch-e.batch/noiseEvery) // leaves room for noise: what a policy does once per call may count for it
+	// leaves room for noise: what a policy does once per call may count for it
+	e.batch = max(1, e.batch-e.batch/noiseEvery)
 	var tape []move
 	w := newWorld(seed, slots)
 	fail := func(err error) {
@@ -195,7 +203,8 @@ func (c evictChecks) record(seed uint64, slots uint32, rounds int) ([]move, erro
 	}
 	c.r.Memory = max(c.r.Memory, e.p.MemoryBytes())
 	if w.named == 0 && w.wanted > 10 && !w.over && !failed {
-		return nil, c.finding(abi.ExportStep, fmt.Sprintf("it named no victim in %d questions, with entries that could go", w.wanted), "name somebody: without victims every store into a full root is refused")
+		return nil, c.finding(abi.ExportStep, fmt.Sprintf("it named no victim in %d questions, with entries that could go",
+			w.wanted), "name somebody: without victims every store into a full root is refused")
 	}
 	if w.over || failed {
 		return nil, nil
@@ -210,13 +219,17 @@ func (c evictChecks) judge(w *world, ask abi.Ask, out []uint32) error {
 		n := w.slots[slot]
 		switch {
 		case n < 0:
-			return c.finding(abi.ExportStep, fmt.Sprintf("victim %d of %d is slot %d, in which nothing is", i, len(out), slot), "forget a slot at its REMOVE")
+			return c.finding(abi.ExportStep, fmt.Sprintf("victim %d of %d is slot %d, in which nothing is", i, len(out), slot),
+				"forget a slot at its REMOVE")
 		case w.nodes[n].pins > 0:
-			return c.finding(abi.ExportStep, fmt.Sprintf("victim %d of %d is slot %d, which is pinned", i, len(out), slot), "leave slots out from PIN to UNPIN")
+			return c.finding(abi.ExportStep, fmt.Sprintf("victim %d of %d is slot %d, which is pinned", i, len(out), slot),
+				"leave slots out from PIN to UNPIN")
 		case ask.Tenant != abi.None && w.nodes[n].tenant != ask.Tenant:
-			return c.finding(abi.ExportStep, fmt.Sprintf("victim %d of %d is slot %d of tenant %d when tenant %d was asked for", i, len(out), slot, w.nodes[n].tenant, ask.Tenant), "mind ask.tenant")
+			return c.finding(abi.ExportStep, fmt.Sprintf("victim %d of %d is slot %d of tenant %d when tenant %d was asked for",
+				i, len(out), slot, w.nodes[n].tenant, ask.Tenant), "mind ask.tenant")
 		case freed >= ask.Bytes:
-			return c.finding(abi.ExportStep, fmt.Sprintf("it names %d victims when %d free the %d bytes asked for", len(out), i, ask.Bytes), "stop when the sizes (times 4,096) add up to ask.bytes")
+			return c.finding(abi.ExportStep, fmt.Sprintf("it names %d victims when %d free the %d bytes asked for", len(out), i,
+				ask.Bytes), "stop when the sizes (times 4,096) add up to ask.bytes")
 		}
 		freed += uint64(w.nodes[n].size) * abi.SizeUnit
 	}
@@ -249,7 +262,8 @@ func (e *evictor) follow(tape []move, from int, how, do string) error {
 			return err
 		}
 		if !slices.Equal(got, m.answer) {
-			return e.c.finding(abi.ExportStep, fmt.Sprintf("%s, it answers %v in place of %v (event %d, %d slots)", how, short(got), short(m.answer), from+i, e.slots), do)
+			return e.c.finding(abi.ExportStep, fmt.Sprintf("%s, it answers %v in place of %v (event %d, %d slots)", how,
+				short(got), short(m.answer), from+i, e.slots), do)
 		}
 	}
 	return nil
@@ -330,7 +344,8 @@ func (c evictChecks) handOver(tape []move, slots uint32) error {
 		return err
 	}
 	if !taken {
-		return c.finding(abi.ExportLoad, "it does not take the state that kv_save gave", "read what you write, or export neither")
+		return c.finding(abi.ExportLoad, "it does not take the state that kv_save gave",
+			"read what you write, or export neither")
 	}
 	err = second.follow(tape[half:], half, "after kv_save and kv_load", "save all that decisions follow from")
 	if err != nil {
@@ -389,7 +404,8 @@ func (c evictChecks) crowd(slots uint32) error {
 	c.r.Memory = max(c.r.Memory, e.p.MemoryBytes())
 	out, err := e.step(abi.Ask{Bytes: 1, MaxVictims: 16, Tenant: abi.None})
 	if err == nil && len(out) > 0 {
-		err = c.finding(abi.ExportStep, fmt.Sprintf("it names slot %d after everything was removed", out[0]), "forget a slot at its REMOVE")
+		err = c.finding(abi.ExportStep, fmt.Sprintf("it names slot %d after everything was removed", out[0]),
+			"forget a slot at its REMOVE")
 	}
 	return err
 }

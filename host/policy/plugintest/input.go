@@ -17,7 +17,8 @@ func (c *checker) oddBuffers(p *policy.Probe) error {
 			return c.fault(abi.ExportBuffer, fmt.Sprintf("kind %d", kind), err)
 		}
 		if uint32(r) != 0 {
-			return c.finding(abi.ExportBuffer, fmt.Sprintf("it gives room for kind %d, which does not exist", kind), "answer 0 for kinds you do not know")
+			return c.finding(abi.ExportBuffer, fmt.Sprintf("it gives room for kind %d, which does not exist", kind),
+				"answer 0 for kinds you do not know")
 		}
 	}
 	r, err := p.Call(abi.ExportBuffer, abi.BufferInfo, 0xfffffff0, 0)
@@ -25,7 +26,8 @@ func (c *checker) oddBuffers(p *policy.Probe) error {
 		return c.fault(abi.ExportBuffer, "4 GiB", err)
 	}
 	if uint32(r) != 0 {
-		return c.finding(abi.ExportBuffer, "it gives room of 4 GiB, which it cannot have", "answer 0 when there is no such room; mind sums that wrap")
+		return c.finding(abi.ExportBuffer, "it gives room of 4 GiB, which it cannot have",
+			"answer 0 when there is no such room; mind sums that wrap")
 	}
 	return c.room(p, map[int]uint32{abi.BufferInfo: 100_000}) // a long namespace's text
 }
@@ -59,7 +61,8 @@ func (c *checker) shortInfo() error {
 			return c.tolerate(err, "given "+info.what)
 		}
 		if status == abi.StatusOK {
-			return c.finding(abi.ExportInit, "it takes "+info.what, "compare len, size and config_len before you read, and answer -1")
+			return c.finding(abi.ExportInit, "it takes "+info.what, "compare len, size and config_len before you read, and "+
+				"answer -1")
 		}
 	}
 	return nil
@@ -75,7 +78,8 @@ func (c *checker) shortRecords(p *policy.Probe, export string) error {
 		return c.tolerate(err, "given a stride of 4")
 	}
 	if status >= 0 {
-		return c.finding(export, "it takes records of 4 bytes", "answer -1 (bad input) for a stride shorter than the record you know")
+		return c.finding(export, "it takes records of 4 bytes", "answer -1 (bad input) for a stride shorter than the "+
+			"record you know")
 	}
 	return nil
 }

@@ -71,7 +71,8 @@ func (c *checker) arrange(i int, g chunk.Geometry, p, other, long *policy.Probe)
 		return err
 	}
 	if _, err := chunk.NewPlan(g, segments); err != nil {
-		return c.finding(abi.ExportLayout, fmt.Sprintf("%v (%d blocks, %d planes)", err, g.Blocks, len(g.Planes)), "over all segments, each byte of each page exactly once; at most 65,536 segments")
+		return c.finding(abi.ExportLayout, fmt.Sprintf("%v (%d blocks, %d planes)", err, g.Blocks, len(g.Planes)),
+			"over all segments, each byte of each page exactly once; at most 65,536 segments")
 	}
 	for _, again := range []struct {
 		p       *policy.Probe
@@ -80,14 +81,16 @@ func (c *checker) arrange(i int, g chunk.Geometry, p, other, long *policy.Probe)
 	}{
 		{p, 0, "asked twice, it answers otherwise", "the answer must follow from the arguments"},
 		{other, 0, "another instance answers otherwise", "the answer must follow from the arguments"},
-		{long, 8, "with records 8 bytes longer it answers otherwise", "step by the stride of the call, and read only what you know"},
+		{long, 8, "with records 8 bytes longer it answers otherwise",
+			"step by the stride of the call, and read only what you know"},
 	} {
 		got, ok, err := c.segments(again.p, again.longer, uint32(i), g)
 		if err != nil {
 			return err
 		}
 		if !ok || !slices.Equal(got, segments) {
-			return c.finding(abi.ExportLayout, fmt.Sprintf("%s (%d blocks, %d planes)", again.how, g.Blocks, len(g.Planes)), again.do)
+			return c.finding(abi.ExportLayout, fmt.Sprintf("%s (%d blocks, %d planes)", again.how, g.Blocks, len(g.Planes)),
+				again.do)
 		}
 	}
 	return nil
@@ -119,14 +122,16 @@ func (c *checker) segments(p *policy.Probe, longer, group uint32, g chunk.Geomet
 	}
 	*(*abi.LayoutHeader)(unsafe.Pointer(&b[0])) = abi.LayoutHeader{Namespace: 1, Group: group, Blocks: g.Blocks, Planes: n}
 	for i, v := range g.Planes {
-		*(*abi.Plane)(unsafe.Pointer(&b[abi.LayoutHeaderSize+uint32(i)*stride])) = abi.Plane{Layer: v.Layer, Part: v.Part, PageBytes: v.PageBytes}
+		*(*abi.Plane)(unsafe.Pointer(&b[abi.LayoutHeaderSize+uint32(i)*stride])) = abi.Plane{Layer: v.Layer, Part: v.Part,
+			PageBytes: v.PageBytes}
 	}
 	count, ok, err := c.good(p, abi.ExportLayout, uint64(n), uint64(stride), int(n*g.Blocks))
 	if err != nil || !ok {
 		return nil, false, err
 	}
 	if count > chunk.MaxSegments {
-		return nil, false, c.finding(abi.ExportLayout, fmt.Sprintf("it gives %d segments (%d blocks, %d planes)", count, g.Blocks, n), "at most 65,536: let a few blocks share each")
+		return nil, false, c.finding(abi.ExportLayout, fmt.Sprintf("it gives %d segments (%d blocks, %d planes)", count,
+			g.Blocks, n), "at most 65,536: let a few blocks share each")
 	}
 	out, err := p.Bytes(abi.BufferResult, count*abi.SegmentSize)
 	if err != nil {

@@ -44,7 +44,8 @@ func (c *checker) announce(p *policy.Probe, texts []string, id func(int) uint32)
 			return c.fault(abi.ExportNamespace, fmt.Sprintf("a text of %d bytes", len(text)), err)
 		}
 		if status := abi.Status(int32(uint32(r))); status < 0 {
-			return c.finding(abi.ExportNamespace, fmt.Sprintf("it answers status %d to a text of %d bytes (%s)", status, len(text), said(p)), "treat the text as opaque bytes")
+			return c.finding(abi.ExportNamespace, fmt.Sprintf("it answers status %d to a text of %d bytes (%s)", status,
+				len(text), said(p)), "treat the text as opaque bytes")
 		}
 	}
 	return nil

@@ -85,17 +85,21 @@ func (l *placer) path(q abi.PlaceQuery) (path []byte, root uint32, ok bool, err 
 	}
 	a := *(*abi.PlaceAnswer)(unsafe.Pointer(&out[0]))
 	if n != 1 {
-		return nil, 0, false, l.c.finding(abi.ExportPlace, fmt.Sprintf("it gives %d answers to 1 query", n), "answer each, and n as the count")
+		return nil, 0, false, l.c.finding(abi.ExportPlace, fmt.Sprintf("it gives %d answers to 1 query", n),
+			"answer each, and n as the count")
 	}
 	if uint64(a.Off)+uint64(a.Len) > uint64(len(out)) {
-		return nil, 0, false, l.c.finding(abi.ExportPlace, fmt.Sprintf("its path of %d bytes at %d lies outside RESULT", a.Len, a.Off), "write paths behind the answers; off counts from the start of RESULT")
+		return nil, 0, false, l.c.finding(abi.ExportPlace, fmt.Sprintf("its path of %d bytes at %d lies outside RESULT",
+			a.Len, a.Off), "write paths behind the answers; off counts from the start of RESULT")
 	}
 	path = slices.Clone(out[a.Off : a.Off+a.Len])
 	if err := policy.CheckPath(path); err != nil {
-		return nil, 0, false, l.c.finding(abi.ExportPlace, strings.TrimPrefix(err.Error(), policy.ErrFault.Error()+": "), "1 to 8 components of 1 to 255 bytes of [A-Za-z0-9._=@+-], none with a dot in front")
+		return nil, 0, false, l.c.finding(abi.ExportPlace, strings.TrimPrefix(err.Error(), policy.ErrFault.Error()+": "),
+			"1 to 8 components of 1 to 255 bytes of [A-Za-z0-9._=@+-], none with a dot in front")
 	}
 	if a.Root != abi.None && a.Root >= uint32(len(l.facts)) {
-		return nil, 0, false, l.c.finding(abi.ExportPlace, fmt.Sprintf("it chooses root %d of %d", a.Root, len(l.facts)), "choose an index into ROOTS, or 0xffffffff")
+		return nil, 0, false, l.c.finding(abi.ExportPlace, fmt.Sprintf("it chooses root %d of %d", a.Root, len(l.facts)),
+			"choose an index into ROOTS, or 0xffffffff")
 	}
 	return path, a.Root, true, nil
 }
@@ -114,7 +118,8 @@ func (l *placer) read(path []byte) (id abi.PathIdentity, ok bool, err error) {
 		return id, false, err
 	}
 	if n != 1 {
-		return id, false, l.c.finding(abi.ExportUnplace, fmt.Sprintf("it gives %d answers to 1 path", n), "answer each, and n as the count")
+		return id, false, l.c.finding(abi.ExportUnplace, fmt.Sprintf("it gives %d answers to 1 path", n),
+			"answer each, and n as the count")
 	}
 	out, err := l.p.Bytes(abi.BufferResult, abi.PathIdentitySize)
 	if err != nil {
@@ -160,7 +165,8 @@ func (c placeChecks) queries() []abi.PlaceQuery {
 // facts are roots as they may be: two that differ in all, one that takes nothing, many.
 func facts() [][]abi.RootFacts {
 	const gib = 1 << 30
-	fast := abi.RootFacts{ID: 3, Flags: abi.RootWritable, Capacity: 100 * gib, Free: 50 * gib, ReadBps: 6 * gib, WriteBps: 3 * gib}
+	fast := abi.RootFacts{ID: 3, Flags: abi.RootWritable, Capacity: 100 * gib, Free: 50 * gib, ReadBps: 6 * gib,
+		WriteBps: 3 * gib}
 	full := abi.RootFacts{ID: 3, Flags: abi.RootWritable, Capacity: 100 * gib, ReadBps: 6 * gib, WriteBps: 3 * gib}
 	mount := abi.RootFacts{ID: 9, Flags: abi.RootWritable, Capacity: 1 << 50, Free: 1 << 49}
 	closed := abi.RootFacts{ID: 4, Capacity: 900 * gib, Free: 800 * gib, ReadBps: 50 * gib, WriteBps: 50 * gib}
@@ -169,7 +175,8 @@ func facts() [][]abi.RootFacts {
 		many[i] = fast
 		many[i].ID = uint32(i)
 	}
-	return [][]abi.RootFacts{{fast}, {fast, mount}, {mount, full}, {closed, fast}, {{}}, many, {{ID: 1, Flags: abi.RootWritable, Capacity: ^uint64(0), Free: ^uint64(0), ReadBps: ^uint64(0), WriteBps: ^uint64(0)}}}
+	return [][]abi.RootFacts{{fast}, {fast, mount}, {mount, full}, {closed, fast}, {{}}, many,
+		{{ID: 1, Flags: abi.RootWritable, Capacity: ^uint64(0), Free: ^uint64(0), ReadBps: ^uint64(0), WriteBps: ^uint64(0)}}}
 }
 
 // placeChecks are what a place policy must pass.
@@ -200,9 +207,13 @@ func (c placeChecks) place() {
 		back    func(int) int
 		how, do string
 	}{
-		{0, identity, texts, func(i int) int { return i }, "another instance", "a path must follow from namespace text, group, rank and key"},
-		{0, turned, reversed, func(i int) int { return len(texts) - 1 - i }, "with other ids for the namespaces, announced in another order,", "a path must follow from the namespace's text, not its id"},
-		{8, identity, texts, func(i int) int { return i }, "with records 8 bytes longer", "step by the stride of the call, and read only what you know"},
+		{0, identity, texts, func(i int) int { return i }, "another instance",
+			"a path must follow from namespace text, group, rank and key"},
+		{0, turned, reversed, func(i int) int { return len(texts) - 1 - i },
+			"with other ids for the namespaces, announced in another order,", "a path must follow from the namespace's text, " +
+				"not its id"},
+		{8, identity, texts, func(i int) int { return i }, "with records 8 bytes longer",
+			"step by the stride of the call, and read only what you know"},
 	} {
 		c.r.add(c.same(o.longer, o.id, o.order, o.back, queries, paths, o.how, o.do))
 	}
@@ -225,7 +236,8 @@ func (c placeChecks) distinct(l *placer, queries []abi.PlaceQuery) (paths [][]by
 			return nil, err
 		}
 		if j, taken := whose[string(path)]; taken {
-			return nil, c.finding(abi.ExportPlace, fmt.Sprintf("it gives %q to two: %s and %s", path, spell(&queries[j]), spell(&q)), "put namespace, group, rank and the whole key into the path")
+			return nil, c.finding(abi.ExportPlace, fmt.Sprintf("it gives %q to two: %s and %s", path, spell(&queries[j]),
+				spell(&q)), "put namespace, group, rank and the whole key into the path")
 		}
 		whose[string(path)] = i
 		paths = append(paths, path)
@@ -234,7 +246,8 @@ func (c placeChecks) distinct(l *placer, queries []abi.PlaceQuery) (paths [][]by
 }
 
 func spell(q *abi.PlaceQuery) string {
-	return fmt.Sprintf("(namespace %d, group %d, rank %d, key %x)", q.Namespace, q.Group, q.Rank, q.Key[:min(q.KeyLen, abi.KeyBytes)])
+	return fmt.Sprintf("(namespace %d, group %d, rank %d, key %x)", q.Namespace, q.Group, q.Rank,
+		q.Key[:min(q.KeyLen, abi.KeyBytes)])
 }
 
 // inverse reads the paths back, and others that are nearly like them.
@@ -248,7 +261,9 @@ func (c placeChecks) inverse(l *placer, queries []abi.PlaceQuery, paths [][]byte
 		q := &queries[i]
 		want := abi.PathIdentity{Known: 1, Namespace: q.Namespace, Group: q.Group, Rank: q.Rank, KeyLen: q.KeyLen, Key: q.Key}
 		if !ok || id != want {
-			return c.finding(abi.ExportUnplace, fmt.Sprintf("it reads %q, which kv_place gave to %s, as known %d, namespace %d, group %d, rank %d, key %x", path, spell(q), id.Known, id.Namespace, id.Group, id.Rank, id.Key[:min(id.KeyLen, abi.KeyBytes)]),
+			return c.finding(abi.ExportUnplace, fmt.Sprintf("it reads %q, which kv_place gave to %s, as known %d, namespace "+
+				"%d, group %d, rank %d, key %x", path, spell(q), id.Known, id.Namespace, id.Group, id.Rank, id.Key[:min(id.KeyLen,
+				abi.KeyBytes)]),
 				"it must be the inverse of kv_place: a host finds its files by it after a restart")
 		}
 		for _, other := range nearly(rng, path) {
@@ -257,7 +272,8 @@ func (c placeChecks) inverse(l *placer, queries []abi.PlaceQuery, paths [][]byte
 			}
 		}
 	}
-	for _, odd := range []string{"x", "lost+found", "a/b/c", strings.Repeat("a/", 7) + "b", strings.Repeat("z", 255), "=/=/=", "0/0/0/0"} {
+	for _, odd := range []string{"x", "lost+found", "a/b/c", strings.Repeat("a/", 7) + "b", strings.Repeat("z", 255),
+		"=/=/=", "0/0/0/0"} {
 		if err := c.foreign(l, []byte(odd)); err != nil {
 			return err
 		}
@@ -270,7 +286,8 @@ func nearly(rng *rand.Rand, path []byte) [][]byte {
 	at := rng.IntN(len(path))
 	changed := slices.Clone(path)
 	changed[at] = "0123456789abcdefABCDEFgr._-=/"[rng.IntN(29)]
-	return [][]byte{changed, path[:at], slices.Concat(path, []byte("0")), slices.Concat(path[:at], []byte("0"), path[at:]), slices.Concat([]byte("0"), path), bytes.ToUpper(path)}
+	return [][]byte{changed, path[:at], slices.Concat(path, []byte("0")), slices.Concat(path[:at], []byte("0"), path[at:]),
+		slices.Concat([]byte("0"), path), bytes.ToUpper(path)}
 }
 
 // foreign is a path that may be anybody's: what the guest takes it for, it must give back.
@@ -284,11 +301,14 @@ func (c placeChecks) foreign(l *placer, path []byte) error {
 	}
 	do := "known is 1 only when kv_place would give exactly this path"
 	if id.Known > 1 || id.KeyLen == 0 || id.KeyLen > abi.KeyBytes || id.Namespace >= namespaces {
-		return c.finding(abi.ExportUnplace, fmt.Sprintf("it reads %q as known %d, namespace %d, key of %d bytes", path, id.Known, id.Namespace, id.KeyLen), do)
+		return c.finding(abi.ExportUnplace, fmt.Sprintf("it reads %q as known %d, namespace %d, key of %d bytes", path,
+			id.Known, id.Namespace, id.KeyLen), do)
 	}
-	again, _, ok, err := l.path(abi.PlaceQuery{Namespace: id.Namespace, Group: id.Group, Rank: id.Rank, KeyLen: id.KeyLen, Key: id.Key})
+	again, _, ok, err := l.path(abi.PlaceQuery{Namespace: id.Namespace, Group: id.Group, Rank: id.Rank, KeyLen: id.KeyLen,
+		Key: id.Key})
 	if err == nil && ok && !bytes.Equal(again, path) {
-		err = c.finding(abi.ExportUnplace, fmt.Sprintf("it takes %q for its own, and gives %q to what it reads there", path, again), do)
+		err = c.finding(abi.ExportUnplace, fmt.Sprintf("it takes %q for its own, and gives %q to what it reads there", path,
+			again), do)
 	}
 	return err
 }
@@ -307,10 +327,12 @@ func (c placeChecks) pure(l *placer, queries []abi.PlaceQuery, paths [][]byte) e
 				return err
 			}
 			if !ok || !bytes.Equal(path, paths[i]) {
-				return c.finding(abi.ExportPlace, fmt.Sprintf("asked again with other roots and another size, it gives %q to %s, before %q", path, spell(&q), paths[i]), "only the root may depend on live facts")
+				return c.finding(abi.ExportPlace, fmt.Sprintf("asked again with other roots and another size, it gives %q to %s, "+
+					"before %q", path, spell(&q), paths[i]), "only the root may depend on live facts")
 			}
 			if root != abi.None && writable && roots[root].Flags&abi.RootWritable == 0 {
-				return c.finding(abi.ExportPlace, fmt.Sprintf("it chooses root %d, which takes no stores, of %d", root, len(roots)), "mind bit 0 of the root's flags")
+				return c.finding(abi.ExportPlace, fmt.Sprintf("it chooses root %d, which takes no stores, of %d", root, len(roots)),
+					"mind bit 0 of the root's flags")
 			}
 		}
 	}
@@ -318,7 +340,8 @@ func (c placeChecks) pure(l *placer, queries []abi.PlaceQuery, paths [][]byte) e
 }
 
 // same wants another instance to give the same paths.
-func (c placeChecks) same(longer uint32, id func(int) uint32, order []string, back func(int) int, queries []abi.PlaceQuery, paths [][]byte, how, do string) error {
+func (c placeChecks) same(longer uint32, id func(int) uint32, order []string, back func(int) int,
+	queries []abi.PlaceQuery, paths [][]byte, how, do string) error {
 	l, err := c.placer(longer, id, order)
 	if err != nil {
 		return err
@@ -336,7 +359,8 @@ func (c placeChecks) same(longer uint32, id func(int) uint32, order []string, ba
 			return err
 		}
 		if !ok || !bytes.Equal(path, paths[i]) {
-			return c.finding(abi.ExportPlace, fmt.Sprintf("%s it gives %q to %s, the first one %q", how, path, spell(&queries[i]), paths[i]), do)
+			return c.finding(abi.ExportPlace, fmt.Sprintf("%s it gives %q to %s, the first one %q", how, path,
+				spell(&queries[i]), paths[i]), do)
 		}
 	}
 	return nil
@@ -350,14 +374,16 @@ func (c placeChecks) strangers(l *placer, export string) error {
 	if export == abi.ExportUnplace {
 		return nil
 	}
-	for _, q := range []abi.PlaceQuery{{Namespace: namespaces - 2, KeyLen: 32}, {Namespace: 0xffffffff, KeyLen: 32}, {Namespace: 1}, {Namespace: 1, KeyLen: 0xffffffff}} {
+	for _, q := range []abi.PlaceQuery{{Namespace: namespaces - 2, KeyLen: 32}, {Namespace: 0xffffffff, KeyLen: 32},
+		{Namespace: 1}, {Namespace: 1, KeyLen: 0xffffffff}} {
 		b, err := l.p.Bytes(abi.BufferArgs, abi.PlaceQuerySize)
 		if err != nil {
 			return c.fault(abi.ExportPlace, "ARGS", err)
 		}
 		*(*abi.PlaceQuery)(unsafe.Pointer(&b[0])) = q
 		if _, _, err := c.call(l.p, export, 1, abi.PlaceQuerySize, 1); err != nil {
-			return c.tolerate(err, fmt.Sprintf("given namespace %d, which was not announced, or a key of %d bytes,", q.Namespace, q.KeyLen))
+			return c.tolerate(err, fmt.Sprintf("given namespace %d, which was not announced, or a key of %d bytes,", q.Namespace,
+				q.KeyLen))
 		}
 	}
 	return nil

@@ -86,7 +86,10 @@ func (r *Report) add(err error) {
 		f = &Finding{Where: "check", What: err.Error(), Do: "the check itself could not go on"}
 	}
 	f.What = strings.Join(strings.Fields(f.What), " ")
-	if !slices.ContainsFunc(r.Findings, func(o Finding) bool { return o.Role == f.Role && o.Where == f.Where && o.Do == f.Do }) {
+	if !slices.ContainsFunc(r.Findings, func(o Finding) bool {
+		return o.Role == f.Role && o.Where == f.Where &&
+			o.Do == f.Do
+	}) {
 		r.Findings = append(r.Findings, *f) // the first of its kind
 	}
 }

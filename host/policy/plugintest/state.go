@@ -18,14 +18,16 @@ func (c *checker) save(p *policy.Probe) (state []byte, ok bool, err error) {
 		return nil, false, c.silent(p)
 	}
 	if ok, err := p.Buffer(abi.BufferState, mostState); err != nil || !ok {
-		return nil, false, c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for STATE", mostState), "give room for the limit of kv_save")
+		return nil, false, c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for STATE", mostState),
+			"give room for the limit of kv_save")
 	}
 	n, ok, err := c.good(p, abi.ExportSave, mostState, 0, mostState)
 	if err != nil || !ok {
 		return nil, false, err
 	}
 	if n > mostState {
-		return nil, false, c.finding(abi.ExportSave, fmt.Sprintf("it says it wrote %d bytes when given %d", n, mostState), "write at most limit")
+		return nil, false, c.finding(abi.ExportSave, fmt.Sprintf("it says it wrote %d bytes when given %d", n, mostState),
+			"write at most limit")
 	}
 	b, err := p.Bytes(abi.BufferState, n)
 	if err != nil {
@@ -39,13 +41,15 @@ func (c *checker) silent(p *policy.Probe) error {
 	if _, err := p.Call(abi.ExportSave, 0, 0, 0); noExport(err) {
 		return nil
 	}
-	return c.finding(abi.ExportSave, "it is exported, and the manifest names no state_format", "name the form of the state, such as \"mine/1\"")
+	return c.finding(abi.ExportSave, "it is exported, and the manifest names no state_format",
+		"name the form of the state, such as \"mine/1\"")
 }
 
 // load hands a state over; taken is false when the guest starts empty.
 func (c *checker) load(p *policy.Probe, state []byte) (taken bool, err error) {
 	if ok, err := p.Buffer(abi.BufferState, uint32(len(state))); err != nil || !ok {
-		return false, c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for STATE", len(state)), "give room for what kv_save wrote")
+		return false, c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for STATE", len(state)),
+			"give room for what kv_save wrote")
 	}
 	b, err := p.Bytes(abi.BufferState, uint32(len(state)))
 	if err != nil {

@@ -54,7 +54,8 @@ func newWorld(seed uint64, slots uint32) *world {
 func (w *world) event(op abi.Op, n int) {
 	w.clock += uint64(w.rng.IntN(2000))
 	v := &w.nodes[n]
-	ev := abi.Event{Op: op, Slot: v.slot, Parent: abi.None, Key: v.key, Size: v.size, Depth: v.depth, Request: w.request, Tenant: v.tenant, Time: w.clock}
+	ev := abi.Event{Op: op, Slot: v.slot, Parent: abi.None, Key: v.key, Size: v.size, Depth: v.depth, Request: w.request,
+		Tenant: v.tenant, Time: w.clock}
 	if v.parent >= 0 {
 		ev.Parent, ev.ParentKey = w.nodes[v.parent].slot, w.nodes[v.parent].key
 	}
@@ -63,7 +64,8 @@ func (w *world) event(op abi.Op, n int) {
 
 // grow adds a chunk behind another one.
 func (w *world) grow(parent int) int {
-	n := node{key: w.rng.Uint64() | 1, parent: parent, size: 1 + w.rng.Uint32N(10), tenant: w.rng.Uint32N(tenants), slot: abi.None}
+	n := node{key: w.rng.Uint64() | 1, parent: parent, size: 1 + w.rng.Uint32N(10), tenant: w.rng.Uint32N(tenants),
+		slot: abi.None}
 	if parent >= 0 {
 		n.depth = w.nodes[parent].depth + 1
 		n.tenant = w.nodes[parent].tenant
@@ -163,7 +165,8 @@ func (w *world) oddities() {
 			w.remove(n)
 		}
 	case 1: // room for one tenant
-		w.victims(abi.Ask{Bytes: uint64(1+w.rng.IntN(20)) * abi.SizeUnit, MaxVictims: 8, Tenant: w.rng.Uint32N(tenants + 1)}, 2)
+		w.victims(abi.Ask{Bytes: uint64(1+w.rng.IntN(20)) * abi.SizeUnit, MaxVictims: 8, Tenant: w.rng.Uint32N(tenants + 1)},
+			2)
 	case 2: // an odd number of bytes, victims that mostly stay
 		w.victims(abi.Ask{Bytes: uint64(w.rng.IntN(200_000)), MaxVictims: 1 + w.rng.Uint32N(40), Tenant: abi.None}, 5)
 	case 3:

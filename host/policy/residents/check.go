@@ -10,11 +10,12 @@ import (
 // ErrEvents means that a sequence of events breaks the contract between a host and an evict policy.
 var ErrEvents = errors.New("residents: events break the contract")
 
-// Check checks the events that a host sent to one evict policy, from its start on: slots are used by one entry at a time, an
-// entry's key, parent, size and depth do not change, parents are the slots that hold them, and children that are resident are
-// linked when their parent arrives.
+// Check checks the events that a host sent to one evict policy, from its start on: slots are used by one entry at a
+// time, an entry's key, parent, size and depth do not change, parents are the slots that hold them, and children that
+// are resident are linked when their parent arrives.
 func Check(events []abi.Event) error {
-	c := checker{at: map[uint32]*abi.Event{}, slotOf: map[uint64]uint32{}, pinned: map[uint32]bool{}, due: map[uint32]uint32{}}
+	c := checker{at: map[uint32]*abi.Event{}, slotOf: map[uint64]uint32{}, pinned: map[uint32]bool{},
+		due: map[uint32]uint32{}}
 	for i := range events {
 		if what := c.event(&events[i]); what != "" {
 			return fmt.Errorf("%w: event %d, %s of slot %d: %s", ErrEvents, i, events[i].Op, events[i].Slot, what)

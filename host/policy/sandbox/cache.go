@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cache stores the results of loading a module: its metered form or the reason of its refusal, wazero's machine code, and
-// the passed self-test. All processes that share the directory compile one module at a time.
+// Cache stores the results of loading a module: its metered form or the reason of its refusal, wazero's machine code,
+// and the passed self-test. All processes that share the directory compile one module at a time.
 type Cache struct {
 	dir string // empty: nothing is stored
 	mu  sync.Mutex
@@ -37,8 +37,9 @@ func CacheDir() string {
 	return filepath.Join(dir, "kvhost")
 }
 
-// OpenCache opens a cache in a directory, which it makes with mode 0700 if missing. With an empty dir it stores nothing. The
-// directory's content is run as code, so it must belong to this user alone: anything else is an [ErrCache].
+// OpenCache opens a cache in a directory, which it makes with mode 0700 if missing. With an empty dir it stores
+// nothing. The directory's content is run as code, so it must belong to this user alone: anything else is an
+// [ErrCache].
 func OpenCache(dir string) (*Cache, error) {
 	if dir == "" {
 		return &Cache{}, nil
@@ -105,8 +106,8 @@ func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// A verdict file is the magic, the SHA-256 of the rest, and then a module's metered form or, after a NUL, the reason of its
-// refusal. Any other file is ignored.
+// A verdict file is the magic, the SHA-256 of the rest, and then a module's metered form or, after a NUL, the reason of
+// its refusal. Any other file is ignored.
 const verdictMagic = "kvhost policy verdict 1\n"
 
 // verdictKey is the file of a module's verdict, which depends on the module, the meter and the validator.

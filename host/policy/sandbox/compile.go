@@ -78,8 +78,8 @@ func Compile(ctx context.Context, src *Source) (*Code, error) {
 }
 
 // metered is the module with fuel counting injected, within limits that bound the work of a compiler. The original is
-// validated too: a module that names what the meter adds would become valid by the injection and could refill its own fuel.
-// The interpreter validates at a tenth of the compiler's cost; its compiled form is thrown away.
+// validated too: a module that names what the meter adds would become valid by the injection and could refill its own
+// fuel. The interpreter validates at a tenth of the compiler's cost; its compiled form is thrown away.
 func metered(ctx context.Context, src *Source, cache *Cache) ([]byte, error) {
 	if out, refusal, ok := cache.verdict(src.Digest, src.Pages); ok {
 		return out, refusal
@@ -97,8 +97,8 @@ func metered(ctx context.Context, src *Source, cache *Cache) ([]byte, error) {
 	return out, err
 }
 
-// newCode makes a runtime for one module, because modules must not see each other's memory and exports. wazero keeps what it
-// compiled in memory for as long as its cache is open, so each module has its own cache over the shared files.
+// newCode makes a runtime for one module, because modules must not see each other's memory and exports. wazero keeps
+// what it compiled in memory for as long as its cache is open, so each module has its own cache over the shared files.
 func newCode(ctx context.Context, src *Source, bytes []byte, dir string) (*Code, error) {
 	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(src.Pages).WithDebugInfoEnabled(false)
 	c := &Code{
@@ -152,8 +152,8 @@ func (c *Code) link(ctx context.Context, scan *Scan) error {
 	return nil
 }
 
-// Scratch is the same code for instances whose log lines and counters are discarded. It is not closed but waited for, with
-// [Code.Wait].
+// Scratch is the same code for instances whose log lines and counters are discarded. It is not closed but waited for,
+// with [Code.Wait].
 func (c *Code) Scratch() *Code {
 	return &Code{
 		name: c.name, digest: c.digest, runtime: c.runtime, compiled: c.compiled, roles: c.roles, pages: c.pages,

@@ -1,59 +1,61 @@
-// Package sandbox runs one WebAssembly guest safely: it scans and verifies a module, injects fuel counting, compiles it,
-// starts instances, and makes every call into one. It knows exports, buffers and status codes, and nothing of what a policy
-// decides; package policy does. abi/SPEC.md is the contract. The rest of this comment explains the decisions.
+// Package sandbox runs one WebAssembly guest safely: it scans and verifies a module, injects fuel counting, compiles
+// it, starts instances, and makes every call into one. It knows exports, buffers and status codes, and nothing of what
+// a policy decides; package policy does. abi/SPEC.md is the contract. The rest of this comment explains the decisions.
 //
 // # Numbers only, in buffers that the guest owns
 //
 // Entering a guest costs tens of nanoseconds. Anything that is parsed, allocated or copied twice costs more than the
-// decision. A batch of records that both sides read in place costs a few nanoseconds per event. Guests in any language can
-// provide a static array; an allocator shared by both sides is where other plugin systems leak. A view of a buffer is made
-// anew after each call, because a call may have grown, and so moved, the memory.
+// decision. A batch of records that both sides read in place costs a few nanoseconds per event. Guests in any language
+// can provide a static array; an allocator shared by both sides is where other plugin systems leak. A view of a buffer
+// is made anew after each call, because a call may have grown, and so moved, the memory.
 //
 // # One runtime per module
 //
-// Modules in one wazero runtime can import each other's exports and memories. Policies come from different authors, so each
-// has its own runtime. Each also has its own [wazero.CompilationCache] over the shared files: a shared one would keep
-// everything it ever compiled in memory, and a host that swaps policies for a year must not grow.
+// Modules in one wazero runtime can import each other's exports and memories. Policies come from different authors, so
+// each has its own runtime. Each also has its own [wazero.CompilationCache] over the shared files: a shared one would
+// keep everything it ever compiled in memory, and a host that swaps policies for a year must not grow.
 //
 // # No WithCloseOnContextDone
 //
 // It is wazero's way to stop a guest. It costs about 500 ns and three allocations per call and a call into Go per loop
-// iteration, and it does not stop recursion without loops. Since a guest cannot be preempted, a spinning guest would also
-// hold up the garbage collector and with it every transfer; a deadline that is checked later would be too late. So modules
-// count their own instructions: package meter rewrites them, and [Instance.Call] sets the fuel before each call. It costs 2
-// to 5 % of a batch of events. Work that the host does for the guest (logging, random bytes) is charged as well.
+// iteration, and it does not stop recursion without loops. Since a guest cannot be preempted, a spinning guest would
+// also hold up the garbage collector and with it every transfer; a deadline that is checked later would be too late. So
+// modules count their own instructions: package meter rewrites them, and [Instance.Call] sets the fuel before each
+// call. It costs 2 to 5 % of a batch of events. Work that the host does for the guest (logging, random bytes) is
+// charged as well.
 //
 // # Fuel in slices
 //
-// Fuel counts instructions, and the most expensive one, a load that misses every cache, takes a hundred times as long as
-// most. The worst case of an honest policy would be 35 ms of such loads. So a guest gets its fuel in slices of tens of
-// microseconds and calls into the host for the next one (refuel.go). There the CPU time is checked, and there Go's scheduler
-// and garbage collector get control, so that even a guest that is being set up delays others by no more than 2 ms. A
-// watchdog could not check the time, because it would wait for a collector that waits for the guest. Calls that need one
-// slice, which are nearly all, pay nothing for this. Charging more for loads was tried and rejected: to bound the worst
-// case, loads must cost so much that honest guests run out of fuel.
+// Fuel counts instructions, and the most expensive one, a load that misses every cache, takes a hundred times as long
+// as most. The worst case of an honest policy would be 35 ms of such loads. So a guest gets its fuel in slices of tens
+// of microseconds and calls into the host for the next one (refuel.go). There the CPU time is checked, and there Go's
+// scheduler and garbage collector get control, so that even a guest that is being set up delays others by no more than
+// 2 ms. A watchdog could not check the time, because it would wait for a collector that waits for the guest. Calls that
+// need one slice, which are nearly all, pay nothing for this. Charging more for loads was tried and rejected: to bound
+// the worst case, loads must cost so much that honest guests run out of fuel.
 //
-// The time is the CPU time of the thread, so that a busy machine causes no fault of an innocent guest. A slice counts for 1.5
-// ms at most, so that a pause of the hypervisor causes none either.
+// The time is the CPU time of the thread, so that a busy machine causes no fault of an innocent guest. A slice counts
+// for 1.5 ms at most, so that a pause of the hypervisor causes none either.
 //
 // # Fuel limits
 //
-// A call gets a fixed amount and more per record: see fuel.go. Measured with the first-party policies, all in Go, on roots
-// made to be hard: 256 events take lru 0.3 million at most, naming 1,024 victims among 100,000 entries takes the others up to
-// 1.5 million, and an event of wtinylfu takes 5,000. Go guests use several units where C uses one, because their functions
-// are one big switch that is charged in coarse steps. A module that needs more than the default states it in its manifest, up
-// to 6 million per call, and gets fewer events per call if they are expensive. Beyond that the operator must allow it.
+// A call gets a fixed amount and more per record: see fuel.go. Measured with the first-party policies, all in Go, on
+// roots made to be hard: 256 events take lru 0.3 million at most, naming 1,024 victims among 100,000 entries takes the
+// others up to 1.5 million, and an event of wtinylfu takes 5,000. Go guests use several units where C uses one, because
+// their functions are one big switch that is charged in coarse steps. A module that needs more than the default states
+// it in its manifest, up to 6 million per call, and gets fewer events per call if they are expensive. Beyond that the
+// operator must allow it.
 //
 // # Large memories are populated at the start
 //
-// The first use of a huge page takes a tenth of a millisecond for the fuel of one store. A guest that touches 4 GiB page by
-// page would take 0.2 s for 40,000 units. So the pages of a large memory are populated when kv_init has returned, while
-// nobody waits. The policy's tables occupy their memory from the start.
+// The first use of a huge page takes a tenth of a millisecond for the fuel of one store. A guest that touches 4 GiB
+// page by page would take 0.2 s for 40,000 units. So the pages of a large memory are populated when kv_init has
+// returned, while nobody waits. The policy's tables occupy their memory from the start.
 //
 // # The original is validated before it is rewritten
 //
-// What the meter adds has an index that a module could name beforehand. Such a module is not valid by itself, and would be
-// valid afterwards. The interpreter's compiler is the validator, because it takes a tenth of the other's time.
+// What the meter adds has an index that a module could name beforehand. Such a module is not valid by itself, and would
+// be valid afterwards. The interpreter's compiler is the validator, because it takes a tenth of the other's time.
 //
 // # An instance dies of its first fault
 //
@@ -62,23 +64,23 @@
 //
 // # _initialize is called by hand
 //
-// wazero runs start functions while it instantiates. A module's first code is guest code like any other and is called in the
-// same way. A start section, which cannot be held back, is refused.
+// wazero runs start functions while it instantiates. A module's first code is guest code like any other and is called
+// in the same way. A start section, which cannot be held back, is refused.
 //
 // # Sections are read before the module is compiled
 //
-// Compiling a Go guest takes half a second; finding out that it has no marker should not. The scan can also tell an author
-// what to do ("build with -buildmode=c-shared"), which a validator cannot.
+// Compiling a Go guest takes half a second; finding out that it has no marker should not. The scan can also tell an
+// author what to do ("build with -buildmode=c-shared"), which a validator cannot.
 //
 // # The WASI stub needs no permission from the operator
 //
-// Every Go guest imports ten of its functions. The stub has no files, no arguments, no environment, a clock that only counts
-// its readings, and seeded random numbers: there is nothing to allow. The manifest must still request it, so that it is
-// visible.
+// Every Go guest imports ten of its functions. The stub has no files, no arguments, no environment, a clock that only
+// counts its readings, and seeded random numbers: there is nothing to allow. The manifest must still request it, so
+// that it is visible.
 //
 // # Guest memory is mapped
 //
-// A memory is a reservation of the module's largest size, made accessible as it grows: an instance starts ten times faster
-// than on the Go heap, growing never copies, and closing releases the pages at once. Address space costs nothing, so modules
-// for 10^8 slots may have their limit at 4 GiB.
+// A memory is a reservation of the module's largest size, made accessible as it grows: an instance starts ten times
+// faster than on the Go heap, growing never copies, and closing releases the pages at once. Address space costs
+// nothing, so modules for 10^8 slots may have their limit at 4 GiB.
 package sandbox

@@ -16,8 +16,8 @@ var (
 
 // Errors of calls.
 var (
-	// ErrFault means that the guest trapped, returned a negative status, or gave an answer that breaks the contract. The
-	// instance is dead; a [Fault] has the details.
+	// ErrFault means that the guest trapped, returned a negative status, or gave an answer that breaks the contract.
+	// The instance is dead; a [Fault] has the details.
 	ErrFault = errors.New("policy: fault")
 	// ErrFuel means that the call needed more fuel than it was given. It comes in a [Fault].
 	ErrFuel = errors.New("policy: out of fuel")

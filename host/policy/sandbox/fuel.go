@@ -16,8 +16,8 @@ type Fuel struct {
 }
 
 // The defaults are more than twice what lru, as a Go guest, needs for its worst batch on real traces; more expensive
-// policies state their needs in the manifest. An endless loop uses maxFuel in 1 to 2 ms. A guest that only waits for memory
-// would take up to 80 ms for it and is aborted after 7 by its CPU time (BenchmarkLongestStall).
+// policies state their needs in the manifest. An endless loop uses maxFuel in 1 to 2 ms. A guest that only waits for
+// memory would take up to 80 ms for it and is aborted after 7 by its CPU time (BenchmarkLongestStall).
 const (
 	defaultCallFuel   = 500_000
 	defaultRecordFuel = 2_000
@@ -29,7 +29,8 @@ const (
 	slotSetupFuel = 1_000       // on top for each slot of the instance
 	textFuel      = 500         // on top of maxFuel for each byte of a namespace's text
 	pageFuel      = 4_000       // on top of maxFuel for each page of a layout
-	stateByteFuel = 64          // on top of setupFuel and slotSetupFuel for each byte that kv_save may write or kv_load reads
+	// on top of setupFuel and slotSetupFuel for each byte that kv_save may write or kv_load reads
+	stateByteFuel = 64
 )
 
 // stateFuel is the fuel for saving or loading a state.
@@ -44,8 +45,8 @@ type FuelLimits struct {
 	CPUTime      time.Duration
 }
 
-// Limits resolves f with the hints of a manifest. The operator's values win. A manifest may ask for more than the defaults,
-// up to maxFuel, and gets half as much again, because its author stated what was observed.
+// Limits resolves f with the hints of a manifest. The operator's values win. A manifest may ask for more than the
+// defaults, up to maxFuel, and gets half as much again, because its author stated what was observed.
 func (f Fuel) Limits(hint *abi.FuelHints) FuelLimits {
 	l := FuelLimits{defaultCallFuel, defaultRecordFuel, maxFuel, cmp.Or(f.Time, defaultCPULimit)}
 	if hint != nil {
@@ -70,8 +71,8 @@ func (l *FuelLimits) For(n int) uint64 { return min(l.Call+l.Record*uint64(n), l
 // ForPages is the fuel of a layout of n pages.
 func (l *FuelLimits) ForPages(n uint64) uint64 { return l.Max + pageFuel*n }
 
-// ForExport is the fuel of a call of an export by name. records counts those of a batch, the pages of a layout, or the bytes
-// of a text or a state.
+// ForExport is the fuel of a call of an export by name. records counts those of a batch, the pages of a layout, or the
+// bytes of a text or a state.
 func (l *FuelLimits) ForExport(name string, records int, slots uint32) uint64 {
 	switch name {
 	case abi.ExportStep:

@@ -17,8 +17,8 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// Instance is one running guest. All calls into guest code go through it. It is for one goroutine at a time. After a fault
-// it is dead: its memory is released and every later call returns the fault.
+// Instance is one running guest. All calls into guest code go through it. It is for one goroutine at a time. After a
+// fault it is dead: its memory is released and every later call returns the fault.
 type Instance struct {
 	code   *Code
 	usage  *Usage
@@ -79,7 +79,8 @@ func (c *instanceContext) Value(key any) any {
 
 const bufferAlign = 16
 
-// Instantiate starts a guest, which counts its calls in u. ctx covers the start only: guest calls cannot be interrupted.
+// Instantiate starts a guest, which counts its calls in u. ctx covers the start only: guest calls cannot be
+// interrupted.
 func (c *Code) Instantiate(ctx context.Context, s *Settings, u *Usage) (*Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -155,8 +156,8 @@ func (in *Instance) Export(name string) Export {
 	return Export{name, in.mod.ExportedFunction(name), timed}
 }
 
-// Call enters guest code, which may spend the given fuel; [Instance.Result] is what it returned. records is the number of
-// records handed over, or [Setup].
+// Call enters guest code, which may spend the given fuel; [Instance.Result] is what it returned. records is the number
+// of records handed over, or [Setup].
 func (in *Instance) Call(f *Export, a, b uint64, records int, fuel uint64) error {
 	if in.dead != nil {
 		return in.dead
@@ -229,11 +230,13 @@ func (in *Instance) RequireBuffer(kind int, size uint32) error {
 func (in *Instance) accept(f *Export, kind int, size uint32) error {
 	ptr := uint32(in.stack[0])
 	if ptr%bufferAlign != 0 {
-		return in.Fault(f.Name, fmt.Sprintf("gave %#x for kind %d, which is not a multiple of %d", ptr, kind, bufferAlign), nil)
+		return in.Fault(f.Name, fmt.Sprintf("gave %#x for kind %d, which is not a multiple of %d", ptr, kind, bufferAlign),
+			nil)
 	}
 	for other, b := range in.bufs {
 		if other != kind && uint64(ptr) < uint64(b.ptr)+uint64(b.size) && uint64(b.ptr) < uint64(ptr)+uint64(size) {
-			return in.Fault(f.Name, fmt.Sprintf("gave %d bytes at %#x for kind %d, which overlap those of kind %d", size, ptr, kind, other), nil)
+			return in.Fault(f.Name, fmt.Sprintf("gave %d bytes at %#x for kind %d, which overlap those of kind %d", size, ptr,
+				kind, other), nil)
 		}
 	}
 	in.bufs[kind] = buffer{ptr, size}
@@ -270,7 +273,8 @@ func (in *Instance) View(kind int, n uint32) ([]byte, error) {
 	at := in.bufs[kind]
 	b, ok := in.mem.Read(at.ptr, n)
 	if !ok || n > at.size || at.ptr == 0 {
-		return nil, in.Fault(abi.ExportBuffer, fmt.Sprintf("%d bytes at %#x of kind %d lie outside its memory of %d bytes", n, at.ptr, kind, in.mem.Size()), nil)
+		return nil, in.Fault(abi.ExportBuffer, fmt.Sprintf("%d bytes at %#x of kind %d lie outside its memory of %d bytes", n,
+			at.ptr, kind, in.mem.Size()), nil)
 	}
 	return b, nil
 }
@@ -329,7 +333,8 @@ func (in *Instance) charge(n uint64) {
 
 // Fault kills the instance, because the state of a guest that broke the contract is unknown.
 func (in *Instance) Fault(name, reason string, cause error) *Fault {
-	f := &Fault{Module: in.code.name, Export: name, Reason: reason, Cause: cause, Text: strings.TrimSpace(string(in.failText))}
+	f := &Fault{Module: in.code.name, Export: name, Reason: reason, Cause: cause,
+		Text: strings.TrimSpace(string(in.failText))}
 	if in.dead == nil {
 		in.usage.Faults.Add(1)
 		in.dead = f

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapped backs a guest's memory by a reservation of its largest size, of which the part in use is accessible. Compared with
-// a Go slice, an instance starts ten times faster (nothing is zeroed twice), growing copies nothing, a large limit costs
-// only address space, and closing releases the pages at once.
+// mapped backs a guest's memory by a reservation of its largest size, of which the part in use is accessible. Compared
+// with a Go slice, an instance starts ten times faster (nothing is zeroed twice), growing copies nothing, a large limit
+// costs only address space, and closing releases the pages at once.
 type mapped struct {
 	all  []byte
 	maps []byte // the whole mapping: all starts in it where a huge page can start
@@ -17,8 +17,8 @@ type mapped struct {
 	huge bool
 }
 
-// A memory of this size, which a Go guest has, asks for huge pages. A guest reads its tables at random, and its code after
-// other work: with small pages half of that time is spent on page walks.
+// A memory of this size, which a Go guest has, asks for huge pages. A guest reads its tables at random, and its code
+// after other work: with small pages half of that time is spent on page walks.
 const (
 	hugeFrom = 1 << 20
 	hugePage = 2 << 20

@@ -14,20 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A guest gets its fuel in slices. When a slice is used up, the guest calls the host, which grants the next one if the call
-// has fuel left. Guest code cannot be preempted, so these calls are where Go's scheduler and garbage collector get control,
-// and where the CPU time is checked. Fuel alone would not do: it counts instructions, and one that waits for memory takes a
-// hundred times as long as one that does not.
+// A guest gets its fuel in slices. When a slice is used up, the guest calls the host, which grants the next one if the
+// call has fuel left. Guest code cannot be preempted, so these calls are where Go's scheduler and garbage collector get
+// control, and where the CPU time is checked. Fuel alone would not do: it counts instructions, and one that waits for
+// memory takes a hundred times as long as one that does not.
 const (
 	firstSlice = 128_000 // enough for most calls; 40 us of computation, or 2 ms of waiting for memory
 	nextSlice  = 64_000
-	// maxStep is what a timed call may use between two checks: a copy of 2 MiB, or a very long stretch of code without a
-	// loop. The time cannot be checked meanwhile.
+	// maxStep is what a timed call may use between two checks: a copy of 2 MiB, or a very long stretch of code without
+	// a loop. The time cannot be checked meanwhile.
 	maxStep = 256_000
 	// defaultCPULimit is the CPU time of a timed call, not counting its first slice and its last.
 	defaultCPULimit = 3 * time.Millisecond
-	// maxSliceTime is the most that one slice counts for. Anything longer is not the guest's doing: a hypervisor took the
-	// CPU away.
+	// maxSliceTime is the most that one slice counts for. Anything longer is not the guest's doing: a hypervisor took
+	// the CPU away.
 	maxSliceTime = 3 * time.Millisecond / 2
 )
 
@@ -40,8 +40,8 @@ type fuelBudget struct {
 	aborted  error         // why the call got no more
 }
 
-// ThreadCPUTime is the CPU time of the calling thread. A goroutine must be locked to its thread between two readings, or
-// the time of other goroutines counts too.
+// ThreadCPUTime is the CPU time of the calling thread. A goroutine must be locked to its thread between two readings,
+// or the time of other goroutines counts too.
 func ThreadCPUTime() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // every Linux has this clock
@@ -107,7 +107,8 @@ func (b *fuelBudget) abort(err error) {
 // refueler is called by a guest that has used up a slice.
 type refueler struct{}
 
-func (refueler) Before(ctx context.Context, _ api.Module, _ api.FunctionDefinition, _ []uint64, _ experimental.StackIterator) {
+func (refueler) Before(ctx context.Context, _ api.Module, _ api.FunctionDefinition, _ []uint64,
+	_ experimental.StackIterator) {
 	ctx.Value(instanceKey{}).(*Instance).refuel()
 }
 

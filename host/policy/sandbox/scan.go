@@ -63,7 +63,8 @@ const (
 
 var errTruncated = errors.New("the binary ends early")
 
-// ScanModule reads the sections. It trusts nothing: lengths are checked, and no count allocates memory ahead of its bytes.
+// ScanModule reads the sections. It trusts nothing: lengths are checked, and no count allocates memory ahead of its
+// bytes.
 func ScanModule(b []byte) (*Scan, error) {
 	if len(b) > MaxModuleBytes {
 		return nil, fmt.Errorf("it has more than the %d bytes that a module may have", MaxModuleBytes)
@@ -257,7 +258,8 @@ var valueTypes = map[byte]byte{0x7f: 'i', 0x7e: 'I', 0x7d: 'f', 0x7c: 'F', 0x7b:
 // signature is a function type: parameters, '>', results; i and I are i32 and i64.
 func (r *reader) signature() string {
 	if form := r.byte(); form != 0x60 {
-		r.fail(fmt.Errorf("type form %#02x is not supported: build for WebAssembly 2.0 without garbage-collected types", form))
+		r.fail(fmt.Errorf("type form %#02x is not supported: build for WebAssembly 2.0 without garbage-collected types",
+			form))
 		return ""
 	}
 	var b strings.Builder

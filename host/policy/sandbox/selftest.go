@@ -15,8 +15,8 @@ import (
 // selfTestVersion is raised whenever the self-test asks for something else, or the host runs it differently.
 const selfTestVersion = 1
 
-// selfTestKey names everything that the result of a self-test depends on: the module, the host that ran it, and the limits.
-// It has no settings. A file of the cache must hold exactly this text.
+// selfTestKey names everything that the result of a self-test depends on: the module, the host that ran it, and the
+// limits. It has no settings. A file of the cache must hold exactly this text.
 func (c *Code) selfTestKey() []byte {
 	return fmt.Appendf(nil, "kvhost policy self-test\nmodule %s\nhost %s self-test %d meter %d wazero %s\n"+
 		"roles %v fuel %v pages %d metered %t\n", c.digest, hostVersion(), selfTestVersion, metering.Version, wazeroVersion(),
@@ -53,8 +53,8 @@ func (c *Cache) SelfTestPassed(code *Code) bool {
 	return err == nil && bytes.Equal(b, key)
 }
 
-// RecordSelfTest records that the code passed the self-test. A failure is not recorded: the author of the module wants to see
-// it at each load.
+// RecordSelfTest records that the code passed the self-test. A failure is not recorded: the author of the module wants
+// to see it at each load.
 func (c *Cache) RecordSelfTest(code *Code) {
 	if c == nil || c.dir == "" {
 		return

@@ -17,8 +17,8 @@ type Usage struct {
 	fuel    atomic.Uint64
 }
 
-// Reading the clock twice costs more than a short call. So a sampled Usage times only one in sampleEvery of the calls that
-// carry fewer than fewRecords records, and counts it for all of them.
+// Reading the clock twice costs more than a short call. So a sampled Usage times only one in sampleEvery of the calls
+// that carry fewer than fewRecords records, and counts it for all of them.
 const (
 	fewRecords  = 8
 	sampleEvery = 16
@@ -54,8 +54,8 @@ func (u *Usage) End(t Timing) {
 	}
 }
 
-// clockCost is the difference of two readings with nothing between them. It is not the guest's time, and for a native guest
-// that answers in a few nanoseconds it would be most of it.
+// clockCost is the difference of two readings with nothing between them. It is not the guest's time, and for a native
+// guest that answers in a few nanoseconds it would be most of it.
 var clockCost = func() int64 {
 	least := int64(1000)
 	for range 64 {

@@ -30,7 +30,8 @@ var exportTypes = map[string]string{
 func ExportType(name string) string { return exportTypes[name] }
 
 // reactorHint is for modules that are programs.
-const reactorHint = "it is a command, not a library: build it with -buildmode=c-shared (Go, TinyGo), -mexec-model=reactor (clang) or crate-type cdylib (Rust)"
+const reactorHint = "it is a command, not a library: build it with -buildmode=c-shared (Go, TinyGo), " +
+	"-mexec-model=reactor (clang) or crate-type cdylib (Rust)"
 
 // Verify checks the module against the contract and returns its roles.
 func (s *Scan) Verify() ([abi.Roles]bool, error) {
@@ -108,11 +109,13 @@ func (s *Scan) CheckGrants(manifest abi.Manifest, allowed []string) error {
 		}
 		if f.grant != "" {
 			if !slices.Contains(manifest.Grants, f.grant) {
-				return fmt.Errorf("%w: it imports %s.%s, which needs the grant %q; its manifest (custom section %s) does not ask for it",
+				return fmt.Errorf("%w: it imports %s.%s, which needs the grant %q; its manifest (custom section %s) does not ask "+
+					"for it",
 					ErrGrant, i.module, i.name, f.grant, abi.ManifestSection)
 			}
 			if f.grant != abi.GrantWASIStub && !slices.Contains(allowed, f.grant) {
-				return fmt.Errorf("%w: it imports %s.%s, which needs the grant %q; add it to the policy's grants in the configuration",
+				return fmt.Errorf("%w: it imports %s.%s, which needs the grant %q; add it to the policy's grants in the "+
+					"configuration",
 					ErrGrant, i.module, i.name, f.grant)
 			}
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// wasiFunctions are the functions that the runtimes of Go, TinyGo, Rust and C always link. They open nothing: there are no
-// files, no arguments and no environment. The clock advances by a fixed step per reading, random bytes come from the
+// wasiFunctions are the functions that the runtimes of Go, TinyGo, Rust and C always link. They open nothing: there are
+// no files, no arguments and no environment. The clock advances by a fixed step per reading, random bytes come from the
 // instance's seed, and standard output and error become log lines.
 var wasiFunctions = map[string]hostFunction{
 	"args_get":          wasi("ii", wasiNothing),
@@ -60,7 +60,8 @@ func wasiNoList(in *Instance, stack []uint64) uint64 {
 	return errnoSuccess
 }
 
-// wasiEpoch is where the stub's clock starts: 2022-01-01. The clock must advance, or a runtime that waits for it would spin.
+// wasiEpoch is where the stub's clock starts: 2022-01-01. The clock must advance, or a runtime that waits for it would
+// spin.
 const wasiEpoch, wasiTick = 1640995200e9, 1e6
 
 func wasiClock(in *Instance, stack []uint64) uint64 {

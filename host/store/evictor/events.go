@@ -30,7 +30,7 @@ func (v *Evictor) Post(op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cau
 		return
 	}
 	v.write(v.policy.Next(), op, slot, e, fp, c)
-	if err := v.policy.Took(); err != nil {
+	if err := v.policy.Commit(); err != nil {
 		v.Fail(err)
 	}
 }

@@ -153,7 +153,7 @@ func (v *Evictor) tenant(slot uint32) uint32 { return v.cfg.Host.Tenant(v.x.Owne
 // Victims names entries to evict, best first, for so many bytes; only those of the tenant, if one is named. evict begins to
 // evict each: the entry is no longer evictable afterwards.
 func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
-	if tenant == abi.None && v.policy.Ahead() > 0 {
+	if tenant == abi.None && v.policy.VictimsAhead() > 0 {
 		v.queuedVictims(bytes, evict)
 		return
 	}

@@ -38,7 +38,7 @@ func (v *Evictor) queued() []uint32 {
 
 // refill asks for victims for so many bytes and for those to come.
 func (v *Evictor) refill(bytes int64) {
-	q, extra := &v.queue, v.policy.Ahead()
+	q, extra := &v.queue, v.policy.VictimsAhead()
 	usual := max(1, v.cfg.Host.Used()/int64(max(1, v.x.Len())))
 	ask := abi.Ask{
 		Bytes: uint64(v.cfg.Capacity), Tenant: abi.None, // what is asked for is a number of them

@@ -2,19 +2,19 @@ package policy
 
 import "github.com/kvhost/kvhost/host/policy/sandbox"
 
-// distinct finds a number that occurs twice among at most sandbox.MaxVictims, without allocating or sorting: a small hash set
-// whose entries carry the generation that wrote them, so that it need not be cleared.
-type distinct struct {
+// duplicates finds a number that occurs twice among at most MaxVictims, without allocating or sorting. It is a small
+// hash set whose entries carry the generation that wrote them, so that it need not be cleared.
+type duplicates struct {
 	gen   uint32
 	table [4 * sandbox.MaxVictims]struct{ gen, slot uint32 }
 }
 
-func (d *distinct) twice(slots []uint32) (uint32, bool) {
+func (d *duplicates) find(slots []uint32) (uint32, bool) {
 	if len(slots) < 2 {
 		return 0, false
 	}
 	d.gen++
-	if d.gen == 0 { // wrapped: what is left of earlier generations must not look current
+	if d.gen == 0 { // wrapped: entries of earlier generations must not look current
 		clear(d.table[:])
 		d.gen = 1
 	}
