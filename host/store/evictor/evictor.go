@@ -186,7 +186,7 @@ func (v *Evictor) Ask(a abi.Ask, dst []uint32) int {
 			return 0
 		}
 	}
-	return v.oldest(a, dst)
+	return v.fallback.victims(v, a, dst)
 }
 
 // Fail lets the fallback answer for a policy that failed. The policy is restarted when its module allows it.

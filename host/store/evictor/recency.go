@@ -31,11 +31,10 @@ type Touched struct {
 	tick, depth uint32
 }
 
-// oldest names victims.
-func (v *Evictor) oldest(ask abi.Ask, dst []uint32) (n int) {
-	s := v.fallback
+// victims names the oldest entries.
+func (s *recency) victims(v *Evictor, ask abi.Ask, dst []uint32) (n int) {
 	if len(s.order) == 0 {
-		v.list(s)
+		s.list(v)
 	}
 	dst = dst[:min(uint32(len(dst)), ask.MaxVictims)]
 	take := func(slot uint32) (more bool) {
@@ -55,7 +54,7 @@ func (v *Evictor) oldest(ask abi.Ask, dst []uint32) (n int) {
 		}
 	}
 	for s.listing {
-		slot := v.draw(ask.Tenant, dst[:n])
+		slot := draw(v, ask.Tenant, dst[:n])
 		if slot == index.None || !take(slot) {
 			break
 		}
@@ -64,7 +63,7 @@ func (v *Evictor) oldest(ask abi.Ask, dst []uint32) (n int) {
 }
 
 // list makes the list: now when it is short, else in the background.
-func (v *Evictor) list(s *recency) {
+func (s *recency) list(v *Evictor) {
 	if v.x.High() <= shortList {
 		s.order = v.collect(s.order[:0:0], 0, v.x.High())
 		sortByTouch(s.order)
@@ -83,7 +82,7 @@ func (v *Evictor) list(s *recency) {
 }
 
 // draw is the oldest of some entries that can be evicted, or none.
-func (v *Evictor) draw(tenant uint32, except []uint32) uint32 {
+func draw(v *Evictor, tenant uint32, except []uint32) uint32 {
 	best := index.None
 	for range drawn {
 		slot := rand.Uint32N(v.x.High())
