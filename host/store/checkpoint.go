@@ -29,8 +29,6 @@ const sampledEntries = 64
 // unsettled says why the account is not exact, if it is not. mu is held.
 func (r *root) unsettled() string {
 	switch {
-	case r.cfg.Shared:
-		return "the root is shared"
 	case r.scanning:
 		return "the scan at the start has not ended"
 	case len(r.flights) > 0:

@@ -116,11 +116,11 @@ func (s *Store) forgetDormant(ctx context.Context) {
 	t.dormant = map[chunk.Digest]string{}
 	t.mu.Unlock()
 	for _, r := range s.roots {
-		if r.cfg.Shared || r.blind || !r.health.Takes() {
+		if r.blind || !r.health.Takes() {
 			continue // another host may have use for it, or what could not be read
 		}
 		for d := range dormant {
-			_ = r.fs.Remove(r.dir + "/" + pieceformat.NamespacesDir + "/" + d.String()) // else the next start tries again
+			r.custody.forget(r.dir + "/" + pieceformat.NamespacesDir + "/" + d.String())
 		}
 	}
 }

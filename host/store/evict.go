@@ -36,7 +36,7 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted
 	for i := range list {
 		v := &list[i]
 		var err error
-		if v.left, err = r.unlink(v, r.offerFile(v, reuseFor)); err != nil && got.failed == nil {
+		if v.left, err = r.custody.unlink(v, r.offerFile(v, reuseFor)); err != nil && got.failed == nil {
 			got.failed = err
 		}
 	}
@@ -52,12 +52,12 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted
 
 // eviction is an entry that is being removed, with what its files' names are made of.
 type eviction struct {
-	slot   uint32
-	class  *class
-	key    chunk.Key
-	pieces uint64
-	detour bool
-	left   int64 // bytes of files that could not be unlinked
+	slot     uint32
+	class    *class
+	key      chunk.Key
+	pieces   uint64
+	fallback bool
+	left     int64 // bytes of files that could not be unlinked
 }
 
 func ranksOf(pieces uint64) iter.Seq[uint32] {
@@ -75,7 +75,7 @@ func ranksOf(pieces uint64) iter.Seq[uint32] {
 func (r *root) beginEvict(slot uint32) eviction {
 	e := r.x.At(slot)
 	v := eviction{
-		slot: slot, class: r.classOf(slot), key: r.x.Key(slot), pieces: r.x.Pieces(slot), detour: e.Is(index.FallbackName),
+		slot: slot, class: r.classOf(slot), key: r.x.Key(slot), pieces: r.x.Pieces(slot), fallback: e.Is(index.FallbackName),
 	}
 	announced := e.Is(index.Announced)
 	e.Set(index.Evicting)
@@ -108,32 +108,6 @@ func (r *root) cancelEvict(v *eviction) {
 	r.evictor.Announce(abi.OpResident, v.slot, r.x.Fingerprint(v.slot), 0)
 }
 
-// unlink removes the files of an entry's pieces and returns the bytes of those that could not be unlinked, and why. The
-// caller does not hold mu.
-func (r *root) unlink(v *eviction, pieces uint64) (left int64, failed error) {
-	if r.fellows != nil {
-		return r.fellows.disown(v, pieces), nil
-	}
-	for rank := range ranksOf(pieces) {
-		name, err := r.locatePiece(v.class, &v.key, rank, v.detour)
-		if err != nil {
-			r.log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account", "key", v.key, "error", err)
-			r.deferDeleteUnnamed(v.class, &v.key, rank, v.detour)
-			left, failed = left+v.class.fileBytes(), err
-			continue
-		}
-		n, err := r.remove(name, v.class.fileBytes())
-		left += n
-		if errors.Is(err, fs.ErrNotExist) {
-			r.counted(&r.count.vanished)
-			r.recount()
-		} else if err != nil {
-			failed = err
-		}
-	}
-	return left, failed
-}
-
 // remove unlinks a file. When that fails, it says why and how many bytes are still taken (most, if nobody can tell), and the
 // file becomes an orphan; the caller books its bytes. The error is [fs.ErrNotExist] when there was no file. An unlink can
 // report an error although it happened, so the name is looked up again.
@@ -153,22 +127,22 @@ func (r *root) remove(name string, most int64) (left int64, err error) {
 	return left, err
 }
 
-// locatePiece is the path of a published piece. Only an entry with a detour can have one under the built-in name, and
+// locatePiece is the path of a published piece. Only an entry with a fallback can have one under the built-in name, and
 // what stands under the other name may then be somebody else's: the header tells.
-func (r *root) locatePiece(c *class, k *chunk.Key, rank uint32, detour bool) (string, error) {
+func (r *root) locatePiece(c *class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
 	name, err := r.path(c, k, rank, false)
 	switch {
 	case err == nil:
-		return r.locateAt(name, c, k, rank, detour)
-	case detour:
+		return r.locateAt(name, c, k, rank, fallback)
+	case fallback:
 		return r.path(c, k, rank, true)
 	}
 	return "", err
 }
 
 // locateAt is locatePiece with the place policy's name given.
-func (r *root) locateAt(name string, c *class, k *chunk.Key, rank uint32, detour bool) (string, error) {
-	if !detour {
+func (r *root) locateAt(name string, c *class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
+	if !fallback {
 		return name, nil
 	}
 	h, herr := r.readHeader(name)
@@ -240,7 +214,7 @@ func (r *root) drop(m mark, keep uint64) {
 	}
 	v := r.beginEvict(m.slot)
 	r.mu.Unlock()
-	v.left, _ = r.unlink(&v, v.pieces&^keep)
+	v.left, _ = r.custody.unlink(&v, v.pieces&^keep)
 	r.mu.Lock()
 	r.finishEvict(&v)
 	r.mu.Unlock()

@@ -98,7 +98,7 @@ func TestATemporaryThatStays(t *testing.T) {
 	settled(t, dir, a, b)
 	await(t, "its other name is gone", func() bool { return len(temporaries(dir, "a")) == 0 })
 
-	c := a.store.roots[0].fellows
+	c := a.store.roots[0].custody.(*sharedRoot)
 	c.stop() // what is free changes by its puts alone from now on
 	<-c.ended
 	faulty.Set(faultfs.MustRules("remove **/t/*: eio")...)
@@ -135,7 +135,7 @@ func TestTornControlFiles(t *testing.T) {
 			for n := range uint64(30) {
 				await(t, "it is stored", func() bool { err := a.put(n, 0); return err == nil || errors.Is(err, ErrResident) })
 			}
-			c := a.store.roots[0].fellows
+			c := a.store.roots[0].custody.(*sharedRoot)
 			c.stop() // its heart stands still
 			<-c.ended
 			list, _ := filepath.Glob(filepath.Join(dir, shared.Dir, "e*", kind))

@@ -122,7 +122,7 @@ func TestSameKeyTwice(t *testing.T) {
 	}
 	await(t, "nothing is out", func() bool { return a.fellowStats().Unlogged == 0 && b.fellowStats().Unlogged == 0 })
 	for _, f := range []*fixture{a, b} {
-		if c := f.store.roots[0].fellows; c.flying != 0 {
+		if c := f.store.roots[0].custody.(*sharedRoot); c.flying != 0 {
 			t.Errorf("%d bytes are in flight for ever", c.flying)
 		}
 	}
@@ -227,7 +227,7 @@ func TestTheEvictorGoes(t *testing.T) {
 					t.Fatal(err)
 				}
 			} else {
-				c := a.store.roots[0].fellows
+				c := a.store.roots[0].custody.(*sharedRoot)
 				c.stop() // its heart stands still
 				<-c.ended
 			}

@@ -226,12 +226,9 @@ func (s *Store) unkeep(n *naming) {
 		used = used || o != n && o.Module.Digest() == n.Module.Digest()
 	}
 	for _, r := range s.roots {
-		if r.cfg.Shared {
-			continue
-		}
-		_ = r.fs.Remove(r.dir + "/" + pieceformat.PoliciesDir + "/" + n.id + pieceformat.PlaceSuffix) // else the next start opens it for nothing
+		r.custody.forget(r.dir + "/" + pieceformat.PoliciesDir + "/" + n.id + pieceformat.PlaceSuffix)
 		if !used {
-			_ = r.fs.Remove(r.dir + "/" + pieceformat.PoliciesDir + "/" + n.Module.Digest() + pieceformat.ModuleSuffix)
+			r.custody.forget(r.dir + "/" + pieceformat.PoliciesDir + "/" + n.Module.Digest() + pieceformat.ModuleSuffix)
 		}
 	}
 }

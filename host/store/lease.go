@@ -108,7 +108,7 @@ func (l *Lease) hold(p *Piece) error {
 		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.x.Key(p.mark.slot))
 	}
 	r.x.Pin(p.mark.slot)
-	p.key, p.class, p.detour = r.x.Key(p.mark.slot), r.classOf(p.mark.slot), e.Is(index.FallbackName)
+	p.key, p.class, p.fallback = r.x.Key(p.mark.slot), r.classOf(p.mark.slot), e.Is(index.FallbackName)
 	return nil
 }
 

@@ -41,7 +41,7 @@ func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
 		}
 		r.checkHealth(ctx)
 	case Step:
-		r.fellows.turn(ctx)
+		r.custody.step(ctx)
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ func (r *root) keepAs(dir, base string, data []byte) error {
 		err = r.fs.Rename(temp, name)
 	}
 	if err != nil {
-		r.discard(temp, int64(len(data)))
+		r.custody.discard(temp, int64(len(data)))
 		return fmt.Errorf("store: root %s: keeping %s: %w", r.dir, dir, err)
 	}
 	return r.keepName(dir)
@@ -77,7 +77,7 @@ func (r *root) sweepMeta() {
 			r.log.Warn("a directory could not be read; temporaries in it are left", "directory", d, "error", err)
 		}
 		for _, e := range list {
-			if temp, ok := pieceformat.ParseTemp(e.Name()); ok && (!r.cfg.Shared || temp.Host == r.store.cfg.HostID) {
+			if temp, ok := pieceformat.ParseTemp(e.Name()); ok && r.custody.ownsTemp(temp.Host) {
 				if err := r.sweep(r.dir + "/" + d + "/" + e.Name()); err != nil {
 					r.log.Warn("a temporary is left", "directory", d, "file", e.Name(), "error", err)
 				}

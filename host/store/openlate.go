@@ -45,14 +45,11 @@ func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 
 // reset gives up what opening has begun. Nobody else uses the root yet.
 func (r *root) reset() {
-	if f := r.fellows; f != nil {
-		f.leave()
-	}
+	r.custody.leave()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.openGate()
 	_ = r.directory.Close() // what the lock protects is not used
-	r.fellows, r.quar, r.scanning = nil, quarantine{}, false
+	r.quar, r.scanning = quarantine{}, false
 	r.evictor.SetScanning(false)
 	r.account.Reset()
 }

@@ -16,13 +16,13 @@ import (
 // An orphan is a file that nobody wants and that could not be unlinked. Its bytes stay in the root's account until it is
 // gone. The upkeep tries again, and so does a root before it returns to service.
 type orphan struct {
-	name   string // empty: the place policy did not name the piece that follows
-	class  *class
-	key    chunk.Key
-	rank   uint32
-	detour bool
-	bytes  int64
-	credit shared.Credit // of a shared root: what covers it
+	name     string // empty: the place policy did not name the piece that follows
+	class    *class
+	key      chunk.Key
+	rank     uint32
+	fallback bool
+	bytes    int64
+	credit   shared.Credit // of a shared root: what covers it
 
 	deleting bool // guarded by orphans.mu, like the rest after the orphan is listed
 }
@@ -143,9 +143,9 @@ func (r *root) deferDelete(o *orphan) {
 }
 
 // deferDeleteUnnamed notes a piece that no policy names at the moment.
-func (r *root) deferDeleteUnnamed(c *class, k *chunk.Key, rank uint32, detour bool) {
+func (r *root) deferDeleteUnnamed(c *class, k *chunk.Key, rank uint32, fallback bool) {
 	if c.hold() {
-		r.deferDelete(&orphan{class: c, key: *k, rank: rank, detour: detour, bytes: c.fileBytes()})
+		r.deferDelete(&orphan{class: c, key: *k, rank: rank, fallback: fallback, bytes: c.fileBytes()})
 	}
 }
 
@@ -173,7 +173,7 @@ func (r *root) retryDelete() bool {
 	}
 	name, err := o.name, error(nil)
 	if o.class != nil {
-		name, err = r.locatePiece(o.class, &o.key, o.rank, o.detour)
+		name, err = r.locatePiece(o.class, &o.key, o.rank, o.fallback)
 	}
 	if err == nil {
 		if err = r.fs.Remove(name); errors.Is(err, fs.ErrNotExist) {
@@ -225,16 +225,9 @@ func (r *root) settleOrphans(list []*orphan, published bool) {
 
 // gone takes an orphan out of the account.
 func (r *root) gone(o *orphan) {
-	if o.credit.Bytes() > 0 {
-		defer r.fellows.member.Give(o.credit)
-	}
 	if o.class != nil {
 		o.class.drop()
 	}
 	r.account.Remove(capacity.Orphans, o.bytes)
-	if r.fellows != nil {
-		r.mu.Lock()
-		r.fellows.flying -= o.credit.Bytes()
-		r.mu.Unlock()
-	}
+	r.custody.returned(o.credit)
 }

@@ -17,17 +17,17 @@ import (
 
 // Piece is a published file, open for reading. It pins its entry until it is closed.
 type Piece struct {
-	root   *root
-	class  *class
-	mark   mark
-	key    chunk.Key
-	rank   uint32
-	detour bool
-	name   string
-	file   staging.File
-	size   int64
-	head   Head
-	closed atomic.Bool
+	root     *root
+	class    *class
+	mark     mark
+	key      chunk.Key
+	rank     uint32
+	fallback bool
+	name     string
+	file     staging.File
+	size     int64
+	head     Head
+	closed   atomic.Bool
 }
 
 // Head is what a reader needs to know of a piece before its payload.
@@ -41,9 +41,9 @@ type Head struct {
 func (p *Piece) open(name string) (err error) {
 	r := p.root
 	if name != "" {
-		p.name, err = r.locateAt(name, p.class, &p.key, p.rank, p.detour)
+		p.name, err = r.locateAt(name, p.class, &p.key, p.rank, p.fallback)
 	} else {
-		p.name, err = r.locatePiece(p.class, &p.key, p.rank, p.detour)
+		p.name, err = r.locatePiece(p.class, &p.key, p.rank, p.fallback)
 	}
 	if err != nil {
 		return err

@@ -7,9 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
-	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -78,7 +76,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	defer func() { r.settleOrphans(claimed, failed == nil) }()
 	for range 3 {
 		claimed = append(claimed, r.claimOrphans(p)...)
-		err := p.rename(info)
+		err := r.custody.publish(p, info)
 		if err == nil {
 			p.temp = ""
 			return info, p.syncName()
@@ -87,9 +85,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
 		}
 		if !errors.Is(err, fs.ErrExist) {
-			if r.fellows == nil { // whose name it is in the end the evictor sees when it clears the temporaries
-				r.deferDeleteLate(p.target, err)
-			}
+			r.custody.notPublished(p, err)
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 		}
 		h, there, herr := r.look(p.target)
@@ -97,37 +93,18 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		case errors.Is(herr, fs.ErrNotExist):
 		case herr != nil && !pieceformat.IsDamage(herr):
 			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
-		case herr != nil && r.fellows != nil:
-			bad := p.record()
-			bad.Pieces, bad.Bytes = 1<<p.rank, 0
-			r.fellows.condemn(bad)
-			return info, fmt.Errorf("store: publishing %s, where a damaged file stands: %w", p.target, herr)
-		case herr != nil:
-			r.quarantineFile(p.target, herr)
-		case p.class.isPiece(&h, &p.key, p.rank):
+		case herr == nil && p.class.isPiece(&h, &p.key, p.rank):
 			if err := p.syncOther(); err != nil {
 				return info, err
 			}
 			return there, p.syncName() // abort or enter removes the temporary
-		case r.fellows != nil:
-			return info, fmt.Errorf("store: publishing %s, where key %s stands: %w", p.target, h.Key, pieceformat.ErrWrongPiece)
-		case p.detour:
-			r.quarantineFile(p.target, fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key))
 		default:
-			if err := p.moveAside(fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key)); err != nil {
-				return info, err
+			if err := r.custody.nameTaken(p, &h, herr); err != nil {
+				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 			}
 		}
 	}
 	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
-}
-
-// rename publishes the temporary, which has then no other name.
-func (p *Put) rename(info staging.Info) error {
-	if c := p.root.fellows; c != nil {
-		return c.publish(p, info)
-	}
-	return p.root.fs.RenameNoReplace(p.temp, p.target)
 }
 
 // look reads the header of what stands under a name.
@@ -140,10 +117,10 @@ func (r *root) look(name string) (pieceformat.Header, staging.Info, error) {
 	return inspect(f)
 }
 
-// moveAside switches to the built-in name, in whose directory the temporary must stand.
-func (p *Put) moveAside(cause error) error {
+// leaveName switches to the built-in name, in whose directory the temporary must stand.
+func (p *Put) leaveName(cause error) error {
 	old := p.target
-	if err := p.takeDetour(cause); err != nil {
+	if err := p.useFallbackName(cause); err != nil {
 		return err
 	}
 	if p.target == old {
@@ -157,12 +134,12 @@ func (p *Put) moveAside(cause error) error {
 func (p *Put) enter(info staging.Info) error {
 	r := p.root
 	p.removeTemp()
-	p.giveBack()
+	p.root.custody.giveBack(p)
 	r.mu.Lock()
 	e := r.x.At(p.mark.slot)
 	if e.Is(index.Evicting) {
 		r.mu.Unlock()
-		r.discard(p.target, p.class.fileBytes())
+		r.custody.discard(p.target, p.class.fileBytes())
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
@@ -203,7 +180,7 @@ func (p *Put) abort(cause error) {
 	p.over = true
 	_ = p.closeFile()
 	p.removeTemp()
-	p.giveBack()
+	p.root.custody.giveBack(p)
 	r := p.root
 	if !p.opened && p.charge.Bytes == p.class.fileBytes() {
 		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
@@ -213,9 +190,7 @@ func (p *Put) abort(cause error) {
 	}
 	r.mu.Lock()
 	r.count.aborted++
-	if r.fellows != nil {
-		r.unreserve(p.mark.slot, p.rank, p.class.fileBytes())
-	}
+	r.custody.aborted(p)
 	r.mu.Unlock()
 	r.log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
@@ -239,21 +214,10 @@ func (p *Put) removeTemp() {
 	if p.temp == "" {
 		return
 	}
-	if left := p.root.discard(p.temp, p.class.fileBytes()); left > 0 && p.credit.Bytes() > 0 && p.root.orphans.cover(p.temp, p.credit) {
+	if left := p.root.custody.discard(p.temp, p.class.fileBytes()); left > 0 && p.credit.Bytes() > 0 && p.root.orphans.cover(p.temp, p.credit) {
 		p.credit = shared.Credit{}
 	}
 	p.temp = ""
-}
-
-// discard unlinks a file of a put that came to nothing. One that will not go stays in the account; left is what it takes.
-func (r *root) discard(name string, most int64) (left int64) {
-	if r.fellows != nil && !strings.HasPrefix(name, r.slash+pieceformat.MetaDir) {
-		r.overlook(most) // published: others may have it
-		return 0
-	}
-	left, _ = r.remove(name, most)
-	r.account.Add(capacity.Orphans, left)
-	return left
 }
 
 // end takes the piece out of flight and lets go of its entry. An entry that nothing is left of goes.

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,18 +34,18 @@ type PutRequest struct {
 
 // Put is a reservation: space for a piece that is being written. It ends with Publish or Abort.
 type Put struct {
-	root   *root
-	class  *class
-	mark   mark
-	key    chunk.Key
-	parent chunk.Key
-	depth  uint32
-	rank   uint32
-	ranks  uint64
-	tenant uint32
-	stamp  int64
-	detour bool // target is the built-in name
-	target string
+	root     *root
+	class    *class
+	mark     mark
+	key      chunk.Key
+	parent   chunk.Key
+	depth    uint32
+	rank     uint32
+	ranks    uint64
+	tenant   uint32
+	stamp    int64
+	fallback bool // target is the built-in name
+	target   string
 
 	mu   sync.Mutex
 	temp string // there before file when the put was left a victim's
@@ -164,11 +165,8 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 			return false, nil
 		}
 		e, f := r.x.At(slot), r.flights[slot]
-		if e.Is(index.Evicting) && f.ranks == 0 && r.fellows != nil {
-			return false, fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, r.dir)
-		}
 		if e.Is(index.Evicting) && f.ranks == 0 {
-			if err := ctx.Err(); err != nil {
+			if err := cmp.Or(ctx.Err(), r.custody.waitsFor(p)); err != nil {
 				return false, err
 			}
 			if unwatch == nil {
@@ -247,10 +245,10 @@ func (s *Store) holdsPrint(print uint64) bool {
 
 // reserves are the ranks that a new entry gets bytes for.
 func (p *Put) reserves() uint64 {
-	if p.root != nil && p.root.fellows != nil {
-		return 1 << p.rank // the others may be written by other hosts, against their credit
+	if p.root == nil {
+		return p.ranks
 	}
-	return p.ranks
+	return p.root.custody.ranks(p)
 }
 
 func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) * p.class.fileBytes() }
@@ -270,9 +268,9 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	} else {
 		rel, chosen, err = s.names.name(p.class, &p.key, p.rank, p.entryBytes(), banned)
 	}
-	if p.detour = banned; err != nil && !banned {
+	if p.fallback = banned; err != nil && !banned {
 		s.log.Error("place policy failed; the built-in name is used", "key", p.key, "error", err)
-		p.detour = true
+		p.fallback = true
 		rel, chosen, err = s.names.name(p.class, &p.key, p.rank, p.entryBytes(), true)
 	}
 	if err != nil {
@@ -295,7 +293,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	}
 	p.root, p.target, p.stamp, p.outage, p.unsure = r, r.dir+"/"+rel, s.stamp(), r.health.Returns(), r.unsure.Load()
 	enter := func() error { return p.addEntry(tenant, parent, q) }
-	if err := r.reserve(ctx, reservation{Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, reuseFor: p, enter: enter}); err != nil {
+	if err := r.custody.reserve(ctx, reservation{Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, reuseFor: p, enter: enter}); err != nil {
 		return p.shed(err)
 	}
 	return nil
@@ -304,10 +302,8 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 // addEntry makes the entry, whose bytes are reserved. The caller holds mu.
 func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	r := p.root
-	if r.fellows != nil {
-		if err := r.fellows.mayStore(p); err != nil {
-			return err
-		}
+	if err := r.custody.mayInsert(p); err != nil {
+		return err
 	}
 	slot := r.x.Add(p.mark.print, index.Owner{Class: p.class.id, Tenant: tenant}, &p.key, parent, q.Depth)
 	if slot == index.None {
@@ -318,7 +314,7 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	r.x.SetUnits(slot, uint32(p.entryBytes()/abi.SizeUnit))
 	r.x.ReservePieces(slot, p.reserves())
 	r.expire(slot, p.class, p.stamp)
-	if p.detour {
+	if p.fallback {
 		e.Set(index.FallbackName)
 	}
 	r.count.inserted++
@@ -362,7 +358,7 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 
 // evicts says whether a reservation of so many bytes is to evict for itself. On a shared root the evictor does.
 func (r *root) evicts(tenant uint16, bytes int64) bool {
-	return r.fellows == nil && (r.store.cfg.EvictMode == OnDemand || r.account.OverQuota(r.want(tenant, bytes)))
+	return r.custody.evicts() && (r.store.cfg.EvictMode == OnDemand || r.account.OverQuota(r.want(tenant, bytes)))
 }
 
 // extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not among
@@ -391,7 +387,7 @@ func (p *Put) extend(ctx context.Context) error {
 		r.wakeAboveHigh()
 		return nil
 	}
-	if err := r.reserve(ctx, reservation{Want: r.want(tenant, need), evicts: evicts, reuseFor: p, enter: enter}); err != nil {
+	if err := r.custody.reserve(ctx, reservation{Want: r.want(tenant, need), evicts: evicts, reuseFor: p, enter: enter}); err != nil {
 		return p.shed(err)
 	}
 	return nil
@@ -402,7 +398,7 @@ func (p *Put) shed(cause error) error {
 	r := p.root
 	r.counted(&r.count.sheds)
 	p.removeTemp()
-	p.giveBack()
+	p.root.custody.giveBack(p)
 	r.budget.Refund(&p.charge)
 	return cause
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -23,14 +22,14 @@ func (p *Put) name(f *Foreseen) error {
 	}
 	target, err := p.root.path(p.class, &p.key, p.rank, false)
 	if err != nil {
-		return p.takeDetour(err)
+		return p.useFallbackName(err)
 	}
 	p.target = target
 	return nil
 }
 
-// takeDetour puts the piece under the built-in name because the place policy's cannot be had.
-func (p *Put) takeDetour(cause error) error {
+// useFallbackName puts the piece under the built-in name because the place policy's cannot be had.
+func (p *Put) useFallbackName(cause error) error {
 	r := p.root
 	target, err := r.path(p.class, &p.key, p.rank, true)
 	if err != nil {
@@ -41,7 +40,7 @@ func (p *Put) takeDetour(cause error) error {
 	r.x.At(p.mark.slot).Set(index.FallbackName)
 	r.count.placeFaults++
 	r.mu.Unlock()
-	p.target, p.detour = target, true
+	p.target, p.fallback = target, true
 	return nil
 }
 
@@ -87,8 +86,8 @@ func (p *Put) File() (staging.File, error) {
 			return nil, err
 		}
 		f, err := staging.OpenDirect(r.fs, p.temp, flags, 0o600)
-		if errors.Is(err, fs.ErrNotExist) && r.fellows == nil {
-			if err = r.makeDir(filepath.Dir(p.target)); err == nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			if err = r.custody.makeTempDir(p); err == nil {
 				f, err = staging.OpenDirect(r.fs, p.temp, flags, 0o600)
 			}
 		}
@@ -115,9 +114,7 @@ func (p *Put) Temp() string {
 func (p *Put) nameTemp() (err error) {
 	r := p.root
 	p.temp = pieceformat.TempName(p.target, r.store.cfg.HostID, r.store.seq.Add(1))
-	if r.fellows != nil {
-		p.temp, err = r.fellows.member.Temp(filepath.Base(p.temp))
-	}
+	p.temp, err = r.custody.temp(p.temp)
 	return err
 }
 

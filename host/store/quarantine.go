@@ -176,23 +176,8 @@ func (r *root) dropDamaged(m mark, rank uint32, name string, cause error) {
 	v := r.beginEvict(m.slot)
 	r.count.damaged++
 	r.mu.Unlock()
-	if r.fellows != nil {
-		r.log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
-		v.left = r.fellows.disown(&v, v.pieces)
-		r.mu.Lock()
-		r.finishEvict(&v)
-		r.mu.Unlock()
-		return
-	}
-	k, left := r.moveToQuarantine(name, v.class.fileBytes(), cause)
-	v.left, _ = r.unlink(&v, v.pieces&^(1<<rank))
-	v.left += left
+	r.custody.unlinkDamaged(&v, rank, name, cause)
 	r.mu.Lock()
-	n := min(k.bytes, r.x.Bytes(v.slot)) // the entry's no more: the quarantine has them
-	r.x.Resize(v.slot, -n)
-	r.account.Release(r.x.Owner(v.slot).Tenant, n)
-	excess := r.keepInQuarantine(k)
 	r.finishEvict(&v)
 	r.mu.Unlock()
-	r.removeKept(excess)
 }

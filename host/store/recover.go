@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until it has
@@ -21,22 +22,11 @@ func (r *root) recover(ctx context.Context) error {
 	if err := r.loadQuarantine(); err != nil {
 		return err
 	}
-	if r.cfg.Shared {
-		if err := r.removeCheckpoint(); err != nil { // of a run that had the root to itself
-			return err
-		}
-		f, err := newFellows(r)
-		if err != nil {
-			return err
-		}
-		r.mu.Lock()
-		r.fellows = f
-		r.x.AdvanceClock(firstLive)
-		r.scanning, r.removedDuringScan = true, map[uint64]struct{}{}
-		r.evictor.SetScanning(true)
-		r.mu.Unlock()
-		return f.enter()
-	}
+	return r.custody.recover(ctx)
+}
+
+// recoverOwn does so for a root that this host has for itself.
+func (r *root) recoverOwn(ctx context.Context) error {
 	c, err := r.takeCheckpoint()
 	if err != nil {
 		return err
@@ -77,7 +67,7 @@ func (c *census) file(rel string, e fs.DirEntry) {
 		if r.store.writes(temp) {
 			return
 		}
-		if !r.cfg.Shared || temp.Host == r.store.cfg.HostID {
+		if r.custody.ownsTemp(temp.Host) {
 			if err := r.sweep(name); err != nil {
 				c.unreadable(name, err)
 			}
@@ -98,14 +88,17 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	}
 	h, info, err := inspect(f)
 	f.Close()
-	if r.fellows != nil && err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.log.Warn("a file of a shared root is left alone; fsck says more", "file", name, "error", err)
-		r.overlook(pieceformat.Padded(info.Allocated))
-		return
-	}
-	switch {
-	case err == nil:
+	if err == nil {
 		c.claim(name, rel, &h, pieceformat.Padded(info.Allocated))
+	} else {
+		r.custody.foundUnsound(c, name, rel, info, err)
+	}
+}
+
+// unsound judges a file that is no sound piece.
+func (c *census) unsound(name, rel string, info staging.Info, err error) {
+	r := c.root
+	switch {
 	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
 		if !r.store.Claims(rel) && !(r.store.wake() && r.store.Claims(rel)) {
 			r.counted(&r.count.foreign)
@@ -163,61 +156,34 @@ func (c *census) claim(name, rel string, h *pieceformat.Header, allocated int64)
 	r := c.root
 	cl, err := r.store.classFor(h)
 	if err != nil {
-		if r.fellows != nil {
-			r.counted(&r.count.unclaimed)
-			r.overlook(allocated) // whose it is another host may know
-			return
-		}
-		if !nobodys(err) {
-			c.unreadable(name, err)
-			return
-		}
-		r.counted(&r.count.unclaimed)
-		r.quarantineFile(name, err)
+		r.custody.foundUnknown(c, name, allocated, err)
 		return
 	}
 	placed, _, err := r.store.names.name(cl, &h.Key, h.Rank, 0, false)
-	detour := false
+	fallback := false
 	if err != nil || placed != rel {
 		other, _, oerr := r.store.names.name(cl, &h.Key, h.Rank, 0, true)
-		detour = oerr == nil && other == rel
+		fallback = oerr == nil && other == rel
 		earlier := cl
-		if !detour {
+		if !fallback {
 			earlier = r.store.earlierClass(cl, h, rel)
 		}
 		if earlier == nil && err != nil && oerr == nil {
-			placed, err, detour = other, nil, true // as a put would do it
+			placed, err, fallback = other, nil, true // as a put would do it
 		}
 		switch {
 		case earlier != nil:
-			if cl = earlier; !detour {
+			if cl = earlier; !fallback {
 				defer cl.drop()
 			}
 		case err != nil:
 			c.unreadable(name, err)
 			return
-		case r.fellows != nil:
-			r.log.Warn("a piece of a shared root has another name than this host's place policy gives it; all hosts must have the same", "file", name)
-			r.overlook(allocated)
+		case !r.custody.rename(c, name, r.dir+"/"+placed, allocated):
 			return
-		default:
-			if err := r.move(name, r.dir+"/"+placed); err != nil && !errors.Is(err, fs.ErrExist) {
-				c.unreadable(name, err)
-				return
-			} else if err != nil {
-				r.counted(&r.count.unclaimed)
-				r.quarantineFile(name, err)
-				return
-			}
 		}
 	}
-	if r.fellows != nil {
-		r.fellows.found(name, cl, h, allocated, detour)
-		return
-	}
-	if was := c.adopt(cl, h, allocated, detour); was.class != nil {
-		c.resolve(was, name, h, allocated)
-	}
+	r.custody.found(c, name, cl, h, allocated, fallback)
 }
 
 // resolve ends a clash. A piece that another naming named than its entry's is moved to where the entry looks for it. Of a
@@ -235,29 +201,29 @@ func (c *census) resolve(was clash, name string, h *pieceformat.Header, allocate
 		case err != nil:
 			c.unreadable(name, err)
 		case opened != name:
-			r.discard(name, allocated)
-		case was.detour && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
+			r.custody.discard(name, allocated)
+		case was.fallback && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
 			if o, err := r.readHeader(builtin); err == nil && was.class.isPiece(&o, &h.Key, h.Rank) {
-				r.discard(builtin, allocated)
+				r.custody.discard(builtin, allocated)
 			}
 		}
 		return
 	}
-	detour := name == builtin
-	if placed, err := r.path(was.class, &h.Key, h.Rank, false); err == nil && name != placed && !detour {
+	fallback := name == builtin
+	if placed, err := r.path(was.class, &h.Key, h.Rank, false); err == nil && name != placed && !fallback {
 		if err := r.move(name, placed); errors.Is(err, fs.ErrExist) {
-			r.discard(name, allocated) // the scan comes to that one, or has
+			r.custody.discard(name, allocated) // the scan comes to that one, or has
 			return
 		} else if err != nil {
 			r.counted(&r.count.unclaimed)
 			r.quarantineFile(name, err)
 			return
 		}
-	} else if err != nil && !detour {
+	} else if err != nil && !fallback {
 		c.unreadable(name, err)
 		return
 	}
-	c.adopt(was.class, h, allocated, detour)
+	c.adopt(was.class, h, allocated, fallback)
 }
 
 func (r *root) move(from, to string) error {
@@ -294,13 +260,13 @@ func (s *Store) classFor(h *pieceformat.Header) (*class, error) {
 
 // clash is what keeps a piece from being entered: its entry has files of another naming, or this piece already.
 type clash struct {
-	class  *class // the entry's
-	detour bool   // of the entry
-	twice  bool
+	class    *class // the entry's
+	fallback bool   // of the entry
+	twice    bool
 }
 
 // adopt enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
-func (c *census) adopt(cl *class, h *pieceformat.Header, allocated int64, detour bool) (was clash) {
+func (c *census) adopt(cl *class, h *pieceformat.Header, allocated int64, fallback bool) (was clash) {
 	r := c.root
 	tenant, err := r.store.spaces.internTenant(h.Tenant)
 	if err != nil {
@@ -335,7 +301,7 @@ func (c *census) adopt(cl *class, h *pieceformat.Header, allocated int64, detour
 	r.account.Commit(r.x.Owner(slot).Tenant, diff*pieceformat.Page)
 	r.account.Remove(capacity.Unscanned, allocated)
 	r.x.PieceWritten(slot, h.Rank)
-	if detour {
+	if fallback {
 		e.Set(index.FallbackName)
 	}
 	if r.x.Pieces(slot)&h.Pieces == h.Pieces && !e.Is(index.Complete) {

@@ -20,18 +20,14 @@ import (
 //
 // A shared root takes no part: another host may be reading the victim.
 
-func (r *root) recycles() bool {
-	return !r.cfg.Shared && !r.cfg.unlinks
-}
-
 // offerFile makes the file of one of a victim's pieces the temporary of the put, if it has the right size, and returns the
 // pieces whose files are still to be unlinked. The caller holds turn, and not mu.
 func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
-	if reuseFor == nil || reuseFor.temp != "" || !r.recycles() || v.pieces == 0 || v.class.fileBytes() != reuseFor.class.fileBytes() {
+	if reuseFor == nil || reuseFor.temp != "" || !r.custody.reusesFiles() || v.pieces == 0 || v.class.fileBytes() != reuseFor.class.fileBytes() {
 		return v.pieces
 	}
 	bit := v.pieces & -v.pieces
-	name, err := r.locatePiece(v.class, &v.key, uint32(bits.TrailingZeros64(bit)), v.detour)
+	name, err := r.locatePiece(v.class, &v.key, uint32(bits.TrailingZeros64(bit)), v.fallback)
 	if err != nil {
 		return v.pieces
 	}
@@ -44,7 +40,7 @@ func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
 	}
 	if err != nil {
 		r.deferDeleteLate(temp, err)
-		r.discard(temp, v.class.fileBytes()) // a rename can report an error although it happened
+		r.custody.discard(temp, v.class.fileBytes()) // a rename can report an error although it happened
 		return v.pieces
 	}
 	reuseFor.temp = temp

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"math"
 
 	"github.com/kvhost/kvhost/host/store/health"
@@ -28,11 +27,7 @@ func (r *root) Probe() (empty bool, err error) {
 	if r.unavailable.Load() {
 		return false, nil // openLate looks at it as at a start
 	}
-	if r.cfg.Shared {
-		if err = r.directory.Same(); err != nil {
-			return false, fmt.Errorf("%w, and shared: restart kvhost to join it", err)
-		}
-	} else if empty, err = r.directory.Adopt(); err != nil {
+	if empty, err = r.custody.identify(); err != nil {
 		return false, err
 	}
 	return empty, r.directory.Probe(pieceformat.TempName(r.dir+"/"+pieceformat.MetaDir+"/probe", r.store.cfg.HostID, r.store.seq.Add(1)))

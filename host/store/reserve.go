@@ -31,12 +31,9 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	return w
 }
 
-// reserve sees to it that what is wanted is free, and books it. It evicts for that, or waits for the background evictor. The
+// reserveEvicting sees to it that what is wanted is free, and books it. It evicts for that, or waits for the background evictor. The
 // caller does not hold mu.
-func (r *root) reserve(ctx context.Context, w reservation) error {
-	if r.fellows != nil {
-		return r.fellows.reserve(ctx, w)
-	}
+func (r *root) reserveEvicting(ctx context.Context, w reservation) error {
 	// What cannot fit, whatever is evicted, costs nobody anything.
 	if err := r.account.Possible(w.Want, r.isScanning()); err != nil {
 		return err
@@ -143,17 +140,16 @@ func (r *root) shrink(ctx context.Context) {
 		return
 	}
 	defer r.turn.unlock()
-	if err := r.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
+	if err := r.custody.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
 		r.log.Warn("root is over its capacity: nothing can be evicted", "used", r.account.Used(), "capacity", r.cfg.Capacity, "error", err)
 	}
 }
 
 // shrinkIfOver evicts when a file that could not be unlinked has put the root over its limit, and says whether it is within it.
 func (r *root) shrinkIfOver() bool {
-	within := func() bool { return r.fellows != nil || r.isScanning() || r.account.Excess(1) <= 0 }
-	if within() {
+	if r.custody.within() {
 		return true
 	}
 	r.shrink(context.Background())
-	return within()
+	return r.custody.within()
 }

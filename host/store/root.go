@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"path/filepath"
@@ -28,9 +27,9 @@ type root struct {
 	slash       string     // dir and a slash
 	fs          staging.FS // watched
 	log         *slog.Logger
-	gate        io.Closer     // of a shared root, until this host has joined the others
-	fellows     *fellows      // nil: this host has the root to itself
-	evictorWake chan struct{} // wakes the background evictor
+	custody     custody
+	touched     func(fp uint64) // hears of touches, or nil; guarded by mu
+	evictorWake chan struct{}   // wakes the background evictor
 
 	health      *health.Monitor
 	directory   *health.Directory
@@ -90,6 +89,10 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 		x: index.New(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
 	}
 	r.reaped.L = &r.mu
+	r.custody = ownRoot{r}
+	if cfg.Shared {
+		r.custody = newSharedRoot(r)
+	}
 	r.orphans.init()
 	p := s.evict
 	if cfg.Evict != nil {
@@ -156,12 +159,9 @@ func (b *bound) evict() *evictor.Policy {
 }
 
 func (r *root) close() error {
-	if r.fellows != nil {
-		r.fellows.leave()
-	}
+	r.custody.leave()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.openGate()
 	err := errors.Join(r.evictor.Close(), r.directory.Close())
 	r.health.Close()
 	return err

@@ -79,12 +79,13 @@ func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 }
 
 func (r *root) scanOnce(ctx context.Context) error {
-	start := time.Now()
 	defer r.reportScan(ctx)()
-	if r.fellows != nil {
-		return r.fellows.find(ctx)
-	}
-	c := &census{root: r}
+	return r.custody.scan(ctx)
+}
+
+// scanOwn scans a root that this host has for itself.
+func (r *root) scanOwn(ctx context.Context) error {
+	start, c := time.Now(), &census{root: r}
 	r.census.Store(c)
 	if err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
 		return err
@@ -117,13 +118,13 @@ func (c *census) settle() {
 		stands := r.stands(d.mark)
 		var left eviction
 		if stands {
-			left = eviction{class: r.classOf(d.slot), key: r.x.Key(d.slot), detour: r.x.At(d.slot).Is(index.FallbackName)}
+			left = eviction{class: r.classOf(d.slot), key: r.x.Key(d.slot), fallback: r.x.At(d.slot).Is(index.FallbackName)}
 		}
 		r.mu.Unlock()
 		if !stands {
 			continue
 		}
-		if name, err := r.locatePiece(left.class, &left.key, d.rank, left.detour); err == nil {
+		if name, err := r.locatePiece(left.class, &left.key, d.rank, left.fallback); err == nil {
 			if _, err := r.fs.Stat(name); errors.Is(err, fs.ErrNotExist) {
 				r.drop(d.mark, 0)
 			}
@@ -212,11 +213,7 @@ func (r *root) endScan(ctx context.Context, c *census) {
 	r.account.Remove(capacity.Unscanned, math.MaxInt64)
 	r.mu.Unlock()
 	_ = r.evictor.EndScan(ctx, func() { // what fails is the store being closed
-		if r.fellows != nil { // it has learned of others' pieces until now
-			r.account.Add(capacity.Orphans, c.stray-stray)
-			r.fellows.overlooked += c.stray
-			r.fellows.census = nil
-		}
+		r.custody.scanEnded(c, stray)
 		r.scanning, r.removedDuringScan = false, nil
 	})
 }

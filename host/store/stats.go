@@ -175,7 +175,7 @@ func (r *root) stats() RootStats {
 		BadVictims: ev.BadVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.overBudget, Limit: a.Limit, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: ev.Faults, Recovered: c.recovered,
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
-		Shared: r.fellows.stats(), Evict: r.evictor.Stats(),
+		Shared: r.custody.stats(), Evict: r.evictor.Stats(),
 	}
 	h := r.health.Report()
 	st.State, st.Reason, st.Since, st.Outages = h.State, h.Reason, h.Since, h.Outages

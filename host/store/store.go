@@ -88,12 +88,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.work.Go(func() { s.bury(s.run) })
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
-		if !r.cfg.Shared {
-			s.work.Go(func() { r.saveTouchesEvery(s.run, touchesEvery) })
-		}
-		if cfg.EvictMode == Background && !r.cfg.Shared {
-			s.work.Go(func() { r.evictAhead(s.run) })
-		}
+		r.custody.start()
 		if cfg.Durability == Batch {
 			s.work.Go(func() { r.flushEvery(s.run, cfg.BatchEvery) })
 		}
@@ -160,11 +155,7 @@ func (s *Store) Close() error {
 		if err := r.saveExactBudget(); err != nil {
 			s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.dir, "error", err)
 		}
-		if r.fellows != nil {
-			continue // it leaves with its lock
-		}
-		r.saveTouches()
-		r.saveCheckpoint()
+		r.custody.save()
 	}
 	return errors.Join(s.closeRoots(), s.closePolicies())
 }

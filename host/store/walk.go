@@ -67,7 +67,7 @@ func (w *walk) enter() {
 		r := w.store.roots[w.at]
 		r.mu.Lock()
 		w.locked, w.owner = true, index.MaxOwners
-		w.open = r.health.Serves() && (r.fellows == nil || r.fellows.member.Fresh())
+		w.open = r.health.Serves() && r.custody.grants()
 	}
 }
 
@@ -124,8 +124,8 @@ func (r *root) touch(i int, slot uint32, e *index.Entry, print uint64, w *walk) 
 		w.touches.touch(i)
 		r.x.TouchEntry(e)
 		r.evictor.Post(abi.OpTouch, slot, e, print, &w.cause)
-		if r.fellows != nil {
-			r.fellows.member.Touch(print)
+		if r.touched != nil {
+			r.touched(print)
 		}
 	}
 	if r.x.PinEntry(slot, e) {

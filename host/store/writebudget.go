@@ -74,8 +74,5 @@ func (r *root) saveExactBudget() error {
 }
 
 func (r *root) writtenFile() string {
-	if r.cfg.Shared {
-		return pieceformat.WrittenFile + "." + r.store.cfg.HostID
-	}
-	return pieceformat.WrittenFile
+	return pieceformat.WrittenFile + r.custody.suffix()
 }

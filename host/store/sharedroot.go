@@ -6,9 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,31 +21,32 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// fellows is a root's part among the hosts that share it. What differs from a root of one's own: a piece is written against
+// sharedRoot is a root's part among the hosts that share it. What differs from a root of one's own: a piece is written against
 // credit, and reserves nothing for the entry's other ranks, which may be other hosts'; temporaries are in the member's
 // directory; a piece's name is never taken away by who finds it damaged or unwanted, but by the evictor, when nobody has it
 // leased. Package shared has the protocol and says why it holds.
-type fellows struct {
+type sharedRoot struct {
 	root   *root
 	member *shared.Member
 	poll   time.Duration
 	began  time.Time
 	ended  chan struct{} // closed when the steps have ended
 	stop   context.CancelFunc
+	gate   io.Closer // held until this host has joined the others
 
 	busy   atomic.Bool // enter is under way
 	ticket uint64      // of the last scan that was begun: enter's, and then steps'
 
 	// The rest is guarded by root.mu.
 	census     *census // of the first scan, while it runs: entries are told to the evict policy when all are there
-	dooms      map[shared.ID]*doom
+	pending    map[shared.ID]*pendingEviction
 	overlooked int64 // bytes of files that the last scan could make nothing of
 	flying     int64 // bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
 	waiting    int   // puts that wait for credit
 }
 
-// doom is an entry that is in the journal, or that this host wants to have there: it is neither granted nor stored.
-type doom struct {
+// pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor stored.
+type pendingEviction struct {
 	eviction
 	entry   bool   // eviction is of an entry of the index, which is leaving
 	batch   bool   // it is in the journal
@@ -62,10 +65,14 @@ const (
 	mostWaiting = 64
 )
 
-func newFellows(r *root) (*fellows, error) {
-	c := &fellows{root: r, poll: r.cfg.Poll, began: time.Now(), dooms: map[shared.ID]*doom{}, ended: make(chan struct{})}
-	s := r.store
-	m, err := shared.New(shared.Config{
+// newSharedRoot is the custody of a root that has not joined: see recover.
+func newSharedRoot(r *root) *sharedRoot {
+	return &sharedRoot{root: r, poll: r.cfg.Poll, began: r.store.cfg.Now(), pending: map[shared.ID]*pendingEviction{}}
+}
+
+func (c *sharedRoot) newMember() (*shared.Member, error) {
+	r, s := c.root, c.root.store
+	return shared.New(shared.Config{
 		Dir: r.dir, Host: s.cfg.HostID, Capacity: r.cfg.Capacity, High: s.cfg.High, Low: s.cfg.Low, Lapse: r.cfg.Lapse, FS: r.fs, Log: r.log,
 		Unique: func() uint64 {
 			var b [8]byte
@@ -74,17 +81,28 @@ func newFellows(r *root) (*fellows, error) {
 		},
 		Now: c.clock,
 	}, c)
-	c.member = m
-	return c, err
 }
 
-// enter joins the others. The steps go on until leave. What is there a scan finds, beside the sessions.
-func (c *fellows) enter() error {
+// recover joins the others. The steps go on until leave. What is there a scan finds, beside the sessions.
+func (c *sharedRoot) recover(context.Context) error {
 	r := c.root
-	c.census = &census{root: r}
+	if err := r.removeCheckpoint(); err != nil { // of a run that had the root to itself
+		return err
+	}
+	m, err := c.newMember()
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.x.AdvanceClock(firstLive)
+	r.scanning, r.removedDuringScan = true, map[uint64]struct{}{}
+	r.evictor.SetScanning(true)
+	c.member, c.census, c.ended, r.touched = m, &census{root: r}, make(chan struct{}), m.Touch
+	c.pending, c.overlooked, c.flying, c.ticket = map[shared.ID]*pendingEviction{}, 0, 0, 0
+	r.mu.Unlock()
 	c.busy.Store(true)
-	err := c.member.Step()
-	r.openGate()
+	err = c.member.Step()
+	c.unlockJoin()
 	if errors.Is(err, shared.ErrLinks) {
 		return fmt.Errorf("store: root %s cannot be shared: %w", r.dir, err)
 	}
@@ -98,13 +116,13 @@ func (c *fellows) enter() error {
 	return nil
 }
 
-// find waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told nothing.
-func (c *fellows) find(ctx context.Context) error {
+// scan waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told nothing.
+func (c *sharedRoot) scan(ctx context.Context) error {
 	if err := c.admission(ctx); err != nil {
 		return err
 	}
 	c.ticket = c.member.Ticket()
-	if err := c.scan(ctx); err != nil {
+	if err := c.rescan(ctx); err != nil {
 		return err
 	}
 	if !c.root.health.Serves() {
@@ -118,12 +136,12 @@ func (c *fellows) find(ctx context.Context) error {
 }
 
 // admission waits for an evictor to take this host in.
-func (c *fellows) admission(ctx context.Context) error {
+func (c *sharedRoot) admission(ctx context.Context) error {
 	tick := time.NewTicker(c.poll / 8)
 	defer tick.Stop()
 	for c.member.Ticket() == 0 {
 		if d := c.root.cfg.Scheduler; d != nil {
-			d.Wait(func() { c.turn(ctx) })
+			d.Wait(func() { c.step(ctx) })
 			continue
 		}
 		select {
@@ -136,26 +154,26 @@ func (c *fellows) admission(ctx context.Context) error {
 	return nil
 }
 
-// turn is a step under a scheduler, with the scan where one is due.
-func (c *fellows) turn(ctx context.Context) {
+// step is one under a scheduler, with the scan where one is due.
+func (c *sharedRoot) step(ctx context.Context) {
 	_ = c.member.Step()
 	if t := c.member.Ticket(); t != 0 && !c.busy.Load() && t != c.ticket {
 		c.ticket = 1
-		if c.scan(ctx) == nil {
+		if c.rescan(ctx) == nil {
 			c.ticket = t
 			c.member.Scanned(t)
 		}
 	}
 }
 
-func (c *fellows) clock() time.Duration {
+func (c *sharedRoot) clock() time.Duration {
 	if d := c.root.cfg.Scheduler; d != nil {
 		return d.Now()
 	}
-	return time.Since(c.began)
+	return c.root.store.cfg.Now().Sub(c.began)
 }
 
-func (c *fellows) scan(ctx context.Context) error {
+func (c *sharedRoot) rescan(ctx context.Context) error {
 	r := c.root
 	r.mu.Lock()
 	r.account.Remove(capacity.Orphans, c.overlooked)
@@ -163,24 +181,25 @@ func (c *fellows) scan(ctx context.Context) error {
 	r.mu.Unlock()
 	sight := &census{root: r}
 	err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
-	r.overlook(sight.stray)
+	c.overlook(sight.stray)
 	return err
 }
 
-// leave ends this host's part. Nothing else uses the root any more.
-func (c *fellows) leave() {
+func (c *sharedRoot) leave() {
+	defer c.unlockJoin()
 	if c.stop == nil {
 		return
 	}
 	c.stop()
 	<-c.ended
 	if err := c.member.Leave(); err != nil {
-		c.root.log.Warn("this host left without a word; the others will notice", "error", err)
+		c.root.log.Warn("shared root left without notice; the other hosts will give this one up", "error", err)
 	}
+	c.stop = nil
 }
 
 // steps does the member's work until the context is done.
-func (c *fellows) steps(ctx context.Context) {
+func (c *sharedRoot) steps(ctx context.Context) {
 	defer close(c.ended)
 	var scans chan error
 	last := fmt.Sprint(error(nil))
@@ -196,7 +215,7 @@ func (c *fellows) steps(ctx context.Context) {
 			c.ticket = t
 			done := make(chan error, 1)
 			scans = done
-			go func() { done <- c.scan(ctx) }()
+			go func() { done <- c.rescan(ctx) }()
 		}
 		var kicked <-chan struct{}
 		pause := time.NewTimer(c.poll / 8) // the most that kicks hurry it
@@ -241,7 +260,7 @@ func level(err error) slog.Level {
 }
 
 // reserve books a put's bytes against credit. The evictor makes room for them.
-func (c *fellows) reserve(ctx context.Context, w reservation) error {
+func (c *sharedRoot) reserve(ctx context.Context, w reservation) error {
 	r := c.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -255,7 +274,7 @@ func (c *fellows) reserve(ctx context.Context, w reservation) error {
 }
 
 // takeCreditUnlocking gets a put credit for its piece, and waits for it for a while. mu is held, and released meanwhile.
-func (c *fellows) takeCreditUnlocking(ctx context.Context, p *Put, bytes int64) error {
+func (c *sharedRoot) takeCreditUnlocking(ctx context.Context, p *Put, bytes int64) error {
 	r := c.root
 	var over <-chan time.Time
 	for passed := 0; ; passed++ {
@@ -278,7 +297,7 @@ func (c *fellows) takeCreditUnlocking(ctx context.Context, p *Put, bytes int64) 
 		r.mu.Unlock()
 		var err error
 		if d := r.cfg.Scheduler; d != nil {
-			if d.Wait(func() { c.turn(ctx) }); passed == creditPolls {
+			if d.Wait(func() { c.step(ctx) }); passed == creditPolls {
 				err = c.noCredit(bytes)
 			}
 		} else {
@@ -297,25 +316,27 @@ func (c *fellows) takeCreditUnlocking(ctx context.Context, p *Put, bytes int64) 
 	}
 }
 
-func (c *fellows) noCredit(bytes int64) error {
+func (c *sharedRoot) noCredit(bytes int64) error {
 	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes", ErrNoSpace, c.root.dir, bytes)
 }
 
-// giveBack returns a put's credit: nothing that it wrote is on the disk any more. mu is not held.
-func (p *Put) giveBack() {
-	if p.credit.Bytes() == 0 {
-		return
-	}
-	c := p.root.fellows
-	p.root.mu.Lock()
-	c.flying -= p.credit.Bytes()
-	p.root.mu.Unlock()
-	c.member.Give(p.credit)
+func (c *sharedRoot) giveBack(p *Put) {
+	c.returned(p.credit)
 	p.credit = shared.Credit{}
 }
 
+func (c *sharedRoot) returned(credit shared.Credit) {
+	if credit.Bytes() == 0 {
+		return
+	}
+	c.root.mu.Lock()
+	c.flying -= credit.Bytes()
+	c.root.mu.Unlock()
+	c.member.Give(credit)
+}
+
 // publish gives the temporary its name. Before the evictor can hear of the piece it counts as one that is there.
-func (c *fellows) publish(p *Put, info staging.Info) error {
+func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 	r := c.root
 	rec := p.record()
 	rec.Bytes = pieceformat.Padded(info.Allocated)
@@ -340,14 +361,13 @@ func (c *fellows) publish(p *Put, info staging.Info) error {
 
 func (p *Put) record() shared.Record {
 	return shared.Record{
-		Op: shared.Published, FallbackName: p.detour, Namespace: p.class.ns.digest, Group: p.class.group, Rank: p.rank, Key: p.key, Parent: p.parent,
+		Op: shared.Published, FallbackName: p.fallback, Namespace: p.class.ns.digest, Group: p.class.group, Rank: p.rank, Key: p.key, Parent: p.parent,
 		Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 	}
 }
 
-// mayStore says why a key cannot be stored just now, if so. mu is held.
-func (c *fellows) mayStore(p *Put) error {
-	if c.dooms[shared.ID{Namespace: p.class.ns.digest, Group: p.class.group, Key: p.key}] != nil {
+func (c *sharedRoot) mayInsert(p *Put) error {
+	if c.pending[shared.ID{Namespace: p.class.ns.digest, Group: p.class.group, Key: p.key}] != nil {
 		return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.dir)
 	}
 	if c.root.x.Find(p.mark.print, p.class.base, &p.key) != index.None {
@@ -356,13 +376,13 @@ func (c *fellows) mayStore(p *Put) error {
 	return nil
 }
 
-// disown tells the evictor that pieces of an entry that left this host's index are to go. Their bytes stay in the account
+// unlink tells the evictor that pieces of an entry that left this host's index are to go. Their bytes stay in the account
 // until they do; they are returned. mu is not held.
-func (c *fellows) disown(d *eviction, pieces uint64) (left int64) {
+func (c *sharedRoot) unlink(d *eviction, pieces uint64) (left int64, _ error) {
 	r := c.root
 	var there uint64
 	for rank := range ranksOf(pieces) {
-		name, err := r.locatePiece(d.class, &d.key, rank, d.detour)
+		name, err := r.locatePiece(d.class, &d.key, rank, d.fallback)
 		if err == nil {
 			var info staging.Info
 			if info, err = r.fs.Stat(name); err == nil {
@@ -380,22 +400,106 @@ func (c *fellows) disown(d *eviction, pieces uint64) (left int64) {
 		there |= 1 << rank
 	}
 	if there != 0 {
-		c.condemn(shared.Record{
-			FallbackName: d.detour, Namespace: d.class.ns.digest, Group: d.class.group, Key: d.key, Pieces: there, Bytes: left,
+		c.propose(shared.Record{
+			FallbackName: d.fallback, Namespace: d.class.ns.digest, Group: d.class.group, Key: d.key, Pieces: there, Bytes: left,
 		})
 	}
-	return left
+	return left, nil
 }
 
-// condemn asks the evictor to remove pieces. Their bytes are, or will be, among the root's strays.
-func (c *fellows) condemn(rec shared.Record) {
+// propose asks the evictor to remove pieces. Their bytes are, or will be, among the root's strays.
+func (c *sharedRoot) propose(rec shared.Record) {
 	r := c.root
 	r.mu.Lock()
 	id := rec.ID()
-	if c.dooms[id] == nil {
-		c.dooms[id] = &doom{}
+	if c.pending[id] == nil {
+		c.pending[id] = &pendingEviction{}
 	}
-	c.dooms[id].stray += rec.Bytes
+	c.pending[id].stray += rec.Bytes
 	r.mu.Unlock()
 	c.member.ReportDamaged(rec)
+}
+
+func (c *sharedRoot) ranks(p *Put) uint64                { return 1 << p.rank } // other hosts may write the others, on their credit
+func (c *sharedRoot) evicts() bool                       { return false }
+func (c *sharedRoot) notPublished(*Put, error)           {} // the evictor clears the temporaries
+func (c *sharedRoot) makeTempDir(p *Put) error           { return fs.ErrNotExist }
+func (c *sharedRoot) temp(beside string) (string, error) { return c.member.Temp(filepath.Base(beside)) }
+func (c *sharedRoot) reusesFiles() bool                  { return false } // another host may be reading a victim
+func (c *sharedRoot) within() bool                       { return true }
+func (c *sharedRoot) forget(string)                      {} // another host may have use for it
+func (c *sharedRoot) suffix() string                     { return "." + c.root.store.cfg.HostID }
+func (c *sharedRoot) ownsTemp(host string) bool          { return host == c.root.store.cfg.HostID }
+func (c *sharedRoot) grants() bool                       { return c.member.Fresh() }
+func (c *sharedRoot) start()                             {}
+func (c *sharedRoot) save()                              {}
+
+func (c *sharedRoot) waitsFor(p *Put) error {
+	return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.dir)
+}
+
+func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
+	if damage == nil {
+		return fmt.Errorf("the name is of key %s: %w", h.Key, pieceformat.ErrWrongPiece)
+	}
+	bad := p.record()
+	bad.Pieces, bad.Bytes = 1<<p.rank, 0
+	c.propose(bad)
+	return fmt.Errorf("a damaged file has the name: %w", damage)
+}
+
+func (c *sharedRoot) aborted(p *Put) { c.root.unreserve(p.mark.slot, p.rank, p.class.fileBytes()) }
+
+func (c *sharedRoot) unlinkDamaged(v *eviction, _ uint32, name string, cause error) {
+	c.root.log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
+	v.left, _ = c.unlink(v, v.pieces)
+}
+
+func (c *sharedRoot) discard(name string, most int64) (left int64) {
+	if !strings.HasPrefix(name, c.root.slash+pieceformat.MetaDir) {
+		c.overlook(most) // published: others may have it
+		return 0
+	}
+	return ownRoot{c.root}.discard(name, most)
+}
+
+func (c *sharedRoot) identify() (empty bool, err error) {
+	if err = c.root.directory.Same(); err != nil {
+		err = fmt.Errorf("%w, and shared: restart kvhost to join it", err)
+	}
+	return false, err
+}
+
+// joinTimeout is how long a host waits for others that are joining.
+const joinTimeout = 5 * time.Second
+
+// lockOut takes the lock that a host on its own would have, until this one has joined.
+func (c *sharedRoot) lockOut(ctx context.Context) (err error) {
+	r := c.root
+	for begun := r.store.cfg.Now(); ; {
+		c.gate, err = r.fs.Lock(r.dir + "/" + pieceformat.LockFile)
+		if !errors.Is(err, staging.ErrLocked) {
+			break
+		}
+		if r.store.cfg.Now().Sub(begun) > joinTimeout {
+			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.dir, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %s: %w", ErrRootBusy, r.dir, ctx.Err())
+		case <-time.After(joinTimeout / 100):
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("store: root %s: %w", r.dir, err)
+	}
+	return nil
+}
+
+// unlockJoin lets other hosts join.
+func (c *sharedRoot) unlockJoin() {
+	if c.gate != nil {
+		_ = c.gate.Close() // the lock goes with the descriptor
+		c.gate = nil
+	}
 }

@@ -17,7 +17,7 @@ import (
 
 // What follows is what the member asks; see [shared.Backend].
 
-func (c *fellows) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*class, error) {
+func (c *sharedRoot) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*class, error) {
 	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
 	cl, err := c.root.store.classFor(&h)
 	if errors.Is(err, ErrSpace) {
@@ -29,16 +29,16 @@ func (c *fellows) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*class
 }
 
 // Learn implements [shared.Backend].
-func (c *fellows) Learn(rec *shared.Record) {
+func (c *sharedRoot) Learn(rec *shared.Record) {
 	r := c.root
 	cl, err := c.classOf(rec.Namespace, rec.Group, &rec.Key)
 	if err != nil {
 		r.log.Warn("another host's piece is of a namespace that cannot be read; it is found at the next start", "key", rec.Key, "error", err)
-		r.overlook(rec.Bytes)
+		c.overlook(rec.Bytes)
 		return
 	}
 	r.mu.Lock()
-	d := c.dooms[rec.ID()]
+	d := c.pending[rec.ID()]
 	if d != nil && d.learned&(1<<rec.Rank) == 0 && !(d.entry && d.pieces&(1<<rec.Rank) != 0) {
 		d.learned |= 1 << rec.Rank
 		d.stray += rec.Bytes
@@ -55,12 +55,12 @@ func (c *fellows) Learn(rec *shared.Record) {
 }
 
 // see enters a piece that another host stored, or that a scan has found.
-func (c *fellows) see(cl *class, h *pieceformat.Header, allocated int64, detour bool) {
+func (c *sharedRoot) see(cl *class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
 	r.mu.Lock()
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
 	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	if slot := r.x.Find(print, cl.base, &h.Key); c.dooms[id] != nil || slot != index.None && r.x.At(slot).Is(index.Evicting) {
+	if slot := r.x.Find(print, cl.base, &h.Key); c.pending[id] != nil || slot != index.None && r.x.At(slot).Is(index.Evicting) {
 		r.mu.Unlock()
 		return
 	}
@@ -71,15 +71,15 @@ func (c *fellows) see(cl *class, h *pieceformat.Header, allocated int64, detour 
 	if sight == nil {
 		sight = late
 	}
-	if was := sight.adopt(cl, h, allocated, detour); was.class != nil && !was.twice {
+	if was := sight.adopt(cl, h, allocated, fallback); was.class != nil && !was.twice {
 		r.log.Warn("pieces of one entry have names of different place policies; all hosts must have the same", "key", h.Key)
-		r.overlook(allocated)
+		c.overlook(allocated)
 		return
 	}
 	if sight != late {
 		return
 	}
-	r.overlook(late.stray)
+	c.overlook(late.stray)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if slot := r.x.Find(print, cl.base, &h.Key); slot != index.None {
@@ -91,7 +91,7 @@ func (c *fellows) see(cl *class, h *pieceformat.Header, allocated int64, detour 
 }
 
 // Touched implements [shared.Backend].
-func (c *fellows) Touched(prints []uint64) {
+func (c *sharedRoot) Touched(prints []uint64) {
 	r := c.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,14 +106,14 @@ func (c *fellows) Touched(prints []uint64) {
 }
 
 // Propose implements [shared.Backend].
-func (c *fellows) Propose(v *shared.Victim) bool {
+func (c *sharedRoot) Propose(v *shared.Victim) bool {
 	r := c.root
 	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	d := c.dooms[v.ID()]
+	d := c.pending[v.ID()]
 	if d == nil {
-		d = &doom{}
+		d = &pendingEviction{}
 	}
 	if err == nil && !d.entry {
 		print := chunk.Fingerprint(v.Namespace, v.Group, v.Key)
@@ -125,15 +125,15 @@ func (c *fellows) Propose(v *shared.Victim) bool {
 		}
 	}
 	d.batch = true
-	c.dooms[v.ID()] = d
+	c.pending[v.ID()] = d
 	return true
 }
 
 // Decide implements [shared.Backend].
-func (c *fellows) Decide(v *shared.Victim, removed bool) {
+func (c *sharedRoot) Decide(v *shared.Victim, removed bool) {
 	r := c.root
 	r.mu.Lock()
-	d := c.dooms[v.ID()]
+	d := c.pending[v.ID()]
 	if d == nil {
 		r.mu.Unlock()
 		return
@@ -145,7 +145,7 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 		names, err = c.Paths(v) // of the doom's class
 		r.mu.Lock()
 	}
-	delete(c.dooms, v.ID())
+	delete(c.pending, v.ID())
 	if err != nil {
 		c.keep(d, removed)
 		r.mu.Unlock()
@@ -175,7 +175,7 @@ func (c *fellows) Decide(v *shared.Victim, removed bool) {
 
 // keep ends a doom whose files cannot be looked at: an entry that was spared is what it was, and what else was learned stays
 // in the account until the next scan. mu is held.
-func (c *fellows) keep(d *doom, removed bool) {
+func (c *sharedRoot) keep(d *pendingEviction, removed bool) {
 	r := c.root
 	c.overlooked += d.stray
 	switch {
@@ -192,20 +192,20 @@ func (c *fellows) keep(d *doom, removed bool) {
 
 // Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host wanted
 // to be removed the others may not have heard; the scan will find it.
-func (c *fellows) Fenced() {
+func (c *sharedRoot) Fenced() {
 	r := c.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for id, d := range c.dooms {
+	for id, d := range c.pending {
 		if !d.batch {
-			delete(c.dooms, id)
+			delete(c.pending, id)
 			r.account.Remove(capacity.Orphans, d.stray)
 		}
 	}
 }
 
 // Victims implements [shared.Backend].
-func (c *fellows) Victims(bytes int64) (list []shared.Victim) {
+func (c *sharedRoot) Victims(bytes int64) (list []shared.Victim) {
 	r := c.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -233,7 +233,7 @@ func (c *fellows) Victims(bytes int64) (list []shared.Victim) {
 }
 
 // Used implements [shared.Backend].
-func (c *fellows) Used() int64 {
+func (c *sharedRoot) Used() int64 {
 	c.root.mu.Lock()
 	defer c.root.mu.Unlock()
 	others := max(0, c.root.cfg.Capacity-c.root.account.Limit()) // what is to be left free, and is not
@@ -241,11 +241,11 @@ func (c *fellows) Used() int64 {
 }
 
 // Paths implements [shared.Backend].
-func (c *fellows) Paths(v *shared.Victim) (names []string, err error) {
+func (c *sharedRoot) Paths(v *shared.Victim) (names []string, err error) {
 	r := c.root
 	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
 	r.mu.Lock()
-	if d := c.dooms[v.ID()]; d != nil && d.entry {
+	if d := c.pending[v.ID()]; d != nil && d.entry {
 		cl, err = d.class, nil
 	}
 	r.mu.Unlock()
@@ -263,7 +263,7 @@ func (c *fellows) Paths(v *shared.Victim) (names []string, err error) {
 }
 
 // Identify implements [shared.Backend].
-func (c *fellows) Identify(temp string, info staging.Info) (shared.Record, error) {
+func (c *sharedRoot) Identify(temp string, info staging.Info) (shared.Record, error) {
 	h, err := c.root.readHeader(temp)
 	if pieceformat.IsDamage(err) {
 		return shared.Record{}, fmt.Errorf("%w: %w", shared.ErrDamaged, err)
@@ -276,19 +276,19 @@ func (c *fellows) Identify(temp string, info staging.Info) (shared.Record, error
 	}, nil
 }
 
-// overlook accounts for a file that is not served.
-func (r *root) overlook(bytes int64) {
-	r.mu.Lock()
-	r.account.Add(capacity.Orphans, bytes)
-	r.fellows.overlooked += bytes
-	r.mu.Unlock()
+// overlook books a file that is not served.
+func (c *sharedRoot) overlook(bytes int64) {
+	c.root.mu.Lock()
+	defer c.root.mu.Unlock()
+	c.root.account.Add(capacity.Orphans, bytes)
+	c.overlooked += bytes
 }
 
 // SharedStats is a root's part among the hosts that share it.
 type SharedStats = shared.Stats
 
-func (c *fellows) stats() *SharedStats {
-	if c == nil {
+func (c *sharedRoot) stats() *SharedStats {
+	if c.member == nil {
 		return nil
 	}
 	s := c.member.Stats()
@@ -296,9 +296,9 @@ func (c *fellows) stats() *SharedStats {
 }
 
 // found enters a piece that a scan has met. It may have gone since its header was read.
-func (c *fellows) found(name string, cl *class, h *pieceformat.Header, allocated int64, detour bool) {
+func (c *sharedRoot) found(_ *census, name string, cl *class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
-	c.see(cl, h, allocated, detour)
+	c.see(cl, h, allocated, fallback)
 	if _, err := r.fs.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -309,4 +309,31 @@ func (c *fellows) found(name string, cl *class, h *pieceformat.Header, allocated
 	if slot != index.None {
 		r.drop(mark{slot, print}, 0)
 	}
+}
+
+func (c *sharedRoot) foundUnsound(_ *census, name, _ string, info staging.Info, err error) {
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	c.root.log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
+	c.overlook(pieceformat.Padded(info.Allocated))
+}
+
+// foundUnknown leaves a piece alone: another host may know whose it is.
+func (c *sharedRoot) foundUnknown(_ *census, _ string, allocated int64, _ error) {
+	c.root.counted(&c.root.count.unclaimed)
+	c.overlook(allocated)
+}
+
+func (c *sharedRoot) rename(_ *census, from, _ string, allocated int64) bool {
+	c.root.log.Warn("piece of a shared root left alone: this host's place policy gives it another name; all hosts must have the same policy", "file", from)
+	c.overlook(allocated)
+	return false
+}
+
+// scanEnded takes over what the scan could make nothing of: it has learned of other hosts' pieces until now.
+func (c *sharedRoot) scanEnded(sight *census, booked int64) {
+	c.root.account.Add(capacity.Orphans, sight.stray-booked)
+	c.overlooked += sight.stray
+	c.census = nil
 }

@@ -1,0 +1,105 @@
+package store
+
+import (
+	"context"
+
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/shared"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// custody is what differs between a root that this host has for itself ([ownRoot]) and one that several hosts share
+// ([sharedRoot]). Nothing else asks which of the two a root is.
+type custody interface {
+	putCustody
+	removalCustody
+	scanCustody
+	rootCustody
+}
+
+// putCustody is the part in a put.
+type putCustody interface {
+	// ranks are the pieces that a new entry gets bytes for at its put.
+	ranks(p *Put) uint64
+	// evicts says whether a put evicts for itself where the configuration says so.
+	evicts() bool
+	// reserve books what a put needs.
+	reserve(ctx context.Context, w reservation) error
+	// mayInsert says why a put cannot make its entry now, if so. The caller holds mu.
+	mayInsert(p *Put) error
+	// waitsFor says whether a put waits for the removal of its key's entry; the error says why it does not.
+	waitsFor(p *Put) error
+	// temp is the name of a temporary with this name beside its target.
+	temp(beside string) (string, error)
+	// makeTempDir makes the directory of a put's temporary.
+	makeTempDir(p *Put) error
+	// publish gives a temporary its name, which it then has alone.
+	publish(p *Put, info staging.Info) error
+	// published judges an error of publish that did not come from another file under the name.
+	notPublished(p *Put, err error)
+	// nameTaken frees a put's name or finds another one; what holds the name is damaged, or a piece of another key.
+	nameTaken(p *Put, h *pieceformat.Header, damage error) error
+	// aborted gives up what an aborted put's entry has bytes for and will not get. The caller holds mu.
+	aborted(p *Put)
+	// giveBack returns a put's credit: nothing that it wrote is on the disk any more.
+	giveBack(p *Put)
+	// returned returns the credit that covered an orphan.
+	returned(credit shared.Credit)
+}
+
+// removalCustody is the part in removals.
+type removalCustody interface {
+	// unlink removes files of an evicted entry and returns the bytes of those that are left, and why.
+	unlink(v *eviction, pieces uint64) (left int64, failed error)
+	// unlinkDamaged removes an evicted entry's files, one of which is damaged and kept.
+	unlinkDamaged(v *eviction, rank uint32, name string, cause error)
+	// discard removes a file of a put that failed, and returns the bytes of it that are left and booked.
+	discard(name string, most int64) (left int64)
+	// reusesFiles says whether puts can overwrite the files of victims.
+	reusesFiles() bool
+	// within says whether the root's limit is another's to keep, or kept.
+	within() bool
+	// forget removes one of the store's own files that this host has no use for any more.
+	forget(name string)
+	// ownsTemp says whether a temporary of an earlier run is this host's to remove.
+	ownsTemp(host string) bool
+}
+
+// rootCustody is the part in a root's life.
+type rootCustody interface {
+	// suffix ends the names of files of which each host has its own.
+	suffix() string
+	// lockOut keeps hosts away that would use the root in another way. The root's own lock is held.
+	lockOut(ctx context.Context) error
+	// identify says whether the directory is one to continue with, and whether it is empty.
+	identify() (empty bool, err error)
+	// recover finds what is there, or begins a scan.
+	recover(ctx context.Context) error
+	// scan looks at every file, once.
+	scan(ctx context.Context) error
+	// grants says whether lookups may grant entries. The caller holds mu.
+	grants() bool
+	// start begins the root's own work, which ends with the store.
+	start()
+	// save keeps what the next start can use, at the end.
+	save()
+	// leave ends the host's part. Nothing else uses the root any more.
+	leave()
+	// step is for tests: see [Scheduler].
+	step(ctx context.Context)
+	stats() *SharedStats
+}
+
+// scanCustody is the part in a scan.
+type scanCustody interface {
+	// found enters a piece under its name.
+	found(c *census, name string, cl *class, h *pieceformat.Header, allocated int64, fallback bool)
+	// foundUnsound judges a file that is no sound piece.
+	foundUnsound(c *census, name, rel string, info staging.Info, err error)
+	// foundUnknown judges a piece of a namespace that the store cannot tell.
+	foundUnknown(c *census, name string, allocated int64, err error)
+	// rename moves a piece to the name that today's place policy gives it, if it can be.
+	rename(c *census, from, to string, allocated int64) bool
+	// scanEnded follows the first scan, of which so many bytes were booked as orphans. The caller holds mu.
+	scanEnded(c *census, booked int64)
+}

@@ -1,0 +1,182 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/shared"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// ownRoot is the [custody] of a root that this host has for itself. Put and eviction settle everything here and now.
+type ownRoot struct{ r *root }
+
+func (c ownRoot) ranks(p *Put) uint64    { return p.ranks }
+func (c ownRoot) evicts() bool           { return true }
+func (c ownRoot) mayInsert(*Put) error   { return nil }
+func (c ownRoot) waitsFor(*Put) error    { return nil }
+func (c ownRoot) aborted(*Put)           {}
+func (c ownRoot) giveBack(*Put)          {}
+func (c ownRoot) returned(shared.Credit) {}
+func (c ownRoot) suffix() string         { return "" }
+func (c ownRoot) ownsTemp(string) bool   { return true }
+func (c ownRoot) grants() bool           { return true }
+func (c ownRoot) leave()                 {}
+func (c ownRoot) step(context.Context)   {}
+func (c ownRoot) stats() *SharedStats    { return nil }
+
+func (c ownRoot) reserve(ctx context.Context, w reservation) error {
+	return c.r.reserveEvicting(ctx, w)
+}
+
+func (c ownRoot) temp(beside string) (string, error) { return beside, nil }
+
+func (c ownRoot) makeTempDir(p *Put) error { return c.r.makeDir(filepath.Dir(p.target)) }
+
+func (c ownRoot) publish(p *Put, _ staging.Info) error {
+	return c.r.fs.RenameNoReplace(p.temp, p.target)
+}
+
+func (c ownRoot) notPublished(p *Put, err error) { c.r.deferDeleteLate(p.target, err) }
+
+func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
+	switch cause := fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key); {
+	case damage != nil:
+		c.r.quarantineFile(p.target, damage)
+	case p.fallback:
+		c.r.quarantineFile(p.target, cause)
+	default:
+		return p.leaveName(cause)
+	}
+	return nil
+}
+
+func (c ownRoot) unlink(v *eviction, pieces uint64) (left int64, failed error) {
+	r := c.r
+	for rank := range ranksOf(pieces) {
+		name, err := r.locatePiece(v.class, &v.key, rank, v.fallback)
+		if err != nil {
+			r.log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account", "key", v.key, "error", err)
+			r.deferDeleteUnnamed(v.class, &v.key, rank, v.fallback)
+			left, failed = left+v.class.fileBytes(), err
+			continue
+		}
+		n, err := r.remove(name, v.class.fileBytes())
+		left += n
+		if errors.Is(err, fs.ErrNotExist) {
+			r.counted(&r.count.vanished)
+			r.recount()
+		} else if err != nil {
+			failed = err
+		}
+	}
+	return left, failed
+}
+
+func (c ownRoot) unlinkDamaged(v *eviction, rank uint32, name string, cause error) {
+	r := c.r
+	k, left := r.moveToQuarantine(name, v.class.fileBytes(), cause)
+	v.left, _ = c.unlink(v, v.pieces&^(1<<rank))
+	v.left += left
+	r.mu.Lock()
+	n := min(k.bytes, r.x.Bytes(v.slot)) // the entry's no more: the quarantine has them
+	r.x.Resize(v.slot, -n)
+	r.account.Release(r.x.Owner(v.slot).Tenant, n)
+	excess := r.keepInQuarantine(k)
+	r.mu.Unlock()
+	r.removeKept(excess)
+}
+
+func (c ownRoot) discard(name string, most int64) (left int64) {
+	left, _ = c.r.remove(name, most)
+	c.r.account.Add(capacity.Orphans, left)
+	return left
+}
+
+func (c ownRoot) reusesFiles() bool { return !c.r.cfg.unlinks }
+
+func (c ownRoot) within() bool { return c.r.isScanning() || c.r.account.Excess(1) <= 0 }
+
+func (c ownRoot) forget(name string) {
+	if err := c.r.fs.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		c.r.log.Warn("file that nothing needs not removed; the next start tries again", "file", name, "error", err)
+	}
+}
+
+func (c ownRoot) lockOut(context.Context) error { return c.r.unshared() }
+
+func (c ownRoot) identify() (empty bool, err error) { return c.r.directory.Adopt() }
+
+func (c ownRoot) recover(ctx context.Context) error { return c.r.recoverOwn(ctx) }
+
+func (c ownRoot) scan(ctx context.Context) error { return c.r.scanOwn(ctx) }
+
+func (c ownRoot) start() {
+	r, s := c.r, c.r.store
+	s.work.Go(func() { r.saveTouchesEvery(s.run, touchesEvery) })
+	if s.cfg.EvictMode == Background {
+		s.work.Go(func() { r.evictAhead(s.run) })
+	}
+}
+
+func (c ownRoot) save() {
+	c.r.saveTouches()
+	c.r.saveCheckpoint()
+}
+
+func (c ownRoot) found(sight *census, name string, cl *class, h *pieceformat.Header, allocated int64, fallback bool) {
+	if was := sight.adopt(cl, h, allocated, fallback); was.class != nil {
+		sight.resolve(was, name, h, allocated)
+	}
+}
+
+func (c ownRoot) foundUnsound(sight *census, name, rel string, info staging.Info, err error) {
+	sight.unsound(name, rel, info, err)
+}
+
+func (c ownRoot) foundUnknown(sight *census, name string, _ int64, err error) {
+	if !nobodys(err) {
+		sight.unreadable(name, err)
+		return
+	}
+	c.r.counted(&c.r.count.unclaimed)
+	c.r.quarantineFile(name, err)
+}
+
+func (c ownRoot) rename(sight *census, from, to string, _ int64) bool {
+	err := c.r.move(from, to)
+	switch {
+	case err == nil:
+		return true
+	case errors.Is(err, fs.ErrExist):
+		c.r.counted(&c.r.count.unclaimed)
+		c.r.quarantineFile(from, err)
+	default:
+		sight.unreadable(from, err)
+	}
+	return false
+}
+
+func (c ownRoot) scanEnded(*census, int64) {}
+
+// unshared says who shares a root that this host wants for itself.
+func (r *root) unshared() error {
+	entries, err := r.fs.ReadDir(r.dir + "/" + shared.Dir + "/hosts")
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("store: root %s: %w", r.dir, err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return fmt.Errorf("%w: %s is shared by %s: stop them, or set shared = true here too; remove what is in %s/hosts of hosts that were killed",
+		ErrRootBusy, r.dir, strings.Join(names, ", "), r.dir+"/"+shared.Dir)
+}
