@@ -132,6 +132,11 @@ func (r *runner) converge() error {
 // compareAccounts compares what hosts reckon with with what is on disk. Nothing is under way.
 func (r *runner) compareAccounts() error {
 	n := r.nodes[0]
+	if n.EvictMode == store.Background {
+		if err := n.idle(); err != nil {
+			return err
+		}
+	}
 	if r.h.Kind.hosts > 1 {
 		for _, n := range r.nodes {
 			disk, err := sharedUsage(n.cfg.Roots[0].Path)
@@ -171,9 +176,13 @@ func (r *runner) frozenDisk(root int) (disk int64, err error) {
 	return disk, err
 }
 
-// usage adds up the blocks of all files outside the store's metadata, quarantine included.
+// usage adds up the blocks of all files outside the store's metadata, quarantine included. A background evictor may
+// remove files meanwhile.
 func usage(dir string) (bytes int64, temporaries int, err error) {
 	err = filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		if err != nil || e.IsDir() {
 			return err
 		}
@@ -222,6 +231,8 @@ func (n *node) foreign(dir string) (bytes int64, err error) {
 	err = filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
 		rel, _ := filepath.Rel(dir, name)
 		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
 		case err != nil:
 			return err
 		case e.IsDir() && rel == pieceformat.MetaDir:
@@ -257,8 +268,12 @@ func isTemporary(e os.DirEntry) bool {
 	return temp
 }
 
+// allocated returns what a file takes: nothing when it has gone.
 func allocated(name string) (int64, error) {
 	info, err := staging.OS().Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
 	return pieceformat.Padded(info.Allocated), err
 }
 
