@@ -19,7 +19,7 @@ import (
 var (
 	seed       = flag.Uint64("seed", 0, "run the history of this seed only")
 	kind       = flag.String("kind", "", "run histories of this kind only")
-	ops        = flag.Int("ops", 400, "operations of a history")
+	ops        = flag.Int("ops", defaultOps, "operations of a history")
 	histories  = flag.Duration("time", 0, "go on with fresh seeds for so long")
 	replay     = flag.String("replay", "", "run the history of this file only")
 	shortenFor = flag.Duration("shorten", time.Minute, "how long to look for a shorter history that fails too")
@@ -90,7 +90,7 @@ func generate(seed uint64) *metamorphic.History { return metamorphic.Generate(se
 
 func run(t *testing.T, h *metamorphic.History) (res *metamorphic.Result) {
 	t.Run(fmt.Sprintf("seed=%d/%s", h.Seed, h.Kind.Name), func(t *testing.T) {
-		file := filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-history-%d.ops", h.Seed))
+		file := filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-history-%d-%d.ops", h.Seed, os.Getpid()))
 		save(t, file, h.String()) // a panic elsewhere, or a hang, leaves it there
 		var err error
 		if res, err = runOnce(t, h); err == nil {

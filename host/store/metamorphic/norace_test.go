@@ -1,0 +1,5 @@
+//go:build !race
+
+package metamorphic_test
+
+const defaultOps = 400
