@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// bench prints its table for host memory, as text and as JSON, and leaves nothing behind; no figure is told.
+// bench prints its table for host memory, as text and as JSON, and leaves nothing behind. Figures are not compared.
 func TestBench(t *testing.T) {
 	dir := shortDir(t)
 	args := []string{"bench", "--root", dir, "--memory", "host", "--chunks", "1", "--rounds", "1", "--pages", "mla"}

@@ -13,7 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/doctor"
 )
 
-// check says what it found, as text and as JSON, leaves nothing behind, and its exit code says whether all can work.
+// check reports what it found, as text and as JSON, leaves nothing behind, and exits with 9 when something cannot work.
 func TestCheck(t *testing.T) {
 	dir := shortDir(t)
 	r := finish(t, command(t, dir, "check", "--root", "kv=1MiB", "--socket", "s"))
@@ -41,8 +41,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// check measures too when it is asked to: a table behind the report, or one document of JSON that has both. What
-// cannot work is not measured.
+// With --bench check also measures: a table after the report, or one JSON document with both. It does not measure what
+// cannot work.
 func TestCheckMeasures(t *testing.T) {
 	dir := shortDir(t)
 	cfg := config.Default().Clone()
@@ -76,8 +76,8 @@ func TestCheckMeasures(t *testing.T) {
 	}
 }
 
-// What forbids cuFile to the host forbids it to check: the library is not loaded, and no device memory is reckoned
-// for slots. What the copy threads take is reckoned in any case.
+// A configuration that forbids cuFile forbids it to check: the library is not loaded, and no device memory counts for
+// slots. The memory of the copy threads always counts.
 func TestCheckWantsWhatTheHostTries(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*config.Config)

@@ -75,7 +75,8 @@ func exitCode(err error) int {
 		return exitRootBusy
 	case is(socket.ErrInUse, host.ErrHTTP):
 		return exitAddress
-	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant, policy.ErrDigest,
+	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant,
+		policy.ErrDigest,
 		policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
 		return exitPolicy
 	case is(gds.ErrLost):

@@ -13,7 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 )
 
-// A host whose GPU goes out of service while it runs says so by a metric at once, and by its exit code in the end.
+// A host whose GPU fails while it runs reports it in a metric at once, and in its exit code at the end.
 func TestLostGPUIsSaid(t *testing.T) {
 	dir, address, double := shortDir(t), freePort(t), gdstest.Build(t)
 	cmd := command(t, dir, "--http-listen", address, "--gds-use-cufile=false")

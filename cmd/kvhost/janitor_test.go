@@ -83,8 +83,8 @@ func TestJanitor(t *testing.T) {
 	}
 }
 
-// TestJanitorGoesOn bounds a directory round after round until it is told to end: what is written between two rounds
-// is in the next one's account.
+// TestJanitorGoesOn bounds a directory round after round until a signal. Files written between two rounds count in the
+// next one.
 func TestJanitorGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	cache := filepath.Join(dir, "cache")
@@ -157,6 +157,6 @@ func TestJanitorGoesOn(t *testing.T) {
 	}
 	err, ended = cmd.Wait(), true
 	if err != nil {
-		t.Errorf("told to end: %v", err)
+		t.Errorf("after the signal: %v", err)
 	}
 }

@@ -78,9 +78,8 @@ func (p *killPeer) store(ctx context.Context, n int) error {
 	return err
 }
 
-// The host is killed while a store waits for its semaphore and a layer-wise load for its consumer: who waits for
-// their semaphores goes on and finds them failed, and both jobs end. A host that is started again serves what was
-// stored.
+// The host is killed while a store waits for its semaphore and a layer-wise load for its consumer. Waiters on their
+// semaphores continue and find them failed, and both jobs end. After a restart the host serves what was stored.
 func TestHostKilledUnderWaiters(t *testing.T) {
 	dir := shortDir(t)
 	args := []string{"--root", "kv=64MiB", "--socket", "s", "--http-listen", ""}
@@ -139,7 +138,7 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 	again.loads(t, 0)
 }
 
-// loads loads chunk n to other blocks and compares it.
+// loads loads chunk n into other blocks and compares it.
 func (p *killPeer) loads(t *testing.T, n int) {
 	t.Helper()
 	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []chunk.Key{killKey(n)}})
@@ -163,11 +162,11 @@ func (p *killPeer) loads(t *testing.T, n int) {
 	}
 }
 
-// clientToKill is set for the process that is killed: it has jobs under way until then.
+// clientToKill is set in the process that is killed while its jobs are in flight.
 const clientToKill = "KVHOST_TEST_CLIENT"
 
-// A client is killed in the middle of its transfers, with one more job held: the host serves another as before, and
-// holds nothing of the dead one's.
+// A client is killed in the middle of its transfers, with one more job held. The host serves another client as before,
+// and holds nothing of the dead one.
 func TestClientKilledMidTransfer(t *testing.T) {
 	if socket := os.Getenv(clientToKill); socket != "" {
 		p, err := dialToKill(t.Context(), socket, "dead")

@@ -24,9 +24,9 @@ var (
 	killSeed   = flag.Uint64("kill.seed", 0, "replay the kills of this seed; 0 takes a fresh one")
 )
 
-// TestKillRounds kills a real host with SIGKILL while engines store and load, after a random number of pieces, again and
-// again on the same root. No byte that is served is ever wrong; after each restart no temporary is left, and what the host says it holds is what
-// the disk holds.
+// TestKillRounds kills a real host with SIGKILL while engines store and load, after a random number of pieces, again
+// and again on the same root. No byte that is served is ever wrong; after each restart no temporary is left, and what
+// the host says it holds is what the disk holds.
 func TestKillRounds(t *testing.T) {
 	seed := *killSeed
 	if seed == 0 {
@@ -68,7 +68,7 @@ type kill struct {
 	sessions                int
 }
 
-// start starts a host, which finds all that the last one left, and says how much that is.
+// start starts a host, which finds everything that the last one left, and returns how much that is.
 func (k *kill) start() (address string, held int64, stop func(os.Signal) int) {
 	address = freePort(k.T)
 	_, logged, end := startHost(k.T, k.dir, "--policy", k.evict, "--http-listen", address, "--root", "kvhost-data=3MiB",
@@ -77,7 +77,7 @@ func (k *kill) start() (address string, held int64, stop func(os.Signal) int) {
 	return address, held, end
 }
 
-// served is a round that nobody is killed in: whether a host finds something, and serves it.
+// served is a round without a kill. It reports whether a host finds something and serves it.
 func (k *kill) served() bool {
 	address, held, stop := k.start()
 	r := finish(k.T, k.replay())
@@ -126,14 +126,14 @@ func (k *kill) awaitPieces(address string, ended <-chan struct{}) {
 	}
 }
 
-// replay plays the same requests each time, so that what earlier rounds left is asked for.
+// replay replays the same requests each time, so that they ask for what earlier rounds left.
 func (k *kill) replay() *exec.Cmd {
 	return command(k.T, k.dir, "replay", "--trace", absolute(k.T, mixedTrace), "--limit", "400", "--chunk-bytes",
 		"16384",
 		"--ranks", "2", "--sessions", fmt.Sprint(k.sessions), "--json")
 }
 
-// recovered waits until a host has found all that the last one left, and compares its account with the disk.
+// recovered waits until a host has found everything that the last one left, and compares its account with the disk.
 func (k *kill) recovered(address string, logged func() string) int64 {
 	root := filepath.Join(k.dir, "kvhost-data")
 	var said, held int64
@@ -151,8 +151,8 @@ func (k *kill) recovered(address string, logged func() string) int64 {
 	}
 }
 
-// disk adds up the blocks of pieces and quarantine. An entry with one of its two pieces has the other one's bytes
-// reserved.
+// disk adds up the blocks of pieces and quarantine. An entry with one of its two pieces reserves the bytes of the
+// other.
 func (k *kill) disk(root string) (held int64, temporaries []string) {
 	lacking := map[string]int64{}
 	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {

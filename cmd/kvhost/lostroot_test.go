@@ -54,7 +54,7 @@ func (p *killPeer) hits(t *testing.T, n int) int {
 	return l.Hits()
 }
 
-// outcome stores chunk n and says what became of it.
+// outcome stores chunk n and returns its result.
 func (p *killPeer) outcome(t *testing.T, n int) client.ChunkResult {
 	t.Helper()
 	for i := range p.arena.Bytes()[:killLayers*killBlocks*killPage] {
@@ -78,7 +78,7 @@ func (p *killPeer) mustStore(t *testing.T, n int) {
 	}
 }
 
-// awaitHang waits until a thread of a process waits in open for the other end of a pipe.
+// awaitHang waits until a thread of the process is blocked in open on a pipe without a writer.
 func awaitHang(t *testing.T, pid int) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -95,9 +95,9 @@ func awaitHang(t *testing.T, pid int) {
 	t.Fatal("nothing hangs")
 }
 
-// TestHungRoot has a system call of a real host hang: a piece's file became a pipe that nobody writes to, so that
-// opening it ends when somebody does. The load's cancel is acknowledged at once, its blocks fail, the root is out and
-// says why, and when the call has ended the root is back.
+// TestHungRoot makes a system call of a real host hang: a piece's file becomes a pipe without a writer, so that open
+// blocks. The load's cancel is acknowledged at once, its blocks fail, the root goes out of service and the log says
+// why. When the call has returned, the root is back.
 func TestHungRoot(t *testing.T) {
 	dir := shortDir(t)
 	address := freePort(t)
@@ -146,7 +146,7 @@ func TestHungRoot(t *testing.T) {
 	if !strings.Contains(logged(), "no answer after") {
 		t.Errorf("the log does not say why:\n%s", logged())
 	}
-	// Fails while nobody has it open for reading.
+	// This fails while no reader has the pipe open.
 	writer, err := os.OpenFile(names[0], os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatalf("nothing hangs: %v", err)
@@ -160,8 +160,8 @@ func TestHungRoot(t *testing.T) {
 	}
 }
 
-// TestRootDeleted takes a root's directory away under a host that has another one. What the other has is served,
-// stores go there, and a directory that is made anew is used again.
+// TestRootDeleted removes one of a host's two root directories. The other root serves and takes the stores, and a new
+// directory is used again.
 func TestRootDeleted(t *testing.T) {
 	dir := shortDir(t)
 	address := freePort(t)

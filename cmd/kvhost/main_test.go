@@ -47,7 +47,7 @@ func testMain(m *testing.M) int {
 	return m.Run()
 }
 
-// command is the binary in a directory of its own, with nothing of the tester's environment that it would read.
+// command runs the binary in a directory, without KVHOST_ variables of the tester's environment.
 func command(t *testing.T, dir string, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -240,7 +240,7 @@ func TestHelpers(t *testing.T) {
 	}
 }
 
-// The documented command makes the committed trace, whatever the packing.
+// The documented command generates the committed trace, with any compression.
 func TestTraceGen(t *testing.T) {
 	dir := shortDir(t)
 	for _, name := range []string{"a.jsonl", "a.jsonl.gz", "a.jsonl.zst"} {

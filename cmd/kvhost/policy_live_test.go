@@ -22,7 +22,7 @@ func module(t *testing.T, dir, name, policy string) string {
 	return write(t, dir, name, string(b))
 }
 
-// TestLivePolicies changes the policies of a running host in every way there is, while a client stores, loads and
+// TestLivePolicies changes the policies of a running host in every possible way, while a client stores, loads and
 // compares.
 func TestLivePolicies(t *testing.T) {
 	dir := shortDir(t)

@@ -13,14 +13,14 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 )
 
-// lruFile is a first-party module as a file in a directory of its own.
+// lruFile is a first-party module as a file in a new directory.
 func lruFile(t *testing.T) (dir, path string) {
 	t.Helper()
 	dir = t.TempDir()
 	return dir, module(t, dir, "mine.wasm", "lru")
 }
 
-// want runs the command and compares its exit code and what it says.
+// want runs the command and compares its exit code and its output.
 func want(t *testing.T, dir string, code int, text string, args ...string) string {
 	t.Helper()
 	r := finish(t, command(t, dir, args...))
@@ -100,7 +100,7 @@ func TestPolicyCheck(t *testing.T) {
 	want(t, dir, exitUsage, "unknown command", "policy", "nonsense")
 }
 
-// A new project builds with its own Makefile, in every language, and passes the check as it stands.
+// A new project builds with its own Makefile, in every language, and passes the check unchanged.
 func TestPolicyNew(t *testing.T) {
 	tools := map[string][]*testenv.Tool{
 		"go": {testenv.Make}, "c": {testenv.Make, testenv.Clang}, "rust": {testenv.Make, testenv.Cargo},

@@ -38,7 +38,7 @@ func TestProgress(t *testing.T) {
 	expect("the end", "")
 }
 
-// Where there is no terminal nothing is written, and nothing fails.
+// Without a terminal nothing is written, and nothing fails.
 func TestProgressWithoutTerminal(t *testing.T) {
 	p := newProgress("files", true)
 	p.begin(1)

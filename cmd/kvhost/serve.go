@@ -1,15 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
+	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/config"
 )
 
 func newServe() *cobra.Command {
@@ -44,6 +49,7 @@ func serve(ctx context.Context, s *settings) error {
 	for _, w := range loaded.Warnings {
 		log.Warn(w)
 	}
+	logStart(log, s.file, &loaded.Config)
 	h, err := host.New(ctx, host.Config{Config: &loaded.Config, Log: log, Version: version})
 	if err != nil {
 		return err
@@ -62,4 +68,17 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// logStart logs what an operator wants to see first: the version, the configuration and the roots.
+func logStart(log *slog.Logger, file string, c *config.Config) {
+	log.Info("starting", "version", version, "pid", os.Getpid(), "config", cmp.Or(file, os.Getenv(config.EnvFile), "none"),
+		"durability", c.Store.Durability, "evict", c.Store.Evict)
+	for _, r := range c.Roots {
+		path, err := filepath.Abs(r.Path)
+		if err != nil {
+			path = r.Path
+		}
+		log.Info("root", "path", path, "capacity", config.FormatSize(r.Capacity), "shared", r.Shared)
+	}
 }

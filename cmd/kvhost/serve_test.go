@@ -36,8 +36,9 @@ func healthy(t *testing.T, address string) bool {
 	return r.StatusCode == http.StatusOK
 }
 
-// startHost starts a host and waits until its log says that it is ready. stop ends it with a signal and gives its
-// exit code and log.
+// startHost starts a host and waits until its log says that it is ready. stop ends it with a signal and returns its
+// exit
+// code.
 func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged func() string,
 	stop func(os.Signal) int) {
 	t.Helper()
@@ -88,8 +89,8 @@ func await(t *testing.T, logged func() string, text string, ended <-chan struct{
 	}
 }
 
-// A host starts in an empty directory with a policy's name alone, keeps others off its root and socket, serves a
-// replay, changes its log level at a signal, and ends cleanly at another.
+// A host starts in an empty directory with only the name of a policy, refuses a second host on its root, socket and
+// address, serves a replay, changes its log level at a signal, and ends cleanly at another.
 func TestServe(t *testing.T) {
 	dir := shortDir(t)
 	address := freePort(t)
@@ -145,7 +146,7 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// An embedded replay leaves nothing behind but the store it was told to keep, and finds that again.
+// An embedded replay leaves only the store that it was to keep, and finds that again.
 func TestEmbeddedReplay(t *testing.T) {
 	dir := shortDir(t)
 	args := []string{"replay", "--embedded", "--trace", absolute(t, mixedTrace), "--limit", "30", "--chunk-bytes",
@@ -173,7 +174,7 @@ func TestEmbeddedReplay(t *testing.T) {
 	}
 }
 
-// A full disk fails the stores that do not fit, by name, and harms nothing else: what was stored is served right.
+// A full disk fails the stores that do not fit, by name, and nothing else: what was stored is served correctly.
 func TestFullDisk(t *testing.T) {
 	testenv.Need(t, testenv.Mounts)
 	dir := shortDir(t)

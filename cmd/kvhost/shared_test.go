@@ -49,7 +49,8 @@ shared = true
 	}
 	_, logA, stopA := startHost(t, dir, conf("a")...)
 	_, logB, stopB := startHost(t, dir, conf("b")...)
-	if !strings.Contains(logA(), "elected evictor of the shared root") || strings.Contains(logB(), "elected evictor of the shared root") {
+	if !strings.Contains(logA(), "elected evictor of the shared root") ||
+		strings.Contains(logB(), "elected evictor of the shared root") {
 		t.Fatalf("the first host is not the evictor:\n%s\n%s", logA(), logB())
 	}
 	const some = "20" // requests whose chunks all fit

@@ -80,7 +80,7 @@ numbering its chunks and compiling the modules.`,
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
 	fl.StringVar(&f.chunkBytes, "chunk-bytes", "4KiB",
-		"size of a chunk, told to policies and used for capacities in bytes")
+		"size of a chunk, for policies and for capacities in bytes")
 	fl.IntVar(&f.prefill.ChunkTokens, "chunk-tokens", f.prefill.ChunkTokens,
 		"tokens of a chunk, for the cost of recomputing it")
 	fl.Float64Var(&f.prefill.TokensPerSecond, "prefill-rate", f.prefill.TokensPerSecond,

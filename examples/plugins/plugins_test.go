@@ -72,8 +72,8 @@ func start(t *testing.T, roots []config.Root, modules ...string) (socket string,
 
 const mixed = "../traces/mixed.jsonl.zst"
 
-// All three decide for one host with two roots: chunks are stored, evicted, loaded and compared byte for byte, and
-// what was stored is found again after a restart by the names that spill gave.
+// All three decide for one host with two roots: chunks are stored, evicted, loaded and compared byte by byte, and found
+// again after a restart under the names that spill gave.
 func TestStoreRoundTrip(t *testing.T) {
 	modules := []string{policytest.Example(t, "spill"), policytest.Example(t, "aligned")}
 	for _, evict := range []string{"recency", "thrift"} {
@@ -137,7 +137,7 @@ func miss(t *testing.T, w *sim.Workload, path string, share int) *sim.Result {
 	return &r
 }
 
-// On the example trace recency misses what lru misses, and thrift less.
+// On the example trace recency misses as often as lru, and thrift less often.
 func TestMissRatios(t *testing.T) {
 	w, err := sim.Load(t.Context(), mixed)
 	if err != nil {
@@ -156,7 +156,8 @@ func TestMissRatios(t *testing.T) {
 	}
 }
 
-// spill fills the fast root first, sends what is large to the mount as room goes, and everything when there is none.
+// spill fills the fast root first, sends large entries to the mount as the fast root fills, and everything when it is
+// full.
 func TestSpillFollowsTheFacts(t *testing.T) {
 	m, err := policy.Open(t.Context(), policytest.Example(t, "spill"), policy.Options{})
 	if err != nil {
@@ -211,7 +212,7 @@ func TestSpillFollowsTheFacts(t *testing.T) {
 	}
 }
 
-// Each block of a chunk begins on a sector and is one run of bytes.
+// Each block of a chunk starts on a sector and is contiguous.
 func TestAlignedBlocks(t *testing.T) {
 	m, err := policy.Open(t.Context(), policytest.Example(t, "aligned"), policy.Options{})
 	if err != nil {

@@ -25,7 +25,7 @@ type Config struct {
 	Session  Session
 }
 
-// Log says what is logged and how.
+// Log is the level and format of the log.
 type Log struct {
 	Level  string // LevelDebug to LevelError
 	Format string // FormatAuto, FormatText, FormatJSON
@@ -67,14 +67,14 @@ type Policy struct {
 	Fuel        Fuel
 }
 
-// Fuel is what a policy's calls may spend, about a unit per instruction; 0 for the defaults.
+// Fuel limits a policy's calls, at about a unit per instruction; 0 for the defaults.
 type Fuel struct {
 	Call   int64         // for each call
 	Record int64         // on top, for each record of a batch
-	Time   time.Duration // of the processor, for a call that sessions wait for
+	Time   time.Duration // CPU time of a call that sessions wait for
 }
 
-// What follows when a policy fails.
+// What happens when a policy fails.
 const (
 	OnFaultBuiltin = "builtin"
 	OnFaultStop    = "stop"
@@ -95,14 +95,14 @@ type Root struct {
 	DailyWrites int64  // bytes; 0: as many as come
 }
 
-// How the pieces of a root move to and from GPUs.
+// Routes of a root's pieces to and from GPUs.
 const (
 	RouteAuto   = "auto"
 	RouteDirect = "direct"
 	RouteStaged = "staged"
 )
 
-// Store is capacity, durability and trust.
+// Store is how roots evict, publish and are shared.
 type Store struct {
 	Evict         string  // EvictOnDemand, EvictBackground
 	HighWatermark float64 // of the capacity
@@ -110,7 +110,7 @@ type Store struct {
 	Durability    string        // DurabilityNone, DurabilityBatch, DurabilityStrict
 	IOTimeout     time.Duration // 0: none
 	Seed          int64
-	HostID        string        // empty: by the machine
+	HostID        string        // empty: from the machine's id
 	SharedPoll    time.Duration // of roots that hosts share
 	SharedLapse   time.Duration
 }
@@ -152,7 +152,7 @@ func (c *Config) MayUseCuFile() bool {
 	return c.GDS.CUDA != CUDAOff && c.GDS.UseCuFile && c.GDS.BufferMiB > 0
 }
 
-// TriesDirect says whether the direct route is to be tried between a root and the GPUs that there are.
+// TriesDirect says whether the direct route between a root and the GPUs is tried at start.
 func (c *Config) TriesDirect(r Root) bool { return c.MayUseCuFile() && r.Route != RouteStaged }
 
 // Values of GDS.CUDA.
@@ -161,7 +161,7 @@ const (
 	CUDAOff  = "off"
 )
 
-// Session is what clients may ask for.
+// Session limits the clients.
 type Session struct {
 	LeaseTTL    time.Duration
 	MaxSessions int
@@ -169,10 +169,10 @@ type Session struct {
 	MaxChunks   int
 	MaxMessage  int64
 	MaxMemory   int64
-	Pins        map[string]string // namespace fields that every session must have so
+	Pins        map[string]string // namespace fields that every session must have
 }
 
-// Default is the configuration of an operator who says nothing: one root in the working directory, built-in policies.
+// Default is the configuration without any settings: one root in the working directory, built-in policies.
 func Default() *Config {
 	c := &Config{Roots: []Root{{Path: defaultRoot, Capacity: defaultCapacity, Route: RouteAuto}}}
 	for _, k := range keys {

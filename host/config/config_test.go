@@ -54,7 +54,7 @@ func TestExampleFile(t *testing.T) {
 	}
 }
 
-// The commented [[policy]] block is TOML that kvhost takes.
+// The commented [[policy]] block is valid configuration.
 func TestExamplePolicyBlock(t *testing.T) {
 	var text strings.Builder
 	if err := Example(&text); err != nil {
@@ -166,7 +166,7 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 	}
 }
 
-// What is printed reads back as the same configuration, and says where each value comes from.
+// The printed configuration reads back as the same, and says where each value comes from.
 func TestPrintReadsBack(t *testing.T) {
 	file := write(t,
 		"[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9, time = \"7ms\"}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n")
@@ -358,7 +358,7 @@ func TestCloneSharesNothing(t *testing.T) {
 	}
 }
 
-// No text makes the reader panic or hang; one that is accepted prints and reads back as itself.
+// No text makes the reader panic or hang. An accepted text prints and reads back as the same configuration.
 func TestPositions(t *testing.T) {
 	got := positions(`socket = "s" # not = a key
 [log]

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Amount is bytes, or a part of something that the key names.
+// Amount is bytes, or a share of what the key names.
 type Amount struct {
 	Bytes int64
 	Part  float64 // 0 to 1; 0: Bytes counts
@@ -49,7 +49,7 @@ func asAmount(path string, value any) (Amount, error) {
 		typeName(value))
 }
 
-// Tenant is the quota of some tenants, each for itself.
+// Tenant is the quota of each of some tenants.
 type Tenant struct {
 	First, Last uint32
 	Quota       Amount // a percentage is of each root's capacity
@@ -75,7 +75,7 @@ func parseTenants(text string) (first, last uint32, err error) {
 	return uint32(a), uint32(b), nil
 }
 
-// ID is the tenants as the file says them.
+// ID is the tenants in the form of the file.
 func (t Tenant) ID() string {
 	switch {
 	case t.First == 0 && t.Last == 1<<32-1:

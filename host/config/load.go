@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// Source is where a configuration comes from, weakest first.
+// Source is where a configuration comes from. Later fields override earlier ones.
 type Source struct {
 	File  string    // a TOML file; "" for none
 	Env   []string  // as os.Environ gives it
 	Flags []Setting // in the order of the command line
 }
 
-// Setting is one flag that was given: --log-level debug is {"log.level", "debug"}. The keys "policy" and "root" add one
-// element each; the first of them replaces what file and environment said.
+// Setting is a flag of the command line: --log-level debug is {"log.level", "debug"}. The keys "policy" and "root"
+// add one element each; the first one replaces the elements of file and environment.
 type Setting struct {
 	Key   string
 	Value string
@@ -32,7 +32,7 @@ const (
 
 func (f From) String() string { return [...]string{"default", "file", "env", "flag"}[f] }
 
-// Origin says where a value comes from, and where exactly: file:line, the variable or the flag.
+// Origin is where a value comes from: file:line, the variable or the flag.
 type Origin struct {
 	From  From
 	Where string
@@ -49,7 +49,7 @@ func (o Origin) String() string {
 type Loaded struct {
 	Config   Config
 	Origins  map[string]Origin // by key path; array elements as "root[0]"; absent means default
-	Warnings []string          // KVHOST_ variables that are not known: an orchestrator may have set them
+	Warnings []string          // about unknown KVHOST_ variables: an orchestrator may have set them
 
 	replaced []Policy
 }
@@ -148,8 +148,8 @@ func (l *Loaded) applyFlags(settings []Setting) error {
 	return errors.Join(errs...)
 }
 
-// clear forgets the elements of an array that a stronger source replaces. A policy's settings in the file are kept for
-// the same module named again: --policy prefix.wasm does not lose [policy.config].
+// clear removes the elements of an array that a stronger source replaces. When the same module is named again, its
+// policy's settings in the file are kept: --policy prefix.wasm does not lose [policy.config].
 func (l *Loaded) clear(array string) {
 	if array == "policy" {
 		l.replaced = append(l.replaced, l.Config.Policies...)

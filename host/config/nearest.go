@@ -2,7 +2,7 @@ package config
 
 import "fmt"
 
-// suggest is "; did you mean X?" for the candidate nearest to word, or nothing when none is near.
+// suggest is "; did you mean X?" for the candidate most similar to word, or nothing when none is similar.
 func suggest(word string, candidates []string) string {
 	best, least := "", len(word)/2+2
 	for _, c := range candidates {

@@ -60,7 +60,7 @@ func TestWrongPins(t *testing.T) {
 	}
 }
 
-// The commented table of the example is TOML that kvhost takes, and names every field.
+// The commented table of the example is valid configuration, and names every field.
 func TestExamplePins(t *testing.T) {
 	for _, name := range pinFields {
 		if !strings.Contains(examplePins, name) {

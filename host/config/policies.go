@@ -11,7 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
-// Label is what the i-th policy is called: its name, or its module's; with a number where an earlier one has that.
+// Label is the name of the i-th policy, or its module's name, with a number when an earlier policy has that.
 func (c *Config) Label(i int) string {
 	p := &c.Policies[i]
 	if p.Name != "" {
@@ -25,7 +25,7 @@ func (c *Config) Label(i int) string {
 	return label
 }
 
-// labels are those that the i-th policy may not have: of the policies before it, and names given after it.
+// labels are those that the i-th policy may not have: of the policies before it, and explicit names after it.
 func (c *Config) labels(i int) (list []string) {
 	for k := range c.Policies {
 		switch {

@@ -124,7 +124,7 @@ func (s *scanner) skip(line string) {
 		if mark := s.quote; mark != "" {
 			inside, rest := cutString(line, mark)
 			if len(inside) == len(line) {
-				return // it goes on in the next line
+				return // it continues on the next line
 			}
 			s.quote, line = "", strings.TrimLeft(rest, mark[:1]) // up to two more quotes may belong to the string
 			continue

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Print writes the effective configuration as TOML, with the origin of each value as a comment. What it writes can be
-// read back.
+// Print writes the effective configuration as TOML, with the origin of each value as a comment. The output can be read
+// back.
 func (l *Loaded) Print(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	section := ""
@@ -198,7 +198,7 @@ func Example(w io.Writer) error {
 	return b.Flush()
 }
 
-// unit is what the comment says about the value's kind: choices, unit and range.
+// unit describes the value: choices, unit and range.
 func (k *Key) unit() string {
 	unit := k.Unit
 	switch k.Kind {

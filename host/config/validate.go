@@ -15,10 +15,10 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// maxSocketPath is what fits a sockaddr_un with the ".fd" suffix of the descriptor socket.
+// maxSocketPath is the limit of a sockaddr_un, without the suffix ".fd" of the descriptor socket.
 const maxSocketPath = 107 - len(".fd")
 
-// Problem is a value that does not fit, or does not fit another.
+// Problem is an invalid value, or one that contradicts another.
 type Problem struct {
 	Path string // of the key
 	Text string
@@ -27,8 +27,8 @@ type Problem struct {
 func (p *Problem) Error() string { return p.Path + ": " + p.Text }
 func (p *Problem) Unwrap() error { return ErrValue }
 
-// Validate says what is wrong, all of it. Single values were checked when they were set; here is what one value cannot
-// know by itself.
+// Validate reports everything that is wrong. Single values were checked when they were set; it checks how they fit
+// together.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(path, format string, args ...any) {
@@ -38,7 +38,7 @@ func (c *Config) Validate() error {
 	case c.Socket == "":
 		bad("socket", "no path")
 	case len(c.Socket) > maxSocketPath:
-		bad("socket", "%d bytes long, a Unix socket's path takes at most %d", len(c.Socket), maxSocketPath)
+		bad("socket", "%d bytes long, but the path of a Unix socket has at most %d", len(c.Socket), maxSocketPath)
 	}
 	if err := loopback(c.HTTP.Listen); err != nil {
 		bad("http.listen", "%q: %v", c.HTTP.Listen, err)
@@ -71,7 +71,7 @@ func (c *Config) Validate() error {
 
 func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 	if len(c.Roots) == 0 {
-		bad("root", "no roots: a host needs one directory at least")
+		bad("root", "no roots: a host needs at least one directory")
 	}
 	for i, r := range c.Roots {
 		at := "root[" + strconv.Itoa(i) + "]"
@@ -153,7 +153,7 @@ func loopback(address string) error {
 	return nil
 }
 
-// validate adds to each problem where its value comes from.
+// validate adds the origin of the value to each problem.
 func (l *Loaded) validate() error {
 	err := l.Config.Validate()
 	if err == nil {

@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// machines are what a prober could have seen: each is judged and printed as its golden file says.
+// machines are possible facts. Each is judged and printed as in its golden file.
 func machines() map[string]struct {
 	wanted Wanted
 	facts  Facts

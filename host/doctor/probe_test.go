@@ -13,7 +13,7 @@ import (
 	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
-// Real directories are tried, what is tried is removed, and a root that is missing is not made.
+// Real directories are tested, the test's files are removed, and a missing root is not created.
 func TestRootsAreTried(t *testing.T) {
 	disk := t.TempDir()
 	missing := filepath.Join(disk, "a", "b")
@@ -53,7 +53,7 @@ func TestRootsAreTried(t *testing.T) {
 	}
 }
 
-// A machine is read from what its kernel shows.
+// The machine's facts come from the kernel's files.
 func TestMachineIsRead(t *testing.T) {
 	top := t.TempDir()
 	for name, text := range map[string]string{
@@ -90,7 +90,8 @@ func TestMachineIsRead(t *testing.T) {
 	}
 }
 
-// With the double of the NVIDIA libraries: its GPU is found and cuFile is asked; without any library the rest is told.
+// With the double of the NVIDIA libraries its GPU is found and cuFile is tested. Without any library the rest is
+// reported.
 func TestProbeWithAndWithoutAGPU(t *testing.T) {
 	w := Wanted{Roots: []WantedRoot{{Path: t.TempDir(), Capacity: 1 << 20}}, Socket: filepath.Join(t.TempDir(), "s"),
 		CUDA: true, CuFile: true}

@@ -38,7 +38,7 @@ func TestConversationsStayTogether(t *testing.T) {
 	}
 }
 
-// On a real mixture every session gets work, and one session gets all.
+// On a real mixture every session gets work. A single session gets all of it.
 func TestWorkIsSpread(t *testing.T) {
 	for _, n := range []int{1, 3, 8} {
 		d := NewDealer(n)

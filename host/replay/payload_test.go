@@ -38,7 +38,7 @@ func TestDiffering(t *testing.T) {
 	}
 }
 
-// Pages that differ in any coordinate hold nothing alike, shifted or not.
+// Pages that differ in any coordinate have no bytes in common, shifted or not.
 func TestPagesDiffer(t *testing.T) {
 	keys := ChainKeys(nil, []uint64{0, 1, 2})
 	seen := map[uint64]bool{}

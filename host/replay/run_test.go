@@ -107,7 +107,7 @@ func entryBytes(t *testing.T, s replay.Shape) int64 {
 	return n
 }
 
-// play replays and expects nothing to go wrong.
+// play replays without errors.
 func play(t *testing.T, o replay.Options) *replay.Report {
 	t.Helper()
 	r, err := replay.Run(t.Context(), o)
@@ -148,8 +148,8 @@ func textbook(requests [][]uint64, capacity int) (hits, resident int64) {
 	return hits, resident
 }
 
-// With one session and on-demand eviction the host's hits are the textbook's, to the last one: capacity in chunks is
-// exact, and so is the order in which the policy hears of things. Windows smaller than a request change nothing.
+// With one session and on-demand eviction the host's hits equal the textbook's exactly: the capacity in chunks is
+// exact, and so is the order of the policy's events. Windows smaller than a request change nothing.
 func TestHitsAreTheTextbooks(t *testing.T) {
 	requests := mixture(t, 120)
 	path := write(t, requests)
@@ -218,7 +218,7 @@ func TestCapacityInChunksIsExact(t *testing.T) {
 	}
 }
 
-// Many sessions of many ranks with eviction going on: no wrong byte, and progress adds up.
+// Many sessions of many ranks during eviction: no wrong byte, and progress adds up.
 func TestSessionsAndRanks(t *testing.T) {
 	path := write(t, mixture(t, 60))
 	shape := replay.Shape{Ranks: 2, ChunkBytes: 16 << 10, PageBytes: 4096, Layers: 2}
@@ -244,7 +244,7 @@ func TestSessionsAndRanks(t *testing.T) {
 	}
 }
 
-// What one replay stored, the next one finds, after a restart of the host too.
+// A replay finds what the previous one stored, also after a restart of the host.
 func TestFoundAgainAfterRestart(t *testing.T) {
 	requests := [][]uint64{{1, 2, 3}, {1, 2, 4, 5}}
 	path, root, shape := write(t, requests), t.TempDir(), replay.Shape{Ranks: 1, ChunkBytes: 8192}
@@ -260,7 +260,7 @@ func TestFoundAgainAfterRestart(t *testing.T) {
 	}
 }
 
-// Bytes that are not the payload are found, whoever stored them: here a client that stores zeros under a replay's key.
+// A replay finds wrong bytes, whoever stored them: here a client stores zeros under a replay's key.
 func TestWrongBytesAreFound(t *testing.T) {
 	ids := []uint64{7, 8, 9}
 	path, shape := write(t, [][]uint64{ids}), replay.Shape{Ranks: 1, ChunkBytes: 8192, PageBytes: 8192}
@@ -302,7 +302,7 @@ func TestWrongBytesAreFound(t *testing.T) {
 	}
 }
 
-// Damage on disk is the host's to find: the chunk fails to load, is stored again, and no wrong byte is served.
+// The host detects damage on disk: the chunk fails to load, is stored again, and no wrong byte is served.
 func TestDamagedFilesAreFailedLoads(t *testing.T) {
 	ids := []uint64{7, 8, 9}
 	path, shape, root := write(t, [][]uint64{ids}), replay.Shape{Ranks: 1, ChunkBytes: 8192}, t.TempDir()

@@ -21,7 +21,7 @@ func (r *eventLog) Events(batch []abi.Event) {
 	r.Policy.Events(batch)
 }
 
-// The simulator has tables of its own for the host's side of a policy. Its events keep the contract all the same.
+// The simulator has its own tables for the host's side of a policy. Its events keep the contract all the same.
 func TestEventsKeepTheContract(t *testing.T) {
 	w := generated(t, 500)
 	for _, order := range []Order{Forward, TailFirst} {

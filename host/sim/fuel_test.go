@@ -9,8 +9,8 @@ import (
 	"github.com/kvhost/kvhost/host/policy/policytest"
 )
 
-// A root large and hot enough that every question is the hardest there is: all entries used again and again, all pinned
-// but the last, or all of another tenant. A policy may name fewer then, but not run out of fuel.
+// A large and hot root makes every ask as expensive as it can be: all entries used again and again, all pinned but the
+// last, or all of another tenant. A policy may then name fewer victims, but must not run out of fuel.
 func TestHardQuestionsStayWithinFuel(t *testing.T) {
 	const slots = 100_000
 	ctx := context.Background()

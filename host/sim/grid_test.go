@@ -59,7 +59,7 @@ func TestGrid(t *testing.T) {
 	g.Options.Progress = func(n int) { seen.Add(int64(n)) }
 	o := outcome(t, g)
 	if seen.Load() != g.Accesses() {
-		t.Errorf("progress told of %d accesses of %d", seen.Load(), g.Accesses())
+		t.Errorf("progress counted %d accesses of %d", seen.Load(), g.Accesses())
 	}
 	for j, p := range g.Policies {
 		for k := range g.Capacities {
@@ -102,7 +102,7 @@ func TestJSONFields(t *testing.T) {
 	}
 }
 
-// speeds are the one thing in a table that no two runs share.
+// speeds are the only part of a table that differs between two runs.
 var speeds = regexp.MustCompile(`(?s)M accesses/s.*?\n\n`)
 
 func TestGoldenTableAndPlot(t *testing.T) {

@@ -135,7 +135,7 @@ func TestPrefillModel(t *testing.T) {
 	}
 }
 
-// recorder writes down what a policy is told.
+// recorder records the events of a policy.
 type recorder struct {
 	log     *[]string
 	victims []uint32
@@ -191,9 +191,11 @@ func TestEventOrder(t *testing.T) {
 			[]uint32{0, 0}, 0, []string{
 				"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
 				"request_end slot -1 parent -1 depth 0 request 1",
-				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2", "insert slot 0 parent -1 depth 0 request 2",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2",
+				"insert slot 0 parent -1 depth 0 request 2",
 				"request_end slot -1 parent -1 depth 0 request 2",
-				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 3", "insert slot 0 parent -1 depth 0 request 3",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 3",
+				"insert slot 0 parent -1 depth 0 request 3",
 				"link slot 1 parent 0 depth 1 request 3",
 				"touch slot 1 parent 0 depth 1 request 3", "request_end slot -1 parent -1 depth 0 request 3",
 			}},
@@ -201,8 +203,10 @@ func TestEventOrder(t *testing.T) {
 			[]string{
 				"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
 				"request_end slot -1 parent -1 depth 0 request 1",
-				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2", "insert slot 0 parent -1 depth 0 request 2",
-				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2", "insert slot 0 parent -1 depth 1 request 2",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2",
+				"insert slot 0 parent -1 depth 0 request 2",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2",
+				"insert slot 0 parent -1 depth 1 request 2",
 				"request_end slot -1 parent -1 depth 0 request 2",
 			}},
 		{"nothing to free", workload(t, []uint64{1, 2}, []uint64{3}, []uint64{2}), Options{}, nil, 1, []string{
@@ -248,7 +252,7 @@ func TestBeladyIsTheBest(t *testing.T) {
 	}
 }
 
-// Belady by looking ahead, the slow way.
+// Belady equals a search for each next use.
 func TestBeladyAgainstLookingAhead(t *testing.T) {
 	w := generated(t, 60)
 	const capacity = 40

@@ -14,7 +14,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
-// decisions is a digest of every victim a policy names on a workload, in order, with where it named it.
+// decisions is a digest of every victim that a policy names on a workload, in order, with its position.
 func decisions(t testing.TB, w *Workload, m *policy.Module, config policy.Config, capacity int) (digest uint64,
 	evictions int) {
 	t.Helper()
@@ -79,7 +79,7 @@ func TestWasmDecidesAsNative(t *testing.T) {
 	}
 }
 
-// What a policy costs: natively and as a module, on a workload of conversations and agents at a tenth of its chunks.
+// The cost of a policy, natively and as a module, on conversations and agents at a tenth of their chunks.
 func BenchmarkPolicies(b *testing.B) {
 	ctx := context.Background()
 	dir := policytest.Dir(b, Natives()...)

@@ -28,8 +28,8 @@ func generate(t *testing.T, m Mix) []Request {
 	return all
 }
 
-// The committed trace is what `kvhost trace gen --out examples/traces/mixed.jsonl.zst` writes: compared as text, since
-// a newer compressor may pack it otherwise.
+// The committed trace is what `kvhost trace gen --out examples/traces/mixed.jsonl.zst` writes. It is compared as text,
+// because a newer compressor may give other bytes.
 func TestExampleTrace(t *testing.T) {
 	want := generate(t, DefaultMix())
 	if *update {

@@ -24,7 +24,7 @@ var threeRequests = []Request{
 	{Timestamp: 1<<53 - 1, InputLength: 3, OutputLength: 7, HashIDs: []uint64{}, Line: 4},
 }
 
-// pack compresses as a name asks for.
+// pack compresses by the extension of a name.
 func pack(t testing.TB, name string, requests []Request) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -67,7 +67,7 @@ func TestReadsPlainText(t *testing.T) {
 	}
 }
 
-// The kind of a file is told by its content, whatever it is called.
+// The compression of a file is recognised by its content, whatever its name.
 func TestReadsCompressed(t *testing.T) {
 	want := make([]Request, 0, 1000)
 	if err := Generate(Mix{Seed: 3, Requests: 1000, BlockTokens: 64, Prompts: 2, Chat: 1, GapMillis: 10},
@@ -102,7 +102,7 @@ func TestReadsCompressed(t *testing.T) {
 	}
 }
 
-// A compressed trace that was cut gives the requests that are whole, then an error; never half a request.
+// A truncated compressed trace gives its complete requests, then an error, and never half a request.
 func TestTruncated(t *testing.T) {
 	var want []Request
 	for i := range 5000 {
