@@ -2,10 +2,10 @@
 
     python restart.py --kvhost bin/kvhost [--root DIR]
 
-It starts kvhost and LMCache's server, stores the KV cache of two requests with LMCache's own bench, stops both, starts
-both again and retrieves it. It prints what the bench's lookups found and the checksums, and exits with 1 when the second
-run hit nothing or retrieved other bytes. It needs no GPU and no model: LMCache 0.5.6 and the kvhost client
-(pip install ./host/client/python)."""
+It starts kvhost and LMCache's server, stores the KV cache of two requests with LMCache's own bench, stops both,
+starts both again and retrieves it. It prints what the bench's lookups found and the checksums, and exits with 1
+when the second run hit nothing or retrieved other bytes. It needs no GPU and no model: LMCache 0.5.6 and the kvhost
+client (pip install ./host/client/python)."""
 
 from __future__ import annotations
 

@@ -2,16 +2,16 @@
 
     python restart.py --kvhost bin/kvhost [--root DIR]
 
-It starts kvhost and a process with SGLang's own host pool and storage backend, writes the pages of a prompt, stops both,
-starts both again and reads the pages into another place. It prints how many pages were found and how fast they moved, and
-exits with 1 when one is missing or differs. It needs no GPU and no model: what SGLang 0.5.23 imports for its hierarchical
-cache, and the kvhost client (pip install ./host/client/python). With a GPU the same flags serve a model:
+It starts kvhost and a process with SGLang's own host pool and storage backend, writes the pages of a prompt, stops
+both, starts both again and reads the pages into another place. It prints how many pages were found and how fast
+they moved, and exits with 1 when one is missing or differs. It needs no GPU and no model: what SGLang 0.5.23
+imports for its hierarchical cache, and the kvhost client (pip install ./host/client/python). With a GPU the same
+flags serve a model:
 
     python -m sglang.launch_server --model-path MODEL --page-size 64 --enable-hierarchical-cache \\
       --hicache-mem-layout page_first_direct --hicache-io-backend direct --hicache-storage-backend dynamic \\
       --hicache-storage-backend-extra-config '{"backend_name":"kvhost","module_path":"kvhost.sglang",
-        "class_name":"KvhostStorage","interface_v1":1,"kvhost":{"socket":"/run/kvhost/kvhost.sock"}}'
-"""
+        "class_name":"KvhostStorage","interface_v1":1,"kvhost":{"socket":"/run/kvhost/kvhost.sock"}}'"""
 
 from __future__ import annotations
 

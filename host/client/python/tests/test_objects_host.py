@@ -72,7 +72,8 @@ def test_kinds_share_no_objects(store: ObjectStore) -> None:
         Kind("pytest", "objects", PAGES, extra=(("group", "1"),)),
     ):
         assert store.lookup(other, k).found == [False], other
-    assert store.lookup(Kind("pytest", "objects", PAGES, tenant=7), k).found == [True]  # tenants share what they may name
+    # Tenants share what they can name.
+    assert store.lookup(Kind("pytest", "objects", PAGES, tenant=7), k).found == [True]
 
 
 def test_a_batch_larger_than_the_arena(store: ObjectStore) -> None:

@@ -1,6 +1,7 @@
 """LMCache's MP server keeps its L2 in kvhost, by one flag::
 
-    --l2-adapter '{"type":"plugin","module_path":"kvhost.lmcache","class_name":"KvhostL2Adapter","adapter_params":{...}}'
+    --l2-adapter '{"type":"plugin","module_path":"kvhost.lmcache","class_name":"KvhostL2Adapter",
+      "adapter_params":{"socket":"..."}}'
 
 ``README.md`` beside this file says what the parameters are.
 """

@@ -195,7 +195,9 @@ class KvhostL2Adapter(L2AdapterInterface):
         """Deletes nothing: the host's protocol cannot. Its policies, quotas and expiry decide what stays."""
         log.warning("LMCache wants %d objects deleted: kvhost evicts by its own policies, they stay", len(keys))
 
-    def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> KeyListPage:
+    def list_l2_keys(
+        self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
+    ) -> KeyListPage:
         """Lists what this server has stored or found, less what it has missed since. Others' objects are not in it."""
         page, following = self._residents.page(model_name, page_size, cursor)
         return KeyListPage(tuple(KeyEntry(key.to_encoded_object_key(), size) for key, size in page), following)

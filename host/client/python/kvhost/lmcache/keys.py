@@ -35,8 +35,8 @@ def host_key(key: ObjectKey) -> bytes:
 
 
 class Chains:
-    """Which object's tokens come before which. LMCache's keys do not say it, but a lookup names a prompt's chunks in their
-    order, rank by rank and group by group, and it precedes the store. The host's policies need it."""
+    """Which object's tokens come before which. LMCache's keys do not say it, but a lookup names a prompt's chunks
+    in their order, rank by rank and group by group, and it precedes the store. The host's policies need it."""
 
     def __init__(self, most: int = _CHAINED_KEYS) -> None:
         self._most = most

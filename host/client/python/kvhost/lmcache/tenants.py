@@ -22,8 +22,8 @@ def check_tenants(tenants: object) -> None:
 
 
 def tenant(salt: str, named: Mapping[str, int]) -> int:
-    """The number of a salt: the operator's; 0 without a salt; otherwise made from it, so that it survives restarts. Salts
-    that share a number share a quota, not objects: the salt is in every key."""
+    """The number of a salt: the operator's; 0 without a salt; otherwise made from it, so that it survives restarts.
+    Salts that share a number share a quota, not objects: the salt is in every key."""
     if salt in named:
         return named[salt]
     return HASHED | zlib.crc32(salt.encode()) & (HASHED >> 1) - 1 if salt else 0

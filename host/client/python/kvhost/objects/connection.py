@@ -201,7 +201,7 @@ class Connector:
     def _lose(self, connection: Connection, why: Exception) -> None:
         with self._lock:
             if connection is not self._connection:
-                return  # somebody else was here before, or it was closed
+                return  # another thread has given it up already
             self._connection = None
             self.losses += self._proven
             first = self._pause == 0

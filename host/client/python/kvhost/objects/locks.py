@@ -21,9 +21,9 @@ class _Lock:
 
 
 class Locks:
-    """A lookup locks the keys that it finds. An engine unlocks those that it will not load, loads the others at once, and
-    unlocks them. The host leases what one lookup found, and one load uses the lease up. Any number of lookups may have
-    locked a key."""
+    """A lookup locks the keys that it finds. An engine unlocks those that it will not load, loads the others at
+    once, and unlocks them. The host leases what one lookup found, and one load uses the lease up. Any number of
+    lookups may have locked a key."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,7 +51,8 @@ class Locks:
             return best.hit
 
     def drop(self, keys: Sequence[bytes]) -> list[Hit]:
-        """Unlocks keys once each. Returns the hits whose lease is to be released: nothing of theirs is locked any more."""
+        """Unlocks keys once each. Returns the hits whose lease is to be released: nothing of theirs is locked any
+        more."""
         rest = set(keys)
         released: list[Hit] = []
         with self._mutex:
@@ -70,8 +71,8 @@ class Locks:
 
 
 def _strangeness(k: _Lock, keys: set[bytes]) -> int:
-    """0: all of a load's own. 1: part of what a lookup locked. 2: most likely another request's, taken only for want of a
-    better one. It costs that request a lookup, no more."""
+    """0: all of a load's own. 1: part of what a lookup locked. 2: most likely another request's, taken only for
+    want of a better one. It costs that request a lookup, no more."""
     if k.used:
         return 0 if k.keys == keys else 2
     return 1 if keys <= k.keys else 2

@@ -11,8 +11,9 @@ _O = TypeVar("_O", bound="Options")
 
 @dataclass
 class Options:
-    """``socket``: the host's. ``arena_bytes``: shared memory that objects pass through. ``timeout``: seconds until a host
-    that does not answer counts as gone. ``sessions``: the most with the host at a time; each kind of object has one."""
+    """``socket``: the host's. ``arena_bytes``: shared memory that objects pass through. ``timeout``: seconds until
+    a host that does not answer counts as gone. ``sessions``: the most with the host at a time; each kind of object
+    has one."""
 
     socket: str = "/run/kvhost/kvhost.sock"
     arena_bytes: int = 1 << 30

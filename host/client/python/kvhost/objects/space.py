@@ -16,8 +16,8 @@ class Space:
         self._changed = threading.Condition()
 
     def take(self, stride: int, most: int, timeout: float) -> list[int]:
-        """Waits until a block is free and takes at least one, at most ``most``: their numbers, counted in strides. Nobody
-        may wait here while holding blocks."""
+        """Waits until a block is free and takes at least one, at most ``most``: their numbers, counted in strides.
+        Nobody may wait here while holding blocks."""
         if stride > self.size:
             raise ValueError(f"an object needs {stride} bytes, the arena has {self.size}: raise arena_bytes")
         with self._changed:

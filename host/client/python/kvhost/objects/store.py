@@ -65,8 +65,8 @@ class ObjectStore:
         return results
 
     def load(self, kind: Kind, keys: Sequence[bytes], pages: Sequence[Addresses], hit: Hit | None = None) -> list[bool]:
-        """Fills memory with objects, under the lease of a hit that has all the keys or under a new one. Returns which were
-        delivered. The bytes of the others are undefined."""
+        """Fills memory with objects, under the lease of a hit that has all the keys or under a new one. Returns
+        which were delivered. The bytes of the others are undefined."""
         loaded = [False] * len(keys)
         todo = list(range(len(keys)))
         with self._host.session(kind) as (connection, session):
@@ -132,8 +132,8 @@ class _Batch:
 
     @contextmanager
     def _blocks(self, most: int) -> Iterator[tuple[list[int], list[int]]]:
-        """Blocks of the arena, and their addresses. After the loss of a session they are not given back: the host may still
-        copy, and the arena goes with the connection."""
+        """Blocks of the arena, and their addresses. After the loss of a session they are not given back: the host
+        may still copy, and the arena goes with the connection."""
         step, space = stride(self.kind), self.connection.space
         blocks = space.take(step, min(most, self.session.limits.chunks_per_job), self.timeout)
         try:

@@ -40,11 +40,12 @@ class StorageOptions(Options):
 class KvhostStorage(HiCacheStorage):
     """Pages of SGLang's host pools in a kvhost on this machine.
 
-    While the host is gone nothing is found, stores fail, and nobody waits; it is used again when it is back. Errors of a
-    batch go to the pages that they concern. What ``batch_exists`` has found stays until it was read, or its lease is over.
+    While the host is gone nothing is found, stores fail, and nobody waits; it is used again when it is back. Errors
+    of a batch go to the pages that they concern. What ``batch_exists`` has found stays until it was read, or its
+    lease is over.
 
-    With ``interface_v1`` pages are read and written where they are in the pool. Without it, and for ``get`` and ``set``,
-    SGLang copies each page into a tensor of its own first; such pages are objects of another kind."""
+    With ``interface_v1`` pages are read and written where they are in the pool. Without it, and for ``get`` and
+    ``set``, SGLang copies each page into a tensor of its own first; such pages are objects of another kind."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         extra = storage_config.extra_config or {}
@@ -66,8 +67,8 @@ class KvhostStorage(HiCacheStorage):
         if self._in_place and pool.buffers is None:
             layout = getattr(mem_pool_host, "layout", "?")
             raise ValueError(
-                f"kvhost: layout {layout!r} has no page buffers: want --hicache-mem-layout page_first_direct or page_first, "
-                "or no interface_v1"
+                f"kvhost: layout {layout!r} has no page buffers: want --hicache-mem-layout page_first_direct or "
+                "page_first, or no interface_v1"
             )
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
@@ -141,20 +142,21 @@ class KvhostStorage(HiCacheStorage):
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        return self._transfer(_KV, keys, host_indices, None, write=False)
+        return self._transfer(PoolTransfer(PoolName.KV, host_indices, keys=keys), None, write=False)
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        return self._transfer(_KV, keys, host_indices, extra_info, write=True)
+        return self._transfer(PoolTransfer(PoolName.KV, host_indices, keys=keys), extra_info, write=True)
 
     def _transfer(
-        self, name: str, keys: list[str], indices: Any, extra_info: HiCacheStorageExtraInfo | None, *, write: bool
+        self, of: PoolTransfer, extra_info: HiCacheStorageExtraInfo | None, *, write: bool
     ) -> list[bool]:
         """Moves the pages of one pool."""
+        name, keys, indices = _name(of.name), of.keys or [], of.host_indices
         pool = self._pools.get(name)
         slots = -1 if indices is None else int(indices.numel())
-        if pool is None or slots != len(keys) * pool.page_slots:
+        if pool is None or indices is None or slots != len(keys) * pool.page_slots:
             log.error("SGLang pool %s: %d pages and %d indices, nothing is moved", name, len(keys), slots)
             return [False] * len(keys)
         names = [host_key(k) for k in keys]
@@ -205,14 +207,12 @@ class KvhostStorage(HiCacheStorage):
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        return {t.name: self._transfer(_name(t.name), t.keys or [], t.host_indices, None, write=False) for t in transfers}
+        return {t.name: self._transfer(t, None, write=False) for t in transfers}
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        return {
-            t.name: self._transfer(_name(t.name), t.keys or [], t.host_indices, extra_info, write=True) for t in transfers
-        }
+        return {t.name: self._transfer(t, extra_info, write=True) for t in transfers}
 
     # Pages as tensors
 

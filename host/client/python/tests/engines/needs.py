@@ -9,8 +9,8 @@ import pytest
 
 
 def needs(module: str) -> None:
-    """Skips the calling module without a package, by its name. KVHOST_REQUIRE_TOOLS names, with commas, those whose absence
-    is a failure."""
+    """Skips the calling module without a package, by its name. KVHOST_REQUIRE_TOOLS names, with commas, those whose
+    absence is a failure."""
     if importlib.util.find_spec(module) is not None:
         return
     if module in os.environ.get("KVHOST_REQUIRE_TOOLS", "").split(","):

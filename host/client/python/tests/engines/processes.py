@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -86,8 +87,6 @@ class LMCacheServer(Process):
     """LMCache's MP server with kvhost as its L2."""
 
     def __init__(self, directory: Path, socket: str, ports: tuple[int, int, int], **params: object) -> None:
-        import json
-
         self.rpc, self.http = f"grpc://localhost:{ports[0]}", f"http://localhost:{ports[1]}"
         adapter = {
             "type": "plugin", "module_path": "kvhost.lmcache", "class_name": "KvhostL2Adapter",
@@ -97,7 +96,8 @@ class LMCacheServer(Process):
             [
                 lmcache(), "server", "--transport", "grpc", "--supported-transfer-mode", "engine_driven",
                 "--port", str(ports[0]), "--http-port", str(ports[1]), "--prometheus-port", str(ports[2]),
-                "--l1-size-gb", "0.25", "--no-l1-use-lazy", "--eviction-policy", "LRU", "--l2-adapter", json.dumps(adapter),
+                "--l1-size-gb", "0.25", "--no-l1-use-lazy", "--eviction-policy", "LRU",
+                "--l2-adapter", json.dumps(adapter),
             ],  # fmt: skip
             directory / "lmcache.log",
             lmcache_env(),
@@ -130,7 +130,8 @@ class LMCacheServer(Process):
         done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         said = {m[1]: m[2] for m in re.finditer(r"\[(seq \d+/\w+)\] LOOKUP: (\d+/\d+) chunks hit", done.stdout)}
-        said |= {m[1] + " digest": m[2] for m in re.finditer(r"\[(seq \d+/\w+)\] CHECKSUM: ([0-9a-f]{16}) ", done.stdout)}
+        checksums = re.finditer(r"\[(seq \d+/\w+)\] CHECKSUM: ([0-9a-f]{16}) ", done.stdout)
+        said |= {m[1] + " digest": m[2] for m in checksums}
         assert "Checksum FAIL:" in done.stdout and re.search(r"Checksum FAIL: +0$", done.stdout, re.M), done.stdout
         return said
 
