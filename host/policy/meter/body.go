@@ -9,24 +9,24 @@ type bodyRewriter struct {
 	out     []byte
 }
 
-// charge takes what is due from the fuel.
+// charge subtracts the cost of a place from the fuel.
 func (w *bodyRewriter) charge(c *charge) {
-	if c.looks == before {
-		w.look(true)
+	if c.check == before {
+		w.checkFuel(true)
 	}
 	if c.units > 0 {
 		w.out = append(w.out, opGlobalGet)
 		w.out = appendU32(w.out, w.global)
 		w.out = append(w.out, opI64Const)
 		w.out = appendS64(w.out, int64(c.units))
-		w.settle()
+		w.subtract()
 	}
-	if c.looks == after {
-		w.look(false)
+	if c.check == after {
+		w.checkFuel(false)
 	}
 }
 
-// chargeOperand takes the i32 on top of the stack, left where it is: times 2^up, or divided by 2^down.
+// chargeOperand subtracts the i32 on top of the stack, times 2^up or divided by 2^down, and leaves it on the stack.
 func (w *bodyRewriter) chargeOperand(up, down uint) {
 	w.uses = true
 	w.out = append(w.out, opLocalTee)
@@ -46,19 +46,19 @@ func (w *bodyRewriter) chargeOperand(up, down uint) {
 		w.out = appendS64(w.out, int64(down))
 		w.out = append(w.out, opI64ShrU)
 	}
-	w.settle()
-	w.look(false)
+	w.subtract()
+	w.checkFuel(false)
 }
 
-// settle subtracts the two i64 on the stack and stores the fuel.
-func (w *bodyRewriter) settle() {
+// subtract subtracts the two i64 on the stack and stores the fuel.
+func (w *bodyRewriter) subtract() {
 	w.out = append(w.out, opI64Sub, opGlobalSet)
 	w.out = appendU32(w.out, w.global)
 }
 
-// look asks for more when the fuel is below zero. Coming again, from the head of a loop around it, means that the code
-// behind is reached in one way only: a compiler then keeps what it has at hand.
-func (w *bodyRewriter) look(again bool) {
+// checkFuel calls for more fuel when the counter is below zero. With again it is at the head of a loop and branches back to
+// that head afterwards. The code behind it is then reached in one way only, and a compiler keeps its values in registers.
+func (w *bodyRewriter) checkFuel(again bool) {
 	w.out = append(w.out, opGlobalGet)
 	w.out = appendU32(w.out, w.global)
 	w.out = append(w.out, opI64Const, 0, opI64LtS, opIf, blockEmpty, opCall)
@@ -69,25 +69,25 @@ func (w *bodyRewriter) look(again bool) {
 	w.out = append(w.out, opEnd)
 }
 
-// refuelBody is the function that is called then. It traps unless somebody has raised the fuel meanwhile.
+// refuelBody is the body of the function that checkFuel calls. It traps unless the host has raised the fuel.
 func refuelBody(global uint32) []byte {
 	w := bodyRewriter{global: global, out: []byte{0}} // no locals
 	w.out = appendU32(append(w.out, opGlobalGet), global)
 	return append(w.out, opI64Const, 0, opI64LtS, opIf, blockEmpty, opUnreachable, opEnd, opEnd)
 }
 
-// rewriteBody charges one body: code is its expression, without the locals.
+// rewriteBody injects the charges into one body. code is its expression, without the locals.
 func (w *bodyRewriter) rewriteBody(code []byte, locals uint64) error {
 	p, err := plan(code, locals/8)
 	if err != nil {
 		return err
 	}
 	if p.entry.units > 0 {
-		if p.entry.looks == before { // in a loop of its own
+		if p.entry.check == before { // in a loop of its own
 			w.out = append(w.out, opLoop, blockEmpty)
-			w.look(true)
+			w.checkFuel(true)
 			w.out = append(w.out, opEnd)
-			p.entry.looks = never
+			p.entry.check = never
 		}
 		w.charge(&p.entry)
 	}

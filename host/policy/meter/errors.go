@@ -2,16 +2,16 @@ package meter
 
 import "errors"
 
-// Why a module is refused; wrapped with where and what.
+// Reasons to refuse a module. They are wrapped with the place and the detail.
 var (
-	// ErrMalformed says the bytes are not a module this package can walk.
+	// ErrMalformed means that the bytes are not a module that this package can parse.
 	ErrMalformed = errors.New("meter: malformed module")
-	// ErrOpcode says an instruction is outside the accepted set.
+	// ErrOpcode means that an instruction is outside the accepted set.
 	ErrOpcode = errors.New("meter: unknown instruction")
-	// ErrReserved says the module uses the name that the meter needs.
+	// ErrReserved means that the module uses a name that the meter needs.
 	ErrReserved = errors.New("meter: reserved name")
-	// ErrStart says the module has a start section, which would run before it can be charged.
+	// ErrStart means that the module has a start section, which would run before it can be charged.
 	ErrStart = errors.New("meter: start section")
-	// ErrLimit says a count or size is over its limit.
+	// ErrLimit means that a count or size exceeds its limit.
 	ErrLimit = errors.New("meter: limit exceeded")
 )

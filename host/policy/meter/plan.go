@@ -5,28 +5,28 @@ import (
 	"slices"
 )
 
-// charges says where a body pays and how much: at its entry, and behind the bytes [0, at) of its code.
+// charges are the places of a body where it is charged, and how much: at its entry, and after the bytes [0, at) of its code.
 type charges struct {
 	entry charge
 	rest  []charge
 }
 
-// charge is a place where the counter goes down, where it is looked whether it is below zero, or both.
+// charge is a place where the counter is lowered, where it is checked, or both.
 type charge struct {
 	at    int
 	units uint64
-	looks looks
+	check check
 }
 
-type looks uint8
+type check uint8
 
 const (
-	never  looks = iota // somebody does soon
+	never  check = iota // another check follows soon
 	after               // when it has paid
 	before              // it pays, and then comes here again
 )
 
-// planner walks a body and adds up, for each region, what its instructions cost. Region 0 is the function's own.
+// planner walks a body and sums the cost of the instructions of each region. Region 0 is the function's own.
 type planner struct {
 	r       reader
 	regions []region
@@ -57,7 +57,7 @@ const (
 	deadCode             // cannot be reached, pays nothing
 )
 
-// frame is a block that the walk is in.
+// frame is an open block of the walk.
 type frame struct {
 	region int
 	loop   int   // the dispatch loop's region
@@ -91,7 +91,7 @@ func plan(code []byte, locals uint64) (*charges, error) {
 	if !p.r.done() {
 		return nil, fmt.Errorf("%w: %d bytes after a function's end", ErrMalformed, len(code)-p.r.at)
 	}
-	return p.settle(), nil
+	return p.place(), nil
 }
 
 func (p *planner) step(in instruction) {
@@ -123,7 +123,7 @@ func (p *planner) step(in instruction) {
 	}
 }
 
-// join notes where a branch leads.
+// join records the target of a branch.
 func (p *planner) join(in instruction) {
 	labels, r := uint32(0), reader{b: p.r.b, at: in.lo + 1}
 	if in.op == opBranchTable {
@@ -160,7 +160,7 @@ func (p *planner) begin(r region) int {
 	return len(p.regions) - 1
 }
 
-// dispatch looks whether the loop whose head ends here is one that only jumps, and if so opens its blocks.
+// dispatch opens the blocks of the loop whose head ends here, if the loop only jumps.
 func (p *planner) dispatch(at int, bare bool) bool {
 	j, after := dispatchLoop(p.r)
 	if j == nil {
@@ -195,9 +195,9 @@ func (p *planner) dispatch(at int, bare bool) bool {
 	return true
 }
 
-// settle decides where to pay. A function that does no more than enter a dispatch loop pays for that at the loop's
+// place decides where to charge. A function that does no more than enter a dispatch loop pays for that at the loop's
 // head.
-func (p *planner) settle() *charges {
+func (p *planner) place() *charges {
 	n := len(p.regions)
 	due := make([]uint64, n)  // of a place that pays in advance: the most that its allowance covers
 	owed := make([]uint64, n) // of a segment: the most of the allowance that is used at its end
@@ -252,41 +252,41 @@ func (p *planner) settle() *charges {
 		}
 		entry = 0
 	}
-	return p.looked(entry, pays)
+	return p.checked(entry, pays)
 }
 
-// Looking at the counter costs more than lowering it, because the guest may be held up there: what its code had at hand
-// must be found again. So small sums are paid unseen. Every loop looks at its head, and every function that calls at
-// its start, so that little can be spent in between.
+// Checking the counter costs more than lowering it, because the guest may be stopped there and must reload its registers. So
+// small sums are charged without a check. Every loop checks at its head, and every function that calls others checks at its
+// start, so that little can be spent in between.
 const (
 	unseenEntry = 64    // of a function that neither calls nor loops: no more than what a call costs, a few times
-	unseen      = 4_000 // in all, of the segments of a function's dispatch loops, between two looks at the loops' heads
+	unseen      = 4_000 // in all, of the segments of a function's dispatch loops, between two checks at the loops' heads
 )
 
-// looked decides where to look.
-func (p *planner) looked(entry uint64, pays []bool) *charges {
-	out := &charges{entry: charge{units: entry, looks: after}}
+// checked decides where to check.
+func (p *planner) checked(entry uint64, pays []bool) *charges {
+	out := &charges{entry: charge{units: entry, check: after}}
 	switch {
 	case !p.calls && len(p.regions) == 1 && entry <= unseenEntry:
-		out.entry.looks = never
+		out.entry.check = never
 	case entry <= unseen:
-		out.entry.looks = before
+		out.entry.check = before
 	}
 	sum := uint64(0)
 	for i, r := range p.regions[1:] {
-		c := charge{at: r.at, units: r.units, looks: after}
+		c := charge{at: r.at, units: r.units, check: after}
 		switch {
 		case r.kind == table:
 			c.units = 0 // its segments pay
 			fallthrough
 		case r.kind == loop || r.kind == jump:
 			if r.bare && c.units <= unseen {
-				c.looks = before
+				c.check = before
 			}
 		case !pays[i+1]:
 			continue
 		case sum+r.units <= unseen:
-			c.looks = never
+			c.check = never
 			sum += r.units
 		}
 		out.rest = append(out.rest, c)

@@ -25,19 +25,19 @@ const (
 	secretKeyBytes = 2 + 2 + 2 + saltBytes + checkedBytes + blake2b.Size256
 )
 
-// ID names a key pair: eight random bytes.
+// ID identifies a key pair: eight random bytes.
 type ID [idBytes]byte
 
 // String is the id as minisign prints it.
 func (i ID) String() string { return fmt.Sprintf("%016X", binary.LittleEndian.Uint64(i[:])) }
 
-// PublicKey verifies.
+// PublicKey verifies signatures.
 type PublicKey struct {
 	ID  ID
 	key ed25519.PublicKey
 }
 
-// ParsePublicKey reads a public key: its line of base64, or the whole file.
+// ParsePublicKey parses a public key: its line of base64, or the whole file.
 func ParsePublicKey(text string) (PublicKey, error) {
 	b, err := decode(lastLine(text), publicKeyBytes, "a public key")
 	if err != nil {
@@ -54,18 +54,18 @@ func (k PublicKey) String() string {
 	return base64.StdEncoding.EncodeToString(append(append([]byte(algorithm), k.ID[:]...), k.key...))
 }
 
-// File is what a .pub file holds.
+// File is the content of a .pub file.
 func (k PublicKey) File() []byte {
 	return fmt.Appendf(nil, "%sminisign public key %s\n%s\n", untrusted, k.ID, k)
 }
 
-// SecretKey signs.
+// SecretKey signs files.
 type SecretKey struct {
 	id  ID
 	key ed25519.PrivateKey
 }
 
-// Generate makes a key pair.
+// Generate returns a new key pair.
 func Generate() (SecretKey, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	k := SecretKey{key: key}
@@ -84,14 +84,14 @@ func (k SecretKey) sum() [blake2b.Size256]byte {
 	return blake2b.Sum256(bytes.Join([][]byte{[]byte(algorithm), k.id[:], k.key}, nil))
 }
 
-// File is what a secret key's file holds, without a password: it must have mode 0600.
+// File is the content of a secret key's file, without a password: it must have mode 0600.
 func (k SecretKey) File() []byte {
 	sum := k.sum()
 	b := bytes.Join([][]byte{[]byte(algorithm + noKDF + checksum), make([]byte, saltBytes), k.id[:], k.key, sum[:]}, nil)
 	return fmt.Appendf(nil, "%sminisign secret key %s\n%s\n", untrusted, k.id, base64.StdEncoding.EncodeToString(b))
 }
 
-// ParseSecretKey reads a secret key's file. One with a password is an [ErrEncrypted].
+// ParseSecretKey parses a secret key's file. A key with a password is an [ErrEncrypted].
 func ParseSecretKey(text string) (SecretKey, error) {
 	b, err := decode(lastLine(text), secretKeyBytes, "a secret key")
 	if err != nil {
@@ -107,15 +107,15 @@ func ParseSecretKey(text string) (SecretKey, error) {
 	b = b[6+saltBytes:]
 	k := SecretKey{id: ID(b[:idBytes]), key: b[idBytes:checkedBytes]}
 	if sum := k.sum(); !bytes.Equal(sum[:], b[checkedBytes:]) {
-		return SecretKey{}, fmt.Errorf("%w: a secret key whose checksum is wrong", ErrFormat)
+		return SecretKey{}, fmt.Errorf("%w: secret key with a wrong checksum", ErrFormat)
 	}
 	if !bytes.Equal(ed25519.NewKeyFromSeed(k.key.Seed()), k.key) {
-		return SecretKey{}, fmt.Errorf("%w: a secret key whose halves do not belong together", ErrFormat)
+		return SecretKey{}, fmt.Errorf("%w: secret key whose public half does not match", ErrFormat)
 	}
 	return k, nil
 }
 
-// lastLine is the line that counts in a key's text: comments stand before it.
+// lastLine is the line with the key. Comments come before it.
 func lastLine(text string) string {
 	text = strings.TrimSpace(text)
 	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
@@ -124,10 +124,10 @@ func lastLine(text string) string {
 func decode(line string, size int, what string) ([]byte, error) {
 	b, err := base64.StdEncoding.Strict().DecodeString(line)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s that is not base64: %w", ErrFormat, what, err)
+		return nil, fmt.Errorf("%w: %s is not base64: %w", ErrFormat, what, err)
 	}
 	if len(b) != size {
-		return nil, fmt.Errorf("%w: %s of %d bytes, want %d", ErrFormat, what, len(b), size)
+		return nil, fmt.Errorf("%w: %s has %d bytes, want %d", ErrFormat, what, len(b), size)
 	}
 	return b, nil
 }

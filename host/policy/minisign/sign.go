@@ -18,17 +18,16 @@ const (
 	maxComment     = 8192
 )
 
-// Signature is what a .minisig file holds.
+// Signature is the content of a .minisig file.
 type Signature struct {
 	ID      ID     // of the key that signed
-	Comment string // what the signer vouches for besides
+	Comment string // the trusted comment, which is signed too
 	hashed  bool
 	file    []byte // signature of the file
 	global  []byte // signature of that and the comment
 }
 
-// Sign signs a file's bytes, with a comment of one line that the signature covers, and gives what the .minisig file is
-// to hold.
+// Sign signs a file's bytes and a comment of one line, and returns the content of the .minisig file.
 func (k SecretKey) Sign(file []byte, comment string) ([]byte, error) {
 	if strings.ContainsAny(comment, "\r\n") || len(comment) > maxComment {
 		return nil, fmt.Errorf("%w: a comment of more than one line, or of more than %d bytes", ErrFormat, maxComment)
@@ -41,7 +40,7 @@ func (k SecretKey) Sign(file []byte, comment string) ([]byte, error) {
 		base64.StdEncoding.EncodeToString(line), trusted, comment, base64.StdEncoding.EncodeToString(global)), nil
 }
 
-// ParseSignature reads a .minisig file. Nothing in it is proved by that.
+// ParseSignature parses a .minisig file. It verifies nothing.
 func ParseSignature(text string) (Signature, error) {
 	lines := strings.Split(strings.TrimRight(strings.ReplaceAll(text, "\r\n", "\n"), "\n"), "\n")
 	if len(lines) != 4 || !strings.HasPrefix(lines[0], untrusted) || !strings.HasPrefix(lines[2], trusted) {
@@ -61,7 +60,7 @@ func ParseSignature(text string) (Signature, error) {
 	return s, err
 }
 
-// Verify checks that the key signed these bytes, and the comment.
+// Verify checks that the key signed these bytes and the comment.
 func (s Signature) Verify(k PublicKey, file []byte) error {
 	if err := s.VerifyComment(k); err != nil {
 		return err
@@ -76,13 +75,13 @@ func (s Signature) Verify(k PublicKey, file []byte) error {
 	return nil
 }
 
-// VerifyComment checks only that the key made this signature and vouches for its comment, whatever the bytes were.
+// VerifyComment checks only that the key signed the comment, whatever the bytes are.
 func (s Signature) VerifyComment(k PublicKey) error {
 	if s.ID != k.ID {
 		return fmt.Errorf("%w: signed with key %s, want %s", ErrKey, s.ID, k.ID)
 	}
 	if !ed25519.Verify(k.key, append(bytes.Clone(s.file), s.Comment...), s.global) {
-		return fmt.Errorf("%w: its comment is not what key %s signed", ErrSignature, s.ID)
+		return fmt.Errorf("%w: key %s signed another comment", ErrSignature, s.ID)
 	}
 	return nil
 }

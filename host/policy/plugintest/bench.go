@@ -12,22 +12,22 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// Measure is what one kind of work costs a module, and the built-in policy in the same run.
+// Measure is the cost of one kind of work for a module, and for the built-in policy in the same run.
 type Measure struct {
 	What    string `json:"what"` // that the figures are for one of
 	Module  Cost   `json:"module"`
 	Builtin Cost   `json:"builtin"` // lru, admit-all, fanout or layermajor, native
 }
 
-// Cost is that of one unit of work: of several rounds, which alternate between the module and the built-in policy, the
-// shortest.
+// Cost is the cost of one unit of work: the lowest of several rounds, which alternate between the module and the
+// built-in policy.
 type Cost struct {
 	Nanos  float64 `json:"ns"`
 	Allocs float64 `json:"allocs"` // in the host
 	Fuel   float64 `json:"fuel"`   // 0 when native
 }
 
-// work is one kind of work: do does n units of it.
+// work is one kind of work. do does n units of it.
 type work struct {
 	what  string
 	n     int
@@ -35,7 +35,7 @@ type work struct {
 	stats func() policy.Stats
 }
 
-// rounds of each side.
+// rounds is the number of rounds for each side.
 const rounds = 9
 
 // Bench measures a module in each of its roles. Nothing else should run meanwhile.
@@ -81,7 +81,7 @@ func Bench(ctx context.Context, path string, o Options) (out []Measure, err erro
 	return out, nil
 }
 
-// round does the work once, and keeps what it cost if that is less than before.
+// round does the work once and records the cost if it is the lowest so far.
 func (w *work) round(best *Cost) error {
 	var before, after runtime.MemStats
 	fuel := w.stats().Fuel
@@ -98,8 +98,7 @@ func (w *work) round(best *Cost) error {
 	return err
 }
 
-// evictWork is a full root: touches in full batches, and evictions, each an ask with the REMOVE and the INSERT that
-// follow from it.
+// evictWork is a full root: touches in full batches, and evictions, each an ask with its REMOVE and INSERT.
 func evictWork(ctx context.Context, m *policy.Module, o Options) ([]work, func() error, error) {
 	e, err := m.NewEvict(ctx, policy.EvictOptions{MaxSlots: o.Slots, Capacity: uint64(o.Slots) * abi.SizeUnit,
 		Seed: o.Seed, Config: o.Config})
@@ -109,7 +108,7 @@ func evictWork(ctx context.Context, m *policy.Module, o Options) ([]work, func()
 	rng := rand.New(rand.NewPCG(o.Seed, 53))
 	const touches, evictions, prompt = 1 << 17, 1 << 13, 64
 	now, request := uint64(0), uint32(0)
-	// Each run of slots holds a prompt, chunk by chunk, as they stand in it.
+	// Each run of slots holds a prompt, chunk by chunk in its order.
 	about := func(op abi.Op, slot uint32) abi.Event {
 		ev := abi.Event{Op: op, Slot: slot, Parent: abi.None, Key: uint64(slot)<<1 | 1, Size: 1, Depth: slot % prompt,
 			Request: request}

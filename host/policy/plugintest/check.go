@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// checker is a check of one module under way.
+// checker is a check of one module in progress.
 type checker struct {
 	ctx  context.Context
 	m    *policy.Module
@@ -19,7 +19,8 @@ type checker struct {
 	role abi.Role
 }
 
-// Check judges the module at path, or the embedded one of that name. The error is for what cannot be read at all.
+// Check checks the module at path, or the embedded one of that name. It returns an error only if the module cannot be
+// read at all.
 func Check(ctx context.Context, path string, o Options) (*Report, error) {
 	if o.Slots == 0 {
 		o.Slots = defaultSlots
@@ -65,7 +66,7 @@ func Check(ctx context.Context, path string, o Options) (*Report, error) {
 	return r, nil
 }
 
-// policy are the options that a module is opened with.
+// policy is the options to open a module with.
 func (o *Options) policy() policy.Options {
 	out := policy.Options{Grants: o.Grants, Fuel: o.Fuel, Cache: o.Cache}
 	if o.Grants == nil {
@@ -74,7 +75,7 @@ func (o *Options) policy() policy.Options {
 	return out
 }
 
-// describe judges the manifest.
+// describe checks the manifest.
 func (c *checker) describe(seen *policy.Inspection) {
 	if seen.Manifest == nil {
 		c.r.add(&Finding{Where: "section " + abi.ManifestSection, What: "there is none", Do: "add it with `kvhost policy pack`"})
@@ -89,7 +90,7 @@ func (c *checker) describe(seen *policy.Inspection) {
 	}
 }
 
-// start sees whether an instance starts, how it takes bad arguments at that, and what its buffers are like.
+// start checks that an instance starts, how it handles bad arguments, and its buffers.
 func (c *checker) start() bool {
 	slots := uint32(100)
 	if c.role != abi.RoleEvict {
@@ -118,7 +119,7 @@ func (c *checker) probe(slots, longer uint32) (*policy.Probe, error) {
 	return p, nil
 }
 
-// room asks for the buffers of a role.
+// room requests the buffers of a role.
 func (c *checker) room(p *policy.Probe, sizes map[int]uint32) error {
 	for kind, size := range sizes {
 		ok, err := p.Buffer(kind, size)
@@ -133,7 +134,7 @@ func (c *checker) room(p *policy.Probe, sizes map[int]uint32) error {
 	return nil
 }
 
-// call makes a call whose result is status and count.
+// call makes a call that returns a status and a count.
 func (c *checker) call(p *policy.Probe, export string, a, b uint64, records int) (abi.Status, uint32, error) {
 	r, err := p.Call(export, a, b, records)
 	c.r.spend(export, records, p.Used, p.Allowed)
@@ -169,7 +170,7 @@ func (c *checker) finding(where, what, do string) error {
 	return &Finding{Role: c.role.String(), Where: where, What: what, Do: do}
 }
 
-// fault words what went wrong in a call.
+// fault is the finding for a failed call.
 func (c *checker) fault(export, when string, err error) error {
 	var own *Finding
 	if errors.As(err, &own) {

@@ -1,12 +1,11 @@
-// Package plugintest judges policy modules: any .wasm file, whoever wrote it.
+// Package plugintest checks policy modules: any .wasm file, by any author.
 //
-// The one idea: a module is a black box with a contract, so it is enough to make it decide. [Check] plays a host with a
-// small world of entries, requests, leases and namespaces of its own, asks the module as a host would, and holds every
-// answer against the contract. What the world did and what the module answered is kept, and played again to other
-// instances: with the same stream (the answers must be the same), with longer records, with events that are to be ignored,
-// and over a state that was saved half way. So one recording gives conformance, determinism, tolerance and the state's
-// round trip. Guests run as in a host: metered, fenced, with the fuel that a host would give.
+// [Check] plays a host with a small world of entries, requests, leases and namespaces. It asks the module as a host
+// would, and checks every answer against the contract. It records the events and the answers and replays them to other
+// instances: with the same events (the answers must be the same), with longer records, with events that must be
+// ignored, and after a state that was saved half way. So one recording tests conformance, determinism, tolerance and
+// the state's round trip. Guests run as in a host, with the fuel that a host would give.
 //
-// A [Finding] is one thing that is wrong, and says what to do. `kvhost policy check` prints them; a vendor's own Go test
-// calls [Run].
+// A [Finding] is one defect and says what to do. `kvhost policy check` prints findings; a vendor's own Go test calls
+// [Run].
 package plugintest

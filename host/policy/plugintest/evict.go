@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// evictor hands events and questions to one instance.
+// evictor passes events and asks to one instance.
 type evictor struct {
 	c      *checker
 	p      *policy.Probe
@@ -37,10 +37,10 @@ func (c *checker) evictor(slots, longer uint32) (*evictor, error) {
 	return e, nil
 }
 
-// fullBatch is how many records a host has room for in one call.
+// fullBatch is how many records a host passes in one call.
 const fullBatch = 256
 
-// event waits for the call that a full batch is handed over with, and says whether this one did.
+// event queues an event. flushed reports whether it completed a batch, which was then delivered.
 func (e *evictor) event(ev abi.Event) (flushed bool, err error) {
 	if e.wait = append(e.wait, ev); len(e.wait) == e.batch {
 		return true, e.flush()
@@ -48,7 +48,7 @@ func (e *evictor) event(ev abi.Event) (flushed bool, err error) {
 	return false, nil
 }
 
-// write puts the waiting events into the guest's buffer.
+// write copies the queued events into the guest's buffer.
 func (e *evictor) write() error {
 	b, err := e.p.Bytes(abi.BufferEvents, uint32(len(e.wait))*e.stride)
 	if err != nil {
@@ -79,7 +79,7 @@ func (e *evictor) flush() error {
 	return err
 }
 
-// step asks, together with the events that wait. The victims are in range and distinct.
+// step delivers the queued events and asks for victims, which are in range and distinct.
 func (e *evictor) step(ask abi.Ask) ([]uint32, error) {
 	if err := e.write(); err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (e *evictor) step(ask abi.Ask) ([]uint32, error) {
 	return out, nil
 }
 
-// move is an event, which may be the last one of its batch, or a question and its answer.
+// move is an event, which may be the last one of its batch, or an ask and its answer.
 type move struct {
 	event  abi.Event
 	last   bool
@@ -164,7 +164,7 @@ func (c evictChecks) record(seed uint64, slots uint32, rounds int) ([]move, erro
 		return nil, err
 	}
 	defer e.p.Close()
-	// leaves room for noise: what a policy does once per call may count for it
+	// leave room for noise: a policy may do something once per call
 	e.batch = max(1, e.batch-e.batch/noiseEvery)
 	var tape []move
 	w := newWorld(seed, slots)
@@ -212,7 +212,7 @@ func (c evictChecks) record(seed uint64, slots uint32, rounds int) ([]move, erro
 	return tape, nil
 }
 
-// judge holds one answer against the world.
+// judge checks one answer against the world.
 func (c evictChecks) judge(w *world, ask abi.Ask, out []uint32) error {
 	var freed uint64
 	for i, slot := range out {
@@ -236,7 +236,7 @@ func (c evictChecks) judge(w *world, ask abi.Ask, out []uint32) error {
 	return nil
 }
 
-// replay plays a tape to a new instance, which must answer alike.
+// replay plays a tape to a new instance, which must give the same answers.
 func (c evictChecks) replay(tape []move, slots, longer uint32, how, do string) error {
 	e, err := c.evictor(slots, longer)
 	if err != nil {
@@ -279,7 +279,7 @@ func short(v []uint32) string {
 // noiseEvery is how many events of a batch have room for one that means nothing.
 const noiseEvery = 8
 
-// noisy is a tape with events that mean nothing: unknown ops, and ops on slots that nothing is in.
+// noisy adds events that mean nothing to a tape: unknown ops, and ops on empty slots.
 func noisy(tape []move) []move {
 	var out []move
 	used := map[uint32]bool{}
@@ -319,7 +319,7 @@ func noisy(tape []move) []move {
 	return out
 }
 
-// handOver saves the state half way, gives it to a new instance, and wants the rest of the tape answered alike.
+// handOver saves the state half way and loads it into a new instance, which must give the same answers to the rest.
 func (c evictChecks) handOver(tape []move, slots uint32) error {
 	half := len(tape) / 2
 	for half < len(tape) && (half == 0 || tape[half-1].ask == nil) {
@@ -364,7 +364,7 @@ func (c evictChecks) saved(e *evictor, tape []move) (state []byte, ok bool, err 
 	return c.save(e.p)
 }
 
-// crowd fills the largest instance, and asks where answers are dear: everything old is pinned or another tenant's.
+// crowd fills the largest instance and makes asks that are expensive: everything old is pinned or of another tenant.
 func (c evictChecks) crowd(slots uint32) error {
 	e, err := c.evictor(slots, 0)
 	if err != nil {

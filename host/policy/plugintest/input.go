@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// oddBuffers asks for buffers as nobody would, and as newer hosts may.
+// oddBuffers requests unusual buffers, among them those of newer hosts.
 func (c *checker) oddBuffers(p *policy.Probe) error {
 	for _, kind := range []uint64{99, 0x7fffffff, 0xffffffff} {
 		r, err := p.Call(abi.ExportBuffer, kind, 64, 0)
@@ -32,7 +32,7 @@ func (c *checker) oddBuffers(p *policy.Probe) error {
 	return c.room(p, map[int]uint32{abi.BufferInfo: 100_000}) // a long namespace's text
 }
 
-// shortInfo gives kv_init less than it must have.
+// shortInfo gives kv_init too few bytes.
 func (c *checker) shortInfo() error {
 	for _, info := range []struct {
 		what      string
@@ -68,10 +68,10 @@ func (c *checker) shortInfo() error {
 	return nil
 }
 
-// noExport says that the module does without an optional export.
+// noExport reports that the module lacks an optional export.
 func noExport(err error) bool { return errors.Is(err, policy.ErrBadModule) }
 
-// shortRecords calls a role with records that are shorter than they can be.
+// shortRecords calls a role with records that are too short.
 func (c *checker) shortRecords(p *policy.Probe, export string) error {
 	status, _, err := c.call(p, export, 1, 4, 1)
 	if err != nil {
@@ -84,7 +84,7 @@ func (c *checker) shortRecords(p *policy.Probe, export string) error {
 	return nil
 }
 
-// strangeNamespace announces one whose id is out of range.
+// strangeNamespace announces a namespace whose id is out of range.
 func (c *checker) strangeNamespace(p *policy.Probe) error {
 	if _, err := p.Call(abi.ExportNamespace, 0xfffffffe, 0, 0); err != nil && !noExport(err) {
 		return c.tolerate(c.fault(abi.ExportNamespace, "", err), "given id 0xfffffffe")
@@ -92,7 +92,7 @@ func (c *checker) strangeNamespace(p *policy.Probe) error {
 	return nil
 }
 
-// tolerate words a trap at bad input.
+// tolerate is the finding for a trap at bad input.
 func (c *checker) tolerate(err error, when string) error {
 	var f *Finding
 	if errors.As(err, &f) {

@@ -10,8 +10,8 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// geometries are chunks as engines have them, and as hard as they may be: one page, odd sizes, planes of several sizes in
-// no order, as many blocks and planes as there may be.
+// geometries are common chunks, and hard ones: one page, odd sizes, planes of several sizes in no order, the most
+// blocks and planes.
 func geometries() []chunk.Geometry {
 	planes := func(n int, parts uint32, size func(int) uint32) []chunk.Plane {
 		out := make([]chunk.Plane, n)

@@ -8,10 +8,10 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// namespaces is how many ids an instance is told of.
+// namespaces is the number of ids that an instance is told.
 const namespaces = 64
 
-// texts are namespaces that differ in little: a word, a line, a digit at the end of a long one, nothing but length.
+// texts are namespaces that differ little: in a word, a line, a digit at the end of a long text, only in length.
 var texts = []string{
 	"", "model=a\n", "model=b\n", "model=a\nrank=0\n", "model=a\nrank=1\n", "model=ab\n",
 	"block_tokens=16\ndtype=bf16\nhash=xxh3\nmodel=meta-llama/Llama-3.1-70B-Instruct\nrevision=5f3c\ntensor_parallel=8\n",
@@ -24,7 +24,7 @@ var texts = []string{
 func identity(i int) uint32 { return uint32(i) }
 func turned(i int) uint32   { return uint32(namespaces - 1 - 3*i) }
 
-// announce tells the guest its namespaces, if it wants to know.
+// announce tells the guest its namespaces, if it exports kv_namespace.
 func (c *checker) announce(p *policy.Probe, texts []string, id func(int) uint32) error {
 	for i, text := range texts {
 		if err := c.room(p, map[int]uint32{abi.BufferInfo: uint32(len(text))}); err != nil {

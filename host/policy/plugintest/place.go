@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// placer hands queries to one instance of a place policy.
+// placer passes queries to one instance of a place policy.
 type placer struct {
 	c      *checker
 	p      *policy.Probe
@@ -49,7 +49,7 @@ func (c placeChecks) placer(longer uint32, id func(int) uint32, order []string) 
 	return pl, nil
 }
 
-// roots tells the facts, if the guest wants them.
+// roots passes the facts, if the guest has a buffer for them.
 func (l *placer) roots(facts []abi.RootFacts) error {
 	l.facts = facts
 	stride := abi.RootFactsSize + l.longer
@@ -67,7 +67,7 @@ func (l *placer) roots(facts []abi.RootFacts) error {
 	return nil
 }
 
-// path asks for one. ok is false when the guest leaves it to the host.
+// path asks for a path. ok is false when the guest leaves it to the host.
 func (l *placer) path(q abi.PlaceQuery) (path []byte, root uint32, ok bool, err error) {
 	stride := abi.PlaceQuerySize + l.longer
 	b, err := l.p.Bytes(abi.BufferArgs, stride)
@@ -104,7 +104,7 @@ func (l *placer) path(q abi.PlaceQuery) (path []byte, root uint32, ok bool, err 
 	return path, a.Root, true, nil
 }
 
-// read asks what a path names.
+// read asks for the inverse of a path.
 func (l *placer) read(path []byte) (id abi.PathIdentity, ok bool, err error) {
 	stride := abi.PathRefSize + l.longer
 	b, err := l.p.Bytes(abi.BufferArgs, stride+uint32(len(path)))
@@ -128,7 +128,7 @@ func (l *placer) read(path []byte) (id abi.PathIdentity, ok bool, err error) {
 	return *(*abi.PathIdentity)(unsafe.Pointer(&out[0])), true, nil
 }
 
-// queries are identities to name: namespaces by text, every length of key, groups and ranks at their ends.
+// queries are identities to name: namespaces by text, every length of key, the smallest and largest groups and ranks.
 func (c placeChecks) queries() []abi.PlaceQuery {
 	rng := rand.New(rand.NewPCG(c.o.Seed, 41))
 	var out []abi.PlaceQuery
@@ -162,7 +162,7 @@ func (c placeChecks) queries() []abi.PlaceQuery {
 	return out
 }
 
-// facts are roots as they may be: two that differ in all, one that takes nothing, many.
+// facts are sets of roots: two that differ in everything, one that is closed, many.
 func facts() [][]abi.RootFacts {
 	const gib = 1 << 30
 	fast := abi.RootFacts{ID: 3, Flags: abi.RootWritable, Capacity: 100 * gib, Free: 50 * gib, ReadBps: 6 * gib,
@@ -227,7 +227,7 @@ func (c placeChecks) place() {
 	}
 }
 
-// distinct names every query; paths is nil when the guest leaves naming to the host.
+// distinct checks that every query gets its own path. paths is nil when the guest leaves naming to the host.
 func (c placeChecks) distinct(l *placer, queries []abi.PlaceQuery) (paths [][]byte, err error) {
 	whose := map[string]int{}
 	for i, q := range queries {
@@ -250,7 +250,7 @@ func spell(q *abi.PlaceQuery) string {
 		q.Key[:min(q.KeyLen, abi.KeyBytes)])
 }
 
-// inverse reads the paths back, and others that are nearly like them.
+// inverse reads the paths back, and others that are almost the same.
 func (c placeChecks) inverse(l *placer, queries []abi.PlaceQuery, paths [][]byte) error {
 	rng := rand.New(rand.NewPCG(c.o.Seed, 43))
 	for i, path := range paths {
@@ -281,7 +281,7 @@ func (c placeChecks) inverse(l *placer, queries []abi.PlaceQuery, paths [][]byte
 	return nil
 }
 
-// nearly are paths that differ from a good one by little.
+// nearly are paths that differ little from a good one.
 func nearly(rng *rand.Rand, path []byte) [][]byte {
 	at := rng.IntN(len(path))
 	changed := slices.Clone(path)
@@ -290,7 +290,7 @@ func nearly(rng *rand.Rand, path []byte) [][]byte {
 		slices.Concat([]byte("0"), path), bytes.ToUpper(path)}
 }
 
-// foreign is a path that may be anybody's: what the guest takes it for, it must give back.
+// foreign checks a path of unknown origin: if the guest reads it as an identity, it must return it for that identity.
 func (c placeChecks) foreign(l *placer, path []byte) error {
 	if policy.CheckPath(path) != nil {
 		return nil
@@ -339,7 +339,7 @@ func (c placeChecks) pure(l *placer, queries []abi.PlaceQuery, paths [][]byte) e
 	return l.roots(nil)
 }
 
-// same wants another instance to give the same paths.
+// same checks that another instance returns the same paths.
 func (c placeChecks) same(longer uint32, id func(int) uint32, order []string, back func(int) int,
 	queries []abi.PlaceQuery, paths [][]byte, how, do string) error {
 	l, err := c.placer(longer, id, order)
@@ -366,7 +366,7 @@ func (c placeChecks) same(longer uint32, id func(int) uint32, order []string, ba
 	return nil
 }
 
-// strangers asks for what was never announced. Any status will do.
+// strangers asks for namespaces that were never announced. Any status is allowed.
 func (c placeChecks) strangers(l *placer, export string) error {
 	if err := c.strangeNamespace(l.p); err != nil {
 		return err

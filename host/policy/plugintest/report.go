@@ -13,9 +13,9 @@ import (
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
-// Options of a check. The zero value is a good one.
+// Options of a check. The zero value is valid.
 type Options struct {
-	Grants []string       // that the operator would allow; nil for all that the manifest asks for
+	Grants []string       // that the operator would allow; nil for all that the manifest requests
 	Config policy.Config  // settings
 	Fuel   sandbox.Fuel   // as in the configuration; zero for the defaults
 	Slots  uint32         // of the largest instance that is tried; 0 for 1,048,576
@@ -32,12 +32,12 @@ type Report struct {
 	Digest   string // SHA-256 of the module
 	Roles    []abi.Role
 	Findings []Finding // none when the module conforms; one of each kind and place
-	Calls    []Usage   // the dearest call of each export, against its fuel
+	Calls    []Usage   // the most expensive call of each export, with its fuel
 	Memory   uint64    // bytes of the largest instance's memory at its end
 	Slots    uint32    // it was made for
 }
 
-// Finding is something that is wrong with a module.
+// Finding is a defect of a module.
 type Finding struct {
 	Role  string // empty when it is not of one role
 	Where string // export, section or file
@@ -76,14 +76,14 @@ func Run(t testing.TB, path string, o Options) *Report {
 	return r
 }
 
-// add takes what a check ended with, unless the same was found in the same place already.
+// add records the result of a check, unless the same was found in the same place before.
 func (r *Report) add(err error) {
 	if err == nil {
 		return
 	}
 	var f *Finding
 	if !errors.As(err, &f) {
-		f = &Finding{Where: "check", What: err.Error(), Do: "the check itself could not go on"}
+		f = &Finding{Where: "check", What: err.Error(), Do: "the check could not continue"}
 	}
 	f.What = strings.Join(strings.Fields(f.What), " ")
 	if !slices.ContainsFunc(r.Findings, func(o Finding) bool {
@@ -94,7 +94,7 @@ func (r *Report) add(err error) {
 	}
 }
 
-// spend keeps the dearest call of each export.
+// spend records the most expensive call of each export.
 func (r *Report) spend(export string, records int, used, allowed uint64) {
 	u := Usage{export, records, used, allowed}
 	i := slices.IndexFunc(r.Calls, func(o Usage) bool { return o.Export == export })

@@ -9,10 +9,10 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// mostState is more than a guest keeps at the sizes that are tried here.
+// mostState is more than a guest saves at the sizes used here.
 const mostState = 4 << 20
 
-// save asks for the state; ok is false when the module keeps none.
+// save asks for the state. ok is false when the module saves none.
 func (c *checker) save(p *policy.Probe) (state []byte, ok bool, err error) {
 	if c.m.StateFormat() == "" {
 		return nil, false, c.silent(p)
@@ -36,7 +36,7 @@ func (c *checker) save(p *policy.Probe) (state []byte, ok bool, err error) {
 	return slices.Clone(b), true, nil
 }
 
-// silent says that a state nobody can name is lost.
+// silent reports a state without a format, which would be lost.
 func (c *checker) silent(p *policy.Probe) error {
 	if _, err := p.Call(abi.ExportSave, 0, 0, 0); noExport(err) {
 		return nil
@@ -45,7 +45,7 @@ func (c *checker) silent(p *policy.Probe) error {
 		"name the form of the state, such as \"mine/1\"")
 }
 
-// load hands a state over; taken is false when the guest starts empty.
+// load passes a state to the guest. taken is false when it starts empty.
 func (c *checker) load(p *policy.Probe, state []byte) (taken bool, err error) {
 	if ok, err := p.Buffer(abi.BufferState, uint32(len(state))); err != nil || !ok {
 		return false, c.finding(abi.ExportBuffer, fmt.Sprintf("it gives no room of %d bytes for STATE", len(state)),
@@ -60,7 +60,7 @@ func (c *checker) load(p *policy.Probe, state []byte) (taken bool, err error) {
 	return ok, err
 }
 
-// garbage hands over states that nobody saved. An instance that takes one must still answer by the rules.
+// garbage loads states that were never saved. An instance that accepts one must still keep the contract.
 func (c evictChecks) garbage(state []byte, slots uint32) error {
 	rng := rand.New(rand.NewPCG(c.o.Seed, 23))
 	for i := range 24 {

@@ -6,7 +6,8 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// world is what a host has: a tree of chunks that requests read and extend, of which some are resident in slots.
+// world is a host's content: a tree of chunks that requests read and extend, some of them resident in slots. It does
+// more than hosts do: every event names the parent, and entries vanish while they are pinned.
 type world struct {
 	rng     *rand.Rand
 	nodes   []node
@@ -62,7 +63,7 @@ func (w *world) event(op abi.Op, n int) {
 	w.emit(ev)
 }
 
-// grow adds a chunk behind another one.
+// grow adds a child to a chunk.
 func (w *world) grow(parent int) int {
 	n := node{key: w.rng.Uint64() | 1, parent: parent, size: 1 + w.rng.Uint32N(10), tenant: w.rng.Uint32N(tenants),
 		slot: abi.None}
@@ -75,7 +76,7 @@ func (w *world) grow(parent int) int {
 	return len(w.nodes) - 1
 }
 
-// fill makes entries resident as a host does when it starts: RESIDENT, in order of last touch.
+// fill makes entries resident as a host does at its start: by RESIDENT, in order of last touch.
 func (w *world) fill(most int) {
 	for range most {
 		if len(w.free) == 0 || w.used+16 > w.limit {
@@ -85,12 +86,12 @@ func (w *world) fill(most int) {
 		if len(w.nodes) > 0 && w.rng.IntN(4) > 0 {
 			parent = w.rng.IntN(len(w.nodes))
 		}
-		w.settle(w.grow(parent), abi.OpResident)
+		w.insert(w.grow(parent), abi.OpResident)
 	}
 }
 
-// settle puts a chunk into a slot.
-func (w *world) settle(n int, op abi.Op) {
+// insert puts a chunk into a slot.
+func (w *world) insert(n int, op abi.Op) {
 	v := &w.nodes[n]
 	v.slot = w.free[len(w.free)-1]
 	w.free = w.free[:len(w.free)-1]
@@ -113,7 +114,7 @@ func (w *world) remove(n int) {
 	v.slot, v.pins = abi.None, 0
 }
 
-// round is a request: a lookup that leases what is there, and stores of what is not.
+// round is a request: a lookup that leases what is resident, and stores of what is missing.
 func (w *world) round() {
 	w.request++
 	w.release()
@@ -149,7 +150,7 @@ func (w *world) round() {
 	}
 	for i := len(path) - 1; i >= 0 && !w.over; i-- {
 		if n := path[i]; w.nodes[n].slot == abi.None && w.makeRoom(uint64(w.nodes[n].size)) {
-			w.settle(n, abi.OpInsert)
+			w.insert(n, abi.OpInsert)
 		}
 	}
 	w.clock++
@@ -157,7 +158,7 @@ func (w *world) round() {
 	w.oddities()
 }
 
-// oddities are what else happens to a host.
+// oddities are rare events.
 func (w *world) oddities() {
 	switch w.rng.IntN(20) {
 	case 0: // a file vanished, pinned or not
@@ -225,7 +226,7 @@ func (w *world) makeRoom(size uint64) bool {
 	return len(w.free) > 0 && w.used+size <= w.limit
 }
 
-// victims asks, and takes one of so many victims.
+// victims asks for victims and removes one in so many of them.
 func (w *world) victims(ask abi.Ask, one int) {
 	if w.over {
 		return

@@ -1,14 +1,10 @@
 package residents
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/kvhost/kvhost/abi"
 )
-
-// ErrEvents means that a sequence of events breaks the contract between a host and an evict policy.
-var ErrEvents = errors.New("residents: events break the contract")
 
 // Check checks the events that a host sent to one evict policy, from its start on: slots are used by one entry at a
 // time, an entry's key, parent, size and depth do not change, parents are the slots that hold them, and children that

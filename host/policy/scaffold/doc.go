@@ -1,8 +1,8 @@
-// Package scaffold writes the project of a new policy: a directory that builds, and passes `kvhost policy check` as it
-// stands.
+// Package scaffold writes the project of a new policy: a directory that builds and passes `kvhost policy check`
+// unchanged.
 //
-// The one idea: a project depends on nothing that its author has to find. The kit for its language is copied into it,
-// as this host has it, so it builds without a network and speaks the ABI of the host that made it. The policy in it is
-// a small one that is complete, with everything the contract wants of an eviction policy (pins, tenants, a bound on
-// what one answer looks at), to be changed rather than filled in.
+// The project has no dependency that its author must find. The kit for its language is copied into it from this host,
+// so it builds without a network and uses the ABI of the host that made it. Its policy is small but complete, with
+// everything that the contract requires of an evict policy (pins, tenants, a bound on the work of one answer). It is
+// meant to be changed rather than filled in.
 package scaffold
