@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
@@ -24,6 +25,12 @@ type Lookup struct {
 	first   int
 	hits    int
 	bits    []byte
+
+	// Bytes is the size of the pages that one reader's load of all hits delivers.
+	Bytes int64
+	// LoadTime is the host's estimate of how long the readers' loads of all hits take if they start now, at its measured
+	// bandwidth and with its queue. 0: it has measured nothing yet.
+	LoadTime time.Duration
 }
 
 // Lookup asks what can be loaded. If the context ends first, a granted lease is left to expire.
@@ -39,7 +46,7 @@ func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) 
 	}
 	a := r.GetLookup()
 	return &Lookup{session: s, group: q.Group, lease: a.GetLease(), first: int(q.First), hits: int(a.GetHits()),
-		bits: a.GetBits()}, nil
+		bits: a.GetBits(), Bytes: int64(a.GetBytes()), LoadTime: time.Duration(a.GetLoadMicros()) * time.Microsecond}, nil
 }
 
 // Leased names the lease of a lookup that another session of the same engine made, for Load. It has no hits of its

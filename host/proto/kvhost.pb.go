@@ -1399,11 +1399,10 @@ func (x *Limits) GetArenaBytes() uint64 {
 
 // Register says where a group's pages live. A session has at most one registration per group.
 //
-// Descriptors travel on the descriptor socket (a Unix stream socket, HelloReply.descriptors): 24 bytes, the
-// session's nonce and a tag of the client's choice (u64, little-endian), with exactly one file descriptor attached
-// (SCM_RIGHTS). The host answers 4 bytes (u32, little-endian): 0, or the length of an error text that follows. A tag
-// serves one REGISTER and is forgotten by it, also when the REGISTER is refused; a file may be sent again under
-// another tag.
+// Descriptors travel on the descriptor socket (a Unix stream socket, HelloReply.descriptors): 24 bytes, the session's
+// nonce and a tag of the client's choice (u64, little-endian), with exactly one file descriptor attached (SCM_RIGHTS).
+// The host answers 4 bytes (u32, little-endian): 0, or the length of an error text that follows. A tag serves one REGISTER
+// and is forgotten by it, also when the REGISTER is refused; a file may be sent again under another tag.
 type Register struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         uint32                 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -1587,8 +1586,7 @@ func (*Region_CudaIpc) isRegion_Handle() {}
 
 func (*Region_CudaVmm) isRegion_Handle() {}
 
-// CudaVmm is memory of cuMemCreate, its segments one after the other. Regions that name the same segments share one
-// mapping.
+// CudaVmm is memory of cuMemCreate, its segments one after the other. Regions that name the same segments share one mapping.
 type CudaVmm struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Segments      []*CudaVmmSegment      `protobuf:"bytes,1,rep,name=segments,proto3" json:"segments,omitempty"`
@@ -1731,15 +1729,14 @@ func (x *Unregister) GetGroup() uint32 {
 	return 0
 }
 
-// Semaphores shares an array of timeline semaphores: 64-bit counters in the client's memory that only rise. They
-// order jobs with the client's compute without a message in between. A stream of the client's GPU writes a semaphore
-// when it has finished with some blocks (cuStreamWriteValue64) and waits for a semaphore until blocks are filled
-// (cuStreamWaitValue64). Semaphores in host memory do the same for CPU threads. A session shares semaphores once;
-// they stay shared until it ends. The host never blocks one of its own streams on a semaphore.
+// Semaphores shares an array of timeline semaphores: 64-bit counters in the client's memory that only rise. They order
+// jobs with the client's compute without a message in between. A stream of the client's GPU writes a semaphore when it has
+// finished with some blocks (cuStreamWriteValue64) and waits for a semaphore until blocks are filled
+// (cuStreamWaitValue64). Semaphores in host memory do the same for CPU threads. A session shares semaphores once; they
+// stay shared until it ends. The host never blocks one of its own streams on a semaphore.
 //
-// If the host dies, or answers a job with an Error, the client must advance the job's semaphores itself: when its
-// session ends, it writes done_value to the done semaphore of each unfinished job and treats all blocks of that job
-// as failed.
+// If the host dies, or answers a job with an Error, the client must advance the job's semaphores itself: when its session
+// ends, it writes done_value to the done semaphore of each unfinished job and treats all blocks of that job as failed.
 type Semaphores struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Handle:
@@ -1861,13 +1858,12 @@ type Timeline struct {
 	Wait      uint32                 `protobuf:"varint,1,opt,name=wait,proto3" json:"wait,omitempty"`
 	WaitValue uint64                 `protobuf:"varint,2,opt,name=wait_value,json=waitValue,proto3" json:"wait_value,omitempty"` // no copy of the job starts before semaphore wait reaches this value; 0: start at once
 	Done      uint32                 `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`
-	// The host writes done_value to semaphore done when no copy of the job can touch its blocks any more, whether
-	// the job succeeded, failed or was cancelled. A layer-wise LOAD of n layers writes done_value - n + i when layer
-	// i (from 0, in its order) has landed.
+	// The host writes done_value to semaphore done when no copy of the job can touch its blocks any more, whether the job
+	// succeeded, failed or was cancelled. A layer-wise LOAD of n layers writes done_value - n + i when layer i (from 0, in
+	// its order) has landed.
 	DoneValue uint64 `protobuf:"varint,4,opt,name=done_value,json=doneValue,proto3" json:"done_value,omitempty"`
-	// The host writes semaphore status before semaphore done: 1 when all blocks were read or delivered, 2 when some
-	// were not (the job's answer names them). A layer-wise LOAD has one status semaphore per layer, in its order,
-	// starting here.
+	// The host writes semaphore status before semaphore done: 1 when all blocks were read or delivered, 2 when some were
+	// not (the job's answer names them). A layer-wise LOAD has one status semaphore per layer, in its order, starting here.
 	Status        *uint32 `protobuf:"varint,5,opt,name=status,proto3,oneof" json:"status,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2015,14 +2011,18 @@ func (x *Lookup) GetReaders() uint64 {
 	return 0
 }
 
-// LookupReply: pending means that a second LookupReply follows under the same id. Otherwise hits counts the granted
-// keys: of a prefix group keys [first, first + hits), of a membership group those whose bit is set.
+// LookupReply: pending means that a second LookupReply follows under the same id. Otherwise hits counts the granted keys:
+// of a prefix group keys [first, first + hits), of a membership group those whose bit is set.
 type LookupReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Pending       bool                   `protobuf:"varint,1,opt,name=pending,proto3" json:"pending,omitempty"`
-	Hits          uint32                 `protobuf:"varint,2,opt,name=hits,proto3" json:"hits,omitempty"`
-	Bits          []byte                 `protobuf:"bytes,3,opt,name=bits,proto3" json:"bits,omitempty"`    // membership groups: bit i%8 of byte i/8 is key i
-	Lease         uint64                 `protobuf:"varint,4,opt,name=lease,proto3" json:"lease,omitempty"` // 0 when there are no hits. Valid in all sessions of the engine
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Pending bool                   `protobuf:"varint,1,opt,name=pending,proto3" json:"pending,omitempty"`
+	Hits    uint32                 `protobuf:"varint,2,opt,name=hits,proto3" json:"hits,omitempty"`
+	Bits    []byte                 `protobuf:"bytes,3,opt,name=bits,proto3" json:"bits,omitempty"`    // membership groups: bit i%8 of byte i/8 is key i
+	Lease   uint64                 `protobuf:"varint,4,opt,name=lease,proto3" json:"lease,omitempty"` // 0 without hits. Valid in all sessions of the engine
+	Bytes   uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"` // pages that one reader's LOAD of all hits delivers
+	// load_micros is how long such LOADs by all readers would take if they were sent now: at the bandwidth measured so far
+	// from each root to each reader's device, behind the loads that are queued already. 0: nothing was measured yet.
+	LoadMicros    uint64 `protobuf:"varint,6,opt,name=load_micros,json=loadMicros,proto3" json:"load_micros,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2085,6 +2085,20 @@ func (x *LookupReply) GetLease() uint64 {
 	return 0
 }
 
+func (x *LookupReply) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *LookupReply) GetLoadMicros() uint64 {
+	if x != nil {
+		return x.LoadMicros
+	}
+	return 0
+}
+
 // Release ends a lease before its expiry. Releasing one that is over already is not an error.
 type Release struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2130,9 +2144,9 @@ func (x *Release) GetLease() uint64 {
 	return 0
 }
 
-// Store saves chunks. Its chunks are reserved in order before any I/O starts. It is answered twice: by StoreRead
-// when the engine may reuse the blocks, then by StorePublished when every chunk has its result at the configured
-// durability. An Error comes instead of both.
+// Store saves chunks. Its chunks are reserved in order before any I/O starts. It is answered twice: by StoreRead when the
+// engine may reuse the blocks, then by StorePublished when every chunk has its result at the configured durability. An
+// Error comes instead of both.
 type Store struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       uint32                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
@@ -2442,14 +2456,14 @@ func (x *ChunkFailure) GetBlocks() []uint32 {
 }
 
 // Load fills blocks from a lease's entries. It uses up this rank's share of the lease: the lease is over when every
-// reader's LOAD has completed, and a further LOAD of the same rank fails its blocks. A LOAD under a lease that is
-// over is not an error but completes at once with all its blocks failed.
+// reader's LOAD has completed, and a further LOAD of the same rank fails its blocks. A LOAD under a lease that is over
+// is not an error but completes at once with all its blocks failed.
 //
-// A LOAD is answered by any number of LoadLayer and then exactly one LoadDone, or by an Error alone. LoadDone names
-// every block whose bytes were not delivered and verified, and no block of a chunk that was.
+// A LOAD is answered by any number of LoadLayer and then exactly one LoadDone, or by an Error alone. LoadDone names every
+// block whose bytes were not delivered and verified, and no block of a chunk that was.
 //
-// A layer-wise LOAD reads the first layer of all its chunks before the second of any, and tells of each as it lands.
-// As a whole it is not much slower, where the layout keeps a layer's pages together in a file.
+// A layer-wise LOAD reads the first layer of all its chunks before the second of any, and tells of each as it lands. As a
+// whole it is not much slower, where the layout keeps a layer's pages together in a file.
 type Load struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -2586,8 +2600,8 @@ func (x *LoadChunk) GetBlocks() []uint32 {
 	return nil
 }
 
-// LoadLayer: all wanted pages of this layer, and of those told of before, are delivered and verified, but for those
-// of the chunks in failed. These will be among LoadDone's failures.
+// LoadLayer: all wanted pages of this layer, and of those told of before, are delivered and verified, but for those of the
+// chunks in failed. These will be among LoadDone's failures.
 type LoadLayer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Layer         uint32                 `protobuf:"varint,1,opt,name=layer,proto3" json:"layer,omitempty"`
@@ -2700,9 +2714,8 @@ func (x *LoadDone) GetCancelled() bool {
 	return false
 }
 
-// Cancel is acknowledged when no copy of the job can touch its blocks any more, also when the I/O under it hangs.
-// The job still completes as it would have, with the blocks that were not delivered. Cancelling a job that is over
-// is not an error.
+// Cancel is acknowledged when no copy of the job can touch its blocks any more, also when the I/O under it hangs. The job
+// still completes as it would have, with the blocks that were not delivered. Cancelling a job that is over is not an error.
 type Cancel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2800,8 +2813,8 @@ func (x *Advance) GetLayers() uint32 {
 	return 0
 }
 
-// Flush is acknowledged when no copy of the named jobs, which are left to run, can touch their blocks any more:
-// stores have read theirs, loads have delivered. It does not wait for publication.
+// Flush is acknowledged when no copy of the named jobs, which are left to run, can touch their blocks any more: stores have
+// read theirs, loads have delivered. It does not wait for publication.
 type Flush struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Jobs          []uint64               `protobuf:"varint,1,rep,packed,name=jobs,proto3" json:"jobs,omitempty"` // empty: all jobs sent so far
@@ -3812,12 +3825,15 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
 	"\x04keys\x18\x03 \x01(\fR\x04keys\x12\x14\n" +
 	"\x05first\x18\x04 \x01(\rR\x05first\x12\x18\n" +
-	"\areaders\x18\x05 \x01(\x04R\areaders\"e\n" +
+	"\areaders\x18\x05 \x01(\x04R\areaders\"\x9c\x01\n" +
 	"\vLookupReply\x12\x18\n" +
 	"\apending\x18\x01 \x01(\bR\apending\x12\x12\n" +
 	"\x04hits\x18\x02 \x01(\rR\x04hits\x12\x12\n" +
 	"\x04bits\x18\x03 \x01(\fR\x04bits\x12\x14\n" +
-	"\x05lease\x18\x04 \x01(\x04R\x05lease\"\x1f\n" +
+	"\x05lease\x18\x04 \x01(\x04R\x05lease\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x1f\n" +
+	"\vload_micros\x18\x06 \x01(\x04R\n" +
+	"loadMicros\"\x1f\n" +
 	"\aRelease\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\"\x97\x01\n" +
 	"\x05Store\x12\x18\n" +

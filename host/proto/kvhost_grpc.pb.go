@@ -40,8 +40,7 @@ const (
 
 // HostClient is the client API for Host service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type HostClient interface {
 	// Session is the stream of one client process. Its first message is HELLO.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ClientMessage, HostMessage], error)
@@ -67,8 +66,7 @@ func (c *hostClient) Session(ctx context.Context, opts ...grpc.CallOption) (grpc
 	return x, nil
 }
 
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic
-// stream type by name.
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Host_SessionClient = grpc.BidiStreamingClient[ClientMessage, HostMessage]
 
 func (c *hostClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error) {
@@ -130,8 +128,7 @@ func _Host_Session_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(HostServer).Session(&grpc.GenericServerStream[ClientMessage, HostMessage]{ServerStream: stream})
 }
 
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic
-// stream type by name.
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Host_SessionServer = grpc.BidiStreamingServer[ClientMessage, HostMessage]
 
 func _Host_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
@@ -182,14 +179,12 @@ const (
 
 // AdminClient is the client API for Admin service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Admin changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and
-// root.
+// Admin changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
 type AdminClient interface {
-	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or
-	// fails before it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
+	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails before
+	// it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
 	SwapPolicy(ctx context.Context, in *SwapPolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error)
 	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
 	PromotePolicy(ctx context.Context, in *PromotePolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error)
@@ -229,8 +224,8 @@ func (c *adminClient) PromotePolicy(ctx context.Context, in *PromotePolicyReques
 //
 // Admin changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
 type AdminServer interface {
-	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or
-	// fails before it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
+	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails before
+	// it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
 	SwapPolicy(context.Context, *SwapPolicyRequest) (*SwapPolicyReply, error)
 	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
 	PromotePolicy(context.Context, *PromotePolicyRequest) (*SwapPolicyReply, error)

@@ -94,7 +94,11 @@ func (x *session) handle(m *proto.ClientMessage) {
 func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 	switch b := m.Body.(type) {
 	case *proto.ClientMessage_Register:
-		return x.doneUnless(m.Id, x.memory.register(x.ns, b.Register))
+		err := x.memory.register(x.ns, b.Register)
+		if err == nil {
+			x.engine.setQueue(x.rank-x.engine.facts.firstRank, x.queue)
+		}
+		return x.doneUnless(m.Id, err)
 	case *proto.ClientMessage_Semaphores:
 		return x.doneUnless(m.Id, x.timelines.share(b.Semaphores))
 	case *proto.ClientMessage_Unregister:

@@ -4,10 +4,12 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/transfer"
 )
 
 // servingEngine is what the sessions with one engine id share. It lives as long as any of them.
@@ -23,6 +25,37 @@ type servingEngine struct {
 	leases    map[uint64]*sharedLease
 	lastLease uint64
 	requests  map[uint32]*request
+	queues    [chunk.MaxRanks]*transfer.Queue // by local rank: where its registered memory is
+}
+
+// setQueue records the queue of a local rank's memory, so that a lookup by another rank can tell how long its load takes.
+func (e *servingEngine) setQueue(rank uint32, q *transfer.Queue) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.queues[rank] = q
+}
+
+// loadTime estimates how long loads of a lease by its readers take, 0 if that was not measured yet. own is the queue of the
+// session that asks.
+func (e *servingEngine) loadTime(l *sharedLease, bytes int64, own *transfer.Queue) (longest time.Duration) {
+	e.mu.Lock()
+	queues := e.queues
+	e.mu.Unlock()
+	for rank := range queues {
+		if l.readers>>rank&1 == 0 {
+			continue
+		}
+		q := queues[rank]
+		if q == nil {
+			q = own
+		}
+		took := q.LoadTime(l.pins, l.keys-l.first, bytes)
+		if took == 0 {
+			return 0
+		}
+		longest = max(longest, took)
+	}
+	return longest
 }
 
 // facts are what all sessions of an engine must agree on.

@@ -61,6 +61,8 @@ func (x *session) answer(reply *proto.LookupReply, g *chunk.Group, l *sharedLeas
 		l.pins.Release()
 		return nil
 	}
+	reply.Bytes = uint64(hits) * uint64(g.Geometry.PageBytes())
+	reply.LoadMicros = uint64(x.engine.loadTime(l, g.Geometry.PageBytes(), x.queue).Microseconds())
 	var err error
 	if reply.Lease, err = x.engine.grant(l); err != nil {
 		l.pins.Release()

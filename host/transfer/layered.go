@@ -210,6 +210,9 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 	c.piece = piece // a concurrent cancel of another step reads it
 	t.layered.mu.Unlock()
 	c.span = t.queue.startSpan(c.piece.Root(), staging.Read)
+	if t.spec.Layers.Ahead > 0 {
+		c.span.pace()
+	}
 	r.piece = c.piece
 	want := c.piece.Expected()
 	first := want.DataOffset

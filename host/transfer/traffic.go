@@ -32,6 +32,7 @@ type traffic struct {
 	mu    sync.Mutex
 	all   clock
 	moved [len(routeNames)]routeTraffic
+	rate  throughput
 }
 
 // clock counts pieces in flight, and the time during which there was any.
@@ -72,6 +73,7 @@ type span struct {
 	on    *traffic
 	began time.Time
 	route int
+	paced bool // it waits for its consumer
 }
 
 // startSpan starts a span on the staged route.
@@ -93,7 +95,15 @@ func (q *Queue) startSpan(root string, kind staging.Kind) span {
 	defer t.mu.Unlock()
 	t.all.begin(now)
 	t.moved[byStaging].begin(now)
-	return span{t, now, byStaging}
+	return span{on: t, began: now, route: byStaging}
+}
+
+// pace marks a span that waits for its consumer, so that its time does not count as the path's.
+func (p *span) pace() {
+	p.on.mu.Lock()
+	defer p.on.mu.Unlock()
+	p.paced = true
+	p.on.rate.paced++
 }
 
 // setRoute moves a span to another route.
@@ -122,6 +132,12 @@ func (p *span) finish(bytes int64, err error) {
 	t.all.end(now)
 	m := &t.moved[p.route]
 	m.end(now)
+	if p.paced {
+		t.rate.paced--
+	}
+	if err == nil {
+		t.rate.add(bytes, t.all.busy(now), t.all.inFlight == 0 && !p.paced)
+	}
 	switch {
 	case err == nil:
 		took := now.Sub(p.began)

@@ -83,6 +83,11 @@ class Lookup:
         self.hits: int = reply.hits
         self.lease: int = reply.lease  # 0 when nothing was hit
         self.bits: bytes = reply.bits  # membership groups: bit i%8 of byte i/8 is key i
+        #: Bytes of the pages that one reader's load of all hits delivers.
+        self.bytes: int = reply.bytes
+        #: The host's estimate of how long the readers' loads of all hits take if they start now, at its measured
+        #: bandwidth and with its queue. None before it has measured anything.
+        self.load_seconds: float | None = reply.load_micros / 1e6 if reply.load_micros else None
 
     def has(self, i: int) -> bool:
         if self.bits:

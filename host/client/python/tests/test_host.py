@@ -92,6 +92,7 @@ def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
 
     found = s.lookup([*keys, key(seed, 99)], request=5)
     assert found.hits == n and found.has(n - 1) and not found.has(n)
+    assert found.bytes == n * BLOCKS * LAYERS * 2 * PAGE
     layers: list[int] = []
     to = [range((20 + i) * BLOCKS, (21 + i) * BLOCKS) for i in range(n)]
     wanted = [kvhost.LoadChunk(i, to[i]) for i in range(n)]
@@ -99,6 +100,8 @@ def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
     assert loaded.failed == [] and loaded.bytes == result.bytes
     assert layers == list(range(LAYERS))
     assert [peer.read(r) for r in to] == content
+    after = s.lookup(keys).load_seconds
+    assert after is not None and 0 < after < 60
 
     again = s.load(found, [kvhost.LoadChunk(0, to[0])]).wait(30)  # the lease is used up
     assert [(f.block, f.error.code) for f in again.failed] == [(b, kvhost.Code.LEASE_OVER) for b in to[0]]

@@ -280,16 +280,20 @@ class Lookup(_message.Message):
     def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., keys: _Optional[bytes] = ..., first: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ["bits", "hits", "lease", "pending"]
+    __slots__ = ["bits", "bytes", "hits", "lease", "load_micros", "pending"]
     BITS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MICROS_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     bits: bytes
+    bytes: int
     hits: int
     lease: int
+    load_micros: int
     pending: bool
-    def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ...) -> None: ...
+    def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ..., bytes: _Optional[int] = ..., load_micros: _Optional[int] = ...) -> None: ...
 
 class Namespace(_message.Message):
     __slots__ = ["context_parallel", "dtype", "engine", "extra", "groups", "hash_algorithm", "hash_seed", "key_bytes", "model", "pipeline_stages", "replicated", "revision", "tensor_parallel", "tokens_per_block"]
