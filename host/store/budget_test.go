@@ -34,9 +34,10 @@ func TestWriteBudget(t *testing.T) {
 	if err := f.putUnder(6001, 6000, 0); !errors.Is(err, ErrRefused) {
 		t.Errorf("in continuation of what is not there: %v", err)
 	}
-	if st := f.store.Stats(); st.Roots[0].Thrift != 2 || st.Refused != 2 || st.Roots[0].Written != 18*pieceBytes {
-		t.Errorf("%+v", st)
-	}
+	st := f.store.Stats()
+	equal(t, "Thrift", st.Roots[0].Thrift, 2)
+	equal(t, "Refused", st.Refused, 2)
+	equal(t, "Written", st.Roots[0].Written, 18*pieceBytes)
 	f.restart()
 	if got := f.store.Stats().Roots[0].Written; got != 18*pieceBytes {
 		t.Errorf("%d bytes after an orderly end", got)

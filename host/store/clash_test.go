@@ -112,9 +112,9 @@ func TestPlaceFailsInAScan(t *testing.T) {
 	for _, n := range stored {
 		f.mustRead(n)
 	}
-	if st := f.store.Stats().Roots[0]; st.Stray != 0 || int(st.Renamed) != len(stored) {
-		t.Errorf("%+v", st)
-	}
+	st := f.store.Stats().Roots[0]
+	equal(t, "Stray", st.Stray, 0)
+	equal(t, "Renamed", int(st.Renamed), len(stored))
 	f.checkUsed()
 }
 

@@ -165,9 +165,9 @@ func TestVictimsAreJudged(t *testing.T) {
 	if err := f.put(6, 0); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("a put for which nothing is freed: %v", err)
 	}
-	if st := f.store.Stats().Roots[0]; st.Sheds != 1 || st.EvictFaults != 0 {
-		t.Errorf("%+v", st)
-	}
+	st = f.store.Stats().Roots[0]
+	equal(t, "Sheds", st.Sheds, 1)
+	equal(t, "EvictFaults", st.EvictFaults, 0)
 	f.checkUsed()
 }
 
@@ -204,9 +204,9 @@ func TestAdmission(t *testing.T) {
 	if len(seen) != 3 || seen[0].Flags != 0 || seen[1].Flags != abi.CandidateParentResident || seen[1].Size != 8 {
 		t.Errorf("candidates %+v", seen)
 	}
-	if st := f.store.Stats(); st.Refused != 1 || st.Roots[0].Entries != 2 {
-		t.Errorf("%+v", st)
-	}
+	st := f.store.Stats()
+	equal(t, "Refused", st.Refused, 1)
+	equal(t, "Entries", st.Roots[0].Entries, 2)
 }
 
 type admitFunc func(abi.Candidate) bool

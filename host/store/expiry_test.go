@@ -49,9 +49,9 @@ func TestExpiry(t *testing.T) {
 	}
 	held.Release()
 	f.store.roots[0].sweepExpired(context.Background())
-	if got := f.store.Stats().Roots[0]; got.Expired != 2 || got.Entries != 2 {
-		t.Errorf("%+v", got)
-	}
+	got := f.store.Stats().Roots[0]
+	equal(t, "Expired", got.Expired, 2)
+	equal(t, "Entries", got.Entries, 2)
 	f.checkUsed()
 	clock.pass(2 * time.Hour)
 	f.restart()

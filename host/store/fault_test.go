@@ -270,7 +270,7 @@ func TestUnlinkFailsInBackground(t *testing.T) {
 	await(t, "the policy is asked", func() bool { return r.stats().Asks > 0 })
 	f.must(r.turn.lock(t.Context())) // the evictor is not in the middle of something
 	defer r.turn.unlock()
-	if got := r.stats(); got.Complete != entries-1 || got.Asks != 1 {
-		t.Errorf("%+v", got)
-	}
+	got := r.stats()
+	equal(t, "Complete", got.Complete, entries-1)
+	equal(t, "Asks", got.Asks, 1)
 }

@@ -48,13 +48,13 @@ func TestEvictionWithoutAName(t *testing.T) {
 	place.fails.Store(true)
 	r.drop(m, 0)
 	place.fails.Store(false)
-	if st := f.store.Stats().Roots[0]; st.Stray != pieceBytes || st.Used != 2*pieceBytes {
-		t.Errorf("%+v", st)
-	}
+	st := f.store.Stats().Roots[0]
+	equal(t, "Stray", st.Stray, pieceBytes)
+	equal(t, "Used", st.Used, 2*pieceBytes)
 	r.retryDeletes(context.Background())
-	if st := f.store.Stats().Roots[0]; st.Stray != 0 || st.Used != pieceBytes {
-		t.Errorf("%+v", st)
-	}
+	st = f.store.Stats().Roots[0]
+	equal(t, "Stray", st.Stray, 0)
+	equal(t, "Used", st.Used, pieceBytes)
 	f.checkUsed()
 	f.mustPut(0)
 	f.mustRead(0)

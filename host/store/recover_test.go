@@ -94,9 +94,11 @@ func TestScanOfAMess(t *testing.T) {
 		}
 	}
 	st := f.store.Stats().Roots[0]
-	if st.Recovered != 2 || st.Quarantined != 6 || st.Swept != 2 || st.Foreign != 5 || st.Unclaimed != 2 {
-		t.Errorf("%+v", st)
-	}
+	equal(t, "Recovered", st.Recovered, 2)
+	equal(t, "Quarantined", st.Quarantined, 6)
+	equal(t, "Swept", st.Swept, 2)
+	equal(t, "Foreign", st.Foreign, 5)
+	equal(t, "Unclaimed", st.Unclaimed, 2)
 	if err := f.store.roots[0].idle(); err != nil {
 		t.Error(err)
 	}
@@ -134,9 +136,10 @@ func TestQuarantineIsBounded(t *testing.T) {
 		t.Errorf("%d files in quarantine, %v", len(list), err)
 	}
 	st := f.store.Stats().Roots[0]
-	if st.Held != 2*pieceBytes || st.Damaged != 6 || st.Entries != 0 || st.Used != st.Held {
-		t.Errorf("%+v", st)
-	}
+	equal(t, "Held", st.Held, 2*pieceBytes)
+	equal(t, "Damaged", st.Damaged, 6)
+	equal(t, "Entries", st.Entries, 0)
+	equal(t, "Used", st.Used, st.Held)
 	f.checkUsed()
 	f.restart()
 	if got := f.store.Stats().Roots[0]; got.Held != 2*pieceBytes {
@@ -195,9 +198,9 @@ func TestPlacePolicyChanges(t *testing.T) {
 	if _, err := os.Stat(f.pieceFile(0, 1)); err != nil {
 		t.Error(err)
 	}
-	if st := f.store.Stats().Roots[0]; st.Renamed != 6 || st.Recovered != 6 {
-		t.Errorf("%+v", st)
-	}
+	st := f.store.Stats().Roots[0]
+	equal(t, "Renamed", st.Renamed, 6)
+	equal(t, "Recovered", st.Recovered, 6)
 	f.cfg.Policies.Place.Module = wide // the built-in names serve as they are
 	f.restart()
 	for n := range uint64(3) {

@@ -235,9 +235,8 @@ func TestFullRootOfTwo(t *testing.T) {
 	}
 	faulty.Set()
 	f.awaitState(1, health.In)
-	if got := f.store.Stats().Roots[1]; got.Limit != got.Capacity {
-		t.Errorf("%+v", got)
-	}
+	got := f.store.Stats().Roots[1]
+	equal(t, "Limit", got.Limit, got.Capacity)
 	f.checkUsed()
 }
 
@@ -300,9 +299,9 @@ func TestWhatNeverFitsEvictsNothing(t *testing.T) {
 				if err := f.putRank(c.tenant, 9, 0, all); !errors.Is(err, ErrNoSpace) {
 					t.Errorf("got %v", err)
 				}
-				if st := f.store.Stats().Roots[0]; st.Entries != 2 || st.Evictions != 0 {
-					t.Errorf("%+v", st)
-				}
+				st := f.store.Stats().Roots[0]
+				equal(t, "Entries", st.Entries, 2)
+				equal(t, "Evictions", st.Evictions, 0)
 			})
 		}
 	}

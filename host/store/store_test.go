@@ -42,6 +42,14 @@ func testKey(n uint64) (k chunk.Key) {
 	return k
 }
 
+// equal compares a figure with what it should be.
+func equal[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
 type fixture struct {
 	testing.TB
 	cfg   Config

@@ -308,30 +308,28 @@ func TestSwapPlace(t *testing.T) {
 	if len(after) != 2*len(before) {
 		t.Errorf("%d files became %d", len(before), len(after))
 	}
-	names := func() (n []string) {
+	places := func() string {
+		var list []string
 		for _, p := range f.store.Stats().Policies {
 			if p.Role == abi.RolePlace {
-				n = append(n, fmt.Sprintf("%s %d %t", p.Name, p.Files, p.Replaced))
+				list = append(list, fmt.Sprintf("%s: %d files, replaced %t", p.Name, p.Files, p.Replaced))
 			}
 		}
-		return n
+		return strings.Join(list, "; ")
 	}
-	if got := fmt.Sprint(names()); got != "[fanout 2 false fanout 2 true]" {
-		t.Error(got)
-	}
+	const both = "fanout: 2 files, replaced false; fanout: 2 files, replaced true"
+	equal(t, "place policies", places(), both)
 	f.cfg.Policies.Place = *deep()
 	f.restart()
 	for n := range uint64(4) {
 		f.mustRead(n)
 	}
-	if got := fmt.Sprint(names()); got != "[fanout 2 false fanout 2 true]" {
-		t.Errorf("after a restart: %s", got)
-	}
-	if st := f.store.Stats().Roots[0]; st.Renamed != 0 || st.Recovered != 8 {
-		t.Errorf("%+v", st)
-	}
+	equal(t, "place policies after a restart", places(), both)
+	st := f.store.Stats().Roots[0]
+	equal(t, "Renamed", st.Renamed, 0)
+	equal(t, "Recovered", st.Recovered, 8)
 	f.mustPut(4, 5, 6, 7) // evicts 0 and 1
-	await(t, "the policy goes with the last of its files", func() bool { return fmt.Sprint(names()) == "[fanout 6 false]" })
+	await(t, "the policy goes with the last of its files", func() bool { return places() == "fanout: 6 files, replaced false" })
 	if kept, err := filepath.Glob(f.cfg.Roots[0].Path + "/" + pieceformat.PoliciesDir + "/*" + pieceformat.PlaceSuffix); err != nil || len(kept) != 1 {
 		t.Errorf("%v kept, %v", kept, err)
 	}
