@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -111,6 +112,11 @@ func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.R
 }
 
 func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []pathbench.Row, err error) {
+	for _, r := range cfg.Roots {
+		if _, err := os.Stat(r.Path); errors.Is(err, fs.ErrNotExist) {
+			return nil, usageError{fmt.Errorf("root %s does not exist: create it first", r.Path)}
+		}
+	}
 	gpu, err := o.open(cfg)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -66,9 +67,14 @@ func addHelp(root *cobra.Command) {
 	}
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { h.help(cmd.OutOrStdout(), cmd) })
 	root.SetUsageFunc(func(cmd *cobra.Command) error { h.usage(cmd.OutOrStderr(), cmd); return nil })
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if h.all {
 			return pflag.ErrHelp
+		}
+		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
+			var names []string
+			cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+			return usageError{fmt.Errorf("%w%s", err, config.Suggest("--"+unknown.GetSpecifiedName(), names))}
 		}
 		return usageError{err}
 	})

@@ -135,6 +135,10 @@ func TestWrongInput(t *testing.T) {
 	}{
 		{"unknown command", []string{"serv"}, exitUsage, []string{`"serv"`, "serve", "--help"}},
 		{"unknown flag", []string{"--no-such-flag"}, exitUsage, []string{"--no-such-flag", "--help"}},
+		{"misspelled flag", []string{"--polcy", "lru"}, exitUsage, []string{`did you mean "--policy"`}},
+		{"bench of a missing root", []string{"bench", "--root", "nowhere"}, exitUsage, []string{"nowhere", "create it"}},
+		{"sim without a chunk's size", []string{"sim", "--trace", trace, "--capacity", "10GiB"}, exitUsage,
+			[]string{"10GiB", "--chunk-bytes"}},
 		{"argument", []string{"version", "x"}, exitUsage, []string{"takes no arguments"}},
 		{"bad flag value", []string{"--log-level", "loud"}, exitUsage, []string{"--log-level", "debug, info"}},
 		{"bad number", []string{"replay", "--ranks", "two"}, exitUsage, []string{"--ranks"}},

@@ -2,10 +2,15 @@ package main
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/plugins/dist"
 )
 
 func newPolicy() *cobra.Command {
@@ -40,6 +45,9 @@ func newPolicyDigest() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, path := range args {
 				module, err := os.ReadFile(path)
+				if errors.Is(err, fs.ErrNotExist) && filepath.Base(path) == path {
+					module, err = dist.Read(path)
+				}
 				if err != nil {
 					return err
 				}

@@ -65,6 +65,8 @@ func TestPolicySignAndInspect(t *testing.T) {
 	want(t, dir, exitOK, "mine.wasm.minisig", "policy", "sign", "--key", "vendor.key", "mine.wasm")
 	want(t, dir, exitOK, "evict", "policy", "inspect", "--public-key", key, path)
 	pin := want(t, dir, exitOK, "sha256 = ", "policy", "digest", "mine.wasm")
+	digest, _, _ := strings.Cut(pin, " #")
+	want(t, dir, exitOK, digest, "policy", "digest", "lru") // the embedded one, uncompressed
 	var got inspection
 	if err := json.Unmarshal([]byte(want(t, dir, exitOK, "", "policy", "inspect", "--json", "mine.wasm")),
 		&got); err != nil {

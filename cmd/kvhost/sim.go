@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -79,8 +80,8 @@ numbering its chunks and compiling the modules.`,
 	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array instead of tables")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
-	fl.StringVar(&f.chunkBytes, "chunk-bytes", "4KiB",
-		"size of a chunk, for policies and for capacities in bytes")
+	fl.StringVar(&f.chunkBytes, "chunk-bytes", "",
+		"size of a chunk, for policies and for capacities in bytes (default 4KiB; required for capacities in bytes)")
 	fl.IntVar(&f.prefill.ChunkTokens, "chunk-tokens", f.prefill.ChunkTokens,
 		"tokens of a chunk, for the cost of recomputing it")
 	fl.Float64Var(&f.prefill.TokensPerSecond, "prefill-rate", f.prefill.TokensPerSecond,
@@ -164,9 +165,12 @@ func (f *simFlags) sizes(g *sim.Grid) error {
 		if err != nil {
 			return err
 		}
+		if c.InBytes() && f.chunkBytes == "" {
+			return fmt.Errorf("sim: --capacity %s: want --chunk-bytes, the size of a chunk of the trace", text)
+		}
 		g.Capacities = append(g.Capacities, c)
 	}
-	bytes, units, err := sim.ParseChunkBytes(f.chunkBytes)
+	bytes, units, err := sim.ParseChunkBytes(cmp.Or(f.chunkBytes, "4KiB"))
 	if err != nil {
 		return err
 	}

@@ -97,7 +97,7 @@ func TestSimExitCodes(t *testing.T) {
 		{"a setting it does not have", []string{"--trace", path, "--policy", "lru.wasm:speed=9"}, exitPolicy, "speed"},
 		{"no such native policy", []string{"--trace", path, "--policy", "native:nothing"}, exitUsage, "nothing"},
 		{"a bad capacity", []string{"--trace", path, "--capacity", "0%"}, exitUsage, `"0%"`},
-		{"less than a chunk", []string{"--trace", path, "--capacity", "1B"}, exitUsage, "less than one chunk"},
+		{"less than a chunk", []string{"--trace", path, "--capacity", "1B", "--chunk-bytes", "4KiB"}, exitUsage, "less than one chunk"},
 		{"a bad order", []string{"--trace", path, "--order", "backward"}, exitUsage, "backward"},
 		{"a bad plot", []string{"--trace", path, "--plot", "c.png"}, exitUsage, "c.png"},
 		{"a bad chunk size", []string{"--trace", path, "--chunk-bytes", "none"}, exitUsage, "none"},

@@ -119,7 +119,7 @@ func (r *fileReader) scalar(path string, value any) {
 // the same section, or any similar one; for a table, a similar section.
 func unknown(path string, value any) error {
 	if _, table := value.(map[string]any); table && !strings.Contains(path, ".") {
-		return fmt.Errorf("%w: [%s]%s", ErrKey, path, suggest(path, append(sections(), arrays...)))
+		return fmt.Errorf("%w: [%s]%s", ErrKey, path, Suggest(path, append(sections(), arrays...)))
 	}
 	section, name, dotted := strings.Cut(path, ".")
 	if !dotted {
@@ -137,10 +137,10 @@ func unknown(path string, value any) error {
 		}
 	}
 	if hint == "" {
-		hint = suggest(name, near)
+		hint = Suggest(name, near)
 	}
 	if hint == "" {
-		hint = suggest(path, all)
+		hint = Suggest(path, all)
 	}
 	return fmt.Errorf("%w: %s%s", ErrKey, path, hint)
 }
@@ -256,7 +256,7 @@ func (p *Policy) set(key string, value any) error {
 	case "fuel":
 		err = p.Fuel.set(value)
 	default:
-		return fmt.Errorf("%w: policy.%s%s", ErrKey, key, suggest(key, policyKeys))
+		return fmt.Errorf("%w: policy.%s%s", ErrKey, key, Suggest(key, policyKeys))
 	}
 	return err
 }
@@ -277,7 +277,7 @@ func (f *Fuel) set(value any) error {
 		case "time":
 			f.Time, err = asSpan("policy.fuel.time", table[key])
 		default:
-			err = fmt.Errorf("%w: policy.fuel.%s%s", ErrKey, key, suggest(key, []string{"call", "record", "time"}))
+			err = fmt.Errorf("%w: policy.fuel.%s%s", ErrKey, key, Suggest(key, []string{"call", "record", "time"}))
 		}
 		if err != nil {
 			return err
@@ -308,7 +308,7 @@ func (r *Root) set(key string, value any) error {
 		}
 		r.DailyWrites = a.Bytes
 	default:
-		err = fmt.Errorf("%w: root.%s%s", ErrKey, key, suggest(key, rootKeys))
+		err = fmt.Errorf("%w: root.%s%s", ErrKey, key, Suggest(key, rootKeys))
 	}
 	return err
 }

@@ -99,7 +99,7 @@ func (t *Tenant) set(key string, value any) (err error) {
 	case "quota":
 		t.Quota, err = asAmount("tenant.quota", value)
 	default:
-		err = fmt.Errorf("%w: tenant.%s%s", ErrKey, key, suggest(key, tenantKeys))
+		err = fmt.Errorf("%w: tenant.%s%s", ErrKey, key, Suggest(key, tenantKeys))
 	}
 	return err
 }
@@ -122,7 +122,7 @@ func (e *Expiry) set(key string, value any) (err error) {
 			}
 		}
 	default:
-		err = fmt.Errorf("%w: expiry.%s%s", ErrKey, key, suggest(key, expiryKeys))
+		err = fmt.Errorf("%w: expiry.%s%s", ErrKey, key, Suggest(key, expiryKeys))
 	}
 	return err
 }

@@ -107,7 +107,7 @@ func (l *Loaded) applyEnv(environ []string) error {
 			}
 		case k == nil:
 			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name,
-				suggest(name, sorted(byEnv))))
+				Suggest(name, sorted(byEnv))))
 		default:
 			if err = k.set(&l.Config, value); err == nil {
 				l.Origins[k.Path()] = origin

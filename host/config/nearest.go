@@ -2,8 +2,8 @@ package config
 
 import "fmt"
 
-// suggest is "; did you mean X?" for the candidate most similar to word, or nothing when none is similar.
-func suggest(word string, candidates []string) string {
+// Suggest is "; did you mean X?" for the candidate most similar to word, or nothing when none is similar.
+func Suggest(word string, candidates []string) string {
 	best, least := "", len(word)/2+2
 	for _, c := range candidates {
 		if d := distance(word, c); d < least {

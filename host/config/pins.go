@@ -39,7 +39,7 @@ func (c *Config) validatePins(bad func(path, format string, args ...any)) {
 		if isExtra && extra != "" || slices.Contains(pinFields, name) || pinGroup.MatchString(name) {
 			continue
 		}
-		bad(pinsPath+"."+name, "a namespace has no field %q%s", name, suggest(name, pinFields))
+		bad(pinsPath+"."+name, "a namespace has no field %q%s", name, Suggest(name, pinFields))
 	}
 }
 

@@ -66,7 +66,7 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 		}
 		for _, role := range p.Roles {
 			if _, err := abi.ParseRole(role); err != nil {
-				bad(at+".roles", "unknown role %q (evict, admit, place, layout)%s", role, suggest(role, roleNames()))
+				bad(at+".roles", "unknown role %q (evict, admit, place, layout)%s", role, Suggest(role, roleNames()))
 				continue
 			}
 			if evict := role == abi.RoleEvict.String(); p.Shadow || evict && c.EvictsByName(i) || !evict &&
@@ -88,7 +88,7 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 		p.validate(at, bad)
 		for _, grant := range p.Grants {
 			if !slices.Contains(grants, grant) {
-				bad(at+".grants", "unknown grant %q%s", grant, suggest(grant, grants))
+				bad(at+".grants", "unknown grant %q%s", grant, Suggest(grant, grants))
 			}
 		}
 	}
@@ -98,7 +98,7 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 			for k := range c.Policies {
 				labels = append(labels, c.Label(k))
 			}
-			bad("root["+strconv.Itoa(i)+"].evict", "no policy is called %q%s", r.Evict, suggest(r.Evict, labels))
+			bad("root["+strconv.Itoa(i)+"].evict", "no policy is called %q%s", r.Evict, Suggest(r.Evict, labels))
 		}
 	}
 }

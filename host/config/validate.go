@@ -118,7 +118,7 @@ func (p *Policy) validate(at string, bad func(path, format string, args ...any))
 		}
 	}
 	if choices := []string{OnFaultBuiltin, OnFaultStop}; p.OnFault != "" && !slices.Contains(choices, p.OnFault) {
-		bad(at+".on_fault", "%q: want builtin or stop%s", p.OnFault, suggest(p.OnFault, choices))
+		bad(at+".on_fault", "%q: want builtin or stop%s", p.OnFault, Suggest(p.OnFault, choices))
 	}
 	if p.MemoryPages > abi.MaxMemoryPages {
 		bad(at+".memory_pages", "%d, at most %d", p.MemoryPages, abi.MaxMemoryPages)

@@ -14,7 +14,7 @@ func (k *Key) set(c *Config, text string) error {
 	switch p := k.field(c).(type) {
 	case *string:
 		if k.Kind == Choice && !slices.Contains(k.Choices, text) {
-			return k.bad(text, "want one of "+strings.Join(k.Choices, ", ")+suggest(text, k.Choices))
+			return k.bad(text, "want one of "+strings.Join(k.Choices, ", ")+Suggest(text, k.Choices))
 		}
 		*p = text
 	case *bool:

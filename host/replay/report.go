@@ -95,33 +95,41 @@ func (r *Report) Err() error {
 }
 
 // addPolicies counts what policies did between two Status replies. Instances of a module in one role (one per root)
-// are one line.
+// are one line. A policy that was replaced in between counts from its last start, and one that is gone does not count.
 func (r *Report) addPolicies(before, after *proto.StatusReply) {
-	byName := map[string]*PolicyReport{}
-	add := func(s *proto.StatusReply, sign float64) {
-		for _, p := range s.GetPolicies() {
-			name := p.GetRole() + "\x00" + p.GetModule() + "\x00" + p.GetDigest()
-			q := byName[name]
-			if q == nil {
-				q = &PolicyReport{Role: p.GetRole(), Module: p.GetModule(), Digest: p.GetDigest()}
-				byName[name] = q
-			}
-			whole := uint64(int64(sign))
-			q.Calls += whole * p.GetCalls()
-			q.Records += whole * p.GetRecords()
-			q.Faults += whole * p.GetFaults()
-			q.Seconds += sign * p.GetSeconds()
+	earlier := policySums(before)
+	for name, sum := range policySums(after) {
+		p := *sum
+		if q := earlier[name]; q != nil && q.Calls <= p.Calls {
+			p.Calls -= q.Calls
+			p.Records -= q.Records
+			p.Faults -= q.Faults
+			p.Seconds -= q.Seconds
 		}
-	}
-	add(before, -1)
-	add(after, 1)
-	for _, p := range byName {
-		r.Policies = append(r.Policies, *p)
+		r.Policies = append(r.Policies, p)
 	}
 	r.PolicyShare = r.share("")
 	slices.SortFunc(r.Policies, func(a, b PolicyReport) int {
 		return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Module, b.Module), cmp.Compare(a.Digest, b.Digest))
 	})
+}
+
+// policySums adds up the instances of each module in each role.
+func policySums(s *proto.StatusReply) map[string]*PolicyReport {
+	sums := map[string]*PolicyReport{}
+	for _, p := range s.GetPolicies() {
+		name := p.GetRole() + "\x00" + p.GetModule() + "\x00" + p.GetDigest()
+		q := sums[name]
+		if q == nil {
+			q = &PolicyReport{Role: p.GetRole(), Module: p.GetModule(), Digest: p.GetDigest()}
+			sums[name] = q
+		}
+		q.Calls += p.GetCalls()
+		q.Records += p.GetRecords()
+		q.Faults += p.GetFaults()
+		q.Seconds += p.GetSeconds()
+	}
+	return sums
 }
 
 // Table writes the report for people.

@@ -62,6 +62,9 @@ func ParseCapacity(text string) (Capacity, error) {
 	return c, nil
 }
 
+// InBytes says whether the capacity is in bytes, so that its meaning depends on the size of a chunk.
+func (c Capacity) InBytes() bool { return c.bytes > 0 }
+
 // Chunks is the capacity in chunks of a workload. Shares are rounded down.
 func (c Capacity) Chunks(w *Workload, chunkBytes int64) (int, error) {
 	var n int64
