@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AlignError says which argument of direct I/O was not a multiple of [Align], or, as "kernel", that the kernel refused
-// arguments that all were. It is [ErrAlign].
+// AlignError names the argument of direct I/O that was not a multiple of [Align]. Field "kernel" means that all were
+// aligned and the kernel refused them. It is [ErrAlign].
 type AlignError struct {
 	Op, Path string
 	Field    string // address, length, offset or kernel
 	Value    uint64
 	Want     int
-	Err      error // what the kernel said, if it was asked
+	Err      error // the kernel's error; nil when it was not asked
 }
 
 func (e *AlignError) Error() string {
@@ -30,7 +30,7 @@ func (e *AlignError) Error() string {
 		e.Want)
 }
 
-// Unwrap makes it [ErrAlign] and the errno.
+// Unwrap returns [ErrAlign] and the errno.
 func (e *AlignError) Unwrap() []error {
 	if e.Err == nil {
 		return []error{ErrAlign}
@@ -44,7 +44,7 @@ func refusedDirect(op, path string) error {
 
 var errNegative = errors.New("negative offset")
 
-// checkTransfer leaves the kernel one reason for EINVAL on a direct file: that it takes no such transfer.
+// checkTransfer checks alignment, so that EINVAL from the kernel has one reason: it does not support the transfer.
 func checkTransfer(op, path string, p []byte, off int64, direct bool) error {
 	if off < 0 {
 		return &fs.PathError{Op: op, Path: path, Err: errNegative}
@@ -67,13 +67,13 @@ func checkTransfer(op, path string, p []byte, off int64, direct bool) error {
 
 // DirectModes remembers, per device, whether direct I/O works there. The zero value knows of no device.
 type DirectModes struct {
-	never bool // no device is to be asked
+	never bool // direct I/O is off for all devices
 
 	mu   sync.RWMutex
 	took map[uint64]bool
 }
 
-// osModes is the operating system's: one process has one.
+// osModes is the memory of the operating system's FS.
 var osModes DirectModes
 
 func (m *DirectModes) get(dev uint64) (took, known bool) {
@@ -96,7 +96,7 @@ func (m *DirectModes) Set(dev uint64, took bool) {
 	m.took[dev] = took
 }
 
-// DirectModer is an [FS] with its own memory of what devices take. All others share the operating system's.
+// DirectModer is an [FS] with its own memory of what devices support. All others share one.
 type DirectModer interface{ DirectModes() *DirectModes }
 
 func directModesOf(fsys FS) *DirectModes {
@@ -106,7 +106,7 @@ func directModesOf(fsys FS) *DirectModes {
 	return &osModes
 }
 
-// Buffered is fsys with OpenDirect opening through the page cache everywhere.
+// Buffered is fsys without direct I/O: OpenDirect opens through the page cache.
 func Buffered(fsys FS) FS { return bufferedFS{FS: fsys, known: &DirectModes{never: true}} }
 
 type bufferedFS struct {
@@ -123,9 +123,9 @@ type DirectSetter interface{ SetDirect(on bool) error }
 // DirectModes implements [DirectModer].
 func (osFS) DirectModes() *DirectModes { return &osModes }
 
-// OpenDirect opens a file past the page cache if its device takes that, and through it otherwise; [File.Direct] says
-// which. What a device takes is found out with the first file opened there, and remembered until it turns out wrong:
-// a device that refuses an aligned transfer later is opened buffered from then on.
+// OpenDirect opens a file with O_DIRECT if its device supports that, and through the page cache otherwise;
+// [File.Direct] tells which. The first file opened on a device is used to find out, and the result is remembered. If
+// the device refuses an aligned transfer later, its files are opened buffered from then on.
 func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) {
 	if w, ok := fsys.(*WatchedFS); ok {
 		return w.openDirect(name, flag, perm)
@@ -164,12 +164,12 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 	return f, nil
 }
 
-// tryDirect switches f to direct I/O and tries it for real: a write if the file was just made, else a read. It goes by
-// the descriptor, so that a fault rule does not count the trial as one of the caller's transfers.
+// tryDirect switches f to direct I/O and tries it: with a write if the file was just made, else with a read. It uses
+// the descriptor, so that a fault rule does not count it as one of the caller's transfers.
 func tryDirect(f File, s DirectSetter, flag int) bool {
 	var on unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &on) == nil && (on.Type == unix.TMPFS_MAGIC || on.Type == unix.RAMFS_MAGIC) {
-		return false // it takes O_DIRECT, but its files are the page cache: there is nothing to go past
+		return false // it accepts O_DIRECT, but its files are the page cache
 	}
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
@@ -183,7 +183,7 @@ func tryDirect(f File, s DirectSetter, flag int) bool {
 	}
 	page, err := unix.Mmap(-1, 0, Align, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
-		return true // no memory to try with: the first transfer will tell
+		return true // no memory for the test: the first transfer will tell
 	}
 	defer unix.Munmap(page)
 	const made = os.O_CREATE | os.O_EXCL

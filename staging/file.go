@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// osFile is a descriptor with a count of its users, so that a Close beside a slow ReadAt neither waits for it nor lets
-// the number be reused under it.
+// osFile is a descriptor with a count of its users, so that Close neither waits for a slow ReadAt nor lets the kernel
+// reuse the number meanwhile.
 type osFile struct {
 	name   string
 	fd     int
 	direct atomic.Bool
 	closed atomic.Bool
-	users  atomic.Int64 // 1 for being open, and 1 per operation under way
+	users  atomic.Int64 // 1 for being open, and 1 per operation in progress
 }
 
 func newOSFile(fd int, name string, direct bool) *osFile {
@@ -95,7 +95,7 @@ func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// classify turns the EINVAL of a direct file, whose arguments were checked, into what it means.
+// classify interprets EINVAL on a direct file, whose arguments were checked.
 func (f *osFile) classify(op string, direct bool, err error) error {
 	if !direct || err != unix.EINVAL {
 		return f.fail(op, err)
@@ -146,7 +146,7 @@ func (f *osFile) Allocate(n int64) error {
 	}
 }
 
-// Close implements [File]. With an operation under way the descriptor goes when that returns.
+// Close implements [File]. The descriptor is closed when the last operation in progress returns.
 func (f *osFile) Close() error {
 	if f.closed.Swap(true) {
 		return f.fail("close", fs.ErrClosed)
@@ -179,9 +179,9 @@ func (f *osFile) SetDirect(on bool) error {
 	return nil
 }
 
-// readFull reads until p is full, the file ends or a call fails. A direct read that stops between boundaries is taken
-// up at the boundary before, because reading on from between would be refused; one that stops within its first page has
-// met the end.
+// readFull reads until p is full, the file ends or a call fails. A direct read that stops between boundaries is resumed
+// at the boundary before, because an unaligned read would be refused. One that stops within its first page is at the
+// end.
 func readFull(pread func([]byte, int64) (int, error), p []byte, off int64, direct bool) (int, error) {
 	n := 0
 	for n < len(p) {
@@ -205,8 +205,8 @@ func readFull(pread func([]byte, int64) (int, error), p []byte, off int64, direc
 	return n, nil
 }
 
-// writeFull writes until p is written or a call fails. A direct write that stopped between boundaries is taken up at
-// the boundary before; one that makes no way at all is short.
+// writeFull writes until p is written or a call fails. A direct write that stops between boundaries is resumed at the
+// boundary before. A write that makes no progress twice is short.
 func writeFull(pwrite func([]byte, int64) (int, error), p []byte, off int64, direct bool) (int, error) {
 	n, stuck := 0, false
 	for n < len(p) {
@@ -223,7 +223,7 @@ func writeFull(pwrite func([]byte, int64) (int, error), p []byte, off int64, dir
 		if m == 0 && stuck {
 			return n, io.ErrShortWrite
 		}
-		stuck = m == 0 // asked once more, a full disk says that it is full
+		stuck = m == 0 // a second attempt makes a full disk report ENOSPC
 		n += m
 	}
 	return n, nil

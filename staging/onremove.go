@@ -1,8 +1,8 @@
 package staging
 
-// OnRemove is fsys with told called after every file that it has removed, by the file's identity: for who keeps
-// descriptors of files, since a file's blocks are free only when nobody has it open. What somebody else removes is not
-// seen.
+// OnRemove is fsys with a function that is called with the identity of every file that fsys removes. It is for caches
+// of descriptors, because a file's blocks are freed only when no descriptor is open. Files removed by others are not
+// reported.
 func OnRemove(fsys FS, told func(dev, ino uint64)) FS {
 	return removeFS{FS: fsys, known: directModesOf(fsys), told: told}
 }

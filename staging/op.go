@@ -29,7 +29,7 @@ const (
 	OpAny = OpLock<<1 - 1
 )
 
-// opNames are in the order of the bits.
+// opNames are the names of the operations, in the order of the bits.
 var opNames = [...]string{
 	"open", "direct", "read", "write", "sync", "allocate", "close", "rename", "publish", "link", "remove", "mkdir",
 	"readdir", "stat", "syncdir", "syncfs", "statfs", "lock",

@@ -119,7 +119,7 @@ func (osFS) Statfs(name string) (Space, error) {
 	}, nil
 }
 
-// Lock implements [FS]. The holder's process id is written into the file, only to be told to who is refused.
+// Lock implements [FS]. It writes the process id into the file, for the error message of others.
 func (osFS) Lock(name string) (io.Closer, error) {
 	fd, err := open(name, unix.O_RDWR|unix.O_CREAT, 0o600)
 	if err != nil {
@@ -137,7 +137,7 @@ func (osFS) Lock(name string) (io.Closer, error) {
 	}
 	text := strconv.Itoa(os.Getpid()) + "\n"
 	if unix.Ftruncate(fd, 0) == nil {
-		_, _ = f.WriteAt([]byte(text), 0) // a full disk does not keep the lock from being held
+		_, _ = f.WriteAt([]byte(text), 0) // the lock is held also on a full disk
 	}
 	return f, nil
 }

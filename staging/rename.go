@@ -2,7 +2,7 @@ package staging
 
 import "golang.org/x/sys/unix"
 
-// renamer is the system calls that publication is made of, so that a test can have a file system that refuses some.
+// renamer is the system calls of publication, so that a test can replace some by failures.
 type renamer struct {
 	renameat2 func(oldname, newname string, flags uint) error
 	rename    func(oldname, newname string) error
@@ -21,7 +21,7 @@ var renames = renamer{
 	lstat:  unix.Lstat,
 }
 
-// replace renames over what is there.
+// replace renames over an existing file.
 func (r *renamer) replace(oldname, newname string) error {
 	was, known := r.identity(oldname)
 	err := retry(func() error { return r.rename(oldname, newname) })
@@ -31,12 +31,12 @@ func (r *renamer) replace(oldname, newname string) error {
 	return linkError("rename", oldname, newname, err)
 }
 
-// noReplace goes down the ways of publishing a name until the file system takes one.
+// noReplace tries the ways to publish a name until the file system supports one.
 func (r *renamer) noReplace(oldname, newname string) error {
 	was, known := r.identity(oldname)
 	err := retry(func() error { return r.renameat2(oldname, newname, unix.RENAME_NOREPLACE) })
 	switch err {
-	case unix.EINVAL, unix.ENOSYS, unix.EOPNOTSUPP: // not known here, as on NFS, Ceph and Lustre
+	case unix.EINVAL, unix.ENOSYS, unix.EOPNOTSUPP: // not supported, as on NFS, Ceph and Lustre
 		err = r.linkUnlink(was, oldname, newname)
 	}
 	if err != nil && known && r.moved(was, oldname, newname) {
@@ -57,8 +57,7 @@ func (r *renamer) linkUnlink(was identity, oldname, newname string) error {
 		}
 		// The link was made and the reply lost.
 	}
-	// Published. An old name that cannot be removed is the business of who sweeps temporaries, not a failure to
-	// publish.
+	// Published. If the old name cannot be removed, the sweep of temporaries removes it later.
 	_ = retry(func() error { return r.unlink(oldname) })
 	return nil
 }
@@ -85,8 +84,8 @@ func (r *renamer) identity(name string) (identity, bool) {
 	return identity{uint64(st.Dev), st.Ino}, true
 }
 
-// moved says that a rename which reported an error happened all the same, as it may on a network file system whose
-// reply was lost: the new name is the old file, and the old name is gone.
+// moved reports whether a rename that returned an error happened anyway, as on a network file system whose reply was
+// lost: the new name is the old file, and the old name is gone.
 func (r *renamer) moved(was identity, oldname, newname string) bool {
 	now, ok := r.identity(newname)
 	if !ok || now != was {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pages is what memory is made of.
+// Pages is the kind of pages of a memory.
 type Pages string
 
 // Kinds of pages.
@@ -24,9 +24,8 @@ const hugePage = 2 << 20
 // mapper is mmap.
 type mapper func(fd int, offset int64, length, prot, flags int) ([]byte, error)
 
-// mapSlots maps memory for slots: in huge pages that the machine has set aside, if there are enough, since those are
-// page-locked and translated in fewer steps; else in whole pages of that size as far as the kernel makes them itself.
-// mapped is what munmap gets, mem the slots' part of it.
+// mapSlots maps memory for slots. It uses reserved huge pages if there are enough, because page-locking and translating
+// them takes fewer steps, and transparent huge pages otherwise. mapped is for munmap; mem is the slots' part of it.
 func mapSlots(mmap mapper, total int, transparent string) (mapped, mem []byte, pages Pages, err error) {
 	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_ANON | unix.MAP_PRIVATE
 	room := 0
@@ -53,24 +52,24 @@ func mapSlots(mmap mapper, total int, transparent string) (mapped, mem []byte, p
 	return mapped, mem, pages, nil
 }
 
-// transparentFile says when the kernel makes huge pages itself.
+// transparentFile has the setting of transparent huge pages.
 const transparentFile = "/sys/kernel/mm/transparent_hugepage/enabled"
 
-// Transparent reads what stands in transparent_hugepage/enabled: are there huge pages for memory that asks for them?
+// Transparent parses transparent_hugepage/enabled: it reports whether memory that asks for huge pages gets them.
 func Transparent(enabled string) bool {
 	return strings.Contains(enabled, "[always]") || strings.Contains(enabled, "[madvise]")
 }
 
 func transparentHere() string {
-	text, _ := os.ReadFile(transparentFile) // a kernel without them has no file
+	text, _ := os.ReadFile(transparentFile) // missing in a kernel without them
 	return string(text)
 }
 
-// Pages says what the slots' memory is made of.
+// Pages is the kind of pages of the slots' memory.
 func (s *Slots) Pages() Pages { return s.pages }
 
-// Near has the slots' memory taken from NUMA nodes, as far as it is not touched yet: from one, or from several in turn.
-// Where a node has too little, others give the rest.
+// Near binds the slots' memory to NUMA nodes, as far as it was not touched yet: to one, or interleaved over several. If
+// a node has too little memory, other nodes are used.
 func (s *Slots) Near(nodes ...int) error {
 	const preferred, interleave = 1, 3
 	var mask [16]uint64

@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pinner makes memory known to a device, and unknown again. The GPU's page-locking is one.
+// Pinner registers memory with a device. The GPU's page-locking is one.
 type Pinner interface {
 	Register(mem []byte) error
 	Unregister(mem []byte) error
 }
 
-// Slots is a fixed pool of equal pieces of memory, mapped outside the Go heap, aligned to [Align] and in huge pages
-// where there are some. Free slots are handed out last in, first out, so that a pool larger than its use stays small in
-// memory; who waits is served in order of arrival.
+// Slots is a fixed pool of equal pieces of memory, mapped outside the Go heap, aligned to [Align] and in huge pages if
+// possible. Free slots are reused last in, first out, so that a pool larger than its use touches little memory. Waiters
+// are served in order of arrival.
 type Slots struct {
 	mapped []byte // what munmap gets
 	mem    []byte // the slots' part of it
@@ -33,7 +33,7 @@ type Slots struct {
 	pinners []Pinner
 }
 
-// Slot is one piece, owned by who acquired it until it is released.
+// Slot is one piece. It belongs to the caller that acquired it until it is released.
 type Slot struct {
 	pool *Slots
 	mem  []byte
@@ -47,8 +47,8 @@ type waiter struct {
 
 var waiters = sync.Pool{New: func() any { return &waiter{got: make(chan *Slot, 1)} }}
 
-// NewSlots maps count slots of the given bytes each, rounded up to [Align]. No page of them is in memory before it is
-// touched; [HugePages] are set aside for them, though.
+// NewSlots maps count slots of the given bytes each, rounded up to [Align]. Their pages are allocated when they are
+// touched, except [HugePages], which are reserved at once.
 func NewSlots(count, bytes int) (*Slots, error) {
 	if count < 1 || bytes < 1 || bytes > 1<<40 {
 		return nil, fmt.Errorf("staging: %d slots of %d bytes: want at least one of each", count, bytes)
@@ -72,7 +72,7 @@ func NewSlots(count, bytes int) (*Slots, error) {
 	return s, nil
 }
 
-// Register hands all the memory to a pinner now, and back before it is unmapped.
+// Register registers all the memory with a pinner, and unregisters it before it is unmapped.
 func (s *Slots) Register(p Pinner) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,13 +86,13 @@ func (s *Slots) Register(p Pinner) error {
 	return nil
 }
 
-// Capacity is how many slots there are.
+// Capacity is the number of slots.
 func (s *Slots) Capacity() int { return len(s.slots) }
 
-// SlotBytes is each slot's size.
+// SlotBytes is the size of a slot.
 func (s *Slots) SlotBytes() int { return s.bytes }
 
-// InUse is how many slots are out.
+// InUse is the number of slots in use.
 func (s *Slots) InUse() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +116,8 @@ func (s *Slots) take() (*Slot, bool) {
 	return slot, true
 }
 
-// Acquire takes a slot, waiting for one behind those who came before. It fails with the context's error or [ErrClosed].
+// Acquire takes a slot and waits for one if necessary, in order of arrival. It fails with the context's error or
+// [ErrClosed].
 func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
 	s.mu.Lock()
 	if slot, ok := s.take(); ok {
@@ -142,7 +143,7 @@ func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
 	s.mu.Lock()
 	queued := s.dequeue(w)
 	s.mu.Unlock()
-	if !queued { // it was served, or told of the end, at the same time
+	if !queued { // it got a slot, or the pool was closed, at the same time
 		if slot := <-w.got; slot != nil {
 			slot.Release()
 		}
@@ -161,7 +162,7 @@ func (s *Slots) enqueue(w *waiter) {
 	s.last = w
 }
 
-// dequeue takes w out of the queue and says whether it was still in it.
+// dequeue removes w from the queue and reports whether it was in it.
 func (s *Slots) dequeue(w *waiter) bool {
 	if w != s.first && w.prev == nil {
 		return false
@@ -183,7 +184,7 @@ func (s *Slots) dequeue(w *waiter) bool {
 // Bytes is the slot's memory. It must not be touched after Release.
 func (t *Slot) Bytes() []byte { return t.mem }
 
-// Release gives the slot back. Giving it back twice is a mistake that would hand one memory to two users: it panics.
+// Release returns the slot to the pool. A second Release would give one memory to two users, so it panics.
 func (t *Slot) Release() {
 	s := t.pool
 	s.mu.Lock()
@@ -199,12 +200,12 @@ func (t *Slot) Release() {
 	t.out = false
 	s.free = append(s.free, t)
 	if s.closed && len(s.free) == len(s.slots) {
-		_ = s.unmap() // Close has reported already; there is nobody left to tell
+		_ = s.unmap() // Close returned already; there is no caller to report to
 	}
 }
 
-// Close ends the pool: who waits gets [ErrClosed]. Memory that may still be read or written by a device must not go
-// away, so with slots out Close says so ([ErrSlotsOut]) and the last Release unmaps.
+// Close closes the pool: waiters get [ErrClosed]. A device may still read or write slots in use, so then Close returns
+// [ErrSlotsOut], and the last Release unmaps the memory.
 func (s *Slots) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NoNode is the NUMA node of what has none: a device of a virtual machine, a network file system.
+// NoNode means no NUMA node: for a device of a virtual machine, or a network file system.
 const NoNode = -1
 
 // Node is one NUMA node.
@@ -21,19 +21,19 @@ type Node struct {
 	CPUs []int
 }
 
-// Topology answers which CPUs and devices are near each other, from the kernel's tree of devices.
+// Topology tells which CPUs and devices are close to each other, by the kernel's tree of devices.
 type Topology struct {
 	sys string
 }
 
-// SystemTopology is that of this machine.
+// SystemTopology is the topology of this machine.
 func SystemTopology() Topology { return Topology{sys: "/sys"} }
 
-// TopologyAt reads a tree of devices that is kept elsewhere.
+// TopologyAt reads a tree of devices from another directory.
 func TopologyAt(sys string) Topology { return Topology{sys: sys} }
 
-// Near is the node that a PCI device hangs on, with its CPUs. ok is false where nothing is nearer than the rest: the
-// machine has one node, it does not say where the device is, or the node has no CPUs.
+// Near is the node of a PCI device, with its CPUs. ok is false if there is no such node: the machine has one node, the
+// device's node is unknown, or the node has no CPUs.
 func (t Topology) Near(address string) (node Node, ok bool, err error) {
 	nodes, err := t.Nodes()
 	if err != nil || len(nodes) < 2 {
@@ -51,10 +51,10 @@ func (t Topology) Near(address string) (node Node, ok bool, err error) {
 	return Node{ID: NoNode}, false, nil
 }
 
-// maxCPUs bounds what a CPU list may name: more than any kernel is built for.
+// maxCPUs bounds a CPU list: more than any kernel supports.
 const maxCPUs = 1 << 16
 
-// ParseCPUList reads a list such as "0-3,8,10-11" into rising numbers without repeats.
+// ParseCPUList parses a list such as "0-3,8,10-11" into ascending numbers without duplicates.
 func ParseCPUList(text string) ([]int, error) {
 	var cpus []int
 	text = strings.TrimSpace(text)
@@ -79,8 +79,8 @@ func ParseCPUList(text string) ([]int, error) {
 	return slices.Compact(cpus), nil
 }
 
-// ParsePCIAddress checks a PCI address and puts it into the form that the kernel's tree uses, "0000:3b:00.0": lower
-// case, a domain of four digits at least. CUDA gives eight of them, and lspci may give none.
+// ParsePCIAddress checks a PCI address and returns the form of the kernel's tree, "0000:3b:00.0": lower case, with a
+// domain of at least four digits. CUDA writes eight digits, and lspci may omit the domain.
 func ParsePCIAddress(text string) (string, error) {
 	parts := strings.Split(strings.ToLower(strings.TrimSpace(text)), ":")
 	if len(parts) == 2 {
@@ -136,7 +136,7 @@ func readCPUs(name string) ([]int, error) {
 	return ParseCPUList(string(text))
 }
 
-// NodeOfPCI is the node that a PCI device hangs on, or NoNode where the machine does not say.
+// NodeOfPCI is the node of a PCI device, or NoNode if it is unknown.
 func (t Topology) NodeOfPCI(address string) (int, error) {
 	address, err := ParsePCIAddress(address)
 	if err != nil {
@@ -145,8 +145,8 @@ func (t Topology) NodeOfPCI(address string) (int, error) {
 	return readNode(filepath.Join(t.sys, "bus/pci/devices", address))
 }
 
-// NodeOfPath is the node of the block device under a path, or NoNode: there is no such device, it does not say, or it
-// is made of several that are not on one node.
+// NodeOfPath is the node of the block device below a path. It is NoNode if there is no such device, if its node is
+// unknown, or if it consists of devices on several nodes.
 func (t Topology) NodeOfPath(path string) (int, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -164,8 +164,8 @@ func (t Topology) nodeOfDevice(dev uint64) int {
 	return t.nodeOfBlock(dir, 8)
 }
 
-// nodeOfBlock looks for the nearest numa_node on the way up from a block device, which is its controller's, or at the
-// devices that it is made of.
+// nodeOfBlock returns the numa_node of a block device's controller, which is the nearest one up the tree, or of the
+// devices that it consists of.
 func (t Topology) nodeOfBlock(dir string, depth int) int {
 	parts, _ := filepath.Glob(filepath.Join(dir, "slaves/*"))
 	if len(parts) > 0 && depth > 0 {
@@ -195,7 +195,7 @@ func (t Topology) nodeOfBlock(dir string, depth int) int {
 	return NoNode
 }
 
-// readNode reads a device's numa_node; some platforms say -1 or another negative number for none.
+// readNode reads a device's numa_node. A negative number means none.
 func readNode(dir string) (int, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "numa_node"))
 	if err != nil {

@@ -9,18 +9,17 @@ import (
 	"time"
 )
 
-// Watch is who is asked and told about the operations of a [WatchedFS]. The functions may be nil, are called on many
-// goroutines, and must not block.
+// Watch configures a [WatchedFS]. The functions may be nil, are called on many goroutines, and must not block.
 type Watch struct {
-	Limit time.Duration            // an operation that takes longer is given up; 0: none is
-	Admit func(Op) error           // before an operation: an error is the operation's
-	Seen  func(Op, string, error)  // after an operation that failed or was given up
-	Ended func(op Op, name string) // when one that was given up has ended after all
+	Limit time.Duration            // an operation that takes longer is given up; 0 for no limit
+	Admit func(Op) error           // called before an operation, which fails with its error
+	Seen  func(Op, string, error)  // called after an operation that failed or was given up
+	Ended func(op Op, name string) // called when an operation that was given up has ended
 }
 
-// WatchedFS is an [FS] that gives up an operation which takes too long. A system call cannot be interrupted, so it runs
-// on a helper of the FS; when its time is over the caller gets a [HungError] and the helper stays with the call for as
-// long as that lasts. What a late call brings is undone where that is possible: a file that was opened is closed.
+// WatchedFS is an [FS] that gives up an operation that takes too long. A system call cannot be interrupted, so it runs
+// on a helper goroutine. When the limit has passed, the caller gets a [HungError] and the helper remains in the call.
+// The result of a late call is undone where possible: a file that it opened is closed.
 //
 // A read or write that was given up still uses the caller's memory: see [HungError.Ended].
 type WatchedFS struct {
@@ -34,20 +33,20 @@ type WatchedFS struct {
 	over bool
 }
 
-// Watched is inner under a watch. Close ends its helpers.
+// Watched returns inner with a time limit. Close ends its helpers.
 func Watched(inner FS, w Watch) *WatchedFS {
 	f := &WatchedFS{inner: inner, watch: w}
 	f.SetLimit(w.Limit)
 	return f
 }
 
-// SetLimit changes [Watch].Limit for the operations that begin from now on.
+// SetLimit changes [Watch].Limit for operations that start later.
 func (f *WatchedFS) SetLimit(d time.Duration) { f.limit.Store(int64(d)) }
 
-// Stuck is how many operations that were given up have not ended.
+// Stuck is the number of operations that were given up and have not ended.
 func (f *WatchedFS) Stuck() int { return int(f.stuck.Load()) }
 
-// Close ends the helpers that have nothing to do; one that is stuck ends with its call. The FS can be used after it.
+// Close ends the idle helpers. One that is stuck ends with its call. The FS can still be used.
 func (f *WatchedFS) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -70,10 +69,10 @@ func (e *HungError) Error() string {
 	return fmt.Sprintf("%s %s: %v after %s", e.Op, e.Name, ErrHung, e.Limit)
 }
 
-// Unwrap says what it is.
+// Unwrap returns [ErrHung].
 func (e *HungError) Unwrap() error { return ErrHung }
 
-// Ended is closed once the system call has returned. Until then memory that was handed to it is in use.
+// Ended is closed when the system call has returned. Until then it uses the memory that was passed to it.
 func (e *HungError) Ended() <-chan struct{} { return e.ended }
 
 // helper runs one task at a time.
@@ -82,7 +81,7 @@ type helper struct {
 	out   chan struct{} // of one
 	timer *time.Timer
 	state atomic.Uint32 // of the task: running, ended, or given up
-	late  func()        // what a task that was given up does at its end; set before state
+	late  func()        // called at the end of a task that was given up; set before state
 }
 
 const (
@@ -91,13 +90,13 @@ const (
 	taskGivenUp
 )
 
-// task is one operation with its results. Nobody but the helper touches it from the time it is given up.
+// task is one operation with its results. Once it is given up, only the helper uses it.
 type task interface {
 	run()
-	late() // undoes what came too late to be of use
+	late() // undoes a result that came too late
 }
 
-// maxIdle bounds the helpers kept for later; there are as many as operations at a time.
+// maxIdle bounds the idle helpers. There are as many busy ones as operations.
 const maxIdle = 64
 
 func (f *WatchedFS) help() *helper {
@@ -115,7 +114,7 @@ func (f *WatchedFS) help() *helper {
 	return h
 }
 
-// rest keeps a helper for later, or lets it end.
+// rest keeps an idle helper, or ends it.
 func (f *WatchedFS) rest(h *helper) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -139,7 +138,7 @@ func (f *WatchedFS) serve(h *helper) {
 	}
 }
 
-// do runs a task; an error means that it was not run, or given up, and that its results are not to be touched.
+// do runs a task. With an error the task was not run, or was given up, and its results must not be used.
 func (f *WatchedFS) do(op Op, name string, t task) error {
 	if f.watch.Admit != nil {
 		if err := f.watch.Admit(op); err != nil {
@@ -149,7 +148,7 @@ func (f *WatchedFS) do(op Op, name string, t task) error {
 	return f.attempt(op, name, t)
 }
 
-// attempt is do for what must be tried in any case: what is not closed is leaked.
+// attempt is do without Admit, for what must be closed in any case.
 func (f *WatchedFS) attempt(op Op, name string, t task) error {
 	limit := time.Duration(f.limit.Load())
 	if limit <= 0 {
@@ -192,7 +191,7 @@ func (f *WatchedFS) seen(op Op, name string, err error) {
 	}
 }
 
-// asked is an operation on names, and what it tells.
+// asked is an operation on names with its result.
 type asked[T any] struct {
 	call  func() (T, error)
 	undo  func(T)
@@ -231,7 +230,7 @@ func (f *WatchedFS) opened(name string, open func() (File, error)) (File, error)
 	return &watchedFile{File: file, fs: f}, nil
 }
 
-// openDirect is OpenDirect as one operation: the trial of a new device is under the watch too.
+// openDirect is OpenDirect as one operation, so that the limit covers the test of a new device too.
 func (f *WatchedFS) openDirect(name string, flag int, perm fs.FileMode) (File, error) {
 	return f.opened(name, func() (File, error) { return OpenDirect(f.inner, name, flag, perm) })
 }
@@ -306,7 +305,7 @@ func (f *WatchedFS) Lock(name string) (io.Closer, error) {
 	return watchedLock{lock, f, name}, nil
 }
 
-// watchedLock is given back under the limit.
+// watchedLock is released under the limit.
 type watchedLock struct {
 	io.Closer
 	fs   *WatchedFS
@@ -315,7 +314,7 @@ type watchedLock struct {
 
 func (l watchedLock) Close() error { return l.fs.release(l.name, l.Closer) }
 
-// release closes something, whatever is admitted.
+// release closes something without asking Admit.
 func (f *WatchedFS) release(name string, c io.Closer) error {
 	a := &asked[struct{}]{call: func() (struct{}, error) { return struct{}{}, c.Close() }}
 	if err := f.attempt(OpClose, name, a); err != nil {

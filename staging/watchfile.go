@@ -34,7 +34,7 @@ func (f *watchedFile) transfer(op Op, p []byte, off int64) (int, error) {
 	t := transfers.Get().(*transfer)
 	*t = transfer{file: f.File, write: op == OpWrite, p: p, off: off}
 	if err := f.fs.do(op, f.Name(), t); err != nil {
-		return 0, err // and t is left to its helper
+		return 0, err // the helper keeps t
 	}
 	n, err := t.n, t.err
 	*t = transfer{}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Kind says what a task does with the device.
+// Kind is what a task does with the device.
 type Kind uint8
 
 const (
@@ -25,21 +25,18 @@ func (k Kind) String() string {
 	return "write"
 }
 
-// Workers runs tasks on n goroutines that it owns. Reads and writes wait in queues of their own; while both wait, reads
-// get readRatio of the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none.
-//
-// Tasks may be in lanes, one for each thing that can hang, a mount say. Where there are several lanes no one of them
-// gets more than three quarters of the goroutines, so that tasks of the others are run whatever becomes of it.
-//
-// The queues have no bound: Submit never blocks. What bounds them is what a task needs before it can be submitted,
-// a slot or a credit of the caller's.
+// Workers runs tasks on n goroutines. Reads and writes have separate queues. While both wait, reads get readRatio of
+// the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none. Tasks may be in
+// lanes, one for each thing that can hang, such as a mount. With several lanes, none of them gets more than three
+// quarters of the goroutines, so that a lane that hangs does not stop the others. The queues have no bound: Submit
+// never blocks. Callers bound them, by what a task needs before it is submitted: a slot or a credit.
 type Workers struct {
 	ratio float64
 
 	mu      sync.Mutex
 	wake    sync.Cond
-	lanes   []*lane // in the order of their turns: the one whose task was begun last is the last
-	most    int     // tasks of one lane that run
+	lanes   []*lane // in the order of their turns: the lane whose task started last is the last
+	most    int     // most tasks of one lane that run
 	queued  [2]int
 	credit  float64
 	closed  bool
@@ -53,20 +50,20 @@ type Workers struct {
 	left int
 }
 
-// WorkersStats is what the pool is doing and has done.
+// WorkersStats are the pool's figures.
 type WorkersStats struct {
 	Workers             int
 	Running             int
-	Longest             time.Duration // how long the oldest of the running tasks has been at it
+	Longest             time.Duration // age of the oldest running task
 	QueuedRead          int
 	QueuedWrite         int
 	DoneRead, DoneWrite uint64
-	BusyRead, BusyWrite time.Duration // time inside tasks that ended
+	BusyRead, BusyWrite time.Duration // time in tasks that ended
 	Panics              uint64        // tasks that panicked
-	Lanes               []LaneStats   // that there have been tasks in, by name
+	Lanes               []LaneStats   // lanes that had tasks, by name
 }
 
-// LaneStats is what waits and runs in one lane.
+// LaneStats is the number of tasks that wait and run in one lane.
 type LaneStats struct {
 	Name                    string
 	QueuedRead, QueuedWrite int
@@ -85,14 +82,14 @@ func NewWorkers(n int, readRatio float64) *Workers {
 	return w
 }
 
-// lane is the tasks that hang together.
+// lane is a group of tasks that hang together.
 type lane struct {
 	name    string
 	queue   [2]ring
 	running int
 }
 
-// Lanes says that there will be so many lanes; to be called before Submit.
+// Lanes sets the number of lanes. It must be called before Submit.
 func (w *Workers) Lanes(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,8 +98,8 @@ func (w *Workers) Lanes(n int) {
 	}
 }
 
-// OnPanic sets who is told of a task that panicked, instead of the process ending; to be called before Submit. The
-// worker goes on.
+// OnPanic sets a function that is called when a task panics, instead of ending the process. It must be called before
+// Submit. The worker continues.
 func (w *Workers) OnPanic(told func(value any, stack []byte)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +126,7 @@ func (w *Workers) SubmitTo(name string, kind Kind, task func()) error {
 	return nil
 }
 
-// lane finds or makes one.
+// lane returns a lane, which it makes if missing.
 func (w *Workers) lane(name string) *lane {
 	for _, l := range w.lanes {
 		if l.name == name {
@@ -141,11 +138,12 @@ func (w *Workers) lane(name string) *lane {
 	return l
 }
 
-// Close takes no more tasks, runs those that were queued, and returns when all have ended: each task that Submit took
-// runs once. Calling it again waits again.
+// Close accepts no more tasks, runs those in the queues, and returns when all have ended: each task that Submit
+// accepted runs once. A second call waits too.
 func (w *Workers) Close() { _ = w.CloseContext(context.Background()) }
 
-// CloseContext is Close that stops waiting, not running, when the context ends: a task may hang in a system call.
+// CloseContext is Close, but it stops waiting when the context ends, because a task may hang in a system call. The
+// tasks still run.
 func (w *Workers) CloseContext(ctx context.Context) error {
 	w.mu.Lock()
 	w.closed = true
@@ -159,7 +157,7 @@ func (w *Workers) CloseContext(ctx context.Context) error {
 	}
 }
 
-// Stats is a snapshot.
+// Stats returns a snapshot.
 func (w *Workers) Stats() WorkersStats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,7 +181,7 @@ func (w *Workers) Stats() WorkersStats {
 	return s
 }
 
-// work is the life of worker i.
+// work is the loop of worker i.
 func (w *Workers) work(i int) {
 	w.mu.Lock()
 	for {
@@ -213,7 +211,7 @@ func (w *Workers) work(i int) {
 	w.mu.Unlock()
 }
 
-// run does one task and books it, however it ended.
+// run runs one task and counts it, however it ends.
 func (w *Workers) run(i int, l *lane, kind Kind, task func()) {
 	returned := false
 	defer func() {
@@ -226,7 +224,7 @@ func (w *Workers) run(i int, l *lane, kind Kind, task func()) {
 		w.busy[kind] += time.Since(w.started[i])
 		w.started[i] = time.Time{}
 		if l.running--; l.running == w.most-1 || w.closed {
-			w.wake.Broadcast() // for tasks of the lane that had to wait, and for who waits for the last one
+			w.wake.Broadcast() // for waiting tasks of the lane, and for Close
 		}
 		told := w.onPanic
 		if value != nil {
@@ -247,8 +245,8 @@ func (w *Workers) run(i int, l *lane, kind Kind, task func()) {
 	returned = true
 }
 
-// turn says whose turn it is, nil when nothing can be run: with both kinds waiting, reads get ratio of the turns,
-// evenly spread, and lanes take turns.
+// turn is the next task, or nil when none can run. With both kinds waiting, reads get ratio of the turns, evenly
+// spread, and lanes take turns.
 func (w *Workers) turn() (*lane, Kind) {
 	var next [2]int
 	for kind := range next {
