@@ -16,7 +16,7 @@ func (r *root) evictAhead(ctx context.Context) {
 			return
 		case <-r.evictorWake:
 		}
-		if r.turn.lock(ctx) != nil {
+		if r.turn.Acquire(ctx, 1) != nil {
 			return
 		}
 		freed := int64(0)
@@ -31,16 +31,16 @@ func (r *root) evictAhead(ctx context.Context) {
 				continue
 			}
 			// No victims, or files that cannot be unlinked: more of them would not help.
-			if over := r.account.Overcommitted(); over <= 0 || !r.shrinkQuarantine(over) {
+			if over := r.account.Overcommitted(); over <= 0 || !r.quar.shrink(over) {
 				break
 			}
 		}
 		r.account.Round(freed == 0 && (r.account.Overcommitted() > 0 || r.slotsFull()))
-		r.turn.unlock()
+		r.turn.Release(1)
 	}
 }
 
-func (r *root) slotsFull() bool {
+func (r *entries) slotsFull() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.x.Len() == r.x.Max()

@@ -10,7 +10,7 @@ import (
 func (r *root) check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.checkIndex()
+	return r.checkIndex(r.quar.bytes)
 }
 
 // idle checks that nothing is pinned, in flight or leaving.

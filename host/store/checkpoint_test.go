@@ -231,7 +231,7 @@ func FuzzCheckpoint(f *testing.F) {
 		x.Touch(slot)
 	}
 	var file memory
-	r := &root{x: x, store: &Store{spaces: newSpaces()}}
+	r := &root{entries: entries{x: x}, store: &Store{spaces: newSpaces()}}
 	if err := r.writeCheckpoint(&file, 9, []pieceformat.CheckpointOwner{{Group: 1}}); err != nil {
 		f.Fatal(err)
 	}

@@ -49,14 +49,14 @@ func TestManyClients(t *testing.T) {
 				}
 				clients.Wait()
 				for _, r := range f.store.roots {
-					_ = r.turn.lock(context.Background()) // the background evictor is not in the middle of something
+					_ = r.turn.Acquire(context.Background(), 1) // the background evictor is not in the middle of something
 					if err := r.idle(); err != nil {
 						t.Error(err)
 					}
 				}
 				f.checkUsed()
 				for _, r := range f.store.roots {
-					r.turn.unlock()
+					r.turn.Release(1)
 				}
 				if hits.Load() == 0 || stores.Load() == 0 {
 					t.Errorf("%d hits, %d stores", hits.Load(), stores.Load())

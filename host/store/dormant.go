@@ -106,10 +106,10 @@ func (s *Store) wake() (any bool) {
 
 // forgetDormant lets the roots forget what has no piece in any of them. All has been found.
 func (s *Store) forgetDormant(ctx context.Context) {
-	if s.opening.lock(ctx) != nil {
+	if s.opening.Acquire(ctx, 1) != nil {
 		return
 	}
-	defer s.opening.unlock()
+	defer s.opening.Release(1)
 	t := s.spaces
 	t.mu.Lock()
 	dormant := t.dormant

@@ -54,8 +54,11 @@ func (p *Put) syncName() error {
 	return err
 }
 
+// maxLasting is how many directories are remembered as durable.
+const maxLasting = 1 << 16
+
 // makeDir makes a directory below the root, and under Strict the names of all levels durable.
-func (r *root) makeDir(dir string) error {
+func (r *files) makeDir(dir string) error {
 	if r.store.cfg.Durability != Strict {
 		return r.fs.MkdirAll(dir, 0o700)
 	}
@@ -73,13 +76,13 @@ func (r *root) makeDir(dir string) error {
 
 // settleDir makes the names of a directory and of those above it durable, unless this process has seen to it. Those that
 // were there may have been made by a process that was killed, or by a put that has not come to that.
-func (r *root) settleDir(dir string) error {
+func (r *files) settleDir(dir string) error {
 	for d := dir; len(d) > len(r.dir); d = filepath.Dir(d) {
 		if _, ok := r.lasting.Load(d); ok {
 			continue
 		}
 		if err := r.fs.SyncDir(filepath.Dir(d)); err != nil {
-			return r.syncFailed(err)
+			return r.entries.syncFailed(err)
 		}
 		if r.lastingN.Add(1) > maxLasting { // a place policy may make as many as it likes
 			r.lasting.Clear()
@@ -90,7 +93,7 @@ func (r *root) settleDir(dir string) error {
 	return nil
 }
 
-func (r *root) syncFailed(cause error) error {
+func (r *entries) syncFailed(cause error) error {
 	r.mu.Lock()
 	r.count.syncFails++
 	r.mu.Unlock()

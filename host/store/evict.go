@@ -72,7 +72,7 @@ func ranksOf(pieces uint64) iter.Seq[uint32] {
 
 // beginEvict begins to remove an entry: the policy hears of it and lookups miss. finishEvict ends it, after the files are
 // unlinked. The caller holds mu.
-func (r *root) beginEvict(slot uint32) eviction {
+func (r *entries) beginEvict(slot uint32) eviction {
 	e := r.x.At(slot)
 	v := eviction{
 		slot: slot, class: r.classOf(slot), key: r.x.Key(slot), pieces: r.x.Pieces(slot), fallback: e.Is(index.FallbackName),
@@ -96,7 +96,7 @@ func (r *root) beginEvict(slot uint32) eviction {
 }
 
 // cancelEvict takes beginEvict back, when no file of the entry was unlinked. The caller holds mu.
-func (r *root) cancelEvict(v *eviction) {
+func (r *entries) cancelEvict(v *eviction) {
 	e := r.x.At(v.slot)
 	e.Unset(index.Evicting)
 	if e.Is(index.Complete) {
@@ -111,7 +111,7 @@ func (r *root) cancelEvict(v *eviction) {
 // remove unlinks a file. When that fails, it says why and how many bytes are still taken (most, if nobody can tell), and the
 // file becomes an orphan; the caller books its bytes. The error is [fs.ErrNotExist] when there was no file. An unlink can
 // report an error although it happened, so the name is looked up again.
-func (r *root) remove(name string, most int64) (left int64, err error) {
+func (r *files) remove(name string, most int64) (left int64, err error) {
 	if err = r.fs.Remove(name); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
@@ -129,7 +129,7 @@ func (r *root) remove(name string, most int64) (left int64, err error) {
 
 // locatePiece is the path of a published piece. Only an entry with a fallback can have one under the built-in name, and
 // what stands under the other name may then be somebody else's: the header tells.
-func (r *root) locatePiece(c *class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
+func (r *files) locatePiece(c *class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
 	name, err := r.path(c, k, rank, false)
 	switch {
 	case err == nil:
@@ -141,7 +141,7 @@ func (r *root) locatePiece(c *class, k *chunk.Key, rank uint32, fallback bool) (
 }
 
 // locateAt is locatePiece with the place policy's name given.
-func (r *root) locateAt(name string, c *class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
+func (r *files) locateAt(name string, c *class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
 	if !fallback {
 		return name, nil
 	}
@@ -164,7 +164,7 @@ func (r *root) locateAt(name string, c *class, k *chunk.Key, rank uint32, fallba
 }
 
 // finishEvict follows beginEvict once the entry's files are unlinked, but for left bytes of them. The caller holds mu.
-func (r *root) finishEvict(v *eviction) {
+func (r *entries) finishEvict(v *eviction) {
 	n := min(v.left, r.x.Bytes(v.slot))
 	r.x.Resize(v.slot, -n)
 	r.account.Move(r.x.Owner(v.slot).Tenant, capacity.Orphans, n)
@@ -174,7 +174,7 @@ func (r *root) finishEvict(v *eviction) {
 	r.reap(v.slot)
 }
 
-func (r *root) setFlight(slot uint32, f flight) {
+func (r *entries) setFlight(slot uint32, f flight) {
 	if f == (flight{}) {
 		delete(r.flights, slot)
 		return
@@ -184,7 +184,7 @@ func (r *root) setFlight(slot uint32, f flight) {
 
 // reap ends an evicted entry as far as it can be: out of the table when nothing happens to its files any more, and its bytes
 // and slot free when nobody has a pin on it (unlinked files take space while they are open). The caller holds mu.
-func (r *root) reap(slot uint32) {
+func (r *entries) reap(slot uint32) {
 	e := r.x.At(slot)
 	if !e.Is(index.Evicting) {
 		return
@@ -221,7 +221,7 @@ func (r *root) drop(m mark, keep uint64) {
 }
 
 // stands says whether a mark still names a live entry.
-func (r *root) stands(m mark) bool {
+func (r *entries) stands(m mark) bool {
 	if m.slot >= r.x.High() {
 		return false
 	}

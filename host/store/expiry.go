@@ -33,7 +33,7 @@ func (c *Config) ttlOf(text string) time.Duration {
 
 // expire sets when an entry expires that was stored at a time, in nanoseconds since 1970. A time in the future comes from a
 // clock that was wrong. mu is held.
-func (r *root) expire(slot uint32, c *class, stored int64) {
+func (r *entries) expire(slot uint32, c *class, stored int64) {
 	at := int64(0)
 	if c.ns.ttl > 0 {
 		stored = min(stored, r.store.cfg.Now().UnixNano())
@@ -43,7 +43,7 @@ func (r *root) expire(slot uint32, c *class, stored int64) {
 }
 
 // expired says whether an entry has expired. mu is held.
-func (r *root) expired(slot uint32, now int64) bool {
+func (r *entries) expired(slot uint32, now int64) bool {
 	return r.x.Expiries.Any() && r.x.Expiries.Expired(slot, now)
 }
 

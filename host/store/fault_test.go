@@ -193,8 +193,8 @@ func TestBackgroundEviction(t *testing.T) {
 			}
 			shed++
 			r := f.store.roots[0]
-			f.must(r.turn.lock(t.Context())) // until the evictor has ended its round
-			r.turn.unlock()
+			f.must(r.turn.Acquire(t.Context(), 1)) // until the evictor has ended its round
+			r.turn.Release(1)
 		}
 	}
 	// The evictor ends below the low watermark once it has nothing to wait for.
@@ -268,8 +268,8 @@ func TestUnlinkFailsInBackground(t *testing.T) {
 	r := f.store.roots[0]
 	wake(r.evictorWake)
 	await(t, "the policy is asked", func() bool { return r.stats().Asks > 0 })
-	f.must(r.turn.lock(t.Context())) // the evictor is not in the middle of something
-	defer r.turn.unlock()
+	f.must(r.turn.Acquire(t.Context(), 1)) // the evictor is not in the middle of something
+	defer r.turn.Release(1)
 	got := r.stats()
 	equal(t, "Complete", got.Complete, entries-1)
 	equal(t, "Asks", got.Asks, 1)

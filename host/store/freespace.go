@@ -34,7 +34,7 @@ func (r *root) onNoSpace(entry int64, cause error) {
 }
 
 // unwritten is what is reserved for pieces that are not there, whether somebody is writing them or not. The caller holds mu.
-func (r *root) unwritten() (bytes int64) {
+func (r *entries) unwritten() (bytes int64) {
 	for class, n := range r.x.MissingByClass() {
 		bytes += n * r.store.spaces.class(class).fileBytes()
 	}

@@ -397,19 +397,19 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	r := f.store.roots[0]
-	_ = r.turn.lock(context.Background())
+	_ = r.turn.Acquire(context.Background(), 1)
 	if _, err := f.store.Put(ctx, f.request(1, 0, 0)); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	r.turn.unlock()
+	r.turn.Release(1)
 	for _, stripe := range f.store.stripes {
-		_ = stripe.lock(context.Background())
+		_ = stripe.Acquire(context.Background(), 1)
 	}
 	if _, err := f.store.Put(ctx, f.request(1, 0, 0)); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	for _, stripe := range f.store.stripes {
-		stripe.unlock()
+		stripe.Release(1)
 	}
 	f.mustPut(1)
 }

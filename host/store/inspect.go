@@ -27,7 +27,7 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 	for i, r := range s.roots {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if rerr := r.checkIndex(); rerr != nil {
+		if rerr := r.checkIndex(r.quar.bytes); rerr != nil {
 			err = errors.Join(err, fmt.Errorf("store: root %s contradicts itself: %w", r.dir, rerr))
 		}
 		list[i] = Inspection{Dir: r.dir, Used: r.account.Used(), Unsynced: len(r.unsynced), InUse: len(r.flights)}
@@ -45,7 +45,7 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 }
 
 // checkIndex compares a root's index with itself and with its account. mu is held.
-func (r *root) checkIndex() error {
+func (r *entries) checkIndex(quarantine int64) error {
 	if err := r.x.Check(); err != nil {
 		return err
 	}
@@ -78,5 +78,5 @@ func (r *root) checkIndex() error {
 	if complete != r.complete {
 		return fmt.Errorf("%d complete entries, the count says %d", complete, r.complete)
 	}
-	return r.account.Check(tenants, r.quar.bytes)
+	return r.account.Check(tenants, quarantine)
 }

@@ -83,7 +83,7 @@ func (n *namer) by(place *policy.Place, prefix string, c *class, k *chunk.Key, r
 }
 
 // path is a piece's absolute path in r.
-func (r *root) path(c *class, k *chunk.Key, rank uint32, builtin bool) (string, error) {
+func (r *files) path(c *class, k *chunk.Key, rank uint32, builtin bool) (string, error) {
 	name, _, err := r.store.names.under(r.slash, c, k, rank, 0, builtin)
 	return name, err
 }

@@ -49,7 +49,7 @@ func (r *root) reset() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_ = r.directory.Close() // what the lock protects is not used
-	r.quar, r.scanning = quarantine{}, false
+	r.quar.files, r.quar.bytes, r.scanning = nil, 0, false
 	r.evictor.SetScanning(false)
 	r.account.Reset()
 }

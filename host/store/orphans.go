@@ -136,21 +136,21 @@ func (l *orphans) cover(name string, credit shared.Credit) bool {
 }
 
 // deferDelete notes a file for later. The caller books its bytes.
-func (r *root) deferDelete(o *orphan) {
+func (r *files) deferDelete(o *orphan) {
 	if !r.orphans.add(o) && o.class != nil {
 		o.class.drop()
 	}
 }
 
 // deferDeleteUnnamed notes a piece that no policy names at the moment.
-func (r *root) deferDeleteUnnamed(c *class, k *chunk.Key, rank uint32, fallback bool) {
+func (r *files) deferDeleteUnnamed(c *class, k *chunk.Key, rank uint32, fallback bool) {
 	if c.hold() {
 		r.deferDelete(&orphan{class: c, key: *k, rank: rank, fallback: fallback, bytes: c.fileBytes()})
 	}
 }
 
 // deferDeleteLate notes a name under which an operation that was abandoned may yet leave a file.
-func (r *root) deferDeleteLate(name string, err error) {
+func (r *files) deferDeleteLate(name string, err error) {
 	if health.Hung(err) {
 		r.deferDelete(&orphan{name: name})
 	}

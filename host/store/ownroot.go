@@ -32,7 +32,7 @@ func (c ownRoot) step(context.Context)   {}
 func (c ownRoot) stats() *SharedStats    { return nil }
 
 func (c ownRoot) reserve(ctx context.Context, w reservation) error {
-	return c.r.reserveEvicting(ctx, w)
+	return w.evicting(ctx, c.r)
 }
 
 func (c ownRoot) temp(beside string) (string, error) { return beside, nil }
@@ -48,9 +48,9 @@ func (c ownRoot) notPublished(p *Put, err error) { c.r.deferDeleteLate(p.target,
 func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	switch cause := fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key); {
 	case damage != nil:
-		c.r.quarantineFile(p.target, damage)
+		c.r.quar.isolate(p.target, damage)
 	case p.fallback:
-		c.r.quarantineFile(p.target, cause)
+		c.r.quar.isolate(p.target, cause)
 	default:
 		return p.leaveName(cause)
 	}
@@ -71,7 +71,7 @@ func (c ownRoot) unlink(v *eviction, pieces uint64) (left int64, failed error) {
 		left += n
 		if errors.Is(err, fs.ErrNotExist) {
 			r.counted(&r.count.vanished)
-			r.recount()
+			r.quar.recount()
 		} else if err != nil {
 			failed = err
 		}
@@ -81,16 +81,16 @@ func (c ownRoot) unlink(v *eviction, pieces uint64) (left int64, failed error) {
 
 func (c ownRoot) unlinkDamaged(v *eviction, rank uint32, name string, cause error) {
 	r := c.r
-	k, left := r.moveToQuarantine(name, v.class.fileBytes(), cause)
+	k, left := r.quar.move(name, v.class.fileBytes(), cause)
 	v.left, _ = c.unlink(v, v.pieces&^(1<<rank))
 	v.left += left
 	r.mu.Lock()
 	n := min(k.bytes, r.x.Bytes(v.slot)) // the entry's no more: the quarantine has them
 	r.x.Resize(v.slot, -n)
 	r.account.Release(r.x.Owner(v.slot).Tenant, n)
-	excess := r.keepInQuarantine(k)
+	excess := r.quar.add(k)
 	r.mu.Unlock()
-	r.removeKept(excess)
+	r.quar.remove(excess)
 }
 
 func (c ownRoot) discard(name string, most int64) (left int64) {
@@ -146,7 +146,7 @@ func (c ownRoot) foundUnknown(sight *census, name string, _ int64, err error) {
 		return
 	}
 	c.r.counted(&c.r.count.unclaimed)
-	c.r.quarantineFile(name, err)
+	c.r.quar.isolate(name, err)
 }
 
 func (c ownRoot) rename(sight *census, from, to string, _ int64) bool {
@@ -156,7 +156,7 @@ func (c ownRoot) rename(sight *census, from, to string, _ int64) bool {
 		return true
 	case errors.Is(err, fs.ErrExist):
 		c.r.counted(&c.r.count.unclaimed)
-		c.r.quarantineFile(from, err)
+		c.r.quar.isolate(from, err)
 	default:
 		sight.unreadable(from, err)
 	}

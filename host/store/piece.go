@@ -57,7 +57,7 @@ func (p *Piece) open(name string) (err error) {
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
 		r.counted(&r.count.vanished)
-		r.recount()
+		r.quar.recount()
 		r.drop(p.mark, 0)
 		return fmt.Errorf("%w: %w", ErrGone, err)
 	}
@@ -172,7 +172,7 @@ func (p *Piece) Close() {
 }
 
 // readHeader reads and decodes the header of a file.
-func (r *root) readHeader(name string) (pieceformat.Header, error) {
+func (r *files) readHeader(name string) (pieceformat.Header, error) {
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return pieceformat.Header{}, err

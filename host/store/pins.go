@@ -7,10 +7,10 @@ import (
 )
 
 // unpin gives a pin of an entry back. The caller holds mu.
-func (r *root) unpin(slot uint32, fp uint64) { r.unpinAt(slot, fp, r.store.clock()) }
+func (r *entries) unpin(slot uint32, fp uint64) { r.unpinAt(slot, fp, r.store.clock()) }
 
 // unpinAt is unpin with the time given.
-func (r *root) unpinAt(slot uint32, fp, now uint64) {
+func (r *entries) unpinAt(slot uint32, fp, now uint64) {
 	if !r.x.Unpin(slot) {
 		return
 	}

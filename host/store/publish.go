@@ -108,7 +108,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 }
 
 // look reads the header of what stands under a name.
-func (r *root) look(name string) (pieceformat.Header, staging.Info, error) {
+func (r *files) look(name string) (pieceformat.Header, staging.Info, error) {
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return pieceformat.Header{}, staging.Info{}, err
@@ -124,7 +124,7 @@ func (p *Put) leaveName(cause error) error {
 		return err
 	}
 	if p.target == old {
-		p.root.quarantineFile(p.target, cause)
+		p.root.quar.isolate(p.target, cause)
 		return nil
 	}
 	return p.root.makeDir(filepath.Dir(p.target))
@@ -199,7 +199,7 @@ func (p *Put) abort(cause error) {
 
 // unreserve gives up what an entry has bytes for and will not get: on a shared root they are the put's credit, and who tries
 // again takes credit again. mu is held.
-func (r *root) unreserve(slot, rank uint32, bytes int64) {
+func (r *entries) unreserve(slot, rank uint32, bytes int64) {
 	if r.x.Missing(slot)&(1<<rank) == 0 || r.x.Pieces(slot)&(1<<rank) != 0 {
 		return
 	}

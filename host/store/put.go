@@ -71,10 +71,10 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	defer class.drop()
 	s.offered(p, &q)
 	stripe := s.stripes[p.mark.print%uint64(len(s.stripes))]
-	if err := stripe.lock(ctx); err != nil {
+	if err := stripe.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
-	defer stripe.unlock()
+	defer stripe.Release(1)
 	s.renew(p)
 	s.seekUnseen(p)
 	found, err := s.join(ctx, p)
@@ -285,7 +285,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 		return err
 	}
 	if evicts {
-		defer r.turn.unlock()
+		defer r.turn.Release(1)
 	}
 	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
 	if err := r.charge(p, p.entryBytes(), parent); err != nil {
@@ -346,13 +346,13 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 		if !r.evicts(tenant, bytes) {
 			return r, false, nil
 		}
-		if err = r.turn.lock(ctx); err != nil {
+		if err = r.turn.Acquire(ctx, 1); err != nil {
 			return nil, false, err
 		}
 		if r.health.Takes() {
 			return r, true, nil
 		}
-		r.turn.unlock()
+		r.turn.Release(1)
 	}
 }
 
@@ -376,10 +376,10 @@ func (p *Put) extend(ctx context.Context) error {
 	}
 	evicts := r.evicts(tenant, need)
 	if evicts {
-		if err := r.turn.lock(ctx); err != nil {
+		if err := r.turn.Acquire(ctx, 1); err != nil {
 			return err
 		}
-		defer r.turn.unlock()
+		defer r.turn.Release(1)
 	}
 	enter := func() error {
 		r.x.Resize(slot, need)

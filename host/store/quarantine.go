@@ -13,6 +13,7 @@ import (
 
 // quarantine is the damaged files that a root keeps for somebody to look at: the newest few. It is guarded by root.mu.
 type quarantine struct {
+	root  *root
 	files []kept // oldest first
 	bytes int64
 }
@@ -25,25 +26,27 @@ type kept struct {
 // quarantineShare is the part of a root's capacity, 1/n, that its quarantine may take.
 const quarantineShare = 16
 
-// quarantineFile moves a file into quarantine that the index does not know, so that its name is free.
-func (r *root) quarantineFile(name string, cause error) {
-	k, left := r.moveToQuarantine(name, 0, cause)
+// isolate moves a file into quarantine that the index does not know, so that its name is free.
+func (q *quarantine) isolate(name string, cause error) {
+	r := q.root
+	k, left := q.move(name, 0, cause)
 	r.account.Add(capacity.Orphans, left)
 	r.mu.Lock()
-	excess := r.keepInQuarantine(k)
+	excess := q.add(k)
 	r.mu.Unlock()
-	r.removeKept(excess)
+	q.remove(excess)
 }
 
-// moveToQuarantine moves a file into quarantine and returns it with its size, or removes it. left is what it takes if
+// move moves a file into quarantine and returns it with its size, or removes it. left is what it takes if
 // neither can be done. The caller books the bytes.
-func (r *root) moveToQuarantine(name string, most int64, cause error) (k kept, left int64) {
+func (q *quarantine) move(name string, most int64, cause error) (k kept, left int64) {
+	r := q.root
 	info, err := r.fs.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return kept{}, 0
 	}
 	if err == nil && r.store.cfg.QuarantineFiles > 0 && pieceformat.Padded(info.Allocated) <= r.cfg.Capacity/quarantineShare {
-		k = kept{name: r.quarantineName(name), bytes: pieceformat.Padded(info.Allocated)}
+		k = kept{name: q.nameFor(name), bytes: pieceformat.Padded(info.Allocated)}
 		if err = r.fs.RenameNoReplace(name, k.name); err != nil {
 			r.deferDeleteLate(k.name, err)
 			if now, serr := r.fs.Stat(k.name); serr != nil || !now.Same(info) {
@@ -58,21 +61,23 @@ func (r *root) moveToQuarantine(name string, most int64, cause error) (k kept, l
 	return k, left
 }
 
-func (r *root) quarantineName(name string) string {
+func (q *quarantine) nameFor(name string) string {
+	r := q.root
 	return r.dir + "/" + pieceformat.QuarantineName(r.store.stamp(), r.store.seq.Add(1), filepath.Base(name))
 }
 
-// keepInQuarantine books a file and returns those that must be removed for it. The caller holds mu.
-func (r *root) keepInQuarantine(k kept) (excess []kept) {
+// add books a file and returns those that must be removed for it. The caller holds mu.
+func (q *quarantine) add(k kept) (excess []kept) {
+	r := q.root
 	if k.name == "" {
 		return nil
 	}
-	r.quar.files = append(r.quar.files, k)
-	r.quar.bytes += k.bytes
+	q.files = append(q.files, k)
+	q.bytes += k.bytes
 	r.account.Add(capacity.Quarantine, k.bytes)
 	r.count.quarantined++
-	for len(r.quar.files) > max(r.store.cfg.QuarantineFiles, 0) || r.quar.bytes > r.cfg.Capacity/quarantineShare {
-		excess = append(excess, r.quar.oldest())
+	for len(q.files) > max(r.store.cfg.QuarantineFiles, 0) || q.bytes > r.cfg.Capacity/quarantineShare {
+		excess = append(excess, q.oldest())
 	}
 	return excess
 }
@@ -85,8 +90,9 @@ func (q *quarantine) oldest() kept {
 	return k
 }
 
-// removeKept unlinks files that were taken off the list. The caller does not hold mu.
-func (r *root) removeKept(list []kept) {
+// remove unlinks files that were taken off the list. The caller does not hold mu.
+func (q *quarantine) remove(list []kept) {
+	r := q.root
 	for _, k := range list {
 		left, _ := r.remove(k.name, k.bytes)
 		r.account.Add(capacity.Orphans, left)
@@ -94,22 +100,24 @@ func (r *root) removeKept(list []kept) {
 	}
 }
 
-// shrinkQuarantine removes quarantined files, oldest first, until so many bytes are free. It is false when there are none.
-func (r *root) shrinkQuarantine(bytes int64) bool {
+// shrink removes quarantined files, oldest first, until so many bytes are free. It is false when there are none.
+func (q *quarantine) shrink(bytes int64) bool {
+	r := q.root
 	r.mu.Lock()
 	var list []kept
-	for len(r.quar.files) > 0 && bytes > 0 {
-		k := r.quar.oldest()
+	for len(q.files) > 0 && bytes > 0 {
+		k := q.oldest()
 		bytes -= k.bytes
 		list = append(list, k)
 	}
 	r.mu.Unlock()
-	r.removeKept(list)
+	q.remove(list)
 	return len(list) > 0
 }
 
-// loadQuarantine books what is there at the start.
-func (r *root) loadQuarantine() error {
+// load books what is there at the start.
+func (q *quarantine) load() error {
+	r := q.root
 	list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.QuarantineDir)
 	if err != nil {
 		return fmt.Errorf("store: root %s: %w", r.dir, err)
@@ -122,17 +130,18 @@ func (r *root) loadQuarantine() error {
 		if err != nil || !info.Mode.IsRegular() {
 			continue
 		}
-		excess = append(excess, r.keepInQuarantine(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
+		excess = append(excess, q.add(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
 	}
 	r.count.quarantined = 0
 	r.mu.Unlock()
-	r.removeKept(excess)
+	q.remove(excess)
 	return nil
 }
 
 // recount books files that another program has moved into quarantine, as a repair of the root beside this host does. It is
 // called when a piece is missing, before the piece's own bytes are free. The caller does not hold mu.
-func (r *root) recount() {
+func (q *quarantine) recount() {
+	r := q.root
 	list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.QuarantineDir)
 	if err != nil {
 		return // a root that is gone altogether
@@ -140,7 +149,7 @@ func (r *root) recount() {
 	var excess []kept
 	for _, e := range list {
 		name := r.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()
-		if !pieceformat.IsRepairName(e.Name()) || r.keeps(name) {
+		if !pieceformat.IsRepairName(e.Name()) || q.holds(name) {
 			continue // this host's own were booked when they were moved
 		}
 		info, err := r.fs.Stat(name)
@@ -148,22 +157,23 @@ func (r *root) recount() {
 			continue
 		}
 		r.mu.Lock()
-		if !r.quar.has(name) {
-			excess = append(excess, r.keepInQuarantine(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
+		if !q.has(name) {
+			excess = append(excess, q.add(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
 		}
 		r.mu.Unlock()
 	}
-	r.removeKept(excess)
+	q.remove(excess)
 }
 
 func (q *quarantine) has(name string) bool {
 	return slices.ContainsFunc(q.files, func(k kept) bool { return k.name == name })
 }
 
-func (r *root) keeps(name string) bool {
+func (q *quarantine) holds(name string) bool {
+	r := q.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.quar.has(name)
+	return q.has(name)
 }
 
 // dropDamaged removes an entry because of one rank's file, which goes into quarantine.

@@ -19,7 +19,7 @@ import (
 // recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until it has
 // ended, the root serves what it has seen.
 func (r *root) recover(ctx context.Context) error {
-	if err := r.loadQuarantine(); err != nil {
+	if err := r.quar.load(); err != nil {
 		return err
 	}
 	return r.custody.recover(ctx)
@@ -104,9 +104,9 @@ func (c *census) unsound(name, rel string, info staging.Info, err error) {
 			r.counted(&r.count.foreign)
 			return
 		}
-		r.quarantineFile(name, err)
+		r.quar.isolate(name, err)
 	case pieceformat.IsDamage(err):
-		r.quarantineFile(name, err)
+		r.quar.isolate(name, err)
 	default:
 		c.unreadable(name, err)
 	}
@@ -144,7 +144,7 @@ func (r *root) sweep(name string) error {
 	return nil
 }
 
-func (r *root) counted(n *uint64) {
+func (r *entries) counted(n *uint64) {
 	r.mu.Lock()
 	*n++
 	r.mu.Unlock()
@@ -216,7 +216,7 @@ func (c *census) resolve(was clash, name string, h *pieceformat.Header, allocate
 			return
 		} else if err != nil {
 			r.counted(&r.count.unclaimed)
-			r.quarantineFile(name, err)
+			r.quar.isolate(name, err)
 			return
 		}
 	} else if err != nil && !fallback {

@@ -70,7 +70,7 @@ func (r *root) refit(ctx context.Context, empty bool) error {
 		r.drop(m, 0)
 	}
 	if empty {
-		r.shrinkQuarantine(math.MaxInt64)
+		r.quar.shrink(math.MaxInt64)
 	}
 	r.retryDeletes(ctx)
 	return nil
@@ -78,10 +78,10 @@ func (r *root) refit(ctx context.Context, empty bool) error {
 
 // rejoin keeps what was opened meanwhile, and lets the root serve again before anything else can be opened.
 func (r *root) rejoin(ctx context.Context, from health.State) error {
-	if err := r.store.opening.lock(ctx); err != nil {
+	if err := r.store.opening.Acquire(ctx, 1); err != nil {
 		return err
 	}
-	defer r.store.opening.unlock()
+	defer r.store.opening.Release(1)
 	if err := r.catchUp(); err != nil {
 		return err
 	}

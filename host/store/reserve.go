@@ -31,9 +31,9 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	return w
 }
 
-// reserveEvicting sees to it that what is wanted is free, and books it. It evicts for that, or waits for the background evictor. The
+// evicting sees to it that what is wanted is free, and books it. It evicts for that, or waits for the background evictor. The
 // caller does not hold mu.
-func (r *root) reserveEvicting(ctx context.Context, w reservation) error {
+func (w reservation) evicting(ctx context.Context, r *root) error {
 	// What cannot fit, whatever is evicted, costs nobody anything.
 	if err := r.account.Possible(w.Want, r.isScanning()); err != nil {
 		return err
@@ -52,7 +52,7 @@ func (r *root) reserveEvicting(ctx context.Context, w reservation) error {
 		}
 		scanning, err := r.scanning, error(nil)
 		if ok {
-			err = r.enter(w)
+			err = w.booked(r)
 		}
 		r.mu.Unlock()
 		if ok {
@@ -67,19 +67,19 @@ func (r *root) reserveEvicting(ctx context.Context, w reservation) error {
 		case !w.evicts && short.Quota > 0:
 			return r.account.QuotaError(w.Want, short.Quota)
 		case !w.evicts:
-			if err := r.await(ctx, &wait, w.Want, short); err != nil {
+			if err := w.await(ctx, r, &wait, short); err != nil {
 				return fmt.Errorf("%w: %s is %d bytes short: %w", ErrNoSpace, r.dir, short.Bytes, err)
 			}
 		default:
-			if err := r.evictFor(w, short, noSlot); err != nil {
+			if err := w.evict(r, short, noSlot); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// enter ends a reservation whose bytes are booked. The caller holds mu.
-func (r *root) enter(w reservation) error {
+// booked ends a reservation whose bytes are booked. The caller holds mu.
+func (w *reservation) booked(r *root) error {
 	if w.enter == nil {
 		return nil
 	}
@@ -91,11 +91,11 @@ func (r *root) enter(w reservation) error {
 }
 
 // await waits for the background evictor to free something.
-func (r *root) await(ctx context.Context, wait *capacity.Wait, w capacity.Want, short capacity.Shortage) error {
+func (w *reservation) await(ctx context.Context, r *root, wait *capacity.Wait, short capacity.Shortage) error {
 	if !wait.Begun() {
 		r.counted(&r.count.waits)
 	}
-	return wait.Round(ctx, r.account, w, short, r.store.cfg.EvictPatience, func() error {
+	return wait.Round(ctx, r.account, w.Want, short, r.store.cfg.EvictPatience, func() error {
 		if !r.health.Takes() || r.store.closed.Load() {
 			return ErrRootOut
 		}
@@ -104,8 +104,8 @@ func (r *root) await(ctx context.Context, wait *capacity.Wait, w capacity.Want, 
 	})
 }
 
-// evictFor evicts a part of what a reservation is short of.
-func (r *root) evictFor(w reservation, short capacity.Shortage, noSlot bool) error {
+// evict evicts a part of what a reservation is short of.
+func (w *reservation) evict(r *root, short capacity.Shortage, noSlot bool) error {
 	bytes, tenant := short.Bytes, abi.None
 	if short.Quota > 0 {
 		bytes, tenant = short.Quota, w.ID
@@ -120,7 +120,7 @@ func (r *root) evictFor(w reservation, short capacity.Shortage, noSlot bool) err
 		return fmt.Errorf("%w: %s is %d bytes short and victims' files cannot be unlinked: %w", ErrNoSpace, r.dir, bytes, got.failed)
 	case short.Quota > 0:
 		return r.account.QuotaError(w.Want, short.Quota)
-	case bytes > 0 && r.shrinkQuarantine(bytes):
+	case bytes > 0 && r.quar.shrink(bytes):
 		return nil
 	case noSlot:
 		return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace, r.x.Max(), r.dir)
@@ -128,7 +128,7 @@ func (r *root) evictFor(w reservation, short capacity.Shortage, noSlot bool) err
 	return fmt.Errorf("%w: %s is %d bytes short and the evict policy names no victim", ErrNoSpace, r.dir, bytes)
 }
 
-func (r *root) isScanning() bool {
+func (r *entries) isScanning() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.scanning
@@ -136,10 +136,10 @@ func (r *root) isScanning() bool {
 
 // shrink evicts down to the limit: what was reserved took more than it should have.
 func (r *root) shrink(ctx context.Context) {
-	if r.turn.lock(ctx) != nil {
+	if r.turn.Acquire(ctx, 1) != nil {
 		return
 	}
-	defer r.turn.unlock()
+	defer r.turn.Release(1)
 	if err := r.custody.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
 		r.log.Warn("root is over its capacity: nothing can be evicted", "used", r.account.Used(), "capacity", r.cfg.Capacity, "error", err)
 	}

@@ -95,8 +95,8 @@ func TestBurstWaitsForTheEvictor(t *testing.T) {
 	if got := f.store.Stats().Roots[0]; got.Waits == 0 || got.Evictions < 350 {
 		t.Errorf("%+v", got)
 	}
-	_ = f.store.roots[0].turn.lock(t.Context()) // the evictor is not in the middle of something
-	defer f.store.roots[0].turn.unlock()
+	_ = f.store.roots[0].turn.Acquire(t.Context(), 1) // the evictor is not in the middle of something
+	defer f.store.roots[0].turn.Release(1)
 	f.checkUsed()
 }
 

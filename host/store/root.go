@@ -17,54 +17,68 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sync/semaphore"
 )
 
-// root is one directory with its index, its bytes and its evict policy.
+// root is one directory: its entries, its files, and whose it is.
 type root struct {
-	store       *Store
-	cfg         RootConfig
-	dir         string     // absolute
-	slash       string     // dir and a slash
-	fs          staging.FS // watched
-	log         *slog.Logger
-	custody     custody
-	touched     func(fp uint64) // hears of touches, or nil; guarded by mu
-	evictorWake chan struct{}   // wakes the background evictor
+	entries
+	files
+	store   *Store
+	cfg     RootConfig
+	log     *slog.Logger
+	custody custody
+	budget  *capacity.Budget
+	quar    quarantine
 
-	health      *health.Monitor
-	directory   *health.Directory
-	meter       health.Meter
+	turn        *semaphore.Weighted // held by the one reservation that may evict
+	evicting    []eviction          // of the turn's holder
+	evictorWake chan struct{}       // wakes the background evictor
 	upkeepWake  chan struct{}
-	unavailable atomic.Bool // it could not be opened: see openLate
-	suspects    []mark      // entries whose files gave no answer; guarded by mu
-	orphans     orphans
-	budget      *capacity.Budget
-	account     *capacity.Account
 
-	turn latch // held by the one reservation that may evict
+	unavailable atomic.Bool            // it could not be opened: see openLate
+	scanned     chan struct{}          // closed when it is known what is there
+	census      atomic.Pointer[census] // of the scan under way, or nil
 
-	unsure atomic.Uint32 // batches that could not be made durable
+	unsure   atomic.Uint32 // batches that could not be made durable
+	unsynced []mark        // entries that a batch has yet to make durable; guarded by mu, like the rest
+	suspects []mark        // entries whose files gave no answer
+	blind    bool          // the scan could not read something
+}
 
-	lasting  sync.Map // directories whose names are durable
-	lastingN atomic.Int64
-
-	scanned chan struct{}          // closed when it is known what is there
-	census  atomic.Pointer[census] // of the scan under way, or nil
+// entries is what a root holds: the index, the evict policy that follows it, and what happens to entries. All of it is
+// guarded by mu, and nothing that can block on a device is done under it.
+type entries struct {
+	store   *Store
+	account *capacity.Account
 
 	mu       sync.Mutex
+	reaped   sync.Cond // on mu: an evicted entry is out of the table
+	x        *index.Index
+	flights  map[uint32]flight
+	evictor  *evictor.Evictor
+	touched  func(fp uint64) // hears of touches, or nil
+	complete int64           // entries with all their pieces
+	count    counters
 	scanning bool
-	blind    bool // the scan could not read something
 	// removedDuringScan are the fingerprints of entries that were removed while the scan ran.
 	removedDuringScan map[uint64]struct{}
-	reaped            sync.Cond // on mu: an evicted entry is out of the table
-	x                 *index.Index
-	flights           map[uint32]flight
-	evictor           *evictor.Evictor
-	quar              quarantine
-	complete          int64 // entries with all their pieces
-	unsynced          []mark
-	count             counters
-	evicting          []eviction // of the turn's holder
+}
+
+// files is a root's directory.
+type files struct {
+	store     *Store
+	log       *slog.Logger
+	entries   *entries   // for its counts
+	dir       string     // absolute
+	slash     string     // dir and a slash
+	fs        staging.FS // watched
+	health    *health.Monitor
+	directory *health.Directory
+	meter     health.Meter
+	orphans   orphans
+	lasting   sync.Map // directories whose names are durable
+	lastingN  atomic.Int64
 }
 
 // flight is what happens to an entry's files at present.
@@ -72,9 +86,6 @@ type flight struct {
 	ranks     uint64 // pieces being written
 	unlinking bool   // its files are being unlinked
 }
-
-// maxLasting is how many directories are remembered as durable.
-const maxLasting = 1 << 16
 
 // mark names an entry so that a later one in the same slot is told apart.
 type mark struct {
@@ -84,10 +95,14 @@ type mark struct {
 
 // openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error) {
+	log := s.log.With("root", cfg.Path)
 	r := &root{
-		store: s, cfg: cfg, dir: cfg.Path, slash: cfg.Path + "/", turn: newLatch(), log: s.log.With("root", cfg.Path), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
-		x: index.New(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}, scanned: make(chan struct{}),
+		store: s, cfg: cfg, log: log, turn: semaphore.NewWeighted(1), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
+		scanned: make(chan struct{}),
+		entries: entries{store: s, x: index.New(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}},
+		files:   files{store: s, log: log, dir: cfg.Path, slash: cfg.Path + "/"},
 	}
+	r.files.entries, r.quar.root = &r.entries, r
 	r.reaped.L = &r.mu
 	r.custody = ownRoot{r}
 	if cfg.Shared {
@@ -182,7 +197,7 @@ func (r *root) invites() bool {
 }
 
 // metered observes a file's transfers where there is a choice of roots to be made.
-func (r *root) metered(f staging.File) staging.File {
+func (r *files) metered(f staging.File) staging.File {
 	if len(r.store.roots) < 2 {
 		return f
 	}
@@ -221,6 +236,8 @@ func (r *root) facts(id int) abi.RootFacts {
 	}
 }
 
-func (r *root) classOf(slot uint32) *class { return r.store.spaces.class(r.x.Owner(slot).Class) }
+func (r *entries) classOf(slot uint32) *class { return r.store.spaces.class(r.x.Owner(slot).Class) }
 
-func (r *root) tenantOf(slot uint32) uint32 { return r.store.spaces.tenantOf(r.x.Owner(slot).Tenant) }
+func (r *entries) tenantOf(slot uint32) uint32 {
+	return r.store.spaces.tenantOf(r.x.Owner(slot).Tenant)
+}

@@ -270,7 +270,7 @@ func (c *sharedRoot) reserve(ctx context.Context, w reservation) error {
 		}
 	}
 	r.account.Commit(w.Tenant, w.Bytes)
-	return r.enter(w)
+	return w.booked(r)
 }
 
 // takeCreditUnlocking gets a put credit for its piece, and waits for it for a while. mu is held, and released meanwhile.
@@ -391,7 +391,7 @@ func (c *sharedRoot) unlink(d *eviction, pieces uint64) (left int64, _ error) {
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			r.counted(&r.count.vanished)
-			r.recount()
+			r.quar.recount()
 			continue
 		}
 		if err != nil {

@@ -240,10 +240,10 @@ func (s *Store) Space(ctx context.Context, n *chunk.Namespace) (*Space, error) {
 		return nil, err
 	}
 	digest, text := n.Digest(), n.Text()
-	if err := s.opening.lock(ctx); err != nil {
+	if err := s.opening.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
-	defer s.opening.unlock()
+	defer s.opening.Release(1)
 	if s.closed.Load() {
 		return nil, ErrClosed
 	}

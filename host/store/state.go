@@ -32,7 +32,7 @@ func (r *root) saveState(when int64) error {
 	})
 }
 
-func (r *root) pinnedAtAll() (any bool) {
+func (r *entries) pinnedAtAll() (any bool) {
 	r.x.Each(func(_ uint32, e *index.Entry) { any = any || e.Pins() > 0 })
 	return any
 }

@@ -186,7 +186,7 @@ func (r *root) stats() RootStats {
 }
 
 // writing is what is reserved by pieces in flight. mu is held.
-func (r *root) writing() (bytes int64) {
+func (r *entries) writing() (bytes int64) {
 	for slot, f := range r.flights {
 		bytes += int64(bits.OnesCount64(f.ranks)) * r.classOf(slot).fileBytes()
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
+	"golang.org/x/sync/semaphore"
 )
 
 // Store is one host's chunks on disk. It is safe for concurrent use.
@@ -33,13 +34,13 @@ type Store struct {
 	earlier atomic.Pointer[[]*naming] // see formerly
 	found   []*class                  // under those; guarded by spaces.mu
 
-	swapping latch // held while policies change
+	swapping *semaphore.Weighted // held while policies change
 	stream   shadow.Stream
 	trials   atomic.Pointer[[]*trial]
 	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
 
-	opening    latch       // of namespaces
-	stripes    [1024]latch // by fingerprint: a key is reserved once, in one root
+	opening    *semaphore.Weighted       // of namespaces
+	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
 	requests   requests
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy was last told of the roots
@@ -61,9 +62,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), spaces: newSpaces(), opening: newLatch(), swapping: newLatch()}
+	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), spaces: newSpaces(), opening: semaphore.NewWeighted(1), swapping: semaphore.NewWeighted(1)}
 	for i := range s.stripes {
-		s.stripes[i] = newLatch()
+		s.stripes[i] = semaphore.NewWeighted(1)
 	}
 	s.firstSeq = uint64(s.start.UnixNano())
 	s.seq.Store(s.firstSeq)

@@ -34,11 +34,11 @@ type Taken struct {
 // ready; when something does, or the policy fails at the last moment in one of its roots, all is as before. Each Use's Done is
 // called when the store needs its module no more, also when the swap failed. It waits for scans, until the context is done.
 func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
-	if err := s.swapping.lock(ctx); err != nil {
+	if err := s.swapping.Acquire(ctx, 1); err != nil {
 		w.drop()
 		return nil, err
 	}
-	defer s.swapping.unlock()
+	defer s.swapping.Release(1)
 	if s.closed.Load() {
 		w.drop()
 		return nil, ErrClosed
@@ -60,10 +60,10 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.opening.lock(ctx); err != nil { // what is announced and planned below is all there is
+	if err := s.opening.Acquire(ctx, 1); err != nil { // what is announced and planned below is all there is
 		return nil, err
 	}
-	defer s.opening.unlock()
+	defer s.opening.Release(1)
 	r, err := s.prepareRest(ctx, w.From, &next)
 	if err != nil {
 		r.abandon()
@@ -143,7 +143,7 @@ type handover struct {
 }
 
 // activePolicy is what decides in a root, or did until it failed.
-func (r *root) activePolicy() *evictor.Policy {
+func (r *entries) activePolicy() *evictor.Policy {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.evictor.Active()

@@ -268,7 +268,10 @@ func TestSwapDoesNotWaitForEver(t *testing.T) {
 		unlock func()
 	}{
 		"scan": {r.evictor.HoldHandovers, r.evictor.AllowHandovers},
-		"swap": {f.store.swapping.lock, f.store.swapping.unlock},
+		"swap": {
+			func(ctx context.Context) error { return f.store.swapping.Acquire(ctx, 1) },
+			func() { f.store.swapping.Release(1) },
+		},
 	} {
 		if err := c.lock(t.Context()); err != nil {
 			t.Fatal(err)

@@ -40,10 +40,10 @@ func (s *Store) startShadow(ctx context.Context, h Shadow, swap bool) error {
 }
 
 func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64, swap bool) error {
-	if err := s.swapping.lock(ctx); err != nil {
+	if err := s.swapping.Acquire(ctx, 1); err != nil {
 		return err
 	}
-	defer s.swapping.unlock()
+	defer s.swapping.Release(1)
 	if s.closed.Load() {
 		return ErrClosed
 	}
@@ -82,8 +82,8 @@ func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64, swap bo
 
 // RemoveShadow ends one.
 func (s *Store) RemoveShadow(name string) error {
-	_ = s.swapping.lock(context.Background()) // that never ends
-	defer s.swapping.unlock()
+	_ = s.swapping.Acquire(context.Background(), 1) // that never ends
+	defer s.swapping.Release(1)
 	list := slices.Clone(s.onTrial())
 	i := slices.IndexFunc(list, func(t *trial) bool { return t.Name == name })
 	if i < 0 {
@@ -111,8 +111,8 @@ func (t *trial) end(s *Store) {
 }
 
 func (s *Store) endTrials() {
-	_ = s.swapping.lock(context.Background()) // that never ends
-	defer s.swapping.unlock()
+	_ = s.swapping.Acquire(context.Background(), 1) // that never ends
+	defer s.swapping.Release(1)
 	for _, t := range s.onTrial() {
 		t.end(s)
 	}

@@ -119,7 +119,7 @@ func (w *walk) isOf(r *root, e *index.Entry) bool {
 }
 
 // touch makes an entry the most recent and pins it.
-func (r *root) touch(i int, slot uint32, e *index.Entry, print uint64, w *walk) {
+func (r *entries) touch(i int, slot uint32, e *index.Entry, print uint64, w *walk) {
 	if !w.touches.has(i, print) {
 		w.touches.touch(i)
 		r.x.TouchEntry(e)
