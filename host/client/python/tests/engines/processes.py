@@ -64,6 +64,7 @@ class Host(Process):
         super().__init__(
             [program, "--root", f"{self.root}={capacity}", "--socket", self.socket, "--http-listen", ""],
             directory / "kvhost.log",
+            {name: value for name, value in os.environ.items() if not name.startswith("KVHOST_")},
         )
 
     def start(self) -> None:

@@ -145,7 +145,7 @@ def test_a_prompt_outlives_both_servers(host: Host, layout: str, allocator: str,
     host.stop()
     host.start()
     second = Server(host.socket, host_pool(layout, allocator), in_place=in_place)
-    assert second.found(tokens) == names[:7]
+    wait_for("what the host's scan finds", lambda: second.found(tokens) == names[:7])
     second.fill(7, first=20)
     assert second.read(names[:7], first=20) == 7
     assert second.content(7, first=20) == want
