@@ -125,9 +125,10 @@ def test_residents_are_listed_in_pages() -> None:
         seen += [key for key, _ in page]
         if cursor is None:
             break
-        known.remove(seen[-1:])  # what goes between two pages does not disturb
+        known.remove(seen[-1:], 10)  # what goes between two pages does not disturb
     assert seen == all_keys[5:]
-    assert known.remove([all_keys[0], all_keys[-2], Key(b"?" * 32)]) == [(all_keys[0], 10)]
+    assert known.remove(all_keys[:1], 11) == []  # another size is another object
+    assert known.remove([all_keys[0], all_keys[-2], Key(b"?" * 32)], 10) == all_keys[:1]
     assert len(known) == 7
     for wrong in ((0, None), (-1, None), (1, "x")):
         with pytest.raises(ValueError):

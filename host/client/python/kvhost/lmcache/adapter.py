@@ -161,7 +161,7 @@ class KvhostL2Adapter(L2AdapterInterface):
             self._locks.hold(kind, hit)
             bitmap.batched_set([i for i, found in zip(places, hit.found) if found])
             self._learn_resident([keys[i] for i, found in zip(places, hit.found) if found], kind.object_bytes)
-            self._learn_gone([keys[i] for i, found in zip(places, hit.found) if not found])
+            self._learn_gone([keys[i] for i, found in zip(places, hit.found) if not found], kind.object_bytes)
         return bitmap
 
     # Load
@@ -244,9 +244,9 @@ class KvhostL2Adapter(L2AdapterInterface):
         if new := self._residents.add(keys, size):
             self._notify_keys_stored(new, [size] * len(new))
 
-    def _learn_gone(self, keys: list[ObjectKey]) -> None:
-        if gone := self._residents.remove(keys):
-            self._notify_keys_deleted([key for key, _ in gone], [size for _, size in gone])
+    def _learn_gone(self, keys: list[ObjectKey], size: int) -> None:
+        if gone := self._residents.remove(keys, size):
+            self._notify_keys_deleted(gone, [size] * len(gone))
 
 
 def _row(key: ObjectKey) -> tuple[str, int, int]:

@@ -27,10 +27,13 @@ class Residents(Generic[_K]):
             self._sizes.update((key, size) for key in new)
             return new
 
-    def remove(self, keys: Iterable[_K]) -> list[tuple[_K, int]]:
-        """Notes that objects are gone, and returns those that were known, with their sizes."""
+    def remove(self, keys: Iterable[_K], size: int) -> list[_K]:
+        """Notes that objects of a size are gone, and returns those that were known."""
         with self._lock:
-            return [(key, self._sizes.pop(key)) for key in keys if key in self._sizes]
+            gone = [key for key in keys if self._sizes.get(key) == size]
+            for key in gone:
+                del self._sizes[key]
+            return gone
 
     def page(self, model: str | None, most: int, after: str | None) -> tuple[list[tuple[_K, int]], str | None]:
         """The next objects in the order of their names, and where the page after this one starts."""
