@@ -21,8 +21,8 @@ const (
 	Step
 )
 
-// Maintain does a part of a root's own work at once; the root is named by its place in [Config.Roots]. A store does all of
-// it by itself: this is for tests, which set the periods of that work to hours so that a run repeats.
+// Maintain does a part of a root's own work at once; the root is named by its place in [Config.Roots]. A store does all
+// of it by itself: this is for tests, which set the periods of that work to hours so that a run repeats.
 func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
 	if s.closed.Load() {
 		return ErrClosed

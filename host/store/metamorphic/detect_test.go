@@ -15,14 +15,14 @@ import (
 // broken is a store with a fault that histories must find.
 type broken struct {
 	metamorphic.Store
-	put   func(metamorphic.Put, metamorphic.Piece) metamorphic.Put
+	put   func(metamorphic.Put) metamorphic.Put
 	lease func(metamorphic.Lease, []uint64) metamorphic.Lease
 }
 
 func (b *broken) Begin(ctx context.Context, of metamorphic.Piece) (metamorphic.Put, error) {
 	p, err := b.Store.Begin(ctx, of)
 	if err == nil && b.put != nil {
-		p = b.put(p, of)
+		p = b.put(p)
 	}
 	return p, err
 }
@@ -92,44 +92,68 @@ type unsynced struct{ staging.FS }
 func (unsynced) SyncDir(string) error { return nil }
 func (unsynced) SyncFS(string) error  { return nil }
 
+// leases breaks a store's leases, and puts its puts.
+func leases(change func(metamorphic.Lease) metamorphic.Lease) func(metamorphic.Store) metamorphic.Store {
+	return func(s metamorphic.Store) metamorphic.Store {
+		return &broken{Store: s, lease: func(l metamorphic.Lease, _ []uint64) metamorphic.Lease { return change(l) }}
+	}
+}
+
+func puts(change func(metamorphic.Put) metamorphic.Put) func(metamorphic.Store) metamorphic.Store {
+	return func(s metamorphic.Store) metamorphic.Store { return &broken{Store: s, put: change} }
+}
+
 // TestFindsFaults: histories fail when a store breaks one of its promises.
 func TestFindsFaults(t *testing.T) {
+	first := new([]byte)
 	lives := 0
 	for name, c := range map[string]struct {
 		kind  string
-		cfg   func(*store.Config)
-		store func(metamorphic.Store) metamorphic.Store
 		want  string // part of the error
+		store func(metamorphic.Store) metamorphic.Store
+		cfg   func(*store.Config)
 	}{
-		"stale bytes": {kind: "clean", want: "never offered", store: func(s metamorphic.Store) metamorphic.Store {
-			first := new([]byte)
-			return &broken{Store: s, lease: func(l metamorphic.Lease, _ []uint64) metamorphic.Lease { return stale{l, first} }}
-		}},
-		"torn bytes": {kind: "clean", want: "are not those of version", store: func(s metamorphic.Store) metamorphic.Store {
-			return &broken{Store: s, put: func(p metamorphic.Put, _ metamorphic.Piece) metamorphic.Put { return torn{p} }}
-		}},
-		"failing loads": {kind: "clean", want: "entry is gone", store: func(s metamorphic.Store) metamorphic.Store {
-			return &broken{Store: s, lease: func(l metamorphic.Lease, _ []uint64) metamorphic.Lease { return gone{l} }}
-		}},
-		"a leaked lease": {kind: "clean", want: "in use", store: func(s metamorphic.Store) metamorphic.Store {
-			return &broken{Store: s, lease: func(l metamorphic.Lease, _ []uint64) metamorphic.Lease { return leaky{l} }}
-		}},
-		"a put that is not aborted": {kind: "clean", want: "", store: func(s metamorphic.Store) metamorphic.Store {
-			return &broken{Store: s, put: func(p metamorphic.Put, _ metamorphic.Piece) metamorphic.Put { return careless{p} }}
-		}},
-		"a hit that is lost in a restart": {kind: "clean", want: "was a hit before the restart", store: func(s metamorphic.Store) metamorphic.Store {
-			lives++
-			if lives%2 == 1 {
-				return s
-			}
-			return &broken{Store: s, lease: func(l metamorphic.Lease, keys []uint64) metamorphic.Lease { return forgetful{l, keys} }}
-		}},
-		"syncs that do nothing": {kind: "power-losses", want: "of the durable entries", cfg: func(c *store.Config) { c.FS = unsynced{c.FS} }},
-		"a root over its capacity": {kind: "clean", want: "bytes used, of", cfg: func(c *store.Config) {
-			roots := []store.RootConfig{c.Roots[0]}
-			roots[0].Capacity *= 2
-			c.Roots = roots
-		}},
+		"stale bytes": {
+			kind: "clean", want: "never offered",
+			store: leases(func(l metamorphic.Lease) metamorphic.Lease { return stale{l, first} }),
+		},
+		"torn bytes": {
+			kind: "clean", want: "are not those of version",
+			store: puts(func(p metamorphic.Put) metamorphic.Put { return torn{p} }),
+		},
+		"failing loads": {
+			kind: "clean", want: "entry is gone",
+			store: leases(func(l metamorphic.Lease) metamorphic.Lease { return gone{l} }),
+		},
+		"a leaked lease": {
+			kind: "clean", want: "in use",
+			store: leases(func(l metamorphic.Lease) metamorphic.Lease { return leaky{l} }),
+		},
+		"a put that is not aborted": {
+			kind:  "clean",
+			store: puts(func(p metamorphic.Put) metamorphic.Put { return careless{p} }),
+		},
+		"a hit that is lost in a restart": {
+			kind: "clean", want: "was a hit before the restart",
+			store: func(s metamorphic.Store) metamorphic.Store {
+				if lives++; lives%2 == 1 {
+					return s
+				}
+				return &broken{Store: s, lease: func(l metamorphic.Lease, keys []uint64) metamorphic.Lease { return forgetful{l, keys} }}
+			},
+		},
+		"syncs that do nothing": {
+			kind: "power-losses", want: "of the durable entries",
+			cfg: func(c *store.Config) { c.FS = unsynced{c.FS} },
+		},
+		"a root over its capacity": {
+			kind: "clean", want: "bytes used, of",
+			cfg: func(c *store.Config) {
+				root := c.Roots[0]
+				root.Capacity *= 2
+				c.Roots = []store.RootConfig{root}
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			opt, err := policies()

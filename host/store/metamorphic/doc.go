@@ -19,14 +19,14 @@
 //	a.Begin(put=3, piece=0/5/1)             // <nil>
 //	a.Lookup(entry=0/17, n=4, ranks=0110)   // 2 hits
 //
-// Everything is drawn when the history is generated, so a history that is cut short still means something: an operation
-// on a put, a lease or a host that is not there does nothing. One goroutine runs all operations, hosts that share a root
-// take turns, and so a history repeats. The exception is Rush, in which several clients work at once.
+// Everything is drawn when the history is generated, so a history that is cut short still means something: an
+// operation on a put, a lease or a host that is not there does nothing. A history repeats, because one goroutine runs
+// all operations and hosts that share a root take turns. The exception is Rush, in which several clients work at once.
 //
 // The operations, on the host before the dot:
 //
-//	Open(evict, place, unplug)      opens the store, with these policies; unplug: see below
-//	Close(unplug)                   closes it in order
+//	Open(evict, place, unplug)      opens the store, with these policies; the machine loses power at call unplug
+//	Close(unplug)                   closes it in order; likewise
 //	Crash()                         kills its process, wherever its puts are
 //	PowerLoss(seed)                 its machine loses power: what was not synced may be lost
 //	Arm(call, power, seed)          the call-th operation on files from now on fails, and all later ones (the process
@@ -35,7 +35,7 @@
 //	Begin(put, piece)               reserves room for a piece
 //	Publish(put)                    writes it and publishes it
 //	Abort(put, written)             gives it up, after it was written or before
-//	Lookup(entry, n, ranks, hold)   looks n keys up, loads of the i-th hit the rank that ranks says; hold keeps the lease
+//	Lookup(entry, n, ranks, hold)   looks n keys up and loads of the i-th hit the rank at ranks[i]; hold keeps the lease
 //	Release(lease, ranks)           loads again what ranks says, and releases a lease
 //	EndRequest()                    ends the request that all puts belong to
 //	Maintain(root, task)            lets the store do a part of its own work: retry, flush, probe

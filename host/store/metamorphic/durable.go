@@ -26,7 +26,8 @@ func (d *durable) update(n *node) error {
 		return nil
 	}
 	durable := n.Durability == store.Strict
-	if err := n.store.Inspect(func(list []store.Inspection) { durable = durable || list[0].Unsynced == 0 }); err != nil || !durable {
+	err := n.store.Inspect(func(list []store.Inspection) { durable = durable || list[0].Unsynced == 0 })
+	if err != nil || !durable {
 		return err
 	}
 	list, err := n.present()
@@ -46,8 +47,8 @@ func (d *durable) ends(n *node) {
 	})
 }
 
-// reopened checks that what is owed is there. Evicted files whose removal was lost come back, and may have pushed others
-// out when the store opened.
+// reopened checks that what is owed is there. Evicted files whose removal was lost come back, and may have pushed
+// others out when the store opened.
 func (d *durable) reopened(n *node) error {
 	d.sealed = false
 	var kept []Entry
@@ -60,8 +61,10 @@ func (d *durable) reopened(n *node) error {
 			kept = append(kept, e)
 		}
 	}
-	if missing, evicted := len(d.entries)-len(kept), n.store.Stats().Roots[0].Evictions; uint64(missing) > uint64(evicted) {
-		return fmt.Errorf("host %s: of the durable entries %v only %v are hits, and %d were evicted", n.ID, d.entries, kept, evicted)
+	missing, evicted := len(d.entries)-len(kept), n.store.Stats().Roots[0].Evictions
+	if uint64(missing) > uint64(evicted) {
+		return fmt.Errorf("host %s: of the durable entries %v only %v are hits, and %d were evicted",
+			n.ID, d.entries, kept, evicted)
 	}
 	d.entries = kept
 	return nil

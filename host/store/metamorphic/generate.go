@@ -121,12 +121,17 @@ func (g *generator) drafts() []draft {
 		}},
 	}
 	if g.h.Kind.power { // the machine must see every change of the disk
-		list = append(list, draft{3, func(g *generator, p *plan) { g.add(p, "PowerLoss", "seed", g.rng.Uint64()); g.open(p) }})
+		list = append(list, draft{3, func(g *generator, p *plan) {
+			g.add(p, "PowerLoss", "seed", g.rng.Uint64())
+			g.open(p)
+		}})
 	} else {
 		list = append(list, draft{3, (*generator).damage})
 	}
 	if g.h.Kind.hosts == 1 { // hosts that share a root have one place policy
-		list = append(list, draft{2, func(g *generator, p *plan) { g.add(p, "Swap", "role", "place", "policy", g.placer()) }})
+		list = append(list, draft{2, func(g *generator, p *plan) {
+			g.add(p, "Swap", "role", "place", "policy", g.placer())
+		}})
 	} else {
 		list = append(list,
 			draft{30, func(g *generator, p *plan) { g.add(p, "Turns", "n", 1+g.rng.IntN(4)) }},
@@ -261,7 +266,7 @@ func (g *generator) evictor() string {
 // placers are generations of names, one that gives many keys one name, and one that gives none now and then.
 var placers = []string{"1/1/1", "4/4", "2/2", "collider", "mute"}
 
-// placer draws no collider where power is lost: a file that this damages under a name that no policy can read back is a
+// placer draws no collider where power is lost: a file that is damaged under a name that no policy can read back is a
 // foreign file to a scan, which leaves it alone and does not count it.
 func (g *generator) placer() string {
 	for {

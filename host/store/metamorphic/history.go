@@ -3,6 +3,7 @@ package metamorphic
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -193,18 +194,18 @@ func parseOp(line string) (Op, error) {
 			continue
 		}
 		arg, value, _ := strings.Cut(text, "=")
-		check, known := v.args[arg]
-		if !known {
+		i := slices.IndexFunc(v.args, func(a argument) bool { return a.name == arg })
+		if i < 0 {
 			return op, fmt.Errorf("%s has no argument %q", name, arg)
 		}
-		if !check(value) {
-			return op, fmt.Errorf("argument %q", text)
+		if !v.args[i].valid(value) {
+			return op, fmt.Errorf("bad value of argument %q", text)
 		}
 		op.Args = append(op.Args, Arg{arg, value})
 	}
-	for arg := range v.args {
-		if !op.has(arg) && !v.optional[arg] {
-			return op, fmt.Errorf("%s needs an argument %s", name, arg)
+	for _, a := range v.args {
+		if !a.optional && !op.has(a.name) {
+			return op, fmt.Errorf("%s needs an argument %s", name, a.name)
 		}
 	}
 	return op, nil

@@ -155,8 +155,11 @@ func (r *runner) compareAccounts() error {
 			disk, temporaries, uerr := usage(root.Dir)
 			foreign, ferr := n.foreign(root.Dir)
 			want := disk - foreign + root.Missing
-			if err = errors.Join(err, uerr, ferr); err == nil && (root.Used != want || temporaries != 0 || root.Used > n.cfg.Roots[i].Capacity) {
-				err = fmt.Errorf("root %d: the account says %d bytes of %d, the disk %d; %d temporaries", i, root.Used, n.cfg.Roots[i].Capacity, want, temporaries)
+			err = errors.Join(err, uerr, ferr)
+			capacity := n.cfg.Roots[i].Capacity
+			if err == nil && (root.Used != want || temporaries != 0 || root.Used > capacity) {
+				err = fmt.Errorf("root %d: the account says %d bytes of %d, the disk %d; %d temporaries",
+					i, root.Used, capacity, want, temporaries)
 			}
 		}
 	})
@@ -212,7 +215,9 @@ func sharedUsage(dir string) (bytes int64, err error) {
 			return err
 		}
 		rel, _ := filepath.Rel(dir, name)
-		if strings.HasPrefix(rel, pieceformat.MetaDir) && !strings.Contains(rel, "/t/") && !strings.Contains(rel, "/trash/") && !strings.HasPrefix(rel, pieceformat.QuarantineDir) {
+		counts := strings.Contains(rel, "/t/") || strings.Contains(rel, "/trash/") ||
+			strings.HasPrefix(rel, pieceformat.QuarantineDir) || !strings.HasPrefix(rel, pieceformat.MetaDir)
+		if !counts {
 			return nil
 		}
 		info, err := staging.OS().Stat(name)

@@ -86,6 +86,8 @@ func TestHistories(t *testing.T) {
 	}
 }
 
+const replayCommand = "go test ./host/store/metamorphic -run TestHistories -replay %s"
+
 func generate(seed uint64) *metamorphic.History { return metamorphic.Generate(seed, *ops) }
 
 func run(t *testing.T, h *metamorphic.History) (res *metamorphic.Result) {
@@ -101,7 +103,7 @@ func run(t *testing.T, h *metamorphic.History) (res *metamorphic.Result) {
 		}
 		save(t, file, res.Text())
 		t.Errorf("history of seed %d, kind %s, %d operations: %v", h.Seed, h.Kind.Name, len(h.Ops), err)
-		t.Logf("the history with its results is in %s\nreplay: go test ./host/store/metamorphic -run TestHistories -replay %s", file, file)
+		t.Logf("the history with its results is in %s\nreplay: "+replayCommand, file, file)
 		shorten(t, h, file+".short")
 	})
 	return res
@@ -139,7 +141,7 @@ func shorten(t *testing.T, h *metamorphic.History, file string) {
 		return
 	}
 	save(t, file, last.Text())
-	t.Logf("a history of %d operations fails too: %v\nreplay: go test ./host/store/metamorphic -run TestHistories -replay %s", len(last.History.Ops), cause, file)
+	t.Logf("a history of %d operations fails too: %v\nreplay: "+replayCommand, len(last.History.Ops), cause, file)
 }
 
 func save(t *testing.T, file, text string) {

@@ -65,7 +65,8 @@ func (r *runner) newNode(host Host) *node {
 	n := &node{Host: host, r: r, dir: r.dir, puts: map[uint64]*put{}, leases: map[uint64]*lease{}}
 	k := &r.h.Kind
 	n.cfg = store.Config{
-		Seed: r.h.Seed, HostID: host.ID, Log: slog.New(slog.DiscardHandler), Now: newClock(), ScanWorkers: 1, ScanWait: time.Hour,
+		Seed: r.h.Seed, HostID: host.ID, Log: slog.New(slog.DiscardHandler), Now: newClock(),
+		ScanWorkers: 1, ScanWait: time.Hour,
 		Durability: host.Durability, EvictMode: host.EvictMode,
 		BatchEvery: time.Hour, UpkeepEvery: time.Hour, // operations do the stores' own work
 		QuarantineFiles: 3,
@@ -75,7 +76,8 @@ func (r *runner) newNode(host Host) *node {
 	}
 	for i := range k.roots {
 		root := store.RootConfig{
-			Path: filepath.Join(r.dir, fmt.Sprintf("root%d", i)), Capacity: 20*pieceBytes + int64(i)*4*pieceBytes + 7*pieceformat.Page, MaxEntries: 80,
+			Path:     filepath.Join(r.dir, fmt.Sprintf("root%d", i)),
+			Capacity: int64(20+4*i)*pieceBytes + 7*pieceformat.Page, MaxEntries: 80,
 		}
 		if k.hosts > 1 {
 			root.Capacity = 48 * pieceBytes
@@ -143,7 +145,8 @@ func (n *node) open(op Op) (err error) {
 
 func (n *node) choosePolicies(op Op) error {
 	p := &n.cfg.Policies
-	*p = store.Policies{Admit: store.Use{Name: "admit"}, Place: store.Use{Name: "place"}, Layout: store.Use{Name: "layout"}}
+	named := func(role abi.Role) store.Use { return store.Use{Name: role.String()} }
+	*p = store.Policies{Admit: named(abi.RoleAdmit), Place: named(abi.RolePlace), Layout: named(abi.RoleLayout)}
 	p.Reopen.Cache = n.r.policies.opt.Cache
 	for role, to := range map[abi.Role]*store.Use{abi.RoleEvict: &p.Evict, abi.RolePlace: &p.Place} {
 		name := op.get(role.String())
@@ -156,7 +159,7 @@ func (n *node) choosePolicies(op Op) error {
 		}
 		*to = *u
 	}
-	p.Place.Name = "place"
+	p.Place.Name = abi.RolePlace.String()
 	return nil
 }
 
@@ -300,8 +303,8 @@ func (n *node) hit(e Entry) (bool, error) {
 	return l.Hits() == 1, nil
 }
 
-// kept checks that what was a hit still is one. It need not be with faults, as files that could not be removed come back
-// and push others out, nor where somebody else evicts.
+// kept checks that what was a hit still is one. It need not be with faults, as files that could not be removed come
+// back and push others out, nor where somebody else evicts.
 func (n *node) kept() error {
 	k := &n.r.h.Kind
 	if k.faults != "" || k.power || k.hosts > 1 || n.EvictMode == store.Background {

@@ -14,22 +14,33 @@ import (
 
 // verb is a sort of operation.
 type verb struct {
-	args     map[string]func(string) bool // checks of the arguments
-	optional map[string]bool
-	closed   bool // it makes sense on a host that is closed
-	run      func(n *node, op Op) (string, error)
+	args   []argument
+	closed bool // it makes sense on a host that is closed
+	run    func(n *node, op Op) (string, error)
+}
+
+// argument is what a verb takes.
+type argument struct {
+	name     string
+	valid    func(string) bool
+	optional bool
+}
+
+// valid are the checks of arguments, by type.
+var valid = map[string]func(string) bool{
+	"number": isNumber,
+	"bool":   func(s string) bool { return s == "true" || s == "false" },
+	"entry":  func(s string) bool { _, ok := parsePiece(s, 2); return ok },
+	"piece":  func(s string) bool { _, ok := parsePiece(s, 3); return ok },
+	"call":   func(s string) bool { _, _, ok := parsePair(s); return ok }, // its number and a seed
+	"policy": func(s string) bool { _, tail, _ := strings.Cut(s, ":"); return isNumber(tail) },
+	"text":   func(s string) bool { return s != "" },
+	"ranks":  func(s string) bool { return strings.Trim(s, "01") == "" },
+	"task":   func(s string) bool { _, ok := taskNamed(s); return ok },
+	"how":    func(s string) bool { return s == "remove" || s == "cut" || s == "flip" },
 }
 
 func isNumber(s string) bool { _, err := strconv.ParseUint(s, 10, 64); return err == nil }
-func isBool(s string) bool   { return s == "true" || s == "false" }
-func isEntry(s string) bool  { _, ok := parsePiece(s, 2); return ok }
-func isPiece(s string) bool  { _, ok := parsePiece(s, 3); return ok }
-func isPair(s string) bool   { _, _, ok := parsePair(s); return ok }
-func isText(s string) bool   { return s != "" }
-func isRanks(s string) bool  { return strings.Trim(s, "01") == "" }
-func isTask(s string) bool   { _, ok := taskNamed(s); return ok }
-
-func isHow(s string) bool { return s == "remove" || s == "cut" || s == "flip" }
 
 // parsePair reads two numbers: NUMBER:SEED.
 func parsePair(text string) (n, seed uint64, ok bool) {
@@ -42,50 +53,46 @@ func parsePair(text string) (n, seed uint64, ok bool) {
 	return n, seed, err == nil
 }
 
-type checks = map[string]func(string) bool
-
-var verbs map[string]verb
-
-func init() { // not in the declaration: the operations parse operations
-	optional := func(names ...string) map[string]bool {
-		m := map[string]bool{}
-		for _, n := range names {
-			m[n] = true
+// newVerb makes a verb of a list of arguments, each a name and a type; a name that ends in ? is of an optional one.
+func newVerb(args string, run func(*node, Op) (string, error)) verb {
+	v := verb{run: run}
+	for text := range strings.SplitSeq(args, ",") {
+		name, kind, found := strings.Cut(strings.TrimSpace(text), " ")
+		if !found {
+			continue // no arguments
 		}
-		return m
+		name, optional := strings.CutSuffix(name, "?")
+		v.args = append(v.args, argument{name, valid[kind], optional})
 	}
-	verbs = map[string]verb{
-		"Open": {
-			args: checks{"evict": isPolicySeed, "place": isText, "unplug": isPair}, optional: optional("evict", "place", "unplug"),
-			closed: true, run: (*node).runOpen,
-		},
-		"Close":      {args: checks{"unplug": isPair}, optional: optional("unplug"), run: func(n *node, op Op) (string, error) { return "", n.close(op) }},
-		"Crash":      {run: func(n *node, _ Op) (string, error) { return "", n.crash() }},
-		"PowerLoss":  {args: checks{"seed": isNumber}, closed: true, run: (*node).runPowerLoss},
-		"Arm":        {args: checks{"call": isNumber, "power": isBool, "seed": isNumber}, optional: optional("power", "seed"), run: (*node).runArm},
-		"Store":      {args: checks{"entry": isEntry}, run: (*node).runStore},
-		"Begin":      {args: checks{"put": isNumber, "piece": isPiece}, run: (*node).runBegin},
-		"Publish":    {args: checks{"put": isNumber}, run: (*node).runPublish},
-		"Abort":      {args: checks{"put": isNumber, "written": isBool}, run: (*node).runAbort},
-		"Lookup":     {args: checks{"entry": isEntry, "n": isNumber, "ranks": isRanks, "hold": isNumber}, optional: optional("hold"), run: (*node).runLookup},
-		"Release":    {args: checks{"lease": isNumber, "ranks": isRanks}, optional: optional("ranks"), run: (*node).runRelease},
-		"EndRequest": {run: func(n *node, _ Op) (string, error) { n.store.EndRequest(); return "", nil }},
-		"Maintain":   {args: checks{"root": isNumber, "task": isTask}, run: (*node).runMaintain},
-		"Swap":       {args: checks{"role": isText, "policy": isText}, run: (*node).runSwap},
-		"Damage":     {args: checks{"file": isNumber, "how": isHow, "at": isNumber, "bytes": isNumber}, run: (*node).runDamage},
-		"Turns":      {args: checks{"n": isNumber}, run: (*node).runTurns},
-		"Sleep":      {args: checks{"n": isNumber}, run: (*node).runSleep},
-		"Rush":       {args: checks{"clients": isText, "swap": isPolicySeed}, run: (*node).runRush},
-		"Finish": {
-			args: checks{"evict": isPolicySeed, "place": isText}, optional: optional("evict", "place"), closed: true,
-			run: func(n *node, op Op) (string, error) { n.final = op; return "", nil },
-		},
-	}
+	return v
 }
 
-func isPolicySeed(s string) bool {
-	_, tail, _ := strings.Cut(s, ":")
-	return isNumber(tail)
+// whileClosed is the verb for hosts that are closed, too.
+func (v verb) whileClosed() verb {
+	v.closed = true
+	return v
+}
+
+var verbs = map[string]verb{
+	"Open":       newVerb("evict? policy, place? text, unplug? call", (*node).runOpen).whileClosed(),
+	"Close":      newVerb("unplug? call", (*node).runClose),
+	"Crash":      newVerb("", (*node).runCrash),
+	"PowerLoss":  newVerb("seed number", (*node).runPowerLoss).whileClosed(),
+	"Arm":        newVerb("call number, power? bool, seed? number", (*node).runArm),
+	"Store":      newVerb("entry entry", (*node).runStore),
+	"Begin":      newVerb("put number, piece piece", (*node).runBegin),
+	"Publish":    newVerb("put number", (*node).runPublish),
+	"Abort":      newVerb("put number, written bool", (*node).runAbort),
+	"Lookup":     newVerb("entry entry, n number, ranks ranks, hold? number", (*node).runLookup),
+	"Release":    newVerb("lease number, ranks? ranks", (*node).runRelease),
+	"EndRequest": newVerb("", (*node).runEndRequest),
+	"Maintain":   newVerb("root number, task task", (*node).runMaintain),
+	"Swap":       newVerb("role text, policy text", (*node).runSwap),
+	"Damage":     newVerb("file number, how how, at number, bytes number", (*node).runDamage),
+	"Turns":      newVerb("n number", (*node).runTurns),
+	"Sleep":      newVerb("n number", (*node).runSleep),
+	"Rush":       newVerb("clients text, swap policy", (*node).runRush),
+	"Finish":     newVerb("evict? policy, place? text", (*node).runFinish).whileClosed(),
 }
 
 // taskNames are the tasks of [store.Task] that histories ask for, in their order.
@@ -112,6 +119,19 @@ func (n *node) runOpen(op Op) (string, error) {
 		return "power lost", nil
 	}
 	return fmt.Sprintf("%d hits before", len(n.before)), err
+}
+
+func (n *node) runClose(op Op) (string, error) { return "", n.close(op) }
+func (n *node) runCrash(Op) (string, error)    { return "", n.crash() }
+
+func (n *node) runEndRequest(Op) (string, error) {
+	n.store.EndRequest()
+	return "", nil
+}
+
+func (n *node) runFinish(op Op) (string, error) {
+	n.final = op
+	return "", nil
 }
 
 func (n *node) runPowerLoss(op Op) (string, error) {

@@ -125,7 +125,8 @@ func (e *replaying) Events(batch []abi.Event) {
 }
 
 func (e *replaying) Save(dst []byte, _ int) ([]byte, error) {
-	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(e.events))), len(e.events)*abi.EventSize)...), nil
+	state := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(e.events))), len(e.events)*abi.EventSize)
+	return append(dst, state...), nil
 }
 
 func (e *replaying) Load(state []byte) error {
@@ -135,8 +136,8 @@ func (e *replaying) Load(state []byte) error {
 	return nil
 }
 
-// rogue is lru, but for its answers: a liar names slots that do not exist or must not be evicted; a miser names none now
-// and then; a wrecker answers what no policy may, and is replaced.
+// rogue is lru, but for its answers: a liar names slots that do not exist or must not be evicted; a miser names none
+// now and then; a wrecker answers what no policy may, and is replaced.
 type rogue struct {
 	*lru.Policy
 	how   string

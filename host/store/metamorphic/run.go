@@ -256,7 +256,8 @@ func (r *runner) awaitNothingLeft(before leftovers) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("leak: %+v before the history, %+v after it; %d policies were used, %d given back", before, now, given, back)
+			return fmt.Errorf("leak: %+v before the history, %+v after it; %d policies were used, %d given back",
+				before, now, given, back)
 		}
 	}
 }

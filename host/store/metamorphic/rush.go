@@ -1,17 +1,12 @@
 package metamorphic
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // runRush lets clients work at the same time, beside a change of policy, and looks at the disk meanwhile.
@@ -89,87 +84,4 @@ func (n *node) client(rng *rand.Rand) {
 			}
 		}
 	}
-}
-
-// runDamage changes a piece's file behind the stores' back.
-func (n *node) runDamage(op Op) (string, error) {
-	files, err := n.pieceFiles()
-	if err != nil || len(files) == 0 {
-		return "no file", err
-	}
-	name := files[op.number("file")%uint64(len(files))]
-	if err := n.noteDamage(name); err != nil {
-		return "", err
-	}
-	if filepath.Base(filepath.Dir(name)) == colliderDir {
-		return "left alone", nil // without its header it is a foreign file, and without it another key's takes the name
-	}
-	at := int64(op.number("at"))
-	switch op.get("how") {
-	case "remove":
-		err = os.Remove(name)
-	case "cut":
-		err = os.Truncate(name, at)
-	default:
-		err = overwrite(name, at, uint32(op.number("bytes")))
-	}
-	rel, _ := filepath.Rel(n.dir, name)
-	return rel, err
-}
-
-// noteDamage tells the model whose file is about to be damaged.
-func (n *node) noteDamage(name string) error {
-	b, err := os.ReadFile(name)
-	if err != nil || len(b) < pieceformat.Page {
-		return err
-	}
-	h, err := pieceformat.DecodeHeader(b[:pieceformat.Page])
-	if err != nil {
-		return nil // it was damaged before
-	}
-	for space := range namespaces {
-		for key := range uint64(numKeys) {
-			if namespaces[space].Digest() == h.Namespace && keyOf(key) == h.Key {
-				n.r.model.setDamaged(Entry{space, key}, true)
-			}
-		}
-	}
-	return nil
-}
-
-// overwrite overwrites four bytes of a file, the last four where at is beyond them.
-func overwrite(name string, at int64, value uint32) error {
-	f, err := os.OpenFile(name, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	info, err := f.Stat()
-	if err == nil {
-		b := []byte{byte(value), byte(value >> 8), byte(value >> 16), byte(value >> 24)}
-		_, err = f.WriteAt(b, max(0, min(at, info.Size()-int64(len(b)))))
-	}
-	return errors.Join(err, f.Close())
-}
-
-// pieceFiles lists the files that hold pieces, by path.
-func (n *node) pieceFiles() (names []string, err error) {
-	for _, root := range n.cfg.Roots {
-		err := filepath.WalkDir(root.Path, func(name string, e os.DirEntry, err error) error {
-			switch {
-			case errors.Is(err, fs.ErrNotExist):
-				return nil
-			case err != nil:
-				return err
-			case e.IsDir() && strings.HasPrefix(e.Name(), "."):
-				return fs.SkipDir
-			case !e.IsDir() && !isTemporary(e):
-				names = append(names, name)
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return names, nil
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Shorten returns a shorter history that fails too: it leaves operations and fault rules out, many at once and then fewer,
-// and keeps what is left while fails says that it fails. It stops at the deadline.
+// Shorten returns a shorter history that fails too: it leaves operations and fault rules out, many at once and then
+// fewer, and keeps what is left while fails says that it fails. It stops at the deadline.
 func Shorten(h *History, fails func(*History) bool, deadline time.Time) *History {
 	best := *h
 	for size := max(1, len(best.Ops)/2); ; size = (size + 1) / 2 {

@@ -58,13 +58,13 @@ const (
 	pieceBytes = 4 * pieceformat.Page
 )
 
-// namespaces are those of a history: they differ in their revision. Chunks are small: 2 blocks, 2 layers, K and V, pages
-// of 1,000 bytes.
+// namespaces are those of a history: they differ in their revision. Chunks are small: 2 blocks, 2 layers, K and V,
+// pages of 1,000 bytes.
 var namespaces = func() (list [2]chunk.Namespace) {
 	for i := range list {
 		list[i] = chunk.Namespace{
-			Model: "test/model", Revision: fmt.Sprint(i), DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
-			TokensPerBlock: 16, TensorParallel: numRanks,
+			Model: "test/model", Revision: fmt.Sprint(i), DType: "fp8", Engine: "test",
+			HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: numRanks,
 			Groups: []chunk.Group{{Lookup: chunk.ByPrefix, Geometry: chunk.Uniform(2, 2, 2, 1000)}},
 		}
 	}
