@@ -19,18 +19,32 @@ var counters = []struct {
 	value      func(*store.Stats, transfer.Stats) int64
 }{
 	{"lookups", "LOOKUP messages answered.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Lookups) }},
-	{"lookup_keys", "Keys asked for.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Keys) }},
+	{"lookup_keys", "Keys looked up.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Keys) }},
 	{"lookup_hits", "Keys granted with a lease.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Hits) }},
-	{"stores_resident", "Chunks offered that were there already.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Resident) }},
-	{"stores_refused", "Chunks that the admit policy refused.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Refused) }},
+	{"stores_resident", "Chunks offered that were resident already.",
+		func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Resident) }},
+	{"stores_refused", "Chunks that the admit policy refused.",
+		func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Refused) }},
 	{"stored_files", "Piece files published.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredFiles }},
-	{"stored_bytes", "Bytes of piece files published.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredBytes }},
-	{"store_errors", "Pieces that failed to be stored.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoreErrors }},
-	{"stores_shed", "Pieces that waited too long for their turn to be stored.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoresShed }},
-	{"loaded_files", "Pieces delivered, verified.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedFiles }},
-	{"loaded_bytes", "Bytes of piece files delivered, verified.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedBytes }},
-	{"load_errors", "Pieces that failed to be loaded.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadErrors }},
+	{"stored_bytes", "Bytes of piece files published.",
+		func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredBytes }},
+	{"store_errors", "Pieces that failed to be stored.",
+		func(_ *store.Stats, t transfer.Stats) int64 { return t.StoreErrors }},
+	{"stores_shed", "Pieces that waited too long for their turn.",
+		func(_ *store.Stats, t transfer.Stats) int64 { return t.StoresShed }},
+	{"loaded_files", "Pieces delivered and verified.",
+		func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedFiles }},
+	{"loaded_bytes", "Bytes of piece files delivered and verified.",
+		func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedBytes }},
+	{"load_errors", "Pieces that failed to be loaded.",
+		func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadErrors }},
 }
+
+// Kinds of metrics.
+const (
+	counter = prometheus.CounterValue
+	gauge   = prometheus.GaugeValue
+)
 
 type rootMetric struct {
 	name, help string
@@ -38,7 +52,7 @@ type rootMetric struct {
 	value      func(*store.RootStats) float64
 }
 
-// shared is a metric of roots that hosts share; 0 for others.
+// shared reads a figure of a shared root; it is 0 for others.
 func shared(value func(s *store.SharedStats) float64) func(*store.RootStats) float64 {
 	return func(r *store.RootStats) float64 {
 		if r.Shared == nil {
@@ -50,44 +64,78 @@ func shared(value func(s *store.SharedStats) float64) func(*store.RootStats) flo
 
 // rootMetrics have one series per root.
 var rootMetrics = []rootMetric{
-	{"root_capacity_bytes", "Configured limit.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Capacity) }},
-	{"root_used_bytes", "Allocated bytes of pieces, temporaries and quarantine.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Used) }},
-	{"root_writing_bytes", "Bytes reserved by stores in flight.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Writing) }},
-	{"root_quarantine_bytes", "Bytes of damaged files kept for inspection.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Held) }},
-	{"root_state", "0: in use for everything; 1: full, stores only where no other root takes them; 2: read-only; 3: out of service.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.State) }},
-	{"root_outages_total", "Times that the root was taken out of service.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Outages) }},
-	{"root_stuck_operations", "Operations that took longer than store.io_timeout and have not ended.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Stuck) }},
-	{"root_stray_bytes", "Bytes of files that could not be unlinked; they are tried again.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Stray) }},
-	{"root_shared_evictor", "1 while this host is the evictor of a root that hosts share.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return truth(s.Evictor) })},
-	{"root_shared_peers", "Other hosts that take part in a shared root, those included that have just gone.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Peers) })},
-	{"root_shared_state", "0: joining, nothing is served or stored; 1: admitted, the root is being scanned; 2: active.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.State) })},
-	{"root_shared_credit_bytes", "What this host may write to a shared root before the evictor hands out more.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Free) })},
-	{"root_shared_credit_waits_total", "Times that a store found too little credit.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Refused) })},
-	{"root_shared_outstanding_bytes", "Evictor: credit that hosts hold and have not told to have spent.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Outside) })},
-	{"root_shared_journal_batches", "Batches of victims that are not decided.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return float64(s.Journal) })},
-	{"root_shared_poll_seconds", "Time between this host's last two looks at the others.", prometheus.GaugeValue, shared(func(s *store.SharedStats) float64 { return s.Lag.Seconds() })},
-	{"root_shared_removed_total", "Evictor: entries removed.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Removed) })},
-	{"root_shared_vetoes_total", "Evictor: entries spared because a host had them leased.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.Spared) })},
-	{"root_shared_given_up_total", "Evictor: hosts given up.", prometheus.CounterValue, shared(func(s *store.SharedStats) float64 { return float64(s.GivenUp) })},
-	{"root_entries", "Entries in the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Entries) }},
-	{"root_index_bytes", "Memory of the index.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
-	{"root_scanning", "1 while the scan at the start has not ended.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return truth(r.Scanning) }},
-	{"root_scanned_files_total", "Files that the scan at the start has come to.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Scanned) }},
-	{"root_unseen_bytes", "Upper bound of what files take that the scan has not come to.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Unseen) }},
-	{"root_evictions_total", "Entries evicted.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Evictions) }},
-	{"root_recycled_files_total", "Victims' files that stores took over instead of making new ones.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Recycled) }},
-	{"root_sheds_total", "Stores that found no space.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Sheds) }},
-	{"root_limit_bytes", "What the root may take at present: less than its capacity where the file system has less to give.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Limit) }},
-	{"root_waits_total", "Stores that waited for background eviction.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Waits) }},
-	{"root_expired_total", "Entries removed because their time was over.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Expired) }},
-	{"root_written_today_bytes", "Bytes counted against the daily write budget; 0 without one.", prometheus.GaugeValue, func(r *store.RootStats) float64 { return float64(r.Written) }},
-	{"root_budget_refusals_total", "Stores refused for the daily write budget.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Thrift) }},
-	{"root_damaged_total", "Entries dropped because a file was not what it should be.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Damaged) }},
-	{"root_vanished_total", "Files removed by somebody else.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.Vanished) }},
-	{"root_sync_failures_total", "Pieces dropped because a sync failed.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.SyncFails) }},
-	{"root_bad_victims_total", "Victims named by the policy that could not go.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.BadVictims) }},
-	{"root_place_faults_total", "Names that another key's file held.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.PlaceFaults) }},
-	{"root_evict_faults_total", "Evict policies replaced after a fault.", prometheus.CounterValue, func(r *store.RootStats) float64 { return float64(r.EvictFaults) }},
+	{"root_capacity_bytes", "Configured limit.", gauge, func(r *store.RootStats) float64 { return float64(r.Capacity) }},
+	{"root_used_bytes", "Allocated bytes of pieces, temporaries and quarantine.", gauge,
+		func(r *store.RootStats) float64 { return float64(r.Used) }},
+	{"root_writing_bytes", "Bytes reserved by stores in flight.", gauge,
+		func(r *store.RootStats) float64 { return float64(r.Writing) }},
+	{"root_quarantine_bytes", "Bytes of damaged files kept for inspection.", gauge,
+		func(r *store.RootStats) float64 { return float64(r.Held) }},
+	{"root_state", "0: in use; 1: full, stores only where no other root takes them; 2: read-only; 3: out of service.",
+		gauge, func(r *store.RootStats) float64 { return float64(r.State) }},
+	{"root_outages_total", "Times that the root went out of service.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Outages) }},
+	{"root_stuck_operations", "Operations that took longer than store.io_timeout and have not ended.", gauge,
+		func(r *store.RootStats) float64 { return float64(r.Stuck) }},
+	{"root_orphan_bytes", "Bytes of files that could not be removed; the removal is retried.", gauge,
+		func(r *store.RootStats) float64 { return float64(r.Stray) }},
+	{"root_shared_evictor", "1 while this host is the evictor of a shared root.", gauge,
+		shared(func(s *store.SharedStats) float64 { return boolean(s.Evictor) })},
+	{"root_shared_peers", "Other hosts of a shared root, including those that have just left.", gauge,
+		shared(func(s *store.SharedStats) float64 { return float64(s.Peers) })},
+	{"root_shared_state", "0: joining, nothing is served or stored; 1: admitted, the root is being scanned; 2: active.",
+		gauge, shared(func(s *store.SharedStats) float64 { return float64(s.State) })},
+	{"root_shared_credit_bytes", "Bytes that this host may write to a shared root before it needs more credit.", gauge,
+		shared(func(s *store.SharedStats) float64 { return float64(s.Free) })},
+	{"root_shared_credit_waits_total", "Times that a store found too little credit.", counter,
+		shared(func(s *store.SharedStats) float64 { return float64(s.Refused) })},
+	{"root_shared_outstanding_bytes", "Evictor: credit that hosts hold and have not reported as spent.", gauge,
+		shared(func(s *store.SharedStats) float64 { return float64(s.Outside) })},
+	{"root_shared_journal_batches", "Batches of pending evictions.", gauge,
+		shared(func(s *store.SharedStats) float64 { return float64(s.Journal) })},
+	{"root_shared_poll_seconds", "Time between this host's last two polls of the others.", gauge,
+		shared(func(s *store.SharedStats) float64 { return s.Lag.Seconds() })},
+	{"root_shared_removed_total", "Evictor: entries removed.", counter,
+		shared(func(s *store.SharedStats) float64 { return float64(s.Removed) })},
+	{"root_shared_vetoes_total", "Evictor: entries spared because a host had them leased.", counter,
+		shared(func(s *store.SharedStats) float64 { return float64(s.Spared) })},
+	{"root_shared_given_up_total", "Evictor: hosts declared dead.", counter,
+		shared(func(s *store.SharedStats) float64 { return float64(s.GivenUp) })},
+	{"root_entries", "Entries in the index.", gauge, func(r *store.RootStats) float64 { return float64(r.Entries) }},
+	{"root_index_bytes", "Memory of the index.", gauge, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
+	{"root_scanning", "1 while the scan at the start runs.", gauge,
+		func(r *store.RootStats) float64 { return boolean(r.Scanning) }},
+	{"root_scanned_files_total", "Files that the scan at the start has read.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Scanned) }},
+	{"root_unscanned_bytes", "Upper bound of the bytes of files that the scan has not read yet.", gauge,
+		func(r *store.RootStats) float64 { return float64(r.Unseen) }},
+	{"root_evictions_total", "Entries evicted.", counter, func(r *store.RootStats) float64 { return float64(r.Evictions) }},
+	{"root_recycled_files_total", "Victims' files that stores overwrote instead of making new ones.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Recycled) }},
+	{"root_sheds_total", "Stores that found no space.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Sheds) }},
+	{"root_limit_bytes", "Bytes that the root may use now: less than its capacity if the file system has less.", gauge,
+		func(r *store.RootStats) float64 { return float64(r.Limit) }},
+	{"root_waits_total", "Stores that waited for background eviction.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Waits) }},
+	{"root_expired_total", "Entries removed because they expired.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Expired) }},
+	{"root_written_today_bytes", "Bytes counted against the daily write budget; 0 without one.", gauge,
+		func(r *store.RootStats) float64 { return float64(r.Written) }},
+	{"root_budget_refusals_total", "Stores refused because of the daily write budget.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Thrift) }},
+	{"root_damaged_total", "Entries dropped because a file was damaged.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Damaged) }},
+	{"root_vanished_total", "Files removed by another program.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Vanished) }},
+	{"root_sync_failures_total", "Pieces dropped because a sync failed.", counter,
+		func(r *store.RootStats) float64 { return float64(r.SyncFails) }},
+	{"root_bad_victims_total", "Victims named by the policy that could not be evicted.", counter,
+		func(r *store.RootStats) float64 { return float64(r.BadVictims) }},
+	{"root_place_faults_total", "Paths that held another key's file.", counter,
+		func(r *store.RootStats) float64 { return float64(r.PlaceFaults) }},
+	{"root_evict_faults_total", "Evict policies replaced after a fault.", counter,
+		func(r *store.RootStats) float64 { return float64(r.EvictFaults) }},
 }
 
 // Host is what the metrics are read from.
@@ -132,7 +180,7 @@ func newCollector(h *Host) *collector {
 	for _, m := range shadowMetrics {
 		c.policy[m.name] = desc(m.name, m.help, "policy", "module", "digest")
 	}
-	c.policy[ownCounter] = desc(ownCounter, "What a module counts by itself.", "policy", "module", "digest", "counter")
+	c.policy[ownCounter] = desc(ownCounter, "Counters of a module.", "policy", "module", "digest", "counter")
 	for _, m := range policyMetrics {
 		c.policy[m.name] = desc(m.name, m.help, policyLabels...)
 	}
@@ -162,15 +210,16 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			send(c.roots[k], m.kind, m.value(&st.Roots[i]), st.Roots[i].Path)
 		}
 	}
-	told := map[moduleCounter]bool{}
+	sent := map[moduleCounter]bool{}
 	for _, p := range series(st.Policies) {
 		for _, m := range policyMetrics {
 			send(c.policy[m.name], m.kind, m.value(&p.stats), p.labels[:]...)
 		}
 		for _, n := range slices.Sorted(maps.Keys(p.stats.Counters)) {
-			if own := (moduleCounter{p.stats.Digest, n}); !told[own] {
-				told[own] = true
-				send(c.policy[ownCounter], prometheus.UntypedValue, float64(p.stats.Counters[n]), p.stats.Name, p.stats.Module, p.stats.Digest, n)
+			if own := (moduleCounter{p.stats.Digest, n}); !sent[own] {
+				sent[own] = true
+				send(c.policy[ownCounter], prometheus.UntypedValue, float64(p.stats.Counters[n]), p.stats.Name, p.stats.Module,
+					p.stats.Digest, n)
 			}
 		}
 	}
@@ -189,6 +238,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 // NewRegistry returns a registry with all metrics of a host, of Go and of the process.
 func NewRegistry(h Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }

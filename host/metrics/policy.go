@@ -14,17 +14,25 @@ type policyMetric struct {
 	value      func(*store.PolicyStats) float64
 }
 
-// policyMetrics have one series per policy in use: evict by root, and of place also those whose files are still there.
+// policyMetrics have one series per policy in use: evict by root, and place also for replaced policies that still have
+// files.
 var policyMetrics = []policyMetric{
-	{"policy_calls_total", "Calls into a policy.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return float64(p.Calls) }},
-	{"policy_records_total", "Records handed to a policy.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return float64(p.Records) }},
-	{"policy_seconds_total", "Time spent in a policy.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return p.Time.Seconds() }},
-	{"policy_fuel_total", "Fuel that a policy used, about one unit per instruction; 0 when native.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return float64(p.Fuel) }},
-	{"policy_faults_total", "Faults of a policy.", prometheus.CounterValue, func(p *store.PolicyStats) float64 { return float64(p.Faults) }},
-	{"policy_builtin", "1 while the host answers in the place of a module that failed.", prometheus.GaugeValue, func(p *store.PolicyStats) float64 { return truth(p.Builtin) }},
-	{"policy_quarantined", "1 once a module is not started any more.", prometheus.GaugeValue, func(p *store.PolicyStats) float64 { return truth(p.Quarantine != nil) }},
-	{"policy_since_seconds", "When a policy took its role, in seconds since 1970.", prometheus.GaugeValue, func(p *store.PolicyStats) float64 { return float64(p.Since.Unix()) }},
-	{"policy_entries", "Entries whose files a place policy named.", prometheus.GaugeValue, func(p *store.PolicyStats) float64 { return float64(p.Files) }},
+	{"policy_calls_total", "Calls into a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Calls) }},
+	{"policy_records_total", "Records handed to a policy.", counter,
+		func(p *store.PolicyStats) float64 { return float64(p.Records) }},
+	{"policy_seconds_total", "Time spent in a policy.", counter,
+		func(p *store.PolicyStats) float64 { return p.Time.Seconds() }},
+	{"policy_fuel_total", "Fuel that a policy used, about one unit per instruction; 0 when native.", counter,
+		func(p *store.PolicyStats) float64 { return float64(p.Fuel) }},
+	{"policy_faults_total", "Faults of a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Faults) }},
+	{"policy_builtin", "1 while the built-in policy answers for a module that failed.", gauge,
+		func(p *store.PolicyStats) float64 { return boolean(p.Builtin) }},
+	{"policy_quarantined", "1 once a module is not restarted any more.", gauge,
+		func(p *store.PolicyStats) float64 { return boolean(p.Quarantine != nil) }},
+	{"policy_since_seconds", "When a policy took its role, in seconds since 1970.", gauge,
+		func(p *store.PolicyStats) float64 { return float64(p.Since.Unix()) }},
+	{"policy_entries", "Entries whose files a place policy named.", gauge,
+		func(p *store.PolicyStats) float64 { return float64(p.Files) }},
 }
 
 type shadowMetric struct {
@@ -33,30 +41,39 @@ type shadowMetric struct {
 	value      func(*store.ShadowStats) float64
 }
 
-// shadowMetrics have one series per policy on trial. The live hits are those of the same keys.
+// shadowMetrics have one series per shadow. The live hits are those of the same keys.
 var shadowMetrics = []shadowMetric{
-	{"shadow_keys_total", "Keys looked up that a shadow heard of.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.Keys) }},
-	{"shadow_hits_total", "Of those, keys that the shadow would have granted.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.Hits) }},
-	{"shadow_live_hits_total", "Of those, keys that were granted.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.LiveHits) }},
-	{"shadow_dropped_total", "Lookups, stores and ends of requests that the shadow was too slow to hear of.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.Dropped) }},
-	{"shadow_evictions_total", "Entries that it would have evicted.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return float64(s.Evictions) }},
-	{"shadow_used_bytes", "Fill of the imaginary cache.", prometheus.GaugeValue, func(s *store.ShadowStats) float64 { return float64(s.Used) }},
-	{"shadow_capacity_bytes", "Size of the imaginary cache.", prometheus.GaugeValue, func(s *store.ShadowStats) float64 { return float64(s.Capacity) }},
-	{"shadow_seconds_total", "Time spent in the policy.", prometheus.CounterValue, func(s *store.ShadowStats) float64 { return s.Time.Seconds() }},
-	{"shadow_failed", "1 once the policy has failed, which ends the trial.", prometheus.GaugeValue, func(s *store.ShadowStats) float64 { return truth(s.Err != nil) }},
+	{"shadow_keys_total", "Keys looked up that a shadow received.", counter,
+		func(s *store.ShadowStats) float64 { return float64(s.Keys) }},
+	{"shadow_hits_total", "Of those, keys that the shadow would have granted.", counter,
+		func(s *store.ShadowStats) float64 { return float64(s.Hits) }},
+	{"shadow_live_hits_total", "Of those, keys that were granted.", counter,
+		func(s *store.ShadowStats) float64 { return float64(s.LiveHits) }},
+	{"shadow_dropped_total", "Lookups, stores and ends of requests that the shadow was too slow for.", counter,
+		func(s *store.ShadowStats) float64 { return float64(s.Dropped) }},
+	{"shadow_evictions_total", "Entries that the shadow would have evicted.", counter,
+		func(s *store.ShadowStats) float64 { return float64(s.Evictions) }},
+	{"shadow_used_bytes", "Bytes in the imaginary cache.", gauge,
+		func(s *store.ShadowStats) float64 { return float64(s.Used) }},
+	{"shadow_capacity_bytes", "Capacity of the imaginary cache.", gauge,
+		func(s *store.ShadowStats) float64 { return float64(s.Capacity) }},
+	{"shadow_seconds_total", "Time spent in the policy.", counter,
+		func(s *store.ShadowStats) float64 { return s.Time.Seconds() }},
+	{"shadow_failed", "1 while the shadow is down after a fault.", gauge,
+		func(s *store.ShadowStats) float64 { return boolean(s.Err != nil) }},
 }
 
-func truth(b bool) float64 {
+func boolean(b bool) float64 {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// policyLabels tell policies in use apart; state is "acting", or "replaced" for a place policy whose files are still there.
+// policyLabels identify a policy in use. state is "acting", or "replaced" for a place policy that still has files.
 var policyLabels = []string{"role", "policy", "module", "digest", "root", "state"}
 
-// ownCounter is told once for each module, whatever roles it has.
+// ownCounter is exported once for each module, whatever its roles.
 const ownCounter = "policy_counter"
 
 type moduleCounter struct{ digest, counter string }
@@ -66,8 +83,8 @@ type policySeries struct {
 	stats  store.PolicyStats
 }
 
-// series are the policies by their labels. A place policy that was replaced by itself, with other settings, is there once for
-// each of them: those that are replaced are told together.
+// series groups the policies by their labels. A place policy that was replaced by itself with other settings is listed
+// once for each; those that are replaced are summed.
 func series(list []store.PolicyStats) (out []policySeries) {
 	for _, p := range list {
 		state := "acting"

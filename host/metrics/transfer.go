@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// transferCollector tells of bytes on their way, by GPU (or "host" for host memory), root, route and direction.
+// transferCollector exports transfers by GPU (or "host" for host memory), root, route and direction.
 type transferCollector struct {
 	engine *transfer.Engine
 	gpus   []*gds.GPU
@@ -31,23 +31,29 @@ func newTransferCollector(e *transfer.Engine, gpus []*gds.GPU) *transferCollecto
 		return prometheus.NewDesc("kvhost_"+name, help, strings.Fields(labels), nil)
 	}
 	return &transferCollector{
-		engine:      e,
-		gpus:        gpus,
-		inService:   desc("gpu_in_service", "1 while a GPU is used, 0 once its context is lost: only a new process can use it again.", "gpu"),
-		seconds:     desc("transfer_seconds", "Time of a piece from its opening to its delivery or publication.", "gpu root route direction"),
-		bytes:       desc("transfer_bytes_total", "File bytes of pieces that arrived.", "gpu root route direction"),
-		errors:      desc("transfer_errors_total", "Pieces that failed.", "gpu root route direction"),
-		inFlight:    desc("transfer_in_flight", "Pieces on their way.", "gpu root route direction"),
-		busy:        desc("transfer_busy_seconds_total", "Time in which at least one piece was on its way: its rate is the utilisation.", "gpu root direction"),
-		routeBusy:   desc("transfer_route_busy_seconds_total", "Time in which at least one piece was on its way by the route.", "gpu root route direction"),
-		queued:      desc("transfer_queued", "Tasks that wait for a thread: the queue's depth. Its turn gives a task its route; a layer-wise load's wait at the root of its first chunk.", "gpu root direction"),
-		workers:     desc("transfer_threads", "Threads of a queue by state.", "gpu state"),
-		direct:      desc("route_direct", "1 while pieces go through cuFile.", "gpu root via"),
-		fallbacks:   desc("route_fallbacks_total", "Pieces whose direct operation failed and that were staged in its place.", "gpu root direction"),
+		engine: e,
+		gpus:   gpus,
+		inService: desc("gpu_in_service", "1 while a GPU is used, 0 once its context is lost: only a new process can use "+
+			"it again.", "gpu"),
+		seconds: desc("transfer_seconds", "Time of a piece from its opening to its delivery or publication.",
+			"gpu root route direction"),
+		bytes:    desc("transfer_bytes_total", "File bytes of pieces that arrived.", "gpu root route direction"),
+		errors:   desc("transfer_errors_total", "Pieces that failed.", "gpu root route direction"),
+		inFlight: desc("transfer_in_flight", "Pieces on their way.", "gpu root route direction"),
+		busy: desc("transfer_busy_seconds_total", "Time in which at least one piece was on its way: its rate is the "+
+			"utilisation.", "gpu root direction"),
+		routeBusy: desc("transfer_route_busy_seconds_total", "Time in which at least one piece was on its way by the route.", "gpu root route direction"),
+		queued: desc("transfer_queued", "Tasks that wait for a thread: the queue's depth. Its turn gives a task its "+
+			"route; a layer-wise load's wait at the root of its first chunk.", "gpu root direction"),
+		workers: desc("transfer_threads", "Threads of a queue by state.", "gpu state"),
+		direct:  desc("route_direct", "1 while pieces go through cuFile.", "gpu root via"),
+		fallbacks: desc("route_fallbacks_total", "Pieces whose direct operation failed and that were staged in its place.",
+			"gpu root direction"),
 		full:        desc("route_full_total", "Pieces that found no slot of device memory and were staged.", "gpu root"),
 		suspensions: desc("route_suspensions_total", "How often the direct route was suspended after failures.", "gpu root"),
 		resumptions: desc("route_resumptions_total", "How often a suspended direct route was resumed.", "gpu root"),
-		hung:        desc("route_hung_stores_total", "Pieces that were not stored because cuFile did not answer in time.", "gpu root"),
+		hung: desc("route_hung_stores_total", "Pieces that were not stored because cuFile did not answer in time.",
+			"gpu root"),
 		hungNow:     desc("route_hung_operations", "cuFile operations that were abandoned and have not returned.", "gpu"),
 		mismatched:  desc("route_mismatches_total", "Pieces whose bytes were wrong by the direct route alone.", "gpu root"),
 		slots:       desc("direct_slots_in_use", "Slots of device memory in use.", "gpu"),
@@ -83,7 +89,7 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
 	}
 	for _, g := range c.gpus {
-		send(c.inService, prometheus.GaugeValue, truth(g.Err() == nil), g.UUID.String())
+		send(c.inService, prometheus.GaugeValue, boolean(g.Err() == nil), g.UUID.String())
 	}
 	for _, t := range c.engine.Traffic() {
 		gpu, way := gpuLabel(t.Device), direction(t.Kind)
@@ -97,7 +103,8 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 				below += uint64(m.Buckets[k])
 				buckets[bound] = below
 			}
-			ch <- prometheus.MustNewConstHistogram(c.seconds, uint64(m.Files), m.Took.Seconds(), buckets, gpu, t.Root, m.Route, way)
+			ch <- prometheus.MustNewConstHistogram(c.seconds, uint64(m.Files), m.Took.Seconds(), buckets, gpu, t.Root, m.Route,
+				way)
 			send(c.bytes, prometheus.CounterValue, float64(m.Bytes), gpu, t.Root, m.Route, way)
 			send(c.errors, prometheus.CounterValue, float64(m.Errors), gpu, t.Root, m.Route, way)
 		}
@@ -111,9 +118,9 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 		send(c.workers, prometheus.GaugeValue, float64(q.Running), gpu, "busy")
 		send(c.workers, prometheus.GaugeValue, float64(q.Workers-q.Running), gpu, "idle")
 	}
-	told := map[string]bool{}
+	seen := map[string]bool{}
 	for _, r := range c.engine.Routes() {
-		send(c.direct, prometheus.GaugeValue, truth(r.Route == "direct"), r.GPU, r.Root, r.Via)
+		send(c.direct, prometheus.GaugeValue, boolean(r.Route == "direct"), r.GPU, r.Root, r.Via)
 		send(c.fallbacks, prometheus.CounterValue, float64(r.StoreFallbacks), r.GPU, r.Root, "store")
 		send(c.fallbacks, prometheus.CounterValue, float64(r.LoadFallbacks), r.GPU, r.Root, "load")
 		send(c.full, prometheus.CounterValue, float64(r.Full), r.GPU, r.Root)
@@ -121,10 +128,10 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 		send(c.resumptions, prometheus.CounterValue, float64(r.Resumed), r.GPU, r.Root)
 		send(c.hung, prometheus.CounterValue, float64(r.StoresHung), r.GPU, r.Root)
 		send(c.mismatched, prometheus.CounterValue, float64(r.Mismatched), r.GPU, r.Root)
-		if told[r.GPU] { // what follows is the GPU's
+		if seen[r.GPU] { // the rest is per GPU
 			continue
 		}
-		told[r.GPU] = true
+		seen[r.GPU] = true
 		send(c.hungNow, prometheus.GaugeValue, float64(r.Hung), r.GPU)
 		send(c.slots, prometheus.GaugeValue, float64(r.SlotsInUse), r.GPU)
 		send(c.slotBytes, prometheus.GaugeValue, float64(r.SlotBytes), r.GPU)
