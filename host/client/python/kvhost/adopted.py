@@ -10,14 +10,19 @@ from kvhost.arena import seal
 
 _PAGE = os.sysconf("SC_PAGESIZE")
 _COPY = 64 << 20
+_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_MAX = -3, 32 << 20
+
+#: Allocations of this size or more have pages of their own under :func:`separate_allocations`.
+SEPARATE_BYTES = 64 << 10
+
 _PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_FIXED = 1, 2, 1, 0x10
 
 
 class AdoptedMemory:
     """Spans of this process' memory, backed by one sealed memfd. Their addresses and contents stay.
 
-    The pages under the spans are replaced by a shared mapping of the memfd. No other thread may write to them meanwhile;
-    whatever else lies on the same pages moves along. The mapping outlives this object."""
+    The pages under the spans are replaced by a shared mapping of the memfd. A write to them by another thread meanwhile
+    is lost, so nothing else may lie on these pages: see :func:`separate_allocations`. The mapping outlives this object."""
 
     def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
         """``spans`` are (address, bytes)."""
@@ -63,6 +68,14 @@ class AdoptedMemory:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def separate_allocations(on: bool) -> None:
+    """Makes malloc of glibc give large allocations pages of their own from now on, or back to the heap's. ``on`` costs
+    a system call for each allocation of :data:`SEPARATE_BYTES` or more. Other allocators do so anyway, as a rule."""
+    mallopt = getattr(C.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, SEPARATE_BYTES if on else _MMAP_THRESHOLD_MAX)
 
 
 def _page_runs(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

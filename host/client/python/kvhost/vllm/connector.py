@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from kvhost.adopted import separate_allocations
 from kvhost.session import Session
 from kvhost.shape import Namespace
 from kvhost.vllm import compat, model, regions
@@ -63,6 +64,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._idle = StepOrders()
         self._asleep = False
         self._release: Callable[[], None] = lambda: None
+        if role == KVConnectorRole.WORKER:
+            separate_allocations(True)  # the KV cache is allocated next: see HostMemory
         if self._kv_transfer_config.kv_load_failure_policy != "recompute":
             log.warning('kvhost: kv_load_failure_policy is %r: a load that fails ends its request; want "recompute"',
                         self._kv_transfer_config.kv_load_failure_policy)
@@ -84,6 +87,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._refuse(str(e))
         except (OSError, ImportError) as e:
             self._refuse(f"sharing the KV cache's memory: {e}")
+        finally:
+            separate_allocations(False)
 
     def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor, attn_backend: type) -> None:
         self._refuse("the cache is one tensor for all layers")  # never asked for: see prefer_cross_layer_blocks

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvhost import cuda
-from kvhost.adopted import AdoptedMemory
+from kvhost.adopted import SEPARATE_BYTES, AdoptedMemory
 from kvhost.session import Session
 from kvhost.shape import Group, Plane, Region
 from kvhost.vllm.geometry import block_dimension, order_inside, pages_of
@@ -67,6 +67,8 @@ class HostMemory:
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
+        if min(storages.values()) < SEPARATE_BYTES:
+            raise Refused(f"a layer's cache has {min(storages.values())} bytes; the heap may use its pages, too")
         self._memory = AdoptedMemory(storages.items())
 
     def register(self, session: Session, regions: GroupRegions) -> None:

@@ -37,10 +37,12 @@ class ProbeConnector(KvhostConnector):
 
 
 def _digest(tensors: list[Any], blocks: list[int]) -> str:
+    import torch
+
     h = hashlib.sha256()
     for t in tensors:
         for b in blocks:
-            h.update(t[b].contiguous().numpy().tobytes())
+            h.update(t[b].contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return h.hexdigest()
 
 
