@@ -3,6 +3,7 @@ package host_test
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -108,5 +109,74 @@ func TestReadmePolicy(t *testing.T) {
 	}
 	if shown != code.String() {
 		t.Errorf("the README shows\n%s\nfifo is\n%s", shown, code.String())
+	}
+}
+
+var (
+	codeInText  = regexp.MustCompile("`([^`]+)`")
+	packageRows = regexp.MustCompile(`(?s)## Packages\n(.*?)\n## `)
+)
+
+// Every path in ARCHITECTURE.md exists.
+func TestArchitecturePaths(t *testing.T) {
+	n := 0
+	for _, m := range codeInText.FindAllStringSubmatch(readText(t, "ARCHITECTURE.md"), -1) {
+		path := m[1]
+		if !regexp.MustCompile(`^[a-zA-Z0-9_./]+\.(go|md|proto)$`).MatchString(path) {
+			continue
+		}
+		n++
+		if _, err := os.Stat(path); err == nil {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join("..", path)); err != nil {
+			t.Errorf("ARCHITECTURE.md names %s, which does not exist", path)
+		}
+	}
+	if n < 50 {
+		t.Errorf("only %d paths were found", n)
+	}
+}
+
+// Every package is in the table of packages, and every package there exists.
+func TestArchitecturePackages(t *testing.T) {
+	table := packageRows.FindStringSubmatch(readText(t, "ARCHITECTURE.md"))
+	if table == nil {
+		t.Fatal("there is no table of packages")
+	}
+	var listed []string
+	for line := range strings.Lines(table[1]) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 3 {
+			continue
+		}
+		for _, m := range codeInText.FindAllStringSubmatch(cells[1], -1) {
+			listed = append(listed, m[1])
+		}
+	}
+	out, err := exec.Command("go", "list", module+"/...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	used := map[string]bool{}
+	for path := range strings.FieldsSeq(string(out)) {
+		rel := strings.TrimPrefix(path, module+"/")
+		found := false
+		for _, l := range listed {
+			prefix, tree := strings.CutSuffix(l, "/...")
+			for _, full := range []string{prefix, "host/" + prefix} {
+				if rel == full || tree && strings.HasPrefix(rel, full+"/") || strings.HasPrefix(rel, "examples/") {
+					found, used[l] = true, true
+				}
+			}
+		}
+		if !found {
+			t.Errorf("ARCHITECTURE.md does not list the package %s", rel)
+		}
+	}
+	for _, l := range listed {
+		if _, err := os.Stat(l); err != nil && !used[l] {
+			t.Errorf("ARCHITECTURE.md lists %s, which is no package", l)
+		}
 	}
 }
