@@ -54,6 +54,20 @@ func NewArena(bytes int64) (*Arena, error) {
 	return &Arena{file: f, data: data}, nil
 }
 
+// OpenArena maps all of a shared memory file that exists already, such as POSIX shared memory. The arena owns the file. If
+// it is not sealed against shrinking, [Hello].UnsealedMemory must be set.
+func OpenArena(f *os.File) (*Arena, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrArena, err)
+	}
+	data, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("%w: mmap %s: %w", ErrArena, f.Name(), err)
+	}
+	return &Arena{file: f, data: data}, nil
+}
+
 // Bytes returns the memory. It must not be used after Close.
 func (a *Arena) Bytes() []byte { return a.data }
 

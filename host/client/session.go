@@ -27,6 +27,8 @@ type Hello struct {
 	Namespace  chunk.Namespace
 	Tenant     uint32
 	DeviceUUID string
+	// UnsealedMemory allows arenas of [OpenArena] that are not sealed against shrinking, at the client's own risk.
+	UnsealedMemory bool
 }
 
 // Host is the host's answer to Hello.
@@ -134,6 +136,7 @@ func (s *Session) greet(ctx context.Context) error {
 	m, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{
 		Protocol: proto.Protocol, Engine: h.Engine, Role: h.Role, Rank: h.Rank, LocalRanks: h.LocalRanks,
 		DeviceUuid: h.DeviceUUID, Namespace: proto.FromNamespace(&h.Namespace), Tenant: h.Tenant,
+		UnsealedMemory: h.UnsealedMemory,
 	}}})
 	if err != nil {
 		return err

@@ -821,17 +821,20 @@ func (x *Error) GetMessage() string {
 }
 
 type Hello struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`                       // 1
-	Engine        string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`                            // id of the serving engine: sessions with the same id are its ranks
-	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`                                // "worker" or "scheduler"; free text for logs otherwise
-	Rank          uint32                 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`                               // of this process in the whole engine, from 0
-	LocalRanks    uint32                 `protobuf:"varint,5,opt,name=local_ranks,json=localRanks,proto3" json:"local_ranks,omitempty"` // ranks of the engine on this node. Ranks are placed in runs: this node has the run holding rank
-	DeviceUuid    string                 `protobuf:"bytes,6,opt,name=device_uuid,json=deviceUuid,proto3" json:"device_uuid,omitempty"`  // of the accelerator, empty for host memory. Jobs queue per device
-	Namespace     *Namespace             `protobuf:"bytes,7,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Tenant        uint32                 `protobuf:"varint,8,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Protocol   uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`                       // 1
+	Engine     string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`                            // id of the serving engine: sessions with the same id are its ranks
+	Role       string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`                                // "worker" or "scheduler"; free text for logs otherwise
+	Rank       uint32                 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`                               // of this process in the whole engine, from 0
+	LocalRanks uint32                 `protobuf:"varint,5,opt,name=local_ranks,json=localRanks,proto3" json:"local_ranks,omitempty"` // ranks of the engine on this node. Ranks are placed in runs: this node has the run holding rank
+	DeviceUuid string                 `protobuf:"bytes,6,opt,name=device_uuid,json=deviceUuid,proto3" json:"device_uuid,omitempty"`  // of the accelerator, empty for host memory. Jobs queue per device
+	Namespace  *Namespace             `protobuf:"bytes,7,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Tenant     uint32                 `protobuf:"varint,8,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// The session may share host memory that is not sealed against shrinking (POSIX shared memory), at the client's own
+	// risk: a job that finds pages missing fails; pages that came back after a shrink are stored as they are.
+	UnsealedMemory bool `protobuf:"varint,9,opt,name=unsealed_memory,json=unsealedMemory,proto3" json:"unsealed_memory,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -918,6 +921,13 @@ func (x *Hello) GetTenant() uint32 {
 		return x.Tenant
 	}
 	return 0
+}
+
+func (x *Hello) GetUnsealedMemory() bool {
+	if x != nil {
+		return x.UnsealedMemory
+	}
+	return false
 }
 
 // Namespace is all that must agree, besides tokens and rank, for bytes to be exchangeable.
@@ -1569,7 +1579,8 @@ type isRegion_Handle interface {
 }
 
 type Region_Memfd struct {
-	Memfd uint64 `protobuf:"varint,2,opt,name=memfd,proto3,oneof"` // tag of a memfd that is sealed against shrinking (F_SEAL_SHRINK)
+	// tag of a memfd that is sealed against shrinking (F_SEAL_SHRINK), unless Hello.unsealed_memory
+	Memfd uint64 `protobuf:"varint,2,opt,name=memfd,proto3,oneof"`
 }
 
 type Region_CudaIpc struct {
@@ -3719,7 +3730,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05Error\x12#\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x0f.kvhost.v1.CodeR\x04code\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\xf1\x01\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\x9a\x02\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -3730,7 +3741,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\vdevice_uuid\x18\x06 \x01(\tR\n" +
 	"deviceUuid\x122\n" +
 	"\tnamespace\x18\a \x01(\v2\x14.kvhost.v1.NamespaceR\tnamespace\x12\x16\n" +
-	"\x06tenant\x18\b \x01(\rR\x06tenant\"\xae\x04\n" +
+	"\x06tenant\x18\b \x01(\rR\x06tenant\x12'\n" +
+	"\x0funsealed_memory\x18\t \x01(\bR\x0eunsealedMemory\"\xae\x04\n" +
 	"\tNamespace\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\x14\n" +

@@ -30,6 +30,7 @@ func codeOf(err error) proto.Code {
 		{transfer.ErrBlocks, proto.Code_CODE_INVALID},
 		{transfer.ErrRegion, proto.Code_CODE_INVALID},
 		{transfer.ErrGeometry, proto.Code_CODE_DAMAGED},
+		{transfer.ErrMemory, proto.Code_CODE_INVALID},
 		{transfer.ErrDevice, proto.Code_CODE_IO},
 		{staging.ErrHung, proto.Code_CODE_IO},
 		{gds.ErrHung, proto.Code_CODE_IO},

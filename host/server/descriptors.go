@@ -94,7 +94,7 @@ func (s *Server) takeOne(c *net.UnixConn) error {
 	}
 	// With a GPU the descriptor may be of its memory, which only REGISTER can tell. REGISTER checks again in any case.
 	if x.memory.gpu == nil {
-		if _, err := checkFile(files[0]); err != nil {
+		if _, err := x.memory.checkFile(files[0]); err != nil {
 			return err
 		}
 	}

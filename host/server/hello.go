@@ -39,6 +39,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 		return err
 	}
 	x.ns, x.rank, x.piece, x.tenant = ns, m.GetRank(), piece, m.GetTenant()
+	x.memory.unsealed = m.GetUnsealedMemory()
 	x.memory.setDevice(m.GetDeviceUuid())
 	queue := "" // of host memory; queues live as long as the engine, so unknown devices get none
 	if x.memory.gpu != nil {

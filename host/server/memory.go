@@ -24,8 +24,9 @@ type clientMemory struct {
 	gpus   []*gds.GPU    // of this host
 	log    *slog.Logger
 
-	device string   // UUID of the client's GPU, or whatever HELLO said
-	gpu    *gds.GPU // with that UUID, nil if this host has none
+	unsealed bool     // HELLO allows memory that can shrink
+	device   string   // UUID of the client's GPU, or whatever HELLO said
+	gpu      *gds.GPU // with that UUID, nil if this host has none
 
 	regs   map[uint32]*registration // by group
 	files  map[fileID]*mapping
@@ -124,15 +125,15 @@ type fileID struct {
 	size     int64
 }
 
-// checkFile identifies a descriptor, and refuses a file that can shrink: access to its lost pages would kill this
-// process.
-func checkFile(f *os.File) (fileID, error) {
+// checkFile identifies a descriptor. It refuses a file that can shrink, which would take pages from under a job, unless
+// the client allows that in HELLO.
+func (c *clientMemory) checkFile(f *os.File) (fileID, error) {
 	fd := int(f.Fd())
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
 		return fileID{}, invalid("memfd", "the descriptor is no memfd: it has no seals (%v)", err)
 	}
-	if seals&unix.F_SEAL_SHRINK == 0 {
+	if seals&unix.F_SEAL_SHRINK == 0 && !c.unsealed {
 		return fileID{}, invalid("memfd", "the memfd is not sealed against shrinking (F_SEAL_SHRINK)")
 	}
 	var st unix.Stat_t
@@ -147,7 +148,7 @@ func checkFile(f *os.File) (fileID, error) {
 
 // mapFile maps a descriptor for this session, or finds its mapping, and counts one user.
 func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
-	id, err := checkFile(f)
+	id, err := c.checkFile(f)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/transfer"
 )
 
 // semaphores are the timeline semaphores of a session.
@@ -23,14 +24,25 @@ type sharedSemaphores struct {
 	device  *gds.Semaphores
 }
 
-// hostSemaphores are semaphores in memory that is mapped here.
-type hostSemaphores []uint64
+// hostSemaphores are semaphores in a client's memory that is mapped here.
+type hostSemaphores struct {
+	values []uint64
+	memory [][]byte // that they are in
+}
 
-func (s hostSemaphores) Load(i int) (uint64, error) { return atomic.LoadUint64(&s[i]), nil }
+func (s hostSemaphores) Load(i int) (v uint64, err error) {
+	err = transfer.Guard(s.memory, func() error {
+		v = atomic.LoadUint64(&s.values[i])
+		return nil
+	})
+	return v, err
+}
 
 func (s hostSemaphores) Store(i int, v uint64) error {
-	atomic.StoreUint64(&s[i], v)
-	return nil
+	return transfer.Guard(s.memory, func() error {
+		atomic.StoreUint64(&s.values[i], v)
+		return nil
+	})
 }
 
 // maxSemaphores bounds what a session can share.
@@ -79,7 +91,9 @@ func (c *clientMemory) mapInto(s *sharedSemaphores, r *proto.Region, files descr
 			return invalid("offset", "%d semaphores from offset %d do not fit %d bytes", s.count, off,
 				s.mapping.file.size)
 		}
-		s.semaphores = hostSemaphores(unsafe.Slice((*uint64)(unsafe.Pointer(&s.mapping.data[off])), s.count))
+		data := s.mapping.data
+		values := unsafe.Slice((*uint64)(unsafe.Pointer(&data[off])), s.count)
+		s.semaphores = hostSemaphores{values: values, memory: [][]byte{data}}
 		return nil
 	case *proto.Region_CudaIpc, *proto.Region_CudaVmm:
 		if c.gpu == nil {

@@ -19,6 +19,8 @@ var (
 	// ErrDamaged says that a piece file is not what its entry promises. The entry is dropped and the file
 	// quarantined.
 	ErrDamaged = errors.New("transfer: damaged piece")
+	// ErrMemory says that client memory cannot be touched: its file has shrunk. The piece is kept.
+	ErrMemory = errors.New("transfer: client memory is gone")
 	// ErrDevice says that the GPU failed, not the storage: the piece is kept.
 	ErrDevice = errors.New("transfer: device memory")
 	// ErrProbe says why the direct route does not work between a GPU and a root.

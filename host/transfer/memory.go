@@ -51,6 +51,7 @@ type HostRegion struct {
 type HostMemory struct {
 	geometry chunk.Geometry
 	regions  []HostRegion // by plane
+	data     [][]byte     // their memory
 	blocks   uint32
 }
 
@@ -64,7 +65,11 @@ func NewHostMemory(g chunk.Geometry, regions []HostRegion) (*HostMemory, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &HostMemory{geometry: g, regions: regions, blocks: blocks}, nil
+	m := &HostMemory{geometry: g, regions: regions, blocks: blocks}
+	for _, r := range regions {
+		m.data = append(m.data, r.Data)
+	}
+	return m, nil
 }
 
 // regionShape is the part of a region that is checked, in host and device memory alike.
@@ -114,6 +119,10 @@ func (m *HostMemory) page(s *chunk.Span, id uint32) []byte {
 
 // Gather works extent by extent, so that the checksum reads bytes that the copy has just brought into the cache.
 func (m *HostMemory) Gather(r ExtentRange, dst []byte) error {
+	return Guard(m.data, func() error { return m.gather(&r, dst) })
+}
+
+func (m *HostMemory) gather(r *ExtentRange, dst []byte) error {
 	for x := r.Lo; x < r.Hi; x++ {
 		for c := r.Plan.Spans(x, x+1); c.Next(); {
 			copy(dst[c.Span.Off-r.Base:], m.page(&c.Span, r.Blocks[c.Span.Block]))
@@ -125,6 +134,10 @@ func (m *HostMemory) Gather(r ExtentRange, dst []byte) error {
 
 // Scatter works extent by extent: it verifies, which brings the extent into the cache, and then copies.
 func (m *HostMemory) Scatter(r ExtentRange, src []byte) error {
+	return Guard(m.data, func() error { return m.scatter(&r, src) })
+}
+
+func (m *HostMemory) scatter(r *ExtentRange, src []byte) error {
 	for x := r.Lo; x < r.Hi; x++ {
 		if err := chunk.VerifyExtents(r.Plan, x, x+1, src, r.Base, r.Table); err != nil {
 			return err

@@ -174,12 +174,12 @@ func (e *Engine) closePiece(on *span, p *store.Piece, err error) {
 }
 
 // reportDamage makes the store drop an entry whose piece could not be read: an entry that failed once must not be
-// promised again. Errors of the client, its GPU or a closing engine say nothing about the piece.
+// promised again. Errors of the client, its memory, its GPU or a closing engine say nothing about the piece.
 func reportDamage(p *store.Piece, err error) {
 	if p == nil {
 		return
 	}
-	for _, other := range [...]error{ErrCancelled, ErrDevice, ErrClosed, ErrBlocks, ErrGeometry} {
+	for _, other := range [...]error{ErrCancelled, ErrMemory, ErrDevice, ErrClosed, ErrBlocks, ErrGeometry} {
 		if errors.Is(err, other) {
 			return
 		}

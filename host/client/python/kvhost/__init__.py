@@ -5,7 +5,7 @@ sealed memfd that both processes map, and stores and loads name blocks in it.
 """
 
 from kvhost.adopted import AdoptedMemory
-from kvhost.arena import Arena
+from kvhost.arena import Arena, SharedMemory
 from kvhost.errors import Code, HostError, HostGone, KvhostError
 from kvhost.semaphores import ArenaSemaphores, Semaphores, Timeline
 from kvhost.session import (
@@ -28,6 +28,6 @@ from kvhost.shape import Group, Namespace, Plane, Region
 __all__ = [
     "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "Group",
     "HostError", "HostGone", "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace",
-    "PendingLookup", "Plane", "Region", "Result", "Semaphores", "Session", "StoreChunk", "StoreJob",
+    "PendingLookup", "Plane", "Region", "Result", "Semaphores", "Session", "SharedMemory", "StoreChunk", "StoreJob",
     "StoreResult", "Timeline",
 ]

@@ -12,12 +12,39 @@ _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
 
 
 def seal(fd: int) -> None:
-    """Fixes a memfd's size. The host refuses memory that its owner could truncate under a copy."""
+    """Fixes a memfd's size. Without it, the owner could truncate the memory during a copy."""
     fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
 
 
+class SharedMemory:
+    """POSIX shared memory, or a file in tmpfs or hugetlbfs, that this process has mapped already and does not seal.
+
+    A session that registers it needs ``unsealed_memory=True``. Whoever shrinks the file fails the jobs that touch the
+    lost pages, and harms nothing else."""
+
+    def __init__(self, fd: int) -> None:
+        """Duplicates the descriptor; the caller keeps its own."""
+        self.fd = os.dup(fd)
+        self.size = os.fstat(fd).st_size
+
+    @classmethod
+    def named(cls, name: str) -> SharedMemory:
+        """The memory of ``shm_open(name)``."""
+        fd = os.open("/dev/shm/" + name.lstrip("/"), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Closes the descriptor. The host keeps its mapping until it is unregistered."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
 class Arena:
-    """A memfd of fixed size, sealed so that neither side can be faulted by the other's truncation."""
+    """A memfd of fixed size, sealed so that neither side can make the other fault by truncating it."""
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("kvhost-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -32,7 +59,7 @@ class Arena:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Unmaps the memory here, once no view of it is left. The host keeps its mapping until it is unregistered."""
+        """Unmaps the memory here once no view of it is left. The host keeps its mapping until it is unregistered."""
         if self.fd < 0:
             return
         os.close(self.fd)
@@ -41,7 +68,7 @@ class Arena:
         try:
             self._map.close()
         except BufferError:
-            pass  # somebody still holds a slice or an array of it: the memory goes with the last of them
+            pass  # a slice or an array of it still exists: the memory is freed with the last of them
 
     def __enter__(self) -> Arena:
         return self

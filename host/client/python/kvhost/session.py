@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvhost.adopted import AdoptedMemory
-from kvhost.arena import Arena
+from kvhost.arena import Arena, SharedMemory
 from kvhost.errors import HostError
+from kvhost.semaphores import ArenaSemaphores, Timeline
 from kvhost.shape import Namespace, Region
 from kvhost.v1 import kvhost_pb2 as pb
 from kvhost.wire import Stream, checked, send_descriptor
-from kvhost.semaphores import ArenaSemaphores, Timeline
 
 PROTOCOL = 1
 
@@ -235,8 +235,11 @@ class Session:
         local_ranks: int = 1,
         tenant: int = 0,
         device_uuid: str = "",
+        unsealed_memory: bool = False,
         timeout: float = 30.0,
     ) -> None:
+        """``unsealed_memory`` allows :class:`kvhost.SharedMemory` that is not sealed against shrinking, at the client's own
+        risk: a job that finds pages missing fails."""
         self._socket = socket
         self._timeout = timeout
         self._namespace = namespace
@@ -247,6 +250,7 @@ class Session:
                 hello=pb.Hello(
                     protocol=PROTOCOL, engine=engine, role=role, rank=rank, local_ranks=local_ranks,
                     device_uuid=device_uuid, namespace=namespace.message(), tenant=tenant,
+                    unsealed_memory=unsealed_memory,
                 )
             ).hello
         except BaseException:
@@ -271,7 +275,7 @@ class Session:
         """Set once the session is over, by either side: its jobs have failed by then."""
         return self._stream.ended
 
-    def register(self, group: int, arena: Arena | AdoptedMemory, regions: Sequence[Region]) -> None:
+    def register(self, group: int, arena: Arena | AdoptedMemory | SharedMemory, regions: Sequence[Region]) -> None:
         """Tells the host where a group's pages are: one region per plane of the group, in its order."""
         if arena.fd < 0:
             raise ValueError("the arena is closed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import mmap
+import multiprocessing.shared_memory
 import os
 from collections.abc import Iterator
 
@@ -130,6 +131,35 @@ def test_adopted_memory(path: str, seed: bytes) -> None:
     assert s.ended.is_set()
     assert bytes(raw) == before[: 5 * PAGE] + before[: 2 * PAGE] + before[7 * PAGE :]
     memory.close()
+
+
+def test_shared_memory_that_shrinks(path: str, seed: bytes) -> None:
+    size = GROUPS[1].blocks * 4 * PAGE
+    pool = multiprocessing.shared_memory.SharedMemory(create=True, size=size)
+    try:
+        memory = kvhost.SharedMemory.named(pool.name)
+        region = kvhost.Region(0, PAGE, size // PAGE)
+        with kvhost.Session(path, "sealed-" + seed.hex(), namespace()) as s:
+            with pytest.raises(kvhost.HostError):
+                s.register(7, memory, [region])
+        with kvhost.Session(path, "shared-" + seed.hex(), namespace(), unsealed_memory=True) as s:
+            s.register(7, memory, [region])
+            os.pwrite(memory.fd, os.urandom(2 * PAGE), 0)
+            chunk = kvhost.StoreChunk(key(seed, 0), [0, 1])
+            assert s.store([chunk], group=7).published(30).chunks[0].result == kvhost.Result.STORED
+            os.ftruncate(memory.fd, 0)
+            late = kvhost.StoreChunk(key(seed, 1), [0, 1])
+            assert s.store([late], group=7).published(30).chunks[0].result == kvhost.Result.FAILED
+            found = s.lookup([key(seed, 0)], group=7)
+            failed = s.load(found, [kvhost.LoadChunk(0, [2, 3])]).wait(30).failed
+            assert [(f.block, f.error.code) for f in failed] == [(b, kvhost.Code.INVALID) for b in (2, 3)]
+            os.ftruncate(memory.fd, size)
+            again = s.lookup([key(seed, 0)], group=7)
+            assert s.load(again, [kvhost.LoadChunk(0, [2, 3])]).wait(30).failed == []
+        memory.close()
+    finally:
+        pool.close()
+        pool.unlink()
 
 
 def test_membership_and_holes(peer: Peer, seed: bytes) -> None:

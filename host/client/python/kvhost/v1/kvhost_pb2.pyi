@@ -142,7 +142,7 @@ class Group(_message.Message):
     def __init__(self, id: _Optional[int] = ..., lookup: _Optional[_Union[LookupKind, str]] = ..., blocks: _Optional[int] = ..., planes: _Optional[_Iterable[_Union[Plane, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ["device_uuid", "engine", "local_ranks", "namespace", "protocol", "rank", "role", "tenant"]
+    __slots__ = ["device_uuid", "engine", "local_ranks", "namespace", "protocol", "rank", "role", "tenant", "unsealed_memory"]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,7 @@ class Hello(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    UNSEALED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     device_uuid: str
     engine: str
     local_ranks: int
@@ -159,7 +160,8 @@ class Hello(_message.Message):
     rank: int
     role: str
     tenant: int
-    def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., local_ranks: _Optional[int] = ..., device_uuid: _Optional[str] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., tenant: _Optional[int] = ...) -> None: ...
+    unsealed_memory: bool
+    def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., local_ranks: _Optional[int] = ..., device_uuid: _Optional[str] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., tenant: _Optional[int] = ..., unsealed_memory: bool = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ["descriptors", "key_bytes", "lease_millis", "limits", "namespace_digest", "nonce", "protocol", "session", "version"]

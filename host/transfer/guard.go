@@ -1,0 +1,37 @@
+package transfer
+
+import (
+	"fmt"
+	"runtime/debug"
+	"unsafe"
+)
+
+// A client's memory is a file that it shares. If the file shrinks, or its file system has no page for it, touching the
+// mapping raises a SIGBUS. Guard turns that into an error of the access.
+
+// Guard runs fn, which touches the client memory in regions, and returns [ErrMemory] if that memory is gone. A fault at any
+// other address is a bug, and panics.
+func Guard(regions [][]byte, fn func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		v := recover()
+		if v == nil {
+			return
+		}
+		fault, ok := v.(interface{ Addr() uintptr })
+		if !ok || !within(regions, fault.Addr()) {
+			panic(v)
+		}
+		err = fmt.Errorf("%w: fault at %#x: its file has shrunk, or the file system is full", ErrMemory, fault.Addr())
+	}()
+	return fn()
+}
+
+func within(regions [][]byte, address uintptr) bool {
+	for _, r := range regions {
+		if start := uintptr(unsafe.Pointer(unsafe.SliceData(r))); address >= start && address < start+uintptr(len(r)) {
+			return true
+		}
+	}
+	return false
+}
