@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 )
 
 // bind gives the i-th policy's module the roles that its configuration names, or all that it has: evict in the roots
@@ -19,7 +20,7 @@ func (p *Set) bind(h *policy.Handle, i int) error {
 		if err := checkShadow(ErrPolicy, h, c); err != nil {
 			return err
 		}
-		p.start.Shadows = append(p.start.Shadows, store.Shadow{Use: use(h), Capacity: c.Capacity})
+		p.start.Shadows = append(p.start.Shadows, store.Shadow{Policy: h, Capacity: c.Capacity})
 		return nil
 	}
 	patterns, err := patternsOf(c)
@@ -39,7 +40,7 @@ func (p *Set) bind(h *policy.Handle, i int) error {
 		case role == abi.RoleEvict && p.cfg.EvictsByName(i):
 			p.bindRoots(h)
 		case len(patterns) > 0 && role != abi.RoleEvict:
-			p.start.Rules = append(p.start.Rules, store.Rule{Role: role, Namespaces: patterns, Use: use(h)})
+			p.start.Rules = append(p.start.Rules, catalog.Rule{Role: role, Namespaces: patterns, Policy: h})
 		case len(patterns) > 0 && !named: // it is configured for its namespaces only
 		default:
 			if err := p.bindRest(role, h); err != nil {
@@ -57,24 +58,23 @@ func (p *Set) bind(h *policy.Handle, i int) error {
 func (p *Set) bindRoots(h *policy.Handle) {
 	for k, r := range p.cfg.Roots {
 		if r.Evict == h.Label {
-			u := use(h)
-			p.roots[k] = &u
+			p.roots[k] = h
 		}
 	}
 }
 
 // bindRest gives a policy a role for everything that no rule matches.
 func (p *Set) bindRest(role abi.Role, h *policy.Handle) error {
-	rest := [abi.Roles]*store.Use{
+	rest := [abi.Roles]**policy.Handle{
 		abi.RoleEvict: &p.start.Evict, abi.RoleAdmit: &p.start.Admit, abi.RolePlace: &p.start.Place, abi.RoleLayout: &p.start.Layout,
 	}
-	if other := rest[role].Module; other != nil {
+	if other := *rest[role]; other != nil {
 		return fmt.Errorf("%w: %s and %s both have the role %q for all that is not bound: give each its roles (roles = "+
 			"[...]), "+
 			"its namespaces (namespaces = [...]), or its roots (evict = %q of a root)",
-			ErrRole, other.Name(), h.Module.Name(), role, h.Label)
+			ErrRole, other.Module.Name(), h.Module.Name(), role, h.Label)
 	}
-	*rest[role] = use(h)
+	*rest[role] = h
 	return nil
 }
 

@@ -17,10 +17,10 @@ import (
 type Set struct {
 	log    *slog.Logger
 	cache  *sandbox.Cache
-	failed chan error     // a policy's fault that ends the host
-	start  store.Policies // for the store to start with
-	roots  []*store.Use   // likewise, by root: the evict policy that the root names, or nil
-	store  *store.Store   // set by Attach
+	failed chan error       // a policy's fault that ends the host
+	start  store.Policies   // for the store to start with
+	roots  []*policy.Handle // likewise, by root: the evict policy that the root names, or nil
+	store  *store.Store     // set by Attach
 
 	mu     sync.Mutex // held during a change
 	cfg    *config.Config
@@ -38,7 +38,7 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 	}
 	p := &Set{
 		cfg: cfg, log: log, cache: cache, failed: make(chan error, 1), opened: map[*policy.Module]struct{}{},
-		active: map[string]*policy.Handle{}, roots: make([]*store.Use, len(cfg.Roots)),
+		active: map[string]*policy.Handle{}, roots: make([]*policy.Handle, len(cfg.Roots)),
 	}
 	p.start.Reopen = policy.Options{Log: log, Cache: cache}
 	defer func() {
@@ -65,11 +65,11 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 // Attach tells the set the store that its changes apply to.
 func (p *Set) Attach(st *store.Store) { p.store = st }
 
-// Policies are what the store starts with. The store takes over their references.
+// Policies are what the store starts with. The set holds their references.
 func (p *Set) Policies() store.Policies { return p.start }
 
 // RootEvict is the evict policy that the i-th root names; nil when it names none.
-func (p *Set) RootEvict(i int) *store.Use { return p.roots[i] }
+func (p *Set) RootEvict(i int) *policy.Handle { return p.roots[i] }
 
 // Failed receives the fault of a policy that is configured to end the host.
 func (p *Set) Failed() <-chan error { return p.failed }
@@ -96,11 +96,6 @@ func (p *Set) closed(m *policy.Module, err error) {
 	if err != nil {
 		p.log.Warn("policy module not closed", "module", m.Name(), "error", err)
 	}
-}
-
-// use is a use of the module by the store, which releases it.
-func use(h *policy.Handle) store.Use {
-	return store.Use{Name: h.Label, Module: h.Module, Config: h.Config, Done: h.Acquire().Release}
 }
 
 // stop ends the host because of a policy's fault. The first fault is enough.

@@ -158,7 +158,7 @@ func (p *Set) differs(s *step) bool {
 func (p *Set) apply(ctx context.Context, s step) (err error) {
 	switch {
 	case s.old == nil:
-		err = p.store.AddShadow(ctx, store.Shadow{Use: use(s.h), Capacity: s.c.Capacity})
+		err = p.store.AddShadow(ctx, store.Shadow{Policy: s.h, Capacity: s.c.Capacity})
 	case s.c.Shadow:
 		err = p.swapShadow(ctx, s.h, &s.c)
 	default:

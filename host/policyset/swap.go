@@ -103,8 +103,7 @@ func (p *Set) swapActive(ctx context.Context, h *policy.Handle, c *config.Policy
 	w := store.Swap{From: h.Label}
 	for role, has := range roles {
 		if has {
-			u := use(h)
-			w.Uses[role] = &u
+			w.Policies[role] = h
 		}
 	}
 	return p.store.Swap(ctx, w)
@@ -133,7 +132,7 @@ func (p *Set) swapShadow(ctx context.Context, h *policy.Handle, c *config.Policy
 	if err := checkShadow(ErrRole, h, c); err != nil {
 		return err
 	}
-	return p.store.SwapShadow(ctx, store.Shadow{Use: use(h), Capacity: c.Capacity})
+	return p.store.SwapShadow(ctx, store.Shadow{Policy: h, Capacity: c.Capacity})
 }
 
 // Promote makes a new instance of a shadow's module evict, in one root or in all, and ends the shadow.
@@ -155,9 +154,8 @@ func (p *Set) Promote(ctx context.Context, label, root string) (Swapped, error) 
 		return Swapped{}, fmt.Errorf("%w: %s: its SHA-256 is %s now, that of the shadow is %s: swap the shadow first",
 			ErrPolicy, next.Module, h.Module.Digest(), judged)
 	}
-	u := use(h)
 	out := Swapped{Module: h.Module.Name(), Digest: h.Module.Digest()}
-	out.Taken, err = p.store.Swap(ctx, store.Swap{Root: root, Uses: [abi.Roles]*store.Use{abi.RoleEvict: &u}})
+	out.Taken, err = p.store.Swap(ctx, store.Swap{Root: root, Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: h}})
 	if err != nil {
 		return out, err
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -17,7 +17,7 @@ type servingEngine struct {
 	server *Server
 	id     string
 	facts  facts
-	space  *store.Space
+	space  *catalog.Namespace
 
 	sessions int // the server's mutex guards it
 

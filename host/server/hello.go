@@ -102,7 +102,7 @@ func (s *Server) checkPins(ns *chunk.Namespace) error {
 
 // join adds a session to its serving engine, which it must agree with.
 func (s *Server) join(x *session, id string, f facts) (*servingEngine, error) {
-	sp, err := s.store.Space(x.ctx, f.namespace)
+	sp, err := s.store.Namespace(x.ctx, f.namespace)
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,7 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 			return err
 		}
 		l, err := x.server.store.Lookup(store.LookupRequest{
-			Space: x.engine.space, Group: group.ID, Keys: keys[first:], Ranks: x.engine.facts.pieces, Request: number,
+			Namespace: x.engine.space, Group: group.ID, Keys: keys[first:], Ranks: x.engine.facts.pieces, Request: number,
 			Tenant: x.tenant,
 		})
 		if err != nil {

@@ -7,14 +7,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Server serves sessions on one socket.
@@ -42,7 +42,7 @@ type Server struct {
 
 // chunkStore is what sessions use of [store.Store]. Tests wrap it to inject what a disk rarely does.
 type chunkStore interface {
-	Space(ctx context.Context, ns *chunk.Namespace) (*store.Space, error)
+	Namespace(ctx context.Context, ns *chunk.Namespace) (*catalog.Namespace, error)
 	Lookup(q store.LookupRequest) (*store.Lease, error)
 	Put(ctx context.Context, q store.PutRequest) (*store.Put, error)
 	EndRequest(request uint32)

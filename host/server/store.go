@@ -40,7 +40,7 @@ func (x *session) store(j *job, m *proto.Store) error {
 		defer close(made)
 		keys := keyHint(wants)
 		for i, q := range wants {
-			q.Request, q.Foreseen = number, keys
+			q.Request, q.Prefetch = number, keys
 			put, err := j.reserve(q)
 			if err != nil {
 				s.refused(i, err)
@@ -85,12 +85,12 @@ func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 	x.timelines.start(s.job, s.timeline)
 }
 
-func keyHint(wants []store.PutRequest) *store.Foreseen {
+func keyHint(wants []store.PutRequest) *store.PathPrefetch {
 	keys := make([]chunk.Key, len(wants))
 	for i := range wants {
 		keys[i] = wants[i].Key
 	}
-	return store.Foresee(keys)
+	return store.PrefetchPaths(keys)
 }
 
 // reserve reserves one chunk's place, unless the job was cancelled meanwhile.
@@ -125,7 +125,7 @@ func (x *session) checkStore(m *proto.Store, reg *registration) ([]store.PutRequ
 			return nil, err
 		}
 		wants[i] = store.PutRequest{
-			Space: x.engine.space, Group: reg.group.ID, Depth: c.GetDepth(), Rank: x.piece,
+			Namespace: x.engine.space, Group: reg.group.ID, Depth: c.GetDepth(), Rank: x.piece,
 			Ranks:  x.engine.facts.pieces,
 			Parent: parent, Key: key, Tenant: x.tenant,
 		}

@@ -47,21 +47,19 @@ func indexOnly(b testing.TB, entries, keyBytes int, change ...func(*Config)) *fi
 
 // fill adds chains of 1,000 chunks.
 func (f *fixture) fill(entries, keyBytes int) {
-	r, c := f.store.roots[0], f.space.ns.class(0)
+	r, c := f.store.roots[0], f.space.Class(0)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, err := f.store.spaces.internTenant(0); err != nil {
-		f.Fatal(err)
-	}
+	f.store.catalog.Tenants.Number(0)
 	var parent uint64
 	for n := range uint64(entries) {
 		if n%1000 == 0 {
 			parent = 0
 		}
 		k := hashKey(n, keyBytes)
-		print := chunk.Fingerprint(c.ns.digest, c.group, k)
-		slot := r.x.Add(print, index.Owner{Class: c.id}, &k, parent, uint32(n%1000))
-		c.refs.Add(1)
+		print := chunk.Fingerprint(c.Namespace.Digest, c.Group, k)
+		slot := r.x.Add(print, index.Owner{Class: c.ID}, &k, parent, uint32(n%1000))
+		c.Ref()
 		r.x.SetUnits(slot, pieceBytes/pieceformat.Page)
 		r.x.At(slot).Set(index.Complete)
 		r.x.SetPieces(slot, 1)
@@ -98,7 +96,7 @@ func BenchmarkLookup1000(b *testing.B) {
 	for _, name := range []string{"no-policy", "lru"} {
 		f := indexOnly(b, entries, 32, func(c *Config) {
 			if name != "lru" {
-				c.Policies.Evict.Module = policy.NativeModule(name, []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return deaf{}, nil })
+				c.Policies.Evict = handle(policy.NativeModule(name, []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return deaf{}, nil }))
 			}
 		})
 		f.fill(entries, 32)
@@ -122,7 +120,7 @@ func (f *fixture) benchLookups(b *testing.B, entries int, request uint32) {
 	leases := make([]*Lease, 0, len(lists))
 	i := 0
 	for b.Loop() {
-		q := LookupRequest{Space: f.space, Keys: lists[i%len(lists)]}
+		q := LookupRequest{Namespace: f.space, Keys: lists[i%len(lists)]}
 		if request != 0 {
 			q.Request = uint32(i%len(lists)) + 1
 		}
@@ -168,7 +166,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 	})
 	b.Run(fmt.Sprintf("entries=%d/read", entries), func(b *testing.B) {
 		for b.Loop() {
-			x := index.New(r.cfg.MaxEntries, f.store.spaces.print, f.store.spaces.base)
+			x := index.New(r.cfg.MaxEntries, f.store.catalog.Fingerprint, f.store.catalog.Base)
 			if _, err := r.readCheckpoint(x, file); err != nil || x.Len() != r.x.Len() {
 				b.Fatal(err)
 			}
@@ -194,7 +192,7 @@ func BenchmarkSaveTouches(b *testing.B) {
 		for n := uint64(0); ; n = (n + 997) % uint64(entries) {
 			k := hashKey(n, 32)
 			start := time.Now()
-			l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: []chunk.Key{k}})
+			l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: []chunk.Key{k}})
 			if err != nil || l.Hits() != 1 {
 				b.Error(n, err)
 				return most
@@ -298,7 +296,7 @@ func BenchmarkReserve(b *testing.B) {
 	for b.Loop() {
 		k := hashKey(n, 32)
 		n++
-		p, err := f.store.Put(ctx, PutRequest{Space: f.space, Key: k, Parent: hashKey(n-2, 32), Depth: 1})
+		p, err := f.store.Put(ctx, PutRequest{Namespace: f.space, Key: k, Parent: hashKey(n-2, 32), Depth: 1})
 		if err != nil {
 			b.Fatal(err)
 		}

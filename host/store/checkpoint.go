@@ -115,10 +115,10 @@ func (r *root) checkpointOwners() []pieceformat.CheckpointOwner {
 		if !has[i] {
 			continue
 		}
-		c := r.store.spaces.class(o.Class)
+		c := r.store.catalog.Class(o.Class)
 		owners[i] = pieceformat.CheckpointOwner{
-			Namespace: c.ns.digest, Group: c.group, Tenant: r.store.spaces.tenantOf(o.Tenant), TTL: c.ns.ttl,
-			Place: [32]byte(c.names.identity()),
+			Namespace: c.Namespace.Digest, Group: c.Group, Tenant: r.store.catalog.Tenants.Tenant(o.Tenant), TTL: c.Namespace.TTL,
+			Place: c.Place.Identity(),
 		}
 	}
 	return owners
@@ -132,7 +132,7 @@ func (r *root) takeCheckpoint() (*pieceformat.Checkpoint, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	x := index.New(r.cfg.MaxEntries, r.store.spaces.print, r.store.spaces.base)
+	x := index.New(r.cfg.MaxEntries, r.store.catalog.Fingerprint, r.store.catalog.Base)
 	var c pieceformat.Checkpoint
 	if err == nil {
 		c, err = r.readCheckpoint(x, f)
@@ -153,7 +153,7 @@ func (r *root) takeCheckpoint() (*pieceformat.Checkpoint, error) {
 	r.x = x
 	r.evictor.SetIndex(x)
 	x.Each(func(slot uint32, e *index.Entry) {
-		r.classOf(slot).refs.Add(1)
+		r.classOf(slot).Ref()
 		r.account.Commit(x.Owner(slot).Tenant, x.Bytes(slot))
 		if e.Is(index.Complete) {
 			r.complete++
@@ -232,20 +232,19 @@ func (l *checkpointLoader) Entry(e *pieceformat.CheckpointEntry) error {
 
 // ownerFor finds the owner that a checkpoint names.
 func (s *Store) ownerFor(o *pieceformat.CheckpointOwner) (index.Owner, error) {
-	cl, err := s.classFor(&pieceformat.Header{Namespace: o.Namespace, Group: o.Group})
+	cl, err := s.catalog.ClassFor(&pieceformat.Header{Namespace: o.Namespace, Group: o.Group})
 	if err != nil {
 		return index.Owner{}, err
 	}
-	if string(cl.names.identity()) != string(o.Place[:]) {
-		if cl, err = s.classNamed(cl, o.Place[:]); err != nil {
+	if cl.Place.Identity() != o.Place {
+		if cl, err = s.catalog.ClassNamed(cl, o.Place); err != nil {
 			return index.Owner{}, err
 		}
 	}
-	if cl == nil || o.TTL != cl.ns.ttl {
+	if cl == nil || o.TTL != cl.Namespace.TTL {
 		return index.Owner{}, fmt.Errorf("%w: namespace %s has another place policy or time to live now", pieceformat.ErrDamaged, o.Namespace)
 	}
-	tenant, err := s.spaces.internTenant(o.Tenant)
-	return index.Owner{Class: cl.id, Tenant: tenant}, err
+	return index.Owner{Class: cl.ID, Tenant: s.catalog.Tenants.Number(o.Tenant)}, nil
 }
 
 // checkSample compares some entries of a checkpoint with their files.
@@ -261,7 +260,7 @@ func (r *root) checkSample(x *index.Index) error {
 			if x.Pieces(slot)&(1<<rank) == 0 {
 				continue
 			}
-			name, err := r.path(r.store.spaces.class(x.Owner(slot).Class), &k, rank, false)
+			name, err := r.path(r.store.catalog.Class(x.Owner(slot).Class), &k, rank, false)
 			if err != nil {
 				return err
 			}

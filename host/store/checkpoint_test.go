@@ -152,10 +152,10 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 			f.cfg.Roots[0].Shared = false
 		},
 		"another naming": func(_ *testing.T, f *fixture, _, _ string) {
-			f.cfg.Policies.Place.Module = policy.NativeModule("wide", []abi.Role{abi.RolePlace}, func(i guest.Info) (any, error) {
+			f.cfg.Policies.Place = handle(policy.NativeModule("wide", []abi.Role{abi.RolePlace}, func(i guest.Info) (any, error) {
 				i.Config = guest.Config{fanout.ConfigWidths: "1/1/1"}
 				return fanout.New(i)
-			})
+			}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 func TestPolicyGoesOnFromItsState(t *testing.T) {
 	told := 0
 	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return &keeper{told: &told}, nil }).KeepState("keeper/1")
-	f := grown(t, func(c *Config) { c.Policies.Evict.Module = module })
+	f := grown(t, func(c *Config) { c.Policies.Evict = handle(module) })
 	before := f.store.Stats().Roots[0].Entries
 	told = 0
 	f.restart()
@@ -231,7 +231,7 @@ func FuzzCheckpoint(f *testing.F) {
 		x.Touch(slot)
 	}
 	var file memory
-	r := &root{entries: entries{x: x}, store: &Store{spaces: newSpaces()}}
+	r := &root{entries: entries{x: x}}
 	if err := r.writeCheckpoint(&file, 9, []pieceformat.CheckpointOwner{{Group: 1}}); err != nil {
 		f.Fatal(err)
 	}

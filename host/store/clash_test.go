@@ -15,12 +15,12 @@ import (
 // TestPiecesUnderTwoNamings leaves what crashes around a swap of the place policy can leave: an entry with pieces that two
 // namings named, and a piece under both names. All is served, and the account is the disk's.
 func TestPiecesUnderTwoNamings(t *testing.T) {
-	flat := func() *Use { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"}) }
-	deep := func() *Use { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}) }
-	for name, after := range map[string]func() *Use{"the later one acts": deep, "the earlier one acts": flat, "neither acts": func() *Use { return new(Use) }} {
+	flat := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"}) }
+	deep := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}) }
+	for name, after := range map[string]func() *policy.Handle{"the later one acts": deep, "the earlier one acts": flat, "neither acts": func() *policy.Handle { return nil }} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) {
-				c.Policies.Place = *flat()
+				c.Policies.Place = flat()
 				opt, _ := workshop() // use has seen to its error
 				c.Policies.Reopen.Cache = opt.Cache
 			})
@@ -29,7 +29,7 @@ func TestPiecesUnderTwoNamings(t *testing.T) {
 			for n := range uint64(3) {
 				was[n] = [2]string{f.pieceFile(n, 0), f.pieceFile(n, 1)}
 			}
-			if _, err := f.store.Swap(t.Context(), Swap{From: "fanout", Uses: [abi.Roles]*Use{abi.RolePlace: deep()}}); err != nil {
+			if _, err := f.store.Swap(t.Context(), Swap{From: "fanout", Policies: [abi.Roles]*policy.Handle{abi.RolePlace: deep()}}); err != nil {
 				t.Fatal(err)
 			}
 			f.mustPut(3)
@@ -53,7 +53,7 @@ func TestPiecesUnderTwoNamings(t *testing.T) {
 					return os.WriteFile(to, b, 0o600)
 				})
 			}
-			f.cfg.Policies.Place = *after()
+			f.cfg.Policies.Place = after()
 			f.crash()
 			for n := range uint64(4) {
 				f.mustRead(n)
@@ -62,7 +62,7 @@ func TestPiecesUnderTwoNamings(t *testing.T) {
 				t.Errorf("%d files of 4 entries with 2 pieces: %v", len(list), list)
 			}
 			f.checkUsed()
-			f.cfg.Policies.Place = *after()
+			f.cfg.Policies.Place = after()
 			f.restart()
 			for n := range uint64(4) {
 				f.mustRead(n)
@@ -81,8 +81,8 @@ func (p linkedPlacer) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([
 
 func (linkedPlacer) Unplace([]byte) abi.PathIdentity { return abi.PathIdentity{} }
 
-func (p linkedPlacer) use(name string) Use {
-	return Use{Name: name, Module: policy.NativeModule(name, []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return p, nil })}
+func (p linkedPlacer) use(name string) *policy.Handle {
+	return handle(policy.NativeModule(name, []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return p, nil }))
 }
 
 // TestPlaceFailsInAScan starts with a place policy that has no name for some of what another one named, which was linked in
@@ -123,10 +123,10 @@ func TestPlaceFailsInAScan(t *testing.T) {
 func TestRescanUnderALaterNaming(t *testing.T) {
 	dir := t.TempDir()
 	flat := func(c *Config) {
-		c.Policies.Place = *use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"})
+		c.Policies.Place = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"})
 	}
 	deep := func(c *Config) {
-		c.Policies.Place = *use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"})
+		c.Policies.Place = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"})
 	}
 	f := fellow(t, dir, "a", 60, flat)
 	f.mustPut(0, 1, 2)

@@ -18,7 +18,7 @@ func TestNamespaceOpensBesideEviction(t *testing.T) {
 	f.restart() // opens the other one only
 	var both sync.WaitGroup
 	both.Go(func() {
-		if _, err := f.store.Space(context.Background(), &old); err != nil {
+		if _, err := f.store.Namespace(context.Background(), &old); err != nil {
 			t.Error(err)
 		}
 	})
@@ -41,7 +41,7 @@ func TestLeaseKeepsWhatItGrants(t *testing.T) {
 	for n := range uint64(999) {
 		list = append(list, testKey(1000+n))
 	}
-	l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: list})
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: list})
 	if err != nil {
 		t.Fatal(err)
 	}

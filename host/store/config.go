@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -56,14 +57,14 @@ func (d Durability) String() string {
 
 // RootConfig is one directory that holds pieces.
 type RootConfig struct {
-	Path        string  // made when missing, with mode 0700
-	Capacity    int64   // bytes that pieces, temporaries and quarantine may take together
-	Shared      bool    // other hosts use it too: no exclusive lock
-	MaxEntries  uint32  // most entries there can be; 0: by capacity
-	DailyWrites int64   // bytes that may be written in a day (UTC); 0: as many as come
-	MinFree     int64   // bytes that are left free on the file system, for others; it counts what others take
-	MinFreePart float64 // the same as a part of the file system; the larger of the two holds
-	Evict       *Use    // nil: as Policies says
+	Path        string         // made when missing, with mode 0700
+	Capacity    int64          // bytes that pieces, temporaries and quarantine may take together
+	Shared      bool           // other hosts use it too: no exclusive lock
+	MaxEntries  uint32         // most entries there can be; 0: by capacity
+	DailyWrites int64          // bytes that may be written in a day (UTC); 0: as many as come
+	MinFree     int64          // bytes that are left free on the file system, for others; it counts what others take
+	MinFreePart float64        // the same as a part of the file system; the larger of the two holds
+	Evict       *policy.Handle // borrowed; nil: as Policies says
 
 	Poll      time.Duration // of Shared: how soon the hosts see what others have stored: 1 s
 	Lapse     time.Duration // of Shared: how long a host can be silent before the others give it up: 10 s
@@ -101,7 +102,6 @@ type Config struct {
 }
 
 const (
-	maxNamespaces   = 4096
 	maxRoots        = 64
 	defaultSlots    = 1 << 21
 	smallestEntry   = 2 * pieceformat.Page

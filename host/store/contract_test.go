@@ -12,7 +12,7 @@ import (
 // those of a start.
 func TestEventsKeepTheContract(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 6, 1, func(c *Config) { c.Policies.Evict.Module = w.module() })
+	f := newFixture(t, t.TempDir(), 6, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 3 {
 		var leases []*Lease

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -93,7 +94,7 @@ type rootCustody interface {
 // scanCustody is the part in a scan.
 type scanCustody interface {
 	// found enters a piece under its name.
-	found(c *census, name string, cl *class, h *pieceformat.Header, allocated int64, fallback bool)
+	found(c *census, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool)
 	// foundUnsound judges a file that is no sound piece.
 	foundUnsound(c *census, name, rel string, info staging.Info, err error)
 	// foundUnknown judges a piece of a namespace that the store cannot tell.

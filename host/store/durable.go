@@ -49,7 +49,7 @@ func (p *Put) syncName() error {
 		err = p.root.settleDir(dir)
 	}
 	if err != nil {
-		p.root.custody.discard(p.target, p.class.fileBytes())
+		p.root.custody.discard(p.target, p.class.FileBytes())
 	}
 	return err
 }

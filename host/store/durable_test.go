@@ -36,7 +36,7 @@ func (f *fixture) kill() {
 	s.closed.Store(true)
 	s.stop()
 	s.work.Wait()
-	_ = errors.Join(s.closeRoots(), s.closePolicies()) // of a machine without power, perhaps
+	_ = errors.Join(s.closeRoots(), s.catalog.Close()) // of a machine without power, perhaps
 }
 
 // afterPowerLoss starts the store on what the machine left.

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/health"
 )
 
@@ -25,9 +26,6 @@ var (
 	ErrPutOver = errors.New("store: put is over")
 )
 
-// errAlien is a piece that its namespace cannot have.
-var errAlien = errors.New("of another namespace than it says")
-
 // A load cannot go on.
 var (
 	// ErrLeaseOver says that the lease was released, or never covered the key.
@@ -42,12 +40,10 @@ var (
 	ErrRootBusy = errors.New("store: root is in use")
 	// ErrConfig is a configuration that cannot be.
 	ErrConfig = errors.New("store: bad configuration")
-	// ErrSpace is a request that names no space of this store, or a group or rank that its namespace does not have.
-	ErrSpace = errors.New("store: unknown namespace or group")
-	// ErrTooMany is a namespace, group or tenant beyond what one host tells apart.
-	ErrTooMany = errors.New("store: too many namespaces, groups or tenants")
+	// ErrUnknownNamespace is a request for a namespace that was not opened, or for a group or rank that the namespace lacks.
+	ErrUnknownNamespace = catalog.ErrUnknownNamespace
 	// ErrNoPolicy says that no policy of that name has the role.
-	ErrNoPolicy = errors.New("store: no such policy")
+	ErrNoPolicy = catalog.ErrNoPolicy
 	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("store: closed")
 )

@@ -85,7 +85,7 @@ func (w *witness) told(f *fixture) string {
 
 func TestEvents(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict.Module = w.module() })
+	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	expect := func(what, want string) {
 		t.Helper()
 		if got := w.told(f); got != want {
@@ -101,7 +101,7 @@ func TestEvents(t *testing.T) {
 	expect("a resident put", "")
 
 	ask := func(request uint32) *Lease {
-		l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(0, 1, 2, 3), Request: request})
+		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(0, 1, 2, 3), Request: request})
 		if err != nil || l.Hits() != 3 {
 			t.Fatal(l.Hits(), err)
 		}
@@ -134,7 +134,7 @@ func TestEvents(t *testing.T) {
 
 func TestLinkWhenAParentComesBack(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict.Module = w.module() })
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	f.mustPut(2, 1)
 	if got := w.told(f); got != "insert:2 pin:2 unpin:2 insert:1 link:2<1 pin:1 unpin:1" {
 		t.Error(got)
@@ -148,7 +148,7 @@ func TestLinkWhenAParentComesBack(t *testing.T) {
 // TestVictimsAreJudged has a policy that names what it must not; the host passes over that and takes what is right.
 func TestVictimsAreJudged(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict.Module = w.module() })
+	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	f.mustPut(0, 1, 2)
 	l := f.lookup(0)
 	defer l.Release()
@@ -174,7 +174,7 @@ func TestVictimsAreJudged(t *testing.T) {
 // TestPolicyFault replaces a policy that answers nonsense by the built-in one, which knows what is here.
 func TestPolicyFault(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict.Module = w.module() })
+	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	f.mustPut(0, 1, 2)
 	f.lookup(0).Release()
 	w.answer = func(_ abi.Ask, dst []uint32) int { return copy(dst, []uint32{1 << 30}) }
@@ -196,7 +196,7 @@ func TestAdmission(t *testing.T) {
 	admit := policy.NativeModule("deep", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
 		return admitFunc(func(c abi.Candidate) bool { seen = append(seen, c); return c.Depth < 2 }), nil
 	})
-	f := newFixture(t, t.TempDir(), 4, 2, func(c *Config) { c.Policies.Admit.Module = admit })
+	f := newFixture(t, t.TempDir(), 4, 2, func(c *Config) { c.Policies.Admit = handle(admit) })
 	f.mustPut(0, 1)
 	if err := f.put(2, 0); !errors.Is(err, ErrRefused) {
 		t.Errorf("put at depth 2: %v", err)
@@ -220,7 +220,7 @@ func (f admitFunc) Admit(batch []abi.Candidate, dst []bool) {
 // TestDetour has a place policy that gives one name to all keys: the first has it, the others get the built-in name.
 func TestDetour(t *testing.T) {
 	place := policy.NativeModule("one", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return onePlace{}, nil })
-	f := newFixture(t, t.TempDir(), 8, 2, func(c *Config) { c.Policies.Place.Module = place })
+	f := newFixture(t, t.TempDir(), 8, 2, func(c *Config) { c.Policies.Place = handle(place) })
 	f.mustPut(0, 1, 2)
 	for round := range 2 {
 		for n := range uint64(3) {
@@ -247,7 +247,7 @@ func TestDetour(t *testing.T) {
 	f.mustPut(0)
 	f.mustRead(0)
 	f.checkUsed()
-	if _, err := f.store.Put(context.Background(), PutRequest{Space: f.space, Group: 9, Key: testKey(1)}); !errors.Is(err, ErrSpace) {
+	if _, err := f.store.Put(context.Background(), PutRequest{Namespace: f.space, Group: 9, Key: testKey(1)}); !errors.Is(err, ErrUnknownNamespace) {
 		t.Errorf("put in an unknown group: %v", err)
 	}
 }

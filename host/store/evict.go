@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
@@ -53,7 +54,7 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted
 // eviction is an entry that is being removed, with what its files' names are made of.
 type eviction struct {
 	slot     uint32
-	class    *class
+	class    *catalog.Class
 	key      chunk.Key
 	pieces   uint64
 	fallback bool
@@ -129,7 +130,7 @@ func (r *files) remove(name string, most int64) (left int64, err error) {
 
 // locatePiece is the path of a published piece. Only an entry with a fallback can have one under the built-in name, and
 // what stands under the other name may then be somebody else's: the header tells.
-func (r *files) locatePiece(c *class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
+func (r *files) locatePiece(c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
 	name, err := r.path(c, k, rank, false)
 	switch {
 	case err == nil:
@@ -141,12 +142,12 @@ func (r *files) locatePiece(c *class, k *chunk.Key, rank uint32, fallback bool) 
 }
 
 // locateAt is locatePiece with the place policy's name given.
-func (r *files) locateAt(name string, c *class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
+func (r *files) locateAt(name string, c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
 	if !fallback {
 		return name, nil
 	}
 	h, herr := r.readHeader(name)
-	if herr == nil && c.isPiece(&h, k, rank) {
+	if herr == nil && c.IsPiece(&h, k, rank) {
 		return name, nil
 	}
 	builtin, err := r.path(c, k, rank, true)
@@ -198,7 +199,7 @@ func (r *entries) reap(slot uint32) {
 	}
 	if e.Pins() == 0 {
 		r.account.Release(r.x.Owner(slot).Tenant, r.x.Bytes(slot))
-		r.classOf(slot).drop()
+		r.classOf(slot).Release()
 		r.x.Release(slot)
 		r.reaped.Broadcast()
 	}

@@ -44,7 +44,7 @@ func TestTextbookOrder(t *testing.T) {
 	for name, evict := range map[string]*policy.Module{"lru": nil, "fifo": fifoModule()} {
 		t.Run(name, func(t *testing.T) {
 			const capacity = 20
-			f := newFixture(t, t.TempDir(), capacity, 1, func(c *Config) { c.Policies.Evict.Module = evict })
+			f := newFixture(t, t.TempDir(), capacity, 1, func(c *Config) { c.Policies.Evict = handle(evict) })
 			book := textbook{capacity: capacity, recency: evict == nil}
 			rng := rand.New(rand.NewPCG(11, 12))
 			for request := range 300 {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
@@ -33,11 +34,11 @@ func (c *Config) ttlOf(text string) time.Duration {
 
 // expire sets when an entry expires that was stored at a time, in nanoseconds since 1970. A time in the future comes from a
 // clock that was wrong. mu is held.
-func (r *entries) expire(slot uint32, c *class, stored int64) {
+func (r *entries) expire(slot uint32, c *catalog.Class, stored int64) {
 	at := int64(0)
-	if c.ns.ttl > 0 {
+	if c.Namespace.TTL > 0 {
 		stored = min(stored, r.store.cfg.Now().UnixNano())
-		at = (stored + int64(c.ns.ttl) + int64(time.Second) - 1) / int64(time.Second)
+		at = (stored + int64(c.Namespace.TTL) + int64(time.Second) - 1) / int64(time.Second)
 	}
 	r.x.Expiries.Set(slot, at)
 }
@@ -64,7 +65,7 @@ func (r *root) sweepExpired(ctx context.Context) {
 	x := &r.x.Expiries
 	x.Sweep(sweptSlots, func(slot uint32) bool {
 		if at := int64(x.At(slot)); at > now && r.x.At(slot).Is(index.Live) {
-			if last := now + int64((r.classOf(slot).ns.ttl+time.Second-1)/time.Second); at > last+1 {
+			if last := now + int64((r.classOf(slot).Namespace.TTL+time.Second-1)/time.Second); at > last+1 {
 				x.Set(slot, last)
 			}
 		}
@@ -85,12 +86,12 @@ func (r *root) sweepExpired(ctx context.Context) {
 
 // renew removes an entry that has expired, so that its key can be stored again.
 func (s *Store) renew(p *Put) {
-	if p.class.ns.ttl == 0 {
+	if p.class.Namespace.TTL == 0 {
 		return
 	}
 	for _, r := range s.roots {
 		r.mu.Lock()
-		slot := r.x.Find(p.mark.print, p.class.base, &p.key)
+		slot := r.x.Find(p.mark.print, p.class.Base, &p.key)
 		old := slot != index.None && r.health.Serves() && r.expired(slot, s.cfg.Now().Unix()) && r.evictor.Evictable(slot)
 		if old {
 			r.count.expired++

@@ -81,7 +81,7 @@ func TestNoExpiryForOthers(t *testing.T) {
 	f.mustPut(0, 1)
 	f.ns.Model = "another/model"
 	var err error
-	if f.space, err = f.store.Space(context.Background(), f.ns); err != nil {
+	if f.space, err = f.store.Namespace(context.Background(), f.ns); err != nil {
 		t.Fatal(err)
 	}
 	f.mustPut(2, 3)

@@ -63,7 +63,7 @@ func TestAVictimWithoutAName(t *testing.T) {
 	dir := t.TempDir()
 	place := &moody{}
 	a := fellow(t, dir, "a", 8, func(c *Config) {
-		c.Policies.Place.Module = policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil })
+		c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil }))
 	})
 	a.mustPut(0, 1, 2, 3)
 	place.fails.Store(true)

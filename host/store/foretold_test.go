@@ -32,7 +32,7 @@ type twin struct {
 
 func newTwin(t *testing.T, evict *policy.Module, mode EvictMode) *twin {
 	f := indexOnly(t, 60, 32, func(c *Config) {
-		c.Policies.Evict.Module, c.EvictMode, c.Now = evict, mode, fakeClock()
+		c.Policies.Evict, c.EvictMode, c.Now = handle(evict), mode, fakeClock()
 		c.Quotas = []Quota{{First: 1, Last: 1, Share: 0.3}}
 		c.Roots[0].unlinks = true
 	})
@@ -53,7 +53,7 @@ func (w *twin) resident() (list []chunk.Key) {
 
 func (w *twin) begin(key, group, tenant, request uint32) string {
 	p, err := w.store.Put(context.Background(), PutRequest{
-		Space: w.space, Group: group, Key: hashKey(uint64(key), 32), Tenant: tenant, Request: request,
+		Namespace: w.space, Group: group, Key: hashKey(uint64(key), 32), Tenant: tenant, Request: request,
 	})
 	if err == nil {
 		w.flights = append(w.flights, p)
@@ -125,7 +125,7 @@ func compareForetold(t *testing.T, others func() []*twin) {
 				case what < 13 && flying:
 					w.finish(flight, what < 12)
 				case what < 16:
-					l, err := w.store.Lookup(LookupRequest{Space: w.space, Group: group, Request: request, Keys: []chunk.Key{
+					l, err := w.store.Lookup(LookupRequest{Namespace: w.space, Group: group, Request: request, Keys: []chunk.Key{
 						hashKey(uint64(key), 32), hashKey(uint64((key+1)%keys), 32),
 					}})
 					if err != nil {

@@ -36,7 +36,7 @@ func (r *root) onNoSpace(entry int64, cause error) {
 // unwritten is what is reserved for pieces that are not there, whether somebody is writing them or not. The caller holds mu.
 func (r *entries) unwritten() (bytes int64) {
 	for class, n := range r.x.MissingByClass() {
-		bytes += n * r.store.spaces.class(class).fileBytes()
+		bytes += n * r.store.catalog.Class(class).FileBytes()
 	}
 	return bytes
 }

@@ -124,7 +124,7 @@ func TestHungRoot(t *testing.T) {
 			}
 			other := testNamespace(1)
 			other.Revision = "opened meanwhile"
-			if _, err := f.store.Space(context.Background(), other); err != nil {
+			if _, err := f.store.Namespace(context.Background(), other); err != nil {
 				t.Error(err)
 			}
 			f.mustPut(bad[1]) // elsewhere

@@ -32,7 +32,7 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 		}
 		list[i] = Inspection{Dir: r.dir, Used: r.account.Used(), Unsynced: len(r.unsynced), InUse: len(r.flights)}
 		r.x.Each(func(slot uint32, e *index.Entry) {
-			list[i].Missing += r.x.Bytes(slot) - int64(bits.OnesCount64(r.x.Pieces(slot)))*r.classOf(slot).fileBytes()
+			list[i].Missing += r.x.Bytes(slot) - int64(bits.OnesCount64(r.x.Pieces(slot)))*r.classOf(slot).FileBytes()
 			if e.Pins() != 0 || e.Any(index.Evicting|index.Detached) {
 				list[i].InUse++
 			}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
@@ -16,12 +17,12 @@ type Lease struct {
 	mu   sync.Mutex
 	over bool
 
-	naming sync.Mutex
-	called map[callKey]*called // of pieces that are not open yet
+	pathsMu sync.Mutex
+	paths   map[pathsKey]*catalog.PathBatch // of pieces that are not open yet
 }
 
-// callKey is a rank, and the first of a run of keys.
-type callKey struct{ rank, first uint32 }
+// pathsKey is a rank, and the first of a run of keys.
+type pathsKey struct{ rank, first uint32 }
 
 type grant struct {
 	print uint64
@@ -52,9 +53,9 @@ func (l *Lease) Release() {
 	if over {
 		return
 	}
-	l.naming.Lock()
-	l.called = nil
-	l.naming.Unlock()
+	l.pathsMu.Lock()
+	l.paths = nil
+	l.pathsMu.Unlock()
 	now := l.store.clock()
 	at := index.None
 	for _, g := range l.grants {
@@ -85,7 +86,7 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 	if err := l.hold(p); err != nil {
 		return nil, err
 	}
-	if err := p.open(l.nameOf(i, p)); err != nil {
+	if err := p.open(l.pathOf(i, p)); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -112,38 +113,38 @@ func (l *Lease) hold(p *Piece) error {
 	return nil
 }
 
-// nameOf is the path of a piece, or empty where none is known: the pieces of the same rank that stand beside it in the lease
-// are named with it, as they are loaded next. Names are forgotten as they are taken.
-func (l *Lease) nameOf(i int, p *Piece) (name string) {
-	l.naming.Lock()
-	defer l.naming.Unlock()
-	first := i / callsAtOnce * callsAtOnce
-	k := callKey{p.rank, uint32(first)}
-	c := l.called[k]
-	if c == nil {
-		c = &called{}
-		l.collect(c, l.grants[first:min(first+callsAtOnce, len(l.grants))], p.rank)
-		if len(c.list) < 2 {
+// pathOf is the path of a piece, or empty where none is known. The paths of the lease's next pieces of the same rank are computed
+// with it, as they are loaded next. A path is forgotten when it is taken.
+func (l *Lease) pathOf(i int, p *Piece) (path string) {
+	l.pathsMu.Lock()
+	defer l.pathsMu.Unlock()
+	first := i / catalog.BatchSize * catalog.BatchSize
+	k := pathsKey{p.rank, uint32(first)}
+	b := l.paths[k]
+	if b == nil {
+		b = &catalog.PathBatch{}
+		l.addPieces(b, l.grants[first:min(first+catalog.BatchSize, len(l.grants))], p.rank)
+		if b.Len() < 2 {
 			return ""
 		}
-		l.store.names.call(c)
-		if l.called == nil {
-			l.called = map[callKey]*called{}
+		l.store.catalog.Paths.Resolve(b)
+		if l.paths == nil {
+			l.paths = map[pathsKey]*catalog.PathBatch{}
 		}
-		l.called[k] = c
+		l.paths[k] = b
 	}
-	if found := c.of(p.class, &p.key, p.rank); found != nil {
-		name = found.name
-		c.drop()
+	if found := b.Find(p.class, &p.key, p.rank); found != nil {
+		path = found.Path
+		b.RemoveFound()
 	}
-	if len(c.list) == 0 {
-		delete(l.called, k)
+	if b.Len() == 0 {
+		delete(l.paths, k)
 	}
-	return name
+	return path
 }
 
-// collect lists the pieces of grants that are there.
-func (l *Lease) collect(c *called, grants []grant, rank uint32) {
+// addPieces adds the pieces of grants that are there.
+func (l *Lease) addPieces(b *catalog.PathBatch, grants []grant, rank uint32) {
 	for _, g := range grants {
 		if g.slot == index.None {
 			continue
@@ -151,7 +152,7 @@ func (l *Lease) collect(c *called, grants []grant, rank uint32) {
 		r := l.store.roots[g.root]
 		r.mu.Lock()
 		if r.stands(mark{g.slot, g.print}) && r.x.Pieces(g.slot)&(1<<rank) != 0 {
-			c.list = append(c.list, nameable{class: r.classOf(g.slot), prefix: r.slash, key: r.x.Key(g.slot), rank: rank})
+			b.Add(catalog.PathQuery{Class: r.classOf(g.slot), Prefix: r.slash, Key: r.x.Key(g.slot), Rank: rank})
 		}
 		r.mu.Unlock()
 	}

@@ -1,20 +1,19 @@
 package store
 
 import (
-	"fmt"
-
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/evictor"
 )
 
 // LookupRequest asks for entries of one group.
 type LookupRequest struct {
-	Space   *Space
-	Group   uint32
-	Keys    []chunk.Key
-	Ranks   uint64 // the pieces that are needed, one bit per rank; 0: all ranks of the namespace
-	Request uint32 // 0: none
-	Tenant  uint32
+	Namespace *catalog.Namespace
+	Group     uint32
+	Keys      []chunk.Key
+	Ranks     uint64 // the pieces that are needed, one bit per rank; 0: all ranks of the namespace
+	Request   uint32 // 0: none
+	Tenant    uint32
 }
 
 // Lookup grants a lease on the entries that are there with all the pieces needed: the run from the first key on, or, in
@@ -24,12 +23,12 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if s.closed.Load() {
 		return nil, ErrClosed
 	}
-	c, err := q.Space.class(q.Group)
+	c, err := q.Namespace.OpenClass(q.Group)
 	if err != nil {
 		return nil, err
 	}
 	if q.Ranks == 0 {
-		q.Ranks = c.ranks
+		q.Ranks = c.Ranks
 	}
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
 	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, touches: s.requests.log(q.Request)}
@@ -41,7 +40,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		asked++
 		if w.grant(i, &l.grants[i]) {
 			l.hits++
-		} else if c.lookup == chunk.ByPrefix {
+		} else if c.Lookup == chunk.ByPrefix {
 			l.grants = l.grants[:i]
 			break
 		}
@@ -58,25 +57,4 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	s.hits.Add(uint64(l.hits))
 	s.requests.keep(q.Request, &w.touches, l.grants)
 	return l, nil
-}
-
-func (sp *Space) class(group uint32) (*class, error) {
-	if sp == nil {
-		return nil, fmt.Errorf("%w: no namespace", ErrSpace)
-	}
-	c := sp.ns.class(group)
-	if c == nil || c.plan == nil {
-		return nil, fmt.Errorf("%w: group %d", ErrSpace, group)
-	}
-	return c, nil
-}
-
-// hold is class with a reference, for who makes an entry of it.
-func (sp *Space) hold(group uint32) (*class, error) {
-	for {
-		c, err := sp.class(group)
-		if err != nil || c.hold() {
-			return c, err
-		}
-	}
 }

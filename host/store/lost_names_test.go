@@ -21,10 +21,10 @@ func TestNamesAreLost(t *testing.T) {
 	}
 	defer m.Close(context.Background())
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Place.Module = m })
+		f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Place = handle(m) })
 		defer f.store.Close()
 		f.mustPut(0, 1)
-		place := f.space.ns.class(0).names.place
+		place := f.space.Class(0).Place.Policy
 		lose := func() {
 			for !place.Down() {
 				if _, _, err := place.Path(&abi.PlaceQuery{KeyLen: 200}, nil); err == nil {

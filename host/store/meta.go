@@ -15,13 +15,8 @@ import (
 // maxMeta bounds what is read of a file that the store kept.
 const maxMeta = 4 << 20
 
-// keep writes a file named by its content's digest, durably, unless it is there.
-func (r *root) keep(dir string, d chunk.Digest, data []byte) error {
-	return r.keepAs(dir, d.String(), data)
-}
-
-// keepAs is keep with a name given.
-func (r *root) keepAs(dir, base string, data []byte) error {
+// keep writes a file durably, unless it is there.
+func (r *root) keep(dir, base string, data []byte) error {
 	name := r.dir + "/" + dir + "/" + base
 	if old, err := r.readMeta(name); err == nil && bytes.Equal(old, data) {
 		return r.keepName(dir) // who wrote it may not have come to that
@@ -38,36 +33,8 @@ func (r *root) keepAs(dir, base string, data []byte) error {
 	return r.keepName(dir)
 }
 
-// keepForStores is keep where the root takes stores: one that does not catches up before it does again.
-func (r *root) keepForStores(dir string, d chunk.Digest, data []byte) error {
-	if !r.health.Takes() {
-		return nil
-	}
-	if err := r.keep(dir, d, data); err != nil && r.health.Takes() {
-		return err
-	}
-	return nil
-}
-
-// catchUp keeps what sessions have opened. The caller holds Store.opening.
-func (r *root) catchUp() error {
-	for _, n := range r.store.namings() {
-		if err := r.keepNaming(n); err != nil {
-			return err
-		}
-	}
-	for _, o := range r.store.spaces.opened() {
-		if err := r.keep(pieceformat.NamespacesDir, o.ns.digest, []byte(o.ns.text)); err != nil {
-			return err
-		}
-		for _, p := range o.plans {
-			if err := r.keep(pieceformat.PlansDir, p.Digest(), p.Encoded()); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
+// catchUp writes the files of the catalog that the root lacks. The caller holds the catalog's Lock.
+func (r *root) catchUp() error { return r.store.catalog.Files(r.keep) }
 
 // sweepMeta removes temporaries that an earlier run left among the store's own files.
 func (r *root) sweepMeta() {

@@ -113,7 +113,7 @@ func TestNothingOfAnotherKind(t *testing.T) {
 			o := newFixture(t, t.TempDir(), 400, 1)
 			o.ns = testNamespace(1)
 			change(o.ns)
-			if o.space, err = o.store.Space(context.Background(), o.ns); err != nil {
+			if o.space, err = o.store.Namespace(context.Background(), o.ns); err != nil {
 				t.Fatal(err)
 			}
 			o.mustPut(0)

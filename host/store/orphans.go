@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/shared"
 )
@@ -17,7 +18,7 @@ import (
 // gone. The upkeep tries again, and so does a root before it returns to service.
 type orphan struct {
 	name     string // empty: the place policy did not name the piece that follows
-	class    *class
+	class    *catalog.Class
 	key      chunk.Key
 	rank     uint32
 	fallback bool
@@ -138,14 +139,14 @@ func (l *orphans) cover(name string, credit shared.Credit) bool {
 // deferDelete notes a file for later. The caller books its bytes.
 func (r *files) deferDelete(o *orphan) {
 	if !r.orphans.add(o) && o.class != nil {
-		o.class.drop()
+		o.class.Release()
 	}
 }
 
 // deferDeleteUnnamed notes a piece that no policy names at the moment.
-func (r *files) deferDeleteUnnamed(c *class, k *chunk.Key, rank uint32, fallback bool) {
-	if c.hold() {
-		r.deferDelete(&orphan{class: c, key: *k, rank: rank, fallback: fallback, bytes: c.fileBytes()})
+func (r *files) deferDeleteUnnamed(c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) {
+	if c.Acquire() {
+		r.deferDelete(&orphan{class: c, key: *k, rank: rank, fallback: fallback, bytes: c.FileBytes()})
 	}
 }
 
@@ -202,10 +203,10 @@ func (r *root) claimOrphans(p *Put) []*orphan {
 
 // mayBe says whether an orphan without a name is of a put's piece, and would have its name.
 func (o *orphan) mayBe(p *Put) bool {
-	if o.class.ns != p.class.ns || o.class.group != p.class.group {
+	if o.class.Namespace != p.class.Namespace || o.class.Group != p.class.Group {
 		return false
 	}
-	if o.class.names == p.class.names {
+	if o.class.Place == p.class.Place {
 		return true
 	}
 	name, err := p.root.path(o.class, &o.key, o.rank, false)
@@ -226,7 +227,7 @@ func (r *root) settleOrphans(list []*orphan, published bool) {
 // gone takes an orphan out of the account.
 func (r *root) gone(o *orphan) {
 	if o.class != nil {
-		o.class.drop()
+		o.class.Release()
 	}
 	r.account.Remove(capacity.Orphans, o.bytes)
 	r.custody.returned(o.credit)

@@ -37,13 +37,13 @@ func (*moody) Unplace([]byte) abi.PathIdentity { return abi.PathIdentity{} }
 func TestEvictionWithoutAName(t *testing.T) {
 	place := &moody{}
 	f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) {
-		c.Policies.Place.Module = policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil })
+		c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil }))
 	})
 	f.mustPut(0, 1)
 	r, k := f.store.roots[0], testKey(0)
 	r.mu.Lock()
 	print := chunk.Fingerprint(f.space.Digest, 0, k)
-	m := mark{r.x.Find(print, f.space.ns.class(0).base, &k), print}
+	m := mark{r.x.Find(print, f.space.Class(0).Base, &k), print}
 	r.mu.Unlock()
 	place.fails.Store(true)
 	r.drop(m, 0)
@@ -67,7 +67,7 @@ func TestStoredAgainWhileStray(t *testing.T) {
 		t.Run("nameless and "+name, func(t *testing.T) {
 			place := &moody{}
 			f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
-				c.Policies.Place.Module = policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil })
+				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil }))
 			})
 			f.mustPut(0, 1)
 			place.fails.Store(true)
@@ -131,7 +131,7 @@ func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 			place, faulty := &moody{}, faultfs.New(staging.OS())
 			f := newFixture(t, t.TempDir(), 2, 2, func(c *Config) {
 				c.FS, c.UpkeepEvery = faulty, time.Hour
-				c.Policies.Place.Module = policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil })
+				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil }))
 			})
 			place.fails.Store(true)
 			f.must(f.put(0, 0))
@@ -145,7 +145,7 @@ func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 			r, k := f.store.roots[0], testKey(0)
 			r.mu.Lock()
 			print := chunk.Fingerprint(f.space.Digest, 0, k)
-			m := mark{r.x.Find(print, f.space.ns.class(0).base, &k), print}
+			m := mark{r.x.Find(print, f.space.Class(0).Base, &k), print}
 			r.mu.Unlock()
 			r.drop(m, 0)
 			if disk, _ := usage(t, r.dir); f.store.Stats().Roots[0].Used < disk {

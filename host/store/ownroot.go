@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -64,10 +65,10 @@ func (c ownRoot) unlink(v *eviction, pieces uint64) (left int64, failed error) {
 		if err != nil {
 			r.log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account", "key", v.key, "error", err)
 			r.deferDeleteUnnamed(v.class, &v.key, rank, v.fallback)
-			left, failed = left+v.class.fileBytes(), err
+			left, failed = left+v.class.FileBytes(), err
 			continue
 		}
-		n, err := r.remove(name, v.class.fileBytes())
+		n, err := r.remove(name, v.class.FileBytes())
 		left += n
 		if errors.Is(err, fs.ErrNotExist) {
 			r.counted(&r.count.vanished)
@@ -81,7 +82,7 @@ func (c ownRoot) unlink(v *eviction, pieces uint64) (left int64, failed error) {
 
 func (c ownRoot) unlinkDamaged(v *eviction, rank uint32, name string, cause error) {
 	r := c.r
-	k, left := r.quar.move(name, v.class.fileBytes(), cause)
+	k, left := r.quar.move(name, v.class.FileBytes(), cause)
 	v.left, _ = c.unlink(v, v.pieces&^(1<<rank))
 	v.left += left
 	r.mu.Lock()
@@ -130,7 +131,7 @@ func (c ownRoot) save() {
 	c.r.saveCheckpoint()
 }
 
-func (c ownRoot) found(sight *census, name string, cl *class, h *pieceformat.Header, allocated int64, fallback bool) {
+func (c ownRoot) found(sight *census, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
 	if was := sight.adopt(cl, h, allocated, fallback); was.class != nil {
 		sight.resolve(was, name, h, allocated)
 	}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -18,7 +19,7 @@ import (
 // Piece is a published file, open for reading. It pins its entry until it is closed.
 type Piece struct {
 	root     *root
-	class    *class
+	class    *catalog.Class
 	mark     mark
 	key      chunk.Key
 	rank     uint32
@@ -91,7 +92,7 @@ func (p *Piece) Size() int64 { return p.size }
 // Expected is what the head of a piece that is written now is like, without its table: most likely this one's. Verify says
 // what it is.
 func (p *Piece) Expected() Head {
-	return Head{Plan: p.class.plan, DataOffset: pieceformat.DataOffset(len(p.class.plan.Extents()))}
+	return Head{Plan: p.class.Plan, DataOffset: pieceformat.DataOffset(len(p.class.Plan.Extents()))}
 }
 
 // File is the open file. The piece closes it.
@@ -108,12 +109,12 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 	if err := p.expects(&h); err != nil {
 		return nil, err
 	}
-	plan := p.class.plan
+	plan := p.class.Plan
 	if h.Plan != plan.Digest() {
 		if plan, err = p.root.plan(h.Plan); err != nil {
 			return nil, err
 		}
-		if now := p.class.plan.Geometry(); plan.Geometry().Blocks != now.Blocks || !slices.Equal(plan.Geometry().Planes, now.Planes) {
+		if now := p.class.Plan.Geometry(); plan.Geometry().Blocks != now.Blocks || !slices.Equal(plan.Geometry().Planes, now.Planes) {
 			return nil, fmt.Errorf("%w: plan %s is of another geometry", pieceformat.ErrWrongPiece, h.Plan)
 		}
 	}
@@ -135,12 +136,12 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 func (p *Piece) expects(h *pieceformat.Header) error {
 	c := p.class
 	switch {
-	case h.Namespace != c.ns.digest:
-		return fmt.Errorf("%w: of namespace %s, want %s", pieceformat.ErrWrongPiece, h.Namespace, c.ns.digest)
+	case h.Namespace != c.Namespace.Digest:
+		return fmt.Errorf("%w: of namespace %s, want %s", pieceformat.ErrWrongPiece, h.Namespace, c.Namespace.Digest)
 	case h.Key != p.key:
 		return fmt.Errorf("%w: of key %s, want %s", pieceformat.ErrWrongPiece, h.Key, p.key)
-	case h.Group != c.group || h.Rank != p.rank:
-		return fmt.Errorf("%w: group %d rank %d, want %d and %d", pieceformat.ErrWrongPiece, h.Group, h.Rank, c.group, p.rank)
+	case h.Group != c.Group || h.Rank != p.rank:
+		return fmt.Errorf("%w: group %d rank %d, want %d and %d", pieceformat.ErrWrongPiece, h.Group, h.Rank, c.Group, p.rank)
 	case h.Extent != chunk.ExtentBytes:
 		return fmt.Errorf("%w: extents of %d bytes", pieceformat.ErrUnknownFormat, h.Extent)
 	case h.FileBytes() != p.size:

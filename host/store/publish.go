@@ -53,8 +53,8 @@ func (p *Put) finish() (staging.Info, error) {
 		}
 	}
 	info, err := p.file.Stat()
-	if err == nil && info.Size != p.class.fileBytes() {
-		err = fmt.Errorf("%w: %d of %d bytes", ErrShort, info.Size, p.class.fileBytes())
+	if err == nil && info.Size != p.class.FileBytes() {
+		err = fmt.Errorf("%w: %d of %d bytes", ErrShort, info.Size, p.class.FileBytes())
 	}
 	return info, errors.Join(err, p.closeFile())
 }
@@ -93,7 +93,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		case errors.Is(herr, fs.ErrNotExist):
 		case herr != nil && !pieceformat.IsDamage(herr):
 			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
-		case herr == nil && p.class.isPiece(&h, &p.key, p.rank):
+		case herr == nil && p.class.IsPiece(&h, &p.key, p.rank):
 			if err := p.syncOther(); err != nil {
 				return info, err
 			}
@@ -139,7 +139,7 @@ func (p *Put) enter(info staging.Info) error {
 	e := r.x.At(p.mark.slot)
 	if e.Is(index.Evicting) {
 		r.mu.Unlock()
-		r.custody.discard(p.target, p.class.fileBytes())
+		r.custody.discard(p.target, p.class.FileBytes())
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
@@ -148,7 +148,7 @@ func (p *Put) enter(info staging.Info) error {
 		e.Set(index.Complete)
 		r.complete++
 	}
-	diff := max(pieceformat.Padded(info.Allocated)-p.class.fileBytes(), -r.x.Bytes(p.mark.slot))
+	diff := max(pieceformat.Padded(info.Allocated)-p.class.FileBytes(), -r.x.Bytes(p.mark.slot))
 	r.x.Resize(p.mark.slot, diff)
 	r.account.Commit(r.x.Owner(p.mark.slot).Tenant, diff)
 	r.count.published++
@@ -182,7 +182,7 @@ func (p *Put) abort(cause error) {
 	p.removeTemp()
 	p.root.custody.giveBack(p)
 	r := p.root
-	if !p.opened && p.charge.Bytes == p.class.fileBytes() {
+	if !p.opened && p.charge.Bytes == p.class.FileBytes() {
 		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
 	}
 	if health.NoSpace(cause) {
@@ -214,7 +214,7 @@ func (p *Put) removeTemp() {
 	if p.temp == "" {
 		return
 	}
-	if left := p.root.custody.discard(p.temp, p.class.fileBytes()); left > 0 && p.credit.Bytes() > 0 && p.root.orphans.cover(p.temp, p.credit) {
+	if left := p.root.custody.discard(p.temp, p.class.FileBytes()); left > 0 && p.credit.Bytes() > 0 && p.root.orphans.cover(p.temp, p.credit) {
 		p.credit = shared.Credit{}
 	}
 	p.temp = ""

@@ -10,8 +10,8 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -19,23 +19,23 @@ import (
 
 // PutRequest names a piece that is to be stored.
 type PutRequest struct {
-	Space   *Space
-	Group   uint32
-	Parent  chunk.Key // chunk.Root for a prefix's first chunk
-	Key     chunk.Key
-	Depth   uint32
-	Rank    uint32
-	Ranks   uint64 // pieces that make the entry complete, one bit per rank; 0: all ranks of the namespace
-	Request uint32
-	Tenant  uint32
-	// Foreseen has the keys that the caller puts in the same way; optional.
-	Foreseen *Foreseen
+	Namespace *catalog.Namespace
+	Group     uint32
+	Parent    chunk.Key // chunk.Root for a prefix's first chunk
+	Key       chunk.Key
+	Depth     uint32
+	Rank      uint32
+	Ranks     uint64 // pieces that make the entry complete, one bit per rank; 0: all ranks of the namespace
+	Request   uint32
+	Tenant    uint32
+	// Prefetch has the keys that the caller puts in the same way; optional.
+	Prefetch *PathPrefetch
 }
 
 // Put is a reservation: space for a piece that is being written. It ends with Publish or Abort.
 type Put struct {
 	root     *root
-	class    *class
+	class    *catalog.Class
 	mark     mark
 	key      chunk.Key
 	parent   chunk.Key
@@ -68,7 +68,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 		return nil, err
 	}
 	class := p.class // p's is its entry's in the end
-	defer class.drop()
+	defer class.Release()
 	s.offered(p, &q)
 	stripe := s.stripes[p.mark.print%uint64(len(s.stripes))]
 	if err := stripe.Acquire(ctx, 1); err != nil {
@@ -90,7 +90,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 		}
 		return p, nil
 	}
-	err = p.name(q.Foreseen)
+	err = p.name(q.Prefetch)
 	if err == nil {
 		err = p.extend(ctx)
 	}
@@ -105,31 +105,31 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 	if s.closed.Load() {
 		return nil, ErrClosed
 	}
-	c, err := q.Space.class(q.Group)
+	c, err := q.Namespace.OpenClass(q.Group)
 	if err != nil {
 		return nil, err
 	}
 	if q.Ranks == 0 {
-		q.Ranks = c.ranks
+		q.Ranks = c.Ranks
 	}
-	if q.Rank >= chunk.MaxRanks || q.Ranks&(1<<q.Rank) == 0 || q.Ranks&^c.ranks != 0 {
-		return nil, fmt.Errorf("%w: rank %d of ranks %#x, the namespace has %#x", ErrSpace, q.Rank, q.Ranks, c.ranks)
+	if q.Rank >= chunk.MaxRanks || q.Ranks&(1<<q.Rank) == 0 || q.Ranks&^c.Ranks != 0 {
+		return nil, fmt.Errorf("%w: rank %d of ranks %#x, the namespace has %#x", ErrUnknownNamespace, q.Rank, q.Ranks, c.Ranks)
 	}
 	for _, k := range [...]*chunk.Key{&q.Key, &q.Parent} {
-		for _, b := range k[c.ns.keyLen:] {
+		for _, b := range k[c.Namespace.KeyLen:] {
 			if b != 0 {
-				return nil, fmt.Errorf("%w: %s is longer than the namespace's %d bytes", chunk.ErrKey, k, c.ns.keyLen)
+				return nil, fmt.Errorf("%w: %s is longer than the namespace's %d bytes", chunk.ErrKey, k, c.Namespace.KeyLen)
 			}
 		}
 	}
 	if q.Key == chunk.Root || q.Key == q.Parent {
 		return nil, fmt.Errorf("%w: %s with parent %s", chunk.ErrKey, q.Key, q.Parent)
 	}
-	if c, err = q.Space.hold(q.Group); err != nil {
+	if c, err = q.Namespace.AcquireClass(q.Group); err != nil {
 		return nil, err
 	}
 	return &Put{
-		class: c, mark: mark{print: chunk.Fingerprint(c.ns.digest, c.group, q.Key)},
+		class: c, mark: mark{print: chunk.Fingerprint(c.Namespace.Digest, c.Group, q.Key)},
 		key: q.Key, parent: q.Parent, depth: q.Depth, rank: q.Rank, ranks: q.Ranks, tenant: q.Tenant,
 	}, nil
 }
@@ -160,7 +160,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		}
 	}()
 	for {
-		slot := r.x.Find(p.mark.print, p.class.base, &p.key)
+		slot := r.x.Find(p.mark.print, p.class.Base, &p.key)
 		if slot == index.None {
 			return false, nil
 		}
@@ -195,16 +195,16 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 func (s *Store) admitted(p *Put, q *PutRequest) error {
 	w := s.candidates.Get().(*candidate)
 	defer s.candidates.Put(w)
-	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
+	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	w.ask[0] = abi.Candidate{
-		Key: p.mark.print, ParentKey: parent, Namespace: p.class.ns.id, Group: p.class.group,
+		Key: p.mark.print, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
 		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant, Time: s.clock(),
 	}
 	if parent != 0 && s.holdsPrint(parent) {
 		w.ask[0].Flags = abi.CandidateParentResident
 	}
 	w.answer[0] = true
-	if err := p.class.ns.admits(w.ask[:], w.answer[:]); err != nil {
+	if err := p.class.Namespace.Admits(w.ask[:], w.answer[:]); err != nil {
 		s.admissionFault(err)
 		return nil
 	}
@@ -213,16 +213,6 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 		return ErrRefused
 	}
 	return nil
-}
-
-// admits asks the namespace's admit policy, and its successor where it is closed at this moment.
-func (ns *namespace) admits(ask []abi.Candidate, answer []bool) error {
-	for {
-		a := ns.admit.now.Load()
-		if err := a.policy.Admit(ask, answer); !errors.Is(err, policy.ErrClosed) || ns.admit.now.Load() == a {
-			return err
-		}
-	}
 }
 
 type candidate struct {
@@ -251,35 +241,32 @@ func (p *Put) reserves() uint64 {
 	return p.root.custody.ranks(p)
 }
 
-func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) * p.class.fileBytes() }
+func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) * p.class.FileBytes() }
 
 // insert makes the entry, in the root that the place policy chooses.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
-	banned := p.class.names.place.Quarantined()
-	var called *nameable
+	banned := p.class.Place.Policy.Quarantined()
+	var found *catalog.PathQuery
 	if !banned {
-		called = q.Foreseen.name(s.names, p)
+		found = q.Prefetch.path(s.catalog.Paths, p)
 	}
 	var rel string
 	var chosen uint32
 	var err error
-	if called != nil {
-		rel, chosen = called.name, called.root
+	if found != nil {
+		rel, chosen = found.Path, found.Root
 	} else {
-		rel, chosen, err = s.names.name(p.class, &p.key, p.rank, p.entryBytes(), banned)
+		rel, chosen, err = s.catalog.Paths.Path(p.class, &p.key, p.rank, p.entryBytes(), banned)
 	}
 	if p.fallback = banned; err != nil && !banned {
 		s.log.Error("place policy failed; the built-in name is used", "key", p.key, "error", err)
 		p.fallback = true
-		rel, chosen, err = s.names.name(p.class, &p.key, p.rank, p.entryBytes(), true)
+		rel, chosen, err = s.catalog.Paths.Path(p.class, &p.key, p.rank, p.entryBytes(), true)
 	}
 	if err != nil {
 		return err
 	}
-	tenant, err := s.spaces.internTenant(q.Tenant)
-	if err != nil {
-		return err
-	}
+	tenant := s.catalog.Tenants.Number(q.Tenant)
 	r, evicts, err := s.enter(ctx, chosen, tenant, p.entryBytes())
 	if err != nil {
 		return err
@@ -287,7 +274,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if evicts {
 		defer r.turn.Release(1)
 	}
-	parent := chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent)
+	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	if err := r.charge(p, p.entryBytes(), parent); err != nil {
 		return err
 	}
@@ -305,12 +292,12 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	if err := r.custody.mayInsert(p); err != nil {
 		return err
 	}
-	slot := r.x.Add(p.mark.print, index.Owner{Class: p.class.id, Tenant: tenant}, &p.key, parent, q.Depth)
+	slot := r.x.Add(p.mark.print, index.Owner{Class: p.class.ID, Tenant: tenant}, &p.key, parent, q.Depth)
 	if slot == index.None {
 		return fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key)
 	}
 	e := r.x.At(slot)
-	p.class.refs.Add(1) // the entry's
+	p.class.Ref() // the entry's
 	r.x.SetUnits(slot, uint32(p.entryBytes()/abi.SizeUnit))
 	r.x.ReservePieces(slot, p.reserves())
 	r.expire(slot, p.class, p.stamp)
@@ -364,7 +351,7 @@ func (r *root) evicts(tenant uint16, bytes int64) bool {
 // extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not among
 // the victims; should it be dropped meanwhile, its bytes are given back with it.
 func (p *Put) extend(ctx context.Context) error {
-	r, slot, need := p.root, p.mark.slot, p.class.fileBytes()
+	r, slot, need := p.root, p.mark.slot, p.class.FileBytes()
 	r.mu.Lock()
 	has, tenant := r.x.Reserved(slot)&(1<<p.rank) != 0, r.x.Owner(slot).Tenant
 	r.mu.Unlock()

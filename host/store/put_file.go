@@ -15,9 +15,9 @@ import (
 // The file that a put writes: its name, and what stands in it before the payload.
 
 // name works out the target of a piece that joined an entry.
-func (p *Put) name(f *Foreseen) error {
-	if called := f.name(p.root.store.names, p); called != nil {
-		p.target = p.root.slash + called.name
+func (p *Put) name(f *PathPrefetch) error {
+	if found := f.path(p.root.store.catalog.Paths, p); found != nil {
+		p.target = p.root.slash + found.Path
 		return nil
 	}
 	target, err := p.root.path(p.class, &p.key, p.rank, false)
@@ -48,13 +48,13 @@ func (p *Put) useFallbackName(cause error) error {
 func (p *Put) Root() string { return p.root.dir }
 
 // Plan is the layout of the payload.
-func (p *Put) Plan() *chunk.Plan { return p.class.plan }
+func (p *Put) Plan() *chunk.Plan { return p.class.Plan }
 
 // DataOffset is where the payload starts in the file.
-func (p *Put) DataOffset() int64 { return p.class.dataOffset }
+func (p *Put) DataOffset() int64 { return p.class.DataOffset }
 
 // FileBytes is the size of the whole file: header, table and payload, each padded to whole pages.
-func (p *Put) FileBytes() int64 { return p.class.fileBytes() }
+func (p *Put) FileBytes() int64 { return p.class.FileBytes() }
 
 // File is the named temporary, made beside its target at the first call: a victim's file if the put was left one, else
 // a new one. Publish and Abort close it.
@@ -121,10 +121,10 @@ func (p *Put) nameTemp() (err error) {
 // Head writes the header page and the checksum table to dst[:DataOffset()].
 func (p *Put) Head(dst []byte, table []uint64) {
 	h := pieceformat.Header{
-		Namespace: p.class.ns.digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.group, Rank: p.rank,
-		Blocks: p.class.plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
-		Payload: p.class.plan.PayloadBytes(), Plan: p.class.plan.Digest(), Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes,
-		Extents: uint32(len(table)), DataOffset: p.class.dataOffset, TableSum: pieceformat.PutTable(dst[pieceformat.Page:], table),
+		Namespace: p.class.Namespace.Digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.Group, Rank: p.rank,
+		Blocks: p.class.Plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
+		Payload: p.class.Plan.PayloadBytes(), Plan: p.class.Plan.Digest(), Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes,
+		Extents: uint32(len(table)), DataOffset: p.class.DataOffset, TableSum: pieceformat.PutTable(dst[pieceformat.Page:], table),
 	}
 	h.Encode(dst)
 }

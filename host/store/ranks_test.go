@@ -23,7 +23,7 @@ func (f *fixture) putRanks(n uint64, rank uint32, ranks uint64) error {
 
 func (f *fixture) hasRanks(n, ranks uint64) bool {
 	f.Helper()
-	l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(n), Ranks: ranks})
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n), Ranks: ranks})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -111,11 +111,11 @@ func TestNoSpaceForAnotherRank(t *testing.T) {
 			if err := errors.Join(f.putRanks(1, 0, 0b01), f.putRanks(2, 0, 0b01)); err != nil {
 				t.Fatal(err)
 			}
-			l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(1), Ranks: 1})
+			l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
 			if err != nil || l.Hits() != 1 {
 				t.Fatal(l, err)
 			}
-			held, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(2), Ranks: 1})
+			held, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(2), Ranks: 1})
 			if err != nil || held.Hits() != 1 {
 				t.Fatal(held, err)
 			}

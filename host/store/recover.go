@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -100,7 +101,7 @@ func (c *census) unsound(name, rel string, info staging.Info, err error) {
 	r := c.root
 	switch {
 	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
-		if !r.store.Claims(rel) && !(r.store.wake() && r.store.Claims(rel)) {
+		if !r.store.catalog.Claims(rel) && !(r.store.catalog.RegisterAll() && r.store.catalog.Claims(rel)) {
 			r.counted(&r.count.foreign)
 			return
 		}
@@ -154,19 +155,19 @@ func (r *entries) counted(n *uint64) {
 // an earlier place policy named is moved to the name that it has now.
 func (c *census) claim(name, rel string, h *pieceformat.Header, allocated int64) {
 	r := c.root
-	cl, err := r.store.classFor(h)
+	cl, err := r.store.catalog.ClassFor(h)
 	if err != nil {
 		r.custody.foundUnknown(c, name, allocated, err)
 		return
 	}
-	placed, _, err := r.store.names.name(cl, &h.Key, h.Rank, 0, false)
+	placed, _, err := r.store.catalog.Paths.Path(cl, &h.Key, h.Rank, 0, false)
 	fallback := false
 	if err != nil || placed != rel {
-		other, _, oerr := r.store.names.name(cl, &h.Key, h.Rank, 0, true)
+		other, _, oerr := r.store.catalog.Paths.Path(cl, &h.Key, h.Rank, 0, true)
 		fallback = oerr == nil && other == rel
 		earlier := cl
 		if !fallback {
-			earlier = r.store.earlierClass(cl, h, rel)
+			earlier = r.store.catalog.ClassAt(cl, h, rel)
 		}
 		if earlier == nil && err != nil && oerr == nil {
 			placed, err, fallback = other, nil, true // as a put would do it
@@ -174,7 +175,7 @@ func (c *census) claim(name, rel string, h *pieceformat.Header, allocated int64)
 		switch {
 		case earlier != nil:
 			if cl = earlier; !fallback {
-				defer cl.drop()
+				defer cl.Release()
 			}
 		case err != nil:
 			c.unreadable(name, err)
@@ -203,7 +204,7 @@ func (c *census) resolve(was clash, name string, h *pieceformat.Header, allocate
 		case opened != name:
 			r.custody.discard(name, allocated)
 		case was.fallback && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
-			if o, err := r.readHeader(builtin); err == nil && was.class.isPiece(&o, &h.Key, h.Rank) {
+			if o, err := r.readHeader(builtin); err == nil && was.class.IsPiece(&o, &h.Key, h.Rank) {
 				r.custody.discard(builtin, allocated)
 			}
 		}
@@ -239,59 +240,41 @@ func (r *root) move(from, to string) error {
 
 // nobodys says, of classFor's error, that a file will never have a class: there is no text of its namespace, or it cannot be
 // of it.
-func nobodys(err error) bool { return errors.Is(err, ErrSpace) || errors.Is(err, errAlien) }
-
-// classFor finds the class of a header whose namespace some root has kept.
-func (s *Store) classFor(h *pieceformat.Header) (*class, error) {
-	t := s.spaces
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	ns, err := s.namespaceOf(h.Namespace)
-	if err != nil {
-		return nil, err
-	}
-	for _, b := range h.Key[ns.keyLen:] {
-		if b != 0 {
-			return nil, fmt.Errorf("%w: %w: key %s is longer than its namespace's %d bytes", pieceformat.ErrDamaged, errAlien, h.Key, ns.keyLen)
-		}
-	}
-	return t.classOf(ns, h.Group)
+func nobodys(err error) bool {
+	return errors.Is(err, ErrUnknownNamespace) || errors.Is(err, catalog.ErrAlien)
 }
 
 // clash is what keeps a piece from being entered: its entry has files of another naming, or this piece already.
 type clash struct {
-	class    *class // the entry's
-	fallback bool   // of the entry
+	class    *catalog.Class // the entry's
+	fallback bool           // of the entry
 	twice    bool
 }
 
 // adopt enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
-func (c *census) adopt(cl *class, h *pieceformat.Header, allocated int64, fallback bool) (was clash) {
+func (c *census) adopt(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) (was clash) {
 	r := c.root
-	tenant, err := r.store.spaces.internTenant(h.Tenant)
-	if err != nil {
-		tenant = 0
-	}
+	tenant := r.store.catalog.Tenants.Number(h.Tenant)
 	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c.over {
 		return was // the scan has ended meanwhile, and seen everything
 	}
-	slot := r.x.Find(print, cl.base, &h.Key)
+	slot := r.x.Find(print, cl.Base, &h.Key)
 	if slot != index.None && (r.x.At(slot).Is(index.Evicting) || r.flights[slot].ranks&(1<<h.Rank) != 0) {
 		return was // it goes, or a put that has just given it its name counts it
 	}
 	if slot == index.None {
-		slot = r.x.Add(print, index.Owner{Class: cl.id, Tenant: tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
+		slot = r.x.Add(print, index.Owner{Class: cl.ID, Tenant: tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
 		if slot == index.None {
 			c.stray += allocated // more entries than slots: the bytes are there all the same
 			return was
 		}
-		cl.refs.Add(1)
+		cl.Ref()
 	}
 	e := r.x.At(slot)
-	if twice := r.x.Pieces(slot)&(1<<h.Rank) != 0; twice || r.classOf(slot).names != cl.names {
+	if twice := r.x.Pieces(slot)&(1<<h.Rank) != 0; twice || r.classOf(slot).Place != cl.Place {
 		return clash{r.classOf(slot), e.Is(index.FallbackName), twice}
 	}
 	fresh := h.Pieces &^ r.x.Reserved(slot) // h.Rank is among h.Pieces

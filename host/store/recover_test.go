@@ -188,9 +188,9 @@ func TestPlacePolicyChanges(t *testing.T) {
 		i.Config = guest.Config{fanout.ConfigWidths: "1/1/1"}
 		return fanout.New(i)
 	})
-	f := newFixture(t, t.TempDir(), 10, 2, func(c *Config) { c.Policies.Place.Module = wide })
+	f := newFixture(t, t.TempDir(), 10, 2, func(c *Config) { c.Policies.Place = handle(wide) })
 	f.mustPut(0, 1, 2)
-	f.cfg.Policies.Place = Use{}
+	f.cfg.Policies.Place = nil
 	f.restart()
 	for n := range uint64(3) {
 		f.mustRead(n)
@@ -212,10 +212,10 @@ func TestPlacePolicyChanges(t *testing.T) {
 // TestLayoutPolicyChanges reads pieces with the plan that they were written under.
 func TestLayoutPolicyChanges(t *testing.T) {
 	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) { return blockMajor{}, nil })
-	f := newFixture(t, t.TempDir(), 10, 1, func(c *Config) { c.Policies.Layout.Module = layout })
+	f := newFixture(t, t.TempDir(), 10, 1, func(c *Config) { c.Policies.Layout = handle(layout) })
 	f.mustPut(0, 1)
 	before := f.space.Plan(0)
-	f.cfg.Policies.Layout = Use{}
+	f.cfg.Policies.Layout = nil
 	f.restart()
 	f.mustPut(2)
 	if f.space.Plan(0).Digest() == before.Digest() {
@@ -260,19 +260,19 @@ func TestNamespacesDoNotMix(t *testing.T) {
 	f.mustPut(0, 1)
 	other := *f.ns
 	other.Revision = "2"
-	space, err := f.store.Space(context.Background(), &other)
+	space, err := f.store.Namespace(context.Background(), &other)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if space.ID == f.space.ID || space.Digest == f.space.Digest {
 		t.Error("two namespaces are one")
 	}
-	l, err := f.store.Lookup(LookupRequest{Space: space, Keys: keys(0, 1)})
+	l, err := f.store.Lookup(LookupRequest{Namespace: space, Keys: keys(0, 1)})
 	if err != nil || l.Hits() != 0 {
 		t.Errorf("%d hits in another namespace, %v", l.Hits(), err)
 	}
 	l.Release()
-	again, err := f.store.Space(context.Background(), &other)
+	again, err := f.store.Namespace(context.Background(), &other)
 	if err != nil || again != space {
 		t.Errorf("the same namespace is another space: %v", err)
 	}
@@ -294,7 +294,7 @@ func TestMembershipLookup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l, err := f.store.Lookup(LookupRequest{Space: f.space, Group: 1, Keys: keys(0, 1, 2, 3, 4)})
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Group: 1, Keys: keys(0, 1, 2, 3, 4)})
 	if err != nil || l.Hits() != 2 || l.Has(0) || !l.Has(1) || l.Has(2) || !l.Has(3) || l.Has(4) {
 		t.Errorf("%d hits, %v", l.Hits(), err)
 	}

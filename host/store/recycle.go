@@ -23,7 +23,7 @@ import (
 // offerFile makes the file of one of a victim's pieces the temporary of the put, if it has the right size, and returns the
 // pieces whose files are still to be unlinked. The caller holds turn, and not mu.
 func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
-	if reuseFor == nil || reuseFor.temp != "" || !r.custody.reusesFiles() || v.pieces == 0 || v.class.fileBytes() != reuseFor.class.fileBytes() {
+	if reuseFor == nil || reuseFor.temp != "" || !r.custody.reusesFiles() || v.pieces == 0 || v.class.FileBytes() != reuseFor.class.FileBytes() {
 		return v.pieces
 	}
 	bit := v.pieces & -v.pieces
@@ -40,7 +40,7 @@ func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
 	}
 	if err != nil {
 		r.deferDeleteLate(temp, err)
-		r.custody.discard(temp, v.class.fileBytes()) // a rename can report an error although it happened
+		r.custody.discard(temp, v.class.FileBytes()) // a rename can report an error although it happened
 		return v.pieces
 	}
 	reuseFor.temp = temp
@@ -55,7 +55,7 @@ func (p *Put) reuseFile() (staging.File, error) {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && (info.Size != p.class.fileBytes() || info.Links != 1) {
+	if err == nil && (info.Size != p.class.FileBytes() || info.Links != 1) {
 		err = fmt.Errorf("%w: %s has %d bytes and %d names", pieceformat.ErrDamaged, p.temp, info.Size, info.Links)
 	}
 	if err != nil {

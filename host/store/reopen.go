@@ -78,10 +78,10 @@ func (r *root) refit(ctx context.Context, empty bool) error {
 
 // rejoin keeps what was opened meanwhile, and lets the root serve again before anything else can be opened.
 func (r *root) rejoin(ctx context.Context, from health.State) error {
-	if err := r.store.opening.Acquire(ctx, 1); err != nil {
+	if err := r.store.catalog.Lock(ctx); err != nil {
 		return err
 	}
-	defer r.store.opening.Release(1)
+	defer r.store.catalog.Unlock()
 	if err := r.catchUp(); err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ func TestRequestMemory(t *testing.T) {
 	}
 	lookup := func(ns ...uint64) {
 		t.Helper()
-		q := LookupRequest{Space: f.space, Request: request}
+		q := LookupRequest{Namespace: f.space, Request: request}
 		for _, n := range ns {
 			q.Keys = append(q.Keys, testKey(n))
 		}

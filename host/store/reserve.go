@@ -25,7 +25,7 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 		for _, o := range r.store.cfg.Roots {
 			all += o.Capacity
 		}
-		w.ID = r.store.spaces.tenantOf(tenant)
+		w.ID = r.store.catalog.Tenants.Tenant(tenant)
 		w.Quota = capacity.Quotas(quotas).Of(w.ID, r.cfg.Capacity, all)
 	}
 	return w

@@ -28,7 +28,7 @@ func (f *fixture) fail(n uint64, request *uint32) {
 	before := f.store.Stats().Roots[0].EvictFaults
 	for f.store.Stats().Roots[0].EvictFaults == before {
 		*request++
-		l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(n), Request: *request})
+		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n), Request: *request})
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -11,7 +11,9 @@ import (
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -99,7 +101,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 	r := &root{
 		store: s, cfg: cfg, log: log, turn: semaphore.NewWeighted(1), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
 		scanned: make(chan struct{}),
-		entries: entries{store: s, x: index.New(cfg.MaxEntries, s.spaces.print, s.spaces.base), flights: map[uint32]flight{}},
+		entries: entries{store: s, x: index.New(cfg.MaxEntries, s.catalog.Fingerprint, s.catalog.Base), flights: map[uint32]flight{}},
 		files:   files{store: s, log: log, dir: cfg.Path, slash: cfg.Path + "/"},
 	}
 	r.files.entries, r.quar.root = &r.entries, r
@@ -109,10 +111,12 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 		r.custody = newSharedRoot(r)
 	}
 	r.orphans.init()
-	p := s.evict
+	h := s.cfg.Policies.Evict
 	if cfg.Evict != nil {
-		p = s.bind(abi.RoleEvict, *cfg.Evict).evict()
+		h = cfg.Evict
 	}
+	p := s.evictPolicy(h)
+	defer p.Release() // the evictor has its own reference
 	r.account = capacity.New(capacity.Config{Dir: r.dir, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now})
 	if r.evictor, err = evictor.New(ctx, evictor.Config{
 		Index: r.x, Lock: &r.mu, Host: evictHost{r}, Policy: p, Run: s.run, Work: &s.work, Slots: cfg.MaxEntries, Capacity: cfg.Capacity,
@@ -162,16 +166,9 @@ func (r *root) take(ctx context.Context) (err error) {
 // evictHost is what a root's evictor needs of it.
 type evictHost struct{ *root }
 
-func (h evictHost) Tenant(number uint16) uint32 { return h.store.spaces.tenantOf(number) }
+func (h evictHost) Tenant(number uint16) uint32 { return h.store.catalog.Tenants.Tenant(number) }
 func (h evictHost) Clock() uint64               { return h.store.clock() }
 func (h evictHost) Used() int64                 { return h.account.Used() }
-
-// evict is a module that is bound to a root.
-func (b *bound) evict() *evictor.Policy {
-	return &evictor.Policy{
-		Label: b.Name, Since: b.since, Module: b.Module, Config: b.Config, Acquire: func() { b.hold() }, Release: b.release,
-	}
-}
 
 func (r *root) close() error {
 	r.custody.leave()
@@ -236,8 +233,15 @@ func (r *root) facts(id int) abi.RootFacts {
 	}
 }
 
-func (r *entries) classOf(slot uint32) *class { return r.store.spaces.class(r.x.Owner(slot).Class) }
+// path is a piece's absolute path.
+func (r *files) path(cl *catalog.Class, k *chunk.Key, rank uint32, builtin bool) (string, error) {
+	return r.store.catalog.Paths.PathIn(r.slash, cl, k, rank, builtin)
+}
+
+func (r *entries) classOf(slot uint32) *catalog.Class {
+	return r.store.catalog.Class(r.x.Owner(slot).Class)
+}
 
 func (r *entries) tenantOf(slot uint32) uint32 {
-	return r.store.spaces.tenantOf(r.x.Owner(slot).Tenant)
+	return r.store.catalog.Tenants.Tenant(r.x.Owner(slot).Tenant)
 }

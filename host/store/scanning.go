@@ -230,7 +230,7 @@ func (s *Store) seekUnseen(p *Put) {
 			if err != nil || r.orphans.has(name) {
 				continue
 			}
-			if h, info, err := r.look(name); err == nil && p.class.isPiece(&h, &p.key, p.rank) {
+			if h, info, err := r.look(name); err == nil && p.class.IsPiece(&h, &p.key, p.rank) {
 				c.adopt(p.class, &h, pieceformat.Padded(info.Allocated), builtin)
 				break
 			}
@@ -265,8 +265,11 @@ func (s *Store) scanRoots(ctx context.Context) error {
 				return
 			}
 		}
-		s.settleNamings()
-		s.forgetDormant(s.run)
+		s.catalog.EndScan()
+		if s.catalog.Lock(s.run) == nil {
+			s.catalog.ForgetUnregistered()
+			s.catalog.Unlock()
+		}
 		close(s.scanDone)
 	})
 	if s.cfg.ScanWait < 0 {

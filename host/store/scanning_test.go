@@ -129,7 +129,7 @@ func (f *fixture) markOf(n uint64) mark {
 func TestClosedBeforeAllIsTold(t *testing.T) {
 	told := 0
 	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return &keeper{told: &told}, nil }).KeepState("keeper/1")
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Evict.Module = module })
+	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Evict = handle(module) })
 	f.mustPut(0, 1, 2)
 	r := f.store.roots[0]
 	r.mu.Lock()

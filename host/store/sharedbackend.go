@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -17,12 +18,12 @@ import (
 
 // What follows is what the member asks; see [shared.Backend].
 
-func (c *sharedRoot) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*class, error) {
+func (c *sharedRoot) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*catalog.Class, error) {
 	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
-	cl, err := c.root.store.classFor(&h)
-	if errors.Is(err, ErrSpace) {
+	cl, err := c.root.store.catalog.ClassFor(&h)
+	if errors.Is(err, ErrUnknownNamespace) {
 		if err = c.root.loadNamespaces(); err == nil { // an engine of another host's has opened it
-			cl, err = c.root.store.classFor(&h)
+			cl, err = c.root.store.catalog.ClassFor(&h)
 		}
 	}
 	return cl, err
@@ -55,12 +56,12 @@ func (c *sharedRoot) Learn(rec *shared.Record) {
 }
 
 // see enters a piece that another host stored, or that a scan has found.
-func (c *sharedRoot) see(cl *class, h *pieceformat.Header, allocated int64, fallback bool) {
+func (c *sharedRoot) see(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
 	r.mu.Lock()
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
 	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	if slot := r.x.Find(print, cl.base, &h.Key); c.pending[id] != nil || slot != index.None && r.x.At(slot).Is(index.Evicting) {
+	if slot := r.x.Find(print, cl.Base, &h.Key); c.pending[id] != nil || slot != index.None && r.x.At(slot).Is(index.Evicting) {
 		r.mu.Unlock()
 		return
 	}
@@ -82,7 +83,7 @@ func (c *sharedRoot) see(cl *class, h *pieceformat.Header, allocated int64, fall
 	c.overlook(late.stray)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if slot := r.x.Find(print, cl.base, &h.Key); slot != index.None {
+	if slot := r.x.Find(print, cl.Base, &h.Key); slot != index.None {
 		if e := r.x.At(slot); !e.Any(index.Evicting | index.Announced) {
 			r.x.Touch(slot)
 			r.evictor.Announce(abi.OpResident, slot, print, 0)
@@ -117,7 +118,7 @@ func (c *sharedRoot) Propose(v *shared.Victim) bool {
 	}
 	if err == nil && !d.entry {
 		print := chunk.Fingerprint(v.Namespace, v.Group, v.Key)
-		if slot := r.x.Find(print, cl.base, &v.Key); slot != index.None && !r.x.At(slot).Is(index.Evicting) {
+		if slot := r.x.Find(print, cl.Base, &v.Key); slot != index.None && !r.x.At(slot).Is(index.Evicting) {
 			if _, busy := r.flights[slot]; busy || r.x.At(slot).Pins() > 0 {
 				return false
 			}
@@ -225,7 +226,7 @@ func (c *sharedRoot) Victims(bytes int64) (list []shared.Victim) {
 		e := r.x.At(slot)
 		cl := r.classOf(slot)
 		list = append(list, shared.Victim{
-			Namespace: cl.ns.digest, Group: cl.group, Key: r.x.Key(slot), Pieces: r.x.Pieces(slot), FallbackName: e.Is(index.FallbackName), Bytes: r.x.Bytes(slot),
+			Namespace: cl.Namespace.Digest, Group: cl.Group, Key: r.x.Key(slot), Pieces: r.x.Pieces(slot), FallbackName: e.Is(index.FallbackName), Bytes: r.x.Bytes(slot),
 		})
 		bytes -= r.x.Bytes(slot)
 	}
@@ -296,7 +297,7 @@ func (c *sharedRoot) stats() *SharedStats {
 }
 
 // found enters a piece that a scan has met. It may have gone since its header was read.
-func (c *sharedRoot) found(_ *census, name string, cl *class, h *pieceformat.Header, allocated int64, fallback bool) {
+func (c *sharedRoot) found(_ *census, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
 	c.see(cl, h, allocated, fallback)
 	if _, err := r.fs.Stat(name); !errors.Is(err, fs.ErrNotExist) {
@@ -304,7 +305,7 @@ func (c *sharedRoot) found(_ *census, name string, cl *class, h *pieceformat.Hea
 	}
 	r.mu.Lock()
 	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	slot := r.x.Find(print, cl.base, &h.Key)
+	slot := r.x.Find(print, cl.Base, &h.Key)
 	r.mu.Unlock()
 	if slot != index.None {
 		r.drop(mark{slot, print}, 0)

@@ -361,16 +361,16 @@ func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 
 func (p *Put) record() shared.Record {
 	return shared.Record{
-		Op: shared.Published, FallbackName: p.fallback, Namespace: p.class.ns.digest, Group: p.class.group, Rank: p.rank, Key: p.key, Parent: p.parent,
+		Op: shared.Published, FallbackName: p.fallback, Namespace: p.class.Namespace.Digest, Group: p.class.Group, Rank: p.rank, Key: p.key, Parent: p.parent,
 		Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 	}
 }
 
 func (c *sharedRoot) mayInsert(p *Put) error {
-	if c.pending[shared.ID{Namespace: p.class.ns.digest, Group: p.class.group, Key: p.key}] != nil {
+	if c.pending[shared.ID{Namespace: p.class.Namespace.Digest, Group: p.class.Group, Key: p.key}] != nil {
 		return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.dir)
 	}
-	if c.root.x.Find(p.mark.print, p.class.base, &p.key) != index.None {
+	if c.root.x.Find(p.mark.print, p.class.Base, &p.key) != index.None {
 		return fmt.Errorf("%w: another host has just stored %s", ErrResident, p.key)
 	}
 	return nil
@@ -395,13 +395,13 @@ func (c *sharedRoot) unlink(d *eviction, pieces uint64) (left int64, _ error) {
 			continue
 		}
 		if err != nil {
-			left += d.class.fileBytes()
+			left += d.class.FileBytes()
 		}
 		there |= 1 << rank
 	}
 	if there != 0 {
 		c.propose(shared.Record{
-			FallbackName: d.fallback, Namespace: d.class.ns.digest, Group: d.class.group, Key: d.key, Pieces: there, Bytes: left,
+			FallbackName: d.fallback, Namespace: d.class.Namespace.Digest, Group: d.class.Group, Key: d.key, Pieces: there, Bytes: left,
 		})
 	}
 	return left, nil
@@ -448,7 +448,7 @@ func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) erro
 	return fmt.Errorf("a damaged file has the name: %w", damage)
 }
 
-func (c *sharedRoot) aborted(p *Put) { c.root.unreserve(p.mark.slot, p.rank, p.class.fileBytes()) }
+func (c *sharedRoot) aborted(p *Put) { c.root.unreserve(p.mark.slot, p.rank, p.class.FileBytes()) }
 
 func (c *sharedRoot) unlinkDamaged(v *eviction, _ uint32, name string, cause error) {
 	c.root.log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)

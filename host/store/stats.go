@@ -2,12 +2,12 @@ package store
 
 import (
 	"math/bits"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/health"
 )
 
@@ -121,46 +121,27 @@ func (s *Store) Stats() Stats {
 	}
 	st.Policies = s.policyStats(st.Roots)
 	for _, t := range s.onTrial() {
-		st.Shadows = append(st.Shadows, ShadowStats{t.shadow.Stats(), t.Name, t.Module.Manifest().Version, t.since})
+		st.Shadows = append(st.Shadows, ShadowStats{t.shadow.Stats(), t.Label, t.Module.Manifest().Version, t.Since})
 	}
 	return st
 }
 
 func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
-	add := func(b *bound, st policy.Stats) *PolicyStats {
+	add := func(h *policy.Handle, since time.Time, st policy.Stats, root string) *PolicyStats {
 		list = append(list, PolicyStats{
-			Stats: st, Name: b.Name, Version: b.Module.Manifest().Version, Since: b.since, Quarantine: b.Module.Quarantined(),
-			Counters: b.Module.Counters(),
+			Stats: st, Name: h.Label, Version: h.Module.Manifest().Version, Root: root, Since: since,
+			Quarantine: h.Module.Quarantined(), Counters: h.Module.Counters(),
 		})
 		return &list[len(list)-1]
 	}
 	for i, r := range s.roots {
-		r.mu.Lock()
-		p := r.evictor.Active()
-		r.mu.Unlock()
-		list = append(list, PolicyStats{
-			Stats: roots[i].Evict, Name: p.Label, Version: p.Module.Manifest().Version, Root: r.dir, Since: p.Since,
-			Quarantine: p.Module.Quarantined(), Counters: p.Module.Counters(),
-		})
+		p := r.activePolicy()
+		add(p.Handle, p.Since, roots[i].Evict, r.dir)
 	}
-	s.admit.each(func(o *office[admission]) { add(o.now.Load().bound, o.now.Load().policy.Stats()) })
-	var acting []*naming
-	s.place.each(func(o *office[naming]) { acting = append(acting, o.now.Load()) })
-	for _, n := range s.namings() {
-		p := add(n.bound, n.place.Stats())
-		p.Files, p.Replaced = s.entriesOf(n), !slices.Contains(acting, n)
-	}
-	s.layout.each(func(o *office[arranger]) { add(o.now.Load().bound, o.now.Load().policy.Stats()) })
-	return list
-}
-
-// live are the classes that are not over.
-func (t *spaces) live() (list []*class) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, ns := range t.byID {
-		list = append(list, ns.all...)
-	}
+	s.catalog.EachPolicy(func(p catalog.PolicyInfo) {
+		st := add(p.Handle, p.Since, p.Stats, "")
+		st.Files, st.Replaced = p.Entries, p.Replaced
+	})
 	return list
 }
 
@@ -188,7 +169,7 @@ func (r *root) stats() RootStats {
 // writing is what is reserved by pieces in flight. mu is held.
 func (r *entries) writing() (bytes int64) {
 	for slot, f := range r.flights {
-		bytes += int64(bits.OnesCount64(f.ranks)) * r.classOf(slot).fileBytes()
+		bytes += int64(bits.OnesCount64(f.ranks)) * r.classOf(slot).FileBytes()
 	}
 	return bytes
 }

@@ -10,36 +10,27 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
-	"github.com/kvhost/kvhost/host/store/evictor"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"golang.org/x/sync/semaphore"
 )
 
 // Store is one host's chunks on disk. It is safe for concurrent use.
 type Store struct {
-	cfg    Config
-	log    *slog.Logger
-	start  time.Time
-	spaces *spaces
-	names  *namer
-	admit  offices[admission]
-	layout offices[arranger]
-	place  offices[naming]
-	evict  *evictor.Policy // of roots that name no other
-	roots  []*root
-
-	earlier atomic.Pointer[[]*naming] // see formerly
-	found   []*class                  // under those; guarded by spaces.mu
+	cfg     Config
+	log     *slog.Logger
+	start   time.Time
+	catalog *catalog.Catalog
+	roots   []*root
 
 	swapping *semaphore.Weighted // held while policies change
 	stream   shadow.Stream
 	trials   atomic.Pointer[[]*trial]
 	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
 
-	opening    *semaphore.Weighted       // of namespaces
 	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
 	requests   requests
 	candidates sync.Pool    // of *candidate
@@ -62,7 +53,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), spaces: newSpaces(), opening: semaphore.NewWeighted(1), swapping: semaphore.NewWeighted(1)}
+	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), swapping: semaphore.NewWeighted(1)}
 	for i := range s.stripes {
 		s.stripes[i] = semaphore.NewWeighted(1)
 	}
@@ -71,14 +62,14 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.scanDone = make(chan struct{})
 	s.candidates.New = func() any { return new(candidate) }
 	s.requests.seen = map[uint32]*requestTouches{}
-	if err := s.openPolicies(ctx); err != nil {
+	if err := s.openCatalog(ctx); err != nil {
 		return nil, err
 	}
 	s.run, s.stop = context.WithCancel(context.Background())
 	if err := s.openRoots(ctx); err != nil {
 		s.stop()
 		s.work.Wait()
-		return nil, errors.Join(err, s.closeRoots(), s.closePolicies())
+		return nil, errors.Join(err, s.closeRoots(), s.catalog.Close())
 	}
 	for _, h := range cfg.Policies.Shadows {
 		if err := s.AddShadow(ctx, h); err != nil {
@@ -86,7 +77,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		}
 	}
 	s.tellRoots()
-	s.work.Go(func() { s.bury(s.run) })
+	s.work.Go(func() { s.catalog.Run(s.run) })
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
 		r.custody.start()
@@ -97,27 +88,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// openPolicies opens those that are bound to namespaces.
-func (s *Store) openPolicies(ctx context.Context) (err error) {
-	p := &s.cfg.Policies
-	if s.names, err = newNamer(ctx, &s.cfg); err == nil {
-		s.place, err = openOffices(s, abi.RolePlace, p.Place, s.openNaming(ctx))
-	}
-	if err == nil {
-		s.layout, err = openOffices(s, abi.RoleLayout, p.Layout, s.openArranger(ctx))
-	}
-	if err == nil {
-		s.admit, err = openOffices(s, abi.RoleAdmit, p.Admit, s.openAdmission(ctx, policy.State{}))
-	}
-	if err != nil {
-		return errors.Join(err, s.closePolicies())
-	}
-	return nil
-}
-
 func (s *Store) openRoots(ctx context.Context) error {
-	s.evict = s.bind(abi.RoleEvict, s.cfg.Policies.Evict).hold().evict()
-	defer s.evict.Release() // each root that it acts in has it
 	for _, cfg := range s.cfg.Roots {
 		r, err := openRoot(ctx, s, cfg)
 		if err != nil {
@@ -128,7 +99,7 @@ func (s *Store) openRoots(ctx context.Context) error {
 	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
 		return err
 	}
-	if err := s.recall(ctx); err != nil {
+	if err := s.loadOldPlacePolicies(ctx); err != nil {
 		return err
 	}
 	if err := s.eachRoot(ctx, (*root).loadNamespaces); err != nil {
@@ -158,42 +129,13 @@ func (s *Store) Close() error {
 		}
 		r.custody.save()
 	}
-	return errors.Join(s.closeRoots(), s.closePolicies())
+	return errors.Join(s.closeRoots(), s.catalog.Close())
 }
 
 func (s *Store) closeRoots() (err error) {
 	for _, r := range s.roots {
 		err = errors.Join(err, r.close())
 	}
-	return err
-}
-
-func (s *Store) closePolicies() (err error) {
-	s.buryNow()
-	named := map[*naming]bool{}
-	for _, n := range s.formerly() {
-		named[n] = true // not all has been scanned: what they named may be there
-	}
-	s.place.each(func(o *office[naming]) { named[o.now.Load()] = true })
-	for _, c := range *s.spaces.classes.Load() {
-		if c.names.refs.Load() > 0 {
-			named[c.names] = true
-		}
-	}
-	for n := range named {
-		n.end()
-	}
-	if s.names.builtin != nil {
-		err = s.names.builtin.Close()
-	}
-	s.layout.each(func(o *office[arranger]) {
-		err = errors.Join(err, o.now.Load().policy.Close())
-		o.now.Load().release()
-	})
-	s.admit.each(func(o *office[admission]) {
-		err = errors.Join(err, o.now.Load().policy.Close())
-		o.now.Load().release()
-	})
 	return err
 }
 
@@ -232,13 +174,22 @@ func (s *Store) stampsFrom(last int64) {
 	}
 }
 
+// writes says whether a temporary of this host is one that this run has made.
+func (s *Store) writes(t pieceformat.Temp) bool { return t.Seq > s.firstSeq && t.Seq <= s.seq.Load() }
+
+// ScratchName names a file for a test in a root, given by its directory. It counts as one of this host's temporaries, so a host
+// that opens the root removes what a host that was killed has left there. The root's capacity does not include its bytes.
+func (s *Store) ScratchName(root, what string) string {
+	return pieceformat.TempName(root+"/"+pieceformat.MetaDir+"/"+what, s.cfg.HostID, s.seq.Add(1))
+}
+
 // tellRoots gives the place policy fresh facts.
 func (s *Store) tellRoots() {
 	facts := make([]abi.RootFacts, len(s.roots))
 	for i, r := range s.roots {
 		facts[i] = r.facts(i)
 	}
-	s.place.each(func(o *office[naming]) { o.now.Load().place.SetRoots(facts) })
+	s.catalog.SetRoots(facts)
 }
 
 // factsEvery is how old the place policy's facts may get.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -54,7 +55,7 @@ type fixture struct {
 	testing.TB
 	cfg   Config
 	store *Store
-	space *Space
+	space *catalog.Namespace
 	ns    *chunk.Namespace
 }
 
@@ -91,7 +92,7 @@ func (f *fixture) open() {
 	}
 	f.store = s
 	f.Cleanup(func() { s.Close() })
-	if f.space, err = s.Space(context.Background(), f.ns); err != nil {
+	if f.space, err = s.Namespace(context.Background(), f.ns); err != nil {
 		f.Fatal(err)
 	}
 }
@@ -151,7 +152,7 @@ func write(p *Put) error {
 func (f *fixture) put(n uint64, rank uint32) error { return f.putUnder(n, n-1, rank) }
 
 func (f *fixture) request(n, parent uint64, rank uint32) PutRequest {
-	q := PutRequest{Space: f.space, Key: testKey(n), Depth: uint32(n), Rank: rank, Request: 1}
+	q := PutRequest{Namespace: f.space, Key: testKey(n), Depth: uint32(n), Rank: rank, Request: 1}
 	if n != 0 && n != parent {
 		q.Parent = testKey(parent)
 	}
@@ -191,7 +192,7 @@ func keys(ns ...uint64) []chunk.Key {
 
 func (f *fixture) lookup(ns ...uint64) *Lease {
 	f.Helper()
-	l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(ns...)})
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(ns...)})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -260,7 +261,7 @@ func (f *fixture) mustRead(n uint64) {
 func (f *fixture) pieceFile(n uint64, rank uint32) string {
 	f.Helper()
 	k := testKey(n)
-	rel, _, err := f.store.names.name(f.space.ns.class(0), &k, rank, 0, false)
+	rel, _, err := f.store.catalog.Paths.Path(f.space.Class(0), &k, rank, 0, false)
 	if err != nil {
 		f.Fatal(err)
 	}

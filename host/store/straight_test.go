@@ -46,7 +46,7 @@ func TestEntryNeedsAllPieces(t *testing.T) {
 	if got := f.store.Stats().Roots[0].Used; got != 2*pieceBytes {
 		t.Errorf("%d bytes reserved, want the whole entry", got)
 	}
-	l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(0), Ranks: 2})
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(0), Ranks: 2})
 	if err != nil || l.Hits() != 1 {
 		t.Errorf("lookup of rank 1 alone: %v", err)
 	}
@@ -111,7 +111,7 @@ func TestAfterClose(t *testing.T) {
 	piece.Close()
 	l.Release()
 	f.store.EndRequest(1)
-	if _, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(0)}); !errors.Is(err, ErrClosed) {
+	if _, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(0)}); !errors.Is(err, ErrClosed) {
 		t.Errorf("lookup after close: %v", err)
 	}
 	if _, err := f.store.Put(context.Background(), f.request(3, 2, 0)); !errors.Is(err, ErrClosed) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
 )
 
 // load is sessions that look up chains, lease them, and offer new chunks to a full root. It keeps what each call took.
@@ -35,14 +36,14 @@ func (f *fixture) load(sessions, entries int) *load {
 					list[i] = hashKey(at+uint64(i), 32)
 				}
 				l.timed(func() error {
-					lease, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: list, Request: uint32(n)})
+					lease, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: list, Request: uint32(n)})
 					if err == nil {
 						lease.Release()
 					}
 					return err
 				})
 				l.timed(func() error {
-					q := PutRequest{Space: f.space, Key: hashKey(1<<40|s<<32|n, 32)}
+					q := PutRequest{Namespace: f.space, Key: hashKey(1<<40|s<<32|n, 32)}
 					p, err := f.store.Put(ctx, q)
 					if err == nil {
 						p.Abort(errors.New("only reserved"))
@@ -96,8 +97,8 @@ func BenchmarkTakeOver(b *testing.B) {
 		r.fs = fileless{r.fs}
 	}
 	f.fill(entries, 32)
-	swap := func(u *Use) {
-		if _, err := f.store.Swap(b.Context(), Swap{Uses: [abi.Roles]*Use{abi.RoleEvict: u}}); err != nil {
+	swap := func(u *policy.Handle) {
+		if _, err := f.store.Swap(b.Context(), Swap{Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: u}}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -124,7 +125,7 @@ func BenchmarkTakeOver(b *testing.B) {
 		b.ReportMetric(float64(l.failed.Load()), "failed")
 	}
 	b.Run("swap", func(b *testing.B) {
-		var u *Use
+		var u *policy.Handle
 		report(b, func() { u = use(b, "lru", nil, nil) }, func() { swap(u) })
 	})
 	b.Run("fault", func(b *testing.B) {

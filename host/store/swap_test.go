@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -26,6 +27,8 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/plugins/lru"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // workshop has the first-party modules of the tests here, compiled once.
@@ -40,8 +43,16 @@ var workshop = sync.OnceValues(func() (opt policy.Options, err error) {
 	return opt, err
 })
 
-// use opens a first-party module as a Use, and counts those that the store has let go of.
-func use(t testing.TB, name string, done *atomic.Int32, config policy.Config) *Use {
+// handle is a handle for a module that is linked in; nil, the built-in policy, stays nil.
+func handle(m *policy.Module) *policy.Handle {
+	if m == nil {
+		return nil
+	}
+	return policy.NewHandle(m, "", nil, nil)
+}
+
+// use opens a first-party module and counts those that were closed. The caller must release the handle if they are counted.
+func use(t testing.TB, name string, closed *atomic.Int32, config policy.Config) *policy.Handle {
 	t.Helper()
 	opt, err := workshop()
 	if err != nil {
@@ -51,14 +62,29 @@ func use(t testing.TB, name string, done *atomic.Int32, config policy.Config) *U
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Use{Module: m, Config: config, Done: func() {
-		if err := m.Close(context.Background()); err != nil {
+	h := policy.NewHandle(m, "", config, func(_ *policy.Module, err error) {
+		if err != nil {
 			t.Error(err)
 		}
-		if done != nil {
-			done.Add(1)
+		if closed != nil {
+			closed.Add(1)
 		}
-	}}
+	})
+	if closed == nil {
+		t.Cleanup(h.Release)
+	}
+	return h
+}
+
+// swap replaces policies with handles that are the test's to release.
+func (f *fixture) swap(ctx context.Context, w Swap) ([]Taken, error) {
+	taken, err := f.store.Swap(ctx, w)
+	for _, h := range w.Policies {
+		if h != nil {
+			h.Release()
+		}
+	}
+	return taken, err
 }
 
 // files lists the pieces below a root, by path.
@@ -110,29 +136,42 @@ func TestSwapEvict(t *testing.T) {
 	native := func() *policy.Module {
 		return policy.NativeModule("lru", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) { return lru.New(i) })
 	}
+	builtin := func() *policy.Module { return policy.Builtin(abi.RoleEvict) }
+	wasm := func() *policy.Module {
+		opt, err := workshop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := policy.Open(t.Context(), "lru", opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
 	for name, c := range map[string]struct {
-		from, to *Use
+		from, to func() *policy.Module
 		how      evictor.Method
 	}{
-		"module to native":   {use(t, "lru", nil, nil), &Use{Module: native()}, evictor.Replayed},
-		"native to module":   {&Use{Module: native()}, use(t, "lru", nil, nil), evictor.Replayed},
-		"with state":         {&Use{Module: newElephant()}, &Use{Module: newElephant()}, evictor.Loaded},
-		"module to module":   {use(t, "lru", nil, nil), use(t, "lru", nil, nil), evictor.Loaded},
-		"built-in to module": {&Use{Module: policy.Builtin(abi.RoleEvict)}, use(t, "lru", nil, nil), evictor.Loaded},
-		"module to built-in": {use(t, "lru", nil, nil), &Use{Module: policy.Builtin(abi.RoleEvict)}, evictor.Loaded},
-		"without":            {&Use{Module: newElephant()}, &Use{Module: native()}, evictor.Replayed},
+		"module to native":   {wasm, native, evictor.Replayed},
+		"native to module":   {native, wasm, evictor.Replayed},
+		"with state":         {newElephant, newElephant, evictor.Loaded},
+		"module to module":   {wasm, wasm, evictor.Loaded},
+		"built-in to module": {builtin, wasm, evictor.Loaded},
+		"module to built-in": {wasm, builtin, evictor.Loaded},
+		"without":            {newElephant, native, evictor.Replayed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			done, old := false, c.from.Done
-			c.from.Done = func() {
-				if done = true; old != nil {
-					old()
+			done := false
+			from := policy.NewHandle(c.from(), "", nil, func(_ *policy.Module, err error) {
+				if done = true; err != nil {
+					t.Error(err)
 				}
-			}
-			f := newFixture(t, t.TempDir(), 4, 1, func(cfg *Config) { cfg.Policies.Evict = *c.from })
+			})
+			f := newFixture(t, t.TempDir(), 4, 1, func(cfg *Config) { cfg.Policies.Evict = from })
+			from.Release()
 			f.mustPut(0, 1, 2, 3)
 			f.lookup(0).Release()
-			taken, err := f.store.Swap(t.Context(), Swap{From: c.from.Module.Name(), Uses: [abi.Roles]*Use{abi.RoleEvict: c.to}})
+			taken, err := f.swap(t.Context(), Swap{From: from.Label, Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: handle(c.to())}})
 			if err != nil || len(taken) != 1 || taken[0].Entries != 4 || taken[0].Handover != c.how {
 				t.Fatalf("%+v, %v", taken, err)
 			}
@@ -162,11 +201,13 @@ func TestSwapRefused(t *testing.T) {
 		}
 		return lru.New(i)
 	})
-	u := &Use{Module: broken, Done: func() { done.Add(1) }}
-	if _, err := f.store.Swap(t.Context(), Swap{From: "lru", Uses: [abi.Roles]*Use{abi.RoleEvict: u}}); err == nil || !strings.Contains(err.Error(), "not here") {
+	refuse := func() *policy.Handle {
+		return policy.NewHandle(broken, "", nil, func(*policy.Module, error) { done.Add(1) })
+	}
+	if _, err := f.swap(t.Context(), Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: refuse()}}); err == nil || !strings.Contains(err.Error(), "not here") {
 		t.Fatal(err)
 	}
-	if _, err := f.store.Swap(t.Context(), Swap{From: "nobody", Uses: [abi.Roles]*Use{abi.RoleEvict: u}}); !errors.Is(err, ErrNoPolicy) {
+	if _, err := f.swap(t.Context(), Swap{From: "nobody", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: refuse()}}); !errors.Is(err, ErrNoPolicy) {
 		t.Fatal(err)
 	}
 	for _, p := range f.store.Stats().Policies {
@@ -191,7 +232,8 @@ func TestSwapUndone(t *testing.T) {
 	before := fmt.Sprint(f.deciders())
 	var done atomic.Int32
 	lateFailure := errors.New("at the last moment")
-	b := f.store.bind(abi.RoleEvict, *use(t, "fifo", &done, nil)).hold()
+	h := use(t, "fifo", &done, nil)
+	b := f.store.evictPolicy(h)
 	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
 	if err != nil || len(changes) != 2 {
 		t.Fatal(len(changes), err)
@@ -203,7 +245,8 @@ func TestSwapUndone(t *testing.T) {
 	if _, err := takeAll(changes); !errors.Is(err, lateFailure) || !strings.Contains(err.Error(), f.store.roots[1].dir) {
 		t.Fatal(err)
 	}
-	b.release()
+	b.Release()
+	h.Release()
 	if done.Load() != 1 {
 		t.Error("the module was not given back")
 	}
@@ -219,7 +262,7 @@ func TestSwapUndone(t *testing.T) {
 		r.mu.Unlock()
 	}
 	f.lookup(0).Release()
-	if _, err := f.store.Swap(t.Context(), Swap{From: "lru", Uses: [abi.Roles]*Use{abi.RoleEvict: use(t, "fifo", &done, nil)}}); err != nil {
+	if _, err := f.swap(t.Context(), Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)}}); err != nil {
 		t.Fatal(err)
 	}
 	f.checkUsed()
@@ -239,8 +282,8 @@ func (f *fixture) deciders() (names []string) {
 func TestUndoHearsAll(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 4, 1)
 	f.mustPut(0, 1, 2, 3)
-	b := f.store.bind(abi.RoleEvict, *use(t, "fifo", nil, nil)).hold()
-	defer b.release()
+	b := f.store.evictPolicy(use(t, "fifo", nil, nil))
+	defer b.Release()
 	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
 	if err != nil {
 		t.Fatal(err)
@@ -280,7 +323,7 @@ func TestSwapDoesNotWaitForEver(t *testing.T) {
 		var done atomic.Int32
 		ended := make(chan error)
 		go func() {
-			_, err := f.store.Swap(ctx, Swap{From: "lru", Uses: [abi.Roles]*Use{abi.RoleEvict: use(t, "fifo", &done, nil)}})
+			_, err := f.swap(ctx, Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)}})
 			ended <- err
 		}()
 		cancel()
@@ -294,13 +337,12 @@ func TestSwapDoesNotWaitForEver(t *testing.T) {
 
 // TestSwapPlace keeps a naming for as long as it has files, over a restart too, and no longer.
 func TestSwapPlace(t *testing.T) {
-	var done atomic.Int32
-	flat := func() *Use { return use(t, "fanout", &done, policy.Config{fanout.ConfigWidths: "1/1/1"}) }
-	deep := func() *Use { return use(t, "fanout", &done, policy.Config{fanout.ConfigWidths: "4/4"}) }
-	f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) { c.Policies.Place = *flat() })
+	flat := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"}) }
+	deep := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}) }
+	f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) { c.Policies.Place = flat() })
 	f.mustPut(0, 1)
 	before := f.files()
-	if _, err := f.store.Swap(t.Context(), Swap{From: "fanout", Uses: [abi.Roles]*Use{abi.RolePlace: deep()}}); err != nil {
+	if _, err := f.store.Swap(t.Context(), Swap{From: "fanout", Policies: [abi.Roles]*policy.Handle{abi.RolePlace: deep()}}); err != nil {
 		t.Fatal(err)
 	}
 	f.mustPut(2, 3)
@@ -322,7 +364,7 @@ func TestSwapPlace(t *testing.T) {
 	}
 	const both = "fanout: 2 files, replaced false; fanout: 2 files, replaced true"
 	equal(t, "place policies", places(), both)
-	f.cfg.Policies.Place = *deep()
+	f.cfg.Policies.Place = deep()
 	f.restart()
 	for n := range uint64(4) {
 		f.mustRead(n)
@@ -339,6 +381,47 @@ func TestSwapPlace(t *testing.T) {
 	f.checkUsed()
 }
 
+// logged counts the warnings that a logger was given, by message.
+type logged struct {
+	slog.Handler
+	mu   sync.Mutex
+	seen map[string]int
+}
+
+func (l *logged) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logged) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *logged) Handle(_ context.Context, r slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.Level >= slog.LevelWarn {
+		l.seen[r.Message]++
+	}
+	return nil
+}
+
+// TestReplacedPlacePolicyNotRemoved: the files of a place policy that has ended cannot be removed, and the log says so.
+func TestReplacedPlacePolicyNotRemoved(t *testing.T) {
+	faulty := faultfs.New(staging.OS())
+	log := &logged{Handler: slog.DiscardHandler, seen: map[string]int{}}
+	f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) {
+		c.FS, c.Log = faulty, slog.New(log)
+		c.Policies.Place = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"})
+	})
+	f.mustPut(0)
+	faulty.Set(faultfs.MustRules("remove **/policies/*: eio")...)
+	w := Swap{From: "fanout"}
+	w.Policies[abi.RolePlace] = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"})
+	if _, err := f.store.Swap(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	f.mustPut(1, 2, 3) // evicts 0, the last file with an old name
+	await(t, "the log says so, once: the module is still used", func() bool {
+		log.mu.Lock()
+		defer log.mu.Unlock()
+		return log.seen["file that nothing needs not removed; the next start tries again"] == 1
+	})
+}
+
 // TestSwapWhilePut has a piece in flight, and a rank still to come, when its names and layout are replaced.
 func TestSwapWhilePut(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 6, 2)
@@ -348,9 +431,9 @@ func TestSwapWhilePut(t *testing.T) {
 	}
 	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) { return blockMajor{}, nil })
 	plan := f.space.Plan(0)
-	for role, u := range map[abi.Role]*Use{abi.RolePlace: use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}), abi.RoleLayout: {Module: layout}} {
+	for role, u := range map[abi.Role]*policy.Handle{abi.RolePlace: use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}), abi.RoleLayout: handle(layout)} {
 		w := Swap{From: map[abi.Role]string{abi.RolePlace: "fanout", abi.RoleLayout: "layermajor"}[role]}
-		w.Uses[role] = u
+		w.Policies[role] = u
 		if _, err := f.store.Swap(t.Context(), w); err != nil {
 			t.Fatal(err)
 		}
@@ -395,7 +478,7 @@ func TestManySwaps(t *testing.T) {
 			for ctx.Err() == nil {
 				n := rng.Uint64N(2 * entries)
 				requests.Add(1)
-				l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: []chunk.Key{testKey(n)}})
+				l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: []chunk.Key{testKey(n)}})
 				if err != nil {
 					t.Error(err)
 					return
@@ -413,22 +496,23 @@ func TestManySwaps(t *testing.T) {
 		})
 	}
 	names := [...]string{"lru", "fifo"}
-	modules := [...]*Use{use(t, names[0], nil, nil), use(t, names[1], nil, nil)}
+	modules := [...]*policy.Handle{use(t, names[0], nil, nil), use(t, names[1], nil, nil)}
 	swap := func(i int) {
-		u := &Use{Module: modules[i%2].Module}
-		if i%fresh == 0 { // a module of its own, which must be gone afterwards
-			u = use(t, names[i%2], &done, nil)
+		h := modules[i%2].Acquire()
+		if i%fresh == 0 { // a module that nothing else uses, which must be closed afterwards
+			h.Release()
+			h = use(t, names[i%2], &done, nil)
 		}
-		w := Swap{Uses: [abi.Roles]*Use{abi.RoleEvict: u}}
-		if _, err := f.store.Swap(t.Context(), w); err != nil {
+		w := Swap{Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: h}}
+		if _, err := f.swap(t.Context(), w); err != nil {
 			t.Fatal(err)
 		}
 		if i%fresh != 0 {
 			return
 		}
 		w = Swap{From: "fanout"}
-		w.Uses[abi.RolePlace] = use(t, "fanout", &done, policy.Config{fanout.ConfigWidths: []string{"4/4", "1/1/1"}[i/fresh%2]})
-		if _, err := f.store.Swap(t.Context(), w); err != nil {
+		w.Policies[abi.RolePlace] = use(t, "fanout", &done, policy.Config{fanout.ConfigWidths: []string{"4/4", "1/1/1"}[i/fresh%2]})
+		if _, err := f.swap(t.Context(), w); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -468,7 +552,7 @@ func TestManySwaps(t *testing.T) {
 	stop()
 	clients.Wait()
 	t.Logf("%d swaps, %d requests, %d hits; %+v before, %+v after", rounds, requests.Load(), hits.Load(), before, after)
-	if n := len(*f.store.spaces.classes.Load()); n > 40 {
+	if n := len(f.store.catalog.Classes()); n > 40 {
 		t.Errorf("%d classes", n)
 	}
 	if live := f.store.Stats().Policies; len(live) > 4+2 {

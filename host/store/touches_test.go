@@ -16,7 +16,7 @@ func (f *fixture) order(of int) (list []int) {
 	number := map[uint64]int{}
 	for n := range of {
 		k := testKey(uint64(n))
-		number[f.space.ns.class(0).printer.Print(&k)] = n
+		number[f.space.Class(0).Printer.Print(&k)] = n
 	}
 	for _, e := range f.store.roots[0].evictor.Snapshot() {
 		list = append(list, number[e.Fingerprint])

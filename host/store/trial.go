@@ -9,17 +9,19 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
+	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/evictor"
 )
 
 // Shadow is an evict policy that decides nothing: it hears all requests, and evicts from an imaginary cache.
 type Shadow struct {
-	Use
-	Capacity int64 // of the imaginary cache; 0: of the roots together
+	Policy   *policy.Handle // borrowed
+	Capacity int64          // of the imaginary cache; 0: of the roots together
 }
 
 // trial is a shadow at work.
 type trial struct {
-	*bound
+	*evictor.Policy
 	shadow *shadow.Shadow
 }
 
@@ -30,16 +32,16 @@ func (s *Store) AddShadow(ctx context.Context, h Shadow) error { return s.startS
 func (s *Store) SwapShadow(ctx context.Context, h Shadow) error { return s.startShadow(ctx, h, true) }
 
 func (s *Store) startShadow(ctx context.Context, h Shadow, swap bool) error {
-	b := s.bind(abi.RoleEvict, h.Use).hold()
+	b := s.evictPolicy(h.Policy)
 	err := s.addShadow(ctx, b, h.Capacity, swap)
 	if err != nil {
-		b.release()
-		return fmt.Errorf("store: shadow %s: %w", b.Name, err)
+		b.Release()
+		return fmt.Errorf("store: shadow %s: %w", b.Label, err)
 	}
 	return nil
 }
 
-func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64, swap bool) error {
+func (s *Store) addShadow(ctx context.Context, b *evictor.Policy, capacity int64, swap bool) error {
 	if err := s.swapping.Acquire(ctx, 1); err != nil {
 		return err
 	}
@@ -47,7 +49,7 @@ func (s *Store) addShadow(ctx context.Context, b *bound, capacity int64, swap bo
 	if s.closed.Load() {
 		return ErrClosed
 	}
-	i := slices.IndexFunc(s.onTrial(), func(t *trial) bool { return t.Name == b.Name })
+	i := slices.IndexFunc(s.onTrial(), func(t *trial) bool { return t.Label == b.Label })
 	switch {
 	case swap && i < 0:
 		return ErrNoPolicy
@@ -85,7 +87,7 @@ func (s *Store) RemoveShadow(name string) error {
 	_ = s.swapping.Acquire(context.Background(), 1) // that never ends
 	defer s.swapping.Release(1)
 	list := slices.Clone(s.onTrial())
-	i := slices.IndexFunc(list, func(t *trial) bool { return t.Name == name })
+	i := slices.IndexFunc(list, func(t *trial) bool { return t.Label == name })
 	if i < 0 {
 		return fmt.Errorf("%w: shadow %s", ErrNoPolicy, name)
 	}
@@ -107,7 +109,7 @@ func (s *Store) onTrial() []*trial {
 func (t *trial) end(s *Store) {
 	s.stream.Remove(t.shadow)
 	t.shadow.Close()
-	t.release()
+	t.Release()
 }
 
 func (s *Store) endTrials() {
@@ -126,10 +128,10 @@ type listener struct {
 	step   shadow.Step   // what all keys have in common
 }
 
-func (s *Store) listener(q *LookupRequest, c *class, now uint64) (w listener) {
+func (s *Store) listener(q *LookupRequest, c *catalog.Class, now uint64) (w listener) {
 	if s.stream.On() {
 		w = listener{stream: &s.stream, batch: s.stream.Batch()}
-		w.step = shadow.Step{Op: shadow.Ask, Time: now, Request: q.Request, Tenant: q.Tenant, First: true, ByPrefix: c.lookup == chunk.ByPrefix}
+		w.step = shadow.Step{Op: shadow.Ask, Time: now, Request: q.Request, Tenant: q.Tenant, First: true, ByPrefix: c.Lookup == chunk.ByPrefix}
 	}
 	return w
 }
@@ -153,9 +155,9 @@ func (w *listener) miss(print uint64) {
 }
 
 // rest is for the keys after the first miss, which the lookup itself has no need to look at.
-func (w *listener) rest(c *class, keys []chunk.Key) {
+func (w *listener) rest(c *catalog.Class, keys []chunk.Key) {
 	for i := range keys {
-		w.miss(chunk.Fingerprint(c.ns.digest, c.group, keys[i]))
+		w.miss(chunk.Fingerprint(c.Namespace.Digest, c.Group, keys[i]))
 	}
 	w.stream.Send(w.batch)
 }
@@ -166,7 +168,7 @@ func (s *Store) offered(p *Put, q *PutRequest) {
 		return
 	}
 	s.stream.Send(s.stream.Step(s.stream.Batch(), shadow.Step{
-		Op: shadow.Offer, Key: p.mark.print, Parent: chunk.Fingerprint(p.class.ns.digest, p.class.group, p.parent), Time: s.clock(),
+		Op: shadow.Offer, Key: p.mark.print, Parent: chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent), Time: s.clock(),
 		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
 	}))
 }

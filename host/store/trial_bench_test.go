@@ -23,14 +23,14 @@ func BenchmarkLookupWithShadows(b *testing.B) {
 	for _, shadows := range []string{"none", "one", "two"} {
 		b.Run(shadows, func(b *testing.B) {
 			if shadows != "none" {
-				if err := f.store.AddShadow(b.Context(), Shadow{Use: Use{Name: shadows, Module: policy.Builtin(abi.RoleEvict)}}); err != nil && !errors.Is(err, ErrConfig) { // there from the run before
+				if err := f.store.AddShadow(b.Context(), Shadow{Policy: policy.NewHandle(policy.Builtin(abi.RoleEvict), shadows, nil, nil)}); err != nil && !errors.Is(err, ErrConfig) { // there from the run before
 					b.Fatal(err)
 				}
 			}
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: lists[i%len(lists)]})
+				l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: lists[i%len(lists)]})
 				if err != nil || l.Hits() != chain {
 					b.Fatal(l.Hits(), err)
 				}

@@ -32,13 +32,13 @@ func TestShadow(t *testing.T) {
 	builtin := policy.Builtin(0)
 	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
 		c.Policies.Shadows = []Shadow{
-			{Use: Use{Name: "small", Module: builtin}, Capacity: 2 * pieceBytes},
-			{Use: Use{Name: "twin", Module: builtin}},
+			{Policy: policy.NewHandle(builtin, "small", nil, nil), Capacity: 2 * pieceBytes},
+			{Policy: policy.NewHandle(builtin, "twin", nil, nil)},
 		}
 	})
 	ask := func(n ...uint64) {
 		t.Helper()
-		l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(n...), Request: uint32(n[0]) + 1})
+		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n...), Request: uint32(n[0]) + 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,18 +57,18 @@ func TestShadow(t *testing.T) {
 	if small.Hits != 4 || small.LiveHits != 8 || small.Entries != 2 || small.Evictions != 6 || small.Dropped != 0 {
 		t.Errorf("small: %+v", small)
 	}
-	if err := f.store.AddShadow(t.Context(), Shadow{Use: Use{Name: "twin", Module: builtin}}); !errors.Is(err, ErrConfig) {
+	if err := f.store.AddShadow(t.Context(), Shadow{Policy: policy.NewHandle(builtin, "twin", nil, nil)}); !errors.Is(err, ErrConfig) {
 		t.Error(err)
 	}
 	refuses := policy.NativeModule("refuses", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return nil, errors.New("not today") })
-	if err := f.store.SwapShadow(t.Context(), Shadow{Use: Use{Name: "small", Module: refuses}, Capacity: 2 * pieceBytes}); err == nil {
+	if err := f.store.SwapShadow(t.Context(), Shadow{Policy: policy.NewHandle(refuses, "small", nil, nil), Capacity: 2 * pieceBytes}); err == nil {
 		t.Error("a shadow that refuses its settings began")
 	}
-	if err := f.store.SwapShadow(t.Context(), Shadow{Use: Use{Name: "nobody", Module: builtin}}); !errors.Is(err, ErrNoPolicy) {
+	if err := f.store.SwapShadow(t.Context(), Shadow{Policy: policy.NewHandle(builtin, "nobody", nil, nil)}); !errors.Is(err, ErrNoPolicy) {
 		t.Errorf("swap of a shadow that is not there: %v", err)
 	}
 	before := f.trialOf("small", 0)
-	if err := f.store.SwapShadow(t.Context(), Shadow{Use: Use{Name: "small", Module: builtin}, Capacity: 2 * pieceBytes}); err != nil {
+	if err := f.store.SwapShadow(t.Context(), Shadow{Policy: policy.NewHandle(builtin, "small", nil, nil), Capacity: 2 * pieceBytes}); err != nil {
 		t.Error(err)
 	}
 	if after := f.trialOf("small", 0); before.Keys == 0 || after.Keys != 0 || len(f.store.Stats().Shadows) == 0 {
@@ -93,7 +93,7 @@ func TestShadowFails(t *testing.T) {
 		return beyond{}, nil
 	})
 	f := newFixture(t, t.TempDir(), 64, 1, func(c *Config) {
-		c.Policies.Shadows = []Shadow{{Use: Use{Name: "wrong", Module: wrong}, Capacity: pieceBytes}}
+		c.Policies.Shadows = []Shadow{{Policy: policy.NewHandle(wrong, "wrong", nil, nil), Capacity: pieceBytes}}
 	})
 	state := func() ShadowStats { return f.store.Stats().Shadows[0] }
 	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7) // of which one fits

@@ -46,7 +46,7 @@ func TestPutBesideACondemnedEntrysReader(t *testing.T) {
 	if err := f.put(1, 0); err != nil {
 		t.Fatal(err)
 	}
-	l, err := f.store.Lookup(LookupRequest{Space: f.space, Keys: keys(1), Ranks: 1})
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
 	if err != nil || l.Hits() != 1 {
 		t.Fatal(l, err)
 	}

@@ -3,6 +3,7 @@ package store
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
 )
@@ -10,7 +11,7 @@ import (
 // walk goes through a lookup's keys with the lock of the root where the last one was found: the next is there too.
 type walk struct {
 	store   *Store
-	class   *class
+	class   *catalog.Class
 	keys    []chunk.Key
 	ranks   uint64
 	touches touchLog
@@ -30,7 +31,7 @@ type walk struct {
 func (w *walk) grant(i int, g *grant) bool {
 	if i%index.PrefetchStep == 0 {
 		w.enter()
-		w.ahead.Run(w.store.roots[w.at].x, w.at, &w.class.printer, w.keys, i)
+		w.ahead.Run(w.store.roots[w.at].x, w.at, &w.class.Printer, w.keys, i)
 	}
 	g.slot = index.None
 	print := w.ahead.Fingerprint(i)
@@ -94,7 +95,7 @@ func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32,
 		e = x.Match(slot, k)
 	}
 	if e == nil || !w.isOf(r, e) || e.State()&(index.Live|index.Detached) != index.Live {
-		if slot = x.Find(print, w.class.base, k); slot == index.None {
+		if slot = x.Find(print, w.class.Base, k); slot == index.None {
 			return index.None, nil
 		}
 		e = x.At(slot)
@@ -112,8 +113,8 @@ func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32,
 // isOf says whether an entry is of the class, and finds its tenant. Nearly all of one lookup have the same owner.
 func (w *walk) isOf(r *root, e *index.Entry) bool {
 	if id := e.OwnerID(); id != w.owner {
-		o, t := r.x.Owners()[id], r.store.spaces
-		w.owner, w.fits, w.cause.Tenant, w.lost = id, r.x.HasBase(e, w.class.base), t.tenantOf(o.Tenant), t.class(o.Class).names.place.Down()
+		o, t := r.x.Owners()[id], r.store.catalog
+		w.owner, w.fits, w.cause.Tenant, w.lost = id, r.x.HasBase(e, w.class.Base), t.Tenants.Tenant(o.Tenant), t.Class(o.Class).Place.Policy.Down()
 	}
 	return w.fits
 }

@@ -32,10 +32,8 @@ func TestLookupReadsAhead(t *testing.T) {
 			f.start()
 			defer f.store.Close()
 			rng := rand.New(rand.NewPCG(1, uint64(c.stay)))
-			class := f.space.ns.class(1)
-			if _, err := f.store.spaces.internTenant(0); err != nil {
-				t.Fatal(err)
-			}
+			class := f.space.Class(1)
+			f.store.catalog.Tenants.Number(0)
 			var keys []chunk.Key
 			want := map[int]int{}
 			where := index.None
@@ -55,15 +53,15 @@ func TestLookupReadsAhead(t *testing.T) {
 				}
 				r := f.store.roots[where]
 				r.mu.Lock()
-				slot := r.x.Add(class.printer.Print(&k), index.Owner{Class: class.id}, &k, 0, 0)
-				class.refs.Add(1)
+				slot := r.x.Add(class.Printer.Print(&k), index.Owner{Class: class.ID}, &k, 0, 0)
+				class.Ref()
 				r.x.At(slot).Set(index.Complete)
 				r.x.SetPieces(slot, 1)
 				r.mu.Unlock()
 				want[n] = int(where)
 			}
 			for from := range 70 {
-				l, err := f.store.Lookup(LookupRequest{Space: f.space, Group: 1, Keys: keys[from:]})
+				l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Group: 1, Keys: keys[from:]})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // The whole load and store path beside a plain loop: chunks of 2 MiB in 32 pages of 64 KiB, kvhost's store and engine
@@ -124,7 +124,7 @@ type ourPath struct {
 	store     *store.Store
 	engine    *transfer.Engine
 	queue     *transfer.Queue
-	space     *store.Space
+	space     *catalog.Namespace
 	memory    *transfer.HostMemory
 	mapped    [][]byte
 	fileBytes int64
@@ -151,7 +151,7 @@ func newOurPath(b *testing.B, geo chunk.Geometry, root string, change ...func(*s
 	must(err)
 	p.queue, err = p.engine.Queue("host")
 	must(err)
-	p.space, err = p.store.Space(ctx, &chunk.Namespace{
+	p.space, err = p.store.Namespace(ctx, &chunk.Namespace{
 		Model: "bench", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: geo}},
 	})
 	must(err)
@@ -205,7 +205,7 @@ func (p *ourPath) pass(pass int) (t times) {
 		Published: func(o transfer.Outcome) { done <- o }}
 	parent := chunk.Root
 	for n, k := range keys {
-		put, err := p.store.Put(ctx, store.PutRequest{Space: p.space, Parent: parent, Key: k, Depth: uint32(n),
+		put, err := p.store.Put(ctx, store.PutRequest{Namespace: p.space, Parent: parent, Key: k, Depth: uint32(n),
 			Ranks: 1})
 		if err != nil || put.FileBytes() != p.fileBytes {
 			p.b.Fatal("put", err)
@@ -218,7 +218,7 @@ func (p *ourPath) pass(pass int) (t times) {
 	t.store, t.storeCPU = time.Since(start), cpu(p.b)-used
 
 	used, start = cpu(p.b), time.Now()
-	lease, err := p.store.Lookup(store.LookupRequest{Space: p.space, Keys: keys, Ranks: 1})
+	lease, err := p.store.Lookup(store.LookupRequest{Namespace: p.space, Keys: keys, Ranks: 1})
 	if err != nil || lease.Hits() != benchFiles {
 		p.b.Fatal("lookup", err)
 	}

@@ -74,7 +74,7 @@ func hang(t *testing.T, always bool) {
 		t.Errorf("always %v: %+v", always, s)
 	}
 	settled()
-	l, err := r.store.Lookup(store.LookupRequest{Space: r.space, Keys: []chunk.Key{deviceKey(1)}, Ranks: 1})
+	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []chunk.Key{deviceKey(1)}, Ranks: 1})
 	if err != nil || l.Hits() != 0 {
 		t.Errorf("a piece was published: %d hits, %v", l.Hits(), err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -29,7 +30,7 @@ type deviceRig struct {
 	fs     *faultfs.FS
 	root   string
 	store  *store.Store
-	space  *store.Space
+	space  *catalog.Namespace
 	engine *Engine
 	queue  *Queue
 	memory *DeviceMemory
@@ -76,7 +77,7 @@ func newDeviceRig(
 	}
 	r.store, err = store.Open(context.Background(), stored)
 	must(err)
-	r.space, err = r.store.Space(context.Background(), &chunk.Namespace{
+	r.space, err = r.store.Namespace(context.Background(), &chunk.Namespace{
 		Model: "test", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: geo}},
 	})
 	must(err)
@@ -181,7 +182,7 @@ func (r *deviceRig) put(n int, ids []uint32) StoreChunk {
 			r.on(func(t *gds.Thread) error { return t.Write(r.address(plane, id), r.content(n, plane, i)) })
 		}
 	}
-	p, err := r.store.Put(context.Background(), store.PutRequest{Space: r.space, Key: deviceKey(n), Ranks: 1})
+	p, err := r.store.Put(context.Background(), store.PutRequest{Namespace: r.space, Key: deviceKey(n), Ranks: 1})
 	if err != nil {
 		r.t.Fatalf("put %d: %v", n, err)
 	}
@@ -222,7 +223,7 @@ func (r *deviceRig) load(chunks []int, ids [][]uint32) Outcome {
 		keys = append(keys, deviceKey(n))
 		job.Chunks = append(job.Chunks, LoadChunk{Index: i, Blocks: ids[i]})
 	}
-	l, err := r.store.Lookup(store.LookupRequest{Space: r.space, Keys: keys, Ranks: 1})
+	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: keys, Ranks: 1})
 	if err != nil || l.Hits() != len(chunks) {
 		r.t.Fatalf("%d hits of %d, %v", l.Hits(), len(chunks), err)
 	}

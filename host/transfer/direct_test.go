@@ -269,7 +269,7 @@ func TestCancelNeedsNoCuFile(t *testing.T) {
 		t.Fatal(o)
 	}
 	r.poison()
-	l, err := r.store.Lookup(store.LookupRequest{Space: r.space, Keys: []chunk.Key{deviceKey(0)}, Ranks: 1})
+	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []chunk.Key{deviceKey(0)}, Ranks: 1})
 	if err != nil || l.Hits() != 1 {
 		t.Fatal(err)
 	}
@@ -316,7 +316,7 @@ func TestLostGPUOnTheDirectRoute(t *testing.T) {
 	if _, out := r.storeAll(last); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrDevice) {
 		t.Fatal(out)
 	}
-	l, err := r.store.Lookup(store.LookupRequest{Space: r.space, Keys: []chunk.Key{deviceKey(0)}, Ranks: 1})
+	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []chunk.Key{deviceKey(0)}, Ranks: 1})
 	if err != nil || l.Hits() != 1 {
 		t.Error("the file was blamed", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -27,7 +28,7 @@ type bench struct {
 	store  *store.Store
 	engine *transfer.Engine
 	queue  *transfer.Queue
-	space  *store.Space
+	space  *catalog.Namespace
 	memory *transfer.HostMemory
 	planes [][]byte
 	geo    chunk.Geometry
@@ -87,7 +88,7 @@ func (b *bench) open() {
 	if b.store, err = store.Open(context.Background(), b.config); err != nil {
 		b.t.Fatal(err)
 	}
-	b.space, err = b.store.Space(context.Background(), &chunk.Namespace{
+	b.space, err = b.store.Namespace(context.Background(), &chunk.Namespace{
 		Model: "test/model", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: b.geo}},
 	})
 	if err != nil {
@@ -147,7 +148,7 @@ func (b *bench) put(n int, ids []uint32) transfer.StoreChunk {
 	if n > 0 {
 		parent = key(n - 1)
 	}
-	p, err := b.store.Put(context.Background(), store.PutRequest{Space: b.space, Parent: parent, Key: key(n),
+	p, err := b.store.Put(context.Background(), store.PutRequest{Namespace: b.space, Parent: parent, Key: key(n),
 		Depth: uint32(n), Ranks: 1})
 	if err != nil {
 		b.t.Fatalf("put %d: %v", n, err)
@@ -174,7 +175,7 @@ func (b *bench) lease(n ...int) *store.Lease {
 	for _, i := range n {
 		keys = append(keys, key(i))
 	}
-	l, err := b.store.Lookup(store.LookupRequest{Space: b.space, Keys: keys, Ranks: 1})
+	l, err := b.store.Lookup(store.LookupRequest{Namespace: b.space, Keys: keys, Ranks: 1})
 	if err != nil {
 		b.t.Fatal(err)
 	}

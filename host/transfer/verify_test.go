@@ -135,7 +135,7 @@ func TestHungRoot(t *testing.T) {
 	if l := b.lease(list...); l.Hits() != 0 {
 		t.Errorf("%d hits in a root that hangs", l.Hits())
 	}
-	_, err := b.store.Put(context.Background(), store.PutRequest{Space: b.space, Key: key(100), Ranks: 1})
+	_, err := b.store.Put(context.Background(), store.PutRequest{Namespace: b.space, Key: key(100), Ranks: 1})
 	if !errors.Is(err, store.ErrRootOut) {
 		t.Errorf("a store: %v", err)
 	}

@@ -23,14 +23,10 @@ type Host interface {
 	Used() int64                 // bytes in the root's account
 }
 
-// Policy is a module with its settings, and the number of those who use it.
+// Policy is a module in use, and since when.
 type Policy struct {
-	Label   string // the operator's name for it
-	Since   time.Time
-	Module  *policy.Module
-	Config  policy.Config
-	Acquire func()
-	Release func()
+	*policy.Handle
+	Since time.Time
 }
 
 // Config makes an evictor.

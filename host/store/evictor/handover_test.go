@@ -61,7 +61,7 @@ func lruPolicy(made **lru.Policy) *Policy {
 		}
 		return p, err
 	})
-	return &Policy{Label: "lru", Module: m, Acquire: func() {}, Release: func() {}}
+	return &Policy{Handle: policy.NewHandle(m, "", nil, nil)}
 }
 
 // key is spread like a hash.

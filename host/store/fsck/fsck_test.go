@@ -336,7 +336,7 @@ func TestNamespaceOpenedMeanwhile(t *testing.T) {
 			TensorParallel: 1, Groups: []chunk.Group{{ID: 0, Geometry: chunk.Uniform(2, 4, 2, 5000)}},
 		}
 		var err error
-		if r.space, err = r.store.Space(ctx, ns); err != nil {
+		if r.space, err = r.store.Namespace(ctx, ns); err != nil {
 			t.Fatal(err)
 		}
 		r.mustPut(1, 2, 3)

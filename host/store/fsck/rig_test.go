@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/zeebo/xxh3"
@@ -20,7 +21,7 @@ type rig struct {
 	testing.TB
 	dir   string
 	store *store.Store
-	space *store.Space
+	space *catalog.Namespace
 	slots *staging.Slots
 }
 
@@ -49,7 +50,7 @@ func (r *rig) open(capacity int64) {
 		r.Fatal(err)
 	}
 	r.Cleanup(func() { r.store.Close() })
-	if r.space, err = r.store.Space(ctx, ns); err != nil {
+	if r.space, err = r.store.Namespace(ctx, ns); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -64,7 +65,7 @@ func key(n uint64) (k chunk.Key) {
 
 func (r *rig) put(n uint64) error {
 	ctx := context.Background()
-	p, err := r.store.Put(ctx, store.PutRequest{Space: r.space, Key: key(n)})
+	p, err := r.store.Put(ctx, store.PutRequest{Namespace: r.space, Key: key(n)})
 	if err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func (r *rig) mustPut(ns ...uint64) {
 
 func (r *rig) hit(n uint64) bool {
 	r.Helper()
-	l, err := r.store.Lookup(store.LookupRequest{Space: r.space, Keys: []chunk.Key{key(n)}})
+	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []chunk.Key{key(n)}})
 	if err != nil {
 		r.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/plugins/llmd"
 	"github.com/kvhost/kvhost/staging"
@@ -303,7 +304,7 @@ type host struct {
 	dir   string
 	cfg   store.Config
 	store *store.Store
-	space *store.Space
+	space *catalog.Namespace
 	bytes int64 // of a piece
 }
 
@@ -333,7 +334,7 @@ func (h *host) open() {
 	}
 	s := h.store
 	h.Cleanup(func() { s.Close() })
-	if h.space, err = s.Space(context.Background(), ns); err != nil {
+	if h.space, err = s.Namespace(context.Background(), ns); err != nil {
 		h.Fatal(err)
 	}
 }
@@ -341,7 +342,7 @@ func (h *host) open() {
 // put stores a key's piece and says how large it is.
 func (h *host) put(key byte) int64 {
 	h.Helper()
-	p, err := h.store.Put(context.Background(), store.PutRequest{Space: h.space, Key: chunk.Key{key}})
+	p, err := h.store.Put(context.Background(), store.PutRequest{Namespace: h.space, Key: chunk.Key{key}})
 	if err != nil {
 		h.Fatal(err)
 	}
@@ -375,7 +376,7 @@ func (h *host) put(key byte) int64 {
 // load looks a key up and opens its piece.
 func (h *host) load(key byte) (hit bool, err error) {
 	h.Helper()
-	l, err := h.store.Lookup(store.LookupRequest{Space: h.space, Keys: []chunk.Key{{key}}})
+	l, err := h.store.Lookup(store.LookupRequest{Namespace: h.space, Keys: []chunk.Key{{key}}})
 	if err != nil {
 		h.Fatal(err)
 	}

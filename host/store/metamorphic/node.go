@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -114,7 +115,8 @@ func (n *node) open(op Op) (err error) {
 	n.doubted, n.asleep, n.lost, n.armed = false, 0, false, false
 	clear(n.puts)
 	clear(n.leases)
-	if err := n.choosePolicies(op); err != nil {
+	release, err := n.choosePolicies(op)
+	if err != nil {
 		return err
 	}
 	if op.has("unplug") {
@@ -122,6 +124,7 @@ func (n *node) open(op Op) (err error) {
 		n.arm(call, true, seed)
 	}
 	s, err := n.r.opt.Open(context.Background(), n.cfg, n.r.slots)
+	release()
 	if err != nil {
 		if n.armed && errors.Is(err, crashfs.ErrPowerLost) {
 			n.lost = true
@@ -143,24 +146,31 @@ func (n *node) open(op Op) (err error) {
 	return nil
 }
 
-func (n *node) choosePolicies(op Op) error {
-	p := &n.cfg.Policies
-	named := func(role abi.Role) store.Use { return store.Use{Name: role.String()} }
-	*p = store.Policies{Admit: named(abi.RoleAdmit), Place: named(abi.RolePlace), Layout: named(abi.RoleLayout)}
-	p.Reopen.Cache = n.r.policies.opt.Cache
-	for role, to := range map[abi.Role]*store.Use{abi.RoleEvict: &p.Evict, abi.RolePlace: &p.Place} {
-		name := op.get(role.String())
-		if name == "" {
-			continue
-		}
-		u, err := n.r.policies.role(role, name)
-		if err != nil {
-			return err
-		}
-		*to = *u
+// choosePolicies opens the policies of a life. The caller must call release when the store is open: it has its own references.
+func (n *node) choosePolicies(op Op) (release func(), err error) {
+	builtin := func(role abi.Role) *policy.Handle {
+		return policy.NewHandle(policy.Builtin(role), role.String(), nil, nil)
 	}
-	p.Place.Name = abi.RolePlace.String()
-	return nil
+	p := &n.cfg.Policies
+	*p = store.Policies{Admit: builtin(abi.RoleAdmit), Place: builtin(abi.RolePlace), Layout: builtin(abi.RoleLayout)}
+	p.Reopen.Cache = n.r.policies.opt.Cache
+	if name := op.get(abi.RoleEvict.String()); name != "" {
+		if p.Evict, err = n.r.policies.role(abi.RoleEvict, name, ""); err != nil {
+			return nil, err
+		}
+	}
+	if name := op.get(abi.RolePlace.String()); name != "" {
+		if p.Place, err = n.r.policies.role(abi.RolePlace, name, "place"); err != nil {
+			return nil, err
+		}
+	}
+	return func() {
+		for _, h := range [...]*policy.Handle{p.Evict, p.Admit, p.Place, p.Layout} {
+			if h != nil {
+				h.Release()
+			}
+		}
+	}, nil
 }
 
 // arm lets the n-th operation on files from now on be the process's last, or the machine's.

@@ -277,15 +277,16 @@ func (n *node) runSwap(op Op) (string, error) {
 }
 
 func (n *node) swap(role abi.Role, name string) (string, error) {
-	u, err := n.r.policies.role(role, name)
+	h, err := n.r.policies.role(role, name, "")
 	if err != nil {
 		return "", err
 	}
+	defer h.Release()
 	s := store.Swap{}
 	if role != abi.RoleEvict {
 		s.From = role.String() // as choosePolicies calls them
 	}
-	s.Uses[role] = u
+	s.Policies[role] = h
 	err = n.store.Swap(context.Background(), s)
 	if !acceptable(err) && !n.r.h.Kind.many {
 		return "", err

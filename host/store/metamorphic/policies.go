@@ -13,7 +13,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/plugins/fifo"
 	"github.com/kvhost/kvhost/plugins/lru"
@@ -27,64 +26,52 @@ type policySet struct {
 	problem func(error)
 }
 
-// role opens the policy of a name for a role. An empty name is the built-in one.
-func (s *policySet) role(role abi.Role, name string) (*store.Use, error) {
-	var u *store.Use
+// role opens the policy of a name for a role. An empty name is the built-in one. The caller must release the handle; an empty
+// label is the module's name.
+func (s *policySet) role(role abi.Role, name, label string) (*policy.Handle, error) {
+	var m *policy.Module
+	var config policy.Config
 	var err error
 	switch role {
 	case abi.RoleEvict:
-		u, err = s.evictor(name)
+		m, err = s.evictor(name)
 	case abi.RolePlace:
-		u, err = s.placer(name)
+		m, config, err = s.placer(name)
 	case abi.RoleLayout:
-		u = &store.Use{Module: policy.Builtin(role)}
+		m = policy.Builtin(role)
 		if name == "blocks" {
-			u = native(name, role, func(guest.Info) (any, error) { return blockMajor{}, nil })
+			m = native(name, role, func(guest.Info) (any, error) { return blockMajor{}, nil })
 		}
 	case abi.RoleAdmit:
 		part := uint64(0)
 		if name == "some" {
 			part = 1
 		}
-		u = native(name, role, func(guest.Info) (any, error) { return admitter{part}, nil })
+		m = native(name, role, func(guest.Info) (any, error) { return admitter{part}, nil })
 	}
 	if err != nil {
 		return nil, err
 	}
-	var over atomic.Bool
-	done := u.Done
 	s.given.Add(1)
-	u.Done = func() {
-		if done != nil {
-			done()
-		}
-		if over.Swap(true) {
-			s.problem(fmt.Errorf("policy %s was given back twice", name))
+	return policy.NewHandle(m, label, config, func(_ *policy.Module, err error) {
+		if err != nil {
+			s.problem(fmt.Errorf("closing policy %s: %w", name, err))
 		}
 		s.back.Add(1)
-	}
-	return u, nil
+	}), nil
 }
 
-func native(name string, role abi.Role, open func(guest.Info) (any, error)) *store.Use {
-	return &store.Use{Name: name, Module: policy.NativeModule(name, []abi.Role{role}, open)}
+func native(name string, role abi.Role, open func(guest.Info) (any, error)) *policy.Module {
+	return policy.NativeModule(name, []abi.Role{role}, open)
 }
 
 // module opens a first-party policy.
-func (s *policySet) module(name string, config policy.Config) (*store.Use, error) {
-	m, err := policy.Open(context.Background(), name, s.opt)
-	if err != nil {
-		return nil, err
-	}
-	return &store.Use{Module: m, Config: config, Done: func() {
-		if err := m.Close(context.Background()); err != nil {
-			s.problem(fmt.Errorf("closing policy %s: %w", name, err))
-		}
-	}}, nil
+func (s *policySet) module(name string) (*policy.Module, error) {
+	return policy.Open(context.Background(), name, s.opt)
 }
 
 // evictor opens NAME:SEED.
-func (s *policySet) evictor(text string) (*store.Use, error) {
+func (s *policySet) evictor(text string) (*policy.Module, error) {
 	name, tail, _ := strings.Cut(text, ":")
 	seed, err := strconv.ParseUint(tail, 10, 64)
 	if err != nil {
@@ -92,18 +79,17 @@ func (s *policySet) evictor(text string) (*store.Use, error) {
 	}
 	switch name {
 	case "lru", "fifo":
-		return s.module(name, nil)
+		return s.module(name)
 	case "native-lru":
 		return native(name, abi.RoleEvict, func(i guest.Info) (any, error) { return lru.New(i) }), nil
 	case "native-fifo":
 		return native(name, abi.RoleEvict, func(i guest.Info) (any, error) { return fifo.New(i) }), nil
 	case "replaying":
-		u := native(name, abi.RoleEvict, func(i guest.Info) (any, error) {
+		m := native(name, abi.RoleEvict, func(i guest.Info) (any, error) {
 			p, err := lru.New(i)
 			return &replaying{Policy: p}, err
 		})
-		u.Module = u.Module.KeepState("replaying/1")
-		return u, nil
+		return m.KeepState("replaying/1"), nil
 	case "liar", "miser", "wrecker":
 		return native(name, abi.RoleEvict, func(i guest.Info) (any, error) {
 			p, err := lru.New(i)
@@ -174,15 +160,16 @@ var errRogue = errors.New("a rogue keeps its state to itself")
 func (r *rogue) Save([]byte, int) ([]byte, error) { return nil, errRogue }
 func (r *rogue) Load([]byte) error                { return errRogue }
 
-func (s *policySet) placer(name string) (*store.Use, error) {
+func (s *policySet) placer(name string) (*policy.Module, policy.Config, error) {
 	switch name {
 	case "collider", "mute":
 		return native(name, abi.RolePlace, func(i guest.Info) (any, error) {
 			p, err := fanout.New(i)
 			return &roguePlacer{fanout: p, how: name}, err
-		}), nil
+		}), nil, nil
 	}
-	return s.module("fanout", policy.Config{fanout.ConfigWidths: name})
+	m, err := s.module("fanout")
+	return m, policy.Config{fanout.ConfigWidths: name}, err
 }
 
 // colliderDir is where a collider puts all pieces.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -84,7 +85,7 @@ func keyOf(n uint64) (k chunk.Key) {
 type hostStore struct {
 	*store.Store
 	slots  *staging.Slots
-	spaces [len(namespaces)]*store.Space
+	spaces [len(namespaces)]*catalog.Namespace
 }
 
 // OpenStore is the [Opener] of package store.
@@ -95,7 +96,7 @@ func OpenStore(ctx context.Context, cfg store.Config, slots *staging.Slots) (Sto
 	}
 	h := &hostStore{Store: s, slots: slots}
 	for i := range namespaces {
-		if h.spaces[i], err = s.Space(ctx, &namespaces[i]); err != nil {
+		if h.spaces[i], err = s.Namespace(ctx, &namespaces[i]); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
@@ -110,7 +111,7 @@ func (h *hostStore) Swap(ctx context.Context, s store.Swap) error {
 }
 
 func (h *hostStore) Begin(ctx context.Context, of Piece) (Put, error) {
-	q := store.PutRequest{Space: h.spaces[of.Space], Key: keyOf(of.Key), Depth: uint32(of.Key), Rank: of.Rank, Request: 1}
+	q := store.PutRequest{Namespace: h.spaces[of.Space], Key: keyOf(of.Key), Depth: uint32(of.Key), Rank: of.Rank, Request: 1}
 	if of.Key != 0 {
 		q.Parent = keyOf(of.Key - 1)
 	}
@@ -148,7 +149,7 @@ func (p *hostPut) Write(content func(int64) []byte) error {
 }
 
 func (h *hostStore) Lookup(space int, keys []uint64, ranks uint64) (Lease, error) {
-	q := store.LookupRequest{Space: h.spaces[space], Ranks: ranks}
+	q := store.LookupRequest{Namespace: h.spaces[space], Ranks: ranks}
 	for _, n := range keys {
 		q.Keys = append(q.Keys, keyOf(n))
 	}

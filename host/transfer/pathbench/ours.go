@@ -34,7 +34,7 @@ func (b *bench) storeAll(ctx context.Context, round int, ids [][]uint32) error {
 		if n > 0 {
 			parent = b.key(round, n-1)
 		}
-		p, err := b.store.Put(ctx, store.PutRequest{Space: b.space, Parent: parent, Key: b.key(round, n),
+		p, err := b.store.Put(ctx, store.PutRequest{Namespace: b.space, Parent: parent, Key: b.key(round, n),
 			Depth: uint32(n), Ranks: 1})
 		if err != nil {
 			for _, c := range job.Chunks {
@@ -62,7 +62,7 @@ func (b *bench) loadAll(round int, ids [][]uint32, layers *transfer.Layers) erro
 	for n := range b.Chunks {
 		keys = append(keys, b.key(round, n))
 	}
-	l, err := b.store.Lookup(store.LookupRequest{Space: b.space, Keys: keys, Ranks: 1})
+	l, err := b.store.Lookup(store.LookupRequest{Namespace: b.space, Keys: keys, Ranks: 1})
 	if err != nil {
 		return err
 	}

@@ -10,13 +10,13 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // Config is one case.
@@ -43,7 +43,7 @@ type bench struct {
 	image  [][]byte
 	got    [][]byte // what was loaded
 	store  *store.Store
-	space  *store.Space
+	space  *catalog.Namespace
 	engine *transfer.Engine
 	queue  *transfer.Queue
 	slots  *staging.Slots // of the ceilings
@@ -249,7 +249,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	b.space, err = b.store.Space(ctx, &chunk.Namespace{
+	b.space, err = b.store.Namespace(ctx, &chunk.Namespace{
 		Model: "bench", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: b.Geometry}},
 	})
 	if err != nil {

@@ -20,10 +20,10 @@ func (f *fixture) storeTogether(from, to uint64) {
 		for n := from; n < to; n++ {
 			list = append(list, testKey(n))
 		}
-		foreseen := Foresee(list)
+		foreseen := PrefetchPaths(list)
 		for n := from; n < to; n++ {
 			q := f.request(n, n-1, rank)
-			q.Foreseen = foreseen
+			q.Prefetch = foreseen
 			p, err := f.store.Put(context.Background(), q)
 			if err != nil {
 				f.Fatalf("put %d rank %d: %v", n, rank, err)
@@ -43,10 +43,10 @@ func (f *fixture) storeTogether(from, to uint64) {
 func TestPiecesAreNamedTogether(t *testing.T) {
 	const chunks = 25
 	f := newFixture(t, t.TempDir(), 2*chunks, 2, func(c *Config) {
-		c.Policies.Place = *use(t, "fanout", nil, nil)
-		c.Policies.Evict = *use(t, "lru", nil, nil)
+		c.Policies.Place = use(t, "fanout", nil, nil)
+		c.Policies.Evict = use(t, "lru", nil, nil)
 	})
-	place := f.space.ns.class(0).names.place
+	place := f.space.Class(0).Place.Policy
 	before := place.Stats()
 	for round := range uint64(4) {
 		first := round * 100
@@ -68,8 +68,8 @@ func TestPiecesAreNamedTogether(t *testing.T) {
 				p.Close()
 			}
 		}
-		if len(l.called) > 0 {
-			t.Errorf("%d runs of names are kept", len(l.called))
+		if len(l.paths) > 0 {
+			t.Errorf("%d path batches are kept", len(l.paths))
 		}
 		l.Release()
 	}
@@ -107,7 +107,7 @@ func TestOneFaultAmongManyNames(t *testing.T) {
 		p, err := fanout.New(i)
 		return &fussy{p, testKey(7)}, err
 	})
-	f := newFixture(t, t.TempDir(), 40, 1, func(c *Config) { c.Policies.Place.Module = m })
+	f := newFixture(t, t.TempDir(), 40, 1, func(c *Config) { c.Policies.Place = handle(m) })
 	f.storeTogether(0, 20)
 	for n := range uint64(20) {
 		f.mustRead(n)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
@@ -21,11 +22,7 @@ func (f *fixture) kept() int {
 	return len(list)
 }
 
-func numbered(s *Store) int {
-	s.spaces.mu.Lock()
-	defer s.spaces.mu.Unlock()
-	return len(s.spaces.byID)
-}
+func numbered(s *Store) int { return len(s.catalog.Namespaces()) }
 
 // TestNamespacesWithoutEntriesLoseTheirPlace opens two more namespaces, one of which has an entry for a while, and starts again
 // by either way.
@@ -39,7 +36,7 @@ func TestNamespacesWithoutEntriesLoseTheirPlace(t *testing.T) {
 				other := testNamespace(1)
 				other.Revision = fmt.Sprint("other ", n)
 				var err error
-				if f.space, err = f.store.Space(context.Background(), other); err != nil {
+				if f.space, err = f.store.Namespace(context.Background(), other); err != nil {
 					t.Fatal(err)
 				}
 				if n == 1 {
@@ -72,7 +69,7 @@ func TestMoreNamespacesKeptThanPlaces(t *testing.T) {
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for n := range maxNamespaces + 10 {
+	for n := range catalog.MaxNamespaces + 10 {
 		other := testNamespace(1)
 		other.Revision = fmt.Sprint("other ", n)
 		put(t, filepath.Join(f.cfg.Roots[0].Path, pieceformat.NamespacesDir, other.Digest().String()), []byte(other.Text()))
@@ -93,7 +90,7 @@ func TestDamagedFileOfDormantNamespace(t *testing.T) {
 	other.Revision = "other"
 	mine := f.ns
 	var err error
-	if f.space, err = f.store.Space(context.Background(), other); err != nil {
+	if f.space, err = f.store.Namespace(context.Background(), other); err != nil {
 		t.Fatal(err)
 	}
 	f.mustPut(0)
@@ -111,7 +108,7 @@ func TestDamagedFileOfDormantNamespace(t *testing.T) {
 	if st := f.store.Stats().Roots[0]; st.Quarantined != 1 || st.Foreign != 0 {
 		t.Errorf("%d quarantined, %d foreign", st.Quarantined, st.Foreign)
 	}
-	if _, err := f.store.classFor(&pieceformat.Header{Namespace: chunk.Digest{1}}); err == nil {
+	if _, err := f.store.catalog.ClassFor(&pieceformat.Header{Namespace: chunk.Digest{1}}); err == nil {
 		t.Error("a namespace that nobody has kept")
 	}
 }

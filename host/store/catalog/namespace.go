@@ -1,0 +1,220 @@
+package catalog
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
+
+// Namespace is a namespace that has a number, and the policies that it is bound to. Policies are told of a namespace
+// once, by its number, and may keep that for as long as they run. So a number is never used again within a run.
+type Namespace struct {
+	ID     uint32
+	Digest chunk.Digest
+	Text   string
+	KeyLen uint32
+	TTL    time.Duration // of its entries; 0: they do not expire
+	Admit  *Binding[Admission]
+	Layout *Binding[Layout]
+	Place  *Binding[PlaceGeneration]
+
+	current atomic.Pointer[map[uint32]*Class] // for new pieces; complete once a session has opened the namespace
+	classes []*Class                          // those of earlier policies too; guarded by Catalog.mu
+	groups  []chunk.Group                     // nil until a session has opened the namespace; guarded by Catalog.opening
+}
+
+// Class is the class that new pieces of a group get, or nil.
+func (ns *Namespace) Class(group uint32) *Class { return (*ns.current.Load())[group] }
+
+// OpenClass is Class for a group that a session has opened.
+func (ns *Namespace) OpenClass(group uint32) (*Class, error) {
+	if ns == nil {
+		return nil, fmt.Errorf("%w: no namespace", ErrUnknownNamespace)
+	}
+	cl := ns.Class(group)
+	if cl == nil || cl.Plan == nil {
+		return nil, fmt.Errorf("%w: group %d", ErrUnknownNamespace, group)
+	}
+	return cl, nil
+}
+
+// AcquireClass is OpenClass with a reference.
+func (ns *Namespace) AcquireClass(group uint32) (*Class, error) {
+	for {
+		cl, err := ns.OpenClass(group)
+		if err != nil || cl.Acquire() {
+			return cl, err
+		}
+	}
+}
+
+// Plan is the layout plan that new pieces of a group are written with; nil for a group that the namespace lacks.
+func (ns *Namespace) Plan(group uint32) *chunk.Plan {
+	if cl := ns.Class(group); cl != nil {
+		return cl.Plan
+	}
+	return nil
+}
+
+// Admits asks the namespace's admit policy. When that was closed by a swap, its successor is asked.
+func (ns *Namespace) Admits(ask []abi.Candidate, answer []bool) error {
+	for {
+		a := ns.Admit.Now()
+		if err := a.Policy.Admit(ask, answer); !errors.Is(err, policy.ErrClosed) || ns.Admit.Now() == a {
+			return err
+		}
+	}
+}
+
+func (ns *Namespace) files(visit func(dir, base string, data []byte) error, plans []*chunk.Plan) error {
+	if err := visit(pieceformat.NamespacesDir, ns.Digest.String(), []byte(ns.Text)); err != nil {
+		return err
+	}
+	for _, p := range plans {
+		if err := visit(pieceformat.PlansDir, p.Digest().String(), p.Encoded()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Namespaces are those that have a number, in order.
+func (c *Catalog) Namespaces() (list []*Namespace) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ns := range c.byDigest {
+		list = append(list, ns)
+	}
+	slices.SortFunc(list, func(a, b *Namespace) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
+// plans are the plans of a namespace's classes. Catalog.mu is held.
+func (ns *Namespace) plans() (plans []*chunk.Plan) {
+	for _, cl := range ns.classes {
+		if cl.Plan != nil {
+			plans = append(plans, cl.Plan)
+		}
+	}
+	return plans
+}
+
+// Open returns a namespace with a class for each of its groups. The same namespace gives the same pointer. Before it
+// returns, the text and the plans are durable in every root, because a restart can make nothing of a piece without
+// them.
+func (c *Catalog) Open(ctx context.Context, n *chunk.Namespace) (*Namespace, error) {
+	if err := c.Lock(ctx); err != nil {
+		return nil, err
+	}
+	defer c.Unlock()
+	ns, err := c.register(n.Digest(), n.Text())
+	if err != nil {
+		return nil, err
+	}
+	if ns.groups != nil {
+		return ns, nil
+	}
+	plans, err := ns.makePlans(ctx, c.opt.Roots, n.Groups, ns.Layout.Now())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", n.Model, err)
+	}
+	if err := c.opt.Roots.Keep(pieceformat.NamespacesDir, ns.Digest.String(), []byte(ns.Text)); err != nil {
+		return nil, err
+	}
+	if err := c.complete(ns, n, plans); err != nil {
+		return nil, err
+	}
+	return ns, nil
+}
+
+// makePlans asks for the layout of groups and keeps the plans: a piece can be read only with the plan that it was
+// written under.
+func (ns *Namespace) makePlans(ctx context.Context, roots Roots, groups []chunk.Group, layout *Layout) ([]*chunk.Plan, error) {
+	plans := make([]*chunk.Plan, len(groups))
+	for i, g := range groups {
+		var err error
+		if plans[i], err = layout.Policy.Plan(ns.ID, g.ID, ns.Text, g.Geometry); err != nil {
+			return nil, fmt.Errorf("group %d: %w", g.ID, err)
+		}
+	}
+	for _, p := range plans {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := roots.Keep(pieceformat.PlansDir, p.Digest().String(), p.Encoded()); err != nil {
+			return nil, err
+		}
+	}
+	return plans, nil
+}
+
+// complete gives a namespace's classes their plans, also those of earlier place generations: what is missing of their
+// entries is written under today's plan. The caller holds Lock, and nobody else has the namespace open.
+func (c *Catalog) complete(ns *Namespace, n *chunk.Namespace, plans []*chunk.Plan) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, g := range n.Groups {
+		if _, err := c.classOf(ns, g.ID); err != nil {
+			return err
+		}
+		for _, cl := range ns.classes {
+			if cl.Group == g.ID {
+				cl.Lookup, cl.Ranks = g.Lookup, 1<<n.Ranks()-1
+				cl.setPlan(plans[i])
+			}
+		}
+	}
+	ns.groups = n.Groups
+	return nil
+}
+
+func (c *Catalog) register(digest chunk.Digest, text string) (*Namespace, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ns := c.byDigest[digest]; ns != nil {
+		return ns, nil
+	}
+	return c.assignNumber(digest, text)
+}
+
+// assignNumber makes a namespace known to the store and to the policies. c.mu is held.
+func (c *Catalog) assignNumber(digest chunk.Digest, text string) (*Namespace, error) {
+	if len(c.byDigest) >= MaxNamespaces {
+		return nil, fmt.Errorf("%w: %d namespaces; a restart makes room for those that have entries", ErrTooMany, len(c.byDigest))
+	}
+	ns := &Namespace{
+		ID: uint32(len(c.byDigest)), Digest: digest, Text: text, KeyLen: keyLenOf(text), TTL: c.opt.Expiry(text),
+		Admit: c.admit.of(text), Layout: c.layout.of(text), Place: c.place.of(text),
+	}
+	ns.current.Store(&map[uint32]*Class{})
+	if err := c.announce(ns); err != nil {
+		return nil, err
+	}
+	c.byDigest[digest] = ns
+	delete(c.unregistered, digest)
+	return ns, nil
+}
+
+// keyLenOf reads the length of a namespace's keys from its text.
+func keyLenOf(text string) uint32 {
+	for line := range strings.Lines(text) {
+		if v, ok := strings.CutPrefix(line, "key_bytes="); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(v))
+			if err == nil && n > 0 && n <= chunk.KeyBytes {
+				return uint32(n)
+			}
+		}
+	}
+	return chunk.KeyBytes
+}
