@@ -16,7 +16,7 @@ import (
 type broken struct {
 	metamorphic.Store
 	put   func(metamorphic.Put) metamorphic.Put
-	lease func(metamorphic.Lease, []uint64) metamorphic.Lease
+	lease func(metamorphic.Lease) metamorphic.Lease
 }
 
 func (b *broken) Begin(ctx context.Context, of metamorphic.Piece) (metamorphic.Put, error) {
@@ -30,7 +30,7 @@ func (b *broken) Begin(ctx context.Context, of metamorphic.Piece) (metamorphic.P
 func (b *broken) Lookup(space int, keys []uint64, ranks uint64) (metamorphic.Lease, error) {
 	l, err := b.Store.Lookup(space, keys, ranks)
 	if err == nil && b.lease != nil {
-		l = b.lease(l, keys)
+		l = b.lease(l)
 	}
 	return l, err
 }
@@ -54,20 +54,10 @@ type leaky struct{ metamorphic.Lease }
 
 func (leaky) Release() {}
 
-// forgetful misses key 5.
-type forgetful struct {
-	metamorphic.Lease
-	keys []uint64
-}
+// forgetful misses everything.
+type forgetful struct{ metamorphic.Lease }
 
-func (f forgetful) Hits() int {
-	for i := range f.Lease.Hits() {
-		if f.keys[i] == 5 {
-			return i
-		}
-	}
-	return f.Lease.Hits()
-}
+func (forgetful) Hits() int { return 0 }
 
 // gone fails loads of pieces that nothing happened to.
 type gone struct{ metamorphic.Lease }
@@ -95,7 +85,7 @@ func (unsynced) SyncFS(string) error  { return nil }
 // leases breaks a store's leases, and puts its puts.
 func leases(change func(metamorphic.Lease) metamorphic.Lease) func(metamorphic.Store) metamorphic.Store {
 	return func(s metamorphic.Store) metamorphic.Store {
-		return &broken{Store: s, lease: func(l metamorphic.Lease, _ []uint64) metamorphic.Lease { return change(l) }}
+		return &broken{Store: s, lease: change}
 	}
 }
 
@@ -139,7 +129,7 @@ func TestFindsFaults(t *testing.T) {
 				if lives++; lives%2 == 1 {
 					return s
 				}
-				return &broken{Store: s, lease: func(l metamorphic.Lease, keys []uint64) metamorphic.Lease { return forgetful{l, keys} }}
+				return leases(func(l metamorphic.Lease) metamorphic.Lease { return forgetful{l} })(s)
 			},
 		},
 		"syncs that do nothing": {

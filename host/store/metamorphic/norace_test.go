@@ -2,4 +2,4 @@
 
 package metamorphic_test
 
-const defaultOps = 400
+const defaultOps = 300
