@@ -106,6 +106,9 @@ func (r *root) writeCheckpoint(f io.WriterAt, when int64, owners []pieceformat.C
 	})
 }
 
+// The state bits of the index and of a checkpoint are the same.
+var _ [index.RecordState]struct{} = [pieceformat.StateComplete | pieceformat.StateFallbackName]struct{}{}
+
 // checkpointOwners are the owners in terms that the next run can resolve.
 func (r *root) checkpointOwners() []pieceformat.CheckpointOwner {
 	owners := make([]pieceformat.CheckpointOwner, len(r.x.Owners()))

@@ -22,6 +22,12 @@ const (
 	keyTail         = chunk.KeyBytes - keyHead
 )
 
+// State bits of an entry.
+const (
+	StateComplete     = 1 << 3 // all pieces that some put or header named are there
+	StateFallbackName = 1 << 4 // some piece has the built-in name
+)
+
 // Flags of an entry's record.
 const (
 	recordLongKey = 1 << iota // a key of 32 bytes
@@ -54,7 +60,7 @@ type CheckpointOwner struct {
 type CheckpointEntry struct {
 	Slot      uint32
 	OwnerID   uint32 // of the checkpoint's owners, by position
-	State     uint8  // bits
+	State     uint8  // StateComplete, StateFallbackName
 	Parent    uint64 // fingerprint
 	LastTouch uint32
 	Units     uint32
