@@ -72,7 +72,7 @@ func (r *root) saveCheckpoint() {
 // replaceMeta writes one of the store's own files, durably.
 func (r *root) replaceMeta(file string, write func(staging.File) error) error {
 	name := r.dir + "/" + file
-	temp := pieceformat.TempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
+	temp := r.store.tempName(name)
 	f, err := r.fs.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err

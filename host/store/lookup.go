@@ -33,7 +33,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
 	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, touches: s.requests.log(q.Request)}
 	w.cause = evictor.Cause{Request: q.Request, Time: s.clock()}
-	w.shadows = s.listener(&q, c, w.cause.Time)
+	w.shadows = s.shadows.listener(&q, c, w.cause.Time)
 	asked := 0
 	for i := range q.Keys {
 		l.grants = l.grants[:i+1]
@@ -52,9 +52,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if len(l.grants) < cap(l.grants)/2 {
 		l.grants = append([]grant(nil), l.grants...) // a lease, and its request, may last
 	}
-	s.lookups.Add(1)
-	s.keys.Add(uint64(len(q.Keys)))
-	s.hits.Add(uint64(l.hits))
+	s.count.lookups.Add(1)
+	s.count.keys.Add(uint64(len(q.Keys)))
+	s.count.hits.Add(uint64(l.hits))
 	s.requests.keep(q.Request, &w.touches, l.grants)
 	return l, nil
 }

@@ -21,7 +21,7 @@ func (r *root) keep(dir, base string, data []byte) error {
 	if old, err := r.readMeta(name); err == nil && bytes.Equal(old, data) {
 		return r.keepName(dir) // who wrote it may not have come to that
 	}
-	temp := pieceformat.TempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
+	temp := r.store.tempName(name)
 	err := r.writeMeta(temp, data)
 	if err == nil {
 		err = r.fs.Rename(temp, name)

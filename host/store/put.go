@@ -69,7 +69,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	}
 	class := p.class // p's is its entry's in the end
 	defer class.Release()
-	s.offered(p, &q)
+	s.shadows.offer(p, &q, s.clock())
 	stripe := s.stripes[p.mark.print%uint64(len(s.stripes))]
 	if err := stripe.Acquire(ctx, 1); err != nil {
 		return nil, err
@@ -142,7 +142,7 @@ func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 		}
 		if ok, err := r.join(ctx, p); ok || err != nil {
 			if errors.Is(err, ErrResident) {
-				s.resident.Add(1)
+				s.count.resident.Add(1)
 			}
 			return ok, err
 		}
@@ -209,7 +209,7 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 		return nil
 	}
 	if !w.answer[0] {
-		s.refused.Add(1)
+		s.count.refused.Add(1)
 		return ErrRefused
 	}
 	return nil

@@ -113,7 +113,7 @@ func (p *Put) Temp() string {
 // nameTemp chooses the temporary: beside its target, or, where others count on finding it, among this host's.
 func (p *Put) nameTemp() (err error) {
 	r := p.root
-	p.temp = pieceformat.TempName(p.target, r.store.cfg.HostID, r.store.seq.Add(1))
+	p.temp = r.store.tempName(p.target)
 	p.temp, err = r.custody.temp(p.temp)
 	return err
 }

@@ -63,7 +63,7 @@ func (q *quarantine) move(name string, most int64, cause error) (k kept, left in
 
 func (q *quarantine) nameFor(name string) string {
 	r := q.root
-	return r.dir + "/" + pieceformat.QuarantineName(r.store.stamp(), r.store.seq.Add(1), filepath.Base(name))
+	return r.dir + "/" + pieceformat.QuarantineName(r.store.stamp(), r.store.number(), filepath.Base(name))
 }
 
 // add books a file and returns those that must be removed for it. The caller holds mu.

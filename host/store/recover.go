@@ -65,7 +65,7 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	r.count.scanned.Add(1)
 	name := r.dir + "/" + rel
 	if temp, ok := pieceformat.ParseTemp(filepath.Base(rel)); ok {
-		if r.store.writes(temp) {
+		if r.store.wrote(temp) {
 			return
 		}
 		if r.custody.ownsTemp(temp.Host) {

@@ -31,7 +31,7 @@ func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
 	if err != nil {
 		return v.pieces
 	}
-	temp := pieceformat.TempName(reuseFor.target, r.store.cfg.HostID, r.store.seq.Add(1))
+	temp := r.store.tempName(reuseFor.target)
 	err = r.fs.Rename(name, temp)
 	if errors.Is(err, fs.ErrNotExist) { // the victim's file, or the put's directory
 		if err = r.makeDir(filepath.Dir(reuseFor.target)); err == nil {

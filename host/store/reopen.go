@@ -30,7 +30,7 @@ func (r *root) Probe() (empty bool, err error) {
 	if empty, err = r.custody.identify(); err != nil {
 		return false, err
 	}
-	return empty, r.directory.Probe(pieceformat.TempName(r.dir+"/"+pieceformat.MetaDir+"/probe", r.store.cfg.HostID, r.store.seq.Add(1)))
+	return empty, r.directory.Probe(r.store.tempName(r.dir + "/" + pieceformat.MetaDir + "/probe"))
 }
 
 // Reopen implements [health.Root].

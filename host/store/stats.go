@@ -89,7 +89,12 @@ type Stats struct {
 	Shadows  []ShadowStats
 }
 
-// ShadowStats is a policy on trial.
+// storeCounters are the store's own.
+type storeCounters struct {
+	refused, resident, lookups, keys, hits, admitFaults atomic.Uint64
+}
+
+// ShadowStats describes a shadow policy.
 type ShadowStats struct {
 	shadow.Stats
 	Name    string
@@ -113,14 +118,14 @@ type PolicyStats struct {
 // Stats may be called at any time.
 func (s *Store) Stats() Stats {
 	st := Stats{
-		Refused: s.refused.Load(), Resident: s.resident.Load(), Lookups: s.lookups.Load(), Keys: s.keys.Load(), Hits: s.hits.Load(),
-		AdmitFaults: s.admitFaults.Load(),
+		Refused: s.count.refused.Load(), Resident: s.count.resident.Load(), Lookups: s.count.lookups.Load(), Keys: s.count.keys.Load(), Hits: s.count.hits.Load(),
+		AdmitFaults: s.count.admitFaults.Load(),
 	}
 	for _, r := range s.roots {
 		st.Roots = append(st.Roots, r.stats())
 	}
 	st.Policies = s.policyStats(st.Roots)
-	for _, t := range s.onTrial() {
+	for _, t := range s.shadows.list() {
 		st.Shadows = append(st.Shadows, ShadowStats{t.shadow.Stats(), t.Label, t.Module.Manifest().Version, t.Since})
 	}
 	return st

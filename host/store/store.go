@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -22,13 +21,11 @@ import (
 type Store struct {
 	cfg     Config
 	log     *slog.Logger
-	start   time.Time
 	catalog *catalog.Catalog
 	roots   []*root
 
 	swapping *semaphore.Weighted // held while policies change
-	stream   shadow.Stream
-	trials   atomic.Pointer[[]*trial]
+	shadows  shadows
 	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
 
 	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
@@ -36,16 +33,13 @@ type Store struct {
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy was last told of the roots
 
-	seq      atomic.Uint64 // of temporaries
-	firstSeq uint64
+	sequence
 	scanDone chan struct{}
-	stamps   atomic.Int64 // the last store time given out
 	closed   atomic.Bool
 	run      context.Context // of the store's own work
 	stop     context.CancelFunc
 	work     sync.WaitGroup
-
-	refused, resident, lookups, keys, hits, admitFaults atomic.Uint64
+	count    storeCounters
 }
 
 // Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked.
@@ -53,12 +47,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, log: cfg.Log, start: cfg.Now(), swapping: semaphore.NewWeighted(1)}
+	s := &Store{cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1)}
+	s.shadows.changing = s.swapping
+	s.sequence.init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {
 		s.stripes[i] = semaphore.NewWeighted(1)
 	}
-	s.firstSeq = uint64(s.start.UnixNano())
-	s.seq.Store(s.firstSeq)
 	s.scanDone = make(chan struct{})
 	s.candidates.New = func() any { return new(candidate) }
 	s.requests.seen = map[uint32]*requestTouches{}
@@ -119,7 +113,7 @@ func (s *Store) Close() error {
 	}
 	s.stop()
 	s.work.Wait()
-	s.endTrials()
+	s.shadows.close()
 	for _, r := range s.roots {
 		if r.unavailable.Load() {
 			continue // nothing is known of it
@@ -139,48 +133,10 @@ func (s *Store) closeRoots() (err error) {
 	return err
 }
 
-// clock is the time of events: nanoseconds since the store was opened.
-func (s *Store) clock() uint64 { return uint64(max(0, s.cfg.Now().Sub(s.start))) }
-
-// farAhead is how far the last store time may be ahead of the clock: beyond, it is of a clock that was wrong.
-const farAhead = time.Hour
-
-// stamp is a store time: no two are equal, and later ones are greater, so that a scan finds the order again. After a clock that
-// was wrong the order begins anew.
-func (s *Store) stamp() int64 {
-	now := s.cfg.Now().UnixNano()
-	for {
-		last := s.stamps.Load()
-		next := max(now, last+1)
-		if last > now+int64(farAhead) {
-			next = now
-		}
-		if s.stamps.CompareAndSwap(last, next) {
-			return next
-		}
-	}
-}
-
-// stampsFrom makes later store times greater than an earlier run's.
-func (s *Store) stampsFrom(last int64) {
-	if last > s.cfg.Now().Add(farAhead).UnixNano() {
-		return
-	}
-	for {
-		now := s.stamps.Load()
-		if last <= now || s.stamps.CompareAndSwap(now, last) {
-			return
-		}
-	}
-}
-
-// writes says whether a temporary of this host is one that this run has made.
-func (s *Store) writes(t pieceformat.Temp) bool { return t.Seq > s.firstSeq && t.Seq <= s.seq.Load() }
-
 // ScratchName names a file for a test in a root, given by its directory. It counts as one of this host's temporaries, so a host
 // that opens the root removes what a host that was killed has left there. The root's capacity does not include its bytes.
 func (s *Store) ScratchName(root, what string) string {
-	return pieceformat.TempName(root+"/"+pieceformat.MetaDir+"/"+what, s.cfg.HostID, s.seq.Add(1))
+	return s.tempName(root + "/" + pieceformat.MetaDir + "/" + what)
 }
 
 // tellRoots gives the place policy fresh facts.
@@ -235,9 +191,7 @@ func (s *Store) EndRequest(request uint32) {
 	}
 	s.requests.end(request)
 	now := s.clock()
-	if s.stream.On() {
-		s.stream.Send(s.stream.Step(s.stream.Batch(), shadow.Step{Op: shadow.End, Request: request, Tenant: abi.None, Time: now}))
-	}
+	s.shadows.endRequest(request, now)
 	for _, r := range s.roots {
 		r.evictor.EndRequest(request, now)
 	}
@@ -245,7 +199,7 @@ func (s *Store) EndRequest(request uint32) {
 
 // admissionFault counts a failure of the admit policy; the store goes on as if everything were admitted.
 func (s *Store) admissionFault(err error) {
-	if s.admitFaults.Add(1) == 1 {
+	if s.count.admitFaults.Add(1) == 1 {
 		s.log.Error("admit policy failed; everything is admitted", "error", err)
 	}
 }

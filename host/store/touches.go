@@ -21,7 +21,7 @@ const touchesEvery = 5 * time.Minute
 // saveTouches writes the list. It holds the root's lock for a tenth of a millisecond at a time.
 func (r *root) saveTouches() {
 	name := r.dir + "/" + pieceformat.TouchesFile
-	temp := pieceformat.TempName(name, r.store.cfg.HostID, r.store.seq.Add(1))
+	temp := r.store.tempName(name)
 	err := r.writeTouches(temp)
 	if err == nil {
 		err = r.fs.Rename(temp, name)

@@ -48,7 +48,7 @@ func (r *root) charge(p *Put, bytes int64, parent uint64) error {
 		return nil
 	}
 	r.counted(&r.count.overBudget)
-	r.store.refused.Add(1)
+	r.store.count.refused.Add(1)
 	if any, _ := r.budget.Left(); any {
 		return fmt.Errorf("%w: daily write budget of root %s (%d bytes) nearly exhausted: new prefixes are not admitted", ErrRefused, r.dir, r.cfg.DailyWrites)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// trialOf waits until the shadow has heard of so many keys.
-func (f *fixture) trialOf(name string, keys uint64) ShadowStats {
+// shadowStats waits until the shadow has heard of so many keys.
+func (f *fixture) shadowStats(name string, keys uint64) ShadowStats {
 	f.Helper()
 	var found ShadowStats
 	await(f, fmt.Sprintf("shadow %s knows of %d keys", name, keys), func() bool {
@@ -50,7 +50,7 @@ func TestShadow(t *testing.T) {
 	f.mustPut(2, 3) // small evicts 0 and 1
 	ask(0, 1, 2, 3) // 4 hits; small has none, and stores them again: 2 and 3 are left
 	ask(2, 3)       // 2 hits, also of small
-	twin, small := f.trialOf("twin", 12), f.trialOf("small", 12)
+	twin, small := f.shadowStats("twin", 12), f.shadowStats("small", 12)
 	if twin.Hits != 8 || twin.LiveHits != 8 || twin.Entries != 4 || twin.Evictions != 0 || twin.Used != 4*pieceBytes {
 		t.Errorf("twin: %+v", twin)
 	}
@@ -67,11 +67,11 @@ func TestShadow(t *testing.T) {
 	if err := f.store.SwapShadow(t.Context(), Shadow{Policy: policy.NewHandle(builtin, "nobody", nil, nil)}); !errors.Is(err, ErrNoPolicy) {
 		t.Errorf("swap of a shadow that is not there: %v", err)
 	}
-	before := f.trialOf("small", 0)
+	before := f.shadowStats("small", 0)
 	if err := f.store.SwapShadow(t.Context(), Shadow{Policy: policy.NewHandle(builtin, "small", nil, nil), Capacity: 2 * pieceBytes}); err != nil {
 		t.Error(err)
 	}
-	if after := f.trialOf("small", 0); before.Keys == 0 || after.Keys != 0 || len(f.store.Stats().Shadows) == 0 {
+	if after := f.shadowStats("small", 0); before.Keys == 0 || after.Keys != 0 || len(f.store.Stats().Shadows) == 0 {
 		t.Errorf("a shadow that was swapped goes on with %d keys, it had %d", after.Keys, before.Keys)
 	}
 	if err := f.store.RemoveShadow("small"); err != nil {
@@ -81,7 +81,7 @@ func TestShadow(t *testing.T) {
 		t.Error(err)
 	}
 	f.lookup(0).Release()
-	f.trialOf("twin", 13)
+	f.shadowStats("twin", 13)
 	f.checkUsed()
 }
 
