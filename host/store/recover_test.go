@@ -201,7 +201,7 @@ func TestPlacePolicyChanges(t *testing.T) {
 	st := f.store.Stats().Roots[0]
 	equal(t, "Renamed", st.Renamed, 6)
 	equal(t, "Recovered", st.Recovered, 6)
-	f.cfg.Policies.Place.Module = wide // the built-in names serve as they are
+	f.cfg.Policies.Place = handle(wide) // the built-in names serve as they are
 	f.restart()
 	for n := range uint64(3) {
 		f.mustRead(n)

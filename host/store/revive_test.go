@@ -55,7 +55,7 @@ func TestEvictComesBack(t *testing.T) {
 }
 
 func testEvictComesBack(t *testing.T, m *policy.Module) {
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict.Module = m })
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(m) })
 	f.mustPut(0, 1, 2, 3)
 	var request uint32
 	f.fail(0, &request)
@@ -85,7 +85,7 @@ func TestEvictInQuarantine(t *testing.T) {
 }
 
 func testEvictInQuarantine(t *testing.T, m *policy.Module) {
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict.Module = m })
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(m) })
 	f.mustPut(0, 1, 2, 3)
 	var request uint32
 	for m.Quarantined() == nil {

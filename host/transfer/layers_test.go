@@ -66,7 +66,7 @@ func TestLayersLandInOrder(t *testing.T) {
 	layouts := map[string]func(*store.Config){
 		"layer major": func(*store.Config) {},
 		"block major": func(c *store.Config) {
-			c.Policies.Layout.Module = native("blockmajor", abi.RoleLayout, blockmajor.New)
+			c.Policies.Layout = native("blockmajor", abi.RoleLayout, blockmajor.New)
 		},
 	}
 	for layout, set := range layouts {

@@ -19,15 +19,16 @@ import (
 	"github.com/kvhost/kvhost/plugins/striped"
 )
 
-func native[P any](name string, role abi.Role, make func(guest.Info) (P, error)) *policy.Module {
-	return policy.NativeModule(name, []abi.Role{role}, func(i guest.Info) (any, error) { return make(i) })
+func native[P any](name string, role abi.Role, make func(guest.Info) (P, error)) *policy.Handle {
+	m := policy.NativeModule(name, []abi.Role{role}, func(i guest.Info) (any, error) { return make(i) })
+	return policy.NewHandle(m, "", nil, nil)
 }
 
 // TestPlacesAndLayoutsRoundTrip takes chunks through every first-party place and layout policy: stored, found again by
 // their names after a restart, and read back under another layout's reign.
 func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 	places := map[string]struct {
-		module *policy.Module
+		handle *policy.Handle
 		roots  int
 		named  string // part of each piece's path
 	}{
@@ -35,7 +36,7 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 		"llmd":    {native("llmd", abi.RolePlace, llmd.New), 1, "/test_model_"},
 		"striped": {native("striped", abi.RolePlace, striped.New), 3, ".kv"},
 	}
-	layouts := map[string]*policy.Module{
+	layouts := map[string]*policy.Handle{
 		"layermajor": native("layermajor", abi.RoleLayout, layermajor.New),
 		"blockmajor": native("blockmajor", abi.RoleLayout, blockmajor.New),
 	}
@@ -45,7 +46,7 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 		for layout, l := range layouts {
 			t.Run(place+"/"+layout, func(t *testing.T) {
 				b := newBench(t, geo, geo.Blocks*chunks, func(c *store.Config) {
-					c.Policies.Place.Module, c.Policies.Layout.Module = p.module, l
+					c.Policies.Place, c.Policies.Layout = p.handle, l
 					for i := 1; i < p.roots; i++ {
 						r := c.Roots[0]
 						r.Path += strings.Repeat("x", i)
@@ -75,7 +76,7 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 					if err := b.store.Close(); err != nil {
 						t.Fatal(err)
 					}
-					b.config.Policies.Layout.Module = layouts[now]
+					b.config.Policies.Layout = layouts[now]
 					b.open()
 					var all []int
 					for n := range chunks {
