@@ -180,3 +180,21 @@ func TestArchitecturePackages(t *testing.T) {
 		}
 	}
 }
+
+var linkInText = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
+
+// Links between the documents lead to files.
+func TestLinks(t *testing.T) {
+	texts := []string{"../README.md", "ARCHITECTURE.md", "OPERATIONS.md", "RATIONALE.md", "store/FORMAT.md",
+		"../.github/CONTRIBUTING.md", "../.github/CHANGELOG.md"}
+	for _, text := range texts {
+		for _, m := range linkInText.FindAllStringSubmatch(readText(t, text), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(filepath.Dir(text), m[1])); err != nil {
+				t.Errorf("%s: %v", text, err)
+			}
+		}
+	}
+}
