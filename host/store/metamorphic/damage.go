@@ -17,7 +17,9 @@ func (n *node) runDamage(op Op) (string, error) {
 		return "no file", err
 	}
 	name := files[op.number("file")%uint64(len(files))]
-	if err := n.noteDamage(name); err != nil {
+	if err := n.noteDamage(name); errors.Is(err, fs.ErrNotExist) {
+		return "evicted meanwhile", nil
+	} else if err != nil {
 		return "", err
 	}
 	if filepath.Base(filepath.Dir(name)) == colliderDir {
@@ -31,6 +33,9 @@ func (n *node) runDamage(op Op) (string, error) {
 		err = os.Truncate(name, at)
 	default:
 		err = overwrite(name, at, uint32(op.number("bytes")))
+	}
+	if errors.Is(err, fs.ErrNotExist) { // a background evictor was faster
+		return "evicted meanwhile", nil
 	}
 	rel, _ := filepath.Rel(n.dir, name)
 	return rel, err
