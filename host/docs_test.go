@@ -198,3 +198,40 @@ func TestLinks(t *testing.T) {
 		}
 	}
 }
+
+// The messages in the troubleshooting table are in the code.
+func TestTroubleshootingMessages(t *testing.T) {
+	_, table, found := strings.Cut(readText(t, "OPERATIONS.md"), "## Troubleshooting")
+	if !found {
+		t.Fatal("there is no troubleshooting table")
+	}
+	var code strings.Builder
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+			code.WriteString(readText(t, path))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 3 {
+			continue
+		}
+		for _, m := range codeInText.FindAllStringSubmatch(cells[1], -1) {
+			if !strings.Contains(m[1], " ") {
+				continue
+			}
+			n++
+			if !strings.Contains(code.String(), m[1]) {
+				t.Errorf("OPERATIONS.md names the message %q, which the code does not have", m[1])
+			}
+		}
+	}
+	if n < 6 {
+		t.Errorf("only %d messages were found", n)
+	}
+}
