@@ -51,6 +51,10 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	logStart(log, s.file, &loaded.Config)
 	h, err := host.New(ctx, host.Config{Config: &loaded.Config, Log: log, Version: version})
+	if err != nil && ctx.Err() != nil {
+		log.Info("stopped while starting", "error", err)
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/config"
 )
 
 func freePort(t *testing.T) string {
@@ -200,6 +202,21 @@ func TestFullDisk(t *testing.T) {
 	if report.Stored == 0 || report.Hits == 0 || report.FailedStores == 0 || report.FailedLoads != 0 ||
 		report.MismatchedBytes != 0 {
 		t.Errorf("report %+v", report)
+	}
+}
+
+// A signal during the start is no failure, and above all not the policy's.
+func TestStoppedWhileStarting(t *testing.T) {
+	dir := shortDir(t)
+	module := module(t, dir, "mine.wasm", "lru")
+	s := settings{given: []config.Setting{
+		{Key: "policy", Value: module}, {Key: "root", Value: filepath.Join(dir, "kv")}, {Key: "policy_cache", Value: ""},
+		{Key: "socket", Value: filepath.Join(dir, "s")}, {Key: "http.listen", Value: ""},
+	}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := serve(ctx, &s); err != nil {
+		t.Errorf("exit code %d: %v", exitCode(err), err)
 	}
 }
 
