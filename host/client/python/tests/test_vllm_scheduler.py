@@ -264,6 +264,10 @@ def test_slow_loads_are_computed() -> None:
     rig.s._choice.step(1000, 0.1)
     rig.s._choice.loaded(1000, 1.0)
     assert rig.s.matched(a, 0) == 0 and rig.s.counts["hits_slower_than_computing"] == 1
+    rig.session.micros_per_chunk = 700  # the host has the better estimate: 0.8 ms to compute a chunk
+    assert rig.s.matched(request("b", TOKENS), 0) == 32
+    rig.session.micros_per_chunk = 900
+    assert rig.s.matched(request("c", TOKENS), 0) == 0
 
 
 @pytest.mark.parametrize(

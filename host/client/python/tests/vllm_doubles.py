@@ -28,7 +28,9 @@ class Pending(PendingLookup):
         if self.group in self.asked.membership:
             self._call(pb.HostMessage(lookup=pb.LookupReply(hits=sum(there), bits=bits, lease=self.asked.last_lease)))
         else:
-            self._call(pb.HostMessage(lookup=pb.LookupReply(hits=hits, lease=self.asked.last_lease)))
+            micros = hits * self.asked.micros_per_chunk
+            reply = pb.LookupReply(hits=hits, lease=self.asked.last_lease, load_micros=micros)
+            self._call(pb.HostMessage(lookup=reply))
 
 
 class Store(StoreJob):
@@ -74,6 +76,7 @@ class DoubleSession:
         self.resident: set[bytes] = set()
         self.membership: set[int] = set()
         self.answers = True
+        self.micros_per_chunk = 0
         self.last_lease = 0
         self.lookups: list[Pending] = []
         self.stores: list[Store] = []

@@ -72,9 +72,14 @@ class RequestLookup:
             self._groups, min(limit, self._count), lambda g, i: all(found.has(i) for found in self._found[g])
         )
 
-    def expected_seconds(self) -> float:
-        """The host's estimate for loading all that was found, 0 if it gave none."""
-        return max((getattr(f, "expected_seconds", 0.0) for stages in self._found for f in stages), default=0.0)
+    def load_seconds(self, chunks: int) -> float:
+        """The host's estimate for loading so many of the chunks that were found, 0 if it has none. A host that estimates
+        says for each group how long all that it found there would take."""
+        total = 0.0
+        for stages in self._found:
+            each = [f.load_seconds / f.hits for f in stages if f.load_seconds and f.hits]
+            total += max(each, default=0.0) * chunks
+        return total
 
     def leases(self, group: int) -> list[int]:
         return [f.lease for f in self._found[group]]

@@ -155,7 +155,8 @@ class Scheduler:
         tokens = hit * self._chunk - computed
         if tokens <= 0 or not self._loads_allowed:
             return 0
-        if self._settings.load_when == "faster" and not self._choice.prefers_load(tokens, lookup.expected_seconds()):
+        expected = lookup.load_seconds(-(-tokens // self._chunk))
+        if self._settings.load_when == "faster" and not self._choice.prefers_load(tokens, expected):
             self._count("hits_slower_than_computing")
             return 0
         return hit

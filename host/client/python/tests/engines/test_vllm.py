@@ -254,3 +254,18 @@ def test_two_models_and_a_sliding_window(setting: Setting) -> None:
     finally:
         engine.kill()
     assert setting.engine().one_by_one(LONG) == [(w, HITS) for w in setting.reference.long]
+
+
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_two_workers(setting: Setting, size: str) -> None:
+    """Each worker stores and loads its own part of a chunk; a hit needs both."""
+    setting.stop_engine()
+    engine = Engine(setting.folder, size, setting.llama, setting.host, blocks=2 * BLOCKS, vllm={size: 2})
+    try:
+        cold = engine.one_by_one(LONG)
+        assert tokens(cold) == setting.reference.long and [c for _, c in cold] == [0, 0, 0]
+        engine.reset()
+        assert engine.one_by_one(LONG) == [(w, HITS) for w in setting.reference.long]
+        setting.check_bytes(2 * 3 * HITS // CHUNK)
+    finally:
+        engine.kill()

@@ -44,12 +44,21 @@ class Engine:
     """A vLLM engine, with kvhost if it is given a host."""
 
     def __init__(
-        self, folder: Path, name: str, model: Path, host: Host | None, *, blocks: int, **options: Any
+        self,
+        folder: Path,
+        name: str,
+        model: Path,
+        host: Host | None,
+        *,
+        blocks: int,
+        vllm: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
+        """``vllm`` are more of vLLM's own options, ``options`` the connector's."""
         settings: dict[str, Any] = {
             "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 4096,
             "enforce_eager": True, "seed": 0, "num_gpu_blocks_override": blocks, "max_num_batched_tokens": CHUNK,
-            "max_num_seqs": 8,
+            "max_num_seqs": 8, **(vllm or {}),
         }
         if host is not None:
             extra = {"socket": host.socket, "load_when": "always", **options}
