@@ -70,7 +70,7 @@ func (r *root) saveCheckpoint() {
 }
 
 // replaceMeta writes one of the store's own files, durably.
-func (r *root) replaceMeta(file string, write func(staging.File) error) error {
+func (r *files) replaceMeta(file string, write func(staging.File) error) error {
 	name := r.dir + "/" + file
 	temp := r.store.tempName(name)
 	f, err := r.fs.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)

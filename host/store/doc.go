@@ -42,23 +42,28 @@
 //
 // # Locks
 //
-// Each root has its own index, slots, evict policy and mutex (root.mu); nothing that can block on a device is done
-// under it. Reservations of one root come one after the other (root.turn), so that with one client the evict policy sees
-// exactly the textbook order. A key's reservations are serialised over all roots (Store.stripes). Locks are taken in
-// this order: stripe, turn, mu.
+// A lock is taken only with locks of earlier rows held. Nothing that can block on a device is done under the locks from
+// root.mu on.
 //
-// # Events
+//	Store.swapping         a change of policies, one at a time
+//	catalog.Lock           opening a namespace; a root's return to service
+//	Store.stripes          a key's reservation, over all roots
+//	root.turn              the one reservation, or the background evictor, that evicts
+//	evictor.HoldHandovers  a scan, or a handover of the evict policy
+//	Put.mu, Lease.mu       one put's or lease's life
+//	orphans.mu             files to be unlinked again; held for the list, not for the unlinking
+//	entries.mu (root.mu)   a root's index, evict policy and what happens to its entries
+//	capacity.Account       a root's bytes; also capacity.Budget, health.Monitor, the catalog's lists
 //
-// The index is changed first and the event follows under the same lock, so that a policy that faults on any event can be
-// replaced and replayed from the index alone. PIN and UNPIN are sent when the number of pins leaves and reaches zero;
-// a write in flight is a pin. Parent is filled in by INSERT, LINK and RESIDENT and is none in the others.
+// capacity.Budget has a second lock, held while its file is written, before the first. With one client, root.turn lets the
+// evict policy see exactly the textbook order.
 //
 // # Why a change of policy makes nobody wait
 //
 // An evict policy must know every entry before it can decide. [Store.Swap] lets it learn beside the acting one: it takes over
 // that one's state where both keep the same and it is small, and else is told of the entries, oldest touch first, in slices
 // between which sessions have the root. What happens meanwhile reaches both. A policy that failed has no such time: its place
-// is taken by recency, which needs to be told nothing, because every entry carries its last touch.
+// is taken by the order of last touch, which needs to be told nothing, because every entry carries its last touch.
 //
 // # Why an entry's class leads to who named it
 //

@@ -6,15 +6,18 @@ import (
 	"github.com/kvhost/kvhost/host/store/health"
 )
 
-// measureStale measures what the file system has left when a put may not go by the last measurement.
-func (r *root) measureStale() {
+// freeSpace sees to what a root's file system has left.
+type freeSpace struct{ *root }
+
+// refresh measures what the file system has left when a put may not go by the last measurement.
+func (r freeSpace) refresh() {
 	if r.account.Stale() {
 		r.measure()
 	}
 }
 
 // measure asks the file system what it has left.
-func (r *root) measure() {
+func (r freeSpace) measure() {
 	space, err := r.fs.Statfs(r.dir)
 	if err != nil {
 		return // the last measurement stands
@@ -24,8 +27,8 @@ func (r *root) measure() {
 	r.account.Measured(space.Total, space.Available, r.unwritten())
 }
 
-// onNoSpace is called when the file system was full although the account had room.
-func (r *root) onNoSpace(entry int64, cause error) {
+// full is called when the file system was full although the account had room.
+func (r freeSpace) full(entry int64, cause error) {
 	r.mu.Lock()
 	r.account.Full(entry, r.unwritten(), health.MaxPause*r.store.cfg.UpkeepEvery)
 	r.mu.Unlock()
@@ -41,8 +44,8 @@ func (r *entries) unwritten() (bytes int64) {
 	return bytes
 }
 
-// watchSpace is the upkeep's part: it keeps the floor when others write, and tries whether there is room again.
-func (r *root) watchSpace(ctx context.Context) {
+// watch is the upkeep's part: it keeps the floor when others write, and tries whether there is room again.
+func (r freeSpace) watch(ctx context.Context) {
 	if !r.health.Takes() {
 		return
 	}

@@ -23,7 +23,7 @@ func (f *fixture) backIn() {
 	f.Helper()
 	for _, r := range f.store.roots {
 		if state := r.health.State(); state > health.Full {
-			if err := r.health.Reopen(context.Background(), r); err != nil || r.health.State() != health.In {
+			if err := r.health.Reopen(context.Background(), (returning{r})); err != nil || r.health.State() != health.In {
 				f.Fatalf("root %s is %s: %v", r.dir, r.health.State(), err)
 			}
 		}
@@ -363,7 +363,7 @@ func TestStraysGo(t *testing.T) {
 		t.Errorf("%d bytes of strays, and nobody could say that the file is gone", got.Stray)
 	}
 	faulty.Set()
-	f.store.roots[0].retryDeletes(context.Background())
+	f.store.roots[0].orphans.retry(context.Background())
 	if got := f.store.Stats().Roots[0]; got.Stray != 0 || got.Used != 3*pieceBytes {
 		t.Errorf("%+v", got)
 	}
@@ -383,7 +383,7 @@ func TestStraysGo(t *testing.T) {
 	l.Release()
 	faulty.Set()
 	f.mustPut(1)
-	f.store.roots[0].retryDeletes(context.Background())
+	f.store.roots[0].orphans.retry(context.Background())
 	f.mustRead(1)
 	if got := f.store.Stats().Roots[0]; got.Stray != 0 {
 		t.Errorf("%+v", got)

@@ -19,11 +19,11 @@ func (r *root) upkeep(ctx context.Context) {
 		case <-r.upkeepWake:
 		}
 		r.checkHealth(ctx)
-		r.watchSpace(ctx)
+		freeSpace{r}.watch(ctx)
 		r.sweepExpired(ctx)
-		r.saveBudget(true)
+		r.budget.save(true)
 		if n%health.MaxPause == 0 && r.health.Takes() {
-			r.retryDeletes(ctx)
+			r.orphans.retry(ctx)
 		}
 	}
 }

@@ -53,14 +53,14 @@ func (r *root) sweepMeta() {
 	}
 }
 
-func (r *root) keepName(dir string) error {
+func (r *files) keepName(dir string) error {
 	if err := r.fs.SyncDir(r.dir + "/" + dir); err != nil {
 		return fmt.Errorf("store: root %s: keeping %s: %w: %w", r.dir, dir, ErrSync, err)
 	}
 	return nil
 }
 
-func (r *root) writeMeta(name string, data []byte) error {
+func (r *files) writeMeta(name string, data []byte) error {
 	f, err := r.fs.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func (r *root) writeMeta(name string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-func (r *root) readMeta(name string) ([]byte, error) {
+func (r *files) readMeta(name string) ([]byte, error) {
 	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err

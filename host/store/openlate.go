@@ -74,7 +74,7 @@ func (r *root) openLate(ctx context.Context) error {
 	if scanning {
 		r.store.work.Go(func() { r.scanAll(r.store.run, nil) })
 	}
-	if err := r.rejoin(ctx, health.Returning); err != nil {
+	if err := (returning{r}).rejoin(ctx, health.Returning); err != nil {
 		return fmt.Errorf("store: root %s, opened late: %w", r.dir, err)
 	}
 	return nil

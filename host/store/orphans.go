@@ -40,6 +40,7 @@ func (o *orphan) at() orphanKey { return orphanKey{o.name, o.key, o.rank} }
 // orphans are a root's. No file is touched and no policy called under its lock: an orphan that is being unlinked is marked,
 // and only a put that needs its name waits for it.
 type orphans struct {
+	root  *root
 	mu    sync.Mutex
 	ended sync.Cond // on mu: an orphan is no longer being unlinked
 	queue []*orphan // oldest first
@@ -49,8 +50,8 @@ type orphans struct {
 // maxOrphans bounds the memory: those beyond are in the account until the next start.
 const maxOrphans = 1 << 16
 
-func (l *orphans) init() {
-	l.ended.L, l.by = &l.mu, map[orphanKey][]*orphan{}
+func (l *orphans) init(r *root) {
+	l.root, l.ended.L, l.by = r, &l.mu, map[orphanKey][]*orphan{}
 }
 
 // add is false when the list is full.
@@ -157,18 +158,20 @@ func (r *files) deferDeleteLate(name string, err error) {
 	}
 }
 
-// retryDeletes tries each orphan once more.
-func (r *root) retryDeletes(ctx context.Context) {
-	for range r.orphans.len() {
-		if ctx.Err() != nil || r.health.State() == health.Out || !r.retryDelete() {
+// retry tries each orphan once more.
+func (l *orphans) retry(ctx context.Context) {
+	r := l.root
+	for range l.len() {
+		if ctx.Err() != nil || r.health.State() == health.Out || !l.retryOne() {
 			return
 		}
 	}
 }
 
-// retryDelete tries the oldest one. It is false when there is none.
-func (r *root) retryDelete() bool {
-	o := r.orphans.first()
+// retryOne tries the oldest one. It is false when there is none.
+func (l *orphans) retryOne() bool {
+	r := l.root
+	o := l.first()
 	if o == nil {
 		return false
 	}
@@ -181,17 +184,18 @@ func (r *root) retryDelete() bool {
 			err = nil
 		}
 	}
-	if r.orphans.deleted(o, err); err == nil {
-		r.gone(o)
+	if l.deleted(o, err); err == nil {
+		l.gone(o)
 	}
 	return true
 }
 
-// claimOrphans takes the orphans off the list that have a put's target for their name, or may have it, so that nobody
-// unlinks what the put publishes. Their bytes stay booked until settleOrphans.
-func (r *root) claimOrphans(p *Put) []*orphan {
-	list := r.orphans.take(orphanKey{name: p.target})
-	for _, o := range r.orphans.take(orphanKey{key: p.key, rank: p.rank}) {
+// claim takes the orphans off the list that have a put's target for their name, or may have it, so that nobody
+// unlinks what the put publishes. Their bytes stay booked until settle.
+func (l *orphans) claim(p *Put) []*orphan {
+	r := l.root
+	list := l.take(orphanKey{name: p.target})
+	for _, o := range l.take(orphanKey{key: p.key, rank: p.rank}) {
 		if o.mayBe(p) {
 			list = append(list, o)
 		} else {
@@ -213,11 +217,12 @@ func (o *orphan) mayBe(p *Put) bool {
 	return err != nil || name == p.target
 }
 
-// settleOrphans ends claimed orphans: a published piece has their name now, or else they are listed again.
-func (r *root) settleOrphans(list []*orphan, published bool) {
+// settle ends claimed orphans: a published piece has their name now, or else they are listed again.
+func (l *orphans) settle(list []*orphan, published bool) {
+	r := l.root
 	for _, o := range list {
 		if published {
-			r.gone(o)
+			l.gone(o)
 		} else {
 			r.deferDelete(o)
 		}
@@ -225,7 +230,8 @@ func (r *root) settleOrphans(list []*orphan, published bool) {
 }
 
 // gone takes an orphan out of the account.
-func (r *root) gone(o *orphan) {
+func (l *orphans) gone(o *orphan) {
+	r := l.root
 	if o.class != nil {
 		o.class.Release()
 	}

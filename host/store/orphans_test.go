@@ -51,7 +51,7 @@ func TestEvictionWithoutAName(t *testing.T) {
 	st := f.store.Stats().Roots[0]
 	equal(t, "Stray", st.Stray, pieceBytes)
 	equal(t, "Used", st.Used, 2*pieceBytes)
-	r.retryDeletes(context.Background())
+	r.orphans.retry(context.Background())
 	st = f.store.Stats().Roots[0]
 	equal(t, "Stray", st.Stray, 0)
 	equal(t, "Used", st.Used, pieceBytes)
@@ -93,7 +93,7 @@ func TestStoredAgainWhileStray(t *testing.T) {
 			t.Error(err)
 		}
 		faulty.Set()
-		f.store.roots[0].retryDeletes(context.Background())
+		f.store.roots[0].orphans.retry(context.Background())
 		f.checkUsed()
 	})
 }
@@ -113,7 +113,7 @@ func (f *fixture) storedAgain(gone bool) {
 	if st := r.stats(); st.Stray != 0 || st.Used != 2*pieceBytes {
 		f.Errorf("%+v", st)
 	}
-	r.retryDeletes(context.Background())
+	r.orphans.retry(context.Background())
 	f.mustRead(0)
 	f.checkUsed()
 }
@@ -152,7 +152,7 @@ func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
 			}
 			faulty.Set()
-			r.retryDeletes(t.Context())
+			r.orphans.retry(t.Context())
 			if disk, _ := usage(t, r.dir); disk != 0 || f.store.Stats().Roots[0].Used != 0 {
 				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
 			}
@@ -179,7 +179,7 @@ func TestPublishBesideADeletion(t *testing.T) {
 	release := sync.OnceFunc(faulty.Release)
 	defer release()
 	var deleting sync.WaitGroup
-	deleting.Go(func() { r.retryDeletes(context.Background()) })
+	deleting.Go(func() { r.orphans.retry(context.Background()) })
 	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
 	defer stop()
 	f.must(faulty.AwaitHanging(ctx, 1))
@@ -207,7 +207,7 @@ func TestPublishBesideADeletion(t *testing.T) {
 // TestManyOrphans: the check whether a scanned file is an orphan takes no longer when there are many.
 func TestManyOrphans(t *testing.T) {
 	var l orphans
-	l.init()
+	l.init(nil)
 	for n := range maxOrphans {
 		if !l.add(&orphan{name: fmt.Sprint("/root/", n)}) {
 			t.Fatal("the list is full at", n)

@@ -73,9 +73,9 @@ func (p *Put) closeFile() error {
 func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	r := p.root
 	var claimed []*orphan
-	defer func() { r.settleOrphans(claimed, failed == nil) }()
+	defer func() { r.orphans.settle(claimed, failed == nil) }()
 	for range 3 {
-		claimed = append(claimed, r.claimOrphans(p)...)
+		claimed = append(claimed, r.orphans.claim(p)...)
 		err := r.custody.publish(p, info)
 		if err == nil {
 			p.temp = ""
@@ -186,7 +186,7 @@ func (p *Put) abort(cause error) {
 		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
 	}
 	if health.NoSpace(cause) {
-		r.onNoSpace(p.entryBytes(), cause)
+		freeSpace{r}.full(p.entryBytes(), cause)
 	}
 	r.mu.Lock()
 	r.count.aborted++

@@ -275,7 +275,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 		defer r.turn.Release(1)
 	}
 	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
-	if err := r.charge(p, p.entryBytes(), parent); err != nil {
+	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
 		return err
 	}
 	p.root, p.target, p.stamp, p.outage, p.unsure = r, r.dir+"/"+rel, s.stamp(), r.health.Returns(), r.unsure.Load()
@@ -329,7 +329,7 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 		if r, err = s.choose(chosen); err != nil {
 			return nil, false, err
 		}
-		r.measureStale()
+		freeSpace{r}.refresh()
 		if !r.evicts(tenant, bytes) {
 			return r, false, nil
 		}
@@ -358,7 +358,7 @@ func (p *Put) extend(ctx context.Context) error {
 	if has {
 		return nil // nobody else adds this rank: the key's stripe is held
 	}
-	if err := r.charge(p, need, p.mark.print); err != nil { // as a continuation of what is there
+	if err := r.budget.charge(p, need, p.mark.print); err != nil { // as a continuation of what is there
 		return err
 	}
 	evicts := r.evicts(tenant, need)

@@ -13,17 +13,20 @@ import (
 // that could not be unlinked are removed, entries are dropped whose files gave no answer, and namespaces are kept that were
 // opened meanwhile.
 
+// returning is a root on its way back. It implements [health.Root].
+type returning struct{ *root }
+
 // checkHealth is the upkeep's part: it notices that the directory is gone, and takes the root back.
 func (r *root) checkHealth(ctx context.Context) {
 	if r.health.Takes() {
 		r.directory.Present()
 		return
 	}
-	r.health.Check(ctx, r)
+	r.health.Check(ctx, returning{r})
 }
 
 // Probe implements [health.Root].
-func (r *root) Probe() (empty bool, err error) {
+func (r returning) Probe() (empty bool, err error) {
 	if r.unavailable.Load() {
 		return false, nil // openLate looks at it as at a start
 	}
@@ -34,7 +37,7 @@ func (r *root) Probe() (empty bool, err error) {
 }
 
 // Reopen implements [health.Root].
-func (r *root) Reopen(ctx context.Context, from health.State, empty bool) error {
+func (r returning) Reopen(ctx context.Context, from health.State, empty bool) error {
 	if r.unavailable.Load() {
 		return r.openLate(ctx)
 	}
@@ -47,7 +50,7 @@ func (r *root) Reopen(ctx context.Context, from health.State, empty bool) error 
 }
 
 // refit brings the root up to date before it serves again.
-func (r *root) refit(ctx context.Context, empty bool) error {
+func (r returning) refit(ctx context.Context, empty bool) error {
 	r.lasting.Clear()
 	r.lastingN.Store(0)
 	r.mu.Lock()
@@ -72,12 +75,12 @@ func (r *root) refit(ctx context.Context, empty bool) error {
 	if empty {
 		r.quar.shrink(math.MaxInt64)
 	}
-	r.retryDeletes(ctx)
+	r.orphans.retry(ctx)
 	return nil
 }
 
 // rejoin keeps what was opened meanwhile, and lets the root serve again before anything else can be opened.
-func (r *root) rejoin(ctx context.Context, from health.State) error {
+func (r returning) rejoin(ctx context.Context, from health.State) error {
 	if err := r.store.catalog.Lock(ctx); err != nil {
 		return err
 	}

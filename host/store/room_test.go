@@ -370,11 +370,11 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 			}
 		}
 	}
-	r.measure()
+	freeSpace{r}.measure()
 	if got := f.store.Stats().Roots[0]; got.Limit != (all-keep)*pieceBytes || got.Used != 2*ranks*pieceBytes {
 		t.Errorf("limit %d, want %d: %+v", got.Limit, (all-keep)*pieceBytes, got)
 	}
-	r.onNoSpace(pieceBytes, unix.ENOSPC)
+	freeSpace{r}.full(pieceBytes, unix.ENOSPC)
 	if got := f.store.Stats().Roots[0].Limit; got != 3*pieceBytes {
 		t.Errorf("3 pieces are on the full disk, the limit is %d", got/pieceBytes)
 	}
@@ -386,7 +386,7 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.measure()
+	freeSpace{r}.measure()
 	if got := f.store.Stats().Roots[0].Limit; got != (all-keep)*pieceBytes {
 		t.Errorf("all written: limit %d", got)
 	}

@@ -30,7 +30,7 @@ type root struct {
 	cfg     RootConfig
 	log     *slog.Logger
 	custody custody
-	budget  *capacity.Budget
+	budget  writeBudget
 	quar    quarantine
 
 	turn        *semaphore.Weighted // held by the one reservation that may evict
@@ -110,7 +110,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 	if cfg.Shared {
 		r.custody = newSharedRoot(r)
 	}
-	r.orphans.init()
+	r.orphans.init(r)
 	h := s.cfg.Policies.Evict
 	if cfg.Evict != nil {
 		h = cfg.Evict
@@ -129,7 +129,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 		Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
 	})
 	r.fs, r.meter.Now = r.health.FS(), s.cfg.Now
-	r.budget = capacity.NewBudget(cfg.DailyWrites, s.cfg.Now, budgetFile{r, r.writtenFile()})
+	r.budget = newWriteBudget(r)
 	r.directory = health.NewDirectory(r.health, r.dir, r.lockName(), pieceformat.RootDirs[:])
 	return r, nil
 }

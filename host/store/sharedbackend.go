@@ -18,7 +18,10 @@ import (
 
 // What follows is what the member asks; see [shared.Backend].
 
-func (c *sharedRoot) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*catalog.Class, error) {
+// sharedBackend is what a root's member asks of this host; see [shared.Backend].
+type sharedBackend struct{ *sharedRoot }
+
+func (c sharedBackend) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*catalog.Class, error) {
 	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
 	cl, err := c.root.store.catalog.ClassFor(&h)
 	if errors.Is(err, ErrUnknownNamespace) {
@@ -30,7 +33,7 @@ func (c *sharedRoot) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*ca
 }
 
 // Learn implements [shared.Backend].
-func (c *sharedRoot) Learn(rec *shared.Record) {
+func (c sharedBackend) Learn(rec *shared.Record) {
 	r := c.root
 	cl, err := c.classOf(rec.Namespace, rec.Group, &rec.Key)
 	if err != nil {
@@ -56,7 +59,7 @@ func (c *sharedRoot) Learn(rec *shared.Record) {
 }
 
 // see enters a piece that another host stored, or that a scan has found.
-func (c *sharedRoot) see(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
+func (c sharedBackend) see(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
 	r.mu.Lock()
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
@@ -92,7 +95,7 @@ func (c *sharedRoot) see(cl *catalog.Class, h *pieceformat.Header, allocated int
 }
 
 // Touched implements [shared.Backend].
-func (c *sharedRoot) Touched(prints []uint64) {
+func (c sharedBackend) Touched(prints []uint64) {
 	r := c.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,7 +110,7 @@ func (c *sharedRoot) Touched(prints []uint64) {
 }
 
 // Propose implements [shared.Backend].
-func (c *sharedRoot) Propose(v *shared.Victim) bool {
+func (c sharedBackend) Propose(v *shared.Victim) bool {
 	r := c.root
 	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
 	r.mu.Lock()
@@ -131,7 +134,7 @@ func (c *sharedRoot) Propose(v *shared.Victim) bool {
 }
 
 // Decide implements [shared.Backend].
-func (c *sharedRoot) Decide(v *shared.Victim, removed bool) {
+func (c sharedBackend) Decide(v *shared.Victim, removed bool) {
 	r := c.root
 	r.mu.Lock()
 	d := c.pending[v.ID()]
@@ -176,7 +179,7 @@ func (c *sharedRoot) Decide(v *shared.Victim, removed bool) {
 
 // keep ends a doom whose files cannot be looked at: an entry that was spared is what it was, and what else was learned stays
 // in the account until the next scan. mu is held.
-func (c *sharedRoot) keep(d *pendingEviction, removed bool) {
+func (c sharedBackend) keep(d *pendingEviction, removed bool) {
 	r := c.root
 	c.overlooked += d.stray
 	switch {
@@ -193,7 +196,7 @@ func (c *sharedRoot) keep(d *pendingEviction, removed bool) {
 
 // Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host wanted
 // to be removed the others may not have heard; the scan will find it.
-func (c *sharedRoot) Fenced() {
+func (c sharedBackend) Fenced() {
 	r := c.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -206,7 +209,7 @@ func (c *sharedRoot) Fenced() {
 }
 
 // Victims implements [shared.Backend].
-func (c *sharedRoot) Victims(bytes int64) (list []shared.Victim) {
+func (c sharedBackend) Victims(bytes int64) (list []shared.Victim) {
 	r := c.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -234,7 +237,7 @@ func (c *sharedRoot) Victims(bytes int64) (list []shared.Victim) {
 }
 
 // Used implements [shared.Backend].
-func (c *sharedRoot) Used() int64 {
+func (c sharedBackend) Used() int64 {
 	c.root.mu.Lock()
 	defer c.root.mu.Unlock()
 	others := max(0, c.root.cfg.Capacity-c.root.account.Limit()) // what is to be left free, and is not
@@ -242,7 +245,7 @@ func (c *sharedRoot) Used() int64 {
 }
 
 // Paths implements [shared.Backend].
-func (c *sharedRoot) Paths(v *shared.Victim) (names []string, err error) {
+func (c sharedBackend) Paths(v *shared.Victim) (names []string, err error) {
 	r := c.root
 	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
 	r.mu.Lock()
@@ -264,7 +267,7 @@ func (c *sharedRoot) Paths(v *shared.Victim) (names []string, err error) {
 }
 
 // Identify implements [shared.Backend].
-func (c *sharedRoot) Identify(temp string, info staging.Info) (shared.Record, error) {
+func (c sharedBackend) Identify(temp string, info staging.Info) (shared.Record, error) {
 	h, err := c.root.readHeader(temp)
 	if pieceformat.IsDamage(err) {
 		return shared.Record{}, fmt.Errorf("%w: %w", shared.ErrDamaged, err)
@@ -299,7 +302,7 @@ func (c *sharedRoot) stats() *SharedStats {
 // found enters a piece that a scan has met. It may have gone since its header was read.
 func (c *sharedRoot) found(_ *census, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
-	c.see(cl, h, allocated, fallback)
+	sharedBackend{c}.see(cl, h, allocated, fallback)
 	if _, err := r.fs.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 		return
 	}

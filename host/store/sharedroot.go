@@ -80,7 +80,7 @@ func (c *sharedRoot) newMember() (*shared.Member, error) {
 			return binary.LittleEndian.Uint64(b[:])
 		},
 		Now: c.clock,
-	}, c)
+	}, sharedBackend{c})
 }
 
 // recover joins the others. The steps go on until leave. What is there a scan finds, beside the sessions.

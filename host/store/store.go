@@ -118,7 +118,7 @@ func (s *Store) Close() error {
 		if r.unavailable.Load() {
 			continue // nothing is known of it
 		}
-		if err := r.saveExactBudget(); err != nil {
+		if err := r.budget.saveExact(); err != nil {
 			s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.dir, "error", err)
 		}
 		r.custody.save()

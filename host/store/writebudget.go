@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -37,42 +38,50 @@ func (f budgetFile) Save(day, bytes int64) error {
 	})
 }
 
-// charge takes the bytes of a piece or an entry from the root's budget. The caller does not hold mu.
-func (r *root) charge(p *Put, bytes int64, parent uint64) error {
-	c, ok := r.budget.Charge(bytes, p.mark.print, func() bool { return parent != 0 && r.store.holdsPrint(parent) })
+// writeBudget is the daily budget of a root.
+type writeBudget struct {
+	*capacity.Budget
+	root *root
+}
+
+func newWriteBudget(r *root) writeBudget {
+	file := budgetFile{r, pieceformat.WrittenFile + r.custody.suffix()}
+	return writeBudget{capacity.NewBudget(r.cfg.DailyWrites, r.store.cfg.Now, file), r}
+}
+
+// charge takes the bytes of a piece or an entry from the budget. The caller does not hold the root's mu.
+func (b writeBudget) charge(p *Put, bytes int64, parent uint64) error {
+	r := b.root
+	c, ok := b.Charge(bytes, p.mark.print, func() bool { return parent != 0 && r.store.holdsPrint(parent) })
 	if ok {
 		p.charge = c
 		if c.Bytes > 0 {
-			r.saveBudget(false)
+			b.save(false)
 		}
 		return nil
 	}
 	r.counted(&r.count.overBudget)
 	r.store.count.refused.Add(1)
-	if any, _ := r.budget.Left(); any {
+	if any, _ := b.Left(); any {
 		return fmt.Errorf("%w: daily write budget of root %s (%d bytes) nearly exhausted: new prefixes are not admitted", ErrRefused, r.dir, r.cfg.DailyWrites)
 	}
 	return fmt.Errorf("%w: daily write budget of root %s (%d bytes) exhausted", ErrRefused, r.dir, r.cfg.DailyWrites)
 }
 
-// saveBudget keeps the budget's file ahead of its count.
-func (r *root) saveBudget(early bool) {
-	if !r.health.Takes() {
+// save keeps the budget's file ahead of its count.
+func (b writeBudget) save(early bool) {
+	if !b.root.health.Takes() {
 		return
 	}
-	if err := r.budget.Save(early); err != nil {
-		r.log.Warn("write budget not saved: after a crash the count is too low", "error", err)
+	if err := b.Save(early); err != nil {
+		b.root.log.Warn("write budget not saved: after a crash the count is too low", "error", err)
 	}
 }
 
-// saveExactBudget writes the count as it is. Nothing else uses the root any more.
-func (r *root) saveExactBudget() error {
-	if !r.health.Takes() {
+// saveExact writes the count as it is. Nothing else uses the root any more.
+func (b writeBudget) saveExact() error {
+	if !b.root.health.Takes() {
 		return nil
 	}
-	return r.budget.SaveExact()
-}
-
-func (r *root) writtenFile() string {
-	return pieceformat.WrittenFile + r.custody.suffix()
+	return b.SaveExact()
 }
