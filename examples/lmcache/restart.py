@@ -60,7 +60,8 @@ def server_command(socket: str) -> list[str]:
     }
     return [
         "lmcache", "server", "--transport", "grpc", "--supported-transfer-mode", "engine_driven", "--port", str(RPC),
-        "--http-port", str(HTTP), "--prometheus-port", str(PROMETHEUS), "--l1-size-gb", "1", "--eviction-policy", "LRU",
+        "--http-port", str(HTTP), "--prometheus-port", str(PROMETHEUS), "--l1-size-gb", "1", "--no-l1-use-lazy",
+        "--shm-name", "kvhost-example", "--eviction-policy", "LRU",
         "--l2-adapter", json.dumps(adapter),
     ]
 

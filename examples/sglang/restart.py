@@ -11,7 +11,8 @@ flags serve a model:
     python -m sglang.launch_server --model-path MODEL --page-size 64 --enable-hierarchical-cache \\
       --hicache-mem-layout page_first_direct --hicache-io-backend direct --hicache-storage-backend dynamic \\
       --hicache-storage-backend-extra-config '{"backend_name":"kvhost","module_path":"kvhost.sglang",
-        "class_name":"KvhostStorage","interface_v1":1,"kvhost":{"socket":"/run/kvhost/kvhost.sock"}}'"""
+        "class_name":"KvhostStorage","interface_v1":1,"allocator":"shm",
+        "kvhost":{"socket":"/run/kvhost/kvhost.sock"}}'"""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def run_server(socket: str) -> None:
     pool = host_pool()
     extra = {
         "backend_name": "kvhost", "module_path": "kvhost.sglang", "class_name": "KvhostStorage", "interface_v1": 1,
-        "kvhost": {"socket": socket},
+        "allocator": "shm", "kvhost": {"socket": socket},
     }
     config = HiCacheStorageConfig(
         tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,

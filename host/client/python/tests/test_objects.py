@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+import threading
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
 import pytest
 from kvhost import HostGone
-from kvhost.objects import Connector, Kind, ObjectStore, Options, Space
+from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, Space
+from kvhost.objects.inplace import HostProcess
 
 
 def test_space_gives_each_byte_once() -> None:
@@ -30,7 +40,7 @@ def test_space_refuses_what_never_fits() -> None:
         Space(100).take(101, 1, 0)
 
 
-def test_no_host_is_tried_again_after_a_growing_pause(tmp_path: object) -> None:
+def test_no_host_is_tried_again_after_a_growing_pause(tmp_path: Path) -> None:
     now = 0.0
     connector = Connector(Options(f"{tmp_path}/none", 4096, timeout=5), "t", clock=lambda: now)
     store = ObjectStore(connector)
@@ -73,3 +83,88 @@ def test_options_are_checked() -> None:
     ):
         with pytest.raises(ValueError, match=f"here.{next(iter(wrong))}: "):
             Options.parse("here", wrong)
+
+
+def address(of: mmap.mmap | memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(of))
+
+
+def test_shared_memory_is_found_by_its_address() -> None:
+    shared = SharedMemory(create=True, size=4 * mmap.PAGESIZE)
+    assert shared.buf is not None
+    try:
+        at = address(shared.buf)
+        found = Mapping.find(at + 100, 3 * mmap.PAGESIZE)
+        assert found is not None and found.base == at
+        assert os.pread(found.memory.fd, 4, 0) == bytes(4)
+        shared.buf[:4] = b"here"
+        assert os.pread(found.memory.fd, 4, 0) == b"here"
+        assert Mapping.find(at + 100, 4 * mmap.PAGESIZE) is None  # beyond its end
+        assert Mapping.find(at - 1, 2) is None
+        found.memory.close()
+    finally:
+        shared.close()
+        shared.unlink()
+
+
+def test_memory_that_is_not_shared_is_none_of_a_file() -> None:
+    private = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    assert Mapping.find(address(private), 1) is None
+    fd = os.memfd_create("nameless")
+    os.ftruncate(fd, mmap.PAGESIZE)
+    nameless = mmap.mmap(fd, mmap.PAGESIZE)
+    assert Mapping.find(address(nameless), 1) is None  # its name is no path
+    assert Mapping.find(address(nameless), 1, fd) is not None
+    other = os.memfd_create("other")
+    assert Mapping.find(address(nameless), 1, other) is None
+    os.close(other)
+    os.close(fd)
+
+
+def test_objects_have_a_place_only_on_their_blocks() -> None:
+    shared = Mapping(None, 1, 1000)  # type: ignore[arg-type]
+    place = Place(shared, ((1000, 10), (2000, 20)), 5)
+    assert [place.block((1000 + 10 * b, 2000 + 20 * b)) for b in range(5)] == list(range(5))
+    for pages in ((1050, 2100), (990, 1980), (1005, 2010), (1010, 2040), (1010,), (1010, 2020, 1)):
+        assert place.block(pages) is None, pages
+    whole = Place.of_blocks(shared, 4096, 10 * mmap.PAGESIZE, mmap.PAGESIZE + 1)
+    assert whole.blocks == 5 and whole.block((4096 + 8 * mmap.PAGESIZE,)) == 4
+
+
+_LISTENER = """
+import mmap, os, socket, sys
+s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()
+f = os.open(sys.argv[2], os.O_RDWR); m = mmap.mmap(f, 4096); os.close(f)
+print("ready", flush=True)
+for line in sys.stdin:
+    m = None if line == "unmap\\n" else mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 4096)
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("ends", ["unmap", "death"])
+def test_memory_is_ours_again_when_the_host_unmaps_it_or_dies(tmp_path: Path, ends: str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(4096))
+    command = [sys.executable, "-c", _LISTENER, str(tmp_path / "s"), str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        process, inode = HostProcess(str(tmp_path / "s")), file.stat().st_ino
+        assert process.maps(inode) and not process.maps(inode + 1)
+        mapping = Mapping(None, inode, 0)  # type: ignore[arg-type]
+        waiting = threading.Thread(target=process.wait_unmapped, args=(mapping,))
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        if ends == "unmap":
+            child.stdin.write(b"unmap\n")
+            child.stdin.flush()
+        else:
+            child.kill()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        child.kill()
+    process.close()
+    with pytest.raises(HostGone):
+        HostProcess(str(tmp_path / "s"))

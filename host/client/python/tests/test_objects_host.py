@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from collections.abc import Iterator
 
 import pytest
 from kvhost import HostGone, Result
-from kvhost.objects import Connector, Kind, ObjectStore, Options, StoreObject
+from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, StoreObject
 
 PAGES = (2 * 4096, 4096, 17)
 SIZE = sum(PAGES)
@@ -32,8 +33,9 @@ class Buffers:
             ctypes.memset(raw, 0, len(raw))
 
 
-def connector(sessions: int = 64) -> Connector:
-    return Connector(Options(os.environ["KVHOST_SOCKET"], 1 << 20, sessions=sessions), f"t{os.urandom(4).hex()}")
+def connector(arena_bytes: int = 1 << 20, sessions: int = 64) -> Connector:
+    options = Options(os.environ["KVHOST_SOCKET"], arena_bytes, sessions=sessions)
+    return Connector(options, f"t{os.urandom(4).hex()}")
 
 
 @pytest.fixture
@@ -108,3 +110,56 @@ def test_idle_sessions_make_room() -> None:
     store.close()
     with pytest.raises(HostGone):
         store.lookup(KIND, k)
+
+
+class Pool:
+    """Shared memory of another library: a memfd that cannot be sealed, mapped somewhere else than at its start."""
+
+    def __init__(self, pages: int) -> None:
+        self.fd = os.memfd_create("pool")
+        os.ftruncate(self.fd, (pages + 1) * mmap.PAGESIZE)
+        self._map = mmap.mmap(self.fd, pages * mmap.PAGESIZE, offset=mmap.PAGESIZE)
+        self.view = memoryview(self._map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.view))
+        self.size = len(self.view)
+        mapping = Mapping.find(self.address, self.size, self.fd)
+        assert mapping is not None
+        self.mapping = mapping
+
+
+def test_objects_in_place_are_not_copied() -> None:
+    pool = Pool(64)
+    half, page = pool.size // 2, mmap.PAGESIZE
+    kind = Kind("pytest", "objects", (page, 2 * page))
+    c = connector(arena_bytes=page)  # too small for any object
+    # Plane 0 in the first half of the pool, plane 1 in the second.
+    c.put(kind, Place(pool.mapping, ((pool.address, page), (pool.address + half, 2 * page)), 16))
+    store, k, places = ObjectStore(c), keys(3), [4, 0, 15]
+    pages = [(pool.address + b * page, pool.address + half + b * 2 * page) for b in places]
+    pool.view[:] = os.urandom(pool.size)
+    want = bytes(pool.view)
+    objects = [StoreObject(key, p) for key, p in zip(k, pages)]
+    assert store.store(kind, objects) == [Result.STORED] * 3
+    pool.view[:] = bytes(pool.size)
+    assert store.load(kind, k, pages, store.lookup(kind, k)) == [True] * 3
+    for b in range(16):
+        for at, size in ((b * page, page), (half + b * 2 * page, 2 * page)):
+            assert bytes(pool.view[at : at + size]) == (want[at : at + size] if b in places else bytes(size)), b
+    assert c.sessions() == 1
+    with pytest.raises(ValueError, match="raise arena_bytes"):
+        store.store(kind, [*objects, StoreObject(k[0], (pool.address, pool.address + half + page))])
+    store.close()
+
+
+def test_what_the_host_does_not_map_is_copied() -> None:
+    pool = Pool(8)
+    kind = Kind("pytest", "objects", (100,))
+    c = connector()
+    c.put(kind, Place(pool.mapping, ((pool.address, 4096),), 1 << 30))  # more blocks than the memory has
+    store, k = ObjectStore(c), keys(1)
+    pool.view[:100] = want = os.urandom(100)
+    assert store.store(kind, [StoreObject(k[0], (pool.address,))]) == [Result.STORED]
+    pool.view[:100] = bytes(100)
+    assert store.load(kind, k, [(pool.address,)]) == [True]
+    assert bytes(pool.view[:100]) == want
+    store.close()

@@ -22,7 +22,7 @@ from kvhost.lmcache.config import KvhostL2AdapterConfig
 from kvhost.lmcache.keys import Chains, host_key
 from kvhost.lmcache.residents import Residents
 from kvhost.lmcache.tenants import tenant
-from kvhost.objects import Connector, Kind, Locks, ObjectStore, StoreObject
+from kvhost.objects import Connector, Kind, Locks, Mapping, ObjectStore, Place, StoreObject
 from kvhost.session import Result
 
 log = logging.getLogger("kvhost")
@@ -84,7 +84,13 @@ class KvhostL2Adapter(L2AdapterInterface):
         super().__init__()
         options = config.options
         self._tenants = options.tenants
-        self._store = ObjectStore(Connector(options, f"lmcache-{os.getpid()}"))
+        self._host = Connector(options, f"lmcache-{os.getpid()}")
+        self._store = ObjectStore(self._host)
+        self._l1 = l1_memory_desc
+        self._mapping: Mapping | None = None
+        if l1_memory_desc is not None:
+            self._mapping = Mapping.find(l1_memory_desc.ptr, l1_memory_desc.size)
+        self._kinds: set[Kind] = set()  # that have their place in the pool
         self._lock = threading.Lock()
         self._last_task = 0
         self._sizes: dict[tuple[str, int, int], int] = {}  # of objects, by row: layouts do not know serdes
@@ -208,6 +214,7 @@ class KvhostL2Adapter(L2AdapterInterface):
             "is_healthy": not status["gone"],
             "type": type(self).__name__,
             **status,
+            "l1_is_shared": self._mapping is not None,
             "known_objects": len(self._residents),
             "locks": self._locks.count(),
         }
@@ -238,7 +245,12 @@ class KvhostL2Adapter(L2AdapterInterface):
         if size == 0:
             return None
         group = (("object_group", str(key.object_group_id)),)
-        return Kind(key.model_name, "lmcache", (size,), tenant(key.cache_salt, self._tenants), extra=group)
+        kind = Kind(key.model_name, "lmcache", (size,), tenant(key.cache_salt, self._tenants), extra=group)
+        if self._mapping is not None and self._l1 is not None and kind not in self._kinds:
+            self._kinds.add(kind)
+            # L1 puts objects of one size side by side. Those elsewhere go through the arena.
+            self._host.put(kind, Place.of_blocks(self._mapping, self._l1.ptr, self._l1.size, size))
+        return kind
 
     def _learn_resident(self, keys: list[ObjectKey], size: int) -> None:
         if new := self._residents.add(keys, size):

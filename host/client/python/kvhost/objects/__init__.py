@@ -5,6 +5,7 @@ What the connectors of cache servers have in common. To the host an object is a 
 """
 
 from kvhost.objects.connection import Connection, Connector
+from kvhost.objects.inplace import Mapping, Place
 from kvhost.objects.kind import Kind
 from kvhost.objects.locks import Locks
 from kvhost.objects.options import Options
@@ -12,5 +13,6 @@ from kvhost.objects.space import Space
 from kvhost.objects.store import Addresses, Hit, ObjectStore, StoreObject
 
 __all__ = [
-    "Addresses", "Connection", "Connector", "Hit", "Kind", "Locks", "ObjectStore", "Options", "Space", "StoreObject",
+    "Addresses", "Connection", "Connector", "Hit", "Kind", "Locks", "Mapping", "ObjectStore", "Options",
+    "Place", "Space", "StoreObject",
 ]

@@ -8,12 +8,13 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvhost.arena import Arena
-from kvhost.errors import HostGone
+from kvhost.errors import Code, HostError, HostGone
+from kvhost.objects.inplace import HostProcess, NotShared, Place
 from kvhost.objects.kind import Kind
 from kvhost.objects.options import Options
 from kvhost.objects.space import Space
@@ -54,20 +55,23 @@ class Connection:
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.arena.view))
         self.space = Space(options.arena_bytes)
         self._lock = threading.Lock()
-        self._open: OrderedDict[Kind, _Open] = OrderedDict()  # least recently used first
+        self._open: OrderedDict[tuple[Kind, Place | None], _Open] = OrderedDict()  # least recently used first
+        self._process: HostProcess | None = None
         self._opened = 0
         self._lost = False
 
     @contextmanager
-    def session(self, kind: Kind) -> Iterator[Session]:
-        """The kind's session, opened at its first use. It stays open while anybody is in here."""
+    def session(self, kind: Kind, place: Place | None) -> Iterator[Session]:
+        """The session for objects of a kind in the arena, or in their place. It is opened at its first use, and stays
+        open while anybody is in here."""
+        key = (kind, place)
         with self._lock:
             if self._lost:
                 raise HostGone(f"{self._options.socket}: the session is over")
-            opened = self._open.get(kind)
+            opened = self._open.get(key)
             if opened is None:
-                opened = self._open[kind] = _Open(self._hello(kind))
-            self._open.move_to_end(kind)
+                opened = self._open[key] = _Open(self._hello(kind, place))
+            self._open.move_to_end(key)
             opened.users += 1
             idle = self._idle()
         for session in idle:
@@ -81,7 +85,9 @@ class Connection:
             for session in rest:
                 session.close()
 
-    def _hello(self, kind: Kind) -> Session:
+    def _hello(self, kind: Kind, place: Place | None) -> Session:
+        if place is not None and self._process is None:
+            self._process = HostProcess(self._options.socket)
         self._opened += 1
         session = Session(
             self._options.socket,
@@ -89,10 +95,13 @@ class Connection:
             kind.namespace(),
             tenant=kind.tenant,
             timeout=self._options.timeout,
+            unsealed_memory=place is not None,
         )
         try:
             step = stride(kind)
-            if step <= self.arena.size:
+            if place is not None:
+                _share(session, place)
+            elif step <= self.arena.size:
                 blocks = self.arena.size // step
                 session.register(0, self.arena, [Region(offset, step, blocks) for offset in offsets(kind)])
         except BaseException:
@@ -103,18 +112,28 @@ class Connection:
     def _idle(self) -> list[Session]:
         """Takes out what is open beyond the most there may be."""
         surplus = len(self._open) - self._options.sessions
-        kinds = [kind for kind, o in self._open.items() if o.users == 0][: max(0, surplus)]
-        return [self._open.pop(kind).session for kind in kinds]
+        keys = [key for key, o in self._open.items() if o.users == 0][: max(0, surplus)]
+        return [self._open.pop(key).session for key in keys]
 
     def _unused(self) -> list[Session]:
         """Takes out what nobody uses any more once the connection is lost, and with the last of it the arena."""
         if not self._lost:
             return []
-        kinds = [kind for kind, o in self._open.items() if o.users == 0]
-        unused = [self._open.pop(kind).session for kind in kinds]
+        keys = [key for key, o in self._open.items() if o.users == 0]
+        unused = [self._open.pop(key).session for key in keys]
         if not self._open:
             self.arena.close()
+            if self._process is not None:
+                self._process.close()
+                self._process = None
         return unused
+
+    def fence(self, place: Place) -> None:
+        """Returns when the host cannot touch objects in their place any more, after a session was lost. Called inside
+        :meth:`session`."""
+        self.close()
+        assert self._process is not None  # as long as a session is in use
+        self._process.wait_unmapped(place.mapping)
 
     def sessions(self) -> int:
         with self._lock:
@@ -130,6 +149,15 @@ class Connection:
             session.close()
 
 
+def _share(session: Session, place: Place) -> None:
+    try:
+        session.register(0, place.mapping.memory, place.regions())
+    except HostError as e:
+        if e.code in (Code.INVALID, Code.LIMIT):
+            raise NotShared(str(e)) from e
+        raise
+
+
 class Connector:
     """The way to the host: while it is gone, attempts fail at once and are made again after a pause that grows."""
 
@@ -142,20 +170,57 @@ class Connector:
         self._proven = False  # the current connection has had a session
         self._pause, self._next = 0.0, 0.0
         self._closed = False
+        self._fences = 0
+        self._places: dict[Kind, Place] = {}
         self.losses = 0
 
+    def put(self, kind: Kind, place: Place) -> None:
+        """Says where objects of a kind may be in shared memory, so that they need not go through the arena."""
+        self._places[kind] = place
+
+    def place(self, kind: Kind, pages: Sequence[Sequence[int]] = ()) -> tuple[Place | None, list[int]]:
+        """Where objects are, and as which blocks, if all of them are where the host can reach them."""
+        place = self._places.get(kind)
+        if place is None:
+            return None, []
+        blocks = [place.block(p) for p in pages]
+        known = [b for b in blocks if b is not None]
+        return (place, known) if len(known) == len(blocks) else (None, [])
+
     @contextmanager
-    def session(self, kind: Kind) -> Iterator[tuple[Connection, Session]]:
+    def session(self, kind: Kind, place: Place | None) -> Iterator[tuple[Connection, Session]]:
         """A session for objects of a kind. Without a host it raises :class:`HostGone`; a host that goes away inside is
         given up for all."""
         connection = self._current()
         try:
-            with connection.session(kind) as session:
+            with connection.session(kind, place) as session:
                 self._prove(connection)
-                yield connection, session
+                try:
+                    yield connection, session
+                except (HostGone, TimeoutError) as e:
+                    if place is not None:
+                        self._fence(connection, place, e)
+                    raise
         except (HostGone, TimeoutError) as e:
             self._lose(connection, e)
             raise HostGone(str(e)) from e
+
+    def displace(self, kind: Kind, why: Exception) -> None:
+        """Objects of a kind go through the arena from now on."""
+        if self._places.pop(kind, None) is not None:
+            log.warning("host %s: %s's memory cannot be shared, objects are copied: %s", self.socket, kind.engine, why)
+
+    def _fence(self, connection: Connection, place: Place, why: Exception) -> None:
+        """Waits for the end of copies that nobody asks for any more. There is no new connection before: its sessions
+        would map the memory again."""
+        with self._lock:
+            self._fences += 1
+        try:
+            self._lose(connection, why)
+            connection.fence(place)
+        finally:
+            with self._lock:
+                self._fences -= 1
 
     @property
     def connected(self) -> bool:
@@ -185,7 +250,7 @@ class Connector:
             if self._closed:
                 raise HostGone("closed here")
             if self._connection is None:
-                if self._clock() < self._next:
+                if self._fences or self._clock() < self._next:
                     raise HostGone(f"{self.socket}: no host answers")
                 self._connection = Connection(self._options, self._engine)
                 self._proven = False

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from kvhost.errors import Code, HostError, HostGone
 from kvhost.objects.connection import Connection, Connector, offsets, stride
+from kvhost.objects.inplace import NotShared, Place
 from kvhost.objects.kind import Kind
 from kvhost.session import LoadChunk, LoadJob, Lookup, Result, Session, StoreChunk, StoreJob
 
@@ -52,39 +53,63 @@ class ObjectStore:
 
     def lookup(self, kind: Kind, keys: Sequence[bytes]) -> Hit:
         """Which keys are there, each for itself, and a lease on those."""
-        with self._host.session(kind) as (_, session):
-            return Hit(keys, session.lookup(keys), session)
+
+        def look(place: Place | None, blocks: Sequence[int]) -> Hit:
+            with self._host.session(kind, place) as (_, session):
+                return Hit(keys, session.lookup(keys), session)
+
+        return self._either(kind, (), look)
 
     def store(self, kind: Kind, objects: Sequence[StoreObject]) -> list[Result]:
         """Stores objects by one job, or by several where the arena has no room for all. Returns what became of each."""
-        results: list[Result] = []
-        with self._host.session(kind) as (connection, session):
-            while len(results) < len(objects):
-                batch = _Batch(kind, connection, session, self._host.timeout)
-                results += batch.store(objects[len(results) :])
-        return results
+
+        def store(place: Place | None, blocks: Sequence[int]) -> list[Result]:
+            results: list[Result] = []
+            with self._host.session(kind, place) as (connection, session):
+                while (n := len(results)) < len(objects):
+                    batch = _Batch(kind, connection, session, self._host.timeout, blocks[n:] if place else None)
+                    results += batch.store(objects[n:])
+            return results
+
+        return self._either(kind, [o.pages for o in objects], store)
 
     def load(self, kind: Kind, keys: Sequence[bytes], pages: Sequence[Addresses], hit: Hit | None = None) -> list[bool]:
         """Fills memory with objects, under the lease of a hit that has all the keys or under a new one. Returns
         which were delivered. The bytes of the others are undefined."""
-        loaded = [False] * len(keys)
-        todo = list(range(len(keys)))
-        with self._host.session(kind) as (connection, session):
-            fresh = hit is None or hit.session is not session
-            while todo:
-                if hit is None or fresh:
-                    wanted = [keys[i] for i in todo]
-                    hit = Hit(wanted, session.lookup(wanted), session)
-                todo = [i for i in todo if keys[i] in hit.index]
-                if todo:
-                    batch = _Batch(kind, connection, session, self._host.timeout)
-                    delivered = batch.load(hit, [keys[i] for i in todo], [pages[i] for i in todo])
-                    for i, ok in zip(todo, delivered):
-                        loaded[i] = ok
-                    over = [] if fresh else [todo[n] for n in batch.lease_over]
-                    todo = over + todo[len(delivered) :]
-                fresh = True
+
+        def load(place: Place | None, blocks: Sequence[int]) -> list[bool]:
+            with self._host.session(kind, place) as (connection, session):
+                return self._load(_Load(kind, connection, session, keys, pages, blocks if place else None), hit)
+
+        return self._either(kind, pages, load)
+
+    def _load(self, load: _Load, hit: Hit | None) -> list[bool]:
+        loaded = [False] * len(load.keys)
+        todo = list(range(len(load.keys)))
+        fresh = hit is None or hit.session is not load.session
+        while todo:
+            if hit is None or fresh:
+                wanted = [load.keys[i] for i in todo]
+                hit = Hit(wanted, load.session.lookup(wanted), load.session)
+            todo = [i for i in todo if load.keys[i] in hit.index]
+            if todo:
+                batch = load.batch(todo, self._host.timeout)
+                delivered = batch.load(hit, [load.keys[i] for i in todo], [load.pages[i] for i in todo])
+                for i, ok in zip(todo, delivered):
+                    loaded[i] = ok
+                over = [] if fresh else [todo[n] for n in batch.lease_over]
+                todo = over + todo[len(delivered) :]
+            fresh = True
         return loaded
+
+    def _either(self, kind: Kind, pages: Sequence[Addresses], do: Callable[[Place | None, Sequence[int]], _T]) -> _T:
+        """Does a job on objects in their place, or else by the arena."""
+        place, blocks = self._host.place(kind, pages)
+        try:
+            return do(place, blocks)
+        except NotShared as e:
+            self._host.displace(kind, e)
+            return do(None, [])
 
     def status(self) -> dict[str, object]:
         return {
@@ -100,6 +125,22 @@ class ObjectStore:
 
 
 @dataclass
+class _Load:
+    """What a load is of, and where."""
+
+    kind: Kind
+    connection: Connection
+    session: Session
+    keys: Sequence[bytes]
+    pages: Sequence[Addresses]
+    blocks: Sequence[int] | None  # of objects in their place
+
+    def batch(self, todo: Sequence[int], timeout: float) -> _Batch:
+        blocks = None if self.blocks is None else [self.blocks[i] for i in todo]
+        return _Batch(self.kind, self.connection, self.session, timeout, blocks)
+
+
+@dataclass
 class _Batch:
     """One job, of as many objects as the arena has room for."""
 
@@ -107,6 +148,7 @@ class _Batch:
     connection: Connection
     session: Session
     timeout: float
+    blocks: Sequence[int] | None = None  # of objects in their place
     lease_over: list[int] = field(default_factory=list)  # those of a load that failed because the lease was over
 
     def store(self, objects: Sequence[StoreObject]) -> list[Result]:
@@ -132,8 +174,12 @@ class _Batch:
 
     @contextmanager
     def _blocks(self, most: int) -> Iterator[tuple[list[int], list[int]]]:
-        """Blocks of the arena, and their addresses. After the loss of a session they are not given back: the host
-        may still copy, and the arena goes with the connection."""
+        """Blocks of the arena, and their addresses: to be copied to or from. After the loss of a session they are
+        not given back: the host may still copy, and the arena goes with the connection. Objects in their place have
+        blocks, and need no copy."""
+        if self.blocks is not None:
+            yield list(self.blocks[: self.session.limits.chunks_per_job]), []
+            return
         step, space = stride(self.kind), self.connection.space
         blocks = space.take(step, min(most, self.session.limits.chunks_per_job), self.timeout)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvhost.objects import Addresses, Kind
+from kvhost.objects import Addresses, Kind, Mapping, Place
 
 
 @dataclass
@@ -42,6 +42,24 @@ def flat_size(pool: Any) -> int:
     except (AttributeError, ValueError, NotImplementedError):
         return 0
     return int(page.numel() * page.element_size())
+
+
+def shared_place(pool: Pool) -> Place | None:
+    """Where the pool's pages are, if SGLang has allocated it in shared memory."""
+    import torch
+
+    assert pool.buffers is not None
+    fd, pages = getattr(pool.raw, "fd", None), int(getattr(pool.raw, "size", 0)) // pool.page_slots
+    if fd is None or pages < 2:
+        return None
+    first, second, last = (
+        addresses(pool, torch.arange(n * pool.page_slots, (n + 1) * pool.page_slots))[0] for n in (0, 1, pages - 1)
+    )
+    planes = tuple((a, b - a) for a, b in zip(first, second))
+    end = max(a + size for a, size in zip(last, pool.buffers.pages))
+    mapping = Mapping.find(min(first), end - min(first), fd)
+    place = Place(mapping, planes, pages) if mapping is not None else None
+    return place if place is not None and place.block(last) == pages - 1 else None
 
 
 def addresses(pool: Pool, indices: Any) -> list[Addresses]:

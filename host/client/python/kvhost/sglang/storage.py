@@ -23,7 +23,7 @@ from kvhost.errors import HostGone, KvhostError
 from kvhost.objects import Addresses, Connector, Kind, Locks, ObjectStore, Options, StoreObject
 from kvhost.session import Result
 from kvhost.sglang.identity import host_key, kind
-from kvhost.sglang.pools import Pool, addresses, flat_size, page_sizes
+from kvhost.sglang.pools import Pool, addresses, flat_size, page_sizes, shared_place
 
 log = logging.getLogger("kvhost")
 
@@ -55,7 +55,8 @@ class KvhostStorage(HiCacheStorage):
             raise ValueError("kvhost: tp_lcm_size splits pages between ranks, which is not supported: leave it out")
         self._config = storage_config
         self._in_place = bool(extra.get("interface_v1", 0))
-        self._store = ObjectStore(Connector(options, f"sglang-{os.getpid()}"))
+        self._host = Connector(options, f"sglang-{os.getpid()}")
+        self._store = ObjectStore(self._host)
         self._locks = Locks()
         self._pools: dict[str, Pool] = {}
 
@@ -83,6 +84,8 @@ class KvhostStorage(HiCacheStorage):
             kind(self._config, raw, name, "buffers", sizes, self._tenant) if sizes else None,
             kind(self._config, raw, name, "flat", [flat], self._tenant) if flat else None,
         )
+        if pool.buffers is not None and (place := shared_place(pool)):
+            self._host.put(pool.buffers, place)
         return pool
 
     # The host

@@ -87,7 +87,9 @@ class Host(Process):
 class LMCacheServer(Process):
     """LMCache's MP server with kvhost as its L2."""
 
-    def __init__(self, directory: Path, socket: str, ports: tuple[int, int, int], **params: object) -> None:
+    def __init__(
+        self, directory: Path, socket: str, ports: tuple[int, int, int], *, shm_name: str = "", **params: object
+    ) -> None:
         self.rpc, self.http = f"grpc://localhost:{ports[0]}", f"http://localhost:{ports[1]}"
         adapter = {
             "type": "plugin", "module_path": "kvhost.lmcache", "class_name": "KvhostL2Adapter",
@@ -98,7 +100,7 @@ class LMCacheServer(Process):
                 lmcache(), "server", "--transport", "grpc", "--supported-transfer-mode", "engine_driven",
                 "--port", str(ports[0]), "--http-port", str(ports[1]), "--prometheus-port", str(ports[2]),
                 "--l1-size-gb", "0.25", "--no-l1-use-lazy", "--eviction-policy", "LRU",
-                "--l2-adapter", json.dumps(adapter),
+                "--shm-name", shm_name, "--l2-adapter", json.dumps(adapter),
             ],  # fmt: skip
             directory / "lmcache.log",
             lmcache_env(),

@@ -257,14 +257,6 @@ def test_bench_l2(host: Host) -> None:
     assert found == [("Store", "32")] * 4 + [("Load", "32")] * 4, done.stdout
 
 
-@pytest.fixture
-def server(host: Host, tmp_path: Path) -> Iterator[LMCacheServer]:
-    s = LMCacheServer(tmp_path, host.socket, _ports())
-    s.start()
-    yield s
-    s.stop()
-
-
 def _ports() -> tuple[int, int, int]:
     found = []
     for _ in range(3):
@@ -277,7 +269,21 @@ def _ports() -> tuple[int, int, int]:
     return ports[0], ports[1], ports[2]
 
 
-def test_chunks_outlive_both_servers(host: Host, server: LMCacheServer) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["copied", "in place"])
+def test_chunks_outlive_lmcache(host: Host, tmp_path: Path, shared: bool) -> None:
+    """With an L1 in shared memory no chunk goes through the arena: it has no room for one."""
+    ports = _ports()
+    options: dict[str, Any] = {"shm_name": f"kvhost-test-{ports[0]}", "arena_bytes": 4096} if shared else {}
+    server = LMCacheServer(tmp_path, host.socket, ports, **options)
+    server.start()
+    try:
+        _outlive(host, server, both=not shared)
+        assert f'"l1_is_shared":{str(shared).lower()}' in server.get("/status")
+    finally:
+        server.stop()
+
+
+def _outlive(host: Host, server: LMCacheServer, both: bool) -> None:
     cold = server.bench()
     assert {cold[f"seq {i}/cold"] for i in (0, 1)} == {"0/2"}
     digests = {name: value for name, value in cold.items() if name.endswith("warm digest")}
@@ -291,6 +297,8 @@ def test_chunks_outlive_both_servers(host: Host, server: LMCacheServer) -> None:
     server.stop()
     server.start()
     again("after LMCache's restart", {"2/2"})
+    if not both:
+        return
 
     server.stop()
     host.stop()

@@ -1,0 +1,127 @@
+"""Objects that stay where they are: memory of this process that the host maps, too."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvhost.arena import SharedMemory
+from kvhost.errors import HostGone
+from kvhost.shape import Region
+
+_POLL = 0.01
+_PAGE = os.sysconf("SC_PAGESIZE")
+
+
+class NotShared(Exception):
+    """Memory that this host cannot share with this process."""
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A file that this process has mapped: POSIX shared memory or a memfd."""
+
+    memory: SharedMemory
+    inode: int
+    base: int  # the address of the file's first byte
+
+    @classmethod
+    def find(cls, address: int, size: int, fd: int = -1) -> Mapping | None:
+        """The file behind memory of this process, by a descriptor of it or by the name that the kernel gives it. None
+        where the memory is private, or not one file's."""
+        inode, base, path = 0, 0, ""
+        at, end = address, address + size
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                span, access, offset, _, number, *rest = line.split(maxsplit=5)
+                first, last = (int(x, 16) for x in span.split("-"))
+                if last <= at or first >= end:
+                    continue
+                here = first - int(offset, 16)
+                if first > at or access[3] != "s" or (inode and (int(number), here) != (inode, base)):
+                    return None
+                inode, base, path, at = int(number), here, rest[0].strip() if rest else "", last
+        if at < end or not inode:
+            return None
+        try:
+            own = os.dup(fd) if fd >= 0 else os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return cls(SharedMemory(own), inode, base) if os.fstat(own).st_ino == inode else None
+        finally:
+            os.close(own)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the objects of a kind may be in shared memory: plane i of block b is b strides after ``planes[i]``."""
+
+    mapping: Mapping
+    planes: tuple[tuple[int, int], ...]  # (address of block 0, stride)
+    blocks: int
+
+    @classmethod
+    def of_blocks(cls, mapping: Mapping, address: int, size: int, object_bytes: int) -> Place:
+        """Objects of one page each, side by side in a pool, on pages of the processor."""
+        stride = -(-object_bytes // _PAGE) * _PAGE
+        return cls(mapping, ((address, stride),), (size - object_bytes) // stride + 1)
+
+    def block(self, pages: Sequence[int]) -> int | None:
+        """The block whose pages these are, if they are one's."""
+        address, stride = self.planes[0]
+        n, rest = divmod(pages[0] - address, stride)
+        if rest or not 0 <= n < self.blocks or len(pages) != len(self.planes):
+            return None
+        return n if all(p == a + n * s for p, (a, s) in zip(pages, self.planes)) else None
+
+    def regions(self) -> list[Region]:
+        return [Region(address - self.mapping.base, stride, self.blocks) for address, stride in self.planes]
+
+
+class HostProcess:
+    """The host's process. When a session is lost in the middle of a job, only the process can tell when memory is ours
+    again: it unmaps the memory of a session when no copy can touch it any more, or it dies."""
+
+    def __init__(self, path: str) -> None:
+        with socket.socket(socket.AF_UNIX) as s:
+            try:
+                s.connect(path)
+            except OSError as e:
+                raise HostGone(f"{path}: {e}") from e
+            pid, _, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if pid <= 0:
+            raise NotShared("the host's process is in another PID namespace, so nobody could tell when it dies")
+        self._pid = pid
+        try:
+            self._fd = os.pidfd_open(pid)
+        except OSError as e:
+            raise HostGone(f"process {pid} of {path}: {e}") from e
+        try:
+            self.maps(0)
+        except OSError as e:
+            os.close(self._fd)
+            raise NotShared(f"the host's process cannot be watched: {e}") from e
+
+    def maps(self, inode: int) -> bool:
+        """Whether the process lives and has a file mapped."""
+        if select.select([self._fd], [], [], 0)[0]:
+            return False
+        try:
+            with open(f"/proc/{self._pid}/maps") as maps:
+                return any(line.split(maxsplit=5)[4] == str(inode) for line in maps)
+        except ProcessLookupError:
+            return False
+
+    def wait_unmapped(self, mapping: Mapping) -> None:
+        """Returns when the process cannot touch the memory any more, which is when its last copy has ended."""
+        while self.maps(mapping.inode):
+            time.sleep(_POLL)
+
+    def close(self) -> None:
+        os.close(self._fd)
