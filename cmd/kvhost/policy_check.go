@@ -37,8 +37,9 @@ policy.
 
 Each finding is a line: the file, what, where, and what to do. The exit code is then 5. Go tests can call
 plugintest.Run.`,
-		Example: "  kvhost policy check mine.wasm\n  kvhost policy check --set depth_cost=16 --slots 10000000 mine.wasm",
-		Args:    wantFiles,
+		Example: "  kvhost policy check mine.wasm\n" +
+			"  kvhost policy check --set depth_cost=16 --slots 10000000 mine.wasm",
+		Args: wantFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withModules(cmd, settings, &o, func(ctx context.Context) error {
 				return policyCheck(ctx, cmd.OutOrStdout(), args, o, asJSON, verbose)

@@ -76,7 +76,8 @@ func serve(ctx context.Context, s *settings) error {
 
 // logStart logs what an operator wants to see first: the version, the configuration and the roots.
 func logStart(log *slog.Logger, file string, c *config.Config) {
-	log.Info("starting", "version", version, "pid", os.Getpid(), "config", cmp.Or(file, os.Getenv(config.EnvFile), "none"),
+	log.Info("starting", "version", version, "pid", os.Getpid(), "config",
+		cmp.Or(file, os.Getenv(config.EnvFile), "none"),
 		"durability", c.Store.Durability, "evict", c.Store.Evict)
 	for _, r := range c.Roots {
 		path, err := filepath.Abs(r.Path)

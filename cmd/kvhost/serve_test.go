@@ -210,7 +210,8 @@ func TestStoppedWhileStarting(t *testing.T) {
 	dir := shortDir(t)
 	module := module(t, dir, "mine.wasm", "lru")
 	s := settings{given: []config.Setting{
-		{Key: "policy", Value: module}, {Key: "root", Value: filepath.Join(dir, "kv")}, {Key: "policy_cache", Value: ""},
+		{Key: "policy", Value: module}, {Key: "root", Value: filepath.Join(dir, "kv")},
+		{Key: "policy_cache", Value: ""},
 		{Key: "socket", Value: filepath.Join(dir, "s")}, {Key: "http.listen", Value: ""},
 	}}
 	ctx, cancel := context.WithCancel(t.Context())

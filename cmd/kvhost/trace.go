@@ -84,9 +84,10 @@ func traceGen(m trace.Mix, out string) (err error) {
 func newTraceInfo() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:     "info FILE...",
-		Short:   "Describe traces: sizes, reuse, and the hit ratio of an infinite cache",
-		Example: "  kvhost trace info examples/traces/mixed.jsonl.zst\n  kvhost trace info --json conversation.jsonl.gz",
+		Use:   "info FILE...",
+		Short: "Describe traces: sizes, reuse, and the hit ratio of an infinite cache",
+		Example: "  kvhost trace info examples/traces/mixed.jsonl.zst\n" +
+			"  kvhost trace info --json conversation.jsonl.gz",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usageError{fmt.Errorf("%s: want a trace file", cmd.CommandPath())}

@@ -134,8 +134,8 @@ var keys = []*Key{
 		Help:  "Use of GPUs. auto: every GPU that the driver shows. off: none; clients register host memory only.",
 		field: func(c *Config) any { return &c.GDS.CUDA }},
 	{Section: "gds", Name: "copy_blocks", Kind: Count, Default: "32", Unit: "thread blocks", Min: 1, Max: 4096,
-		Help: "Most thread blocks of all copy kernels together on a GPU, which the engine's compute lacks meanwhile. A " +
-			"kernel on a window takes half of them, for about ten microseconds.",
+		Help: "Most thread blocks of all copy kernels together on a GPU, which the engine's compute lacks meanwhile. " +
+			"A kernel on a window takes half of them, for about ten microseconds.",
 		field: func(c *Config) any { return &c.GDS.CopyBlocks }},
 	{Section: "gds", Name: "use_cufile", Kind: Flag, Default: "true",
 		Help:  "Load libcufile, for the direct route. Where it is missing or fails, everything is staged.",

@@ -75,7 +75,8 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 			}
 			if other, ok := rest[role]; ok {
 				bad(at+".roles",
-					"role %s is taken by %s already; bind one of them (namespaces = [...], or evict = \"...\" of a root)", role, other)
+					"role %s is taken by %s already; bind one of them (namespaces = [...], or evict = \"...\" of a root)",
+					role, other)
 			}
 			rest[role] = p.Module
 		}

@@ -94,15 +94,16 @@ const exampleHead = `# kvhost configuration: every key with its default. Without
 # The environment overrides this file (KVHOST_LOG_LEVEL=debug sets level in [log]), and flags override both
 # (--log-level debug). KVHOST_POLICY and KVHOST_ROOT are comma-separated lists.
 # Sizes: bytes, or text with a unit: KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000). Durations: "250ms", "1h30m".
-# ` + "`kvhost config`" + ` prints the effective configuration and where each value comes from; ` + "`kvhost config --defaults`" + `
-# prints this file.
+# ` + "`kvhost config`" + ` prints the effective configuration and where each value comes from.
+# ` + "`kvhost config --defaults`" + ` prints this file.
 `
 
 const exampleArrays = `
-# Policies. An evict policy belongs to the roots that name it (evict = "..." below); one that no root names evicts in all
-# others. Admit, place and layout policies belong to namespaces: the first policy whose patterns match has the role, and one
-# without patterns has the rest. A role without a policy gets the built-in one (evict: lru, admit: everything, place: fanout,
-# layout: layermajor). At SIGHUP a running host reads this file again and swaps the policies that changed.
+# Policies. An evict policy belongs to the roots that name it (evict = "..." below); one that no root names evicts in
+# all others. Admit, place and layout policies belong to namespaces: the first policy whose patterns match has the
+# role, and one without patterns has the rest. A role without a policy gets the built-in one (evict: lru, admit:
+# everything, place: fanout, layout: layermajor). At SIGHUP a running host reads this file again and swaps the
+# policies that changed.
 #
 # [[policy]]
 # # Name in metrics and ` + "`kvhost policy`" + `. Default: the module's name without directory and ".wasm".
@@ -111,27 +112,28 @@ const exampleArrays = `
 # module = "lru.wasm"
 # # Roles it takes (evict, admit, place, layout). Default: [], all that it has.
 # roles = []
-# # Namespaces that it admits, places and lays out for: globs over the model, or FIELD=GLOB over any line of a namespace
-# # ("meta-llama/*", "dtype=fp8*"). Default: [], all that no other policy's patterns match.
+# # Namespaces that it admits, places and lays out for: globs over the model, or FIELD=GLOB over any line of a
+# # namespace ("meta-llama/*", "dtype=fp8*"). Default: [], all that no other policy's patterns match.
 # namespaces = []
-# # Shadow: the policy decides nothing. It sees the live requests and evicts from an imaginary cache of this size (0: the size
-# # of all roots). ` + "`kvhost policy list`" + ` shows its hit ratio beside the real one. Default: false and 0.
+# # Shadow: the policy decides nothing. It sees the live requests and evicts from an imaginary cache of this size (0:
+# # the size of all roots). ` + "`kvhost policy list`" + ` shows its hit ratio beside the real one. Default: false and 0.
 # shadow = false
 # capacity = 0
 # # Imports that it may use (clock, metrics, random, wasi-stub) if its manifest asks for them. Default: [].
 # grants = []
 # # SHA-256 of the module, in hexadecimal. Another module is refused. Default: "", any.
 # sha256 = ""
-# # Public key of minisign (the line of base64) that must have signed the module, in <module>.minisig. Default: "", none.
+# # Public key of minisign (the line of base64) that must have signed the module, in <module>.minisig. Default: "",
+# # none.
 # public_key = ""
-# # After a fault. builtin: the built-in policy decides while the module is restarted, and for good after six faults in ten
-# # minutes. stop: the host ends. Default: "builtin".
+# # After a fault. builtin: the built-in policy decides while the module is restarted, and for good after six faults
+# # in ten minutes. stop: the host ends. Default: "builtin".
 # on_fault = "builtin"
 # # Most memory of an instance. Unit: pages of 64KiB. Default: 0, what its manifest says, or 1024 if it says nothing.
 # memory_pages = 0
-# # Fuel of a call and, on top, of each record: about a unit per instruction. A call that needs more is a fault. Default: 0,
-# # which is 500000 and 2000, or more when the manifest asks for it, up to 6000000 in all.
-# # time: CPU time of a call that sessions wait for, measured every 64000 units. Default: 0s, which is 3 ms.
+# # Fuel of a call and, on top, of each record: about a unit per instruction. A call that needs more is a fault.
+# # Default: 0, which is 500000 and 2000, or more when the manifest asks for it, up to 6000000 in all. time: CPU time
+# # of a call that sessions wait for, measured every 64000 units. Default: 0s, which is 3 ms.
 # fuel = {call = 0, record = 0, time = "0s"}
 # # The policy's own settings, checked against its manifest. Default: none.
 # [policy.config]
@@ -145,20 +147,20 @@ path = "kvhost-data"
 capacity = "10GiB"
 # Whether other hosts use it, too. Default: false.
 shared = false
-# Route of its pieces to and from GPUs. direct: cuFile. staged: page-locked host memory. auto: whichever was faster when both
-# were tried at start. What fails on the direct route is staged. Default: "auto".
+# Route of its pieces to and from GPUs. direct: cuFile. staged: page-locked host memory. auto: whichever was faster
+# when both were tried at start. What fails on the direct route is staged. Default: "auto".
 route = "auto"
 # Name of the policy that evicts here. Default: "", the evict policy that no root names.
 evict = ""
-# Free space to leave on its file system. When others take more of it, kvhost evicts. Unit: bytes, or a percentage of the file
-# system such as "5%". Default: 0.
+# Free space to leave on its file system. When others take more of it, kvhost evicts. Unit: bytes, or a percentage of
+# the file system such as "5%". Default: 0.
 min_free = 0
-# Daily write budget of the device (UTC days). From 80 % on, only chunks are stored that continue a resident one or are offered
-# for the second time; at 100 %, none. It survives a restart. Unit: bytes. Default: 0, no budget.
+# Daily write budget of the device (UTC days). From 80 % on, only chunks are stored that continue a resident one or
+# are offered for the second time; at 100 %, none. It survives a restart. Unit: bytes. Default: 0, no budget.
 daily_writes = 0
 
-# Quotas: most bytes of a tenant's entries. A tenant at its quota evicts its own entries, and nobody else's. The first entry
-# that matches counts. Default: none.
+# Quotas: most bytes of a tenant's entries. A tenant at its quota evicts its own entries, and nobody else's. The first
+# entry that matches counts. Default: none.
 #
 # [[tenant]]
 # # A tenant's number, a range such as "3-9", or "*" for all: each has the quota for itself. No default.

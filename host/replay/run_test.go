@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
@@ -20,105 +19,6 @@ import (
 	"github.com/kvhost/kvhost/host/replay"
 	"github.com/kvhost/kvhost/host/trace"
 )
-
-// start runs a host on a real socket with one root, until the test or the returned function ends it.
-func start(t *testing.T, root string, capacity int64, change ...func(*config.Config)) (socket string, stop func()) {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "kvr") // t.TempDir can be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := config.Default()
-	c.Socket, c.HTTP.Listen = filepath.Join(dir, "s"), ""
-	c.Engine.ThreadsPerGPU = 4
-	c.Roots = []config.Root{{Path: root, Capacity: capacity}}
-	for _, f := range change {
-		f(c)
-	}
-	h, err := host.New(t.Context(), host.Config{Config: c, Version: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- h.Run(ctx) }()
-	select {
-	case <-h.Ready():
-	case err := <-ended:
-		t.Fatal(err)
-	}
-	var once atomic.Bool
-	stop = func() {
-		if once.Swap(true) {
-			return
-		}
-		cancel()
-		if err := errors.Join(<-ended, os.RemoveAll(dir)); err != nil {
-			t.Errorf("host: %v", err)
-		}
-	}
-	t.Cleanup(stop)
-	return c.Socket, stop
-}
-
-func write(t *testing.T, requests [][]uint64) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "t.jsonl")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	w, err := trace.NewWriter(f, path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, ids := range requests {
-		if err := w.Write(&trace.Request{Timestamp: int64(i), InputLength: int64(len(ids)), HashIDs: ids}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func mixture(t *testing.T, requests int) [][]uint64 {
-	t.Helper()
-	m := trace.DefaultMix()
-	m.Requests, m.Seed, m.GapMillis = requests, 5, 20_000
-	var all [][]uint64
-	if err := trace.Generate(m, func(r *trace.Request) error {
-		all = append(all, append([]uint64{}, r.HashIDs...))
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
-func entryBytes(t *testing.T, s replay.Shape) int64 {
-	t.Helper()
-	n, err := s.EntryBytes(t.Context(), nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-// play replays without errors.
-func play(t *testing.T, o replay.Options) *replay.Report {
-	t.Helper()
-	r, err := replay.Run(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
 
 // textbook is LRU of a number of chunks over the same order of events: a prefix lookup touches what it grants in key
 // order; a chunk that is stored while resident is not touched.

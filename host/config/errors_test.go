@@ -1,0 +1,126 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestErrors(t *testing.T) {
+	for _, test := range []struct {
+		name, text string
+		env        []string
+		flags      []Setting
+		is         error
+		want       []string
+	}{
+		{name: "not TOML", text: "a = \n", is: ErrFile, want: []string{"k.toml:1:"}},
+		{name: "duplicate", text: "socket = 'a'\nsocket = 'b'\n", is: ErrFile, want: []string{"k.toml:2:", "already"}},
+		{name: "unknown key", text: "\n[log]\nlevle = \"info\"\n", is: ErrKey,
+			want: []string{"k.toml:3:", "log.levle", `"level"`}},
+		{name: "unknown section", text: "[logs]\nlevel = 'info'\n", is: ErrKey,
+			want: []string{"k.toml:1:", "[logs]", `"log"`}},
+		{name: "wrong section", text: "[log]\nlisten = ''\n", is: ErrKey, want: []string{"k.toml:2:", `"http.listen"`}},
+		{name: "top level", text: "sockt = 'a'\n", is: ErrKey, want: []string{`"socket"`}},
+		{name: "ill-typed", text: "[engine]\n# c\nthreads_per_gpu = \"16\"\n", is: ErrValue,
+			want: []string{"k.toml:3:", "engine.threads_per_gpu is text, want whole number"}},
+		{name: "section as key", text: "log = 1\n", is: ErrValue, want: []string{"k.toml:1:", "want a table [log]"}},
+		{name: "bad choice", text: "[store]\nevict = \"on_demand\"\n", is: ErrValue,
+			want: []string{"k.toml:2:", `did you mean "on-demand"`}},
+		{name: "bad size", text: "[engine]\nslot_bytes = \"4MB?\"\n", is: ErrValue,
+			want: []string{"k.toml:2:", "64KiB"}},
+		{name: "small size", text: "[engine]\nslot_bytes = 65536\n", is: ErrValue, want: []string{"at least 1MiB"}},
+		{name: "bad duration", text: "[session]\nlease_ttl = 30\n", is: ErrValue,
+			want: []string{"k.toml:2:", `text such as "30s"`}},
+		{name: "bad ratio", text: "[store]\nhigh_watermark = 1.5\n", is: ErrValue, want: []string{"0 to 1"}},
+		{name: "policy key", text: "[[policy]]\nmodul = 'a'\n", is: ErrKey, want: []string{"k.toml:2:", `"module"`}},
+		{name: "policy table", text: "[policy]\nmodule = 'a'\n", is: ErrValue, want: []string{"[[policy]]"}},
+		{name: "policy role", text: "[[policy]]\nmodule='a'\n\n[[policy]]\nmodule = 'b'\nroles = ['evct']\n",
+			is: ErrValue, want: []string{"k.toml:6:", `"evict"`}},
+		{name: "role twice",
+			text: "[[policy]]\nmodule='a'\nroles=['evict']\n[[policy]]\nmodule = 'b'\nroles = ['evict']\n",
+			is:   ErrValue, want: []string{"taken by a"}},
+		{name: "grant", text: "[[policy]]\nmodule='a'\ngrants=['clok']\n", is: ErrValue, want: []string{`"clock"`}},
+		{name: "policy key", text: "[[policy]]\nmodule='a'\npublic_key='minisign.pub'\n", is: ErrValue,
+			want: []string{"k.toml:3:", "minisign"}},
+		{name: "policy digest", text: "[[policy]]\nmodule='a'\nsha256='abc'\n", is: ErrValue,
+			want: []string{"k.toml:3:", "SHA-256"}},
+		{name: "policy fault", text: "[[policy]]\nmodule='a'\non_fault='stopp'\n", is: ErrValue,
+			want: []string{`"stop"`}},
+		{name: "policy memory", text: "[[policy]]\nmodule='a'\nmemory_pages=65537\n", is: ErrValue,
+			want: []string{"at most 65536"}},
+		{name: "policy fuel", text: "[[policy]]\nmodule='a'\nfuel=5\n", is: ErrValue,
+			want: []string{"k.toml:3:", "{call"}},
+		{name: "policy fuel key", text: "[[policy]]\nmodule='a'\nfuel={cal=5}\n", is: ErrKey, want: []string{`"call"`}},
+		{name: "policy time", text: "[[policy]]\nmodule='a'\nfuel={time=\"soon\"}\n", is: ErrValue,
+			want: []string{"policy.fuel.time", "3ms"}},
+		{name: "policy time below nothing", text: "[[policy]]\nmodule='a'\nfuel={time=\"-1s\"}\n", is: ErrValue,
+			want: []string{"0s or more"}},
+		{name: "policy fuel below nothing", text: "[[policy]]\nmodule='a'\nfuel={call=-5}\n", is: ErrValue,
+			want: []string{"0 or more"}},
+		{name: "policy setting", text: "[[policy]]\nmodule='a'\n[policy.config]\nx = [1]\n", is: ErrValue,
+			want: []string{"k.toml:4:", "policy.config.x"}},
+		{name: "root key", text: "[[root]]\npath='a'\ncapactiy = 1\n", is: ErrKey,
+			want: []string{"k.toml:3:", `"capacity"`}},
+		{name: "unknown route", text: "[[root]]\npath = \"x\"\nroute = \"fast\"\n", is: ErrValue,
+			want: []string{"root[0].route", "auto, direct, staged"}},
+		{name: "direct without cuFile",
+			text: "[gds]\nuse_cufile = false\n[[root]]\npath = \"x\"\nroute = \"direct\"\n", is: ErrValue,
+			want: []string{"root[0].route", "gds.use_cufile"}},
+		{name: "root without path", text: "[[root]]\ncapacity = 1\n", is: ErrValue,
+			want: []string{"k.toml:1:", "root[0].path"}},
+		{name: "root twice", text: "[[root]]\npath='a'\n[[root]]\npath='./a'\n", is: ErrValue,
+			want: []string{"k.toml:4:", "twice"}},
+		{name: "min_free", text: "[[root]]\npath='a'\nmin_free = \"101%\"\n", is: ErrValue,
+			want: []string{"k.toml:3:", "percentage"}},
+		{name: "all free", text: "[[root]]\npath='a'\nmin_free = \"100%\"\n", is: ErrValue,
+			want: []string{"root[0].min_free", "below 100%"}},
+		{name: "daily_writes in percent", text: "[[root]]\npath='a'\ndaily_writes = \"5%\"\n", is: ErrValue,
+			want: []string{"k.toml:3:", "want bytes"}},
+		{name: "tenant key", text: "[[tenant]]\nid = 7\nqouta = \"5%\"\n", is: ErrKey,
+			want: []string{"k.toml:3:", `"quota"`}},
+		{name: "tenant id", text: "[[tenant]]\nid = \"9-3\"\nquota = \"5%\"\n", is: ErrValue,
+			want: []string{"k.toml:2:", "9-3"}},
+		{name: "tenant without quota", text: "[[tenant]]\nid = 7\n", is: ErrValue,
+			want: []string{"k.toml:1:", "tenant[0].quota"}},
+		{name: "tenant twice", text: "[[tenant]]\nid = \"*\"\nquota = 9\n[[tenant]]\nid = 3\nquota = 9\n",
+			is: ErrValue, want: []string{"tenant[1].id", "before it"}},
+		{name: "expiry without end", text: "[[expiry]]\nmodel = \"a/*\"\n", is: ErrValue,
+			want: []string{"k.toml:1:", "expiry[0].ttl"}},
+		{name: "expiry pattern", text: "[[expiry]]\nmodel = \"a[\"\nttl = \"1h\"\n", is: ErrValue,
+			want: []string{"expiry[0].model"}},
+		{name: "expiry key", text: "[[expiry]]\nmodle = \"a\"\nttl = \"1h\"\n", is: ErrKey,
+			want: []string{"k.toml:2:", `"model"`}},
+		{name: "no roots", text: "root = []\n", is: ErrValue, want: []string{"no roots"}},
+		{name: "not loopback", text: "[http]\nlisten = '0.0.0.0:80'\n", is: ErrValue,
+			want: []string{"k.toml:2:", "loopback"}},
+		{name: "watermarks", text: "[store]\nlow_watermark = 0.99\n", is: ErrValue,
+			want: []string{"k.toml:2:", "store.high_watermark"}},
+		{name: "all of them", text: "[log]\nlevel = 'x'\nformt = 'y'\n", is: ErrKey,
+			want: []string{"k.toml:2:", "k.toml:3:"}},
+		{name: "environment", env: []string{"KVHOST_ENGINE_DIRECT_IO=maybe"}, is: ErrValue,
+			want: []string{"KVHOST_ENGINE_DIRECT_IO", "true or false"}},
+		{name: "flag", flags: []Setting{{"store.durability", "strct"}}, is: ErrValue,
+			want: []string{"--store-durability", `"strict"`}},
+		{name: "flag cross-check", flags: []Setting{{"socket", strings.Repeat("x", 200)}}, is: ErrValue,
+			want: []string{"--socket", "at most 104"}},
+		{name: "root flag", flags: []Setting{{"root", "/a=lots"}}, is: ErrValue,
+			want: []string{"--root", "lots", "100GiB"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Load(Source{File: write(t, test.text), Env: test.env, Flags: test.flags})
+			if !errors.Is(err, test.is) {
+				t.Fatalf("error %v, want %v", err, test.is)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %q", err, want)
+				}
+			}
+		})
+	}
+	if _, err := Load(Source{File: "no/such/file.toml"}); !errors.Is(err, ErrFile) || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing file: %v", err)
+	}
+}
