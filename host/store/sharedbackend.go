@@ -146,7 +146,7 @@ func (c sharedBackend) Decide(v *shared.Victim, removed bool) {
 	var err error
 	if !removed || d.learned != 0 {
 		r.mu.Unlock()
-		names, err = c.Paths(v) // of the doom's class
+		names, err = c.Paths(v) // of the pending eviction's class
 		r.mu.Lock()
 	}
 	delete(c.pending, v.ID())
@@ -177,7 +177,7 @@ func (c sharedBackend) Decide(v *shared.Victim, removed bool) {
 	}
 }
 
-// keep ends a doom whose files cannot be looked at: an entry that was spared is what it was, and what else was learned stays
+// keep ends a pending eviction whose files cannot be looked at: an entry that was spared is what it was, and what else was learned stays
 // in the account until the next scan. mu is held.
 func (c sharedBackend) keep(d *pendingEviction, removed bool) {
 	r := c.root

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +25,7 @@ import (
 // directory; a piece's name is never taken away by who finds it damaged or unwanted, but by the evictor, when nobody has it
 // leased. Package shared has the protocol and says why it holds.
 type sharedRoot struct {
+	leftToEvictor
 	root   *root
 	member *shared.Member
 	poll   time.Duration
@@ -407,7 +407,7 @@ func (c *sharedRoot) unlink(d *eviction, pieces uint64) (left int64, _ error) {
 	return left, nil
 }
 
-// propose asks the evictor to remove pieces. Their bytes are, or will be, among the root's strays.
+// propose asks the evictor to remove pieces. Their bytes are, or will be, among the root's orphans.
 func (c *sharedRoot) propose(rec shared.Record) {
 	r := c.root
 	r.mu.Lock()
@@ -418,88 +418,4 @@ func (c *sharedRoot) propose(rec shared.Record) {
 	c.pending[id].stray += rec.Bytes
 	r.mu.Unlock()
 	c.member.ReportDamaged(rec)
-}
-
-func (c *sharedRoot) ranks(p *Put) uint64                { return 1 << p.rank } // other hosts may write the others, on their credit
-func (c *sharedRoot) evicts() bool                       { return false }
-func (c *sharedRoot) notPublished(*Put, error)           {} // the evictor clears the temporaries
-func (c *sharedRoot) makeTempDir(p *Put) error           { return fs.ErrNotExist }
-func (c *sharedRoot) temp(beside string) (string, error) { return c.member.Temp(filepath.Base(beside)) }
-func (c *sharedRoot) reusesFiles() bool                  { return false } // another host may be reading a victim
-func (c *sharedRoot) within() bool                       { return true }
-func (c *sharedRoot) forget(string)                      {} // another host may have use for it
-func (c *sharedRoot) suffix() string                     { return "." + c.root.store.cfg.HostID }
-func (c *sharedRoot) ownsTemp(host string) bool          { return host == c.root.store.cfg.HostID }
-func (c *sharedRoot) grants() bool                       { return c.member.Fresh() }
-func (c *sharedRoot) start()                             {}
-func (c *sharedRoot) save()                              {}
-
-func (c *sharedRoot) waitsFor(p *Put) error {
-	return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.dir)
-}
-
-func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
-	if damage == nil {
-		return fmt.Errorf("the name is of key %s: %w", h.Key, pieceformat.ErrWrongPiece)
-	}
-	bad := p.record()
-	bad.Pieces, bad.Bytes = 1<<p.rank, 0
-	c.propose(bad)
-	return fmt.Errorf("a damaged file has the name: %w", damage)
-}
-
-func (c *sharedRoot) aborted(p *Put) { c.root.unreserve(p.mark.slot, p.rank, p.class.FileBytes()) }
-
-func (c *sharedRoot) unlinkDamaged(v *eviction, _ uint32, name string, cause error) {
-	c.root.log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
-	v.left, _ = c.unlink(v, v.pieces)
-}
-
-func (c *sharedRoot) discard(name string, most int64) (left int64) {
-	if !strings.HasPrefix(name, c.root.slash+pieceformat.MetaDir) {
-		c.overlook(most) // published: others may have it
-		return 0
-	}
-	return ownRoot{c.root}.discard(name, most)
-}
-
-func (c *sharedRoot) identify() (empty bool, err error) {
-	if err = c.root.directory.Same(); err != nil {
-		err = fmt.Errorf("%w, and shared: restart kvhost to join it", err)
-	}
-	return false, err
-}
-
-// joinTimeout is how long a host waits for others that are joining.
-const joinTimeout = 5 * time.Second
-
-// lockOut takes the lock that a host on its own would have, until this one has joined.
-func (c *sharedRoot) lockOut(ctx context.Context) (err error) {
-	r := c.root
-	for begun := r.store.cfg.Now(); ; {
-		c.gate, err = r.fs.Lock(r.dir + "/" + pieceformat.LockFile)
-		if !errors.Is(err, staging.ErrLocked) {
-			break
-		}
-		if r.store.cfg.Now().Sub(begun) > joinTimeout {
-			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.dir, err)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %s: %w", ErrRootBusy, r.dir, ctx.Err())
-		case <-time.After(joinTimeout / 100):
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("store: root %s: %w", r.dir, err)
-	}
-	return nil
-}
-
-// unlockJoin lets other hosts join.
-func (c *sharedRoot) unlockJoin() {
-	if c.gate != nil {
-		_ = c.gate.Close() // the lock goes with the descriptor
-		c.gate = nil
-	}
 }
