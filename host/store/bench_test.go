@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -152,26 +153,33 @@ func BenchmarkCheckpoint(b *testing.B) {
 	f := indexOnly(b, entries, 32)
 	f.fill(entries, 32)
 	r := f.store.roots[0]
-	file, err := r.fs.OpenFile(filepath.Join(b.TempDir(), "index"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer file.Close()
 	b.Run(fmt.Sprintf("entries=%d/write", entries), func(b *testing.B) {
 		for b.Loop() {
-			if err := r.writeCheckpoint(file, 1, r.checkpointOwners()); err != nil {
+			if err := r.kept.SaveCheckpoint(r.x, 1); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
 	b.Run(fmt.Sprintf("entries=%d/read", entries), func(b *testing.B) {
+		file, err := r.fs.OpenFile(r.dir+"/"+pieceformat.CheckpointFile, os.O_RDONLY, 0)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer file.Close()
+		info, err := file.Stat()
+		if err != nil {
+			b.Fatal(err)
+		}
 		for b.Loop() {
 			x := index.New(r.cfg.MaxEntries, f.store.catalog.Fingerprint, f.store.catalog.Base)
-			if _, err := r.readCheckpoint(x, file); err != nil || x.Len() != r.x.Len() {
+			owner := func(o *pieceformat.CheckpointOwner) (index.Owner, error) {
+				cl, err := f.store.catalog.ClassFor(&pieceformat.Header{Namespace: o.Namespace, Group: o.Group})
+				return index.Owner{Class: cl.ID}, err
+			}
+			if _, err := recovery.ReadCheckpoint(file, info.Size, x, owner); err != nil || x.Len() != r.x.Len() {
 				b.Fatal(err)
 			}
 		}
-		info, _ := file.Stat()
 		b.ReportMetric(float64(info.Size)/float64(entries), "file-B/entry")
 	})
 }

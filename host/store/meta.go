@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 
@@ -12,13 +11,10 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// maxMeta bounds what is read of a file that the store kept.
-const maxMeta = 4 << 20
-
 // keep writes a file durably, unless it is there.
 func (r *root) keep(dir, base string, data []byte) error {
 	name := r.dir + "/" + dir + "/" + base
-	if old, err := r.readMeta(name); err == nil && bytes.Equal(old, data) {
+	if old, err := r.kept.Read(dir + "/" + base); err == nil && bytes.Equal(old, data) {
 		return r.keepName(dir) // who wrote it may not have come to that
 	}
 	temp := r.store.tempName(name)
@@ -72,37 +68,13 @@ func (r *files) writeMeta(name string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-func (r *files) readMeta(name string) ([]byte, error) {
-	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if info.Size > maxMeta {
-		return nil, fmt.Errorf("%w: %s has %d bytes", pieceformat.ErrDamaged, name, info.Size)
-	}
-	b := make([]byte, info.Size)
-	n, err := f.ReadAt(b, 0)
-	if err != nil && err != io.EOF {
-		return nil, err
-	}
-	if int64(n) < info.Size {
-		return nil, fmt.Errorf("%w: %s: %d of %d bytes", pieceformat.ErrDamaged, name, n, info.Size)
-	}
-	return b, nil
-}
-
 // plan finds a plan by its digest, for pieces written under an earlier layout.
 func (r *root) plan(d chunk.Digest) (*chunk.Plan, error) {
 	s := r.store
 	if p, ok := s.plans.Load(d); ok {
 		return p.(*chunk.Plan), nil
 	}
-	b, err := r.readMeta(r.dir + "/" + pieceformat.PlansDir + "/" + d.String())
+	b, err := r.kept.Read(pieceformat.PlansDir + "/" + d.String())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, d)
 	}

@@ -60,7 +60,7 @@ func (r *root) loadNamespaces() error {
 
 func (r *root) readText(d chunk.Digest) (text []byte, err error) {
 	for range readTries {
-		text, err = r.readMeta(r.dir + "/" + pieceformat.NamespacesDir + "/" + d.String())
+		text, err = r.kept.Read(pieceformat.NamespacesDir + "/" + d.String())
 		if err == nil && chunk.TextDigest(text) != d {
 			err = fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
 		}
@@ -89,7 +89,7 @@ func (s *Store) loadOldPlacePolicies(ctx context.Context) error {
 			if !ok || s.catalog.HasGeneration(id) || strings.HasPrefix(id, ".") {
 				continue
 			}
-			text, err := r.readMeta(r.dir + "/" + pieceformat.PoliciesDir + "/" + e.Name())
+			text, err := r.kept.Read(pieceformat.PoliciesDir + "/" + e.Name())
 			if err == nil {
 				err = s.catalog.AddOldGeneration(ctx, r.dir+"/"+pieceformat.PoliciesDir, text)
 			}

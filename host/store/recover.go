@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -28,14 +29,13 @@ func (r *root) recover(ctx context.Context) error {
 
 // recoverOwn does so for a root that this host has for itself.
 func (r *root) recoverOwn(ctx context.Context) error {
-	c, err := r.takeCheckpoint()
+	state, ok, err := r.takeCheckpoint()
 	if err != nil {
 		return err
 	}
-	if c == nil {
+	if !ok {
 		return r.beginScan()
 	}
-	state := r.loadState(c.Time)
 	r.mu.Lock()
 	r.evictor.Resume(ctx, state)
 	r.mu.Unlock()
@@ -160,31 +160,16 @@ func (c *census) claim(name, rel string, h *pieceformat.Header, allocated int64)
 		r.custody.foundUnknown(c, name, allocated, err)
 		return
 	}
-	placed, _, err := r.store.catalog.Paths.Path(cl, &h.Key, h.Rank, 0, false)
-	fallback := false
-	if err != nil || placed != rel {
-		other, _, oerr := r.store.catalog.Paths.Path(cl, &h.Key, h.Rank, 0, true)
-		fallback = oerr == nil && other == rel
-		earlier := cl
-		if !fallback {
-			earlier = r.store.catalog.ClassAt(cl, h, rel)
-		}
-		if earlier == nil && err != nil && oerr == nil {
-			placed, err, fallback = other, nil, true // as a put would do it
-		}
-		switch {
-		case earlier != nil:
-			if cl = earlier; !fallback {
-				defer cl.Release()
-			}
-		case err != nil:
-			c.unreadable(name, err)
-			return
-		case !r.custody.rename(c, name, r.dir+"/"+placed, allocated):
-			return
-		}
+	id, err := recovery.Identify(r.store.catalog, cl, h, rel)
+	if err != nil {
+		c.unreadable(name, err)
+		return
 	}
-	r.custody.found(c, name, cl, h, allocated, fallback)
+	defer id.Release()
+	if id.Rename != "" && !r.custody.rename(c, name, r.dir+"/"+id.Rename, allocated) {
+		return
+	}
+	r.custody.found(c, name, id.Class, h, allocated, id.FallbackName)
 }
 
 // resolve ends a clash. A piece that another naming named than its entry's is moved to where the entry looks for it. Of a

@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sync/semaphore"
 )
@@ -71,10 +72,11 @@ type entries struct {
 type files struct {
 	store     *Store
 	log       *slog.Logger
-	entries   *entries   // for its counts
-	dir       string     // absolute
-	slash     string     // dir and a slash
-	fs        staging.FS // watched
+	entries   *entries            // for its counts
+	dir       string              // absolute
+	slash     string              // dir and a slash
+	fs        staging.FS          // watched
+	kept      *recovery.Directory // files that the store keeps for itself
 	health    *health.Monitor
 	directory *health.Directory
 	meter     health.Meter
@@ -129,6 +131,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 		Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
 	})
 	r.fs, r.meter.Now = r.health.FS(), s.cfg.Now
+	r.kept = &recovery.Directory{Path: r.dir, FS: r.fs, Log: log, Catalog: s.catalog, Temp: s.tempName}
 	r.budget = newWriteBudget(r)
 	r.directory = health.NewDirectory(r.health, r.dir, r.lockName(), pieceformat.RootDirs[:])
 	return r, nil

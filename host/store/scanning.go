@@ -1,17 +1,16 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io/fs"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -137,36 +136,28 @@ func (c *census) settle() {
 func (c *census) order() {
 	r := c.root
 	place, when := r.loadTouches()
-	type found struct {
-		slot  uint32
-		place uint64
-		stamp int64
-	}
-	var list []found
+	var list []recovery.Found
 	newest := when
 	r.mu.Lock()
 	r.x.Each(func(slot uint32, e *index.Entry) {
 		if e.LastTouch() != 0 {
 			return
 		}
-		f := found{slot: slot}
+		f := recovery.Found{Slot: slot}
 		if int(slot) < len(c.stamps) {
-			f.stamp = c.stamps[slot]
+			f.Time = c.stamps[slot]
 		}
-		if int(slot) < len(place) && f.stamp <= when {
-			f.place = place[slot]
+		if int(slot) < len(place) && f.Time <= when {
+			f.Place = place[slot]
 		}
-		newest = max(newest, f.stamp)
+		newest = max(newest, f.Time)
 		list = append(list, f)
 	})
 	r.mu.Unlock()
-	slices.SortFunc(list, func(a, b found) int {
-		// Wrapping below zero puts what has no place behind everything that has one.
-		return cmp.Or(cmp.Compare(a.place-1, b.place-1), cmp.Compare(a.stamp, b.stamp), cmp.Compare(a.slot, b.slot))
-	})
+	recovery.ByLastTouch(list)
 	r.mu.Lock()
 	for i, f := range list {
-		if e := r.x.At(f.slot); e.Is(index.Live) && e.LastTouch() == 0 {
+		if e := r.x.At(f.Slot); e.Is(index.Live) && e.LastTouch() == 0 {
 			e.SetLastTouch(uint32(i + 1))
 		}
 	}

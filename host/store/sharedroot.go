@@ -86,7 +86,7 @@ func (c *sharedRoot) newMember() (*shared.Member, error) {
 // recover joins the others. The steps go on until leave. What is there a scan finds, beside the sessions.
 func (c *sharedRoot) recover(context.Context) error {
 	r := c.root
-	if err := r.removeCheckpoint(); err != nil { // of a run that had the root to itself
+	if err := r.kept.RemoveCheckpoint(); err != nil { // of a run that had the root to itself
 		return err
 	}
 	m, err := c.newMember()

@@ -17,7 +17,7 @@ type budgetFile struct {
 }
 
 func (f budgetFile) Load() (day, bytes int64, err error) {
-	text, err := f.root.readMeta(f.root.dir + "/" + f.name)
+	text, err := f.root.kept.Read(f.name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, 0, nil
 	}
@@ -32,7 +32,7 @@ func (f budgetFile) Load() (day, bytes int64, err error) {
 }
 
 func (f budgetFile) Save(day, bytes int64) error {
-	return f.root.replaceMeta(f.name, func(file staging.File) error {
+	return f.root.kept.Replace(f.name, func(file staging.File) error {
 		_, err := file.WriteAt(pieceformat.EncodeWritten(day, bytes), 0)
 		return err
 	})
