@@ -63,8 +63,10 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._recovery = compat.HybridRecovery()
         self._idle = StepOrders()
         self._asleep = False
-        self._release: Callable[[], None] = lambda: None
-        if role == KVConnectorRole.WORKER:
+        self._release: Callable[[], None] = lambda: None  # the memory that the host has mapped
+        self._export: Callable[[], None] = lambda: None
+        self._on_gpu = False
+        if role == KVConnectorRole.WORKER and vllm_config.device_config.device_type == "cpu":
             separate_allocations(True)  # the KV cache is allocated next: see HostMemory
         if self._kv_transfer_config.kv_load_failure_policy != "recompute":
             log.warning('kvhost: kv_load_failure_policy is %r: a load that fails ends its request; want "recompute"',
@@ -88,7 +90,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         except (OSError, ImportError) as e:
             self._refuse(f"sharing the KV cache's memory: {e}")
         finally:
-            separate_allocations(False)
+            if self._vllm_config.device_config.device_type == "cpu":
+                separate_allocations(False)
 
     def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor, attn_backend: type) -> None:
         self._refuse("the cache is one tensor for all layers")  # never asked for: see prefer_cross_layer_blocks
@@ -102,7 +105,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         plans = model.plan_groups(config, cache, self._settings)
         tensors = {n: t for g in cache.kv_cache_groups for n in g.layer_names if (t := kv_caches.get(n)) is not None}
         groups = model.group_regions(cache, plans, tensors)
-        memory = regions.share(tensors)
+        memory = regions.share(tensors, groups)
+        self._on_gpu = bool(memory.device_uuid)
         rank = compat.ranks()
         namespace = model.namespace(config, cache, self._settings, groups, tensors, rank[0])
 
@@ -118,7 +122,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
                 for g in groups:
                     s.unregister(g.plan.id)
 
-        self._release = release
+        self._release, self._export = release, memory.export
         self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.socket, open, leads=False)
         self._worker = Worker(
             self._settings, self._link, rank, cache.num_blocks, stores=not (namespace.replicated and rank[1])
@@ -163,10 +167,10 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _written(self) -> Callable[[], None]:
         """What returns once the kernels queued so far have written the cache."""
+        if not self._on_gpu:
+            return lambda: None
         import torch
 
-        if not torch.cuda.is_available():
-            return lambda: None
         event = torch.cuda.Event(blocking=True)
         event.record()
         return event.synchronize
@@ -206,6 +210,11 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         if self._asleep:
             assert self._link is not None
             self._asleep = False
+            try:
+                self._export()
+            except Refused as e:
+                log.error("kvhost: NOT OFFLOADING after the wake-up: %s", e)
+                return
             self._link.resume(_FIRST_CONNECT)
 
     def shutdown(self) -> None:

@@ -71,6 +71,9 @@ class HostMemory:
             raise Refused(f"a layer's cache has {min(storages.values())} bytes; the heap may use its pages, too")
         self._memory = AdoptedMemory(storages.items())
 
+    def export(self) -> None:
+        """Nothing: the memory stays where it is."""
+
     def register(self, session: Session, regions: GroupRegions) -> None:
         where = [Region(self._memory.offset(p.address), p.stride, p.blocks) for p in regions.pages]
         session.register(regions.plan.id, self._memory, where)
@@ -79,32 +82,31 @@ class HostMemory:
 class DeviceMemory:
     """KV tensors of one GPU, shared by CUDA IPC."""
 
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
-        import torch
+    def __init__(self, tensors: Mapping[str, Any], groups: Sequence[GroupRegions]) -> None:
+        self._groups = groups
+        self.device_uuid = cuda.device_uuid(next(iter(tensors.values())).device.index)
+        self.export()
 
-        device = next(iter(tensors.values())).device
-        self.device_uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        with torch.cuda.device(device):
-            for name, tensor in tensors.items():
+    def export(self) -> None:
+        """Asks CUDA for the handles. Call it on the engine's thread: others have no CUDA context."""
+        self._exported: dict[int, cuda.IpcMemory] = {}
+        for group in self._groups:
+            for page in group.pages:
                 try:
-                    cuda.export_ipc(tensor.data_ptr())
+                    self._exported[page.address] = cuda.export_ipc(page.address)
                 except cuda.CudaError as e:
-                    raise Refused(f"layer {name}: its memory cannot be shared ({e}): no expandable segments, no sleep "
-                                  "mode allocator") from None
-        self._device = device
+                    raise Refused(f"the cache's memory cannot be shared ({e}): use neither expandable segments nor "
+                                  "an allocator for sleep mode") from None
 
     def register(self, session: Session, regions: GroupRegions) -> None:
-        import torch
-
-        with torch.cuda.device(self._device):
-            where = [cuda.export_ipc(p.address) for p in regions.pages]
+        where = [self._exported[p.address] for p in regions.pages]
         session.register_ipc(
             regions.plan.id, [w.handle for w in where],
             [Region(w.offset, p.stride, p.blocks) for w, p in zip(where, regions.pages, strict=True)],
         )
 
 
-def share(tensors: Mapping[str, Any]) -> HostMemory | DeviceMemory:
+def share(tensors: Mapping[str, Any], groups: Sequence[GroupRegions]) -> HostMemory | DeviceMemory:
     """Prepares the tensors' memory for registration."""
     kinds = {t.device.type for t in tensors.values()}
     if kinds == {"cpu"}:
@@ -112,5 +114,5 @@ def share(tensors: Mapping[str, Any]) -> HostMemory | DeviceMemory:
     if kinds == {"cuda"}:
         if len({t.device for t in tensors.values()}) > 1:
             raise Refused("the layers' caches are on several GPUs")
-        return DeviceMemory(tensors)
+        return DeviceMemory(tensors, groups)
     raise Refused(f"the layers' caches are on {', '.join(sorted(kinds))}")
