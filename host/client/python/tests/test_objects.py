@@ -122,7 +122,7 @@ def test_memory_that_is_not_shared_is_none_of_a_file() -> None:
 
 
 def test_objects_have_a_place_only_on_their_blocks() -> None:
-    shared = Mapping(None, 1, 1000)  # type: ignore[arg-type]
+    shared = Mapping(None, ("", ""), 1000)  # type: ignore[arg-type]
     place = Place(shared, ((1000, 10), (2000, 20)), 5)
     assert [place.block((1000 + 10 * b, 2000 + 20 * b)) for b in range(5)] == list(range(5))
     for pages in ((1050, 2100), (990, 1980), (1005, 2010), (1010, 2040), (1010,), (1010, 2020, 1)):
@@ -142,17 +142,26 @@ for line in sys.stdin:
 """
 
 
+def mapping_of(path: Path) -> Mapping:
+    with path.open("r+b") as f:
+        shared = mmap.mmap(f.fileno(), 4096)
+        found = Mapping.find(address(shared), 4096, f.fileno())
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("ends", ["unmap", "death"])
 def test_memory_is_ours_again_when_the_host_unmaps_it_or_dies(tmp_path: Path, ends: str) -> None:
-    file = tmp_path / "file"
+    file, other = tmp_path / "file", tmp_path / "other"
     file.write_bytes(bytes(4096))
+    other.write_bytes(bytes(4096))
     command = [sys.executable, "-c", _LISTENER, str(tmp_path / "s"), str(file)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None and child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
-        process, inode = HostProcess(str(tmp_path / "s")), file.stat().st_ino
-        assert process.maps(inode) and not process.maps(inode + 1)
-        mapping = Mapping(None, inode, 0)  # type: ignore[arg-type]
+        process = HostProcess(str(tmp_path / "s"))
+        mapping = mapping_of(file)
+        assert process.maps(mapping.file) and not process.maps(mapping_of(other).file)
         waiting = threading.Thread(target=process.wait_unmapped, args=(mapping,))
         waiting.start()
         waiting.join(0.05)

@@ -27,33 +27,33 @@ class Mapping:
     """A file that this process has mapped: POSIX shared memory or a memfd."""
 
     memory: SharedMemory
-    inode: int
+    file: tuple[str, str]  # its device and inode, as the kernel prints them in maps
     base: int  # the address of the file's first byte
 
     @classmethod
     def find(cls, address: int, size: int, fd: int = -1) -> Mapping | None:
         """The file behind memory of this process, by a descriptor of it or by the name that the kernel gives it. None
         where the memory is private, or not one file's."""
-        inode, base, path = 0, 0, ""
+        file, base, path = ("", "0"), 0, ""
         at, end = address, address + size
         with open("/proc/self/maps") as maps:
             for line in maps:
-                span, access, offset, _, number, *rest = line.split(maxsplit=5)
+                span, access, offset, device, inode, *rest = line.split(maxsplit=5)
                 first, last = (int(x, 16) for x in span.split("-"))
                 if last <= at or first >= end:
                     continue
                 here = first - int(offset, 16)
-                if first > at or access[3] != "s" or (inode and (int(number), here) != (inode, base)):
+                if first > at or access[3] != "s" or (at > address and (device, inode, here) != (*file, base)):
                     return None
-                inode, base, path, at = int(number), here, rest[0].strip() if rest else "", last
-        if at < end or not inode:
+                file, base, path, at = (device, inode), here, rest[0].strip() if rest else "", last
+        if at < end or file[1] == "0":
             return None
         try:
             own = os.dup(fd) if fd >= 0 else os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            return cls(SharedMemory(own), inode, base) if os.fstat(own).st_ino == inode else None
+            return cls(SharedMemory(own), file, base) if os.fstat(own).st_ino == int(file[1]) else None
         finally:
             os.close(own)
 
@@ -103,24 +103,24 @@ class HostProcess:
         except OSError as e:
             raise HostGone(f"process {pid} of {path}: {e}") from e
         try:
-            self.maps(0)
+            self.maps(("", ""))
         except OSError as e:
             os.close(self._fd)
             raise NotShared(f"the host's process cannot be watched: {e}") from e
 
-    def maps(self, inode: int) -> bool:
+    def maps(self, file: tuple[str, str]) -> bool:
         """Whether the process lives and has a file mapped."""
         if select.select([self._fd], [], [], 0)[0]:
             return False
         try:
             with open(f"/proc/{self._pid}/maps") as maps:
-                return any(line.split(maxsplit=5)[4] == str(inode) for line in maps)
+                return any(tuple(line.split(maxsplit=5)[3:5]) == file for line in maps)
         except ProcessLookupError:
             return False
 
     def wait_unmapped(self, mapping: Mapping) -> None:
         """Returns when the process cannot touch the memory any more, which is when its last copy has ended."""
-        while self.maps(mapping.inode):
+        while self.maps(mapping.file):
             time.sleep(_POLL)
 
     def close(self) -> None:

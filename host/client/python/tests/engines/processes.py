@@ -50,6 +50,10 @@ class Process:
                 self._running.wait()
         self._running = None
 
+    def _signal(self, sig: int) -> None:
+        assert self._running is not None
+        os.killpg(self._running.pid, sig)
+
     def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
@@ -73,6 +77,13 @@ class Host(Process):
 
     def kill(self) -> None:
         self.stop(signal.SIGKILL)
+
+    def hang(self) -> None:
+        """Stops the process where it is, until :meth:`go_on`."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
 
     def files(self) -> list[Path]:
         """The files of pieces, largest first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,19 @@ class Server:
     makes of the flags."""
 
     def __init__(
-        self, socket: str, pool: Any = None, *, in_place: bool = True, arena_bytes: int = 4 << 20, **config: Any
+        self,
+        socket: str,
+        pool: Any = None,
+        *,
+        in_place: bool = True,
+        arena_bytes: int = 4 << 20,
+        timeout: float = 30,
+        **config: Any,
     ) -> None:
         self.pool = host_pool() if pool is None else pool
         extra = {
             "backend_name": "kvhost", "module_path": "kvhost.sglang", "class_name": "KvhostStorage",
-            "interface_v1": int(in_place), "kvhost": {"socket": socket, "arena_bytes": arena_bytes},
+            "interface_v1": int(in_place), "kvhost": {"socket": socket, "arena_bytes": arena_bytes, "timeout": timeout},
         }  # fmt: skip
         fields = {
             "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
@@ -194,6 +202,25 @@ def test_a_host_that_dies_costs_hits_only(host: Host) -> None:
     host.start()
     wait_for("hits", lambda: int(s.storage.batch_exists(names)) == 3)
     assert s.read(names, first=9) == 3 and s.content(3, first=9) == want
+    s.close()
+
+
+def test_a_host_that_hangs_has_the_pool_until_it_answers(host: Host) -> None:
+    """Pages in place are not SGLang's again while the host may still write to them."""
+    s = Server(host.socket, host_pool(allocator="shm"), timeout=0.5)
+    names, want = hashes(4), s.fill(4)
+    assert s.write(names) == 4 * PAGE
+    host.hang()
+    loaded: list[int] = []
+    load = threading.Thread(target=lambda: loaded.append(s.read(names, first=9)))
+    load.start()
+    load.join(3)
+    assert load.is_alive()
+    host.go_on()
+    load.join(60)
+    assert loaded == [0]
+    wait_for("hits", lambda: int(s.storage.batch_exists(names)) == 4)
+    assert s.read(names, first=9) == 4 and s.content(4, first=9) == want
     s.close()
 
 
