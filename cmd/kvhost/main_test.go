@@ -38,13 +38,25 @@ func testMain(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "kvhost")
-	build := exec.Command("go", "build", "-overlay", overlay, "-o", binary, ".")
+	build := exec.Command("go", "build", "-overlay", overlay, "-trimpath", "-ldflags=-s -w", "-o", binary, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
 	}
 	return m.Run()
+}
+
+// The binary has all policies in it, and stays small.
+func TestBinarySize(t *testing.T) {
+	info, err := os.Stat(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const limit = 30_000_000
+	if info.Size() > limit {
+		t.Errorf("the binary has %d bytes, at most %d", info.Size(), limit)
+	}
 }
 
 // command runs the binary in a directory, without KVHOST_ variables of the tester's environment.
