@@ -6,7 +6,7 @@ package abi
 type Info struct {
 	Size          uint32 // bytes of this header
 	ABI           uint32 // Version
-	Features      uint64 // host feature bits; none are defined yet
+	Features      uint64 // host feature bits, such as FeatureHints
 	EventStride   uint32
 	AskStride     uint32
 	AdmitStride   uint32

@@ -47,6 +47,22 @@ typedef struct {
   uint64_t time;
 } kv_event;
 
+/* What an engine tells about a request when it ends, if info->features has KV_FEATURE_HINTS. 0 is unknown. */
+#define KV_FEATURE_HINTS 1u
+enum { KV_END_STOP = 1, KV_END_LENGTH, KV_END_TOOL_CALL, KV_END_ABORT };
+
+typedef struct {
+  uint32_t tokens_in, tokens_out, return_ms;
+  int32_t priority;
+  uint8_t reason;
+} kv_hints;
+
+/* kv_hints_of reads the hints of a REQUEST_END event. */
+static inline kv_hints kv_hints_of(const kv_event *e) {
+  kv_hints h = {e->size, e->depth, (uint32_t)e->key, (int32_t)(uint32_t)e->parent_key, e->tier};
+  return h;
+}
+
 typedef struct {
   uint32_t size, abi;
   uint64_t features;

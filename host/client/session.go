@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	protobuf "google.golang.org/protobuf/proto"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 )
@@ -307,12 +308,19 @@ func (s *Session) Flush(ctx context.Context) error {
 	return err
 }
 
-// EndRequest ends a request and releases its leases.
-func (s *Session) EndRequest(ctx context.Context, request uint32) error {
-	_, err := s.ask(ctx,
-		&proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: request}}})
+// EndRequest ends a request and releases its leases. The hints tell policies what the request did; the zero value tells
+// nothing.
+func (s *Session) EndRequest(ctx context.Context, request uint32, hints Hints) error {
+	m := &proto.EndRequest{
+		Request: request, Reason: proto.EndReason(hints.Reason), TokensIn: hints.TokensIn, TokensOut: hints.TokensOut,
+		Priority: hints.Priority, ReturnMillis: hints.ReturnMS,
+	}
+	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: m}})
 	return err
 }
+
+// Hints are what an engine tells about a request when it ends.
+type Hints = abi.Hints
 
 // Status returns the host's status.
 func (s *Session) Status(ctx context.Context) (*proto.StatusReply, error) {

@@ -134,7 +134,7 @@ func (r *testRoot) round(round uint32) error {
 	if err := r.ignored(first); err != nil {
 		return err
 	}
-	if err := r.set.EndRequest(0, r.now()); err != nil {
+	if err := r.set.EndRequest(0, abi.Hints{}, r.now()); err != nil {
 		return err
 	}
 	return r.evict(abi.Ask{Bytes: abi.SizeUnit, MaxVictims: 1, Tenant: 1}) // of a tenant that has nothing

@@ -216,6 +216,61 @@ func (ChunkResult) EnumDescriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{2}
 }
 
+type EndReason int32
+
+const (
+	EndReason_END_REASON_UNKNOWN   EndReason = 0
+	EndReason_END_REASON_STOP      EndReason = 1 // the model stopped
+	EndReason_END_REASON_LENGTH    EndReason = 2 // the limit of output tokens was reached
+	EndReason_END_REASON_TOOL_CALL EndReason = 3 // the model called a tool
+	EndReason_END_REASON_ABORT     EndReason = 4 // the client went away
+)
+
+// Enum value maps for EndReason.
+var (
+	EndReason_name = map[int32]string{
+		0: "END_REASON_UNKNOWN",
+		1: "END_REASON_STOP",
+		2: "END_REASON_LENGTH",
+		3: "END_REASON_TOOL_CALL",
+		4: "END_REASON_ABORT",
+	}
+	EndReason_value = map[string]int32{
+		"END_REASON_UNKNOWN":   0,
+		"END_REASON_STOP":      1,
+		"END_REASON_LENGTH":    2,
+		"END_REASON_TOOL_CALL": 3,
+		"END_REASON_ABORT":     4,
+	}
+)
+
+func (x EndReason) Enum() *EndReason {
+	p := new(EndReason)
+	*p = x
+	return p
+}
+
+func (x EndReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EndReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[3].Descriptor()
+}
+
+func (EndReason) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[3]
+}
+
+func (x EndReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EndReason.Descriptor instead.
+func (EndReason) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{3}
+}
+
 type PolicyState int32
 
 const (
@@ -255,11 +310,11 @@ func (x PolicyState) String() string {
 }
 
 func (PolicyState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvhost_v1_kvhost_proto_enumTypes[3].Descriptor()
+	return file_kvhost_v1_kvhost_proto_enumTypes[4].Descriptor()
 }
 
 func (PolicyState) Type() protoreflect.EnumType {
-	return &file_kvhost_v1_kvhost_proto_enumTypes[3]
+	return &file_kvhost_v1_kvhost_proto_enumTypes[4]
 }
 
 func (x PolicyState) Number() protoreflect.EnumNumber {
@@ -268,7 +323,7 @@ func (x PolicyState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PolicyState.Descriptor instead.
 func (PolicyState) EnumDescriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{3}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{4}
 }
 
 type ClientMessage struct {
@@ -2872,9 +2927,17 @@ func (x *Flush) GetJobs() []uint64 {
 
 // EndRequest releases the leases that this session still has from the request. The request is over when every session
 // of the engine that named it has ended it.
+//
+// The other fields are hints for policies about what the request did and whether its prefix will be used again; 0 is
+// unknown. If several sessions give hints, the last ones count.
 type EndRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       uint32                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	Reason        EndReason              `protobuf:"varint,2,opt,name=reason,proto3,enum=kvhost.v1.EndReason" json:"reason,omitempty"`
+	TokensIn      uint32                 `protobuf:"varint,3,opt,name=tokens_in,json=tokensIn,proto3" json:"tokens_in,omitempty"`             // of the prompt
+	TokensOut     uint32                 `protobuf:"varint,4,opt,name=tokens_out,json=tokensOut,proto3" json:"tokens_out,omitempty"`          // generated
+	Priority      int32                  `protobuf:"zigzag32,5,opt,name=priority,proto3" json:"priority,omitempty"`                           // as the engine schedules: lower goes first
+	ReturnMillis  uint32                 `protobuf:"varint,6,opt,name=return_millis,json=returnMillis,proto3" json:"return_millis,omitempty"` // until the prefix is expected to be used again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2912,6 +2975,41 @@ func (*EndRequest) Descriptor() ([]byte, []int) {
 func (x *EndRequest) GetRequest() uint32 {
 	if x != nil {
 		return x.Request
+	}
+	return 0
+}
+
+func (x *EndRequest) GetReason() EndReason {
+	if x != nil {
+		return x.Reason
+	}
+	return EndReason_END_REASON_UNKNOWN
+}
+
+func (x *EndRequest) GetTokensIn() uint32 {
+	if x != nil {
+		return x.TokensIn
+	}
+	return 0
+}
+
+func (x *EndRequest) GetTokensOut() uint32 {
+	if x != nil {
+		return x.TokensOut
+	}
+	return 0
+}
+
+func (x *EndRequest) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *EndRequest) GetReturnMillis() uint32 {
+	if x != nil {
+		return x.ReturnMillis
 	}
 	return 0
 }
@@ -3893,10 +3991,16 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
 	"\x06layers\x18\x02 \x01(\rR\x06layers\"\x1b\n" +
 	"\x05Flush\x12\x12\n" +
-	"\x04jobs\x18\x01 \x03(\x04R\x04jobs\"&\n" +
+	"\x04jobs\x18\x01 \x03(\x04R\x04jobs\"\xd1\x01\n" +
 	"\n" +
 	"EndRequest\x12\x18\n" +
-	"\arequest\x18\x01 \x01(\rR\arequest\"\x06\n" +
+	"\arequest\x18\x01 \x01(\rR\arequest\x12,\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x14.kvhost.v1.EndReasonR\x06reason\x12\x1b\n" +
+	"\ttokens_in\x18\x03 \x01(\rR\btokensIn\x12\x1d\n" +
+	"\n" +
+	"tokens_out\x18\x04 \x01(\rR\ttokensOut\x12\x1a\n" +
+	"\bpriority\x18\x05 \x01(\x11R\bpriority\x12#\n" +
+	"\rreturn_millis\x18\x06 \x01(\rR\freturnMillis\"\x06\n" +
 	"\x04Ping\"\x0f\n" +
 	"\rStatusRequest\"\xb2\x03\n" +
 	"\vStatusReply\x12\x18\n" +
@@ -3993,7 +4097,13 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x15CHUNK_RESULT_RESIDENT\x10\x02\x12\x18\n" +
 	"\x14CHUNK_RESULT_REFUSED\x10\x03\x12\x15\n" +
 	"\x11CHUNK_RESULT_SHED\x10\x04\x12\x17\n" +
-	"\x13CHUNK_RESULT_FAILED\x10\x05*\x91\x01\n" +
+	"\x13CHUNK_RESULT_FAILED\x10\x05*\x7f\n" +
+	"\tEndReason\x12\x16\n" +
+	"\x12END_REASON_UNKNOWN\x10\x00\x12\x13\n" +
+	"\x0fEND_REASON_STOP\x10\x01\x12\x15\n" +
+	"\x11END_REASON_LENGTH\x10\x02\x12\x18\n" +
+	"\x14END_REASON_TOOL_CALL\x10\x03\x12\x14\n" +
+	"\x10END_REASON_ABORT\x10\x04*\x91\x01\n" +
 	"\vPolicyState\x12\x17\n" +
 	"\x13POLICY_STATE_ACTING\x10\x00\x12\x18\n" +
 	"\x14POLICY_STATE_STANDIN\x10\x01\x12\x1b\n" +
@@ -4020,121 +4130,123 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_kvhost_proto_rawDescData
 }
 
-var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                    // 0: kvhost.v1.Code
 	(LookupKind)(0),              // 1: kvhost.v1.LookupKind
 	(ChunkResult)(0),             // 2: kvhost.v1.ChunkResult
-	(PolicyState)(0),             // 3: kvhost.v1.PolicyState
-	(*ClientMessage)(nil),        // 4: kvhost.v1.ClientMessage
-	(*HostMessage)(nil),          // 5: kvhost.v1.HostMessage
-	(*Done)(nil),                 // 6: kvhost.v1.Done
-	(*Error)(nil),                // 7: kvhost.v1.Error
-	(*Hello)(nil),                // 8: kvhost.v1.Hello
-	(*Namespace)(nil),            // 9: kvhost.v1.Namespace
-	(*Group)(nil),                // 10: kvhost.v1.Group
-	(*Plane)(nil),                // 11: kvhost.v1.Plane
-	(*HelloReply)(nil),           // 12: kvhost.v1.HelloReply
-	(*Limits)(nil),               // 13: kvhost.v1.Limits
-	(*Register)(nil),             // 14: kvhost.v1.Register
-	(*Region)(nil),               // 15: kvhost.v1.Region
-	(*CudaVmm)(nil),              // 16: kvhost.v1.CudaVmm
-	(*CudaVmmSegment)(nil),       // 17: kvhost.v1.CudaVmmSegment
-	(*Unregister)(nil),           // 18: kvhost.v1.Unregister
-	(*Semaphores)(nil),           // 19: kvhost.v1.Semaphores
-	(*Timeline)(nil),             // 20: kvhost.v1.Timeline
-	(*Lookup)(nil),               // 21: kvhost.v1.Lookup
-	(*LookupReply)(nil),          // 22: kvhost.v1.LookupReply
-	(*Release)(nil),              // 23: kvhost.v1.Release
-	(*Store)(nil),                // 24: kvhost.v1.Store
-	(*StoreChunk)(nil),           // 25: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),            // 26: kvhost.v1.StoreRead
-	(*StorePublished)(nil),       // 27: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),         // 28: kvhost.v1.ChunkFailure
-	(*Load)(nil),                 // 29: kvhost.v1.Load
-	(*LoadChunk)(nil),            // 30: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),            // 31: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),             // 32: kvhost.v1.LoadDone
-	(*Cancel)(nil),               // 33: kvhost.v1.Cancel
-	(*Advance)(nil),              // 34: kvhost.v1.Advance
-	(*Flush)(nil),                // 35: kvhost.v1.Flush
-	(*EndRequest)(nil),           // 36: kvhost.v1.EndRequest
-	(*Ping)(nil),                 // 37: kvhost.v1.Ping
-	(*StatusRequest)(nil),        // 38: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),          // 39: kvhost.v1.StatusReply
-	(*PolicyStatus)(nil),         // 40: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                // 41: kvhost.v1.Trial
-	(*SwapPolicyRequest)(nil),    // 42: kvhost.v1.SwapPolicyRequest
-	(*PromotePolicyRequest)(nil), // 43: kvhost.v1.PromotePolicyRequest
-	(*SwapPolicyReply)(nil),      // 44: kvhost.v1.SwapPolicyReply
-	(*PolicyTaken)(nil),          // 45: kvhost.v1.PolicyTaken
-	(*RootStatus)(nil),           // 46: kvhost.v1.RootStatus
-	nil,                          // 47: kvhost.v1.Namespace.ExtraEntry
-	nil,                          // 48: kvhost.v1.StatusReply.CountersEntry
-	nil,                          // 49: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(EndReason)(0),               // 3: kvhost.v1.EndReason
+	(PolicyState)(0),             // 4: kvhost.v1.PolicyState
+	(*ClientMessage)(nil),        // 5: kvhost.v1.ClientMessage
+	(*HostMessage)(nil),          // 6: kvhost.v1.HostMessage
+	(*Done)(nil),                 // 7: kvhost.v1.Done
+	(*Error)(nil),                // 8: kvhost.v1.Error
+	(*Hello)(nil),                // 9: kvhost.v1.Hello
+	(*Namespace)(nil),            // 10: kvhost.v1.Namespace
+	(*Group)(nil),                // 11: kvhost.v1.Group
+	(*Plane)(nil),                // 12: kvhost.v1.Plane
+	(*HelloReply)(nil),           // 13: kvhost.v1.HelloReply
+	(*Limits)(nil),               // 14: kvhost.v1.Limits
+	(*Register)(nil),             // 15: kvhost.v1.Register
+	(*Region)(nil),               // 16: kvhost.v1.Region
+	(*CudaVmm)(nil),              // 17: kvhost.v1.CudaVmm
+	(*CudaVmmSegment)(nil),       // 18: kvhost.v1.CudaVmmSegment
+	(*Unregister)(nil),           // 19: kvhost.v1.Unregister
+	(*Semaphores)(nil),           // 20: kvhost.v1.Semaphores
+	(*Timeline)(nil),             // 21: kvhost.v1.Timeline
+	(*Lookup)(nil),               // 22: kvhost.v1.Lookup
+	(*LookupReply)(nil),          // 23: kvhost.v1.LookupReply
+	(*Release)(nil),              // 24: kvhost.v1.Release
+	(*Store)(nil),                // 25: kvhost.v1.Store
+	(*StoreChunk)(nil),           // 26: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),            // 27: kvhost.v1.StoreRead
+	(*StorePublished)(nil),       // 28: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),         // 29: kvhost.v1.ChunkFailure
+	(*Load)(nil),                 // 30: kvhost.v1.Load
+	(*LoadChunk)(nil),            // 31: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),            // 32: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),             // 33: kvhost.v1.LoadDone
+	(*Cancel)(nil),               // 34: kvhost.v1.Cancel
+	(*Advance)(nil),              // 35: kvhost.v1.Advance
+	(*Flush)(nil),                // 36: kvhost.v1.Flush
+	(*EndRequest)(nil),           // 37: kvhost.v1.EndRequest
+	(*Ping)(nil),                 // 38: kvhost.v1.Ping
+	(*StatusRequest)(nil),        // 39: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),          // 40: kvhost.v1.StatusReply
+	(*PolicyStatus)(nil),         // 41: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                // 42: kvhost.v1.Trial
+	(*SwapPolicyRequest)(nil),    // 43: kvhost.v1.SwapPolicyRequest
+	(*PromotePolicyRequest)(nil), // 44: kvhost.v1.PromotePolicyRequest
+	(*SwapPolicyReply)(nil),      // 45: kvhost.v1.SwapPolicyReply
+	(*PolicyTaken)(nil),          // 46: kvhost.v1.PolicyTaken
+	(*RootStatus)(nil),           // 47: kvhost.v1.RootStatus
+	nil,                          // 48: kvhost.v1.Namespace.ExtraEntry
+	nil,                          // 49: kvhost.v1.StatusReply.CountersEntry
+	nil,                          // 50: kvhost.v1.SwapPolicyRequest.ConfigEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
-	8,  // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
-	14, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
-	18, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
-	21, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	23, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	24, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	29, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	33, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	35, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	36, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	37, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	34, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
-	19, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
-	7,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
-	12, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
-	6,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
-	22, // 16: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	26, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	27, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	31, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	32, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	9,  // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
+	15, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
+	19, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
+	22, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
+	24, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
+	25, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
+	30, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
+	34, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
+	36, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	37, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	38, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	35, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
+	20, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
+	8,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
+	13, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
+	7,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
+	23, // 16: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
+	27, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	28, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	32, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	33, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
 	0,  // 21: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	9,  // 22: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	10, // 23: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	47, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	10, // 22: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	11, // 23: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	48, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 25: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	11, // 26: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	13, // 27: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	15, // 28: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	16, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	17, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
-	16, // 31: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	25, // 32: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	20, // 33: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	12, // 26: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	14, // 27: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	16, // 28: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	17, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	18, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
+	17, // 31: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	26, // 32: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	21, // 33: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
 	2,  // 34: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	28, // 35: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	29, // 35: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
 	0,  // 36: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	30, // 37: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	20, // 38: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	28, // 39: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	40, // 40: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	46, // 41: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	48, // 42: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	3,  // 43: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	41, // 44: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	49, // 45: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	45, // 46: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
-	4,  // 47: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	38, // 48: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	42, // 49: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	43, // 50: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	5,  // 51: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	39, // 52: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	44, // 53: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
-	44, // 54: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
-	51, // [51:55] is the sub-list for method output_type
-	47, // [47:51] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	31, // 37: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	21, // 38: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	29, // 39: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	3,  // 40: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
+	41, // 41: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	47, // 42: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	49, // 43: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	4,  // 44: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	42, // 45: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	50, // 46: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	46, // 47: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
+	5,  // 48: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	39, // 49: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	43, // 50: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	44, // 51: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	6,  // 52: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	40, // 53: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	45, // 54: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
+	45, // 55: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
+	52, // [52:56] is the sub-list for method output_type
+	48, // [48:52] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -4183,7 +4295,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      5,
 			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   2,

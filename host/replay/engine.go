@@ -121,8 +121,7 @@ func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (R
 	}
 	if len(e.keys) > 0 {
 		if err := e.each(ctx, func(ctx context.Context, x *rank) error {
-			return x.session.EndRequest(ctx,
-				number)
+			return x.session.EndRequest(ctx, number, req.Hints())
 		}); err != nil {
 			return Request{}, err
 		}

@@ -3,6 +3,7 @@ package server
 import (
 	"strconv"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 )
@@ -109,7 +110,7 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 		return x.doneUnless(m.Id, x.release(b.Release))
 	case *proto.ClientMessage_EndRequest:
 		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
-		x.engine.endRequest(x, b.EndRequest.GetRequest())
+		x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
 		x.done(m.Id)
 	case *proto.ClientMessage_Store:
 		return x.store(j, b.Store)
@@ -117,6 +118,18 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 		return x.load(j, b.Load)
 	}
 	return nil
+}
+
+// hintsOf reads the hints of an END_REQUEST. The reasons have the same numbers in the policy contract.
+func hintsOf(m *proto.EndRequest) abi.Hints {
+	reason := m.GetReason()
+	if reason < 0 || reason > proto.EndReason_END_REASON_ABORT { // of a newer client
+		reason = proto.EndReason_END_REASON_UNKNOWN
+	}
+	return abi.Hints{
+		Reason: abi.EndReason(reason), TokensIn: m.GetTokensIn(), TokensOut: m.GetTokensOut(),
+		Priority: m.GetPriority(), ReturnMS: m.GetReturnMillis(),
+	}
 }
 
 // outOfPlace refuses a second HELLO, and anything before the first.

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store/catalog"
@@ -121,6 +122,7 @@ func place(ns *chunk.Namespace, rank, local uint32) (piece, first uint32, pieces
 // counts its own.
 type request struct {
 	number   uint32
+	hints    abi.Hints  // of the session that gave some last
 	sessions []*session // that have named it and not ended it
 }
 
@@ -149,12 +151,15 @@ func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 }
 
 // endRequest ends a session's part in a request, and the store's request after the last.
-func (e *servingEngine) endRequest(x *session, id uint32) {
+func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) {
 	e.mu.Lock()
 	r := e.requests[id]
 	if r == nil || !slices.Contains(r.sessions, x) {
 		e.mu.Unlock()
 		return
+	}
+	if hints != (abi.Hints{}) {
+		r.hints = hints
 	}
 	delete(x.requests, id)
 	r.sessions = slices.DeleteFunc(r.sessions, func(o *session) bool { return o == x })
@@ -164,7 +169,7 @@ func (e *servingEngine) endRequest(x *session, id uint32) {
 	}
 	e.mu.Unlock()
 	if last {
-		e.server.store.EndRequest(r.number)
+		e.server.store.EndRequest(r.number, r.hints)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -19,15 +20,16 @@ type fakeStore struct {
 	mu    sync.Mutex
 	puts  int
 	ended []uint32
+	hints []abi.Hints
 	seen  map[uint32]bool // request numbers of lookups
 	hold  chan struct{}   // when not nil, puts wait for it or their context
 }
 
-func (b *fakeStore) EndRequest(n uint32) {
+func (b *fakeStore) EndRequest(n uint32, h abi.Hints) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.ended = append(b.ended, n)
-	b.chunkStore.EndRequest(n)
+	b.ended, b.hints = append(b.ended, n), append(b.hints, h)
+	b.chunkStore.EndRequest(n, h)
 }
 
 func (b *fakeStore) Lookup(q store.LookupRequest) (*store.Lease, error) {
@@ -211,9 +213,11 @@ func TestRequestsAreTheEnginesOwn(t *testing.T) {
 	if len(b.ended) != 0 {
 		t.Fatalf("ended %v while a rank has not", b.ended)
 	}
-	a2.ask(endOf(7))
-	if len(b.ended) != 1 {
-		t.Fatalf("ended %v", b.ended)
+	last := endOf(7)
+	last.GetEndRequest().Reason, last.GetEndRequest().Priority = proto.EndReason_END_REASON_TOOL_CALL, -2
+	a2.ask(last)
+	if len(b.ended) != 1 || b.hints[0] != (abi.Hints{Reason: abi.EndToolCall, Priority: -2}) {
+		t.Fatalf("ended %v with %+v", b.ended, b.hints)
 	}
 	if err := errors.Join(a1.close(), a2.close(), c.close()); err != nil {
 		t.Fatal(err)

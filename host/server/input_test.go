@@ -155,7 +155,7 @@ func TestLimits(t *testing.T) {
 	if err := look(2); !errors.Is(err, client.ErrLimit) {
 		t.Errorf("requests: %v", err)
 	}
-	if err := p.EndRequest(t.Context(), 1); err != nil {
+	if err := p.EndRequest(t.Context(), 1, client.Hints{}); err != nil {
 		t.Error(err)
 	}
 	if err := look(2); err != nil {

@@ -7,14 +7,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // Server serves sessions on one socket.
@@ -45,7 +47,7 @@ type chunkStore interface {
 	Namespace(ctx context.Context, ns *chunk.Namespace) (*catalog.Namespace, error)
 	Lookup(q store.LookupRequest) (*store.Lease, error)
 	Put(ctx context.Context, q store.PutRequest) (*store.Put, error)
-	EndRequest(request uint32)
+	EndRequest(request uint32, hints abi.Hints)
 }
 
 // New makes a server; Serve runs it.

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -159,7 +160,7 @@ func (x *session) teardown() {
 	if x.engine != nil {
 		x.engine.endLeases(x, 0, true)
 		for _, id := range x.engine.requestsOf(x) {
-			x.engine.endRequest(x, id)
+			x.engine.endRequest(x, id, abi.Hints{})
 		}
 	}
 	x.memory.close()

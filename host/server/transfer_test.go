@@ -60,7 +60,7 @@ func TestWhatIsStoredIsLoaded(t *testing.T) {
 	if !slices.Equal(seen, []uint32{1, 0}) {
 		t.Fatalf("layers %v", seen)
 	}
-	if err := p.EndRequest(t.Context(), 0); err != nil {
+	if err := p.EndRequest(t.Context(), 0, client.Hints{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -211,7 +211,7 @@ func TestLeaseIsReleasedAndUsedUp(t *testing.T) {
 	for name, end := range map[string]func(*client.Lookup){
 		"release": func(l *client.Lookup) { l.Release(t.Context()); l.Release(t.Context()) },
 		"load":    func(l *client.Lookup) { p.loaded(p.loads(l, 1)) },
-		"request": func(l *client.Lookup) { p.EndRequest(t.Context(), 3) },
+		"request": func(l *client.Lookup) { p.EndRequest(t.Context(), 3, client.Hints{}) },
 	} {
 		l, err := p.Lookup(t.Context(), client.LookupRequest{Request: 3, Keys: keys(2)})
 		if err != nil || l.Hits() != 2 {

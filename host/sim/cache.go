@@ -38,7 +38,7 @@ func newCache(w *Workload, e *policy.Evict, capacity int, units uint32) *cache {
 
 // request looks up one request's chunks and stores those that are missing. It returns the length of the resident
 // prefix.
-func (c *cache) request(ids []uint32, number uint32, now uint64, order Order) (prefix int, err error) {
+func (c *cache) request(ids []uint32, number uint32, now uint64, hints abi.Hints, order Order) (prefix int, err error) {
 	if order == Forward {
 		prefix, err = c.forward(ids, number, now)
 	} else {
@@ -47,9 +47,7 @@ func (c *cache) request(ids []uint32, number uint32, now uint64, order Order) (p
 	if err != nil {
 		return 0, err
 	}
-	return prefix, c.e.Event(abi.Event{
-		Op: abi.OpRequestEnd, Slot: abi.None, Parent: abi.None, Request: number, Time: now,
-	})
+	return prefix, c.e.Event(abi.RequestEnd(number, 0, hints, now))
 }
 
 // forward is the simulator's hot path.

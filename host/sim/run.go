@@ -104,7 +104,7 @@ func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Conf
 	lo, done := 0, 0
 	for i, end := range w.ends {
 		ids := w.ids[lo:end]
-		prefix, err := c.request(ids, uint32(i)+1, w.times[i], o.Order)
+		prefix, err := c.request(ids, uint32(i)+1, w.times[i], w.hints[i], o.Order)
 		if err != nil {
 			return r, fmt.Errorf("sim: %s: request %d: %w", r.Policy, i+1, err)
 		}

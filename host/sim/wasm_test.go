@@ -30,7 +30,7 @@ func decisions(t testing.TB, w *Workload, m *policy.Module, config policy.Config
 	lo := 0
 	for i, end := range w.ends {
 		before := slices.Clone(c.chunkOf)
-		if _, err := c.request(w.ids[lo:end], uint32(i)+1, w.times[i], Forward); err != nil {
+		if _, err := c.request(w.ids[lo:end], uint32(i)+1, w.times[i], w.hints[i], Forward); err != nil {
 			t.Fatal(err)
 		}
 		for slot, chunk := range c.chunkOf {

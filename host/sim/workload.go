@@ -16,11 +16,12 @@ import (
 // Workload is a trace prepared for simulation: chunks are numbered from 0 in order of first use.
 type Workload struct {
 	Name                string
-	ids                 []uint32 // all requests end to end
-	ends                []uint32 // of each request, in ids
-	times               []uint64 // of each request, nanoseconds
-	keys                []uint64 // of each chunk: its fingerprint
-	parents             []uint32 // of each chunk: the chunk before it, or abi.None
+	ids                 []uint32    // all requests end to end
+	ends                []uint32    // of each request, in ids
+	times               []uint64    // of each request, nanoseconds
+	hints               []abi.Hints // of each request
+	keys                []uint64    // of each chunk: its fingerprint
+	parents             []uint32    // of each chunk: the chunk before it, or abi.None
 	depths              []uint32
 	firstChild, sibling []uint32 // of each chunk; abi.None at the end
 	longest             int      // request, in chunks
@@ -107,6 +108,7 @@ func read(ctx context.Context, name string, next func(*trace.Request) error) (*W
 		w.longest = max(w.longest, len(req.HashIDs))
 		w.ends = append(w.ends, uint32(len(w.ids)))
 		w.times = append(w.times, uint64(max(0, req.Timestamp))*1e6)
+		w.hints = append(w.hints, req.Hints())
 	}
 }
 
@@ -136,6 +138,7 @@ func Concat(name string, parts ...*Workload) *Workload {
 		for _, end := range p.ends {
 			all.ends = append(all.ends, end+before)
 		}
+		all.hints = append(all.hints, p.hints...)
 		for _, t := range p.times {
 			all.times = append(all.times, t+start)
 		}

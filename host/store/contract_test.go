@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy/residents"
 )
 
@@ -31,7 +32,7 @@ func TestEventsKeepTheContract(t *testing.T) {
 				}
 			}
 			if i%7 == 0 {
-				f.store.EndRequest(i)
+				f.store.EndRequest(i, abi.Hints{})
 			}
 			if len(leases) > 2 {
 				leases[0].Release()

@@ -115,7 +115,7 @@ func TestEvents(t *testing.T) {
 	expect("one of two leases released", "")
 	again.Release()
 	expect("the last released", "unpin:0 unpin:1 unpin:2")
-	f.store.EndRequest(7)
+	f.store.EndRequest(7, abi.Hints{})
 	ask(7).Release()
 	expect("the next request of this id", "end:7 touch:0 pin:0 touch:1 pin:1 touch:2 pin:2 unpin:0 unpin:1 unpin:2")
 

@@ -139,7 +139,7 @@ func compareForetold(t *testing.T, others func() []*twin) {
 				case what == 18:
 					w.drop(hashKey(uint64(key), 32))
 				case of%8 == 0:
-					w.store.EndRequest(request)
+					w.store.EndRequest(request, abi.Hints{})
 				}
 			}
 			want := first.resident()

@@ -1,6 +1,10 @@
 package store
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+)
 
 // TestRequestMemory: a client that uses one request id for all its lookups makes the host remember each entry once.
 func TestRequestMemory(t *testing.T) {
@@ -31,7 +35,7 @@ func TestRequestMemory(t *testing.T) {
 	if got := len(q.seen[request].list); got != keys || q.kept != keys {
 		t.Errorf("%d touches are kept for %d entries, %d in all", got, keys, q.kept)
 	}
-	f.store.EndRequest(request)
+	f.store.EndRequest(request, abi.Hints{})
 	if len(q.seen) != 0 || q.kept != 0 {
 		t.Errorf("after the request's end %d requests and %d touches are kept", len(q.seen), q.kept)
 	}

@@ -193,8 +193,8 @@ func (l *shadows) offer(p *Put, q *PutRequest, now uint64) {
 }
 
 // endRequest tells the shadows that a request has ended.
-func (l *shadows) endRequest(request uint32, now uint64) {
+func (l *shadows) endRequest(request uint32, hints abi.Hints, now uint64) {
 	if l.stream.On() {
-		l.stream.Send(l.stream.Step(l.stream.Batch(), shadow.Step{Op: shadow.End, Request: request, Tenant: abi.None, Time: now}))
+		l.stream.Send(l.stream.Step(l.stream.Batch(), shadow.EndStep(request, hints, now)))
 	}
 }

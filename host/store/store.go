@@ -184,16 +184,16 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 	return best, nil
 }
 
-// EndRequest tells the evict policies that a request is over.
-func (s *Store) EndRequest(request uint32) {
+// EndRequest tells the evict policies that a request is over, and what its engine hints.
+func (s *Store) EndRequest(request uint32, hints abi.Hints) {
 	if s.closed.Load() || request == 0 {
 		return
 	}
 	s.requests.end(request)
 	now := s.clock()
-	s.shadows.endRequest(request, now)
+	s.shadows.endRequest(request, hints, now)
 	for _, r := range s.roots {
-		r.evictor.EndRequest(request, now)
+		r.evictor.EndRequest(request, hints, now)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi"
 )
 
 func TestStoreAndLoad(t *testing.T) {
@@ -110,7 +112,7 @@ func TestAfterClose(t *testing.T) {
 	p.Abort(errors.New("the session ended"))
 	piece.Close()
 	l.Release()
-	f.store.EndRequest(1)
+	f.store.EndRequest(1, abi.Hints{})
 	if _, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(0)}); !errors.Is(err, ErrClosed) {
 		t.Errorf("lookup after close: %v", err)
 	}

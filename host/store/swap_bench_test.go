@@ -52,7 +52,7 @@ func (f *fixture) load(sessions, entries int) *load {
 					}
 					return err
 				})
-				f.store.EndRequest(uint32(n))
+				f.store.EndRequest(uint32(n), abi.Hints{})
 				time.Sleep(200 * time.Microsecond) // a session does other things, too
 			}
 		})

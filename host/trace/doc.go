@@ -6,8 +6,11 @@
 //
 // The timestamp is in milliseconds from the start of the trace, the lengths are in tokens, and each hash id stands
 // for one block of the prompt together with everything before it: ids are chained, so an id has exactly one parent. A
-// reader takes plain text, gzip and zstd, recognised by their first bytes, and needs memory for one line only. Other
-// keys are ignored.
+// reader takes plain text, gzip and zstd, recognised by their first bytes, and needs memory for one line only.
+//
+// Three more keys are optional, and carry what an engine tells policies when a request ends: "end_reason" ("stop",
+// "length", "tool_call" or "abort"), "priority" (a whole number, lower goes first) and "return_ms" (milliseconds until the
+// prefix is expected to be used again). Other keys are ignored.
 //
 // The generator makes such traces from a seed: shared system prompts, conversations whose prefix grows turn by turn,
 // agents with many quick steps, and their sub-agents. It uses integers only, so that a seed gives the same bytes on

@@ -5,13 +5,15 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+
+	"github.com/kvhost/kvhost/abi"
 )
 
 // parse parses one JSON object. It is written by hand because a real trace has ten million ids, and encoding/json
 // takes ten times as long.
 func parse(line []byte, req *Request) error {
 	p := parser{b: line}
-	req.Timestamp, req.InputLength, req.OutputLength, req.HashIDs = 0, 0, 0, req.HashIDs[:0]
+	*req = Request{HashIDs: req.HashIDs[:0]}
 	if err := p.object(req); err != nil {
 		return err
 	}
@@ -58,6 +60,9 @@ const (
 	sawInput
 	sawOutput
 	sawIDs
+	sawReason
+	sawPriority
+	sawReturn
 )
 
 func (p *parser) object(req *Request) error {
@@ -87,6 +92,18 @@ func (p *parser) object(req *Request) error {
 		case "hash_ids":
 			bit = sawIDs
 			req.HashIDs, err = p.ids(req.HashIDs[:0])
+		case "end_reason":
+			bit = sawReason
+			var text []byte
+			if text, err = p.text(); err == nil {
+				req.EndReason = abi.ParseEndReason(string(text))
+			}
+		case "priority":
+			bit = sawPriority
+			req.Priority, err = p.signed("priority")
+		case "return_ms":
+			bit = sawReturn
+			req.ReturnMS, err = p.rounded("return_ms")
 		default:
 			err = p.ignored()
 		}
@@ -115,8 +132,22 @@ func (p *parser) object(req *Request) error {
 
 // key reads a member's name and its colon.
 func (p *parser) key() ([]byte, error) {
-	if p.space(); p.peek() != '"' {
-		return nil, p.bad("want a key in quotes")
+	p.space()
+	key, err := p.text()
+	if err != nil {
+		return nil, err
+	}
+	if !p.take(':') {
+		return nil, p.bad("want : after a key")
+	}
+	p.space()
+	return key, nil
+}
+
+// text reads a string.
+func (p *parser) text() ([]byte, error) {
+	if p.peek() != '"' {
+		return nil, p.bad("want a text in quotes")
 	}
 	start := p.i
 	escaped := false
@@ -145,10 +176,6 @@ func (p *parser) key() ([]byte, error) {
 		}
 		key = []byte(s)
 	}
-	if !p.take(':') {
-		return nil, p.bad("want : after a key")
-	}
-	p.space()
 	return key, nil
 }
 
@@ -219,6 +246,20 @@ func (p *parser) rounded(name string) (int64, error) {
 		return 0, p.bad(name + " is out of range")
 	}
 	return int64(math.Round(f)), nil
+}
+
+// signed parses a whole number of 32 bits.
+func (p *parser) signed(name string) (int32, error) {
+	start := p.i
+	for p.i < len(p.b) && isNumber(p.b[p.i]) {
+		p.i++
+	}
+	n, err := strconv.ParseInt(string(p.b[start:p.i]), 10, 32)
+	if err != nil {
+		p.i = start
+		return 0, p.bad(name + " is not a whole number of 32 bits")
+	}
+	return int32(n), nil
 }
 
 func isNumber(c byte) bool {

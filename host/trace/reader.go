@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"math"
 	"os"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+	"github.com/kvhost/kvhost/abi"
 )
 
 // Limits of the input.
@@ -26,6 +28,20 @@ type Request struct {
 	OutputLength int64
 	HashIDs      []uint64 // one per block, chained
 	Line         int      // where it stood, from 1
+
+	// Optional hints of the engine about the request's end.
+	EndReason abi.EndReason
+	Priority  int32 // lower goes first
+	ReturnMS  int64 // the prefix is expected to be used again after so many milliseconds; 0: unknown
+}
+
+// Hints returns what the engine would tell when the request ends.
+func (r *Request) Hints() abi.Hints {
+	bounded := func(n int64) uint32 { return uint32(min(max(n, 0), math.MaxUint32)) }
+	return abi.Hints{
+		Reason: r.EndReason, TokensIn: bounded(r.InputLength), TokensOut: bounded(r.OutputLength),
+		Priority: r.Priority, ReturnMS: bounded(r.ReturnMS),
+	}
 }
 
 // Reader reads the requests of a trace one by one. It is not safe for concurrent use.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+	"github.com/kvhost/kvhost/abi"
 )
 
 // Writer writes a trace, one request per line.
@@ -47,6 +48,19 @@ func (t *Writer) Write(req *Request) error {
 	b = strconv.AppendInt(b, req.InputLength, 10)
 	b = append(b, `, "output_length": `...)
 	b = strconv.AppendInt(b, req.OutputLength, 10)
+	if req.EndReason != abi.EndUnknown {
+		b = append(b, `, "end_reason": "`...)
+		b = append(b, req.EndReason.String()...)
+		b = append(b, '"')
+	}
+	if req.Priority != 0 {
+		b = append(b, `, "priority": `...)
+		b = strconv.AppendInt(b, int64(req.Priority), 10)
+	}
+	if req.ReturnMS != 0 {
+		b = append(b, `, "return_ms": `...)
+		b = strconv.AppendInt(b, req.ReturnMS, 10)
+	}
 	b = append(b, `, "hash_ids": [`...)
 	for i, id := range req.HashIDs {
 		if i > 0 {

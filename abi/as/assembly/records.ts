@@ -45,6 +45,17 @@ export const LEVEL_ERROR: i32 = 3;
   slot: u32; parent: u32; key: u64; parentKey: u64; size: u32; depth: u32; request: u32; tenant: u32;
   op: u8; tier: u8; flags: u16; reserved: u32; time: u64;
 }
+// What an engine tells about a request when it ends, if Info.features has FEATURE_HINTS. 0 is unknown. It is a view of a
+// REQUEST_END event: changetype<RequestEnd>(event).
+export const FEATURE_HINTS: u64 = 1;
+export const END_STOP: u8 = 1;
+export const END_LENGTH: u8 = 2;
+export const END_TOOL_CALL: u8 = 3;
+export const END_ABORT: u8 = 4;
+@unmanaged export class RequestEnd {
+  slot: u32; parent: u32; returnMs: u64; priority: i32; priorityHigh: u32; tokensIn: u32; tokensOut: u32; request: u32;
+  tenant: u32; op: u8; reason: u8; flags: u16; reserved: u32; time: u64;
+}
 @unmanaged export class Info {
   size: u32; abi: u32; features: u64;
   eventStride: u32; askStride: u32; admitStride: u32; placeStride: u32; pathStride: u32; planeStride: u32; rootStride: u32;

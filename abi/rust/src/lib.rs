@@ -67,6 +67,46 @@ pub mod op {
     pub const REQUEST_END: u8 = 8;
 }
 
+/// The bit of [`Info::features`] that says that REQUEST_END events carry [`Hints`].
+pub const FEATURE_HINTS: u64 = 1;
+
+/// Why a request ended; 0 is unknown.
+#[allow(missing_docs)]
+pub mod end {
+    pub const STOP: u8 = 1;
+    pub const LENGTH: u8 = 2;
+    pub const TOOL_CALL: u8 = 3;
+    pub const ABORT: u8 = 4;
+}
+
+/// What an engine tells about a request when it ends. 0 is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// Of [`end`].
+    pub reason: u8,
+    /// Tokens of the prompt.
+    pub tokens_in: u32,
+    /// Tokens generated.
+    pub tokens_out: u32,
+    /// As the engine schedules: lower goes first.
+    pub priority: i32,
+    /// The prefix is expected to be used again after so many milliseconds.
+    pub return_ms: u32,
+}
+
+impl Event {
+    /// The hints of a REQUEST_END event.
+    pub fn hints(&self) -> Hints {
+        Hints {
+            reason: self.tier,
+            tokens_in: self.size,
+            tokens_out: self.depth,
+            priority: self.parent_key as u32 as i32,
+            return_ms: self.key as u32,
+        }
+    }
+}
+
 /// The outcome of a call: 0 is success, above 0 leaves the call to the host, below 0 is a fault.
 pub type Status = i32;
 /// The host's default applies.

@@ -158,11 +158,9 @@ func (s *Set) Remove(at uint32, c Cause) error {
 	return s.send(abi.OpRemove, at, abi.None, c)
 }
 
-// EndRequest tells that a request is over.
-func (s *Set) EndRequest(tenant uint32, c Cause) error {
-	return s.policy.Event(abi.Event{
-		Op: abi.OpRequestEnd, Slot: abi.None, Parent: abi.None, Request: c.Request, Tenant: tenant, Time: c.Time,
-	})
+// EndRequest tells that a request is over, and what its engine hints.
+func (s *Set) EndRequest(tenant uint32, h abi.Hints, c Cause) error {
+	return s.policy.Event(abi.RequestEnd(c.Request, tenant, h, c.Time))
 }
 
 // Evict asks for victims and removes those that may go, until enough is true. It returns how many were removed.

@@ -60,7 +60,7 @@ func TestSetKeepsTheContract(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := s.EndRequest(0, Cause{}); err != nil {
+		if err := s.EndRequest(0, abi.Hints{}, Cause{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := Check(p.events); err != nil {

@@ -124,7 +124,8 @@ func (in *Instance) start(s *Settings) error {
 		return err
 	}
 	*(*abi.Info)(unsafe.Pointer(&b[0])) = abi.Info{
-		Size: abi.InfoSize, ABI: abi.Version,
+		Features: abi.FeatureHints,
+		Size:     abi.InfoSize, ABI: abi.Version,
 		EventStride: abi.EventSize + s.ExtraStride, AskStride: abi.AskSize + s.ExtraStride,
 		AdmitStride: abi.CandidateSize + s.ExtraStride, PlaceStride: abi.PlaceQuerySize + s.ExtraStride,
 		PathStride: abi.PathRefSize + s.ExtraStride, PlaneStride: abi.PlaneSize + s.ExtraStride,

@@ -49,10 +49,10 @@ func (v *Evictor) tellOf(op abi.Op, slot uint32, fp uint64, parent, request uint
 }
 
 // EndRequest tells the policy that a request is over. It takes the lock.
-func (v *Evictor) EndRequest(request uint32, now uint64) {
+func (v *Evictor) EndRequest(request uint32, hints abi.Hints, now uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.send(abi.Event{Slot: index.None, Parent: index.None, Request: request, Tenant: abi.None, Op: abi.OpRequestEnd, Time: now})
+	v.send(abi.RequestEnd(request, abi.None, hints, now))
 }
 
 func (v *Evictor) send(ev abi.Event) {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
@@ -103,7 +104,7 @@ func OpenStore(ctx context.Context, cfg store.Config, slots *staging.Slots) (Sto
 	return h, nil
 }
 
-func (h *hostStore) EndRequest() { h.Store.EndRequest(1) }
+func (h *hostStore) EndRequest() { h.Store.EndRequest(1, abi.Hints{}) }
 
 func (h *hostStore) Swap(ctx context.Context, s store.Swap) error {
 	_, err := h.Store.Swap(ctx, s)

@@ -12,6 +12,8 @@ from kvhost.session import (
     NOT_WANTED,
     BlockError,
     ChunkResult,
+    EndReason,
+    Hints,
     LoadChunk,
     LoadJob,
     LoadResult,
@@ -26,8 +28,8 @@ from kvhost.session import (
 from kvhost.shape import Group, Namespace, Plane, Region
 
 __all__ = [
-    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "Group",
-    "HostError", "HostGone", "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace",
+    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "EndReason", "Group",
+    "Hints", "HostError", "HostGone", "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace",
     "PendingLookup", "Plane", "Region", "Result", "Semaphores", "Session", "SharedMemory", "StoreChunk", "StoreJob",
     "StoreResult", "Timeline",
 ]

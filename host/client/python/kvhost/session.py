@@ -33,6 +33,27 @@ class Result(enum.IntEnum):
     FAILED = 5
 
 
+class EndReason(enum.IntEnum):
+    """Why a request ended; the numbers of the protocol."""
+
+    UNKNOWN = 0
+    STOP = 1
+    LENGTH = 2
+    TOOL_CALL = 3
+    ABORT = 4
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the engine knows about a request when it ends, for policies. The defaults tell nothing."""
+
+    reason: EndReason = EndReason.UNKNOWN
+    tokens_in: int = 0
+    tokens_out: int = 0
+    priority: int = 0  # as the engine schedules: lower goes first
+    return_seconds: float = 0  # until the prefix is expected to be used again
+
+
 @dataclass(frozen=True)
 class StoreChunk:
     key: bytes
@@ -411,9 +432,16 @@ class Session:
         )
         return job
 
-    def end_request(self, request: int, *, wait: bool = True) -> None:
-        """Says that a request is over: what it still has leased is released."""
-        self._tell(wait, end_request=pb.EndRequest(request=request))
+    def end_request(self, request: int, hints: Hints | None = None, *, wait: bool = True) -> None:
+        """Ends a request and releases its leases. ``hints`` tell policies what the request did."""
+        h = hints or Hints()
+        self._tell(
+            wait,
+            end_request=pb.EndRequest(
+                request=request, reason="END_REASON_" + h.reason.name, tokens_in=h.tokens_in, tokens_out=h.tokens_out,
+                priority=h.priority, return_millis=round(h.return_seconds * 1000),
+            ),
+        )
 
     def flush(self, jobs: Sequence[StoreJob | LoadJob] = ()) -> None:
         """Returns when no copy of the jobs, or of all sent so far, can touch their blocks any more."""

@@ -108,7 +108,7 @@ def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
     again = s.load(found, [kvhost.LoadChunk(0, to[0])]).wait(30)  # the lease is used up
     assert [(f.block, f.error.code) for f in again.failed] == [(b, kvhost.Code.LEASE_OVER) for b in to[0]]
     found.release()
-    s.end_request(5)
+    s.end_request(5, kvhost.Hints(kvhost.EndReason.TOOL_CALL, tokens_in=64, tokens_out=9, priority=-1, return_seconds=2.5))
     assert [c.result for c in s.store([kvhost.StoreChunk(keys[0], to[0])]).published(30).chunks] == [kvhost.Result.RESIDENT]
 
 

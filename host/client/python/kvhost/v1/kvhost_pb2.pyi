@@ -23,6 +23,11 @@ CODE_LIMIT: Code
 CODE_UNKNOWN: Code
 CODE_UNSPECIFIED: Code
 DESCRIPTOR: _descriptor.FileDescriptor
+END_REASON_ABORT: EndReason
+END_REASON_LENGTH: EndReason
+END_REASON_STOP: EndReason
+END_REASON_TOOL_CALL: EndReason
+END_REASON_UNKNOWN: EndReason
 LOOKUP_KIND_MEMBERSHIP: LookupKind
 LOOKUP_KIND_PREFIX: LookupKind
 POLICY_STATE_ACTING: PolicyState
@@ -108,10 +113,20 @@ class Done(_message.Message):
     def __init__(self) -> None: ...
 
 class EndRequest(_message.Message):
-    __slots__ = ["request"]
+    __slots__ = ["priority", "reason", "request", "return_millis", "tokens_in", "tokens_out"]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RETURN_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_IN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_OUT_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    reason: EndReason
     request: int
-    def __init__(self, request: _Optional[int] = ...) -> None: ...
+    return_millis: int
+    tokens_in: int
+    tokens_out: int
+    def __init__(self, request: _Optional[int] = ..., reason: _Optional[_Union[EndReason, str]] = ..., tokens_in: _Optional[int] = ..., tokens_out: _Optional[int] = ..., priority: _Optional[int] = ..., return_millis: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ["code", "field", "message"]
@@ -614,6 +629,9 @@ class LookupKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class ChunkResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class PolicyState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

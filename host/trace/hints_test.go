@@ -1,0 +1,67 @@
+package trace
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// Hints are optional, survive writing and reading, and a bad one is refused by its name.
+func TestHints(t *testing.T) {
+	var out bytes.Buffer
+	w, err := NewWriter(&out, "t.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Request{
+		{Timestamp: 1, InputLength: 10, OutputLength: 2, HashIDs: []uint64{1, 2}},
+		{Timestamp: 2, InputLength: 1 << 40, HashIDs: []uint64{3}, EndReason: abi.EndToolCall, Priority: -5, ReturnMS: 1500},
+	}
+	for i := range want {
+		if err := w.Write(&want[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if first, _, _ := strings.Cut(out.String(), "\n"); strings.Contains(first, "priority") {
+		t.Errorf("a request without hints: %s", first)
+	}
+	r, err := NewReader(&out, "t.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got Request
+	for i, q := range want {
+		if err := r.Next(&got); err != nil {
+			t.Fatal(err)
+		}
+		if got.EndReason != q.EndReason || got.Priority != q.Priority || got.ReturnMS != q.ReturnMS {
+			t.Errorf("request %d: %+v", i, got)
+		}
+	}
+	if h := got.Hints(); h != (abi.Hints{Reason: abi.EndToolCall, TokensIn: 1<<32 - 1, Priority: -5, ReturnMS: 1500}) {
+		t.Errorf("%+v", h)
+	}
+	if err := r.Next(&got); !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	line := `{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1], `
+	for text, says := range map[string]string{
+		`"priority": 1.5}`: "priority", `"priority": 3000000000}`: "priority", `"return_ms": -1}`: "return_ms",
+		`"end_reason": 3}`: "quotes", `"end_reason": "stop", "end_reason": "stop"}`: "end_reason twice",
+	} {
+		r, err := NewReader(strings.NewReader(line+text+"\n"), "bad")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Next(&got); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
