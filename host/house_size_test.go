@@ -40,7 +40,6 @@ var offenders = map[string]string{
 	"methods of host/store.root":             "likewise",
 	"fields of host/store.root":              "likewise",
 	"methods of host/store.sharedRoot":       "likewise",
-	"methods of host/store/index.Index":      "split off the families",
 	"methods of host/store/metamorphic.node": "split off the operations",
 }
 

@@ -44,9 +44,9 @@ func (x *Index) Check() error {
 	inTable, inFamilies := 0, 0
 	for i := range x.byKey.shards {
 		inTable += x.byKey.shards[i].n
-		inFamilies += x.byParent.shards[i].n
+		inFamilies += x.families.small.shards[i].n
 	}
-	for _, c := range x.childSets {
+	for _, c := range x.families.large {
 		inFamilies += c.n
 	}
 	switch {

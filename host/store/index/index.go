@@ -12,11 +12,10 @@ import (
 // Index holds one root's entries. Its methods must not be called concurrently.
 type Index struct {
 	slab
+	ownerTable
 	Expiries       Expiries
 	byKey          table
-	byParent       table                // by the parent's fingerprint: see children.go
-	childSets      map[uint64]*childSet // large families
-	owners         ownerTable
+	families       families
 	pieceSets      pieceSets
 	wide           map[uint32]uint64 // pieces present, of entries whose set has no number
 	large          map[uint32]uint32 // units that do not fit Entry.units
@@ -37,12 +36,12 @@ const (
 // all classes of its group share: two entries with the same key and base are the same chunk.
 func New(max uint32, fingerprint func(class uint16, k chunk.Key) uint64, base func(class uint16) uint16) *Index {
 	x := &Index{
-		slab: slab{free: None, max: max}, childSets: map[uint64]*childSet{}, owners: newOwnerTable(), pieceSets: newPieceSets(),
+		slab: slab{free: None, max: max}, ownerTable: newOwnerTable(), pieceSets: newPieceSets(),
 		wide: map[uint32]uint64{}, large: map[uint32]uint32{}, pinned: map[uint32]uint32{},
 		missing: map[uint32]uint64{}, missingByClass: map[uint16]int64{}, fingerprint: fingerprint, base: base,
 	}
 	x.byKey.init(max, x.Fingerprint)
-	x.byParent.init(max, func(slot uint32) uint64 { return x.At(slot).Parent() })
+	x.families.init(max, func(slot uint32) uint64 { return x.At(slot).Parent() })
 	return x
 }
 
@@ -93,7 +92,7 @@ func (x *Index) FindFingerprint(fp uint64) uint32 {
 // Add makes an entry for a key that is not there. It returns None when all slots are in use, or when the table has no
 // room for another key with nearly the same fingerprint, which does not happen by chance.
 func (x *Index) Add(fp uint64, o Owner, k *chunk.Key, parent uint64, depth uint32) uint32 {
-	id, ok := x.owners.intern(o)
+	id, ok := x.InternOwner(o)
 	if !ok {
 		return None
 	}
@@ -110,14 +109,14 @@ func (x *Index) Add(fp uint64, o Owner, k *chunk.Key, parent uint64, depth uint3
 	e.Set(Live)
 	e.depth = uint16(min(depth, maxDepth))
 	e.setParent(parent)
-	x.addChild(slot)
+	x.families.add(slot)
 	return slot
 }
 
 // Detach makes an entry one that is not found any more. The slot stays in use until Release.
 func (x *Index) Detach(slot uint32) {
 	x.byKey.remove(x.Fingerprint(slot), slot)
-	x.removeChild(slot)
+	x.families.remove(slot)
 	x.At(slot).Set(Detached)
 }
 
@@ -231,9 +230,6 @@ func (x *Index) Resize(slot uint32, bytes int64) {
 
 // Memory is the bytes that the index takes.
 func (x *Index) Memory() int64 {
-	n := x.slab.memory() + x.byKey.memory() + x.byParent.memory() + x.Expiries.memory()
-	for _, c := range x.childSets {
-		n += int64(cap(c.cells))*4 + 64
-	}
+	n := x.slab.memory() + x.byKey.memory() + x.families.memory() + x.Expiries.memory()
 	return n + int64(len(x.wide)+len(x.missing)+len(x.large)+len(x.pinned))*24
 }

@@ -15,8 +15,8 @@ const MaxOwners = 1 << 24
 
 func newOwnerTable() ownerTable { return ownerTable{ids: map[Owner]uint32{}} }
 
-// intern is false when there are too many.
-func (t *ownerTable) intern(o Owner) (uint32, bool) {
+// InternOwner returns the number of an owner. It is false when there are too many.
+func (t *ownerTable) InternOwner(o Owner) (uint32, bool) {
 	if len(t.list) > 0 && t.list[0] == o {
 		return 0, true // a root with one owner is the usual case
 	}
@@ -30,17 +30,14 @@ func (t *ownerTable) intern(o Owner) (uint32, bool) {
 	return id, true
 }
 
-// InternOwner returns the number of an owner. It is false when there are too many.
-func (x *Index) InternOwner(o Owner) (uint32, bool) { return x.owners.intern(o) }
-
 // Owners are all owners by number, also those that no entry has any more. The list must not be changed.
-func (x *Index) Owners() []Owner { return x.owners.list }
+func (t *ownerTable) Owners() []Owner { return t.list }
 
 // Owner is the owner of the entry in a slot.
-func (x *Index) Owner(slot uint32) Owner { return x.owners.list[x.At(slot).OwnerID()] }
+func (x *Index) Owner(slot uint32) Owner { return x.list[x.At(slot).OwnerID()] }
 
 // HasBase says whether an entry is of a class with this base.
 func (x *Index) HasBase(e *Entry, base uint16) bool {
-	class := x.owners.list[e.OwnerID()].Class
+	class := x.list[e.OwnerID()].Class
 	return class == base || x.base(class) == base
 }

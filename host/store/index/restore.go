@@ -41,7 +41,7 @@ func (x *Index) Record(slot uint32) Record {
 // Reserve makes room for so many entries in an empty index.
 func (x *Index) Reserve(entries int) {
 	x.byKey.reserve(entries)
-	x.byParent.reserve(entries)
+	x.families.small.reserve(entries)
 }
 
 // Restore enters a record in its old slot. Slots must come in order, and EndRestore must follow. After an error the
@@ -50,8 +50,8 @@ func (x *Index) Restore(r *Record) error {
 	switch {
 	case r.Slot >= x.max || r.Slot < x.high:
 		return fmt.Errorf("%w: slot %d after slot %d of %d", ErrRestore, r.Slot, x.high, x.max)
-	case int(r.OwnerID) >= len(x.owners.list):
-		return fmt.Errorf("%w: slot %d of owner %d of %d", ErrRestore, r.Slot, r.OwnerID, len(x.owners.list))
+	case int(r.OwnerID) >= len(x.list):
+		return fmt.Errorf("%w: slot %d of owner %d of %d", ErrRestore, r.Slot, r.OwnerID, len(x.list))
 	case r.Key == chunk.Root:
 		return fmt.Errorf("%w: slot %d has no key", ErrRestore, r.Slot)
 	}
@@ -66,7 +66,7 @@ func (x *Index) Restore(r *Record) error {
 	if !x.byKey.insert(x.Fingerprint(slot), slot) {
 		return fmt.Errorf("%w: slot %d: too many keys with nearly the same fingerprint", ErrRestore, slot)
 	}
-	x.addChild(slot)
+	x.families.add(slot)
 	x.SetUnits(slot, r.Units)
 	x.SetPieces(slot, r.Pieces)
 	x.ReservePieces(slot, r.Missing)

@@ -8,52 +8,66 @@ package index
 // smallFamily is the most children that stand in the table: a part of the 32 cells that their fingerprint has there.
 const smallFamily = 12
 
-// addChild puts a slot into its parent's family.
-func (x *Index) addChild(slot uint32) {
-	parent := x.At(slot).Parent()
+// families holds the entries that have a parent.
+type families struct {
+	small table                    // by the parent's fingerprint
+	large map[uint64]*childSet     // by the parent's fingerprint
+	of    func(slot uint32) uint64 // the fingerprint of an entry's parent; 0 for none
+}
+
+func (f *families) init(slots uint32, of func(slot uint32) uint64) {
+	f.small.init(slots, of)
+	f.large, f.of = map[uint64]*childSet{}, of
+}
+
+// add puts a slot into its parent's family.
+func (f *families) add(slot uint32) {
+	parent := f.of(slot)
 	if parent == 0 {
 		return
 	}
-	c := x.childSets[parent]
+	c := f.large[parent]
 	if c == nil {
 		var siblings []uint32
-		x.Children(parent, func(s uint32) { siblings = append(siblings, s) })
-		if len(siblings) < smallFamily && x.byParent.insert(parent, slot) {
+		f.children(parent, func(s uint32) { siblings = append(siblings, s) })
+		if len(siblings) < smallFamily && f.small.insert(parent, slot) {
 			return
 		}
 		c = &childSet{}
 		for _, s := range siblings {
-			x.byParent.remove(parent, s)
+			f.small.remove(parent, s)
 			c.add(s)
 		}
-		x.childSets[parent] = c
+		f.large[parent] = c
 	}
 	c.add(slot)
 }
 
-// removeChild takes a slot out of its parent's family.
-func (x *Index) removeChild(slot uint32) {
-	parent := x.At(slot).Parent()
+// remove takes a slot out of its parent's family.
+func (f *families) remove(slot uint32) {
+	parent := f.of(slot)
 	if parent == 0 {
 		return
 	}
-	c := x.childSets[parent]
+	c := f.large[parent]
 	if c == nil {
-		x.byParent.remove(parent, slot)
+		f.small.remove(parent, slot)
 		return
 	}
 	c.remove(slot)
 	if c.n == 0 {
-		delete(x.childSets, parent)
+		delete(f.large, parent)
 	}
 }
 
 // Children calls visit for each entry whose parent has this fingerprint. visit must not add or detach entries.
-func (x *Index) Children(parent uint64, visit func(slot uint32)) {
+func (x *Index) Children(parent uint64, visit func(slot uint32)) { x.families.children(parent, visit) }
+
+func (f *families) children(parent uint64, visit func(slot uint32)) {
 	if parent == 0 {
 		return
 	}
-	if c := x.childSets[parent]; c != nil {
+	if c := f.large[parent]; c != nil {
 		for _, s := range c.cells {
 			if s != emptyCell {
 				visit(s)
@@ -61,12 +75,21 @@ func (x *Index) Children(parent uint64, visit func(slot uint32)) {
 		}
 		return
 	}
-	x.byParent.search(parent, func(s uint32) bool {
-		if x.At(s).Parent() == parent {
+	f.small.search(parent, func(s uint32) bool {
+		if f.of(s) == parent {
 			visit(s)
 		}
 		return false
 	})
+}
+
+// memory is the bytes that the families take.
+func (f *families) memory() int64 {
+	n := f.small.memory()
+	for _, c := range f.large {
+		n += int64(cap(c.cells))*4 + 64
+	}
+	return n
 }
 
 // childSet is a set of slots: open addressing, linear probing.
