@@ -75,9 +75,9 @@ var (
 		Other: "`npm ci --prefix abi/as`, with a network (make test does this)", After: NPM,
 		probe: compilerOfAssemblyScript,
 	}
-	// CC links what the race detector needs.
+	// CC links what the race detector needs, and compiles the double of the NVIDIA libraries.
 	CC = &Tool{
-		Name: "a C compiler", Tests: "the race detector: the concurrent packages run without it",
+		Name: "a C compiler", Tests: "the race detector (the concurrent packages run without it), the GPU code",
 		Packages: "gcc libc6-dev", probe: compilesC,
 	}
 	// Minisign is the tool whose signatures policies have.
@@ -158,6 +158,9 @@ func compilesC() bool {
 	name := "gcc"
 	if cc, err := exec.Command("go", "env", "CC").Output(); err == nil && len(strings.Fields(string(cc))) > 0 {
 		name = strings.Fields(string(cc))[0]
+	}
+	if !commands("cc")() {
+		return false
 	}
 	cmd := exec.Command(name, "-x", "c", "-", "-pthread", "-o", os.DevNull)
 	cmd.Stdin = strings.NewReader("#include <stdlib.h>\n#include <pthread.h>\nint main(void) { return 0; }\n")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/kernels"
 )
 
@@ -55,9 +56,11 @@ var (
 	only *Double
 )
 
-// Build compiles the double with the system's C compiler (cc), once, and clears its rules now and when the test ends.
+// Build compiles the double with the system's C compiler (cc), once, and clears its rules now and when the test ends. The
+// test is skipped when there is no compiler.
 func Build(t testing.TB) *Double {
 	t.Helper()
+	testenv.Need(t, testenv.CC)
 	mu.Lock()
 	defer mu.Unlock()
 	if only == nil {
