@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from vllm_doubles import DoubleLink, DoubleSession, request, step
 
-from kvhost import NOT_WANTED
+from kvhost import NOT_WANTED, EndReason, Hints
 from kvhost.vllm.groups import GroupPlan, chunk_size, longest_hit
+from kvhost.vllm.hints import of_request
 from kvhost.vllm.keys import Chain
 from kvhost.vllm.orders import LoadOrder, WorkerReport
 from kvhost.vllm.rates import LoadOrCompute
@@ -175,6 +177,21 @@ def test_abort_in_mid_load_cancels() -> None:
     orders = rig.s.step(step({}))
     assert orders.cancels == ["a"] and orders.ended == [("a", 1)]
     assert rig.session.ended_requests == [1]
+
+
+def test_hints() -> None:
+    rig, r = Rig(), request("a", TOKENS, prompt=30)
+    rig.s.matched(r, 0)
+    r.status, r.priority = "FINISHED_STOPPED", -2
+    rig.s.finished(r)
+    want = Hints(EndReason.STOP, tokens_in=30, tokens_out=6, priority=-2)
+    assert rig.session.hints == [want]
+    r.kv_transfer_params = {"kvhost": {"tool_call": True, "return_seconds": 2.5}}
+    assert of_request(r) == dataclasses.replace(want, reason=EndReason.TOOL_CALL, return_seconds=2.5)
+    r.kv_transfer_params, r.status = {"kvhost": {"return_seconds": "soon"}}, "FINISHED_ABORTED"
+    assert of_request(r) == dataclasses.replace(want, reason=EndReason.ABORT)
+    r.kv_transfer_params, r.status = {"kvhost": 7}, "FINISHED_ERROR"
+    assert of_request(r) == dataclasses.replace(want, reason=EndReason.UNKNOWN)
 
 
 def test_reused_blocks_are_told() -> None:

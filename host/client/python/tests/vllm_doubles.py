@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace as Record
 from typing import Any
 
-from kvhost import HostGone, Lookup
+from kvhost import Hints, HostGone, Lookup
 from kvhost.session import LoadJob, PendingLookup, Result, StoreJob
 from kvhost.v1 import kvhost_pb2 as pb
 
@@ -83,6 +83,7 @@ class DoubleSession:
         self.loads: list[Load] = []
         self.released: list[int] = []
         self.ended_requests: list[int] = []
+        self.hints: list[Hints | None] = []
 
     def start_lookup(self, keys: Sequence[bytes], *, group: int, request: int, readers: int) -> Pending:
         self._alive()
@@ -110,9 +111,10 @@ class DoubleSession:
         self.loads.append(Load(self, lookup.lease, chunks))
         return self.loads[-1]
 
-    def end_request(self, request: int, *, wait: bool) -> None:
+    def end_request(self, request: int, hints: Hints | None = None, *, wait: bool) -> None:
         self._alive()
         self.ended_requests.append(request)
+        self.hints.append(hints)
 
     def die(self) -> None:
         self.ended.set()
@@ -148,6 +150,7 @@ def request(id: str, tokens: Sequence[int], prompt: int | None = None) -> Any:
     return Record(
         request_id=id, all_token_ids=list(tokens), num_tokens=len(tokens), num_prompt_tokens=prompt or len(tokens),
         num_computed_tokens=0, lora_request=None, cache_salt=None, mm_features=[], prompt_embeds=None,
+        status="RUNNING", kv_transfer_params=None, priority=0,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvhost.errors import KvhostError
+from kvhost.vllm import hints
 from kvhost.vllm.groups import NULL_BLOCK, GroupPlan
 from kvhost.vllm.keys import Chain, Item
 from kvhost.vllm.link import Link
@@ -195,9 +196,10 @@ class Scheduler:
         if t is None:
             return False
         self._orders.ended.append((request.request_id, t.number))
+        told = hints.of_request(request)
         for s in self._link.sessions():
             try:
-                s.end_request(t.number, wait=False)  # and with it the leases of its lookups
+                s.end_request(t.number, told, wait=False)  # and with it the leases of its lookups
             except KvhostError:
                 pass
         if t.loading:
