@@ -28,7 +28,7 @@ var rows = [][]string{
 	{"host/policy/sandbox"},
 	{"host/policy"},
 	{"host/policy/plugintest", "host/policy/scaffold", "host/policy/shadow"},
-	{"host/store/capacity", "host/store/health", "host/store/index", "host/store/pieceformat", "host/store/shared"},
+	{"host/store/capacity", "host/store/changelog", "host/store/health", "host/store/index", "host/store/pieceformat", "host/store/shared"},
 	{"host/store/catalog"},
 	{"host/store/evictor"},
 	{"host/store/recovery"},

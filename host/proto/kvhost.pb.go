@@ -271,6 +271,55 @@ func (EndReason) EnumDescriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{3}
 }
 
+type EventKind int32
+
+const (
+	EventKind_EVENT_KIND_UNSPECIFIED EventKind = 0
+	EventKind_EVENT_KIND_STORED      EventKind = 1 // it can be loaded
+	EventKind_EVENT_KIND_EVICTED     EventKind = 2 // it cannot be loaded any more
+)
+
+// Enum value maps for EventKind.
+var (
+	EventKind_name = map[int32]string{
+		0: "EVENT_KIND_UNSPECIFIED",
+		1: "EVENT_KIND_STORED",
+		2: "EVENT_KIND_EVICTED",
+	}
+	EventKind_value = map[string]int32{
+		"EVENT_KIND_UNSPECIFIED": 0,
+		"EVENT_KIND_STORED":      1,
+		"EVENT_KIND_EVICTED":     2,
+	}
+)
+
+func (x EventKind) Enum() *EventKind {
+	p := new(EventKind)
+	*p = x
+	return p
+}
+
+func (x EventKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EventKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[4].Descriptor()
+}
+
+func (EventKind) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[4]
+}
+
+func (x EventKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EventKind.Descriptor instead.
+func (EventKind) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{4}
+}
+
 type PolicyState int32
 
 const (
@@ -310,11 +359,11 @@ func (x PolicyState) String() string {
 }
 
 func (PolicyState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvhost_v1_kvhost_proto_enumTypes[4].Descriptor()
+	return file_kvhost_v1_kvhost_proto_enumTypes[5].Descriptor()
 }
 
 func (PolicyState) Type() protoreflect.EnumType {
-	return &file_kvhost_v1_kvhost_proto_enumTypes[4]
+	return &file_kvhost_v1_kvhost_proto_enumTypes[5]
 }
 
 func (x PolicyState) Number() protoreflect.EnumNumber {
@@ -323,7 +372,7 @@ func (x PolicyState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PolicyState.Descriptor instead.
 func (PolicyState) EnumDescriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{4}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{5}
 }
 
 type ClientMessage struct {
@@ -3050,6 +3099,223 @@ func (*Ping) Descriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
+type EventsRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	NamespaceDigest []byte                 `protobuf:"bytes,1,opt,name=namespace_digest,json=namespaceDigest,proto3" json:"namespace_digest,omitempty"` // HelloReply.namespace_digest: only events of this namespace; empty: of all
+	// Resume after a batch that was received: its epoch and seq. Without an epoch, or when the host does not hold what
+	// follows any more, the stream starts with a snapshot.
+	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	After         uint64 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsRequest) Reset() {
+	*x = EventsRequest{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsRequest) ProtoMessage() {}
+
+func (x *EventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
+func (*EventsRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *EventsRequest) GetNamespaceDigest() []byte {
+	if x != nil {
+		return x.NamespaceDigest
+	}
+	return nil
+}
+
+func (x *EventsRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *EventsRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+// EventBatch: apply its events in order. What a snapshot says may be said again, or taken back, by the events after it.
+type EventBatch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Epoch uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"` // of this run of the host; 0 within a snapshot, which cannot be resumed
+	Seq   uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`     // resume after this one
+	// A snapshot: forget everything when the first of its batches comes. The events of its batches are STORED. Its last batch
+	// has snapshot_end, and may be empty.
+	Snapshot      bool     `protobuf:"varint,3,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	SnapshotEnd   bool     `protobuf:"varint,4,opt,name=snapshot_end,json=snapshotEnd,proto3" json:"snapshot_end,omitempty"`
+	Events        []*Event `protobuf:"bytes,5,rep,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventBatch) Reset() {
+	*x = EventBatch{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventBatch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventBatch) ProtoMessage() {}
+
+func (x *EventBatch) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventBatch.ProtoReflect.Descriptor instead.
+func (*EventBatch) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *EventBatch) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *EventBatch) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *EventBatch) GetSnapshot() bool {
+	if x != nil {
+		return x.Snapshot
+	}
+	return false
+}
+
+func (x *EventBatch) GetSnapshotEnd() bool {
+	if x != nil {
+		return x.SnapshotEnd
+	}
+	return false
+}
+
+func (x *EventBatch) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+type Event struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Kind            EventKind              `protobuf:"varint,1,opt,name=kind,proto3,enum=kvhost.v1.EventKind" json:"kind,omitempty"`
+	NamespaceDigest []byte                 `protobuf:"bytes,2,opt,name=namespace_digest,json=namespaceDigest,proto3" json:"namespace_digest,omitempty"`
+	Group           uint32                 `protobuf:"varint,3,opt,name=group,proto3" json:"group,omitempty"`
+	Key             []byte                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`       // 32 bytes: a shorter key of the namespace is followed by zeros
+	Parent          []byte                 `protobuf:"bytes,5,opt,name=parent,proto3" json:"parent,omitempty"` // of a STORED chunk, where the host knows it
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *Event) GetKind() EventKind {
+	if x != nil {
+		return x.Kind
+	}
+	return EventKind_EVENT_KIND_UNSPECIFIED
+}
+
+func (x *Event) GetNamespaceDigest() []byte {
+	if x != nil {
+		return x.NamespaceDigest
+	}
+	return nil
+}
+
+func (x *Event) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *Event) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Event) GetParent() []byte {
+	if x != nil {
+		return x.Parent
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3058,7 +3324,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3070,7 +3336,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3083,7 +3349,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
 }
 
 type StatusReply struct {
@@ -3104,7 +3370,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3116,7 +3382,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3129,7 +3395,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -3226,7 +3492,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3238,7 +3504,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3251,7 +3517,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PolicyStatus) GetRole() string {
@@ -3381,7 +3647,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3393,7 +3659,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3406,7 +3672,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -3463,7 +3729,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3475,7 +3741,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3488,7 +3754,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -3529,7 +3795,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3541,7 +3807,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3554,7 +3820,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -3582,7 +3848,7 @@ type SwapPolicyReply struct {
 
 func (x *SwapPolicyReply) Reset() {
 	*x = SwapPolicyReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3860,7 @@ func (x *SwapPolicyReply) String() string {
 func (*SwapPolicyReply) ProtoMessage() {}
 
 func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3873,7 @@ func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyReply.ProtoReflect.Descriptor instead.
 func (*SwapPolicyReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SwapPolicyReply) GetTaken() []*PolicyTaken {
@@ -3646,7 +3912,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +3924,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +3937,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PolicyTaken) GetRole() string {
@@ -3728,7 +3994,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3740,7 +4006,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3753,7 +4019,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -4001,7 +4267,24 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"tokens_out\x18\x04 \x01(\rR\ttokensOut\x12\x1a\n" +
 	"\bpriority\x18\x05 \x01(\x11R\bpriority\x12#\n" +
 	"\rreturn_millis\x18\x06 \x01(\rR\freturnMillis\"\x06\n" +
-	"\x04Ping\"\x0f\n" +
+	"\x04Ping\"f\n" +
+	"\rEventsRequest\x12)\n" +
+	"\x10namespace_digest\x18\x01 \x01(\fR\x0fnamespaceDigest\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\x04R\x05after\"\x9d\x01\n" +
+	"\n" +
+	"EventBatch\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x1a\n" +
+	"\bsnapshot\x18\x03 \x01(\bR\bsnapshot\x12!\n" +
+	"\fsnapshot_end\x18\x04 \x01(\bR\vsnapshotEnd\x12(\n" +
+	"\x06events\x18\x05 \x03(\v2\x10.kvhost.v1.EventR\x06events\"\x9c\x01\n" +
+	"\x05Event\x12(\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x14.kvhost.v1.EventKindR\x04kind\x12)\n" +
+	"\x10namespace_digest\x18\x02 \x01(\fR\x0fnamespaceDigest\x12\x14\n" +
+	"\x05group\x18\x03 \x01(\rR\x05group\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\fR\x03key\x12\x16\n" +
+	"\x06parent\x18\x05 \x01(\fR\x06parent\"\x0f\n" +
 	"\rStatusRequest\"\xb2\x03\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12%\n" +
@@ -4103,16 +4386,21 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x0fEND_REASON_STOP\x10\x01\x12\x15\n" +
 	"\x11END_REASON_LENGTH\x10\x02\x12\x18\n" +
 	"\x14END_REASON_TOOL_CALL\x10\x03\x12\x14\n" +
-	"\x10END_REASON_ABORT\x10\x04*\x91\x01\n" +
+	"\x10END_REASON_ABORT\x10\x04*V\n" +
+	"\tEventKind\x12\x1a\n" +
+	"\x16EVENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11EVENT_KIND_STORED\x10\x01\x12\x16\n" +
+	"\x12EVENT_KIND_EVICTED\x10\x02*\x91\x01\n" +
 	"\vPolicyState\x12\x17\n" +
 	"\x13POLICY_STATE_ACTING\x10\x00\x12\x18\n" +
 	"\x14POLICY_STATE_STANDIN\x10\x01\x12\x1b\n" +
 	"\x17POLICY_STATE_QUARANTINE\x10\x02\x12\x19\n" +
 	"\x15POLICY_STATE_DRAINING\x10\x03\x12\x17\n" +
-	"\x13POLICY_STATE_SHADOW\x10\x042\x83\x01\n" +
+	"\x13POLICY_STATE_SHADOW\x10\x042\xc0\x01\n" +
 	"\x04Host\x12?\n" +
 	"\aSession\x12\x18.kvhost.v1.ClientMessage\x1a\x16.kvhost.v1.HostMessage(\x010\x01\x12:\n" +
-	"\x06Status\x12\x18.kvhost.v1.StatusRequest\x1a\x16.kvhost.v1.StatusReply2\x9d\x01\n" +
+	"\x06Status\x12\x18.kvhost.v1.StatusRequest\x1a\x16.kvhost.v1.StatusReply\x12;\n" +
+	"\x06Events\x12\x18.kvhost.v1.EventsRequest\x1a\x15.kvhost.v1.EventBatch0\x012\x9d\x01\n" +
 	"\x05Admin\x12F\n" +
 	"\n" +
 	"SwapPolicy\x12\x1c.kvhost.v1.SwapPolicyRequest\x1a\x1a.kvhost.v1.SwapPolicyReply\x12L\n" +
@@ -4130,123 +4418,131 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_kvhost_proto_rawDescData
 }
 
-var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                    // 0: kvhost.v1.Code
 	(LookupKind)(0),              // 1: kvhost.v1.LookupKind
 	(ChunkResult)(0),             // 2: kvhost.v1.ChunkResult
 	(EndReason)(0),               // 3: kvhost.v1.EndReason
-	(PolicyState)(0),             // 4: kvhost.v1.PolicyState
-	(*ClientMessage)(nil),        // 5: kvhost.v1.ClientMessage
-	(*HostMessage)(nil),          // 6: kvhost.v1.HostMessage
-	(*Done)(nil),                 // 7: kvhost.v1.Done
-	(*Error)(nil),                // 8: kvhost.v1.Error
-	(*Hello)(nil),                // 9: kvhost.v1.Hello
-	(*Namespace)(nil),            // 10: kvhost.v1.Namespace
-	(*Group)(nil),                // 11: kvhost.v1.Group
-	(*Plane)(nil),                // 12: kvhost.v1.Plane
-	(*HelloReply)(nil),           // 13: kvhost.v1.HelloReply
-	(*Limits)(nil),               // 14: kvhost.v1.Limits
-	(*Register)(nil),             // 15: kvhost.v1.Register
-	(*Region)(nil),               // 16: kvhost.v1.Region
-	(*CudaVmm)(nil),              // 17: kvhost.v1.CudaVmm
-	(*CudaVmmSegment)(nil),       // 18: kvhost.v1.CudaVmmSegment
-	(*Unregister)(nil),           // 19: kvhost.v1.Unregister
-	(*Semaphores)(nil),           // 20: kvhost.v1.Semaphores
-	(*Timeline)(nil),             // 21: kvhost.v1.Timeline
-	(*Lookup)(nil),               // 22: kvhost.v1.Lookup
-	(*LookupReply)(nil),          // 23: kvhost.v1.LookupReply
-	(*Release)(nil),              // 24: kvhost.v1.Release
-	(*Store)(nil),                // 25: kvhost.v1.Store
-	(*StoreChunk)(nil),           // 26: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),            // 27: kvhost.v1.StoreRead
-	(*StorePublished)(nil),       // 28: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),         // 29: kvhost.v1.ChunkFailure
-	(*Load)(nil),                 // 30: kvhost.v1.Load
-	(*LoadChunk)(nil),            // 31: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),            // 32: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),             // 33: kvhost.v1.LoadDone
-	(*Cancel)(nil),               // 34: kvhost.v1.Cancel
-	(*Advance)(nil),              // 35: kvhost.v1.Advance
-	(*Flush)(nil),                // 36: kvhost.v1.Flush
-	(*EndRequest)(nil),           // 37: kvhost.v1.EndRequest
-	(*Ping)(nil),                 // 38: kvhost.v1.Ping
-	(*StatusRequest)(nil),        // 39: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),          // 40: kvhost.v1.StatusReply
-	(*PolicyStatus)(nil),         // 41: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                // 42: kvhost.v1.Trial
-	(*SwapPolicyRequest)(nil),    // 43: kvhost.v1.SwapPolicyRequest
-	(*PromotePolicyRequest)(nil), // 44: kvhost.v1.PromotePolicyRequest
-	(*SwapPolicyReply)(nil),      // 45: kvhost.v1.SwapPolicyReply
-	(*PolicyTaken)(nil),          // 46: kvhost.v1.PolicyTaken
-	(*RootStatus)(nil),           // 47: kvhost.v1.RootStatus
-	nil,                          // 48: kvhost.v1.Namespace.ExtraEntry
-	nil,                          // 49: kvhost.v1.StatusReply.CountersEntry
-	nil,                          // 50: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(EventKind)(0),               // 4: kvhost.v1.EventKind
+	(PolicyState)(0),             // 5: kvhost.v1.PolicyState
+	(*ClientMessage)(nil),        // 6: kvhost.v1.ClientMessage
+	(*HostMessage)(nil),          // 7: kvhost.v1.HostMessage
+	(*Done)(nil),                 // 8: kvhost.v1.Done
+	(*Error)(nil),                // 9: kvhost.v1.Error
+	(*Hello)(nil),                // 10: kvhost.v1.Hello
+	(*Namespace)(nil),            // 11: kvhost.v1.Namespace
+	(*Group)(nil),                // 12: kvhost.v1.Group
+	(*Plane)(nil),                // 13: kvhost.v1.Plane
+	(*HelloReply)(nil),           // 14: kvhost.v1.HelloReply
+	(*Limits)(nil),               // 15: kvhost.v1.Limits
+	(*Register)(nil),             // 16: kvhost.v1.Register
+	(*Region)(nil),               // 17: kvhost.v1.Region
+	(*CudaVmm)(nil),              // 18: kvhost.v1.CudaVmm
+	(*CudaVmmSegment)(nil),       // 19: kvhost.v1.CudaVmmSegment
+	(*Unregister)(nil),           // 20: kvhost.v1.Unregister
+	(*Semaphores)(nil),           // 21: kvhost.v1.Semaphores
+	(*Timeline)(nil),             // 22: kvhost.v1.Timeline
+	(*Lookup)(nil),               // 23: kvhost.v1.Lookup
+	(*LookupReply)(nil),          // 24: kvhost.v1.LookupReply
+	(*Release)(nil),              // 25: kvhost.v1.Release
+	(*Store)(nil),                // 26: kvhost.v1.Store
+	(*StoreChunk)(nil),           // 27: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),            // 28: kvhost.v1.StoreRead
+	(*StorePublished)(nil),       // 29: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),         // 30: kvhost.v1.ChunkFailure
+	(*Load)(nil),                 // 31: kvhost.v1.Load
+	(*LoadChunk)(nil),            // 32: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),            // 33: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),             // 34: kvhost.v1.LoadDone
+	(*Cancel)(nil),               // 35: kvhost.v1.Cancel
+	(*Advance)(nil),              // 36: kvhost.v1.Advance
+	(*Flush)(nil),                // 37: kvhost.v1.Flush
+	(*EndRequest)(nil),           // 38: kvhost.v1.EndRequest
+	(*Ping)(nil),                 // 39: kvhost.v1.Ping
+	(*EventsRequest)(nil),        // 40: kvhost.v1.EventsRequest
+	(*EventBatch)(nil),           // 41: kvhost.v1.EventBatch
+	(*Event)(nil),                // 42: kvhost.v1.Event
+	(*StatusRequest)(nil),        // 43: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),          // 44: kvhost.v1.StatusReply
+	(*PolicyStatus)(nil),         // 45: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                // 46: kvhost.v1.Trial
+	(*SwapPolicyRequest)(nil),    // 47: kvhost.v1.SwapPolicyRequest
+	(*PromotePolicyRequest)(nil), // 48: kvhost.v1.PromotePolicyRequest
+	(*SwapPolicyReply)(nil),      // 49: kvhost.v1.SwapPolicyReply
+	(*PolicyTaken)(nil),          // 50: kvhost.v1.PolicyTaken
+	(*RootStatus)(nil),           // 51: kvhost.v1.RootStatus
+	nil,                          // 52: kvhost.v1.Namespace.ExtraEntry
+	nil,                          // 53: kvhost.v1.StatusReply.CountersEntry
+	nil,                          // 54: kvhost.v1.SwapPolicyRequest.ConfigEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
-	9,  // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
-	15, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
-	19, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
-	22, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	24, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	25, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	30, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	34, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	36, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	37, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	38, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	35, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
-	20, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
-	8,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
-	13, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
-	7,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
-	23, // 16: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	27, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	28, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	32, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	33, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	10, // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
+	16, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
+	20, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
+	23, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
+	25, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
+	26, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
+	31, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
+	35, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
+	37, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	38, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	39, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	36, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
+	21, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
+	9,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
+	14, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
+	8,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
+	24, // 16: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
+	28, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	29, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	33, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	34, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
 	0,  // 21: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	10, // 22: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	11, // 23: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	48, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	11, // 22: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	12, // 23: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	52, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 25: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	12, // 26: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	14, // 27: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	16, // 28: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	17, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	18, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
-	17, // 31: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	26, // 32: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	21, // 33: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	13, // 26: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	15, // 27: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	17, // 28: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	18, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	19, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
+	18, // 31: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	27, // 32: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	22, // 33: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
 	2,  // 34: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	29, // 35: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	30, // 35: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
 	0,  // 36: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	31, // 37: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	21, // 38: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	29, // 39: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	32, // 37: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	22, // 38: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	30, // 39: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
 	3,  // 40: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	41, // 41: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	47, // 42: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	49, // 43: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	4,  // 44: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	42, // 45: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	50, // 46: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	46, // 47: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
-	5,  // 48: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	39, // 49: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	43, // 50: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	44, // 51: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	6,  // 52: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	40, // 53: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	45, // 54: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
-	45, // 55: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
-	52, // [52:56] is the sub-list for method output_type
-	48, // [48:52] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	42, // 41: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
+	4,  // 42: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
+	45, // 43: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	51, // 44: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	53, // 45: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	5,  // 46: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	46, // 47: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	54, // 48: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	50, // 49: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
+	6,  // 50: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	43, // 51: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	40, // 52: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
+	47, // 53: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	48, // 54: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	7,  // 55: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	44, // 56: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	41, // 57: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
+	49, // 58: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
+	49, // 59: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
+	55, // [55:60] is the sub-list for method output_type
+	50, // [50:55] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -4295,8 +4591,8 @@ func file_kvhost_v1_kvhost_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   46,
+			NumEnums:      6,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -36,6 +36,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Host_Session_FullMethodName = "/kvhost.v1.Host/Session"
 	Host_Status_FullMethodName  = "/kvhost.v1.Host/Status"
+	Host_Events_FullMethodName  = "/kvhost.v1.Host/Events"
 )
 
 // HostClient is the client API for Host service.
@@ -46,6 +47,8 @@ type HostClient interface {
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ClientMessage, HostMessage], error)
 	// Status says what the host is doing. It changes nothing.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
+	// Events says what becomes resident and what goes, until the client ends the call. Any number of calls may run.
+	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventBatch], error)
 }
 
 type hostClient struct {
@@ -79,6 +82,25 @@ func (c *hostClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc
 	return out, nil
 }
 
+func (c *hostClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventBatch], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Host_ServiceDesc.Streams[1], Host_Events_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[EventsRequest, EventBatch]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Host_EventsClient = grpc.ServerStreamingClient[EventBatch]
+
 // HostServer is the server API for Host service.
 // All implementations must embed UnimplementedHostServer
 // for forward compatibility.
@@ -87,6 +109,8 @@ type HostServer interface {
 	Session(grpc.BidiStreamingServer[ClientMessage, HostMessage]) error
 	// Status says what the host is doing. It changes nothing.
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
+	// Events says what becomes resident and what goes, until the client ends the call. Any number of calls may run.
+	Events(*EventsRequest, grpc.ServerStreamingServer[EventBatch]) error
 	mustEmbedUnimplementedHostServer()
 }
 
@@ -102,6 +126,9 @@ func (UnimplementedHostServer) Session(grpc.BidiStreamingServer[ClientMessage, H
 }
 func (UnimplementedHostServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedHostServer) Events(*EventsRequest, grpc.ServerStreamingServer[EventBatch]) error {
+	return status.Error(codes.Unimplemented, "method Events not implemented")
 }
 func (UnimplementedHostServer) mustEmbedUnimplementedHostServer() {}
 func (UnimplementedHostServer) testEmbeddedByValue()              {}
@@ -149,6 +176,17 @@ func _Host_Status_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Host_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(EventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(HostServer).Events(m, &grpc.GenericServerStream[EventsRequest, EventBatch]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Host_EventsServer = grpc.ServerStreamingServer[EventBatch]
+
 // Host_ServiceDesc is the grpc.ServiceDesc for Host service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -167,6 +205,11 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Host_Session_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Events",
+			Handler:       _Host_Events_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "kvhost/v1/kvhost.proto",

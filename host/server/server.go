@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/changelog"
 )
 
 // Server serves sessions on one socket.
@@ -24,6 +25,7 @@ type Server struct {
 	cfg     Config
 	store   chunkStore
 	started time.Time
+	epoch   uint64 // of this run, for readers of events
 
 	mapped  atomic.Int64 // bytes of all mappings
 	jobs    atomic.Int64
@@ -48,6 +50,8 @@ type chunkStore interface {
 	Lookup(q store.LookupRequest) (*store.Lease, error)
 	Put(ctx context.Context, q store.PutRequest) (*store.Put, error)
 	EndRequest(request uint32, hints abi.Hints)
+	Changes() *changelog.Log
+	Snapshot(yield func([]changelog.Change) bool)
 }
 
 // New makes a server; Serve runs it.
@@ -55,7 +59,7 @@ func New(cfg Config) *Server { return newServer(cfg, cfg.Store) }
 
 func newServer(cfg Config, st chunkStore) *Server {
 	return &Server{
-		cfg: cfg.orDefaults(), store: st, started: time.Now(),
+		cfg: cfg.orDefaults(), store: st, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
 		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
 		engines: map[string]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}

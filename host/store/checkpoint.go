@@ -100,6 +100,7 @@ func (r *root) takeCheckpoint() (state policy.State, ok bool, err error) {
 		}
 		r.count.recovered += uint64(bits.OnesCount64(x.Pieces(slot)))
 	})
+	r.store.changes.Reset() // a root that is opened late brings entries that no change told of
 	r.store.stampsFrom(when)
 	return r.kept.LoadState(when), true, nil
 }

@@ -82,7 +82,7 @@ func (r *entries) beginEvict(slot uint32) eviction {
 	e.Set(index.Evicting)
 	e.Unset(index.Announced)
 	if e.Is(index.Complete) {
-		r.complete--
+		r.uncompleted(slot)
 	}
 	if r.scanning {
 		r.removedDuringScan[r.x.Fingerprint(slot)] = struct{}{}
@@ -101,7 +101,7 @@ func (r *entries) cancelEvict(v *eviction) {
 	e := r.x.At(v.slot)
 	e.Unset(index.Evicting)
 	if e.Is(index.Complete) {
-		r.complete++
+		r.completed(v.slot, chunk.Root)
 	}
 	f := r.flights[v.slot]
 	f.unlinking = false

@@ -146,7 +146,7 @@ func (p *Put) enter(info staging.Info) error {
 	r.x.PieceWritten(p.mark.slot, p.rank)
 	if r.x.Pieces(p.mark.slot)&p.ranks == p.ranks && !e.Is(index.Complete) {
 		e.Set(index.Complete)
-		r.complete++
+		r.completed(p.mark.slot, p.parent)
 	}
 	diff := max(pieceformat.Padded(info.Allocated)-p.class.FileBytes(), -r.x.Bytes(p.mark.slot))
 	r.x.Resize(p.mark.slot, diff)

@@ -274,7 +274,7 @@ func (c *census) adopt(cl *catalog.Class, h *pieceformat.Header, allocated int64
 	}
 	if r.x.Pieces(slot)&h.Pieces == h.Pieces && !e.Is(index.Complete) {
 		e.Set(index.Complete)
-		r.complete++
+		r.completed(slot, h.Parent)
 	}
 	r.expire(slot, cl, h.StoreTime)
 	if !c.late {

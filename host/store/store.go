@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/changelog"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -33,6 +34,7 @@ type Store struct {
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy was last told of the roots
 
+	changes *changelog.Log
 	sequence
 	scanDone chan struct{}
 	closed   atomic.Bool
@@ -47,7 +49,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1)}
+	s := &Store{cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges)}
 	s.shadows.changing = s.swapping
 	s.sequence.init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {

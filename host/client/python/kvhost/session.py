@@ -11,6 +11,7 @@ from typing import Any
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
 from kvhost.errors import HostError
+from kvhost.events import EventStream, Position
 from kvhost.semaphores import ArenaSemaphores, Timeline
 from kvhost.shape import Namespace, Region
 from kvhost.v1 import kvhost_pb2 as pb
@@ -278,6 +279,7 @@ class Session:
             self._stream.close()
             raise
         self._nonce: bytes = hello.nonce
+        self._digest: bytes = hello.namespace_digest
         self.version: str = hello.version
         self.lease_seconds: float = hello.lease_millis / 1000
         self.limits: Any = hello.limits
@@ -446,6 +448,12 @@ class Session:
     def flush(self, jobs: Sequence[StoreJob | LoadJob] = ()) -> None:
         """Returns when no copy of the jobs, or of all sent so far, can touch their blocks any more."""
         self._ask(flush=pb.Flush(jobs=[j.id for j in jobs]))
+
+    def events(self, after: Position | None = None, *, all_namespaces: bool = False) -> EventStream:
+        """Streams what becomes resident and what goes, of the session's namespace or of all. It resumes after a position
+        if the host still holds what follows it; else it starts with a snapshot."""
+        digest, key_bytes = (b"", 32) if all_namespaces else (self._digest, self._namespace.key_bytes)
+        return self._stream.events(digest, key_bytes, after)
 
     def ping(self) -> None:
         self._ask(ping=pb.Ping())

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from kvhost.errors import HostError, HostGone
+from kvhost.events import EventStream, Position
 from kvhost.v1 import kvhost_pb2 as pb
 
 # A call is told of every message under its id, on the receiving thread, and says whether it is complete. An exception
@@ -106,6 +107,9 @@ class Stream:
             return call(pb.StatusRequest(), timeout=timeout)
         except grpc.RpcError as e:
             raise HostGone(f"{self.path}: {e.details() if hasattr(e, 'details') else e}") from None
+
+    def events(self, namespace: bytes, key_bytes: int, after: Position | None) -> EventStream:
+        return EventStream(self.path, self._channel, namespace, key_bytes, after)
 
     def close(self) -> None:
         with self._lock:

@@ -133,6 +133,27 @@ def test_adopted_memory(path: str, seed: bytes) -> None:
     memory.close()
 
 
+def test_events(peer: Peer, seed: bytes) -> None:
+    s = peer.session
+    first, second = key(seed, 0), key(seed, 1)
+    s.store([kvhost.StoreChunk(first, [0, 1])]).published(30)
+    stream = s.events()
+    known: set[bytes] = set()
+    after = None
+    for batch in stream:
+        known |= {e.key for e in batch.events if e.stored}
+        after = batch.after
+        if batch.snapshot_end:
+            break
+    stream.close()
+    assert first in known and after is not None
+    s.store([kvhost.StoreChunk(second, [2, 3], parent=first, depth=1)]).published(30)
+    resumed = s.events(after)
+    batch = next(iter(resumed))
+    assert not batch.snapshot and [(e.key, e.parent) for e in batch.events] == [(second, first)]
+    resumed.close()
+
+
 def test_shared_memory_that_shrinks(path: str, seed: bytes) -> None:
     size = GROUPS[1].blocks * 4 * PAGE
     pool = multiprocessing.shared_memory.SharedMemory(create=True, size=size)

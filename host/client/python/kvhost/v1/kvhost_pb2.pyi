@@ -28,6 +28,9 @@ END_REASON_LENGTH: EndReason
 END_REASON_STOP: EndReason
 END_REASON_TOOL_CALL: EndReason
 END_REASON_UNKNOWN: EndReason
+EVENT_KIND_EVICTED: EventKind
+EVENT_KIND_STORED: EventKind
+EVENT_KIND_UNSPECIFIED: EventKind
 LOOKUP_KIND_MEMBERSHIP: LookupKind
 LOOKUP_KIND_PREFIX: LookupKind
 POLICY_STATE_ACTING: PolicyState
@@ -137,6 +140,44 @@ class Error(_message.Message):
     field: str
     message: str
     def __init__(self, code: _Optional[_Union[Code, str]] = ..., field: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ["group", "key", "kind", "namespace_digest", "parent"]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    key: bytes
+    kind: EventKind
+    namespace_digest: bytes
+    parent: bytes
+    def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., namespace_digest: _Optional[bytes] = ..., group: _Optional[int] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ...) -> None: ...
+
+class EventBatch(_message.Message):
+    __slots__ = ["epoch", "events", "seq", "snapshot", "snapshot_end"]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_END_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    seq: int
+    snapshot: bool
+    snapshot_end: bool
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., snapshot: bool = ..., snapshot_end: bool = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ["after", "epoch", "namespace_digest"]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    epoch: int
+    namespace_digest: bytes
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., epoch: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
 
 class Flush(_message.Message):
     __slots__ = ["jobs"]
@@ -632,6 +673,9 @@ class ChunkResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class PolicyState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

@@ -1,0 +1,76 @@
+"""What becomes resident in the host, and what goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from kvhost.errors import HostGone
+from kvhost.v1 import kvhost_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a reader of events is. The default starts with a snapshot."""
+
+    epoch: int = 0
+    seq: int = 0
+
+
+@dataclass(frozen=True)
+class Event:
+    stored: bool  # else it was evicted
+    namespace: bytes  # its digest
+    group: int
+    key: bytes
+    parent: bytes = b""  # of a chunk that was stored, where the host knows it
+
+
+@dataclass(frozen=True)
+class EventBatch:
+    """Some events, to be applied in order.
+
+    The batches of a snapshot list what is resident: when the first of them comes, forget everything. ``after`` is where
+    to resume after this batch, None within a snapshot."""
+
+    events: list[Event]
+    snapshot: bool
+    snapshot_end: bool
+    after: Position | None
+
+
+class EventStream:
+    """Batches of events, without an end. Iterate in a thread of your own; any thread may close it."""
+
+    def __init__(self, path: str, channel: Any, namespace: bytes, key_bytes: int, after: Position | None) -> None:
+        self._path = path
+        self._key_bytes = key_bytes
+        call = channel.unary_stream(
+            "/kvhost.v1.Host/Events",
+            request_serializer=pb.EventsRequest.SerializeToString,
+            response_deserializer=pb.EventBatch.FromString,
+        )
+        at = after or Position()
+        self._batches = call(pb.EventsRequest(namespace_digest=namespace, epoch=at.epoch, after=at.seq))
+
+    def __iter__(self) -> Iterator[EventBatch]:
+        try:
+            for m in self._batches:
+                yield self._batch(m)
+        except grpc.RpcError as e:
+            if e.code() == grpc.StatusCode.CANCELLED:
+                return  # closed here
+            raise HostGone(f"{self._path}: {e.details()}") from None
+
+    def _batch(self, m: Any) -> EventBatch:
+        n = self._key_bytes
+        events = [
+            Event(e.kind == pb.EVENT_KIND_STORED, e.namespace_digest, e.group, e.key[:n], e.parent[:n]) for e in m.events
+        ]
+        return EventBatch(events, m.snapshot, m.snapshot_end, Position(m.epoch, m.seq) if m.epoch else None)
+
+    def close(self) -> None:
+        self._batches.cancel()
