@@ -297,7 +297,7 @@ func BenchmarkReserve(b *testing.B) {
 	f := indexOnly(b, entries, 32)
 	f.fill(entries, 32)
 	r := f.store.roots[0]
-	r.fs, r.cfg.Shared = fileless{r.fs}, true // no victim leaves a file behind either
+	r.fs, r.cfg.unlinks = fileless{r.fs}, true // no put reuses a victim's file
 	ctx := context.Background()
 	b.ReportAllocs()
 	n := uint64(entries)

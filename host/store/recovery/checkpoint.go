@@ -36,11 +36,12 @@ func (d *Directory) SaveCheckpoint(x *index.Index, when int64) error {
 func WriteCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []pieceformat.CheckpointOwner) error {
 	head := pieceformat.Checkpoint{Time: when, High: x.High(), Clock: x.Clock(), Entries: x.Len()}
 	return pieceformat.WriteCheckpoint(f, head, owners, func(yield func(*pieceformat.CheckpointEntry) bool) {
+		var e pieceformat.CheckpointEntry
 		for slot := range x.High() {
 			if !x.At(slot).Is(index.Live) {
 				continue
 			}
-			e := pieceformat.CheckpointEntry(x.Record(slot))
+			e = pieceformat.CheckpointEntry(x.Record(slot))
 			if !yield(&e) {
 				return
 			}
