@@ -10,14 +10,14 @@
 // session's jobs, waits until no copy can touch its memory, and only then unmaps that memory.
 //
 // Ids. Every ClientMessage carries an id that is larger than all earlier ones of the session. Every message is answered
-// under its id: once, except where it is said otherwise below. The id of a STORE or LOAD is also the name of its job.
+// under its id: once, unless stated otherwise below. The id of a STORE or LOAD also names its job.
 //
-// Order. LOOKUP, STORE, LOAD, RELEASE, REGISTER, UNREGISTER and END_REQUEST of one session take effect in the order in
-// which they were sent, and SEMAPHORES too. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
+// Order. LOOKUP, STORE, LOAD, RELEASE, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in
+// the order in which they were sent. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
 //
-// Errors. Wrong input is answered by an Error that names the field. It never ends the session, and nothing of that
-// message was done. Exceptions: without an accepted HELLO there is no session, and the stream ends; and a message above
-// Limits.message_bytes cannot be read at all, so it ends the stream too.
+// Errors. Wrong input is answered by an Error that names the field. It does not end the session, and nothing of the
+// message was done. There are two exceptions: a refused HELLO ends the stream, and so does a message above
+// Limits.message_bytes, which cannot be read.
 
 package proto
 
@@ -40,8 +40,8 @@ type Code int32
 
 const (
 	Code_CODE_UNSPECIFIED  Code = 0
-	Code_CODE_INVALID      Code = 1 // a field holds what it may not
-	Code_CODE_DISAGREEMENT Code = 2 // HELLO contradicts the engine's other sessions, or a pin of the operator
+	Code_CODE_INVALID      Code = 1 // a field has a bad value, or client memory is gone
+	Code_CODE_DISAGREEMENT Code = 2 // HELLO contradicts the engine's other sessions, or the operator's pins
 	Code_CODE_LIMIT        Code = 3 // more than the host's limits allow
 	Code_CODE_UNKNOWN      Code = 4 // names something that does not exist: a group, a lease, a job, a descriptor
 	Code_CODE_BUSY         Code = 5 // the named thing is in use
@@ -324,7 +324,7 @@ type PolicyState int32
 
 const (
 	PolicyState_POLICY_STATE_ACTING     PolicyState = 0
-	PolicyState_POLICY_STATE_STANDIN    PolicyState = 1 // it is down, and the host answers in its place until it is started again
+	PolicyState_POLICY_STATE_STANDIN    PolicyState = 1 // it is down; the host answers in its place until it is restarted
 	PolicyState_POLICY_STATE_QUARANTINE PolicyState = 2 // it is not started any more
 	PolicyState_POLICY_STATE_DRAINING   PolicyState = 3 // place: replaced, but files that it named are still there
 	PolicyState_POLICY_STATE_SHADOW     PolicyState = 4 // it decides nothing
@@ -925,15 +925,16 @@ func (x *Error) GetMessage() string {
 }
 
 type Hello struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	Protocol   uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`                       // 1
-	Engine     string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`                            // id of the serving engine: sessions with the same id are its ranks
-	Role       string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`                                // "worker" or "scheduler"; free text for logs otherwise
-	Rank       uint32                 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`                               // of this process in the whole engine, from 0
-	LocalRanks uint32                 `protobuf:"varint,5,opt,name=local_ranks,json=localRanks,proto3" json:"local_ranks,omitempty"` // ranks of the engine on this node. Ranks are placed in runs: this node has the run holding rank
-	DeviceUuid string                 `protobuf:"bytes,6,opt,name=device_uuid,json=deviceUuid,proto3" json:"device_uuid,omitempty"`  // of the accelerator, empty for host memory. Jobs queue per device
-	Namespace  *Namespace             `protobuf:"bytes,7,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Tenant     uint32                 `protobuf:"varint,8,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Protocol uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"` // 1
+	Engine   string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`      // id of the serving engine: sessions with the same id are its ranks
+	Role     string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`          // "worker" or "scheduler"; free text for logs otherwise
+	Rank     uint32                 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`         // of this process in the whole engine, from 0
+	// ranks of the engine on this node. Ranks are placed in runs: this node has the run holding rank
+	LocalRanks uint32     `protobuf:"varint,5,opt,name=local_ranks,json=localRanks,proto3" json:"local_ranks,omitempty"`
+	DeviceUuid string     `protobuf:"bytes,6,opt,name=device_uuid,json=deviceUuid,proto3" json:"device_uuid,omitempty"` // of the accelerator, empty for host memory. Jobs queue per device
+	Namespace  *Namespace `protobuf:"bytes,7,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Tenant     uint32     `protobuf:"varint,8,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// The session may share host memory that is not sealed against shrinking (POSIX shared memory), at the client's own
 	// risk: a job that finds pages missing fails; pages that came back after a shrink are stored as they are.
 	UnsealedMemory bool `protobuf:"varint,9,opt,name=unsealed_memory,json=unsealedMemory,proto3" json:"unsealed_memory,omitempty"`
@@ -1515,8 +1516,11 @@ func (x *Limits) GetArenaBytes() uint64 {
 //
 // Descriptors travel on the descriptor socket (a Unix stream socket, HelloReply.descriptors): 24 bytes, the session's
 // nonce and a tag of the client's choice (u64, little-endian), with exactly one file descriptor attached (SCM_RIGHTS).
-// The host answers 4 bytes (u32, little-endian): 0, or the length of an error text that follows. A tag serves one REGISTER
-// and is forgotten by it, also when the REGISTER is refused; a file may be sent again under another tag.
+// The host answers 4 bytes (u32, little-endian): 0, or the length of an error text that follows. A tag is valid for one
+// REGISTER, even if that is refused. A file may be sent again under another tag.
+//
+// Memory of a GPU is registered by handles that CUDA exports. HELLO names the GPU by its UUID; the host refuses memory
+// of any other. All regions of a group are of one kind: host memory or a GPU's.
 type Register struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         uint32                 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -1701,7 +1705,7 @@ func (*Region_CudaIpc) isRegion_Handle() {}
 
 func (*Region_CudaVmm) isRegion_Handle() {}
 
-// CudaVmm is memory of cuMemCreate, its segments one after the other. Regions that name the same segments share one mapping.
+// CudaVmm is memory of cuMemCreate, its segments one after the other. Regions with the same segments share one mapping.
 type CudaVmm struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Segments      []*CudaVmmSegment      `protobuf:"bytes,1,rep,name=segments,proto3" json:"segments,omitempty"`
@@ -1845,13 +1849,14 @@ func (x *Unregister) GetGroup() uint32 {
 }
 
 // Semaphores shares an array of timeline semaphores: 64-bit counters in the client's memory that only rise. They order
-// jobs with the client's compute without a message in between. A stream of the client's GPU writes a semaphore when it has
-// finished with some blocks (cuStreamWriteValue64) and waits for a semaphore until blocks are filled
+// jobs with the client's compute without a message in between. A stream of the client's GPU writes a semaphore when it
+// has finished with some blocks (cuStreamWriteValue64) and waits for a semaphore until blocks are filled
 // (cuStreamWaitValue64). Semaphores in host memory do the same for CPU threads. A session shares semaphores once; they
 // stay shared until it ends. The host never blocks one of its own streams on a semaphore.
 //
-// If the host dies, or answers a job with an Error, the client must advance the job's semaphores itself: when its session
-// ends, it writes done_value to the done semaphore of each unfinished job and treats all blocks of that job as failed.
+// If the host dies, or answers a job with an Error, the client must advance the job's semaphores itself: when its
+// session ends, it writes done_value to the done semaphore of each unfinished job and treats all blocks of that job as
+// failed.
 type Semaphores struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Handle:
@@ -1974,11 +1979,12 @@ type Timeline struct {
 	WaitValue uint64                 `protobuf:"varint,2,opt,name=wait_value,json=waitValue,proto3" json:"wait_value,omitempty"` // no copy of the job starts before semaphore wait reaches this value; 0: start at once
 	Done      uint32                 `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`
 	// The host writes done_value to semaphore done when no copy of the job can touch its blocks any more, whether the job
-	// succeeded, failed or was cancelled. A layer-wise LOAD of n layers writes done_value - n + i when layer i (from 0, in
-	// its order) has landed.
+	// succeeded, failed or was cancelled. A layer-wise LOAD of n layers writes done_value - n + i when layer i (from 0,
+	// in its order) has landed.
 	DoneValue uint64 `protobuf:"varint,4,opt,name=done_value,json=doneValue,proto3" json:"done_value,omitempty"`
 	// The host writes semaphore status before semaphore done: 1 when all blocks were read or delivered, 2 when some were
-	// not (the job's answer names them). A layer-wise LOAD has one status semaphore per layer, in its order, starting here.
+	// not (the job's answer names them). A layer-wise LOAD has one status semaphore per layer, in its order, starting
+	// here.
 	Status        *uint32 `protobuf:"varint,5,opt,name=status,proto3,oneof" json:"status,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2126,8 +2132,8 @@ func (x *Lookup) GetReaders() uint64 {
 	return 0
 }
 
-// LookupReply: pending means that a second LookupReply follows under the same id. Otherwise hits counts the granted keys:
-// of a prefix group keys [first, first + hits), of a membership group those whose bit is set.
+// LookupReply: if pending, a second LookupReply follows under the same id. Otherwise hits counts the granted keys: in a
+// prefix group keys [first, first + hits), in a membership group those whose bit is set.
 type LookupReply struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Pending bool                   `protobuf:"varint,1,opt,name=pending,proto3" json:"pending,omitempty"`
@@ -2135,8 +2141,8 @@ type LookupReply struct {
 	Bits    []byte                 `protobuf:"bytes,3,opt,name=bits,proto3" json:"bits,omitempty"`    // membership groups: bit i%8 of byte i/8 is key i
 	Lease   uint64                 `protobuf:"varint,4,opt,name=lease,proto3" json:"lease,omitempty"` // 0 without hits. Valid in all sessions of the engine
 	Bytes   uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"` // pages that one reader's LOAD of all hits delivers
-	// load_micros is how long such LOADs by all readers would take if they were sent now: at the bandwidth measured so far
-	// from each root to each reader's device, behind the loads that are queued already. 0: nothing was measured yet.
+	// load_micros is how long such LOADs by all readers would take if they were sent now: at the bandwidth measured so
+	// far from each root to each reader's device, behind the loads that are queued already. 0: nothing was measured yet.
 	LoadMicros    uint64 `protobuf:"varint,6,opt,name=load_micros,json=loadMicros,proto3" json:"load_micros,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2214,7 +2220,7 @@ func (x *LookupReply) GetLoadMicros() uint64 {
 	return 0
 }
 
-// Release ends a lease before its expiry. Releasing one that is over already is not an error.
+// Release ends a lease before its expiry. It is no error if the lease is over already.
 type Release struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -2259,9 +2265,9 @@ func (x *Release) GetLease() uint64 {
 	return 0
 }
 
-// Store saves chunks. Its chunks are reserved in order before any I/O starts. It is answered twice: by StoreRead when the
-// engine may reuse the blocks, then by StorePublished when every chunk has its result at the configured durability. An
-// Error comes instead of both.
+// Store saves chunks. Its chunks are reserved in order before any I/O starts. It is answered twice: by StoreRead when
+// the engine may reuse the blocks, then by StorePublished when every chunk has its result at the configured durability.
+// An Error comes instead of both.
 type Store struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       uint32                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
@@ -2574,11 +2580,11 @@ func (x *ChunkFailure) GetBlocks() []uint32 {
 // reader's LOAD has completed, and a further LOAD of the same rank fails its blocks. A LOAD under a lease that is over
 // is not an error but completes at once with all its blocks failed.
 //
-// A LOAD is answered by any number of LoadLayer and then exactly one LoadDone, or by an Error alone. LoadDone names every
-// block whose bytes were not delivered and verified, and no block of a chunk that was.
+// A LOAD is answered by any number of LoadLayer and then exactly one LoadDone, or by an Error alone. LoadDone names
+// every block whose bytes were not delivered and verified, and no block of a chunk that was.
 //
-// A layer-wise LOAD reads the first layer of all its chunks before the second of any, and tells of each as it lands. As a
-// whole it is not much slower, where the layout keeps a layer's pages together in a file.
+// A layer-wise LOAD reads the first layer of all its chunks before the second of any, and reports each as it lands.
+// Overall it is not much slower, if the layout keeps a layer's pages together in a file.
 type Load struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -2664,9 +2670,10 @@ func (x *Load) GetPrefetch() uint32 {
 }
 
 type LoadChunk struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Index         uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`          // of the key in the LOOKUP
-	Blocks        []uint32               `protobuf:"varint,2,rep,packed,name=blocks,proto3" json:"blocks,omitempty"` // the group's blocks per chunk; 0xffffffff: that block is not wanted. No block twice in a LOAD
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Index uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // of the key in the LOOKUP
+	// the group's blocks per chunk; 0xffffffff: that block is not wanted. No block twice in a LOAD
+	Blocks        []uint32 `protobuf:"varint,2,rep,packed,name=blocks,proto3" json:"blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2715,8 +2722,8 @@ func (x *LoadChunk) GetBlocks() []uint32 {
 	return nil
 }
 
-// LoadLayer: all wanted pages of this layer, and of those told of before, are delivered and verified, but for those of the
-// chunks in failed. These will be among LoadDone's failures.
+// LoadLayer: all wanted pages of this layer, and of the layers reported before, are delivered and verified, except
+// those of the chunks in failed, which will be among LoadDone's failures.
 type LoadLayer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Layer         uint32                 `protobuf:"varint,1,opt,name=layer,proto3" json:"layer,omitempty"`
@@ -2829,8 +2836,9 @@ func (x *LoadDone) GetCancelled() bool {
 	return false
 }
 
-// Cancel is acknowledged when no copy of the job can touch its blocks any more, also when the I/O under it hangs. The job
-// still completes as it would have, with the blocks that were not delivered. Cancelling a job that is over is not an error.
+// Cancel is acknowledged when no copy of the job can touch its blocks any more, also when the I/O under it hangs. The
+// job still completes as it would have, with the blocks that were not delivered. Cancelling a job that is over is not
+// an error.
 type Cancel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2875,7 +2883,7 @@ func (x *Cancel) GetJob() uint64 {
 	return 0
 }
 
-// Advance says how far the consumer of a LOAD with a prefetch has come. For a job that is over it is not an error.
+// Advance reports how far the consumer of a LOAD with a prefetch has come. It is no error if the job is over.
 type Advance struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2928,8 +2936,8 @@ func (x *Advance) GetLayers() uint32 {
 	return 0
 }
 
-// Flush is acknowledged when no copy of the named jobs, which are left to run, can touch their blocks any more: stores have
-// read theirs, loads have delivered. It does not wait for publication.
+// Flush is acknowledged when no copy of the named jobs can touch their blocks any more: stores have read theirs, loads
+// have delivered. It neither cancels the jobs nor waits for publication.
 type Flush struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Jobs          []uint64               `protobuf:"varint,1,rep,packed,name=jobs,proto3" json:"jobs,omitempty"` // empty: all jobs sent so far
@@ -2974,8 +2982,8 @@ func (x *Flush) GetJobs() []uint64 {
 	return nil
 }
 
-// EndRequest releases the leases that this session still has from the request. The request is over when every session
-// of the engine that named it has ended it.
+// EndRequest releases this session's leases from the request. The request is over when every session of the engine that
+// named it has ended it.
 //
 // The other fields are hints for policies about what the request did and whether its prefix will be used again; 0 is
 // unknown. If several sessions give hints, the last ones count.
@@ -3166,8 +3174,8 @@ type EventBatch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Epoch uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"` // of this run of the host; 0 within a snapshot, which cannot be resumed
 	Seq   uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`     // resume after this one
-	// A snapshot: forget everything when the first of its batches comes. The events of its batches are STORED. Its last batch
-	// has snapshot_end, and may be empty.
+	// A snapshot: forget everything when the first of its batches comes. The events of its batches are STORED. Its last
+	// batch has snapshot_end, and may be empty.
 	Snapshot      bool     `protobuf:"varint,3,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	SnapshotEnd   bool     `protobuf:"varint,4,opt,name=snapshot_end,json=snapshotEnd,proto3" json:"snapshot_end,omitempty"`
 	Events        []*Event `protobuf:"bytes,5,rep,name=events,proto3" json:"events,omitempty"`
@@ -3718,11 +3726,12 @@ func (x *Trial) GetUsed() uint64 {
 }
 
 type SwapPolicyRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                                                                               // of the policy that is replaced
-	Module        string                 `protobuf:"bytes,2,opt,name=module,proto3" json:"module,omitempty"`                                                                           // absolute path on the host's machine, or the name of one that the host knows. Empty: the same again
-	Sha256        string                 `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`                                                                           // that it must have, in hexadecimal; empty for any
-	Config        map[string]string      `protobuf:"bytes,4,rep,name=config,proto3" json:"config,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // settings that change; the others stay
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the policy that is replaced
+	// absolute path on the host's machine, or the name of one that the host knows. Empty: the same again
+	Module        string            `protobuf:"bytes,2,opt,name=module,proto3" json:"module,omitempty"`
+	Sha256        string            `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`                                                                           // that it must have, in hexadecimal; empty for any
+	Config        map[string]string `protobuf:"bytes,4,rep,name=config,proto3" json:"config,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // settings that change; the others stay
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -10,14 +10,14 @@
 // session's jobs, waits until no copy can touch its memory, and only then unmaps that memory.
 //
 // Ids. Every ClientMessage carries an id that is larger than all earlier ones of the session. Every message is answered
-// under its id: once, except where it is said otherwise below. The id of a STORE or LOAD is also the name of its job.
+// under its id: once, unless stated otherwise below. The id of a STORE or LOAD also names its job.
 //
-// Order. LOOKUP, STORE, LOAD, RELEASE, REGISTER, UNREGISTER and END_REQUEST of one session take effect in the order in
-// which they were sent, and SEMAPHORES too. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
+// Order. LOOKUP, STORE, LOAD, RELEASE, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in
+// the order in which they were sent. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
 //
-// Errors. Wrong input is answered by an Error that names the field. It never ends the session, and nothing of that
-// message was done. Exceptions: without an accepted HELLO there is no session, and the stream ends; and a message above
-// Limits.message_bytes cannot be read at all, so it ends the stream too.
+// Errors. Wrong input is answered by an Error that names the field. It does not end the session, and nothing of the
+// message was done. There are two exceptions: a refused HELLO ends the stream, and so does a message above
+// Limits.message_bytes, which cannot be read.
 
 package proto
 
@@ -45,7 +45,7 @@ const (
 type HostClient interface {
 	// Session is the stream of one client process. Its first message is HELLO.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ClientMessage, HostMessage], error)
-	// Status says what the host is doing. It changes nothing.
+	// Status returns the state of the host. It changes nothing.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	// Events says what becomes resident and what goes, until the client ends the call. Any number of calls may run.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventBatch], error)
@@ -107,7 +107,7 @@ type Host_EventsClient = grpc.ServerStreamingClient[EventBatch]
 type HostServer interface {
 	// Session is the stream of one client process. Its first message is HELLO.
 	Session(grpc.BidiStreamingServer[ClientMessage, HostMessage]) error
-	// Status says what the host is doing. It changes nothing.
+	// Status returns the state of the host. It changes nothing.
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	// Events says what becomes resident and what goes, until the client ends the call. Any number of calls may run.
 	Events(*EventsRequest, grpc.ServerStreamingServer[EventBatch]) error
@@ -226,8 +226,8 @@ const (
 //
 // Admin changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
 type AdminClient interface {
-	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails before
-	// it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
+	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails
+	// before it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
 	SwapPolicy(ctx context.Context, in *SwapPolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error)
 	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
 	PromotePolicy(ctx context.Context, in *PromotePolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error)
@@ -267,8 +267,8 @@ func (c *adminClient) PromotePolicy(ctx context.Context, in *PromotePolicyReques
 //
 // Admin changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
 type AdminServer interface {
-	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails before
-	// it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
+	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails
+	// before it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
 	SwapPolicy(context.Context, *SwapPolicyRequest) (*SwapPolicyReply, error)
 	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
 	PromotePolicy(context.Context, *PromotePolicyRequest) (*SwapPolicyReply, error)

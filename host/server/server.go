@@ -14,10 +14,10 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/kvevents"
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
-	"github.com/kvhost/kvhost/host/store/changelog"
 )
 
 // Server serves sessions on one socket.
@@ -50,8 +50,7 @@ type chunkStore interface {
 	Lookup(q store.LookupRequest) (*store.Lease, error)
 	Put(ctx context.Context, q store.PutRequest) (*store.Put, error)
 	EndRequest(request uint32, hints abi.Hints)
-	Changes() *changelog.Log
-	Snapshot(yield func([]changelog.Change) bool)
+	kvevents.Store
 }
 
 // New makes a server; Serve runs it.
@@ -77,6 +76,20 @@ type service struct {
 // Session runs one session.
 func (s service) Session(st grpc.BidiStreamingServer[proto.ClientMessage, proto.HostMessage]) error {
 	return s.serve(st)
+}
+
+// Events streams what becomes resident and what goes.
+func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[proto.EventBatch]) error {
+	ctx, end := context.WithCancelCause(st.Context())
+	defer end(nil)
+	go func() {
+		select {
+		case <-s.quit:
+			end(status.Error(codes.Unavailable, ErrClosing.Error()))
+		case <-ctx.Done():
+		}
+	}()
+	return (&kvevents.Stream{Store: s.store, Epoch: s.epoch, Send: st.Send}).Run(ctx, q)
 }
 
 // Status answers the Status call.

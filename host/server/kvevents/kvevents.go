@@ -1,0 +1,104 @@
+// Package kvevents answers the Events call: it streams what becomes resident in a store and what goes.
+package kvevents
+
+import (
+	"bytes"
+	"context"
+	"errors"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/store/changelog"
+)
+
+// batch is the most events of one message.
+const batch = 1024
+
+// Store is what is streamed of [store.Store].
+type Store interface {
+	Changes() *changelog.Log
+	Snapshot(yield func([]changelog.Change) bool)
+}
+
+// Stream is one call of Events.
+type Stream struct {
+	Store Store
+	Epoch uint64 // of this run of the host: positions of another are not resumed
+	Send  func(*proto.EventBatch) error
+
+	namespace []byte // empty: all
+}
+
+// Run streams until the context ends or sending fails.
+func (s *Stream) Run(ctx context.Context, q *proto.EventsRequest) error {
+	s.namespace = q.GetNamespaceDigest()
+	log, after := s.Store.Changes(), q.GetAfter()
+	start := log.Start()
+	if q.GetEpoch() != s.Epoch {
+		if err := s.snapshot(start); err != nil {
+			return err
+		}
+		after = start
+	}
+	changes := make([]changelog.Change, 0, batch)
+	for {
+		got, wake, err := log.Read(after, changes[:0])
+		switch {
+		case errors.Is(err, changelog.ErrLost):
+			after = log.Start()
+			if err := s.snapshot(after); err != nil {
+				return err
+			}
+		case len(got) > 0:
+			after = got[len(got)-1].Seq
+			if err := s.changes(after, got); err != nil {
+				return err
+			}
+		default:
+			select {
+			case <-wake:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	}
+}
+
+// snapshot sends what is resident. The changes after seq follow it.
+func (s *Stream) snapshot(seq uint64) (err error) {
+	s.Store.Snapshot(func(list []changelog.Change) bool {
+		err = s.Send(&proto.EventBatch{Snapshot: true, Events: s.events(list)}) // nothing to resume after yet
+		return err == nil
+	})
+	if err != nil {
+		return err
+	}
+	return s.Send(&proto.EventBatch{Epoch: s.Epoch, Seq: seq, Snapshot: true, SnapshotEnd: true})
+}
+
+// changes sends changes, if any is of the namespace.
+func (s *Stream) changes(seq uint64, list []changelog.Change) error {
+	events := s.events(list)
+	if len(events) == 0 {
+		return nil
+	}
+	return s.Send(&proto.EventBatch{Epoch: s.Epoch, Seq: seq, Events: events})
+}
+
+func (s *Stream) events(list []changelog.Change) (events []*proto.Event) {
+	for i := range list {
+		c := &list[i]
+		if len(s.namespace) > 0 && !bytes.Equal(s.namespace, c.Namespace[:]) {
+			continue
+		}
+		e := &proto.Event{
+			Kind: proto.EventKind(c.Kind), Group: c.Group,
+			NamespaceDigest: bytes.Clone(c.Namespace[:]), Key: bytes.Clone(c.Key[:]),
+		}
+		if c.Parent != chunk.Root {
+			e.Parent = bytes.Clone(c.Parent[:])
+		}
+		events = append(events, e)
+	}
+	return events
+}
