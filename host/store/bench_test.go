@@ -58,16 +58,16 @@ func (f *fixture) fill(entries, keyBytes int) {
 			parent = 0
 		}
 		k := hashKey(n, keyBytes)
-		print := chunk.Fingerprint(c.Namespace.Digest, c.Group, k)
-		slot := r.x.Add(print, index.Owner{Class: c.ID}, &k, parent, uint32(n%1000))
+		fp := chunk.Fingerprint(c.Namespace.Digest, c.Group, k)
+		slot := r.x.Add(fp, index.Owner{Class: c.ID}, &k, parent, uint32(n%1000))
 		c.Ref()
 		r.x.SetUnits(slot, pieceBytes/pieceformat.Page)
 		r.x.At(slot).Set(index.Complete)
 		r.x.SetPieces(slot, 1)
 		r.account.Commit(0, r.x.Bytes(slot))
 		r.x.Touch(slot)
-		r.evictor.Announce(abi.OpInsert, slot, print, 0)
-		parent = print
+		r.evictor.Announce(abi.OpInsert, slot, fp, 0)
+		parent = fp
 	}
 }
 

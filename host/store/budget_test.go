@@ -23,7 +23,7 @@ func TestWriteBudget(t *testing.T) {
 		}
 	}
 	if err := lone(5000); !errors.Is(err, ErrRefused) {
-		t.Errorf("a new one under thrift: %v", err)
+		t.Errorf("a new one near the budget: %v", err)
 	}
 	if err := lone(5000); err != nil {
 		t.Errorf("asked for again: %v", err)
@@ -35,7 +35,7 @@ func TestWriteBudget(t *testing.T) {
 		t.Errorf("in continuation of what is not there: %v", err)
 	}
 	st := f.store.Stats()
-	equal(t, "Thrift", st.Roots[0].Thrift, 2)
+	equal(t, "OverBudget", st.Roots[0].OverBudget, 2)
 	equal(t, "Refused", st.Refused, 2)
 	equal(t, "Written", st.Roots[0].Written, 18*pieceBytes)
 	f.restart()
@@ -161,7 +161,7 @@ func TestBudgetCountsWhatIsWritten(t *testing.T) {
 	f = newFixture(t, t.TempDir(), 4, 2, withClock(newAt("2026-11-21 10:00:00")), withBudget(1))
 	err = f.putRank(0, 0, 0, 1)
 	if again := f.putRank(0, 0, 0, 1); err != nil && !errors.Is(again, ErrResident) {
-		err = again // thrift from the first one on
+		err = again // the budget is nearly spent from the first one on
 	}
 	if err := f.putRank(0, 0, 1, 2); !errors.Is(err, ErrRefused) {
 		t.Errorf("a rank beyond the budget: %v", err)

@@ -113,7 +113,7 @@ func TestPlaceFailsInAScan(t *testing.T) {
 		f.mustRead(n)
 	}
 	st := f.store.Stats().Roots[0]
-	equal(t, "Stray", st.Stray, 0)
+	equal(t, "Orphaned", st.Orphaned, 0)
 	equal(t, "Renamed", int(st.Renamed), len(stored))
 	f.checkUsed()
 }

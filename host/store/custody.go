@@ -94,13 +94,13 @@ type rootCustody interface {
 // scanCustody is the part in a scan.
 type scanCustody interface {
 	// found enters a piece under its name.
-	found(c *census, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool)
+	found(c *scanState, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool)
 	// foundUnsound judges a file that is no sound piece.
-	foundUnsound(c *census, name, rel string, info staging.Info, err error)
+	foundUnsound(c *scanState, name, rel string, info staging.Info, err error)
 	// foundUnknown judges a piece of a namespace that the store cannot tell.
-	foundUnknown(c *census, name string, allocated int64, err error)
+	foundUnknown(c *scanState, name string, allocated int64, err error)
 	// rename moves a piece to the name that today's place policy gives it, if it can be.
-	rename(c *census, from, to string, allocated int64) bool
+	rename(c *scanState, from, to string, allocated int64) bool
 	// scanEnded follows the first scan, of which so many bytes were booked as orphans. The caller holds mu.
-	scanEnded(c *census, booked int64)
+	scanEnded(c *scanState, booked int64)
 }

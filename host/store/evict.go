@@ -227,5 +227,5 @@ func (r *entries) stands(m mark) bool {
 		return false
 	}
 	e := r.x.At(m.slot)
-	return e.Is(index.Live) && !e.Is(index.Evicting) && r.x.Fingerprint(m.slot) == m.print
+	return e.Is(index.Live) && !e.Is(index.Evicting) && r.x.Fingerprint(m.slot) == m.fp
 }

@@ -91,14 +91,14 @@ func (s *Store) renew(p *Put) {
 	}
 	for _, r := range s.roots {
 		r.mu.Lock()
-		slot := r.x.Find(p.mark.print, p.class.Base, &p.key)
+		slot := r.x.Find(p.mark.fp, p.class.Base, &p.key)
 		old := slot != index.None && r.health.Serves() && r.expired(slot, s.cfg.Now().Unix()) && r.evictor.Evictable(slot)
 		if old {
 			r.count.expired++
 		}
 		r.mu.Unlock()
 		if old {
-			r.drop(mark{slot, p.mark.print}, 0)
+			r.drop(mark{slot, p.mark.fp}, 0)
 		}
 	}
 }

@@ -245,7 +245,7 @@ func TestUnlinkFailsForGood(t *testing.T) {
 		t.Errorf("got %v, want no space because unlinking is not allowed", err)
 	}
 	r := f.store.roots[0]
-	if got := f.store.Stats().Roots[0]; got.Complete < entries-1 || got.Used != got.Capacity || got.Stray != pieceBytes {
+	if got := f.store.Stats().Roots[0]; got.Complete < entries-1 || got.Used != got.Capacity || got.Orphaned != pieceBytes {
 		t.Errorf("%+v", got)
 	}
 	if err := r.idle(); err != nil {

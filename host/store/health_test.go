@@ -359,17 +359,17 @@ func TestStraysGo(t *testing.T) {
 	if err := f.put(4, 0); !errors.Is(err, ErrNoSpace) {
 		t.Error(err)
 	}
-	if got := f.store.Stats().Roots[0]; got.Stray != pieceBytes {
-		t.Errorf("%d bytes of strays, and nobody could say that the file is gone", got.Stray)
+	if got := f.store.Stats().Roots[0]; got.Orphaned != pieceBytes {
+		t.Errorf("%d bytes of orphans, and nobody could say that the file is gone", got.Orphaned)
 	}
 	faulty.Set()
 	f.store.roots[0].orphans.retry(context.Background())
-	if got := f.store.Stats().Roots[0]; got.Stray != 0 || got.Used != 3*pieceBytes {
+	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 || got.Used != 3*pieceBytes {
 		t.Errorf("%+v", got)
 	}
 	f.checkUsed()
 
-	// One that is stored again is no stray any more.
+	// One that is stored again is no orphan any more.
 	faulty.Set(faultfs.MustRules("remove **: eacces")...)
 	l := f.lookup(1)
 	p, err := l.Open(0, 0)
@@ -385,7 +385,7 @@ func TestStraysGo(t *testing.T) {
 	f.mustPut(1)
 	f.store.roots[0].orphans.retry(context.Background())
 	f.mustRead(1)
-	if got := f.store.Stats().Roots[0]; got.Stray != 0 {
+	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 {
 		t.Errorf("%+v", got)
 	}
 	f.checkUsed()

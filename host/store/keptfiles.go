@@ -24,9 +24,9 @@ func (k keptFiles) Keep(dir, base string, data []byte) error {
 func (k keptFiles) Forget(dir, base string) {
 	for _, r := range k.roots {
 		r.mu.Lock()
-		blind := r.blind
+		incomplete := r.scanIncomplete
 		r.mu.Unlock()
-		if !blind && r.health.Takes() {
+		if !incomplete && r.health.Takes() {
 			r.custody.forget(r.dir + "/" + dir + "/" + base)
 		}
 	}

@@ -25,9 +25,9 @@ type Lease struct {
 type pathsKey struct{ rank, first uint32 }
 
 type grant struct {
-	print uint64
-	slot  uint32
-	root  uint32
+	fp   uint64
+	slot uint32
+	root uint32
 }
 
 // Hits is the length of the run that was found, or the number of entries where the group is looked up by membership.
@@ -69,7 +69,7 @@ func (l *Lease) Release() {
 			at = g.root
 			l.store.roots[at].mu.Lock()
 		}
-		l.store.roots[at].unpinAt(g.slot, g.print, now)
+		l.store.roots[at].unpinAt(g.slot, g.fp, now)
 	}
 	if at != index.None {
 		l.store.roots[at].mu.Unlock()
@@ -82,7 +82,7 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 		return nil, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
 	}
 	g := l.grants[i]
-	p := &Piece{root: l.store.roots[g.root], mark: mark{g.slot, g.print}, rank: rank}
+	p := &Piece{root: l.store.roots[g.root], mark: mark{g.slot, g.fp}, rank: rank}
 	if err := l.hold(p); err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (l *Lease) addPieces(b *catalog.PathBatch, grants []grant, rank uint32) {
 		}
 		r := l.store.roots[g.root]
 		r.mu.Lock()
-		if r.stands(mark{g.slot, g.print}) && r.x.Pieces(g.slot)&(1<<rank) != 0 {
+		if r.stands(mark{g.slot, g.fp}) && r.x.Pieces(g.slot)&(1<<rank) != 0 {
 			b.Add(catalog.PathQuery{Class: r.classOf(g.slot), Prefix: r.slash, Key: r.x.Key(g.slot), Rank: rank})
 		}
 		r.mu.Unlock()

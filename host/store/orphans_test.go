@@ -42,18 +42,18 @@ func TestEvictionWithoutAName(t *testing.T) {
 	f.mustPut(0, 1)
 	r, k := f.store.roots[0], testKey(0)
 	r.mu.Lock()
-	print := chunk.Fingerprint(f.space.Digest, 0, k)
-	m := mark{r.x.Find(print, f.space.Class(0).Base, &k), print}
+	fp := chunk.Fingerprint(f.space.Digest, 0, k)
+	m := mark{r.x.Find(fp, f.space.Class(0).Base, &k), fp}
 	r.mu.Unlock()
 	place.fails.Store(true)
 	r.drop(m, 0)
 	place.fails.Store(false)
 	st := f.store.Stats().Roots[0]
-	equal(t, "Stray", st.Stray, pieceBytes)
+	equal(t, "Orphaned", st.Orphaned, pieceBytes)
 	equal(t, "Used", st.Used, 2*pieceBytes)
 	r.orphans.retry(context.Background())
 	st = f.store.Stats().Roots[0]
-	equal(t, "Stray", st.Stray, 0)
+	equal(t, "Orphaned", st.Orphaned, 0)
 	equal(t, "Used", st.Used, pieceBytes)
 	f.checkUsed()
 	f.mustPut(0)
@@ -61,10 +61,10 @@ func TestEvictionWithoutAName(t *testing.T) {
 }
 
 // TestStoredAgainWhileStray: a key is stored again before its old file could be removed. The put takes what stands there, or
-// the name once it is free, and the stray is over: what is promised now is not unlinked.
+// the name once it is free, and the orphan is gone: what is promised now is not unlinked.
 func TestStoredAgainWhileStray(t *testing.T) {
 	for name, gone := range map[string]bool{"there": false, "gone": true} {
-		t.Run("nameless and "+name, func(t *testing.T) {
+		t.Run("unnamed and "+name, func(t *testing.T) {
 			place := &moody{}
 			f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
 				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil }))
@@ -101,8 +101,8 @@ func TestStoredAgainWhileStray(t *testing.T) {
 func (f *fixture) storedAgain(gone bool) {
 	f.Helper()
 	r := f.store.roots[0]
-	if got := r.stats().Stray; got != pieceBytes {
-		f.Fatalf("%d bytes of strays", got)
+	if got := r.stats().Orphaned; got != pieceBytes {
+		f.Fatalf("%d bytes of orphans", got)
 	}
 	if gone {
 		if err := os.Remove(f.pieceFile(0, 0)); err != nil {
@@ -110,7 +110,7 @@ func (f *fixture) storedAgain(gone bool) {
 		}
 	}
 	f.mustPut(0)
-	if st := r.stats(); st.Stray != 0 || st.Used != 2*pieceBytes {
+	if st := r.stats(); st.Orphaned != 0 || st.Used != 2*pieceBytes {
 		f.Errorf("%+v", st)
 	}
 	r.orphans.retry(context.Background())
@@ -144,8 +144,8 @@ func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 			spoil(f, faulty, files[0])
 			r, k := f.store.roots[0], testKey(0)
 			r.mu.Lock()
-			print := chunk.Fingerprint(f.space.Digest, 0, k)
-			m := mark{r.x.Find(print, f.space.Class(0).Base, &k), print}
+			fp := chunk.Fingerprint(f.space.Digest, 0, k)
+			m := mark{r.x.Find(fp, f.space.Class(0).Base, &k), fp}
 			r.mu.Unlock()
 			r.drop(m, 0)
 			if disk, _ := usage(t, r.dir); f.store.Stats().Roots[0].Used < disk {

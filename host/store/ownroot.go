@@ -131,17 +131,17 @@ func (c ownRoot) save() {
 	c.r.saveCheckpoint()
 }
 
-func (c ownRoot) found(sight *census, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
-	if was := sight.adopt(cl, h, allocated, fallback); was.class != nil {
+func (c ownRoot) found(sight *scanState, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
+	if was := sight.addToIndex(cl, h, allocated, fallback); was.class != nil {
 		sight.resolve(was, name, h, allocated)
 	}
 }
 
-func (c ownRoot) foundUnsound(sight *census, name, rel string, info staging.Info, err error) {
+func (c ownRoot) foundUnsound(sight *scanState, name, rel string, info staging.Info, err error) {
 	sight.unsound(name, rel, info, err)
 }
 
-func (c ownRoot) foundUnknown(sight *census, name string, _ int64, err error) {
+func (c ownRoot) foundUnknown(sight *scanState, name string, _ int64, err error) {
 	if !nobodys(err) {
 		sight.unreadable(name, err)
 		return
@@ -150,7 +150,7 @@ func (c ownRoot) foundUnknown(sight *census, name string, _ int64, err error) {
 	c.r.quar.isolate(name, err)
 }
 
-func (c ownRoot) rename(sight *census, from, to string, _ int64) bool {
+func (c ownRoot) rename(sight *scanState, from, to string, _ int64) bool {
 	err := c.r.move(from, to)
 	switch {
 	case err == nil:
@@ -164,7 +164,7 @@ func (c ownRoot) rename(sight *census, from, to string, _ int64) bool {
 	return false
 }
 
-func (c ownRoot) scanEnded(*census, int64) {}
+func (c ownRoot) scanEnded(*scanState, int64) {}
 
 // unshared says who shares a root that this host wants for itself.
 func (r *root) unshared() error {

@@ -168,7 +168,7 @@ func (p *Piece) Close() {
 		_ = p.file.Close() // it was only read
 	}
 	p.root.mu.Lock()
-	p.root.unpin(p.mark.slot, p.mark.print)
+	p.root.unpin(p.mark.slot, p.mark.fp)
 	p.root.mu.Unlock()
 }
 

@@ -233,5 +233,5 @@ func (p *Put) end() {
 		v := r.beginEvict(slot)
 		r.finishEvict(&v)
 	}
-	r.unpin(slot, p.mark.print)
+	r.unpin(slot, p.mark.fp)
 }

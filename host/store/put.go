@@ -70,7 +70,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	class := p.class // p's is its entry's in the end
 	defer class.Release()
 	s.shadows.offer(p, &q, s.clock())
-	stripe := s.stripes[p.mark.print%uint64(len(s.stripes))]
+	stripe := s.stripes[p.mark.fp%uint64(len(s.stripes))]
 	if err := stripe.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 		return nil, err
 	}
 	return &Put{
-		class: c, mark: mark{print: chunk.Fingerprint(c.Namespace.Digest, c.Group, q.Key)},
+		class: c, mark: mark{fp: chunk.Fingerprint(c.Namespace.Digest, c.Group, q.Key)},
 		key: q.Key, parent: q.Parent, depth: q.Depth, rank: q.Rank, ranks: q.Ranks, tenant: q.Tenant,
 	}, nil
 }
@@ -160,7 +160,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		}
 	}()
 	for {
-		slot := r.x.Find(p.mark.print, p.class.Base, &p.key)
+		slot := r.x.Find(p.mark.fp, p.class.Base, &p.key)
 		if slot == index.None {
 			return false, nil
 		}
@@ -186,7 +186,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 		r.flights[slot] = f
 		p.root, p.mark.slot, p.stamp, p.outage, p.unsure = r, slot, r.store.stamp(), r.health.Returns(), r.unsure.Load()
 		p.class = r.classOf(slot)
-		r.evictor.Pin(slot, p.mark.print, 0)
+		r.evictor.Pin(slot, p.mark.fp, 0)
 		return true, nil
 	}
 }
@@ -197,10 +197,10 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 	defer s.candidates.Put(w)
 	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	w.ask[0] = abi.Candidate{
-		Key: p.mark.print, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
+		Key: p.mark.fp, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
 		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant, Time: s.clock(),
 	}
-	if parent != 0 && s.holdsPrint(parent) {
+	if parent != 0 && s.holds(parent) {
 		w.ask[0].Flags = abi.CandidateParentResident
 	}
 	w.answer[0] = true
@@ -220,10 +220,10 @@ type candidate struct {
 	answer [1]bool
 }
 
-func (s *Store) holdsPrint(print uint64) bool {
+func (s *Store) holds(fp uint64) bool {
 	for _, r := range s.roots {
 		r.mu.Lock()
-		slot := r.x.FindFingerprint(print)
+		slot := r.x.FindFingerprint(fp)
 		there := slot != index.None && r.health.Serves() && !r.x.At(slot).Is(index.Evicting)
 		r.mu.Unlock()
 		if there {
@@ -292,7 +292,7 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	if err := r.custody.mayInsert(p); err != nil {
 		return err
 	}
-	slot := r.x.Add(p.mark.print, index.Owner{Class: p.class.ID, Tenant: tenant}, &p.key, parent, q.Depth)
+	slot := r.x.Add(p.mark.fp, index.Owner{Class: p.class.ID, Tenant: tenant}, &p.key, parent, q.Depth)
 	if slot == index.None {
 		return fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key)
 	}
@@ -308,8 +308,8 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	r.flights[slot] = flight{ranks: 1 << p.rank}
 	p.mark.slot = slot
 	r.x.Touch(slot)
-	r.evictor.Announce(abi.OpInsert, slot, p.mark.print, q.Request)
-	r.evictor.Pin(slot, p.mark.print, q.Request)
+	r.evictor.Announce(abi.OpInsert, slot, p.mark.fp, q.Request)
+	r.evictor.Pin(slot, p.mark.fp, q.Request)
 	r.wakeAboveHigh()
 	return nil
 }
@@ -358,7 +358,7 @@ func (p *Put) extend(ctx context.Context) error {
 	if has {
 		return nil // nobody else adds this rank: the key's stripe is held
 	}
-	if err := r.budget.charge(p, need, p.mark.print); err != nil { // as a continuation of what is there
+	if err := r.budget.charge(p, need, p.mark.fp); err != nil { // as a continuation of what is there
 		return err
 	}
 	evicts := r.evicts(tenant, need)

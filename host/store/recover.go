@@ -44,14 +44,14 @@ func (r *root) recoverOwn(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// census judges the files of a scan. Its methods run on several goroutines; what is written is guarded by root.mu.
-type census struct {
-	root   *root
-	stamps []int64 // by slot: the newest store time of its pieces
-	late   bool    // the order is known: what is found is the newest
-	stray  int64   // bytes of files that could not be read, or have no place in the index
-	doubts []doubt // of what may be gone again
-	over   bool    // the scan has ended
+// scanState judges the files of a scan. Its methods run on several goroutines; what is written is guarded by root.mu.
+type scanState struct {
+	root     *root
+	stamps   []int64 // by slot: the newest store time of its pieces
+	late     bool    // the order is known: what is found is the newest
+	orphaned int64   // bytes of files that could not be read, or have no place in the index
+	doubts   []doubt // of what may be gone again
+	over     bool    // the scan has ended
 }
 
 type doubt struct {
@@ -60,7 +60,7 @@ type doubt struct {
 }
 
 // file judges one file. rel is its path below the root.
-func (c *census) file(rel string, e fs.DirEntry) {
+func (c *scanState) file(rel string, e fs.DirEntry) {
 	r := c.root
 	r.count.scanned.Add(1)
 	name := r.dir + "/" + rel
@@ -90,14 +90,14 @@ func (c *census) file(rel string, e fs.DirEntry) {
 	h, info, err := inspect(f)
 	f.Close()
 	if err == nil {
-		c.claim(name, rel, &h, pieceformat.Padded(info.Allocated))
+		c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
 	} else {
 		r.custody.foundUnsound(c, name, rel, info, err)
 	}
 }
 
 // unsound judges a file that is no sound piece.
-func (c *census) unsound(name, rel string, info staging.Info, err error) {
+func (c *scanState) unsound(name, rel string, info staging.Info, err error) {
 	r := c.root
 	switch {
 	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
@@ -113,15 +113,15 @@ func (c *census) unsound(name, rel string, info staging.Info, err error) {
 	}
 }
 
-func (c *census) skipped(rel string, err error) {
+func (c *scanState) skipped(rel string, err error) {
 	c.root.mu.Lock()
-	c.root.blind = true
+	c.root.scanIncomplete = true
 	c.root.mu.Unlock()
 	c.root.log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
 }
 
 // unreadable leaves a file alone that could not be read just now.
-func (c *census) unreadable(name string, err error) {
+func (c *scanState) unreadable(name string, err error) {
 	r := c.root
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -132,8 +132,8 @@ func (c *census) unreadable(name string, err error) {
 		n = pieceformat.Padded(info.Allocated)
 	}
 	r.mu.Lock()
-	c.stray += n
-	r.blind = true
+	c.orphaned += n
+	r.scanIncomplete = true
 	r.mu.Unlock()
 }
 
@@ -151,9 +151,9 @@ func (r *entries) counted(n *uint64) {
 	r.mu.Unlock()
 }
 
-// claim takes a sound piece into the index if a name leads to it: the place policy's, or the built-in one. A piece that
+// identify takes a sound piece into the index if a name leads to it: the place policy's, or the built-in one. A piece that
 // an earlier place policy named is moved to the name that it has now.
-func (c *census) claim(name, rel string, h *pieceformat.Header, allocated int64) {
+func (c *scanState) identify(name, rel string, h *pieceformat.Header, allocated int64) {
 	r := c.root
 	cl, err := r.store.catalog.ClassFor(h)
 	if err != nil {
@@ -174,7 +174,7 @@ func (c *census) claim(name, rel string, h *pieceformat.Header, allocated int64)
 
 // resolve ends a clash. A piece that another naming named than its entry's is moved to where the entry looks for it. Of a
 // piece that is there twice, as after a power failure that has undone an unlinking, the file goes that no load would open.
-func (c *census) resolve(was clash, name string, h *pieceformat.Header, allocated int64) {
+func (c *scanState) resolve(was clash, name string, h *pieceformat.Header, allocated int64) {
 	r := c.root
 	builtin, err := r.path(was.class, &h.Key, h.Rank, true)
 	if err != nil {
@@ -209,7 +209,7 @@ func (c *census) resolve(was clash, name string, h *pieceformat.Header, allocate
 		c.unreadable(name, err)
 		return
 	}
-	c.adopt(was.class, h, allocated, fallback)
+	c.addToIndex(was.class, h, allocated, fallback)
 }
 
 func (r *root) move(from, to string) error {
@@ -236,24 +236,24 @@ type clash struct {
 	twice    bool
 }
 
-// adopt enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
-func (c *census) adopt(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) (was clash) {
+// addToIndex enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
+func (c *scanState) addToIndex(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) (was clash) {
 	r := c.root
 	tenant := r.store.catalog.Tenants.Number(h.Tenant)
-	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c.over {
 		return was // the scan has ended meanwhile, and seen everything
 	}
-	slot := r.x.Find(print, cl.Base, &h.Key)
+	slot := r.x.Find(fp, cl.Base, &h.Key)
 	if slot != index.None && (r.x.At(slot).Is(index.Evicting) || r.flights[slot].ranks&(1<<h.Rank) != 0) {
 		return was // it goes, or a put that has just given it its name counts it
 	}
 	if slot == index.None {
-		slot = r.x.Add(print, index.Owner{Class: cl.ID, Tenant: tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
+		slot = r.x.Add(fp, index.Owner{Class: cl.ID, Tenant: tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
 		if slot == index.None {
-			c.stray += allocated // more entries than slots: the bytes are there all the same
+			c.orphaned += allocated // more entries than slots: the bytes are there all the same
 			return was
 		}
 		cl.Ref()
@@ -284,9 +284,9 @@ func (c *census) adopt(cl *catalog.Class, h *pieceformat.Header, allocated int64
 		c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
 	}
 	r.count.recovered++
-	if _, ok := r.removedDuringScan[print]; ok {
+	if _, ok := r.removedDuringScan[fp]; ok {
 		// An entry of this key was dropped after the scan began, and this file may have gone with it.
-		c.doubts = append(c.doubts, doubt{mark{slot, print}, h.Rank})
+		c.doubts = append(c.doubts, doubt{mark{slot, fp}, h.Rank})
 	}
 	return was
 }

@@ -99,11 +99,11 @@ func (q *requests) end(request uint32) {
 
 // has says whether the i-th key of a lookup was touched before. An engine that asks again mostly asks for the same keys in
 // the same order, so a key's own place is looked at first.
-func (l *touchLog) has(i int, print uint64) bool {
+func (l *touchLog) has(i int, fp uint64) bool {
 	if l.of == nil {
 		return false
 	}
-	return i < len(l.before) && l.before[i].print == print || l.of.has(print)
+	return i < len(l.before) && l.before[i].fp == fp || l.of.has(fp)
 }
 
 // touch notes that the lookup touches its i-th key for the first time.
@@ -120,15 +120,15 @@ func (t *requestTouches) add(grants []grant) {
 	t.list = append(t.list, grants...)
 }
 
-func (t *requestTouches) has(print uint64) bool {
+func (t *requestTouches) has(fp uint64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.set == nil {
 		t.set = make(map[uint64]struct{}, len(t.list))
 	}
 	for ; t.indexed < len(t.list); t.indexed++ {
-		t.set[t.list[t.indexed].print] = struct{}{}
+		t.set[t.list[t.indexed].fp] = struct{}{}
 	}
-	_, ok := t.set[print]
+	_, ok := t.set[fp]
 	return ok
 }

@@ -39,14 +39,14 @@ type root struct {
 	evictorWake chan struct{}       // wakes the background evictor
 	upkeepWake  chan struct{}
 
-	unavailable atomic.Bool            // it could not be opened: see openLate
-	scanned     chan struct{}          // closed when it is known what is there
-	census      atomic.Pointer[census] // of the scan under way, or nil
+	unavailable atomic.Bool               // it could not be opened: see openLate
+	scanned     chan struct{}             // closed when it is known what is there
+	scanState   atomic.Pointer[scanState] // of the scan under way, or nil
 
-	unsure   atomic.Uint32 // batches that could not be made durable
-	unsynced []mark        // entries that a batch has yet to make durable; guarded by mu, like the rest
-	suspects []mark        // entries whose files gave no answer
-	blind    bool          // the scan could not read something
+	unsure         atomic.Uint32 // batches that could not be made durable
+	unsynced       []mark        // entries that a batch has yet to make durable; guarded by mu, like the rest
+	suspects       []mark        // entries whose files gave no answer
+	scanIncomplete bool          // the scan could not read something
 }
 
 // entries is what a root holds: the index, the evict policy that follows it, and what happens to entries. All of it is
@@ -93,8 +93,8 @@ type flight struct {
 
 // mark names an entry so that a later one in the same slot is told apart.
 type mark struct {
-	slot  uint32
-	print uint64
+	slot uint32
+	fp   uint64
 }
 
 // openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.

@@ -47,7 +47,7 @@ func TestScanErrorsAreNoDamage(t *testing.T) {
 			if n := quarantined(t, dir); n != 0 {
 				t.Errorf("%d sound files are in quarantine", n)
 			}
-			if st := f.store.Stats().Roots[0]; st.Stray == 0 || st.Used != 6*pieceBytes {
+			if st := f.store.Stats().Roots[0]; st.Orphaned == 0 || st.Used != 6*pieceBytes {
 				t.Errorf("what was left alone is not in the account: %+v", st)
 			}
 			faulty.Set()

@@ -84,8 +84,8 @@ func (r *root) scanOnce(ctx context.Context) error {
 
 // scanOwn scans a root that this host has for itself.
 func (r *root) scanOwn(ctx context.Context) error {
-	start, c := time.Now(), &census{root: r}
-	r.census.Store(c)
+	start, c := time.Now(), &scanState{root: r}
+	r.scanState.Store(c)
 	if err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (r *root) scanOwn(ctx context.Context) error {
 		return r.health.OutError() // half a scan is no account of what is there
 	}
 	r.mu.Lock()
-	r.census.Store(nil)
+	r.scanState.Store(nil)
 	c.over = true
 	r.mu.Unlock()
 	c.settle()
@@ -107,7 +107,7 @@ func (r *root) scanOwn(ctx context.Context) error {
 }
 
 // settle looks again for files that may have gone with an entry that was dropped during the scan.
-func (c *census) settle() {
+func (c *scanState) settle() {
 	r := c.root
 	r.mu.Lock()
 	doubts := c.doubts
@@ -133,7 +133,7 @@ func (c *census) settle() {
 
 // order gives what the scan found, and nobody has touched since, its last touch: in the order of the list of touches what
 // stands there, unless it was stored later, and then the rest by the time of storing.
-func (c *census) order() {
+func (c *scanState) order() {
 	r := c.root
 	place, when := r.loadTouches()
 	var list []recovery.Found
@@ -197,14 +197,14 @@ const scanReport = 5 * time.Second
 
 // endScan replaces the bound by the account and tells the evict policy what is here. When the store is closed before all is
 // told, the scan has not ended: else the policy's state would be kept, and what it lacks would never be a victim.
-func (r *root) endScan(ctx context.Context, c *census) {
+func (r *root) endScan(ctx context.Context, c *scanState) {
 	r.mu.Lock()
-	stray := c.stray
-	r.account.Add(capacity.Orphans, stray)
+	orphaned := c.orphaned
+	r.account.Add(capacity.Orphans, orphaned)
 	r.account.Remove(capacity.Unscanned, math.MaxInt64)
 	r.mu.Unlock()
 	_ = r.evictor.EndScan(ctx, func() { // what fails is the store being closed
-		r.custody.scanEnded(c, stray)
+		r.custody.scanEnded(c, orphaned)
 		r.scanning, r.removedDuringScan = false, nil
 	})
 }
@@ -212,7 +212,7 @@ func (r *root) endScan(ctx context.Context, c *census) {
 // seekUnseen takes the file of a piece that a scan has not come to into the index.
 func (s *Store) seekUnseen(p *Put) {
 	for _, r := range s.roots {
-		c := r.census.Load()
+		c := r.scanState.Load()
 		if c == nil || !r.health.Serves() {
 			continue
 		}
@@ -222,7 +222,7 @@ func (s *Store) seekUnseen(p *Put) {
 				continue
 			}
 			if h, info, err := r.look(name); err == nil && p.class.IsPiece(&h, &p.key, p.rank) {
-				c.adopt(p.class, &h, pieceformat.Padded(info.Allocated), builtin)
+				c.addToIndex(p.class, &h, pieceformat.Padded(info.Allocated), builtin)
 				break
 			}
 		}

@@ -66,7 +66,7 @@ func TestServesWhileItScans(t *testing.T) {
 		t.Fatal("the scan has ended")
 	default:
 	}
-	if st := f.store.Stats().Roots[0]; !st.Scanning || st.Unseen == 0 || f.has(3) {
+	if st := f.store.Stats().Roots[0]; !st.Scanning || st.Unscanned == 0 || f.has(3) {
 		t.Errorf("%+v", st)
 	}
 	if err := f.put(3, 0); !errors.Is(err, ErrResident) { // its file is found by its name
@@ -93,7 +93,7 @@ func TestServesWhileItScans(t *testing.T) {
 	f.store.roots[0].drop(f.markOf(3), 0) // as of a damaged file
 	close(g.gate)
 	<-f.store.ScanDone()
-	if st := f.store.Stats().Roots[0]; st.Scanning || st.Unseen != 0 || st.Swept != 0 {
+	if st := f.store.Stats().Roots[0]; st.Scanning || st.Unscanned != 0 || st.Swept != 0 {
 		t.Errorf("%+v", st)
 	}
 	f.checkUsed()
@@ -121,7 +121,7 @@ func (f *fixture) markOf(n uint64) mark {
 	if l.Hits() == 0 {
 		f.Fatalf("key %d is a miss", n)
 	}
-	return mark{l.grants[0].slot, l.grants[0].print}
+	return mark{l.grants[0].slot, l.grants[0].fp}
 }
 
 // TestClosedBeforeAllIsTold ends the store while the evict policy is told what a scan has found. Its state is not kept, since
@@ -138,7 +138,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	r.mu.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r.endScan(ctx, &census{root: r})
+	r.endScan(ctx, &scanState{root: r})
 	told = 0
 	f.restart()
 	_ = f.store.roots[0].evictor.Flush()

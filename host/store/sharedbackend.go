@@ -45,7 +45,7 @@ func (c sharedBackend) Learn(rec *shared.Record) {
 	d := c.pending[rec.ID()]
 	if d != nil && d.learned&(1<<rec.Rank) == 0 && !(d.entry && d.pieces&(1<<rec.Rank) != 0) {
 		d.learned |= 1 << rec.Rank
-		d.stray += rec.Bytes
+		d.orphaned += rec.Bytes
 		r.account.Add(capacity.Orphans, rec.Bytes)
 	}
 	r.mu.Unlock()
@@ -63,19 +63,19 @@ func (c sharedBackend) see(cl *catalog.Class, h *pieceformat.Header, allocated i
 	r := c.root
 	r.mu.Lock()
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
-	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	if slot := r.x.Find(print, cl.Base, &h.Key); c.pending[id] != nil || slot != index.None && r.x.At(slot).Is(index.Evicting) {
+	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	if slot := r.x.Find(fp, cl.Base, &h.Key); c.pending[id] != nil || slot != index.None && r.x.At(slot).Is(index.Evicting) {
 		r.mu.Unlock()
 		return
 	}
-	sight := c.census
+	sight := c.scanState
 	r.mu.Unlock()
 	h.Pieces = 1 << h.Rank // nothing is reserved for ranks that may be written by others
-	late := &census{root: r, late: true}
+	late := &scanState{root: r, late: true}
 	if sight == nil {
 		sight = late
 	}
-	if was := sight.adopt(cl, h, allocated, fallback); was.class != nil && !was.twice {
+	if was := sight.addToIndex(cl, h, allocated, fallback); was.class != nil && !was.twice {
 		r.log.Warn("pieces of one entry have names of different place policies; all hosts must have the same", "key", h.Key)
 		c.overlook(allocated)
 		return
@@ -83,13 +83,13 @@ func (c sharedBackend) see(cl *catalog.Class, h *pieceformat.Header, allocated i
 	if sight != late {
 		return
 	}
-	c.overlook(late.stray)
+	c.overlook(late.orphaned)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if slot := r.x.Find(print, cl.Base, &h.Key); slot != index.None {
+	if slot := r.x.Find(fp, cl.Base, &h.Key); slot != index.None {
 		if e := r.x.At(slot); !e.Any(index.Evicting | index.Announced) {
 			r.x.Touch(slot)
-			r.evictor.Announce(abi.OpResident, slot, print, 0)
+			r.evictor.Announce(abi.OpResident, slot, fp, 0)
 		}
 	}
 }
@@ -99,11 +99,11 @@ func (c sharedBackend) Touched(prints []uint64) {
 	r := c.root
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, print := range prints {
-		if slot := r.x.FindFingerprint(print); slot != index.None {
+	for _, fp := range prints {
+		if slot := r.x.FindFingerprint(fp); slot != index.None {
 			if e := r.x.At(slot); e.Is(index.Announced) && !e.Is(index.Evicting) {
 				r.x.Touch(slot)
-				r.evictor.Tell(abi.OpTouch, slot, print, 0)
+				r.evictor.Tell(abi.OpTouch, slot, fp, 0)
 			}
 		}
 	}
@@ -120,8 +120,8 @@ func (c sharedBackend) Propose(v *shared.Victim) bool {
 		d = &pendingEviction{}
 	}
 	if err == nil && !d.entry {
-		print := chunk.Fingerprint(v.Namespace, v.Group, v.Key)
-		if slot := r.x.Find(print, cl.Base, &v.Key); slot != index.None && !r.x.At(slot).Is(index.Evicting) {
+		fp := chunk.Fingerprint(v.Namespace, v.Group, v.Key)
+		if slot := r.x.Find(fp, cl.Base, &v.Key); slot != index.None && !r.x.At(slot).Is(index.Evicting) {
 			if _, busy := r.flights[slot]; busy || r.x.At(slot).Pins() > 0 {
 				return false
 			}
@@ -156,7 +156,7 @@ func (c sharedBackend) Decide(v *shared.Victim, removed bool) {
 		r.log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
 		return
 	}
-	r.account.Remove(capacity.Orphans, d.stray)
+	r.account.Remove(capacity.Orphans, d.orphaned)
 	if d.entry {
 		d.eviction.left = 0
 		if removed {
@@ -181,7 +181,7 @@ func (c sharedBackend) Decide(v *shared.Victim, removed bool) {
 // in the account until the next scan. mu is held.
 func (c sharedBackend) keep(d *pendingEviction, removed bool) {
 	r := c.root
-	c.overlooked += d.stray
+	c.overlooked += d.orphaned
 	switch {
 	case !d.entry:
 	case removed:
@@ -203,7 +203,7 @@ func (c sharedBackend) Fenced() {
 	for id, d := range c.pending {
 		if !d.batch {
 			delete(c.pending, id)
-			r.account.Remove(capacity.Orphans, d.stray)
+			r.account.Remove(capacity.Orphans, d.orphaned)
 		}
 	}
 }
@@ -241,7 +241,7 @@ func (c sharedBackend) Used() int64 {
 	c.root.mu.Lock()
 	defer c.root.mu.Unlock()
 	others := max(0, c.root.cfg.Capacity-c.root.account.Limit()) // what is to be left free, and is not
-	return c.root.account.Used() - c.flying + others
+	return c.root.account.Used() - c.inFlight + others
 }
 
 // Paths implements [shared.Backend].
@@ -300,22 +300,22 @@ func (c *sharedRoot) stats() *SharedStats {
 }
 
 // found enters a piece that a scan has met. It may have gone since its header was read.
-func (c *sharedRoot) found(_ *census, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
+func (c *sharedRoot) found(_ *scanState, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
 	sharedBackend{c}.see(cl, h, allocated, fallback)
 	if _, err := r.fs.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
 	r.mu.Lock()
-	print := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	slot := r.x.Find(print, cl.Base, &h.Key)
+	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	slot := r.x.Find(fp, cl.Base, &h.Key)
 	r.mu.Unlock()
 	if slot != index.None {
-		r.drop(mark{slot, print}, 0)
+		r.drop(mark{slot, fp}, 0)
 	}
 }
 
-func (c *sharedRoot) foundUnsound(_ *census, name, _ string, info staging.Info, err error) {
+func (c *sharedRoot) foundUnsound(_ *scanState, name, _ string, info staging.Info, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -324,20 +324,20 @@ func (c *sharedRoot) foundUnsound(_ *census, name, _ string, info staging.Info, 
 }
 
 // foundUnknown leaves a piece alone: another host may know whose it is.
-func (c *sharedRoot) foundUnknown(_ *census, _ string, allocated int64, _ error) {
+func (c *sharedRoot) foundUnknown(_ *scanState, _ string, allocated int64, _ error) {
 	c.root.counted(&c.root.count.unclaimed)
 	c.overlook(allocated)
 }
 
-func (c *sharedRoot) rename(_ *census, from, _ string, allocated int64) bool {
+func (c *sharedRoot) rename(_ *scanState, from, _ string, allocated int64) bool {
 	c.root.log.Warn("piece of a shared root left alone: this host's place policy gives it another name; all hosts must have the same policy", "file", from)
 	c.overlook(allocated)
 	return false
 }
 
 // scanEnded takes over what the scan could make nothing of: it has learned of other hosts' pieces until now.
-func (c *sharedRoot) scanEnded(sight *census, booked int64) {
-	c.root.account.Add(capacity.Orphans, sight.stray-booked)
-	c.overlooked += sight.stray
-	c.census = nil
+func (c *sharedRoot) scanEnded(sight *scanState, booked int64) {
+	c.root.account.Add(capacity.Orphans, sight.orphaned-booked)
+	c.overlooked += sight.orphaned
+	c.scanState = nil
 }

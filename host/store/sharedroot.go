@@ -38,20 +38,20 @@ type sharedRoot struct {
 	ticket uint64      // of the last scan that was begun: enter's, and then steps'
 
 	// The rest is guarded by root.mu.
-	census     *census // of the first scan, while it runs: entries are told to the evict policy when all are there
+	scanState  *scanState // of the first scan, while it runs: entries are told to the evict policy when all are there
 	pending    map[shared.ID]*pendingEviction
 	overlooked int64 // bytes of files that the last scan could make nothing of
-	flying     int64 // bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
+	inFlight   int64 // bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
 	waiting    int   // puts that wait for credit
 }
 
 // pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor stored.
 type pendingEviction struct {
 	eviction
-	entry   bool   // eviction is of an entry of the index, which is leaving
-	batch   bool   // it is in the journal
-	stray   int64  // bytes in the account besides the entry's
-	learned uint64 // ranks among stray
+	entry    bool   // eviction is of an entry of the index, which is leaving
+	batch    bool   // it is in the journal
+	orphaned int64  // bytes in the account besides the entry's
+	learned  uint64 // ranks whose bytes are in orphaned
 }
 
 const (
@@ -97,8 +97,8 @@ func (c *sharedRoot) recover(context.Context) error {
 	r.x.AdvanceClock(firstLive)
 	r.scanning, r.removedDuringScan = true, map[uint64]struct{}{}
 	r.evictor.SetScanning(true)
-	c.member, c.census, c.ended, r.touched = m, &census{root: r}, make(chan struct{}), m.Touch
-	c.pending, c.overlooked, c.flying, c.ticket = map[shared.ID]*pendingEviction{}, 0, 0, 0
+	c.member, c.scanState, c.ended, r.touched = m, &scanState{root: r}, make(chan struct{}), m.Touch
+	c.pending, c.overlooked, c.inFlight, c.ticket = map[shared.ID]*pendingEviction{}, 0, 0, 0
 	r.mu.Unlock()
 	c.busy.Store(true)
 	err = c.member.Step()
@@ -128,8 +128,8 @@ func (c *sharedRoot) scan(ctx context.Context) error {
 	if !c.root.health.Serves() {
 		return c.root.health.OutError()
 	}
-	c.census.order()
-	c.root.endScan(ctx, c.census)
+	c.scanState.order()
+	c.root.endScan(ctx, c.scanState)
 	c.member.Scanned(c.ticket)
 	c.busy.Store(false)
 	return nil
@@ -179,9 +179,9 @@ func (c *sharedRoot) rescan(ctx context.Context) error {
 	r.account.Remove(capacity.Orphans, c.overlooked)
 	c.overlooked = 0
 	r.mu.Unlock()
-	sight := &census{root: r}
+	sight := &scanState{root: r}
 	err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
-	c.overlook(sight.stray)
+	c.overlook(sight.orphaned)
 	return err
 }
 
@@ -281,7 +281,7 @@ func (c *sharedRoot) takeCreditUnlocking(ctx context.Context, p *Put, bytes int6
 		more := c.member.More()
 		if credit, ok := c.member.Take(bytes); ok {
 			p.credit = credit
-			c.flying += bytes
+			c.inFlight += bytes
 			return nil
 		}
 		if over == nil {
@@ -330,7 +330,7 @@ func (c *sharedRoot) returned(credit shared.Credit) {
 		return
 	}
 	c.root.mu.Lock()
-	c.flying -= credit.Bytes()
+	c.inFlight -= credit.Bytes()
 	c.root.mu.Unlock()
 	c.member.Give(credit)
 }
@@ -341,7 +341,7 @@ func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 	rec := p.record()
 	rec.Bytes = pieceformat.Padded(info.Allocated)
 	r.mu.Lock()
-	c.flying -= p.credit.Bytes()
+	c.inFlight -= p.credit.Bytes()
 	r.mu.Unlock()
 	err := c.member.Publish(p.temp, p.target, rec, &p.credit)
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, shared.ErrFenced) {
@@ -351,7 +351,7 @@ func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 	}
 	if err != nil {
 		r.mu.Lock()
-		c.flying += p.credit.Bytes()
+		c.inFlight += p.credit.Bytes()
 		r.mu.Unlock()
 		return err
 	}
@@ -370,7 +370,7 @@ func (c *sharedRoot) mayInsert(p *Put) error {
 	if c.pending[shared.ID{Namespace: p.class.Namespace.Digest, Group: p.class.Group, Key: p.key}] != nil {
 		return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.dir)
 	}
-	if c.root.x.Find(p.mark.print, p.class.Base, &p.key) != index.None {
+	if c.root.x.Find(p.mark.fp, p.class.Base, &p.key) != index.None {
 		return fmt.Errorf("%w: another host has just stored %s", ErrResident, p.key)
 	}
 	return nil
@@ -415,7 +415,7 @@ func (c *sharedRoot) propose(rec shared.Record) {
 	if c.pending[id] == nil {
 		c.pending[id] = &pendingEviction{}
 	}
-	c.pending[id].stray += rec.Bytes
+	c.pending[id].orphaned += rec.Bytes
 	r.mu.Unlock()
 	c.member.ReportDamaged(rec)
 }

@@ -23,19 +23,19 @@ type counters struct {
 
 // RootStats is the state of one root. What counts up does so since the store was opened.
 type RootStats struct {
-	Path     string
-	State    health.State
-	Reason   string    // why it is not in
-	Since    time.Time // that it is in this state; zero from the start
-	Outages  uint64    // times that it was taken out
-	Stuck    int       // operations that were given up and have not ended
-	Capacity int64
-	Limit    int64 // what it may take at present: less than Capacity where the file system has less to give
-	Used     int64 // all of the following, and entries on their way out
-	Writing  int64 // reserved by pieces in flight: temporaries
-	Held     int64 // of quarantine
-	Stray    int64 // of files that could not be unlinked
-	Unseen   int64 // most that files may take which the scan has not come to
+	Path      string
+	State     health.State
+	Reason    string    // why it is not in
+	Since     time.Time // that it is in this state; zero from the start
+	Outages   uint64    // times that it was taken out
+	Stuck     int       // operations that were given up and have not ended
+	Capacity  int64
+	Limit     int64 // what it may take at present: less than Capacity where the file system has less to give
+	Used      int64 // all of the following, and entries on their way out
+	Writing   int64 // reserved by pieces in flight: temporaries
+	Held      int64 // of quarantine
+	Orphaned  int64 // of files that could not be unlinked
+	Unscanned int64 // most that files may take which the scan has not come to
 
 	Entries    int // in the index, complete or not
 	Complete   int64
@@ -46,7 +46,7 @@ type RootStats struct {
 	Inserted    uint64 // entries reserved
 	Published   uint64 // pieces
 	Expired     uint64 // entries removed because their time was over
-	Thrift      uint64 // puts refused for the daily write budget
+	OverBudget  uint64 // puts refused for the daily write budget
 	Written     int64  // bytes counted today against the daily write budget; 0 without one
 	Aborted     uint64 // pieces
 	Recycled    uint64 // victims' files that became the temporaries of puts
@@ -155,10 +155,10 @@ func (r *root) stats() RootStats {
 	defer r.mu.Unlock()
 	c, a, ev := &r.count, r.account.Figures(), r.evictor.Counts()
 	st := RootStats{
-		Path: r.dir, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Stray: a.Orphans, Unseen: a.Unscanned, Scanning: r.scanning, Scanned: c.scanned.Load(),
+		Path: r.dir, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned, Scanning: r.scanning, Scanned: c.scanned.Load(),
 		Entries: int(r.x.Len()), Complete: r.complete, Slots: r.x.High(), MaxEntries: r.x.Max(), IndexBytes: r.x.Memory(),
 		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: ev.Asks,
-		BadVictims: ev.BadVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, Thrift: c.overBudget, Limit: a.Limit, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
+		BadVictims: ev.BadVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, OverBudget: c.overBudget, Limit: a.Limit, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
 		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: ev.Faults, Recovered: c.recovered,
 		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
 		Shared: r.custody.stats(), Evict: r.evictor.Stats(),

@@ -34,8 +34,8 @@ func (w *walk) grant(i int, g *grant) bool {
 		w.ahead.Run(w.store.roots[w.at].x, w.at, &w.class.Printer, w.keys, i)
 	}
 	g.slot = index.None
-	print := w.ahead.Fingerprint(i)
-	if print == 0 {
+	fp := w.ahead.Fingerprint(i)
+	if fp == 0 {
 		return false
 	}
 	roots := w.store.roots
@@ -44,12 +44,12 @@ func (w *walk) grant(i int, g *grant) bool {
 			w.enter()
 		}
 		r := roots[w.at]
-		if slot, e := w.find(r, w.ahead.Likely(w.at, i), print, &w.keys[i]); e != nil {
-			r.touch(i, slot, e, print, w)
+		if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil {
+			r.touch(i, slot, e, fp, w)
 			if w.shadows.batch != nil {
-				w.shadows.hit(r, slot, print)
+				w.shadows.hit(r, slot, fp)
 			}
-			*g = grant{print: print, slot: slot, root: uint32(w.at)}
+			*g = grant{fp: fp, slot: slot, root: uint32(w.at)}
 			return true
 		}
 		if len(roots) > 1 {
@@ -58,7 +58,7 @@ func (w *walk) grant(i int, g *grant) bool {
 		}
 	}
 	if w.shadows.batch != nil {
-		w.shadows.miss(print)
+		w.shadows.miss(fp)
 	}
 	return false
 }
@@ -88,14 +88,14 @@ func (w *walk) leave() {
 }
 
 // find gives an entry that can be granted, or nil.
-func (w *walk) find(r *root, likely uint32, print uint64, k *chunk.Key) (uint32, *index.Entry) {
+func (w *walk) find(r *root, likely uint32, fp uint64, k *chunk.Key) (uint32, *index.Entry) {
 	x, slot := r.x, likely
 	var e *index.Entry
 	if slot != index.None {
 		e = x.Match(slot, k)
 	}
 	if e == nil || !w.isOf(r, e) || e.State()&(index.Live|index.Detached) != index.Live {
-		if slot = x.Find(print, w.class.Base, k); slot == index.None {
+		if slot = x.Find(fp, w.class.Base, k); slot == index.None {
 			return index.None, nil
 		}
 		e = x.At(slot)
@@ -120,16 +120,16 @@ func (w *walk) isOf(r *root, e *index.Entry) bool {
 }
 
 // touch makes an entry the most recent and pins it.
-func (r *entries) touch(i int, slot uint32, e *index.Entry, print uint64, w *walk) {
-	if !w.touches.has(i, print) {
+func (r *entries) touch(i int, slot uint32, e *index.Entry, fp uint64, w *walk) {
+	if !w.touches.has(i, fp) {
 		w.touches.touch(i)
 		r.x.TouchEntry(e)
-		r.evictor.Post(abi.OpTouch, slot, e, print, &w.cause)
+		r.evictor.Post(abi.OpTouch, slot, e, fp, &w.cause)
 		if r.touched != nil {
-			r.touched(print)
+			r.touched(fp)
 		}
 	}
 	if r.x.PinEntry(slot, e) {
-		r.evictor.Post(abi.OpPin, slot, e, print, &w.cause)
+		r.evictor.Post(abi.OpPin, slot, e, fp, &w.cause)
 	}
 }

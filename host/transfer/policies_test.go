@@ -25,7 +25,7 @@ func native[P any](name string, role abi.Role, make func(guest.Info) (P, error))
 }
 
 // TestPlacesAndLayoutsRoundTrip takes chunks through every first-party place and layout policy: stored, found again by
-// their names after a restart, and read back under another layout's reign.
+// their names after a restart, and read back under another layout.
 func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 	places := map[string]struct {
 		handle *policy.Handle

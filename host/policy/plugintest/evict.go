@@ -154,7 +154,7 @@ func (c evictChecks) evict() {
 			e.p.Close()
 		}
 	}
-	c.r.add(c.crowd(c.o.Slots))
+	c.r.add(c.overload(c.o.Slots))
 }
 
 // record plays a world against a new instance, judges each answer, and keeps the tape.
@@ -364,8 +364,8 @@ func (c evictChecks) saved(e *evictor, tape []move) (state []byte, ok bool, err 
 	return c.save(e.p)
 }
 
-// crowd fills the largest instance and makes asks that are expensive: everything old is pinned or of another tenant.
-func (c evictChecks) crowd(slots uint32) error {
+// overload fills the largest instance and makes asks that are expensive: everything old is pinned or of another tenant.
+func (c evictChecks) overload(slots uint32) error {
 	e, err := c.evictor(slots, 0)
 	if err != nil {
 		return err

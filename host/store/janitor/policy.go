@@ -36,7 +36,7 @@ func (j *Janitor) tell(ctx context.Context) error {
 			if fresh {
 				op = abi.OpResident
 			}
-			j.seat(e)
+			j.insert(e)
 		}
 		e.told = e.used
 		j.send(e, op)
@@ -62,7 +62,7 @@ func (j *Janitor) start(ctx context.Context) error {
 	return nil
 }
 
-func (j *Janitor) seat(e *entry) {
+func (j *Janitor) insert(e *entry) {
 	if n := len(j.free); n > 0 {
 		e.slot = j.free[n-1]
 		j.free = j.free[:n-1]
@@ -101,7 +101,7 @@ func (j *Janitor) replace(cause error) {
 	}
 	slices.SortFunc(all, func(a, b *entry) int { return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.print, b.print)) })
 	for _, e := range all {
-		j.seat(e)
+		j.insert(e)
 		e.told = e.used
 		j.send(e, abi.OpResident)
 	}

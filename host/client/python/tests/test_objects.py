@@ -110,13 +110,13 @@ def test_shared_memory_is_found_by_its_address() -> None:
 def test_memory_that_is_not_shared_is_none_of_a_file() -> None:
     private = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     assert Mapping.find(address(private), 1) is None
-    fd = os.memfd_create("nameless")
+    fd = os.memfd_create("unlinked")
     os.ftruncate(fd, mmap.PAGESIZE)
-    nameless = mmap.mmap(fd, mmap.PAGESIZE)
-    assert Mapping.find(address(nameless), 1) is None  # its name is no path
-    assert Mapping.find(address(nameless), 1, fd) is not None
+    unlinked = mmap.mmap(fd, mmap.PAGESIZE)
+    assert Mapping.find(address(unlinked), 1) is None  # its name is no path
+    assert Mapping.find(address(unlinked), 1, fd) is not None
     other = os.memfd_create("other")
-    assert Mapping.find(address(nameless), 1, other) is None
+    assert Mapping.find(address(unlinked), 1, other) is None
     os.close(other)
     os.close(fd)
 

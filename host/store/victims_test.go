@@ -83,12 +83,12 @@ func (w *twin) finish(i int, well bool) {
 }
 
 func (w *twin) drop(key chunk.Key) {
-	print := chunk.Fingerprint(w.space.Digest, 0, key)
+	fp := chunk.Fingerprint(w.space.Digest, 0, key)
 	w.root.mu.Lock()
-	slot := w.root.x.FindFingerprint(print)
+	slot := w.root.x.FindFingerprint(fp)
 	w.root.mu.Unlock()
 	if slot != index.None {
-		w.root.drop(mark{slot, print}, 0)
+		w.root.drop(mark{slot, fp}, 0)
 	}
 }
 

@@ -122,8 +122,8 @@ func TestSameKeyTwice(t *testing.T) {
 	}
 	await(t, "nothing is out", func() bool { return a.fellowStats().Unlogged == 0 && b.fellowStats().Unlogged == 0 })
 	for _, f := range []*fixture{a, b} {
-		if c := f.store.roots[0].custody.(*sharedRoot); c.flying != 0 {
-			t.Errorf("%d bytes are in flight for ever", c.flying)
+		if c := f.store.roots[0].custody.(*sharedRoot); c.inFlight != 0 {
+			t.Errorf("%d bytes are in flight for ever", c.inFlight)
 		}
 	}
 }
