@@ -118,6 +118,37 @@ func TestPlaceFailsInAScan(t *testing.T) {
 	f.checkUsed()
 }
 
+// TestCheckpointOfAnotherLinkedPolicy starts, after an orderly end, with another linked-in place policy that the operator
+// gave the same name. A file that the earlier one named is not taken for one of the later one's: a scan finds it.
+func TestCheckpointOfAnotherLinkedPolicy(t *testing.T) {
+	under := func(dir string) *policy.Handle {
+		p := linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
+			return fmt.Appendf(dst, "%s/%x_r%d.kv", dir, q.Key, q.Rank)
+		})
+		h := p.use(dir)
+		h.Label = "place"
+		return h
+	}
+	f := newFixture(t, t.TempDir(), 40, 2, func(c *Config) { c.Policies.Place = under("heap") })
+	f.must(f.put(0, 0)) // entries that lack a piece are not compared with the disk
+	swap := Swap{From: "place"}
+	swap.Policies[abi.RolePlace] = under("pile")
+	if _, err := f.store.Swap(t.Context(), swap); err != nil {
+		t.Fatal(err)
+	}
+	f.mustPut(1, 2)
+	f.cfg.Policies.Place = under("pile")
+	f.restart()
+	st := f.store.Stats().Roots[0]
+	equal(t, "Scanned", st.Scanned, 5)
+	equal(t, "Renamed", st.Renamed, 1)
+	f.must(f.put(0, 1))
+	for n := range uint64(3) {
+		f.mustRead(n)
+	}
+	f.checkUsed()
+}
+
 // TestRescanUnderALaterNaming scans a shared root again after its start, as a host does that was given up: what an earlier
 // place policy named is known all the same, and is in the account once.
 func TestRescanUnderALaterNaming(t *testing.T) {

@@ -57,7 +57,7 @@ func (g *PlaceGeneration) Identity() (id [32]byte) {
 		copy(id[:], g.id)
 		return id
 	}
-	return sha256.Sum256([]byte(g.Label + "\n" + g.Module.Digest() + "\n" + g.Config.Text()))
+	return sha256.Sum256([]byte(g.Label + "\n" + g.Module.Name() + "\n" + g.Module.Digest() + "\n" + g.Config.Text()))
 }
 
 func (g *PlaceGeneration) close() {
