@@ -235,6 +235,6 @@ func (l *orphans) gone(o *orphan) {
 	if o.class != nil {
 		o.class.Release()
 	}
+	r.custody.returned(o.credit) // first, so that the evictor sees rather more used than less
 	r.account.Remove(capacity.Orphans, o.bytes)
-	r.custody.returned(o.credit)
 }

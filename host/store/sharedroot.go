@@ -270,7 +270,14 @@ func (c *sharedRoot) reserve(ctx context.Context, w reservation) error {
 		}
 	}
 	r.account.Commit(w.Tenant, w.Bytes)
-	return w.booked(r)
+	err := w.booked(r)
+	if p := w.reuseFor; err != nil && p != nil {
+		// The bytes have left the account; the evictor, which subtracts those in flight, must not see one without the other.
+		c.inFlight -= p.credit.Bytes()
+		c.member.Give(p.credit)
+		p.credit = shared.Credit{}
+	}
+	return err
 }
 
 // takeCreditUnlocking gets a put credit for its piece, and waits for it for a while. mu is held, and released meanwhile.

@@ -327,3 +327,24 @@ func TestNoLinks(t *testing.T) {
 		t.Errorf("%v", fmt.Sprint(err))
 	}
 }
+
+// TestAReservationThatFails: what leaves the account of a shared root leaves what is in flight at the same time. Else the
+// evictor would hand the same bytes out twice.
+func TestAReservationThatFails(t *testing.T) {
+	a := fellow(t, t.TempDir(), "a", 60)
+	a.mustPut(0)
+	r := a.store.roots[0]
+	c := r.custody.(*sharedRoot)
+	counted := func() int64 { // as the evictor does
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.account.Used() - c.inFlight
+	}
+	before, taken := counted(), errors.New("another host was faster")
+	w := reservation{Want: r.want(0, pieceBytes), reuseFor: new(Put), enter: func() error { return taken }}
+	if err := c.reserve(t.Context(), w); !errors.Is(err, taken) {
+		t.Fatalf("reserving: %v, want %v", err, taken)
+	}
+	equal(t, "bytes that the evictor counts", counted(), before)
+	equal(t, "bytes in flight", c.inFlight, 0)
+}
