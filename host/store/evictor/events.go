@@ -23,11 +23,14 @@ func (v *Evictor) write(ev *abi.Event, op abi.Op, slot uint32, e *index.Entry, f
 // Post tells the policy of something that happened to an entry. The event is written where the policy reads it, unless
 // others hear of it too: to make it elsewhere and copy it takes three times as long.
 func (v *Evictor) Post(op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cause) {
-	if v.fallback != nil || v.candidate != nil || v.scanning || v.closed || op == abi.OpUnpin {
+	if v.fallback != nil || v.candidate != nil || v.scanning || v.closed {
 		var ev abi.Event
 		v.write(&ev, op, slot, e, fp, c)
 		v.send(ev)
 		return
+	}
+	if op == abi.OpUnpin && len(v.queue.slots) > 0 {
+		v.queue.evictable(e)
 	}
 	v.write(v.policy.Next(), op, slot, e, fp, c)
 	if err := v.policy.Commit(); err != nil {
