@@ -143,8 +143,9 @@ func TestMissRatios(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	lruModule := filepath.Join(policytest.Dir(t, "lru"), "lru.wasm")
 	for _, share := range []int{5, 10} {
-		lru, recency, thrift := miss(t, w, "lru", share), miss(t, w, policytest.Example(t, "recency"), share),
+		lru, recency, thrift := miss(t, w, lruModule, share), miss(t, w, policytest.Example(t, "recency"), share),
 			miss(t, w, policytest.Example(t, "thrift"), share)
 		t.Logf("%2d %%: lru %.4f, recency %.4f, thrift %.4f", share, lru.MissRatio, recency.MissRatio, thrift.MissRatio)
 		if recency.MissRatio != lru.MissRatio {
