@@ -48,6 +48,7 @@ func (r *root) beginScan() error {
 		unscanned = max(0, space.Total-space.Free)
 	}
 	r.account.Add(capacity.Unscanned, unscanned)
+	r.scanState.Store(&scanState{root: r}) // before the first put, which looks for its file itself
 	return nil
 }
 
@@ -84,13 +85,14 @@ func (r *root) scanOnce(ctx context.Context) error {
 
 // scanOwn scans a root that this host has for itself.
 func (r *root) scanOwn(ctx context.Context) error {
-	start, c := time.Now(), &scanState{root: r}
-	r.scanState.Store(c)
-	if err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped); err != nil {
-		return err
+	start, c := time.Now(), r.scanState.Load()
+	err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped)
+	if err == nil && !r.health.Serves() {
+		err = r.health.OutError() // half a scan is no account of what is there
 	}
-	if !r.health.Serves() {
-		return r.health.OutError() // half a scan is no account of what is there
+	if err != nil {
+		r.scanState.Store(&scanState{root: r}) // of the next attempt
+		return err
 	}
 	r.mu.Lock()
 	r.scanState.Store(nil)
