@@ -1,5 +1,7 @@
 """Measures vLLM with kvhost: tokens, first-token times, decode throughput. One engine per call; prints a RESULT line.
 
+  PYTHONPATH=host/client/python:host/client/python/tests/engines bench.py MODE ..., where MODE is one of
+
   bench.py tokens --connector none|kvhost     mid-size Llama, random weights; prints tokens (compare the calls)
   bench.py times  --connector none|offloading|kvhost   32 x 4096, 16k prompts, dummy weights; medians
   bench.py decode --connector none|kvhost     64 running requests, with 16k hits coming in

@@ -13,8 +13,12 @@ import (
 // scan at the start finished, the root in use and not shared. And only when all that led to it is on disk: after a
 // power failure the names of files that were unlinked would come back, and be in nobody's account.
 
+// savedIndex is what a root of one's own keeps of its index between runs: the checkpoint, the evict policy's state and
+// the order of touch.
+type savedIndex struct{ *root }
+
 // unsettled says why the account is not exact, if it is not. mu is held.
-func (r *root) unsettled() string {
+func (r savedIndex) unsettled() string {
 	switch {
 	case r.scanning:
 		return "the scan at the start has not ended"
@@ -30,7 +34,7 @@ func (r *root) unsettled() string {
 
 // saveCheckpoint writes the index and the evict policy's state, if the account is exact. Nothing else uses the root any
 // more.
-func (r *root) saveCheckpoint() {
+func (r savedIndex) saveCheckpoint() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	why := r.unsettled()
@@ -58,7 +62,7 @@ func (r *root) saveCheckpoint() {
 
 // saveState writes the state of the acting policy. Pins are no part of what the next run begins with. The caller holds
 // mu.
-func (r *root) saveState(when int64) error {
+func (r savedIndex) saveState(when int64) error {
 	r.kept.RemoveState()
 	if r.pinnedAtAll() {
 		return nil
@@ -79,7 +83,7 @@ func (r *entries) pinnedAtAll() (any bool) {
 }
 
 // takeCheckpoint enters the checkpoint, if there is one that holds, and returns the evict policy's state.
-func (r *root) takeCheckpoint() (state policy.State, ok bool, err error) {
+func (r savedIndex) takeCheckpoint() (state policy.State, ok bool, err error) {
 	x := index.New(r.cfg.MaxEntries, r.store.catalog.Fingerprint, r.store.catalog.Base)
 	when, ok, err := r.kept.TakeCheckpoint(x)
 	if err != nil {

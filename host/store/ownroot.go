@@ -110,25 +110,25 @@ func (c ownRoot) forget(name string) {
 	}
 }
 
-func (c ownRoot) lockOut(context.Context) error { return c.r.unshared() }
+func (c ownRoot) lockOut(context.Context) error { return c.unshared() }
 
 func (c ownRoot) identify() (empty bool, err error) { return c.r.directory.Adopt() }
 
-func (c ownRoot) recover(ctx context.Context) error { return c.r.recoverOwn(ctx) }
+func (c ownRoot) recover(ctx context.Context) error { return ownScan{c.r}.start(ctx) }
 
-func (c ownRoot) scan(ctx context.Context) error { return c.r.scanOwn(ctx) }
+func (c ownRoot) scan(ctx context.Context) error { return ownScan{c.r}.run(ctx) }
 
 func (c ownRoot) start() {
 	r, s := c.r, c.r.store
-	s.work.Go(func() { r.saveTouchesEvery(s.run, touchesEvery) })
+	s.work.Go(func() { savedIndex{r}.saveTouchesEvery(s.run, touchesEvery) })
 	if s.cfg.EvictMode == Background {
 		s.work.Go(func() { r.evictAhead(s.run) })
 	}
 }
 
 func (c ownRoot) save() {
-	c.r.saveTouches()
-	c.r.saveCheckpoint()
+	savedIndex{c.r}.saveTouches()
+	savedIndex{c.r}.saveCheckpoint()
 }
 
 func (c ownRoot) found(sight *scanState, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
@@ -167,17 +167,17 @@ func (c ownRoot) rename(sight *scanState, from, to string, _ int64) bool {
 func (c ownRoot) scanEnded(*scanState, int64) {}
 
 // unshared says who shares a root that this host wants for itself.
-func (r *root) unshared() error {
-	entries, err := r.fs.ReadDir(r.dir + "/" + shared.Dir + "/hosts")
+func (c ownRoot) unshared() error {
+	entries, err := c.r.fs.ReadDir(c.r.dir + "/" + shared.Dir + "/hosts")
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
 		return nil
 	} else if err != nil {
-		return fmt.Errorf("store: root %s: %w", r.dir, err)
+		return fmt.Errorf("store: root %s: %w", c.r.dir, err)
 	}
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
 	return fmt.Errorf("%w: %s is shared by %s: stop them, or set shared = true here too; remove what is in %s/hosts of hosts that were killed",
-		ErrRootBusy, r.dir, strings.Join(names, ", "), r.dir+"/"+shared.Dir)
+		ErrRootBusy, c.r.dir, strings.Join(names, ", "), c.r.dir+"/"+shared.Dir)
 }

@@ -27,14 +27,14 @@ func (r *root) recover(ctx context.Context) error {
 	return r.custody.recover(ctx)
 }
 
-// recoverOwn does so for a root that this host has for itself.
-func (r *root) recoverOwn(ctx context.Context) error {
-	state, ok, err := r.takeCheckpoint()
+// start does so for a root that this host has for itself.
+func (r ownScan) start(ctx context.Context) error {
+	state, ok, err := savedIndex{r.root}.takeCheckpoint()
 	if err != nil {
 		return err
 	}
 	if !ok {
-		return r.beginScan()
+		return r.begin()
 	}
 	r.mu.Lock()
 	r.evictor.Resume(ctx, state)

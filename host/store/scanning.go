@@ -27,7 +27,10 @@ import (
 // firstLive is the clock's start during a scan: what the scan finds gets older ticks.
 const firstLive = 1 << 30
 
-func (r *root) beginScan() error {
+// ownScan is the scan of a root that this host has for itself.
+type ownScan struct{ *root }
+
+func (r ownScan) begin() error {
 	if _, err := r.fs.ReadDir(r.dir); err != nil {
 		return err
 	}
@@ -48,7 +51,7 @@ func (r *root) beginScan() error {
 		unscanned = max(0, space.Total-space.Free)
 	}
 	r.account.Add(capacity.Unscanned, unscanned)
-	r.scanState.Store(&scanState{root: r}) // before the first put, which looks for its file itself
+	r.scanState.Store(&scanState{root: r.root}) // before the first put, which looks for its file itself
 	return nil
 }
 
@@ -83,15 +86,15 @@ func (r *root) scanOnce(ctx context.Context) error {
 	return r.custody.scan(ctx)
 }
 
-// scanOwn scans a root that this host has for itself.
-func (r *root) scanOwn(ctx context.Context) error {
+// run scans until everything was seen once.
+func (r ownScan) run(ctx context.Context) error {
 	start, c := time.Now(), r.scanState.Load()
 	err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped)
 	if err == nil && !r.health.Serves() {
 		err = r.health.OutError() // half a scan is no account of what is there
 	}
 	if err != nil {
-		r.scanState.Store(&scanState{root: r}) // of the next attempt
+		r.scanState.Store(&scanState{root: r.root}) // of the next attempt
 		return err
 	}
 	r.mu.Lock()
@@ -137,7 +140,7 @@ func (c *scanState) settle() {
 // stands there, unless it was stored later, and then the rest by the time of storing.
 func (c *scanState) order() {
 	r := c.root
-	place, when := r.loadTouches()
+	place, when := savedIndex{r}.loadTouches()
 	var list []recovery.Found
 	newest := when
 	r.mu.Lock()

@@ -10,7 +10,7 @@ import (
 const touchesEvery = 5 * time.Minute
 
 // saveTouches writes the list of touches. It holds the root's lock for a tenth of a millisecond at a time.
-func (r *root) saveTouches() {
+func (r savedIndex) saveTouches() {
 	when := r.store.stamp() // what is stored from now on is newer
 	order := r.evictor.Snapshot()
 	if err := r.kept.SaveTouches(when, len(order), func(i int) uint64 { return order[i].Fingerprint }); err != nil {
@@ -19,7 +19,7 @@ func (r *root) saveTouches() {
 }
 
 // saveTouchesEvery writes the list periodically, if it has changed, until ctx ends.
-func (r *root) saveTouchesEvery(ctx context.Context, every time.Duration) {
+func (r savedIndex) saveTouchesEvery(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for last := uint32(0); ; {
@@ -40,7 +40,7 @@ func (r *root) saveTouchesEvery(ctx context.Context, every time.Duration) {
 
 // loadTouches returns the place of each slot in the list, from 1 on, and the time of the list; nil when there is no
 // list.
-func (r *root) loadTouches() (place []uint64, when int64) {
+func (r savedIndex) loadTouches() (place []uint64, when int64) {
 	r.mu.Lock()
 	place = make([]uint64, r.x.High())
 	r.mu.Unlock()

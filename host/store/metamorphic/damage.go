@@ -11,7 +11,7 @@ import (
 )
 
 // runDamage changes a piece's file behind the stores' back.
-func (n *node) runDamage(op Op) (string, error) {
+func (n operator) runDamage(op Op) (string, error) {
 	files, err := n.pieceFiles()
 	if err != nil || len(files) == 0 {
 		return "no file", err

@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-func (n *node) runLookup(op Op) (string, error) {
+func (n operator) runLookup(op Op) (string, error) {
 	of, _ := parsePiece(op.get("entry"), 2)
 	l, err := n.lookup(of.Entry, int(op.number("n")), 0)
 	if err != nil {
@@ -25,7 +25,7 @@ func (n *node) runLookup(op Op) (string, error) {
 	return fmt.Sprintf("%d hits", l.Hits()), nil
 }
 
-func (n *node) runRelease(op Op) (string, error) {
+func (n operator) runRelease(op Op) (string, error) {
 	l := n.leases[op.number("lease")]
 	if l == nil {
 		return "no such lease", nil

@@ -16,7 +16,7 @@ import (
 type verb struct {
 	args   []argument
 	closed bool // it makes sense on a host that is closed
-	run    func(n *node, op Op) (string, error)
+	run    func(n operator, op Op) (string, error)
 }
 
 // argument is what a verb takes.
@@ -54,7 +54,7 @@ func parsePair(text string) (n, seed uint64, ok bool) {
 }
 
 // newVerb makes a verb of a list of arguments, each a name and a type; a name that ends in ? is of an optional one.
-func newVerb(args string, run func(*node, Op) (string, error)) verb {
+func newVerb(args string, run func(operator, Op) (string, error)) verb {
 	v := verb{run: run}
 	for text := range strings.SplitSeq(args, ",") {
 		name, kind, found := strings.Cut(strings.TrimSpace(text), " ")
@@ -74,25 +74,25 @@ func (v verb) whileClosed() verb {
 }
 
 var verbs = map[string]verb{
-	"Open":       newVerb("evict? policy, place? text, unplug? call", (*node).runOpen).whileClosed(),
-	"Close":      newVerb("unplug? call", (*node).runClose),
-	"Crash":      newVerb("", (*node).runCrash),
-	"PowerLoss":  newVerb("seed number", (*node).runPowerLoss).whileClosed(),
-	"Arm":        newVerb("call number, power? bool, seed? number", (*node).runArm),
-	"Store":      newVerb("entry entry", (*node).runStore),
-	"Begin":      newVerb("put number, piece piece", (*node).runBegin),
-	"Publish":    newVerb("put number", (*node).runPublish),
-	"Abort":      newVerb("put number, written bool", (*node).runAbort),
-	"Lookup":     newVerb("entry entry, n number, ranks ranks, hold? number", (*node).runLookup),
-	"Release":    newVerb("lease number, ranks? ranks", (*node).runRelease),
-	"EndRequest": newVerb("", (*node).runEndRequest),
-	"Maintain":   newVerb("root number, task task", (*node).runMaintain),
-	"Swap":       newVerb("role text, policy text", (*node).runSwap),
-	"Damage":     newVerb("file number, how how, at number, bytes number", (*node).runDamage),
-	"Turns":      newVerb("n number", (*node).runTurns),
-	"Sleep":      newVerb("n number", (*node).runSleep),
-	"Rush":       newVerb("clients text, swap policy", (*node).runRush),
-	"Finish":     newVerb("evict? policy, place? text", (*node).runFinish).whileClosed(),
+	"Open":       newVerb("evict? policy, place? text, unplug? call", operator.runOpen).whileClosed(),
+	"Close":      newVerb("unplug? call", operator.runClose),
+	"Crash":      newVerb("", operator.runCrash),
+	"PowerLoss":  newVerb("seed number", operator.runPowerLoss).whileClosed(),
+	"Arm":        newVerb("call number, power? bool, seed? number", operator.runArm),
+	"Store":      newVerb("entry entry", operator.runStore),
+	"Begin":      newVerb("put number, piece piece", operator.runBegin),
+	"Publish":    newVerb("put number", operator.runPublish),
+	"Abort":      newVerb("put number, written bool", operator.runAbort),
+	"Lookup":     newVerb("entry entry, n number, ranks ranks, hold? number", operator.runLookup),
+	"Release":    newVerb("lease number, ranks? ranks", operator.runRelease),
+	"EndRequest": newVerb("", operator.runEndRequest),
+	"Maintain":   newVerb("root number, task task", operator.runMaintain),
+	"Swap":       newVerb("role text, policy text", operator.runSwap),
+	"Damage":     newVerb("file number, how how, at number, bytes number", operator.runDamage),
+	"Turns":      newVerb("n number", operator.runTurns),
+	"Sleep":      newVerb("n number", operator.runSleep),
+	"Rush":       newVerb("clients text, swap policy", operator.runRush),
+	"Finish":     newVerb("evict? policy, place? text", operator.runFinish).whileClosed(),
 }
 
 // taskNames are the tasks of [store.Task] that histories ask for, in their order.
@@ -109,7 +109,10 @@ func taskNamed(name string) (store.Task, bool) {
 
 var errAborted = errors.New("the history gives the put up")
 
-func (n *node) runOpen(op Op) (string, error) {
+// operator runs the operations of a history on a node.
+type operator struct{ *node }
+
+func (n operator) runOpen(op Op) (string, error) {
 	if n.store != nil {
 		return "open", nil
 	}
@@ -121,27 +124,27 @@ func (n *node) runOpen(op Op) (string, error) {
 	return fmt.Sprintf("%d hits before", len(n.before)), err
 }
 
-func (n *node) runClose(op Op) (string, error) { return "", n.close(op) }
-func (n *node) runCrash(Op) (string, error)    { return "", n.crash() }
+func (n operator) runClose(op Op) (string, error) { return "", n.close(op) }
+func (n operator) runCrash(Op) (string, error)    { return "", n.crash() }
 
-func (n *node) runEndRequest(Op) (string, error) {
+func (n operator) runEndRequest(Op) (string, error) {
 	n.store.EndRequest()
 	return "", nil
 }
 
-func (n *node) runFinish(op Op) (string, error) {
+func (n operator) runFinish(op Op) (string, error) {
 	n.final = op
 	return "", nil
 }
 
-func (n *node) runPowerLoss(op Op) (string, error) {
+func (n operator) runPowerLoss(op Op) (string, error) {
 	if n.machine == nil {
 		return "no machine", nil
 	}
 	return "", n.losePower(op.number("seed"))
 }
 
-func (n *node) runArm(op Op) (string, error) {
+func (n operator) runArm(op Op) (string, error) {
 	n.asleep = 0
 	n.arm(op.number("call"), op.get("power") == "true" && n.machine != nil, op.number("seed"))
 	return "", nil
@@ -209,12 +212,12 @@ func (n *node) storeEntry(e Entry) string {
 	return strings.Join(results, ", ")
 }
 
-func (n *node) runStore(op Op) (string, error) {
+func (n operator) runStore(op Op) (string, error) {
 	of, _ := parsePiece(op.get("entry"), 2)
 	return n.storeEntry(of.Entry), nil
 }
 
-func (n *node) runBegin(op Op) (string, error) {
+func (n operator) runBegin(op Op) (string, error) {
 	of, _ := parsePiece(op.get("piece"), 3)
 	p, err := n.begin(of)
 	if !acceptable(err) {
@@ -234,7 +237,7 @@ func (n *node) take(op Op) *put {
 	return p
 }
 
-func (n *node) runPublish(op Op) (string, error) {
+func (n operator) runPublish(op Op) (string, error) {
 	p := n.take(op)
 	if p == nil {
 		return "no such put", nil
@@ -246,7 +249,7 @@ func (n *node) runPublish(op Op) (string, error) {
 	return fmt.Sprint(err), nil
 }
 
-func (n *node) runAbort(op Op) (string, error) {
+func (n operator) runAbort(op Op) (string, error) {
 	p := n.take(op)
 	if p == nil {
 		return "no such put", nil
@@ -258,7 +261,7 @@ func (n *node) runAbort(op Op) (string, error) {
 	return "", nil
 }
 
-func (n *node) runMaintain(op Op) (string, error) {
+func (n operator) runMaintain(op Op) (string, error) {
 	task, _ := taskNamed(op.get("task"))
 	root := int(op.number("root"))
 	if root >= len(n.cfg.Roots) {
@@ -267,7 +270,7 @@ func (n *node) runMaintain(op Op) (string, error) {
 	return fmt.Sprint(n.store.Maintain(context.Background(), root, task)), nil
 }
 
-func (n *node) runSwap(op Op) (string, error) {
+func (n operator) runSwap(op Op) (string, error) {
 	for role := range abi.Role(abi.Roles) {
 		if role.String() == op.get("role") {
 			return n.swap(role, op.get("policy"))
@@ -294,7 +297,7 @@ func (n *node) swap(role abi.Role, name string) (string, error) {
 	return fmt.Sprint(err), nil
 }
 
-func (n *node) runTurns(op Op) (string, error) {
+func (n operator) runTurns(op Op) (string, error) {
 	if n.r.h.Kind.hosts > 1 {
 		for range op.number("n") {
 			n.turn()
@@ -304,7 +307,7 @@ func (n *node) runTurns(op Op) (string, error) {
 }
 
 // runSleep keeps a host from its steps, perhaps for so long that the others give it up.
-func (n *node) runSleep(op Op) (string, error) {
+func (n operator) runSleep(op Op) (string, error) {
 	for _, o := range n.r.nodes {
 		if o.asleep > 0 {
 			return "another host sleeps", nil

@@ -133,7 +133,7 @@ func (r *runner) do(op Op) (result string, err error) {
 	if n.store == nil && !v.closed {
 		return "closed", nil
 	}
-	if result, err = v.run(n, op); err == nil {
+	if result, err = v.run(operator{n}, op); err == nil {
 		err = r.reported()
 	}
 	for _, n := range r.nodes {

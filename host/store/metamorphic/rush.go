@@ -10,7 +10,7 @@ import (
 )
 
 // runRush lets clients work at the same time, beside a change of policy, and looks at the disk meanwhile.
-func (n *node) runRush(op Op) (string, error) {
+func (n operator) runRush(op Op) (string, error) {
 	for _, o := range n.r.nodes {
 		if o.store == nil {
 			return "a host is closed", nil
