@@ -8,8 +8,8 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 )
 
-// An evict policy is told what is stored and used, and names victims when space is needed. The built-in one is lru; a module
-// of [policy.Open] is used in the same way.
+// An evict policy is told what is stored and used, and names victims when space is needed. The built-in one is lru; a
+// module of [policy.Open] is used in the same way.
 func ExampleModule_NewEvict() {
 	m := policy.Builtin(abi.RoleEvict)
 	evict, err := m.NewEvict(context.Background(), policy.EvictOptions{MaxSlots: 16, Capacity: 1 << 20})

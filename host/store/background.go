@@ -62,8 +62,8 @@ func (r *root) flushEvery(ctx context.Context, every time.Duration) {
 }
 
 // flush is one such batch. When the file system cannot say that the bytes are on disk, nobody may count on them: the
-// batch's entries are dropped. The kernel says so once, so those go too that were published meanwhile, and pieces that were
-// being written are not published: the next sync would not tell of them.
+// batch's entries are dropped. The kernel says so once, so those go too that were published meanwhile, and pieces that
+// were being written are not published: the next sync would not tell of them.
 func (r *root) flush() {
 	if !r.health.Serves() {
 		return // before it comes back, what is not durable goes

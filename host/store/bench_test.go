@@ -90,8 +90,8 @@ type deaf struct{}
 func (deaf) Events([]abi.Event)            {}
 func (deaf) Victims(abi.Ask, []uint32) int { return 0 }
 
-// BenchmarkLookup1000 grants leases on prefixes of 1,000 chunks among KVHOST_ENTRIES entries, with the built-in policy, and
-// with one that takes no time. A request asks twice, as an engine does whose first answer came before it had room.
+// BenchmarkLookup1000 grants leases on prefixes of 1,000 chunks among KVHOST_ENTRIES entries, with the built-in policy,
+// and with one that takes no time. A request asks twice, as an engine does whose first answer came before it had room.
 func BenchmarkLookup1000(b *testing.B) {
 	entries := sized(b, "KVHOST_ENTRIES", 1<<20)
 	for _, name := range []string{"no-policy", "lru"} {
@@ -184,8 +184,8 @@ func BenchmarkCheckpoint(b *testing.B) {
 	})
 }
 
-// BenchmarkSaveTouches keeps the order of last touch of KVHOST_ENTRIES entries, beside a client that looks up one chunk after
-// the other: the longest that one takes, and, for as long, without that.
+// BenchmarkSaveTouches keeps the order of last touch of KVHOST_ENTRIES entries, beside a client that looks up one chunk
+// after the other: the longest that one takes, and, for as long, without that.
 func BenchmarkSaveTouches(b *testing.B) {
 	entries := sized(b, "KVHOST_ENTRIES", 1<<18)
 	f := indexOnly(b, entries, 32)

@@ -80,8 +80,8 @@ func withBudget(pieces int64) func(*Config) {
 
 func (f *fixture) written() int64 { return f.store.Stats().Roots[0].Written / pieceBytes }
 
-// TestBudgetOutlivesACrash: whatever was written before it, the count that is found is not less, and not much more. The file
-// is as durable as what it counts.
+// TestBudgetOutlivesACrash: whatever was written before it, the count that is found is not less, and not much more. The
+// file is as durable as what it counts.
 func TestBudgetOutlivesACrash(t *testing.T) {
 	const pieces = 1280 // 64 steps of 20
 	for seed := range uint64(3) {
@@ -115,8 +115,8 @@ func TestBudgetOutlivesACrash(t *testing.T) {
 	}
 }
 
-// TestBudgetCountsWhatIsWritten: a put that is shed costs nothing, nor does one that is given up before its file is made; a
-// rank that an entry grows by does.
+// TestBudgetCountsWhatIsWritten: a put that is shed costs nothing, nor does one that is given up before its file is
+// made; a rank that an entry grows by does.
 func TestBudgetCountsWhatIsWritten(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 2, 1, withClock(newAt("2026-11-21 10:00:00")), withBudget(100))
 	f.mustPut(0, 1)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// BenchmarkBurst has 16 writers store 400 entries at once into a full root of 40 with background eviction, with and without
-// waiting for the evictor: how many stores are shed, and how long it takes.
+// BenchmarkBurst has 16 writers store 400 entries at once into a full root of 40 with background eviction, with and
+// without waiting for the evictor: how many stores are shed, and how long it takes.
 func BenchmarkBurst(b *testing.B) {
 	for _, c := range []struct {
 		name     string

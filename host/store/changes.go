@@ -9,15 +9,15 @@ import (
 // keptChanges is how many changes a reader may be behind; about 8 MB, once somebody reads them.
 const keptChanges = 1 << 16
 
-// Changes is the log of entries that become resident and of those that go. Entries of a root that is out of service count as
-// resident. An entry whose root was shared may be recorded twice.
+// Changes is the log of entries that become resident and of those that go. Entries of a root that is out of service
+// count as resident. An entry whose root was shared may be recorded twice.
 func (s *Store) Changes() *changelog.Log { return s.changes }
 
 // snapshotStep is how many slots are looked at under a root's lock at a time.
 const snapshotStep = 1024
 
-// Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. What changes
-// meanwhile may be missing or not: the log tells, from a [changelog.Log.Start] before the call on.
+// Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. What
+// changes meanwhile may be missing or not: the log tells, from a [changelog.Log.Start] before the call on.
 func (s *Store) Snapshot(yield func([]changelog.Change) bool) {
 	batch := make([]changelog.Change, 0, snapshotStep)
 	for _, r := range s.roots {

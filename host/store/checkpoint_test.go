@@ -30,7 +30,8 @@ func (f *fixture) image() (list []string) {
 	return append(list, fmt.Sprintf("used %d complete %d high %d", r.account.Used(), r.complete, r.x.High()))
 }
 
-// grown is a root with entries of several tenants, sizes and sets of ranks, some of them incomplete, with free slots between.
+// grown is a root with entries of several tenants, sizes and sets of ranks, some of them incomplete, with free slots
+// between.
 func grown(t *testing.T, change ...func(*Config)) *fixture {
 	f := newFixture(t, t.TempDir(), 40, 2, change...)
 	for n := range uint64(30) {
@@ -177,7 +178,8 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestPolicyGoesOnFromItsState restarts under a policy that keeps the order of storing, which no order of touches tells.
+// TestPolicyGoesOnFromItsState restarts under a policy that keeps the order of storing, which no order of touches
+// tells.
 func TestPolicyGoesOnFromItsState(t *testing.T) {
 	told := 0
 	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return &keeper{told: &told}, nil }).KeepState("keeper/1")

@@ -12,8 +12,8 @@ import (
 	"github.com/kvhost/kvhost/plugins/fanout"
 )
 
-// TestPiecesUnderTwoNamings leaves what crashes around a swap of the place policy can leave: an entry with pieces that two
-// namings named, and a piece under both names. All is served, and the account is the disk's.
+// TestPiecesUnderTwoNamings leaves what crashes around a swap of the place policy can leave: an entry with pieces that
+// two namings named, and a piece under both names. All is served, and the account is the disk's.
 func TestPiecesUnderTwoNamings(t *testing.T) {
 	flat := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"}) }
 	deep := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}) }
@@ -72,7 +72,8 @@ func TestPiecesUnderTwoNamings(t *testing.T) {
 	}
 }
 
-// linkedPlacer is a place policy that is linked in, so that the next start cannot open it again. Its paths lead nowhere.
+// linkedPlacer is a place policy that is linked in, so that the next start cannot open it again. Its paths lead
+// nowhere.
 type linkedPlacer func(q *abi.PlaceQuery, dst []byte) []byte
 
 func (p linkedPlacer) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte, uint32) {
@@ -85,8 +86,8 @@ func (p linkedPlacer) use(name string) *policy.Handle {
 	return handle(policy.NativeModule(name, []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return p, nil }))
 }
 
-// TestPlaceFailsInAScan starts with a place policy that has no name for some of what another one named, which was linked in
-// and is not there any more.
+// TestPlaceFailsInAScan starts with a place policy that has no name for some of what another one named, which was
+// linked in and is not there any more.
 func TestPlaceFailsInAScan(t *testing.T) {
 	collides := linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
 		return fmt.Appendf(dst, "heap/%02x_r%d.kv", q.Key[0]%8, q.Rank)
@@ -118,8 +119,9 @@ func TestPlaceFailsInAScan(t *testing.T) {
 	f.checkUsed()
 }
 
-// TestCheckpointOfAnotherLinkedPolicy starts, after an orderly end, with another linked-in place policy that the operator
-// gave the same name. A file that the earlier one named is not taken for one of the later one's: a scan finds it.
+// TestCheckpointOfAnotherLinkedPolicy starts, after an orderly end, with another linked-in place policy that the
+// operator gave the same name. A file that the earlier one named is not taken for one of the later one's: a scan finds
+// it.
 func TestCheckpointOfAnotherLinkedPolicy(t *testing.T) {
 	under := func(dir string) *policy.Handle {
 		p := linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
@@ -149,8 +151,8 @@ func TestCheckpointOfAnotherLinkedPolicy(t *testing.T) {
 	f.checkUsed()
 }
 
-// TestRescanUnderALaterNaming scans a shared root again after its start, as a host does that was given up: what an earlier
-// place policy named is known all the same, and is in the account once.
+// TestRescanUnderALaterNaming scans a shared root again after its start, as a host does that was given up: what an
+// earlier place policy named is known all the same, and is in the account once.
 func TestRescanUnderALaterNaming(t *testing.T) {
 	dir := t.TempDir()
 	flat := func(c *Config) {

@@ -9,8 +9,8 @@ import (
 	"github.com/kvhost/kvhost/host/policy/residents"
 )
 
-// The store has tables of its own for the host's side of an evict policy. Its events keep the contract all the same, also
-// those of a start.
+// The store has tables of its own for the host's side of an evict policy. Its events keep the contract all the same,
+// also those of a start.
 func TestEventsKeepTheContract(t *testing.T) {
 	w := &witness{}
 	f := newFixture(t, t.TempDir(), 6, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })

@@ -9,10 +9,11 @@
 //
 // [Store.Put] reserves a whole entry (the bytes of all its ranks) at its first piece, asking the evict policy for
 // victims where they do not fit. Each piece is written to a named temporary beside its target and published without
-// replacing ([Put.Publish]). The entry is resident for a lookup when the pieces that the lookup needs are there: engines of
-// one namespace with different local ranks add to one entry, each reserving what the entry has no bytes for. [Store.Lookup] grants a [Lease]: a pin
-// on each entry it found. A pinned entry, or one with a write in flight, is never a victim. An entry leaves in three
-// steps: the policy hears REMOVE and lookups miss; its files are unlinked, outside the lock; its bytes are free.
+// replacing ([Put.Publish]). The entry is resident for a lookup when the pieces that the lookup needs are there:
+// engines of one namespace with different local ranks add to one entry, each reserving what the entry has no bytes for.
+// [Store.Lookup] grants a [Lease]: a pin on each entry it found. A pinned entry, or one with a write in flight, is
+// never a victim. An entry leaves in three steps: the policy hears REMOVE and lookups miss; its files are unlinked,
+// outside the lock; its bytes are free.
 //
 // # Order of a publication
 //
@@ -35,10 +36,10 @@
 //
 // # Failing roots
 //
-// Every operation on a root's files has a limit ([Config.IOTimeout]). A root that gives no answer, fails again and again,
-// or whose directory is gone is taken out: lookups miss, no operation is begun, stores go elsewhere. One whose file system
-// turned read-only keeps its loads. The upkeep probes it; it comes back when everything that was begun there has ended, so
-// that nothing comes late, and when what could not be unlinked meanwhile is gone.
+// Every operation on a root's files has a limit ([Config.IOTimeout]). A root that gives no answer, fails again and
+// again, or whose directory is gone is taken out: lookups miss, no operation is begun, stores go elsewhere. One whose
+// file system turned read-only keeps its loads. The upkeep probes it; it comes back when everything that was begun
+// there has ended, so that nothing comes late, and when what could not be unlinked meanwhile is gone.
 //
 // # Locks
 //
@@ -55,20 +56,21 @@
 //	entries.mu (root.mu)   a root's index, evict policy and what happens to its entries
 //	capacity.Account       a root's bytes; also capacity.Budget, health.Monitor, the catalog's lists
 //
-// capacity.Budget has a second lock, held while its file is written, before the first. With one client, root.turn lets the
-// evict policy see exactly the textbook order.
+// capacity.Budget has a second lock, held while its file is written, before the first. With one client, root.turn lets
+// the evict policy see exactly the textbook order.
 //
 // # Why a change of policy makes nobody wait
 //
-// An evict policy must know every entry before it can decide. [Store.Swap] lets it learn beside the acting one: it takes over
-// that one's state where both keep the same and it is small, and else is told of the entries, oldest touch first, in slices
-// between which sessions have the root. What happens meanwhile reaches both. A policy that failed has no such time: its place
-// is taken by the order of last touch, which needs to be told nothing, because every entry carries its last touch.
+// An evict policy must know every entry before it can decide. [Store.Swap] lets it learn beside the acting one: it
+// takes over that one's state where both keep the same and it is small, and else is told of the entries, oldest touch
+// first, in slices between which sessions have the root. What happens meanwhile reaches both. A policy that failed has
+// no such time: its place is taken by the order of last touch, which needs to be told nothing, because every entry
+// carries its last touch.
 //
 // # Why an entry's class leads to who named it
 //
-// A path is worked out, not stored: that keeps an entry at 38 bytes, or 54. So whoever named a file must be there for as long as the
-// file is. Entries name a class in a few bits, which stands for namespace, group, place policy and layout; a swap gives new
-// pieces a new class, and an old one that has lost its last entry takes its policy with it. Each root keeps the modules that
-// named its files, and a scan finds under which of them a file has the path it has.
+// A path is worked out, not stored: that keeps an entry at 38 bytes, or 54. So whoever named a file must be there for
+// as long as the file is. Entries name a class in a few bits, which stands for namespace, group, place policy and
+// layout; a swap gives new pieces a new class, and an old one that has lost its last entry takes its policy with it.
+// Each root keeps the modules that named its files, and a scan finds under which of them a file has the path it has.
 package store

@@ -10,8 +10,8 @@ import (
 
 // How what a put promises is on disk: bytes and names under Strict, and under Batch what no later batch would tell of.
 
-// lost says, where batches are to make pieces durable, that some of what was written since the put began may be lost, and
-// that no later batch would tell.
+// lost says, where batches are to make pieces durable, that some of what was written since the put began may be lost,
+// and that no later batch would tell.
 func (p *Put) lost() error {
 	r := p.root
 	if r.store.cfg.Durability != Batch || p.unsure == r.unsure.Load() && p.outage == r.health.Returns() {
@@ -74,8 +74,8 @@ func (r *files) makeDir(dir string) error {
 	return r.settleDir(dir)
 }
 
-// settleDir makes the names of a directory and of those above it durable, unless this process has seen to it. Those that
-// were there may have been made by a process that was killed, or by a put that has not come to that.
+// settleDir makes the names of a directory and of those above it durable, unless this process has seen to it. Those
+// that were there may have been made by a process that was killed, or by a put that has not come to that.
 func (r *files) settleDir(dir string) error {
 	for d := dir; len(d) > len(r.dir); d = filepath.Dir(d) {
 		if _, ok := r.lasting.Load(d); ok {

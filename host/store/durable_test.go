@@ -50,8 +50,8 @@ func (f *fixture) afterPowerLoss(machine *crashfs.FS, seed uint64) {
 	f.start()
 }
 
-// TestPowerLossAfterAnOrderlyEnd: what the checkpoint takes for granted is durable before it is. Victims' names that came
-// back would be in nobody's account.
+// TestPowerLossAfterAnOrderlyEnd: what the checkpoint takes for granted is durable before it is. Victims' names that
+// came back would be in nobody's account.
 func TestPowerLossAfterAnOrderlyEnd(t *testing.T) {
 	believed := 0
 	for _, durability := range []Durability{None, Batch, Strict} {
@@ -102,8 +102,8 @@ func TestNoCheckpointWithoutItsFiles(t *testing.T) {
 	f.mustRead(1)
 }
 
-// TestDirectoryThatNobodySynced has a piece's directory be there already: made by a process that was killed, or by a put
-// that has not come to its sync. What strict acknowledges is there after a power loss all the same.
+// TestDirectoryThatNobodySynced has a piece's directory be there already: made by a process that was killed, or by a
+// put that has not come to its sync. What strict acknowledges is there after a power loss all the same.
 func TestDirectoryThatNobodySynced(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -118,8 +118,9 @@ func TestDirectoryThatNobodySynced(t *testing.T) {
 	}
 }
 
-// TestBatchFailsWhilePiecesCome lets a batch's sync hang and fail. The kernel tells of lost bytes once: so what was published
-// meanwhile goes with the batch, and what is being written is not published, though the next sync would say that all is well.
+// TestBatchFailsWhilePiecesCome lets a batch's sync hang and fail. The kernel tells of lost bytes once: so what was
+// published meanwhile goes with the batch, and what is being written is not published, though the next sync would say
+// that all is well.
 func TestBatchFailsWhilePiecesCome(t *testing.T) {
 	f, faulty := faultyFixture(t, 20, func(c *Config) { c.Durability, c.BatchEvery = Batch, time.Hour })
 	r := f.store.roots[0]
@@ -163,8 +164,8 @@ func TestBatchFailsWhilePiecesCome(t *testing.T) {
 	f.mustRead(11)
 }
 
-// TestStrictPutFindsItsPiece: the piece that a put finds under its name is another host's, of one that syncs nothing. When
-// the put says that it is stored, it is durable.
+// TestStrictPutFindsItsPiece: the piece that a put finds under its name is another host's, of one that syncs nothing.
+// When the put says that it is stored, it is durable.
 func TestStrictPutFindsItsPiece(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -190,8 +191,8 @@ func TestStrictPutFindsItsPiece(t *testing.T) {
 	}
 }
 
-// TestFoundIsDurable: what a start finds counts as stored, also for puts. So it is made durable, where that is promised: a
-// process that was killed may not have come to it.
+// TestFoundIsDurable: what a start finds counts as stored, also for puts. So it is made durable, where that is
+// promised: a process that was killed may not have come to it.
 func TestFoundIsDurable(t *testing.T) {
 	for _, durability := range []Durability{Batch, Strict} {
 		for seed := range uint64(8) {

@@ -40,7 +40,8 @@ var (
 	ErrRootBusy = errors.New("store: root is in use")
 	// ErrConfig is a configuration that cannot be.
 	ErrConfig = errors.New("store: bad configuration")
-	// ErrUnknownNamespace is a request for a namespace that was not opened, or for a group or rank that the namespace lacks.
+	// ErrUnknownNamespace is a request for a namespace that was not opened, or for a group or rank that the namespace
+	// lacks.
 	ErrUnknownNamespace = catalog.ErrUnknownNamespace
 	// ErrNoPolicy says that no policy of that name has the role.
 	ErrNoPolicy = catalog.ErrNoPolicy

@@ -22,8 +22,8 @@ type evicted struct {
 	failed  error // why a file could not be unlinked
 }
 
-// evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds turn. reuseFor may get one of the
-// files instead. Only entries of the tenant are evicted, if one is named.
+// evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds turn. reuseFor may get one
+// of the files instead. Only entries of the tenant are evicted, if one is named.
 func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted) {
 	r.mu.Lock()
 	list := r.evicting[:0]
@@ -71,8 +71,8 @@ func ranksOf(pieces uint64) iter.Seq[uint32] {
 	}
 }
 
-// beginEvict begins to remove an entry: the policy hears of it and lookups miss. finishEvict ends it, after the files are
-// unlinked. The caller holds mu.
+// beginEvict begins to remove an entry: the policy hears of it and lookups miss. finishEvict ends it, after the files
+// are unlinked. The caller holds mu.
 func (r *entries) beginEvict(slot uint32) eviction {
 	e := r.x.At(slot)
 	v := eviction{
@@ -109,9 +109,9 @@ func (r *entries) cancelEvict(v *eviction) {
 	r.evictor.Announce(abi.OpResident, v.slot, r.x.Fingerprint(v.slot), 0)
 }
 
-// remove unlinks a file. When that fails, it says why and how many bytes are still taken (most, if nobody can tell), and the
-// file becomes an orphan; the caller books its bytes. The error is [fs.ErrNotExist] when there was no file. An unlink can
-// report an error although it happened, so the name is looked up again.
+// remove unlinks a file. When that fails, it says why and how many bytes are still taken (most, if nobody can tell),
+// and the file becomes an orphan; the caller books its bytes. The error is [fs.ErrNotExist] when there was no file. An
+// unlink can report an error although it happened, so the name is looked up again.
 func (r *files) remove(name string, most int64) (left int64, err error) {
 	if err = r.fs.Remove(name); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return 0, err
@@ -183,8 +183,8 @@ func (r *entries) setFlight(slot uint32, f flight) {
 	r.flights[slot] = f
 }
 
-// reap ends an evicted entry as far as it can be: out of the table when nothing happens to its files any more, and its bytes
-// and slot free when nobody has a pin on it (unlinked files take space while they are open). The caller holds mu.
+// reap ends an evicted entry as far as it can be: out of the table when nothing happens to its files any more, and its
+// bytes and slot free when nobody has a pin on it (unlinked files take space while they are open). The caller holds mu.
 func (r *entries) reap(slot uint32) {
 	e := r.x.At(slot)
 	if !e.Is(index.Evicting) {

@@ -39,7 +39,8 @@ func (c *textbook) insert(n uint64) {
 }
 
 // TestTextbookOrder replays requests (the run of hits is looked up, the rest is stored) and compares each hit with what
-// the same cache in a textbook gives; for lru across restarts too, because residents are replayed in order of last touch.
+// the same cache in a textbook gives; for lru across restarts too, because residents are replayed in order of last
+// touch.
 func TestTextbookOrder(t *testing.T) {
 	for name, evict := range map[string]*policy.Module{"lru": nil, "fifo": fifoModule()} {
 		t.Run(name, func(t *testing.T) {

@@ -32,8 +32,8 @@ func (c *Config) ttlOf(text string) time.Duration {
 	return 0
 }
 
-// expire sets when an entry expires that was stored at a time, in nanoseconds since 1970. A time in the future comes from a
-// clock that was wrong. mu is held.
+// expire sets when an entry expires that was stored at a time, in nanoseconds since 1970. A time in the future comes
+// from a clock that was wrong. mu is held.
 func (r *entries) expire(slot uint32, c *catalog.Class, stored int64) {
 	at := int64(0)
 	if c.Namespace.TTL > 0 {
@@ -53,8 +53,8 @@ const (
 	sweptEntries = 256     // removed by one sweep
 )
 
-// sweepExpired removes a bounded number of entries that have expired and that nobody reads. An entry that would expire later
-// than one stored now was stored by a clock that was wrong: its time to live starts again.
+// sweepExpired removes a bounded number of entries that have expired and that nobody reads. An entry that would expire
+// later than one stored now was stored by a clock that was wrong: its time to live starts again.
 func (r *root) sweepExpired(ctx context.Context) {
 	if !r.health.Takes() {
 		return

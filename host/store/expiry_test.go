@@ -90,8 +90,8 @@ func TestNoExpiryForOthers(t *testing.T) {
 	f.mustRead(3)
 }
 
-// TestExpiryAfterTheClockIsSetBack: what lookups go by is the clock that gave entries their end. The store counts the time of
-// events from its start, and has the start's idea of the time of day.
+// TestExpiryAfterTheClockIsSetBack: what lookups go by is the clock that gave entries their end. The store counts the
+// time of events from its start, and has the start's idea of the time of day.
 func TestExpiryAfterTheClockIsSetBack(t *testing.T) {
 	clock := newAt("2026-11-21 10:00:00")
 	f := newFixture(t, t.TempDir(), 20, 1, withClock(clock), hourly("test/*"))
@@ -104,8 +104,8 @@ func TestExpiryAfterTheClockIsSetBack(t *testing.T) {
 	}
 }
 
-// TestExpiryAfterAWrongClock: a look at a clock that is far ahead lets nothing live longer than its time, neither what was
-// stored then, nor what is stored later, before or after a restart, by a checkpoint or by a scan.
+// TestExpiryAfterAWrongClock: a look at a clock that is far ahead lets nothing live longer than its time, neither what
+// was stored then, nor what is stored later, before or after a restart, by a checkpoint or by a scan.
 func TestExpiryAfterAWrongClock(t *testing.T) {
 	for name, restart := range map[string]func(*fixture){"runs on": func(*fixture) {}, "checkpoint": (*fixture).restart, "scan": (*fixture).crash} {
 		t.Run(name, func(t *testing.T) {

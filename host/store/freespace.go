@@ -36,7 +36,8 @@ func (r freeSpace) full(entry int64, cause error) {
 		"make room on the file system, or lower the root's capacity or raise its min_free")
 }
 
-// unwritten is what is reserved for pieces that are not there, whether somebody is writing them or not. The caller holds mu.
+// unwritten is what is reserved for pieces that are not there, whether somebody is writing them or not. The caller
+// holds mu.
 func (r *entries) unwritten() (bytes int64) {
 	for class, n := range r.x.MissingByClass() {
 		bytes += n * r.store.catalog.Class(class).FileBytes()

@@ -40,7 +40,8 @@ func (f *fixture) awaitState(root int, want health.State) {
 	}
 }
 
-// longIO is more than anything that does not hang takes on a busy machine; shortIO is for roots in which everything does.
+// longIO is more than anything that does not hang takes on a busy machine; shortIO is for roots in which everything
+// does.
 const (
 	longIO  = time.Minute
 	shortIO = 200 * time.Millisecond
@@ -83,8 +84,8 @@ func (f *fixture) spread(n uint64) (bad, good []uint64) {
 	return bad, good
 }
 
-// TestHungRoot hangs one of two roots at each kind of operation. Nobody waits longer than the limit, the other root goes
-// on, and when the hanging ends the root is back, with its entries but for those whose files gave no answer.
+// TestHungRoot hangs one of two roots at each kind of operation. Nobody waits longer than the limit, the other root
+// goes on, and when the hanging ends the root is back, with its entries but for those whose files gave no answer.
 func TestHungRoot(t *testing.T) {
 	for _, c := range []struct {
 		op  string
@@ -188,8 +189,8 @@ func (f *fixture) putsUntilError(n uint64) error {
 	return nil
 }
 
-// TestLoneRootHangs: with no other root, stores fail by name and lookups miss until it answers again. Close does not wait
-// for it.
+// TestLoneRootHangs: with no other root, stores fail by name and lookups miss until it answers again. Close does not
+// wait for it.
 func TestLoneRootHangs(t *testing.T) { synctest.Test(t, testLoneRootHangs) }
 
 func testLoneRootHangs(t *testing.T) {

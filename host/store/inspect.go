@@ -17,10 +17,10 @@ type Inspection struct {
 	InUse    int   // entries that are pinned, being written or being removed
 }
 
-// Inspect is for tests. It calls visit, unless that is nil, with what it finds in each root; until visit returns no root
-// reserves or frees anything, so that visit can compare the account with the disk. The error says where the index of a
-// root contradicts itself or the root's account: between operations it never does, within one it may. Inspect looks at
-// every entry and holds up every caller of the store.
+// Inspect is for tests. It calls visit, unless that is nil, with what it finds in each root; until visit returns no
+// root reserves or frees anything, so that visit can compare the account with the disk. The error says where the index
+// of a root contradicts itself or the root's account: between operations it never does, within one it may. Inspect
+// looks at every entry and holds up every caller of the store.
 func (s *Store) Inspect(visit func([]Inspection)) error {
 	var err error
 	list := make([]Inspection, len(s.roots))

@@ -113,8 +113,8 @@ func (l *Lease) hold(p *Piece) error {
 	return nil
 }
 
-// pathOf is the path of a piece, or empty where none is known. The paths of the lease's next pieces of the same rank are computed
-// with it, as they are loaded next. A path is forgotten when it is taken.
+// pathOf is the path of a piece, or empty where none is known. The paths of the lease's next pieces of the same rank
+// are computed with it, as they are loaded next. A path is forgotten when it is taken.
 func (l *Lease) pathOf(i int, p *Piece) (path string) {
 	l.pathsMu.Lock()
 	defer l.pathsMu.Unlock()

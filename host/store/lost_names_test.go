@@ -11,9 +11,9 @@ import (
 	"github.com/kvhost/kvhost/host/policy/policytest"
 )
 
-// TestNamesAreLost has the module of a place policy fail again and again, until it is in quarantine. What it has named is a
-// miss while nobody can name it, not a promise that fails; it is found again when a guest has been started for it; and what
-// is new gets the built-in names.
+// TestNamesAreLost has the module of a place policy fail again and again, until it is in quarantine. What it has named
+// is a miss while nobody can name it, not a promise that fails; it is found again when a guest has been started for it;
+// and what is new gets the built-in names.
 func TestNamesAreLost(t *testing.T) {
 	m, err := policy.Open(t.Context(), "fanout", policy.Options{Dir: policytest.Dir(t, "fanout")})
 	if err != nil {

@@ -24,8 +24,8 @@ func (f *fixture) kept() int {
 
 func numbered(s *Store) int { return len(s.catalog.Namespaces()) }
 
-// TestNamespacesWithoutEntriesLoseTheirPlace opens two more namespaces, one of which has an entry for a while, and starts again
-// by either way.
+// TestNamespacesWithoutEntriesLoseTheirPlace opens two more namespaces, one of which has an entry for a while, and
+// starts again by either way.
 func TestNamespacesWithoutEntriesLoseTheirPlace(t *testing.T) {
 	for _, how := range []string{"checkpoint", "scan"} {
 		t.Run(how, func(t *testing.T) {
@@ -83,7 +83,8 @@ func TestMoreNamespacesKeptThanPlaces(t *testing.T) {
 	}
 }
 
-// TestDamagedFileOfDormantNamespace: a file is known by its path to be the store's although no sound piece says whose it is.
+// TestDamagedFileOfDormantNamespace: a file is known by its path to be the store's although no sound piece says whose
+// it is.
 func TestDamagedFileOfDormantNamespace(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 8, 1)
 	other := testNamespace(1)

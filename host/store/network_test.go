@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestNetworkFileSystems meets what NFS and its like do to a put, a load and an eviction: replies that are lost, handles
-// that are stale, errors that come with the close. What is reported as stored is there, what is not leaves nothing, and
-// the account is exact. (A missing RENAME_NOREPLACE and a refused link are staging's, and tested there.)
+// TestNetworkFileSystems meets what NFS and its like do to a put, a load and an eviction: replies that are lost,
+// handles that are stale, errors that come with the close. What is reported as stored is there, what is not leaves
+// nothing, and the account is exact. (A missing RENAME_NOREPLACE and a refused link are staging's, and tested there.)
 func TestNetworkFileSystems(t *testing.T) {
 	tests := []struct {
 		rule string
@@ -89,8 +89,8 @@ func TestStaleHandles(t *testing.T) {
 	f.checkUsed()
 }
 
-// TestNothingOfAnotherKind writes one key in namespaces that differ in one thing each, under one name: the others' bytes
-// are never to be had, whatever stands there.
+// TestNothingOfAnotherKind writes one key in namespaces that differ in one thing each, under one name: the others'
+// bytes are never to be had, whatever stands there.
 func TestNothingOfAnotherKind(t *testing.T) {
 	dir := t.TempDir()
 	f := newFixture(t, dir, 400, 1)

@@ -9,8 +9,8 @@ import (
 	"github.com/kvhost/kvhost/host/store/shared"
 )
 
-// A root that cannot be opened with the others does not keep them from serving: it is out, and when its probes are due it is
-// opened as at a start. Open fails when no root is left, and where waiting would not help.
+// A root that cannot be opened with the others does not keep them from serving: it is out, and when its probes are due
+// it is opened as at a start. Open fails when no root is left, and where waiting would not help.
 
 // eachRoot does a part of opening with every root that is there.
 func (s *Store) eachRoot(ctx context.Context, part func(*root) error) error {

@@ -14,8 +14,8 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// TestOneRootCannotBeOpened starts while a file stands in the place of one of two roots. The other serves; when the directory
-// is there again, so does that one, with what it had.
+// TestOneRootCannotBeOpened starts while a file stands in the place of one of two roots. The other serves; when the
+// directory is there again, so does that one, with what it had.
 func TestOneRootCannotBeOpened(t *testing.T) {
 	for _, how := range []string{"checkpoint", "scan"} {
 		t.Run(how, func(t *testing.T) {

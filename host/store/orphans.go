@@ -14,8 +14,8 @@ import (
 	"github.com/kvhost/kvhost/host/store/shared"
 )
 
-// An orphan is a file that nobody wants and that could not be unlinked. Its bytes stay in the root's account until it is
-// gone. The upkeep tries again, and so does a root before it returns to service.
+// An orphan is a file that nobody wants and that could not be unlinked. Its bytes stay in the root's account until it
+// is gone. The upkeep tries again, and so does a root before it returns to service.
 type orphan struct {
 	name     string // empty: the place policy did not name the piece that follows
 	class    *catalog.Class
@@ -37,8 +37,8 @@ type orphanKey struct {
 
 func (o *orphan) at() orphanKey { return orphanKey{o.name, o.key, o.rank} }
 
-// orphans are a root's. No file is touched and no policy called under its lock: an orphan that is being unlinked is marked,
-// and only a put that needs its name waits for it.
+// orphans are a root's. No file is touched and no policy called under its lock: an orphan that is being unlinked is
+// marked, and only a put that needs its name waits for it.
 type orphans struct {
 	root  *root
 	mu    sync.Mutex

@@ -32,8 +32,8 @@ func (m *moody) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte,
 }
 func (*moody) Unplace([]byte) abi.PathIdentity { return abi.PathIdentity{} }
 
-// TestEvictionWithoutAName: the place policy fails while an entry goes. The bytes stay in the account until it can be asked
-// again.
+// TestEvictionWithoutAName: the place policy fails while an entry goes. The bytes stay in the account until it can be
+// asked again.
 func TestEvictionWithoutAName(t *testing.T) {
 	place := &moody{}
 	f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) {
@@ -60,8 +60,8 @@ func TestEvictionWithoutAName(t *testing.T) {
 	f.mustRead(0)
 }
 
-// TestStoredAgainWhileStray: a key is stored again before its old file could be removed. The put takes what stands there, or
-// the name once it is free, and the orphan is gone: what is promised now is not unlinked.
+// TestStoredAgainWhileStray: a key is stored again before its old file could be removed. The put takes what stands
+// there, or the name once it is free, and the orphan is gone: what is promised now is not unlinked.
 func TestStoredAgainWhileStray(t *testing.T) {
 	for name, gone := range map[string]bool{"there": false, "gone": true} {
 		t.Run("unnamed and "+name, func(t *testing.T) {
@@ -118,8 +118,8 @@ func (f *fixture) storedAgain(gone bool) {
 	f.checkUsed()
 }
 
-// TestAPieceUnderOneOfTwoNames: one rank of an entry has the built-in name, the other the policy's, where it is cut, or cannot
-// be read for a while. When the entry goes, so does its file, and its bytes are accounted for until then.
+// TestAPieceUnderOneOfTwoNames: one rank of an entry has the built-in name, the other the policy's, where it is cut, or
+// cannot be read for a while. When the entry goes, so does its file, and its bytes are accounted for until then.
 func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 	for name, spoil := range map[string]func(f *fixture, faulty *faultfs.FS, file string){
 		"cut": func(f *fixture, _ *faultfs.FS, file string) { f.must(os.Truncate(file, pieceformat.Page-5)) },

@@ -38,8 +38,8 @@ func (f *fixture) storeTogether(from, to uint64) {
 	}
 }
 
-// TestPiecesAreNamedTogether stores requests, two ranks each, into a root that holds two of them, and loads them: the files
-// stand where the policy puts each by itself, and there is one crossing for many of the names.
+// TestPiecesAreNamedTogether stores requests, two ranks each, into a root that holds two of them, and loads them: the
+// files stand where the policy puts each by itself, and there is one crossing for many of the names.
 func TestPiecesAreNamedTogether(t *testing.T) {
 	const chunks = 25
 	f := newFixture(t, t.TempDir(), 2*chunks, 2, func(c *Config) {

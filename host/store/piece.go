@@ -89,8 +89,8 @@ func (p *Piece) Root() string { return p.root.dir }
 // Size is the size of the file.
 func (p *Piece) Size() int64 { return p.size }
 
-// Expected is what the head of a piece that is written now is like, without its table: most likely this one's. Verify says
-// what it is.
+// Expected is what the head of a piece that is written now is like, without its table: most likely this one's. Verify
+// says what it is.
 func (p *Piece) Expected() Head {
 	return Head{Plan: p.class.Plan, DataOffset: pieceformat.DataOffset(len(p.class.Plan.Extents()))}
 }
@@ -98,9 +98,9 @@ func (p *Piece) Expected() Head {
 // File is the open file. The piece closes it.
 func (p *Piece) File() staging.File { return p.file }
 
-// Verify judges the file by its first bytes, at least one [pieceformat.Page] of them: that it is the piece it should be, all of it,
-// and how to read it. When fewer than Head.DataOffset bytes were given the table is left out: call again with more. The
-// Head is the piece's and valid until Close.
+// Verify judges the file by its first bytes, at least one [pieceformat.Page] of them: that it is the piece it should
+// be, all of it, and how to read it. When fewer than Head.DataOffset bytes were given the table is left out: call again
+// with more. The Head is the piece's and valid until Close.
 func (p *Piece) Verify(head []byte) (*Head, error) {
 	h, err := pieceformat.DecodeHeader(head)
 	if err != nil {
@@ -150,8 +150,8 @@ func (p *Piece) expects(h *pieceformat.Header) error {
 	return nil
 }
 
-// Bad says that the piece's bytes are not what was stored. Its entry is dropped at once, so that the next lookup misses,
-// and the file goes into quarantine.
+// Bad says that the piece's bytes are not what was stored. Its entry is dropped at once, so that the next lookup
+// misses, and the file goes into quarantine.
 func (p *Piece) Bad(cause error) {
 	if p.root.notOfFile(p.mark, cause) {
 		return

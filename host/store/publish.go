@@ -197,8 +197,8 @@ func (p *Put) abort(cause error) {
 	r.shrinkIfOver()
 }
 
-// unreserve gives up what an entry has bytes for and will not get: on a shared root they are the put's credit, and who tries
-// again takes credit again. mu is held.
+// unreserve gives up what an entry has bytes for and will not get: on a shared root they are the put's credit, and who
+// tries again takes credit again. mu is held.
 func (r *entries) unreserve(slot, rank uint32, bytes int64) {
 	if r.x.Missing(slot)&(1<<rank) == 0 || r.x.Pieces(slot)&(1<<rank) != 0 {
 		return

@@ -13,9 +13,9 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// BenchmarkPublications has 1 and 8 writers store pieces of one page of payload, beside a bare loop that creates, writes and
-// renames files of the same size, and syncs them where the durability wants it. Passes take turns; ratios are bare time by
-// ours, medians of pairs with the quartiles.
+// BenchmarkPublications has 1 and 8 writers store pieces of one page of payload, beside a bare loop that creates,
+// writes and renames files of the same size, and syncs them where the durability wants it. Passes take turns; ratios
+// are bare time by ours, medians of pairs with the quartiles.
 func BenchmarkPublications(b *testing.B) {
 	const passes, each = 15, 400
 	for _, c := range []struct {

@@ -59,8 +59,8 @@ type Put struct {
 	unsure uint32          // likewise
 }
 
-// Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for other
-// ranks, as by another engine with another local run of them. The error is [ErrResident], [ErrRefused] or
+// Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for
+// other ranks, as by another engine with another local run of them. The error is [ErrResident], [ErrRefused] or
 // [ErrNoSpace] when nothing is to be written.
 func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	p, err := s.newPut(&q)
@@ -321,9 +321,9 @@ func (r *root) wakeAboveHigh() {
 	}
 }
 
-// enter chooses the root of a new entry and, if the entry's put may evict, takes the root's turn: that is where no evictor
-// runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is waited for; then
-// another is chosen.
+// enter chooses the root of a new entry and, if the entry's put may evict, takes the root's turn: that is where no
+// evictor runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is
+// waited for; then another is chosen.
 func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes int64) (r *root, evicts bool, err error) {
 	for {
 		if r, err = s.choose(chosen); err != nil {
@@ -348,8 +348,8 @@ func (r *root) evicts(tenant uint16, bytes int64) bool {
 	return r.custody.evicts() && (r.store.cfg.EvictMode == OnDemand || r.account.OverQuota(r.want(tenant, bytes)))
 }
 
-// extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not among
-// the victims; should it be dropped meanwhile, its bytes are given back with it.
+// extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not
+// among the victims; should it be dropped meanwhile, its bytes are given back with it.
 func (p *Put) extend(ctx context.Context) error {
 	r, slot, need := p.root, p.mark.slot, p.class.FileBytes()
 	r.mu.Lock()

@@ -138,8 +138,8 @@ func (q *quarantine) load() error {
 	return nil
 }
 
-// recount books files that another program has moved into quarantine, as a repair of the root beside this host does. It is
-// called when a piece is missing, before the piece's own bytes are free. The caller does not hold mu.
+// recount books files that another program has moved into quarantine, as a repair of the root beside this host does. It
+// is called when a piece is missing, before the piece's own bytes are free. The caller does not hold mu.
 func (q *quarantine) recount() {
 	r := q.root
 	list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.QuarantineDir)

@@ -18,8 +18,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until it has
-// ended, the root serves what it has seen.
+// recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until
+// it has ended, the root serves what it has seen.
 func (r *root) recover(ctx context.Context) error {
 	if err := r.quar.load(); err != nil {
 		return err
@@ -151,8 +151,8 @@ func (r *entries) counted(n *uint64) {
 	r.mu.Unlock()
 }
 
-// identify takes a sound piece into the index if a name leads to it: the place policy's, or the built-in one. A piece that
-// an earlier place policy named is moved to the name that it has now.
+// identify takes a sound piece into the index if a name leads to it: the place policy's, or the built-in one. A piece
+// that an earlier place policy named is moved to the name that it has now.
 func (c *scanState) identify(name, rel string, h *pieceformat.Header, allocated int64) {
 	r := c.root
 	cl, err := r.store.catalog.ClassFor(h)
@@ -172,8 +172,9 @@ func (c *scanState) identify(name, rel string, h *pieceformat.Header, allocated 
 	r.custody.found(c, name, id.Class, h, allocated, id.FallbackName)
 }
 
-// resolve ends a clash. A piece that another naming named than its entry's is moved to where the entry looks for it. Of a
-// piece that is there twice, as after a power failure that has undone an unlinking, the file goes that no load would open.
+// resolve ends a clash. A piece that another naming named than its entry's is moved to where the entry looks for it. Of
+// a piece that is there twice, as after a power failure that has undone an unlinking, the file goes that no load would
+// open.
 func (c *scanState) resolve(was clash, name string, h *pieceformat.Header, allocated int64) {
 	r := c.root
 	builtin, err := r.path(was.class, &h.Key, h.Rank, true)
@@ -223,8 +224,8 @@ func (r *root) move(from, to string) error {
 	return nil
 }
 
-// nobodys says, of classFor's error, that a file will never have a class: there is no text of its namespace, or it cannot be
-// of it.
+// nobodys says, of classFor's error, that a file will never have a class: there is no text of its namespace, or it
+// cannot be of it.
 func nobodys(err error) bool {
 	return errors.Is(err, ErrUnknownNamespace) || errors.Is(err, catalog.ErrAlien)
 }
@@ -236,7 +237,8 @@ type clash struct {
 	twice    bool
 }
 
-// addToIndex enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
+// addToIndex enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names
+// will.
 func (c *scanState) addToIndex(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) (was clash) {
 	r := c.root
 	tenant := r.store.catalog.Tenants.Number(h.Tenant)

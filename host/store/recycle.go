@@ -20,8 +20,8 @@ import (
 //
 // A shared root takes no part: another host may be reading the victim.
 
-// offerFile makes the file of one of a victim's pieces the temporary of the put, if it has the right size, and returns the
-// pieces whose files are still to be unlinked. The caller holds turn, and not mu.
+// offerFile makes the file of one of a victim's pieces the temporary of the put, if it has the right size, and returns
+// the pieces whose files are still to be unlinked. The caller holds turn, and not mu.
 func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
 	if reuseFor == nil || reuseFor.temp != "" || !r.custody.reusesFiles() || v.pieces == 0 || v.class.FileBytes() != reuseFor.class.FileBytes() {
 		return v.pieces
@@ -47,8 +47,8 @@ func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
 	return v.pieces &^ bit
 }
 
-// reuseFile opens the temporary that offerFile made. A file that is not what it should be, or has another name somewhere,
-// is not touchev.
+// reuseFile opens the temporary that offerFile made. A file that is not what it should be, or has another name
+// somewhere, is not touchev.
 func (p *Put) reuseFile() (staging.File, error) {
 	f, err := staging.OpenDirect(p.root.fs, p.temp, os.O_RDWR, 0)
 	if err != nil {

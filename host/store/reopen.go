@@ -9,9 +9,9 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// A root that was out of service returns in the steps of [health.Monitor].Reopen. What its own part is stands here: files
-// that could not be unlinked are removed, entries are dropped whose files gave no answer, and namespaces are kept that were
-// opened meanwhile.
+// A root that was out of service returns in the steps of [health.Monitor].Reopen. What its own part is stands here:
+// files that could not be unlinked are removed, entries are dropped whose files gave no answer, and namespaces are kept
+// that were opened meanwhile.
 
 // returning is a root on its way back. It implements [health.Root].
 type returning struct{ *root }

@@ -2,8 +2,8 @@ package store
 
 import "sync"
 
-// requests remembers which entries each request has touched, so that the evict policy gets one TOUCH per request and entry,
-// however often the request asks again.
+// requests remembers which entries each request has touched, so that the evict policy gets one TOUCH per request and
+// entry, however often the request asks again.
 type requests struct {
 	mu   sync.Mutex
 	seen map[uint32]*requestTouches
@@ -97,8 +97,8 @@ func (q *requests) end(request uint32) {
 	q.forget(request)
 }
 
-// has says whether the i-th key of a lookup was touched before. An engine that asks again mostly asks for the same keys in
-// the same order, so a key's own place is looked at first.
+// has says whether the i-th key of a lookup was touched before. An engine that asks again mostly asks for the same keys
+// in the same order, so a key's own place is looked at first.
 func (l *touchLog) has(i int, fp uint64) bool {
 	if l.of == nil {
 		return false

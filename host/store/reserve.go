@@ -31,8 +31,8 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	return w
 }
 
-// evicting sees to it that what is wanted is free, and books it. It evicts for that, or waits for the background evictor. The
-// caller does not hold mu.
+// evicting sees to it that what is wanted is free, and books it. It evicts for that, or waits for the background
+// evictor. The caller does not hold mu.
 func (w reservation) evicting(ctx context.Context, r *root) error {
 	// What cannot fit, whatever is evicted, costs nobody anything.
 	if err := r.account.Possible(w.Want, r.isScanning()); err != nil {
@@ -145,7 +145,8 @@ func (r *root) shrink(ctx context.Context) {
 	}
 }
 
-// shrinkIfOver evicts when a file that could not be unlinked has put the root over its limit, and says whether it is within it.
+// shrinkIfOver evicts when a file that could not be unlinked has put the root over its limit, and says whether it is
+// within it.
 func (r *root) shrinkIfOver() bool {
 	if r.custody.within() {
 		return true

@@ -240,8 +240,8 @@ func TestFullRootOfTwo(t *testing.T) {
 	f.checkUsed()
 }
 
-// TestSlotsAreOut: all slots are taken and pinned, and there is something in quarantine, which frees bytes and no slot. The
-// put gives up at once.
+// TestSlotsAreOut: all slots are taken and pinned, and there is something in quarantine, which frees bytes and no slot.
+// The put gives up at once.
 func TestSlotsAreOut(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 100, 1, func(c *Config) { c.Roots[0].MaxEntries = 3 })
 	f.mustPut(0, 1, 2)
@@ -276,8 +276,8 @@ func damage(t *testing.T, name string) {
 	put(t, name, b)
 }
 
-// TestWhatNeverFitsEvictsNothing: an entry is larger than its tenant's quota, or than what the root may take at present.
-// That is said before anything goes for it.
+// TestWhatNeverFitsEvictsNothing: an entry is larger than its tenant's quota, or than what the root may take at
+// present. That is said before anything goes for it.
 func TestWhatNeverFitsEvictsNothing(t *testing.T) {
 	const all = 0xf // ranks
 	for _, mode := range []EvictMode{OnDemand, Background} {
@@ -356,8 +356,8 @@ func (d *smallDisk) Statfs(string) (staging.Space, error) {
 	return staging.Space{Total: d.bytes, Free: d.bytes - used, Available: d.bytes - used}, nil
 }
 
-// TestReservedRanksAreNotFree: what is reserved for ranks that nobody is writing yet is not on the disk, and will be. It
-// counts against min_free, and against what a full disk has shown that it holds.
+// TestReservedRanksAreNotFree: what is reserved for ranks that nobody is writing yet is not on the disk, and will be.
+// It counts against min_free, and against what a full disk has shown that it holds.
 func TestReservedRanksAreNotFree(t *testing.T) {
 	const ranks, keep, all = 8, 4, 40
 	disk := &smallDisk{FS: staging.OS(), dir: t.TempDir(), bytes: all * pieceBytes}

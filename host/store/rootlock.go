@@ -10,9 +10,9 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// A root is one host's, which holds the lock file for as long as it runs, or several hosts'. Each of those holds a lock file of
-// its own, against a second host of its name, and the first one only while it joins: from then on its directory among the
-// hosts' says that it is there, on other machines too, where a lock may not reach.
+// A root is one host's, which holds the lock file for as long as it runs, or several hosts'. Each of those holds a lock
+// file of its own, against a second host of its name, and the first one only while it joins: from then on its directory
+// among the hosts' says that it is there, on other machines too, where a lock may not reach.
 
 // lockRoot takes the root's lock.
 func (r *root) lockRoot(ctx context.Context) (io.Closer, error) {

@@ -82,8 +82,8 @@ func TestScanHangsIsNoDamage(t *testing.T) {
 	f.checkUsed()
 }
 
-// TestNamespaceIsDamaged: pieces of a namespace whose text is there and wrong wait for a session that opens it, or for fsck.
-// Those of one whose text is gone are nobody's.
+// TestNamespaceIsDamaged: pieces of a namespace whose text is there and wrong wait for a session that opens it, or for
+// fsck. Those of one whose text is gone are nobody's.
 func TestNamespaceIsDamaged(t *testing.T) {
 	for _, gone := range []bool{false, true} {
 		t.Run(fmt.Sprint(gone), func(t *testing.T) {

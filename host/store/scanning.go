@@ -14,8 +14,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the scan
-// has ended,
+// While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the
+// scan has ended,
 //
 //   - the account has, beside the entries seen, an upper bound of the bytes that the others take: all that is in use on the
 //     file system. A put that does not fit beside that is shed, and nothing is evicted, for nobody knows yet what is oldest.
@@ -55,8 +55,8 @@ func (r ownScan) begin() error {
 	return nil
 }
 
-// scanAll scans until it has seen everything. What goes wrong is sent to failed, if somebody waits for that, and then tried
-// again.
+// scanAll scans until it has seen everything. What goes wrong is sent to failed, if somebody waits for that, and then
+// tried again.
 func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 	if r.evictor.HoldHandovers(ctx) != nil { // nobody takes over meanwhile
 		return
@@ -136,8 +136,8 @@ func (c *scanState) settle() {
 	}
 }
 
-// order gives what the scan found, and nobody has touched since, its last touch: in the order of the list of touches what
-// stands there, unless it was stored later, and then the rest by the time of storing.
+// order gives what the scan found, and nobody has touched since, its last touch: in the order of the list of touches
+// what stands there, unless it was stored later, and then the rest by the time of storing.
 func (c *scanState) order() {
 	r := c.root
 	place, when := savedIndex{r}.loadTouches()
@@ -200,8 +200,9 @@ func (r *root) reportScan(ctx context.Context) (end func()) {
 // scanReport is how often the log hears of a scan.
 const scanReport = 5 * time.Second
 
-// endScan replaces the bound by the account and tells the evict policy what is here. When the store is closed before all is
-// told, the scan has not ended: else the policy's state would be kept, and what it lacks would never be a victim.
+// endScan replaces the bound by the account and tells the evict policy what is here. When the store is closed before
+// all is told, the scan has not ended: else the policy's state would be kept, and what it lacks would never be a
+// victim.
 func (r *root) endScan(ctx context.Context, c *scanState) {
 	r.mu.Lock()
 	orphaned := c.orphaned

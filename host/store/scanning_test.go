@@ -16,8 +16,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// gated is a file system whose directories below a root cannot be listed until the gate opens, and which has nothing on it
-// but what stands there.
+// gated is a file system whose directories below a root cannot be listed until the gate opens, and which has nothing on
+// it but what stands there.
 type gated struct {
 	staging.FS
 	dir  string
@@ -124,8 +124,8 @@ func (f *fixture) markOf(n uint64) mark {
 	return mark{l.grants[0].slot, l.grants[0].fp}
 }
 
-// TestClosedBeforeAllIsTold ends the store while the evict policy is told what a scan has found. Its state is not kept, since
-// what it has not heard of would never be a victim again.
+// TestClosedBeforeAllIsTold ends the store while the evict policy is told what a scan has found. Its state is not kept,
+// since what it has not heard of would never be a victim again.
 func TestClosedBeforeAllIsTold(t *testing.T) {
 	told := 0
 	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return &keeper{told: &told}, nil }).KeepState("keeper/1")

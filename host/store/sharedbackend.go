@@ -177,8 +177,8 @@ func (c sharedBackend) Decide(v *shared.Victim, removed bool) {
 	}
 }
 
-// keep ends a pending eviction whose files cannot be looked at: an entry that was spared is what it was, and what else was learned stays
-// in the account until the next scan. mu is held.
+// keep ends a pending eviction whose files cannot be looked at: an entry that was spared is what it was, and what else
+// was learned stays in the account until the next scan. mu is held.
 func (c sharedBackend) keep(d *pendingEviction, removed bool) {
 	r := c.root
 	c.overlooked += d.orphaned
@@ -194,8 +194,8 @@ func (c sharedBackend) keep(d *pendingEviction, removed bool) {
 	r.reaped.Broadcast()
 }
 
-// Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host wanted
-// to be removed the others may not have heard; the scan will find it.
+// Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host
+// wanted to be removed the others may not have heard; the scan will find it.
 func (c sharedBackend) Fenced() {
 	r := c.root
 	r.mu.Lock()

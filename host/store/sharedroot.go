@@ -20,10 +20,10 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// sharedRoot is a root's part among the hosts that share it. What differs from a root of one's own: a piece is written against
-// credit, and reserves nothing for the entry's other ranks, which may be other hosts'; temporaries are in the member's
-// directory; a piece's name is never taken away by who finds it damaged or unwanted, but by the evictor, when nobody has it
-// leased. Package shared has the protocol and says why it holds.
+// sharedRoot is a root's part among the hosts that share it. What differs from a root of one's own: a piece is written
+// against credit, and reserves nothing for the entry's other ranks, which may be other hosts'; temporaries are in the
+// member's directory; a piece's name is never taken away by who finds it damaged or unwanted, but by the evictor, when
+// nobody has it leased. Package shared has the protocol and says why it holds.
 type sharedRoot struct {
 	leftToEvictor
 	root   *root
@@ -45,7 +45,8 @@ type sharedRoot struct {
 	waiting    int   // puts that wait for credit
 }
 
-// pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor stored.
+// pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor
+// stored.
 type pendingEviction struct {
 	eviction
 	entry    bool   // eviction is of an entry of the index, which is leaving
@@ -61,7 +62,8 @@ const (
 	// and hear from everybody.
 	creditPolls = 6
 	leastWait   = 2 * time.Second
-	// mostWaiting puts wait for credit, the others are shed at once: each keeps others from storing what has its key's stripe.
+	// mostWaiting puts wait for credit, the others are shed at once: each keeps others from storing what has its key's
+	// stripe.
 	mostWaiting = 64
 )
 
@@ -116,7 +118,8 @@ func (c *sharedRoot) recover(context.Context) error {
 	return nil
 }
 
-// scan waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told nothing.
+// scan waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told
+// nothing.
 func (c *sharedRoot) scan(ctx context.Context) error {
 	if err := c.admission(ctx); err != nil {
 		return err
@@ -280,7 +283,8 @@ func (c *sharedRoot) reserve(ctx context.Context, w reservation) error {
 	return err
 }
 
-// takeCreditUnlocking gets a put credit for its piece, and waits for it for a while. mu is held, and released meanwhile.
+// takeCreditUnlocking gets a put credit for its piece, and waits for it for a while. mu is held, and released
+// meanwhile.
 func (c *sharedRoot) takeCreditUnlocking(ctx context.Context, p *Put, bytes int64) error {
 	r := c.root
 	var over <-chan time.Time
@@ -383,8 +387,8 @@ func (c *sharedRoot) mayInsert(p *Put) error {
 	return nil
 }
 
-// unlink tells the evictor that pieces of an entry that left this host's index are to go. Their bytes stay in the account
-// until they do; they are returned. mu is not held.
+// unlink tells the evictor that pieces of an entry that left this host's index are to go. Their bytes stay in the
+// account until they do; they are returned. mu is not held.
 func (c *sharedRoot) unlink(d *eviction, pieces uint64) (left int64, _ error) {
 	r := c.root
 	var there uint64

@@ -32,8 +32,8 @@ func settled(t *testing.T, dir string, hosts ...*fixture) {
 	})
 }
 
-// TestARankIsTriedAgain: the put of one rank of a shared entry comes to nothing while the other's stays. Who tries again takes
-// credit again, and others learn of the piece.
+// TestARankIsTriedAgain: the put of one rank of a shared entry comes to nothing while the other's stays. Who tries
+// again takes credit again, and others learn of the piece.
 func TestARankIsTriedAgain(t *testing.T) {
 	dir := t.TempDir()
 	a, b := fellowOf(t, dir, "a", 60, 2), fellowOf(t, dir, "b", 60, 2)
@@ -82,8 +82,8 @@ func TestAVictimWithoutAName(t *testing.T) {
 	}
 }
 
-// TestATemporaryThatStays: its credit is not given back before it goes, so that all hosts together stay within the capacity;
-// the name of one that was published goes later too.
+// TestATemporaryThatStays: its credit is not given back before it goes, so that all hosts together stay within the
+// capacity; the name of one that was published goes later too.
 func TestATemporaryThatStays(t *testing.T) {
 	dir := t.TempDir()
 	faulty := faultfs.New(staging.OS())

@@ -328,8 +328,8 @@ func TestNoLinks(t *testing.T) {
 	}
 }
 
-// TestAReservationThatFails: what leaves the account of a shared root leaves what is in flight at the same time. Else the
-// evictor would hand the same bytes out twice.
+// TestAReservationThatFails: what leaves the account of a shared root leaves what is in flight at the same time. Else
+// the evictor would hand the same bytes out twice.
 func TestAReservationThatFails(t *testing.T) {
 	a := fellow(t, t.TempDir(), "a", 60)
 	a.mustPut(0)

@@ -107,8 +107,8 @@ func (s *Store) openRoots(ctx context.Context) error {
 	return s.scanRoots(ctx)
 }
 
-// Close ends the store's own work and gives the roots back. Puts and leases that are still out are the caller's bug: what
-// they do afterwards fails, and their temporaries are swept at the next start.
+// Close ends the store's own work and gives the roots back. Puts and leases that are still out are the caller's bug:
+// what they do afterwards fails, and their temporaries are swept at the next start.
 func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
@@ -135,8 +135,9 @@ func (s *Store) closeRoots() (err error) {
 	return err
 }
 
-// ScratchName names a file for a test in a root, given by its directory. It counts as one of this host's temporaries, so a host
-// that opens the root removes what a host that was killed has left there. The root's capacity does not include its bytes.
+// ScratchName names a file for a test in a root, given by its directory. It counts as one of this host's temporaries,
+// so a host that opens the root removes what a host that was killed has left there. The root's capacity does not
+// include its bytes.
 func (s *Store) ScratchName(root, what string) string {
 	return s.tempName(root + "/" + pieceformat.MetaDir + "/" + what)
 }
@@ -153,8 +154,8 @@ func (s *Store) tellRoots() {
 // factsEvery is how old the place policy's facts may get.
 const factsEvery = int64(time.Second)
 
-// choose is the root of a new entry: the place policy's choice, or the one with most room, among those that take stores.
-// One that is full is chosen when there is no other.
+// choose is the root of a new entry: the place policy's choice, or the one with most room, among those that take
+// stores. One that is full is chosen when there is no other.
 func (s *Store) choose(chosen uint32) (*root, error) {
 	if now, last := int64(s.clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery && s.factsAt.CompareAndSwap(last, now) {
 		s.tellRoots()

@@ -28,8 +28,9 @@ type Taken struct {
 	Took     time.Duration  // beside the work of all others
 }
 
-// Swap replaces policies under load. Everything that can fail is done while the old ones still act. When something fails, or a
-// new policy fails at the last moment in one of its roots, all is as before. Swap waits for scans, until the context is done.
+// Swap replaces policies under load. Everything that can fail is done while the old ones still act. When something
+// fails, or a new policy fails at the last moment in one of its roots, all is as before. Swap waits for scans, until
+// the context is done.
 func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	if err := s.swapping.Acquire(ctx, 1); err != nil {
 		return nil, err

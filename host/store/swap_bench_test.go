@@ -88,8 +88,9 @@ func (l *load) while(do func()) (longest, most time.Duration, calls int) {
 	return took[len(took)-1], took[len(took)*999/1000], len(took)
 }
 
-// BenchmarkTakeOver changes the evict policy of a root with a million residents under load: by a swap, and by a fault, after
-// which recency answers. What it reports is what a session waits for one call meanwhile, beside the same without a change.
+// BenchmarkTakeOver changes the evict policy of a root with a million residents under load: by a swap, and by a fault,
+// after which recency answers. What it reports is what a session waits for one call meanwhile, beside the same without
+// a change.
 func BenchmarkTakeOver(b *testing.B) {
 	const entries, sessions = 1_000_000, 4
 	f := indexOnly(b, entries, 32)

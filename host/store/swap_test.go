@@ -51,7 +51,8 @@ func handle(m *policy.Module) *policy.Handle {
 	return policy.NewHandle(m, "", nil, nil)
 }
 
-// use opens a first-party module and counts those that were closed. The caller must release the handle if they are counted.
+// use opens a first-party module and counts those that were closed. The caller must release the handle if they are
+// counted.
 func use(t testing.TB, name string, closed *atomic.Int32, config policy.Config) *policy.Handle {
 	t.Helper()
 	opt, err := workshop()

@@ -24,8 +24,8 @@ func (f *fixture) order(of int) (list []int) {
 	return list
 }
 
-// TestOrderOfTouchAfterACrash kills a host some time after the order was kept: what it says holds of what is still there, and
-// what was stored later is newer.
+// TestOrderOfTouchAfterACrash kills a host some time after the order was kept: what it says holds of what is still
+// there, and what was stored later is newer.
 func TestOrderOfTouchAfterACrash(t *testing.T) {
 	synctest.Test(t, testOrderOfTouchAfterACrash)
 }

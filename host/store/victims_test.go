@@ -92,8 +92,8 @@ func (w *twin) drop(key chunk.Key) {
 	}
 }
 
-// TestForetoldVictimsAreThoseNamedOneByOne has lru natively, which may not name victims ahead, beside itself where it may,
-// natively and in wasm: after each of many random steps the same entries are resident, in one order.
+// TestForetoldVictimsAreThoseNamedOneByOne has lru natively, which may not name victims ahead, beside itself where it
+// may, natively and in wasm: after each of many random steps the same entries are resident, in one order.
 func TestForetoldVictimsAreThoseNamedOneByOne(t *testing.T) {
 	compareForetold(t, func() []*twin {
 		return []*twin{newTwin(t, nil, OnDemand), newTwin(t, use(t, "lru", nil, nil).Module, OnDemand)}

@@ -72,7 +72,8 @@ func (w *walk) enter() {
 	}
 }
 
-// second is the time of day, by the clock that entries' ends are of: now counts from the store's start, and is not set back.
+// second is the time of day, by the clock that entries' ends are of: now counts from the store's start, and is not set
+// back.
 func (w *walk) second() int64 {
 	if w.seconds == 0 {
 		w.seconds = w.store.cfg.Now().Unix()

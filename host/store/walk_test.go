@@ -9,8 +9,8 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
-// TestLookupReadsAhead asks for long lists of keys, some of which are in either of two roots and some in none: what is read
-// ahead is of the root where the last key was found, and much of it is of no use.
+// TestLookupReadsAhead asks for long lists of keys, some of which are in either of two roots and some in none: what is
+// read ahead is of the root where the last key was found, and much of it is of no use.
 func TestLookupReadsAhead(t *testing.T) {
 	for _, c := range []struct {
 		name        string

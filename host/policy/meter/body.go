@@ -56,8 +56,9 @@ func (w *bodyRewriter) subtract() {
 	w.out = appendU32(w.out, w.global)
 }
 
-// checkFuel calls for more fuel when the counter is below zero. With again it is at the head of a loop and branches back to
-// that head afterwards. The code behind it is then reached in one way only, and a compiler keeps its values in registers.
+// checkFuel calls for more fuel when the counter is below zero. With again it is at the head of a loop and branches
+// back to that head afterwards. The code behind it is then reached in one way only, and a compiler keeps its values in
+// registers.
 func (w *bodyRewriter) checkFuel(again bool) {
 	w.out = append(w.out, opGlobalGet)
 	w.out = appendU32(w.out, w.global)

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// charges are the places of a body where it is charged, and how much: at its entry, and after the bytes [0, at) of its code.
+// charges are the places of a body where it is charged, and how much: at its entry, and after the bytes [0, at) of its
+// code.
 type charges struct {
 	entry charge
 	rest  []charge
@@ -255,9 +256,9 @@ func (p *planner) place() *charges {
 	return p.checked(entry, pays)
 }
 
-// Checking the counter costs more than lowering it, because the guest may be stopped there and must reload its registers. So
-// small sums are charged without a check. Every loop checks at its head, and every function that calls others checks at its
-// start, so that little can be spent in between.
+// Checking the counter costs more than lowering it, because the guest may be stopped there and must reload its
+// registers. So small sums are charged without a check. Every loop checks at its head, and every function that calls
+// others checks at its start, so that little can be spent in between.
 const (
 	unseenEntry = 64    // of a function that neither calls nor loops: no more than what a call costs, a few times
 	unseen      = 4_000 // in all, of the segments of a function's dispatch loops, between two checks at the loops' heads

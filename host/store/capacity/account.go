@@ -30,8 +30,9 @@ type Config struct {
 
 // Account is one root's bytes. It is safe for concurrent use; its lock is taken after the root's.
 //
-// A root's capacity is what its owner allows. The file system may have less: a part of it is to be left to others (MinFree), or
-// it is full before the capacity is reached. Then the root takes what it can get, and more when there is room again.
+// A root's capacity is what its owner allows. The file system may have less: a part of it is to be left to others
+// (MinFree), or it is full before the capacity is reached. Then the root takes what it can get, and more when there is
+// room again.
 type Account struct {
 	cfg Config
 
@@ -236,8 +237,8 @@ func (a *Account) check() {
 
 // What the file system leaves.
 
-// freshness is how old a measurement may be for a put to go by it. It does not show what others wrote since; the root's own
-// writes are in the account.
+// freshness is how old a measurement may be for a put to go by it. It does not show what others wrote since; the root's
+// own writes are in the account.
 const freshness = 100 * time.Millisecond
 
 // Floor says whether bytes are to be left free, so that the file system must be measured.
@@ -253,8 +254,8 @@ func (a *Account) Stale() bool {
 	return a.cfg.Now().Sub(a.measured) > freshness
 }
 
-// Measured takes a measurement: the file system has total bytes, and so many available. Of what is in use, unwritten bytes
-// count as if none were on it: the file system does not tell.
+// Measured takes a measurement: the file system has total bytes, and so many available. Of what is in use, unwritten
+// bytes count as if none were on it: the file system does not tell.
 func (a *Account) Measured(total, available, unwritten int64) {
 	keep := max(a.cfg.MinFree, int64(math.Ceil(a.cfg.MinFreePart*float64(total))))
 	a.mu.Lock()
@@ -262,8 +263,8 @@ func (a *Account) Measured(total, available, unwritten int64) {
 	a.free, a.measured = max(0, a.used-unwritten+available-keep), a.cfg.Now()
 }
 
-// Full notes that the file system was full although the account had room. What is written now is the limit for a while; one
-// entry may be tried, in case others have freed something.
+// Full notes that the file system was full although the account had room. What is written now is the limit for a while;
+// one entry may be tried, in case others have freed something.
 func (a *Account) Full(entry, unwritten int64, lasts time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Budget counts the bytes that are written to a root in a day (UTC), for the sake of its device's endurance. From savingFrom
-// of the budget on, only two kinds of entries are admitted: those that continue one that is there, and those that ask for
-// the second time, which is when they begin to look like coming back. At the budget, nothing is admitted.
+// Budget counts the bytes that are written to a root in a day (UTC), for the sake of its device's endurance. From
+// savingFrom of the budget on, only two kinds of entries are admitted: those that continue one that is there, and those
+// that ask for the second time, which is when they begin to look like coming back. At the budget, nothing is admitted.
 //
-// What is reserved is charged before a byte is written, and refunded when nothing was. The count outlives the host. It is
-// saved ahead: the file says somewhat more than is counted, durably, before more is counted, so that after a crash the host
-// counts too much and never too little. Only where the file cannot be written the root continues without it. A clock that
-// is set back by more than a day begins a new day.
+// What is reserved is charged before a byte is written, and refunded when nothing was. The count outlives the host. It
+// is saved ahead: the file says somewhat more than is counted, durably, before more is counted, so that after a crash
+// the host counts too much and never too little. Only where the file cannot be written the root continues without it. A
+// clock that is set back by more than a day begins a new day.
 type Budget struct {
 	daily int64 // 0: none
 	now   func() time.Time
@@ -90,8 +90,8 @@ func (b *Budget) Spent() int64 {
 	return b.spent
 }
 
-// Charge takes bytes from the budget. Near its end it does so only for an entry that continues one that is there, or whose
-// fingerprint asked before.
+// Charge takes bytes from the budget. Near its end it does so only for an entry that continues one that is there, or
+// whose fingerprint asked before.
 func (b *Budget) Charge(bytes int64, fingerprint uint64, continues func() bool) (c Charge, ok bool) {
 	if b.daily == 0 {
 		return Charge{}, true
@@ -131,8 +131,8 @@ func (b *Budget) again(fingerprint uint64) bool {
 	return before
 }
 
-// Save keeps the file ahead of the count: by half a step when there is time for it (early), and else only when the count has
-// reached the file's. The error is of the file.
+// Save keeps the file ahead of the count: by half a step when there is time for it (early), and else only when the
+// count has reached the file's. The error is of the file.
 func (b *Budget) Save(early bool) error {
 	if b.daily == 0 {
 		return nil

@@ -2,9 +2,9 @@ package capacity
 
 import "fmt"
 
-// Quota bounds what the entries of one tenant may take. Bytes are over all roots, and each root has the part of them that
-// it has of all capacity; a share is of each root. When a tenant's quota is used up, its own entries are evicted for its
-// stores.
+// Quota bounds what the entries of one tenant may take. Bytes are over all roots, and each root has the part of them
+// that it has of all capacity; a share is of each root. When a tenant's quota is used up, its own entries are evicted
+// for its stores.
 type Quota struct {
 	First, Last uint32 // tenants that it is for, each with a quota of its own
 	Bytes       int64  // or

@@ -101,8 +101,8 @@ type Wait struct {
 // Begun says whether it has waited.
 func (w *Wait) Begun() bool { return w.account != nil }
 
-// Round waits until bytes were released since a reservation was short. The wait ends with an error after patience, with the
-// context, when the evictor frees nothing in a whole round, and when wake, which is to wake the evictor, has one.
+// Round waits until bytes were released since a reservation was short. The wait ends with an error after patience, with
+// the context, when the evictor frees nothing in a whole round, and when wake, which is to wake the evictor, has one.
 func (w *Wait) Round(ctx context.Context, a *Account, want Want, short Shortage, patience time.Duration, wake func() error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -150,8 +150,8 @@ func (w *Wait) End() {
 	}
 }
 
-// Evict is what the background evictor is to free to get down to a part of the limit, and to what waiting reservations need;
-// 0 or less: nothing.
+// Evict is what the background evictor is to free to get down to a part of the limit, and to what waiting reservations
+// need; 0 or less: nothing.
 func (a *Account) Evict(low float64) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()

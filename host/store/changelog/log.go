@@ -29,7 +29,8 @@ type Change struct {
 // ErrLost says that the log does not hold what follows a sequence number any more, or was reset.
 var ErrLost = errors.New("changelog: changes were lost")
 
-// Log is a ring of changes. It records nothing, and costs nothing, until Start is called. It is safe for concurrent use.
+// Log is a ring of changes. It records nothing, and costs nothing, until Start is called. It is safe for concurrent
+// use.
 type Log struct {
 	size int
 	on   atomic.Bool
@@ -47,8 +48,8 @@ func New(size int) *Log { return &Log{size: size, first: 1, next: 1, wake: make(
 // On reports whether changes are recorded.
 func (l *Log) On() bool { return l.on.Load() }
 
-// Start begins to record, if the log does not yet, and returns the number of the latest change. Take a snapshot after it,
-// and read the changes that follow the number.
+// Start begins to record, if the log does not yet, and returns the number of the latest change. Take a snapshot after
+// it, and read the changes that follow the number.
 func (l *Log) Start() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,8 +88,8 @@ func (l *Log) notify() {
 	l.wake = make(chan struct{})
 }
 
-// Read appends the changes after a sequence number to dst, as many as fit its capacity. Without any, wake is closed when
-// there is one.
+// Read appends the changes after a sequence number to dst, as many as fit its capacity. Without any, wake is closed
+// when there is one.
 func (l *Log) Read(after uint64, dst []Change) (_ []Change, wake <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

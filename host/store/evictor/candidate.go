@@ -6,8 +6,8 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
-// candidate is a policy that is told what is here while another one decides. Events that happen meanwhile reach it too, so it
-// can take over between any two of them.
+// candidate is a policy that is told what is here while another one decides. Events that happen meanwhile reach it too,
+// so it can take over between any two of them.
 type candidate struct {
 	policy *policy.Evict
 	told   []uint64 // slots it knows, a bit each
@@ -41,8 +41,9 @@ func (c *candidate) send(ev abi.Event) {
 	}
 }
 
-// follow passes on an event that the active policy got. What it changes in an entry that the candidate does not know yet is in
-// the index, and told with the entry: at once when it is a touch, because a later place in the order would be wrong.
+// follow passes on an event that the active policy got. What it changes in an entry that the candidate does not know
+// yet is in the index, and told with the entry: at once when it is a touch, because a later place in the order would be
+// wrong.
 func (c *candidate) follow(v *Evictor, ev abi.Event) {
 	switch {
 	case c.whole || ev.Op == abi.OpRequestEnd:

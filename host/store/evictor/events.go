@@ -75,7 +75,8 @@ func (v *Evictor) send(ev abi.Event) {
 	}
 }
 
-// Announce tells the policy of an entry for the first time: op is INSERT or RESIDENT. Children that it knows are linked.
+// Announce tells the policy of an entry for the first time: op is INSERT or RESIDENT. Children that it knows are
+// linked.
 func (v *Evictor) Announce(op abi.Op, slot uint32, fp uint64, request uint32) {
 	e := v.x.At(slot)
 	parent := v.x.FindFingerprint(e.Parent())

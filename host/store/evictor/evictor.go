@@ -146,8 +146,8 @@ func (v *Evictor) fits(slot, tenant uint32) bool {
 
 func (v *Evictor) tenant(slot uint32) uint32 { return v.cfg.Host.Tenant(v.x.Owner(slot).Tenant) }
 
-// Victims names entries to evict, best first, for so many bytes; only those of the tenant, if one is named. evict begins to
-// evict each: the entry is no longer evictable afterwards.
+// Victims names entries to evict, best first, for so many bytes; only those of the tenant, if one is named. evict
+// begins to evict each: the entry is no longer evictable afterwards.
 func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
 	if tenant == abi.None && v.policy.VictimsAhead() > 0 {
 		v.queuedVictims(bytes, evict)

@@ -27,8 +27,8 @@ func (m Method) String() string {
 	return "replay"
 }
 
-// MaxHandoverState bounds the state that is taken over: it is copied under the root's lock, and no session may wait for long.
-// lru takes 3 ms for so much, as a Go module. A policy that keeps more is told of the entries instead, in slices.
+// MaxHandoverState bounds the state that is taken over: it is copied under the root's lock, and no session may wait for
+// long. lru takes 3 ms for so much, as a Go module. A policy that keeps more is told of the entries instead, in slices.
 const MaxHandoverState = 2 << 20
 
 // Handover is a change of a root's evict policy under way. There is one at a time.
@@ -55,8 +55,8 @@ func (v *Evictor) HoldHandovers(ctx context.Context) error { return v.handover.A
 // AllowHandovers ends HoldHandovers.
 func (v *Evictor) AllowHandovers() { v.handover.Release(1) }
 
-// Prepare starts a policy beside the active one, from, and tells it what is here. Finish or Abandon must follow when there is
-// no error; or Take, and then Keep or Undo. Like all methods of a handover, it takes the lock.
+// Prepare starts a policy beside the active one, from, and tells it what is here. Finish or Abandon must follow when
+// there is no error; or Take, and then Keep or Undo. Like all methods of a handover, it takes the lock.
 func (v *Evictor) Prepare(ctx context.Context, to, from *Policy) (*Handover, error) {
 	if err := v.HoldHandovers(ctx); err != nil { // a scan may hold it for long
 		return nil, err
@@ -207,8 +207,8 @@ func (h *Handover) Finish() (entries int, err error) {
 	return entries, err
 }
 
-// Take lets the policy decide, unless it fails at the last moment. The policy before it keeps hearing of everything, so that
-// Undo can restore it.
+// Take lets the policy decide, unless it fails at the last moment. The policy before it keeps hearing of everything, so
+// that Undo can restore it.
 func (h *Handover) Take() (entries int, err error) {
 	v, next := h.v, h.next
 	v.mu.Lock()
@@ -270,9 +270,9 @@ func (h *Handover) Undo() {
 // SetScanning says that a scan runs, while which the policy is told nothing.
 func (v *Evictor) SetScanning(on bool) { v.scanning = on }
 
-// EndScan tells the policy of everything that a scan has found, in order of the last touch, and calls end with the lock held
-// when it knows all. It takes the lock. When ctx ends before all is told, the scan has not ended and the error says so: else
-// the policy's state would be kept, and what it lacks would never be a victim.
+// EndScan tells the policy of everything that a scan has found, in order of the last touch, and calls end with the lock
+// held when it knows all. It takes the lock. When ctx ends before all is told, the scan has not ended and the error
+// says so: else the policy's state would be kept, and what it lacks would never be a victim.
 func (v *Evictor) EndScan(ctx context.Context, end func()) error {
 	v.mu.Lock()
 	c := &candidate{policy: v.policy}

@@ -99,8 +99,8 @@ func (r *rig) remove(slot uint32) {
 	r.x.Release(slot)
 }
 
-// TestHandover changes the entries at random while a policy is told of them. It must then know exactly what is there: every
-// victim that it names, until it has no more, is one that can go, and all go.
+// TestHandover changes the entries at random while a policy is told of them. It must then know exactly what is there:
+// every victim that it names, until it has no more, is one that can go, and all go.
 func TestHandover(t *testing.T) {
 	const entries = 64
 	for seed := range uint64(8) {

@@ -6,11 +6,12 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
-// victimQueue are victims that the policy has named before they are needed, so that it is asked once for many: a crossing
-// costs as much as a hundred events. Only a policy that allows it in its manifest is asked for more than is needed, because
-// the victims must still be what it would name when their turn comes. That holds where the order is that of the last touch:
-// an entry that was touched or inserted since comes behind all that were named. A queued victim is discarded if it was
-// touched since, if its slot was reused, or if it is pinned. If an older entry becomes evictable, the whole queue is discarded.
+// victimQueue are victims that the policy has named before they are needed, so that it is asked once for many: a
+// crossing costs as much as a hundred events. Only a policy that allows it in its manifest is asked for more than is
+// needed, because the victims must still be what it would name when their turn comes. That holds where the order is
+// that of the last touch: an entry that was touched or inserted since comes behind all that were named. A queued victim
+// is discarded if it was touched since, if its slot was reused, or if it is pinned. If an older entry becomes
+// evictable, the whole queue is discarded.
 type victimQueue struct {
 	slots    []uint32
 	buffer   [MaxVictims]uint32

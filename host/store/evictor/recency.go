@@ -11,9 +11,10 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
-// recency is the fallback: the least recently touched entries are evicted. It needs to be told nothing, so it answers at
-// once, however many entries there are. It goes through a list of the entries, oldest first, and skips those that were touched
-// since. A long list is made in the background; until it is there, the oldest of a few entries drawn at random is evicted.
+// recency is the fallback: the least recently touched entries are evicted. It needs to be told nothing, so it answers
+// at once, however many entries there are. It goes through a list of the entries, oldest first, and skips those that
+// were touched since. A long list is made in the background; until it is there, the oldest of a few entries drawn at
+// random is evicted.
 type recency struct {
 	order   []Touched
 	listing bool // the list is being made
@@ -104,12 +105,12 @@ func (v *Evictor) current(m *Touched) bool {
 	return e.Is(index.Live) && !e.Is(index.Evicting) && v.x.Fingerprint(m.Slot) == m.Fingerprint
 }
 
-// slice is how many entries are listed or told while the lock is held once: a tenth of a millisecond's work, because a call of
-// a session takes the lock several times and may wait for a slice at each.
+// slice is how many entries are listed or told while the lock is held once: a tenth of a millisecond's work, because a
+// call of a session takes the lock several times and may wait for a slice at each.
 const slice = 64
 
-// yield lets sessions have the root for as long as a slice had it. A mutex alone would not: whoever releases it and takes it
-// again at once is faster than those who wait, until one has waited for a millisecond.
+// yield lets sessions have the root for as long as a slice had it. A mutex alone would not: whoever releases it and
+// takes it again at once is faster than those who wait, until one has waited for a millisecond.
 func yield(since time.Time) { time.Sleep(time.Since(since)) }
 
 // Snapshot lists the entries, least recently touched first. It takes the lock, a slice at a time.

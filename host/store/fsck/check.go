@@ -29,8 +29,8 @@ type Options struct {
 	TempAge   time.Duration // without writes, after which a temporary counts as nobody's; 0: 1 h
 	Most      int           // problems that are listed; 0: 10,000. All are counted, and repaired
 
-	// Place is the policy that names the root's files. With nil the built-in one is asked, and a name that it does not know
-	// is no problem.
+	// Place is the policy that names the root's files. With nil the built-in one is asked, and a name that it does not
+	// know is no problem.
 	Place       *policy.Module
 	PlaceConfig policy.Config
 

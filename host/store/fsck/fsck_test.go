@@ -325,8 +325,8 @@ func (m *meanwhile) ReadDir(name string) ([]fs.DirEntry, error) {
 	return m.FS.ReadDir(name)
 }
 
-// TestNamespaceOpenedMeanwhile has a host open its first namespace when the check has read what is kept and goes for the
-// pieces. They are sound, and stay.
+// TestNamespaceOpenedMeanwhile has a host open its first namespace when the check has read what is kept and goes for
+// the pieces. They are sound, and stay.
 func TestNamespaceOpenedMeanwhile(t *testing.T) {
 	r := newRig(t, 1<<30)
 	ctx := context.Background()

@@ -62,8 +62,8 @@ func (c *check) policies() error {
 	return nil
 }
 
-// members looks at what hosts that share the root leave for each other. Nothing of it is ever repaired: they are at work
-// with it.
+// members looks at what hosts that share the root leave for each other. Nothing of it is ever repaired: they are at
+// work with it.
 func (c *check) members() error {
 	now := time.Now()
 	for _, dir := range []string{"hosts", "gone"} {

@@ -18,7 +18,8 @@ const (
 	maxModule = 256 << 20
 )
 
-// meta reads what the store keeps for itself: everything that it takes to judge pieces, and what the next start goes by.
+// meta reads what the store keeps for itself: everything that it takes to judge pieces, and what the next start goes
+// by.
 func (c *check) meta() error {
 	if err := c.each(pieceformat.NamespacesDir, c.takeText); err != nil {
 		return err
@@ -71,8 +72,9 @@ func (c *check) takePlan(d chunk.Digest, b []byte) error {
 	return nil
 }
 
-// hasText says whether a namespace is known. One that is not may have been opened since the check began: a host beside it
-// keeps the text before its first piece, so it is looked for again. One whose text is there and cannot be had is no orphan.
+// hasText says whether a namespace is known. One that is not may have been opened since the check began: a host beside
+// it keeps the text before its first piece, so it is looked for again. One whose text is there and cannot be had is no
+// orphan.
 func (c *check) hasText(d chunk.Digest) error {
 	known := func() bool {
 		c.kept.Lock()

@@ -157,8 +157,8 @@ func (c *check) shared() bool {
 	return false
 }
 
-// fileTime is the time by the file system's clock, which is the one that its files' times are of; by this machine's when
-// no file can be made.
+// fileTime is the time by the file system's clock, which is the one that its files' times are of; by this machine's
+// when no file can be made.
 func (c *check) fileTime() time.Time {
 	now := time.Now()
 	if !c.o.Repair {

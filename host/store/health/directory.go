@@ -83,9 +83,9 @@ func (d *Directory) Same() error {
 	return err
 }
 
-// Adopt fails unless the directory is the one it was, or one to continue with. A directory that was made anew on the same
-// file system is taken, and is empty. One on another file system is taken only with the root's lock file in it: else it is
-// the mount point of something that is not mounted, and to fill it would fill what is under it.
+// Adopt fails unless the directory is the one it was, or one to continue with. A directory that was made anew on the
+// same file system is taken, and is empty. One on another file system is taken only with the root's lock file in it:
+// else it is the mount point of something that is not mounted, and to fill it would fill what is under it.
 func (d *Directory) Adopt() (empty bool, err error) {
 	bare := d.monitor.bare
 	now, err := bare.Stat(d.path)
@@ -117,8 +117,8 @@ func (d *Directory) Adopt() (empty bool, err error) {
 	return empty, nil
 }
 
-// Probe writes a page to a file of this name, reads it back and removes it. A file system that is full and otherwise sound
-// passes.
+// Probe writes a page to a file of this name, reads it back and removes it. A file system that is full and otherwise
+// sound passes.
 func (d *Directory) Probe(name string) error {
 	bare := d.monitor.bare
 	f, err := bare.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)

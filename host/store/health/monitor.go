@@ -18,7 +18,8 @@ type Root interface {
 	// Probe says whether the root's directory is one to continue with, whether it is empty, and whether it can be written
 	// and read. It uses the unwatched files.
 	Probe() (empty bool, err error)
-	// Reopen brings the root up to date and ends with Promote from the state given: [Returning], or [ReadOnly] if it was that.
+	// Reopen brings the root up to date and ends with Promote from the state given: [Returning], or [ReadOnly] if it was
+	// that.
 	Reopen(ctx context.Context, from State, empty bool) error
 }
 
@@ -183,7 +184,8 @@ func (m *Monitor) Demote(to State, reason string, cause error, advice string) {
 	m.cfg.Log.Error("root takes no new chunks for now", "state", to.String(), "reason", reason, "error", cause, "advice", advice)
 }
 
-// Promote returns the root from one state to another that is used for more. It is false when the root was taken out meanwhile.
+// Promote returns the root from one state to another that is used for more. It is false when the root was taken out
+// meanwhile.
 func (m *Monitor) Promote(from, to State) bool {
 	m.mu.Lock()
 	if !m.state.CompareAndSwap(uint32(from), uint32(to)) {
@@ -208,7 +210,8 @@ func (m *Monitor) postpone() {
 	m.tries++
 }
 
-// Check takes a root back that is out or read-only, when an attempt is due and every operation that was given up has ended.
+// Check takes a root back that is out or read-only, when an attempt is due and every operation that was given up has
+// ended.
 func (m *Monitor) Check(ctx context.Context, r Root) {
 	if state := m.State(); state == In || state == Full {
 		return

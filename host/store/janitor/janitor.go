@@ -153,8 +153,8 @@ func New(ctx context.Context, dir string, o Options) (*Janitor, error) {
 	return j, nil
 }
 
-// claim sees that no host has the directory, and that none takes it. A directory that is no host's root can become one, so each
-// round asks again.
+// claim sees that no host has the directory, and that none takes it. A directory that is no host's root can become one,
+// so each round asks again.
 func (j *Janitor) claim() (err error) {
 	if j.lock != nil {
 		return nil

@@ -264,8 +264,8 @@ func TestAHostsRoot(t *testing.T) {
 	}
 }
 
-// TestAHostComes: a directory that was nobody's becomes a host's root while the janitor goes its rounds. The host is left in
-// peace.
+// TestAHostComes: a directory that was nobody's becomes a host's root while the janitor goes its rounds. The host is
+// left in peace.
 func TestAHostComes(t *testing.T) {
 	h := newHost(t)
 	if err := errors.Join(h.store.Close(), os.RemoveAll(h.dir), os.Mkdir(h.dir, 0o700)); err != nil {

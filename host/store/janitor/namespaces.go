@@ -13,9 +13,9 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// namespaces finds the texts of the namespaces that a directory's files are of: those that a host kept there, and for each
-// config.json that a file-system connector left in a directory <model>_<digest>, a text from which the place policy llmd
-// works out the same name.
+// namespaces finds the texts of the namespaces that a directory's files are of: those that a host kept there, and for
+// each config.json that a file-system connector left in a directory <model>_<digest>, a text from which the place
+// policy llmd works out the same name.
 func (j *Janitor) namespaces() ([]string, error) {
 	texts := append([]string(nil), j.o.Namespaces...)
 	kept, err := j.fs.ReadDir(j.dir + "/" + pieceformat.NamespacesDir)
@@ -45,7 +45,8 @@ func (j *Janitor) namespaces() ([]string, error) {
 	return texts, nil
 }
 
-// connectorText makes a namespace's text of a connector's fields, which it digests as JSON with sorted keys and no spaces.
+// connectorText makes a namespace's text of a connector's fields, which it digests as JSON with sorted keys and no
+// spaces.
 func connectorText(config []byte) (string, bool) {
 	d := json.NewDecoder(bytes.NewReader(config))
 	d.UseNumber()

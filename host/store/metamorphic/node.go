@@ -146,7 +146,8 @@ func (n *node) open(op Op) (err error) {
 	return nil
 }
 
-// choosePolicies opens the policies of a life. The caller must call release when the store is open: it has its own references.
+// choosePolicies opens the policies of a life. The caller must call release when the store is open: it has its own
+// references.
 func (n *node) choosePolicies(op Op) (release func(), err error) {
 	builtin := func(role abi.Role) *policy.Handle {
 		return policy.NewHandle(policy.Builtin(role), role.String(), nil, nil)

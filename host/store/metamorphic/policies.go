@@ -26,8 +26,8 @@ type policySet struct {
 	problem func(error)
 }
 
-// role opens the policy of a name for a role. An empty name is the built-in one. The caller must release the handle; an empty
-// label is the module's name.
+// role opens the policy of a name for a role. An empty name is the built-in one. The caller must release the handle; an
+// empty label is the module's name.
 func (s *policySet) role(role abi.Role, name, label string) (*policy.Handle, error) {
 	var m *policy.Module
 	var config policy.Config
