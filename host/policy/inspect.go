@@ -64,7 +64,12 @@ func Inspect(name string, opt Options) (*Inspection, error) {
 	}
 	l := opt.Fuel.Limits(m.manifest.Fuel)
 	i.Fuel, i.MostFuel, i.Batch = sandbox.Fuel{Call: l.Call, Record: l.Record, Time: l.CPUTime}, l.Max, l.Batch()
-	counts, limit := metering.Measure(f.bytes, metering.DefaultLimits())
+	counts, limit := metering.Measure(s.Compilable(), metering.DefaultLimits())
+	for k := range counts {
+		if counts[k].What == metering.ModuleBytes {
+			counts[k].Got = uint64(len(f.bytes))
+		}
+	}
 	i.Counts = counts
 	if err == nil {
 		err = limit

@@ -90,7 +90,7 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 		return nil, refused(name, err)
 	}
 	m.code, err = sandbox.Compile(ctx, &sandbox.Source{
-		Name: m.name, Digest: m.digest, Bytes: f.bytes, Scan: scan, Roles: m.roles, Pages: pages,
+		Name: m.name, Digest: m.digest, Bytes: scan.Compilable(), Scan: scan, Roles: m.roles, Pages: pages,
 		Limits: opt.Fuel.Limits(m.manifest.Fuel), Counters: len(m.manifest.Counters), Log: m.log, Cache: opt.Cache,
 		Unmetered: opt.unmetered, CPUClock: opt.cpuClock,
 	})
@@ -112,11 +112,27 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 
 // refused is why a module is not loaded.
 func refused(name string, err error) error {
+	err = shortened{err}
 	if errors.Is(err, ErrGrant) {
 		return fmt.Errorf("%w (module %s)", err, name)
 	}
 	return fmt.Errorf("%w: %s: %w", ErrBadModule, name, err)
 }
+
+// shortened is an error with a bounded text. A validator repeats the names of a module, which may have a thousand.
+type shortened struct{ error }
+
+const maxRefusal = 2048
+
+func (s shortened) Error() string {
+	text := s.error.Error()
+	if len(text) > maxRefusal {
+		text = strings.ToValidUTF8(text[:maxRefusal], "") + "..."
+	}
+	return text
+}
+
+func (s shortened) Unwrap() error { return s.error }
 
 // examine checks a module as far as possible before it is compiled, and returns how many pages of memory it may have.
 func examine(name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32, error) {

@@ -36,6 +36,9 @@ type Count struct {
 	Most uint64 // 0 for no limit
 }
 
+// ModuleBytes is the [Count] of the module's size.
+const ModuleBytes = "module bytes"
+
 func (m *module) check(limit int, got uint64, what string) error {
 	i := slices.IndexFunc(m.counts, func(c Count) bool { return c.What == what })
 	if i < 0 {

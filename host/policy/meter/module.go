@@ -79,7 +79,7 @@ func Measure(wasm []byte, limits Limits) ([]Count, error) {
 
 func (m *module) inject(wasm []byte) ([]byte, error) {
 	limits := &m.limits
-	if err := m.check(limits.ModuleBytes, uint64(len(wasm)), "module bytes"); err != nil {
+	if err := m.check(limits.ModuleBytes, uint64(len(wasm)), ModuleBytes); err != nil {
 		return nil, err
 	}
 	if err := m.split(wasm); err != nil {

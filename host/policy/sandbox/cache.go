@@ -108,7 +108,7 @@ func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
 
 // A verdict file is the magic, the SHA-256 of the rest, and then a module's metered form or, after a NUL, the reason of
 // its refusal. Any other file is ignored.
-const verdictMagic = "kvhost policy verdict 1\n"
+const verdictMagic = "kvhost policy verdict 2\n"
 
 // verdictKey is the file of a module's verdict, which depends on the module, the meter and the validator.
 func (c *Cache) verdictKey(digest string, pages uint32) string {

@@ -70,7 +70,9 @@
 // # Sections are read before the module is compiled
 //
 // Compiling a Go guest takes half a second; finding out that it has no marker should not. The scan can also tell an
-// author what to do ("build with -buildmode=c-shared"), which a validator cannot.
+// author what to do ("build with -buildmode=c-shared"), which a validator cannot. It also protects the validator and the
+// compiler, whose decoder reserves memory for as many names or bytes as a module claims to have: 200 bytes would end the
+// host. So the scan walks every section to its end, and custom sections do not get past it ([Scan.Compilable]).
 //
 // # The WASI stub needs no permission from the operator
 //

@@ -25,7 +25,7 @@ func (f *Fault) Error() string {
 		fmt.Fprintf(&b, ": %q", f.Text)
 	}
 	if f.Stack != "" {
-		fmt.Fprintf(&b, " (guest stack: %s)", strings.Join(strings.Fields(f.Stack), " "))
+		fmt.Fprintf(&b, " (guest stack: %s)", f.Stack)
 	}
 	return b.String()
 }

@@ -302,23 +302,26 @@ func (in *Instance) Namespace(id uint32, text string) error {
 
 // trap turns an error of wazero into a fault.
 func (in *Instance) trap(name string, err error) error {
-	text, stack, _ := strings.Cut(err.Error(), "wasm stack trace:")
+	text, _, _ := strings.Cut(err.Error(), "wasm stack trace:")
 	text = strings.TrimSpace(strings.TrimPrefix(text, "wasm error: "))
 	var exit *sys.ExitError
 	if errors.As(err, &exit) {
 		text = fmt.Sprintf("exited with code %d", exit.ExitCode())
 	}
 	fault := in.Fault(name, text, err)
-	fault.Stack = strings.TrimSpace(stack)
+	fault.Stack = stackOf(err)
 	return fault
 }
+
+// maxStackText is how much of a guest's stack is shown. The types of parameters make up most of a long one.
+const maxStackText = 2048
 
 func stackOf(err error) string {
 	if err == nil {
 		return ""
 	}
 	_, stack, _ := strings.Cut(err.Error(), "wasm stack trace:")
-	return strings.TrimSpace(stack)
+	return printable(strings.Join(strings.Fields(stack), " "), maxStackText)
 }
 
 // charge takes fuel for work that the host does on the guest's behalf, and aborts the call when there is too little.

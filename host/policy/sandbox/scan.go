@@ -4,21 +4,32 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode"
 
 	"github.com/kvhost/kvhost/abi"
+	metering "github.com/kvhost/kvhost/host/policy/meter"
 )
 
 // Scan is the content of a module's sections, read before anything is compiled. It is enough to refuse a module with a
 // reason that helps its author.
+//
+// The scan is also what protects the decoders behind it, which reserve memory for whatever a module claims to have. It
+// walks every section to its end: no claim exceeds the bytes that are there, and nothing that takes few bytes in the
+// module and many in a decoder occurs too often. [Scan.Compilable] leaves custom sections out, so that no decoder sees
+// them.
 type Scan struct {
-	types    []string // signatures, as in "ii>I"
-	imports  []imported
-	funcs    []uint32 // type of each function, imported ones first
-	exports  map[string]exported
-	memories []limits
-	manifest []byte
-	start    bool
-	sections []Section
+	types     []string // signatures, as in "ii>I"
+	imports   []imported
+	funcs     []uint32 // type of each function, imported ones first
+	exports   map[string]exported
+	memories  []limits
+	manifest  []byte
+	start     bool
+	sections  []Section
+	standard  [][]byte // the header and all sections but custom ones
+	nameBytes []byte   // the first name section
+	elements  uint64   // of all element segments
+	last      int      // rank of the last section that was not custom
 }
 
 // Section is one section of a module.
@@ -53,15 +64,18 @@ const (
 	kindGlobal = 3
 )
 
+// Limits of a module beside those of package meter. Each bounds what would take many times its bytes in a decoder.
 const (
 	// MaxModuleBytes is the most that a module's file may have.
 	MaxModuleBytes = 16 << 20
 
-	maxItems = 1 << 20 // of one section
-	maxName  = 1 << 16
+	maxSections        = 1000
+	maxElementSegments = 10_000
+	maxElements        = 1 << 20 // of all element segments
+	maxDataSegments    = 100_000 // a Go guest has 30,000
+	maxTypeSize        = 1000    // parameters, and results
+	maxName            = 1024    // bytes, of an import, an export or a custom section
 )
-
-var errTruncated = errors.New("the binary ends early")
 
 // ScanModule reads the sections. It trusts nothing: lengths are checked, and no count allocates memory ahead of its
 // bytes.
@@ -75,20 +89,27 @@ func ScanModule(b []byte) (*Scan, error) {
 	if string(b[4:8]) != "\x01\x00\x00\x00" {
 		return nil, errors.New("not a core module of version 1 (the component model is not supported: build a core module)")
 	}
-	s := &Scan{exports: map[string]exported{}}
+	s := &Scan{exports: map[string]exported{}, standard: [][]byte{b[:8]}}
 	r := reader{b: b[8:]}
-	for len(r.b) > 0 && r.err == nil {
+	for len(r.b) > 0 {
+		whole := r.b
 		id := r.byte()
 		body := reader{b: r.bytes(r.u32())}
 		if r.err != nil {
-			break
+			return nil, r.err
+		}
+		if len(s.sections) == maxSections {
+			return nil, fmt.Errorf("more than %d sections; it may have at most %d", maxSections, maxSections)
 		}
 		s.sections = append(s.sections, Section{sectionName(id, body.b), len(body.b)})
+		if id != sectionCustom {
+			s.standard = append(s.standard, whole[:len(whole)-len(r.b)])
+		}
 		if err := s.section(id, &body); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s section: %w", s.sections[len(s.sections)-1].Name, err)
 		}
 	}
-	return s, r.err
+	return s, nil
 }
 
 // Manifest is the content of the manifest section; nil without one.
@@ -116,35 +137,88 @@ func (s *Scan) Imports() []Import {
 	var list []Import
 	for _, i := range s.imports {
 		f, known := hostFunctions[i.module][i.name]
-		list = append(list, Import{i.module, i.name, spell(i.sig), f.grant, known})
+		list = append(list, Import{printable(i.module, maxShown), printable(i.name, maxShown), spell(i.sig), f.grant, known})
 	}
 	return list
 }
 
+// Ids of sections.
+const (
+	sectionCustom = iota
+	sectionType
+	sectionImport
+	sectionFunction
+	sectionTable
+	sectionMemory
+	sectionGlobal
+	sectionExport
+	sectionStart
+	sectionElement
+	sectionCode
+	sectionData
+	sectionDataCount
+)
+
+// sectionRank is the order in which sections stand.
+var sectionRank = [...]int{
+	sectionType: 1, sectionImport: 2, sectionFunction: 3, sectionTable: 4, sectionMemory: 5, sectionGlobal: 6,
+	sectionExport: 7, sectionStart: 8, sectionElement: 9, sectionDataCount: 10, sectionCode: 11, sectionData: 12,
+}
+
 func (s *Scan) section(id byte, r *reader) error {
+	if id == sectionCustom {
+		return s.custom(r)
+	}
+	if int(id) >= len(sectionRank) {
+		return errors.New("not supported: build for WebAssembly 2.0")
+	}
+	if sectionRank[id] <= s.last {
+		return errors.New("it stands twice or out of order")
+	}
+	s.last = sectionRank[id]
+	most := metering.DefaultLimits()
 	switch id {
-	case 0:
-		if name := r.name(); name == abi.ManifestSection && r.err == nil {
-			if s.manifest != nil {
-				return fmt.Errorf("two %s sections", abi.ManifestSection)
-			}
-			s.manifest = append([]byte{}, r.b...)
-		}
-	case 1:
-		r.each(func() { s.types = append(s.types, r.signature()) })
-	case 2:
-		r.each(func() { s.importEntry(r) })
-	case 3:
-		r.each(func() { s.funcs = append(s.funcs, r.u32()) })
-	case 5:
-		r.each(func() { s.memories = append(s.memories, r.limits()) })
-	case 7:
-		r.each(func() {
-			name := r.name()
-			s.exports[name] = exported{kind: r.byte(), index: r.u32()}
-		})
-	case 8:
+	case sectionType:
+		r.each("types", 3, most.Types, func() { s.types = append(s.types, r.signature()) })
+	case sectionImport:
+		r.each("imports", 4, most.Imports, func() { s.importEntry(r) })
+	case sectionFunction:
+		r.each("functions", 1, most.Functions, func() { s.funcs = append(s.funcs, r.u32()) })
+	case sectionTable:
+		r.each("tables", 3, most.Tables, r.table)
+	case sectionMemory:
+		r.each("memories", 2, 1, func() { s.memories = append(s.memories, r.limits()) })
+	case sectionGlobal:
+		r.each("globals", 4, most.Globals, r.global)
+	case sectionExport:
+		r.each("exports", 3, most.Exports, func() { s.export(r) })
+	case sectionStart:
+		r.u32()
 		s.start = true
+	case sectionElement:
+		r.each("element segments", 3, maxElementSegments, func() { s.elements += r.elements(maxElements - s.elements) })
+	case sectionDataCount:
+		r.u32()
+	case sectionCode:
+		r.each("function bodies", 2, most.Functions, func() { r.bytes(r.u32()) })
+	case sectionData:
+		r.each("data segments", 2, maxDataSegments, r.data)
+	}
+	if r.err == nil && len(r.b) > 0 {
+		r.fail(fmt.Errorf("%d bytes too many", len(r.b)))
+	}
+	return r.err
+}
+
+func (s *Scan) custom(r *reader) error {
+	switch name := r.name(); {
+	case r.err != nil:
+	case name == abi.ManifestSection && s.manifest != nil:
+		return errors.New("there are two of it")
+	case name == abi.ManifestSection:
+		s.manifest = append([]byte{}, r.b...)
+	case name == "name" && s.nameBytes == nil:
+		s.nameBytes = r.b
 	}
 	return r.err
 }
@@ -160,8 +234,17 @@ func (s *Scan) importEntry(r *reader) {
 		s.funcs = append(s.funcs, t)
 		s.imports = append(s.imports, i)
 	default:
-		r.fail(fmt.Errorf("imports %s.%s, which is not a function: a policy imports functions only", i.module, i.name))
+		r.fail(fmt.Errorf("imports %s.%s, which is not a function: a policy imports functions only",
+			printable(i.module, maxShown), printable(i.name, maxShown)))
 	}
+}
+
+func (s *Scan) export(r *reader) {
+	name := r.name()
+	if _, twice := s.exports[name]; twice {
+		r.fail(fmt.Errorf("exports %s twice", printable(name, maxShown)))
+	}
+	s.exports[name] = exported{kind: r.byte(), index: r.u32()}
 }
 
 // signature is the type of an exported function; empty when there is none.
@@ -184,108 +267,28 @@ func sectionName(id byte, body []byte) string {
 	if int(id) >= len(sectionNames) {
 		return fmt.Sprintf("section %d", id)
 	}
-	if id == 0 {
+	if id == sectionCustom {
 		r := reader{b: body}
-		return "custom " + r.name()
+		return "custom " + printable(r.name(), maxShown)
 	}
 	return sectionNames[id]
 }
 
-// reader reads the binary format. After the first error it returns zeros.
-type reader struct {
-	b   []byte
-	err error
-}
+// maxShown is how much of a guest's name people are shown.
+const maxShown = 128
 
-func (r *reader) fail(err error) {
-	if r.err == nil {
-		r.err, r.b = err, nil
-	}
-}
-
-func (r *reader) bytes(n uint32) []byte {
-	if uint64(n) > uint64(len(r.b)) {
-		r.fail(errTruncated)
-		return nil
-	}
-	out := r.b[:n]
-	r.b = r.b[n:]
-	return out
-}
-
-func (r *reader) byte() byte {
-	if b := r.bytes(1); len(b) == 1 {
-		return b[0]
-	}
-	return 0
-}
-
-func (r *reader) u32() uint32 { return uint32(r.leb(5)) }
-
-func (r *reader) leb(most int) uint64 {
-	var v uint64
-	for i := range most {
-		c := r.byte()
-		v |= uint64(c&0x7f) << (7 * i)
-		if c < 0x80 {
-			return v
-		}
-	}
-	r.fail(errors.New("a number is too long"))
-	return 0
-}
-
-func (r *reader) name() string {
-	n := r.u32()
-	if n > maxName {
-		r.fail(fmt.Errorf("a name of %d bytes", n))
-	}
-	return string(r.bytes(n))
-}
-
-func (r *reader) each(item func()) {
-	n := r.u32()
-	if n > maxItems {
-		r.fail(fmt.Errorf("a section of %d items, at most %d", n, maxItems))
-	}
-	for i := uint32(0); i < n && r.err == nil; i++ {
-		item()
-	}
-}
-
-var valueTypes = map[byte]byte{0x7f: 'i', 0x7e: 'I', 0x7d: 'f', 0x7c: 'F', 0x7b: 'v', 0x70: 'r', 0x6f: 'x'}
-
-// signature is a function type: parameters, '>', results; i and I are i32 and i64.
-func (r *reader) signature() string {
-	if form := r.byte(); form != 0x60 {
-		r.fail(fmt.Errorf("type form %#02x is not supported: build for WebAssembly 2.0 without garbage-collected types",
-			form))
-		return ""
-	}
+// printable is a guest's name as people may see it: at most so many bytes, nothing that a terminal acts on.
+func printable(name string, most int) string {
 	var b strings.Builder
-	for _, sep := range []string{">", ""} {
-		for range min(r.u32(), maxName) {
-			c, ok := valueTypes[r.byte()]
-			if !ok || r.err != nil {
-				r.fail(errors.New("an unsupported value type"))
-				return ""
-			}
-			b.WriteByte(c)
+	for _, c := range name {
+		if b.Len()+len("\ufffd") > most {
+			b.WriteString("...")
+			break
 		}
-		b.WriteString(sep)
+		if !unicode.IsPrint(c) {
+			c = '?'
+		}
+		b.WriteRune(c)
 	}
 	return b.String()
-}
-
-func (r *reader) limits() limits {
-	flags := r.byte()
-	if flags > 1 {
-		r.fail(errors.New("a shared or 64-bit memory: build without threads, for wasm32"))
-		return limits{}
-	}
-	l := limits{min: uint64(r.u32()), bounded: flags == 1}
-	if l.bounded {
-		l.max = uint64(r.u32())
-	}
-	return l
 }

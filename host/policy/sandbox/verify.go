@@ -66,7 +66,7 @@ func (s *Scan) Verify() ([abi.Roles]bool, error) {
 func (s *Scan) noMarker() error {
 	for name := range s.exports {
 		if v, ok := strings.CutPrefix(name, "kvhost_abi_"); ok {
-			return fmt.Errorf("it is made for ABI %s, this host speaks %d", v, abi.Version)
+			return fmt.Errorf("it is made for ABI %s, this host speaks %d", printable(v, maxShown), abi.Version)
 		}
 	}
 	if _, ok := s.exports["_start"]; ok {
@@ -105,7 +105,8 @@ func (s *Scan) CheckGrants(manifest abi.Manifest, allowed []string) error {
 	for _, i := range s.imports {
 		f, ok := hostFunctions[i.module][i.name]
 		if !ok {
-			return fmt.Errorf("it imports %s.%s, which this host does not have", i.module, i.name)
+			return fmt.Errorf("it imports %s.%s, which this host does not have", printable(i.module, maxShown),
+				printable(i.name, maxShown))
 		}
 		if f.grant != "" {
 			if !slices.Contains(manifest.Grants, f.grant) {
@@ -144,5 +145,5 @@ func spell(sig string) string {
 	if results != "" {
 		text += " -> " + list(results)
 	}
-	return text
+	return printable(text, maxShown)
 }
