@@ -302,49 +302,34 @@ class Session:
         """Tells the host where a group's pages are: one region per plane of the group, in its order."""
         if arena.fd < 0:
             raise ValueError("the arena is closed")
-        tag = next(self._tags)
-        send_descriptor(self._socket + ".fd", self._nonce, tag, arena.fd, self._timeout)
-        self._ask(
-            register=pb.Register(
-                group=group,
-                regions=[
-                    pb.Region(plane=i, memfd=tag, offset=r.offset, stride=r.stride, blocks=r.blocks)
-                    for i, r in enumerate(regions)
-                ],
-            )
-        )
+        tag = self._send(arena.fd)
+        self._register(group, [self._region(i, r, memfd=tag) for i, r in enumerate(regions)])
 
     def register_ipc(self, group: int, handles: Sequence[bytes], regions: Sequence[Region]) -> None:
         """Tells the host where a group's pages are on the session's GPU: per plane, the handle of the allocation that it
         is in (:func:`kvhost.cuda.export_ipc`), and where in that allocation."""
-        self._ask(
-            register=pb.Register(
-                group=group,
-                regions=[
-                    pb.Region(plane=i, cuda_ipc=h, offset=r.offset, stride=r.stride, blocks=r.blocks)
-                    for i, (h, r) in enumerate(zip(handles, regions, strict=True))
-                ],
-            )
-        )
+        placed = enumerate(zip(handles, regions, strict=True))
+        self._register(group, [self._region(i, r, cuda_ipc=handle) for i, (handle, r) in placed])
 
     def register_vmm(self, group: int, segments: Sequence[tuple[int, int]], regions: Sequence[Region]) -> None:
         """Tells the host where a group's pages are in memory of cuMemCreate: the segments as (descriptor, bytes), one after
         the other, and the planes in them (:class:`kvhost.cuda.VmmMemory`)."""
-        parts = []
-        for fd, size in segments:
-            tag = next(self._tags)
-            send_descriptor(self._socket + ".fd", self._nonce, tag, fd, self._timeout)
-            parts.append(pb.CudaVmmSegment(tag=tag, bytes=size))
+        parts = [pb.CudaVmmSegment(tag=self._send(fd), bytes=size) for fd, size in segments]
         memory = pb.CudaVmm(segments=parts)
-        self._ask(
-            register=pb.Register(
-                group=group,
-                regions=[
-                    pb.Region(plane=i, cuda_vmm=memory, offset=r.offset, stride=r.stride, blocks=r.blocks)
-                    for i, r in enumerate(regions)
-                ],
-            )
-        )
+        self._register(group, [self._region(i, r, cuda_vmm=memory) for i, r in enumerate(regions)])
+
+    def _send(self, fd: int) -> int:
+        """Hands a descriptor to the host; returns the tag that names it in messages."""
+        tag = next(self._tags)
+        send_descriptor(self._socket + ".fd", self._nonce, tag, fd, self._timeout)
+        return tag
+
+    @staticmethod
+    def _region(plane: int, r: Region, **memory: Any) -> Any:
+        return pb.Region(plane=plane, offset=r.offset, stride=r.stride, blocks=r.blocks, **memory)
+
+    def _register(self, group: int, regions: Sequence[Any]) -> None:
+        self._ask(register=pb.Register(group=group, regions=regions))
 
     def unregister(self, group: int) -> None:
         """Returns when the host can touch the group's pages no more."""
@@ -378,9 +363,7 @@ class Session:
 
     def share_semaphores(self, arena: Arena, offset: int, count: int) -> ArenaSemaphores:
         """Shares 64-bit semaphores in an arena, once in a session, for the timelines of its jobs."""
-        tag = next(self._tags)
-        send_descriptor(self._socket + ".fd", self._nonce, tag, arena.fd, self._timeout)
-        self._ask(semaphores=pb.Semaphores(memfd=tag, offset=offset, count=count))
+        self._ask(semaphores=pb.Semaphores(memfd=self._send(arena.fd), offset=offset, count=count))
         return ArenaSemaphores(arena, offset, count)
 
     def share_semaphores_ipc(self, handle: bytes, offset: int, count: int) -> None:

@@ -43,7 +43,7 @@ class Stream:
             request_serializer=pb.ClientMessage.SerializeToString,
             response_deserializer=pb.HostMessage.FromString,
         )
-        self._responses = session(iter(self._requests()))
+        self._responses: Any = session(iter(self._requests()))
         self._receiver = threading.Thread(target=self._receive, name="kvhost-receive", daemon=True)
         self._receiver.start()
 

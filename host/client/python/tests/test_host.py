@@ -115,7 +115,7 @@ def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
 def test_adopted_memory(path: str, seed: bytes) -> None:
     size = GROUPS[1].blocks * 4 * PAGE
     raw = (ctypes.c_ubyte * size).from_buffer(mmap.mmap(-1, size))  # nothing else is on these pages
-    raw[:] = os.urandom(size)
+    raw[:] = list(os.urandom(size))
     address, before = ctypes.addressof(raw), bytes(raw)
     memory = kvhost.AdoptedMemory([(address, size)])
     assert bytes(raw) == before and os.pread(memory.fd, size, memory.offset(address)) == before

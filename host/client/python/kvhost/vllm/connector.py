@@ -173,7 +173,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
         event = torch.cuda.Event(blocking=True)
         event.record()
-        return event.synchronize
+        written: Callable[[], None] = event.synchronize
+        return written
 
     def _finish(self) -> Finished:
         return self._worker.finished(self._step()) if self._worker is not None else Finished(set(), set(), set())

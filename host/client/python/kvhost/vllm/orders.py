@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvhost.shape import Namespace
 
-try:
+if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorHandshakeMetadata,
         KVConnectorMetadata,
         KVConnectorWorkerMetadata,
     )
-except ImportError:  # both halves are tested without vLLM, too
-    KVConnectorHandshakeMetadata = KVConnectorMetadata = KVConnectorWorkerMetadata = object  # type: ignore
+else:
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+            KVConnectorHandshakeMetadata,
+            KVConnectorMetadata,
+            KVConnectorWorkerMetadata,
+        )
+    except ImportError:  # both halves are tested without vLLM, too
+        KVConnectorHandshakeMetadata = KVConnectorMetadata = KVConnectorWorkerMetadata = object
 
 
 @dataclass

@@ -23,7 +23,7 @@ class KvhostStats(KVConnectorStats):
     """Counts since the last report, by name."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, n in other.data.items():

@@ -24,8 +24,9 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
     while True:
         op, *args = connection.recv()
         if op == "generate":  # prompts, tokens each -> [(tokens, cached)]
-            prompts, tokens = args
-            outs = llm.generate([{"prompt_token_ids": p} for p in prompts], params(tokens), use_tqdm=False)
+            tokens = args[1]
+            prompts: Any = [{"prompt_token_ids": p} for p in args[0]]
+            outs = llm.generate(prompts, params(tokens), use_tqdm=False)
             connection.send([(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outs])
         elif op == "reset":  # empties the engine's own prefix cache
             connection.send(llm.reset_prefix_cache())
