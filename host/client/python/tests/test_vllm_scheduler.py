@@ -13,7 +13,6 @@ from kvhost.vllm.groups import GroupPlan, chunk_size, longest_hit
 from kvhost.vllm.hints import of_request
 from kvhost.vllm.keys import Chain
 from kvhost.vllm.orders import LoadOrder, WorkerReport
-from kvhost.vllm.rates import LoadOrCompute
 from kvhost.vllm.scheduler import Scheduler
 from kvhost.vllm.settings import Settings
 
@@ -30,7 +29,9 @@ class Rig:
         self.link = DoubleLink(self.session)
         options = {"load_when": "always", "lookup_wait": 0.0, **settings}
         self.groups = groups
-        self.s = Scheduler(Settings(**options), self.link, groups, ranks, 1, loads=True)  # type: ignore[arg-type]
+        self.s = Scheduler(
+            Settings(**options), self.link, groups, ranks, 1, loads=True, step_tokens=1024  # type: ignore[arg-type]
+        )
         self.s.handshake({(0, r): 0 for r in range(ranks)})
 
     def table(self, tokens: int, start: int = 1) -> list[list[int]]:
@@ -258,29 +259,12 @@ def test_longest_hit() -> None:
     assert chunk_size(256, [16]) == 256 and chunk_size(256, [16, 48]) == 288 and chunk_size(100, [128]) == 128
 
 
-def test_load_or_compute() -> None:
-    now = [0.0]
-    choice = LoadOrCompute(clock=lambda: now[0])
-    assert choice.prefers_load(1000)  # nothing is known
-    choice.step(1000, 0.1)
-    choice.step(1, 5.0)  # a decode step says nothing
-    choice.loaded(1000, 1.0)
-    assert not choice.prefers_load(1000)
-    assert choice.prefers_load(1000, expected_seconds=0.05)
-    now[0] = 31.0
-    assert choice.prefers_load(1000)  # looks whether it still is so
-    assert not choice.prefers_load(1000)
-    for _ in range(20):
-        choice.loaded(1000, 0.01)
-    assert choice.prefers_load(1000)
-
-
 def test_slow_loads_are_computed() -> None:
     rig, a = Rig(load_when="faster"), request("a", TOKENS)
     rig.session.resident = set(KEYS)
-    rig.s._choice.step(1000, 0.1)
-    rig.s._choice.loaded(1000, 1.0)
-    assert rig.s.matched(a, 0) == 0 and rig.s.counts["hits_slower_than_computing"] == 1
+    rig.s._choice.compute.step(1024, 0.1024)
+    rig.s._choice.load.add(1000, 1.0)
+    assert rig.s.matched(a, 0) == 0 and rig.s.counts["hits_not_loaded_whole"] == 1
     rig.session.micros_per_chunk = 700  # the host has the better estimate: 0.8 ms to compute a chunk
     assert rig.s.matched(request("b", TOKENS), 0) == 32
     rig.session.micros_per_chunk = 900

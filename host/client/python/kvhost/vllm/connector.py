@@ -266,7 +266,10 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         if not loads:
             log.error("kvhost: NOT LOADING: this vLLM cannot recover a failed load of several KV cache groups")
         link = Link("scheduler", self._settings.socket, open, leads=True)
-        self._scheduler = Scheduler(self._settings, link, plans, ranks, stages, loads=loads)
+        self._scheduler = Scheduler(
+            self._settings, link, plans, ranks, stages, loads=loads,
+            step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+        )
         self._scheduler.handshake({rank: w.epoch for rank, w in workers.items()})
         link.start(_FIRST_CONNECT)
 

@@ -72,14 +72,14 @@ class RequestLookup:
             self._groups, min(limit, self._count), lambda g, i: all(found.has(i) for found in self._found[g])
         )
 
-    def load_seconds(self, chunks: int) -> float:
-        """The host's estimate for loading so many of the chunks that were found, 0 if it has none. A host that estimates
-        says for each group how long all that it found there would take."""
-        total = 0.0
-        for stages in self._found:
-            each = [f.load_seconds / f.hits for f in stages if f.load_seconds and f.hits]
-            total += max(each, default=0.0) * chunks
-        return total
+    def parts(self, first: int, hit: int) -> list[tuple[int, float]]:
+        """Leading parts of a hit: (chunks, how long the host expects the load of those at or after ``first`` to take).
+        The last part is the whole hit. 0 seconds if the host does not know."""
+        seconds = sum(
+            max((f.load_seconds / f.hits for f in stages if f.load_seconds and f.hits), default=0.0) * (hit - first)
+            for stages in self._found
+        )
+        return [(hit, seconds)]
 
     def leases(self, group: int) -> list[int]:
         return [f.lease for f in self._found[group]]

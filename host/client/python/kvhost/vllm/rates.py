@@ -1,15 +1,23 @@
-"""Whether loading beats computing: measured rates of both."""
+"""How much of a hit to load and how much to compute, from measured rates of both.
+
+README.md states the rule. Nothing measured is kept beyond the engine's life: a rate of another run may be wrong."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-_WEIGHT = 0.3  # of a new measurement
+Clock = Callable[[], float]
 
 
 class Rate:
     """A moving average of seconds per unit."""
+
+    WEIGHT = 0.3  # of a new measurement
 
     def __init__(self) -> None:
         self.seconds = 0.0  # per unit; 0 until measured
@@ -18,39 +26,134 @@ class Rate:
         if units <= 0 or seconds <= 0:
             return
         each = seconds / units
-        self.seconds = each if not self.seconds else self.seconds + _WEIGHT * (each - self.seconds)
+        self.seconds = each if not self.seconds else self.seconds + self.WEIGHT * (each - self.seconds)
+
+
+class Least:
+    """The least of some values, none of them older than two spans of time when the last one was added."""
+
+    SPAN = 60.0
+
+    def __init__(self, none: float) -> None:
+        self._none = none
+        self._before = self._now = math.inf
+        self._began = -math.inf
+
+    def add(self, value: float, now: float) -> None:
+        if now - self._began >= self.SPAN:
+            self._before = self._now if now - self._began < 2 * self.SPAN else math.inf
+            self._now, self._began = math.inf, now
+        self._now = min(self._now, value)
+
+    @property
+    def value(self) -> float:
+        least = min(self._before, self._now)
+        return self._none if least == math.inf else least
+
+
+class PrefillRate:
+    """Bounds of the seconds that the engine takes to compute one token of a long prompt.
+
+    Long prompts are computed in full steps, and a step of ``full`` tokens or more tells the rate. A shorter step takes
+    nearly as long as a full one. So its seconds per token are an upper bound, and all its seconds are less than a full
+    step's, which gives a lower bound."""
+
+    #: A rate that was measured longer ago than this is only good for bounds.
+    FRESH_SECONDS = 300.0
+    #: Fewer full steps may all have been slow ones: the first steps after a start compile kernels.
+    ENOUGH = 3
+
+    def __init__(self, full: int, clock: Clock = time.monotonic) -> None:
+        self.full = full
+        self._clock = clock
+        self._measured: deque[float] = deque(maxlen=9)
+        self._when = -math.inf
+        self._short = Least(none=math.inf)  # seconds per token of short steps
+        self._step = Least(none=0.0)  # seconds of any step
+
+    def step(self, tokens: int, seconds: float) -> None:
+        if tokens <= 0 or seconds <= 0:
+            return
+        now = self._clock()
+        self._step.add(seconds, now)
+        if tokens < self.full:
+            self._short.add(seconds / tokens, now)
+            return
+        self._measured.append(seconds / tokens)
+        self._when = now
+
+    def bounds(self) -> tuple[float, float]:
+        """The least and the most that it may be. They are equal when it was measured lately."""
+        low, high = self._step.value / self.full, self._short.value
+        if len(self._measured) < self.ENOUGH:
+            return low, min(high, *self._measured, math.inf)
+        rate = min(statistics.median(self._measured), high)
+        if self._clock() - self._when < self.FRESH_SECONDS:
+            return rate, rate
+        return max(low, rate / 2), min(high, rate * 2)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A leading part of a hit: its tokens, and how long the host expects its load to take. 0 if it does not know."""
+
+    tokens: int
+    seconds: float
 
 
 class LoadOrCompute:
-    """Chooses between loading tokens and computing them.
+    """Chooses the leading part of a hit whose load saves most time."""
 
-    Until both rates are known, and once in a while after loads were turned down, it loads: only a load tells how fast
-    loads are."""
-
-    #: Steps with fewer tokens say nothing about prefill: a decode step takes as long for one token as for some.
-    MIN_STEP_TOKENS = 128
+    FULL_TOKENS = 1024  # a step with so many tokens keeps a GPU busy
     RETRY_SECONDS = 30.0
+    TRIAL_SECONDS = 5.0
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.compute = Rate()  # per token
-        self.load = Rate()  # per token
+    def __init__(self, step_tokens: int, chunk_tokens: int, clock: Clock = time.monotonic) -> None:
+        """``step_tokens`` is the most that the engine computes in a step."""
         self._clock = clock
-        self._tried = clock()
+        self._chunk = chunk_tokens
+        self.compute = PrefillRate(min(self.FULL_TOKENS, step_tokens), clock)
+        self.load = Rate()  # per token
+        self._loaded = clock()  # when something was loaded last
+        self._began = False  # whether a chunk was left to be computed before any step was seen
+        self._trial = -math.inf  # when a full step was left to be computed last
 
-    def step(self, tokens: int, seconds: float) -> None:
-        """A step computed so many tokens."""
-        if tokens >= self.MIN_STEP_TOKENS:
-            self.compute.add(tokens, seconds)
+    def choose(self, parts: Sequence[Part]) -> int:
+        """How many tokens of a hit to load. ``parts`` ascend, and the last one is the whole hit."""
+        now, whole = self._clock(), parts[-1].tokens
+        if not parts[-1].seconds:
+            parts = [Part(whole, self.load.seconds * whole)]
+        n = self._measured_choice(parts, now) if parts[-1].seconds else whole
+        if n < whole and now - self._loaded >= self.RETRY_SECONDS and now - self._trial >= self.TRIAL_SECONDS:
+            n = max(n, min(whole, self._chunks(self.compute.full)))  # loads may have become faster
+        if n:
+            self._loaded = now
+        return n
 
-    def loaded(self, tokens: int, seconds: float) -> None:
-        self.load.add(tokens, seconds)
+    def _measured_choice(self, parts: Sequence[Part], now: float) -> int:
+        whole = parts[-1].tokens
+        low, high = self.compute.bounds()
+        least, most = _best(parts, low), _best(parts, high)
+        if least == most:
+            return least
+        # The hit's end is left to be computed, and that measures the rate: a chunk to begin with, then a full step.
+        if not low:
+            left = 0 if self._began or whole < 4 * self._chunk else self._chunk
+            self._began = True
+        elif now - self._trial < self.TRIAL_SECONDS:
+            left = 0
+        else:
+            left = self._chunks(self.compute.full)
+            self._trial = now
+        return max(0, min(most, whole - left))
 
-    def prefers_load(self, tokens: int, expected_seconds: float = 0.0) -> bool:
-        """Whether to load so many tokens; ``expected_seconds`` is the host's own estimate, 0 for none."""
-        now = self._clock()
-        seconds = expected_seconds or self.load.seconds * tokens
-        if seconds and self.compute.seconds and seconds > self.compute.seconds * tokens:
-            if now - self._tried < self.RETRY_SECONDS:
-                return False
-        self._tried = now
-        return True
+    def _chunks(self, tokens: int) -> int:
+        return -(-tokens // self._chunk) * self._chunk
+
+
+def _best(parts: Sequence[Part], each: float) -> int:
+    """The tokens of the part whose load saves most when a token takes so long to compute; 0 if none saves any."""
+    if each == math.inf:
+        return parts[-1].tokens
+    best = max(parts, key=lambda p: p.tokens * each - p.seconds)
+    return best.tokens if best.tokens * each > best.seconds else 0

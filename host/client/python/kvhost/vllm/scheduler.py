@@ -15,7 +15,7 @@ from kvhost.vllm.keys import Chain, Item
 from kvhost.vllm.link import Link
 from kvhost.vllm.lookups import RequestLookup
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders, StoreOrder, WorkerReport
-from kvhost.vllm.rates import LoadOrCompute
+from kvhost.vllm.rates import LoadOrCompute, Part
 from kvhost.vllm.settings import Settings
 
 log = logging.getLogger("vllm.kvhost")
@@ -45,9 +45,11 @@ class Scheduler:
     """All requests of one engine core. Its methods run on the scheduler's thread."""
 
     def __init__(
-        self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool
+        self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool,
+        step_tokens: int,
     ) -> None:
-        """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load."""
+        """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load.
+        ``step_tokens`` is the most that the engine computes in a step."""
         self._settings, self._link, self._groups = settings, link, groups
         self._chunk = groups[0].chunk_tokens
         self._ranks, self._stages = ranks, stages
@@ -60,7 +62,7 @@ class Scheduler:
         self._unread: dict[int, tuple[Tracked, int]] = {}  # by order: whose, and how many ranks have not read it
         self._bad: OrderedDict[bytes, None] = OrderedDict()
         self._worker_epochs: dict[tuple[int, int], int] = {}
-        self._choice = LoadOrCompute()
+        self._choice = LoadOrCompute(step_tokens, self._chunk)
         self._steps: deque[tuple[float, int]] = deque()  # (when scheduled, tokens) of steps without output yet
         self._last_output = 0.0
         self.counts: dict[str, int] = {}  # since they were last taken
@@ -153,14 +155,16 @@ class Scheduler:
         return next((i for i in range(hit) if keys[i] in self._bad), hit) if self._bad else hit
 
     def _worth(self, lookup: RequestLookup, hit: int, computed: int) -> int:
-        tokens = hit * self._chunk - computed
-        if tokens <= 0 or not self._loads_allowed:
+        """How many of the leading chunks that were found to load, 0 for none."""
+        if hit * self._chunk <= computed or not self._loads_allowed:
             return 0
-        expected = lookup.load_seconds(-(-tokens // self._chunk))
-        if self._settings.load_when == "faster" and not self._choice.prefers_load(tokens, expected):
-            self._count("hits_slower_than_computing")
-            return 0
-        return hit
+        if self._settings.load_when == "always":
+            return hit
+        parts = [Part(n * self._chunk - computed, s) for n, s in lookup.parts(computed // self._chunk, hit)]
+        take = lookup.hit((computed + self._choice.choose(parts)) // self._chunk)
+        if take < hit:
+            self._count("hits_not_loaded_whole")
+        return take if take * self._chunk > computed else 0
 
     def allocated(self, request: Any, table: Sequence[Sequence[int]], external: int) -> None:
         """The request has blocks; ``external`` of its tokens are to be loaded."""
@@ -266,7 +270,7 @@ class Scheduler:
             return
         scheduled, tokens = self._steps.popleft()
         now = time.monotonic()
-        self._choice.step(tokens, now - max(scheduled, self._last_output))
+        self._choice.compute.step(tokens, now - max(scheduled, self._last_output))
         self._last_output = now
 
     def reported(self, report: WorkerReport) -> list[Any]:
@@ -286,7 +290,7 @@ class Scheduler:
             self._bad.pop(key, None)
         self._count("chunks_stored", len(report.stored))
         for tokens, seconds in report.loads:
-            self._choice.loaded(tokens, seconds)
+            self._choice.load.add(tokens, seconds)
         return self._failed_loads(report)
 
     def _failed_loads(self, report: WorkerReport) -> list[Any]:

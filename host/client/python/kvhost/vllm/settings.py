@@ -17,7 +17,7 @@ class Refused(Exception):
 class Settings:
     socket: str = ""  # empty: $KVHOST_SOCKET, then /run/kvhost/kvhost.sock
     chunk_tokens: int = 256  # rounded up to a multiple of every group's block
-    load_when: str = "faster"  # than computing, or "always"
+    load_when: str = "faster"  # than computing (see rates.py), or "always"
     store: str = "all"  # "prompt": not what the engine generates; "none"
     tenant: int = 0
     model: str = ""  # instead of vLLM's model name: two paths of one model
