@@ -31,6 +31,7 @@ var rows = [][]string{
 	{"host/store/capacity", "host/store/changelog", "host/store/health", "host/store/index", "host/store/pieceformat", "host/store/shared"},
 	{"host/store/catalog"},
 	{"host/store/evictor"},
+	{"host/store/entries"},
 	{"host/store/recovery"},
 	{"host/store"},
 	{"host/store/fsck", "host/store/janitor", "host/store/metamorphic"},

@@ -20,8 +20,8 @@ func (r *root) evictAhead(ctx context.Context) {
 			return
 		}
 		freed := int64(0)
-		for ctx.Err() == nil && r.health.Takes() && !r.isScanning() {
-			excess, full := r.account.Evict(r.store.cfg.Low), r.slotsFull()
+		for ctx.Err() == nil && r.health.Takes() && !r.IsScanning() {
+			excess, full := r.Account.Evict(r.store.cfg.Low), r.SlotsFull()
 			if excess <= 0 && !full {
 				break
 			}
@@ -31,19 +31,13 @@ func (r *root) evictAhead(ctx context.Context) {
 				continue
 			}
 			// No victims, or files that cannot be unlinked: more of them would not help.
-			if over := r.account.Overcommitted(); over <= 0 || !r.quar.shrink(over) {
+			if over := r.Account.Overcommitted(); over <= 0 || !r.quar.shrink(over) {
 				break
 			}
 		}
-		r.account.Round(freed == 0 && (r.account.Overcommitted() > 0 || r.slotsFull()))
+		r.Account.Round(freed == 0 && (r.Account.Overcommitted() > 0 || r.SlotsFull()))
 		r.turn.Release(1)
 	}
-}
-
-func (r *entries) slotsFull() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.x.Len() == r.x.Max()
 }
 
 // flushEvery makes what was published durable, a batch at a time, and once more at the end. It ends with ctx.
@@ -68,10 +62,10 @@ func (r *root) flush() {
 	if !r.health.Serves() {
 		return // before it comes back, what is not durable goes
 	}
-	r.mu.Lock()
+	r.Lock()
 	batch := r.unsynced
 	r.unsynced = nil
-	r.mu.Unlock()
+	r.Unlock()
 	if len(batch) == 0 {
 		return
 	}
@@ -81,10 +75,10 @@ func (r *root) flush() {
 	}
 	err = r.syncFailed(err)
 	r.unsure.Add(1)
-	r.mu.Lock()
+	r.Lock()
 	batch = append(batch, r.unsynced...)
 	r.unsynced = nil
-	r.mu.Unlock()
+	r.Unlock()
 	r.log.Error("a batch could not be made durable; its entries are dropped", "entries", len(batch), "error", err)
 	for _, m := range batch {
 		r.drop(m, 0)

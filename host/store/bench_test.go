@@ -49,8 +49,8 @@ func indexOnly(b testing.TB, entries, keyBytes int, change ...func(*Config)) *fi
 // fill adds chains of 1,000 chunks.
 func (f *fixture) fill(entries, keyBytes int) {
 	r, c := f.store.roots[0], f.space.Class(0)
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	f.store.catalog.Tenants.Number(0)
 	var parent uint64
 	for n := range uint64(entries) {
@@ -59,14 +59,14 @@ func (f *fixture) fill(entries, keyBytes int) {
 		}
 		k := hashKey(n, keyBytes)
 		fp := chunk.Fingerprint(c.Namespace.Digest, c.Group, k)
-		slot := r.x.Add(fp, index.Owner{Class: c.ID}, &k, parent, uint32(n%1000))
+		slot := r.Index.Add(fp, index.Owner{Class: c.ID}, &k, parent, uint32(n%1000))
 		c.Ref()
-		r.x.SetUnits(slot, pieceBytes/pieceformat.Page)
-		r.x.At(slot).Set(index.Complete)
-		r.x.SetPieces(slot, 1)
-		r.account.Commit(0, r.x.Bytes(slot))
-		r.x.Touch(slot)
-		r.evictor.Announce(abi.OpInsert, slot, fp, 0)
+		r.Index.SetUnits(slot, pieceBytes/pieceformat.Page)
+		r.Index.At(slot).Set(index.Complete)
+		r.Index.SetPieces(slot, 1)
+		r.Account.Commit(0, r.Index.Bytes(slot))
+		r.Index.Touch(slot)
+		r.Evictor.Announce(abi.OpInsert, slot, fp, 0)
 		parent = fp
 	}
 }
@@ -155,7 +155,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 	r := f.store.roots[0]
 	b.Run(fmt.Sprintf("entries=%d/write", entries), func(b *testing.B) {
 		for b.Loop() {
-			if err := r.kept.SaveCheckpoint(r.x, 1); err != nil {
+			if err := r.kept.SaveCheckpoint(r.Index, 1); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -176,7 +176,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 				cl, err := f.store.catalog.ClassFor(&pieceformat.Header{Namespace: o.Namespace, Group: o.Group})
 				return index.Owner{Class: cl.ID}, err
 			}
-			if _, err := recovery.ReadCheckpoint(file, info.Size, x, owner); err != nil || x.Len() != r.x.Len() {
+			if _, err := recovery.ReadCheckpoint(file, info.Size, x, owner); err != nil || x.Len() != r.Index.Len() {
 				b.Fatal(err)
 			}
 		}
@@ -309,9 +309,9 @@ func BenchmarkReserve(b *testing.B) {
 			b.Fatal(err)
 		}
 		// Resident without a file: what publication does to the index.
-		r.mu.Lock()
-		r.x.SetPieces(p.mark.slot, 1)
-		r.mu.Unlock()
+		r.Lock()
+		r.Index.SetPieces(p.mark.Slot, 1)
+		r.Unlock()
 		p.end()
 	}
 }

@@ -8,9 +8,9 @@ import (
 
 // check compares a root's index with itself and with its account. Nothing may hold root.mu.
 func (r *root) check() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.checkIndex(r.quar.bytes)
+	r.Lock()
+	defer r.Unlock()
+	return r.Check(r.quar.bytes)
 }
 
 // idle checks that nothing is pinned, in flight or leaving.
@@ -18,13 +18,13 @@ func (r *root) idle() error {
 	if err := r.check(); err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.flights) > 0 {
-		return fmt.Errorf("%d entries are in flight", len(r.flights))
+	r.Lock()
+	defer r.Unlock()
+	if n := r.InFlight(); n > 0 {
+		return fmt.Errorf("%d entries are in flight", n)
 	}
 	var err error
-	r.x.Each(func(slot uint32, e *index.Entry) {
+	r.Index.Each(func(slot uint32, e *index.Entry) {
 		if e.Pins() != 0 || e.Any(index.Evicting|index.Detached) {
 			err = fmt.Errorf("slot %d: %d pins, state %#x", slot, e.Pins(), e.State())
 		}

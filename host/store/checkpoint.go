@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"math/bits"
 
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -20,11 +19,11 @@ type savedIndex struct{ *root }
 // unsettled says why the account is not exact, if it is not. mu is held.
 func (r savedIndex) unsettled() string {
 	switch {
-	case r.scanning:
+	case r.Scanning():
 		return "the scan at the start has not ended"
-	case len(r.flights) > 0:
+	case r.InFlight() > 0:
 		return "entries are in flight"
-	case r.account.Figures().Orphans != 0:
+	case r.Account.Figures().Orphans != 0:
 		return "files would not go"
 	case !r.health.Serves():
 		return "the root is out"
@@ -35,10 +34,10 @@ func (r savedIndex) unsettled() string {
 // saveCheckpoint writes the index and the evict policy's state, if the account is exact. Nothing else uses the root any
 // more.
 func (r savedIndex) saveCheckpoint() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	why := r.unsettled()
-	r.x.Each(func(_ uint32, e *index.Entry) {
+	r.Index.Each(func(_ uint32, e *index.Entry) {
 		if e.Any(index.Evicting | index.Detached) {
 			why = "entries are being evicted"
 		}
@@ -53,7 +52,7 @@ func (r savedIndex) saveCheckpoint() {
 		err = r.saveState(when)
 	}
 	if err == nil {
-		err = r.kept.SaveCheckpoint(r.x, when)
+		err = r.kept.SaveCheckpoint(r.Index, when)
 	}
 	if err != nil {
 		r.log.Warn("checkpoint not written; the next start scans", "error", err)
@@ -64,10 +63,10 @@ func (r savedIndex) saveCheckpoint() {
 // mu.
 func (r savedIndex) saveState(when int64) error {
 	r.kept.RemoveState()
-	if r.pinnedAtAll() {
+	if r.pinned() {
 		return nil
 	}
-	s, ok, err := r.evictor.Save(uint32(min(pieceformat.MaxState, 1<<20+256*int64(r.x.High()))))
+	s, ok, err := r.Evictor.Save(uint32(min(pieceformat.MaxState, 1<<20+256*int64(r.Index.High()))))
 	if err != nil {
 		r.log.Warn("evict policy's state not kept; the next start tells it every entry", "error", err)
 	}
@@ -77,8 +76,8 @@ func (r savedIndex) saveState(when int64) error {
 	return r.kept.SaveState(s, when)
 }
 
-func (r *entries) pinnedAtAll() (any bool) {
-	r.x.Each(func(_ uint32, e *index.Entry) { any = any || e.Pins() > 0 })
+func (r savedIndex) pinned() (any bool) {
+	r.Index.Each(func(_ uint32, e *index.Entry) { any = any || e.Pins() > 0 })
 	return any
 }
 
@@ -92,19 +91,9 @@ func (r savedIndex) takeCheckpoint() (state policy.State, ok bool, err error) {
 	if !ok {
 		return state, false, nil
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.x = x
-	r.evictor.SetIndex(x)
-	x.Each(func(slot uint32, e *index.Entry) {
-		r.classOf(slot).Ref()
-		r.account.Commit(x.Owner(slot).Tenant, x.Bytes(slot))
-		if e.Is(index.Complete) {
-			r.complete++
-		}
-		r.count.recovered += uint64(bits.OnesCount64(x.Pieces(slot)))
-	})
-	r.store.changes.Reset() // a root that is opened late brings entries that no change told of
+	r.Lock()
+	defer r.Unlock()
+	r.Restore(x)
 	r.store.stampsFrom(when)
 	return r.kept.LoadState(when), true, nil
 }

@@ -20,14 +20,14 @@ import (
 // image is everything that a restart must bring back: what stands in each slot, and the account.
 func (f *fixture) image() (list []string) {
 	r := f.store.roots[0]
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.x.Each(func(slot uint32, e *index.Entry) {
+	r.Lock()
+	defer r.Unlock()
+	r.Index.Each(func(slot uint32, e *index.Entry) {
 		list = append(list, fmt.Sprintf("%d %s parent %016x tick %d units %d depth %d ranks %x owed %x state %x tenant %d",
-			slot, r.x.Key(slot), e.Parent(), e.LastTouch(), r.x.Units(slot), e.Depth(), r.x.Pieces(slot), r.x.Missing(slot),
-			e.State()&^index.Announced, r.tenantOf(slot)))
+			slot, r.Index.Key(slot), e.Parent(), e.LastTouch(), r.Index.Units(slot), e.Depth(), r.Index.Pieces(slot), r.Index.Missing(slot),
+			e.State()&^index.Announced, r.TenantOf(slot)))
 	})
-	return append(list, fmt.Sprintf("used %d complete %d high %d", r.account.Used(), r.complete, r.x.High()))
+	return append(list, fmt.Sprintf("used %d complete %d high %d", r.Account.Used(), r.Complete(), r.Index.High()))
 }
 
 // grown is a root with entries of several tenants, sizes and sets of ranks, some of them incomplete, with free slots
@@ -188,7 +188,7 @@ func TestPolicyGoesOnFromItsState(t *testing.T) {
 	told = 0
 	f.restart()
 	r := f.store.roots[0]
-	_ = r.evictor.Flush()
+	_ = r.Evictor.Flush()
 	if told != 0 {
 		t.Errorf("the policy was told of %d entries again", told)
 	}
@@ -197,7 +197,7 @@ func TestPolicyGoesOnFromItsState(t *testing.T) {
 	}
 	put(t, filepath.Join(r.dir, pieceformat.StateFile), []byte("nonsense"))
 	f.start()
-	_ = f.store.roots[0].evictor.Flush()
+	_ = f.store.roots[0].Evictor.Flush()
 	if told != before {
 		t.Errorf("the policy lost its state and was told of %d of %d entries", told, before)
 	}

@@ -43,9 +43,9 @@ func TestEventsKeepTheContract(t *testing.T) {
 			l.Release()
 		}
 		r := f.store.roots[0]
-		r.mu.Lock()
-		err := r.evictor.Flush()
-		r.mu.Unlock()
+		r.Lock()
+		err := r.Evictor.Flush()
+		r.Unlock()
 		if err != nil {
 			t.Fatal(err)
 		}

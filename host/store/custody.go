@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -51,9 +52,9 @@ type putCustody interface {
 // removalCustody is the part in removals.
 type removalCustody interface {
 	// unlink removes files of an evicted entry and returns the bytes of those that are left, and why.
-	unlink(v *eviction, pieces uint64) (left int64, failed error)
+	unlink(v *entries.Eviction, pieces uint64) (left int64, failed error)
 	// unlinkDamaged removes an evicted entry's files, one of which is damaged and kept.
-	unlinkDamaged(v *eviction, rank uint32, name string, cause error)
+	unlinkDamaged(v *entries.Eviction, rank uint32, name string, cause error)
 	// discard removes a file of a put that failed, and returns the bytes of it that are left and booked.
 	discard(name string, most int64) (left int64)
 	// reusesFiles says whether puts can overwrite the files of victims.

@@ -44,7 +44,7 @@
 // # Locks
 //
 // A lock is taken only with locks of earlier rows held. Nothing that can block on a device is done under the locks from
-// root.mu on.
+// entries.Set on.
 //
 //	Store.swapping         a change of policies, one at a time
 //	catalog.Lock           opening a namespace; a root's return to service
@@ -53,7 +53,7 @@
 //	evictor.HoldHandovers  a scan, or a handover of the evict policy
 //	Put.mu, Lease.mu       one put's or lease's life
 //	orphans.mu             files to be unlinked again; held for the list, not for the unlinking
-//	entries.mu (root.mu)   a root's index, evict policy and what happens to its entries
+//	entries.Set            a root's index, evict policy and what happens to its entries
 //	capacity.Account       a root's bytes; also capacity.Budget, health.Monitor, the catalog's lists
 //
 // capacity.Budget has a second lock, held while its file is written, before the first. With one client, root.turn lets

@@ -82,7 +82,7 @@ func (r *files) settleDir(dir string) error {
 			continue
 		}
 		if err := r.fs.SyncDir(filepath.Dir(d)); err != nil {
-			return r.entries.syncFailed(err)
+			return r.syncFailed(err)
 		}
 		if r.lastingN.Add(1) > maxLasting { // a place policy may make as many as it likes
 			r.lasting.Clear()
@@ -93,9 +93,7 @@ func (r *files) settleDir(dir string) error {
 	return nil
 }
 
-func (r *entries) syncFailed(cause error) error {
-	r.mu.Lock()
-	r.count.syncFails++
-	r.mu.Unlock()
+func (r *files) syncFailed(cause error) error {
+	r.syncFails.Add(1)
 	return fmt.Errorf("%w: %w", ErrSync, cause)
 }

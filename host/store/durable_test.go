@@ -29,9 +29,9 @@ func (f *fixture) kill() {
 	f.Helper()
 	s := f.store
 	for _, r := range s.roots {
-		r.mu.Lock()
+		r.Lock()
 		r.unsynced = nil
-		r.mu.Unlock()
+		r.Unlock()
 	}
 	s.closed.Store(true)
 	s.stop()

@@ -5,13 +5,14 @@ import (
 
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/health"
 )
 
 // A store is not made.
 var (
 	// ErrResident says that the piece is there already, or is being written by somebody else.
-	ErrResident = errors.New("store: piece is resident")
+	ErrResident = entries.ErrResident
 	// ErrRefused says that the admission policy does not want the entry.
 	ErrRefused = errors.New("store: admission refused")
 	// ErrNoSpace says that the evict policy freed too little: the store is shed.

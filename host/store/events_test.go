@@ -51,9 +51,9 @@ func (w *witness) Victims(ask abi.Ask, dst []uint32) int {
 func (w *witness) told(f *fixture) string {
 	f.Helper()
 	r := f.store.roots[0]
-	r.mu.Lock()
-	err := r.evictor.Flush()
-	r.mu.Unlock()
+	r.Lock()
+	err := r.Evictor.Flush()
+	r.Unlock()
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
@@ -32,51 +32,12 @@ func (c *Config) ttlOf(text string) time.Duration {
 	return 0
 }
 
-// expire sets when an entry expires that was stored at a time, in nanoseconds since 1970. A time in the future comes
-// from a clock that was wrong. mu is held.
-func (r *entries) expire(slot uint32, c *catalog.Class, stored int64) {
-	at := int64(0)
-	if c.Namespace.TTL > 0 {
-		stored = min(stored, r.store.cfg.Now().UnixNano())
-		at = (stored + int64(c.Namespace.TTL) + int64(time.Second) - 1) / int64(time.Second)
-	}
-	r.x.Expiries.Set(slot, at)
-}
-
-// expired says whether an entry has expired. mu is held.
-func (r *entries) expired(slot uint32, now int64) bool {
-	return r.x.Expiries.Any() && r.x.Expiries.Expired(slot, now)
-}
-
-const (
-	sweptSlots   = 1 << 16 // visited by one sweep
-	sweptEntries = 256     // removed by one sweep
-)
-
-// sweepExpired removes a bounded number of entries that have expired and that nobody reads. An entry that would expire
-// later than one stored now was stored by a clock that was wrong: its time to live starts again.
+// sweepExpired removes a bounded number of entries that have expired and that nobody reads.
 func (r *root) sweepExpired(ctx context.Context) {
 	if !r.health.Takes() {
 		return
 	}
-	var gone []mark
-	now := r.store.cfg.Now().Unix()
-	r.mu.Lock()
-	x := &r.x.Expiries
-	x.Sweep(sweptSlots, func(slot uint32) bool {
-		if at := int64(x.At(slot)); at > now && r.x.At(slot).Is(index.Live) {
-			if last := now + int64((r.classOf(slot).Namespace.TTL+time.Second-1)/time.Second); at > last+1 {
-				x.Set(slot, last)
-			}
-		}
-		if x.Expired(slot, now) && r.evictor.Evictable(slot) {
-			gone = append(gone, mark{slot, r.x.Fingerprint(slot)})
-		}
-		return len(gone) < sweptEntries
-	})
-	r.count.expired += uint64(len(gone))
-	r.mu.Unlock()
-	for _, m := range gone {
+	for _, m := range r.SweepExpired() {
 		if ctx.Err() != nil {
 			return
 		}
@@ -90,15 +51,15 @@ func (s *Store) renew(p *Put) {
 		return
 	}
 	for _, r := range s.roots {
-		r.mu.Lock()
-		slot := r.x.Find(p.mark.fp, p.class.Base, &p.key)
-		old := slot != index.None && r.health.Serves() && r.expired(slot, s.cfg.Now().Unix()) && r.evictor.Evictable(slot)
+		r.Lock()
+		slot := r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key)
+		old := slot != index.None && r.health.Serves() && r.Expired(slot, s.cfg.Now().Unix()) && r.Evictor.Evictable(slot)
 		if old {
-			r.count.expired++
+			r.Count.Expired++
 		}
-		r.mu.Unlock()
+		r.Unlock()
 		if old {
-			r.drop(mark{slot, p.mark.fp}, 0)
+			r.drop(entries.Mark{Slot: slot, Fingerprint: p.mark.Fingerprint}, 0)
 		}
 	}
 }

@@ -200,7 +200,7 @@ func TestBackgroundEviction(t *testing.T) {
 	// The evictor ends below the low watermark once it has nothing to wait for.
 	r := f.store.roots[0]
 	wake(r.evictorWake)
-	await(t, "it evicts to the low watermark", func() bool { return f.store.Stats().Roots[0].Used <= r.account.Limit()/2 })
+	await(t, "it evicts to the low watermark", func() bool { return f.store.Stats().Roots[0].Used <= r.Account.Limit()/2 })
 	f.mustRead(59)
 	f.checkUsed()
 	t.Logf("%d puts shed", shed)

@@ -23,9 +23,9 @@ func (k keptFiles) Keep(dir, base string, data []byte) error {
 // Forget removes a file from the roots, except where a scan could not read files that may need it.
 func (k keptFiles) Forget(dir, base string) {
 	for _, r := range k.roots {
-		r.mu.Lock()
+		r.Lock()
 		incomplete := r.scanIncomplete
-		r.mu.Unlock()
+		r.Unlock()
 		if !incomplete && r.health.Takes() {
 			r.custody.forget(r.dir + "/" + dir + "/" + base)
 		}

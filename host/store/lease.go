@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
@@ -64,15 +65,15 @@ func (l *Lease) Release() {
 		}
 		if g.root != at {
 			if at != index.None {
-				l.store.roots[at].mu.Unlock()
+				l.store.roots[at].Unlock()
 			}
 			at = g.root
-			l.store.roots[at].mu.Lock()
+			l.store.roots[at].Lock()
 		}
-		l.store.roots[at].unpinAt(g.slot, g.fp, now)
+		l.store.roots[at].UnpinAt(g.slot, g.fp, now)
 	}
 	if at != index.None {
-		l.store.roots[at].mu.Unlock()
+		l.store.roots[at].Unlock()
 	}
 }
 
@@ -82,7 +83,7 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 		return nil, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
 	}
 	g := l.grants[i]
-	p := &Piece{root: l.store.roots[g.root], mark: mark{g.slot, g.fp}, rank: rank}
+	p := &Piece{root: l.store.roots[g.root], mark: entries.Mark{Slot: g.slot, Fingerprint: g.fp}, rank: rank}
 	if err := l.hold(p); err != nil {
 		return nil, err
 	}
@@ -101,15 +102,15 @@ func (l *Lease) hold(p *Piece) error {
 		return ErrLeaseOver
 	}
 	r := p.root
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	e := r.x.At(p.mark.slot)
+	r.Lock()
+	defer r.Unlock()
+	e := r.Index.At(p.mark.Slot)
 	switch {
-	case e.Is(index.Evicting) || p.rank >= 64 || r.x.Pieces(p.mark.slot)&(1<<p.rank) == 0:
-		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.x.Key(p.mark.slot))
+	case e.Is(index.Evicting) || p.rank >= 64 || r.Index.Pieces(p.mark.Slot)&(1<<p.rank) == 0:
+		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.Index.Key(p.mark.Slot))
 	}
-	r.x.Pin(p.mark.slot)
-	p.key, p.class, p.fallback = r.x.Key(p.mark.slot), r.classOf(p.mark.slot), e.Is(index.FallbackName)
+	r.Index.Pin(p.mark.Slot)
+	p.key, p.class, p.fallback = r.Index.Key(p.mark.Slot), r.ClassOf(p.mark.Slot), e.Is(index.FallbackName)
 	return nil
 }
 
@@ -150,10 +151,10 @@ func (l *Lease) addPieces(b *catalog.PathBatch, grants []grant, rank uint32) {
 			continue
 		}
 		r := l.store.roots[g.root]
-		r.mu.Lock()
-		if r.stands(mark{g.slot, g.fp}) && r.x.Pieces(g.slot)&(1<<rank) != 0 {
-			b.Add(catalog.PathQuery{Class: r.classOf(g.slot), Prefix: r.slash, Key: r.x.Key(g.slot), Rank: rank})
+		r.Lock()
+		if r.Stands(entries.Mark{Slot: g.slot, Fingerprint: g.fp}) && r.Index.Pieces(g.slot)&(1<<rank) != 0 {
+			b.Add(catalog.PathQuery{Class: r.ClassOf(g.slot), Prefix: r.slash, Key: r.Index.Key(g.slot), Rank: rank})
 		}
-		r.mu.Unlock()
+		r.Unlock()
 	}
 }

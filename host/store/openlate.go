@@ -46,12 +46,12 @@ func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 // reset gives up what opening has begun. Nobody else uses the root yet.
 func (r *root) reset() {
 	r.custody.leave()
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	_ = r.directory.Close() // what the lock protects is not used
-	r.quar.files, r.quar.bytes, r.scanning = nil, 0, false
-	r.evictor.SetScanning(false)
-	r.account.Reset()
+	r.quar.files, r.quar.bytes = nil, 0
+	r.CancelScan()
+	r.Account.Reset()
 }
 
 // openLate opens a root that was left out.
@@ -68,10 +68,7 @@ func (r *root) openLate(ctx context.Context) error {
 		return err
 	}
 	r.unavailable.Store(false)
-	r.mu.Lock()
-	scanning := r.scanning
-	r.mu.Unlock()
-	if scanning {
+	if r.IsScanning() {
 		r.store.work.Go(func() { r.scanAll(r.store.run, nil) })
 	}
 	if err := (returning{r}).rejoin(ctx, health.Returning); err != nil {

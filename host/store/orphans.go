@@ -236,5 +236,5 @@ func (l *orphans) gone(o *orphan) {
 		o.class.Release()
 	}
 	r.custody.returned(o.credit) // first, so that the evictor sees rather more used than less
-	r.account.Remove(capacity.Orphans, o.bytes)
+	r.Account.Remove(capacity.Orphans, o.bytes)
 }

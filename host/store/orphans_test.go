@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -41,10 +42,10 @@ func TestEvictionWithoutAName(t *testing.T) {
 	})
 	f.mustPut(0, 1)
 	r, k := f.store.roots[0], testKey(0)
-	r.mu.Lock()
+	r.Lock()
 	fp := chunk.Fingerprint(f.space.Digest, 0, k)
-	m := mark{r.x.Find(fp, f.space.Class(0).Base, &k), fp}
-	r.mu.Unlock()
+	m := entries.Mark{Slot: r.Index.Find(fp, f.space.Class(0).Base, &k), Fingerprint: fp}
+	r.Unlock()
 	place.fails.Store(true)
 	r.drop(m, 0)
 	place.fails.Store(false)
@@ -143,10 +144,10 @@ func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 			}
 			spoil(f, faulty, files[0])
 			r, k := f.store.roots[0], testKey(0)
-			r.mu.Lock()
+			r.Lock()
 			fp := chunk.Fingerprint(f.space.Digest, 0, k)
-			m := mark{r.x.Find(fp, f.space.Class(0).Base, &k), fp}
-			r.mu.Unlock()
+			m := entries.Mark{Slot: r.Index.Find(fp, f.space.Class(0).Base, &k), Fingerprint: fp}
+			r.Unlock()
 			r.drop(m, 0)
 			if disk, _ := usage(t, r.dir); f.store.Stats().Roots[0].Used < disk {
 				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)

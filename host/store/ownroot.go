@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -58,20 +59,20 @@ func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	return nil
 }
 
-func (c ownRoot) unlink(v *eviction, pieces uint64) (left int64, failed error) {
+func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
 	r := c.r
 	for rank := range ranksOf(pieces) {
-		name, err := r.locatePiece(v.class, &v.key, rank, v.fallback)
+		name, err := r.locatePiece(v.Class, &v.Key, rank, v.FallbackName)
 		if err != nil {
-			r.log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account", "key", v.key, "error", err)
-			r.deferDeleteUnnamed(v.class, &v.key, rank, v.fallback)
-			left, failed = left+v.class.FileBytes(), err
+			r.log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account", "key", v.Key, "error", err)
+			r.deferDeleteUnnamed(v.Class, &v.Key, rank, v.FallbackName)
+			left, failed = left+v.Class.FileBytes(), err
 			continue
 		}
-		n, err := r.remove(name, v.class.FileBytes())
+		n, err := r.remove(name, v.Class.FileBytes())
 		left += n
 		if errors.Is(err, fs.ErrNotExist) {
-			r.counted(&r.count.vanished)
+			r.Counted(&r.Count.Vanished)
 			r.quar.recount()
 		} else if err != nil {
 			failed = err
@@ -80,29 +81,29 @@ func (c ownRoot) unlink(v *eviction, pieces uint64) (left int64, failed error) {
 	return left, failed
 }
 
-func (c ownRoot) unlinkDamaged(v *eviction, rank uint32, name string, cause error) {
+func (c ownRoot) unlinkDamaged(v *entries.Eviction, rank uint32, name string, cause error) {
 	r := c.r
-	k, left := r.quar.move(name, v.class.FileBytes(), cause)
-	v.left, _ = c.unlink(v, v.pieces&^(1<<rank))
-	v.left += left
-	r.mu.Lock()
-	n := min(k.bytes, r.x.Bytes(v.slot)) // the entry's no more: the quarantine has them
-	r.x.Resize(v.slot, -n)
-	r.account.Release(r.x.Owner(v.slot).Tenant, n)
+	k, left := r.quar.move(name, v.Class.FileBytes(), cause)
+	v.Left, _ = c.unlink(v, v.Pieces&^(1<<rank))
+	v.Left += left
+	r.Lock()
+	n := min(k.bytes, r.Index.Bytes(v.Slot)) // the entry's no more: the quarantine has them
+	r.Index.Resize(v.Slot, -n)
+	r.Account.Release(r.Index.Owner(v.Slot).Tenant, n)
 	excess := r.quar.add(k)
-	r.mu.Unlock()
+	r.Unlock()
 	r.quar.remove(excess)
 }
 
 func (c ownRoot) discard(name string, most int64) (left int64) {
 	left, _ = c.r.remove(name, most)
-	c.r.account.Add(capacity.Orphans, left)
+	c.r.Account.Add(capacity.Orphans, left)
 	return left
 }
 
 func (c ownRoot) reusesFiles() bool { return !c.r.cfg.unlinks }
 
-func (c ownRoot) within() bool { return c.r.isScanning() || c.r.account.Excess(1) <= 0 }
+func (c ownRoot) within() bool { return c.r.IsScanning() || c.r.Account.Excess(1) <= 0 }
 
 func (c ownRoot) forget(name string) {
 	if err := c.r.fs.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +133,7 @@ func (c ownRoot) save() {
 }
 
 func (c ownRoot) found(sight *scanState, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
-	if was := sight.addToIndex(cl, h, allocated, fallback); was.class != nil {
+	if was := sight.Add(cl, h, allocated, fallback); was.Class != nil {
 		sight.resolve(was, name, h, allocated)
 	}
 }
@@ -146,7 +147,7 @@ func (c ownRoot) foundUnknown(sight *scanState, name string, _ int64, err error)
 		sight.unreadable(name, err)
 		return
 	}
-	c.r.counted(&c.r.count.unclaimed)
+	c.r.Counted(&c.r.count.unclaimed)
 	c.r.quar.isolate(name, err)
 }
 
@@ -156,7 +157,7 @@ func (c ownRoot) rename(sight *scanState, from, to string, _ int64) bool {
 	case err == nil:
 		return true
 	case errors.Is(err, fs.ErrExist):
-		c.r.counted(&c.r.count.unclaimed)
+		c.r.Counted(&c.r.count.unclaimed)
 		c.r.quar.isolate(from, err)
 	default:
 		sight.unreadable(from, err)

@@ -113,8 +113,8 @@ func TestOneFaultAmongManyNames(t *testing.T) {
 		f.mustRead(n)
 	}
 	r := f.store.roots[0]
-	r.x.Each(func(slot uint32, e *index.Entry) {
-		if k := r.x.Key(slot); e.Is(index.FallbackName) != (k == testKey(7)) {
+	r.Index.Each(func(slot uint32, e *index.Entry) {
+		if k := r.Index.Key(slot); e.Is(index.FallbackName) != (k == testKey(7)) {
 			t.Errorf("entry %s: under the built-in name %v", k, e.Is(index.FallbackName))
 		}
 	})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -20,7 +21,7 @@ import (
 type Piece struct {
 	root     *root
 	class    *catalog.Class
-	mark     mark
+	mark     entries.Mark
 	key      chunk.Key
 	rank     uint32
 	fallback bool
@@ -57,7 +58,7 @@ func (p *Piece) open(name string) (err error) {
 		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
-		r.counted(&r.count.vanished)
+		r.Counted(&r.Count.Vanished)
 		r.quar.recount()
 		r.drop(p.mark, 0)
 		return fmt.Errorf("%w: %w", ErrGone, err)
@@ -167,9 +168,9 @@ func (p *Piece) Close() {
 	if p.file != nil {
 		_ = p.file.Close() // it was only read
 	}
-	p.root.mu.Lock()
-	p.root.unpin(p.mark.slot, p.mark.fp)
-	p.root.mu.Unlock()
+	p.root.Lock()
+	p.root.Unpin(p.mark)
+	p.root.Unlock()
 }
 
 // readHeader reads and decodes the header of a file.

@@ -135,28 +135,19 @@ func (p *Put) enter(info staging.Info) error {
 	r := p.root
 	p.removeTemp()
 	p.root.custody.giveBack(p)
-	r.mu.Lock()
-	e := r.x.At(p.mark.slot)
-	if e.Is(index.Evicting) {
-		r.mu.Unlock()
+	r.Lock()
+	if r.Index.At(p.mark.Slot).Is(index.Evicting) {
+		r.Unlock()
 		r.custody.discard(p.target, p.class.FileBytes())
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
-	r.x.PieceWritten(p.mark.slot, p.rank)
-	if r.x.Pieces(p.mark.slot)&p.ranks == p.ranks && !e.Is(index.Complete) {
-		e.Set(index.Complete)
-		r.completed(p.mark.slot, p.parent)
-	}
-	diff := max(pieceformat.Padded(info.Allocated)-p.class.FileBytes(), -r.x.Bytes(p.mark.slot))
-	r.x.Resize(p.mark.slot, diff)
-	r.account.Commit(r.x.Owner(p.mark.slot).Tenant, diff)
-	r.count.published++
-	lost := p.lost() // under mu: a batch that fails later finds it in unsynced
+	r.Written(p.mark.Slot, p.rank, p.ranks, p.parent, pieceformat.Padded(info.Allocated)-p.class.FileBytes())
+	lost := p.lost() // under the lock: a batch that fails later finds it in unsynced
 	if r.store.cfg.Durability == Batch && lost == nil {
 		r.unsynced = append(r.unsynced, p.mark)
 	}
-	r.mu.Unlock()
+	r.Unlock()
 	p.end()
 	if lost != nil {
 		r.drop(p.mark, 0)
@@ -188,25 +179,13 @@ func (p *Put) abort(cause error) {
 	if health.NoSpace(cause) {
 		freeSpace{r}.full(p.entryBytes(), cause)
 	}
-	r.mu.Lock()
-	r.count.aborted++
+	r.Lock()
+	r.Count.Aborted++
 	r.custody.aborted(p)
-	r.mu.Unlock()
+	r.Unlock()
 	r.log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
 	r.shrinkIfOver()
-}
-
-// unreserve gives up what an entry has bytes for and will not get: on a shared root they are the put's credit, and who
-// tries again takes credit again. mu is held.
-func (r *entries) unreserve(slot, rank uint32, bytes int64) {
-	if r.x.Missing(slot)&(1<<rank) == 0 || r.x.Pieces(slot)&(1<<rank) != 0 {
-		return
-	}
-	r.x.UnreservePiece(slot, rank)
-	bytes = min(bytes, r.x.Bytes(slot))
-	r.x.Resize(slot, -bytes)
-	r.account.Release(r.x.Owner(slot).Tenant, bytes)
 }
 
 // removeTemp unlinks the temporary, if there is one. Where it would not go the put's credit stays with it.
@@ -220,18 +199,9 @@ func (p *Put) removeTemp() {
 	p.temp = ""
 }
 
-// end takes the piece out of flight and lets go of its entry. An entry that nothing is left of goes.
+// end takes the piece out of flight and lets go of its entry.
 func (p *Put) end() {
-	r, slot := p.root, p.mark.slot
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	f := r.flights[slot]
-	f.ranks &^= 1 << p.rank
-	r.setFlight(slot, f)
-	r.reap(slot) // a reader may have a pin for long; whoever wants to store the key again need not wait for that
-	if e := r.x.At(slot); !e.Is(index.Evicting) && f.ranks == 0 && r.x.Pieces(slot) == 0 {
-		v := r.beginEvict(slot)
-		r.finishEvict(&v)
-	}
-	r.unpin(slot, p.mark.fp)
+	p.root.Lock()
+	defer p.root.Unlock()
+	p.root.EndWrite(p.mark, p.rank)
 }

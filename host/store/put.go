@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -36,7 +36,7 @@ type PutRequest struct {
 type Put struct {
 	root     *root
 	class    *catalog.Class
-	mark     mark
+	mark     entries.Mark
 	key      chunk.Key
 	parent   chunk.Key
 	depth    uint32
@@ -70,7 +70,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	class := p.class // p's is its entry's in the end
 	defer class.Release()
 	s.shadows.offer(p, &q, s.clock())
-	stripe := s.stripes[p.mark.fp%uint64(len(s.stripes))]
+	stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
 	if err := stripe.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 		return nil, err
 	}
 	return &Put{
-		class: c, mark: mark{fp: chunk.Fingerprint(c.Namespace.Digest, c.Group, q.Key)},
+		class: c, mark: entries.Mark{Fingerprint: chunk.Fingerprint(c.Namespace.Digest, c.Group, q.Key)},
 		key: q.Key, parent: q.Parent, depth: q.Depth, rank: q.Rank, ranks: q.Ranks, tenant: q.Tenant,
 	}, nil
 }
@@ -151,44 +151,20 @@ func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 }
 
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var unwatch func() bool
-	defer func() {
-		if unwatch != nil {
-			unwatch()
-		}
-	}()
-	for {
-		slot := r.x.Find(p.mark.fp, p.class.Base, &p.key)
-		if slot == index.None {
-			return false, nil
-		}
-		e, f := r.x.At(slot), r.flights[slot]
-		if e.Is(index.Evicting) && f.ranks == 0 {
-			if err := cmp.Or(ctx.Err(), r.custody.waitsFor(p)); err != nil {
-				return false, err
-			}
-			if unwatch == nil {
-				unwatch = context.AfterFunc(ctx, func() {
-					r.mu.Lock() // not between the look at ctx and the wait
-					defer r.mu.Unlock()
-					r.reaped.Broadcast()
-				})
-			}
-			r.reaped.Wait() // its files are being unlinked
-			continue
-		}
-		if e.Is(index.Evicting) || (r.x.Pieces(slot)|f.ranks)&(1<<p.rank) != 0 {
-			return false, ErrResident
-		}
-		f.ranks |= 1 << p.rank
-		r.flights[slot] = f
-		p.root, p.mark.slot, p.stamp, p.outage, p.unsure = r, slot, r.store.stamp(), r.health.Returns(), r.unsure.Load()
-		p.class = r.classOf(slot)
-		r.evictor.Pin(slot, p.mark.fp, 0)
-		return true, nil
+	r.Lock()
+	defer r.Unlock()
+	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, func() error { return r.custody.waitsFor(p) })
+	if err != nil || slot == index.None {
+		return false, err
 	}
+	p.mark.Slot, p.class = slot, r.ClassOf(slot)
+	p.begin(r)
+	return true, nil
+}
+
+// begin notes when the put began in its root.
+func (p *Put) begin(r *root) {
+	p.root, p.stamp, p.outage, p.unsure = r, r.store.stamp(), r.health.Returns(), r.unsure.Load()
 }
 
 // admitted asks the admit policy about a new entry.
@@ -197,7 +173,7 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 	defer s.candidates.Put(w)
 	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	w.ask[0] = abi.Candidate{
-		Key: p.mark.fp, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
+		Key: p.mark.Fingerprint, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
 		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant, Time: s.clock(),
 	}
 	if parent != 0 && s.holds(parent) {
@@ -222,10 +198,10 @@ type candidate struct {
 
 func (s *Store) holds(fp uint64) bool {
 	for _, r := range s.roots {
-		r.mu.Lock()
-		slot := r.x.FindFingerprint(fp)
-		there := slot != index.None && r.health.Serves() && !r.x.At(slot).Is(index.Evicting)
-		r.mu.Unlock()
+		r.Lock()
+		slot := r.Index.FindFingerprint(fp)
+		there := slot != index.None && r.health.Serves() && !r.Index.At(slot).Is(index.Evicting)
+		r.Unlock()
 		if there {
 			return true
 		}
@@ -278,7 +254,8 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
 		return err
 	}
-	p.root, p.target, p.stamp, p.outage, p.unsure = r, r.dir+"/"+rel, s.stamp(), r.health.Returns(), r.unsure.Load()
+	p.begin(r)
+	p.target = r.dir + "/" + rel
 	enter := func() error { return p.addEntry(tenant, parent, q) }
 	if err := r.custody.reserve(ctx, reservation{Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, reuseFor: p, enter: enter}); err != nil {
 		return p.shed(err)
@@ -292,31 +269,21 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	if err := r.custody.mayInsert(p); err != nil {
 		return err
 	}
-	slot := r.x.Add(p.mark.fp, index.Owner{Class: p.class.ID, Tenant: tenant}, &p.key, parent, q.Depth)
-	if slot == index.None {
-		return fmt.Errorf("%w: the index cannot tell %s from others", ErrNoSpace, p.key)
+	slot, err := r.Insert(&entries.New{
+		Fingerprint: p.mark.Fingerprint, Class: p.class, Key: &p.key, Parent: parent, Depth: q.Depth, Tenant: tenant,
+		Rank: p.rank, Reserved: p.reserves(), Stored: p.stamp, FallbackName: p.fallback, Request: q.Request,
+	})
+	if err != nil {
+		return err
 	}
-	e := r.x.At(slot)
-	p.class.Ref() // the entry's
-	r.x.SetUnits(slot, uint32(p.entryBytes()/abi.SizeUnit))
-	r.x.ReservePieces(slot, p.reserves())
-	r.expire(slot, p.class, p.stamp)
-	if p.fallback {
-		e.Set(index.FallbackName)
-	}
-	r.count.inserted++
-	r.flights[slot] = flight{ranks: 1 << p.rank}
-	p.mark.slot = slot
-	r.x.Touch(slot)
-	r.evictor.Announce(abi.OpInsert, slot, p.mark.fp, q.Request)
-	r.evictor.Pin(slot, p.mark.fp, q.Request)
+	p.mark.Slot = slot
 	r.wakeAboveHigh()
 	return nil
 }
 
 // wakeAboveHigh wakes the background evictor above the high watermark.
 func (r *root) wakeAboveHigh() {
-	if cfg := &r.store.cfg; cfg.EvictMode == Background && r.account.Excess(cfg.High) > 0 {
+	if cfg := &r.store.cfg; cfg.EvictMode == Background && r.Account.Excess(cfg.High) > 0 {
 		wake(r.evictorWake)
 	}
 }
@@ -345,20 +312,20 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 
 // evicts says whether a reservation of so many bytes is to evict for itself. On a shared root the evictor does.
 func (r *root) evicts(tenant uint16, bytes int64) bool {
-	return r.custody.evicts() && (r.store.cfg.EvictMode == OnDemand || r.account.OverQuota(r.want(tenant, bytes)))
+	return r.custody.evicts() && (r.store.cfg.EvictMode == OnDemand || r.Account.OverQuota(r.want(tenant, bytes)))
 }
 
 // extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not
 // among the victims; should it be dropped meanwhile, its bytes are given back with it.
 func (p *Put) extend(ctx context.Context) error {
-	r, slot, need := p.root, p.mark.slot, p.class.FileBytes()
-	r.mu.Lock()
-	has, tenant := r.x.Reserved(slot)&(1<<p.rank) != 0, r.x.Owner(slot).Tenant
-	r.mu.Unlock()
+	r, slot, need := p.root, p.mark.Slot, p.class.FileBytes()
+	r.Lock()
+	has, tenant := r.Index.Reserved(slot)&(1<<p.rank) != 0, r.Index.Owner(slot).Tenant
+	r.Unlock()
 	if has {
 		return nil // nobody else adds this rank: the key's stripe is held
 	}
-	if err := r.budget.charge(p, need, p.mark.fp); err != nil { // as a continuation of what is there
+	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
 		return err
 	}
 	evicts := r.evicts(tenant, need)
@@ -369,8 +336,7 @@ func (p *Put) extend(ctx context.Context) error {
 		defer r.turn.Release(1)
 	}
 	enter := func() error {
-		r.x.Resize(slot, need)
-		r.x.ReservePieces(slot, 1<<p.rank)
+		r.Extend(slot, p.rank, need)
 		r.wakeAboveHigh()
 		return nil
 	}
@@ -383,7 +349,7 @@ func (p *Put) extend(ctx context.Context) error {
 // shed gives up a reservation, and the file that it may have got from a victim.
 func (p *Put) shed(cause error) error {
 	r := p.root
-	r.counted(&r.count.sheds)
+	r.Counted(&r.Count.Sheds)
 	p.removeTemp()
 	p.root.custody.giveBack(p)
 	r.budget.Refund(&p.charge)

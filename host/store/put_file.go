@@ -36,10 +36,10 @@ func (p *Put) useFallbackName(cause error) error {
 		return err
 	}
 	r.log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
-	r.mu.Lock()
-	r.x.At(p.mark.slot).Set(index.FallbackName)
-	r.count.placeFaults++
-	r.mu.Unlock()
+	r.Lock()
+	r.Index.At(p.mark.Slot).Set(index.FallbackName)
+	r.Count.PlaceFaults++
+	r.Unlock()
 	p.target, p.fallback = target, true
 	return nil
 }

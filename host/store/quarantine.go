@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
@@ -30,10 +31,10 @@ const quarantineShare = 16
 func (q *quarantine) isolate(name string, cause error) {
 	r := q.root
 	k, left := q.move(name, 0, cause)
-	r.account.Add(capacity.Orphans, left)
-	r.mu.Lock()
+	r.Account.Add(capacity.Orphans, left)
+	r.Lock()
 	excess := q.add(k)
-	r.mu.Unlock()
+	r.Unlock()
 	q.remove(excess)
 }
 
@@ -74,7 +75,7 @@ func (q *quarantine) add(k kept) (excess []kept) {
 	}
 	q.files = append(q.files, k)
 	q.bytes += k.bytes
-	r.account.Add(capacity.Quarantine, k.bytes)
+	r.Account.Add(capacity.Quarantine, k.bytes)
 	r.count.quarantined++
 	for len(q.files) > max(r.store.cfg.QuarantineFiles, 0) || q.bytes > r.cfg.Capacity/quarantineShare {
 		excess = append(excess, q.oldest())
@@ -95,22 +96,22 @@ func (q *quarantine) remove(list []kept) {
 	r := q.root
 	for _, k := range list {
 		left, _ := r.remove(k.name, k.bytes)
-		r.account.Add(capacity.Orphans, left)
-		r.account.Remove(capacity.Quarantine, k.bytes)
+		r.Account.Add(capacity.Orphans, left)
+		r.Account.Remove(capacity.Quarantine, k.bytes)
 	}
 }
 
 // shrink removes quarantined files, oldest first, until so many bytes are free. It is false when there are none.
 func (q *quarantine) shrink(bytes int64) bool {
 	r := q.root
-	r.mu.Lock()
+	r.Lock()
 	var list []kept
 	for len(q.files) > 0 && bytes > 0 {
 		k := q.oldest()
 		bytes -= k.bytes
 		list = append(list, k)
 	}
-	r.mu.Unlock()
+	r.Unlock()
 	q.remove(list)
 	return len(list) > 0
 }
@@ -123,7 +124,7 @@ func (q *quarantine) load() error {
 		return fmt.Errorf("store: root %s: %w", r.dir, err)
 	}
 	var excess []kept
-	r.mu.Lock()
+	r.Lock()
 	for _, e := range list {
 		name := r.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()
 		info, err := r.fs.Stat(name)
@@ -133,7 +134,7 @@ func (q *quarantine) load() error {
 		excess = append(excess, q.add(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
 	}
 	r.count.quarantined = 0
-	r.mu.Unlock()
+	r.Unlock()
 	q.remove(excess)
 	return nil
 }
@@ -156,11 +157,11 @@ func (q *quarantine) recount() {
 		if err != nil || !info.Mode.IsRegular() {
 			continue
 		}
-		r.mu.Lock()
+		r.Lock()
 		if !q.has(name) {
 			excess = append(excess, q.add(kept{name: name, bytes: pieceformat.Padded(info.Allocated)})...)
 		}
-		r.mu.Unlock()
+		r.Unlock()
 	}
 	q.remove(excess)
 }
@@ -171,23 +172,23 @@ func (q *quarantine) has(name string) bool {
 
 func (q *quarantine) holds(name string) bool {
 	r := q.root
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return q.has(name)
 }
 
 // dropDamaged removes an entry because of one rank's file, which goes into quarantine.
-func (r *root) dropDamaged(m mark, rank uint32, name string, cause error) {
-	r.mu.Lock()
-	if !r.stands(m) {
-		r.mu.Unlock()
+func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error) {
+	r.Lock()
+	if !r.Stands(m) {
+		r.Unlock()
 		return
 	}
-	v := r.beginEvict(m.slot)
-	r.count.damaged++
-	r.mu.Unlock()
+	v := r.BeginEvict(m.Slot)
+	r.Count.Damaged++
+	r.Unlock()
 	r.custody.unlinkDamaged(&v, rank, name, cause)
-	r.mu.Lock()
-	r.finishEvict(&v)
-	r.mu.Unlock()
+	r.Lock()
+	r.FinishEvict(&v)
+	r.Unlock()
 }

@@ -97,8 +97,8 @@ func TestRecoveredEntriesAreReserved(t *testing.T) {
 	if err := errors.Join(f.putRanks(1, 3, 0b1100), f.putRanks(1, 1, 0b0011)); err != nil {
 		t.Fatal(err)
 	}
-	if !f.hasRanks(1, 0) || len(r.x.MissingByClass()) != 0 {
-		t.Errorf("the entry is not whole; %v are missing", r.x.MissingByClass())
+	if !f.hasRanks(1, 0) || len(r.Index.MissingByClass()) != 0 {
+		t.Errorf("the entry is not whole; %v are missing", r.Index.MissingByClass())
 	}
 	f.checkUsed()
 }

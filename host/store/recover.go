@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/bits"
 	"os"
 	"path/filepath"
 
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
-	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
@@ -36,28 +33,21 @@ func (r ownScan) start(ctx context.Context) error {
 	if !ok {
 		return r.begin()
 	}
-	r.mu.Lock()
-	r.evictor.Resume(ctx, state)
-	r.mu.Unlock()
+	r.Lock()
+	r.Evictor.Resume(ctx, state)
+	r.Unlock()
 	r.shrink(ctx)
 	close(r.scanned)
 	return ctx.Err()
 }
 
-// scanState judges the files of a scan. Its methods run on several goroutines; what is written is guarded by root.mu.
+// scanState judges the files of a scan. Its methods run on several goroutines.
 type scanState struct {
-	root     *root
-	stamps   []int64 // by slot: the newest store time of its pieces
-	late     bool    // the order is known: what is found is the newest
-	orphaned int64   // bytes of files that could not be read, or have no place in the index
-	doubts   []doubt // of what may be gone again
-	over     bool    // the scan has ended
+	*entries.Scan
+	root *root
 }
 
-type doubt struct {
-	mark
-	rank uint32
-}
+func (r *root) newScan() *scanState { return &scanState{r.NewScan(), r} }
 
 // file judges one file. rel is its path below the root.
 func (c *scanState) file(rel string, e fs.DirEntry) {
@@ -76,7 +66,7 @@ func (c *scanState) file(rel string, e fs.DirEntry) {
 		return
 	}
 	if !e.Type().IsRegular() || filepath.Base(rel)[0] == '.' {
-		r.counted(&r.count.foreign)
+		r.Counted(&r.count.foreign)
 		return
 	}
 	if r.orphans.has(name) {
@@ -102,7 +92,7 @@ func (c *scanState) unsound(name, rel string, info staging.Info, err error) {
 	switch {
 	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
 		if !r.store.catalog.Claims(rel) && !(r.store.catalog.RegisterAll() && r.store.catalog.Claims(rel)) {
-			r.counted(&r.count.foreign)
+			r.Counted(&r.count.foreign)
 			return
 		}
 		r.quar.isolate(name, err)
@@ -114,9 +104,9 @@ func (c *scanState) unsound(name, rel string, info staging.Info, err error) {
 }
 
 func (c *scanState) skipped(rel string, err error) {
-	c.root.mu.Lock()
+	c.root.Lock()
 	c.root.scanIncomplete = true
-	c.root.mu.Unlock()
+	c.root.Unlock()
 	c.root.log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
 }
 
@@ -131,24 +121,18 @@ func (c *scanState) unreadable(name string, err error) {
 	if info, err := r.fs.Stat(name); err == nil {
 		n = pieceformat.Padded(info.Allocated)
 	}
-	r.mu.Lock()
-	c.orphaned += n
+	c.Overlook(n)
+	r.Lock()
 	r.scanIncomplete = true
-	r.mu.Unlock()
+	r.Unlock()
 }
 
 func (r *root) sweep(name string) error {
 	if err := r.fs.Remove(name); err != nil {
 		return err
 	}
-	r.counted(&r.count.swept)
+	r.Counted(&r.count.swept)
 	return nil
-}
-
-func (r *entries) counted(n *uint64) {
-	r.mu.Lock()
-	*n++
-	r.mu.Unlock()
 }
 
 // identify takes a sound piece into the index if a name leads to it: the place policy's, or the built-in one. A piece
@@ -175,34 +159,34 @@ func (c *scanState) identify(name, rel string, h *pieceformat.Header, allocated 
 // resolve ends a clash. A piece that another naming named than its entry's is moved to where the entry looks for it. Of
 // a piece that is there twice, as after a power failure that has undone an unlinking, the file goes that no load would
 // open.
-func (c *scanState) resolve(was clash, name string, h *pieceformat.Header, allocated int64) {
+func (c *scanState) resolve(was entries.Conflict, name string, h *pieceformat.Header, allocated int64) {
 	r := c.root
-	builtin, err := r.path(was.class, &h.Key, h.Rank, true)
+	builtin, err := r.path(was.Class, &h.Key, h.Rank, true)
 	if err != nil {
 		c.unreadable(name, err)
 		return
 	}
-	if was.twice {
-		opened, err := r.locatePiece(was.class, &h.Key, h.Rank, true)
+	if was.Twice {
+		opened, err := r.locatePiece(was.Class, &h.Key, h.Rank, true)
 		switch {
 		case err != nil:
 			c.unreadable(name, err)
 		case opened != name:
 			r.custody.discard(name, allocated)
-		case was.fallback && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
-			if o, err := r.readHeader(builtin); err == nil && was.class.IsPiece(&o, &h.Key, h.Rank) {
+		case was.FallbackName && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
+			if o, err := r.readHeader(builtin); err == nil && was.Class.IsPiece(&o, &h.Key, h.Rank) {
 				r.custody.discard(builtin, allocated)
 			}
 		}
 		return
 	}
 	fallback := name == builtin
-	if placed, err := r.path(was.class, &h.Key, h.Rank, false); err == nil && name != placed && !fallback {
+	if placed, err := r.path(was.Class, &h.Key, h.Rank, false); err == nil && name != placed && !fallback {
 		if err := r.move(name, placed); errors.Is(err, fs.ErrExist) {
 			r.custody.discard(name, allocated) // the scan comes to that one, or has
 			return
 		} else if err != nil {
-			r.counted(&r.count.unclaimed)
+			r.Counted(&r.count.unclaimed)
 			r.quar.isolate(name, err)
 			return
 		}
@@ -210,7 +194,7 @@ func (c *scanState) resolve(was clash, name string, h *pieceformat.Header, alloc
 		c.unreadable(name, err)
 		return
 	}
-	c.addToIndex(was.class, h, allocated, fallback)
+	c.Add(was.Class, h, allocated, fallback)
 }
 
 func (r *root) move(from, to string) error {
@@ -220,7 +204,7 @@ func (r *root) move(from, to string) error {
 	if err := r.fs.RenameNoReplace(from, to); err != nil {
 		return fmt.Errorf("store: the place policy names it %s: %w", to, err)
 	}
-	r.counted(&r.count.renamed)
+	r.Counted(&r.count.renamed)
 	return nil
 }
 
@@ -228,67 +212,4 @@ func (r *root) move(from, to string) error {
 // cannot be of it.
 func nobodys(err error) bool {
 	return errors.Is(err, ErrUnknownNamespace) || errors.Is(err, catalog.ErrAlien)
-}
-
-// clash is what keeps a piece from being entered: its entry has files of another naming, or this piece already.
-type clash struct {
-	class    *catalog.Class // the entry's
-	fallback bool           // of the entry
-	twice    bool
-}
-
-// addToIndex enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names
-// will.
-func (c *scanState) addToIndex(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) (was clash) {
-	r := c.root
-	tenant := r.store.catalog.Tenants.Number(h.Tenant)
-	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if c.over {
-		return was // the scan has ended meanwhile, and seen everything
-	}
-	slot := r.x.Find(fp, cl.Base, &h.Key)
-	if slot != index.None && (r.x.At(slot).Is(index.Evicting) || r.flights[slot].ranks&(1<<h.Rank) != 0) {
-		return was // it goes, or a put that has just given it its name counts it
-	}
-	if slot == index.None {
-		slot = r.x.Add(fp, index.Owner{Class: cl.ID, Tenant: tenant}, &h.Key, chunk.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth)
-		if slot == index.None {
-			c.orphaned += allocated // more entries than slots: the bytes are there all the same
-			return was
-		}
-		cl.Ref()
-	}
-	e := r.x.At(slot)
-	if twice := r.x.Pieces(slot)&(1<<h.Rank) != 0; twice || r.classOf(slot).Place != cl.Place {
-		return clash{r.classOf(slot), e.Is(index.FallbackName), twice}
-	}
-	fresh := h.Pieces &^ r.x.Reserved(slot) // h.Rank is among h.Pieces
-	r.x.ReservePieces(slot, fresh)
-	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / pieceformat.Page
-	r.x.Resize(slot, diff*pieceformat.Page)
-	r.account.Commit(r.x.Owner(slot).Tenant, diff*pieceformat.Page)
-	r.account.Remove(capacity.Unscanned, allocated)
-	r.x.PieceWritten(slot, h.Rank)
-	if fallback {
-		e.Set(index.FallbackName)
-	}
-	if r.x.Pieces(slot)&h.Pieces == h.Pieces && !e.Is(index.Complete) {
-		e.Set(index.Complete)
-		r.completed(slot, h.Parent)
-	}
-	r.expire(slot, cl, h.StoreTime)
-	if !c.late {
-		for uint32(len(c.stamps)) <= slot {
-			c.stamps = append(c.stamps, 0)
-		}
-		c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
-	}
-	r.count.recovered++
-	if _, ok := r.removedDuringScan[fp]; ok {
-		// An entry of this key was dropped after the scan began, and this file may have gone with it.
-		c.doubts = append(c.doubts, doubt{mark{slot, fp}, h.Rank})
-	}
-	return was
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -22,14 +23,14 @@ import (
 
 // offerFile makes the file of one of a victim's pieces the temporary of the put, if it has the right size, and returns
 // the pieces whose files are still to be unlinked. The caller holds turn, and not mu.
-func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
-	if reuseFor == nil || reuseFor.temp != "" || !r.custody.reusesFiles() || v.pieces == 0 || v.class.FileBytes() != reuseFor.class.FileBytes() {
-		return v.pieces
+func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
+	if reuseFor == nil || reuseFor.temp != "" || !r.custody.reusesFiles() || v.Pieces == 0 || v.Class.FileBytes() != reuseFor.class.FileBytes() {
+		return v.Pieces
 	}
-	bit := v.pieces & -v.pieces
-	name, err := r.locatePiece(v.class, &v.key, uint32(bits.TrailingZeros64(bit)), v.fallback)
+	bit := v.Pieces & -v.Pieces
+	name, err := r.locatePiece(v.Class, &v.Key, uint32(bits.TrailingZeros64(bit)), v.FallbackName)
 	if err != nil {
-		return v.pieces
+		return v.Pieces
 	}
 	temp := r.store.tempName(reuseFor.target)
 	err = r.fs.Rename(name, temp)
@@ -40,11 +41,11 @@ func (r *root) offerFile(v *eviction, reuseFor *Put) (left uint64) {
 	}
 	if err != nil {
 		r.deferDeleteLate(temp, err)
-		r.custody.discard(temp, v.class.FileBytes()) // a rename can report an error although it happened
-		return v.pieces
+		r.custody.discard(temp, v.Class.FileBytes()) // a rename can report an error although it happened
+		return v.Pieces
 	}
 	reuseFor.temp = temp
-	return v.pieces &^ bit
+	return v.Pieces &^ bit
 }
 
 // reuseFile opens the temporary that offerFile made. A file that is not what it should be, or has another name
@@ -61,6 +62,6 @@ func (p *Put) reuseFile() (staging.File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	p.root.counted(&p.root.count.recycled)
+	p.root.Counted(&p.root.Count.Recycled)
 	return f, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -53,18 +54,18 @@ func (r returning) Reopen(ctx context.Context, from health.State, empty bool) er
 func (r returning) refit(ctx context.Context, empty bool) error {
 	r.lasting.Clear()
 	r.lastingN.Store(0)
-	r.mu.Lock()
+	r.Lock()
 	lost, suspects := r.unsynced, r.suspects // what a sync would say of them now proves nothing
 	r.unsynced, r.suspects = nil, nil
 	if empty {
 		lost = lost[:0]
-		r.x.Each(func(slot uint32, e *index.Entry) {
+		r.Index.Each(func(slot uint32, e *index.Entry) {
 			if !e.Is(index.Evicting) {
-				lost = append(lost, mark{slot, r.x.Fingerprint(slot)})
+				lost = append(lost, entries.Mark{Slot: slot, Fingerprint: r.Index.Fingerprint(slot)})
 			}
 		})
 	}
-	r.mu.Unlock()
+	r.Unlock()
 	for _, m := range append(lost, suspects...) {
 		if err := ctx.Err(); err != nil {
 			r.suspect(m)

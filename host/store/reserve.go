@@ -35,26 +35,26 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 // evictor. The caller does not hold mu.
 func (w reservation) evicting(ctx context.Context, r *root) error {
 	// What cannot fit, whatever is evicted, costs nobody anything.
-	if err := r.account.Possible(w.Want, r.isScanning()); err != nil {
+	if err := r.Account.Possible(w.Want, r.IsScanning()); err != nil {
 		return err
 	}
 	var wait capacity.Wait
 	defer wait.End()
 	for {
 		w.Behind = !w.evicts && !wait.Begun()
-		r.mu.Lock()
-		noSlot := w.slot && r.x.Len() == r.x.Max()
+		r.Lock()
+		noSlot := w.slot && r.Index.Len() == r.Index.Max()
 		short, ok := capacity.Shortage{}, false
 		if !noSlot {
-			short, ok = r.account.Reserve(w.Want)
+			short, ok = r.Account.Reserve(w.Want)
 		} else {
-			short = r.account.Short(w.Want)
+			short = r.Account.Short(w.Want)
 		}
-		scanning, err := r.scanning, error(nil)
+		scanning, err := r.Scanning(), error(nil)
 		if ok {
 			err = w.booked(r)
 		}
-		r.mu.Unlock()
+		r.Unlock()
 		if ok {
 			return err
 		}
@@ -65,7 +65,7 @@ func (w reservation) evicting(ctx context.Context, r *root) error {
 		case scanning:
 			return fmt.Errorf("%w: %s is %d bytes short, and its scan may find more", ErrNoSpace, r.dir, short.Bytes)
 		case !w.evicts && short.Quota > 0:
-			return r.account.QuotaError(w.Want, short.Quota)
+			return r.Account.QuotaError(w.Want, short.Quota)
 		case !w.evicts:
 			if err := w.await(ctx, r, &wait, short); err != nil {
 				return fmt.Errorf("%w: %s is %d bytes short: %w", ErrNoSpace, r.dir, short.Bytes, err)
@@ -85,7 +85,7 @@ func (w *reservation) booked(r *root) error {
 	}
 	err := w.enter()
 	if err != nil {
-		r.account.Release(w.Tenant, w.Bytes)
+		r.Account.Release(w.Tenant, w.Bytes)
 	}
 	return err
 }
@@ -93,9 +93,9 @@ func (w *reservation) booked(r *root) error {
 // await waits for the background evictor to free something.
 func (w *reservation) await(ctx context.Context, r *root, wait *capacity.Wait, short capacity.Shortage) error {
 	if !wait.Begun() {
-		r.counted(&r.count.waits)
+		r.Counted(&r.Count.Waits)
 	}
-	return wait.Round(ctx, r.account, w.Want, short, r.store.cfg.EvictPatience, func() error {
+	return wait.Round(ctx, r.Account, w.Want, short, r.store.cfg.EvictPatience, func() error {
 		if !r.health.Takes() || r.store.closed.Load() {
 			return ErrRootOut
 		}
@@ -119,19 +119,13 @@ func (w *reservation) evict(r *root, short capacity.Shortage, noSlot bool) error
 		// Their bytes are still taken, and the next ones' would be.
 		return fmt.Errorf("%w: %s is %d bytes short and victims' files cannot be unlinked: %w", ErrNoSpace, r.dir, bytes, got.failed)
 	case short.Quota > 0:
-		return r.account.QuotaError(w.Want, short.Quota)
+		return r.Account.QuotaError(w.Want, short.Quota)
 	case bytes > 0 && r.quar.shrink(bytes):
 		return nil
 	case noSlot:
-		return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace, r.x.Max(), r.dir)
+		return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace, r.Index.Max(), r.dir)
 	}
 	return fmt.Errorf("%w: %s is %d bytes short and the evict policy names no victim", ErrNoSpace, r.dir, bytes)
-}
-
-func (r *entries) isScanning() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.scanning
 }
 
 // shrink evicts down to the limit: what was reserved took more than it should have.
@@ -141,7 +135,7 @@ func (r *root) shrink(ctx context.Context) {
 	}
 	defer r.turn.Release(1)
 	if err := r.custody.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
-		r.log.Warn("root is over its capacity: nothing can be evicted", "used", r.account.Used(), "capacity", r.cfg.Capacity, "error", err)
+		r.log.Warn("root is over its capacity: nothing can be evicted", "used", r.Account.Used(), "capacity", r.cfg.Capacity, "error", err)
 	}
 }
 

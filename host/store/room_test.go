@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -309,7 +310,7 @@ func TestWhatNeverFitsEvictsNothing(t *testing.T) {
 
 // ceiling makes the file system full at so many bytes.
 func (f *fixture) ceiling(bytes int64) {
-	f.store.roots[0].account.Full(bytes, math.MaxInt64, time.Hour)
+	f.store.roots[0].Account.Full(bytes, math.MaxInt64, time.Hour)
 }
 
 // putRank stores one piece of an entry that has so many ranks.
@@ -378,9 +379,9 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 	if got := f.store.Stats().Roots[0].Limit; got != 3*pieceBytes {
 		t.Errorf("3 pieces are on the full disk, the limit is %d", got/pieceBytes)
 	}
-	r.account.Full(0, 0, -time.Hour)
-	r.account.Retry()
-	r.drop(mark{1, r.x.Fingerprint(1)}, 0)
+	r.Account.Full(0, 0, -time.Hour)
+	r.Account.Retry()
+	r.drop(entries.Mark{Slot: 1, Fingerprint: r.Index.Fingerprint(1)}, 0)
 	for rank := uint32(1); rank < ranks; rank++ {
 		if err := f.put(0, rank); err != nil {
 			t.Fatal(err)

@@ -14,9 +14,9 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/health"
-	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
@@ -25,7 +25,7 @@ import (
 
 // root is one directory: its entries, its files, and whose it is.
 type root struct {
-	entries
+	entries.Set
 	files
 	store   *Store
 	cfg     RootConfig
@@ -35,7 +35,7 @@ type root struct {
 	quar    quarantine
 
 	turn        *semaphore.Weighted // held by the one reservation that may evict
-	evicting    []eviction          // of the turn's holder
+	evicting    []entries.Eviction  // of the turn's holder
 	evictorWake chan struct{}       // wakes the background evictor
 	upkeepWake  chan struct{}
 
@@ -43,36 +43,17 @@ type root struct {
 	scanned     chan struct{}             // closed when it is known what is there
 	scanState   atomic.Pointer[scanState] // of the scan under way, or nil
 
-	unsure         atomic.Uint32 // batches that could not be made durable
-	unsynced       []mark        // entries that a batch has yet to make durable; guarded by mu, like the rest
-	suspects       []mark        // entries whose files gave no answer
-	scanIncomplete bool          // the scan could not read something
-}
-
-// entries is what a root holds: the index, the evict policy that follows it, and what happens to entries. All of it is
-// guarded by mu, and nothing that can block on a device is done under it.
-type entries struct {
-	store   *Store
-	account *capacity.Account
-
-	mu       sync.Mutex
-	reaped   sync.Cond // on mu: an evicted entry is out of the table
-	x        *index.Index
-	flights  map[uint32]flight
-	evictor  *evictor.Evictor
-	touched  func(fp uint64) // hears of touches, or nil
-	complete int64           // entries with all their pieces
-	count    counters
-	scanning bool
-	// removedDuringScan are the fingerprints of entries that were removed while the scan ran.
-	removedDuringScan map[uint64]struct{}
+	unsure         atomic.Uint32  // batches that could not be made durable
+	unsynced       []entries.Mark // entries that a batch has yet to make durable; guarded by mu, like the rest
+	suspects       []entries.Mark // entries whose files gave no answer
+	scanIncomplete bool           // the scan could not read something
+	count          counters
 }
 
 // files is a root's directory.
 type files struct {
 	store     *Store
 	log       *slog.Logger
-	entries   *entries            // for its counts
 	dir       string              // absolute
 	slash     string              // dir and a slash
 	fs        staging.FS          // watched
@@ -83,31 +64,24 @@ type files struct {
 	orphans   orphans
 	lasting   sync.Map // directories whose names are durable
 	lastingN  atomic.Int64
-}
-
-// flight is what happens to an entry's files at present.
-type flight struct {
-	ranks     uint64 // pieces being written
-	unlinking bool   // its files are being unlinked
-}
-
-// mark names an entry so that a later one in the same slot is told apart.
-type mark struct {
-	slot uint32
-	fp   uint64
+	syncFails atomic.Uint64
 }
 
 // openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
-func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error) {
+func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	log := s.log.With("root", cfg.Path)
 	r := &root{
 		store: s, cfg: cfg, log: log, turn: semaphore.NewWeighted(1), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
 		scanned: make(chan struct{}),
-		entries: entries{store: s, x: index.New(cfg.MaxEntries, s.catalog.Fingerprint, s.catalog.Base), flights: map[uint32]flight{}},
 		files:   files{store: s, log: log, dir: cfg.Path, slash: cfg.Path + "/"},
 	}
-	r.files.entries, r.quar.root = &r.entries, r
-	r.reaped.L = &r.mu
+	r.quar.root = r
+	r.Init(entries.Config{
+		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Now: s.cfg.Now, Clock: s.clock,
+		Account: capacity.New(capacity.Config{
+			Dir: r.dir, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now,
+		}),
+	})
 	r.custody = ownRoot{r}
 	if cfg.Shared {
 		r.custody = newSharedRoot(r)
@@ -119,10 +93,8 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (_ *root, err error
 	}
 	p := s.evictPolicy(h)
 	defer p.Release() // the evictor has its own reference
-	r.account = capacity.New(capacity.Config{Dir: r.dir, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now})
-	if r.evictor, err = evictor.New(ctx, evictor.Config{
-		Index: r.x, Lock: &r.mu, Host: evictHost{r}, Policy: p, Run: s.run, Work: &s.work, Slots: cfg.MaxEntries, Capacity: cfg.Capacity,
-		Seed: s.cfg.Seed, Log: r.log,
+	if err := r.StartEvictor(ctx, evictor.Config{
+		Policy: p, Run: s.run, Work: &s.work, Capacity: cfg.Capacity, Seed: s.cfg.Seed, Log: r.log,
 	}); err != nil {
 		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.dir, p.Label, err)
 	}
@@ -166,18 +138,11 @@ func (r *root) take(ctx context.Context) (err error) {
 	return nil
 }
 
-// evictHost is what a root's evictor needs of it.
-type evictHost struct{ *root }
-
-func (h evictHost) Tenant(number uint16) uint32 { return h.store.catalog.Tenants.Tenant(number) }
-func (h evictHost) Clock() uint64               { return h.store.clock() }
-func (h evictHost) Used() int64                 { return h.account.Used() }
-
 func (r *root) close() error {
 	r.custody.leave()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	err := errors.Join(r.evictor.Close(), r.directory.Close())
+	r.Lock()
+	defer r.Unlock()
+	err := errors.Join(r.Evictor.Close(), r.directory.Close())
 	r.health.Close()
 	return err
 }
@@ -206,14 +171,14 @@ func (r *files) metered(f staging.File) staging.File {
 
 // suspect notes an entry whose file gave no answer. The root is out, so nothing is promised of it; the entry is dropped
 // before the root returns.
-func (r *root) suspect(m mark) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (r *root) suspect(m entries.Mark) {
+	r.Lock()
+	defer r.Unlock()
 	r.suspects = append(r.suspects, m)
 }
 
 // notOfFile says that an error tells nothing about the file of a mark: the root is out, or was taken out for it.
-func (r *root) notOfFile(m mark, err error) bool {
+func (r *root) notOfFile(m entries.Mark, err error) bool {
 	if health.Hung(err) {
 		r.suspect(m)
 		return true
@@ -223,9 +188,9 @@ func (r *root) notOfFile(m mark, err error) bool {
 
 // facts are what the place policy is told.
 func (r *root) facts(id int) abi.RootFacts {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	a := r.account.Figures()
+	r.Lock()
+	defer r.Unlock()
+	a := r.Account.Figures()
 	var flags uint32
 	if left, _ := r.budget.Left(); left && r.health.Takes() {
 		flags = abi.RootWritable
@@ -239,12 +204,4 @@ func (r *root) facts(id int) abi.RootFacts {
 // path is a piece's absolute path.
 func (r *files) path(cl *catalog.Class, k *chunk.Key, rank uint32, builtin bool) (string, error) {
 	return r.store.catalog.Paths.PathIn(r.slash, cl, k, rank, builtin)
-}
-
-func (r *entries) classOf(slot uint32) *catalog.Class {
-	return r.store.catalog.Class(r.x.Owner(slot).Class)
-}
-
-func (r *entries) tenantOf(slot uint32) uint32 {
-	return r.store.catalog.Tenants.Tenant(r.x.Owner(slot).Tenant)
 }

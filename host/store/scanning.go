@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
@@ -24,9 +25,6 @@ import (
 //   - the evict policy is told nothing. At the end it hears of everything in order of last touch, what was touched
 //     meanwhile last, a slice at a time.
 
-// firstLive is the clock's start during a scan: what the scan finds gets older ticks.
-const firstLive = 1 << 30
-
 // ownScan is the scan of a root that this host has for itself.
 type ownScan struct{ *root }
 
@@ -40,28 +38,25 @@ func (r ownScan) begin() error {
 			return r.syncFailed(err)
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.scanning = true
-	r.evictor.SetScanning(true)
-	r.removedDuringScan = map[uint64]struct{}{}
-	r.x.AdvanceClock(firstLive)
+	r.Lock()
+	defer r.Unlock()
+	r.BeginScan()
 	unscanned := r.cfg.Capacity
 	if space, err := r.fs.Statfs(r.dir); err == nil {
 		unscanned = max(0, space.Total-space.Free)
 	}
-	r.account.Add(capacity.Unscanned, unscanned)
-	r.scanState.Store(&scanState{root: r.root}) // before the first put, which looks for its file itself
+	r.Account.Add(capacity.Unscanned, unscanned)
+	r.scanState.Store(r.newScan()) // before the first put, which looks for its file itself
 	return nil
 }
 
 // scanAll scans until it has seen everything. What goes wrong is sent to failed, if somebody waits for that, and then
 // tried again.
 func (r *root) scanAll(ctx context.Context, failed chan<- error) {
-	if r.evictor.HoldHandovers(ctx) != nil { // nobody takes over meanwhile
+	if r.Evictor.HoldHandovers(ctx) != nil { // nobody takes over meanwhile
 		return
 	}
-	defer r.evictor.AllowHandovers()
+	defer r.Evictor.AllowHandovers()
 	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 		err := r.scanOnce(ctx)
 		if err == nil {
@@ -94,14 +89,11 @@ func (r ownScan) run(ctx context.Context) error {
 		err = r.health.OutError() // half a scan is no account of what is there
 	}
 	if err != nil {
-		r.scanState.Store(&scanState{root: r.root}) // of the next attempt
+		r.scanState.Store(r.newScan()) // of the next attempt
 		return err
 	}
-	r.mu.Lock()
 	r.scanState.Store(nil)
-	c.over = true
-	r.mu.Unlock()
-	c.settle()
+	c.settle(c.Close())
 	c.order()
 	r.endScan(ctx, c)
 	r.shrink(ctx)
@@ -111,26 +103,24 @@ func (r ownScan) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// settle looks again for files that may have gone with an entry that was dropped during the scan.
-func (c *scanState) settle() {
+// settle looks again for files that may have gone with an entry that was removed during the scan.
+func (c *scanState) settle(unsure []entries.MarkedPiece) {
 	r := c.root
-	r.mu.Lock()
-	doubts := c.doubts
-	r.mu.Unlock()
-	for _, d := range doubts {
-		r.mu.Lock()
-		stands := r.stands(d.mark)
-		var left eviction
+	for _, p := range unsure {
+		r.Lock()
+		stands := r.Stands(p.Mark)
+		var left entries.Eviction
 		if stands {
-			left = eviction{class: r.classOf(d.slot), key: r.x.Key(d.slot), fallback: r.x.At(d.slot).Is(index.FallbackName)}
+			e := r.Index.At(p.Slot)
+			left = entries.Eviction{Class: r.ClassOf(p.Slot), Key: r.Index.Key(p.Slot), FallbackName: e.Is(index.FallbackName)}
 		}
-		r.mu.Unlock()
+		r.Unlock()
 		if !stands {
 			continue
 		}
-		if name, err := r.locatePiece(left.class, &left.key, d.rank, left.fallback); err == nil {
+		if name, err := r.locatePiece(left.Class, &left.Key, p.Rank, left.FallbackName); err == nil {
 			if _, err := r.fs.Stat(name); errors.Is(err, fs.ErrNotExist) {
-				r.drop(d.mark, 0)
+				r.drop(p.Mark, 0)
 			}
 		}
 	}
@@ -143,31 +133,28 @@ func (c *scanState) order() {
 	place, when := savedIndex{r}.loadTouches()
 	var list []recovery.Found
 	newest := when
-	r.mu.Lock()
-	r.x.Each(func(slot uint32, e *index.Entry) {
+	r.Lock()
+	r.Index.Each(func(slot uint32, e *index.Entry) {
 		if e.LastTouch() != 0 {
 			return
 		}
-		f := recovery.Found{Slot: slot}
-		if int(slot) < len(c.stamps) {
-			f.Time = c.stamps[slot]
-		}
+		f := recovery.Found{Slot: slot, Time: c.Stored(slot)}
 		if int(slot) < len(place) && f.Time <= when {
 			f.Place = place[slot]
 		}
 		newest = max(newest, f.Time)
 		list = append(list, f)
 	})
-	r.mu.Unlock()
+	r.Unlock()
 	recovery.ByLastTouch(list)
-	r.mu.Lock()
+	r.Lock()
 	for i, f := range list {
-		if e := r.x.At(f.Slot); e.Is(index.Live) && e.LastTouch() == 0 {
+		if e := r.Index.At(f.Slot); e.Is(index.Live) && e.LastTouch() == 0 {
 			e.SetLastTouch(uint32(i + 1))
 		}
 	}
-	r.x.AdvanceClock(uint32(len(list)))
-	r.mu.Unlock()
+	r.Index.AdvanceClock(uint32(len(list)))
+	r.Unlock()
 	r.store.stampsFrom(newest)
 }
 
@@ -184,9 +171,9 @@ func (r *root) reportScan(ctx context.Context) (end func()) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				r.mu.Lock()
-				entries := r.x.Len()
-				r.mu.Unlock()
+				r.Lock()
+				entries := r.Index.Len()
+				r.Unlock()
 				r.log.Info("the scan goes on", "files", r.count.scanned.Load(), "entries", entries, "for", time.Since(start).Round(time.Second))
 			}
 		}
@@ -204,14 +191,14 @@ const scanReport = 5 * time.Second
 // all is told, the scan has not ended: else the policy's state would be kept, and what it lacks would never be a
 // victim.
 func (r *root) endScan(ctx context.Context, c *scanState) {
-	r.mu.Lock()
-	orphaned := c.orphaned
-	r.account.Add(capacity.Orphans, orphaned)
-	r.account.Remove(capacity.Unscanned, math.MaxInt64)
-	r.mu.Unlock()
-	_ = r.evictor.EndScan(ctx, func() { // what fails is the store being closed
+	r.Lock()
+	orphaned := c.Orphaned()
+	r.Account.Add(capacity.Orphans, orphaned)
+	r.Account.Remove(capacity.Unscanned, math.MaxInt64)
+	r.Unlock()
+	_ = r.Evictor.EndScan(ctx, func() { // what fails is the store being closed
 		r.custody.scanEnded(c, orphaned)
-		r.scanning, r.removedDuringScan = false, nil
+		r.EndScan()
 	})
 }
 
@@ -228,7 +215,7 @@ func (s *Store) seekUnseen(p *Put) {
 				continue
 			}
 			if h, info, err := r.look(name); err == nil && p.class.IsPiece(&h, &p.key, p.rank) {
-				c.addToIndex(p.class, &h, pieceformat.Padded(info.Allocated), builtin)
+				c.Add(p.class, &h, pieceformat.Padded(info.Allocated), builtin)
 				break
 			}
 		}
@@ -244,7 +231,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 	failed := make(chan error)
 	for _, r := range s.roots {
 		switch {
-		case r.unavailable.Load() || !r.scanning:
+		case r.unavailable.Load() || !r.Scanning():
 		case r.cfg.Scheduler != nil:
 			if err := r.scanOnce(ctx); err != nil {
 				return err

@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -114,14 +115,14 @@ func TestServesWhileItScans(t *testing.T) {
 }
 
 // markOf is the mark of a key's entry.
-func (f *fixture) markOf(n uint64) mark {
+func (f *fixture) markOf(n uint64) entries.Mark {
 	f.Helper()
 	l := f.lookup(n)
 	defer l.Release()
 	if l.Hits() == 0 {
 		f.Fatalf("key %d is a miss", n)
 	}
-	return mark{l.grants[0].slot, l.grants[0].fp}
+	return entries.Mark{Slot: l.grants[0].slot, Fingerprint: l.grants[0].fp}
 }
 
 // TestClosedBeforeAllIsTold ends the store while the evict policy is told what a scan has found. Its state is not kept,
@@ -132,16 +133,16 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Evict = handle(module) })
 	f.mustPut(0, 1, 2)
 	r := f.store.roots[0]
-	r.mu.Lock()
-	r.scanning, r.removedDuringScan = true, map[uint64]struct{}{}
-	r.x.Each(func(_ uint32, e *index.Entry) { e.Unset(index.Announced) })
-	r.mu.Unlock()
+	r.Lock()
+	r.BeginScan()
+	r.Index.Each(func(_ uint32, e *index.Entry) { e.Unset(index.Announced) })
+	r.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r.endScan(ctx, &scanState{root: r})
+	r.endScan(ctx, r.newScan())
 	told = 0
 	f.restart()
-	_ = f.store.roots[0].evictor.Flush()
+	_ = f.store.roots[0].Evictor.Flush()
 	if st := f.store.Stats().Roots[0]; st.Scanned != 3 || told != 3 {
 		t.Errorf("%d files were scanned, and the policy told of %d entries", st.Scanned, told)
 	}

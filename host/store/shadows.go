@@ -161,8 +161,8 @@ func (w *listener) add(step shadow.Step) {
 
 // hit is called with the lock of the root that has the entry.
 func (w *listener) hit(r *root, slot uint32, fp uint64) {
-	step, e := w.step, r.x.At(slot)
-	step.Key, step.Parent, step.Size, step.Depth, step.Hit = fp, e.Parent(), r.x.EntryUnits(slot, e), e.Depth(), true
+	step, e := w.step, r.Index.At(slot)
+	step.Key, step.Parent, step.Size, step.Depth, step.Hit = fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth(), true
 	w.add(step)
 }
 
@@ -186,7 +186,7 @@ func (l *shadows) offer(p *Put, q *PutRequest, now uint64) {
 		return
 	}
 	l.stream.Send(l.stream.Step(l.stream.Batch(), shadow.Step{
-		Op: shadow.Offer, Key: p.mark.fp, Time: now,
+		Op: shadow.Offer, Key: p.mark.Fingerprint, Time: now,
 		Parent: chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent),
 		Size:   uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
 	}))

@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -41,14 +42,14 @@ func (c sharedBackend) Learn(rec *shared.Record) {
 		c.overlook(rec.Bytes)
 		return
 	}
-	r.mu.Lock()
+	r.Lock()
 	d := c.pending[rec.ID()]
-	if d != nil && d.learned&(1<<rec.Rank) == 0 && !(d.entry && d.pieces&(1<<rec.Rank) != 0) {
+	if d != nil && d.learned&(1<<rec.Rank) == 0 && !(d.entry && d.Pieces&(1<<rec.Rank) != 0) {
 		d.learned |= 1 << rec.Rank
 		d.orphaned += rec.Bytes
-		r.account.Add(capacity.Orphans, rec.Bytes)
+		r.Account.Add(capacity.Orphans, rec.Bytes)
 	}
-	r.mu.Unlock()
+	r.Unlock()
 	if d == nil {
 		h := pieceformat.Header{
 			Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth, Tenant: rec.Tenant,
@@ -61,21 +62,21 @@ func (c sharedBackend) Learn(rec *shared.Record) {
 // see enters a piece that another host stored, or that a scan has found.
 func (c sharedBackend) see(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
-	r.mu.Lock()
+	r.Lock()
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
 	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	if slot := r.x.Find(fp, cl.Base, &h.Key); c.pending[id] != nil || slot != index.None && r.x.At(slot).Is(index.Evicting) {
-		r.mu.Unlock()
+	if slot := r.Index.Find(fp, cl.Base, &h.Key); c.pending[id] != nil || slot != index.None && r.Index.At(slot).Is(index.Evicting) {
+		r.Unlock()
 		return
 	}
 	sight := c.scanState
-	r.mu.Unlock()
+	r.Unlock()
 	h.Pieces = 1 << h.Rank // nothing is reserved for ranks that may be written by others
-	late := &scanState{root: r, late: true}
+	late := &scanState{r.LateScan(), r}
 	if sight == nil {
 		sight = late
 	}
-	if was := sight.addToIndex(cl, h, allocated, fallback); was.class != nil && !was.twice {
+	if was := sight.Add(cl, h, allocated, fallback); was.Class != nil && !was.Twice {
 		r.log.Warn("pieces of one entry have names of different place policies; all hosts must have the same", "key", h.Key)
 		c.overlook(allocated)
 		return
@@ -83,13 +84,13 @@ func (c sharedBackend) see(cl *catalog.Class, h *pieceformat.Header, allocated i
 	if sight != late {
 		return
 	}
-	c.overlook(late.orphaned)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if slot := r.x.Find(fp, cl.Base, &h.Key); slot != index.None {
-		if e := r.x.At(slot); !e.Any(index.Evicting | index.Announced) {
-			r.x.Touch(slot)
-			r.evictor.Announce(abi.OpResident, slot, fp, 0)
+	c.overlook(late.Orphaned())
+	r.Lock()
+	defer r.Unlock()
+	if slot := r.Index.Find(fp, cl.Base, &h.Key); slot != index.None {
+		if e := r.Index.At(slot); !e.Any(index.Evicting | index.Announced) {
+			r.Index.Touch(slot)
+			r.Evictor.Announce(abi.OpResident, slot, fp, 0)
 		}
 	}
 }
@@ -97,13 +98,13 @@ func (c sharedBackend) see(cl *catalog.Class, h *pieceformat.Header, allocated i
 // Touched implements [shared.Backend].
 func (c sharedBackend) Touched(prints []uint64) {
 	r := c.root
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	for _, fp := range prints {
-		if slot := r.x.FindFingerprint(fp); slot != index.None {
-			if e := r.x.At(slot); e.Is(index.Announced) && !e.Is(index.Evicting) {
-				r.x.Touch(slot)
-				r.evictor.Tell(abi.OpTouch, slot, fp, 0)
+		if slot := r.Index.FindFingerprint(fp); slot != index.None {
+			if e := r.Index.At(slot); e.Is(index.Announced) && !e.Is(index.Evicting) {
+				r.Index.Touch(slot)
+				r.Evictor.Tell(abi.OpTouch, slot, fp, 0)
 			}
 		}
 	}
@@ -113,19 +114,19 @@ func (c sharedBackend) Touched(prints []uint64) {
 func (c sharedBackend) Propose(v *shared.Victim) bool {
 	r := c.root
 	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	d := c.pending[v.ID()]
 	if d == nil {
 		d = &pendingEviction{}
 	}
 	if err == nil && !d.entry {
 		fp := chunk.Fingerprint(v.Namespace, v.Group, v.Key)
-		if slot := r.x.Find(fp, cl.Base, &v.Key); slot != index.None && !r.x.At(slot).Is(index.Evicting) {
-			if _, busy := r.flights[slot]; busy || r.x.At(slot).Pins() > 0 {
+		if slot := r.Index.Find(fp, cl.Base, &v.Key); slot != index.None && !r.Index.At(slot).Is(index.Evicting) {
+			if r.Busy(slot) || r.Index.At(slot).Pins() > 0 {
 				return false
 			}
-			d.eviction, d.entry = r.beginEvict(slot), true
+			d.Eviction, d.entry = r.BeginEvict(slot), true
 		}
 	}
 	d.batch = true
@@ -136,36 +137,36 @@ func (c sharedBackend) Propose(v *shared.Victim) bool {
 // Decide implements [shared.Backend].
 func (c sharedBackend) Decide(v *shared.Victim, removed bool) {
 	r := c.root
-	r.mu.Lock()
+	r.Lock()
 	d := c.pending[v.ID()]
 	if d == nil {
-		r.mu.Unlock()
+		r.Unlock()
 		return
 	}
 	var names []string
 	var err error
 	if !removed || d.learned != 0 {
-		r.mu.Unlock()
+		r.Unlock()
 		names, err = c.Paths(v) // of the pending eviction's class
-		r.mu.Lock()
+		r.Lock()
 	}
 	delete(c.pending, v.ID())
 	if err != nil {
 		c.keep(d, removed)
-		r.mu.Unlock()
+		r.Unlock()
 		r.log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
 		return
 	}
-	r.account.Remove(capacity.Orphans, d.orphaned)
+	r.Account.Remove(capacity.Orphans, d.orphaned)
 	if d.entry {
-		d.eviction.left = 0
+		d.Left = 0
 		if removed {
-			r.count.evictions++
+			r.Count.Evictions++
 		}
-		r.finishEvict(&d.eviction)
+		r.FinishEvict(&d.Eviction)
 	}
-	r.reaped.Broadcast()
-	r.mu.Unlock()
+	r.WakeJoiners()
+	r.Unlock()
 	for _, name := range names { // spared, or stored again since; it may be granted, if it is there
 		h, info, err := r.look(name)
 		if err != nil {
@@ -185,25 +186,25 @@ func (c sharedBackend) keep(d *pendingEviction, removed bool) {
 	switch {
 	case !d.entry:
 	case removed:
-		d.eviction.left = 0
-		r.count.evictions++
-		r.finishEvict(&d.eviction)
+		d.Left = 0
+		r.Count.Evictions++
+		r.FinishEvict(&d.Eviction)
 	default:
-		r.cancelEvict(&d.eviction)
+		r.CancelEvict(&d.Eviction)
 	}
-	r.reaped.Broadcast()
+	r.WakeJoiners()
 }
 
 // Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host
 // wanted to be removed the others may not have heard; the scan will find it.
 func (c sharedBackend) Fenced() {
 	r := c.root
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	for id, d := range c.pending {
 		if !d.batch {
 			delete(c.pending, id)
-			r.account.Remove(capacity.Orphans, d.orphaned)
+			r.Account.Remove(capacity.Orphans, d.orphaned)
 		}
 	}
 }
@@ -211,48 +212,48 @@ func (c sharedBackend) Fenced() {
 // Victims implements [shared.Backend].
 func (c sharedBackend) Victims(bytes int64) (list []shared.Victim) {
 	r := c.root
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.scanning {
+	r.Lock()
+	defer r.Unlock()
+	if r.Scanning() {
 		return nil // nobody knows yet what is oldest
 	}
 	var slots [evictor.MaxVictims]uint32
-	n := r.evictor.Ask(abi.Ask{Bytes: uint64(bytes), MaxVictims: evictor.MaxVictims, Tenant: abi.None}, slots[:])
+	n := r.Evictor.Ask(abi.Ask{Bytes: uint64(bytes), MaxVictims: evictor.MaxVictims, Tenant: abi.None}, slots[:])
 	for _, slot := range slots[:n] {
 		if bytes <= 0 {
 			break
 		}
-		if _, busy := r.flights[slot]; busy || !r.evictor.Evictable(slot) {
-			r.evictor.BadVictim()
+		if r.Busy(slot) || !r.Evictor.Evictable(slot) {
+			r.Evictor.BadVictim()
 			continue
 		}
-		e := r.x.At(slot)
-		cl := r.classOf(slot)
+		e := r.Index.At(slot)
+		cl := r.ClassOf(slot)
 		list = append(list, shared.Victim{
-			Namespace: cl.Namespace.Digest, Group: cl.Group, Key: r.x.Key(slot), Pieces: r.x.Pieces(slot), FallbackName: e.Is(index.FallbackName), Bytes: r.x.Bytes(slot),
+			Namespace: cl.Namespace.Digest, Group: cl.Group, Key: r.Index.Key(slot), Pieces: r.Index.Pieces(slot), FallbackName: e.Is(index.FallbackName), Bytes: r.Index.Bytes(slot),
 		})
-		bytes -= r.x.Bytes(slot)
+		bytes -= r.Index.Bytes(slot)
 	}
 	return list
 }
 
 // Used implements [shared.Backend].
 func (c sharedBackend) Used() int64 {
-	c.root.mu.Lock()
-	defer c.root.mu.Unlock()
-	others := max(0, c.root.cfg.Capacity-c.root.account.Limit()) // what is to be left free, and is not
-	return c.root.account.Used() - c.inFlight + others
+	c.root.Lock()
+	defer c.root.Unlock()
+	others := max(0, c.root.cfg.Capacity-c.root.Account.Limit()) // what is to be left free, and is not
+	return c.root.Account.Used() - c.inFlight + others
 }
 
 // Paths implements [shared.Backend].
 func (c sharedBackend) Paths(v *shared.Victim) (names []string, err error) {
 	r := c.root
 	cl, err := c.classOf(v.Namespace, v.Group, &v.Key)
-	r.mu.Lock()
+	r.Lock()
 	if d := c.pending[v.ID()]; d != nil && d.entry {
-		cl, err = d.class, nil
+		cl, err = d.Class, nil
 	}
-	r.mu.Unlock()
+	r.Unlock()
 	if err != nil {
 		return nil, fmt.Errorf("store: a victim has no name: %w", err)
 	}
@@ -282,9 +283,9 @@ func (c sharedBackend) Identify(temp string, info staging.Info) (shared.Record, 
 
 // overlook books a file that is not served.
 func (c *sharedRoot) overlook(bytes int64) {
-	c.root.mu.Lock()
-	defer c.root.mu.Unlock()
-	c.root.account.Add(capacity.Orphans, bytes)
+	c.root.Lock()
+	defer c.root.Unlock()
+	c.root.Account.Add(capacity.Orphans, bytes)
 	c.overlooked += bytes
 }
 
@@ -306,12 +307,12 @@ func (c *sharedRoot) found(_ *scanState, name string, cl *catalog.Class, h *piec
 	if _, err := r.fs.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	r.mu.Lock()
+	r.Lock()
 	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	slot := r.x.Find(fp, cl.Base, &h.Key)
-	r.mu.Unlock()
+	slot := r.Index.Find(fp, cl.Base, &h.Key)
+	r.Unlock()
 	if slot != index.None {
-		r.drop(mark{slot, fp}, 0)
+		r.drop(entries.Mark{Slot: slot, Fingerprint: fp}, 0)
 	}
 }
 
@@ -325,7 +326,7 @@ func (c *sharedRoot) foundUnsound(_ *scanState, name, _ string, info staging.Inf
 
 // foundUnknown leaves a piece alone: another host may know whose it is.
 func (c *sharedRoot) foundUnknown(_ *scanState, _ string, allocated int64, _ error) {
-	c.root.counted(&c.root.count.unclaimed)
+	c.root.Counted(&c.root.count.unclaimed)
 	c.overlook(allocated)
 }
 
@@ -337,7 +338,7 @@ func (c *sharedRoot) rename(_ *scanState, from, _ string, allocated int64) bool 
 
 // scanEnded takes over what the scan could make nothing of: it has learned of other hosts' pieces until now.
 func (c *sharedRoot) scanEnded(sight *scanState, booked int64) {
-	c.root.account.Add(capacity.Orphans, sight.orphaned-booked)
-	c.overlooked += sight.orphaned
+	c.root.Account.Add(capacity.Orphans, sight.Orphaned()-booked)
+	c.overlooked += sight.Orphaned()
 	c.scanState = nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -44,11 +45,11 @@ func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) erro
 	return fmt.Errorf("a damaged file has the name: %w", damage)
 }
 
-func (c *sharedRoot) aborted(p *Put) { c.root.unreserve(p.mark.slot, p.rank, p.class.FileBytes()) }
+func (c *sharedRoot) aborted(p *Put) { c.root.Unreserve(p.mark.Slot, p.rank, p.class.FileBytes()) }
 
-func (c *sharedRoot) unlinkDamaged(v *eviction, _ uint32, name string, cause error) {
+func (c *sharedRoot) unlinkDamaged(v *entries.Eviction, _ uint32, name string, cause error) {
 	c.root.log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
-	v.left, _ = c.unlink(v, v.pieces)
+	v.Left, _ = c.unlink(v, v.Pieces)
 }
 
 func (c *sharedRoot) discard(name string, most int64) (left int64) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
@@ -48,7 +49,7 @@ type sharedRoot struct {
 // pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor
 // stored.
 type pendingEviction struct {
-	eviction
+	entries.Eviction
 	entry    bool   // eviction is of an entry of the index, which is leaving
 	batch    bool   // it is in the journal
 	orphaned int64  // bytes in the account besides the entry's
@@ -95,13 +96,11 @@ func (c *sharedRoot) recover(context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	r.x.AdvanceClock(firstLive)
-	r.scanning, r.removedDuringScan = true, map[uint64]struct{}{}
-	r.evictor.SetScanning(true)
-	c.member, c.scanState, c.ended, r.touched = m, &scanState{root: r}, make(chan struct{}), m.Touch
+	r.Lock()
+	r.BeginScan()
+	c.member, c.scanState, c.ended, r.Touched = m, r.newScan(), make(chan struct{}), m.Touch
 	c.pending, c.overlooked, c.inFlight, c.ticket = map[shared.ID]*pendingEviction{}, 0, 0, 0
-	r.mu.Unlock()
+	r.Unlock()
 	c.busy.Store(true)
 	err = c.member.Step()
 	c.unlockJoin()
@@ -178,13 +177,13 @@ func (c *sharedRoot) clock() time.Duration {
 
 func (c *sharedRoot) rescan(ctx context.Context) error {
 	r := c.root
-	r.mu.Lock()
-	r.account.Remove(capacity.Orphans, c.overlooked)
+	r.Lock()
+	r.Account.Remove(capacity.Orphans, c.overlooked)
 	c.overlooked = 0
-	r.mu.Unlock()
-	sight := &scanState{root: r}
+	r.Unlock()
+	sight := r.newScan()
 	err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
-	c.overlook(sight.orphaned)
+	c.overlook(sight.Orphaned())
 	return err
 }
 
@@ -265,14 +264,14 @@ func level(err error) slog.Level {
 // reserve books a put's bytes against credit. The evictor makes room for them.
 func (c *sharedRoot) reserve(ctx context.Context, w reservation) error {
 	r := c.root
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	if w.reuseFor != nil && w.Bytes > 0 {
 		if err := c.takeCreditUnlocking(ctx, w.reuseFor, w.Bytes); err != nil {
 			return err
 		}
 	}
-	r.account.Commit(w.Tenant, w.Bytes)
+	r.Account.Commit(w.Tenant, w.Bytes)
 	err := w.booked(r)
 	if p := w.reuseFor; err != nil && p != nil {
 		// The bytes have left the account; the evictor, which subtracts those in flight, must not see one without the other.
@@ -305,7 +304,7 @@ func (c *sharedRoot) takeCreditUnlocking(ctx context.Context, p *Put, bytes int6
 			defer t.Stop()
 			over = t.C
 		}
-		r.mu.Unlock()
+		r.Unlock()
 		var err error
 		if d := r.cfg.Scheduler; d != nil {
 			if d.Wait(func() { c.step(ctx) }); passed == creditPolls {
@@ -320,7 +319,7 @@ func (c *sharedRoot) takeCreditUnlocking(ctx context.Context, p *Put, bytes int6
 				err = ctx.Err()
 			}
 		}
-		r.mu.Lock()
+		r.Lock()
 		if err != nil {
 			return err
 		}
@@ -340,9 +339,9 @@ func (c *sharedRoot) returned(credit shared.Credit) {
 	if credit.Bytes() == 0 {
 		return
 	}
-	c.root.mu.Lock()
+	c.root.Lock()
 	c.inFlight -= credit.Bytes()
-	c.root.mu.Unlock()
+	c.root.Unlock()
 	c.member.Give(credit)
 }
 
@@ -351,9 +350,9 @@ func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 	r := c.root
 	rec := p.record()
 	rec.Bytes = pieceformat.Padded(info.Allocated)
-	r.mu.Lock()
+	r.Lock()
 	c.inFlight -= p.credit.Bytes()
-	r.mu.Unlock()
+	r.Unlock()
 	err := c.member.Publish(p.temp, p.target, rec, &p.credit)
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, shared.ErrFenced) {
 		if err = r.makeDir(filepath.Dir(p.target)); err == nil {
@@ -361,9 +360,9 @@ func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 		}
 	}
 	if err != nil {
-		r.mu.Lock()
+		r.Lock()
 		c.inFlight += p.credit.Bytes()
-		r.mu.Unlock()
+		r.Unlock()
 		return err
 	}
 	p.credit, p.temp = shared.Credit{}, ""
@@ -381,7 +380,7 @@ func (c *sharedRoot) mayInsert(p *Put) error {
 	if c.pending[shared.ID{Namespace: p.class.Namespace.Digest, Group: p.class.Group, Key: p.key}] != nil {
 		return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.dir)
 	}
-	if c.root.x.Find(p.mark.fp, p.class.Base, &p.key) != index.None {
+	if c.root.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key) != index.None {
 		return fmt.Errorf("%w: another host has just stored %s", ErrResident, p.key)
 	}
 	return nil
@@ -389,11 +388,11 @@ func (c *sharedRoot) mayInsert(p *Put) error {
 
 // unlink tells the evictor that pieces of an entry that left this host's index are to go. Their bytes stay in the
 // account until they do; they are returned. mu is not held.
-func (c *sharedRoot) unlink(d *eviction, pieces uint64) (left int64, _ error) {
+func (c *sharedRoot) unlink(d *entries.Eviction, pieces uint64) (left int64, _ error) {
 	r := c.root
 	var there uint64
 	for rank := range ranksOf(pieces) {
-		name, err := r.locatePiece(d.class, &d.key, rank, d.fallback)
+		name, err := r.locatePiece(d.Class, &d.Key, rank, d.FallbackName)
 		if err == nil {
 			var info staging.Info
 			if info, err = r.fs.Stat(name); err == nil {
@@ -401,18 +400,18 @@ func (c *sharedRoot) unlink(d *eviction, pieces uint64) (left int64, _ error) {
 			}
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			r.counted(&r.count.vanished)
+			r.Counted(&r.Count.Vanished)
 			r.quar.recount()
 			continue
 		}
 		if err != nil {
-			left += d.class.FileBytes()
+			left += d.Class.FileBytes()
 		}
 		there |= 1 << rank
 	}
 	if there != 0 {
 		c.propose(shared.Record{
-			FallbackName: d.fallback, Namespace: d.class.Namespace.Digest, Group: d.class.Group, Key: d.key, Pieces: there, Bytes: left,
+			FallbackName: d.FallbackName, Namespace: d.Class.Namespace.Digest, Group: d.Class.Group, Key: d.Key, Pieces: there, Bytes: left,
 		})
 	}
 	return left, nil
@@ -421,12 +420,12 @@ func (c *sharedRoot) unlink(d *eviction, pieces uint64) (left int64, _ error) {
 // propose asks the evictor to remove pieces. Their bytes are, or will be, among the root's orphans.
 func (c *sharedRoot) propose(rec shared.Record) {
 	r := c.root
-	r.mu.Lock()
+	r.Lock()
 	id := rec.ID()
 	if c.pending[id] == nil {
 		c.pending[id] = &pendingEviction{}
 	}
 	c.pending[id].orphaned += rec.Bytes
-	r.mu.Unlock()
+	r.Unlock()
 	c.member.ReportDamaged(rec)
 }

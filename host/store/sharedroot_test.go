@@ -336,9 +336,9 @@ func TestAReservationThatFails(t *testing.T) {
 	r := a.store.roots[0]
 	c := r.custody.(*sharedRoot)
 	counted := func() int64 { // as the evictor does
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.account.Used() - c.inFlight
+		r.Lock()
+		defer r.Unlock()
+		return r.Account.Used() - c.inFlight
 	}
 	before, taken := counted(), errors.New("another host was faster")
 	w := reservation{Want: r.want(0, pieceBytes), reuseFor: new(Put), enter: func() error { return taken }}

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"math/bits"
 	"sync/atomic"
 	"time"
 
@@ -11,14 +10,11 @@ import (
 	"github.com/kvhost/kvhost/host/store/health"
 )
 
-// counters of one root, guarded by its mutex.
+// counters of one root's files, guarded by its lock.
 type counters struct {
-	inserted, published, aborted, recycled        uint64
-	evictions, sheds, waits, expired, overBudget  uint64
-	damaged, quarantined, vanished, syncFails     uint64
-	placeFaults                                   uint64
-	swept, foreign, recovered, renamed, unclaimed uint64
-	scanned                                       atomic.Uint64
+	quarantined                        uint64
+	swept, foreign, renamed, unclaimed uint64
+	scanned                            atomic.Uint64
 }
 
 // RootStats is the state of one root. What counts up does so since the store was opened.
@@ -140,7 +136,7 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 		return &list[len(list)-1]
 	}
 	for i, r := range s.roots {
-		p := r.activePolicy()
+		p := r.Policy()
 		add(p.Handle, p.Since, roots[i].Evict, r.dir)
 	}
 	s.catalog.EachPolicy(func(p catalog.PolicyInfo) {
@@ -151,30 +147,22 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 }
 
 func (r *root) stats() RootStats {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	c, a, ev := &r.count, r.account.Figures(), r.evictor.Counts()
+	r.Lock()
+	defer r.Unlock()
+	c, n, a, ev := &r.Count, &r.count, r.Account.Figures(), r.Evictor.Counts()
 	st := RootStats{
-		Path: r.dir, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned, Scanning: r.scanning, Scanned: c.scanned.Load(),
-		Entries: int(r.x.Len()), Complete: r.complete, Slots: r.x.High(), MaxEntries: r.x.Max(), IndexBytes: r.x.Memory(),
-		Recycled: c.recycled, Inserted: c.inserted, Published: c.published, Aborted: c.aborted, Evictions: c.evictions, Asks: ev.Asks,
-		BadVictims: ev.BadVictims, Sheds: c.sheds, Waits: c.waits, Expired: c.expired, OverBudget: c.overBudget, Limit: a.Limit, Damaged: c.damaged, Vanished: c.vanished, Quarantined: c.quarantined,
-		SyncFails: c.syncFails, PlaceFaults: c.placeFaults, EvictFaults: ev.Faults, Recovered: c.recovered,
-		Swept: c.swept, Renamed: c.renamed, Foreign: c.foreign, Unclaimed: c.unclaimed,
-		Shared: r.custody.stats(), Evict: r.evictor.Stats(),
+		Path: r.dir, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned, Scanning: r.Scanning(), Scanned: n.scanned.Load(),
+		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(), IndexBytes: r.Index.Memory(),
+		Recycled: c.Recycled, Inserted: c.Inserted, Published: c.Published, Aborted: c.Aborted, Evictions: c.Evictions, Asks: ev.Asks,
+		BadVictims: ev.BadVictims, Sheds: c.Sheds, Waits: c.Waits, Expired: c.Expired, OverBudget: c.OverBudget, Limit: a.Limit, Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: n.quarantined,
+		SyncFails: r.syncFails.Load(), PlaceFaults: c.PlaceFaults, EvictFaults: ev.Faults, Recovered: c.Recovered,
+		Swept: n.swept, Renamed: n.renamed, Foreign: n.foreign, Unclaimed: n.unclaimed,
+		Shared: r.custody.stats(), Evict: r.Evictor.Stats(),
 	}
 	h := r.health.Report()
 	st.State, st.Reason, st.Since, st.Outages = h.State, h.Reason, h.Since, h.Outages
 	st.Written = r.budget.Spent()
 	st.Stuck = r.health.Stuck()
-	st.Writing = r.writing()
+	st.Writing = r.Writing()
 	return st
-}
-
-// writing is what is reserved by pieces in flight. mu is held.
-func (r *entries) writing() (bytes int64) {
-	for slot, f := range r.flights {
-		bytes += int64(bits.OnesCount64(f.ranks)) * r.classOf(slot).FileBytes()
-	}
-	return bytes
 }

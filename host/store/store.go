@@ -173,7 +173,7 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 		if state > health.Full {
 			continue
 		}
-		share := r.account.Free()
+		share := r.Account.Free()
 		if !r.invites() {
 			share -= 2 + float64(state)
 		}
@@ -196,7 +196,7 @@ func (s *Store) EndRequest(request uint32, hints abi.Hints) {
 	now := s.clock()
 	s.shadows.endRequest(request, hints, now)
 	for _, r := range s.roots {
-		r.evictor.EndRequest(request, hints, now)
+		r.Evictor.EndRequest(request, hints, now)
 	}
 }
 

@@ -294,10 +294,10 @@ func usage(t testing.TB, dir string) (bytes int64, temporaries int) {
 
 // missing is what is reserved for pieces that are not there.
 func (r *root) missing() (n int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.x.Each(func(slot uint32, _ *index.Entry) {
-		n += r.x.Bytes(slot) - int64(bits.OnesCount64(r.x.Pieces(slot)))*pieceBytes
+	r.Lock()
+	defer r.Unlock()
+	r.Index.Each(func(slot uint32, _ *index.Entry) {
+		n += r.Index.Bytes(slot) - int64(bits.OnesCount64(r.Index.Pieces(slot)))*pieceBytes
 	})
 	return n
 }

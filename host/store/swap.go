@@ -105,11 +105,11 @@ func takeAll(changes []handover) (taken []Taken, err error) {
 // prepareEvict gets a policy ready for its roots. Those that are ready are in the answer also when there is an error.
 func (s *Store) prepareEvict(ctx context.Context, w *Swap, to *evictor.Policy) (changes []handover, err error) {
 	for _, r := range s.roots {
-		from := r.activePolicy()
+		from := r.Policy()
 		if w.Root != "" && w.Root != r.dir || w.From != "" && w.From != from.Label {
 			continue
 		}
-		c, err := r.evictor.Prepare(ctx, to, from)
+		c, err := r.Evictor.Prepare(ctx, to, from)
 		if err != nil {
 			return changes, fmt.Errorf("store: root %s: policy %s: %w", r.dir, to.Label, err)
 		}
@@ -126,11 +126,4 @@ type handover struct {
 	*evictor.Handover
 	r    *root
 	take func() (entries int, err error)
-}
-
-// activePolicy is what decides in a root, or did until it failed.
-func (r *entries) activePolicy() *evictor.Policy {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.evictor.Active()
 }

@@ -132,13 +132,13 @@ func BenchmarkTakeOver(b *testing.B) {
 	b.Run("fault", func(b *testing.B) {
 		report(b, func() { time.Sleep(100 * time.Millisecond) }, func() {
 			r := f.store.roots[0]
-			r.mu.Lock()
-			r.evictor.Fail(errors.New("a fault, for the figure"))
-			r.mu.Unlock()
+			r.Lock()
+			r.Evictor.Fail(errors.New("a fault, for the figure"))
+			r.Unlock()
 			for {
-				r.mu.Lock()
-				down := r.evictor.Down()
-				r.mu.Unlock()
+				r.Lock()
+				down := r.Evictor.Down()
+				r.Unlock()
 				if !down {
 					return
 				}

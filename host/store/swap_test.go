@@ -256,11 +256,11 @@ func TestSwapUndone(t *testing.T) {
 	}
 	// What was touched is younger, as lru has it and fifo has not; and nobody is in the way of the next swap.
 	for _, r := range f.store.roots {
-		r.mu.Lock()
-		if r.evictor.Down() {
+		r.Lock()
+		if r.Evictor.Down() {
 			t.Error("something is left of the attempt")
 		}
-		r.mu.Unlock()
+		r.Unlock()
 	}
 	f.lookup(0).Release()
 	if _, err := f.swap(t.Context(), Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)}}); err != nil {
@@ -272,9 +272,9 @@ func TestSwapUndone(t *testing.T) {
 // deciders are who acts in each root.
 func (f *fixture) deciders() (names []string) {
 	for _, r := range f.store.roots {
-		r.mu.Lock()
-		names = append(names, r.evictor.Active().Label+" "+r.evictor.Active().Module.Digest())
-		r.mu.Unlock()
+		r.Lock()
+		names = append(names, r.Evictor.Active().Label+" "+r.Evictor.Active().Module.Digest())
+		r.Unlock()
 	}
 	return names
 }
@@ -311,7 +311,7 @@ func TestSwapDoesNotWaitForEver(t *testing.T) {
 		lock   func(context.Context) error
 		unlock func()
 	}{
-		"scan": {r.evictor.HoldHandovers, r.evictor.AllowHandovers},
+		"scan": {r.Evictor.HoldHandovers, r.Evictor.AllowHandovers},
 		"swap": {
 			func(ctx context.Context) error { return f.store.swapping.Acquire(ctx, 1) },
 			func() { f.store.swapping.Release(1) },

@@ -45,10 +45,10 @@ func TestMoreTenantsThanNumbers(t *testing.T) {
 	store(1, 1<<20+1)
 	r := f.store.roots[0]
 	for n := range uint64(2) {
-		slot := f.markOf(n).slot
-		r.mu.Lock()
-		tenant := r.tenantOf(slot)
-		r.mu.Unlock()
+		slot := f.markOf(n).Slot
+		r.Lock()
+		tenant := r.TenantOf(slot)
+		r.Unlock()
 		if tenant != catalog.UnknownTenant {
 			t.Errorf("key %d is billed to tenant %d", n, tenant)
 		}

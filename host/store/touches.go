@@ -12,7 +12,7 @@ const touchesEvery = 5 * time.Minute
 // saveTouches writes the list of touches. It holds the root's lock for a tenth of a millisecond at a time.
 func (r savedIndex) saveTouches() {
 	when := r.store.stamp() // what is stored from now on is newer
-	order := r.evictor.Snapshot()
+	order := r.Evictor.Snapshot()
 	if err := r.kept.SaveTouches(when, len(order), func(i int) uint64 { return order[i].Fingerprint }); err != nil {
 		r.log.Warn("order of last touch not kept", "error", err)
 	}
@@ -28,9 +28,9 @@ func (r savedIndex) saveTouchesEvery(ctx context.Context, every time.Duration) {
 			return
 		case <-tick.C:
 		}
-		r.mu.Lock()
-		now, scanning := r.x.Clock(), r.scanning
-		r.mu.Unlock()
+		r.Lock()
+		now, scanning := r.Index.Clock(), r.Scanning()
+		r.Unlock()
 		if now != last && !scanning && r.health.Takes() { // while a scan is under way the last run's list is still to be read
 			last = now
 			r.saveTouches()
@@ -41,15 +41,15 @@ func (r savedIndex) saveTouchesEvery(ctx context.Context, every time.Duration) {
 // loadTouches returns the place of each slot in the list, from 1 on, and the time of the list; nil when there is no
 // list.
 func (r savedIndex) loadTouches() (place []uint64, when int64) {
-	r.mu.Lock()
-	place = make([]uint64, r.x.High())
-	r.mu.Unlock()
+	r.Lock()
+	place = make([]uint64, r.Index.High())
+	r.Unlock()
 	n := uint64(1)
 	when, ok := r.kept.LoadTouches(func(fingerprints []uint64) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
+		r.Lock()
+		defer r.Unlock()
 		for _, fp := range fingerprints {
-			if slot := r.x.FindFingerprint(fp); slot != index.None && int(slot) < len(place) {
+			if slot := r.Index.FindFingerprint(fp); slot != index.None && int(slot) < len(place) {
 				place[slot] = n
 			}
 			n++

@@ -18,7 +18,7 @@ func (f *fixture) order(of int) (list []int) {
 		k := testKey(uint64(n))
 		number[f.space.Class(0).Printer.Print(&k)] = n
 	}
-	for _, e := range f.store.roots[0].evictor.Snapshot() {
+	for _, e := range f.store.roots[0].Evictor.Snapshot() {
 		list = append(list, number[e.Fingerprint])
 	}
 	return list

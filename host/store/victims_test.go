@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/plugins/lru"
 )
@@ -43,10 +44,10 @@ func newTwin(t *testing.T, evict *policy.Module, mode EvictMode) *twin {
 
 // resident lists the entries that are there, oldest touch first.
 func (w *twin) resident() (list []chunk.Key) {
-	w.root.mu.Lock()
-	defer w.root.mu.Unlock()
-	for _, slot := range w.root.x.ByLastTouch() {
-		list = append(list, w.root.x.Key(slot))
+	w.root.Lock()
+	defer w.root.Unlock()
+	for _, slot := range w.root.Index.ByLastTouch() {
+		list = append(list, w.root.Index.Key(slot))
 	}
 	return list
 }
@@ -74,21 +75,21 @@ func (w *twin) finish(i int, well bool) {
 		p.Abort(errors.New("only tried"))
 		return
 	}
-	w.root.mu.Lock()
-	if !w.root.x.At(p.mark.slot).Is(index.Evicting) {
-		w.root.x.SetPieces(p.mark.slot, 1)
+	w.root.Lock()
+	if !w.root.Index.At(p.mark.Slot).Is(index.Evicting) {
+		w.root.Index.SetPieces(p.mark.Slot, 1)
 	}
-	w.root.mu.Unlock()
+	w.root.Unlock()
 	p.end()
 }
 
 func (w *twin) drop(key chunk.Key) {
 	fp := chunk.Fingerprint(w.space.Digest, 0, key)
-	w.root.mu.Lock()
-	slot := w.root.x.FindFingerprint(fp)
-	w.root.mu.Unlock()
+	w.root.Lock()
+	slot := w.root.Index.FindFingerprint(fp)
+	w.root.Unlock()
 	if slot != index.None {
-		w.root.drop(mark{slot, fp}, 0)
+		w.root.drop(entries.Mark{Slot: slot, Fingerprint: fp}, 0)
 	}
 }
 

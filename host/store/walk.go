@@ -31,7 +31,7 @@ type walk struct {
 func (w *walk) grant(i int, g *grant) bool {
 	if i%index.PrefetchStep == 0 {
 		w.enter()
-		w.ahead.Run(w.store.roots[w.at].x, w.at, &w.class.Printer, w.keys, i)
+		w.ahead.Run(w.store.roots[w.at].Index, w.at, &w.class.Printer, w.keys, i)
 	}
 	g.slot = index.None
 	fp := w.ahead.Fingerprint(i)
@@ -45,7 +45,7 @@ func (w *walk) grant(i int, g *grant) bool {
 		}
 		r := roots[w.at]
 		if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil {
-			r.touch(i, slot, e, fp, w)
+			w.touch(r, i, slot, e, fp)
 			if w.shadows.batch != nil {
 				w.shadows.hit(r, slot, fp)
 			}
@@ -66,7 +66,7 @@ func (w *walk) grant(i int, g *grant) bool {
 func (w *walk) enter() {
 	if !w.locked {
 		r := w.store.roots[w.at]
-		r.mu.Lock()
+		r.Lock()
 		w.locked, w.owner = true, index.MaxOwners
 		w.open = r.health.Serves() && r.custody.grants()
 	}
@@ -83,14 +83,14 @@ func (w *walk) second() int64 {
 
 func (w *walk) leave() {
 	if w.locked {
-		w.store.roots[w.at].mu.Unlock()
+		w.store.roots[w.at].Unlock()
 		w.locked = false
 	}
 }
 
 // find gives an entry that can be granted, or nil.
 func (w *walk) find(r *root, likely uint32, fp uint64, k *chunk.Key) (uint32, *index.Entry) {
-	x, slot := r.x, likely
+	x, slot := r.Index, likely
 	var e *index.Entry
 	if slot != index.None {
 		e = x.Match(slot, k)
@@ -105,7 +105,7 @@ func (w *walk) find(r *root, likely uint32, fp uint64, k *chunk.Key) (uint32, *i
 	if !w.open || w.lost || e.Is(index.Evicting) || x.EntryPieces(slot, e)&w.ranks != w.ranks {
 		return index.None, nil
 	}
-	if r.x.Expiries.Any() && r.expired(slot, w.second()) {
+	if r.Index.Expiries.Any() && r.Expired(slot, w.second()) {
 		return index.None, nil
 	}
 	return slot, e
@@ -114,23 +114,23 @@ func (w *walk) find(r *root, likely uint32, fp uint64, k *chunk.Key) (uint32, *i
 // isOf says whether an entry is of the class, and finds its tenant. Nearly all of one lookup have the same owner.
 func (w *walk) isOf(r *root, e *index.Entry) bool {
 	if id := e.OwnerID(); id != w.owner {
-		o, t := r.x.Owners()[id], r.store.catalog
-		w.owner, w.fits, w.cause.Tenant, w.lost = id, r.x.HasBase(e, w.class.Base), t.Tenants.Tenant(o.Tenant), t.Class(o.Class).Place.Policy.Down()
+		o, t := r.Index.Owners()[id], r.store.catalog
+		w.owner, w.fits, w.cause.Tenant, w.lost = id, r.Index.HasBase(e, w.class.Base), t.Tenants.Tenant(o.Tenant), t.Class(o.Class).Place.Policy.Down()
 	}
 	return w.fits
 }
 
 // touch makes an entry the most recent and pins it.
-func (r *entries) touch(i int, slot uint32, e *index.Entry, fp uint64, w *walk) {
+func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
 	if !w.touches.has(i, fp) {
 		w.touches.touch(i)
-		r.x.TouchEntry(e)
-		r.evictor.Post(abi.OpTouch, slot, e, fp, &w.cause)
-		if r.touched != nil {
-			r.touched(fp)
+		r.Index.TouchEntry(e)
+		r.Evictor.Post(abi.OpTouch, slot, e, fp, &w.cause)
+		if r.Touched != nil {
+			r.Touched(fp)
 		}
 	}
-	if r.x.PinEntry(slot, e) {
-		r.evictor.Post(abi.OpPin, slot, e, fp, &w.cause)
+	if r.Index.PinEntry(slot, e) {
+		r.Evictor.Post(abi.OpPin, slot, e, fp, &w.cause)
 	}
 }

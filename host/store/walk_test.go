@@ -52,12 +52,12 @@ func TestLookupReadsAhead(t *testing.T) {
 					continue
 				}
 				r := f.store.roots[where]
-				r.mu.Lock()
-				slot := r.x.Add(class.Printer.Print(&k), index.Owner{Class: class.ID}, &k, 0, 0)
+				r.Lock()
+				slot := r.Index.Add(class.Printer.Print(&k), index.Owner{Class: class.ID}, &k, 0, 0)
 				class.Ref()
-				r.x.At(slot).Set(index.Complete)
-				r.x.SetPieces(slot, 1)
-				r.mu.Unlock()
+				r.Index.At(slot).Set(index.Complete)
+				r.Index.SetPieces(slot, 1)
+				r.Unlock()
 				want[n] = int(where)
 			}
 			for from := range 70 {
@@ -74,7 +74,7 @@ func TestLookupReadsAhead(t *testing.T) {
 				l.Release()
 			}
 			for _, r := range f.store.roots {
-				r.x.Each(func(slot uint32, e *index.Entry) {
+				r.Index.Each(func(slot uint32, e *index.Entry) {
 					if e.Pins() != 0 || e.LastTouch() == 0 {
 						t.Fatalf("slot %d: %d pins, touched %d", slot, e.Pins(), e.LastTouch())
 					}

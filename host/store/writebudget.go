@@ -52,7 +52,7 @@ func newWriteBudget(r *root) writeBudget {
 // charge takes the bytes of a piece or an entry from the budget. The caller does not hold the root's mu.
 func (b writeBudget) charge(p *Put, bytes int64, parent uint64) error {
 	r := b.root
-	c, ok := b.Charge(bytes, p.mark.fp, func() bool { return parent != 0 && r.store.holds(parent) })
+	c, ok := b.Charge(bytes, p.mark.Fingerprint, func() bool { return parent != 0 && r.store.holds(parent) })
 	if ok {
 		p.charge = c
 		if c.Bytes > 0 {
@@ -60,7 +60,7 @@ func (b writeBudget) charge(p *Put, bytes int64, parent uint64) error {
 		}
 		return nil
 	}
-	r.counted(&r.count.overBudget)
+	r.Counted(&r.Count.OverBudget)
 	r.store.count.refused.Add(1)
 	if any, _ := b.Left(); any {
 		return fmt.Errorf("%w: daily write budget of root %s (%d bytes) nearly exhausted: new prefixes are not admitted", ErrRefused, r.dir, r.cfg.DailyWrites)

@@ -1,0 +1,111 @@
+package entries
+
+import (
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/evictor"
+	"github.com/kvhost/kvhost/host/store/index"
+)
+
+// Eviction is an entry that is being removed, with what its files' names are made of.
+type Eviction struct {
+	Slot         uint32
+	Class        *catalog.Class
+	Key          chunk.Key
+	Pieces       uint64
+	FallbackName bool
+	Left         int64 // bytes of files that could not be unlinked
+}
+
+// BeginEvict begins to remove an entry: the policy hears of it and lookups miss. FinishEvict ends it, after the files are
+// unlinked.
+func (s *Set) BeginEvict(slot uint32) Eviction {
+	e := s.Index.At(slot)
+	v := Eviction{
+		Slot: slot, Class: s.ClassOf(slot), Key: s.Index.Key(slot), Pieces: s.Index.Pieces(slot),
+		FallbackName: e.Is(index.FallbackName),
+	}
+	announced := e.Is(index.Announced)
+	e.Set(index.Evicting)
+	e.Unset(index.Announced)
+	if e.Is(index.Complete) {
+		s.uncompleted(slot)
+	}
+	if s.scanning {
+		s.removed[s.Index.Fingerprint(slot)] = struct{}{}
+	}
+	f := s.flights[slot]
+	f.unlinking = true
+	s.flights[slot] = f
+	if announced { // else a scan has found it, and the policy does not know it yet
+		s.Evictor.Tell(abi.OpRemove, slot, s.Index.Fingerprint(slot), 0)
+	}
+	return v
+}
+
+// CancelEvict takes BeginEvict back, when no file of the entry was unlinked.
+func (s *Set) CancelEvict(v *Eviction) {
+	e := s.Index.At(v.Slot)
+	e.Unset(index.Evicting)
+	if e.Is(index.Complete) {
+		s.completed(v.Slot, chunk.Root)
+	}
+	f := s.flights[v.Slot]
+	f.unlinking = false
+	s.setFlight(v.Slot, f)
+	s.Evictor.Announce(abi.OpResident, v.Slot, s.Index.Fingerprint(v.Slot), 0)
+}
+
+// FinishEvict follows BeginEvict once the entry's files are unlinked, except for v.Left bytes of them.
+func (s *Set) FinishEvict(v *Eviction) {
+	n := min(v.Left, s.Index.Bytes(v.Slot))
+	s.Index.Resize(v.Slot, -n)
+	s.Account.Move(s.Index.Owner(v.Slot).Tenant, capacity.Orphans, n)
+	f := s.flights[v.Slot]
+	f.unlinking = false
+	s.setFlight(v.Slot, f)
+	s.reap(v.Slot)
+}
+
+// reap ends an evicted entry as far as possible: it leaves the table when nothing happens to its files any more, and
+// its bytes and slot are free when nobody has a pin on it (unlinked files take space while they are open).
+func (s *Set) reap(slot uint32) {
+	e := s.Index.At(slot)
+	if !e.Is(index.Evicting) {
+		return
+	}
+	if !e.Is(index.Detached) {
+		if s.Busy(slot) {
+			return
+		}
+		s.Index.Detach(slot)
+		s.reaped.Broadcast()
+	}
+	if e.Pins() == 0 {
+		s.Account.Release(s.Index.Owner(slot).Tenant, s.Index.Bytes(slot))
+		s.ClassOf(slot).Release()
+		s.Index.Release(slot)
+		s.reaped.Broadcast()
+	}
+}
+
+// WakeJoiners wakes the puts that wait in Join for an entry to leave the table.
+func (s *Set) WakeJoiners() { s.reaped.Broadcast() }
+
+// Unpin gives a pin of an entry back.
+func (s *Set) Unpin(m Mark) { s.UnpinAt(m.Slot, m.Fingerprint, s.cfg.Clock()) }
+
+// UnpinAt is Unpin with the time given.
+func (s *Set) UnpinAt(slot uint32, fp, now uint64) {
+	if !s.Index.Unpin(slot) {
+		return
+	}
+	e := s.Index.At(slot)
+	if e.Is(index.Evicting) {
+		s.reap(slot)
+		return
+	}
+	s.Evictor.Post(abi.OpUnpin, slot, e, fp, &evictor.Cause{Tenant: s.TenantOf(slot), Time: now})
+}

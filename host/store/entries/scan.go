@@ -1,0 +1,172 @@
+package entries
+
+import (
+	"math/bits"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
+
+// While a root is scanned its entries are served: lookups find what the scan has seen and what was stored since. The
+// evict policy is told nothing until the scan ends.
+
+// firstLive is the clock's start during a scan: what the scan finds gets older ticks.
+const firstLive = 1 << 30
+
+// BeginScan prepares the set for a scan.
+func (s *Set) BeginScan() {
+	s.scanning, s.removed = true, map[uint64]struct{}{}
+	s.Evictor.SetScanning(true)
+	s.Index.AdvanceClock(firstLive)
+}
+
+// EndScan follows the scan: its order of last touch is known.
+func (s *Set) EndScan() { s.scanning, s.removed = false, nil }
+
+// CancelScan ends a scan that has not begun, of a root that cannot be opened.
+func (s *Set) CancelScan() {
+	s.EndScan()
+	s.Evictor.SetScanning(false)
+}
+
+// Scanning says whether a scan is under way.
+func (s *Set) Scanning() bool { return s.scanning }
+
+// IsScanning is Scanning, and takes the lock.
+func (s *Set) IsScanning() bool {
+	s.Lock()
+	defer s.Unlock()
+	return s.scanning
+}
+
+// Scan is what one scan has found. It belongs to its set's lock.
+type Scan struct {
+	set      *Set
+	stamps   []int64 // by slot: the newest store time of its pieces
+	late     bool    // the order is known: what is found is the newest
+	over     bool
+	orphaned int64 // bytes of files that could not be read, or have no place in the index
+	unsure   []MarkedPiece
+}
+
+// MarkedPiece is a piece of an entry.
+type MarkedPiece struct {
+	Mark
+	Rank uint32
+}
+
+// NewScan begins a scan's record.
+func (s *Set) NewScan() *Scan { return &Scan{set: s} }
+
+// LateScan begins the record of what is found after the scan.
+func (s *Set) LateScan() *Scan { return &Scan{set: s, late: true} }
+
+// Conflict is what keeps a piece from being entered: its entry has files that another place policy named, or has this
+// piece already. Class is nil when there is none.
+type Conflict struct {
+	Class        *catalog.Class // the entry's
+	FallbackName bool           // of the entry
+	Twice        bool           // the entry has the piece
+}
+
+// Add enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
+// It takes the lock.
+func (c *Scan) Add(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) (found Conflict) {
+	s := c.set
+	tenant := s.cfg.Catalog.Tenants.Number(h.Tenant)
+	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	s.Lock()
+	defer s.Unlock()
+	if c.over {
+		return found // the scan has ended meanwhile, and seen everything
+	}
+	slot := s.Index.Find(fp, cl.Base, &h.Key)
+	if slot != index.None && (s.Index.At(slot).Is(index.Evicting) || s.flights[slot].ranks&(1<<h.Rank) != 0) {
+		return found // it goes, or a put that has just given it its name counts it
+	}
+	if slot == index.None {
+		parent := chunk.Fingerprint(h.Namespace, h.Group, h.Parent)
+		slot = s.Index.Add(fp, index.Owner{Class: cl.ID, Tenant: tenant}, &h.Key, parent, h.Depth)
+		if slot == index.None {
+			c.orphaned += allocated // more entries than slots: the bytes are there all the same
+			return found
+		}
+		cl.Ref()
+	}
+	e := s.Index.At(slot)
+	if twice := s.Index.Pieces(slot)&(1<<h.Rank) != 0; twice || s.ClassOf(slot).Place != cl.Place {
+		return Conflict{s.ClassOf(slot), e.Is(index.FallbackName), twice}
+	}
+	fresh := h.Pieces &^ s.Index.Reserved(slot) // h.Rank is among h.Pieces
+	s.Index.ReservePieces(slot, fresh)
+	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / pieceformat.Page
+	s.Index.Resize(slot, diff*pieceformat.Page)
+	s.Account.Commit(s.Index.Owner(slot).Tenant, diff*pieceformat.Page)
+	s.Account.Remove(capacity.Unscanned, allocated)
+	s.Index.PieceWritten(slot, h.Rank)
+	if fallback {
+		e.Set(index.FallbackName)
+	}
+	if s.Index.Pieces(slot)&h.Pieces == h.Pieces && !e.Is(index.Complete) {
+		e.Set(index.Complete)
+		s.completed(slot, h.Parent)
+	}
+	s.expire(slot, cl, h.StoreTime)
+	if !c.late {
+		for uint32(len(c.stamps)) <= slot {
+			c.stamps = append(c.stamps, 0)
+		}
+		c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
+	}
+	s.Count.Recovered++
+	if _, ok := s.removed[fp]; ok {
+		// An entry of this key was dropped after the scan began, and this file may have gone with it.
+		c.unsure = append(c.unsure, MarkedPiece{Mark{slot, fp}, h.Rank})
+	}
+	return found
+}
+
+// Overlook notes bytes of a file that the scan could make nothing of. It takes the lock.
+func (c *Scan) Overlook(bytes int64) {
+	c.set.Lock()
+	defer c.set.Unlock()
+	c.orphaned += bytes
+}
+
+// Orphaned is the bytes of files that could not be read, or have no place in the index.
+func (c *Scan) Orphaned() int64 { return c.orphaned }
+
+// Stored is when the newest piece of an entry was stored, 0 when the scan has not seen it.
+func (c *Scan) Stored(slot uint32) int64 {
+	if int(slot) < len(c.stamps) {
+		return c.stamps[slot]
+	}
+	return 0
+}
+
+// Close ends the record: what is added later is ignored. It returns pieces whose files may have gone with an entry that
+// was removed during the scan. It takes the lock.
+func (c *Scan) Close() (unsure []MarkedPiece) {
+	c.set.Lock()
+	defer c.set.Unlock()
+	c.over = true
+	return c.unsure
+}
+
+// Restore replaces an empty index by that of a checkpoint, with the evict policy's state.
+func (s *Set) Restore(x *index.Index) {
+	s.Index = x
+	s.Evictor.SetIndex(x)
+	x.Each(func(slot uint32, e *index.Entry) {
+		s.ClassOf(slot).Ref()
+		s.Account.Commit(x.Owner(slot).Tenant, x.Bytes(slot))
+		if e.Is(index.Complete) {
+			s.complete++
+		}
+		s.Count.Recovered += uint64(bits.OnesCount64(x.Pieces(slot)))
+	})
+	s.cfg.Changes.Reset() // a root that is opened late brings entries that no change told of
+}

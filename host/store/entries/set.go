@@ -1,0 +1,159 @@
+package entries
+
+import (
+	"context"
+	"math/bits"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/changelog"
+	"github.com/kvhost/kvhost/host/store/evictor"
+	"github.com/kvhost/kvhost/host/store/index"
+)
+
+// Config makes a set.
+type Config struct {
+	MaxEntries uint32
+	Account    *capacity.Account
+	Catalog    *catalog.Catalog
+	Changes    *changelog.Log
+	Now        func() time.Time
+	Clock      func() uint64 // the time of events
+}
+
+// Set is the entries of one root.
+type Set struct {
+	sync.Mutex
+	Index   *index.Index
+	Evictor *evictor.Evictor
+	Account *capacity.Account
+	Count   Counters
+	// Touched receives the fingerprints of entries that lookups touch; nil: nobody wants them.
+	Touched func(fp uint64)
+
+	cfg      Config
+	reaped   sync.Cond // an evicted entry is out of the table, or its slot is free
+	flights  map[uint32]flight
+	complete int64 // entries with all their pieces
+	scanning bool
+	// removed are the fingerprints of entries that were removed while the scan ran.
+	removed map[uint64]struct{}
+}
+
+// Counters count since the store was opened.
+type Counters struct {
+	Inserted, Published, Aborted, Recycled       uint64
+	Evictions, Sheds, Waits, Expired, OverBudget uint64
+	Damaged, Vanished, PlaceFaults, Recovered    uint64
+}
+
+// flight is what happens to an entry's files now.
+type flight struct {
+	ranks     uint64 // pieces that are being written
+	unlinking bool   // its files are being unlinked
+}
+
+// Mark names an entry so that a later one in the same slot is told apart.
+type Mark struct {
+	Slot        uint32
+	Fingerprint uint64
+}
+
+// Init makes an empty set. [Set.StartEvictor] completes it.
+func (s *Set) Init(cfg Config) {
+	s.cfg, s.Account, s.flights = cfg, cfg.Account, map[uint32]flight{}
+	s.Index = index.New(cfg.MaxEntries, cfg.Catalog.Fingerprint, cfg.Catalog.Base)
+	s.reaped.L = &s.Mutex
+}
+
+// StartEvictor starts the evict policy. What the evictor has from the set need not be given.
+func (s *Set) StartEvictor(ctx context.Context, cfg evictor.Config) (err error) {
+	cfg.Index, cfg.Lock, cfg.Host, cfg.Slots = s.Index, &s.Mutex, evictorHost{s}, s.cfg.MaxEntries
+	s.Evictor, err = evictor.New(ctx, cfg)
+	return err
+}
+
+// evictorHost is what the evictor needs of its set.
+type evictorHost struct{ *Set }
+
+func (h evictorHost) Tenant(number uint16) uint32 { return h.cfg.Catalog.Tenants.Tenant(number) }
+func (h evictorHost) Clock() uint64               { return h.cfg.Clock() }
+func (h evictorHost) Used() int64                 { return h.Account.Used() }
+
+// Counted adds one to a counter. It takes the lock.
+func (s *Set) Counted(n *uint64) {
+	s.Lock()
+	*n++
+	s.Unlock()
+}
+
+// ClassOf is an entry's class.
+func (s *Set) ClassOf(slot uint32) *catalog.Class {
+	return s.cfg.Catalog.Class(s.Index.Owner(slot).Class)
+}
+
+// TenantOf is an entry's tenant.
+func (s *Set) TenantOf(slot uint32) uint32 {
+	return s.cfg.Catalog.Tenants.Tenant(s.Index.Owner(slot).Tenant)
+}
+
+// Stands says whether a mark still names a live entry.
+func (s *Set) Stands(m Mark) bool {
+	if m.Slot >= s.Index.High() {
+		return false
+	}
+	e := s.Index.At(m.Slot)
+	return e.Is(index.Live) && !e.Is(index.Evicting) && s.Index.Fingerprint(m.Slot) == m.Fingerprint
+}
+
+// Busy says whether pieces of an entry are being written or unlinked.
+func (s *Set) Busy(slot uint32) bool {
+	_, busy := s.flights[slot]
+	return busy
+}
+
+// InFlight is how many entries have pieces that are being written or unlinked.
+func (s *Set) InFlight() int { return len(s.flights) }
+
+// Complete is how many entries have all their pieces.
+func (s *Set) Complete() int64 { return s.complete }
+
+// SlotsFull says whether there is no slot for another entry. It takes the lock.
+func (s *Set) SlotsFull() bool {
+	s.Lock()
+	defer s.Unlock()
+	return s.Index.Len() == s.Index.Max()
+}
+
+// Policy is what decides here, or did until it failed. It takes the lock.
+func (s *Set) Policy() *evictor.Policy {
+	s.Lock()
+	defer s.Unlock()
+	return s.Evictor.Active()
+}
+
+// Writing is the bytes reserved by pieces that are being written.
+func (s *Set) Writing() (bytes int64) {
+	for slot, f := range s.flights {
+		bytes += int64(bits.OnesCount64(f.ranks)) * s.ClassOf(slot).FileBytes()
+	}
+	return bytes
+}
+
+// Unwritten is the bytes reserved for pieces that are not there, whether somebody is writing them or not.
+func (s *Set) Unwritten() (bytes int64) {
+	for class, n := range s.Index.MissingByClass() {
+		bytes += n * s.cfg.Catalog.Class(class).FileBytes()
+	}
+	return bytes
+}
+
+func (s *Set) setFlight(slot uint32, f flight) {
+	if f == (flight{}) {
+		delete(s.flights, slot)
+		return
+	}
+	s.flights[slot] = f
+}
