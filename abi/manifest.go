@@ -49,9 +49,15 @@ const (
 	GrantWASIStub = "wasi-stub"
 )
 
+// MaxManifestBytes is the most that a manifest may have.
+const MaxManifestBytes = 64 << 10
+
 // ParseManifest reads a manifest strictly: unknown fields, roles or grants, and another ABI, are errors.
 func ParseManifest(text []byte) (Manifest, error) {
 	var m Manifest
+	if len(text) > MaxManifestBytes {
+		return Manifest{}, fmt.Errorf("abi: manifest: %d bytes, at most %d", len(text), MaxManifestBytes)
+	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&m); err != nil {

@@ -1,11 +1,18 @@
 package host_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
@@ -79,5 +86,51 @@ func TestReload(t *testing.T) {
 	}
 	if now := acting(h); !strings.Contains(now, "trial clock") {
 		t.Error(now)
+	}
+}
+
+// A change that hangs, here because another process compiles, must not hold up other changes or outlive its context.
+func TestHungSwapBlocksNoOther(t *testing.T) {
+	dir, cache := policytest.Dir(t, "lru", "fifo"), t.TempDir()
+	if err := os.Chmod(cache, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c := configuration(t)
+	c.PolicyDir, c.PolicyCache = dir, cache
+	c.Policies = []config.Policy{{Name: "trial", Module: "fifo", Shadow: true}}
+	h, _ := start(t, c)
+	f, err := os.Open(filepath.Join(cache, "lock"))
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	hung := make(chan error, 1)
+	go func() {
+		_, err := h.Policies().Swap(ctx, "trial", config.Policy{Module: "lru"})
+		hung <- err
+	}()
+	for stacks := ""; !strings.Contains(stacks, "policy.Open("); { // until the swap is under way
+		b := make([]byte, 1<<20)
+		stacks = string(b[:runtime.Stack(b, true)])
+	}
+	empty := *c
+	empty.Policies = nil
+	reloaded := make(chan error, 1)
+	go func() { reloaded <- h.Policies().Reload(t.Context(), &empty) }()
+	select {
+	case err := <-reloaded:
+		if err != nil || strings.Contains(acting(h), "trial") {
+			t.Errorf("reload beside a hung swap: %v, %s", err, acting(h))
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a reload waits for a hung swap")
+	}
+	cancel()
+	if err := <-hung; !errors.Is(err, context.Canceled) {
+		t.Errorf("the hung swap ended with %v", err)
 	}
 }

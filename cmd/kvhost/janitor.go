@@ -16,9 +16,13 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/regular"
 	"github.com/kvhost/kvhost/host/store/fsck"
 	"github.com/kvhost/kvhost/host/store/janitor"
 )
+
+// maxNamespaceText bounds the file of a namespace's text.
+const maxNamespaceText = 1 << 20
 
 type janitorFlags struct {
 	options    janitor.Options
@@ -95,7 +99,7 @@ func (f *janitorFlags) run(ctx context.Context, out io.Writer, dir string) error
 		return usageError{errors.New("janitor: --once and --interval exclude each other")}
 	}
 	for _, name := range f.namespaces {
-		text, err := os.ReadFile(name)
+		text, err := regular.ReadFile(ctx, name, maxNamespaceText)
 		if err != nil {
 			return usageError{fmt.Errorf("janitor: --namespace: %w", err)}
 		}

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvhost/kvhost/host/policy/sandbox"
+	"github.com/kvhost/kvhost/host/regular"
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
@@ -44,7 +45,7 @@ func newPolicyDigest() *cobra.Command {
 		Args:    wantFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, path := range args {
-				module, err := os.ReadFile(path)
+				module, err := regular.ReadFile(cmd.Context(), path, sandbox.MaxModuleBytes)
 				if errors.Is(err, fs.ErrNotExist) && filepath.Base(path) == path {
 					module, err = dist.Read(path)
 				}

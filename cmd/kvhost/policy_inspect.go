@@ -29,7 +29,7 @@ func newPolicyInspect() *cobra.Command {
 			o.Grants = []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom}
 			refused := 0
 			for _, path := range args {
-				i, err := policy.Inspect(path, o)
+				i, err := policy.Inspect(cmd.Context(), path, o)
 				if err != nil {
 					return err
 				}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
+	"github.com/kvhost/kvhost/host/regular"
 )
 
 func newPolicyPack() *cobra.Command {
@@ -20,11 +23,11 @@ func newPolicyPack() *cobra.Command {
 toolchains that cannot write custom sections, and after tools that strip them. The manifest is checked first.`,
 		Example: "  kvhost policy pack mine.wasm --manifest manifest.json",
 		Args:    cobra.MatchAll(wantFiles, oneFile),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if out == "" {
 				out = args[0]
 			}
-			return pack(args[0], manifest, out)
+			return pack(cmd.Context(), args[0], manifest, out)
 		},
 	}
 	cmd.Flags().StringVar(&manifest, "manifest", "manifest.json", "the manifest")
@@ -39,15 +42,15 @@ func oneFile(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func pack(path, manifest, out string) error {
-	text, err := os.ReadFile(manifest)
+func pack(ctx context.Context, path, manifest, out string) error {
+	text, err := regular.ReadFile(ctx, manifest, abi.MaxManifestBytes)
 	if err != nil {
 		return err
 	}
 	if _, err := abi.ParseManifest(text); err != nil {
 		return fmt.Errorf("%s: %w", manifest, err)
 	}
-	module, err := os.ReadFile(path)
+	module, err := regular.ReadFile(ctx, path, sandbox.MaxModuleBytes)
 	if err != nil {
 		return err
 	}

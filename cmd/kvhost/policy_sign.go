@@ -10,9 +10,14 @@ import (
 
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/minisign"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
+	"github.com/kvhost/kvhost/host/regular"
 )
 
 const keySuffix, publicSuffix = ".key", ".pub"
+
+// maxKeyFile is more than a key's file can have.
+const maxKeyFile = 64 << 10
 
 func newPolicyKeygen() *cobra.Command {
 	return &cobra.Command{
@@ -61,7 +66,7 @@ func newPolicySign() *cobra.Command {
 			if secret == "" {
 				return usageError{errors.New("policy sign: want --key FILE (kvhost policy keygen makes one)")}
 			}
-			text, err := os.ReadFile(secret)
+			text, err := regular.ReadFile(cmd.Context(), secret, maxKeyFile)
 			if err != nil {
 				return err
 			}
@@ -70,7 +75,7 @@ func newPolicySign() *cobra.Command {
 				return fmt.Errorf("%s: %w", secret, err)
 			}
 			for _, path := range args {
-				module, err := os.ReadFile(path)
+				module, err := regular.ReadFile(cmd.Context(), path, sandbox.MaxModuleBytes)
 				if err != nil {
 					return err
 				}

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/host/regular"
+	"golang.org/x/sys/unix"
 )
 
 var update = flag.Bool("update", false, "write examples/kvhost.toml")
@@ -318,4 +321,27 @@ func strip(text string) string {
 		b.WriteString(line)
 	}
 	return b.String()
+}
+
+// A configuration that is a FIFO, as a mistaken path or somebody's trap, must not hang a start or a reload.
+func TestFileIsRegular(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "kvhost.toml")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{fifo, "/dev/zero", t.TempDir()} {
+		done := make(chan error, 1)
+		go func() {
+			_, err := Load(Source{File: name})
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if !errors.Is(err, ErrFile) || !errors.Is(err, regular.ErrNotRegular) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s is still being read", name)
+		}
+	}
 }

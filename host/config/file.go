@@ -1,34 +1,32 @@
 package config
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/BurntSushi/toml"
+	"github.com/kvhost/kvhost/host/regular"
 )
 
-// maxFile bounds a configuration file.
-const maxFile = 1 << 20
+// Bounds of reading a configuration file.
+const (
+	maxFile     = 1 << 20
+	readTimeout = 10 * time.Second
+)
 
 // applyFile reads a TOML file over l.
 func (l *Loaded) applyFile(name string) error {
-	f, err := os.Open(name)
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	text, err := regular.ReadFile(ctx, name, maxFile)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrFile, err)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrFile, err)
-	}
-	if len(text) > maxFile {
-		return fmt.Errorf("%w: %s: larger than %s", ErrFile, name, FormatSize(maxFile))
 	}
 	return l.applyText(name, string(text))
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"context"
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
@@ -33,12 +34,12 @@ type Inspection struct {
 
 // Inspect reads a module as [Open] would, by path or name, and runs nothing. It returns an error only if the module
 // cannot be read at all; one that would be refused is described as far as possible.
-func Inspect(name string, opt Options) (*Inspection, error) {
-	f, err := read(name, opt.Dir)
+func Inspect(ctx context.Context, name string, opt Options) (*Inspection, error) {
+	f, err := read(ctx, name, opt.Dir)
 	if err != nil {
 		return nil, err
 	}
-	m, _, pages, err := examine(name, f, &opt)
+	m, _, pages, err := examine(ctx, name, f, &opt)
 	i := &Inspection{Path: f.path, Digest: f.digest, Bytes: len(f.bytes), MostPages: pages}
 	s, scanErr := sandbox.ScanModule(f.bytes)
 	if scanErr != nil {

@@ -19,7 +19,7 @@ func inspect(t *testing.T, b []byte, opt Options) *Inspection {
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	i, err := Inspect(path, opt)
+	i, err := Inspect(t.Context(), path, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,10 +67,10 @@ func TestInspect(t *testing.T) {
 	if i := inspect(t, minimal(abi.RoleEvict).with(metering.Global, ">").bytes(), Options{}); !errors.Is(i.Refused, metering.ErrReserved) {
 		t.Errorf("%+v", i)
 	}
-	if _, err := Inspect("no-such-policy", Options{}); !errors.Is(err, ErrNotFound) {
+	if _, err := Inspect(t.Context(), "no-such-policy", Options{}); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
-	if i, err := Inspect("lru", Options{Dir: distDir}); err != nil || i.Refused != nil || i.Digest != modules["lru"].Digest() {
+	if i, err := Inspect(t.Context(), "lru", Options{Dir: distDir}); err != nil || i.Refused != nil || i.Digest != modules["lru"].Digest() {
 		t.Errorf("%+v %v", i, err)
 	}
 }

@@ -6,21 +6,20 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
+	"github.com/kvhost/kvhost/host/regular"
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
 // Open loads a module by the path of a .wasm file, or by the name of an embedded policy with or without ".wasm".
 func Open(ctx context.Context, name string, opt Options) (*Module, error) {
-	f, err := read(name, opt.Dir)
+	f, err := read(ctx, name, opt.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +42,7 @@ func digestOf(b []byte) string {
 
 // read finds a module's bytes. A name without a slash is looked up in the working directory, in dir and among the
 // embedded policies, in this order.
-func read(name, dir string) (*file, error) {
+func read(ctx context.Context, name, dir string) (*file, error) {
 	places := []string{name}
 	bare := filepath.Base(name) == name
 	if bare && dir != "" {
@@ -53,9 +52,12 @@ func read(name, dir string) (*file, error) {
 		if bare && path == name && !strings.HasSuffix(name, ".wasm") {
 			continue // "lru" is a name, even if there is a directory lru
 		}
-		b, err := readFile(path)
+		b, err := regular.ReadFile(ctx, path, sandbox.MaxModuleBytes)
 		if err == nil {
 			return newFile(path, b), nil
+		}
+		if errors.Is(err, regular.ErrNotRegular) || errors.Is(err, regular.ErrTooLarge) {
+			return nil, refused(name, err)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("policy: cannot read %s: %w", name, err)
@@ -74,18 +76,8 @@ func read(name, dir string) (*file, error) {
 	return nil, fmt.Errorf("%w: no file %s", ErrNotFound, name)
 }
 
-// readFile reads at most one byte more than a module may have.
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, sandbox.MaxModuleBytes+1))
-}
-
 func load(ctx context.Context, name string, f *file, opt Options) (*Module, error) {
-	m, scan, pages, err := examine(name, f, &opt)
+	m, scan, pages, err := examine(ctx, name, f, &opt)
 	if err != nil {
 		return nil, refused(name, err)
 	}
@@ -135,13 +127,13 @@ func (s shortened) Error() string {
 func (s shortened) Unwrap() error { return s.error }
 
 // examine checks a module as far as possible before it is compiled, and returns how many pages of memory it may have.
-func examine(name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32, error) {
+func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32, error) {
 	m := &Module{name: bareName(name), digest: f.digest, log: opt.Log}
 	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
-	if err := pinned(f, opt); err != nil {
+	if err := pinned(ctx, f, opt); err != nil {
 		return nil, nil, 0, err
 	}
 	s, err := sandbox.ScanModule(f.bytes)
@@ -170,12 +162,12 @@ func examine(name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32
 func bareName(name string) string { return strings.TrimSuffix(filepath.Base(name), ".wasm") }
 
 // pinned checks the module against the digest and the public key of the configuration.
-func pinned(f *file, opt *Options) error {
+func pinned(ctx context.Context, f *file, opt *Options) error {
 	if opt.SHA256 != "" && !strings.EqualFold(opt.SHA256, f.digest) {
 		return fmt.Errorf("%w: its SHA-256 is %s, the configuration wants %s", ErrDigest, f.digest, opt.SHA256)
 	}
 	if opt.PublicKey != "" {
-		return verifySignature(opt.PublicKey, f)
+		return verifySignature(ctx, opt.PublicKey, f)
 	}
 	return nil
 }

@@ -1,14 +1,14 @@
 package policy
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"strings"
 
 	"github.com/kvhost/kvhost/host/policy/minisign"
+	"github.com/kvhost/kvhost/host/regular"
 )
 
 // SignatureSuffix follows a module's path in the path of its signature.
@@ -28,7 +28,7 @@ func Sign(key minisign.SecretKey, name string, module []byte) ([]byte, error) {
 
 // verifySignature checks the signature file beside a module with the operator's key. An embedded module has no
 // signature.
-func verifySignature(publicKey string, f *file) error {
+func verifySignature(ctx context.Context, publicKey string, f *file) error {
 	key, err := minisign.ParsePublicKey(publicKey)
 	if err != nil {
 		return fmt.Errorf("%w: public_key: %w", ErrSignature, err)
@@ -39,7 +39,7 @@ func verifySignature(publicKey string, f *file) error {
 			ErrSignature, key.ID, f.digest)
 	}
 	path := f.path + SignatureSuffix
-	text, err := readSignature(path)
+	text, err := regular.ReadFile(ctx, path, maxSignature)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: no file %s; the configuration wants a signature by key %s of the module, whose SHA-256 is %s",
 			ErrSignature, path, key.ID, f.digest)
@@ -47,7 +47,7 @@ func verifySignature(publicKey string, f *file) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrSignature, err)
 	}
-	s, err := minisign.ParseSignature(text)
+	s, err := minisign.ParseSignature(string(text))
 	if err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrSignature, path, err)
 	}
@@ -62,14 +62,4 @@ func verifySignature(publicKey string, f *file) error {
 			ErrSignature, path, s.ID, key.ID, signed, f.digest, err)
 	}
 	return nil
-}
-
-func readSignature(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxSignature))
-	return string(b), err
 }

@@ -45,7 +45,7 @@ func TestSignatures(t *testing.T) {
 		"another module":     {sign(key, changed), public, []string{id, digestOf(changed), digestOf(module)}},
 		"not a signature":    {[]byte("x"), public, []string{"four lines"}},
 		"not a key":          {sign(key, module), "RWQx", []string{"public_key"}},
-		"an endless file":    {make([]byte, 10*maxSignature), public, []string{"four lines"}},
+		"an endless file":    {make([]byte, 10*maxSignature), public, []string{"more than 65536 bytes"}},
 		"somebody's comment": {[]byte(strings.Replace(string(sign(key, changed)), digestOf(changed), digestOf(module), 1)), public, []string{"signed SHA-256 unknown"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -22,7 +22,9 @@ type Set struct {
 	roots  []*policy.Handle // likewise, by root: the evict policy that the root names, or nil
 	store  *store.Store     // set by Attach
 
-	mu     sync.Mutex // held during a change
+	dir string // of modules
+
+	turn   chan struct{} // has room for one token: who put it there changes policies; modules are opened without it
 	cfg    *config.Config
 	active map[string]*policy.Handle // by label
 
@@ -37,8 +39,8 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 		return nil, fmt.Errorf("%w: %w", ErrPolicy, err)
 	}
 	p := &Set{
-		cfg: cfg, log: log, cache: cache, failed: make(chan error, 1), opened: map[*policy.Module]struct{}{},
-		active: map[string]*policy.Handle{}, roots: make([]*policy.Handle, len(cfg.Roots)),
+		cfg: cfg, dir: cfg.PolicyDir, log: log, cache: cache, failed: make(chan error, 1), opened: map[*policy.Module]struct{}{},
+		active: map[string]*policy.Handle{}, roots: make([]*policy.Handle, len(cfg.Roots)), turn: make(chan struct{}, 1),
 	}
 	p.start.Reopen = policy.Options{Log: log, Cache: cache}
 	defer func() {
@@ -74,9 +76,31 @@ func (p *Set) RootEvict(i int) *policy.Handle { return p.roots[i] }
 // Failed receives the fault of a policy that is configured to end the host.
 func (p *Set) Failed() <-chan error { return p.failed }
 
-// open opens a module. The caller owns the reference.
+// lock takes the turn to change policies.
+func (p *Set) lock(ctx context.Context) error {
+	select {
+	case p.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w: another change of policies is under way: %w", ErrPolicy, context.Cause(ctx))
+	}
+}
+
+func (p *Set) unlock() { <-p.turn }
+
+// locked calls f with the turn.
+func (p *Set) locked(ctx context.Context, f func() error) error {
+	if err := p.lock(ctx); err != nil {
+		return err
+	}
+	defer p.unlock()
+	return f()
+}
+
+// open opens a module. The caller owns the reference and does not hold the turn: reading and compiling may take long, and
+// a change of another policy must not wait for it.
 func (p *Set) open(ctx context.Context, label string, c *config.Policy) (*policy.Handle, error) {
-	opt := Options(p.cfg, c, p.cache, p.log)
+	opt := Options(p.dir, c, p.cache, p.log)
 	opt.Stop = p.stop
 	m, err := policy.Open(ctx, c.Module, opt)
 	if err != nil {
@@ -106,10 +130,10 @@ func (p *Set) stop(err error) {
 	}
 }
 
-// Options are the options to open a policy with, by the configuration.
-func Options(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *slog.Logger) policy.Options {
+// Options are the options to open a policy with, by its configuration and the directory of modules.
+func Options(dir string, c *config.Policy, cache *sandbox.Cache, log *slog.Logger) policy.Options {
 	opt := policy.Options{
-		Log: log, Dir: cfg.PolicyDir, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
+		Log: log, Dir: dir, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
 		MemoryPages: uint32(c.MemoryPages),
 		Fuel:        sandbox.Fuel{Call: uint64(c.Fuel.Call), Record: uint64(c.Fuel.Record), Time: c.Fuel.Time},
 	}

@@ -27,17 +27,26 @@ type step struct {
 // they are bound to (roles, roots, namespaces), needs a restart: a configuration that changes it is refused with
 // [ErrRestart]. Other keys are ignored.
 func (p *Set) Reload(ctx context.Context, cfg *config.Config) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	if err := p.locked(ctx, func() error { return p.checkBindings(cfg) }); err != nil {
+		return err
+	}
+	handles, err := p.openAll(ctx, cfg)
+	defer func() {
+		for _, h := range handles {
+			h.Release()
+		}
+	}()
+	if err == nil {
+		err = p.lock(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("nothing was changed: %w", err)
+	}
+	defer p.unlock()
 	if err := p.checkBindings(cfg); err != nil {
 		return err
 	}
-	steps, unchanged, err := p.plan(ctx, cfg)
-	defer func() {
-		for _, s := range steps {
-			s.h.Release()
-		}
-	}()
+	steps, unchanged, err := p.plan(cfg, handles)
 	if err != nil {
 		return fmt.Errorf("nothing was changed: %w", err)
 	}
@@ -114,21 +123,28 @@ func (p *Set) checkBindings(cfg *config.Config) error {
 	return fmt.Errorf("%w: nothing was changed: %s", ErrRestart, strings.Join(problems, "; "))
 }
 
-// plan opens the modules of a configuration. The caller releases the handles of the steps, also after an error.
-func (p *Set) plan(ctx context.Context, cfg *config.Config) (steps []step, unchanged int, err error) {
+// openAll opens the modules of a configuration. The caller releases the handles, also after an error.
+func (p *Set) openAll(ctx context.Context, cfg *config.Config) (handles []*policy.Handle, err error) {
 	var errs []error
 	for i := range cfg.Policies {
-		label := cfg.Label(i)
-		s := step{c: cfg.Policies[i], old: p.cfg.Labelled(label)}
-		s.c.Name = label
-		var err error
-		if s.h, err = p.open(ctx, label, &s.c); err != nil {
-			p.log.Warn("policy module refused", "policy", label, "error", err)
+		h, err := p.open(ctx, cfg.Label(i), &cfg.Policies[i])
+		if err != nil {
+			p.log.Warn("policy module refused", "policy", cfg.Label(i), "error", err)
 			errs = append(errs, err)
 			continue
 		}
+		handles = append(handles, h)
+	}
+	return handles, errors.Join(errs...)
+}
+
+// plan compares a configuration, whose modules are open, with the active one.
+func (p *Set) plan(cfg *config.Config, handles []*policy.Handle) (steps []step, unchanged int, err error) {
+	var errs []error
+	for i, h := range handles {
+		s := step{c: cfg.Policies[i], h: h, old: p.cfg.Labelled(h.Label)}
+		s.c.Name = h.Label
 		if !p.differs(&s) {
-			s.h.Release()
 			unchanged++
 			continue
 		}

@@ -3,8 +3,10 @@ package policyset
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
@@ -23,8 +25,36 @@ type Swapped struct {
 // refused, or fails before it has taken over, the old one remains. What c leaves empty is taken from the policy's
 // configuration; c's settings override the policy's.
 func (p *Set) Swap(ctx context.Context, label string, c config.Policy) (Swapped, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	for {
+		var next config.Policy
+		if err := p.locked(ctx, func() error { next = p.merged(label, c); return nil }); err != nil {
+			return Swapped{}, err
+		}
+		h, err := p.open(ctx, label, &next)
+		if err != nil {
+			p.log.Warn("policy not swapped: module refused", "policy", label, "error", err)
+			return Swapped{}, err
+		}
+		var out Swapped
+		err = p.locked(ctx, func() error {
+			if !reflect.DeepEqual(next, p.merged(label, c)) {
+				return errChanged
+			}
+			out, err = p.swap(ctx, h, &next)
+			return err
+		})
+		h.Release()
+		if err != errChanged {
+			return out, err
+		}
+	}
+}
+
+// errChanged means that another change was made while a module was opened for this one.
+var errChanged = errors.New("policies changed meanwhile")
+
+// merged is the configuration of the policy with this label, with c over it.
+func (p *Set) merged(label string, c config.Policy) config.Policy {
 	next := config.Policy{Module: label} // a built-in policy
 	if old := p.cfg.Labelled(label); old != nil {
 		next = *old
@@ -40,17 +70,12 @@ func (p *Set) Swap(ctx context.Context, label string, c config.Policy) (Swapped,
 		}
 		next.Config[k] = v
 	}
-	return p.swap(ctx, label, &next)
+	return next
 }
 
-func (p *Set) swap(ctx context.Context, label string, c *config.Policy) (Swapped, error) {
-	h, err := p.open(ctx, label, c)
-	if err != nil {
-		p.log.Warn("policy not swapped: module refused", "policy", label, "error", err)
-		return Swapped{}, err
-	}
-	defer h.Release()
-	out := Swapped{Module: h.Module.Name(), Digest: h.Module.Digest()}
+func (p *Set) swap(ctx context.Context, h *policy.Handle, c *config.Policy) (out Swapped, err error) {
+	label := h.Label
+	out = Swapped{Module: h.Module.Name(), Digest: h.Module.Digest()}
 	if old := p.cfg.Labelled(label); old != nil && old.Shadow {
 		err = p.swapShadow(ctx, h, c)
 	} else {
@@ -137,24 +162,48 @@ func (p *Set) swapShadow(ctx context.Context, h *policy.Handle, c *config.Policy
 
 // Promote makes a new instance of a shadow's module evict, in one root or in all, and ends the shadow.
 func (p *Set) Promote(ctx context.Context, label, root string) (Swapped, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.cfg.Labelled(label)
-	if c == nil || !c.Shadow {
-		return Swapped{}, fmt.Errorf("%w: %q is not a shadow", ErrPolicy, label)
+	for {
+		var shadow config.Policy
+		find := func() error {
+			c := p.cfg.Labelled(label)
+			if c == nil || !c.Shadow {
+				return fmt.Errorf("%w: %q is not a shadow", ErrPolicy, label)
+			}
+			shadow = *c
+			return nil
+		}
+		if err := p.locked(ctx, find); err != nil {
+			return Swapped{}, err
+		}
+		next := shadow
+		next.Shadow, next.Capacity = false, 0
+		h, err := p.open(ctx, label, &next)
+		if err != nil {
+			return Swapped{}, err
+		}
+		var out Swapped
+		err = p.locked(ctx, func() error {
+			opened := shadow
+			if err := find(); err != nil || !reflect.DeepEqual(opened, shadow) {
+				return cmp.Or(err, errChanged)
+			}
+			out, err = p.promote(ctx, h, &next, root)
+			return err
+		})
+		h.Release()
+		if err != errChanged {
+			return out, err
+		}
 	}
-	next := *c
-	next.Shadow, next.Capacity = false, 0
-	h, err := p.open(ctx, label, &next)
-	if err != nil {
-		return Swapped{}, err
-	}
-	defer h.Release()
+}
+
+func (p *Set) promote(ctx context.Context, h *policy.Handle, next *config.Policy, root string) (out Swapped, err error) {
+	label := h.Label
 	if judged := p.active[label].Module.Digest(); h.Module.Digest() != judged {
 		return Swapped{}, fmt.Errorf("%w: %s: its SHA-256 is %s now, that of the shadow is %s: swap the shadow first",
 			ErrPolicy, next.Module, h.Module.Digest(), judged)
 	}
-	out := Swapped{Module: h.Module.Name(), Digest: h.Module.Digest()}
+	out = Swapped{Module: h.Module.Name(), Digest: h.Module.Digest()}
 	out.Taken, err = p.store.Swap(ctx, store.Swap{Root: root, Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: h}})
 	if err != nil {
 		return out, err
@@ -162,7 +211,7 @@ func (p *Set) Promote(ctx context.Context, label, root string) (Swapped, error) 
 	if err := p.store.RemoveShadow(label); err != nil {
 		return out, err
 	}
-	p.setActive(h, &next)
+	p.setActive(h, next)
 	p.log.Info("shadow promoted", "policy", label, "module", h.Module.Name(), "sha256", h.Module.Digest())
 	return out, nil
 }

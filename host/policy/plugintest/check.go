@@ -28,7 +28,7 @@ func Check(ctx context.Context, path string, o Options) (*Report, error) {
 	r := &Report{Path: path, Slots: o.Slots}
 	options := o.policy()
 	options.SkipSelfTest = true
-	seen, err := policy.Inspect(path, options)
+	seen, err := policy.Inspect(ctx, path, options)
 	if err != nil {
 		return nil, err
 	}

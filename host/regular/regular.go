@@ -1,0 +1,95 @@
+// Package regular reads small files that an operator names: configurations, policy modules, signatures, keys. Such a name
+// may stand for anything: a FIFO that nobody writes to, a device, a file of a terabyte, or one on a mount that hangs. None
+// of these may stop the program.
+package regular
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotRegular means that a path names something other than a regular file.
+	ErrNotRegular = errors.New("not a regular file")
+	// ErrTooLarge means that a file is larger than the reader takes.
+	ErrTooLarge = errors.New("file too large")
+)
+
+// ReadFile reads a regular file of at most limit bytes. It follows symbolic links. When ctx ends first, ReadFile returns
+// its error, and the read is left to end by itself.
+func ReadFile(ctx context.Context, path string, limit int64) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	type result struct {
+		b   []byte
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		b, err := readFile(path, limit)
+		done <- result{b, err}
+	}()
+	select {
+	case r := <-done:
+		return r.b, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("read %s: %w", path, context.Cause(ctx))
+	}
+}
+
+func readFile(path string, limit int64) ([]byte, error) {
+	info, err := os.Stat(path) // some devices act on being opened
+	if err == nil && !info.Mode().IsRegular() {
+		err = notRegular(path, info)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// The path may have come to mean a FIFO: without O_NONBLOCK the open would wait for a writer.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err = f.Stat(); err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, notRegular(path, info)
+	}
+	if info.Size() > limit {
+		return nil, tooLarge(path, limit)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(b)) > limit { // it grew, or its file system knows no sizes
+		return nil, tooLarge(path, limit)
+	}
+	return b, nil
+}
+
+func notRegular(path string, info fs.FileInfo) error {
+	kind := "device"
+	switch mode := info.Mode(); {
+	case mode.IsDir():
+		kind = "directory"
+	case mode&fs.ModeNamedPipe != 0:
+		kind = "FIFO"
+	case mode&fs.ModeSocket != 0:
+		kind = "socket"
+	}
+	return fmt.Errorf("%s is a %s: %w", path, kind, ErrNotRegular)
+}
+
+func tooLarge(path string, limit int64) error {
+	return fmt.Errorf("%s has more than %d bytes: %w", path, limit, ErrTooLarge)
+}

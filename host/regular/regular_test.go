@@ -1,0 +1,48 @@
+package regular
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestReadFile(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	if err := errors.Join(os.WriteFile(at("file"), []byte("0123456789"), 0o600), os.Symlink("file", at("link")),
+		unix.Mkfifo(at("fifo"), 0o600), os.Symlink("fifo", at("link to fifo")), os.Mkdir(at("dir"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", at("socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, c := range []struct {
+		path  string
+		limit int64
+		is    error
+	}{
+		{at("file"), 10, nil}, {at("link"), 10, nil}, {at("file"), 9, ErrTooLarge}, {at("nothing"), 10, fs.ErrNotExist},
+		{at("fifo"), 10, ErrNotRegular}, {at("link to fifo"), 10, ErrNotRegular}, {at("socket"), 10, ErrNotRegular},
+		{at("dir"), 10, ErrNotRegular}, {"/dev/zero", 10, ErrNotRegular}, {"/dev/tty", 10, ErrNotRegular},
+		{"/proc/self/maps", 10, ErrTooLarge}, // it has no size
+	} {
+		b, err := ReadFile(t.Context(), c.path, c.limit)
+		if !errors.Is(err, c.is) || err == nil && string(b) != "0123456789" {
+			t.Errorf("%s: %q, %v", c.path, b, err)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("stop")
+	cancel(stop)
+	if _, err := ReadFile(ctx, at("file"), 10); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end of its context: %v", err)
+	}
+}
