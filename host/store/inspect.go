@@ -27,9 +27,8 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 		if rerr := r.Check(r.quar.bytes); rerr != nil {
 			err = errors.Join(err, fmt.Errorf("store: root %s contradicts itself: %w", r.dir, rerr))
 		}
-		list[i] = Inspection{
-			Dir: r.dir, Used: r.Account.Used(), Missing: r.Missing(), Unsynced: len(r.unsynced), InUse: r.InUse(),
-		}
+		list[i] = Inspection{Dir: r.dir, Used: r.Account.Used(), Unsynced: len(r.unsynced)}
+		list[i].Missing, list[i].InUse = r.Census()
 	}
 	if visit != nil {
 		visit(list)

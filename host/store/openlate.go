@@ -50,7 +50,8 @@ func (r *root) reset() {
 	defer r.Unlock()
 	_ = r.directory.Close() // what the lock protects is not used
 	r.quar.files, r.quar.bytes = nil, 0
-	r.CancelScan()
+	r.EndScan()
+	r.Evictor.SetScanning(false)
 	r.Account.Reset()
 }
 

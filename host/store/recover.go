@@ -47,7 +47,7 @@ type scanState struct {
 	root *root
 }
 
-func (r *root) newScan() *scanState { return &scanState{r.NewScan(), r} }
+func newScan(r *root) *scanState { return &scanState{entries.NewScan(&r.Set), r} }
 
 // file judges one file. rel is its path below the root.
 func (c *scanState) file(rel string, e fs.DirEntry) {

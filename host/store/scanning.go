@@ -46,7 +46,7 @@ func (r ownScan) begin() error {
 		unscanned = max(0, space.Total-space.Free)
 	}
 	r.Account.Add(capacity.Unscanned, unscanned)
-	r.scanState.Store(r.newScan()) // before the first put, which looks for its file itself
+	r.scanState.Store(newScan(r.root)) // before the first put, which looks for its file itself
 	return nil
 }
 
@@ -89,7 +89,7 @@ func (r ownScan) run(ctx context.Context) error {
 		err = r.health.OutError() // half a scan is no account of what is there
 	}
 	if err != nil {
-		r.scanState.Store(r.newScan()) // of the next attempt
+		r.scanState.Store(newScan(r.root)) // of the next attempt
 		return err
 	}
 	r.scanState.Store(nil)

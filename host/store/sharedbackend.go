@@ -72,7 +72,7 @@ func (c sharedBackend) see(cl *catalog.Class, h *pieceformat.Header, allocated i
 	sight := c.scanState
 	r.Unlock()
 	h.Pieces = 1 << h.Rank // nothing is reserved for ranks that may be written by others
-	late := &scanState{r.LateScan(), r}
+	late := &scanState{entries.NewLateScan(&r.Set), r}
 	if sight == nil {
 		sight = late
 	}

@@ -98,7 +98,7 @@ func (c *sharedRoot) recover(context.Context) error {
 	}
 	r.Lock()
 	r.BeginScan()
-	c.member, c.scanState, c.ended, r.Touched = m, r.newScan(), make(chan struct{}), m.Touch
+	c.member, c.scanState, c.ended, r.Touched = m, newScan(r), make(chan struct{}), m.Touch
 	c.pending, c.overlooked, c.inFlight, c.ticket = map[shared.ID]*pendingEviction{}, 0, 0, 0
 	r.Unlock()
 	c.busy.Store(true)
@@ -181,7 +181,7 @@ func (c *sharedRoot) rescan(ctx context.Context) error {
 	r.Account.Remove(capacity.Orphans, c.overlooked)
 	c.overlooked = 0
 	r.Unlock()
-	sight := r.newScan()
+	sight := newScan(r)
 	err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
 	c.overlook(sight.Orphaned())
 	return err

@@ -44,21 +44,15 @@ func (s *Set) Check(quarantine int64) error {
 	return s.Account.Check(tenants, quarantine)
 }
 
-// Missing is the bytes reserved for pieces that are not there, entry by entry.
-func (s *Set) Missing() (bytes int64) {
-	s.Index.Each(func(slot uint32, _ *index.Entry) {
-		bytes += s.Index.Bytes(slot) - int64(bits.OnesCount64(s.Index.Pieces(slot)))*s.ClassOf(slot).FileBytes()
-	})
-	return bytes
-}
-
-// InUse is how many entries are pinned, being written or being removed.
-func (s *Set) InUse() int {
-	n := len(s.flights)
-	s.Index.Each(func(_ uint32, e *index.Entry) {
+// Census counts the bytes reserved for pieces that are not there, entry by entry, and the entries that are pinned,
+// being written or being removed.
+func (s *Set) Census() (missing int64, inUse int) {
+	inUse = len(s.flights)
+	s.Index.Each(func(slot uint32, e *index.Entry) {
+		missing += s.Index.Bytes(slot) - int64(bits.OnesCount64(s.Index.Pieces(slot)))*s.ClassOf(slot).FileBytes()
 		if e.Pins() != 0 || e.Any(index.Evicting|index.Detached) {
-			n++
+			inUse++
 		}
 	})
-	return n
+	return missing, inUse
 }

@@ -54,7 +54,7 @@ func (s *Set) CancelEvict(v *Eviction) {
 	}
 	f := s.flights[v.Slot]
 	f.unlinking = false
-	s.setFlight(v.Slot, f)
+	s.flights.set(v.Slot, f)
 	s.Evictor.Announce(abi.OpResident, v.Slot, s.Index.Fingerprint(v.Slot), 0)
 }
 
@@ -65,7 +65,7 @@ func (s *Set) FinishEvict(v *Eviction) {
 	s.Account.Move(s.Index.Owner(v.Slot).Tenant, capacity.Orphans, n)
 	f := s.flights[v.Slot]
 	f.unlinking = false
-	s.setFlight(v.Slot, f)
+	s.flights.set(v.Slot, f)
 	s.reap(v.Slot)
 }
 

@@ -26,12 +26,6 @@ func (s *Set) BeginScan() {
 // EndScan follows the scan: its order of last touch is known.
 func (s *Set) EndScan() { s.scanning, s.removed = false, nil }
 
-// CancelScan ends a scan that has not begun, of a root that cannot be opened.
-func (s *Set) CancelScan() {
-	s.EndScan()
-	s.Evictor.SetScanning(false)
-}
-
 // Scanning says whether a scan is under way.
 func (s *Set) Scanning() bool { return s.scanning }
 
@@ -59,10 +53,10 @@ type MarkedPiece struct {
 }
 
 // NewScan begins a scan's record.
-func (s *Set) NewScan() *Scan { return &Scan{set: s} }
+func NewScan(s *Set) *Scan { return &Scan{set: s} }
 
-// LateScan begins the record of what is found after the scan.
-func (s *Set) LateScan() *Scan { return &Scan{set: s, late: true} }
+// NewLateScan begins the record of what is found after the scan.
+func NewLateScan(s *Set) *Scan { return &Scan{set: s, late: true} }
 
 // Conflict is what keeps a piece from being entered: its entry has files that another place policy named, or has this
 // piece already. Class is nil when there is none.

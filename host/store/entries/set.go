@@ -35,7 +35,7 @@ type Set struct {
 
 	cfg      Config
 	reaped   sync.Cond // an evicted entry is out of the table, or its slot is free
-	flights  map[uint32]flight
+	flights  flights
 	complete int64 // entries with all their pieces
 	scanning bool
 	// removed are the fingerprints of entries that were removed while the scan ran.
@@ -55,6 +55,17 @@ type flight struct {
 	unlinking bool   // its files are being unlinked
 }
 
+// flights are by the entries' slots.
+type flights map[uint32]flight
+
+func (f flights) set(slot uint32, to flight) {
+	if to == (flight{}) {
+		delete(f, slot)
+		return
+	}
+	f[slot] = to
+}
+
 // Mark names an entry so that a later one in the same slot is told apart.
 type Mark struct {
 	Slot        uint32
@@ -63,7 +74,7 @@ type Mark struct {
 
 // Init makes an empty set. [Set.StartEvictor] completes it.
 func (s *Set) Init(cfg Config) {
-	s.cfg, s.Account, s.flights = cfg, cfg.Account, map[uint32]flight{}
+	s.cfg, s.Account, s.flights = cfg, cfg.Account, flights{}
 	s.Index = index.New(cfg.MaxEntries, cfg.Catalog.Fingerprint, cfg.Catalog.Base)
 	s.reaped.L = &s.Mutex
 }
@@ -148,12 +159,4 @@ func (s *Set) Unwritten() (bytes int64) {
 		bytes += n * s.cfg.Catalog.Class(class).FileBytes()
 	}
 	return bytes
-}
-
-func (s *Set) setFlight(slot uint32, f flight) {
-	if f == (flight{}) {
-		delete(s.flights, slot)
-		return
-	}
-	s.flights[slot] = f
 }

@@ -129,7 +129,7 @@ func (s *Set) Written(slot, rank uint32, ranks uint64, parent chunk.Key, diff in
 func (s *Set) EndWrite(m Mark, rank uint32) {
 	f := s.flights[m.Slot]
 	f.ranks &^= 1 << rank
-	s.setFlight(m.Slot, f)
+	s.flights.set(m.Slot, f)
 	s.reap(m.Slot) // a reader may have a pin for long; whoever wants to store the key again need not wait for that
 	if e := s.Index.At(m.Slot); !e.Is(index.Evicting) && f.ranks == 0 && s.Index.Pieces(m.Slot) == 0 {
 		v := s.BeginEvict(m.Slot)
