@@ -2143,7 +2143,9 @@ type LookupReply struct {
 	Bytes   uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"` // pages that one reader's LOAD of all hits delivers
 	// load_micros is how long such LOADs by all readers would take if they were sent now: at the bandwidth measured so
 	// far from each root to each reader's device, behind the loads that are queued already. 0: nothing was measured yet.
-	LoadMicros    uint64 `protobuf:"varint,6,opt,name=load_micros,json=loadMicros,proto3" json:"load_micros,omitempty"`
+	LoadMicros uint64 `protobuf:"varint,6,opt,name=load_micros,json=loadMicros,proto3" json:"load_micros,omitempty"`
+	// load_parts, if the hits are in roots of different speed: load_micros of leading parts of the hits, in ascending order.
+	LoadParts     []*LoadPart `protobuf:"bytes,7,rep,name=load_parts,json=loadParts,proto3" json:"load_parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2220,6 +2222,66 @@ func (x *LookupReply) GetLoadMicros() uint64 {
 	return 0
 }
 
+func (x *LookupReply) GetLoadParts() []*LoadPart {
+	if x != nil {
+		return x.LoadParts
+	}
+	return nil
+}
+
+// LoadPart is how long the LOADs of those hits would take that are among the first so many keys of the lookup.
+type LoadPart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          uint32                 `protobuf:"varint,1,opt,name=keys,proto3" json:"keys,omitempty"` // counted from Lookup.first
+	Micros        uint64                 `protobuf:"varint,2,opt,name=micros,proto3" json:"micros,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoadPart) Reset() {
+	*x = LoadPart{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoadPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoadPart) ProtoMessage() {}
+
+func (x *LoadPart) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoadPart.ProtoReflect.Descriptor instead.
+func (*LoadPart) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LoadPart) GetKeys() uint32 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *LoadPart) GetMicros() uint64 {
+	if x != nil {
+		return x.Micros
+	}
+	return 0
+}
+
 // Release ends a lease before its expiry. It is no error if the lease is over already.
 type Release struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2230,7 +2292,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2304,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2317,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Release) GetLease() uint64 {
@@ -2280,7 +2342,7 @@ type Store struct {
 
 func (x *Store) Reset() {
 	*x = Store{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2292,7 +2354,7 @@ func (x *Store) String() string {
 func (*Store) ProtoMessage() {}
 
 func (x *Store) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2305,7 +2367,7 @@ func (x *Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Store.ProtoReflect.Descriptor instead.
 func (*Store) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Store) GetRequest() uint32 {
@@ -2348,7 +2410,7 @@ type StoreChunk struct {
 
 func (x *StoreChunk) Reset() {
 	*x = StoreChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2360,7 +2422,7 @@ func (x *StoreChunk) String() string {
 func (*StoreChunk) ProtoMessage() {}
 
 func (x *StoreChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2373,7 +2435,7 @@ func (x *StoreChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreChunk.ProtoReflect.Descriptor instead.
 func (*StoreChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StoreChunk) GetKey() []byte {
@@ -2412,7 +2474,7 @@ type StoreRead struct {
 
 func (x *StoreRead) Reset() {
 	*x = StoreRead{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2424,7 +2486,7 @@ func (x *StoreRead) String() string {
 func (*StoreRead) ProtoMessage() {}
 
 func (x *StoreRead) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2437,7 +2499,7 @@ func (x *StoreRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreRead.ProtoReflect.Descriptor instead.
 func (*StoreRead) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
 }
 
 type StorePublished struct {
@@ -2452,7 +2514,7 @@ type StorePublished struct {
 
 func (x *StorePublished) Reset() {
 	*x = StorePublished{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2526,7 @@ func (x *StorePublished) String() string {
 func (*StorePublished) ProtoMessage() {}
 
 func (x *StorePublished) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2539,7 @@ func (x *StorePublished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorePublished.ProtoReflect.Descriptor instead.
 func (*StorePublished) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StorePublished) GetResults() []ChunkResult {
@@ -2520,7 +2582,7 @@ type ChunkFailure struct {
 
 func (x *ChunkFailure) Reset() {
 	*x = ChunkFailure{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2532,7 +2594,7 @@ func (x *ChunkFailure) String() string {
 func (*ChunkFailure) ProtoMessage() {}
 
 func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2545,7 +2607,7 @@ func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChunkFailure.ProtoReflect.Descriptor instead.
 func (*ChunkFailure) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ChunkFailure) GetChunk() uint32 {
@@ -2599,7 +2661,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2673,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2686,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Load) GetLease() uint64 {
@@ -2680,7 +2742,7 @@ type LoadChunk struct {
 
 func (x *LoadChunk) Reset() {
 	*x = LoadChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2692,7 +2754,7 @@ func (x *LoadChunk) String() string {
 func (*LoadChunk) ProtoMessage() {}
 
 func (x *LoadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2705,7 +2767,7 @@ func (x *LoadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadChunk.ProtoReflect.Descriptor instead.
 func (*LoadChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LoadChunk) GetIndex() uint32 {
@@ -2734,7 +2796,7 @@ type LoadLayer struct {
 
 func (x *LoadLayer) Reset() {
 	*x = LoadLayer{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +2808,7 @@ func (x *LoadLayer) String() string {
 func (*LoadLayer) ProtoMessage() {}
 
 func (x *LoadLayer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +2821,7 @@ func (x *LoadLayer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadLayer.ProtoReflect.Descriptor instead.
 func (*LoadLayer) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LoadLayer) GetLayer() uint32 {
@@ -2787,7 +2849,7 @@ type LoadDone struct {
 
 func (x *LoadDone) Reset() {
 	*x = LoadDone{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2799,7 +2861,7 @@ func (x *LoadDone) String() string {
 func (*LoadDone) ProtoMessage() {}
 
 func (x *LoadDone) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2812,7 +2874,7 @@ func (x *LoadDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadDone.ProtoReflect.Descriptor instead.
 func (*LoadDone) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LoadDone) GetBytes() uint64 {
@@ -2848,7 +2910,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2860,7 +2922,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2873,7 +2935,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Cancel) GetJob() uint64 {
@@ -2894,7 +2956,7 @@ type Advance struct {
 
 func (x *Advance) Reset() {
 	*x = Advance{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +2968,7 @@ func (x *Advance) String() string {
 func (*Advance) ProtoMessage() {}
 
 func (x *Advance) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +2981,7 @@ func (x *Advance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advance.ProtoReflect.Descriptor instead.
 func (*Advance) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Advance) GetJob() uint64 {
@@ -2947,7 +3009,7 @@ type Flush struct {
 
 func (x *Flush) Reset() {
 	*x = Flush{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3021,7 @@ func (x *Flush) String() string {
 func (*Flush) ProtoMessage() {}
 
 func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3034,7 @@ func (x *Flush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flush.ProtoReflect.Descriptor instead.
 func (*Flush) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Flush) GetJobs() []uint64 {
@@ -3001,7 +3063,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3013,7 +3075,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3026,7 +3088,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EndRequest) GetRequest() uint32 {
@@ -3079,7 +3141,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3091,7 +3153,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3104,7 +3166,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
 }
 
 type EventsRequest struct {
@@ -3120,7 +3182,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3132,7 +3194,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3145,7 +3207,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EventsRequest) GetNamespaceDigest() []byte {
@@ -3185,7 +3247,7 @@ type EventBatch struct {
 
 func (x *EventBatch) Reset() {
 	*x = EventBatch{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3197,7 +3259,7 @@ func (x *EventBatch) String() string {
 func (*EventBatch) ProtoMessage() {}
 
 func (x *EventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3210,7 +3272,7 @@ func (x *EventBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventBatch.ProtoReflect.Descriptor instead.
 func (*EventBatch) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EventBatch) GetEpoch() uint64 {
@@ -3261,7 +3323,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3273,7 +3335,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3286,7 +3348,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Event) GetKind() EventKind {
@@ -3332,7 +3394,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3406,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3419,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
 }
 
 type StatusReply struct {
@@ -3378,7 +3440,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3390,7 +3452,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3403,7 +3465,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -3500,7 +3562,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3574,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3587,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PolicyStatus) GetRole() string {
@@ -3655,7 +3717,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3667,7 +3729,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3680,7 +3742,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -3738,7 +3800,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3750,7 +3812,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3763,7 +3825,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -3804,7 +3866,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3816,7 +3878,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3829,7 +3891,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -3857,7 +3919,7 @@ type SwapPolicyReply struct {
 
 func (x *SwapPolicyReply) Reset() {
 	*x = SwapPolicyReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3869,7 +3931,7 @@ func (x *SwapPolicyReply) String() string {
 func (*SwapPolicyReply) ProtoMessage() {}
 
 func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3882,7 +3944,7 @@ func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyReply.ProtoReflect.Descriptor instead.
 func (*SwapPolicyReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SwapPolicyReply) GetTaken() []*PolicyTaken {
@@ -3921,7 +3983,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3933,7 +3995,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3946,7 +4008,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PolicyTaken) GetRole() string {
@@ -4003,7 +4065,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4015,7 +4077,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4028,7 +4090,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -4210,7 +4272,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
 	"\x04keys\x18\x03 \x01(\fR\x04keys\x12\x14\n" +
 	"\x05first\x18\x04 \x01(\rR\x05first\x12\x18\n" +
-	"\areaders\x18\x05 \x01(\x04R\areaders\"\x9c\x01\n" +
+	"\areaders\x18\x05 \x01(\x04R\areaders\"\xd0\x01\n" +
 	"\vLookupReply\x12\x18\n" +
 	"\apending\x18\x01 \x01(\bR\apending\x12\x12\n" +
 	"\x04hits\x18\x02 \x01(\rR\x04hits\x12\x12\n" +
@@ -4218,7 +4280,12 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05lease\x18\x04 \x01(\x04R\x05lease\x12\x14\n" +
 	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x1f\n" +
 	"\vload_micros\x18\x06 \x01(\x04R\n" +
-	"loadMicros\"\x1f\n" +
+	"loadMicros\x122\n" +
+	"\n" +
+	"load_parts\x18\a \x03(\v2\x13.kvhost.v1.LoadPartR\tloadParts\"6\n" +
+	"\bLoadPart\x12\x12\n" +
+	"\x04keys\x18\x01 \x01(\rR\x04keys\x12\x16\n" +
+	"\x06micros\x18\x02 \x01(\x04R\x06micros\"\x1f\n" +
 	"\aRelease\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\"\x97\x01\n" +
 	"\x05Store\x12\x18\n" +
@@ -4428,7 +4495,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                    // 0: kvhost.v1.Code
 	(LookupKind)(0),              // 1: kvhost.v1.LookupKind
@@ -4455,63 +4522,64 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*Timeline)(nil),             // 22: kvhost.v1.Timeline
 	(*Lookup)(nil),               // 23: kvhost.v1.Lookup
 	(*LookupReply)(nil),          // 24: kvhost.v1.LookupReply
-	(*Release)(nil),              // 25: kvhost.v1.Release
-	(*Store)(nil),                // 26: kvhost.v1.Store
-	(*StoreChunk)(nil),           // 27: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),            // 28: kvhost.v1.StoreRead
-	(*StorePublished)(nil),       // 29: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),         // 30: kvhost.v1.ChunkFailure
-	(*Load)(nil),                 // 31: kvhost.v1.Load
-	(*LoadChunk)(nil),            // 32: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),            // 33: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),             // 34: kvhost.v1.LoadDone
-	(*Cancel)(nil),               // 35: kvhost.v1.Cancel
-	(*Advance)(nil),              // 36: kvhost.v1.Advance
-	(*Flush)(nil),                // 37: kvhost.v1.Flush
-	(*EndRequest)(nil),           // 38: kvhost.v1.EndRequest
-	(*Ping)(nil),                 // 39: kvhost.v1.Ping
-	(*EventsRequest)(nil),        // 40: kvhost.v1.EventsRequest
-	(*EventBatch)(nil),           // 41: kvhost.v1.EventBatch
-	(*Event)(nil),                // 42: kvhost.v1.Event
-	(*StatusRequest)(nil),        // 43: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),          // 44: kvhost.v1.StatusReply
-	(*PolicyStatus)(nil),         // 45: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                // 46: kvhost.v1.Trial
-	(*SwapPolicyRequest)(nil),    // 47: kvhost.v1.SwapPolicyRequest
-	(*PromotePolicyRequest)(nil), // 48: kvhost.v1.PromotePolicyRequest
-	(*SwapPolicyReply)(nil),      // 49: kvhost.v1.SwapPolicyReply
-	(*PolicyTaken)(nil),          // 50: kvhost.v1.PolicyTaken
-	(*RootStatus)(nil),           // 51: kvhost.v1.RootStatus
-	nil,                          // 52: kvhost.v1.Namespace.ExtraEntry
-	nil,                          // 53: kvhost.v1.StatusReply.CountersEntry
-	nil,                          // 54: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(*LoadPart)(nil),             // 25: kvhost.v1.LoadPart
+	(*Release)(nil),              // 26: kvhost.v1.Release
+	(*Store)(nil),                // 27: kvhost.v1.Store
+	(*StoreChunk)(nil),           // 28: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),            // 29: kvhost.v1.StoreRead
+	(*StorePublished)(nil),       // 30: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),         // 31: kvhost.v1.ChunkFailure
+	(*Load)(nil),                 // 32: kvhost.v1.Load
+	(*LoadChunk)(nil),            // 33: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),            // 34: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),             // 35: kvhost.v1.LoadDone
+	(*Cancel)(nil),               // 36: kvhost.v1.Cancel
+	(*Advance)(nil),              // 37: kvhost.v1.Advance
+	(*Flush)(nil),                // 38: kvhost.v1.Flush
+	(*EndRequest)(nil),           // 39: kvhost.v1.EndRequest
+	(*Ping)(nil),                 // 40: kvhost.v1.Ping
+	(*EventsRequest)(nil),        // 41: kvhost.v1.EventsRequest
+	(*EventBatch)(nil),           // 42: kvhost.v1.EventBatch
+	(*Event)(nil),                // 43: kvhost.v1.Event
+	(*StatusRequest)(nil),        // 44: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),          // 45: kvhost.v1.StatusReply
+	(*PolicyStatus)(nil),         // 46: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                // 47: kvhost.v1.Trial
+	(*SwapPolicyRequest)(nil),    // 48: kvhost.v1.SwapPolicyRequest
+	(*PromotePolicyRequest)(nil), // 49: kvhost.v1.PromotePolicyRequest
+	(*SwapPolicyReply)(nil),      // 50: kvhost.v1.SwapPolicyReply
+	(*PolicyTaken)(nil),          // 51: kvhost.v1.PolicyTaken
+	(*RootStatus)(nil),           // 52: kvhost.v1.RootStatus
+	nil,                          // 53: kvhost.v1.Namespace.ExtraEntry
+	nil,                          // 54: kvhost.v1.StatusReply.CountersEntry
+	nil,                          // 55: kvhost.v1.SwapPolicyRequest.ConfigEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	10, // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
 	16, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
 	20, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
 	23, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	25, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	26, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	31, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	35, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	37, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	38, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	39, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	36, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
+	26, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
+	27, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
+	32, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
+	36, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
+	38, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	39, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	40, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	37, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
 	21, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
 	9,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
 	14, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
 	8,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
 	24, // 16: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	28, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	29, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	33, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	34, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	29, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	30, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	34, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	35, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
 	0,  // 21: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
 	11, // 22: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
 	12, // 23: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	52, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	53, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 25: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
 	13, // 26: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
 	15, // 27: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
@@ -4519,39 +4587,40 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	18, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
 	19, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
 	18, // 31: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	27, // 32: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	22, // 33: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
-	2,  // 34: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	30, // 35: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
-	0,  // 36: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	32, // 37: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	22, // 38: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	30, // 39: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	3,  // 40: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	42, // 41: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
-	4,  // 42: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	45, // 43: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	51, // 44: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	53, // 45: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	5,  // 46: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	46, // 47: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	54, // 48: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	50, // 49: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
-	6,  // 50: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	43, // 51: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	40, // 52: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
-	47, // 53: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	48, // 54: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	7,  // 55: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	44, // 56: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	41, // 57: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
-	49, // 58: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
-	49, // 59: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
-	55, // [55:60] is the sub-list for method output_type
-	50, // [50:55] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	25, // 32: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
+	28, // 33: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	22, // 34: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	2,  // 35: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
+	31, // 36: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	0,  // 37: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
+	33, // 38: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	22, // 39: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	31, // 40: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	3,  // 41: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
+	43, // 42: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
+	4,  // 43: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
+	46, // 44: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	52, // 45: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	54, // 46: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	5,  // 47: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	47, // 48: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	55, // 49: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	51, // 50: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
+	6,  // 51: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	44, // 52: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	41, // 53: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
+	48, // 54: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	49, // 55: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	7,  // 56: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	45, // 57: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	42, // 58: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
+	50, // 59: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
+	50, // 60: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
+	56, // [56:61] is the sub-list for method output_type
+	51, // [51:56] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -4601,7 +4670,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   49,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

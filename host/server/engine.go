@@ -36,9 +36,11 @@ func (e *servingEngine) setQueue(rank uint32, q *transfer.Queue) {
 	e.queues[rank] = q
 }
 
-// loadTime estimates how long loads of a lease by its readers take, 0 if that was not measured yet. own is the queue of the
-// session that asks.
-func (e *servingEngine) loadTime(l *sharedLease, bytes int64, own *transfer.Queue) (longest time.Duration) {
+// loadTime estimates how long loads of a lease by its readers take, 0 if that was not measured yet, and its leading parts.
+// own is the queue of the session that asks.
+func (e *servingEngine) loadTime(
+	l *sharedLease, bytes int64, own *transfer.Queue,
+) (longest time.Duration, parts []transfer.LoadPart) {
 	e.mu.Lock()
 	queues := e.queues
 	e.mu.Unlock()
@@ -50,13 +52,15 @@ func (e *servingEngine) loadTime(l *sharedLease, bytes int64, own *transfer.Queu
 		if q == nil {
 			q = own
 		}
-		took := q.LoadTime(l.pins, l.keys-l.first, bytes)
+		took, split := q.LoadTime(l.pins, l.keys-l.first, bytes, nil)
 		if took == 0 {
-			return 0
+			return 0, nil
 		}
-		longest = max(longest, took)
+		if took > longest {
+			longest, parts = took, split
+		}
 	}
-	return longest
+	return longest, parts
 }
 
 // facts are what all sessions of an engine must agree on.

@@ -62,7 +62,12 @@ func (x *session) answer(reply *proto.LookupReply, g *chunk.Group, l *sharedLeas
 		return nil
 	}
 	reply.Bytes = uint64(hits) * uint64(g.Geometry.PageBytes())
-	reply.LoadMicros = uint64(x.engine.loadTime(l, g.Geometry.PageBytes(), x.queue).Microseconds())
+	took, parts := x.engine.loadTime(l, g.Geometry.PageBytes(), x.queue)
+	reply.LoadMicros = uint64(took.Microseconds())
+	for _, part := range parts {
+		reply.LoadParts = append(reply.LoadParts,
+			&proto.LoadPart{Keys: uint32(part.Keys), Micros: uint64(part.Time.Microseconds())})
+	}
 	var err error
 	if reply.Lease, err = x.engine.grant(l); err != nil {
 		l.pins.Release()

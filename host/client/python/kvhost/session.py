@@ -110,6 +110,8 @@ class Lookup:
         #: The host's estimate of how long the readers' loads of all hits take if they start now, at its measured
         #: bandwidth and with its queue. None before it has measured anything.
         self.load_seconds: float | None = reply.load_micros / 1e6 if reply.load_micros else None
+        #: Where roots of different speed hold the hits: the same estimate for leading parts, as (keys, seconds).
+        self.load_parts: list[tuple[int, float]] = [(p.keys, p.micros / 1e6) for p in reply.load_parts]
 
     def has(self, i: int) -> bool:
         if self.bits:

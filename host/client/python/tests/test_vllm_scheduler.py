@@ -12,6 +12,7 @@ from kvhost import NOT_WANTED, EndReason, Hints
 from kvhost.vllm.groups import GroupPlan, chunk_size, longest_hit
 from kvhost.vllm.hints import of_request
 from kvhost.vllm.keys import Chain
+from kvhost.vllm.lookups import RequestLookup
 from kvhost.vllm.orders import LoadOrder, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
 from kvhost.vllm.settings import Settings
@@ -269,6 +270,33 @@ def test_slow_loads_are_computed() -> None:
     assert rig.s.matched(request("b", TOKENS), 0) == 32
     rig.session.micros_per_chunk = 900
     assert rig.s.matched(request("c", TOKENS), 0) == 0
+
+
+def test_the_part_of_a_hit_that_pays_is_loaded() -> None:
+    rig, a = Rig(load_when="faster"), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    for _ in range(3):
+        rig.s._choice.compute.step(1024, 0.1024)  # 0.8 ms a chunk
+    rig.session.micros_per_chunk, rig.session.fast_chunks = 200, 2  # the other two take 2 ms each
+    order = rig.promised(a)
+    assert order.tokens == 2 * CHUNK and [c.index for c in order.groups[0].chunks] == [0, 1]
+    assert rig.s.counts["hits_not_loaded_whole"] == 1
+    b = request("b", TOKENS)
+    assert rig.s.matched(b, 2 * CHUNK) == 0  # the engine has what pays
+    rig.session.micros_per_chunk = 30
+    assert rig.s.matched(request("c", TOKENS), 0) == 4 * CHUNK
+    assert rig.s.matched(request("d", TOKENS), CHUNK + BLOCK) == 3 * CHUNK - BLOCK
+
+
+def test_a_window_counts_only_what_is_loaded_of_it() -> None:
+    window = GroupPlan(1, BLOCK, CHUNK, window=10)
+    session = DoubleSession()
+    session.resident, session.micros_per_chunk, session.membership = set(KEYS), 100, {1}
+    session.membership_micros = 400
+    lookup = RequestLookup([session], (FULL, window), KEYS, 1, 1)  # type: ignore[list-item]
+    assert lookup.done()
+    ((chunks, seconds),) = lookup.parts(0, 4)
+    assert chunks == 4 and seconds == pytest.approx(600e-6)  # four chunks of the one, two of the other
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,14 @@ class LoadLayer(_message.Message):
     layer: int
     def __init__(self, layer: _Optional[int] = ..., failed: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class LoadPart(_message.Message):
+    __slots__ = ["keys", "micros"]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    MICROS_FIELD_NUMBER: _ClassVar[int]
+    keys: int
+    micros: int
+    def __init__(self, keys: _Optional[int] = ..., micros: _Optional[int] = ...) -> None: ...
+
 class Lookup(_message.Message):
     __slots__ = ["first", "group", "keys", "readers", "request"]
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -338,20 +346,22 @@ class Lookup(_message.Message):
     def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., keys: _Optional[bytes] = ..., first: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ["bits", "bytes", "hits", "lease", "load_micros", "pending"]
+    __slots__ = ["bits", "bytes", "hits", "lease", "load_micros", "load_parts", "pending"]
     BITS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LOAD_MICROS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     bits: bytes
     bytes: int
     hits: int
     lease: int
     load_micros: int
+    load_parts: _containers.RepeatedCompositeFieldContainer[LoadPart]
     pending: bool
-    def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ..., bytes: _Optional[int] = ..., load_micros: _Optional[int] = ...) -> None: ...
+    def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ..., bytes: _Optional[int] = ..., load_micros: _Optional[int] = ..., load_parts: _Optional[_Iterable[_Union[LoadPart, _Mapping]]] = ...) -> None: ...
 
 class Namespace(_message.Message):
     __slots__ = ["context_parallel", "dtype", "engine", "extra", "groups", "hash_algorithm", "hash_seed", "key_bytes", "model", "pipeline_stages", "replicated", "revision", "tensor_parallel", "tokens_per_block"]

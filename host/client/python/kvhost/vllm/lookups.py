@@ -75,11 +75,26 @@ class RequestLookup:
     def parts(self, first: int, hit: int) -> list[tuple[int, float]]:
         """Leading parts of a hit: (chunks, how long the host expects the load of those at or after ``first`` to take).
         The last part is the whole hit. 0 seconds if the host does not know."""
-        seconds = sum(
-            max((f.load_seconds / f.hits for f in stages if f.load_seconds and f.hits), default=0.0) * (hit - first)
-            for stages in self._found
-        )
-        return [(hit, seconds)]
+        ends = {hit}
+        for g, stages in zip(self._groups, self._found, strict=True):
+            if not g.window:
+                ends |= {keys for found in stages for keys, _ in found.load_parts if first < keys < hit}
+        return [(n, self._seconds(first, n)) for n in sorted(ends)]
+
+    def _seconds(self, first: int, end: int) -> float:
+        total = 0.0
+        for g, stages in zip(self._groups, self._found, strict=True):
+            longest = 0.0
+            for found in stages:
+                if not found.hits or not found.load_seconds:
+                    continue
+                if g.window:
+                    seconds = found.load_seconds / found.hits * len(g.needed(end, first))
+                else:
+                    seconds = _until(found, end) - _until(found, first)
+                longest = max(longest, seconds)
+            total += longest
+        return total
 
     def leases(self, group: int) -> list[int]:
         return [f.lease for f in self._found[group]]
@@ -92,3 +107,13 @@ class RequestLookup:
                     found.release(wait=False)
                 except KvhostError:
                     pass
+
+
+def _until(found: Lookup, chunks: int) -> float:
+    """How long the load of so many leading chunks takes."""
+    before, seconds = 0, 0.0
+    for keys, until in [*found.load_parts, (found.hits, found.load_seconds or 0.0)]:
+        if chunks <= keys:
+            return seconds + (until - seconds) * (chunks - before) / max(1, keys - before)
+        before, seconds = keys, until
+    return seconds
