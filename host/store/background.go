@@ -20,7 +20,7 @@ func (r *root) evictAhead(ctx context.Context) {
 			return
 		}
 		freed := int64(0)
-		for ctx.Err() == nil && r.health.Takes() && !r.IsScanning() {
+		for ctx.Err() == nil && r.Health.Takes() && !r.IsScanning() {
 			excess, full := r.Account.Evict(r.store.cfg.Low), r.SlotsFull()
 			if excess <= 0 && !full {
 				break
@@ -31,7 +31,7 @@ func (r *root) evictAhead(ctx context.Context) {
 				continue
 			}
 			// No victims, or files that cannot be unlinked: more of them would not help.
-			if over := r.Account.Overcommitted(); over <= 0 || !r.quar.shrink(over) {
+			if over := r.Account.Overcommitted(); over <= 0 || !r.Quarantine.Shrink(over) {
 				break
 			}
 		}
@@ -59,7 +59,7 @@ func (r *root) flushEvery(ctx context.Context, every time.Duration) {
 // batch's entries are dropped. The kernel says so once, so those go too that were published meanwhile, and pieces that
 // were being written are not published: the next sync would not tell of them.
 func (r *root) flush() {
-	if !r.health.Serves() {
+	if !r.Health.Serves() {
 		return // before it comes back, what is not durable goes
 	}
 	r.Lock()
@@ -69,17 +69,17 @@ func (r *root) flush() {
 	if len(batch) == 0 {
 		return
 	}
-	err := r.fs.SyncFS(r.dir)
+	err := r.FS.SyncFS(r.Path)
 	if err == nil {
 		return
 	}
-	err = r.syncFailed(err)
+	err = r.SyncFailed(err)
 	r.unsure.Add(1)
 	r.Lock()
 	batch = append(batch, r.unsynced...)
 	r.unsynced = nil
 	r.Unlock()
-	r.log.Error("a batch could not be made durable; its entries are dropped", "entries", len(batch), "error", err)
+	r.Log.Error("a batch could not be made durable; its entries are dropped", "entries", len(batch), "error", err)
 	for _, m := range batch {
 		r.drop(m, 0)
 	}

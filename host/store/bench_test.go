@@ -161,7 +161,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 		}
 	})
 	b.Run(fmt.Sprintf("entries=%d/read", entries), func(b *testing.B) {
-		file, err := r.fs.OpenFile(r.dir+"/"+pieceformat.CheckpointFile, os.O_RDONLY, 0)
+		file, err := r.FS.OpenFile(r.Path+"/"+pieceformat.CheckpointFile, os.O_RDONLY, 0)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -249,7 +249,7 @@ func BenchmarkRestart(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	if err := f.store.roots[0].fs.SyncFS(f.cfg.Roots[0].Path); err != nil { // else the first durable thing waits for all of them
+	if err := f.store.roots[0].FS.SyncFS(f.cfg.Roots[0].Path); err != nil { // else the first durable thing waits for all of them
 		b.Fatal(err)
 	}
 	file := filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)
@@ -297,7 +297,7 @@ func BenchmarkReserve(b *testing.B) {
 	f := indexOnly(b, entries, 32)
 	f.fill(entries, 32)
 	r := f.store.roots[0]
-	r.fs, r.cfg.unlinks = fileless{r.fs}, true // no put reuses a victim's file
+	r.FS, r.cfg.unlinks = fileless{r.FS}, true // no put reuses a victim's file
 	ctx := context.Background()
 	b.ReportAllocs()
 	n := uint64(entries)

@@ -10,7 +10,9 @@ import (
 func (r *root) check() error {
 	r.Lock()
 	defer r.Unlock()
-	return r.Check(r.quar.bytes)
+	kept, release := r.Quarantine.Hold()
+	defer release()
+	return r.Check(kept)
 }
 
 // idle checks that nothing is pinned, in flight or leaving.

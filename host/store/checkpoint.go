@@ -25,7 +25,7 @@ func (r savedIndex) unsettled() string {
 		return "entries are in flight"
 	case r.Account.Figures().Orphans != 0:
 		return "files would not go"
-	case !r.health.Serves():
+	case !r.Health.Serves():
 		return "the root is out"
 	}
 	return ""
@@ -43,11 +43,11 @@ func (r savedIndex) saveCheckpoint() {
 		}
 	})
 	if why != "" {
-		r.log.Info("checkpoint not written; the next start scans", "because", why)
+		r.Log.Info("checkpoint not written; the next start scans", "because", why)
 		return
 	}
-	when := r.store.stamp()
-	err := r.fs.SyncFS(r.dir)
+	when := r.store.seq.Stamp()
+	err := r.FS.SyncFS(r.Path)
 	if err == nil {
 		err = r.saveState(when)
 	}
@@ -55,7 +55,7 @@ func (r savedIndex) saveCheckpoint() {
 		err = r.kept.SaveCheckpoint(r.Index, when)
 	}
 	if err != nil {
-		r.log.Warn("checkpoint not written; the next start scans", "error", err)
+		r.Log.Warn("checkpoint not written; the next start scans", "error", err)
 	}
 }
 
@@ -68,7 +68,7 @@ func (r savedIndex) saveState(when int64) error {
 	}
 	s, ok, err := r.Evictor.Save(uint32(min(pieceformat.MaxState, 1<<20+256*int64(r.Index.High()))))
 	if err != nil {
-		r.log.Warn("evict policy's state not kept; the next start tells it every entry", "error", err)
+		r.Log.Warn("evict policy's state not kept; the next start tells it every entry", "error", err)
 	}
 	if err != nil || !ok {
 		return nil
@@ -94,6 +94,6 @@ func (r savedIndex) takeCheckpoint() (state policy.State, ok bool, err error) {
 	r.Lock()
 	defer r.Unlock()
 	r.Restore(x)
-	r.store.stampsFrom(when)
+	r.store.seq.StampsFrom(when)
 	return r.kept.LoadState(when), true, nil
 }

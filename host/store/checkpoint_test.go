@@ -195,7 +195,7 @@ func TestPolicyGoesOnFromItsState(t *testing.T) {
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	put(t, filepath.Join(r.dir, pieceformat.StateFile), []byte("nonsense"))
+	put(t, filepath.Join(r.Path, pieceformat.StateFile), []byte("nonsense"))
 	f.start()
 	_ = f.store.roots[0].Evictor.Flush()
 	if told != before {

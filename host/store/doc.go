@@ -52,9 +52,9 @@
 //	root.turn              the one reservation, or the background evictor, that evicts
 //	evictor.HoldHandovers  a scan, or a handover of the evict policy
 //	Put.mu, Lease.mu       one put's or lease's life
-//	orphans.mu             files to be unlinked again; held for the list, not for the unlinking
 //	entries.Set            a root's index, evict policy and what happens to its entries
-//	capacity.Account       a root's bytes; also capacity.Budget, health.Monitor, the catalog's lists
+//	files.Quarantine       damaged files that are kept
+//	capacity.Account       a root's bytes; also capacity.Budget, health.Monitor, files.Orphans, the catalog's lists
 //
 // capacity.Budget has a second lock, held while its file is written, before the first. With one client, root.turn lets
 // the evict policy see exactly the textbook order.

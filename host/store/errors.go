@@ -6,6 +6,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/health"
 )
 
@@ -20,7 +21,7 @@ var (
 	// ErrRootOut says that the root, or each of them, is out of service at present.
 	ErrRootOut = health.ErrOut
 	// ErrSync says that the piece could not be made durable; it is dropped.
-	ErrSync = errors.New("store: sync failed")
+	ErrSync = files.ErrSync
 	// ErrShort says that a piece was published before all of it was written.
 	ErrShort = errors.New("store: piece is not written to its end")
 	// ErrPutOver says that the put was published or aborted before.

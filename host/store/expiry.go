@@ -34,7 +34,7 @@ func (c *Config) ttlOf(text string) time.Duration {
 
 // sweepExpired removes a bounded number of entries that have expired and that nobody reads.
 func (r *root) sweepExpired(ctx context.Context) {
-	if !r.health.Takes() {
+	if !r.Health.Takes() {
 		return
 	}
 	for _, m := range r.SweepExpired() {
@@ -53,7 +53,7 @@ func (s *Store) renew(p *Put) {
 	for _, r := range s.roots {
 		r.Lock()
 		slot := r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key)
-		old := slot != index.None && r.health.Serves() && r.Expired(slot, s.cfg.Now().Unix()) && r.Evictor.Evictable(slot)
+		old := slot != index.None && r.Health.Serves() && r.Expired(slot, s.cfg.Now().Unix()) && r.Evictor.Evictable(slot)
 		if old {
 			r.Count.Expired++
 		}

@@ -18,7 +18,7 @@ func (r freeSpace) refresh() {
 
 // measure asks the file system what it has left.
 func (r freeSpace) measure() {
-	space, err := r.fs.Statfs(r.dir)
+	space, err := r.FS.Statfs(r.Path)
 	if err != nil {
 		return // the last measurement stands
 	}
@@ -32,20 +32,20 @@ func (r freeSpace) full(entry int64, cause error) {
 	r.Lock()
 	r.Account.Full(entry, r.Unwritten(), health.MaxPause*r.store.cfg.UpkeepEvery)
 	r.Unlock()
-	r.health.Demote(health.Full, "its file system is full before its capacity is reached", cause,
+	r.Health.Demote(health.Full, "its file system is full before its capacity is reached", cause,
 		"make room on the file system, or lower the root's capacity or raise its min_free")
 }
 
 // watch is the upkeep's part: it keeps the floor when others write, and tries whether there is room again.
 func (r freeSpace) watch(ctx context.Context) {
-	if !r.health.Takes() {
+	if !r.Health.Takes() {
 		return
 	}
 	if r.Account.Floor() {
 		r.measure()
 	}
 	if r.Account.Retry() {
-		r.health.Promote(health.Full, health.In)
+		r.Health.Promote(health.Full, health.In)
 	}
 	if r.Account.Excess(1) > 0 {
 		r.shrink(ctx)

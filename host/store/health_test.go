@@ -22,9 +22,9 @@ import (
 func (f *fixture) backIn() {
 	f.Helper()
 	for _, r := range f.store.roots {
-		if state := r.health.State(); state > health.Full {
-			if err := r.health.Reopen(context.Background(), (returning{r})); err != nil || r.health.State() != health.In {
-				f.Fatalf("root %s is %s: %v", r.dir, r.health.State(), err)
+		if state := r.Health.State(); state > health.Full {
+			if err := r.Health.Reopen(context.Background(), (returning{r})); err != nil || r.Health.State() != health.In {
+				f.Fatalf("root %s is %s: %v", r.Path, r.Health.State(), err)
 			}
 		}
 	}
@@ -50,8 +50,8 @@ const (
 // limitIO is how long operations on a root may take from now on.
 func (f *fixture) limitIO(root int, d time.Duration) {
 	r := f.store.roots[root]
-	r.health.FS().SetLimit(d)
-	r.health.Bare().SetLimit(d)
+	r.Health.FS().SetLimit(d)
+	r.Health.Bare().SetLimit(d)
 }
 
 // twoRoots is a fixture whose second root fails as rules say; entries are spread over both.
@@ -364,7 +364,7 @@ func TestStraysGo(t *testing.T) {
 		t.Errorf("%d bytes of orphans, and nobody could say that the file is gone", got.Orphaned)
 	}
 	faulty.Set()
-	f.store.roots[0].orphans.retry(context.Background())
+	f.store.roots[0].Orphans.Retry(context.Background())
 	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 || got.Used != 3*pieceBytes {
 		t.Errorf("%+v", got)
 	}
@@ -384,7 +384,7 @@ func TestStraysGo(t *testing.T) {
 	l.Release()
 	faulty.Set()
 	f.mustPut(1)
-	f.store.roots[0].orphans.retry(context.Background())
+	f.store.roots[0].Orphans.Retry(context.Background())
 	f.mustRead(1)
 	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 {
 		t.Errorf("%+v", got)

@@ -24,10 +24,12 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 	for i, r := range s.roots {
 		r.Lock()
 		defer r.Unlock()
-		if rerr := r.Check(r.quar.bytes); rerr != nil {
-			err = errors.Join(err, fmt.Errorf("store: root %s contradicts itself: %w", r.dir, rerr))
+		kept, release := r.Quarantine.Hold()
+		defer release()
+		if rerr := r.Check(kept); rerr != nil {
+			err = errors.Join(err, fmt.Errorf("store: root %s contradicts itself: %w", r.Path, rerr))
 		}
-		list[i] = Inspection{Dir: r.dir, Used: r.Account.Used(), Unsynced: len(r.unsynced)}
+		list[i] = Inspection{Dir: r.Path, Used: r.Account.Used(), Unsynced: len(r.unsynced)}
 		list[i].Missing, list[i].InUse = r.Census()
 	}
 	if visit != nil {

@@ -1,5 +1,10 @@
 package store
 
+import (
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
+
 // keptFiles are the files of the catalog that a store's roots hold.
 type keptFiles struct{ *Store }
 
@@ -10,10 +15,10 @@ func (k keptFiles) Keep(dir, base string, data []byte) error {
 		return ErrClosed
 	}
 	for _, r := range k.roots {
-		if !r.health.Takes() {
+		if !r.Health.Takes() {
 			continue
 		}
-		if err := r.keep(dir, base, data); err != nil && r.health.Takes() {
+		if err := r.kept.Keep(dir, base, data); err != nil && r.Health.Takes() {
 			return err
 		}
 	}
@@ -26,8 +31,37 @@ func (k keptFiles) Forget(dir, base string) {
 		r.Lock()
 		incomplete := r.scanIncomplete
 		r.Unlock()
-		if !incomplete && r.health.Takes() {
-			r.custody.forget(r.dir + "/" + dir + "/" + base)
+		if !incomplete && r.Health.Takes() {
+			r.custody.forget(r.Path + "/" + dir + "/" + base)
 		}
 	}
+}
+
+// sweepMeta removes temporaries that an earlier run left among the store's own files.
+func (r *root) sweepMeta() {
+	for _, d := range [...]string{pieceformat.MetaDir, pieceformat.NamespacesDir, pieceformat.PlansDir, pieceformat.PoliciesDir} {
+		list, err := r.FS.ReadDir(r.Path + "/" + d)
+		if err != nil {
+			r.Log.Warn("a directory could not be read; temporaries in it are left", "directory", d, "error", err)
+		}
+		for _, e := range list {
+			if temp, ok := pieceformat.ParseTemp(e.Name()); ok && r.custody.ownsTemp(temp.Host) {
+				if err := r.sweep(r.Path + "/" + d + "/" + e.Name()); err != nil {
+					r.Log.Warn("a temporary is left", "directory", d, "file", e.Name(), "error", err)
+				}
+			}
+		}
+	}
+}
+
+// plan finds a plan by its digest, for pieces written under an earlier layout.
+func (r *root) plan(d chunk.Digest) (*chunk.Plan, error) {
+	if p, ok := r.store.plans.Load(d); ok {
+		return p.(*chunk.Plan), nil
+	}
+	p, err := r.kept.Plan(d)
+	if err == nil {
+		r.store.plans.Store(d, p)
+	}
+	return p, err
 }

@@ -42,7 +42,7 @@ func (l *Lease) Root(i int) string {
 	if !l.Has(i) {
 		return ""
 	}
-	return l.store.roots[l.grants[i].root].dir
+	return l.store.roots[l.grants[i].root].Path
 }
 
 // Release gives the pins back. Pieces that are open stay usable until they are closed.
@@ -57,7 +57,7 @@ func (l *Lease) Release() {
 	l.pathsMu.Lock()
 	l.paths = nil
 	l.pathsMu.Unlock()
-	now := l.store.clock()
+	now := l.store.seq.Clock()
 	at := index.None
 	for _, g := range l.grants {
 		if g.slot == index.None {
@@ -153,7 +153,7 @@ func (l *Lease) addPieces(b *catalog.PathBatch, grants []grant, rank uint32) {
 		r := l.store.roots[g.root]
 		r.Lock()
 		if r.Stands(entries.Mark{Slot: g.slot, Fingerprint: g.fp}) && r.Index.Pieces(g.slot)&(1<<rank) != 0 {
-			b.Add(catalog.PathQuery{Class: r.ClassOf(g.slot), Prefix: r.slash, Key: r.Index.Key(g.slot), Rank: rank})
+			b.Add(catalog.PathQuery{Class: r.ClassOf(g.slot), Prefix: r.Slash, Key: r.Index.Key(g.slot), Rank: rank})
 		}
 		r.Unlock()
 	}

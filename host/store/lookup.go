@@ -32,7 +32,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	}
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
 	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, touches: s.requests.log(q.Request)}
-	w.cause = evictor.Cause{Request: q.Request, Time: s.clock()}
+	w.cause = evictor.Cause{Request: q.Request, Time: s.seq.Clock()}
 	w.shadows = s.shadows.listener(&q, c, w.cause.Time)
 	asked := 0
 	for i := range q.Keys {

@@ -30,14 +30,14 @@ func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
 	r := s.roots[root]
 	switch task {
 	case RetryRemovals:
-		r.orphans.retry(ctx)
+		r.Orphans.Retry(ctx)
 	case Flush:
 		if s.cfg.Durability == Batch {
 			r.flush()
 		}
 	case Probe:
-		if state := r.health.State(); state > health.Full {
-			return r.health.Reopen(ctx, returning{r})
+		if state := r.Health.State(); state > health.Full {
+			return r.Health.Reopen(ctx, returning{r})
 		}
 		r.checkHealth(ctx)
 	case Step:

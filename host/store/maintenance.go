@@ -22,8 +22,8 @@ func (r *root) upkeep(ctx context.Context) {
 		freeSpace{r}.watch(ctx)
 		r.sweepExpired(ctx)
 		r.budget.save(true)
-		if n%health.MaxPause == 0 && r.health.Takes() {
-			r.orphans.retry(ctx)
+		if n%health.MaxPause == 0 && r.Health.Takes() {
+			r.Orphans.Retry(ctx)
 		}
 	}
 }

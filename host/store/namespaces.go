@@ -32,43 +32,27 @@ func (s *Store) Namespace(ctx context.Context, n *chunk.Namespace) (*catalog.Nam
 // leaves damaged files with other paths alone and does not count them.
 func (s *Store) Claims(rel string) bool { return s.catalog.Claims(rel) }
 
-// readTries is how often a namespace's text is read, so that a transient error does not cost what is in the namespace.
-const readTries = 3
-
 // loadNamespaces reads the texts of namespaces that a root holds.
 func (r *root) loadNamespaces() error {
-	list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.NamespacesDir)
+	list, err := r.FS.ReadDir(r.Path + "/" + pieceformat.NamespacesDir)
 	if err != nil {
-		return fmt.Errorf("store: root %s: %w", r.dir, err)
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
 	for _, e := range list {
 		d, err := chunk.ParseDigest(e.Name())
 		if err != nil || r.store.catalog.Knows(d) {
 			continue
 		}
-		text, err := r.readText(d)
+		text, err := r.kept.Text(d)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			r.log.Error("namespace left out, its pieces are left alone; run fsck", "namespace", d, "error", err)
+			r.Log.Error("namespace left out, its pieces are left alone; run fsck", "namespace", d, "error", err)
 		}
 		r.store.catalog.AddText(d, string(text), err)
 	}
 	return nil
-}
-
-func (r *root) readText(d chunk.Digest) (text []byte, err error) {
-	for range readTries {
-		text, err = r.kept.Read(pieceformat.NamespacesDir + "/" + d.String())
-		if err == nil && chunk.TextDigest(text) != d {
-			err = fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
-		}
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-	}
-	return text, err
 }
 
 // loadOldPlacePolicies opens the place policies of earlier runs. Files of one that cannot be opened get new names.
@@ -77,9 +61,9 @@ func (s *Store) loadOldPlacePolicies(ctx context.Context) error {
 		if r.unavailable.Load() {
 			continue
 		}
-		list, err := r.fs.ReadDir(r.dir + "/" + pieceformat.PoliciesDir)
+		list, err := r.FS.ReadDir(r.Path + "/" + pieceformat.PoliciesDir)
 		if err != nil {
-			if err = s.openWithout(ctx, r, fmt.Errorf("store: root %s: %w", r.dir, err)); err != nil {
+			if err = s.openWithout(ctx, r, fmt.Errorf("store: root %s: %w", r.Path, err)); err != nil {
 				return err
 			}
 			continue
@@ -91,10 +75,10 @@ func (s *Store) loadOldPlacePolicies(ctx context.Context) error {
 			}
 			text, err := r.kept.Read(pieceformat.PoliciesDir + "/" + e.Name())
 			if err == nil {
-				err = s.catalog.AddOldGeneration(ctx, r.dir+"/"+pieceformat.PoliciesDir, text)
+				err = s.catalog.AddOldGeneration(ctx, r.Path+"/"+pieceformat.PoliciesDir, text)
 			}
 			if err != nil {
-				s.log.Warn("earlier place policy cannot be opened; its files get new names", "root", r.dir, "policy", id, "error", err)
+				s.log.Warn("earlier place policy cannot be opened; its files get new names", "root", r.Path, "policy", id, "error", err)
 			}
 		}
 	}

@@ -36,7 +36,7 @@ func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 	r.unavailable.Store(true)
 	for _, o := range s.roots {
 		if !o.unavailable.Load() {
-			r.health.TakeOut("it cannot be opened", err, "look after the device or the mount; the others serve")
+			r.Health.TakeOut("it cannot be opened", err, "look after the device or the mount; the others serve")
 			return nil
 		}
 	}
@@ -49,7 +49,7 @@ func (r *root) reset() {
 	r.Lock()
 	defer r.Unlock()
 	_ = r.directory.Close() // what the lock protects is not used
-	r.quar.files, r.quar.bytes = nil, 0
+	r.Quarantine.Reset()
 	r.EndScan()
 	r.Evictor.SetScanning(false)
 	r.Account.Reset()
@@ -73,7 +73,7 @@ func (r *root) openLate(ctx context.Context) error {
 		r.store.work.Go(func() { r.scanAll(r.store.run, nil) })
 	}
 	if err := (returning{r}).rejoin(ctx, health.Returning); err != nil {
-		return fmt.Errorf("store: root %s, opened late: %w", r.dir, err)
+		return fmt.Errorf("store: root %s, opened late: %w", r.Path, err)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func TestEvictionWithoutAName(t *testing.T) {
 	st := f.store.Stats().Roots[0]
 	equal(t, "Orphaned", st.Orphaned, pieceBytes)
 	equal(t, "Used", st.Used, 2*pieceBytes)
-	r.orphans.retry(context.Background())
+	r.Orphans.Retry(context.Background())
 	st = f.store.Stats().Roots[0]
 	equal(t, "Orphaned", st.Orphaned, 0)
 	equal(t, "Used", st.Used, pieceBytes)
@@ -94,7 +94,7 @@ func TestStoredAgainWhileStray(t *testing.T) {
 			t.Error(err)
 		}
 		faulty.Set()
-		f.store.roots[0].orphans.retry(context.Background())
+		f.store.roots[0].Orphans.Retry(context.Background())
 		f.checkUsed()
 	})
 }
@@ -114,7 +114,7 @@ func (f *fixture) storedAgain(gone bool) {
 	if st := r.stats(); st.Orphaned != 0 || st.Used != 2*pieceBytes {
 		f.Errorf("%+v", st)
 	}
-	r.orphans.retry(context.Background())
+	r.Orphans.Retry(context.Background())
 	f.mustRead(0)
 	f.checkUsed()
 }
@@ -149,12 +149,12 @@ func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 			m := entries.Mark{Slot: r.Index.Find(fp, f.space.Class(0).Base, &k), Fingerprint: fp}
 			r.Unlock()
 			r.drop(m, 0)
-			if disk, _ := usage(t, r.dir); f.store.Stats().Roots[0].Used < disk {
+			if disk, _ := usage(t, r.Path); f.store.Stats().Roots[0].Used < disk {
 				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
 			}
 			faulty.Set()
-			r.orphans.retry(t.Context())
-			if disk, _ := usage(t, r.dir); disk != 0 || f.store.Stats().Roots[0].Used != 0 {
+			r.Orphans.Retry(t.Context())
+			if disk, _ := usage(t, r.Path); disk != 0 || f.store.Stats().Roots[0].Used != 0 {
 				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
 			}
 		})
@@ -180,7 +180,7 @@ func TestPublishBesideADeletion(t *testing.T) {
 	release := sync.OnceFunc(faulty.Release)
 	defer release()
 	var deleting sync.WaitGroup
-	deleting.Go(func() { r.orphans.retry(context.Background()) })
+	deleting.Go(func() { r.Orphans.Retry(context.Background()) })
 	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
 	defer stop()
 	f.must(faulty.AwaitHanging(ctx, 1))
@@ -193,7 +193,7 @@ func TestPublishBesideADeletion(t *testing.T) {
 	case <-ctx.Done():
 		t.Fatal("a publication waited for another file's unlinking")
 	}
-	if !r.orphans.has(f.pieceFile(0, 0)) || r.orphans.has(f.pieceFile(1, 0)) {
+	if !r.Orphans.Has(f.pieceFile(0, 0)) || r.Orphans.Has(f.pieceFile(1, 0)) {
 		t.Error("the file that is being unlinked is not an orphan, or another is")
 	}
 	go func() { same <- f.put(0, 0) }()
@@ -203,33 +203,4 @@ func TestPublishBesideADeletion(t *testing.T) {
 	f.mustRead(0)
 	f.mustRead(2)
 	f.checkUsed()
-}
-
-// TestManyOrphans: the check whether a scanned file is an orphan takes no longer when there are many.
-func TestManyOrphans(t *testing.T) {
-	var l orphans
-	l.init(nil)
-	for n := range maxOrphans {
-		if !l.add(&orphan{name: fmt.Sprint("/root/", n)}) {
-			t.Fatal("the list is full at", n)
-		}
-	}
-	if l.add(&orphan{name: "/root/more"}) {
-		t.Error("the list has no bound")
-	}
-	start := time.Now()
-	for n := range maxOrphans {
-		if !l.has(fmt.Sprint("/root/", n)) || l.has(fmt.Sprint("/other/", n)) {
-			t.Fatal(n)
-		}
-	}
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("%d checks took %s", 2*maxOrphans, took)
-	}
-	for o := l.first(); o != nil; o = l.first() {
-		l.deleted(o, nil)
-	}
-	if len(l.by) > 0 {
-		t.Errorf("%d are left", len(l.by))
-	}
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -39,20 +38,20 @@ func (c ownRoot) reserve(ctx context.Context, w reservation) error {
 
 func (c ownRoot) temp(beside string) (string, error) { return beside, nil }
 
-func (c ownRoot) makeTempDir(p *Put) error { return c.r.makeDir(filepath.Dir(p.target)) }
+func (c ownRoot) makeTempDir(p *Put) error { return c.r.MakeDir(filepath.Dir(p.target)) }
 
 func (c ownRoot) publish(p *Put, _ staging.Info) error {
-	return c.r.fs.RenameNoReplace(p.temp, p.target)
+	return c.r.FS.RenameNoReplace(p.temp, p.target)
 }
 
-func (c ownRoot) notPublished(p *Put, err error) { c.r.deferDeleteLate(p.target, err) }
+func (c ownRoot) notPublished(p *Put, err error) { c.r.Orphans.AddLate(p.target, err) }
 
 func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	switch cause := fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key); {
 	case damage != nil:
-		c.r.quar.isolate(p.target, damage)
+		c.r.Quarantine.Isolate(p.target, damage)
 	case p.fallback:
-		c.r.quar.isolate(p.target, cause)
+		c.r.Quarantine.Isolate(p.target, cause)
 	default:
 		return p.leaveName(cause)
 	}
@@ -62,18 +61,18 @@ func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
 	r := c.r
 	for rank := range ranksOf(pieces) {
-		name, err := r.locatePiece(v.Class, &v.Key, rank, v.FallbackName)
+		name, err := r.Locate(v.Class, &v.Key, rank, v.FallbackName)
 		if err != nil {
-			r.log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account", "key", v.Key, "error", err)
-			r.deferDeleteUnnamed(v.Class, &v.Key, rank, v.FallbackName)
+			r.Log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account", "key", v.Key, "error", err)
+			r.Orphans.AddUnnamed(v.Class, &v.Key, rank, v.FallbackName)
 			left, failed = left+v.Class.FileBytes(), err
 			continue
 		}
-		n, err := r.remove(name, v.Class.FileBytes())
+		n, err := r.Remove(name, v.Class.FileBytes())
 		left += n
 		if errors.Is(err, fs.ErrNotExist) {
 			r.Counted(&r.Count.Vanished)
-			r.quar.recount()
+			r.Quarantine.Recount()
 		} else if err != nil {
 			failed = err
 		}
@@ -83,22 +82,20 @@ func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed 
 
 func (c ownRoot) unlinkDamaged(v *entries.Eviction, rank uint32, name string, cause error) {
 	r := c.r
-	k, left := r.quar.move(name, v.Class.FileBytes(), cause)
+	k, left := r.Quarantine.Move(name, v.Class.FileBytes(), cause)
 	v.Left, _ = c.unlink(v, v.Pieces&^(1<<rank))
 	v.Left += left
 	r.Lock()
-	n := min(k.bytes, r.Index.Bytes(v.Slot)) // the entry's no more: the quarantine has them
+	n := min(k.Bytes, r.Index.Bytes(v.Slot)) // the entry's no more: the quarantine has them
 	r.Index.Resize(v.Slot, -n)
 	r.Account.Release(r.Index.Owner(v.Slot).Tenant, n)
-	excess := r.quar.add(k)
+	excess := r.Quarantine.Add(k)
 	r.Unlock()
-	r.quar.remove(excess)
+	r.Quarantine.Remove(excess)
 }
 
 func (c ownRoot) discard(name string, most int64) (left int64) {
-	left, _ = c.r.remove(name, most)
-	c.r.Account.Add(capacity.Orphans, left)
-	return left
+	return c.r.Discard(name, most)
 }
 
 func (c ownRoot) reusesFiles() bool { return !c.r.cfg.unlinks }
@@ -106,8 +103,8 @@ func (c ownRoot) reusesFiles() bool { return !c.r.cfg.unlinks }
 func (c ownRoot) within() bool { return c.r.IsScanning() || c.r.Account.Excess(1) <= 0 }
 
 func (c ownRoot) forget(name string) {
-	if err := c.r.fs.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		c.r.log.Warn("file that nothing needs not removed; the next start tries again", "file", name, "error", err)
+	if err := c.r.FS.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		c.r.Log.Warn("file that nothing needs not removed; the next start tries again", "file", name, "error", err)
 	}
 }
 
@@ -148,7 +145,7 @@ func (c ownRoot) foundUnknown(sight *scanState, name string, _ int64, err error)
 		return
 	}
 	c.r.Counted(&c.r.count.unclaimed)
-	c.r.quar.isolate(name, err)
+	c.r.Quarantine.Isolate(name, err)
 }
 
 func (c ownRoot) rename(sight *scanState, from, to string, _ int64) bool {
@@ -158,7 +155,7 @@ func (c ownRoot) rename(sight *scanState, from, to string, _ int64) bool {
 		return true
 	case errors.Is(err, fs.ErrExist):
 		c.r.Counted(&c.r.count.unclaimed)
-		c.r.quar.isolate(from, err)
+		c.r.Quarantine.Isolate(from, err)
 	default:
 		sight.unreadable(from, err)
 	}
@@ -169,16 +166,16 @@ func (c ownRoot) scanEnded(*scanState, int64) {}
 
 // unshared says who shares a root that this host wants for itself.
 func (c ownRoot) unshared() error {
-	entries, err := c.r.fs.ReadDir(c.r.dir + "/" + shared.Dir + "/hosts")
+	entries, err := c.r.FS.ReadDir(c.r.Path + "/" + shared.Dir + "/hosts")
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
 		return nil
 	} else if err != nil {
-		return fmt.Errorf("store: root %s: %w", c.r.dir, err)
+		return fmt.Errorf("store: root %s: %w", c.r.Path, err)
 	}
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
 	return fmt.Errorf("%w: %s is shared by %s: stop them, or set shared = true here too; remove what is in %s/hosts of hosts that were killed",
-		ErrRootBusy, c.r.dir, strings.Join(names, ", "), c.r.dir+"/"+shared.Dir)
+		ErrRootBusy, c.r.Path, strings.Join(names, ", "), c.r.Path+"/"+shared.Dir)
 }

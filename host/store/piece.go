@@ -3,7 +3,6 @@ package store
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -43,23 +42,23 @@ type Head struct {
 func (p *Piece) open(name string) (err error) {
 	r := p.root
 	if name != "" {
-		p.name, err = r.locateAt(name, p.class, &p.key, p.rank, p.fallback)
+		p.name, err = r.LocateAt(name, p.class, &p.key, p.rank, p.fallback)
 	} else {
-		p.name, err = r.locatePiece(p.class, &p.key, p.rank, p.fallback)
+		p.name, err = r.Locate(p.class, &p.key, p.rank, p.fallback)
 	}
 	if err != nil {
 		return err
 	}
-	p.file, err = staging.OpenDirect(r.fs, p.name, os.O_RDONLY, 0)
+	p.file, err = staging.OpenDirect(r.FS, p.name, os.O_RDONLY, 0)
 	if errors.Is(err, unix.ESTALE) {
-		p.file, err = staging.OpenDirect(r.fs, p.name, os.O_RDONLY, 0) // once: the name may have a new handle
+		p.file, err = staging.OpenDirect(r.FS, p.name, os.O_RDONLY, 0) // once: the name may have a new handle
 	}
 	if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)) && !r.directory.Present() {
 		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
 		r.Counted(&r.Count.Vanished)
-		r.quar.recount()
+		r.Quarantine.Recount()
 		r.drop(p.mark, 0)
 		return fmt.Errorf("%w: %w", ErrGone, err)
 	}
@@ -85,7 +84,7 @@ func (p *Piece) unusable(err error) error {
 }
 
 // Root is the directory of the root that the piece is in.
-func (p *Piece) Root() string { return p.root.dir }
+func (p *Piece) Root() string { return p.root.Path }
 
 // Size is the size of the file.
 func (p *Piece) Size() int64 { return p.size }
@@ -171,33 +170,4 @@ func (p *Piece) Close() {
 	p.root.Lock()
 	p.root.Unpin(p.mark)
 	p.root.Unlock()
-}
-
-// readHeader reads and decodes the header of a file.
-func (r *files) readHeader(name string) (pieceformat.Header, error) {
-	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
-	if err != nil {
-		return pieceformat.Header{}, err
-	}
-	defer f.Close()
-	h, _, err := inspect(f)
-	return h, err
-}
-
-// inspect decodes the header of an open file and compares it with the file's size.
-func inspect(f staging.File) (pieceformat.Header, staging.Info, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return pieceformat.Header{}, info, err
-	}
-	var page [pieceformat.Page]byte
-	n, err := f.ReadAt(page[:min(info.Size, pieceformat.Page)], 0)
-	if err != nil && n < pieceformat.Page && err != io.EOF {
-		return pieceformat.Header{}, info, err // which says nothing of what is in the file
-	}
-	h, err := pieceformat.DecodeHeader(page[:n])
-	if err == nil && h.FileBytes() != info.Size {
-		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, info.Size, h.FileBytes())
-	}
-	return h, info, err
 }

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
+	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -49,7 +49,7 @@ func (p *Put) finish() (staging.Info, error) {
 	}
 	if p.root.store.cfg.Durability == Strict {
 		if err := p.file.Datasync(); err != nil {
-			return staging.Info{}, p.root.syncFailed(err)
+			return staging.Info{}, p.root.SyncFailed(err)
 		}
 	}
 	info, err := p.file.Stat()
@@ -72,23 +72,23 @@ func (p *Put) closeFile() error {
 // damaged file, or, when the place policy gives one name to two keys, somebody else's piece.
 func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	r := p.root
-	var claimed []*orphan
-	defer func() { r.orphans.settle(claimed, failed == nil) }()
+	var claimed []*files.Orphan
+	defer func() { r.Orphans.Settle(claimed, failed == nil) }()
 	for range 3 {
-		claimed = append(claimed, r.orphans.claim(p)...)
+		claimed = append(claimed, r.Orphans.Claim(p.target, p.class, &p.key, p.rank)...)
 		err := r.custody.publish(p, info)
 		if err == nil {
 			p.temp = ""
 			return info, p.syncName()
 		}
-		if now, serr := r.fs.Stat(p.target); serr == nil && now.Same(info) {
+		if now, serr := r.FS.Stat(p.target); serr == nil && now.Same(info) {
 			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
 		}
 		if !errors.Is(err, fs.ErrExist) {
 			r.custody.notPublished(p, err)
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 		}
-		h, there, herr := r.look(p.target)
+		h, there, herr := r.Look(p.target)
 		switch {
 		case errors.Is(herr, fs.ErrNotExist):
 		case herr != nil && !pieceformat.IsDamage(herr):
@@ -107,16 +107,6 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
 }
 
-// look reads the header of what stands under a name.
-func (r *files) look(name string) (pieceformat.Header, staging.Info, error) {
-	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
-	if err != nil {
-		return pieceformat.Header{}, staging.Info{}, err
-	}
-	defer f.Close()
-	return inspect(f)
-}
-
 // leaveName switches to the built-in name, in whose directory the temporary must stand.
 func (p *Put) leaveName(cause error) error {
 	old := p.target
@@ -124,10 +114,10 @@ func (p *Put) leaveName(cause error) error {
 		return err
 	}
 	if p.target == old {
-		p.root.quar.isolate(p.target, cause)
+		p.root.Quarantine.Isolate(p.target, cause)
 		return nil
 	}
-	return p.root.makeDir(filepath.Dir(p.target))
+	return p.root.MakeDir(filepath.Dir(p.target))
 }
 
 // enter puts the published piece into the index.
@@ -183,7 +173,7 @@ func (p *Put) abort(cause error) {
 	r.Count.Aborted++
 	r.custody.aborted(p)
 	r.Unlock()
-	r.log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
+	r.Log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
 	r.shrinkIfOver()
 }
@@ -193,7 +183,8 @@ func (p *Put) removeTemp() {
 	if p.temp == "" {
 		return
 	}
-	if left := p.root.custody.discard(p.temp, p.class.FileBytes()); left > 0 && p.credit.Bytes() > 0 && p.root.orphans.cover(p.temp, p.credit) {
+	left, credit := p.root.custody.discard(p.temp, p.class.FileBytes()), p.credit
+	if left > 0 && credit.Bytes() > 0 && p.root.Orphans.OnRemoval(p.temp, func() { p.root.custody.returned(credit) }) {
 		p.credit = shared.Credit{}
 	}
 	p.temp = ""

@@ -69,7 +69,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	}
 	class := p.class // p's is its entry's in the end
 	defer class.Release()
-	s.shadows.offer(p, &q, s.clock())
+	s.shadows.offer(p, &q, s.seq.Clock())
 	stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
 	if err := stripe.Acquire(ctx, 1); err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 // join adds the piece to the entry of its key, if there is one.
 func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 	for _, r := range s.roots {
-		if !r.health.Serves() {
+		if !r.Health.Serves() {
 			continue // what it has is not to be had: it can be stored elsewhere
 		}
 		if ok, err := r.join(ctx, p); ok || err != nil {
@@ -164,7 +164,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 
 // begin notes when the put began in its root.
 func (p *Put) begin(r *root) {
-	p.root, p.stamp, p.outage, p.unsure = r, r.store.stamp(), r.health.Returns(), r.unsure.Load()
+	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.unsure.Load()
 }
 
 // admitted asks the admit policy about a new entry.
@@ -174,7 +174,7 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	w.ask[0] = abi.Candidate{
 		Key: p.mark.Fingerprint, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
-		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant, Time: s.clock(),
+		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant, Time: s.seq.Clock(),
 	}
 	if parent != 0 && s.holds(parent) {
 		w.ask[0].Flags = abi.CandidateParentResident
@@ -200,7 +200,7 @@ func (s *Store) holds(fp uint64) bool {
 	for _, r := range s.roots {
 		r.Lock()
 		slot := r.Index.FindFingerprint(fp)
-		there := slot != index.None && r.health.Serves() && !r.Index.At(slot).Is(index.Evicting)
+		there := slot != index.None && r.Health.Serves() && !r.Index.At(slot).Is(index.Evicting)
 		r.Unlock()
 		if there {
 			return true
@@ -255,7 +255,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 		return err
 	}
 	p.begin(r)
-	p.target = r.dir + "/" + rel
+	p.target = r.Path + "/" + rel
 	enter := func() error { return p.addEntry(tenant, parent, q) }
 	if err := r.custody.reserve(ctx, reservation{Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, reuseFor: p, enter: enter}); err != nil {
 		return p.shed(err)
@@ -303,7 +303,7 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 		if err = r.turn.Acquire(ctx, 1); err != nil {
 			return nil, false, err
 		}
-		if r.health.Takes() {
+		if r.Health.Takes() {
 			return r, true, nil
 		}
 		r.turn.Release(1)

@@ -17,10 +17,10 @@ import (
 // name works out the target of a piece that joined an entry.
 func (p *Put) name(f *PathPrefetch) error {
 	if found := f.path(p.root.store.catalog.Paths, p); found != nil {
-		p.target = p.root.slash + found.Path
+		p.target = p.root.Slash + found.Path
 		return nil
 	}
-	target, err := p.root.path(p.class, &p.key, p.rank, false)
+	target, err := p.root.PathOf(p.class, &p.key, p.rank, false)
 	if err != nil {
 		return p.useFallbackName(err)
 	}
@@ -31,11 +31,11 @@ func (p *Put) name(f *PathPrefetch) error {
 // useFallbackName puts the piece under the built-in name because the place policy's cannot be had.
 func (p *Put) useFallbackName(cause error) error {
 	r := p.root
-	target, err := r.path(p.class, &p.key, p.rank, true)
+	target, err := r.PathOf(p.class, &p.key, p.rank, true)
 	if err != nil {
 		return err
 	}
-	r.log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
+	r.Log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
 	r.Lock()
 	r.Index.At(p.mark.Slot).Set(index.FallbackName)
 	r.Count.PlaceFaults++
@@ -45,7 +45,7 @@ func (p *Put) useFallbackName(cause error) error {
 }
 
 // Root is the directory of the root that the piece goes to.
-func (p *Put) Root() string { return p.root.dir }
+func (p *Put) Root() string { return p.root.Path }
 
 // Plan is the layout of the payload.
 func (p *Put) Plan() *chunk.Plan { return p.class.Plan }
@@ -74,10 +74,10 @@ func (p *Put) File() (staging.File, error) {
 			p.file, p.opened = r.metered(f), true
 			return p.file, nil
 		}
-		r.log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
+		r.Log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
 		p.removeTemp()
 		if !r.shrinkIfOver() {
-			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.dir, err)
+			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.Path, err)
 		}
 	}
 	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
@@ -85,10 +85,10 @@ func (p *Put) File() (staging.File, error) {
 		if err := p.nameTemp(); err != nil {
 			return nil, err
 		}
-		f, err := staging.OpenDirect(r.fs, p.temp, flags, 0o600)
+		f, err := staging.OpenDirect(r.FS, p.temp, flags, 0o600)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err = r.custody.makeTempDir(p); err == nil {
-				f, err = staging.OpenDirect(r.fs, p.temp, flags, 0o600)
+				f, err = staging.OpenDirect(r.FS, p.temp, flags, 0o600)
 			}
 		}
 		if err == nil {
@@ -113,7 +113,7 @@ func (p *Put) Temp() string {
 // nameTemp chooses the temporary: beside its target, or, where others count on finding it, among this host's.
 func (p *Put) nameTemp() (err error) {
 	r := p.root
-	p.temp = r.store.tempName(p.target)
+	p.temp = r.store.seq.TempName(p.target)
 	p.temp, err = r.custody.temp(p.temp)
 	return err
 }

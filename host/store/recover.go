@@ -3,13 +3,13 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
@@ -18,7 +18,7 @@ import (
 // recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until
 // it has ended, the root serves what it has seen.
 func (r *root) recover(ctx context.Context) error {
-	if err := r.quar.load(); err != nil {
+	if err := r.Quarantine.Load(); err != nil {
 		return err
 	}
 	return r.custody.recover(ctx)
@@ -53,9 +53,9 @@ func newScan(r *root) *scanState { return &scanState{entries.NewScan(&r.Set), r}
 func (c *scanState) file(rel string, e fs.DirEntry) {
 	r := c.root
 	r.count.scanned.Add(1)
-	name := r.dir + "/" + rel
+	name := r.Path + "/" + rel
 	if temp, ok := pieceformat.ParseTemp(filepath.Base(rel)); ok {
-		if r.store.wrote(temp) {
+		if r.store.seq.Wrote(temp) {
 			return
 		}
 		if r.custody.ownsTemp(temp.Host) {
@@ -69,15 +69,15 @@ func (c *scanState) file(rel string, e fs.DirEntry) {
 		r.Counted(&r.count.foreign)
 		return
 	}
-	if r.orphans.has(name) {
+	if r.Orphans.Has(name) {
 		return // an entry was dropped meanwhile, and it is counted
 	}
-	f, err := r.fs.OpenFile(name, os.O_RDONLY, 0)
+	f, err := r.FS.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		c.unreadable(name, err)
 		return
 	}
-	h, info, err := inspect(f)
+	h, info, err := files.Inspect(f)
 	f.Close()
 	if err == nil {
 		c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
@@ -95,9 +95,9 @@ func (c *scanState) unsound(name, rel string, info staging.Info, err error) {
 			r.Counted(&r.count.foreign)
 			return
 		}
-		r.quar.isolate(name, err)
+		r.Quarantine.Isolate(name, err)
 	case pieceformat.IsDamage(err):
-		r.quar.isolate(name, err)
+		r.Quarantine.Isolate(name, err)
 	default:
 		c.unreadable(name, err)
 	}
@@ -107,7 +107,7 @@ func (c *scanState) skipped(rel string, err error) {
 	c.root.Lock()
 	c.root.scanIncomplete = true
 	c.root.Unlock()
-	c.root.log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
+	c.root.Log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
 }
 
 // unreadable leaves a file alone that could not be read just now.
@@ -116,9 +116,9 @@ func (c *scanState) unreadable(name string, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	r.log.Warn("a file could not be read; it is left out until the next start", "file", name, "error", err)
+	r.Log.Warn("a file could not be read; it is left out until the next start", "file", name, "error", err)
 	n := int64(0)
-	if info, err := r.fs.Stat(name); err == nil {
+	if info, err := r.FS.Stat(name); err == nil {
 		n = pieceformat.Padded(info.Allocated)
 	}
 	c.Overlook(n)
@@ -128,7 +128,7 @@ func (c *scanState) unreadable(name string, err error) {
 }
 
 func (r *root) sweep(name string) error {
-	if err := r.fs.Remove(name); err != nil {
+	if err := r.FS.Remove(name); err != nil {
 		return err
 	}
 	r.Counted(&r.count.swept)
@@ -150,7 +150,7 @@ func (c *scanState) identify(name, rel string, h *pieceformat.Header, allocated 
 		return
 	}
 	defer id.Release()
-	if id.Rename != "" && !r.custody.rename(c, name, r.dir+"/"+id.Rename, allocated) {
+	if id.Rename != "" && !r.custody.rename(c, name, r.Path+"/"+id.Rename, allocated) {
 		return
 	}
 	r.custody.found(c, name, id.Class, h, allocated, id.FallbackName)
@@ -161,33 +161,33 @@ func (c *scanState) identify(name, rel string, h *pieceformat.Header, allocated 
 // open.
 func (c *scanState) resolve(was entries.Conflict, name string, h *pieceformat.Header, allocated int64) {
 	r := c.root
-	builtin, err := r.path(was.Class, &h.Key, h.Rank, true)
+	builtin, err := r.PathOf(was.Class, &h.Key, h.Rank, true)
 	if err != nil {
 		c.unreadable(name, err)
 		return
 	}
 	if was.Twice {
-		opened, err := r.locatePiece(was.Class, &h.Key, h.Rank, true)
+		opened, err := r.Locate(was.Class, &h.Key, h.Rank, true)
 		switch {
 		case err != nil:
 			c.unreadable(name, err)
 		case opened != name:
-			r.custody.discard(name, allocated)
+			r.Discard(name, allocated)
 		case was.FallbackName && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
-			if o, err := r.readHeader(builtin); err == nil && was.Class.IsPiece(&o, &h.Key, h.Rank) {
-				r.custody.discard(builtin, allocated)
+			if o, _, err := r.Look(builtin); err == nil && was.Class.IsPiece(&o, &h.Key, h.Rank) {
+				r.Discard(builtin, allocated)
 			}
 		}
 		return
 	}
 	fallback := name == builtin
-	if placed, err := r.path(was.Class, &h.Key, h.Rank, false); err == nil && name != placed && !fallback {
+	if placed, err := r.PathOf(was.Class, &h.Key, h.Rank, false); err == nil && name != placed && !fallback {
 		if err := r.move(name, placed); errors.Is(err, fs.ErrExist) {
-			r.custody.discard(name, allocated) // the scan comes to that one, or has
+			r.Discard(name, allocated) // the scan comes to that one, or has
 			return
 		} else if err != nil {
 			r.Counted(&r.count.unclaimed)
-			r.quar.isolate(name, err)
+			r.Quarantine.Isolate(name, err)
 			return
 		}
 	} else if err != nil && !fallback {
@@ -198,14 +198,11 @@ func (c *scanState) resolve(was entries.Conflict, name string, h *pieceformat.He
 }
 
 func (r *root) move(from, to string) error {
-	if err := r.makeDir(filepath.Dir(to)); err != nil {
-		return err
+	err := r.Move(from, to)
+	if err == nil {
+		r.Counted(&r.count.renamed)
 	}
-	if err := r.fs.RenameNoReplace(from, to); err != nil {
-		return fmt.Errorf("store: the place policy names it %s: %w", to, err)
-	}
-	r.Counted(&r.count.renamed)
-	return nil
+	return err
 }
 
 // nobodys says, of classFor's error, that a file will never have a class: there is no text of its namespace, or it

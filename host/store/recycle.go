@@ -28,19 +28,19 @@ func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 		return v.Pieces
 	}
 	bit := v.Pieces & -v.Pieces
-	name, err := r.locatePiece(v.Class, &v.Key, uint32(bits.TrailingZeros64(bit)), v.FallbackName)
+	name, err := r.Locate(v.Class, &v.Key, uint32(bits.TrailingZeros64(bit)), v.FallbackName)
 	if err != nil {
 		return v.Pieces
 	}
-	temp := r.store.tempName(reuseFor.target)
-	err = r.fs.Rename(name, temp)
+	temp := r.store.seq.TempName(reuseFor.target)
+	err = r.FS.Rename(name, temp)
 	if errors.Is(err, fs.ErrNotExist) { // the victim's file, or the put's directory
-		if err = r.makeDir(filepath.Dir(reuseFor.target)); err == nil {
-			err = r.fs.Rename(name, temp)
+		if err = r.MakeDir(filepath.Dir(reuseFor.target)); err == nil {
+			err = r.FS.Rename(name, temp)
 		}
 	}
 	if err != nil {
-		r.deferDeleteLate(temp, err)
+		r.Orphans.AddLate(temp, err)
 		r.custody.discard(temp, v.Class.FileBytes()) // a rename can report an error although it happened
 		return v.Pieces
 	}
@@ -51,7 +51,7 @@ func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 // reuseFile opens the temporary that offerFile made. A file that is not what it should be, or has another name
 // somewhere, is not touchev.
 func (p *Put) reuseFile() (staging.File, error) {
-	f, err := staging.OpenDirect(p.root.fs, p.temp, os.O_RDWR, 0)
+	f, err := staging.OpenDirect(p.root.FS, p.temp, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}

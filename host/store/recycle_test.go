@@ -163,7 +163,7 @@ func TestTakingOverFails(t *testing.T) {
 		if disk, _ := usage(t, f.cfg.Roots[0].Path); f.store.Stats().Roots[0].Used < disk {
 			t.Errorf("%d bytes on disk, the account says %d: put: %v", disk, f.store.Stats().Roots[0].Used, err)
 		}
-		f.store.roots[0].orphans.retry(t.Context())
+		f.store.roots[0].Orphans.Retry(t.Context())
 		if left := f.temporaries(); len(left) > 0 {
 			t.Errorf("temporaries: %v", left)
 		}

@@ -19,11 +19,11 @@ type returning struct{ *root }
 
 // checkHealth is the upkeep's part: it notices that the directory is gone, and takes the root back.
 func (r *root) checkHealth(ctx context.Context) {
-	if r.health.Takes() {
+	if r.Health.Takes() {
 		r.directory.Present()
 		return
 	}
-	r.health.Check(ctx, returning{r})
+	r.Health.Check(ctx, returning{r})
 }
 
 // Probe implements [health.Root].
@@ -34,7 +34,7 @@ func (r returning) Probe() (empty bool, err error) {
 	if empty, err = r.custody.identify(); err != nil {
 		return false, err
 	}
-	return empty, r.directory.Probe(r.store.tempName(r.dir + "/" + pieceformat.MetaDir + "/probe"))
+	return empty, r.directory.Probe(r.store.seq.TempName(r.Path + "/" + pieceformat.MetaDir + "/probe"))
 }
 
 // Reopen implements [health.Root].
@@ -52,8 +52,7 @@ func (r returning) Reopen(ctx context.Context, from health.State, empty bool) er
 
 // refit brings the root up to date before it serves again.
 func (r returning) refit(ctx context.Context, empty bool) error {
-	r.lasting.Clear()
-	r.lastingN.Store(0)
+	r.ForgetDirs()
 	r.Lock()
 	lost, suspects := r.unsynced, r.suspects // what a sync would say of them now proves nothing
 	r.unsynced, r.suspects = nil, nil
@@ -74,9 +73,9 @@ func (r returning) refit(ctx context.Context, empty bool) error {
 		r.drop(m, 0)
 	}
 	if empty {
-		r.quar.shrink(math.MaxInt64)
+		r.Quarantine.Shrink(math.MaxInt64)
 	}
-	r.orphans.retry(ctx)
+	r.Orphans.Retry(ctx)
 	return nil
 }
 
@@ -86,10 +85,10 @@ func (r returning) rejoin(ctx context.Context, from health.State) error {
 		return err
 	}
 	defer r.store.catalog.Unlock()
-	if err := r.catchUp(); err != nil {
+	if err := r.store.catalog.Files(r.kept.Keep); err != nil {
 		return err
 	}
-	if !r.health.Promote(from, health.In) {
+	if !r.Health.Promote(from, health.In) {
 		return ErrRootOut
 	}
 	return nil

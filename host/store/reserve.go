@@ -63,12 +63,12 @@ func (w reservation) evicting(ctx context.Context, r *root) error {
 		}
 		switch {
 		case scanning:
-			return fmt.Errorf("%w: %s is %d bytes short, and its scan may find more", ErrNoSpace, r.dir, short.Bytes)
+			return fmt.Errorf("%w: %s is %d bytes short, and its scan may find more", ErrNoSpace, r.Path, short.Bytes)
 		case !w.evicts && short.Quota > 0:
 			return r.Account.QuotaError(w.Want, short.Quota)
 		case !w.evicts:
 			if err := w.await(ctx, r, &wait, short); err != nil {
-				return fmt.Errorf("%w: %s is %d bytes short: %w", ErrNoSpace, r.dir, short.Bytes, err)
+				return fmt.Errorf("%w: %s is %d bytes short: %w", ErrNoSpace, r.Path, short.Bytes, err)
 			}
 		default:
 			if err := w.evict(r, short, noSlot); err != nil {
@@ -96,7 +96,7 @@ func (w *reservation) await(ctx context.Context, r *root, wait *capacity.Wait, s
 		r.Counted(&r.Count.Waits)
 	}
 	return wait.Round(ctx, r.Account, w.Want, short, r.store.cfg.EvictPatience, func() error {
-		if !r.health.Takes() || r.store.closed.Load() {
+		if !r.Health.Takes() || r.store.closed.Load() {
 			return ErrRootOut
 		}
 		wake(r.evictorWake)
@@ -117,15 +117,15 @@ func (w *reservation) evict(r *root, short capacity.Shortage, noSlot bool) error
 	switch {
 	case got.failed != nil:
 		// Their bytes are still taken, and the next ones' would be.
-		return fmt.Errorf("%w: %s is %d bytes short and victims' files cannot be unlinked: %w", ErrNoSpace, r.dir, bytes, got.failed)
+		return fmt.Errorf("%w: %s is %d bytes short and victims' files cannot be unlinked: %w", ErrNoSpace, r.Path, bytes, got.failed)
 	case short.Quota > 0:
 		return r.Account.QuotaError(w.Want, short.Quota)
-	case bytes > 0 && r.quar.shrink(bytes):
+	case bytes > 0 && r.Quarantine.Shrink(bytes):
 		return nil
 	case noSlot:
-		return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace, r.Index.Max(), r.dir)
+		return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace, r.Index.Max(), r.Path)
 	}
-	return fmt.Errorf("%w: %s is %d bytes short and the evict policy names no victim", ErrNoSpace, r.dir, bytes)
+	return fmt.Errorf("%w: %s is %d bytes short and the evict policy names no victim", ErrNoSpace, r.Path, bytes)
 }
 
 // shrink evicts down to the limit: what was reserved took more than it should have.
@@ -135,7 +135,7 @@ func (r *root) shrink(ctx context.Context) {
 	}
 	defer r.turn.Release(1)
 	if err := r.custody.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
-		r.log.Warn("root is over its capacity: nothing can be evicted", "used", r.Account.Used(), "capacity", r.cfg.Capacity, "error", err)
+		r.Log.Warn("root is over its capacity: nothing can be evicted", "used", r.Account.Used(), "capacity", r.cfg.Capacity, "error", err)
 	}
 }
 

@@ -5,17 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
-	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/evictor"
+	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
@@ -23,16 +20,21 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
+// quarantineShare is the part of a root's capacity, 1/n, that its quarantine may take.
+const quarantineShare = 16
+
 // root is one directory: its entries, its files, and whose it is.
 type root struct {
 	entries.Set
-	files
+	*files.Dir
 	store   *Store
 	cfg     RootConfig
-	log     *slog.Logger
 	custody custody
 	budget  writeBudget
-	quar    quarantine
+
+	kept      *recovery.Directory // files that the store keeps for itself
+	directory *health.Directory
+	meter     health.Meter
 
 	turn        *semaphore.Weighted // held by the one reservation that may evict
 	evicting    []entries.Eviction  // of the turn's holder
@@ -50,43 +52,32 @@ type root struct {
 	count          counters
 }
 
-// files is a root's directory.
-type files struct {
-	store     *Store
-	log       *slog.Logger
-	dir       string              // absolute
-	slash     string              // dir and a slash
-	fs        staging.FS          // watched
-	kept      *recovery.Directory // files that the store keeps for itself
-	health    *health.Monitor
-	directory *health.Directory
-	meter     health.Meter
-	orphans   orphans
-	lasting   sync.Map // directories whose names are durable
-	lastingN  atomic.Int64
-	syncFails atomic.Uint64
-}
-
 // openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	log := s.log.With("root", cfg.Path)
 	r := &root{
-		store: s, cfg: cfg, log: log, turn: semaphore.NewWeighted(1), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
+		store: s, cfg: cfg, turn: semaphore.NewWeighted(1), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
 		scanned: make(chan struct{}),
-		files:   files{store: s, log: log, dir: cfg.Path, slash: cfg.Path + "/"},
 	}
-	r.quar.root = r
 	r.Init(entries.Config{
-		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Now: s.cfg.Now, Clock: s.clock,
+		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Now: s.cfg.Now, Clock: s.seq.Clock,
 		Account: capacity.New(capacity.Config{
-			Dir: r.dir, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now,
+			Dir: cfg.Path, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now,
 		}),
 	})
+	r.Dir = files.New(files.Config{
+		Path: cfg.Path, Log: log, Account: r.Account, Paths: s.catalog.Paths, Sequence: &s.seq,
+		Health: health.NewMonitor(health.Config{
+			Dir: cfg.Path, FS: s.cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
+			Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
+		}),
+		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
+	})
+	r.meter.Now = s.cfg.Now
 	r.custody = ownRoot{r}
 	if cfg.Shared {
 		r.custody = newSharedRoot(r)
 	}
-	r.orphans.init(r)
 	h := s.cfg.Policies.Evict
 	if cfg.Evict != nil {
 		h = cfg.Evict
@@ -94,37 +85,33 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	p := s.evictPolicy(h)
 	defer p.Release() // the evictor has its own reference
 	if err := r.StartEvictor(ctx, evictor.Config{
-		Policy: p, Run: s.run, Work: &s.work, Capacity: cfg.Capacity, Seed: s.cfg.Seed, Log: r.log,
+		Policy: p, Run: s.run, Work: &s.work, Capacity: cfg.Capacity, Seed: s.cfg.Seed, Log: r.Log,
 	}); err != nil {
-		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.dir, p.Label, err)
+		r.Health.Close()
+		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, p.Label, err)
 	}
-	r.health = health.NewMonitor(health.Config{
-		Dir: r.dir, FS: s.cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: r.log,
-		Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
-	})
-	r.fs, r.meter.Now = r.health.FS(), s.cfg.Now
-	r.kept = &recovery.Directory{Path: r.dir, FS: r.fs, Log: log, Catalog: s.catalog, Temp: s.tempName}
+	r.kept = &recovery.Directory{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
 	r.budget = newWriteBudget(r)
-	r.directory = health.NewDirectory(r.health, r.dir, r.lockName(), pieceformat.RootDirs[:])
+	r.directory = health.NewDirectory(r.Health, r.Path, r.lockName(), pieceformat.RootDirs[:])
 	return r, nil
 }
 
 // take makes the directories and takes the lock. No piece is looked at yet.
 func (r *root) take(ctx context.Context) (err error) {
 	for _, d := range pieceformat.RootDirs {
-		if err := r.fs.MkdirAll(r.dir+"/"+d, 0o700); err != nil {
-			return fmt.Errorf("store: root %s: %w", r.dir, err)
+		if err := r.FS.MkdirAll(r.Path+"/"+d, 0o700); err != nil {
+			return fmt.Errorf("store: root %s: %w", r.Path, err)
 		}
 	}
 	// What the root holds is only as durable as its own name and those of the store's directories.
-	for _, d := range []string{filepath.Dir(r.dir), r.dir, r.dir + "/" + pieceformat.MetaDir} {
-		if err := r.fs.SyncDir(d); err != nil && !(errors.Is(err, fs.ErrPermission) && d == filepath.Dir(r.dir)) {
-			return fmt.Errorf("store: root %s: %w: %w", r.dir, ErrSync, err)
+	for _, d := range []string{filepath.Dir(r.Path), r.Path, r.Path + "/" + pieceformat.MetaDir} {
+		if err := r.FS.SyncDir(d); err != nil && !(errors.Is(err, fs.ErrPermission) && d == filepath.Dir(r.Path)) {
+			return fmt.Errorf("store: root %s: %w: %w", r.Path, ErrSync, err)
 		}
 	}
-	self, err := r.fs.Stat(r.dir)
+	self, err := r.FS.Stat(r.Path)
 	if err != nil {
-		return fmt.Errorf("store: root %s: %w", r.dir, err)
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
 	lock, err := r.lockRoot(ctx)
 	if err != nil {
@@ -133,7 +120,7 @@ func (r *root) take(ctx context.Context) (err error) {
 	r.directory.Opened(self, lock)
 	r.sweepMeta()
 	if err := r.budget.Load(); err != nil {
-		return fmt.Errorf("store: root %s: %w", r.dir, err)
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
 	return nil
 }
@@ -143,7 +130,7 @@ func (r *root) close() error {
 	r.Lock()
 	defer r.Unlock()
 	err := errors.Join(r.Evictor.Close(), r.directory.Close())
-	r.health.Close()
+	r.Health.Close()
 	return err
 }
 
@@ -158,11 +145,11 @@ func wake(c chan struct{}) {
 // invites says whether stores should go to the root.
 func (r *root) invites() bool {
 	_, plenty := r.budget.Left()
-	return plenty && r.health.State() == health.In
+	return plenty && r.Health.State() == health.In
 }
 
 // metered observes a file's transfers where there is a choice of roots to be made.
-func (r *files) metered(f staging.File) staging.File {
+func (r *root) metered(f staging.File) staging.File {
 	if len(r.store.roots) < 2 {
 		return f
 	}
@@ -192,16 +179,11 @@ func (r *root) facts(id int) abi.RootFacts {
 	defer r.Unlock()
 	a := r.Account.Figures()
 	var flags uint32
-	if left, _ := r.budget.Left(); left && r.health.Takes() {
+	if left, _ := r.budget.Left(); left && r.Health.Takes() {
 		flags = abi.RootWritable
 	}
 	return abi.RootFacts{
 		ID: uint32(id), Flags: flags, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, a.Limit-a.Used)),
 		ReadBps: r.meter.Reads.BytesPerSecond(), WriteBps: r.meter.Writes.BytesPerSecond(),
 	}
-}
-
-// path is a piece's absolute path.
-func (r *files) path(cl *catalog.Class, k *chunk.Key, rank uint32, builtin bool) (string, error) {
-	return r.store.catalog.Paths.PathIn(r.slash, cl, k, rank, builtin)
 }

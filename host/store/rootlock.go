@@ -16,13 +16,13 @@ import (
 
 // lockRoot takes the root's lock.
 func (r *root) lockRoot(ctx context.Context) (io.Closer, error) {
-	lock, err := r.fs.Lock(r.lockName())
+	lock, err := r.FS.Lock(r.lockName())
 	switch {
 	case errors.Is(err, staging.ErrLocked):
 		return nil, fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
-			ErrRootBusy, r.dir, err)
+			ErrRootBusy, r.Path, err)
 	case err != nil:
-		return nil, fmt.Errorf("store: root %s: %w", r.dir, err)
+		return nil, fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
 	if err = r.custody.lockOut(ctx); err != nil {
 		return nil, errors.Join(err, lock.Close())
@@ -30,4 +30,4 @@ func (r *root) lockRoot(ctx context.Context) (io.Closer, error) {
 	return lock, nil
 }
 
-func (r *root) lockName() string { return r.dir + "/" + pieceformat.LockFile + r.custody.suffix() }
+func (r *root) lockName() string { return r.Path + "/" + pieceformat.LockFile + r.custody.suffix() }

@@ -29,20 +29,20 @@ import (
 type ownScan struct{ *root }
 
 func (r ownScan) begin() error {
-	if _, err := r.fs.ReadDir(r.dir); err != nil {
+	if _, err := r.FS.ReadDir(r.Path); err != nil {
 		return err
 	}
 	// What is found counts as stored. Who wrote it may have been killed before it was durable.
 	if r.store.cfg.Durability != None {
-		if err := r.fs.SyncFS(r.dir); err != nil {
-			return r.syncFailed(err)
+		if err := r.FS.SyncFS(r.Path); err != nil {
+			return r.SyncFailed(err)
 		}
 	}
 	r.Lock()
 	defer r.Unlock()
 	r.BeginScan()
 	unscanned := r.cfg.Capacity
-	if space, err := r.fs.Statfs(r.dir); err == nil {
+	if space, err := r.FS.Statfs(r.Path); err == nil {
 		unscanned = max(0, space.Total-space.Free)
 	}
 	r.Account.Add(capacity.Unscanned, unscanned)
@@ -66,7 +66,7 @@ func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 		select {
 		case failed <- err:
 		default:
-			r.log.Error("the scan failed and is begun again; what it has not seen are misses", "error", err, "pause", pause)
+			r.Log.Error("the scan failed and is begun again; what it has not seen are misses", "error", err, "pause", pause)
 		}
 		select {
 		case <-ctx.Done():
@@ -84,9 +84,9 @@ func (r *root) scanOnce(ctx context.Context) error {
 // run scans until everything was seen once.
 func (r ownScan) run(ctx context.Context) error {
 	start, c := time.Now(), r.scanState.Load()
-	err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, c.file, c.skipped)
-	if err == nil && !r.health.Serves() {
-		err = r.health.OutError() // half a scan is no account of what is there
+	err := staging.Walk(ctx, r.FS, r.Path, r.store.cfg.ScanWorkers, c.file, c.skipped)
+	if err == nil && !r.Health.Serves() {
+		err = r.Health.OutError() // half a scan is no account of what is there
 	}
 	if err != nil {
 		r.scanState.Store(newScan(r.root)) // of the next attempt
@@ -98,7 +98,7 @@ func (r ownScan) run(ctx context.Context) error {
 	r.endScan(ctx, c)
 	r.shrink(ctx)
 	if took := time.Since(start); took > time.Second {
-		r.log.Info("scanned", "files", r.count.scanned.Load(), "took", took)
+		r.Log.Info("scanned", "files", r.count.scanned.Load(), "took", took)
 	}
 	return ctx.Err()
 }
@@ -118,8 +118,8 @@ func (c *scanState) settle(unsure []entries.MarkedPiece) {
 		if !stands {
 			continue
 		}
-		if name, err := r.locatePiece(left.Class, &left.Key, p.Rank, left.FallbackName); err == nil {
-			if _, err := r.fs.Stat(name); errors.Is(err, fs.ErrNotExist) {
+		if name, err := r.Locate(left.Class, &left.Key, p.Rank, left.FallbackName); err == nil {
+			if _, err := r.FS.Stat(name); errors.Is(err, fs.ErrNotExist) {
 				r.drop(p.Mark, 0)
 			}
 		}
@@ -155,7 +155,7 @@ func (c *scanState) order() {
 	}
 	r.Index.AdvanceClock(uint32(len(list)))
 	r.Unlock()
-	r.store.stampsFrom(newest)
+	r.store.seq.StampsFrom(newest)
 }
 
 // reportScan tells the log how far a scan has come, until it is called off.
@@ -174,7 +174,7 @@ func (r *root) reportScan(ctx context.Context) (end func()) {
 				r.Lock()
 				entries := r.Index.Len()
 				r.Unlock()
-				r.log.Info("the scan goes on", "files", r.count.scanned.Load(), "entries", entries, "for", time.Since(start).Round(time.Second))
+				r.Log.Info("the scan goes on", "files", r.count.scanned.Load(), "entries", entries, "for", time.Since(start).Round(time.Second))
 			}
 		}
 	}()
@@ -206,15 +206,15 @@ func (r *root) endScan(ctx context.Context, c *scanState) {
 func (s *Store) seekUnseen(p *Put) {
 	for _, r := range s.roots {
 		c := r.scanState.Load()
-		if c == nil || !r.health.Serves() {
+		if c == nil || !r.Health.Serves() {
 			continue
 		}
 		for _, builtin := range [...]bool{false, true} {
-			name, err := r.path(p.class, &p.key, p.rank, builtin)
-			if err != nil || r.orphans.has(name) {
+			name, err := r.PathOf(p.class, &p.key, p.rank, builtin)
+			if err != nil || r.Orphans.Has(name) {
 				continue
 			}
-			if h, info, err := r.look(name); err == nil && p.class.IsPiece(&h, &p.key, p.rank) {
+			if h, info, err := r.Look(name); err == nil && p.class.IsPiece(&h, &p.key, p.rank) {
 				c.Add(p.class, &h, pieceformat.Padded(info.Allocated), builtin)
 				break
 			}

@@ -38,7 +38,7 @@ func (c sharedBackend) Learn(rec *shared.Record) {
 	r := c.root
 	cl, err := c.classOf(rec.Namespace, rec.Group, &rec.Key)
 	if err != nil {
-		r.log.Warn("another host's piece is of a namespace that cannot be read; it is found at the next start", "key", rec.Key, "error", err)
+		r.Log.Warn("another host's piece is of a namespace that cannot be read; it is found at the next start", "key", rec.Key, "error", err)
 		c.overlook(rec.Bytes)
 		return
 	}
@@ -77,7 +77,7 @@ func (c sharedBackend) see(cl *catalog.Class, h *pieceformat.Header, allocated i
 		sight = late
 	}
 	if was := sight.Add(cl, h, allocated, fallback); was.Class != nil && !was.Twice {
-		r.log.Warn("pieces of one entry have names of different place policies; all hosts must have the same", "key", h.Key)
+		r.Log.Warn("pieces of one entry have names of different place policies; all hosts must have the same", "key", h.Key)
 		c.overlook(allocated)
 		return
 	}
@@ -154,7 +154,7 @@ func (c sharedBackend) Decide(v *shared.Victim, removed bool) {
 	if err != nil {
 		c.keep(d, removed)
 		r.Unlock()
-		r.log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
+		r.Log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
 		return
 	}
 	r.Account.Remove(capacity.Orphans, d.orphaned)
@@ -168,7 +168,7 @@ func (c sharedBackend) Decide(v *shared.Victim, removed bool) {
 	r.WakeJoiners()
 	r.Unlock()
 	for _, name := range names { // spared, or stored again since; it may be granted, if it is there
-		h, info, err := r.look(name)
+		h, info, err := r.Look(name)
 		if err != nil {
 			continue
 		}
@@ -258,7 +258,7 @@ func (c sharedBackend) Paths(v *shared.Victim) (names []string, err error) {
 		return nil, fmt.Errorf("store: a victim has no name: %w", err)
 	}
 	for rank := range ranksOf(v.Pieces) {
-		name, err := r.locatePiece(cl, &v.Key, rank, v.FallbackName)
+		name, err := r.Locate(cl, &v.Key, rank, v.FallbackName)
 		if err != nil {
 			return nil, fmt.Errorf("store: a victim has no name: %w", err)
 		}
@@ -269,7 +269,7 @@ func (c sharedBackend) Paths(v *shared.Victim) (names []string, err error) {
 
 // Identify implements [shared.Backend].
 func (c sharedBackend) Identify(temp string, info staging.Info) (shared.Record, error) {
-	h, err := c.root.readHeader(temp)
+	h, _, err := c.root.Look(temp)
 	if pieceformat.IsDamage(err) {
 		return shared.Record{}, fmt.Errorf("%w: %w", shared.ErrDamaged, err)
 	} else if err != nil {
@@ -304,7 +304,7 @@ func (c *sharedRoot) stats() *SharedStats {
 func (c *sharedRoot) found(_ *scanState, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
 	sharedBackend{c}.see(cl, h, allocated, fallback)
-	if _, err := r.fs.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := r.FS.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
 	r.Lock()
@@ -320,7 +320,7 @@ func (c *sharedRoot) foundUnsound(_ *scanState, name, _ string, info staging.Inf
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	c.root.log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
+	c.root.Log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
 	c.overlook(pieceformat.Padded(info.Allocated))
 }
 
@@ -331,7 +331,7 @@ func (c *sharedRoot) foundUnknown(_ *scanState, _ string, allocated int64, _ err
 }
 
 func (c *sharedRoot) rename(_ *scanState, from, _ string, allocated int64) bool {
-	c.root.log.Warn("piece of a shared root left alone: this host's place policy gives it another name; all hosts must have the same policy", "file", from)
+	c.root.Log.Warn("piece of a shared root left alone: this host's place policy gives it another name; all hosts must have the same policy", "file", from)
 	c.overlook(allocated)
 	return false
 }

@@ -32,7 +32,7 @@ func (leftToEvictor) start()                             {}
 func (leftToEvictor) save()                              {}
 
 func (c *sharedRoot) waitsFor(p *Put) error {
-	return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.dir)
+	return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.Path)
 }
 
 func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
@@ -48,16 +48,16 @@ func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) erro
 func (c *sharedRoot) aborted(p *Put) { c.root.Unreserve(p.mark.Slot, p.rank, p.class.FileBytes()) }
 
 func (c *sharedRoot) unlinkDamaged(v *entries.Eviction, _ uint32, name string, cause error) {
-	c.root.log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
+	c.root.Log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
 	v.Left, _ = c.unlink(v, v.Pieces)
 }
 
 func (c *sharedRoot) discard(name string, most int64) (left int64) {
-	if !strings.HasPrefix(name, c.root.slash+pieceformat.MetaDir) {
+	if !strings.HasPrefix(name, c.root.Slash+pieceformat.MetaDir) {
 		c.overlook(most) // published: others may have it
 		return 0
 	}
-	return ownRoot{c.root}.discard(name, most)
+	return c.root.Discard(name, most)
 }
 
 func (c *sharedRoot) identify() (empty bool, err error) {
@@ -74,21 +74,21 @@ const joinTimeout = 5 * time.Second
 func (c *sharedRoot) lockOut(ctx context.Context) (err error) {
 	r := c.root
 	for begun := r.store.cfg.Now(); ; {
-		c.gate, err = r.fs.Lock(r.dir + "/" + pieceformat.LockFile)
+		c.gate, err = r.FS.Lock(r.Path + "/" + pieceformat.LockFile)
 		if !errors.Is(err, staging.ErrLocked) {
 			break
 		}
 		if r.store.cfg.Now().Sub(begun) > joinTimeout {
-			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.dir, err)
+			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.Path, err)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %s: %w", ErrRootBusy, r.dir, ctx.Err())
+			return fmt.Errorf("%w: %s: %w", ErrRootBusy, r.Path, ctx.Err())
 		case <-time.After(joinTimeout / 100):
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("store: root %s: %w", r.dir, err)
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func newSharedRoot(r *root) *sharedRoot {
 func (c *sharedRoot) newMember() (*shared.Member, error) {
 	r, s := c.root, c.root.store
 	return shared.New(shared.Config{
-		Dir: r.dir, Host: s.cfg.HostID, Capacity: r.cfg.Capacity, High: s.cfg.High, Low: s.cfg.Low, Lapse: r.cfg.Lapse, FS: r.fs, Log: r.log,
+		Dir: r.Path, Host: s.cfg.HostID, Capacity: r.cfg.Capacity, High: s.cfg.High, Low: s.cfg.Low, Lapse: r.cfg.Lapse, FS: r.FS, Log: r.Log,
 		Unique: func() uint64 {
 			var b [8]byte
 			_, _ = rand.Read(b[:]) // it never fails
@@ -105,7 +105,7 @@ func (c *sharedRoot) recover(context.Context) error {
 	err = c.member.Step()
 	c.unlockJoin()
 	if errors.Is(err, shared.ErrLinks) {
-		return fmt.Errorf("store: root %s cannot be shared: %w", r.dir, err)
+		return fmt.Errorf("store: root %s cannot be shared: %w", r.Path, err)
 	}
 	run, stop := context.WithCancel(context.Background())
 	c.stop = stop
@@ -127,8 +127,8 @@ func (c *sharedRoot) scan(ctx context.Context) error {
 	if err := c.rescan(ctx); err != nil {
 		return err
 	}
-	if !c.root.health.Serves() {
-		return c.root.health.OutError()
+	if !c.root.Health.Serves() {
+		return c.root.Health.OutError()
 	}
 	c.scanState.order()
 	c.root.endScan(ctx, c.scanState)
@@ -148,7 +148,7 @@ func (c *sharedRoot) admission(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("store: root %s: no evictor has admitted this host: %w", c.root.dir, ctx.Err())
+			return fmt.Errorf("store: root %s: no evictor has admitted this host: %w", c.root.Path, ctx.Err())
 		case <-tick.C:
 			c.member.Wake()
 		}
@@ -182,7 +182,7 @@ func (c *sharedRoot) rescan(ctx context.Context) error {
 	c.overlooked = 0
 	r.Unlock()
 	sight := newScan(r)
-	err := staging.Walk(ctx, r.fs, r.dir, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
+	err := staging.Walk(ctx, r.FS, r.Path, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
 	c.overlook(sight.Orphaned())
 	return err
 }
@@ -195,7 +195,7 @@ func (c *sharedRoot) leave() {
 	c.stop()
 	<-c.ended
 	if err := c.member.Leave(); err != nil {
-		c.root.log.Warn("shared root left without notice; the other hosts will give this one up", "error", err)
+		c.root.Log.Warn("shared root left without notice; the other hosts will give this one up", "error", err)
 	}
 	c.stop = nil
 }
@@ -211,7 +211,7 @@ func (c *sharedRoot) steps(ctx context.Context) {
 		err := c.member.Step()
 		if text := fmt.Sprint(err); text != last {
 			last = text
-			c.root.log.Log(ctx, level(err), "step among the hosts that share this root", "error", err)
+			c.root.Log.Log(ctx, level(err), "step among the hosts that share this root", "error", err)
 		}
 		if t := c.member.Ticket(); t != 0 && !c.busy.Load() && t != c.ticket && scans == nil {
 			c.ticket = t
@@ -327,7 +327,7 @@ func (c *sharedRoot) takeCreditUnlocking(ctx context.Context, p *Put, bytes int6
 }
 
 func (c *sharedRoot) noCredit(bytes int64) error {
-	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes", ErrNoSpace, c.root.dir, bytes)
+	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes", ErrNoSpace, c.root.Path, bytes)
 }
 
 func (c *sharedRoot) giveBack(p *Put) {
@@ -355,7 +355,7 @@ func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 	r.Unlock()
 	err := c.member.Publish(p.temp, p.target, rec, &p.credit)
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, shared.ErrFenced) {
-		if err = r.makeDir(filepath.Dir(p.target)); err == nil {
+		if err = r.MakeDir(filepath.Dir(p.target)); err == nil {
 			err = c.member.Publish(p.temp, p.target, rec, &p.credit)
 		}
 	}
@@ -378,7 +378,7 @@ func (p *Put) record() shared.Record {
 
 func (c *sharedRoot) mayInsert(p *Put) error {
 	if c.pending[shared.ID{Namespace: p.class.Namespace.Digest, Group: p.class.Group, Key: p.key}] != nil {
-		return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.dir)
+		return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.Path)
 	}
 	if c.root.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key) != index.None {
 		return fmt.Errorf("%w: another host has just stored %s", ErrResident, p.key)
@@ -392,16 +392,16 @@ func (c *sharedRoot) unlink(d *entries.Eviction, pieces uint64) (left int64, _ e
 	r := c.root
 	var there uint64
 	for rank := range ranksOf(pieces) {
-		name, err := r.locatePiece(d.Class, &d.Key, rank, d.FallbackName)
+		name, err := r.Locate(d.Class, &d.Key, rank, d.FallbackName)
 		if err == nil {
 			var info staging.Info
-			if info, err = r.fs.Stat(name); err == nil {
+			if info, err = r.FS.Stat(name); err == nil {
 				left += pieceformat.Padded(info.Allocated)
 			}
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			r.Counted(&r.Count.Vanished)
-			r.quar.recount()
+			r.Quarantine.Recount()
 			continue
 		}
 		if err != nil {

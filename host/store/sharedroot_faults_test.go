@@ -115,7 +115,7 @@ func TestATemporaryThatStays(t *testing.T) {
 		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free, len(temporaries(dir, "a")))
 	}
 	faulty.Set()
-	a.store.roots[0].orphans.retry(t.Context())
+	a.store.roots[0].Orphans.Retry(t.Context())
 	if now := a.fellowStats().Free; now != free || len(temporaries(dir, "a")) != 0 {
 		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free, len(temporaries(dir, "a")))
 	}

@@ -12,7 +12,6 @@ import (
 
 // counters of one root's files, guarded by its lock.
 type counters struct {
-	quarantined                        uint64
 	swept, foreign, renamed, unclaimed uint64
 	scanned                            atomic.Uint64
 }
@@ -137,7 +136,7 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 	}
 	for i, r := range s.roots {
 		p := r.Policy()
-		add(p.Handle, p.Since, roots[i].Evict, r.dir)
+		add(p.Handle, p.Since, roots[i].Evict, r.Path)
 	}
 	s.catalog.EachPolicy(func(p catalog.PolicyInfo) {
 		st := add(p.Handle, p.Since, p.Stats, "")
@@ -151,18 +150,18 @@ func (r *root) stats() RootStats {
 	defer r.Unlock()
 	c, n, a, ev := &r.Count, &r.count, r.Account.Figures(), r.Evictor.Counts()
 	st := RootStats{
-		Path: r.dir, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned, Scanning: r.Scanning(), Scanned: n.scanned.Load(),
+		Path: r.Path, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned, Scanning: r.Scanning(), Scanned: n.scanned.Load(),
 		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(), IndexBytes: r.Index.Memory(),
 		Recycled: c.Recycled, Inserted: c.Inserted, Published: c.Published, Aborted: c.Aborted, Evictions: c.Evictions, Asks: ev.Asks,
-		BadVictims: ev.BadVictims, Sheds: c.Sheds, Waits: c.Waits, Expired: c.Expired, OverBudget: c.OverBudget, Limit: a.Limit, Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: n.quarantined,
-		SyncFails: r.syncFails.Load(), PlaceFaults: c.PlaceFaults, EvictFaults: ev.Faults, Recovered: c.Recovered,
+		BadVictims: ev.BadVictims, Sheds: c.Sheds, Waits: c.Waits, Expired: c.Expired, OverBudget: c.OverBudget, Limit: a.Limit, Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
+		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults, EvictFaults: ev.Faults, Recovered: c.Recovered,
 		Swept: n.swept, Renamed: n.renamed, Foreign: n.foreign, Unclaimed: n.unclaimed,
 		Shared: r.custody.stats(), Evict: r.Evictor.Stats(),
 	}
-	h := r.health.Report()
+	h := r.Health.Report()
 	st.State, st.Reason, st.Since, st.Outages = h.State, h.Reason, h.Since, h.Outages
 	st.Written = r.budget.Spent()
-	st.Stuck = r.health.Stuck()
+	st.Stuck = r.Health.Stuck()
 	st.Writing = r.Writing()
 	return st
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/sequence"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -34,8 +35,8 @@ type Store struct {
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy was last told of the roots
 
-	changes *changelog.Log
-	sequence
+	changes  *changelog.Log
+	seq      sequence.Sequence
 	scanDone chan struct{}
 	closed   atomic.Bool
 	run      context.Context // of the store's own work
@@ -51,7 +52,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges)}
 	s.shadows.changing = s.swapping
-	s.sequence.init(cfg.Now, cfg.HostID)
+	s.seq.Init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {
 		s.stripes[i] = semaphore.NewWeighted(1)
 	}
@@ -121,7 +122,7 @@ func (s *Store) Close() error {
 			continue // nothing is known of it
 		}
 		if err := r.budget.saveExact(); err != nil {
-			s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.dir, "error", err)
+			s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.Path, "error", err)
 		}
 		r.custody.save()
 	}
@@ -139,7 +140,7 @@ func (s *Store) closeRoots() (err error) {
 // so a host that opens the root removes what a host that was killed has left there. The root's capacity does not
 // include its bytes.
 func (s *Store) ScratchName(root, what string) string {
-	return s.tempName(root + "/" + pieceformat.MetaDir + "/" + what)
+	return s.seq.TempName(root + "/" + pieceformat.MetaDir + "/" + what)
 }
 
 // tellRoots gives the place policy fresh facts.
@@ -157,19 +158,19 @@ const factsEvery = int64(time.Second)
 // choose is the root of a new entry: the place policy's choice, or the one with most room, among those that take
 // stores. One that is full is chosen when there is no other.
 func (s *Store) choose(chosen uint32) (*root, error) {
-	if now, last := int64(s.clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery && s.factsAt.CompareAndSwap(last, now) {
+	if now, last := int64(s.seq.Clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery && s.factsAt.CompareAndSwap(last, now) {
 		s.tellRoots()
 	}
 	if len(s.roots) == 1 {
 		chosen = 0
 	}
-	if chosen != index.None && (s.roots[chosen].invites() || len(s.roots) == 1 && s.roots[0].health.Takes()) {
+	if chosen != index.None && (s.roots[chosen].invites() || len(s.roots) == 1 && s.roots[0].Health.Takes()) {
 		return s.roots[chosen], nil
 	}
 	var best *root
 	var most float64
 	for _, r := range s.roots {
-		state := r.health.State()
+		state := r.Health.State()
 		if state > health.Full {
 			continue
 		}
@@ -182,7 +183,7 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 		}
 	}
 	if best == nil {
-		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(s.roots), len(s.roots), s.roots[len(s.roots)-1].health.OutError())
+		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(s.roots), len(s.roots), s.roots[len(s.roots)-1].Health.OutError())
 	}
 	return best, nil
 }
@@ -193,7 +194,7 @@ func (s *Store) EndRequest(request uint32, hints abi.Hints) {
 		return
 	}
 	s.requests.end(request)
-	now := s.clock()
+	now := s.seq.Clock()
 	s.shadows.endRequest(request, hints, now)
 	for _, r := range s.roots {
 		r.Evictor.EndRequest(request, hints, now)

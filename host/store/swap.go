@@ -87,7 +87,7 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 // takeAll lets a policy decide in all its roots, or in none.
 func takeAll(changes []handover) (taken []Taken, err error) {
 	for i, c := range changes {
-		t := Taken{Role: abi.RoleEvict, Root: c.r.dir, From: c.From().Module.Digest(), Handover: c.Method()}
+		t := Taken{Role: abi.RoleEvict, Root: c.r.Path, From: c.From().Module.Digest(), Handover: c.Method()}
 		if t.Entries, err = c.take(); err != nil {
 			for _, before := range changes[:i] {
 				before.Undo()
@@ -95,7 +95,7 @@ func takeAll(changes []handover) (taken []Taken, err error) {
 			for _, later := range changes[i+1:] {
 				later.Abandon()
 			}
-			return nil, fmt.Errorf("store: root %s: policy %s: %w", c.r.dir, c.To().Label, err)
+			return nil, fmt.Errorf("store: root %s: policy %s: %w", c.r.Path, c.To().Label, err)
 		}
 		taken = append(taken, t)
 	}
@@ -106,12 +106,12 @@ func takeAll(changes []handover) (taken []Taken, err error) {
 func (s *Store) prepareEvict(ctx context.Context, w *Swap, to *evictor.Policy) (changes []handover, err error) {
 	for _, r := range s.roots {
 		from := r.Policy()
-		if w.Root != "" && w.Root != r.dir || w.From != "" && w.From != from.Label {
+		if w.Root != "" && w.Root != r.Path || w.From != "" && w.From != from.Label {
 			continue
 		}
 		c, err := r.Evictor.Prepare(ctx, to, from)
 		if err != nil {
-			return changes, fmt.Errorf("store: root %s: policy %s: %w", r.dir, to.Label, err)
+			return changes, fmt.Errorf("store: root %s: policy %s: %w", r.Path, to.Label, err)
 		}
 		changes = append(changes, handover{c, r, c.Take})
 	}

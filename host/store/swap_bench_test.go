@@ -95,7 +95,7 @@ func BenchmarkTakeOver(b *testing.B) {
 	const entries, sessions = 1_000_000, 4
 	f := indexOnly(b, entries, 32)
 	for _, r := range f.store.roots {
-		r.fs = fileless{r.fs}
+		r.FS = fileless{r.FS}
 	}
 	f.fill(entries, 32)
 	swap := func(u *policy.Handle) {

@@ -243,7 +243,7 @@ func TestSwapUndone(t *testing.T) {
 		changes[1].Abandon()
 		return 0, lateFailure
 	}
-	if _, err := takeAll(changes); !errors.Is(err, lateFailure) || !strings.Contains(err.Error(), f.store.roots[1].dir) {
+	if _, err := takeAll(changes); !errors.Is(err, lateFailure) || !strings.Contains(err.Error(), f.store.roots[1].Path) {
 		t.Fatal(err)
 	}
 	b.Release()

@@ -11,10 +11,10 @@ const touchesEvery = 5 * time.Minute
 
 // saveTouches writes the list of touches. It holds the root's lock for a tenth of a millisecond at a time.
 func (r savedIndex) saveTouches() {
-	when := r.store.stamp() // what is stored from now on is newer
+	when := r.store.seq.Stamp() // what is stored from now on is newer
 	order := r.Evictor.Snapshot()
 	if err := r.kept.SaveTouches(when, len(order), func(i int) uint64 { return order[i].Fingerprint }); err != nil {
-		r.log.Warn("order of last touch not kept", "error", err)
+		r.Log.Warn("order of last touch not kept", "error", err)
 	}
 }
 
@@ -31,7 +31,7 @@ func (r savedIndex) saveTouchesEvery(ctx context.Context, every time.Duration) {
 		r.Lock()
 		now, scanning := r.Index.Clock(), r.Scanning()
 		r.Unlock()
-		if now != last && !scanning && r.health.Takes() { // while a scan is under way the last run's list is still to be read
+		if now != last && !scanning && r.Health.Takes() { // while a scan is under way the last run's list is still to be read
 			last = now
 			r.saveTouches()
 		}

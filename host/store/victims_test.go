@@ -38,7 +38,7 @@ func newTwin(t *testing.T, evict *policy.Module, mode EvictMode) *twin {
 		c.Roots[0].unlinks = true
 	})
 	r := f.store.roots[0]
-	r.fs = fileless{r.fs}
+	r.FS = fileless{r.FS}
 	return &twin{fixture: f, root: r}
 }
 

@@ -68,7 +68,7 @@ func (w *walk) enter() {
 		r := w.store.roots[w.at]
 		r.Lock()
 		w.locked, w.owner = true, index.MaxOwners
-		w.open = r.health.Serves() && r.custody.grants()
+		w.open = r.Health.Serves() && r.custody.grants()
 	}
 }
 

@@ -25,7 +25,7 @@ func (f budgetFile) Load() (day, bytes int64, err error) {
 		return 0, 0, err
 	}
 	if day, bytes, err = pieceformat.DecodeWritten(text); err != nil {
-		f.root.log.Warn("write budget unreadable: today's count begins at 0", "file", f.name, "error", err)
+		f.root.Log.Warn("write budget unreadable: today's count begins at 0", "file", f.name, "error", err)
 		return 0, 0, nil
 	}
 	return day, bytes, nil
@@ -63,24 +63,24 @@ func (b writeBudget) charge(p *Put, bytes int64, parent uint64) error {
 	r.Counted(&r.Count.OverBudget)
 	r.store.count.refused.Add(1)
 	if any, _ := b.Left(); any {
-		return fmt.Errorf("%w: daily write budget of root %s (%d bytes) nearly exhausted: new prefixes are not admitted", ErrRefused, r.dir, r.cfg.DailyWrites)
+		return fmt.Errorf("%w: daily write budget of root %s (%d bytes) nearly exhausted: new prefixes are not admitted", ErrRefused, r.Path, r.cfg.DailyWrites)
 	}
-	return fmt.Errorf("%w: daily write budget of root %s (%d bytes) exhausted", ErrRefused, r.dir, r.cfg.DailyWrites)
+	return fmt.Errorf("%w: daily write budget of root %s (%d bytes) exhausted", ErrRefused, r.Path, r.cfg.DailyWrites)
 }
 
 // save keeps the budget's file ahead of its count.
 func (b writeBudget) save(early bool) {
-	if !b.root.health.Takes() {
+	if !b.root.Health.Takes() {
 		return
 	}
 	if err := b.Save(early); err != nil {
-		b.root.log.Warn("write budget not saved: after a crash the count is too low", "error", err)
+		b.root.Log.Warn("write budget not saved: after a crash the count is too low", "error", err)
 	}
 }
 
 // saveExact writes the count as it is. Nothing else uses the root any more.
 func (b writeBudget) saveExact() error {
-	if !b.root.health.Takes() {
+	if !b.root.Health.Takes() {
 		return nil
 	}
 	return b.SaveExact()

@@ -1,24 +1,26 @@
 package recovery
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
+	"io/fs"
 	"os"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/sequence"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Directory is a root's files that the store keeps for itself.
+// Directory is the files in a root that the store keeps for itself.
 type Directory struct {
-	Path    string // the root's
-	FS      staging.FS
-	Log     *slog.Logger
-	Catalog *catalog.Catalog
-	Temp    func(target string) string // names a temporary
+	*files.Dir
+	Catalog  *catalog.Catalog
+	Sequence *sequence.Sequence
 }
 
 // maxFile bounds what Read reads.
@@ -60,7 +62,7 @@ func (d *Directory) Replace(rel string, write func(staging.File) error) error {
 // replace is Replace, but for the durability of the name.
 func (d *Directory) replace(rel string, write func(staging.File) error) error {
 	name := d.Path + "/" + rel
-	temp := d.Temp(name)
+	temp := d.Sequence.TempName(name)
 	f, err := d.FS.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -88,4 +90,77 @@ func (d *Directory) read(rel string, read func(f staging.File, size int64) error
 		err = read(f, info.Size)
 	}
 	return errors.Join(err, f.Close())
+}
+
+// Keep writes a file with these bytes into a directory below the root, durably, unless it is there.
+func (d *Directory) Keep(dir, base string, data []byte) error {
+	name := d.Slash + dir + "/" + base
+	if old, err := d.Read(dir + "/" + base); err == nil && bytes.Equal(old, data) {
+		return d.syncNames(dir) // whoever wrote it may have been killed before that
+	}
+	temp := d.Sequence.TempName(name)
+	err := d.write(temp, data)
+	if err == nil {
+		err = d.FS.Rename(temp, name)
+	}
+	if err != nil {
+		d.Discard(temp, int64(len(data)))
+		return fmt.Errorf("store: root %s: keeping %s: %w", d.Path, dir, err)
+	}
+	return d.syncNames(dir)
+}
+
+func (d *Directory) write(name string, data []byte) error {
+	f, err := d.FS.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, 0)
+	if err == nil {
+		err = f.Datasync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+func (d *Directory) syncNames(dir string) error {
+	if err := d.FS.SyncDir(d.Slash + dir); err != nil {
+		return fmt.Errorf("store: root %s: keeping %s: %w: %w", d.Path, dir, files.ErrSync, err)
+	}
+	return nil
+}
+
+// readTries is how often a namespace's text is read, so that a transient error does not cost what is in the namespace.
+const readTries = 3
+
+// Text reads the text of a namespace.
+func (d *Directory) Text(digest chunk.Digest) (text []byte, err error) {
+	for range readTries {
+		text, err = d.Read(pieceformat.NamespacesDir + "/" + digest.String())
+		if err == nil && chunk.TextDigest(text) != digest {
+			err = fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
+		}
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return text, err
+}
+
+// Plan reads the plan with a digest, for pieces written under an earlier layout.
+func (d *Directory) Plan(digest chunk.Digest) (*chunk.Plan, error) {
+	b, err := d.Read(pieceformat.PlansDir + "/" + digest.String())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, digest)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p, err := chunk.DecodePlan(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", pieceformat.ErrUnknownPlan, digest, err)
+	}
+	if p.Digest() != digest {
+		return nil, fmt.Errorf("%w: the file %s holds plan %s", pieceformat.ErrUnknownPlan, digest, p.Digest())
+	}
+	return p, nil
 }

@@ -1,0 +1,169 @@
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/sequence"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Config makes a Dir.
+type Config struct {
+	Path            string // absolute
+	Log             *slog.Logger
+	Health          *health.Monitor
+	Account         *capacity.Account
+	Paths           *catalog.Paths
+	Sequence        *sequence.Sequence
+	Strict          bool  // names are made durable
+	QuarantineFiles int   // most that the quarantine keeps
+	QuarantineBytes int64 // likewise
+}
+
+// Dir is the directory of one root. It is safe for concurrent use.
+type Dir struct {
+	Path       string // absolute
+	Slash      string // Path and a slash
+	FS         staging.FS
+	Log        *slog.Logger
+	Health     *health.Monitor
+	Orphans    Orphans
+	Quarantine Quarantine
+	SyncFails  atomic.Uint64
+
+	account  *capacity.Account
+	paths    *catalog.Paths
+	strict   bool
+	lasting  sync.Map // directories whose names are durable
+	lastingN atomic.Int64
+}
+
+// New makes a Dir. Nothing is looked at yet.
+func New(cfg Config) *Dir {
+	d := &Dir{
+		Path: cfg.Path, Slash: cfg.Path + "/", FS: cfg.Health.FS(), Log: cfg.Log, Health: cfg.Health,
+		account: cfg.Account, paths: cfg.Paths, strict: cfg.Strict,
+	}
+	d.Orphans.init(d)
+	d.Quarantine.init(d, cfg)
+	return d
+}
+
+// PathOf is the path of a piece under the place policy's name, or under the built-in one.
+func (d *Dir) PathOf(c *catalog.Class, k *chunk.Key, rank uint32, builtin bool) (string, error) {
+	return d.paths.PathIn(d.Slash, c, k, rank, builtin)
+}
+
+// Locate is the path of a published piece. Only an entry with a fallback can have one under the built-in name, and what
+// stands under the other name may then be somebody else's: the header tells.
+func (d *Dir) Locate(c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
+	name, err := d.PathOf(c, k, rank, false)
+	switch {
+	case err == nil:
+		return d.LocateAt(name, c, k, rank, fallback)
+	case fallback:
+		return d.PathOf(c, k, rank, true)
+	}
+	return "", err
+}
+
+// LocateAt is Locate with the place policy's name given.
+func (d *Dir) LocateAt(name string, c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
+	if !fallback {
+		return name, nil
+	}
+	h, _, herr := d.Look(name)
+	if herr == nil && c.IsPiece(&h, k, rank) {
+		return name, nil
+	}
+	builtin, err := d.PathOf(c, k, rank, true)
+	if err != nil || herr == nil || errors.Is(herr, fs.ErrNotExist) {
+		return builtin, err
+	}
+	if pieceformat.IsDamage(herr) {
+		if _, herr = d.FS.Stat(builtin); herr == nil {
+			return builtin, nil
+		} else if errors.Is(herr, fs.ErrNotExist) {
+			return name, nil // it was this piece, or what is there is of no use to anybody
+		}
+	}
+	return "", fmt.Errorf("store: cannot tell which of two candidate files holds rank %d of chunk %s: %w", rank, k, herr)
+}
+
+// Look reads the header of the file under a name.
+func (d *Dir) Look(name string) (pieceformat.Header, staging.Info, error) {
+	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return pieceformat.Header{}, staging.Info{}, err
+	}
+	defer f.Close()
+	return Inspect(f)
+}
+
+// Inspect decodes the header of an open file and compares it with the file's size.
+func Inspect(f staging.File) (pieceformat.Header, staging.Info, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return pieceformat.Header{}, info, err
+	}
+	var page [pieceformat.Page]byte
+	n, err := f.ReadAt(page[:min(info.Size, pieceformat.Page)], 0)
+	if err != nil && n < pieceformat.Page && err != io.EOF {
+		return pieceformat.Header{}, info, err // which says nothing of what is in the file
+	}
+	h, err := pieceformat.DecodeHeader(page[:n])
+	if err == nil && h.FileBytes() != info.Size {
+		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, info.Size, h.FileBytes())
+	}
+	return h, info, err
+}
+
+// Remove unlinks a file. When that fails, it says why and how many bytes are still taken (most, if nobody can tell),
+// and the file becomes an orphan; the caller books its bytes. The error is [fs.ErrNotExist] when there was no file. An
+// unlink can report an error although it happened, so the name is looked up again.
+func (d *Dir) Remove(name string, most int64) (left int64, err error) {
+	if err = d.FS.Remove(name); err == nil || errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	info, serr := d.FS.Stat(name)
+	if errors.Is(serr, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if left = most; serr == nil {
+		left = pieceformat.Padded(info.Allocated)
+	}
+	d.Log.Error("file not unlinked; will retry, its bytes stay in the account", "file", name, "error", err)
+	d.Orphans.later(&Orphan{name: name, bytes: left})
+	return left, err
+}
+
+// Discard is Remove for a file that is no entry's. It books what is left of it and returns that.
+func (d *Dir) Discard(name string, most int64) (left int64) {
+	left, _ = d.Remove(name, most)
+	d.account.Add(capacity.Orphans, left)
+	return left
+}
+
+// Move gives a piece another name, which must be free.
+func (d *Dir) Move(from, to string) error {
+	if err := d.MakeDir(filepath.Dir(to)); err != nil {
+		return err
+	}
+	if err := d.FS.RenameNoReplace(from, to); err != nil {
+		return fmt.Errorf("store: the place policy names it %s: %w", to, err)
+	}
+	return nil
+}

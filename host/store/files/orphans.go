@@ -1,0 +1,237 @@
+package files
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"sync"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/health"
+)
+
+// Orphan is a file that nobody wants and that could not be unlinked. Its bytes stay in the root's account until it is
+// gone. The upkeep tries again, and so does a root before it returns to service.
+type Orphan struct {
+	name     string // empty: the place policy did not name the piece that follows
+	class    *catalog.Class
+	key      chunk.Key
+	rank     uint32
+	fallback bool
+	bytes    int64
+	gone     func() // called when it is gone; or nil
+
+	deleting bool // guarded by Orphans.mu, like the rest after the orphan is listed
+}
+
+// orphanKey is a file's name, or the piece that a file without one holds.
+type orphanKey struct {
+	name string
+	key  chunk.Key
+	rank uint32
+}
+
+func (o *Orphan) at() orphanKey { return orphanKey{o.name, o.key, o.rank} }
+
+// Orphans are a root's. No file is touched and no policy called under its lock: an orphan that is being unlinked is
+// marked, and only a put that needs its name waits for it.
+type Orphans struct {
+	dir   *Dir
+	mu    sync.Mutex
+	ended sync.Cond // on mu: an orphan is no longer being unlinked
+	queue []*Orphan // oldest first
+	by    map[orphanKey][]*Orphan
+}
+
+// maxOrphans bounds the memory: those beyond are in the account until the next start.
+const maxOrphans = 1 << 16
+
+func (l *Orphans) init(d *Dir) {
+	l.dir, l.ended.L, l.by = d, &l.mu, map[orphanKey][]*Orphan{}
+}
+
+// add is false when the list is full.
+func (l *Orphans) add(o *Orphan) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.queue) >= maxOrphans {
+		return false
+	}
+	l.queue = append(l.queue, o)
+	l.by[o.at()] = append(l.by[o.at()], o)
+	return true
+}
+
+// forget takes an orphan off the list that is not in the queue. The caller holds l.mu.
+func (l *Orphans) forget(o *Orphan) {
+	at := o.at()
+	if l.by[at] = slices.DeleteFunc(l.by[at], func(p *Orphan) bool { return p == o }); len(l.by[at]) == 0 {
+		delete(l.by, at)
+	}
+}
+
+// take takes all orphans of one key off the list. It waits for those that are being unlinked.
+func (l *Orphans) take(at orphanKey) (list []*Orphan) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for slices.ContainsFunc(l.by[at], func(o *Orphan) bool { return o.deleting }) {
+		l.ended.Wait()
+	}
+	if list = l.by[at]; len(list) > 0 {
+		delete(l.by, at)
+		l.queue = slices.DeleteFunc(l.queue, func(o *Orphan) bool { return slices.Contains(list, o) })
+	}
+	return list
+}
+
+// first marks the oldest orphan for its deletion; nil when there is none.
+func (l *Orphans) first() *Orphan {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.queue) == 0 {
+		return nil
+	}
+	o := l.queue[0]
+	l.queue, o.deleting = l.queue[1:], true
+	return o
+}
+
+// deleted ends the deletion of an orphan, which is the newest again if it failed.
+func (l *Orphans) deleted(o *Orphan, failed error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if o.deleting = false; failed != nil {
+		l.queue = append(l.queue, o)
+	} else {
+		l.forget(o)
+	}
+	l.ended.Broadcast()
+}
+
+func (l *Orphans) len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.queue)
+}
+
+// Has says whether a file is an orphan.
+func (l *Orphans) Has(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.by[orphanKey{name: name}]) > 0
+}
+
+// OnRemoval has gone called when an orphan is removed, before its bytes leave the account. It is false when it has been
+// removed.
+func (l *Orphans) OnRemoval(name string, gone func()) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := l.by[orphanKey{name: name}]
+	if len(list) == 0 {
+		return false
+	}
+	list[0].gone = gone
+	return true
+}
+
+// later lists a file. The caller books its bytes.
+func (l *Orphans) later(o *Orphan) {
+	if !l.add(o) && o.class != nil {
+		o.class.Release()
+	}
+}
+
+// AddUnnamed lists a piece that no policy names now. The caller books its bytes.
+func (l *Orphans) AddUnnamed(c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) {
+	if c.Acquire() {
+		l.later(&Orphan{class: c, key: *k, rank: rank, fallback: fallback, bytes: c.FileBytes()})
+	}
+}
+
+// AddLate lists a name under which an operation that was abandoned may yet leave a file. Any other error is ignored.
+func (l *Orphans) AddLate(name string, err error) {
+	if health.Hung(err) {
+		l.later(&Orphan{name: name})
+	}
+}
+
+// Retry tries each orphan once more.
+func (l *Orphans) Retry(ctx context.Context) {
+	for range l.len() {
+		if ctx.Err() != nil || l.dir.Health.State() == health.Out || !l.retryOne() {
+			return
+		}
+	}
+}
+
+// retryOne tries the oldest one. It is false when there is none.
+func (l *Orphans) retryOne() bool {
+	o := l.first()
+	if o == nil {
+		return false
+	}
+	name, err := o.name, error(nil)
+	if o.class != nil {
+		name, err = l.dir.Locate(o.class, &o.key, o.rank, o.fallback)
+	}
+	if err == nil {
+		if err = l.dir.FS.Remove(name); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	if l.deleted(o, err); err == nil {
+		l.removed(o)
+	}
+	return true
+}
+
+// Claim takes the orphans off the list that have this name, or may have it because they hold this piece, so that
+// nobody unlinks what is published there. Their bytes stay booked until Settle.
+func (l *Orphans) Claim(name string, c *catalog.Class, k *chunk.Key, rank uint32) []*Orphan {
+	list := l.take(orphanKey{name: name})
+	for _, o := range l.take(orphanKey{key: *k, rank: rank}) {
+		if l.mayBe(o, name, c) {
+			list = append(list, o)
+		} else {
+			l.later(o)
+		}
+	}
+	return list
+}
+
+// mayBe says whether an orphan without a name would have this one, as a piece of the class.
+func (l *Orphans) mayBe(o *Orphan, name string, c *catalog.Class) bool {
+	if o.class.Namespace != c.Namespace || o.class.Group != c.Group {
+		return false
+	}
+	if o.class.Place == c.Place {
+		return true
+	}
+	named, err := l.dir.PathOf(o.class, &o.key, o.rank, false)
+	return err != nil || named == name
+}
+
+// Settle ends claimed orphans: a published piece has their name now, or else they are listed again.
+func (l *Orphans) Settle(list []*Orphan, published bool) {
+	for _, o := range list {
+		if published {
+			l.removed(o)
+		} else {
+			l.later(o)
+		}
+	}
+}
+
+// removed takes an orphan out of the account.
+func (l *Orphans) removed(o *Orphan) {
+	if o.class != nil {
+		o.class.Release()
+	}
+	if o.gone != nil {
+		o.gone()
+	}
+	l.dir.account.Remove(capacity.Orphans, o.bytes)
+}
