@@ -45,6 +45,10 @@ type Plan struct {
 // MaxSegments bounds a plan.
 const MaxSegments = 1 << 16
 
+// MinGaps is how many gap bytes any plan may have. One whose pages have more bytes may have as many gap bytes as those:
+// gaps never more than double a piece of 64 KiB or more.
+const MinGaps = 64 << 10
+
 // NewPlan checks that the segments cover each byte of each page exactly once and works out the offsets.
 func NewPlan(g Geometry, segments []abi.Segment) (*Plan, error) {
 	if err := g.Validate(); err != nil {
@@ -59,9 +63,13 @@ func NewPlan(g Geometry, segments []abi.Segment) (*Plan, error) {
 		offsets:  make([]int64, len(segments)),
 		firstExt: make([]int32, len(segments)+1),
 	}
+	gaps, most := int64(0), max(p.geometry.PageBytes(), MinGaps)
 	for i, s := range segments {
 		if err := p.geometry.holds(s); err != nil {
 			return nil, fmt.Errorf("%w: segment %d %s", ErrPlan, i, err)
+		}
+		if gaps += int64(s.Gap); gaps > most {
+			return nil, fmt.Errorf("%w: more than %d bytes of gaps up to segment %d", ErrPlan, most, i)
 		}
 		p.payload += int64(s.Gap)
 		p.offsets[i] = p.payload

@@ -38,6 +38,11 @@ func tiles(r *rand.Rand, g Geometry) []abi.Segment {
 		cut(abi.Segment{Plane: uint32(i), Blocks: g.Blocks, PageLen: p.PageBytes}, 4)
 	}
 	r.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	gaps := max(g.PageBytes(), MinGaps)
+	for i := range out {
+		out[i].Gap = uint32(min(int64(out[i].Gap), gaps))
+		gaps -= int64(out[i].Gap)
+	}
 	return out
 }
 
@@ -222,6 +227,30 @@ func BenchmarkSpans(b *testing.B) {
 		}
 		if n != 512 {
 			b.Fatal(n)
+		}
+	}
+}
+
+// Gaps of less than 4 KiB each must not make a small piece a large file.
+func TestGapsAreBounded(t *testing.T) {
+	for _, c := range []struct {
+		pageBytes uint32
+		blocks    uint32
+		gaps      int64
+		ok        bool
+	}{
+		{1, 1 << 12, 64 << 10, true}, {1, 1 << 12, 64<<10 + 1, false}, {1 << 10, 1 << 12, 4 << 20, true}, {1 << 10, 1 << 12, 4<<20 + 1, false},
+	} {
+		left := c.gaps
+		var segments []abi.Segment
+		for block := range c.blocks {
+			gap := min(left, 4095)
+			left -= gap
+			segments = append(segments, abi.Segment{Block: block, Blocks: 1, PageLen: c.pageBytes, Gap: uint32(gap)})
+		}
+		p, err := NewPlan(Uniform(c.blocks, 1, 1, c.pageBytes), segments)
+		if left != 0 || (err == nil) != c.ok || err != nil && !errors.Is(err, ErrPlan) {
+			t.Errorf("%d blocks of %d bytes with %d bytes of gaps: %v, %v", c.blocks, c.pageBytes, c.gaps, p != nil, err)
 		}
 	}
 }
