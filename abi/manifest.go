@@ -49,14 +49,15 @@ const (
 	GrantWASIStub = "wasi-stub"
 )
 
-// MaxManifestBytes is the most that a manifest may have.
-const MaxManifestBytes = 64 << 10
-
-// ParseManifest reads a manifest strictly: unknown fields, roles or grants, and another ABI, are errors.
+// ParseManifest reads a manifest strictly: unknown fields, roles or grants, and another ABI, are errors, and so is text
+// that two readers could understand differently.
 func ParseManifest(text []byte) (Manifest, error) {
 	var m Manifest
 	if len(text) > MaxManifestBytes {
 		return Manifest{}, fmt.Errorf("abi: manifest: %d bytes, at most %d", len(text), MaxManifestBytes)
+	}
+	if err := unambiguous(text); err != nil {
+		return Manifest{}, fmt.Errorf("abi: manifest: %w", err)
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
@@ -73,6 +74,9 @@ func ParseManifest(text []byte) (Manifest, error) {
 func (m Manifest) Validate() error {
 	if m.Name == "" {
 		return fmt.Errorf("abi: manifest: no name")
+	}
+	if err := m.validateWords(); err != nil {
+		return err
 	}
 	if m.ABI != Version {
 		return fmt.Errorf("abi: manifest: %s is made for ABI %d, this host speaks %d", m.Name, m.ABI, Version)
@@ -107,11 +111,6 @@ func (m Manifest) Validate() error {
 	if m.MinHost != "" {
 		if _, err := release(m.MinHost); err != nil {
 			return err
-		}
-	}
-	for i, c := range m.Counters {
-		if slices.Contains(m.Counters[:i], c) {
-			return fmt.Errorf("abi: manifest: %s: counter %s twice", m.Name, c)
 		}
 	}
 	for key, o := range m.Config {
