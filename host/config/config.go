@@ -12,6 +12,8 @@ type Config struct {
 	PolicyDir string
 	// PolicyCache is a directory for compiled policies; empty is off, CacheAuto the user's own.
 	PolicyCache string
+	// PolicyMemory bounds the memory of all policies' instances; 0 for a quarter of the machine's.
+	PolicyMemory int64
 
 	Log      Log
 	HTTP     HTTP
@@ -63,7 +65,7 @@ type Policy struct {
 	SHA256      string // that the module must have, in hexadecimal; empty for any
 	PublicKey   string // of minisign, in base64, by which <module>.minisig must sign the module; empty for none
 	OnFault     string // OnFaultBuiltin (also when empty), OnFaultStop
-	MemoryPages int64  // of 64 KiB, at most; 0 for what its manifest says
+	MemoryPages int64  // of 64 KiB, at most; 0 for 1,024 and 128 bytes for each slot
 	Fuel        Fuel
 }
 

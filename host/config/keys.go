@@ -57,6 +57,10 @@ var keys = []*Key{
 			"what is in it, so it must belong to the host's user and have mode 0700. auto: " +
 			"$XDG_CACHE_HOME/kvhost, or ~/.cache/kvhost. Empty: off.",
 		field: func(c *Config) any { return &c.PolicyCache }},
+	{Name: "policy_memory", Kind: Size, Default: "0", Unit: "0 for a quarter of the machine's memory",
+		Help: "Most memory of all instances of policies together, charged as they grow. An instance that gets no " +
+			"more usually fails, and the built-in policy answers for it.",
+		field: func(c *Config) any { return &c.PolicyMemory }},
 
 	{Section: "log", Name: "level", Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError},
 		Default: LevelInfo,

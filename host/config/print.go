@@ -129,7 +129,8 @@ const exampleArrays = `
 # # After a fault. builtin: the built-in policy decides while the module is restarted, and for good after six faults
 # # in ten minutes. stop: the host ends. Default: "builtin".
 # on_fault = "builtin"
-# # Most memory of an instance. Unit: pages of 64KiB. Default: 0, what its manifest says, or 1024 if it says nothing.
+# # Most memory of an instance, if its manifest does not ask for less. Unit: pages of 64KiB. Default: 0, which is 1024
+# # and, for a policy that evicts, 128 bytes for each slot.
 # memory_pages = 0
 # # Fuel of a call and, on top, of each record: about a unit per instruction. A call that needs more is a fault.
 # # Default: 0, which is 500000 and 2000, or more when the manifest asks for it, up to 6000000 in all. time: CPU time

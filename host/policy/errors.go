@@ -30,6 +30,8 @@ var (
 	ErrRole = errors.New("policy: module lacks the role")
 	// ErrConfig means that a setting is unknown to the policy, has the wrong type, or was refused by it.
 	ErrConfig = sandbox.ErrConfig
+	// ErrMemory means that a limit of memory is reached: an instance's, or that of all instances.
+	ErrMemory = sandbox.ErrMemory
 )
 
 // Errors of calls.

@@ -24,8 +24,11 @@ type Options struct {
 	// PublicKey is a minisign key, its line of base64 or the whole file. The file <module>.minisig must hold a
 	// signature of the module by that key. Empty for none.
 	PublicKey string
-	// MemoryPages lowers the manifest's limit, in pages of 64 KiB; 0 keeps it.
+	// MemoryPages is the most memory of an instance, in pages of 64 KiB, if its manifest does not ask for less. 0 is 1,024
+	// pages and, for an evict policy, 128 bytes for each slot.
 	MemoryPages uint32
+	// Memory bounds the memory of all instances that share it; nil for no limit.
+	Memory *sandbox.MemoryBudget
 	// Fuel bounds what calls may execute.
 	Fuel sandbox.Fuel
 	// OnFault says what follows a fault. Stop is told why the host should end; it must not block.
@@ -51,6 +54,9 @@ type Module struct {
 	roles    [abi.Roles]bool
 	log      *slog.Logger
 	guard    guard
+
+	pages  uint32 // the operator's limit of memory; 0 for the default
+	memory *sandbox.MemoryBudget
 
 	make   func(guest.Info) (any, error) // native
 	code   *sandbox.Code                 // wasm
@@ -132,7 +138,7 @@ func (m *Module) instantiate(ctx context.Context, s *settings, u *sandbox.Usage)
 	if err != nil {
 		return nil, err
 	}
-	s.Config = text
+	s.Config, s.MemoryPages, s.Memory = text, m.pages, m.memory
 	return m.code.Instantiate(ctx, &s.Settings, u)
 }
 

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -128,7 +129,7 @@ func (s shortened) Unwrap() error { return s.error }
 
 // examine checks a module as far as possible before it is compiled, and returns how many pages of memory it may have.
 func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32, error) {
-	m := &Module{name: bareName(name), digest: f.digest, log: opt.Log}
+	m := &Module{name: bareName(name), digest: f.digest, log: opt.Log, pages: opt.MemoryPages, memory: opt.Memory}
 	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
@@ -172,16 +173,10 @@ func pinned(ctx context.Context, f *file, opt *Options) error {
 	return nil
 }
 
-// memoryPages is the most that a module's memory may have.
+// memoryPages is the most that the memory of any instance of a module may have.
 func memoryPages(manifest abi.Manifest, most uint32) uint32 {
-	pages := manifest.MemoryPages
-	if pages == 0 {
-		pages = sandbox.DefaultPages
-	}
-	if most != 0 {
-		pages = min(pages, most)
-	}
-	return min(pages, abi.MaxMemoryPages)
+	pages := cmp.Or(manifest.MemoryPages, most, sandbox.DefaultPages)
+	return min(pages, cmp.Or(most, pages), abi.MaxMemoryPages)
 }
 
 // describe reads the module's manifest, or derives one from the exports.

@@ -17,6 +17,7 @@ import (
 type Set struct {
 	log    *slog.Logger
 	cache  *sandbox.Cache
+	memory *sandbox.MemoryBudget
 	failed chan error       // a policy's fault that ends the host
 	start  store.Policies   // for the store to start with
 	roots  []*policy.Handle // likewise, by root: the evict policy that the root names, or nil
@@ -42,7 +43,8 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 		cfg: cfg, dir: cfg.PolicyDir, log: log, cache: cache, failed: make(chan error, 1), opened: map[*policy.Module]struct{}{},
 		active: map[string]*policy.Handle{}, roots: make([]*policy.Handle, len(cfg.Roots)), turn: make(chan struct{}, 1),
 	}
-	p.start.Reopen = policy.Options{Log: log, Cache: cache}
+	p.memory = sandbox.NewMemoryBudget(memoryFor(cfg.PolicyMemory))
+	p.start.Reopen = policy.Options{Log: log, Cache: cache, Memory: p.memory}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close(ctx))
@@ -101,7 +103,7 @@ func (p *Set) locked(ctx context.Context, f func() error) error {
 // a change of another policy must not wait for it.
 func (p *Set) open(ctx context.Context, label string, c *config.Policy) (*policy.Handle, error) {
 	opt := Options(p.dir, c, p.cache, p.log)
-	opt.Stop = p.stop
+	opt.Stop, opt.Memory = p.stop, p.memory
 	m, err := policy.Open(ctx, c.Module, opt)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)

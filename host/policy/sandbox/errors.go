@@ -10,6 +10,8 @@ var (
 	ErrGrant = errors.New("policy: import not granted")
 	// ErrCache means that the directory of compiled policies cannot be used, or not safely.
 	ErrCache = errors.New("policy: bad cache")
+	// ErrMemory means that a limit of memory is reached: an instance's, or that of all instances.
+	ErrMemory = errors.New("policy: no memory")
 	// ErrConfig means that a setting is unknown to the policy, has the wrong type, or was refused by it.
 	ErrConfig = errors.New("policy: bad setting")
 )

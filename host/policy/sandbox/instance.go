@@ -25,6 +25,7 @@ type Instance struct {
 	ctx    context.Context // carries the instance to host functions
 	mod    api.Module
 	mem    api.Memory
+	memory *boundedMemory    // behind mem
 	fuel   api.MutableGlobal // of the current slice; nil when not metered
 	budget fuelBudget
 	stack  [3]uint64
@@ -58,6 +59,8 @@ type Settings struct {
 	Capacity      uint64
 	Seed          uint64
 	Config        string // lines "key=value\n"
+	MemoryPages   uint32 // the operator's limit; 0 for the default
+	Memory        *MemoryBudget
 	ExtraStride   uint32 // bytes to add to the size of every record, a multiple of 8; for probes
 	Bare          bool   // do not call kv_init; for probes
 }
@@ -89,9 +92,14 @@ func (c *Code) Instantiate(ctx context.Context, s *Settings, u *Usage) (*Instanc
 	in.ctx = &instanceContext{Context: context.Background(), in: in}
 	// No start functions here: _initialize is a guest call like any other.
 	var err error
+	if in.memory, err = c.memory(s); err != nil {
+		return nil, fmt.Errorf("%s: cannot start: %w", c.name, err)
+	}
+	allocator := experimental.MemoryAllocatorFunc(func(_, _ uint64) experimental.LinearMemory { return in.memory })
 	in.mod, err = c.runtime.InstantiateModule(experimental.WithMemoryAllocator(in.ctx, allocator), c.compiled,
 		wazero.NewModuleConfig().WithName("").WithStartFunctions())
 	if err != nil {
+		in.memory.Free()
 		return nil, fmt.Errorf("%w: %s: cannot start: %w", ErrBadModule, c.name, err)
 	}
 	in.mem = in.mod.Memory()
@@ -337,6 +345,9 @@ func (in *Instance) charge(n uint64) {
 
 // Fault kills the instance, because the state of a guest that broke the contract is unknown.
 func (in *Instance) Fault(name, reason string, cause error) *Fault {
+	if refused := in.memory.refused; refused != nil {
+		reason = fmt.Sprintf("%s; before that: %v", reason, refused)
+	}
 	f := &Fault{Module: in.code.name, Export: name, Reason: reason, Cause: cause,
 		Text: strings.TrimSpace(string(in.failText))}
 	if in.dead == nil {

@@ -6,7 +6,7 @@ const (
 	MaxVictims = 1024
 )
 
-// DefaultPages bounds the memory of a module that does not state its need: 64 MiB.
+// DefaultPages is the default limit of an instance's memory: 64 MiB, and more for one with slots.
 const DefaultPages = 1024
 
 // Setup is the number of records of a call that sets up an instance. Such a call is always timed.

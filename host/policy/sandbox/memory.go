@@ -27,7 +27,8 @@ const (
 // slowToFree is a size of memory that takes milliseconds to release.
 const slowToFree = 64 << 20
 
-var allocator = experimental.MemoryAllocatorFunc(func(_, most uint64) experimental.LinearMemory {
+// reserve reserves a memory of at most so many bytes.
+func reserve(most uint64) experimental.LinearMemory {
 	if most == 0 {
 		return &sliced{}
 	}
@@ -37,7 +38,7 @@ var allocator = experimental.MemoryAllocatorFunc(func(_, most uint64) experiment
 	}
 	skip := -uintptr(unsafe.Pointer(&b[0])) % hugePage
 	return &mapped{all: b[skip:][:most:most], maps: b}
-})
+}
 
 func (m *mapped) Reallocate(size uint64) []byte {
 	if size > uint64(len(m.all)) {

@@ -1,0 +1,113 @@
+package sandbox
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/tetratelabs/wazero/experimental"
+)
+
+// MemoryBudget bounds the memory of all instances that share it. An instance is charged as it grows, and gives
+// everything back when it is closed. A nil budget has no limit.
+type MemoryBudget struct {
+	limit uint64
+	used  atomic.Uint64
+}
+
+// NewMemoryBudget returns a budget of so many bytes.
+func NewMemoryBudget(limit uint64) *MemoryBudget { return &MemoryBudget{limit: limit} }
+
+// Used is how many bytes the instances have.
+func (b *MemoryBudget) Used() uint64 { return b.used.Load() }
+
+func (b *MemoryBudget) take(n uint64) bool {
+	if b == nil {
+		return true
+	}
+	for {
+		used := b.used.Load()
+		if n > b.limit-min(used, b.limit) {
+			return false
+		}
+		if b.used.CompareAndSwap(used, used+n) {
+			return true
+		}
+	}
+}
+
+func (b *MemoryBudget) give(n uint64) {
+	if b != nil {
+		b.used.Add(-n)
+	}
+}
+
+// boundedMemory is the memory of one instance within its limits.
+type boundedMemory struct {
+	experimental.LinearMemory
+	limit   uint64 // of this instance
+	budget  *MemoryBudget
+	size    uint64
+	refused error // why it did not grow when it was last asked to
+}
+
+func (m *boundedMemory) Reallocate(size uint64) []byte {
+	m.refused = nil
+	switch more := size - min(size, m.size); {
+	case size > m.limit:
+		m.refused = fmt.Errorf("%w: %d MiB wanted, an instance of this policy gets %d: raise its memory_pages", ErrMemory,
+			mebibytes(size), m.limit>>20)
+		return nil
+	case !m.budget.take(more):
+		m.refused = fmt.Errorf("%w: %d MiB wanted, policy_memory allows %d for all policies and %d are taken: raise it",
+			ErrMemory, mebibytes(size), m.budget.limit>>20, m.budget.Used()>>20)
+		return nil
+	default:
+		b := m.LinearMemory.Reallocate(size)
+		if b == nil {
+			m.budget.give(more)
+			m.refused = fmt.Errorf("%w: the system gives no %d MiB", ErrMemory, mebibytes(size))
+			return nil
+		}
+		m.size += more
+		return b
+	}
+}
+
+func (m *boundedMemory) Free() {
+	m.LinearMemory.Free()
+	m.budget.give(m.size)
+	m.size = 0
+}
+
+func mebibytes(n uint64) uint64 { return (n + 1<<20 - 1) >> 20 }
+
+// slotMemory is the default limit for each slot of an instance, on top of DefaultPages. The most demanding first-party
+// policy takes 100 bytes.
+const slotMemory = 128
+
+// maxMemory is the most that a 32-bit size can say.
+const maxMemory = 1<<32 - pageSize
+
+// memoryLimit is the most bytes that an instance may have. The operator's limit counts, if there is one.
+func (c *Code) memoryLimit(s *Settings) uint64 {
+	limit := min(uint64(c.pages)*pageSize, maxMemory)
+	if s.MemoryPages != 0 {
+		return min(limit, uint64(s.MemoryPages)*pageSize)
+	}
+	return min(limit, DefaultPages*pageSize+slotMemory*uint64(s.MaxSlots))
+}
+
+// memory makes the memory of an instance, at the size with which it starts. wazero does not expect that to fail.
+func (c *Code) memory(s *Settings) (*boundedMemory, error) {
+	least := uint64(c.compiled.ExportedMemories()[abi.ExportMemory].Min()) * pageSize
+	m := &boundedMemory{LinearMemory: reserve(uint64(c.pages) * pageSize), limit: c.memoryLimit(s), budget: s.Memory}
+	if m.Reallocate(least) == nil {
+		m.Free()
+		return nil, m.refused
+	}
+	return m, nil
+}
+
+// pageSize is the unit in which memories grow.
+const pageSize = 64 << 10
