@@ -5,14 +5,18 @@
   bench.py tokens --connector none|kvhost     mid-size Llama, random weights; prints tokens (compare the calls)
   bench.py times  --connector none|offloading|kvhost   32 x 4096, 16k prompts, dummy weights; medians
   bench.py decode --connector none|kvhost     64 running requests, with 16k hits coming in
+  bench.py trace  --connector none|offloading|kvhost --trace FILE   requests of a trace at their times; first-token times
 """
 
 import argparse
+import gzip
+import hashlib
 import json
 import os
 import pathlib
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -205,6 +209,66 @@ def decode(a):
     stop(llm)
 
 
+def requests(a):
+    """Requests of a trace in Mooncake's format. Each hash id stands for 512 tokens there and for 512/scale here; its tokens
+    follow from the id, so that equal prefixes of ids are equal prefixes of tokens."""
+    if a.trace.endswith(".zst"):
+        text = subprocess.run(["zstd", "-dc", a.trace], check=True, capture_output=True).stdout
+    else:
+        text = (gzip.open if a.trace.endswith(".gz") else open)(a.trace, "rb").read()
+    lines = [json.loads(line) for line in text.splitlines()[a.skip:a.skip + a.requests]]
+    begin, block = lines[0]["timestamp"], 512 // a.scale
+    for i, r in enumerate(lines):
+        prompt = []
+        for h in r["hash_ids"]:
+            rng = random.Random(h)
+            prompt += [rng.randrange(3, a.vocab) for _ in range(block)]
+        rng = random.Random(-1 - i)  # the last block is not full; its tokens are this request's alone
+        tail = r["input_length"] // a.scale % block or block
+        prompt[-block:] = [rng.randrange(3, a.vocab) for _ in range(tail)]
+        yield (r["timestamp"] - begin) / 1e3 / a.speed, prompt, max(1, r["output_length"] // a.scale)
+
+
+def trace(a):
+    """Requests arrive at the trace's times (open loop). A first token's time counts from the arrival, queueing included."""
+    work = list(requests(a))
+    longest = max(len(p) + n for _, p, n in work)
+    llm = engine(a, max_model_len=longest + 16, max_num_batched_tokens=8192, max_num_seqs=64)
+    core = llm.llm_engine
+    for p in prompts(a, 2, min(4096, longest), 99):
+        one(llm, p, 4)
+    reset(llm)
+    say(len(work), "requests,", sum(len(p) for _, p, _ in work), "tokens, longest", longest, "over", round(work[-1][0], 1), "s")
+    begin, arrived, first, cached, tokens = time.monotonic(), {}, {}, {}, {}
+    waiting = list(reversed(work))
+    while waiting or core.has_unfinished_requests():
+        now = time.monotonic() - begin
+        while waiting and waiting[-1][0] <= now:
+            at, p, n = waiting.pop()
+            name = f"trace-{len(arrived)}"
+            arrived[name] = at
+            core.add_request(name, {"prompt_token_ids": p}, params(n))
+        if not core.has_unfinished_requests():
+            time.sleep(max(0, waiting[-1][0] - (time.monotonic() - begin)))
+            continue
+        for o in core.step():
+            if o.outputs and o.outputs[0].token_ids:
+                first.setdefault(o.request_id, time.monotonic() - begin)
+                cached[o.request_id] = o.num_cached_tokens or 0
+                if o.finished:
+                    tokens[o.request_id] = list(o.outputs[0].token_ids)
+    waits = sorted(1e3 * (first[name] - at) for name, at in arrived.items())
+    emit(a, {"requests": len(waits), "first_token_ms": {"mean": round(statistics.mean(waits), 1), "median": round(statistics.median(waits), 1),
+                                                        "p95": round(waits[int(0.95 * len(waits))], 1), "max": round(waits[-1], 1)},
+             "cached_share": round(sum(cached.values()) / sum(len(p) for _, p, _ in work), 4),
+             "seconds": round(time.monotonic() - begin, 1), "tokens_hash": hash_of(tokens)})
+    stop(llm)
+
+
+def hash_of(tokens):
+    return hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def stats(runs):
     ms = [m for m, _, _ in runs]
     return {"median": round(statistics.median(ms), 1), "min": round(min(ms), 1), "max": round(max(ms), 1), "n": len(ms)}
@@ -224,7 +288,7 @@ def stop(llm):
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("mode", choices=["tokens", "times", "decode"])
+    p.add_argument("mode", choices=["tokens", "times", "decode", "trace"])
     p.add_argument("--connector", choices=["none", "offloading", "kvhost"], default="none")
     p.add_argument("--name", default="")
     p.add_argument("--socket", default="/tmp/kvhost.sock")
@@ -242,6 +306,11 @@ def main():
     p.add_argument("--generate", type=int, default=400)
     p.add_argument("--small", type=int, default=512)
     p.add_argument("--every", type=float, default=0.5)
+    p.add_argument("--trace", default="examples/traces/mixed.jsonl.zst")
+    p.add_argument("--skip", type=int, default=1000, help="requests of the trace to leave out at the beginning")
+    p.add_argument("--requests", type=int, default=200)
+    p.add_argument("--scale", type=int, default=4, help="lengths are divided by this")
+    p.add_argument("--speed", type=float, default=1.0, help="the trace's times are divided by this")
     p.add_argument("--tiny", action="store_true", help="a tiny model, to try the script on a CPU")
     a = p.parse_args()
     a.on_gpu = os.path.exists("/dev/nvidiactl")
@@ -258,7 +327,7 @@ def main():
 
         plain = vllm.LLM.__init__
         vllm.LLM.__init__ = lambda self, *x, **k: plain(self, *x, load_format="dummy", **k)
-    {"tokens": tokens, "times": times, "decode": decode}[a.mode](a)
+    {"tokens": tokens, "times": times, "decode": decode, "trace": trace}[a.mode](a)
     say("done")
 
 
