@@ -53,13 +53,17 @@ type File interface {
 	Name() string
 	// Direct reports that I/O bypasses the page cache. Address, length and offset must then be multiples of [Align].
 	Direct() bool
-	// Fd is the descriptor, for system calls that this interface lacks. It is valid until Close.
+	// Fd is the descriptor, for system calls that this interface lacks. It is valid until Close. A file outside the
+	// operating system has [NoFd].
 	Fd() uintptr
 	// Allocate reserves blocks for the first n bytes, and makes the file that long. It succeeds on a file system that
 	// cannot reserve, and fails on a full one.
 	Allocate(n int64) error
 	Close() error
 }
+
+// NoFd is what [File.Fd] returns for a file without a descriptor.
+const NoFd = ^uintptr(0)
 
 // Align is the alignment of addresses, lengths and offsets of direct I/O. Devices with 512-byte sectors accept less,
 // but code that relies on that fails on others.

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // Pinner registers memory with a device. The GPU's page-locking is one.
@@ -19,9 +17,8 @@ type Pinner interface {
 // possible. Free slots are reused last in, first out, so that a pool larger than its use touches little memory. Waiters
 // are served in order of arrival.
 type Slots struct {
-	mapped []byte // what munmap gets
-	mem    []byte // the slots' part of it
-	pages  Pages
+	memory *Mapping
+	mem    []byte // of the slots
 	bytes  int
 	slots  []Slot
 
@@ -58,13 +55,12 @@ func NewSlots(count, bytes int) (*Slots, error) {
 		return nil, fmt.Errorf("staging: %d slots of %d bytes do not fit an address space", count, bytes)
 	}
 	total := count * bytes
-	mapped, mem, pages, err := mapSlots(unix.Mmap, total, transparentHere())
+	memory, err := Map(total)
 	if err != nil {
-		return nil, fmt.Errorf("staging: map %d slots of %d bytes: %w", count, bytes, err)
+		return nil, fmt.Errorf("staging: %d slots of %d bytes: %w", count, bytes, err)
 	}
-	s := &Slots{mapped: mapped, mem: mem, pages: pages, bytes: bytes, slots: make([]Slot, count),
+	s := &Slots{memory: memory, mem: memory.Bytes(), bytes: bytes, slots: make([]Slot, count),
 		free: make([]*Slot, count)}
-	_ = unix.Madvise(mapped, unix.MADV_DONTFORK)
 	for i := range s.slots {
 		s.slots[i] = Slot{pool: s, mem: s.mem[i*bytes : (i+1)*bytes : (i+1)*bytes]}
 		s.free[count-1-i] = &s.slots[i]
@@ -84,6 +80,19 @@ func (s *Slots) Register(p Pinner) error {
 	}
 	s.pinners = append(s.pinners, p)
 	return nil
+}
+
+// Pages is the kind of pages of the slots' memory.
+func (s *Slots) Pages() Pages { return s.memory.Pages() }
+
+// Near binds the slots' memory to NUMA nodes: see [Mapping.Near].
+func (s *Slots) Near(nodes ...int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	return s.memory.Near(nodes...)
 }
 
 // Capacity is the number of slots.
@@ -229,7 +238,7 @@ func (s *Slots) unmap() error {
 	for i := len(s.pinners) - 1; i >= 0; i-- {
 		errs = append(errs, s.pinners[i].Unregister(s.mem))
 	}
-	errs = append(errs, unix.Munmap(s.mapped))
-	s.mapped, s.mem, s.pinners = nil, nil, nil
+	errs = append(errs, s.memory.Unmap())
+	s.mem, s.pinners = nil, nil
 	return errors.Join(errs...)
 }

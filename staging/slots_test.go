@@ -185,7 +185,7 @@ func TestSlotsClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Release()
-	if s.mapped != nil {
+	if s.mem != nil {
 		t.Fatal("not unmapped with the last slot")
 	}
 	if err := s.Close(); !errors.Is(err, ErrClosed) {
@@ -240,8 +240,8 @@ func TestSlotsPinners(t *testing.T) {
 	if err := s.Close(); !errors.Is(err, errUn) {
 		t.Fatalf("%v", err)
 	}
-	if !slices.Equal(log, []string{"b", "a"}) || s.mapped != nil {
-		t.Fatalf("given back in order %v, unmapped %v", log, s.mapped == nil)
+	if !slices.Equal(log, []string{"b", "a"}) || s.mem != nil {
+		t.Fatalf("given back in order %v, unmapped %v", log, s.mem == nil)
 	}
 }
 

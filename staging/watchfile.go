@@ -57,6 +57,18 @@ func (f *watchedFile) Allocate(n int64) error {
 	return f.fs.done(OpAllocate, f.Name(), func() error { return f.File.Allocate(n) })
 }
 
+// Memory implements [MemoryFile]. It makes no system call that could hang, so it has no time limit.
+func (f *watchedFile) Memory(n int64) (Segments, error) {
+	if f.fs.watch.Admit != nil {
+		if err := f.fs.watch.Admit(OpAllocate); err != nil {
+			return nil, pathError(OpAllocate.String(), f.Name(), err)
+		}
+	}
+	segments, err := MemoryOf(f.File, n)
+	f.fs.seen(OpAllocate, f.Name(), err)
+	return segments, err
+}
+
 // Stat implements [File].
 func (f *watchedFile) Stat() (Info, error) { return watched(f.fs, OpStat, f.Name(), nil, f.File.Stat) }
 

@@ -123,6 +123,18 @@ func (f *faultFile) Allocate(n int64) error {
 	return f.fs.call(staging.OpAllocate, f.Name(), "", func() error { return f.File.Allocate(n) })
 }
 
+// Memory implements [staging.MemoryFile]. To rules it is an allocation.
+func (f *faultFile) Memory(n int64) (segments staging.Segments, err error) {
+	err = f.fs.call(staging.OpAllocate, f.Name(), "", func() (err error) {
+		segments, err = staging.MemoryOf(f.File, n)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return segments, nil
+}
+
 // Stat implements [staging.File].
 func (f *faultFile) Stat() (staging.Info, error) {
 	return answer(f.fs, staging.OpStat, f.Name(), func(string) (staging.Info, error) { return f.File.Stat() })

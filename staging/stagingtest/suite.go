@@ -118,6 +118,9 @@ func (s *suite) open() {
 	if info.Size != 0 || info.Mode.Perm() != 0o600 || !info.Mode.IsRegular() {
 		s.Fatalf("%+v", info)
 	}
+	if f.Fd() == staging.NoFd {
+		return
+	}
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0)
 	s.ok(err)
 	if flags&unix.FD_CLOEXEC == 0 {

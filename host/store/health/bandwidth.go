@@ -61,3 +61,6 @@ func (f meteredFile) WriteAt(p []byte, off int64) (int, error) {
 	}
 	return n, err
 }
+
+// Memory implements [staging.MemoryFile]. What moves there is not observed.
+func (f meteredFile) Memory(n int64) (staging.Segments, error) { return staging.MemoryOf(f.File, n) }

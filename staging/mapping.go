@@ -21,12 +21,48 @@ const (
 
 const hugePage = 2 << 20
 
+// Mapping is memory outside the Go heap, suitable for O_DIRECT and for page-locking. It is not safe for concurrent use.
+type Mapping struct {
+	mapped []byte // what munmap gets
+	mem    []byte // the part of it that is used
+	pages  Pages
+}
+
+// Map maps memory, aligned to [Align], in huge pages if possible. Its pages are allocated when they are touched, except
+// [HugePages], which are reserved at once. Children of the process do not inherit it.
+func Map(bytes int) (*Mapping, error) {
+	mapped, mem, pages, err := mapMemory(unix.Mmap, bytes, transparentHere())
+	if err != nil {
+		return nil, fmt.Errorf("staging: map %d bytes: %w", bytes, err)
+	}
+	_ = unix.Madvise(mapped, unix.MADV_DONTFORK)
+	return &Mapping{mapped: mapped, mem: mem, pages: pages}, nil
+}
+
+// Bytes is the memory.
+func (m *Mapping) Bytes() []byte { return m.mem }
+
+// Pages is the kind of pages of the memory.
+func (m *Mapping) Pages() Pages { return m.pages }
+
+// Unmap gives the memory back. Nothing may use it any more.
+func (m *Mapping) Unmap() error {
+	err := unix.Munmap(m.mapped)
+	m.mapped, m.mem = nil, nil
+	return err
+}
+
+// Populate allocates all pages without changing what they hold. A kernel before 5.14 cannot, and fails with EINVAL.
+func (m *Mapping) Populate() error {
+	return retry(func() error { return unix.Madvise(m.mem, unix.MADV_POPULATE_WRITE) })
+}
+
 // mapper is mmap.
 type mapper func(fd int, offset int64, length, prot, flags int) ([]byte, error)
 
-// mapSlots maps memory for slots. It uses reserved huge pages if there are enough, because page-locking and translating
-// them takes fewer steps, and transparent huge pages otherwise. mapped is for munmap; mem is the slots' part of it.
-func mapSlots(mmap mapper, total int, transparent string) (mapped, mem []byte, pages Pages, err error) {
+// mapMemory maps memory. It uses reserved huge pages if there are enough, because page-locking and translating them
+// takes fewer steps, and transparent huge pages otherwise. mapped is for munmap; mem is the part of it that is used.
+func mapMemory(mmap mapper, total int, transparent string) (mapped, mem []byte, pages Pages, err error) {
 	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_ANON | unix.MAP_PRIVATE
 	room := 0
 	if total >= hugePage {
@@ -35,7 +71,7 @@ func mapSlots(mmap mapper, total int, transparent string) (mapped, mem []byte, p
 		if err == nil {
 			return mapped, mapped[:total:total], HugePages, nil
 		}
-		room = hugePage - Align // so that the first huge page can start where the first slot does
+		room = hugePage - Align // so that mem can start at a huge page
 	}
 	if mapped, err = mmap(-1, 0, total+room, prot, flags|unix.MAP_NORESERVE); err != nil {
 		return nil, nil, "", err
@@ -65,12 +101,9 @@ func transparentHere() string {
 	return string(text)
 }
 
-// Pages is the kind of pages of the slots' memory.
-func (s *Slots) Pages() Pages { return s.pages }
-
-// Near binds the slots' memory to NUMA nodes, as far as it was not touched yet: to one, or interleaved over several. If
-// a node has too little memory, other nodes are used.
-func (s *Slots) Near(nodes ...int) error {
+// Near binds the memory to NUMA nodes, as far as it was not touched yet: to one, or interleaved over several. If a node
+// has too little memory, other nodes are used.
+func (m *Mapping) Near(nodes ...int) error {
 	const preferred, interleave = 1, 3
 	var mask [16]uint64
 	for _, n := range nodes {
@@ -87,15 +120,9 @@ func (s *Slots) Near(nodes ...int) error {
 	default:
 		mode = interleave
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return ErrClosed
-	}
 	err := retry(func() error {
-		_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(unsafe.SliceData(s.mapped))),
-			uintptr(len(s.mapped)), mode,
-			uintptr(unsafe.Pointer(&mask)), uintptr(64*len(mask)), 0)
+		_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(unsafe.SliceData(m.mapped))),
+			uintptr(len(m.mapped)), mode, uintptr(unsafe.Pointer(&mask)), uintptr(64*len(mask)), 0)
 		if errno != 0 {
 			return errno
 		}

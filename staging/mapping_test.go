@@ -10,7 +10,7 @@ import (
 
 // Huge pages that are set aside are taken when there are enough, and then all of the memory is in them; else the kernel
 // is asked for its own, and what it says of those is told.
-func TestSlotMemory(t *testing.T) {
+func TestMapMemory(t *testing.T) {
 	const enough = 6<<20 + 4096
 	for _, c := range []struct {
 		name        string
@@ -38,7 +38,7 @@ func TestSlotMemory(t *testing.T) {
 			}
 			return unix.Mmap(fd, offset, length, prot, flags&^unix.MAP_HUGETLB&^unix.MAP_HUGE_2MB)
 		}
-		mapped, mem, pages, err := mapSlots(mmap, c.total, c.transparent)
+		mapped, mem, pages, err := mapMemory(mmap, c.total, c.transparent)
 		if err != nil {
 			t.Fatal(c.name, err)
 		}
@@ -53,7 +53,7 @@ func TestSlotMemory(t *testing.T) {
 		}
 	}
 	broken := func(int, int64, int, int, int) ([]byte, error) { return nil, unix.ENOMEM }
-	if _, _, _, err := mapSlots(broken, enough, ""); !errors.Is(err, unix.ENOMEM) {
+	if _, _, _, err := mapMemory(broken, enough, ""); !errors.Is(err, unix.ENOMEM) {
 		t.Error(err)
 	}
 }

@@ -1,0 +1,244 @@
+package memfs
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// page is the unit of allocation. With it direct I/O and files of whole pages waste nothing.
+const page = staging.Align
+
+// Sizes of steps. A step is page-locked in one call, and no extent crosses its end.
+const (
+	smallestStep = 64 << 20
+	largestStep  = 1 << 30
+	wantedSteps  = 128
+)
+
+// growthWait bounds how long an allocation waits for the next step.
+const growthWait = 10 * time.Second
+
+// arena is the memory of a file system: steps of page-locked memory and their free pages.
+type arena struct {
+	log  *slog.Logger
+	goal int64 // bytes of all steps
+	step int64
+
+	mu      sync.Mutex
+	changed sync.Cond // on mu: pages were freed, a step was added, or growth has ended
+	pages   allocator
+	steps   []*staging.Mapping // in use
+	kind    staging.Pages      // of the first step
+	ready   int64              // bytes of the steps
+	growing bool
+	started bool
+	short   error // why growth ended before the goal
+	pinners []staging.Pinner
+	nodes   []int
+	pinned  int // steps that the pinners have registered
+	stop    bool
+	ended   chan struct{} // closed when growth has ended
+}
+
+// newArena maps the first step. start maps the others.
+func newArena(goal int64, log *slog.Logger) (*arena, error) {
+	a := &arena{log: log, goal: goal, growing: true, ended: make(chan struct{})}
+	a.changed.L = &a.mu
+	a.step = min(max(goal/wantedSteps, smallestStep), largestStep)
+	a.step = (a.step + 2<<20 - 1) &^ (2<<20 - 1)
+	first, err := staging.Map(int(a.next()))
+	if err != nil {
+		return nil, err
+	}
+	a.kind = first.Pages()
+	a.add(first)
+	return a, nil
+}
+
+// next is the size of the next step.
+func (a *arena) next() int64 { return min(a.step, a.goal-a.ready) }
+
+// add puts a step to use. The caller holds mu, or is the only user.
+func (a *arena) add(m *staging.Mapping) {
+	n := int64(len(m.Bytes()))
+	a.steps = append(a.steps, m)
+	a.pages.add(uint32(n / page))
+	a.ready += n
+	a.changed.Broadcast()
+}
+
+// start page-locks the first step, and grows to the goal on a goroutine.
+func (a *arena) start(nodes []int, pinners []staging.Pinner) {
+	a.mu.Lock()
+	a.nodes, a.pinners, a.started = nodes, pinners, true
+	first := a.steps[0]
+	a.mu.Unlock()
+	err := a.lock(first)
+	a.mu.Lock()
+	if err == nil {
+		a.pinned = 1
+	}
+	a.mu.Unlock()
+	go a.grow(err)
+}
+
+// grow adds steps until the goal is reached, or the machine has no more memory.
+func (a *arena) grow(err error) {
+	began := time.Now()
+	for {
+		a.mu.Lock()
+		if err != nil || a.stop || a.ready >= a.goal {
+			a.growing, a.short = false, err
+			a.changed.Broadcast()
+			ready, stopped := a.ready, a.stop
+			a.mu.Unlock()
+			close(a.ended)
+			switch {
+			case stopped:
+			case err != nil:
+				a.log.Error("memory is smaller than configured", "bytes", ready, "wanted", a.goal, "error", err)
+			default:
+				a.log.Info("memory is page-locked", "bytes", ready, "took", time.Since(began), "pages", string(a.kind))
+			}
+			return
+		}
+		n := a.next()
+		a.mu.Unlock()
+		var m *staging.Mapping
+		if m, err = a.makeStep(n); err != nil {
+			continue
+		}
+		a.mu.Lock()
+		a.add(m)
+		a.pinned++
+		a.mu.Unlock()
+	}
+}
+
+// makeStep maps and page-locks a step.
+func (a *arena) makeStep(n int64) (*staging.Mapping, error) {
+	m, err := staging.Map(int(n))
+	if err != nil {
+		return nil, err
+	}
+	if err := a.lock(m); err != nil {
+		return nil, errors.Join(err, m.Unmap())
+	}
+	return m, nil
+}
+
+// lock allocates the pages of a step and registers them with all pinners.
+func (a *arena) lock(m *staging.Mapping) error {
+	if m.Pages() != staging.HugePages { // which are reserved for this process already
+		if err := enough(int64(len(m.Bytes()))); err != nil {
+			return err
+		}
+	}
+	if err := m.Near(a.nodes...); err != nil {
+		a.log.Warn("memory not bound to the NUMA nodes of the GPUs", "error", err)
+		a.nodes = nil
+	}
+	if err := m.Populate(); err != nil && err != unix.EINVAL { // an old kernel allocates them when they are touched
+		return fmt.Errorf("memfs: allocate %d bytes: %w", len(m.Bytes()), err)
+	}
+	for i, p := range a.pinners {
+		if err := p.Register(m.Bytes()); err != nil {
+			for _, p := range a.pinners[:i] {
+				err = errors.Join(err, p.Unregister(m.Bytes()))
+			}
+			return fmt.Errorf("memfs: page-lock %d bytes: %w", len(m.Bytes()), err)
+		}
+	}
+	return nil
+}
+
+// unlock ends the growth and unregisters all steps.
+func (a *arena) unlock() error {
+	a.mu.Lock()
+	started := a.started
+	a.stop = true
+	a.changed.Broadcast()
+	a.mu.Unlock()
+	if started {
+		<-a.ended
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var errs []error
+	for _, m := range a.steps[:a.pinned] {
+		for _, p := range a.pinners {
+			errs = append(errs, p.Unregister(m.Bytes()))
+		}
+	}
+	a.pinned = 0
+	return errors.Join(errs...)
+}
+
+// close unmaps the memory. No file may be open.
+func (a *arena) close() error {
+	err := a.unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range a.steps {
+		err = errors.Join(err, m.Unmap())
+	}
+	a.steps, a.pages, a.ready = nil, allocator{}, 0
+	return err
+}
+
+// alloc appends extents of n pages to list. It waits for memory that is being page-locked, and fails with ENOSPC when
+// there is not enough.
+func (a *arena) alloc(n int64, list []extent) ([]extent, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var deadline time.Time
+	for {
+		var ok bool
+		if list, ok = a.pages.alloc(n, list); ok {
+			return list, nil
+		}
+		if !a.growing || a.stop || n*page > a.goal-a.ready+a.pages.free*page {
+			return list, unix.ENOSPC
+		}
+		if deadline.IsZero() {
+			deadline = time.Now().Add(growthWait)
+			defer time.AfterFunc(growthWait, a.changed.Broadcast).Stop()
+		} else if !time.Now().Before(deadline) {
+			return list, unix.ENOSPC
+		}
+		a.changed.Wait()
+	}
+}
+
+func (a *arena) release(e extent) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.steps == nil { // closed
+		return
+	}
+	a.pages.release(e)
+	a.changed.Broadcast()
+}
+
+// memory is the memory of an extent.
+func (a *arena) memory(e extent) []byte {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := int(e.at) * page
+	end := at + int(e.n)*page
+	return a.steps[e.step].Bytes()[at:end:end]
+}
+
+// space returns the bytes in use by steps and the free ones.
+func (a *arena) space() (ready, free int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ready, a.pages.free * page
+}

@@ -1,0 +1,358 @@
+package memfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// ErrConfig refuses a configuration.
+var ErrConfig = errors.New("memfs: bad configuration")
+
+// ErrOpen means that the file system was closed while files were open. Its memory stays mapped.
+var ErrOpen = errors.New("memfs: files are still open")
+
+// Magic is the type that Statfs tells.
+const Magic = 0x6b766d66
+
+// Usable is the part of a file system's memory that files of any sizes can take: one part in 64 remains free, so that
+// free runs are long, and at most 16 MiB are for small files of the user's own.
+func Usable(bytes int64) int64 { return (bytes - bytes/64 - min(16<<20, bytes/8)) &^ (page - 1) }
+
+// devices numbers the file systems of this process.
+var devices atomic.Uint64
+
+// FS is a file system in memory. It is safe for concurrent use.
+type FS struct {
+	arena *arena
+	dev   uint64
+
+	mu    sync.RWMutex
+	root  *node
+	inode uint64
+	opens int // open files
+}
+
+// New makes an empty file system of so many bytes of memory, of which see [Usable]. Its first memory is not page-locked
+// before Start. log may be nil.
+func New(bytes int64, log *slog.Logger) (*FS, error) {
+	if bytes < page || bytes > 1<<46 {
+		return nil, fmt.Errorf("%w: %d bytes of memory", ErrConfig, bytes)
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	a, err := newArena(bytes&^(page-1), log)
+	if err != nil {
+		return nil, err
+	}
+	f := &FS{arena: a, dev: 1<<63 | devices.Add(1)}
+	f.root = f.newNode(fs.ModeDir | 0o700)
+	f.root.links = 1
+	return f, nil
+}
+
+// Start page-locks memory near NUMA nodes and registers it with pinners, the first step before it returns and the
+// others in the background. Without pinners the memory is allocated, and not page-locked. Call it once.
+func (f *FS) Start(nodes []int, pinners ...staging.Pinner) { f.arena.start(nodes, pinners) }
+
+// Grown is closed when all memory is page-locked, or there is no more: see Stats.
+func (f *FS) Grown() <-chan struct{} { return f.arena.ended }
+
+// Unlock ends the growth and unregisters the memory from the pinners. The files remain.
+func (f *FS) Unlock() error { return f.arena.unlock() }
+
+// Close frees the memory with all files, and fails with [ErrOpen] if one is open.
+func (f *FS) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.opens > 0 {
+		return errors.Join(fmt.Errorf("%w: %d", ErrOpen, f.opens), f.arena.unlock())
+	}
+	return f.arena.close()
+}
+
+// Stats are the memory of a file system.
+type Stats struct {
+	Wanted int64         // bytes
+	Ready  int64         // bytes that are allocated, and page-locked if there are pinners
+	Used   int64         // bytes of files
+	Pages  staging.Pages // kind of pages
+	Short  error         // why Ready stays below Wanted; nil while it grows
+}
+
+// Stats reads the figures.
+func (f *FS) Stats() Stats {
+	a := f.arena
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return Stats{Wanted: a.goal, Ready: a.ready, Used: a.ready - a.pages.free*page, Pages: a.kind, Short: a.short}
+}
+
+func pathError(op, name string, err error) error { return &fs.PathError{Op: op, Path: name, Err: err} }
+
+func linkError(op, oldname, newname string, err error) error {
+	return &os.LinkError{Op: op, Old: oldname, New: newname, Err: err}
+}
+
+// OpenFile implements [staging.FS].
+func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
+	if flag&unix.O_DIRECT != 0 {
+		return nil, pathError("open", name, unix.EINVAL)
+	}
+	file, err := f.open(name, flag, perm)
+	if err != nil {
+		return nil, pathError("open", name, err)
+	}
+	if flag&os.O_TRUNC != 0 && file.writes {
+		file.node.truncate(f.arena)
+	}
+	return file, nil
+}
+
+func (f *FS) open(name string, flag int, perm fs.FileMode) (*file, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	dir, base, err := f.parent(name)
+	if err != nil {
+		return nil, err
+	}
+	n := dir.children[base]
+	if base == "" {
+		n = dir
+	}
+	switch {
+	case n == nil && flag&os.O_CREATE == 0:
+		return nil, unix.ENOENT
+	case n == nil:
+		n = f.newNode(perm.Perm())
+		f.link(dir, base, n)
+	case flag&(os.O_CREATE|os.O_EXCL) == os.O_CREATE|os.O_EXCL:
+		return nil, unix.EEXIST
+	case n.isDir():
+		return nil, unix.EISDIR
+	}
+	n.opens++
+	f.opens++
+	o := &file{fs: f, node: n, name: name, writes: flag&(os.O_WRONLY|os.O_RDWR) != 0, reads: flag&os.O_WRONLY == 0}
+	o.users.Store(1)
+	return o, nil
+}
+
+// closed ends a file's reference to its node.
+func (f *FS) closed(n *node) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n.opens--
+	f.opens--
+	f.reap(n)
+}
+
+// Rename implements [staging.FS]. Directories cannot be renamed.
+func (f *FS) Rename(oldname, newname string) error { return f.rename(oldname, newname, true) }
+
+// RenameNoReplace implements [staging.FS].
+func (f *FS) RenameNoReplace(oldname, newname string) error { return f.rename(oldname, newname, false) }
+
+func (f *FS) rename(oldname, newname string, replace bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := func() error {
+		from, old, err := f.parent(oldname)
+		if err != nil {
+			return err
+		}
+		n := from.children[old]
+		if n == nil {
+			return unix.ENOENT
+		}
+		to, base, err := f.parent(newname)
+		switch there := to.child(base); {
+		case err != nil:
+			return err
+		case n.isDir() || base == "":
+			return unix.EPERM
+		case there == n && replace:
+			return nil
+		case there != nil && !replace:
+			return unix.EEXIST
+		case there != nil && there.isDir():
+			return unix.EISDIR
+		case there != nil:
+			f.unlink(to, base)
+		}
+		n.links++ // so that unlink does not free it
+		f.unlink(from, old)
+		f.link(to, base, n)
+		n.links--
+		return nil
+	}()
+	if err != nil {
+		return linkError("rename", oldname, newname, err)
+	}
+	return nil
+}
+
+// Link implements [staging.FS].
+func (f *FS) Link(oldname, newname string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n, err := f.find(oldname)
+	if err == nil && n.isDir() {
+		err = unix.EPERM
+	}
+	if err == nil {
+		var to *node
+		var base string
+		if to, base, err = f.parent(newname); err == nil {
+			if to.child(base) != nil || base == "" {
+				err = unix.EEXIST
+			} else {
+				f.link(to, base, n)
+			}
+		}
+	}
+	if err != nil {
+		return linkError("link", oldname, newname, err)
+	}
+	return nil
+}
+
+// Remove implements [staging.FS].
+func (f *FS) Remove(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	dir, base, err := f.parent(name)
+	switch n := dir.child(base); {
+	case err != nil:
+	case base == "":
+		err = unix.EBUSY
+	case n == nil:
+		err = unix.ENOENT
+	case n.isDir() && len(n.children) > 0:
+		err = unix.ENOTEMPTY
+	default:
+		f.unlink(dir, base)
+		return nil
+	}
+	return pathError("remove", name, err)
+}
+
+// Mkdir implements [staging.FS].
+func (f *FS) Mkdir(name string, perm fs.FileMode) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	dir, base, err := f.parent(name)
+	if err == nil && (base == "" || dir.child(base) != nil) {
+		err = unix.EEXIST
+	}
+	if err != nil {
+		return pathError("mkdir", name, err)
+	}
+	f.link(dir, base, f.newNode(fs.ModeDir|perm.Perm()))
+	return nil
+}
+
+// MkdirAll implements [staging.FS].
+func (f *FS) MkdirAll(name string, perm fs.FileMode) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	dir := f.root
+	for rest := name; ; {
+		var base string
+		var err error
+		if base, rest, err = component(rest); err != nil || base == "" {
+			if err != nil {
+				return pathError("mkdir", name, err)
+			}
+			return nil
+		}
+		next := dir.children[base]
+		if next == nil {
+			next = f.newNode(fs.ModeDir | perm.Perm())
+			f.link(dir, base, next)
+		}
+		if !next.isDir() {
+			return pathError("mkdir", name, unix.ENOTDIR)
+		}
+		dir = next
+	}
+}
+
+// Stat implements [staging.FS].
+func (f *FS) Stat(name string) (staging.Info, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	n, err := f.find(name)
+	if err != nil {
+		return staging.Info{}, pathError("stat", name, err)
+	}
+	return n.info(f.dev), nil
+}
+
+// SyncDir implements [staging.FS]. Nothing here outlives the process.
+func (f *FS) SyncDir(name string) error {
+	_, err := f.directory("fsync", name)
+	return err
+}
+
+// SyncFS implements [staging.FS].
+func (f *FS) SyncFS(name string) error {
+	_, err := f.Stat(name)
+	return err
+}
+
+func (f *FS) directory(op, name string) (*node, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	n, err := f.find(name)
+	if err == nil && !n.isDir() {
+		err = unix.ENOTDIR
+	}
+	if err != nil {
+		return nil, pathError(op, name, err)
+	}
+	return n, nil
+}
+
+// Statfs implements [staging.FS].
+func (f *FS) Statfs(name string) (staging.Space, error) {
+	if _, err := f.Stat(name); err != nil {
+		return staging.Space{}, err
+	}
+	ready, free := f.arena.space()
+	return staging.Space{Total: ready, Free: free, Available: free, Type: Magic}, nil
+}
+
+// Lock implements [staging.FS].
+func (f *FS) Lock(name string) (io.Closer, error) {
+	file, err := f.open(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, pathError("lock", name, err)
+	}
+	if file.node.locked.Swap(true) {
+		return nil, errors.Join(fmt.Errorf("%w: %s", staging.ErrLocked, name), file.Close())
+	}
+	return lock{file}, nil
+}
+
+type lock struct{ *file }
+
+// Close releases the lock.
+func (l lock) Close() error {
+	l.node.locked.Store(false)
+	return l.file.Close()
+}
+
+// now is the time of the file system.
+func now() int64 { return time.Now().UnixNano() }
