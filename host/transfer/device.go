@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -186,11 +187,12 @@ const DefaultGPUCopyBytes = 4 << 20
 // file.
 func (e *Engine) ioBuffer(m Memory, slot []byte, f staging.File, head int64) []byte {
 	if _, ok := m.(flaggedMemory); ok && !f.Direct() {
-		size := e.cfg.GPUCopyBytes
-		if size == 0 {
-			size = DefaultGPUCopyBytes
-		}
-		return slot[:min(int64(len(slot)), max(int64(size), head))]
+		return slot[:min(int64(len(slot)), max(int64(e.gpuCopyBytes()), head))]
 	}
 	return ioBuffer(slot, f, head)
+}
+
+// gpuCopyBytes is how much is copied at a time to or from a GPU unless the file is read or written past the page cache.
+func (e *Engine) gpuCopyBytes() int {
+	return min(cmp.Or(e.cfg.GPUCopyBytes, DefaultGPUCopyBytes), e.cfg.SlotBytes)
 }

@@ -48,6 +48,8 @@ type layerChunk struct {
 	head    *store.Head
 	failed  error // why there is no head
 
+	segments staging.Segments // of a piece in memory
+
 	// layered.mu guards these.
 	left int // tasks that have not ended
 	err  error
@@ -157,16 +159,10 @@ func (l *layered) run() {
 // read brings the step's bytes of the chunk and returns the copy of the last of them.
 func (t *layerTask) read() (last func() error, err error) {
 	e, c, chunk := t.queue.engine, &t.spec.Chunks[t.index], &t.chunks[t.index]
-	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
-		return nil, ErrClosed
+	if err := t.ended(); err != nil {
+		return nil, err
 	}
-	switch { // cancelled or closed while it waited: spare the disk
-	case t.fence.isShut():
-		return nil, ErrCancelled
-	case e.ctx.Err() != nil:
-		return nil, ErrClosed
-	}
-	r := &pieceReader{engine: e, fence: t.fence, memory: t.spec.Memory, ids: c.Blocks, slot: t.slot.Bytes()}
+	r := &pieceReader{engine: e, fence: t.fence, memory: t.spec.Memory, ids: c.Blocks}
 	done, last, err := t.open(chunk, r)
 	if err != nil {
 		return nil, err
@@ -174,6 +170,12 @@ func (t *layerTask) read() (last func() error, err error) {
 	for _, run := range t.runsOf(chunk.head.Plan)[t.step] {
 		lo := max(run.lo, done)
 		if lo >= run.hi {
+			continue
+		}
+		if r.segments != nil {
+			if err = r.deliver(chunk.head, lo, run.hi); err != nil {
+				return nil, err
+			}
 			continue
 		}
 		if last != nil { // the slot is needed for the next run
@@ -188,8 +190,30 @@ func (t *layerTask) read() (last func() error, err error) {
 	return last, nil
 }
 
-// open reads the piece's head unless another step has, and prepares r. The read of the head includes the extents of
-// this step if they follow it directly: those below done are delivered, except for what last will do.
+// ended says whether the load was cancelled or the engine closed, so that the disk can be spared.
+func (t *layerTask) ended() error {
+	switch {
+	case t.fence.isShut():
+		return ErrCancelled
+	case t.queue.engine.ctx.Err() != nil:
+		return ErrClosed
+	}
+	return nil
+}
+
+// acquire takes a slot for the task.
+func (t *layerTask) acquire(r *pieceReader) (err error) {
+	e := t.queue.engine
+	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
+		return ErrClosed
+	}
+	r.slot = t.slot.Bytes()
+	return t.ended() // it may have waited
+}
+
+// open reads the piece's head unless another step has, and prepares r, with a slot unless the file is in memory. The
+// read of the head includes the extents of this step if they follow it directly: those below done are delivered,
+// except for what last will do.
 func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() error, err error) {
 	c.opening.Lock()
 	defer c.opening.Unlock()
@@ -198,7 +222,13 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 	}
 	e := t.queue.engine
 	if c.head != nil {
-		r.piece, r.buf = c.piece, e.ioBuffer(r.memory, r.slot, c.piece.File(), 0)
+		if r.piece, r.segments = c.piece, c.segments; r.segments != nil {
+			return 0, nil, nil
+		}
+		if err := t.acquire(r); err != nil {
+			return 0, nil, err
+		}
+		r.buf = e.ioBuffer(r.memory, r.slot, c.piece.File(), 0)
 		return 0, nil, nil
 	}
 	defer func() { c.failed = err }()
@@ -214,6 +244,16 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 		c.span.pace()
 	}
 	r.piece = c.piece
+	if head, err := r.useMemory(); head != nil || err != nil {
+		c.head, c.segments = head, r.segments
+		if err == nil {
+			c.span.setRoute(byMemory)
+		}
+		return 0, nil, err
+	}
+	if err := t.acquire(r); err != nil {
+		return 0, nil, err
+	}
 	want := c.piece.Expected()
 	first := want.DataOffset
 	if !sameShape(want.Plan.Geometry(), r.memory.Geometry()) {

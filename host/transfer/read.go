@@ -120,6 +120,9 @@ func (t *loadTask) read() (last func() error, err error) {
 		return nil, err
 	}
 	t.span = t.queue.startSpan(t.piece.Root(), staging.Read)
+	if done, err := t.readMemory(); done {
+		return nil, err
+	}
 	if r := e.direct(t.spec.Memory, t.piece.Root()); r.route != nil {
 		t.span.setRoute(byCuFile)
 		done, suspect, err := t.readDirect(r)
@@ -206,6 +209,8 @@ type pieceReader struct {
 	ids    []uint32
 	slot   []byte
 	buf    []byte // the part of the slot in use
+
+	segments staging.Segments // of a file in memory, which needs no slot
 }
 
 // read reads the file one buffer at a time, each starting at a 4 KiB boundary. Extents that lie wholly within the
@@ -268,15 +273,24 @@ func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err erro
 		have += more
 		head, err = r.piece.Verify(r.buf[:have])
 	}
-	switch {
-	case err != nil:
-		return nil, 0, fmt.Errorf("%w: %w", ErrDamaged, err)
-	case head.Table == nil:
-		return nil, 0, fmt.Errorf("%w: %s has a checksum table that no slot holds", ErrDamaged, r.piece.File().Name())
-	case !sameShape(head.Plan.Geometry(), r.memory.Geometry()):
-		return nil, 0, ErrGeometry
+	if head, err = r.judge(head, err); err == nil && head.Table == nil {
+		err = fmt.Errorf("%w: %s has a checksum table that no slot holds", ErrDamaged, r.piece.File().Name())
+	}
+	if err != nil {
+		return nil, 0, err
 	}
 	return head, have, nil
+}
+
+// judge says whether a head that was verified, or the error of that, is of a piece for the memory.
+func (r *pieceReader) judge(head *store.Head, err error) (*store.Head, error) {
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	case !sameShape(head.Plan.Geometry(), r.memory.Geometry()):
+		return nil, ErrGeometry
+	}
+	return head, nil
 }
 
 // fill reads from file offset off to buf[at:], as much as there is room for.
@@ -297,10 +311,14 @@ func (r *pieceReader) fill(at, off, size int64) (int64, error) {
 
 // scatter verifies and delivers extents [lo, hi), inside the fence.
 func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
+	return r.scatterFrom(r.buf, head, lo, hi, base)
+}
+
+func (r *pieceReader) scatterFrom(src []byte, head *store.Head, lo, hi int, base int64) error {
 	if !r.fence.enter() {
 		return ErrCancelled
 	}
 	defer r.fence.leave() // also when the copy panics: the fence must be able to close
 	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: hi, Blocks: r.ids, Base: base, Table: head.Table}
-	return r.memory.Scatter(x, r.buf)
+	return r.memory.Scatter(x, src)
 }

@@ -14,9 +14,10 @@ import (
 const (
 	byStaging = iota
 	byCuFile
+	byMemory
 )
 
-var routeNames = [...]string{byStaging: "staged", byCuFile: "direct"}
+var routeNames = [...]string{byStaging: "staged", byCuFile: "direct", byMemory: "memory"}
 
 // TrafficBounds are the upper bounds of the latency buckets, in seconds. One more bucket holds what is above.
 var TrafficBounds = [...]float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30}

@@ -119,6 +119,14 @@ func (t *storeTask) writePiece() (err error) {
 	if err != nil {
 		return err
 	}
+	memory, err := memoryOf(f, put.FileBytes(), put.DataOffset())
+	if err != nil {
+		return err
+	}
+	if memory != nil {
+		t.span.setRoute(byMemory)
+		return t.writeMemory(memory)
+	}
 	if r := q.engine.direct(t.memory, put.Root()); r.route != nil {
 		t.span.setRoute(byCuFile)
 		if done, err := t.writeDirect(r, f); done {
@@ -212,7 +220,7 @@ func (w *pieceWriter) parts() error {
 
 // gather copies extents [lo, hi) from the pages, inside the fence, and zeroes the gaps before them.
 func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
-	extents, t := w.plan.Extents(), w.task
+	extents := w.plan.Extents()
 	for x := lo; x < hi; x++ {
 		var before int64
 		if x > 0 {
@@ -220,13 +228,19 @@ func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
 		}
 		clear(dst[before-base : extents[x].Off-base])
 	}
+	return w.gatherTo(dst, lo, hi, base)
+}
+
+// gatherTo is gather that leaves the gaps alone.
+func (w *pieceWriter) gatherTo(dst []byte, lo, hi int, base int64) error {
+	t := w.task
 	if !t.fence.enter() {
 		return ErrCancelled
 	}
 	defer t.fence.leave() // also when the copy panics: the fence must be able to close
 	r := ExtentRange{Plan: w.plan, Lo: lo, Hi: hi, Blocks: t.chunk.Blocks, Base: base, Table: w.table}
 	err := t.memory.Gather(r, dst)
-	if err == nil && hi == len(extents) {
+	if err == nil && hi == len(w.plan.Extents()) {
 		g := w.plan.Geometry()
 		t.fence.settle(t.index, nil, g.PageBytes())
 	}
