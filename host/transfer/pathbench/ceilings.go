@@ -58,7 +58,7 @@ func (b *bench) copyAll(ctx context.Context, dir gds.Direction) error {
 
 // writeFiles writes files of the size that a store makes, each under another name first.
 func (b *bench) writeFiles(ctx context.Context, dir string, round int) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := b.FS.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	size := b.size
@@ -81,7 +81,7 @@ func (b *bench) writeFiles(ctx context.Context, dir string, round int) error {
 		if err != nil {
 			return err
 		}
-		return os.Rename(name+".tmp", name)
+		return b.FS.Rename(name+".tmp", name)
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
@@ -93,17 +92,14 @@ func (b *bench) loadLayers(round int, ids [][]uint32) error {
 
 // remember notes which piece files are new since it was last asked.
 func (b *bench) remember() error {
-	var files []string
-	err := filepath.WalkDir(filepath.Join(b.Dir, "root"), func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || b.known[path] || strings.Contains(path, "/.kvhost/") {
-			return err
+	b.files = nil
+	root := filepath.Join(b.Dir, "root")
+	return staging.Walk(context.Background(), b.FS, root, 1, func(rel string, _ fs.DirEntry) {
+		if name := filepath.Join(root, rel); !b.known[name] {
+			b.known[name] = true
+			b.files = append(b.files, name)
 		}
-		b.known[path] = true
-		files = append(files, path)
-		return nil
-	})
-	b.files = files
-	return err
+	}, func(string, error) {})
 }
 
 // forget removes the last round's files behind the store's back, so that this round's take the same memory and the same
@@ -119,15 +115,20 @@ func (b *bench) forget() error {
 	return nil
 }
 
-// remove removes a directory, its files by the file system that tells of them.
+// remove removes a directory, by the file system that tells of removed files.
 func (b *bench) remove(dir string) error {
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
+	list, err := b.FS.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range list {
+		if name := filepath.Join(dir, e.Name()); e.IsDir() {
+			err = errors.Join(err, b.remove(name))
+		} else {
+			err = errors.Join(err, b.FS.Remove(name))
 		}
-		return b.FS.Remove(path)
-	})
-	return errors.Join(err, os.RemoveAll(dir))
+	}
+	return errors.Join(err, b.FS.Remove(dir))
 }
 
 // warm reads the files of the page cache twice, untimed: the first reads of a fresh file move its pages from one of the

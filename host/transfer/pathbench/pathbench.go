@@ -16,14 +16,16 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/memfs"
 	"golang.org/x/sys/unix"
 )
 
 // Config is one case.
 type Config struct {
 	GPU      *gds.GPU   // whose memory; nil: host memory
-	FS       staging.FS // the files'
-	Dir      string     // an existing directory; what is made in it is removed
+	FS       staging.FS // the files'; unused with InMemory
+	Dir      string     // an existing directory; what is made in it is removed; unused with InMemory
+	InMemory bool       // the root is page-locked memory: the copy alone is the only ceiling
 	Geometry chunk.Geometry
 	Chunks   int
 	Rounds   int // counted
@@ -52,6 +54,7 @@ type bench struct {
 	files  []string // of the last store
 	size   int64    // of each
 	first  time.Duration
+	inMem  *memfs.FS // of a root in memory
 }
 
 // figures of one pass, by round.
@@ -62,15 +65,21 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 {
 		return nil, fmt.Errorf("%w: %d chunks, %d rounds, %d copiers", ErrConfig, c.Chunks, c.Rounds, c.Copiers)
 	}
-	dir, err := os.MkdirTemp(c.Dir, ".kvhost-bench-")
-	if err != nil {
-		return nil, fmt.Errorf("pathbench: %w", err)
-	}
 	b := &bench{Config: c, rng: rand.New(rand.NewPCG(1, 1)), known: map[string]bool{}}
-	if b.Dir = dir; c.Direct != nil { // cuFile keeps files open, whose blocks are not free before it lets go of them
+	if c.Direct != nil { // cuFile keeps files open, whose blocks are not free before it lets go of them
 		b.FS = staging.OnRemove(c.FS, c.Direct.Handles.Forget)
 	}
-	defer func() { err = errors.Join(err, b.remove(dir)) }()
+	defer func() { err = errors.Join(err, b.closeMemory()) }()
+	if c.InMemory {
+		if err := b.openMemory(); err != nil {
+			return nil, err
+		}
+	}
+	b.Dir = filepath.Join(b.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
+	if err := b.FS.Mkdir(b.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("pathbench: %w", err)
+	}
+	defer func() { err = errors.Join(err, b.remove(b.Dir)) }()
 	defer func() { err = errors.Join(err, b.close()) }()
 	if err := b.open(ctx); err != nil {
 		return nil, err
@@ -82,6 +91,9 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 		}
 	}
 	route := "staged"
+	if c.InMemory {
+		route = "memory"
+	}
 	if c.Direct != nil {
 		if route, err = b.routeTaken(); err != nil {
 			return nil, err
@@ -100,12 +112,14 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 func (f *figures) row(pass string) Row {
 	ratios := make([]float64, len(f.ours))
 	for i := range ratios {
-		ratios[i] = f.ours[i] / min(f.copy[i], f.plain[i])
+		ratios[i] = f.ours[i] / f.copy[i]
+		if len(f.plain) > 0 {
+			ratios[i] = f.ours[i] / min(f.copy[i], f.plain[i])
+		}
 	}
-	r := Row{
-		Pass: pass, Copy: spread(f.copy).Mid, Plain: spread(f.plain).Mid, Ours: spread(f.ours).Mid,
-		Ratio: spread(ratios),
-		CPU:   spread(f.cpu).Mid, PlainCPU: spread(f.plainCPU).Mid,
+	r := Row{Pass: pass, Copy: spread(f.copy).Mid, Ours: spread(f.ours).Mid, Ratio: spread(ratios), CPU: spread(f.cpu).Mid}
+	if len(f.plain) > 0 {
+		r.Plain, r.PlainCPU = spread(f.plain).Mid, spread(f.plainCPU).Mid
 	}
 	if len(f.first) > 0 {
 		first := spread(f.first)
@@ -147,12 +161,17 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 	if b.Direct != nil {
 		groups[1] = slices.Delete(groups[1], 1, 2)
 	}
+	if b.InMemory { // threads that only read or write would measure another copy
+		for i, g := range groups {
+			groups[i] = g[:len(g)-1]
+		}
+	}
 	if err := b.forget(); err != nil {
 		return err
 	}
 	gb := float64(b.Chunks) * float64(b.Geometry.PageBytes()) / 1e9
 	for i, passes := range groups {
-		if i == 1 {
+		if i == 1 && !b.InMemory {
 			if err := b.warm(ctx); err != nil {
 				return err
 			}
@@ -181,8 +200,11 @@ func (b *bench) round(ctx context.Context, round int, stores, loads, layers *fig
 	}
 	if round > 0 && b.Direct == nil { // the ceilings are the same
 		n := len(loads.copy) - 1
-		layers.copy, layers.plain, layers.plainCPU = append(layers.copy, loads.copy[n]), append(layers.plain,
-			loads.plain[n]), append(layers.plainCPU, loads.plainCPU[n])
+		layers.copy = append(layers.copy, loads.copy[n])
+		if !b.InMemory {
+			layers.plain, layers.plainCPU = append(layers.plain, loads.plain[n]), append(layers.plainCPU,
+				loads.plainCPU[n])
+		}
 	}
 	return nil
 }
@@ -281,6 +303,29 @@ func (b *bench) open(ctx context.Context) (err error) {
 	b.image, b.got = image(b.Geometry, blocks), image(b.Geometry, blocks)
 	b.queue, err = b.engine.Queue(device)
 	return err
+}
+
+// openMemory makes the memory that the files of a round take, page-locked for the GPU.
+func (b *bench) openMemory() (err error) {
+	need := int64(b.Chunks) * (b.Geometry.PageBytes() + 64<<10)
+	if b.inMem, err = memfs.New(need+need/16+64<<20, b.Store.Log); err != nil {
+		return err
+	}
+	if b.GPU != nil {
+		b.inMem.Start(nil, b.GPU.Pinner())
+	} else {
+		b.inMem.Start(nil)
+	}
+	b.FS, b.Dir = b.inMem, "/"
+	<-b.inMem.Grown()
+	return b.inMem.Stats().Short
+}
+
+func (b *bench) closeMemory() error {
+	if b.inMem == nil {
+		return nil
+	}
+	return errors.Join(b.inMem.Unlock(), b.inMem.Close())
 }
 
 func (b *bench) close() error {

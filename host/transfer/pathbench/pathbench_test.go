@@ -26,9 +26,10 @@ func small(t *testing.T) pathbench.Config {
 // The bench moves every byte right, tells three rows and leaves nothing behind, for host memory and on the double's GPU. No
 // figure is told.
 func TestRowsAreFilled(t *testing.T) {
-	for _, onGPU := range []bool{false, true} {
+	for _, k := range []struct{ onGPU, inMemory bool }{{}, {onGPU: true}, {inMemory: true}, {true, true}} {
 		c := small(t)
-		if onGPU {
+		c.InMemory = k.inMemory
+		if k.onGPU {
 			d, err := gds.Open(nil, gdstest.Build(t).Path)
 			if err != nil {
 				t.Fatal(err)
@@ -50,7 +51,10 @@ func TestRowsAreFilled(t *testing.T) {
 			t.Fatalf("%+v", rows)
 		}
 		for _, r := range rows {
-			if r.Ours <= 0 || r.Copy <= 0 || r.Plain <= 0 || r.Ratio.Low > r.Ratio.High || r.Route == "" {
+			if (r.Route == "memory") != k.inMemory {
+				t.Errorf("route %s", r.Route)
+			}
+			if r.Ours <= 0 || r.Copy <= 0 || (r.Plain <= 0) != k.inMemory || r.Ratio.Low > r.Ratio.High || r.Route == "" {
 				t.Errorf("%+v", r)
 			}
 		}

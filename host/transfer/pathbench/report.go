@@ -29,7 +29,7 @@ type Row struct {
 	Route    string  `json:"route"`
 	Pass     string  `json:"pass"`
 	Copy     float64 `json:"copy"`            // the copy between pages and slots alone
-	Plain    float64 `json:"plain"`           // plain threads and files alone
+	Plain    float64 `json:"plain,omitempty"` // plain threads and files alone; 0: not of a root in memory
 	Ours     float64 `json:"ours"`            // all of it
 	Ratio    Spread  `json:"ratio"`           // ours over the smaller ceiling of its round
 	CPU      float64 `json:"cpu"`             // processor seconds per GB, ours
@@ -46,9 +46,12 @@ func Write(w io.Writer, rows []Row) error {
 		return err
 	}
 	for _, r := range rows {
-		if _, err := fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %.1f | %.1f | %.1f | %s | %.3f / %.3f |\n", r.Pages,
-			r.Memory, r.Files, r.Route, r.Pass,
-			r.Copy, r.Plain, r.Ours, r.Ratio, r.CPU, r.PlainCPU); err != nil {
+		plain, cpu := "", fmt.Sprintf("%.3f", r.CPU)
+		if r.Plain > 0 {
+			plain, cpu = fmt.Sprintf("%.1f", r.Plain), fmt.Sprintf("%s / %.3f", cpu, r.PlainCPU)
+		}
+		if _, err := fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %.1f | %s | %.1f | %s | %s |\n", r.Pages, r.Memory,
+			r.Files, r.Route, r.Pass, r.Copy, plain, r.Ours, r.Ratio, cpu); err != nil {
 			return err
 		}
 	}
