@@ -217,7 +217,7 @@ func BenchmarkSaveTouches(b *testing.B) {
 	var with, without time.Duration
 	for b.Loop() {
 		start := time.Now()
-		with = max(with, longest((savedIndex{r}).saveTouches))
+		with = max(with, longest(r.recovery.SaveTouches))
 		took := time.Since(start)
 		b.StopTimer()
 		without = max(without, longest(func() { time.Sleep(took) }))

@@ -3,9 +3,9 @@ package store
 import (
 	"context"
 
-	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -15,7 +15,6 @@ import (
 type custody interface {
 	putCustody
 	removalCustody
-	scanCustody
 	rootCustody
 }
 
@@ -79,6 +78,8 @@ type rootCustody interface {
 	recover(ctx context.Context) error
 	// scan looks at every file, once.
 	scan(ctx context.Context) error
+	// judge judges what a scan meets.
+	judge() recovery.Judge
 	// grants says whether lookups may grant entries. The caller holds mu.
 	grants() bool
 	// start begins the root's own work, which ends with the store.
@@ -90,18 +91,4 @@ type rootCustody interface {
 	// step is for tests: see [Scheduler].
 	step(ctx context.Context)
 	stats() *SharedStats
-}
-
-// scanCustody is the part in a scan.
-type scanCustody interface {
-	// found enters a piece under its name.
-	found(c *scanState, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool)
-	// foundUnsound judges a file that is no sound piece.
-	foundUnsound(c *scanState, name, rel string, info staging.Info, err error)
-	// foundUnknown judges a piece of a namespace that the store cannot tell.
-	foundUnknown(c *scanState, name string, allocated int64, err error)
-	// rename moves a piece to the name that today's place policy gives it, if it can be.
-	rename(c *scanState, from, to string, allocated int64) bool
-	// scanEnded follows the first scan, of which so many bytes were booked as orphans. The caller holds mu.
-	scanEnded(c *scanState, booked int64)
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // keptFiles are the files of the catalog that a store's roots hold.
@@ -28,28 +27,8 @@ func (k keptFiles) Keep(dir, base string, data []byte) error {
 // Forget removes a file from the roots, except where a scan could not read files that may need it.
 func (k keptFiles) Forget(dir, base string) {
 	for _, r := range k.roots {
-		r.Lock()
-		incomplete := r.scanIncomplete
-		r.Unlock()
-		if !incomplete && r.Health.Takes() {
+		if !r.recovery.Incomplete.Load() && r.Health.Takes() {
 			r.custody.forget(r.Path + "/" + dir + "/" + base)
-		}
-	}
-}
-
-// sweepMeta removes temporaries that an earlier run left among the store's own files.
-func (r *root) sweepMeta() {
-	for _, d := range [...]string{pieceformat.MetaDir, pieceformat.NamespacesDir, pieceformat.PlansDir, pieceformat.PoliciesDir} {
-		list, err := r.FS.ReadDir(r.Path + "/" + d)
-		if err != nil {
-			r.Log.Warn("a directory could not be read; temporaries in it are left", "directory", d, "error", err)
-		}
-		for _, e := range list {
-			if temp, ok := pieceformat.ParseTemp(e.Name()); ok && r.custody.ownsTemp(temp.Host) {
-				if err := r.sweep(r.Path + "/" + d + "/" + e.Name()); err != nil {
-					r.Log.Warn("a temporary is left", "directory", d, "file", e.Name(), "error", err)
-				}
-			}
 		}
 	}
 }

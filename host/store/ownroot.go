@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -112,57 +112,41 @@ func (c ownRoot) lockOut(context.Context) error { return c.unshared() }
 
 func (c ownRoot) identify() (empty bool, err error) { return c.r.directory.Adopt() }
 
-func (c ownRoot) recover(ctx context.Context) error { return ownScan{c.r}.start(ctx) }
+func (c ownRoot) recover(ctx context.Context) error {
+	ok, err := c.r.recovery.TakeCheckpoint(ctx)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return c.r.recovery.BeginScan()
+	}
+	c.r.shrink(ctx)
+	close(c.r.scanned)
+	return ctx.Err()
+}
 
-func (c ownRoot) scan(ctx context.Context) error { return ownScan{c.r}.run(ctx) }
+func (c ownRoot) scan(ctx context.Context) error {
+	if err := c.r.recovery.Scan(ctx); err != nil {
+		return err
+	}
+	c.r.shrink(ctx)
+	return ctx.Err()
+}
+
+func (c ownRoot) judge() recovery.Judge { return recovery.Exclusive{} }
 
 func (c ownRoot) start() {
 	r, s := c.r, c.r.store
-	s.work.Go(func() { savedIndex{r}.saveTouchesEvery(s.run, touchesEvery) })
+	s.work.Go(func() { r.recovery.SaveTouchesEvery(s.run, recovery.TouchesEvery) })
 	if s.cfg.EvictMode == Background {
 		s.work.Go(func() { r.evictAhead(s.run) })
 	}
 }
 
 func (c ownRoot) save() {
-	savedIndex{c.r}.saveTouches()
-	savedIndex{c.r}.saveCheckpoint()
+	c.r.recovery.SaveTouches()
+	c.r.recovery.SaveCheckpoint()
 }
-
-func (c ownRoot) found(sight *scanState, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
-	if was := sight.Add(cl, h, allocated, fallback); was.Class != nil {
-		sight.resolve(was, name, h, allocated)
-	}
-}
-
-func (c ownRoot) foundUnsound(sight *scanState, name, rel string, info staging.Info, err error) {
-	sight.unsound(name, rel, info, err)
-}
-
-func (c ownRoot) foundUnknown(sight *scanState, name string, _ int64, err error) {
-	if !nobodys(err) {
-		sight.unreadable(name, err)
-		return
-	}
-	c.r.Counted(&c.r.count.unclaimed)
-	c.r.Quarantine.Isolate(name, err)
-}
-
-func (c ownRoot) rename(sight *scanState, from, to string, _ int64) bool {
-	err := c.r.move(from, to)
-	switch {
-	case err == nil:
-		return true
-	case errors.Is(err, fs.ErrExist):
-		c.r.Counted(&c.r.count.unclaimed)
-		c.r.Quarantine.Isolate(from, err)
-	default:
-		sight.unreadable(from, err)
-	}
-	return false
-}
-
-func (c ownRoot) scanEnded(*scanState, int64) {}
 
 // unshared says who shares a root that this host wants for itself.
 func (c ownRoot) unshared() error {

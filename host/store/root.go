@@ -33,6 +33,7 @@ type root struct {
 	budget  writeBudget
 
 	kept      *recovery.Directory // files that the store keeps for itself
+	recovery  *recovery.Root
 	directory *health.Directory
 	meter     health.Meter
 
@@ -41,15 +42,12 @@ type root struct {
 	evictorWake chan struct{}       // wakes the background evictor
 	upkeepWake  chan struct{}
 
-	unavailable atomic.Bool               // it could not be opened: see openLate
-	scanned     chan struct{}             // closed when it is known what is there
-	scanState   atomic.Pointer[scanState] // of the scan under way, or nil
+	unavailable atomic.Bool   // it could not be opened: see openLate
+	scanned     chan struct{} // closed when it is known what is there
 
-	unsure         atomic.Uint32  // batches that could not be made durable
-	unsynced       []entries.Mark // entries that a batch has yet to make durable; guarded by mu, like the rest
-	suspects       []entries.Mark // entries whose files gave no answer
-	scanIncomplete bool           // the scan could not read something
-	count          counters
+	unsure   atomic.Uint32  // batches that could not be made durable
+	unsynced []entries.Mark // entries that a batch has yet to make durable; guarded by mu, like the rest
+	suspects []entries.Mark // entries whose files gave no answer
 }
 
 // openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
@@ -91,6 +89,10 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, p.Label, err)
 	}
 	r.kept = &recovery.Directory{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
+	r.recovery = &recovery.Root{Config: recovery.Config{
+		Entries: &r.Set, Kept: r.kept, Judge: r.custody.judge(), Workers: s.cfg.ScanWorkers, Capacity: cfg.Capacity,
+		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.custody.ownsTemp, Drop: func(m entries.Mark) { r.drop(m, 0) },
+	}}
 	r.budget = newWriteBudget(r)
 	r.directory = health.NewDirectory(r.Health, r.Path, r.lockName(), pieceformat.RootDirs[:])
 	return r, nil
@@ -118,7 +120,7 @@ func (r *root) take(ctx context.Context) (err error) {
 		return err
 	}
 	r.directory.Opened(self, lock)
-	r.sweepMeta()
+	r.recovery.SweepTemps()
 	if err := r.budget.Load(); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}

@@ -139,7 +139,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	r.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r.endScan(ctx, newScan(r))
+	r.recovery.NewScan().End(ctx, func(int64) {})
 	told = 0
 	f.restart()
 	_ = f.store.roots[0].Evictor.Flush()

@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -69,10 +70,10 @@ func (c sharedBackend) see(cl *catalog.Class, h *pieceformat.Header, allocated i
 		r.Unlock()
 		return
 	}
-	sight := c.scanState
+	sight := c.firstScan
 	r.Unlock()
 	h.Pieces = 1 << h.Rank // nothing is reserved for ranks that may be written by others
-	late := &scanState{entries.NewLateScan(&r.Set), r}
+	late := r.recovery.NewLateScan()
 	if sight == nil {
 		sight = late
 	}
@@ -300,10 +301,13 @@ func (c *sharedRoot) stats() *SharedStats {
 	return &s
 }
 
-// found enters a piece that a scan has met. It may have gone since its header was read.
-func (c *sharedRoot) found(_ *scanState, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
+// sharedJudge is the [recovery.Judge] of a shared root: what is of no use to this host is left alone.
+type sharedJudge struct{ *sharedRoot }
+
+// Found enters a piece that a scan has met. It may have gone since its header was read.
+func (c sharedJudge) Found(_ *recovery.Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
 	r := c.root
-	sharedBackend{c}.see(cl, h, allocated, fallback)
+	sharedBackend(c).see(cl, h, allocated, fallback)
 	if _, err := r.FS.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -316,7 +320,7 @@ func (c *sharedRoot) found(_ *scanState, name string, cl *catalog.Class, h *piec
 	}
 }
 
-func (c *sharedRoot) foundUnsound(_ *scanState, name, _ string, info staging.Info, err error) {
+func (c sharedJudge) Unsound(_ *recovery.Scan, name, _ string, info staging.Info, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -324,21 +328,14 @@ func (c *sharedRoot) foundUnsound(_ *scanState, name, _ string, info staging.Inf
 	c.overlook(pieceformat.Padded(info.Allocated))
 }
 
-// foundUnknown leaves a piece alone: another host may know whose it is.
-func (c *sharedRoot) foundUnknown(_ *scanState, _ string, allocated int64, _ error) {
-	c.root.Counted(&c.root.count.unclaimed)
+// Unknown leaves a piece alone: another host may know whose it is.
+func (c sharedJudge) Unknown(_ *recovery.Scan, _ string, allocated int64, _ error) {
+	c.root.recovery.Count.Unclaimed.Add(1)
 	c.overlook(allocated)
 }
 
-func (c *sharedRoot) rename(_ *scanState, from, _ string, allocated int64) bool {
+func (c sharedJudge) Rename(_ *recovery.Scan, from, _ string, allocated int64) bool {
 	c.root.Log.Warn("piece of a shared root left alone: this host's place policy gives it another name; all hosts must have the same policy", "file", from)
 	c.overlook(allocated)
 	return false
-}
-
-// scanEnded takes over what the scan could make nothing of: it has learned of other hosts' pieces until now.
-func (c *sharedRoot) scanEnded(sight *scanState, booked int64) {
-	c.root.Account.Add(capacity.Orphans, sight.Orphaned()-booked)
-	c.overlooked += sight.Orphaned()
-	c.scanState = nil
 }

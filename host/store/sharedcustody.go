@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -28,6 +29,7 @@ func (leftToEvictor) forget(string)                      {} // another host may 
 func (c *sharedRoot) suffix() string                     { return "." + c.root.store.cfg.HostID }
 func (c *sharedRoot) ownsTemp(host string) bool          { return host == c.root.store.cfg.HostID }
 func (c *sharedRoot) grants() bool                       { return c.member.Fresh() }
+func (c *sharedRoot) judge() recovery.Judge              { return sharedJudge{c} }
 func (leftToEvictor) start()                             {}
 func (leftToEvictor) save()                              {}
 

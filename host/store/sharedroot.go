@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -39,7 +40,7 @@ type sharedRoot struct {
 	ticket uint64      // of the last scan that was begun: enter's, and then steps'
 
 	// The rest is guarded by root.mu.
-	scanState  *scanState // of the first scan, while it runs: entries are told to the evict policy when all are there
+	firstScan  *recovery.Scan // the first scan the first scan, while it runs: entries are told to the evict policy when all are there
 	pending    map[shared.ID]*pendingEviction
 	overlooked int64 // bytes of files that the last scan could make nothing of
 	inFlight   int64 // bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
@@ -98,7 +99,7 @@ func (c *sharedRoot) recover(context.Context) error {
 	}
 	r.Lock()
 	r.BeginScan()
-	c.member, c.scanState, c.ended, r.Touched = m, newScan(r), make(chan struct{}), m.Touch
+	c.member, c.firstScan, c.ended, r.Touched = m, r.recovery.NewScan(), make(chan struct{}), m.Touch
 	c.pending, c.overlooked, c.inFlight, c.ticket = map[shared.ID]*pendingEviction{}, 0, 0, 0
 	r.Unlock()
 	c.busy.Store(true)
@@ -130,8 +131,13 @@ func (c *sharedRoot) scan(ctx context.Context) error {
 	if !c.root.Health.Serves() {
 		return c.root.Health.OutError()
 	}
-	c.scanState.order()
-	c.root.endScan(ctx, c.scanState)
+	first := c.firstScan
+	first.Order()
+	first.End(ctx, func(booked int64) { // it has learned of other hosts' pieces until now
+		c.root.Account.Add(capacity.Orphans, first.Orphaned()-booked)
+		c.overlooked += first.Orphaned()
+		c.firstScan = nil
+	})
 	c.member.Scanned(c.ticket)
 	c.busy.Store(false)
 	return nil
@@ -181,9 +187,9 @@ func (c *sharedRoot) rescan(ctx context.Context) error {
 	r.Account.Remove(capacity.Orphans, c.overlooked)
 	c.overlooked = 0
 	r.Unlock()
-	sight := newScan(r)
-	err := staging.Walk(ctx, r.FS, r.Path, r.store.cfg.ScanWorkers, sight.file, sight.skipped)
-	c.overlook(sight.Orphaned())
+	found := r.recovery.NewScan()
+	err := found.Walk(ctx)
+	c.overlook(found.Orphaned())
 	return err
 }
 

@@ -10,12 +10,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/health"
 )
 
-// counters of one root's files, guarded by its lock.
-type counters struct {
-	swept, foreign, renamed, unclaimed uint64
-	scanned                            atomic.Uint64
-}
-
 // RootStats is the state of one root. What counts up does so since the store was opened.
 type RootStats struct {
 	Path      string
@@ -148,14 +142,14 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 func (r *root) stats() RootStats {
 	r.Lock()
 	defer r.Unlock()
-	c, n, a, ev := &r.Count, &r.count, r.Account.Figures(), r.Evictor.Counts()
+	c, n, a, ev := &r.Count, &r.recovery.Count, r.Account.Figures(), r.Evictor.Counts()
 	st := RootStats{
-		Path: r.Path, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned, Scanning: r.Scanning(), Scanned: n.scanned.Load(),
+		Path: r.Path, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned, Scanning: r.Scanning(), Scanned: n.Scanned.Load(),
 		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(), IndexBytes: r.Index.Memory(),
 		Recycled: c.Recycled, Inserted: c.Inserted, Published: c.Published, Aborted: c.Aborted, Evictions: c.Evictions, Asks: ev.Asks,
 		BadVictims: ev.BadVictims, Sheds: c.Sheds, Waits: c.Waits, Expired: c.Expired, OverBudget: c.OverBudget, Limit: a.Limit, Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
 		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults, EvictFaults: ev.Faults, Recovered: c.Recovered,
-		Swept: n.swept, Renamed: n.renamed, Foreign: n.foreign, Unclaimed: n.unclaimed,
+		Swept: n.Swept.Load(), Renamed: n.Renamed.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
 		Shared: r.custody.stats(), Evict: r.Evictor.Stats(),
 	}
 	h := r.Health.Report()

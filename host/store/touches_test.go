@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
 )
 
 // order is the keys by their last touch.
@@ -42,9 +43,9 @@ func testOrderOfTouchAfterACrash(t *testing.T) {
 		t.Fatalf("%v, want %v", got, want)
 	}
 	var list []byte
-	for size := int64(32 + 5*8); ; time.Sleep(touchesEvery) { // the store does it by itself
+	for size := int64(32 + 5*8); ; time.Sleep(recovery.TouchesEvery) { // the store does it by itself
 		if info, err := os.Stat(name); err == nil && info.Size() == size {
-			savedIndex{f.store.roots[0]}.saveTouches() // the one before may have come between two touches
+			f.store.roots[0].recovery.SaveTouches() // the one before may have come between two touches
 			if list, err = os.ReadFile(name); err != nil {
 				t.Fatal(err)
 			}

@@ -1,6 +1,20 @@
-// Package recovery is what a clean end keeps of a root for the next start, and how a start makes sense of what it
-// finds: the checkpoint of the index, the evict policy's state, the list of touches, and the class and name of a piece
-// that a scan meets.
+// Package recovery is what a start finds in a root, and what an end keeps for the next start.
 //
-// It reads and writes files and fills an index; it takes no lock and changes no account. Its caller does both.
+// A clean end writes a checkpoint: the index, with the evict policy's state. Otherwise a scan looks at every file and
+// enters the pieces that it finds ([Root.BeginScan], [Root.Scan]). What becomes of a file that is not a sound piece, or
+// has another name than it should have, the [Judge] of the root says. The order of last touch comes from a list that
+// is written from time to time.
+//
+// While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the
+// scan has ended,
+//
+//   - the account has, beside the entries seen, an upper bound of the bytes that the others take: all that is in use on
+//     the file system. A put that does not fit beside that is shed, and nothing is evicted, because nobody knows yet
+//     what is oldest.
+//   - a put first looks whether its file is there already, unseen ([Root.Seek]): then it is taken into the index, and
+//     the put is told that it is resident.
+//   - the evict policy is told nothing. At the end it hears of everything in order of last touch, what was touched
+//     meanwhile last, a slice at a time.
+//
+// [Directory] reads and writes the files in a root that the store keeps for itself.
 package recovery
