@@ -72,7 +72,7 @@ test-engines: build .build/engines/installed ## real vLLM, LMCache and SGLang wi
 	$(ENGINE_TEST) $(ENGINES)
 
 test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed
-	$(ENGINE_TEST) $(ENGINES)/test_$*.py
+	$(ENGINE_TEST) $(ENGINES)/test_$**.py
 
 torture: ## random histories and power losses for TORTURE each (10m), kill -9 for KILLS rounds (500); prints failing seeds
 	CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)

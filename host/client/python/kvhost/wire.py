@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from kvhost.errors import HostError, HostGone
-from kvhost.events import EventStream, Position
+from kvhost.events.stream import EventStream, Position
 from kvhost.v1 import kvhost_pb2 as pb
 
 # A call is told of every message under its id, on the receiving thread, and says whether it is complete. An exception

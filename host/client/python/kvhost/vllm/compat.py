@@ -59,3 +59,10 @@ def ranks() -> tuple[int, int]:
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
     return get_pp_group().rank_in_group, get_tp_group().rank_in_group
+
+
+def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+    """How many tokens one of a request's block hashes covers."""
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

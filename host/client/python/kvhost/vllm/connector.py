@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -17,9 +17,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvhost.adopted import separate_allocations
+from kvhost.events import EventStream, Position
 from kvhost.session import Session
 from kvhost.shape import Namespace
 from kvhost.vllm import compat, model, regions
+from kvhost.vllm.groups import GroupPlan
+from kvhost.vllm.kvevents import KVEvents
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import Handshake, StepOrders, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
@@ -30,6 +33,7 @@ from kvhost.vllm.worker import Finished, Worker, open_session
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
@@ -269,9 +273,28 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler = Scheduler(
             self._settings, link, plans, ranks, stages, loads=loads,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+            events=self._kv_events(plans, link, stages),
         )
         self._scheduler.handshake({rank: w.epoch for rank, w in workers.items()})
         link.start(_FIRST_CONNECT)
+
+    def _kv_events(self, plans: Sequence[GroupPlan], link: Link, stages: int) -> KVEvents | None:
+        """What turns the host's events into the engine's, if the engine publishes events."""
+        config = self._vllm_config.kv_events_config
+        if config is None or not config.enable_kv_cache_events:
+            return None
+        hash_tokens = compat.hash_tokens(self._vllm_config, self._kv_cache_config)
+
+        def open(stage: int, after: Position | None) -> EventStream | None:
+            sessions = link.sessions()
+            return sessions[stage].events(after) if sessions else None
+
+        return KVEvents(
+            plans, hash_tokens, self._settings.events_medium, stages, open, alive=lambda: link.epoch >= 0
+        )
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return self._scheduler.take_events() if self._scheduler is not None else ()
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._scheduler is None:

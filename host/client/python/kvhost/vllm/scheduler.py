@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvhost.errors import KvhostError
 from kvhost.vllm import hints
@@ -17,6 +17,9 @@ from kvhost.vllm.lookups import RequestLookup
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders, StoreOrder, WorkerReport
 from kvhost.vllm.rates import LoadOrCompute, Part
 from kvhost.vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from kvhost.vllm.kvevents import KVEvents
 
 log = logging.getLogger("vllm.kvhost")
 
@@ -46,7 +49,7 @@ class Scheduler:
 
     def __init__(
         self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool,
-        step_tokens: int,
+        step_tokens: int, events: KVEvents | None = None,
     ) -> None:
         """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load.
         ``step_tokens`` is the most that the engine computes in a step."""
@@ -54,6 +57,7 @@ class Scheduler:
         self._chunk = groups[0].chunk_tokens
         self._ranks, self._stages = ranks, stages
         self._loads_allowed = loads
+        self._events = events  # None: the engine publishes none
         self._requests: dict[str, Tracked] = {}
         self._last_number = 0
         self._last_order = 0
@@ -121,6 +125,8 @@ class Scheduler:
             return 0
         there = lookup.hit(len(keys))
         t.stored = max(t.stored, there)
+        if self._events is not None:
+            self._events.found(request, keys[:there])
         take = self._worth(lookup, self._before_bad(keys, there), computed)
         if not take:
             lookup.release()
@@ -253,6 +259,8 @@ class Scheduler:
                 blocks = g.chunk_blocks(t.table[g.id], i)
                 if g.storable(i, computed) and NULL_BLOCK not in blocks and len(blocks) == g.blocks:
                     chunks.append(ChunkOrder(i, blocks, keys[i], keys[i - 1] if i else b""))
+                    if self._events is not None:
+                        self._events.ordered(r, g.id, i, keys[i])
             if chunks:
                 groups.append((g.id, chunks))
         self._count("chunks_ordered", end - t.stored)
@@ -316,8 +324,16 @@ class Scheduler:
     def new_generation(self, generation: bytes) -> None:
         """What was stored so far is not found any more: the engine's weights have changed."""
         self._generation = generation
+        if self._events is not None:
+            self._events.forget()
         for t in self._requests.values():
             t.may_load, t.stored = False, 1 << 62  # its chain is of the old weights
 
+    def take_events(self) -> list[Any]:
+        """vLLM's events for what the host stored and removed since the last call."""
+        return self._events.take() if self._events is not None else []
+
     def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
         self._link.close()

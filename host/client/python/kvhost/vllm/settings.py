@@ -23,6 +23,7 @@ class Settings:
     model: str = ""  # instead of vLLM's model name: two paths of one model
     revision: str = ""
     extra: Mapping[str, str] = field(default_factory=dict)  # more that must agree, into the namespace
+    events_medium: str = "DISK"  # the tier that KV cache events name
     lookup_wait: float = 0.002  # seconds that the scheduler waits for a lookup before it serves others
     lookup_timeout: float = 1.0  # seconds until a lookup counts as a miss
     load_timeout: float = 60.0  # seconds until a load is cancelled

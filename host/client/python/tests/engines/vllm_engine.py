@@ -61,7 +61,7 @@ class Engine:
             "max_num_seqs": 8, **(vllm or {}),
         }
         if host is not None:
-            extra = {"socket": host.socket, "load_when": "always", **options}
+            extra = {"socket": host.socket, "load_when": "always", "lookup_timeout": 5.0, **options}
             settings["kv_transfer_config"] = {
                 "kv_connector": "ProbeConnector", "kv_connector_module_path": "vllm_probe", "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra,

@@ -10,10 +10,11 @@ from typing import Any
 
 def serve(connection: Connection, options: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
-    if (transfer := options.pop("kv_transfer_config", None)) is not None:
-        options["kv_transfer_config"] = KVTransferConfig(**transfer)
+    for name, config in (("kv_transfer_config", KVTransferConfig), ("kv_events_config", KVEventsConfig)):
+        if name in options:
+            options[name] = config(**options[name])
     llm = LLM(**options)
     engine = llm.llm_engine
     connection.send("ready")

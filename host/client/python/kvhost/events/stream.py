@@ -45,8 +45,12 @@ class EventBatch:
 class EventStream:
     """Batches of events, without an end. Iterate in a thread of your own; any thread may close it."""
 
-    def __init__(self, path: str, channel: Any, namespace: bytes, key_bytes: int, after: Position | None) -> None:
+    def __init__(
+        self, path: str, channel: Any, namespace: bytes, key_bytes: int, after: Position | None, *, owned: bool = False
+    ) -> None:
+        """``owned``: the channel ends with the stream."""
         self._path = path
+        self._channel = channel if owned else None
         self._key_bytes = key_bytes
         call = channel.unary_stream(
             "/kvhost.v1.Host/Events",
@@ -55,6 +59,12 @@ class EventStream:
         )
         at = after or Position()
         self._batches = call(pb.EventsRequest(namespace_digest=namespace, epoch=at.epoch, after=at.seq))
+
+    @classmethod
+    def connect(cls, path: str, namespace: bytes, key_bytes: int, after: Position | None = None) -> EventStream:
+        """A stream without a session, of a namespace's digest, or of all namespaces if that is empty."""
+        channel = grpc.insecure_channel("unix:" + path, options=[("grpc.use_local_subchannel_pool", 1)])
+        return cls(path, channel, namespace, key_bytes, after, owned=True)
 
     def __iter__(self) -> Iterator[EventBatch]:
         try:
@@ -74,3 +84,5 @@ class EventStream:
 
     def close(self) -> None:
         self._batches.cancel()
+        if self._channel is not None:
+            self._channel.close()

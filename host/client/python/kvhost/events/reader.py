@@ -1,0 +1,139 @@
+"""A host's events in a bounded queue, across lost connections and restarts of the host."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvhost.errors import KvhostError
+from kvhost.events.stream import Event, EventStream, Position
+
+log = logging.getLogger("kvhost.events")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+class Changed(enum.Enum):
+    STORED = 1
+    EVICTED = 2
+    RESET = 3  # a snapshot begins: only what is STORED from here on is resident
+    COMPLETE = 4  # it ends
+
+
+@dataclass(frozen=True)
+class Change:
+    kind: Changed
+    event: Event | None = None  # of STORED and EVICTED
+    when: float = 0.0  # of RESET, by time.monotonic()
+
+
+class EventReader:
+    """Reads a host's events in a thread of its own until it is closed.
+
+    It resumes after the last batch that it queued. If the host does not hold what follows any more, or has restarted,
+    the host sends a snapshot. When the queue is full the reader stops reading. A host whose log overflows meanwhile sends
+    a snapshot, too. So neither side holds more than its bound, and nothing is lost unnoticed."""
+
+    def __init__(
+        self,
+        open: Callable[[Position | None], EventStream | None],
+        *,
+        limit: int,
+        wanted: Callable[[Event], bool] = lambda e: True,
+        name: str = "",
+    ) -> None:
+        """``open`` starts a stream after a position. It returns None, or raises, while there is no host. ``limit`` is
+        the most changes that are queued. ``wanted`` runs in the reader's thread: changes of other keys are dropped."""
+        self._open, self._limit, self._wanted = open, limit, wanted
+        self._wake = threading.Condition()
+        self._queue: deque[Change] = deque()
+        self._stream: EventStream | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"kvhost-events{name}", daemon=True)
+        self._thread.start()
+
+    def take(self, most: int) -> list[Change]:
+        """At most so many changes, in order, without waiting."""
+        if not self._queue:
+            return []
+        with self._wake:
+            taken = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+            self._wake.notify_all()
+        return taken
+
+    def wait(self, seconds: float) -> bool:
+        """Returns when a change is queued, or the time is over; whether there is one."""
+        with self._wake:
+            return self._wake.wait_for(lambda: self._queue or self._closed, seconds) and bool(self._queue)
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            stream = self._stream
+            self._wake.notify_all()
+        if stream is not None:
+            stream.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        after: Position | None = None
+        pause = _FIRST_PAUSE
+        while not self._closed:
+            began = time.monotonic()
+            try:
+                stream = self._open(after)
+                if stream is not None:
+                    after = self._read(stream, after)
+            except (KvhostError, OSError) as e:
+                log.debug("kvhost: events: %s", e)
+            if time.monotonic() - began > 1:
+                pause = _FIRST_PAUSE
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed, pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _read(self, stream: EventStream, after: Position | None) -> Position | None:
+        """Queues a stream's batches until it ends; returns where to resume."""
+        with self._wake:
+            if self._closed:
+                stream.close()
+                return after
+            self._stream = stream
+        snapshot = False
+        try:
+            for batch in stream:
+                changes: list[Change] = []
+                if batch.snapshot and not snapshot:
+                    changes.append(Change(Changed.RESET, when=time.monotonic()))
+                changes += [
+                    Change(Changed.STORED if e.stored else Changed.EVICTED, e) for e in batch.events if self._wanted(e)
+                ]
+                if batch.snapshot_end:
+                    changes.append(Change(Changed.COMPLETE))
+                snapshot = batch.snapshot and not batch.snapshot_end
+                if not self._put(changes):
+                    break
+                after = batch.after  # none within a snapshot: it is read again from its start
+        except KvhostError as e:
+            log.debug("kvhost: events: %s", e)
+        finally:
+            with self._wake:
+                self._stream = None
+            stream.close()
+        return after
+
+    def _put(self, changes: list[Change]) -> bool:
+        """Queues changes when there is room for them; false when the reader was closed meanwhile."""
+        with self._wake:
+            for change in changes:
+                self._wake.wait_for(lambda: len(self._queue) < self._limit or self._closed)
+                if self._closed:
+                    return False
+                self._queue.append(change)
+            self._wake.notify_all()
+        return True
