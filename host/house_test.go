@@ -34,6 +34,7 @@ var rows = [][]string{
 	{"host/store/evictor"},
 	{"host/store/entries", "host/store/files"},
 	{"host/store/recovery"},
+	{"host/store/sharedroot"},
 	{"host/store"},
 	{"host/store/fsck", "host/store/janitor", "host/store/metamorphic"},
 	{"host/transfer"},

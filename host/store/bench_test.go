@@ -297,7 +297,8 @@ func BenchmarkReserve(b *testing.B) {
 	f := indexOnly(b, entries, 32)
 	f.fill(entries, 32)
 	r := f.store.roots[0]
-	r.FS, r.cfg.unlinks = fileless{r.FS}, true // no put reuses a victim's file
+	r.FS = fileless{r.FS}
+	f.unlinkVictims()
 	ctx := context.Background()
 	b.ReportAllocs()
 	n := uint64(entries)

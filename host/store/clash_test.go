@@ -171,7 +171,7 @@ func TestRescanUnderALaterNaming(t *testing.T) {
 	for n := range uint64(4) {
 		f.mustRead(n)
 	}
-	if err := f.store.roots[0].custody.(*sharedRoot).rescan(t.Context()); err != nil {
+	if err := f.store.roots[0].custody.(*sharedRoot).Rescan(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for n := range uint64(4) {

@@ -68,7 +68,6 @@ type RootConfig struct {
 
 	Poll      time.Duration // of Shared: how soon the hosts see what others have stored: 1 s
 	Lapse     time.Duration // of Shared: how long a host can be silent before the others give it up: 10 s
-	unlinks   bool          // a victim's file is unlinked, never taken over
 	Scheduler *Scheduler    // of Shared, in tests
 }
 
@@ -110,6 +109,8 @@ const (
 	defaultLow      = 0.90
 	defaultKept     = 64
 	defaultScanners = 8
+	defaultPoll     = time.Second
+	defaultLapse    = 10 * time.Second
 )
 
 func (c *Config) complete() error {

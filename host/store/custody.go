@@ -18,34 +18,35 @@ type custody interface {
 	rootCustody
 }
 
+// rules are the part of a custody that never changes.
+type rules struct {
+	suffix       string // ends the names of files of which each host has its own
+	wholeEntries bool   // a new entry gets the bytes of all its ranks; otherwise each piece gets its own
+	evicts       bool   // this host's puts evict, and keep the root within its limit
+	awaits       bool   // a put waits for the removal of its key's entry; otherwise it is refused
+	reusesFiles  bool   // puts can overwrite the files of victims
+	tempsBeside  bool   // temporaries stand beside their targets, in directories that puts make
+	forgets      bool   // the store's own files that this host has no use for are removed
+	// ownsTemp says whether a temporary of an earlier run is this host's to remove.
+	ownsTemp func(host string) bool
+}
+
 // putCustody is the part in a put.
 type putCustody interface {
-	// ranks are the pieces that a new entry gets bytes for at its put.
-	ranks(p *Put) uint64
-	// evicts says whether a put evicts for itself where the configuration says so.
-	evicts() bool
 	// reserve books what a put needs.
 	reserve(ctx context.Context, w reservation) error
-	// mayInsert says why a put cannot make its entry now, if so. The caller holds mu.
+	// mayInsert says why a put cannot make its entry now, if so. The root's lock is held.
 	mayInsert(p *Put) error
-	// waitsFor says whether a put waits for the removal of its key's entry; the error says why it does not.
-	waitsFor(p *Put) error
-	// temp is the name of a temporary with this name beside its target.
+	// temp is the name of a put's temporary, given the one that it would have beside its target.
 	temp(beside string) (string, error)
-	// makeTempDir makes the directory of a put's temporary.
-	makeTempDir(p *Put) error
 	// publish gives a temporary its name, which it then has alone.
 	publish(p *Put, info staging.Info) error
-	// published judges an error of publish that did not come from another file under the name.
+	// notPublished judges an error of publish that did not come from another file under the name.
 	notPublished(p *Put, err error)
 	// nameTaken frees a put's name or finds another one; what holds the name is damaged, or a piece of another key.
 	nameTaken(p *Put, h *pieceformat.Header, damage error) error
-	// aborted gives up what an aborted put's entry has bytes for and will not get. The caller holds mu.
-	aborted(p *Put)
-	// giveBack returns a put's credit: nothing that it wrote is on the disk any more.
-	giveBack(p *Put)
-	// returned returns the credit that covered an orphan.
-	returned(credit shared.Credit)
+	// giveBack returns credit: nothing that was written on it is on the disk any more.
+	giveBack(credit shared.Credit)
 }
 
 // removalCustody is the part in removals.
@@ -56,21 +57,11 @@ type removalCustody interface {
 	unlinkDamaged(v *entries.Eviction, rank uint32, name string, cause error)
 	// discard removes a file of a put that failed, and returns the bytes of it that are left and booked.
 	discard(name string, most int64) (left int64)
-	// reusesFiles says whether puts can overwrite the files of victims.
-	reusesFiles() bool
-	// within says whether the root's limit is another's to keep, or kept.
-	within() bool
-	// forget removes one of the store's own files that this host has no use for any more.
-	forget(name string)
-	// ownsTemp says whether a temporary of an earlier run is this host's to remove.
-	ownsTemp(host string) bool
 }
 
 // rootCustody is the part in a root's life.
 type rootCustody interface {
-	// suffix ends the names of files of which each host has its own.
-	suffix() string
-	// lockOut keeps hosts away that would use the root in another way. The root's own lock is held.
+	// lockOut keeps hosts away that would use the root in another way. The root's own lock file is held.
 	lockOut(ctx context.Context) error
 	// identify says whether the directory is one to continue with, and whether it is empty.
 	identify() (empty bool, err error)
@@ -80,7 +71,7 @@ type rootCustody interface {
 	scan(ctx context.Context) error
 	// judge judges what a scan meets.
 	judge() recovery.Judge
-	// grants says whether lookups may grant entries. The caller holds mu.
+	// grants says whether lookups may grant entries. The root's lock is held.
 	grants() bool
 	// start begins the root's own work, which ends with the store.
 	start()

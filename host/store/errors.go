@@ -39,7 +39,7 @@ var (
 // The store as a whole.
 var (
 	// ErrRootBusy says that another host has the root.
-	ErrRootBusy = errors.New("store: root is in use")
+	ErrRootBusy = files.ErrBusy
 	// ErrConfig is a configuration that cannot be.
 	ErrConfig = errors.New("store: bad configuration")
 	// ErrUnknownNamespace is a request for a namespace that was not opened, or for a group or rank that the namespace

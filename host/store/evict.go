@@ -1,9 +1,6 @@
 package store
 
 import (
-	"iter"
-	"math/bits"
-
 	"github.com/kvhost/kvhost/host/store/entries"
 )
 
@@ -41,16 +38,6 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted
 		r.FinishEvict(&list[i])
 	}
 	return got
-}
-
-func ranksOf(pieces uint64) iter.Seq[uint32] {
-	return func(yield func(uint32) bool) {
-		for ; pieces != 0; pieces &= pieces - 1 {
-			if !yield(uint32(bits.TrailingZeros64(pieces))) {
-				return
-			}
-		}
-	}
 }
 
 // drop removes an entry at once that is not, or no longer, what the index says. keep names ranks whose files the caller

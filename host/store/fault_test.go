@@ -208,7 +208,8 @@ func TestBackgroundEviction(t *testing.T) {
 
 // TestHungUnlink has the eviction of one put hang; lookups and loads go on meanwhile.
 func TestHungUnlink(t *testing.T) {
-	f, faulty := faultyFixture(t, 2, func(c *Config) { c.Roots[0].unlinks = true }) // no file is taken over there
+	f, faulty := faultyFixture(t, 2)
+	f.unlinkVictims()
 	f.mustPut(0, 1)
 	faulty.Set(faultfs.MustRules("remove,rename ** 1st: hang")...)
 	done := make(chan error)
@@ -236,7 +237,8 @@ func TestHungUnlink(t *testing.T) {
 // TestUnlinkFailsForGood has every unlink fail. A put that needs room costs one entry at most, and not the whole cache.
 func TestUnlinkFailsForGood(t *testing.T) {
 	const entries = 10
-	f, faulty := faultyFixture(t, entries, func(c *Config) { c.Roots[0].unlinks = true }) // no file is taken over there
+	f, faulty := faultyFixture(t, entries)
+	f.unlinkVictims()
 	for n := range uint64(entries) {
 		f.mustPut(n)
 	}

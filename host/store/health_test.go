@@ -354,7 +354,8 @@ func TestTemporariesOfMeta(t *testing.T) {
 
 // TestStraysGo: what would not be unlinked is tried again, and its bytes are free then.
 func TestStraysGo(t *testing.T) {
-	f, faulty := faultyFixture(t, 4, func(c *Config) { c.Roots[0].unlinks = true })
+	f, faulty := faultyFixture(t, 4, func(c *Config) { c.QuarantineFiles = -1 })
+	f.unlinkVictims()
 	f.mustPut(0, 1, 2, 3)
 	faulty.Set(faultfs.MustRules("remove **: eacces\nstat **.kv: eacces")...)
 	if err := f.put(4, 0); !errors.Is(err, ErrNoSpace) {
@@ -377,8 +378,6 @@ func TestStraysGo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.cfg.QuarantineFiles = -1
-	f.store.cfg.QuarantineFiles = -1
 	p.Bad(errors.New("on purpose"))
 	p.Close()
 	l.Release()

@@ -1,6 +1,9 @@
 package store
 
 import (
+	"errors"
+	"io/fs"
+
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
@@ -27,8 +30,10 @@ func (k keptFiles) Keep(dir, base string, data []byte) error {
 // Forget removes a file from the roots, except where a scan could not read files that may need it.
 func (k keptFiles) Forget(dir, base string) {
 	for _, r := range k.roots {
-		if !r.recovery.Incomplete.Load() && r.Health.Takes() {
-			r.custody.forget(r.Path + "/" + dir + "/" + base)
+		if r.rules.forgets && !r.recovery.Incomplete.Load() && r.Health.Takes() {
+			if err := r.FS.Remove(r.Slash + dir + "/" + base); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				r.Log.Warn("file that nothing needs not removed; the next start tries again", "file", base, "error", err)
+			}
 		}
 	}
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"time"
 
 	"github.com/kvhost/kvhost/host/store/health"
 )
@@ -44,12 +43,4 @@ func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
 		r.custody.step(ctx)
 	}
 	return nil
-}
-
-// Scheduler is for tests. It replaces the clock and the timers of a shared root, so that what its hosts do to each
-// other repeats from a seed: a host makes a step when [Store.Maintain] says so, and never beside another.
-type Scheduler struct {
-	Now func() time.Duration
-	// Wait is called where the host would wait for others. It lets each of them make a step, and the caller by step.
-	Wait func(step func())
 }

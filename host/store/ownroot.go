@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"strings"
 
 	"github.com/kvhost/kvhost/host/store/entries"
@@ -18,27 +17,22 @@ import (
 // ownRoot is the [custody] of a root that this host has for itself. Put and eviction settle everything here and now.
 type ownRoot struct{ r *root }
 
-func (c ownRoot) ranks(p *Put) uint64    { return p.ranks }
-func (c ownRoot) evicts() bool           { return true }
-func (c ownRoot) mayInsert(*Put) error   { return nil }
-func (c ownRoot) waitsFor(*Put) error    { return nil }
-func (c ownRoot) aborted(*Put)           {}
-func (c ownRoot) giveBack(*Put)          {}
-func (c ownRoot) returned(shared.Credit) {}
-func (c ownRoot) suffix() string         { return "" }
-func (c ownRoot) ownsTemp(string) bool   { return true }
-func (c ownRoot) grants() bool           { return true }
-func (c ownRoot) leave()                 {}
-func (c ownRoot) step(context.Context)   {}
-func (c ownRoot) stats() *SharedStats    { return nil }
+var ownRules = rules{
+	wholeEntries: true, evicts: true, awaits: true, reusesFiles: true, tempsBeside: true, forgets: true,
+	ownsTemp: func(string) bool { return true },
+}
+
+func (c ownRoot) mayInsert(*Put) error               { return nil }
+func (c ownRoot) temp(beside string) (string, error) { return beside, nil }
+func (c ownRoot) giveBack(shared.Credit)             {}
+func (c ownRoot) grants() bool                       { return true }
+func (c ownRoot) leave()                             {}
+func (c ownRoot) step(context.Context)               {}
+func (c ownRoot) stats() *SharedStats                { return nil }
 
 func (c ownRoot) reserve(ctx context.Context, w reservation) error {
 	return w.evicting(ctx, c.r)
 }
-
-func (c ownRoot) temp(beside string) (string, error) { return beside, nil }
-
-func (c ownRoot) makeTempDir(p *Put) error { return c.r.MakeDir(filepath.Dir(p.target)) }
 
 func (c ownRoot) publish(p *Put, _ staging.Info) error {
 	return c.r.FS.RenameNoReplace(p.temp, p.target)
@@ -60,7 +54,7 @@ func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 
 func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
 	r := c.r
-	for rank := range ranksOf(pieces) {
+	for rank := range entries.Ranks(pieces) {
 		name, err := r.Locate(v.Class, &v.Key, rank, v.FallbackName)
 		if err != nil {
 			r.Log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account", "key", v.Key, "error", err)
@@ -96,16 +90,6 @@ func (c ownRoot) unlinkDamaged(v *entries.Eviction, rank uint32, name string, ca
 
 func (c ownRoot) discard(name string, most int64) (left int64) {
 	return c.r.Discard(name, most)
-}
-
-func (c ownRoot) reusesFiles() bool { return !c.r.cfg.unlinks }
-
-func (c ownRoot) within() bool { return c.r.IsScanning() || c.r.Account.Excess(1) <= 0 }
-
-func (c ownRoot) forget(name string) {
-	if err := c.r.FS.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		c.r.Log.Warn("file that nothing needs not removed; the next start tries again", "file", name, "error", err)
-	}
 }
 
 func (c ownRoot) lockOut(context.Context) error { return c.unshared() }

@@ -124,7 +124,7 @@ func (p *Put) leaveName(cause error) error {
 func (p *Put) enter(info staging.Info) error {
 	r := p.root
 	p.removeTemp()
-	p.root.custody.giveBack(p)
+	p.giveBack()
 	r.Lock()
 	if r.Index.At(p.mark.Slot).Is(index.Evicting) {
 		r.Unlock()
@@ -161,7 +161,7 @@ func (p *Put) abort(cause error) {
 	p.over = true
 	_ = p.closeFile()
 	p.removeTemp()
-	p.root.custody.giveBack(p)
+	p.giveBack()
 	r := p.root
 	if !p.opened && p.charge.Bytes == p.class.FileBytes() {
 		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
@@ -171,7 +171,9 @@ func (p *Put) abort(cause error) {
 	}
 	r.Lock()
 	r.Count.Aborted++
-	r.custody.aborted(p)
+	if !r.rules.wholeEntries { // whoever tries again takes credit again
+		r.Unreserve(p.mark.Slot, p.rank, p.class.FileBytes())
+	}
 	r.Unlock()
 	r.Log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
@@ -184,7 +186,7 @@ func (p *Put) removeTemp() {
 		return
 	}
 	left, credit := p.root.custody.discard(p.temp, p.class.FileBytes()), p.credit
-	if left > 0 && credit.Bytes() > 0 && p.root.Orphans.OnRemoval(p.temp, func() { p.root.custody.returned(credit) }) {
+	if left > 0 && credit.Bytes() > 0 && p.root.Orphans.OnRemoval(p.temp, func() { p.root.custody.giveBack(credit) }) {
 		p.credit = shared.Credit{}
 	}
 	p.temp = ""

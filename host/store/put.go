@@ -153,7 +153,12 @@ func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 	r.Lock()
 	defer r.Unlock()
-	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, func() error { return r.custody.waitsFor(p) })
+	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, func() error {
+		if r.rules.awaits {
+			return nil
+		}
+		return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, r.Path)
+	})
 	if err != nil || slot == index.None {
 		return false, err
 	}
@@ -211,10 +216,10 @@ func (s *Store) holds(fp uint64) bool {
 
 // reserves are the ranks that a new entry gets bytes for.
 func (p *Put) reserves() uint64 {
-	if p.root == nil {
+	if p.root == nil || p.root.rules.wholeEntries {
 		return p.ranks
 	}
-	return p.root.custody.ranks(p)
+	return 1 << p.rank // other hosts may write the others
 }
 
 func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) * p.class.FileBytes() }
@@ -312,7 +317,7 @@ func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes i
 
 // evicts says whether a reservation of so many bytes is to evict for itself. On a shared root the evictor does.
 func (r *root) evicts(tenant uint16, bytes int64) bool {
-	return r.custody.evicts() && (r.store.cfg.EvictMode == OnDemand || r.Account.OverQuota(r.want(tenant, bytes)))
+	return r.rules.evicts && (r.store.cfg.EvictMode == OnDemand || r.Account.OverQuota(r.want(tenant, bytes)))
 }
 
 // extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not
@@ -351,7 +356,13 @@ func (p *Put) shed(cause error) error {
 	r := p.root
 	r.Counted(&r.Count.Sheds)
 	p.removeTemp()
-	p.root.custody.giveBack(p)
+	p.giveBack()
 	r.budget.Refund(&p.charge)
 	return cause
+}
+
+// giveBack returns the put's credit: nothing that it wrote is on the disk any more.
+func (p *Put) giveBack() {
+	p.root.custody.giveBack(p.credit)
+	p.credit = shared.Credit{}
 }

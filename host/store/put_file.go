@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -86,8 +87,8 @@ func (p *Put) File() (staging.File, error) {
 			return nil, err
 		}
 		f, err := staging.OpenDirect(r.FS, p.temp, flags, 0o600)
-		if errors.Is(err, fs.ErrNotExist) {
-			if err = r.custody.makeTempDir(p); err == nil {
+		if errors.Is(err, fs.ErrNotExist) && r.rules.tempsBeside {
+			if err = r.MakeDir(filepath.Dir(p.target)); err == nil {
 				f, err = staging.OpenDirect(r.FS, p.temp, flags, 0o600)
 			}
 		}

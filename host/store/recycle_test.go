@@ -12,6 +12,9 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
+// unlinkVictims keeps puts from reusing the files of victims, as on a shared root.
+func (f *fixture) unlinkVictims() { f.store.roots[0].rules.reusesFiles = false }
+
 func (f *fixture) recycled() uint64 { return f.store.Stats().Roots[0].Recycled }
 
 func (f *fixture) temporaries() (found []string) {
@@ -116,7 +119,8 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 		}
 	})
 	t.Run("anything of a shared root", func(t *testing.T) {
-		f := newFixture(t, t.TempDir(), 1, 1, func(c *Config) { c.Roots[0].unlinks = true })
+		f := newFixture(t, t.TempDir(), 1, 1)
+		f.unlinkVictims()
 		f.mustPut(0, 1)
 		f.mustHold(1)
 		if n := f.recycled(); n != 0 {

@@ -142,9 +142,12 @@ func (r *root) shrink(ctx context.Context) {
 // shrinkIfOver evicts when a file that could not be unlinked has put the root over its limit, and says whether it is
 // within it.
 func (r *root) shrinkIfOver() bool {
-	if r.custody.within() {
+	if r.within() {
 		return true
 	}
 	r.shrink(context.Background())
-	return r.custody.within()
+	return r.within()
 }
+
+// within says whether the root is within its limit, as far as this host keeps it.
+func (r *root) within() bool { return !r.rules.evicts || r.IsScanning() || r.Account.Excess(1) <= 0 }

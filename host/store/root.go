@@ -30,6 +30,7 @@ type root struct {
 	store   *Store
 	cfg     RootConfig
 	custody custody
+	rules   rules
 	budget  writeBudget
 
 	kept      *recovery.Directory // files that the store keeps for itself
@@ -72,10 +73,6 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
 	r.meter.Now = s.cfg.Now
-	r.custody = ownRoot{r}
-	if cfg.Shared {
-		r.custody = newSharedRoot(r)
-	}
 	h := s.cfg.Policies.Evict
 	if cfg.Evict != nil {
 		h = cfg.Evict
@@ -89,9 +86,13 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, p.Label, err)
 	}
 	r.kept = &recovery.Directory{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
+	r.custody, r.rules = ownRoot{r}, ownRules
+	if cfg.Shared {
+		r.custody, r.rules = newSharedRoot(r), sharedRules(s.cfg.HostID)
+	}
 	r.recovery = &recovery.Root{Config: recovery.Config{
 		Entries: &r.Set, Kept: r.kept, Judge: r.custody.judge(), Workers: s.cfg.ScanWorkers, Capacity: cfg.Capacity,
-		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.custody.ownsTemp, Drop: func(m entries.Mark) { r.drop(m, 0) },
+		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.rules.ownsTemp, Drop: func(m entries.Mark) { r.drop(m, 0) },
 	}}
 	r.budget = newWriteBudget(r)
 	r.directory = health.NewDirectory(r.Health, r.Path, r.lockName(), pieceformat.RootDirs[:])

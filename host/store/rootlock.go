@@ -30,4 +30,4 @@ func (r *root) lockRoot(ctx context.Context) (io.Closer, error) {
 	return lock, nil
 }
 
-func (r *root) lockName() string { return r.Path + "/" + pieceformat.LockFile + r.custody.suffix() }
+func (r *root) lockName() string { return r.Path + "/" + pieceformat.LockFile + r.rules.suffix }

@@ -2,40 +2,65 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
-	"strings"
-	"time"
 
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
+	"github.com/kvhost/kvhost/host/store/shared"
+	"github.com/kvhost/kvhost/host/store/sharedroot"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// leftToEvictor is the part of custody that the evictor of a shared root has, or nobody.
-type leftToEvictor struct{}
+// SharedStats is a root's part among the hosts that share it.
+type SharedStats = shared.Stats
 
-func (c *sharedRoot) ranks(p *Put) uint64                { return 1 << p.rank } // other hosts may write the others, on their credit
-func (leftToEvictor) evicts() bool                       { return false }
-func (leftToEvictor) notPublished(*Put, error)           {} // the evictor clears the temporaries
-func (leftToEvictor) makeTempDir(p *Put) error           { return fs.ErrNotExist }
-func (c *sharedRoot) temp(beside string) (string, error) { return c.member.Temp(filepath.Base(beside)) }
-func (leftToEvictor) reusesFiles() bool                  { return false } // another host may be reading a victim
-func (leftToEvictor) within() bool                       { return true }
-func (leftToEvictor) forget(string)                      {} // another host may have use for it
-func (c *sharedRoot) suffix() string                     { return "." + c.root.store.cfg.HostID }
-func (c *sharedRoot) ownsTemp(host string) bool          { return host == c.root.store.cfg.HostID }
-func (c *sharedRoot) grants() bool                       { return c.member.Fresh() }
-func (c *sharedRoot) judge() recovery.Judge              { return sharedJudge{c} }
-func (leftToEvictor) start()                             {}
-func (leftToEvictor) save()                              {}
+// Scheduler is for tests. A host that has one makes a step when [Store.Maintain] says so.
+type Scheduler = sharedroot.Scheduler
 
-func (c *sharedRoot) waitsFor(p *Put) error {
-	return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, c.root.Path)
+// sharedRoot is the [custody] of a root that several hosts share.
+type sharedRoot struct {
+	*sharedroot.Root
+	root *root
 }
+
+// sharedRules leave nearly everything to the evictor: another host may be reading a victim, writing other ranks of an
+// entry, or have use for a file.
+func sharedRules(host string) rules {
+	return rules{suffix: "." + host, ownsTemp: func(of string) bool { return of == host }}
+}
+
+func newSharedRoot(r *root) *sharedRoot {
+	s := r.store
+	return &sharedRoot{root: r, Root: sharedroot.New(sharedroot.Config{
+		Entries: &r.Set, Kept: r.kept, Host: s.cfg.HostID, Capacity: r.cfg.Capacity, High: s.cfg.High, Low: s.cfg.Low,
+		Poll: r.cfg.Poll, Lapse: r.cfg.Lapse, Now: s.cfg.Now, Scheduler: r.cfg.Scheduler, LoadNamespaces: r.loadNamespaces,
+	})}
+}
+
+func (c *sharedRoot) reserve(ctx context.Context, w reservation) error {
+	var credit *shared.Credit
+	if w.reuseFor != nil {
+		credit = &w.reuseFor.credit
+	}
+	return c.Reserve(ctx, w.Want, credit, func() error { return w.booked(c.root) })
+}
+
+func (c *sharedRoot) mayInsert(p *Put) error { return c.MayInsert(p.class, &p.key, p.mark.Fingerprint) }
+
+func (c *sharedRoot) temp(beside string) (string, error) { return c.Temp(beside) }
+
+func (c *sharedRoot) publish(p *Put, info staging.Info) error {
+	rec := p.record()
+	rec.Bytes = pieceformat.Padded(info.Allocated)
+	err := c.Publish(p.temp, p.target, rec, &p.credit)
+	if err == nil {
+		p.temp = ""
+	}
+	return err
+}
+
+func (c *sharedRoot) notPublished(*Put, error) {} // the evictor clears the temporaries
 
 func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	if damage == nil {
@@ -43,62 +68,39 @@ func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) erro
 	}
 	bad := p.record()
 	bad.Pieces, bad.Bytes = 1<<p.rank, 0
-	c.propose(bad)
+	c.ReportDamaged(bad)
 	return fmt.Errorf("a damaged file has the name: %w", damage)
 }
 
-func (c *sharedRoot) aborted(p *Put) { c.root.Unreserve(p.mark.Slot, p.rank, p.class.FileBytes()) }
+func (c *sharedRoot) giveBack(credit shared.Credit) { c.Return(credit) }
+
+func (c *sharedRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
+	return c.Unlink(v, pieces), nil
+}
 
 func (c *sharedRoot) unlinkDamaged(v *entries.Eviction, _ uint32, name string, cause error) {
 	c.root.Log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
-	v.Left, _ = c.unlink(v, v.Pieces)
+	v.Left = c.Unlink(v, v.Pieces)
 }
 
-func (c *sharedRoot) discard(name string, most int64) (left int64) {
-	if !strings.HasPrefix(name, c.root.Slash+pieceformat.MetaDir) {
-		c.overlook(most) // published: others may have it
-		return 0
-	}
-	return c.root.Discard(name, most)
-}
+func (c *sharedRoot) discard(name string, most int64) (left int64) { return c.Discard(name, most) }
 
-func (c *sharedRoot) identify() (empty bool, err error) {
-	if err = c.root.directory.Same(); err != nil {
-		err = fmt.Errorf("%w, and shared: restart kvhost to join it", err)
-	}
-	return false, err
-}
+func (c *sharedRoot) lockOut(ctx context.Context) error { return c.LockOut(ctx) }
+func (c *sharedRoot) identify() (empty bool, err error) { return false, c.Identify(c.root.directory) }
+func (c *sharedRoot) recover(context.Context) error     { return c.Join(c.root.recovery) }
+func (c *sharedRoot) scan(ctx context.Context) error    { return c.Scan(ctx) }
+func (c *sharedRoot) judge() recovery.Judge             { return c.Judge() }
+func (c *sharedRoot) grants() bool                      { return c.Fresh() }
+func (c *sharedRoot) start()                            {}
+func (c *sharedRoot) save()                             {}
+func (c *sharedRoot) leave()                            { c.Leave() }
+func (c *sharedRoot) step(ctx context.Context)          { c.Step(ctx) }
+func (c *sharedRoot) stats() *SharedStats               { return c.Stats() }
 
-// joinTimeout is how long a host waits for others that are joining.
-const joinTimeout = 5 * time.Second
-
-// lockOut takes the lock that a host on its own would have, until this one has joined.
-func (c *sharedRoot) lockOut(ctx context.Context) (err error) {
-	r := c.root
-	for begun := r.store.cfg.Now(); ; {
-		c.gate, err = r.FS.Lock(r.Path + "/" + pieceformat.LockFile)
-		if !errors.Is(err, staging.ErrLocked) {
-			break
-		}
-		if r.store.cfg.Now().Sub(begun) > joinTimeout {
-			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.Path, err)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %s: %w", ErrRootBusy, r.Path, ctx.Err())
-		case <-time.After(joinTimeout / 100):
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("store: root %s: %w", r.Path, err)
-	}
-	return nil
-}
-
-// unlockJoin lets other hosts join.
-func (c *sharedRoot) unlockJoin() {
-	if c.gate != nil {
-		_ = c.gate.Close() // the lock goes with the descriptor
-		c.gate = nil
+// record describes the piece for the other hosts.
+func (p *Put) record() shared.Record {
+	return shared.Record{
+		Op: shared.Published, FallbackName: p.fallback, Namespace: p.class.Namespace.Digest, Group: p.class.Group, Rank: p.rank,
+		Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 	}
 }

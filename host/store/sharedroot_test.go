@@ -122,8 +122,8 @@ func TestSameKeyTwice(t *testing.T) {
 	}
 	await(t, "nothing is out", func() bool { return a.fellowStats().Unlogged == 0 && b.fellowStats().Unlogged == 0 })
 	for _, f := range []*fixture{a, b} {
-		if c := f.store.roots[0].custody.(*sharedRoot); c.inFlight != 0 {
-			t.Errorf("%d bytes are in flight for ever", c.inFlight)
+		if c := f.store.roots[0].custody.(*sharedRoot); c.InFlight() != 0 {
+			t.Errorf("%d bytes are in flight for ever", c.InFlight())
 		}
 	}
 }
@@ -228,8 +228,7 @@ func TestTheEvictorGoes(t *testing.T) {
 				}
 			} else {
 				c := a.store.roots[0].custody.(*sharedRoot)
-				c.stop() // its heart stands still
-				<-c.ended
+				c.Stop() // its heart stands still
 			}
 			await(t, "b is the evictor", func() bool { return b.fellowStats().Evictor && b.fellowStats().State == shared.Active })
 			await(t, "what a left is cleared away", func() bool {
@@ -338,7 +337,7 @@ func TestAReservationThatFails(t *testing.T) {
 	counted := func() int64 { // as the evictor does
 		r.Lock()
 		defer r.Unlock()
-		return r.Account.Used() - c.inFlight
+		return r.Account.Used() - c.InFlight()
 	}
 	before, taken := counted(), errors.New("another host was faster")
 	w := reservation{Want: r.want(0, pieceBytes), reuseFor: new(Put), enter: func() error { return taken }}
@@ -346,5 +345,5 @@ func TestAReservationThatFails(t *testing.T) {
 		t.Fatalf("reserving: %v, want %v", err, taken)
 	}
 	equal(t, "bytes that the evictor counts", counted(), before)
-	equal(t, "bytes in flight", c.inFlight, 0)
+	equal(t, "bytes in flight", c.InFlight(), 0)
 }

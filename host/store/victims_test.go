@@ -35,8 +35,8 @@ func newTwin(t *testing.T, evict *policy.Module, mode EvictMode) *twin {
 	f := indexOnly(t, 60, 32, func(c *Config) {
 		c.Policies.Evict, c.EvictMode, c.Now = handle(evict), mode, fakeClock()
 		c.Quotas = []Quota{{First: 1, Last: 1, Share: 0.3}}
-		c.Roots[0].unlinks = true
 	})
+	f.unlinkVictims()
 	r := f.store.roots[0]
 	r.FS = fileless{r.FS}
 	return &twin{fixture: f, root: r}

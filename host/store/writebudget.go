@@ -45,7 +45,7 @@ type writeBudget struct {
 }
 
 func newWriteBudget(r *root) writeBudget {
-	file := budgetFile{r, pieceformat.WrittenFile + r.custody.suffix()}
+	file := budgetFile{r, pieceformat.WrittenFile + r.rules.suffix}
 	return writeBudget{capacity.NewBudget(r.cfg.DailyWrites, r.store.cfg.Now, file), r}
 }
 

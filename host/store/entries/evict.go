@@ -1,6 +1,9 @@
 package entries
 
 import (
+	"iter"
+	"math/bits"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
@@ -17,6 +20,17 @@ type Eviction struct {
 	Pieces       uint64
 	FallbackName bool
 	Left         int64 // bytes of files that could not be unlinked
+}
+
+// Ranks are the ranks in a set of pieces.
+func Ranks(pieces uint64) iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		for ; pieces != 0; pieces &= pieces - 1 {
+			if !yield(uint32(bits.TrailingZeros64(pieces))) {
+				return
+			}
+		}
+	}
 }
 
 // BeginEvict begins to remove an entry: the policy hears of it and lookups miss. FinishEvict ends it, after the files are

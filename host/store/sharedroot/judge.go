@@ -1,0 +1,52 @@
+package sharedroot
+
+import (
+	"errors"
+	"io/fs"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/catalog"
+	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/recovery"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// judge is the [recovery.Judge] of a shared root: what is of no use to this host is left alone.
+type judge struct{ *Root }
+
+// Found enters a piece that a scan has met. It may have gone since its header was read.
+func (r judge) Found(_ *recovery.Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
+	backend(r).see(cl, h, allocated, fallback)
+	if _, err := r.kept.FS.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	r.set.Lock()
+	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	slot := r.set.Index.Find(fp, cl.Base, &h.Key)
+	r.set.Unlock()
+	if slot != index.None {
+		r.scans.Drop(entries.Mark{Slot: slot, Fingerprint: fp})
+	}
+}
+
+func (r judge) Unsound(_ *recovery.Scan, name, _ string, info staging.Info, err error) {
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	r.kept.Log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
+	r.overlook(pieceformat.Padded(info.Allocated))
+}
+
+// Unknown leaves a piece alone: another host may know whose it is.
+func (r judge) Unknown(_ *recovery.Scan, _ string, allocated int64, _ error) {
+	r.scans.Count.Unclaimed.Add(1)
+	r.overlook(allocated)
+}
+
+func (r judge) Rename(_ *recovery.Scan, from, _ string, allocated int64) bool {
+	r.kept.Log.Warn("piece of a shared root left alone: this host's place policy gives it another name; all hosts must have the same policy", "file", from)
+	r.overlook(allocated)
+	return false
+}

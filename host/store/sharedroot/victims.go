@@ -1,0 +1,133 @@
+package sharedroot
+
+import (
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/evictor"
+	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/shared"
+)
+
+// Propose implements [shared.Backend].
+func (r backend) Propose(v *shared.Victim) bool {
+	cl, err := r.classOf(v.Namespace, v.Group, &v.Key)
+	r.set.Lock()
+	defer r.set.Unlock()
+	d := r.pending[v.ID()]
+	if d == nil {
+		d = &pendingEviction{}
+	}
+	if err == nil && !d.entry {
+		fp := chunk.Fingerprint(v.Namespace, v.Group, v.Key)
+		if slot := r.set.Index.Find(fp, cl.Base, &v.Key); slot != index.None && !r.set.Index.At(slot).Is(index.Evicting) {
+			if r.set.Busy(slot) || r.set.Index.At(slot).Pins() > 0 {
+				return false
+			}
+			d.Eviction, d.entry = r.set.BeginEvict(slot), true
+		}
+	}
+	d.batch = true
+	r.pending[v.ID()] = d
+	return true
+}
+
+// Decide implements [shared.Backend].
+func (r backend) Decide(v *shared.Victim, removed bool) {
+	r.set.Lock()
+	d := r.pending[v.ID()]
+	if d == nil {
+		r.set.Unlock()
+		return
+	}
+	var names []string
+	var err error
+	if !removed || d.learned != 0 {
+		r.set.Unlock()
+		names, err = r.Paths(v) // of the pending eviction's class
+		r.set.Lock()
+	}
+	delete(r.pending, v.ID())
+	if err != nil {
+		r.keep(d, removed)
+		r.set.Unlock()
+		r.kept.Log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
+		return
+	}
+	r.set.Account.Remove(capacity.Orphans, d.orphaned)
+	if d.entry {
+		d.Left = 0
+		if removed {
+			r.set.Count.Evictions++
+		}
+		r.set.FinishEvict(&d.Eviction)
+	}
+	r.set.WakeJoiners()
+	r.set.Unlock()
+	for _, name := range names { // spared, or stored again since; it may be granted, if it is there
+		h, info, err := r.kept.Look(name)
+		if err != nil {
+			continue
+		}
+		if cl, err := r.classOf(h.Namespace, h.Group, &h.Key); err == nil {
+			r.see(cl, &h, pieceformat.Padded(info.Allocated), v.FallbackName)
+		}
+	}
+}
+
+// keep ends a pending eviction whose files cannot be looked at: an entry that was spared is what it was, and what else
+// was learned stays in the account until the next scan. mu is held.
+func (r backend) keep(d *pendingEviction, removed bool) {
+	r.overlooked += d.orphaned
+	switch {
+	case !d.entry:
+	case removed:
+		d.Left = 0
+		r.set.Count.Evictions++
+		r.set.FinishEvict(&d.Eviction)
+	default:
+		r.set.CancelEvict(&d.Eviction)
+	}
+	r.set.WakeJoiners()
+}
+
+// Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host
+// wanted to be removed the others may not have heard; the scan will find it.
+func (r backend) Fenced() {
+	r.set.Lock()
+	defer r.set.Unlock()
+	for id, d := range r.pending {
+		if !d.batch {
+			delete(r.pending, id)
+			r.set.Account.Remove(capacity.Orphans, d.orphaned)
+		}
+	}
+}
+
+// Victims implements [shared.Backend].
+func (r backend) Victims(bytes int64) (list []shared.Victim) {
+	r.set.Lock()
+	defer r.set.Unlock()
+	if r.set.Scanning() {
+		return nil // nobody knows yet what is oldest
+	}
+	var slots [evictor.MaxVictims]uint32
+	n := r.set.Evictor.Ask(abi.Ask{Bytes: uint64(bytes), MaxVictims: evictor.MaxVictims, Tenant: abi.None}, slots[:])
+	for _, slot := range slots[:n] {
+		if bytes <= 0 {
+			break
+		}
+		if r.set.Busy(slot) || !r.set.Evictor.Evictable(slot) {
+			r.set.Evictor.BadVictim()
+			continue
+		}
+		e := r.set.Index.At(slot)
+		cl := r.set.ClassOf(slot)
+		list = append(list, shared.Victim{
+			Namespace: cl.Namespace.Digest, Group: cl.Group, Key: r.set.Index.Key(slot), Pieces: r.set.Index.Pieces(slot), FallbackName: e.Is(index.FallbackName), Bytes: r.set.Index.Bytes(slot),
+		})
+		bytes -= r.set.Index.Bytes(slot)
+	}
+	return list
+}
