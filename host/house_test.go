@@ -29,7 +29,7 @@ var rows = [][]string{
 	{"host/policy"},
 	{"host/policy/plugintest", "host/policy/scaffold", "host/policy/shadow"},
 	{"host/store/capacity", "host/store/changelog", "host/store/health", "host/store/index", "host/store/pieceformat", "host/store/shared"},
-	{"host/store/sequence"},
+	{"host/store/requests", "host/store/sequence"},
 	{"host/store/catalog"},
 	{"host/store/evictor"},
 	{"host/store/entries", "host/store/files"},

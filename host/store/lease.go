@@ -7,13 +7,14 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/requests"
 )
 
 // Lease is a pin on the entries that a lookup found. It is safe for concurrent use.
 type Lease struct {
 	store  *Store
 	hits   int
-	grants []grant // by key; a slot of none was not granted
+	grants []requests.Grant // by key; a slot of none was not granted
 
 	mu   sync.Mutex
 	over bool
@@ -35,14 +36,14 @@ type grant struct {
 func (l *Lease) Hits() int { return l.hits }
 
 // Has says whether the i-th key was granted.
-func (l *Lease) Has(i int) bool { return i >= 0 && i < len(l.grants) && l.grants[i].slot != index.None }
+func (l *Lease) Has(i int) bool { return i >= 0 && i < len(l.grants) && l.grants[i].Slot != index.None }
 
 // Root is the directory of the root where the i-th key was granted, or empty.
 func (l *Lease) Root(i int) string {
 	if !l.Has(i) {
 		return ""
 	}
-	return l.store.roots[l.grants[i].root].Path
+	return l.store.roots[l.grants[i].Root].Path
 }
 
 // Release gives the pins back. Pieces that are open stay usable until they are closed.
@@ -60,17 +61,17 @@ func (l *Lease) Release() {
 	now := l.store.seq.Clock()
 	at := index.None
 	for _, g := range l.grants {
-		if g.slot == index.None {
+		if g.Slot == index.None {
 			continue
 		}
-		if g.root != at {
+		if g.Root != at {
 			if at != index.None {
 				l.store.roots[at].Unlock()
 			}
-			at = g.root
+			at = g.Root
 			l.store.roots[at].Lock()
 		}
-		l.store.roots[at].UnpinAt(g.slot, g.fp, now)
+		l.store.roots[at].UnpinAt(g.Slot, g.Fingerprint, now)
 	}
 	if at != index.None {
 		l.store.roots[at].Unlock()
@@ -83,7 +84,7 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 		return nil, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
 	}
 	g := l.grants[i]
-	p := &Piece{root: l.store.roots[g.root], mark: entries.Mark{Slot: g.slot, Fingerprint: g.fp}, rank: rank}
+	p := &Piece{root: l.store.roots[g.Root], mark: entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, rank: rank}
 	if err := l.hold(p); err != nil {
 		return nil, err
 	}
@@ -145,15 +146,15 @@ func (l *Lease) pathOf(i int, p *Piece) (path string) {
 }
 
 // addPieces adds the pieces of grants that are there.
-func (l *Lease) addPieces(b *catalog.PathBatch, grants []grant, rank uint32) {
+func (l *Lease) addPieces(b *catalog.PathBatch, grants []requests.Grant, rank uint32) {
 	for _, g := range grants {
-		if g.slot == index.None {
+		if g.Slot == index.None {
 			continue
 		}
-		r := l.store.roots[g.root]
+		r := l.store.roots[g.Root]
 		r.Lock()
-		if r.Stands(entries.Mark{Slot: g.slot, Fingerprint: g.fp}) && r.Index.Pieces(g.slot)&(1<<rank) != 0 {
-			b.Add(catalog.PathQuery{Class: r.ClassOf(g.slot), Prefix: r.Slash, Key: r.Index.Key(g.slot), Rank: rank})
+		if r.Stands(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}) && r.Index.Pieces(g.Slot)&(1<<rank) != 0 {
+			b.Add(catalog.PathQuery{Class: r.ClassOf(g.Slot), Prefix: r.Slash, Key: r.Index.Key(g.Slot), Rank: rank})
 		}
 		r.Unlock()
 	}

@@ -2,8 +2,10 @@ package store
 
 import (
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/evictor"
+	"github.com/kvhost/kvhost/host/store/requests"
 )
 
 // LookupRequest asks for entries of one group.
@@ -30,10 +32,12 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if q.Ranks == 0 {
 		q.Ranks = c.Ranks
 	}
-	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
-	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, touches: s.requests.log(q.Request)}
+	l := &Lease{store: s, grants: make([]requests.Grant, 0, len(q.Keys))}
+	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, touches: s.requests.Begin(q.Request)}
 	w.cause = evictor.Cause{Request: q.Request, Time: s.seq.Clock()}
-	w.shadows = s.shadows.listener(&q, c, w.cause.Time)
+	w.shadows = s.shadows.Lookup(shadow.Step{
+		Time: w.cause.Time, Request: q.Request, Tenant: q.Tenant, ByPrefix: c.Lookup == chunk.ByPrefix,
+	})
 	asked := 0
 	for i := range q.Keys {
 		l.grants = l.grants[:i+1]
@@ -46,15 +50,15 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		}
 	}
 	w.leave()
-	if w.shadows.batch != nil {
-		w.shadows.rest(c, q.Keys[asked:])
+	if w.shadows.On() {
+		w.endShadows(q.Keys[asked:])
 	}
 	if len(l.grants) < cap(l.grants)/2 {
-		l.grants = append([]grant(nil), l.grants...) // a lease, and its request, may last
+		l.grants = append([]requests.Grant(nil), l.grants...) // a lease, and its request, may last
 	}
 	s.count.lookups.Add(1)
 	s.count.keys.Add(uint64(len(q.Keys)))
 	s.count.hits.Add(uint64(l.hits))
-	s.requests.keep(q.Request, &w.touches, l.grants)
+	s.requests.Keep(q.Request, &w.touches, l.grants)
 	return l, nil
 }

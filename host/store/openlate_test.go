@@ -29,7 +29,7 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 			for n := range uint64(20) {
 				f.mustPut(n)
 				l := f.lookup(n)
-				if l.grants[0].root == 1 {
+				if l.grants[0].Root == 1 {
 					there = append(there, n)
 				}
 				l.Release()

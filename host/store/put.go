@@ -69,7 +69,7 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	}
 	class := p.class // p's is its entry's in the end
 	defer class.Release()
-	s.shadows.offer(p, &q, s.seq.Clock())
+	p.offer(s, &q)
 	stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
 	if err := stripe.Acquire(ctx, 1); err != nil {
 		return nil, err

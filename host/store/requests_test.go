@@ -31,27 +31,11 @@ func TestRequestMemory(t *testing.T) {
 		lookup(all[:n+1]...)
 		lookup(all[n])
 	}
-	q := &f.store.requests
-	if got := len(q.seen[request].list); got != keys || q.kept != keys {
-		t.Errorf("%d touches are kept for %d entries, %d in all", got, keys, q.kept)
+	if requests, touches := f.store.requests.Len(); requests != 1 || touches != keys {
+		t.Errorf("%d touches of %d requests are kept for %d entries", touches, requests, keys)
 	}
 	f.store.EndRequest(request, abi.Hints{})
-	if len(q.seen) != 0 || q.kept != 0 {
-		t.Errorf("after the request's end %d requests and %d touches are kept", len(q.seen), q.kept)
-	}
-}
-
-// TestRequestBounds: requests that never end are forgotten beyond the bounds.
-func TestRequestBounds(t *testing.T) {
-	q := requests{seen: map[uint32]*requestTouches{}}
-	for request := range uint32(maxRequests + 10) {
-		q.keep(request+1, &touchLog{any: true}, make([]grant, 3))
-	}
-	if len(q.seen) != maxRequests || q.kept != 3*maxRequests {
-		t.Errorf("%d requests with %d touches are kept", len(q.seen), q.kept)
-	}
-	q.keep(1<<31, &touchLog{any: true}, make([]grant, maxTouches-100))
-	if q.kept > maxTouches {
-		t.Errorf("%d touches are kept", q.kept)
+	if requests, touches := f.store.requests.Len(); requests != 0 || touches != 0 {
+		t.Errorf("after the request's end %d requests and %d touches are kept", requests, touches)
 	}
 }

@@ -122,7 +122,7 @@ func (f *fixture) markOf(n uint64) entries.Mark {
 	if l.Hits() == 0 {
 		f.Fatalf("key %d is a miss", n)
 	}
-	return entries.Mark{Slot: l.grants[0].slot, Fingerprint: l.grants[0].fp}
+	return entries.Mark{Slot: l.grants[0].Slot, Fingerprint: l.grants[0].Fingerprint}
 }
 
 // TestClosedBeforeAllIsTold ends the store while the evict policy is told what a scan has found. Its state is not kept,

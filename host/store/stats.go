@@ -114,8 +114,8 @@ func (s *Store) Stats() Stats {
 		st.Roots = append(st.Roots, r.stats())
 	}
 	st.Policies = s.policyStats(st.Roots)
-	for _, t := range s.shadows.list() {
-		st.Shadows = append(st.Shadows, ShadowStats{t.shadow.Stats(), t.Label, t.Module.Manifest().Version, t.Since})
+	for _, t := range s.shadows.List() {
+		st.Shadows = append(st.Shadows, ShadowStats{t.Shadow.Stats(), t.Label, t.Module.Manifest().Version, t.Since})
 	}
 	return st
 }

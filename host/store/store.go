@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/changelog"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/requests"
 	"github.com/kvhost/kvhost/host/store/sequence"
 	"golang.org/x/sync/semaphore"
 )
@@ -27,11 +29,11 @@ type Store struct {
 	roots   []*root
 
 	swapping *semaphore.Weighted // held while policies change
-	shadows  shadows
+	shadows  shadow.Set
 	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
 
 	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
-	requests   requests
+	requests   *requests.Record
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy was last told of the roots
 
@@ -50,15 +52,13 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges)}
-	s.shadows.changing = s.swapping
+	s := &Store{cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges), requests: requests.NewRecord()}
 	s.seq.Init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {
 		s.stripes[i] = semaphore.NewWeighted(1)
 	}
 	s.scanDone = make(chan struct{})
 	s.candidates.New = func() any { return new(candidate) }
-	s.requests.seen = map[uint32]*requestTouches{}
 	if err := s.openCatalog(ctx); err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (s *Store) Close() error {
 	}
 	s.stop()
 	s.work.Wait()
-	s.shadows.close()
+	s.closeShadows()
 	for _, r := range s.roots {
 		if r.unavailable.Load() {
 			continue // nothing is known of it
@@ -193,9 +193,9 @@ func (s *Store) EndRequest(request uint32, hints abi.Hints) {
 	if s.closed.Load() || request == 0 {
 		return
 	}
-	s.requests.end(request)
+	s.requests.End(request)
 	now := s.seq.Clock()
-	s.shadows.endRequest(request, hints, now)
+	s.shadows.Tell(shadow.EndStep(request, hints, now))
 	for _, r := range s.roots {
 		r.Evictor.EndRequest(request, hints, now)
 	}

@@ -3,9 +3,11 @@ package store
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/requests"
 )
 
 // walk goes through a lookup's keys with the lock of the root where the last one was found: the next is there too.
@@ -14,7 +16,7 @@ type walk struct {
 	class   *catalog.Class
 	keys    []chunk.Key
 	ranks   uint64
-	touches touchLog
+	touches requests.Log
 	seconds int64 // since 1970, see second
 	at      int   // the root that is locked, if locked
 	locked  bool
@@ -22,18 +24,18 @@ type walk struct {
 	owner   uint32
 	fits    bool // entries of owner are of the class
 	lost    bool // nobody can name owner's files at present
-	shadows listener
+	shadows shadow.Lookup
 	cause   evictor.Cause // of the events; its tenant is owner's
 	ahead   index.Prefetch
 }
 
 // grant pins and touches the entry of the i-th key, wherever it is.
-func (w *walk) grant(i int, g *grant) bool {
+func (w *walk) grant(i int, g *requests.Grant) bool {
 	if i%index.PrefetchStep == 0 {
 		w.enter()
 		w.ahead.Run(w.store.roots[w.at].Index, w.at, &w.class.Printer, w.keys, i)
 	}
-	g.slot = index.None
+	g.Slot = index.None
 	fp := w.ahead.Fingerprint(i)
 	if fp == 0 {
 		return false
@@ -46,10 +48,10 @@ func (w *walk) grant(i int, g *grant) bool {
 		r := roots[w.at]
 		if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil {
 			w.touch(r, i, slot, e, fp)
-			if w.shadows.batch != nil {
-				w.shadows.hit(r, slot, fp)
+			if w.shadows.On() {
+				w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
 			}
-			*g = grant{fp: fp, slot: slot, root: uint32(w.at)}
+			*g = requests.Grant{Fingerprint: fp, Slot: slot, Root: uint32(w.at)}
 			return true
 		}
 		if len(roots) > 1 {
@@ -57,8 +59,8 @@ func (w *walk) grant(i int, g *grant) bool {
 			w.at = (w.at + 1) % len(roots)
 		}
 	}
-	if w.shadows.batch != nil {
-		w.shadows.miss(fp)
+	if w.shadows.On() {
+		w.shadows.Miss(fp)
 	}
 	return false
 }
@@ -122,8 +124,8 @@ func (w *walk) isOf(r *root, e *index.Entry) bool {
 
 // touch makes an entry the most recent and pins it.
 func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
-	if !w.touches.has(i, fp) {
-		w.touches.touch(i)
+	if !w.touches.Has(i, fp) {
+		w.touches.Touch(i)
 		r.Index.TouchEntry(e)
 		r.Evictor.Post(abi.OpTouch, slot, e, fp, &w.cause)
 		if r.Touched != nil {
@@ -133,4 +135,12 @@ func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
 	if r.Index.PinEntry(slot, e) {
 		r.Evictor.Post(abi.OpPin, slot, e, fp, &w.cause)
 	}
+}
+
+// endShadows passes on the keys after the first miss, which the lookup itself has no need to look at.
+func (w *walk) endShadows(rest []chunk.Key) {
+	for i := range rest {
+		w.shadows.Miss(chunk.Fingerprint(w.class.Namespace.Digest, w.class.Group, rest[i]))
+	}
+	w.shadows.End()
 }

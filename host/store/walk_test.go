@@ -67,7 +67,7 @@ func TestLookupReadsAhead(t *testing.T) {
 				}
 				for i := range keys[from:] {
 					at, there := want[from+i]
-					if l.Has(i) != there || there && int(l.grants[i].root) != at {
+					if l.Has(i) != there || there && int(l.grants[i].Root) != at {
 						t.Fatalf("from %d: key %d: %+v, want %t in root %d", from, i, l.grants[i], there, at)
 					}
 				}

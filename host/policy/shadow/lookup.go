@@ -1,0 +1,49 @@
+package shadow
+
+// Lookup passes one lookup of the live cache on to the shadows. The zero value has no shadows.
+type Lookup struct {
+	stream *Stream
+	batch  *Batch // nil: there are no shadows
+	step   Step   // what all keys have in common
+}
+
+// Lookup begins a lookup. The step is what all keys have in common.
+func (s *Stream) Lookup(step Step) (l Lookup) {
+	if s.On() {
+		step.Op, step.First = Ask, true
+		l = Lookup{stream: s, batch: s.Batch(), step: step}
+	}
+	return l
+}
+
+// On reports whether there is a shadow. Otherwise no other method may be called.
+func (l *Lookup) On() bool { return l.batch != nil }
+
+// Hit is a key that was granted.
+func (l *Lookup) Hit(key, parent uint64, size, depth uint32) {
+	step := l.step
+	step.Key, step.Parent, step.Size, step.Depth, step.Hit = key, parent, size, depth, true
+	l.add(step)
+}
+
+// Miss is a key that was not granted.
+func (l *Lookup) Miss(key uint64) {
+	step := l.step
+	step.Key = key
+	l.add(step)
+}
+
+func (l *Lookup) add(step Step) {
+	l.batch = l.stream.Step(l.batch, step)
+	l.step.First = false
+}
+
+// End ends the lookup.
+func (l *Lookup) End() { l.stream.Send(l.batch) }
+
+// Tell passes on a single step. Nothing happens without shadows.
+func (s *Stream) Tell(step Step) {
+	if s.On() {
+		s.Send(s.Step(s.Batch(), step))
+	}
+}
