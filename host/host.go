@@ -12,7 +12,9 @@ import (
 
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/devices"
+	"github.com/kvhost/kvhost/host/loglimit"
 	"github.com/kvhost/kvhost/host/metrics"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
@@ -48,6 +50,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
+	h.log = slog.New(loglimit.New(h.log.Handler(), sandbox.LogMessage))
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.Close())

@@ -391,7 +391,7 @@ func (in *Instance) log(level slog.Level, text []byte) {
 	}
 	if ok {
 		in.charge(lineFuel)
-		in.code.log.Log(context.Background(), level, strings.ToValidUTF8(string(text), "?"))
+		in.code.log.Log(context.Background(), level, LogMessage, "text", printable(string(text), maxTextBytes))
 	}
 }
 
