@@ -152,7 +152,7 @@ func (a *Admit) Namespace(id uint32, text string) error {
 		}
 		return nil
 	}
-	a.known = append(a.known, namespace{id, text})
+	a.known = append(a.known, namespace{id: id, text: text})
 	if a.in == nil {
 		return nil
 	}

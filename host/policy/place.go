@@ -2,10 +2,8 @@ package policy
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -30,12 +28,14 @@ const quarantinePause = 10 * time.Second
 const maxRoots = 64
 
 // Place names files. It is safe for concurrent use: a pool of guests answers, each with its own memory. A path is a
-// pure function of what it names, so any of them can answer.
+// pure function of what it names, so any of them can answer. Now and then two are asked, and a policy that gives one
+// piece two names is asked no more.
 //
 // A guest that fails is dropped, and another is started after a pause. Meanwhile the remaining guests answer; without
 // any, calls fail. The built-in policy does not answer in their place, because it would give other names to existing
 // files. The store asks it for new files, and records that it did. For the same reason a place policy in quarantine is
-// still started now and then: it names no new file, but the names of existing files must be found.
+// still started now and then: it names no new file, but until the store has renamed the existing ones, their names must
+// be found.
 type Place struct {
 	m        *Module
 	settings settings
@@ -56,17 +56,22 @@ type Place struct {
 
 	until       atomic.Int64 // by nanotime: nobody answers before
 	quarantined atomic.Bool
+	impure      atomic.Bool   // its answers are worth nothing
+	asked       atomic.Uint64 // paths asked for
+	refuses     atomic.Bool   // some namespace
 }
 
 type namespace struct {
-	id   uint32
-	text string
+	id      uint32
+	text    string
+	refused *atomic.Pointer[error] // why a guest could not be told; it is not told another one
 }
 
 // placer is one guest of the pool, native or wasm. path and paths append. ok is false when the guest leaves the answer,
 // or all answers, to the host.
 type placer interface {
-	update(known []namespace, roots []abi.RootFacts, round uint64) error
+	// update tells of namespaces and roots. With an error, told is how many namespaces the guest knows.
+	update(known []namespace, roots []abi.RootFacts, round uint64) (told int, err error)
 	path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, ok bool, err error)
 	// at most batch of them; with an error, those before it
 	paths(queries []abi.PlaceQuery, out *PathList) (ok bool, err error)
@@ -101,100 +106,6 @@ func (p *Place) start(ctx context.Context) (placer, error) {
 	return newGuestPlacer(ctx, p.m, &p.settings, &p.usage)
 }
 
-// acquire returns a guest that knows every namespace and the current roots.
-func (p *Place) acquire() (placer, error) {
-	p.mu.Lock()
-	for len(p.idle) == 0 && p.err == nil && (p.live == p.most || p.live > 0 && p.pausing()) {
-		p.cond.Wait()
-	}
-	err := p.err
-	if err == nil && len(p.idle) == 0 && p.pausing() {
-		err = p.down
-	}
-	if err != nil {
-		p.mu.Unlock()
-		return nil, err
-	}
-	var g placer
-	if n := len(p.idle); n > 0 {
-		g = p.idle[n-1]
-		p.idle = p.idle[:n-1]
-	} else {
-		p.live++
-	}
-	known, roots, round := p.known, p.roots, p.round
-	p.mu.Unlock()
-	if g == nil {
-		if g, err = p.start(context.Background()); err != nil {
-			p.lost(err)
-			return nil, err
-		}
-		p.usage.Builtin.Store(false)
-		p.until.Store(0)
-	}
-	if err := g.update(known, roots, round); err != nil {
-		p.release(g)
-		return nil, err
-	}
-	return g, nil
-}
-
-// release returns a guest to the pool, or drops a dead one.
-func (p *Place) release(g placer) {
-	if err := g.dead(); err != nil {
-		p.lost(err)
-		return
-	}
-	p.mu.Lock()
-	if p.err != nil {
-		p.live--
-		p.mu.Unlock()
-		g.close()
-		return
-	}
-	p.idle = append(p.idle, g)
-	p.mu.Unlock()
-	p.cond.Signal()
-}
-
-// lost records the end of a guest, and pauses before the next start.
-func (p *Place) lost(cause error) {
-	verdict, pause := p.m.Failed(abi.RolePlace, cause)
-	p.mu.Lock()
-	p.live--
-	p.down, p.again = cause, time.Now().Add(pause)
-	switch verdict {
-	case Quarantine:
-		p.down, p.again = cmp.Or(p.m.Quarantined(), cause), time.Now().Add(quarantinePause)
-		p.quarantined.Store(true)
-	case Halt:
-		p.again = time.Time{}
-	}
-	p.usage.Builtin.Store(p.live == 0)
-	if p.live == 0 {
-		p.until.Store(math.MaxInt64)
-		if !p.again.IsZero() {
-			p.until.Store(sandbox.Nanotime() + int64(time.Until(p.again)))
-		}
-	}
-	p.mu.Unlock()
-	p.cond.Broadcast() // waiters may have to fail now
-}
-
-// Down reports that no call can succeed now, so that the files that the policy named cannot be found.
-func (p *Place) Down() bool {
-	t := p.until.Load()
-	return t != 0 && sandbox.Nanotime() < t
-}
-
-// Quarantined reports that the policy must not name new files.
-func (p *Place) Quarantined() bool { return p.quarantined.Load() }
-
-// pausing reports that no guest may be started now. The caller holds mu.
-func (p *Place) pausing() bool {
-	return p.down != nil && (p.again.IsZero() || time.Now().Before(p.again))
-}
-
 // Namespace tells the policy a namespace's text, before any query that names its id.
 func (p *Place) Namespace(id uint32, text string) error {
 	if err := checkNamespace(p.m, id, p.settings.MaxNamespaces, text); err != nil {
@@ -205,7 +116,7 @@ func (p *Place) Namespace(id uint32, text string) error {
 		defer p.mu.Unlock()
 		return p.err
 	}
-	p.known = append(p.known, namespace{id, text})
+	p.known = append(p.known, namespace{id, text, &atomic.Pointer[error]{}})
 	p.mu.Unlock()
 	g, err := p.acquire() // tells one guest now, so that a refusal is reported here
 	if err != nil {
@@ -231,11 +142,19 @@ func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, e
 		return dst, abi.None, err
 	}
 	out, root, err := p.pathOf(g, q, dst)
+	if err == nil && p.due(1) {
+		if err = p.doubt(g, q, out[len(dst):]); err != nil {
+			out = dst
+		}
+	}
 	p.release(g)
 	return out, root, err
 }
 
 func (p *Place) pathOf(g placer, q *abi.PlaceQuery, dst []byte) ([]byte, uint32, error) {
+	if err := p.refusal(q.Namespace); err != nil {
+		return dst, abi.None, err
+	}
 	out, root, ok, err := g.path(q, dst)
 	if err != nil {
 		return dst, abi.None, err
@@ -258,7 +177,11 @@ func (p *Place) Paths(queries []abi.PlaceQuery, out *PathList) error {
 	}
 	for len(queries) > 0 && err == nil {
 		n := min(len(queries), g.batch())
-		err = p.pathsOf(g, queries[:n], out)
+		if err = p.pathsOf(g, queries[:n], out); err == nil && p.due(n) {
+			if err = p.doubt(g, &queries[n-1], out.Path(out.Len()-1)); err != nil {
+				out.reset() // none of these names is worth anything
+			}
+		}
 		queries = queries[n:]
 	}
 	p.release(g)
@@ -267,6 +190,9 @@ func (p *Place) Paths(queries []abi.PlaceQuery, out *PathList) error {
 
 func (p *Place) pathsOf(g placer, queries []abi.PlaceQuery, out *PathList) error {
 	first := out.Len()
+	if p.refuses.Load() {
+		return p.eachPath(g, queries, out)
+	}
 	ok, err := g.paths(queries, out)
 	for i := first; i < out.Len(); i++ {
 		if what := pathError(out.Path(i)); what != "" {
@@ -278,6 +204,26 @@ func (p *Place) pathsOf(g placer, queries []abi.PlaceQuery, out *PathList) error
 		return err
 	}
 	// The guest left the call to the host. Ask query by query, because a path must not depend on the queries beside it.
+	return p.eachPath(g, queries, out)
+}
+
+// refusal is why the guests are not asked about a namespace.
+func (p *Place) refusal(id uint32) error {
+	if !p.refuses.Load() {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.known {
+		if err := p.known[i].refused.Load(); err != nil && p.known[i].id == id {
+			return *err
+		}
+	}
+	return nil
+}
+
+// eachPath names pieces one by one.
+func (p *Place) eachPath(g placer, queries []abi.PlaceQuery, out *PathList) error {
 	for i := range queries {
 		text, root, err := p.pathOf(g, &queries[i], out.text)
 		if err != nil {
@@ -328,7 +274,8 @@ func (p *Place) builtin() (placer, error) {
 		}
 		p.fallback = g
 	}
-	return p.fallback, p.fallback.update(p.known, p.roots, p.round)
+	_, err := p.fallback.update(p.known, p.roots, p.round)
+	return p.fallback, err
 }
 
 func (p *Place) builtinPath(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, error) {

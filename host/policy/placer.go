@@ -27,7 +27,7 @@ func newNativePlacer(m *Module, s *settings, t *sandbox.Usage) (placer, error) {
 	return &nativePlacer{m: m, usage: t, guest: g}, nil
 }
 
-func (p *nativePlacer) update(known []namespace, roots []abi.RootFacts, _ uint64) error {
+func (p *nativePlacer) update(known []namespace, roots []abi.RootFacts, _ uint64) (int, error) {
 	p.roots = roots
 	if n, ok := p.guest.(guest.Namespacer); ok {
 		for _, ns := range known[p.announced:] {
@@ -35,7 +35,7 @@ func (p *nativePlacer) update(known []namespace, roots []abi.RootFacts, _ uint64
 		}
 	}
 	p.announced = len(known)
-	return nil
+	return p.announced, nil
 }
 
 func (p *nativePlacer) path(q *abi.PlaceQuery, dst []byte) ([]byte, uint32, bool, error) {
@@ -141,16 +141,24 @@ func (p *guestPlacer) requestBuffers() error {
 	return p.in.RequireBuffer(abi.BufferArgs, max(args, uint32(p.most)*abi.PlaceQuerySize))
 }
 
-func (p *guestPlacer) update(known []namespace, roots []abi.RootFacts, round uint64) error {
+func (p *guestPlacer) update(known []namespace, roots []abi.RootFacts, round uint64) (told int, err error) {
 	for ; p.announced < len(known); p.announced++ {
-		if err := p.in.Namespace(known[p.announced].id, known[p.announced].text); err != nil {
-			return err
+		n := &known[p.announced]
+		if n.refused.Load() != nil {
+			continue
+		}
+		if err := p.in.Namespace(n.id, n.text); err != nil {
+			return p.announced, err
 		}
 	}
 	if p.round == round {
-		return nil
+		return p.announced, nil
 	}
 	p.round, p.roots = round, uint32(len(roots))
+	return p.announced, p.writeRoots(roots)
+}
+
+func (p *guestPlacer) writeRoots(roots []abi.RootFacts) error {
 	if !p.in.HasBuffer(abi.BufferRoots, 1) {
 		return nil
 	}

@@ -17,7 +17,7 @@ import (
 func (m *Module) selfTest(ctx context.Context) error {
 	scratch := &Module{
 		name: m.name, digest: m.digest, manifest: m.manifest, known: m.known, roles: m.roles, code: m.code.Scratch(),
-		log: slog.New(slog.DiscardHandler),
+		pages: m.pages, memory: m.memory, log: slog.New(slog.DiscardHandler),
 	}
 	defer scratch.code.Wait()
 	for role, run := range [abi.Roles]func(context.Context, *Module) error{

@@ -18,7 +18,9 @@ func TestMemoryFor(t *testing.T) {
 	top := t.TempDir()
 	group := filepath.Join(top, "sys/fs/cgroup/a/b")
 	err := errors.Join(os.MkdirAll(group, 0o700), os.MkdirAll(filepath.Join(top, "proc/self"), 0o700))
-	write := func(name, text string) { err = errors.Join(err, os.WriteFile(filepath.Join(top, name), []byte(text), 0o600)) }
+	write := func(name, text string) {
+		err = errors.Join(err, os.WriteFile(filepath.Join(top, name), []byte(text), 0o600))
+	}
 	write("proc/self/cgroup", "0::/a/b\n")
 	write("sys/fs/cgroup/a/b/memory.max", "max\n")
 	write("sys/fs/cgroup/a/memory.max", "1048576\n")

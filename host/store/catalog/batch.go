@@ -76,7 +76,8 @@ func (b *PathBatch) RemoveFound() {
 }
 
 // Resolve asks for the paths of all pieces in a batch. A piece that gets no path is asked for by itself when it is
-// needed, and the policy's fault is reported then.
+// needed, and the policy's fault is reported then. Policies in quarantine are not asked: of most of their pieces they
+// need not be.
 func (p *Paths) Resolve(b *PathBatch) {
 	w := p.work.Get().(*pathWork)
 	defer p.work.Put(w)
@@ -89,6 +90,9 @@ func (p *Paths) Resolve(b *PathBatch) {
 				break
 			}
 			w.queries = append(w.queries, rest[i].record())
+		}
+		if place.Quarantined() {
+			continue
 		}
 		_ = place.Paths(w.queries, &w.names)
 		w.path = w.path[:0]

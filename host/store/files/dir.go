@@ -70,6 +70,14 @@ func (d *Dir) PathOf(c *catalog.Class, k *chunk.Key, rank uint32, builtin bool) 
 // Locate is the path of a published piece. Only an entry with a fallback can have one under the built-in name, and what
 // stands under the other name may then be somebody else's: the header tells.
 func (d *Dir) Locate(c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
+	if fallback && c.Place.Policy.Quarantined() { // it need not be asked if the built-in name leads to the piece
+		builtin, err := d.PathOf(c, k, rank, true)
+		if err == nil {
+			if h, _, err := d.Look(builtin); err == nil && c.IsPiece(&h, k, rank) {
+				return builtin, nil
+			}
+		}
+	}
 	name, err := d.PathOf(c, k, rank, false)
 	switch {
 	case err == nil:

@@ -1,0 +1,91 @@
+package policy
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// Misnamed records a name that cannot be right: one that another piece has, or that leads through a file. It counts as
+// a fault.
+func (p *Place) Misnamed(cause error) {
+	p.usage.Faults.Add(1)
+	if verdict, _ := p.m.Failed(abi.RolePlace, cause); verdict != Restart {
+		p.quarantined.Store(true)
+	}
+}
+
+// disqualify ends the use of a policy that is no pure function.
+func (p *Place) disqualify(cause error) {
+	p.usage.Faults.Add(1)
+	p.m.Disqualify(abi.RolePlace, cause)
+	p.mu.Lock()
+	first := !p.impure.Swap(true)
+	if first {
+		p.down, p.again = cmp.Or(p.m.Quarantined(), cause), time.Time{}
+	}
+	idle := p.idle
+	p.live -= len(idle)
+	p.idle = nil
+	p.usage.Builtin.Store(true)
+	p.until.Store(math.MaxInt64)
+	p.quarantined.Store(true)
+	p.mu.Unlock()
+	p.cond.Broadcast()
+	for _, g := range idle {
+		g.close()
+	}
+}
+
+// Verify asks for a path again that the policy gave before. A policy that gives another one is disqualified, and the
+// error is an [ErrImpure].
+func (p *Place) Verify(q *abi.PlaceQuery, path []byte) error {
+	g, err := p.acquire()
+	if err != nil {
+		return err
+	}
+	err = p.verify(g, q, path)
+	p.release(g)
+	return err
+}
+
+func (p *Place) verify(g placer, q *abi.PlaceQuery, path []byte) error {
+	again, _, err := p.pathOf(g, q, path[len(path):])
+	if err != nil || bytes.Equal(again, path) {
+		return err
+	}
+	err = fmt.Errorf("%w: it gave %q and %q to one piece", ErrImpure, path, again)
+	p.disqualify(err)
+	return err
+}
+
+// verifyEvery is how many paths are asked for between two that are asked for twice.
+const verifyEvery = 64
+
+// due counts paths and reports whether one of them should be verified.
+func (p *Place) due(paths int) bool {
+	if p.m.code == nil {
+		return false
+	}
+	now := p.asked.Add(uint64(paths))
+	return now/verifyEvery != (now-uint64(paths))/verifyEvery
+}
+
+// doubt verifies a path that a guest gave, by another guest if there is one. One that depends on what a guest was asked
+// before shows there.
+func (p *Place) doubt(g placer, q *abi.PlaceQuery, path []byte) error {
+	other := p.second()
+	if other == nil {
+		return p.verify(g, q, path)
+	}
+	defer p.release(other)
+	if err := p.verify(other, q, path); errors.Is(err, ErrImpure) {
+		return err
+	}
+	return nil // a fault of the other guest says nothing about the path
+}
