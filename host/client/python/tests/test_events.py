@@ -48,6 +48,7 @@ class Stream:
     def __init__(self) -> None:
         self.batches: queue.SimpleQueue[EventBatch | Exception | None] = queue.SimpleQueue()
         self.sent = 0
+        self.waits = False  # whether it was asked for more than it had
         self.closed = False
 
     def say(self, *batches: EventBatch | Exception | None) -> None:
@@ -55,7 +56,11 @@ class Stream:
             self.batches.put(b)
 
     def __iter__(self) -> Iterator[EventBatch]:
-        while (b := self.batches.get()) is not None:
+        while True:
+            self.waits = self.batches.empty()
+            if (b := self.batches.get()) is None:
+                return
+            self.waits = False
             if isinstance(b, Exception):
                 raise b
             self.sent += 1

@@ -29,7 +29,7 @@ class Changed(enum.Enum):
 class Change:
     kind: Changed
     event: Event | None = None  # of STORED and EVICTED
-    when: float = 0.0  # of RESET, by time.monotonic()
+    when: float = 0.0  # of RESET, by time.monotonic(): the snapshot was not begun before
 
 
 class EventReader:
@@ -88,7 +88,7 @@ class EventReader:
             try:
                 stream = self._open(after)
                 if stream is not None:
-                    after = self._read(stream, after)
+                    after = self._read(stream, after, began)
             except (KvhostError, OSError) as e:
                 log.debug("kvhost: events: %s", e)
             if time.monotonic() - began > 1:
@@ -97,8 +97,9 @@ class EventReader:
                 self._wake.wait_for(lambda: self._closed, pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _read(self, stream: EventStream, after: Position | None) -> Position | None:
+    def _read(self, stream: EventStream, after: Position | None, opened: float) -> Position | None:
         """Queues a stream's batches until it ends; returns where to resume."""
+        first = True
         with self._wake:
             if self._closed:
                 stream.close()
@@ -109,7 +110,8 @@ class EventReader:
             for batch in stream:
                 changes: list[Change] = []
                 if batch.snapshot and not snapshot:
-                    changes.append(Change(Changed.RESET, when=time.monotonic()))
+                    changes.append(Change(Changed.RESET, when=opened if first else time.monotonic()))
+                first = False
                 changes += [
                     Change(Changed.STORED if e.stored else Changed.EVICTED, e) for e in batch.events if self._wanted(e)
                 ]

@@ -1,0 +1,228 @@
+"""What the connector makes of a host's events, with requests of vLLM's own and a double of the host's stream."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from needs import needs
+
+needs("vllm")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from test_events import Host, Stream, batch, snapshot  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
+from vllm.distributed.kv_events import BlockRemoved, BlockStored  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.utils.hashing import sha256  # noqa: E402
+from vllm.v1.core.kv_cache_utils import (  # noqa: E402
+    get_request_block_hasher,
+    init_none_hash,
+    maybe_convert_block_hash,
+)
+from vllm.v1.request import Request  # noqa: E402
+
+from kvhost import HostGone  # noqa: E402
+from kvhost.events import Event  # noqa: E402
+from kvhost.vllm.groups import GroupPlan  # noqa: E402
+from kvhost.vllm.keys import Chain  # noqa: E402
+from kvhost.vllm.kvevents import KVEvents  # noqa: E402
+
+HASH, BLOCK, CHUNK = 16, 32, 64
+TOKENS = list(range(300))
+KEYS = Chain(CHUNK).extend(TOKENS)
+init_none_hash(sha256)  # random: once for all requests
+
+
+def request(**options: Any) -> Request:
+    params = SamplingParams(max_tokens=2)
+    return Request("r", TOKENS, params, None, block_hasher=get_request_block_hasher(HASH, sha256), **options)
+
+
+def of(key: bytes, stored: bool = True, group: int = 0) -> Event:
+    return Event(stored, bytes(16), group, key)
+
+
+class Rig:
+    def __init__(self, stages: int = 1, groups: tuple[GroupPlan, ...] = (GroupPlan(0, BLOCK, CHUNK),)) -> None:
+        self.hosts = [Host() for _ in range(stages)]
+        self.later, self.alive = 0.0, True
+        self.events = KVEvents(
+            groups, HASH, "DISK", stages, lambda stage, after: self.hosts[stage].open(after), lambda: self.alive,
+            clock=lambda: time.monotonic() + self.later,
+        )  # fmt: skip
+        self.at = 0
+        for stage in range(stages):
+            self.stream(stage).say(*snapshot())
+            self.settle(stage)
+        assert self.events.take() == []
+
+    def stream(self, stage: int = 0, n: int = 0) -> Stream:
+        due = time.monotonic() + 10
+        while len(self.hosts[stage].streams) <= n:
+            assert time.monotonic() < due
+            time.sleep(0.001)
+        return self.hosts[stage].streams[n]
+
+    def say(self, *events: Event, stage: int = 0, n: int = 0) -> None:
+        """What the host says, which is read when this returns."""
+        self.at += 1
+        self.stream(stage, n).say(batch(*events, at=self.at), batch(at=self.at))
+        self.settle(stage, n)
+
+    def settle(self, stage: int = 0, n: int = 0) -> None:
+        stream = self.stream(stage, n)
+        due = time.monotonic() + 10
+        while stream.batches.qsize() or not stream.waits:
+            assert time.monotonic() < due
+            time.sleep(0.001)
+
+    def take(self) -> list[str]:
+        """The events, as words: chunks by their number."""
+        said = []
+        for e in self.events.take():
+            assert isinstance(e, (BlockStored, BlockRemoved)) and e.medium == "DISK"
+            said.append(f"{'+' if isinstance(e, BlockStored) else '-'}{self.names[e.block_hashes[-1]]}")
+        return said
+
+    @property
+    def names(self) -> dict[Any, int]:
+        hashes = request().block_hashes
+        return {maybe_convert_block_hash(hashes[(i + 1) * CHUNK // HASH - 1]): i for i in range(len(KEYS))}
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def rig(**options: Any) -> Rig:
+        made.append(Rig(**options))
+        return made[-1]
+
+    yield rig
+    for r in made:
+        r.events.close()
+
+
+def test_a_chunk_is_announced_when_the_host_has_it(make: Callable[..., Rig]) -> None:
+    rig, r = make(), request()
+    for i in range(3):
+        rig.events.ordered(r, 0, i, KEYS[i])
+    assert rig.take() == []
+    rig.say(of(KEYS[1]), of(KEYS[0]), of(b"another engine's".ljust(32)))
+    (second, first) = rig.events.take()
+    hashes = [maybe_convert_block_hash(h) for h in r.block_hashes]
+    assert first == BlockStored(
+        block_hashes=[hashes[1], hashes[3]], parent_block_hash=None, token_ids=TOKENS[:CHUNK], block_size=BLOCK,
+        lora_id=None, medium="DISK", lora_name=None, group_idx=0, locality="LOCAL",
+    )  # fmt: skip
+    assert second.block_hashes == [hashes[5], hashes[7]] and second.parent_block_hash == hashes[3]
+    rig.say(of(KEYS[0], stored=False), of(KEYS[2], stored=False), of(KEYS[0]))
+    assert rig.take() == ["-0"]  # the third was not there, and the first is not described any more
+
+
+def test_what_a_lookup_found_is_announced(make: Callable[..., Rig]) -> None:
+    rig, r = make(), request()
+    rig.events.found(r, KEYS[:2])
+    assert rig.take() == ["+0", "+1"]
+    rig.events.found(r, KEYS[:3])
+    rig.events.ordered(r, 0, 2, KEYS[2])
+    assert rig.take() == ["+2"]
+    rig.say(of(KEYS[0], stored=False), of(KEYS[2]))
+    assert rig.take() == ["-0"]
+
+
+def test_every_pipeline_stage_must_have_it(make: Callable[..., Rig]) -> None:
+    rig, r = make(stages=2), request()
+    rig.events.ordered(r, 0, 0, KEYS[0])
+    rig.events.ordered(r, 0, 1, KEYS[1])
+    rig.say(of(KEYS[0]), of(KEYS[1]))
+    rig.say(of(KEYS[1]), stage=1)
+    assert rig.take() == ["+1"]
+    rig.say(of(KEYS[0], stored=False))
+    rig.say(of(KEYS[0]), of(KEYS[1], stored=False), stage=1)
+    assert rig.take() == ["-1"]
+    rig.say(of(KEYS[0]))
+    assert rig.take() == ["+0"]
+
+
+def test_a_snapshot_tells_what_is_gone_and_what_came(make: Callable[..., Rig]) -> None:
+    rig, r = make(), request()
+    rig.events.found(r, KEYS[:2])
+    rig.events.ordered(r, 0, 2, KEYS[2])
+    assert rig.take() == ["+0", "+1"]
+    rig.stream().say(HostGone("restarted"))
+    rig.stream(n=1).say(*snapshot(of(KEYS[1]), of(KEYS[2]), epoch=2))
+    rig.settle(n=1)
+    rig.events.found(r, KEYS[:1])  # announced already, and gone in the snapshot
+    assert rig.take() == ["+2", "-0"]
+
+
+def test_what_is_announced_while_a_snapshot_is_read_stays(make: Callable[..., Rig]) -> None:
+    """The reader dropped it from the snapshot, because nobody knew it then."""
+    rig, r = make(), request()
+    rig.stream().say(*snapshot(of(KEYS[0])))
+    rig.settle()
+    rig.events.found(r, KEYS[:1])
+    assert rig.take() == ["+0"] and rig.take() == []
+
+
+def test_a_host_that_stays_away(make: Callable[..., Rig]) -> None:
+    rig, r = make(), request()
+    rig.events.found(r, KEYS[:2])
+    assert rig.take() == ["+0", "+1"]
+    rig.alive, rig.later = False, 25.0
+    assert rig.take() == []
+    rig.later = 31.0
+    assert rig.take() == ["-0", "-1"] and rig.take() == []
+
+
+def test_new_weights(make: Callable[..., Rig]) -> None:
+    rig, r = make(), request()
+    rig.events.found(r, KEYS[:1])
+    rig.events.ordered(r, 0, 1, KEYS[1])
+    rig.events.forget()
+    rig.say(of(KEYS[1]))
+    assert rig.take() == ["+0", "-0"]
+
+
+def test_the_number_of_chunks_is_bounded(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVEvents, "MOST_EXPECTED", 2)
+    monkeypatch.setattr(KVEvents, "MOST_ANNOUNCED", 2)
+    rig, r = make(), request()
+    for i in range(3):
+        rig.events.ordered(r, 0, i, KEYS[i])
+    rig.say(*(of(k) for k in KEYS[:3]))
+    assert rig.take() == ["+1", "+2"]
+    rig.events.found(r, KEYS[:1])
+    assert rig.take() == ["+0", "-1"]
+
+
+def test_groups_with_a_window_have_no_events(make: Callable[..., Rig]) -> None:
+    rig, r = make(groups=(GroupPlan(0, BLOCK, CHUNK), GroupPlan(1, HASH, CHUNK, window=50))), request()
+    rig.events.ordered(r, 1, 0, KEYS[0])
+    rig.events.found(r, KEYS[:1])
+    rig.say(of(KEYS[0], group=1))
+    assert rig.take() == ["+0"]
+
+
+def test_what_the_hashes_cover_besides_tokens(make: Callable[..., Rig]) -> None:
+    rig = make()
+    r = request(lora_request=LoRARequest("tuned", 3, "/lora"), cache_salt="salt")
+    rig.events.found(r, KEYS[:2])
+    first, second = rig.events.take()
+    assert (first.lora_id, first.lora_name) == (3, "tuned")
+    assert first.extra_keys == [("tuned", "salt"), ("tuned",)] and second.extra_keys == [("tuned",), ("tuned",)]
+
+
+def test_an_engine_that_hashes_nothing(make: Callable[..., Rig]) -> None:
+    rig, r = make(), request()
+    r.block_hashes.clear()
+    rig.events.found(r, KEYS[:1])
+    rig.events.ordered(r, 0, 1, KEYS[1])
+    assert rig.take() == []

@@ -1,0 +1,171 @@
+"""vLLM's own scheduler with the connector's two halves, and a double of the host. No model runs: every prompt's next token
+is 7."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm_model as model
+from vllm import SamplingParams
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from vllm_doubles import DoubleLink, DoubleSession  # noqa: E402
+
+from kvhost.shape import Namespace  # noqa: E402
+from kvhost.vllm import connector  # noqa: E402
+from kvhost.vllm.keys import Chain  # noqa: E402
+from kvhost.vllm.orders import Handshake, StepOrders  # noqa: E402
+from kvhost.vllm.settings import Settings  # noqa: E402
+from kvhost.vllm.worker import Worker  # noqa: E402
+
+BLOCK, CHUNK = 16, 32
+
+
+class Link(DoubleLink):
+    """What the connector gets for its link to the host."""
+
+    def start(self, wait: float) -> bool:
+        return True
+
+
+class Core:
+    """One engine core: steps of the scheduler, and what a worker would do in each."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: Any, *, blocks: int = 64, step_tokens: int = 256, window: int = 0, **extra: Any
+    ) -> None:
+        """``window`` adds a second KV cache group whose layers attend to so many tokens."""
+        self.session = DoubleSession()
+        if window:
+            self.session.membership = {1}
+        link = Link(self.session)
+        monkeypatch.setattr(connector, "Link", lambda *args, **options: link)
+        settings = {"chunk_tokens": CHUNK, "load_when": "always", "lookup_wait": 0.0, "fence_timeout": 0.0, **extra}
+        config = self._config(folder, blocks, step_tokens, settings)
+        options: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
+        groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**options))]
+        if window:
+            groups.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**options, sliding_window=window)))
+        cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        self.scheduler = Scheduler(
+            config, cache, StructuredOutputManager(config), block_size=BLOCK, hash_block_size=BLOCK, log_stats=True
+        )
+        self.connector: Any = self.scheduler.connector
+        space = Namespace(model="m", dtype="f", key_bytes=32, tokens_per_block=BLOCK, groups=[])
+        self.connector.set_xfer_handshake_metadata({0: Handshake(namespace=space, epoch=0)})
+        self.worker = Worker(Settings(**settings), link, (0, 0), blocks, stores=True)  # type: ignore[arg-type]
+        self.single = not window
+        self.invalid: set[int] = set()  # blocks that were reported as not loaded
+        self._free = self.free_blocks
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
+
+    @staticmethod
+    def _config(folder: Path, blocks: int, step_tokens: int, settings: dict[str, Any]) -> VllmConfig:
+        path = folder / "model"
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(model.config(1)))
+        transfer = KVTransferConfig(
+            kv_connector="KvhostConnector", kv_connector_module_path="kvhost.vllm", kv_role="kv_both",
+            kv_load_failure_policy="recompute", kv_connector_extra_config=settings,
+        )
+        config = VllmConfig(
+            model_config=ModelConfig(model=str(path), skip_tokenizer_init=True, dtype="float32", max_model_len=2048),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=8, max_num_batched_tokens=step_tokens, max_model_len=2048, is_encoder_decoder=False,
+                async_scheduling=False,
+            ),
+            cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
+            kv_transfer_config=transfer, device_config=DeviceConfig("cpu"),
+        )
+        config.cache_config.num_gpu_blocks = blocks
+        return config
+
+    @property
+    def free_blocks(self) -> int:
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def add(self, id: str, tokens: Sequence[int], answer: int = 2) -> Request:
+        params = SamplingParams(max_tokens=answer, ignore_eos=True)
+        params.update_from_generation_config({}, 2)
+        request = Request(id, list(tokens), params, None, block_hasher=self._hasher)
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, id: str) -> None:
+        self.scheduler.finish_requests(id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> dict[str, int]:
+        """Schedules, "computes", and takes the output; how many tokens of each request were computed."""
+        scheduled = self.scheduler.schedule()
+        orders = scheduled.kv_connector_metadata
+        assert isinstance(orders, StepOrders)
+        w = self.worker
+        w.before_step(orders)
+        w.begin_loads(orders)
+        if scheduled.total_num_scheduled_tokens:
+            w.store(orders, lambda: None)
+        done, bad = w.finished(orders), w.bad_blocks()
+        self.invalid |= bad
+        report = KVConnectorOutput(
+            finished_sending=done.sent or None, finished_recving=done.received or None,
+            invalid_block_ids=bad if self.single else set(), kv_connector_worker_meta=w.report(),
+        )
+        ids = list(scheduled.num_scheduled_tokens)
+        requests = [self.scheduler.requests[i] for i in ids]
+        sampled = [[7] if r.num_computed_tokens >= r.num_tokens else [] for r in requests]
+        output = ModelRunnerOutput(
+            req_ids=ids, req_id_to_index={i: n for n, i in enumerate(ids)}, sampled_token_ids=sampled,
+            kv_connector_output=report,
+        )
+        self.scheduler.update_from_output(scheduled, output)
+        self._send()
+        return dict(scheduled.num_scheduled_tokens)
+
+    def _send(self) -> None:
+        """Returns when the worker's sending thread has done what it was given."""
+        done = threading.Event()
+        self.worker._work.put(done.set)
+        assert done.wait(30)
+
+    def run(self, request: Request, steps: int = 50) -> list[int]:
+        """Steps until a request is finished; how many of its tokens each step computed that computed any."""
+        computed = []
+        for _ in range(steps):
+            computed.append(self.step().get(request.request_id, 0))
+            if request.is_finished():
+                return [n for n in computed if n]
+        raise AssertionError(f"{request.request_id} is {request.status.name} after {steps} steps")
+
+    def check_idle(self) -> None:
+        """Nothing is left of any request, in the scheduler and in the connector, and all blocks are free."""
+        for _ in range(3):
+            self.step()
+        assert not self.scheduler.requests and not self.scheduler.waiting and not self.scheduler.running
+        half = self.connector._scheduler
+        assert not half._requests and not half._unread
+        assert not self.worker._loads and not self.worker._held
+        assert self.free_blocks == self._free
+
+    def close(self) -> None:
+        self.worker.close()
+        self.connector.shutdown()
+
+
+def keys(tokens: Sequence[int]) -> list[bytes]:
+    return Chain(CHUNK).extend(tokens)
