@@ -25,6 +25,7 @@ var rows = [][]string{
 	{"gds", "staging"},
 	{"host/chunk", "host/loglimit", "host/regular", "host/trace"},
 	{"host/policy/meter", "host/policy/minisign", "host/policy/residents", "host/policy/policytest"},
+	{"host/policy/compiler"},
 	{"host/policy/sandbox"},
 	{"host/policy"},
 	{"host/policy/plugintest", "host/policy/scaffold", "host/policy/shadow"},

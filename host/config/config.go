@@ -15,6 +15,8 @@ type Config struct {
 	// PolicyMemory bounds the memory of all policies' instances; 0 for a quarter of the machine's.
 	PolicyMemory int64
 
+	PolicyCompile PolicyCompile
+
 	Log      Log
 	HTTP     HTTP
 	Policies []Policy
@@ -25,6 +27,13 @@ type Config struct {
 	Engine   Engine
 	GDS      GDS
 	Session  Session
+}
+
+// PolicyCompile limits the child process that compiles a policy.
+type PolicyCompile struct {
+	Memory int64         // bytes
+	CPU    time.Duration // processor time
+	Time   time.Duration // elapsed
 }
 
 // Log is the level and format of the log.

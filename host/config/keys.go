@@ -1,5 +1,7 @@
 package config
 
+import "time"
+
 // Kind is the type of a key's value.
 type Kind uint8
 
@@ -61,6 +63,18 @@ var keys = []*Key{
 		Help: "Most memory of all instances of policies together, charged as they grow. An instance that gets no " +
 			"more usually fails, and the built-in policy answers for it.",
 		field: func(c *Config) any { return &c.PolicyMemory }},
+
+	{Section: "policy_compile", Name: "memory", Kind: Size, Default: "2GiB", Min: 64 << 20, Max: 1 << 40,
+		Help: "Most memory of the child process that compiles a policy. A policy that needs more is refused. The " +
+			"embedded ones need less than 200 MiB.",
+		field: func(c *Config) any { return &c.PolicyCompile.Memory }},
+	{Section: "policy_compile", Name: "cpu", Kind: Duration, Default: "1m", Min: int64(time.Second), Max: int64(time.Hour),
+		Help:  "Most processor time of that process, in whole seconds. The embedded policies need less than 2s.",
+		field: func(c *Config) any { return &c.PolicyCompile.CPU }},
+	{Section: "policy_compile", Name: "time", Kind: Duration, Default: "5m", Min: int64(time.Second),
+		Max:   int64(24 * time.Hour),
+		Help:  "Most time that may pass until it has finished.",
+		field: func(c *Config) any { return &c.PolicyCompile.Time }},
 
 	{Section: "log", Name: "level", Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError},
 		Default: LevelInfo,

@@ -55,7 +55,7 @@ func TestCacheKeepsModules(t *testing.T) {
 		}
 	}
 	use()
-	verdict, machine := only(t, dir+"/*.verdict"), only(t, dir+"/wazero-*/*")
+	verdict, machine := only(t, dir+"/*.module/verdict"), only(t, dir+"/*.module/wazero-*/*")
 	info, err := os.Stat(verdict)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Error(info.Mode(), err)
@@ -97,7 +97,7 @@ func TestCacheKeepsRefusals(t *testing.T) {
 	if texts[0] != texts[1] || !strings.Contains(texts[0], "kv_init") {
 		t.Errorf("%q", texts)
 	}
-	if b, err := os.ReadFile(only(t, dir+"/*.verdict")); err != nil || !strings.Contains(string(b), "kv_init") {
+	if b, err := os.ReadFile(only(t, dir+"/*.module/verdict")); err != nil || !strings.Contains(string(b), "kv_init") {
 		t.Errorf("%q %v", b, err)
 	}
 }

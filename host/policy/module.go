@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/policy/compiler"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
@@ -36,6 +37,8 @@ type Options struct {
 	Stop    func(error)
 	// Cache stores compiled code; optional.
 	Cache *sandbox.Cache
+	// Compile limits the compilation.
+	Compile compiler.Limits
 
 	// SkipSelfTest loads a module without running it. It is for programs that judge modules themselves.
 	SkipSelfTest bool

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/compiler"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/store"
 )
@@ -23,7 +24,8 @@ type Set struct {
 	roots  []*policy.Handle // likewise, by root: the evict policy that the root names, or nil
 	store  *store.Store     // set by Attach
 
-	dir string // of modules
+	dir     string // of modules
+	compile compiler.Limits
 
 	turn   chan struct{} // has room for one token: who put it there changes policies; modules are opened without it
 	cfg    *config.Config
@@ -44,7 +46,8 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 		active: map[string]*policy.Handle{}, roots: make([]*policy.Handle, len(cfg.Roots)), turn: make(chan struct{}, 1),
 	}
 	p.memory = sandbox.NewMemoryBudget(memoryFor(cfg.PolicyMemory))
-	p.start.Reopen = policy.Options{Log: log, Cache: cache, Memory: p.memory}
+	p.compile = CompileLimits(cfg)
+	p.start.Reopen = policy.Options{Log: log, Cache: cache, Memory: p.memory, Compile: p.compile}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close(ctx))
@@ -103,7 +106,7 @@ func (p *Set) locked(ctx context.Context, f func() error) error {
 // a change of another policy must not wait for it.
 func (p *Set) open(ctx context.Context, label string, c *config.Policy) (*policy.Handle, error) {
 	opt := Options(p.dir, c, p.cache, p.log)
-	opt.Stop, opt.Memory = p.stop, p.memory
+	opt.Stop, opt.Memory, opt.Compile = p.stop, p.memory, p.compile
 	m, err := policy.Open(ctx, c.Module, opt)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
@@ -143,6 +146,12 @@ func Options(dir string, c *config.Policy, cache *sandbox.Cache, log *slog.Logge
 		opt.OnFault = policy.Stop
 	}
 	return opt
+}
+
+// CompileLimits are the limits of compiling a policy, by the configuration.
+func CompileLimits(cfg *config.Config) compiler.Limits {
+	c := &cfg.PolicyCompile
+	return compiler.Limits{Memory: c.Memory, CPU: c.CPU, Time: c.Time}
 }
 
 // OpenCache opens the cache of compiled policies that the configuration names. A named one that cannot be used is an

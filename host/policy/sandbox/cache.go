@@ -11,20 +11,21 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
-	"sync"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/kvhost/kvhost/host/policy/compiler"
 	metering "github.com/kvhost/kvhost/host/policy/meter"
-	"golang.org/x/sys/unix"
 )
 
 // Cache stores the results of loading a module: its metered form or the reason of its refusal, wazero's machine code,
-// and the passed self-test. All processes that share the directory compile one module at a time.
+// and the passed self-test. Processes may share the directory. Nothing is locked: files are published by renaming, and
+// two processes that compile the same module at the same time publish the same files.
 type Cache struct {
 	dir string // empty: nothing is stored
-	mu  sync.Mutex
 }
 
 // CacheDir is the user's cache directory: $XDG_CACHE_HOME/kvhost, or .cache/kvhost at home. It is empty when neither is
@@ -74,55 +75,61 @@ func private(dir string) error {
 // Close closes the cache. Modules opened with it must have been closed before.
 func (c *Cache) Close(context.Context) error { return nil }
 
-// lock waits until this process may compile.
-func (c *Cache) lock(ctx context.Context) (unlock func(), err error) {
-	c.mu.Lock()
-	if c.dir == "" {
-		return c.mu.Unlock, nil
-	}
-	f, err := os.OpenFile(filepath.Join(c.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		c.mu.Unlock()
-		return nil, fmt.Errorf("%w: %w", ErrCache, err)
-	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+// workDir makes a directory for one compilation: in the cache, or else where temporary files are. Like the cache it
+// belongs to this user alone.
+func (c *Cache) workDir() (string, error) {
+	var errs []error
+	for _, place := range []string{c.dir, os.TempDir(), "/dev/shm"} {
+		if place == "" {
+			continue
+		}
+		dir, err := os.MkdirTemp(place, workPrefix+"*")
 		if err == nil {
-			return func() { f.Close(); c.mu.Unlock() }, nil
+			return dir, nil
 		}
-		if err == unix.EWOULDBLOCK || err == unix.EINTR {
-			err = nil
-		}
-		select {
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-time.After(20 * time.Millisecond):
-		}
-		if err != nil {
-			f.Close()
-			c.mu.Unlock()
-			return nil, fmt.Errorf("%w: another process is compiling: %w", ErrCache, err)
-		}
+		errs = append(errs, err)
 	}
+	return "", fmt.Errorf("%w: compiling needs a directory that this user may write to; set policy_cache or TMPDIR: %w",
+		ErrCache, errors.Join(errs...))
+}
+
+// workPrefix begins the names of directories in which modules are compiled. One that is older than workAge was left by
+// a host that was killed.
+const (
+	workPrefix = "kvhost-compiling-"
+	workAge    = time.Hour
+)
+
+// entry is the cache's directory for one module. The module's machine code stands in no other, so that the compiler,
+// which has read the module, cannot replace the code of another one.
+type entry struct {
+	dir string // empty: nothing is stored
+}
+
+// entry is named by what the metered form and the machine code depend on: the module, the meter and wazero. wazero
+// itself adds the processor's features to the name of its file.
+func (c *Cache) entry(src *Source) entry {
+	if c.dir == "" || src.Unmetered {
+		return entry{}
+	}
+	h := sha256.Sum256(fmt.Appendf(nil, "%s %d meter %d validator %s %s", src.Digest, src.Pages, metering.Version,
+		wazeroVersion(), runtime.GOARCH))
+	return entry{filepath.Join(c.dir, fmt.Sprintf("%x.module", h[:16]))}
 }
 
 // A verdict file is the magic, the SHA-256 of the rest, and then a module's metered form or, after a NUL, the reason of
 // its refusal. Any other file is ignored.
-const verdictMagic = "kvhost policy verdict 2\n"
-
-// verdictKey is the file of a module's verdict, which depends on the module, the meter and the validator.
-func (c *Cache) verdictKey(digest string, pages uint32) string {
-	h := sha256.Sum256(fmt.Appendf(nil, "%s %d meter %d validator %s", digest, pages, metering.Version, wazeroVersion()))
-	return filepath.Join(c.dir, fmt.Sprintf("%x.verdict", h[:16]))
-}
+const (
+	verdictMagic = "kvhost policy verdict 2\n"
+	verdictFile  = "verdict"
+)
 
 // verdict is a module's metered form, or the reason of its refusal.
-func (c *Cache) verdict(digest string, pages uint32) (wasm []byte, refused error, ok bool) {
-	if c.dir == "" {
+func (e entry) verdict() (wasm []byte, refused error, ok bool) {
+	if e.dir == "" {
 		return nil, nil, false
 	}
-	name := c.verdictKey(digest, pages)
-	b, err := os.ReadFile(name)
+	b, err := os.ReadFile(filepath.Join(e.dir, verdictFile))
 	if err != nil {
 		return nil, nil, false
 	}
@@ -135,28 +142,64 @@ func (c *Cache) verdict(digest string, pages uint32) (wasm []byte, refused error
 	}
 	b = b[sha256.Size:]
 	if b[0] == 0 && !bytes.HasPrefix(b, []byte("\x00asm")) {
-		return nil, errors.New(string(b[1:])), true
+		return nil, compiler.NewRefusal(string(b[1:])), true
 	}
 	return b, nil, true
 }
 
 // keep stores a verdict. A failure costs time at the next start and nothing else.
-func (c *Cache) keep(digest string, pages uint32, wasm []byte, refused error, log *slog.Logger) {
-	if c.dir == "" {
+func (e entry) keep(wasm []byte, refused error, log *slog.Logger) {
+	if e.dir == "" {
 		return
 	}
 	if refused != nil {
 		wasm = append([]byte{0}, refused.Error()...)
 	}
 	sum := sha256.Sum256(wasm)
-	name := c.verdictKey(digest, pages)
-	err := os.WriteFile(name+".tmp", slices.Concat([]byte(verdictMagic), sum[:], wasm), 0o600)
+	err := os.MkdirAll(e.dir, 0o700)
 	if err == nil {
-		err = os.Rename(name+".tmp", name)
+		err = writeFile(filepath.Join(e.dir, verdictFile), slices.Concat([]byte(verdictMagic), sum[:], wasm))
 	}
 	if err != nil {
 		log.Warn("cannot store compiled policy; it will be compiled again", "error", err)
 	}
+}
+
+// takeCode moves the machine code from the directory of a compilation to the entry.
+func (e entry) takeCode(dir string, log *slog.Logger) bool {
+	if e.dir == "" {
+		return false
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "wazero-*", "*"))
+	if err == nil && len(files) != 1 {
+		err = fmt.Errorf("%d files of machine code", len(files))
+	}
+	if err == nil {
+		parent := filepath.Join(e.dir, filepath.Base(filepath.Dir(files[0])))
+		if err = os.MkdirAll(parent, 0o700); err == nil {
+			err = os.Rename(files[0], filepath.Join(parent, filepath.Base(files[0])))
+		}
+	}
+	if err != nil {
+		log.Warn("cannot store compiled policy; it will be compiled again", "error", err)
+	}
+	return err == nil
+}
+
+// writeFile replaces a file at once.
+func writeFile(name string, b []byte) error {
+	temp, err := os.CreateTemp(filepath.Dir(name), "*.tmp")
+	if err != nil {
+		return err
+	}
+	_, err = temp.Write(b)
+	if err = errors.Join(err, temp.Close()); err == nil {
+		err = os.Rename(temp.Name(), name)
+	}
+	if err != nil {
+		_ = os.Remove(temp.Name()) // prune removes it later
+	}
+	return err
 }
 
 // maxCacheBytes bounds the files of a cache. Opening it removes the oldest.
@@ -171,7 +214,13 @@ func prune(dir string) {
 	var files []file
 	var total int64
 	_ = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() || d.Name() == "lock" {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), workPrefix) {
+			if info, err := d.Info(); err == nil && time.Since(info.ModTime()) > workAge {
+				_ = os.RemoveAll(name)
+			}
+			return fs.SkipDir
+		}
+		if err != nil || !d.Type().IsRegular() {
 			return nil
 		}
 		if info, err := d.Info(); err == nil {
@@ -187,6 +236,7 @@ func prune(dir string) {
 		}
 		if os.Remove(f.name) == nil {
 			total -= f.size
+			_ = os.Remove(filepath.Dir(f.name)) // fails unless it is empty
 		}
 	}
 }

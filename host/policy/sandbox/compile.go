@@ -5,17 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
+	"os"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	metering "github.com/kvhost/kvhost/host/policy/meter"
+	"github.com/kvhost/kvhost/host/policy/compiler"
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
-	"github.com/tetratelabs/wazero/experimental"
 )
 
 // Source is a module as [Compile] takes it: scanned, checked, and with its limits resolved.
@@ -29,7 +28,8 @@ type Source struct {
 	Limits   FuelLimits
 	Counters int // that the manifest names
 	Log      *slog.Logger
-	Cache    *Cache // optional
+	Cache    *Cache          // optional
+	Compile  compiler.Limits // of compiling
 
 	Unmetered bool                 // count no fuel; for benchmarks, as the baseline
 	CPUClock  func() time.Duration // CPU time of the thread; nil for the real one
@@ -40,7 +40,7 @@ type Code struct {
 	name, digest string
 	runtime      wazero.Runtime
 	compiled     wazero.CompiledModule
-	cache        wazero.CompilationCache // nil without files
+	cache        wazero.CompilationCache
 	roles        [abi.Roles]bool
 	pages        uint32
 	limits       FuelLimits
@@ -52,55 +52,58 @@ type Code struct {
 	cpuClock     func() time.Duration
 }
 
-// Compile compiles a module, by way of the cache if there is one.
+// Compile gives a module's compiled form, from the cache or by a child process, which is killed when ctx ends.
 func Compile(ctx context.Context, src *Source) (*Code, error) {
 	cache := src.Cache
 	if cache == nil {
 		cache = &Cache{}
 	}
-	unlock, err := cache.lock(ctx)
+	entry := cache.entry(src)
+	if wasm, refusal, ok := entry.verdict(); ok {
+		if refusal != nil {
+			return nil, refusal
+		}
+		c, err := newCode(ctx, src, wasm, entry.dir)
+		if err == nil || ctx.Err() != nil {
+			return c, err
+		}
+		src.Log.Warn("cached machine code of policy unusable; compiling again", "error", err)
+	}
+	return build(ctx, src, cache, entry)
+}
+
+// build compiles a module in a child process and keeps the result.
+func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*Code, error) {
+	dir, err := cache.workDir()
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
-	bytes := src.Bytes
-	if !src.Unmetered {
-		if bytes, err = metered(ctx, src, cache); err != nil {
-			return nil, err
+	defer func() {
+		if err := os.RemoveAll(dir); err != nil {
+			src.Log.Warn("directory of compilation not removed", "path", dir, "error", err)
 		}
+	}()
+	src.Log.Info("compiling policy", "bytes", len(src.Bytes), "cached", entry.dir != "")
+	wasm, err := compiler.Run(ctx, &compiler.Job{
+		Wasm: src.Bytes, Pages: src.Pages, Unmetered: src.Unmetered, Limits: src.Compile,
+	}, dir)
+	if compiler.IsFinal(err) {
+		entry.keep(nil, err, src.Log)
 	}
-	c, err := newCode(ctx, src, bytes, cache.dir)
-	if err != nil && cache.dir != "" && ctx.Err() == nil { // the machine code may be damaged
-		src.Log.Warn("cached machine code of policy unusable; compiling again", "error", err)
-		return newCode(ctx, src, bytes, "")
+	if err != nil {
+		return nil, err
+	}
+	c, err := newCode(ctx, src, wasm, dir)
+	if err == nil && entry.takeCode(dir, src.Log) {
+		entry.keep(wasm, nil, src.Log)
 	}
 	return c, err
 }
 
-// metered is the module with fuel counting injected, within limits that bound the work of a compiler. The original is
-// validated too: a module that names what the meter adds would become valid by the injection and could refill its own
-// fuel. The interpreter validates at a tenth of the compiler's cost; its compiled form is thrown away.
-func metered(ctx context.Context, src *Source, cache *Cache) ([]byte, error) {
-	if out, refusal, ok := cache.verdict(src.Digest, src.Pages); ok {
-		return out, refusal
-	}
-	out, err := metering.Inject(src.Bytes, metering.DefaultLimits())
-	if err == nil {
-		config := wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(src.Pages).WithDebugInfoEnabled(false)
-		r := wazero.NewRuntimeWithConfig(ctx, config)
-		_, err = r.CompileModule(ctx, src.Bytes)
-		err = errors.Join(err, r.Close(ctx))
-	}
-	if ctx.Err() == nil {
-		cache.keep(src.Digest, src.Pages, out, err, src.Log)
-	}
-	return out, err
-}
-
-// newCode makes a runtime for one module, because modules must not see each other's memory and exports. wazero keeps
-// what it compiled in memory for as long as its cache is open, so each module has its own cache over the shared files.
+// newCode loads a module's machine code from a directory into a runtime of its own, because modules must not see each
+// other's memory and exports. wazero keeps what it compiled in memory for as long as its cache is open, so each module
+// has a cache of its own, too. Nothing is compiled here.
 func newCode(ctx context.Context, src *Source, bytes []byte, dir string) (*Code, error) {
-	config := wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(src.Pages).WithDebugInfoEnabled(false)
 	c := &Code{
 		name: src.Name, digest: src.Digest, roles: src.Roles, pages: src.Pages, limits: src.Limits,
 		counters: make([]atomic.Int64, src.Counters), log: src.Log, unmetered: src.Unmetered, cpuClock: src.CPUClock,
@@ -108,18 +111,14 @@ func newCode(ctx context.Context, src *Source, bytes []byte, dir string) (*Code,
 	if c.cpuClock == nil {
 		c.cpuClock = ThreadCPUTime
 	}
-	if dir != "" {
-		var err error
-		if c.cache, err = wazero.NewCompilationCacheWithDir(dir); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrCache, err)
-		}
-		config = config.WithCompilationCache(c.cache)
+	var err error
+	if c.cache, err = wazero.NewCompilationCacheWithDir(dir); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCache, err)
 	}
-	c.runtime = wazero.NewRuntimeWithConfig(ctx, config)
-	err := c.link(ctx, src.Scan)
-	if err == nil {
-		workers := experimental.WithCompilationWorkers(withRefueler(ctx), runtime.GOMAXPROCS(0))
-		c.compiled, err = c.runtime.CompileModule(workers, bytes)
+	c.runtime = wazero.NewRuntimeWithConfig(ctx, compiler.Config(src.Pages).WithCompilationCache(c.cache))
+	if err = c.link(ctx, src.Scan); err == nil {
+		cached := compiler.WithoutCompiling(compiler.WithRefuelListener(ctx, refueler{}))
+		c.compiled, err = c.runtime.CompileModule(cached, bytes)
 	}
 	if err != nil {
 		_ = c.release(ctx) // the first error is the one that matters
@@ -178,11 +177,7 @@ func (c *Code) Close(ctx context.Context) error {
 }
 
 func (c *Code) release(ctx context.Context) error {
-	err := c.runtime.Close(ctx)
-	if c.cache != nil {
-		err = errors.Join(err, c.cache.Close(ctx))
-	}
-	return err
+	return errors.Join(c.runtime.Close(ctx), c.cache.Close(ctx))
 }
 
 // wazeroVersion is the version of the compiler, which is also the validator.

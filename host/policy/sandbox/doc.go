@@ -1,5 +1,5 @@
-// Package sandbox runs one WebAssembly guest safely: it scans and verifies a module, injects fuel counting, compiles
-// it, starts instances, and makes every call into one. It knows exports, buffers and status codes, and nothing of what
+// Package sandbox runs one WebAssembly guest safely: it scans and verifies a module, loads its compiled form, starts
+// instances, and makes every call into one. It knows exports, buffers and status codes, and nothing of what
 // a policy decides; package policy does. abi/SPEC.md is the contract. The rest of this comment explains the decisions.
 //
 // # Numbers only, in buffers that the guest owns
@@ -12,8 +12,8 @@
 // # One runtime per module
 //
 // Modules in one wazero runtime can import each other's exports and memories. Policies come from different authors, so
-// each has its own runtime. Each also has its own [wazero.CompilationCache] over the shared files: a shared one would
-// keep everything it ever compiled in memory, and a host that swaps policies for a year must not grow.
+// each has its own runtime. Each also has its own [wazero.CompilationCache]: a shared one would keep everything it ever
+// loaded in memory, and a host that swaps policies for a year must not grow.
 //
 // # No WithCloseOnContextDone
 //
@@ -66,6 +66,11 @@
 //
 // wazero runs start functions while it instantiates. A module's first code is guest code like any other and is called
 // in the same way. A start section, which cannot be held back, is refused.
+//
+// # Nothing is compiled here
+//
+// A child process validates, meters and compiles: see package compiler. Its results stand in the [Cache], or in a
+// temporary directory when there is none. This process only loads machine code, and fails where wazero would compile.
 //
 // # Sections are read before the module is compiled
 //

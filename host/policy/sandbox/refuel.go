@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"time"
 
-	metering "github.com/kvhost/kvhost/host/policy/meter"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
 	"golang.org/x/sys/unix"
@@ -114,17 +112,6 @@ func (refueler) Before(ctx context.Context, _ api.Module, _ api.FunctionDefiniti
 
 func (refueler) After(context.Context, api.Module, api.FunctionDefinition, []uint64) {}
 func (refueler) Abort(context.Context, api.Module, api.FunctionDefinition, error)    {}
-
-// withRefueler makes compiled code call the host for the next slice.
-func withRefueler(ctx context.Context) context.Context {
-	return experimental.WithFunctionListenerFactory(ctx, experimental.FunctionListenerFactoryFunc(
-		func(f api.FunctionDefinition) experimental.FunctionListener {
-			if slices.Contains(f.ExportNames(), metering.Refuel) {
-				return refueler{}
-			}
-			return nil
-		}))
-}
 
 // exhausted turns an aborted call into a fault.
 func (in *Instance) exhausted(name string, fuel uint64, err error) error {

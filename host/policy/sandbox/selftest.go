@@ -60,19 +60,7 @@ func (c *Cache) RecordSelfTest(code *Code) {
 		return
 	}
 	key := code.selfTestKey()
-	temp, err := os.CreateTemp(c.dir, "*.tmp")
-	if err == nil {
-		_, err = temp.Write(key)
-		if e := temp.Close(); err == nil {
-			err = e
-		}
-		if err == nil {
-			err = os.Rename(temp.Name(), c.selfTestFile(key))
-		}
-		if err != nil {
-			_ = os.Remove(temp.Name()) // prune removes it later
-		}
-	}
+	err := writeFile(c.selfTestFile(key), key)
 	if err != nil {
 		code.log.Warn("cannot record self-test of policy; it will run again", "error", err)
 	}
