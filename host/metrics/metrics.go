@@ -120,6 +120,8 @@ var rootMetrics = []rootMetric{
 		func(r *store.RootStats) float64 { return float64(r.Waits) }},
 	{"root_expired_total", "Entries removed because they expired.", counter,
 		func(r *store.RootStats) float64 { return float64(r.Expired) }},
+	{"root_discarded_total", "Entries removed because a client discarded them.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Discarded) }},
 	{"root_written_today_bytes", "Bytes counted against the daily write budget; 0 without one.", gauge,
 		func(r *store.RootStats) float64 { return float64(r.Written) }},
 	{"root_budget_refusals_total", "Stores refused because of the daily write budget.", counter,

@@ -35,6 +35,7 @@ type RootStats struct {
 	Inserted    uint64 // entries reserved
 	Published   uint64 // pieces
 	Expired     uint64 // entries removed because their time was over
+	Discarded   uint64 // entries that clients discarded
 	OverBudget  uint64 // puts refused for the daily write budget
 	Written     int64  // bytes counted today against the daily write budget; 0 without one
 	Aborted     uint64 // pieces
@@ -147,7 +148,7 @@ func (r *root) stats() RootStats {
 		Path: r.Path, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned, Scanning: r.Scanning(), Scanned: n.Scanned.Load(),
 		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(), IndexBytes: r.Index.Memory(),
 		Recycled: c.Recycled, Inserted: c.Inserted, Published: c.Published, Aborted: c.Aborted, Evictions: c.Evictions, Asks: ev.Asks,
-		BadVictims: ev.BadVictims, Sheds: c.Sheds, Waits: c.Waits, Expired: c.Expired, OverBudget: c.OverBudget, Limit: a.Limit, Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
+		BadVictims: ev.BadVictims, Sheds: c.Sheds, Waits: c.Waits, Expired: c.Expired, Discarded: c.Discarded, OverBudget: c.OverBudget, Limit: a.Limit, Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
 		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults, EvictFaults: ev.Faults, Recovered: c.Recovered,
 		Swept: n.Swept.Load(), Renamed: n.Renamed.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
 		Shared: r.custody.stats(), Evict: r.Evictor.Stats(),

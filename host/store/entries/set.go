@@ -47,6 +47,7 @@ type Counters struct {
 	Inserted, Published, Aborted, Recycled       uint64
 	Evictions, Sheds, Waits, Expired, OverBudget uint64
 	Damaged, Vanished, PlaceFaults, Recovered    uint64
+	Discarded                                    uint64
 }
 
 // flight is what happens to an entry's files now.

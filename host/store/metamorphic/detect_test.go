@@ -64,6 +64,17 @@ type gone struct{ metamorphic.Lease }
 
 func (gone) Load(int, uint32) ([]byte, error) { return nil, store.ErrGone }
 
+// keeper discards nothing.
+type keeper struct{ metamorphic.Store }
+
+func (keeper) Discard(_ int, keys []uint64) ([]store.DiscardResult, error) {
+	results := make([]store.DiscardResult, len(keys))
+	for i := range results {
+		results[i] = store.DiscardRemoved
+	}
+	return results, nil
+}
+
 // careless never aborts.
 type careless struct{ metamorphic.Put }
 
@@ -114,6 +125,10 @@ func TestFindsFaults(t *testing.T) {
 		"failing loads": {
 			kind: "clean", want: "entry is gone",
 			store: leases(func(l metamorphic.Lease) metamorphic.Lease { return gone{l} }),
+		},
+		"a discard that removes nothing": {
+			kind: "clean", want: "was discarded and is a hit",
+			store: func(s metamorphic.Store) metamorphic.Store { return keeper{s} },
 		},
 		"a leaked lease": {
 			kind: "clean", want: "in use",

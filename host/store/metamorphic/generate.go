@@ -108,6 +108,7 @@ func (g *generator) drafts() []draft {
 		{6, (*generator).begin},
 		{6, (*generator).finish},
 		{8, (*generator).release},
+		{8, func(g *generator, p *plan) { g.add(p, "Discard", "entry", g.entry(), "n", 1+g.rng.IntN(3)) }},
 		{2, func(g *generator, p *plan) { g.add(p, "EndRequest") }},
 		{3, (*generator).maintain},
 		{2, func(g *generator, p *plan) { g.add(p, "Close"); g.open(p) }},

@@ -51,6 +51,37 @@ func (n *node) lookup(from Entry, count int, ranks uint64) (*lease, error) {
 	return l, nil
 }
 
+// runDiscard discards a run of keys. An entry that was removed is no hit until it is stored again, and none that a lease
+// has is removed: its loads would fail.
+func (n operator) runDiscard(op Op) (string, error) {
+	of, _ := parsePiece(op.get("entry"), 2)
+	results, err := n.discard(of.Entry, int(op.number("n")))
+	if err != nil {
+		return "", err
+	}
+	for i, result := range results {
+		e := Entry{of.Space, of.Key + uint64(i)}
+		if there, err := n.hit(e); err != nil {
+			return "", err
+		} else if there && result == store.DiscardRemoved {
+			return "", fmt.Errorf("host %s: %s was discarded and is a hit", n.ID, e)
+		}
+	}
+	return fmt.Sprint(results), nil
+}
+
+func (n *node) discard(from Entry, count int) ([]store.DiscardResult, error) {
+	var keys []uint64
+	for i := range uint64(count) {
+		keys = append(keys, from.Key+i)
+	}
+	results, err := n.store.Discard(from.Space, keys)
+	if err != nil {
+		return nil, fmt.Errorf("host %s: discarding %d keys from %s: %w", n.ID, count, from, err)
+	}
+	return results, nil
+}
+
 // loadAll loads of the i-th hit of a lease the rank that ranks says.
 func (n *node) loadAll(l *lease, ranks string) {
 	for i := range min(l.Hits(), len(ranks)) {

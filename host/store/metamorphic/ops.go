@@ -85,6 +85,7 @@ var verbs = map[string]verb{
 	"Abort":      newVerb("put number, written bool", operator.runAbort),
 	"Lookup":     newVerb("entry entry, n number, ranks ranks, hold? number", operator.runLookup),
 	"Release":    newVerb("lease number, ranks? ranks", operator.runRelease),
+	"Discard":    newVerb("entry entry, n number", operator.runDiscard),
 	"EndRequest": newVerb("", operator.runEndRequest),
 	"Maintain":   newVerb("root number, task task", operator.runMaintain),
 	"Swap":       newVerb("role text, policy text", operator.runSwap),

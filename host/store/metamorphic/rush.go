@@ -69,6 +69,10 @@ func (n *node) client(rng *rand.Rand) {
 		switch k := rng.IntN(10); {
 		case k < 5:
 			n.storeEntry(g.entry())
+		case k < 6:
+			if _, err := n.discard(g.entry(), 2); err != nil {
+				n.r.report(err)
+			}
 		case k < 9:
 			l, err := n.lookup(g.entry(), 3, 0)
 			if err != nil {

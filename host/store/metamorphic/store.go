@@ -23,6 +23,8 @@ type Store interface {
 	Begin(ctx context.Context, of Piece) (Put, error)
 	// Lookup asks for keys of one namespace, by their numbers; ranks are the pieces that a hit has, 0 for all.
 	Lookup(space int, keys []uint64, ranks uint64) (Lease, error)
+	// Discard removes keys of one namespace, by their numbers.
+	Discard(space int, keys []uint64) ([]store.DiscardResult, error)
 	// EndRequest ends the request that all puts belong to.
 	EndRequest()
 	Swap(ctx context.Context, s store.Swap) error
@@ -159,6 +161,14 @@ func (h *hostStore) Lookup(space int, keys []uint64, ranks uint64) (Lease, error
 		return nil, err
 	}
 	return &hostLease{l, h.slots}, nil
+}
+
+func (h *hostStore) Discard(space int, keys []uint64) ([]store.DiscardResult, error) {
+	q := store.DiscardRequest{Namespace: h.spaces[space]}
+	for _, n := range keys {
+		q.Keys = append(q.Keys, keyOf(n))
+	}
+	return h.Store.Discard(q)
 }
 
 type hostLease struct {
