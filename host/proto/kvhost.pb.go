@@ -12,8 +12,8 @@
 // Ids. Every ClientMessage carries an id that is larger than all earlier ones of the session. Every message is answered
 // under its id: once, unless stated otherwise below. The id of a STORE or LOAD also names its job.
 //
-// Order. LOOKUP, STORE, LOAD, RELEASE, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in
-// the order in which they were sent. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
+// Order. LOOKUP, STORE, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take
+// effect in the order in which they were sent. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
 //
 // Errors. Wrong input is answered by an Error that names the field. It does not end the session, and nothing of the
 // message was done. There are two exceptions: a refused HELLO ends the stream, and so does a message above
@@ -216,6 +216,64 @@ func (ChunkResult) EnumDescriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{2}
 }
 
+type DiscardResult int32
+
+const (
+	DiscardResult_DISCARD_RESULT_UNSPECIFIED  DiscardResult = 0
+	DiscardResult_DISCARD_RESULT_REMOVED      DiscardResult = 1
+	DiscardResult_DISCARD_RESULT_ABSENT       DiscardResult = 2
+	DiscardResult_DISCARD_RESULT_IN_USE       DiscardResult = 3 // a lease has it, or a piece of it is being loaded or stored
+	DiscardResult_DISCARD_RESULT_OTHER_TENANT DiscardResult = 4 // another tenant stored it
+	DiscardResult_DISCARD_RESULT_UNAVAILABLE  DiscardResult = 5 // it is, or may be, in a root that cannot be written to or is still being scanned
+)
+
+// Enum value maps for DiscardResult.
+var (
+	DiscardResult_name = map[int32]string{
+		0: "DISCARD_RESULT_UNSPECIFIED",
+		1: "DISCARD_RESULT_REMOVED",
+		2: "DISCARD_RESULT_ABSENT",
+		3: "DISCARD_RESULT_IN_USE",
+		4: "DISCARD_RESULT_OTHER_TENANT",
+		5: "DISCARD_RESULT_UNAVAILABLE",
+	}
+	DiscardResult_value = map[string]int32{
+		"DISCARD_RESULT_UNSPECIFIED":  0,
+		"DISCARD_RESULT_REMOVED":      1,
+		"DISCARD_RESULT_ABSENT":       2,
+		"DISCARD_RESULT_IN_USE":       3,
+		"DISCARD_RESULT_OTHER_TENANT": 4,
+		"DISCARD_RESULT_UNAVAILABLE":  5,
+	}
+)
+
+func (x DiscardResult) Enum() *DiscardResult {
+	p := new(DiscardResult)
+	*p = x
+	return p
+}
+
+func (x DiscardResult) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DiscardResult) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[3].Descriptor()
+}
+
+func (DiscardResult) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[3]
+}
+
+func (x DiscardResult) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DiscardResult.Descriptor instead.
+func (DiscardResult) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{3}
+}
+
 type EndReason int32
 
 const (
@@ -255,11 +313,11 @@ func (x EndReason) String() string {
 }
 
 func (EndReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvhost_v1_kvhost_proto_enumTypes[3].Descriptor()
+	return file_kvhost_v1_kvhost_proto_enumTypes[4].Descriptor()
 }
 
 func (EndReason) Type() protoreflect.EnumType {
-	return &file_kvhost_v1_kvhost_proto_enumTypes[3]
+	return &file_kvhost_v1_kvhost_proto_enumTypes[4]
 }
 
 func (x EndReason) Number() protoreflect.EnumNumber {
@@ -268,7 +326,7 @@ func (x EndReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EndReason.Descriptor instead.
 func (EndReason) EnumDescriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{3}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{4}
 }
 
 type EventKind int32
@@ -276,7 +334,7 @@ type EventKind int32
 const (
 	EventKind_EVENT_KIND_UNSPECIFIED EventKind = 0
 	EventKind_EVENT_KIND_STORED      EventKind = 1 // it can be loaded
-	EventKind_EVENT_KIND_EVICTED     EventKind = 2 // it cannot be loaded any more
+	EventKind_EVENT_KIND_EVICTED     EventKind = 2 // it cannot be loaded any more: evicted, discarded, expired, damaged or lost
 )
 
 // Enum value maps for EventKind.
@@ -304,11 +362,11 @@ func (x EventKind) String() string {
 }
 
 func (EventKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvhost_v1_kvhost_proto_enumTypes[4].Descriptor()
+	return file_kvhost_v1_kvhost_proto_enumTypes[5].Descriptor()
 }
 
 func (EventKind) Type() protoreflect.EnumType {
-	return &file_kvhost_v1_kvhost_proto_enumTypes[4]
+	return &file_kvhost_v1_kvhost_proto_enumTypes[5]
 }
 
 func (x EventKind) Number() protoreflect.EnumNumber {
@@ -317,7 +375,7 @@ func (x EventKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventKind.Descriptor instead.
 func (EventKind) EnumDescriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{4}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{5}
 }
 
 type PolicyState int32
@@ -359,11 +417,11 @@ func (x PolicyState) String() string {
 }
 
 func (PolicyState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvhost_v1_kvhost_proto_enumTypes[5].Descriptor()
+	return file_kvhost_v1_kvhost_proto_enumTypes[6].Descriptor()
 }
 
 func (PolicyState) Type() protoreflect.EnumType {
-	return &file_kvhost_v1_kvhost_proto_enumTypes[5]
+	return &file_kvhost_v1_kvhost_proto_enumTypes[6]
 }
 
 func (x PolicyState) Number() protoreflect.EnumNumber {
@@ -372,7 +430,7 @@ func (x PolicyState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PolicyState.Descriptor instead.
 func (PolicyState) EnumDescriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{5}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{6}
 }
 
 type ClientMessage struct {
@@ -393,6 +451,7 @@ type ClientMessage struct {
 	//	*ClientMessage_Ping
 	//	*ClientMessage_Advance
 	//	*ClientMessage_Semaphores
+	//	*ClientMessage_Discard
 	Body          isClientMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -559,6 +618,15 @@ func (x *ClientMessage) GetSemaphores() *Semaphores {
 	return nil
 }
 
+func (x *ClientMessage) GetDiscard() *Discard {
+	if x != nil {
+		if x, ok := x.Body.(*ClientMessage_Discard); ok {
+			return x.Discard
+		}
+	}
+	return nil
+}
+
 type isClientMessage_Body interface {
 	isClientMessage_Body()
 }
@@ -615,6 +683,10 @@ type ClientMessage_Semaphores struct {
 	Semaphores *Semaphores `protobuf:"bytes,14,opt,name=semaphores,proto3,oneof"`
 }
 
+type ClientMessage_Discard struct {
+	Discard *Discard `protobuf:"bytes,15,opt,name=discard,proto3,oneof"`
+}
+
 func (*ClientMessage_Hello) isClientMessage_Body() {}
 
 func (*ClientMessage_Register) isClientMessage_Body() {}
@@ -641,6 +713,8 @@ func (*ClientMessage_Advance) isClientMessage_Body() {}
 
 func (*ClientMessage_Semaphores) isClientMessage_Body() {}
 
+func (*ClientMessage_Discard) isClientMessage_Body() {}
+
 type HostMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the ClientMessage that this answers
@@ -654,6 +728,7 @@ type HostMessage struct {
 	//	*HostMessage_StorePublished
 	//	*HostMessage_LoadLayer
 	//	*HostMessage_LoadDone
+	//	*HostMessage_Discard
 	Body          isHostMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -775,6 +850,15 @@ func (x *HostMessage) GetLoadDone() *LoadDone {
 	return nil
 }
 
+func (x *HostMessage) GetDiscard() *DiscardReply {
+	if x != nil {
+		if x, ok := x.Body.(*HostMessage_Discard); ok {
+			return x.Discard
+		}
+	}
+	return nil
+}
+
 type isHostMessage_Body interface {
 	isHostMessage_Body()
 }
@@ -811,6 +895,10 @@ type HostMessage_LoadDone struct {
 	LoadDone *LoadDone `protobuf:"bytes,9,opt,name=load_done,json=loadDone,proto3,oneof"`
 }
 
+type HostMessage_Discard struct {
+	Discard *DiscardReply `protobuf:"bytes,10,opt,name=discard,proto3,oneof"`
+}
+
 func (*HostMessage_Error) isHostMessage_Body() {}
 
 func (*HostMessage_Hello) isHostMessage_Body() {}
@@ -826,6 +914,8 @@ func (*HostMessage_StorePublished) isHostMessage_Body() {}
 func (*HostMessage_LoadLayer) isHostMessage_Body() {}
 
 func (*HostMessage_LoadDone) isHostMessage_Body() {}
+
+func (*HostMessage_Discard) isHostMessage_Body() {}
 
 // Done acknowledges.
 type Done struct {
@@ -2898,6 +2988,105 @@ func (x *LoadDone) GetCancelled() bool {
 	return false
 }
 
+// Discard removes entries that nobody needs any more, with the pieces of every rank. Only entries of the session's
+// namespace that its own tenant stored are removed, and none that is in use: such a key stays, and the client may ask
+// again. A removed key can be stored again at once.
+type Discard struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         uint32                 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
+	Keys          []byte                 `protobuf:"bytes,2,opt,name=keys,proto3" json:"keys,omitempty"` // HelloReply.key_bytes each, one after the other; at most Limits.keys_per_lookup
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Discard) Reset() {
+	*x = Discard{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Discard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Discard) ProtoMessage() {}
+
+func (x *Discard) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Discard.ProtoReflect.Descriptor instead.
+func (*Discard) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Discard) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *Discard) GetKeys() []byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+type DiscardReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Results       []DiscardResult        `protobuf:"varint,1,rep,packed,name=results,proto3,enum=kvhost.v1.DiscardResult" json:"results,omitempty"` // one for each key of the DISCARD, in its order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiscardReply) Reset() {
+	*x = DiscardReply{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiscardReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiscardReply) ProtoMessage() {}
+
+func (x *DiscardReply) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiscardReply.ProtoReflect.Descriptor instead.
+func (*DiscardReply) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *DiscardReply) GetResults() []DiscardResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
 // Cancel is acknowledged when no copy of the job can touch its blocks any more, also when the I/O under it hangs. The
 // job still completes as it would have, with the blocks that were not delivered. Cancelling a job that is over is not
 // an error.
@@ -2910,7 +3099,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2922,7 +3111,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2935,7 +3124,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Cancel) GetJob() uint64 {
@@ -2956,7 +3145,7 @@ type Advance struct {
 
 func (x *Advance) Reset() {
 	*x = Advance{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3157,7 @@ func (x *Advance) String() string {
 func (*Advance) ProtoMessage() {}
 
 func (x *Advance) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3170,7 @@ func (x *Advance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advance.ProtoReflect.Descriptor instead.
 func (*Advance) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Advance) GetJob() uint64 {
@@ -3009,7 +3198,7 @@ type Flush struct {
 
 func (x *Flush) Reset() {
 	*x = Flush{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3210,7 @@ func (x *Flush) String() string {
 func (*Flush) ProtoMessage() {}
 
 func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3223,7 @@ func (x *Flush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flush.ProtoReflect.Descriptor instead.
 func (*Flush) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Flush) GetJobs() []uint64 {
@@ -3063,7 +3252,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3264,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3277,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EndRequest) GetRequest() uint32 {
@@ -3141,7 +3330,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3342,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3355,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
 }
 
 type EventsRequest struct {
@@ -3182,7 +3371,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3194,7 +3383,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3207,7 +3396,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EventsRequest) GetNamespaceDigest() []byte {
@@ -3247,7 +3436,7 @@ type EventBatch struct {
 
 func (x *EventBatch) Reset() {
 	*x = EventBatch{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3259,7 +3448,7 @@ func (x *EventBatch) String() string {
 func (*EventBatch) ProtoMessage() {}
 
 func (x *EventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3272,7 +3461,7 @@ func (x *EventBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventBatch.ProtoReflect.Descriptor instead.
 func (*EventBatch) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EventBatch) GetEpoch() uint64 {
@@ -3323,7 +3512,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3524,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3537,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Event) GetKind() EventKind {
@@ -3394,7 +3583,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3406,7 +3595,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3419,7 +3608,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
 }
 
 type StatusReply struct {
@@ -3440,7 +3629,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3641,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3654,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -3562,7 +3751,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3763,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3776,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PolicyStatus) GetRole() string {
@@ -3717,7 +3906,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3918,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3931,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -3800,7 +3989,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +4001,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +4014,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -3866,7 +4055,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3878,7 +4067,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3891,7 +4080,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -3919,7 +4108,7 @@ type SwapPolicyReply struct {
 
 func (x *SwapPolicyReply) Reset() {
 	*x = SwapPolicyReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +4120,7 @@ func (x *SwapPolicyReply) String() string {
 func (*SwapPolicyReply) ProtoMessage() {}
 
 func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +4133,7 @@ func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyReply.ProtoReflect.Descriptor instead.
 func (*SwapPolicyReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SwapPolicyReply) GetTaken() []*PolicyTaken {
@@ -3983,7 +4172,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4184,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,7 +4197,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PolicyTaken) GetRole() string {
@@ -4065,7 +4254,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4077,7 +4266,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4090,7 +4279,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -4125,7 +4314,7 @@ var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
 
 const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\x8c\x05\n" +
+	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\xbc\x05\n" +
 	"\rClientMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
 	"\x05hello\x18\x02 \x01(\v2\x10.kvhost.v1.HelloH\x00R\x05hello\x121\n" +
@@ -4146,8 +4335,9 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\aadvance\x18\r \x01(\v2\x12.kvhost.v1.AdvanceH\x00R\aadvance\x127\n" +
 	"\n" +
 	"semaphores\x18\x0e \x01(\v2\x15.kvhost.v1.SemaphoresH\x00R\n" +
-	"semaphoresB\x06\n" +
-	"\x04body\"\xbf\x03\n" +
+	"semaphores\x12.\n" +
+	"\adiscard\x18\x0f \x01(\v2\x12.kvhost.v1.DiscardH\x00R\adiscardB\x06\n" +
+	"\x04body\"\xf4\x03\n" +
 	"\vHostMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
 	"\x05error\x18\x02 \x01(\v2\x10.kvhost.v1.ErrorH\x00R\x05error\x12-\n" +
@@ -4159,7 +4349,9 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x0fstore_published\x18\a \x01(\v2\x19.kvhost.v1.StorePublishedH\x00R\x0estorePublished\x125\n" +
 	"\n" +
 	"load_layer\x18\b \x01(\v2\x14.kvhost.v1.LoadLayerH\x00R\tloadLayer\x122\n" +
-	"\tload_done\x18\t \x01(\v2\x13.kvhost.v1.LoadDoneH\x00R\bloadDoneB\x06\n" +
+	"\tload_done\x18\t \x01(\v2\x13.kvhost.v1.LoadDoneH\x00R\bloadDone\x123\n" +
+	"\adiscard\x18\n" +
+	" \x01(\v2\x17.kvhost.v1.DiscardReplyH\x00R\adiscardB\x06\n" +
 	"\x04body\"\x06\n" +
 	"\x04Done\"\\\n" +
 	"\x05Error\x12#\n" +
@@ -4326,7 +4518,12 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\bLoadDone\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x123\n" +
 	"\bfailures\x18\x02 \x03(\v2\x17.kvhost.v1.ChunkFailureR\bfailures\x12\x1c\n" +
-	"\tcancelled\x18\x03 \x01(\bR\tcancelled\"\x1a\n" +
+	"\tcancelled\x18\x03 \x01(\bR\tcancelled\"3\n" +
+	"\aDiscard\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\x12\x12\n" +
+	"\x04keys\x18\x02 \x01(\fR\x04keys\"B\n" +
+	"\fDiscardReply\x122\n" +
+	"\aresults\x18\x01 \x03(\x0e2\x18.kvhost.v1.DiscardResultR\aresults\"\x1a\n" +
 	"\x06Cancel\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\x04R\x03job\"3\n" +
 	"\aAdvance\x12\x10\n" +
@@ -4456,7 +4653,14 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x15CHUNK_RESULT_RESIDENT\x10\x02\x12\x18\n" +
 	"\x14CHUNK_RESULT_REFUSED\x10\x03\x12\x15\n" +
 	"\x11CHUNK_RESULT_SHED\x10\x04\x12\x17\n" +
-	"\x13CHUNK_RESULT_FAILED\x10\x05*\x7f\n" +
+	"\x13CHUNK_RESULT_FAILED\x10\x05*\xc2\x01\n" +
+	"\rDiscardResult\x12\x1e\n" +
+	"\x1aDISCARD_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16DISCARD_RESULT_REMOVED\x10\x01\x12\x19\n" +
+	"\x15DISCARD_RESULT_ABSENT\x10\x02\x12\x19\n" +
+	"\x15DISCARD_RESULT_IN_USE\x10\x03\x12\x1f\n" +
+	"\x1bDISCARD_RESULT_OTHER_TENANT\x10\x04\x12\x1e\n" +
+	"\x1aDISCARD_RESULT_UNAVAILABLE\x10\x05*\x7f\n" +
 	"\tEndReason\x12\x16\n" +
 	"\x12END_REASON_UNKNOWN\x10\x00\x12\x13\n" +
 	"\x0fEND_REASON_STOP\x10\x01\x12\x15\n" +
@@ -4494,133 +4698,139 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_kvhost_proto_rawDescData
 }
 
-var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                    // 0: kvhost.v1.Code
 	(LookupKind)(0),              // 1: kvhost.v1.LookupKind
 	(ChunkResult)(0),             // 2: kvhost.v1.ChunkResult
-	(EndReason)(0),               // 3: kvhost.v1.EndReason
-	(EventKind)(0),               // 4: kvhost.v1.EventKind
-	(PolicyState)(0),             // 5: kvhost.v1.PolicyState
-	(*ClientMessage)(nil),        // 6: kvhost.v1.ClientMessage
-	(*HostMessage)(nil),          // 7: kvhost.v1.HostMessage
-	(*Done)(nil),                 // 8: kvhost.v1.Done
-	(*Error)(nil),                // 9: kvhost.v1.Error
-	(*Hello)(nil),                // 10: kvhost.v1.Hello
-	(*Namespace)(nil),            // 11: kvhost.v1.Namespace
-	(*Group)(nil),                // 12: kvhost.v1.Group
-	(*Plane)(nil),                // 13: kvhost.v1.Plane
-	(*HelloReply)(nil),           // 14: kvhost.v1.HelloReply
-	(*Limits)(nil),               // 15: kvhost.v1.Limits
-	(*Register)(nil),             // 16: kvhost.v1.Register
-	(*Region)(nil),               // 17: kvhost.v1.Region
-	(*CudaVmm)(nil),              // 18: kvhost.v1.CudaVmm
-	(*CudaVmmSegment)(nil),       // 19: kvhost.v1.CudaVmmSegment
-	(*Unregister)(nil),           // 20: kvhost.v1.Unregister
-	(*Semaphores)(nil),           // 21: kvhost.v1.Semaphores
-	(*Timeline)(nil),             // 22: kvhost.v1.Timeline
-	(*Lookup)(nil),               // 23: kvhost.v1.Lookup
-	(*LookupReply)(nil),          // 24: kvhost.v1.LookupReply
-	(*LoadPart)(nil),             // 25: kvhost.v1.LoadPart
-	(*Release)(nil),              // 26: kvhost.v1.Release
-	(*Store)(nil),                // 27: kvhost.v1.Store
-	(*StoreChunk)(nil),           // 28: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),            // 29: kvhost.v1.StoreRead
-	(*StorePublished)(nil),       // 30: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),         // 31: kvhost.v1.ChunkFailure
-	(*Load)(nil),                 // 32: kvhost.v1.Load
-	(*LoadChunk)(nil),            // 33: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),            // 34: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),             // 35: kvhost.v1.LoadDone
-	(*Cancel)(nil),               // 36: kvhost.v1.Cancel
-	(*Advance)(nil),              // 37: kvhost.v1.Advance
-	(*Flush)(nil),                // 38: kvhost.v1.Flush
-	(*EndRequest)(nil),           // 39: kvhost.v1.EndRequest
-	(*Ping)(nil),                 // 40: kvhost.v1.Ping
-	(*EventsRequest)(nil),        // 41: kvhost.v1.EventsRequest
-	(*EventBatch)(nil),           // 42: kvhost.v1.EventBatch
-	(*Event)(nil),                // 43: kvhost.v1.Event
-	(*StatusRequest)(nil),        // 44: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),          // 45: kvhost.v1.StatusReply
-	(*PolicyStatus)(nil),         // 46: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                // 47: kvhost.v1.Trial
-	(*SwapPolicyRequest)(nil),    // 48: kvhost.v1.SwapPolicyRequest
-	(*PromotePolicyRequest)(nil), // 49: kvhost.v1.PromotePolicyRequest
-	(*SwapPolicyReply)(nil),      // 50: kvhost.v1.SwapPolicyReply
-	(*PolicyTaken)(nil),          // 51: kvhost.v1.PolicyTaken
-	(*RootStatus)(nil),           // 52: kvhost.v1.RootStatus
-	nil,                          // 53: kvhost.v1.Namespace.ExtraEntry
-	nil,                          // 54: kvhost.v1.StatusReply.CountersEntry
-	nil,                          // 55: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(DiscardResult)(0),           // 3: kvhost.v1.DiscardResult
+	(EndReason)(0),               // 4: kvhost.v1.EndReason
+	(EventKind)(0),               // 5: kvhost.v1.EventKind
+	(PolicyState)(0),             // 6: kvhost.v1.PolicyState
+	(*ClientMessage)(nil),        // 7: kvhost.v1.ClientMessage
+	(*HostMessage)(nil),          // 8: kvhost.v1.HostMessage
+	(*Done)(nil),                 // 9: kvhost.v1.Done
+	(*Error)(nil),                // 10: kvhost.v1.Error
+	(*Hello)(nil),                // 11: kvhost.v1.Hello
+	(*Namespace)(nil),            // 12: kvhost.v1.Namespace
+	(*Group)(nil),                // 13: kvhost.v1.Group
+	(*Plane)(nil),                // 14: kvhost.v1.Plane
+	(*HelloReply)(nil),           // 15: kvhost.v1.HelloReply
+	(*Limits)(nil),               // 16: kvhost.v1.Limits
+	(*Register)(nil),             // 17: kvhost.v1.Register
+	(*Region)(nil),               // 18: kvhost.v1.Region
+	(*CudaVmm)(nil),              // 19: kvhost.v1.CudaVmm
+	(*CudaVmmSegment)(nil),       // 20: kvhost.v1.CudaVmmSegment
+	(*Unregister)(nil),           // 21: kvhost.v1.Unregister
+	(*Semaphores)(nil),           // 22: kvhost.v1.Semaphores
+	(*Timeline)(nil),             // 23: kvhost.v1.Timeline
+	(*Lookup)(nil),               // 24: kvhost.v1.Lookup
+	(*LookupReply)(nil),          // 25: kvhost.v1.LookupReply
+	(*LoadPart)(nil),             // 26: kvhost.v1.LoadPart
+	(*Release)(nil),              // 27: kvhost.v1.Release
+	(*Store)(nil),                // 28: kvhost.v1.Store
+	(*StoreChunk)(nil),           // 29: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),            // 30: kvhost.v1.StoreRead
+	(*StorePublished)(nil),       // 31: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),         // 32: kvhost.v1.ChunkFailure
+	(*Load)(nil),                 // 33: kvhost.v1.Load
+	(*LoadChunk)(nil),            // 34: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),            // 35: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),             // 36: kvhost.v1.LoadDone
+	(*Discard)(nil),              // 37: kvhost.v1.Discard
+	(*DiscardReply)(nil),         // 38: kvhost.v1.DiscardReply
+	(*Cancel)(nil),               // 39: kvhost.v1.Cancel
+	(*Advance)(nil),              // 40: kvhost.v1.Advance
+	(*Flush)(nil),                // 41: kvhost.v1.Flush
+	(*EndRequest)(nil),           // 42: kvhost.v1.EndRequest
+	(*Ping)(nil),                 // 43: kvhost.v1.Ping
+	(*EventsRequest)(nil),        // 44: kvhost.v1.EventsRequest
+	(*EventBatch)(nil),           // 45: kvhost.v1.EventBatch
+	(*Event)(nil),                // 46: kvhost.v1.Event
+	(*StatusRequest)(nil),        // 47: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),          // 48: kvhost.v1.StatusReply
+	(*PolicyStatus)(nil),         // 49: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                // 50: kvhost.v1.Trial
+	(*SwapPolicyRequest)(nil),    // 51: kvhost.v1.SwapPolicyRequest
+	(*PromotePolicyRequest)(nil), // 52: kvhost.v1.PromotePolicyRequest
+	(*SwapPolicyReply)(nil),      // 53: kvhost.v1.SwapPolicyReply
+	(*PolicyTaken)(nil),          // 54: kvhost.v1.PolicyTaken
+	(*RootStatus)(nil),           // 55: kvhost.v1.RootStatus
+	nil,                          // 56: kvhost.v1.Namespace.ExtraEntry
+	nil,                          // 57: kvhost.v1.StatusReply.CountersEntry
+	nil,                          // 58: kvhost.v1.SwapPolicyRequest.ConfigEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
-	10, // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
-	16, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
-	20, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
-	23, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	26, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	27, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	32, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	36, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	38, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	39, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	40, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	37, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
-	21, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
-	9,  // 13: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
-	14, // 14: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
-	8,  // 15: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
-	24, // 16: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	29, // 17: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	30, // 18: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	34, // 19: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	35, // 20: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
-	0,  // 21: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	11, // 22: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	12, // 23: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	53, // 24: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
-	1,  // 25: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	13, // 26: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	15, // 27: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	17, // 28: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	18, // 29: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	19, // 30: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
-	18, // 31: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	25, // 32: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
-	28, // 33: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	22, // 34: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
-	2,  // 35: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	31, // 36: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
-	0,  // 37: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	33, // 38: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	22, // 39: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	31, // 40: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	3,  // 41: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	43, // 42: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
-	4,  // 43: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	46, // 44: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	52, // 45: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	54, // 46: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	5,  // 47: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	47, // 48: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	55, // 49: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	51, // 50: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
-	6,  // 51: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	44, // 52: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	41, // 53: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
-	48, // 54: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	49, // 55: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	7,  // 56: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	45, // 57: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	42, // 58: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
-	50, // 59: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
-	50, // 60: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
-	56, // [56:61] is the sub-list for method output_type
-	51, // [51:56] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	11, // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
+	17, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
+	21, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
+	24, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
+	27, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
+	28, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
+	33, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
+	39, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
+	41, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	42, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	43, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	40, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
+	22, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
+	37, // 13: kvhost.v1.ClientMessage.discard:type_name -> kvhost.v1.Discard
+	10, // 14: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
+	15, // 15: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
+	9,  // 16: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
+	25, // 17: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
+	30, // 18: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	31, // 19: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	35, // 20: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	36, // 21: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	38, // 22: kvhost.v1.HostMessage.discard:type_name -> kvhost.v1.DiscardReply
+	0,  // 23: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
+	12, // 24: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	13, // 25: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	56, // 26: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	1,  // 27: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
+	14, // 28: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	16, // 29: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	18, // 30: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	19, // 31: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	20, // 32: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
+	19, // 33: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	26, // 34: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
+	29, // 35: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	23, // 36: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	2,  // 37: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
+	32, // 38: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	0,  // 39: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
+	34, // 40: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	23, // 41: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	32, // 42: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	3,  // 43: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
+	4,  // 44: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
+	46, // 45: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
+	5,  // 46: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
+	49, // 47: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	55, // 48: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	57, // 49: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	6,  // 50: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	50, // 51: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	58, // 52: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	54, // 53: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
+	7,  // 54: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	47, // 55: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	44, // 56: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
+	51, // 57: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	52, // 58: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	8,  // 59: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	48, // 60: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	45, // 61: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
+	53, // 62: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
+	53, // 63: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
+	59, // [59:64] is the sub-list for method output_type
+	54, // [54:59] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -4642,6 +4852,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 		(*ClientMessage_Ping)(nil),
 		(*ClientMessage_Advance)(nil),
 		(*ClientMessage_Semaphores)(nil),
+		(*ClientMessage_Discard)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[1].OneofWrappers = []any{
 		(*HostMessage_Error)(nil),
@@ -4652,6 +4863,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 		(*HostMessage_StorePublished)(nil),
 		(*HostMessage_LoadLayer)(nil),
 		(*HostMessage_LoadDone)(nil),
+		(*HostMessage_Discard)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[11].OneofWrappers = []any{
 		(*Region_Memfd)(nil),
@@ -4669,8 +4881,8 @@ func file_kvhost_v1_kvhost_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   50,
+			NumEnums:      7,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

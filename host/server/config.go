@@ -51,7 +51,7 @@ type Limits struct {
 
 func (l *Limits) checkKeys(n int) error {
 	if n > l.KeysPerLookup {
-		return faultf(proto.Code_CODE_LIMIT, "keys", "%d, at most %d in one LOOKUP", n, l.KeysPerLookup)
+		return faultf(proto.Code_CODE_LIMIT, "keys", "%d, at most %d in one message", n, l.KeysPerLookup)
 	}
 	return nil
 }

@@ -34,6 +34,10 @@ func (x *session) receive(m *proto.ClientMessage) {
 		if err = limits.checkKeys(len(b.Lookup.GetKeys()) / chunk.KeyBytes); err == nil {
 			err = x.inbox.submit(m)
 		}
+	case *proto.ClientMessage_Discard:
+		if err = limits.checkKeys(len(b.Discard.GetKeys()) / chunk.KeyBytes); err == nil {
+			err = x.inbox.submit(m)
+		}
 	case nil:
 		err = invalid("body", "none that this host knows")
 	default:
@@ -108,6 +112,8 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 		return x.lookup(m.Id, b.Lookup)
 	case *proto.ClientMessage_Release:
 		return x.doneUnless(m.Id, x.release(b.Release))
+	case *proto.ClientMessage_Discard:
+		return x.discard(m.Id, b.Discard)
 	case *proto.ClientMessage_EndRequest:
 		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
 		x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))

@@ -22,6 +22,7 @@ func FuzzMessages(f *testing.F) {
 			Chunks: []*proto.LoadChunk{{Blocks: blocks(0)}}}}},
 		{Body: &proto.ClientMessage_Store{Store: &proto.Store{Request: 2,
 			Chunks: []*proto.StoreChunk{{Key: k[:], Parent: packed[:32], Blocks: blocks(1)}}}}},
+		{Body: &proto.ClientMessage_Discard{Discard: &proto.Discard{Keys: packed}}},
 		{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: 2}}},
 		{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{Jobs: []uint64{1, 2}}}},
 		{Body: &proto.ClientMessage_Register{Register: &proto.Register{Group: 5,

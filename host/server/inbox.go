@@ -35,8 +35,7 @@ func newInbox(handle func(*proto.ClientMessage)) *inbox {
 // submit handles a message at once if nothing is queued before it and it does not wait for storage. Otherwise it
 // queues it.
 func (b *inbox) submit(m *proto.ClientMessage) error {
-	_, slow := m.Body.(*proto.ClientMessage_Store)
-	if !slow && b.waiting.Load() == 0 {
+	if !slow(m) && b.waiting.Load() == 0 {
 		b.inTurn(m)
 		return nil
 	}
@@ -53,6 +52,15 @@ func (b *inbox) submit(m *proto.ClientMessage) error {
 		b.handled(m)
 		return faultf(proto.Code_CODE_LIMIT, "", "%d messages are queued already", cap(b.backlog))
 	}
+}
+
+// slow says whether a message may wait for storage.
+func slow(m *proto.ClientMessage) bool {
+	switch m.Body.(type) {
+	case *proto.ClientMessage_Store, *proto.ClientMessage_Discard:
+		return true
+	}
+	return false
 }
 
 // inTurn handles one message while no other is being handled.
@@ -105,6 +113,8 @@ func weigh(m *proto.ClientMessage) int64 {
 		}
 	case *proto.ClientMessage_Lookup:
 		n += len(b.Lookup.GetKeys())
+	case *proto.ClientMessage_Discard:
+		n += len(b.Discard.GetKeys())
 	default:
 		n += each / 2 * protobuf.Size(m) // as if it were all empty elements
 	}

@@ -49,6 +49,7 @@ type chunkStore interface {
 	Namespace(ctx context.Context, ns *chunk.Namespace) (*catalog.Namespace, error)
 	Lookup(q store.LookupRequest) (*store.Lease, error)
 	Put(ctx context.Context, q store.PutRequest) (*store.Put, error)
+	Discard(q store.DiscardRequest) ([]store.DiscardResult, error)
 	EndRequest(request uint32, hints abi.Hints)
 	kvevents.Store
 }

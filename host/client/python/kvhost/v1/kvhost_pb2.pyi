@@ -23,6 +23,12 @@ CODE_LIMIT: Code
 CODE_UNKNOWN: Code
 CODE_UNSPECIFIED: Code
 DESCRIPTOR: _descriptor.FileDescriptor
+DISCARD_RESULT_ABSENT: DiscardResult
+DISCARD_RESULT_IN_USE: DiscardResult
+DISCARD_RESULT_OTHER_TENANT: DiscardResult
+DISCARD_RESULT_REMOVED: DiscardResult
+DISCARD_RESULT_UNAVAILABLE: DiscardResult
+DISCARD_RESULT_UNSPECIFIED: DiscardResult
 END_REASON_ABORT: EndReason
 END_REASON_LENGTH: EndReason
 END_REASON_STOP: EndReason
@@ -66,9 +72,10 @@ class ChunkFailure(_message.Message):
     def __init__(self, chunk: _Optional[int] = ..., code: _Optional[_Union[Code, str]] = ..., message: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ["advance", "cancel", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "unregister"]
+    __slots__ = ["advance", "cancel", "discard", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "unregister"]
     ADVANCE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    DISCARD_FIELD_NUMBER: _ClassVar[int]
     END_REQUEST_FIELD_NUMBER: _ClassVar[int]
     FLUSH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +90,7 @@ class ClientMessage(_message.Message):
     UNREGISTER_FIELD_NUMBER: _ClassVar[int]
     advance: Advance
     cancel: Cancel
+    discard: Discard
     end_request: EndRequest
     flush: Flush
     hello: Hello
@@ -95,7 +103,7 @@ class ClientMessage(_message.Message):
     semaphores: Semaphores
     store: Store
     unregister: Unregister
-    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ...) -> None: ...
 
 class CudaVmm(_message.Message):
     __slots__ = ["segments"]
@@ -110,6 +118,20 @@ class CudaVmmSegment(_message.Message):
     bytes: int
     tag: int
     def __init__(self, tag: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Discard(_message.Message):
+    __slots__ = ["group", "keys"]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    keys: bytes
+    def __init__(self, group: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
+class DiscardReply(_message.Message):
+    __slots__ = ["results"]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedScalarFieldContainer[DiscardResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[DiscardResult, str]]] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = []
@@ -242,7 +264,8 @@ class HelloReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_millis: _Optional[int] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
 
 class HostMessage(_message.Message):
-    __slots__ = ["done", "error", "hello", "id", "load_done", "load_layer", "lookup", "store_published", "store_read"]
+    __slots__ = ["discard", "done", "error", "hello", "id", "load_done", "load_layer", "lookup", "store_published", "store_read"]
+    DISCARD_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +275,7 @@ class HostMessage(_message.Message):
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
     STORE_PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     STORE_READ_FIELD_NUMBER: _ClassVar[int]
+    discard: DiscardReply
     done: Done
     error: Error
     hello: HelloReply
@@ -261,7 +285,7 @@ class HostMessage(_message.Message):
     lookup: LookupReply
     store_published: StorePublished
     store_read: StoreRead
-    def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[LookupReply, _Mapping]] = ..., store_read: _Optional[_Union[StoreRead, _Mapping]] = ..., store_published: _Optional[_Union[StorePublished, _Mapping]] = ..., load_layer: _Optional[_Union[LoadLayer, _Mapping]] = ..., load_done: _Optional[_Union[LoadDone, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[LookupReply, _Mapping]] = ..., store_read: _Optional[_Union[StoreRead, _Mapping]] = ..., store_published: _Optional[_Union[StorePublished, _Mapping]] = ..., load_layer: _Optional[_Union[LoadLayer, _Mapping]] = ..., load_done: _Optional[_Union[LoadDone, _Mapping]] = ..., discard: _Optional[_Union[DiscardReply, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ["arena_bytes", "chunks_per_job", "jobs", "keys_per_lookup", "leases", "message_bytes", "requests"]
@@ -680,6 +704,9 @@ class LookupKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class ChunkResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class DiscardResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

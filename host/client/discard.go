@@ -1,0 +1,53 @@
+package client
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// DiscardResult says what became of one key of a discard.
+type DiscardResult uint8
+
+// The results, with the numbers of the protocol.
+const (
+	Removed     = DiscardResult(proto.DiscardResult_DISCARD_RESULT_REMOVED)
+	Absent      = DiscardResult(proto.DiscardResult_DISCARD_RESULT_ABSENT)
+	InUse       = DiscardResult(proto.DiscardResult_DISCARD_RESULT_IN_USE)       // leased, or being loaded or stored
+	OtherTenant = DiscardResult(proto.DiscardResult_DISCARD_RESULT_OTHER_TENANT) // another tenant stored it
+	// Unavailable keys are, or may be, in a root that cannot be written to or is still being scanned.
+	Unavailable = DiscardResult(proto.DiscardResult_DISCARD_RESULT_UNAVAILABLE)
+)
+
+func (r DiscardResult) String() string {
+	switch r {
+	case Removed:
+		return "removed"
+	case Absent:
+		return "absent"
+	case InUse:
+		return "in use"
+	case OtherTenant:
+		return "of another tenant"
+	case Unavailable:
+		return "unavailable"
+	}
+	return "result " + strconv.Itoa(int(r))
+}
+
+// Discard removes entries that nobody needs any more, with the pieces of every rank, and returns one result for each
+// key. Entries in use and those that another tenant stored stay.
+func (s *Session) Discard(ctx context.Context, group uint32, keys []chunk.Key) ([]DiscardResult, error) {
+	m := &proto.Discard{Group: group, Keys: proto.AppendKeys(nil, keys, s.hello.Namespace.KeyBytes)}
+	r, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: m}})
+	if err != nil {
+		return nil, err
+	}
+	results := make([]DiscardResult, len(r.GetDiscard().GetResults()))
+	for i, result := range r.GetDiscard().GetResults() {
+		results[i] = DiscardResult(result)
+	}
+	return results, nil
+}
