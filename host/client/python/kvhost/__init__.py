@@ -13,6 +13,7 @@ from kvhost.session import (
     NOT_WANTED,
     BlockError,
     ChunkResult,
+    DiscardResult,
     EndReason,
     Hints,
     LoadChunk,
@@ -29,8 +30,8 @@ from kvhost.session import (
 from kvhost.shape import Group, Namespace, Plane, Region
 
 __all__ = [
-    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "EndReason",
-    "Event", "EventBatch", "EventStream", "Group",
+    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code",
+    "DiscardResult", "EndReason", "Event", "EventBatch", "EventStream", "Group",
     "Hints", "HostError", "HostGone", "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace",
     "PendingLookup", "Plane", "Position", "Region", "Result", "Semaphores", "Session", "SharedMemory", "StoreChunk", "StoreJob",
     "StoreResult", "Timeline",

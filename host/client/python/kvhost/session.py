@@ -34,6 +34,17 @@ class Result(enum.IntEnum):
     FAILED = 5
 
 
+class DiscardResult(enum.IntEnum):
+    """What became of one key of a discard; the numbers of the protocol."""
+
+    UNSPECIFIED = 0
+    REMOVED = 1
+    ABSENT = 2
+    IN_USE = 3  # a lease has it, or a piece of it is being loaded or stored
+    OTHER_TENANT = 4  # another tenant stored it
+    UNAVAILABLE = 5  # it is, or may be, in a root that cannot be written to or is still being scanned
+
+
 class EndReason(enum.IntEnum):
     """Why a request ended; the numbers of the protocol."""
 
@@ -348,16 +359,19 @@ class Session:
         self, keys: Sequence[bytes], *, group: int = 0, request: int = 0, first: int = 0, readers: int = 0
     ) -> PendingLookup:
         """Asks likewise, without waiting for the answer."""
-        n = self._namespace.key_bytes
-        packed = b"".join(keys)
-        if len(packed) != n * len(keys) or any(len(k) != n for k in keys):
-            raise ValueError(f"keys have {n} bytes each")
+        packed = self._packed(keys)
         pending = PendingLookup(self, first)
         self._stream.start(
             pending._call,
             lookup=pb.Lookup(request=request, group=group, keys=packed, first=first, readers=readers),
         )
         return pending
+
+    def _packed(self, keys: Sequence[bytes]) -> bytes:
+        n = self._namespace.key_bytes
+        if any(len(k) != n for k in keys):
+            raise ValueError(f"keys have {n} bytes each")
+        return b"".join(keys)
 
     def leased(self, lease: int) -> Lookup:
         """A lease that another session of the engine was granted, for loads under it here."""
@@ -418,6 +432,12 @@ class Session:
             ),
         )
         return job
+
+    def discard(self, keys: Sequence[bytes], *, group: int = 0) -> list[DiscardResult]:
+        """Removes chunks that nobody needs any more, with the pieces of every rank. Chunks in use and those that another
+        tenant stored stay."""
+        reply = self._ask(discard=pb.Discard(group=group, keys=self._packed(keys)))
+        return [DiscardResult(r) for r in reply.discard.results]
 
     def end_request(self, request: int, hints: Hints | None = None, *, wait: bool = True) -> None:
         """Ends a request and releases its leases. ``hints`` tell policies what the request did."""

@@ -154,6 +154,24 @@ def test_events(peer: Peer, seed: bytes) -> None:
     resumed.close()
 
 
+def test_discard(path: str, peer: Peer, seed: bytes) -> None:
+    s, k = peer.session, [key(seed, i) for i in range(3)]
+    s.store([kvhost.StoreChunk(k[i], [2 * i, 2 * i + 1]) for i in range(2)]).published(10)
+    lease = s.lookup(k[:1])
+    in_use, removed, absent = kvhost.DiscardResult.IN_USE, kvhost.DiscardResult.REMOVED, kvhost.DiscardResult.ABSENT
+    assert s.discard([k[1], k[0], k[2]]) == [removed, in_use, absent]
+    lease.release()
+    other = Peer(path, "pytest-tenant-" + seed.hex(), tenant=5)
+    assert other.session.discard(k[:1]) == [kvhost.DiscardResult.OTHER_TENANT]
+    other.close()
+    assert s.discard(k[:1]) == [removed] and s.lookup(k).hits == 0
+    with pytest.raises(kvhost.HostError) as e:
+        s.discard([])
+    assert (e.value.code, e.value.field) == (kvhost.Code.INVALID, "keys")
+    with pytest.raises(ValueError, match="32 bytes"):
+        s.discard([b"short"])
+
+
 def test_shared_memory_that_shrinks(path: str, seed: bytes) -> None:
     size = GROUPS[1].blocks * 4 * PAGE
     pool = multiprocessing.shared_memory.SharedMemory(create=True, size=size)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from kvhost import HostGone, Result
+from kvhost import DiscardResult, HostGone, Result
 from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, StoreObject
 
 PAGES = (2 * 4096, 4096, 17)
@@ -97,6 +97,17 @@ def test_a_lease_that_is_over_costs_a_lookup_only(store: ObjectStore) -> None:
     b.clear()
     assert store.load(KIND, k, b.pages, hit) == [True, True]
     assert b.read(0) == want
+
+
+def test_discarded_objects_are_gone(store: ObjectStore) -> None:
+    b, k = Buffers(3), keys(4)
+    store.store(KIND, [StoreObject(key, m) for key, m in zip(k, b.pages)])
+    hit = store.lookup(KIND, k[:1])
+    in_use, removed, absent = DiscardResult.IN_USE, DiscardResult.REMOVED, DiscardResult.ABSENT
+    assert store.discard(KIND, [k[1], k[0], k[3]]) == [removed, in_use, absent]
+    assert store.lookup(KIND, k).found == [True, False, True, False]
+    assert store.load(KIND, k[:1], b.pages[:1], hit) == [True]
+    assert store.discard(Kind("pytest", "objects", PAGES, tenant=7), k[2:3]) == [DiscardResult.OTHER_TENANT]
 
 
 def test_idle_sessions_make_room() -> None:

@@ -12,7 +12,7 @@ from kvhost.errors import Code, HostError, HostGone
 from kvhost.objects.connection import Connection, Connector, offsets, stride
 from kvhost.objects.inplace import NotShared, Place
 from kvhost.objects.kind import Kind
-from kvhost.session import LoadChunk, LoadJob, Lookup, Result, Session, StoreChunk, StoreJob
+from kvhost.session import DiscardResult, LoadChunk, LoadJob, Lookup, Result, Session, StoreChunk, StoreJob
 
 _T = TypeVar("_T")
 
@@ -101,6 +101,19 @@ class ObjectStore:
                 todo = over + todo[len(delivered) :]
             fresh = True
         return loaded
+
+    def discard(self, kind: Kind, keys: Sequence[bytes]) -> list[DiscardResult]:
+        """Removes objects that nobody needs any more. Returns what became of each."""
+
+        def discard(place: Place | None, blocks: Sequence[int]) -> list[DiscardResult]:
+            results: list[DiscardResult] = []
+            with self._host.session(kind, place) as (_, session):
+                most = session.limits.keys_per_lookup
+                for first in range(0, len(keys), most):
+                    results += session.discard(keys[first : first + most])
+            return results
+
+        return self._either(kind, (), discard)
 
     def _either(self, kind: Kind, pages: Sequence[Addresses], do: Callable[[Place | None, Sequence[int]], _T]) -> _T:
         """Does a job on objects in their place, or else by the arena."""
