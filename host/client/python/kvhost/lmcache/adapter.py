@@ -23,7 +23,7 @@ from kvhost.lmcache.keys import Chains, host_key
 from kvhost.lmcache.residents import Residents
 from kvhost.lmcache.tenants import tenant
 from kvhost.objects import Connector, Kind, Locks, Mapping, ObjectStore, Place, StoreObject
-from kvhost.session import Result
+from kvhost.session import DiscardResult, Result
 
 log = logging.getLogger("kvhost")
 
@@ -198,8 +198,26 @@ class KvhostL2Adapter(L2AdapterInterface):
     # What else LMCache asks
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Deletes nothing: the host's protocol cannot. Its policies, quotas and expiry decide what stays."""
-        log.warning("LMCache wants %d objects deleted: kvhost evicts by its own policies, they stay", len(keys))
+        """Deletes what the host has of these. Objects in use stay. It never raises: LMCache's eviction does not expect
+        that."""
+        members: dict[Kind, list[ObjectKey]] = defaultdict(list)
+        for key in keys:
+            if kind := self._kind(key, self._sizes.get(_row(key), 0)):
+                members[kind].append(key)
+        if unknown := len(keys) - sum(map(len, members.values())):
+            log.warning("LMCache wants %d objects deleted of a size that it has not named yet: they stay", unknown)
+        for kind, mine in members.items():
+            try:
+                self._delete(kind, mine)
+            except KvhostError as e:
+                log.warning("LMCache wants %d objects deleted, they stay: %s", len(mine), e)
+
+    def _delete(self, kind: Kind, keys: list[ObjectKey]) -> None:
+        results = self._store.discard(kind, [host_key(key) for key in keys])
+        gone = (DiscardResult.REMOVED, DiscardResult.ABSENT)
+        self._learn_gone([key for key, r in zip(keys, results) if r in gone], kind.object_bytes)
+        for result in set(results).difference(gone):
+            log.info("LMCache wants %d objects deleted that stay: %s", results.count(result), result.name)
 
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None

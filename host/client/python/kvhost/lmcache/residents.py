@@ -13,8 +13,8 @@ _K = TypeVar("_K", bound=ObjectKey)
 
 
 class Residents(Generic[_K]):
-    """Objects that were stored or found by this server, until a lookup misses them: the host's protocol has no
-    listing. It is what LMCache's accounting and listing see."""
+    """Objects that were stored or found by this server, until it deletes them or a lookup misses them. It is what
+    LMCache's accounting and listing see. The host cannot list them: it knows hashes of LMCache's keys only."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

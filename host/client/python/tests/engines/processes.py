@@ -122,7 +122,14 @@ class LMCacheServer(Process):
         wait_for("LMCache's server", self._healthy, 120)
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.http + path, timeout=10) as reply:
+        return self._ask(urllib.request.Request(self.http + path))
+
+    def delete(self, path: str, body: object) -> str:
+        headers = {"Content-Type": "application/json"}
+        return self._ask(urllib.request.Request(self.http + path, json.dumps(body).encode(), headers, method="DELETE"))
+
+    def _ask(self, request: urllib.request.Request) -> str:
+        with urllib.request.urlopen(request, timeout=10) as reply:
             return str(reply.read().decode())
 
     def _healthy(self) -> bool:

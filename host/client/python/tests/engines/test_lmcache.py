@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -215,6 +216,28 @@ def test_a_host_that_dies_costs_hits_only(host: Host) -> None:
     a.raw.close()
 
 
+def test_deleted_objects_are_gone(host: Host) -> None:
+    a = Adapter(host.socket, tenants={"team": 7})
+    keys = [key(n) for n in range(3)] + [key(9, 1), key(1, cache_salt="team")]
+    objs = objects(3, SMALL) + objects(1, LARGE) + objects(1, SMALL)
+    a.store(keys, objs)
+    assert a.lookup(keys[:1]) == [0]
+    a.raw.delete([*keys[:2], keys[3], keys[4], key(5), key(5, 2)])
+    assert a.heard.deleted == [keys[1], keys[3], keys[4]]  # the first one is locked
+    assert [e.key.to_object_key() for e in a.raw.list_l2_keys().entries] == [keys[0], keys[2]]
+    assert a.raw.get_usage().total_bytes_used == 2 * SMALL
+    assert a.lookup(keys) == [0, 2]
+    a.raw.submit_unlock(keys[:1])
+    a.raw.submit_unlock([keys[0], keys[2]])
+    a.raw.delete(keys[:1])
+    assert a.lookup(keys) == [2] and a.load([keys[2]], objects(1, SMALL, False)) == [0]
+    assert a.store(keys, objs).is_successful()
+    host.kill()
+    a.raw.delete(keys)  # LMCache's eviction would not survive an error
+    assert len(a.heard.deleted) == 4
+    a.raw.close()
+
+
 def test_a_server_starts_before_its_host(tmp_path: Path) -> None:
     h = Host(tmp_path)
     a = Adapter(h.socket)
@@ -283,6 +306,15 @@ def test_chunks_outlive_lmcache(host: Host, tmp_path: Path, shared: bool) -> Non
         server.stop()
 
 
+def _delete(host: Host, server: LMCacheServer) -> None:
+    """Deletes all that LMCache lists, of one page each."""
+    pieces = host.files()
+    while entries := json.loads(server.get("/cache/objects?page_size=3"))["entries"]:
+        reply = json.loads(server.delete("/cache/objects", {"tier": "all", "keys": [e["key"] for e in entries]}))
+        assert reply["ok"] and reply["skipped"] == 0
+    assert len(host.files()) <= len(pieces) - 4
+
+
 def _outlive(host: Host, server: LMCacheServer, both: bool) -> None:
     cold = server.bench()
     assert {cold[f"seq {i}/cold"] for i in (0, 1)} == {"0/2"}
@@ -298,6 +330,8 @@ def _outlive(host: Host, server: LMCacheServer, both: bool) -> None:
     server.start()
     again("after LMCache's restart", {"2/2"})
     if not both:
+        _delete(host, server)
+        assert {server.bench(1)["seq 0/cold"]} == {"0/2"}
         return
 
     server.stop()
