@@ -6,6 +6,7 @@ import (
 	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/sendqueue"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -82,11 +83,10 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// answered looks for the last answer to a message.
-func answered(o *outgoing, id uint64) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, m := range o.queue {
+// answered takes what is queued, and looks for the last answer to a message.
+func answered(q *sendqueue.Queue, id uint64) bool {
+	queued, _ := q.Take(nil)
+	for _, m := range queued {
 		switch m.Body.(type) {
 		case *proto.HostMessage_StoreRead, *proto.HostMessage_LoadLayer:
 		default:

@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/sendqueue"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -35,7 +36,7 @@ type session struct {
 	nonce  [proto.NonceBytes]byte
 	lastID uint64 // of the reader
 
-	out       *outgoing
+	out       *sendqueue.Queue
 	inbox     *inbox
 	jobs      *jobTable
 	memory    *clientMemory
@@ -68,7 +69,7 @@ func (s *Server) newSession(st stream) *session {
 	}
 	x.log = s.cfg.Log.With("session", x.number)
 	x.ctx, x.end = context.WithCancelCause(st.Context())
-	x.out = newOutgoing(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) })
+	x.out = sendqueue.New(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) })
 	x.inbox = newInbox(x.handle)
 	x.memory = newClientMemory(s, x.log)
 	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs}
@@ -87,7 +88,7 @@ func (s *Server) serve(st stream) error {
 	written := make(chan struct{})
 	s.work.Go(func() {
 		defer close(written)
-		if err := x.out.run(st.Send); err != nil {
+		if err := x.out.Run(st.Send); err != nil {
 			x.end(err)
 		}
 	})
@@ -96,7 +97,7 @@ func (s *Server) serve(st stream) error {
 	hello.Stop()
 	executor.Wait()
 	x.teardown()
-	x.out.close()
+	x.out.Close()
 	select {
 	case <-written: // the last messages are on their way
 	case <-time.After(time.Second):
@@ -129,7 +130,7 @@ func streamStatus(cause error) error {
 // read receives the client's messages until the stream or the session ends.
 func (x *session) read() {
 	for {
-		x.out.waitRoom(x.ctx)
+		x.out.WaitRoom(x.ctx)
 		m, err := x.stream.Recv()
 		switch {
 		case errors.Is(err, io.EOF):
@@ -168,7 +169,7 @@ func (x *session) teardown() {
 }
 
 // reply queues an answer.
-func (x *session) reply(m *proto.HostMessage) { x.out.push(m) }
+func (x *session) reply(m *proto.HostMessage) { x.out.Push(m) }
 
 func (x *session) done(id uint64) {
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Done{Done: &proto.Done{}}})

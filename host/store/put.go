@@ -181,7 +181,7 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 		Key: p.mark.Fingerprint, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
 		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant, Time: s.seq.Clock(),
 	}
-	if parent != 0 && s.holds(parent) {
+	if parent != 0 && holds(s.roots, parent) {
 		w.ask[0].Flags = abi.CandidateParentResident
 	}
 	w.answer[0] = true
@@ -201,8 +201,9 @@ type candidate struct {
 	answer [1]bool
 }
 
-func (s *Store) holds(fp uint64) bool {
-	for _, r := range s.roots {
+// holds says whether a root in service has an entry.
+func holds(roots []*root, fp uint64) bool {
+	for _, r := range roots {
 		r.Lock()
 		slot := r.Index.FindFingerprint(fp)
 		there := slot != index.None && r.Health.Serves() && !r.Index.At(slot).Is(index.Evicting)

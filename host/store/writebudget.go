@@ -52,7 +52,7 @@ func newWriteBudget(r *root) writeBudget {
 // charge takes the bytes of a piece or an entry from the budget. The caller does not hold the root's mu.
 func (b writeBudget) charge(p *Put, bytes int64, parent uint64) error {
 	r := b.root
-	c, ok := b.Charge(bytes, p.mark.Fingerprint, func() bool { return parent != 0 && r.store.holds(parent) })
+	c, ok := b.Charge(bytes, p.mark.Fingerprint, func() bool { return parent != 0 && holds(r.store.roots, parent) })
 	if ok {
 		p.charge = c
 		if c.Bytes > 0 {
