@@ -58,6 +58,7 @@ func (d Durability) String() string {
 // RootConfig is one directory that holds pieces.
 type RootConfig struct {
 	Path        string         // made when missing, with mode 0700
+	FS          staging.FS     // whose directory it is; nil: Config.FS
 	Capacity    int64          // bytes that pieces, temporaries and quarantine may take together
 	Shared      bool           // other hosts use it too: no exclusive lock
 	MaxEntries  uint32         // most entries there can be; 0: by capacity
@@ -117,6 +118,9 @@ func (c *Config) complete() error {
 	if len(c.Roots) == 0 || len(c.Roots) > maxRoots {
 		return fmt.Errorf("%w: %d roots, want 1 to %d", ErrConfig, len(c.Roots), maxRoots)
 	}
+	if c.FS == nil {
+		c.FS = staging.OS()
+	}
 	roots := make([]RootConfig, len(c.Roots))
 	seen := map[string]bool{}
 	for i, r := range c.Roots {
@@ -126,7 +130,11 @@ func (c *Config) complete() error {
 		if r.DailyWrites < 0 || r.MinFree < 0 || !(r.MinFreePart >= 0 && r.MinFreePart < 1) {
 			return fmt.Errorf("%w: root %q is to leave %d bytes or %g of its file system free, and %d bytes are to be written a day", ErrConfig, r.Path, r.MinFree, r.MinFreePart, r.DailyWrites)
 		}
-		abs, err := filepath.Abs(r.Path)
+		abs, err := r.Path, error(nil)
+		if r.FS == nil {
+			r.FS = c.FS
+			abs, err = filepath.Abs(r.Path)
+		}
 		if err != nil {
 			return fmt.Errorf("%w: root %q: %w", ErrConfig, r.Path, err)
 		}
@@ -181,9 +189,6 @@ func (c *Config) complete() error {
 	}
 	if c.ScanWorkers <= 0 {
 		c.ScanWorkers = defaultScanners
-	}
-	if c.FS == nil {
-		c.FS = staging.OS()
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -67,7 +67,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	r.Dir = files.New(files.Config{
 		Path: cfg.Path, Log: log, Account: r.Account, Paths: s.catalog.Paths, Sequence: &s.seq,
 		Health: health.NewMonitor(health.Config{
-			Dir: cfg.Path, FS: s.cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
+			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
 			Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
 		}),
 		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
