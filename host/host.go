@@ -59,7 +59,9 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if h.policies, err = policyset.Open(ctx, h.cfg, h.log); err != nil {
 		return nil, err
 	}
-	h.devices = devices.Open(h.cfg, h.log)
+	if h.devices, err = devices.Open(h.cfg, h.log); err != nil {
+		return nil, err
+	}
 	fsys := h.devices.FileSystem()
 	if h.store, err = store.Open(ctx, h.storeConfig(fsys)); err != nil {
 		return nil, err
@@ -88,7 +90,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	})
 	if h.cfg.HTTP.Listen != "" {
 		registry := metrics.NewRegistry(metrics.Host{Store: h.store, Engine: h.engine, Server: h.server,
-			GPUs: h.devices.GPUs()})
+			GPUs: h.devices.GPUs(), Memory: h.devices.Memory()})
 		if h.http, err = listenHTTP(h.cfg.HTTP.Listen, registry, h.Ready()); err != nil {
 			return nil, err
 		}
@@ -127,8 +129,9 @@ func (h *Host) storeConfig(fsys staging.FS) store.Config {
 		out.Expiries = append(out.Expiries, store.Expiry{Model: e.Model, TTL: e.TTL})
 	}
 	for i, r := range h.cfg.Roots {
+		files, capacity := h.devices.RootFS(i, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
-			Path: r.Path, Capacity: r.Capacity - h.devices.ProbeBytes(r), Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse,
+			Path: r.Path, FS: files, Capacity: capacity, Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.RootEvict(i),
 		})
 	}
@@ -173,7 +176,7 @@ func (h *Host) HTTPAddr() string {
 }
 
 // Close closes the parts in the reverse order of their start: sessions before the engine that moves their bytes, the
-// engine before the GPUs and the store that it uses, the store before its policies.
+// engine before the GPUs and the store that it uses, the store before the memory of its roots and its policies.
 func (h *Host) Close() error {
 	h.closeOnce.Do(func() {
 		var errs []error
@@ -191,6 +194,9 @@ func (h *Host) Close() error {
 		}
 		if h.store != nil {
 			errs = append(errs, h.store.Close())
+		}
+		if h.devices != nil {
+			errs = append(errs, h.devices.CloseMemory())
 		}
 		if h.policies != nil {
 			errs = append(errs, h.policies.Close(context.Background()))

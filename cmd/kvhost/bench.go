@@ -58,10 +58,11 @@ one, in host memory.
 Each figure has its ceilings beside it, measured in the same minutes: copies between pages and slots alone, and
 the same number of threads that only write and rename, or read, files of the same size. Passes alternate.
 Figures are medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first
-to third quartile).
+to third quartile). A root in memory has only the first ceiling.
 
 The roots must exist, with free memory and disk for twice the bytes of all chunks.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
+  kvhost bench --root memory: --root /dev/shm
   kvhost bench --root /dev/shm --memory host --chunks 16 --pages mla`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -113,6 +114,9 @@ func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.R
 
 func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []pathbench.Row, err error) {
 	for _, r := range cfg.Roots {
+		if r.InMemory() {
+			continue
+		}
 		if _, err := os.Stat(r.Path); errors.Is(err, fs.ErrNotExist) {
 			return nil, usageError{fmt.Errorf("root %s does not exist: create it first", r.Path)}
 		}
@@ -136,7 +140,7 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 			continue
 		}
 		for _, root := range cfg.Roots {
-			got, err := benchRoot(ctx, cfg, o, gpu, direct, root.Path, shape.geometry)
+			got, err := benchRoot(ctx, cfg, o, gpu, direct, root, shape.geometry)
 			if err != nil {
 				return nil, err
 			}
@@ -188,8 +192,8 @@ func firstGPU(cfg *config.Config) (*gds.GPU, error) {
 
 // benchRoot measures every route to a root.
 func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gds.GPU, direct *gds.DirectRoute,
-	dir string, g chunk.Geometry) (rows []pathbench.Row, err error) {
-	e := cfg.Engine
+	root config.Root, g chunk.Geometry) (rows []pathbench.Row, err error) {
+	e, dir := cfg.Engine, root.Path
 	base := pathbench.Config{
 		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: g, Chunks: o.chunks, Rounds: o.rounds,
 		Copiers: runtime.GOMAXPROCS(0),
@@ -209,7 +213,10 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 		files string
 		c     pathbench.Config
 	}{{"page cache", cached}}
-	if cfg.Engine.DirectIO && takesDirectIO(dir) {
+	if root.InMemory() {
+		cases[0].files, cases[0].c = "page-locked memory", base
+		cases[0].c.InMemory = true
+	} else if cfg.Engine.DirectIO && takesDirectIO(dir) {
 		cases = slices.Insert(cases, 0, cases[0])
 		cases[0].files, cases[0].c = "direct I/O", base
 		if direct != nil {

@@ -25,7 +25,8 @@ func newCheck() *cobra.Command {
 		Use:   "check",
 		Short: "Check this machine: which route serves each GPU and root, and why",
 		Long: `Tries what the configuration asks for: the roots (it writes a file with O_DIRECT in each, reads
-it back and removes it), the GPUs, cuFile, the socket's directory and the resource limits. It reports which
+it back and removes it), the GPUs, cuFile, the socket's directory and the resource limits. For roots in memory
+it judges memory, huge pages and the limit of locked memory. It reports which
 route serves each pair of GPU and root, why, and what would improve it. It changes nothing, works without a GPU,
 and may run beside a host.`,
 		Example: `  kvhost check --config /etc/kvhost.toml
@@ -94,7 +95,7 @@ func wanted(cfg *config.Config) doctor.Wanted {
 	}
 	for _, r := range cfg.Roots {
 		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared,
-			Route: askedRoute(r)})
+			Route: askedRoute(r), Memory: r.InMemory()})
 	}
 	return w
 }

@@ -81,7 +81,7 @@ func logStart(log *slog.Logger, file string, c *config.Config) {
 		"durability", c.Store.Durability, "evict", c.Store.Evict)
 	for _, r := range c.Roots {
 		path, err := filepath.Abs(r.Path)
-		if err != nil {
+		if err != nil || r.InMemory() {
 			path = r.Path
 		}
 		log.Info("root", "path", path, "capacity", config.FormatSize(r.Capacity), "shared", r.Shared)

@@ -142,9 +142,10 @@ const exampleArrays = `
 
 # Roots: the directories that hold pieces. One entry or more replaces this default.
 [[root]]
-# Directory, created when it is missing. Default: "kvhost-data".
+# Directory, created when it is missing. "memory:", or "memory:name" where there are several, is page-locked memory of
+# the host instead, which is empty after a start. Default: "kvhost-data".
 path = "kvhost-data"
-# Most bytes on disk. Unit: bytes. Default: "10GiB".
+# Most bytes on disk, or all bytes of memory. Unit: bytes. Default: "10GiB".
 capacity = "10GiB"
 # Whether other hosts use it, too. Default: false.
 shared = false

@@ -96,10 +96,39 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if r.DailyWrites < 0 {
 			bad(at+".daily_writes", "%d: want bytes such as \"2TiB\", or 0 for no budget", r.DailyWrites)
 		}
+		if r.InMemory() {
+			r.validateMemory(at, bad)
+		}
 		same := func(o Root) bool { return r.Path != "" && filepath.Clean(o.Path) == filepath.Clean(r.Path) }
 		if slices.ContainsFunc(c.Roots[:i], same) {
 			bad(at+".path", "%q twice", r.Path)
 		}
+	}
+}
+
+// smallestMemory is the least capacity of a root in memory.
+const smallestMemory = 1 << 20
+
+// validateMemory refuses what has no meaning for a root in memory, which is this process's and ends with it.
+func (r Root) validateMemory(at string, bad func(path, format string, args ...any)) {
+	name := strings.TrimPrefix(r.Path, MemoryPrefix)
+	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" || len(name) > 32 {
+		bad(at+".path", "%q: want memory: or memory:name, the name of at most 32 of a-z, 0-9, - and _", r.Path)
+	}
+	if r.Capacity > 0 && r.Capacity < smallestMemory {
+		bad(at+".capacity", "%s, want at least %s", FormatSize(r.Capacity), FormatSize(smallestMemory))
+	}
+	if r.Shared {
+		bad(at+".shared", "a root in memory is this host's alone")
+	}
+	if r.Route == RouteDirect {
+		bad(at+".route", "%q: pieces in memory need neither cuFile nor staging", r.Route)
+	}
+	if !r.MinFree.zero() {
+		bad(at+".min_free", "%s: the root has its own memory, so lower its capacity instead", r.MinFree)
+	}
+	if r.DailyWrites > 0 {
+		bad(at+".daily_writes", "memory does not wear")
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/memfs"
 )
 
 // Devices are the GPUs of a host. The zero number of GPUs is normal: the host then serves host memory.
@@ -18,34 +19,39 @@ type Devices struct {
 	log    *slog.Logger
 	driver *gds.Driver // nil without GPUs
 	gpus   []*gds.GPU
-	cufile *gds.CuFile // nil: everything is staged
+	cufile *gds.CuFile       // nil: everything is staged
+	memory map[int]*memfs.FS // of roots in memory
 
 	mu     sync.Mutex
 	direct []*gds.DirectRoute // of GPUs
 }
 
-// Open loads the CUDA driver. It logs when there is none.
-func Open(cfg *config.Config, log *slog.Logger) *Devices {
+// Open maps the memory of the roots in memory, and loads the CUDA driver. It logs when there is none.
+func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
 	d := &Devices{cfg: cfg, log: log}
+	if err := d.openMemory(); err != nil {
+		return nil, errors.Join(err, d.CloseMemory())
+	}
 	if cfg.GDS.CUDA == config.CUDAOff {
-		return d
+		return d, nil
 	}
 	driver, err := gds.Open(log)
 	if err != nil {
 		log.Info("no GPU in use; clients can register host memory only", "reason", err)
-		return d
+		return d, nil
 	}
 	d.driver = driver
-	return d
+	return d, nil
 }
 
 // GPUs are the GPUs in use.
 func (d *Devices) GPUs() []*gds.GPU { return d.gpus }
 
 // OpenGPUs takes the machine's GPUs into use and adds them to the engine. One that cannot be used is logged and left
-// out.
+// out. Then it page-locks the memory of roots for them.
 func (d *Devices) OpenGPUs(engine *transfer.Engine) error {
 	if d.driver == nil {
+		d.startMemory(nil)
 		return nil
 	}
 	devices, err := d.driver.Devices()
@@ -73,6 +79,7 @@ func (d *Devices) OpenGPUs(engine *transfer.Engine) error {
 		d.log.Info("GPU in use", "gpu", dev.UUID.String(), "name", dev.Name, "pci", dev.PCI, "memory", dev.Memory,
 			"cuda", d.driver.Version(), "copies", g.Mode().String(), "numa_node", place.ID)
 	}
+	d.startMemory(nodes)
 	return nil
 }
 
@@ -96,9 +103,9 @@ func (d *Devices) Lost() error {
 	return errors.Join(errs...)
 }
 
-// Close closes cuFile and then the GPUs. Nothing may use them any more.
+// Close closes cuFile and then the GPUs. Nothing may use them any more. The memory of roots remains until CloseMemory.
 func (d *Devices) Close() error {
-	errs := []error{d.closeDirect()}
+	errs := []error{d.unlockMemory(), d.closeDirect()}
 	for _, g := range d.gpus {
 		errs = append(errs, d.unlessHung(g.Close()))
 	}

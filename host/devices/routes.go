@@ -19,11 +19,11 @@ import (
 // probeTimeout bounds the probe of one GPU and root. Storage that needs longer for a few files is staged.
 const probeTimeout = 20 * time.Second
 
-// ProbeBytes is what the probe of a root's direct route may write; 0 for a root that is not probed. It is to be kept
+// probeBytes is what the probe of a root's direct route may write; 0 for a root that is not probed. It is to be kept
 // out of what the store may use, because a root is full when a host that has run before starts again. The files are
 // temporaries of the store, which removes them when it opens the root after a host was killed. Hosts of a shared root
 // take turns.
-func (d *Devices) ProbeBytes(r config.Root) int64 {
+func (d *Devices) probeBytes(r config.Root) int64 {
 	if !d.triesDirect(r) {
 		return 0
 	}
@@ -62,6 +62,10 @@ func (d *Devices) OpenRoutes(ctx context.Context, engine *transfer.Engine, st *s
 	chosen := map[*gds.DirectRoute]bool{}
 	p := prober{engine: engine, store: st, fs: fsys}
 	for i, s := range st.Stats().Roots {
+		if d.cfg.Roots[i].InMemory() {
+			d.log.Info("route chosen", "root", s.Path, "route", "memory", "why", "its pieces are page-locked memory")
+			continue
+		}
 		for _, g := range d.gpus {
 			choice := transfer.RouteChoice{Why: "as configured"}
 			switch route := direct[g]; {
@@ -69,7 +73,7 @@ func (d *Devices) OpenRoutes(ctx context.Context, engine *transfer.Engine, st *s
 			case route == nil:
 				choice.Why = why.Error()
 			default:
-				choice = p.probe(ctx, route, d.cfg.Roots[i], s.Path, d.ProbeBytes(d.cfg.Roots[i]))
+				choice = p.probe(ctx, route, d.cfg.Roots[i], s.Path, d.probeBytes(d.cfg.Roots[i]))
 			}
 			engine.SetRoute(g, s.Path, choice)
 			route := "staged"

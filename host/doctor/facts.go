@@ -17,6 +17,7 @@ type WantedRoot struct {
 	Capacity int64  `json:"capacity"`
 	Route    string `json:"route"` // RouteStaged or RouteDirect; empty: the host chooses
 	Shared   bool   `json:"shared,omitempty"`
+	Memory   bool   `json:"memory,omitempty"` // it is page-locked memory, not a directory
 }
 
 // Facts are what a probe found.
@@ -87,9 +88,10 @@ type GPU struct {
 	Failed string `json:"failed"` // why it cannot be used
 }
 
-// Root is a root's directory.
+// Root is a root's directory. Of a root in memory only Path and Memory are known: its memory is the machine's.
 type Root struct {
 	Path      string `json:"path"`
+	Memory    bool   `json:"memory,omitempty"`
 	Tried     string `json:"tried"`   // the directory that was tried: Path, or the nearest above it that exists
 	Missing   bool   `json:"missing"` // it does not exist yet
 	FS        string `json:"fs"`

@@ -34,7 +34,7 @@ func Judge(version string, w Wanted, f *Facts) *Report {
 	}
 	r.judgeRoots(w, f)
 	r.judgeSocket(&f.Socket)
-	r.judgeMachine(w, &f.Machine)
+	r.judgeMachine(w, f)
 	r.judgeGPUs(w, f)
 	return r
 }
@@ -46,6 +46,8 @@ func (r *Report) find(level Level, about, fix, says string, args ...any) {
 // unusable is why a root cannot hold files; empty when it can.
 func (root *Root) unusable() string {
 	switch {
+	case root.Memory:
+		return ""
 	case root.Failed != "":
 		return root.Failed
 	case !root.Writable:
@@ -67,6 +69,9 @@ func fileAccess(w Wanted, root *Root) string {
 
 func hostVerdict(w Wanted, root *Root) Verdict {
 	v := Verdict{Root: root.Path, Route: RouteStaged, Why: "the CPU copies shared memory, files " + fileAccess(w, root)}
+	if root.Memory {
+		v.Route, v.Why = RouteMemory, "the CPU copies between shared memory and the root's memory"
+	}
 	if why := root.unusable(); why != "" {
 		v.Route, v.Why = RouteNone, why
 	}
@@ -85,6 +90,8 @@ func gpuVerdict(f *Facts, g *GPU, root *Root) Verdict {
 	}
 	v.Route = RouteStaged
 	switch {
+	case root.Memory:
+		v.Route, v.Why = RouteMemory, "the GPU copies between its pages and the root's page-locked memory"
 	case f.CuFile.Forbid:
 		v.Why = "as configured: gds.use_cufile or gds.buffer_mib forbids the direct route"
 	case f.CuFile.Version == 0:
@@ -141,6 +148,9 @@ func (r *Report) judgeRoots(w Wanted, f *Facts) {
 	disks, order := map[string]*disk{}, []string{}
 	for i := range f.Roots {
 		root, want := &f.Roots[i], w.Roots[i]
+		if root.Memory {
+			continue
+		}
 		about := "root " + root.Path
 		if why := root.unusable(); why != "" {
 			r.find(Problem, about, "create it, or make it writable for the user of kvhost", "%s", why)
@@ -201,7 +211,17 @@ func (r *Report) judgeSocket(s *SocketFacts) {
 	}
 }
 
-// pages is the kind of pages of the staging memory.
+// memory is the bytes of all roots in memory.
+func (w *Wanted) memory() (bytes int64) {
+	for _, r := range w.Roots {
+		if r.Memory {
+			bytes += r.Capacity
+		}
+	}
+	return bytes
+}
+
+// pages is the kind of pages of so many bytes of staging memory or of roots in memory.
 func (m *Machine) pages(bytes int64) staging.Pages {
 	switch {
 	case m.HugePages > 0 && bytes <= m.HugePages*m.HugePage:
@@ -216,14 +236,27 @@ func (m *Machine) pages(bytes int64) staging.Pages {
 // chunk.
 const manyFiles = 1 << 14
 
-func (r *Report) judgeMachine(w Wanted, m *Machine) {
+func (r *Report) judgeMachine(w Wanted, f *Facts) {
+	m := &f.Machine
+	roots := w.memory()
+	wanted, what, fix := w.StagingBytes, "of staging memory", "lower engine.max_staging_memory"
+	if roots > 0 {
+		wanted += roots
+		what, fix = "of staging memory and roots in memory", "lower the capacities of the roots in memory"
+	}
 	switch {
-	case w.StagingBytes > m.MemoryBytes && m.MemoryBytes > 0:
-		r.find(Problem, "memory", "lower engine.max_staging_memory",
-			"%s of staging memory, but the machine has only %s", size(w.StagingBytes), size(m.MemoryBytes))
-	case w.StagingBytes > m.FreeBytes && m.FreeBytes > 0 && m.pages(w.StagingBytes) != staging.HugePages:
-		r.find(Warning, "memory", "lower engine.max_staging_memory", "%s of staging memory, but only %s available",
-			size(w.StagingBytes), size(m.FreeBytes))
+	case wanted > m.MemoryBytes && m.MemoryBytes > 0:
+		r.find(Problem, "memory", fix, "%s %s, but the machine has only %s", size(wanted), what, size(m.MemoryBytes))
+	case wanted > m.FreeBytes && m.FreeBytes > 0 && m.pages(wanted) != staging.HugePages:
+		r.find(Warning, "memory", fix, "%s %s, but only %s available", size(wanted), what, size(m.FreeBytes))
+	}
+	if roots > 0 && len(f.GPUs) > 0 && m.Memlock >= 0 && m.Memlock < wanted {
+		r.find(Warning, "locked memory", "LimitMEMLOCK=infinity in systemd, --ulimit memlock=-1 for containers",
+			"the limit is %s, less than the %s %s", size(m.Memlock), size(wanted), what)
+	}
+	if roots > 0 && m.pages(wanted) == staging.SmallPages {
+		r.find(Note, "huge pages", "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled, or reserve vm.nr_hugepages",
+			"none for roots in memory: page-locking them takes longer")
 	}
 	if m.OpenFiles > 0 && m.OpenFiles < manyFiles {
 		r.find(Warning, "open files", "LimitNOFILE=524288 in systemd, ulimit -Hn elsewhere",
@@ -250,10 +283,10 @@ func (r *Report) judgeGPUs(w Wanted, f *Facts) {
 		}
 		if g.Pinned == No {
 			fix := "give the machine more memory, or lower engine.max_staging_memory"
-			if f.Machine.Memlock >= 0 && f.Machine.Memlock < w.StagingBytes {
+			if f.Machine.Memlock >= 0 && f.Machine.Memlock < w.StagingBytes+w.memory() {
 				fix = "LimitMEMLOCK=infinity in systemd, --ulimit memlock=-1 for containers"
 			}
-			r.find(Warning, about, fix, "staging memory cannot be page-locked: copies will be slow")
+			r.find(Warning, about, fix, "memory cannot be page-locked: copies will be slow")
 		}
 		for k := range f.Roots {
 			if root := &f.Roots[k]; root.Node >= 0 && g.Node >= 0 && root.Node != g.Node {

@@ -95,6 +95,18 @@ func machines() map[string]struct {
 			WantedRoot{Path: "/dev/shm/kv", Capacity: 100 << 30})
 		f.Socket = SocketFacts{Path: "/run/missing/s"}
 	})
+	inMemory := func(capacity int64) func(*Wanted, *Facts) {
+		return func(w *Wanted, f *Facts) {
+			w.Roots = append(w.Roots, WantedRoot{Path: "memory:", Capacity: capacity, Memory: true})
+			f.Roots = append(f.Roots, Root{Path: "memory:", Memory: true, Node: -1, Direct: Unknown, NoReplace: Unknown})
+		}
+	}
+	add("memory", inMemory(200<<30))
+	add("memory-limits", func(w *Wanted, f *Facts) {
+		inMemory(400<<30)(w, f)
+		f.Machine.Memlock, f.Machine.Transparent = 8<<20, false
+	})
+	add("memory-too-large", inMemory(600<<30))
 	return out
 }
 
@@ -120,7 +132,7 @@ func TestReportsAreGolden(t *testing.T) {
 				t.Errorf("go test ./host/doctor -update\n%s", got.String())
 			}
 			if problems := errors.Is(r.Problems(), ErrProblems); problems != (name == "broken" ||
-				name == "impossible") {
+				name == "impossible" || name == "memory-too-large") {
 				t.Errorf("problems: %v", problems)
 			}
 			text, err := json.Marshal(r)

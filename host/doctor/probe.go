@@ -29,6 +29,11 @@ func probe(ctx context.Context, w Wanted, s system, libcuda, libcufile []string)
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+		if r.Memory {
+			f.Roots = append(f.Roots, Root{Path: r.Path, Memory: true, Node: staging.NoNode, Direct: Unknown,
+				NoReplace: Unknown})
+			continue
+		}
 		f.Roots = append(f.Roots, s.probeRoot(r.Path, g.ask()))
 	}
 	return f, nil

@@ -103,6 +103,10 @@ func (r *Report) gpu(w io.Writer, g *GPU) {
 }
 
 func (r *Report) root(w io.Writer, root *Root, capacity int64) {
+	if root.Memory {
+		fmt.Fprintf(w, "root\t%s: %s of memory in %s\n", root.Path, size(capacity), r.Facts.Machine.pages(r.Wanted.memory()))
+		return
+	}
 	if root.FS == "" {
 		fmt.Fprintf(w, "root\t%s: %s\n", root.Path, root.Failed)
 		return

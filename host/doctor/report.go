@@ -14,7 +14,7 @@ type Report struct {
 type Verdict struct {
 	GPU   string `json:"gpu"` // UUID; empty: host memory
 	Root  string `json:"root"`
-	Route string `json:"route"` // RouteStaged, RouteDirect, RouteNone
+	Route string `json:"route"` // RouteStaged, RouteDirect, RouteMemory, RouteNone
 	Why   string `json:"why"`
 	Fix   string `json:"fix,omitempty"` // what would improve it
 }
@@ -23,6 +23,7 @@ type Verdict struct {
 const (
 	RouteStaged = "staged"
 	RouteDirect = "direct"
+	RouteMemory = "memory"
 	RouteNone   = "none"
 )
 

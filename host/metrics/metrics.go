@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/staging/memfs"
 )
 
 // counters are the whole-host counts. Status has them under their name, and /metrics as kvhost_<name>_total.
@@ -146,6 +147,7 @@ type Host struct {
 	Engine *transfer.Engine
 	Server *server.Server
 	GPUs   []*gds.GPU
+	Memory map[string]*memfs.FS // of roots in memory, by path
 }
 
 // Counters are the whole-host counts by name, for the Status call.
@@ -166,6 +168,7 @@ type collector struct {
 	sessions *prometheus.Desc
 	leases   *prometheus.Desc
 	slots    *prometheus.Desc
+	memory   *prometheus.Desc
 }
 
 func newCollector(h *Host) *collector {
@@ -179,6 +182,8 @@ func newCollector(h *Host) *collector {
 		slots:    desc("staging_slots", "Staging slots by state.", "state"),
 		policy:   map[string]*prometheus.Desc{},
 	}
+	c.memory = desc("root_memory_bytes", "Memory of a root in memory: used and free are there, pending is to come.",
+		"root", "state")
 	for _, m := range shadowMetrics {
 		c.policy[m.name] = desc(m.name, m.help, "policy", "module", "digest")
 	}
@@ -230,6 +235,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		for _, m := range shadowMetrics {
 			send(c.policy[m.name], m.kind, m.value(p), p.Name, p.Module, p.Digest)
 		}
+	}
+	for path, fsys := range c.host.Memory {
+		m := fsys.Stats()
+		send(c.memory, prometheus.GaugeValue, float64(m.Used), path, "used")
+		send(c.memory, prometheus.GaugeValue, float64(m.Ready-m.Used), path, "free")
+		send(c.memory, prometheus.GaugeValue, float64(m.Wanted-m.Ready), path, "pending")
 	}
 	send(c.sessions, prometheus.GaugeValue, float64(ss.Sessions))
 	send(c.leases, prometheus.GaugeValue, float64(ss.Leases))

@@ -105,7 +105,7 @@ func (a *arena) grow(err error) {
 			case err != nil:
 				a.log.Error("memory is smaller than configured", "bytes", ready, "wanted", a.goal, "error", err)
 			default:
-				a.log.Info("memory is page-locked", "bytes", ready, "took", time.Since(began), "pages", string(a.kind))
+				a.log.Info("all memory is there", "bytes", ready, "took", time.Since(began), "pages", string(a.kind))
 			}
 			return
 		}

@@ -1,0 +1,166 @@
+package host_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/gds/gdstest"
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/config"
+)
+
+// A host with nothing but roots in memory stores and loads through the socket. After a restart they are empty.
+func TestMemoryRoots(t *testing.T) {
+	c := configuration(t)
+	c.Roots = []config.Root{{Path: "memory:", Capacity: 64 << 20}, {Path: "memory:second", Capacity: 32 << 20}}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	planes := []client.PlaneRegion{{Offset: 0, Stride: 8192, Blocks: 8}, {Offset: 8 * 8192, Stride: 8192, Blocks: 8}}
+	var keys []chunk.Key
+	for i := range 4 {
+		keys = append(keys, chunk.Key{byte(i + 1), 2, 3})
+	}
+	page := func(chunk, plane, block int) []byte {
+		return bytes.Repeat([]byte(fmt.Sprintf("%d %d %d|", chunk, plane, block)), 8192/6)
+	}
+	for run := range 2 {
+		h, stop := start(t, c)
+		s := dial(t, h)
+		arena, err := s.NewArena(2 * 8 * 8192)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Register(ctx, 0, arena, planes); err != nil {
+			t.Fatal(err)
+		}
+		at := func(plane, block int) []byte { return arena.Bytes()[plane*8*8192+block*8192:] }
+		l, err := s.Lookup(ctx, client.LookupRequest{Request: 1, Keys: keys})
+		if err != nil || l.Hits() != 0 {
+			t.Fatalf("run %d: %d hits of a new host: %v", run, l.Hits(), err)
+		}
+		var chunks []client.StoreChunk
+		for i, key := range keys {
+			chunks = append(chunks, client.StoreChunk{Key: key, Blocks: []uint32{uint32(2 * i), uint32(2*i + 1)}})
+			for plane := range 2 {
+				for block := range 2 {
+					copy(at(plane, 2*i+block), page(i, plane, block))
+				}
+			}
+		}
+		job, err := s.Store(ctx, 1, 0, chunks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := job.Published(ctx); err != nil || r.Bytes != int64(len(keys)*4*8192) {
+			t.Fatalf("published %+v: %v", r, err)
+		}
+		for i := range arena.Bytes() {
+			arena.Bytes()[i] = 0xa5
+		}
+		if l, err = s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: keys}); err != nil || l.Hits() != len(keys) {
+			t.Fatalf("%d hits: %v", l.Hits(), err)
+		}
+		var loads []client.LoadChunk
+		for i := range keys {
+			loads = append(loads, client.LoadChunk{Index: i, Blocks: []uint32{uint32(7 - 2*i), uint32(6 - 2*i)}})
+		}
+		load, err := s.Load(ctx, l, loads, client.LoadOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := load.Wait(ctx); err != nil || len(r.Failed) > 0 {
+			t.Fatalf("load %+v: %v", r, err)
+		}
+		for i := range keys {
+			for plane := range 2 {
+				for block := range 2 {
+					if want := page(i, plane, block); !bytes.Equal(at(plane, 7-2*i-block)[:len(want)], want) {
+						t.Errorf("chunk %d plane %d block %d differs", i, plane, block)
+					}
+				}
+			}
+		}
+		metrics := get(t, h, "/metrics")
+		for _, want := range []string{
+			`kvhost_root_memory_bytes{root="memory:",state="pending"} 0`,
+			`kvhost_root_memory_bytes{root="memory:second",state="used"}`, `,route="memory"}`,
+		} {
+			if !strings.Contains(metrics, want) {
+				t.Errorf("/metrics lacks %s", want)
+			}
+		}
+		if strings.Contains(metrics, `route="staged"} 1`) {
+			t.Error("a piece was staged")
+		}
+		s.Close()
+		stop()
+	}
+}
+
+// The memory of roots is page-locked for a GPU, and given back in the end.
+func TestMemoryRootIsPageLocked(t *testing.T) {
+	double := gdstest.Build(t)
+	cuda, cufile := gds.Libcuda, gds.Libcufile
+	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
+	gds.Libcuda, gds.Libcufile = []string{double.Path}, []string{double.Path}
+	defer double.Forget()
+	c := configuration(t)
+	c.Roots = []config.Root{{Path: "memory:", Capacity: 200 << 20}}
+	var log bytes.Buffer
+	h, err := host.New(context.Background(), host.Config{Config: c, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	locked, unlocked := double.Calls("cuMemHostRegister_v2"), double.Calls("cuMemHostUnregister")
+	if locked < 3 || locked != unlocked { // commands, slots and the first step
+		t.Errorf("memory registered %d times, unregistered %d times", locked, unlocked)
+	}
+	if text := log.String(); !strings.Contains(text, "route=memory") || double.Calls("cuFileDriverOpen") != 0 {
+		t.Errorf("cuFile was opened, or the route not told: %s", text)
+	}
+}
+
+// What has no meaning for memory is refused by name.
+func TestMemoryRootsAreValidated(t *testing.T) {
+	for name, change := range map[string]func(r *config.Root){
+		"path":         func(r *config.Root) { r.Path = "memory:A/b" },
+		"capacity":     func(r *config.Root) { r.Capacity = 4096 },
+		"shared":       func(r *config.Root) { r.Shared = true },
+		"route":        func(r *config.Root) { r.Route = config.RouteDirect },
+		"min_free":     func(r *config.Root) { r.MinFree.Bytes = 1 },
+		"daily_writes": func(r *config.Root) { r.DailyWrites = 1 },
+	} {
+		c := configuration(t)
+		c.Roots = []config.Root{{Path: "memory:", Capacity: 1 << 30}}
+		if err := c.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		change(&c.Roots[0])
+		var problem *config.Problem
+		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+name {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	c := configuration(t)
+	c.Roots = []config.Root{{Path: "memory:a", Capacity: 1 << 30}, {Path: "memory:a", Capacity: 1 << 30}}
+	if err := c.Validate(); err == nil {
+		t.Error("two roots with one name")
+	}
+	c.Roots = []config.Root{{Path: "./memory:", Capacity: 1 << 30}}
+	if c.Roots[0].InMemory() {
+		t.Error("./memory: is a directory")
+	}
+}
