@@ -370,3 +370,25 @@ func TestMemoryIsEmptyAfterRestart(t *testing.T) {
 	l.Release()
 	b.storeChunks(3)
 }
+
+// Storing and loading a chunk in memory allocates no more than doing so in a file.
+func TestMemoryAllocatesNoMore(t *testing.T) {
+	geo := chunk.Uniform(16, 8, 1, 64<<10)
+	allocations := func(b *bench) float64 {
+		b.storeChunks(1)
+		l := b.lease(0)
+		defer l.Release()
+		loads := b.spread(1)
+		return testing.AllocsPerRun(20, func() {
+			if out := b.load(l, loads, nil); len(out.Failed) > 0 {
+				t.Fatal(out)
+			}
+		})
+	}
+	inMemory, _ := newMemoryBench(t, geo, geo.Blocks, 1)
+	memory, files := allocations(inMemory), allocations(newBench(t, geo, geo.Blocks))
+	if memory > files {
+		t.Errorf("%.1f allocations in memory, %.1f in a file", memory, files)
+	}
+	t.Logf("%.1f allocations in memory, %.1f in a file", memory, files)
+}
