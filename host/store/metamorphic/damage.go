@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // runDamage changes a piece's file behind the stores' back.
@@ -28,11 +29,11 @@ func (n operator) runDamage(op Op) (string, error) {
 	at := int64(op.number("at"))
 	switch op.get("how") {
 	case "remove":
-		err = os.Remove(name)
+		err = n.r.files.Remove(name)
 	case "cut":
-		err = os.Truncate(name, at)
+		err = cut(n.r.files, name, at)
 	default:
-		err = overwrite(name, at, uint32(op.number("bytes")))
+		err = overwrite(n.r.files, name, at, uint32(op.number("bytes")))
 	}
 	if errors.Is(err, fs.ErrNotExist) { // a background evictor was faster
 		return "evicted meanwhile", nil
@@ -43,7 +44,7 @@ func (n operator) runDamage(op Op) (string, error) {
 
 // noteDamage tells the model whose file is about to be damaged.
 func (n *node) noteDamage(name string) error {
-	b, err := os.ReadFile(name)
+	b, err := readFile(n.r.files, name)
 	if err != nil || len(b) < pieceformat.Page {
 		return err
 	}
@@ -62,32 +63,40 @@ func (n *node) noteDamage(name string) error {
 }
 
 // overwrite overwrites four bytes of a file, the last four where at is beyond them.
-func overwrite(name string, at int64, value uint32) error {
-	f, err := os.OpenFile(name, os.O_WRONLY, 0)
+func overwrite(fsys staging.FS, name string, at int64, value uint32) error {
+	f, err := fsys.OpenFile(name, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	info, err := f.Stat()
 	if err == nil {
 		b := []byte{byte(value), byte(value >> 8), byte(value >> 16), byte(value >> 24)}
-		_, err = f.WriteAt(b, max(0, min(at, info.Size()-int64(len(b)))))
+		_, err = f.WriteAt(b, max(0, min(at, info.Size-int64(len(b)))))
 	}
+	return errors.Join(err, f.Close())
+}
+
+// cut makes a file n bytes long.
+func cut(fsys staging.FS, name string, n int64) error {
+	b, err := readFile(fsys, name)
+	if err != nil {
+		return err
+	}
+	f, err := fsys.OpenFile(name, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	b = append(b, make([]byte, max(0, n-int64(len(b))))...)
+	_, err = f.WriteAt(b[:n], 0)
 	return errors.Join(err, f.Close())
 }
 
 // pieceFiles lists the files that hold pieces, by path.
 func (n *node) pieceFiles() (names []string, err error) {
 	for _, root := range n.cfg.Roots {
-		err := filepath.WalkDir(root.Path, func(name string, e os.DirEntry, err error) error {
-			switch {
-			case errors.Is(err, fs.ErrNotExist):
-				return nil
-			case err != nil:
-				return err
-			case e.IsDir() && strings.HasPrefix(e.Name(), "."):
-				return fs.SkipDir
-			case !e.IsDir() && !isTemporary(e):
-				names = append(names, name)
+		err := eachFile(n.r.files, root.Path, "", func(rel string, e fs.DirEntry) error {
+			if hidden := rel[0] == '.' || strings.Contains(filepath.Dir(rel), "/."); !hidden && !isTemporary(e) {
+				names = append(names, filepath.Join(root.Path, rel))
 			}
 			return nil
 		})

@@ -45,7 +45,7 @@ func (n *node) checkRoots(list []store.Inspection) error {
 	temporaries := 0
 	for i, root := range list {
 		capacity := n.cfg.Roots[i].Capacity
-		disk, temps, err := usage(root.Dir)
+		disk, temps, err := usage(n.r.files, root.Dir)
 		if err == nil && disk > min(root.Used, capacity) {
 			var foreign int64
 			foreign, err = n.foreign(root.Dir)
@@ -152,7 +152,7 @@ func (r *runner) compareAccounts() error {
 	var err error
 	ierr := n.store.Inspect(func(list []store.Inspection) {
 		for i, root := range list {
-			disk, temporaries, uerr := usage(root.Dir)
+			disk, temporaries, uerr := usage(n.r.files, root.Dir)
 			foreign, ferr := n.foreign(root.Dir)
 			want := disk - foreign + root.Missing
 			err = errors.Join(err, uerr, ferr)
@@ -181,26 +181,39 @@ func (r *runner) frozenDisk(root int) (disk int64, err error) {
 
 // usage adds up the blocks of all files outside the store's metadata, quarantine included. A background evictor may
 // remove files meanwhile.
-func usage(dir string) (bytes int64, temporaries int, err error) {
-	err = filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil || e.IsDir() {
-			return err
-		}
-		rel, _ := filepath.Rel(dir, name)
+func usage(fsys staging.FS, dir string) (bytes int64, temporaries int, err error) {
+	err = eachFile(fsys, dir, "", func(rel string, e fs.DirEntry) error {
 		if strings.HasPrefix(rel, pieceformat.MetaDir) && !strings.HasPrefix(rel, pieceformat.QuarantineDir) {
 			return nil
 		}
 		if isTemporary(e) {
 			temporaries++
 		}
-		size, err := allocated(name)
+		size, err := allocated(fsys, dir+"/"+rel)
 		bytes += size
 		return err
 	})
 	return bytes, temporaries, err
+}
+
+// eachFile visits the files below a directory, by their names relative to top. Files and directories may go meanwhile.
+func eachFile(fsys staging.FS, top, below string, visit func(rel string, e fs.DirEntry) error) error {
+	list, err := fsys.ReadDir(filepath.Join(top, below))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range list {
+		if err != nil {
+			break
+		}
+		rel := filepath.Join(below, e.Name())
+		if e.IsDir() {
+			err = eachFile(fsys, top, rel, visit)
+		} else if err = visit(rel, e); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	return err
 }
 
 // sharedUsage adds up pieces, temporaries and what is being removed on a shared root, each file once. Files may go
@@ -233,20 +246,13 @@ func sharedUsage(dir string) (bytes int64, err error) {
 // foreign adds up damaged files under names that no policy at hand can read back, as after one that is linked in was
 // replaced: to a scan they are another program's, left alone and not counted.
 func (n *node) foreign(dir string) (bytes int64, err error) {
-	err = filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
-		rel, _ := filepath.Rel(dir, name)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return nil
-		case err != nil:
-			return err
-		case e.IsDir() && rel == pieceformat.MetaDir:
-			return fs.SkipDir
-		case e.IsDir():
+	err = eachFile(n.r.files, dir, "", func(rel string, _ fs.DirEntry) error {
+		if strings.HasPrefix(rel, pieceformat.MetaDir+"/") {
 			return nil
 		}
-		if _, err := readHeader(name); pieceformat.IsDamage(err) && !n.store.Claims(rel) {
-			size, err := allocated(name)
+		name := dir + "/" + rel
+		if _, err := readHeader(n.r.files, name); pieceformat.IsDamage(err) && !n.store.Claims(rel) {
+			size, err := allocated(n.r.files, name)
 			bytes += size
 			return err
 		}
@@ -256,8 +262,8 @@ func (n *node) foreign(dir string) (bytes int64, err error) {
 }
 
 // readHeader reads a piece file's header and compares it with the file's size.
-func readHeader(name string) (pieceformat.Header, error) {
-	b, err := os.ReadFile(name)
+func readHeader(fsys staging.FS, name string) (pieceformat.Header, error) {
+	b, err := readFile(fsys, name)
 	if err != nil {
 		return pieceformat.Header{}, err
 	}
@@ -268,14 +274,28 @@ func readHeader(name string) (pieceformat.Header, error) {
 	return h, err
 }
 
-func isTemporary(e os.DirEntry) bool {
+// readFile reads a whole file.
+func readFile(fsys staging.FS, name string) ([]byte, error) {
+	f, err := fsys.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	b := make([]byte, info.Size)
+	if err == nil {
+		_, err = f.ReadAt(b, 0)
+	}
+	return b, errors.Join(err, f.Close())
+}
+
+func isTemporary(e fs.DirEntry) bool {
 	_, temp := pieceformat.ParseTemp(e.Name())
 	return temp
 }
 
 // allocated returns what a file takes: nothing when it has gone.
-func allocated(name string) (int64, error) {
-	info, err := staging.OS().Stat(name)
+func allocated(fsys staging.FS, name string) (int64, error) {
+	info, err := fsys.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -285,15 +305,32 @@ func allocated(name string) (int64, error) {
 // noTemporaries checks that nothing was left half written.
 func (r *runner) noTemporaries() error {
 	for _, root := range r.nodes[0].cfg.Roots {
-		err := filepath.WalkDir(root.Path, func(name string, e os.DirEntry, err error) error {
-			if err == nil && !e.IsDir() && (isTemporary(e) || strings.HasSuffix(name, ".new")) {
-				return fmt.Errorf("left over: %s", name)
+		err := eachFile(r.files, root.Path, "", func(rel string, e fs.DirEntry) error {
+			if isTemporary(e) || strings.HasSuffix(rel, ".new") {
+				return fmt.Errorf("left over: %s", rel)
 			}
-			return err
+			return nil
 		})
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// closeMemory checks that the memory in use is that of files, and frees it.
+func (r *runner) closeMemory() error {
+	if r.memory == nil {
+		return nil
+	}
+	var files int64
+	err := eachFile(r.memory, "/", "", func(rel string, _ fs.DirEntry) error {
+		info, err := r.memory.Stat("/" + rel)
+		files += info.Allocated
+		return err
+	})
+	if used := r.memory.Stats().Used; err == nil && used != files {
+		err = fmt.Errorf("%d bytes of memory are in use, %d are of files", used, files)
+	}
+	return errors.Join(err, r.memory.Close())
 }

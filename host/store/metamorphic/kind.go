@@ -14,6 +14,7 @@ type Kind struct {
 	power  bool   // the machine can lose its power
 	lives  bool   // short lives that end badly; what was durable must be there in the next
 	many   bool   // clients at the same time
+	memory bool   // the roots are in memory, which outlives the hosts
 }
 
 // Kinds are all kinds of histories. The kind of a seed is its remainder.
@@ -29,6 +30,7 @@ var kinds = []Kind{
 	{Name: "many-clients", hosts: 1, roots: 2, many: true},
 	{Name: "two-roots-with-faults", hosts: 1, roots: 2, faults: ownFaults},
 	{Name: "shared-by-many-clients", hosts: 2, roots: 1, many: true},
+	{Name: "memory", hosts: 1, roots: 2, memory: true},
 	{Name: "power-losses", hosts: 1, roots: 1, power: true, lives: true},
 }
 

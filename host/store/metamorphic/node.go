@@ -101,7 +101,7 @@ func (n *node) trash() string { return filepath.Join(n.dir, "trash") }
 
 // open starts a life of the host, on a new machine if the last one lost its power.
 func (n *node) open(op Op) (err error) {
-	var under staging.FS = staging.OS()
+	under := n.r.files
 	if n.r.h.Kind.power {
 		if n.machine == nil || n.lost {
 			if n.machine, err = crashfs.New(staging.OS(), n.trash()); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
+	"github.com/kvhost/kvhost/staging/memfs"
 )
 
 // Options are what a run needs besides its history.
@@ -57,6 +58,16 @@ func Run(h *History, opt Options) (res *Result, err error) {
 	if r.slots, err = staging.NewSlots(8, 2*pieceBytes); err != nil {
 		return r.res, err
 	}
+	r.files = staging.OS()
+	if h.Kind.memory {
+		if r.memory, err = memfs.New(16<<20, nil); err != nil {
+			return r.res, err
+		}
+		r.files = r.memory
+		if err := r.memory.MkdirAll(r.dir, 0o700); err != nil {
+			return r.res, err
+		}
+	}
 	for _, host := range h.Hosts {
 		r.nodes = append(r.nodes, r.newNode(host))
 	}
@@ -76,6 +87,8 @@ type runner struct {
 	dir      string
 	res      *Result
 	model    *model
+	files    staging.FS // of the roots
+	memory   *memfs.FS  // files, if they are in memory
 	nodes    []*node
 	rules    []faultfs.Rule
 	slots    *staging.Slots
@@ -192,7 +205,7 @@ func (r *runner) end() error {
 	if err := r.slots.Close(); err != nil {
 		return err
 	}
-	return r.noTemporaries()
+	return errors.Join(r.noTemporaries(), r.closeMemory())
 }
 
 // settle ends what is under way, lets hosts that share a root agree, and checks that nothing is in use.
