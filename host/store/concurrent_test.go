@@ -179,3 +179,26 @@ func TestReleaseBesideOpen(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestWaitingEndsWithTheContext lets puts wait for the turn and for a key's stripe.
+func TestWaitingEndsWithTheContext(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	r := f.store.roots[0]
+	_ = r.turn.Acquire(context.Background(), 1)
+	if _, err := f.store.Put(ctx, f.request(1, 0, 0)); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	r.turn.Release(1)
+	for _, stripe := range f.store.stripes {
+		_ = stripe.Acquire(context.Background(), 1)
+	}
+	if _, err := f.store.Put(ctx, f.request(1, 0, 0)); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	for _, stripe := range f.store.stripes {
+		stripe.Release(1)
+	}
+	f.mustPut(1)
+}

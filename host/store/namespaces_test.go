@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -111,5 +112,30 @@ func TestDamagedFileOfDormantNamespace(t *testing.T) {
 	}
 	if _, err := f.store.catalog.ClassFor(&pieceformat.Header{Namespace: chunk.Digest{1}}); err == nil {
 		t.Error("a namespace that nobody has kept")
+	}
+}
+
+// TestTemporariesOfMeta leaves some beside the store's own files.
+func TestTemporariesOfMeta(t *testing.T) {
+	dir := t.TempDir()
+	f := newFixture(t, dir, 4, 1)
+	f.mustPut(0)
+	mine := func(d string) string { return pieceformat.TempName(filepath.Join(dir, d, "x"), "testhost", 7) }
+	others := pieceformat.TempName(filepath.Join(dir, pieceformat.MetaDir, "x"), "otherhost", 7)
+	for _, shared := range []bool{true, false} {
+		f.store.Close()
+		for _, name := range []string{mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir), others} {
+			put(t, name, []byte("left"))
+		}
+		f.cfg.Roots[0].Shared = shared
+		f.start()
+		for _, name := range []string{mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir)} {
+			if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("shared %t: %s: %v", shared, name, err)
+			}
+		}
+		if _, err := os.Stat(others); (err == nil) != shared {
+			t.Errorf("shared %t: another host's: %v", shared, err)
+		}
 	}
 }

@@ -204,3 +204,42 @@ func TestPublishBesideADeletion(t *testing.T) {
 	f.mustRead(2)
 	f.checkUsed()
 }
+
+// TestStraysGo: what would not be unlinked is tried again, and its bytes are free then.
+func TestStraysGo(t *testing.T) {
+	f, faulty := faultyFixture(t, 4, func(c *Config) { c.QuarantineFiles = -1 })
+	f.unlinkVictims()
+	f.mustPut(0, 1, 2, 3)
+	faulty.Set(faultfs.MustRules("remove **: eacces\nstat **.kv: eacces")...)
+	if err := f.put(4, 0); !errors.Is(err, ErrNoSpace) {
+		t.Error(err)
+	}
+	if got := f.store.Stats().Roots[0]; got.Orphaned != pieceBytes {
+		t.Errorf("%d bytes of orphans, and nobody could say that the file is gone", got.Orphaned)
+	}
+	faulty.Set()
+	f.store.roots[0].Orphans.Retry(context.Background())
+	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 || got.Used != 3*pieceBytes {
+		t.Errorf("%+v", got)
+	}
+	f.checkUsed()
+
+	// One that is stored again is no orphan any more.
+	faulty.Set(faultfs.MustRules("remove **: eacces")...)
+	l := f.lookup(1)
+	p, err := l.Open(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Bad(errors.New("on purpose"))
+	p.Close()
+	l.Release()
+	faulty.Set()
+	f.mustPut(1)
+	f.store.roots[0].Orphans.Retry(context.Background())
+	f.mustRead(1)
+	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 {
+		t.Errorf("%+v", got)
+	}
+	f.checkUsed()
+}

@@ -31,6 +31,7 @@ var kinds = []Kind{
 	{Name: "two-roots-with-faults", hosts: 1, roots: 2, faults: ownFaults},
 	{Name: "shared-by-many-clients", hosts: 2, roots: 1, many: true},
 	{Name: "memory", hosts: 1, roots: 2, memory: true},
+	{Name: "shared-by-many-clients-with-faults", hosts: 3, roots: 1, faults: sharedFaults, many: true},
 	{Name: "power-losses", hosts: 1, roots: 1, power: true, lives: true},
 }
 

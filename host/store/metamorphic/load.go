@@ -112,7 +112,8 @@ func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
 		return nil // its process is dying
 	}
 	if k.many { // somebody else may have stored it again meanwhile
-		if !isLoss(failed) && !errors.Is(failed, store.ErrRootOut) {
+		excused := r.rules != nil && errors.Is(failed, faultfs.ErrInjected)
+		if !isLoss(failed) && !errors.Is(failed, store.ErrRootOut) && !excused {
 			return fmt.Errorf("loading piece %s: %w", of, failed)
 		}
 		return nil
