@@ -26,7 +26,8 @@ import (
 // hashKey is a key as cheap to make as there is, of 16 or 32 bytes.
 func hashKey(n uint64, bytes int) (k chunk.Key) {
 	for i := 0; i < bytes; i += 8 {
-		binary.LittleEndian.PutUint64(k[i:], xxh3.HashSeed(binary.LittleEndian.AppendUint64(make([]byte, 0, 8), n), uint64(i)))
+		binary.LittleEndian.PutUint64(k[i:],
+			xxh3.HashSeed(binary.LittleEndian.AppendUint64(make([]byte, 0, 8), n), uint64(i)))
 	}
 	return k
 }
@@ -97,7 +98,9 @@ func BenchmarkLookup1000(b *testing.B) {
 	for _, name := range []string{"no-policy", "lru"} {
 		f := indexOnly(b, entries, 32, func(c *Config) {
 			if name != "lru" {
-				c.Policies.Evict = handle(policy.NativeModule(name, []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return deaf{}, nil }))
+				c.Policies.Evict = handle(policy.NativeModule(name, []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+					return deaf{}, nil
+				}))
 			}
 		})
 		f.fill(entries, 32)
@@ -249,7 +252,8 @@ func BenchmarkRestart(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	if err := f.store.roots[0].FS.SyncFS(f.cfg.Roots[0].Path); err != nil { // else the first durable thing waits for all of them
+	// else the first durable thing waits for all of them
+	if err := f.store.roots[0].FS.SyncFS(f.cfg.Roots[0].Path); err != nil {
 		b.Fatal(err)
 	}
 	file := filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)

@@ -203,7 +203,9 @@ func TestBudgetAfterAClockStep(t *testing.T) {
 // TestBudgetsOfHostsThatShare: each host's budget is its own.
 func TestBudgetsOfHostsThatShare(t *testing.T) {
 	clock := newAt("2026-11-21 10:00:00")
-	f := newFixture(t, t.TempDir(), 100, 1, withClock(clock), withBudget(100), func(c *Config) { c.Roots[0].Shared = true })
+	f := newFixture(t, t.TempDir(), 100, 1, withClock(clock), withBudget(100), func(c *Config) {
+		c.Roots[0].Shared = true
+	})
 	f.mustPut(0, 1, 2)
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)

@@ -6,7 +6,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
-// check compares a root's index with itself and with its account. Nothing may hold root.mu.
+// check compares a root's index with itself and with its account. The lock is not held.
 func (r *root) check() error {
 	r.Lock()
 	defer r.Unlock()

@@ -24,7 +24,8 @@ func (f *fixture) image() (list []string) {
 	defer r.Unlock()
 	r.Index.Each(func(slot uint32, e *index.Entry) {
 		list = append(list, fmt.Sprintf("%d %s parent %016x tick %d units %d depth %d ranks %x owed %x state %x tenant %d",
-			slot, r.Index.Key(slot), e.Parent(), e.LastTouch(), r.Index.Units(slot), e.Depth(), r.Index.Pieces(slot), r.Index.Missing(slot),
+			slot, r.Index.Key(slot), e.Parent(), e.LastTouch(), r.Index.Units(slot), e.Depth(), r.Index.Pieces(slot),
+			r.Index.Missing(slot),
 			e.State()&^index.Announced, r.TenantOf(slot)))
 	})
 	return append(list, fmt.Sprintf("used %d complete %d high %d", r.Account.Used(), r.Complete(), r.Index.High()))
@@ -81,7 +82,8 @@ func TestCheckpointBringsBackTheIndex(t *testing.T) {
 	}
 	f.crash()
 	scanned := f.store.Stats().Roots[0]
-	if scanned.Scanned == 0 || scanned.Used != st.Used || scanned.Entries != st.Entries || scanned.Complete != st.Complete {
+	if scanned.Scanned == 0 || scanned.Used != st.Used || scanned.Entries != st.Entries ||
+		scanned.Complete != st.Complete {
 		t.Errorf("the scan finds %+v, the checkpoint said %+v", scanned, st)
 	}
 }
@@ -148,11 +150,12 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 			}
 			f.cfg.Roots[0].Shared = false
 		},
-		"another naming": func(_ *testing.T, f *fixture, _, _ string) {
-			f.cfg.Policies.Place = handle(policy.NativeModule("wide", []abi.Role{abi.RolePlace}, func(i guest.Info) (any, error) {
-				i.Config = guest.Config{fanout.ConfigWidths: "1/1/1"}
-				return fanout.New(i)
-			}))
+		"another place policy": func(_ *testing.T, f *fixture, _, _ string) {
+			f.cfg.Policies.Place = handle(policy.NativeModule("wide", []abi.Role{abi.RolePlace},
+				func(i guest.Info) (any, error) {
+					i.Config = guest.Config{fanout.ConfigWidths: "1/1/1"}
+					return fanout.New(i)
+				}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -182,7 +185,9 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 // tells.
 func TestPolicyGoesOnFromItsState(t *testing.T) {
 	told := 0
-	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return &keeper{told: &told}, nil }).KeepState("keeper/1")
+	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+		return &keeper{told: &told}, nil
+	}).KeepState("keeper/1")
 	f := grown(t, func(c *Config) { c.Policies.Evict = handle(module) })
 	before := f.store.Stats().Roots[0].Entries
 	told = 0

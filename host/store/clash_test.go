@@ -17,7 +17,9 @@ import (
 func TestPiecesUnderTwoNamings(t *testing.T) {
 	flat := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"}) }
 	deep := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}) }
-	for name, after := range map[string]func() *policy.Handle{"the later one acts": deep, "the earlier one acts": flat, "neither acts": func() *policy.Handle { return nil }} {
+	for name, after := range map[string]func() *policy.Handle{
+		"the later one acts": deep, "the earlier one acts": flat, "neither acts": func() *policy.Handle { return nil },
+	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) {
 				c.Policies.Place = flat()
@@ -29,7 +31,8 @@ func TestPiecesUnderTwoNamings(t *testing.T) {
 			for n := range uint64(3) {
 				was[n] = [2]string{f.pieceFile(n, 0), f.pieceFile(n, 1)}
 			}
-			if _, err := f.store.Swap(t.Context(), Swap{From: "fanout", Policies: [abi.Roles]*policy.Handle{abi.RolePlace: deep()}}); err != nil {
+			if _, err := f.store.Swap(t.Context(),
+				Swap{From: "fanout", Policies: [abi.Roles]*policy.Handle{abi.RolePlace: deep()}}); err != nil {
 				t.Fatal(err)
 			}
 			f.mustPut(3)

@@ -20,7 +20,7 @@ import (
 type EvictMode uint8
 
 const (
-	// OnDemand evicts just enough for a put that does not fit, in the caller's order, before the put goes on.
+	// OnDemand evicts just enough for a put that does not fit, in the caller's order, before the put continues.
 	OnDemand EvictMode = iota
 	// Background evicts ahead of need, between two watermarks. A put that does not fit all the same waits for it.
 	Background
@@ -93,12 +93,12 @@ type Config struct {
 	Quotas        []Quota       // the first that fits a tenant is the tenant's
 	EvictPatience time.Duration // how long a put waits for the background evictor: 5 s
 
-	IOTimeout   time.Duration // after which an operation on files is given up, and its root taken out: 30 s; negative: never
+	IOTimeout   time.Duration // of an operation on files; its root is taken out then. 0: 30 s, negative: none
 	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
 
 	QuarantineFiles int           // most damaged files kept per root; 0: 64, negative: none
 	ScanWorkers     int           // readers of the scan at Open, per root: 8
-	ScanWait        time.Duration // how long Open waits for scans, which go on beside the store: 1 s; negative: not at all
+	ScanWait        time.Duration // how long Open waits for scans, which continue beside the store: 1 s; negative: not at all
 }
 
 const (
@@ -128,7 +128,8 @@ func (c *Config) complete() error {
 			return fmt.Errorf("%w: root %q with a capacity of %d bytes", ErrConfig, r.Path, r.Capacity)
 		}
 		if r.DailyWrites < 0 || r.MinFree < 0 || !(r.MinFreePart >= 0 && r.MinFreePart < 1) {
-			return fmt.Errorf("%w: root %q is to leave %d bytes or %g of its file system free, and %d bytes are to be written a day", ErrConfig, r.Path, r.MinFree, r.MinFreePart, r.DailyWrites)
+			return fmt.Errorf("%w: root %q is to leave %d bytes or %g of its file system free, "+
+				"and %d bytes are to be written a day", ErrConfig, r.Path, r.MinFree, r.MinFreePart, r.DailyWrites)
 		}
 		abs, err := r.Path, error(nil)
 		if r.FS == nil {
@@ -147,7 +148,8 @@ func (c *Config) complete() error {
 		}
 		r.Poll, r.Lapse = cmp.Or(r.Poll, defaultPoll), cmp.Or(r.Lapse, defaultLapse)
 		if r.Shared && (r.Poll < 0 || r.Lapse < 4*r.Poll) {
-			return fmt.Errorf("%w: root %q: a lapse of %s with a poll of %s, want at least four polls", ErrConfig, r.Path, r.Lapse, r.Poll)
+			return fmt.Errorf("%w: root %q: a lapse of %s with a poll of %s, want at least four polls", ErrConfig, r.Path,
+				r.Lapse, r.Poll)
 		}
 		roots[i] = r
 	}

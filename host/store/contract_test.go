@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy/residents"
 )
 
-// The store has tables of its own for the host's side of an evict policy. Its events keep the contract all the same,
+// The store has other tables for the host's side of an evict policy. Its events keep the contract all the same,
 // also those of a start.
 func TestEventsKeepTheContract(t *testing.T) {
 	w := &witness{}

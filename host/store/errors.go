@@ -28,7 +28,7 @@ var (
 	ErrPutOver = errors.New("store: put is over")
 )
 
-// A load cannot go on.
+// A load fails.
 var (
 	// ErrLeaseOver says that the lease was released, or never covered the key.
 	ErrLeaseOver = errors.New("store: lease is over")

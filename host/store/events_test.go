@@ -219,7 +219,9 @@ func (f admitFunc) Admit(batch []abi.Candidate, dst []bool) {
 
 // TestDetour has a place policy that gives one name to all keys: the first has it, the others get the built-in name.
 func TestDetour(t *testing.T) {
-	place := policy.NativeModule("one", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return onePlace{}, nil })
+	place := policy.NativeModule("one", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
+		return onePlace{}, nil
+	})
 	f := newFixture(t, t.TempDir(), 8, 2, func(c *Config) { c.Policies.Place = handle(place) })
 	f.mustPut(0, 1, 2)
 	for round := range 2 {
@@ -247,7 +249,8 @@ func TestDetour(t *testing.T) {
 	f.mustPut(0)
 	f.mustRead(0)
 	f.checkUsed()
-	if _, err := f.store.Put(context.Background(), PutRequest{Namespace: f.space, Group: 9, Key: testKey(1)}); !errors.Is(err, ErrUnknownNamespace) {
+	if _, err := f.store.Put(context.Background(),
+		PutRequest{Namespace: f.space, Group: 9, Key: testKey(1)}); !errors.Is(err, ErrUnknownNamespace) {
 		t.Errorf("put in an unknown group: %v", err)
 	}
 }

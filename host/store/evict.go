@@ -41,7 +41,7 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted
 }
 
 // drop removes an entry at once that is not, or no longer, what the index says. keep names ranks whose files the caller
-// sees to. The caller does not hold mu.
+// removes. The caller does not hold the lock.
 func (r *root) drop(m entries.Mark, keep uint64) {
 	r.Lock()
 	if !r.Stands(m) {

@@ -107,7 +107,8 @@ func TestExpiryAfterTheClockIsSetBack(t *testing.T) {
 // TestExpiryAfterAWrongClock: a look at a clock that is far ahead lets nothing live longer than its time, neither what
 // was stored then, nor what is stored later, before or after a restart, by a checkpoint or by a scan.
 func TestExpiryAfterAWrongClock(t *testing.T) {
-	for name, restart := range map[string]func(*fixture){"runs on": func(*fixture) {}, "checkpoint": (*fixture).restart, "scan": (*fixture).crash} {
+	for name, restart := range map[string]func(*fixture){"runs on": func(*fixture) {}, "checkpoint": (*fixture).restart,
+		"scan": (*fixture).crash} {
 		t.Run(name, func(t *testing.T) {
 			clock := newAt("2026-11-21 10:00:00")
 			f := newFixture(t, t.TempDir(), 20, 1, withClock(clock), hourly("test/*"))

@@ -206,7 +206,7 @@ func TestBackgroundEviction(t *testing.T) {
 	t.Logf("%d puts shed", shed)
 }
 
-// TestHungUnlink has the eviction of one put hang; lookups and loads go on meanwhile.
+// TestHungUnlink has the eviction of one put hang; lookups and loads do not wait.
 func TestHungUnlink(t *testing.T) {
 	f, faulty := faultyFixture(t, 2)
 	f.unlinkVictims()
@@ -247,7 +247,8 @@ func TestUnlinkFailsForGood(t *testing.T) {
 		t.Errorf("got %v, want no space because unlinking is not allowed", err)
 	}
 	r := f.store.roots[0]
-	if got := f.store.Stats().Roots[0]; got.Complete < entries-1 || got.Used != got.Capacity || got.Orphaned != pieceBytes {
+	if got := f.store.Stats().Roots[0]; got.Complete < entries-1 || got.Used != got.Capacity ||
+		got.Orphaned != pieceBytes {
 		t.Errorf("%+v", got)
 	}
 	if err := r.idle(); err != nil {

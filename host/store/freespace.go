@@ -6,7 +6,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/health"
 )
 
-// freeSpace sees to what a root's file system has left.
+// freeSpace watches what a root's file system has left.
 type freeSpace struct{ *root }
 
 // refresh measures what the file system has left when a put may not go by the last measurement.

@@ -32,7 +32,8 @@ func (f *fixture) backIn() {
 // awaitState waits for a root to be in a state.
 func (f *fixture) awaitState(root int, want health.State) {
 	f.Helper()
-	for deadline := time.Now().Add(20 * time.Second); f.store.Stats().Roots[root].State != want; time.Sleep(time.Millisecond) {
+	deadline := time.Now().Add(20 * time.Second)
+	for ; f.store.Stats().Roots[root].State != want; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			f.Fatalf("root %d is %+v, want it %s", root, f.store.Stats().Roots[root], want)
 		}
@@ -83,8 +84,8 @@ func (f *fixture) spread(n uint64) (bad, good []uint64) {
 	return bad, good
 }
 
-// TestHungRoot hangs one of two roots at each kind of operation. Nobody waits longer than the limit, the other root
-// goes on, and when the hanging ends the root is back, with its entries but for those whose files gave no answer.
+// TestHungRoot hangs one of two roots at each kind of operation. Nobody waits longer than the limit, and the other root
+// works. When the hanging ends the root is back, with its entries except those whose files gave no answer.
 func TestHungRoot(t *testing.T) {
 	for _, c := range []struct {
 		op  string

@@ -95,7 +95,7 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 	return p, nil
 }
 
-// hold gives a piece a pin of its own while the lease still has one.
+// hold pins a piece's entry while the lease still has one.
 func (l *Lease) hold(p *Piece) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -78,7 +78,8 @@ func (s *Store) loadOldPlacePolicies(ctx context.Context) error {
 				err = s.catalog.AddOldGeneration(ctx, r.Path+"/"+pieceformat.PoliciesDir, text)
 			}
 			if err != nil {
-				s.log.Warn("earlier place policy cannot be opened; its files get new names", "root", r.Path, "policy", id, "error", err)
+				s.log.Warn("earlier place policy cannot be opened; its files get new names", "root", r.Path,
+					"policy", id, "error", err)
 			}
 		}
 	}

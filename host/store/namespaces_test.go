@@ -124,12 +124,16 @@ func TestTemporariesOfMeta(t *testing.T) {
 	others := pieceformat.TempName(filepath.Join(dir, pieceformat.MetaDir, "x"), "otherhost", 7)
 	for _, shared := range []bool{true, false} {
 		f.store.Close()
-		for _, name := range []string{mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir), others} {
+		for _, name := range []string{
+			mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir), others,
+		} {
 			put(t, name, []byte("left"))
 		}
 		f.cfg.Roots[0].Shared = shared
 		f.start()
-		for _, name := range []string{mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir)} {
+		for _, name := range []string{
+			mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir),
+		} {
 			if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("shared %t: %s: %v", shared, name, err)
 			}

@@ -38,7 +38,9 @@ func (*moody) Unplace([]byte) abi.PathIdentity { return abi.PathIdentity{} }
 func TestEvictionWithoutAName(t *testing.T) {
 	place := &moody{}
 	f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) {
-		c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil }))
+		c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
+			return place, nil
+		}))
 	})
 	f.mustPut(0, 1)
 	r, k := f.store.roots[0], testKey(0)
@@ -68,7 +70,9 @@ func TestStoredAgainWhileStray(t *testing.T) {
 		t.Run("unnamed and "+name, func(t *testing.T) {
 			place := &moody{}
 			f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
-				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil }))
+				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
+					return place, nil
+				}))
 			})
 			f.mustPut(0, 1)
 			place.fails.Store(true)
@@ -132,7 +136,9 @@ func TestAPieceUnderOneOfTwoNames(t *testing.T) {
 			place, faulty := &moody{}, faultfs.New(staging.OS())
 			f := newFixture(t, t.TempDir(), 2, 2, func(c *Config) {
 				c.FS, c.UpkeepEvery = faulty, time.Hour
-				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil }))
+				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
+					return place, nil
+				}))
 			})
 			place.fails.Store(true)
 			f.must(f.put(0, 0))

@@ -58,7 +58,8 @@ func TestRootTurnsReadOnly(t *testing.T) { synctest.Test(t, testRootTurnsReadOnl
 func testRootTurnsReadOnly(t *testing.T) {
 	f, faulty, dir := twoRoots(t, 200)
 	bad, _ := f.spread(20)
-	faulty.Set(faultfs.MustRules(fmt.Sprintf("open %s/**.tmp: erofs\nwrite,publish,rename,remove,mkdir %s/**: erofs", dir, dir))...)
+	faulty.Set(faultfs.MustRules(fmt.Sprintf("open %s/**.tmp: erofs\nwrite,publish,rename,remove,mkdir %s/**: erofs", dir,
+		dir))...)
 	if err := f.putsUntilError(100); !errors.Is(err, unix.EROFS) {
 		t.Fatal(err)
 	}

@@ -57,7 +57,8 @@ func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed 
 	for rank := range entries.Ranks(pieces) {
 		name, err := r.Locate(v.Class, &v.Key, rank, v.FallbackName)
 		if err != nil {
-			r.Log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account", "key", v.Key, "error", err)
+			r.Log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account",
+				"key", v.Key, "error", err)
 			r.Orphans.AddUnnamed(v.Class, &v.Key, rank, v.FallbackName)
 			left, failed = left+v.Class.FileBytes(), err
 			continue
@@ -144,6 +145,7 @@ func (c ownRoot) unshared() error {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	return fmt.Errorf("%w: %s is shared by %s: stop them, or set shared = true here too; remove what is in %s/hosts of hosts that were killed",
+	return fmt.Errorf("%w: %s is shared by %s: stop them, or set shared = true here too; "+
+		"remove what is in %s/hosts of hosts that were killed",
 		ErrRootBusy, c.r.Path, strings.Join(names, ", "), c.r.Path+"/"+shared.Dir)
 }

@@ -75,7 +75,8 @@ func TestPiecesAreNamedTogether(t *testing.T) {
 	}
 	// 200 puts and 200 loads, many to a call; 100 victims' pieces, each by itself
 	s := place.Stats()
-	if names, calls := s.Records-before.Records-100, s.Calls-before.Calls-100; names < 400 || names/calls < 8 || s.Faults > 0 {
+	if names, calls := s.Records-before.Records-100, s.Calls-before.Calls-100; names < 400 ||
+		names/calls < 8 || s.Faults > 0 {
 		t.Errorf("%d names in %d calls, %d faults", names, calls, s.Faults)
 	}
 	if got := f.store.Stats().Roots[0]; got.Evictions != 50 {

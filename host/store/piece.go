@@ -73,10 +73,11 @@ func (p *Piece) open(name string) (err error) {
 	return nil
 }
 
-// unusable judges an error of opening. One that is this host's own, and passes, leaves the entry as it is; after any
+// unusable judges an error of opening. One that is this host's own, and passes, changes nothing; after any
 // other the entry would be promised, and fail, again and again: it is dropped, so that the next lookup misses.
 func (p *Piece) unusable(err error) error {
-	if p.root.notOfFile(p.mark, err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
+	if p.root.notOfFile(p.mark, err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) ||
+		errors.Is(err, unix.ENOMEM) {
 		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
 	}
 	p.root.dropDamaged(p.mark, p.rank, p.name, err)
@@ -114,14 +115,15 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 		if plan, err = p.root.plan(h.Plan); err != nil {
 			return nil, err
 		}
-		if now := p.class.Plan.Geometry(); plan.Geometry().Blocks != now.Blocks || !slices.Equal(plan.Geometry().Planes, now.Planes) {
+		if now := p.class.Plan.Geometry(); plan.Geometry().Blocks != now.Blocks ||
+			!slices.Equal(plan.Geometry().Planes, now.Planes) {
 			return nil, fmt.Errorf("%w: plan %s is of another geometry", pieceformat.ErrWrongPiece, h.Plan)
 		}
 	}
 	g := plan.Geometry()
 	if h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks {
-		return nil, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d", pieceformat.ErrDamaged,
-			h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
+		return nil, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d",
+			pieceformat.ErrDamaged, h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
 	}
 	p.head.Plan, p.head.DataOffset = plan, h.DataOffset
 	if int64(len(head)) >= h.DataOffset {

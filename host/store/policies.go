@@ -37,8 +37,9 @@ func (s *Store) openCatalog(ctx context.Context) (err error) {
 		capacity += uint64(r.Capacity)
 	}
 	s.catalog, err = catalog.New(ctx, catalog.Options{
-		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: capacity, Expiry: s.cfg.ttlOf, Roots: keptFiles{s}, AdmitFault: s.admissionFault,
-		Policies: catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules, Reopen: p.Reopen},
+		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: capacity, Expiry: s.cfg.ttlOf, Roots: keptFiles{s},
+		AdmitFault: s.admissionFault,
+		Policies:   catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules, Reopen: p.Reopen},
 	})
 	return err
 }

@@ -113,7 +113,8 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 		q.Ranks = c.Ranks
 	}
 	if q.Rank >= chunk.MaxRanks || q.Ranks&(1<<q.Rank) == 0 || q.Ranks&^c.Ranks != 0 {
-		return nil, fmt.Errorf("%w: rank %d of ranks %#x, the namespace has %#x", ErrUnknownNamespace, q.Rank, q.Ranks, c.Ranks)
+		return nil, fmt.Errorf("%w: rank %d of ranks %#x, the namespace has %#x", ErrUnknownNamespace, q.Rank,
+			q.Ranks, c.Ranks)
 	}
 	for _, k := range [...]*chunk.Key{&q.Key, &q.Parent} {
 		for _, b := range k[c.Namespace.KeyLen:] {
@@ -179,7 +180,8 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	w.ask[0] = abi.Candidate{
 		Key: p.mark.Fingerprint, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
-		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant, Time: s.seq.Clock(),
+		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
+		Time: s.seq.Clock(),
 	}
 	if parent != 0 && holds(s.roots, parent) {
 		w.ask[0].Flags = abi.CandidateParentResident
@@ -263,13 +265,14 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	p.begin(r)
 	p.target = r.Path + "/" + rel
 	enter := func() error { return p.addEntry(tenant, parent, q) }
-	if err := r.custody.reserve(ctx, reservation{Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, reuseFor: p, enter: enter}); err != nil {
+	w := reservation{Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, reuseFor: p, enter: enter}
+	if err := r.custody.reserve(ctx, w); err != nil {
 		return p.shed(err)
 	}
 	return nil
 }
 
-// addEntry makes the entry, whose bytes are reserved. The caller holds mu.
+// addEntry makes the entry, whose bytes are reserved. The lock is held.
 func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	r := p.root
 	if err := r.custody.mayInsert(p); err != nil {
@@ -297,7 +300,9 @@ func (r *root) wakeAboveHigh() {
 // enter chooses the root of a new entry and, if the entry's put may evict, takes the root's turn: that is where no
 // evictor runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is
 // waited for; then another is chosen.
-func (s *Store) enter(ctx context.Context, chosen uint32, tenant uint16, bytes int64) (r *root, evicts bool, err error) {
+func (s *Store) enter(
+	ctx context.Context, chosen uint32, tenant uint16, bytes int64,
+) (r *root, evicts bool, err error) {
 	for {
 		if r, err = s.choose(chosen); err != nil {
 			return nil, false, err
@@ -346,7 +351,8 @@ func (p *Put) extend(ctx context.Context) error {
 		r.wakeAboveHigh()
 		return nil
 	}
-	if err := r.custody.reserve(ctx, reservation{Want: r.want(tenant, need), evicts: evicts, reuseFor: p, enter: enter}); err != nil {
+	w := reservation{Want: r.want(tenant, need), evicts: evicts, reuseFor: p, enter: enter}
+	if err := r.custody.reserve(ctx, w); err != nil {
 		return p.shed(err)
 	}
 	return nil

@@ -125,7 +125,8 @@ func (p *Put) Head(dst []byte, table []uint64) {
 		Namespace: p.class.Namespace.Digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.Group, Rank: p.rank,
 		Blocks: p.class.Plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 		Payload: p.class.Plan.PayloadBytes(), Plan: p.class.Plan.Digest(), Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes,
-		Extents: uint32(len(table)), DataOffset: p.class.DataOffset, TableSum: pieceformat.PutTable(dst[pieceformat.Page:], table),
+		Extents: uint32(len(table)), DataOffset: p.class.DataOffset,
+		TableSum: pieceformat.PutTable(dst[pieceformat.Page:], table),
 	}
 	h.Encode(dst)
 }

@@ -52,7 +52,8 @@ func TestScanOfAMess(t *testing.T) {
 	change(4, func(b []byte) []byte { return append([]byte(nil), image(6)...) }) // another key's piece under this name
 	change(5, func(b []byte) []byte { b[8] = 9; return b })                      // of a later version
 	foreign := map[string]string{
-		"README.txt": "notes", "other/deep/data.bin": strings.Repeat("x", 3*pieceformat.Page), ".hidden": "h", "lost+found/f": "l",
+		"README.txt": "notes", "other/deep/data.bin": strings.Repeat("x", 3*pieceformat.Page), ".hidden": "h",
+		"lost+found/f": "l",
 	}
 	for name, text := range foreign {
 		put(t, filepath.Join(dir, name), []byte(text))
@@ -152,13 +153,14 @@ func TestRootBusy(t *testing.T) {
 	dir := t.TempDir()
 	f := newFixture(t, dir, 4, 1)
 	_, err := Open(context.Background(), f.cfg)
-	if !errors.Is(err, ErrRootBusy) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "shared = true") {
+	if !errors.Is(err, ErrRootBusy) || !strings.Contains(err.Error(), dir) ||
+		!strings.Contains(err.Error(), "shared = true") {
 		t.Errorf("a second host: %v", err)
 	}
 	two := f.cfg
 	two.Roots = []RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, f.cfg.Roots[0]}
 	if _, err := Open(context.Background(), two); !errors.Is(err, ErrRootBusy) {
-		t.Errorf("a second host with a root of its own: %v", err)
+		t.Errorf("a second host with another root: %v", err)
 	}
 	two.Roots = two.Roots[:1]
 	s, err := Open(context.Background(), two)
@@ -211,7 +213,9 @@ func TestPlacePolicyChanges(t *testing.T) {
 
 // TestLayoutPolicyChanges reads pieces with the plan that they were written under.
 func TestLayoutPolicyChanges(t *testing.T) {
-	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) { return blockMajor{}, nil })
+	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) {
+		return blockMajor{}, nil
+	})
 	f := newFixture(t, t.TempDir(), 10, 1, func(c *Config) { c.Policies.Layout = handle(layout) })
 	f.mustPut(0, 1)
 	before := f.space.Plan(0)
@@ -221,7 +225,9 @@ func TestLayoutPolicyChanges(t *testing.T) {
 	if f.space.Plan(0).Digest() == before.Digest() {
 		t.Fatal("both policies lay out alike")
 	}
-	for n, want := range map[uint64]string{0: before.Digest().String(), 1: before.Digest().String(), 2: f.space.Plan(0).Digest().String()} {
+	for n, want := range map[uint64]string{
+		0: before.Digest().String(), 1: before.Digest().String(), 2: f.space.Plan(0).Digest().String(),
+	} {
 		l := f.lookup(n)
 		p, err := l.Open(0, 0)
 		if err != nil {

@@ -129,7 +129,7 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 	})
 }
 
-// Whatever goes wrong on the way, the put goes on with a new file or ends with nothing left behind.
+// Whatever goes wrong on the way, the put uses a new file or ends with nothing left behind.
 func TestTakingOverFails(t *testing.T) {
 	for name, rule := range map[string]string{
 		"rename fails":                 "rename **: eio",

@@ -14,7 +14,7 @@ type reservation struct {
 	slot     bool         // a slot, too
 	evicts   bool         // it may evict: its caller holds turn
 	reuseFor *Put         // it may get a victim's file; nil: nobody
-	enter    func() error // called with mu held as soon as all is reserved; what fails is not
+	enter    func() error // called with the lock held as soon as all is reserved; what fails is not
 }
 
 // want is bytes for an entry of a tenant.
@@ -31,8 +31,8 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	return w
 }
 
-// evicting sees to it that what is wanted is free, and books it. It evicts for that, or waits for the background
-// evictor. The caller does not hold mu.
+// evicting makes room for what is wanted and books it. It evicts for that, or waits for the background
+// evictor. The lock is not held.
 func (w reservation) evicting(ctx context.Context, r *root) error {
 	// What cannot fit, whatever is evicted, costs nobody anything.
 	if err := r.Account.Possible(w.Want, r.IsScanning()); err != nil {
@@ -78,7 +78,7 @@ func (w reservation) evicting(ctx context.Context, r *root) error {
 	}
 }
 
-// booked ends a reservation whose bytes are booked. The caller holds mu.
+// booked ends a reservation whose bytes are booked. The lock is held.
 func (w *reservation) booked(r *root) error {
 	if w.enter == nil {
 		return nil
@@ -117,13 +117,15 @@ func (w *reservation) evict(r *root, short capacity.Shortage, noSlot bool) error
 	switch {
 	case got.failed != nil:
 		// Their bytes are still taken, and the next ones' would be.
-		return fmt.Errorf("%w: %s is %d bytes short and victims' files cannot be unlinked: %w", ErrNoSpace, r.Path, bytes, got.failed)
+		return fmt.Errorf("%w: %s is %d bytes short and victims' files cannot be unlinked: %w", ErrNoSpace, r.Path,
+			bytes, got.failed)
 	case short.Quota > 0:
 		return r.Account.QuotaError(w.Want, short.Quota)
 	case bytes > 0 && r.Quarantine.Shrink(bytes):
 		return nil
 	case noSlot:
-		return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace, r.Index.Max(), r.Path)
+		return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace,
+			r.Index.Max(), r.Path)
 	}
 	return fmt.Errorf("%w: %s is %d bytes short and the evict policy names no victim", ErrNoSpace, r.Path, bytes)
 }
@@ -135,7 +137,8 @@ func (r *root) shrink(ctx context.Context) {
 	}
 	defer r.turn.Release(1)
 	if err := r.custody.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
-		r.Log.Warn("root is over its capacity: nothing can be evicted", "used", r.Account.Used(), "capacity", r.cfg.Capacity, "error", err)
+		r.Log.Warn("root is over its capacity: nothing can be evicted", "used", r.Account.Used(),
+			"capacity", r.cfg.Capacity, "error", err)
 	}
 }
 

@@ -14,7 +14,9 @@ import (
 // frail is lru as a module that runs out of fuel on a full batch of events and else does its work.
 func frail(t *testing.T) *policy.Module {
 	t.Helper()
-	m, err := policy.Open(t.Context(), "lru", policy.Options{Dir: policytest.Dir(t, "lru"), Fuel: sandbox.Fuel{Call: 50_000, Record: 1}})
+	m, err := policy.Open(t.Context(), "lru", policy.Options{
+		Dir: policytest.Dir(t, "lru"), Fuel: sandbox.Fuel{Call: 50_000, Record: 1},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +50,7 @@ func (f *fixture) await(builtin bool) {
 	f.Fatalf("built-in is not %v: %+v", builtin, f.store.Stats().Roots[0].Evict)
 }
 
-// TestEvictComesBack has a module that faults: the built-in policy goes on where it was, and so does the module after
+// TestEvictComesBack has a module that faults: the built-in policy continues from its state, and so does the module after
 // it.
 func TestEvictComesBack(t *testing.T) {
 	m := frail(t)

@@ -182,7 +182,8 @@ func TestQuotas(t *testing.T) {
 			}
 			l := f.lookup(115)
 			defer l.Release()
-			p, err := f.store.Put(context.Background(), func() PutRequest { q := f.request(400, 400, 0); q.Tenant = abi.None; return q }())
+			p, err := f.store.Put(context.Background(),
+				func() PutRequest { q := f.request(400, 400, 0); q.Tenant = abi.None; return q }())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -349,7 +350,8 @@ type smallDisk struct {
 func (d *smallDisk) Statfs(string) (staging.Space, error) {
 	used := int64(0)
 	_ = filepath.WalkDir(d.dir, func(name string, e os.DirEntry, err error) error {
-		if info, serr := d.FS.Stat(name); serr == nil && err == nil && !e.IsDir() && !strings.Contains(name, pieceformat.MetaDir) {
+		if info, serr := d.FS.Stat(name); serr == nil && err == nil && !e.IsDir() &&
+			!strings.Contains(name, pieceformat.MetaDir) {
 			used += info.Allocated
 		}
 		return nil // it has gone meanwhile
@@ -362,7 +364,9 @@ func (d *smallDisk) Statfs(string) (staging.Space, error) {
 func TestReservedRanksAreNotFree(t *testing.T) {
 	const ranks, keep, all = 8, 4, 40
 	disk := &smallDisk{FS: staging.OS(), dir: t.TempDir(), bytes: all * pieceBytes}
-	f := newFixture(t, disk.dir, 100, ranks, func(c *Config) { c.Roots[0].MinFree, c.FS, c.UpkeepEvery = keep*pieceBytes, disk, time.Hour })
+	f := newFixture(t, disk.dir, 100, ranks, func(c *Config) {
+		c.Roots[0].MinFree, c.FS, c.UpkeepEvery = keep*pieceBytes, disk, time.Hour
+	})
 	r := f.store.roots[0]
 	for n := range uint64(2) {
 		for rank := range uint32(n + 1) { // of eight

@@ -55,8 +55,9 @@ type root struct {
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	log := s.log.With("root", cfg.Path)
 	r := &root{
-		store: s, cfg: cfg, turn: semaphore.NewWeighted(1), evictorWake: make(chan struct{}, 1), upkeepWake: make(chan struct{}, 1),
-		scanned: make(chan struct{}),
+		store: s, cfg: cfg, turn: semaphore.NewWeighted(1), evictorWake: make(chan struct{}, 1),
+		upkeepWake: make(chan struct{}, 1),
+		scanned:    make(chan struct{}),
 	}
 	r.Init(entries.Config{
 		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Now: s.cfg.Now, Clock: s.seq.Clock,
@@ -70,7 +71,8 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
 			Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
 		}),
-		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
+		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles,
+		QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
 	r.meter.Now = s.cfg.Now
 	h := s.cfg.Policies.Evict
@@ -92,7 +94,9 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	}
 	r.recovery = &recovery.Root{Config: recovery.Config{
 		Entries: &r.Set, Kept: r.kept, Judge: r.custody.judge(), Workers: s.cfg.ScanWorkers, Capacity: cfg.Capacity,
-		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.rules.ownsTemp, Drop: func(m entries.Mark) { r.drop(m, 0) },
+		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.rules.ownsTemp, Drop: func(m entries.Mark) {
+			r.drop(m, 0)
+		},
 	}}
 	r.budget = newWriteBudget(r)
 	r.directory = health.NewDirectory(r.Health, r.Path, r.lockName(), pieceformat.RootDirs[:])

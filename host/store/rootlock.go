@@ -10,16 +10,17 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// A root is one host's, which holds the lock file for as long as it runs, or several hosts'. Each of those holds a lock
-// file of its own, against a second host of its name, and the first one only while it joins: from then on its directory
-// among the hosts' says that it is there, on other machines too, where a lock may not reach.
+// A root belongs to one host, which holds the lock file for as long as it runs, or to several. Each of those holds a
+// lock file with its name, against a second host of that name, and the common one only while it joins: from then on its
+// directory among the hosts' says that it is there, on other machines too, where a lock may not reach.
 
 // lockRoot takes the root's lock.
 func (r *root) lockRoot(ctx context.Context) (io.Closer, error) {
 	lock, err := r.FS.Lock(r.lockName())
 	switch {
 	case errors.Is(err, staging.ErrLocked):
-		return nil, fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
+		return nil, fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, "+
+			"or set shared = true on both",
 			ErrRootBusy, r.Path, err)
 	case err != nil:
 		return nil, fmt.Errorf("store: root %s: %w", r.Path, err)

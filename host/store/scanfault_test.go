@@ -62,7 +62,9 @@ func TestScanErrorsAreNoDamage(t *testing.T) {
 
 // TestScanHangsIsNoDamage: a root that gives no answer in the middle of its scan is scanned again when it is back.
 func TestScanHangsIsNoDamage(t *testing.T) {
-	f, faulty := faultyFixture(t, 20, func(c *Config) { c.IOTimeout, c.UpkeepEvery, c.ScanWait = shortIO, shortIO/100, -1 })
+	f, faulty := faultyFixture(t, 20, func(c *Config) {
+		c.IOTimeout, c.UpkeepEvery, c.ScanWait = shortIO, shortIO/100, -1
+	})
 	t.Cleanup(faulty.Release)
 	f.mustPut(0, 1, 2)
 	if err := f.store.Close(); err != nil {

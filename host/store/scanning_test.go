@@ -27,7 +27,8 @@ type gated struct {
 }
 
 func (g *gated) ReadDir(name string) ([]fs.DirEntry, error) {
-	if rel, below := strings.CutPrefix(name, g.dir+"/"); below && rel != "" && !strings.HasPrefix(rel, pieceformat.MetaDir) {
+	if rel, below := strings.CutPrefix(name, g.dir+"/"); below && rel != "" &&
+		!strings.HasPrefix(rel, pieceformat.MetaDir) {
 		<-g.gate
 	}
 	return g.FS.ReadDir(name)
@@ -129,7 +130,9 @@ func (f *fixture) markOf(n uint64) entries.Mark {
 // since what it has not heard of would never be a victim again.
 func TestClosedBeforeAllIsTold(t *testing.T) {
 	told := 0
-	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return &keeper{told: &told}, nil }).KeepState("keeper/1")
+	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+		return &keeper{told: &told}, nil
+	}).KeepState("keeper/1")
 	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Evict = handle(module) })
 	f.mustPut(0, 1, 2)
 	r := f.store.roots[0]

@@ -45,7 +45,9 @@ func (s *Store) startShadow(ctx context.Context, h Shadow, swap bool) error {
 			capacity += r.Capacity
 		}
 	}
-	options := policy.EvictOptions{MaxSlots: slotsFor(capacity), Capacity: uint64(capacity), Seed: s.cfg.Seed, Config: p.Config}
+	options := policy.EvictOptions{
+		MaxSlots: slotsFor(capacity), Capacity: uint64(capacity), Seed: s.cfg.Seed, Config: p.Config,
+	}
 	if err := s.shadows.Start(ctx, p.Handle, p.Since, options); err != nil {
 		return fmt.Errorf("store: shadow %s: %w", p.Label, err)
 	}

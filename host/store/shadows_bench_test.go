@@ -23,7 +23,10 @@ func BenchmarkLookupWithShadows(b *testing.B) {
 	for _, shadows := range []string{"none", "one", "two"} {
 		b.Run(shadows, func(b *testing.B) {
 			if shadows != "none" {
-				if err := f.store.AddShadow(b.Context(), Shadow{Policy: policy.NewHandle(policy.Builtin(abi.RoleEvict), shadows, nil, nil)}); err != nil && !errors.Is(err, ErrConfig) { // there from the run before
+				// there from the run before
+				if err := f.store.AddShadow(b.Context(),
+					Shadow{Policy: policy.NewHandle(policy.Builtin(abi.RoleEvict), shadows, nil, nil)}); err != nil &&
+					!errors.Is(err, ErrConfig) {
 					b.Fatal(err)
 				}
 			}

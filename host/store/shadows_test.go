@@ -57,22 +57,28 @@ func TestShadow(t *testing.T) {
 	if small.Hits != 4 || small.LiveHits != 8 || small.Entries != 2 || small.Evictions != 6 || small.Dropped != 0 {
 		t.Errorf("small: %+v", small)
 	}
-	if err := f.store.AddShadow(t.Context(), Shadow{Policy: policy.NewHandle(builtin, "twin", nil, nil)}); !errors.Is(err, ErrConfig) {
+	if err := f.store.AddShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(builtin, "twin", nil, nil)}); !errors.Is(err, ErrConfig) {
 		t.Error(err)
 	}
-	refuses := policy.NativeModule("refuses", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return nil, errors.New("not today") })
-	if err := f.store.SwapShadow(t.Context(), Shadow{Policy: policy.NewHandle(refuses, "small", nil, nil), Capacity: 2 * pieceBytes}); err == nil {
+	refuses := policy.NativeModule("refuses", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+		return nil, errors.New("not today")
+	})
+	if err := f.store.SwapShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(refuses, "small", nil, nil), Capacity: 2 * pieceBytes}); err == nil {
 		t.Error("a shadow that refuses its settings began")
 	}
-	if err := f.store.SwapShadow(t.Context(), Shadow{Policy: policy.NewHandle(builtin, "nobody", nil, nil)}); !errors.Is(err, ErrNoPolicy) {
+	if err := f.store.SwapShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(builtin, "nobody", nil, nil)}); !errors.Is(err, ErrNoPolicy) {
 		t.Errorf("swap of a shadow that is not there: %v", err)
 	}
 	before := f.shadowStats("small", 0)
-	if err := f.store.SwapShadow(t.Context(), Shadow{Policy: policy.NewHandle(builtin, "small", nil, nil), Capacity: 2 * pieceBytes}); err != nil {
+	if err := f.store.SwapShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(builtin, "small", nil, nil), Capacity: 2 * pieceBytes}); err != nil {
 		t.Error(err)
 	}
 	if after := f.shadowStats("small", 0); before.Keys == 0 || after.Keys != 0 || len(f.store.Stats().Shadows) == 0 {
-		t.Errorf("a shadow that was swapped goes on with %d keys, it had %d", after.Keys, before.Keys)
+		t.Errorf("a shadow that was swapped has %d keys, it had %d before", after.Keys, before.Keys)
 	}
 	if err := f.store.RemoveShadow("small"); err != nil {
 		t.Error(err)

@@ -100,7 +100,8 @@ func (c *sharedRoot) stats() *SharedStats               { return c.Stats() }
 // record describes the piece for the other hosts.
 func (p *Put) record() shared.Record {
 	return shared.Record{
-		Op: shared.Published, FallbackName: p.fallback, Namespace: p.class.Namespace.Digest, Group: p.class.Group, Rank: p.rank,
+		Op: shared.Published, FallbackName: p.fallback, Namespace: p.class.Namespace.Digest,
+		Group: p.class.Group, Rank: p.rank,
 		Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 	}
 }

@@ -63,7 +63,9 @@ func TestAVictimWithoutAName(t *testing.T) {
 	dir := t.TempDir()
 	place := &moody{}
 	a := fellow(t, dir, "a", 8, func(c *Config) {
-		c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) { return place, nil }))
+		c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
+			return place, nil
+		}))
 	})
 	a.mustPut(0, 1, 2, 3)
 	place.fails.Store(true)
@@ -87,7 +89,9 @@ func TestAVictimWithoutAName(t *testing.T) {
 func TestATemporaryThatStays(t *testing.T) {
 	dir := t.TempDir()
 	faulty := faultfs.New(staging.OS())
-	a := fellow(t, dir, "a", 60, func(c *Config) { c.FS, c.UpkeepEvery, c.Roots[0].Lapse = faulty, time.Hour, time.Minute })
+	a := fellow(t, dir, "a", 60, func(c *Config) {
+		c.FS, c.UpkeepEvery, c.Roots[0].Lapse = faulty, time.Hour, time.Minute
+	})
 	b := fellow(t, dir, "b", 60)
 	a.mustPut(0)
 	settled(t, dir, a, b)
@@ -111,12 +115,14 @@ func TestATemporaryThatStays(t *testing.T) {
 	}
 	p.Abort(context.Canceled)
 	if now := a.fellowStats().Free; now != free-pieceBytes || len(temporaries(dir, "a")) != 1 {
-		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free, len(temporaries(dir, "a")))
+		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free,
+			len(temporaries(dir, "a")))
 	}
 	faulty.Set()
 	a.store.roots[0].Orphans.Retry(t.Context())
 	if now := a.fellowStats().Free; now != free || len(temporaries(dir, "a")) != 0 {
-		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free, len(temporaries(dir, "a")))
+		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free,
+			len(temporaries(dir, "a")))
 	}
 }
 
@@ -125,7 +131,7 @@ func temporaries(dir, host string) []string {
 	return left
 }
 
-// TestTornControlFiles: a loss of power leaves the evictor's files empty. The hosts that come after it go on.
+// TestTornControlFiles: a loss of power leaves the evictor's files empty. The hosts that come after it store all the same.
 func TestTornControlFiles(t *testing.T) {
 	for _, kind := range []string{"grants/*", "journal/j*", "journal/d*"} {
 		t.Run(strings.Trim(kind, "/*"), func(t *testing.T) {

@@ -57,7 +57,9 @@ func onDisk(t testing.TB, dir string) (bytes int64) {
 			return err
 		}
 		rel, _ := filepath.Rel(dir, name)
-		if strings.HasPrefix(rel, pieceformat.MetaDir) && !strings.Contains(rel, "/t/") && !strings.Contains(rel, "/trash/") && !strings.HasPrefix(rel, pieceformat.QuarantineDir) {
+		if strings.HasPrefix(rel, pieceformat.MetaDir) &&
+			!strings.Contains(rel, "/t/") && !strings.Contains(rel, "/trash/") &&
+			!strings.HasPrefix(rel, pieceformat.QuarantineDir) {
 			return nil
 		}
 		if info, err := staging.OS().Stat(name); err == nil && !seen[info.Ino] {
@@ -204,7 +206,7 @@ func TestCapacityHoldsForAll(t *testing.T) {
 	}
 }
 
-// TestTheEvictorGoes: it leaves in order, or without a word, with a put half done; another one goes on.
+// TestTheEvictorGoes: it leaves in order, or without a word, with a put half done; another host takes over.
 func TestTheEvictorGoes(t *testing.T) {
 	for _, how := range []string{"in order", "without a word"} {
 		t.Run(how, func(t *testing.T) {
@@ -230,7 +232,9 @@ func TestTheEvictorGoes(t *testing.T) {
 				c := a.store.roots[0].custody.(*sharedRoot)
 				c.Stop() // its heart stands still
 			}
-			await(t, "b is the evictor", func() bool { return b.fellowStats().Evictor && b.fellowStats().State == shared.Active })
+			await(t, "b is the evictor", func() bool {
+				return b.fellowStats().Evictor && b.fellowStats().State == shared.Active
+			})
 			await(t, "what a left is cleared away", func() bool {
 				gone, err := os.ReadDir(filepath.Join(dir, shared.Dir, "gone"))
 				return err == nil && len(gone) == 0

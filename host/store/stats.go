@@ -108,7 +108,8 @@ type PolicyStats struct {
 // Stats may be called at any time.
 func (s *Store) Stats() Stats {
 	st := Stats{
-		Refused: s.count.refused.Load(), Resident: s.count.resident.Load(), Lookups: s.count.lookups.Load(), Keys: s.count.keys.Load(), Hits: s.count.hits.Load(),
+		Refused: s.count.refused.Load(), Resident: s.count.resident.Load(), Lookups: s.count.lookups.Load(),
+		Keys: s.count.keys.Load(), Hits: s.count.hits.Load(),
 		AdmitFaults: s.count.admitFaults.Load(),
 	}
 	for _, r := range s.roots {
@@ -145,12 +146,17 @@ func (r *root) stats() RootStats {
 	defer r.Unlock()
 	c, n, a, ev := &r.Count, &r.recovery.Count, r.Account.Figures(), r.Evictor.Counts()
 	st := RootStats{
-		Path: r.Path, Capacity: r.cfg.Capacity, Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned, Scanning: r.Scanning(), Scanned: n.Scanned.Load(),
-		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(), IndexBytes: r.Index.Memory(),
-		Recycled: c.Recycled, Inserted: c.Inserted, Published: c.Published, Aborted: c.Aborted, Evictions: c.Evictions, Asks: ev.Asks,
-		BadVictims: ev.BadVictims, Sheds: c.Sheds, Waits: c.Waits, Expired: c.Expired, Discarded: c.Discarded, OverBudget: c.OverBudget, Limit: a.Limit, Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
-		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults, EvictFaults: ev.Faults, Recovered: c.Recovered,
-		Swept: n.Swept.Load(), Renamed: n.Renamed.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
+		Path: r.Path, Capacity: r.cfg.Capacity, Limit: a.Limit,
+		Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned,
+		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(),
+		IndexBytes: r.Index.Memory(),
+		Inserted:   c.Inserted, Published: c.Published, Aborted: c.Aborted, Recycled: c.Recycled,
+		Expired: c.Expired, Discarded: c.Discarded, OverBudget: c.OverBudget, Waits: c.Waits, Sheds: c.Sheds,
+		Evictions: c.Evictions, Asks: ev.Asks, BadVictims: ev.BadVictims, EvictFaults: ev.Faults,
+		Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
+		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults,
+		Scanning: r.Scanning(), Scanned: n.Scanned.Load(), Recovered: c.Recovered, Renamed: n.Renamed.Load(),
+		Swept: n.Swept.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
 		Shared: r.custody.stats(), Evict: r.Evictor.Stats(),
 	}
 	h := r.Health.Report()

@@ -52,7 +52,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges), requests: requests.NewRecord()}
+	s := &Store{
+		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges),
+		requests: requests.NewRecord(),
+	}
 	s.seq.Init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {
 		s.stripes[i] = semaphore.NewWeighted(1)
@@ -158,7 +161,8 @@ const factsEvery = int64(time.Second)
 // choose is the root of a new entry: the place policy's choice, or the one with most room, among those that take
 // stores. One that is full is chosen when there is no other.
 func (s *Store) choose(chosen uint32) (*root, error) {
-	if now, last := int64(s.seq.Clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery && s.factsAt.CompareAndSwap(last, now) {
+	if now, last := int64(s.seq.Clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery &&
+		s.factsAt.CompareAndSwap(last, now) {
 		s.tellRoots()
 	}
 	if len(s.roots) == 1 {
@@ -183,7 +187,8 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 		}
 	}
 	if best == nil {
-		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(s.roots), len(s.roots), s.roots[len(s.roots)-1].Health.OutError())
+		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(s.roots), len(s.roots),
+			s.roots[len(s.roots)-1].Health.OutError())
 	}
 	return best, nil
 }
@@ -201,7 +206,7 @@ func (s *Store) EndRequest(request uint32, hints abi.Hints) {
 	}
 }
 
-// admissionFault counts a failure of the admit policy; the store goes on as if everything were admitted.
+// admissionFault counts a failure of the admit policy; everything is admitted then.
 func (s *Store) admissionFault(err error) {
 	if s.count.admitFaults.Add(1) == 1 {
 		s.log.Error("admit policy failed; everything is admitted", "error", err)

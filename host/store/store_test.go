@@ -64,8 +64,9 @@ func newFixture(t testing.TB, dir string, entries int, ranks int, change ...func
 	t.Helper()
 	f := &fixture{TB: t, ns: testNamespace(ranks)}
 	f.cfg = Config{
-		Roots: []RootConfig{{Path: dir, Capacity: int64(entries) * int64(ranks) * pieceBytes, MaxEntries: uint32(entries) * 8}},
-		Now:   fakeClock(), HostID: "testhost", Log: slog.New(slog.DiscardHandler),
+		Roots: []RootConfig{
+			{Path: dir, Capacity: int64(entries) * int64(ranks) * pieceBytes, MaxEntries: uint32(entries) * 8},
+		}, Now: fakeClock(), HostID: "testhost", Log: slog.New(slog.DiscardHandler),
 	}
 	for _, c := range change {
 		c(&f.cfg)

@@ -14,7 +14,7 @@ import (
 // Swap is a change of policies while the store is at work.
 type Swap struct {
 	From     string                    // the policy that is replaced, by name; empty, for evict: whichever acts
-	Policies [abi.Roles]*policy.Handle // the new ones, by role, borrowed; nil leaves the role as it is
+	Policies [abi.Roles]*policy.Handle // the new ones, by role, borrowed; nil: the role does not change
 	Root     string                    // where evict is changed; empty: in every root where From acts
 }
 

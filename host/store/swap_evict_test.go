@@ -84,7 +84,9 @@ func TestSwapEvict(t *testing.T) {
 			from.Release()
 			f.mustPut(0, 1, 2, 3)
 			f.lookup(0).Release()
-			taken, err := f.swap(t.Context(), Swap{From: from.Label, Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: handle(c.to())}})
+			taken, err := f.swap(t.Context(), Swap{
+				From: from.Label, Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: handle(c.to())},
+			})
 			if err != nil || len(taken) != 1 || taken[0].Entries != 4 || taken[0].Handover != c.how {
 				t.Fatalf("%+v, %v", taken, err)
 			}
@@ -117,10 +119,13 @@ func TestSwapRefused(t *testing.T) {
 	refuse := func() *policy.Handle {
 		return policy.NewHandle(broken, "", nil, func(*policy.Module, error) { done.Add(1) })
 	}
-	if _, err := f.swap(t.Context(), Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: refuse()}}); err == nil || !strings.Contains(err.Error(), "not here") {
+	if _, err := f.swap(t.Context(),
+		Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: refuse()}}); err == nil ||
+		!strings.Contains(err.Error(), "not here") {
 		t.Fatal(err)
 	}
-	if _, err := f.swap(t.Context(), Swap{From: "nobody", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: refuse()}}); !errors.Is(err, ErrNoPolicy) {
+	if _, err := f.swap(t.Context(),
+		Swap{From: "nobody", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: refuse()}}); !errors.Is(err, ErrNoPolicy) {
 		t.Fatal(err)
 	}
 	for _, p := range f.store.Stats().Policies {
@@ -134,7 +139,7 @@ func TestSwapRefused(t *testing.T) {
 	f.mustPut(0, 1, 2, 3)
 }
 
-// TestSwapUndone takes a policy over in one root, fails in another, and goes on in both as if nothing had been.
+// TestSwapUndone takes a policy over in one root, fails in another, and leaves both as they were.
 func TestSwapUndone(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
 		second := c.Roots[0]
@@ -175,7 +180,8 @@ func TestSwapUndone(t *testing.T) {
 		r.Unlock()
 	}
 	f.lookup(0).Release()
-	if _, err := f.swap(t.Context(), Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)}}); err != nil {
+	if _, err := f.swap(t.Context(),
+		Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)}}); err != nil {
 		t.Fatal(err)
 	}
 	f.checkUsed()
@@ -236,7 +242,9 @@ func TestSwapDoesNotWaitForEver(t *testing.T) {
 		var done atomic.Int32
 		ended := make(chan error)
 		go func() {
-			_, err := f.swap(ctx, Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)}})
+			_, err := f.swap(ctx, Swap{
+				From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)},
+			})
 			ended <- err
 		}()
 		cancel()

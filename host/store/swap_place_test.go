@@ -18,14 +18,15 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-// TestSwapPlace keeps a naming for as long as it has files, over a restart too, and no longer.
+// TestSwapPlace keeps a place policy for as long as files have its names, over a restart too, and no longer.
 func TestSwapPlace(t *testing.T) {
 	flat := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"}) }
 	deep := func() *policy.Handle { return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}) }
 	f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) { c.Policies.Place = flat() })
 	f.mustPut(0, 1)
 	before := f.files()
-	if _, err := f.store.Swap(t.Context(), Swap{From: "fanout", Policies: [abi.Roles]*policy.Handle{abi.RolePlace: deep()}}); err != nil {
+	if _, err := f.store.Swap(t.Context(),
+		Swap{From: "fanout", Policies: [abi.Roles]*policy.Handle{abi.RolePlace: deep()}}); err != nil {
 		t.Fatal(err)
 	}
 	f.mustPut(2, 3)
@@ -57,8 +58,11 @@ func TestSwapPlace(t *testing.T) {
 	equal(t, "Renamed", st.Renamed, 0)
 	equal(t, "Recovered", st.Recovered, 8)
 	f.mustPut(4, 5, 6, 7) // evicts 0 and 1
-	await(t, "the policy goes with the last of its files", func() bool { return places() == "fanout: 6 files, replaced false" })
-	if kept, err := filepath.Glob(f.cfg.Roots[0].Path + "/" + pieceformat.PoliciesDir + "/*" + pieceformat.PlaceSuffix); err != nil || len(kept) != 1 {
+	await(t, "the policy goes with the last of its files", func() bool {
+		return places() == "fanout: 6 files, replaced false"
+	})
+	if kept, err := filepath.Glob(f.cfg.Roots[0].Path + "/" + pieceformat.PoliciesDir + "/*" +
+		pieceformat.PlaceSuffix); err != nil || len(kept) != 1 {
 		t.Errorf("%v kept, %v", kept, err)
 	}
 	f.checkUsed()
@@ -112,9 +116,13 @@ func TestSwapWhilePut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) { return blockMajor{}, nil })
+	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) {
+		return blockMajor{}, nil
+	})
 	plan := f.space.Plan(0)
-	for role, u := range map[abi.Role]*policy.Handle{abi.RolePlace: use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}), abi.RoleLayout: handle(layout)} {
+	for role, u := range map[abi.Role]*policy.Handle{
+		abi.RolePlace: use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}), abi.RoleLayout: handle(layout),
+	} {
 		w := Swap{From: map[abi.Role]string{abi.RolePlace: "fanout", abi.RoleLayout: "layermajor"}[role]}
 		w.Policies[role] = u
 		if _, err := f.store.Swap(t.Context(), w); err != nil {

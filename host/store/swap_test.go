@@ -148,7 +148,9 @@ func TestManySwaps(t *testing.T) {
 			return
 		}
 		w = Swap{From: "fanout"}
-		w.Policies[abi.RolePlace] = use(t, "fanout", &done, policy.Config{fanout.ConfigWidths: []string{"4/4", "1/1/1"}[i/fresh%2]})
+		w.Policies[abi.RolePlace] = use(t, "fanout", &done, policy.Config{
+			fanout.ConfigWidths: []string{"4/4", "1/1/1"}[i/fresh%2],
+		})
 		if _, err := f.swap(t.Context(), w); err != nil {
 			t.Fatal(err)
 		}

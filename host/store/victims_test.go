@@ -18,7 +18,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/lru"
 )
 
-// oneByOne is lru as it is when it may not name victims before they are needed.
+// oneByOne is lru when it may not name victims before they are needed.
 func oneByOne() *policy.Module {
 	return policy.NativeModule("lru", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) { return lru.New(i) })
 }
@@ -146,7 +146,8 @@ func compareForetold(t *testing.T, others func() []*twin) {
 			want := first.resident()
 			for i, w := range twins[1:] {
 				if got := w.resident(); !slices.Equal(got, want) || len(said) > 0 && said[i+1] != said[0] {
-					t.Fatalf("seed %d, step %d (%d, key %d, group %d, tenant %d), twin %d: %d entries, one by one %d; it says %q", seed, step, what, key, group, tenant, i+1, len(got), len(want), said)
+					t.Fatalf("seed %d, step %d (%d, key %d, group %d, tenant %d), twin %d: %d entries, one by one %d; it says %q",
+						seed, step, what, key, group, tenant, i+1, len(got), len(want), said)
 				}
 			}
 		}

@@ -117,7 +117,8 @@ func (w *walk) find(r *root, likely uint32, fp uint64, k *chunk.Key) (uint32, *i
 func (w *walk) isOf(r *root, e *index.Entry) bool {
 	if id := e.OwnerID(); id != w.owner {
 		o, t := r.Index.Owners()[id], r.store.catalog
-		w.owner, w.fits, w.cause.Tenant, w.lost = id, r.Index.HasBase(e, w.class.Base), t.Tenants.Tenant(o.Tenant), t.Class(o.Class).Place.Policy.Down()
+		w.owner, w.fits, w.cause.Tenant, w.lost = id, r.Index.HasBase(e, w.class.Base), t.Tenants.Tenant(o.Tenant),
+			t.Class(o.Class).Place.Policy.Down()
 	}
 	return w.fits
 }

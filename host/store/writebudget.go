@@ -63,7 +63,8 @@ func (b writeBudget) charge(p *Put, bytes int64, parent uint64) error {
 	r.Counted(&r.Count.OverBudget)
 	r.store.count.refused.Add(1)
 	if any, _ := b.Left(); any {
-		return fmt.Errorf("%w: daily write budget of root %s (%d bytes) nearly exhausted: new prefixes are not admitted", ErrRefused, r.Path, r.cfg.DailyWrites)
+		return fmt.Errorf("%w: daily write budget of root %s (%d bytes) nearly exhausted: new prefixes are not admitted",
+			ErrRefused, r.Path, r.cfg.DailyWrites)
 	}
 	return fmt.Errorf("%w: daily write budget of root %s (%d bytes) exhausted", ErrRefused, r.Path, r.cfg.DailyWrites)
 }
@@ -78,7 +79,7 @@ func (b writeBudget) save(early bool) {
 	}
 }
 
-// saveExact writes the count as it is. Nothing else uses the root any more.
+// saveExact writes the exact count. Nothing else uses the root any more.
 func (b writeBudget) saveExact() error {
 	if !b.root.Health.Takes() {
 		return nil

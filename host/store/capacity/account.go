@@ -167,12 +167,13 @@ func (a *Account) Check(tenants []int64, quarantine int64) error {
 			counted = tenants[tenant]
 		}
 		if entries += counted; counted != a.ownedBy(uint16(tenant)) {
-			return fmt.Errorf("entries of tenant %d take %d bytes, the account says %d", tenant, counted, a.ownedBy(uint16(tenant)))
+			return fmt.Errorf("entries of tenant %d take %d bytes, the account says %d", tenant, counted,
+				a.ownedBy(uint16(tenant)))
 		}
 	}
 	if entries+quarantine+a.part[Orphans]+a.part[Unscanned] != a.used {
-		return fmt.Errorf("entries %d, quarantine %d, orphans %d and unscanned %d make not the %d bytes used", entries, quarantine,
-			a.part[Orphans], a.part[Unscanned], a.used)
+		return fmt.Errorf("entries %d, quarantine %d, orphans %d and unscanned %d make not the %d bytes used",
+			entries, quarantine, a.part[Orphans], a.part[Unscanned], a.used)
 	}
 	return nil
 }

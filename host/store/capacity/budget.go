@@ -155,7 +155,7 @@ func (b *Budget) Save(early bool) error {
 	return b.save(step)
 }
 
-// SaveExact writes the count as it is, at the host's end.
+// SaveExact writes the exact count, at the host's end.
 func (b *Budget) SaveExact() error {
 	if b.daily == 0 {
 		return nil

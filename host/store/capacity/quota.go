@@ -6,7 +6,7 @@ import "fmt"
 // that it has of all capacity; a share is of each root. When a tenant's quota is used up, its own entries are evicted
 // for its stores.
 type Quota struct {
-	First, Last uint32 // tenants that it is for, each with a quota of its own
+	First, Last uint32 // tenants that it is for; each has its own quota
 	Bytes       int64  // or
 	Share       float64
 }

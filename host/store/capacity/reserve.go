@@ -32,7 +32,8 @@ func (a *Account) Possible(w Want, scanning bool) error {
 		return fmt.Errorf("%w: an entry of %d bytes in %s, which may take %d now", ErrNoSpace, w.Bytes, a.cfg.Dir, limit)
 	}
 	if w.Quota >= 0 && w.Bytes > w.Quota {
-		return fmt.Errorf("%w: an entry of %d bytes is over the quota of tenant %d in %s, %d bytes", ErrNoSpace, w.Bytes, w.ID, a.cfg.Dir, w.Quota)
+		return fmt.Errorf("%w: an entry of %d bytes is over the quota of tenant %d in %s, %d bytes", ErrNoSpace, w.Bytes,
+			w.ID, a.cfg.Dir, w.Quota)
 	}
 	return nil
 }
@@ -85,8 +86,8 @@ func (a *Account) overQuota(w Want) int64 {
 
 // QuotaError is the error of a reservation that is over its tenant's quota.
 func (a *Account) QuotaError(w Want, over int64) error {
-	return fmt.Errorf("%w: tenant %d is %d bytes over its quota in %s, %d bytes, and none of its entries can be evicted", ErrNoSpace,
-		w.ID, over, a.cfg.Dir, w.Quota)
+	return fmt.Errorf("%w: tenant %d is %d bytes over its quota in %s, %d bytes, and none of its entries can be evicted",
+		ErrNoSpace, w.ID, over, a.cfg.Dir, w.Quota)
 }
 
 // Wait is a reservation's wait for the background evictor. The zero value waits for nothing yet.
@@ -103,7 +104,9 @@ func (w *Wait) Begun() bool { return w.account != nil }
 
 // Round waits until bytes were released since a reservation was short. The wait ends with an error after patience, with
 // the context, when the evictor frees nothing in a whole round, and when wake, which is to wake the evictor, has one.
-func (w *Wait) Round(ctx context.Context, a *Account, want Want, short Shortage, patience time.Duration, wake func() error) error {
+func (w *Wait) Round(
+	ctx context.Context, a *Account, want Want, short Shortage, patience time.Duration, wake func() error,
+) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if w.account == nil {

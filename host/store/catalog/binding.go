@@ -105,7 +105,9 @@ func (l Bindings[T]) Each() iter.Seq[*Binding[T]] {
 
 // openBindings opens the policies of a role. Rules that name one policy share it. It returns those that it opened also
 // with an error.
-func openBindings[T any](rules []Rule, role abi.Role, rest *policy.Handle, open func(*policy.Handle) (*T, error)) (l Bindings[T], err error) {
+func openBindings[T any](
+	rules []Rule, role abi.Role, rest *policy.Handle, open func(*policy.Handle) (*T, error),
+) (l Bindings[T], err error) {
 	add := func(h *policy.Handle, rule *Rule) error {
 		if h == nil {
 			h = policy.BuiltinHandle(role)

@@ -70,11 +70,14 @@ type Catalog struct {
 func New(ctx context.Context, opt Options) (_ *Catalog, err error) {
 	c := &Catalog{
 		opt: opt, log: opt.Log, Tenants: newTenants(), opening: semaphore.NewWeighted(1), reap: make(chan struct{}, 1),
-		byDigest: map[chunk.Digest]*Namespace{}, unregistered: map[chunk.Digest]string{}, unreadable: map[chunk.Digest]error{},
+		byDigest: map[chunk.Digest]*Namespace{}, unregistered: map[chunk.Digest]string{},
+		unreadable: map[chunk.Digest]error{},
 	}
 	c.list.Store(new([]*Class))
 	p := &opt.Policies
-	builtin, err := policy.Builtin(abi.RolePlace).NewPlace(ctx, policy.PlaceOptions{Seed: opt.Seed, MaxNamespaces: MaxNamespaces})
+	builtin, err := policy.Builtin(abi.RolePlace).NewPlace(ctx, policy.PlaceOptions{
+		Seed: opt.Seed, MaxNamespaces: MaxNamespaces,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +157,8 @@ func (c *Catalog) announce(ns *Namespace) error {
 	if err := acting.Policy.Namespace(ns.ID, ns.Text); errors.Is(err, policy.ErrNamespace) {
 		return err
 	} else if err != nil { // it is down: new pieces get the built-in names, and its next instance is told
-		c.log.Warn("place policy was not told of a namespace yet", "policy", acting.Label, "namespace", ns.Digest, "error", err)
+		c.log.Warn("place policy was not told of a namespace yet", "policy", acting.Label,
+			"namespace", ns.Digest, "error", err)
 	}
 	for _, g := range c.old.all() {
 		if err := g.Policy.Namespace(ns.ID, ns.Text); err != nil {
@@ -205,7 +209,10 @@ func (c *Catalog) EachPolicy(visit func(PolicyInfo)) {
 		bound = append(bound, b.Now())
 	}
 	for _, g := range c.Generations() {
-		visit(PolicyInfo{Handle: g.Handle, Since: g.Since, Stats: g.Policy.Stats(), Entries: c.Entries(g), Replaced: !slices.Contains(bound, g)})
+		visit(PolicyInfo{
+			Handle: g.Handle, Since: g.Since, Stats: g.Policy.Stats(), Entries: c.Entries(g),
+			Replaced: !slices.Contains(bound, g),
+		})
 	}
 	for b := range c.layout.Each() {
 		p := b.Now()

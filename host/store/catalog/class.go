@@ -131,7 +131,8 @@ func (c *Catalog) ClassFor(h *pieceformat.Header) (*Class, error) {
 	}
 	for _, b := range h.Key[ns.KeyLen:] {
 		if b != 0 {
-			return nil, fmt.Errorf("%w: %w: key %s is longer than its namespace's %d bytes", pieceformat.ErrDamaged, ErrAlien, h.Key, ns.KeyLen)
+			return nil, fmt.Errorf("%w: %w: key %s is longer than its namespace's %d bytes", pieceformat.ErrDamaged, ErrAlien,
+				h.Key, ns.KeyLen)
 		}
 	}
 	return c.classOf(ns, h.Group)

@@ -152,7 +152,8 @@ func (c *Catalog) HasGeneration(id string) bool {
 // by one goroutine.
 func (c *Catalog) AddOldGeneration(ctx context.Context, dir string, text []byte) error {
 	var k keptGeneration
-	if err := json.Unmarshal(text, &k); err != nil || filepath.Base(k.Module.SHA256) != k.Module.SHA256 || k.Module.SHA256 == "" {
+	if err := json.Unmarshal(text, &k); err != nil || filepath.Base(k.Module.SHA256) != k.Module.SHA256 ||
+		k.Module.SHA256 == "" {
 		return fmt.Errorf("%w: %w", pieceformat.ErrDamaged, err)
 	}
 	m, err := policy.Open(ctx, dir+"/"+k.Module.SHA256+pieceformat.ModuleSuffix, k.Module.Options(c.opt.Policies.Reopen))

@@ -140,7 +140,9 @@ func (c *Catalog) Open(ctx context.Context, n *chunk.Namespace) (*Namespace, err
 
 // makePlans asks for the layout of groups and keeps the plans: a piece can be read only with the plan that it was
 // written under.
-func (ns *Namespace) makePlans(ctx context.Context, roots Roots, groups []chunk.Group, layout *Layout) ([]*chunk.Plan, error) {
+func (ns *Namespace) makePlans(
+	ctx context.Context, roots Roots, groups []chunk.Group, layout *Layout,
+) ([]*chunk.Plan, error) {
 	plans := make([]*chunk.Plan, len(groups))
 	for i, g := range groups {
 		var err error
@@ -191,7 +193,8 @@ func (c *Catalog) register(digest chunk.Digest, text string) (*Namespace, error)
 // assignNumber makes a namespace known to the store and to the policies. c.mu is held.
 func (c *Catalog) assignNumber(digest chunk.Digest, text string) (*Namespace, error) {
 	if len(c.byDigest) >= MaxNamespaces {
-		return nil, fmt.Errorf("%w: %d namespaces; a restart makes room for those that have entries", ErrTooMany, len(c.byDigest))
+		return nil, fmt.Errorf("%w: %d namespaces; a restart makes room for those that have entries", ErrTooMany,
+			len(c.byDigest))
 	}
 	ns := &Namespace{
 		ID: uint32(len(c.byDigest)), Digest: digest, Text: text, KeyLen: keyLenOf(text), TTL: c.opt.Expiry(text),

@@ -46,11 +46,14 @@ func (p *Paths) placer(cl *Class, builtin bool) *policy.Place {
 	return cl.Place.Policy
 }
 
-func (p *Paths) by(place *policy.Place, prefix string, cl *Class, k *chunk.Key, rank uint32, size int64) (string, uint32, error) {
+func (p *Paths) by(
+	place *policy.Place, prefix string, cl *Class, k *chunk.Key, rank uint32, size int64,
+) (string, uint32, error) {
 	w := p.work.Get().(*pathWork)
 	defer p.work.Put(w)
 	w.query = abi.PlaceQuery{
-		Namespace: cl.Namespace.ID, Group: cl.Group, Rank: rank, KeyLen: cl.Namespace.KeyLen, Size: uint32(size / abi.SizeUnit), Key: *k,
+		Namespace: cl.Namespace.ID, Group: cl.Group, Rank: rank, KeyLen: cl.Namespace.KeyLen,
+		Size: uint32(size / abi.SizeUnit), Key: *k,
 	}
 	w.path = append(w.path[:0], prefix...)
 	path, root, err := place.Path(&w.query, w.path)

@@ -33,7 +33,9 @@ type Swapped struct {
 // PrepareSwap opens the policies that replace those of a name, tells them of the namespaces, and makes the classes that
 // new pieces get. Commit or Abandon must follow, also when there is an error. The caller holds Lock until then.
 // maxState bounds the state that an admit policy hands over.
-func (c *Catalog) PrepareSwap(ctx context.Context, name string, next *[abi.Roles]*policy.Handle, maxState uint32) (*Swap, error) {
+func (c *Catalog) PrepareSwap(
+	ctx context.Context, name string, next *[abi.Roles]*policy.Handle, maxState uint32,
+) (*Swap, error) {
 	w := &Swap{c: c}
 	if h := next[abi.RoleAdmit]; h != nil {
 		if w.admitOf = c.admit.named(name); w.admitOf == nil {

@@ -11,8 +11,8 @@
 // when nobody has a pin on it.
 //
 // The index changes first and the policy hears of it under the same lock, so that a policy that fails at any event can
-// be replaced and told everything from the index. No method touches a file: who unlinks files calls BeginEvict before and
-// FinishEvict afterwards.
+// be replaced and told everything from the index. No method touches a file: whoever unlinks files calls BeginEvict
+// before and FinishEvict afterwards.
 //
 // # Lock
 //

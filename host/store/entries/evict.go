@@ -33,8 +33,8 @@ func Ranks(pieces uint64) iter.Seq[uint32] {
 	}
 }
 
-// BeginEvict begins to remove an entry: the policy hears of it and lookups miss. FinishEvict ends it, after the files are
-// unlinked.
+// BeginEvict begins to remove an entry: the policy hears of it and lookups miss. FinishEvict ends it, after the files
+// are unlinked.
 func (s *Set) BeginEvict(slot uint32) Eviction {
 	e := s.Index.At(slot)
 	v := Eviction{

@@ -53,7 +53,9 @@ func (s *Set) Insert(n *New) (slot uint32, err error) {
 // Join adds a piece to the entry of its key and pins it; slot is [index.None] when there is no entry. The error is
 // [ErrResident] when the piece is there or is being written. It waits until an entry that is being evicted has left
 // the table, unless leaving forbids that; the lock is released meanwhile.
-func (s *Set) Join(ctx context.Context, fp uint64, cl *catalog.Class, key *chunk.Key, rank uint32, leaving func() error) (slot uint32, err error) {
+func (s *Set) Join(
+	ctx context.Context, fp uint64, cl *catalog.Class, key *chunk.Key, rank uint32, leaving func() error,
+) (slot uint32, err error) {
 	var unwatch func() bool
 	defer func() {
 		if unwatch != nil {

@@ -193,7 +193,8 @@ func (v *Evictor) Fail(cause error) {
 	if verdict == policy.Halt {
 		return // every call fails until the host has ended
 	}
-	v.cfg.Log.Error("evict policy failed: least recently used chunks are evicted until it is restarted", "policy", failed.Label, "error", cause)
+	v.cfg.Log.Error("evict policy failed: least recently used chunks are evicted until it is restarted",
+		"policy", failed.Label, "error", cause)
 	_ = v.policy.Close()
 	v.fallback = &recency{}
 	if verdict == policy.Restart {

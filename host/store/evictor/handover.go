@@ -243,7 +243,8 @@ func (h *Handover) Take() (entries int, err error) {
 func (h *Handover) Keep() {
 	h.v.setCandidate(nil)
 	h.v.AllowHandovers()
-	h.v.cfg.Log.Info("evict policy took over", "policy", h.to.Label, "sha256", h.to.Module.Digest(), "from", h.from.Label, "by", h.method)
+	h.v.cfg.Log.Info("evict policy took over", "policy", h.to.Label, "sha256", h.to.Module.Digest(),
+		"from", h.from.Label, "by", h.method)
 	_ = h.before.policy.Close() // without the lock: to return memory takes time
 	if h.to != h.from {
 		h.from.Release()
@@ -255,7 +256,8 @@ func (h *Handover) Undo() {
 	v := h.v
 	v.mu.Lock()
 	old := v.candidate
-	v.policy, v.fallback, v.active, v.past, v.candidate = h.before.policy, h.before.fallback, h.before.active, h.before.past, nil
+	v.policy, v.fallback, v.active, v.past, v.candidate = h.before.policy, h.before.fallback, h.before.active,
+		h.before.past, nil
 	if old != nil && old.err != nil {
 		v.Fail(old.err)
 	}

@@ -59,7 +59,8 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 		return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, cmp.Or(err, fs.ErrInvalid))
 	}
 	if info, err := o.FS.Stat(dir + "/" + pieceformat.MetaDir); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("%w: %s has no directory %s: %w", ErrRoot, dir, pieceformat.MetaDir, cmp.Or(err, fs.ErrInvalid))
+		return nil, fmt.Errorf("%w: %s has no directory %s: %w", ErrRoot, dir, pieceformat.MetaDir,
+			cmp.Or(err, fs.ErrInvalid))
 	}
 	if c.slots, err = staging.NewSlots(o.Workers, slotBytes); err != nil {
 		return nil, fmt.Errorf("fsck: %w", err)
@@ -152,7 +153,9 @@ func (c *check) run(ctx context.Context) error {
 		}
 		c.progress(0)
 	}
-	err := staging.Walk(ctx, c.o.FS, c.dir, c.o.Workers, visit, func(rel string, err error) { c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()}) })
+	err := staging.Walk(ctx, c.o.FS, c.dir, c.o.Workers, visit, func(rel string, err error) {
+		c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()})
+	})
 	close(files)
 	workers.Wait()
 	if err != nil {
@@ -219,7 +222,9 @@ func (c *check) sound(h *pieceformat.Header, allocated int64) {
 func (c *check) finish() {
 	r := &c.report
 	r.Read = c.limit.read.Load()
-	slices.SortFunc(r.Problems, func(a, b Problem) int { return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind)) })
+	slices.SortFunc(r.Problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))
+	})
 	for d, u := range r.Namespaces {
 		r.Spaces = append(r.Spaces, SpaceUsage{Namespace: d.String(), Model: modelOf(c.texts[d]), Usage: *u})
 	}

@@ -27,7 +27,8 @@ func TestSoundRoot(t *testing.T) {
 	r.mustPut(1, 2, 3)
 	var files atomic.Int64
 	report := r.check(Options{Progress: func(n, _ int64) { files.Add(n) }})
-	if report.Err() != nil || report.Pieces.Files != 3 || len(report.Problems) != 0 || len(report.Spaces) != 1 || report.Spaces[0].Model != "test/model" {
+	if report.Err() != nil || report.Pieces.Files != 3 || len(report.Problems) != 0 || len(report.Spaces) != 1 ||
+		report.Spaces[0].Model != "test/model" {
 		t.Errorf("%+v", report)
 	}
 	if n, err := Files(context.Background(), r.dir, nil); err != nil || n != files.Load() {
@@ -58,9 +59,10 @@ func TestEachKindOfDamage(t *testing.T) {
 	}
 	spoil(1, Damaged, func(b []byte) []byte { return b[:100] })
 	spoil(2, Damaged, func(b []byte) []byte { return b[:len(b)-pieceformat.Page] })
-	spoil(3, Damaged, func(b []byte) []byte { b[96] ^= 1; return b })                             // header
-	spoil(4, Damaged, func(b []byte) []byte { b[pieceformat.Page] ^= 1; return b })               // table
-	spoil(5, Damaged, func(b []byte) []byte { b[2*pieceformat.Page+79_999] ^= 1; return b })      // last byte of some extent
+	spoil(3, Damaged, func(b []byte) []byte { b[96] ^= 1; return b })               // header
+	spoil(4, Damaged, func(b []byte) []byte { b[pieceformat.Page] ^= 1; return b }) // table
+	// last byte of some extent
+	spoil(5, Damaged, func(b []byte) []byte { b[2*pieceformat.Page+79_999] ^= 1; return b })
 	spoil(6, Later, func(b []byte) []byte { b[8] = 9; return b })                                 // version
 	spoil(7, Orphan, func(b []byte) []byte { copy(b[16:], "another space..."); return resum(b) }) // namespace
 	spoil(8, NoPlan, func(b []byte) []byte { copy(b[144:], "another plan...."); return resum(b) })
@@ -100,7 +102,8 @@ func TestEachKindOfDamage(t *testing.T) {
 	if got := kinds(before); !maps.Equal(got, want) {
 		t.Errorf("found %v, want %v", got, want)
 	}
-	if !errors.Is(before.Err(), ErrProblems) || before.Remaining != int64(len(want)) || before.Foreign.Files != 1 || before.Temporaries.Files != 1 || before.Pieces.Files != 3 {
+	if !errors.Is(before.Err(), ErrProblems) || before.Remaining != int64(len(want)) || before.Foreign.Files != 1 ||
+		before.Temporaries.Files != 1 || before.Pieces.Files != 3 {
 		t.Errorf("%+v", before)
 	}
 	if again := r.check(Options{}); !maps.Equal(kinds(again), want) {
@@ -129,7 +132,8 @@ func TestEachKindOfDamage(t *testing.T) {
 	if _, err := os.Stat(temp); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the temporary: %v", err)
 	}
-	if after := r.check(Options{}); after.Remaining != 1 || after.Quarantine.Files != int64(len(want)-1) || after.Pieces != before.Pieces {
+	if after := r.check(Options{}); after.Remaining != 1 || after.Quarantine.Files != int64(len(want)-1) ||
+		after.Pieces != before.Pieces {
 		t.Errorf("after the repair: %+v", after)
 	}
 	r.open(1 << 30)
@@ -243,7 +247,8 @@ func TestUnreadable(t *testing.T) {
 	names := r.pieces(3)
 	faulty := faultfs.New(staging.OS(), faultfs.MustRules("read **"+filepath.Base(names[1])+": eio")...)
 	report := r.check(Options{FS: faulty, Repair: true})
-	if got := kinds(report); len(got) != 1 || got[names[1]] != Unreadable || report.Remaining != 1 || report.Repaired != 0 {
+	if got := kinds(report); len(got) != 1 || got[names[1]] != Unreadable || report.Remaining != 1 ||
+		report.Repaired != 0 {
 		t.Errorf("%v, %+v", got, report)
 	}
 	if _, err := os.Stat(names[1]); err != nil {
@@ -297,7 +302,8 @@ func (f *replacing) RenameNoReplace(from, to string) error {
 
 func TestNotARoot(t *testing.T) {
 	for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
-		if _, err := Check(context.Background(), dir, Options{}); !errors.Is(err, ErrRoot) || !strings.Contains(err.Error(), dir) {
+		if _, err := Check(context.Background(), dir, Options{}); !errors.Is(err, ErrRoot) ||
+			!strings.Contains(err.Error(), dir) {
 			t.Errorf("%s: %v", dir, err)
 		}
 	}
@@ -332,7 +338,8 @@ func TestNamespaceOpenedMeanwhile(t *testing.T) {
 	ctx := context.Background()
 	report := r.check(Options{Repair: true, FS: &meanwhile{FS: staging.OS(), dir: r.dir, then: func() {
 		ns := &chunk.Namespace{
-			Model: "test/other", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16,
+			Model: "test/other", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
+			TokensPerBlock: 16,
 			TensorParallel: 1, Groups: []chunk.Group{{ID: 0, Geometry: chunk.Uniform(2, 4, 2, 5000)}},
 		}
 		var err error

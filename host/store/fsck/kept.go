@@ -49,7 +49,8 @@ func (c *check) policies() error {
 			var module string
 			if module, err = pieceformat.CheckPolicy(e.Name(), b); module != "" {
 				if _, merr := c.o.FS.Stat(c.dir + "/" + pieceformat.PoliciesDir + "/" + module); errors.Is(merr, fs.ErrNotExist) {
-					err = fmt.Errorf("%w: its module %s is missing; the files that it named get new names at the next start", pieceformat.ErrDamaged, module)
+					err = fmt.Errorf("%w: its module %s is missing; the files that it named get new names at the next start",
+						pieceformat.ErrDamaged, module)
 				}
 			}
 		}
@@ -75,7 +76,9 @@ func (c *check) members() error {
 			rel := path.Join(shared.Dir, dir, member)
 			info, err := c.o.FS.Stat(c.dir + "/" + rel + "/status")
 			if err == nil && now.Sub(info.ModTime) >= c.o.TempAge {
-				c.found(Problem{Path: rel, Kind: Absent, What: "no heartbeat for " + now.Sub(info.ModTime).Round(time.Second).String()})
+				c.found(Problem{
+					Path: rel, Kind: Absent, What: "no heartbeat for " + now.Sub(info.ModTime).Round(time.Second).String(),
+				})
 			}
 			c.control(rel + "/status")
 		}

@@ -90,7 +90,8 @@ func (n *names) holds(rel string, h *pieceformat.Header) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if int(id.Namespace) < len(n.ids) && n.ids[id.Namespace] == h.Namespace && id.Group == h.Group && id.Rank == h.Rank && id.Key == h.Key {
+	if int(id.Namespace) < len(n.ids) && n.ids[id.Namespace] == h.Namespace && id.Group == h.Group && id.Rank == h.Rank &&
+		id.Key == h.Key {
 		return nil
 	}
 	return fmt.Errorf("%w: key %s of group %d, rank %d, namespace %s; the name is that of key %x, group %d, rank %d",

@@ -48,7 +48,9 @@ func (c *check) settled(ctx context.Context, rel string, buf []byte) (verdict, e
 
 // bad says that an error is a judgement on a file, which a repair may act upon.
 func bad(err error) bool {
-	for _, e := range [...]error{pieceformat.ErrWrongPiece, chunk.ErrChecksum, errUnknownNamespace, pieceformat.ErrUnknownPlan} {
+	for _, e := range [...]error{
+		pieceformat.ErrWrongPiece, chunk.ErrChecksum, errUnknownNamespace, pieceformat.ErrUnknownPlan,
+	} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -75,7 +77,8 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 	}
 	h := &v.header
 	if h.FileBytes() != v.info.Size {
-		return v, fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, v.info.Size, h.FileBytes())
+		return v, fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged,
+			v.info.Size, h.FileBytes())
 	}
 	if err := c.names.holds(rel, h); err != nil {
 		return v, err
@@ -87,9 +90,10 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 	if err != nil {
 		return v, err
 	}
-	if g := plan.Geometry(); h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks || h.Extent != chunk.ExtentBytes {
-		return v, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d", pieceformat.ErrDamaged,
-			h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
+	if g := plan.Geometry(); h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) ||
+		h.Blocks != g.Blocks || h.Extent != chunk.ExtentBytes {
+		return v, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d",
+			pieceformat.ErrDamaged, h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
 	}
 	if c.o.Quick {
 		return v, nil

@@ -92,7 +92,8 @@ func (c *check) sweep() {
 	if !c.o.Repair {
 		for _, t := range c.temps {
 			if old(t) {
-				c.found(t.problem(fmt.Sprintf("of host %s, not written to for %s", t.owner, now.Sub(t.info.ModTime).Round(time.Second))))
+				c.found(t.problem(fmt.Sprintf("of host %s, not written to for %s", t.owner,
+					now.Sub(t.info.ModTime).Round(time.Second))))
 			}
 		}
 		return
@@ -143,7 +144,7 @@ func (c *check) byOwner() map[string][]temporary {
 	return m
 }
 
-// shared says that hosts have shared the root at some time: each left a lock file of its own.
+// shared says that hosts have shared the root at some time: each left its own lock file.
 func (c *check) shared() bool {
 	list, err := c.o.FS.ReadDir(c.dir + "/" + filepath.Dir(pieceformat.LockFile))
 	if err != nil {
@@ -189,7 +190,8 @@ func (c *check) quarantine() error {
 		return fmt.Errorf("%w: %w", ErrRoot, err)
 	}
 	for _, e := range list {
-		if info, err := c.o.FS.Stat(c.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()); err == nil && info.Mode.IsRegular() {
+		if info, err := c.o.FS.Stat(c.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()); err == nil &&
+			info.Mode.IsRegular() {
 			c.report.Quarantine.add(info.Allocated)
 		}
 	}

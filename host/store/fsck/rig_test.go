@@ -42,11 +42,13 @@ func (r *rig) open(capacity int64) {
 	r.Helper()
 	ctx := context.Background()
 	ns := &chunk.Namespace{
-		Model: "test/model", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16,
+		Model: "test/model", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
+		TokensPerBlock: 16,
 		TensorParallel: 1, Groups: []chunk.Group{{ID: 0, Geometry: chunk.Uniform(2, 8, 2, 5000)}},
 	}
 	var err error
-	if r.store, err = store.Open(ctx, store.Config{Roots: []store.RootConfig{{Path: r.dir, Capacity: capacity}}, HostID: hostID}); err != nil {
+	if r.store, err = store.Open(ctx,
+		store.Config{Roots: []store.RootConfig{{Path: r.dir, Capacity: capacity}}, HostID: hostID}); err != nil {
 		r.Fatal(err)
 	}
 	r.Cleanup(func() { r.store.Close() })

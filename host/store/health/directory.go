@@ -67,7 +67,8 @@ func (d *Directory) Present() bool {
 		was := d.self
 		d.mu.Unlock()
 		err = fmt.Errorf("inode %d of device %#x, was %d of %#x", now.Ino, now.Dev, was.Ino, was.Dev)
-		d.monitor.TakeOut("another directory is at its path", err, "mount the root's file system again, or restart kvhost to use what is there")
+		d.monitor.TakeOut("another directory is at its path", err,
+			"mount the root's file system again, or restart kvhost to use what is there")
 	default:
 		return err == nil
 	}

@@ -23,7 +23,8 @@ func NoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(e
 // ofDevice says that an error is of what is under the file system, or of the way to it.
 func ofDevice(err error) bool {
 	for _, e := range [...]unix.Errno{
-		unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENOTCONN, unix.ESHUTDOWN, unix.EHOSTDOWN, unix.EREMOTEIO, unix.ETIMEDOUT, unix.EUCLEAN,
+		unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENOTCONN, unix.ESHUTDOWN, unix.EHOSTDOWN, unix.EREMOTEIO,
+		unix.ETIMEDOUT, unix.EUCLEAN,
 	} {
 		if errors.Is(err, e) {
 			return true

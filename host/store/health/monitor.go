@@ -165,7 +165,8 @@ func (m *Monitor) TakeOut(reason string, cause error, advice string) {
 	m.postpone()
 	m.mu.Unlock()
 	if was != Returning {
-		m.cfg.Log.Error("root out of service: lookups miss, stores use other roots; will retry", "reason", reason, "error", cause, "advice", advice)
+		m.cfg.Log.Error("root out of service: lookups miss, stores use other roots; will retry", "reason", reason,
+			"error", cause, "advice", advice)
 	}
 	m.cfg.Out()
 }
@@ -181,7 +182,8 @@ func (m *Monitor) Demote(to State, reason string, cause error, advice string) {
 	m.reason, m.since = fmt.Sprintf("%s (%v)", reason, cause), m.cfg.Now()
 	m.postpone()
 	m.mu.Unlock()
-	m.cfg.Log.Error("root takes no new chunks for now", "state", to.String(), "reason", reason, "error", cause, "advice", advice)
+	m.cfg.Log.Error("root takes no new chunks for now", "state", to.String(), "reason", reason, "error", cause,
+		"advice", advice)
 }
 
 // Promote returns the root from one state to another that is used for more. It is false when the root was taken out
@@ -232,8 +234,8 @@ func (m *Monitor) Check(ctx context.Context, r Root) {
 
 // Reopen takes a root back that is out or read-only, in these steps. Each postpones the next attempt when it fails.
 //
-//  1. Every operation that was given up has ended; the caller sees to it. So nothing that began before takes effect late: no
-//     rename to a name that is in use again, no write.
+//  1. Every operation that was given up has ended; the caller checks that. So nothing that began before takes effect
+//     late: no rename to a name that is in use again, no write.
 //  2. The directory is one to continue with: see [Root].Probe.
 //  3. The root is brought up to date: see [Root].Reopen.
 func (m *Monitor) Reopen(ctx context.Context, r Root) error {

@@ -21,7 +21,8 @@ func testKey(n uint64) (k chunk.Key) {
 // hashKey is a key that is cheap to make, of 16 or 32 bytes.
 func hashKey(n uint64, bytes int) (k chunk.Key) {
 	for i := 0; i < bytes; i += 8 {
-		binary.LittleEndian.PutUint64(k[i:], xxh3.HashSeed(binary.LittleEndian.AppendUint64(make([]byte, 0, 8), n), uint64(i)))
+		binary.LittleEndian.PutUint64(k[i:],
+			xxh3.HashSeed(binary.LittleEndian.AppendUint64(make([]byte, 0, 8), n), uint64(i)))
 	}
 	return k
 }

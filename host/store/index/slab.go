@@ -55,7 +55,8 @@ func (s *slab) Match(slot uint32, k *chunk.Key) *Entry {
 		}
 		return nil
 	}
-	if e := &b.short[slot%blockSlots]; e.head == [keyHead]byte(k[:keyHead]) && [keyTail]byte(k[keyHead:]) == [keyTail]byte{} {
+	if e := &b.short[slot%blockSlots]; e.head == [keyHead]byte(k[:keyHead]) &&
+		[keyTail]byte(k[keyHead:]) == [keyTail]byte{} {
 		return e
 	}
 	return nil

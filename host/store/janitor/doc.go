@@ -1,6 +1,6 @@
 // Package janitor bounds a directory that somebody else fills.
 //
-// The one idea: what an evict policy needs to know of a cache can be read off its directory. A place policy says which
+// What an evict policy needs to know of a cache can be read off its directory. A place policy says which
 // entry a file is part of; the time that a file was last read or written is the time of the entry's last use. So the
 // policies that a host evicts by bound a directory that no host has, also one that llm-d's or vLLM's file-system
 // connector writes.

@@ -147,7 +147,8 @@ func New(ctx context.Context, dir string, o Options) (*Janitor, error) {
 	if err := j.claim(); err != nil {
 		return nil, err
 	}
-	if j.place, err = o.Place.NewPlace(ctx, policy.PlaceOptions{Seed: o.Seed, Config: o.PlaceConfig, MaxNamespaces: maxNamespaces}); err != nil {
+	if j.place, err = o.Place.NewPlace(ctx,
+		policy.PlaceOptions{Seed: o.Seed, Config: o.PlaceConfig, MaxNamespaces: maxNamespaces}); err != nil {
 		return nil, errors.Join(err, j.Close())
 	}
 	return j, nil
@@ -231,7 +232,8 @@ func (j *Janitor) Round(ctx context.Context) (*Round, error) {
 	}
 	r.Entries, r.Took = len(j.entries), time.Since(start)
 	if r.Used > j.o.Capacity {
-		return r, fmt.Errorf("%w: %s takes %d bytes of %d; %d are of files that cannot be identified", ErrOver, j.dir, r.Used, j.o.Capacity, r.Unknown.Bytes)
+		return r, fmt.Errorf("%w: %s takes %d bytes of %d; %d are of files that cannot be identified", ErrOver, j.dir, r.Used,
+			j.o.Capacity, r.Unknown.Bytes)
 	}
 	return r, nil
 }

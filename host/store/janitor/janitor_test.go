@@ -29,7 +29,8 @@ type tree struct {
 	dir, base string
 }
 
-const connectorFields = `{"blocks_per_file":16,"dtype":"bfloat16","inference_engine":"vllm","model_name":"meta-llama/Llama-3.1-8B"}`
+const connectorFields = `{"blocks_per_file":16,"dtype":"bfloat16","inference_engine":"vllm",` +
+	`"model_name":"meta-llama/Llama-3.1-8B"}`
 
 func newTree(t testing.TB) *tree {
 	sum := sha256.Sum256([]byte(connectorFields))
@@ -59,7 +60,8 @@ func (tr *tree) chunk(n, rank, minutes int) string {
 	tr.Helper()
 	sum := sha256.Sum256([]byte{byte(n)})
 	key := hex.EncodeToString(sum[:])
-	name := tr.write(fmt.Sprintf("%s_r%d/%s/%s_g0/%s.bin", tr.base, rank, key[:3], key[3:5], key), bytes.Repeat([]byte{byte(n)}, fileBytes))
+	name := tr.write(fmt.Sprintf("%s_r%d/%s/%s_g0/%s.bin", tr.base, rank, key[:3], key[3:5], key),
+		bytes.Repeat([]byte{byte(n)}, fileBytes))
 	tr.touch(name, minutes)
 	return name
 }
@@ -83,7 +85,9 @@ func (tr *tree) there(name string) bool {
 
 // placeModule is the place policy llmd, linked in.
 func placeModule() *policy.Module {
-	return policy.NativeModule("llmd", []abi.Role{abi.RolePlace}, func(info guest.Info) (any, error) { return llmd.New(info) })
+	return policy.NativeModule("llmd", []abi.Role{abi.RolePlace}, func(info guest.Info) (any, error) {
+		return llmd.New(info)
+	})
 }
 
 func (tr *tree) janitor(o Options) *Janitor {
@@ -177,7 +181,10 @@ func TestUsedMeanwhile(t *testing.T) {
 	oldest := tr.chunk(0, 0, 100)
 	next := tr.chunk(1, 0, 50)
 	tr.chunk(2, 0, 10)
-	j := tr.janitor(Options{Capacity: 2*fileBytes + 20<<10, Low: 1, FS: &reader{FS: staging.OS(), name: oldest, read: func() { tr.touch(oldest, 0) }}})
+	j := tr.janitor(Options{
+		Capacity: 2*fileBytes + 20<<10, Low: 1,
+		FS: &reader{FS: staging.OS(), name: oldest, read: func() { tr.touch(oldest, 0) }},
+	})
 	r := round(t, j)
 	if r.Spared != 1 || !tr.there(oldest) || tr.there(next) {
 		t.Errorf("%+v", r)
@@ -298,7 +305,7 @@ func TestAHostComes(t *testing.T) {
 	}
 }
 
-// host is a store on a directory of its own.
+// host is a store on its own directory.
 type host struct {
 	testing.TB
 	dir   string
@@ -325,7 +332,8 @@ func newHost(t testing.TB) *host {
 func (h *host) open() {
 	h.Helper()
 	ns := &chunk.Namespace{
-		Model: "test/model", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16,
+		Model: "test/model", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
+		TokensPerBlock: 16,
 		TensorParallel: 1, Groups: []chunk.Group{{ID: 0, Geometry: chunk.Uniform(2, 2, 2, 1000)}},
 	}
 	var err error
@@ -416,7 +424,8 @@ func (liar) Victims(_ abi.Ask, dst []uint32) int {
 
 func TestConnectorText(t *testing.T) {
 	got, ok := connectorText([]byte(`{"model_name": "naïve/😀", "z": 1.50, "a": {"y": [1, 2], "b": "<&>"}}`))
-	want := "extra.llmd.config=" + `{"a":{"b":"<&>","y":[1,2]},"model_name":"na\u00efve/\ud83d\ude00","z":1.50}` + "\nmodel=naïve/😀\n"
+	want := "extra.llmd.config=" + `{"a":{"b":"<&>","y":[1,2]},"model_name":"na\u00efve/\ud83d\ude00","z":1.50}` +
+		"\nmodel=naïve/😀\n"
 	if !ok || got != want {
 		t.Errorf("%t\n%s\n%s", ok, got, want)
 	}

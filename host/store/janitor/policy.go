@@ -51,7 +51,9 @@ func (j *Janitor) start(ctx context.Context) error {
 	}
 	j.max = max(leastSlots, uint32(2*len(j.entries)))
 	var err error
-	j.evict, err = j.o.Evict.NewEvict(ctx, policy.EvictOptions{MaxSlots: j.max, Capacity: uint64(j.o.Capacity), Seed: j.o.Seed, Config: j.o.EvictConfig})
+	j.evict, err = j.o.Evict.NewEvict(ctx, policy.EvictOptions{
+		MaxSlots: j.max, Capacity: uint64(j.o.Capacity), Seed: j.o.Seed, Config: j.o.EvictConfig,
+	})
 	if err != nil {
 		return err
 	}
@@ -76,7 +78,8 @@ func (j *Janitor) insert(e *entry) {
 // send tells the policy of an entry. One that fails is replaced by the built-in one, which is told everything.
 func (j *Janitor) send(e *entry, op abi.Op) {
 	err := j.evict.Event(abi.Event{
-		Slot: e.slot, Parent: abi.None, Key: e.print, Size: uint32((e.bytes() + abi.SizeUnit - 1) / abi.SizeUnit), Tenant: 0, Op: op,
+		Slot: e.slot, Parent: abi.None, Key: e.print, Size: uint32((e.bytes() + abi.SizeUnit - 1) / abi.SizeUnit),
+		Tenant: 0, Op: op,
 		Time: uint64(max(0, e.used.UnixNano())),
 	})
 	if err != nil {

@@ -317,7 +317,7 @@ func (g *generator) lives(operations int) {
 		switch {
 		case end == "kill":
 			g.add(p, "Crash")
-			continue // the machine goes on
+			continue // the machine stays up
 		case end == "close" && g.rng.IntN(2) == 0:
 			g.add(p, "Close", "unplug", g.unplug(30))
 		case end == "close":

@@ -20,7 +20,7 @@ var (
 	seed       = flag.Uint64("seed", 0, "run the history of this seed only")
 	kind       = flag.String("kind", "", "run histories of this kind only")
 	ops        = flag.Int("ops", defaultOps, "operations of a history")
-	histories  = flag.Duration("time", 0, "go on with fresh seeds for so long")
+	histories  = flag.Duration("time", 0, "continue with fresh seeds for so long")
 	replay     = flag.String("replay", "", "run the history of this file only")
 	shortenFor = flag.Duration("shorten", time.Minute, "how long to look for a shorter history that fails too")
 )
@@ -109,7 +109,7 @@ func run(t *testing.T, h *metamorphic.History) (res *metamorphic.Result) {
 	return res
 }
 
-// runOnce runs a history in a directory of its own.
+// runOnce runs a history in a fresh directory.
 func runOnce(t *testing.T, h *metamorphic.History) (*metamorphic.Result, error) {
 	opt, err := policies()
 	if err != nil {

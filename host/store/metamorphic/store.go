@@ -114,7 +114,9 @@ func (h *hostStore) Swap(ctx context.Context, s store.Swap) error {
 }
 
 func (h *hostStore) Begin(ctx context.Context, of Piece) (Put, error) {
-	q := store.PutRequest{Namespace: h.spaces[of.Space], Key: keyOf(of.Key), Depth: uint32(of.Key), Rank: of.Rank, Request: 1}
+	q := store.PutRequest{
+		Namespace: h.spaces[of.Space], Key: keyOf(of.Key), Depth: uint32(of.Key), Rank: of.Rank, Request: 1,
+	}
 	if of.Key != 0 {
 		q.Parent = keyOf(of.Key - 1)
 	}

@@ -49,7 +49,9 @@ func exampleCheckpoint(t *testing.T) []byte {
 	}
 	short := key
 	clear(short[16:])
-	owners := []CheckpointOwner{{Namespace: chunk.Digest{1, 2, 3}, Group: 4, Tenant: 5, TTL: time.Second, Place: [32]byte{6, 7}}}
+	owners := []CheckpointOwner{
+		{Namespace: chunk.Digest{1, 2, 3}, Group: 4, Tenant: 5, TTL: time.Second, Place: [32]byte{6, 7}},
+	}
 	entries := []*CheckpointEntry{
 		{Slot: 0, State: StateComplete, LastTouch: 9, Units: 10, Depth: 11, Pieces: 3, Key: short},
 		{
@@ -58,13 +60,14 @@ func exampleCheckpoint(t *testing.T) []byte {
 		},
 	}
 	var f file
-	err := WriteCheckpoint(&f, Checkpoint{Time: 7, High: 3, Clock: 9, Entries: 2}, owners, func(yield func(*CheckpointEntry) bool) {
-		for _, e := range entries {
-			if !yield(e) {
-				return
+	err := WriteCheckpoint(&f, Checkpoint{Time: 7, High: 3, Clock: 9, Entries: 2}, owners,
+		func(yield func(*CheckpointEntry) bool) {
+			for _, e := range entries {
+				if !yield(e) {
+					return
+				}
 			}
-		}
-	})
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,12 +100,15 @@ func TestDecodeWhatWasEncoded(t *testing.T) {
 	if err != nil || head.Entries != 2 || len(c.owners) != 1 || len(c.entries) != 2 {
 		t.Fatalf("%+v, %d owners, %d entries, %v", head, len(c.owners), len(c.entries), err)
 	}
-	if e := c.entries[1]; e.Missing != 2 || e.Expires != 0x21222324 || e.Pieces != 1<<9 || e.Key[31] != 0xbf || e.State != StateFallbackName {
+	if e := c.entries[1]; e.Missing != 2 || e.Expires != 0x21222324 || e.Pieces != 1<<9 || e.Key[31] != 0xbf ||
+		e.State != StateFallbackName {
 		t.Errorf("%+v", e)
 	}
 	var fps []uint64
 	image = exampleTouches(t)
-	when, err := ReadTouches(strings.NewReader(string(image)), int64(len(image)), func(l []uint64) { fps = append(fps, l...) })
+	when, err := ReadTouches(strings.NewReader(string(image)), int64(len(image)), func(l []uint64) {
+		fps = append(fps, l...)
+	})
 	if err != nil || when != 7 || len(fps) != 2 || fps[1] != 2 {
 		t.Errorf("touches %v of %d, %v", fps, when, err)
 	}

@@ -37,7 +37,8 @@ func goldenHeader(t testing.TB) (Header, []byte) {
 	chunk.SumExtents(plan, 0, len(table), data, 0, table)
 	h := Header{
 		Namespace: chunk.Digest{1, 2, 3}, Key: chunk.Key{4, 5, 6}, Parent: chunk.Key{7, 8}, Depth: 9, Group: 10, Rank: 1,
-		Blocks: 2, Tenant: 12, Pieces: 3, StoreTime: 1_700_000_000_123_456_789, Payload: plan.PayloadBytes(), Plan: plan.Digest(),
+		Blocks: 2, Tenant: 12, Pieces: 3, StoreTime: 1_700_000_000_123_456_789, Payload: plan.PayloadBytes(),
+		Plan:      plan.Digest(),
 		Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes, Extents: uint32(len(table)), DataOffset: DataOffset(len(table)),
 		TableSum: PutTable(image[Page:], table),
 	}
@@ -100,14 +101,16 @@ func TestDecodeHeaderRefuses(t *testing.T) {
 		{"flipped bit", func(p []byte) []byte { p[offKey+3] ^= 4; return p }, ErrDamaged},
 		{"flipped checksum", func(p []byte) []byte { p[offSum] ^= 4; return p }, ErrDamaged},
 		{"no key", func(p []byte) []byte { clear(p[offKey : offKey+32]); resum(p); return p }, ErrDamaged},
-		{"its own parent", func(p []byte) []byte { copy(p[offParent:], p[offKey:offKey+32]); resum(p); return p }, ErrDamaged},
+		{"its own parent", func(p []byte) []byte { copy(p[offParent:], p[offKey:offKey+32]); resum(p); return p },
+			ErrDamaged},
 		{"rank out of range", func(p []byte) []byte { p[offRank] = 64; resum(p); return p }, ErrDamaged},
 		{"rank not in pieces", func(p []byte) []byte { p[offRank] = 2; resum(p); return p }, ErrDamaged},
 		{"no blocks", func(p []byte) []byte { p[offBlocks] = 0; resum(p); return p }, ErrDamaged},
 		{"payload too long", func(p []byte) []byte { p[offPayload+6] = 1; resum(p); return p }, ErrDamaged},
 		{"no extents", func(p []byte) []byte { p[offExtents] = 0; resum(p); return p }, ErrDamaged},
 		{"table too long", func(p []byte) []byte { p[offExtents+3] = 0xff; resum(p); return p }, ErrDamaged},
-		{"payload in the table", func(p []byte) []byte { le.PutUint64(p[offDataOffset:], Page); resum(p); return p }, ErrDamaged},
+		{"payload in the table", func(p []byte) []byte { le.PutUint64(p[offDataOffset:], Page); resum(p); return p },
+			ErrDamaged},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -24,7 +24,9 @@ func TestTempNames(t *testing.T) {
 			t.Errorf("%q: %+v, %t", temp, got, ok)
 		}
 	}
-	for _, base := range []string{"x.tmp", ".x.tmp", ".x.host1.tmp", ".x.HOST.1f.tmp", ".x.host1.zz.tmp", ".x.host1.1f", ".host1.1f.tmp"} {
+	for _, base := range []string{
+		"x.tmp", ".x.tmp", ".x.host1.tmp", ".x.HOST.1f.tmp", ".x.host1.zz.tmp", ".x.host1.1f", ".host1.1f.tmp",
+	} {
 		if temp, ok := ParseTemp(base); ok {
 			t.Errorf("%q is read as %+v", base, temp)
 		}

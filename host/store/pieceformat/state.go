@@ -50,7 +50,8 @@ func DecodeState(b []byte) (s State, err error) {
 	if got := xxh3.Hash(rest); got != sum {
 		return s, fmt.Errorf("%w: policy state with checksum %016x, its head says %016x", ErrDamaged, got, sum)
 	}
-	return State{Time: int64(le.Uint64(b[8:])), Slots: le.Uint32(b[16:]), Format: string(rest[:format]), Data: rest[format:]}, nil
+	return State{Time: int64(le.Uint64(b[8:])), Slots: le.Uint32(b[16:]), Format: string(rest[:format]),
+		Data: rest[format:]}, nil
 }
 
 func decodeStateHead(head []byte, size int64) (format, data, sum uint64, err error) {

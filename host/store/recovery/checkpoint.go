@@ -29,7 +29,9 @@ var _ [index.RecordState]struct{} = [pieceformat.StateComplete | pieceformat.Sta
 
 // SaveCheckpoint writes an index.
 func (d *Directory) SaveCheckpoint(x *index.Index, when int64) error {
-	return d.Replace(pieceformat.CheckpointFile, func(f staging.File) error { return WriteCheckpoint(f, x, when, d.owners(x)) })
+	return d.Replace(pieceformat.CheckpointFile, func(f staging.File) error {
+		return WriteCheckpoint(f, x, when, d.owners(x))
+	})
 }
 
 // WriteCheckpoint writes an index whose owners have been described.

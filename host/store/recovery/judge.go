@@ -93,7 +93,8 @@ func (j Exclusive) resolve(c *Scan, found entries.Conflict, name string, h *piec
 			c.Unreadable(name, err)
 		case opened != name:
 			d.Discard(name, allocated)
-		case found.FallbackName && builtin != name: // else it was met twice, as when a put took it in before the scan came to it
+		// else it was met twice, as when a put took it in before the scan came to it
+		case found.FallbackName && builtin != name:
 			if o, _, err := d.Look(builtin); err == nil && found.Class.IsPiece(&o, &h.Key, h.Rank) {
 				d.Discard(builtin, allocated)
 			}

@@ -66,7 +66,9 @@ func (r *Root) Seek(cl *catalog.Class, key *chunk.Key, rank uint32) {
 // SweepTemps removes temporaries that an earlier run left among the store's own files.
 func (r *Root) SweepTemps() {
 	d := r.Kept
-	for _, dir := range [...]string{pieceformat.MetaDir, pieceformat.NamespacesDir, pieceformat.PlansDir, pieceformat.PoliciesDir} {
+	for _, dir := range [...]string{
+		pieceformat.MetaDir, pieceformat.NamespacesDir, pieceformat.PlansDir, pieceformat.PoliciesDir,
+	} {
 		list, err := d.FS.ReadDir(d.Slash + dir)
 		if err != nil {
 			d.Log.Warn("a directory could not be read; temporaries in it are left", "directory", dir, "error", err)

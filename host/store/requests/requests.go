@@ -1,5 +1,5 @@
-// Package requests remembers which entries each request has touched, so that the evict policy gets one TOUCH per request
-// and entry, however often the request asks again.
+// Package requests remembers which entries each request has touched, so that the evict policy gets one TOUCH per
+// request and entry, however often the request asks again.
 package requests
 
 import "sync"

@@ -70,7 +70,8 @@ func (c *Config) complete() error {
 	if c.FS == nil {
 		c.FS = staging.OS()
 	}
-	if c.Dir == "" || c.Host == "" || strings.ContainsAny(c.Host, "./") || c.Capacity <= 0 || c.Lapse <= 0 || c.Unique == nil || c.Now == nil {
+	if c.Dir == "" || c.Host == "" || strings.ContainsAny(c.Host, "./") || c.Capacity <= 0 || c.Lapse <= 0 ||
+		c.Unique == nil || c.Now == nil {
 		return fmt.Errorf("%w: root %q, host %q, capacity %d, lapse %s", ErrConfig, c.Dir, c.Host, c.Capacity, c.Lapse)
 	}
 	return nil

@@ -12,7 +12,8 @@ import (
 func TestRecordRoundTrip(t *testing.T) {
 	for _, r := range []Record{
 		{
-			Op: Published, FallbackName: true, Namespace: chunk.Digest{1, 2}, Group: 3, Rank: 4, Key: chunk.Key{5}, Parent: chunk.Key{6}, Depth: 7,
+			Op: Published, FallbackName: true, Namespace: chunk.Digest{1, 2}, Group: 3, Rank: 4, Key: chunk.Key{5},
+			Parent: chunk.Key{6}, Depth: 7,
 			Tenant: 8, Pieces: 1<<40 | 1<<4, Bytes: 1 << 33, StoreTime: 1 << 60,
 		},
 		{Op: Damaged, Key: chunk.Key{31: 1}, Pieces: 3},

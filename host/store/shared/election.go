@@ -95,7 +95,8 @@ func (m *Member) campaign(now time.Duration, e epochs) error {
 	} else if m.shouldWait(now, m.seen.vacant) {
 		return nil
 	}
-	return ignoreMissing(m.takeEpoch(e.highest + 1)) // this host may have been given up meanwhile, and its candidate directory removed
+	// this host may have been given up meanwhile, and its candidate directory removed
+	return ignoreMissing(m.takeEpoch(e.highest + 1))
 }
 
 // shouldWait reports whether other hosts should campaign first: those that know all pieces can grant credit without a
@@ -155,7 +156,9 @@ func (m *Member) takeEpoch(n uint64) error {
 		}
 	}
 	m.log.Info("elected evictor of the shared root", "epoch", n)
-	m.term = &term{m: m, epoch: n, dir: dir, seq: n << 32, peers: map[string]*peer{}, batches: map[uint64]*proposal{}, beat: b}
+	m.term = &term{
+		m: m, epoch: n, dir: dir, seq: n << 32, peers: map[string]*peer{}, batches: map[uint64]*proposal{}, beat: b,
+	}
 	m.seen.epoch, m.seen.beat = n, b
 	m.Wake()
 	return nil

@@ -34,7 +34,10 @@ func (b *batch) file() batchFile {
 	f := batchFile{Forget: b.forget}
 	for i := range b.victims {
 		v := &b.victims[i]
-		r := Record{Op: Damaged, FallbackName: v.FallbackName, Namespace: v.Namespace, Group: v.Group, Key: v.Key, Pieces: v.Pieces, Bytes: v.Bytes}
+		r := Record{
+			Op: Damaged, FallbackName: v.FallbackName, Namespace: v.Namespace, Group: v.Group, Key: v.Key, Pieces: v.Pieces,
+			Bytes: v.Bytes,
+		}
 		f.Victims = r.append(f.Victims)
 	}
 	return f
@@ -130,7 +133,8 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 		b, err = f.batch()
 	}
 	if errors.Is(err, ErrDamaged) {
-		m.log.Error("cannot read a batch of victims; nothing is evicted until another host is the evictor", "batch", n, "error", err)
+		m.log.Error("cannot read a batch of victims; nothing is evicted until another host is the evictor",
+			"batch", n, "error", err)
 		return nil
 	}
 	if err != nil {

@@ -128,7 +128,8 @@ func (t *tree) oldest(dir string, n uint64) (uint64, bool) {
 	best, ok := uint64(0), false
 	for _, name := range names {
 		var k uint64
-		if _, serr := fmt.Sscanf(name, "log.%d", &k); serr == nil && name == fmt.Sprintf("log.%d", k) && k >= n && (!ok || k < best) {
+		if _, serr := fmt.Sscanf(name, "log.%d", &k); serr == nil && name == fmt.Sprintf("log.%d", k) && k >= n &&
+			(!ok || k < best) {
 			best, ok = k, true
 		}
 	}

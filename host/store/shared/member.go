@@ -12,8 +12,9 @@ const Dir = ".kvhost/shared"
 
 // status is the control file in which a member describes itself.
 type status struct {
-	Beat     uint64           `json:"beat"`
-	Vetoes   map[uint64][]int `json:"vetoes"` // acknowledged batches, until their decisions are applied: indices of vetoed victims
+	Beat uint64 `json:"beat"`
+	// acknowledged batches, until their decisions are applied: indices of vetoed victims
+	Vetoes   map[uint64][]int `json:"vetoes"`
 	Returned int64            `json:"returned"`
 	Free     int64            `json:"free"` // credit
 	Want     int64            `json:"want"`
@@ -95,7 +96,9 @@ func New(cfg Config, back Backend) (*Member, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	m := &Member{cfg: cfg, tree: tree{fs: cfg.FS, base: cfg.Dir + "/" + Dir}, log: cfg.Log, back: back, wakeup: make(chan struct{}, 1)}
+	m := &Member{
+		cfg: cfg, tree: tree{fs: cfg.FS, base: cfg.Dir + "/" + Dir}, log: cfg.Log, back: back, wakeup: make(chan struct{}, 1),
+	}
 	m.facts.Store(&Stats{})
 	return m, nil
 }

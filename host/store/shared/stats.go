@@ -26,8 +26,9 @@ type Stats struct {
 func (m *Member) publishStats() {
 	old := m.facts.Load()
 	s := Stats{
-		Member: m.name, Evictor: m.term != nil, Epoch: m.seen.epoch, Lag: m.lag, Journal: len(m.batches), Unlogged: m.pending.len(),
-		Terms: old.Terms, Removed: old.Removed, Spared: old.Spared, GivenUp: old.GivenUp, Outside: 0,
+		Member: m.name, Evictor: m.term != nil, Epoch: m.seen.epoch, Lag: m.lag, Journal: len(m.batches),
+		Unlogged: m.pending.len(),
+		Terms:    old.Terms, Removed: old.Removed, Spared: old.Spared, GivenUp: old.GivenUp, Outside: 0,
 	}
 	switch {
 	case m.active():

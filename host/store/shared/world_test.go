@@ -54,7 +54,9 @@ type host struct {
 type died struct{}
 
 func newWorld(seed uint64) *world {
-	return &world{rng: rand.New(rand.NewPCG(seed, 9)), files: map[string]*inode{}, dirs: map[string]bool{"/r": true}, now: time.Hour}
+	return &world{
+		rng: rand.New(rand.NewPCG(seed, 9)), files: map[string]*inode{}, dirs: map[string]bool{"/r": true}, now: time.Hour,
+	}
 }
 
 // start runs a program as a host.
@@ -218,7 +220,9 @@ func (f *memFile) Datasync() error             { return nil }
 func (f *memFile) Close() error                { return nil }
 
 func (n *inode) info() staging.Info {
-	return staging.Info{Size: int64(len(n.data)), Allocated: n.size, Ino: n.ino, Links: uint64(n.links), ModTime: time.Unix(0, int64(n.mod))}
+	return staging.Info{
+		Size: int64(len(n.data)), Allocated: n.size, Ino: n.ino, Links: uint64(n.links), ModTime: time.Unix(0, int64(n.mod)),
+	}
 }
 
 // done looks at the world after an operation that changed it.

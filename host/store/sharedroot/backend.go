@@ -33,7 +33,8 @@ func (r backend) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*catalo
 func (r backend) Learn(rec *shared.Record) {
 	cl, err := r.classOf(rec.Namespace, rec.Group, &rec.Key)
 	if err != nil {
-		r.kept.Log.Warn("another host's piece is of a namespace that cannot be read; it is found at the next start", "key", rec.Key, "error", err)
+		r.kept.Log.Warn("another host's piece is of a namespace that cannot be read; it is found at the next start",
+			"key", rec.Key, "error", err)
 		r.overlook(rec.Bytes)
 		return
 	}
@@ -47,8 +48,10 @@ func (r backend) Learn(rec *shared.Record) {
 	r.set.Unlock()
 	if d == nil {
 		h := pieceformat.Header{
-			Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth, Tenant: rec.Tenant,
-			Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: pieceformat.Page, Payload: max(pieceformat.Page, rec.Bytes-pieceformat.Page),
+			Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth,
+			Tenant: rec.Tenant,
+			Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: pieceformat.Page,
+			Payload: max(pieceformat.Page, rec.Bytes-pieceformat.Page),
 		}
 		r.see(cl, &h, rec.Bytes, rec.FallbackName)
 	}
@@ -59,7 +62,8 @@ func (r backend) see(cl *catalog.Class, h *pieceformat.Header, allocated int64, 
 	r.set.Lock()
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
 	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	if slot := r.set.Index.Find(fp, cl.Base, &h.Key); r.pending[id] != nil || slot != index.None && r.set.Index.At(slot).Is(index.Evicting) {
+	if slot := r.set.Index.Find(fp, cl.Base, &h.Key); r.pending[id] != nil || slot != index.None &&
+		r.set.Index.At(slot).Is(index.Evicting) {
 		r.set.Unlock()
 		return
 	}
@@ -71,7 +75,8 @@ func (r backend) see(cl *catalog.Class, h *pieceformat.Header, allocated int64, 
 		sight = late
 	}
 	if was := sight.Add(cl, h, allocated, fallback); was.Class != nil && !was.Twice {
-		r.kept.Log.Warn("pieces of one entry have names of different place policies; all hosts must have the same", "key", h.Key)
+		r.kept.Log.Warn("pieces of one entry have names of different place policies; all hosts must have the same",
+			"key", h.Key)
 		r.overlook(allocated)
 		return
 	}

@@ -17,7 +17,9 @@ import (
 type judge struct{ *Root }
 
 // Found enters a piece that a scan has met. It may have gone since its header was read.
-func (r judge) Found(_ *recovery.Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
+func (r judge) Found(
+	_ *recovery.Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
+) {
 	backend(r).see(cl, h, allocated, fallback)
 	if _, err := r.kept.FS.Stat(name); !errors.Is(err, fs.ErrNotExist) {
 		return
@@ -46,7 +48,8 @@ func (r judge) Unknown(_ *recovery.Scan, _ string, allocated int64, _ error) {
 }
 
 func (r judge) Rename(_ *recovery.Scan, from, _ string, allocated int64) bool {
-	r.kept.Log.Warn("piece of a shared root left alone: this host's place policy gives it another name; all hosts must have the same policy", "file", from)
+	r.kept.Log.Warn("piece of a shared root left alone: this host's place policy gives it another name; "+
+		"all hosts must have the same policy", "file", from)
 	r.overlook(allocated)
 	return false
 }

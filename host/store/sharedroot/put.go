@@ -96,7 +96,8 @@ func (r *Root) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, b
 }
 
 func (r *Root) noCredit(bytes int64) error {
-	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes", capacity.ErrNoSpace, r.kept.Path, bytes)
+	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes",
+		capacity.ErrNoSpace, r.kept.Path, bytes)
 }
 
 // Return gives credit back: nothing that was written on it is on the disk any more. It takes the lock.
@@ -170,7 +171,8 @@ func (r *Root) Unlink(d *entries.Eviction, pieces uint64) (left int64) {
 	}
 	if there != 0 {
 		r.ReportDamaged(shared.Record{
-			FallbackName: d.FallbackName, Namespace: d.Class.Namespace.Digest, Group: d.Class.Group, Key: d.Key, Pieces: there, Bytes: left,
+			FallbackName: d.FallbackName, Namespace: d.Class.Namespace.Digest, Group: d.Class.Group, Key: d.Key,
+			Pieces: there, Bytes: left,
 		})
 	}
 	return left

@@ -64,8 +64,9 @@ type Root struct {
 	firstScan  *recovery.Scan // while it runs: entries are told to the evict policy when all are there
 	pending    map[shared.ID]*pendingEviction
 	overlooked int64 // bytes of files that the last scan could make nothing of
-	inFlight   int64 // bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
-	waiting    int   // puts that wait for credit
+	// bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
+	inFlight int64
+	waiting  int // puts that wait for credit
 }
 
 // pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor
@@ -88,7 +89,8 @@ func New(cfg Config) *Root {
 
 func (r *Root) newMember() (*shared.Member, error) {
 	return shared.New(shared.Config{
-		Dir: r.kept.Path, Host: r.cfg.Host, Capacity: r.cfg.Capacity, High: r.cfg.High, Low: r.cfg.Low, Lapse: r.cfg.Lapse, FS: r.kept.FS, Log: r.kept.Log,
+		Dir: r.kept.Path, Host: r.cfg.Host, Capacity: r.cfg.Capacity, High: r.cfg.High, Low: r.cfg.Low, Lapse: r.cfg.Lapse,
+		FS: r.kept.FS, Log: r.kept.Log,
 		Unique: func() uint64 {
 			var b [8]byte
 			_, _ = rand.Read(b[:]) // it never fails
@@ -294,7 +296,8 @@ func (r *Root) LockOut(ctx context.Context) (err error) {
 			break
 		}
 		if r.cfg.Now().Sub(begun) > joinTimeout {
-			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", files.ErrBusy, r.kept.Path, err)
+			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", files.ErrBusy,
+				r.kept.Path, err)
 		}
 		select {
 		case <-ctx.Done():

@@ -77,7 +77,7 @@ func (r backend) Decide(v *shared.Victim, removed bool) {
 }
 
 // keep ends a pending eviction whose files cannot be looked at: an entry that was spared is what it was, and what else
-// was learned stays in the account until the next scan. mu is held.
+// was learned stays in the account until the next scan. The lock is held.
 func (r backend) keep(d *pendingEviction, removed bool) {
 	r.overlooked += d.orphaned
 	switch {
@@ -125,7 +125,8 @@ func (r backend) Victims(bytes int64) (list []shared.Victim) {
 		e := r.set.Index.At(slot)
 		cl := r.set.ClassOf(slot)
 		list = append(list, shared.Victim{
-			Namespace: cl.Namespace.Digest, Group: cl.Group, Key: r.set.Index.Key(slot), Pieces: r.set.Index.Pieces(slot), FallbackName: e.Is(index.FallbackName), Bytes: r.set.Index.Bytes(slot),
+			Namespace: cl.Namespace.Digest, Group: cl.Group, Key: r.set.Index.Key(slot), Pieces: r.set.Index.Pieces(slot),
+			FallbackName: e.Is(index.FallbackName), Bytes: r.set.Index.Bytes(slot),
 		})
 		bytes -= r.set.Index.Bytes(slot)
 	}
