@@ -11,6 +11,8 @@ from kvhost.arena import seal
 _PAGE = os.sysconf("SC_PAGESIZE")
 _COPY = 64 << 20
 _M_MMAP_THRESHOLD, _MMAP_THRESHOLD_MAX = -3, 32 << 20
+_IS_MMAPPED = 2  # in the size before an allocation: it has pages of its own
+_MOST_TAKEN = 1 << 16  # allocations: 4 GiB
 
 #: Allocations of this size or more have pages of their own under :func:`separate_allocations`.
 SEPARATE_BYTES = 64 << 10
@@ -71,11 +73,56 @@ class AdoptedMemory:
 
 
 def separate_allocations(on: bool) -> None:
-    """Makes malloc of glibc give large allocations pages of their own from now on, or back to the heap's. ``on`` costs
-    a system call for each allocation of :data:`SEPARATE_BYTES` or more. Other allocators do so anyway, as a rule."""
-    mallopt = getattr(C.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, SEPARATE_BYTES if on else _MMAP_THRESHOLD_MAX)
+    """Makes malloc of glibc give large allocations of the calling thread pages of their own from now on, or back to the
+    heap's. ``on`` costs a system call for each allocation of :data:`SEPARATE_BYTES` or more. Other allocators do so
+    anyway, as a rule."""
+    libc = _glibc()
+    if libc is None:
+        return
+    libc.mallopt(_M_MMAP_THRESHOLD, SEPARATE_BYTES if on else _MMAP_THRESHOLD_MAX)
+    while _taken:
+        libc.free(_taken.pop())
+    while on and len(_taken) < _MOST_TAKEN:  # malloc looks for free space in the heap first: leave it none
+        p = libc.malloc(SEPARATE_BYTES)
+        if not p:
+            return
+        if C.c_size_t.from_address(p - C.sizeof(C.c_size_t)).value & _IS_MMAPPED:
+            libc.free(p)
+            return
+        _taken.append(p)
+
+
+def in_heap(address: int) -> bool:
+    """Whether other allocations of glibc may lie on the same page."""
+    if _glibc() is None:
+        return False
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if line.rstrip().endswith("[heap]"):
+                start, end = (int(x, 16) for x in line.split()[0].split("-"))
+                if start <= address < end:
+                    return True
+    return False
+
+
+_taken: list[int] = []
+
+
+class _DlInfo(C.Structure):
+    _fields_ = [("file", C.c_char_p), ("base", C.c_void_p), ("symbol", C.c_char_p), ("address", C.c_void_p)]
+
+
+def _glibc() -> C.CDLL | None:
+    """The C library, if it is glibc and malloc is its own."""
+    libc = C.CDLL(None)
+    if not hasattr(libc, "mallopt") or not hasattr(libc, "gnu_get_libc_version"):
+        return None
+    info = _DlInfo()
+    if not libc.dladdr(C.cast(libc.malloc, C.c_void_p), C.byref(info)) or b"libc.so" not in (info.file or b""):
+        return None
+    libc.malloc.restype, libc.malloc.argtypes = C.c_void_p, [C.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [C.c_void_p]
+    return libc
 
 
 def _page_runs(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvhost import cuda
-from kvhost.adopted import SEPARATE_BYTES, AdoptedMemory
+from kvhost.adopted import SEPARATE_BYTES, AdoptedMemory, in_heap
 from kvhost.session import Session
 from kvhost.shape import Group, Plane, Region
 from kvhost.vllm.geometry import block_dimension, order_inside, pages_of
@@ -69,6 +69,8 @@ class HostMemory:
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
         if min(storages.values()) < SEPARATE_BYTES:
             raise Refused(f"a layer's cache has {min(storages.values())} bytes; the heap may use its pages, too")
+        if any(in_heap(address) for address in storages):
+            raise Refused("a layer's cache lies in the heap, where other allocations use its pages, too")
         self._memory = AdoptedMemory(storages.items())
 
     def export(self) -> None:
