@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -56,7 +57,16 @@ func (p *Piece) open(name string) (err error) {
 	if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)) && !r.directory.Present() {
 		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
 	}
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
+	if missing(err) && p.moved() {
+		if p.name, err = r.Locate(p.class, &p.key, p.rank, true); err != nil {
+			return err
+		}
+		p.file, err = staging.OpenDirect(r.FS, p.name, os.O_RDONLY, 0)
+	}
+	if missing(err) && r.renaming.expects(p) {
+		return fmt.Errorf("store: opening rank %d of %s: its place policy is in quarantine, and it is being renamed: %w", p.rank, p.key, err)
+	}
+	if missing(err) {
 		r.Counted(&r.Count.Vanished)
 		r.Quarantine.Recount()
 		r.drop(p.mark, 0)
@@ -71,6 +81,21 @@ func (p *Piece) open(name string) (err error) {
 	}
 	p.size, p.file = info.Size, r.metered(p.file)
 	return nil
+}
+
+// missing says of an error of opening that there is no such file.
+func missing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) || errors.Is(err, unix.ENOTDIR)
+}
+
+// moved says whether the piece may have got its built-in name since its own was asked for.
+func (p *Piece) moved() bool {
+	r := p.root
+	r.Lock()
+	defer r.Unlock()
+	was := p.fallback
+	p.fallback = r.Stands(p.mark) && r.Index.At(p.mark.Slot).Is(index.FallbackName)
+	return p.fallback && !was
 }
 
 // unusable judges an error of opening. One that is this host's own, and passes, changes nothing; after any

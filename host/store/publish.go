@@ -91,6 +91,10 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		h, there, herr := r.Look(p.target)
 		switch {
 		case errors.Is(herr, fs.ErrNotExist):
+		case there.IsDir() && !p.fallback:
+			if err := p.leaveName(fmt.Errorf("its name is a directory: %w", err)); err != nil {
+				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
+			}
 		case herr != nil && !pieceformat.IsDamage(herr):
 			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
 		case herr == nil && p.class.IsPiece(&h, &p.key, p.rank):
@@ -107,9 +111,11 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
 }
 
-// leaveName switches to the built-in name, in whose directory the temporary must stand.
+// leaveName switches to the built-in name, in whose directory the temporary must stand. The place policy gave a name
+// that cannot be had, which counts as a fault.
 func (p *Put) leaveName(cause error) error {
 	old := p.target
+	p.class.Place.Policy.Misnamed(cause)
 	if err := p.useFallbackName(cause); err != nil {
 		return err
 	}

@@ -229,7 +229,7 @@ func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) 
 
 // insert makes the entry, in the root that the place policy chooses.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
-	banned := p.class.Place.Policy.Quarantined()
+	banned := p.class.Place.Policy.Quarantined() || p.class.Place.Policy.Down()
 	var found *catalog.PathQuery
 	if !banned {
 		found = q.Prefetch.path(s.catalog.Paths, p)

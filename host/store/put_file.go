@@ -8,15 +8,20 @@ import (
 	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // The file that a put writes: its name, and what stands in it before the payload.
 
 // name works out the target of a piece that joined an entry.
 func (p *Put) name(f *PathPrefetch) error {
+	if p.class.Place.Policy.Quarantined() {
+		return p.useFallbackName(policy.ErrQuarantine)
+	}
 	if found := f.path(p.root.store.catalog.Paths, p); found != nil {
 		p.target = p.root.Slash + found.Path
 		return nil
@@ -36,7 +41,9 @@ func (p *Put) useFallbackName(cause error) error {
 	if err != nil {
 		return err
 	}
-	r.Log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
+	if !errors.Is(cause, policy.ErrQuarantine) {
+		r.Log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
+	}
 	r.Lock()
 	r.Index.At(p.mark.Slot).Set(index.FallbackName)
 	r.Count.PlaceFaults++
@@ -95,6 +102,12 @@ func (p *Put) File() (staging.File, error) {
 		if err == nil {
 			p.file, p.opened = r.metered(f), true
 			return p.file, nil
+		}
+		if errors.Is(err, unix.ENOTDIR) && !p.fallback {
+			err = p.leaveName(fmt.Errorf("its name leads through a file: %w", err))
+			if err == nil {
+				continue
+			}
 		}
 		if !errors.Is(err, fs.ErrExist) {
 			p.removeTemp() // an open can fail after the file was made

@@ -36,6 +36,7 @@ type root struct {
 	kept      *recovery.Directory // files that the store keeps for itself
 	recovery  *recovery.Root
 	directory *health.Directory
+	renaming  renaming
 	meter     health.Meter
 
 	turn        *semaphore.Weighted // held by the one reservation that may evict

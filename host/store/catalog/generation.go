@@ -25,7 +25,21 @@ type PlaceGeneration struct {
 	id     string // of module and settings: the same in the next run; empty for a policy that is linked in
 	seed   uint64
 	refs   atomic.Int64 // classes, and one while the policy is bound
+
+	missing atomic.Int64 // pieces that were not where the policy said, since somebody looked where they are
 }
+
+// doubtAt is how many pieces may be missing before a place policy is doubted. Somebody may have removed files.
+const doubtAt = 8
+
+// Missing counts a piece that was not where the policy said, although it says so still.
+func (g *PlaceGeneration) Missing() { g.missing.Add(1) }
+
+// Doubted says whether so many pieces were missing that somebody should look where they are.
+func (g *PlaceGeneration) Doubted() bool { return g.missing.Load() >= doubtAt }
+
+// Looked ends a doubt.
+func (g *PlaceGeneration) Looked() { g.missing.Store(0) }
 
 // keptGeneration is the text of a generation's file.
 type keptGeneration struct {

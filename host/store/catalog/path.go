@@ -39,6 +39,14 @@ func (p *Paths) PathIn(prefix string, cl *Class, k *chunk.Key, rank uint32, buil
 	return path, err
 }
 
+// Verify asks a generation again for a path that it gave to a piece of a class before. A policy that gives another one
+// is disqualified, which the error says.
+func (p *Paths) Verify(g *PlaceGeneration, cl *Class, k *chunk.Key, rank uint32, path string) error {
+	return g.Policy.Verify(&abi.PlaceQuery{
+		Namespace: cl.Namespace.ID, Group: cl.Group, Rank: rank, KeyLen: cl.Namespace.KeyLen, Key: *k,
+	}, []byte(path))
+}
+
 func (p *Paths) placer(cl *Class, builtin bool) *policy.Place {
 	if builtin {
 		return p.builtin
