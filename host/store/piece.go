@@ -50,9 +50,8 @@ func (p *Piece) open(name string) (err error) {
 	if err != nil {
 		return err
 	}
-	p.file, err = staging.OpenDirect(r.FS, p.name, os.O_RDONLY, 0)
-	if errors.Is(err, unix.ESTALE) {
-		p.file, err = staging.OpenDirect(r.FS, p.name, os.O_RDONLY, 0) // once: the name may have a new handle
+	if err = p.openFile(); errors.Is(err, unix.ESTALE) {
+		err = p.openFile() // once: the name may have a new handle
 	}
 	if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)) && !r.directory.Present() {
 		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
@@ -61,7 +60,7 @@ func (p *Piece) open(name string) (err error) {
 		if p.name, err = r.Locate(p.class, &p.key, p.rank, true); err != nil {
 			return err
 		}
-		p.file, err = staging.OpenDirect(r.FS, p.name, os.O_RDONLY, 0)
+		err = p.openFile()
 	}
 	if missing(err) && r.renaming.expects(p) {
 		return fmt.Errorf("store: opening rank %d of %s: its place policy is in quarantine, and it is being renamed: %w", p.rank, p.key, err)
@@ -75,11 +74,24 @@ func (p *Piece) open(name string) (err error) {
 	if err != nil {
 		return p.unusable(err)
 	}
-	info, err := p.file.Stat()
+	p.file = r.metered(p.file)
+	return nil
+}
+
+// openFile opens the file under the piece's name. A directory there is no file: it must not be taken for a damaged one.
+func (p *Piece) openFile() error {
+	f, err := staging.OpenDirect(p.root.FS, p.name, os.O_RDONLY, 0)
 	if err != nil {
-		return p.unusable(err)
+		return err
 	}
-	p.size, p.file = info.Size, r.metered(p.file)
+	info, err := f.Stat()
+	if err == nil && info.IsDir() {
+		err = fmt.Errorf("%s is a directory: %w", p.name, unix.ENOTDIR)
+	}
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	p.file, p.size = f, info.Size
 	return nil
 }
 
