@@ -52,9 +52,10 @@ class Engine:
         *,
         blocks: int,
         vllm: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
-        """``vllm`` are more of vLLM's own options, ``options`` the connector's."""
+        """``vllm`` are more of vLLM's own options, ``env`` more of its environment, ``options`` the connector's."""
         settings: dict[str, Any] = {
             "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 4096,
             "enforce_eager": True, "seed": 0, "num_gpu_blocks_override": blocks, "max_num_batched_tokens": CHUNK,
@@ -71,7 +72,7 @@ class Engine:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, HERE / "vllm_process.py", address, json.dumps(settings)],
-                env=environment(folder), stdout=log, stderr=log, start_new_session=True,
+                env=environment(folder) | (env or {}), stdout=log, stderr=log, start_new_session=True,
             )
         wait_for(f"engine {name} starts", lambda: os.path.exists(address) or self.process.poll() is not None)
         self._connection = Client(address, "AF_UNIX")
@@ -89,8 +90,9 @@ class Engine:
         self._connection.send((op, *args))
         return self._receive()
 
-    def generate(self, prompts: Sequence[Tokens], tokens: int = 8) -> Answers:
-        answers: Answers = self.ask("generate", list(prompts), tokens)
+    def generate(self, prompts: Sequence[Tokens], tokens: int = 8, lora: tuple[str, int, str] | None = None) -> Answers:
+        """``lora`` is an adapter's name, number and path."""
+        answers: Answers = self.ask("generate", list(prompts), tokens, lora)
         return answers
 
     def one_by_one(self, prompts: Sequence[Tokens], tokens: int = 8) -> Answers:

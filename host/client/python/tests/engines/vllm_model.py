@@ -49,3 +49,23 @@ def write(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
             at + "post_attention_layernorm.weight": torch.ones(h),
         }
     save_file(t, str(path / "model.safetensors"), metadata={"format": "pt"})
+
+
+def write_lora(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
+    """An adapter of the keys and values, large enough to change tokens."""
+    import torch
+    from safetensors.torch import save_file
+
+    rank, h, kv = 8, c["hidden_size"], c["num_key_value_heads"] * c["head_dim"]
+    path.mkdir()
+    names = ["k_proj", "v_proj"]
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": names, "bias": "none"}
+    (path / "adapter_config.json").write_text(json.dumps(settings))
+    torch.manual_seed(seed)
+    t = {}
+    for i in range(c["num_hidden_layers"]):
+        for name in names:
+            at = f"base_model.model.model.layers.{i}.self_attn.{name}."
+            t[at + "lora_A.weight"] = torch.randn(rank, h) / h**0.5
+            t[at + "lora_B.weight"] = torch.randn(kv, rank)
+    save_file(t, str(path / "adapter_model.safetensors"))

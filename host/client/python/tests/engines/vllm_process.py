@@ -11,6 +11,7 @@ from typing import Any
 def serve(connection: Connection, options: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
     from vllm.config import KVEventsConfig, KVTransferConfig
+    from vllm.lora.request import LoRARequest
 
     for name, config in (("kv_transfer_config", KVTransferConfig), ("kv_events_config", KVEventsConfig)):
         if name in options:
@@ -24,10 +25,11 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
 
     while True:
         op, *args = connection.recv()
-        if op == "generate":  # prompts, tokens each -> [(tokens, cached)]
-            tokens = args[1]
+        if op == "generate":  # prompts, tokens each, LoRA adapter (name, number, path) or None -> [(tokens, cached)]
+            tokens, lora = args[1:]
             prompts: Any = [{"prompt_token_ids": p} for p in args[0]]
-            outs = llm.generate(prompts, params(tokens), use_tqdm=False)
+            adapter = LoRARequest(*lora) if lora else None
+            outs = llm.generate(prompts, params(tokens), use_tqdm=False, lora_request=adapter)
             connection.send([(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outs])
         elif op == "reset":  # empties the engine's own prefix cache
             connection.send(llm.reset_prefix_cache())
