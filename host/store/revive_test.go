@@ -14,13 +14,19 @@ import (
 // frail is lru as a module that runs out of fuel on a full batch of events and else does its work.
 func frail(t *testing.T) *policy.Module {
 	t.Helper()
+	m := openFrail(t)
+	t.Cleanup(func() { m.Close(context.Background()) })
+	return m
+}
+
+func openFrail(t *testing.T) *policy.Module {
+	t.Helper()
 	m, err := policy.Open(t.Context(), "lru", policy.Options{
 		Dir: policytest.Dir(t, "lru"), Fuel: sandbox.Fuel{Call: 50_000, Record: 1},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { m.Close(context.Background()) })
 	return m
 }
 

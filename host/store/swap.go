@@ -39,7 +39,7 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	if s.closed.Load() {
 		return nil, ErrClosed
 	}
-	begun := time.Now()
+	begun := s.cfg.Now()
 	var changes []handover
 	defer func() {
 		for _, c := range changes {
@@ -79,7 +79,7 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 		c.Keep()
 	}
 	for i := range taken {
-		taken[i].Took = time.Since(begun)
+		taken[i].Took = s.cfg.Now().Sub(begun)
 	}
 	return taken, nil
 }
@@ -88,7 +88,7 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 func takeAll(changes []handover) (taken []Taken, err error) {
 	for i, c := range changes {
 		t := Taken{Role: abi.RoleEvict, Root: c.r.Path, From: c.From().Module.Digest(), Handover: c.Method()}
-		if t.Entries, err = c.take(); err != nil {
+		if t.Entries, err = c.Take(); err != nil {
 			for _, before := range changes[:i] {
 				before.Undo()
 			}
@@ -113,7 +113,7 @@ func (s *Store) prepareEvict(ctx context.Context, w *Swap, to *evictor.Policy) (
 		if err != nil {
 			return changes, fmt.Errorf("store: root %s: policy %s: %w", r.Path, to.Label, err)
 		}
-		changes = append(changes, handover{c, r, c.Take})
+		changes = append(changes, handover{c, r})
 	}
 	if len(changes) == 0 {
 		return nil, fmt.Errorf("%w: evict policy %s", ErrNoPolicy, cmp.Or(w.From, "of root "+w.Root))
@@ -124,6 +124,5 @@ func (s *Store) prepareEvict(ctx context.Context, w *Swap, to *evictor.Policy) (
 // handover is one of an evict policy in one root.
 type handover struct {
 	*evictor.Handover
-	r    *root
-	take func() (entries int, err error)
+	r *root
 }

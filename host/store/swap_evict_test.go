@@ -149,18 +149,22 @@ func TestSwapUndone(t *testing.T) {
 	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7)
 	before := fmt.Sprint(f.deciders())
 	var done atomic.Int32
-	lateFailure := errors.New("at the last moment")
-	h := use(t, "fifo", &done, nil)
+	h := policy.NewHandle(openFrail(t), "frail", nil, func(*policy.Module, error) { done.Add(1) })
 	b := f.store.evictPolicy(h)
 	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
 	if err != nil || len(changes) != 2 {
 		t.Fatal(len(changes), err)
 	}
-	changes[1].take = func() (int, error) {
-		changes[1].Abandon()
-		return 0, lateFailure
+	late, request := f.keyIn(1), uint32(0)
+	for range 10_000 { // more events than it has fuel for
+		request++
+		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(late), Request: request})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Release()
 	}
-	if _, err := takeAll(changes); !errors.Is(err, lateFailure) || !strings.Contains(err.Error(), f.store.roots[1].Path) {
+	if _, err := takeAll(changes); !errors.Is(err, policy.ErrFuel) || !strings.Contains(err.Error(), f.store.roots[1].Path) {
 		t.Fatal(err)
 	}
 	b.Release()
@@ -185,6 +189,21 @@ func TestSwapUndone(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.checkUsed()
+}
+
+// keyIn is a key that a root has.
+func (f *fixture) keyIn(root int) uint64 {
+	f.Helper()
+	for n := range uint64(8) {
+		l := f.lookup(n)
+		at := l.Root(0)
+		l.Release()
+		if at == f.store.roots[root].Path {
+			return n
+		}
+	}
+	f.Fatalf("root %d has no key", root)
+	return 0
 }
 
 // deciders are who acts in each root.
