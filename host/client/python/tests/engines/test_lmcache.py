@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lmcache_server import LMCacheServer, lmcache, lmcache_env
 from needs import needs
-from processes import Host, LMCacheServer, lmcache, lmcache_env, wait_for
+from processes import Host, wait_for
 
 needs("lmcache")
 

@@ -216,7 +216,7 @@ def test_a_host_that_hangs_has_the_pool_until_it_answers(host: Host) -> None:
     load.start()
     load.join(3)
     assert load.is_alive()
-    host.go_on()
+    host.resume()
     load.join(60)
     assert loaded == [0]
     wait_for("hits", lambda: int(s.storage.batch_exists(names)) == 4)

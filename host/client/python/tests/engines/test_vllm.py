@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import wait_for
-from vllm_engine import BLOCK, CHUNK, HERE, Answers, Engine, StoppableHost, Tokens
+from processes import Host, wait_for
+from vllm_engine import BLOCK, CHUNK, HERE, Answers, Engine, Tokens
 from vllm_signatures import classes
 
 needs("vllm")
@@ -61,7 +61,7 @@ class Setting:
         model.write(self.llama, model.config(3), seed=7)
         model.write(self.other, model.config(4, window=300), seed=8)
         self.reference = Reference(folder, self.llama, "reference", all=True)
-        self.host = StoppableHost(folder)
+        self.host = Host(folder)
         self.host.start()
         self._engine: Engine | None = None
         self._starts = 0
@@ -166,7 +166,7 @@ def test_host_killed_in_mid_load(setting: Setting) -> None:
     engine.reset()
     (setting.folder / "stop").write_text(str(setting.host.pid()))
     engine.send("generate", LONG, 8, None)
-    wait_for("a load begins", setting.host.stopped)
+    wait_for("a load begins", setting.host.hangs)
     setting.host.kill()
     assert tokens(engine.answer()) == want
     setting.host.start()
@@ -185,7 +185,7 @@ def test_abort_in_mid_load(setting: Setting) -> None:
     engine.reset()
     (setting.folder / "stop").write_text(str(setting.host.pid()))
     engine.ask("begin", "aborted", LONG[2])
-    wait_for("a load begins", setting.host.stopped)
+    wait_for("a load begins", setting.host.hangs)
     engine.ask("abort", "aborted")
     others = engine.generate([CROWD[0]], 160)  # meanwhile the host answers nobody
     assert tokens(others) == setting.reference.crowd[:1]
@@ -197,7 +197,7 @@ def test_abort_in_mid_load(setting: Setting) -> None:
 def test_damaged_pieces(setting: Setting) -> None:
     engine, want = setting.engine(), setting.reference.long
     engine.reset()
-    damaged = setting.host.pieces()
+    damaged = setting.host.files(64 << 10)
     assert len(damaged) >= 3 * HITS // CHUNK
     for path in damaged:
         with path.open("r+b") as f:
@@ -247,7 +247,7 @@ def test_two_models_and_a_sliding_window(setting: Setting) -> None:
         engine.reset()
         (setting.folder / "stop").write_text(str(setting.host.pid()))
         engine.send("generate", LONG, 8, None)
-        wait_for("a load begins", setting.host.stopped)
+        wait_for("a load begins", setting.host.hangs)
         setting.host.kill()
         assert tokens(engine.answer()) == reference.long
         setting.host.start()

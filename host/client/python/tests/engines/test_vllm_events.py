@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import Process, wait_for
-from vllm_engine import BLOCK, CHUNK, Engine, StoppableHost, Tokens
+from processes import Host, Process, wait_for
+from vllm_engine import BLOCK, CHUNK, Engine, Tokens
 
 needs("vllm")
 
@@ -95,7 +95,7 @@ class Setting:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         model.write(folder / "llama", model.config(3), seed=7)
-        self.host = StoppableHost(folder, capacity="64MiB")
+        self.host = Host(folder, capacity="64MiB")
         self.host.start()
         topic = "kv@node@model"
         at = {name: f"ipc://{folder}/{name}" for name in ("engine", "engine-replay", "host", "host-replay")}

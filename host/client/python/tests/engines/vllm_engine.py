@@ -21,25 +21,6 @@ Tokens = list[int]
 Answers = list[tuple[Tokens, int]]
 
 
-class StoppableHost(Host):
-    """kvhost that can be made to stand still."""
-
-    def pid(self) -> int:
-        assert self._running is not None
-        return self._running.pid
-
-    def stopped(self) -> bool:
-        stat = Path(f"/proc/{self.pid()}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] == "T"
-
-    def resume(self) -> None:
-        os.kill(self.pid(), signal.SIGCONT)
-
-    def pieces(self) -> list[Path]:
-        """The stored chunks; the host's own files are smaller."""
-        return [p for p in self.files() if p.stat().st_size > 64 << 10]
-
-
 class Engine:
     """A vLLM engine, with kvhost if it is given a host."""
 
