@@ -78,6 +78,7 @@ torture: ## random histories and power losses for TORTURE each (10m), kill -9 fo
 	CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)
 	$(GO) test -timeout 0 ./host/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
 	$(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
+	$(GO) test -timeout 0 ./host/policy/plugintest/hostile -hostile.all
 
 bench: ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"unicode"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
@@ -113,7 +114,8 @@ func refused(name string, err error) error {
 	return fmt.Errorf("%w: %s: %w", ErrBadModule, name, err)
 }
 
-// shortened is an error with a bounded text. A validator repeats the names of a module, which may have a thousand.
+// shortened is an error with a bounded text that is fit for people. A validator repeats the names of a module, which may
+// have a thousand.
 type shortened struct{ error }
 
 const maxRefusal = 2048
@@ -123,7 +125,12 @@ func (s shortened) Error() string {
 	if len(text) > maxRefusal {
 		text = strings.ToValidUTF8(text[:maxRefusal], "") + "..."
 	}
-	return text
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) || r == '\n' {
+			return r
+		}
+		return '?'
+	}, text)
 }
 
 func (s shortened) Unwrap() error { return s.error }
