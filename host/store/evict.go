@@ -1,6 +1,7 @@
 package store
 
 import (
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 )
 
@@ -11,6 +12,9 @@ type evicted struct {
 	failed  error // why a file could not be unlinked
 }
 
+// victimBatch is after how many of many victims the rest's paths are asked for.
+const victimBatch = catalog.BatchSize / 4
+
 // evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds turn. reuseFor may get one
 // of the files instead. Only entries of the tenant are evicted, if one is named.
 func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted) {
@@ -19,12 +23,21 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted
 	r.Evictor.Victims(bytes, tenant, func(slot uint32) { list = append(list, r.BeginEvict(slot)) })
 	r.evicting = list
 	r.Count.Evictions += uint64(len(list))
+	paths := &r.victimPaths
+	fresh := len(list) > 0 && paths.collect(list, r.Evictor.Queued)
 	r.Unlock()
 	if len(list) == 0 {
 		return got
 	}
+	if fresh {
+		paths.resolve()
+	}
 	for i := range list {
 		v := &list[i]
+		if i > 0 && i%victimBatch == 0 && paths.collect(list[i:], nil) {
+			paths.resolve()
+		}
+		v.Paths = &paths.batch
 		var err error
 		if v.Left, err = r.custody.unlink(v, r.offerFile(v, reuseFor)); err != nil && got.failed == nil {
 			got.failed = err

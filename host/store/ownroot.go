@@ -55,7 +55,7 @@ func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
 	r := c.r
 	for rank := range entries.Ranks(pieces) {
-		name, err := r.Locate(v.Class, &v.Key, rank, v.FallbackName)
+		name, err := r.locateVictim(v, rank)
 		if err != nil {
 			r.Log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account",
 				"key", v.Key, "error", err)

@@ -29,7 +29,7 @@ func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 		return v.Pieces
 	}
 	bit := v.Pieces & -v.Pieces
-	name, err := r.Locate(v.Class, &v.Key, uint32(bits.TrailingZeros64(bit)), v.FallbackName)
+	name, err := r.locateVictim(v, uint32(bits.TrailingZeros64(bit)))
 	if err != nil {
 		return v.Pieces
 	}

@@ -40,8 +40,9 @@ type root struct {
 	meter     health.Meter
 
 	turn        *semaphore.Weighted // held by the one reservation that may evict
-	evicting    []entries.Eviction  // of the turn's holder
-	evictorWake chan struct{}       // wakes the background evictor
+	evicting    []entries.Eviction  // of the turn's holder, like victimPaths
+	victimPaths victimPaths
+	evictorWake chan struct{} // wakes the background evictor
 	upkeepWake  chan struct{}
 
 	unavailable atomic.Bool   // it could not be opened: see openLate
@@ -75,7 +76,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles,
 		QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
-	r.meter.Now = s.cfg.Now
+	r.meter.Now, r.victimPaths.root = s.cfg.Now, r
 	h := s.cfg.Policies.Evict
 	if cfg.Evict != nil {
 		h = cfg.Evict

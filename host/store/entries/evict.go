@@ -19,7 +19,8 @@ type Eviction struct {
 	Key          chunk.Key
 	Pieces       uint64
 	FallbackName bool
-	Left         int64 // bytes of files that could not be unlinked
+	Left         int64              // bytes of files that could not be unlinked
+	Paths        *catalog.PathBatch // that may have the paths of its pieces; or nil
 }
 
 // Ranks are the ranks in a set of pieces.

@@ -28,13 +28,27 @@ func (q *victimQueue) evictable(e *index.Entry) {
 	}
 }
 
-// queued are the victims in the queue.
-func (v *Evictor) queued() []uint32 {
-	q := &v.queue
+// current are the victims in the queue, unless another policy named them.
+func (q *victimQueue) current(v *Evictor) []uint32 {
 	if len(q.slots) > 0 && (q.by != v.policy || q.fallback != v.fallback || v.x.Clock() < q.clock) {
 		q.slots = nil
 	}
 	return q.slots
+}
+
+// Queued calls visit with the slots that are expected to be the next victims, best first, until it returns false. There
+// are none where the policy may not name victims before they are needed.
+func (v *Evictor) Queued(visit func(slot uint32) bool) {
+	for _, slot := range v.queue.current(v) {
+		if v.queue.stands(v, slot) && !visit(slot) {
+			return
+		}
+	}
+}
+
+// stands says whether a queued victim can still be evicted in its turn.
+func (q *victimQueue) stands(v *Evictor, slot uint32) bool {
+	return v.Evictable(slot) && v.x.At(slot).LastTouch() <= q.horizon
 }
 
 // refill asks for victims for so many bytes and for those to come.
@@ -60,10 +74,10 @@ func (v *Evictor) refill(bytes int64) {
 // queuedVictims is Victims with the queue, which is refilled once when it does not suffice.
 func (v *Evictor) queuedVictims(bytes int64, evict func(slot uint32)) {
 	for refilled := false; ; refilled = true {
-		for queued := v.queued(); len(queued) > 0 && bytes > 0; queued = v.queued() {
+		for queued := v.queue.current(v); len(queued) > 0 && bytes > 0; queued = v.queue.current(v) {
 			slot := queued[0]
 			v.queue.slots = queued[1:]
-			if v.Evictable(slot) && v.x.At(slot).LastTouch() <= v.queue.horizon {
+			if v.queue.stands(v, slot) {
 				bytes -= v.x.Bytes(slot)
 				evict(slot)
 			}
