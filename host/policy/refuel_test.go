@@ -67,13 +67,22 @@ func TestTimeEndsACall(t *testing.T) {
 	}
 }
 
-// Work that cannot be looked at while it lasts must be little.
+// Work that cannot be looked at while it lasts must be little. A fill is done in slices.
 func TestMostAtOnce(t *testing.T) {
-	for n, is := range map[int32]error{1 << 20: nil, 4 << 20: ErrTime} {
-		a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", i32(1<<16), i32(0), i32(n), []byte{0xfc, 11, 0}, i64(0))
+	fill := func(n int32) []byte { return bodyOf(i32(1<<16), i32(0), i32(n), []byte{0xfc, 11, 0}) }
+	grow := func(n int32) []byte { return bodyOf(i32(n), []byte{0x40, 0, 0x1a}) }
+	for _, c := range []struct {
+		name string
+		code []byte
+		is   error
+	}{
+		{"fill 1 MiB", fill(1 << 20), nil}, {"fill 4 MiB", fill(4 << 20), nil},
+		{"grow by 200 pages", grow(200), nil}, {"grow by 500 pages", grow(500), ErrTime},
+	} {
+		a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", c.code, i64(0))
 		a.pages = 100
-		if _, err := stepOf(t, a, Options{}); !errors.Is(err, is) {
-			t.Errorf("%d bytes: got %v", n, err)
+		if _, err := stepOf(t, a, Options{}); !errors.Is(err, c.is) {
+			t.Errorf("%s: got %v", c.name, err)
 		}
 	}
 }

@@ -2,11 +2,15 @@ package meter
 
 // bodyRewriter charges one function.
 type bodyRewriter struct {
-	global  uint32 // index of the fuel global
-	refuel  uint32 // index of the function to call when it is below zero
-	scratch uint32 // index of the i32 local that holds an operand's copy
-	uses    bool   // of scratch
-	out     []byte
+	global   uint32 // index of the fuel global
+	refuel   uint32 // index of the function to call when it is below zero
+	copier   uint32 // index of the function that copies much in slices
+	filler   uint32 // likewise
+	bulkKind uint32 // index of their type
+	scratch  uint32 // index of the i32 local that holds an operand's copy
+	types    *blockTypes
+	uses     bool // of scratch
+	out      []byte
 }
 
 // charge subtracts the cost of a place from the fuel.
@@ -79,7 +83,7 @@ func refuelBody(global uint32) []byte {
 
 // rewriteBody injects the charges into one body. code is its expression, without the locals.
 func (w *bodyRewriter) rewriteBody(code []byte, locals uint64) error {
-	p, err := plan(code, locals/8)
+	p, err := plan(code, locals, w.types)
 	if err != nil {
 		return err
 	}
@@ -95,18 +99,27 @@ func (w *bodyRewriter) rewriteBody(code []byte, locals uint64) error {
 	r := reader{b: code}
 	for next := 0; !r.done(); {
 		in := r.next()
+		replaced := false
 		switch in.op {
 		case opMemoryGrow:
 			w.chargeOperand(10, 0) // pages of 64 KiB, at 64 bytes a unit
 		case opPrefixMisc:
 			switch in.sub {
-			case miscMemoryFill, miscMemoryCopy, miscMemoryInit:
+			case miscMemoryCopy:
+				w.bulk(code[in.lo:in.hi], w.copier)
+				replaced = true
+			case miscMemoryFill:
+				w.bulk(code[in.lo:in.hi], w.filler)
+				replaced = true
+			case miscMemoryInit:
 				w.chargeOperand(0, 3)
 			case miscTableFill, miscTableCopy, miscTableInit, miscTableGrow:
 				w.chargeOperand(0, 0)
 			}
 		}
-		w.out = append(w.out, code[in.lo:in.hi]...)
+		if !replaced {
+			w.out = append(w.out, code[in.lo:in.hi]...)
+		}
 		for next < len(p.rest) && p.rest[next].at == in.hi {
 			w.charge(&p.rest[next])
 			next++

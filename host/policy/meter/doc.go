@@ -4,9 +4,14 @@
 // is the function's body or the body of one of its loops. So if each function entry and each loop header subtracts the
 // cost of its region's instructions from a counter, no run can execute more than the counter had, whatever the control
 // flow: branches can only skip what was paid for. An instruction costs one unit, or more where it may take longer:
-// loads and divisions 8, stores 4, calls 24 (they nest, and a stack grows by copying), memory.grow 500. Operations
-// whose cost grows with an operand (memory.fill, memory.copy, memory.init, memory.grow and the table operations) also
-// pay by length, a unit for 8 bytes or for an element.
+// loads and divisions 8, stores and float arithmetic 4, calls 24, ref.func (a call into the host) 150, memory.grow 500.
+// Operations whose cost grows with an operand (memory.fill, memory.copy, memory.init, memory.grow and the table
+// operations) also pay by length, a unit for 8 bytes or for an element. The benchmark of package sandbox measures what
+// an instruction takes for its units.
+//
+// The host must get control now and then, because it cannot interrupt a guest. So a long stretch of code without a loop
+// pays in parts (plan.go), large copies and fills are done in slices (bulk.go), and functions with large frames pay for
+// the stack that they need (frame.go).
 //
 // A loop that is one big switch is cut into finer regions: see dispatch in plan.go. The rest of that file reduces the
 // number of charges, because a charge costs about a nanosecond. Where such a switch stands for jumps, the cost is more

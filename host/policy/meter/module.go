@@ -15,7 +15,7 @@ const (
 
 // Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any
 // more.
-const Version = 5
+const Version = 6
 
 // Section ids, and the order in which sections must stand.
 const (
@@ -47,10 +47,12 @@ type module struct {
 	limits    Limits
 	sections  []section
 	params    []uint32 // by type
+	types     blockTypes
 	functions []uint32 // type of each defined function
 	imported  uint64   // functions
 	globals   uint32   // imported and defined
 	counts    []Count
+	memory    bool
 	names     []byte // what the name section holds
 	tables    []byte // the table section, where each has a maximum
 	added     []added
@@ -206,8 +208,11 @@ func (m *module) scanTypes(r *reader) {
 		}
 		params := r.count()
 		r.take(params)
-		r.take(r.count())
+		results := r.count()
+		r.take(results)
 		m.params = append(m.params, params)
+		m.types.values = append(m.types.values, params+results)
+		m.types.mostResults = max(m.types.mostResults, results)
 	}
 }
 
@@ -237,6 +242,7 @@ func (m *module) scanImports(r *reader) {
 }
 
 func (m *module) scanMemory(r *reader) {
+	m.memory = true
 	flags := r.byte()
 	if flags > 1 && r.err == nil {
 		r.fail("memory flags 0x%02x (shared or 64-bit memory)", flags)

@@ -20,8 +20,16 @@ const (
 	opLocalTee     = 0x22
 	opGlobalGet    = 0x23
 	opGlobalSet    = 0x24
+	opTableGet     = 0x25
+	opTableSet     = 0x26
+	opElse         = 0x05
 	opMemoryGrow   = 0x40
 	opI32Const     = 0x41
+	opI32GtU       = 0x4b
+	opI32LeU       = 0x4d
+	opI32Add       = 0x6a
+	opI32Sub       = 0x6b
+	opRefFunc      = 0xd2
 	opI64Const     = 0x42
 	opI64LtS       = 0x53
 	opI64Sub       = 0x7d
@@ -229,6 +237,12 @@ func (in *instruction) cost() uint64 {
 		return 8
 	case op == 0x91, op == 0x9f, op == 0x95, op == 0xa3: // square roots and divisions
 		return 8
+	case op == opTableGet:
+		return 8
+	case op == opTableSet, op >= 0x8b && op <= 0xa6, op >= 0xb2 && op <= 0xbb: // floats may be subnormal
+		return 4
+	case op == opRefFunc: // a call into the host
+		return 150
 	case op == opMemoryGrow:
 		return 500
 	case op == opPrefixMisc && in.sub == miscTableGrow:

@@ -35,6 +35,7 @@ type planner struct {
 	jumps   []int // regions of dispatch loops that stand in region 0
 	plain   bool  // besides them, region 0 holds plain instructions and blocks only
 	calls   bool  // the function calls others
+	frame   frameEstimate
 }
 
 type region struct {
@@ -56,11 +57,13 @@ const (
 	table                // one that leads to few places: those pay
 	segment              // of a dispatch loop: pays when its allowance does not cover it
 	deadCode             // cannot be reached, pays nothing
+	part                 // what follows a long stretch of code without a loop: pays for itself
 )
 
 // frame is an open block of the walk.
 type frame struct {
 	region int
+	base   int   // the region that it began in
 	loop   int   // the dispatch loop's region
 	bound  bool  // a segment of a dispatch loop begins behind its end
 	head   bool  // the jump leads there
@@ -74,14 +77,16 @@ type frame struct {
 // A turn pays for the jump and an allowance; a segment that could be reached with too little of it left pays for
 // itself. Small segments, which are most, then cost no charge of their own.
 const (
-	jumpCost  = 10  // of local.get and br_table; blocks are labels and leave no code behind
-	allowance = 256 // most that a turn pays in advance
-	foldCost  = 64  // most that a function pays late
-	fewHeads  = 4   // where a jump leads to no more than a fourth of the segments, they pay instead of the jump
+	jumpCost   = 10     // of local.get and br_table; blocks are labels and leave no code behind
+	allowance  = 256    // most that a turn pays in advance
+	foldCost   = 64     // most that a function pays late
+	mostAtOnce = 16_000 // that a region costs, and one instruction more
+	fewHeads   = 4      // where a jump leads to no more than a fourth of the segments, they pay instead of the jump
 )
 
-func plan(code []byte, locals uint64) (*charges, error) {
-	p := planner{r: reader{b: code}, regions: []region{{units: 1 + locals}}, open: []frame{{}}, plain: true}
+func plan(code []byte, locals uint64, types *blockTypes) (*charges, error) {
+	p := planner{r: reader{b: code}, regions: []region{{units: 1 + locals/8}}, open: []frame{{}}, plain: true}
+	p.frame = frameEstimate{locals: locals, types: types}
 	for len(p.open) > 0 {
 		in := p.r.next()
 		if p.r.err != nil {
@@ -95,9 +100,15 @@ func plan(code []byte, locals uint64) (*charges, error) {
 	return p.place(), nil
 }
 
+// step adds an instruction to its region. A region that has become large ends, so that the host gets control also in
+// code without loops. The next one begins in the innermost block only: a branch out of that block passes over it, and
+// pays nothing for it.
 func (p *planner) step(in instruction) {
 	top := len(p.open) - 1
 	f := &p.open[top]
+	if r := &p.regions[f.region]; r.units > mostAtOnce && r.kind != deadCode && in.op != opEnd && in.op != opElse {
+		f.region = p.begin(region{at: in.lo, kind: part})
+	}
 	p.regions[f.region].units += in.cost()
 	if in.op == opUnreachable || in.op == opBranch || in.op == opBranchTable || in.op == opReturn {
 		f.ended = true
@@ -105,20 +116,24 @@ func (p *planner) step(in instruction) {
 	if f.region == 0 && in.op != opBlock && in.op != opLoop && in.op != opEnd && !in.plain() {
 		p.plain = false
 	}
+	p.frame.add(&in, p.r.b)
 	switch in.op {
 	case opCall, opCallIndirect:
 		p.calls = true
 	case opBranch, opBranchIf, opBranchTable:
 		p.join(in)
 	case opBlock, opIf:
-		p.open = append(p.open, frame{region: f.region})
+		p.open = append(p.open, frame{region: f.region, base: f.region})
+	case opElse:
+		f.region = f.base
 	case opLoop:
 		bare := p.r.b[in.hi-1] >= blockEmpty // none or a value's type; a function's could have parameters
 		if p.dispatch(in.hi, bare) {
 			break
 		}
 		p.plain = p.plain && f.region != 0
-		p.open = append(p.open, frame{region: p.begin(region{at: in.hi, bare: bare})})
+		r := p.begin(region{at: in.hi, bare: bare})
+		p.open = append(p.open, frame{region: r, base: r})
 	case opEnd:
 		p.end(in.hi)
 	}
@@ -170,6 +185,7 @@ func (p *planner) dispatch(at int, bare bool) bool {
 	if p.open[len(p.open)-1].region == 0 {
 		p.jumps = append(p.jumps, len(p.regions))
 	}
+	p.frame.joins += uint64(j.blocks)
 	heads := make([]bool, j.blocks)
 	for _, label := range j.labels {
 		heads[label] = true
@@ -206,7 +222,7 @@ func (p *planner) place() *charges {
 	pays := make([]bool, n)
 	for i := range p.regions {
 		r := &p.regions[i]
-		pays[i] = r.kind == loop || r.kind == jump || r.head
+		pays[i] = r.kind == loop || r.kind == jump || r.kind == part || r.head
 		if r.kind != segment {
 			continue
 		}
@@ -243,6 +259,9 @@ func (p *planner) place() *charges {
 		if p.regions[i].head {
 			p.regions[i].units += jumpCost
 		}
+	}
+	if p.calls {
+		p.regions[0].units += p.frame.cost()
 	}
 	entry := p.regions[0].units
 	if p.plain && len(p.jumps) == 1 && entry <= foldCost {

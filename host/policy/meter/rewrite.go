@@ -34,7 +34,8 @@ func (m *module) rewrite() ([]byte, error) {
 		data := s.data
 		switch s.id {
 		case secType:
-			data = appendItems(data, []byte{0x60, 0, 0}) // of the function for more fuel
+			data = appendItems(data, []byte{0x60, 0, 0}, // of the function for more fuel
+				[]byte{0x60, 3, valI32, valI32, valI32, 0}) // of those for large copies and fills
 		case secFunction:
 			for _, f := range m.added {
 				data = appendItems(data, appendU32(nil, f.kind))
@@ -63,6 +64,13 @@ func exported(name string, kind byte, index uint32) []byte {
 // refuel is the index of the function for more fuel: the first behind the module's own.
 func (m *module) refuel() uint32 { return uint32(m.imported) + uint32(len(m.functions)) }
 
+// copier and filler are the indexes of the functions for large copies and fills.
+func (m *module) copier() uint32 { return m.refuel() + 1 }
+func (m *module) filler() uint32 { return m.refuel() + 2 }
+
+// bulkKind is their type.
+func (m *module) bulkKind() uint32 { return uint32(len(m.params)) + 1 }
+
 // appendItems adds to a vector.
 func appendItems(vector []byte, items ...[]byte) []byte {
 	r := reader{b: vector}
@@ -79,6 +87,10 @@ func (m *module) rewriteCode(data []byte) ([]byte, error) {
 	}
 	if n > 0 {
 		m.added = append(m.added, added{uint32(len(m.params)), refuelBody(m.globals)})
+	}
+	if n > 0 && m.memory {
+		w := bodyRewriter{global: m.globals, refuel: m.refuel()}
+		m.added = append(m.added, added{m.bulkKind(), w.slicedCopy()}, added{m.bulkKind(), w.slicedFill()})
 	}
 	owned := own(m.names)
 	out := make([]byte, 0, len(data)+len(data)/8)
@@ -136,7 +148,10 @@ func (m *module) rewriteFunction(body []byte, f *function) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %d locals", ErrLimit, locals)
 	}
 	charge := func(code, before []byte) ([]byte, error) {
-		w := bodyRewriter{global: m.globals, refuel: m.refuel(), scratch: f.params + uint32(locals), out: before}
+		w := bodyRewriter{
+			global: m.globals, refuel: m.refuel(), copier: m.copier(), filler: m.filler(), bulkKind: m.bulkKind(),
+			scratch: f.params + uint32(locals), types: &m.types, out: before,
+		}
 		if err := w.rewriteBody(code, locals); err != nil {
 			return nil, err
 		}

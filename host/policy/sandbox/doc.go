@@ -49,8 +49,15 @@
 // # Large memories are populated at the start
 //
 // The first use of a huge page takes a tenth of a millisecond for the fuel of one store. A guest that touches 4 GiB
-// page by page would take 0.2 s for 40,000 units. So the pages of a large memory are populated when kv_init has
-// returned, while nobody waits. The policy's tables occupy their memory from the start.
+// page by page would take 0.2 s for 40,000 units. So the pages of a large memory are populated before the guest runs,
+// and when it grows by a MiB or more, by a system call that holds up neither scheduler nor garbage collector. The
+// policy's tables occupy their memory from the start.
+//
+// # Stacks are bounded
+//
+// wazero doubles a stack that is full, up to 100 MB. A few thousand nested calls of a function with a large frame would
+// cost 20 ms for the fuel of some instructions. So large frames cost fuel (package meter), and a call whose stack has
+// grown beyond 8 MiB is a fault, even if it has returned by then.
 //
 // # The original is validated before it is rewritten
 //

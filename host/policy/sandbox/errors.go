@@ -25,6 +25,8 @@ var (
 	ErrFuel = errors.New("policy: out of fuel")
 	// ErrTime means that the call took longer than sessions may wait for it. It comes in a [Fault].
 	ErrTime = errors.New("policy: took too long")
+	// ErrStack means that the call nested too deeply. It comes in a [Fault].
+	ErrStack = errors.New("policy: stack too large")
 	// ErrClosed means that the instance or the role was closed.
 	ErrClosed = errors.New("policy: closed")
 )

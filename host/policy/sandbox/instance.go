@@ -47,6 +47,7 @@ type Export struct {
 	Name  string
 	fn    api.Function
 	timed bool // its CPU time is limited, because others wait for it with a root or a role held
+	stack *int // size of its stack
 }
 
 // Exists reports whether the guest exports the function.
@@ -162,7 +163,8 @@ func (in *Instance) start(s *Settings) error {
 func (in *Instance) Export(name string) Export {
 	timed := name == abi.ExportEvents || name == abi.ExportStep || name == abi.ExportAdmit || name == abi.ExportPlace ||
 		name == abi.ExportUnplace
-	return Export{name, in.mod.ExportedFunction(name), timed}
+	fn := in.mod.ExportedFunction(name)
+	return Export{name, fn, timed, stackSize(fn)}
 }
 
 // Call enters guest code, which may spend the given fuel; [Instance.Result] is what it returned. records is the number
@@ -190,6 +192,9 @@ func (in *Instance) Call(f *Export, a, b uint64, records int, fuel uint64) error
 	}
 	if err != nil {
 		return in.trap(f.Name, err)
+	}
+	if *f.stack > maxStack {
+		return in.Fault(f.Name, stackTooLarge(*f.stack).Error(), ErrStack)
 	}
 	return nil
 }

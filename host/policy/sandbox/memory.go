@@ -48,17 +48,20 @@ func (m *mapped) Reallocate(size uint64) []byte {
 		if err := unix.Mprotect(m.all[m.used:size], unix.PROT_READ|unix.PROT_WRITE); err != nil {
 			return nil
 		}
-		m.used = size
 	}
 	if size >= hugeFrom && !m.huge {
 		m.huge = true
 		_ = unix.Madvise(m.all, unix.MADV_HUGEPAGE) // without huge pages it is only slower
 	}
+	if size > m.used {
+		populate(m.all[m.used:size])
+		m.used = size
+	}
 	return m.all[:size:size]
 }
 
 // populate faults in the pages of a memory that may have huge ones. The first use of such a page takes a tenth of a
-// millisecond, for which the guest would pay the fuel of one load.
+// millisecond, for which the guest would pay the fuel of one load. What grows by less pays more for growing.
 func populate(memory []byte) {
 	if len(memory) >= hugeFrom {
 		_ = unix.Madvise(memory, unix.MADV_POPULATE_WRITE) // fails before Linux 5.14; pages then come at first use

@@ -32,6 +32,7 @@ const (
 // fuelBudget is what the current call has left: fuel that was not granted yet, and CPU time.
 type fuelBudget struct {
 	left     int64
+	stack    *int          // size of the current call's
 	cpuLimit time.Duration // 0: none
 	cpuTime  time.Duration
 	since    time.Duration // by the CPU clock; 0 before the second slice
@@ -50,7 +51,7 @@ func ThreadCPUTime() time.Duration {
 func (in *Instance) grantFirst(f *Export, fuel uint64) {
 	first := min(fuel, firstSlice)
 	in.fuel.Set(first)
-	in.budget.left = int64(fuel - first)
+	in.budget.left, in.budget.stack = int64(fuel-first), f.stack
 	if in.budget.cpuLimit = 0; f.timed {
 		in.budget.cpuLimit = in.code.limits.CPUTime
 	}
@@ -74,6 +75,9 @@ func (in *Instance) refuel() {
 	in.fuel.Set(uint64(have + grant))
 	if have+grant < 0 {
 		b.abort(ErrFuel)
+	}
+	if *b.stack > maxStack {
+		b.abort(stackTooLarge(*b.stack))
 	}
 	if b.cpuLimit > 0 {
 		if -have > maxStep {
@@ -118,7 +122,7 @@ func (in *Instance) exhausted(name string, fuel uint64, err error) error {
 	cause := in.budget.aborted
 	in.budget.aborted = nil
 	reason := fmt.Sprintf("used up its fuel of %d", fuel)
-	if errors.Is(cause, ErrTime) {
+	if errors.Is(cause, ErrTime) || errors.Is(cause, ErrStack) {
 		reason = cause.Error()
 	} else {
 		cause = ErrFuel

@@ -84,8 +84,10 @@ func wasiRandom(in *Instance, stack []uint64) uint64 {
 	if !ok {
 		return errnoFault
 	}
-	in.charge(uint64(len(b)))
-	for len(b) > 0 {
+	for i := 0; len(b) > 0; i++ {
+		if i%1024 == 0 {
+			in.charge(uint64(min(len(b), 8*1024)))
+		}
 		var word [8]byte
 		binary.LittleEndian.PutUint64(word[:], in.random())
 		b = b[copy(b, word[:]):]

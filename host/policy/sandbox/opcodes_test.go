@@ -1,0 +1,348 @@
+package sandbox
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// class is a kind of instruction, with a guest whose kv_events does nothing else for ever, in the way that takes longest.
+type class struct {
+	name    string
+	guest   guest
+	prepare bool // the guest has a function "prepare"
+}
+
+const (
+	opLoop, opEnd, opBr, opDrop      = 0x03, 0x0b, 0x0c, 0x1a
+	localGet, localSet, localTee     = 0x20, 0x21, 0x22
+	i32Add, i32Mul, i32And, i32Store = 0x6a, 0x6c, 0x71, 0x36
+)
+
+var (
+	i32Type, i64Type   = byte(0x7f), byte(0x7e)
+	f32Type, f64Type   = byte(0x7d), byte(0x7c)
+	v128Type, funcType = byte(0x7b), byte(0x70)
+)
+
+// forever repeats code.
+func forever(body ...any) []byte { return code(opLoop, 0x40, code(body...), opBr, 0, opEnd) }
+
+// events is a guest whose kv_events has so many i32 locals, from local 0 on.
+func events(pages uint64, locals int, body []byte) guest {
+	return guest{pages: pages, funcs: []guestFunc{{name: abi.ExportEvents, locals: [][]byte{code(leb(locals), int(i32Type))}, code: body}}}
+}
+
+// next makes local 0 another number below 2^bits.
+func next(bits int) []byte {
+	return code(localGet, 0, i32(1664525), i32Mul, i32(1013904223), i32Add, i32(1<<bits-1), i32And, localSet, 0)
+}
+
+const vastPages, vastBits = 4096, 28 // 256 MiB
+
+func constant(kind byte) []byte {
+	switch kind {
+	case i32Type:
+		return i32(-0x12345678)
+	case i64Type:
+		return append([]byte{0x42}, sleb(-0x123456789abcdef)...)
+	case f32Type: // subnormal
+		return binary.LittleEndian.AppendUint32([]byte{0x43}, 12345)
+	case f64Type:
+		return binary.LittleEndian.AppendUint64([]byte{0x44}, 123456789)
+	}
+	return append([]byte{0xfd, 12}, bytes.Repeat([]byte{0x39, 0x30, 0, 0}, 4)...)
+}
+
+// operate applies an instruction to constants again and again, each time to its own result if it can be.
+func operate(op []byte, result byte, operands ...byte) guest {
+	var locals [][]byte
+	var set, once []byte
+	for i, kind := range append(operands, result) {
+		locals = append(locals, []byte{1, kind})
+		set = code(set, constant(kind), localSet, i)
+	}
+	for i := range operands {
+		once = code(once, localGet, i)
+	}
+	to := len(operands)
+	if i := slices.Index(operands, result); i >= 0 {
+		to = i
+	}
+	if _, conversion := slices.BinarySearch([]byte{0xa8, 0xa9, 0xaa, 0xab, 0xae, 0xaf, 0xb0, 0xb1}, op[0]); conversion {
+		to = len(operands)
+	}
+	once = code(once, op, localSet, to)
+	return guest{funcs: []guestFunc{{name: abi.ExportEvents, locals: locals, code: code(set, forever(bytes.Repeat(once, 64)))}}}
+}
+
+// numeric are all instructions that calculate.
+func numeric() (list []class) {
+	add := func(name string, lo, hi int, result byte, operands ...byte) {
+		for op := lo; op <= hi; op++ {
+			list = append(list, class{name: fmt.Sprintf("%s 0x%02x", name, op), guest: operate([]byte{byte(op)}, result, operands...)})
+		}
+	}
+	I, L, F, D := i32Type, i64Type, f32Type, f64Type
+	add("i32 compare", 0x46, 0x4f, I, I, I)
+	add("i64 compare", 0x51, 0x5a, I, L, L)
+	add("f32 compare", 0x5b, 0x60, I, F, F)
+	add("f64 compare", 0x61, 0x66, I, D, D)
+	add("i32 count", 0x67, 0x69, I, I)
+	add("i32", 0x6a, 0x6c, I, I, I)
+	add("i32", 0x6d, 0x70, I, I, I)
+	add("i32", 0x71, 0x78, I, I, I)
+	add("i64 count", 0x79, 0x7b, L, L)
+	add("i64", 0x7c, 0x8a, L, L, L)
+	add("f32", 0x8b, 0x91, F, F)
+	add("f32", 0x92, 0x98, F, F, F)
+	add("f64", 0x99, 0x9f, D, D)
+	add("f64", 0xa0, 0xa6, D, D, D)
+	add("wrap", 0xa7, 0xa7, I, L)
+	add("truncate", 0xa8, 0xa9, I, F)
+	add("truncate", 0xaa, 0xab, I, D)
+	add("extend", 0xac, 0xad, L, I)
+	add("truncate", 0xae, 0xaf, L, F)
+	add("truncate", 0xb0, 0xb1, L, D)
+	add("convert", 0xb2, 0xb3, F, I)
+	add("convert", 0xb4, 0xb5, F, L)
+	add("demote", 0xb6, 0xb6, F, D)
+	add("convert", 0xb7, 0xb8, D, I)
+	add("convert", 0xb9, 0xba, D, L)
+	add("promote", 0xbb, 0xbb, D, F)
+	for sub, types := range [][2]byte{{I, F}, {I, F}, {I, D}, {I, D}, {L, F}, {L, F}, {L, D}, {L, D}} {
+		list = append(list, class{name: fmt.Sprintf("saturate 0xfc %d", sub), guest: operate([]byte{0xfc, byte(sub)}, types[0], types[1])})
+	}
+	V := v128Type
+	simd := func(sub int, result byte, operands ...byte) {
+		list = append(list, class{name: fmt.Sprintf("simd 0xfd %d", sub), guest: operate(append([]byte{0xfd}, leb(sub)...), result, operands...)})
+	}
+	for _, sub := range []int{77, 96, 97, 98, 103, 104, 105, 106, 116, 117, 122, 128, 129, 148, 160, 161, 224, 225, 227, 236, 237, 239, 94, 95, 248, 249, 250, 251, 252, 253, 254, 255} {
+		simd(sub, V, V)
+	}
+	for _, sub := range []int{14, 35, 36, 65, 71, 78, 101, 110, 118, 130, 142, 149, 156, 174, 186, 181, 213, 214, 228, 229, 230, 231, 232, 233, 234, 235, 240, 241, 242, 243, 244, 245, 246, 247} {
+		simd(sub, V, V, V)
+	}
+	for _, sub := range []int{107, 108, 109, 139, 140, 141, 171, 203, 204, 205} {
+		simd(sub, V, V, i32Type)
+	}
+	for _, sub := range []int{83, 99, 100, 131, 163, 195} {
+		simd(sub, i32Type, V)
+	}
+	return list
+}
+
+func v128Locals(n int) [][]byte { return [][]byte{code(leb(n), int(v128Type))} }
+
+// recursion calls itself with so many locals alive.
+func recursion(locals int, kind byte) guest {
+	// Each local is changed before the call, and written to memory after it, which never happens.
+	var before, after []byte
+	add := []byte{0x6a}
+	one := i32(1)
+	if kind == v128Type {
+		add, one = []byte{0xfd, 0xae, 0x01}, constant(v128Type)
+	}
+	store := []byte{i32Store, 0, 0}
+	if kind == v128Type {
+		store = []byte{0xfd, 11, 0, 0}
+	}
+	for i := range locals {
+		before = code(before, 0x20, leb(i), one, add, localSet, leb(i))
+		after = code(after, i32(0), 0x20, leb(i), store)
+	}
+	return guest{funcs: []guestFunc{{name: abi.ExportEvents, locals: [][]byte{code(leb(locals), int(kind))}, code: code(before, 0x10, 0, after)}}}
+}
+
+// wideFrame recurses through a function whose frame holds many values that it never computes.
+func wideFrame(values int) guest {
+	never := bytes.Repeat(code(i32(0), i32(0), 0x28, 2, 0, 0x10, 0, i32Store, 2, 0), values)
+	body := code(i32(0), 0x28, 2, 0, 0x04, 0x40, opLoop, 0x40, never, opEnd, opEnd, 0x10, 0)
+	return guest{funcs: []guestFunc{{name: abi.ExportEvents, code: body}}}
+}
+
+// special are the instructions that are not numeric.
+func special() []class {
+	with := func(g guest, change func(*guest)) guest { change(&g); return g }
+	// Nobody waits for a setup call, but it must not hold the host up. The instruction is measured by itself.
+	once := func(g guest) guest {
+		f := &g.funcs[0]
+		f.name = setupExport
+		if f.code[0] == opLoop {
+			f.code = f.code[2 : len(f.code)-3] // without the loop
+		}
+		return g
+	}
+	spread := code(next(vastBits-6), localGet, 0, i32(64), i32Mul)
+	const million = 1 << 20
+	table := []byte{funcType, 0x01, 0x80, 0x80, 0x40, 0x80, 0x80, 0x40} // a million elements
+	passive := code(1, 0, leb(1000), bytes.Repeat([]byte{0}, 1000))
+	fill := code(0xfc, 17, 0)
+	tableOf := func(g guest) guest { g.tables = [][]byte{table}; g.elements = [][]byte{passive}; return g }
+	filled := func(g guest, f int) guest {
+		g = tableOf(g)
+		g.funcs = append(g.funcs, guestFunc{name: "prepare", code: code(i32(0), 0xd2, f, i32(million), fill)})
+		return g
+	}
+	lay := func(g guest) guest { // a chain through 256 MiB, of a line each
+		const lines = 1 << (vastBits - 6)
+		line := code(localGet, 0, i32(64), i32Mul)
+		g.funcs = append(g.funcs, guestFunc{name: "prepare", locals: [][]byte{{1, i32Type}}, code: code(opLoop, 0x40, line,
+			next(vastBits-6), localGet, 0, i32(64), i32Mul, i32Store, 2, 0, localGet, 0, 0x0d, 0, opEnd)})
+		return g
+	}
+	host := func(module, name string, args ...any) guest {
+		f := hostFunctions[module][name]
+		g := guest{imports: [][2]string{{module, name}}, types: [][]byte{functionType(f.params, f.results)}, pages: 200}
+		drop := bytes.Repeat([]byte{opDrop}, len(f.results))
+		g.funcs = []guestFunc{{name: abi.ExportEvents, code: forever(code(args...), 0x10, 0, drop)}}
+		return g
+	}
+	many := func(n int, body []byte, used func(i int) []byte) guest { // functions that are called at random
+		g := events(1, 1, body)
+		for i := range n {
+			g.funcs = append(g.funcs, guestFunc{code: used(i)})
+		}
+		return g
+	}
+	const functions = 16384
+	var all []byte
+	for i := range functions {
+		all = code(all, leb(i+1))
+	}
+	indirect := many(functions, forever(next(14), localGet, 0, 0x11, 0, 0), func(int) []byte { return nil })
+	indirect.tables = [][]byte{code(int(funcType), 0, leb(functions))}
+	indirect.elements = [][]byte{code(0, i32(0), 0x0b, leb(functions), all)}
+	var jump, labels, blocks []byte
+	const targets = 8192
+	for i := range targets {
+		labels = code(labels, leb(i))
+		blocks = code(blocks, opEnd, i32(0), i32(i), i32Store, 2, 0, opBr, leb(targets-i-1))
+	}
+	jump = code(opLoop, 0x40, bytes.Repeat([]byte{0x02, 0x40}, targets), next(13), localGet, 0, 0x0e, leb(targets-1), labels, blocks, opEnd)
+	return []class{
+		{name: "loop", guest: events(1, 1, forever())},
+		{name: "load, each waits for the last", prepare: true, guest: lay(events(vastPages, 2, code(forever(localGet, 1, bytes.Repeat([]byte{0x28, 2, 0}, 64), localSet, 1))))},
+		{name: "load, random", guest: events(vastPages, 1, forever(bytes.Repeat(code(spread, 0x28, 2, 0, opDrop), 64)))},
+		{name: "load v128 across pages", guest: events(vastPages, 1, forever(bytes.Repeat(code(next(vastBits-12), localGet, 0, i32(4096), i32Mul, 0xfd, 0, 0, 0xf8, 0x1f, opDrop), 64)))},
+		{name: "store, random", guest: events(vastPages, 1, forever(bytes.Repeat(code(spread, localGet, 0, i32Store, 2, 0), 64)))},
+		{name: "first touch of each page", guest: events(vastPages, 1, forever(localGet, 0, i32(4096), i32Add, i32(1<<vastBits-1), i32And, localTee, 0, i32(1), i32Store, 2, 0))},
+		{name: "memory.size", guest: events(1, 1, forever(bytes.Repeat([]byte{0x3f, 0, opDrop}, 64)))},
+		{name: "memory.grow 0", guest: events(1, 1, forever(i32(0), 0x40, 0, opDrop))},
+		{name: "memory.grow 1", guest: events(1, 1, forever(i32(1), 0x40, 0, opDrop))},
+		{name: "memory.grow by 256 MiB, in setup", guest: once(events(1, 1, code(i32(4096), 0x40, 0, opDrop)))},
+		{name: "memory.copy 0", guest: events(1, 1, forever(bytes.Repeat(code(i32(0), i32(0), i32(0), 0xfc, 10, 0, 0), 64)))},
+		{name: "memory.copy 64 bytes, random", guest: events(vastPages, 1, forever(bytes.Repeat(code(spread, spread, i32(64), 0xfc, 10, 0, 0), 16)))},
+		{name: "memory.copy 64 MiB", guest: events(vastPages, 1, forever(i32(0), i32(128<<20), i32(64<<20), 0xfc, 10, 0, 0))},
+		{name: "memory.fill 128 MiB", guest: events(vastPages, 1, forever(i32(0), i32(1), i32(128<<20), 0xfc, 11, 0))},
+		{name: "memory.fill 1 byte, random", guest: events(vastPages, 1, forever(bytes.Repeat(code(spread, i32(1), i32(1), 0xfc, 11, 0), 16)))},
+		{name: "memory.init 8 MiB, in setup", guest: once(with(events(vastPages, 1, forever(i32(0), i32(0), i32(8000000), 0xfc, 8, 0, 0)), func(g *guest) {
+			g.data = [][]byte{code(1, leb(8000000), make([]byte, 8000000))}
+		}))},
+		{name: "ref.func", guest: tableOf(events(1, 1, forever(bytes.Repeat([]byte{0xd2, 0, opDrop}, 64))))},
+		{name: "ref.is_null", guest: events(1, 1, forever(bytes.Repeat([]byte{0xd0, 0x70, 0xd1, opDrop}, 64)))},
+		{name: "table.get, random", guest: filled(events(1, 1, forever(bytes.Repeat(code(next(20), localGet, 0, 0x25, 0, 0xd1, localGet, 0, i32Add, i32(million-1), i32And, localSet, 0), 64))), 0), prepare: true},
+		{name: "table.set, random", guest: tableOf(events(1, 1, forever(bytes.Repeat(code(next(20), localGet, 0, 0xd0, 0x70, 0x26, 0), 64))))},
+		{name: "table.size", guest: tableOf(events(1, 1, forever(bytes.Repeat([]byte{0xfc, 16, 0, opDrop}, 64))))},
+		{name: "table.grow 0", guest: tableOf(events(1, 1, forever(0xd0, 0x70, i32(0), 0xfc, 15, 0, opDrop)))},
+		{name: "table.grow 1", guest: with(events(1, 1, forever(0xd0, 0x70, i32(1), 0xfc, 15, 0, opDrop)), func(g *guest) { g.tables = [][]byte{{funcType, 0, 1}} })},
+		{name: "table.grow a million, in setup", guest: once(with(events(1, 1, forever(bytes.Repeat([]byte{0xd0, 0x70, 0x41, 0xff, 0xff, 0x3f, 0xfc, 15, 0, opDrop}, 1), 0xd0, 0x70, i32(million-1), 0xfc, 15, 1, opDrop)), func(g *guest) {
+			g.tables = [][]byte{{funcType, 0, 1}, {funcType, 0, 1}}
+		}))},
+		{name: "table.fill 1", guest: tableOf(events(1, 1, forever(bytes.Repeat(code(i32(5), 0xd0, 0x70, i32(1), fill), 64))))},
+		{name: "table.fill a million, in setup", guest: once(tableOf(events(1, 1, forever(i32(0), 0xd0, 0x70, i32(million), fill))))},
+		{name: "table.copy a million, in setup", guest: once(tableOf(events(1, 1, forever(i32(0), i32(1), i32(million-1), 0xfc, 14, 0, 0))))},
+		{name: "table.init 1000", guest: tableOf(events(1, 1, forever(i32(0), i32(0), i32(1000), 0xfc, 12, 0, 0)))},
+		{name: "elem.drop, data.drop", guest: with(tableOf(events(1, 1, forever(bytes.Repeat([]byte{0xfc, 13, 0, 0xfc, 9, 0}, 64)))), func(g *guest) { g.data = [][]byte{{1, 1, 7}} })},
+		{name: "global.get, global.set", guest: with(events(1, 1, forever(bytes.Repeat([]byte{0x23, 0, 0x24, 0}, 64))), func(g *guest) { g.globals = [][]byte{{i32Type, 1, 0x41, 0, 0x0b}} })},
+		{name: "call", guest: many(1, forever(bytes.Repeat([]byte{0x10, 1}, 64)), func(int) []byte { return nil })},
+		{name: "call_indirect, random", guest: indirect},
+		{name: "br_table, random", guest: events(1, 1, jump)},
+		{name: "select", guest: events(1, 3, forever(bytes.Repeat(code(next(20), localGet, 0, localGet, 1, localGet, 0, i32(1), i32And, 0x1b, localSet, 1), 64)))},
+		{name: "if, at random", guest: events(1, 2, forever(bytes.Repeat(code(next(31), localGet, 0, i32(1<<17), i32And, 0x04, 0x40, localGet, 1, i32(1), i32Add, localSet, 1, opEnd), 64)))},
+		{name: "recursion, 1 local", guest: recursion(1, i32Type)},
+		{name: "recursion, 60 i32", guest: recursion(60, i32Type)},
+		{name: "recursion, 2000 v128", guest: recursion(2000, v128Type)},
+		{name: "recursion, wide frame", guest: wideFrame(5000)},
+		{name: "host: log_enabled", guest: host(abi.ImportModule, abi.ImportLogEnabled, i32(0))},
+		{name: "host: log", guest: host(abi.ImportModule, abi.ImportLog, i32(3), i32(0), i32(1024))},
+		{name: "host: fail", guest: host(abi.ImportModule, abi.ImportFail, i32(0), i32(1024))},
+		{name: "host: now_ns", guest: host(abi.ImportModule, abi.ImportNow)},
+		{name: "host: counter_add", guest: host(abi.ImportModule, abi.ImportCounterAdd, i32(0), 0x42, 1)},
+		{name: "host: rand_u64", guest: host(abi.ImportModule, abi.ImportRand)},
+		{name: "host: random_get 8 MiB", guest: host(abi.ImportWASI, "random_get", i32(0), i32(8<<20))},
+		{name: "host: fd_write 64 KiB", guest: with(host(abi.ImportWASI, "fd_write", i32(1), i32(0), i32(1), i32(16)), func(g *guest) { g.data = [][]byte{code(0, i32(0), 0x0b, 8, 0, 1, 0, 0, 0, 0, 1, 0)} })},
+		{name: "host: clock_time_get", guest: host(abi.ImportWASI, "clock_time_get", i32(0), 0x42, 0, i32(0))},
+	}
+}
+
+// setupExport is a function without a limit of time.
+const setupExport = "setup"
+
+// measure calls kv_events with so much fuel: processor time for each unit, and the longest time between two places where
+// the host has control.
+func (c *class) measure(t testing.TB, fuel uint64) (perUnit float64, longest time.Duration) {
+	var last time.Duration
+	clock := func() time.Duration {
+		now := ThreadCPUTime()
+		longest, last = max(longest, now-last), now
+		return now
+	}
+	code := c.guest.compiled(t, 65536, clock)
+	in := c.guest.instance(t, code)
+	if c.prepare {
+		if _, err := spend(t, in, "prepare", 1<<40); err != nil {
+			t.Fatal(c.name, err)
+		}
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start := ThreadCPUTime()
+	last = start
+	name := c.guest.funcs[0].name
+	used, err := spend(t, in, name, fuel)
+	took := clock() - start
+	if (err == nil) != (name == setupExport) {
+		t.Fatalf("%s: it ended with %v", c.name, err)
+	}
+	return float64(took) / float64(used), longest
+}
+
+// Each class of instruction: how long a unit of fuel takes at most. The baseline is an empty loop, measured beside each.
+func BenchmarkOpcodes(b *testing.B) {
+	const fuel, rounds = maxFuel, 5
+	type row struct {
+		name        string
+		best, ratio float64
+		longest     time.Duration
+	}
+	var rows []row
+	baseline := class{guest: events(1, 1, forever())}
+	for _, c := range append(special(), numeric()...) {
+		r := row{name: c.name, best: math.Inf(1), ratio: math.Inf(1), longest: time.Hour}
+		for range rounds {
+			base, _ := baseline.measure(b, fuel)
+			took, longest := c.measure(b, fuel)
+			r.best, r.ratio, r.longest = min(r.best, took), min(r.ratio, took/base), min(r.longest, longest)
+		}
+		rows = append(rows, r)
+	}
+	slices.SortFunc(rows, func(x, y row) int { return int(math.Copysign(1, y.best-x.best)) })
+	w := tabwriter.NewWriter(os.Stderr, 0, 0, 1, ' ', 0)
+	fmt.Fprintln(w, "| class \t| ns per unit \t| times an empty loop \t| longest hold, us \t|")
+	for _, r := range rows {
+		fmt.Fprintf(w, "| %s \t| %.2f \t| %.0f \t| %d \t|\n", r.name, r.best, r.ratio, r.longest.Microseconds())
+	}
+	_ = w.Flush()
+	for b.Loop() {
+	}
+}
