@@ -212,10 +212,12 @@ def test_damaged_pieces(setting: Setting) -> None:
 def test_preemption(setting: Setting) -> None:
     engine = setting.engine()
     engine.reset()
-    for _ in range(2):
+    rounds = 0
+    while rounds < 2 or not (setting.folder / "preempted").exists():
+        assert rounds < 10, "nothing was preempted"  # on a busy machine the first are done before the last have come
+        rounds += 1
         assert tokens(engine.generate(CROWD, 160)) == setting.reference.crowd
         engine.reset()
-    assert (setting.folder / "preempted").read_text()
     setting.check_bytes(8)
 
 
