@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvhost.wire import Stream
+
 
 def wait_for(what: str, true: Callable[[], bool], timeout: float = 60.0) -> None:
     end = time.monotonic() + timeout
@@ -88,6 +90,14 @@ class Host(Process):
         """Whether the process is stopped, by anybody."""
         stat = Path(f"/proc/{self.pid()}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] == "T"
+
+    def idle(self) -> bool:
+        """Whether no job runs: what engines have stored is published."""
+        stream = Stream(self.socket)
+        try:
+            return bool(stream.status(10).jobs == 0)
+        finally:
+            stream.close()
 
     def files(self, least: int = 4097) -> list[Path]:
         """The files of pieces, largest first. The host's own files have fewer bytes than pieces of a model."""

@@ -48,6 +48,7 @@ class Engine:
                 "kv_connector": "ProbeConnector", "kv_connector_module_path": "vllm_probe", "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra,
             }
+        self._host = host
         self.log = folder / f"{name}.log"
         address = str(folder / f"{name}.sock")
         with self.log.open("wb") as log:
@@ -88,6 +89,8 @@ class Engine:
 
     def reset(self) -> None:
         wait_for("the engine's cache is empty", lambda: self.ask("reset"))
+        if self._host is not None and self._host.alive():
+            wait_for("the host has published all", self._host.idle)
 
     def said(self, text: str) -> bool:
         return text in self.log.read_text(errors="replace")
