@@ -38,7 +38,12 @@ func configuration(t *testing.T) *config.Config {
 // start runs a host until the test ends; the returned function ends it earlier.
 func start(t *testing.T, c *config.Config) (*host.Host, func()) {
 	t.Helper()
-	h, err := host.New(context.Background(), host.Config{Config: c, Version: "test"})
+	return startWith(t, host.Config{Config: c, Version: "test"})
+}
+
+func startWith(t *testing.T, c host.Config) (*host.Host, func()) {
+	t.Helper()
+	h, err := host.New(context.Background(), c)
 	if err != nil {
 		t.Fatal(err)
 	}

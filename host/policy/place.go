@@ -31,7 +31,7 @@ const maxRoots = 64
 // pure function of what it names, so any of them can answer. Now and then two are asked, and a policy that gives one
 // piece two names is asked no more.
 //
-// A guest that fails is dropped, and another is started after a pause. Meanwhile the remaining guests answer; without
+// A guest that fails is dropped, and the next call starts another. In quarantine, the remaining guests answer; without
 // any, calls fail. The built-in policy does not answer in their place, because it would give other names to existing
 // files. The store asks it for new files, and records that it did. For the same reason a place policy in quarantine is
 // still started now and then: it names no new file, but until the store has renamed the existing ones, their names must

@@ -91,12 +91,13 @@ func (p *Place) release(g placer) {
 	p.cond.Signal()
 }
 
-// lost records the end of a guest, and pauses before the next start.
+// lost records the end of a guest. Another one may start at once, because existing files cannot be found meanwhile, and
+// quarantine is never more than a few faults away.
 func (p *Place) lost(cause error) {
-	verdict, pause := p.m.Failed(abi.RolePlace, cause)
+	verdict, _ := p.m.Failed(abi.RolePlace, cause)
 	p.mu.Lock()
 	p.live--
-	p.down, p.again = cause, time.Now().Add(pause)
+	p.down, p.again = cause, time.Now()
 	switch verdict {
 	case Quarantine:
 		p.down, p.again = cmp.Or(p.m.Quarantined(), cause), time.Now().Add(quarantinePause)

@@ -36,7 +36,7 @@ func TestNamesAreLost(t *testing.T) {
 		if f.has(0) {
 			t.Error("an entry is promised whose file nobody can name")
 		}
-		time.Sleep(time.Second)
+		time.Sleep(3 * time.Second) // until it has the built-in name
 		f.mustRead(0)
 		for m.Quarantined() == nil {
 			lose()

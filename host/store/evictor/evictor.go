@@ -197,8 +197,11 @@ func (v *Evictor) Fail(cause error) {
 		"policy", failed.Label, "error", cause)
 	_ = v.policy.Close()
 	v.fallback = &recency{}
-	if verdict == policy.Restart {
-		v.run(func(ctx context.Context) {
+	if verdict == policy.Restart && v.cfg.Run.Err() == nil {
+		failed.Acquire() // a swap may replace it meanwhile
+		v.cfg.Work.Go(func() {
+			defer failed.Release()
+			ctx := v.cfg.Run
 			policy.Supervise(ctx, pause, func(ctx context.Context) error { return v.restart(ctx, failed) },
 				func(err error) (policy.Verdict, time.Duration) { return failed.Module.Failed(abi.RoleEvict, err) })
 		})
@@ -207,6 +210,12 @@ func (v *Evictor) Fail(cause error) {
 
 // restart starts a policy again that failed. It takes the lock.
 func (v *Evictor) restart(ctx context.Context, failed *Policy) error {
+	v.mu.Lock()
+	superseded := v.active != failed
+	v.mu.Unlock()
+	if superseded {
+		return nil
+	}
 	h, err := v.Prepare(ctx, failed, failed)
 	if err == nil {
 		_, err = h.Finish()

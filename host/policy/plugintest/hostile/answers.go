@@ -26,6 +26,7 @@ func answers(b *builder) {
 		"pinned and evicted too": join(store32(resultAt, load32(bufferBase+1<<bufferShift)), packed(0, 1)),
 	} {
 		b.addf(abi.RoleEvict, evict.with(abi.ExportStep, code), "%s", name)
+		b.addf(abi.RoleEvict, evict.sleeping(abi.ExportStep, true, code), "later %s", name)
 	}
 	for status := range int32(3) {
 		b.addf(abi.RoleEvict, evict.with(abi.ExportEvents, i32(status-3)), "events answered %d", status-3)
@@ -40,6 +41,7 @@ func answers(b *builder) {
 		"changes the record": join(store32(argsAt, i32(-1)), local(0), []byte{0xad}),
 	} {
 		b.addf(abi.RoleAdmit, admit.with(abi.ExportAdmit, code), "admit: %s", name)
+		b.addf(abi.RoleAdmit, admit.sleeping(abi.ExportAdmit, true, code), "later admit: %s", name)
 	}
 	for name, a := range map[string]assembly{
 		"state beyond the limit":    keeper().with(abi.ExportSave, packed(0, 1<<30)),
@@ -106,6 +108,7 @@ func places(b *builder) {
 		"leaves it to the host":       packed(1, 0),
 	} {
 		b.addf(abi.RolePlace, one.with(abi.ExportPlace, code).with(abi.ExportUnplace, packed(0, 1)), "%s", name)
+		b.addf(abi.RolePlace, one.sleeping(abi.ExportPlace, true, code), "later %s", name)
 	}
 	for n := range 3 {
 		b.addf(abi.RolePlace, one.with(abi.ExportNamespace, when(join(local(0), i32(int32(n)), []byte{opEq}), unreachable), i32(0)), "a trap at namespace %d", n)
@@ -173,6 +176,9 @@ func traps(b *builder) {
 				fields += `,"state_format":"hostile/1"`
 			}
 			b.add(fmt.Sprintf("%s in %s", kind.name, export), role, a.described(fields, role).bytes())
+			if export == abi.ExportStep || export == abi.ExportEvents || export == abi.ExportPlace || export == abi.ExportAdmit {
+				b.add(fmt.Sprintf("later %s in %s", kind.name, export), role, a.sleeping(export, false, kind.code).described(fields, role).bytes())
+			}
 		}
 	}
 }

@@ -200,6 +200,24 @@ func (a assembly) with(name string, code ...[]byte) assembly {
 	return a
 }
 
+// asleepFor is how often an export is called before its attack begins: more often than a self-test calls it.
+func asleepFor(export string) int32 {
+	if export == abi.ExportPlace {
+		return 250
+	}
+	return 40
+}
+
+// sleeping replaces an export by code that does nothing until it was called often. The code may leave the answer on the
+// stack or not at all.
+func (a assembly) sleeping(export string, answers bool, code ...[]byte) assembly {
+	attack := join(code...)
+	if answers {
+		attack = append(attack, 0x0f) // return
+	}
+	return a.with(export, when(join(counting(2048), i32(asleepFor(export)), []byte{opGeU}), attack), ok(export))
+}
+
 func (a assembly) importing(module, name, sig string) assembly {
 	a.imports = append(slices.Clone(a.imports), imported{module, name, sig})
 	return a

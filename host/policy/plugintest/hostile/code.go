@@ -77,6 +77,9 @@ func runaways(b *builder) {
 				continue // these are calls of two parameters
 			}
 			b.addf(at.role, a.with(at.export, body, ok(at.export)), "%s in %s", name, at.export)
+			if at.export != abi.ExportInit {
+				b.addf(at.role, a.sleeping(at.export, false, body), "later %s in %s", name, at.export)
+			}
 		}
 	}
 	for _, export := range []string{abi.ExportInitialize, abi.ExportBuffer, abi.ExportEvents, abi.ExportNamespace, abi.ExportAdmit,

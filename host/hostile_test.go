@@ -1,0 +1,269 @@
+package host_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy/plugintest/hostile"
+	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/policyset"
+)
+
+var allHostile = flag.Bool("hostile.all", false, "swap in every hostile module, not a part of each class")
+
+// each is how many modules of a class the short run leaves out between two.
+var each = map[string]int{"claims": 25, "names": 7, "malformed": 40, "bombs": 9, "runaways": 9, "memory": 3, "manifests": 9, "buffers": 9,
+	"answers": 5, "places": 2, "layouts": 4, "traps": 10}
+
+// What a client of a host with hostile policies may have to bear, beside a client of the same host before.
+const (
+	hotKeys      = 60
+	longestStall = 2 * time.Second // of a lookup; machines are busy
+	leastHits    = 0.7             // of the control's share
+	moreMemory   = 512 << 20
+)
+
+// worker is a client that stores, looks up and loads, and measures. Hot keys come again each round; others push from
+// behind.
+type worker struct {
+	*testing.T
+	s                  *client.Session
+	arena              *client.Arena
+	cold               uint32
+	lookups, hits      int
+	loads, failed      int
+	stores, refused    int
+	longest            time.Duration
+	slowest, underTest string
+	peak               int64
+}
+
+const (
+	workPage   = 8192
+	workBlocks = 8
+)
+
+func newWorker(t *testing.T, h *host.Host) *worker {
+	t.Helper()
+	w := &worker{T: t, s: dial(t, h)}
+	var err error
+	if w.arena, err = w.s.NewArena(2 * workBlocks * workPage); err != nil {
+		t.Fatal(err)
+	}
+	planes := []client.PlaneRegion{{Stride: workPage, Blocks: workBlocks}, {Offset: workBlocks * workPage, Stride: workPage, Blocks: workBlocks}}
+	if _, err := w.s.Register(t.Context(), 0, w.arena, planes); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func workKey(n uint32) (k chunk.Key) {
+	binary.LittleEndian.PutUint32(k[:], n*2654435761)
+	binary.LittleEndian.PutUint32(k[4:], n)
+	k[31] = 1
+	return k
+}
+
+// pages are the four pages of a chunk, in blocks 0 and 1 for a store and 2 and 3 for a load.
+func (w *worker) pages(first int, visit func(page []byte, tag string)) {
+	for plane := range 2 {
+		for block := range 2 {
+			at := (plane*workBlocks + first + block) * workPage
+			visit(w.arena.Bytes()[at:at+workPage], fmt.Sprint(plane, block))
+		}
+	}
+}
+
+func fill(page []byte, n uint32, tag string) {
+	clear(page)
+	copy(page, fmt.Sprintf("key %d page %s|", n, tag))
+}
+
+func (w *worker) store(ctx context.Context, n uint32) {
+	w.stores++
+	w.pages(0, func(page []byte, tag string) { fill(page, n, tag) })
+	job, err := w.s.Store(ctx, n, 0, []client.StoreChunk{{Key: workKey(n), Blocks: []uint32{0, 1}}})
+	if err != nil {
+		w.Fatalf("%s: store: %v", w.underTest, err)
+	}
+	if r, err := job.Published(ctx); err != nil || r.Bytes == 0 {
+		w.refused++
+	}
+}
+
+// get looks a key up and loads it, and reports whether it was a hit that came back whole.
+func (w *worker) get(ctx context.Context, n uint32) bool {
+	start := time.Now()
+	l, err := w.s.Lookup(ctx, client.LookupRequest{Request: n, Keys: []chunk.Key{workKey(n)}})
+	if err != nil {
+		w.Fatalf("%s: lookup: %v", w.underTest, err)
+	}
+	if took := time.Since(start); took > w.longest {
+		w.longest, w.slowest = took, w.underTest
+	}
+	if w.lookups++; l.Hits() != 1 {
+		return false
+	}
+	w.loads++
+	w.pages(2, func(page []byte, _ string) { clear(page) })
+	job, err := w.s.Load(ctx, l, []client.LoadChunk{{Index: 0, Blocks: []uint32{2, 3}}}, client.LoadOptions{})
+	if err != nil {
+		w.Fatalf("%s: load: %v", w.underTest, err)
+	}
+	if r, err := job.Wait(ctx); err != nil || len(r.Failed) > 0 {
+		w.failed++
+		return false
+	}
+	w.hits++
+	w.pages(2, func(page []byte, tag string) {
+		want := make([]byte, 64)
+		fill(want, n, tag)
+		if !bytes.Equal(page[:64], want) {
+			w.Errorf("%s: key %d came back as %q", w.underTest, n, page[:32])
+		}
+	})
+	return true
+}
+
+// round uses every hot key once and stores some others.
+func (w *worker) round(ctx context.Context) {
+	for n := range uint32(hotKeys) {
+		if !w.get(ctx, n) {
+			w.store(ctx, n)
+		}
+		if n%8 == 0 {
+			w.cold++
+			w.store(ctx, 1<<20+w.cold)
+		}
+	}
+	w.peak = max(w.peak, resident(w.T))
+}
+
+// resident is the memory that this process has now.
+func resident(t *testing.T) int64 {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var size, pages int64
+	if _, err := fmt.Sscan(string(b), &size, &pages); err != nil {
+		t.Fatal(err)
+	}
+	return pages * int64(os.Getpagesize())
+}
+
+// share forgets what was measured, and returns the share of lookups that were hits.
+func (w *worker) share() float64 {
+	share := float64(w.hits) / float64(max(1, w.lookups))
+	w.lookups, w.hits = 0, 0
+	return share
+}
+
+// logged counts the lines of a host's log.
+type logged struct{ lines atomic.Int64 }
+
+func (l *logged) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
+func (l *logged) WithAttrs([]slog.Attr) slog.Handler               { return l }
+func (l *logged) WithGroup(string) slog.Handler                    { return l }
+func (l *logged) Handle(context.Context, slog.Record) error        { l.lines.Add(1); return nil }
+
+// Hostile policies are swapped into a served host, one after the other, while a client works. It must not see wrong
+// bytes or long stalls, and it must go on hitting; the host's memory and its log stay bounded.
+func TestHostilePolicies(t *testing.T) {
+	c := configuration(t)
+	c.Roots[0].Capacity = 150 * 10 * 4096
+	c.PolicyMemory = 256 << 20
+	c.PolicyDir = policytest.Dir(t, "lru", "fanout", "layermajor")
+	c.PolicyCache = filepath.Join(t.TempDir(), "cache")
+	log := &logged{}
+	h, stop := startWith(t, host.Config{Config: c, Log: slog.New(log), Version: "test"})
+	defer stop()
+	w := newWorker(t, h)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+	defer cancel()
+	for range 2 {
+		w.round(ctx)
+	}
+	w.share()
+	for range 10 {
+		w.round(ctx)
+	}
+	control, before, stall := w.share(), w.peak, w.longest
+	t.Logf("control: %.1f %% hits, longest lookup %v, %d MiB", 100*control, stall, before>>20)
+	w.longest = 0
+
+	path := filepath.Join(t.TempDir(), "hostile.wasm")
+	labels := [abi.Roles]string{abi.RoleEvict: "lru", abi.RoleAdmit: "admit-all", abi.RolePlace: "fanout", abi.RoleLayout: "layermajor"}
+	counts, swapped, refused := map[string]int{}, 0, 0
+	began, lines := time.Now(), log.lines.Load()
+	for _, m := range hostile.Modules() {
+		n := counts[m.Class]
+		counts[m.Class]++
+		if !*allHostile && n%each[m.Class] != 0 {
+			continue
+		}
+		w.underTest = m.String()
+		if err := os.WriteFile(path, m.Wasm, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := h.Policies().Swap(ctx, labels[m.Role], config.Policy{Module: path})
+		if err == nil {
+			swapped++
+		} else if refused++; !errors.Is(err, policyset.ErrPolicy) && !strings.Contains(err.Error(), "policy") {
+			t.Errorf("%s: swap: %v", &m, err)
+		}
+		w.round(ctx)
+		if err != nil {
+			continue
+		}
+		for range 6 {
+			w.round(ctx)
+		}
+		good := labels[m.Role]
+		if m.Role == abi.RoleAdmit { // the built-in one is no module
+			good = path
+			if err := os.WriteFile(path, hostile.Harmless(m.Role), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := h.Policies().Swap(ctx, labels[m.Role], config.Policy{Module: good}); err != nil {
+			t.Errorf("%s: it cannot be replaced: %v", &m, err)
+		}
+		w.round(ctx)
+	}
+	took := time.Since(began)
+	w.underTest = "afterwards"
+	got := w.share()
+	t.Logf("%d modules swapped in, %d refused, in %v: %.1f %% hits, longest lookup %v (%s), %d of %d loads failed, %d of %d stores "+
+		"refused, %d MiB, %d lines of log", swapped, refused, took.Round(time.Millisecond), 100*got, w.longest, w.slowest, w.failed,
+		w.loads, w.refused, w.stores, w.peak>>20, log.lines.Load()-lines)
+	if got < leastHits*control {
+		t.Errorf("%.1f %% hits, %.1f %% before", 100*got, 100*control)
+	}
+	if w.longest > longestStall {
+		t.Errorf("a lookup took %v with %s", w.longest, w.slowest)
+	}
+	if w.peak > before+moreMemory {
+		t.Errorf("%d MiB, %d before", w.peak>>20, before>>20)
+	}
+	if rate := float64(log.lines.Load()-lines) / max(1, took.Seconds()); rate > 100 {
+		t.Errorf("%.0f lines of log a second", rate)
+	}
+}
