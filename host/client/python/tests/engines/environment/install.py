@@ -6,6 +6,7 @@ last line says why.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shlex
@@ -33,6 +34,10 @@ def lacks(directory: Path) -> Iterator[str]:
     if libc != "glibc" or tuple(map(int, version.split("."))) < (2, 34):
         yield f"glibc 2.34, this is {libc} {version}"
     yield from (tool for tool in ("cc", "nm", "readelf") if shutil.which(tool) is None)
+    try:
+        ctypes.CDLL("libnuma.so.1")  # vLLM's kernels for processors
+    except OSError:
+        yield "libnuma.so.1 (Debian's libnuma1)"
     if "avx2" not in Path("/proc/cpuinfo").read_text():
         yield "a processor with AVX2"
     for what, path, least in (("disk space", directory.parent, 8), ("/dev/shm", Path("/dev/shm"), 1)):
