@@ -239,7 +239,8 @@ def decoded(events: Iterator[Any]) -> list[Any]:
 
 def test_what_differs_from_a_snapshot_is_published() -> None:
     residents = Residents(Format(arrays=False, whole_hashes=False, medium="DISK", block_size=256))
-    first = changes(*snapshot(event(1), event(2)), batch(event(2, stored=False), event(1, stored=False), event(3), at=1))
+    both_go = batch(event(2, stored=False), event(1, stored=False), event(3), at=1)
+    first = changes(*snapshot(event(1), event(2)), both_go)
     assert decoded(residents.apply(first)) == [AllBlocksCleared(), stored(1), stored(2), removed(2, 1), stored(3)]
     again = changes(*snapshot(event(3), event(4), epoch=2))
     assert decoded(residents.apply(again)) == [stored(4)]

@@ -1,7 +1,7 @@
 """vLLM's KV cache events on the wire, for processes without vLLM.
 
-A batch is an array [seconds since 1970, events, data parallel rank]. An event is a map with its class under "type" and
-without fields that have their defaults, as vLLM sends it since 0.24, or an array that begins with the class, as before."""
+A batch is an array [seconds since 1970, events, data parallel rank]. Since vLLM 0.24 an event is a map, with its class
+under "type" and without fields that have their defaults. Before, it was an array that begins with the class."""
 
 from __future__ import annotations
 

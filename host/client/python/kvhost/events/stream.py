@@ -78,7 +78,8 @@ class EventStream:
     def _batch(self, m: Any) -> EventBatch:
         n = self._key_bytes
         events = [
-            Event(e.kind == pb.EVENT_KIND_STORED, e.namespace_digest, e.group, e.key[:n], e.parent[:n]) for e in m.events
+            Event(e.kind == pb.EVENT_KIND_STORED, e.namespace_digest, e.group, e.key[:n], e.parent[:n])
+            for e in m.events
         ]
         return EventBatch(events, m.snapshot, m.snapshot_end, Position(m.epoch, m.seq) if m.epoch else None)
 

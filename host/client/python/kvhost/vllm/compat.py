@@ -66,3 +66,19 @@ def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
     return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
+
+
+def event_extra_keys(request: Any, first: int, end: int, block_tokens: int) -> list[tuple[Any, ...] | None] | None:
+    """What the engine's hashes of these blocks cover besides tokens, as its own events name it. None if that is
+    nothing."""
+    from vllm.v1.core import kv_cache_utils
+
+    keys: list[tuple[Any, ...] | None] = []
+    item = 0
+    for start in range(first, end, block_tokens):
+        extra, item = kv_cache_utils.generate_block_hash_extra_keys(request, start, start + block_tokens, item)
+        keys.append(extra)
+    if not any(keys):
+        return None
+    published: Any = getattr(kv_cache_utils, "to_event_extra_keys", list)  # 0.33 tags the keys, but not in events
+    return published(keys)  # type: ignore[no-any-return]

@@ -22,7 +22,6 @@ from kvhost.session import Session
 from kvhost.shape import Namespace
 from kvhost.vllm import compat, model, regions
 from kvhost.vllm.groups import GroupPlan
-from kvhost.vllm.kvevents import KVEvents
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import Handshake, StepOrders, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+    from kvhost.vllm.kvevents import KVEvents
 
 log = logging.getLogger("vllm.kvhost")
 
@@ -283,6 +284,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         config = self._vllm_config.kv_events_config
         if config is None or not config.enable_kv_cache_events:
             return None
+        from kvhost.vllm.kvevents import KVEvents  # needs more of vLLM than the rest
+
         hash_tokens = compat.hash_tokens(self._vllm_config, self._kv_cache_config)
 
         def open(stage: int, after: Position | None) -> EventStream | None:

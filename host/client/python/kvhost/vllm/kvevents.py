@@ -1,4 +1,4 @@
-"""vLLM's KV cache events for what kvhost keeps: the host's events, in terms of the engine's own block hashes and tokens.
+"""vLLM's KV cache events for what kvhost keeps: the host's events, in terms of the engine's block hashes and tokens.
 
 The host knows chunks by the connector's keys. A router knows blocks by the engine's hashes, and by their tokens. The
 scheduler's half tells this module which chunks its requests have; what the host says about other keys is dropped."""
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
-from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, maybe_convert_block_hash
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 from kvhost.events import Change, Changed, Event, EventReader, EventStream, Position
+from kvhost.vllm import compat
 from kvhost.vllm.groups import GroupPlan
 
 log = logging.getLogger("vllm.kvhost")
@@ -134,7 +135,7 @@ class KVEvents:
             lora_id=lora.adapter_id if lora else None,
             medium=self._medium,
             lora_name=lora.name if lora else None,
-            extra_keys=_extra_keys(request, first, end, g.block_tokens),
+            extra_keys=compat.event_extra_keys(request, first, end, g.block_tokens),
             **{name: more[name] for name in _OPTIONAL},
         )
 
@@ -201,13 +202,3 @@ class KVEvents:
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
-
-
-def _extra_keys(request: Any, first: int, end: int, block_tokens: int) -> list[tuple[Any, ...] | None] | None:
-    """What the engine's hashes of these blocks cover besides tokens; None if that is nothing."""
-    keys = []
-    item = 0
-    for start in range(first, end, block_tokens):
-        extra, item = generate_block_hash_extra_keys(request, start, start + block_tokens, item)
-        keys.append(extra)
-    return keys if any(keys) else None

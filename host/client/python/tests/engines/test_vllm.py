@@ -144,6 +144,20 @@ def test_engine_restart(setting: Setting) -> None:
     setting.check_bytes(3 * HITS // CHUNK)
 
 
+def test_the_default_rule_after_a_restart(setting: Setting) -> None:
+    """When everything hits, the connector gives up a chunk to learn how fast the engine computes, and no more."""
+    setting.stop_engine()
+    engine = Engine(setting.folder, "faster", setting.llama, setting.host, blocks=BLOCKS, load_when="faster")
+    try:
+        for _ in range(2):
+            warm = engine.one_by_one(LONG)
+            assert tokens(warm) == setting.reference.long
+            assert {c for _, c in warm} <= {HITS, HITS - CHUNK}
+            engine.reset()
+    finally:
+        engine.kill()
+
+
 def test_host_restart(setting: Setting) -> None:
     engine, want = setting.engine(), setting.reference.long
     setting.host.stop()

@@ -170,7 +170,7 @@ def keys(prompt: Tokens) -> list[bytes]:
 def test_stored_chunks_have_the_engines_own_hashes(setting: Setting) -> None:
     setting.engine.one_by_one(LONG)
     setting.settle(lambda: len(setting.of_engine.of("DISK")) == 3 * CHUNKS)
-    of_gpu: dict[int, list[int]] = {}
+    of_gpu: dict[Any, list[int]] = {}
     for e in setting.of_engine.of("GPU"):
         if isinstance(e, BlockStored):
             for i, h in enumerate(e.block_hashes):

@@ -96,6 +96,10 @@ class Rig:
         return {maybe_convert_block_hash(hashes[(i + 1) * CHUNK // HASH - 1]): i for i in range(len(KEYS))}
 
 
+def taken(rig: Rig) -> list[Any]:
+    return list(rig.events.take())
+
+
 @pytest.fixture
 def make() -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
@@ -115,7 +119,7 @@ def test_a_chunk_is_announced_when_the_host_has_it(make: Callable[..., Rig]) -> 
         rig.events.ordered(r, 0, i, KEYS[i])
     assert rig.take() == []
     rig.say(of(KEYS[1]), of(KEYS[0]), of(b"another engine's".ljust(32)))
-    (second, first) = rig.events.take()
+    second, first = taken(rig)
     hashes = [maybe_convert_block_hash(h) for h in r.block_hashes]
     assert first == BlockStored(
         block_hashes=[hashes[1], hashes[3]], parent_block_hash=None, token_ids=TOKENS[:CHUNK], block_size=BLOCK,
@@ -215,7 +219,7 @@ def test_what_the_hashes_cover_besides_tokens(make: Callable[..., Rig]) -> None:
     rig = make()
     r = request(lora_request=LoRARequest("tuned", 3, "/lora"), cache_salt="salt")
     rig.events.found(r, KEYS[:2])
-    first, second = rig.events.take()
+    first, second = taken(rig)
     assert (first.lora_id, first.lora_name) == (3, "tuned")
     assert first.extra_keys == [("tuned", "salt"), ("tuned",)] and second.extra_keys == [("tuned",), ("tuned",)]
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import vllm_model as model
@@ -115,7 +115,7 @@ class Rig:
             model_config=ModelConfig(model=str(path), skip_tokenizer_init=True, dtype="float32", max_model_len=2048),
             cache_config=CacheConfig(block_size=TOKENS), kv_transfer_config=transfer, device_config=DeviceConfig("cpu"),
         )
-        config.cache_config.cache_dtype = layout.cache_dtype
+        cast(Any, config.cache_config).cache_dtype = layout.cache_dtype
         groups = [KVCacheGroupSpec(names(), layout.spec)]
         cache = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
         self.connector = KvhostConnector(config, KVConnectorRole.WORKER, cache)
@@ -143,7 +143,7 @@ class Rig:
         c = self.connector
         c.handle_preemptions(orders)
         c.bind_connector_metadata(orders)
-        c.start_load_kv(None)
+        c.start_load_kv(cast(Any, None))
         c.wait_for_save()
         due = time.monotonic() + 20
         sent: set[str] = set()
@@ -282,7 +282,7 @@ def test_an_engine_that_sleeps_in_mid_load(make: Callable[..., Rig], host: Host)
         lease = rig.lookup(session, key).lease
         order = LoadOrder("r", 0, CHUNK, [GroupLoad(0, [lease], [ChunkOrder(0, [1, 2], key)])])
         rig.connector.bind_connector_metadata(StepOrders(loads=[order]))
-        rig.connector.start_load_kv(None)
+        rig.connector.start_load_kv(cast(Any, None))
         rig.connector.unregister_kv_caches()
         rig.clear(list(range(BLOCKS)))
         assert not any(any(page) for b in range(BLOCKS) for page in rig.block(b))

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import vllm_model as model
@@ -65,7 +65,7 @@ class Core:
         self.scheduler = Scheduler(
             config, cache, StructuredOutputManager(config), block_size=BLOCK, hash_block_size=BLOCK, log_stats=True
         )
-        self.connector: Any = self.scheduler.connector
+        self.connector = cast(Any, self.scheduler.connector)
         space = Namespace(model="m", dtype="f", key_bytes=32, tokens_per_block=BLOCK, groups=[])
         self.connector.set_xfer_handshake_metadata({0: Handshake(namespace=space, epoch=0)})
         self.worker = Worker(Settings(**settings), link, (0, 0), blocks, stores=True)  # type: ignore[arg-type]
