@@ -292,7 +292,7 @@ class Session:
             self._stream.close()
             raise
         self._nonce: bytes = hello.nonce
-        self._digest: bytes = hello.namespace_digest
+        self.namespace_digest: bytes = hello.namespace_digest  # the namespace's name in events and on disk
         self.version: str = hello.version
         self.lease_seconds: float = hello.lease_millis / 1000
         self.limits: Any = hello.limits
@@ -457,7 +457,7 @@ class Session:
     def events(self, after: Position | None = None, *, all_namespaces: bool = False) -> EventStream:
         """Streams what becomes resident and what goes, of the session's namespace or of all. It resumes after a position
         if the host still holds what follows it; else it starts with a snapshot."""
-        digest, key_bytes = (b"", 32) if all_namespaces else (self._digest, self._namespace.key_bytes)
+        digest, key_bytes = (b"", 32) if all_namespaces else (self.namespace_digest, self._namespace.key_bytes)
         return self._stream.events(digest, key_bytes, after)
 
     def ping(self) -> None:

@@ -75,6 +75,7 @@ class DoubleSession:
     lease_seconds = 60.0
     limits = Record(keys_per_lookup=1000)
     version = "double"
+    namespace_digest = bytes(16)
 
     def __init__(self) -> None:
         self.ended = threading.Event()

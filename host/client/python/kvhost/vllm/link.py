@@ -151,5 +151,6 @@ class Link:
             self._sessions, self._opened = sessions, epoch
             self._wake.notify_all()
         self._said = ""
-        log.info("kvhost %s: connected to %s, version %s", self._name, self._socket, sessions[0].version)
+        log.info("kvhost %s: connected to %s, version %s, namespace %s", self._name, self._socket,
+                 sessions[0].version, " ".join(s.namespace_digest.hex() for s in sessions))
         return True
