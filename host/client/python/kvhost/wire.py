@@ -109,7 +109,10 @@ class Stream:
             raise HostGone(f"{self.path}: {e.details() if hasattr(e, 'details') else e}") from None
 
     def events(self, namespace: bytes, key_bytes: int, after: Position | None) -> EventStream:
-        return EventStream(self.path, self._channel, namespace, key_bytes, after)
+        try:
+            return EventStream(self.path, self._channel, namespace, key_bytes, after)
+        except ValueError:  # grpc's, of a closed channel
+            raise HostGone("the session was closed here") from None
 
     def close(self) -> None:
         with self._lock:
