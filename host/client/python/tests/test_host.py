@@ -154,6 +154,13 @@ def test_events(peer: Peer, seed: bytes) -> None:
     resumed.close()
 
 
+def test_events_of_a_closed_session(path: str, seed: bytes) -> None:
+    s = kvhost.Session(path, "closed-" + seed.hex(), namespace())
+    s.close()
+    with pytest.raises(kvhost.HostGone):
+        next(iter(s.events()))
+
+
 def test_discard(path: str, peer: Peer, seed: bytes) -> None:
     s, k = peer.session, [key(seed, i) for i in range(3)]
     s.store([kvhost.StoreChunk(k[i], [2 * i, 2 * i + 1]) for i in range(2)]).published(10)
