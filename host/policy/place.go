@@ -19,6 +19,8 @@ type PlaceOptions struct {
 	Seed          uint64
 	Config        Config
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
+	// Quarantined is called when the policy must not name new files any more. It must not call the policy.
+	Quarantined func()
 }
 
 // quarantinePause is the time between two starts of a module in quarantine.
@@ -56,6 +58,7 @@ type Place struct {
 
 	until       atomic.Int64 // by nanotime: nobody answers before
 	quarantined atomic.Bool
+	told        func()        // of the quarantine
 	impure      atomic.Bool   // its answers are worth nothing
 	asked       atomic.Uint64 // paths asked for
 	refuses     atomic.Bool   // some namespace
@@ -89,7 +92,7 @@ func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
 	if err := m.prepare(&s); err != nil {
 		return nil, err
 	}
-	p := &Place{m: m, settings: s, most: max(2, runtime.GOMAXPROCS(0)), usage: sandbox.Usage{Sampled: true}}
+	p := &Place{m: m, settings: s, most: max(2, runtime.GOMAXPROCS(0)), usage: sandbox.Usage{Sampled: true}, told: o.Quarantined}
 	p.cond.L = &p.mu
 	first, err := p.start(ctx)
 	if err != nil {

@@ -101,7 +101,6 @@ func (p *Place) lost(cause error) {
 	switch verdict {
 	case Quarantine:
 		p.down, p.again = cmp.Or(p.m.Quarantined(), cause), time.Now().Add(quarantinePause)
-		p.quarantined.Store(true)
 	case Halt:
 		p.again = time.Time{}
 	}
@@ -114,6 +113,9 @@ func (p *Place) lost(cause error) {
 	}
 	p.mu.Unlock()
 	p.cond.Broadcast() // waiters may have to fail now
+	if verdict == Quarantine {
+		p.quarantine()
+	}
 }
 
 // Down reports that no call can succeed now, so that the files that the policy named cannot be found.

@@ -16,7 +16,14 @@ import (
 func (p *Place) Misnamed(cause error) {
 	p.usage.Faults.Add(1)
 	if verdict, _ := p.m.Failed(abi.RolePlace, cause); verdict != Restart {
-		p.quarantined.Store(true)
+		p.quarantine()
+	}
+}
+
+// quarantine ends the naming of new files. The caller does not hold mu.
+func (p *Place) quarantine() {
+	if !p.quarantined.Swap(true) && p.told != nil {
+		p.told()
 	}
 }
 
@@ -34,9 +41,9 @@ func (p *Place) disqualify(cause error) {
 	p.idle = nil
 	p.usage.Builtin.Store(true)
 	p.until.Store(math.MaxInt64)
-	p.quarantined.Store(true)
 	p.mu.Unlock()
 	p.cond.Broadcast()
+	p.quarantine()
 	for _, g := range idle {
 		g.close()
 	}

@@ -38,8 +38,8 @@ func (s *Store) openCatalog(ctx context.Context) (err error) {
 	}
 	s.catalog, err = catalog.New(ctx, catalog.Options{
 		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: capacity, Expiry: s.cfg.ttlOf, Roots: keptFiles{s},
-		AdmitFault: s.admissionFault,
-		Policies:   catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules, Reopen: p.Reopen},
+		AdmitFault: s.admissionFault, PlaceQuarantined: s.wakeUpkeep,
+		Policies: catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules, Reopen: p.Reopen},
 	})
 	return err
 }

@@ -26,6 +26,15 @@ const (
 	doubtAgain  = 10 * time.Minute // a doubted policy was right
 )
 
+// wakeUpkeep has the roots look now at what is due.
+func (s *Store) wakeUpkeep() {
+	if s.opened.Load() {
+		for _, r := range s.roots {
+			wake(r.upkeepWake)
+		}
+	}
+}
+
 // upkeep starts what is due.
 func (n *renaming) upkeep(ctx context.Context, r *root) {
 	if r.cfg.Shared || r.IsScanning() || !r.Health.Takes() || r.unavailable.Load() {

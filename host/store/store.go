@@ -40,6 +40,7 @@ type Store struct {
 	changes  *changelog.Log
 	seq      sequence.Sequence
 	scanDone chan struct{}
+	opened   atomic.Bool // roots is complete
 	closed   atomic.Bool
 	run      context.Context // of the store's own work
 	stop     context.CancelFunc
@@ -77,6 +78,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		}
 	}
 	s.tellRoots()
+	s.opened.Store(true)
 	s.work.Go(func() { s.catalog.Run(s.run) })
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })

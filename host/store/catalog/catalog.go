@@ -38,6 +38,8 @@ type Options struct {
 	Expiry     func(text string) time.Duration // the time to live of a namespace's entries; 0: they do not expire
 	Roots      Roots
 	AdmitFault func(error) // called when an admit policy fails; must not call the catalog
+	// PlaceQuarantined is called when a place policy must not name new pieces any more; it must not call the catalog.
+	PlaceQuarantined func()
 }
 
 // Catalog holds the namespaces of one store. It is safe for concurrent use.

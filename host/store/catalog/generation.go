@@ -51,7 +51,9 @@ type keptGeneration struct {
 
 func (o *Options) placeOpener(ctx context.Context, seed uint64) func(*policy.Handle) (*PlaceGeneration, error) {
 	return func(h *policy.Handle) (*PlaceGeneration, error) {
-		p, err := h.Module.NewPlace(ctx, policy.PlaceOptions{Seed: seed, Config: h.Config, MaxNamespaces: MaxNamespaces})
+		p, err := h.Module.NewPlace(ctx, policy.PlaceOptions{
+			Seed: seed, Config: h.Config, MaxNamespaces: MaxNamespaces, Quarantined: o.PlaceQuarantined,
+		})
 		if err != nil {
 			return nil, err
 		}
