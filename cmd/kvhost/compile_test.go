@@ -2,12 +2,16 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/kvhost/kvhost/host/policy/compiler"
+	"github.com/kvhost/kvhost/host/policyset"
 )
 
 // compileBomb is an evict policy that takes minutes to compile: 100,000 nested blocks.
@@ -115,5 +119,14 @@ func TestCompileLimits(t *testing.T) {
 	const says = "bomb.wasm: compiling took too much: over 1s of processor time (policy_compile.cpu)"
 	if r.code != exitPolicy || !strings.Contains(r.stderr, says) {
 		t.Errorf("%d\n%s", r.code, r.stderr)
+	}
+}
+
+// A service manager tries again when the compiler was killed, and not when the module is to blame.
+func TestExitCodeOfCompiler(t *testing.T) {
+	for err, want := range map[error]int{compiler.ErrCompiler: exitFailure, compiler.ErrLimit: exitPolicy} {
+		if code := exitCode(fmt.Errorf("%w: x: %w", policyset.ErrPolicy, err)); code != want {
+			t.Errorf("%v: exit code %d, want %d", err, code, want)
+		}
 	}
 }

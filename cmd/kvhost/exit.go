@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/doctor"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/compiler"
 	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/replay"
 	"github.com/kvhost/kvhost/host/server/socket"
@@ -75,6 +76,8 @@ func exitCode(err error) int {
 		return exitRootBusy
 	case is(socket.ErrInUse, host.ErrHTTP):
 		return exitAddress
+	case is(compiler.ErrCompiler): // killed for want of memory, say: a restart may help
+		return exitFailure
 	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant,
 		policy.ErrDigest,
 		policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):

@@ -102,6 +102,16 @@ func TestCacheKeepsRefusals(t *testing.T) {
 	}
 }
 
+// A start that is cancelled does not blame the module.
+func TestCancelledCompilation(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := load(ctx, "x.wasm", newFile("", minimal(abi.RoleEvict).bytes()), Options{})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), "x.wasm") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestCacheMustBePrivate(t *testing.T) {
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o755); err != nil {

@@ -291,7 +291,7 @@ func TestBeyondLimits(t *testing.T) {
 	if err = errors.Join(err, f.Truncate(100<<20), f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), huge, Options{}); !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), "more than the 16777216 bytes") {
+	if _, err := Open(t.Context(), huge, Options{}); !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), "more than 16777216 bytes") {
 		t.Errorf("a module of 100 MB: %v", err)
 	}
 }

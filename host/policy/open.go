@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/compiler"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/regular"
 	"github.com/kvhost/kvhost/plugins/dist"
@@ -105,8 +106,11 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	return m, nil
 }
 
-// refused is why a module is not loaded.
+// refused is why a module is not loaded. It is not the module's fault when the compiler was ended, or could not start.
 func refused(name string, err error) error {
+	if errors.Is(err, compiler.ErrCompiler) || errors.Is(err, context.Canceled) {
+		return fmt.Errorf("policy: %s not compiled: %w", name, err)
+	}
 	err = shortened{err}
 	if errors.Is(err, ErrGrant) {
 		return fmt.Errorf("%w (module %s)", err, name)

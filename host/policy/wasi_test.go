@@ -31,7 +31,7 @@ func TestStandardErrorAndExit(t *testing.T) {
 	if !errors.As(err, &f) || f.Text != "loop" || f.Reason != "exited with code 2" || !errors.As(err, &exit) || f.Module != "mine" {
 		t.Errorf("got %+v", err)
 	}
-	if !strings.Contains(log.String(), "msg=loop") || !strings.Contains(log.String(), "policy=mine") {
+	if !strings.Contains(log.String(), "text=loop") || !strings.Contains(log.String(), "policy=mine") {
 		t.Errorf("log: %s", log.String())
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -108,7 +109,7 @@ func ended(err error, state *os.ProcessState, words string, l *Limits) error {
 	switch {
 	case state.ExitCode() == exitCPU, status.Signaled() && used >= l.CPU:
 		return fmt.Errorf("%w: over %v of processor time (policy_compile.cpu)", ErrLimit, l.CPU)
-	case strings.Contains(words, "out of memory"), strings.Contains(words, "cannot allocate memory"):
+	case outOfMemory(words):
 		return fmt.Errorf("%w: over %s of memory (policy_compile.memory)", ErrLimit, size(l.Memory))
 	case strings.Contains(words, "stack overflow"):
 		return fmt.Errorf("%w: its blocks nest too deeply", ErrLimit)
@@ -116,6 +117,13 @@ func ended(err error, state *os.ProcessState, words string, l *Limits) error {
 		return fmt.Errorf("%w: killed, perhaps because the machine or the control group is out of memory", ErrCompiler)
 	}
 	return fmt.Errorf("%w: %w: %q", ErrCompiler, err, first)
+}
+
+// outOfMemory recognizes what Go's runtime says when it gets no memory, and what the race detector says.
+func outOfMemory(words string) bool {
+	return slices.ContainsFunc([]string{
+		"out of memory", "cannot allocate", "failed to allocate", "failed to reserve", "cannot map pages",
+	}, func(s string) bool { return strings.Contains(words, s) })
 }
 
 // size is a number of bytes as people write it.
