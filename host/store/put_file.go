@@ -46,7 +46,9 @@ func (p *Put) useFallbackName(cause error) error {
 	}
 	r.Lock()
 	r.Index.At(p.mark.Slot).Set(index.FallbackName)
-	r.Count.PlaceFaults++
+	if !errors.Is(cause, policy.ErrQuarantine) { // it gave no name
+		r.Count.PlaceFaults++
+	}
 	r.Unlock()
 	p.target, p.fallback = target, true
 	return nil
