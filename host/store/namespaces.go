@@ -2,14 +2,10 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"strings"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // Namespace opens a namespace: the same one gives the same pointer. Its text and its plans are durable in every root
@@ -32,56 +28,11 @@ func (s *Store) Namespace(ctx context.Context, n *chunk.Namespace) (*catalog.Nam
 // leaves damaged files with other paths alone and does not count them.
 func (s *Store) Claims(rel string) bool { return s.catalog.Claims(rel) }
 
-// loadNamespaces reads the texts of namespaces that a root holds.
-func (r *root) loadNamespaces() error {
-	list, err := r.FS.ReadDir(r.Path + "/" + pieceformat.NamespacesDir)
+// loadGenerations opens the place policies of earlier runs.
+func (s *Store) loadGenerations(ctx context.Context) error {
+	err := s.eachRoot(ctx, func(r *root) error { return r.kept.LoadGenerations(ctx) })
 	if err != nil {
-		return fmt.Errorf("store: root %s: %w", r.Path, err)
-	}
-	for _, e := range list {
-		d, err := chunk.ParseDigest(e.Name())
-		if err != nil || r.store.catalog.Knows(d) {
-			continue
-		}
-		text, err := r.kept.Text(d)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			r.Log.Error("namespace left out, its pieces are left alone; run fsck", "namespace", d, "error", err)
-		}
-		r.store.catalog.AddText(d, string(text), err)
-	}
-	return nil
-}
-
-// loadOldPlacePolicies opens the place policies of earlier runs. Files of one that cannot be opened get new names.
-func (s *Store) loadOldPlacePolicies(ctx context.Context) error {
-	for _, r := range s.roots {
-		if r.unavailable.Load() {
-			continue
-		}
-		list, err := r.FS.ReadDir(r.Path + "/" + pieceformat.PoliciesDir)
-		if err != nil {
-			if err = s.openWithout(ctx, r, fmt.Errorf("store: root %s: %w", r.Path, err)); err != nil {
-				return err
-			}
-			continue
-		}
-		for _, e := range list {
-			id, ok := strings.CutSuffix(e.Name(), pieceformat.PlaceSuffix)
-			if !ok || s.catalog.HasGeneration(id) || strings.HasPrefix(id, ".") {
-				continue
-			}
-			text, err := r.kept.Read(pieceformat.PoliciesDir + "/" + e.Name())
-			if err == nil {
-				err = s.catalog.AddOldGeneration(ctx, r.Path+"/"+pieceformat.PoliciesDir, text)
-			}
-			if err != nil {
-				s.log.Warn("earlier place policy cannot be opened; its files get new names", "root", r.Path,
-					"policy", id, "error", err)
-			}
-		}
+		return err
 	}
 	return s.catalog.KeepGenerations()
 }

@@ -59,7 +59,7 @@ func (r *root) reset() {
 func (r *root) openLate(ctx context.Context) error {
 	err := r.take(ctx)
 	if err == nil {
-		err = r.loadNamespaces()
+		err = r.kept.LoadNamespaces()
 	}
 	if err == nil {
 		err = r.recover(ctx)

@@ -18,7 +18,7 @@ import (
 type ownRoot struct{ r *root }
 
 var ownRules = rules{
-	wholeEntries: true, evicts: true, awaits: true, reusesFiles: true, tempsBeside: true, forgets: true,
+	wholeEntries: true, evicts: true, awaits: true, reusesFiles: true, tempsBeside: true, renames: true, forgets: true,
 	ownsTemp: func(string) bool { return true },
 }
 

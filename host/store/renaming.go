@@ -11,7 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 )
 
-// renaming sees to a root's pieces whose place policy is in quarantine: they get the built-in names, and nobody depends
+// renaming watches a root's pieces whose place policy is in quarantine: they get the built-in names, and nobody depends
 // on the policy any more. It also looks into the files when many are not where their policy says. On a shared root the
 // names are not this host's alone, so nothing is renamed there.
 type renaming struct {
@@ -37,7 +37,7 @@ func (s *Store) wakeUpkeep() {
 
 // upkeep starts what is due.
 func (n *renaming) upkeep(ctx context.Context, r *root) {
-	if r.cfg.Shared || r.IsScanning() || !r.Health.Takes() || r.unavailable.Load() {
+	if !r.rules.renames || r.IsScanning() || !r.Health.Takes() || r.unavailable.Load() {
 		return
 	}
 	for _, g := range r.store.catalog.Generations() {
@@ -95,12 +95,12 @@ func (n *renaming) expects(p *Piece) bool {
 		err := p.root.store.catalog.Paths.Verify(g, p.class, &p.key, p.rank, strings.TrimPrefix(p.name, p.root.Slash))
 		if !errors.Is(err, policy.ErrImpure) {
 			g.Missing()
-			if p.root.cfg.Shared || !n.doubts(p.root, g) {
+			if !p.root.rules.renames || !n.doubts(p.root, g) {
 				return false
 			}
 			wake(p.root.upkeepWake)
 			return true // who looks may find it
 		}
 	}
-	return !p.root.cfg.Shared && (n.busy.Load() || !p.fallback)
+	return p.root.rules.renames && (n.busy.Load() || !p.fallback)
 }

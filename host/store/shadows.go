@@ -64,12 +64,6 @@ func (s *Store) RemoveShadow(name string) error {
 	return nil
 }
 
-func (s *Store) closeShadows() {
-	_ = s.swapping.Acquire(context.Background(), 1) // never ends
-	defer s.swapping.Release(1)
-	s.shadows.Close()
-}
-
 // offer tells the shadows of a chunk that a client wants to store, whether or not it is stored.
 func (p *Put) offer(s *Store, q *PutRequest) {
 	if !s.shadows.On() {

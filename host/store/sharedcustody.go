@@ -34,7 +34,7 @@ func newSharedRoot(r *root) *sharedRoot {
 	s := r.store
 	return &sharedRoot{root: r, Root: sharedroot.New(sharedroot.Config{
 		Entries: &r.Set, Kept: r.kept, Host: s.cfg.HostID, Capacity: r.cfg.Capacity, High: s.cfg.High, Low: s.cfg.Low,
-		Poll: r.cfg.Poll, Lapse: r.cfg.Lapse, Now: s.cfg.Now, Scheduler: r.cfg.Scheduler, LoadNamespaces: r.loadNamespaces,
+		Poll: r.cfg.Poll, Lapse: r.cfg.Lapse, Now: s.cfg.Now, Scheduler: r.cfg.Scheduler,
 	})}
 }
 

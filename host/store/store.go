@@ -101,10 +101,10 @@ func (s *Store) openRoots(ctx context.Context) error {
 	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
 		return err
 	}
-	if err := s.loadOldPlacePolicies(ctx); err != nil {
+	if err := s.loadGenerations(ctx); err != nil {
 		return err
 	}
-	if err := s.eachRoot(ctx, (*root).loadNamespaces); err != nil {
+	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.LoadNamespaces() }); err != nil {
 		return err
 	}
 	if err := s.eachRoot(ctx, func(r *root) error { return r.recover(ctx) }); err != nil {
@@ -121,7 +121,9 @@ func (s *Store) Close() error {
 	}
 	s.stop()
 	s.work.Wait()
-	s.closeShadows()
+	_ = s.swapping.Acquire(context.Background(), 1) // never ends
+	s.shadows.Close()
+	s.swapping.Release(1)
 	for _, r := range s.roots {
 		if r.unavailable.Load() {
 			continue // nothing is known of it

@@ -1,42 +1,12 @@
 package store
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
-	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/host/store/recovery"
 )
-
-// budgetFile keeps the count of a root's [capacity.Budget]. It implements [capacity.BudgetFile].
-type budgetFile struct {
-	root *root
-	name string
-}
-
-func (f budgetFile) Load() (day, bytes int64, err error) {
-	text, err := f.root.kept.Read(f.name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, 0, nil
-	}
-	if err != nil {
-		return 0, 0, err
-	}
-	if day, bytes, err = pieceformat.DecodeWritten(text); err != nil {
-		f.root.Log.Warn("write budget unreadable: today's count begins at 0", "file", f.name, "error", err)
-		return 0, 0, nil
-	}
-	return day, bytes, nil
-}
-
-func (f budgetFile) Save(day, bytes int64) error {
-	return f.root.kept.Replace(f.name, func(file staging.File) error {
-		_, err := file.WriteAt(pieceformat.EncodeWritten(day, bytes), 0)
-		return err
-	})
-}
 
 // writeBudget is the daily budget of a root.
 type writeBudget struct {
@@ -45,7 +15,7 @@ type writeBudget struct {
 }
 
 func newWriteBudget(r *root) writeBudget {
-	file := budgetFile{r, pieceformat.WrittenFile + r.rules.suffix}
+	file := recovery.BudgetFile{Kept: r.kept, Name: pieceformat.WrittenFile + r.rules.suffix}
 	return writeBudget{capacity.NewBudget(r.cfg.DailyWrites, r.store.cfg.Now, file), r}
 }
 

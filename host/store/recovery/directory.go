@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -127,40 +125,4 @@ func (d *Directory) syncNames(dir string) error {
 		return fmt.Errorf("store: root %s: keeping %s: %w: %w", d.Path, dir, files.ErrSync, err)
 	}
 	return nil
-}
-
-// readTries is how often a namespace's text is read, so that a transient error does not cost what is in the namespace.
-const readTries = 3
-
-// Text reads the text of a namespace.
-func (d *Directory) Text(digest chunk.Digest) (text []byte, err error) {
-	for range readTries {
-		text, err = d.Read(pieceformat.NamespacesDir + "/" + digest.String())
-		if err == nil && chunk.TextDigest(text) != digest {
-			err = fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
-		}
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-	}
-	return text, err
-}
-
-// Plan reads the plan with a digest, for pieces written under an earlier layout.
-func (d *Directory) Plan(digest chunk.Digest) (*chunk.Plan, error) {
-	b, err := d.Read(pieceformat.PlansDir + "/" + digest.String())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, digest)
-	}
-	if err != nil {
-		return nil, err
-	}
-	p, err := chunk.DecodePlan(b)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", pieceformat.ErrUnknownPlan, digest, err)
-	}
-	if p.Digest() != digest {
-		return nil, fmt.Errorf("%w: the file %s holds plan %s", pieceformat.ErrUnknownPlan, digest, p.Digest())
-	}
-	return p, nil
 }

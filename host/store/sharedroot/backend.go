@@ -22,7 +22,7 @@ func (r backend) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*catalo
 	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
 	cl, err := r.kept.Catalog.ClassFor(&h)
 	if errors.Is(err, catalog.ErrUnknownNamespace) {
-		if err = r.cfg.LoadNamespaces(); err == nil { // an engine of another host's has opened it
+		if err = r.kept.LoadNamespaces(); err == nil { // an engine of another host's has opened it
 			cl, err = r.kept.Catalog.ClassFor(&h)
 		}
 	}

@@ -32,8 +32,6 @@ type Config struct {
 	Lapse     time.Duration // how long a host can be silent before the others give it up
 	Now       func() time.Time
 	Scheduler *Scheduler // in tests, else nil
-	// LoadNamespaces reads the texts of namespaces that other hosts have opened.
-	LoadNamespaces func() error
 }
 
 // Scheduler is for tests. It replaces the clock and the timers of a shared root, so that what its hosts do to each

@@ -1,0 +1,125 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// LoadNamespaces gives the catalog the texts of namespaces that the root holds.
+func (d *Directory) LoadNamespaces() error {
+	list, err := d.FS.ReadDir(d.Slash + pieceformat.NamespacesDir)
+	if err != nil {
+		return fmt.Errorf("store: root %s: %w", d.Path, err)
+	}
+	for _, e := range list {
+		digest, err := chunk.ParseDigest(e.Name())
+		if err != nil || d.Catalog.Knows(digest) {
+			continue
+		}
+		text, err := d.text(digest)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			d.Log.Error("namespace left out, its pieces are left alone; run fsck", "namespace", digest, "error", err)
+		}
+		d.Catalog.AddText(digest, string(text), err)
+	}
+	return nil
+}
+
+// LoadGenerations opens the place policies of earlier runs that named files in the root. Files of one that cannot be
+// opened get new names.
+func (d *Directory) LoadGenerations(ctx context.Context) error {
+	list, err := d.FS.ReadDir(d.Slash + pieceformat.PoliciesDir)
+	if err != nil {
+		return fmt.Errorf("store: root %s: %w", d.Path, err)
+	}
+	for _, e := range list {
+		id, ok := strings.CutSuffix(e.Name(), pieceformat.PlaceSuffix)
+		if !ok || d.Catalog.HasGeneration(id) || strings.HasPrefix(id, ".") {
+			continue
+		}
+		text, err := d.Read(pieceformat.PoliciesDir + "/" + e.Name())
+		if err == nil {
+			err = d.Catalog.AddOldGeneration(ctx, d.Slash+pieceformat.PoliciesDir, text)
+		}
+		if err != nil {
+			d.Log.Warn("earlier place policy cannot be opened; its files get new names", "policy", id, "error", err)
+		}
+	}
+	return nil
+}
+
+// readTries is how often a namespace's text is read, so that a transient error does not cost what is in the namespace.
+const readTries = 3
+
+// text reads the text of a namespace.
+func (d *Directory) text(digest chunk.Digest) (text []byte, err error) {
+	for range readTries {
+		text, err = d.Read(pieceformat.NamespacesDir + "/" + digest.String())
+		if err == nil && chunk.TextDigest(text) != digest {
+			err = fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
+		}
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return text, err
+}
+
+// Plan reads the plan with a digest, for pieces written under an earlier layout.
+func (d *Directory) Plan(digest chunk.Digest) (*chunk.Plan, error) {
+	b, err := d.Read(pieceformat.PlansDir + "/" + digest.String())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, digest)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p, err := chunk.DecodePlan(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", pieceformat.ErrUnknownPlan, digest, err)
+	}
+	if p.Digest() != digest {
+		return nil, fmt.Errorf("%w: the file %s holds plan %s", pieceformat.ErrUnknownPlan, digest, p.Digest())
+	}
+	return p, nil
+}
+
+// BudgetFile keeps the count of a root's write budget. It implements [capacity.BudgetFile].
+type BudgetFile struct {
+	Kept *Directory
+	Name string
+}
+
+// Load reads the count, zeros when there is none.
+func (f BudgetFile) Load() (day, bytes int64, err error) {
+	text, err := f.Kept.Read(f.Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	if day, bytes, err = pieceformat.DecodeWritten(text); err != nil {
+		f.Kept.Log.Warn("write budget unreadable: today's count begins at 0", "file", f.Name, "error", err)
+		return 0, 0, nil
+	}
+	return day, bytes, nil
+}
+
+// Save replaces the count.
+func (f BudgetFile) Save(day, bytes int64) error {
+	return f.Kept.Replace(f.Name, func(file staging.File) error {
+		_, err := file.WriteAt(pieceformat.EncodeWritten(day, bytes), 0)
+		return err
+	})
+}
