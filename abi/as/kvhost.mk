@@ -8,5 +8,6 @@ OUT    ?= $(NAME).wasm
 $(OUT): $(NAME).ts manifest.json $(wildcard $(SDK)assembly/*.ts)
 	@test -x $(ASC) || { echo 'missing: $(ASC) (Debian: apt-get install npm, then npm ci --prefix $(SDK))'; exit 1; }
 	$(ASC) $< -O3 --runtime stub --exportStart _initialize --use abort=$(SDK)assembly/host/kvAbort -o $@.part
+	@command -v $(firstword $(KVHOST)) >/dev/null || { echo 'missing: $(KVHOST); say where it is: make KVHOST=/path/to/kvhost'; exit 1; }
 	$(KVHOST) policy pack $@.part --manifest manifest.json
 	@mv $@.part $@

@@ -36,6 +36,7 @@ func compile(t *testing.T, source, manifest string, macros ...string) string {
 const (
 	evictManifest   = `{"name":"broken","abi":1,"roles":["evict"],"memory_pages":2048}`
 	randomManifest  = `{"name":"broken","abi":1,"roles":["evict"],"memory_pages":2048,"grants":["random"]}`
+	aheadManifest   = `{"name":"broken","abi":1,"roles":["evict"],"memory_pages":2048,"victims_ahead":64}`
 	statedManifest  = `{"name":"broken","abi":1,"roles":["evict"],"memory_pages":2048,"state_format":"broken/1"}`
 	answersManifest = `{"name":"broken","abi":1,"roles":["admit","place","layout"]}`
 )
@@ -62,6 +63,7 @@ func TestBroken(t *testing.T) {
 		{"evict.c", evictManifest, "KEEPS_REMOVED", "in which nothing is"},
 		{"evict.c", evictManifest, "ANY_TENANT", "when tenant"},
 		{"evict.c", evictManifest, "TOO_MUCH", "free the"},
+		{"evict.c", aheadManifest, "NOTHING", "with victims_ahead it named"},
 		{"evict.c", evictManifest, "TOO_MANY", "when asked for at most"},
 		{"evict.c", evictManifest, "TWICE", "twice in one answer"},
 		{"evict.c", evictManifest, "OUT_OF_RANGE", "slots are below"},
@@ -84,6 +86,7 @@ func TestBroken(t *testing.T) {
 		{"answers.c", answersManifest, "PATH_UP", "starts with a dot"},
 		{"answers.c", answersManifest, "PATH_OF_FACTS", "only the root may depend on live facts"},
 		{"answers.c", answersManifest, "PATH_OF_SIZE", "kv_unplace: it reads"},
+		{"answers.c", answersManifest, "PATH_OF_HISTORY", "with many keys, another instance"},
 		{"answers.c", answersManifest, "PATH_OF_ID", "not its id"},
 		{"answers.c", answersManifest, "COLLIDES", "to two"},
 		{"answers.c", answersManifest, "ROOT_FAR", "chooses root 7 of 0"},

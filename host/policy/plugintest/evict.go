@@ -154,6 +154,7 @@ func (c evictChecks) evict() {
 			e.p.Close()
 		}
 	}
+	c.r.add(c.ahead())
 	c.r.add(c.overload(c.o.Slots))
 }
 

@@ -198,6 +198,7 @@ func (c placeChecks) place() {
 	}
 	c.r.add(c.inverse(l, queries, paths))
 	c.r.add(c.pure(l, queries, paths))
+	c.r.add(c.many(l))
 	reversed := slices.Clone(texts)
 	slices.Reverse(reversed)
 	for _, o := range []struct {
