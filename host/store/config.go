@@ -98,7 +98,7 @@ type Config struct {
 
 	QuarantineFiles int           // most damaged files kept per root; 0: 64, negative: none
 	ScanWorkers     int           // readers of the scan at Open, per root: 8
-	ScanWait        time.Duration // how long Open waits for scans, which continue beside the store: 1 s; negative: not at all
+	ScanWait        time.Duration // how long Open waits for scans, which continue afterwards: 1 s; negative: not at all
 }
 
 const (

@@ -80,7 +80,8 @@ func (r *root) discard(c *catalog.Class, keys []chunk.Key, tenant uint32, result
 	r.Unlock()
 }
 
-// discardable says what becomes of the entry in a slot: DiscardRemoved if it can be removed. The caller holds the root's lock.
+// discardable says what becomes of the entry in a slot: DiscardRemoved if it can be removed. The caller holds the
+// root's lock.
 func (r *root) discardable(slot, tenant uint32) DiscardResult {
 	switch {
 	case slot == index.None && (r.Scanning() || r.unavailable.Load()):

@@ -1,9 +1,9 @@
 // Package store keeps chunks on disk: piece files under roots, and an index that says which are there.
 //
-// The index is the truth about what may be served and how many bytes are taken; a file is the truth about its own bytes.
-// Space is reserved in the index before a byte is written, and is free only after the file is unlinked, so a root's
-// capacity is a promise and not a goal. A file proves by its header and checksums that it is what the index says; where
-// it cannot, the entry goes at once and the next lookup misses. So a cache may forget, and never lies.
+// The index is the truth about what may be served and how many bytes are taken; a file is the truth about its own
+// bytes. Space is reserved in the index before a byte is written, and is free only after the file is unlinked, so a
+// root's capacity is a promise and not a goal. A file proves by its header and checksums that it is what the index
+// says; where it cannot, the entry goes at once and the next lookup misses. So a cache may forget, and never lies.
 //
 // The packages below this one own a root's parts: entries (the index and the life of each entry), files (its
 // directory), recovery (scans and checkpoints), sharedroot (the part of one host among several), each with its data and
@@ -22,8 +22,8 @@
 //
 // # Order of a publication
 //
-//  1. The texts of the namespace and of its plans are durable in every root that takes stores: written, synced, renamed,
-//     and their directory synced. A root that takes none catches up before it does again.
+//  1. The texts of the namespace and of its plans are durable in every root that takes stores: written, synced,
+//     renamed, and their directory synced. A root that takes none catches up before it does again.
 //  2. The payload is written to a named temporary beside the target; header and table are written last, or in the same
 //     call.
 //  3. Strict: the temporary is synced. When that fails the piece is dropped, and not tried again: the kernel may have

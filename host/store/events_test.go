@@ -217,8 +217,8 @@ func (f admitFunc) Admit(batch []abi.Candidate, dst []bool) {
 	}
 }
 
-// TestDetour has a place policy that gives one name to all keys: the first has it, the others get the built-in name. One
-// name that another key has is enough for a policy that is linked in: it is not asked again.
+// TestDetour has a place policy that gives one name to all keys: the first has it, the others get the built-in name.
+// One name that another key has is enough for a policy that is linked in: it is not asked again.
 func TestDetour(t *testing.T) {
 	place := policy.NativeModule("one", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
 		return onePlace{}, nil

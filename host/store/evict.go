@@ -12,7 +12,7 @@ type evicted struct {
 	failed  error // why a file could not be unlinked
 }
 
-// victimBatch is after how many of many victims the rest's paths are asked for.
+// victimBatch is how often a long list of victims is checked for paths that are not known yet.
 const victimBatch = catalog.BatchSize / 4
 
 // evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds turn. reuseFor may get one

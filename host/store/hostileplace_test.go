@@ -109,7 +109,9 @@ func TestImpurePlacePolicyLosesFewPieces(t *testing.T) {
 					}
 					return fmt.Appendf(dst, "at%d/%x_%d", n, q.Key[:8], q.Rank)
 				})
-				f := newFixture(t, t.TempDir(), 2*hostilePieces, 1, func(c *Config) { c.Policies.Place, c.Now = names.use("impure"), time.Now })
+				f := newFixture(t, t.TempDir(), 2*hostilePieces, 1, func(c *Config) {
+					c.Policies.Place, c.Now = names.use("impure"), time.Now
+				})
 				defer f.store.Close()
 				for key := range uint64(hostilePieces) {
 					f.mustPut(key)
@@ -153,7 +155,9 @@ func TestNamesThroughOtherPieces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, t.TempDir(), 2*hostilePieces, 1, func(c *Config) { c.Policies.Place, c.Now = linkedPlacer(path).use("clash"), time.Now })
+				f := newFixture(t, t.TempDir(), 2*hostilePieces, 1, func(c *Config) {
+					c.Policies.Place, c.Now = linkedPlacer(path).use("clash"), time.Now
+				})
 				defer f.store.Close()
 				for key := range uint64(hostilePieces) {
 					f.mustPut(key)

@@ -63,7 +63,8 @@ func (p *Piece) open(name string) (err error) {
 		err = p.openFile()
 	}
 	if missing(err) && r.renaming.expects(p) {
-		return fmt.Errorf("store: opening rank %d of %s: its place policy is in quarantine, and it is being renamed: %w", p.rank, p.key, err)
+		return fmt.Errorf("store: opening rank %d of %s: its place policy is in quarantine, and it is being renamed: %w",
+			p.rank, p.key, err)
 	}
 	if missing(err) {
 		r.Counted(&r.Count.Vanished)

@@ -82,8 +82,8 @@ func (n *renaming) rename(ctx context.Context, r *root, g *catalog.PlaceGenerati
 	}
 	renamed, left, err := r.recovery.RenamePieces(ctx, g)
 	if ctx.Err() == nil {
-		r.Log.Warn("pieces of a place policy in quarantine have the built-in names now", "policy", g.Label, "renamed", renamed,
-			"left", left, "error", err)
+		r.Log.Warn("pieces of a place policy in quarantine have the built-in names now", "policy", g.Label,
+			"renamed", renamed, "left", left, "error", err)
 	}
 }
 

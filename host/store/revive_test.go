@@ -56,8 +56,8 @@ func (f *fixture) await(builtin bool) {
 	f.Fatalf("built-in is not %v: %+v", builtin, f.store.Stats().Roots[0].Evict)
 }
 
-// TestEvictComesBack has a module that faults: the built-in policy continues from its state, and so does the module after
-// it.
+// TestEvictComesBack has a module that faults: the built-in policy continues from its state, and so does the module
+// after it.
 func TestEvictComesBack(t *testing.T) {
 	m := frail(t)
 	synctest.Test(t, func(t *testing.T) { testEvictComesBack(t, m) })

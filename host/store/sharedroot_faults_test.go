@@ -131,7 +131,8 @@ func temporaries(dir, host string) []string {
 	return left
 }
 
-// TestTornControlFiles: a loss of power leaves the evictor's files empty. The hosts that come after it store all the same.
+// TestTornControlFiles: a loss of power leaves the evictor's files empty. The hosts that come after it store all the
+// same.
 func TestTornControlFiles(t *testing.T) {
 	for _, kind := range []string{"grants/*", "journal/j*", "journal/d*"} {
 		t.Run(strings.Trim(kind, "/*"), func(t *testing.T) {

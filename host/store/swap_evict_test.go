@@ -164,7 +164,8 @@ func TestSwapUndone(t *testing.T) {
 		}
 		l.Release()
 	}
-	if _, err := takeAll(changes); !errors.Is(err, policy.ErrFuel) || !strings.Contains(err.Error(), f.store.roots[1].Path) {
+	if _, err := takeAll(changes); !errors.Is(err, policy.ErrFuel) ||
+		!strings.Contains(err.Error(), f.store.roots[1].Path) {
 		t.Fatal(err)
 	}
 	b.Release()

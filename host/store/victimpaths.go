@@ -6,8 +6,8 @@ import (
 	"github.com/kvhost/kvhost/host/store/entries"
 )
 
-// victimPaths are the paths of victims' pieces, and of those that are queued behind them. A put evicts one entry, mostly,
-// and a call of a place policy for one path costs nearly as much as for many. It is used by the holder of turn.
+// victimPaths are the paths of victims' pieces, and of those that are queued behind them. A put evicts one entry,
+// mostly, and a call of a place policy for one path costs nearly as much as for many. It is used by the holder of turn.
 type victimPaths struct {
 	root  *root
 	batch catalog.PathBatch

@@ -104,7 +104,8 @@ func (w *walk) find(r *root, likely uint32, fp uint64, k *chunk.Key) (uint32, *i
 		e = x.At(slot)
 		w.isOf(r, e)
 	}
-	if !w.open || w.lost && !e.Is(index.FallbackName) || e.Is(index.Evicting) || x.EntryPieces(slot, e)&w.ranks != w.ranks {
+	if !w.open || w.lost && !e.Is(index.FallbackName) || e.Is(index.Evicting) ||
+		x.EntryPieces(slot, e)&w.ranks != w.ranks {
 		return index.None, nil
 	}
 	if r.Index.Expiries.Any() && r.Expired(slot, w.second()) {

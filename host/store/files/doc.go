@@ -2,8 +2,8 @@
 // that nobody serves.
 //
 // A file that is not wanted is removed at once. One that cannot be is an orphan: [Orphans] lists it and tries again,
-// and its bytes stay in the account until it is gone. A damaged file is kept in the [Quarantine] for somebody to look at,
-// the newest few of them.
+// and its bytes stay in the account until it is gone. A damaged file is kept in the [Quarantine] for somebody to look
+// at, the newest few of them.
 //
 // # Locks
 //

@@ -1,6 +1,7 @@
 // Package fsck verifies a root: every piece file and what the store keeps beside them.
 //
-// A root is judged by its files alone, so that it can be checked while a host serves from it. A check only reads. A repair does three things, each of which a running host survives without knowing of it:
+// A root is judged by its files alone, so that it can be checked while a host serves from it. A check only reads. A
+// repair does three things, each of which a running host survives without knowing of it:
 //
 //   - A file that is not what it should be is renamed into quarantine. Published files are never written to, and a host
 //     that finds one gone takes it for a miss and drops the entry. A host may however take a victim's file over for

@@ -51,8 +51,8 @@ func (n *node) lookup(from Entry, count int, ranks uint64) (*lease, error) {
 	return l, nil
 }
 
-// runDiscard discards a run of keys. An entry that was removed is no hit until it is stored again, and none that a lease
-// has is removed: its loads would fail.
+// runDiscard discards a run of keys. An entry that was removed is no hit until it is stored again, and none that a
+// lease has is removed: its loads would fail.
 func (n operator) runDiscard(op Op) (string, error) {
 	of, _ := parsePiece(op.get("entry"), 2)
 	results, err := n.discard(of.Entry, int(op.number("n")))

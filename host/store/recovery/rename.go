@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The index keeps no paths: it relies on the place policy to repeat them. When a policy is in quarantine, its pieces get
-// the built-in names, so that nobody depends on it any more. The headers of the files say which piece is where.
+// The index keeps no paths: it relies on the place policy to repeat them. When a policy is in quarantine, its pieces
+// get the built-in names, so that nobody depends on it any more. The headers of the files say which piece is where.
 
 // renaming is one look at the files of a root for pieces that a place policy named.
 type renaming struct {
@@ -78,8 +78,8 @@ func (r *Root) named(g *catalog.PlaceGeneration) map[entries.Mark]bool {
 // Named says whether there are such entries.
 func (r *Root) Named(g *catalog.PlaceGeneration) bool { return len(r.named(g)) > 0 }
 
-// giveUp marks an entry whose files were not found, so that nobody asks the policy for them. It is false for one that is
-// being written.
+// giveUp marks an entry whose files were not found, so that nobody asks the policy for them. It is false for one that
+// is being written.
 func (r *Root) giveUp(m entries.Mark) bool {
 	s := r.Entries
 	s.Lock()
@@ -97,7 +97,8 @@ func (r *Root) giveUp(m entries.Mark) bool {
 func (w *renaming) walk(ctx context.Context, visit func(rel string, h *pieceformat.Header, cl *catalog.Class)) error {
 	d := w.root.Kept
 	return staging.Walk(ctx, d.FS, d.Path, 1, func(rel string, e fs.DirEntry) {
-		if _, temp := pieceformat.ParseTemp(filepath.Base(rel)); temp || !e.Type().IsRegular() || filepath.Base(rel)[0] == '.' ||
+		if _, temp := pieceformat.ParseTemp(filepath.Base(rel)); temp || !e.Type().IsRegular() ||
+			filepath.Base(rel)[0] == '.' ||
 			d.Orphans.Has(d.Slash+rel) {
 			return
 		}
@@ -121,7 +122,8 @@ func (w *renaming) find(h *pieceformat.Header, cl *catalog.Class) (m entries.Mar
 	s.Lock()
 	defer s.Unlock()
 	m.Slot = s.Index.Find(m.Fingerprint, cl.Base, &h.Key)
-	return m, m.Slot != index.None && s.Stands(m) && s.Index.Pieces(m.Slot)&(1<<h.Rank) != 0 && s.ClassOf(m.Slot).Place == w.from
+	return m, m.Slot != index.None && s.Stands(m) && s.Index.Pieces(m.Slot)&(1<<h.Rank) != 0 &&
+		s.ClassOf(m.Slot).Place == w.from
 }
 
 // rename moves one piece to its built-in name. The entry is pinned meanwhile, so that nobody evicts it, and marked
@@ -147,7 +149,9 @@ func (w *renaming) rename(rel string, h *pieceformat.Header, cl *catalog.Class) 
 	}
 	e := s.Index.At(m.Slot)
 	if s.Index.PinEntry(m.Slot, e) {
-		s.Evictor.Post(abi.OpPin, m.Slot, e, m.Fingerprint, &evictor.Cause{Tenant: s.TenantOf(m.Slot), Time: d.Sequence.Clock()})
+		s.Evictor.Post(abi.OpPin, m.Slot, e, m.Fingerprint, &evictor.Cause{
+			Tenant: s.TenantOf(m.Slot), Time: d.Sequence.Clock(),
+		})
 	}
 	had := e.Is(index.FallbackName)
 	e.Set(index.FallbackName)
