@@ -15,7 +15,8 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// class is a kind of instruction, with a guest whose kv_events does nothing else for ever, in the way that takes longest.
+// class is a kind of instruction, with a guest whose kv_events does nothing else for ever, in the way that takes
+// longest.
 type class struct {
 	name    string
 	guest   guest
@@ -39,8 +40,12 @@ func forever(body ...any) []byte { return code(opLoop, 0x40, code(body...), opBr
 
 // events is a guest whose kv_events has so many i32 locals, from local 0 on.
 func events(pages uint64, locals int, body []byte) guest {
-	return guest{pages: pages, funcs: []guestFunc{{name: abi.ExportEvents, locals: [][]byte{code(leb(locals), int(i32Type))}, code: body}}}
+	declared := [][]byte{code(leb(locals), int(i32Type))}
+	return guest{pages: pages, funcs: []guestFunc{{name: abi.ExportEvents, locals: declared, code: body}}}
 }
+
+// unrolled repeats code often enough that a loop around it does not count.
+func unrolled(body ...any) []byte { return bytes.Repeat(code(body...), 64) }
 
 // next makes local 0 another number below 2^bits.
 func next(bits int) []byte {
@@ -82,14 +87,16 @@ func operate(op []byte, result byte, operands ...byte) guest {
 		to = len(operands)
 	}
 	once = code(once, op, localSet, to)
-	return guest{funcs: []guestFunc{{name: abi.ExportEvents, locals: locals, code: code(set, forever(bytes.Repeat(once, 64)))}}}
+	all := code(set, forever(unrolled(once)))
+	return guest{funcs: []guestFunc{{name: abi.ExportEvents, locals: locals, code: all}}}
 }
 
 // numeric are all instructions that calculate.
 func numeric() (list []class) {
 	add := func(name string, lo, hi int, result byte, operands ...byte) {
 		for op := lo; op <= hi; op++ {
-			list = append(list, class{name: fmt.Sprintf("%s 0x%02x", name, op), guest: operate([]byte{byte(op)}, result, operands...)})
+			g := operate([]byte{byte(op)}, result, operands...)
+			list = append(list, class{name: fmt.Sprintf("%s 0x%02x", name, op), guest: g})
 		}
 	}
 	I, L, F, D := i32Type, i64Type, f32Type, f64Type
@@ -120,16 +127,24 @@ func numeric() (list []class) {
 	add("convert", 0xb9, 0xba, D, L)
 	add("promote", 0xbb, 0xbb, D, F)
 	for sub, types := range [][2]byte{{I, F}, {I, F}, {I, D}, {I, D}, {L, F}, {L, F}, {L, D}, {L, D}} {
-		list = append(list, class{name: fmt.Sprintf("saturate 0xfc %d", sub), guest: operate([]byte{0xfc, byte(sub)}, types[0], types[1])})
+		g := operate([]byte{0xfc, byte(sub)}, types[0], types[1])
+		list = append(list, class{name: fmt.Sprintf("saturate 0xfc %d", sub), guest: g})
 	}
 	V := v128Type
 	simd := func(sub int, result byte, operands ...byte) {
-		list = append(list, class{name: fmt.Sprintf("simd 0xfd %d", sub), guest: operate(append([]byte{0xfd}, leb(sub)...), result, operands...)})
+		g := operate(append([]byte{0xfd}, leb(sub)...), result, operands...)
+		list = append(list, class{name: fmt.Sprintf("simd 0xfd %d", sub), guest: g})
 	}
-	for _, sub := range []int{77, 96, 97, 98, 103, 104, 105, 106, 116, 117, 122, 128, 129, 148, 160, 161, 224, 225, 227, 236, 237, 239, 94, 95, 248, 249, 250, 251, 252, 253, 254, 255} {
+	for _, sub := range []int{
+		77, 94, 95, 96, 97, 98, 103, 104, 105, 106, 116, 117, 122, 128, 129, 148, 160, 161, 224, 225, 227, 236, 237, 239, 248,
+		249, 250, 251, 252, 253, 254, 255,
+	} {
 		simd(sub, V, V)
 	}
-	for _, sub := range []int{14, 35, 36, 65, 71, 78, 101, 110, 118, 130, 142, 149, 156, 174, 186, 181, 213, 214, 228, 229, 230, 231, 232, 233, 234, 235, 240, 241, 242, 243, 244, 245, 246, 247} {
+	for _, sub := range []int{
+		14, 35, 36, 65, 71, 78, 101, 110, 118, 130, 142, 149, 156, 174, 181, 186, 213, 214, 228, 229, 230, 231, 232, 233, 234,
+		235, 240, 241, 242, 243, 244, 245, 246, 247,
+	} {
 		simd(sub, V, V, V)
 	}
 	for _, sub := range []int{107, 108, 109, 139, 140, 141, 171, 203, 204, 205} {
@@ -160,7 +175,9 @@ func recursion(locals int, kind byte) guest {
 		before = code(before, 0x20, leb(i), one, add, localSet, leb(i))
 		after = code(after, i32(0), 0x20, leb(i), store)
 	}
-	return guest{funcs: []guestFunc{{name: abi.ExportEvents, locals: [][]byte{code(leb(locals), int(kind))}, code: code(before, 0x10, 0, after)}}}
+	return guest{funcs: []guestFunc{{
+		name: abi.ExportEvents, locals: [][]byte{code(leb(locals), int(kind))}, code: code(before, 0x10, 0, after),
+	}}}
 }
 
 // wideFrame recurses through a function whose frame holds many values that it never computes.
@@ -170,126 +187,11 @@ func wideFrame(values int) guest {
 	return guest{funcs: []guestFunc{{name: abi.ExportEvents, code: body}}}
 }
 
-// special are the instructions that are not numeric.
-func special() []class {
-	with := func(g guest, change func(*guest)) guest { change(&g); return g }
-	// Nobody waits for a setup call, but it must not hold the host up. The instruction is measured by itself.
-	once := func(g guest) guest {
-		f := &g.funcs[0]
-		f.name = setupExport
-		if f.code[0] == opLoop {
-			f.code = f.code[2 : len(f.code)-3] // without the loop
-		}
-		return g
-	}
-	spread := code(next(vastBits-6), localGet, 0, i32(64), i32Mul)
-	const million = 1 << 20
-	table := []byte{funcType, 0x01, 0x80, 0x80, 0x40, 0x80, 0x80, 0x40} // a million elements
-	passive := code(1, 0, leb(1000), bytes.Repeat([]byte{0}, 1000))
-	fill := code(0xfc, 17, 0)
-	tableOf := func(g guest) guest { g.tables = [][]byte{table}; g.elements = [][]byte{passive}; return g }
-	filled := func(g guest, f int) guest {
-		g = tableOf(g)
-		g.funcs = append(g.funcs, guestFunc{name: "prepare", code: code(i32(0), 0xd2, f, i32(million), fill)})
-		return g
-	}
-	lay := func(g guest) guest { // a chain through 256 MiB, of a line each
-		const lines = 1 << (vastBits - 6)
-		line := code(localGet, 0, i32(64), i32Mul)
-		g.funcs = append(g.funcs, guestFunc{name: "prepare", locals: [][]byte{{1, i32Type}}, code: code(opLoop, 0x40, line,
-			next(vastBits-6), localGet, 0, i32(64), i32Mul, i32Store, 2, 0, localGet, 0, 0x0d, 0, opEnd)})
-		return g
-	}
-	host := func(module, name string, args ...any) guest {
-		f := hostFunctions[module][name]
-		g := guest{imports: [][2]string{{module, name}}, types: [][]byte{functionType(f.params, f.results)}, pages: 200}
-		drop := bytes.Repeat([]byte{opDrop}, len(f.results))
-		g.funcs = []guestFunc{{name: abi.ExportEvents, code: forever(code(args...), 0x10, 0, drop)}}
-		return g
-	}
-	many := func(n int, body []byte, used func(i int) []byte) guest { // functions that are called at random
-		g := events(1, 1, body)
-		for i := range n {
-			g.funcs = append(g.funcs, guestFunc{code: used(i)})
-		}
-		return g
-	}
-	const functions = 16384
-	var all []byte
-	for i := range functions {
-		all = code(all, leb(i+1))
-	}
-	indirect := many(functions, forever(next(14), localGet, 0, 0x11, 0, 0), func(int) []byte { return nil })
-	indirect.tables = [][]byte{code(int(funcType), 0, leb(functions))}
-	indirect.elements = [][]byte{code(0, i32(0), 0x0b, leb(functions), all)}
-	var jump, labels, blocks []byte
-	const targets = 8192
-	for i := range targets {
-		labels = code(labels, leb(i))
-		blocks = code(blocks, opEnd, i32(0), i32(i), i32Store, 2, 0, opBr, leb(targets-i-1))
-	}
-	jump = code(opLoop, 0x40, bytes.Repeat([]byte{0x02, 0x40}, targets), next(13), localGet, 0, 0x0e, leb(targets-1), labels, blocks, opEnd)
-	return []class{
-		{name: "loop", guest: events(1, 1, forever())},
-		{name: "load, each waits for the last", prepare: true, guest: lay(events(vastPages, 2, code(forever(localGet, 1, bytes.Repeat([]byte{0x28, 2, 0}, 64), localSet, 1))))},
-		{name: "load, random", guest: events(vastPages, 1, forever(bytes.Repeat(code(spread, 0x28, 2, 0, opDrop), 64)))},
-		{name: "load v128 across pages", guest: events(vastPages, 1, forever(bytes.Repeat(code(next(vastBits-12), localGet, 0, i32(4096), i32Mul, 0xfd, 0, 0, 0xf8, 0x1f, opDrop), 64)))},
-		{name: "store, random", guest: events(vastPages, 1, forever(bytes.Repeat(code(spread, localGet, 0, i32Store, 2, 0), 64)))},
-		{name: "first touch of each page", guest: events(vastPages, 1, forever(localGet, 0, i32(4096), i32Add, i32(1<<vastBits-1), i32And, localTee, 0, i32(1), i32Store, 2, 0))},
-		{name: "memory.size", guest: events(1, 1, forever(bytes.Repeat([]byte{0x3f, 0, opDrop}, 64)))},
-		{name: "memory.grow 0", guest: events(1, 1, forever(i32(0), 0x40, 0, opDrop))},
-		{name: "memory.grow 1", guest: events(1, 1, forever(i32(1), 0x40, 0, opDrop))},
-		{name: "memory.grow by 256 MiB, in setup", guest: once(events(1, 1, code(i32(4096), 0x40, 0, opDrop)))},
-		{name: "memory.copy 0", guest: events(1, 1, forever(bytes.Repeat(code(i32(0), i32(0), i32(0), 0xfc, 10, 0, 0), 64)))},
-		{name: "memory.copy 64 bytes, random", guest: events(vastPages, 1, forever(bytes.Repeat(code(spread, spread, i32(64), 0xfc, 10, 0, 0), 16)))},
-		{name: "memory.copy 64 MiB", guest: events(vastPages, 1, forever(i32(0), i32(128<<20), i32(64<<20), 0xfc, 10, 0, 0))},
-		{name: "memory.fill 128 MiB", guest: events(vastPages, 1, forever(i32(0), i32(1), i32(128<<20), 0xfc, 11, 0))},
-		{name: "memory.fill 1 byte, random", guest: events(vastPages, 1, forever(bytes.Repeat(code(spread, i32(1), i32(1), 0xfc, 11, 0), 16)))},
-		{name: "memory.init 8 MiB, in setup", guest: once(with(events(vastPages, 1, forever(i32(0), i32(0), i32(8000000), 0xfc, 8, 0, 0)), func(g *guest) {
-			g.data = [][]byte{code(1, leb(8000000), make([]byte, 8000000))}
-		}))},
-		{name: "ref.func", guest: tableOf(events(1, 1, forever(bytes.Repeat([]byte{0xd2, 0, opDrop}, 64))))},
-		{name: "ref.is_null", guest: events(1, 1, forever(bytes.Repeat([]byte{0xd0, 0x70, 0xd1, opDrop}, 64)))},
-		{name: "table.get, random", guest: filled(events(1, 1, forever(bytes.Repeat(code(next(20), localGet, 0, 0x25, 0, 0xd1, localGet, 0, i32Add, i32(million-1), i32And, localSet, 0), 64))), 0), prepare: true},
-		{name: "table.set, random", guest: tableOf(events(1, 1, forever(bytes.Repeat(code(next(20), localGet, 0, 0xd0, 0x70, 0x26, 0), 64))))},
-		{name: "table.size", guest: tableOf(events(1, 1, forever(bytes.Repeat([]byte{0xfc, 16, 0, opDrop}, 64))))},
-		{name: "table.grow 0", guest: tableOf(events(1, 1, forever(0xd0, 0x70, i32(0), 0xfc, 15, 0, opDrop)))},
-		{name: "table.grow 1", guest: with(events(1, 1, forever(0xd0, 0x70, i32(1), 0xfc, 15, 0, opDrop)), func(g *guest) { g.tables = [][]byte{{funcType, 0, 1}} })},
-		{name: "table.grow a million, in setup", guest: once(with(events(1, 1, forever(bytes.Repeat([]byte{0xd0, 0x70, 0x41, 0xff, 0xff, 0x3f, 0xfc, 15, 0, opDrop}, 1), 0xd0, 0x70, i32(million-1), 0xfc, 15, 1, opDrop)), func(g *guest) {
-			g.tables = [][]byte{{funcType, 0, 1}, {funcType, 0, 1}}
-		}))},
-		{name: "table.fill 1", guest: tableOf(events(1, 1, forever(bytes.Repeat(code(i32(5), 0xd0, 0x70, i32(1), fill), 64))))},
-		{name: "table.fill a million, in setup", guest: once(tableOf(events(1, 1, forever(i32(0), 0xd0, 0x70, i32(million), fill))))},
-		{name: "table.copy a million, in setup", guest: once(tableOf(events(1, 1, forever(i32(0), i32(1), i32(million-1), 0xfc, 14, 0, 0))))},
-		{name: "table.init 1000", guest: tableOf(events(1, 1, forever(i32(0), i32(0), i32(1000), 0xfc, 12, 0, 0)))},
-		{name: "elem.drop, data.drop", guest: with(tableOf(events(1, 1, forever(bytes.Repeat([]byte{0xfc, 13, 0, 0xfc, 9, 0}, 64)))), func(g *guest) { g.data = [][]byte{{1, 1, 7}} })},
-		{name: "global.get, global.set", guest: with(events(1, 1, forever(bytes.Repeat([]byte{0x23, 0, 0x24, 0}, 64))), func(g *guest) { g.globals = [][]byte{{i32Type, 1, 0x41, 0, 0x0b}} })},
-		{name: "call", guest: many(1, forever(bytes.Repeat([]byte{0x10, 1}, 64)), func(int) []byte { return nil })},
-		{name: "call_indirect, random", guest: indirect},
-		{name: "br_table, random", guest: events(1, 1, jump)},
-		{name: "select", guest: events(1, 3, forever(bytes.Repeat(code(next(20), localGet, 0, localGet, 1, localGet, 0, i32(1), i32And, 0x1b, localSet, 1), 64)))},
-		{name: "if, at random", guest: events(1, 2, forever(bytes.Repeat(code(next(31), localGet, 0, i32(1<<17), i32And, 0x04, 0x40, localGet, 1, i32(1), i32Add, localSet, 1, opEnd), 64)))},
-		{name: "recursion, 1 local", guest: recursion(1, i32Type)},
-		{name: "recursion, 60 i32", guest: recursion(60, i32Type)},
-		{name: "recursion, 2000 v128", guest: recursion(2000, v128Type)},
-		{name: "recursion, wide frame", guest: wideFrame(5000)},
-		{name: "host: log_enabled", guest: host(abi.ImportModule, abi.ImportLogEnabled, i32(0))},
-		{name: "host: log", guest: host(abi.ImportModule, abi.ImportLog, i32(3), i32(0), i32(1024))},
-		{name: "host: fail", guest: host(abi.ImportModule, abi.ImportFail, i32(0), i32(1024))},
-		{name: "host: now_ns", guest: host(abi.ImportModule, abi.ImportNow)},
-		{name: "host: counter_add", guest: host(abi.ImportModule, abi.ImportCounterAdd, i32(0), 0x42, 1)},
-		{name: "host: rand_u64", guest: host(abi.ImportModule, abi.ImportRand)},
-		{name: "host: random_get 8 MiB", guest: host(abi.ImportWASI, "random_get", i32(0), i32(8<<20))},
-		{name: "host: fd_write 64 KiB", guest: with(host(abi.ImportWASI, "fd_write", i32(1), i32(0), i32(1), i32(16)), func(g *guest) { g.data = [][]byte{code(0, i32(0), 0x0b, 8, 0, 1, 0, 0, 0, 0, 1, 0)} })},
-		{name: "host: clock_time_get", guest: host(abi.ImportWASI, "clock_time_get", i32(0), 0x42, 0, i32(0))},
-	}
-}
-
 // setupExport is a function without a limit of time.
 const setupExport = "setup"
 
-// measure calls kv_events with so much fuel: processor time for each unit, and the longest time between two places where
-// the host has control.
+// measure calls kv_events with so much fuel: processor time for each unit, and the longest time between two places
+// where the host has control.
 func (c *class) measure(t testing.TB, fuel uint64) (perUnit float64, longest time.Duration) {
 	var last time.Duration
 	clock := func() time.Duration {
@@ -317,7 +219,8 @@ func (c *class) measure(t testing.TB, fuel uint64) (perUnit float64, longest tim
 	return float64(took) / float64(used), longest
 }
 
-// Each class of instruction: how long a unit of fuel takes at most. The baseline is an empty loop, measured beside each.
+// Each class of instruction: how long a unit of fuel takes at most. The baseline is an empty loop, measured beside
+// each.
 func BenchmarkOpcodes(b *testing.B) {
 	const fuel, rounds = maxFuel, 5
 	type row struct {
@@ -327,7 +230,7 @@ func BenchmarkOpcodes(b *testing.B) {
 	}
 	var rows []row
 	baseline := class{guest: events(1, 1, forever())}
-	for _, c := range append(special(), numeric()...) {
+	for _, c := range slices.Concat(memoryClasses(), tableClasses(), callClasses(), hostClasses(), numeric()) {
 		r := row{name: c.name, best: math.Inf(1), ratio: math.Inf(1), longest: time.Hour}
 		for range rounds {
 			base, _ := baseline.measure(b, fuel)
