@@ -67,6 +67,7 @@ def install(directory: Path) -> None:
     run(python, HERE / "cudaless.py")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start takes minutes
     run(python, "-c", IMPORTS)
+    run(python, HERE / "check.py")
 
 
 def main() -> int:
@@ -80,7 +81,7 @@ def main() -> int:
     except subprocess.SubprocessError as e:
         shutil.rmtree(directory, ignore_errors=True)
         step = shlex.join(map(str, e.cmd)) if isinstance(e, (subprocess.CalledProcessError, subprocess.TimeoutExpired)) else e
-        print(f"no engines are installed: the package index does not answer, or a package is not what it should be: {step}")
+        print(f"no engines are installed: the package index does not answer, or they do not run here: {step}")
         return 3
     return 0
 
