@@ -42,8 +42,9 @@ type putCustody interface {
 	temp(beside string) (string, error)
 	// publish gives a temporary its name, which it then has alone.
 	publish(p *Put, info staging.Info) error
-	// notPublished judges an error of publish that did not come from another file under the name.
-	notPublished(p *Put, err error)
+	// notPublished judges an error of publish that did not come from another file under the name. look is the error of
+	// the look at the name that followed: unless it is nil or fs.ErrNotExist, the temporary may have its name now.
+	notPublished(p *Put, temp staging.Info, err, look error)
 	// nameTaken frees a put's name or finds another one; what holds the name is damaged, or a piece of another key.
 	nameTaken(p *Put, h *pieceformat.Header, damage error) error
 	// giveBack returns credit: nothing that was written on it is on the disk any more.

@@ -33,6 +33,7 @@ func TestFaults(t *testing.T) {
 		{"close **.tmp 1st: eio after", unix.EIO},
 		{"publish ** 1st: erofs", unix.EROFS},
 		{"publish ** 1st: eio after", nil},
+		{"publish ** 1st: eio after\nstat **.kv 1st: estale", unix.EIO},
 		{"syncdir **/??/? 1st: eio", ErrSync},
 	}
 	for _, tt := range tests {

@@ -7,7 +7,9 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/host/store/shared"
@@ -38,7 +40,18 @@ func (c ownRoot) publish(p *Put, _ staging.Info) error {
 	return c.r.FS.RenameNoReplace(p.temp, p.target)
 }
 
-func (c ownRoot) notPublished(p *Put, err error) { c.r.Orphans.AddLate(p.target, err) }
+func (c ownRoot) notPublished(p *Put, temp staging.Info, err, look error) {
+	switch {
+	case look != nil && !errors.Is(look, fs.ErrNotExist):
+		c.r.Log.Error("publication failed, perhaps after the rename; will look again, its bytes stay in the account",
+			"file", p.target, "error", err, "look", look)
+		bytes := pieceformat.Padded(temp.Allocated)
+		c.r.Account.Add(capacity.Orphans, bytes)
+		c.r.Orphans.AddRenamed(p.target, temp, bytes)
+	case health.Hung(err):
+		c.r.Orphans.AddRenamed(p.target, temp, 0)
+	}
+}
 
 func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	switch cause := fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key); {

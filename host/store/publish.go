@@ -75,17 +75,19 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	var claimed []*files.Orphan
 	defer func() { r.Orphans.Settle(claimed, failed == nil) }()
 	for range 3 {
+		target := p.target
 		claimed = append(claimed, r.Orphans.Claim(p.target, p.class, &p.key, p.rank)...)
 		err := r.custody.publish(p, info)
 		if err == nil {
 			p.temp = ""
 			return info, p.syncName()
 		}
-		if now, serr := r.FS.Stat(p.target); serr == nil && now.Same(info) {
+		now, serr := r.FS.Stat(p.target)
+		if serr == nil && now.Same(info) {
 			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
 		}
 		if !errors.Is(err, fs.ErrExist) {
-			r.custody.notPublished(p, err)
+			r.custody.notPublished(p, info, err, serr)
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 		}
 		h, there, herr := r.Look(p.target)
@@ -106,6 +108,10 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			if err := r.custody.nameTaken(p, &h, herr); err != nil {
 				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 			}
+		}
+		if p.target != target { // what has the old name is still there
+			r.Orphans.Settle(claimed, false)
+			claimed = nil
 		}
 	}
 	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)

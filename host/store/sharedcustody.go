@@ -60,7 +60,7 @@ func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 	return err
 }
 
-func (c *sharedRoot) notPublished(*Put, error) {} // the evictor clears the temporaries
+func (c *sharedRoot) notPublished(*Put, staging.Info, error, error) {} // the evictor clears the temporaries
 
 func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	if damage == nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // Orphan is a file that nobody wants and that could not be unlinked. Its bytes stay in the root's account until it is
@@ -22,7 +23,9 @@ type Orphan struct {
 	rank     uint32
 	fallback bool
 	bytes    int64
-	gone     func() // called when it is gone; or nil
+	gone     func()       // called when it is gone; or nil
+	only     staging.Info // with renamed: the one file that is unwanted under this name
+	renamed  bool
 
 	deleting bool // guarded by Orphans.mu, like the rest after the orphan is listed
 }
@@ -158,6 +161,12 @@ func (l *Orphans) AddLate(name string, err error) {
 	}
 }
 
+// AddRenamed lists a name that a file may have got, or may yet get, in a rename that reported an error. Any other file
+// of that name is left alone. The caller books its bytes.
+func (l *Orphans) AddRenamed(name string, file staging.Info, bytes int64) {
+	l.later(&Orphan{name: name, only: file, renamed: true, bytes: bytes})
+}
+
 // Retry tries each orphan once more.
 func (l *Orphans) Retry(ctx context.Context) {
 	for range l.len() {
@@ -178,7 +187,7 @@ func (l *Orphans) retryOne() bool {
 		name, err = l.dir.Locate(o.class, &o.key, o.rank, o.fallback)
 	}
 	if err == nil {
-		if err = l.dir.FS.Remove(name); errors.Is(err, fs.ErrNotExist) {
+		if err = l.unlink(o, name); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
 	}
@@ -186,6 +195,16 @@ func (l *Orphans) retryOne() bool {
 		l.removed(o)
 	}
 	return true
+}
+
+// unlink removes an orphan's file, and none but it.
+func (l *Orphans) unlink(o *Orphan, name string) error {
+	if o.renamed {
+		if now, err := l.dir.FS.Stat(name); err != nil || !now.Same(o.only) {
+			return err
+		}
+	}
+	return l.dir.FS.Remove(name)
 }
 
 // Claim takes the orphans off the list that have this name, or may have it because they hold this piece, so that

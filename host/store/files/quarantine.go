@@ -51,11 +51,16 @@ func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left in
 	if errors.Is(err, fs.ErrNotExist) {
 		return Kept{}, 0
 	}
+	perhaps := "" // a name that the file may have, though the rename reported an error
 	if err == nil && q.maxFiles > 0 && pieceformat.Padded(info.Allocated) <= q.maxBytes {
 		k = Kept{name: q.nameFor(name), Bytes: pieceformat.Padded(info.Allocated)}
 		if err = d.FS.RenameNoReplace(name, k.name); err != nil {
 			d.Orphans.AddLate(k.name, err)
-			if now, serr := d.FS.Stat(k.name); serr != nil || !now.Same(info) {
+			now, serr := d.FS.Stat(k.name)
+			if serr != nil && !errors.Is(serr, fs.ErrNotExist) {
+				perhaps = k.name
+			}
+			if serr != nil || !now.Same(info) {
 				k = Kept{}
 			}
 		}
@@ -63,6 +68,10 @@ func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left in
 	d.Log.Warn("damaged piece moved to quarantine", "file", name, "kept", k.name, "cause", cause, "error", err)
 	if k.name == "" {
 		left, _ = d.Remove(name, most)
+	}
+	if perhaps != "" && left == 0 {
+		left = pieceformat.Padded(info.Allocated)
+		d.Orphans.AddRenamed(perhaps, info, left)
 	}
 	return k, left
 }
