@@ -75,23 +75,37 @@ func (n *node) checkRoots(list []store.Inspection) error {
 	return nil
 }
 
-// idle checks that nothing is pinned, being written or being removed. A background evictor may be at work and is given
-// time to end.
+// idle checks that nothing is pinned, being written or being removed.
 func (n *node) idle() error {
+	return n.eventually(func(list []store.Inspection) (err error) {
+		for _, root := range list {
+			if root.InUse != 0 {
+				err = fmt.Errorf("host %s: %d entries of %s are in use, and nobody uses them", n.ID, root.InUse, root.Dir)
+			}
+		}
+		return err
+	})
+}
+
+// eventually checks what holds while the store does nothing. Work in the background is given time to end: a background
+// evictor's, and the renaming of pieces.
+func (n *node) eventually(check func([]store.Inspection) error) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
+	again := true // work can begin within a check: one that fails is repeated
 	for until := time.Now().Add(30 * time.Second); ; <-tick.C {
 		var err error
+		atWork := n.EvictMode == store.Background
 		ierr := n.store.Inspect(func(list []store.Inspection) {
 			for _, root := range list {
-				if root.InUse != 0 {
-					err = fmt.Errorf("host %s: %d entries of %s are in use, and nobody uses them", n.ID, root.InUse, root.Dir)
-				}
+				atWork = atWork || root.Renaming
 			}
+			err = check(list)
 		})
-		if ierr != nil || err == nil || n.EvictMode != store.Background || time.Now().After(until) {
+		if ierr != nil || err == nil || !atWork && !again || time.Now().After(until) {
 			return errors.Join(ierr, err)
 		}
+		again = atWork
 	}
 }
 
@@ -149,8 +163,7 @@ func (r *runner) compareAccounts() error {
 		}
 		return nil
 	}
-	var err error
-	ierr := n.store.Inspect(func(list []store.Inspection) {
+	return n.eventually(func(list []store.Inspection) (err error) {
 		for i, root := range list {
 			disk, temporaries, uerr := usage(n.r.files, root.Dir)
 			foreign, ferr := n.foreign(root.Dir)
@@ -162,8 +175,8 @@ func (r *runner) compareAccounts() error {
 					i, root.Used, capacity, want, temporaries)
 			}
 		}
+		return err
 	})
-	return errors.Join(ierr, err)
 }
 
 // frozenDisk adds up what a root takes on disk while no host can reserve anything: else a file that goes and one that
@@ -179,9 +192,10 @@ func (r *runner) frozenDisk(root int) (disk int64, err error) {
 	return disk, err
 }
 
-// usage adds up the blocks of all files outside the store's metadata, quarantine included. A background evictor may
-// remove files meanwhile.
+// usage adds up the blocks of all files outside the store's metadata, quarantine included, each file once. Files may go
+// meanwhile, or be renamed.
 func usage(fsys staging.FS, dir string) (bytes int64, temporaries int, err error) {
+	seen := map[uint64]bool{}
 	err = eachFile(fsys, dir, "", func(rel string, e fs.DirEntry) error {
 		if strings.HasPrefix(rel, pieceformat.MetaDir) && !strings.HasPrefix(rel, pieceformat.QuarantineDir) {
 			return nil
@@ -189,8 +203,11 @@ func usage(fsys staging.FS, dir string) (bytes int64, temporaries int, err error
 		if isTemporary(e) {
 			temporaries++
 		}
-		size, err := allocated(fsys, dir+"/"+rel)
-		bytes += size
+		info, err := fsys.Stat(dir + "/" + rel)
+		if err == nil && !seen[info.Ino] {
+			seen[info.Ino] = true
+			bytes += pieceformat.Padded(info.Allocated)
+		}
 		return err
 	})
 	return bytes, temporaries, err
