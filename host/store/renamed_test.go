@@ -52,7 +52,11 @@ func TestPublicationInDoubtUnderATakenName(t *testing.T) {
 		t.Fatal(err)
 	}
 	faulty.Set()
-	f.store.roots[0].Orphans.Retry(t.Context())
+	r := f.store.roots[0]
+	if r.Orphans.Has(f.pieceFile(0, 0)) {
+		t.Error("a scan would leave the piece out")
+	}
+	r.Orphans.Retry(t.Context())
 	f.mustRead(0)
 	f.checkUsed()
 }

@@ -123,8 +123,15 @@ func (l *Orphans) len() int {
 // Has says whether a file is an orphan.
 func (l *Orphans) Has(name string) bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.by[orphanKey{name: name}]) > 0
+	list := slices.Clone(l.by[orphanKey{name: name}])
+	l.mu.Unlock()
+	return slices.ContainsFunc(list, func(o *Orphan) bool {
+		if !o.renamed {
+			return true
+		}
+		now, err := l.dir.FS.Stat(name)
+		return err != nil || now.Same(o.only)
+	})
 }
 
 // OnRemoval has gone called when an orphan is removed, before its bytes leave the account. It is false when it has been
