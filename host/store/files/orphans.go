@@ -23,9 +23,9 @@ type Orphan struct {
 	rank     uint32
 	fallback bool
 	bytes    int64
-	gone     func()       // called when it is gone; or nil
-	only     staging.Info // with renamed: the one file that is unwanted under this name
-	renamed  bool
+	gone     func() // called when it is gone; or nil
+	renamed  bool   // the name may be of another file than the one that is unwanted, which is only
+	only     staging.Info
 
 	deleting bool // guarded by Orphans.mu, like the rest after the orphan is listed
 }
