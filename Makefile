@@ -9,8 +9,8 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 
 # Packages with concurrent code; they are tested under the race detector, which needs a C compiler.
 RACE := ./gds/... ./staging/... ./host/...
-# Tests that compile every module twice: minutes under the race detector, and nothing in them is concurrent.
-SLOW := TestWasmDecidesAsNative|TestFirstParty|TestBroken|TestBench$$
+# Tests that compile many modules: minutes under the race detector, and what is concurrent in them other tests cover.
+SLOW := TestWasmDecidesAsNative|TestFirstParty|TestBroken|TestBench$$|TestHostile|TestClosedModulesLeaveNothing
 # Says which tools the tests lack, or whether the machine has one.
 TOOLS_LEFT_OUT := $(GO) run ./abi/testenv/tools
 HAS := $(TOOLS_LEFT_OUT) 2>/dev/null
@@ -45,10 +45,10 @@ test: kits ## all tests that this machine has the tools for; ends with what was 
 
 test-go: ## the Go tests, concurrent packages under the race detector where there is a C compiler
 	$(GO) vet ./...
-	CGO_ENABLED=0 $(GO) test -timeout 14m ./abi/... ./plugins/... ./cmd/... ./examples/...
-	CGO_ENABLED=0 $(GO) test -timeout 14m -run '$(SLOW)' ./host/sim ./host/policy/plugintest
+	CGO_ENABLED=0 $(GO) test -timeout 30m ./abi/... ./plugins/... ./cmd/... ./examples/...
+	CGO_ENABLED=0 $(GO) test -timeout 30m -run '$(SLOW)' ./host ./host/sim ./host/policy ./host/policy/plugintest/...
 	@race=; export CGO_ENABLED=0; if $(HAS) cc; then race=-race CGO_ENABLED=1; fi; set -x; \
-	  $(GO) test $$race -tags invariants -timeout 14m -skip '$(SLOW)' $(RACE)
+	  $(GO) test $$race -tags invariants -timeout 30m -skip '$(SLOW)' $(RACE)
 
 .venv/installed: host/client/python/pyproject.toml
 	python3 -m venv .venv
