@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -43,32 +41,9 @@ const compiling = `"msg":"compiling policy","policy":"bomb"`
 func TestStopWhileCompiling(t *testing.T) {
 	dir := shortDir(t)
 	write(t, dir, "bomb.wasm", compileBomb())
-	cmd := command(t, dir, "--policy", "bomb.wasm", "--http-listen", "")
-	log := filepath.Join(dir, "log")
-	file, err := os.Create(log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	cmd.Stderr = file
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(ended) }()
-	logged := func() string {
-		b, err := os.ReadFile(log)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
+	logged, ended, stop := launch(t, command(t, dir, "--policy", "bomb.wasm", "--http-listen", ""))
 	await(t, logged, compiling, ended)
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-ended
-	if code := cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(logged(), "stopped while starting") {
+	if code := stop(syscall.SIGTERM); code != exitOK || !strings.Contains(logged(), "stopped while starting") {
 		t.Errorf("exit code %d\n%s", code, logged())
 	}
 }

@@ -39,8 +39,7 @@ func healthy(t *testing.T, address string) bool {
 }
 
 // startHost starts a host and waits until its log says that it is ready. stop ends it with a signal and returns its
-// exit
-// code.
+// exit code.
 func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged func() string,
 	stop func(os.Signal) int) {
 	t.Helper()
@@ -48,6 +47,14 @@ func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged 
 }
 
 func startCommand(t *testing.T, cmd *exec.Cmd) (_ *exec.Cmd, logged func() string, stop func(os.Signal) int) {
+	t.Helper()
+	logged, ended, stop := launch(t, cmd)
+	await(t, logged, `"msg":"ready"`, ended)
+	return cmd, logged, stop
+}
+
+// launch starts a command whose log is read while it runs. ended is closed when it has ended; stop is as of startHost.
+func launch(t *testing.T, cmd *exec.Cmd) (logged func() string, ended <-chan struct{}, stop func(os.Signal) int) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "log")
 	file, err := os.Create(path)
@@ -59,9 +66,9 @@ func startCommand(t *testing.T, cmd *exec.Cmd) (_ *exec.Cmd, logged func() strin
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	go func() { cmd.Wait(); close(ended) }()
-	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
+	end := make(chan struct{})
+	go func() { cmd.Wait(); close(end) }()
+	t.Cleanup(func() { cmd.Process.Kill(); <-end })
 	logged = func() string {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -69,10 +76,9 @@ func startCommand(t *testing.T, cmd *exec.Cmd) (_ *exec.Cmd, logged func() strin
 		}
 		return string(text)
 	}
-	await(t, logged, `"msg":"ready"`, ended)
-	return cmd, logged, func(s os.Signal) int {
+	return logged, end, func(s os.Signal) int {
 		cmd.Process.Signal(s)
-		<-ended
+		<-end
 		return cmd.ProcessState.ExitCode()
 	}
 }

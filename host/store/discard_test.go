@@ -5,10 +5,8 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/host/store/changelog"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -113,15 +111,7 @@ func TestDiscardOfAnotherTenant(t *testing.T) {
 func TestDiscardWhileScanning(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 10, 1)
 	f.mustPut(0, 1)
-	dir := f.cfg.Roots[0].Path
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	put(t, dir+"/"+pieceformat.CheckpointFile, []byte("no checkpoint"))
-	used, _ := usage(t, dir)
-	g := &gated{FS: staging.OS(), dir: dir, used: used, gate: make(chan struct{})}
-	f.cfg.FS, f.cfg.ScanWait, f.cfg.IOTimeout = g, -1, time.Hour
-	f.open()
+	g := f.reopenGated()
 	f.discards([]uint64{0}, DiscardUnavailable)
 	f.mustPut(5)
 	f.discards([]uint64{5}, DiscardRemoved)

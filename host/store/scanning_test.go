@@ -26,6 +26,21 @@ type gated struct {
 	gate chan struct{}
 }
 
+// reopenGated closes the store, ruins its checkpoint and opens it again. The scan waits until the gate opens.
+func (f *fixture) reopenGated() *gated {
+	f.Helper()
+	if err := f.store.Close(); err != nil {
+		f.Fatal(err)
+	}
+	dir := f.cfg.Roots[0].Path
+	put(f, dir+"/"+pieceformat.CheckpointFile, []byte("no checkpoint"))
+	used, _ := usage(f, dir)
+	g := &gated{FS: staging.OS(), dir: dir, used: used, gate: make(chan struct{})}
+	f.cfg.FS, f.cfg.ScanWait, f.cfg.IOTimeout = g, -1, time.Hour
+	f.open()
+	return g
+}
+
 func (g *gated) ReadDir(name string) ([]fs.DirEntry, error) {
 	if rel, below := strings.CutPrefix(name, g.dir+"/"); below && rel != "" &&
 		!strings.HasPrefix(rel, pieceformat.MetaDir) {
@@ -46,14 +61,7 @@ func TestServesWhileItScans(t *testing.T) {
 		f.mustPut(n)
 	}
 	dir := f.cfg.Roots[0].Path
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	put(t, dir+"/"+pieceformat.CheckpointFile, []byte("no checkpoint"))
-	used, _ := usage(t, dir)
-	g := &gated{FS: staging.OS(), dir: dir, used: used, gate: make(chan struct{})}
-	f.cfg.FS, f.cfg.ScanWait, f.cfg.IOTimeout = g, -1, time.Hour
-	f.open()
+	g := f.reopenGated()
 	within := func() {
 		t.Helper()
 		if disk, _ := usage(t, dir); disk > f.cfg.Roots[0].Capacity {

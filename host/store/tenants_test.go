@@ -2,11 +2,8 @@ package store
 
 import (
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/host/store/catalog"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
-	"github.com/kvhost/kvhost/staging"
 )
 
 // TestMoreTenantsThanNumbers finds and stores pieces of tenants that get no number. Nobody else may be billed for them.
@@ -28,15 +25,7 @@ func TestMoreTenantsThanNumbers(t *testing.T) {
 		}
 	}
 	store(0, 1<<20)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	dir := f.cfg.Roots[0].Path
-	put(t, dir+"/"+pieceformat.CheckpointFile, []byte("no checkpoint"))
-	used, _ := usage(t, dir)
-	g := &gated{FS: staging.OS(), dir: dir, used: used, gate: make(chan struct{})}
-	f.cfg.FS, f.cfg.ScanWait, f.cfg.IOTimeout = g, -1, time.Hour
-	f.open()
+	g := f.reopenGated()
 	for tenant := range uint32(1<<16 - 1) {
 		f.store.catalog.Tenants.Number(tenant)
 	}
