@@ -26,12 +26,6 @@ type Lease struct {
 // pathsKey is a rank, and the first of a run of keys.
 type pathsKey struct{ rank, first uint32 }
 
-type grant struct {
-	fp   uint64
-	slot uint32
-	root uint32
-}
-
 // Hits is the length of the run that was found, or the number of entries where the group is looked up by membership.
 func (l *Lease) Hits() int { return l.hits }
 

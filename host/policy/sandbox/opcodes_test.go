@@ -156,8 +156,6 @@ func numeric() (list []class) {
 	return list
 }
 
-func v128Locals(n int) [][]byte { return [][]byte{code(leb(n), int(v128Type))} }
-
 // recursion calls itself with so many locals alive.
 func recursion(locals int, kind byte) guest {
 	// Each local is changed before the call, and written to memory after it, which never happens.
