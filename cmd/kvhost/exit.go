@@ -18,11 +18,10 @@ import (
 	"github.com/kvhost/kvhost/host/trace"
 )
 
-// Exit codes. They are part of the command's contract; --help-all lists them.
+// Exit codes. They are part of the command's contract; --help-all lists them. 1 and 2 are left to Go's runtime, which
+// ends a process that crashed with 2: a service manager must not take a crash for wrong usage, which no restart mends.
 const (
 	exitOK       = 0
-	exitFailure  = 1
-	exitUsage    = 2
 	exitRootBusy = 3
 	exitAddress  = 4
 	exitPolicy   = 5
@@ -31,12 +30,13 @@ const (
 	exitProblems = 8
 	exitCheck    = 9
 	exitGPU      = 10
+	exitFailure  = 11
+	exitUsage    = 12
 )
 
 const exitHelp = `Exit codes:
   0  success
-  1  failure: the reason is on standard error
-  2  wrong usage or configuration
+  2  kvhost crashed (1 and 2 are those of Go's runtime): please report what is on standard error
   3  a root is in use by another host
   4  the socket or the HTTP address is in use
   5  a policy was refused: not found, not a module, lacking its role, or failing at its start
@@ -44,7 +44,9 @@ const exitHelp = `Exit codes:
   7  wrong bytes were served (replay)
   8  a root has problems that remain (fsck)
   9  something configured cannot work on this machine (check)
- 10  a GPU failed while kvhost ran; only a new process can use it again`
+ 10  a GPU failed while kvhost ran; only a new process can use it again
+ 11  failure: the reason is on standard error
+ 12  wrong usage or configuration`
 
 // errUsage marks wrong flags and arguments.
 var errUsage = errors.New("usage")

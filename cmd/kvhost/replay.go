@@ -37,7 +37,7 @@ func newReplay() *cobra.Command {
 		Long: `Replays a request trace against a running host (--socket), or against one that it starts
 (--embedded). For each request it looks up the prefix, loads the hits, compares every byte, stores the rest and
 waits for the publication. It prints a table or a JSON object, and fails when wrong bytes were served (exit code
-7) or the host failed to store or load (exit code 1).
+7) or the host failed to store or load (exit code 11).
 
 A trace is JSON lines {timestamp, input_length, output_length, hash_ids}, plain, gzip or zstd. Each hash id is
 one chunk. An embedded host uses the configuration, except for its socket, roots and HTTP listener.`,

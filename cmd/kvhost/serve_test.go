@@ -226,32 +226,3 @@ func TestStoppedWhileStarting(t *testing.T) {
 		t.Errorf("exit code %d: %v", exitCode(err), err)
 	}
 }
-
-// The unit in examples/ has only lines that systemd takes: it has no comments behind a value.
-func TestServiceUnit(t *testing.T) {
-	text, err := os.ReadFile("../../examples/kvhost.service")
-	if err != nil {
-		t.Fatal(err)
-	}
-	sections, values := map[string]bool{}, map[string]string{}
-	for n, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
-		key, value, setting := strings.Cut(line, "=")
-		switch {
-		case line == "" || line[0] == '#':
-		case line[0] == '[':
-			sections[line] = true
-		case !setting || strings.ContainsAny(key, " \t") || strings.Contains(value, " #"):
-			t.Errorf("line %d: %q", n+1, line)
-		default:
-			values[key] = value
-		}
-	}
-	if !sections["[Unit]"] || !sections["[Service]"] || !sections["[Install]"] {
-		t.Errorf("sections %v", sections)
-	}
-	for _, code := range strings.Fields(values["RestartPreventExitStatus"]) {
-		if !strings.Contains(exitHelp, "\n  "+code+"  ") {
-			t.Errorf("exit code %s is not documented", code)
-		}
-	}
-}
