@@ -1,6 +1,11 @@
 package server
 
-import "github.com/kvhost/kvhost/abi"
+import (
+	"math/bits"
+	"sync"
+
+	"github.com/kvhost/kvhost/abi"
+)
 
 // checkBlocks checks one chunk's block ids against the registration.
 func (r *registration) checkBlocks(i int, blocks []uint32, holes bool) error {
@@ -16,40 +21,35 @@ func (r *registration) checkBlocks(i int, blocks []uint32, holes bool) error {
 	return nil
 }
 
-// usedBlocks detects block ids that one job names twice. It stamps an array that is never cleared. For huge
-// registrations, which would let a client make that array expensive, it uses a map.
-type usedBlocks struct {
-	stamps []uint32
-	stamp  uint32
-	seen   map[uint32]struct{}
+// blockSet finds block ids that one job names twice. Its memory grows with the ids of a job, not with the blocks that
+// a client says it has.
+type blockSet struct {
+	slots []uint64 // open addressing: the stamp of a job, and an id that it names
+	stamp uint32
 }
 
-// maxStamps bounds the array to 16 MiB.
-const maxStamps = 1 << 22
+// blockSets are shared by all sessions: a set is used only while one message is checked.
+var blockSets = sync.Pool{New: func() any { return new(blockSet) }}
 
-// newUse starts a job. The caller holds the turn, so one job is checked at a time.
-func (r *registration) newUse() *usedBlocks {
-	u := &r.used
-	if r.memory.Blocks() > maxStamps {
-		u.seen = map[uint32]struct{}{}
-		return u
+// begin empties the set for a job with so many ids. It is not cleared but stamped anew.
+func (u *blockSet) begin(ids int) {
+	size := 1 << bits.Len(uint(2*ids))
+	if u.stamp++; len(u.slots) < size || u.stamp == 0 {
+		u.slots, u.stamp = make([]uint64, size), 1
 	}
-	if u.stamp++; u.stamps == nil || u.stamp == 0 {
-		u.stamps, u.stamp = make([]uint32, r.memory.Blocks()), 1
-	}
-	return u
 }
 
-// add reports whether the job had not named the id yet.
-func (u *usedBlocks) add(b uint32) bool {
-	if u.seen != nil {
-		n := len(u.seen)
-		u.seen[b] = struct{}{}
-		return len(u.seen) > n
+// add reports whether the job had not named the id yet. begin has made room for all its ids.
+func (u *blockSet) add(b uint32) bool {
+	want := uint64(u.stamp)<<32 | uint64(b)
+	mask := uint64(len(u.slots) - 1)
+	for i := uint64(b) * 0x9e3779b97f4a7c15 >> 32 & mask; ; i = (i + 1) & mask {
+		switch have := u.slots[i]; {
+		case have == want:
+			return false
+		case have>>32 != uint64(u.stamp):
+			u.slots[i] = want
+			return true
+		}
 	}
-	if u.stamps[b] == u.stamp {
-		return false
-	}
-	u.stamps[b] = u.stamp
-	return true
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"container/list"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,15 +18,46 @@ import (
 )
 
 const (
-	descriptorTimeout = 5 * time.Second // for one descriptor to arrive after its connection
-	descriptorConns   = 64              // served at a time; more wait in the socket's backlog
+	descriptorTimeout = 5 * time.Second // for one descriptor to arrive after its connection, or the one before
+	descriptorConns   = 64              // open at a time
 )
+
+// descriptorConnections are the open connections of the descriptor socket, the one that has been silent longest first. A
+// client sends its descriptor as soon as it is connected. So when there are too many connections the first one is closed:
+// those that send nothing cannot keep others out.
+type descriptorConnections struct {
+	mu   sync.Mutex
+	list list.List // of *net.UnixConn
+}
+
+// add enters a connection, and closes the first one if there are too many.
+func (d *descriptorConnections) add(c *net.UnixConn) *list.Element {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.list.Len() >= descriptorConns {
+		d.list.Remove(d.list.Front()).(*net.UnixConn).Close()
+	}
+	return d.list.PushBack(c)
+}
+
+// heard notes that a connection is not silent.
+func (d *descriptorConnections) heard(e *list.Element) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.list.MoveToBack(e) // no effect if it was removed
+}
+
+func (d *descriptorConnections) remove(e *list.Element) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.list.Remove(e)
+}
 
 // serveDescriptors accepts connections on the descriptor socket until it is closed, and waits for their end.
 func (s *Server) serveDescriptors(l *socket.Listener) {
 	var work sync.WaitGroup
 	defer work.Wait()
-	slots := make(chan struct{}, descriptorConns)
+	var open descriptorConnections
 	for {
 		c, err := l.AcceptPeer()
 		if errors.Is(err, net.ErrClosed) {
@@ -36,23 +68,24 @@ func (s *Server) serveDescriptors(l *socket.Listener) {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		slots <- struct{}{}
+		e := open.add(c)
 		work.Go(func() {
-			defer func() { <-slots }()
+			defer open.remove(e)
 			defer c.Close()
-			s.serveDescriptorConn(c)
+			s.serveDescriptorConn(c, func() { open.heard(e) })
 		})
 	}
 }
 
-// serveDescriptorConn takes descriptors from one connection.
-func (s *Server) serveDescriptorConn(c *net.UnixConn) {
+// serveDescriptorConn takes descriptors from one connection, and calls heard after each.
+func (s *Server) serveDescriptorConn(c *net.UnixConn, heard func()) {
 	for {
 		c.SetDeadline(time.Now().Add(descriptorTimeout))
 		err := s.takeOne(c)
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
 			return
 		}
+		heard()
 		var answer []byte
 		if err != nil {
 			text := err.Error()

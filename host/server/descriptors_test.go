@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -216,5 +217,35 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 	}
 	if _, err := p.Register(t.Context(), 0, p.arena, nil); !errors.Is(err, client.ErrArena) {
 		t.Errorf("closed arena: %v", err)
+	}
+}
+
+// Connections that send nothing do not keep another client's descriptor out, however many there are.
+func TestSilentConnectionsDelayNobody(t *testing.T) {
+	r := newRig(t, nil)
+	w := r.raw()
+	nonce := w.say(r.greeting()).GetHello().GetNonce()
+	var silent []net.Conn
+	for range 3 * descriptorConns {
+		c, err := net.Dial("unix", r.socket+proto.DescriptorSuffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		silent = append(silent, c)
+	}
+	began := time.Now()
+	text, err := r.pass(proto.AppendDescriptor(nil, nonce, 1), memfd(t, 1<<20, unix.F_SEAL_SHRINK))
+	if text != "" || err != nil {
+		t.Fatal(text, err)
+	}
+	// Each round of silent connections used to hold all others up until it ran into its time limit.
+	if took := time.Since(began); took >= descriptorTimeout {
+		t.Errorf("a descriptor took %v", took)
+	}
+	for i, c := range silent[:2*descriptorConns] { // the first ones made room
+		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
+			t.Errorf("connection %d is open: %d, %v", i, n, err)
+		}
 	}
 }

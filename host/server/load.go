@@ -81,7 +81,13 @@ func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.Loa
 		return nil, err
 	}
 	chunks := make([]transfer.LoadChunk, len(m.GetChunks()))
-	used := reg.newUse()
+	used := blockSets.Get().(*blockSet)
+	defer blockSets.Put(used)
+	ids := 0 // those that came, whatever the group's geometry says
+	for _, c := range m.GetChunks() {
+		ids += len(c.GetBlocks())
+	}
+	used.begin(ids)
 	for i, c := range m.GetChunks() {
 		if !l.granted(int(c.GetIndex())) {
 			return nil, invalid(at("chunks", i, "index"), "the lease does not hold key %d of its LOOKUP", c.GetIndex())

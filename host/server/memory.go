@@ -51,7 +51,6 @@ type registration struct {
 	maps    []*mapping
 	imports []*gds.Import // of a GPU's memory
 	closing bool          // being unregistered
-	used    usedBlocks
 }
 
 // register maps what a REGISTER names. It uses up the descriptors that it names, even when it fails.
