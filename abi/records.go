@@ -6,7 +6,7 @@ package abi
 type Info struct {
 	Size          uint32 // bytes of this header
 	ABI           uint32 // Version
-	Features      uint64 // host feature bits, such as FeatureHints
+	Features      uint64 // host feature bits, FeatureHints, FeatureLevels
 	EventStride   uint32
 	AskStride     uint32
 	AdmitStride   uint32
@@ -37,7 +37,8 @@ type Ask struct {
 // AskSize is the stride of an [Ask].
 const AskSize = 16
 
-// Candidate asks kv_admit whether an entry should be stored at all. The guest answers one byte each, 0 or 1.
+// Candidate asks kv_admit whether an entry should be stored at all, or moved to another level. The guest answers one byte
+// each, 0 or 1.
 type Candidate struct {
 	Key       uint64 // fingerprint, as in [Event]
 	ParentKey uint64
@@ -50,13 +51,34 @@ type Candidate struct {
 	Flags     uint32 // CandidateParentResident
 	_         uint32
 	Time      uint64
+	Kind      CandidateKind
+	From      uint8 // the level that it would leave or be copied from; NoLevel for a new one
+	To        uint8 // the level that would receive it; 0 is the nearest
+	_         uint8
+	Hits      uint32 // lookups that granted it since it became resident where it is; 0 for a new one
 }
 
 // CandidateSize is the stride of a [Candidate].
-const CandidateSize = 56
+const CandidateSize = 64
 
-// CandidateParentResident is set when the candidate's parent is resident.
+// CandidateParentResident is set when the candidate's parent is resident: in any level for a new one, in the level that
+// would receive it for others.
 const CandidateParentResident = 1
+
+// CandidateKind is what would become of a candidate that is admitted.
+type CandidateKind uint8
+
+const (
+	KindNew       CandidateKind = 0 // an engine stores it
+	KindDemotion  CandidateKind = 1 // its level evicts it, and a farther one would keep it
+	KindPromotion CandidateKind = 2 // it was loaded, and a nearer level would have a copy
+)
+
+// NoLevel is [Candidate].From of a new entry.
+const NoLevel = 0xff
+
+// FeatureLevels is the bit of Info.Features that says that candidates tell Kind, From, To and Hits.
+const FeatureLevels = 1 << 1
 
 // KeyBytes is the room for a key in place records; shorter keys are padded with zeros and KeyLen says how many count.
 const KeyBytes = 32

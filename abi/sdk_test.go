@@ -122,6 +122,8 @@ var names = []struct {
 	{"BufferInfo", BufferInfo}, {"BufferEvents", BufferEvents}, {"BufferArgs", BufferArgs}, {"BufferResult", BufferResult},
 	{"BufferRoots", BufferRoots}, {"BufferState", BufferState},
 	{"LevelDebug", LevelDebug}, {"LevelInfo", LevelInfo}, {"LevelWarn", LevelWarn}, {"LevelError", LevelError},
+	{"KindNew", int64(KindNew)}, {"KindDemotion", int64(KindDemotion)}, {"KindPromotion", int64(KindPromotion)},
+	{"NoLevel", NoLevel}, {"FeatureHints", FeatureHints}, {"FeatureLevels", FeatureLevels},
 	{"None", int64(None)}, {"SizeUnit", SizeUnit},
 }
 
@@ -158,7 +160,7 @@ func rustSource(b *strings.Builder) {
 	for i, n := range names {
 		path, name, _ := strings.Cut(strings.ToUpper(snake(n.name)), "_")
 		switch path {
-		case "OP", "BUFFER":
+		case "OP", "BUFFER", "KIND":
 			path = strings.ToLower(path) + "::" + name
 		case "LEVEL":
 			path = "Level::" + strings.TrimPrefix(n.name, "Level")

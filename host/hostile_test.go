@@ -210,7 +210,7 @@ func TestHostilePolicies(t *testing.T) {
 	w.longest = 0
 
 	path := filepath.Join(t.TempDir(), "hostile.wasm")
-	labels := [abi.Roles]string{abi.RoleEvict: "lru", abi.RoleAdmit: "admit-all", abi.RolePlace: "fanout", abi.RoleLayout: "layermajor"}
+	labels := [abi.Roles]string{abi.RoleEvict: "lru", abi.RoleAdmit: "admit-default", abi.RolePlace: "fanout", abi.RoleLayout: "layermajor"}
 	counts, swapped, refused := map[string]int{}, 0, 0
 	began, lines := time.Now(), log.lines.Load()
 	for _, m := range hostile.Modules() {

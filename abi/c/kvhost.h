@@ -28,11 +28,14 @@
 #define KV_MAX_SEGMENTS 65536u
 #define KV_ROOT_WRITABLE 1u    /* kv_root_facts.flags: it takes stores at present */
 #define KV_PARENT_RESIDENT 1u  /* kv_candidate.flags */
+#define KV_NO_LEVEL 0xffu      /* kv_candidate.from of a new entry */
+#define KV_FEATURE_LEVELS 2u   /* kv_info.features: candidates tell kind, from, to and hits */
 
 /* Status of a call: 0 is success, above 0 leaves the call to the host, below 0 is a fault. */
 enum { KV_OK = 0, KV_DEFAULT = 1, KV_BAD_INPUT = -1, KV_NO_SPACE = -2, KV_INTERNAL = -3 };
 enum { KV_OP_INSERT = 1, KV_OP_TOUCH, KV_OP_REMOVE, KV_OP_LINK, KV_OP_PIN, KV_OP_UNPIN, KV_OP_RESIDENT, KV_OP_REQUEST_END };
 enum { KV_BUFFER_INFO, KV_BUFFER_EVENTS, KV_BUFFER_ARGS, KV_BUFFER_RESULT, KV_BUFFER_ROOTS, KV_BUFFER_STATE, KV_BUFFER_KINDS };
+enum { KV_KIND_NEW, KV_KIND_DEMOTION, KV_KIND_PROMOTION }; /* kv_candidate.kind */
 enum { KV_LEVEL_DEBUG, KV_LEVEL_INFO, KV_LEVEL_WARN, KV_LEVEL_ERROR };
 
 /* Records. A published offset never changes, and the compiler holds each against its place. */
@@ -80,6 +83,8 @@ typedef struct {
   uint64_t key, parent_key;
   uint32_t namespace, group, size, depth, request, tenant, flags, reserved;
   uint64_t time;
+  uint8_t kind, from, to, reserved2;
+  uint32_t hits;
 } kv_candidate;
 
 typedef struct {
@@ -131,8 +136,9 @@ KV_AT(kv_info, features, 8); KV_AT(kv_info, event_stride, 16); KV_AT(kv_info, ro
 KV_AT(kv_info, config_len, 60); KV_AT(kv_info, capacity, 64); KV_AT(kv_info, seed, 72);
 KV_SIZE_IS(kv_ask, 16);
 KV_AT(kv_ask, max_victims, 8); KV_AT(kv_ask, tenant, 12);
-KV_SIZE_IS(kv_candidate, 56);
+KV_SIZE_IS(kv_candidate, 64);
 KV_AT(kv_candidate, namespace, 16); KV_AT(kv_candidate, flags, 40); KV_AT(kv_candidate, time, 48);
+KV_AT(kv_candidate, kind, 56); KV_AT(kv_candidate, to, 58); KV_AT(kv_candidate, hits, 60);
 KV_SIZE_IS(kv_place_query, 56);
 KV_AT(kv_place_query, key_len, 12); KV_AT(kv_place_query, size, 16); KV_AT(kv_place_query, key, 24);
 KV_SIZE_IS(kv_place_answer, 16);

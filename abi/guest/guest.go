@@ -38,7 +38,7 @@ type Evictor interface {
 	Victims(ask abi.Ask, dst []uint32) int
 }
 
-// Admitter decides which entries are stored at all.
+// Admitter decides which entries are stored at all, and which move to another level.
 type Admitter interface {
 	// Admit writes one answer per candidate. len(dst) == len(batch).
 	Admit(batch []abi.Candidate, dst []bool)

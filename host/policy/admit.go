@@ -19,8 +19,8 @@ type AdmitOptions struct {
 	State         State  // of an earlier instance
 }
 
-// Admit decides which entries are stored at all. It is safe for concurrent use; calls are serialised. While a module is
-// down after a fault, everything is admitted.
+// Admit decides which entries are stored at all, and which move to another level. It is safe for concurrent use; calls are
+// serialised. While a module is down after a fault, [AdmitsByDefault] answers.
 type Admit struct {
 	m        *Module
 	settings settings
@@ -174,10 +174,10 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 			a.guest.Admit(batch[:n], dst[:n])
 			a.usage.End(start)
 		case a.in == nil:
-			admitAll{}.Admit(batch[:n], dst[:n])
+			admitDefault{}.Admit(batch[:n], dst[:n])
 		default:
 			if err := a.ask(batch[:n], dst[:n]); err != nil {
-				admitAll{}.Admit(batch[:n], dst[:n])
+				admitDefault{}.Admit(batch[:n], dst[:n])
 				_ = a.failed(err)
 			}
 		}
@@ -186,7 +186,7 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 	return a.err
 }
 
-// ask calls the guest once. The host's default is to admit.
+// ask calls the guest once. It may leave the call to [AdmitsByDefault].
 func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 	n := uint32(len(batch))
 	args, err := sandbox.Records[abi.Candidate](a.in, abi.BufferArgs, n)
@@ -200,7 +200,7 @@ func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 		return err
 	}
 	if !ok {
-		admitAll{}.Admit(batch, dst)
+		admitDefault{}.Admit(batch, dst)
 		return nil
 	}
 	if got != n {

@@ -147,7 +147,7 @@ func (m *Module) instantiate(ctx context.Context, s *settings, u *sandbox.Usage)
 
 func (s *settings) info() guest.Info {
 	return guest.Info{
-		Features: abi.FeatureHints,
+		Features: abi.FeatureHints | abi.FeatureLevels,
 		MaxSlots: s.MaxSlots, MaxBatch: sandbox.MaxBatch, MaxVictims: sandbox.MaxVictims, MaxNamespaces: s.MaxNamespaces,
 		Capacity: s.Capacity, Seed: s.Seed, Config: guest.Config(s.config),
 	}

@@ -23,7 +23,7 @@ func NativeModule(name string, roles []abi.Role, make func(guest.Info) (any, err
 	return m
 }
 
-// Builtin is the policy that answers when no module does: lru, everything admitted, fanout, layermajor.
+// Builtin is the policy that answers when no module does: lru, [AdmitsByDefault], fanout, layermajor.
 func Builtin(role abi.Role) *Module {
 	b := &builtins[role]
 	m := NativeModule(b.name, []abi.Role{role}, b.make)
@@ -41,16 +41,34 @@ var builtins = [abi.Roles]struct {
 	ahead uint32 // as in its manifest
 }{
 	abi.RoleEvict:  {"lru", func(i guest.Info) (any, error) { return lru.New(i) }, 192},
-	abi.RoleAdmit:  {"admit-all", func(guest.Info) (any, error) { return admitAll{}, nil }, 0},
+	abi.RoleAdmit:  {"admit-default", func(guest.Info) (any, error) { return admitDefault{}, nil }, 0},
 	abi.RolePlace:  {"fanout", func(i guest.Info) (any, error) { return fanout.New(i) }, 0},
 	abi.RoleLayout: {"layermajor", func(i guest.Info) (any, error) { return layermajor.New(i) }, 0},
 }
 
-type admitAll struct{}
+// AdmitsByDefault is the answer of the built-in admit policy. Everything new is stored. What a level evicts goes on to the
+// next one if a lookup has granted it there, or if it continues a prefix that the receiving level holds: a prefix is of no
+// use without its middle. What is loaded gets a copy in a nearer level when it is granted for the second time.
+func AdmitsByDefault(c *abi.Candidate) bool {
+	switch c.Kind {
+	case abi.KindNew:
+		return true
+	case abi.KindDemotion:
+		return c.Hits > 0 || c.Flags&abi.CandidateParentResident != 0
+	case abi.KindPromotion:
+		return c.Hits >= promotedAt
+	}
+	return false
+}
 
-func (admitAll) Admit(batch []abi.Candidate, dst []bool) {
+// promotedAt is which hit of an entry brings it nearer: one may be the only one, and a copy costs the nearer level room.
+const promotedAt = 2
+
+type admitDefault struct{}
+
+func (admitDefault) Admit(batch []abi.Candidate, dst []bool) {
 	for i := range batch {
-		dst[i] = true
+		dst[i] = AdmitsByDefault(&batch[i])
 	}
 }
 

@@ -176,7 +176,13 @@ func testAdmit(ctx context.Context, m *Module) error {
 	var batch [testSlots]abi.Candidate
 	for i := range batch {
 		slot := uint32(i)
-		batch[i] = abi.Candidate{Key: testKey(slot), Size: testSize, Depth: slot % testChain, Request: 1, Time: uint64(i)}
+		batch[i] = abi.Candidate{Key: testKey(slot), Size: testSize, Depth: slot % testChain, Request: 1, Time: uint64(i), From: abi.NoLevel}
+		switch kind := abi.CandidateKind(i % 3); kind {
+		case abi.KindDemotion:
+			batch[i].Kind, batch[i].From, batch[i].To, batch[i].Hits = kind, 0, 1, slot%4
+		case abi.KindPromotion:
+			batch[i].Kind, batch[i].From, batch[i].To, batch[i].Hits = kind, 1, 0, 1+slot%4
+		}
 		if batch[i].Depth > 0 {
 			batch[i].ParentKey, batch[i].Flags = testKey(slot-1), abi.CandidateParentResident
 		}

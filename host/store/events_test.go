@@ -204,6 +204,11 @@ func TestAdmission(t *testing.T) {
 	if len(seen) != 3 || seen[0].Flags != 0 || seen[1].Flags != abi.CandidateParentResident || seen[1].Size != 8 {
 		t.Errorf("candidates %+v", seen)
 	}
+	for _, c := range seen {
+		if c.Kind != abi.KindNew || c.From != abi.NoLevel || c.To != 0 || c.Hits != 0 {
+			t.Errorf("a new entry is said to be %+v", c)
+		}
+	}
 	st := f.store.Stats()
 	equal(t, "Refused", st.Refused, 1)
 	equal(t, "Entries", st.Roots[0].Entries, 2)

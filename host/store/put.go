@@ -181,7 +181,7 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 	w.ask[0] = abi.Candidate{
 		Key: p.mark.Fingerprint, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
 		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
-		Time: s.seq.Clock(),
+		Time: s.seq.Clock(), Kind: abi.KindNew, From: abi.NoLevel,
 	}
 	if parent != 0 && holds(s.roots, parent) {
 		w.ask[0].Flags = abi.CandidateParentResident

@@ -7,6 +7,11 @@ export const SIZE_UNIT: u32 = 4096; // the unit of every u32 size
 export const KEY_BYTES: u32 = 32;
 export const ROOT_WRITABLE: u32 = 1; // RootFacts.flags: it takes stores at present
 export const PARENT_RESIDENT: u32 = 1; // Candidate.flags
+export const NO_LEVEL: u8 = 0xff; // Candidate.from of a new entry
+export const FEATURE_LEVELS: u64 = 2; // Info.features: candidates tell kind, from, to and hits
+export const KIND_NEW: u8 = 0; // Candidate.kind
+export const KIND_DEMOTION: u8 = 1;
+export const KIND_PROMOTION: u8 = 2;
 
 // Status of a call: 0 is success, above 0 leaves the call to the host, below 0 is a fault.
 export const DEFAULT: i32 = 1;
@@ -67,7 +72,7 @@ export const END_ABORT: u8 = 4;
 }
 @unmanaged export class Candidate {
   key: u64; parentKey: u64; namespace: u32; group: u32; size: u32; depth: u32; request: u32; tenant: u32;
-  flags: u32; reserved: u32; time: u64;
+  flags: u32; reserved: u32; time: u64; kind: u8; from: u8; to: u8; reserved2: u8; hits: u32;
 }
 @unmanaged export class PlaceQuery {
   namespace: u32; group: u32; rank: u32; keyLen: u32; size: u32; reserved: u32;

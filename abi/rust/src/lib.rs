@@ -70,6 +70,17 @@ pub mod op {
 /// The bit of [`Info::features`] that says that REQUEST_END events carry [`Hints`].
 pub const FEATURE_HINTS: u64 = 1;
 
+/// The bit of [`Info::features`] that says that candidates tell kind, from, to and hits.
+pub const FEATURE_LEVELS: u64 = 2;
+
+/// What would become of a [`Candidate`] that is admitted.
+#[allow(missing_docs)]
+pub mod kind {
+    pub const NEW: u8 = 0;
+    pub const DEMOTION: u8 = 1;
+    pub const PROMOTION: u8 = 2;
+}
+
 /// Why a request ended; 0 is unknown.
 #[allow(missing_docs)]
 pub mod end {
@@ -137,7 +148,7 @@ pub trait Evict: Policy {
     fn victims(&mut self, ask: &Ask, out: &mut [u32]) -> usize;
 }
 
-/// Decides which entries are stored at all.
+/// Decides which entries are stored at all, and which move to another level: see [`kind`].
 pub trait Admit: Policy {
     /// Writes 1 or 0 for each candidate; `out` is as long as `batch`.
     fn admit(&mut self, batch: &[Candidate], out: &mut [u8]);

@@ -27,10 +27,10 @@ Info, 80, {
 });
 record!(/// The question for victims.
 Ask, 16, { bytes: u64, max_victims: u32, tenant: u32 });
-record!(/// What may be stored.
-Candidate, 56, {
+record!(/// What may be stored, or moved to another level.
+Candidate, 64, {
     key: u64, parent_key: u64, namespace: u32, group: u32, size: u32, depth: u32, request: u32, tenant: u32,
-    flags: u32, reserved: u32, time: u64,
+    flags: u32, reserved: u32, time: u64, kind: u8, from: u8, to: u8, reserved2: u8, hits: u32,
 });
 record!(/// What wants a path.
 PlaceQuery, 56, {
@@ -59,6 +59,8 @@ Segment, 24, { plane: u32, block: u32, blocks: u32, page_off: u32, page_len: u32
 pub const ROOT_WRITABLE: u32 = 1;
 /// [`Candidate::flags`]: the parent is resident.
 pub const PARENT_RESIDENT: u32 = 1;
+/// [`Candidate::from`] of a new entry.
+pub const NO_LEVEL: u8 = 0xff;
 
 impl Info {
     /// The value of a setting as the operator wrote it. Call it on the reference that `new` was given, not on a copy: the

@@ -62,10 +62,7 @@ func (c *checker) admissions(longer uint32) ([]byte, error) {
 			return nil, c.fault(abi.ExportBuffer, "ARGS", err)
 		}
 		for i := range n {
-			*(*abi.Candidate)(unsafe.Pointer(&b[i*int(stride)])) = abi.Candidate{
-				Key: 1 + rng.Uint64N(5000), ParentKey: rng.Uint64N(5000), Namespace: rng.Uint32N(uint32(len(texts))), Group: rng.Uint32N(3),
-				Size: 1 + rng.Uint32N(2000), Depth: rng.Uint32N(200), Request: uint32(round), Tenant: rng.Uint32N(tenants), Flags: rng.Uint32N(2), Time: uint64(round) * 1_000_000,
-			}
+			*(*abi.Candidate)(unsafe.Pointer(&b[i*int(stride)])) = someCandidate(rng, round)
 		}
 		p.SetNow(uint64(round) * 1_000_000)
 		got, ok, err := c.good(p, abi.ExportAdmit, uint64(n), uint64(stride), n)
@@ -93,4 +90,21 @@ func (c *checker) admissions(longer uint32) ([]byte, error) {
 	}
 	c.r.Memory = max(c.r.Memory, p.MemoryBytes())
 	return answers, nil
+}
+
+// someCandidate is a new entry as often as one that would move.
+func someCandidate(rng *rand.Rand, round int) abi.Candidate {
+	c := abi.Candidate{
+		Key: 1 + rng.Uint64N(5000), ParentKey: rng.Uint64N(5000), Namespace: rng.Uint32N(uint32(len(texts))),
+		Group: rng.Uint32N(3), Size: 1 + rng.Uint32N(2000), Depth: rng.Uint32N(200), Request: uint32(round),
+		Tenant: rng.Uint32N(tenants), Flags: rng.Uint32N(2), Time: uint64(round) * 1_000_000,
+		Kind: abi.KindNew, From: abi.NoLevel, To: uint8(rng.UintN(3)),
+	}
+	switch near := uint8(rng.UintN(3)); rng.IntN(4) {
+	case 0:
+		c.Kind, c.From, c.To, c.Hits = abi.KindDemotion, near, near+1, rng.Uint32N(4)
+	case 1:
+		c.Kind, c.From, c.To, c.Hits = abi.KindPromotion, near+1, near, 1+rng.Uint32N(4)
+	}
+	return c
 }

@@ -16,7 +16,7 @@ import (
 type Measure struct {
 	What    string `json:"what"` // that the figures are for one of
 	Module  Cost   `json:"module"`
-	Builtin Cost   `json:"builtin"` // lru, admit-all, fanout or layermajor, native
+	Builtin Cost   `json:"builtin"` // lru, admit-default, fanout or layermajor, native
 }
 
 // Cost is the cost of one unit of work: the lowest of several rounds, which alternate between the module and the

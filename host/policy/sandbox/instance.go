@@ -133,7 +133,7 @@ func (in *Instance) start(s *Settings) error {
 		return err
 	}
 	*(*abi.Info)(unsafe.Pointer(&b[0])) = abi.Info{
-		Features: abi.FeatureHints,
+		Features: abi.FeatureHints | abi.FeatureLevels,
 		Size:     abi.InfoSize, ABI: abi.Version,
 		EventStride: abi.EventSize + s.ExtraStride, AskStride: abi.AskSize + s.ExtraStride,
 		AdmitStride: abi.CandidateSize + s.ExtraStride, PlaceStride: abi.PlaceQuerySize + s.ExtraStride,
