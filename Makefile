@@ -74,11 +74,18 @@ test-engines: build .build/engines/installed ## real vLLM, LMCache and SGLang wi
 test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed
 	$(ENGINE_TEST) $(ENGINES)/test_$**.py
 
-torture: ## random histories and power losses for TORTURE each (10m), kill -9 for KILLS rounds (500); prints failing seeds
-	CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)
-	$(GO) test -timeout 0 ./host/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
-	$(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
-	$(GO) test -timeout 0 ./host/policy/plugintest/hostile -hostile.all
+# The parts of make torture. A test names its part with testenv.NewTally.
+define TORTURE_PARTS
+histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)
+power-losses $(GO) test -timeout 0 ./host/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
+model $(GO) test -timeout 0 ./host/store/shared -run TestModel -model.time $(TORTURE)
+kills $(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
+hostile $(GO) test -timeout 0 ./host/policy/plugintest/hostile -hostile.all
+endef
+export TORTURE_PARTS
+
+torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules; ends in counts
+	@echo "$$TORTURE_PARTS" | .ci/torture
 
 bench: ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

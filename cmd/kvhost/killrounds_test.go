@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )
@@ -35,13 +36,15 @@ func TestKillRounds(t *testing.T) {
 	t.Logf("-kill.seed=%d", seed)
 	rng := rand.New(rand.NewPCG(seed, 9))
 	dir := shortDir(t)
+	tally := testenv.NewTally(t, "kills")
+	tally.Add(0, 0, 1)
 	for round := range *killRounds {
 		k := &kill{
 			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "sieve.wasm", "s3fifo.wasm"),
 			durability: pick(rng, "none", "none", "batch", "strict"), mode: pick(rng, "on-demand", "background"),
 			after: rng.Int64N(800), sessions: 1 + rng.IntN(3),
 		}
-		k.run()
+		tally.Add(k.run(), 1, 0)
 		if t.Failed() {
 			t.Fatalf("round %d of seed %d: %+v", round, seed, *k)
 		}
@@ -90,7 +93,8 @@ func (k *kill) served() bool {
 	return held > 0 && hits > 0
 }
 
-func (k *kill) run() {
+// run is one round. It returns how many pieces the host had published when it was killed.
+func (k *kill) run() (published int64) {
 	address, _, stop := k.start()
 	replay := k.replay()
 	var out strings.Builder
@@ -101,7 +105,7 @@ func (k *kill) run() {
 	var err error
 	ended := make(chan struct{})
 	go func() { defer close(ended); err = replay.Wait() }()
-	k.awaitPieces(address, ended)
+	published = k.awaitPieces(address, ended)
 	stop(syscall.SIGKILL)
 	<-ended
 	var exit *exec.ExitError
@@ -111,20 +115,24 @@ func (k *kill) run() {
 	if code := replay.ProcessState.ExitCode(); code == exitMismatch || strings.Contains(out.String(), "goroutine ") {
 		k.Errorf("replay under the kill: exit code %d\n%s", code, out.String())
 	}
+	return published
 }
 
 // awaitPieces waits until the host has published as many pieces as the round says, or the replay has ended.
-func (k *kill) awaitPieces(address string, ended <-chan struct{}) {
+func (k *kill) awaitPieces(address string, ended <-chan struct{}) (published int64) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for gauge(k.T, address, "kvhost_stored_files_total") < k.after {
+	for published = gauge(k.T, address, storedFiles); published < k.after; published = gauge(k.T, address, storedFiles) {
 		select {
 		case <-ended:
-			return
+			return published
 		case <-tick.C:
 		}
 	}
+	return published
 }
+
+const storedFiles = "kvhost_stored_files_total"
 
 // replay replays the same requests each time, so that they ask for what earlier rounds left.
 func (k *kill) replay() *exec.Cmd {

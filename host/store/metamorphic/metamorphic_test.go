@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
@@ -58,6 +59,11 @@ func TestHistories(t *testing.T) {
 	}
 	var all metamorphic.Result
 	count := 0
+	part := "histories"
+	if *kind != "" {
+		part = *kind
+	}
+	tally := testenv.NewTally(t, part)
 	play := func(seed uint64) {
 		h := generate(seed)
 		if *kind != "" && h.Kind.Name != *kind {
@@ -65,6 +71,7 @@ func TestHistories(t *testing.T) {
 		}
 		count++
 		res := run(t, h)
+		tally.Add(int64(len(res.Results)), res.Killed, 1)
 		all.Stored += res.Stored
 		all.Loads += res.Loads
 		all.Hits += res.Hits

@@ -237,6 +237,7 @@ func (n *node) close(op Op) error {
 // crash ends the process at once: nothing that it does from now on reaches its files.
 func (n *node) crash() error {
 	n.asleep = 0
+	n.r.killed++
 	var err error
 	if n.before = nil; !n.armed {
 		if n.before, err = n.present(); err != nil {
@@ -265,6 +266,7 @@ func (n *node) losePower(seed uint64) error {
 	if n.store == nil {
 		return nil
 	}
+	n.r.killed++
 	n.letGo()
 	_ = n.store.Close() // nothing that it does succeeds
 	n.store = nil

@@ -36,6 +36,7 @@ type Result struct {
 	Stored  int64    // pieces that were published
 	Loads   int64
 	Hits    int64 // loads that returned bytes
+	Killed  int64 // lives of hosts that a kill or a power loss ended
 }
 
 // Text is the history with its results: it can be parsed, and run, again.
@@ -72,7 +73,7 @@ func Run(h *History, opt Options) (res *Result, err error) {
 		r.nodes = append(r.nodes, r.newNode(host))
 	}
 	err = r.run()
-	r.res.Stored, r.res.Loads, r.res.Hits = r.stored.Load(), r.loads.Load(), r.model.hits
+	r.res.Stored, r.res.Loads, r.res.Hits, r.res.Killed = r.stored.Load(), r.loads.Load(), r.model.hits, r.killed
 	if err != nil {
 		r.abandon()
 		return r.res, err
@@ -98,6 +99,7 @@ type runner struct {
 	turns sync.Mutex
 
 	stored, loads, ended atomic.Int64
+	killed               int64
 	panicked             bool
 
 	mu       sync.Mutex

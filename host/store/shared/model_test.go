@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
@@ -15,6 +16,7 @@ var (
 	modelSeed  = flag.Uint64("model.seed", 0, "replay the history of this seed only")
 	modelTrace = flag.Int("model.trace", 150, "operations that are shown when it fails")
 	modelSeeds = flag.Uint64("model.seeds", 0, "run so many seeds")
+	modelTime  = flag.Duration("model.time", 0, "continue with fresh seeds for so long")
 )
 
 const (
@@ -22,15 +24,18 @@ const (
 	modelCapacity = 100 * 4096
 	modelLapse    = 10 * time.Second
 	modelPoll     = time.Second
+	modelSteps    = 30_000
 )
 
 // model is a world with nodes and what must hold at every instant.
 type model struct {
 	*world
-	t     *testing.T
-	nodes []*node
-	lives int
-	quiet bool // clients only release
+	t      *testing.T
+	nodes  []*node
+	lives  int
+	steps  int64 // operations on files, each with all checks
+	killed int64
+	quiet  bool // clients only release
 }
 
 func newModel(t *testing.T, seed uint64) *model {
@@ -112,6 +117,7 @@ func (m *model) misfortune() {
 	case r < 2 && len(list) > 1:
 		n := list[m.rng.IntN(len(list))]
 		m.note(n.h, "KILLED")
+		m.killed++
 		n.h.kill()
 	case r < 8:
 		n := list[m.rng.IntN(len(list))]
@@ -127,8 +133,8 @@ func (m *model) misfortune() {
 	}
 }
 
-func runModel(t *testing.T, seed uint64, steps int) (evictions, givenUp, reigns uint64) {
-	m := newModel(t, seed)
+func runModel(t *testing.T, seed uint64, steps int) (m *model, evictions, givenUp, reigns uint64) {
+	m = newModel(t, seed)
 	fail := func(format string, args ...any) {
 		t.Helper()
 		t.Log(strings.Join(m.trace[max(0, len(m.trace)-*modelTrace):], "\n"))
@@ -140,6 +146,7 @@ func runModel(t *testing.T, seed uint64, steps int) (evictions, givenUp, reigns 
 	for range steps {
 		m.misfortune()
 		m.step()
+		m.steps++
 		if m.fault != nil {
 			fail("%v", m.fault)
 		}
@@ -159,6 +166,7 @@ func runModel(t *testing.T, seed uint64, steps int) (evictions, givenUp, reigns 
 	m.quiet = true
 	for end := m.now + 12*modelLapse; m.now < end && m.fault == nil; {
 		m.step()
+		m.steps++
 	}
 	if m.fault != nil {
 		fail("%v", m.fault)
@@ -194,25 +202,35 @@ func runModel(t *testing.T, seed uint64, steps int) (evictions, givenUp, reigns 
 			fail("%s is left", dir)
 		}
 	}
-	return evictions, givenUp, reigns
+	return m, evictions, givenUp, reigns
 }
 
 // TestModel plays random histories of hosts that store, load, sleep and die between any two operations.
 func TestModel(t *testing.T) {
 	if *modelSeed != 0 {
-		runModel(t, *modelSeed, 30_000)
+		runModel(t, *modelSeed, modelSteps)
 		return
 	}
+	tally := testenv.NewTally(t, "model")
 	seeds := uint64(6)
 	if *modelSeeds > 0 {
 		seeds = *modelSeeds
 	}
 	var evictions, givenUp, reigns uint64
-	for seed := uint64(1); seed <= seeds; seed++ {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			e, d, r := runModel(t, seed, 30_000)
+	run := func(seed uint64) bool {
+		return t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			m, e, d, r := runModel(t, seed, modelSteps)
 			evictions, givenUp, reigns = evictions+e, givenUp+d, reigns+r
+			tally.Add(m.steps, m.killed, 1)
 		})
+	}
+	for seed := uint64(1); seed <= seeds; seed++ {
+		run(seed)
+	}
+	seed := uint64(time.Now().UnixNano())
+	for end := time.Now().Add(*modelTime); *modelTime > 0 && time.Now().Before(end) && run(seed); {
+		seed++
+		seeds++
 	}
 	t.Logf("%d evictions, %d members given up, %d reigns", evictions, givenUp, reigns)
 	if evictions < 10*seeds || givenUp < seeds || reigns < 2*seeds {

@@ -15,6 +15,7 @@ import (
 	"unicode"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/compiler"
@@ -108,6 +109,7 @@ func useAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	tally := testenv.NewTally(t, "hostile")
 	u := &user{T: t, budget: sandbox.NewMemoryBudget(guestMemory), cache: cache, path: filepath.Join(t.TempDir(), "hostile.wasm")}
 	byClass := map[string][]Module{}
 	for _, m := range Modules() {
@@ -123,6 +125,7 @@ func useAll(t *testing.T) {
 			}
 			fmt.Printf("--- %s\n", &list[i]) // the last one is at fault when the process ends
 			u.use(&list[i])
+			tally.Add(1, 0, 0)
 		}
 		t.Logf("%s: %d modules refused, %d used, in %v; longest call %v (%s)", class, u.refused, u.used,
 			time.Since(start).Round(time.Millisecond), u.longest.Round(time.Microsecond), u.slowest)
