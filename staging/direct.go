@@ -117,11 +117,27 @@ type bufferedFS struct {
 // DirectModes implements [DirectModer].
 func (b bufferedFS) DirectModes() *DirectModes { return b.known }
 
+// Device implements [placed].
+func (b bufferedFS) Device(name string) (uint64, error) { return deviceOf(b.FS, name) }
+
 // DirectSetter is a [File] whose O_DIRECT can be switched while it is open.
 type DirectSetter interface{ SetDirect(on bool) error }
 
 // DirectModes implements [DirectModer].
 func (osFS) DirectModes() *DirectModes { return &osModes }
+
+// placed is an [FS] that knows the device of a name without asking for it.
+type placed interface {
+	Device(name string) (uint64, error)
+}
+
+func deviceOf(fsys FS, name string) (uint64, error) {
+	if p, ok := fsys.(placed); ok {
+		return p.Device(name)
+	}
+	info, err := fsys.Stat(name)
+	return info.Dev, err
+}
 
 // OpenDirect opens a file with O_DIRECT if its device supports that, and through the page cache otherwise;
 // [File.Direct] tells which. The first file opened on a device is used to find out, and the result is remembered. If
@@ -131,17 +147,17 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 		return w.openDirect(name, flag, perm)
 	}
 	known := directModesOf(fsys)
-	dir, err := fsys.Stat(filepath.Dir(name))
+	dev, err := deviceOf(fsys, filepath.Dir(name))
 	if err != nil {
 		return nil, err
 	}
-	took, ok := known.get(dir.Dev)
+	took, ok := known.get(dev)
 	if took {
 		f, err := fsys.OpenFile(name, flag|unix.O_DIRECT, perm)
 		if !errors.Is(err, unix.EINVAL) {
 			return f, err
 		}
-		known.Set(dir.Dev, false)
+		known.Set(dev, false)
 	}
 	// A create with O_DIRECT that is refused leaves the empty file behind, so the first file of a device is opened
 	// plain and switched.
@@ -154,7 +170,7 @@ func OpenDirect(fsys FS, name string, flag int, perm fs.FileMode) (File, error) 
 		return f, nil
 	}
 	took = tryDirect(f, s, flag)
-	known.Set(dir.Dev, took)
+	known.Set(dev, took)
 	if !took && f.Direct() {
 		if err := s.SetDirect(false); err != nil {
 			f.Close()

@@ -4,6 +4,7 @@
 // All file I/O of the host goes through [FS] and [File], so that a test can inject every failure of storage.
 //
 //   - [OS] is the operating system's [FS]. It keeps the errno, retries EINTR and completes short transfers.
+//   - [Below] is the [FS] of some directories, out of which no link leads.
 //   - [OpenDirect] opens a file with O_DIRECT where the device supports it.
 //   - [Watched] gives up an operation that exceeds its time limit, so that a mount that hangs blocks nothing else.
 //   - [Slots] is a fixed pool of page-aligned memory outside the Go heap, suitable for O_DIRECT and for pinning.

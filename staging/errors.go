@@ -8,6 +8,12 @@ var (
 	ErrAlign = errors.New("staging: not aligned for direct I/O")
 	// ErrLocked means that another process, or another part of this one, holds the lock.
 	ErrLocked = errors.New("staging: locked by another")
+	// ErrOutside means that a name is not below the directories that an FS is of.
+	ErrOutside = errors.New("staging: outside the directory")
+	// ErrNotRegular means that what has the name of a file is none.
+	ErrNotRegular = errors.New("staging: not a regular file")
+	// ErrLinked means that a file that was to be written has several names.
+	ErrLinked = errors.New("staging: the file has several names")
 	// ErrHung means that an operation exceeded its time limit and was given up; a [HungError] names it.
 	ErrHung = errors.New("staging: no answer")
 )

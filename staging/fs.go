@@ -26,7 +26,7 @@ type FS interface {
 	MkdirAll(name string, perm fs.FileMode) error
 	// ReadDir lists a directory sorted by name.
 	ReadDir(name string) ([]fs.DirEntry, error)
-	// Stat follows symbolic links.
+	// Stat follows symbolic links, except in an FS that follows none.
 	Stat(name string) (Info, error)
 	// SyncDir makes the names in a directory durable.
 	SyncDir(name string) error
@@ -34,7 +34,8 @@ type FS interface {
 	SyncFS(name string) error
 	Statfs(name string) (Space, error)
 	// Lock takes the exclusive lock on the file name, which it makes if missing, without waiting: [ErrLocked] when
-	// another holds it. Closing the result, or the end of the process, releases it; the file remains.
+	// another holds it. Closing the result, or the end of the process, releases it; the file remains. A directory that an
+	// FS is of can be locked likewise.
 	Lock(name string) (io.Closer, error)
 }
 
@@ -77,6 +78,7 @@ type Info struct {
 	Accessed  time.Time // last read, as exactly as the mount keeps it
 	Dev, Ino  uint64    // identity
 	Links     uint64    // names; 0 when it is unlinked but still open
+	Owner     uint32    // user
 	Mode      fs.FileMode
 }
 

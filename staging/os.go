@@ -49,11 +49,13 @@ func open(name string, flag int, perm fs.FileMode) (fd int, err error) {
 }
 
 // Rename implements [FS].
-func (osFS) Rename(oldname, newname string) error { return renames.replace(oldname, newname) }
+func (osFS) Rename(oldname, newname string) error {
+	return renames.replace(byPath(oldname), byPath(newname), oldname, newname)
+}
 
 // RenameNoReplace implements [FS].
 func (osFS) RenameNoReplace(oldname, newname string) error {
-	return renames.noReplace(oldname, newname)
+	return renames.noReplace(byPath(oldname), byPath(newname), oldname, newname)
 }
 
 // Link implements [FS].
@@ -108,6 +110,10 @@ func (osFS) Statfs(name string) (Space, error) {
 	if err := retry(func() error { return unix.Statfs(name, &st) }); err != nil {
 		return Space{}, pathError("statfs", name, err)
 	}
+	return spaceOf(&st), nil
+}
+
+func spaceOf(st *unix.Statfs_t) Space {
 	unit := int64(st.Frsize)
 	if unit == 0 {
 		unit = int64(st.Bsize)
@@ -116,7 +122,7 @@ func (osFS) Statfs(name string) (Space, error) {
 		Total: int64(st.Blocks) * unit, Free: int64(st.Bfree) * unit, Available: int64(st.Bavail) * unit,
 		Files: int64(st.Files), FilesFree: int64(st.Ffree),
 		Type: int64(st.Type), ReadOnly: st.Flags&unix.ST_RDONLY != 0,
-	}, nil
+	}
 }
 
 // Lock implements [FS]. It writes the process id into the file, for the error message of others.
@@ -125,18 +131,22 @@ func (osFS) Lock(name string) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := newOSFile(fd, name, false)
-	err = retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	return lockFile(newOSFile(fd, name, false))
+}
+
+// lockFile locks an open file, and closes it when that fails.
+func lockFile(f *osFile) (io.Closer, error) {
+	err := retry(func() error { return unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB) })
 	if err == unix.EWOULDBLOCK {
 		defer f.Close()
-		return nil, fmt.Errorf("%w: %s%s", ErrLocked, name, holder(f))
+		return nil, fmt.Errorf("%w: %s%s", ErrLocked, f.name, holder(f))
 	}
 	if err != nil {
 		f.Close()
-		return nil, pathError("flock", name, err)
+		return nil, pathError("flock", f.name, err)
 	}
 	text := strconv.Itoa(os.Getpid()) + "\n"
-	if unix.Ftruncate(fd, 0) == nil {
+	if unix.Ftruncate(f.fd, 0) == nil {
 		_, _ = f.WriteAt([]byte(text), 0) // the lock is held also on a full disk
 	}
 	return f, nil
@@ -156,7 +166,7 @@ func infoOf(st *unix.Stat_t) Info {
 	return Info{
 		Size: st.Size, Allocated: st.Blocks * 512,
 		ModTime: time.Unix(st.Mtim.Unix()), Accessed: time.Unix(st.Atim.Unix()), Dev: uint64(st.Dev), Ino: st.Ino, Links: uint64(st.Nlink),
-		Mode: modeOf(st.Mode),
+		Owner: st.Uid, Mode: modeOf(st.Mode),
 	}
 }
 

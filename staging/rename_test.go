@@ -13,17 +13,17 @@ import (
 func TestNoReplaceFallbacks(t *testing.T) {
 	refuseRename2 := func(errno error) func(*renamer) {
 		return func(r *renamer) {
-			r.renameat2 = func(string, string, uint) error { return errno }
+			r.renameat2 = func(at, at, uint) error { return errno }
 		}
 	}
 	refuseLink := func(errno error) func(*renamer) {
 		return func(r *renamer) {
 			refuseRename2(unix.EINVAL)(r)
-			r.link = func(string, string) error { return errno }
+			r.link = func(at, at) error { return errno }
 		}
 	}
 	never := func(r *renamer) {
-		r.rename = func(string, string) error { return errors.New("a replacing rename") }
+		r.rename = func(at, at) error { return errors.New("a replacing rename") }
 	}
 	for _, c := range []struct {
 		name string
@@ -43,7 +43,7 @@ func TestNoReplaceFallbacks(t *testing.T) {
 		}, true},
 		{"done but EIO", func(r *renamer) {
 			do := r.renameat2
-			r.renameat2 = func(o, n string, f uint) error {
+			r.renameat2 = func(o, n at, f uint) error {
 				if err := do(o, n, f); err != nil {
 					return err
 				}
@@ -52,7 +52,7 @@ func TestNoReplaceFallbacks(t *testing.T) {
 		}, true},
 		{"sent twice, the second finds nothing", func(r *renamer) {
 			do := r.renameat2
-			r.renameat2 = func(o, n string, f uint) error {
+			r.renameat2 = func(o, n at, f uint) error {
 				if err := do(o, n, f); err != nil {
 					return err
 				}
@@ -62,7 +62,7 @@ func TestNoReplaceFallbacks(t *testing.T) {
 		{"linked but EEXIST", func(r *renamer) {
 			refuseRename2(unix.EINVAL)(r)
 			do := r.link
-			r.link = func(o, n string) error {
+			r.link = func(o, n at) error {
 				if err := do(o, n); err != nil {
 					return err
 				}
@@ -80,13 +80,13 @@ func TestNoReplaceFallbacks(t *testing.T) {
 			a, b, taken := filepath.Join(dir, "a"), filepath.Join(dir, "b"), filepath.Join(dir, "taken")
 			put(t, a, "A")
 			put(t, taken, "T")
-			if err := r.noReplace(a, taken); !errors.Is(err, unix.EEXIST) {
+			if err := r.noReplaceByPath(a, taken); !errors.Is(err, unix.EEXIST) {
 				t.Fatalf("onto a name that is taken: %v", err)
 			}
 			if get(t, a) != "A" || get(t, taken) != "T" {
 				t.Fatal("the refusal changed something")
 			}
-			if err := r.noReplace(a, b); err != nil {
+			if err := r.noReplaceByPath(a, b); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := os.Lstat(a); !os.IsNotExist(err) {
@@ -95,7 +95,7 @@ func TestNoReplaceFallbacks(t *testing.T) {
 			if get(t, b) != "A" {
 				t.Fatal("another content")
 			}
-			if err := r.noReplace(a, filepath.Join(dir, "c")); !errors.Is(err, unix.ENOENT) {
+			if err := r.noReplaceByPath(a, filepath.Join(dir, "c")); !errors.Is(err, unix.ENOENT) {
 				t.Fatalf("of a name that is not there: %v", err)
 			}
 		})
@@ -105,11 +105,11 @@ func TestNoReplaceFallbacks(t *testing.T) {
 func TestNoReplaceReportsRealFailures(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.EIO, unix.EXDEV, unix.ESTALE, unix.ENOSPC, unix.EACCES} {
 		r := renames
-		r.renameat2 = func(string, string, uint) error { return errno }
+		r.renameat2 = func(at, at, uint) error { return errno }
 		dir := t.TempDir()
 		a := filepath.Join(dir, "a")
 		put(t, a, "A")
-		err := r.noReplace(a, filepath.Join(dir, "b"))
+		err := r.noReplaceByPath(a, filepath.Join(dir, "b"))
 		var le *os.LinkError
 		if !errors.Is(err, errno) || !errors.As(err, &le) || le.Old != a {
 			t.Errorf("%v: got %v", errno, err)
@@ -123,12 +123,12 @@ func TestNoReplaceReportsRealFailures(t *testing.T) {
 // TestNoReplaceLeavesOldName publishes where the old name cannot be removed: published is published.
 func TestNoReplaceLeavesOldName(t *testing.T) {
 	r := renames
-	r.renameat2 = func(string, string, uint) error { return unix.EINVAL }
-	r.unlink = func(string) error { return unix.EIO }
+	r.renameat2 = func(at, at, uint) error { return unix.EINVAL }
+	r.unlink = func(at) error { return unix.EIO }
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	put(t, a, "A")
-	if err := r.noReplace(a, b); err != nil {
+	if err := r.noReplaceByPath(a, b); err != nil {
 		t.Fatal(err)
 	}
 	if get(t, b) != "A" {
@@ -139,7 +139,7 @@ func TestNoReplaceLeavesOldName(t *testing.T) {
 func TestReplaceReportedAndDone(t *testing.T) {
 	r := renames
 	do := r.rename
-	r.rename = func(o, n string) error {
+	r.rename = func(o, n at) error {
 		if err := do(o, n); err != nil {
 			return err
 		}
@@ -149,22 +149,30 @@ func TestReplaceReportedAndDone(t *testing.T) {
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	put(t, a, "A")
 	put(t, b, "B")
-	if err := r.replace(a, b); err != nil {
+	if err := r.replaceByPath(a, b); err != nil {
 		t.Fatal(err)
 	}
 	if get(t, b) != "A" {
 		t.Fatal("another content")
 	}
-	r.rename = func(string, string) error { return unix.ESTALE }
+	r.rename = func(at, at) error { return unix.ESTALE }
 	put(t, a, "A2")
-	if err := r.replace(a, b); !errors.Is(err, unix.ESTALE) {
+	if err := r.replaceByPath(a, b); !errors.Is(err, unix.ESTALE) {
 		t.Fatalf("a rename that did not happen: %v", err)
 	}
 }
 
-func interrupted(do func(string, string) error) func(string, string) error {
+func (r *renamer) noReplaceByPath(oldname, newname string) error {
+	return r.noReplace(byPath(oldname), byPath(newname), oldname, newname)
+}
+
+func (r *renamer) replaceByPath(oldname, newname string) error {
+	return r.replace(byPath(oldname), byPath(newname), oldname, newname)
+}
+
+func interrupted(do func(at, at) error) func(at, at) error {
 	first := true
-	return func(o, n string) error {
+	return func(o, n at) error {
 		if first {
 			first = false
 			return unix.EINTR
@@ -173,14 +181,14 @@ func interrupted(do func(string, string) error) func(string, string) error {
 	}
 }
 
-func interruptedOne(do func(string) error) func(string) error {
-	two := interrupted(func(o, _ string) error { return do(o) })
-	return func(n string) error { return two(n, "") }
+func interruptedOne(do func(at) error) func(at) error {
+	two := interrupted(func(o, _ at) error { return do(o) })
+	return func(n at) error { return two(n, at{}) }
 }
 
-func interruptedStat(do func(string, *unix.Stat_t) error) func(string, *unix.Stat_t) error {
+func interruptedStat(do func(at, *unix.Stat_t) error) func(at, *unix.Stat_t) error {
 	odd := false
-	return func(n string, st *unix.Stat_t) error {
+	return func(n at, st *unix.Stat_t) error {
 		if odd = !odd; odd {
 			return unix.EINTR
 		}

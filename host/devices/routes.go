@@ -33,10 +33,16 @@ func (d *Devices) probeBytes(r config.Root) int64 {
 // triesDirect reports whether the direct route is tried for a root, if there is a GPU.
 func (d *Devices) triesDirect(r config.Root) bool { return d.driver != nil && d.cfg.TriesDirect(r) }
 
-// FileSystem is the file system for the store and the probes. When the store removes a file, cuFile's handle of it is
+// FileSystem is the file system of the roots, for the store and the probes. When the store removes a file, cuFile's handle of it is
 // closed.
 func (d *Devices) FileSystem() staging.FS {
-	fsys := staging.OS()
+	var dirs []string
+	for _, r := range d.cfg.Roots {
+		if !r.InMemory() {
+			dirs = append(dirs, r.Path)
+		}
+	}
+	fsys := staging.Below(dirs...)
 	if !d.cfg.Engine.DirectIO {
 		fsys = staging.Buffered(fsys)
 	}

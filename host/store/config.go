@@ -83,7 +83,7 @@ type Config struct {
 	Durability Durability
 	BatchEvery time.Duration // between flushes of Batch: 1 s
 	Policies   Policies
-	FS         staging.FS
+	FS         staging.FS // of roots without one; nil: the operating system's below each root
 	Log        *slog.Logger
 	Seed       uint64
 	Now        func() time.Time
@@ -118,9 +118,6 @@ func (c *Config) complete() error {
 	if len(c.Roots) == 0 || len(c.Roots) > maxRoots {
 		return fmt.Errorf("%w: %d roots, want 1 to %d", ErrConfig, len(c.Roots), maxRoots)
 	}
-	if c.FS == nil {
-		c.FS = staging.OS()
-	}
 	roots := make([]RootConfig, len(c.Roots))
 	seen := map[string]bool{}
 	for i, r := range c.Roots {
@@ -133,8 +130,10 @@ func (c *Config) complete() error {
 		}
 		abs, err := r.Path, error(nil)
 		if r.FS == nil {
-			r.FS = c.FS
 			abs, err = filepath.Abs(r.Path)
+			if r.FS = c.FS; r.FS == nil {
+				r.FS = staging.Below(abs)
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("%w: root %q: %w", ErrConfig, r.Path, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -87,7 +88,7 @@ func (p *Piece) openFile() error {
 	}
 	info, err := f.Stat()
 	if err == nil && info.IsDir() {
-		err = fmt.Errorf("%s is a directory: %w", p.name, unix.ENOTDIR)
+		err = fmt.Errorf("%s: %w", p.name, unix.EISDIR)
 	}
 	if err != nil {
 		return errors.Join(err, f.Close())
@@ -98,7 +99,7 @@ func (p *Piece) openFile() error {
 
 // missing says of an error of opening that there is no such file.
 func missing(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) || errors.Is(err, unix.ENOTDIR)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) || files.Misled(err)
 }
 
 // moved says whether the piece may have got its built-in name since its own was asked for.

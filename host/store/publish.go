@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // Publish makes the piece visible under its name, and its entry resident when it is the last one missing. The order is:
@@ -93,7 +94,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		h, there, herr := r.Look(p.target)
 		switch {
 		case errors.Is(herr, fs.ErrNotExist):
-		case there.IsDir() && !p.fallback:
+		case (there.IsDir() || errors.Is(herr, unix.EISDIR)) && !p.fallback:
 			if err := p.leaveName(fmt.Errorf("its name is a directory: %w", err)); err != nil {
 				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 			}

@@ -49,16 +49,17 @@ func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 	return v.Pieces &^ bit
 }
 
-// reuseFile opens the temporary that offerFile made. A file that is not what it should be, or has another name
-// somewhere, is not touchev.
+// reuseFile opens the temporary that offerFile made. A file that is not what it should be, has another name somewhere or
+// belongs to another user than the root's directory is not touched.
 func (p *Put) reuseFile() (staging.File, error) {
 	f, err := staging.OpenDirect(p.root.FS, p.temp, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && (info.Size != p.class.FileBytes() || info.Links != 1) {
-		err = fmt.Errorf("%w: %s has %d bytes and %d names", pieceformat.ErrDamaged, p.temp, info.Size, info.Links)
+	if err == nil && (info.Size != p.class.FileBytes() || info.Links != 1 || info.Owner != p.root.directory.Owner()) {
+		err = fmt.Errorf("%w: %s has %d bytes, %d names and user %d", pieceformat.ErrDamaged, p.temp, info.Size, info.Links,
+			info.Owner)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/sequence"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // Config makes a Dir.
@@ -147,8 +148,11 @@ func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 		return 0, err
 	}
 	info, serr := d.FS.Stat(name)
-	if errors.Is(serr, fs.ErrNotExist) {
+	switch {
+	case errors.Is(serr, fs.ErrNotExist):
 		return 0, nil
+	case Misled(serr), serr == nil && info.IsDir():
+		return 0, fmt.Errorf("%w: %w", fs.ErrNotExist, err)
 	}
 	if left = most; serr == nil {
 		left = pieceformat.Padded(info.Allocated)
@@ -157,6 +161,10 @@ func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 	d.Orphans.later(&Orphan{name: name, bytes: left})
 	return left, err
 }
+
+// Misled says of an error that no file can have the name: something that is no directory stands on the way to it, or a
+// directory has it.
+func Misled(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EISDIR) }
 
 // Discard is Remove for a file that is no entry's. It books what is left of it and returns that.
 func (d *Dir) Discard(name string, most int64) (left int64) {

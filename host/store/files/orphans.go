@@ -194,7 +194,7 @@ func (l *Orphans) retryOne() bool {
 		name, err = l.dir.Locate(o.class, &o.key, o.rank, o.fallback)
 	}
 	if err == nil {
-		if err = l.unlink(o, name); errors.Is(err, fs.ErrNotExist) {
+		if err = l.unlink(o, name); errors.Is(err, fs.ErrNotExist) || Misled(err) {
 			err = nil
 		}
 	}

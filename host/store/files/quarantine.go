@@ -48,11 +48,11 @@ func (q *Quarantine) Isolate(name string, cause error) {
 func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left int64) {
 	d := q.dir
 	info, err := d.FS.Stat(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || Misled(err) || err == nil && info.IsDir() {
 		return Kept{}, 0
 	}
 	perhaps := "" // a name that the file may have, though the rename reported an error
-	if err == nil && q.maxFiles > 0 && pieceformat.Padded(info.Allocated) <= q.maxBytes {
+	if err == nil && info.Mode.IsRegular() && q.maxFiles > 0 && pieceformat.Padded(info.Allocated) <= q.maxBytes {
 		k = Kept{name: q.nameFor(name), Bytes: pieceformat.Padded(info.Allocated)}
 		if err = d.FS.RenameNoReplace(name, k.name); err != nil {
 			d.Orphans.AddLate(k.name, err)

@@ -50,7 +50,7 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, err)
 	}
-	o.complete()
+	o.complete(dir)
 	c := &check{
 		o: o, dir: dir, limit: newLimit(o.ReadLimit), texts: map[chunk.Digest]string{}, plans: map[chunk.Digest]*chunk.Plan{},
 		report: Report{Root: dir, Quick: o.Quick, Namespaces: map[chunk.Digest]*Usage{}, Found: map[Kind]*Usage{}},
@@ -78,7 +78,7 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 // Files counts the files that a check of the root will go through: names only.
 func Files(ctx context.Context, dir string, fsys staging.FS) (int64, error) {
 	if fsys == nil {
-		fsys = staging.OS()
+		fsys = staging.Below(dir)
 	}
 	var mu sync.Mutex
 	var n int64
@@ -87,9 +87,9 @@ func Files(ctx context.Context, dir string, fsys staging.FS) (int64, error) {
 	return n, err
 }
 
-func (o *Options) complete() {
+func (o *Options) complete(dir string) {
 	if o.FS == nil {
-		o.FS = staging.OS()
+		o.FS = staging.Below(dir)
 	}
 	if o.Workers <= 0 {
 		o.Workers = 2 * runtime.GOMAXPROCS(0)

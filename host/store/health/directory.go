@@ -48,6 +48,13 @@ func (d *Directory) Close() error {
 	return err
 }
 
+// Owner is the directory's user.
+func (d *Directory) Owner() uint32 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.self.Owner
+}
+
 func (d *Directory) same(now staging.Info) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

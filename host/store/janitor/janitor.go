@@ -124,9 +124,6 @@ func New(ctx context.Context, dir string, o Options) (*Janitor, error) {
 	if o.Capacity <= 0 || !(0 < o.Low && o.Low <= 1) {
 		return nil, fmt.Errorf("%w: a capacity of %d bytes, a low mark of %g", ErrConfig, o.Capacity, o.Low)
 	}
-	if o.FS == nil {
-		o.FS = staging.OS()
-	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -139,6 +136,9 @@ func New(ctx context.Context, dir string, o Options) (*Janitor, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if o.FS == nil {
+		o.FS = staging.Below(dir)
 	}
 	j := &Janitor{o: o, fs: o.FS, dir: dir, known: map[string]bool{}, entries: map[id]*entry{}}
 	if info, err := o.FS.Stat(dir); err != nil || !info.IsDir() {

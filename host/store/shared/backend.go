@@ -68,7 +68,7 @@ func (c *Config) complete() error {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.FS == nil {
-		c.FS = staging.OS()
+		c.FS = staging.Below(c.Dir)
 	}
 	if c.Dir == "" || c.Host == "" || strings.ContainsAny(c.Host, "./") || c.Capacity <= 0 || c.Lapse <= 0 ||
 		c.Unique == nil || c.Now == nil {

@@ -1,0 +1,406 @@
+package staging
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Below is the operating system's file system of some directories and what is in them. A name is resolved from a
+// descriptor of its directory, and no link is followed on the way: neither a symbolic link nor "..", nor one that
+// /proc makes. So whoever can write into a directory cannot lead the process out of it. The paths of the directories
+// themselves are the operator's, and may lead through links. A name outside is [ErrOutside].
+//
+// OpenFile opens regular files only, without waiting for anything; all else is [ErrNotRegular]. A file with several
+// names cannot be opened for writing, because the others may be outside. Stat, Remove and Rename act on a link itself.
+//
+// What stands at the path of a directory may be replaced, as when a file system is mounted there. Operations continue in
+// the directory that was locked there with [FS.Lock], or else in the one that the last Stat has seen.
+func Below(dirs ...string) FS {
+	b := &belowFS{}
+	for _, dir := range dirs {
+		b.tops = append(b.tops, newTop(path.Clean(dir)))
+	}
+	return b
+}
+
+type belowFS struct{ tops []*top }
+
+// place is a name: a path below a directory that is open. The path of the directory itself is ".".
+type place struct {
+	top *top
+	dir *openDir
+	rel string
+}
+
+func (p *place) leave() { p.dir.leave() }
+
+// find gives the directory of a name, and the name's path below it.
+func (b *belowFS) find(name string) (t *top, rel string, ok bool) {
+	name = path.Clean(name)
+	for _, t = range b.tops {
+		if name == t.path {
+			return t, ".", true
+		}
+		if len(name) > len(t.path) && strings.HasPrefix(name, t.path) && (t.path == "/" || name[len(t.path)] == '/') {
+			return t, strings.TrimPrefix(name[len(t.path):], "/"), true
+		}
+	}
+	return nil, "", false
+}
+
+// enter gives the place of a name, which the caller leaves.
+func (b *belowFS) enter(op, name string) (place, error) {
+	t, rel, ok := b.find(name)
+	if !ok {
+		return place{}, pathError(op, name, ErrOutside)
+	}
+	dir, err := t.enter()
+	if err != nil {
+		return place{}, pathError(op, name, err)
+	}
+	return place{t, dir, rel}, nil
+}
+
+// open opens what is at a place, and no link.
+func (p *place) open(flag int, perm fs.FileMode) (fd int, err error) {
+	return p.top.open(p.dir.fd, p.rel, flag, perm)
+}
+
+// parent gives the directory in which a place is, as a descriptor, and the name that it has there.
+func (p *place) parent() (at at, done func(), err error) {
+	dir, base := path.Split(p.rel)
+	switch {
+	case p.rel == ".":
+		return at, nil, unix.EBUSY
+	case dir == "":
+		at.dir, at.name = p.dir.fd, base
+		return at, func() {}, nil
+	}
+	fd, err := p.top.open(p.dir.fd, dir[:len(dir)-1], unix.O_PATH|unix.O_DIRECTORY, 0)
+	at.dir, at.name = fd, base
+	return at, func() { unix.Close(fd) }, err
+}
+
+// lstat looks at a place without opening what is there.
+func (p *place) lstat(st *unix.Stat_t) error {
+	fd, err := p.open(unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return retry(func() error { return unix.Fstat(fd, st) })
+}
+
+// irregular is the error of opening something that is not a regular file.
+func irregular(mode uint32) error {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		return fmt.Errorf("%w: %w", ErrNotRegular, unix.EISDIR)
+	case unix.S_IFLNK:
+		return fmt.Errorf("%w, but a symbolic link", ErrNotRegular)
+	}
+	return fmt.Errorf("%w, but a pipe, socket or device", ErrNotRegular)
+}
+
+// Device implements [placed].
+func (b *belowFS) Device(name string) (dev uint64, err error) {
+	p, err := b.enter("stat", name)
+	if err != nil {
+		return 0, err
+	}
+	defer p.leave()
+	return p.dir.dev, nil
+}
+
+// DirectModes implements [DirectModer].
+func (b *belowFS) DirectModes() *DirectModes { return &osModes }
+
+// OpenFile implements [FS].
+func (b *belowFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
+	p, err := b.enter("open", name)
+	if err != nil {
+		return nil, err
+	}
+	defer p.leave()
+	fd, err := p.openFile(flag, perm)
+	if err != nil {
+		return nil, pathError("open", name, err)
+	}
+	return newOSFile(fd, name, flag&unix.O_DIRECT != 0), nil
+}
+
+func (p *place) openFile(flag int, perm fs.FileMode) (fd int, err error) {
+	const waitsForNobody = unix.O_NONBLOCK | unix.O_NOCTTY
+	fd, err = p.open(flag&^unix.O_TRUNC|waitsForNobody, perm)
+	var st unix.Stat_t
+	switch err {
+	case nil:
+	case unix.ELOOP, unix.ENXIO, unix.ENODEV, unix.EISDIR: // the last three are also what a sick device says
+		if p.lstat(&st) == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+			return -1, irregular(st.Mode)
+		}
+		return -1, err
+	default:
+		return -1, err
+	}
+	err = retry(func() error { return unix.Fstat(fd, &st) })
+	writes := flag&(unix.O_WRONLY|unix.O_RDWR) != 0
+	switch {
+	case err != nil:
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		err = irregular(st.Mode)
+	case writes && st.Nlink > 1:
+		err = fmt.Errorf("%w: %d", ErrLinked, st.Nlink)
+	case flag&unix.O_TRUNC != 0 && st.Size > 0:
+		err = retry(func() error { return unix.Ftruncate(fd, 0) })
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// two enters the parents of two names.
+func (b *belowFS) two(oldname, newname string, call func(from, to at) error) error {
+	from, err := b.enter("rename", oldname)
+	if err != nil {
+		return err
+	}
+	defer from.leave()
+	to, err := b.enter("rename", newname)
+	if err != nil {
+		return err
+	}
+	defer to.leave()
+	fromAt, done, err := from.parent()
+	if err == nil {
+		defer done()
+		if from.dir == to.dir && path.Dir(from.rel) == path.Dir(to.rel) { // as a temporary beside its target
+			return call(fromAt, at{fromAt.dir, path.Base(to.rel)})
+		}
+		var toAt at
+		if toAt, done, err = to.parent(); err == nil {
+			defer done()
+			return call(fromAt, toAt)
+		}
+	}
+	return linkError("rename", oldname, newname, err)
+}
+
+// Rename implements [FS].
+func (b *belowFS) Rename(oldname, newname string) error {
+	return b.two(oldname, newname, func(from, to at) error { return renames.replace(from, to, oldname, newname) })
+}
+
+// RenameNoReplace implements [FS].
+func (b *belowFS) RenameNoReplace(oldname, newname string) error {
+	return b.two(oldname, newname, func(from, to at) error { return renames.noReplace(from, to, oldname, newname) })
+}
+
+// Link implements [FS].
+func (b *belowFS) Link(oldname, newname string) error {
+	return b.two(oldname, newname, func(from, to at) error {
+		return linkError("link", oldname, newname, retry(func() error { return renames.link(from, to) }))
+	})
+}
+
+// inParent calls a function with the directory in which a name is.
+func (b *belowFS) inParent(op, name string, call func(at) error) error {
+	p, err := b.enter(op, name)
+	if err != nil {
+		return err
+	}
+	defer p.leave()
+	at, done, err := p.parent()
+	if err != nil {
+		return pathError(op, name, err)
+	}
+	defer done()
+	return pathError(op, name, call(at))
+}
+
+// Remove implements [FS].
+func (b *belowFS) Remove(name string) error {
+	return b.inParent("remove", name, func(at at) error {
+		err := retry(func() error { return unix.Unlinkat(at.dir, at.name, 0) })
+		if err == unix.EISDIR || err == unix.EPERM {
+			if derr := retry(func() error { return unix.Unlinkat(at.dir, at.name, unix.AT_REMOVEDIR) }); derr != unix.ENOTDIR {
+				return derr
+			}
+		}
+		return err
+	})
+}
+
+// Mkdir implements [FS].
+func (b *belowFS) Mkdir(name string, perm fs.FileMode) error {
+	if _, rel, ok := b.find(name); ok && rel == "." {
+		return os.Mkdir(name, perm)
+	}
+	return b.inParent("mkdir", name, func(at at) error {
+		return retry(func() error { return unix.Mkdirat(at.dir, at.name, uint32(perm.Perm())) })
+	})
+}
+
+// MkdirAll implements [FS].
+func (b *belowFS) MkdirAll(name string, perm fs.FileMode) error {
+	if _, rel, ok := b.find(name); ok && rel == "." {
+		return os.MkdirAll(name, perm)
+	}
+	p, err := b.enter("mkdir", name)
+	if err != nil {
+		return err
+	}
+	defer p.leave()
+	return pathError("mkdir", name, p.mkdirAll(perm))
+}
+
+func (p *place) mkdirAll(perm fs.FileMode) error {
+	fd, err := p.open(unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err == nil {
+		return unix.Close(fd)
+	}
+	if err != unix.ENOENT {
+		return err
+	}
+	above := place{p.top, p.dir, path.Dir(p.rel)}
+	if above.rel != "." {
+		if err := above.mkdirAll(perm); err != nil {
+			return err
+		}
+	}
+	at, done, err := p.parent()
+	if err != nil {
+		return err
+	}
+	defer done()
+	err = retry(func() error { return unix.Mkdirat(at.dir, at.name, uint32(perm.Perm())) })
+	if err != unix.EEXIST {
+		return err
+	}
+	if fd, err = p.open(unix.O_PATH|unix.O_DIRECTORY, 0); err == nil { // somebody else was first
+		err = unix.Close(fd)
+	}
+	return err
+}
+
+// ReadDir implements [FS].
+func (b *belowFS) ReadDir(name string) (list []fs.DirEntry, err error) {
+	err = b.directory("open", name, func(fd int) error {
+		dir := os.NewFile(uintptr(fd), name)
+		defer dir.Close()
+		list, err = dir.ReadDir(-1)
+		return err
+	})
+	slices.SortFunc(list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return list, err
+}
+
+// directory opens a directory for a function, which closes it.
+func (b *belowFS) directory(op, name string, call func(fd int) error) error {
+	p, err := b.enter(op, name)
+	if err != nil {
+		return err
+	}
+	defer p.leave()
+	fd, err := p.open(unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return pathError(op, name, err)
+	}
+	return call(fd)
+}
+
+// Stat implements [FS].
+func (b *belowFS) Stat(name string) (Info, error) {
+	t, rel, ok := b.find(name)
+	if ok && rel == "." {
+		info, err := osFS{}.Stat(name)
+		if err == nil {
+			t.seen(&info)
+		}
+		return info, err
+	}
+	p, err := b.enter("stat", name)
+	if err != nil {
+		return Info{}, err
+	}
+	defer p.leave()
+	var st unix.Stat_t
+	if err := p.lstat(&st); err != nil {
+		return Info{}, pathError("stat", name, err)
+	}
+	return infoOf(&st), nil
+}
+
+// SyncDir implements [FS]. The directory above one of those that were given may be named too.
+func (b *belowFS) SyncDir(name string) error {
+	for _, t := range b.tops {
+		if clean := path.Clean(name); clean == path.Dir(t.path) && clean != t.path {
+			return osFS{}.SyncDir(name)
+		}
+	}
+	return b.directory("fsync", name, func(fd int) error {
+		defer unix.Close(fd)
+		return pathError("fsync", name, retry(func() error { return unix.Fsync(fd) }))
+	})
+}
+
+// SyncFS implements [FS].
+func (b *belowFS) SyncFS(name string) error {
+	p, err := b.enter("syncfs", name)
+	if err != nil {
+		return err
+	}
+	defer p.leave()
+	fd, err := p.open(unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return pathError("syncfs", name, err)
+	}
+	defer unix.Close(fd)
+	return pathError("syncfs", name, retry(func() error { return unix.Syncfs(fd) }))
+}
+
+// Statfs implements [FS].
+func (b *belowFS) Statfs(name string) (Space, error) {
+	p, err := b.enter("statfs", name)
+	if err != nil {
+		return Space{}, err
+	}
+	defer p.leave()
+	fd, err := p.open(unix.O_PATH, 0)
+	if err != nil {
+		return Space{}, pathError("statfs", name, err)
+	}
+	defer unix.Close(fd)
+	var st unix.Statfs_t
+	if err := retry(func() error { return unix.Fstatfs(fd, &st) }); err != nil {
+		return Space{}, pathError("statfs", name, err)
+	}
+	return spaceOf(&st), nil
+}
+
+// Lock implements [FS].
+func (b *belowFS) Lock(name string) (io.Closer, error) {
+	t, rel, ok := b.find(name)
+	if ok && rel == "." {
+		return t.lock()
+	}
+	p, err := b.enter("lock", name)
+	if err != nil {
+		return nil, err
+	}
+	defer p.leave()
+	fd, err := p.openFile(unix.O_RDWR|unix.O_CREAT, 0o600)
+	if err != nil {
+		return nil, pathError("lock", name, err)
+	}
+	return lockFile(newOSFile(fd, name, false))
+}

@@ -1,0 +1,203 @@
+package staging
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// top is one of the directories of [Below].
+type top struct {
+	path string // clean
+	open func(dir int, rel string, flag int, perm fs.FileMode) (fd int, err error)
+	mu   sync.Mutex
+	now  *atomic.Pointer[openDir]
+}
+
+// openDir is the descriptor of a top.
+type openDir struct {
+	*osFile
+	dev, ino uint64
+	locked   bool
+}
+
+func newTop(path string) *top {
+	t := &top{path: path, open: openBelow, now: new(atomic.Pointer[openDir])}
+	if !kernelResolves() {
+		t.open = walkBelow
+	}
+	// An FS has no end of its own.
+	runtime.AddCleanup(t, func(now *atomic.Pointer[openDir]) {
+		if dir := now.Load(); dir != nil {
+			_ = dir.Close()
+		}
+	}, t.now)
+	return t
+}
+
+// enter gives the directory, open, and the caller leaves it.
+func (t *top) enter() (*openDir, error) {
+	if dir := t.now.Load(); dir != nil && dir.enter() {
+		return dir, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if dir := t.now.Load(); dir != nil && dir.osFile.enter() {
+		return dir, nil
+	}
+	dir, err := t.reopen()
+	if err != nil {
+		return nil, err
+	}
+	dir.enter()
+	t.now.Store(dir)
+	return dir, nil
+}
+
+// reopen opens what is at the path now, which may lead through links.
+func (t *top) reopen() (*openDir, error) {
+	var fd int
+	err := retry(func() (err error) {
+		fd, err = unix.Open(t.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := retry(func() error { return unix.Fstat(fd, &st) }); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return &openDir{osFile: newOSFile(fd, t.path, false), dev: uint64(st.Dev), ino: st.Ino}, nil
+}
+
+// seen is told what is at the path. The next operation is in that directory, unless another one is locked.
+func (t *top) seen(info *Info) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if dir := t.now.Load(); dir != nil && !dir.locked && (dir.dev != info.Dev || dir.ino != info.Ino) {
+		t.now.Store(nil)
+		_ = dir.Close()
+	}
+}
+
+// lock opens what is at the path now and locks it. Where a file system cannot lock directories, as over NFS, nothing is
+// locked.
+func (t *top) lock() (io.Closer, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	dir, err := t.reopen()
+	if err != nil {
+		return nil, pathError("lock", t.path, err)
+	}
+	switch err := retry(func() error { return unix.Flock(dir.fd, unix.LOCK_EX|unix.LOCK_NB) }); err {
+	case nil, unix.EBADF, unix.ENOLCK, unix.ENOSYS, unix.EOPNOTSUPP, unix.EINVAL:
+	case unix.EWOULDBLOCK:
+		return nil, errors.Join(fmt.Errorf("%w: the directory %s", ErrLocked, t.path), dir.Close())
+	default:
+		return nil, errors.Join(pathError("flock", t.path, err), dir.Close())
+	}
+	dir.locked = true
+	if old := t.now.Swap(dir); old != nil && !old.locked { // who has locked the old one closes it
+		_ = old.Close()
+	}
+	return &topLock{t, dir}, nil
+}
+
+// topLock is the lock on a directory.
+type topLock struct {
+	top *top
+	dir *openDir
+}
+
+// Close implements [io.Closer].
+func (l *topLock) Close() error {
+	l.top.now.CompareAndSwap(l.dir, nil)
+	return l.dir.Close()
+}
+
+// resolution is what must not happen on the way to a name.
+const resolution = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+
+// kernelResolves says whether the kernel can open below a directory. Before Linux 5.6, and in some sandboxes, it cannot.
+var kernelResolves = sync.OnceValue(func() bool {
+	fd, err := unix.Openat2(unix.AT_FDCWD, ".", &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolution,
+	})
+	if err != nil {
+		return false
+	}
+	unix.Close(fd)
+	return true
+})
+
+// openBelow opens a file below a directory. ELOOP says that it is a link, ENOTDIR that the way to it leads through one.
+func openBelow(dir int, rel string, flag int, perm fs.FileMode) (fd int, err error) {
+	how := unix.OpenHow{Flags: uint64(flag | unix.O_CLOEXEC), Resolve: resolution}
+	if flag&unix.O_CREAT != 0 {
+		how.Mode = uint64(perm.Perm())
+	}
+	for {
+		switch fd, err = unix.Openat2(dir, rel, &how); err {
+		case unix.EINTR, unix.EAGAIN:
+			continue
+		case unix.EXDEV:
+			return -1, unix.ENOTDIR
+		case unix.ELOOP:
+			if strings.Contains(rel, "/") {
+				above, err := openBelow(dir, path.Dir(rel), unix.O_PATH|unix.O_DIRECTORY, 0)
+				if err != nil {
+					return -1, unix.ENOTDIR
+				}
+				unix.Close(above)
+			}
+			if flag&unix.O_DIRECTORY != 0 {
+				return -1, unix.ENOTDIR
+			}
+		}
+		return fd, err
+	}
+}
+
+// walkBelow is openBelow without the kernel's help: one directory after the other.
+func walkBelow(dir int, rel string, flag int, perm fs.FileMode) (fd int, err error) {
+	at := dir
+	defer func() {
+		if at != dir {
+			unix.Close(at)
+		}
+	}()
+	step := func(name string, flag int, perm uint32) (fd int, err error) {
+		if name == ".." {
+			return -1, unix.ENOTDIR
+		}
+		err = retry(func() (err error) {
+			fd, err = unix.Openat(at, name, flag|unix.O_NOFOLLOW|unix.O_CLOEXEC, perm)
+			return err
+		})
+		return fd, err
+	}
+	for {
+		name, rest, more := strings.Cut(rel, "/")
+		if !more {
+			return step(name, flag, uint32(perm.Perm()))
+		}
+		next, err := step(name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return -1, err
+		}
+		if at != dir {
+			unix.Close(at)
+		}
+		at, rel = next, rest
+	}
+}

@@ -1,0 +1,275 @@
+package staging_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/stagingtest"
+)
+
+func TestBelowOnDisk(t *testing.T) {
+	dir := t.TempDir()
+	stagingtest.Run(t, staging.Below(dir), dir)
+}
+
+func TestBelowInMemory(t *testing.T) {
+	dir := memoryDir(t)
+	stagingtest.Run(t, staging.Below(t.TempDir(), dir), dir)
+}
+
+func TestBelowWithoutKernel(t *testing.T) {
+	dir := t.TempDir()
+	stagingtest.Run(t, staging.BelowByWalking(dir), dir)
+}
+
+// fortress is a directory with links of every kind that lead out of it, beside what they lead to.
+func fortress(t *testing.T) (dir, outside string) {
+	top := t.TempDir()
+	dir, outside = filepath.Join(top, "root"), filepath.Join(top, "outside")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range []string{dir + "/real", outside + "/sub"} {
+		must(os.MkdirAll(d, 0o700))
+	}
+	for _, f := range []string{outside + "/file", outside + "/sub/file", dir + "/real/file", dir + "/plain"} {
+		must(os.WriteFile(f, []byte("content"), 0o600))
+	}
+	for _, l := range [][2]string{
+		{outside + "/file", "absolute"}, {"../outside/file", "relative"}, {outside, "directory"}, {"loop", "loop"},
+		{"/proc/self/root" + outside + "/file", "magic"}, {"nothing", "dangling"}, {"real", "inside"}, {"..", "parent"},
+		{outside + "/made", "unmade"},
+	} {
+		must(os.Symlink(l[0], filepath.Join(dir, l[1])))
+	}
+	must(os.Link(outside+"/file", dir+"/hard"))
+	must(unix.Mkfifo(dir+"/fifo", 0o600))
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	must(err)
+	defer unix.Close(fd)
+	must(unix.Bind(fd, &unix.SockaddrUnix{Name: dir + "/socket"}))
+	return dir, outside
+}
+
+// TestBelowLeadsNowhere tries every operation on every way out of a directory.
+func TestBelowLeadsNowhere(t *testing.T) {
+	for name, below := range map[string]func(...string) staging.FS{
+		"openat2": staging.Below, "walk": func(dirs ...string) staging.FS { return staging.BelowByWalking(dirs[0]) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, outside := fortress(t)
+			before := stagingtest.Sum(t, outside)
+			fsys := below(dir)
+			for _, n := range []string{
+				"absolute", "relative", "directory", "loop", "magic", "dangling", "unmade", "parent", "fifo", "socket", "real",
+			} {
+				for flag, what := range map[int]string{
+					os.O_RDONLY: "reading", os.O_RDWR: "writing", os.O_WRONLY: "writing only",
+					os.O_RDWR | os.O_CREATE: "creating", os.O_WRONLY | os.O_TRUNC: "truncating",
+				} {
+					f, err := fsys.OpenFile(dir+"/"+n, flag, 0o600)
+					if err == nil {
+						f.Close()
+						t.Errorf("%s opened for %s", n, what)
+					} else if !errors.Is(err, staging.ErrNotRegular) {
+						t.Errorf("%s opened for %s: %v", n, what, err)
+					}
+				}
+				if _, err := fsys.Lock(dir + "/" + n); !errors.Is(err, staging.ErrNotRegular) {
+					t.Errorf("lock %s: %v", n, err)
+				}
+			}
+			for _, n := range []string{
+				"directory/file", "directory/new", "parent/outside/file", "inside/file", "loop/file", "plain/file", "directory/sub/file",
+			} {
+				n = dir + "/" + n
+				for _, flag := range []int{os.O_RDONLY, os.O_RDWR | os.O_CREATE, os.O_RDWR | os.O_CREATE | os.O_EXCL} {
+					if _, err := fsys.OpenFile(n, flag, 0o600); !errors.Is(err, unix.ENOTDIR) {
+						t.Errorf("open %s: %v", n, err)
+					}
+				}
+				_, stat := fsys.Stat(n)
+				_, list := fsys.ReadDir(n)
+				_, lock := fsys.Lock(n)
+				_, space := fsys.Statfs(n)
+				for what, err := range map[string]error{
+					"stat": stat, "list": list, "lock": lock, "statfs": space, "remove": fsys.Remove(n), "mkdir": fsys.Mkdir(n, 0o700),
+					"make directories": fsys.MkdirAll(n, 0o700), "rename from": fsys.Rename(n, dir+"/new"),
+					"rename to": fsys.Rename(dir+"/plain", n), "publish": fsys.RenameNoReplace(dir+"/plain", n),
+					"link to": fsys.Link(dir+"/plain", n), "link from": fsys.Link(n, dir+"/new"), "sync": fsys.SyncDir(n),
+					"sync all": fsys.SyncFS(n),
+				} {
+					if !errors.Is(err, unix.ENOTDIR) {
+						t.Errorf("%s %s: %v", what, n, err)
+					}
+				}
+			}
+			for _, n := range []string{outside + "/file", dir + "/../outside/file", dir + "x", "relative", "/"} {
+				_, open := fsys.OpenFile(n, os.O_RDONLY, 0)
+				_, stat := fsys.Stat(n)
+				for what, err := range map[string]error{"open": open, "stat": stat, "remove": fsys.Remove(n)} {
+					if !errors.Is(err, staging.ErrOutside) {
+						t.Errorf("%s %s: %v", what, n, err)
+					}
+				}
+			}
+			for _, n := range []string{"directory", "inside", "parent"} {
+				if _, err := fsys.ReadDir(dir + "/" + n); !errors.Is(err, unix.ENOTDIR) {
+					t.Errorf("list %s: %v", n, err)
+				}
+				if info, err := fsys.Stat(dir + "/" + n); err != nil || info.Mode&fs.ModeSymlink == 0 {
+					t.Errorf("stat %s: %+v, %v", n, info, err)
+				}
+				if err := fsys.MkdirAll(dir+"/"+n, 0o700); !errors.Is(err, unix.ENOTDIR) {
+					t.Errorf("make %s: %v", n, err)
+				}
+			}
+			// A file with two names can be read: what is in it is judged by its bytes.
+			if _, err := fsys.OpenFile(dir+"/hard", os.O_WRONLY|os.O_TRUNC, 0); !errors.Is(err, staging.ErrLinked) {
+				t.Errorf("write to a file of two names: %v", err)
+			}
+			if _, err := fsys.Lock(dir + "/hard"); !errors.Is(err, staging.ErrLinked) {
+				t.Errorf("lock a file of two names: %v", err)
+			}
+			if f, err := fsys.OpenFile(dir+"/hard", os.O_RDONLY, 0); err != nil {
+				t.Error(err)
+			} else {
+				f.Close()
+			}
+			// A rename over a link, and an unlinking of one, is of the link.
+			if err := fsys.Rename(dir+"/plain", dir+"/absolute"); err != nil {
+				t.Error(err)
+			}
+			for _, n := range []string{"relative", "directory", "fifo", "socket", "hard", "loop", "parent"} {
+				if err := fsys.Remove(dir + "/" + n); err != nil {
+					t.Error(err)
+				}
+			}
+			if after := stagingtest.Sum(t, outside); after != before {
+				t.Errorf("outside changed:\n%s\nwas\n%s", after, before)
+			}
+		})
+	}
+}
+
+// TestBelowFollowsItsDirectory replaces the directory itself, which is the operator's to do.
+func TestBelowFollowsItsDirectory(t *testing.T) {
+	top := t.TempDir()
+	for _, d := range []string{"one", "two"} {
+		if err := os.Mkdir(filepath.Join(top, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(top, d, "name"), []byte(d), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := filepath.Join(top, "dir")
+	lead := func(to string) {
+		t.Helper()
+		_ = os.Remove(dir)
+		if err := os.Symlink(to, dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fsys := staging.Below(dir)
+	is := func(want string) {
+		t.Helper()
+		f, err := fsys.OpenFile(dir+"/name", os.O_RDONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		var got [3]byte
+		if _, err := f.ReadAt(got[:], 0); err != nil || string(got[:]) != want {
+			t.Fatalf("in %s, want %s", got, want)
+		}
+	}
+	lead("one")
+	is("one")
+	lead("two")
+	is("one")
+	if _, err := fsys.Stat(dir); err != nil {
+		t.Fatal(err)
+	}
+	is("two")
+	lock, err := fsys.Lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := staging.Below(dir).Lock(dir); !errors.Is(err, staging.ErrLocked) {
+		t.Fatalf("locked twice: %v", err)
+	}
+	lead("one")
+	if _, err := fsys.Stat(dir); err != nil {
+		t.Fatal(err)
+	}
+	is("two") // where the lock is
+	next, err := fsys.Lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	is("one")
+	if err := errors.Join(lock.Close(), next.Close()); err != nil {
+		t.Fatal(err)
+	}
+	is("one")
+	again, err := staging.Below(dir).Lock(dir)
+	if err != nil {
+		t.Fatal("the lock was not given back:", err)
+	}
+	again.Close()
+}
+
+// BenchmarkOpen opens a piece and closes it again, as a load does.
+func BenchmarkOpen(b *testing.B) {
+	dir := b.TempDir()
+	name := filepath.Join(dir, "0123456789abcdef0123456789abcdef/ab/c/0123456789abcdef0123456789abcdef_g0_r0.kv")
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(name, make([]byte, 1<<16), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		fs   staging.FS
+	}{{"path", staging.OS()}, {"below", staging.Below(dir)}, {"walk", staging.BelowByWalking(dir)}} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				f, err := staging.OpenDirect(c.fs, name, os.O_RDONLY, 0)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := f.Stat(); err != nil {
+					b.Fatal(err)
+				}
+				f.Close()
+			}
+		})
+		b.Run(c.name+"/stat", func(b *testing.B) {
+			for b.Loop() {
+				if _, err := c.fs.Stat(name); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(c.name+"/publish", func(b *testing.B) {
+			other := name + ".2"
+			for b.Loop() {
+				if err := errors.Join(c.fs.RenameNoReplace(name, other), c.fs.RenameNoReplace(other, name)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
