@@ -59,7 +59,7 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 	@dir=$$(mktemp -d); env -u KVHOST_REQUIRE_TOOLS bin/kvhost --root $$dir/kv=1GiB --socket $$dir/s --http-listen '' --log-level warn & host=$$!; \
 	  trap "kill $$host; wait $$host; rm -rf $$dir" EXIT; \
 	  for i in $$(seq 100); do test -S $$dir/s && break; sleep 0.1; done; \
-	  KVHOST_SOCKET=$$dir/s .venv/bin/python -m pytest -q host/client/python
+	  KVHOST_SOCKET=$$dir/s KVHOST_BIN=$(CURDIR)/bin/kvhost .venv/bin/python -m pytest -q host/client/python
 
 ENGINES     := host/client/python/tests/engines
 ENGINE_TEST := KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache,sglang,vllm .build/engines/bin/python -m pytest -q $(PYTEST_ARGS)

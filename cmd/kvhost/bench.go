@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvhost/kvhost/cmd/kvhost/benchpath"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -35,13 +36,23 @@ var shapes = []struct {
 }{
 	{"llama", "Llama-3.1-8B, 32 x 64 KiB pages", chunk.Uniform(16, 32, 1, 64<<10)},
 	{"mla", "MLA, 61 x 18,432 B pages", chunk.Uniform(16, 61, 1, 18432)},
+	{"fp8", "Llama-3.1-8B in fp8, 32 x 32 KiB pages", chunk.Uniform(16, 32, 1, 32<<10)},
 }
+
+// Values of --through.
+const (
+	throughInner  = "inner"
+	throughGo     = "go"
+	throughPython = "python"
+)
 
 // benchOptions are the flags of bench.
 type benchOptions struct {
 	chunks, rounds int
 	memory, pages  string
 	profiles       string
+	through        string
+	python         string
 	json           bool
 }
 
@@ -55,14 +66,19 @@ func newBench() *cobra.Command {
 engine. Checksums are made and verified, and every byte is compared. Pages are in a GPU's memory or, without
 one, in host memory.
 
+With --through go or python, a client in one process stores and loads through a host in another, as an engine
+does: a job for each prompt of 64 chunks, and a lookup before each load. With --through inner, store and engine
+are called in this process, without a host.
+
 Each figure has its ceilings beside it, measured in the same minutes: copies between pages and slots alone, and
-the same number of threads that only write and rename, or read, files of the same size. Passes alternate.
-Figures are medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first
-to third quartile). A root in memory has only the first ceiling.
+the same number of threads that only write and rename, or read, files of the same size. The first load of a round
+reads files that nobody has read since they were written; so do the threads. Passes alternate. Figures are
+medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first to third
+quartile). A root in memory has only the first ceiling.
 
 The roots must exist, with free memory and disk for twice the bytes of all chunks.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
-  kvhost bench --root memory: --root /dev/shm
+  kvhost bench --root memory: --root /dev/shm --through go
   kvhost bench --root /dev/shm --memory host --chunks 16 --pages mla`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -76,10 +92,12 @@ The roots must exist, with free memory and disk for twice the bytes of all chunk
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.chunks, "chunks", 96, "chunks of a pass, of 32 or 17 MiB")
+	f.IntVar(&o.chunks, "chunks", 96, "chunks of a pass, of 32, 17 or 16 MiB")
 	f.IntVar(&o.rounds, "rounds", 7, "rounds that count, after one that does not")
 	f.StringVar(&o.memory, "memory", "auto", "memory of the pages: gpu, host, or auto (the first GPU if there is one)")
-	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla or all")
+	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla, fp8 or all")
+	f.StringVar(&o.through, "through", throughInner, "who stores and loads: inner, go or python (see above)")
+	f.StringVar(&o.python, "python", "python3", "the interpreter of --through python, which has the kvhost package")
 	f.StringVar(&o.profiles, "cpuprofile", "",
 		"directory for a CPU profile of each of our passes, which slows them a little")
 	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
@@ -106,13 +124,15 @@ func writeJSON(w io.Writer, v any) error {
 
 // write prints a table.
 func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.Row) error {
-	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds. GB/s are medians.\n\n", version,
-		runtime.Version(),
-		runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds)
+	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds, through %s. GB/s are medians.\n\n",
+		version, runtime.Version(), runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds, o.through)
 	return pathbench.Write(w, rows)
 }
 
 func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []pathbench.Row, err error) {
+	if o.through != throughInner && o.through != throughGo && o.through != throughPython {
+		return nil, usageError{fmt.Errorf("--through %q: want inner, go or python", o.through)}
+	}
 	for _, r := range cfg.Roots {
 		if r.InMemory() {
 			continue
@@ -151,7 +171,7 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 		}
 	}
 	if len(rows) == 0 {
-		return nil, usageError{fmt.Errorf("--pages %q: want llama, mla or all", o.pages)}
+		return nil, usageError{fmt.Errorf("--pages %q: want llama, mla, fp8 or all", o.pages)}
 	}
 	return rows, nil
 }
@@ -225,6 +245,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 		}
 	}
 	for i, k := range cases {
+		k.c.Open = o.opener(cfg, root, &k.c)
 		k.c.Profile = o.profiler(fmt.Sprintf("%s-%d", strings.Trim(strings.ReplaceAll(dir, "/", "-"), "-"), i))
 		got, err := pathbench.Run(ctx, k.c)
 		if err != nil && k.c.Direct != nil && ctx.Err() == nil {
@@ -235,11 +256,37 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 			return nil, err
 		}
 		for _, r := range got {
-			r.Memory, r.Files = memory, dir+", "+k.files
+			r.Memory, r.Files, r.Through = memory, dir+", "+k.files, o.through
 			rows = append(rows, r)
 		}
 	}
 	return rows, nil
+}
+
+// opener opens the path that --through names: a host in its own process, with one root below the directory that is
+// measured, and a client of it. Nil: the bench's own path.
+func (o *benchOptions) opener(cfg *config.Config, root config.Root,
+	c *pathbench.Config) func(context.Context, string, pathbench.Shared) (pathbench.Path, error) {
+	if o.through == throughInner {
+		return nil
+	}
+	base := cfg.Clone()
+	base.Engine.DirectIO = c.FS == staging.OS()
+	root.Shared, root.Route = false, config.RouteStaged
+	root.Capacity = 2*pathbench.MemoryBytes(c.Chunks, &c.Geometry) + 1<<30 // also for probes, and for what is removed late
+	if c.Direct != nil {
+		root.Route = config.RouteDirect
+	}
+	return func(ctx context.Context, dir string, shared pathbench.Shared) (pathbench.Path, error) {
+		if !root.InMemory() {
+			root.Path = dir
+		}
+		through := benchpath.Config{Host: base, Root: root}
+		if o.through == throughPython {
+			through.Python = o.python
+		}
+		return benchpath.Open(ctx, through, &shared)
+	}
 }
 
 // profiler writes each pass of a case to a file of its own.

@@ -3,8 +3,11 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
 // bench prints its table for host memory, as text and as JSON, and leaves nothing behind. Figures are not compared.
@@ -12,21 +15,53 @@ func TestBench(t *testing.T) {
 	dir := shortDir(t)
 	args := []string{"bench", "--root", dir, "--memory", "host", "--chunks", "1", "--rounds", "1", "--pages", "mla"}
 	r := finish(t, command(t, dir, args...))
-	if r.code != 0 || strings.Count(r.stdout, "| staged |") != 6 ||
+	if r.code != 0 || strings.Count(r.stdout, "| staged |") != 8 ||
 		strings.Count(r.stdout, "the first layer of all chunks") != 2 {
 		t.Errorf("%d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	r = finish(t, command(t, dir, append(args, "--json", "--engine-direct-io=false")...))
 	var rows []struct{ Pass string }
-	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 3 {
+	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 4 {
 		t.Errorf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	for _, wrong := range [][]string{{"--memory", "x"}, {"--pages", "x"}} {
+	for _, wrong := range [][]string{{"--memory", "x"}, {"--pages", "x"}, {"--through", "x"}} {
 		if r := finish(t, command(t, dir, append([]string{"bench", "--root", dir}, wrong...)...)); r.code != exitUsage {
 			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
+		}
+	}
+}
+
+// With --through go a client's session stores and loads through a host in a process of its own: in files and in memory, from
+// host memory and from a GPU's. Every byte is compared, and the host leaves nothing behind.
+func TestBenchThroughClient(t *testing.T) {
+	dir, double := shortDir(t), gdstest.Build(t)
+	for _, memory := range []string{"host", "gpu"} {
+		cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--root", "memory:", "--memory", memory,
+			"--chunks", "2", "--rounds", "1", "--pages", "mla", "--json", "--engine-direct-io=false",
+			"--gds-use-cufile=false", "--engine-threads-per-gpu", "2")
+		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "KVHOST_SOCKET=/nowhere")
+		if memory == "gpu" {
+			cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(double.Path))
+		}
+		r := finish(t, cmd)
+		var rows []struct {
+			Pass, Through, Route string
+			Ours, CPU            float64
+		}
+		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 8 {
+			t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+		}
+		for i, row := range rows {
+			if want := []string{"staged", "memory"}[i/4]; row.Route != want || row.Through != "go" || row.Ours <= 0 ||
+				row.CPU <= 0 {
+				t.Errorf("%s: want route %s: %+v", memory, want, row)
+			}
+		}
+		if left, _ := os.ReadDir(dir); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
 		}
 	}
 }

@@ -41,7 +41,7 @@ and may run beside a host.`,
 			defer stop()
 			var o *benchOptions
 			if measure {
-				o = &benchOptions{chunks: 16, rounds: 3, memory: "auto", pages: "llama"}
+				o = &benchOptions{chunks: 16, rounds: 3, memory: "auto", pages: "llama", through: throughInner}
 			}
 			return check(ctx, os.Stdout, &loaded.Config, asJSON, o)
 		},

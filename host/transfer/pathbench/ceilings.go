@@ -2,7 +2,9 @@ package pathbench
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -56,17 +58,19 @@ func (b *bench) copyAll(ctx context.Context, dir gds.Direction) error {
 	})
 }
 
+// plainFile is the name of a file of the plain threads.
+func (b *bench) plainFile(round, i int) string {
+	return filepath.Join(b.Dir, "plain", fmt.Sprintf("%d-%d", round, i))
+}
+
 // writeFiles writes files of the size that a store makes, each under another name first.
-func (b *bench) writeFiles(ctx context.Context, dir string, round int) error {
-	if err := b.FS.MkdirAll(dir, 0o755); err != nil {
+func (b *bench) writeFiles(ctx context.Context, round int) error {
+	if err := b.FS.MkdirAll(filepath.Join(b.Dir, "plain"), 0o755); err != nil {
 		return err
 	}
-	size := b.size
-	if size == 0 { // the first round may begin here
-		size = (b.Geometry.PageBytes() + 8191) &^ 4095
-	}
+	size := (b.Geometry.PageBytes() + 8191) &^ 4095
 	return b.each(ctx, b.Engine.Threads, b.Chunks, func(i int, slot []byte) error {
-		name := filepath.Join(dir, fmt.Sprintf("%d-%d", round, i))
+		name := b.plainFile(round, i)
 		f, err := staging.OpenDirect(b.FS, name+".tmp", os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
 		if err != nil {
 			return err
@@ -85,10 +89,10 @@ func (b *bench) writeFiles(ctx context.Context, dir string, round int) error {
 	})
 }
 
-// readFiles reads the files of the last store.
-func (b *bench) readFiles(ctx context.Context) error {
-	return b.each(ctx, b.Engine.Threads, len(b.files), func(i int, slot []byte) error {
-		f, err := staging.OpenDirect(b.FS, b.files[i], os.O_RDONLY, 0)
+// readFiles reads the files that writeFiles wrote in a round.
+func (b *bench) readFiles(ctx context.Context, round int) error {
+	return b.each(ctx, b.Engine.Threads, b.Chunks, func(i int, slot []byte) error {
+		f, err := staging.OpenDirect(b.FS, b.plainFile(round, i), os.O_RDONLY, 0)
 		if err != nil {
 			return err
 		}
@@ -116,4 +120,20 @@ func (b *bench) bare(
 	}
 	defer slot.Release()
 	return move(slot, b.Submit, int(f.Fd()), 0, size)
+}
+
+// remove removes a directory, by the file system that tells of removed files.
+func (b *bench) remove(dir string) error {
+	list, err := b.FS.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range list {
+		if name := filepath.Join(dir, e.Name()); e.IsDir() {
+			err = errors.Join(err, b.remove(name))
+		} else {
+			err = errors.Join(err, b.FS.Remove(name))
+		}
+	}
+	return errors.Join(err, b.FS.Remove(dir))
 }

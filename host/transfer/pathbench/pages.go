@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 
 	"golang.org/x/sync/errgroup"
@@ -26,8 +27,10 @@ type pages interface {
 	set(plane int, image []byte) error
 	// get reads a plane into dst.
 	get(plane int, dst []byte) error
-	// copier is a way to copy between pages and slots, for one goroutine.
+	// copy moves pages to or from a slot.
 	copy(dir gds.Direction, slot []byte, moves []move) error
+	// share says how another process registers it.
+	share(to *Shared) error
 	close() error
 }
 
@@ -61,9 +64,11 @@ func planes(g chunk.Geometry, fn func(plane int) error) error {
 	return work.Wait()
 }
 
-// hostPages are memory of this process, as a client's shared memory would be.
+// hostPages are memory that this process can share with others.
 type hostPages struct {
 	geometry chunk.Geometry
+	file     *os.File
+	all      []byte
 	planes   [][]byte
 	mem      *transfer.HostMemory
 }
@@ -75,13 +80,28 @@ func newHostPages(g chunk.Geometry, blocks int) (_ *hostPages, err error) {
 			err = errors.Join(err, h.close())
 		}
 	}()
+	fd, err := unix.MemfdCreate("kvhost-bench", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return h, fmt.Errorf("pathbench: memory of the pages: %w", err)
+	}
+	h.file = os.NewFile(uintptr(fd), "kvhost-bench")
+	size := int64(blocks) * g.PageBytes() / int64(g.Blocks)
+	if err := h.file.Truncate(size); err != nil {
+		return h, err
+	}
+	if _, err := unix.FcntlInt(h.file.Fd(), unix.F_ADD_SEALS,
+		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return h, fmt.Errorf("pathbench: seal the memory of the pages: %w", err)
+	}
+	if h.all, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return h, fmt.Errorf("pathbench: map the memory of the pages: %w", err)
+	}
 	var regions []transfer.HostRegion
+	rest := h.all
 	for _, p := range g.Planes {
-		mem, err := unix.Mmap(-1, 0, blocks*int(p.PageBytes), unix.PROT_READ|unix.PROT_WRITE,
-			unix.MAP_ANON|unix.MAP_SHARED)
-		if err != nil {
-			return h, fmt.Errorf("pathbench: map a plane: %w", err)
-		}
+		n := blocks * int(p.PageBytes)
+		mem := rest[:n:n]
+		rest = rest[n:]
 		h.planes = append(h.planes, mem)
 		regions = append(regions, transfer.HostRegion{Data: mem, Stride: int64(p.PageBytes), Blocks: uint32(blocks)})
 	}
@@ -120,10 +140,18 @@ func (h *hostPages) copy(dir gds.Direction, slot []byte, moves []move) error {
 	return nil
 }
 
+func (h *hostPages) share(to *Shared) error {
+	to.File = h.file
+	return nil
+}
+
 func (h *hostPages) close() error {
 	var errs []error
-	for _, p := range h.planes {
-		errs = append(errs, unix.Munmap(p))
+	if h.all != nil {
+		errs = append(errs, unix.Munmap(h.all))
+	}
+	if h.file != nil {
+		errs = append(errs, h.file.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -193,6 +221,18 @@ func (d *devicePages) copy(dir gds.Direction, slot []byte, moves []move) error {
 	})
 }
 
+func (d *devicePages) share(to *Shared) error {
+	to.Device = d.gpu.UUID.String()
+	for _, p := range d.planes {
+		handle, err := p.IPCHandle()
+		if err != nil {
+			return fmt.Errorf("pathbench: share device memory: %w", err)
+		}
+		to.Handles = append(to.Handles, handle)
+	}
+	return nil
+}
+
 func (d *devicePages) close() error {
 	var errs []error
 	for _, p := range d.planes {
@@ -202,7 +242,7 @@ func (d *devicePages) close() error {
 }
 
 // compare holds every page against what was stored from another block. got is room for all of them.
-func compare(p pages, g chunk.Geometry, image, got [][]byte, from, to [][]uint32) error {
+func compare(p pages, g chunk.Geometry, image, got [][]byte, from, to []Chunk) error {
 	return planes(g, func(plane int) error {
 		got := got[plane]
 		if err := p.get(plane, got); err != nil {
@@ -210,8 +250,8 @@ func compare(p pages, g chunk.Geometry, image, got [][]byte, from, to [][]uint32
 		}
 		page := int(g.Planes[plane].PageBytes)
 		for c := range from {
-			for i := range from[c] {
-				f, t := int(from[c][i])*page, int(to[c][i])*page
+			for i := range from[c].Blocks {
+				f, t := int(from[c].Blocks[i])*page, int(to[c].Blocks[i])*page
 				if !bytes.Equal(got[t:t+page], image[plane][f:f+page]) {
 					return fmt.Errorf("%w: plane %d, chunk %d, block %d", ErrBytes, plane, c, i)
 				}

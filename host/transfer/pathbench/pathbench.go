@@ -7,17 +7,14 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
-	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/memfs"
-	"golang.org/x/sys/unix"
 )
 
 // Config is one case.
@@ -36,6 +33,9 @@ type Config struct {
 	Direct  *gds.DirectRoute                                      // by which all pieces go; nil: they are staged
 	Submit  gds.Submit                                            // how cuFile is asked then
 	Profile func(pass string, round int) (stop func(), err error) // around what is timed of ours; optional
+	// Open makes the path. Its files are to be below root, which does not exist yet, unless InMemory. Nil: store and
+	// engine in this process.
+	Open func(ctx context.Context, root string, shared Shared) (Path, error)
 }
 
 // bench is a case under way.
@@ -44,28 +44,25 @@ type bench struct {
 	pages  pages
 	image  [][]byte
 	got    [][]byte // what was loaded
-	store  *store.Store
-	space  *catalog.Namespace
-	engine *transfer.Engine
-	queue  *transfer.Queue
+	path   Path
+	stored []Chunk        // of the last round
 	slots  *staging.Slots // of the ceilings
 	rng    *rand.Rand
-	known  map[string]bool
-	files  []string // of the last store
-	size   int64    // of each
-	first  time.Duration
-	inMem  *memfs.FS // of a root in memory
+	inMem  *memfs.FS // of a root in memory in this process
 }
 
 // figures of one pass, by round.
 type figures struct{ ours, copy, plain, cpu, plainCPU, first, firstMS, wholeMS []float64 }
 
-// Run measures stores, loads and layer-wise loads, and fills a row for each but for its names.
+// results are the figures of all passes.
+type results struct{ store, fresh, again, layers figures }
+
+// Run measures stores, first and later loads, and layer-wise loads, and fills a row for each but for its names.
 func Run(ctx context.Context, c Config) (_ []Row, err error) {
 	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 {
 		return nil, fmt.Errorf("%w: %d chunks, %d rounds, %d copiers", ErrConfig, c.Chunks, c.Rounds, c.Copiers)
 	}
-	b := &bench{Config: c, rng: rand.New(rand.NewPCG(1, 1)), known: map[string]bool{}}
+	b := &bench{Config: c, rng: rand.New(rand.NewPCG(1, 1))}
 	if c.Direct != nil { // cuFile keeps files open, whose blocks are not free before it lets go of them
 		b.FS = staging.OnRemove(c.FS, c.Direct.Handles.Forget)
 	}
@@ -75,33 +72,30 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 			return nil, err
 		}
 	}
-	b.Dir = filepath.Join(b.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
-	if err := b.FS.Mkdir(b.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("pathbench: %w", err)
+	if b.FS != nil { // of another process' root in memory there is nothing to see here
+		b.Dir = filepath.Join(b.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
+		if err := b.FS.Mkdir(b.Dir, 0o700); err != nil {
+			return nil, fmt.Errorf("pathbench: %w", err)
+		}
+		defer func() { err = errors.Join(err, b.remove(b.Dir)) }()
 	}
-	defer func() { err = errors.Join(err, b.remove(b.Dir)) }()
 	defer func() { err = errors.Join(err, b.close()) }()
 	if err := b.open(ctx); err != nil {
 		return nil, err
 	}
-	var stores, loads, layers figures
+	var r results
 	for round := range c.Rounds + 1 {
-		if err := b.round(ctx, round, &stores, &loads, &layers); err != nil {
+		if err := b.round(ctx, round, &r); err != nil {
 			return nil, err
 		}
 	}
-	route := "staged"
-	if c.InMemory {
-		route = "memory"
+	route, err := b.path.Route(ctx)
+	if err != nil {
+		return nil, err
 	}
-	if c.Direct != nil {
-		if route, err = b.routeTaken(); err != nil {
-			return nil, err
-		}
-	}
-	rows := []Row{stores.row("store"), loads.row("load")}
+	rows := []Row{r.store.row("store"), r.fresh.row("load, first"), r.again.row("load, again")}
 	if c.Direct == nil { // layers are always staged
-		rows = append(rows, layers.row("load, by layer"))
+		rows = append(rows, r.layers.row("load, by layer"))
 	}
 	for i := range rows {
 		rows[i].Route = route
@@ -128,167 +122,15 @@ func (f *figures) row(pass string) Row {
 	return r
 }
 
-// pass is one thing that is timed.
-type pass struct {
-	name              string // of ours
-	ready, run, check func() error
-	rate, cpu         *[]float64
-}
-
-// round makes every pass once, in an order that alternates.
-func (b *bench) round(ctx context.Context, round int, stores, loads, layers *figures) error {
-	perm, back, again := b.shuffle(), b.shuffle(), b.shuffle()
-	plain := filepath.Join(b.Dir, "plain")
-	groups := [][]pass{
-		{
-			{"", nil, func() error { return b.copyAll(ctx, gds.Gather) }, nil, &stores.copy, nil},
-			{"store", b.restore, func() error { return b.storeAll(ctx, round, perm) }, b.remember, &stores.ours,
-				&stores.cpu},
-			{"", nil, func() error { return b.writeFiles(ctx, plain, round) }, func() error { return b.remove(plain) },
-				&stores.plain, &stores.plainCPU},
-		},
-		{
-			{"", nil, func() error { return b.copyAll(ctx, gds.Scatter) }, nil, &loads.copy, nil},
-			{"layers", b.poison, func() error { return b.loadLayers(round, again) },
-				func() error { return compare(b.pages, b.Geometry, b.image, b.got, perm, again) }, &layers.ours,
-				&layers.cpu},
-			{"load", b.poison, func() error { return b.loadAll(round, back, nil) },
-				func() error { return compare(b.pages, b.Geometry, b.image, b.got, perm, back) }, &loads.ours,
-				&loads.cpu},
-			{"", nil, func() error { return b.readFiles(ctx) }, nil, &loads.plain, &loads.plainCPU},
-		},
-	}
-	if b.Direct != nil {
-		groups[1] = slices.Delete(groups[1], 1, 2)
-	}
-	if b.InMemory { // threads that only read or write would measure another copy
-		for i, g := range groups {
-			groups[i] = g[:len(g)-1]
-		}
-	}
-	if err := b.forget(); err != nil {
-		return err
-	}
-	gb := float64(b.Chunks) * float64(b.Geometry.PageBytes()) / 1e9
-	for i, passes := range groups {
-		if i == 1 && !b.InMemory {
-			if err := b.warm(ctx); err != nil {
-				return err
-			}
-		}
-		if round%2 == 1 {
-			slices.Reverse(passes)
-		}
-		for _, p := range passes {
-			took, used, err := b.time(ctx, &p, round)
-			if err != nil {
-				return err
-			}
-			if round == 0 {
-				continue
-			}
-			*p.rate = append(*p.rate, gb/took.Seconds())
-			if p.cpu != nil {
-				*p.cpu = append(*p.cpu, used.Seconds()/gb)
-			}
-			if p.rate == &layers.ours {
-				layers.first = append(layers.first, b.first.Seconds()/took.Seconds())
-				layers.firstMS = append(layers.firstMS, 1e3*b.first.Seconds())
-				layers.wholeMS = append(layers.wholeMS, 1e3*took.Seconds())
-			}
-		}
-	}
-	if round > 0 && b.Direct == nil { // the ceilings are the same
-		n := len(loads.copy) - 1
-		layers.copy = append(layers.copy, loads.copy[n])
-		if !b.InMemory {
-			layers.plain, layers.plainCPU = append(layers.plain, loads.plain[n]), append(layers.plainCPU,
-				loads.plainCPU[n])
-		}
-	}
-	return nil
-}
-
-func (b *bench) time(ctx context.Context, p *pass, round int) (took, used time.Duration, err error) {
-	if err := ctx.Err(); err != nil {
-		return 0, 0, err
-	}
-	if p.ready != nil {
-		if err := p.ready(); err != nil {
-			return 0, 0, err
-		}
-	}
-	stop := func() {}
-	if b.Profile != nil && p.name != "" {
-		if stop, err = b.Profile(p.name, round); err != nil {
-			return 0, 0, err
-		}
-	}
-	before, start := processor(), time.Now()
-	err = p.run()
-	took, used = time.Since(start), processor()-before
-	stop()
-	if err != nil {
-		return 0, 0, err
-	}
-	if p.check != nil {
-		err = p.check()
-	}
-	return took, used, err
-}
-
-// processor is the time that this process has had.
-func processor() time.Duration {
-	var u unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// routeTaken is what cuFile itself says of the bytes; pieces that were staged in its place would spoil the figures.
-func (b *bench) routeTaken() (string, error) {
-	for _, r := range b.engine.Routes() {
-		if n := r.LoadFallbacks + r.StoreFallbacks + r.Full; n > 0 {
-			return "", fmt.Errorf("%w: %d pieces of the direct route were staged", ErrPath, n)
-		}
-	}
-	taken, err := b.Direct.CuFile().Stats()
-	if err != nil {
-		return "direct", nil // an older cuFile does not say
-	}
-	return "direct: " + taken.String(), nil
-}
-
-// capacity is more than any case takes: the store goes on counting the files of past rounds.
-const capacity = 1 << 42
-
 func (b *bench) open(ctx context.Context) (err error) {
-	cfg := b.Store
-	cfg.FS, cfg.Roots = b.FS, []store.RootConfig{{Path: filepath.Join(b.Dir, "root"), Capacity: capacity,
-		MaxEntries: 1 << 16}}
-	b.store, err = store.Open(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	b.space, err = b.store.Namespace(ctx, &chunk.Namespace{
-		Model: "bench", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: b.Geometry}},
-	})
-	if err != nil {
-		return err
-	}
-	if b.engine, err = transfer.New(b.Engine); err != nil {
-		return err
-	}
 	if b.slots, err = staging.NewSlots(max(b.Engine.Threads, b.Copiers), b.Engine.SlotBytes); err != nil {
 		return err
 	}
-	device, blocks := "", b.Chunks*int(b.Geometry.Blocks)
+	blocks := b.Chunks * int(b.Geometry.Blocks)
 	if b.GPU != nil {
-		if err = errors.Join(b.engine.AddGPU(b.GPU), b.slots.Register(b.GPU.Pinner())); err != nil {
+		if err = b.slots.Register(b.GPU.Pinner()); err != nil {
 			return err
 		}
-		device = b.GPU.UUID.String()
 		b.pages, err = newDevicePages(b.GPU, b.Geometry, blocks)
 	} else {
 		b.pages, err = newHostPages(b.Geometry, blocks)
@@ -296,19 +138,26 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if b.Direct != nil {
-		b.engine.SetRoute(b.GPU, filepath.Join(b.Dir, "root"),
-			transfer.RouteChoice{Direct: b.Direct, Submit: b.Submit, Always: true})
-	}
 	b.image, b.got = image(b.Geometry, blocks), image(b.Geometry, blocks)
-	b.queue, err = b.engine.Queue(device)
+	if b.Open == nil {
+		b.path, err = b.openInner(ctx)
+		return err
+	}
+	shared := Shared{Namespace: b.namespace(), Blocks: uint32(blocks)}
+	if err = b.pages.share(&shared); err != nil {
+		return err
+	}
+	b.path, err = b.Open(ctx, filepath.Join(b.Dir, "root"), shared)
 	return err
 }
 
 // openMemory makes the memory that the files of a round take, page-locked for the GPU.
 func (b *bench) openMemory() (err error) {
-	need := int64(b.Chunks) * (b.Geometry.PageBytes() + 64<<10)
-	if b.inMem, err = memfs.New(need+need/16+64<<20, b.Store.Log); err != nil {
+	b.FS, b.Dir = nil, ""
+	if b.Open != nil { // it has memory of its own
+		return nil
+	}
+	if b.inMem, err = memfs.New(MemoryBytes(b.Chunks, &b.Geometry), b.Store.Log); err != nil {
 		return err
 	}
 	if b.GPU != nil {
@@ -321,6 +170,12 @@ func (b *bench) openMemory() (err error) {
 	return b.inMem.Stats().Short
 }
 
+// MemoryBytes is enough memory for a root that holds so many chunks.
+func MemoryBytes(chunks int, g *chunk.Geometry) int64 {
+	need := int64(chunks) * (g.PageBytes() + 64<<10)
+	return need + need/16 + 64<<20
+}
+
 func (b *bench) closeMemory() error {
 	if b.inMem == nil {
 		return nil
@@ -330,38 +185,14 @@ func (b *bench) closeMemory() error {
 
 func (b *bench) close() error {
 	var errs []error
-	if b.engine != nil {
-		errs = append(errs, b.engine.Close())
+	if b.path != nil {
+		errs = append(errs, b.path.Close())
 	}
 	if b.slots != nil {
 		errs = append(errs, b.slots.Close())
-	}
-	if b.store != nil {
-		errs = append(errs, b.store.Close())
 	}
 	if b.pages != nil {
 		errs = append(errs, b.pages.close())
 	}
 	return errors.Join(errs...)
-}
-
-func (b *bench) restore() error {
-	return planes(b.Geometry, func(i int) error { return b.pages.set(i, b.image[i]) })
-}
-
-func (b *bench) poison() error {
-	return planes(b.Geometry, func(i int) error { return b.pages.set(i, nil) })
-}
-
-// shuffle deals all blocks to the chunks.
-func (b *bench) shuffle() [][]uint32 {
-	per := int(b.Geometry.Blocks)
-	perm := b.rng.Perm(b.Chunks * per)
-	out := make([][]uint32, b.Chunks)
-	for c := range out {
-		for i := range per {
-			out[c] = append(out[c], uint32(perm[c*per+i]))
-		}
-	}
-	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvhost/kvhost/gds"
@@ -23,7 +24,7 @@ func small(t *testing.T) pathbench.Config {
 	}
 }
 
-// The bench moves every byte right, tells three rows and leaves nothing behind, for host memory and on the double's GPU. No
+// The bench moves every byte right, tells four rows and leaves nothing behind, for host memory and on the double's GPU. No
 // figure is told.
 func TestRowsAreFilled(t *testing.T) {
 	for _, k := range []struct{ onGPU, inMemory bool }{{}, {onGPU: true}, {inMemory: true}, {true, true}} {
@@ -47,7 +48,7 @@ func TestRowsAreFilled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(rows) != 3 || rows[2].First == nil || rows[2].First.Mid <= 0 || rows[2].First.Mid > 1 {
+		if len(rows) != 4 || rows[3].First == nil || rows[3].First.Mid <= 0 || rows[3].First.Mid > 1 {
 			t.Fatalf("%+v", rows)
 		}
 		for _, r := range rows {
@@ -59,7 +60,7 @@ func TestRowsAreFilled(t *testing.T) {
 			}
 		}
 		var b strings.Builder
-		if err := pathbench.Write(&b, rows); err != nil || strings.Count(b.String(), "\n") != 7 {
+		if err := pathbench.Write(&b, rows); err != nil || strings.Count(b.String(), "\n") != 8 {
 			t.Errorf("%v\n%s", err, b.String())
 		}
 		if left, _ := os.ReadDir(c.Dir); len(left) > 0 {
@@ -119,5 +120,55 @@ func TestBenchFails(t *testing.T) {
 	stop()
 	if _, err := pathbench.Run(ctx, small(t)); err == nil {
 		t.Error("it ran")
+	}
+}
+
+// reads counts the bytes that are read of pieces.
+type reads struct {
+	staging.FS
+	bytes atomic.Int64
+}
+
+func (r *reads) OpenFile(name string, flag int, mode os.FileMode) (staging.File, error) {
+	f, err := r.FS.OpenFile(name, flag, mode)
+	if err != nil || strings.Contains(name, "/plain/") {
+		return f, err
+	}
+	return countedFile{f, &r.bytes}, nil
+}
+
+type countedFile struct {
+	staging.File
+	bytes *atomic.Int64
+}
+
+func (f countedFile) ReadAt(p []byte, off int64) (int, error) {
+	f.bytes.Add(int64(len(p)))
+	return f.File.ReadAt(p, off)
+}
+
+// Nobody has read a byte of the pieces before the first load of a round, and the later loads read them again.
+func TestFirstLoadReadsFreshFiles(t *testing.T) {
+	c := small(t)
+	files := &reads{FS: c.FS}
+	c.FS = files
+	all := int64(c.Chunks) * c.Geometry.PageBytes()
+	var passes []string
+	c.Profile = func(pass string, round int) (func(), error) {
+		passes = append(passes, pass)
+		n := files.bytes.Swap(0)
+		switch {
+		case pass == "load-first" && n != 0:
+			t.Errorf("round %d: %d bytes of pieces were read before the first load", round, n)
+		case pass == "load-again" && n < all, pass == "layers" && n < all:
+			t.Errorf("round %d: the pass before %s read %d bytes, at least %d are due", round, pass, n, all)
+		}
+		return func() {}, nil
+	}
+	if _, err := pathbench.Run(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(strings.Join(passes, " "), "store load-first load-again layers"); n != c.Rounds+1 {
+		t.Errorf("%v", passes)
 	}
 }

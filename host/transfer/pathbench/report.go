@@ -27,6 +27,7 @@ type Row struct {
 	Memory   string  `json:"memory"`
 	Files    string  `json:"files"` // where they are
 	Route    string  `json:"route"`
+	Through  string  `json:"through"` // who stores and loads
 	Pass     string  `json:"pass"`
 	Copy     float64 `json:"copy"`            // the copy between pages and slots alone
 	Plain    float64 `json:"plain,omitempty"` // plain threads and files alone; 0: not of a root in memory

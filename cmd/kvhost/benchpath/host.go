@@ -1,0 +1,191 @@
+package benchpath
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/config"
+)
+
+// hostProcess is a host in a process of its own, with one root.
+type hostProcess struct {
+	root    config.Root
+	dir     string // of its socket and configuration
+	socket  string
+	process *exec.Cmd
+	stop    context.CancelFunc
+	ended   chan struct{} // closed when its log has ended
+
+	mu    sync.Mutex
+	seen  map[string]bool // messages of its log
+	route string          // that it chose for its root
+	last  []string        // lines of its log
+	more  chan struct{}   // has a token when its log has more
+}
+
+// startHost starts a host with the configuration's engine and policies, and waits until clients can connect and all
+// memory of its root is there.
+func startHost(ctx context.Context, cfg *config.Config, root config.Root) (_ *hostProcess, err error) {
+	dir, err := os.MkdirTemp("", "kvhost-bench-")
+	if err != nil {
+		return nil, err
+	}
+	h := &hostProcess{root: root, dir: dir, socket: filepath.Join(dir, "s"), ended: make(chan struct{}), seen: map[string]bool{},
+		more: make(chan struct{}, 1)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.close())
+		}
+	}()
+	c := cfg.Clone()
+	c.Socket, c.HTTP.Listen, c.Roots = h.socket, "", []config.Root{root}
+	c.Log.Level, c.Log.Format = config.LevelInfo, config.FormatJSON
+	var text bytes.Buffer
+	if err := (&config.Loaded{Config: *c}).Print(&text); err != nil {
+		return nil, err
+	}
+	file := filepath.Join(dir, "kvhost.toml")
+	if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
+		return nil, err
+	}
+	binary, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	run, stop := context.WithCancel(context.WithoutCancel(ctx)) // it outlives the sessions, also after an interrupt
+	h.stop = stop
+	h.process = exec.CommandContext(run, binary, "serve", "--config", file)
+	h.process.Env = withoutSettings(os.Environ())
+	h.process.Cancel = func() error { return h.process.Process.Signal(syscall.SIGTERM) }
+	h.process.WaitDelay = 30 * time.Second
+	log, err := h.process.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := h.process.Start(); err != nil {
+		h.process = nil
+		return nil, err
+	}
+	go h.read(log)
+	return h, h.wait(ctx)
+}
+
+// withoutSettings is an environment that leaves every setting to the configuration file.
+func withoutSettings(environ []string) []string {
+	settings := map[string]bool{config.EnvFile: true, config.EnvName("policy"): true, config.EnvName("root"): true}
+	for _, k := range config.Keys() {
+		settings[config.EnvName(k.Path())] = true
+	}
+	return slices.DeleteFunc(environ, func(pair string) bool {
+		name, _, _ := strings.Cut(pair, "=")
+		return settings[name]
+	})
+}
+
+// read follows the host's log.
+func (h *hostProcess) read(log io.Reader) {
+	defer close(h.ended)
+	lines := bufio.NewScanner(log)
+	for lines.Scan() {
+		var line struct{ Msg, Route, Why, Error string }
+		_ = json.Unmarshal(lines.Bytes(), &line) // other output has no message
+		h.mu.Lock()
+		h.seen[line.Msg] = true
+		if line.Msg == "route chosen" {
+			h.route = line.Route
+			if line.Route == config.RouteDirect {
+				h.route += ": " + line.Why
+			}
+		}
+		h.last = append(h.last[max(0, len(h.last)-19):], lines.Text())
+		h.mu.Unlock()
+		select {
+		case h.more <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// wait returns when the host is ready.
+func (h *hostProcess) wait(ctx context.Context) error {
+	for {
+		h.mu.Lock()
+		ready := h.seen["ready"] && (!h.root.InMemory() || h.seen["all memory is there"])
+		short := h.seen["memory is smaller than configured"]
+		h.mu.Unlock()
+		if ready {
+			return nil
+		}
+		if short {
+			return fmt.Errorf("%w: too little memory for its root:\n%s", ErrHost, h.log())
+		}
+		select {
+		case <-h.more:
+		case <-h.ended:
+			return fmt.Errorf("%w: it has ended:\n%s", ErrHost, h.log())
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// log is the end of the host's log.
+func (h *hostProcess) log() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return strings.Join(h.last, "\n")
+}
+
+// routeTaken is the route that the host chose. For files and host memory there is none to choose.
+func (h *hostProcess) routeTaken() string {
+	if h.root.InMemory() {
+		return "memory"
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return cmp.Or(h.route, "staged")
+}
+
+func (h *hostProcess) processor() time.Duration { return processorOf(h.process.Process.Pid) }
+
+// processorOf is the time that a process has had.
+func processorOf(pid int) time.Duration {
+	const scheduled = 2 // CPUCLOCK_SCHED, of a process by its number
+	var t unix.Timespec
+	if unix.ClockGettime(int32(^pid<<3|scheduled), &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+// close ends the host and removes its directory.
+func (h *hostProcess) close() error {
+	var errs []error
+	if h.process != nil {
+		h.stop()
+		<-h.ended
+		if err := h.process.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+			errs = append(errs, fmt.Errorf("%w: %w:\n%s", ErrHost, err, h.log()))
+		}
+	}
+	if h.stop != nil {
+		h.stop()
+	}
+	return errors.Join(append(errs, os.RemoveAll(h.dir))...)
+}

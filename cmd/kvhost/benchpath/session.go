@@ -1,0 +1,163 @@
+package benchpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/transfer/pathbench"
+)
+
+// goPath stores and loads through a session of the Go client, a job for each prompt, all prompts at once.
+type goPath struct {
+	host    *hostProcess
+	session *client.Session
+	arena   *client.Arena
+	request uint32
+}
+
+func newGoPath(ctx context.Context, h *hostProcess, shared *pathbench.Shared) (_ *goPath, err error) {
+	p := &goPath{host: h}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.closeSession())
+		}
+	}()
+	if p.session, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: "bench", Role: "worker",
+		Namespace: shared.Namespace, DeviceUUID: shared.Device}); err != nil {
+		return nil, err
+	}
+	var regions []client.PlaneRegion
+	for i, plane := range shared.Namespace.Groups[0].Geometry.Planes {
+		r := client.PlaneRegion{Stride: int64(plane.PageBytes), Blocks: shared.Blocks}
+		if shared.File != nil {
+			r.Offset = shared.Offsets()[i]
+		}
+		regions = append(regions, r)
+	}
+	if shared.File == nil {
+		_, err = p.session.RegisterIPC(ctx, 0, shared.Handles, regions)
+		return p, err
+	}
+	fd, err := unix.FcntlInt(shared.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate the memory of the pages: %w", err)
+	}
+	if p.arena, err = client.OpenArena(os.NewFile(uintptr(fd), shared.File.Name())); err != nil {
+		return nil, err
+	}
+	_, err = p.session.Register(ctx, 0, p.arena, regions)
+	return p, err
+}
+
+func (p *goPath) Store(ctx context.Context, chunks []pathbench.Chunk) (time.Duration, error) {
+	start := time.Now()
+	var jobs []*client.StoreJob
+	for _, prompt := range pathbench.Prompts(chunks) {
+		var list []client.StoreChunk
+		for _, c := range prompt {
+			list = append(list, client.StoreChunk{Parent: c.Parent, Key: c.Key, Depth: c.Depth, Blocks: c.Blocks})
+		}
+		p.request++
+		job, err := p.session.Store(ctx, p.request, 0, list)
+		if err != nil {
+			return 0, err
+		}
+		jobs = append(jobs, job)
+	}
+	for _, job := range jobs {
+		r, err := job.Published(ctx)
+		if err != nil {
+			return 0, err
+		}
+		for i, c := range r.Chunks {
+			if c.Result != client.Stored {
+				return 0, fmt.Errorf("%w: chunk %d: %v: %w", pathbench.ErrPath, i, c.Result, c.Err)
+			}
+		}
+	}
+	return time.Since(start), nil
+}
+
+func (p *goPath) Load(ctx context.Context, chunks []pathbench.Chunk, byLayer bool) (first, whole time.Duration,
+	err error) {
+	start := time.Now()
+	prompts := pathbench.Prompts(chunks)
+	landed := make(chan time.Duration, len(prompts)) // of each prompt's first layer
+	var jobs []*client.LoadJob
+	for _, prompt := range prompts {
+		p.request++
+		found, err := p.session.Lookup(ctx, client.LookupRequest{Request: p.request, Keys: pathbench.Keys(prompt)})
+		if err != nil {
+			return 0, 0, err
+		}
+		if found.Hits() != len(prompt) {
+			return 0, 0, fmt.Errorf("%w: %d of %d are there", pathbench.ErrPath, found.Hits(), len(prompt))
+		}
+		list := make([]client.LoadChunk, len(prompt))
+		for i, c := range prompt {
+			list[i] = client.LoadChunk{Index: i, Blocks: c.Blocks}
+		}
+		var opt client.LoadOptions
+		if byLayer {
+			seen := false
+			opt.Layers = func(uint32, []int) {
+				if !seen {
+					seen = true
+					landed <- time.Since(start)
+				}
+			}
+		}
+		job, err := p.session.Load(ctx, found, list, opt)
+		if err != nil {
+			return 0, 0, err
+		}
+		jobs = append(jobs, job)
+	}
+	for _, job := range jobs {
+		r, err := job.Wait(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		if len(r.Failed) > 0 {
+			return 0, 0, fmt.Errorf("%w: block %d: %w", pathbench.ErrPath, r.Failed[0].Block, r.Failed[0].Err)
+		}
+	}
+	whole = time.Since(start)
+	for len(landed) > 0 {
+		first = max(first, <-landed)
+	}
+	return first, whole, nil
+}
+
+func (p *goPath) Forget(ctx context.Context, chunks []pathbench.Chunk) error {
+	results, err := p.session.Discard(ctx, 0, pathbench.Keys(chunks))
+	for i, r := range results {
+		if r != client.Removed {
+			err = errors.Join(err, fmt.Errorf("%w: chunk %d is %v", pathbench.ErrPath, i, r))
+		}
+	}
+	return err
+}
+
+func (p *goPath) Processor() time.Duration { return p.host.processor() }
+
+func (p *goPath) Route(context.Context) (string, error) { return p.host.routeTaken(), nil }
+
+func (p *goPath) Close() error { return errors.Join(p.closeSession(), p.host.close()) }
+
+func (p *goPath) closeSession() error {
+	var errs []error
+	if p.session != nil {
+		errs = append(errs, p.session.Close())
+	}
+	if p.arena != nil {
+		errs = append(errs, p.arena.Close())
+	}
+	return errors.Join(errs...)
+}
