@@ -80,12 +80,16 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	}
 	h.devices.OpenRoutes(ctx, h.engine, h.store, fsys)
 	s := h.cfg.Session
+	memory, err := memoryBudget(h.cfg)
+	if err != nil {
+		return nil, err
+	}
 	h.server = server.New(server.Config{
 		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL,
-		Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins,
+		Memory: memory, Capacity: h.cfg.Capacity(), Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
-			ArenaBytes: s.MaxMemory,
+			ArenaBytes: s.MaxRegistered,
 		},
 	})
 	if h.cfg.HTTP.Listen != "" {

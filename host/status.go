@@ -25,6 +25,9 @@ func (h *Host) Status() *proto.StatusReply {
 		})
 	}
 	out.Counters = metrics.Counters(&st, h.engine.Stats())
+	memory := h.server.Memory(0)
+	out.Counters["memory_limit_bytes"], out.Counters["memory_refusals"] = uint64(memory.Limit), memory.Refused
+	out.Counters["memory_bytes"] = uint64(memory.Own + memory.Held)
 	return out
 }
 

@@ -15,6 +15,8 @@ type Config struct {
 	PolicyCache string
 	// PolicyMemory bounds the memory of all policies' instances; 0 for a quarter of the machine's.
 	PolicyMemory int64
+	// MaxMemory bounds staging and what clients make the host hold; 0 for half of the machine's memory.
+	MaxMemory int64
 
 	PolicyCompile PolicyCompile
 
@@ -184,13 +186,13 @@ const (
 
 // Session limits the clients.
 type Session struct {
-	LeaseTTL    time.Duration
-	MaxSessions int
-	MaxKeys     int
-	MaxChunks   int
-	MaxMessage  int64
-	MaxMemory   int64
-	Pins        map[string]string // namespace fields that every session must have
+	LeaseTTL      time.Duration
+	MaxSessions   int
+	MaxKeys       int
+	MaxChunks     int
+	MaxMessage    int64
+	MaxRegistered int64             // bytes of client memory
+	Pins          map[string]string // namespace fields that every session must have
 }
 
 // Default is the configuration without any settings: one root in the working directory, built-in policies.
@@ -208,6 +210,14 @@ const (
 	defaultRoot     = "kvhost-data"
 	defaultCapacity = 10 << 30
 )
+
+// Capacity is that of all roots.
+func (c *Config) Capacity() (sum int64) {
+	for _, r := range c.Roots {
+		sum += r.Capacity
+	}
+	return sum
+}
 
 // Clone is a copy that shares nothing.
 func (c *Config) Clone() *Config {

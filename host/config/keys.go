@@ -64,6 +64,12 @@ var keys = []*Key{
 			"more usually fails, and the built-in policy answers for it.",
 		field: func(c *Config) any { return &c.PolicyMemory }},
 
+	{Name: "max_memory", Kind: Size, Default: "0", Unit: "0 for half of the machine's memory",
+		Help: "Most memory of the host for staging and for what clients make it hold: sessions, messages, jobs, leases, " +
+			"tables. Half of what staging leaves is set aside, the same for each of session.max_sessions; the other half " +
+			"can be borrowed. Not in it: policies (policy_memory), the index, and roots in memory.",
+		field: func(c *Config) any { return &c.MaxMemory }},
+
 	{Section: "policy_compile", Name: "memory", Kind: Size, Default: "2GiB", Min: 64 << 20, Max: 1 << 40,
 		Help: "Most memory of the child process that compiles a policy. A policy that needs more is refused. The " +
 			"embedded ones need less than 200 MiB.",
@@ -187,9 +193,9 @@ var keys = []*Key{
 	{Section: "session", Name: "max_message", Kind: Size, Default: "16MiB", Min: 64 << 10, Max: 1 << 30,
 		Help:  "Largest message from a client.",
 		field: func(c *Config) any { return &c.Session.MaxMessage }},
-	{Section: "session", Name: "max_memory", Kind: Size, Default: "0", Unit: "0 for the built-in limit of 8TiB",
+	{Section: "session", Name: "max_registered", Kind: Size, Default: "0", Unit: "0 for the built-in limit of 8TiB",
 		Help:  "Most client memory that all sessions together may register.",
-		field: func(c *Config) any { return &c.Session.MaxMemory }},
+		field: func(c *Config) any { return &c.Session.MaxRegistered }},
 }
 
 // Keys of the array tables, for errors and the example file.

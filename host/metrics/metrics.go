@@ -251,7 +251,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 // NewRegistry returns a registry with all metrics of a host, of Go and of the process.
 func NewRegistry(h Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), collectors.NewGoCollector(),
+	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newMemoryCollector(h.Server.Memory), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }

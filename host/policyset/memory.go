@@ -14,8 +14,11 @@ func memoryFor(configured int64) uint64 {
 	if configured > 0 {
 		return uint64(configured)
 	}
-	return availableMemory("/") / 4
+	return AvailableMemory() / 4
 }
+
+// AvailableMemory is the memory that the host may use.
+func AvailableMemory() uint64 { return availableMemory("/") }
 
 // availableMemory is the machine's memory or the limit of the process's control group, whichever is less. top is where
 // the file systems of the kernel are mounted.

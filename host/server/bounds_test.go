@@ -10,7 +10,7 @@ import (
 // What waits behind a STORE that makes room is bounded in bytes, and CANCEL is heard still.
 func TestBacklogIsBounded(t *testing.T) {
 	b := &fakeStore{hold: make(chan struct{})}
-	s := fakeServer(t, Config{}, b)
+	s := fakeServer(t, Config{Memory: memoryOf(t, 64<<20, 4), Limits: Limits{Sessions: 4}}, b)
 	w := newTalk(t, s, greeting("a"))
 	x := only(s)
 	pagesFor(t, x)
@@ -29,34 +29,22 @@ func TestBacklogIsBounded(t *testing.T) {
 	packed := proto.AppendKeys(nil, keys(limits.KeysPerLookup), 32)
 	var last uint64
 	waits := 0
-	for ; waits < 2*backlogBytes/len(packed) && len(w.out) == 0; waits++ {
+	const may = 16 << 20 // a quarter of the memory is set aside for it, and it borrows a quarter of the other half
+	for ; waits < 2*may/len(packed) && len(w.out) == 0; waits++ {
 		last = w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: packed}}})
 		w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Release{}})
 	}
 	if a := <-w.out; a.GetError().GetCode() != proto.Code_CODE_LIMIT || a.Id > last+1 {
 		t.Fatalf("after %d: %v", waits, a)
 	}
-	if n := x.inbox.weight.Load(); n > backlogBytes || n < backlogBytes/2 {
-		t.Fatalf("%d bytes wait", n)
+	if n := x.share.Held(); n > may || n < may/2 {
+		t.Fatalf("the session holds %d bytes", n)
 	}
 	w.say(cancelOf(job))
 	until(t, "all that waits is handled", func() bool { return x.inbox.waiting.Load() == 0 })
-	if n := x.inbox.weight.Load(); n != 0 {
-		t.Errorf("%d bytes wait", n)
-	}
+	until(t, "the memory is given back", func() bool { return x.share.Held() < 1<<20 })
 	if err := w.close(); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// A message's decoded elements count, not its bytes on the wire.
-func TestWeight(t *testing.T) {
-	empty := &proto.Store{}
-	for range 1000 {
-		empty.Chunks = append(empty.Chunks, &proto.StoreChunk{})
-	}
-	if n := weigh(&proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: empty}}); n < 1000*100 {
-		t.Errorf("a thousand empty chunks weigh %d", n)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/budget"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
@@ -21,6 +22,7 @@ func codeOf(err error) proto.Code {
 	}{
 		{transfer.ErrCancelled, proto.Code_CODE_CANCELLED},
 		{context.Canceled, proto.Code_CODE_CANCELLED},
+		{budget.ErrShare, proto.Code_CODE_LIMIT},
 		{errLeaseOver, proto.Code_CODE_LEASE_OVER},
 		{errLeaseUnknown, proto.Code_CODE_UNKNOWN},
 		{store.ErrLeaseOver, proto.Code_CODE_LEASE_OVER},

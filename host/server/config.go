@@ -5,7 +5,9 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/budget"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -18,6 +20,10 @@ type Config struct {
 	GPUs   []*gds.GPU
 	Log    *slog.Logger
 	Limits Limits
+	// Memory is what all sessions together may make the host hold, as of [share.MemoryBudget]. nil: DefaultMemory.
+	Memory *budget.Budget
+	// Capacity is that of all roots. 0: there is no limit of what stores that wait may reserve.
+	Capacity int64
 	// LeaseTTL is how long a lease pins its entries unless it is loaded or released.
 	LeaseTTL time.Duration
 	// HelloTimeout is how long a stream may exist without an accepted HELLO.
@@ -68,6 +74,7 @@ func (l *Limits) checkChunks(n int) error {
 
 // Defaults.
 const (
+	DefaultMemory       = 2 << 30
 	DefaultLeaseTTL     = time.Minute
 	DefaultHelloTimeout = 10 * time.Second
 	DefaultSlowTimeout  = 10 * time.Second
@@ -116,6 +123,12 @@ func (c Config) orDefaults() Config {
 		if *f.have <= 0 {
 			*f.have = f.def
 		}
+	}
+	if c.Capacity <= 0 {
+		c.Capacity = 1 << 60
+	}
+	if c.Memory == nil {
+		c.Memory, _ = share.MemoryBudget(max(DefaultMemory, 2*share.LeastMemory*int64(c.Limits.Sessions)), 0, c.Limits.Sessions) // large enough
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 )
 
@@ -226,7 +227,7 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 	w := r.raw()
 	nonce := w.say(r.greeting()).GetHello().GetNonce()
 	var silent []net.Conn
-	for range 3 * descriptorConns {
+	for range 3 * socket.MaxDescriptorConns {
 		c, err := net.Dial("unix", r.socket+proto.DescriptorSuffix)
 		if err != nil {
 			t.Fatal(err)
@@ -240,10 +241,10 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 		t.Fatal(text, err)
 	}
 	// Each round of silent connections used to hold all others up until it ran into its time limit.
-	if took := time.Since(began); took >= descriptorTimeout {
+	if took := time.Since(began); took >= socket.DescriptorTimeout {
 		t.Errorf("a descriptor took %v", took)
 	}
-	for i, c := range silent[:2*descriptorConns] { // the first ones made room
+	for i, c := range silent[:2*socket.MaxDescriptorConns] { // the first ones made room
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
 			t.Errorf("connection %d is open: %d, %v", i, n, err)
 		}

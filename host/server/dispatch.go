@@ -6,16 +6,23 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/sendqueue"
 )
 
 // receive takes one message from the reader. CANCEL, ADVANCE, FLUSH and PING are handled here, the rest in order.
 func (x *session) receive(m *proto.ClientMessage) {
 	if m.GetId() <= x.lastID {
-		x.fail(m.GetId(), invalid("id", "%d does not follow %d", m.GetId(), x.lastID))
+		err := invalid("id", "%d does not follow %d", m.GetId(), x.lastID)
+		// not reply: the id may be that of a message which is not answered yet
+		x.out.Push(sendqueue.Message{HostMessage: x.refusal(m.GetId(), err)})
 		return
 	}
 	x.lastID = m.GetId()
 	limits := &x.server.cfg.Limits
+	if err := x.share.Received(m); err != nil {
+		x.fail(m.Id, err)
+		return
+	}
 	var err error
 	switch b := m.GetBody().(type) {
 	case *proto.ClientMessage_Ping:
@@ -68,6 +75,7 @@ func (x *session) receiveJob(m *proto.ClientMessage, chunks int) error {
 // handle handles one ordered message. The inbox calls it with the turn held.
 func (x *session) handle(m *proto.ClientMessage) {
 	if x.ctx.Err() != nil {
+		x.drop(m)
 		return
 	}
 	var j *job
@@ -92,6 +100,15 @@ func (x *session) handle(m *proto.ClientMessage) {
 	}
 	if err := x.handleGreeted(j, m); err != nil && j.refuse() {
 		x.fail(m.Id, err)
+	}
+}
+
+// drop gives up a message of a session that has ended. The session's end cancels jobs.
+func (x *session) drop(m *proto.ClientMessage) {
+	switch m.Body.(type) {
+	case *proto.ClientMessage_Store, *proto.ClientMessage_Load:
+	default:
+		x.share.Unanswered(m.Id)
 	}
 }
 

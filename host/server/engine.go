@@ -145,6 +145,9 @@ func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 		return 0, faultf(proto.Code_CODE_LIMIT, "request",
 			"%d requests of this session are not ended, END_REQUEST is due", limit)
 	}
+	if err := x.share.Request(); err != nil {
+		return 0, err
+	}
 	if r == nil {
 		r = &request{number: e.server.nextRequest()}
 		e.requests[id] = r
@@ -166,6 +169,7 @@ func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) {
 		r.hints = hints
 	}
 	delete(x.requests, id)
+	x.share.RequestOver()
 	r.sessions = slices.DeleteFunc(r.sessions, func(o *session) bool { return o == x })
 	last := len(r.sessions) == 0
 	if last {

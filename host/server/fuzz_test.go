@@ -5,8 +5,8 @@ import (
 
 	protobuf "google.golang.org/protobuf/proto"
 
+	"github.com/kvhost/kvhost/host/budget"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/sendqueue"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -66,36 +66,44 @@ func FuzzMessages(f *testing.F) {
 			for len(x.inbox.backlog) > 0 {
 				next := <-x.inbox.backlog
 				x.inbox.inTurn(next)
-				x.inbox.handled(next)
+				x.inbox.waiting.Add(-1)
 			}
 			s.work.Wait()
 			x.jobs.waiters.Wait()
-			if !answered(x.out, m.Id) {
+			if !answered(x, m.Id) {
 				t.Fatalf("no answer to %v", m)
 			}
 		}
 		x.end(errClientDone)
 		x.teardown()
 		s.dismiss(x)
+		x.out.Close()
+		if err := x.out.Run(func(*proto.HostMessage) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
 		if left := s.Stats(); left != (Stats{}) {
 			t.Fatalf("left: %+v", left)
+		}
+		for _, b := range []*budget.Budget{s.budgets.Memory, s.budgets.Descriptors, s.budgets.Room} {
+			if left := b.Figures(1); left.Held != 0 || left.Holders != 0 {
+				t.Fatalf("held: %+v", left)
+			}
 		}
 	})
 }
 
 // answered takes what is queued, and looks for the last answer to a message.
-func answered(q *sendqueue.Queue, id uint64) bool {
-	queued, _ := q.Take(nil)
+func answered(x *session, id uint64) (found bool) {
+	queued, _ := x.out.Take(nil)
 	for _, m := range queued {
+		x.share.Sent(m.Bytes)
 		switch m.Body.(type) {
 		case *proto.HostMessage_StoreRead, *proto.HostMessage_LoadLayer:
 		default:
-			if m.Id == id {
-				return true
-			}
+			found = found || m.Id == id
 		}
 	}
-	return false
+	return found
 }
 
 // storeKeys stores the first keys, so that lookups of them hit.

@@ -48,6 +48,9 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	if x.queue, err = x.server.cfg.Engine.Queue(queue); err != nil {
 		return err
 	}
+	if err := x.share.Greeted(x.number, m); err != nil {
+		return err
+	}
 	f := facts{namespace: ns, tenant: m.GetTenant(), localRanks: m.GetLocalRanks(), firstRank: first, pieces: pieces}
 	if x.engine, err = x.server.join(x, m.GetEngine(), f); err != nil {
 		return err

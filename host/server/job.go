@@ -122,6 +122,7 @@ func (j *job) abandon() {
 	switch {
 	case x.ctx.Err() != nil: // the client is gone
 		j.finish()
+		x.share.Unanswered(j.id)
 	case j.message.GetLoad() != nil:
 		s := &loading{job: j, chunks: j.message.GetLoad().GetChunks()}
 		if x.engine != nil {

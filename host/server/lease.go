@@ -24,6 +24,12 @@ type sharedLease struct {
 	timer   *time.Timer
 }
 
+// release gives back the pins of a lease that was granted, and its memory.
+func (l *sharedLease) release() {
+	l.pins.Release()
+	l.owner.share.LeaseOver(l.keys - l.first)
+}
+
 // The low bits of a lease's number are its group's place in the namespace. So the layers of a load are known even
 // when its lease is over, and all of its semaphores can be written.
 const groupBits = 8
@@ -39,6 +45,9 @@ func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	defer e.mu.Unlock()
 	if limit := e.server.cfg.Limits.Leases; l.owner.leases >= limit {
 		return 0, faultf(proto.Code_CODE_LIMIT, "lease", "%d leases of this session are not over", limit)
+	}
+	if err := l.owner.share.Lease(l.keys - l.first); err != nil {
+		return 0, err
 	}
 	e.lastLease++
 	place := slices.IndexFunc(e.facts.namespace.Groups, func(g chunk.Group) bool { return g.ID == l.group })
@@ -98,7 +107,7 @@ func (e *servingEngine) loaded(l *sharedLease) {
 	last := l.loading == 0 && l.readers == 0
 	e.mu.Unlock()
 	if last {
-		l.pins.Release()
+		l.release()
 	}
 }
 
@@ -113,7 +122,7 @@ func (e *servingEngine) endLease(l *sharedLease) {
 	release := live && l.loading == 0
 	e.mu.Unlock()
 	if release {
-		l.pins.Release()
+		l.release()
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -22,6 +23,7 @@ type clientMemory struct {
 	limits *Limits
 	total  *atomic.Int64 // bytes mapped by all sessions
 	gpus   []*gds.GPU    // of this host
+	share  *share.Share
 	log    *slog.Logger
 
 	unsealed bool     // HELLO allows memory that can shrink
@@ -37,9 +39,9 @@ type clientMemory struct {
 	descriptors map[uint64]*os.File // received, not named by a message yet
 }
 
-func newClientMemory(s *Server, log *slog.Logger) *clientMemory {
+func newClientMemory(s *Server, sh *share.Share, log *slog.Logger) *clientMemory {
 	return &clientMemory{
-		limits: &s.cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, log: log,
+		limits: &s.cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log,
 		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},
 	}
 }
@@ -50,6 +52,7 @@ type registration struct {
 	memory  transfer.Memory
 	maps    []*mapping
 	imports []*gds.Import // of a GPU's memory
+	tables  int           // regions that the session holds memory for
 	closing bool          // being unregistered
 }
 
@@ -65,6 +68,10 @@ func (c *clientMemory) register(ns *chunk.Namespace, m *proto.Register) error {
 		return faultf(proto.Code_CODE_BUSY, "group", "%d is registered already", group.ID)
 	}
 	r := &registration{group: group}
+	if err := c.share.Regions(len(m.GetRegions())); err != nil {
+		return err
+	}
+	r.tables = len(m.GetRegions())
 	if r.memory, err = c.mapRegions(group, m.GetRegions(), files, r); err != nil {
 		c.unmap(r)
 		return err
@@ -108,7 +115,8 @@ func (c *clientMemory) unmap(r *registration) {
 			c.log.Error("cannot unmap device memory", "error", err)
 		}
 	}
-	r.maps, r.imports, r.memory = nil, nil, nil
+	c.share.RegionsGone(r.tables)
+	r.maps, r.imports, r.memory, r.tables = nil, nil, nil, 0
 }
 
 // mapping is one client file, mapped once however many regions and groups it serves.

@@ -12,9 +12,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/budget"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/kvevents"
+	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
@@ -26,6 +28,8 @@ type Server struct {
 	store   chunkStore
 	started time.Time
 	epoch   uint64 // of this run, for readers of events
+
+	budgets share.Budgets
 
 	mapped  atomic.Int64 // bytes of all mappings
 	jobs    atomic.Int64
@@ -58,8 +62,12 @@ type chunkStore interface {
 func New(cfg Config) *Server { return newServer(cfg, cfg.Store) }
 
 func newServer(cfg Config, st chunkStore) *Server {
+	cfg = cfg.orDefaults()
 	return &Server{
-		cfg: cfg.orDefaults(), store: st, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
+		cfg: cfg, store: st, budgets: share.Budgets{
+			Memory: cfg.Memory, Descriptors: share.DescriptorBudget(cfg.Limits.Sessions),
+			Room: share.RoomBudget(cfg.Capacity, cfg.Limits.Sessions),
+		}, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
 		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
 		engines: map[string]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}
@@ -120,6 +128,9 @@ type Stats struct {
 	ArenaBytes                      int64
 }
 
+// Memory is what sessions make the host hold, and the holders of most of it.
+func (s *Server) Memory(most int) budget.Figures { return s.cfg.Memory.Figures(most) }
+
 // Stats reads the counters.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
@@ -173,7 +184,8 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	failed := make(chan error, 1)
 	var accepting sync.WaitGroup
 	accepting.Go(func() { failed <- g.Serve(socks.Sessions) })
-	accepting.Go(func() { s.serveDescriptors(socks.Descriptors) })
+	descriptors := &socket.Descriptors{Give: s.giveDescriptor, Log: s.cfg.Log}
+	accepting.Go(func() { descriptors.Serve(socks.Descriptors) })
 	select {
 	case <-ctx.Done():
 	case <-s.quit:
@@ -228,24 +240,26 @@ func (s *Server) endSessions() {
 
 // admit makes a session for a new stream.
 func (s *Server) admit(st stream) (*session, error) {
-	x := s.newSession(st)
-	rand.Read(x.nonce[:]) // never fails
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.closing:
-		x.end(ErrClosing)
 		return nil, status.Error(codes.Unavailable, ErrClosing.Error())
 	case len(s.sessions) >= s.cfg.Limits.Sessions:
-		x.end(ErrClosing)
 		return nil, status.Errorf(codes.ResourceExhausted, "%d sessions, that is the limit", len(s.sessions))
 	}
+	x, err := s.newSession(st)
+	if err != nil {
+		return nil, status.Error(codes.ResourceExhausted, err.Error())
+	}
+	rand.Read(x.nonce[:]) // never fails
 	s.sessions[x.nonce] = x
 	return x, nil
 }
 
 // dismiss removes a session after its teardown.
 func (s *Server) dismiss(x *session) {
+	x.share.Leave()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := x.engine; e != nil {

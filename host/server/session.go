@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/sendqueue"
+	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -41,6 +42,7 @@ type session struct {
 	jobs      *jobTable
 	memory    *clientMemory
 	timelines *timelines
+	share     *share.Share
 
 	// Set by HELLO, before any other message is handled.
 	greeted bool
@@ -62,18 +64,23 @@ type session struct {
 	leases   int
 }
 
-func (s *Server) newSession(st stream) *session {
+func (s *Server) newSession(st stream) (*session, error) {
+	number := s.number.Add(1)
+	sh, err := s.budgets.New(number)
+	if err != nil {
+		return nil, err
+	}
 	x := &session{
-		server: s, stream: st, number: s.number.Add(1),
+		server: s, stream: st, number: number, share: sh,
 		jobs: newJobTable(s.cfg.Limits.Jobs), requests: map[uint32]struct{}{}, reserving: make(chan struct{}, 1),
 	}
 	x.log = s.cfg.Log.With("session", x.number)
 	x.ctx, x.end = context.WithCancelCause(st.Context())
-	x.out = sendqueue.New(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) })
-	x.inbox = newInbox(x.handle)
-	x.memory = newClientMemory(s, x.log)
+	x.out = sendqueue.New(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
+	x.inbox = newInbox(x.handle, x.drop)
+	x.memory = newClientMemory(s, sh, x.log)
 	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs}
-	return x
+	return x, nil
 }
 
 // serve runs a session from its stream's start to its end.
@@ -169,7 +176,15 @@ func (x *session) teardown() {
 }
 
 // reply queues an answer.
-func (x *session) reply(m *proto.HostMessage) { x.out.Push(m) }
+func (x *session) reply(m *proto.HostMessage) {
+	var bytes int64
+	switch m.Body.(type) {
+	case *proto.HostMessage_StoreRead, *proto.HostMessage_LoadLayer: // more answers follow
+	default:
+		bytes = x.share.Answered(m.Id)
+	}
+	x.out.Push(sendqueue.Message{HostMessage: m, Bytes: bytes})
+}
 
 func (x *session) done(id uint64) {
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Done{Done: &proto.Done{}}})
@@ -183,9 +198,11 @@ func (x *session) doneUnless(id uint64, err error) error {
 	return err
 }
 
-func (x *session) fail(id uint64, err error) {
+func (x *session) fail(id uint64, err error) { x.reply(x.refusal(id, err)) }
+
+func (x *session) refusal(id uint64, err error) *proto.HostMessage {
 	x.log.Debug("message refused", "id", id, "error", err)
-	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Error{Error: message(err)}})
+	return &proto.HostMessage{Id: id, Body: &proto.HostMessage_Error{Error: message(err)}}
 }
 
 func (x *session) helloTimeout() {

@@ -15,9 +15,10 @@ import (
 type Queue struct {
 	limit int
 	slow  *time.Timer
+	gone  func(bytes int64)
 
 	mu     sync.Mutex
-	queue  []*proto.HostMessage
+	queue  []Message
 	over   bool
 	closed bool
 	wake   chan struct{} // holds a token while the writer has something to do
@@ -25,19 +26,27 @@ type Queue struct {
 	after  time.Duration
 }
 
-// New makes a queue that calls slow when it stays over the limit for after.
-func New(limit int, after time.Duration, slow func()) *Queue {
-	q := &Queue{limit: limit, after: after, wake: make(chan struct{}, 1)}
+// Message is a queued message, and the bytes that are held until it is gone.
+type Message struct {
+	*proto.HostMessage
+	Bytes int64
+}
+
+// New makes a queue that calls slow when it stays over the limit for after, and gone with the bytes of each message when it
+// is sent or dropped.
+func New(limit int, after time.Duration, slow func(), gone func(bytes int64)) *Queue {
+	q := &Queue{limit: limit, after: after, gone: gone, wake: make(chan struct{}, 1)}
 	q.slow = time.AfterFunc(time.Hour, slow)
 	q.slow.Stop()
 	return q
 }
 
-// Push adds a message. After Close it does nothing.
-func (q *Queue) Push(m *proto.HostMessage) {
+// Push adds a message. After Close it is dropped.
+func (q *Queue) Push(m Message) {
 	q.mu.Lock()
 	if q.closed {
 		q.mu.Unlock()
+		q.drop([]Message{m})
 		return
 	}
 	q.queue = append(q.queue, m)
@@ -66,7 +75,7 @@ func (q *Queue) Close() {
 }
 
 // Take swaps the queue for an empty one. ok is false when the queue is closed and empty.
-func (q *Queue) Take(empty []*proto.HostMessage) (batch []*proto.HostMessage, ok bool) {
+func (q *Queue) Take(empty []Message) (batch []Message, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	batch, q.queue = q.queue, empty[:0]
@@ -92,19 +101,34 @@ func (q *Queue) WaitRoom(ctx context.Context) {
 	}
 }
 
-// Run sends until the queue is closed and empty, or sending fails.
+func (q *Queue) drop(list []Message) {
+	for _, m := range list {
+		if m.Bytes > 0 {
+			q.gone(m.Bytes)
+		}
+	}
+}
+
+// Run sends until the queue is closed and empty, or sending fails. Then it drops what was not sent.
 func (q *Queue) Run(send func(*proto.HostMessage) error) error {
-	var batch []*proto.HostMessage
+	var batch []Message
 	for {
 		var ok bool
 		if batch, ok = q.Take(batch); !ok {
 			return nil
 		}
 		for i, m := range batch {
-			if err := send(m); err != nil {
+			if err := send(m.HostMessage); err != nil {
+				q.drop(batch[i:])
+				q.Close()
+				batch, _ = q.Take(nil)
+				q.drop(batch)
 				return err
 			}
-			batch[i] = nil
+			batch[i] = Message{}
+			if m.Bytes > 0 {
+				q.gone(m.Bytes)
+			}
 		}
 		if len(batch) == 0 {
 			<-q.wake

@@ -10,12 +10,14 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-func message(id uint64) *proto.HostMessage { return &proto.HostMessage{Id: id} }
+func message(id uint64) Message { return Message{&proto.HostMessage{Id: id}, 0} }
+
+func nothing(int64) {}
 
 // What is queued before Close is sent, in order, and nothing after it.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(100, time.Second, func() { t.Error("the client is slow") })
+		q := New(100, time.Second, func() { t.Error("the client is slow") }, nothing)
 		var sent []uint64
 		ended := make(chan error, 1)
 		go func() {
@@ -39,7 +41,7 @@ func TestRun(t *testing.T) {
 
 func TestRunEndsWhenSendingFails(t *testing.T) {
 	failed := errors.New("broken")
-	q := New(1, time.Hour, func() {})
+	q := New(1, time.Hour, func() {}, nothing)
 	q.Push(message(1))
 	if err := q.Run(func(*proto.HostMessage) error { return failed }); !errors.Is(err, failed) {
 		t.Error(err)
@@ -50,7 +52,7 @@ func TestRunEndsWhenSendingFails(t *testing.T) {
 func TestOverTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := 0
-		q := New(2, time.Second, func() { slow++ })
+		q := New(2, time.Second, func() { slow++ }, nothing)
 		q.WaitRoom(t.Context()) // at once
 		fill := func() {
 			for id := range uint64(3) {
@@ -84,4 +86,27 @@ func TestOverTheLimit(t *testing.T) {
 		}
 		q.Close()
 	})
+}
+
+// What a message holds is given back once: when it is sent, when sending failed before its turn, or when it came too late.
+func TestBytesAreGivenBack(t *testing.T) {
+	var gone []int64
+	q := New(100, time.Hour, func() {}, func(n int64) { gone = append(gone, n) })
+	for id := range int64(4) {
+		q.Push(Message{&proto.HostMessage{Id: uint64(id)}, id + 1})
+	}
+	failed := errors.New("broken")
+	if err := q.Run(func(m *proto.HostMessage) error {
+		if m.Id == 1 {
+			q.Push(Message{&proto.HostMessage{Id: 4}, 5})
+			return failed
+		}
+		return nil
+	}); !errors.Is(err, failed) {
+		t.Fatal(err)
+	}
+	q.Push(Message{&proto.HostMessage{Id: 5}, 6})
+	if !slices.Equal(gone, []int64{1, 2, 3, 4, 5, 6}) {
+		t.Fatalf("given back: %d", gone)
+	}
 }

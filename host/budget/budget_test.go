@@ -1,0 +1,206 @@
+package budget
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+func small(t *testing.T) *Budget {
+	t.Helper()
+	b, err := New(Config{Of: "memory", Limit: 1100, Own: 100, Holders: 10, Least: 50, Parts: []string{"a", "b"},
+		Advice: "give some back"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func join(t *testing.T, b *Budget, name string, tenant uint32) *Holder {
+	t.Helper()
+	h, err := b.Join(name, tenant)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// fill takes for a holder until it is refused, and returns what it holds.
+func fill(h *Holder) int64 {
+	for h.Take(0, 1) == nil {
+	}
+	return h.Held()
+}
+
+// One holder borrows a part, two of a tenant less each, and those of another tenant have as much as the first tenant leaves.
+func TestShares(t *testing.T) {
+	b := small(t)
+	h := join(t, b, "greedy", 1)
+	if n := fill(h); n != 50+500/4 {
+		t.Fatalf("alone it holds %d", n)
+	}
+	var refusal *Refusal
+	err := h.Take(1, 7)
+	if !errors.Is(err, ErrShare) || !errors.As(err, &refusal) || refusal.Wanted != 7 || refusal.Held != 175 ||
+		refusal.Holder != "greedy" || !strings.Contains(err.Error(), "give some back") {
+		t.Fatal(err)
+	}
+	same := fill(join(t, b, "another", 1))
+	other := fill(join(t, b, "stranger", 2))
+	if same <= 50 || same >= 175 || other <= same-50 {
+		t.Fatalf("of the same tenant: %d, of another: %d", same, other)
+	}
+}
+
+// However greedy the others are, each holder gets its own part, up to the last one that may come.
+func TestOwnPartIsKept(t *testing.T) {
+	b := small(t)
+	for i := range 10 {
+		h := join(t, b, "greedy", uint32(i%3))
+		if err := h.Take(1, 50); err != nil {
+			t.Fatalf("holder %d: %v", i, err)
+		}
+		fill(h)
+	}
+	if _, err := b.Join("eleventh", 0); !errors.Is(err, ErrHolders) {
+		t.Fatal(err)
+	}
+	if f := b.Figures(1); f.Held > f.Limit-f.Own || f.Holders != 10 || len(f.Most) != 1 || f.Most[0].Held != 175 || f.Refused == 0 {
+		t.Fatalf("%+v", f)
+	}
+}
+
+// What is given back can be borrowed again, and a holder that has left counts until it holds nothing.
+func TestGivenBack(t *testing.T) {
+	b := small(t)
+	h := join(t, b, "one", 1)
+	n := fill(h)
+	h.Leave()
+	h.Leave()
+	if f := b.Figures(0); f.Holders != 0 || f.Held != n || f.Parts["a"] != n {
+		t.Fatalf("%+v", f)
+	}
+	h.Give(0, n)
+	if f := b.Figures(0); f.Holders != 0 || f.Held != 0 || len(b.tenants) != 0 || b.loans != 0 {
+		t.Fatalf("%+v", f)
+	}
+	if again := fill(join(t, b, "two", 1)); again != n {
+		t.Fatalf("%d, and %d before", again, n)
+	}
+}
+
+// Holders that come, take all they get and leave do not exceed the limit: at last no more may come, until some is given back.
+func TestLeavingDoesNotExceedTheLimit(t *testing.T) {
+	b := small(t)
+	var last *Holder
+	var err error
+	for {
+		var h *Holder
+		if h, err = b.Join("hit and run", 1); err != nil {
+			break
+		}
+		last = h
+		fill(h)
+		h.Leave()
+		if f := b.Figures(0); f.Held > f.Limit-f.Own {
+			t.Fatalf("%+v", f)
+		}
+	}
+	if !errors.Is(err, ErrShare) {
+		t.Fatal(err)
+	}
+	last.Give(0, last.Held())
+	join(t, b, "next", 2)
+}
+
+// A holder whose tenant becomes known takes what it holds along.
+func TestTenantBecomesKnown(t *testing.T) {
+	b := small(t)
+	h := join(t, b, "stranger", 0)
+	n := fill(h)
+	h.Is("session 7", 7)
+	if b.tenants[0] != nil || b.tenants[7].held != n || b.tenants[7].loans != n-50 {
+		t.Fatalf("%+v", b.tenants)
+	}
+	if f := b.Figures(5); f.Most[0] != (Share{"session 7", 7, n}) {
+		t.Fatalf("%+v", f.Most)
+	}
+}
+
+func TestTooSmallToDivide(t *testing.T) {
+	for _, c := range []Config{{Limit: 100, Own: 100}, {Limit: 1000, Holders: 100, Least: 6}} {
+		if _, err := New(c); !errors.Is(err, ErrConfig) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// Whatever holders do, the limit holds, and the sums are those of the holders.
+func TestRandomHolders(t *testing.T) {
+	const seed = 7
+	rng := rand.New(rand.NewPCG(seed, 0))
+	b := small(t)
+	var list, gone []*Holder
+	for step := range 50_000 {
+		switch i := rng.IntN(len(list) + 1); {
+		case i == len(list):
+			if h, err := b.Join("h", rng.Uint32N(4)); err == nil {
+				list = append(list, h)
+			}
+		case rng.IntN(50) == 0:
+			h := list[i]
+			list = append(list[:i], list[i+1:]...)
+			h.Leave()
+			if rng.IntN(2) == 0 {
+				gone = append(gone, h)
+			} else {
+				giveAll(h)
+			}
+		case len(gone) > 0 && rng.IntN(20) == 0:
+			giveAll(gone[0])
+			gone = gone[1:]
+		case rng.IntN(20) == 0:
+			list[i].Is("h", rng.Uint32N(4))
+		case rng.IntN(2) == 0:
+			_ = list[i].Take(rng.IntN(2), rng.Int64N(100))
+		default:
+			part := rng.IntN(2)
+			list[i].Give(part, rng.Int64N(list[i].parts[part]+1))
+		}
+		var held, loans int64
+		for h := range b.holders {
+			held += h.held
+			loans += h.borrowed()
+			if !h.left && h.may() < b.each {
+				t.Fatalf("step %d of seed %d: a holder may have less than its own part", step, seed)
+			}
+		}
+		if held != b.held || loans != b.loans || held > b.cfg.Limit-b.cfg.Own || b.active != len(list) {
+			t.Fatalf("step %d of seed %d: held %d of %d, borrowed %d of %d", step, seed, b.held, held, b.loans, loans)
+		}
+	}
+}
+
+func giveAll(h *Holder) {
+	for part, n := range h.parts {
+		h.Give(part, n)
+	}
+}
+
+func BenchmarkTakeAndGive(b *testing.B) {
+	budget, err := New(Config{Of: "memory", Limit: 1 << 30, Holders: 1024, Parts: []string{"a"}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	h, err := budget.Join("one", 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if h.Take(0, 4096) == nil {
+			h.Give(0, 4096)
+		}
+	}
+}

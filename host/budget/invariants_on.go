@@ -1,0 +1,5 @@
+//go:build invariants
+
+package budget
+
+const invariants = true
