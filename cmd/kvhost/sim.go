@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,6 +35,7 @@ type simFlags struct {
 	chunkBytes string
 	prefill    sim.Prefill
 	seed       uint64
+	levels     levelFlags
 }
 
 func newSim() *cobra.Command {
@@ -54,15 +54,23 @@ never evicts. native:NAME runs a first-party policy without wasm.
 A capacity is a share of the trace's unique chunks, rounded down (10%), a number of chunks (5000), or a size
 (64GiB), which is divided by --chunk-bytes. Traces joined by + run as one, one after the other.
 
+--level simulates a host with levels instead: a policy for each level, the copies that move between them, and how long
+loads take by --cost. A chunk has a real size then (--chunk-bytes). What is saved is the time that prefill would
+have taken less that of the loads.
+
 accesses_per_second counts the policy's loop only. The figure for the whole run includes reading the trace,
 numbering its chunks and compiling the modules.`,
 		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy sieve.wasm --policy belady
   kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy arc.wasm --capacity 1%,5%,20% --plot curves.svg
-  kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy lfu.wasm:aging=false --order tail-first --json`,
+  kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy lfu.wasm:aging=false --order tail-first --json
+  kvhost sim --trace a.jsonl.gz --level 0=1%,1=10%,2=100% --cost 0=50,1=5,2=1 --policy lru.wasm --write back,through`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
+			if err := f.levels.check(cmd.Flags().Changed); err != nil {
+				return usageError{err}
+			}
 			return f.run(ctx)
 		},
 	}
@@ -81,7 +89,7 @@ numbering its chunks and compiling the modules.`,
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
 	fl.StringVar(&f.chunkBytes, "chunk-bytes", "",
-		"size of a chunk, for policies and for capacities in bytes (default 4KiB; required for capacities in bytes)")
+		"size of a chunk, for policies and capacities in bytes, which require it (default 4KiB, with levels 64MiB)")
 	fl.IntVar(&f.prefill.ChunkTokens, "chunk-tokens", f.prefill.ChunkTokens,
 		"tokens of a chunk, for the cost of recomputing it")
 	fl.Float64Var(&f.prefill.TokensPerSecond, "prefill-rate", f.prefill.TokensPerSecond,
@@ -89,6 +97,7 @@ numbering its chunks and compiling the modules.`,
 	fl.Float64Var(&f.prefill.DoubleAt, "prefill-double-at", f.prefill.DoubleAt,
 		"tokens of context at which a token costs twice as much; 0 for never")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of randomised policies")
+	f.levels.define(fl)
 	return cmd
 }
 
@@ -98,7 +107,9 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		return usageError{errors.New("sim: want a trace: --trace FILE")}
 	}
 	if len(f.policies) == 0 {
-		f.policies = []string{"lru.wasm", sim.Belady}
+		if f.policies = []string{"lru.wasm"}; !f.levels.on() {
+			f.policies = append(f.policies, sim.Belady)
+		}
 	}
 	for _, path := range f.plots {
 		if ext := filepath.Ext(path); ext != ".svg" && ext != ".html" {
@@ -117,11 +128,10 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer cache.Close(context.WithoutCancel(ctx))
+	opt := policy.Options{Dir: f.policyDir, Cache: cache}
 	for _, text := range f.policies {
-		p, err := sim.OpenPolicy(ctx, text, policy.Options{Dir: f.policyDir, Cache: cache})
-		if errors.Is(err, sim.ErrPolicy) {
-			return usageError{err}
-		} else if err != nil {
+		p, err := openSimPolicy(ctx, text, opt)
+		if err != nil {
 			return err
 		}
 		defer p.Close(context.WithoutCancel(ctx))
@@ -129,6 +139,11 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	}
 	if err := f.load(ctx, g); err != nil {
 		return err
+	}
+	if f.levels.on() {
+		return f.simulateLevels(ctx, &sim.LevelGrid{
+			Workloads: g.Workloads, Policies: g.Policies, ChunkBytes: g.ChunkBytes, Parallel: g.Parallel, Options: g.Options,
+		}, opt)
 	}
 	loaded := time.Since(started)
 	bar := newProgress("accesses", f.quiet)
@@ -158,6 +173,14 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	return nil
 }
 
+func openSimPolicy(ctx context.Context, text string, opt policy.Options) (*sim.Policy, error) {
+	p, err := sim.OpenPolicy(ctx, text, opt)
+	if errors.Is(err, sim.ErrPolicy) {
+		return nil, usageError{err}
+	}
+	return p, err
+}
+
 // sizes reads the capacities and the chunk's size.
 func (f *simFlags) sizes(g *sim.Grid) error {
 	for _, text := range f.capacities {
@@ -170,7 +193,7 @@ func (f *simFlags) sizes(g *sim.Grid) error {
 		}
 		g.Capacities = append(g.Capacities, c)
 	}
-	bytes, units, err := sim.ParseChunkBytes(cmp.Or(f.chunkBytes, "4KiB"))
+	bytes, units, err := sim.ParseChunkBytes(f.chunkBytesText())
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -76,6 +77,42 @@ func TestSimTable(t *testing.T) {
 	}
 }
 
+func TestSimLevels(t *testing.T) {
+	args := []string{"sim", "--trace", simTrace(t), "--level", "0=2%,1=20%", "--cost", "0=50,1=5", "--policy", "lru.wasm",
+		"--policy", "native:lru", "--write", "back,through", "--admit", "all"}
+	r := finish(t, command(t, t.TempDir(), append(args, "--json")...))
+	if r.code != exitOK {
+		t.Fatalf("exit %d: %s", r.code, r.stderr)
+	}
+	var rows []struct {
+		Policy, Write string
+		Loaded        int64   `json:"bytes_loaded"`
+		Saved         float64 `json:"seconds_saved"`
+		Levels        []struct{ Capacity, Hits, New, Demotions int }
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 4 {
+		t.Fatalf("%d rows", len(rows))
+	}
+	for i, row := range rows {
+		twin := rows[(i+2)%4]
+		if row.Saved <= 0 || row.Loaded != twin.Loaded || !slices.Equal(row.Levels, twin.Levels) || len(row.Levels) != 2 {
+			t.Errorf("%+v\n%+v", row, twin)
+		}
+		if below := row.Levels[1]; (row.Write == "back") != (below.New == 0) || below.Capacity != 1469 {
+			t.Errorf("%+v", row)
+		}
+	}
+	r = finish(t, command(t, t.TempDir(), append(args, "--level-policy", "1=native:fifo")...))
+	for _, want := range []string{"mixed: ", "chunks of 67.11 MB", "lru, through", "level 0: 146 chunks, 50 GB/s", ", fifo (native)"} {
+		if r.code != exitOK || !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s%s", want, r.stdout, r.stderr)
+		}
+	}
+}
+
 func TestSimExitCodes(t *testing.T) {
 	path, dir := simTrace(t), t.TempDir()
 	broken := filepath.Join(dir, "broken.jsonl")
@@ -102,6 +139,16 @@ func TestSimExitCodes(t *testing.T) {
 		{"a bad order", []string{"--trace", path, "--order", "backward"}, exitUsage, "backward"},
 		{"a bad plot", []string{"--trace", path, "--plot", "c.png"}, exitUsage, "c.png"},
 		{"a bad chunk size", []string{"--trace", path, "--chunk-bytes", "none"}, exitUsage, "none"},
+		{"a level without a speed", []string{"--trace", path, "--level", "0=2%,1=5%", "--cost", "0=50"}, exitUsage, "level 1 loads at"},
+		{"a speed without a level", []string{"--trace", path, "--cost", "0=50"}, exitUsage, "--cost wants --level"},
+		{"levels and capacities", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--capacity", "5%"}, exitUsage,
+			"--capacity does not go with --level"},
+		{"the optimum in levels", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--policy", "belady"}, exitUsage,
+			"has no levels"},
+		{"a policy of no level", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--level-policy", "1=lru.wasm"},
+			exitUsage, "no level 1"},
+		{"an evict policy that should admit", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--admit", "lru.wasm"},
+			exitPolicy, "does not admit"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := finish(t, command(t, dir, append([]string{"sim"}, c.args...)...))

@@ -18,6 +18,7 @@ type cache struct {
 	hits      int
 	evictions int
 	shed      int
+	evicted   func(slot, id, number uint32, now uint64) error // told of each chunk that goes; nil: nobody asks
 }
 
 func newCache(w *Workload, e *policy.Evict, capacity int, units uint32) *cache {
@@ -65,7 +66,7 @@ func (c *cache) forward(ids []uint32, number uint32, now uint64) (prefix int, er
 				prefix = depth
 			}
 			misses++
-			if parent, err = c.miss(ids, depth, number, now); err != nil {
+			if parent, err = c.store(id, number, now); err != nil {
 				return 0, err
 			}
 			parentKey = key
@@ -87,19 +88,18 @@ func (c *cache) forward(ids []uint32, number uint32, now uint64) (prefix int, er
 	return prefix, nil
 }
 
-// miss stores a chunk and returns its slot, or None.
-func (c *cache) miss(ids []uint32, depth int, number uint32, now uint64) (uint32, error) {
-	id := ids[depth]
+// store makes room for a chunk, and returns its slot, or None.
+func (c *cache) store(id, number uint32, now uint64) (uint32, error) {
 	slot, err := c.insert(id, number, now)
 	if err != nil || slot == abi.None {
 		return slot, err
 	}
 	ev := abi.Event{
-		Op: abi.OpInsert, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: uint32(depth),
+		Op: abi.OpInsert, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: c.w.depths[id],
 		Request: number, Time: now,
 	}
-	if depth > 0 {
-		ev.Parent, ev.ParentKey = c.slotOf[ids[depth-1]], c.w.keys[ids[depth-1]]
+	if parent := c.w.parents[id]; parent != abi.None {
+		ev.Parent, ev.ParentKey = c.slotOf[parent], c.w.keys[parent]
 	}
 	if err := c.e.Event(ev); err != nil {
 		return 0, err
@@ -118,24 +118,28 @@ func (c *cache) tailFirst(ids []uint32, number uint32, now uint64) (prefix int, 
 		id := ids[depth]
 		slot := c.slotOf[id]
 		if slot == abi.None {
-			if _, err := c.miss(ids, depth, number, now); err != nil {
+			if _, err := c.store(id, number, now); err != nil {
 				return 0, err
 			}
 			continue
 		}
 		c.hits++
-		ev := abi.Event{
-			Op: abi.OpTouch, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: uint32(depth),
-			Request: number, Time: now,
-		}
-		if depth > 0 {
-			ev.Parent, ev.ParentKey = c.slotOf[ids[depth-1]], c.w.keys[ids[depth-1]]
-		}
-		if err := c.e.Event(ev); err != nil {
+		if err := c.touch(id, slot, number, now); err != nil {
 			return 0, err
 		}
 	}
 	return prefix, nil
+}
+
+func (c *cache) touch(id, slot, number uint32, now uint64) error {
+	ev := abi.Event{
+		Op: abi.OpTouch, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: c.w.depths[id],
+		Request: number, Time: now,
+	}
+	if parent := c.w.parents[id]; parent != abi.None {
+		ev.Parent, ev.ParentKey = c.slotOf[parent], c.w.keys[parent]
+	}
+	return c.e.Event(ev)
 }
 
 // insert finds a slot for a chunk, or None when the policy frees none.
@@ -196,8 +200,12 @@ func (c *cache) remove(slot, number uint32, now uint64) error {
 		c.children[parent]--
 		parentKey = c.w.keys[parent]
 	}
-	return c.e.Event(abi.Event{
+	err := c.e.Event(abi.Event{
 		Op: abi.OpRemove, Slot: slot, Parent: abi.None, Key: c.w.keys[id], ParentKey: parentKey, Size: c.units,
 		Depth: c.w.depths[id], Request: number, Time: now,
 	})
+	if err != nil || c.evicted == nil {
+		return err
+	}
+	return c.evicted(slot, id, number, now)
 }

@@ -58,6 +58,11 @@ func (o *Outcome) block(b *strings.Builder, workload int, title string, cell fun
 		}
 		rows = append(rows, row)
 	}
+	align(b, rows)
+}
+
+// align writes rows in columns, and an empty line.
+func align(b *strings.Builder, rows [][]string) {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for i, text := range row {

@@ -1,0 +1,243 @@
+package sim
+
+import (
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
+)
+
+// hierarchy is a host with levels. A chunk may have a copy in each. A lookup touches the nearest copy, and what it grants
+// of the prefix is loaded from there.
+type hierarchy struct {
+	w       *Workload
+	levels  []simLevel
+	admit   *policy.Admit
+	through bool
+
+	loaded  []load // of the request, in order
+	refused int    // new chunks that the admit policy did not want
+	ask     [1]abi.Candidate
+	answer  [1]bool
+}
+
+type simLevel struct {
+	*cache
+	grants  []uint32 // by slot, since the chunk came there
+	figures LevelFigures
+}
+
+type load struct {
+	id    uint32
+	level int
+}
+
+// nearest is the nearest level that holds a chunk, and its slot there; -1 when none does.
+func (h *hierarchy) nearest(id uint32) (n int, slot uint32) {
+	for n := range h.levels {
+		if slot := h.levels[n].slotOf[id]; slot != abi.None {
+			return n, slot
+		}
+	}
+	return -1, abi.None
+}
+
+// request looks up one request's chunks and stores those that are missing. It returns the length of the resident
+// prefix.
+func (h *hierarchy) request(ids []uint32, number uint32, now uint64, hints abi.Hints, order Order) (prefix int,
+	err error) {
+	if order == Forward {
+		prefix, err = h.forward(ids, number, now)
+	} else {
+		prefix, err = h.tailFirst(ids, number, now)
+	}
+	if err != nil {
+		return 0, err
+	}
+	for n := range h.levels {
+		if err := h.levels[n].e.Event(abi.RequestEnd(number, 0, hints, now)); err != nil {
+			return 0, err
+		}
+	}
+	return prefix, nil
+}
+
+// forward brings the prefix nearer before the rest is stored: it is loaded before the rest is computed.
+func (h *hierarchy) forward(ids []uint32, number uint32, now uint64) (prefix int, err error) {
+	prefix = len(ids)
+	for depth, id := range ids {
+		n, slot := h.nearest(id)
+		if n < 0 {
+			if depth < prefix {
+				prefix = depth
+				if err := h.promote(number, now); err != nil {
+					return 0, err
+				}
+			}
+			err = h.store(id, number, now)
+		} else {
+			if depth < prefix {
+				h.load(n, id)
+			}
+			err = h.grant(n, slot, id, number, now)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return prefix, h.promote(number, now)
+}
+
+func (h *hierarchy) tailFirst(ids []uint32, number uint32, now uint64) (prefix int, err error) {
+	for prefix < len(ids) {
+		n, _ := h.nearest(ids[prefix])
+		if n < 0 {
+			break
+		}
+		h.load(n, ids[prefix])
+		prefix++
+	}
+	for depth := len(ids) - 1; depth >= 0; depth-- {
+		id := ids[depth]
+		if n, slot := h.nearest(id); n < 0 {
+			err = h.store(id, number, now)
+		} else {
+			err = h.grant(n, slot, id, number, now)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return prefix, h.promote(number, now)
+}
+
+// load counts a chunk of the prefix, which is loaded from a level.
+func (h *hierarchy) load(n int, id uint32) {
+	h.levels[n].figures.Loads++
+	h.loaded = append(h.loaded, load{id, n})
+}
+
+// grant touches a chunk where it is nearest.
+func (h *hierarchy) grant(n int, slot, id, number uint32, now uint64) error {
+	l := &h.levels[n]
+	l.figures.Hits++
+	l.grants[slot]++
+	return l.touch(id, slot, number, now)
+}
+
+// promote copies what was loaded to the level before, if the admit policy likes.
+func (h *hierarchy) promote(number uint32, now uint64) error {
+	for _, x := range h.loaded {
+		if x.level == 0 {
+			continue
+		}
+		from, to := &h.levels[x.level], &h.levels[x.level-1]
+		slot := from.slotOf[x.id]
+		if slot == abi.None || to.slotOf[x.id] != abi.None {
+			continue // it went, or came, while the request's other chunks moved
+		}
+		ok, err := h.admits(abi.Candidate{
+			Kind: abi.KindPromotion, From: uint8(x.level), To: uint8(x.level - 1), Hits: from.grants[slot],
+			Flags: residentParent(h.w, to.cache, x.id),
+		}, x.id, number, now)
+		if err == nil && ok {
+			ok, err = h.copyTo(x.level-1, x.id, number, now)
+		}
+		if err != nil {
+			return err
+		}
+		if ok {
+			to.figures.Promotions++
+		}
+	}
+	h.loaded = h.loaded[:0]
+	return nil
+}
+
+// store stores a new chunk in the nearest level that takes it, and in those behind it when they are written through.
+func (h *hierarchy) store(id, number uint32, now uint64) error {
+	c := abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel}
+	for n := range h.levels {
+		c.Flags |= residentParent(h.w, h.levels[n].cache, id)
+	}
+	ok, err := h.admits(c, id, number, now)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		h.refused++
+		return nil
+	}
+	for n := range h.levels {
+		if h.levels[n].slotOf[id] != abi.None {
+			continue // a nearer level that made room for it demoted it at once
+		}
+		stored, err := h.copyTo(n, id, number, now)
+		if err != nil {
+			return err
+		}
+		if stored {
+			if h.levels[n].figures.New++; !h.through {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// copyTo puts a chunk into a level, and says whether there was room.
+func (h *hierarchy) copyTo(n int, id, number uint32, now uint64) (bool, error) {
+	l := &h.levels[n]
+	slot, err := l.store(id, number, now)
+	if err != nil || slot == abi.None {
+		return false, err
+	}
+	l.grants[slot] = 0
+	return true, nil
+}
+
+// evictedFrom demotes a chunk that a level evicts to the next one, unless that has it or the admit policy refuses it.
+func (h *hierarchy) evictedFrom(n int, slot, id, number uint32, now uint64) error {
+	l := &h.levels[n]
+	if n+1 == len(h.levels) {
+		l.figures.Drops++
+		return nil
+	}
+	next := &h.levels[n+1]
+	if next.slotOf[id] != abi.None {
+		l.figures.Covered++
+		return nil
+	}
+	ok, err := h.admits(abi.Candidate{
+		Kind: abi.KindDemotion, From: uint8(n), To: uint8(n + 1), Hits: l.grants[slot],
+		Flags: residentParent(h.w, next.cache, id),
+	}, id, number, now)
+	if err == nil && ok {
+		ok, err = h.copyTo(n+1, id, number, now)
+	}
+	if err != nil {
+		return err
+	}
+	if ok {
+		next.figures.Demotions++
+	} else {
+		l.figures.Drops++
+	}
+	return nil
+}
+
+// admits asks the admit policy about a candidate, of which what concerns levels is filled in.
+func (h *hierarchy) admits(c abi.Candidate, id, number uint32, now uint64) (bool, error) {
+	c.Key, c.Size, c.Depth, c.Request, c.Time = h.w.keys[id], h.levels[0].units, h.w.depths[id], number, now
+	if parent := h.w.parents[id]; parent != abi.None {
+		c.ParentKey = h.w.keys[parent]
+	}
+	h.ask[0] = c
+	err := h.admit.Admit(h.ask[:], h.answer[:])
+	return h.answer[0], err
+}
+
+func residentParent(w *Workload, c *cache, id uint32) uint32 {
+	if parent := w.parents[id]; parent != abi.None && c.slotOf[parent] != abi.None {
+		return abi.CandidateParentResident
+	}
+	return 0
+}

@@ -1,0 +1,94 @@
+package sim
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// WriteTable prints the results: for each workload one block of totals, and one for each level.
+func (o *LevelOutcome) WriteTable(out io.Writer) error {
+	g := o.grid
+	var b strings.Builder
+	for i, w := range g.Workloads {
+		results := o.Results[i*g.rows() : (i+1)*g.rows()]
+		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks of %s; %s\n\n", w.Name, w.Requests(), w.Accesses(),
+			w.Unique(), bytesText(g.ChunkBytes), g.Options.Order)
+		farthest := len(g.Levels) - 1
+		rows := [][]string{{"all levels", "hit ratio", "prefix hits", "loaded", "written", "written below 0", "prefill saved",
+			"loading", "saved", fmt.Sprintf("over level %d", farthest)}}
+		for j := range results {
+			r := &results[j]
+			rows = append(rows, []string{
+				o.label(j), fmt.Sprintf("%.4f", 1-r.MissRatio), fmt.Sprintf("%.4f", r.PrefixHitRatio), bytesText(r.BytesLoaded),
+				bytesText(r.BytesWritten), bytesText(r.BytesWritten - r.Levels[0].BytesWritten), seconds(r.PrefillSeconds),
+				seconds(r.LoadSeconds), seconds(r.SavedSeconds), seconds(r.FartherSeconds),
+			})
+		}
+		align(&b, rows)
+		for n, l := range g.Levels {
+			title := fmt.Sprintf("level %d: %d chunks, %g GB/s", n, results[0].Levels[n].Capacity, l.BytesPerSecond/1e9)
+			if l.Policy != nil {
+				title += ", " + l.Policy.Label
+			}
+			rows = [][]string{{title, "hits", "loaded", "of all", "written", "new", "demoted to it", "promoted to it", "covered",
+				"dropped"}}
+			for j := range results {
+				r, f := &results[j], &results[j].Levels[n]
+				rows = append(rows, []string{
+					o.label(j), fmt.Sprint(f.Hits), bytesText(f.BytesLoaded), share(f.BytesLoaded, r.BytesLoaded),
+					bytesText(f.BytesWritten),
+					fmt.Sprint(f.New), fmt.Sprint(f.Demotions), fmt.Sprint(f.Promotions), fmt.Sprint(f.Covered), fmt.Sprint(f.Drops),
+				})
+			}
+			align(&b, rows)
+		}
+		for j := range results {
+			for n, f := range results[j].Levels {
+				if f.Shed > 0 {
+					fmt.Fprintf(&b, "%s: %d chunks were not stored in level %d because the policy freed too little\n",
+						o.label(j), f.Shed, n)
+				}
+			}
+		}
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+// label names a row: what is the same in all rows is left out.
+func (o *LevelOutcome) label(row int) string {
+	g := o.grid
+	write, rest := row%len(g.Writes), row/len(g.Writes)
+	text := g.Policies[rest/len(g.Admissions)].Label
+	if len(g.Admissions) > 1 {
+		text += ", admit " + g.Admissions[rest%len(g.Admissions)].Label
+	}
+	if len(g.Writes) > 1 {
+		text += ", " + g.Writes[write].String()
+	}
+	return text
+}
+
+func share(part, whole int64) string {
+	if whole == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
+}
+
+// seconds has three digits, as a difference of two policies may be small beside what both save.
+func seconds(s float64) string { return fmt.Sprintf("%.3g s", s) }
+
+// bytesText is a number of bytes in decimal units, as speeds are.
+func bytesText(n int64) string {
+	for _, u := range []struct {
+		name  string
+		bytes float64
+	}{{"PB", 1e15}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}} {
+		if float64(n) >= u.bytes {
+			return fmt.Sprintf("%.4g %s", float64(n)/u.bytes, u.name)
+		}
+	}
+	return fmt.Sprintf("%d B", n)
+}
