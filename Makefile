@@ -17,11 +17,13 @@ HAS := $(TOOLS_LEFT_OUT) 2>/dev/null
 # How long each part of make torture runs, and how many rounds of kill -9.
 TORTURE ?= 10m
 KILLS   ?= 500
+# How long make soak runs.
+SOAK    ?= 1h
 
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-vllm test-lmcache test-sglang torture bench curves check generate tools clean
+.PHONY: all help plugins kits build run test test-go test-python test-engines test-vllm test-lmcache test-sglang torture soak bench curves check generate tools clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -86,6 +88,9 @@ export TORTURE_PARTS
 
 torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules; ends in counts
 	@echo "$$TORTURE_PARTS" | .ci/torture
+
+soak: build ## two hosts for SOAK (1h), one of them attacked by clients and policies: times, memory and bytes beside the other's
+	$(GO) test -timeout 0 -v -run TestSoak ./cmd/kvhost -soak.time $(SOAK) -soak.phase 30s
 
 bench: ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

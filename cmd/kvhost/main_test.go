@@ -23,6 +23,9 @@ const mixedTrace = "../../examples/traces/mixed.jsonl.zst"
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
+	if who := os.Getenv(soakAttacker); who != "" {
+		return attack(who)
+	}
 	if os.Getenv(clientToKill) != "" { // a client of a host that runs
 		return m.Run()
 	}
