@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/hosttest"
 	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
@@ -22,52 +23,11 @@ import (
 
 func configuration(t *testing.T) *config.Config {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kvhost") // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	c := config.Default()
-	c.Socket = filepath.Join(dir, "s")
+	c := hosttest.Configuration(t)
 	c.HTTP.Listen = "127.0.0.1:0"
-	c.Roots = []config.Root{{Path: filepath.Join(dir, "root"), Capacity: 64 << 20}}
+	c.Roots = []config.Root{{Path: filepath.Join(filepath.Dir(c.Socket), "root"), Capacity: 64 << 20}}
 	c.Engine.MaxStagingMemory = 16 << 20
 	return c
-}
-
-// start runs a host until the test ends; the returned function ends it earlier.
-func start(t *testing.T, c *config.Config) (*host.Host, func()) {
-	t.Helper()
-	return startWith(t, host.Config{Config: c, Version: "test"})
-}
-
-func startWith(t *testing.T, c host.Config) (*host.Host, func()) {
-	t.Helper()
-	h, err := host.New(context.Background(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
-	select {
-	case <-h.Ready():
-	case err := <-done:
-		t.Fatalf("the host ended: %v", err)
-	}
-	stopped := false
-	stop := func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("run: %v", err)
-		}
-	}
-	t.Cleanup(stop)
-	return h, stop
 }
 
 func dial(t *testing.T, h *host.Host) *client.Session {
@@ -106,7 +66,7 @@ func TestTheLeastSlotsStart(t *testing.T) {
 		t.Fatal("engine.slot_bytes is no key")
 	}
 	c.Engine.SlotBytes, c.Engine.MaxStagingMemory = key.Min, key.Min
-	_, stop := start(t, c)
+	_, stop := hosttest.Start(t, c)
 	stop()
 }
 
@@ -118,7 +78,7 @@ func TestStoreRestartLoad(t *testing.T) {
 	key := chunk.Key{1, 2, 3}
 	page := func(plane, block int) []byte { return []byte(fmt.Sprintf("plane %d block %d|", plane, block)) }
 
-	h, stop := start(t, c)
+	h, stop := hosttest.Start(t, c)
 	s := dial(t, h)
 	arena, err := s.NewArena(4 * 4 * 8192)
 	if err != nil {
@@ -162,7 +122,7 @@ func TestStoreRestartLoad(t *testing.T) {
 	s.Close()
 	stop()
 
-	h, _ = start(t, c)
+	h, _ = hosttest.Start(t, c)
 	s = dial(t, h)
 	if arena, err = s.NewArena(4 * 4 * 8192); err != nil {
 		t.Fatal(err)
@@ -196,7 +156,7 @@ func TestStoreRestartLoad(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	other := configuration(t)
-	running, _ := start(t, other)
+	running, _ := hosttest.Start(t, other)
 	notWasm := filepath.Join(t.TempDir(), "bad.wasm")
 	if err := os.WriteFile(notWasm, []byte("not wasm"), 0o600); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/hosttest"
 	"github.com/kvhost/kvhost/host/policy/plugintest/hostile"
 	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/policyset"
@@ -193,7 +194,7 @@ func TestHostilePolicies(t *testing.T) {
 	c.PolicyDir = policytest.Dir(t, "lru", "fanout", "layermajor")
 	c.PolicyCache = filepath.Join(t.TempDir(), "cache")
 	log := &logged{}
-	h, stop := startWith(t, host.Config{Config: c, Log: slog.New(log), Version: "test"})
+	h, stop := hosttest.StartWith(t, host.Config{Config: c, Log: slog.New(log), Version: "test"})
 	defer stop()
 	w := newWorker(t, h)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)

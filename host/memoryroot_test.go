@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/hosttest"
 )
 
 // A host with nothing but roots in memory stores and loads through the socket. After a restart they are empty.
@@ -34,7 +35,7 @@ func TestMemoryRoots(t *testing.T) {
 		return bytes.Repeat([]byte(fmt.Sprintf("%d %d %d|", chunk, plane, block)), 8192/6)
 	}
 	for run := range 2 {
-		h, stop := start(t, c)
+		h, stop := hosttest.Start(t, c)
 		s := dial(t, h)
 		arena, err := s.NewArena(2 * 8 * 8192)
 		if err != nil {

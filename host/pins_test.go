@@ -9,13 +9,14 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/hosttest"
 )
 
 // What the operator pins reaches the sessions.
 func TestPins(t *testing.T) {
 	c := configuration(t)
 	c.Session.Pins = map[string]string{"dtype": "bf16"}
-	h, _ := start(t, c)
+	h, _ := hosttest.Start(t, c)
 	dial(t, h)
 	s, err := client.Dial(t.Context(), client.Hello{
 		Socket: h.Socket(), Engine: "f", Role: "worker", LocalRanks: 1,

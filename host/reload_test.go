@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/hosttest"
 	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/policyset"
 )
@@ -44,7 +45,7 @@ func TestReload(t *testing.T) {
 	}
 	trial := config.Policy{Name: "trial", Module: "clock", Shadow: true}
 	base := configuration(t)
-	h, _ := start(t, with(base, main("lru"), names("2/1"), trial))
+	h, _ := hosttest.Start(t, with(base, main("lru"), names("2/1"), trial))
 	before := acting(h)
 	if !strings.Contains(before, "main lru") || !strings.Contains(before, "trial clock") {
 		t.Fatal(before)
@@ -121,7 +122,7 @@ func TestHungSwapBlocksNoOther(t *testing.T) {
 	c := configuration(t)
 	c.PolicyDir, c.PolicyCache = policytest.Dir(t, "lru", "fifo"), ""
 	c.Policies = []config.Policy{{Name: "trial", Module: "fifo", Shadow: true}}
-	h, _ := start(t, c)
+	h, _ := hosttest.Start(t, c)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	hung := make(chan error, 1)

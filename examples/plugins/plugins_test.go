@@ -2,16 +2,13 @@ package plugins
 
 import (
 	"context"
-	"errors"
-	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/hosttest"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/plugintest"
 	"github.com/kvhost/kvhost/host/policy/policytest"
@@ -22,7 +19,7 @@ import (
 func TestConform(t *testing.T) {
 	for _, name := range []string{"recency", "spill", "thrift", "aligned"} {
 		t.Run(name, func(t *testing.T) {
-			r := plugintest.Run(t, policytest.Example(t, name), plugintest.Options{})
+			r := plugintest.Run(t, policytest.Example(t, name), plugintest.Options{Cache: policytest.Cache(t)})
 			for _, u := range r.Calls {
 				t.Logf("%-12s %4.1f %% of its fuel in the dearest call", u.Export, 100*u.Share())
 			}
@@ -33,41 +30,13 @@ func TestConform(t *testing.T) {
 // start runs a host with these roots and policies on a real socket, until the returned function ends it.
 func start(t *testing.T, roots []config.Root, modules ...string) (socket string, stop func()) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kvp") // t.TempDir can be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := config.Default()
-	c.Socket, c.HTTP.Listen = filepath.Join(dir, "s"), ""
+	c := hosttest.Configuration(t, roots...)
 	c.Engine.ThreadsPerGPU = 2
-	c.Roots = roots
 	for _, m := range modules {
 		c.Policies = append(c.Policies, config.Policy{Module: m, OnFault: config.OnFaultStop})
 	}
-	h, err := host.New(t.Context(), host.Config{Config: c, Version: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- h.Run(ctx) }()
-	select {
-	case <-h.Ready():
-	case err := <-ended:
-		t.Fatal(err)
-	}
-	var once atomic.Bool
-	stop = func() {
-		if once.Swap(true) {
-			return
-		}
-		cancel()
-		if err := errors.Join(<-ended, os.RemoveAll(dir)); err != nil {
-			t.Errorf("host: %v", err)
-		}
-	}
-	t.Cleanup(stop)
-	return c.Socket, stop
+	h, stop := hosttest.Start(t, c)
+	return h.Socket(), stop
 }
 
 const mixed = "../traces/mixed.jsonl.zst"
@@ -124,7 +93,7 @@ func TestStoreRoundTrip(t *testing.T) {
 
 func miss(t *testing.T, w *sim.Workload, path string, share int) *sim.Result {
 	t.Helper()
-	m, err := policy.Open(t.Context(), path, policy.Options{})
+	m, err := policy.Open(t.Context(), path, policy.Options{Cache: policytest.Cache(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +129,7 @@ func TestMissRatios(t *testing.T) {
 // spill fills the fast root first, sends large entries to the mount as the fast root fills, and everything when it is
 // full.
 func TestSpillFollowsTheFacts(t *testing.T) {
-	m, err := policy.Open(t.Context(), policytest.Example(t, "spill"), policy.Options{})
+	m, err := policy.Open(t.Context(), policytest.Example(t, "spill"), policy.Options{Cache: policytest.Cache(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +184,7 @@ func TestSpillFollowsTheFacts(t *testing.T) {
 
 // Each block of a chunk starts on a sector and is contiguous.
 func TestAlignedBlocks(t *testing.T) {
-	m, err := policy.Open(t.Context(), policytest.Example(t, "aligned"), policy.Options{})
+	m, err := policy.Open(t.Context(), policytest.Example(t, "aligned"), policy.Options{Cache: policytest.Cache(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

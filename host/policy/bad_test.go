@@ -10,12 +10,17 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
+// openBytes loads a hand-made module without its self-test, by default from the cache of all tests.
 func openBytes(t testing.TB, b []byte, opt Options) (*Module, error) {
 	t.Helper()
 	opt.SkipSelfTest = true
+	if opt.Cache == nil {
+		opt.Cache = policytest.Cache(t)
+	}
 	m, err := load(t.Context(), "bad.wasm", newFile("", b), opt)
 	if err == nil {
 		t.Cleanup(func() { m.Close(t.Context()) })
@@ -296,7 +301,7 @@ func TestOpenByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"mine", "mine.wasm", filepath.Join(dir, "mine.wasm")} {
-		m, err := Open(t.Context(), name, Options{Dir: dir})
+		m, err := Open(t.Context(), name, Options{Dir: dir, Cache: policytest.Cache(t)})
 		if err != nil {
 			t.Fatal(err)
 		}

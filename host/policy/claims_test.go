@@ -72,7 +72,7 @@ func TestClaimsReserveNothing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			m, err := openBytes(t, c.module, Options{})
+			m, err := openBytes(t, c.module, Options{Cache: &sandbox.Cache{}})
 			runtime.ReadMemStats(&after)
 			if n := after.TotalAlloc - before.TotalAlloc; n > 2<<20 {
 				t.Errorf("a module of %d bytes took %d bytes of memory", len(c.module), n)
@@ -102,7 +102,7 @@ func TestManySmallItemsAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, err := openBytes(t, c.module, Options{})
+			_, err := openBytes(t, c.module, Options{Cache: &sandbox.Cache{}})
 			runtime.ReadMemStats(&after)
 			if n := after.TotalAlloc - before.TotalAlloc; n > 2<<20 {
 				t.Errorf("a module of %d bytes took %d bytes of memory", len(c.module), n)

@@ -6,12 +6,15 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // An instance that runs out dies with a fault that says so and names the guest's functions; what it used is counted.
 func TestOutOfFuel(t *testing.T) {
-	m, err := Open(t.Context(), "lru", Options{Dir: distDir, Fuel: sandbox.Fuel{Call: 2000, Record: 1}, SkipSelfTest: true})
+	m, err := Open(t.Context(), "lru", Options{
+		Dir: distDir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 2000, Record: 1}, SkipSelfTest: true,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

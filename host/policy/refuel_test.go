@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
@@ -90,7 +91,9 @@ func TestMostAtOnce(t *testing.T) {
 // Nobody waits for the setup of an instance, nor for a layout: they have fuel, but no time limit.
 func TestSetupIsNotTimed(t *testing.T) {
 	readings, clock := steppingClock(time.Second)
-	m, err := Open(t.Context(), "lru", Options{Dir: distDir, cpuClock: clock, SkipSelfTest: true})
+	m, err := Open(t.Context(), "lru", Options{
+		Dir: distDir, Cache: policytest.Cache(t), cpuClock: clock, SkipSelfTest: true,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

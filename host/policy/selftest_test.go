@@ -7,11 +7,13 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 )
 
 // tried is a hand-made module loaded as a host would.
 func tried(t testing.TB, a assembly, opt Options) error {
 	t.Helper()
+	opt.Cache = policytest.Cache(t)
 	m, err := load(t.Context(), "bad.wasm", newFile("", a.bytes()), opt)
 	if err == nil {
 		m.Close(context.Background())

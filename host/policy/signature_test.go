@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy/minisign"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
@@ -58,7 +59,7 @@ func TestSignatures(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			m, err := Open(t.Context(), path, Options{PublicKey: c.key})
+			m, err := Open(t.Context(), path, Options{PublicKey: c.key, Cache: policytest.Cache(t)})
 			if err == nil {
 				defer m.Close(t.Context())
 			}

@@ -10,7 +10,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy/policytest"
-	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/plugins/fifo"
 	"github.com/kvhost/kvhost/plugins/layermajor"
@@ -49,7 +48,7 @@ func runTests(m *testing.M) (int, error) {
 	}
 	distDir = dir
 	ctx := context.Background()
-	cache, err := sandbox.OpenCache("")
+	cache, err := policytest.OpenCache()
 	if err != nil {
 		return 1, err
 	}

@@ -1,15 +1,12 @@
 package replay_test
 
 import (
-	"context"
-	"errors"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/hosttest"
 	"github.com/kvhost/kvhost/host/replay"
 	"github.com/kvhost/kvhost/host/trace"
 )
@@ -17,41 +14,13 @@ import (
 // start runs a host on a real socket with one root, until the test or the returned function ends it.
 func start(t *testing.T, root string, capacity int64, change ...func(*config.Config)) (socket string, stop func()) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kvr") // t.TempDir can be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := config.Default()
-	c.Socket, c.HTTP.Listen = filepath.Join(dir, "s"), ""
+	c := hosttest.Configuration(t, config.Root{Path: root, Capacity: capacity})
 	c.Engine.ThreadsPerGPU = 4
-	c.Roots = []config.Root{{Path: root, Capacity: capacity}}
 	for _, f := range change {
 		f(c)
 	}
-	h, err := host.New(t.Context(), host.Config{Config: c, Version: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- h.Run(ctx) }()
-	select {
-	case <-h.Ready():
-	case err := <-ended:
-		t.Fatal(err)
-	}
-	var once atomic.Bool
-	stop = func() {
-		if once.Swap(true) {
-			return
-		}
-		cancel()
-		if err := errors.Join(<-ended, os.RemoveAll(dir)); err != nil {
-			t.Errorf("host: %v", err)
-		}
-	}
-	t.Cleanup(stop)
-	return c.Socket, stop
+	h, stop := hosttest.Start(t, c)
+	return h.Socket(), stop
 }
 
 func write(t *testing.T, requests [][]uint64) string {

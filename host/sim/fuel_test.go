@@ -19,7 +19,7 @@ func TestHardQuestionsStayWithinFuel(t *testing.T) {
 	all := abi.Ask{Bytes: 1 << 40, MaxVictims: 1024, Tenant: abi.None}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			m, err := policy.Open(ctx, name, policy.Options{Dir: dir})
+			m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: policytest.Cache(t)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -59,8 +59,9 @@ func TestWasmDecidesAsNative(t *testing.T) {
 	for _, name := range Natives() {
 		t.Run(name, func(t *testing.T) {
 			// What decisions cost is not what this test is about.
-			m, err := policy.Open(ctx, name, policy.Options{Dir: dir,
-				Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}})
+			m, err := policy.Open(ctx, name, policy.Options{
+				Dir: dir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20},
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -85,7 +86,7 @@ func BenchmarkPolicies(b *testing.B) {
 	dir := policytest.Dir(b, Natives()...)
 	w := generated(b, 5000)
 	for _, name := range Natives() {
-		m, err := policy.Open(ctx, name, policy.Options{Dir: dir})
+		m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: policytest.Cache(b)})
 		if err != nil {
 			b.Fatal(err)
 		}

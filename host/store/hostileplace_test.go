@@ -50,7 +50,7 @@ func TestQuarantinedPlacePolicyLosesNoPiece(t *testing.T) {
 }
 
 func testQuarantinedPlacePolicy(t *testing.T, widths string) {
-	m, err := policy.Open(t.Context(), "fanout", policy.Options{Dir: policytest.Dir(t, "fanout")})
+	m, err := policy.Open(t.Context(), "fanout", policy.Options{Dir: policytest.Dir(t, "fanout"), Cache: policytest.Cache(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ func frail(t *testing.T) *policy.Module {
 func openFrail(t *testing.T) *policy.Module {
 	t.Helper()
 	m, err := policy.Open(t.Context(), "lru", policy.Options{
-		Dir: policytest.Dir(t, "lru"), Fuel: sandbox.Fuel{Call: 50_000, Record: 1},
+		Dir: policytest.Dir(t, "lru"), Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 50_000, Record: 1},
 	})
 	if err != nil {
 		t.Fatal(err)

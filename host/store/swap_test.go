@@ -18,7 +18,6 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
-	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/plugins/dist"
 	"github.com/kvhost/kvhost/plugins/fanout"
 )
@@ -28,10 +27,7 @@ var workshop = sync.OnceValues(func() (opt policy.Options, err error) {
 	if opt.Dir, err = policytest.Build("lru", "fifo", "fanout"); err != nil && len(dist.Names()) == 0 {
 		return opt, err // where there is no toolchain, those that the binary was built with do
 	}
-	cache, err := os.MkdirTemp("", "kvhost-swap")
-	if err == nil {
-		opt.Cache, err = sandbox.OpenCache(cache)
-	}
+	opt.Cache, err = policytest.OpenCache()
 	return opt, err
 })
 

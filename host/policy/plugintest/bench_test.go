@@ -11,7 +11,7 @@ import (
 func TestBench(t *testing.T) {
 	dir := policytest.Dir(t)
 	for name, kinds := range map[string]int{"lru": 2, "fanout": 2, "blockmajor": 1} {
-		out, err := Bench(t.Context(), filepath.Join(dir, name+".wasm"), Options{Slots: 1 << 10})
+		out, err := Bench(t.Context(), filepath.Join(dir, name+".wasm"), Options{Cache: policytest.Cache(t), Slots: 1 << 10})
 		if err != nil || len(out) != kinds {
 			t.Fatalf("%s: %+v, %v", name, out, err)
 		}

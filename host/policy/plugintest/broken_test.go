@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/policy/policytest"
 )
 
 // compile builds a C source from testdata with macros, for the table below.
@@ -101,7 +102,9 @@ func TestBroken(t *testing.T) {
 	} {
 		t.Run(strings.TrimSuffix(c.source, ".c")+"/"+c.macro, func(t *testing.T) {
 			t.Parallel()
-			r, err := Check(t.Context(), compile(t, c.source, c.manifest, c.macro), Options{Slots: 1 << 14})
+			r, err := Check(t.Context(), compile(t, c.source, c.manifest, c.macro), Options{
+				Cache: policytest.Cache(t), Slots: 1 << 14,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}

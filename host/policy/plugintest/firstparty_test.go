@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/policy/policytest"
-	"github.com/kvhost/kvhost/host/policy/sandbox"
 )
 
 // Every first-party policy conforms.
@@ -17,14 +16,10 @@ func TestFirstParty(t *testing.T) {
 	if err != nil || len(files) < 5 {
 		t.Fatalf("%d policies in %s, %v", len(files), dir, err)
 	}
-	cache, err := sandbox.OpenCache(filepath.Join(t.TempDir(), "cache"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".wasm"), func(t *testing.T) {
 			t.Parallel()
-			r := Run(t, file, Options{Cache: cache, Slots: 1 << 17})
+			r := Run(t, file, Options{Cache: policytest.Cache(t), Slots: 1 << 17})
 			if len(r.Roles) == 0 || r.Memory == 0 || len(r.Calls) < 2 {
 				t.Errorf("%+v", r)
 			}

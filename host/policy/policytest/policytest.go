@@ -1,4 +1,5 @@
-// Package policytest builds policies to wasm for tests: outside the checkout, from its sources, without a network.
+// Package policytest builds policies to wasm for tests: outside the checkout, from its sources, without a network. It
+// also has the cache of what tests compile.
 package policytest
 
 import (

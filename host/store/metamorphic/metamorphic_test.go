@@ -12,7 +12,6 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/policytest"
-	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/store/metamorphic"
 	"github.com/kvhost/kvhost/plugins/dist"
 )
@@ -31,10 +30,7 @@ var policies = sync.OnceValues(func() (opt policy.Options, err error) {
 	if opt.Dir, err = policytest.Build("lru", "fifo", "fanout"); err != nil && len(dist.Names()) == 0 {
 		return opt, err // without a toolchain the modules that the binary was built with do
 	}
-	cache, err := os.MkdirTemp("", "kvhost-metamorphic")
-	if err == nil {
-		opt.Cache, err = sandbox.OpenCache(cache)
-	}
+	opt.Cache, err = policytest.OpenCache()
 	return opt, err
 })
 
