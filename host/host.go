@@ -94,7 +94,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	})
 	if h.cfg.HTTP.Listen != "" {
 		registry := metrics.NewRegistry(metrics.Host{Store: h.store, Engine: h.engine, Server: h.server,
-			GPUs: h.devices.GPUs(), Memory: h.devices.Memory()})
+			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), PolicyMemory: h.policies.Memory()})
 		if h.http, err = listenHTTP(h.cfg.HTTP.Listen, registry, h.Ready()); err != nil {
 			return nil, err
 		}

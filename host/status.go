@@ -12,7 +12,8 @@ import (
 // Status is the part of the Status call that the server cannot answer itself.
 func (h *Host) Status() *proto.StatusReply {
 	st := h.store.Stats()
-	out := &proto.StatusReply{}
+	policies := h.policies.Memory()
+	out := &proto.StatusReply{PolicyMemory: policies.Used(), PolicyMemoryLimit: policies.Limit()}
 	for i := range st.Policies {
 		out.Policies = append(out.Policies, policyStatus(&st.Policies[i]))
 	}
@@ -61,5 +62,6 @@ func statusOf(p *policy.Stats, name, version string, since time.Time) *proto.Pol
 	return &proto.PolicyStatus{
 		Name: name, Version: version, Since: float64(since.UnixMilli()) / 1e3, Role: p.Role.String(), Module: p.Module, Digest: p.Digest,
 		Calls: p.Calls, Records: p.Records, Seconds: p.Time.Seconds(), Faults: p.Faults, Fuel: p.Fuel,
+		Memory: p.Memory,
 	}
 }

@@ -111,7 +111,7 @@ func newPolicyList() *cobra.Command {
 func listPolicies(w io.Writer, st *proto.StatusReply) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t,
-		"POLICY\tROLE\tSTATE\tMODULE\tVERSION\tSHA-256\tSINCE\tCALLS\tFAULTS\tFUEL/RECORD\tHIT RATIO\tWHERE")
+		"POLICY\tROLE\tSTATE\tMODULE\tVERSION\tSHA-256\tSINCE\tCALLS\tFAULTS\tFUEL/RECORD\tMEMORY\tHIT RATIO\tWHERE")
 	for _, p := range st.Policies {
 		state := strings.ToLower(strings.TrimPrefix(p.State.String(), "POLICY_STATE_"))
 		ratio, where := "", p.Root
@@ -127,13 +127,18 @@ func listPolicies(w io.Writer, st *proto.StatusReply) error {
 		case p.Role == "place":
 			where = fmt.Sprintf("%d entries", p.Entries)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", p.Name, p.Role, state, p.Module, p.Version,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", p.Name, p.Role, state, p.Module, p.Version,
 			short(p.Digest),
-			time.UnixMilli(int64(p.Since*1e3)).UTC().Format(time.DateTime), p.Calls, p.Faults, perRecord(p), ratio,
+			time.UnixMilli(int64(p.Since*1e3)).UTC().Format(time.DateTime), p.Calls, p.Faults, perRecord(p),
+			memoryOf(p), ratio,
 			where)
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	if st.PolicyMemoryLimit > 0 {
+		fmt.Fprintf(w, "memory of all: %s, at most %s (policy_memory)\n", mebibytes(st.PolicyMemory),
+			mebibytes(st.PolicyMemoryLimit))
 	}
 	for _, p := range st.Policies {
 		if p.Reason != "" {
@@ -156,6 +161,16 @@ func perRecord(p *proto.PolicyStatus) string {
 	}
 	return fmt.Sprint(p.Fuel / p.Records)
 }
+
+// memoryOf is the memory of a policy's instances; a native one has none of its own.
+func memoryOf(p *proto.PolicyStatus) string {
+	if p.Memory == 0 {
+		return "-"
+	}
+	return mebibytes(p.Memory)
+}
+
+func mebibytes(n uint64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
 
 // short is enough of a digest for people to tell modules apart.
 func short(digest string) string { return digest[:min(len(digest), 12)] }

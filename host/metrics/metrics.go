@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -148,6 +149,8 @@ type Host struct {
 	Server *server.Server
 	GPUs   []*gds.GPU
 	Memory map[string]*memfs.FS // of roots in memory, by path
+	// PolicyMemory is what the instances of all policies have and may have.
+	PolicyMemory *sandbox.MemoryBudget
 }
 
 // Counters are the whole-host counts by name, for the Status call.
@@ -169,6 +172,8 @@ type collector struct {
 	leases   *prometheus.Desc
 	slots    *prometheus.Desc
 	memory   *prometheus.Desc
+	taken    *prometheus.Desc // memory of all policies
+	allowed  *prometheus.Desc
 }
 
 func newCollector(h *Host) *collector {
@@ -184,6 +189,8 @@ func newCollector(h *Host) *collector {
 	}
 	c.memory = desc("root_memory_bytes", "Memory of a root in memory: used and free are there, pending is to come.",
 		"root", "state")
+	c.taken = desc("policies_memory_bytes", "Memory of the instances of all policies, shadows included.")
+	c.allowed = desc("policies_memory_limit_bytes", "Memory that the instances of all policies may have.")
 	for _, m := range shadowMetrics {
 		c.policy[m.name] = desc(m.name, m.help, "policy", "module", "digest")
 	}
@@ -236,6 +243,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			send(c.policy[m.name], m.kind, m.value(p), p.Name, p.Module, p.Digest)
 		}
 	}
+	send(c.taken, prometheus.GaugeValue, float64(c.host.PolicyMemory.Used()))
+	send(c.allowed, prometheus.GaugeValue, float64(c.host.PolicyMemory.Limit()))
 	for path, fsys := range c.host.Memory {
 		m := fsys.Stats()
 		send(c.memory, prometheus.GaugeValue, float64(m.Used), path, "used")

@@ -29,6 +29,8 @@ var policyMetrics = []policyMetric{
 		func(p *store.PolicyStats) float64 { return boolean(p.Builtin) }},
 	{"policy_quarantined", "1 once a module is not restarted any more.", gauge,
 		func(p *store.PolicyStats) float64 { return boolean(p.Quarantine != nil) }},
+	{"policy_memory_bytes", "Memory of a policy's instances; 0 when native.", gauge,
+		func(p *store.PolicyStats) float64 { return float64(p.Memory) }},
 	{"policy_since_seconds", "When a policy took its role, in seconds since 1970.", gauge,
 		func(p *store.PolicyStats) float64 { return float64(p.Since.Unix()) }},
 	{"policy_entries", "Entries whose files a place policy named.", gauge,
@@ -59,6 +61,8 @@ var shadowMetrics = []shadowMetric{
 		func(s *store.ShadowStats) float64 { return float64(s.Capacity) }},
 	{"shadow_seconds_total", "Time spent in the policy.", counter,
 		func(s *store.ShadowStats) float64 { return s.Time.Seconds() }},
+	{"shadow_memory_bytes", "Memory of the policy's instance; 0 when native.", gauge,
+		func(s *store.ShadowStats) float64 { return float64(s.Memory) }},
 	{"shadow_failed", "1 while the shadow is down after a fault.", gauge,
 		func(s *store.ShadowStats) float64 { return boolean(s.Err != nil) }},
 }
@@ -104,6 +108,7 @@ func series(list []store.PolicyStats) (out []policySeries) {
 		o.Fuel += p.Fuel
 		o.Faults += p.Faults
 		o.Files += p.Files
+		o.Memory += p.Memory
 		o.Builtin = o.Builtin || p.Builtin
 		if o.Quarantine == nil {
 			o.Quarantine = p.Quarantine

@@ -73,3 +73,37 @@ func TestMemoryBudget(t *testing.T) {
 		t.Errorf("%d bytes used by nobody", used)
 	}
 }
+
+// What each role's instances have adds up to what all have, also where an instance takes over from another.
+func TestMemoryOfEachRole(t *testing.T) {
+	budget := sandbox.NewMemoryBudget(80 << 20)
+	opt := Options{Memory: budget}
+	state := State{Format: "k/1", Data: word(1)}
+	evict, err := open(t, keeper(abi.RoleEvict, "k/1"), opt).NewEvict(t.Context(), EvictOptions{MaxSlots: 10, State: state})
+	if err != nil || !evict.Loaded() {
+		t.Fatal(err)
+	}
+	admit, err := open(t, keeper(abi.RoleAdmit, "k/1"), opt).NewAdmit(t.Context(), AdmitOptions{State: state})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := open(t, mortal(), opt)
+	place, err := m.NewPlace(t.Context(), PlaceOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := func(s Stats) uint64 { return s.Memory }
+	e, a, p := of(evict.Stats()), of(admit.Stats()), of(place.Stats())
+	if e == 0 || a == 0 || p == 0 || e+a+p != budget.Used() {
+		t.Errorf("evict %d, admit %d, place %d, all %d", e, a, p, budget.Used())
+	}
+	if _, _, err := place.Path(&abi.PlaceQuery{Namespace: 13, KeyLen: 16}, nil); !errors.Is(err, ErrFault) || of(place.Stats()) != 0 {
+		t.Errorf("%d bytes after %v", of(place.Stats()), err)
+	}
+	evict.Close()
+	admit.Close()
+	place.Close()
+	if e, a := of(evict.Stats()), of(admit.Stats()); e+a+budget.Used() != 0 {
+		t.Errorf("at the end: evict %d, admit %d, all %d", e, a, budget.Used())
+	}
+}

@@ -17,12 +17,13 @@ type Stats struct {
 	Time    time.Duration // spent in the guest; short calls are sampled
 	Fuel    uint64        // about one unit per instruction; 0 for a native guest
 	Faults  uint64
-	Builtin bool // the built-in policy answers now
+	Memory  uint64 // bytes that its guests have now; 0 when native
+	Builtin bool   // the built-in policy answers now
 }
 
 func stats(u *sandbox.Usage, m *Module, role abi.Role) Stats {
 	return Stats{
 		Role: role, Module: m.name, Digest: m.digest, Calls: u.Calls(), Records: u.Records(), Time: u.Time(), Fuel: u.Fuel(),
-		Faults: u.Faults.Load(), Builtin: u.Builtin.Load(),
+		Faults: u.Faults.Load(), Memory: u.Memory(), Builtin: u.Builtin.Load(),
 	}
 }

@@ -72,6 +72,9 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 // Attach tells the set the store that its changes apply to.
 func (p *Set) Attach(st *store.Store) { p.store = st }
 
+// Memory is what all instances have together, and may have.
+func (p *Set) Memory() *sandbox.MemoryBudget { return p.memory }
+
 // Policies are what the store starts with. The set holds their references.
 func (p *Set) Policies() store.Policies { return p.start }
 

@@ -3612,19 +3612,21 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 }
 
 type StatusReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	UptimeSeconds float64                `protobuf:"fixed64,2,opt,name=uptime_seconds,json=uptimeSeconds,proto3" json:"uptime_seconds,omitempty"`
-	Sessions      uint32                 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"`
-	Engines       uint32                 `protobuf:"varint,4,opt,name=engines,proto3" json:"engines,omitempty"`
-	Leases        uint64                 `protobuf:"varint,5,opt,name=leases,proto3" json:"leases,omitempty"`
-	Jobs          uint64                 `protobuf:"varint,6,opt,name=jobs,proto3" json:"jobs,omitempty"`
-	ArenaBytes    uint64                 `protobuf:"varint,7,opt,name=arena_bytes,json=arenaBytes,proto3" json:"arena_bytes,omitempty"` // mapped from clients
-	Policies      []*PolicyStatus        `protobuf:"bytes,8,rep,name=policies,proto3" json:"policies,omitempty"`
-	Roots         []*RootStatus          `protobuf:"bytes,9,rep,name=roots,proto3" json:"roots,omitempty"`
-	Counters      map[string]uint64      `protobuf:"bytes,10,rep,name=counters,proto3" json:"counters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // of the store and the engine, by name
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Version           string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	UptimeSeconds     float64                `protobuf:"fixed64,2,opt,name=uptime_seconds,json=uptimeSeconds,proto3" json:"uptime_seconds,omitempty"`
+	Sessions          uint32                 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Engines           uint32                 `protobuf:"varint,4,opt,name=engines,proto3" json:"engines,omitempty"`
+	Leases            uint64                 `protobuf:"varint,5,opt,name=leases,proto3" json:"leases,omitempty"`
+	Jobs              uint64                 `protobuf:"varint,6,opt,name=jobs,proto3" json:"jobs,omitempty"`
+	ArenaBytes        uint64                 `protobuf:"varint,7,opt,name=arena_bytes,json=arenaBytes,proto3" json:"arena_bytes,omitempty"` // mapped from clients
+	Policies          []*PolicyStatus        `protobuf:"bytes,8,rep,name=policies,proto3" json:"policies,omitempty"`
+	Roots             []*RootStatus          `protobuf:"bytes,9,rep,name=roots,proto3" json:"roots,omitempty"`
+	Counters          map[string]uint64      `protobuf:"bytes,10,rep,name=counters,proto3" json:"counters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // of the store and the engine, by name
+	PolicyMemory      uint64                 `protobuf:"varint,11,opt,name=policy_memory,json=policyMemory,proto3" json:"policy_memory,omitempty"`                                               // bytes of all policies' instances
+	PolicyMemoryLimit uint64                 `protobuf:"varint,12,opt,name=policy_memory_limit,json=policyMemoryLimit,proto3" json:"policy_memory_limit,omitempty"`                              // that they may have together
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
@@ -3727,6 +3729,20 @@ func (x *StatusReply) GetCounters() map[string]uint64 {
 	return nil
 }
 
+func (x *StatusReply) GetPolicyMemory() uint64 {
+	if x != nil {
+		return x.PolicyMemory
+	}
+	return 0
+}
+
+func (x *StatusReply) GetPolicyMemoryLimit() uint64 {
+	if x != nil {
+		return x.PolicyMemoryLimit
+	}
+	return 0
+}
+
 type PolicyStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
@@ -3745,6 +3761,7 @@ type PolicyStatus struct {
 	Reason        string                 `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`    // of QUARANTINE, or of a shadow's end
 	Entries       uint64                 `protobuf:"varint,15,opt,name=entries,proto3" json:"entries,omitempty"` // whose files it named, of place; of its imaginary cache, of a shadow
 	Trial         *Trial                 `protobuf:"bytes,16,opt,name=trial,proto3" json:"trial,omitempty"`      // of a shadow
+	Memory        uint64                 `protobuf:"varint,17,opt,name=memory,proto3" json:"memory,omitempty"`   // bytes of its instances; 0 when native
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3889,6 +3906,13 @@ func (x *PolicyStatus) GetTrial() *Trial {
 		return x.Trial
 	}
 	return nil
+}
+
+func (x *PolicyStatus) GetMemory() uint64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
 }
 
 // Trial is what a shadow would have done.
@@ -4558,7 +4582,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\rR\x05group\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x12\x16\n" +
 	"\x06parent\x18\x05 \x01(\fR\x06parent\"\x0f\n" +
-	"\rStatusRequest\"\xb2\x03\n" +
+	"\rStatusRequest\"\x87\x04\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12%\n" +
 	"\x0euptime_seconds\x18\x02 \x01(\x01R\ruptimeSeconds\x12\x1a\n" +
@@ -4571,10 +4595,12 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\bpolicies\x18\b \x03(\v2\x17.kvhost.v1.PolicyStatusR\bpolicies\x12+\n" +
 	"\x05roots\x18\t \x03(\v2\x15.kvhost.v1.RootStatusR\x05roots\x12@\n" +
 	"\bcounters\x18\n" +
-	" \x03(\v2$.kvhost.v1.StatusReply.CountersEntryR\bcounters\x1a;\n" +
+	" \x03(\v2$.kvhost.v1.StatusReply.CountersEntryR\bcounters\x12#\n" +
+	"\rpolicy_memory\x18\v \x01(\x04R\fpolicyMemory\x12.\n" +
+	"\x13policy_memory_limit\x18\f \x01(\x04R\x11policyMemoryLimit\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xa8\x03\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xc0\x03\n" +
 	"\fPolicyStatus\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x16\n" +
 	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
@@ -4592,7 +4618,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05since\x18\r \x01(\x01R\x05since\x12\x16\n" +
 	"\x06reason\x18\x0e \x01(\tR\x06reason\x12\x18\n" +
 	"\aentries\x18\x0f \x01(\x04R\aentries\x12&\n" +
-	"\x05trial\x18\x10 \x01(\v2\x10.kvhost.v1.TrialR\x05trial\"\x96\x01\n" +
+	"\x05trial\x18\x10 \x01(\v2\x10.kvhost.v1.TrialR\x05trial\x12\x16\n" +
+	"\x06memory\x18\x11 \x01(\x04R\x06memory\"\x96\x01\n" +
 	"\x05Trial\x12\x12\n" +
 	"\x04keys\x18\x01 \x01(\x04R\x04keys\x12\x12\n" +
 	"\x04hits\x18\x02 \x01(\x04R\x04hits\x12\x1b\n" +

@@ -18,6 +18,9 @@ type MemoryBudget struct {
 // NewMemoryBudget returns a budget of so many bytes.
 func NewMemoryBudget(limit uint64) *MemoryBudget { return &MemoryBudget{limit: limit} }
 
+// Limit is how many bytes the instances may have.
+func (b *MemoryBudget) Limit() uint64 { return b.limit }
+
 // Used is how many bytes the instances have.
 func (b *MemoryBudget) Used() uint64 { return b.used.Load() }
 
@@ -47,6 +50,7 @@ type boundedMemory struct {
 	experimental.LinearMemory
 	limit   uint64 // of this instance
 	budget  *MemoryBudget
+	usage   *Usage
 	size    uint64
 	refused error // why it did not grow when it was last asked to
 }
@@ -70,6 +74,7 @@ func (m *boundedMemory) Reallocate(size uint64) []byte {
 			return nil
 		}
 		m.size += more
+		m.usage.memory.Add(more)
 		return b
 	}
 }
@@ -77,7 +82,15 @@ func (m *boundedMemory) Reallocate(size uint64) []byte {
 func (m *boundedMemory) Free() {
 	m.LinearMemory.Free()
 	m.budget.give(m.size)
+	m.usage.memory.Add(-m.size)
 	m.size = 0
+}
+
+// setUsage counts the memory in u from now on.
+func (m *boundedMemory) setUsage(u *Usage) {
+	m.usage.memory.Add(-m.size)
+	m.usage = u
+	m.usage.memory.Add(m.size)
 }
 
 func mebibytes(n uint64) uint64 { return (n + 1<<20 - 1) >> 20 }
@@ -99,9 +112,11 @@ func (c *Code) memoryLimit(s *Settings) uint64 {
 }
 
 // memory makes the memory of an instance, at the size with which it starts. wazero does not expect that to fail.
-func (c *Code) memory(s *Settings) (*boundedMemory, error) {
+func (c *Code) memory(s *Settings, u *Usage) (*boundedMemory, error) {
 	least := uint64(c.compiled.ExportedMemories()[abi.ExportMemory].Min()) * pageSize
-	m := &boundedMemory{LinearMemory: reserve(uint64(c.pages) * pageSize), limit: c.memoryLimit(s), budget: s.Memory}
+	m := &boundedMemory{
+		LinearMemory: reserve(uint64(c.pages) * pageSize), limit: c.memoryLimit(s), budget: s.Memory, usage: u,
+	}
 	if m.Reallocate(least) == nil {
 		m.Free()
 		return nil, m.refused

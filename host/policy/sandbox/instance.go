@@ -93,7 +93,7 @@ func (c *Code) Instantiate(ctx context.Context, s *Settings, u *Usage) (*Instanc
 	in.ctx = &instanceContext{Context: context.Background(), in: in}
 	// No start functions here: _initialize is a guest call like any other.
 	var err error
-	if in.memory, err = c.memory(s); err != nil {
+	if in.memory, err = c.memory(s, u); err != nil {
 		return nil, fmt.Errorf("%s: cannot start: %w", c.name, err)
 	}
 	allocator := experimental.MemoryAllocatorFunc(func(_, _ uint64) experimental.LinearMemory { return in.memory })
@@ -406,8 +406,11 @@ func (in *Instance) Dead() error { return in.dead }
 // SetNow sets what now_ns returns.
 func (in *Instance) SetNow(nanoseconds uint64) { in.now = nanoseconds }
 
-// SetUsage makes the instance count its calls in u from now on.
-func (in *Instance) SetUsage(u *Usage) { in.usage = u }
+// SetUsage makes the instance count its calls and its memory in u from now on.
+func (in *Instance) SetUsage(u *Usage) {
+	in.usage = u
+	in.memory.setUsage(u)
+}
 
 // FailText is the guest's own description of the last failure.
 func (in *Instance) FailText() string { return string(in.failText) }

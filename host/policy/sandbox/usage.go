@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// Usage counts calls into guests and what they cost. It may be read while calls are made.
+// Usage counts calls into guests, what they cost, and the memory that guests have. It may be read while calls are made.
 type Usage struct {
 	Sampled bool // set once: time only some of the short calls
 	Builtin atomic.Bool
 	Faults  atomic.Uint64
 
+	memory  atomic.Uint64
 	calls   atomic.Uint64
 	records atomic.Uint64
 	nanos   atomic.Int64
@@ -66,6 +67,9 @@ var clockCost = func() int64 {
 }()
 
 func (u *Usage) addFuel(n uint64) { u.fuel.Add(n) }
+
+// Memory is how many bytes the guests have.
+func (u *Usage) Memory() uint64 { return u.memory.Load() }
 
 // Calls is the number of calls.
 func (u *Usage) Calls() uint64 { return u.calls.Load() }

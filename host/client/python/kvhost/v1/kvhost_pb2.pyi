@@ -441,12 +441,13 @@ class Plane(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., part: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
 
 class PolicyStatus(_message.Message):
-    __slots__ = ["calls", "digest", "entries", "faults", "fuel", "module", "name", "reason", "records", "role", "root", "seconds", "since", "state", "trial", "version"]
+    __slots__ = ["calls", "digest", "entries", "faults", "fuel", "memory", "module", "name", "reason", "records", "role", "root", "seconds", "since", "state", "trial", "version"]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     FUEL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +464,7 @@ class PolicyStatus(_message.Message):
     entries: int
     faults: int
     fuel: int
+    memory: int
     module: str
     name: str
     reason: str
@@ -474,7 +476,7 @@ class PolicyStatus(_message.Message):
     state: PolicyState
     trial: Trial
     version: str
-    def __init__(self, role: _Optional[str] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., seconds: _Optional[float] = ..., faults: _Optional[int] = ..., fuel: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., root: _Optional[str] = ..., state: _Optional[_Union[PolicyState, str]] = ..., since: _Optional[float] = ..., reason: _Optional[str] = ..., entries: _Optional[int] = ..., trial: _Optional[_Union[Trial, _Mapping]] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., seconds: _Optional[float] = ..., faults: _Optional[int] = ..., fuel: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., root: _Optional[str] = ..., state: _Optional[_Union[PolicyState, str]] = ..., since: _Optional[float] = ..., reason: _Optional[str] = ..., entries: _Optional[int] = ..., trial: _Optional[_Union[Trial, _Mapping]] = ..., memory: _Optional[int] = ...) -> None: ...
 
 class PolicyTaken(_message.Message):
     __slots__ = ["entries", "handover", "role", "root", "seconds"]
@@ -558,7 +560,7 @@ class Semaphores(_message.Message):
     def __init__(self, memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., cuda_vmm: _Optional[_Union[CudaVmm, _Mapping]] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ["arena_bytes", "counters", "engines", "jobs", "leases", "policies", "roots", "sessions", "uptime_seconds", "version"]
+    __slots__ = ["arena_bytes", "counters", "engines", "jobs", "leases", "policies", "policy_memory", "policy_memory_limit", "roots", "sessions", "uptime_seconds", "version"]
     class CountersEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -572,6 +574,8 @@ class StatusReply(_message.Message):
     JOBS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     POLICIES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_MEMORY_LIMIT_FIELD_NUMBER: _ClassVar[int]
     ROOTS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -582,11 +586,13 @@ class StatusReply(_message.Message):
     jobs: int
     leases: int
     policies: _containers.RepeatedCompositeFieldContainer[PolicyStatus]
+    policy_memory: int
+    policy_memory_limit: int
     roots: _containers.RepeatedCompositeFieldContainer[RootStatus]
     sessions: int
     uptime_seconds: float
     version: str
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., policy_memory: _Optional[int] = ..., policy_memory_limit: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = []
