@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -131,12 +130,19 @@ func OpenAdmission(ctx context.Context, text string, opt policy.Options) (*Admis
 			return admitsAll{}, nil
 		}), nil), nil
 	}
-	name, config, err := settings(text)
+	name, native := strings.CutPrefix(text, nativePrefix)
+	name, config, err := settings(name)
 	if err != nil {
 		return nil, err
 	}
-	a := &Admission{Text: text, Label: strings.TrimSuffix(filepath.Base(name), ".wasm"), config: config}
-	if a.module, err = policy.Open(ctx, name, opt); err != nil {
+	a := &Admission{Text: text, Label: label(name, config, text), config: config}
+	if native {
+		a.Label += " (native)"
+		a.module, err = nativeAdmit(name)
+	} else {
+		a.module, err = policy.Open(ctx, name, opt)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if !a.module.Has(abi.RoleAdmit) {

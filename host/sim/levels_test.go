@@ -239,12 +239,18 @@ func TestPolicyOfALevel(t *testing.T) {
 // Modules decide as their native twins do, in levels too.
 func TestLevelsInWasmAsNative(t *testing.T) {
 	w := generated(t, 300)
-	dir := policytest.Dir(t, "lru", "prefix")
+	dir := policytest.Dir(t, "lru", "prefix", "reuse")
 	g := levelGrid(t, w, "native:lru", "60", "400")
 	g.Writes = append(g.Writes, WriteThrough)
-	g.Admissions = append(g.Admissions, admits(t, AdmitAll))
+	g.Admissions = append(g.Admissions, admits(t, "native:reuse:least=80"))
 	g.Policies = append(g.Policies, evicts(t, "native:prefix"))
 	want := levelOutcome(t, g).Results
+	reuse, err := OpenAdmission(t.Context(), "reuse:least=80", policy.Options{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reuse.Close(context.Background())
+	g.Admissions[1] = reuse
 	for i, name := range []string{"lru", "prefix"} {
 		// Fuel bounds a batch, and prefix decides by batches: it is as for the native twin.
 		p, err := OpenPolicy(t.Context(), name, policy.Options{Dir: dir, Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}})
@@ -258,6 +264,20 @@ func TestLevelsInWasmAsNative(t *testing.T) {
 		if !reflect.DeepEqual(got.Levels, want[i].Levels) || got.Levels[1].Demotions+got.Levels[1].New == 0 {
 			t.Errorf("%s, %s, %s: %+v\nnatively %+v", got.Policy, got.Admit, got.Write, got.Levels, want[i].Levels)
 		}
+	}
+}
+
+// Where a level is small beside the time until chunks are used again, the host's rule drops them before their first hit.
+// reuse keeps nearly all that is used again, and writes less than keeping everything.
+func TestReusePays(t *testing.T) {
+	g := levelGrid(t, generated(t, 2000), "native:lru", "1%", "20%")
+	g.Admissions = append(g.Admissions, admits(t, AdmitAll), admits(t, "native:reuse"))
+	r := levelOutcome(t, g).Results
+	rule, everything, reuse := r[0], r[1], r[2]
+	if reuse.Hits < rule.Hits || float64(reuse.Hits) < 0.97*float64(everything.Hits) ||
+		float64(reuse.Levels[1].BytesWritten) > 0.93*float64(everything.Levels[1].BytesWritten) {
+		t.Errorf("hits: rule %d, reuse %d, all %d; written farther away: %d, %d, %d", rule.Hits, reuse.Hits,
+			everything.Hits, rule.Levels[1].BytesWritten, reuse.Levels[1].BytesWritten, everything.Levels[1].BytesWritten)
 	}
 }
 

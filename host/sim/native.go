@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/lirs"
 	"github.com/kvhost/kvhost/plugins/lru"
 	"github.com/kvhost/kvhost/plugins/prefix"
+	"github.com/kvhost/kvhost/plugins/reuse"
 	"github.com/kvhost/kvhost/plugins/s3fifo"
 	"github.com/kvhost/kvhost/plugins/sieve"
 	"github.com/kvhost/kvhost/plugins/twoq"
@@ -38,6 +39,11 @@ var natives = map[string]func(guest.Info) (any, error){
 	"wtinylfu": func(i guest.Info) (any, error) { return wtinylfu.New(i) },
 }
 
+// nativeAdmits are admit policies without wasm.
+var nativeAdmits = map[string]func(guest.Info) (any, error){
+	"reuse": func(i guest.Info) (any, error) { return reuse.New(i) },
+}
+
 // Natives are the first-party eviction policies that [Native] links, sorted.
 func Natives() []string { return slices.Sorted(maps.Keys(natives)) }
 
@@ -48,4 +54,14 @@ func Native(name string) (*policy.Module, error) {
 		return nil, fmt.Errorf("%w: no native policy %q (%s)", ErrPolicy, name, strings.Join(Natives(), ", "))
 	}
 	return policy.NativeModule(name, []abi.Role{abi.RoleEvict}, f), nil
+}
+
+// nativeAdmit links a first-party admit policy without wasm.
+func nativeAdmit(name string) (*policy.Module, error) {
+	f, ok := nativeAdmits[name]
+	if !ok {
+		return nil, fmt.Errorf("%w: no native admit policy %q (%s)", ErrPolicy, name,
+			strings.Join(slices.Sorted(maps.Keys(nativeAdmits)), ", "))
+	}
+	return policy.NativeModule(name, []abi.Role{abi.RoleAdmit}, f), nil
 }

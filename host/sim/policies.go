@@ -32,10 +32,7 @@ func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, 
 	if err != nil {
 		return nil, err
 	}
-	p := &Policy{Text: text, Label: strings.TrimSuffix(filepath.Base(name), ".wasm"), config: config}
-	if len(config) > 0 {
-		p.Label += " " + text[strings.LastIndexByte(text, ':')+1:]
-	}
+	p := &Policy{Text: text, Label: label(name, config, text), config: config}
 	if native {
 		p.Label += " (native)"
 		p.module, err = Native(name)
@@ -49,6 +46,15 @@ func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, 
 		return nil, fmt.Errorf("%w: %s does not evict", policy.ErrRole, name)
 	}
 	return p, nil
+}
+
+// label is the name of a policy with its settings, for tables.
+func label(name string, config policy.Config, text string) string {
+	short := strings.TrimSuffix(filepath.Base(name), ".wasm")
+	if len(config) > 0 {
+		short += " " + text[strings.LastIndexByte(text, ':')+1:]
+	}
+	return short
 }
 
 // settings splits "name:key=value,key=value". A colon without a '=' after it belongs to the name.

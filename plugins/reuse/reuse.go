@@ -1,0 +1,197 @@
+// Package reuse decides what moves between levels by how often chunks like it came back.
+//
+// A level that is small beside the time between two turns of a conversation evicts most chunks before their first hit, so
+// that hits say little about them. But chunks of a kind fare alike. A kind is how long the prefix was that a request found,
+// how much it added, and whether the chunk is the last one, which is hardly ever the start of something longer.
+//
+// The policy remembers from which request a chunk came. When its level evicts the chunk, the kind counts it. When the chunk
+// is used again (it was hit there, is loaded from farther away, or is stored anew after nobody kept it), the kind counts
+// that, too. Refused chunks are watched as the others are, so that a kind that was misjudged is found out.
+//
+// It demotes what was hit, and what is of a kind that comes back at least half as often as the average, unless its prefix
+// was refused. It promotes at the second hit, and admits everything new.
+package reuse
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+)
+
+const (
+	starts  = 8                    // kinds of how much of a request was there already, by powers of two
+	lengths = 10                   // and of how much it added
+	kinds   = starts * lengths * 2 // and whether a chunk is its last one
+
+	ring       = 1 << 12 // requests that are remembered
+	fewest     = 64      // chunks of a kind before it is judged
+	most       = 1 << 16 // chunks counted before all counts are halved
+	promotedAt = 2       // hits
+
+	defaultKeys = 1 << 17
+	mostKeys    = 1 << 22
+)
+
+// chunk is what is known about a chunk.
+type chunk struct {
+	key     uint64
+	request uint32
+	kind    uint8
+	state   uint8
+}
+
+const (
+	counted uint8 = 1 << iota // by its kind, as evicted
+	reused                    // and as used again
+	refused                   // at its last demotion
+)
+
+// request is what a request stored: the depths of its first and last new chunk.
+type request struct{ id, first, last uint32 }
+
+type count struct{ evicted, reused uint32 }
+
+// Policy is a guest.Admitter.
+type Policy struct {
+	chunks   []chunk // by hash of the key; the later one stays. A power of two
+	shift    uint    // from a hash to an index
+	requests [ring]request
+	kinds    [kinds]count
+	all      count
+	least    uint64 // how often a kind must come back, in percent of the average
+}
+
+// New makes an empty policy.
+func New(info guest.Info) (*Policy, error) {
+	keys, err := info.Config.Int("keys", defaultKeys)
+	if err == nil && (keys < 1 || keys > mostKeys) {
+		err = fmt.Errorf("config keys = %d: want 1 to %d", keys, mostKeys)
+	}
+	if err != nil {
+		return nil, err
+	}
+	least, err := info.Config.Int("least", 50)
+	if err == nil && (least < 0 || least > 1000) {
+		err = fmt.Errorf("config least = %d: want 0 to 1000", least)
+	}
+	if err != nil {
+		return nil, err
+	}
+	width := uint(bits.Len64(uint64(keys) - 1))
+	return &Policy{chunks: make([]chunk, 1<<width), shift: 64 - width, least: uint64(least)}, nil
+}
+
+// Admit answers for each candidate.
+func (p *Policy) Admit(batch []abi.Candidate, dst []bool) {
+	for i := range batch {
+		dst[i] = p.admit(&batch[i])
+	}
+}
+
+func (p *Policy) admit(c *abi.Candidate) bool {
+	at := p.at(c.Key)
+	switch c.Kind {
+	case abi.KindNew:
+		if at.key == c.Key {
+			p.again(at)
+		}
+		*at = chunk{key: c.Key, request: c.Request}
+		p.grow(c)
+		return true
+	case abi.KindDemotion:
+		return at.key != c.Key || p.demotes(at, c)
+	case abi.KindPromotion:
+		if at.key == c.Key {
+			p.again(at)
+		}
+		return c.Hits >= promotedAt
+	}
+	return false
+}
+
+// at is where a key is, if it is known.
+func (p *Policy) at(key uint64) *chunk {
+	return &p.chunks[key*0x9e3779b97f4a7c15>>p.shift]
+}
+
+// grow notes a chunk that a request stores.
+func (p *Policy) grow(c *abi.Candidate) {
+	r := &p.requests[c.Request%ring]
+	if r.id != c.Request {
+		*r = request{id: c.Request, first: c.Depth}
+	}
+	r.last = max(r.last, c.Depth)
+}
+
+// demotes judges a chunk that its level evicts.
+func (p *Policy) demotes(at *chunk, c *abi.Candidate) bool {
+	at.state &^= refused
+	if at.state&counted == 0 {
+		r := &p.requests[at.request%ring]
+		if at.request == 0 || r.id != at.request {
+			return true // it is too old to be judged
+		}
+		at.kind, at.state = kindOf(r, c.Depth), counted
+		p.evicted(at.kind)
+	}
+	if c.Hits > 0 {
+		p.again(at)
+		return true
+	}
+	if p.worth(at.kind) && !p.cutOff(c) {
+		return true
+	}
+	at.state |= refused
+	return false
+}
+
+// cutOff says that a chunk's prefix was refused, so that nobody can use it.
+func (p *Policy) cutOff(c *abi.Candidate) bool {
+	parent := p.at(c.ParentKey)
+	return c.Flags&abi.CandidateParentResident == 0 && c.ParentKey != 0 && parent.key == c.ParentKey &&
+		parent.state&refused != 0
+}
+
+// again counts a chunk that is used again, once.
+func (p *Policy) again(at *chunk) {
+	if at.state&(counted|reused) == counted {
+		at.state |= reused
+		p.kinds[at.kind].reused++
+		p.all.reused++
+	}
+}
+
+// evicted counts a chunk. Now and then all counts are halved: what happened long ago counts less.
+func (p *Policy) evicted(kind uint8) {
+	p.kinds[kind].evicted++
+	if p.all.evicted++; p.all.evicted < most {
+		return
+	}
+	p.all = count{}
+	for i := range p.kinds {
+		k := &p.kinds[i]
+		k.evicted /= 2
+		k.reused /= 2
+		p.all.evicted += k.evicted
+		p.all.reused += k.reused
+	}
+}
+
+// worth says whether a kind comes back often enough, beside the average. One that is hardly known does.
+func (p *Policy) worth(kind uint8) bool {
+	k := &p.kinds[kind]
+	return k.evicted < fewest ||
+		uint64(k.reused)*uint64(p.all.evicted)*100 >= uint64(p.all.reused)*uint64(k.evicted)*p.least
+}
+
+func kindOf(r *request, depth uint32) uint8 {
+	start := min(starts-1, bits.Len32(r.first))
+	length := min(lengths-1, bits.Len32(r.last-r.first))
+	kind := (start*lengths + length) * 2
+	if depth >= r.last {
+		kind++
+	}
+	return uint8(kind)
+}

@@ -1,0 +1,188 @@
+package reuse
+
+import (
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+)
+
+func policy(t testing.TB, config guest.Config) *Policy {
+	t.Helper()
+	p, err := New(guest.Info{Config: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func ask(p *Policy, c abi.Candidate) bool {
+	dst := []bool{false}
+	p.Admit([]abi.Candidate{c}, dst)
+	return dst[0]
+}
+
+// prompt is a request that stores chunks after a prefix that was there.
+type prompt struct {
+	request, first, chunks uint32
+}
+
+func (r prompt) key(i uint32) uint64 { return uint64(r.request)<<20 + uint64(i) + 1 }
+
+func (r prompt) candidate(kind abi.CandidateKind, i, hits uint32) abi.Candidate {
+	c := abi.Candidate{Kind: kind, Key: r.key(i), Depth: r.first + i, Request: r.request, Hits: hits, To: 1}
+	if i > 0 {
+		c.ParentKey = r.key(i - 1)
+	}
+	return c
+}
+
+func (r prompt) store(p *Policy) {
+	for i := range r.chunks {
+		ask(p, r.candidate(abi.KindNew, i, 0))
+	}
+}
+
+// demoted are the answers when the level evicts all of it.
+func (r prompt) demoted(p *Policy) (answers []bool) {
+	for i := range r.chunks {
+		answers = append(answers, ask(p, r.candidate(abi.KindDemotion, i, 0)))
+	}
+	return answers
+}
+
+func all(answers []bool, want bool) bool {
+	for _, a := range answers {
+		if a != want {
+			return false
+		}
+	}
+	return true
+}
+
+// Short prompts come back, long ones do not: after some of each, long ones are refused. When long ones come back, they
+// are admitted again.
+func TestKinds(t *testing.T) {
+	p := policy(t, nil)
+	next := uint32(1)
+	long, short := prompt{chunks: 40}, prompt{first: 3, chunks: 4}
+	round := func(longReturns bool) (l, s []bool) {
+		long.request, short.request = next, next+1
+		next += 2
+		long.store(p)
+		short.store(p)
+		l, s = long.demoted(p), short.demoted(p)
+		for i := range short.chunks {
+			ask(p, short.candidate(abi.KindPromotion, i, 1)) // it is loaded
+		}
+		if longReturns {
+			long.store(p) // it was not kept: it comes anew
+		}
+		return l, s
+	}
+	l, s := round(false)
+	if !all(l, true) || !all(s, true) {
+		t.Errorf("before anything is known: %v, %v", l, s)
+	}
+	for range 100 {
+		l, s = round(false)
+	}
+	if !all(l, false) || !all(s, true) {
+		t.Errorf("long ones never came back: %v, %v", l, s)
+	}
+	for range 400 {
+		l, s = round(true)
+	}
+	if !all(l, true) || !all(s, true) {
+		t.Errorf("long ones come back now: %v, %v", l, s)
+	}
+}
+
+// What the kind does not decide.
+func TestRules(t *testing.T) {
+	p := policy(t, nil)
+	r := prompt{request: 1, chunks: 40}
+	for range 100 {
+		r.request++
+		r.store(p)
+		r.demoted(p)
+		other := prompt{request: r.request + 1000, chunks: 2}
+		other.store(p)
+		other.demoted(p)
+		other.store(p)
+	}
+	r.request++
+	r.store(p)
+	for name, c := range map[string]struct {
+		candidate abi.Candidate
+		want      bool
+	}{
+		"new":                   {r.candidate(abi.KindNew, 0, 0), true},
+		"a demotion":            {r.candidate(abi.KindDemotion, 1, 0), false},
+		"a demotion with a hit": {r.candidate(abi.KindDemotion, 2, 1), true},
+		"a stranger's demotion": {abi.Candidate{Kind: abi.KindDemotion, Key: 1 << 60}, true},
+		"the first hit":         {r.candidate(abi.KindPromotion, 3, 1), false},
+		"the second hit":        {r.candidate(abi.KindPromotion, 3, 2), true},
+		"an unknown kind":       {abi.Candidate{Kind: 9, Key: 5, Hits: 5}, false},
+		"of no request":         {abi.Candidate{Kind: abi.KindNew, Key: 7}, true},
+		"its demotion":          {abi.Candidate{Kind: abi.KindDemotion, Key: 7}, true},
+	} {
+		if got := ask(p, c.candidate); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// A chunk whose prefix was refused is of no use, unless the prefix is there by now.
+func TestPrefixOfWhatIsRefused(t *testing.T) {
+	p := policy(t, nil)
+	r := prompt{request: 1, chunks: 2}
+	r.store(p)
+	p.at(r.key(0)).state = refused
+	c := r.candidate(abi.KindDemotion, 1, 0)
+	if ask(p, c) {
+		t.Error("demoted after its prefix was refused")
+	}
+	c.Flags = abi.CandidateParentResident
+	if !ask(p, c) {
+		t.Error("refused, though its prefix is there")
+	}
+}
+
+func TestSettings(t *testing.T) {
+	for _, c := range []guest.Config{
+		{"keys": "0"}, {"keys": "4194305"}, {"keys": "x"}, {"least": "-1"}, {"least": "1001"}, {"least": "x"},
+	} {
+		if _, err := New(guest.Info{Config: c}); err == nil {
+			t.Errorf("%v", c)
+		}
+	}
+	if n := len(policy(t, guest.Config{"keys": "1000"}).chunks); n != 1024 {
+		t.Errorf("%d chunks", n)
+	}
+	one := policy(t, guest.Config{"keys": "1"})
+	if !ask(one, abi.Candidate{Key: 9}) || !all(prompt{request: 3, chunks: 3}.demoted(one), true) {
+		t.Error("with a single key")
+	}
+}
+
+func TestAllocatesNothing(t *testing.T) {
+	p := policy(t, nil)
+	batch, dst := make([]abi.Candidate, 64), make([]bool, 64)
+	n := uint32(0)
+	got := testing.AllocsPerRun(2000, func() {
+		for i := range batch {
+			n++
+			batch[i] = abi.Candidate{
+				Kind: abi.CandidateKind(n % 3), Key: uint64(n % 700), Depth: n % 40, Request: n / 40, Hits: n % 5,
+			}
+		}
+		p.Admit(batch, dst)
+	})
+	if got != 0 {
+		t.Errorf("%g allocations in a batch", got)
+	}
+	if p.all.evicted == 0 || p.all.evicted >= most {
+		t.Errorf("%d chunks are counted", p.all.evicted)
+	}
+}
