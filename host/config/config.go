@@ -187,6 +187,7 @@ const (
 // Session limits the clients.
 type Session struct {
 	LeaseTTL      time.Duration
+	MaxWait       time.Duration
 	MaxSessions   int
 	MaxKeys       int
 	MaxChunks     int

@@ -181,6 +181,10 @@ var keys = []*Key{
 	{Section: "session", Name: "lease_ttl", Kind: Duration, Default: "1m0s", Min: 1e6,
 		Help:  "How long the hits of a lookup stay pinned when neither a load nor a release follows.",
 		field: func(c *Config) any { return &c.Session.LeaseTTL }},
+	{Section: "session", Name: "max_wait", Kind: Duration, Default: "1m0s", Min: 1e6,
+		Help: "How long a load or store may wait for a semaphore of its client. Then it fails, and what it reserved or " +
+			"pinned is free.",
+		field: func(c *Config) any { return &c.Session.MaxWait }},
 	{Section: "session", Name: "max_sessions", Kind: Count, Default: "1024", Unit: "sessions", Min: 1,
 		Help:  "Most clients connected at once.",
 		field: func(c *Config) any { return &c.Session.MaxSessions }},

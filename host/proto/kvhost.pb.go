@@ -12,8 +12,10 @@
 // Ids. Every ClientMessage carries an id that is larger than all earlier ones of the session. Every message is answered
 // under its id: once, unless stated otherwise below. The id of a STORE or LOAD also names its job.
 //
-// Order. LOOKUP, STORE, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take
-// effect in the order in which they were sent. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
+// Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in the
+// order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
+// must come after it waits with it: other STOREs, DISCARDs and what follows those. A LOOKUP finds what was published before
+// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, ADVANCE, FLUSH and PING wait for nothing.
 //
 // Errors. Wrong input is answered by an Error that names the field. It does not end the session, and nothing of the
 // message was done. There are two exceptions: a refused HELLO ends the stream, and so does a message above
@@ -51,6 +53,7 @@ const (
 	Code_CODE_CANCELLED    Code = 9
 	Code_CODE_CLOSING      Code = 10 // the host is going down
 	Code_CODE_INTERNAL     Code = 11
+	Code_CODE_DENIED       Code = 12 // the user of the client's process may not do that
 )
 
 // Enum value maps for Code.
@@ -68,6 +71,7 @@ var (
 		9:  "CODE_CANCELLED",
 		10: "CODE_CLOSING",
 		11: "CODE_INTERNAL",
+		12: "CODE_DENIED",
 	}
 	Code_value = map[string]int32{
 		"CODE_UNSPECIFIED":  0,
@@ -82,6 +86,7 @@ var (
 		"CODE_CANCELLED":    9,
 		"CODE_CLOSING":      10,
 		"CODE_INTERNAL":     11,
+		"CODE_DENIED":       12,
 	}
 )
 
@@ -2064,10 +2069,13 @@ func (*Semaphores_CudaVmm) isSemaphores_Handle() {}
 // Timeline orders one job by the session's semaphores, which are named by index. Two jobs in flight have different done
 // and status semaphores. The client resets the status semaphores before it sends the job.
 type Timeline struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Wait      uint32                 `protobuf:"varint,1,opt,name=wait,proto3" json:"wait,omitempty"`
-	WaitValue uint64                 `protobuf:"varint,2,opt,name=wait_value,json=waitValue,proto3" json:"wait_value,omitempty"` // no copy of the job starts before semaphore wait reaches this value; 0: start at once
-	Done      uint32                 `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Wait  uint32                 `protobuf:"varint,1,opt,name=wait,proto3" json:"wait,omitempty"`
+	// No copy of the job starts before semaphore wait reaches this value; 0: start at once. A job fails with LIMIT if that takes
+	// longer than the host allows (session.max_wait), and so do chunks of a STORE that waits for which its session's share of
+	// the room does not suffice.
+	WaitValue uint64 `protobuf:"varint,2,opt,name=wait_value,json=waitValue,proto3" json:"wait_value,omitempty"`
+	Done      uint32 `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`
 	// The host writes done_value to semaphore done when no copy of the job can touch its blocks any more, whether the job
 	// succeeded, failed or was cancelled. A layer-wise LOAD of n layers writes done_value - n + i when layer i (from 0,
 	// in its order) has landed.
@@ -4654,7 +4662,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x04R\bcapacity\x12\x12\n" +
 	"\x04used\x18\x03 \x01(\x04R\x04used\x12\x18\n" +
-	"\aentries\x18\x04 \x01(\x04R\aentries*\xe3\x01\n" +
+	"\aentries\x18\x04 \x01(\x04R\aentries*\xf4\x01\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x15\n" +
@@ -4669,7 +4677,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x0eCODE_CANCELLED\x10\t\x12\x10\n" +
 	"\fCODE_CLOSING\x10\n" +
 	"\x12\x11\n" +
-	"\rCODE_INTERNAL\x10\v*@\n" +
+	"\rCODE_INTERNAL\x10\v\x12\x0f\n" +
+	"\vCODE_DENIED\x10\f*@\n" +
 	"\n" +
 	"LookupKind\x12\x16\n" +
 	"\x12LOOKUP_KIND_PREFIX\x10\x00\x12\x1a\n" +

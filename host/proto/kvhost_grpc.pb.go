@@ -12,8 +12,10 @@
 // Ids. Every ClientMessage carries an id that is larger than all earlier ones of the session. Every message is answered
 // under its id: once, unless stated otherwise below. The id of a STORE or LOAD also names its job.
 //
-// Order. LOOKUP, STORE, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take
-// effect in the order in which they were sent. CANCEL, ADVANCE, FLUSH and PING do not wait for them.
+// Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in the
+// order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
+// must come after it waits with it: other STOREs, DISCARDs and what follows those. A LOOKUP finds what was published before
+// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, ADVANCE, FLUSH and PING wait for nothing.
 //
 // Errors. Wrong input is answered by an Error that names the field. It does not end the session, and nothing of the
 // message was done. There are two exceptions: a refused HELLO ends the stream, and so does a message above

@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// What waits behind a STORE that makes room is bounded in bytes, and CANCEL is heard still.
+// What waits behind a DISCARD, which waits for a STORE that makes room, is bounded in bytes, and CANCEL is heard still.
 func TestBacklogIsBounded(t *testing.T) {
 	b := &fakeStore{hold: make(chan struct{})}
 	s := fakeServer(t, Config{Memory: memoryOf(t, 64<<20, 4), Limits: Limits{Sessions: 4}}, b)
@@ -15,7 +15,9 @@ func TestBacklogIsBounded(t *testing.T) {
 	x := only(s)
 	pagesFor(t, x)
 	job := w.say(storeOf(1))
-	until(t, "the store makes room", func() bool { return len(x.reserving) == 1 })
+	discard := proto.AppendKeys(nil, keys(1), 32)
+	w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: &proto.Discard{Keys: discard}}})
+	until(t, "the store makes room", func() bool { return x.reserving.Len() > 0 })
 	limits := DefaultLimits()
 	for field, m := range map[string]*proto.ClientMessage{
 		"keys": {Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: make([]byte,

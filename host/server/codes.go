@@ -23,6 +23,7 @@ func codeOf(err error) proto.Code {
 		{transfer.ErrCancelled, proto.Code_CODE_CANCELLED},
 		{context.Canceled, proto.Code_CODE_CANCELLED},
 		{budget.ErrShare, proto.Code_CODE_LIMIT},
+		{errWaited, proto.Code_CODE_LIMIT},
 		{errLeaseOver, proto.Code_CODE_LEASE_OVER},
 		{errLeaseUnknown, proto.Code_CODE_UNKNOWN},
 		{store.ErrLeaseOver, proto.Code_CODE_LEASE_OVER},

@@ -26,6 +26,8 @@ type Config struct {
 	Capacity int64
 	// LeaseTTL is how long a lease pins its entries unless it is loaded or released.
 	LeaseTTL time.Duration
+	// MaxWait is how long a job may wait for a semaphore of its client.
+	MaxWait time.Duration
 	// HelloTimeout is how long a stream may exist without an accepted HELLO.
 	HelloTimeout time.Duration
 	// SlowTimeout is how long a session's outgoing queue may stay over its limit.
@@ -76,6 +78,7 @@ func (l *Limits) checkChunks(n int) error {
 const (
 	DefaultMemory       = 2 << 30
 	DefaultLeaseTTL     = time.Minute
+	DefaultMaxWait      = time.Minute
 	DefaultHelloTimeout = 10 * time.Second
 	DefaultSlowTimeout  = 10 * time.Second
 )
@@ -119,7 +122,7 @@ func (c Config) orDefaults() Config {
 	for _, f := range []struct {
 		have *time.Duration
 		def  time.Duration
-	}{{&c.LeaseTTL, DefaultLeaseTTL}, {&c.HelloTimeout, DefaultHelloTimeout}, {&c.SlowTimeout, DefaultSlowTimeout}} {
+	}{{&c.LeaseTTL, DefaultLeaseTTL}, {&c.MaxWait, DefaultMaxWait}, {&c.HelloTimeout, DefaultHelloTimeout}, {&c.SlowTimeout, DefaultSlowTimeout}} {
 		if *f.have <= 0 {
 			*f.have = f.def
 		}

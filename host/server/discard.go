@@ -5,8 +5,8 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 )
 
-// discard is DISCARD. Files may be on a disk that hangs, so their removal has its own goroutine: if the session ends,
-// the turn passes on.
+// discard is DISCARD. Stores that came before it are reserved first: a key that is being stored is in use. Files may be on
+// a disk that hangs, so their removal has its own goroutine: if the session ends, the turn passes on.
 func (x *session) discard(id uint64, m *proto.Discard) error {
 	group, err := groupOf(x.ns, m.GetGroup())
 	if err != nil {
@@ -22,6 +22,12 @@ func (x *session) discard(id uint64, m *proto.Discard) error {
 	keys, err := proto.ParseKeys(nil, m.GetKeys(), x.ns.KeyBytes)
 	if err != nil {
 		return invalid("keys", "%v", err)
+	}
+	select {
+	case <-x.reserving.Idle():
+	case <-x.ctx.Done():
+		x.share.Unanswered(id)
+		return nil
 	}
 	done := make(chan error, 1)
 	x.server.work.Go(func() {

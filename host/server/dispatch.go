@@ -133,7 +133,13 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 		return x.discard(m.Id, b.Discard)
 	case *proto.ClientMessage_EndRequest:
 		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
-		x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
+		end := x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
+		// Policies hear of the end after the request's stores, unless very much is queued.
+		if n := x.reserving.Len(); n > 0 && n < x.server.cfg.Limits.Jobs {
+			x.reserving.Add(m.Id, end)
+		} else {
+			end()
+		}
 		x.done(m.Id)
 	case *proto.ClientMessage_Store:
 		return x.store(j, b.Store)

@@ -7,8 +7,8 @@
 //
 //	reader -> (at once, or the executor) -> store, engine -> outgoing queue -> writer
 //
-// Each session has a reader, an executor and a writer. The reader never waits for storage, so CANCEL and PING are
-// answered while a STORE waits for space. Until its copies start, a cancelled job completes at once; a reservation
+// Each session has a reader, an executor and a writer. The reader never waits for storage: reservations have a queue of
+// their own, and only a DISCARD waits for that, so all else is answered while a STORE waits for space. Until its copies start, a cancelled job completes at once; a reservation
 // that hangs in the store is left behind and aborted when it returns. Completions come from the engine's goroutines,
 // which only queue them: a client that does not read its messages stalls its own reader and finally loses its
 // session, and no other client notices.

@@ -157,13 +157,13 @@ func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 	return r.number, nil
 }
 
-// endRequest ends a session's part in a request, and the store's request after the last.
-func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) {
+// endRequest ends a session's part in a request. What it returns ends the store's request after the last part.
+func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) func() {
 	e.mu.Lock()
 	r := e.requests[id]
 	if r == nil || !slices.Contains(r.sessions, x) {
 		e.mu.Unlock()
-		return
+		return func() {}
 	}
 	if hints != (abi.Hints{}) {
 		r.hints = hints
@@ -176,9 +176,10 @@ func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) {
 		delete(e.requests, id)
 	}
 	e.mu.Unlock()
-	if last {
-		e.server.store.EndRequest(r.number, r.hints)
+	if !last {
+		return func() {}
 	}
+	return func() { e.server.store.EndRequest(r.number, r.hints) }
 }
 
 // requestsOf lists the requests that a session has not ended.

@@ -31,6 +31,9 @@ var (
 	errLeaseOver    = errors.New("server: lease is over: released, used or expired")
 )
 
+// errWaited says that a job waited for a semaphore of its client for too long.
+var errWaited = errors.New("server: the semaphore did not reach wait_value within session.max_wait")
+
 // fault is wrong input: the answer to one message, with code and field.
 type fault struct {
 	code  proto.Code

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -227,7 +228,7 @@ func TestRequestsAreTheEnginesOwn(t *testing.T) {
 	}
 }
 
-// While a STORE makes room, PING and CANCEL are heard; what must keep its order waits.
+// While a STORE makes room, all is heard but what must come after it: other STOREs, and a DISCARD with what follows that.
 func TestReaderDoesNotWaitForRoom(t *testing.T) {
 	b := &fakeStore{hold: make(chan struct{})}
 	s := fakeServer(t, Config{}, b)
@@ -236,21 +237,29 @@ func TestReaderDoesNotWaitForRoom(t *testing.T) {
 	pagesFor(t, x)
 	first := w.say(storeOf(1))
 	second := w.say(storeOf(1))
-	look := w.say(lookupOf(1))
+	if w.ask(lookupOf(1)).GetLookup() == nil || w.ask(endOf(1)).GetDone() == nil {
+		t.Fatal("the lookup or the end of its request waits for the stores")
+	}
+	discard := w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: &proto.Discard{
+		Keys: proto.AppendKeys(nil, keys(1), 32)}}})
+	look := w.say(lookupOf(2))
 	w.ask(&proto.ClientMessage{Body: &proto.ClientMessage_Ping{}})
+	if len(b.ended) != 0 {
+		t.Error("policies heard of the end of a request before its stores")
+	}
 	for _, job := range []uint64{second, first} { // one that waits for its turn, and the one that has it
 		w.say(cancelOf(job))
 	}
 	var order []uint64
 	published := map[uint64]*proto.StorePublished{}
-	for len(order) < 7 { // read and published of both, two cancels, the lookup
+	for len(order) < 8 { // read and published of both, two cancels, the DISCARD, the lookup
 		a := <-w.out
 		order = append(order, a.Id)
 		if p := a.GetStorePublished(); p != nil {
 			published[a.Id] = p
 		}
-		if a.Id == look && len(published) != 2 {
-			t.Error("the lookup came before the stores")
+		if a.Id == discard && len(published) != 2 || a.Id == look && !slices.Contains(order, discard) {
+			t.Errorf("%d came too early: %d", a.Id, order)
 		}
 	}
 	for _, id := range []uint64{first, second} {

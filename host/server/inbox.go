@@ -52,7 +52,7 @@ func (b *inbox) submit(m *proto.ClientMessage) error {
 // slow says whether a message may wait for storage.
 func slow(m *proto.ClientMessage) bool {
 	switch m.Body.(type) {
-	case *proto.ClientMessage_Store, *proto.ClientMessage_Discard:
+	case *proto.ClientMessage_Discard:
 		return true
 	}
 	return false

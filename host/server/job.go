@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/host/proto"
@@ -19,6 +20,7 @@ type job struct {
 	reg     *registration // set before started is closed
 
 	cancelled atomic.Bool
+	expired   atomic.Bool // the semaphore that it waits for came too late
 	claimed   atomic.Bool
 	consumed  atomic.Uint32 // layers, of a LOAD with a prefetch
 	// started is closed after the claim: handle is set, or no copy will ever start and the job's semaphores are
@@ -80,6 +82,7 @@ func (j *job) advance(layers uint32) {
 func (j *job) cancel() {
 	j.cancelled.Store(true)
 	if j.claim() {
+		j.session.reserving.Remove(j.id)
 		j.abandon()
 		j.neverRun()
 		return
@@ -88,6 +91,20 @@ func (j *job) cancel() {
 	if h := j.running(); h != nil { // otherwise run cancels it
 		h.Cancel()
 	}
+}
+
+// expire ends a job that is held and waits for its semaphore for too long.
+func (j *job) expire() {
+	j.expired.Store(true)
+	j.handle.Cancel()
+}
+
+// cause is why a chunk of the job failed.
+func (j *job) cause(err error) error {
+	if j.expired.Load() && !j.cancelled.Load() && errors.Is(err, transfer.ErrCancelled) {
+		return errWaited
+	}
+	return err
 }
 
 // waitFenced returns when no copy of the job can touch its blocks.

@@ -50,7 +50,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	spec.Held = s.timeline.holds()
 	x.server.begin()
 	j.run(x.queue.Load(&spec))
-	x.timelines.start(j, s.timeline)
+	x.timelines.start(j, s.timeline, func() {})
 	return nil
 }
 
@@ -179,6 +179,7 @@ func (s *loading) complete(o transfer.Outcome) {
 	s.timeline.over(len(o.Failed) > 0)
 	reply := &proto.LoadDone{Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
 	for _, f := range o.Failed {
+		f.Err = s.job.cause(f.Err)
 		reply.Failures = append(reply.Failures, &proto.ChunkFailure{
 			Chunk: uint32(f.Chunk), Code: codeOf(f.Err), Message: f.Err.Error(),
 			Blocks: wanted(s.chunks[f.Chunk].GetBlocks()),

@@ -39,18 +39,19 @@ func (p *peer) saveHanging(r *rig) *client.StoreJob {
 	return job
 }
 
-// A STORE whose victim's file will not go: it, and what waits behind it, can be cancelled and fenced all the same.
-func TestCancelDoesNotWaitForRoom(t *testing.T) {
+// A STORE whose victim's file will not go holds up no LOOKUP and no LOAD of its session, and can be cancelled and fenced
+// all the same.
+func TestNothingWaitsForRoom(t *testing.T) {
 	r, p := fullRig(t)
-	l := p.look(1)
+	early := p.look(1)
 	save := p.saveHanging(r)
-	load := p.loads(l, 1)
-	if err := load.Cancel(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if res := p.loaded(load); !res.Cancelled || len(res.Failed) != 2 ||
-		!errors.Is(res.Failed[0].Err, client.ErrCancelled) {
-		t.Fatalf("%+v", res)
+	for _, l := range []*client.Lookup{early, p.look(1)} {
+		if l.Hits() != 1 {
+			t.Fatalf("%d hits", l.Hits())
+		}
+		if load := p.loaded(p.loads(l, 1)); len(load.Failed) != 0 || !p.holds(0, 0) {
+			t.Fatalf("%+v", load)
+		}
 	}
 	if err := save.Cancel(t.Context()); err != nil {
 		t.Fatal(err)
@@ -80,7 +81,7 @@ func TestCancelDoesNotWaitForRoom(t *testing.T) {
 	}
 	r.faults.Release()
 	r.faults.Set()
-	until(t, "the reservation is given up", func() bool { return len(only(r.server).reserving) == 0 })
+	<-only(r.server).reserving.Idle()
 	if st := r.store.Stats().Roots[0]; st.Entries != 2 || len(r.temporaries()) != 0 {
 		t.Fatalf("%+v, temporaries %v", st, r.temporaries())
 	}

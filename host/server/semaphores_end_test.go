@@ -41,7 +41,7 @@ func TestSessionEndWaitsForItsSemaphores(t *testing.T) {
 			m.GetStore().Timeline = timeline
 			job := w.say(m)
 			if c.cancel {
-				until(t, "the store makes room", func() bool { return len(x.reserving) == 1 })
+				until(t, "the store makes room", func() bool { return x.reserving.Len() > 0 })
 				w.say(cancelOf(job))
 			}
 			<-slow.begun

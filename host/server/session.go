@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/reserving"
 	"github.com/kvhost/kvhost/host/server/sendqueue"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -54,10 +55,9 @@ type session struct {
 	queue   *transfer.Queue
 
 	keys []chunk.Key // scratch of LOOKUP, used with the turn held
-	// reserving holds a token while a STORE waits for space. The reservation outlives the turn, and the session, if
-	// the job is cancelled meanwhile; the token keeps a session from leaving more than one goroutine to a disk that
-	// hangs.
-	reserving chan struct{}
+	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is cancelled
+	// meanwhile; there is one at a time, so that a session leaves no more than one goroutine to a disk that hangs.
+	reserving *reserving.Queue
 
 	// The engine's mutex guards these.
 	requests map[uint32]struct{}
@@ -72,14 +72,15 @@ func (s *Server) newSession(st stream) (*session, error) {
 	}
 	x := &session{
 		server: s, stream: st, number: number, share: sh,
-		jobs: newJobTable(s.cfg.Limits.Jobs), requests: map[uint32]struct{}{}, reserving: make(chan struct{}, 1),
+		jobs: newJobTable(s.cfg.Limits.Jobs), requests: map[uint32]struct{}{},
+		reserving: reserving.New(s.work.Go),
 	}
 	x.log = s.cfg.Log.With("session", x.number)
 	x.ctx, x.end = context.WithCancelCause(st.Context())
 	x.out = sendqueue.New(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
 	x.inbox = newInbox(x.handle, x.drop)
 	x.memory = newClientMemory(s, sh, x.log)
-	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs}
+	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: s.cfg.MaxWait}
 	return x, nil
 }
 
@@ -168,7 +169,7 @@ func (x *session) teardown() {
 	if x.engine != nil {
 		x.engine.endLeases(x, 0, true)
 		for _, id := range x.engine.requestsOf(x) {
-			x.engine.endRequest(x, id, abi.Hints{})
+			x.engine.endRequest(x, id, abi.Hints{})()
 		}
 	}
 	x.memory.close()

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"sync/atomic"
+
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
@@ -8,8 +10,8 @@ import (
 )
 
 // store is STORE. All of it is checked before anything is reserved. Then every chunk is reserved, in order, and the
-// I/O of those that got a place starts. A reservation may wait for the disk, so it has its own goroutine: if the job
-// is cancelled or the session ends, the turn passes on, and the goroutine notices by itself.
+// I/O of those that got a place starts. A reservation may wait for the disk, so reservations have their own queue: other
+// messages do not wait for it.
 func (x *session) store(j *job, m *proto.Store) error {
 	reg, err := x.memory.registered(m.GetGroup())
 	if err != nil {
@@ -28,35 +30,71 @@ func (x *session) store(j *job, m *proto.Store) error {
 	if s.timeline, err = x.timelines.of(m.GetTimeline(), 0); err != nil {
 		return err
 	}
-	spec := &transfer.StoreJob{Memory: reg.memory, Read: s.read, Published: s.published}
-	select {
-	case x.reserving <- struct{}{}:
-	case <-j.ctx.Done():
-		return nil
-	}
-	made := make(chan struct{})
-	x.server.work.Go(func() {
-		defer func() { <-x.reserving }()
-		defer close(made)
-		keys := keyHint(wants)
-		for i, q := range wants {
-			q.Request, q.Prefetch = number, keys
-			put, err := j.reserve(q)
-			if err != nil {
-				s.refused(i, err)
-				continue
-			}
-			s.results[i] = resultOf(nil)
-			s.index = append(s.index, i)
-			spec.Chunks = append(spec.Chunks, transfer.StoreChunk{Put: put, Blocks: m.Chunks[i].Blocks})
-		}
-		x.submit(s, spec)
-	})
-	select {
-	case <-made:
-	case <-j.ctx.Done():
+	x.reserving.Add(j.id, func() { s.reserve(wants, number) })
+	if j.cancelled.Load() { // it may not have been queued yet when it was cancelled
+		x.reserving.Remove(j.id)
 	}
 	return nil
+}
+
+// reserve reserves the chunks' places and submits the job with those that got one.
+func (s *storing) reserve(wants []store.PutRequest, number uint32) {
+	j := s.job
+	spec := &transfer.StoreJob{Memory: j.reg.memory, Read: s.read, Published: s.published}
+	keys, waits := keyHint(wants), s.waits()
+	for i, q := range wants {
+		q.Request, q.Prefetch = number, keys
+		put, err := s.reserveOne(q, waits)
+		if err != nil {
+			s.refused(i, err)
+			continue
+		}
+		s.results[i] = resultOf(nil)
+		s.index = append(s.index, i)
+		spec.Chunks = append(spec.Chunks, transfer.StoreChunk{Put: put, Blocks: j.message.GetStore().Chunks[i].Blocks})
+	}
+	j.session.submit(s, spec)
+}
+
+// waits reports whether the job cannot start yet. The session's end waits for this, which reads the client's semaphores.
+func (s *storing) waits() bool {
+	jobs := s.job.session.jobs
+	if !s.timeline.holds() || !jobs.hold() {
+		return false
+	}
+	defer jobs.waiters.Done()
+	reached, err := s.timeline.reached()
+	return err == nil && !reached
+}
+
+// reserveOne reserves one chunk's place, unless the job was cancelled meanwhile. What a job has reserved that waits for a
+// semaphore is kept from all others for nothing, so it is bounded.
+func (s *storing) reserveOne(q store.PutRequest, waits bool) (*store.Put, error) {
+	j := s.job
+	if j.cancelled.Load() {
+		return nil, transfer.ErrCancelled
+	}
+	if !waits {
+		return j.session.server.store.Put(j.ctx, q)
+	}
+	bytes := j.reg.group.Geometry.PageBytes()
+	if err := j.session.share.Room(bytes); err != nil {
+		return nil, err
+	}
+	put, err := j.session.server.store.Put(j.ctx, q)
+	if err != nil {
+		j.session.share.RoomFree(bytes)
+		return nil, err
+	}
+	s.room.Add(bytes)
+	return put, nil
+}
+
+// freeRoom notes that the job waits for no semaphore any more.
+func (s *storing) freeRoom() {
+	if bytes := s.room.Swap(0); bytes > 0 {
+		s.job.session.share.RoomFree(bytes)
+	}
 }
 
 // submit starts a STORE's I/O, or gives up its reservations if the job was cancelled meanwhile. The session's end
@@ -70,6 +108,7 @@ func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 		for _, c := range spec.Chunks {
 			c.Put.Abort(transfer.ErrCancelled)
 		}
+		s.freeRoom()
 		return
 	}
 	if len(spec.Chunks) == 0 {
@@ -82,7 +121,7 @@ func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 	x.server.begin()
 	spec.Held = s.timeline.holds()
 	s.job.run(x.queue.Store(spec))
-	x.timelines.start(s.job, s.timeline)
+	x.timelines.start(s.job, s.timeline, s.freeRoom)
 }
 
 func keyHint(wants []store.PutRequest) *store.PathPrefetch {
@@ -91,14 +130,6 @@ func keyHint(wants []store.PutRequest) *store.PathPrefetch {
 		keys[i] = wants[i].Key
 	}
 	return store.PrefetchPaths(keys)
-}
-
-// reserve reserves one chunk's place, unless the job was cancelled meanwhile.
-func (j *job) reserve(q store.PutRequest) (*store.Put, error) {
-	if j.cancelled.Load() {
-		return nil, transfer.ErrCancelled
-	}
-	return j.session.server.store.Put(j.ctx, q)
 }
 
 // checkStore reads the chunks of a STORE.
@@ -141,6 +172,7 @@ type storing struct {
 	failures []*proto.ChunkFailure
 	counted  bool // among the server's jobs
 	timeline *timeline
+	room     atomic.Int64 // bytes reserved while the job waits for a semaphore
 }
 
 func newStoring(j *job, chunks int) *storing {
@@ -161,8 +193,10 @@ func (s *storing) read(o transfer.Outcome) {
 }
 
 func (s *storing) published(o transfer.Outcome) {
+	s.freeRoom()
 	for _, f := range o.Failed {
 		i := s.index[f.Chunk]
+		f.Err = s.job.cause(f.Err)
 		s.results[i] = proto.ChunkResult_CHUNK_RESULT_FAILED
 		if r := resultOf(f.Err); r != proto.ChunkResult_CHUNK_RESULT_FAILED {
 			s.results[i] = r // at publication another piece was there, or the disk was full

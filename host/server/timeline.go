@@ -15,6 +15,7 @@ type timelines struct {
 	log    *slog.Logger
 	memory *clientMemory
 	jobs   *jobTable
+	limit  time.Duration // for a job to wait
 
 	mu      sync.Mutex
 	shared  *sharedSemaphores // nil before SEMAPHORES
@@ -26,6 +27,8 @@ type timelines struct {
 type heldJob struct {
 	job      *job
 	timeline *timeline
+	since    time.Time
+	over     func() // called when it does not wait any more
 }
 
 // share is SEMAPHORES.
@@ -79,13 +82,14 @@ func (s *timelines) of(m *proto.Timeline, layers int) (*timeline, error) {
 	return t, nil
 }
 
-// start starts a job that was submitted held, now or when its semaphore allows it.
-func (s *timelines) start(j *job, t *timeline) {
+// start starts a job that was submitted held, now or when its semaphore allows it. over is called then, or when the job is
+// cancelled because it has waited for too long.
+func (s *timelines) start(j *job, t *timeline, over func()) {
 	if !t.holds() {
 		return
 	}
-	h := heldJob{j, t}
-	if h.settled() {
+	h := heldJob{j, t, time.Now(), over}
+	if h.settled(s.limit) {
 		return
 	}
 	s.mu.Lock()
@@ -97,21 +101,29 @@ func (s *timelines) start(j *job, t *timeline) {
 	s.held = append(s.held, h)
 }
 
-// settled starts the job if its semaphore allows it. It reports whether the job needs no more polling.
-func (h heldJob) settled() bool {
+// settled starts the job if its semaphore allows it, and ends it if that takes longer than the limit. It reports whether
+// the job needs no more polling.
+func (h heldJob) settled(limit time.Duration) bool {
 	select {
 	case <-h.job.handle.Fenced(): // cancelled
+		h.over()
 		return true
 	default:
 	}
 	reached, err := h.timeline.reached()
 	switch {
+	case err == nil && !reached && time.Since(h.since) > limit:
+		h.timeline.log.Warn("job ended: its client's semaphore does not come", "job", h.job.id, "limit", limit)
+		h.job.expire()
+		h.over()
+		return true
 	case err != nil:
 		h.timeline.log.Error("cannot read a client's semaphore, its job is cancelled", "job", h.job.id, "error", err)
 		h.job.cancel()
 		return true
 	case reached:
 		h.job.handle.Begin()
+		h.over()
 	}
 	return reached
 }
@@ -139,7 +151,7 @@ func (s *timelines) poll() {
 		s.mu.Unlock()
 		rest := list[:0]
 		for _, h := range list {
-			if h.settled() {
+			if h.settled(s.limit) {
 				wait = shortestPoll
 			} else {
 				rest = append(rest, h)
