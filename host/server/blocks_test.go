@@ -1,37 +1,12 @@
 package server
 
 import (
-	"math/rand/v2"
 	"runtime"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
 )
-
-// A set finds what a map finds, also when many jobs use it one after the other.
-func TestBlockSet(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	var set blockSet
-	for range 200 {
-		n := rng.IntN(3000)
-		set.begin(n)
-		seen := map[uint32]bool{}
-		for range n {
-			b := rng.Uint32N(uint32(n)) << rng.IntN(20)
-			if got := set.add(b); got == seen[b] {
-				t.Fatalf("add(%d): %t, it was named before: %t", b, got, seen[b])
-			}
-			seen[b] = true
-		}
-	}
-	set.begin(1)
-	set.add(7)
-	set.stamp = 1<<32 - 1
-	if set.begin(1); !set.add(7) {
-		t.Error("7 is left of a job before the stamps started again")
-	}
-}
 
 // A client may say that a small file has millions of blocks, in every group: what the host keeps for a group does not
 // grow with that.

@@ -8,10 +8,10 @@
 //	reader -> (at once, or the executor) -> store, engine -> outgoing queue -> writer
 //
 // Each session has a reader, an executor and a writer. The reader never waits for storage: reservations have a queue of
-// their own, and only a DISCARD waits for that, so all else is answered while a STORE waits for space. Until its copies start, a cancelled job completes at once; a reservation
-// that hangs in the store is left behind and aborted when it returns. Completions come from the engine's goroutines,
-// which only queue them: a client that does not read its messages stalls its own reader and finally loses its
-// session, and no other client notices.
+// their own, and only a DISCARD waits for that, so all else is answered while a STORE waits for space. Until its copies
+// start, a cancelled job completes at once; a reservation that hangs in the store is left behind and aborted when it
+// returns. Completions come from the engine's goroutines, which only queue them: a client that does not read its
+// messages stalls its own reader and finally loses its session, and no other client notices.
 //
 // Sessions with one engine id share an engine record: what they agree on, the leases that any of them may load
 // under, and the numbers of the engine's requests.

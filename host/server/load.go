@@ -6,6 +6,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/blockset"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -81,13 +82,13 @@ func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.Loa
 		return nil, err
 	}
 	chunks := make([]transfer.LoadChunk, len(m.GetChunks()))
-	used := blockSets.Get().(*blockSet)
-	defer blockSets.Put(used)
+	used := blockset.Get()
+	defer blockset.Put(used)
 	ids := 0 // those that came, whatever the group's geometry says
 	for _, c := range m.GetChunks() {
 		ids += len(c.GetBlocks())
 	}
-	used.begin(ids)
+	used.Begin(ids)
 	for i, c := range m.GetChunks() {
 		if !l.granted(int(c.GetIndex())) {
 			return nil, invalid(at("chunks", i, "index"), "the lease does not hold key %d of its LOOKUP", c.GetIndex())
@@ -96,7 +97,7 @@ func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.Loa
 			return nil, err
 		}
 		for _, b := range c.GetBlocks() {
-			if b != abi.None && !used.add(b) {
+			if b != abi.None && !used.Add(b) {
 				return nil, invalid(at("chunks", i, "blocks"), "block %d twice in one LOAD", b)
 			}
 		}
