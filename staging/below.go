@@ -161,6 +161,9 @@ func (p *place) openFile(flag int, perm fs.FileMode) (fd int, err error) {
 	case flag&unix.O_TRUNC != 0 && st.Size > 0:
 		err = retry(func() error { return unix.Ftruncate(fd, 0) })
 	}
+	if err == nil { // cuFile refuses files with O_NONBLOCK
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flag&^unix.O_NONBLOCK)
+	}
 	if err != nil {
 		unix.Close(fd)
 		return -1, err

@@ -25,7 +25,9 @@ EXPORT file_error cuFileHandleRegister(file_handle** h, file_descr* d) {
   FILE_FAULT("cuFileHandleRegister");
   if (!opened) return (file_error){5001, 0};
   if (!current) return (file_error){5011, INVALID_CONTEXT};
-  if (d->type != 1 || fcntl(d->h.fd, F_GETFL) < 0) return (file_error){5022, 0};
+  int flags = fcntl(d->h.fd, F_GETFL);
+  if (d->type != 1 || flags < 0) return (file_error){5022, 0};
+  if (flags & O_NONBLOCK) return (file_error){5019, 0}; // as the real one answers
   *h = malloc(sizeof **h);
   (*h)->fd = d->h.fd;
   return fine;
