@@ -22,6 +22,7 @@ import (
 
 var (
 	soakTime  = flag.Duration("soak.time", 6*time.Second, "how long TestSoak runs; from 10m on it judges times and memory too")
+	soakWidth = flag.Int("soak.attackers", 1, "how many clients attack at the same time")
 	soakPhase = flag.Duration("soak.phase", 1500*time.Millisecond, "how long TestSoak works with one host before it turns to the other")
 )
 
@@ -169,15 +170,30 @@ func (s *soakSide) phase(n int, d time.Duration) {
 	}
 	all.Wait()
 	if attackers != nil {
-		attackers.Process.Kill()
-		if out := attackers.Stdout.(*strings.Builder); attackers.Wait() != nil {
-			s.attacks += strings.Count(out.String(), "attack ")
-		}
+		s.ended(attackers)
 	}
 	if strings.Contains(s.logged(), "goroutine ") {
 		s.Errorf("%s: the host panicked:\n%s", s.name, s.logged())
 	}
 	s.sample()
+}
+
+// ended ends the attackers, who must not have ended before, and counts what they did.
+func (s *soakSide) ended(attackers *exec.Cmd) {
+	attackers.Process.Kill()
+	_ = attackers.Wait()
+	said := attackers.Stdout.(*strings.Builder).String()
+	if status := attackers.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGKILL {
+		s.Errorf("the attackers ended: %v\n%s", attackers.ProcessState, said)
+	}
+	for line := range strings.Lines(said) {
+		if strings.HasPrefix(line, "attack ") {
+			s.attacks++
+		}
+		if strings.Contains(line, "not a name") || strings.Contains(line, "client: host: limits") {
+			s.Errorf("an attack that is none: %s", line)
+		}
+	}
 }
 
 func (s *soakSide) honest(ctx context.Context) {
@@ -224,8 +240,22 @@ func (s *soakSide) swapMain(_ context.Context, n int) {
 	s.swaps++
 }
 
-// intrude replaces a policy beside the good ones by the next hostile module. It may be refused.
+// intrude replaces policies beside the good ones by hostile modules, one after the other.
 func (s *soakSide) intrude(ctx context.Context) {
+	for ctx.Err() == nil {
+		s.swapBeside(ctx)
+		select {
+		case <-ctx.Done():
+		case <-time.After(intruderStays):
+		}
+	}
+}
+
+// intruderStays is how long a hostile module is left to do what it does.
+const intruderStays = 4 * time.Second
+
+// swapBeside swaps the next hostile module in. It may be refused.
+func (s *soakSide) swapBeside(ctx context.Context) {
 	m := s.modules[0]
 	s.modules = append(s.modules[1:], m)
 	if err := os.WriteFile(filepath.Join(s.dir, "hostile.wasm"), m.Wasm, 0o600); err != nil {

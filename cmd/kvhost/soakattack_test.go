@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	endian "encoding/binary"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -29,19 +30,19 @@ import (
 const soakAttacker = "KVHOST_TEST_ATTACKER"
 
 const (
-	attackersAtOnce = 3
-	attackTime      = time.Second
-	hostileTenant   = 666
-	hostileBlocks   = 64
+	attackTime    = time.Second
+	hostileTenant = 666
+	hostileBlocks = 64
 )
 
 // startAttackers starts a process whose clients attack until it is killed. It has less of the processor than others: what a
 // host does for attackers counts here, not that they share a machine with it.
 func startAttackers(t *testing.T, socket string, seed uint64) *exec.Cmd {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.Command(os.Args[0], fmt.Sprintf("-soak.attackers=%d", *soakWidth))
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", soakAttacker, seed, socket), "GOMAXPROCS=2")
-	cmd.Stdout = &strings.Builder{}
+	said := &strings.Builder{}
+	cmd.Stdout, cmd.Stderr = said, said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -59,14 +60,16 @@ func attack(who string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	for i := range attackersAtOnce {
+	flag.Parse()
+	for i := range *soakWidth {
 		go func() {
 			a := &attacker{socket: socket, name: fmt.Sprintf("attacker-%d-%d", n, i), rng: rand.New(rand.NewPCG(n, uint64(i)))}
 			for round := range 1 << 30 {
-				which := (int(n)*attackersAtOnce + i + round*attackersAtOnce) % len(attacks)
-				fmt.Printf("attack %d\n", which)
+				which := (int(n)*3 + i + round**soakWidth) % len(attacks)
 				ctx, cancel := context.WithTimeout(context.Background(), attackTime)
-				_ = attacks[which](a, ctx) // hosts may refuse anything
+				began := time.Now()
+				err := attacks[which](a, ctx)
+				fmt.Printf("attack %d for %v: %v\n", which, time.Since(began), err) // hosts may refuse anything
 				cancel()
 			}
 		}()
@@ -97,7 +100,7 @@ func (a *attacker) namespace() chunk.Namespace {
 // hello is another engine each time.
 func (a *attacker) hello() client.Hello {
 	a.engines++
-	return client.Hello{Socket: a.socket, Engine: fmt.Sprintf("%s-%d", a.name, a.engines), Role: "\x1b[31mworker\n", LocalRanks: 1,
+	return client.Hello{Socket: a.socket, Engine: fmt.Sprintf("%s-%d", a.name, a.engines), Role: "worker", LocalRanks: 1,
 		Namespace: a.namespace(), Tenant: hostileTenant}
 }
 
@@ -342,17 +345,17 @@ func (a *attacker) comeInCrowds(ctx context.Context) error {
 
 // waitForWords orders jobs after words that never come.
 func (a *attacker) waitForWords(ctx context.Context) error {
+	memory, err := client.NewArena(8192)
+	if err != nil {
+		return err
+	}
+	defer memory.Close() // after the session, which touches it when it ends
 	s, arena, err := a.session(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.Close()
 	defer arena.Close()
-	memory, err := client.NewArena(8192)
-	if err != nil {
-		return err
-	}
-	defer memory.Close()
 	words, err := s.ShareSemaphores(ctx, memory, 0, 1024)
 	for n := 0; err == nil && n < 300; n++ {
 		_, err = s.StoreInOrder(ctx, uint32(n), 0, a.chunks(60), &client.Timeline{
