@@ -24,21 +24,43 @@ const (
 )
 
 // connections are the open connections of the descriptor socket, the one that has been silent longest first. A
-// client sends its descriptor as soon as it is connected. So when there are too many connections the first one is closed:
-// those that send nothing cannot keep others out.
+// client sends its descriptor as soon as it is connected. So when there are too many connections one is closed: of the
+// process that has most of them, the one that was silent longest. Those that send nothing cannot keep others out, and a
+// crowd cannot push out what another process has just sent.
 type connections struct {
 	mu   sync.Mutex
-	list list.List // of *net.UnixConn
+	list list.List // of connection
 }
 
-// add enters a connection, and closes the first one if there are too many.
-func (d *connections) add(c *net.UnixConn) *list.Element {
+type connection struct {
+	io.Closer
+	pid int32 // of the process that opened it
+}
+
+// add enters a connection, and makes room if there are too many.
+func (d *connections) add(c io.Closer, pid int32) *list.Element {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.list.Len() >= MaxDescriptorConns {
-		d.list.Remove(d.list.Front()).(*net.UnixConn).Close()
+		d.list.Remove(d.displaced()).(connection).Close()
 	}
-	return d.list.PushBack(c)
+	return d.list.PushBack(connection{c, pid})
+}
+
+// displaced is the first connection of the process that has most.
+func (d *connections) displaced() *list.Element {
+	count, first := map[int32]int{}, map[int32]*list.Element{}
+	most := int32(0)
+	for e := d.list.Front(); e != nil; e = e.Next() {
+		pid := e.Value.(connection).pid
+		if count[pid]++; count[pid] == 1 {
+			first[pid] = e
+		}
+		if count[pid] > count[most] {
+			most = pid
+		}
+	}
+	return first[most]
 }
 
 // heard notes that a connection is not silent.
@@ -76,7 +98,12 @@ func (d *Descriptors) Serve(l *Listener) {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		e := open.add(c)
+		peer, err := peerOf(c)
+		if err != nil { // it has gone already
+			c.Close()
+			continue
+		}
+		e := open.add(c, peer.Pid)
 		work.Go(func() {
 			defer open.remove(e)
 			defer c.Close()

@@ -164,19 +164,24 @@ func (l *Listener) AcceptPeer() (*net.UnixConn, error) {
 }
 
 func peerUID(c *net.UnixConn) (uint32, error) {
-	raw, err := c.SyscallConn()
+	cred, err := peerOf(c)
 	if err != nil {
 		return 0, err
 	}
-	var cred *unix.Ucred
+	return cred.Uid, nil
+}
+
+// peerOf is who opened a connection.
+func peerOf(c *net.UnixConn) (cred *unix.Ucred, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
 	var got error
 	if err := raw.Control(func(fd uintptr) {
 		cred, got = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
-		return 0, err
+		return nil, err
 	}
-	if got != nil {
-		return 0, got
-	}
-	return cred.Uid, nil
+	return cred, got
 }
