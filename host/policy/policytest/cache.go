@@ -2,12 +2,15 @@ package policytest
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
@@ -44,18 +47,21 @@ var CacheDir = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("policytest: %w", err)
 	}
-	dir := filepath.Join(all, sources[:16])
-	if exists(dir) {
-		return dir, nil
-	}
-	old, _ := filepath.Glob(filepath.Join(all, "*")) // the pattern is right
-	for _, o := range old {
-		if err := os.RemoveAll(o); err != nil {
+	dirs, _ := filepath.Glob(filepath.Join(all, "*")) // the pattern is right
+	for _, dir := range dirs {
+		// Tests of sources that were changed meanwhile may still run.
+		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > maxAge {
+			err = os.RemoveAll(dir)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("policytest: %w", err)
 		}
 	}
-	return dir, nil
+	return filepath.Join(all, sources[:16]), nil
 })
+
+// maxAge is how long what was compiled is kept, after the last that was added to it.
+const maxAge = 3 * 24 * time.Hour
 
 // digestOfHost is a digest of the sources on which the content of the cache depends. The cache's own keys have versions
 // that are raised by hand, and a test must not pass because of what an older host compiled.
