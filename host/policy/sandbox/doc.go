@@ -50,8 +50,8 @@
 //
 // The first use of a huge page takes a tenth of a millisecond for the fuel of one store. A guest that touches 4 GiB
 // page by page would take 0.2 s for 40,000 units. So the pages of a large memory are populated before the guest runs,
-// and when it grows by a MiB or more, by a system call that holds up neither scheduler nor garbage collector. The
-// policy's tables occupy their memory from the start.
+// and when it grows by a MiB or more, by system calls of 8 MiB each, which hold up neither scheduler nor garbage
+// collector. The policy's tables occupy their memory from the start.
 //
 // # Stacks are bounded
 //

@@ -165,6 +165,33 @@ func TestMemoryIsPopulated(t *testing.T) {
 	check("after growing")
 }
 
+// Growing by much is done in steps: no system call makes more than 8 MiB, and the steps are what the guest asked for.
+func TestMemoryGrowsInSteps(t *testing.T) {
+	var steps []int
+	madvise = func(b []byte, advice int) error {
+		if advice == unix.MADV_POPULATE_WRITE {
+			steps = append(steps, len(b))
+		}
+		return unix.Madvise(b, advice)
+	}
+	defer func() { madvise = unix.Madvise }()
+	const pages = 4096
+	g := setup("grow", events(1, 1, nil), i32(pages), 0x40, 0, opDrop).guest
+	in := g.instance(t, g.compiled(t, 65536, nil))
+	if _, err := spend(t, in, setupExport, 1<<40); err != nil || in.MemorySize() != (pages+1)<<16 {
+		t.Fatalf("%d bytes: %v", in.MemorySize(), err)
+	}
+	sum := 0
+	for _, n := range steps {
+		if sum += n; n > 8<<20 {
+			t.Errorf("one step of %d bytes", n)
+		}
+	}
+	if sum != pages<<16 {
+		t.Errorf("%d steps made %d bytes, want %d", len(steps), sum, pages<<16)
+	}
+}
+
 // Stacks stay small: a call whose frames are large pays for them, and one that nested too deeply is a fault even if it
 // has returned.
 func TestStacksAreBounded(t *testing.T) {

@@ -60,11 +60,25 @@ func (m *mapped) Reallocate(size uint64) []byte {
 	return m.all[:size:size]
 }
 
+// populateStep is what one system call populates. It takes less than a millisecond. Whatever waits for the process's
+// memory map meanwhile, such as the growth of Go's heap, waits for one step.
+const populateStep = 4 * hugePage
+
+// madvise is a variable so that tests can watch it.
+var madvise = unix.Madvise
+
 // populate faults in the pages of a memory that may have huge ones. The first use of such a page takes a tenth of a
 // millisecond, for which the guest would pay the fuel of one load. What grows by less pays more for growing.
 func populate(memory []byte) {
-	if len(memory) >= hugeFrom {
-		_ = unix.Madvise(memory, unix.MADV_POPULATE_WRITE) // fails before Linux 5.14; pages then come at first use
+	if len(memory) < hugeFrom {
+		return
+	}
+	for len(memory) > 0 {
+		n := min(len(memory), populateStep)
+		if madvise(memory[:n], unix.MADV_POPULATE_WRITE) != nil {
+			return // before Linux 5.14; pages then come at first use
+		}
+		memory = memory[n:]
 	}
 }
 

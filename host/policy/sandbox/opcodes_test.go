@@ -12,6 +12,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/abi"
 )
 
@@ -197,6 +199,11 @@ func (c *class) measure(t testing.TB, fuel uint64) (perUnit float64, longest tim
 		longest, last = max(longest, now-last), now
 		return now
 	}
+	madvise = func(b []byte, advice int) error { // between two steps of growing others run, too
+		defer clock()
+		return unix.Madvise(b, advice)
+	}
+	defer func() { madvise = unix.Madvise }()
 	code := c.guest.compiled(t, 65536, clock)
 	in := c.guest.instance(t, code)
 	if c.prepare {
