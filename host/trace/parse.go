@@ -13,7 +13,6 @@ import (
 // takes ten times as long.
 func parse(line []byte, req *Request) error {
 	p := parser{b: line}
-	*req = Request{HashIDs: req.HashIDs[:0]}
 	if err := p.object(req); err != nil {
 		return err
 	}

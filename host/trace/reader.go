@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"strings"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -47,6 +48,8 @@ func (r *Request) Hints() abi.Hints {
 // Reader reads the requests of a trace one by one. It is not safe for concurrent use.
 type Reader struct {
 	name   string
+	format format
+	fields columns // of CSV
 	src    io.Reader
 	close  []func() error
 	packed bool
@@ -72,15 +75,18 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
-// NewReader reads a trace from src; name is for errors.
+// NewReader reads a trace from src. name is for errors, and its extension says how requests are written.
 func NewReader(src io.Reader, name string) (*Reader, error) {
-	r := &Reader{name: name, buf: make([]byte, readSize)}
+	r := &Reader{name: name, format: formatOf(name), buf: make([]byte, readSize)}
 	n, err := io.ReadFull(src, r.buf[:4])
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 		return nil, fmt.Errorf("%w: %s: %w", ErrInput, name, err)
 	}
 	head := r.buf[:n]
-	whole := io.MultiReader(bytes.NewReader(bytes.Clone(head)), src)
+	if r.format == oracleGeneral && !strings.HasSuffix(name, ".gz") && !strings.HasSuffix(name, ".zst") {
+		head = nil // a record may begin as a compressed file does
+	}
+	whole := io.MultiReader(bytes.NewReader(bytes.Clone(r.buf[:n])), src)
 	switch {
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
 		z, err := gzip.NewReader(whole)
@@ -123,22 +129,38 @@ func (r *Reader) Close() error {
 // error it returns the same error again.
 func (r *Reader) Next(req *Request) error {
 	for r.err == nil {
-		line, err := r.readLine()
-		if err != nil {
+		*req = Request{HashIDs: req.HashIDs[:0]}
+		if r.format == oracleGeneral {
+			r.err = r.nextRecord(req)
+		} else if line, err := r.readLine(); err != nil {
 			r.err = err
-			break
-		}
-		if len(bytes.TrimSpace(line)) == 0 {
+		} else if len(bytes.TrimSpace(line)) == 0 {
 			continue
-		}
-		if err := parse(line, req); err != nil {
+		} else if err := r.parse(line, req); err == errHeader {
+			continue
+		} else if err != nil {
 			r.err = fmt.Errorf("%s:%d: %w", r.name, r.line, err)
-			break
 		}
-		req.Line = r.line
-		return nil
+		if r.err == nil {
+			req.Line = r.line
+			return nil
+		}
 	}
 	return r.err
+}
+
+// parse parses a line of text.
+func (r *Reader) parse(line []byte, req *Request) error {
+	if r.format == jsonLines {
+		return parse(line, req)
+	}
+	if r.fields == (columns{}) {
+		var header bool
+		if r.fields, header = headerOf(line); header {
+			return errHeader
+		}
+	}
+	return r.fields.parseCSV(line, req)
 }
 
 // readLine returns the next line without its line break. It is valid until the next call. A last line without a line
@@ -157,27 +179,40 @@ func (r *Reader) readLine() ([]byte, error) {
 		if r.hi-r.lo > MaxLine {
 			return nil, fmt.Errorf("%s:%d: %w: a line of more than %d bytes", r.name, r.line+1, ErrBounds, MaxLine)
 		}
-		if r.lo > 0 {
-			copy(r.buf, r.buf[r.lo:r.hi])
-			r.lo, r.hi = 0, r.hi-r.lo
-		}
-		if r.hi == len(r.buf) {
-			r.buf = append(r.buf, make([]byte, len(r.buf))...)
-		}
-		searched = r.hi
-		n, err := r.src.Read(r.buf[r.hi:])
-		r.hi += n
-		r.srcErr = err
+		searched = r.hi - r.lo
+		r.fill()
 	}
 }
 
+// fill moves what is not used yet to the start of the buffer, and reads more behind it.
+func (r *Reader) fill() {
+	if r.lo > 0 {
+		copy(r.buf, r.buf[r.lo:r.hi])
+		r.lo, r.hi = 0, r.hi-r.lo
+	}
+	if r.hi == len(r.buf) {
+		r.buf = append(r.buf, make([]byte, len(r.buf))...)
+	}
+	n, err := r.src.Read(r.buf[r.hi:])
+	r.hi += n
+	r.srcErr = err
+}
+
+// sourceError is what the source said at its end, nil if that was the end and no error.
+func (r *Reader) sourceError() error {
+	if r.srcErr == io.EOF {
+		return nil
+	}
+	what := "reading"
+	if r.packed {
+		what = "decompressing"
+	}
+	return fmt.Errorf("%s:%d: %w: %s: %w", r.name, r.line+1, ErrInput, what, r.srcErr)
+}
+
 func (r *Reader) lastLine() ([]byte, error) {
-	if r.srcErr != io.EOF {
-		what := "reading"
-		if r.packed {
-			what = "decompressing"
-		}
-		return nil, fmt.Errorf("%s:%d: %w: %s: %w", r.name, r.line+1, ErrInput, what, r.srcErr)
+	if err := r.sourceError(); err != nil {
+		return nil, err
 	}
 	if r.lo == r.hi {
 		return nil, io.EOF
