@@ -30,6 +30,8 @@ type simFlags struct {
 	order      string
 	plots      []string
 	asJSON     bool
+	asCSV      bool
+	warmup     string
 	quiet      bool
 	parallel   int
 	chunkBytes string
@@ -76,7 +78,8 @@ numbering its chunks and compiling the modules.`,
 	}
 	fl := cmd.Flags()
 	fl.SortFlags = false
-	fl.StringSliceVar(&f.traces, "trace", nil, "trace files, separated by commas; repeatable")
+	fl.StringSliceVar(&f.traces, "trace", nil,
+		"trace files, separated by commas; repeatable. JSON lines, *.csv or *.oracleGeneral, plain, .gz or .zst")
 	fl.StringArrayVar(&f.policies, "policy", nil, "policy to simulate; repeatable (default lru.wasm and belady)")
 	fl.StringVar(&f.policyDir, "policy-dir", "",
 		"directory that is searched for policies by name before the embedded ones")
@@ -86,6 +89,8 @@ numbering its chunks and compiling the modules.`,
 		"order in which a request touches its chunks: forward or tail-first")
 	fl.StringArrayVar(&f.plots, "plot", nil, "draw miss-ratio curves to this .svg or .html file; repeatable")
 	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array instead of tables")
+	fl.BoolVar(&f.asCSV, "csv", false, "print lines of CSV, with the columns of --json, instead of tables")
+	fl.StringVar(&f.warmup, "warmup", "", "requests at the start of a trace that fill the cache and do not count: 10%, or 5000")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
 	fl.StringVar(&f.chunkBytes, "chunk-bytes", "",
@@ -120,6 +125,9 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	if g.Options.Order, err = sim.ParseOrder(f.order); err != nil {
 		return usageError{err}
 	}
+	if g.Options.Warmup, err = sim.ParseWarmup(f.warmup); err != nil {
+		return usageError{err}
+	}
 	if err := f.sizes(g); err != nil {
 		return usageError{err}
 	}
@@ -151,7 +159,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	g.Options.Progress = func(accesses int) { bar.step(int64(accesses), "") }
 	o, err := g.Run(ctx)
 	bar.end()
-	if errors.Is(err, sim.ErrCapacity) {
+	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrWarmup) {
 		return usageError{err}
 	} else if err != nil {
 		return err
@@ -159,10 +167,11 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	if err := f.draw(o); err != nil {
 		return err
 	}
-	if f.asJSON {
-		e := json.NewEncoder(os.Stdout)
-		e.SetIndent("", "  ")
-		return e.Encode(o.Results)
+	switch {
+	case f.asCSV:
+		return o.WriteCSV(os.Stdout)
+	case f.asJSON:
+		return printJSON(o.Results)
 	}
 	if err := o.WriteTable(os.Stdout); err != nil {
 		return err
@@ -235,6 +244,12 @@ func (f *simFlags) draw(o *sim.Outcome) error {
 		}
 	}
 	return nil
+}
+
+func printJSON(results any) error {
+	e := json.NewEncoder(os.Stdout)
+	e.SetIndent("", "  ")
+	return e.Encode(results)
 }
 
 func writeFile(path string, write func(io.Writer) error) error {

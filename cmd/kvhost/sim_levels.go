@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -99,15 +98,16 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 	g.Options.Progress = func(accesses int) { bar.step(int64(accesses), "") }
 	o, err := g.Run(ctx)
 	bar.end()
-	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrPolicy) {
+	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrPolicy) || errors.Is(err, sim.ErrWarmup) {
 		return usageError{err}
 	} else if err != nil {
 		return err
 	}
-	if f.asJSON {
-		e := json.NewEncoder(os.Stdout)
-		e.SetIndent("", "  ")
-		return e.Encode(o.Results)
+	switch {
+	case f.asCSV:
+		return o.WriteCSV(os.Stdout)
+	case f.asJSON:
+		return printJSON(o.Results)
 	}
 	return o.WriteTable(os.Stdout)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/csv"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -113,6 +114,18 @@ func TestSimLevels(t *testing.T) {
 	}
 }
 
+func TestSimCSV(t *testing.T) {
+	r := finish(t, command(t, t.TempDir(), "sim", "--trace", simTrace(t), "--policy", "native:lru", "--capacity", "5%,10%",
+		"--warmup", "10%", "--csv"))
+	lines, err := csv.NewReader(strings.NewReader(r.stdout)).ReadAll()
+	if r.code != exitOK || err != nil || len(lines) != 3 || lines[0][0] != "trace" || lines[2][0] != "mixed" {
+		t.Fatalf("exit %d, %v: %s%s", r.code, err, r.stdout, r.stderr)
+	}
+	if at := slices.Index(lines[0], "warmup"); at < 0 || lines[1][at] != "200" {
+		t.Errorf("%s", r.stdout)
+	}
+}
+
 func TestSimExitCodes(t *testing.T) {
 	path, dir := simTrace(t), t.TempDir()
 	broken := filepath.Join(dir, "broken.jsonl")
@@ -139,6 +152,8 @@ func TestSimExitCodes(t *testing.T) {
 		{"a bad order", []string{"--trace", path, "--order", "backward"}, exitUsage, "backward"},
 		{"a bad plot", []string{"--trace", path, "--plot", "c.png"}, exitUsage, "c.png"},
 		{"a bad chunk size", []string{"--trace", path, "--chunk-bytes", "none"}, exitUsage, "none"},
+		{"a bad warm-up", []string{"--trace", path, "--warmup", "3GiB"}, exitUsage, `"3GiB"`},
+		{"nothing after the warm-up", []string{"--trace", path, "--warmup", "2000"}, exitUsage, "leaves nothing"},
 		{"a level without a speed", []string{"--trace", path, "--level", "0=2%,1=5%", "--cost", "0=50"}, exitUsage, "level 1 loads at"},
 		{"a speed without a level", []string{"--trace", path, "--cost", "0=50"}, exitUsage, "--cost wants --level"},
 		{"levels and capacities", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--capacity", "5%"}, exitUsage,

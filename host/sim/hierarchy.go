@@ -40,6 +40,16 @@ func (h *hierarchy) nearest(id uint32) (n int, slot uint32) {
 	return -1, abi.None
 }
 
+// restart counts from here on: what is resident stays.
+func (h *hierarchy) restart() {
+	h.refused = 0
+	for n := range h.levels {
+		l := &h.levels[n]
+		l.figures = LevelFigures{Level: n, Capacity: l.figures.Capacity}
+		l.shed = 0
+	}
+}
+
 // request looks up one request's chunks and stores those that are missing. It returns the length of the resident
 // prefix.
 func (h *hierarchy) request(ids []uint32, number uint32, now uint64, hints abi.Hints, order Order) (prefix int,

@@ -20,6 +20,7 @@ type LevelResult struct {
 	Write          string  `json:"write"`
 	Order          string  `json:"order"`
 	ChunkBytes     int64   `json:"chunk_bytes"`
+	Warmup         int     `json:"warmup"` // requests before those that count
 	Accesses       int     `json:"accesses"`
 	Hits           int     `json:"hits"` // in any level
 	MissRatio      float64 `json:"miss_ratio"`
@@ -131,9 +132,17 @@ func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Admissio
 		return r, err
 	}
 	defer h.close()
+	first, err := g.Options.Warmup.Requests(w)
+	if err != nil {
+		return r, err
+	}
 	costs := g.Options.Prefill.upTo(w.longest)
 	lo, done := 0, 0
 	for i, end := range w.ends {
+		if i == first {
+			h.restart()
+			r.PrefixHits, r.PrefillSeconds = 0, 0
+		}
 		prefix, err := h.request(w.ids[lo:end], uint32(i)+1, w.times[i], w.hints[i], g.Options.Order)
 		if err != nil {
 			return r, fmt.Errorf("sim: %s: request %d: %w", r.Policy, i+1, err)
@@ -154,7 +163,7 @@ func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Admissio
 			return r, fmt.Errorf("sim: %s: level %d: %w", r.Policy, n, err)
 		}
 	}
-	r.Accesses, r.RecomputeSeconds = len(w.ids), g.Options.Prefill.total(w)
+	r.Warmup, r.Accesses, r.RecomputeSeconds = first, w.accessesFrom(first), g.Options.Prefill.total(w, first)
 	r.count(h, g)
 	r.Seconds = time.Since(started).Seconds()
 	return r, nil

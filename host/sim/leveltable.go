@@ -12,8 +12,8 @@ func (o *LevelOutcome) WriteTable(out io.Writer) error {
 	var b strings.Builder
 	for i, w := range g.Workloads {
 		results := o.Results[i*g.rows() : (i+1)*g.rows()]
-		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks of %s; %s\n\n", w.Name, w.Requests(), w.Accesses(),
-			w.Unique(), bytesText(g.ChunkBytes), g.Options.Order)
+		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks of %s; %s%s\n\n", w.Name, w.Requests(), w.Accesses(),
+			w.Unique(), bytesText(g.ChunkBytes), g.Options.Order, warmed(results[0].Warmup))
 		farthest := len(g.Levels) - 1
 		rows := [][]string{{"all levels", "hit ratio", "prefix hits", "loaded", "written", "written below 0", "prefill saved",
 			"loading", "saved", fmt.Sprintf("over level %d", farthest)}}

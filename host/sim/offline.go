@@ -34,12 +34,19 @@ func (w *Workload) RunBelady(ctx context.Context, capacity int, o Options) (Resu
 
 func (w *Workload) offline(ctx context.Context, capacity int, o Options) (Result, error) {
 	r := Result{Capacity: capacity}
+	first, err := o.Warmup.Requests(w)
+	if err != nil {
+		return r, err
+	}
 	next := w.next()
 	costs := o.Prefill.upTo(w.longest)
 	h := newFarthest(len(w.keys))
 	started := time.Now()
 	lo, done := 0, 0
-	for _, end := range w.ends {
+	for i, end := range w.ends {
+		if i == first {
+			r = Result{Capacity: capacity}
+		}
 		ids := w.ids[lo:end]
 		prefix := 0
 		for prefix < len(ids) && h.has(ids[prefix]) {
@@ -70,7 +77,7 @@ func (w *Workload) offline(ctx context.Context, capacity int, o Options) (Result
 			}
 		}
 	}
-	r.finish(w, &o, started)
+	r.finish(w, &o, first, started)
 	if o.Progress != nil {
 		o.Progress(lo - done)
 	}

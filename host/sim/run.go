@@ -40,6 +40,7 @@ type Options struct {
 	ChunkUnits uint32 // size of a chunk in units of 4 KiB; 0 means 1
 	Prefill    Prefill
 	Seed       uint64
+	Warmup     Warmup // requests that fill the root before anything is counted
 	// Progress, when set, is called every few thousand accesses with their number.
 	Progress func(accesses int)
 }
@@ -64,15 +65,17 @@ type Result struct {
 
 	Seconds    float64 `json:"seconds"` // of the policy's loop
 	PrefixHits int     `json:"prefix_hits"`
+	Warmup     int     `json:"warmup"` // requests before those that count
 }
 
-func (r *Result) finish(w *Workload, o *Options, started time.Time) {
-	r.Trace, r.Accesses, r.Order = w.Name, len(w.ids), o.Order.String()
+// finish fills in what follows from the counts. first is the first request that counts.
+func (r *Result) finish(w *Workload, o *Options, first int, started time.Time) {
+	r.Trace, r.Accesses, r.Order, r.Warmup = w.Name, w.accessesFrom(first), o.Order.String(), first
 	r.Seconds = time.Since(started).Seconds()
 	r.MissRatio = 1 - float64(r.Hits)/float64(r.Accesses)
 	r.PrefixHitRatio = float64(r.PrefixHits) / float64(r.Accesses)
-	r.AccessesPerSecond = float64(r.Accesses) / r.Seconds
-	r.RecomputeSeconds = o.Prefill.total(w)
+	r.AccessesPerSecond = float64(len(w.ids)) / r.Seconds
+	r.RecomputeSeconds = o.Prefill.total(w, first)
 	if r.RecomputeSeconds > 0 {
 		r.SavedRatio = r.SavedSeconds / r.RecomputeSeconds
 	}
@@ -87,6 +90,10 @@ func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Conf
 	r := Result{Policy: m.Name(), Capacity: capacity}
 	if capacity < 1 {
 		return r, fmt.Errorf("%w: %d chunks", ErrCapacity, capacity)
+	}
+	first, err := o.Warmup.Requests(w)
+	if err != nil {
+		return r, err
 	}
 	capacity = min(capacity, len(w.keys))
 	o.ChunkUnits = max(1, o.ChunkUnits)
@@ -103,6 +110,9 @@ func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Conf
 	started := time.Now()
 	lo, done := 0, 0
 	for i, end := range w.ends {
+		if i == first {
+			r, c.hits, c.evictions, c.shed = Result{Policy: r.Policy, Capacity: r.Capacity}, 0, 0, 0
+		}
 		ids := w.ids[lo:end]
 		prefix, err := c.request(ids, uint32(i)+1, w.times[i], w.hints[i], o.Order)
 		if err != nil {
@@ -123,7 +133,7 @@ func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Conf
 		return r, fmt.Errorf("sim: %s: %w", r.Policy, err)
 	}
 	r.Hits, r.Evictions, r.Shed = c.hits, c.evictions, c.shed
-	r.finish(w, &o, started)
+	r.finish(w, &o, first, started)
 	if o.Progress != nil {
 		o.Progress(lo - done)
 	}

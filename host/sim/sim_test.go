@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
@@ -364,6 +365,18 @@ func TestLoad(t *testing.T) {
 	w, err := Load(context.Background(), path)
 	if err != nil || w.Name != "a" || w.Unique() != 2 || w.times[0] != 5e6 {
 		t.Errorf("%+v, %v", w, err)
+	}
+	for name, text := range map[string]string{
+		"b.csv": "0,4\n1,4\n", "b.oracleGeneral": strings.Repeat("\x01\x00\x00\x00"+strings.Repeat("\x04", 20), 2),
+	} {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w, err := Load(context.Background(), path)
+		if err != nil || w.Name != "b" || w.Unique() != 1 || w.Accesses() != 2 || w.times[1] != 1e9 {
+			t.Errorf("%s: %+v, %v", name, w, err)
+		}
 	}
 	if _, err := Load(context.Background(), path+".gz"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)

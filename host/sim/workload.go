@@ -38,6 +38,17 @@ func (w *Workload) Accesses() int { return len(w.ids) }
 // Unique is the number of different chunks.
 func (w *Workload) Unique() int { return len(w.keys) }
 
+// startOf is where a request's accesses begin.
+func (w *Workload) startOf(request int) uint32 {
+	if request == 0 {
+		return 0
+	}
+	return w.ends[request-1]
+}
+
+// accessesFrom is the number of accesses from a request on.
+func (w *Workload) accessesFrom(request int) int { return len(w.ids) - int(w.startOf(request)) }
+
 // maxAccesses keeps positions within u32.
 const maxAccesses = math.MaxUint32 - 1
 
@@ -54,7 +65,7 @@ func Load(ctx context.Context, path string) (*Workload, error) {
 // traceName is a file's name without its extensions.
 func traceName(path string) string {
 	name := filepath.Base(path)
-	for _, suffix := range []string{".zst", ".gz", ".jsonl"} {
+	for _, suffix := range []string{".zst", ".gz", ".jsonl", ".csv", ".bin", ".oracleGeneral"} {
 		name = strings.TrimSuffix(name, suffix)
 	}
 	return name
