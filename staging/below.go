@@ -401,9 +401,20 @@ func (b *belowFS) Lock(name string) (io.Closer, error) {
 		return nil, err
 	}
 	defer p.leave()
-	fd, err := p.openFile(unix.O_RDWR|unix.O_CREAT, 0o600)
-	if err != nil {
-		return nil, pathError("lock", name, err)
+	for {
+		fd, err := p.openFile(unix.O_RDWR|unix.O_CREAT, 0o600)
+		if err != nil {
+			return nil, pathError("lock", name, err)
+		}
+		f := newOSFile(fd, name, false)
+		lock, err := lockFile(f)
+		if err != nil {
+			return nil, err
+		}
+		var st unix.Stat_t
+		if info, err := f.Stat(); err == nil && p.lstat(&st) == nil && info.Same(infoOf(&st)) {
+			return lock, nil
+		}
+		_ = lock.Close() // the name leads to another file since
 	}
-	return lockFile(newOSFile(fd, name, false))
 }

@@ -1,8 +1,6 @@
 package staging
 
 import (
-	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"path"
@@ -90,8 +88,7 @@ func (t *top) seen(info *Info) {
 	}
 }
 
-// lock opens what is at the path now and locks it. Where a file system cannot lock directories, as over NFS, nothing is
-// locked.
+// lock opens what is at the path now and locks it.
 func (t *top) lock() (io.Closer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -99,12 +96,8 @@ func (t *top) lock() (io.Closer, error) {
 	if err != nil {
 		return nil, pathError("lock", t.path, err)
 	}
-	switch err := retry(func() error { return unix.Flock(dir.fd, unix.LOCK_EX|unix.LOCK_NB) }); err {
-	case nil, unix.EBADF, unix.ENOLCK, unix.ENOSYS, unix.EOPNOTSUPP, unix.EINVAL:
-	case unix.EWOULDBLOCK:
-		return nil, errors.Join(fmt.Errorf("%w: the directory %s", ErrLocked, t.path), dir.Close())
-	default:
-		return nil, errors.Join(pathError("flock", t.path, err), dir.Close())
+	if _, err := lockDirectory(dir.osFile); err != nil {
+		return nil, err
 	}
 	dir.locked = true
 	if old := t.now.Swap(dir); old != nil && !old.locked { // who has locked the old one closes it

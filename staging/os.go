@@ -1,6 +1,7 @@
 package staging
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -128,6 +129,11 @@ func spaceOf(st *unix.Statfs_t) Space {
 // Lock implements [FS]. It writes the process id into the file, for the error message of others.
 func (osFS) Lock(name string) (io.Closer, error) {
 	fd, err := open(name, unix.O_RDWR|unix.O_CREAT, 0o600)
+	if errors.Is(err, unix.EISDIR) {
+		if fd, err = open(name, unix.O_RDONLY|unix.O_DIRECTORY, 0); err == nil {
+			return lockDirectory(newOSFile(fd, name, false))
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -150,6 +156,19 @@ func lockFile(f *osFile) (io.Closer, error) {
 		_, _ = f.WriteAt([]byte(text), 0) // the lock is held also on a full disk
 	}
 	return f, nil
+}
+
+// lockDirectory locks an open directory, and closes it when that fails. Where a file system cannot lock directories, as
+// over NFS, nothing is locked.
+func lockDirectory(f *osFile) (io.Closer, error) {
+	switch err := retry(func() error { return unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB) }); err {
+	case nil, unix.EBADF, unix.ENOLCK, unix.ENOSYS, unix.EOPNOTSUPP, unix.EINVAL:
+		return f, nil
+	case unix.EWOULDBLOCK:
+		return nil, errors.Join(fmt.Errorf("%w: the directory %s", ErrLocked, f.name), f.Close())
+	default:
+		return nil, errors.Join(pathError("flock", f.name, err), f.Close())
+	}
 }
 
 func holder(f *osFile) string {

@@ -170,6 +170,9 @@ func TestNamesThroughOtherPieces(t *testing.T) {
 					t.Error("it still names pieces")
 				}
 				eventually(t, time.Minute, func() bool { return !f.store.roots[0].recovery.Named(f.space.Class(0).Place) })
+				// From then on nobody looks again.
+				n := &f.store.roots[0].renaming
+				eventually(t, time.Minute, func() bool { _, ok := n.settled.Load(f.space.Class(0).Place); return ok })
 				if got := f.hits(); got != hostilePieces {
 					t.Errorf("%d hits under the built-in names", got)
 				}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +19,9 @@ type renaming struct {
 	busy   atomic.Bool                            // one look at the files at a time
 	looked atomic.Int64                           // when a doubted policy was right, in Unix nanoseconds
 	at     map[*catalog.PlaceGeneration]time.Time // when a generation is due; for the upkeep only
+	// settled are the generations in quarantine of which no piece is left under their names. What is stored later gets the
+	// built-in names, so the index is not gone through again.
+	settled sync.Map
 }
 
 // Pauses between two looks for pieces of one place policy.
@@ -42,6 +46,11 @@ func (n *renaming) upkeep(ctx context.Context, r *root) {
 	}
 	for _, g := range r.store.catalog.Generations() {
 		quarantined := g.Policy.Quarantined()
+		if _, settled := n.settled.Load(g); settled && quarantined {
+			continue
+		} else if settled {
+			n.settled.Delete(g)
+		}
 		now := r.store.cfg.Now()
 		if quarantined && now.Before(n.at[g]) || !quarantined && !n.doubts(r, g) || !n.busy.CompareAndSwap(false, true) {
 			continue
@@ -78,6 +87,7 @@ func (n *renaming) look(ctx context.Context, r *root, g *catalog.PlaceGeneration
 func (n *renaming) rename(ctx context.Context, r *root, g *catalog.PlaceGeneration) {
 	defer n.busy.Store(false)
 	if !r.recovery.Named(g) {
+		n.settled.Store(g, struct{}{})
 		return
 	}
 	renamed, left, err := r.recovery.RenamePieces(ctx, g)

@@ -19,8 +19,7 @@ type returning struct{ *root }
 
 // checkHealth is the upkeep's part: it notices that the directory is gone, and takes the root back.
 func (r *root) checkHealth(ctx context.Context) {
-	if r.Health.Takes() {
-		r.directory.Present()
+	if r.Health.Serves() && !r.directory.Present() || r.Health.Takes() {
 		return
 	}
 	r.Health.Check(ctx, returning{r})

@@ -101,32 +101,27 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		},
 	}}
 	r.budget = newWriteBudget(r)
-	r.directory = health.NewDirectory(r.Health, r.Path, r.lockName(), pieceformat.RootDirs[:])
+	r.directory = health.NewDirectory(r.Health, r.Path, r.lockName(), pieceformat.RootDirs[:], !cfg.Shared)
 	return r, nil
 }
 
 // take makes the directories and takes the lock. No piece is looked at yet.
 func (r *root) take(ctx context.Context) (err error) {
-	for _, d := range pieceformat.RootDirs {
-		if err := r.FS.MkdirAll(r.Path+"/"+d, 0o700); err != nil {
+	if err := r.FS.MkdirAll(r.Path, 0o700); err != nil {
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
+	}
+	// What the root holds is only as durable as its own name.
+	if err := r.FS.SyncDir(filepath.Dir(r.Path)); err != nil && !errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("store: root %s: %w: %w", r.Path, ErrSync, err)
+	}
+	if err := r.lockRoot(ctx); err != nil {
+		return err
+	}
+	for _, file := range pieceformat.RootFiles {
+		if err := health.Clear(r.FS, r.Slash+file+r.rules.suffix, false, r.Log); err != nil {
 			return fmt.Errorf("store: root %s: %w", r.Path, err)
 		}
 	}
-	// What the root holds is only as durable as its own name and those of the store's directories.
-	for _, d := range []string{filepath.Dir(r.Path), r.Path, r.Path + "/" + pieceformat.MetaDir} {
-		if err := r.FS.SyncDir(d); err != nil && !(errors.Is(err, fs.ErrPermission) && d == filepath.Dir(r.Path)) {
-			return fmt.Errorf("store: root %s: %w: %w", r.Path, ErrSync, err)
-		}
-	}
-	self, err := r.FS.Stat(r.Path)
-	if err != nil {
-		return fmt.Errorf("store: root %s: %w", r.Path, err)
-	}
-	lock, err := r.lockRoot(ctx)
-	if err != nil {
-		return err
-	}
-	r.directory.Opened(self, lock)
 	r.recovery.SweepTemps()
 	if err := r.budget.Load(); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.Path, err)

@@ -3,11 +3,11 @@ package store
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -84,39 +84,70 @@ func TestScanHangsIsNoDamage(t *testing.T) {
 	f.checkUsed()
 }
 
-// TestNamespaceIsDamaged: pieces of a namespace whose text is there and wrong wait for a session that opens it, or for
-// fsck. Those of one whose text is gone are nobody's.
+// TestNamespaceIsDamaged: a namespace survives damage to one of the two copies of its text, whichever it is. When both
+// are there and wrong, its pieces wait for a session that opens it, or for fsck. When both are gone they are nobody's.
 func TestNamespaceIsDamaged(t *testing.T) {
-	for _, gone := range []bool{false, true} {
-		t.Run(fmt.Sprint(gone), func(t *testing.T) {
+	copies := pieceformat.Copies(pieceformat.NamespacesDir)
+	for _, c := range []struct {
+		name  string
+		dirs  []string
+		spoil func(name string) error
+		lost  bool
+	}{
+		{"a bit of the first", copies[:1], flipBit, false},
+		{"a bit of the second", copies[1:], flipBit, false},
+		{"a bit of both", copies, flipBit, false},
+		{"first gone", copies[:1], os.Remove, false},
+		{"second gone", copies[1:], os.Remove, false},
+		{"both gone", copies, os.Remove, true},
+		{"no bytes", copies[:1], func(name string) error { return os.Truncate(name, 0) }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			f := newFixture(t, t.TempDir(), 200, 1)
 			f.mustPut(0, 1, 2)
 			if err := f.store.Close(); err != nil {
 				t.Fatal(err)
 			}
 			dir := f.cfg.Roots[0].Path
-			text := filepath.Join(dir, pieceformat.NamespacesDir, f.ns.Digest().String())
 			err := os.Remove(filepath.Join(dir, pieceformat.CheckpointFile))
-			if gone {
-				err = errors.Join(err, os.Remove(text))
-			} else {
-				put(t, text, []byte("model=another\n"))
+			for _, d := range c.dirs {
+				err = errors.Join(err, c.spoil(filepath.Join(dir, d, f.ns.Digest().String())))
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
 			f.start()
-			if got, want := quarantined(t, dir), map[bool]int{true: 3}[gone]; got != want {
+			if got, want := quarantined(t, dir), map[bool]int{true: 3}[c.lost]; got != want {
 				t.Errorf("%d files in quarantine, want %d", got, want)
+			}
+			for n := range uint64(3) {
+				if f.has(n) != (len(c.dirs) == 1) {
+					t.Errorf("key %d: hit %t", n, !c.lost)
+				}
 			}
 			f.restart()
 			for n := range uint64(3) {
-				if f.has(n) == gone {
-					t.Errorf("key %d: hit %t", n, !gone)
+				if f.has(n) == c.lost {
+					t.Errorf("key %d after another start: hit %t", n, !c.lost)
+				}
+			}
+			for _, d := range copies {
+				b, err := os.ReadFile(filepath.Join(dir, d, f.ns.Digest().String()))
+				if err != nil || chunk.TextDigest(b) != f.ns.Digest() {
+					t.Errorf("the copy in %s is not sound: %v", d, err)
 				}
 			}
 		})
 	}
+}
+
+func flipBit(name string) error {
+	b, err := os.ReadFile(name)
+	if err == nil {
+		b[len(b)/2] ^= 4
+		err = os.WriteFile(name, b, 0o600)
+	}
+	return err
 }
 
 // TestPublishWhereSomethingCannotBeRead leaves alone what stands under a put's name: nobody knows what it is.

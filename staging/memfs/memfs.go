@@ -337,6 +337,9 @@ func (f *FS) Statfs(name string) (staging.Space, error) {
 // Lock implements [staging.FS].
 func (f *FS) Lock(name string) (io.Closer, error) {
 	file, err := f.open(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err == unix.EISDIR {
+		return f.lockDirectory(name)
+	}
 	if err != nil {
 		return nil, pathError("lock", name, err)
 	}
@@ -344,6 +347,26 @@ func (f *FS) Lock(name string) (io.Closer, error) {
 		return nil, errors.Join(fmt.Errorf("%w: %s", staging.ErrLocked, name), file.Close())
 	}
 	return lock{file}, nil
+}
+
+func (f *FS) lockDirectory(name string) (io.Closer, error) {
+	n, err := f.directory("lock", name)
+	if err != nil {
+		return nil, err
+	}
+	if n.locked.Swap(true) {
+		return nil, fmt.Errorf("%w: %s", staging.ErrLocked, name)
+	}
+	return directoryLock{n}, nil
+}
+
+// directoryLock is the lock on a directory.
+type directoryLock struct{ *node }
+
+// Close releases the lock.
+func (l directoryLock) Close() error {
+	l.locked.Store(false)
+	return nil
 }
 
 type lock struct{ *file }

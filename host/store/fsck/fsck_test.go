@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -364,9 +365,9 @@ func TestTextCannotBeRead(t *testing.T) {
 		r := newRig(t, 1<<30)
 		r.mustPut(1, 2, 3)
 		faulty := faultfs.New(staging.OS())
-		faulty.Set(faultfs.MustRules("read **/" + dir + "/*: eio")...)
+		faulty.Set(faultfs.MustRules("read **/.kvhost**/" + path.Base(dir) + "/*: eio")...)
 		report := r.check(Options{Repair: true, FS: faulty})
-		if u := report.Found[Unreadable]; len(report.Found) != 1 || u == nil || u.Files != 4 || report.Repaired != 0 {
+		if u := report.Found[Unreadable]; len(report.Found) != 1 || u == nil || u.Files != 5 || report.Repaired != 0 {
 			t.Errorf("%s: %+v", dir, report)
 		}
 		for n := range uint64(3) {

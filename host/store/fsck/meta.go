@@ -21,11 +21,15 @@ const (
 // meta reads what the store keeps for itself: everything that it takes to judge pieces, and what the next start goes
 // by.
 func (c *check) meta() error {
-	if err := c.each(pieceformat.NamespacesDir, c.takeText); err != nil {
-		return err
+	for _, dir := range pieceformat.Copies(pieceformat.NamespacesDir) {
+		if err := c.each(dir, c.takeText); err != nil {
+			return err
+		}
 	}
-	if err := c.each(pieceformat.PlansDir, c.takePlan); err != nil {
-		return err
+	for _, dir := range pieceformat.Copies(pieceformat.PlansDir) {
+		if err := c.each(dir, c.takePlan); err != nil {
+			return err
+		}
 	}
 	c.judge(pieceformat.TouchesFile, pieceformat.CheckTouches)
 	c.judge(pieceformat.CheckpointFile, pieceformat.CheckCheckpoint)
@@ -85,7 +89,7 @@ func (c *check) hasText(d chunk.Digest) error {
 	if known() {
 		return nil
 	}
-	b, _, err := c.small(pieceformat.NamespacesDir + "/" + d.String())
+	b, err := c.copied(pieceformat.NamespacesDir, d)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: digest %s", errUnknownNamespace, d)
 	}
@@ -108,7 +112,7 @@ func (c *check) plan(d chunk.Digest) (*chunk.Plan, error) {
 	if p := known(); p != nil {
 		return p, nil
 	}
-	b, _, err := c.small(pieceformat.PlansDir + "/" + d.String())
+	b, err := c.copied(pieceformat.PlansDir, d)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, d)
 	}
@@ -119,6 +123,16 @@ func (c *check) plan(d chunk.Digest) (*chunk.Plan, error) {
 		return nil, fmt.Errorf("fsck: its plan %s: %v", d, err)
 	}
 	return known(), nil
+}
+
+// copied reads a file that is there twice: the first copy that can be had.
+func (c *check) copied(dir string, d chunk.Digest) (b []byte, err error) {
+	for _, dir := range pieceformat.Copies(dir) {
+		if b, _, err = c.small(dir + "/" + d.String()); err == nil {
+			break
+		}
+	}
+	return b, err
 }
 
 // each goes through files that are named by the digest of what they hold.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -98,12 +99,12 @@ func (c *check) sweep() {
 		}
 		return
 	}
-	lock, err := c.o.FS.Lock(c.dir + "/" + pieceformat.LockFile)
+	locks, err := health.Lock(c.o.FS, c.dir, c.dir+"/"+pieceformat.LockFile, true, nil)
 	if err != nil {
 		c.report.InUse = errors.Is(err, staging.ErrLocked)
 		return
 	}
-	defer lock.Close()
+	defer health.Unlock(locks)
 	shared := c.shared()
 	for owner, list := range c.byOwner() {
 		var held io.Closer

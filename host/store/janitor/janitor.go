@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -68,8 +69,8 @@ type Janitor struct {
 	o        Options
 	fs       staging.FS
 	dir      string
-	lock     io.Closer // of a host's root; nil where no host has been
-	disowned bool      // it was a host's root, and its index is removed
+	locks    []io.Closer // of a host's root; nil where no host has been
+	disowned bool        // it was a host's root, and its index is removed
 	place    *policy.Place
 	known    map[string]bool // texts
 	names    []chunk.Digest
@@ -157,7 +158,7 @@ func New(ctx context.Context, dir string, o Options) (*Janitor, error) {
 // claim sees that no host has the directory, and that none takes it. A directory that is no host's root can become one,
 // so each round asks again.
 func (j *Janitor) claim() (err error) {
-	if j.lock != nil {
+	if j.locks != nil {
 		return nil
 	}
 	if _, err := j.fs.Stat(j.dir + "/" + pieceformat.MetaDir); errors.Is(err, fs.ErrNotExist) {
@@ -172,7 +173,7 @@ func (j *Janitor) claim() (err error) {
 			return fmt.Errorf("%w: %s is shared by hosts, which elect an evictor", ErrInUse, j.dir)
 		}
 	}
-	if j.lock, err = j.fs.Lock(j.dir + "/" + pieceformat.LockFile); err != nil {
+	if j.locks, err = health.Lock(j.fs, j.dir, j.dir+"/"+pieceformat.LockFile, true, nil); err != nil {
 		return fmt.Errorf("%w: %w", ErrInUse, err)
 	}
 	return nil
@@ -181,7 +182,7 @@ func (j *Janitor) claim() (err error) {
 // disown removes, durably and before anything else goes, the index that a host has left of its root: the next one would
 // promise what is gone.
 func (j *Janitor) disown() error {
-	if j.lock == nil || j.disowned {
+	if j.locks == nil || j.disowned {
 		return nil
 	}
 	err := j.fs.Remove(j.dir + "/" + pieceformat.CheckpointFile)
@@ -201,9 +202,7 @@ func (j *Janitor) Close() error {
 	if j.place != nil {
 		errs = append(errs, j.place.Close())
 	}
-	if j.lock != nil {
-		errs = append(errs, j.lock.Close())
-	}
+	errs = append(errs, health.Unlock(j.locks))
 	return errors.Join(errs...)
 }
 

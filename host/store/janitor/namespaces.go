@@ -18,14 +18,16 @@ import (
 // policy llmd works out the same name.
 func (j *Janitor) namespaces() ([]string, error) {
 	texts := append([]string(nil), j.o.Namespaces...)
-	kept, err := j.fs.ReadDir(j.dir + "/" + pieceformat.NamespacesDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	for _, e := range kept {
-		b, err := j.read(pieceformat.NamespacesDir + "/" + e.Name())
-		if err == nil && chunk.TextDigest(b).String() == e.Name() {
-			texts = append(texts, string(b))
+	for _, dir := range pieceformat.Copies(pieceformat.NamespacesDir) {
+		kept, err := j.fs.ReadDir(j.dir + "/" + dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, e := range kept {
+			b, err := j.read(dir + "/" + e.Name())
+			if err == nil && chunk.TextDigest(b).String() == e.Name() {
+				texts = append(texts, string(b))
+			}
 		}
 	}
 	top, err := j.fs.ReadDir(j.dir)

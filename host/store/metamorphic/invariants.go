@@ -264,7 +264,7 @@ func sharedUsage(dir string) (bytes int64, err error) {
 // replaced: to a scan they are another program's, left alone and not counted.
 func (n *node) foreign(dir string) (bytes int64, err error) {
 	err = eachFile(n.r.files, dir, "", func(rel string, _ fs.DirEntry) error {
-		if strings.HasPrefix(rel, pieceformat.MetaDir+"/") {
+		if strings.HasPrefix(rel, pieceformat.MetaDir) {
 			return nil
 		}
 		name := dir + "/" + rel

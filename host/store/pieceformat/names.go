@@ -11,6 +11,7 @@ import (
 // Directories and files that a store keeps for itself, below a root.
 const (
 	MetaDir       = ".kvhost"
+	CopyDir       = ".kvhost-copy"          // a second copy of what pieces cannot be understood without: see Copies
 	NamespacesDir = MetaDir + "/namespaces" // texts, each named by its digest
 	PlansDir      = MetaDir + "/plans"      // encoded plans, each named by its digest
 	PoliciesDir   = MetaDir + "/policies"   // place policies that named files, and their modules: see CheckPolicy
@@ -26,7 +27,20 @@ const (
 )
 
 // RootDirs are the directories that every root has.
-var RootDirs = [...]string{"", NamespacesDir, PlansDir, PoliciesDir, QuarantineDir}
+var RootDirs = [...]string{
+	"", NamespacesDir, PlansDir, PoliciesDir, QuarantineDir, CopyDir + "/namespaces", CopyDir + "/plans",
+}
+
+// RootFiles are the files that a root has once, or hosts that share it have once each.
+var RootFiles = [...]string{CheckpointFile, StateFile, TouchesFile, WrittenFile}
+
+// Copies are the directories that hold a file of a directory: the pieces of a namespace must not be lost with one file.
+func Copies(dir string) []string {
+	if dir == NamespacesDir || dir == PlansDir {
+		return []string{dir, CopyDir + dir[len(MetaDir):]}
+	}
+	return []string{dir}
+}
 
 // Suffixes of the files in PoliciesDir.
 const (

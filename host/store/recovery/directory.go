@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/files"
+	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/sequence"
 	"github.com/kvhost/kvhost/staging"
@@ -90,14 +92,26 @@ func (d *Directory) read(rel string, read func(f staging.File, size int64) error
 	return errors.Join(err, f.Close())
 }
 
-// Keep writes a file with these bytes into a directory below the root, durably, unless it is there.
+// Keep writes a file with these bytes into a directory below the root, and its copy, durably, unless they are there.
 func (d *Directory) Keep(dir, base string, data []byte) error {
+	for _, dir := range pieceformat.Copies(dir) {
+		if err := d.keep(dir, base, data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Directory) keep(dir, base string, data []byte) error {
 	name := d.Slash + dir + "/" + base
 	if old, err := d.Read(dir + "/" + base); err == nil && bytes.Equal(old, data) {
 		return d.syncNames(dir) // whoever wrote it may have been killed before that
 	}
 	temp := d.Sequence.TempName(name)
 	err := d.write(temp, data)
+	if err == nil {
+		err = health.Clear(d.FS, name, false, d.Log)
+	}
 	if err == nil {
 		err = d.FS.Rename(temp, name)
 	}
@@ -106,6 +120,32 @@ func (d *Directory) Keep(dir, base string, data []byte) error {
 		return fmt.Errorf("store: root %s: keeping %s: %w", d.Path, dir, err)
 	}
 	return d.syncNames(dir)
+}
+
+// Kept reads a file that Keep has written, and judges it. A copy that is missing or damaged is written again.
+func (d *Directory) Kept(dir, base string, judge func([]byte) error) (data []byte, err error) {
+	for _, dir := range pieceformat.Copies(dir) {
+		b, bad := d.Read(dir + "/" + base)
+		if bad == nil {
+			bad = judge(b)
+		}
+		switch {
+		case bad == nil:
+			data = b
+		case err == nil || errors.Is(err, fs.ErrNotExist):
+			err = bad
+		}
+	}
+	if data == nil || err == nil {
+		return data, err
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		d.Log.Warn("one of two copies cannot be read and is written again", "file", dir+"/"+base, "error", err)
+	}
+	if err := d.Keep(dir, base, data); err != nil {
+		d.Log.Warn("there is one copy of two", "file", dir+"/"+base, "error", err)
+	}
+	return data, nil
 }
 
 func (d *Directory) write(name string, data []byte) error {

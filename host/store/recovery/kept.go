@@ -14,25 +14,29 @@ import (
 
 // LoadNamespaces gives the catalog the texts of namespaces that the root holds.
 func (d *Directory) LoadNamespaces() error {
-	list, err := d.FS.ReadDir(d.Slash + pieceformat.NamespacesDir)
-	if err != nil {
-		return fmt.Errorf("store: root %s: %w", d.Path, err)
-	}
-	for _, e := range list {
-		digest, err := chunk.ParseDigest(e.Name())
-		if err != nil || d.Catalog.Knows(digest) {
-			continue
-		}
-		text, err := d.text(digest)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
+	for _, dir := range pieceformat.Copies(pieceformat.NamespacesDir) {
+		list, err := d.FS.ReadDir(d.Slash + dir)
 		if err != nil {
-			d.Log.Error("namespace left out, its pieces are left alone; run fsck", "namespace", digest, "error", err)
+			return fmt.Errorf("store: root %s: %w", d.Path, err)
 		}
-		d.Catalog.AddText(digest, string(text), err)
+		for _, e := range list {
+			if digest, err := chunk.ParseDigest(e.Name()); err == nil && !d.Catalog.Knows(digest) {
+				d.loadNamespace(digest)
+			}
+		}
 	}
 	return nil
+}
+
+func (d *Directory) loadNamespace(digest chunk.Digest) {
+	text, err := d.text(digest)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err != nil {
+		d.Log.Error("namespace left out, its pieces are left alone; run fsck", "namespace", digest, "error", err)
+	}
+	d.Catalog.AddText(digest, string(text), err)
 }
 
 // LoadGenerations opens the place policies of earlier runs that named files in the root. Files of one that cannot be
@@ -64,10 +68,12 @@ const readTries = 3
 // text reads the text of a namespace.
 func (d *Directory) text(digest chunk.Digest) (text []byte, err error) {
 	for range readTries {
-		text, err = d.Read(pieceformat.NamespacesDir + "/" + digest.String())
-		if err == nil && chunk.TextDigest(text) != digest {
-			err = fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
-		}
+		text, err = d.Kept(pieceformat.NamespacesDir, digest.String(), func(b []byte) error {
+			if chunk.TextDigest(b) != digest {
+				return fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
+			}
+			return nil
+		})
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			break
 		}
@@ -77,21 +83,22 @@ func (d *Directory) text(digest chunk.Digest) (text []byte, err error) {
 
 // Plan reads the plan with a digest, for pieces written under an earlier layout.
 func (d *Directory) Plan(digest chunk.Digest) (*chunk.Plan, error) {
-	b, err := d.Read(pieceformat.PlansDir + "/" + digest.String())
+	var plan *chunk.Plan
+	_, err := d.Kept(pieceformat.PlansDir, digest.String(), func(b []byte) error {
+		p, err := chunk.DecodePlan(b)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%w: %s: %w", pieceformat.ErrUnknownPlan, digest, err)
+		case p.Digest() != digest:
+			return fmt.Errorf("%w: the file %s holds plan %s", pieceformat.ErrUnknownPlan, digest, p.Digest())
+		}
+		plan = p
+		return nil
+	})
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, digest)
+		err = fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, digest)
 	}
-	if err != nil {
-		return nil, err
-	}
-	p, err := chunk.DecodePlan(b)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", pieceformat.ErrUnknownPlan, digest, err)
-	}
-	if p.Digest() != digest {
-		return nil, fmt.Errorf("%w: the file %s holds plan %s", pieceformat.ErrUnknownPlan, digest, p.Digest())
-	}
-	return p, nil
+	return plan, err
 }
 
 // BudgetFile keeps the count of a root's write budget. It implements [capacity.BudgetFile].

@@ -68,6 +68,7 @@ func (r *Root) SweepTemps() {
 	d := r.Kept
 	for _, dir := range [...]string{
 		pieceformat.MetaDir, pieceformat.NamespacesDir, pieceformat.PlansDir, pieceformat.PoliciesDir,
+		pieceformat.Copies(pieceformat.NamespacesDir)[1], pieceformat.Copies(pieceformat.PlansDir)[1],
 	} {
 		list, err := d.FS.ReadDir(d.Slash + dir)
 		if err != nil {

@@ -52,7 +52,7 @@ type Root struct {
 	member *shared.Member
 	ended  chan struct{} // closed when the steps have ended
 	stop   context.CancelFunc
-	gate   io.Closer // held until this host has joined the others
+	gate   []io.Closer // held until this host has joined the others
 
 	busy   atomic.Bool // the first scan is under way
 	ticket uint64      // of the last scan that was begun: Scan's, and then steps'
@@ -289,7 +289,7 @@ func level(err error) slog.Level {
 // name is held.
 func (r *Root) LockOut(ctx context.Context) (err error) {
 	for begun := r.cfg.Now(); ; {
-		r.gate, err = r.kept.FS.Lock(r.kept.Path + "/" + pieceformat.LockFile)
+		r.gate, err = health.Lock(r.kept.FS, r.kept.Path, r.kept.Path+"/"+pieceformat.LockFile, true, nil)
 		if !errors.Is(err, staging.ErrLocked) {
 			break
 		}
@@ -311,10 +311,8 @@ func (r *Root) LockOut(ctx context.Context) (err error) {
 
 // unlockJoin lets other hosts join.
 func (r *Root) unlockJoin() {
-	if r.gate != nil {
-		_ = r.gate.Close() // the lock goes with the descriptor
-		r.gate = nil
-	}
+	_ = health.Unlock(r.gate) // the locks go with the descriptors
+	r.gate = nil
 }
 
 // Identify fails unless the directory is the one that was there when this host joined.

@@ -1,0 +1,97 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
+
+// lockLosses are ways to take the lock of a running host away.
+var lockLosses = map[string]func(dir string) error{
+	"the lock file": func(dir string) error { return os.Remove(filepath.Join(dir, pieceformat.LockFile)) },
+	"another lock file": func(dir string) error {
+		name := filepath.Join(dir, pieceformat.LockFile)
+		return errors.Join(os.Remove(name), os.WriteFile(name, nil, 0o600))
+	},
+	"its directory": func(dir string) error { return os.RemoveAll(filepath.Join(dir, pieceformat.MetaDir)) },
+	"its directory, renamed": func(dir string) error {
+		return os.Rename(filepath.Join(dir, pieceformat.MetaDir), dir+".away")
+	},
+	"its directory, a link now": func(dir string) error {
+		meta, away := filepath.Join(dir, pieceformat.MetaDir), filepath.Join(filepath.Dir(dir), "away")
+		return errors.Join(os.Rename(meta, away), os.Symlink(away, meta))
+	},
+}
+
+// TestLockIsLost takes the lock of a running host away. The host notices, no other host can start meanwhile, and what
+// was stored is there afterwards, whether the host comes back by itself or is killed before.
+func TestLockIsLost(t *testing.T) {
+	for name, lose := range lockLosses {
+		for _, killed := range []bool{false, true} {
+			t.Run(name+map[bool]string{true: ", killed"}[killed], func(t *testing.T) {
+				f := newFixture(t, filepath.Join(t.TempDir(), "root"), 40, 1, func(c *Config) { c.UpkeepEvery = time.Hour })
+				f.mustPut(0, 1, 2)
+				r := f.store.roots[0]
+				if err := lose(r.Path); err != nil {
+					t.Fatal(err)
+				}
+				f.mustPut(3)
+				if other, err := Open(context.Background(), f.cfg); !errors.Is(err, ErrRootBusy) {
+					if err == nil {
+						other.Close()
+					}
+					t.Fatalf("another host starts: %v", err)
+				}
+				if killed {
+					f.kill()
+					f.start()
+				} else {
+					if err := f.store.Maintain(t.Context(), 0, Probe); err != nil || r.Health.State() != health.Out {
+						t.Fatalf("the root is %s, %v", r.Health.State(), err)
+					}
+					f.backIn()
+					if other, err := Open(context.Background(), f.cfg); !errors.Is(err, ErrRootBusy) {
+						if err == nil {
+							other.Close()
+						}
+						t.Fatalf("another host starts later: %v", err)
+					}
+				}
+				for n := range uint64(4) {
+					f.mustRead(n)
+				}
+				f.mustPut(4)
+				f.checkUsed()
+				f.restart()
+				for n := range uint64(5) {
+					f.mustRead(n)
+				}
+			})
+		}
+	}
+}
+
+// TestLostLockIsNoticed needs no more than the root's own upkeep, which runs each second.
+func TestLostLockIsNoticed(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 40, 1, func(c *Config) { c.Now = time.Now })
+	if f.store.cfg.UpkeepEvery > time.Second {
+		t.Fatalf("looked at every %s", f.store.cfg.UpkeepEvery)
+	}
+	f.mustPut(0)
+	if err := lockLosses["its directory"](f.cfg.Roots[0].Path); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); f.store.Stats().Roots[0].Outages == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not noticed")
+		}
+	}
+	f.awaitState(0, health.In)
+	f.mustRead(0)
+}
