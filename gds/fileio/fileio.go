@@ -89,9 +89,9 @@ type File struct {
 	why    error // why direct is nil
 }
 
-// Open opens a file. In mode Auto, a file that cuFile refuses is staged; [File.Direct] tells.
+// Open opens a regular file. In mode Auto, a file that cuFile refuses is staged; [File.Direct] tells.
 func (f *IO) Open(name string, flag int, perm os.FileMode) (*File, error) {
-	file, err := os.OpenFile(name, flag, perm)
+	file, err := openRegular(name, flag, perm)
 	if err != nil {
 		return nil, err
 	}
@@ -100,14 +100,39 @@ func (f *IO) Open(name string, flag int, perm os.FileMode) (*File, error) {
 		d.why = gds.ErrNoCuFile
 		return d, nil
 	}
-	if d.why = d.register(name, flag&^(os.O_CREATE|os.O_EXCL|os.O_TRUNC)); d.why != nil && f.mode == Direct {
+	if d.why = d.register(flag); d.why != nil && f.mode == Direct {
 		return nil, errors.Join(d.why, file.Close())
 	}
 	return d, nil
 }
 
-func (d *File) register(name string, flag int) error {
-	direct, err := os.OpenFile(name, flag|unix.O_DIRECT, 0)
+// openRegular waits for nobody: neither for the other end of a pipe nor for a device.
+func openRegular(name string, flag int, perm os.FileMode) (*os.File, error) {
+	file, err := os.OpenFile(name, flag&^os.O_TRUNC|unix.O_NONBLOCK|unix.O_NOCTTY, perm)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("fileio: %s is not a regular file: %w", name, unix.EINVAL)
+	}
+	if err == nil && flag&os.O_TRUNC != 0 {
+		err = file.Truncate(0)
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+// reopen opens an open file for direct I/O: the same one, whatever has its name by now.
+func reopen(file *os.File, flag int) (*os.File, error) {
+	fd := fmt.Sprintf("/proc/self/fd/%d", file.Fd())
+	return os.OpenFile(fd, flag&^(os.O_CREATE|os.O_EXCL|os.O_TRUNC)|unix.O_DIRECT, 0)
+}
+
+func (d *File) register(flag int) error {
+	direct, err := reopen(d.file, flag)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,52 @@
+package fileio
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestReopenIsTheSameFile gives the name to another file between the two opens.
+func TestReopenIsTheSameFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	file, err := openRegular(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := os.WriteFile(name+".2", []byte("another"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(name+".2", name); err != nil {
+		t.Fatal(err)
+	}
+	direct, err := reopen(file, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+	if err != nil {
+		t.Skip("no direct I/O here:", err)
+	}
+	defer direct.Close()
+	was, err := file.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := direct.Stat()
+	if err != nil || !os.SameFile(was, now) {
+		t.Errorf("cuFile would get another file: %v", err)
+	}
+}
+
+// TestOpenIsOfRegularFiles opens a pipe that nobody writes to.
+func TestOpenIsOfRegularFiles(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(name, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, flag := range []int{os.O_RDONLY, os.O_RDWR} {
+		if file, err := openRegular(name, flag, 0); err == nil {
+			file.Close()
+			t.Error("a pipe is opened")
+		}
+	}
+}
