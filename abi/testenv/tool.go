@@ -99,10 +99,15 @@ var (
 		Name: "the right to mount", Tests: "a full disk, a root that is unmounted",
 		Other: "run as root with CAP_SYS_ADMIN, or allow unprivileged user namespaces", Optional: true, probe: mounts,
 	}
+	// FUSE mounts file systems that misbehave.
+	FUSE = &Tool{
+		Name: "/dev/fuse", Tests: "roots on a file system that misbehaves below the kernel",
+		Other: "run as root with CAP_SYS_ADMIN, and give the container /dev/fuse", Optional: true, probe: mayUseFUSE,
+	}
 )
 
 // Tools are all of them.
-var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Mounts}
+var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Mounts, FUSE}
 
 func commands(names ...string) func() bool {
 	return func() bool {
@@ -178,6 +183,14 @@ func MountNamespace() *syscall.SysProcAttr {
 		Cloneflags:  syscall.CLONE_NEWNS | syscall.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
 	}
+}
+
+func mayUseFUSE() bool {
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	return f.Close() == nil && os.Geteuid() == 0 && Mounts.Have()
 }
 
 func mounts() bool {

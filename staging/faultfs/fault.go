@@ -128,8 +128,8 @@ func (f *FS) Injected() (n uint64) {
 	return n
 }
 
-// apply counts a call, waits if a rule says so, and returns how the call shall fail. other is a second name, or empty.
-func (f *FS) apply(op staging.Op, name, other string) Fault {
+// Take counts a call, waits if a rule says so, and returns how the call shall fail. other is a second name, or empty.
+func (f *FS) Take(op staging.Op, name, other string) Fault {
 	set := f.rules.Load()
 	if set == nil {
 		return Fault{}
@@ -206,7 +206,7 @@ func (e injected) Unwrap() []error { return []error{ErrInjected, e.err} }
 
 // call runs an operation that can fail but not be cut short.
 func (f *FS) call(op staging.Op, name, other string, do func() error) error {
-	ft := f.apply(op, name, other)
+	ft := f.Take(op, name, other)
 	if ft.Errno == 0 {
 		return do()
 	}

@@ -19,7 +19,7 @@ type faultFile struct {
 
 // ReadAt implements [staging.File].
 func (f *faultFile) ReadAt(p []byte, off int64) (int, error) {
-	ft := f.fs.apply(staging.OpRead, f.Name(), "")
+	ft := f.fs.Take(staging.OpRead, f.Name(), "")
 	switch {
 	case ft.Errno != 0:
 		return 0, f.failed(staging.OpRead, ft, func() error { _, err := f.File.ReadAt(p, off); return err })
@@ -41,7 +41,7 @@ func (f *faultFile) ReadAt(p []byte, off int64) (int, error) {
 
 // WriteAt implements [staging.File].
 func (f *faultFile) WriteAt(p []byte, off int64) (int, error) {
-	ft := f.fs.apply(staging.OpWrite, f.Name(), "")
+	ft := f.fs.Take(staging.OpWrite, f.Name(), "")
 	cut := ft.cut(len(p))
 	switch {
 	case ft.Errno != 0:

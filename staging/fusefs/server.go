@@ -1,0 +1,73 @@
+package fusefs
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// processName is the first argument of a server's process. No user starts a program by this name.
+const processName = "fusefs: serve"
+
+func init() {
+	if len(os.Args) == 3 && os.Args[0] == processName {
+		if err := serve(os.Args[1], os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
+}
+
+// serve mounts, and does what standard input says until it ends.
+func serve(under, dir string) error {
+	rules := faultfs.New(nil)
+	var st syscall.Stat_t
+	if err := syscall.Stat(under, &st); err != nil {
+		return fmt.Errorf("%s: %w", under, err)
+	}
+	root := &fs.LoopbackRoot{Path: under, Dev: uint64(st.Dev)}
+	root.NewNode = func(r *fs.LoopbackRoot, _ *fs.Inode, _ string, _ *syscall.Stat_t) fs.InodeEmbedder {
+		return &node{LoopbackNode: fs.LoopbackNode{RootData: r}, rules: rules}
+	}
+	top := &node{LoopbackNode: fs.LoopbackNode{RootData: root}, rules: rules}
+	root.RootNode = top
+	server, err := fs.Mount(dir, top, &fs.Options{
+		MountOptions: fuse.MountOptions{FsName: "kvhost-test", Name: "faults", DirectMountStrict: true},
+	})
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", dir, err)
+	}
+	fmt.Println("ok")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		verb, text, _ := strings.Cut(in.Text(), " ")
+		switch verb {
+		case "set":
+			list, err := faultfs.ParseRules(strings.ReplaceAll(text, "\x00", "\n"))
+			if err != nil {
+				fmt.Println(err)
+				continue
+			}
+			rules.Set(list...)
+			fmt.Println("ok")
+		case "injected":
+			fmt.Println("ok", rules.Injected())
+		}
+	}
+	rules.Set() // releases what hangs
+	if err := server.Unmount(); err != nil {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("unmount %s: %w", dir, err)
+		}
+	}
+	return nil
+}
