@@ -179,9 +179,11 @@ func (r *runner) compareAccounts() error {
 	})
 }
 
-// frozenDisk adds up what a root takes on disk while no host can reserve anything: else a file that goes and one that
-// comes in its place would both be counted.
+// frozenDisk adds up what a root takes on disk while no host can reserve anything, and no evictor removes files and grants
+// their room: else a file that goes and one that comes in its place would both be counted.
 func (r *runner) frozenDisk(root int) (disk int64, err error) {
+	r.turns.Lock()
+	defer r.turns.Unlock()
 	measure := func([]store.Inspection) { disk, err = sharedUsage(r.nodes[0].cfg.Roots[root].Path) }
 	for _, n := range r.nodes {
 		inner := measure

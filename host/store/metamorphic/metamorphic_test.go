@@ -114,11 +114,16 @@ func run(t *testing.T, h *metamorphic.History) (res *metamorphic.Result) {
 
 // runOnce runs a history in a fresh directory.
 func runOnce(t *testing.T, h *metamorphic.History) (*metamorphic.Result, error) {
+	return runIn(t, h, "")
+}
+
+// runIn is runOnce with the directory below another.
+func runIn(t *testing.T, h *metamorphic.History, above string) (*metamorphic.Result, error) {
 	opt, err := policies()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "kvhost-history")
+	dir, err := os.MkdirTemp(above, "kvhost-history")
 	if err != nil {
 		t.Fatal(err)
 	}
