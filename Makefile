@@ -5,6 +5,7 @@ GO          ?= go
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 TOOLS       := $(CURDIR)/.build/bin
 STATICCHECK := $(TOOLS)/staticcheck
+GOVULNCHECK := $(TOOLS)/govulncheck
 LDFLAGS     := -s -w -X main.version=$(VERSION)
 
 # Packages of host/ whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the
@@ -19,13 +20,15 @@ HAS := $(TOOLS_LEFT_OUT) 2>/dev/null
 # How long each part of make torture runs, and how many rounds of kill -9.
 TORTURE ?= 10m
 KILLS   ?= 500
+# How long make fuzz gives each target.
+FUZZ    ?= 1m
 # How long make soak runs.
 SOAK    ?= 1h
 
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-vllm test-lmcache test-sglang torture soak bench curves check generate tools clean
+.PHONY: all help plugins kits build run test test-go test-python test-engines test-vllm test-lmcache test-sglang torture fuzz soak bench curves check vulnerabilities generate tools clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -57,9 +60,10 @@ test-go: ## the Go tests, concurrent packages under the race detector where ther
 	  packages=$$($(GO) list ./gds/... ./staging/... ./host/... | grep -vxF "$$($(GO) list $(SINGLE:%=./host/%))"); set -x; \
 	  $(GO) test $$race -tags invariants -timeout 30m -skip '$(SLOW)' $$packages
 
-.venv/installed: host/client/python/pyproject.toml
+.venv/installed: host/client/python/pyproject.toml host/client/python/tests/requirements.txt
 	python3 -m venv .venv
-	.venv/bin/pip install --quiet --editable './host/client/python[test]'
+	.venv/bin/pip install --quiet --require-hashes -r host/client/python/tests/requirements.txt
+	.venv/bin/pip install --quiet --no-deps --no-build-isolation --editable ./host/client/python
 	@touch $@
 
 test-python: build .venv/installed ## the Python client's tests against a real host, in a virtual environment
@@ -85,6 +89,8 @@ test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed
 define TORTURE_PARTS
 histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)
 power-losses $(GO) test -timeout 0 ./host/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
+fuse-histories $(GO) test -timeout 0 ./host/store/metamorphic -run TestHistoriesOnFUSE -time $(TORTURE)
+fuse $(GO) test -timeout 0 ./cmd/kvhost -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/store/shared -run TestModel -model.time $(TORTURE)
 kills $(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
 hostile $(GO) test -timeout 0 ./host/policy/plugintest/hostile -hostile.all
@@ -94,7 +100,10 @@ export TORTURE_PARTS
 torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules; ends in counts
 	@echo "$$TORTURE_PARTS" | .ci/torture
 
-soak: build ## two hosts for SOAK (1h), one of them attacked by clients and policies: times, memory and bytes beside the other's
+fuzz: ## every fuzz target for FUZZ (1m); what fails is kept in testdata/fuzz
+	.ci/fuzz $(FUZZ)
+
+soak: ## two hosts for SOAK (1h), one of them attacked by clients and policies: times, memory and bytes beside the other's
 	$(GO) test -timeout 0 -v -run TestSoak ./cmd/kvhost -soak.time $(SOAK) -soak.phase 30s
 
 bench: ## benchmarks, each beside its baseline in the same run
@@ -104,7 +113,7 @@ curves: build ## redraw the README's miss-ratio curves from the generated trace
 	bin/kvhost sim --quiet --trace examples/traces/mixed.jsonl.zst --capacity 1%,2%,5%,10%,20%,30%,50% --plot examples/curves.svg \
 	  --policy fifo.wasm --policy lru.wasm --policy arc.wasm --policy prefix.wasm --policy belady
 
-check: generate ## format, vet, staticcheck, import direction, tidy and generated files leave a clean tree
+check: generate ## format, vet, staticcheck, vulnerabilities, import direction, tidy and generated files leave a clean tree
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt these files'; exit 1; }
 	$(GO) vet ./...
 	GOOS=wasip1 GOARCH=wasm $(GO) vet ./abi/guest/... ./plugins/...
@@ -112,7 +121,15 @@ check: generate ## format, vet, staticcheck, import direction, tidy and generate
 	$(GO) test -run 'TestImportDirection|TestTopLevel' ./host
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) build ./...
 	$(GO) mod tidy -diff
+	$(GO) mod verify
+	@$(MAKE) --no-print-directory vulnerabilities
 	@git diff --exit-code -- . || { echo 'make check left the tree changed: commit what it generated'; exit 1; }
+
+vulnerabilities: ## known ones in what the code calls; left out, by name, where their database cannot be reached
+	@said=$$($(GOVULNCHECK) ./... 2>&1); code=$$?; echo "$$said"; case $$said in \
+	  *'fetching vulnerabilities:'*) echo 'left out: govulncheck, which reaches no database (GOVULNDB names a mirror of vuln.go.dev)'; \
+	    test "$$KVHOST_REQUIRE_TOOLS" != 1 ;; \
+	  *) exit $$code ;; esac
 
 generate: ## regenerate what is generated (protobuf stubs)
 	$(GO) generate ./host/proto/...
@@ -125,6 +142,7 @@ kits: ## install what tests need and root is not needed for: npm packages, Rust'
 tools: ## install the tools that check and generate need; names what it cannot install
 	@mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS) $(GO) install honnef.co/go/tools/cmd/staticcheck@v0.8.2
+	GOBIN=$(TOOLS) $(GO) install golang.org/x/vuln/cmd/govulncheck@v1.9.0
 	@command -v protoc >/dev/null || echo 'missing: protoc (apt-get install protobuf-compiler)'
 
 clean: ## remove what make built

@@ -1,0 +1,109 @@
+package host_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+)
+
+var (
+	goInstall   = regexp.MustCompile(`go install (?:-\S+ )*(\S+)`)
+	exactly     = regexp.MustCompile(`@v\d+\.\d+\.\d+$`)
+	requirement = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*==\S+( ; [^\\]+)? \\$`)
+	hash        = regexp.MustCompile(`^    --hash=sha256:[0-9a-f]{64}( \\)?$`)
+)
+
+// What the build and the tests download is named with its version and its hash: Go modules by go.sum, Python packages and npm's by
+// lock files, tools by an exact version. (`make check` compares the Go modules of this machine with go.sum.)
+func TestDependenciesArePinned(t *testing.T) {
+	testenv.Need(t, testenv.Git)
+	list, err := exec.Command("git", "-C", "..", "ls-files").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	locks := 0
+	for name := range strings.Lines(string(list)) {
+		name = strings.TrimSpace(name)
+		read := func() string {
+			text, err := os.ReadFile(filepath.Join("..", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
+		switch base := filepath.Base(name); {
+		case base == "package-lock.json":
+			locks++
+			npmLock(t, name, read())
+		case base == "engines.txt", base == "requirements.txt":
+			locks++
+			pythonLock(t, name, read())
+		case base == "Makefile", filepath.Ext(base) == ".sh", filepath.Ext(base) == ".mk", strings.HasPrefix(name, ".ci/"):
+			downloads(t, name, read())
+		}
+	}
+	if locks < 3 {
+		t.Errorf("%d lock files, want one of npm and two of Python", locks)
+	}
+}
+
+// downloads looks at the commands of a script that install something.
+func downloads(t *testing.T, name, text string) {
+	for line := range strings.Lines(text) {
+		line = strings.ReplaceAll(strings.TrimSpace(line), "$(GO)", "go")
+		if m := goInstall.FindStringSubmatch(line); m != nil && !exactly.MatchString(m[1]) {
+			t.Errorf("%s: not an exact version: %s", name, line)
+		}
+		if strings.Contains(line, "pip install") && !strings.Contains(line, "--require-hashes") && !strings.Contains(line, "--no-deps") {
+			t.Errorf("%s: packages without hashes: %s", name, line)
+		}
+		if strings.Contains(line, "npm install") || strings.Contains(line, "npm i ") {
+			t.Errorf("%s: npm ci takes the locked packages: %s", name, line)
+		}
+	}
+}
+
+func pythonLock(t *testing.T, name, text string) {
+	hashes := 1 // of the last package
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	for n, line := range append(lines, "") {
+		switch {
+		case hash.MatchString(line):
+			hashes++
+		case strings.HasPrefix(line, "#"):
+		case hashes == 0:
+			t.Errorf("%s:%d: the package above has no hash", name, n+1)
+			return
+		case requirement.MatchString(line):
+			hashes = 0
+		case line != "":
+			t.Errorf("%s:%d: neither a version nor a hash: %s", name, n+1, line)
+		}
+	}
+}
+
+func npmLock(t *testing.T, name, text string) {
+	var lock struct {
+		Packages map[string]struct {
+			Version, Integrity string
+			Link               bool
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &lock); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	if len(lock.Packages) < 2 {
+		t.Errorf("%s: %d packages", name, len(lock.Packages))
+	}
+	for path, p := range lock.Packages {
+		if path != "" && (p.Version == "" || !strings.HasPrefix(p.Integrity, "sha512-")) {
+			t.Errorf("%s: %s has no version or no hash", name, path)
+		}
+	}
+}
