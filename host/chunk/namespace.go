@@ -22,7 +22,9 @@ func ParseDigest(s string) (Digest, error) {
 	if err != nil || len(b) != len(d) {
 		return d, fmt.Errorf("%w: digest %q is not 32 hexadecimal digits", ErrNamespace, s)
 	}
-	copy(d[:], b)
+	if copy(d[:], b); d.String() != s { // upper case would be a second name
+		return Digest{}, fmt.Errorf("%w: digest %q is not in lower case", ErrNamespace, s)
+	}
 	return d, nil
 }
 

@@ -10,5 +10,9 @@ func DecodeWritten(text []byte) (day, bytes int64, err error) {
 	if _, err := fmt.Sscanf(string(text), "%d %d\n", &day, &bytes); err != nil {
 		return 0, 0, fmt.Errorf("%w: count of bytes written: %w", ErrDamaged, err)
 	}
+	// Less than nothing would be a budget without an end.
+	if day < 0 || bytes < 0 || string(EncodeWritten(day, bytes)) != string(text) {
+		return 0, 0, fmt.Errorf("%w: count of bytes written: %.40q", ErrDamaged, text)
+	}
 	return day, bytes, nil
 }

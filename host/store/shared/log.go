@@ -35,7 +35,10 @@ func decodeLogHead(b []byte) (published int64, err error) {
 	if len(b) < logHead || string(b[:8]) != logMagic || binary.LittleEndian.Uint64(b[24:]) != xxh3.Hash(b[:24]) {
 		return 0, fmt.Errorf("%w: log header", ErrDamaged)
 	}
-	return int64(binary.LittleEndian.Uint64(b[8:])), nil
+	if published = int64(binary.LittleEndian.Uint64(b[8:])); published < 0 {
+		return 0, fmt.Errorf("%w: log header: %d bytes published", ErrDamaged, published)
+	}
+	return published, nil
 }
 
 // writer appends to this member's log.
