@@ -135,7 +135,7 @@ func (h *Host) storeConfig(fsys staging.FS) store.Config {
 	for i, r := range h.cfg.Roots {
 		files, capacity := h.devices.RootFS(i, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
-			Path: r.Path, FS: files, Capacity: capacity, Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse,
+			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.RootEvict(i),
 		})
 	}

@@ -101,6 +101,7 @@ const CacheAuto = "auto"
 type Root struct {
 	Path     string
 	Capacity int64  // bytes
+	Level    int    // how far from the engines: 0 is nearest
 	Evict    string // label of the policy that evicts here; empty for the one that no root names
 	Shared   bool   // other hosts use it too
 	Route    string // RouteAuto, RouteDirect, RouteStaged

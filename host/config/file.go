@@ -291,6 +291,10 @@ func (r *Root) set(key string, value any) error {
 		r.Path, err = asText("root.path", value)
 	case "capacity":
 		r.Capacity, err = asSize("root.capacity", value)
+	case "level":
+		var n int64
+		n, err = asCount("root.level", value)
+		r.Level = int(n)
 	case "evict":
 		r.Evict, err = asText("root.evict", value)
 	case "shared":

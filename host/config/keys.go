@@ -206,7 +206,7 @@ var keys = []*Key{
 var (
 	policyKeys = []string{"name", "module", "namespaces", "shadow", "capacity", "roles", "grants", "sha256",
 		"public_key", "on_fault", "memory_pages", "fuel", "config"}
-	rootKeys   = []string{"path", "capacity", "evict", "shared", "route", "min_free", "daily_writes"}
+	rootKeys   = []string{"path", "capacity", "level", "evict", "shared", "route", "min_free", "daily_writes"}
 	tenantKeys = []string{"id", "quota"}
 	expiryKeys = []string{"model", "ttl"}
 

@@ -55,8 +55,8 @@ func (l *Loaded) Print(w io.Writer) error {
 	}
 	for i, r := range l.Config.Roots {
 		fmt.Fprintf(b, "\n[[root]] # %s\n", l.Origins["root["+strconv.Itoa(i)+"]"])
-		fmt.Fprintf(b, "path = %s\ncapacity = %s\nshared = %t\nroute = %s\n", quote(r.Path), sizeTOML(r.Capacity),
-			r.Shared, quote(r.Route))
+		fmt.Fprintf(b, "path = %s\ncapacity = %s\nlevel = %d\nshared = %t\nroute = %s\n", quote(r.Path),
+			sizeTOML(r.Capacity), r.Level, r.Shared, quote(r.Route))
 		if r.Evict != "" {
 			fmt.Fprintf(b, "evict = %s\n", quote(r.Evict))
 		}
@@ -147,6 +147,9 @@ const exampleArrays = `
 path = "kvhost-data"
 # Most bytes on disk, or all bytes of memory. Unit: bytes. Default: "10GiB".
 capacity = "10GiB"
+# Level, 0 to 7: chunks are stored into the roots of the lowest level and looked for there first. A root in memory has
+# the level that stands here, like any other. Default: 0.
+level = 0
 # Whether other hosts use it, too. Default: false.
 shared = false
 # Route of its pieces to and from GPUs. direct: cuFile. staged: page-locked host memory. auto: whichever was faster

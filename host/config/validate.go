@@ -81,6 +81,9 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if r.Capacity <= 0 {
 			bad(at+".capacity", "%d: a root needs a capacity in bytes, such as \"100GiB\"", r.Capacity)
 		}
+		if r.Level < 0 || r.Level > maxLevel {
+			bad(at+".level", "%d, want 0 (nearest) to %d", r.Level, maxLevel)
+		}
 		switch r.Route {
 		case RouteAuto, RouteStaged, "":
 		case RouteDirect:
@@ -105,6 +108,9 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		}
 	}
 }
+
+// maxLevel is the highest level of a root.
+const maxLevel = 7
 
 // smallestMemory is the least capacity of a root in memory.
 const smallestMemory = 1 << 20

@@ -9,7 +9,8 @@ import (
 const keptChanges = 1 << 16
 
 // Changes is the log of entries that become resident and of those that go. Entries of a root that is out of service
-// count as resident. An entry whose root was shared may be recorded twice.
+// count as resident. One that has copies in several roots is recorded once; but if it is stored while a root that has it
+// is out of service, or its root is shared, it may be recorded twice.
 func (s *Store) Changes() *changelog.Log { return s.changes }
 
 // Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. What

@@ -60,6 +60,7 @@ type RootConfig struct {
 	Path        string         // made when missing, with mode 0700
 	FS          staging.FS     // whose directory it is; nil: Config.FS
 	Capacity    int64          // bytes that pieces, temporaries and quarantine may take together
+	Level       int            // 0 is nearest: entries are stored there, and looked for there first
 	Shared      bool           // other hosts use it too: no exclusive lock
 	MaxEntries  uint32         // most entries there can be; 0: by capacity
 	DailyWrites int64          // bytes that may be written in a day (UTC); 0: as many as come
@@ -127,6 +128,9 @@ func (c *Config) complete() error {
 		if r.DailyWrites < 0 || r.MinFree < 0 || !(r.MinFreePart >= 0 && r.MinFreePart < 1) {
 			return fmt.Errorf("%w: root %q is to leave %d bytes or %g of its file system free, "+
 				"and %d bytes are to be written a day", ErrConfig, r.Path, r.MinFree, r.MinFreePart, r.DailyWrites)
+		}
+		if r.Level < 0 || r.Level >= MaxLevels {
+			return fmt.Errorf("%w: root %q has the level %d, want 0 to %d", ErrConfig, r.Path, r.Level, MaxLevels-1)
 		}
 		abs, err := r.Path, error(nil)
 		if r.FS == nil {

@@ -42,13 +42,21 @@ func (s *Store) Discard(q DiscardRequest) ([]DiscardResult, error) {
 		return nil, err
 	}
 	results := make([]DiscardResult, len(q.Keys))
-	for _, r := range s.roots {
+	for r := range s.nearestFirst() {
 		for from := 0; from < len(q.Keys); from += discardStep {
 			to := min(from+discardStep, len(q.Keys))
 			r.discard(c, q.Keys[from:to], q.Tenant, results[from:to])
 		}
 	}
 	return results, nil
+}
+
+// and is the result for a key that has these two in two roots. Where there are levels, another copy may be left.
+func (d DiscardResult) and(o DiscardResult, levels int) DiscardResult {
+	if levels == 1 && (d == DiscardRemoved || o == DiscardRemoved) {
+		return DiscardRemoved
+	}
+	return max(d, o)
 }
 
 // discard removes the entries of keys that are in this root.
@@ -64,9 +72,7 @@ func (r *root) discard(c *catalog.Class, keys []chunk.Key, tenant uint32, result
 		if result == DiscardRemoved {
 			removed = append(removed, r.BeginEvict(slot))
 		}
-		if result != DiscardAbsent && results[i] != DiscardRemoved {
-			results[i] = result
-		}
+		results[i] = results[i].and(result, len(r.store.levels))
 	}
 	r.Count.Discarded += uint64(len(removed))
 	r.Unlock()

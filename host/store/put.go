@@ -137,7 +137,7 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 
 // join adds the piece to the entry of its key, if there is one.
 func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
-	for _, r := range s.roots {
+	for r := range s.nearestFirst() {
 		if !r.Health.Serves() {
 			continue // what it has is not to be had: it can be stored elsewhere
 		}
@@ -227,7 +227,7 @@ func (p *Put) reserves() uint64 {
 
 func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) * p.class.FileBytes() }
 
-// insert makes the entry, in the root that the place policy chooses.
+// insert makes the entry in the nearest level that takes it.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	banned := p.class.Place.Policy.Quarantined() || p.class.Place.Policy.Down()
 	var found *catalog.PathQuery
@@ -250,8 +250,24 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if err != nil {
 		return err
 	}
+	for n := range s.levels {
+		if err = s.insertAt(ctx, &s.levels[n], p, q, rel, chosen); err == nil || !refusedHere(err) {
+			break
+		}
+	}
+	return err
+}
+
+// refusedHere says of an error that another root may take the entry: this one is out of service, has no room, or has
+// used up its write budget.
+func refusedHere(err error) bool {
+	return errors.Is(err, ErrNoSpace) || errors.Is(err, ErrRootOut) || errors.Is(err, ErrRefused)
+}
+
+// insertAt makes the entry in a level. chosen is the root that the place policy named, which counts if it is there.
+func (s *Store) insertAt(ctx context.Context, l *level, p *Put, q *PutRequest, rel string, chosen uint32) error {
 	tenant := s.catalog.Tenants.Number(q.Tenant)
-	r, evicts, err := s.enter(ctx, chosen, tenant, p.entryBytes())
+	r, evicts, err := s.enter(ctx, l, chosen, tenant, p.entryBytes())
 	if err != nil {
 		return err
 	}
@@ -301,10 +317,10 @@ func (r *root) wakeAboveHigh() {
 // evictor runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is
 // waited for; then another is chosen.
 func (s *Store) enter(
-	ctx context.Context, chosen uint32, tenant uint16, bytes int64,
+	ctx context.Context, l *level, chosen uint32, tenant uint16, bytes int64,
 ) (r *root, evicts bool, err error) {
 	for {
-		if r, err = s.choose(chosen); err != nil {
+		if r, err = s.choose(l, chosen); err != nil {
 			return nil, false, err
 		}
 		freeSpace{r}.refresh()

@@ -62,7 +62,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		scanned:    make(chan struct{}),
 	}
 	r.Init(entries.Config{
-		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Now: s.cfg.Now, Clock: s.seq.Clock,
+		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Copies: s.copies, Now: s.cfg.Now, Clock: s.seq.Clock,
 		Account: capacity.New(capacity.Config{
 			Dir: cfg.Path, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now,
 		}),

@@ -80,6 +80,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 			}
 		}
 		s.catalog.EndScan()
+		s.countCopies()
 		if s.catalog.Lock(s.run) == nil {
 			s.catalog.ForgetUnregistered()
 			s.catalog.Unlock()

@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/changelog"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -27,6 +28,7 @@ type Store struct {
 	log     *slog.Logger
 	catalog *catalog.Catalog
 	roots   []*root
+	levels  []level // nearest first
 
 	swapping *semaphore.Weighted // held while policies change
 	shadows  shadow.Set
@@ -38,6 +40,7 @@ type Store struct {
 	factsAt    atomic.Int64 // when the place policy was last told of the roots
 
 	changes  *changelog.Log
+	copies   *entries.Copies // nil: there is one root
 	seq      sequence.Sequence
 	scanDone chan struct{}
 	opened   atomic.Bool // roots is complete
@@ -55,7 +58,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges),
-		requests: requests.NewRecord(),
+		requests: requests.NewRecord(), levels: cfg.levels(),
+	}
+	if len(cfg.Roots) > 1 {
+		s.copies = entries.NewCopies()
 	}
 	s.seq.Init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {
@@ -162,22 +168,24 @@ func (s *Store) tellRoots() {
 // factsEvery is how old the place policy's facts may get.
 const factsEvery = int64(time.Second)
 
-// choose is the root of a new entry: the place policy's choice, or the one with most room, among those that take
-// stores. One that is full is chosen when there is no other.
-func (s *Store) choose(chosen uint32) (*root, error) {
+// choose is the root of a new entry in a level: the place policy's choice, if it is of the level, or the one with most
+// room, among those that take stores. One that is full is chosen when there is no other.
+func (s *Store) choose(l *level, chosen uint32) (*root, error) {
 	if now, last := int64(s.seq.Clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery &&
 		s.factsAt.CompareAndSwap(last, now) {
 		s.tellRoots()
 	}
-	if len(s.roots) == 1 {
-		chosen = 0
+	only := len(l.roots) == 1
+	if only {
+		chosen = l.roots[0]
 	}
-	if chosen != index.None && (s.roots[chosen].invites() || len(s.roots) == 1 && s.roots[0].Health.Takes()) {
+	if chosen != index.None && l.has(chosen) && (s.roots[chosen].invites() || only && s.roots[chosen].Health.Takes()) {
 		return s.roots[chosen], nil
 	}
 	var best *root
 	var most float64
-	for _, r := range s.roots {
+	for _, i := range l.roots {
+		r := s.roots[i]
 		state := r.Health.State()
 		if state > health.Full {
 			continue
@@ -191,8 +199,8 @@ func (s *Store) choose(chosen uint32) (*root, error) {
 		}
 	}
 	if best == nil {
-		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(s.roots), len(s.roots),
-			s.roots[len(s.roots)-1].Health.OutError())
+		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(l.roots), len(l.roots),
+			s.roots[l.roots[len(l.roots)-1]].Health.OutError())
 	}
 	return best, nil
 }

@@ -10,15 +10,17 @@ import (
 	"github.com/kvhost/kvhost/host/store/requests"
 )
 
-// walk goes through a lookup's keys with the lock of the root where the last one was found: the next is there too.
+// walk goes through a lookup's keys, for each from the nearest level on, and within a level with the root where the last
+// one was found: the next is there too. It keeps that root's lock while it stays.
 type walk struct {
 	store   *Store
 	class   *catalog.Class
 	keys    []chunk.Key
 	ranks   uint64
 	touches requests.Log
-	seconds int64 // since 1970, see second
-	at      int   // the root that is locked, if locked
+	seconds int64          // since 1970, see second
+	at      int            // the root that is locked, if locked
+	last    [MaxLevels]int // where in each level the last key was found
 	locked  bool
 	open    bool // that root grants
 	owner   uint32
@@ -32,7 +34,7 @@ type walk struct {
 // grant pins and touches the entry of the i-th key, wherever it is.
 func (w *walk) grant(i int, g *requests.Grant) bool {
 	if i%index.PrefetchStep == 0 {
-		w.enter()
+		w.seek(0)
 		w.ahead.Run(w.store.roots[w.at].Index, w.at, &w.class.Printer, w.keys, i)
 	}
 	g.Slot = index.None
@@ -40,23 +42,22 @@ func (w *walk) grant(i int, g *requests.Grant) bool {
 	if fp == 0 {
 		return false
 	}
-	roots := w.store.roots
-	for range roots {
-		if !w.locked {
-			w.enter()
-		}
-		r := roots[w.at]
-		if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil {
-			w.touch(r, i, slot, e, fp)
-			if w.shadows.On() {
-				w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
+	for n := range w.store.levels {
+		level := &w.store.levels[n]
+		for range level.roots {
+			w.seek(n)
+			r := w.store.roots[w.at]
+			if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil {
+				w.touch(r, i, slot, e, fp)
+				if w.shadows.On() {
+					w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
+				}
+				*g = requests.Grant{Fingerprint: fp, Slot: slot, Root: uint32(w.at)}
+				return true
 			}
-			*g = requests.Grant{Fingerprint: fp, Slot: slot, Root: uint32(w.at)}
-			return true
-		}
-		if len(roots) > 1 {
-			w.leave()
-			w.at = (w.at + 1) % len(roots)
+			if len(level.roots) > 1 {
+				w.last[n] = (w.last[n] + 1) % len(level.roots)
+			}
 		}
 	}
 	if w.shadows.On() {
@@ -65,9 +66,14 @@ func (w *walk) grant(i int, g *requests.Grant) bool {
 	return false
 }
 
-func (w *walk) enter() {
-	if !w.locked {
-		r := w.store.roots[w.at]
+// seek goes to the root of a level where the last key was found, and locks it.
+func (w *walk) seek(n int) {
+	at := int(w.store.levels[n].roots[w.last[n]])
+	if w.at != at {
+		w.leave()
+	}
+	if w.at = at; !w.locked {
+		r := w.store.roots[at]
 		r.Lock()
 		w.locked, w.owner = true, index.MaxOwners
 		w.open = r.Health.Serves() && r.custody.grants()

@@ -33,7 +33,7 @@ func (s *Set) change(kind changelog.Kind, slot uint32, parent chunk.Key) changel
 // completed counts an entry that has all its pieces.
 func (s *Set) completed(slot uint32, parent chunk.Key) {
 	s.complete++
-	if s.cfg.Changes.On() {
+	if first := s.cfg.Copies == nil || s.cfg.Copies.add(s.Index.Fingerprint(slot)); first && s.cfg.Changes.On() {
 		s.cfg.Changes.Add(s.change(changelog.Stored, slot, parent))
 	}
 }
@@ -41,7 +41,7 @@ func (s *Set) completed(slot uint32, parent chunk.Key) {
 // uncompleted counts an entry that had all its pieces and goes.
 func (s *Set) uncompleted(slot uint32) {
 	s.complete--
-	if s.cfg.Changes.On() {
+	if last := s.cfg.Copies == nil || s.cfg.Copies.remove(s.Index.Fingerprint(slot)); last && s.cfg.Changes.On() {
 		s.cfg.Changes.Add(s.change(changelog.Evicted, slot, chunk.Root))
 	}
 }

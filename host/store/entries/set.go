@@ -19,6 +19,7 @@ type Config struct {
 	Account    *capacity.Account
 	Catalog    *catalog.Catalog
 	Changes    *changelog.Log
+	Copies     *Copies // of all roots; nil: there is only one
 	Now        func() time.Time
 	Clock      func() uint64 // the time of events
 }
