@@ -26,8 +26,8 @@ const (
 
 // tables are structs of figures, settings or bindings: they have as many fields as there are things to list.
 var tables = map[string]string{
-	"fields of gds.cudaFunctions":    "bindings: the functions of libcuda",
-	"fields of host/store.RootStats": "figures: what a root counts",
+	"fields of gds.cudaFunctions":       "bindings: the functions of libcuda",
+	"fields of host/store/figures.Root": "figures: what a root counts",
 }
 
 // goFiles are the files of every package without tests, by import path.

@@ -35,7 +35,7 @@ var rows = [][]string{
 	{"host/store/evictor"},
 	{"host/store/entries", "host/store/files"},
 	{"host/store/recovery"},
-	{"host/store/sharedroot"},
+	{"host/store/figures", "host/store/moves", "host/store/sharedroot", "host/store/swap"},
 	{"host/store"},
 	{"host/store/fsck", "host/store/janitor", "host/store/metamorphic"},
 	{"host/transfer"},

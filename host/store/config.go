@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -73,6 +74,17 @@ type RootConfig struct {
 	Scheduler *Scheduler    // of Shared, in tests
 }
 
+// Moves bounds the copies between levels. Zero is a default of [moves.Config].
+type Moves struct {
+	Workers   int
+	Bandwidth int64 // bytes per second
+	Waiting   int64 // bytes of moves that may wait
+}
+
+func (m Moves) of(loads *moves.Loads) moves.Config {
+	return moves.Config{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Loads: loads}
+}
+
 // Quota bounds what the entries of one tenant may take.
 type Quota = capacity.Quota
 
@@ -96,6 +108,8 @@ type Config struct {
 
 	IOTimeout   time.Duration // of an operation on files; its root is taken out then. 0: 30 s, negative: none
 	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
+
+	Moves Moves // between levels
 
 	QuarantineFiles int           // most damaged files kept per root; 0: 64, negative: none
 	ScanWorkers     int           // readers of the scan at Open, per root: 8

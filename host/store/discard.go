@@ -42,10 +42,12 @@ func (s *Store) Discard(q DiscardRequest) ([]DiscardResult, error) {
 		return nil, err
 	}
 	results := make([]DiscardResult, len(q.Keys))
-	for r := range s.nearestFirst() {
-		for from := 0; from < len(q.Keys); from += discardStep {
-			to := min(from+discardStep, len(q.Keys))
-			r.discard(c, q.Keys[from:to], q.Tenant, results[from:to])
+	for range min(2, len(s.levels)) { // what moved to a root before it was seen to have gone is found the second time
+		for _, r := range s.roots {
+			for from := 0; from < len(q.Keys); from += discardStep {
+				to := min(from+discardStep, len(q.Keys))
+				r.discard(c, q.Keys[from:to], q.Tenant, results[from:to])
+			}
 		}
 	}
 	return results, nil

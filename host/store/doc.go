@@ -40,30 +40,13 @@
 // order: first lookups miss, then its files are unlinked, then its bytes are free; after a crash it may be there again,
 // and is counted.
 //
-// # Failing roots
+// Failing roots, the order of locks and the goroutines are in ARCHITECTURE.md.
 //
-// Every operation on a root's files has a limit ([Config.IOTimeout]). A root that gives no answer, fails again and
-// again, or whose directory is gone is taken out: lookups miss, no operation is begun, stores go elsewhere. One whose
-// file system turned read-only keeps its loads. The upkeep probes it; it comes back when everything that was begun
-// there has ended, so that nothing comes late, and when what could not be unlinked meanwhile is gone.
+// # Levels
 //
-// # Locks
-//
-// A lock is taken only with locks of earlier rows held. Nothing that can block on a device is done under the locks from
-// entries.Set on.
-//
-//	Store.swapping         a change of policies, one at a time
-//	catalog.Lock           opening a namespace; a root's return to service
-//	Store.stripes          a key's reservation, over all roots
-//	root.turn              the one reservation, or the background evictor, that evicts
-//	evictor.HoldHandovers  a scan, or a handover of the evict policy
-//	Put.mu, Lease.mu       one put's or lease's life
-//	entries.Set            a root's index, evict policy and what happens to its entries
-//	files.Quarantine       damaged files that are kept
-//	capacity.Account       a root's bytes; also capacity.Budget, health.Monitor, files.Orphans, the catalog's lists
-//
-// capacity.Budget has a second lock, held while its file is written, before the first. With one client, root.turn lets
-// the evict policy see exactly the textbook order.
+// Roots have levels. Entries are stored in the nearest one, and lookups grant the nearest whole copy. What a root
+// evicts is copied to the next level before it goes, and what is granted from afar can come nearer; package moves does
+// that. Each copy is an entry of its own root, with its own bytes and its own place in that root's evict policy.
 //
 // # Why a change of policy makes nobody wait
 //

@@ -18,10 +18,17 @@ func (p *Put) lost() error {
 	return fmt.Errorf("%w: a batch failed, or %s was out, while the piece was written", ErrSync, r.Path)
 }
 
+// strict says whether the piece is durable before it is resident. Under Batch a copy is, because what it is a copy of may
+// have been, and goes.
+func (p *Put) strict() bool {
+	d := p.root.store.cfg.Durability
+	return d == Strict || d == Batch && p.copy != nil
+}
+
 // syncOther makes the bytes of a piece durable that somebody else has written: a host, perhaps, that syncs nothing.
 func (p *Put) syncOther() error {
 	r := p.root
-	if r.store.cfg.Durability != Strict {
+	if !p.strict() {
 		return nil
 	}
 	f, err := r.FS.OpenFile(p.target, os.O_RDONLY, 0)
@@ -36,7 +43,7 @@ func (p *Put) syncOther() error {
 }
 
 func (p *Put) syncName() error {
-	if p.root.store.cfg.Durability != Strict {
+	if !p.strict() {
 		return nil
 	}
 	err := p.root.SyncName(filepath.Dir(p.target))

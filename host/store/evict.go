@@ -19,8 +19,7 @@ const victimBatch = catalog.BatchSize / 4
 // of the files instead. Only entries of the tenant are evicted, if one is named.
 func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted) {
 	r.Lock()
-	list := r.evicting[:0]
-	r.Evictor.Victims(bytes, tenant, func(slot uint32) { list = append(list, r.BeginEvict(slot)) })
+	list := r.leaving.Evict(r.evicting[:0], bytes, tenant)
 	r.evicting = list
 	r.Count.Evictions += uint64(len(list))
 	paths := &r.victimPaths

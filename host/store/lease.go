@@ -96,17 +96,9 @@ func (l *Lease) hold(p *Piece) error {
 	if l.over {
 		return ErrLeaseOver
 	}
-	r := p.root
-	r.Lock()
-	defer r.Unlock()
-	e := r.Index.At(p.mark.Slot)
-	switch {
-	case e.Is(index.Evicting) || p.rank >= 64 || r.Index.Pieces(p.mark.Slot)&(1<<p.rank) == 0:
-		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.Index.Key(p.mark.Slot))
-	}
-	r.Index.Pin(p.mark.Slot)
-	p.key, p.class, p.fallback = r.Index.Key(p.mark.Slot), r.ClassOf(p.mark.Slot), e.Is(index.FallbackName)
-	return nil
+	p.root.Lock()
+	defer p.root.Unlock()
+	return p.pin()
 }
 
 // pathOf is the path of a piece, or empty where none is known. The paths of the lease's next pieces of the same rank

@@ -1,52 +1,115 @@
 package store
 
 import (
-	"iter"
+	"fmt"
 	"slices"
 
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/moves"
 )
 
 // MaxLevels is one more than the highest level of a root.
 const MaxLevels = 8
 
-// level is the roots that are equally near. An entry may have a copy in each level.
+// level is the roots that are equally near. An entry may have a copy in each level. It implements [moves.Level].
 type level struct {
+	store  *Store
 	number int      // as configured
-	roots  []uint32 // by their places in the configuration
+	places []uint32 // of the roots, in the configuration
+	roots  []*root
+	count  moves.Counters // of moves to it
 }
 
-// levels are those of the roots, nearest first.
-func (c *Config) levels() (list []level) {
+// levelsOf are the levels of a store, nearest first. Their roots are not open yet.
+func levelsOf(s *Store) (list []*level) {
 	for number := range MaxLevels {
-		l := level{number: number}
-		for i, r := range c.Roots {
+		l := &level{store: s, number: number}
+		for i, r := range s.cfg.Roots {
 			if r.Level == number {
-				l.roots = append(l.roots, uint32(i))
+				l.places = append(l.places, uint32(i))
 			}
 		}
-		if len(l.roots) > 0 {
+		if len(l.places) > 0 {
 			list = append(list, l)
 		}
 	}
 	return list
 }
 
-// nearestFirst yields the roots, level by level.
-func (s *Store) nearestFirst() iter.Seq[*root] {
-	return func(yield func(*root) bool) {
-		for _, l := range s.levels {
-			for _, i := range l.roots {
-				if !yield(s.roots[i]) {
-					return
-				}
-			}
+// below is the next level, or nil.
+func (l *level) below() *level {
+	if n := slices.Index(l.store.levels, l) + 1; n < len(l.store.levels) {
+		return l.store.levels[n]
+	}
+	return nil
+}
+
+// levelOf is the level of a root that is configured.
+func levelOf(s *Store, cfg *RootConfig) *level {
+	return s.levels[slices.IndexFunc(s.levels, func(l *level) bool { return l.number == cfg.Level })]
+}
+
+// choose is the root of a new entry in the level: the place policy's choice, if it is of the level, or the one with
+// most room, among those that take stores. One that is full is chosen when there is no other.
+func (l *level) choose(chosen uint32) (*root, error) {
+	at := slices.Index(l.places, chosen)
+	only := len(l.roots) == 1
+	if only {
+		at = 0
+	}
+	if at >= 0 && (l.roots[at].invites() || only && l.roots[at].Health.Takes()) {
+		return l.roots[at], nil
+	}
+	var best *root
+	var most float64
+	for _, r := range l.roots {
+		state := r.Health.State()
+		if state > health.Full {
+			continue
+		}
+		share := r.Account.Free()
+		if !r.invites() {
+			share -= 2 + float64(state)
+		}
+		if best == nil || share > most {
+			best, most = r, share
 		}
 	}
+	if best == nil {
+		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(l.roots), len(l.roots),
+			l.roots[len(l.roots)-1].Health.OutError())
+	}
+	return best, nil
+}
+
+// Number implements [moves.Level].
+func (l *level) Number() int { return l.number }
+
+// Count implements [moves.Level].
+func (l *level) Count() *moves.Counters { return &l.count }
+
+// Resident implements [moves.Level].
+func (l *level) Resident(fp uint64) bool { return holds(l.store.roots, fp, index.Live) }
+
+// Holds implements [moves.Level].
+func (l *level) Holds(fp uint64) bool { return holds(l.roots, fp, index.Complete) }
+
+// Admits implements [moves.Level].
+func (l *level) Admits(c *abi.Candidate, ns *catalog.Namespace) (admitted, asked bool) {
+	return false, false
+}
+
+// Log implements [moves.Level].
+func (l *level) Log(e *moves.Entry, cause error) {
+	l.store.log.Debug("an entry is not copied to another level", "kind", e.Kind, "level", l.number, "error", cause)
 }
 
 // countCopies finds entries with copies in several roots, so that readers of changes hear of the last one's end.
-func (s *Store) countCopies() {
+func countCopies(s *Store) {
 	if s.copies == nil {
 		return
 	}
@@ -56,6 +119,3 @@ func (s *Store) countCopies() {
 	}
 	entries.CountCopies(sets)
 }
-
-// has says whether a root is of the level.
-func (l *level) has(root uint32) bool { return slices.Contains(l.roots, root) }

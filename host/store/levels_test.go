@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/store/changelog"
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"golang.org/x/sys/unix"
 )
 
@@ -77,5 +78,65 @@ func TestNearestLevel(t *testing.T) {
 	}
 	equal(t, "ends of an entry with two copies", gone[testKey(0).String()], 1)
 	equal(t, "ends of an entry with one", gone[testKey(3).String()], 1)
+	f.checkUsed()
+}
+
+// settle waits until no entry moves, and what leaves has been offered.
+func (f *fixture) settle() {
+	f.Helper()
+	if err := f.store.Settle(f.Context()); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// moved are the moves of one kind to a level.
+func (f *fixture) moved(level int, kind moves.Kind) *moves.Counter {
+	return &f.store.levels[level].count[kind]
+}
+
+// TestDemotion: what the near root has no room for is copied to the next level, byte for byte, if something continues
+// it or it was hit; what ends a prefix and nobody asked for is dropped. No level is over its capacity, and nothing is
+// written twice.
+func TestDemotion(t *testing.T) {
+	f := twoLevels(t, 16, 256)
+	for n := range uint64(64) { // one prefix of 64 chunks
+		f.mustPut(n)
+		f.settle()
+	}
+	f.checkUsed()
+	near := 0
+	for n := range uint64(64) {
+		if at := f.rootOf(n); at < 0 {
+			t.Errorf("entry %d is in no level", n)
+		} else if at == 0 {
+			near++
+		}
+		f.mustRead(n)
+	}
+	if near < 14 || near > 16 {
+		t.Errorf("%d entries in the near root, which holds 16", near)
+	}
+	d := f.moved(1, moves.Demotion)
+	equal(t, "sheds", d.Shed.Load(), 0)
+	written := f.store.Stats().Roots[1].Published
+	equal(t, "copies", d.Done.Load(), written)
+	for n := uint64(100); n < 140; n++ { // chunks that nothing continues
+		if err := f.putUnder(n, n, 0); err != nil {
+			t.Fatal(err)
+		}
+		f.settle()
+	}
+	equal(t, "entries that were refused", d.Refused.Load() > 20, true)
+	equal(t, "an entry that nobody asked for", f.rootOf(100), -1)
+	f.mustPut(200)
+	f.lookup(200).Release()
+	for n := uint64(300); n < 320; n++ {
+		if err := f.putUnder(n, n, 0); err != nil {
+			t.Fatal(err)
+		}
+		f.settle()
+	}
+	equal(t, "an entry that was hit", f.rootOf(200), 1)
+	f.mustRead(200)
 	f.checkUsed()
 }

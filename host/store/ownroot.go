@@ -136,7 +136,10 @@ func (c ownRoot) judge() recovery.Judge { return recovery.Exclusive{} }
 func (c ownRoot) start() {
 	r, s := c.r, c.r.store
 	s.work.Go(func() { r.recovery.SaveTouchesEvery(s.run, recovery.TouchesEvery) })
-	if s.cfg.EvictMode == Background {
+	if r.leaving.To != nil {
+		s.work.Go(func() { r.leaving.Run(s.run) })
+	}
+	if r.inBackground() {
 		s.work.Go(func() { r.evictAhead(s.run) })
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -34,10 +35,18 @@ type Piece struct {
 }
 
 // Head is what a reader needs to know of a piece before its payload.
-type Head struct {
-	Plan       *chunk.Plan
-	DataOffset int64
-	Table      []uint64 // checksums of the plan's extents; nil until the table's bytes were given
+type Head = moves.Head
+
+// pin pins the piece's entry, which has another pin. The root's lock is held.
+func (p *Piece) pin() error {
+	r := p.root
+	e := r.Index.At(p.mark.Slot)
+	if e.Is(index.Evicting) || p.rank >= 64 || r.Index.Pieces(p.mark.Slot)&(1<<p.rank) == 0 {
+		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.Index.Key(p.mark.Slot))
+	}
+	r.Index.Pin(p.mark.Slot)
+	p.key, p.class, p.fallback = r.Index.Key(p.mark.Slot), r.ClassOf(p.mark.Slot), e.Is(index.FallbackName)
+	return nil
 }
 
 // open opens the file, whose name may be known.

@@ -48,7 +48,7 @@ func (p *Put) finish() (staging.Info, error) {
 	if err := p.lost(); err != nil {
 		return staging.Info{}, err
 	}
-	if p.root.store.cfg.Durability == Strict {
+	if p.strict() {
 		if err := p.file.Datasync(); err != nil {
 			return staging.Info{}, p.root.SyncFailed(err)
 		}
@@ -139,7 +139,7 @@ func (p *Put) enter(info staging.Info) error {
 	p.removeTemp()
 	p.giveBack()
 	r.Lock()
-	if r.Index.At(p.mark.Slot).Is(index.Evicting) {
+	if r.Index.At(p.mark.Slot).Is(index.Evicting) || p.copy != nil && p.copy.entry.Gone() {
 		r.Unlock()
 		r.custody.discard(p.target, p.class.FileBytes())
 		p.end()

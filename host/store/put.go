@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -28,6 +29,7 @@ type PutRequest struct {
 	Ranks     uint64 // pieces that make the entry complete, one bit per rank; 0: all ranks of the namespace
 	Request   uint32
 	Tenant    uint32
+	copy      *copyOf // it is a copy of an entry of another level
 	// Prefetch has the keys that the caller puts in the same way; optional.
 	Prefetch *PathPrefetch
 }
@@ -44,7 +46,8 @@ type Put struct {
 	ranks    uint64
 	tenant   uint32
 	stamp    int64
-	fallback bool // target is the built-in name
+	copy     *copyOf // of an entry of another level
+	fallback bool    // target is the built-in name
 	target   string
 
 	mu   sync.Mutex
@@ -69,6 +72,9 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	}
 	class := p.class // p's is its entry's in the end
 	defer class.Release()
+	if q.copy != nil { // what would be stored twice the index refuses
+		return s.reserve(ctx, p, &q)
+	}
 	p.offer(s, &q)
 	stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
 	if err := stripe.Acquire(ctx, 1); err != nil {
@@ -77,15 +83,20 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	defer stripe.Release(1)
 	s.renew(p)
 	s.seekUnseen(p)
-	found, err := s.join(ctx, p)
+	return s.reserve(ctx, p, &q)
+}
+
+// reserve makes the put's entry, or adds its piece to the one that is there.
+func (s *Store) reserve(ctx context.Context, p *Put, q *PutRequest) (*Put, error) {
+	found, err := s.join(ctx, p, q)
 	if err != nil {
 		return nil, err
 	}
 	if !found {
-		if err := s.admitted(p, &q); err != nil {
+		if err := s.admitted(p, q); err != nil {
 			return nil, err
 		}
-		if err := s.insert(ctx, p, &q); err != nil {
+		if err := s.insert(ctx, p, q); err != nil {
 			return nil, err
 		}
 		return p, nil
@@ -129,23 +140,38 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 	if c, err = q.Namespace.AcquireClass(q.Group); err != nil {
 		return nil, err
 	}
+	if q.copy != nil && c.Plan.Digest() != q.copy.header.Plan {
+		c.Release()
+		return nil, moves.ErrLayout
+	}
 	return &Put{
 		class: c, mark: entries.Mark{Fingerprint: chunk.Fingerprint(c.Namespace.Digest, c.Group, q.Key)},
 		key: q.Key, parent: q.Parent, depth: q.Depth, rank: q.Rank, ranks: q.Ranks, tenant: q.Tenant,
+		copy: q.copy,
 	}, nil
 }
 
+// levels are those that the put may go to.
+func (q *PutRequest) levels(s *Store) []*level {
+	if q.copy != nil {
+		return []*level{q.copy.level}
+	}
+	return s.levels
+}
+
 // join adds the piece to the entry of its key, if there is one.
-func (s *Store) join(ctx context.Context, p *Put) (bool, error) {
-	for r := range s.nearestFirst() {
-		if !r.Health.Serves() {
-			continue // what it has is not to be had: it can be stored elsewhere
-		}
-		if ok, err := r.join(ctx, p); ok || err != nil {
-			if errors.Is(err, ErrResident) {
-				s.count.resident.Add(1)
+func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
+	for _, l := range q.levels(s) {
+		for _, r := range l.roots {
+			if !r.Health.Serves() {
+				continue // what it has is not to be had: it can be stored elsewhere
 			}
-			return ok, err
+			if ok, err := r.join(ctx, p); ok || err != nil {
+				if errors.Is(err, ErrResident) && q.copy == nil {
+					s.count.resident.Add(1)
+				}
+				return ok, err
+			}
 		}
 	}
 	return false, nil
@@ -171,10 +197,16 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 // begin notes when the put began in its root.
 func (p *Put) begin(r *root) {
 	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.unsure.Load()
+	if p.copy != nil {
+		p.stamp = p.copy.header.StoreTime // it is not younger than what it is a copy of
+	}
 }
 
 // admitted asks the admit policy about a new entry.
 func (s *Store) admitted(p *Put, q *PutRequest) error {
+	if q.copy != nil {
+		return nil
+	}
 	w := s.candidates.Get().(*candidate)
 	defer s.candidates.Put(w)
 	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
@@ -183,7 +215,7 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
 		Time: s.seq.Clock(), Kind: abi.KindNew, From: abi.NoLevel,
 	}
-	if parent != 0 && holds(s.roots, parent) {
+	if parent != 0 && holds(s.roots, parent, index.Live) {
 		w.ask[0].Flags = abi.CandidateParentResident
 	}
 	w.answer[0] = true
@@ -203,12 +235,12 @@ type candidate struct {
 	answer [1]bool
 }
 
-// holds says whether a root in service has an entry.
-func holds(roots []*root, fp uint64) bool {
+// holds says whether a root in service has an entry in a state.
+func holds(roots []*root, fp uint64, state uint8) bool {
 	for _, r := range roots {
 		r.Lock()
 		slot := r.Index.FindFingerprint(fp)
-		there := slot != index.None && r.Health.Serves() && !r.Index.At(slot).Is(index.Evicting)
+		there := slot != index.None && r.Health.Serves() && r.Index.At(slot).Is(state) && !r.Index.At(slot).Is(index.Evicting)
 		r.Unlock()
 		if there {
 			return true
@@ -250,8 +282,8 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	if err != nil {
 		return err
 	}
-	for n := range s.levels {
-		if err = s.insertAt(ctx, &s.levels[n], p, q, rel, chosen); err == nil || !refusedHere(err) {
+	for _, l := range q.levels(s) {
+		if err = l.insert(ctx, p, q, rel, chosen); err == nil || !refusedHere(err) {
 			break
 		}
 	}
@@ -264,10 +296,10 @@ func refusedHere(err error) bool {
 	return errors.Is(err, ErrNoSpace) || errors.Is(err, ErrRootOut) || errors.Is(err, ErrRefused)
 }
 
-// insertAt makes the entry in a level. chosen is the root that the place policy named, which counts if it is there.
-func (s *Store) insertAt(ctx context.Context, l *level, p *Put, q *PutRequest, rel string, chosen uint32) error {
-	tenant := s.catalog.Tenants.Number(q.Tenant)
-	r, evicts, err := s.enter(ctx, l, chosen, tenant, p.entryBytes())
+// insert makes the entry in the level. chosen is the root that the place policy named, which counts if it is there.
+func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, rel string, chosen uint32) error {
+	tenant := l.store.catalog.Tenants.Number(q.Tenant)
+	r, evicts, err := l.enter(ctx, chosen, tenant, p.entryBytes())
 	if err != nil {
 		return err
 	}
@@ -294,6 +326,9 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	if err := r.custody.mayInsert(p); err != nil {
 		return err
 	}
+	if len(r.store.levels) > 1 && r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key) != index.None {
+		return ErrResident // a copy and a put of its key are made at the same time
+	}
 	slot, err := r.Insert(&entries.New{
 		Fingerprint: p.mark.Fingerprint, Class: p.class, Key: &p.key, Parent: parent, Depth: q.Depth, Tenant: tenant,
 		Rank: p.rank, Reserved: p.reserves(), Stored: p.stamp, FallbackName: p.fallback, Request: q.Request,
@@ -302,25 +337,31 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 		return err
 	}
 	p.mark.Slot = slot
-	r.wakeAboveHigh()
+	r.wakeEvictor()
 	return nil
 }
 
-// wakeAboveHigh wakes the background evictor above the high watermark.
-func (r *root) wakeAboveHigh() {
-	if cfg := &r.store.cfg; cfg.EvictMode == Background && r.Account.Excess(cfg.High) > 0 {
+// wakeEvictor wakes what evicts in the background, if it is due: the evictor above the high watermark, or what lets
+// entries leave for the next level. The lock is held.
+func (r *root) wakeEvictor() {
+	if r.inBackground() && r.Account.Excess(r.store.cfg.High) > 0 {
 		wake(r.evictorWake)
 	}
+	r.leaving.Wake()
 }
+
+// inBackground says whether an evictor evicts between the watermarks.
+func (r *root) inBackground() bool { return r.store.cfg.EvictMode == Background && r.leaving.To == nil }
 
 // enter chooses the root of a new entry and, if the entry's put may evict, takes the root's turn: that is where no
 // evictor runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is
 // waited for; then another is chosen.
-func (s *Store) enter(
-	ctx context.Context, l *level, chosen uint32, tenant uint16, bytes int64,
+func (l *level) enter(
+	ctx context.Context, chosen uint32, tenant uint16, bytes int64,
 ) (r *root, evicts bool, err error) {
+	refreshFacts(l.store)
 	for {
-		if r, err = s.choose(l, chosen); err != nil {
+		if r, err = l.choose(chosen); err != nil {
 			return nil, false, err
 		}
 		freeSpace{r}.refresh()
@@ -339,7 +380,7 @@ func (s *Store) enter(
 
 // evicts says whether a reservation of so many bytes is to evict for itself. On a shared root the evictor does.
 func (r *root) evicts(tenant uint16, bytes int64) bool {
-	return r.rules.evicts && (r.store.cfg.EvictMode == OnDemand || r.Account.OverQuota(r.want(tenant, bytes)))
+	return r.rules.evicts && (!r.inBackground() || r.Account.OverQuota(r.want(tenant, bytes)))
 }
 
 // extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not
@@ -364,7 +405,7 @@ func (p *Put) extend(ctx context.Context) error {
 	}
 	enter := func() error {
 		r.Extend(slot, p.rank, need)
-		r.wakeAboveHigh()
+		r.wakeEvictor()
 		return nil
 	}
 	w := reservation{Want: r.want(tenant, need), evicts: evicts, reuseFor: p, enter: enter}

@@ -90,6 +90,6 @@ func (r returning) rejoin(ctx context.Context, from health.State) error {
 	if !r.Health.Promote(from, health.In) {
 		return ErrRootOut
 	}
-	r.store.countCopies() // what it has may have been stored elsewhere meanwhile
+	countCopies(r.store) // what it has may have been stored elsewhere meanwhile
 	return nil
 }

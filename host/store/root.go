@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
@@ -43,6 +44,9 @@ type root struct {
 	evicting    []entries.Eviction  // of the turn's holder, like victimPaths
 	victimPaths victimPaths
 	evictorWake chan struct{} // wakes the background evictor
+	level       *level
+	origin      moves.Origin // of what is copied to other levels
+	leaving     moves.Leaving
 	upkeepWake  chan struct{}
 
 	unavailable atomic.Bool   // it could not be opened: see openLate
@@ -58,8 +62,8 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	log := s.log.With("root", cfg.Path)
 	r := &root{
 		store: s, cfg: cfg, turn: semaphore.NewWeighted(1), evictorWake: make(chan struct{}, 1),
-		upkeepWake: make(chan struct{}, 1),
-		scanned:    make(chan struct{}),
+		upkeepWake: make(chan struct{}, 1), level: levelOf(s, &cfg),
+		scanned: make(chan struct{}),
 	}
 	r.Init(entries.Config{
 		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Copies: s.copies, Now: s.cfg.Now, Clock: s.seq.Clock,
@@ -76,6 +80,15 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles,
 		QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
+	r.origin = moves.Origin{Set: &r.Set, Level: cfg.Level, Copies: s.copies, Clock: s.seq.Clock, Open: r.openMoved}
+	r.leaving.From, r.leaving.Mover, r.leaving.Takes = &r.origin, s.mover, r.Health.Takes
+	r.leaving.Init()
+	if below := r.level.below(); below != nil && !cfg.Shared { // of a shared root another host may be the evictor
+		r.leaving.To = below
+	}
+	if len(s.levels) > 1 {
+		r.Hits.Start()
+	}
 	r.meter.Now, r.victimPaths.root = s.cfg.Now, r
 	h := s.cfg.Policies.Evict
 	if cfg.Evict != nil {

@@ -80,7 +80,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 			}
 		}
 		s.catalog.EndScan()
-		s.countCopies()
+		countCopies(s)
 		if s.catalog.Lock(s.run) == nil {
 			s.catalog.ForgetUnregistered()
 			s.catalog.Unlock()

@@ -5,104 +5,21 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/catalog"
-	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/figures"
 )
 
-// RootStats is the state of one root. What counts up does so since the store was opened.
-type RootStats struct {
-	Path      string
-	State     health.State
-	Reason    string    // why it is not in
-	Since     time.Time // that it is in this state; zero from the start
-	Outages   uint64    // times that it was taken out
-	Stuck     int       // operations that were given up and have not ended
-	Capacity  int64
-	Limit     int64 // what it may take at present: less than Capacity where the file system has less to give
-	Used      int64 // all of the following, and entries on their way out
-	Writing   int64 // reserved by pieces in flight: temporaries
-	Held      int64 // of quarantine
-	Orphaned  int64 // of files that could not be unlinked
-	Unscanned int64 // most that files may take which the scan has not come to
-
-	Entries    int // in the index, complete or not
-	Complete   int64
-	Slots      uint32 // ever used
-	MaxEntries uint32
-	IndexBytes int64
-
-	Inserted    uint64 // entries reserved
-	Published   uint64 // pieces
-	Expired     uint64 // entries removed because their time was over
-	Discarded   uint64 // entries that clients discarded
-	OverBudget  uint64 // puts refused for the daily write budget
-	Written     int64  // bytes counted today against the daily write budget; 0 without one
-	Aborted     uint64 // pieces
-	Recycled    uint64 // victims' files that became the temporaries of puts
-	Evictions   uint64 // entries
-	Asks        uint64 // times that victims were asked for
-	BadVictims  uint64 // named by the policy although pinned, in flight or gone
-	Waits       uint64 // puts that waited for the background evictor
-	Sheds       uint64 // puts that found no space
-	Damaged     uint64 // entries dropped because a file was not what it should be
-	Vanished    uint64 // files removed by somebody else
-	Quarantined uint64 // files
-	SyncFails   uint64
-	PlaceFaults uint64 // names that another key's file held
-	EvictFaults uint64 // evict policies replaced
-	Scanning    bool   // the scan at the start has not ended; what it has not come to is a miss
-	Scanned     uint64 // files that it has come to
-	Recovered   uint64 // pieces found at the start
-	Renamed     uint64 // pieces at the start that an earlier place policy had named
-	Swept       uint64 // temporaries removed at the start
-	Foreign     uint64 // files at the start that are not the store's; left alone
-	Unclaimed   uint64 // sound pieces at the start that no name leads to; quarantined
-
-	Shared *SharedStats // nil unless hosts share the root
-
-	Evict policy.Stats
-}
-
-// Stats is the state of the store.
-type Stats struct {
-	Roots    []RootStats
-	Refused  uint64 // puts that admission refused
-	Resident uint64 // puts of what was there already
-	Lookups  uint64
-	Keys     uint64 // looked up
-	Hits     uint64 // keys granted
-
-	AdmitFaults uint64
-
-	Policies []PolicyStats // those that act, by role
-	Shadows  []ShadowStats
-}
+// What a store tells about itself.
+type (
+	RootStats   = figures.Root
+	Stats       = figures.Store
+	ShadowStats = figures.Shadow
+	PolicyStats = figures.Policy
+)
 
 // storeCounters are the store's own.
 type storeCounters struct {
 	refused, resident, lookups, keys, hits, admitFaults atomic.Uint64
-}
-
-// ShadowStats describes a shadow policy.
-type ShadowStats struct {
-	shadow.Stats
-	Name    string
-	Version string
-	Since   time.Time
-}
-
-// PolicyStats is a policy that is in use.
-type PolicyStats struct {
-	policy.Stats
-	Name       string
-	Version    string
-	Root       string // of evict
-	Since      time.Time
-	Files      int64            // of place: entries that it named
-	Replaced   bool             // of place: it names nothing new, but files that it named are still there
-	Quarantine error            // why it is not started any more
-	Counters   map[string]int64 // the module's own, of all its instances and roles
 }
 
 // Stats may be called at any time.
@@ -117,7 +34,9 @@ func (s *Store) Stats() Stats {
 	}
 	st.Policies = s.policyStats(st.Roots)
 	for _, t := range s.shadows.List() {
-		st.Shadows = append(st.Shadows, ShadowStats{t.Shadow.Stats(), t.Label, t.Module.Manifest().Version, t.Since})
+		st.Shadows = append(st.Shadows, ShadowStats{
+			Stats: t.Shadow.Stats(), Name: t.Label, Version: t.Module.Manifest().Version, Since: t.Since,
+		})
 	}
 	return st
 }

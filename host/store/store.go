@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -14,8 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/changelog"
 	"github.com/kvhost/kvhost/host/store/entries"
-	"github.com/kvhost/kvhost/host/store/health"
-	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/requests"
 	"github.com/kvhost/kvhost/host/store/sequence"
@@ -28,7 +26,7 @@ type Store struct {
 	log     *slog.Logger
 	catalog *catalog.Catalog
 	roots   []*root
-	levels  []level // nearest first
+	levels  []*level // nearest first
 
 	swapping *semaphore.Weighted // held while policies change
 	shadows  shadow.Set
@@ -41,6 +39,8 @@ type Store struct {
 
 	changes  *changelog.Log
 	copies   *entries.Copies // nil: there is one root
+	mover    *moves.Mover    // nil: there is one level
+	loads    moves.Loads
 	seq      sequence.Sequence
 	scanDone chan struct{}
 	opened   atomic.Bool // roots is complete
@@ -58,11 +58,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges),
-		requests: requests.NewRecord(), levels: cfg.levels(),
+		requests: requests.NewRecord(),
 	}
 	if len(cfg.Roots) > 1 {
 		s.copies = entries.NewCopies()
 	}
+	s.levels = levelsOf(s)
 	s.seq.Init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {
 		s.stripes[i] = semaphore.NewWeighted(1)
@@ -71,6 +72,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.candidates.New = func() any { return new(candidate) }
 	if err := s.openCatalog(ctx); err != nil {
 		return nil, err
+	}
+	if len(s.levels) > 1 {
+		var err error
+		if s.mover, err = moves.New(cfg.Moves.of(&s.loads)); err != nil {
+			return nil, errors.Join(err, s.catalog.Close())
+		}
 	}
 	s.run, s.stop = context.WithCancel(context.Background())
 	if err := s.openRoots(ctx); err != nil {
@@ -86,6 +93,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.tellRoots()
 	s.opened.Store(true)
 	s.work.Go(func() { s.catalog.Run(s.run) })
+	if s.mover != nil {
+		s.work.Go(func() { s.mover.Run(s.run) })
+	}
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
 		r.custody.start()
@@ -103,6 +113,7 @@ func (s *Store) openRoots(ctx context.Context) error {
 			return err
 		}
 		s.roots = append(s.roots, r)
+		r.level.roots = append(r.level.roots, r)
 	}
 	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
 		return err
@@ -137,12 +148,18 @@ func (s *Store) Close() error {
 		if err := r.budget.saveExact(); err != nil {
 			s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.Path, "error", err)
 		}
+		r.Lock()
+		r.Moves.KeepAll()
+		r.Unlock()
 		r.custody.save()
 	}
 	return errors.Join(s.closeRoots(), s.catalog.Close())
 }
 
 func (s *Store) closeRoots() (err error) {
+	if s.mover != nil {
+		err = s.mover.Close()
+	}
 	for _, r := range s.roots {
 		err = errors.Join(err, r.close())
 	}
@@ -168,41 +185,12 @@ func (s *Store) tellRoots() {
 // factsEvery is how old the place policy's facts may get.
 const factsEvery = int64(time.Second)
 
-// choose is the root of a new entry in a level: the place policy's choice, if it is of the level, or the one with most
-// room, among those that take stores. One that is full is chosen when there is no other.
-func (s *Store) choose(l *level, chosen uint32) (*root, error) {
+// refreshFacts gives the place policy fresh facts when it has old ones.
+func refreshFacts(s *Store) {
 	if now, last := int64(s.seq.Clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery &&
 		s.factsAt.CompareAndSwap(last, now) {
 		s.tellRoots()
 	}
-	only := len(l.roots) == 1
-	if only {
-		chosen = l.roots[0]
-	}
-	if chosen != index.None && l.has(chosen) && (s.roots[chosen].invites() || only && s.roots[chosen].Health.Takes()) {
-		return s.roots[chosen], nil
-	}
-	var best *root
-	var most float64
-	for _, i := range l.roots {
-		r := s.roots[i]
-		state := r.Health.State()
-		if state > health.Full {
-			continue
-		}
-		share := r.Account.Free()
-		if !r.invites() {
-			share -= 2 + float64(state)
-		}
-		if best == nil || share > most {
-			best, most = r, share
-		}
-	}
-	if best == nil {
-		return nil, fmt.Errorf("%w: %d of %d; the last is %w", ErrRootOut, len(l.roots), len(l.roots),
-			s.roots[l.roots[len(l.roots)-1]].Health.OutError())
-	}
-	return best, nil
 }
 
 // EndRequest tells the evict policies that a request is over, and what its engine hints.

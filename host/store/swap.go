@@ -1,32 +1,16 @@
 package store
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"time"
 
-	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/store/evictor"
+	"github.com/kvhost/kvhost/host/store/swap"
 )
 
 // Swap is a change of policies while the store is at work.
-type Swap struct {
-	From     string                    // the policy that is replaced, by name; empty, for evict: whichever acts
-	Policies [abi.Roles]*policy.Handle // the new ones, by role, borrowed; nil: the role does not change
-	Root     string                    // where evict is changed; empty: in every root where From acts
-}
+type Swap = swap.Swap
 
 // Taken is one place that a policy took over.
-type Taken struct {
-	Role     abi.Role
-	Root     string         // of evict
-	From     string         // the module's digest
-	Handover evictor.Method // how it learned what is there
-	Entries  int            // of the root, or those whose files the replaced place policy named
-	Took     time.Duration  // beside the work of all others
-}
+type Taken = swap.Taken
 
 // Swap replaces policies under load. Everything that can fail is done while the old ones still act. When something
 // fails, or a new policy fails at the last moment in one of its roots, all is as before. Swap waits for scans, until
@@ -39,90 +23,13 @@ func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	if s.closed.Load() {
 		return nil, ErrClosed
 	}
-	begun := s.cfg.Now()
-	var changes []handover
-	defer func() {
-		for _, c := range changes {
-			c.Abandon()
-		}
-	}()
-	if h := w.Policies[abi.RoleEvict]; h != nil {
-		b := s.evictPolicy(h)
-		defer b.Release()
-		if changes, err = s.prepareEvict(ctx, &w, b); err != nil {
-			return nil, err
-		}
-	}
-	if err := s.catalog.Lock(ctx); err != nil { // what is announced and planned below is all there is
-		return nil, err
-	}
-	defer s.catalog.Unlock()
-	rest, err := s.catalog.PrepareSwap(ctx, w.From, &w.Policies, evictor.MaxHandoverState)
-	if err != nil {
-		rest.Abandon()
-		return nil, fmt.Errorf("store: %w", err)
-	}
-	all := changes
-	changes = nil
-	if taken, err = takeAll(all); err != nil {
-		rest.Abandon()
-		return nil, err
-	}
-	for _, t := range rest.Commit(s.tellRoots) {
-		how := evictor.Replayed
-		if t.Loaded {
-			how = evictor.Loaded
-		}
-		taken = append(taken, Taken{Role: t.Role, From: t.From, Handover: how, Entries: t.Entries})
-	}
-	for _, c := range all {
-		c.Keep()
-	}
-	for i := range taken {
-		taken[i].Took = s.cfg.Now().Sub(begun)
-	}
-	return taken, nil
+	return swapper(s).Do(ctx, w)
 }
 
-// takeAll lets a policy decide in all its roots, or in none.
-func takeAll(changes []handover) (taken []Taken, err error) {
-	for i, c := range changes {
-		t := Taken{Role: abi.RoleEvict, Root: c.r.Path, From: c.From().Module.Digest(), Handover: c.Method()}
-		if t.Entries, err = c.Take(); err != nil {
-			for _, before := range changes[:i] {
-				before.Undo()
-			}
-			for _, later := range changes[i+1:] {
-				later.Abandon()
-			}
-			return nil, fmt.Errorf("store: root %s: policy %s: %w", c.r.Path, c.To().Label, err)
-		}
-		taken = append(taken, t)
-	}
-	return taken, nil
-}
-
-// prepareEvict gets a policy ready for its roots. Those that are ready are in the answer also when there is an error.
-func (s *Store) prepareEvict(ctx context.Context, w *Swap, to *evictor.Policy) (changes []handover, err error) {
+func swapper(s *Store) *swap.Store {
+	w := &swap.Store{Catalog: s.catalog, Now: s.cfg.Now, TellRoots: s.tellRoots, Evict: s.evictPolicy}
 	for _, r := range s.roots {
-		from := r.Policy()
-		if w.Root != "" && w.Root != r.Path || w.From != "" && w.From != from.Label {
-			continue
-		}
-		c, err := r.Evictor.Prepare(ctx, to, from)
-		if err != nil {
-			return changes, fmt.Errorf("store: root %s: policy %s: %w", r.Path, to.Label, err)
-		}
-		changes = append(changes, handover{c, r})
+		w.Roots = append(w.Roots, swap.Root{Path: r.Path, Evictor: r.Evictor, Policy: r.Policy})
 	}
-	if len(changes) == 0 {
-		return nil, fmt.Errorf("%w: evict policy %s", ErrNoPolicy, cmp.Or(w.From, "of root "+w.Root))
-	}
-	return changes, nil
-}
-
-// handover is one of an evict policy in one root.
-type handover struct {
-	*evictor.Handover
-	r *root
+	return w
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/kvhost/kvhost/host/store/swap"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -151,7 +152,7 @@ func TestSwapUndone(t *testing.T) {
 	var done atomic.Int32
 	h := policy.NewHandle(openFrail(t), "frail", nil, func(*policy.Module, error) { done.Add(1) })
 	b := f.store.evictPolicy(h)
-	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
+	changes, err := swapper(f.store).PrepareEvict(t.Context(), &Swap{From: "lru"}, b)
 	if err != nil || len(changes) != 2 {
 		t.Fatal(len(changes), err)
 	}
@@ -164,7 +165,7 @@ func TestSwapUndone(t *testing.T) {
 		}
 		l.Release()
 	}
-	if _, err := takeAll(changes); !errors.Is(err, policy.ErrFuel) ||
+	if _, err := swap.TakeAll(changes); !errors.Is(err, policy.ErrFuel) ||
 		!strings.Contains(err.Error(), f.store.roots[1].Path) {
 		t.Fatal(err)
 	}
@@ -223,11 +224,11 @@ func TestUndoHearsAll(t *testing.T) {
 	f.mustPut(0, 1, 2, 3)
 	b := f.store.evictPolicy(use(t, "fifo", nil, nil))
 	defer b.Release()
-	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
+	changes, err := swapper(f.store).PrepareEvict(t.Context(), &Swap{From: "lru"}, b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := takeAll(changes); err != nil {
+	if _, err := swap.TakeAll(changes); err != nil {
 		t.Fatal(err)
 	}
 	f.lookup(1).Release()

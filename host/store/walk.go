@@ -43,7 +43,7 @@ func (w *walk) grant(i int, g *requests.Grant) bool {
 		return false
 	}
 	for n := range w.store.levels {
-		level := &w.store.levels[n]
+		level := w.store.levels[n]
 		for range level.roots {
 			w.seek(n)
 			r := w.store.roots[w.at]
@@ -68,7 +68,7 @@ func (w *walk) grant(i int, g *requests.Grant) bool {
 
 // seek goes to the root of a level where the last key was found, and locks it.
 func (w *walk) seek(n int) {
-	at := int(w.store.levels[n].roots[w.last[n]])
+	at := int(w.store.levels[n].places[w.last[n]])
 	if w.at != at {
 		w.leave()
 	}
@@ -132,7 +132,9 @@ func (w *walk) isOf(r *root, e *index.Entry) bool {
 
 // touch makes an entry the most recent and pins it.
 func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
-	if !w.touches.Has(i, fp) {
+	first := !w.touches.Has(i, fp)
+	r.Moves.Granted(slot, e, first)
+	if first {
 		w.touches.Touch(i)
 		r.Index.TouchEntry(e)
 		r.Evictor.Post(abi.OpTouch, slot, e, fp, &w.cause)

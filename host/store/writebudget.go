@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 )
@@ -22,7 +23,7 @@ func newWriteBudget(r *root) writeBudget {
 // charge takes the bytes of a piece or an entry from the budget. The caller does not hold the root's mu.
 func (b writeBudget) charge(p *Put, bytes int64, parent uint64) error {
 	r := b.root
-	c, ok := b.Charge(bytes, p.mark.Fingerprint, func() bool { return parent != 0 && holds(r.store.roots, parent) })
+	c, ok := b.Charge(bytes, p.mark.Fingerprint, func() bool { return parent != 0 && holds(r.store.roots, parent, index.Live) })
 	if ok {
 		p.charge = c
 		if c.Bytes > 0 {

@@ -38,6 +38,9 @@ func (s *Set) Check(quarantine int64) error {
 			return fmt.Errorf("slot %d has %d pins and %d writers", slot, e.Pins(), bits.OnesCount64(f.ranks))
 		}
 	}
+	if err := s.Moves.check(); err != nil {
+		return err
+	}
 	if complete != s.complete {
 		return fmt.Errorf("%d complete entries, the count says %d", complete, s.complete)
 	}

@@ -77,21 +77,23 @@ const countedStep = 256
 // CountCopies finds the entries that are complete in several sets, which share their count: after a scan, or when a
 // root returns to service. It takes the locks of all sets, in their order, a few entries at a time.
 func CountCopies(sets []*Set) {
-	largest := 0
+	largest, most := 0, uint32(0)
 	for i, s := range sets {
-		if s.Len() > sets[largest].Len() {
-			largest = i
+		s.Lock()
+		if n := s.Index.Len(); n > most {
+			largest, most = i, n
 		}
+		s.Unlock()
 	}
 	for i, s := range sets {
 		for from, more := uint32(0), i != largest; more; from += countedStep {
-			more = s.countCopies(sets, from)
+			more = countCopies(s, sets, from)
 		}
 	}
 }
 
 // countCopies counts the copies of the entries in some slots, and says whether there are slots after them.
-func (s *Set) countCopies(sets []*Set, from uint32) (more bool) {
+func countCopies(s *Set, sets []*Set, from uint32) (more bool) {
 	for _, o := range sets {
 		o.Lock()
 		defer o.Unlock()
@@ -120,11 +122,4 @@ func (c *Copies) found(fp uint64, complete int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.of[fp] = copies{complete, c.of[fp].makers}
-}
-
-// Len is how many entries there are. It takes the lock.
-func (s *Set) Len() uint32 {
-	s.Lock()
-	defer s.Unlock()
-	return s.Index.Len()
 }

@@ -42,6 +42,9 @@ func (s *Set) BeginEvict(slot uint32) Eviction {
 		Slot: slot, Class: s.ClassOf(slot), Key: s.Index.Key(slot), Pieces: s.Index.Pieces(slot),
 		FallbackName: e.Is(index.FallbackName),
 	}
+	if e.Is(index.Moving) {
+		s.Moves.goes(slot)
+	}
 	announced := e.Is(index.Announced)
 	e.Set(index.Evicting)
 	e.Unset(index.Announced)

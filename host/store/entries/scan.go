@@ -89,6 +89,7 @@ func (c *Scan) Add(cl *catalog.Class, h *pieceformat.Header, allocated int64, fa
 			return found
 		}
 		cl.Ref()
+		s.Hits.forget(slot)
 	}
 	e := s.Index.At(slot)
 	if twice := s.Index.Pieces(slot)&(1<<h.Rank) != 0; twice || s.ClassOf(slot).Place != cl.Place {

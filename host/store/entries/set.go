@@ -31,6 +31,8 @@ type Set struct {
 	Evictor *evictor.Evictor
 	Account *capacity.Account
 	Count   Counters
+	Moves   Moves
+	Hits    Hits
 	// Touched receives the fingerprints of entries that lookups touch; nil: nobody wants them.
 	Touched func(fp uint64)
 
@@ -78,7 +80,7 @@ type Mark struct {
 func (s *Set) Init(cfg Config) {
 	s.cfg, s.Account, s.flights = cfg, cfg.Account, flights{}
 	s.Index = index.New(cfg.MaxEntries, cfg.Catalog.Fingerprint, cfg.Catalog.Base)
-	s.reaped.L = &s.Mutex
+	s.reaped.L, s.Moves.Set = &s.Mutex, s
 }
 
 // StartEvictor starts the evict policy. What the evictor has from the set need not be given.

@@ -35,6 +35,7 @@ func (s *Set) Insert(n *New) (slot uint32, err error) {
 	}
 	e := s.Index.At(slot)
 	n.Class.Ref() // the entry's
+	s.Hits.forget(slot)
 	bytes := int64(bits.OnesCount64(n.Reserved)) * n.Class.FileBytes()
 	s.Index.SetUnits(slot, uint32(bytes/abi.SizeUnit))
 	s.Index.ReservePieces(slot, n.Reserved)
@@ -87,6 +88,9 @@ func (s *Set) Join(
 		}
 		if e.Is(index.Evicting) || (s.Index.Pieces(slot)|f.ranks)&(1<<rank) != 0 {
 			return index.None, ErrResident
+		}
+		if e.Is(index.Moving) {
+			s.Moves.stay(slot)
 		}
 		f.ranks |= 1 << rank
 		s.flights[slot] = f

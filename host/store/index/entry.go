@@ -44,6 +44,7 @@ const (
 	Complete                 // all pieces that some put or header named are there
 	FallbackName             // some piece has the built-in name
 	Announced                // the evict policy knows it
+	Moving                   // it is copied to another level, or waits for that
 	stateBits    = 0xff
 )
 

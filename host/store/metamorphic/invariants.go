@@ -1,6 +1,7 @@
 package metamorphic
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,6 +22,11 @@ func (n *node) invariants() error {
 		return nil // its files are not its own any more
 	}
 	k := &n.r.h.Kind
+	if k.levels {
+		if err := n.settle(); err != nil {
+			return err
+		}
+	}
 	if k.lives {
 		return errors.Join(n.owed.update(n), n.store.Inspect(nil))
 	}
@@ -36,6 +42,16 @@ func (n *node) invariants() error {
 		err = n.checkRoots(list)
 	})
 	return errors.Join(ierr, err)
+}
+
+// settle waits until nothing moves between levels.
+func (n *node) settle() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := n.store.Settle(ctx); err != nil {
+		return fmt.Errorf("host %s: entries still move between levels: %w", n.ID, err)
+	}
+	return nil
 }
 
 // checkRoots compares roots that one host has with their disks.

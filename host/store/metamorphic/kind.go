@@ -15,6 +15,7 @@ type Kind struct {
 	lives  bool   // short lives that end badly; what was durable must be there in the next
 	many   bool   // clients at the same time
 	memory bool   // the roots are in memory, which outlives the hosts
+	levels bool   // each root is a level of its own
 }
 
 // Kinds are all kinds of histories. The kind of a seed is its remainder.
@@ -33,6 +34,10 @@ var kinds = []Kind{
 	{Name: "memory", hosts: 1, roots: 2, memory: true},
 	{Name: "shared-by-many-clients-with-faults", hosts: 3, roots: 1, faults: sharedFaults, many: true},
 	{Name: "power-losses", hosts: 1, roots: 1, power: true, lives: true},
+	{Name: "levels", hosts: 1, roots: 2, levels: true},
+	{Name: "levels-with-faults", hosts: 1, roots: 3, levels: true, faults: ownFaults},
+	{Name: "levels-by-many-clients", hosts: 1, roots: 3, levels: true, many: true},
+	{Name: "levels-with-power-losses", hosts: 1, roots: 2, levels: true, power: true},
 }
 
 func kindNamed(name string) (Kind, error) {

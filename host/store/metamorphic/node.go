@@ -70,7 +70,7 @@ func (r *runner) newNode(host Host) *node {
 		ScanWorkers: 1, ScanWait: time.Hour,
 		Durability: host.Durability, EvictMode: host.EvictMode,
 		BatchEvery: time.Hour, UpkeepEvery: time.Hour, // operations do the stores' own work
-		QuarantineFiles: 3,
+		QuarantineFiles: 3, Moves: store.Moves{Workers: 1},
 	}
 	if host.EvictMode == store.Background {
 		n.cfg.High, n.cfg.Low = 0.9, 0.7
@@ -79,6 +79,9 @@ func (r *runner) newNode(host Host) *node {
 		root := store.RootConfig{
 			Path:     filepath.Join(r.dir, fmt.Sprintf("root%d", i)),
 			Capacity: int64(20+4*i)*pieceBytes + 7*pieceformat.Page, MaxEntries: 80,
+		}
+		if k.levels {
+			root.Level, root.Capacity = i, int64(6+12*i)*pieceBytes+7*pieceformat.Page
 		}
 		if k.hosts > 1 {
 			root.Capacity = 48 * pieceBytes

@@ -28,6 +28,8 @@ type Store interface {
 	// EndRequest ends the request that all puts belong to.
 	EndRequest()
 	Swap(ctx context.Context, s store.Swap) error
+	// Settle waits until nothing moves between levels.
+	Settle(ctx context.Context) error
 	Maintain(ctx context.Context, root int, task store.Task) error
 	Inspect(visit func([]store.Inspection)) error
 	Claims(path string) bool

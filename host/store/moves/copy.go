@@ -1,0 +1,129 @@
+package moves
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
+
+// Source is a piece that is there, open for reading.
+type Source interface {
+	io.ReaderAt
+	Size() int64
+	// Verify judges the piece by its first bytes: its layout, where the payload begins, and the checksums.
+	Verify(head []byte) (*Head, error)
+	// Cancelled says that the copy is not wanted any more.
+	Cancelled() bool
+}
+
+// Head is what a reader needs to know of a piece before its payload.
+type Head struct {
+	Plan       *chunk.Plan
+	DataOffset int64
+	Table      []uint64 // checksums of the plan's extents; nil until the table's bytes were given
+}
+
+// Target takes a piece: its bytes in order, each once, in whole pages. Nothing shows before Commit.
+type Target interface {
+	io.WriterAt
+	Commit(ctx context.Context) error
+	Abort(cause error)
+}
+
+// Begin makes the target of a piece whose first page is given.
+type Begin func(ctx context.Context, h *pieceformat.Header) (Target, error)
+
+// Copier is a worker's: a buffer, and the budget that all workers share.
+type Copier struct {
+	buf    []byte // PartBytes, and room for what a part leaves of an extent
+	budget *budget
+}
+
+const (
+	// PartBytes is how much is copied at a time.
+	PartBytes = 256 << 10
+	// Most bytes of a part that are verified with the next one: those of an extent, and up to the page before it.
+	carried     = chunk.ExtentBytes + pieceformat.Page
+	bufferBytes = PartBytes + carried
+)
+
+// Copy copies a piece. Target is not called when there is something wrong with the source's head, and not committed
+// when there is something wrong with the rest.
+func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int64, err error) {
+	var to Target
+	defer func() {
+		if err != nil && to != nil {
+			to.Abort(err)
+		}
+	}()
+	size := src.Size()
+	if size < pieceformat.Page || size%pieceformat.Page != 0 {
+		return 0, fmt.Errorf("%w: a file of %d bytes", pieceformat.ErrDamaged, size)
+	}
+	var head *Head
+	next := 0               // the first extent that is not verified
+	kept, at := 0, int64(0) // buf[:kept] is what was read before at
+	for at < size {
+		n := int(min(PartBytes, size-at))
+		if err := c.budget.take(ctx, n); err != nil {
+			return at, err
+		}
+		if src.Cancelled() {
+			return at, ErrCancelled
+		}
+		part := c.buf[kept : kept+n]
+		if got, err := src.ReadAt(part, at); got < n {
+			return at, fmt.Errorf("store: reading %d bytes at %d: %w", n, at, errOr(err, io.ErrUnexpectedEOF))
+		}
+		if at == 0 {
+			h, err := pieceformat.DecodeHeader(part)
+			if err != nil {
+				return 0, err
+			}
+			if head, err = src.Verify(part); err != nil {
+				return 0, err
+			}
+			if head.Table == nil {
+				return 0, fmt.Errorf("%w: a payload that begins at %d", pieceformat.ErrUnknownFormat, head.DataOffset)
+			}
+			if to, err = begin(ctx, &h); err != nil {
+				return 0, err
+			}
+		}
+		have := at + int64(n)
+		from := at - int64(kept) // where buf begins in the file
+		extents := head.Plan.Extents()
+		last := next
+		for last < len(extents) && head.DataOffset+extents[last].Off+int64(extents[last].Len) <= have {
+			last++
+		}
+		if last > next {
+			if err := chunk.VerifyExtents(head.Plan, next, last, c.buf[:kept+n], from-head.DataOffset,
+				head.Table); err != nil {
+				return at, err
+			}
+			next = last
+		}
+		if _, err := to.WriteAt(part, at); err != nil {
+			return at, fmt.Errorf("store: writing %d bytes at %d: %w", n, at, err)
+		}
+		at, kept = have, 0
+		if next < len(extents) {
+			if rest := (head.DataOffset + extents[next].Off) &^ (pieceformat.Page - 1); rest < at {
+				kept = int(at - rest)
+				copy(c.buf, c.buf[int(rest-from):int(at-from)])
+			}
+		}
+	}
+	return at, to.Commit(ctx)
+}
+
+func errOr(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}

@@ -1,0 +1,94 @@
+package store
+
+import (
+	"context"
+
+	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/moves"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// What package moves copies is read as by a load and written as by a put.
+
+// copyOf marks the put of a piece that is copied.
+type copyOf struct {
+	entry  *moves.Entry
+	header *pieceformat.Header
+	level  *level
+}
+
+// movedPiece is a piece that is copied.
+type movedPiece struct {
+	*Piece
+	move *entries.Move
+}
+
+func (p movedPiece) ReadAt(b []byte, off int64) (int, error) { return p.file.ReadAt(b, off) }
+func (p movedPiece) Cancelled() bool                         { return p.move.Gone() }
+
+// openMoved opens a piece of an entry that is pinned.
+func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
+	p := &Piece{root: r, mark: m.Mark, rank: rank}
+	r.Lock()
+	err := p.pin()
+	r.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.open(""); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return movedPiece{p, m}, nil
+}
+
+// movedTo is the put of a piece that is copied.
+type movedTo struct {
+	staging.File
+	*Put
+}
+
+func (t movedTo) Commit(ctx context.Context) error { return t.Publish(ctx) }
+
+// Begin implements [moves.Level].
+func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header) (moves.Target, error) {
+	put, err := l.store.Put(ctx, PutRequest{
+		Namespace: e.Namespace, Group: h.Group, Parent: h.Parent, Key: h.Key, Depth: h.Depth, Rank: h.Rank, Ranks: e.Pieces,
+		Tenant: h.Tenant, copy: &copyOf{e, h, l},
+	})
+	if err != nil {
+		return nil, err
+	}
+	f, err := put.File()
+	if err != nil {
+		put.Abort(err)
+		return nil, err
+	}
+	return movedTo{f, put}, nil
+}
+
+// DropPart implements [moves.Level].
+func (l *level) DropPart(fp uint64) {
+	for _, r := range l.roots {
+		r.Lock()
+		slot := r.Index.FindFingerprint(fp)
+		part := slot != index.None && !r.Index.At(slot).Is(index.Complete) && !r.Busy(slot) && r.Evictor.Evictable(slot)
+		r.Unlock()
+		if part {
+			r.drop(entries.Mark{Slot: slot, Fingerprint: fp}, 0)
+		}
+	}
+}
+
+// Settle is for tests: it waits until everything has left that is to leave, and no move is under way.
+func (s *Store) Settle(ctx context.Context) error {
+	if s.mover == nil {
+		return nil
+	}
+	for _, r := range s.roots {
+		r.leaving.Step()
+	}
+	return s.mover.Wait(ctx, 0)
+}
