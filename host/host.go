@@ -126,6 +126,8 @@ func (h *Host) storeConfig(fsys staging.FS) store.Config {
 		out.Durability = store.Strict
 	}
 	out.IOTimeout = IOTimeout(&s)
+	m := h.cfg.Move
+	out.Moves = store.Moves{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Shutdown: m.Shutdown}
 	for _, t := range h.cfg.Tenants {
 		out.Quotas = append(out.Quotas, store.Quota{First: t.First, Last: t.Last, Bytes: t.Quota.Bytes, Share: t.Quota.Part})
 	}
@@ -135,7 +137,8 @@ func (h *Host) storeConfig(fsys staging.FS) store.Config {
 	for i, r := range h.cfg.Roots {
 		files, capacity := h.devices.RootFS(i, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
-			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse,
+			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
+			Volatile: r.InMemory(), Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.RootEvict(i),
 		})
 	}

@@ -27,6 +27,7 @@ type Config struct {
 	Tenants  []Tenant
 	Expiries []Expiry
 	Store    Store
+	Move     Move
 	Engine   Engine
 	GDS      GDS
 	Session  Session
@@ -70,6 +71,7 @@ type Policy struct {
 	Grants []string          // imports it may use beyond log and fail
 	Config map[string]string // the policy's own settings, flattened with dots
 
+	Levels     []int    // to which it admits what moves, as an admit policy
 	Namespaces []string // patterns of those that admit, place and layout are for; empty for the rest
 	Shadow     bool     // it decides nothing: it is judged on the live requests
 	Capacity   int64    // bytes of a shadow's imaginary cache; 0 for what the roots have together
@@ -102,6 +104,7 @@ type Root struct {
 	Path     string
 	Capacity int64  // bytes
 	Level    int    // how far from the engines: 0 is nearest
+	Through  bool   // what is stored is copied to the next level at once
 	Evict    string // label of the policy that evicts here; empty for the one that no root names
 	Shared   bool   // other hosts use it too
 	Route    string // RouteAuto, RouteDirect, RouteStaged
@@ -135,6 +138,14 @@ type Store struct {
 	HostID        string        // empty: from the machine's id
 	SharedPoll    time.Duration // of roots that hosts share
 	SharedLapse   time.Duration
+}
+
+// Move bounds the copies between levels of roots.
+type Move struct {
+	Workers   int
+	Bandwidth int64 // bytes per second; 0: no limit
+	Waiting   int64 // bytes
+	Shutdown  time.Duration
 }
 
 // When entries are evicted, and what a publication waits for.

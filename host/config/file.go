@@ -233,6 +233,8 @@ func (p *Policy) set(key string, value any) error {
 		p.Name, err = asText("policy.name", value)
 	case "module":
 		p.Module, err = asText("policy.module", value)
+	case "levels":
+		p.Levels, err = asCounts("policy.levels", value)
 	case "namespaces":
 		p.Namespaces, err = asTexts("policy.namespaces", value)
 	case "shadow":
@@ -295,6 +297,12 @@ func (r *Root) set(key string, value any) error {
 		var n int64
 		n, err = asCount("root.level", value)
 		r.Level = int(n)
+	case "write":
+		var text string
+		if text, err = asText("root.write", value); err == nil && text != "back" && text != "through" {
+			err = fmt.Errorf("%w: root.write is %q, want \"back\" or \"through\"", ErrValue, text)
+		}
+		r.Through = text == "through"
 	case "evict":
 		r.Evict, err = asText("root.evict", value)
 	case "shared":

@@ -130,6 +130,20 @@ var keys = []*Key{
 		Help:  "Seed of randomised policies. The same seed and requests give the same decisions.",
 		field: func(c *Config) any { return &c.Store.Seed }},
 
+	{Section: "move", Name: "workers", Kind: Count, Default: "2", Unit: "threads", Min: 1, Max: 64,
+		Help:  "Copies between levels of roots at a time. A copy waits for loads between its parts.",
+		field: func(c *Config) any { return &c.Move.Workers }},
+	{Section: "move", Name: "bandwidth", Kind: Size, Default: "512MiB", Unit: "bytes per second",
+		Help:  "Most bytes per second that are copied between levels. What is more is not kept. 0: no limit.",
+		field: func(c *Config) any { return &c.Move.Bandwidth }},
+	{Section: "move", Name: "waiting", Kind: Size, Default: "256MiB", Min: 1 << 20,
+		Help:  "Most bytes of chunks that may wait for their copy. What is more is not copied.",
+		field: func(c *Config) any { return &c.Move.Waiting }},
+	{Section: "move", Name: "shutdown", Kind: Duration, Default: "10s",
+		Help: "How long an orderly end may take to copy to the next level what roots in memory hold, the most recently " +
+			"used first. 0s: nothing is copied.",
+		field: func(c *Config) any { return &c.Move.Shutdown }},
+
 	// On an H200 with 16 cores, 24 and 32 workers moved up to a twentieth more to and from tmpfs and no more through
 	// the page cache, took a tenth more of the processor, and let the first layer of a load wait half as long again
 	// (gds/BENCHMARKS.md).
@@ -204,9 +218,9 @@ var keys = []*Key{
 
 // Keys of the array tables, for errors and the example file.
 var (
-	policyKeys = []string{"name", "module", "namespaces", "shadow", "capacity", "roles", "grants", "sha256",
+	policyKeys = []string{"name", "module", "namespaces", "levels", "shadow", "capacity", "roles", "grants", "sha256",
 		"public_key", "on_fault", "memory_pages", "fuel", "config"}
-	rootKeys   = []string{"path", "capacity", "level", "evict", "shared", "route", "min_free", "daily_writes"}
+	rootKeys   = []string{"path", "capacity", "level", "write", "evict", "shared", "route", "min_free", "daily_writes"}
 	tenantKeys = []string{"id", "quota"}
 	expiryKeys = []string{"model", "ttl"}
 

@@ -80,6 +80,11 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 			}
 			rest[role] = p.Module
 		}
+		for _, n := range p.Levels {
+			if n > maxLevel {
+				bad(at+".levels", "%d, want 0 (nearest) to %d", n, maxLevel)
+			}
+		}
 		for _, text := range p.Namespaces {
 			if _, err := chunk.ParsePattern(text); err != nil {
 				bad(at+".namespaces", "%v", err)

@@ -38,6 +38,9 @@ func (l *Loaded) Print(w io.Writer) error {
 		if p.SHA256 != "" {
 			fmt.Fprintf(b, "sha256 = %s\n", quote(p.SHA256))
 		}
+		if len(p.Levels) > 0 {
+			fmt.Fprintf(b, "levels = %s\n", strings.ReplaceAll(fmt.Sprint(p.Levels), " ", ", "))
+		}
 		if p.PublicKey != "" {
 			fmt.Fprintf(b, "public_key = %s\n", quote(p.PublicKey))
 		}
@@ -55,8 +58,9 @@ func (l *Loaded) Print(w io.Writer) error {
 	}
 	for i, r := range l.Config.Roots {
 		fmt.Fprintf(b, "\n[[root]] # %s\n", l.Origins["root["+strconv.Itoa(i)+"]"])
-		fmt.Fprintf(b, "path = %s\ncapacity = %s\nlevel = %d\nshared = %t\nroute = %s\n", quote(r.Path),
-			sizeTOML(r.Capacity), r.Level, r.Shared, quote(r.Route))
+		write := map[bool]string{false: "back", true: "through"}[r.Through]
+		fmt.Fprintf(b, "path = %s\ncapacity = %s\nlevel = %d\nwrite = %s\nshared = %t\nroute = %s\n", quote(r.Path),
+			sizeTOML(r.Capacity), r.Level, quote(write), r.Shared, quote(r.Route))
 		if r.Evict != "" {
 			fmt.Fprintf(b, "evict = %s\n", quote(r.Evict))
 		}
@@ -115,6 +119,9 @@ const exampleArrays = `
 # # Namespaces that it admits, places and lays out for: globs over the model, or FIELD=GLOB over any line of a
 # # namespace ("meta-llama/*", "dtype=fp8*"). Default: [], all that no other policy's patterns match.
 # namespaces = []
+# # Levels of roots to which it admits what moves there from other levels, if it is an admit policy. Default: [], none:
+# # the built-in rule decides about moves, and the policy about what is new.
+# levels = []
 # # Shadow: the policy decides nothing. It sees the live requests and evicts from an imaginary cache of this size (0:
 # # the size of all roots). ` + "`kvhost policy list`" + ` shows its hit ratio beside the real one. Default: false and 0.
 # shadow = false
@@ -150,6 +157,8 @@ capacity = "10GiB"
 # Level, 0 to 7: chunks are stored into the roots of the lowest level and looked for there first. A root in memory has
 # the level that stands here, like any other. Default: 0.
 level = 0
+# back: chunks are copied to the next level when they are evicted. through: as soon as they are stored. Default: "back".
+write = "back"
 # Whether other hosts use it, too. Default: false.
 shared = false
 # Route of its pieces to and from GPUs. direct: cuFile. staged: page-locked host memory. auto: whichever was faster

@@ -51,6 +51,22 @@ func asCount(path string, value any) (int64, error) {
 	return n, nil
 }
 
+func asCounts(path string, value any) ([]int, error) {
+	list, ok := value.([]any)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s is %s, want a list of whole numbers", ErrValue, path, typeName(value))
+	}
+	var out []int
+	for _, v := range list {
+		n, err := asCount(path, v)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, int(n))
+	}
+	return out, nil
+}
+
 func asTexts(path string, value any) ([]string, error) {
 	list, ok := value.([]any)
 	if !ok {

@@ -84,6 +84,9 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if r.Level < 0 || r.Level > maxLevel {
 			bad(at+".level", "%d, want 0 (nearest) to %d", r.Level, maxLevel)
 		}
+		if farther := func(o Root) bool { return o.Level > r.Level }; r.Through && !slices.ContainsFunc(c.Roots, farther) {
+			bad(at+".write", "through, but no root has a higher level than %d", r.Level)
+		}
 		switch r.Route {
 		case RouteAuto, RouteStaged, "":
 		case RouteDirect:

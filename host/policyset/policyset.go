@@ -117,7 +117,11 @@ func (p *Set) open(ctx context.Context, label string, c *config.Policy) (*policy
 	p.openMu.Lock()
 	p.opened[m] = struct{}{}
 	p.openMu.Unlock()
-	return policy.NewHandle(m, label, policy.Config(c.Config), p.closed), nil
+	h := policy.NewHandle(m, label, policy.Config(c.Config), p.closed)
+	for _, n := range c.Levels {
+		h.Levels |= 1 << n
+	}
+	return h, nil
 }
 
 // closed is called when the last reference to a module was released.

@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/settings"
 )
 
 // A store is not made.
@@ -41,7 +42,7 @@ var (
 	// ErrRootBusy says that another host has the root.
 	ErrRootBusy = files.ErrBusy
 	// ErrConfig is a configuration that cannot be.
-	ErrConfig = errors.New("store: bad configuration")
+	ErrConfig = settings.ErrConfig
 	// ErrUnknownNamespace is a request for a namespace that was not opened, or for a group or rank that the namespace
 	// lacks.
 	ErrUnknownNamespace = catalog.ErrUnknownNamespace

@@ -16,8 +16,10 @@ type Lease struct {
 	hits   int
 	grants []requests.Grant // by key; a slot of none was not granted
 
-	mu   sync.Mutex
-	over bool
+	mu     sync.Mutex
+	over   bool
+	loaded bool                   // something was opened
+	near   map[int]requests.Grant // copies that came nearer since the lookup, by key
 
 	pathsMu sync.Mutex
 	paths   map[pathsKey]*catalog.PathBatch // of pieces that are not open yet
@@ -37,14 +39,27 @@ func (l *Lease) Root(i int) string {
 	if !l.Has(i) {
 		return ""
 	}
-	return l.store.roots[l.grants[i].Root].Path
+	return l.store.roots[l.granted(i).Root].Path
+}
+
+// Level is the level of that root.
+func (l *Lease) Level(i int) int { return l.store.roots[l.granted(i).Root].cfg.Level }
+
+// granted is the nearest copy that the lease has.
+func (l *Lease) granted(i int) requests.Grant {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if g, ok := l.near[i]; ok {
+		return g
+	}
+	return l.grants[i]
 }
 
 // Release gives the pins back. Pieces that are open stay usable until they are closed.
 func (l *Lease) Release() {
 	l.mu.Lock()
-	over := l.over
-	l.over = true
+	over, loaded, near := l.over, l.loaded, l.near
+	l.over, l.near = true, nil
 	l.mu.Unlock()
 	if over {
 		return
@@ -53,6 +68,15 @@ func (l *Lease) Release() {
 	l.paths = nil
 	l.pathsMu.Unlock()
 	now := l.store.seq.Clock()
+	for _, g := range near {
+		r := l.store.roots[g.Root]
+		r.Lock()
+		r.UnpinAt(g.Slot, g.Fingerprint, now)
+		r.Unlock()
+	}
+	if loaded {
+		l.promote(false)
+	}
 	at := index.None
 	for _, g := range l.grants {
 		if g.Slot == index.None {
@@ -77,15 +101,30 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 	if !l.Has(i) {
 		return nil, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
 	}
-	g := l.grants[i]
+	if g := l.granted(i); g != l.grants[i] {
+		if p, err := l.open(i, rank, g); err == nil {
+			return p, nil
+		}
+	}
+	return l.open(i, rank, l.grants[i])
+}
+
+func (l *Lease) open(i int, rank uint32, g requests.Grant) (*Piece, error) {
 	p := &Piece{root: l.store.roots[g.Root], mark: entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, rank: rank}
 	if err := l.hold(p); err != nil {
 		return nil, err
 	}
-	if err := p.open(l.pathOf(i, p)); err != nil {
+	path := ""
+	if g == l.grants[i] {
+		path = l.pathOf(i, p)
+	}
+	if err := p.open(path); err != nil {
 		p.Close()
 		return nil, err
 	}
+	p.root.level.loaded.Add(uint64(p.size))
+	p.isLoad = true
+	l.store.loads.Begin()
 	return p, nil
 }
 
@@ -96,6 +135,7 @@ func (l *Lease) hold(p *Piece) error {
 	if l.over {
 		return ErrLeaseOver
 	}
+	l.loaded = true
 	p.root.Lock()
 	defer p.root.Unlock()
 	return p.pin()

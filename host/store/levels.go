@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/store/catalog"
@@ -12,9 +13,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/moves"
 )
 
-// MaxLevels is one more than the highest level of a root.
-const MaxLevels = 8
-
 // level is the roots that are equally near. An entry may have a copy in each level. It implements [moves.Level].
 type level struct {
 	store  *Store
@@ -22,6 +20,8 @@ type level struct {
 	places []uint32 // of the roots, in the configuration
 	roots  []*root
 	count  moves.Counters // of moves to it
+	hits   atomic.Uint64  // keys granted
+	loaded atomic.Uint64  // bytes of pieces that were opened for loads
 }
 
 // levelsOf are the levels of a store, nearest first. Their roots are not open yet.

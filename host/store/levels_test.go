@@ -1,6 +1,7 @@
 package store
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -111,13 +112,16 @@ func TestDemotion(t *testing.T) {
 		} else if at == 0 {
 			near++
 		}
+	}
+	for n := range uint64(64) {
 		f.mustRead(n)
+		f.settle() // it comes nearer, and what has been hit leaves for that
 	}
 	if near < 14 || near > 16 {
 		t.Errorf("%d entries in the near root, which holds 16", near)
 	}
 	d := f.moved(1, moves.Demotion)
-	equal(t, "sheds", d.Shed.Load(), 0)
+	equal(t, "entries that went without a copy", d.Shed.Load(), 0)
 	written := f.store.Stats().Roots[1].Published
 	equal(t, "copies", d.Done.Load(), written)
 	for n := uint64(100); n < 140; n++ { // chunks that nothing continues
@@ -138,5 +142,129 @@ func TestDemotion(t *testing.T) {
 	}
 	equal(t, "an entry that was hit", f.rootOf(200), 1)
 	f.mustRead(200)
+	f.settle()
+	f.checkUsed()
+}
+
+// TestPromotion: an entry of the far level comes near after its second load, and a load after that is from there. A
+// lookup that asks for it brings it near at once, and its lease then opens the near copy.
+func TestPromotion(t *testing.T) {
+	f := twoLevels(t, 16, 256)
+	for n := range uint64(64) {
+		f.mustPut(n)
+		f.settle()
+	}
+	equal(t, "root of the first entry", f.rootOf(0), 1)
+	equal(t, "root of the second entry", f.rootOf(1), 1)
+	f.mustRead(0) // one lookup before, one now
+	f.settle()
+	equal(t, "root of an entry that was loaded at its second hit", f.rootOf(0), 0)
+	p := f.moved(0, moves.Promotion)
+	equal(t, "promotions", p.Done.Load(), 1)
+	f.mustRead(0)
+
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(2, 3), Prefetch: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.settle()
+	for i := range 2 {
+		equal(t, "level of a hit that was asked for", l.Level(i), 0)
+		p, err := l.Open(i, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "root of its piece", p.Root(), f.cfg.Roots[0].Path)
+		p.Close()
+	}
+	if r := f.store.roots[0]; r.Evictor.Evictable(r.Index.FindFingerprint(l.grants[0].Fingerprint)) {
+		t.Error("the copy is not pinned")
+	}
+	l.Release()
+	f.mustRead(2)
+	f.settle()
+	f.checkUsed()
+	for _, r := range f.store.roots {
+		_, inUse := r.Census()
+		equal(t, "entries in use", inUse, 0)
+	}
+}
+
+// TestWriteThrough: what is stored in a root that writes through is in the next level at once.
+func TestWriteThrough(t *testing.T) {
+	f := twoLevels(t, 64, 256, func(c *Config) { c.Roots[0].Through = true })
+	f.mustPut(0, 1, 2)
+	f.settle()
+	equal(t, "copies", f.moved(1, moves.Through).Done.Load(), 3)
+	f.store.roots[0].Health.TakeOut("test", unix.EIO, "none")
+	for n := range uint64(3) {
+		equal(t, "root of an entry", f.rootOf(n), 1)
+		f.mustRead(n)
+	}
+}
+
+// TestOrderlyEnd: what a root in memory holds is in the next level after a restart, as far as the built-in rule keeps
+// it, and nothing more than before when no time is given.
+func TestOrderlyEnd(t *testing.T) {
+	for _, c := range []struct {
+		limit time.Duration
+		want  int
+	}{{time.Minute, 9}, {0, 0}} {
+		f := twoLevels(t, 64, 256, func(cfg *Config) { cfg.Roots[0].Volatile, cfg.Moves.Shutdown = true, c.limit })
+		f.mustPut(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+		if err := f.store.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(f.cfg.Roots[0].Path); err != nil {
+			t.Fatal(err)
+		}
+		f.start()
+		l := f.lookup(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+		equal(t, "hits after the restart", l.Hits(), c.want) // nothing continues the last one
+		l.Release()
+		f.checkUsed()
+	}
+}
+
+// TestDemotionThatCannotBe: a level that is out of service, or has no room, is a miss of its own: the near root works
+// as if it were alone.
+func TestDemotionThatCannotBe(t *testing.T) {
+	f := twoLevels(t, 8, 64, func(c *Config) { c.UpkeepEvery = time.Hour })
+	f.store.roots[1].Health.TakeOut("test", unix.EIO, "none")
+	for n := range uint64(40) {
+		f.mustPut(n)
+		f.settle()
+	}
+	near := 0
+	for n := range uint64(40) {
+		if f.rootOf(n) == 0 {
+			near++
+		}
+	}
+	if near < 7 {
+		t.Errorf("%d entries are left in a root of 8", near)
+	}
+	equal(t, "copies", f.moved(1, moves.Demotion).Done.Load(), 0)
+	if d := f.moved(1, moves.Demotion); d.Failed.Load()+d.Refused.Load() < 20 || d.Failed.Load() == 0 {
+		t.Errorf("%d copies have failed, %d were refused, %d shed, %d cancelled", d.Failed.Load(), d.Refused.Load(),
+			d.Shed.Load(), d.Cancelled.Load())
+	}
+	f.checkUsed()
+}
+
+// TestDiscardWhileItMoves: what is discarded while it is copied is in no level afterwards.
+func TestDiscardWhileItMoves(t *testing.T) {
+	f := twoLevels(t, 64, 256, func(c *Config) { c.Roots[0].Through = true })
+	for n := range uint64(60) {
+		f.mustPut(n)
+		results, err := f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(n)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.settle()
+		if at := f.rootOf(n); results[0] == DiscardRemoved && at >= 0 {
+			t.Fatalf("entry %d was discarded, and is in root %d", n, at)
+		}
+	}
 	f.checkUsed()
 }

@@ -16,6 +16,7 @@ type LookupRequest struct {
 	Ranks     uint64 // the pieces that are needed, one bit per rank; 0: all ranks of the namespace
 	Request   uint32 // 0: none
 	Tenant    uint32
+	Prefetch  bool // copy to the nearest level what is granted from farther away
 }
 
 // Lookup grants a lease on the entries that are there with all the pieces needed: the run from the first key on, or, in
@@ -55,6 +56,14 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	}
 	if len(l.grants) < cap(l.grants)/2 {
 		l.grants = append([]requests.Grant(nil), l.grants...) // a lease, and its request, may last
+	}
+	for n, l := range s.levels {
+		if w.hits[n] > 0 {
+			l.hits.Add(w.hits[n])
+		}
+	}
+	if q.Prefetch && len(s.levels) > 1 {
+		l.promote(true)
 	}
 	s.count.lookups.Add(1)
 	s.count.keys.Add(uint64(len(q.Keys)))

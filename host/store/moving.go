@@ -2,11 +2,13 @@ package store
 
 import (
 	"context"
+	"time"
 
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/requests"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -91,4 +93,87 @@ func (s *Store) Settle(ctx context.Context) error {
 		r.leaving.Step()
 	}
 	return s.mover.Wait(ctx, 0)
+}
+
+// promote offers entries that a lease has from farther levels to the nearest one. If somebody has asked for that, the
+// lease gets each copy when it is there.
+func (l *Lease) promote(asked bool) {
+	if len(l.store.levels) < 2 {
+		return
+	}
+	nearest := l.store.levels[0]
+	for i, g := range l.grants {
+		if g.Slot == index.None || l.store.roots[g.Root].level == nearest {
+			continue
+		}
+		r := l.store.roots[g.Root]
+		r.Lock()
+		m := r.Moves.Copy(g.Slot)
+		r.Unlock()
+		if m == nil {
+			continue
+		}
+		v := &moves.Entry{Move: m, Kind: moves.Promotion, From: &r.origin, To: nearest, Asked: asked}
+		if asked {
+			v.Then = func() { l.came(i, nearest) }
+		}
+		v.Offer(l.store.mover)
+	}
+}
+
+// came pins a copy that came nearer for the lease, while that lasts.
+func (l *Lease) came(i int, to *level) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, place := range to.places {
+		r := l.store.roots[place]
+		r.Lock()
+		slot := r.Index.FindFingerprint(l.grants[i].Fingerprint)
+		there := slot != index.None && r.Index.At(slot).Is(index.Complete) && !r.Index.At(slot).Is(index.Evicting) && !l.over
+		if there {
+			r.Moves.Granted(slot, r.Index.At(slot), false)
+			r.Evictor.Pin(slot, l.grants[i].Fingerprint, 0)
+		}
+		r.Unlock()
+		if there {
+			if l.near == nil {
+				l.near = map[int]requests.Grant{}
+			}
+			l.near[i] = requests.Grant{Fingerprint: l.grants[i].Fingerprint, Slot: slot, Root: place}
+			return
+		}
+	}
+}
+
+// writeThrough offers an entry that was just stored to the next level. Nothing is done where it is not whole yet.
+func (r *root) writeThrough(m entries.Mark) {
+	if !r.cfg.Through || r.leaving.To == nil {
+		return
+	}
+	var v *entries.Move
+	r.Lock()
+	if r.Stands(m) {
+		v = r.Moves.Copy(m.Slot)
+	}
+	r.Unlock()
+	if v != nil {
+		(&moves.Entry{Move: v, Kind: moves.Through, From: &r.origin, To: r.leaving.To}).Offer(r.store.mover)
+	}
+}
+
+// drain copies what volatile roots hold to the next level, within a time, and says what it leaves.
+func (s *Store) drain(limit time.Duration) {
+	if s.mover == nil || limit <= 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.run, limit)
+	defer cancel()
+	s.mover.Hurry()
+	for _, r := range s.roots {
+		if r.cfg.Volatile && r.leaving.To != nil && r.Health.Serves() {
+			kept, left := r.leaving.Drain(ctx)
+			r.Log.Info("what the root held was copied to the next level", "entries", kept, "left", left, "level",
+				r.leaving.To.Number())
+		}
+	}
 }

@@ -31,6 +31,7 @@ type Piece struct {
 	file     staging.File
 	size     int64
 	head     Head
+	isLoad   bool // moves wait while it is open
 	closed   atomic.Bool
 }
 
@@ -220,4 +221,7 @@ func (p *Piece) Close() {
 	p.root.Lock()
 	p.root.Unpin(p.mark)
 	p.root.Unlock()
+	if p.isLoad {
+		p.root.store.loads.End()
+	}
 }

@@ -9,17 +9,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/evictor"
 )
 
-// Policies say who decides. Evict is bound to roots, the other roles to namespaces: a namespace gets the policy of the
-// first rule with the role that matches it, and the role's own field where none does. The handles are borrowed until
-// Open returns; a nil handle is the built-in policy.
-type Policies struct {
-	Evict, Admit, Place, Layout *policy.Handle
-	Rules                       []catalog.Rule
-	Shadows                     []Shadow
-	// Reopen says how modules that named files in an earlier run are opened again; see [catalog.PlaceGeneration].
-	Reopen policy.Options
-}
-
 // evictPolicy takes a reference to a policy that is about to evict; nil is the built-in one.
 func (s *Store) evictPolicy(h *policy.Handle) *evictor.Policy {
 	if h == nil {
@@ -37,7 +26,7 @@ func (s *Store) openCatalog(ctx context.Context) (err error) {
 		capacity += uint64(r.Capacity)
 	}
 	s.catalog, err = catalog.New(ctx, catalog.Options{
-		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: capacity, Expiry: s.cfg.ttlOf, Roots: keptFiles{s},
+		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: capacity, Expiry: s.cfg.TTL, Roots: keptFiles{s},
 		AdmitFault: s.admissionFault, PlaceQuarantined: s.wakeUpkeep,
 		Policies: catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules, Reopen: p.Reopen},
 	})

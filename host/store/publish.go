@@ -154,6 +154,8 @@ func (p *Put) enter(info staging.Info) error {
 	p.end()
 	if lost != nil {
 		r.drop(p.mark, 0)
+	} else {
+		r.writeThrough(p.mark)
 	}
 	r.shrinkIfOver()
 	return lost

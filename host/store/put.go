@@ -113,7 +113,7 @@ func (s *Store) reserve(ctx context.Context, p *Put, q *PutRequest) (*Put, error
 }
 
 func (s *Store) newPut(q *PutRequest) (*Put, error) {
-	if s.closed.Load() {
+	if s.closed.Load() && q.copy == nil { // the last copies are made while the store ends
 		return nil, ErrClosed
 	}
 	c, err := q.Namespace.OpenClass(q.Group)

@@ -8,13 +8,8 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
+	"github.com/kvhost/kvhost/host/store/settings"
 )
-
-// Shadow is an evict policy that decides nothing: it receives all requests and evicts from an imaginary cache.
-type Shadow struct {
-	Policy   *policy.Handle // borrowed
-	Capacity int64          // of the imaginary cache; 0: of the roots together
-}
 
 // AddShadow starts a shadow. Its name must be unique among the shadows.
 func (s *Store) AddShadow(ctx context.Context, h Shadow) error { return s.startShadow(ctx, h, false) }
@@ -46,7 +41,7 @@ func (s *Store) startShadow(ctx context.Context, h Shadow, swap bool) error {
 		}
 	}
 	options := policy.EvictOptions{
-		MaxSlots: slotsFor(capacity), Capacity: uint64(capacity), Seed: s.cfg.Seed, Config: p.Config,
+		MaxSlots: settings.SlotsFor(capacity), Capacity: uint64(capacity), Seed: s.cfg.Seed, Config: p.Config,
 	}
 	if err := s.shadows.Start(ctx, p.Handle, p.Since, options); err != nil {
 		return fmt.Errorf("store: shadow %s: %w", p.Label, err)

@@ -32,6 +32,17 @@ func (s *Store) Stats() Stats {
 	for _, r := range s.roots {
 		st.Roots = append(st.Roots, r.stats())
 	}
+	for _, l := range s.levels {
+		f := figures.Level{Level: l.number, Hits: l.hits.Load(), Loaded: l.loaded.Load()}
+		for kind := range l.count {
+			c := &l.count[kind]
+			f.Moves[kind] = figures.Moves{
+				Done: c.Done.Load(), Bytes: c.Bytes.Load(), Shed: c.Shed.Load(), Refused: c.Refused.Load(),
+				Cancelled: c.Cancelled.Load(), Failed: c.Failed.Load(),
+			}
+		}
+		st.Levels = append(st.Levels, f)
+	}
 	st.Policies = s.policyStats(st.Roots)
 	for _, t := range s.shadows.List() {
 		st.Shadows = append(st.Shadows, ShadowStats{

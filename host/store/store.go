@@ -53,7 +53,7 @@ type Store struct {
 
 // Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	if err := cfg.complete(); err != nil {
+	if err := cfg.Complete(); err != nil {
 		return nil, err
 	}
 	s := &Store{
@@ -75,7 +75,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if len(s.levels) > 1 {
 		var err error
-		if s.mover, err = moves.New(cfg.Moves.of(&s.loads)); err != nil {
+		if s.mover, err = moves.New(cfg.Moves.Of(&s.loads)); err != nil {
 			return nil, errors.Join(err, s.catalog.Close())
 		}
 	}
@@ -136,6 +136,7 @@ func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
+	s.drain(s.cfg.Moves.Shutdown)
 	s.stop()
 	s.work.Wait()
 	_ = s.swapping.Acquire(context.Background(), 1) // never ends

@@ -21,6 +21,7 @@ type walk struct {
 	seconds int64          // since 1970, see second
 	at      int            // the root that is locked, if locked
 	last    [MaxLevels]int // where in each level the last key was found
+	hits    [MaxLevels]uint64
 	locked  bool
 	open    bool // that root grants
 	owner   uint32
@@ -52,6 +53,7 @@ func (w *walk) grant(i int, g *requests.Grant) bool {
 				if w.shadows.On() {
 					w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
 				}
+				w.hits[n]++
 				*g = requests.Grant{Fingerprint: fp, Slot: slot, Root: uint32(w.at)}
 				return true
 			}

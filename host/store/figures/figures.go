@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/shared"
 )
 
@@ -67,8 +68,9 @@ type Root struct {
 // Store is the state of a store.
 type Store struct {
 	Roots    []Root
-	Refused  uint64 // puts that admission refused
-	Resident uint64 // puts of what was there already
+	Levels   []Level // nearest first
+	Refused  uint64  // puts that admission refused
+	Resident uint64  // puts of what was there already
 	Lookups  uint64
 	Keys     uint64 // looked up
 	Hits     uint64 // keys granted
@@ -98,4 +100,22 @@ type Policy struct {
 	Replaced   bool             // of place: it names nothing new, but files that it named are still there
 	Quarantine error            // why it is not started any more
 	Counters   map[string]int64 // the module's own, of all its instances and roles
+}
+
+// Level is what a level tells: what lookups found there, and what was copied there from other levels.
+type Level struct {
+	Level  int
+	Hits   uint64 // keys granted
+	Loaded uint64 // bytes of pieces that were opened for loads
+	Moves  [moves.Kinds]Moves
+}
+
+// Moves are the copies of one kind to a level.
+type Moves struct {
+	Done      uint64
+	Bytes     uint64
+	Shed      uint64 // not made, because too many were waiting or there was no time
+	Refused   uint64 // not wanted
+	Cancelled uint64 // not needed any more, or there already
+	Failed    uint64 // faults, and no room
 }
