@@ -110,6 +110,11 @@ func (n *node) eventually(check func([]store.Inspection) error) error {
 	defer tick.Stop()
 	again := true // work can begin within a check: one that fails is repeated
 	for until := time.Now().Add(30 * time.Second); ; <-tick.C {
+		if n.r.h.Kind.levels {
+			if err := n.settle(); err != nil {
+				return err
+			}
+		}
 		var err error
 		atWork := n.EvictMode == store.Background
 		ierr := n.store.Inspect(func(list []store.Inspection) {
