@@ -124,6 +124,7 @@ func TestNumbers(t *testing.T) {
 	fmt.Fprintf(&b, "buffer info %d events %d args %d result %d roots %d state %d\n", BufferInfo, BufferEvents, BufferArgs, BufferResult, BufferRoots, BufferState)
 	fmt.Fprintf(&b, "level debug %d info %d warn %d error %d\n", LevelDebug, LevelInfo, LevelWarn, LevelError)
 	fmt.Fprintf(&b, "kind new %d demotion %d promotion %d no_level %#x\n", KindNew, KindDemotion, KindPromotion, NoLevel)
+	fmt.Fprintf(&b, "flag parent_resident %#x continued %#x\n", CandidateParentResident, CandidateContinued)
 	fmt.Fprintf(&b, "feature hints %#x levels %#x\n", FeatureHints, FeatureLevels)
 	fmt.Fprintf(&b, "none %#x size_unit %d marker %s\n", None, SizeUnit, ExportMarker)
 	golden(t, "numbers.txt", b.String())

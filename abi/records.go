@@ -48,11 +48,11 @@ type Candidate struct {
 	Depth     uint32
 	Request   uint32
 	Tenant    uint32
-	Flags     uint32 // CandidateParentResident
+	Flags     uint32 // CandidateParentResident, CandidateContinued
 	_         uint32
 	Time      uint64
 	Kind      CandidateKind
-	From      uint8 // the level that it would leave or be copied from; NoLevel for a new one
+	From      uint8 // the level that it would leave or be copied from; NoLevel for what an engine stores
 	To        uint8 // the level that would receive it; 0 is the nearest
 	_         uint8
 	Hits      uint32 // lookups that granted it since it became resident where it is; 0 for a new one
@@ -61,20 +61,25 @@ type Candidate struct {
 // CandidateSize is the stride of a [Candidate].
 const CandidateSize = 64
 
-// CandidateParentResident is set when the candidate's parent is resident: in any level for a new one, in the level that
-// would receive it for others.
-const CandidateParentResident = 1
+// Bits of Candidate.Flags.
+const (
+	// CandidateParentResident is set when the candidate's parent is resident: in any level for a new one, in the level that
+	// would receive it for others.
+	CandidateParentResident = 1 << 0
+	// CandidateContinued is set when an entry whose parent the candidate is, is resident in level From.
+	CandidateContinued = 1 << 1
+)
 
 // CandidateKind is what would become of a candidate that is admitted.
 type CandidateKind uint8
 
 const (
-	KindNew       CandidateKind = 0 // an engine stores it
+	KindNew       CandidateKind = 0 // an engine stores it, or level From has just got it and writes it through
 	KindDemotion  CandidateKind = 1 // its level evicts it, and a farther one would keep it
 	KindPromotion CandidateKind = 2 // it was loaded, and a nearer level would have a copy
 )
 
-// NoLevel is [Candidate].From of a new entry.
+// NoLevel is [Candidate].From of what an engine stores.
 const NoLevel = 0xff
 
 // FeatureLevels is the bit of Info.Features that says that candidates tell Kind, From, To and Hits.

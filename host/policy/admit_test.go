@@ -48,27 +48,30 @@ func TestAdmitOfRelease01(t *testing.T) {
 
 // The rule of SPEC.md, section 9, for calls that a policy leaves to the host.
 func TestAdmitsByDefault(t *testing.T) {
+	const there, goesOn = abi.CandidateParentResident, abi.CandidateContinued
 	for _, c := range []struct {
 		kind   abi.CandidateKind
 		hits   uint32
-		parent bool
+		parent uint64
+		flags  uint32
 		want   bool
 	}{
 		{kind: abi.KindNew, want: true},
-		{kind: abi.KindNew, parent: true, want: true},
+		{kind: abi.KindNew, parent: 1, flags: there, want: true},
 		{kind: abi.KindDemotion, want: false},
 		{kind: abi.KindDemotion, hits: 1, want: true},
-		{kind: abi.KindDemotion, parent: true, want: true},
+		{kind: abi.KindDemotion, hits: 1, parent: 1, want: true},
+		{kind: abi.KindDemotion, parent: 1, flags: there, want: false},
+		{kind: abi.KindDemotion, parent: 1, flags: goesOn, want: false},
+		{kind: abi.KindDemotion, parent: 1, flags: there | goesOn, want: true},
+		{kind: abi.KindDemotion, flags: goesOn, want: true},
 		{kind: abi.KindPromotion, hits: 1, want: false},
-		{kind: abi.KindPromotion, hits: 1, parent: true, want: false},
+		{kind: abi.KindPromotion, hits: 1, parent: 1, flags: there | goesOn, want: false},
 		{kind: abi.KindPromotion, hits: 2, want: true},
 		{kind: abi.KindPromotion, hits: 9, want: true},
-		{kind: abi.KindPromotion + 1, hits: 9, parent: true, want: false},
+		{kind: abi.KindPromotion + 1, hits: 9, flags: there | goesOn, want: false},
 	} {
-		q := abi.Candidate{Kind: c.kind, Hits: c.hits}
-		if c.parent {
-			q.Flags = abi.CandidateParentResident
-		}
+		q := abi.Candidate{Kind: c.kind, Hits: c.hits, ParentKey: c.parent, Flags: c.flags}
 		if got := AdmitsByDefault(&q); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}

@@ -47,14 +47,16 @@ var builtins = [abi.Roles]struct {
 }
 
 // AdmitsByDefault is the answer of the built-in admit policy. Everything new is stored. What a level evicts goes on to the
-// next one if a lookup has granted it there, or if it continues a prefix that the receiving level holds: a prefix is of no
-// use without its middle. What is loaded gets a copy in a nearer level when it is granted for the second time.
+// next one if a lookup has granted it there, or if it is inside of a prefix: it begins one, or its parent is there already,
+// and something continues it. What ends a prefix and was never hit is mostly the end of a prompt, which no other prompt has
+// in common. What is loaded gets a copy in a nearer level when it is granted for the second time.
 func AdmitsByDefault(c *abi.Candidate) bool {
 	switch c.Kind {
 	case abi.KindNew:
 		return true
 	case abi.KindDemotion:
-		return c.Hits > 0 || c.Flags&abi.CandidateParentResident != 0
+		inside := c.Flags&abi.CandidateContinued != 0 && (c.ParentKey == 0 || c.Flags&abi.CandidateParentResident != 0)
+		return c.Hits > 0 || inside
 	case abi.KindPromotion:
 		return c.Hits >= promotedAt
 	}

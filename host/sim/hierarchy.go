@@ -133,23 +133,23 @@ func (h *hierarchy) grant(n int, slot, id, number uint32, now uint64) error {
 	return l.touch(id, slot, number, now)
 }
 
-// promote copies what was loaded to the level before, if the admit policy likes.
+// promote copies what was loaded to the nearest level, if the admit policy likes.
 func (h *hierarchy) promote(number uint32, now uint64) error {
 	for _, x := range h.loaded {
 		if x.level == 0 {
 			continue
 		}
-		from, to := &h.levels[x.level], &h.levels[x.level-1]
+		from, to := &h.levels[x.level], &h.levels[0]
 		slot := from.slotOf[x.id]
 		if slot == abi.None || to.slotOf[x.id] != abi.None {
 			continue // it went, or came, while the request's other chunks moved
 		}
 		ok, err := h.admits(abi.Candidate{
-			Kind: abi.KindPromotion, From: uint8(x.level), To: uint8(x.level - 1), Hits: from.grants[slot],
-			Flags: residentParent(h.w, to.cache, x.id),
-		}, x.id, number, now)
+			Kind: abi.KindPromotion, From: uint8(x.level), Hits: from.grants[slot],
+			Flags: residentParent(h.w, to.cache, x.id) | continued(from.cache, x.id),
+		}, x.id, now)
 		if err == nil && ok {
-			ok, err = h.copyTo(x.level-1, x.id, number, now)
+			ok, err = h.copyTo(0, x.id, number, now)
 		}
 		if err != nil {
 			return err
@@ -164,11 +164,11 @@ func (h *hierarchy) promote(number uint32, now uint64) error {
 
 // store stores a new chunk in the nearest level that takes it, and in those behind it when they are written through.
 func (h *hierarchy) store(id, number uint32, now uint64) error {
-	c := abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel}
+	c := abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel, Request: number}
 	for n := range h.levels {
 		c.Flags |= residentParent(h.w, h.levels[n].cache, id)
 	}
-	ok, err := h.admits(c, id, number, now)
+	ok, err := h.admits(c, id, now)
 	if err != nil {
 		return err
 	}
@@ -177,18 +177,36 @@ func (h *hierarchy) store(id, number uint32, now uint64) error {
 		return nil
 	}
 	for n := range h.levels {
-		if h.levels[n].slotOf[id] != abi.None {
-			continue // a nearer level that made room for it demoted it at once
-		}
 		stored, err := h.copyTo(n, id, number, now)
 		if err != nil {
 			return err
 		}
 		if stored {
-			if h.levels[n].figures.New++; !h.through {
-				return nil
-			}
+			h.levels[n].figures.New++
+			return h.writeThrough(n, id, number, now)
 		}
+	}
+	return nil
+}
+
+// writeThrough copies what a level has just stored to the next one, and so on, while the admit policy likes.
+func (h *hierarchy) writeThrough(n int, id, number uint32, now uint64) error {
+	for n++; h.through && n < len(h.levels); n++ {
+		from, to := &h.levels[n-1], &h.levels[n]
+		if to.slotOf[id] != abi.None {
+			continue
+		}
+		ok, err := h.admits(abi.Candidate{
+			Kind: abi.KindNew, From: uint8(n - 1), To: uint8(n),
+			Flags: residentParent(h.w, to.cache, id) | continued(from.cache, id),
+		}, id, now)
+		if err == nil && ok {
+			ok, err = h.copyTo(n, id, number, now)
+		}
+		if err != nil || !ok {
+			return err
+		}
+		to.figures.New++
 	}
 	return nil
 }
@@ -218,8 +236,8 @@ func (h *hierarchy) evictedFrom(n int, slot, id, number uint32, now uint64) erro
 	}
 	ok, err := h.admits(abi.Candidate{
 		Kind: abi.KindDemotion, From: uint8(n), To: uint8(n + 1), Hits: l.grants[slot],
-		Flags: residentParent(h.w, next.cache, id),
-	}, id, number, now)
+		Flags: residentParent(h.w, next.cache, id) | continued(l.cache, id),
+	}, id, now)
 	if err == nil && ok {
 		ok, err = h.copyTo(n+1, id, number, now)
 	}
@@ -235,8 +253,8 @@ func (h *hierarchy) evictedFrom(n int, slot, id, number uint32, now uint64) erro
 }
 
 // admits asks the admit policy about a candidate, of which what concerns levels is filled in.
-func (h *hierarchy) admits(c abi.Candidate, id, number uint32, now uint64) (bool, error) {
-	c.Key, c.Size, c.Depth, c.Request, c.Time = h.w.keys[id], h.levels[0].units, h.w.depths[id], number, now
+func (h *hierarchy) admits(c abi.Candidate, id uint32, now uint64) (bool, error) {
+	c.Key, c.Size, c.Depth, c.Time = h.w.keys[id], h.levels[0].units, h.w.depths[id], now
 	if parent := h.w.parents[id]; parent != abi.None {
 		c.ParentKey = h.w.keys[parent]
 	}
@@ -248,6 +266,14 @@ func (h *hierarchy) admits(c abi.Candidate, id, number uint32, now uint64) (bool
 func residentParent(w *Workload, c *cache, id uint32) uint32 {
 	if parent := w.parents[id]; parent != abi.None && c.slotOf[parent] != abi.None {
 		return abi.CandidateParentResident
+	}
+	return 0
+}
+
+// continued says whether a chunk's child is in a level.
+func continued(c *cache, id uint32) uint32 {
+	if c.children[id] > 0 {
+		return abi.CandidateContinued
 	}
 	return 0
 }

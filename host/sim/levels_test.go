@@ -146,6 +146,39 @@ func (l candidateLog) Admit(batch []abi.Candidate, dst []bool) {
 	}
 }
 
+// A level evicts the start of a prefix that goes on, and writes through: the admit policy hears of both.
+func TestCandidatesOfPrefixes(t *testing.T) {
+	var seen []abi.Candidate
+	m := policy.NativeModule("log", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
+		return candidateLog{&seen}, nil
+	})
+	w := workload(t, []uint64{1, 2, 3}, []uint64{4, 5, 6})
+	g := levelGrid(t, w, "native:lru", "3", "6", "6")
+	g.Admissions = []*Admission{AdmissionFrom(m, nil)}
+	moves := func(kind abi.CandidateKind) (list []string) {
+		for _, c := range seen {
+			if c.Kind == kind && c.From != abi.NoLevel {
+				list = append(list, fmt.Sprintf("depth %d, %d to %d, flags %d", c.Depth, c.From, c.To, c.Flags))
+			}
+		}
+		seen = nil
+		return list
+	}
+	r := levelOutcome(t, g).Results[0]
+	// The start, the middle, and the end, which nothing continues.
+	want := []string{"depth 0, 0 to 1, flags 2", "depth 1, 0 to 1, flags 3", "depth 2, 0 to 1, flags 1"}
+	if got := moves(abi.KindDemotion); !slices.Equal(got, want) || r.Levels[1].Demotions != 2 || r.Levels[0].Drops != 1 {
+		t.Errorf("%v, %+v", got, r.Levels)
+	}
+	g.Writes = []Write{WriteThrough}
+	r = levelOutcome(t, g).Results[0]
+	through := moves(abi.KindNew)
+	if len(through) != 12 || through[2] != "depth 1, 0 to 1, flags 1" || through[3] != "depth 1, 1 to 2, flags 1" ||
+		r.Levels[1].New != 6 || r.Levels[2].New != 6 || r.Levels[0].Covered != 3 {
+		t.Errorf("%v, %+v", through, r.Levels)
+	}
+}
+
 // The admit policy is told the truth about what would move.
 func TestCandidatesOfLevels(t *testing.T) {
 	var seen []abi.Candidate
@@ -169,14 +202,14 @@ func TestCandidatesOfLevels(t *testing.T) {
 		"1 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 1, time 0",
 		"2 of 1: kind 0, -1 to 0, hits 0, flags 1, depth 1, request 1, time 0",
 		"3 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 3, time 2",
-		"2 of 1: kind 1, 0 to 1, hits 0, flags 0, depth 1, request 3, time 2", // its parent is not down there
+		"2 of 1: kind 1, 0 to 1, hits 0, flags 0, depth 1, request 0, time 2", // its parent is not down there
 		"4 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 4, time 3",
-		"1 of 0: kind 1, 0 to 1, hits 1, flags 0, depth 0, request 4, time 3",
-		"1 of 0: kind 2, 1 to 0, hits 1, flags 0, depth 0, request 5, time 4",
-		"1 of 0: kind 2, 1 to 0, hits 2, flags 0, depth 0, request 6, time 5",
-		"3 of 0: kind 1, 0 to 1, hits 0, flags 0, depth 0, request 6, time 5",
+		"1 of 0: kind 1, 0 to 1, hits 1, flags 0, depth 0, request 0, time 3",
+		"1 of 0: kind 2, 1 to 0, hits 1, flags 0, depth 0, request 0, time 4",
+		"1 of 0: kind 2, 1 to 0, hits 2, flags 0, depth 0, request 0, time 5",
+		"3 of 0: kind 1, 0 to 1, hits 0, flags 0, depth 0, request 0, time 5",
 		"2 of 1: kind 0, -1 to 0, hits 0, flags 1, depth 1, request 6, time 5",
-		"4 of 0: kind 1, 0 to 1, hits 0, flags 0, depth 0, request 6, time 5",
+		"4 of 0: kind 1, 0 to 1, hits 0, flags 0, depth 0, request 0, time 5",
 	}
 	if !slices.Equal(got, want) {
 		for _, line := range got {

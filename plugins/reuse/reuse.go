@@ -94,6 +94,9 @@ func (p *Policy) admit(c *abi.Candidate) bool {
 	at := p.at(c.Key)
 	switch c.Kind {
 	case abi.KindNew:
+		if c.From != abi.NoLevel {
+			return true // it is written through, and known
+		}
 		if at.key == c.Key {
 			p.again(at)
 		}

@@ -30,7 +30,10 @@ type prompt struct {
 func (r prompt) key(i uint32) uint64 { return uint64(r.request)<<20 + uint64(i) + 1 }
 
 func (r prompt) candidate(kind abi.CandidateKind, i, hits uint32) abi.Candidate {
-	c := abi.Candidate{Kind: kind, Key: r.key(i), Depth: r.first + i, Request: r.request, Hits: hits, To: 1}
+	c := abi.Candidate{Kind: kind, Key: r.key(i), Depth: r.first + i, Hits: hits, To: 1}
+	if kind == abi.KindNew {
+		c.From, c.To, c.Request = abi.NoLevel, 0, r.request
+	}
 	if i > 0 {
 		c.ParentKey = r.key(i - 1)
 	}
@@ -124,7 +127,8 @@ func TestRules(t *testing.T) {
 		"the first hit":         {r.candidate(abi.KindPromotion, 3, 1), false},
 		"the second hit":        {r.candidate(abi.KindPromotion, 3, 2), true},
 		"an unknown kind":       {abi.Candidate{Kind: 9, Key: 5, Hits: 5}, false},
-		"of no request":         {abi.Candidate{Kind: abi.KindNew, Key: 7}, true},
+		"written through":       {abi.Candidate{Kind: abi.KindNew, Key: r.key(1), To: 1}, true},
+		"of no request":         {abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel, Key: 7}, true},
 		"its demotion":          {abi.Candidate{Kind: abi.KindDemotion, Key: 7}, true},
 	} {
 		if got := ask(p, c.candidate); got != c.want {
@@ -175,6 +179,7 @@ func TestAllocatesNothing(t *testing.T) {
 			n++
 			batch[i] = abi.Candidate{
 				Kind: abi.CandidateKind(n % 3), Key: uint64(n % 700), Depth: n % 40, Request: n / 40, Hits: n % 5,
+				From: uint8(n%3/2) - 1,
 			}
 		}
 		p.Admit(batch, dst)

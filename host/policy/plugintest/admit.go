@@ -97,7 +97,7 @@ func someCandidate(rng *rand.Rand, round int) abi.Candidate {
 	c := abi.Candidate{
 		Key: 1 + rng.Uint64N(5000), ParentKey: rng.Uint64N(5000), Namespace: rng.Uint32N(uint32(len(texts))),
 		Group: rng.Uint32N(3), Size: 1 + rng.Uint32N(2000), Depth: rng.Uint32N(200), Request: uint32(round),
-		Tenant: rng.Uint32N(tenants), Flags: rng.Uint32N(2), Time: uint64(round) * 1_000_000,
+		Tenant: rng.Uint32N(tenants), Flags: rng.Uint32N(4), Time: uint64(round) * 1_000_000,
 		Kind: abi.KindNew, From: abi.NoLevel, To: uint8(rng.UintN(3)),
 	}
 	switch near := uint8(rng.UintN(3)); rng.IntN(4) {
