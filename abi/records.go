@@ -63,8 +63,7 @@ const CandidateSize = 64
 
 // Bits of Candidate.Flags.
 const (
-	// CandidateParentResident is set when the candidate's parent is resident: in any level for a new one, in the level that
-	// would receive it for others.
+	// CandidateParentResident is set when the candidate's parent is resident, in any level.
 	CandidateParentResident = 1 << 0
 	// CandidateContinued is set when an entry whose parent the candidate is, is resident in level From.
 	CandidateContinued = 1 << 1

@@ -146,7 +146,7 @@ func (h *hierarchy) promote(number uint32, now uint64) error {
 		}
 		ok, err := h.admits(abi.Candidate{
 			Kind: abi.KindPromotion, From: uint8(x.level), Hits: from.grants[slot],
-			Flags: residentParent(h.w, to.cache, x.id) | continued(from.cache, x.id),
+			Flags: h.residentParent(x.id) | continued(from.cache, x.id),
 		}, x.id, now)
 		if err == nil && ok {
 			ok, err = h.copyTo(0, x.id, number, now)
@@ -164,10 +164,7 @@ func (h *hierarchy) promote(number uint32, now uint64) error {
 
 // store stores a new chunk in the nearest level that takes it, and in those behind it when they are written through.
 func (h *hierarchy) store(id, number uint32, now uint64) error {
-	c := abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel, Request: number}
-	for n := range h.levels {
-		c.Flags |= residentParent(h.w, h.levels[n].cache, id)
-	}
+	c := abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel, Request: number, Flags: h.residentParent(id)}
 	ok, err := h.admits(c, id, now)
 	if err != nil {
 		return err
@@ -198,7 +195,7 @@ func (h *hierarchy) writeThrough(n int, id, number uint32, now uint64) error {
 		}
 		ok, err := h.admits(abi.Candidate{
 			Kind: abi.KindNew, From: uint8(n - 1), To: uint8(n),
-			Flags: residentParent(h.w, to.cache, id) | continued(from.cache, id),
+			Flags: h.residentParent(id) | continued(from.cache, id),
 		}, id, now)
 		if err == nil && ok {
 			ok, err = h.copyTo(n, id, number, now)
@@ -236,7 +233,7 @@ func (h *hierarchy) evictedFrom(n int, slot, id, number uint32, now uint64) erro
 	}
 	ok, err := h.admits(abi.Candidate{
 		Kind: abi.KindDemotion, From: uint8(n), To: uint8(n + 1), Hits: l.grants[slot],
-		Flags: residentParent(h.w, next.cache, id) | continued(l.cache, id),
+		Flags: h.residentParent(id) | continued(l.cache, id),
 	}, id, now)
 	if err == nil && ok {
 		ok, err = h.copyTo(n+1, id, number, now)
@@ -263,9 +260,12 @@ func (h *hierarchy) admits(c abi.Candidate, id uint32, now uint64) (bool, error)
 	return h.answer[0], err
 }
 
-func residentParent(w *Workload, c *cache, id uint32) uint32 {
-	if parent := w.parents[id]; parent != abi.None && c.slotOf[parent] != abi.None {
-		return abi.CandidateParentResident
+// residentParent says whether a chunk's parent is in any level.
+func (h *hierarchy) residentParent(id uint32) uint32 {
+	if parent := h.w.parents[id]; parent != abi.None {
+		if n, _ := h.nearest(parent); n >= 0 {
+			return abi.CandidateParentResident
+		}
 	}
 	return 0
 }

@@ -202,7 +202,7 @@ func TestCandidatesOfLevels(t *testing.T) {
 		"1 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 1, time 0",
 		"2 of 1: kind 0, -1 to 0, hits 0, flags 1, depth 1, request 1, time 0",
 		"3 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 3, time 2",
-		"2 of 1: kind 1, 0 to 1, hits 0, flags 0, depth 1, request 0, time 2", // its parent is not down there
+		"2 of 1: kind 1, 0 to 1, hits 0, flags 1, depth 1, request 0, time 2",
 		"4 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 4, time 3",
 		"1 of 0: kind 1, 0 to 1, hits 1, flags 0, depth 0, request 0, time 3",
 		"1 of 0: kind 2, 1 to 0, hits 1, flags 0, depth 0, request 0, time 4",
@@ -300,10 +300,10 @@ func TestLevelsInWasmAsNative(t *testing.T) {
 	}
 }
 
-// Where a level is small beside the time until chunks are used again, the host's rule drops them before their first hit.
-// reuse keeps nearly all that is used again, and writes less than keeping everything.
+// Where a policy evicts prefixes from their end, the host's rule keeps nothing that was not hit, as nothing continues what is
+// evicted. reuse keeps nearly all that is used again, and writes less than keeping everything.
 func TestReusePays(t *testing.T) {
-	g := levelGrid(t, generated(t, 2000), "native:lru", "1%", "20%")
+	g := levelGrid(t, generated(t, 2000), "native:prefix", "1%", "20%")
 	g.Admissions = append(g.Admissions, admits(t, AdmitAll), admits(t, "native:reuse"))
 	r := levelOutcome(t, g).Results
 	rule, everything, reuse := r[0], r[1], r[2]

@@ -57,7 +57,7 @@ Segment, 24, { plane: u32, block: u32, blocks: u32, page_off: u32, page_len: u32
 
 /// [`RootFacts::flags`]: it takes stores at present.
 pub const ROOT_WRITABLE: u32 = 1;
-/// [`Candidate::flags`]: the parent is resident.
+/// [`Candidate::flags`]: the parent is resident, in any level.
 pub const PARENT_RESIDENT: u32 = 1;
 /// [`Candidate::flags`]: a child is resident in the level that it comes from.
 pub const CONTINUED: u32 = 2;
