@@ -145,9 +145,11 @@ func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, e
 		return dst, abi.None, err
 	}
 	out, root, err := p.pathOf(g, q, dst)
-	if err == nil && p.due(1) {
-		if err = p.doubt(g, q, out[len(dst):]); err != nil {
-			out = dst
+	if err == nil {
+		if by := p.due(1); by != nobody {
+			if err = p.doubt(by, g, q, out[len(dst):]); err != nil {
+				out = dst
+			}
 		}
 	}
 	p.release(g)
@@ -180,9 +182,11 @@ func (p *Place) Paths(queries []abi.PlaceQuery, out *PathList) error {
 	}
 	for len(queries) > 0 && err == nil {
 		n := min(len(queries), g.batch())
-		if err = p.pathsOf(g, queries[:n], out); err == nil && p.due(n) {
-			if err = p.doubt(g, &queries[n-1], out.Path(out.Len()-1)); err != nil {
-				out.reset() // none of these names is worth anything
+		if err = p.pathsOf(g, queries[:n], out); err == nil {
+			if by := p.due(n); by != nobody {
+				if err = p.doubt(by, g, &queries[n-1], out.Path(out.Len()-1)); err != nil {
+					out.reset() // none of these names is worth anything
+				}
 			}
 		}
 		queries = queries[n:]

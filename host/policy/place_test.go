@@ -123,6 +123,7 @@ func TestPathsAreThoseOfEachByItself(t *testing.T) {
 		"fanout": {modules["fanout"], 3}, "native": {natives["fanout"], 3}, "small": {open(t, small, Options{SkipSelfTest: true}), 40}, "shy": {open(t, shy, Options{SkipSelfTest: true}), 43},
 	} {
 		p := newPlace(t, c.m)
+		p.asked.Store(verifyEvery + 1) // so that nothing is asked for twice
 		for id, text := range []string{"model=a\n", "model=b\n"} {
 			if err := p.Namespace(uint32(id), text); err != nil {
 				t.Fatal(err)
