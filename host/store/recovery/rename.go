@@ -34,10 +34,26 @@ type renaming struct {
 func (r *Root) Misplaced(ctx context.Context, g *catalog.PlaceGeneration) error {
 	w := &renaming{root: r, from: g}
 	return w.walk(ctx, func(rel string, h *pieceformat.Header, cl *catalog.Class) {
-		if _, ok := w.find(h, cl); ok && !g.Policy.Quarantined() {
+		if _, ok := w.find(h, cl); ok && !g.Policy.Quarantined() && w.onlyAt(rel, h, cl) {
 			_ = r.Kept.Catalog.Paths.Verify(g, cl, &h.Key, h.Rank, rel) // what it says of itself goes into the log
 		}
 	})
+}
+
+// onlyAt says whether a file with another name than the policy's proves anything against the policy. It does not where
+// the store chose the built-in name, because the policy's was taken, nor where it is a second file of a piece that also
+// stands where the policy says.
+func (w *renaming) onlyAt(rel string, h *pieceformat.Header, cl *catalog.Class) bool {
+	d := w.root.Kept
+	if builtin, err := d.PathOf(cl, &h.Key, h.Rank, true); err != nil || builtin == d.Slash+rel {
+		return false
+	}
+	said, err := d.PathOf(cl, &h.Key, h.Rank, false)
+	if err != nil || said == d.Slash+rel {
+		return false
+	}
+	there, _, err := d.Look(said)
+	return err != nil || !cl.IsPiece(&there, &h.Key, h.Rank)
 }
 
 // RenamePieces gives the pieces that a place policy named their built-in names, beside the work of all others. left is

@@ -1,0 +1,63 @@
+package store
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/plugintest/hostile"
+	"github.com/kvhost/kvhost/host/policy/policytest"
+)
+
+// A place policy that gives two pieces one name is wrong about that name only, and a policy answers for no second file
+// that somebody made of a piece: when the store looks where pieces are, neither proves that the policy is not pure.
+func TestCollidingNamesAreNoImpurity(t *testing.T) {
+	modules := hostile.Modules()
+	at := slices.IndexFunc(modules, func(m hostile.Module) bool { return m.String() == "places/one name for all" })
+	path := filepath.Join(t.TempDir(), "collides.wasm")
+	if err := os.WriteFile(path, modules[at].Wasm, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m, err := policy.Open(t.Context(), path, policy.Options{Cache: policytest.Cache(t), SkipSelfTest: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close(context.Background())
+	f := newFixture(t, t.TempDir(), 8, 1, func(c *Config) { c.Policies.Place = handle(m) })
+	defer f.store.Close()
+	look := func(what string) {
+		t.Helper()
+		generation := f.space.Class(0).Place
+		if err := f.store.roots[0].recovery.Misplaced(t.Context(), generation); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Quarantined(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		f.mustRead(0)
+		f.mustRead(1)
+	}
+	f.mustPut(0, 1) // the second gets the built-in name
+	if faults := f.space.Class(0).Place.Policy.Stats().Faults; faults != 1 {
+		t.Errorf("%d faults", faults)
+	}
+	look("a piece with the built-in name")
+	dir := f.cfg.Roots[0].Path
+	piece, err := os.ReadFile(dir + "/everything")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/copy", piece, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	look("a copy of a piece")
+	if err := os.Rename(dir+"/everything", dir+"/elsewhere"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.store.roots[0].recovery.Misplaced(t.Context(), f.space.Class(0).Place); err != nil || m.Quarantined() == nil {
+		t.Errorf("a piece that is only elsewhere proves nothing: %v", err)
+	}
+}
