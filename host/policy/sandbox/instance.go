@@ -40,8 +40,6 @@ type Instance struct {
 	line     []byte // output without a line break so far
 }
 
-type buffer struct{ ptr, size uint32 }
-
 // Export is one of the guest's functions, looked up once.
 type Export struct {
 	Name  string
@@ -80,8 +78,6 @@ func (c *instanceContext) Value(key any) any {
 	}
 	return nil
 }
-
-const bufferAlign = 16
 
 // Instantiate starts a guest, which counts its calls in u. ctx covers the start only: guest calls cannot be
 // interrupted.
@@ -229,70 +225,6 @@ func (in *Instance) judge(f *Export, status abi.Status) (bool, error) {
 	return status == abi.StatusOK, nil
 }
 
-// RequireBuffer asks the guest for a buffer that it must provide.
-func (in *Instance) RequireBuffer(kind int, size uint32) error {
-	f := in.Export(abi.ExportBuffer)
-	if err := in.Call(&f, uint64(kind), uint64(size), Setup, setupFuel); err != nil {
-		return err
-	}
-	if uint32(in.stack[0]) == 0 {
-		return in.Fault(f.Name, fmt.Sprintf("gave no room of %d bytes for kind %d", size, kind), nil)
-	}
-	return in.accept(&f, kind, size)
-}
-
-func (in *Instance) accept(f *Export, kind int, size uint32) error {
-	ptr := uint32(in.stack[0])
-	if ptr%bufferAlign != 0 {
-		return in.Fault(f.Name, fmt.Sprintf("gave %#x for kind %d, which is not a multiple of %d", ptr, kind, bufferAlign),
-			nil)
-	}
-	for other, b := range in.bufs {
-		if other != kind && uint64(ptr) < uint64(b.ptr)+uint64(b.size) && uint64(b.ptr) < uint64(ptr)+uint64(size) {
-			return in.Fault(f.Name, fmt.Sprintf("gave %d bytes at %#x for kind %d, which overlap those of kind %d", size, ptr,
-				kind, other), nil)
-		}
-	}
-	in.bufs[kind] = buffer{ptr, size}
-	_, err := in.View(kind, size)
-	return err
-}
-
-// OfferBuffer asks the guest for a buffer that it may do without; see [Instance.HasBuffer].
-func (in *Instance) OfferBuffer(kind int, size uint32) error {
-	f := in.Export(abi.ExportBuffer)
-	if err := in.Call(&f, uint64(kind), uint64(size), Setup, setupFuel); err != nil {
-		return err
-	}
-	if in.stack[0] == 0 {
-		return nil
-	}
-	return in.accept(&f, kind, size)
-}
-
-// HasBuffer reports whether the guest provided a buffer of the kind with at least n bytes.
-func (in *Instance) HasBuffer(kind int, n uint32) bool {
-	return in.bufs[kind].ptr != 0 && in.bufs[kind].size >= n
-}
-
-// BufferSize is the size of the buffer that the guest provided; 0 without one.
-func (in *Instance) BufferSize(kind int) uint32 { return in.bufs[kind].size }
-
-// View is the first n bytes of a buffer, valid until the next call. It is checked against the memory each time, because
-// the guest may have grown the memory.
-func (in *Instance) View(kind int, n uint32) ([]byte, error) {
-	if in.dead != nil {
-		return nil, in.dead
-	}
-	at := in.bufs[kind]
-	b, ok := in.mem.Read(at.ptr, n)
-	if !ok || n > at.size || at.ptr == 0 {
-		return nil, in.Fault(abi.ExportBuffer, fmt.Sprintf("%d bytes at %#x of kind %d lie outside its memory of %d bytes", n,
-			at.ptr, kind, in.mem.Size()), nil)
-	}
-	return b, nil
-}
-
 // Namespace tells the guest a namespace's text.
 func (in *Instance) Namespace(id uint32, text string) error {
 	if in.names.fn == nil {
@@ -381,11 +313,6 @@ func (in *Instance) shut() {
 	_ = in.mod.Close(context.Background())
 }
 
-// text reads the bytes that the guest points at, at most maxTextBytes of them.
-func (in *Instance) text(ptr, n uint64) ([]byte, bool) {
-	return in.mem.Read(uint32(ptr), min(uint32(n), maxTextBytes))
-}
-
 func (in *Instance) log(level slog.Level, text []byte) {
 	if !in.code.log.Enabled(context.Background(), level) {
 		return
@@ -425,13 +352,4 @@ func (in *Instance) random() uint64 {
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return z ^ z>>31
-}
-
-// Records is the beginning of a buffer as n records.
-func Records[T any](in *Instance, kind int, n uint32) ([]T, error) {
-	b, err := in.View(kind, n*uint32(unsafe.Sizeof(*new(T))))
-	if err != nil || n == 0 {
-		return nil, err
-	}
-	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n), nil
 }
