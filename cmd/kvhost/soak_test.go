@@ -214,7 +214,7 @@ func (s *soakSide) comeAndGo(ctx context.Context) {
 	for ctx.Err() == nil {
 		report, err := replay.Run(s.Context(), replay.Options{
 			Trace: mixedTrace, Socket: filepath.Join(s.dir, "s"), Limit: 12, Memory: 2 << 20,
-			Shape: replay.Shape{Ranks: 1 + s.guests%2, ChunkBytes: 16 << 10},
+			Shape: replay.Shape{Ranks: 2, ChunkBytes: 16 << 10},
 		})
 		if err == nil && report.MismatchedBytes > 0 {
 			err = report.Err()

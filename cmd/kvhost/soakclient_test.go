@@ -44,6 +44,7 @@ type honestEngine struct {
 	keys, hits, lost int64
 	stored, refused  int64
 	compared, wrong  int64
+	why              map[string]int // by result: chunks that a rank could not store
 }
 
 type honestRank struct {
@@ -58,7 +59,7 @@ type honestRank struct {
 }
 
 func newHonestEngine(ctx context.Context, socket string) (*honestEngine, error) {
-	e := &honestEngine{rng: rand.New(rand.NewPCG(1, 2))}
+	e := &honestEngine{rng: rand.New(rand.NewPCG(1, 2)), why: map[string]int{}}
 	for i := range e.times {
 		e.times[i] = trace.NewHistogram(7)
 	}
@@ -164,6 +165,11 @@ func (e *honestEngine) request(ctx context.Context) error {
 				e.stored++
 			} else {
 				e.refused++
+				for _, r := range results {
+					if c := r.Chunks[i]; !good(c.Result) {
+						e.why[fmt.Sprintf("%s %v", c.Result, c.Err)]++
+					}
+				}
 			}
 		}
 		for _, x := range e.ranks {

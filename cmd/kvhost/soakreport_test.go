@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -32,6 +34,13 @@ func soakTable(sides []*soakSide) string {
 	row("bytes compared, wrong", func(s *soakSide) string { return fmt.Sprintf("%d  %d", s.engine.compared, s.engine.wrong) })
 	row("chunks not loaded, not stored", func(s *soakSide) string {
 		return fmt.Sprintf("%d  %d of %d", s.engine.lost, s.engine.refused, s.engine.stored+s.engine.refused)
+	})
+	row("why", func(s *soakSide) string {
+		var list []string
+		for _, why := range slices.Sorted(maps.Keys(s.engine.why)) {
+			list = append(list, fmt.Sprintf("%d %.60s", s.engine.why[why], why))
+		}
+		return strings.Join(list, ", ")
 	})
 	row("sessions come and gone", func(s *soakSide) string { return fmt.Sprint(s.guests) })
 	row("swaps of good policies", func(s *soakSide) string { return fmt.Sprint(s.swaps) })
