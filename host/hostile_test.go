@@ -177,6 +177,28 @@ func (w *worker) share() float64 {
 	return share
 }
 
+// classFigures are what a client saw with the modules of one class: how many of its lookups hit, the longest of them, and
+// the most memory.
+type classFigures struct {
+	modules, swapped, lookups, hits int
+	longest                         time.Duration
+	peak                            int64
+}
+
+// begin notes where the client is; the function that it returns adds what it saw since.
+func (f *classFigures) begin(w *worker) (end func()) {
+	lookups, hits, longest, slowest, peak := w.lookups, w.hits, w.longest, w.slowest, w.peak
+	w.longest, w.peak = 0, 0
+	f.modules++
+	return func() {
+		f.lookups, f.hits = f.lookups+w.lookups-lookups, f.hits+w.hits-hits
+		f.longest, f.peak = max(f.longest, w.longest), max(f.peak, w.peak)
+		if w.peak = max(w.peak, peak); longest > w.longest {
+			w.longest, w.slowest = longest, slowest
+		}
+	}
+}
+
 // logged counts the lines of a host's log.
 type logged struct{ lines atomic.Int64 }
 
@@ -213,6 +235,7 @@ func TestHostilePolicies(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hostile.wasm")
 	labels := [abi.Roles]string{abi.RoleEvict: "lru", abi.RoleAdmit: "admit-default", abi.RolePlace: "fanout", abi.RoleLayout: "layermajor"}
 	counts, swapped, refused := map[string]int{}, 0, 0
+	classes := map[string]*classFigures{}
 	began, lines := time.Now(), log.lines.Load()
 	for _, m := range hostile.Modules() {
 		n := counts[m.Class]
@@ -221,17 +244,23 @@ func TestHostilePolicies(t *testing.T) {
 			continue
 		}
 		w.underTest = m.String()
+		if classes[m.Class] == nil {
+			classes[m.Class] = &classFigures{}
+		}
+		figures := classes[m.Class].begin(w)
 		if err := os.WriteFile(path, m.Wasm, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, err := h.Policies().Swap(ctx, labels[m.Role], config.Policy{Module: path})
 		if err == nil {
 			swapped++
+			classes[m.Class].swapped++
 		} else if refused++; !errors.Is(err, policyset.ErrPolicy) && !strings.Contains(err.Error(), "policy") {
 			t.Errorf("%s: swap: %v", &m, err)
 		}
 		w.round(ctx)
 		if err != nil {
+			figures()
 			continue
 		}
 		for range 6 {
@@ -248,6 +277,13 @@ func TestHostilePolicies(t *testing.T) {
 			t.Errorf("%s: it cannot be replaced: %v", &m, err)
 		}
 		w.round(ctx)
+		figures()
+	}
+	for _, class := range hostile.Classes {
+		if f := classes[class]; f != nil {
+			t.Logf("| %s | %d | %d | %.1f ms | %d MiB | %.2f |", class, f.modules, f.swapped, f.longest.Seconds()*1000, f.peak>>20,
+				float64(f.hits)/float64(max(1, f.lookups))/control)
+		}
 	}
 	took := time.Since(began)
 	w.underTest = "afterwards"
