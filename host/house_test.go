@@ -38,7 +38,7 @@ var rows = [][]string{
 	{"host/store/moves", "host/store/sharedroot", "host/store/swap"},
 	{"host/store/figures", "host/store/settings"},
 	{"host/store"},
-	{"host/store/fsck", "host/store/janitor", "host/store/metamorphic"},
+	{"host/store/fsck", "host/store/hostile", "host/store/janitor", "host/store/metamorphic"},
 	{"host/transfer"},
 	{"host/proto"},
 	{"host/server", "host/client"},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
@@ -152,7 +153,7 @@ func (c ownRoot) save() {
 // unshared says who shares a root that this host wants for itself.
 func (c ownRoot) unshared() error {
 	entries, err := c.r.FS.ReadDir(c.r.Path + "/" + shared.Dir + "/hosts")
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+	if errors.Is(err, fs.ErrNotExist) || files.Misled(err) || err == nil && len(entries) == 0 {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("store: root %s: %w", c.r.Path, err)

@@ -75,7 +75,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	r := p.root
 	var claimed []*files.Orphan
 	defer func() { r.Orphans.Settle(claimed, failed == nil) }()
-	for range 3 {
+	for range maxObstacles {
 		target := p.target
 		claimed = append(claimed, r.Orphans.Claim(p.target, p.class, &p.key, p.rank)...)
 		err := r.custody.publish(p, info)
@@ -98,7 +98,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			if err := p.leaveName(fmt.Errorf("its name is a directory: %w", err)); err != nil {
 				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 			}
-		case herr != nil && !pieceformat.IsDamage(herr):
+		case herr != nil && !pieceformat.IsDamage(herr) && !errors.Is(herr, staging.ErrNotRegular):
 			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
 		case herr == nil && p.class.IsPiece(&h, &p.key, p.rank):
 			if err := p.syncOther(); err != nil {
@@ -127,7 +127,7 @@ func (p *Put) leaveName(cause error) error {
 		return err
 	}
 	if p.target == old {
-		p.root.Quarantine.Isolate(p.target, cause)
+		p.root.Unblock(p.target, true, cause)
 		return nil
 	}
 	return p.root.MakeDir(filepath.Dir(p.target))

@@ -66,6 +66,9 @@ func (p *Put) DataOffset() int64 { return p.class.DataOffset }
 // FileBytes is the size of the whole file: header, table and payload, each padded to whole pages.
 func (p *Put) FileBytes() int64 { return p.class.FileBytes() }
 
+// maxObstacles is how often a put tries to get a name that is taken, or that something stands on the way to.
+const maxObstacles = 4
+
 // File is the named temporary, made beside its target at the first call: a victim's file if the put was left one, else
 // a new one. Publish and Abort close it.
 func (p *Put) File() (staging.File, error) {
@@ -91,7 +94,7 @@ func (p *Put) File() (staging.File, error) {
 		}
 	}
 	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
-	for range 3 {
+	for range maxObstacles {
 		if err := p.nameTemp(); err != nil {
 			return nil, err
 		}
@@ -105,10 +108,15 @@ func (p *Put) File() (staging.File, error) {
 			p.file, p.opened = r.metered(f), true
 			return p.file, nil
 		}
-		if errors.Is(err, unix.ENOTDIR) && !p.fallback {
-			err = p.leaveName(fmt.Errorf("its name leads through a file: %w", err))
-			if err == nil {
+		if errors.Is(err, unix.ENOTDIR) {
+			if r.Unblock(p.target, p.fallback, err) {
 				continue
+			}
+			if !p.fallback {
+				err = p.leaveName(fmt.Errorf("its name leads through a file: %w", err))
+				if err == nil {
+					continue
+				}
 			}
 		}
 		if !errors.Is(err, fs.ErrExist) {

@@ -166,6 +166,36 @@ func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 // directory has it.
 func Misled(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EISDIR) }
 
+// Unblock frees the way to a name: a link, pipe, socket or device that stands where a directory should be is removed. With
+// force, all else that stands there, or under the name itself, goes too: a file into quarantine, a directory to another
+// name. It says whether it has done something.
+func (d *Dir) Unblock(name string, force bool, cause error) (done bool) {
+	for end := len(d.Slash); end < len(name); end++ {
+		if name[end] != '/' {
+			continue
+		}
+		info, err := d.FS.Stat(name[:end])
+		switch {
+		case err != nil:
+			return false
+		case info.IsDir():
+		case force || !info.Mode.IsRegular():
+			d.Quarantine.Isolate(name[:end], cause)
+			return true
+		default:
+			return false
+		}
+	}
+	if !force {
+		return false
+	}
+	if info, err := d.FS.Stat(name); err == nil && info.IsDir() {
+		return health.Clear(d.FS, name, false, d.Log) == nil
+	}
+	d.Quarantine.Isolate(name, cause)
+	return true
+}
+
 // Discard is Remove for a file that is no entry's. It books what is left of it and returns that.
 func (d *Dir) Discard(name string, most int64) (left int64) {
 	left, _ = d.Remove(name, most)

@@ -53,6 +53,7 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	o.complete(dir)
 	c := &check{
 		o: o, dir: dir, limit: newLimit(o.ReadLimit), texts: map[chunk.Digest]string{}, plans: map[chunk.Digest]*chunk.Plan{},
+		linked: map[inode]bool{},
 		report: Report{Root: dir, Quick: o.Quick, Namespaces: map[chunk.Digest]*Usage{}, Found: map[Kind]*Usage{}},
 	}
 	if info, err := o.FS.Stat(dir); err != nil || !info.IsDir() {
@@ -116,6 +117,7 @@ type check struct {
 
 	mu     sync.Mutex // of what follows
 	report Report
+	linked map[inode]bool // files with several names that have been counted
 	temps  []temporary
 }
 
@@ -196,19 +198,36 @@ func (c *check) found(p Problem) {
 	r.Problems = append(r.Problems, p)
 }
 
-func (c *check) foreign(rel string) {
-	var bytes int64
-	if info, err := c.o.FS.Stat(c.dir + "/" + rel); err == nil && info.Mode.IsRegular() {
-		bytes = info.Allocated
+// inode is a file, whatever its names are.
+type inode struct{ dev, ino uint64 }
+
+// taken is the bytes that a file takes, if it has not been counted under another name. c.mu is held.
+func (c *check) taken(info staging.Info) int64 {
+	if info.Links > 1 {
+		at := inode{info.Dev, info.Ino}
+		if c.linked[at] {
+			return 0
+		}
+		c.linked[at] = true
 	}
+	return info.Allocated
+}
+
+func (c *check) foreign(rel string) {
+	info, err := c.o.FS.Stat(c.dir + "/" + rel)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	var bytes int64
+	if err == nil && info.Mode.IsRegular() {
+		bytes = c.taken(info)
+	}
 	c.report.Foreign.add(bytes)
 }
 
-func (c *check) sound(h *pieceformat.Header, allocated int64) {
+func (c *check) sound(h *pieceformat.Header, info staging.Info) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	allocated := c.taken(info)
 	c.report.Pieces.add(allocated)
 	u := c.report.Namespaces[h.Namespace]
 	if u == nil {
@@ -246,7 +265,7 @@ func (c *check) file(ctx context.Context, rel string, buf []byte) {
 	case ctx.Err() != nil, errors.Is(err, fs.ErrNotExist):
 		return
 	case err == nil:
-		c.sound(&v.header, v.info.Allocated)
+		c.sound(&v.header, v.info)
 		if c.names.misnamed(rel) {
 			p.Kind, p.What = Misnamed, "the place policy gives it another name"
 			c.found(p)

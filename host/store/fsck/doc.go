@@ -6,8 +6,8 @@
 //   - A file that is not what it should be is renamed into quarantine. Published files are never written to, and a host
 //     that finds one gone takes it for a miss and drops the entry. A host may however take a victim's file over for
 //     another piece, and then it changes under the check. So a file counts as damaged only when it was found so twice,
-//     both times the same file, unchanged; it is compared once more before the rename, and after it: what turns out to
-//     be another file is given its name back.
+//     both times the same file, unchanged; it is compared once more before the rename. What turns out to be another file
+//     after it stays in quarantine, where its host counts it.
 //   - A temporary is removed only with the locks held that its owner would hold if it lived, so that no host can be
 //     writing it or start to. Where hosts share a root, and a lock may not reach across machines, it must be old, too:
 //     old by the file system's clock, not by this machine's.

@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // judge holds a file that is too large to keep against its checksums.
@@ -32,11 +33,9 @@ func (c *check) judge(rel string, how func(f io.ReaderAt, size int64) error) {
 
 // policies reads the place policies that named files: each one's module must be there, and be what it was.
 func (c *check) policies() error {
-	list, err := c.o.FS.ReadDir(c.dir + "/" + pieceformat.PoliciesDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("%w: %w", ErrRoot, err)
+	list, err := c.entries(pieceformat.PoliciesDir)
+	if err != nil {
+		return err
 	}
 	for _, e := range list {
 		rel := pieceformat.PoliciesDir + "/" + e.Name()
@@ -128,14 +127,24 @@ func (c *check) control(rel string) {
 
 // listed lists a directory that need not be there.
 func (c *check) listed(rel string) (names []string, err error) {
-	list, err := c.o.FS.ReadDir(c.dir + "/" + rel)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrRoot, err)
-	}
+	list, err := c.entries(rel)
 	for _, e := range list {
 		names = append(names, e.Name())
 	}
-	return names, nil
+	return names, err
+}
+
+// entries are what a directory holds: nothing if it is not there. Something else in its place is a problem.
+func (c *check) entries(rel string) ([]fs.DirEntry, error) {
+	list, err := c.o.FS.ReadDir(c.dir + "/" + rel)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case errors.Is(err, unix.ENOTDIR):
+		c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()})
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrRoot, err)
+	}
+	return list, nil
 }

@@ -137,11 +137,9 @@ func (c *check) copied(dir string, d chunk.Digest) (b []byte, err error) {
 
 // each goes through files that are named by the digest of what they hold.
 func (c *check) each(dir string, take func(d chunk.Digest, b []byte) error) error {
-	list, err := c.o.FS.ReadDir(c.dir + "/" + dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("%w: %w", ErrRoot, err)
+	list, err := c.entries(dir)
+	if err != nil {
+		return err
 	}
 	for _, e := range list {
 		rel := dir + "/" + e.Name()

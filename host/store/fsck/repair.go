@@ -56,10 +56,9 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 		return
 	}
 	if now, err := c.o.FS.Stat(away); err == nil && !unchanged(now, judged) {
-		// A host gave the name to another file between the look and the rename. Should it have the name again by now, then
-		// the file stays in quarantine, where it does no harm.
-		_ = c.o.FS.RenameNoReplace(away, name)
-		p.Done = "replaced by its host meanwhile"
+		// A host gave the name to another file between the look and the rename. Its host misses that one now, finds it in
+		// quarantine and counts it there. Under its name again it would be in nobody's account.
+		p.Done = "replaced by its host meanwhile, and moved to " + strings.TrimPrefix(away, c.dir+"/")
 		return
 	}
 	p.Done = "moved to " + strings.TrimPrefix(away, c.dir+"/")
@@ -184,11 +183,9 @@ func (c *check) fileTime() time.Time {
 
 // quarantine accounts for what is there.
 func (c *check) quarantine() error {
-	list, err := c.o.FS.ReadDir(c.dir + "/" + pieceformat.QuarantineDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("%w: %w", ErrRoot, err)
+	list, err := c.entries(pieceformat.QuarantineDir)
+	if err != nil {
+		return err
 	}
 	for _, e := range list {
 		if info, err := c.o.FS.Stat(c.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()); err == nil &&

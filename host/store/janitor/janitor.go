@@ -81,7 +81,8 @@ type Janitor struct {
 	slots   []*entry
 	free    []uint32
 	rounds  int
-	fallen  bool // the policy failed, and the built-in one is in its place
+	linked  map[inode]found // of the round
+	fallen  bool            // the policy failed, and the built-in one is in its place
 }
 
 type id struct {
@@ -101,6 +102,7 @@ type entry struct {
 type file struct {
 	rel   string
 	bytes int64
+	inode inode // of a file with several names
 }
 
 func (e *entry) bytes() (n int64) {
@@ -262,6 +264,7 @@ func (j *Janitor) look(ctx context.Context, r *Round) error {
 	for _, e := range j.entries {
 		e.files = e.files[:0]
 	}
+	j.linked = map[inode]found{}
 	visit := func(rel string, e fs.DirEntry) {
 		if !e.Type().IsRegular() {
 			return
@@ -273,15 +276,15 @@ func (j *Janitor) look(ctx context.Context, r *Round) error {
 		who, known := j.identify(rel)
 		mu.Lock()
 		defer mu.Unlock()
-		switch {
+		switch f := j.count(rel, info); {
 		case known:
-			r.Files.add(info.Allocated)
-			j.enter(who, file{rel, info.Allocated}, lastUse(info))
+			r.Files.add(f.bytes)
+			j.enter(who, f, lastUse(info))
 		case strings.HasSuffix(rel, ".tmp") && j.o.TempAge > 0 && time.Since(info.ModTime) > j.o.TempAge:
-			r.Temporaries.add(info.Allocated)
-			j.remove(file{rel, info.Allocated}, r)
+			r.Temporaries.add(f.bytes)
+			j.remove(f, r)
 		default:
-			r.Unknown.add(info.Allocated)
+			r.Unknown.add(f.bytes)
 		}
 		if j.o.Progress != nil {
 			j.o.Progress(1, info.Allocated)
@@ -401,7 +404,8 @@ func (j *Janitor) remove(f file, r *Round) bool {
 			return false
 		}
 	}
-	r.Removed.add(f.bytes)
-	r.Used -= f.bytes
+	bytes := j.freed(f)
+	r.Removed.add(bytes)
+	r.Used -= bytes
 	return true
 }

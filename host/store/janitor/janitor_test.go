@@ -253,3 +253,25 @@ func TestConnectorText(t *testing.T) {
 		}
 	}
 }
+
+// TestLinkedFilesCountOnce gives a file a second name, which keeps its bytes when the first is evicted.
+func TestLinkedFilesCountOnce(t *testing.T) {
+	tr := newTree(t)
+	old := tr.chunk(1, 0, 9)
+	tr.chunk(2, 0, 5)
+	tr.chunk(3, 0, 1)
+	if err := os.Link(old, filepath.Join(tr.dir, "snapshot")); err != nil {
+		t.Fatal(err)
+	}
+	j := tr.janitor(Options{Capacity: 1 << 30})
+	r := round(t, j)
+	config := int64(4096)
+	if r.Used != 3*fileBytes+config {
+		t.Errorf("%d bytes, want %d", r.Used, 3*fileBytes+config)
+	}
+	j.o.Capacity, j.o.Low = 2*fileBytes+2*config, 1
+	if r = round(t, j); r.Used != 2*fileBytes+config || r.Removed.Files != 2 {
+		t.Errorf("%d bytes after %+v were removed, want %d: the name alone gives nothing back", r.Used, r.Removed,
+			2*fileBytes+config)
+	}
+}

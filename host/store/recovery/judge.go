@@ -56,6 +56,10 @@ func (j Exclusive) Rename(c *Scan, from, to string, _ int64) bool {
 	case err == nil:
 		return true
 	case errors.Is(err, fs.ErrExist):
+		if c.root.sameFile(from, to) { // another name of a piece, whose bytes are counted once
+			c.root.Kept.Discard(from, 0)
+			break
+		}
 		c.root.unclaimed(from, err)
 	default:
 		c.Unreadable(from, err)
@@ -69,6 +73,15 @@ func (r *Root) move(from, to string) error {
 		r.Count.Renamed.Add(1)
 	}
 	return err
+}
+
+func (r *Root) sameFile(a, b string) bool {
+	one, err := r.Kept.FS.Stat(a)
+	if err != nil || one.Links < 2 {
+		return false
+	}
+	other, err := r.Kept.FS.Stat(b)
+	return err == nil && one.Same(other)
 }
 
 func (r *Root) unclaimed(name string, cause error) {
