@@ -95,6 +95,8 @@ type Root struct {
 	Tried     string `json:"tried"`   // the directory that was tried: Path, or the nearest above it that exists
 	Missing   bool   `json:"missing"` // it does not exist yet
 	FS        string `json:"fs"`
+	Mount     string `json:"mount,omitempty"`      // of tmpfs: where it is mounted
+	HugePages Answer `json:"huge_pages,omitempty"` // of tmpfs: its files get them
 	Device    string `json:"device"`
 	Node      int    `json:"numa_node"`
 	Total     int64  `json:"total_bytes"`

@@ -167,6 +167,10 @@ func (r *Report) judgeRoots(w Wanted, f *Facts) {
 		if w.DirectIO && root.Direct == No {
 			r.find(Note, about, "", "%s does not support direct I/O: files go through the page cache", root.FS)
 		}
+		if root.HugePages == No {
+			r.find(Warning, about, "mount -o remount,huge=always "+root.Mount,
+				"its tmpfs has small pages: the first load of a file and stores take half as long again as with huge ones")
+		}
 		if root.NoReplace == No {
 			r.find(Note, about, "", "%s cannot rename without replacing: pieces are published with link and unlink",
 				root.FS)

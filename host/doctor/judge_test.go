@@ -80,6 +80,14 @@ func machines() map[string]struct {
 		w.Roots[0] = WantedRoot{Path: "/home/u/kvhost-data", Capacity: 10 << 30}
 		f.Machine.Nodes, f.Machine.Transparent = 1, false
 	})
+	add("tmpfs", func(w *Wanted, f *Facts) {
+		w.Roots = []WantedRoot{{Path: "/dev/shm/kv", Capacity: 1 << 30}, {Path: "/mnt/huge", Capacity: 1 << 30}}
+		small := Root{Path: "/dev/shm/kv", Tried: "/dev/shm", Missing: true, FS: "tmpfs", Mount: "/dev/shm", HugePages: No, Node: -1,
+			Total: 200 << 30, Available: 200 << 30, Writable: true, Direct: Yes, NoReplace: Yes}
+		huge := small
+		huge.Path, huge.Tried, huge.Mount, huge.Missing, huge.HugePages = "/mnt/huge", "/mnt/huge", "/mnt/huge", false, Yes
+		f.Roots = []Root{small, huge}
+	})
 	add("broken", func(w *Wanted, f *Facts) {
 		f.GPUs[0].Pinned = No
 		f.GPUs = append(f.GPUs, GPU{UUID: "GPU-2", Name: "NVIDIA H200", PCI: "0000:42:00.0", Node: 1,

@@ -53,6 +53,44 @@ func TestRootsAreTried(t *testing.T) {
 	}
 }
 
+// The mount of a tmpfs is the longest above the directory, and its huge pages are what its options and the machine say.
+func TestTmpfsIsRead(t *testing.T) {
+	const info = `22 1 254:0 / / rw,relatime - ext4 /dev/root rw
+30 22 0:25 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw,size=1024k,inode64
+31 22 0:26 / /mnt/a\040b rw - tmpfs none rw,huge=always
+32 31 0:27 / /mnt/a\040b/small rw master:1 shared:2 - tmpfs none rw,huge=advise
+33 22 0:28 / /mnt/within rw - tmpfs none rw,huge=within_size,size=1g
+34 22 0:29 / /mnt rw - ext4 none rw
+broken line
+`
+	for _, c := range []struct {
+		dir, shmem, mount string
+		huge              Answer
+	}{
+		{"/dev/shm", "", "/dev/shm", No},
+		{"/dev/shm/kv", "always within_size advise [never] deny force", "/dev/shm", No},
+		{"/dev/shm/kv", "always within_size advise never deny [force]", "/dev/shm", Yes},
+		{"/dev/shmkv", "", "", Unknown},
+		{"/mnt/a b/kv", "", "/mnt/a b", Yes},
+		{"/mnt/a b", "always within_size advise never [deny] force", "/mnt/a b", No},
+		{"/mnt/a b/small/x", "", "/mnt/a b/small", No},
+		{"/mnt/within", "", "/mnt/within", Yes},
+	} {
+		top := t.TempDir()
+		for name, text := range map[string]string{
+			"proc/self/mountinfo": info, "sys/kernel/mm/transparent_hugepage/shmem_enabled": c.shmem,
+		} {
+			path := filepath.Join(top, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if mount, huge := (system{top}).tmpfs(c.dir); mount != c.mount || huge != c.huge {
+			t.Errorf("%s with %q: %q, %v; want %q, %v", c.dir, c.shmem, mount, huge, c.mount, c.huge)
+		}
+	}
+}
+
 // The machine's facts come from the kernel's files.
 func TestMachineIsRead(t *testing.T) {
 	top := t.TempDir()

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -52,6 +54,9 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 		if r.FS = fsNames[space.Type]; r.FS == "" {
 			r.FS = fmt.Sprintf("%#x", space.Type)
 		}
+		if space.Type == unix.TMPFS_MAGIC {
+			r.Mount, r.HugePages = s.tmpfs(r.Tried)
+		}
 	}
 	r.Device = s.device(info.Dev)
 	r.Node, _ = staging.SystemTopology().NodeOfPath(r.Tried)
@@ -61,6 +66,42 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 	}
 	return r
 }
+
+// tmpfs finds the mount of a directory, and whether its files get huge pages whoever writes them.
+func (s system) tmpfs(dir string) (mount string, huge Answer) {
+	huge = Unknown
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	for line := range strings.Lines(s.read("proc/self/mountinfo")) {
+		f := strings.Fields(line) // id parent device root mount-point options [tags] - type source super-options
+		sep := slices.Index(f, "-")
+		if sep < 6 || len(f) < sep+4 || f[sep+1] != "tmpfs" {
+			continue
+		}
+		at := mountName.Replace(f[4])
+		if !(at == "/" || dir == at || strings.HasPrefix(dir, at+"/")) || len(at) < len(mount) {
+			continue
+		}
+		mount, huge = at, No
+		for option := range strings.SplitSeq(f[sep+3], ",") {
+			if option == "huge=always" || option == "huge=within_size" {
+				huge = Yes
+			}
+		}
+	}
+	switch global := s.read("sys/kernel/mm/transparent_hugepage/shmem_enabled"); { // it overrides the mounts
+	case mount == "":
+	case strings.Contains(global, "[force]"):
+		huge = Yes
+	case strings.Contains(global, "[deny]"):
+		huge = No
+	}
+	return mount, huge
+}
+
+// mountName undoes the escapes of mountinfo.
+var mountName = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 // existing is the directory itself, or its nearest parent that exists.
 func existing(path string) (string, error) {
