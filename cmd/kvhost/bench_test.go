@@ -40,7 +40,7 @@ func TestBenchThroughClient(t *testing.T) {
 	dir, double := shortDir(t), gdstest.Build(t)
 	for _, memory := range []string{"host", "gpu"} {
 		cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--root", "memory:", "--memory", memory,
-			"--chunks", "2", "--rounds", "1", "--pages", "mla", "--json", "--engine-direct-io=false",
+			"--chunks", "1", "--rounds", "1", "--pages", "fp8", "--json", "--engine-direct-io=false",
 			"--gds-use-cufile=false", "--engine-threads-per-gpu", "2")
 		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "KVHOST_SOCKET=/nowhere")
 		if memory == "gpu" {
@@ -62,6 +62,40 @@ func TestBenchThroughClient(t *testing.T) {
 		}
 		if left, _ := os.ReadDir(dir); len(left) > 0 {
 			t.Errorf("left behind: %v", left)
+		}
+	}
+}
+
+// The direct route is measured through a client where cuFile takes it, and named by cuFile's statistics. Where the host stages
+// the root, it is left out with the reason, and no staged figure stands in its place.
+func TestBenchThroughClientDirect(t *testing.T) {
+	dir, double := shortDir(t), gdstest.Build(t)
+	if !takesDirectIO(dir) {
+		t.Skipf("%s has no direct I/O: set TMPDIR to a directory on a disk", dir)
+	}
+	libraries := t.TempDir()
+	for _, name := range []string{"libcuda.so.1", "libcufile.so.0"} {
+		if err := os.Symlink(double.Path, filepath.Join(libraries, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for rule, says := range map[string]string{"": "", "cuFileHandleRegister:code=5019": "INVALID_FILE_OPEN_FLAG"} {
+		cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--chunks", "1", "--rounds", "1", "--pages", "fp8",
+			"--json", "--engine-threads-per-gpu", "2")
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+libraries, "KVHOST_DOUBLE="+rule)
+		r := finish(t, cmd)
+		var rows []struct{ Route string }
+		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 {
+			t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+		}
+		direct := 0
+		for _, row := range rows {
+			if strings.HasPrefix(row.Route, "direct: cuFile") {
+				direct++
+			}
+		}
+		if want := map[bool]int{true: 3}[rule == ""]; direct != want || len(rows) != 8+want || !strings.Contains(r.stderr, says) {
+			t.Errorf("%q: %d of %d rows are direct, want %d\n%s", rule, direct, len(rows), want, r.stderr)
 		}
 	}
 }

@@ -3,12 +3,12 @@ package benchpath
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/transfer/pathbench"
 )
 
 // hostProcess is a host in a process of its own, with one root.
@@ -34,9 +35,11 @@ type hostProcess struct {
 
 	mu    sync.Mutex
 	seen  map[string]bool // messages of its log
+	http  string          // its address of metrics
 	route string          // that it chose for its root
-	last  []string        // lines of its log
-	more  chan struct{}   // has a token when its log has more
+	why   string
+	last  []string      // lines of its log
+	more  chan struct{} // has a token when its log has more
 }
 
 // startHost starts a host with the configuration's engine and policies, and waits until clients can connect and all
@@ -54,7 +57,7 @@ func startHost(ctx context.Context, cfg *config.Config, root config.Root) (_ *ho
 		}
 	}()
 	c := cfg.Clone()
-	c.Socket, c.HTTP.Listen, c.Roots = h.socket, "", []config.Root{root}
+	c.Socket, c.HTTP.Listen, c.Roots = h.socket, "127.0.0.1:0", []config.Root{root}
 	c.Log.Level, c.Log.Format = config.LevelInfo, config.FormatJSON
 	var text bytes.Buffer
 	if err := (&config.Loaded{Config: *c}).Print(&text); err != nil {
@@ -83,7 +86,10 @@ func startHost(ctx context.Context, cfg *config.Config, root config.Root) (_ *ho
 		return nil, err
 	}
 	go h.read(log)
-	return h, h.wait(ctx)
+	if err := h.wait(ctx); err != nil {
+		return nil, err
+	}
+	return h, h.checkRoute()
 }
 
 // withoutSettings is an environment that leaves every setting to the configuration file.
@@ -103,15 +109,15 @@ func (h *hostProcess) read(log io.Reader) {
 	defer close(h.ended)
 	lines := bufio.NewScanner(log)
 	for lines.Scan() {
-		var line struct{ Msg, Route, Why, Error string }
+		var line struct{ Msg, Route, Why, HTTP string }
 		_ = json.Unmarshal(lines.Bytes(), &line) // other output has no message
 		h.mu.Lock()
 		h.seen[line.Msg] = true
-		if line.Msg == "route chosen" {
-			h.route = line.Route
-			if line.Route == config.RouteDirect {
-				h.route += ": " + line.Why
-			}
+		switch line.Msg {
+		case "route chosen":
+			h.route, h.why = line.Route, line.Why
+		case "ready":
+			h.http = line.HTTP
 		}
 		h.last = append(h.last[max(0, len(h.last)-19):], lines.Text())
 		h.mu.Unlock()
@@ -152,14 +158,56 @@ func (h *hostProcess) log() string {
 	return strings.Join(h.last, "\n")
 }
 
-// routeTaken is the route that the host chose. For files and host memory there is none to choose.
-func (h *hostProcess) routeTaken() string {
-	if h.root.InMemory() {
-		return "memory"
-	}
+// checkRoute fails unless the host chose the route that its root is to have.
+func (h *hostProcess) checkRoute() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return cmp.Or(h.route, "staged")
+	if h.root.Route == config.RouteDirect && h.route != config.RouteDirect {
+		return fmt.Errorf("%w: its root is staged: %s", ErrHost, h.why)
+	}
+	return nil
+}
+
+// routeTaken is the route of all bytes. For files and host memory there is none to choose.
+func (h *hostProcess) routeTaken(ctx context.Context) (string, error) {
+	if h.root.InMemory() {
+		return "memory", nil
+	}
+	if h.root.Route != config.RouteDirect {
+		return "staged", nil
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.http+"/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	r, err := http.DefaultClient.Do(q)
+	if err != nil {
+		return "", fmt.Errorf("%w: its metrics: %w", ErrHost, err)
+	}
+	defer r.Body.Close()
+	return directRoute(r.Body)
+}
+
+// directRoute reads in metrics which way cuFile took, by its own statistics. Pieces that were staged in its place would
+// spoil the figures.
+func directRoute(metrics io.Reader) (string, error) {
+	route := "direct"
+	lines := bufio.NewScanner(metrics)
+	for lines.Scan() {
+		name, labels, _ := strings.Cut(lines.Text(), "{")
+		labels, value, _ := strings.Cut(labels, "} ")
+		switch name {
+		case "kvhost_route_fallbacks_total", "kvhost_route_full_total":
+			if value != "0" {
+				return "", fmt.Errorf("%w: %s pieces of the direct route were staged", pathbench.ErrPath, value)
+			}
+		case "kvhost_route_direct":
+			if _, via, ok := strings.Cut(labels, `via="`); ok {
+				route = "direct: " + strings.TrimSuffix(via, `"`)
+			}
+		}
+	}
+	return route, lines.Err()
 }
 
 func (h *hostProcess) processor() time.Duration { return processorOf(h.process.Process.Pid) }

@@ -155,7 +155,7 @@ func (p *pythonPath) Processor() time.Duration {
 	return p.host.processor() + processorOf(p.process.Process.Pid)
 }
 
-func (p *pythonPath) Route(context.Context) (string, error) { return p.host.routeTaken(), nil }
+func (p *pythonPath) Route(ctx context.Context) (string, error) { return p.host.routeTaken(ctx) }
 
 func (p *pythonPath) Close() error { return errors.Join(p.closeProcess(), p.host.close()) }
 

@@ -147,7 +147,7 @@ func (p *goPath) Forget(ctx context.Context, chunks []pathbench.Chunk) error {
 
 func (p *goPath) Processor() time.Duration { return p.host.processor() }
 
-func (p *goPath) Route(context.Context) (string, error) { return p.host.routeTaken(), nil }
+func (p *goPath) Route(ctx context.Context) (string, error) { return p.host.routeTaken(ctx) }
 
 func (p *goPath) Close() error { return errors.Join(p.closeSession(), p.host.close()) }
 
