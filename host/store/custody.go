@@ -39,7 +39,9 @@ type putCustody interface {
 	// mayInsert says why a put cannot make its entry now, if so. The root's lock is held.
 	mayInsert(p *Put) error
 	// temp is the name of a put's temporary, given the one that it would have beside its target.
-	temp(beside string) (string, error)
+	temp(p *Put, beside string) (string, error)
+	// guard makes a put's file one that fails once the put may not write any more.
+	guard(p *Put, f staging.File) staging.File
 	// publish gives a temporary its name, which it then has alone.
 	publish(p *Put, info staging.Info) error
 	// notPublished judges an error of publish that did not come from another file under the name. look is the error of

@@ -25,13 +25,15 @@ var ownRules = rules{
 	ownsTemp: func(string) bool { return true },
 }
 
-func (c ownRoot) mayInsert(*Put) error               { return nil }
-func (c ownRoot) temp(beside string) (string, error) { return beside, nil }
-func (c ownRoot) giveBack(shared.Credit)             {}
-func (c ownRoot) grants() bool                       { return true }
-func (c ownRoot) leave()                             {}
-func (c ownRoot) step(context.Context)               {}
-func (c ownRoot) stats() *SharedStats                { return nil }
+func (c ownRoot) mayInsert(*Put) error   { return nil }
+func (c ownRoot) giveBack(shared.Credit) {}
+func (c ownRoot) grants() bool           { return true }
+func (c ownRoot) leave()                 {}
+func (c ownRoot) step(context.Context)   {}
+func (c ownRoot) stats() *SharedStats    { return nil }
+
+func (c ownRoot) temp(_ *Put, beside string) (string, error) { return beside, nil }
+func (c ownRoot) guard(_ *Put, f staging.File) staging.File  { return f }
 
 func (c ownRoot) reserve(ctx context.Context, w reservation) error {
 	return w.evicting(ctx, c.r)

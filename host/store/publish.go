@@ -84,7 +84,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			return info, p.syncName()
 		}
 		now, serr := r.FS.Stat(p.target)
-		if serr == nil && now.Same(info) {
+		if serr == nil && now.Same(info) && !errors.Is(err, shared.ErrFenced) {
 			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
 		}
 		if !errors.Is(err, fs.ErrExist) {
@@ -139,9 +139,12 @@ func (p *Put) enter(info staging.Info) error {
 	p.removeTemp()
 	p.giveBack()
 	r.Lock()
-	if r.Index.At(p.mark.Slot).Is(index.Evicting) || p.copy != nil && p.copy.entry.Gone() {
+	if e := r.Index.At(p.mark.Slot); e.Is(index.Evicting) || p.copy != nil && p.copy.entry.Gone() {
+		forgotten := e.Is(index.Detached) // with all else; the file is found again
 		r.Unlock()
-		r.custody.discard(p.target, p.class.FileBytes())
+		if !forgotten {
+			r.custody.discard(p.target, p.class.FileBytes())
+		}
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}

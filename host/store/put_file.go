@@ -105,7 +105,7 @@ func (p *Put) File() (staging.File, error) {
 			}
 		}
 		if err == nil {
-			p.file, p.opened = r.metered(f), true
+			p.file, p.opened = r.custody.guard(p, r.metered(f)), true
 			return p.file, nil
 		}
 		if errors.Is(err, unix.ENOTDIR) {
@@ -138,7 +138,7 @@ func (p *Put) Temp() string {
 func (p *Put) nameTemp() (err error) {
 	r := p.root
 	p.temp = r.store.seq.TempName(p.target)
-	p.temp, err = r.custody.temp(p.temp)
+	p.temp, err = r.custody.temp(p, p.temp)
 	return err
 }
 

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/store/entries"
@@ -48,14 +49,16 @@ func (c *sharedRoot) reserve(ctx context.Context, w reservation) error {
 
 func (c *sharedRoot) mayInsert(p *Put) error { return c.MayInsert(p.class, &p.key, p.mark.Fingerprint) }
 
-func (c *sharedRoot) temp(beside string) (string, error) { return c.Temp(beside) }
+func (c *sharedRoot) temp(p *Put, beside string) (string, error) { return c.Temp(beside, p.credit) }
+
+func (c *sharedRoot) guard(p *Put, f staging.File) staging.File { return c.Guard(f, p.credit) }
 
 func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 	rec := p.record()
 	rec.Bytes = pieceformat.Padded(info.Allocated)
 	err := c.Publish(p.temp, p.target, rec, &p.credit)
-	if err == nil {
-		p.temp = ""
+	if err == nil || errors.Is(err, shared.ErrDoubt) {
+		p.temp = "" // the member's
 	}
 	return err
 }

@@ -87,6 +87,24 @@ func (s *Set) FinishEvict(v *Eviction) {
 	s.reap(v.Slot)
 }
 
+// Forget takes an entry out of the table at once, whatever happens to its files. Who reads or writes it finds it gone.
+func Forget(s *Set, slot uint32) {
+	e := s.Index.At(slot)
+	if !e.Is(index.Evicting) {
+		v := s.BeginEvict(slot)
+		f := s.flights[slot]
+		f.unlinking = false
+		s.flights.set(v.Slot, f)
+	}
+	if !e.Is(index.Detached) {
+		s.Index.Detach(slot)
+		s.reaped.Broadcast()
+	}
+	if !s.flights[slot].unlinking { // else FinishEvict does
+		s.reap(slot)
+	}
+}
+
 // reap ends an evicted entry as far as possible: it leaves the table when nothing happens to its files any more, and
 // its bytes and slot are free when nobody has a pin on it (unlinked files take space while they are open).
 func (s *Set) reap(slot uint32) {

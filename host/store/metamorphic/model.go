@@ -121,7 +121,7 @@ func (m *model) setDamaged(e Entry, damaged bool) {
 // acceptable says whether a put may end in an error.
 func acceptable(err error) bool {
 	return err == nil || isAny(err, store.ErrResident, store.ErrNoSpace, store.ErrRefused, store.ErrGone, store.ErrRootOut,
-		faultfs.ErrInjected, crashfs.ErrPowerLost, shared.ErrFenced)
+		faultfs.ErrInjected, crashfs.ErrPowerLost, shared.ErrFenced, shared.ErrDoubt)
 }
 
 // isLoss says that an error ends what was known of a piece: its bytes are bad or gone.

@@ -11,8 +11,9 @@ import (
 
 // Backend is the store behind a member. Its methods are called from [Member.Step], one at a time.
 type Backend interface {
-	// Learn adds a piece that another host published.
-	Learn(r *Record)
+	// Learn adds a piece that was published. It is false while this host is itself writing the piece: then whoever writes
+	// finds it in its place.
+	Learn(r *Record) bool
 	// Touched records that another host used entries.
 	Touched(fingerprints []uint64)
 	// Propose stops granting and storing an entry until Decide, and returns true. It returns false, a veto, when the entry
@@ -21,8 +22,9 @@ type Backend interface {
 	// Decide ends what Propose began. A victim that was not removed may be granted again. A removed victim may exist all
 	// the same when Learn was called for it since Propose: it may have been published again.
 	Decide(v *Victim, removed bool)
-	// Fenced reports that the other hosts gave this one up. Entries that it had leased may be removed at any time. Once it
-	// is admitted again it scans the root; see [Member.Ticket].
+	// Fenced reports that the other hosts gave this one up: any piece may go now without its knowledge. It forgets all
+	// entries, leases and proposals; Decide does not follow. Once it is admitted again it scans the root; see
+	// [Member.Ticket].
 	Fenced()
 
 	// The evictor calls the rest.

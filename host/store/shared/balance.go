@@ -22,6 +22,7 @@ func (t *term) balance(now time.Duration) error {
 		}
 		if !p.gone {
 			live = append(live, name)
+			t.outside += p.status.Held
 		}
 	}
 	if !t.m.active() {
@@ -82,15 +83,28 @@ func (t *term) evict(level int64) error {
 			level -= b.bytes() // being removed
 		}
 	}
+	excess := level > int64(t.m.cfg.High*float64(t.m.cfg.Capacity))
+	if !excess && len(t.m.forced) == 0 {
+		return nil
+	}
+	proposed := t.proposed()
 	var victims []Victim
+	add := func(v Victim) {
+		if id := v.ID(); !proposed[id] {
+			proposed[id] = true
+			victims = append(victims, v)
+		}
+	}
 	for _, v := range t.m.forced {
 		if len(victims) == maxBatch {
 			break
 		}
-		victims = append(victims, v)
+		add(v)
 	}
-	if level > int64(t.m.cfg.High*float64(t.m.cfg.Capacity)) {
-		victims = append(victims, t.m.back.Victims(level-int64(t.m.cfg.Low*float64(t.m.cfg.Capacity)))...)
+	if excess {
+		for _, v := range t.m.back.Victims(level - int64(t.m.cfg.Low*float64(t.m.cfg.Capacity))) {
+			add(v)
+		}
 	}
 	for part := range slices.Chunk(victims, maxBatch) {
 		t.propose(batch{victims: part})
@@ -105,4 +119,18 @@ func (t *term) evict(level int64) error {
 		t.m.Wake()
 	}
 	return nil
+}
+
+// proposed are the entries in undecided batches. An earlier evictor's are not withheld by this store until it has
+// acknowledged them. A victim in two batches would be granted again when the first spares it, and removed by the second.
+func (t *term) proposed() map[ID]bool {
+	list := map[ID]bool{}
+	for _, b := range t.batches {
+		for i := range b.victims {
+			if !b.decided {
+				list[b.victims[i].ID()] = true
+			}
+		}
+	}
+	return list
 }

@@ -162,9 +162,19 @@ func (t *tree) remove(name string) error {
 	return nil
 }
 
-func (t *tree) exists(name string) bool {
+// look says whether a name exists; the error says that nobody can tell.
+func (t *tree) look(name string) (bool, error) {
 	_, err := t.fs.Stat(name)
-	return err == nil
+	if missing(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// absent says whether a name is known not to exist.
+func (t *tree) absent(name string) bool {
+	there, err := t.look(name)
+	return !there && err == nil
 }
 
 // missing reports whether an error means that a name does not exist (any more).

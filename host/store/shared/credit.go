@@ -10,6 +10,8 @@ type credits struct {
 	granted  int64
 	returned int64
 	spent    int64 // by puts in flight and published pieces
+	flying   int64 // of spent: by puts in flight
+	held     int64 // by puts in flight of earlier incarnations: they may have files open that have no name any more
 	largest  int64 // largest request so far
 	taken    int64 // since the last step
 	starved  int64 // largest refused request since the last step
@@ -18,7 +20,7 @@ type credits struct {
 	changed  chan struct{} // closed and replaced when credit arrives
 }
 
-// Credit allows its holder to write a number of bytes.
+// Credit allows its holder to write a number of bytes, for as long as the incarnation lasts that took it.
 type Credit struct {
 	bytes int64
 	life  uint64
@@ -32,7 +34,26 @@ func (c *credits) free() int64 { return c.granted - c.returned - c.spent }
 func (c *credits) reset(life uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.life, c.granted, c.returned, c.spent = life, 0, 0, 0
+	c.held += c.flying
+	c.life, c.granted, c.returned, c.spent, c.flying = life, 0, 0, 0, 0
+}
+
+// publish turns a put in flight into a published piece. It is false when the credit is void.
+func (c *credits) publish(credit Credit, bytes int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if credit.life != c.life {
+		return false
+	}
+	c.spent += bytes - credit.bytes
+	c.flying -= credit.bytes
+	return true
+}
+
+func (c *credits) valid(credit Credit) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return credit.life != 0 && credit.life == c.life
 }
 
 // Take reserves credit for this many bytes; ok is false when this member has less.
@@ -51,19 +72,27 @@ func (m *Member) Take(bytes int64) (Credit, bool) {
 		return Credit{}, false
 	}
 	c.spent += bytes
+	c.flying += bytes
 	c.taken += bytes
 	return Credit{bytes, c.life}, true
 }
 
-// Give returns unspent credit. Its bytes must be gone from the disk.
+// Holds reports whether credit may be written on now. It is checked before each operation on a temporary: what the other
+// hosts gave up with an earlier incarnation is void.
+func (m *Member) Holds(credit Credit) bool { return m.Fresh() && m.credits.valid(credit) }
+
+// Give returns unspent credit. Its bytes must be gone from the disk, and its file closed.
 func (m *Member) Give(credit Credit) {
 	c := &m.credits
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if credit.life == c.life {
-		c.spent -= credit.bytes
-		c.notify()
+	if credit.life != c.life {
+		c.held -= credit.bytes
+		return
 	}
+	c.spent -= credit.bytes
+	c.flying -= credit.bytes
+	c.notify()
 }
 
 // More returns a channel that is closed when this member receives credit.
@@ -96,7 +125,7 @@ func (c *credits) grant(granted int64) {
 
 // settle computes once per step how much free credit this member wants, and returns the excess. It wants several times
 // what the last step used, because the next grant is steps away; an unused wish decays.
-func (c *credits) settle(most int64) (returned, free, want int64) {
+func (c *credits) settle(most int64) (returned, free, want, held int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	least := max(4*c.largest, most/16) // a host that has stored nothing yet need not wait for its first credit
@@ -106,5 +135,5 @@ func (c *credits) settle(most int64) (returned, free, want int64) {
 	if extra := c.free() - c.want; extra > 0 {
 		c.returned += extra
 	}
-	return c.returned, c.free(), c.want
+	return c.returned, c.free(), c.want, c.held
 }

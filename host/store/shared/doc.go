@@ -1,8 +1,9 @@
 // Package shared lets several hosts use one directory, with no server between them: the file system is all they share.
 //
 // A host fences another by renaming that host's directory. Everything that a fenced host must not do goes through a
-// name in its own directory, so a host that was paused, cut off or slow gets ENOENT when it resumes. No two clocks are
-// compared, and safety does not depend on any interval; intervals decide only how soon a silent host is given up.
+// name in its own directory, so a host that was paused, cut off or slow gets ENOENT when it resumes. A directory is of
+// one incarnation, and what a host was allowed to do in it goes with it. No two clocks are compared, no file's time is
+// looked at, and safety does not depend on any interval; intervals decide only how soon a silent host is given up.
 //
 // # Files, below the root's .kvhost/shared
 //
@@ -23,10 +24,13 @@
 //
 // A host joins by creating its directory and waits to be admitted. Once its grant file exists, no victim is removed
 // without its acknowledgement; only then does it read the journal and scan the root. The evictor gives up a member
-// whose status has not changed for Lapse by the evictor's own clock: it renames the member's directory, removes its
-// temporaries, reads its log to the end, and frees its unspent credit. A member whose directory is gone joins again as
-// a new incarnation: its writes have failed, entries that it had leased may be gone (a load then gets ENOENT and fails
-// its blocks), and it scans again.
+// whose status has not changed for Lapse by the evictor's own clock: it renames the member's directory, empties and
+// removes its temporaries, reads its log to the end, and frees its unspent credit.
+//
+// A member whose directory is gone first forgets everything that rested on it: credit, entries, leases, proposals, what
+// it had yet to log. Then it joins again as a new incarnation, and scans. Credit and temporaries are of the incarnation
+// that took them: a put that outlives it can neither make a file in the new directory nor publish. What such puts may
+// still have in files without a name the new incarnation reports (held), and nobody is granted those bytes.
 //
 // # One evictor
 //
@@ -49,6 +53,9 @@
 // removed. A temporary with two links was therefore published, whatever happened in between: the evictor that sweeps it
 // accounts for it and tells the others.
 //
+// A link that reports an error may have been made. The number of the temporary's names tells; while nobody can look, the
+// temporary keeps its name and its credit, and each step looks again.
+//
 // # Eviction in two phases
 //
 // The evictor writes the victims to the journal. Each member stops granting them, vetoes those that it has leased or is
@@ -56,12 +63,23 @@
 // writes the decision; a spared victim can be granted again. A key in an undecided batch can be neither granted nor
 // stored.
 //
+// A member's log has what it published before others see its acknowledgement: its record of a victim cannot follow the
+// decision. An entry is in one undecided batch only.
+//
 // # What a paused host can do at worst
 //
-// Its operations on names fail. Its writes to a temporary that was already open succeed, to a file without a name, and
-// take space until the file is closed. It may answer a lookup from its index before it notices. [Member.Fresh] is
-// checked first and is false when the last heartbeat is older than half of Lapse, so this needs a pause between two
-// instructions; the loads that follow fail.
+// It may be paused before or after any operation, for any time. Its operations on names fail. A link that was made in
+// time is found by who sweeps the temporary. Before each write to a temporary [Member.Holds] is asked, so at most the
+// one write that was under way succeeds, to a file that was emptied and has no name; the put fails at its next step,
+// and closes it. It may answer a lookup from its index before it notices. [Member.Fresh] is checked first and is false
+// when the last heartbeat is older than half of Lapse, so this needs a pause between two instructions, or a clock that
+// stood still too; the loads that follow fail, and the next step forgets.
+//
+// An evictor that was paused renames to and from names in e<epoch> only, which is gone. It may still give up a member
+// that is alive, which then joins again.
+//
+// The clock is the monotonic one of each host (CLOCK_MONOTONIC): steps of the time of day change nothing. It stands
+// still while a virtual machine is paused or a machine sleeps. Such a host finds itself given up at its first step.
 //
 // # What the file system must do
 //

@@ -10,6 +10,8 @@ var (
 	ErrCredit = errors.New("shared: no credit was taken")
 	// ErrLinks means that the file system has no hard links: a root on it cannot be shared.
 	ErrLinks = errors.New("shared: the file system has no hard links")
+	// ErrDoubt means that nobody can tell yet whether a piece was published.
+	ErrDoubt = errors.New("shared: it is in doubt whether the piece was published")
 	// ErrDamaged means that a control file or a log record does not match its checksum.
 	ErrDamaged = errors.New("shared: damaged control file")
 	// ErrConfig means that the configuration is invalid.

@@ -5,16 +5,18 @@ import (
 	"slices"
 )
 
-// followAll reads the logs of all other members, including those that are gone.
-func (m *Member) followAll(each func(r *Record)) error {
+// followAll reads the logs of all other members, including those that are gone. all is false when it missed one that
+// was renamed meanwhile.
+func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
 	live, err := m.list(m.hosts())
 	if err != nil {
-		return err
+		return false, err
 	}
 	dead, err := m.list(m.gone())
 	if err != nil {
-		return err
+		return false, err
 	}
+	all = true
 	seen := map[string]bool{}
 	for i, name := range slices.Concat(live, dead) {
 		if name == m.name || seen[name] {
@@ -33,10 +35,11 @@ func (m *Member) followAll(each func(r *Record)) error {
 		err := t.follow(&m.tree, dir, each)
 		switch {
 		case missing(err): // it was renamed or removed
+			all = false
 		case errors.Is(err, ErrDamaged):
 			m.log.Warn("cannot read a log", "error", err)
 		case err != nil:
-			return err
+			return false, err
 		default:
 			t.ended = i >= len(live)
 		}
@@ -44,7 +47,7 @@ func (m *Member) followAll(each func(r *Record)) error {
 			t.lost = false
 			if m.admitted {
 				m.log.Warn("log rotated before it was read; scanning the root again", "log", name)
-				m.ticket.Store(max(1, m.cfg.Unique()))
+				m.scanAgain()
 			}
 		}
 	}
@@ -53,13 +56,15 @@ func (m *Member) followAll(each func(r *Record)) error {
 			delete(m.tails, name)
 		}
 	}
-	return nil
+	return all, nil
 }
 
 func (m *Member) learn(r *Record) {
 	switch r.Op {
 	case Published, Relayed:
-		m.back.Learn(r)
+		if !m.back.Learn(r) {
+			m.later = append(m.later, *r)
+		}
 	case Touched:
 		m.back.Touched(r.Fingerprints)
 	case Damaged:

@@ -10,10 +10,15 @@ import (
 // join creates the directory of a new incarnation.
 func (m *Member) join() error {
 	m.life = max(1, m.cfg.Unique())
-	name := m.cfg.Host + "." + strconv.FormatUint(m.life, 16)
+	name := m.cfg.member(m.life)
 	dir := m.hosts() + "/" + name
-	for _, d := range []string{m.hosts(), m.gone(), dir, dir + "/t"} {
+	for _, d := range []string{m.hosts(), m.gone()} {
 		if err := m.fs.MkdirAll(d, 0o700); err != nil {
+			return err
+		}
+	}
+	for _, d := range []string{dir, dir + "/t"} {
+		if err := m.fs.Mkdir(d, 0o700); err != nil { // never the first again, which the others may have given up meanwhile
 			return err
 		}
 	}
@@ -30,9 +35,12 @@ func (m *Member) join() error {
 	}
 	m.term = nil
 	m.credits.reset(m.life)
-	m.pending.reset(m.life)
+	m.pending.begin(m.life)
 	return nil
 }
+
+// member is the name of this host in an incarnation.
+func (c *Config) member(life uint64) string { return c.Host + "." + strconv.FormatUint(life, 16) }
 
 // giveUpEarlier gives up this host's earlier incarnations at once. The operator makes sure that no two running hosts
 // have the same id.
@@ -56,9 +64,12 @@ func (m *Member) isOwn(member string) bool {
 	return host == m.cfg.Host
 }
 
+// Names of the two links that probeLinks makes among the temporaries.
+const probe, probed = "probe", "probed"
+
 // probeLinks fails with ErrLinks where the file system has no hard links.
 func (t *tree) probeLinks(dir string) error {
-	a, b := dir+"/t/probe", dir+"/t/probed"
+	a, b := dir+"/t/"+probe, dir+"/t/"+probed
 	if err := t.put(a, status{}); err != nil {
 		return err
 	}
@@ -72,16 +83,16 @@ func (t *tree) probeLinks(dir string) error {
 	return errors.Join(err, t.remove(a))
 }
 
-// fence ends an incarnation that the others have given up.
+// fence ends an incarnation that the others have given up. Everything that rests on it is forgotten before the next one
+// begins: credit, what was to be logged, proposals, and what the store knows.
 func (m *Member) fence() {
 	m.beatAt.Store(0)
 	m.ticket.Store(0)
-	m.credits.reset(0)
-	m.pending.reset(0)
-	for _, b := range m.batches {
-		b.decide(m.back, func(int) bool { return false }) // their fate is unknown: the scan finds out
+	for _, d := range m.pending.end() {
+		m.Give(d.credit) // the evictor finds what was published; nobody has the file open
 	}
-	m.name, m.admitted, m.term, m.batches = "", false, nil, nil
+	m.credits.reset(0)
+	m.name, m.admitted, m.term, m.batches, m.retry = "", false, nil, nil, nil
 	m.back.Fenced()
 }
 
@@ -105,8 +116,9 @@ func (m *Member) readGrant(epoch uint64) error {
 	if m.admitted {
 		return nil
 	}
-	// The scan will find what was published so far, unless it is removed meanwhile.
-	if err := m.followAll(func(*Record) {}); err != nil {
+	// The scan will find what was published so far, unless it is removed meanwhile. A log that is not read now would be
+	// read from its beginning later, with what has long been evicted.
+	if all, err := m.followAll(func(*Record) {}); err != nil || !all {
 		return err
 	}
 	m.admitted = true
@@ -123,6 +135,9 @@ func (m *Member) Leave() error {
 		return nil
 	}
 	err := m.flush()
+	if err == nil {
+		err = m.retry.clear(m)
+	}
 	m.beatAt.Store(0)
 	err = errors.Join(err, ignoreMissing(m.fs.Rename(m.dir, m.gone()+"/"+m.name)))
 	if m.term != nil {

@@ -57,12 +57,6 @@ func (f *batchFile) batch() (*batch, error) {
 	return b, nil
 }
 
-func (b *batch) decide(back Backend, removed func(i int) bool) {
-	for i := range b.victims {
-		back.Decide(&b.victims[i], removed(i))
-	}
-}
-
 func (b *batch) bytes() (n int64) {
 	for i := range b.victims {
 		n += b.victims[i].Bytes
@@ -105,8 +99,8 @@ func (m *Member) readJournal(epoch uint64) error {
 	if err != nil {
 		return err
 	}
-	if !m.exists(dir) {
-		return nil // the evictor was given up; its successor continues with the same batches
+	if there, err := m.look(dir); !there {
+		return err // the evictor was given up; its successor continues with the same batches
 	}
 	// Decisions come first: a spared victim may be proposed again at once.
 	for _, n := range slices.Sorted(maps.Keys(m.batches)) {
@@ -141,7 +135,7 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 		return err
 	}
 	if b.forget != "" {
-		if t := m.tails[b.forget]; t != nil && !t.ended || t == nil && m.exists(m.gone()+"/"+b.forget) {
+		if t := m.tails[b.forget]; t != nil && !t.ended || t == nil && !m.absent(m.gone()+"/"+b.forget) {
 			return nil // its log must be read first
 		}
 	}

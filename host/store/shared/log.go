@@ -96,26 +96,28 @@ type tail struct {
 	ended     bool  // the member is gone and its log read to the end
 }
 
-// follow reads to the end of the log in dir and calls each for every record.
+// follow reads to the end of the log in dir and calls each for every record. The error is fs.ErrNotExist when the
+// directory was renamed meanwhile, so that the end was perhaps not reached.
 func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 	for {
 		err := l.readOn(t, logName(dir, l.file), each)
-		next := logName(dir, l.file+1)
-		switch {
-		case missing(err):
-			first, ok := t.oldest(dir, l.file)
-			if !ok {
-				return nil // the log is empty
-			}
-			if first == l.file {
-				return nil
+		if missing(err) {
+			first, ok, err := t.oldest(dir, l.file)
+			if err != nil || !ok || first == l.file {
+				return err // the log is empty, or begins just now
 			}
 			*l = tail{file: first, published: l.published, lost: true}
 			continue
-		case err != nil:
+		} else if err != nil {
 			return err
-		case !t.exists(next):
-			return nil
+		}
+		next, err := t.look(logName(dir, l.file+1))
+		if err != nil {
+			return err
+		}
+		if !next {
+			_, err := t.fs.Stat(dir)
+			return err
 		}
 		// The file may have been appended to between the last read and the start of the next file.
 		if err := l.readOn(t, logName(dir, l.file), each); err != nil && !missing(err) {
@@ -126,17 +128,17 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 }
 
 // oldest returns the number of the first log file from n on.
-func (t *tree) oldest(dir string, n uint64) (uint64, bool) {
-	names, err := t.list(dir)
-	best, ok := uint64(0), false
-	for _, name := range names {
+func (t *tree) oldest(dir string, n uint64) (best uint64, ok bool, err error) {
+	entries, err := t.fs.ReadDir(dir)
+	for _, e := range entries {
 		var k uint64
+		name := e.Name()
 		if _, serr := fmt.Sscanf(name, "log.%d", &k); serr == nil && name == fmt.Sprintf("log.%d", k) && k >= n &&
 			(!ok || k < best) {
 			best, ok = k, true
 		}
 	}
-	return best, ok && err == nil
+	return best, ok && err == nil, err
 }
 
 func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {

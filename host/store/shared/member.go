@@ -3,6 +3,7 @@ package shared
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"sync/atomic"
 	"time"
 )
@@ -18,6 +19,7 @@ type status struct {
 	Returned int64            `json:"returned"`
 	Free     int64            `json:"free"` // credit
 	Want     int64            `json:"want"`
+	Held     int64            `json:"held"`    // bytes that puts of earlier incarnations may have in files without a name
 	Scanned  bool             `json:"scanned"` // it knows all pieces, and could be the evictor
 }
 
@@ -68,12 +70,14 @@ type incarnation struct {
 	life     uint64
 	admitted bool
 	status   status
+	acks     map[uint64][]int  // status.Vetoes as others may see it
 	batches  map[uint64]*batch // acknowledged and not decided
 	out      writer
 	retry    *attempt // the write of the log that failed: others may have read some of it
 	tails    map[string]*tail
 	forced   map[ID]Victim // damaged entries, for the evictor
 	reported map[ID]bool   // those that are in the journal
+	later    []Record      // published while this host was writing the same piece
 }
 
 // evictorSeen is the evictor as this member saw it last.
@@ -163,14 +167,30 @@ func (m *Member) step(now time.Duration) error {
 		return err
 	}
 	if m.admitted {
+		// What the store could not learn while it wrote the same entry itself goes first: what is proposed later was known.
+		later := m.later
+		m.later = nil
+		for i := range later {
+			m.learn(&later[i])
+		}
 		// Logs are read before the journal. What a decision removes was published before this member acknowledged the batch,
 		// so the publication has been read when the decision is seen, and cannot be read after it.
-		if err := m.followAll(m.learn); err != nil {
+		if _, err := m.followAll(m.learn); err != nil {
 			return err
 		}
 		if err := m.readJournal(epochs.top); err != nil {
 			return err
 		}
+	}
+	// What this host published is in its log before others see that it has acknowledged a batch: else its record of a
+	// victim would follow the decision.
+	doubts := m.settleDoubts()
+	unlogged := m.flush()
+	if errors.Is(unlogged, ErrFenced) {
+		return unlogged
+	}
+	if unlogged == nil {
+		m.acks = maps.Clone(m.status.Vetoes)
 	}
 	if err := m.heartbeat(now); err != nil {
 		return err
@@ -178,28 +198,34 @@ func (m *Member) step(now time.Duration) error {
 	if err := m.readGrant(epochs.top); err != nil {
 		return err
 	}
-	if err := m.flush(); err != nil {
-		return err
+	if unlogged != nil {
+		return errors.Join(unlogged, doubts)
+	}
+	if err := m.retry.clear(m); err != nil {
+		return errors.Join(err, doubts)
 	}
 	if m.term == nil {
-		return m.campaign(now, epochs)
+		return errors.Join(m.campaign(now, epochs), doubts)
 	}
 	err = m.term.step(now, epochs)
-	if missing(err) && !m.exists(m.term.dir) {
+	if missing(err) && m.absent(m.term.dir) {
 		m.log.Warn("another host became the evictor", "epoch", m.term.epoch)
 		m.term = nil
-		return nil
+		err = nil
 	}
-	return err
+	return errors.Join(err, doubts)
 }
 
 // heartbeat writes this member's status.
 func (m *Member) heartbeat(now time.Duration) error {
 	peers := int64(max(1, len(m.tails)+1))
-	m.status.Returned, m.status.Free, m.status.Want = m.credits.settle(m.cfg.Capacity / (4 * peers))
-	m.status.Scanned = m.active()
-	m.status.Beat++
-	if err := m.put(m.dir+"/status", &m.status); missing(err) {
+	s := &m.status
+	s.Returned, s.Free, s.Want, s.Held = m.credits.settle(m.cfg.Capacity / (4 * peers))
+	s.Scanned = m.active()
+	s.Beat++
+	told := *s
+	told.Vetoes = m.acks
+	if err := m.put(m.dir+"/status", &told); missing(err) {
 		return ErrFenced
 	} else if err != nil {
 		return err

@@ -20,11 +20,12 @@ var (
 )
 
 const (
-	modelKeys     = 40
+	modelKeys     = 70
 	modelCapacity = 100 * 4096
 	modelLapse    = 10 * time.Second
 	modelPoll     = time.Second
-	modelSteps    = 30_000
+	modelClients  = 3
+	modelSteps    = 40_000
 )
 
 // model is a world with nodes and what must hold at every instant.
@@ -48,8 +49,8 @@ func newModel(t *testing.T, seed uint64) *model {
 func (m *model) boot(id string) {
 	m.lives++
 	n := &node{m: m, w: m.world, index: map[chunk.Key]*item{}}
-	boot := func(h *host) error {
-		n.fs = hostFS{h, m.world}
+	boot := func(*host) error {
+		n.fs = hostFS{n, m.world}
 		unique := uint64(m.lives) << 32
 		var err error
 		n.Member, err = New(Config{
@@ -59,10 +60,13 @@ func (m *model) boot(id string) {
 		if err != nil {
 			return err
 		}
+		for i := range modelClients {
+			n.clients = append(n.clients, m.start(fmt.Sprintf("%s%d", id, i+1), n, n.client))
+		}
 		return n.run()
 	}
 	m.nodes = append(m.nodes, n)
-	n.h = m.start(id, boot)
+	n.h = m.start(id, n, boot)
 }
 
 // leases: nobody who is counted on holds a lease on what the evictor removes.
@@ -86,14 +90,21 @@ func (m *model) leases(h *host, op string, names ...string) error {
 	return nil
 }
 
-// disk is the bytes of pieces, temporaries and trash.
+// disk is the bytes of pieces, temporaries and trash, and of files that are open and have no name any more, but for the
+// one write to such a file that was under way.
 func (m *model) disk() (sum int64) {
 	seen := map[*inode]bool{}
-	for _, n := range m.files {
-		if !seen[n] {
-			seen[n] = true
+	add := func(n *inode) {
+		if !seen[n] && (n.links > 0 || n.late == 0) {
 			sum += n.size
 		}
+		seen[n] = true
+	}
+	for _, n := range m.files {
+		add(n)
+	}
+	for f := range m.open {
+		add(f.inode)
 	}
 	return sum
 }
@@ -110,20 +121,38 @@ func (m *model) live() []*node {
 	return slices.DeleteFunc(slices.Clone(m.nodes), func(n *node) bool { return n.h.ended })
 }
 
-// misfortune kills, stops or starts a host now and then.
+// misfortune kills, pauses or starts a host now and then. A whole process is paused, or one thread before whatever
+// operation is its next, while the others go on and may join again meanwhile.
 func (m *model) misfortune() {
 	list := m.live()
-	switch r := m.rng.IntN(4000); {
+	switch r := m.rng.IntN(8000); {
 	case r < 2 && len(list) > 1:
 		n := list[m.rng.IntN(len(list))]
 		m.note(n.h, "KILLED")
 		m.killed++
-		n.h.kill()
-	case r < 8:
+		m.kill(n)
+	case r < 14:
 		n := list[m.rng.IntN(len(list))]
-		n.h.wake = m.now + time.Duration(m.rng.Int64N(int64(4*modelLapse)))
-		m.note(n.h, "PAUSED until %s", n.h.wake)
-	case r < 10 && len(list) < 4:
+		threads := append(slices.Clone(n.clients), n.h)
+		until := m.now + time.Duration(m.rng.Int64N(int64(4*modelLapse)))
+		if r < 8 {
+			m.note(n.h, "PAUSED until %s", until)
+		} else {
+			amid := slices.DeleteFunc(slices.Clone(threads), func(h *host) bool { return h.wake > m.now })
+			if len(amid) > 0 { // of an operation
+				threads = amid
+			}
+			threads = threads[m.rng.IntN(len(threads)):][:1]
+			m.note(threads[0], "this thread PAUSED until %s", until)
+			if m.rng.IntN(3) > 0 && threads[0] != n.h { // until its host has been given up and, perhaps, has joined again
+				n.h.wake = max(n.h.wake, m.now+modelLapse+time.Duration(m.rng.Int64N(int64(modelLapse/2))))
+				until += n.h.wake - m.now
+			}
+		}
+		for _, h := range threads {
+			h.wake = until
+		}
+	case r < 16 && len(list) < 4:
 		for _, id := range []string{"a", "b", "c", "d"} {
 			if !slices.ContainsFunc(list, func(n *node) bool { return n.h.id == id }) {
 				m.boot(id)
@@ -196,6 +225,11 @@ func runModel(t *testing.T, seed uint64, steps int) (m *model, evictions, givenU
 	}
 	if gone := m.under("/r/.kvhost/shared/gone"); len(gone) != 0 {
 		fail("members that are gone are left: %v", gone)
+	}
+	for name := range m.files {
+		if strings.Contains(name, "/t/") {
+			fail("a temporary is left: %s", name)
+		}
 	}
 	for _, dir := range m.under("/r/.kvhost/shared") {
 		if dir[0] == 'x' || dir[0] == 'c' {

@@ -12,16 +12,17 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// node is a host of the model: a member, an index in memory, and clients.
+// node is a host of the model: a member, an index in memory, and clients, each a thread.
 type node struct {
 	*Member
-	m      *model
-	h      *host
-	w      *world
-	fs     hostFS
-	index  map[chunk.Key]*item
-	ticket uint64
-	seq    int
+	m       *model
+	h       *host // the thread that makes the steps
+	clients []*host
+	w       *world
+	fs      hostFS
+	index   map[chunk.Key]*item
+	ticket  uint64
+	seq     int
 }
 
 type item struct {
@@ -51,12 +52,13 @@ func (n *node) at(k chunk.Key) *item {
 	return i
 }
 
-func (n *node) Learn(r *Record) {
+func (n *node) Learn(r *Record) bool {
 	i := n.at(r.Key)
 	i.learned = i.proposed
 	if i.bytes == 0 {
 		i.bytes = r.Bytes
 	}
+	return true
 }
 
 func (n *node) Touched([]uint64) {}
@@ -90,17 +92,12 @@ func (n *node) prune(k chunk.Key) {
 	}
 }
 
-// Fenced keeps the index: the scan puts it right. Nobody counts on its leases any more.
-func (n *node) Fenced() {
-	for k, i := range n.index {
-		i.leases = 0
-		n.prune(k)
-	}
-}
+// Fenced forgets everything. Puts find that their items are not in the index any more.
+func (n *node) Fenced() { clear(n.index) }
 
 func (n *node) Victims(bytes int64) (list []Victim) {
 	for k := range modelKeys {
-		k := modelKey((k*7 + int(n.w.now/time.Second)) % modelKeys)
+		k := modelKey((k*11 + int(n.w.now/time.Second)) % modelKeys)
 		if i := n.index[k]; i.grantable() && i.leases == 0 && !i.writing && bytes > 0 {
 			list = append(list, Victim{Key: k, Pieces: 1, Bytes: i.bytes})
 			bytes -= i.bytes
@@ -131,6 +128,7 @@ func (n *node) Identify(temp string, info staging.Info) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
+	defer f.Close()
 	b := make([]byte, info.Size)
 	if _, err := f.ReadAt(b, 0); err != nil {
 		return Record{}, err
@@ -141,7 +139,7 @@ func (n *node) Identify(temp string, info staging.Info) (Record, error) {
 	return r, err
 }
 
-// run is a host's life.
+// run is the life of the thread that makes the steps.
 func (n *node) run() error {
 	for {
 		if err := n.Step(); err != nil {
@@ -149,11 +147,6 @@ func (n *node) run() error {
 		}
 		if t := n.Ticket(); t != 0 && t != n.ticket {
 			n.scan(t)
-		}
-		for range n.w.rng.IntN(8) {
-			if err := n.client(); err != nil {
-				return err
-			}
 		}
 		n.h.sleep(modelPoll)
 	}
@@ -184,6 +177,9 @@ func (n *node) scan(ticket uint64) {
 
 func (n *node) see(k chunk.Key) {
 	info, err := n.fs.Stat(keyPath(k))
+	if n.Ticket() != n.ticket {
+		return // it may have gone since
+	}
 	i := n.at(k)
 	if err == nil {
 		i.bytes = info.Allocated
@@ -193,24 +189,32 @@ func (n *node) see(k chunk.Key) {
 	n.prune(k)
 }
 
-func (n *node) client() error {
-	k := modelKey(n.w.rng.IntN(modelKeys))
-	i := n.index[k]
-	what := n.w.rng.IntN(4)
-	if n.m.quiet {
-		for k, i := range n.index {
-			i.leases = 0
-			n.prune(k)
+// client is the life of a thread that stores and loads.
+func (n *node) client(h *host) error {
+	for {
+		if n.m.quiet {
+			for k, i := range n.index {
+				i.leases = 0
+				n.prune(k)
+			}
+		} else if err := n.request(modelKey(n.w.rng.IntN(modelKeys))); err != nil {
+			return err
 		}
-		return nil
+		h.sleep(time.Duration(n.w.rng.Int64N(int64(modelPoll / 2))))
 	}
-	switch what {
+}
+
+func (n *node) request(k chunk.Key) error {
+	i := n.index[k]
+	switch n.w.rng.IntN(4) {
 	case 0: // a lookup, and a load
 		if n.Fresh() && i.grantable() {
 			i.leases++
-			n.w.note(n.h, "lease %d", k[0])
+			n.w.note(n.w.at, "lease %d", k[0])
+			promised := n.listed()
+			name := n.name
 			_, err := n.fs.Stat(keyPath(k))
-			if err != nil && n.listed() && n.active() {
+			if err != nil && promised && n.listed() && n.name == name && n.index[k] == i && i.leases > 0 {
 				return fmt.Errorf("%s holds a lease on %d, and it is gone", n.h.id, k[0])
 			}
 		}
@@ -237,16 +241,18 @@ func (n *node) put(k chunk.Key) error {
 		return nil
 	}
 	n.seq++
-	temp, err := n.Temp(fmt.Sprintf("%d.%d", k[0], n.seq))
+	base := fmt.Sprintf("%d.%d", k[0], n.seq)
+	i := n.at(k)
+	i.writing = true
+	defer func() { i.writing = false; n.prune(k) }()
+	n.w.at.yield() // the engine takes its time
+	temp, err := n.Temp(base, credit)
 	if err != nil {
 		n.Give(credit)
 		return nil
 	}
-	i := n.at(k)
-	i.writing = true
-	defer func() { i.writing = false; n.prune(k) }()
 	r := Record{Op: Published, Key: k, Bytes: bytes, Pieces: 1}
-	err = n.write(temp, &r)
+	err = n.write(temp, &r, credit)
 	if err == nil {
 		err = n.Publish(temp, keyPath(k), r, &credit)
 	}
@@ -255,7 +261,7 @@ func (n *node) put(k chunk.Key) error {
 		i.bytes = bytes
 		return nil
 	case errors.Is(err, fs.ErrExist): // another host was first
-		if info, err := n.fs.Stat(keyPath(k)); err == nil && i.bytes == 0 {
+		if info, err := n.fs.Stat(keyPath(k)); err == nil && i.bytes == 0 && n.index[k] == i {
 			i.bytes = info.Allocated
 		}
 	case !missing(err) && !errors.Is(err, ErrFenced):
@@ -267,21 +273,27 @@ func (n *node) put(k chunk.Key) error {
 	return nil
 }
 
-func (n *node) write(temp string, r *Record) error {
+func (n *node) write(temp string, r *Record, credit Credit) error {
 	f, err := n.fs.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
+	defer f.Close()
 	b, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	if err := f.Allocate(r.Bytes / 2); err != nil {
-		return err
+	for _, do := range []func() error{
+		func() error { return f.Allocate(r.Bytes / 2) },
+		func() error { return f.Allocate(r.Bytes) },
+		func() error { _, err := f.WriteAt(b, 0); return err },
+	} {
+		if !n.Holds(credit) {
+			return ErrFenced
+		}
+		if err := do(); err != nil {
+			return err
+		}
 	}
-	if err := f.Allocate(r.Bytes); err != nil {
-		return err
-	}
-	_, err = f.WriteAt(b, 0)
-	return err
+	return nil
 }

@@ -13,6 +13,7 @@ type Stats struct {
 	Granted  int64
 	Free     int64 // credit
 	Want     int64
+	Held     int64  // bytes of puts of earlier incarnations, which may have files open
 	Refused  uint64 // requests for credit that were refused
 	Journal  int    // batches undecided
 	Outside  int64  // evictor: outstanding credit of all members
@@ -55,6 +56,6 @@ func (m *Member) Stats() Stats {
 	c := &m.credits
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.Granted, s.Free, s.Want, s.Refused = c.granted, c.free(), c.want, c.refused
+	s.Granted, s.Free, s.Want, s.Held, s.Refused = c.granted, c.free(), c.want, c.held, c.refused
 	return s
 }

@@ -59,8 +59,9 @@ func (t *term) step(now time.Duration, e epochs) error {
 	if err := t.readPeers(now, e.begun); err != nil {
 		return err
 	}
-	if err := t.removeDead(now); err != nil {
-		return err
+	unclear := t.removeDead(now)
+	if errors.Is(unclear, ErrFenced) || missing(unclear) {
+		return unclear
 	}
 	if err := t.decideAll(now); err != nil {
 		return err
@@ -68,7 +69,7 @@ func (t *term) step(now time.Duration, e epochs) error {
 	if err := t.balance(now); err != nil {
 		return err
 	}
-	return t.writeBatches()
+	return errors.Join(t.writeBatches(), unclear)
 }
 
 // heartbeat writes the evictor's heartbeat. Without always, which long work passes, it does so only when one is due.
@@ -175,18 +176,21 @@ func (t *term) readStatus(dir string, p *peer, now time.Duration) error {
 }
 
 // removeDead removes members that are gone: it clears their temporaries, waits until their logs are read, and frees
-// their credit.
-func (t *term) removeDead(now time.Duration) error {
+// their credit. One whose temporaries cannot be cleared keeps its credit, and others do not wait for it.
+func (t *term) removeDead(now time.Duration) (failed error) {
 	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
 		p, dir := t.peers[name], t.m.gone()+"/"+name
 		if !p.gone {
 			continue
 		}
 		if !p.swept {
-			if err := t.m.sweep(dir); err != nil {
-				return err
+			if err := t.sweep(dir); errors.Is(err, ErrFenced) || t.m.retry != nil {
+				return err // what it found comes first at the next step
+			} else if err != nil {
+				failed = errors.Join(failed, err)
+				continue
 			}
-			if log := t.m.tails[name]; (log == nil || !log.ended) && t.m.exists(dir) {
+			if log := t.m.tails[name]; (log == nil || !log.ended) && !t.m.absent(dir) {
 				continue
 			}
 			p.swept = true
@@ -213,7 +217,7 @@ func (t *term) removeDead(now time.Duration) error {
 		}
 		delete(t.peers, name)
 	}
-	return nil
+	return failed
 }
 
 // propose adds a batch to the journal; writeBatches writes it.

@@ -25,6 +25,8 @@ type world struct {
 	dirs  map[string]bool
 	inos  uint64
 	hosts []*host
+	at    *host // the one whose turn it is
+	open  map[*memFile]bool
 	check func(h *host, op string, names ...string) error // before each operation
 	after func() error
 	fault error // what must hold and did not
@@ -36,14 +38,16 @@ type inode struct {
 	data  []byte
 	size  int64 // on disk
 	links int
+	late  int // writes since it has no name
 	mod   time.Duration
 }
 
-// host is a process in a world.
+// host is a thread of a process in a world.
 type host struct {
 	w     *world
 	id    string
-	ready chan struct{} // to the scheduler: it shouldWait for its next operation, or has ended
+	proc  any
+	ready chan struct{} // to the scheduler: it waits for its next operation, or has ended
 	turn  chan bool     // to the host: go on, or die
 	wake  time.Duration
 	ended bool
@@ -56,12 +60,13 @@ type died struct{}
 func newWorld(seed uint64) *world {
 	return &world{
 		rng: rand.New(rand.NewPCG(seed, 9)), files: map[string]*inode{}, dirs: map[string]bool{"/r": true}, now: time.Hour,
+		open: map[*memFile]bool{},
 	}
 }
 
-// start runs a program as a host.
-func (w *world) start(id string, program func(h *host) error) *host {
-	h := &host{w: w, id: id, ready: make(chan struct{}), turn: make(chan bool)}
+// start runs a program as a thread of a process.
+func (w *world) start(id string, proc any, program func(h *host) error) *host {
+	h := &host{w: w, id: id, proc: proc, ready: make(chan struct{}), turn: make(chan bool)}
 	w.hosts = append(w.hosts, h)
 	go func() {
 		defer func() {
@@ -80,7 +85,7 @@ func (w *world) start(id string, program func(h *host) error) *host {
 	return h
 }
 
-// yield shouldWait for this host's turn.
+// yield waits for this host's turn.
 func (h *host) yield() {
 	if h.dead {
 		panic(died{})
@@ -97,11 +102,19 @@ func (h *host) sleep(d time.Duration) {
 	h.yield()
 }
 
-// kill ends a host before its next operation.
-func (h *host) kill() {
-	if !h.ended {
-		h.turn <- false
-		<-h.ready
+// kill ends a process before the next operation of each of its threads. Its files are closed.
+func (w *world) kill(proc any) {
+	for _, h := range w.hosts {
+		if h.proc == proc && !h.ended {
+			w.at = h
+			h.turn <- false
+			<-h.ready
+		}
+	}
+	for f := range w.open {
+		if f.proc == proc {
+			delete(w.open, f)
+		}
 	}
 }
 
@@ -128,6 +141,7 @@ func (w *world) step() bool {
 	}
 	h := awake[w.rng.IntN(len(awake))]
 	w.now += time.Duration(w.rng.Int64N(int64(time.Millisecond)))
+	w.at = h
 	h.turn <- true
 	<-h.ready
 	return true
@@ -140,17 +154,18 @@ func (w *world) note(h *host, format string, args ...any) {
 	}
 }
 
-// hostFS is the file system as one host sees it.
+// hostFS is the file system as the threads of one process see it.
 type hostFS struct {
-	h *host
-	w *world
+	proc any
+	w    *world
 }
 
 func (f hostFS) begin(op string, names ...string) error {
-	f.h.yield()
-	f.w.note(f.h, "%s %s", op, strings.ReplaceAll(strings.Join(names, " "), "/r/.kvhost/shared", ""))
+	h := f.w.at
+	h.yield()
+	f.w.note(h, "%s %s", op, strings.ReplaceAll(strings.Join(names, " "), "/r/.kvhost/shared", ""))
 	if f.w.check != nil {
-		if err := f.w.check(f.h, op, names...); err != nil {
+		if err := f.w.check(h, op, names...); err != nil {
 			f.w.fault = errors.Join(f.w.fault, err)
 		}
 	}
@@ -173,9 +188,11 @@ func (f hostFS) OpenFile(name string, flag int, _ fs.FileMode) (staging.File, er
 		return nil, pathErr("open", name, fs.ErrExist)
 	}
 	if flag&0x200 != 0 { // O_TRUNC
-		n.data = nil
+		n.data, n.size = nil, 0
 	}
-	return &memFile{hostFS: f, name: name, inode: n}, nil
+	file := &memFile{hostFS: f, name: name, inode: n}
+	f.w.open[file] = true
+	return file, nil
 }
 
 type memFile struct {
@@ -198,6 +215,7 @@ func (f *memFile) ReadAt(p []byte, off int64) (int, error) {
 
 func (f *memFile) WriteAt(p []byte, off int64) (int, error) {
 	f.begin("write", f.name)
+	f.written()
 	if need := int(off) + len(p); need > len(f.inode.data) {
 		f.inode.data = append(f.inode.data, make([]byte, need-len(f.inode.data))...)
 	}
@@ -208,8 +226,24 @@ func (f *memFile) WriteAt(p []byte, off int64) (int, error) {
 
 func (f *memFile) Allocate(n int64) error {
 	f.begin("allocate", f.name)
-	f.inode.size = n
+	f.written()
+	f.inode.size = max(n, f.inode.size)
 	return f.done()
+}
+
+// written notes a write. To a file without a name it was under way when the name went; another must not follow.
+func (f *memFile) written() {
+	if f.inode.links > 0 || !strings.Contains(f.name, "/t/") {
+		return
+	}
+	if f.inode.late++; f.inode.late > 1 {
+		f.w.fault = errors.Join(f.w.fault, fmt.Errorf("%s writes on to %s, which has no name", f.w.at.id, f.name))
+	}
+}
+
+func (f *memFile) Close() error {
+	delete(f.w.open, f)
+	return nil
 }
 
 func (f *memFile) Stat() (staging.Info, error) { return f.inode.info(), nil }
@@ -217,7 +251,6 @@ func (f *memFile) Name() string                { return f.name }
 func (f *memFile) Direct() bool                { return false }
 func (f *memFile) Fd() uintptr                 { return 0 }
 func (f *memFile) Datasync() error             { return nil }
-func (f *memFile) Close() error                { return nil }
 
 func (n *inode) info() staging.Info {
 	return staging.Info{
@@ -314,7 +347,7 @@ func (f hostFS) Remove(name string) error {
 	if n := w.files[name]; n != nil {
 		n.links--
 		delete(w.files, name)
-		return nil
+		return f.done()
 	}
 	if !w.dirs[name] {
 		return pathErr("remove", name, fs.ErrNotExist)
@@ -326,7 +359,17 @@ func (f hostFS) Remove(name string) error {
 	return nil
 }
 
-func (f hostFS) Mkdir(name string, perm fs.FileMode) error { return f.MkdirAll(name, perm) }
+func (f hostFS) Mkdir(name string, _ fs.FileMode) error {
+	f.begin("mkdir", name)
+	if !f.w.dirs[path.Dir(name)] {
+		return pathErr("mkdir", name, fs.ErrNotExist)
+	}
+	if f.w.dirs[name] || f.w.files[name] != nil {
+		return pathErr("mkdir", name, fs.ErrExist)
+	}
+	f.w.dirs[name] = true
+	return nil
+}
 
 func (f hostFS) MkdirAll(name string, _ fs.FileMode) error {
 	f.begin("mkdir", name)

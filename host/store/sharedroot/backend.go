@@ -30,13 +30,16 @@ func (r backend) classOf(ns chunk.Digest, group uint32, key *chunk.Key) (*catalo
 }
 
 // Learn implements [shared.Backend].
-func (r backend) Learn(rec *shared.Record) {
+func (r backend) Learn(rec *shared.Record) bool {
 	cl, err := r.classOf(rec.Namespace, rec.Group, &rec.Key)
 	if err != nil {
 		r.kept.Log.Warn("another host's piece is of a namespace that cannot be read; it is found at the next start",
 			"key", rec.Key, "error", err)
 		r.overlook(rec.Bytes)
-		return
+		return true
+	}
+	if r.awaits(cl, rec) {
+		return false
 	}
 	r.set.Lock()
 	d := r.pending[rec.ID()]
@@ -55,6 +58,26 @@ func (r backend) Learn(rec *shared.Record) {
 		}
 		r.see(cl, &h, rec.Bytes, rec.FallbackName)
 	}
+	return true
+}
+
+// awaits says whether a piece was published while this host writes or removes some of its entry. Its own put will find
+// the piece, or come to nothing: until then the piece's bytes are booked beside the entry's.
+func (r backend) awaits(cl *catalog.Class, rec *shared.Record) bool {
+	r.set.Lock()
+	defer r.set.Unlock()
+	at := piece{rec.ID(), rec.Rank}
+	slot := r.set.Index.Find(chunk.Fingerprint(rec.Namespace, rec.Group, rec.Key), cl.Base, &rec.Key)
+	if slot == index.None || r.pending[at.ID] != nil || !r.set.Busy(slot) || r.set.Index.Pieces(slot)&(1<<rec.Rank) != 0 {
+		r.set.Account.Remove(capacity.Orphans, r.awaited[at])
+		delete(r.awaited, at)
+		return false
+	}
+	if r.awaited[at] == 0 {
+		r.awaited[at] = rec.Bytes
+		r.set.Account.Add(capacity.Orphans, rec.Bytes)
+	}
+	return true
 }
 
 // see enters a piece that another host stored, or that a scan has found.

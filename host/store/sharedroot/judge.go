@@ -16,19 +16,26 @@ import (
 // judge is the [recovery.Judge] of a shared root: what is of no use to this host is left alone.
 type judge struct{ *Root }
 
-// Found enters a piece that a scan has met. It may have gone since its header was read.
+// Found enters a piece that a scan has met. It may have gone since its header was read; and while the others do not
+// count on this host it may go at any time, without its knowledge.
 func (r judge) Found(
 	_ *recovery.Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
 ) {
 	backend(r).see(cl, h, allocated, fallback)
-	if _, err := r.kept.FS.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+	_, err := r.kept.FS.Stat(name)
+	ticket := r.member.Ticket()
+	here := ticket != 0 && ticket == r.scanned.Load()
+	if here && !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	r.set.Lock()
 	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	r.set.Lock()
 	slot := r.set.Index.Find(fp, cl.Base, &h.Key)
+	if slot != index.None && !here {
+		entries.Forget(r.set, slot) // the next scan finds it
+	}
 	r.set.Unlock()
-	if slot != index.None {
+	if slot != index.None && here {
 		r.scans.Drop(entries.Mark{Slot: slot, Fingerprint: fp})
 	}
 }

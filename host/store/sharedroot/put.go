@@ -30,7 +30,9 @@ const (
 )
 
 // Temp is the name of a put's temporary, given the one that it would have beside its target.
-func (r *Root) Temp(beside string) (string, error) { return r.member.Temp(filepath.Base(beside)) }
+func (r *Root) Temp(beside string, credit shared.Credit) (string, error) {
+	return r.member.Temp(filepath.Base(beside), credit)
+}
 
 // Reserve books a put's bytes against credit, if the put can take any, and calls enter with the lock held. The evictor
 // makes room for the bytes. When enter fails it has released them. It takes the lock.
@@ -114,8 +116,9 @@ func (r *Root) Return(credit shared.Credit) {
 // Publish gives a temporary its name, and spends its credit. Before the evictor can hear of the piece it counts as one
 // that is there.
 func (r *Root) Publish(temp, target string, rec shared.Record, credit *shared.Credit) error {
+	bytes := credit.Bytes()
 	r.set.Lock()
-	r.inFlight -= credit.Bytes()
+	r.inFlight -= bytes
 	r.set.Unlock()
 	err := r.member.Publish(temp, target, rec, credit)
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, shared.ErrFenced) {
@@ -123,9 +126,12 @@ func (r *Root) Publish(temp, target string, rec shared.Record, credit *shared.Cr
 			err = r.member.Publish(temp, target, rec, credit)
 		}
 	}
+	if errors.Is(err, shared.ErrDoubt) {
+		return err // the member keeps the credit
+	}
 	if err != nil {
 		r.set.Lock()
-		r.inFlight += credit.Bytes()
+		r.inFlight += bytes
 		r.set.Unlock()
 		return err
 	}

@@ -54,17 +54,25 @@ type Root struct {
 	stop   context.CancelFunc
 	gate   []io.Closer // held until this host has joined the others
 
-	busy   atomic.Bool // the first scan is under way
-	ticket uint64      // of the last scan that was begun: Scan's, and then steps'
+	busy    atomic.Bool   // the first scan is under way
+	ticket  uint64        // of the last scan that was begun: Scan's, and then steps'
+	scanned atomic.Uint64 // likewise, for its judge
 
 	set *entries.Set // its lock guards the rest
 
 	firstScan  *recovery.Scan // while it runs: entries are told to the evict policy when all are there
 	pending    map[shared.ID]*pendingEviction
-	overlooked int64 // bytes of files that the last scan could make nothing of
+	awaited    map[piece]int64 // bytes of pieces that others published while this host writes the same
+	overlooked int64           // bytes of files that the last scan could make nothing of
 	// bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
 	inFlight int64
 	waiting  int // puts that wait for credit
+}
+
+// piece is one rank of an entry.
+type piece struct {
+	shared.ID
+	rank uint32
 }
 
 // pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor
@@ -112,7 +120,8 @@ func (r *Root) Join(scans *recovery.Root) error {
 	r.set.Lock()
 	r.set.BeginScan()
 	r.member, r.firstScan, r.ended, r.set.Touched = m, r.scans.NewScan(), make(chan struct{}), m.Touch
-	r.pending, r.overlooked, r.inFlight, r.ticket = map[shared.ID]*pendingEviction{}, 0, 0, 0
+	r.pending, r.awaited = map[shared.ID]*pendingEviction{}, map[piece]int64{}
+	r.overlooked, r.inFlight, r.ticket = 0, 0, 0
 	r.set.Unlock()
 	r.busy.Store(true)
 	err = r.member.Step()
@@ -195,6 +204,7 @@ func (r *Root) clock() time.Duration {
 
 // Rescan looks at every file again, as a host does that was given up and has joined again.
 func (r *Root) Rescan(ctx context.Context) error {
+	r.scanned.Store(r.member.Ticket())
 	r.set.Lock()
 	r.set.Account.Remove(capacity.Orphans, r.overlooked)
 	r.overlooked = 0

@@ -4,6 +4,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -92,16 +93,35 @@ func (r backend) keep(d *pendingEviction, removed bool) {
 	r.set.WakeJoiners()
 }
 
-// Fenced implements [shared.Backend]. Entries that went meanwhile are found gone by who opens them. What this host
-// wanted to be removed the others may not have heard; the scan will find it.
+// forgetStep is how many slots Fenced looks at under one lock.
+const forgetStep = 1 << 12
+
+// Fenced implements [shared.Backend]. Files are left alone: what is there the next scan finds.
 func (r backend) Fenced() {
 	r.set.Lock()
-	defer r.set.Unlock()
-	for id, d := range r.pending {
-		if !d.batch {
-			delete(r.pending, id)
-			r.set.Account.Remove(capacity.Orphans, d.orphaned)
+	for _, d := range r.pending {
+		r.set.Account.Remove(capacity.Orphans, d.orphaned)
+		if d.entry {
+			d.Left = 0
+			r.set.FinishEvict(&d.Eviction)
 		}
+	}
+	clear(r.pending)
+	for _, bytes := range r.awaited {
+		r.set.Account.Remove(capacity.Orphans, bytes)
+	}
+	clear(r.awaited)
+	high := r.set.Index.High()
+	r.set.Unlock()
+	// Nothing is granted and no put can begin, so entries do not appear where this has been.
+	for from := uint32(0); from < high; from += forgetStep {
+		r.set.Lock()
+		for slot := from; slot < min(from+forgetStep, high); slot++ {
+			if r.set.Index.At(slot).Is(index.Live) {
+				entries.Forget(r.set, slot)
+			}
+		}
+		r.set.Unlock()
 	}
 }
 
