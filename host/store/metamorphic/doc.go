@@ -43,6 +43,10 @@
 //	Damage(file, how, at, bytes)    flips, cuts or removes the file-th piece file behind the store's back
 //	Turns(n)                        all hosts of the shared root make n steps
 //	Sleep(n)                        the host misses its next n steps
+//	Pause(entry, step, call, asleep, awake, fill)
+//	                                stores an entry, or makes a step; the call-th operation on files stops before it begins
+//	                                until the host has missed asleep steps, and has made awake others if it can; meanwhile
+//	                                the other hosts store what fill says
 //	Rush(clients, swap)             several clients at once, each a host and a seed, beside a swap of the evict policy
 //	Finish(evict, place)            the policies of the last life, at the end of the history
 package metamorphic

@@ -138,6 +138,9 @@ func (g *generator) drafts() []draft {
 			draft{30, func(g *generator, p *plan) { g.add(p, "Turns", "n", 1+g.rng.IntN(4)) }},
 			draft{2, func(g *generator, p *plan) { g.add(p, "Sleep", "n", 1+g.rng.IntN(30)) }})
 	}
+	if g.h.Kind.pauses {
+		list = append(list, draft{12, (*generator).pause})
+	}
 	if g.h.Kind.many {
 		list = append(list, draft{5, (*generator).rush})
 	}
@@ -244,6 +247,17 @@ func (g *generator) kill(p *plan) {
 func (g *generator) damage(p *plan) {
 	how := []string{"remove", "cut", "flip", "flip"}[g.rng.IntN(4)]
 	g.add(p, "Damage", "file", g.rng.IntN(1<<16), "how", how, "at", g.rng.IntN(pieceBytes), "bytes", g.rng.Uint32())
+}
+
+// pause stops a host at some operation of a store or of a step, mostly for longer than the lapse.
+func (g *generator) pause(p *plan) {
+	var fill []string
+	for range g.rng.IntN(40) {
+		fill = append(fill, g.entry().String())
+	}
+	g.add(p, "Pause", "entry", g.entry(), "step", g.rng.IntN(4) == 0, "call", 1+g.rng.Uint64N(30),
+		"asleep", g.rng.IntN(2)*10+g.rng.IntN(10), "awake", g.rng.IntN(2)*g.rng.IntN(8),
+		"fill", strings.Join(append(fill, g.entry().String()), "+"))
 }
 
 func (g *generator) rush(p *plan) {

@@ -34,7 +34,10 @@ func (n *node) invariants() error {
 	ierr := n.store.Inspect(func(list []store.Inspection) {
 		if k.hosts > 1 {
 			var disk int64
-			if disk, err = sharedUsage(n.cfg.Roots[0].Path); err == nil && disk > n.cfg.Roots[0].Capacity {
+			if disk, err = sharedUsage(n.cfg.Roots[0].Path); k.pauses {
+				disk += namelessUsage(n.cfg.Roots[0].Path)
+			}
+			if err == nil && disk > n.cfg.Roots[0].Capacity {
 				err = fmt.Errorf("%d bytes on disk, of %d", disk, n.cfg.Roots[0].Capacity)
 			}
 			return
@@ -149,7 +152,6 @@ func (r *runner) converge() error {
 	}
 	var evictors []string
 	for _, n := range r.nodes {
-		n.doubted = false
 		st := n.store.Stats().Roots[0].Shared
 		if st.State != shared.Active {
 			return fmt.Errorf("host %s is %s after %d steps: %+v", n.ID, st.State, enough, *st)
@@ -281,6 +283,25 @@ func sharedUsage(dir string) (bytes int64, err error) {
 		return nil
 	})
 	return bytes, err
+}
+
+// namelessUsage adds up temporaries of a shared root that are open and have no name any more.
+func namelessUsage(dir string) (bytes int64) {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	for _, e := range list {
+		fd := "/proc/self/fd/" + e.Name()
+		name, err := os.Readlink(fd)
+		if err != nil || !strings.HasPrefix(name, dir+"/") || !strings.HasSuffix(name, ".tmp (deleted)") {
+			continue
+		}
+		if info, err := staging.OS().Stat(fd); err == nil {
+			bytes += pieceformat.Padded(info.Allocated)
+		}
+	}
+	return bytes
 }
 
 // foreign adds up damaged files under names that no policy at hand can read back, as after one that is linked in was

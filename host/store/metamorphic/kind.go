@@ -14,6 +14,7 @@ type Kind struct {
 	power  bool   // the machine can lose its power
 	lives  bool   // short lives that end badly; what was durable must be there in the next
 	many   bool   // clients at the same time
+	pauses bool   // operations on files that do not go on before their host has been given up
 	memory bool   // the roots are in memory, which outlives the hosts
 	levels bool   // each root is a level of its own
 }
@@ -33,6 +34,8 @@ var kinds = []Kind{
 	{Name: "shared-by-many-clients", hosts: 2, roots: 1, many: true},
 	{Name: "memory", hosts: 1, roots: 2, memory: true},
 	{Name: "shared-by-many-clients-with-faults", hosts: 3, roots: 1, faults: sharedFaults, many: true},
+	{Name: "shared-with-pauses", hosts: 2, roots: 1, pauses: true},
+	{Name: "shared-by-many-clients-with-pauses", hosts: 3, roots: 1, many: true, pauses: true},
 	{Name: "power-losses", hosts: 1, roots: 1, power: true, lives: true},
 	{Name: "levels", hosts: 1, roots: 2, levels: true},
 	{Name: "levels-with-faults", hosts: 1, roots: 3, levels: true, faults: ownFaults},

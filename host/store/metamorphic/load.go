@@ -38,7 +38,7 @@ func (n operator) runRelease(op Op) (string, error) {
 
 // lookup asks for a run of keys.
 func (n *node) lookup(from Entry, count int, ranks uint64) (*lease, error) {
-	l := &lease{lost: map[Entry]bool{}}
+	l := &lease{lost: map[Entry]bool{}, doubted: n.doubted.Load()}
 	var keys []uint64
 	for i := range uint64(count) {
 		l.keys = append(l.keys, Entry{from.Space, from.Key + i})
@@ -125,10 +125,10 @@ func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
 		}
 		return nil
 	}
-	if !r.model.isDamaged(of.Entry) && !l.lost[of.Entry] && r.rules == nil && !k.power && !n.doubted {
+	if !r.model.isDamaged(of.Entry) && !l.lost[of.Entry] && r.rules == nil && !k.power && !l.doubted {
 		return fmt.Errorf("loading piece %s: %w", of, failed)
 	}
-	if !isLoss(failed) {
+	if !isLoss(failed) || l.doubted && errors.Is(failed, store.ErrGone) { // its host may have found the entry again
 		return nil
 	}
 	l.lost[of.Entry] = true

@@ -36,8 +36,9 @@ type node struct {
 	puts   map[uint64]*put
 	leases map[uint64]*lease
 
-	asleep  int     // steps that it will miss
-	doubted bool    // others gave it up, or may have: what it had leased may be gone
+	asleep  int         // steps that it will miss
+	doubted atomic.Bool // others gave it up, or may have, and it has made no step since
+	inStep  atomic.Bool
 	before  []Entry // hits at the end of the last life
 	owed    durable
 	final   Op // the policies of the last life
@@ -53,8 +54,9 @@ type put struct {
 // lease is a lease with the keys that it is on.
 type lease struct {
 	Lease
-	keys []Entry
-	lost map[Entry]bool // a load found its file bad, and the entry went
+	keys    []Entry
+	lost    map[Entry]bool // a load found its file bad, and the entry went
+	doubted bool           // others gave the host up since, or may have: what it is on may be gone
 }
 
 const (
@@ -115,7 +117,8 @@ func (n *node) open(op Op) (err error) {
 	}
 	n.faults = faultfs.New(under)
 	n.cfg.FS = n.faults
-	n.doubted, n.asleep, n.lost, n.armed = false, 0, false, false
+	n.asleep, n.lost, n.armed = 0, false, false
+	n.doubted.Store(false)
 	clear(n.puts)
 	clear(n.leases)
 	release, err := n.choosePolicies(op)

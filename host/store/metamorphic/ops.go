@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 	"strings"
 
@@ -92,6 +93,7 @@ var verbs = map[string]verb{
 	"Damage":     newVerb("file number, how how, at number, bytes number", operator.runDamage),
 	"Turns":      newVerb("n number", operator.runTurns),
 	"Sleep":      newVerb("n number", operator.runSleep),
+	"Pause":      newVerb("entry entry, step bool, call number, asleep number, awake number, fill text", operator.runPause),
 	"Rush":       newVerb("clients text, swap policy", operator.runRush),
 	"Finish":     newVerb("evict? policy, place? text", operator.runFinish).whileClosed(),
 }
@@ -182,7 +184,9 @@ func (n *node) publish(p *put) error {
 // mayFail says whether a put may end in an error. Under the name of a piece of a shared root a damaged file may stand,
 // which the evictor is then asked to remove.
 func (n *node) mayFail(err error) bool {
-	return acceptable(err) || n.r.h.Kind.hosts > 1 && pieceformat.IsDamage(err)
+	k := &n.r.h.Kind
+	return acceptable(err) || k.hosts > 1 && pieceformat.IsDamage(err) ||
+		k.pauses && isAny(err, fs.ErrNotExist, store.ErrShort) // of an incarnation that is gone, or emptied
 }
 
 // storePiece stores a piece.
@@ -314,6 +318,7 @@ func (n operator) runSleep(op Op) (string, error) {
 			return "another host sleeps", nil
 		}
 	}
-	n.asleep, n.doubted = int(op.number("n")), true
+	n.asleep = int(op.number("n"))
+	doubt(n.node)
 	return "", nil
 }

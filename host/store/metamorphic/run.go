@@ -287,12 +287,32 @@ func (n *node) wait(step func()) {
 		switch {
 		case o.asleep > 0:
 			o.asleep--
-			o.doubted = true
+			doubt(o)
 		case o != n && o.store != nil:
-			_ = o.store.Maintain(context.Background(), 0, store.Step)
+			r.step(o, func() { _ = o.store.Maintain(context.Background(), 0, store.Step) })
 		}
 	}
+	if n.asleep == 0 {
+		r.step(n, step)
+	} else {
+		step()
+	}
+}
+
+// step makes a step of a host. What it leases from now on is there.
+func (r *runner) step(n *node, step func()) {
+	n.inStep.Store(true)
+	defer n.inStep.Store(false)
 	step()
+	n.doubted.Store(false)
+}
+
+// doubt notes that the others may have given a host up.
+func doubt(n *node) {
+	n.doubted.Store(true)
+	for _, l := range n.leases {
+		l.doubted = true
+	}
 }
 
 // turn lets every host that shares the root make a step.
