@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -107,40 +108,23 @@ func (v *Entry) wanted() (wanted, known bool) {
 		Size: r.Index.EntryUnits(v.Slot, e), Depth: e.Depth(), Tenant: r.TenantOf(v.Slot), Time: r.Clock(),
 		Kind: v.Kind.record(), From: uint8(r.Level), To: uint8(v.To.Number()), Hits: r.Hits.Of(v.Slot),
 	}
-	continued := false
-	r.Index.Children(v.Fingerprint, func(uint32) { continued = true })
+	r.Index.Children(v.Fingerprint, func(uint32) { c.Flags = abi.CandidateContinued })
 	r.Unlock()
 	if v.To.Holds(v.Fingerprint) {
 		return false, false
 	}
 	if c.ParentKey != 0 && v.To.Resident(c.ParentKey) {
-		c.Flags = abi.CandidateParentResident
+		c.Flags |= abi.CandidateParentResident
 	}
 	if admitted, asked := v.To.Admits(&c, v.Namespace); asked {
 		return admitted, true
 	}
-	return v.Asked || wantedByDefault(v.Kind, &c, continued), true
+	return v.Asked || policy.AdmitsByDefault(&c), true
 }
 
 // record is the kind as policies get it. What is written through has just been stored.
 func (k Kind) record() abi.CandidateKind {
 	return [Kinds]abi.CandidateKind{abi.KindDemotion, abi.KindPromotion, abi.KindNew}[k]
-}
-
-// wantedByDefault is the built-in answer where no policy admits to a level. continued says that entries that continue this one
-// are resident where it comes from.
-//
-// A demotion is wanted if the entry was hit, or if it is inside a prefix: it begins one or its parent is resident, and
-// something continues it. What was hit never and ends a prefix is mostly the end of a prompt, which no other prompt
-// has in common. A promotion is wanted at the second hit. What is written through is wanted.
-func wantedByDefault(k Kind, c *abi.Candidate, continued bool) bool {
-	switch k {
-	case Demotion:
-		return c.Hits > 0 || continued && (c.ParentKey == 0 || c.Flags&abi.CandidateParentResident != 0)
-	case Promotion:
-		return c.Hits > 1
-	}
-	return true
 }
 
 // Bytes implements [Move].
