@@ -19,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/server"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/host/web"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -38,7 +39,7 @@ type Host struct {
 	store    *store.Store
 	engine   *transfer.Engine
 	server   *server.Server
-	http     *httpListener // nil when off
+	http     *web.Server // nil when off
 
 	closeOnce sync.Once
 	closeErr  error
@@ -94,8 +95,13 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	})
 	if h.cfg.HTTP.Listen != "" {
 		registry := metrics.NewRegistry(metrics.Host{Store: h.store, Engine: h.engine, Server: h.server,
-			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), PolicyMemory: h.policies.Memory()})
-		if h.http, err = listenHTTP(h.cfg.HTTP.Listen, registry, h.Ready()); err != nil {
+			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), PolicyMemory: h.policies.Memory(),
+			Version: cfg.Version})
+		w := h.cfg.HTTP
+		if h.http, err = web.Listen(web.Config{
+			Listen: w.Listen, CertFile: w.TLSCert, KeyFile: w.TLSKey, TokenFile: w.TokenFile, Profiles: w.Profiles,
+			Registry: registry, Status: h.server.Status, Log: h.log,
+		}); err != nil {
 			return nil, err
 		}
 	}
@@ -159,7 +165,7 @@ func (h *Host) Run(ctx context.Context) error {
 		}
 	})
 	if h.http != nil {
-		g.Go(func() error { return h.http.serve(ctx) })
+		g.Go(func() error { return h.http.Serve(ctx) })
 	}
 	err := g.Wait()
 	return errors.Join(err, h.Close(), h.devices.Lost())
@@ -174,12 +180,12 @@ func (h *Host) Socket() string { return h.cfg.Socket }
 // Policies are the host's policies, which can be changed while it runs.
 func (h *Host) Policies() *policyset.Set { return h.policies }
 
-// HTTPAddr is the address of /healthz and /metrics; empty when they are off.
+// HTTPAddr is the address of the HTTP interface; empty when it is off.
 func (h *Host) HTTPAddr() string {
 	if h.http == nil {
 		return ""
 	}
-	return h.http.addr()
+	return h.http.Addr()
 }
 
 // Close closes the parts in the reverse order of their start: sessions before the engine that moves their bytes, the
@@ -188,7 +194,7 @@ func (h *Host) Close() error {
 	h.closeOnce.Do(func() {
 		var errs []error
 		if h.http != nil {
-			errs = append(errs, h.http.close())
+			errs = append(errs, h.http.Close())
 		}
 		if h.server != nil {
 			errs = append(errs, h.server.Close())

@@ -19,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/web"
 )
 
 func configuration(t *testing.T) *config.Config {
@@ -112,8 +113,10 @@ func TestStoreRestartLoad(t *testing.T) {
 			t.Errorf("/metrics lacks %s", want)
 		}
 	}
-	if got := get(t, h, "/healthz"); got != "ok\n" {
-		t.Errorf("/healthz says %q", got)
+	for _, probe := range []string{"/livez", "/readyz"} {
+		if got := get(t, h, probe); got != "ok\n" {
+			t.Errorf("%s says %q", probe, got)
+		}
 	}
 	st, err := s.Status(ctx)
 	if err != nil || st.Counters["stored_files"] != 1 || len(st.Policies) != 4 || st.Roots[0].Entries != 1 {
@@ -168,8 +171,8 @@ func TestRefusals(t *testing.T) {
 		"policy is not wasm":   {func(c *config.Config) { c.Policies = []config.Policy{{Module: notWasm}} }, policyset.ErrPolicy},
 		"policy is not there":  {func(c *config.Config) { c.Policies = []config.Policy{{Module: "nowhere.wasm"}} }, policyset.ErrPolicy},
 		"root in use":          {func(c *config.Config) { c.Roots = other.Roots }, store.ErrRootBusy},
-		"http address in use":  {func(c *config.Config) { c.HTTP.Listen = running.HTTPAddr() }, host.ErrHTTP},
-		"http not on loopback": {func(c *config.Config) { c.HTTP.Listen = "0.0.0.0:0" }, host.ErrHTTP},
+		"http address in use":  {func(c *config.Config) { c.HTTP.Listen = running.HTTPAddr() }, web.ErrHTTP},
+		"http token too short": {func(c *config.Config) { c.HTTP.TokenFile = notWasm }, web.ErrCredential},
 		"root cannot be made":  {func(c *config.Config) { c.Roots[0].Path = "/proc/nowhere" }, os.ErrNotExist},
 	} {
 		t.Run(name, func(t *testing.T) {

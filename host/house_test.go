@@ -43,7 +43,7 @@ var rows = [][]string{
 	{"host/proto"},
 	{"host/server", "host/client"},
 	{"host/config", "host/sim", "host/replay", "host/doctor"},
-	{"host/devices", "host/metrics", "host/policyset"},
+	{"host/devices", "host/metrics", "host/policyset", "host/screen", "host/web"},
 	{"host"},
 	{"cmd", "examples"},
 }

@@ -6,7 +6,10 @@ import (
 	"github.com/kvhost/kvhost/host/metrics"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/transfer"
 )
 
 // Status is the part of the Status call that the server cannot answer itself.
@@ -21,15 +24,64 @@ func (h *Host) Status() *proto.StatusReply {
 		out.Policies = append(out.Policies, shadowStatus(&st.Shadows[i]))
 	}
 	for _, r := range st.Roots {
-		out.Roots = append(out.Roots, &proto.RootStatus{
-			Path: r.Path, Capacity: uint64(r.Capacity), Used: uint64(r.Used), Entries: uint64(r.Entries),
+		out.Roots = append(out.Roots, rootStatus(&r))
+	}
+	for _, t := range h.engine.Traffic() {
+		for i := range t.Routes {
+			out.Routes = append(out.Routes, routeStatus(&t, &t.Routes[i]))
+		}
+	}
+	for _, l := range h.server.Latencies() {
+		out.Latencies = append(out.Latencies, &proto.LatencyStatus{
+			Answer: l.Answer.String(), Count: l.Count, Seconds: l.Sum.Seconds(), Bounds: activity.Bounds[:], Buckets: l.Buckets[:],
+		})
+	}
+	for _, u := range h.server.Usage() {
+		out.Usage = append(out.Usage, &proto.UsageStatus{
+			Model: u.Model, Tenant: u.Tenant, Keys: u.Keys.Load(), Hits: u.Hits.Load(),
+			LoadedBytes: u.LoadedBytes.Load(), StoredBytes: u.StoredBytes.Load(),
 		})
 	}
 	out.Counters = metrics.Counters(&st, h.engine.Stats())
 	memory := h.server.Memory(0)
 	out.Counters["memory_limit_bytes"], out.Counters["memory_refusals"] = uint64(memory.Limit), memory.Refused
 	out.Counters["memory_bytes"] = uint64(memory.Own + memory.Held)
+	select {
+	case <-h.Ready():
+		out.Serving = true
+	default:
+	}
+	out.NotReady = h.notReady(out)
 	return out
+}
+
+func rootStatus(r *store.RootStats) *proto.RootStatus {
+	out := &proto.RootStatus{
+		Path: r.Path, Capacity: uint64(r.Capacity), Used: uint64(r.Used), Entries: uint64(r.Entries), Reason: r.Reason,
+		Writing: uint64(r.Writing), Quarantine: uint64(r.Held), Orphaned: uint64(r.Orphaned), Limit: uint64(r.Limit),
+		Scanning: r.Scanning, Evictions: r.Evictions, Sheds: r.Sheds, Outages: r.Outages, Damaged: r.Damaged, Shared: r.Shared != nil,
+	}
+	if !r.Since.IsZero() {
+		out.Since = float64(r.Since.UnixMilli()) / 1e3
+	}
+	switch r.State {
+	case health.In:
+		out.State = proto.RootState_ROOT_STATE_IN_SERVICE
+	case health.Full:
+		out.State = proto.RootState_ROOT_STATE_FULL
+	case health.ReadOnly:
+		out.State = proto.RootState_ROOT_STATE_READ_ONLY
+	default:
+		out.State = proto.RootState_ROOT_STATE_OUT
+	}
+	return out
+}
+
+func routeStatus(t *transfer.Traffic, r *transfer.RouteTraffic) *proto.RouteStatus {
+	return &proto.RouteStatus{
+		Gpu: metrics.GPULabel(t.Device), Root: t.Root, Route: r.Route, Direction: metrics.Direction(t.Kind), Files: uint64(r.Files),
+		Bytes: uint64(r.Bytes), Errors: uint64(r.Errors), InFlight: uint32(r.InFlight), BusySeconds: r.Busy.Seconds(),
+	}
 }
 
 func policyStatus(p *store.PolicyStats) *proto.PolicyStatus {

@@ -94,6 +94,11 @@ var (
 		Other: "`make .venv/installed`, with a network (make test does this)", After: Python,
 		probe: file(".venv", "installed"),
 	}
+	// Chromium looks at the page that a host serves.
+	Chromium = &Tool{
+		Name: "chromium and chromedriver", Tests: "the page that a host serves", Packages: "chromium chromium-driver",
+		probe: commands("chromium", "chromedriver"),
+	}
 	// Mounts are a mount namespace of one's own, for small and vanishing file systems.
 	Mounts = &Tool{
 		Name: "the right to mount", Tests: "a full disk, a root that is unmounted",
@@ -107,7 +112,7 @@ var (
 )
 
 // Tools are all of them.
-var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Mounts, FUSE}
+var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Chromium, Mounts, FUSE}
 
 func commands(names ...string) func() bool {
 	return func() bool {

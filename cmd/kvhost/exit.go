@@ -4,7 +4,6 @@ import (
 	"errors"
 
 	"github.com/kvhost/kvhost/gds"
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/doctor"
 	"github.com/kvhost/kvhost/host/policy"
@@ -16,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/fsck"
 	"github.com/kvhost/kvhost/host/store/janitor"
 	"github.com/kvhost/kvhost/host/trace"
+	"github.com/kvhost/kvhost/host/web"
 )
 
 // Exit codes. They are part of the command's contract; --help-all lists them. 1 and 2 are left to Go's runtime, which
@@ -76,7 +76,7 @@ func exitCode(err error) int {
 		return exitCheck
 	case is(store.ErrRootBusy, janitor.ErrInUse):
 		return exitRootBusy
-	case is(socket.ErrInUse, host.ErrHTTP):
+	case is(socket.ErrInUse, web.ErrHTTP):
 		return exitAddress
 	case is(compiler.ErrCompiler): // killed for want of memory, say: a restart may help
 		return exitFailure
@@ -88,7 +88,7 @@ func exitCode(err error) int {
 		return exitGPU
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace
-	case is(errUsage, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
+	case is(errUsage, web.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
 		store.ErrConfig, janitor.ErrConfig):
 		return exitUsage
 	}

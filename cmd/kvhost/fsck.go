@@ -19,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policyset"
+	"github.com/kvhost/kvhost/host/screen"
 	"github.com/kvhost/kvhost/host/store/fsck"
 )
 
@@ -126,16 +127,16 @@ func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) erro
 
 func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error) {
 	o := f.options
-	b := newProgress("files of "+root, f.quiet)
-	if b.shown() {
+	b := screen.NewProgress("files of "+root, f.quiet)
+	if b.Shown() {
 		n, err := fsck.Files(ctx, root, nil)
 		if err != nil {
 			return nil, err
 		}
-		b.begin(n)
-		o.Progress = b.ofFiles()
+		b.Begin(n)
+		o.Progress = b.OfFiles()
 	}
-	defer b.end()
+	defer b.End()
 	return fsck.Check(ctx, root, o)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/regular"
+	"github.com/kvhost/kvhost/host/screen"
 	"github.com/kvhost/kvhost/host/store/fsck"
 	"github.com/kvhost/kvhost/host/store/janitor"
 )
@@ -122,8 +123,8 @@ func (f *janitorFlags) run(ctx context.Context, out io.Writer, dir string) error
 		f.options.Place = m
 	}
 	f.options.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	b := newProgress("files of "+dir, f.quiet)
-	step := b.ofFiles()
+	b := screen.NewProgress("files of "+dir, f.quiet)
+	step := b.OfFiles()
 	f.options.Progress = func(files, bytes int64) { step(files, bytes) }
 	j, err := janitor.New(ctx, dir, f.options)
 	if err != nil {
@@ -132,16 +133,16 @@ func (f *janitorFlags) run(ctx context.Context, out io.Writer, dir string) error
 	defer j.Close()
 	for {
 		next := time.After(f.interval)
-		step = b.ofFiles()
-		if b.shown() {
+		step = b.OfFiles()
+		if b.Shown() {
 			n, err := fsck.Files(ctx, dir, nil)
 			if err != nil {
 				return err
 			}
-			b.begin(n)
+			b.Begin(n)
 		}
 		r, err := j.Round(ctx)
-		b.end()
+		b.End()
 		if f.interval > 0 && ctx.Err() != nil {
 			return nil // a signal
 		}

@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/replay"
+	"github.com/kvhost/kvhost/host/screen"
 )
 
 // replayFlags are the flags of replay and the configuration's.
@@ -90,10 +92,10 @@ func (r *replayFlags) run(ctx context.Context) error {
 }
 
 func (r *replayFlags) play(ctx context.Context) error {
-	bar := newProgress("requests", false)
-	r.options.Begin, r.options.Step = func(requests int) { bar.begin(int64(requests)) }, bar.ofRequests()
+	bar := screen.NewProgress("requests", false)
+	r.options.Begin, r.options.Step = func(requests int) { bar.Begin(int64(requests)) }, countRequests(bar)
 	report, err := replay.Run(ctx, r.options)
-	bar.end()
+	bar.End()
 	if err != nil && ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}
@@ -163,4 +165,13 @@ func (r *replayFlags) capacityBytes(entry func() (int64, error)) (int64, error) 
 		return 0, usageError{fmt.Errorf("--capacity: %d chunks", chunks)}
 	}
 	return chunks * bytes, nil
+}
+
+// countRequests steps a progress line with each request of a replay.
+func countRequests(p *screen.Progress) func(replay.Request) {
+	var accesses, hits, bytes atomic.Int64
+	return func(r replay.Request) {
+		ratio := float64(hits.Add(int64(r.Hits))) / float64(max(1, accesses.Add(int64(r.Accesses))))
+		p.Step(1, fmt.Sprintf("hit ratio %.4f, %.2f GB", ratio, float64(bytes.Add(r.Loaded+r.Stored))/1e9))
+	}
 }

@@ -15,7 +15,7 @@ func newRoot() *cobra.Command {
 		Long: `kvhost keeps the KV cache of LLM serving engines on storage. Policies decide where chunks go and
 which of them stay: WebAssembly modules, embedded or your own.
 
-Without a command it serves: clients on a Unix socket, metrics over HTTP on loopback.`,
+Without a command it serves: clients on a Unix socket, probes, metrics and a page over HTTP.`,
 		Example:       serve.Example,
 		Version:       version,
 		Args:          noArgs,
@@ -30,7 +30,7 @@ Without a command it serves: clients on a Unix socket, metrics over HTTP on loop
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 	}
-	group(root, groupServe, serve, newCheck(), newConfig(), newBench())
+	group(root, groupServe, serve, newStatus(), newTop(), newCheck(), newConfig(), newBench())
 	group(root, groupRoots, newFsck(), newJanitor())
 	group(root, groupPolicy, newPolicy(), newSim(), newReplay(), newTrace())
 	group(root, groupOther, newVersion())

@@ -30,7 +30,7 @@ func freePort(t *testing.T) string {
 
 func healthy(t *testing.T, address string) bool {
 	t.Helper()
-	r, err := http.Get("http://" + address + "/healthz")
+	r, err := http.Get("http://" + address + "/readyz")
 	if err != nil {
 		return false
 	}
@@ -68,7 +68,13 @@ func launch(t *testing.T, cmd *exec.Cmd) (logged func() string, ended <-chan str
 	}
 	end := make(chan struct{})
 	go func() { cmd.Wait(); close(end) }()
-	t.Cleanup(func() { cmd.Process.Kill(); <-end })
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-end
+		if text := logged(); t.Failed() {
+			t.Logf("%s, its log ends with\n%s", cmd.ProcessState, text[max(0, len(text)-4<<10):])
+		}
+	})
 	logged = func() string {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -104,7 +110,7 @@ func TestServe(t *testing.T) {
 	address := freePort(t)
 	cmd, logged, stop := startHost(t, dir, "--policy", "lru.wasm", "--http-listen", address)
 	if !healthy(t, address) {
-		t.Error("/healthz does not answer 200")
+		t.Error("/readyz does not answer 200")
 	}
 	if r := finish(t, command(t, dir, "--socket", "b.sock", "--http-listen", "")); r.code != exitRootBusy ||
 		!strings.Contains(r.stderr, "kvhost-data") {

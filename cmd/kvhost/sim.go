@@ -19,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policyset"
+	"github.com/kvhost/kvhost/host/screen"
 	"github.com/kvhost/kvhost/host/sim"
 )
 
@@ -154,11 +155,11 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		}, opt)
 	}
 	loaded := time.Since(started)
-	bar := newProgress("accesses", f.quiet)
-	bar.begin(g.Accesses())
-	g.Options.Progress = func(accesses int) { bar.step(int64(accesses), "") }
+	bar := screen.NewProgress("accesses", f.quiet)
+	bar.Begin(g.Accesses())
+	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
 	o, err := g.Run(ctx)
-	bar.end()
+	bar.End()
 	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrWarmup) {
 		return usageError{err}
 	} else if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/screen"
 	"github.com/kvhost/kvhost/host/sim"
 )
 
@@ -93,11 +94,11 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 		defer a.Close(context.WithoutCancel(ctx))
 		g.Admissions = append(g.Admissions, a)
 	}
-	bar := newProgress("accesses", f.quiet)
-	bar.begin(g.Accesses())
-	g.Options.Progress = func(accesses int) { bar.step(int64(accesses), "") }
+	bar := screen.NewProgress("accesses", f.quiet)
+	bar.Begin(g.Accesses())
+	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
 	o, err := g.Run(ctx)
-	bar.end()
+	bar.End()
 	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrPolicy) || errors.Is(err, sim.ErrWarmup) {
 		return usageError{err}
 	} else if err != nil {

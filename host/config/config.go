@@ -58,10 +58,25 @@ const (
 	FormatJSON = "json"
 )
 
-// HTTP is the read-only listener for health and metrics.
+// HTTP is the read-only listener for probes, metrics, the status and the page that shows it.
 type HTTP struct {
-	Listen string // host:port, loopback only; empty is off
+	Listen    string // host:port; empty is off
+	TLSCert   string // PEM file; empty: no TLS
+	TLSKey    string
+	TokenFile string // empty: no token is wanted
+	Profiles  bool
+
+	ReadyRoots    string // RootsAll, RootsAny, RootsNone
+	ReadyPolicies bool   // a policy in quarantine makes the host not ready
+	ReadyScan     bool   // a scan at the start does
 }
+
+// Which roots must be in service for a host to be ready.
+const (
+	RootsAll  = "all"
+	RootsAny  = "any"
+	RootsNone = "none"
+)
 
 // Policy is one wasm module and the roles it takes.
 type Policy struct {

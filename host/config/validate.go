@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -40,9 +39,7 @@ func (c *Config) Validate() error {
 	case len(c.Socket) > maxSocketPath:
 		bad("socket", "%d bytes long, but the path of a Unix socket has at most %d", len(c.Socket), maxSocketPath)
 	}
-	if err := loopback(c.HTTP.Listen); err != nil {
-		bad("http.listen", "%q: %v", c.HTTP.Listen, err)
-	}
+	c.HTTP.validate(bad)
 	if c.Store.LowWatermark > c.Store.HighWatermark {
 		bad("store.low_watermark", "%v is above store.high_watermark %v", c.Store.LowWatermark, c.Store.HighWatermark)
 	}
@@ -171,24 +168,6 @@ func roleNames() []string {
 		names = append(names, r.String())
 	}
 	return names
-}
-
-// loopback refuses addresses that another machine could reach: the listener has no authentication.
-func loopback(address string) error {
-	if address == "" {
-		return nil
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return fmt.Errorf("want host:port")
-	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n > 65535 {
-		return fmt.Errorf("port %q is not a number from 0 to 65535", port)
-	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return fmt.Errorf("not a loopback address (127.0.0.1, ::1 or localhost)")
-	}
-	return nil
 }
 
 // validate adds the origin of the value to each problem.

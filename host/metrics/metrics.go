@@ -151,6 +151,7 @@ type Host struct {
 	Memory map[string]*memfs.FS // of roots in memory, by path
 	// PolicyMemory is what the instances of all policies have and may have.
 	PolicyMemory *sandbox.MemoryBudget
+	Version      string
 }
 
 // Counters are the whole-host counts by name, for the Status call.
@@ -260,7 +261,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 // NewRegistry returns a registry with all metrics of a host, of Go and of the process.
 func NewRegistry(h Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newMemoryCollector(h.Server.Memory), collectors.NewGoCollector(),
+	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newClientCollector(h.Server), buildInfo(h.Version),
+		newMemoryCollector(h.Server.Memory), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }

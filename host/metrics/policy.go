@@ -31,7 +31,7 @@ var policyMetrics = []policyMetric{
 		func(p *store.PolicyStats) float64 { return boolean(p.Quarantine != nil) }},
 	{"policy_memory_bytes", "Memory of a policy's instances; 0 when native.", gauge,
 		func(p *store.PolicyStats) float64 { return float64(p.Memory) }},
-	{"policy_since_seconds", "When a policy took its role, in seconds since 1970.", gauge,
+	{"policy_since_timestamp_seconds", "When a policy took its role, in seconds since 1970.", gauge,
 		func(p *store.PolicyStats) float64 { return float64(p.Since.Unix()) }},
 	{"policy_entries", "Entries whose files a place policy named.", gauge,
 		func(p *store.PolicyStats) float64 { return float64(p.Files) }},

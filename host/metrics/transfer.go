@@ -67,16 +67,16 @@ func newTransferCollector(e *transfer.Engine, gpus []*gds.GPU) *transferCollecto
 // Describe sends nothing: the set of series depends on GPUs and roots.
 func (c *transferCollector) Describe(chan<- *prometheus.Desc) {}
 
-// direction is the word for a kind of task.
-func direction(k staging.Kind) string {
+// Direction is the word for a kind of task.
+func Direction(k staging.Kind) string {
 	if k == staging.Read {
 		return "load"
 	}
 	return "store"
 }
 
-// gpuLabel names a device.
-func gpuLabel(device string) string {
+// GPULabel names a device.
+func GPULabel(device string) string {
 	if device == "" {
 		return "host"
 	}
@@ -92,7 +92,7 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 		send(c.inService, prometheus.GaugeValue, boolean(g.Err() == nil), g.UUID.String())
 	}
 	for _, t := range c.engine.Traffic() {
-		gpu, way := gpuLabel(t.Device), direction(t.Kind)
+		gpu, way := GPULabel(t.Device), Direction(t.Kind)
 		send(c.busy, prometheus.CounterValue, t.Busy.Seconds(), gpu, t.Root, way)
 		for i := range t.Routes {
 			m := &t.Routes[i]
@@ -110,7 +110,7 @@ func (c *transferCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	for _, q := range c.engine.Queues() {
-		gpu := gpuLabel(q.Device)
+		gpu := GPULabel(q.Device)
 		for _, l := range q.Lanes {
 			send(c.queued, prometheus.GaugeValue, float64(l.QueuedRead), gpu, l.Name, "load")
 			send(c.queued, prometheus.GaugeValue, float64(l.QueuedWrite), gpu, l.Name, "store")

@@ -438,6 +438,58 @@ func (PolicyState) EnumDescriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{6}
 }
 
+type RootState int32
+
+const (
+	RootState_ROOT_STATE_IN_SERVICE RootState = 0
+	RootState_ROOT_STATE_FULL       RootState = 1
+	RootState_ROOT_STATE_READ_ONLY  RootState = 2
+	RootState_ROOT_STATE_OUT        RootState = 3
+)
+
+// Enum value maps for RootState.
+var (
+	RootState_name = map[int32]string{
+		0: "ROOT_STATE_IN_SERVICE",
+		1: "ROOT_STATE_FULL",
+		2: "ROOT_STATE_READ_ONLY",
+		3: "ROOT_STATE_OUT",
+	}
+	RootState_value = map[string]int32{
+		"ROOT_STATE_IN_SERVICE": 0,
+		"ROOT_STATE_FULL":       1,
+		"ROOT_STATE_READ_ONLY":  2,
+		"ROOT_STATE_OUT":        3,
+	}
+)
+
+func (x RootState) Enum() *RootState {
+	p := new(RootState)
+	*p = x
+	return p
+}
+
+func (x RootState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RootState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[7].Descriptor()
+}
+
+func (RootState) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[7]
+}
+
+func (x RootState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RootState.Descriptor instead.
+func (RootState) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{7}
+}
+
 type ClientMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3633,6 +3685,12 @@ type StatusReply struct {
 	Counters          map[string]uint64      `protobuf:"bytes,10,rep,name=counters,proto3" json:"counters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // of the store and the engine, by name
 	PolicyMemory      uint64                 `protobuf:"varint,11,opt,name=policy_memory,json=policyMemory,proto3" json:"policy_memory,omitempty"`                                               // bytes of all policies' instances
 	PolicyMemoryLimit uint64                 `protobuf:"varint,12,opt,name=policy_memory_limit,json=policyMemoryLimit,proto3" json:"policy_memory_limit,omitempty"`                              // that they may have together
+	SessionList       []*SessionStatus       `protobuf:"bytes,13,rep,name=session_list,json=sessionList,proto3" json:"session_list,omitempty"`                                                   // the oldest 256
+	Latencies         []*LatencyStatus       `protobuf:"bytes,14,rep,name=latencies,proto3" json:"latencies,omitempty"`
+	Routes            []*RouteStatus         `protobuf:"bytes,15,rep,name=routes,proto3" json:"routes,omitempty"`
+	Usage             []*UsageStatus         `protobuf:"bytes,16,rep,name=usage,proto3" json:"usage,omitempty"`
+	NotReady          []string               `protobuf:"bytes,17,rep,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"` // why the host is not ready, as GET /readyz says; empty when it is
+	Serving           bool                   `protobuf:"varint,18,opt,name=serving,proto3" json:"serving,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -3751,6 +3809,436 @@ func (x *StatusReply) GetPolicyMemoryLimit() uint64 {
 	return 0
 }
 
+func (x *StatusReply) GetSessionList() []*SessionStatus {
+	if x != nil {
+		return x.SessionList
+	}
+	return nil
+}
+
+func (x *StatusReply) GetLatencies() []*LatencyStatus {
+	if x != nil {
+		return x.Latencies
+	}
+	return nil
+}
+
+func (x *StatusReply) GetRoutes() []*RouteStatus {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *StatusReply) GetUsage() []*UsageStatus {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *StatusReply) GetNotReady() []string {
+	if x != nil {
+		return x.NotReady
+	}
+	return nil
+}
+
+func (x *StatusReply) GetServing() bool {
+	if x != nil {
+		return x.Serving
+	}
+	return false
+}
+
+type SessionStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // as in the log
+	Engine        string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`
+	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Rank          uint32                 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`
+	Tenant        uint32                 `protobuf:"varint,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Model         string                 `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
+	Device        string                 `protobuf:"bytes,7,opt,name=device,proto3" json:"device,omitempty"` // UUID; empty: host memory
+	Since         float64                `protobuf:"fixed64,8,opt,name=since,proto3" json:"since,omitempty"` // seconds since 1970
+	Leases        uint32                 `protobuf:"varint,9,opt,name=leases,proto3" json:"leases,omitempty"`
+	Jobs          uint32                 `protobuf:"varint,10,opt,name=jobs,proto3" json:"jobs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionStatus) Reset() {
+	*x = SessionStatus{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionStatus) ProtoMessage() {}
+
+func (x *SessionStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
+func (*SessionStatus) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *SessionStatus) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *SessionStatus) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
+}
+
+func (x *SessionStatus) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *SessionStatus) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *SessionStatus) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
+}
+
+func (x *SessionStatus) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *SessionStatus) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *SessionStatus) GetSince() float64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *SessionStatus) GetLeases() uint32 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *SessionStatus) GetJobs() uint32 {
+	if x != nil {
+		return x.Jobs
+	}
+	return 0
+}
+
+// LatencyStatus is how long clients waited for one kind of answer, from the receipt of the message.
+type LatencyStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        string                 `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"` // "lookup", "load", "store_read" or "store_published"
+	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Seconds       float64                `protobuf:"fixed64,3,opt,name=seconds,proto3" json:"seconds,omitempty"`       // sum
+	Bounds        []float64              `protobuf:"fixed64,4,rep,packed,name=bounds,proto3" json:"bounds,omitempty"`  // upper bounds of the buckets, in seconds
+	Buckets       []uint64               `protobuf:"varint,5,rep,packed,name=buckets,proto3" json:"buckets,omitempty"` // one more than bounds; not cumulative
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LatencyStatus) Reset() {
+	*x = LatencyStatus{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LatencyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LatencyStatus) ProtoMessage() {}
+
+func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LatencyStatus.ProtoReflect.Descriptor instead.
+func (*LatencyStatus) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *LatencyStatus) GetAnswer() string {
+	if x != nil {
+		return x.Answer
+	}
+	return ""
+}
+
+func (x *LatencyStatus) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *LatencyStatus) GetSeconds() float64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *LatencyStatus) GetBounds() []float64 {
+	if x != nil {
+		return x.Bounds
+	}
+	return nil
+}
+
+func (x *LatencyStatus) GetBuckets() []uint64 {
+	if x != nil {
+		return x.Buckets
+	}
+	return nil
+}
+
+// RouteStatus is what moved by one route between one device's memory and one root.
+type RouteStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Gpu           string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"` // "host" for host memory
+	Root          string                 `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"`
+	Route         string                 `protobuf:"bytes,3,opt,name=route,proto3" json:"route,omitempty"`         // "direct", "staged" or "memory"
+	Direction     string                 `protobuf:"bytes,4,opt,name=direction,proto3" json:"direction,omitempty"` // "load" or "store"
+	Files         uint64                 `protobuf:"varint,5,opt,name=files,proto3" json:"files,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Errors        uint64                 `protobuf:"varint,7,opt,name=errors,proto3" json:"errors,omitempty"`
+	InFlight      uint32                 `protobuf:"varint,8,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	BusySeconds   float64                `protobuf:"fixed64,9,opt,name=busy_seconds,json=busySeconds,proto3" json:"busy_seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RouteStatus) Reset() {
+	*x = RouteStatus{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RouteStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RouteStatus) ProtoMessage() {}
+
+func (x *RouteStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RouteStatus.ProtoReflect.Descriptor instead.
+func (*RouteStatus) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *RouteStatus) GetGpu() string {
+	if x != nil {
+		return x.Gpu
+	}
+	return ""
+}
+
+func (x *RouteStatus) GetRoot() string {
+	if x != nil {
+		return x.Root
+	}
+	return ""
+}
+
+func (x *RouteStatus) GetRoute() string {
+	if x != nil {
+		return x.Route
+	}
+	return ""
+}
+
+func (x *RouteStatus) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *RouteStatus) GetFiles() uint64 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *RouteStatus) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *RouteStatus) GetErrors() uint64 {
+	if x != nil {
+		return x.Errors
+	}
+	return 0
+}
+
+func (x *RouteStatus) GetInFlight() uint32 {
+	if x != nil {
+		return x.InFlight
+	}
+	return 0
+}
+
+func (x *RouteStatus) GetBusySeconds() float64 {
+	if x != nil {
+		return x.BusySeconds
+	}
+	return 0
+}
+
+// UsageStatus counts what the sessions of one model and tenant asked for. The 64 first pairs have one each; what came
+// later is counted under the model "other".
+type UsageStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Tenant        uint32                 `protobuf:"varint,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Keys          uint64                 `protobuf:"varint,3,opt,name=keys,proto3" json:"keys,omitempty"`
+	Hits          uint64                 `protobuf:"varint,4,opt,name=hits,proto3" json:"hits,omitempty"`
+	LoadedBytes   uint64                 `protobuf:"varint,5,opt,name=loaded_bytes,json=loadedBytes,proto3" json:"loaded_bytes,omitempty"`
+	StoredBytes   uint64                 `protobuf:"varint,6,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageStatus) Reset() {
+	*x = UsageStatus{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageStatus) ProtoMessage() {}
+
+func (x *UsageStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageStatus.ProtoReflect.Descriptor instead.
+func (*UsageStatus) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *UsageStatus) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *UsageStatus) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
+}
+
+func (x *UsageStatus) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *UsageStatus) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *UsageStatus) GetLoadedBytes() uint64 {
+	if x != nil {
+		return x.LoadedBytes
+	}
+	return 0
+}
+
+func (x *UsageStatus) GetStoredBytes() uint64 {
+	if x != nil {
+		return x.StoredBytes
+	}
+	return 0
+}
+
 type PolicyStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
@@ -3776,7 +4264,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3788,7 +4276,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3801,7 +4289,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PolicyStatus) GetRole() string {
@@ -3938,7 +4426,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3950,7 +4438,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3963,7 +4451,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -4021,7 +4509,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4033,7 +4521,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4046,7 +4534,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -4087,7 +4575,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4099,7 +4587,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4112,7 +4600,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -4140,7 +4628,7 @@ type SwapPolicyReply struct {
 
 func (x *SwapPolicyReply) Reset() {
 	*x = SwapPolicyReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4152,7 +4640,7 @@ func (x *SwapPolicyReply) String() string {
 func (*SwapPolicyReply) ProtoMessage() {}
 
 func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4165,7 +4653,7 @@ func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyReply.ProtoReflect.Descriptor instead.
 func (*SwapPolicyReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SwapPolicyReply) GetTaken() []*PolicyTaken {
@@ -4204,7 +4692,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4216,7 +4704,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4229,7 +4717,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PolicyTaken) GetRole() string {
@@ -4280,13 +4768,26 @@ type RootStatus struct {
 	Capacity      uint64                 `protobuf:"varint,2,opt,name=capacity,proto3" json:"capacity,omitempty"` // bytes
 	Used          uint64                 `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"`
 	Entries       uint64                 `protobuf:"varint,4,opt,name=entries,proto3" json:"entries,omitempty"`
+	State         RootState              `protobuf:"varint,5,opt,name=state,proto3,enum=kvhost.v1.RootState" json:"state,omitempty"`
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`    // why it is not in service
+	Since         float64                `protobuf:"fixed64,7,opt,name=since,proto3" json:"since,omitempty"`    // of the state, in seconds since 1970; 0: since the start
+	Writing       uint64                 `protobuf:"varint,8,opt,name=writing,proto3" json:"writing,omitempty"` // bytes reserved by stores in flight
+	Quarantine    uint64                 `protobuf:"varint,9,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
+	Orphaned      uint64                 `protobuf:"varint,10,opt,name=orphaned,proto3" json:"orphaned,omitempty"`
+	Limit         uint64                 `protobuf:"varint,11,opt,name=limit,proto3" json:"limit,omitempty"` // bytes that it may take now
+	Scanning      bool                   `protobuf:"varint,12,opt,name=scanning,proto3" json:"scanning,omitempty"`
+	Evictions     uint64                 `protobuf:"varint,13,opt,name=evictions,proto3" json:"evictions,omitempty"`
+	Sheds         uint64                 `protobuf:"varint,14,opt,name=sheds,proto3" json:"sheds,omitempty"`
+	Outages       uint64                 `protobuf:"varint,15,opt,name=outages,proto3" json:"outages,omitempty"`
+	Damaged       uint64                 `protobuf:"varint,16,opt,name=damaged,proto3" json:"damaged,omitempty"`
+	Shared        bool                   `protobuf:"varint,17,opt,name=shared,proto3" json:"shared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4298,7 +4799,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4311,7 +4812,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -4340,6 +4841,97 @@ func (x *RootStatus) GetEntries() uint64 {
 		return x.Entries
 	}
 	return 0
+}
+
+func (x *RootStatus) GetState() RootState {
+	if x != nil {
+		return x.State
+	}
+	return RootState_ROOT_STATE_IN_SERVICE
+}
+
+func (x *RootStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RootStatus) GetSince() float64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *RootStatus) GetWriting() uint64 {
+	if x != nil {
+		return x.Writing
+	}
+	return 0
+}
+
+func (x *RootStatus) GetQuarantine() uint64 {
+	if x != nil {
+		return x.Quarantine
+	}
+	return 0
+}
+
+func (x *RootStatus) GetOrphaned() uint64 {
+	if x != nil {
+		return x.Orphaned
+	}
+	return 0
+}
+
+func (x *RootStatus) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *RootStatus) GetScanning() bool {
+	if x != nil {
+		return x.Scanning
+	}
+	return false
+}
+
+func (x *RootStatus) GetEvictions() uint64 {
+	if x != nil {
+		return x.Evictions
+	}
+	return 0
+}
+
+func (x *RootStatus) GetSheds() uint64 {
+	if x != nil {
+		return x.Sheds
+	}
+	return 0
+}
+
+func (x *RootStatus) GetOutages() uint64 {
+	if x != nil {
+		return x.Outages
+	}
+	return 0
+}
+
+func (x *RootStatus) GetDamaged() uint64 {
+	if x != nil {
+		return x.Damaged
+	}
+	return 0
+}
+
+func (x *RootStatus) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
 }
 
 var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
@@ -4590,7 +5182,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\rR\x05group\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x12\x16\n" +
 	"\x06parent\x18\x05 \x01(\fR\x06parent\"\x0f\n" +
-	"\rStatusRequest\"\x87\x04\n" +
+	"\rStatusRequest\"\x91\x06\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12%\n" +
 	"\x0euptime_seconds\x18\x02 \x01(\x01R\ruptimeSeconds\x12\x1a\n" +
@@ -4605,10 +5197,51 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\bcounters\x18\n" +
 	" \x03(\v2$.kvhost.v1.StatusReply.CountersEntryR\bcounters\x12#\n" +
 	"\rpolicy_memory\x18\v \x01(\x04R\fpolicyMemory\x12.\n" +
-	"\x13policy_memory_limit\x18\f \x01(\x04R\x11policyMemoryLimit\x1a;\n" +
+	"\x13policy_memory_limit\x18\f \x01(\x04R\x11policyMemoryLimit\x12;\n" +
+	"\fsession_list\x18\r \x03(\v2\x18.kvhost.v1.SessionStatusR\vsessionList\x126\n" +
+	"\tlatencies\x18\x0e \x03(\v2\x18.kvhost.v1.LatencyStatusR\tlatencies\x12.\n" +
+	"\x06routes\x18\x0f \x03(\v2\x16.kvhost.v1.RouteStatusR\x06routes\x12,\n" +
+	"\x05usage\x18\x10 \x03(\v2\x16.kvhost.v1.UsageStatusR\x05usage\x12\x1b\n" +
+	"\tnot_ready\x18\x11 \x03(\tR\bnotReady\x12\x18\n" +
+	"\aserving\x18\x12 \x01(\bR\aserving\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xc0\x03\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xef\x01\n" +
+	"\rSessionStatus\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x16\n" +
+	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x12\n" +
+	"\x04rank\x18\x04 \x01(\rR\x04rank\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\rR\x06tenant\x12\x14\n" +
+	"\x05model\x18\x06 \x01(\tR\x05model\x12\x16\n" +
+	"\x06device\x18\a \x01(\tR\x06device\x12\x14\n" +
+	"\x05since\x18\b \x01(\x01R\x05since\x12\x16\n" +
+	"\x06leases\x18\t \x01(\rR\x06leases\x12\x12\n" +
+	"\x04jobs\x18\n" +
+	" \x01(\rR\x04jobs\"\x89\x01\n" +
+	"\rLatencyStatus\x12\x16\n" +
+	"\x06answer\x18\x01 \x01(\tR\x06answer\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x18\n" +
+	"\aseconds\x18\x03 \x01(\x01R\aseconds\x12\x16\n" +
+	"\x06bounds\x18\x04 \x03(\x01R\x06bounds\x12\x18\n" +
+	"\abuckets\x18\x05 \x03(\x04R\abuckets\"\xeb\x01\n" +
+	"\vRouteStatus\x12\x10\n" +
+	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x12\n" +
+	"\x04root\x18\x02 \x01(\tR\x04root\x12\x14\n" +
+	"\x05route\x18\x03 \x01(\tR\x05route\x12\x1c\n" +
+	"\tdirection\x18\x04 \x01(\tR\tdirection\x12\x14\n" +
+	"\x05files\x18\x05 \x01(\x04R\x05files\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06errors\x18\a \x01(\x04R\x06errors\x12\x1b\n" +
+	"\tin_flight\x18\b \x01(\rR\binFlight\x12!\n" +
+	"\fbusy_seconds\x18\t \x01(\x01R\vbusySeconds\"\xa9\x01\n" +
+	"\vUsageStatus\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\rR\x06tenant\x12\x12\n" +
+	"\x04keys\x18\x03 \x01(\x04R\x04keys\x12\x12\n" +
+	"\x04hits\x18\x04 \x01(\x04R\x04hits\x12!\n" +
+	"\floaded_bytes\x18\x05 \x01(\x04R\vloadedBytes\x12!\n" +
+	"\fstored_bytes\x18\x06 \x01(\x04R\vstoredBytes\"\xc0\x03\n" +
 	"\fPolicyStatus\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x16\n" +
 	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
@@ -4656,13 +5289,29 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x04from\x18\x03 \x01(\tR\x04from\x12\x1a\n" +
 	"\bhandover\x18\x04 \x01(\tR\bhandover\x12\x18\n" +
 	"\aentries\x18\x05 \x01(\x04R\aentries\x12\x18\n" +
-	"\aseconds\x18\x06 \x01(\x01R\aseconds\"j\n" +
+	"\aseconds\x18\x06 \x01(\x01R\aseconds\"\xcc\x03\n" +
 	"\n" +
 	"RootStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x04R\bcapacity\x12\x12\n" +
 	"\x04used\x18\x03 \x01(\x04R\x04used\x12\x18\n" +
-	"\aentries\x18\x04 \x01(\x04R\aentries*\xf4\x01\n" +
+	"\aentries\x18\x04 \x01(\x04R\aentries\x12*\n" +
+	"\x05state\x18\x05 \x01(\x0e2\x14.kvhost.v1.RootStateR\x05state\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05since\x18\a \x01(\x01R\x05since\x12\x18\n" +
+	"\awriting\x18\b \x01(\x04R\awriting\x12\x1e\n" +
+	"\n" +
+	"quarantine\x18\t \x01(\x04R\n" +
+	"quarantine\x12\x1a\n" +
+	"\borphaned\x18\n" +
+	" \x01(\x04R\borphaned\x12\x14\n" +
+	"\x05limit\x18\v \x01(\x04R\x05limit\x12\x1a\n" +
+	"\bscanning\x18\f \x01(\bR\bscanning\x12\x1c\n" +
+	"\tevictions\x18\r \x01(\x04R\tevictions\x12\x14\n" +
+	"\x05sheds\x18\x0e \x01(\x04R\x05sheds\x12\x18\n" +
+	"\aoutages\x18\x0f \x01(\x04R\aoutages\x12\x18\n" +
+	"\adamaged\x18\x10 \x01(\x04R\adamaged\x12\x16\n" +
+	"\x06shared\x18\x11 \x01(\bR\x06shared*\xf4\x01\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x15\n" +
@@ -4712,7 +5361,12 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x14POLICY_STATE_STANDIN\x10\x01\x12\x1b\n" +
 	"\x17POLICY_STATE_QUARANTINE\x10\x02\x12\x19\n" +
 	"\x15POLICY_STATE_DRAINING\x10\x03\x12\x17\n" +
-	"\x13POLICY_STATE_SHADOW\x10\x042\xc0\x01\n" +
+	"\x13POLICY_STATE_SHADOW\x10\x04*i\n" +
+	"\tRootState\x12\x19\n" +
+	"\x15ROOT_STATE_IN_SERVICE\x10\x00\x12\x13\n" +
+	"\x0fROOT_STATE_FULL\x10\x01\x12\x18\n" +
+	"\x14ROOT_STATE_READ_ONLY\x10\x02\x12\x12\n" +
+	"\x0eROOT_STATE_OUT\x10\x032\xc0\x01\n" +
 	"\x04Host\x12?\n" +
 	"\aSession\x12\x18.kvhost.v1.ClientMessage\x1a\x16.kvhost.v1.HostMessage(\x010\x01\x12:\n" +
 	"\x06Status\x12\x18.kvhost.v1.StatusRequest\x1a\x16.kvhost.v1.StatusReply\x12;\n" +
@@ -4734,8 +5388,8 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_kvhost_proto_rawDescData
 }
 
-var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                    // 0: kvhost.v1.Code
 	(LookupKind)(0),              // 1: kvhost.v1.LookupKind
@@ -4744,129 +5398,139 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(EndReason)(0),               // 4: kvhost.v1.EndReason
 	(EventKind)(0),               // 5: kvhost.v1.EventKind
 	(PolicyState)(0),             // 6: kvhost.v1.PolicyState
-	(*ClientMessage)(nil),        // 7: kvhost.v1.ClientMessage
-	(*HostMessage)(nil),          // 8: kvhost.v1.HostMessage
-	(*Done)(nil),                 // 9: kvhost.v1.Done
-	(*Error)(nil),                // 10: kvhost.v1.Error
-	(*Hello)(nil),                // 11: kvhost.v1.Hello
-	(*Namespace)(nil),            // 12: kvhost.v1.Namespace
-	(*Group)(nil),                // 13: kvhost.v1.Group
-	(*Plane)(nil),                // 14: kvhost.v1.Plane
-	(*HelloReply)(nil),           // 15: kvhost.v1.HelloReply
-	(*Limits)(nil),               // 16: kvhost.v1.Limits
-	(*Register)(nil),             // 17: kvhost.v1.Register
-	(*Region)(nil),               // 18: kvhost.v1.Region
-	(*CudaVmm)(nil),              // 19: kvhost.v1.CudaVmm
-	(*CudaVmmSegment)(nil),       // 20: kvhost.v1.CudaVmmSegment
-	(*Unregister)(nil),           // 21: kvhost.v1.Unregister
-	(*Semaphores)(nil),           // 22: kvhost.v1.Semaphores
-	(*Timeline)(nil),             // 23: kvhost.v1.Timeline
-	(*Lookup)(nil),               // 24: kvhost.v1.Lookup
-	(*LookupReply)(nil),          // 25: kvhost.v1.LookupReply
-	(*LoadPart)(nil),             // 26: kvhost.v1.LoadPart
-	(*Release)(nil),              // 27: kvhost.v1.Release
-	(*Store)(nil),                // 28: kvhost.v1.Store
-	(*StoreChunk)(nil),           // 29: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),            // 30: kvhost.v1.StoreRead
-	(*StorePublished)(nil),       // 31: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),         // 32: kvhost.v1.ChunkFailure
-	(*Load)(nil),                 // 33: kvhost.v1.Load
-	(*LoadChunk)(nil),            // 34: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),            // 35: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),             // 36: kvhost.v1.LoadDone
-	(*Discard)(nil),              // 37: kvhost.v1.Discard
-	(*DiscardReply)(nil),         // 38: kvhost.v1.DiscardReply
-	(*Cancel)(nil),               // 39: kvhost.v1.Cancel
-	(*Advance)(nil),              // 40: kvhost.v1.Advance
-	(*Flush)(nil),                // 41: kvhost.v1.Flush
-	(*EndRequest)(nil),           // 42: kvhost.v1.EndRequest
-	(*Ping)(nil),                 // 43: kvhost.v1.Ping
-	(*EventsRequest)(nil),        // 44: kvhost.v1.EventsRequest
-	(*EventBatch)(nil),           // 45: kvhost.v1.EventBatch
-	(*Event)(nil),                // 46: kvhost.v1.Event
-	(*StatusRequest)(nil),        // 47: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),          // 48: kvhost.v1.StatusReply
-	(*PolicyStatus)(nil),         // 49: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                // 50: kvhost.v1.Trial
-	(*SwapPolicyRequest)(nil),    // 51: kvhost.v1.SwapPolicyRequest
-	(*PromotePolicyRequest)(nil), // 52: kvhost.v1.PromotePolicyRequest
-	(*SwapPolicyReply)(nil),      // 53: kvhost.v1.SwapPolicyReply
-	(*PolicyTaken)(nil),          // 54: kvhost.v1.PolicyTaken
-	(*RootStatus)(nil),           // 55: kvhost.v1.RootStatus
-	nil,                          // 56: kvhost.v1.Namespace.ExtraEntry
-	nil,                          // 57: kvhost.v1.StatusReply.CountersEntry
-	nil,                          // 58: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(RootState)(0),               // 7: kvhost.v1.RootState
+	(*ClientMessage)(nil),        // 8: kvhost.v1.ClientMessage
+	(*HostMessage)(nil),          // 9: kvhost.v1.HostMessage
+	(*Done)(nil),                 // 10: kvhost.v1.Done
+	(*Error)(nil),                // 11: kvhost.v1.Error
+	(*Hello)(nil),                // 12: kvhost.v1.Hello
+	(*Namespace)(nil),            // 13: kvhost.v1.Namespace
+	(*Group)(nil),                // 14: kvhost.v1.Group
+	(*Plane)(nil),                // 15: kvhost.v1.Plane
+	(*HelloReply)(nil),           // 16: kvhost.v1.HelloReply
+	(*Limits)(nil),               // 17: kvhost.v1.Limits
+	(*Register)(nil),             // 18: kvhost.v1.Register
+	(*Region)(nil),               // 19: kvhost.v1.Region
+	(*CudaVmm)(nil),              // 20: kvhost.v1.CudaVmm
+	(*CudaVmmSegment)(nil),       // 21: kvhost.v1.CudaVmmSegment
+	(*Unregister)(nil),           // 22: kvhost.v1.Unregister
+	(*Semaphores)(nil),           // 23: kvhost.v1.Semaphores
+	(*Timeline)(nil),             // 24: kvhost.v1.Timeline
+	(*Lookup)(nil),               // 25: kvhost.v1.Lookup
+	(*LookupReply)(nil),          // 26: kvhost.v1.LookupReply
+	(*LoadPart)(nil),             // 27: kvhost.v1.LoadPart
+	(*Release)(nil),              // 28: kvhost.v1.Release
+	(*Store)(nil),                // 29: kvhost.v1.Store
+	(*StoreChunk)(nil),           // 30: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),            // 31: kvhost.v1.StoreRead
+	(*StorePublished)(nil),       // 32: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),         // 33: kvhost.v1.ChunkFailure
+	(*Load)(nil),                 // 34: kvhost.v1.Load
+	(*LoadChunk)(nil),            // 35: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),            // 36: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),             // 37: kvhost.v1.LoadDone
+	(*Discard)(nil),              // 38: kvhost.v1.Discard
+	(*DiscardReply)(nil),         // 39: kvhost.v1.DiscardReply
+	(*Cancel)(nil),               // 40: kvhost.v1.Cancel
+	(*Advance)(nil),              // 41: kvhost.v1.Advance
+	(*Flush)(nil),                // 42: kvhost.v1.Flush
+	(*EndRequest)(nil),           // 43: kvhost.v1.EndRequest
+	(*Ping)(nil),                 // 44: kvhost.v1.Ping
+	(*EventsRequest)(nil),        // 45: kvhost.v1.EventsRequest
+	(*EventBatch)(nil),           // 46: kvhost.v1.EventBatch
+	(*Event)(nil),                // 47: kvhost.v1.Event
+	(*StatusRequest)(nil),        // 48: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),          // 49: kvhost.v1.StatusReply
+	(*SessionStatus)(nil),        // 50: kvhost.v1.SessionStatus
+	(*LatencyStatus)(nil),        // 51: kvhost.v1.LatencyStatus
+	(*RouteStatus)(nil),          // 52: kvhost.v1.RouteStatus
+	(*UsageStatus)(nil),          // 53: kvhost.v1.UsageStatus
+	(*PolicyStatus)(nil),         // 54: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                // 55: kvhost.v1.Trial
+	(*SwapPolicyRequest)(nil),    // 56: kvhost.v1.SwapPolicyRequest
+	(*PromotePolicyRequest)(nil), // 57: kvhost.v1.PromotePolicyRequest
+	(*SwapPolicyReply)(nil),      // 58: kvhost.v1.SwapPolicyReply
+	(*PolicyTaken)(nil),          // 59: kvhost.v1.PolicyTaken
+	(*RootStatus)(nil),           // 60: kvhost.v1.RootStatus
+	nil,                          // 61: kvhost.v1.Namespace.ExtraEntry
+	nil,                          // 62: kvhost.v1.StatusReply.CountersEntry
+	nil,                          // 63: kvhost.v1.SwapPolicyRequest.ConfigEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
-	11, // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
-	17, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
-	21, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
-	24, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	27, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	28, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	33, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	39, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	41, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	42, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	43, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	40, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
-	22, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
-	37, // 13: kvhost.v1.ClientMessage.discard:type_name -> kvhost.v1.Discard
-	10, // 14: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
-	15, // 15: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
-	9,  // 16: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
-	25, // 17: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	30, // 18: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	31, // 19: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	35, // 20: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	36, // 21: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
-	38, // 22: kvhost.v1.HostMessage.discard:type_name -> kvhost.v1.DiscardReply
+	12, // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
+	18, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
+	22, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
+	25, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
+	28, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
+	29, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
+	34, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
+	40, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
+	42, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	43, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	44, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	41, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
+	23, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
+	38, // 13: kvhost.v1.ClientMessage.discard:type_name -> kvhost.v1.Discard
+	11, // 14: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
+	16, // 15: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
+	10, // 16: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
+	26, // 17: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
+	31, // 18: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	32, // 19: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	36, // 20: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	37, // 21: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	39, // 22: kvhost.v1.HostMessage.discard:type_name -> kvhost.v1.DiscardReply
 	0,  // 23: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	12, // 24: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	13, // 25: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	56, // 26: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	13, // 24: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	14, // 25: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	61, // 26: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 27: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	14, // 28: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	16, // 29: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	18, // 30: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	19, // 31: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	20, // 32: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
-	19, // 33: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	26, // 34: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
-	29, // 35: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	23, // 36: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	15, // 28: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	17, // 29: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	19, // 30: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	20, // 31: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	21, // 32: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
+	20, // 33: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
+	27, // 34: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
+	30, // 35: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	24, // 36: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
 	2,  // 37: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	32, // 38: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	33, // 38: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
 	0,  // 39: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	34, // 40: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	23, // 41: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	32, // 42: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	35, // 40: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	24, // 41: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	33, // 42: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
 	3,  // 43: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
 	4,  // 44: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	46, // 45: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
+	47, // 45: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
 	5,  // 46: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	49, // 47: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	55, // 48: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	57, // 49: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	6,  // 50: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	50, // 51: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	58, // 52: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	54, // 53: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
-	7,  // 54: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	47, // 55: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	44, // 56: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
-	51, // 57: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	52, // 58: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	8,  // 59: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	48, // 60: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	45, // 61: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
-	53, // 62: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
-	53, // 63: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
-	59, // [59:64] is the sub-list for method output_type
-	54, // [54:59] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	54, // 47: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	60, // 48: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	62, // 49: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	50, // 50: kvhost.v1.StatusReply.session_list:type_name -> kvhost.v1.SessionStatus
+	51, // 51: kvhost.v1.StatusReply.latencies:type_name -> kvhost.v1.LatencyStatus
+	52, // 52: kvhost.v1.StatusReply.routes:type_name -> kvhost.v1.RouteStatus
+	53, // 53: kvhost.v1.StatusReply.usage:type_name -> kvhost.v1.UsageStatus
+	6,  // 54: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	55, // 55: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	63, // 56: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	59, // 57: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
+	7,  // 58: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
+	8,  // 59: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	48, // 60: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	45, // 61: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
+	56, // 62: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	57, // 63: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	9,  // 64: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	49, // 65: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	46, // 66: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
+	58, // 67: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
+	58, // 68: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
+	64, // [64:69] is the sub-list for method output_type
+	59, // [59:64] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -4917,8 +5581,8 @@ func file_kvhost_v1_kvhost_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
-			NumEnums:      7,
-			NumMessages:   52,
+			NumEnums:      8,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -43,7 +43,7 @@ func TestBacklogIsBounded(t *testing.T) {
 		t.Fatalf("the session holds %d bytes", n)
 	}
 	w.say(cancelOf(job))
-	until(t, "all that waits is handled", func() bool { return x.inbox.waiting.Load() == 0 })
+	until(t, "all that waits is handled", func() bool { return x.inbox.Waiting() == 0 })
 	until(t, "the memory is given back", func() bool { return x.share.Held() < 1<<20 })
 	if err := w.close(); err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/budget"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/inbox"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
@@ -40,6 +41,7 @@ func codeOf(err error) proto.Code {
 		{store.ErrRootOut, proto.Code_CODE_IO},
 		{transfer.ErrClosed, proto.Code_CODE_CLOSING},
 		{ErrClosing, proto.Code_CODE_CLOSING},
+		{inbox.ErrFull, proto.Code_CODE_LIMIT},
 	} {
 		if errors.Is(err, c.is) {
 			return c.code

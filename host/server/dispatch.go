@@ -39,16 +39,16 @@ func (x *session) receive(m *proto.ClientMessage) {
 		err = x.receiveJob(m, len(b.Load.GetChunks()))
 	case *proto.ClientMessage_Lookup:
 		if err = limits.checkKeys(len(b.Lookup.GetKeys()) / chunk.KeyBytes); err == nil {
-			err = x.inbox.submit(m)
+			err = x.inbox.Submit(m)
 		}
 	case *proto.ClientMessage_Discard:
 		if err = limits.checkKeys(len(b.Discard.GetKeys()) / chunk.KeyBytes); err == nil {
-			err = x.inbox.submit(m)
+			err = x.inbox.Submit(m)
 		}
 	case nil:
 		err = invalid("body", "none that this host knows")
 	default:
-		err = x.inbox.submit(m)
+		err = x.inbox.Submit(m)
 	}
 	if err != nil {
 		x.fail(m.Id, err)
@@ -66,7 +66,7 @@ func (x *session) receiveJob(m *proto.ClientMessage, chunks int) error {
 	if err != nil {
 		return err
 	}
-	if err = x.inbox.submit(m); err != nil && !j.refuse() {
+	if err = x.inbox.Submit(m); err != nil && !j.refuse() {
 		return nil
 	}
 	return err
@@ -228,8 +228,8 @@ func (x *session) unregister(id uint64, m *proto.Unregister) error {
 		for _, j := range jobs {
 			j.waitFenced()
 		}
-		x.inbox.turn.Lock()
-		defer x.inbox.turn.Unlock()
+		x.inbox.Turn.Lock()
+		defer x.inbox.Turn.Unlock()
 		forget()
 	}) {
 		return ErrClosing

@@ -141,7 +141,7 @@ func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 	if r != nil && slices.Contains(r.sessions, x) {
 		return r.number, nil
 	}
-	if limit := e.server.cfg.Limits.Requests; len(x.requests) >= limit {
+	if limit := e.server.cfg.Limits.Requests; len(x.granted.requests) >= limit {
 		return 0, faultf(proto.Code_CODE_LIMIT, "request",
 			"%d requests of this session are not ended, END_REQUEST is due", limit)
 	}
@@ -153,7 +153,7 @@ func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 		e.requests[id] = r
 	}
 	r.sessions = append(r.sessions, x)
-	x.requests[id] = struct{}{}
+	x.granted.requests[id] = struct{}{}
 	return r.number, nil
 }
 
@@ -168,7 +168,7 @@ func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) func(
 	if hints != (abi.Hints{}) {
 		r.hints = hints
 	}
-	delete(x.requests, id)
+	delete(x.granted.requests, id)
 	x.share.RequestOver()
 	r.sessions = slices.DeleteFunc(r.sessions, func(o *session) bool { return o == x })
 	last := len(r.sessions) == 0
@@ -186,8 +186,8 @@ func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) func(
 func (e *servingEngine) requestsOf(x *session) []uint32 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	ids := make([]uint32, 0, len(x.requests))
-	for id := range x.requests {
+	ids := make([]uint32, 0, len(x.granted.requests))
+	for id := range x.granted.requests {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)

@@ -191,8 +191,8 @@ func pagesFor(t testing.TB, x *session) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.inbox.turn.Lock()
-	defer x.inbox.turn.Unlock()
+	x.inbox.Turn.Lock()
+	defer x.inbox.Turn.Unlock()
 	x.memory.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
 }
 

@@ -63,11 +63,7 @@ func FuzzMessages(f *testing.F) {
 			}
 			m.Id = uint64(i) + 2
 			x.receive(m)
-			for len(x.inbox.backlog) > 0 {
-				next := <-x.inbox.backlog
-				x.inbox.inTurn(next)
-				x.inbox.waiting.Add(-1)
-			}
+			x.inbox.Drain()
 			s.work.Wait()
 			x.jobs.waiters.Wait()
 			if !answered(x, m.Id) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/activity"
 )
 
 // maxName bounds engine ids, roles and device UUIDs.
@@ -58,6 +59,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	x.log = x.log.With("engine", m.GetEngine(), "role", m.GetRole(), "rank", m.GetRank())
 	x.log.Info("session started", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks",
 		m.GetLocalRanks())
+	x.profile.Store(activity.NewProfile(&x.server.usage, x.number, m, queue))
 	x.greeted = true
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Hello{Hello: x.server.welcome(x)}})
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -15,6 +16,7 @@ type job struct {
 	id      uint64
 	session *session
 	message *proto.ClientMessage
+	since   time.Time       // when the message was received
 	ctx     context.Context // done when it is cancelled
 	stop    context.CancelFunc
 	reg     *registration // set before started is closed
@@ -31,7 +33,7 @@ type job struct {
 
 // newJob enters a job in the session's table.
 func (x *session) newJob(m *proto.ClientMessage) (*job, error) {
-	j := &job{id: m.GetId(), session: x, message: m, started: make(chan struct{})}
+	j := &job{id: m.GetId(), session: x, message: m, since: time.Now(), started: make(chan struct{})}
 	j.ctx, j.stop = context.WithCancel(x.ctx)
 	if err := x.jobs.add(j); err != nil {
 		j.stop()

@@ -43,6 +43,12 @@ func (t *jobTable) get(id uint64) *job {
 	return t.jobs[id]
 }
 
+func (t *jobTable) len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.jobs)
+}
+
 func (t *jobTable) remove(id uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

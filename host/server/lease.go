@@ -43,7 +43,7 @@ func (l *sharedLease) granted(i int) bool { return i >= l.first && i < l.keys &&
 func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if limit := e.server.cfg.Limits.Leases; l.owner.leases >= limit {
+	if limit := e.server.cfg.Limits.Leases; l.owner.granted.leases >= limit {
 		return 0, faultf(proto.Code_CODE_LIMIT, "lease", "%d leases of this session are not over", limit)
 	}
 	if err := l.owner.share.Lease(l.keys - l.first); err != nil {
@@ -53,7 +53,7 @@ func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	place := slices.IndexFunc(e.facts.namespace.Groups, func(g chunk.Group) bool { return g.ID == l.group })
 	l.id = e.lastLease<<groupBits | uint64(place)
 	e.leases[l.id] = l
-	l.owner.leases++
+	l.owner.granted.leases++
 	l.timer = time.AfterFunc(e.server.cfg.LeaseTTL, func() { e.endLease(l) })
 	return l.id, nil
 }
@@ -130,7 +130,7 @@ func (e *servingEngine) endLease(l *sharedLease) {
 func (e *servingEngine) remove(l *sharedLease) {
 	l.timer.Stop()
 	delete(e.leases, l.id)
-	l.owner.leases--
+	l.owner.granted.leases--
 }
 
 // endLeases ends the leases of a session, those of one request unless all is set.

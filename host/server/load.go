@@ -6,6 +6,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/server/blockset"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -188,6 +189,8 @@ func (s *loading) complete(o transfer.Outcome) {
 	}
 	s.job.finish()
 	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadDone{LoadDone: reply}})
+	x.server.latencies.Observe(activity.Load, s.job.since)
+	x.profile.Load().Loaded(reply.Bytes)
 }
 
 // wanted drops the holes.

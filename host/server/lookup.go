@@ -1,13 +1,17 @@
 package server
 
 import (
+	"time"
+
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/store"
 )
 
 // lookup is LOOKUP.
 func (x *session) lookup(id uint64, m *proto.Lookup) error {
+	since := time.Now()
 	group, err := groupOf(x.ns, m.GetGroup())
 	if err != nil {
 		return err
@@ -42,6 +46,8 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 		}
 	}
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Lookup{Lookup: reply}})
+	x.server.latencies.Observe(activity.Lookup, since)
+	x.profile.Load().LookedUp(len(keys)-min(first, len(keys)), int(reply.Hits))
 	return nil
 }
 

@@ -12,9 +12,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/budget"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/server/kvevents"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/server/socket"
@@ -36,6 +36,9 @@ type Server struct {
 	request atomic.Uint32
 	number  atomic.Uint64
 	work    sync.WaitGroup // readers, writers, jobs
+
+	latencies activity.Latencies
+	usage     activity.Table
 
 	mu       sync.Mutex
 	path     string
@@ -99,50 +102,6 @@ func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[pr
 		}
 	}()
 	return (&kvevents.Stream{Store: s.store, Epoch: s.epoch, Send: st.Send}).Run(ctx, q)
-}
-
-// Status answers the Status call.
-func (s service) Status(context.Context, *proto.StatusRequest) (*proto.StatusReply, error) {
-	return s.Server.Status(), nil
-}
-
-// Status returns the state of the host: what the server knows, added to what Config.Info returns.
-func (s *Server) Status() *proto.StatusReply {
-	r := &proto.StatusReply{}
-	if s.cfg.Info != nil {
-		if info := s.cfg.Info(); info != nil {
-			r = info
-		}
-	}
-	st := s.Stats()
-	r.Version = s.cfg.Version
-	r.UptimeSeconds = time.Since(s.started).Seconds()
-	r.Sessions, r.Engines = uint32(st.Sessions), uint32(st.Engines)
-	r.Leases, r.Jobs, r.ArenaBytes = uint64(st.Leases), uint64(st.Jobs), uint64(st.ArenaBytes)
-	return r
-}
-
-// Stats counts what clients make the host hold now.
-type Stats struct {
-	Sessions, Engines, Leases, Jobs int
-	ArenaBytes                      int64
-}
-
-// Memory is what sessions make the host hold, and the holders of most of it.
-func (s *Server) Memory(most int) budget.Figures { return s.cfg.Memory.Figures(most) }
-
-// Stats reads the counters.
-func (s *Server) Stats() Stats {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	st := Stats{Sessions: len(s.sessions), Engines: len(s.engines), Jobs: int(s.jobs.Load()),
-		ArenaBytes: s.mapped.Load()}
-	for _, e := range s.engines {
-		e.mu.Lock()
-		st.Leases += len(e.leases)
-		e.mu.Unlock()
-	}
-	return st
 }
 
 // Serve listens on a Unix socket at path, and on the descriptor socket beside it, until the context is done or Close is

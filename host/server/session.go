@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -14,6 +15,8 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/activity"
+	"github.com/kvhost/kvhost/host/server/inbox"
 	"github.com/kvhost/kvhost/host/server/reserving"
 	"github.com/kvhost/kvhost/host/server/sendqueue"
 	"github.com/kvhost/kvhost/host/server/share"
@@ -39,7 +42,7 @@ type session struct {
 	lastID uint64 // of the reader
 
 	out       *sendqueue.Queue
-	inbox     *inbox
+	inbox     *inbox.Inbox
 	jobs      *jobTable
 	memory    *clientMemory
 	timelines *timelines
@@ -53,13 +56,18 @@ type session struct {
 	piece   uint32
 	tenant  uint32
 	queue   *transfer.Queue
+	profile atomic.Pointer[activity.Profile] // nil before HELLO
 
 	keys []chunk.Key // scratch of LOOKUP, used with the turn held
 	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is cancelled
 	// meanwhile; there is one at a time, so that a session leaves no more than one goroutine to a disk that hangs.
 	reserving *reserving.Queue
 
-	// The engine's mutex guards these.
+	granted granted
+}
+
+// granted is what a session has of its engine, whose mutex guards it.
+type granted struct {
 	requests map[uint32]struct{}
 	leases   int
 }
@@ -72,13 +80,13 @@ func (s *Server) newSession(st stream) (*session, error) {
 	}
 	x := &session{
 		server: s, stream: st, number: number, share: sh,
-		jobs: newJobTable(s.cfg.Limits.Jobs), requests: map[uint32]struct{}{},
+		jobs: newJobTable(s.cfg.Limits.Jobs), granted: granted{requests: map[uint32]struct{}{}},
 		reserving: reserving.New(s.work.Go),
 	}
 	x.log = s.cfg.Log.With("session", x.number)
 	x.ctx, x.end = context.WithCancelCause(st.Context())
 	x.out = sendqueue.New(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
-	x.inbox = newInbox(x.handle, x.drop)
+	x.inbox = inbox.New(x.handle, x.drop)
 	x.memory = newClientMemory(s, sh, x.log)
 	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: s.cfg.MaxWait}
 	return x, nil
@@ -92,7 +100,7 @@ func (s *Server) serve(st stream) error {
 	}
 	s.work.Go(x.read)
 	var executor sync.WaitGroup
-	executor.Go(func() { x.inbox.execute(x.ctx) })
+	executor.Go(func() { x.inbox.Execute(x.ctx) })
 	written := make(chan struct{})
 	s.work.Go(func() {
 		defer close(written)
@@ -156,7 +164,7 @@ func (x *session) read() {
 
 // teardown gives up everything that the session holds, in the only safe order.
 func (x *session) teardown() {
-	x.inbox.close()
+	x.inbox.Close()
 	jobs := x.jobs.end()
 	x.memory.closeDescriptors()
 	for _, j := range jobs {
@@ -207,8 +215,8 @@ func (x *session) refusal(id uint64, err error) *proto.HostMessage {
 }
 
 func (x *session) helloTimeout() {
-	x.inbox.turn.Lock()
-	defer x.inbox.turn.Unlock()
+	x.inbox.Turn.Lock()
+	defer x.inbox.Turn.Unlock()
 	if !x.greeted {
 		x.end(errNoHello)
 	}

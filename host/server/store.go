@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -190,6 +191,7 @@ func (s *storing) read(o transfer.Outcome) {
 	s.timeline.over(len(o.Failed)+len(s.failures) > 0)
 	s.job.session.reply(&proto.HostMessage{Id: s.job.id,
 		Body: &proto.HostMessage_StoreRead{StoreRead: &proto.StoreRead{}}})
+	s.job.session.server.latencies.Observe(activity.StoreRead, s.job.since)
 }
 
 func (s *storing) published(o transfer.Outcome) {
@@ -211,6 +213,8 @@ func (s *storing) published(o transfer.Outcome) {
 		Body: &proto.HostMessage_StorePublished{StorePublished: &proto.StorePublished{
 			Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load(),
 		}}})
+	x.server.latencies.Observe(activity.StorePublished, s.job.since)
+	x.profile.Load().Stored(uint64(o.Bytes))
 	if s.counted {
 		x.server.finish()
 	}

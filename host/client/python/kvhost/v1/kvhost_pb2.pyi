@@ -45,6 +45,10 @@ POLICY_STATE_DRAINING: PolicyState
 POLICY_STATE_QUARANTINE: PolicyState
 POLICY_STATE_SHADOW: PolicyState
 POLICY_STATE_STANDIN: PolicyState
+ROOT_STATE_FULL: RootState
+ROOT_STATE_IN_SERVICE: RootState
+ROOT_STATE_OUT: RootState
+ROOT_STATE_READ_ONLY: RootState
 
 class Advance(_message.Message):
     __slots__ = ["job", "layers"]
@@ -287,6 +291,20 @@ class HostMessage(_message.Message):
     store_published: StorePublished
     store_read: StoreRead
     def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[LookupReply, _Mapping]] = ..., store_read: _Optional[_Union[StoreRead, _Mapping]] = ..., store_published: _Optional[_Union[StorePublished, _Mapping]] = ..., load_layer: _Optional[_Union[LoadLayer, _Mapping]] = ..., load_done: _Optional[_Union[LoadDone, _Mapping]] = ..., discard: _Optional[_Union[DiscardReply, _Mapping]] = ...) -> None: ...
+
+class LatencyStatus(_message.Message):
+    __slots__ = ["answer", "bounds", "buckets", "count", "seconds"]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    answer: str
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    count: int
+    seconds: float
+    def __init__(self, answer: _Optional[str] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ..., bounds: _Optional[_Iterable[float]] = ..., buckets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ["arena_bytes", "chunks_per_job", "jobs", "keys_per_lookup", "leases", "message_bytes", "requests"]
@@ -535,16 +553,64 @@ class Release(_message.Message):
     def __init__(self, lease: _Optional[int] = ...) -> None: ...
 
 class RootStatus(_message.Message):
-    __slots__ = ["capacity", "entries", "path", "used"]
+    __slots__ = ["capacity", "damaged", "entries", "evictions", "limit", "orphaned", "outages", "path", "quarantine", "reason", "scanning", "shared", "sheds", "since", "state", "used", "writing"]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ORPHANED_FIELD_NUMBER: _ClassVar[int]
+    OUTAGES_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SCANNING_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    SHEDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
+    WRITING_FIELD_NUMBER: _ClassVar[int]
     capacity: int
+    damaged: int
     entries: int
+    evictions: int
+    limit: int
+    orphaned: int
+    outages: int
     path: str
+    quarantine: int
+    reason: str
+    scanning: bool
+    shared: bool
+    sheds: int
+    since: float
+    state: RootState
     used: int
-    def __init__(self, path: _Optional[str] = ..., capacity: _Optional[int] = ..., used: _Optional[int] = ..., entries: _Optional[int] = ...) -> None: ...
+    writing: int
+    def __init__(self, path: _Optional[str] = ..., capacity: _Optional[int] = ..., used: _Optional[int] = ..., entries: _Optional[int] = ..., state: _Optional[_Union[RootState, str]] = ..., reason: _Optional[str] = ..., since: _Optional[float] = ..., writing: _Optional[int] = ..., quarantine: _Optional[int] = ..., orphaned: _Optional[int] = ..., limit: _Optional[int] = ..., scanning: bool = ..., evictions: _Optional[int] = ..., sheds: _Optional[int] = ..., outages: _Optional[int] = ..., damaged: _Optional[int] = ..., shared: bool = ...) -> None: ...
+
+class RouteStatus(_message.Message):
+    __slots__ = ["busy_seconds", "bytes", "direction", "errors", "files", "gpu", "in_flight", "root", "route"]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    busy_seconds: float
+    bytes: int
+    direction: str
+    errors: int
+    files: int
+    gpu: str
+    in_flight: int
+    root: str
+    route: str
+    def __init__(self, gpu: _Optional[str] = ..., root: _Optional[str] = ..., route: _Optional[str] = ..., direction: _Optional[str] = ..., files: _Optional[int] = ..., bytes: _Optional[int] = ..., errors: _Optional[int] = ..., in_flight: _Optional[int] = ..., busy_seconds: _Optional[float] = ...) -> None: ...
 
 class Semaphores(_message.Message):
     __slots__ = ["count", "cuda_ipc", "cuda_vmm", "memfd", "offset"]
@@ -560,8 +626,32 @@ class Semaphores(_message.Message):
     offset: int
     def __init__(self, memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., cuda_vmm: _Optional[_Union[CudaVmm, _Mapping]] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
+class SessionStatus(_message.Message):
+    __slots__ = ["device", "engine", "jobs", "leases", "model", "number", "rank", "role", "since", "tenant"]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    engine: str
+    jobs: int
+    leases: int
+    model: str
+    number: int
+    rank: int
+    role: str
+    since: float
+    tenant: int
+    def __init__(self, number: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[int] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., since: _Optional[float] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ["arena_bytes", "counters", "engines", "jobs", "leases", "policies", "policy_memory", "policy_memory_limit", "roots", "sessions", "uptime_seconds", "version"]
+    __slots__ = ["arena_bytes", "counters", "engines", "jobs", "latencies", "leases", "not_ready", "policies", "policy_memory", "policy_memory_limit", "roots", "routes", "serving", "session_list", "sessions", "uptime_seconds", "usage", "version"]
     class CountersEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -573,27 +663,39 @@ class StatusReply(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    LATENCIES_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_FIELD_NUMBER: _ClassVar[int]
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     POLICY_MEMORY_FIELD_NUMBER: _ClassVar[int]
     POLICY_MEMORY_LIMIT_FIELD_NUMBER: _ClassVar[int]
     ROOTS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_LIST_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     arena_bytes: int
     counters: _containers.ScalarMap[str, int]
     engines: int
     jobs: int
+    latencies: _containers.RepeatedCompositeFieldContainer[LatencyStatus]
     leases: int
+    not_ready: _containers.RepeatedScalarFieldContainer[str]
     policies: _containers.RepeatedCompositeFieldContainer[PolicyStatus]
     policy_memory: int
     policy_memory_limit: int
     roots: _containers.RepeatedCompositeFieldContainer[RootStatus]
+    routes: _containers.RepeatedCompositeFieldContainer[RouteStatus]
+    serving: bool
+    session_list: _containers.RepeatedCompositeFieldContainer[SessionStatus]
     sessions: int
     uptime_seconds: float
+    usage: _containers.RepeatedCompositeFieldContainer[UsageStatus]
     version: str
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., policy_memory: _Optional[int] = ..., policy_memory_limit: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., policy_memory: _Optional[int] = ..., policy_memory_limit: _Optional[int] = ..., session_list: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStatus, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[RouteStatus, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[UsageStatus, _Mapping]]] = ..., not_ready: _Optional[_Iterable[str]] = ..., serving: bool = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = []
@@ -704,6 +806,22 @@ class Unregister(_message.Message):
     group: int
     def __init__(self, group: _Optional[int] = ...) -> None: ...
 
+class UsageStatus(_message.Message):
+    __slots__ = ["hits", "keys", "loaded_bytes", "model", "stored_bytes", "tenant"]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    hits: int
+    keys: int
+    loaded_bytes: int
+    model: str
+    stored_bytes: int
+    tenant: int
+    def __init__(self, model: _Optional[str] = ..., tenant: _Optional[int] = ..., keys: _Optional[int] = ..., hits: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+
 class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
@@ -723,4 +841,7 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class PolicyState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class RootState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

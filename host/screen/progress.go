@@ -1,4 +1,4 @@
-package main
+package screen
 
 import (
 	"fmt"
@@ -10,16 +10,14 @@ import (
 	"time"
 
 	"golang.org/x/term"
-
-	"github.com/kvhost/kvhost/host/replay"
 )
 
 // redraw is how often a progress line is drawn anew.
 const redraw = 100 * time.Millisecond
 
-// progress is a line on a terminal that shows how far a long command is. Elsewhere it does nothing. Its methods may be
+// Progress is a line on a terminal that shows how far a long command is. Elsewhere it does nothing. Its methods may be
 // called concurrently.
-type progress struct {
+type Progress struct {
 	out   io.Writer // nil when nothing is shown
 	unit  string    // what is counted
 	now   func() time.Time
@@ -32,9 +30,9 @@ type progress struct {
 	note        string
 }
 
-// newProgress shows nothing when quiet, or when standard error is not a terminal.
-func newProgress(unit string, quiet bool) *progress {
-	p := &progress{unit: unit, now: time.Now}
+// NewProgress shows nothing when quiet, or when standard error is not a terminal.
+func NewProgress(unit string, quiet bool) *Progress {
+	p := &Progress{unit: unit, now: time.Now}
 	if fd := int(os.Stderr.Fd()); !quiet && term.IsTerminal(fd) {
 		p.out, p.width = os.Stderr, 80
 		if w, _, err := term.GetSize(fd); err == nil && w > 20 {
@@ -44,17 +42,18 @@ func newProgress(unit string, quiet bool) *progress {
 	return p
 }
 
-func (p *progress) shown() bool { return p.out != nil }
+// Shown says whether there is a terminal to draw on.
+func (p *Progress) Shown() bool { return p.out != nil }
 
-// begin starts a count to total.
-func (p *progress) begin(total int64) {
+// Begin starts a count to total.
+func (p *Progress) Begin(total int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.started, p.drawn, p.done, p.total, p.note = p.now(), time.Time{}, 0, total, ""
 }
 
-// step counts n more; note, when it is not empty, replaces what stands beside the count.
-func (p *progress) step(n int64, note string) {
+// Step counts n more; note, when it is not empty, replaces what stands beside the count.
+func (p *Progress) Step(n int64, note string) {
 	if p.out == nil {
 		return
 	}
@@ -70,25 +69,16 @@ func (p *progress) step(n int64, note string) {
 	}
 }
 
-// ofFiles is step for a walk over files.
-func (p *progress) ofFiles() func(files, bytes int64) {
+// OfFiles is Step for a walk over files.
+func (p *Progress) OfFiles() func(files, bytes int64) {
 	var sum atomic.Int64
 	return func(files, bytes int64) {
-		p.step(files, fmt.Sprintf("%.2f GB", float64(sum.Add(bytes))/1e9))
+		p.Step(files, fmt.Sprintf("%.2f GB", float64(sum.Add(bytes))/1e9))
 	}
 }
 
-// ofRequests is step for a replay.
-func (p *progress) ofRequests() func(replay.Request) {
-	var accesses, hits, bytes atomic.Int64
-	return func(r replay.Request) {
-		ratio := float64(hits.Add(int64(r.Hits))) / float64(max(1, accesses.Add(int64(r.Accesses))))
-		p.step(1, fmt.Sprintf("hit ratio %.4f, %.2f GB", ratio, float64(bytes.Add(r.Loaded+r.Stored))/1e9))
-	}
-}
-
-// end removes the line.
-func (p *progress) end() {
+// End removes the line.
+func (p *Progress) End() {
 	if p.out == nil {
 		return
 	}
@@ -100,7 +90,7 @@ func (p *progress) end() {
 }
 
 // draw is called with mu held.
-func (p *progress) draw(now time.Time) {
+func (p *Progress) draw(now time.Time) {
 	const cells = 20
 	share := 0.0
 	if p.total > 0 {

@@ -1,0 +1,32 @@
+package proto
+
+import (
+	"strings"
+	"testing"
+
+	protobuf "google.golang.org/protobuf/proto"
+)
+
+func TestJSON(t *testing.T) {
+	for _, c := range []struct {
+		m    protobuf.Message
+		want string // a part
+	}{
+		{&Trial{Keys: 1 << 60}, `{"capacity":0,"dropped":0,"hits":0,"keys":1152921504606846976,"live_hits":0,"used":0}`},
+		{&StatusReply{Counters: map[string]uint64{"lookups": 3}}, `"counters":{"lookups":3}`},
+		{&StatusReply{NotReady: []string{`a "b"`}}, `"not_ready":["a \"b\""]`},
+		{&StatusReply{Roots: []*RootStatus{{State: RootState_ROOT_STATE_READ_ONLY}}}, `"state":"read_only"`},
+		{&StatusReply{}, `"roots":[]`},
+		{&PolicyStatus{State: PolicyState_POLICY_STATE_ACTING}, `"state":"acting"`},
+		{&PolicyStatus{State: 77}, `"state":77`}, // of a newer host
+		{&LatencyStatus{Bounds: []float64{0.5}, Buckets: []uint64{1, 2}}, `"bounds":[0.5],"buckets":[1,2]`},
+	} {
+		got, err := JSON(c.m)
+		if err != nil || !strings.Contains(string(got), c.want) {
+			t.Errorf("%s, %v, want %s", got, err, c.want)
+		}
+	}
+	if got, err := JSON(&PolicyStatus{}); err != nil || strings.Contains(string(got), "trial") {
+		t.Errorf("%s, %v: there is no trial", got, err)
+	}
+}

@@ -1,0 +1,41 @@
+package host
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/proto"
+)
+
+// notReady says why the host is not ready to serve as it is configured to; see the keys http.ready_*.
+func (h *Host) notReady(st *proto.StatusReply) (why []string) {
+	if !st.Serving {
+		why = append(why, "starting: clients cannot connect yet")
+	}
+	in := 0
+	var out []string
+	for _, r := range st.Roots {
+		if r.State == proto.RootState_ROOT_STATE_OUT {
+			out = append(out, fmt.Sprintf("root %s is out of service: %s", r.Path, r.Reason))
+		} else {
+			in++
+		}
+		if r.Scanning && h.cfg.HTTP.ReadyScan {
+			why = append(why, fmt.Sprintf("root %s is being scanned: what the scan has not found yet is a miss", r.Path))
+		}
+	}
+	switch h.cfg.HTTP.ReadyRoots {
+	case config.RootsAll:
+		why = append(why, out...)
+	case config.RootsAny:
+		if in == 0 {
+			why = append(why, out...)
+		}
+	}
+	for _, p := range st.Policies {
+		if h.cfg.HTTP.ReadyPolicies && p.State == proto.PolicyState_POLICY_STATE_QUARANTINE && p.Trial == nil {
+			why = append(why, fmt.Sprintf("policy %s is in quarantine, the built-in one decides: %s", p.Name, p.Reason))
+		}
+	}
+	return why
+}
