@@ -3,7 +3,6 @@ package shared
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/kvhost/kvhost/staging"
 )
@@ -51,24 +50,6 @@ func (t *tree) link(temp, target string) (made bool, err error) {
 	return false, fmt.Errorf("%w: linking %s: %v; the look at it: %v", ErrDoubt, target, err, serr)
 }
 
-// unlink removes the name of a temporary, opened with flags. linked says that the file has another name by now: it was
-// published meanwhile.
-func (t *tree) unlink(name string, flags int) (linked bool, err error) {
-	f, err := t.fs.OpenFile(name, os.O_WRONLY|flags, 0)
-	if missing(err) {
-		return false, nil
-	} else if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	err = t.remove(name)
-	info, serr := f.Stat()
-	if serr == nil && info.Links == 0 {
-		return false, nil // whatever the error was
-	}
-	return err == nil && serr == nil, errors.Join(err, serr)
-}
-
 // settleDoubts looks what became of publications in doubt.
 func (m *Member) settleDoubts() error {
 	p := &m.pending
@@ -101,21 +82,24 @@ func (d *doubt) settle(m *Member) (settled bool, err error) {
 	return true, nil
 }
 
-// happened looks whether the link was made. One that was not can be made no more.
+// happened looks whether the link was made. One that was not can be made no more. No file is open meanwhile: a client of
+// a network file system would rename one that it has open instead of removing it, and its names would tell nothing.
 func (d *doubt) happened(t *tree) (bool, error) {
 	info, err := t.fs.Stat(d.temp)
 	if err == nil && info.Links > 1 {
 		return true, nil
 	}
+	gone := missing(err) // with this incarnation, or in an earlier look that failed half way
 	if err == nil {
-		return t.unlink(d.temp, 0)
+		err = t.remove(d.temp)
 	}
+	if err != nil && !gone {
+		return false, err
+	}
+	// What has the target's name is a piece of this key. Whose it is nobody can tell when the temporary has gone.
+	now, err := t.fs.Stat(d.target)
 	if missing(err) {
-		// It went with this incarnation, or in an earlier look that failed half way. What has the target's name is a piece of
-		// this key, whoever published it.
-		if _, err = t.fs.Stat(d.target); missing(err) {
-			return false, nil
-		}
+		return false, nil
 	}
-	return err == nil, err
+	return err == nil && (gone || now.Same(info)), err
 }

@@ -3,10 +3,13 @@ package shared
 import (
 	"errors"
 	"os"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
-// sweep removes the temporaries of a member that is gone and logs those that were published. It may be repeated. A
-// temporary is emptied first: its writer may be paused for long and have it open, and has credit for it no more.
+// sweep removes the temporaries of a member that is gone and logs those that were published. It may be repeated. One
+// that cannot be removed, as where a network file system keeps it for a process that has it open, keeps the member's
+// credit; the others do not wait for it.
 func (t *term) sweep(dir string) error {
 	m := t.m
 	entries, err := m.fs.ReadDir(dir + "/t")
@@ -16,35 +19,20 @@ func (t *term) sweep(dir string) error {
 		return err
 	}
 	a := &attempt{}
+	var failed []error
 	for _, e := range entries {
 		name := dir + "/t/" + e.Name()
 		info, err := m.fs.Stat(name)
-		if missing(err) {
-			continue
-		} else if err != nil {
-			return err
+		switch base := e.Name(); {
+		case err != nil:
+		case info.Links > 1 && base != probe && base != probed:
+			err = t.relay(a, name, info)
+		default:
+			if err = m.empty(name); err == nil {
+				err = m.remove(name)
+			}
 		}
-		if base := e.Name(); info.Links > 1 && base != probe && base != probed {
-			r, err := m.back.Identify(name, info)
-			if err == nil {
-				r.Op = Relayed
-				a.records, a.temps = append(a.records, r), append(a.temps, name)
-				continue
-			}
-			if !errors.Is(err, ErrDamaged) {
-				return err
-			}
-			m.log.Warn("published temporary is damaged; scanning the root for its piece", "file", name, "error", err)
-			m.scanAgain()
-			if err := m.remove(name); err != nil {
-				return err
-			}
-		} else if linked, err := m.unlink(name, os.O_TRUNC); err != nil {
-			return err
-		} else if linked {
-			m.log.Warn("temporary was published while it was removed; scanning the root for its piece", "file", name)
-			m.scanAgain()
-		}
+		failed = append(failed, ignoreMissing(err))
 	}
 	if len(a.records) > 0 {
 		for i := range a.records {
@@ -57,7 +45,35 @@ func (t *term) sweep(dir string) error {
 			return err
 		}
 	}
+	if err := errors.Join(failed...); err != nil {
+		return err
+	}
 	return m.remove(dir + "/t")
+}
+
+// relay adds a temporary that was published to what this member logs.
+func (t *term) relay(a *attempt, name string, info staging.Info) error {
+	r, err := t.m.back.Identify(name, info)
+	if err == nil {
+		r.Op = Relayed
+		a.records, a.temps = append(a.records, r), append(a.temps, name)
+		return nil
+	}
+	if !errors.Is(err, ErrDamaged) {
+		return err
+	}
+	t.m.log.Warn("published temporary is damaged; scanning the root for its piece", "file", name, "error", err)
+	t.m.scanAgain()
+	return t.m.remove(name)
+}
+
+// empty frees what a temporary takes. Its writer may be paused for long and have it open, and has credit for it no more.
+func (t *tree) empty(name string) error {
+	f, err := t.fs.OpenFile(name, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // scanAgain asks for another scan of the root.
