@@ -271,7 +271,11 @@ func TestTrees(t *testing.T) {
 			if !strings.Contains(name, *only) || !*all && *only == "" && (i+5*j)%6 != 0 {
 				continue
 			}
-			t.Run(name, func(t *testing.T) { s.run(t, slots, p, in, (i+j)%3) })
+			for when, how := range []string{", after a clean end", ", after a kill", ", beside the host"} {
+				if *all || *only != "" || i < 2 || when == (i+j)%3 {
+					t.Run(name+how, func(t *testing.T) { s.run(t, slots, p, in, when) })
+				}
+			}
 		}
 	}
 }
