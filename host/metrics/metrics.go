@@ -160,6 +160,7 @@ func Counters(st *store.Stats, t transfer.Stats) map[string]uint64 {
 	for _, m := range counters {
 		out[m.name] = uint64(m.value(st, t))
 	}
+	levelCounters(st, out)
 	return out
 }
 
@@ -225,6 +226,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			send(c.roots[k], m.kind, m.value(&st.Roots[i]), st.Roots[i].Path)
 		}
 	}
+	collectLevels(ch, &st)
 	sent := map[moduleCounter]bool{}
 	for _, p := range series(st.Policies) {
 		for _, m := range policyMetrics {

@@ -1,0 +1,59 @@
+package metrics
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/moves"
+)
+
+// Series of levels.
+var levelHits, levelLoad, levelMoves, levelBytes = func() (hits, load, moves, bytes *prometheus.Desc) {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("kvhost_"+name, help, labels, nil)
+	}
+	hits = desc("level_hits_total", "Keys that lookups found in the level.", "level")
+	load = desc("level_loaded_bytes_total", "Bytes of pieces of the level that were opened for loads.", "level")
+	moves = desc("level_moves_total", "Copies from other levels to the level.", "level", "kind", "result")
+	bytes = desc("level_moved_bytes_total", "Bytes copied from other levels to the level.", "level", "kind")
+	return hits, load, moves, bytes
+}()
+
+// collectLevels sends the series of levels.
+func collectLevels(ch chan<- prometheus.Metric, st *store.Stats) {
+	send := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, counter, float64(v), labels...)
+	}
+	for _, l := range st.Levels {
+		level := strconv.Itoa(l.Level)
+		send(levelHits, l.Hits, level)
+		send(levelLoad, l.Loaded, level)
+		for kind, m := range l.Moves {
+			k := moves.Kind(kind).String()
+			send(levelBytes, m.Bytes, level, k)
+			send(levelMoves, m.Done, level, k, "done")
+			send(levelMoves, m.Shed, level, k, "shed")
+			send(levelMoves, m.Refused, level, k, "refused")
+			send(levelMoves, m.Cancelled, level, k, "cancelled")
+			send(levelMoves, m.Failed, level, k, "failed")
+		}
+	}
+}
+
+// levelCounters are the figures of levels by name, for the Status call: of a store with one level there are none.
+func levelCounters(st *store.Stats, out map[string]uint64) {
+	if len(st.Levels) < 2 {
+		return
+	}
+	for _, l := range st.Levels {
+		name := func(what string) string { return fmt.Sprintf("level%d_%s", l.Level, what) }
+		out[name("hits")], out[name("loaded_bytes")] = l.Hits, l.Loaded
+		for kind, m := range l.Moves {
+			k := moves.Kind(kind).String()
+			out[name(k)], out[name(k+"_bytes")], out[name(k+"_shed")] = m.Done, m.Bytes, m.Shed
+		}
+	}
+}
