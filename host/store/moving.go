@@ -89,10 +89,17 @@ func (s *Store) Settle(ctx context.Context) error {
 	if s.mover == nil {
 		return nil
 	}
-	for _, r := range s.roots {
-		r.leaving.Step()
+	for {
+		for _, r := range s.roots {
+			r.leaving.Step() // a copy that came may let others leave
+		}
+		if n, _ := s.mover.InFlight(); n == 0 {
+			return nil
+		}
+		if err := s.mover.Wait(ctx, 0); err != nil {
+			return err
+		}
 	}
-	return s.mover.Wait(ctx, 0)
 }
 
 // promote offers entries that a lease has from farther levels to the nearest one. If somebody has asked for that, the
