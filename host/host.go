@@ -81,13 +81,17 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	}
 	h.devices.OpenRoutes(ctx, h.engine, h.store, fsys)
 	s := h.cfg.Session
+	rules, users, err := accessOf(h.cfg)
+	if err != nil {
+		return nil, err
+	}
 	memory, err := memoryBudget(h.cfg)
 	if err != nil {
 		return nil, err
 	}
 	h.server = server.New(server.Config{
 		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
-		Memory: memory, Capacity: h.cfg.Capacity(), Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins,
+		Memory: memory, Capacity: h.cfg.Capacity(), Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins, Rules: rules, Users: users,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
 			ArenaBytes: s.MaxRegistered,
@@ -135,6 +139,9 @@ func (h *Host) storeConfig(fsys staging.FS) store.Config {
 	m := h.cfg.Move
 	out.Moves = store.Moves{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Shutdown: m.Shutdown}
 	for _, t := range h.cfg.Tenants {
+		if t.Quota == (config.Amount{}) {
+			continue
+		}
 		out.Quotas = append(out.Quotas, store.Quota{First: t.First, Last: t.Last, Bytes: t.Quota.Bytes, Share: t.Quota.Part})
 	}
 	for _, e := range h.cfg.Expiries {

@@ -36,6 +36,8 @@ var (
 	ErrIO = errors.New("client: storage failed")
 	// ErrCancelled says that the job was cancelled.
 	ErrCancelled = errors.New("client: cancelled")
+	// ErrDenied says that this process's user may not do that, as to be the tenant that HELLO names.
+	ErrDenied = errors.New("client: host denies it to this user")
 	// ErrClosing says that the host is shutting down.
 	ErrClosing = errors.New("client: host is closing")
 )
@@ -51,6 +53,7 @@ var byCode = map[proto.Code]error{
 	proto.Code_CODE_IO:           ErrIO,
 	proto.Code_CODE_CANCELLED:    ErrCancelled,
 	proto.Code_CODE_CLOSING:      ErrClosing,
+	proto.Code_CODE_DENIED:       ErrDenied,
 }
 
 // HostError is the host's refusal of one message, or the failure of one chunk.

@@ -9,7 +9,10 @@ import (
 
 // Config is the whole configuration.
 type Config struct {
-	Socket    string
+	Socket string
+	// SocketUsers and SocketGroups are numbers, separated by commas: see [IDs].
+	SocketUsers, SocketGroups string
+
 	PolicyDir string
 	// PolicyCache is a directory for compiled policies; empty is off, CacheAuto the user's own.
 	PolicyCache string

@@ -51,6 +51,13 @@ var keys = []*Key{
 		Help: "Unix socket for clients, created with mode 0600. A second one beside it, with the suffix \".fd\", " +
 			"passes file descriptors.",
 		field: func(c *Config) any { return &c.Socket }},
+	{Name: "socket_users", Kind: Text, Unit: "numbers, separated by commas",
+		Help: "Users whose processes may connect, besides root, the host's own user and those of tenants (uids in " +
+			"[[tenant]]). With any, the sockets have mode 0666 and each connection's user is checked.",
+		field: func(c *Config) any { return &c.SocketUsers }},
+	{Name: "socket_groups", Kind: Text, Unit: "numbers, separated by commas",
+		Help:  "Groups whose processes may connect.",
+		field: func(c *Config) any { return &c.SocketGroups }},
 	{Name: "policy_dir", Kind: Text,
 		Help:  "Directory that is searched for policies by name before the embedded ones. Empty: embedded ones only.",
 		field: func(c *Config) any { return &c.PolicyDir }},
@@ -244,7 +251,7 @@ var (
 	policyKeys = []string{"name", "module", "namespaces", "levels", "shadow", "capacity", "roles", "grants", "sha256",
 		"public_key", "on_fault", "memory_pages", "fuel", "config"}
 	rootKeys   = []string{"path", "capacity", "level", "write", "evict", "shared", "route", "min_free", "daily_writes"}
-	tenantKeys = []string{"id", "quota"}
+	tenantKeys = []string{"id", "quota", "uids", "private", "sessions"}
 	expiryKeys = []string{"model", "ttl"}
 
 	arrays = []string{"policy", "root", "tenant", "expiry"}

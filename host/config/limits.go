@@ -49,10 +49,45 @@ func asAmount(path string, value any) (Amount, error) {
 		typeName(value))
 }
 
-// Tenant is the quota of each of some tenants.
+// Tenant is a rule for each of some tenants.
 type Tenant struct {
 	First, Last uint32
-	Quota       Amount // a percentage is of each root's capacity
+	Quota       Amount   // a percentage is of each root's capacity
+	UIDs        []uint32 // users that may be the tenant; nil: no rule
+	Private     bool     // it sees its own entries only, and nobody else sees those
+	Sessions    int      // most sessions; 0: no rule
+}
+
+// IDs reads numbers of users or groups that are separated by commas.
+func IDs(text string) (list []uint32, err error) {
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		n, err := strconv.ParseUint(part, 10, 32)
+		if err != nil || n == 1<<32-1 {
+			return nil, fmt.Errorf("%w: %q is not the number of a user or group", ErrValue, part)
+		}
+		list = append(list, uint32(n))
+	}
+	return list, nil
+}
+
+// asIDs reads a list of numbers of users.
+func asIDs(path string, value any) ([]uint32, error) {
+	list, ok := value.([]any)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s is %s, want a list of numbers such as [1001, 1002]", ErrValue, path, typeName(value))
+	}
+	ids := []uint32{}
+	for _, v := range list {
+		n, ok := v.(int64)
+		if !ok || n < 0 || n >= 1<<32-1 {
+			return nil, fmt.Errorf("%w: %s: %v is not the number of a user", ErrValue, path, v)
+		}
+		ids = append(ids, uint32(n))
+	}
+	return ids, nil
 }
 
 // allTenants is every tenant's number.
@@ -98,6 +133,14 @@ func (t *Tenant) set(key string, value any) (err error) {
 		}
 	case "quota":
 		t.Quota, err = asAmount("tenant.quota", value)
+	case "uids":
+		t.UIDs, err = asIDs("tenant.uids", value)
+	case "private":
+		t.Private, err = asFlag("tenant.private", value)
+	case "sessions":
+		var n int64
+		n, err = asCount("tenant.sessions", value)
+		t.Sessions = int(n)
 	default:
 		err = fmt.Errorf("%w: tenant.%s%s", ErrKey, key, Suggest(key, tenantKeys))
 	}
@@ -128,14 +171,22 @@ func (e *Expiry) set(key string, value any) (err error) {
 }
 
 func (c *Config) validateLimits(bad func(path, format string, args ...any)) {
+	for path, text := range map[string]string{"socket_users": c.SocketUsers, "socket_groups": c.SocketGroups} {
+		if _, err := IDs(text); err != nil {
+			bad(path, "%v: want numbers such as \"1001,1002\"", err)
+		}
+	}
 	for i, t := range c.Tenants {
 		at := "tenant[" + strconv.Itoa(i) + "]"
-		if t.Quota.zero() || t.Quota.Bytes < 0 {
-			bad(at+".quota", "tenants %s have none: want bytes, or a part of each root such as \"20%%\"", t.ID())
+		rules := t.UIDs != nil || t.Private || t.Sessions > 0
+		if t.Quota.zero() && !rules || t.Quota.Bytes < 0 {
+			bad(at+".quota", "tenants %s have none, nor another rule: want bytes, or a part of each root such as \"20%%\"", t.ID())
+		}
+		if t.Sessions < 0 || int64(t.Sessions) > 1<<31 {
+			bad(at+".sessions", "%d: want a number of sessions", t.Sessions)
 		}
 		if j := slices.IndexFunc(c.Tenants[:i], func(o Tenant) bool {
-			return o.First <= t.First &&
-				t.Last <= o.Last
+			return o.First <= t.First && t.Last <= o.Last && !o.Quota.zero() && !t.Quota.zero()
 		}); j >= 0 {
 			bad(at+".id", "%s has its quota from the entry of %s before it", t.ID(), c.Tenants[j].ID())
 		}

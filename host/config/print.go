@@ -67,8 +67,19 @@ func (l *Loaded) Print(w io.Writer) error {
 		fmt.Fprintf(b, "min_free = %s\ndaily_writes = %s\n", quote(r.MinFree.String()), sizeTOML(r.DailyWrites))
 	}
 	for i, t := range l.Config.Tenants {
-		fmt.Fprintf(b, "\n[[tenant]] # %s\nid = %s\nquota = %s\n", l.Origins["tenant["+strconv.Itoa(i)+"]"],
-			quote(t.ID()), quote(t.Quota.String()))
+		fmt.Fprintf(b, "\n[[tenant]] # %s\nid = %s\n", l.Origins["tenant["+strconv.Itoa(i)+"]"], quote(t.ID()))
+		if !t.Quota.zero() {
+			fmt.Fprintf(b, "quota = %s\n", quote(t.Quota.String()))
+		}
+		if t.UIDs != nil {
+			fmt.Fprintf(b, "uids = %s\n", strings.ReplaceAll(fmt.Sprint(t.UIDs), " ", ", "))
+		}
+		if t.Private {
+			b.WriteString("private = true\n")
+		}
+		if t.Sessions > 0 {
+			fmt.Fprintf(b, "sessions = %d\n", t.Sessions)
+		}
 	}
 	for i, e := range l.Config.Expiries {
 		fmt.Fprintf(b, "\n[[expiry]] # %s\nmodel = %s\nttl = %s\n", l.Origins["expiry["+strconv.Itoa(i)+"]"],
@@ -173,14 +184,22 @@ min_free = 0
 # are offered for the second time; at 100 %, none. It survives a restart. Unit: bytes. Default: 0, no budget.
 daily_writes = 0
 
-# Quotas: most bytes of a tenant's entries. A tenant at its quota evicts its own entries, and nobody else's. The first
-# entry that matches counts. Default: none.
+# Tenants: quotas, users and limits. Of each key the first entry counts that matches a tenant and has the key. Default: none.
 #
 # [[tenant]]
 # # A tenant's number, a range such as "3-9", or "*" for all: each has the quota for itself. No default.
 # id = "*"
-# # Unit: bytes over all roots, divided by their capacities, or a percentage of each root. No default.
+# # Most bytes of its entries. At its quota it evicts its own entries, and nobody else's. Unit: bytes over all roots,
+# # divided by their capacities, or a percentage of each root. Default: none.
 # quota = "20%"
+# # Users whose processes may be this tenant. Once any entry has users, a user's process is only the tenants that name
+# # the user; root is no exception. Default: none, every process that can connect may be any tenant.
+# uids = [1001]
+# # It finds its own entries only, and nobody else finds those. Default: false, tenants share what they store: a hit
+# # tells that some tenant had the same text.
+# private = true
+# # Most sessions. Default: none, session.max_sessions for all.
+# sessions = 64
 
 # Expiry: how long the entries of a model are served after they were stored. The first pattern that matches counts.
 # Default: none, until they are evicted.

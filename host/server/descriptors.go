@@ -6,13 +6,14 @@ import (
 	"os"
 
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/socket"
 )
 
 // giveDescriptor gives a descriptor that came on the descriptor socket to its session.
-func (s *Server) giveDescriptor(nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error {
+func (s *Server) giveDescriptor(p socket.Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error {
 	x := s.byNonce(nonce)
-	if x == nil {
-		return errors.New("the nonce names no session")
+	if x == nil || x.memory.uid != p.UID {
+		return errors.New("the nonce names no session of this user")
 	}
 	// With a GPU the descriptor may be of its memory, which only REGISTER can tell. REGISTER checks again in any case.
 	if x.memory.gpu == nil {

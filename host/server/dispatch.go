@@ -20,6 +20,7 @@ func (x *session) receive(m *proto.ClientMessage) {
 	x.lastID = m.GetId()
 	limits := &x.server.cfg.Limits
 	if err := x.share.Received(m); err != nil {
+		x.server.budgets.Refused(x.log, err)
 		x.fail(m.Id, err)
 		return
 	}

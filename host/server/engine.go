@@ -16,7 +16,7 @@ import (
 // servingEngine is what the sessions with one engine id share. It lives as long as any of them.
 type servingEngine struct {
 	server *Server
-	id     string
+	key    engineKey
 	facts  facts
 	space  *catalog.Namespace
 
@@ -27,6 +27,12 @@ type servingEngine struct {
 	lastLease uint64
 	requests  map[uint32]*request
 	queues    [chunk.MaxRanks]*transfer.Queue // by local rank: where its registered memory is
+}
+
+// engineKey names an engine. Tenants do not share names: none can take another's, or learn whether it is taken.
+type engineKey struct {
+	tenant uint32
+	id     string
 }
 
 // setQueue records the queue of a local rank's memory, so that a lookup by another rank can tell how long its load takes.
@@ -66,7 +72,6 @@ func (e *servingEngine) loadTime(
 // facts are what all sessions of an engine must agree on.
 type facts struct {
 	namespace  *chunk.Namespace
-	tenant     uint32
 	localRanks uint32
 	firstRank  uint32 // of this node's ranks
 	pieces     uint64 // pieces that make an entry complete on this node
@@ -86,8 +91,6 @@ func (f *facts) agree(with *facts) error {
 		return faultf(proto.Code_CODE_DISAGREEMENT, "rank",
 			"this node's ranks start at %d, by the engine's other sessions at %d",
 			f.firstRank, with.firstRank)
-	case f.tenant != with.tenant:
-		return disagree("tenant", f.tenant, with.tenant)
 	}
 	if diff := f.namespace.Diff(with.namespace); diff != "" {
 		return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s of the engine's other sessions", diff)

@@ -1,8 +1,7 @@
 package server
 
 import (
-	"maps"
-	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -32,7 +31,10 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	if err != nil {
 		return invalid("namespace", "%v", err)
 	}
-	if err := x.server.checkPins(ns); err != nil {
+	if diff := x.server.cfg.Pins.Diff(ns); diff != "" {
+		return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s", diff)
+	}
+	if err := x.admitted(ns, m.GetTenant()); err != nil {
 		return err
 	}
 	piece, first, pieces, err := place(ns, m.GetRank(), m.GetLocalRanks())
@@ -52,8 +54,8 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	if err := x.share.Greeted(x.number, m); err != nil {
 		return err
 	}
-	f := facts{namespace: ns, tenant: m.GetTenant(), localRanks: m.GetLocalRanks(), firstRank: first, pieces: pieces}
-	if x.engine, err = x.server.join(x, m.GetEngine(), f); err != nil {
+	f := facts{namespace: ns, localRanks: m.GetLocalRanks(), firstRank: first, pieces: pieces}
+	if x.engine, err = x.server.join(x, engineKey{x.tenant, m.GetEngine()}, f); err != nil {
 		return err
 	}
 	x.log = x.log.With("engine", m.GetEngine(), "role", m.GetRole(), "rank", m.GetRank())
@@ -86,38 +88,54 @@ func (s *Server) welcome(x *session) *proto.HelloReply {
 	}
 }
 
-// checkPins refuses a namespace that contradicts the operator's pins.
-func (s *Server) checkPins(ns *chunk.Namespace) error {
-	if len(s.cfg.Pins) == 0 {
-		return nil
+// privateField is the namespace's field that keeps the entries of a private tenant apart.
+const privateField = "kvhost.tenant"
+
+// admitted refuses a tenant that is not for the client's user, and gives a private tenant a namespace of its own.
+func (x *session) admitted(ns *chunk.Namespace, tenant uint32) error {
+	rules := x.server.cfg.Rules
+	if !rules.Allow(x.memory.uid, tenant) {
+		return faultf(proto.Code_CODE_DENIED, "tenant", "%d is not for user %d, whose process this is (uids in [[tenant]])",
+			tenant, x.memory.uid)
 	}
-	have := map[string]string{}
-	for line := range strings.Lines(ns.Text()) {
-		k, v, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
-		have[k] = v
+	if _, ok := ns.Extra[privateField]; ok {
+		return invalid("namespace", "extra field %q is the host's own", privateField)
 	}
-	for _, k := range slices.Sorted(maps.Keys(s.cfg.Pins)) {
-		if have[k] != s.cfg.Pins[k] {
-			return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s: %q, the operator pinned %q", k, have[k],
-				s.cfg.Pins[k])
+	if rules.Private(tenant) {
+		if ns.Extra == nil {
+			ns.Extra = map[string]string{}
 		}
+		ns.Extra[privateField] = strconv.FormatUint(uint64(tenant), 10)
 	}
 	return nil
 }
 
+// sessionsOf counts a tenant's sessions. The caller holds the mutex.
+func (s *Server) sessionsOf(tenant uint32) (n int) {
+	for key, e := range s.engines {
+		if key.tenant == tenant {
+			n += e.sessions
+		}
+	}
+	return n
+}
+
 // join adds a session to its serving engine, which it must agree with.
-func (s *Server) join(x *session, id string, f facts) (*servingEngine, error) {
+func (s *Server) join(x *session, key engineKey, f facts) (*servingEngine, error) {
 	sp, err := s.store.Namespace(x.ctx, f.namespace)
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.engines[id]
+	if limit := s.cfg.Rules.Sessions(x.tenant); limit > 0 && s.sessionsOf(x.tenant) >= limit {
+		return nil, faultf(proto.Code_CODE_LIMIT, "tenant", "%d has %d sessions, that is its limit", x.tenant, limit)
+	}
+	e := s.engines[key]
 	if e == nil {
-		e = &servingEngine{server: s, id: id, facts: f, space: sp, leases: map[uint64]*sharedLease{},
+		e = &servingEngine{server: s, key: key, facts: f, space: sp, leases: map[uint64]*sharedLease{},
 			requests: map[uint32]*request{}}
-		s.engines[id] = e
+		s.engines[key] = e
 	} else if err := f.agree(&e.facts); err != nil {
 		return nil, err
 	}

@@ -26,8 +26,6 @@ func TestHelloIsRefusedByField(t *testing.T) {
 		"local ranks": {func(h *client.Hello) { h.LocalRanks = 4 }, client.ErrDisagreement,
 			[]string{"local_ranks", `"4"`, `"2"`}},
 		"node": {func(h *client.Hello) { h.Rank = 2 }, client.ErrDisagreement, []string{"rank", "2", "0"}},
-		"tenant": {func(h *client.Hello) { h.Tenant = 9 }, client.ErrDisagreement,
-			[]string{"tenant", `"9"`, `"0"`}},
 		"model": {func(h *client.Hello) { h.Namespace.Model = "other" }, client.ErrDisagreement,
 			[]string{"namespace", "model", `"other"`, `"test"`}},
 		"replicated": {func(h *client.Hello) { h.Namespace.Replicated = true }, client.ErrDisagreement,

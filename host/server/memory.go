@@ -26,6 +26,7 @@ type clientMemory struct {
 	share  *share.Share
 	log    *slog.Logger
 
+	uid      uint32   // of the client's process: descriptors come from its user only
 	unsealed bool     // HELLO allows memory that can shrink
 	device   string   // UUID of the client's GPU, or whatever HELLO said
 	gpu      *gds.GPU // with that UUID, nil if this host has none

@@ -46,7 +46,7 @@ type Server struct {
 	quit     chan struct{} // closed by Close
 	ready    chan struct{} // closed once clients can connect
 	served   chan struct{} // closed when Serve has returned; nil before Serve
-	engines  map[string]*servingEngine
+	engines  map[engineKey]*servingEngine
 	sessions map[[proto.NonceBytes]byte]*session
 	empty    chan struct{} // closed when closing and the last session is gone
 }
@@ -72,12 +72,15 @@ func newServer(cfg Config, st chunkStore) *Server {
 			Room: share.RoomBudget(cfg.Capacity, cfg.Limits.Sessions),
 		}, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
 		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
-		engines: map[string]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
+		engines: map[engineKey]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}
 }
 
 // ioBuffer holds a LOOKUP of several thousand keys, which is then read with one system call.
 const ioBuffer = 128 << 10
+
+// connStreams is the most calls at a time on one connection, each of which may hold unread bytes.
+const connStreams = 16
 
 // service implements the gRPC service.
 type service struct {
@@ -120,19 +123,20 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	s.mu.Unlock()
 	defer close(s.served)
 
-	socks, err := socket.Listen(path, s.cfg.Log)
+	socks, err := socket.Listen(path, s.cfg.Users, s.cfg.Log)
 	if err != nil {
 		return err
 	}
 	defer socks.Close()
-	g := grpc.NewServer(
+	g := grpc.NewServer(append(s.cfg.Rules.Options(),
 		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
 		// Fixed flow-control windows: the estimator that would size them costs round trips, and a local socket has
 		// no delay.
 		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20),
 		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer),
 		grpc.WaitForHandlers(true),
-	)
+		grpc.MaxConcurrentStreams(connStreams),
+	)...)
 	proto.RegisterHostServer(g, service{Server: s})
 	if s.cfg.Admin != nil {
 		proto.RegisterAdminServer(g, s.cfg.Admin)
@@ -223,7 +227,7 @@ func (s *Server) dismiss(x *session) {
 	defer s.mu.Unlock()
 	if e := x.engine; e != nil {
 		if e.sessions--; e.sessions == 0 {
-			delete(s.engines, e.id)
+			delete(s.engines, e.key)
 		}
 	}
 	delete(s.sessions, x.nonce)

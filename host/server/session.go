@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/access"
 	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/server/inbox"
 	"github.com/kvhost/kvhost/host/server/reserving"
@@ -88,6 +89,7 @@ func (s *Server) newSession(st stream) (*session, error) {
 	x.out = sendqueue.New(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
 	x.inbox = inbox.New(x.handle, x.drop)
 	x.memory = newClientMemory(s, sh, x.log)
+	x.memory.uid = access.Peer(st.Context()).UID
 	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: s.cfg.MaxWait}
 	return x, nil
 }

@@ -86,7 +86,7 @@ func engineOf(s *Server, engine string) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, x := range s.sessions {
-		if x.engine != nil && x.engine.id == engine {
+		if x.engine != nil && x.engine.key.id == engine {
 			return x
 		}
 	}

@@ -1,6 +1,10 @@
 package share
 
 import (
+	"log/slog"
+	"sync/atomic"
+	"time"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/budget"
@@ -11,6 +15,18 @@ type Budgets struct {
 	Memory      *budget.Budget // bytes
 	Descriptors *budget.Budget // that wait for a message
 	Room        *budget.Budget // bytes on disk
+
+	said atomic.Int64 // when a refusal was logged last, in nanoseconds
+}
+
+// Refused logs for the operator who holds most, once a second at most: a client learns its own figures only.
+func (b *Budgets) Refused(log *slog.Logger, err error) {
+	now := time.Now().UnixNano()
+	if last := b.said.Load(); now-last < int64(time.Second) || !b.said.CompareAndSwap(last, now) {
+		return
+	}
+	f := b.Memory.Figures(3)
+	log.Warn("message refused: the session's share is used up", "error", err, "held", f.Held, "sessions", f.Holders, "most", f.Most)
 }
 
 // Parts of the memory.

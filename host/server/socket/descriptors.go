@@ -79,7 +79,7 @@ func (d *connections) remove(e *list.Element) {
 // Descriptors serves the descriptor socket: it gives each descriptor that comes to its session.
 type Descriptors struct {
 	// Give takes a descriptor, unless it returns an error.
-	Give func(nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error
+	Give func(p Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error
 	Log  *slog.Logger
 }
 
@@ -89,7 +89,7 @@ func (d *Descriptors) Serve(l *Listener) {
 	defer work.Wait()
 	var open connections
 	for {
-		c, err := l.AcceptPeer()
+		c, p, err := l.AcceptPeer()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -98,25 +98,20 @@ func (d *Descriptors) Serve(l *Listener) {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		peer, err := peerOf(c)
-		if err != nil { // it has gone already
-			c.Close()
-			continue
-		}
-		e := open.add(c, peer.Pid)
+		e := open.add(c, p.PID)
 		work.Go(func() {
 			defer open.remove(e)
 			defer c.Close()
-			d.serve(c, func() { open.heard(e) })
+			d.serve(c, p, func() { open.heard(e) })
 		})
 	}
 }
 
 // serve takes descriptors from one connection, and calls heard after each.
-func (d *Descriptors) serve(c *net.UnixConn, heard func()) {
+func (d *Descriptors) serve(c *net.UnixConn, p Peer, heard func()) {
 	for {
 		c.SetDeadline(time.Now().Add(DescriptorTimeout))
-		err := d.takeOne(c)
+		err := d.takeOne(c, p)
 		if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -137,7 +132,7 @@ func (d *Descriptors) serve(c *net.UnixConn, heard func()) {
 }
 
 // takeOne receives one message with one descriptor and gives it to its session.
-func (d *Descriptors) takeOne(c *net.UnixConn) error {
+func (d *Descriptors) takeOne(c *net.UnixConn, p Peer) error {
 	files, body, err := receive(c)
 	defer func() {
 		for _, f := range files {
@@ -156,7 +151,7 @@ func (d *Descriptors) takeOne(c *net.UnixConn) error {
 	if len(files) != 1 {
 		return fmt.Errorf("%d descriptors came, want exactly 1", len(files))
 	}
-	if err := d.Give(nonce, tag, files[0]); err != nil {
+	if err := d.Give(p, nonce, tag, files[0]); err != nil {
 		return err
 	}
 	files[0] = nil // the session's now

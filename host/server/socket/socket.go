@@ -25,8 +25,8 @@ type Pair struct {
 	Descriptors *Listener
 }
 
-// Listen claims path and makes both sockets. It replaces the sockets of a dead process and refuses those of a live one.
-func Listen(path string, log *slog.Logger) (*Pair, error) {
+// Listen claims path and makes both sockets, for these users, root and the host's own. It replaces the sockets of a dead process and refuses those of a live one.
+func Listen(path string, users Users, log *slog.Logger) (*Pair, error) {
 	if err := checkDirectory(path, log); err != nil {
 		return nil, err
 	}
@@ -35,8 +35,8 @@ func Listen(path string, log *slog.Logger) (*Pair, error) {
 		return nil, err
 	}
 	s := &Pair{path: path, lock: lock}
-	if s.Sessions, err = listenUnix(path, log); err == nil {
-		s.Descriptors, err = listenUnix(path+proto.DescriptorSuffix, log)
+	if s.Sessions, err = listenUnix(path, users, log); err == nil {
+		s.Descriptors, err = listenUnix(path+proto.DescriptorSuffix, users, log)
 	}
 	if err != nil {
 		s.Close()
@@ -103,7 +103,7 @@ func claim(path string) (*os.File, error) {
 	}
 }
 
-func listenUnix(path string, log *slog.Logger) (*Listener, error) {
+func listenUnix(path string, users Users, log *slog.Logger) (*Listener, error) {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, os.ErrNotExist):
 	case err != nil:
@@ -128,60 +128,48 @@ func listenUnix(path string, log *slog.Logger) (*Listener, error) {
 	}
 	l.SetUnlinkOnClose(false) // Close removes it under the lock
 	// Between bind and chmod, the check of the peer below keeps others out.
-	if err := os.Chmod(path, 0o600); err != nil {
+	mode := os.FileMode(0o600)
+	if !users.None() {
+		mode = 0o666 // who they are is checked at each connection
+	}
+	if err := os.Chmod(path, mode); err != nil {
 		l.Close()
 		os.Remove(path)
 		return nil, fmt.Errorf("%w: %w", ErrPath, err)
 	}
-	return &Listener{UnixListener: l, path: path, log: log, peer: peerUID}, nil
+	return &Listener{UnixListener: l, path: path, log: log, users: users, peer: peerOf}, nil
 }
 
-// Listener accepts connections of this process' user and of root only.
+// Listener accepts connections of those users only that may connect.
 type Listener struct {
 	*net.UnixListener
-	path string
-	log  *slog.Logger
-	peer func(*net.UnixConn) (uint32, error) // peerUID, except in tests
+	path  string
+	log   *slog.Logger
+	users Users
+	peer  func(*net.UnixConn) (Peer, error) // peerOf, except in tests
 }
 
 // Accept closes connections of other users and waits for the next.
-func (l *Listener) Accept() (net.Conn, error) { return l.AcceptPeer() }
+func (l *Listener) Accept() (net.Conn, error) {
+	c, _, err := l.AcceptPeer()
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
 
-// AcceptPeer is Accept for callers that need the Unix connection.
-func (l *Listener) AcceptPeer() (*net.UnixConn, error) {
+// AcceptPeer is Accept for callers that need the Unix connection, and whose it is.
+func (l *Listener) AcceptPeer() (*net.UnixConn, Peer, error) {
 	for {
 		c, err := l.AcceptUnix()
 		if err != nil {
-			return nil, err
+			return nil, Peer{}, err
 		}
-		uid, err := l.peer(c)
-		if err == nil && (uid == 0 || uid == uint32(os.Geteuid())) {
-			return c, nil
+		p, err := l.peer(c)
+		if err == nil && l.users.Allow(p) {
+			return c, p, nil
 		}
-		l.log.Warn("connection of another user refused", "socket", l.path, "uid", uid, "error", err)
+		l.log.Warn("connection of another user refused", "socket", l.path, "uid", p.UID, "error", err)
 		c.Close()
 	}
-}
-
-func peerUID(c *net.UnixConn) (uint32, error) {
-	cred, err := peerOf(c)
-	if err != nil {
-		return 0, err
-	}
-	return cred.Uid, nil
-}
-
-// peerOf is who opened a connection.
-func peerOf(c *net.UnixConn) (cred *unix.Ucred, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var got error
-	if err := raw.Control(func(fd uintptr) {
-		cred, got = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return nil, err
-	}
-	return cred, got
 }

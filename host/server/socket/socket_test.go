@@ -13,7 +13,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	l, err := listenUnix(dir+"/s", slog.New(slog.DiscardHandler))
+	l, err := listenUnix(dir+"/s", Users{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,11 +22,11 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	peers <- uint32(os.Geteuid()) + 1
 	peers <- uint32(os.Geteuid()) + 2
 	peers <- uint32(os.Geteuid())
-	l.peer = func(c *net.UnixConn) (uint32, error) {
-		if uid, err := peerUID(c); err != nil || uid != uint32(os.Geteuid()) {
-			t.Errorf("the real peer is %d, %v", uid, err)
+	l.peer = func(c *net.UnixConn) (Peer, error) {
+		if p, err := peerOf(c); err != nil || p.UID != uint32(os.Geteuid()) || p.Groups[0] != uint32(os.Getegid()) {
+			t.Errorf("the real peer is %+v, %v", p, err)
 		}
-		return <-peers, nil
+		return Peer{UID: <-peers}, nil
 	}
 	got := make(chan net.Conn, 1)
 	go func() {
@@ -46,4 +46,41 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		}
 	}
 	(<-got).Close()
+}
+
+// Users are allowed by their number, or by any of their groups.
+func TestUsers(t *testing.T) {
+	u := Users{UIDs: []uint32{1001}, GIDs: []uint32{50}}
+	for _, c := range []struct {
+		peer Peer
+		may  bool
+	}{
+		{Peer{UID: 0}, true}, {Peer{UID: uint32(os.Geteuid())}, true}, {Peer{UID: 1001}, true},
+		{Peer{UID: 4001, Groups: []uint32{7, 50}}, true}, {Peer{UID: 4001, Groups: []uint32{7, 1001}}, false}, {Peer{UID: 50}, false},
+	} {
+		if u.Allow(c.peer) != c.may {
+			t.Errorf("%+v: %t", c.peer, !c.may)
+		}
+	}
+}
+
+// Others reach the sockets only where the operator names some.
+func TestModes(t *testing.T) {
+	for mode, users := range map[os.FileMode]Users{0o600: {}, 0o666: {GIDs: []uint32{50}}} {
+		dir, err := os.MkdirTemp("", "kv")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		p, err := Listen(dir+"/s", users, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		for _, name := range []string{"/s", "/s.fd"} {
+			if info, err := os.Stat(dir + name); err != nil || info.Mode().Perm() != mode {
+				t.Errorf("%s: %v, %v", name, info.Mode(), err)
+			}
+		}
+	}
 }

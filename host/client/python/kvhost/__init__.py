@@ -6,7 +6,7 @@ sealed memfd that both processes map, and stores and loads name blocks in it.
 
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
-from kvhost.errors import Code, HostError, HostGone, KvhostError
+from kvhost.errors import Code, Denied, HostError, HostGone, KvhostError, OverLimit
 from kvhost.events import Event, EventBatch, EventStream, Position
 from kvhost.semaphores import ArenaSemaphores, Semaphores, Timeline
 from kvhost.session import (
@@ -30,9 +30,9 @@ from kvhost.session import (
 from kvhost.shape import Group, Namespace, Plane, Region
 
 __all__ = [
-    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code",
-    "DiscardResult", "EndReason", "Event", "EventBatch", "EventStream", "Group",
-    "Hints", "HostError", "HostGone", "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace",
-    "PendingLookup", "Plane", "Position", "Region", "Result", "Semaphores", "Session", "SharedMemory", "StoreChunk", "StoreJob",
+    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "Denied",
+    "DiscardResult", "EndReason", "Event", "EventBatch", "EventStream", "Group", "Hints", "HostError", "HostGone",
+    "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "OverLimit", "PendingLookup",
+    "Plane", "Position", "Region", "Result", "Semaphores", "Session", "SharedMemory", "StoreChunk", "StoreJob",
     "StoreResult", "Timeline",
 ]

@@ -20,6 +20,7 @@ class Code(enum.IntEnum):
     CANCELLED = 9
     CLOSING = 10
     INTERNAL = 11
+    DENIED = 12
 
     @classmethod
     def _missing_(cls, value: object) -> Code:
@@ -35,9 +36,24 @@ class HostGone(KvhostError):
 
 
 class HostError(KvhostError):
-    """The host's refusal of one message, or the failure of one chunk."""
+    """The host's refusal of one message, or the failure of one chunk. Some codes have a class of their own."""
+
+    def __new__(cls, code: int, field: str, message: str) -> HostError:
+        return super().__new__(_BY_CODE.get(code, cls) if cls is HostError else cls)
 
     def __init__(self, code: int, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.code = Code(code)
         self.field = field
+
+
+class OverLimit(HostError):
+    """A limit of the host, or the session's share of its memory, descriptors or room, is used up. Try again when less is
+    in flight."""
+
+
+class Denied(HostError):
+    """This process's user may not do that, as to be the tenant that HELLO names."""
+
+
+_BY_CODE = {Code.LIMIT: OverLimit, Code.DENIED: Denied}

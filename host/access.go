@@ -1,0 +1,24 @@
+package host
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/server/access"
+	"github.com/kvhost/kvhost/host/server/socket"
+)
+
+// accessOf are the rules of tenants, and the users who may connect.
+func accessOf(c *config.Config) (rules access.Rules, users socket.Users, err error) {
+	for _, t := range c.Tenants {
+		rules = append(rules, access.Tenants{First: t.First, Last: t.Last, UIDs: t.UIDs, Private: t.Private, Sessions: t.Sessions})
+	}
+	if users.UIDs, err = config.IDs(c.SocketUsers); err != nil {
+		return nil, users, fmt.Errorf("socket_users: %w", err)
+	}
+	if users.GIDs, err = config.IDs(c.SocketGroups); err != nil {
+		return nil, users, fmt.Errorf("socket_groups: %w", err)
+	}
+	users.UIDs = append(users.UIDs, rules.Users()...)
+	return rules, users, nil
+}
