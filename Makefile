@@ -94,10 +94,11 @@ fuse $(GO) test -timeout 0 ./cmd/kvhost -run TestRootOnFUSE -fuse.time $(TORTURE
 model $(GO) test -timeout 0 ./host/store/shared -run TestModel -model.time $(TORTURE)
 kills $(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
 hostile $(GO) test -timeout 0 ./host/policy/plugintest/hostile -hostile.all
+clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/server -run TestHostileClients -hostile.time $(TORTURE)
 endef
 export TORTURE_PARTS
 
-torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules; ends in counts
+torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules and clients; ends in counts
 	@echo "$$TORTURE_PARTS" | .ci/torture
 
 fuzz: ## every fuzz target for FUZZ (1m); what fails is kept in testdata/fuzz

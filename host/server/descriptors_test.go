@@ -22,19 +22,27 @@ import (
 // memfd makes one with the given seals.
 func memfd(t *testing.T, size int64, seals int) *os.File {
 	t.Helper()
-	fd, err := unix.MemfdCreate("abuse", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	f, err := memfdOf(size, seals)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := os.NewFile(uintptr(fd), "abuse")
 	t.Cleanup(func() { f.Close() })
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
-		t.Fatal(err)
-	}
 	return f
+}
+
+func memfdOf(size int64, seals int) (*os.File, error) {
+	fd, err := unix.MemfdCreate("abuse", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "abuse")
+	if err = f.Truncate(size); err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
+		f.Close()
+	}
+	return f, err
 }
 
 // pass sends a message with files on the descriptor socket and gives the host's refusal, empty when it took them.

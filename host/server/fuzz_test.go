@@ -43,49 +43,71 @@ func FuzzMessages(f *testing.F) {
 	storeKeys(f, server, 3)
 	f.Fuzz(func(t *testing.T, first, second, third []byte) {
 		s := newServer(server.cfg, b)
-		st := &fakeStream{ctx: t.Context()}
-		x, err := s.admit(st)
-		if err != nil {
-			t.Fatal(err)
-		}
-		hello := greeting("f")
-		hello.Id = 1
-		x.receive(hello)
-		mem, err := transfer.NewHostMemory(x.ns.Groups[0].Geometry, regionsOf(data))
-		if err != nil {
-			t.Fatal(err)
-		}
-		x.memory.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
+		fuzzed := newFuzzed(t, s, data)
 		for i, raw := range [][]byte{first, second, third} {
 			m := &proto.ClientMessage{}
 			if protobuf.Unmarshal(raw, m) != nil {
 				continue
 			}
 			m.Id = uint64(i) + 2
-			x.receive(m)
-			x.inbox.Drain()
+			fuzzed.say(t, m)
 			s.work.Wait()
-			x.jobs.waiters.Wait()
-			if !answered(x, m.Id) {
+			fuzzed.x.jobs.waiters.Wait()
+			if !answered(fuzzed.x, m.Id) {
 				t.Fatalf("no answer to %v", m)
 			}
 		}
-		x.end(errClientDone)
-		x.teardown()
-		s.dismiss(x)
-		x.out.Close()
-		if err := x.out.Run(func(*proto.HostMessage) error { return nil }); err != nil {
-			t.Fatal(err)
-		}
-		if left := s.Stats(); left != (Stats{}) {
-			t.Fatalf("left: %+v", left)
-		}
-		for _, b := range []*budget.Budget{s.budgets.Memory, s.budgets.Descriptors, s.budgets.Room} {
-			if left := b.Figures(1); left.Held != 0 || left.Holders != 0 {
-				t.Fatalf("held: %+v", left)
-			}
-		}
+		fuzzed.end(t)
 	})
+}
+
+// fuzzed is a session without a socket that the test's own goroutine runs.
+type fuzzed struct {
+	s *Server
+	x *session
+}
+
+// newFuzzed makes a greeted session with pages for its first group.
+func newFuzzed(t *testing.T, s *Server, pages []byte) *fuzzed {
+	x, err := s.admit(&fakeStream{ctx: t.Context()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello := greeting("f")
+	hello.Id = 1
+	x.receive(hello)
+	mem, err := transfer.NewHostMemory(x.ns.Groups[0].Geometry, regionsOf(pages))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.memory.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
+	return &fuzzed{s, x}
+}
+
+// say gives the session a message and handles what it queues.
+func (f *fuzzed) say(t *testing.T, m *proto.ClientMessage) {
+	f.x.receive(m)
+	f.x.inbox.Drain()
+}
+
+// end ends the session. Nothing may be left of it.
+func (f *fuzzed) end(t *testing.T) {
+	f.x.end(errClientDone)
+	f.x.teardown()
+	f.s.dismiss(f.x)
+	f.s.work.Wait()
+	f.x.out.Close()
+	if err := f.x.out.Run(func(*proto.HostMessage) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if left := f.s.Stats(); left != (Stats{}) {
+		t.Fatalf("left: %+v", left)
+	}
+	for _, b := range []*budget.Budget{f.s.budgets.Memory, f.s.budgets.Descriptors, f.s.budgets.Room} {
+		if left := b.Figures(1); left.Held != 0 || left.Holders != 0 {
+			t.Fatalf("held: %+v", left)
+		}
+	}
 }
 
 // answered takes what is queued, and looks for the last answer to a message.
