@@ -174,7 +174,8 @@ func (k *kill) disk(root string) (held int64, temporaries []string) {
 			temporaries = append(temporaries, name)
 		}
 		rel, err := filepath.Rel(root, name)
-		if err != nil || strings.HasPrefix(rel, ".kvhost/") && !strings.HasPrefix(rel, ".kvhost/quarantine/") {
+		own := strings.HasPrefix(rel, ".kvhost/") || strings.HasPrefix(rel, ".kvhost-copy/")
+		if err != nil || own && !strings.HasPrefix(rel, ".kvhost/quarantine/") {
 			return err
 		}
 		var st syscall.Stat_t

@@ -12,8 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/staging/fusefs"
 )
 
 // pieceFiles lists the pieces below a root.
@@ -78,30 +80,37 @@ func (p *killPeer) mustStore(t *testing.T, n int) {
 	}
 }
 
-// awaitHang waits until a thread of the process is blocked in open on a pipe without a writer.
-func awaitHang(t *testing.T, pid int) {
+// awaitHang waits until the file system has let an operation hang.
+func awaitHang(t *testing.T, m *fusefs.Mount) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", pid))
+		n, err := m.Injected()
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range threads {
-			if where, err := os.ReadFile(name); err == nil && string(where) == "wait_for_partner" {
-				return
-			}
+		if n > 0 {
+			return
 		}
 	}
 	t.Fatal("nothing hangs")
 }
 
-// TestHungRoot makes a system call of a real host hang: a piece's file becomes a pipe without a writer, so that open
-// blocks. The load's cancel is acknowledged at once, its blocks fail, the root goes out of service and the log says
+// TestHungRoot makes system calls of a real host hang, below the kernel: those that open or read a piece's file. The load's cancel is acknowledged at once, its blocks fail, the root goes out of service and the log says
 // why. When the call has returned, the root is back.
 func TestHungRoot(t *testing.T) {
-	dir := shortDir(t)
+	testenv.Need(t, testenv.FUSE)
+	dir, mounted := shortDir(t), t.TempDir()
+	m, err := fusefs.New(t.TempDir(), mounted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Unmount(); err != nil {
+			t.Error(err)
+		}
+	})
 	address := freePort(t)
-	host, logged, stop := startHost(t, dir, "--root", "kv=64MiB", "--socket", "s", "--http-listen", address,
+	_, logged, stop := startHost(t, dir, "--root", filepath.Join(mounted, "kv")+"=64MiB", "--socket", "s", "--http-listen", address,
 		"--store-io-timeout", "2s")
 	p, err := dialToKill(t.Context(), filepath.Join(dir, "s"), "e")
 	if err != nil {
@@ -109,14 +118,7 @@ func TestHungRoot(t *testing.T) {
 	}
 	defer p.Close()
 	p.mustStore(t, 0)
-	names := pieceFiles(t, filepath.Join(dir, "kv"))
-	if len(names) != 1 {
-		t.Fatal(names)
-	}
-	if err := os.Remove(names[0]); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(names[0], 0o600); err != nil {
+	if err := m.Set("open,read **.kv: hang"); err != nil {
 		t.Fatal(err)
 	}
 	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []chunk.Key{killKey(0)}})
@@ -127,7 +129,7 @@ func TestHungRoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	awaitHang(t, host.Process.Pid)
+	awaitHang(t, m)
 	if err := load.Cancel(t.Context()); err != nil {
 		t.Errorf("the cancel of a load that hangs: %v", err)
 	}
@@ -135,7 +137,7 @@ func TestHungRoot(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if res, err := load.Wait(ctx); err == nil && !res.Cancelled && len(res.Failed) == 0 {
-		t.Errorf("a load from a pipe: %+v", res)
+		t.Errorf("a load that hangs: %+v", res)
 	}
 	if p.hits(t, 0) != 0 {
 		t.Error("a hit in a root that hangs")
@@ -146,12 +148,9 @@ func TestHungRoot(t *testing.T) {
 	if !strings.Contains(logged(), "no answer after") {
 		t.Errorf("the log does not say why:\n%s", logged())
 	}
-	// This fails while no reader has the pipe open.
-	writer, err := os.OpenFile(names[0], os.O_WRONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatalf("nothing hangs: %v", err)
+	if err := m.Set(""); err != nil {
+		t.Fatal(err)
 	}
-	defer writer.Close() // later: opening it may be tried again, without direct I/O
 	awaitGauge(t, address, "kvhost_root_state", 0, logged)
 	p.mustStore(t, 1)
 	p.loads(t, 1)

@@ -56,7 +56,7 @@ func TestBinarySize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const limit = 30_000_000
+	const limit = 33_000_000
 	if info.Size() > limit {
 		t.Errorf("the binary has %d bytes, at most %d", info.Size(), limit)
 	}
