@@ -69,7 +69,10 @@ func TestNameOfAnOrphan(t *testing.T) {
 	faulty.Set(faultfs.MustRules("remove **: eacces")...)
 	f.store.roots[0].drop(f.markOf(0), 0)
 	f.must(f.put(1, 0))
-	f.checkUsed()
+	// Until the removal is tried again the account may count the orphan twice, but never too little.
+	if disk, _ := usage(f, f.cfg.Roots[0].Path); f.store.Stats().Roots[0].Used < disk {
+		t.Errorf("the account says %d bytes, the disk %d", f.store.Stats().Roots[0].Used, disk)
+	}
 	faulty.Set()
 	f.store.roots[0].Orphans.Retry(t.Context())
 	f.mustRead(1)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
@@ -27,7 +28,8 @@ func quarantined(t *testing.T, dir string) int {
 // TestScanErrorsAreNoDamage: what cannot be read at a start is left where it is, and counted; the next start finds it.
 func TestScanErrorsAreNoDamage(t *testing.T) {
 	for _, rule := range []string{
-		"read **.kv: eio", "read **.kv 2nd: eio", "open **.kv 1st: eio", "stat **.kv 1st: eio", "read **/namespaces/*: eio",
+		"read **.kv: eio", "read **.kv 2nd: eio", "open **.kv 1st: eio", "stat **.kv 1st: eio",
+		"read **/.kvhost/namespaces/* 1st: eio\nread **/.kvhost-copy/namespaces/* 1st: eio", // read again, so nothing is left alone
 	} {
 		t.Run(rule, func(t *testing.T) {
 			f, faulty := faultyFixture(t, 200)
@@ -47,7 +49,7 @@ func TestScanErrorsAreNoDamage(t *testing.T) {
 			if n := quarantined(t, dir); n != 0 {
 				t.Errorf("%d sound files are in quarantine", n)
 			}
-			if st := f.store.Stats().Roots[0]; st.Orphaned == 0 || st.Used != 6*pieceBytes {
+			if st := f.store.Stats().Roots[0]; (st.Orphaned == 0) != strings.Contains(rule, "namespaces") || st.Used != 6*pieceBytes {
 				t.Errorf("what was left alone is not in the account: %+v", st)
 			}
 			faulty.Set()
