@@ -111,7 +111,7 @@ func cpu(b *testing.B) time.Duration {
 // removeFiles removes the files of finished passes and leaves directories and the store's own files.
 func removeFiles(root string) error {
 	return filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() || strings.Contains(path, "/.kvhost/") {
+		if err != nil || d.IsDir() || strings.Contains(path, "/.kvhost") {
 			return err
 		}
 		return os.Remove(path)

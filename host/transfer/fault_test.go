@@ -22,7 +22,7 @@ func (b *bench) pieces() []string {
 	var out []string
 	err := filepath.WalkDir(b.root, func(path string, d os.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() && strings.HasSuffix(path, ".kv") &&
-			!strings.Contains(path, "/.kvhost/") {
+			!strings.Contains(path, "/.kvhost") {
 			out = append(out, path)
 		}
 		return err

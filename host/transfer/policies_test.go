@@ -57,7 +57,7 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 				used := map[string]int{}
 				for _, r := range b.config.Roots {
 					err := filepath.WalkDir(r.Path, func(path string, d os.DirEntry, err error) error {
-						if err == nil && d.Type().IsRegular() && !strings.Contains(path, "/.kvhost/") {
+						if err == nil && d.Type().IsRegular() && !strings.Contains(path, "/.kvhost") {
 							used[r.Path]++
 							if !strings.Contains(path, p.named) {
 								t.Errorf("%s is not named as %s names", path, place)

@@ -140,7 +140,7 @@ func flipPayload(t *testing.T, root string) {
 	t.Helper()
 	found := 0
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() || strings.Contains(path, "/.kvhost/") {
+		if err != nil || d.IsDir() || strings.Contains(path, "/.kvhost") {
 			return err
 		}
 		found++
