@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -109,10 +110,20 @@ var (
 		Name: "/dev/fuse", Tests: "roots on a file system that misbehaves below the kernel",
 		Other: "run as root with CAP_SYS_ADMIN, and give the container /dev/fuse", Optional: true, probe: mayUseFUSE,
 	}
+	// UserFaults makes accesses to missing pages fail.
+	UserFaults = &Tool{
+		Name: "userfaultfd", Tests: "that a host allocates no page of a client",
+		Other: "a kernel with CONFIG_USERFAULTFD, and no filter of that system call", Optional: true, probe: userFaults,
+	}
+	// MemoryCgroup makes memory cgroups.
+	MemoryCgroup = &Tool{
+		Name: "memory cgroups", Tests: "whose memory a client's pages are",
+		Other: "run as root with a writable /sys/fs/cgroup", Optional: true, probe: func() bool { return MemoryCgroups() != "" },
+	}
 )
 
 // Tools are all of them.
-var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Chromium, Mounts, FUSE}
+var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Chromium, Mounts, FUSE, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {
 	return func() bool {
@@ -189,6 +200,30 @@ func MountNamespace() *syscall.SysProcAttr {
 		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
 	}
 }
+
+// MemoryCgroups is the directory in which this process can make memory cgroups; empty where it cannot.
+var MemoryCgroups = sync.OnceValue(func() string {
+	for _, dir := range []string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup"} { // version 1, version 2
+		probe, err := os.MkdirTemp(dir, "kvhost-probe-")
+		if err != nil {
+			continue
+		}
+		_, err = os.Stat(filepath.Join(probe, "memory.stat"))
+		if os.Remove(probe) == nil && err == nil {
+			return dir
+		}
+	}
+	return ""
+})
+
+func userFaults() bool {
+	const userModeOnly = 1
+	fd, _, errno := syscall.Syscall(sysUserfaultfd[runtime.GOARCH], userModeOnly, 0, 0)
+	return errno == 0 && syscall.Close(int(fd)) == nil
+}
+
+// sysUserfaultfd is the number of the system call.
+var sysUserfaultfd = map[string]uintptr{"amd64": 323, "arm64": 282}
 
 func mayUseFUSE() bool {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)

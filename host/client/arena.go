@@ -24,7 +24,8 @@ type Arena struct {
 	mu sync.Mutex // guards closing against sending
 }
 
-// NewArena makes a memfd of the given size, seals its size, and maps it. The host maps it when it is registered.
+// NewArena makes a memfd of the given size, allocates its pages, seals its size, and maps it. The host maps it when it is
+// registered.
 func (s *Session) NewArena(bytes int64) (*Arena, error) { return NewArena(bytes) }
 
 // NewArena makes an arena without a session: an arena outlives sessions and can be registered in any.
@@ -37,7 +38,10 @@ func NewArena(bytes int64) (*Arena, error) {
 		return nil, fmt.Errorf("%w: memfd_create: %w", ErrArena, err)
 	}
 	f := os.NewFile(uintptr(fd), "kvhost-arena")
-	if err := f.Truncate(bytes); err != nil {
+	if err = f.Truncate(bytes); err == nil {
+		err = allocate(f)
+	}
+	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("%w: %w", ErrArena, err)
 	}
@@ -54,11 +58,14 @@ func NewArena(bytes int64) (*Arena, error) {
 	return &Arena{file: f, data: data}, nil
 }
 
-// OpenArena maps all of a shared memory file that exists already, such as POSIX shared memory. The arena owns the file. If
-// it is not sealed against shrinking, [Hello].UnsealedMemory must be set.
+// OpenArena maps all of a shared memory file that exists already, such as POSIX shared memory, and allocates what is missing of
+// its pages. The arena owns the file. If it is not sealed against shrinking, [Hello].UnsealedMemory must be set.
 func OpenArena(f *os.File) (*Arena, error) {
 	info, err := f.Stat()
 	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrArena, err)
+	}
+	if err := allocate(f); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrArena, err)
 	}
 	data, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -67,6 +74,31 @@ func OpenArena(f *os.File) (*Arena, error) {
 	}
 	return &Arena{file: f, data: data}, nil
 }
+
+// allocate makes the pages that a file lacks. They are this process's memory: a host refuses a file without them, because it
+// would be charged for those that it touches first.
+func allocate(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fmt.Errorf("fstat %s: %w", f.Name(), err)
+	}
+	if st.Size <= 512*st.Blocks {
+		return nil
+	}
+	for at := int64(0); at < st.Size; {
+		n := min(allocatePart, st.Size-at)
+		switch err := unix.Fallocate(int(f.Fd()), 0, at, n); {
+		case err == nil:
+			at += n
+		case !errors.Is(err, unix.EINTR): // a signal undoes a part
+			return fmt.Errorf("fallocate %d bytes of %s: %w", st.Size, f.Name(), err)
+		}
+	}
+	return nil
+}
+
+// allocatePart is what one system call allocates.
+const allocatePart = 64 << 20
 
 // Bytes returns the memory. It must not be used after Close.
 func (a *Arena) Bytes() []byte { return a.data }

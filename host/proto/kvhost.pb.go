@@ -1834,7 +1834,7 @@ type isRegion_Handle interface {
 }
 
 type Region_Memfd struct {
-	// tag of a memfd that is sealed against shrinking (F_SEAL_SHRINK), unless Hello.unsealed_memory
+	// tag of a memfd whose pages are all allocated, and that is sealed against shrinking (F_SEAL_SHRINK), unless Hello.unsealed_memory
 	Memfd uint64 `protobuf:"varint,2,opt,name=memfd,proto3,oneof"`
 }
 

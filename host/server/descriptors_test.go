@@ -36,7 +36,10 @@ func memfdOf(size int64, seals int) (*os.File, error) {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), "abuse")
-	if err = f.Truncate(size); err == nil {
+	if err = f.Truncate(size); err == nil && size > 0 {
+		err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	}
+	if err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
 	}
 	if err != nil {

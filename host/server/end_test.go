@@ -176,3 +176,18 @@ func TestSlowClientLosesItsSession(t *testing.T) {
 	w.conn.Close()
 	<-ended
 }
+
+// A session may end, and give its pages up, while one of its STOREs waits for space. The race detector judges.
+func TestEndWhileAStoreReserves(t *testing.T) {
+	b := &fakeStore{hold: make(chan struct{}), deaf: true}
+	s := fakeServer(t, Config{}, b)
+	w := newTalk(t, s, greeting("a"))
+	x := only(s)
+	pagesFor(t, x)
+	w.say(storeOf(1))
+	until(t, "the store reserves", func() bool { return x.reserving.Len() > 0 })
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+	close(b.hold)
+}

@@ -24,6 +24,7 @@ type fakeStore struct {
 	hints []abi.Hints
 	seen  map[uint32]bool // request numbers of lookups
 	hold  chan struct{}   // when not nil, puts wait for it or their context
+	deaf  bool            // they do not hear of their context
 }
 
 func (b *fakeStore) EndRequest(n uint32, h abi.Hints) {
@@ -44,7 +45,9 @@ func (b *fakeStore) Lookup(q store.LookupRequest) (*store.Lease, error) {
 }
 
 func (b *fakeStore) Put(ctx context.Context, q store.PutRequest) (*store.Put, error) {
-	if b.hold != nil {
+	if b.deaf {
+		<-b.hold
+	} else if b.hold != nil {
 		select {
 		case <-b.hold:
 		case <-ctx.Done():

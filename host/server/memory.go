@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/mapped"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -25,8 +26,11 @@ type clientMemory struct {
 	gpus   []*gds.GPU    // of this host
 	share  *share.Share
 	log    *slog.Logger
+	// protect keeps the host from allocating pages of a mapping.
+	protect func([]byte) error
 
 	uid      uint32   // of the client's process: descriptors come from its user only
+	trusted  bool     // that process is the operator's
 	unsealed bool     // HELLO allows memory that can shrink
 	device   string   // UUID of the client's GPU, or whatever HELLO said
 	gpu      *gds.GPU // with that UUID, nil if this host has none
@@ -42,7 +46,7 @@ type clientMemory struct {
 
 func newClientMemory(s *Server, sh *share.Share, log *slog.Logger) *clientMemory {
 	return &clientMemory{
-		limits: &s.cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log,
+		limits: &s.cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
 		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},
 	}
 }
@@ -151,6 +155,10 @@ func (c *clientMemory) checkFile(f *os.File) (fileID, error) {
 	if st.Size <= 0 {
 		return fileID{}, invalid("memfd", "the memfd is empty")
 	}
+	if missing := st.Size - 512*st.Blocks; missing > 0 {
+		return fileID{}, invalid("memfd", "%d of its %d bytes are not allocated, and the host must not be charged for them: call "+
+			"fallocate first", missing, st.Size)
+	}
 	return fileID{uint64(st.Dev), st.Ino, st.Size}, nil
 }
 
@@ -173,15 +181,34 @@ func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
 		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, all sessions have mapped %d of at most %d",
 			id.size, total-id.size, c.limits.ArenaBytes)
 	}
-	data, err := unix.Mmap(int(f.Fd()), 0, int(id.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	data, err := c.mapPages(f, id.size)
 	if err != nil {
 		c.total.Add(-id.size)
-		return nil, invalid("memfd", "cannot be mapped for reading and writing: %v", err)
+		return nil, err
 	}
 	m := &mapping{file: id, data: data, users: 1}
 	c.files[id] = m
 	c.mapped += id.size
 	return m, nil
+}
+
+// mapPages maps a file such that the host allocates none of its pages. Where the kernel lacks what that needs, only the
+// operator's processes may share memory, who could end the host in other ways too.
+func (c *clientMemory) mapPages(f *os.File, size int64) ([]byte, error) {
+	data, err := mapped.File(f, size)
+	if err != nil {
+		return nil, invalid("memfd", "cannot be mapped for reading and writing: %v", err)
+	}
+	if err := c.protect(data); err != nil {
+		const advice = "allow kvhost the system call userfaultfd"
+		if !c.trusted {
+			_ = unix.Munmap(data) // cannot fail: it was mapped just now
+			return nil, faultf(proto.Code_CODE_DENIED, "memfd", "the host would be charged for pages of user %d: %v: %s, or run the "+
+				"client as the host's user", c.uid, err, advice)
+		}
+		c.log.Warn("host is charged for pages that this client takes out of its memory", "error", err, "advice", advice)
+	}
+	return data, nil
 }
 
 // unmapFile removes one user and unmaps after the last. Nothing can touch the bytes any more.

@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/server/kvevents"
+	"github.com/kvhost/kvhost/host/server/mapped"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
@@ -32,6 +33,7 @@ type Server struct {
 	budgets share.Budgets
 
 	mapped  atomic.Int64 // bytes of all mappings
+	protect func([]byte) error
 	jobs    atomic.Int64
 	request atomic.Uint32
 	number  atomic.Uint64
@@ -70,7 +72,7 @@ func newServer(cfg Config, st chunkStore) *Server {
 		cfg: cfg, store: st, budgets: share.Budgets{
 			Memory: cfg.Memory, Descriptors: share.DescriptorBudget(cfg.Limits.Sessions),
 			Room: share.RoomBudget(cfg.Capacity, cfg.Limits.Sessions),
-		}, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
+		}, protect: mapped.Protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
 		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
 		engines: map[engineKey]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}

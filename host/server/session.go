@@ -89,7 +89,8 @@ func (s *Server) newSession(st stream) (*session, error) {
 	x.out = sendqueue.New(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
 	x.inbox = inbox.New(x.handle, x.drop)
 	x.memory = newClientMemory(s, sh, x.log)
-	x.memory.uid = access.Peer(st.Context()).UID
+	peer := access.Peer(st.Context())
+	x.memory.uid, x.memory.trusted = peer.UID, peer.Operator()
 	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: s.cfg.MaxWait}
 	return x, nil
 }

@@ -31,7 +31,8 @@ func (x *session) store(j *job, m *proto.Store) error {
 	if s.timeline, err = x.timelines.of(m.GetTimeline(), 0); err != nil {
 		return err
 	}
-	x.reserving.Add(j.id, func() { s.reserve(wants, number) })
+	spec := &transfer.StoreJob{Memory: reg.memory, Read: s.read, Published: s.published} // reg may be unmapped while s reserves
+	x.reserving.Add(j.id, func() { s.reserve(wants, number, spec) })
 	if j.cancelled.Load() { // it may not have been queued yet when it was cancelled
 		x.reserving.Remove(j.id)
 	}
@@ -39,9 +40,8 @@ func (x *session) store(j *job, m *proto.Store) error {
 }
 
 // reserve reserves the chunks' places and submits the job with those that got one.
-func (s *storing) reserve(wants []store.PutRequest, number uint32) {
+func (s *storing) reserve(wants []store.PutRequest, number uint32, spec *transfer.StoreJob) {
 	j := s.job
-	spec := &transfer.StoreJob{Memory: j.reg.memory, Read: s.read, Published: s.published}
 	keys, waits := keyHint(wants), s.waits()
 	for i, q := range wants {
 		q.Request, q.Prefetch = number, keys

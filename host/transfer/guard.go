@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// A client's memory is a file that it shares. If the file shrinks, or its file system has no page for it, touching the
-// mapping raises a SIGBUS. Guard turns that into an error of the access.
+// A client's memory is a file that it shares. If the file shrinks, or the client takes pages out of it, touching the mapping
+// raises a SIGBUS. Guard turns that into an error of the access.
 
 // Guard runs fn, which touches the client memory in regions, and returns [ErrMemory] if that memory is gone. A fault at any
 // other address is a bug, and panics.
@@ -22,7 +22,7 @@ func Guard(regions [][]byte, fn func() error) (err error) {
 		if !ok || !within(regions, fault.Addr()) {
 			panic(v)
 		}
-		err = fmt.Errorf("%w: fault at %#x: its file has shrunk, or the file system is full", ErrMemory, fault.Addr())
+		err = fmt.Errorf("%w: fault at %#x: its file has shrunk, or its client has taken the page out of it", ErrMemory, fault.Addr())
 	}()
 	return fn()
 }

@@ -9,11 +9,21 @@ import os
 # Of Linux; the fcntl module names them only where it was built against recent headers.
 _F_ADD_SEALS = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+_ALLOCATE = 64 << 20
 
 
 def seal(fd: int) -> None:
     """Fixes a memfd's size. Without it, the owner could truncate the memory during a copy."""
     fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+
+
+def allocate(fd: int) -> None:
+    """Makes the pages that a file lacks. They are this process's memory: a host refuses a file without them, because it
+    would be charged for those that it touches first."""
+    info = os.fstat(fd)
+    if info.st_blocks * 512 < info.st_size:
+        for at in range(0, info.st_size, _ALLOCATE):
+            os.posix_fallocate(fd, at, min(_ALLOCATE, info.st_size - at))
 
 
 class SharedMemory:
@@ -23,7 +33,8 @@ class SharedMemory:
     lost pages, and harms nothing else."""
 
     def __init__(self, fd: int) -> None:
-        """Duplicates the descriptor; the caller keeps its own."""
+        """Duplicates the descriptor; the caller keeps its own. What is missing of the file's pages is allocated."""
+        allocate(fd)
         self.fd = os.dup(fd)
         self.size = os.fstat(fd).st_size
 
@@ -50,6 +61,7 @@ class Arena:
         self.fd = os.memfd_create("kvhost-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
+            allocate(self.fd)
             seal(self.fd)
             self._map = mmap.mmap(self.fd, size)
         except BaseException:

@@ -1,0 +1,250 @@
+package server
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/server/mapped"
+)
+
+// hostInGroup is the environment variable that makes TestPagesAreTheirClients the host.
+const hostInGroup = "KVHOST_TEST_HOST_IN_GROUP"
+
+// group is a memory cgroup of the test's own.
+type group string
+
+func newGroup(t *testing.T) group {
+	t.Helper()
+	testenv.Need(t, testenv.MemoryCgroup, testenv.UserFaults)
+	dir, err := os.MkdirTemp(testenv.MemoryCgroups(), "kvhost-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return group(dir)
+}
+
+func (g group) enter(t *testing.T, pid int) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(string(g), "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sharedMemory is what the group is charged for pages of shared memory, in bytes.
+func (g group) sharedMemory(t *testing.T) int64 {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(string(g), "memory.stat"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if n, ok := strings.CutPrefix(line, "shmem "); ok {
+			bytes, err := strconv.ParseInt(strings.TrimSpace(n), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return bytes
+		}
+	}
+	t.Fatalf("memory.stat says nothing of shmem:\n%s", text)
+	return 0
+}
+
+// A host in a memory cgroup of its own is never charged for its clients' pages: not for those that a client has not touched
+// when it registers them, and not for those that it takes out of its memory later. Its jobs fail, and nobody else's.
+func TestPagesAreTheirClients(t *testing.T) {
+	if os.Getenv(hostInGroup) != "" {
+		serveInGroup(t)
+		return
+	}
+	g := newGroup(t)
+	socket := startInGroup(t, g)
+	const most = 1 << 20 // of shared memory that is the host's own, or its files' where they are in a tmpfs
+	const places = 1024
+	bytes := int64(planes) * places * chunkBlocks * pageBytes
+	var regions []client.PlaneRegion
+	for pl := range int64(planes) {
+		regions = append(regions, client.PlaneRegion{Offset: pl * bytes / planes, Stride: pageBytes, Blocks: places * chunkBlocks})
+	}
+	start := g.sharedMemory(t)
+	dial := func(engine string) *client.Session {
+		s, err := client.Dial(t.Context(), client.Hello{
+			Socket: socket, Engine: engine, Role: "worker", LocalRanks: 1, Namespace: testNamespace(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	loadAll := func(s *client.Session) (failed int) {
+		for i := range places {
+			l, err := s.Lookup(t.Context(), client.LookupRequest{Keys: keys(1)})
+			if err != nil || l.Hits() != 1 {
+				t.Fatal(l, err)
+			}
+			job, err := s.Load(t.Context(), l, []client.LoadChunk{{Blocks: blocks(i)}}, client.LoadOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res, err := job.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			} else if len(res.Failed) > 0 {
+				failed++
+			}
+		}
+		return failed
+	}
+
+	honest := dial("honest")
+	arena, err := honest.NewArena(bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer arena.Close()
+	if _, err := honest.Register(t.Context(), 0, arena, regions); err != nil {
+		t.Fatal(err)
+	}
+	p := &peer{Session: honest, t: t, arena: arena}
+	if res, err := p.store([]client.StoreChunk{chunkOf(0, 0)}); err != nil || res.Chunks[0].Result != client.Stored {
+		t.Fatal(res, err)
+	}
+	if failed := loadAll(honest); failed > 0 {
+		t.Errorf("%d loads of the honest client failed", failed)
+	}
+	if n := g.sharedMemory(t) - start; n > most {
+		t.Errorf("the host is charged for %d KiB of an arena that its client made", n>>10)
+	}
+
+	hostile := dial("hostile")
+	holes, err := client.NewArena(bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holes.Close()
+	takeOut := func() {
+		if err := unix.Madvise(holes.Bytes(), unix.MADV_REMOVE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	takeOut()
+	if _, err := hostile.Register(t.Context(), 0, holes, regions); err == nil {
+		loadAll(hostile)
+		t.Error("memory that is not allocated was registered")
+	} else if !errors.Is(err, client.ErrArena) || !strings.Contains(err.Error(), "not allocated") {
+		t.Error(err)
+	}
+	if n := g.sharedMemory(t) - start; n > most {
+		t.Errorf("the host is charged for %d KiB of untouched memory", n>>10)
+	}
+
+	clear(holes.Bytes())
+	hostile = dial("punching")
+	if _, err := hostile.Register(t.Context(), 0, holes, regions); err != nil {
+		t.Fatal(err)
+	}
+	takeOut()
+	if failed := loadAll(hostile); failed != places {
+		t.Errorf("%d loads of %d to pages that were taken out failed", failed, places)
+	}
+	p.Session = hostile
+	if res, err := p.store([]client.StoreChunk{chunkOf(1, 1)}); err != nil || res.Chunks[0].Result != client.Failed {
+		t.Errorf("a store of pages that were taken out: %+v, %v", res, err)
+	}
+	if n := g.sharedMemory(t) - start; n > most {
+		t.Errorf("the host is charged for %d KiB of memory that was taken out", n>>10)
+	}
+	if failed := loadAll(honest); failed > 0 {
+		t.Errorf("%d loads of the honest client failed", failed)
+	}
+}
+
+// startInGroup starts a host in a process of its own, in a memory cgroup, and returns its socket.
+func startInGroup(t *testing.T, g group) string {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestPagesAreTheirClients$")
+	cmd.Env = append(os.Environ(), hostInGroup+"=1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close() // its end
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the host: %v", err)
+		}
+	})
+	g.enter(t, cmd.Process.Pid)
+	if _, err := fmt.Fprintln(in, "begin"); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
+
+// serveInGroup is the host, from the first line of its input to the end of it.
+func serveInGroup(t *testing.T) {
+	in := bufio.NewReader(os.Stdin)
+	if _, err := in.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println(newRig(t, nil).socket)
+	_, _ = in.ReadString('\n')
+}
+
+// Where the kernel gives the host no userfaultfd, only the operator's processes share memory with it.
+func TestUnprotectedMemoryIsTheOperators(t *testing.T) {
+	r := newRig(t, nil)
+	r.server.mu.Lock()
+	r.server.protect = func([]byte) error { return mapped.ErrUnprotected }
+	r.server.mu.Unlock()
+	p := r.dial(nil)
+	p.save(0, 1)
+	if err := p.regs[0].Unregister(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	x := only(r.server)
+	x.inbox.Turn.Lock()
+	x.memory.trusted = false
+	x.inbox.Turn.Unlock()
+	arena, err := client.NewArena(planes * arenaBlocks * pageBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer arena.Close()
+	var regions []client.PlaneRegion
+	for pl := range planes {
+		regions = append(regions, client.PlaneRegion{Offset: base(0, pl), Stride: pageBytes, Blocks: arenaBlocks})
+	}
+	if _, err := p.Register(t.Context(), 0, arena, regions); !errors.Is(err, client.ErrDenied) ||
+		!strings.Contains(err.Error(), "userfaultfd") {
+		t.Error(err)
+	}
+}
