@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/health"
@@ -173,4 +175,33 @@ func TestPublishWhereSomethingCannotBeRead(t *testing.T) {
 	faulty.Set()
 	f.mustPut(0)
 	f.mustRead(0)
+}
+
+// TestScanMeetsAnOrphan: a scan opens a file just before its entry is dropped, and the file would not be unlinked. It is
+// in the account once.
+func TestScanMeetsAnOrphan(t *testing.T) {
+	f, faulty := faultyFixture(t, 8, func(c *Config) { c.IOTimeout, c.UpkeepEvery, c.ScanWait = -1, time.Hour, -1 })
+	f.mustPut(0)
+	f.must(f.store.Close())
+	f.must(os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)))
+	faulty.Set(faultfs.MustRules("open **.kv 1st: hang\nremove **.kv: eacces")...)
+	release := sync.OnceFunc(faulty.Release)
+	defer release()
+	f.open()
+	f.must(faulty.AwaitHanging(t.Context(), 1))
+	if err := f.put(0, 0); !errors.Is(err, ErrResident) { // its file is found by its name
+		t.Fatal(err)
+	}
+	r := f.store.roots[0]
+	r.drop(f.markOf(0), 0)
+	release()
+	<-f.store.ScanDone()
+	f.checkUsed()
+	if f.has(0) {
+		t.Error("what is about to be unlinked is served")
+	}
+	faulty.Set()
+	r.Orphans.Retry(t.Context())
+	f.checkUsed()
+	equal(t, "Used", r.Account.Used(), 0)
 }

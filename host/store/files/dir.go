@@ -140,8 +140,8 @@ func Inspect(f staging.File) (pieceformat.Header, staging.Info, error) {
 	return h, info, err
 }
 
-// Remove unlinks a file. When that fails, it says why and how many bytes are still taken (most, if nobody can tell),
-// and the file becomes an orphan; the caller books its bytes. The error is [fs.ErrNotExist] when there was no file. An
+// Remove unlinks a file. When that fails, it says why, and the file becomes an orphan. left is what it takes (most, if
+// nobody can tell) and the account has not yet from an earlier try; the caller books that. The error is [fs.ErrNotExist] when there was no file. An
 // unlink can report an error although it happened, so the name is looked up again.
 func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 	if err = d.FS.Remove(name); err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -158,8 +158,7 @@ func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 		left = pieceformat.Padded(info.Allocated)
 	}
 	d.Log.Error("file not unlinked; will retry, its bytes stay in the account", "file", name, "error", err)
-	d.Orphans.later(&Orphan{name: name, bytes: left})
-	return left, err
+	return d.Orphans.again(name, left), err
 }
 
 // Misled says of an error that no file can have the name: something that is no directory stands on the way to it, or a

@@ -27,7 +27,9 @@ type Orphan struct {
 	renamed  bool   // the name may be of another file than the one that is unwanted, which is only
 	only     staging.Info
 
-	deleting bool // guarded by Orphans.mu, like the rest after the orphan is listed
+	// Guarded by Orphans.mu, like the rest after the orphan is listed.
+	deleting bool // it is being unlinked
+	claimed  bool // a put may be about to publish under its name
 }
 
 // orphanKey is a file's name, or the piece that a file without one holds.
@@ -45,7 +47,7 @@ type Orphans struct {
 	dir   *Dir
 	mu    sync.Mutex
 	ended sync.Cond // on mu: an orphan is no longer being unlinked
-	queue []*Orphan // oldest first
+	queue []*Orphan // oldest first, without those that are being unlinked or are claimed
 	by    map[orphanKey][]*Orphan
 }
 
@@ -76,18 +78,51 @@ func (l *Orphans) forget(o *Orphan) {
 	}
 }
 
-// take takes all orphans of one key off the list. It waits for those that are being unlinked.
-func (l *Orphans) take(at orphanKey) (list []*Orphan) {
+// claim claims all orphans of one key that nobody has claimed. It waits for those that are being unlinked.
+func (l *Orphans) claim(at orphanKey) (list []*Orphan) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for slices.ContainsFunc(l.by[at], func(o *Orphan) bool { return o.deleting }) {
 		l.ended.Wait()
 	}
-	if list = l.by[at]; len(list) > 0 {
-		delete(l.by, at)
-		l.queue = slices.DeleteFunc(l.queue, func(o *Orphan) bool { return slices.Contains(list, o) })
+	for _, o := range l.by[at] {
+		if !o.claimed {
+			o.claimed = true
+			list = append(list, o)
+		}
+	}
+	if len(list) > 0 {
+		l.queue = slices.DeleteFunc(l.queue, func(o *Orphan) bool { return o.claimed })
 	}
 	return list
+}
+
+// unclaim ends the claim of an orphan, which is the newest again unless it is gone.
+func (l *Orphans) unclaim(o *Orphan, gone bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if o.claimed = false; gone {
+		l.forget(o)
+	} else {
+		l.queue = append(l.queue, o)
+	}
+}
+
+// again lists a file that could not be unlinked and takes so many bytes. It returns those that no orphan of its name has
+// in the account yet: the same file may have been left before.
+func (l *Orphans) again(name string, bytes int64) (more int64) {
+	l.mu.Lock()
+	for _, o := range l.by[orphanKey{name: name}] {
+		if !o.renamed {
+			defer l.mu.Unlock()
+			more = max(0, bytes-o.bytes)
+			o.bytes += more
+			return more
+		}
+	}
+	l.mu.Unlock()
+	l.later(&Orphan{name: name, bytes: bytes})
+	return bytes
 }
 
 // first marks the oldest orphan for its deletion; nil when there is none.
@@ -120,7 +155,7 @@ func (l *Orphans) len() int {
 	return len(l.queue)
 }
 
-// Has says whether a file is an orphan.
+// Has says whether a file is an orphan, also while a put has claimed it: what stands there is in the account.
 func (l *Orphans) Has(name string) bool {
 	l.mu.Lock()
 	list := slices.Clone(l.by[orphanKey{name: name}])
@@ -214,15 +249,15 @@ func (l *Orphans) unlink(o *Orphan, name string) error {
 	return l.dir.FS.Remove(name)
 }
 
-// Claim takes the orphans off the list that have this name, or may have it because they hold this piece, so that
+// Claim keeps the orphans from being unlinked that have this name, or may have it because they hold this piece, so that
 // nobody unlinks what is published there. Their bytes stay booked until Settle.
 func (l *Orphans) Claim(name string, c *catalog.Class, k *chunk.Key, rank uint32) []*Orphan {
-	list := l.take(orphanKey{name: name})
-	for _, o := range l.take(orphanKey{key: *k, rank: rank}) {
+	list := l.claim(orphanKey{name: name})
+	for _, o := range l.claim(orphanKey{key: *k, rank: rank}) {
 		if l.mayBe(o, name, c) {
 			list = append(list, o)
 		} else {
-			l.later(o)
+			l.unclaim(o, false)
 		}
 	}
 	return list
@@ -240,13 +275,12 @@ func (l *Orphans) mayBe(o *Orphan, name string, c *catalog.Class) bool {
 	return err != nil || named == name
 }
 
-// Settle ends claimed orphans: a published piece has their name now, or else they are listed again.
-func (l *Orphans) Settle(list []*Orphan, published bool) {
+// Settle ends claims. With gone the orphans are over: a published piece has their name now, or it is free. Else they are
+// tried again.
+func (l *Orphans) Settle(list []*Orphan, gone bool) {
 	for _, o := range list {
-		if published {
+		if l.unclaim(o, gone); gone {
 			l.removed(o)
-		} else {
-			l.later(o)
 		}
 	}
 }

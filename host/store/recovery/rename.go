@@ -13,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/evictor"
+	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -200,8 +201,12 @@ func (w *renaming) rename(rel string, h *pieceformat.Header, cl *catalog.Class) 
 func (w *renaming) remove(name string, h *pieceformat.Header, cl *catalog.Class) {
 	d := w.root.Kept
 	claimed := d.Orphans.Claim(name, cl, &h.Key, h.Rank)
-	d.Discard(name, cl.FileBytes())
-	d.Orphans.Settle(claimed, true) // what is left is an orphan of its own
+	if len(claimed) == 0 {
+		d.Discard(name, cl.FileBytes())
+		return
+	}
+	err := d.FS.Remove(name)
+	d.Orphans.Settle(claimed, err == nil || errors.Is(err, fs.ErrNotExist) || files.Misled(err))
 }
 
 // replace gives a piece its built-in name where something is in the way: the same piece, damage, or what the place

@@ -170,7 +170,8 @@ func (c *Scan) identify(name, rel string, h *pieceformat.Header, allocated int64
 	r.Judge.Found(c, name, id.Class, h, allocated, id.FallbackName)
 }
 
-// settle looks again for files that may have gone with an entry that was removed during the scan.
+// settle looks again for files that may have gone with an entry that was removed during the scan, or could not be
+// unlinked then.
 func (c *Scan) settle(unsure []entries.MarkedPiece) {
 	s, d := c.root.Entries, c.root.Kept
 	for _, p := range unsure {
@@ -187,7 +188,7 @@ func (c *Scan) settle(unsure []entries.MarkedPiece) {
 			continue
 		}
 		if name, err := d.Locate(v.Class, &v.Key, p.Rank, v.FallbackName); err == nil {
-			if _, err := d.FS.Stat(name); errors.Is(err, fs.ErrNotExist) {
+			if _, err := d.FS.Stat(name); errors.Is(err, fs.ErrNotExist) || d.Orphans.Has(name) {
 				c.root.Drop(p.Mark)
 			}
 		}
