@@ -16,6 +16,7 @@ type Config struct {
 	Holders int      // most of them at a time
 	Least   int64    // that each holder must be able to hold at any time
 	Parts   []string // what holders hold it for
+	First   bool     // a holder that holds nothing may exceed its share: what it needs is larger than shares may be
 	Advice  string   // to a holder that is refused: what it can do
 }
 
@@ -75,7 +76,7 @@ func (b *Budget) Join(name string, id uint32) (*Holder, error) {
 	case b.active >= b.cfg.Holders:
 		b.refused++
 		return nil, fmt.Errorf("%w: %s: %d, that is the limit", ErrHolders, b.cfg.Of, b.active)
-	case b.loans > b.common: // then what is set aside for the next holder is not free
+	case b.loans > b.common && !b.cfg.First: // then what is set aside for the next holder is not free
 		b.refused++
 		return nil, fmt.Errorf("%w: %s: those that have left hold %d more than can be borrowed", ErrShare, b.cfg.Of, b.loans-b.common)
 	}
@@ -136,12 +137,23 @@ func (h *Holder) Take(part int, n int64) error {
 	b := h.budget
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if n > h.may()-h.held {
+	if n > h.may()-h.held && !h.first(n) {
 		b.refused++
 		return &Refusal{Of: b.cfg.Of, Holder: h.name, Wanted: n, Held: h.held, May: max(h.held, h.may()), Advice: b.cfg.Advice}
 	}
 	h.add(part, n)
 	return nil
+}
+
+// first says whether n is the holder's first, which it gets above its share: if its tenant has nothing, or no more than half of
+// all with it, and there is so much; or if nobody has anything.
+func (h *Holder) first(n int64) bool {
+	b, t := h.budget, h.tenant
+	if !b.cfg.First || h.held > 0 {
+		return false
+	}
+	pool := b.cfg.Limit - b.cfg.Own
+	return b.held == 0 || n <= pool-b.held && (t.held == 0 || n <= pool/2-t.held)
 }
 
 // may is how much the holder may hold now.

@@ -138,9 +138,15 @@ func TestTooSmallToDivide(t *testing.T) {
 
 // Whatever holders do, the limit holds, and the sums are those of the holders.
 func TestRandomHolders(t *testing.T) {
+	randomHolders(t, small(t))
+	b := small(t)
+	b.cfg.First = true
+	randomHolders(t, b)
+}
+
+func randomHolders(t *testing.T, b *Budget) {
 	const seed = 7
 	rng := rand.New(rand.NewPCG(seed, 0))
-	b := small(t)
 	var list, gone []*Holder
 	for step := range 50_000 {
 		switch i := rng.IntN(len(list) + 1); {
@@ -203,4 +209,36 @@ func BenchmarkTakeAndGive(b *testing.B) {
 			h.Give(0, 4096)
 		}
 	}
+}
+
+// A budget whose shares are too small for what its holders need gives each tenant a first one, and each holder as long as its
+// tenant has no more than half. What is more than all of it is given to one holder at a time.
+func TestFirst(t *testing.T) {
+	b, err := New(Config{Of: "room", Limit: 32, Holders: 100, Parts: []string{"waiting"}, First: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	take := func(h *Holder, n int64, want bool) {
+		t.Helper()
+		if err := h.Take(0, n); (err == nil) != want || err != nil && !errors.Is(err, ErrShare) {
+			t.Fatalf("%d: %v", n, err)
+		}
+	}
+	a1, a2, a3, b1 := join(t, b, "a1", 1), join(t, b, "a2", 1), join(t, b, "a3", 1), join(t, b, "b1", 2)
+	take(a1, 8, true)
+	take(a1, 8, false) // its second
+	take(a2, 8, true)
+	take(a3, 8, false) // its tenant has half
+	take(b1, 12, true)
+	take(join(t, b, "c1", 3), 8, false) // that would be more than all
+	take(join(t, b, "c2", 3), 4, true)
+	for _, h := range []*Holder{a1, a2, b1} {
+		giveAll(h)
+	}
+	take(a3, 40, false)
+	for h := range b.holders {
+		giveAll(h)
+	}
+	take(a3, 40, true)
+	take(b1, 1, false)
 }

@@ -5,4 +5,7 @@
 // tenant may hold at most as much of it as it leaves free, and a holder at most as much of its tenant's part as that leaves
 // free. So one tenant alone borrows at most half, two of them a third each, and there is always something left for the next
 // one. Nothing is taken away from a holder: one that has more than its share gets no more until it has given some back.
+//
+// Where what holders need comes in pieces that may be larger than a share (Config.First), a holder's first piece may exceed it.
+// Then nothing is kept for those that come later.
 package budget

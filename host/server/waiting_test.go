@@ -105,3 +105,29 @@ func (r *rig) sessionOf(t *testing.T, engine string) *session {
 	}
 	return x
 }
+
+// A root that holds a few chunks only holds one of each of two tenants' stores that wait, and not all of one's.
+func TestSmallRootsHoldAWaitingChunk(t *testing.T) {
+	const capacity = 8 * (chunkBytes + pageBytes)
+	r := newRig(t, func(c *Config, s *store.Config) { s.Roots[0].Capacity, c.Capacity = capacity, capacity })
+	for tenant := range uint32(2) {
+		p := r.dial(func(h *client.Hello) { h.Engine, h.Tenant = string(rune('a'+tenant)), tenant })
+		w := p.share()
+		job := p.storeHeld(w, 1, 10*int(tenant), 10*int(tenant)+8)
+		if err := p.Ping(t.Context()); err != nil { // it has come
+			t.Fatal(err)
+		}
+		<-r.sessionOf(t, string(rune('a'+tenant))).reserving.Idle()
+		if held := r.server.budgets.Room.Figures(0).Held; held < int64(tenant+1)*chunkBytes || held > capacity/2 {
+			t.Errorf("%d bytes are held for %d tenants", held, tenant+1)
+		}
+		defer p.Close() // before its semaphores
+		defer func() {
+			w.Store(0, 1)
+			res, err := job.Published(t.Context())
+			if err != nil || res.Chunks[0].Result != client.Stored || !errors.Is(res.Chunks[7].Err, client.ErrLimit) {
+				t.Errorf("tenant %d: %+v, %v", tenant, res, err)
+			}
+		}()
+	}
+}

@@ -60,10 +60,11 @@ func DescriptorBudget(sessions int) *budget.Budget {
 	})
 }
 
-// RoomBudget divides the room on disk that stores may reserve while they wait: half of the roots' capacity.
+// RoomBudget divides the room on disk that stores may reserve while they wait: half of the roots' capacity. In a small root a
+// share is less than a chunk, so each session's first is not held to it.
 func RoomBudget(capacity int64, sessions int) *budget.Budget {
 	return some(budget.Config{
-		Of: "room", Limit: capacity / 2, Holders: sessions, Parts: []string{"waiting"},
+		Of: "room", Limit: capacity / 2, Holders: sessions, Parts: []string{"waiting"}, First: true,
 		Advice: "let semaphores of other stores come first",
 	})
 }
