@@ -11,7 +11,7 @@ import (
 )
 
 // Series of levels.
-var levelHits, levelLoad, levelMoves, levelBytes = func() (hits, load, moves, bytes *prometheus.Desc) {
+var levelHits, levelLoad, levelMoves, levelBytes, levelFetched = func() (hits, load, moves, bytes, fetched *prometheus.Desc) {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("kvhost_"+name, help, labels, nil)
 	}
@@ -19,7 +19,9 @@ var levelHits, levelLoad, levelMoves, levelBytes = func() (hits, load, moves, by
 	load = desc("level_loaded_bytes_total", "Bytes of pieces of the level that were opened for loads.", "level")
 	moves = desc("level_moves_total", "Copies from other levels to the level.", "level", "kind", "result")
 	bytes = desc("level_moved_bytes_total", "Bytes copied from other levels to the level.", "level", "kind")
-	return hits, load, moves, bytes
+	fetched = desc("level_prefetches_total", "Copies to the level that lookups asked for, and that were loaded afterwards "+
+		"(used) or went without (wasted).", "level", "result")
+	return hits, load, moves, bytes, fetched
 }()
 
 // collectLevels sends the series of levels.
@@ -31,6 +33,8 @@ func collectLevels(ch chan<- prometheus.Metric, st *store.Stats) {
 		level := strconv.Itoa(l.Level)
 		send(levelHits, l.Hits, level)
 		send(levelLoad, l.Loaded, level)
+		send(levelFetched, l.PrefetchesUsed, level, "used")
+		send(levelFetched, l.PrefetchesWasted, level, "wasted")
 		for kind, m := range l.Moves {
 			k := moves.Kind(kind).String()
 			send(levelBytes, m.Bytes, level, k)
@@ -51,6 +55,7 @@ func levelCounters(st *store.Stats, out map[string]uint64) {
 	for _, l := range st.Levels {
 		name := func(what string) string { return fmt.Sprintf("level%d_%s", l.Level, what) }
 		out[name("hits")], out[name("loaded_bytes")] = l.Hits, l.Loaded
+		out[name("prefetch_used")], out[name("prefetch_wasted")] = l.PrefetchesUsed, l.PrefetchesWasted
 		for kind, m := range l.Moves {
 			k := moves.Kind(kind).String()
 			out[name(k)], out[name(k+"_bytes")], out[name(k+"_shed")] = m.Done, m.Bytes, m.Shed

@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -125,12 +126,12 @@ func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 	x.timelines.start(s.job, s.timeline, s.freeRoom)
 }
 
-func keyHint(wants []store.PutRequest) *store.PathPrefetch {
+func keyHint(wants []store.PutRequest) *catalog.PathPrefetch {
 	keys := make([]chunk.Key, len(wants))
 	for i := range wants {
 		keys[i] = wants[i].Key
 	}
-	return store.PrefetchPaths(keys)
+	return catalog.PrefetchPaths(keys)
 }
 
 // checkStore reads the chunks of a STORE.

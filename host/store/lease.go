@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/requests"
 )
 
@@ -19,7 +20,8 @@ type Lease struct {
 	mu     sync.Mutex
 	over   bool
 	loaded bool                   // something was opened
-	near   map[int]requests.Grant // copies that came nearer since the lookup, by key
+	near   map[int]requests.Grant // nearer copies than those granted, by key
+	coming map[int]*moves.Entry   // copies that the lookup has asked for, by key
 
 	pathsMu sync.Mutex
 	paths   map[pathsKey]*catalog.PathBatch // of pieces that are not open yet
@@ -58,8 +60,8 @@ func (l *Lease) granted(i int) requests.Grant {
 // Release gives the pins back. Pieces that are open stay usable until they are closed.
 func (l *Lease) Release() {
 	l.mu.Lock()
-	over, loaded, near := l.over, l.loaded, l.near
-	l.over, l.near = true, nil
+	over, loaded, near, coming := l.over, l.loaded, l.near, l.coming
+	l.over, l.near, l.coming = true, nil, nil
 	l.mu.Unlock()
 	if over {
 		return
@@ -74,8 +76,9 @@ func (l *Lease) Release() {
 		r.UnpinAt(g.Slot, g.Fingerprint, now)
 		r.Unlock()
 	}
+	l.endPrefetch(coming)
 	if loaded {
-		l.promote(false)
+		l.promote()
 	}
 	at := index.None
 	for _, g := range l.grants {
@@ -101,7 +104,7 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 	if !l.Has(i) {
 		return nil, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
 	}
-	if g := l.granted(i); g != l.grants[i] {
+	if g := l.nearest(i); g != l.grants[i] {
 		if p, err := l.open(i, rank, g); err == nil {
 			return p, nil
 		}
@@ -138,7 +141,11 @@ func (l *Lease) hold(p *Piece) error {
 	l.loaded = true
 	p.root.Lock()
 	defer p.root.Unlock()
-	return p.pin()
+	if err := p.pin(); err != nil {
+		return err
+	}
+	p.root.Prefetched.Loaded(p.mark.Slot)
+	return nil
 }
 
 // pathOf is the path of a piece, or empty where none is known. The paths of the lease's next pieces of the same rank

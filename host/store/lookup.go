@@ -63,7 +63,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		}
 	}
 	if q.Prefetch && len(s.levels) > 1 {
-		l.promote(true)
+		l.prefetch()
 	}
 	s.count.lookups.Add(1)
 	s.count.keys.Add(uint64(len(q.Keys)))

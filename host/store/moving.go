@@ -8,7 +8,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
-	"github.com/kvhost/kvhost/host/store/requests"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -28,7 +27,7 @@ type movedPiece struct {
 }
 
 func (p movedPiece) ReadAt(b []byte, off int64) (int, error) { return p.file.ReadAt(b, off) }
-func (p movedPiece) Cancelled() bool                         { return p.move.Gone() }
+func (p movedPiece) Cancelled() bool                         { return p.move.Cancelled() }
 
 // openMoved opens a piece of an entry that is pinned.
 func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
@@ -98,56 +97,6 @@ func (s *Store) Settle(ctx context.Context) error {
 		}
 		if err := s.mover.Wait(ctx, 0); err != nil {
 			return err
-		}
-	}
-}
-
-// promote offers entries that a lease has from farther levels to the nearest one. If somebody has asked for that, the
-// lease gets each copy when it is there.
-func (l *Lease) promote(asked bool) {
-	if len(l.store.levels) < 2 {
-		return
-	}
-	nearest := l.store.levels[0]
-	for i, g := range l.grants {
-		if g.Slot == index.None || l.store.roots[g.Root].level == nearest {
-			continue
-		}
-		r := l.store.roots[g.Root]
-		r.Lock()
-		m := r.Moves.Copy(g.Slot)
-		r.Unlock()
-		if m == nil {
-			continue
-		}
-		v := &moves.Entry{Move: m, Kind: moves.Promotion, From: &r.origin, To: nearest, Asked: asked}
-		if asked {
-			v.Then = func() { l.came(i, nearest) }
-		}
-		v.Offer(l.store.mover)
-	}
-}
-
-// came pins a copy that came nearer for the lease, while that lasts.
-func (l *Lease) came(i int, to *level) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, place := range to.places {
-		r := l.store.roots[place]
-		r.Lock()
-		slot := r.Index.FindFingerprint(l.grants[i].Fingerprint)
-		there := slot != index.None && r.Index.At(slot).Is(index.Complete) && !r.Index.At(slot).Is(index.Evicting) && !l.over
-		if there {
-			r.Moves.Granted(slot, r.Index.At(slot), false)
-			r.Evictor.Pin(slot, l.grants[i].Fingerprint, 0)
-		}
-		r.Unlock()
-		if there {
-			if l.near == nil {
-				l.near = map[int]requests.Grant{}
-			}
-			l.near[i] = requests.Grant{Fingerprint: l.grants[i].Fingerprint, Slot: slot, Root: place}
-			return
 		}
 	}
 }

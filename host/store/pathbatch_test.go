@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/plugins/fanout"
 )
@@ -20,7 +21,7 @@ func (f *fixture) storeTogether(from, to uint64) {
 		for n := from; n < to; n++ {
 			list = append(list, testKey(n))
 		}
-		foreseen := PrefetchPaths(list)
+		foreseen := catalog.PrefetchPaths(list)
 		for n := from; n < to; n++ {
 			q := f.request(n, n-1, rank)
 			q.Prefetch = foreseen

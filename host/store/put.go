@@ -31,7 +31,7 @@ type PutRequest struct {
 	Tenant    uint32
 	copy      *copyOf // it is a copy of an entry of another level
 	// Prefetch has the keys that the caller puts in the same way; optional.
-	Prefetch *PathPrefetch
+	Prefetch *catalog.PathPrefetch
 }
 
 // Put is a reservation: space for a piece that is being written. It ends with Publish or Abort.
@@ -259,12 +259,16 @@ func (p *Put) reserves() uint64 {
 
 func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) * p.class.FileBytes() }
 
+func (p *Put) query() catalog.PathQuery {
+	return catalog.PathQuery{Class: p.class, Key: p.key, Rank: p.rank, Size: p.entryBytes()}
+}
+
 // insert makes the entry in the nearest level that takes it.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	banned := p.class.Place.Policy.Quarantined() || p.class.Place.Policy.Down()
 	var found *catalog.PathQuery
 	if !banned {
-		found = q.Prefetch.path(s.catalog.Paths, p)
+		found = q.Prefetch.Path(s.catalog.Paths, p.query())
 	}
 	var rel string
 	var chosen uint32

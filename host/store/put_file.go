@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -18,11 +19,11 @@ import (
 // The file that a put writes: its name, and what stands in it before the payload.
 
 // name works out the target of a piece that joined an entry.
-func (p *Put) name(f *PathPrefetch) error {
+func (p *Put) name(f *catalog.PathPrefetch) error {
 	if p.class.Place.Policy.Quarantined() {
 		return p.useFallbackName(policy.ErrQuarantine)
 	}
-	if found := f.path(p.root.store.catalog.Paths, p); found != nil {
+	if found := f.Path(p.root.store.catalog.Paths, p.query()); found != nil {
 		p.target = p.root.Slash + found.Path
 		return nil
 	}

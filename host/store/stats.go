@@ -34,6 +34,10 @@ func (s *Store) Stats() Stats {
 	}
 	for _, l := range s.levels {
 		f := figures.Level{Level: l.number, Hits: l.hits.Load(), Loaded: l.loaded.Load()}
+		for _, r := range l.roots {
+			f.PrefetchesUsed += r.Prefetched.Used.Load()
+			f.PrefetchesWasted += r.Prefetched.Wasted.Load()
+		}
 		for kind := range l.count {
 			c := &l.count[kind]
 			f.Moves[kind] = figures.Moves{

@@ -45,6 +45,7 @@ func (s *Set) BeginEvict(slot uint32) Eviction {
 	if e.Is(index.Moving) {
 		s.Moves.goes(slot)
 	}
+	s.Prefetched.goes(slot)
 	announced := e.Is(index.Announced)
 	e.Set(index.Evicting)
 	e.Unset(index.Announced)

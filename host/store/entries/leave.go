@@ -18,14 +18,21 @@ import (
 type Move struct {
 	Mark
 	gone    atomic.Bool
-	leaves  bool // it is to go, and the policy does not know it any more
-	settled bool // of one that leaves: nothing more is done with it before it goes
-	reading bool // its copy is being made, which has a pin
+	ended   atomic.Bool // whoever asked for it does not want it any more
+	leaves  bool        // it is to go, and the policy does not know it any more
+	settled bool        // of one that leaves: nothing more is done with it before it goes
+	reading bool        // its copy is being made, which has a pin
 	bytes   int64
 }
 
 // Gone says that the entry is not there any more: nobody wants a copy. It needs no lock.
 func (m *Move) Gone() bool { return m.gone.Load() }
+
+// Cancel says that whoever asked for the copy does not want it any more. It needs no lock.
+func (m *Move) Cancel() { m.ended.Store(true) }
+
+// Cancelled says that nobody wants the copy. It needs no lock.
+func (m *Move) Cancelled() bool { return m.ended.Load() || m.Gone() }
 
 // Moves are those of a set's entries. The set's lock guards them.
 type Moves struct {

@@ -33,6 +33,8 @@ type Set struct {
 	Count   Counters
 	Moves   Moves
 	Hits    Hits
+	// Prefetched are the copies that came here because a lookup asked for them.
+	Prefetched Prefetched
 	// Touched receives the fingerprints of entries that lookups touch; nil: nobody wants them.
 	Touched func(fp uint64)
 

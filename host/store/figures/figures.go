@@ -108,6 +108,9 @@ type Level struct {
 	Hits   uint64 // keys granted
 	Loaded uint64 // bytes of pieces that were opened for loads
 	Moves  [moves.Kinds]Moves
+
+	PrefetchesUsed   uint64 // copies that a lookup asked for, and that were loaded afterwards
+	PrefetchesWasted uint64 // copies that went without
 }
 
 // Moves are the copies of one kind to a level.
@@ -116,6 +119,6 @@ type Moves struct {
 	Bytes     uint64
 	Shed      uint64 // not made, because too many were waiting or there was no time
 	Refused   uint64 // not wanted
-	Cancelled uint64 // not needed any more, or there already
+	Cancelled uint64 // not wanted any more, or there already
 	Failed    uint64 // faults, and no room
 }

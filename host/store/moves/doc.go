@@ -2,10 +2,12 @@
 //
 // A level is what is equally near to the engines: page-locked memory, disks, a shared file system. Entries are stored
 // in the nearest one. What its evict policy names is offered to the next level before it goes ([Demotion]); what is
-// granted from a farther level is offered to the nearest one ([Promotion]); and what is written through is copied at
-// once ([Through]). The store decides what is offered and asks the policies; this package carries the bytes:
+// granted from a farther level is offered to the nearest one ([Promotion]); what is written through is copied at once
+// ([Through]); and what a lookup asks to come nearer is copied while its lease lasts ([Prefetch]). The store decides what
+// is offered and asks the policies; this package carries the bytes:
 //
-//	Offer      a [Move] waits for a worker, or is shed at once: waiting moves and their bytes are bounded
+//	Offer      a [Move] waits for a worker, or is shed at once: waiting moves and their bytes are bounded,
+//	           and prefetches are shed first
 //	Run        a worker takes the oldest move and gives it a [Copier]
 //	Copy       a piece goes from a [Source] to a [Target] in parts, each within the budget of bandwidth
 //

@@ -57,18 +57,17 @@ type Counter struct {
 	Done, Bytes atomic.Uint64 // copied
 	Shed        atomic.Uint64 // dropped, because too many were waiting or there was no time
 	Refused     atomic.Uint64 // not wanted by the policy of the level
-	Cancelled   atomic.Uint64 // not needed any more, or there already
+	Cancelled   atomic.Uint64 // not wanted any more, or there already
 	Failed      atomic.Uint64 // faults, and no room
 }
 
 // Entry is an entry that is to be copied. It is a [Move].
 type Entry struct {
 	*entries.Move
-	Kind  Kind
-	From  *Origin
-	To    Level
-	Asked bool   // somebody asked for it: the built-in answer is yes
-	Then  func() // called when the copy is there
+	Kind Kind
+	From *Origin
+	To   Level
+	Then func() // called when the copy is there
 
 	Namespace *catalog.Namespace
 	Pieces    uint64
@@ -119,20 +118,27 @@ func (v *Entry) wanted() (wanted, known bool) {
 	if admitted, asked := v.To.Admits(&c, v.Namespace); asked {
 		return admitted, true
 	}
-	return v.Asked || policy.AdmitsByDefault(&c), true
+	return v.Kind == Prefetch || policy.AdmitsByDefault(&c), true
 }
 
 // record is the kind as policies get it. What is written through has just been stored.
 func (k Kind) record() abi.CandidateKind {
-	return [Kinds]abi.CandidateKind{abi.KindDemotion, abi.KindPromotion, abi.KindNew}[k]
+	return [Kinds]abi.CandidateKind{abi.KindDemotion, abi.KindPromotion, abi.KindNew, abi.KindPromotion}[k]
 }
 
 // Bytes implements [Move].
 func (v *Entry) Bytes() int64 { return v.size }
 
+// Yields implements [Move]: without a prefetch a load takes longer, without another move a copy may be lost.
+func (v *Entry) Yields() bool { return v.Kind == Prefetch }
+
 // Shed implements [Move].
 func (v *Entry) Shed() {
-	v.To.Count()[v.Kind].Shed.Add(1)
+	if n := &v.To.Count()[v.Kind]; v.Cancelled() {
+		n.Cancelled.Add(1)
+	} else {
+		n.Shed.Add(1)
+	}
 	v.end()
 }
 
@@ -147,7 +153,7 @@ func (v *Entry) Run(ctx context.Context, c *Copier) {
 	defer v.end()
 	r, n := v.From, &v.To.Count()[v.Kind]
 	r.Lock()
-	begun := r.Moves.BeginCopy(v.Move)
+	begun := !v.Cancelled() && r.Moves.BeginCopy(v.Move)
 	if begun {
 		v.Pieces = r.Index.Pieces(v.Slot)
 		r.Copies.Watch(v.Fingerprint)
@@ -164,7 +170,7 @@ func (v *Entry) Run(ctx context.Context, c *Copier) {
 			continue
 		}
 		v.To.DropPart(v.Fingerprint)
-		if v.Gone() || errors.Is(err, ErrCancelled) || ctx.Err() != nil {
+		if v.Cancelled() || errors.Is(err, ErrCancelled) || ctx.Err() != nil {
 			n.Cancelled.Add(1)
 			return
 		}

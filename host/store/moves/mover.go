@@ -3,6 +3,7 @@ package moves
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/kvhost/kvhost/staging"
@@ -16,10 +17,11 @@ const (
 	Demotion  Kind = iota // it is about to leave a nearer level
 	Promotion             // it was granted from a farther level
 	Through               // it was just stored, in a root that writes through
+	Prefetch              // a lookup found it farther away and asks for it
 	Kinds
 )
 
-func (k Kind) String() string { return [...]string{"demotion", "promotion", "through"}[k] }
+func (k Kind) String() string { return [...]string{"demotion", "promotion", "through", "prefetch"}[k] }
 
 // Move is an entry to be copied.
 type Move interface {
@@ -29,6 +31,10 @@ type Move interface {
 	Run(ctx context.Context, c *Copier)
 	// Shed says that it will not be run.
 	Shed()
+	// Yields says that others are run instead where not all can wait.
+	Yields() bool
+	// Cancelled says that nobody wants it any more.
+	Cancelled() bool
 }
 
 // Config makes a mover. Zero is a default.
@@ -53,12 +59,13 @@ type Mover struct {
 	slots  *staging.Slots
 	budget budget
 
-	mu      sync.Mutex
-	changed sync.Cond // a move waits, one has ended, or no more are taken
-	queue   []Move
-	waiting int64 // bytes of queue
-	running int
-	closed  bool
+	mu       sync.Mutex
+	changed  sync.Cond // a move waits, one has ended, or no more are taken
+	queue    []Move
+	waiting  int64 // bytes of queue
+	yielding int   // moves of queue that yield
+	running  int
+	closed   bool
 }
 
 // New makes a mover. Its memory is touched when the first moves are run.
@@ -81,17 +88,68 @@ func New(cfg Config) (*Mover, error) {
 	return m, nil
 }
 
-// Offer queues a move. It says false, and the move will not run, when too many wait already.
-func (m *Mover) Offer(v Move) bool {
+// Offer queues a move. It says false, and the move will not run, when too many wait already, also without the last of
+// those that yield to it.
+func (m *Mover) Offer(v Move) (queued bool) {
+	var shed []Move
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed || len(m.queue) >= maxWaiting || len(m.queue) > 0 && m.waiting+v.Bytes() > m.cfg.Waiting {
-		return false
+	if !v.Yields() {
+		for at := len(m.queue) - 1; at >= 0 && m.yielding > 0 && !m.fits(v); at-- {
+			if m.queue[at].Yields() {
+				shed = append(shed, m.queue[at])
+				m.leaves(m.queue[at])
+				m.queue = slices.Delete(m.queue, at, at+1)
+			}
+		}
 	}
-	m.queue = append(m.queue, v)
-	m.waiting += v.Bytes()
+	if queued = !m.closed && m.fits(v); queued {
+		m.queue = append(m.queue, v)
+		m.waiting += v.Bytes()
+		if v.Yields() {
+			m.yielding++
+		}
+	}
 	m.changed.Broadcast()
-	return true
+	m.mu.Unlock()
+	shedAll(shed)
+	return queued
+}
+
+// fits says whether another move may wait. m.mu is held.
+func (m *Mover) fits(v Move) bool {
+	return len(m.queue) < maxWaiting && (len(m.queue) == 0 || m.waiting+v.Bytes() <= m.cfg.Waiting)
+}
+
+// leaves counts out a move that leaves the queue. m.mu is held.
+func (m *Mover) leaves(v Move) {
+	m.waiting -= v.Bytes()
+	if v.Yields() {
+		m.yielding--
+	}
+}
+
+// Prune sheds the waiting moves that nobody wants any more.
+func (m *Mover) Prune() {
+	var shed []Move
+	m.mu.Lock()
+	m.queue = slices.DeleteFunc(m.queue, func(v Move) bool {
+		if !v.Cancelled() {
+			return false
+		}
+		shed = append(shed, v)
+		m.leaves(v)
+		return true
+	})
+	m.changed.Broadcast()
+	m.mu.Unlock()
+	shedAll(shed)
+}
+
+// shedAll takes locks of sets, which come before the mover's.
+func shedAll(list []Move) {
+	for _, v := range list {
+		v.Shed()
+	}
 }
 
 // Run runs moves until the context is done. What waits then is shed.
@@ -105,12 +163,10 @@ func (m *Mover) Run(ctx context.Context) {
 	workers.Wait()
 	m.mu.Lock()
 	left := m.queue
-	m.queue, m.waiting = nil, 0
+	m.queue, m.waiting, m.yielding = nil, 0, 0
 	m.changed.Broadcast()
 	m.mu.Unlock()
-	for _, v := range left {
-		v.Shed()
-	}
+	shedAll(left)
 }
 
 // Close frees the buffers. Run has ended, or was not called.
@@ -143,7 +199,7 @@ func (m *Mover) work(ctx context.Context) {
 		v := m.queue[0]
 		m.queue[0] = nil
 		m.queue = m.queue[1:]
-		m.waiting -= v.Bytes()
+		m.leaves(v)
 		m.running++
 		m.mu.Unlock()
 		v.Run(ctx, c)
