@@ -304,63 +304,9 @@ func namelessUsage(dir string) (bytes int64) {
 	return bytes
 }
 
-// foreign adds up damaged files under names that no policy at hand can read back, as after one that is linked in was
-// replaced: to a scan they are another program's, left alone and not counted.
-func (n *node) foreign(dir string) (bytes int64, err error) {
-	err = eachFile(n.r.files, dir, "", func(rel string, _ fs.DirEntry) error {
-		if strings.HasPrefix(rel, pieceformat.MetaDir) {
-			return nil
-		}
-		name := dir + "/" + rel
-		if _, err := readHeader(n.r.files, name); pieceformat.IsDamage(err) && !n.store.Claims(rel) {
-			size, err := allocated(n.r.files, name)
-			bytes += size
-			return err
-		}
-		return nil
-	})
-	return bytes, err
-}
-
-// readHeader reads a piece file's header and compares it with the file's size.
-func readHeader(fsys staging.FS, name string) (pieceformat.Header, error) {
-	b, err := readFile(fsys, name)
-	if err != nil {
-		return pieceformat.Header{}, err
-	}
-	h, err := pieceformat.DecodeHeader(b[:min(len(b), pieceformat.Page)])
-	if err == nil && h.FileBytes() != int64(len(b)) {
-		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, len(b), h.FileBytes())
-	}
-	return h, err
-}
-
-// readFile reads a whole file.
-func readFile(fsys staging.FS, name string) ([]byte, error) {
-	f, err := fsys.OpenFile(name, os.O_RDONLY, 0)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	b := make([]byte, info.Size)
-	if err == nil {
-		_, err = f.ReadAt(b, 0)
-	}
-	return b, errors.Join(err, f.Close())
-}
-
 func isTemporary(e fs.DirEntry) bool {
 	_, temp := pieceformat.ParseTemp(e.Name())
 	return temp
-}
-
-// allocated returns what a file takes: nothing when it has gone.
-func allocated(fsys staging.FS, name string) (int64, error) {
-	info, err := fsys.Stat(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	return pieceformat.Padded(info.Allocated), err
 }
 
 // noTemporaries checks that nothing was left half written.

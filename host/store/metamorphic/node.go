@@ -40,8 +40,11 @@ type node struct {
 	doubted atomic.Bool // others gave it up, or may have, and it has made no step since
 	inStep  atomic.Bool
 	before  []Entry // hits at the end of the last life
-	owed    durable
-	final   Op // the policies of the last life
+	// damaged files that a scan left alone, by name: no policy claimed them then. One that claims them later does not count
+	// them before the next scan.
+	left  map[string]uint64
+	owed  durable
+	final Op // the policies of the last life
 }
 
 // put is a put with what it is of.
@@ -139,6 +142,9 @@ func (n *node) open(op Op) (err error) {
 		return fmt.Errorf("opening host %s: %w", n.ID, err)
 	}
 	n.store = s
+	if err := n.noteLeft(); err != nil {
+		return err
+	}
 	if n.r.h.Kind.lives {
 		if err := n.owed.reopened(n); err != nil {
 			return err
