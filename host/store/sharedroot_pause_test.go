@@ -298,3 +298,70 @@ func TestAPieceIsPublishedWhileItIsWritten(t *testing.T) {
 	equal(t, "bytes that the evictor counts", a.store.Stats().Roots[0].Used, pieceBytes)
 	a.must(a.store.roots[0].check())
 }
+
+// reckons is what the evictor takes for the bytes of pieces on disk.
+func (f *fixture) reckons() int64 {
+	r := f.store.roots[0]
+	r.Lock()
+	defer r.Unlock()
+	return r.Account.Used() - r.custody.(*sharedRoot).InFlight()
+}
+
+// TestAScanMeetsAPieceThatIsWritten: the evictor scans, as after a log that it has missed, and meets a piece of another
+// host that it is writing itself. It counts the piece, also when its own put comes to nothing.
+func TestAScanMeetsAPieceThatIsWritten(t *testing.T) {
+	for _, ends := range []string{"is aborted", "is published"} {
+		t.Run("the put "+ends, func(t *testing.T) {
+			s := &turns{T: t, dir: t.TempDir()}
+			a, b := s.host("a", 24), s.host("b", 24)
+			equal(t, "a is the evictor", a.fellowStats().Evictor, true)
+			p := a.begin(1)
+			b.mustPut(1)
+			a.must(a.store.roots[0].custody.(*sharedRoot).Rescan(t.Context()))
+			if got := a.reckons(); got < pieceBytes {
+				t.Errorf("the evictor reckons with %d bytes, %d are on disk", got, pieceBytes)
+			}
+			s.pass(2)
+			s.within()
+			if ends == "is published" {
+				a.must(write(p))
+				a.must(p.Publish(t.Context()))
+			}
+			p.Abort(context.Canceled)
+			s.pass(2)
+			equal(t, "a hit", a.has(1), true)
+			equal(t, "bytes that the evictor counts", a.reckons(), pieceBytes)
+			a.must(a.store.roots[0].check())
+		})
+	}
+}
+
+// TestAScanMeetsVictims: a host joins while victims are in the journal, and becomes the evictor before they are decided.
+// They are on disk until then, and it grants nobody their bytes.
+func TestAScanMeetsVictims(t *testing.T) {
+	s := &turns{T: t, dir: t.TempDir()}
+	a, c := s.host("a", 24), s.host("c", 24)
+	for n := range uint64(16) {
+		a.mustPut(n)
+	}
+	s.pass(3)
+	s.paused = []*fixture{c} // the batch waits for its acknowledgement
+	for n := range uint64(6) {
+		a.store.roots[0].drop(a.markOf(n), 0)
+	}
+	s.pass(2)
+	b := s.host("b", 24)
+	s.paused = []*fixture{c, a}
+	for range 3 * turnsLapse / time.Second {
+		s.pass(1)
+		st := b.store.Stats().Roots[0]
+		if on := onDisk(t, s.dir); st.Shared.State == shared.Active && b.reckons() < on {
+			t.Fatalf("b reckons with %d bytes, %d are on disk", b.reckons(), on)
+		}
+	}
+	equal(t, "b is the evictor", b.fellowStats().Evictor, true)
+	s.resume()
+	s.pass(12)
+	equal(t, "bytes that b counts", b.reckons(), onDisk(t, s.dir))
+	equal(t, "bytes on disk", onDisk(t, s.dir), 10*pieceBytes)
+}

@@ -41,15 +41,7 @@ func (r backend) Learn(rec *shared.Record) bool {
 	if r.awaits(cl, rec) {
 		return false
 	}
-	r.set.Lock()
-	d := r.pending[rec.ID()]
-	if d != nil && d.learned&(1<<rec.Rank) == 0 && !(d.entry && d.Pieces&(1<<rec.Rank) != 0) {
-		d.learned |= 1 << rec.Rank
-		d.orphaned += rec.Bytes
-		r.set.Account.Add(capacity.Orphans, rec.Bytes)
-	}
-	r.set.Unlock()
-	if d == nil {
+	if !r.withholds(rec) {
 		h := pieceformat.Header{
 			Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth,
 			Tenant: rec.Tenant,
@@ -59,6 +51,20 @@ func (r backend) Learn(rec *shared.Record) bool {
 		r.see(cl, &h, rec.Bytes, rec.FallbackName)
 	}
 	return true
+}
+
+// withholds says whether a piece is of an entry that is in the journal. Until that is decided the piece's bytes are
+// booked beside the entry's.
+func (r backend) withholds(rec *shared.Record) bool {
+	r.set.Lock()
+	defer r.set.Unlock()
+	d := r.pending[rec.ID()]
+	if d != nil && d.learned&(1<<rec.Rank) == 0 && !(d.entry && d.Pieces&(1<<rec.Rank) != 0) {
+		d.learned |= 1 << rec.Rank
+		d.orphaned += rec.Bytes
+		r.set.Account.Add(capacity.Orphans, rec.Bytes)
+	}
+	return d != nil
 }
 
 // awaits says whether a piece was published while this host writes or removes some of its entry. Its own put will find

@@ -10,17 +10,38 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
+	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // judge is the [recovery.Judge] of a shared root: what is of no use to this host is left alone.
 type judge struct{ *Root }
 
+// met is a piece that a scan has met while this host wrote some of its entry.
+type met struct {
+	name      string
+	class     *catalog.Class
+	header    pieceformat.Header
+	allocated int64
+	fallback  bool
+}
+
 // Found enters a piece that a scan has met. It may have gone since its header was read; and while the others do not
-// count on this host it may go at any time, without its knowledge.
+// count on this host it may go at any time, without its knowledge. One that cannot be entered now is in the account all
+// the same, because this host may be the evictor next: no record tells it of the piece again.
 func (r judge) Found(
 	_ *recovery.Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
 ) {
+	rec := shared.Record{Namespace: h.Namespace, Group: h.Group, Rank: h.Rank, Key: h.Key, Bytes: allocated}
+	if backend(r).awaits(cl, &rec) {
+		r.set.Lock()
+		r.met = append(r.met, met{name, cl, *h, allocated, fallback})
+		r.set.Unlock()
+		return
+	}
+	if backend(r).withholds(&rec) {
+		return
+	}
 	backend(r).see(cl, h, allocated, fallback)
 	_, err := r.kept.FS.Stat(name)
 	ticket := r.member.Ticket()
@@ -37,6 +58,18 @@ func (r judge) Found(
 	r.set.Unlock()
 	if slot != index.None && here {
 		r.scans.Drop(entries.Mark{Slot: slot, Fingerprint: fp})
+	}
+}
+
+// lookAgain judges again what scans have met too early. It comes before each step: what is proposed there was known.
+func (r *Root) lookAgain() {
+	r.set.Lock()
+	list := r.met
+	r.met = nil
+	r.set.Unlock()
+	for i := range list {
+		m := &list[i]
+		judge{r}.Found(nil, m.name, m.class, &m.header, m.allocated, m.fallback)
 	}
 }
 

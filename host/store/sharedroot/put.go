@@ -191,7 +191,9 @@ func (r *Root) ReportDamaged(rec shared.Record) {
 	if r.pending[id] == nil {
 		r.pending[id] = &pendingEviction{}
 	}
-	r.pending[id].orphaned += rec.Bytes
+	if r.pending[id].orphaned += rec.Bytes; rec.Bytes > 0 {
+		r.pending[id].learned |= rec.Pieces
+	}
 	r.set.Unlock()
 	r.member.ReportDamaged(rec)
 }

@@ -63,6 +63,7 @@ type Root struct {
 	firstScan  *recovery.Scan // while it runs: entries are told to the evict policy when all are there
 	pending    map[shared.ID]*pendingEviction
 	awaited    map[piece]int64 // bytes of pieces that others published while this host writes the same
+	met        []met           // what scans have met of entries that this host writes
 	overlooked int64           // bytes of files that the last scan could make nothing of
 	// bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
 	inFlight int64
@@ -120,7 +121,7 @@ func (r *Root) Join(scans *recovery.Root) error {
 	r.set.Lock()
 	r.set.BeginScan()
 	r.member, r.firstScan, r.ended, r.set.Touched = m, r.scans.NewScan(), make(chan struct{}), m.Touch
-	r.pending, r.awaited = map[shared.ID]*pendingEviction{}, map[piece]int64{}
+	r.pending, r.awaited, r.met = map[shared.ID]*pendingEviction{}, map[piece]int64{}, nil
 	r.overlooked, r.inFlight, r.ticket = 0, 0, 0
 	r.set.Unlock()
 	r.busy.Store(true)
@@ -185,6 +186,7 @@ func (r *Root) admission(ctx context.Context) error {
 
 // Step makes one step under a [Scheduler], with the scan if one is due.
 func (r *Root) Step(ctx context.Context) {
+	r.lookAgain()
 	_ = r.member.Step()
 	if t := r.member.Ticket(); t != 0 && !r.busy.Load() && t != r.ticket {
 		r.ticket = 1
@@ -242,6 +244,7 @@ func (r *Root) steps(ctx context.Context) {
 	tick := time.NewTicker(r.cfg.Poll)
 	defer tick.Stop()
 	for {
+		r.lookAgain()
 		err := r.member.Step()
 		if text := fmt.Sprint(err); text != last {
 			last = text

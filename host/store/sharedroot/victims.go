@@ -111,6 +111,7 @@ func (r backend) Fenced() {
 		r.set.Account.Remove(capacity.Orphans, bytes)
 	}
 	clear(r.awaited)
+	r.met = nil
 	high := r.set.Index.High()
 	r.set.Unlock()
 	// Nothing is granted and no put can begin, so entries do not appear where this has been.
