@@ -21,8 +21,8 @@ import (
 // meanwhile shows at a load, which compares header and checksums. Paths follow from the place policy, so a checkpoint
 // holds only under the same one.
 
-// sampledEntries is how many entries of a checkpoint are compared with their files.
-const sampledEntries = 64
+// SampledEntries is how many entries of a checkpoint are compared with their files.
+const SampledEntries = 64
 
 // The state bits of the index and of a checkpoint are the same.
 var _ [index.RecordState]struct{} = [pieceformat.StateComplete | pieceformat.StateFallbackName]struct{}{}
@@ -108,25 +108,27 @@ func (d *Directory) RemoveCheckpoint() error {
 // ReadCheckpoint fills an empty index. After an error the index is of no use.
 func ReadCheckpoint(f io.ReaderAt, size int64, x *index.Index,
 	owner func(*pieceformat.CheckpointOwner) (index.Owner, error)) (pieceformat.Checkpoint, error) {
-	c, err := pieceformat.ReadCheckpoint(f, size, &loader{x: x, owner: owner})
-	if err == nil {
-		x.EndRestore(c.Clock, c.High)
+	l := &loader{x: x, owner: owner}
+	c, err := pieceformat.ReadCheckpoint(f, size, l)
+	if err != nil {
+		return c, err
 	}
-	return c, err
+	return c, l.restoring.End(c.Clock, c.High)
 }
 
 // loader enters a checkpoint into an index.
 type loader struct {
-	x     *index.Index
-	ids   []uint32 // numbers of this run by those of the checkpoint
-	owner func(*pieceformat.CheckpointOwner) (index.Owner, error)
+	x         *index.Index
+	restoring *index.Restoring
+	ids       []uint32 // numbers of this run by those of the checkpoint
+	owner     func(*pieceformat.CheckpointOwner) (index.Owner, error)
 }
 
 func (l *loader) Head(c pieceformat.Checkpoint) error {
 	if c.High > l.x.Max() {
 		return fmt.Errorf("%w: checkpoint of %d slots, the root has %d now", pieceformat.ErrDamaged, c.High, l.x.Max())
 	}
-	l.x.Reserve(int(c.Entries))
+	l.restoring = l.x.Restore(int(c.Entries))
 	return nil
 }
 
@@ -148,7 +150,7 @@ func (l *loader) Owner(o *pieceformat.CheckpointOwner) error {
 func (l *loader) Entry(e *pieceformat.CheckpointEntry) error {
 	rec := index.Record(*e)
 	rec.OwnerID = l.ids[e.OwnerID]
-	return l.x.Restore(&rec)
+	return l.restoring.Enter(&rec)
 }
 
 // owner finds the owner that a checkpoint describes.
@@ -171,7 +173,7 @@ func (d *Directory) owner(o *pieceformat.CheckpointOwner) (index.Owner, error) {
 
 // checkSample compares some entries with their files.
 func (d *Directory) checkSample(x *index.Index) error {
-	n := max(1, x.High()/sampledEntries)
+	n := max(1, x.High()/SampledEntries)
 	for slot := n - 1; slot < x.High(); slot += n {
 		e := x.At(slot)
 		if !e.Is(index.Live) || e.Is(index.FallbackName) || x.Missing(slot) != 0 {
