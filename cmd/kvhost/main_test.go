@@ -29,6 +29,9 @@ func testMain(m *testing.M) int {
 	if os.Getenv(clientToKill) != "" { // a client of a host that runs
 		return m.Run()
 	}
+	if binary = os.Getenv("KVHOST_BIN"); binary != "" { // built elsewhere: this machine may have no Go
+		return m.Run()
+	}
 	overlay, err := policytest.Overlay()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
