@@ -15,6 +15,17 @@ type LookupRequest struct {
 	Keys    []chunk.Key
 	First   uint32 // keys before it are not needed
 	Readers uint64 // bit i: the engine's i-th local rank will load under the lease; 0: this session's rank
+	// Prefetch says that the load will come later: hits of farther levels are copied to the nearest one meanwhile, as long
+	// as the lease lasts. It has no effect on a host with one level (Host.Levels).
+	Prefetch bool
+}
+
+// LevelHits are the hits of which a level has the nearest copy.
+type LevelHits struct {
+	Level    int // 0 is the nearest
+	Chunks   int
+	Bytes    int64         // that one reader's load of them delivers
+	LoadTime time.Duration // of the readers' loads of them alone, as Lookup.LoadTime
 }
 
 // Lookup is the answer to a lookup: its hits, and the lease that pins them.
@@ -31,13 +42,14 @@ type Lookup struct {
 	// LoadTime is the host's estimate of how long the readers' loads of all hits take if they start now, at its measured
 	// bandwidth and with its queue. 0: it has measured nothing yet.
 	LoadTime time.Duration
+	levels   []*proto.LevelHits
 }
 
 // Lookup asks what can be loaded. If the context ends first, a granted lease is left to expire.
 func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) {
 	n := s.hello.Namespace.KeyBytes
 	m := &proto.Lookup{
-		Request: q.Request, Group: q.Group, First: q.First, Readers: q.Readers,
+		Request: q.Request, Group: q.Group, First: q.First, Readers: q.Readers, Prefetch: q.Prefetch,
 		Keys: proto.AppendKeys(make([]byte, 0, n*len(q.Keys)), q.Keys, n),
 	}
 	r, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: m}})
@@ -46,7 +58,8 @@ func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) 
 	}
 	a := r.GetLookup()
 	return &Lookup{session: s, group: q.Group, lease: a.GetLease(), first: int(q.First), hits: int(a.GetHits()),
-		bits: a.GetBits(), Bytes: int64(a.GetBytes()), LoadTime: time.Duration(a.GetLoadMicros()) * time.Microsecond}, nil
+		bits: a.GetBits(), Bytes: int64(a.GetBytes()), LoadTime: time.Duration(a.GetLoadMicros()) * time.Microsecond,
+		levels: a.GetLevels()}, nil
 }
 
 // Leased names the lease of a lookup that another session of the same engine made, for Load. It has no hits of its
@@ -64,6 +77,16 @@ func (l *Lookup) Has(i int) bool {
 		return i >= l.first && i < l.first+l.hits
 	}
 	return i >= 0 && i/8 < len(l.bits) && l.bits[i/8]>>(i%8)&1 == 1
+}
+
+// Levels are where the hits were found, nearest first.
+func (l *Lookup) Levels() []LevelHits {
+	list := make([]LevelHits, len(l.levels))
+	for i, in := range l.levels {
+		list[i] = LevelHits{int(in.GetLevel()), int(in.GetChunks()), int64(in.GetBytes()),
+			time.Duration(in.GetMicros()) * time.Microsecond}
+	}
+	return list
 }
 
 // Bits are the hits of a membership group, bit i%8 of byte i/8 for key i; nil for a prefix group.

@@ -38,6 +38,7 @@ type Host struct {
 	LeaseTTL time.Duration
 	Limits   *proto.Limits
 	Session  uint64 // the session's number in the host's log
+	Levels   int    // levels of roots
 }
 
 // Session is a session with a host. It is safe for concurrent use.
@@ -149,7 +150,7 @@ func (s *Session) greet(ctx context.Context) error {
 	}
 	s.nonce, s.descriptors = r.GetNonce(), h.Socket+proto.DescriptorSuffix
 	s.host = Host{
-		Version: r.GetVersion(), LeaseTTL: time.Duration(r.GetLeaseMillis()) * time.Millisecond,
+		Version: r.GetVersion(), Levels: int(r.GetLevels()), LeaseTTL: time.Duration(r.GetLeaseMillis()) * time.Millisecond,
 		Limits: r.GetLimits(), Session: r.GetSession(),
 	}
 	return nil

@@ -1470,6 +1470,7 @@ type HelloReply struct {
 	Descriptors     string                 `protobuf:"bytes,7,opt,name=descriptors,proto3" json:"descriptors,omitempty"`                     // path of the descriptor socket
 	NamespaceDigest []byte                 `protobuf:"bytes,8,opt,name=namespace_digest,json=namespaceDigest,proto3" json:"namespace_digest,omitempty"`
 	Session         uint64                 `protobuf:"varint,9,opt,name=session,proto3" json:"session,omitempty"` // a number for logs
+	Levels          uint32                 `protobuf:"varint,10,opt,name=levels,proto3" json:"levels,omitempty"`  // of roots that the host has. With more than one Lookup.prefetch has an effect
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1563,6 +1564,13 @@ func (x *HelloReply) GetNamespaceDigest() []byte {
 func (x *HelloReply) GetSession() uint64 {
 	if x != nil {
 		return x.Session
+	}
+	return 0
+}
+
+func (x *HelloReply) GetLevels() uint32 {
+	if x != nil {
+		return x.Levels
 	}
 	return 0
 }
@@ -2207,12 +2215,15 @@ func (x *Timeline) GetStatus() uint32 {
 
 // Lookup asks what can be loaded, and pins it: an entry is a hit only when every piece of every local rank is there.
 type Lookup struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Request       uint32                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"` // the engine's number for the request, 0 for none; the engine's sessions share these numbers
-	Group         uint32                 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
-	Keys          []byte                 `protobuf:"bytes,3,opt,name=keys,proto3" json:"keys,omitempty"`        // HelloReply.key_bytes each, one after the other
-	First         uint32                 `protobuf:"varint,4,opt,name=first,proto3" json:"first,omitempty"`     // index of the first key that is needed; earlier ones are not looked up
-	Readers       uint64                 `protobuf:"varint,5,opt,name=readers,proto3" json:"readers,omitempty"` // bit i: the engine's i-th local rank will LOAD under this lease. 0: only this session's rank
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request uint32                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"` // the engine's number for the request, 0 for none; the engine's sessions share these numbers
+	Group   uint32                 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
+	Keys    []byte                 `protobuf:"bytes,3,opt,name=keys,proto3" json:"keys,omitempty"`        // HelloReply.key_bytes each, one after the other
+	First   uint32                 `protobuf:"varint,4,opt,name=first,proto3" json:"first,omitempty"`     // index of the first key that is needed; earlier ones are not looked up
+	Readers uint64                 `protobuf:"varint,5,opt,name=readers,proto3" json:"readers,omitempty"` // bit i: the engine's i-th local rank will LOAD under this lease. 0: only this session's rank
+	// prefetch: the LOAD will come later, and hits of farther levels are to be copied to the nearest one meanwhile, behind
+	// everything else, while the lease lasts. A LOAD waits for no copy. Without levels it has no effect.
+	Prefetch      bool `protobuf:"varint,6,opt,name=prefetch,proto3" json:"prefetch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2282,6 +2293,13 @@ func (x *Lookup) GetReaders() uint64 {
 	return 0
 }
 
+func (x *Lookup) GetPrefetch() bool {
+	if x != nil {
+		return x.Prefetch
+	}
+	return false
+}
+
 // LookupReply: if pending, a second LookupReply follows under the same id. Otherwise hits counts the granted keys: in a
 // prefix group keys [first, first + hits), in a membership group those whose bit is set.
 type LookupReply struct {
@@ -2295,7 +2313,8 @@ type LookupReply struct {
 	// far from each root to each reader's device, behind the loads that are queued already. 0: nothing was measured yet.
 	LoadMicros uint64 `protobuf:"varint,6,opt,name=load_micros,json=loadMicros,proto3" json:"load_micros,omitempty"`
 	// load_parts, if the hits are in roots of different speed: load_micros of leading parts of the hits, in ascending order.
-	LoadParts     []*LoadPart `protobuf:"bytes,7,rep,name=load_parts,json=loadParts,proto3" json:"load_parts,omitempty"`
+	LoadParts     []*LoadPart  `protobuf:"bytes,7,rep,name=load_parts,json=loadParts,proto3" json:"load_parts,omitempty"`
+	Levels        []*LevelHits `protobuf:"bytes,8,rep,name=levels,proto3" json:"levels,omitempty"` // where the hits are now: the levels that have any, nearest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2379,6 +2398,82 @@ func (x *LookupReply) GetLoadParts() []*LoadPart {
 	return nil
 }
 
+func (x *LookupReply) GetLevels() []*LevelHits {
+	if x != nil {
+		return x.Levels
+	}
+	return nil
+}
+
+// LevelHits are the hits of which a level has the nearest copy.
+type LevelHits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Level         uint32                 `protobuf:"varint,1,opt,name=level,proto3" json:"level,omitempty"` // as configured; 0 is the nearest
+	Chunks        uint32                 `protobuf:"varint,2,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`   // pages that one reader's LOAD of them delivers
+	Micros        uint64                 `protobuf:"varint,4,opt,name=micros,proto3" json:"micros,omitempty"` // how long LOADs of them alone by all readers would take, as load_micros
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LevelHits) Reset() {
+	*x = LevelHits{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LevelHits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LevelHits) ProtoMessage() {}
+
+func (x *LevelHits) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LevelHits.ProtoReflect.Descriptor instead.
+func (*LevelHits) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LevelHits) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *LevelHits) GetChunks() uint32 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *LevelHits) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *LevelHits) GetMicros() uint64 {
+	if x != nil {
+		return x.Micros
+	}
+	return 0
+}
+
 // LoadPart is how long the LOADs of those hits would take that are among the first so many keys of the lookup.
 type LoadPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2390,7 +2485,7 @@ type LoadPart struct {
 
 func (x *LoadPart) Reset() {
 	*x = LoadPart{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2402,7 +2497,7 @@ func (x *LoadPart) String() string {
 func (*LoadPart) ProtoMessage() {}
 
 func (x *LoadPart) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2415,7 +2510,7 @@ func (x *LoadPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadPart.ProtoReflect.Descriptor instead.
 func (*LoadPart) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LoadPart) GetKeys() uint32 {
@@ -2442,7 +2537,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2549,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2562,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Release) GetLease() uint64 {
@@ -2492,7 +2587,7 @@ type Store struct {
 
 func (x *Store) Reset() {
 	*x = Store{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2504,7 +2599,7 @@ func (x *Store) String() string {
 func (*Store) ProtoMessage() {}
 
 func (x *Store) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2517,7 +2612,7 @@ func (x *Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Store.ProtoReflect.Descriptor instead.
 func (*Store) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Store) GetRequest() uint32 {
@@ -2560,7 +2655,7 @@ type StoreChunk struct {
 
 func (x *StoreChunk) Reset() {
 	*x = StoreChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +2667,7 @@ func (x *StoreChunk) String() string {
 func (*StoreChunk) ProtoMessage() {}
 
 func (x *StoreChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,7 +2680,7 @@ func (x *StoreChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreChunk.ProtoReflect.Descriptor instead.
 func (*StoreChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StoreChunk) GetKey() []byte {
@@ -2624,7 +2719,7 @@ type StoreRead struct {
 
 func (x *StoreRead) Reset() {
 	*x = StoreRead{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2636,7 +2731,7 @@ func (x *StoreRead) String() string {
 func (*StoreRead) ProtoMessage() {}
 
 func (x *StoreRead) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2649,7 +2744,7 @@ func (x *StoreRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreRead.ProtoReflect.Descriptor instead.
 func (*StoreRead) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
 }
 
 type StorePublished struct {
@@ -2664,7 +2759,7 @@ type StorePublished struct {
 
 func (x *StorePublished) Reset() {
 	*x = StorePublished{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2676,7 +2771,7 @@ func (x *StorePublished) String() string {
 func (*StorePublished) ProtoMessage() {}
 
 func (x *StorePublished) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2689,7 +2784,7 @@ func (x *StorePublished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorePublished.ProtoReflect.Descriptor instead.
 func (*StorePublished) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StorePublished) GetResults() []ChunkResult {
@@ -2732,7 +2827,7 @@ type ChunkFailure struct {
 
 func (x *ChunkFailure) Reset() {
 	*x = ChunkFailure{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +2839,7 @@ func (x *ChunkFailure) String() string {
 func (*ChunkFailure) ProtoMessage() {}
 
 func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +2852,7 @@ func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChunkFailure.ProtoReflect.Descriptor instead.
 func (*ChunkFailure) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ChunkFailure) GetChunk() uint32 {
@@ -2811,7 +2906,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2918,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2931,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Load) GetLease() uint64 {
@@ -2892,7 +2987,7 @@ type LoadChunk struct {
 
 func (x *LoadChunk) Reset() {
 	*x = LoadChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +2999,7 @@ func (x *LoadChunk) String() string {
 func (*LoadChunk) ProtoMessage() {}
 
 func (x *LoadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3012,7 @@ func (x *LoadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadChunk.ProtoReflect.Descriptor instead.
 func (*LoadChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LoadChunk) GetIndex() uint32 {
@@ -2946,7 +3041,7 @@ type LoadLayer struct {
 
 func (x *LoadLayer) Reset() {
 	*x = LoadLayer{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3053,7 @@ func (x *LoadLayer) String() string {
 func (*LoadLayer) ProtoMessage() {}
 
 func (x *LoadLayer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3066,7 @@ func (x *LoadLayer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadLayer.ProtoReflect.Descriptor instead.
 func (*LoadLayer) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LoadLayer) GetLayer() uint32 {
@@ -2999,7 +3094,7 @@ type LoadDone struct {
 
 func (x *LoadDone) Reset() {
 	*x = LoadDone{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3011,7 +3106,7 @@ func (x *LoadDone) String() string {
 func (*LoadDone) ProtoMessage() {}
 
 func (x *LoadDone) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3024,7 +3119,7 @@ func (x *LoadDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadDone.ProtoReflect.Descriptor instead.
 func (*LoadDone) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LoadDone) GetBytes() uint64 {
@@ -3061,7 +3156,7 @@ type Discard struct {
 
 func (x *Discard) Reset() {
 	*x = Discard{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3168,7 @@ func (x *Discard) String() string {
 func (*Discard) ProtoMessage() {}
 
 func (x *Discard) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3181,7 @@ func (x *Discard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Discard.ProtoReflect.Descriptor instead.
 func (*Discard) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Discard) GetGroup() uint32 {
@@ -3112,7 +3207,7 @@ type DiscardReply struct {
 
 func (x *DiscardReply) Reset() {
 	*x = DiscardReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3219,7 @@ func (x *DiscardReply) String() string {
 func (*DiscardReply) ProtoMessage() {}
 
 func (x *DiscardReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3232,7 @@ func (x *DiscardReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardReply.ProtoReflect.Descriptor instead.
 func (*DiscardReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DiscardReply) GetResults() []DiscardResult {
@@ -3159,7 +3254,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3171,7 +3266,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3184,7 +3279,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Cancel) GetJob() uint64 {
@@ -3205,7 +3300,7 @@ type Advance struct {
 
 func (x *Advance) Reset() {
 	*x = Advance{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3312,7 @@ func (x *Advance) String() string {
 func (*Advance) ProtoMessage() {}
 
 func (x *Advance) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3325,7 @@ func (x *Advance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advance.ProtoReflect.Descriptor instead.
 func (*Advance) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Advance) GetJob() uint64 {
@@ -3258,7 +3353,7 @@ type Flush struct {
 
 func (x *Flush) Reset() {
 	*x = Flush{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3365,7 @@ func (x *Flush) String() string {
 func (*Flush) ProtoMessage() {}
 
 func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3378,7 @@ func (x *Flush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flush.ProtoReflect.Descriptor instead.
 func (*Flush) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Flush) GetJobs() []uint64 {
@@ -3312,7 +3407,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3419,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3432,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EndRequest) GetRequest() uint32 {
@@ -3390,7 +3485,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3402,7 +3497,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3415,7 +3510,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
 }
 
 type EventsRequest struct {
@@ -3431,7 +3526,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3443,7 +3538,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3456,7 +3551,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EventsRequest) GetNamespaceDigest() []byte {
@@ -3496,7 +3591,7 @@ type EventBatch struct {
 
 func (x *EventBatch) Reset() {
 	*x = EventBatch{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3603,7 @@ func (x *EventBatch) String() string {
 func (*EventBatch) ProtoMessage() {}
 
 func (x *EventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3616,7 @@ func (x *EventBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventBatch.ProtoReflect.Descriptor instead.
 func (*EventBatch) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EventBatch) GetEpoch() uint64 {
@@ -3572,7 +3667,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3679,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3692,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Event) GetKind() EventKind {
@@ -3643,7 +3738,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3655,7 +3750,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3668,7 +3763,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
 }
 
 type StatusReply struct {
@@ -3697,7 +3792,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +3804,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,7 +3817,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -3869,7 +3964,7 @@ type SessionStatus struct {
 
 func (x *SessionStatus) Reset() {
 	*x = SessionStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3881,7 +3976,7 @@ func (x *SessionStatus) String() string {
 func (*SessionStatus) ProtoMessage() {}
 
 func (x *SessionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3894,7 +3989,7 @@ func (x *SessionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
 func (*SessionStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SessionStatus) GetNumber() uint64 {
@@ -3981,7 +4076,7 @@ type LatencyStatus struct {
 
 func (x *LatencyStatus) Reset() {
 	*x = LatencyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3993,7 +4088,7 @@ func (x *LatencyStatus) String() string {
 func (*LatencyStatus) ProtoMessage() {}
 
 func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4006,7 +4101,7 @@ func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyStatus.ProtoReflect.Descriptor instead.
 func (*LatencyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LatencyStatus) GetAnswer() string {
@@ -4062,7 +4157,7 @@ type RouteStatus struct {
 
 func (x *RouteStatus) Reset() {
 	*x = RouteStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4074,7 +4169,7 @@ func (x *RouteStatus) String() string {
 func (*RouteStatus) ProtoMessage() {}
 
 func (x *RouteStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4087,7 +4182,7 @@ func (x *RouteStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteStatus.ProtoReflect.Descriptor instead.
 func (*RouteStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RouteStatus) GetGpu() string {
@@ -4169,7 +4264,7 @@ type UsageStatus struct {
 
 func (x *UsageStatus) Reset() {
 	*x = UsageStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4181,7 +4276,7 @@ func (x *UsageStatus) String() string {
 func (*UsageStatus) ProtoMessage() {}
 
 func (x *UsageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4194,7 +4289,7 @@ func (x *UsageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageStatus.ProtoReflect.Descriptor instead.
 func (*UsageStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *UsageStatus) GetModel() string {
@@ -4264,7 +4359,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4276,7 +4371,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4289,7 +4384,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PolicyStatus) GetRole() string {
@@ -4426,7 +4521,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4438,7 +4533,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4451,7 +4546,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -4509,7 +4604,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4521,7 +4616,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4534,7 +4629,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -4575,7 +4670,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4587,7 +4682,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4600,7 +4695,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -4628,7 +4723,7 @@ type SwapPolicyReply struct {
 
 func (x *SwapPolicyReply) Reset() {
 	*x = SwapPolicyReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4640,7 +4735,7 @@ func (x *SwapPolicyReply) String() string {
 func (*SwapPolicyReply) ProtoMessage() {}
 
 func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4653,7 +4748,7 @@ func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyReply.ProtoReflect.Descriptor instead.
 func (*SwapPolicyReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SwapPolicyReply) GetTaken() []*PolicyTaken {
@@ -4692,7 +4787,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4704,7 +4799,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4717,7 +4812,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PolicyTaken) GetRole() string {
@@ -4787,7 +4882,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +4894,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +4907,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -5025,7 +5120,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05layer\x18\x01 \x01(\rR\x05layer\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\rR\x04part\x12\x1d\n" +
 	"\n" +
-	"page_bytes\x18\x03 \x01(\rR\tpageBytes\"\xaa\x02\n" +
+	"page_bytes\x18\x03 \x01(\rR\tpageBytes\"\xc2\x02\n" +
 	"\n" +
 	"HelloReply\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
@@ -5036,7 +5131,9 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\flease_millis\x18\x06 \x01(\x04R\vleaseMillis\x12 \n" +
 	"\vdescriptors\x18\a \x01(\tR\vdescriptors\x12)\n" +
 	"\x10namespace_digest\x18\b \x01(\fR\x0fnamespaceDigest\x12\x18\n" +
-	"\asession\x18\t \x01(\x04R\asession\"\xe4\x01\n" +
+	"\asession\x18\t \x01(\x04R\asession\x12\x16\n" +
+	"\x06levels\x18\n" +
+	" \x01(\rR\x06levels\"\xe4\x01\n" +
 	"\x06Limits\x12&\n" +
 	"\x0fkeys_per_lookup\x18\x01 \x01(\rR\rkeysPerLookup\x12$\n" +
 	"\x0echunks_per_job\x18\x02 \x01(\rR\fchunksPerJob\x12#\n" +
@@ -5082,13 +5179,14 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\n" +
 	"done_value\x18\x04 \x01(\x04R\tdoneValue\x12\x1b\n" +
 	"\x06status\x18\x05 \x01(\rH\x00R\x06status\x88\x01\x01B\t\n" +
-	"\a_status\"|\n" +
+	"\a_status\"\x98\x01\n" +
 	"\x06Lookup\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\rR\arequest\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
 	"\x04keys\x18\x03 \x01(\fR\x04keys\x12\x14\n" +
 	"\x05first\x18\x04 \x01(\rR\x05first\x12\x18\n" +
-	"\areaders\x18\x05 \x01(\x04R\areaders\"\xd0\x01\n" +
+	"\areaders\x18\x05 \x01(\x04R\areaders\x12\x1a\n" +
+	"\bprefetch\x18\x06 \x01(\bR\bprefetch\"\xfe\x01\n" +
 	"\vLookupReply\x12\x18\n" +
 	"\apending\x18\x01 \x01(\bR\apending\x12\x12\n" +
 	"\x04hits\x18\x02 \x01(\rR\x04hits\x12\x12\n" +
@@ -5098,7 +5196,13 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\vload_micros\x18\x06 \x01(\x04R\n" +
 	"loadMicros\x122\n" +
 	"\n" +
-	"load_parts\x18\a \x03(\v2\x13.kvhost.v1.LoadPartR\tloadParts\"6\n" +
+	"load_parts\x18\a \x03(\v2\x13.kvhost.v1.LoadPartR\tloadParts\x12,\n" +
+	"\x06levels\x18\b \x03(\v2\x14.kvhost.v1.LevelHitsR\x06levels\"g\n" +
+	"\tLevelHits\x12\x14\n" +
+	"\x05level\x18\x01 \x01(\rR\x05level\x12\x16\n" +
+	"\x06chunks\x18\x02 \x01(\rR\x06chunks\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06micros\x18\x04 \x01(\x04R\x06micros\"6\n" +
 	"\bLoadPart\x12\x12\n" +
 	"\x04keys\x18\x01 \x01(\rR\x04keys\x12\x16\n" +
 	"\x06micros\x18\x02 \x01(\x04R\x06micros\"\x1f\n" +
@@ -5389,7 +5493,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                    // 0: kvhost.v1.Code
 	(LookupKind)(0),              // 1: kvhost.v1.LookupKind
@@ -5418,72 +5522,73 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*Timeline)(nil),             // 24: kvhost.v1.Timeline
 	(*Lookup)(nil),               // 25: kvhost.v1.Lookup
 	(*LookupReply)(nil),          // 26: kvhost.v1.LookupReply
-	(*LoadPart)(nil),             // 27: kvhost.v1.LoadPart
-	(*Release)(nil),              // 28: kvhost.v1.Release
-	(*Store)(nil),                // 29: kvhost.v1.Store
-	(*StoreChunk)(nil),           // 30: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),            // 31: kvhost.v1.StoreRead
-	(*StorePublished)(nil),       // 32: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),         // 33: kvhost.v1.ChunkFailure
-	(*Load)(nil),                 // 34: kvhost.v1.Load
-	(*LoadChunk)(nil),            // 35: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),            // 36: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),             // 37: kvhost.v1.LoadDone
-	(*Discard)(nil),              // 38: kvhost.v1.Discard
-	(*DiscardReply)(nil),         // 39: kvhost.v1.DiscardReply
-	(*Cancel)(nil),               // 40: kvhost.v1.Cancel
-	(*Advance)(nil),              // 41: kvhost.v1.Advance
-	(*Flush)(nil),                // 42: kvhost.v1.Flush
-	(*EndRequest)(nil),           // 43: kvhost.v1.EndRequest
-	(*Ping)(nil),                 // 44: kvhost.v1.Ping
-	(*EventsRequest)(nil),        // 45: kvhost.v1.EventsRequest
-	(*EventBatch)(nil),           // 46: kvhost.v1.EventBatch
-	(*Event)(nil),                // 47: kvhost.v1.Event
-	(*StatusRequest)(nil),        // 48: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),          // 49: kvhost.v1.StatusReply
-	(*SessionStatus)(nil),        // 50: kvhost.v1.SessionStatus
-	(*LatencyStatus)(nil),        // 51: kvhost.v1.LatencyStatus
-	(*RouteStatus)(nil),          // 52: kvhost.v1.RouteStatus
-	(*UsageStatus)(nil),          // 53: kvhost.v1.UsageStatus
-	(*PolicyStatus)(nil),         // 54: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                // 55: kvhost.v1.Trial
-	(*SwapPolicyRequest)(nil),    // 56: kvhost.v1.SwapPolicyRequest
-	(*PromotePolicyRequest)(nil), // 57: kvhost.v1.PromotePolicyRequest
-	(*SwapPolicyReply)(nil),      // 58: kvhost.v1.SwapPolicyReply
-	(*PolicyTaken)(nil),          // 59: kvhost.v1.PolicyTaken
-	(*RootStatus)(nil),           // 60: kvhost.v1.RootStatus
-	nil,                          // 61: kvhost.v1.Namespace.ExtraEntry
-	nil,                          // 62: kvhost.v1.StatusReply.CountersEntry
-	nil,                          // 63: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(*LevelHits)(nil),            // 27: kvhost.v1.LevelHits
+	(*LoadPart)(nil),             // 28: kvhost.v1.LoadPart
+	(*Release)(nil),              // 29: kvhost.v1.Release
+	(*Store)(nil),                // 30: kvhost.v1.Store
+	(*StoreChunk)(nil),           // 31: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),            // 32: kvhost.v1.StoreRead
+	(*StorePublished)(nil),       // 33: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),         // 34: kvhost.v1.ChunkFailure
+	(*Load)(nil),                 // 35: kvhost.v1.Load
+	(*LoadChunk)(nil),            // 36: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),            // 37: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),             // 38: kvhost.v1.LoadDone
+	(*Discard)(nil),              // 39: kvhost.v1.Discard
+	(*DiscardReply)(nil),         // 40: kvhost.v1.DiscardReply
+	(*Cancel)(nil),               // 41: kvhost.v1.Cancel
+	(*Advance)(nil),              // 42: kvhost.v1.Advance
+	(*Flush)(nil),                // 43: kvhost.v1.Flush
+	(*EndRequest)(nil),           // 44: kvhost.v1.EndRequest
+	(*Ping)(nil),                 // 45: kvhost.v1.Ping
+	(*EventsRequest)(nil),        // 46: kvhost.v1.EventsRequest
+	(*EventBatch)(nil),           // 47: kvhost.v1.EventBatch
+	(*Event)(nil),                // 48: kvhost.v1.Event
+	(*StatusRequest)(nil),        // 49: kvhost.v1.StatusRequest
+	(*StatusReply)(nil),          // 50: kvhost.v1.StatusReply
+	(*SessionStatus)(nil),        // 51: kvhost.v1.SessionStatus
+	(*LatencyStatus)(nil),        // 52: kvhost.v1.LatencyStatus
+	(*RouteStatus)(nil),          // 53: kvhost.v1.RouteStatus
+	(*UsageStatus)(nil),          // 54: kvhost.v1.UsageStatus
+	(*PolicyStatus)(nil),         // 55: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                // 56: kvhost.v1.Trial
+	(*SwapPolicyRequest)(nil),    // 57: kvhost.v1.SwapPolicyRequest
+	(*PromotePolicyRequest)(nil), // 58: kvhost.v1.PromotePolicyRequest
+	(*SwapPolicyReply)(nil),      // 59: kvhost.v1.SwapPolicyReply
+	(*PolicyTaken)(nil),          // 60: kvhost.v1.PolicyTaken
+	(*RootStatus)(nil),           // 61: kvhost.v1.RootStatus
+	nil,                          // 62: kvhost.v1.Namespace.ExtraEntry
+	nil,                          // 63: kvhost.v1.StatusReply.CountersEntry
+	nil,                          // 64: kvhost.v1.SwapPolicyRequest.ConfigEntry
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	12, // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
 	18, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
 	22, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
 	25, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	28, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	29, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	34, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	40, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	42, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	43, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	44, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	41, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
+	29, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
+	30, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
+	35, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
+	41, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
+	43, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
+	44, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
+	45, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
+	42, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
 	23, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
-	38, // 13: kvhost.v1.ClientMessage.discard:type_name -> kvhost.v1.Discard
+	39, // 13: kvhost.v1.ClientMessage.discard:type_name -> kvhost.v1.Discard
 	11, // 14: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
 	16, // 15: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
 	10, // 16: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
 	26, // 17: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	31, // 18: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	32, // 19: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	36, // 20: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	37, // 21: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
-	39, // 22: kvhost.v1.HostMessage.discard:type_name -> kvhost.v1.DiscardReply
+	32, // 18: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
+	33, // 19: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
+	37, // 20: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
+	38, // 21: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
+	40, // 22: kvhost.v1.HostMessage.discard:type_name -> kvhost.v1.DiscardReply
 	0,  // 23: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
 	13, // 24: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
 	14, // 25: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	61, // 26: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	62, // 26: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 27: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
 	15, // 28: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
 	17, // 29: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
@@ -5491,46 +5596,47 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	20, // 31: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
 	21, // 32: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
 	20, // 33: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	27, // 34: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
-	30, // 35: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	24, // 36: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
-	2,  // 37: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	33, // 38: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
-	0,  // 39: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	35, // 40: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	24, // 41: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	33, // 42: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	3,  // 43: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
-	4,  // 44: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	47, // 45: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
-	5,  // 46: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	54, // 47: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	60, // 48: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	62, // 49: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	50, // 50: kvhost.v1.StatusReply.session_list:type_name -> kvhost.v1.SessionStatus
-	51, // 51: kvhost.v1.StatusReply.latencies:type_name -> kvhost.v1.LatencyStatus
-	52, // 52: kvhost.v1.StatusReply.routes:type_name -> kvhost.v1.RouteStatus
-	53, // 53: kvhost.v1.StatusReply.usage:type_name -> kvhost.v1.UsageStatus
-	6,  // 54: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	55, // 55: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	63, // 56: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	59, // 57: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
-	7,  // 58: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
-	8,  // 59: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	48, // 60: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	45, // 61: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
-	56, // 62: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	57, // 63: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	9,  // 64: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	49, // 65: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	46, // 66: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
-	58, // 67: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
-	58, // 68: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
-	64, // [64:69] is the sub-list for method output_type
-	59, // [59:64] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	28, // 34: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
+	27, // 35: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
+	31, // 36: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	24, // 37: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	2,  // 38: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
+	34, // 39: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	0,  // 40: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
+	36, // 41: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	24, // 42: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	34, // 43: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	3,  // 44: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
+	4,  // 45: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
+	48, // 46: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
+	5,  // 47: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
+	55, // 48: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
+	61, // 49: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
+	63, // 50: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
+	51, // 51: kvhost.v1.StatusReply.session_list:type_name -> kvhost.v1.SessionStatus
+	52, // 52: kvhost.v1.StatusReply.latencies:type_name -> kvhost.v1.LatencyStatus
+	53, // 53: kvhost.v1.StatusReply.routes:type_name -> kvhost.v1.RouteStatus
+	54, // 54: kvhost.v1.StatusReply.usage:type_name -> kvhost.v1.UsageStatus
+	6,  // 55: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	56, // 56: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	64, // 57: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	60, // 58: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
+	7,  // 59: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
+	8,  // 60: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
+	49, // 61: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
+	46, // 62: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
+	57, // 63: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	58, // 64: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	9,  // 65: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
+	50, // 66: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
+	47, // 67: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
+	59, // 68: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
+	59, // 69: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
+	65, // [65:70] is the sub-list for method output_type
+	60, // [60:65] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -5582,7 +5688,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   56,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -47,6 +48,33 @@ func (e *servingEngine) setQueue(rank uint32, q *transfer.Queue) {
 func (e *servingEngine) loadTime(
 	l *sharedLease, bytes int64, own *transfer.Queue,
 ) (longest time.Duration, parts []transfer.LoadPart) {
+	known := e.eachReader(l, own, func(q *transfer.Queue) bool {
+		took, split := q.LoadTime(l.pins, l.keys-l.first, bytes, nil)
+		if took > longest {
+			longest, parts = took, split
+		}
+		return took > 0
+	})
+	if !known {
+		return 0, nil
+	}
+	return longest, parts
+}
+
+// levelTime estimates likewise how long loads of the hits in one level take.
+func (e *servingEngine) levelTime(l *sharedLease, in store.LevelHits, bytes int64, own *transfer.Queue) (longest time.Duration) {
+	if !e.eachReader(l, own, func(q *transfer.Queue) bool {
+		took := q.LevelTime(l.pins, in, bytes)
+		longest = max(longest, took)
+		return took > 0
+	}) {
+		return 0
+	}
+	return longest
+}
+
+// eachReader visits the queues of a lease's readers while visit says true, and returns whether it always did.
+func (e *servingEngine) eachReader(l *sharedLease, own *transfer.Queue, visit func(*transfer.Queue) bool) bool {
 	e.mu.Lock()
 	queues := e.queues
 	e.mu.Unlock()
@@ -58,15 +86,11 @@ func (e *servingEngine) loadTime(
 		if q == nil {
 			q = own
 		}
-		took, split := q.LoadTime(l.pins, l.keys-l.first, bytes, nil)
-		if took == 0 {
-			return 0, nil
-		}
-		if took > longest {
-			longest, parts = took, split
+		if !visit(q) {
+			return false
 		}
 	}
-	return longest, parts
+	return true
 }
 
 // facts are what all sessions of an engine must agree on.

@@ -167,7 +167,7 @@ func (g *grammar) next() *proto.ClientMessage {
 		m.Body = &proto.ClientMessage_Load{Load: b}
 	case 9, 10, 11, 12:
 		m.Body = &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Request: uint32(g.pick(4)), Group: g.group(), Keys: g.keys(),
-			First: uint32(g.odd()), Readers: uint64(g.pick(3))}}
+			First: uint32(g.odd()), Readers: uint64(g.pick(3)), Prefetch: g.pick(2) == 1}}
 	case 13:
 		m.Body = &proto.ClientMessage_Release{Release: &proto.Release{Lease: g.odd()<<groupBits | uint64(g.pick(3))}}
 	case 14:

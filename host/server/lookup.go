@@ -9,6 +9,15 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 )
 
+// lookupAnswer is the answer to a LOOKUP, in one piece.
+type lookupAnswer struct {
+	message proto.HostMessage
+	body    proto.HostMessage_Lookup
+	reply   proto.LookupReply
+	level   [1]proto.LevelHits // most hits are in one level
+	levels  [1]*proto.LevelHits
+}
+
 // lookup is LOOKUP.
 func (x *session) lookup(id uint64, m *proto.Lookup) error {
 	since := time.Now()
@@ -24,7 +33,10 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 	if err != nil {
 		return err
 	}
-	reply := &proto.LookupReply{}
+	a := &lookupAnswer{}
+	reply := &a.reply
+	a.levels[0] = &a.level[0]
+	reply.Levels = a.levels[:0]
 	first := int(m.GetFirst())
 	if first < len(keys) {
 		number, err := x.engine.number(x, m.GetRequest())
@@ -33,7 +45,7 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 		}
 		l, err := x.server.store.Lookup(store.LookupRequest{
 			Namespace: x.engine.space, Group: group.ID, Keys: keys[first:], Ranks: x.engine.facts.pieces, Request: number,
-			Tenant: x.tenant,
+			Tenant: x.tenant, Prefetch: m.GetPrefetch(),
 		})
 		if err != nil {
 			return err
@@ -45,7 +57,9 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 			return err
 		}
 	}
-	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Lookup{Lookup: reply}})
+	a.body.Lookup = reply
+	a.message.Id, a.message.Body = id, &a.body
+	x.reply(&a.message)
 	x.server.latencies.Observe(activity.Lookup, since)
 	x.profile.Load().LookedUp(len(keys)-min(first, len(keys)), int(reply.Hits))
 	return nil
@@ -74,11 +88,35 @@ func (x *session) answer(reply *proto.LookupReply, g *chunk.Group, l *sharedLeas
 		reply.LoadParts = append(reply.LoadParts,
 			&proto.LoadPart{Keys: uint32(part.Keys), Micros: uint64(part.Time.Microseconds())})
 	}
+	x.answerLevels(reply, l, g.Geometry.PageBytes())
 	var err error
 	if reply.Lease, err = x.engine.grant(l); err != nil {
 		l.pins.Release()
 	}
 	return err
+}
+
+// answerLevels fills in where the hits are.
+func (x *session) answerLevels(reply *proto.LookupReply, l *sharedLease, bytes int64) {
+	var found [store.MaxLevels]store.LevelHits
+	list := l.pins.Found(found[:0])
+	if n := len(list); n <= cap(reply.Levels) {
+		reply.Levels = reply.Levels[:n]
+	} else {
+		levels := make([]proto.LevelHits, n)
+		reply.Levels = make([]*proto.LevelHits, n)
+		for i := range levels {
+			reply.Levels[i] = &levels[i]
+		}
+	}
+	for i, in := range list {
+		micros := reply.LoadMicros
+		if len(list) > 1 {
+			micros = uint64(x.engine.levelTime(l, in, bytes, x.queue).Microseconds())
+		}
+		r := reply.Levels[i]
+		r.Level, r.Chunks, r.Bytes, r.Micros = uint32(in.Level), uint32(in.Hits), uint64(in.Hits)*uint64(bytes), micros
+	}
 }
 
 // lookupKeys reads the keys into the session's scratch memory: the store does not keep them.

@@ -15,7 +15,8 @@ import (
 type Lease struct {
 	store  *Store
 	hits   int
-	grants []requests.Grant // by key; a slot of none was not granted
+	grants []requests.Grant  // by key; a slot of none was not granted
+	found  [MaxLevels]uint32 // hits by level, nearest first
 
 	mu     sync.Mutex
 	over   bool
@@ -42,6 +43,35 @@ func (l *Lease) Root(i int) string {
 		return ""
 	}
 	return l.store.roots[l.granted(i).Root].Path
+}
+
+// LevelHits is how many keys were found in a level.
+type LevelHits struct{ Level, Hits int }
+
+// Found appends the levels where the lookup found keys, nearest first.
+func (l *Lease) Found(list []LevelHits) []LevelHits {
+	for n, hits := range l.found {
+		if hits > 0 {
+			list = append(list, LevelHits{l.store.levels[n].number, int(hits)})
+		}
+	}
+	return list
+}
+
+// Sample lists the roots of some of the keys that were found in a level, evenly among them. It returns how many.
+func (l *Lease) Sample(in LevelHits, roots []string) (n int) {
+	step, at := max(1, in.Hits/len(roots)), 0
+	for _, g := range l.grants {
+		if n == len(roots) || g.Slot == index.None || l.store.roots[g.Root].level.number != in.Level {
+			continue
+		}
+		if at == n*step+n%step { // not in step with roots that take turns
+			roots[n] = l.store.roots[g.Root].Path
+			n++
+		}
+		at++
+	}
+	return n
 }
 
 // Level is the level of that root.

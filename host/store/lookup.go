@@ -57,9 +57,10 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if len(l.grants) < cap(l.grants)/2 {
 		l.grants = append([]requests.Grant(nil), l.grants...) // a lease, and its request, may last
 	}
-	for n, l := range s.levels {
+	for n, level := range s.levels {
 		if w.hits[n] > 0 {
-			l.hits.Add(w.hits[n])
+			level.hits.Add(w.hits[n])
+			l.found[n] = uint32(w.hits[n])
 		}
 	}
 	if q.Prefetch && len(s.levels) > 1 {

@@ -84,6 +84,16 @@ func (q *Queue) LoadTime(l *store.Lease, keys int, bytes int64, parts []LoadPart
 	return whole, parts
 }
 
+// LevelTime estimates likewise how long a load of only the keys that were found in one level would take.
+func (q *Queue) LevelTime(l *store.Lease, in store.LevelHits, bytes int64) time.Duration {
+	var roots [sampledKeys]string
+	n := l.Sample(in, roots[:])
+	if n == 0 {
+		return 0
+	}
+	return q.rootsTime(roots[:n], float64(in.Hits)/float64(n)*float64(bytes), float64(bytes))
+}
+
 // rootsTime estimates the time of a load of each bytes from every one of the roots, behind queued pieces.
 func (q *Queue) rootsTime(roots []string, each, piece float64) (longest time.Duration) {
 	waiting := q.workers.Stats().Lanes

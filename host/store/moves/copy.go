@@ -118,6 +118,9 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 			}
 		}
 	}
+	if src.Cancelled() {
+		return at, ErrCancelled
+	}
 	return at, to.Commit(ctx)
 }
 

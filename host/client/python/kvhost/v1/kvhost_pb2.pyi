@@ -247,10 +247,11 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., local_ranks: _Optional[int] = ..., device_uuid: _Optional[str] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., tenant: _Optional[int] = ..., unsealed_memory: bool = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ["descriptors", "key_bytes", "lease_millis", "limits", "namespace_digest", "nonce", "protocol", "session", "version"]
+    __slots__ = ["descriptors", "key_bytes", "lease_millis", "levels", "limits", "namespace_digest", "nonce", "protocol", "session", "version"]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -260,13 +261,14 @@ class HelloReply(_message.Message):
     descriptors: str
     key_bytes: int
     lease_millis: int
+    levels: int
     limits: Limits
     namespace_digest: bytes
     nonce: bytes
     protocol: int
     session: int
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_millis: _Optional[int] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_millis: _Optional[int] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ..., levels: _Optional[int] = ...) -> None: ...
 
 class HostMessage(_message.Message):
     __slots__ = ["discard", "done", "error", "hello", "id", "load_done", "load_layer", "lookup", "store_published", "store_read"]
@@ -305,6 +307,18 @@ class LatencyStatus(_message.Message):
     count: int
     seconds: float
     def __init__(self, answer: _Optional[str] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ..., bounds: _Optional[_Iterable[float]] = ..., buckets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LevelHits(_message.Message):
+    __slots__ = ["bytes", "chunks", "level", "micros"]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MICROS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    chunks: int
+    level: int
+    micros: int
+    def __init__(self, level: _Optional[int] = ..., chunks: _Optional[int] = ..., bytes: _Optional[int] = ..., micros: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ["arena_bytes", "chunks_per_job", "jobs", "keys_per_lookup", "leases", "message_bytes", "requests"]
@@ -375,25 +389,28 @@ class LoadPart(_message.Message):
     def __init__(self, keys: _Optional[int] = ..., micros: _Optional[int] = ...) -> None: ...
 
 class Lookup(_message.Message):
-    __slots__ = ["first", "group", "keys", "readers", "request"]
+    __slots__ = ["first", "group", "keys", "prefetch", "readers", "request"]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     first: int
     group: int
     keys: bytes
+    prefetch: bool
     readers: int
     request: int
-    def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., keys: _Optional[bytes] = ..., first: _Optional[int] = ..., readers: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., keys: _Optional[bytes] = ..., first: _Optional[int] = ..., readers: _Optional[int] = ..., prefetch: bool = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ["bits", "bytes", "hits", "lease", "load_micros", "load_parts", "pending"]
+    __slots__ = ["bits", "bytes", "hits", "lease", "levels", "load_micros", "load_parts", "pending"]
     BITS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     LOAD_MICROS_FIELD_NUMBER: _ClassVar[int]
     LOAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
@@ -401,10 +418,11 @@ class LookupReply(_message.Message):
     bytes: int
     hits: int
     lease: int
+    levels: _containers.RepeatedCompositeFieldContainer[LevelHits]
     load_micros: int
     load_parts: _containers.RepeatedCompositeFieldContainer[LoadPart]
     pending: bool
-    def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ..., bytes: _Optional[int] = ..., load_micros: _Optional[int] = ..., load_parts: _Optional[_Iterable[_Union[LoadPart, _Mapping]]] = ...) -> None: ...
+    def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ..., bytes: _Optional[int] = ..., load_micros: _Optional[int] = ..., load_parts: _Optional[_Iterable[_Union[LoadPart, _Mapping]]] = ..., levels: _Optional[_Iterable[_Union[LevelHits, _Mapping]]] = ...) -> None: ...
 
 class Namespace(_message.Message):
     __slots__ = ["context_parallel", "dtype", "engine", "extra", "groups", "hash_algorithm", "hash_seed", "key_bytes", "model", "pipeline_stages", "replicated", "revision", "tensor_parallel", "tokens_per_block"]
