@@ -35,6 +35,7 @@ type Evictor interface {
 	Events(batch []abi.Event)
 	// Victims writes up to len(dst) slots, best victim first, and returns how many. They must be resident, unpinned
 	// and distinct. Naming a victim is not removal: it stays resident until an OpRemove says otherwise.
+	// Where nobody of them can go although somebody can, the host evicts by last touch.
 	Victims(ask abi.Ask, dst []uint32) int
 }
 

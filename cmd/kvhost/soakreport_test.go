@@ -42,6 +42,13 @@ func soakTable(sides []*soakSide) string {
 		}
 		return strings.Join(list, ", ")
 	})
+	row("found no room, unanswered, faults of evict policies", func(s *soakSide) string {
+		var list []string
+		for _, name := range []string{"kvhost_root_sheds_total", "kvhost_root_unanswered_total", "kvhost_root_evict_faults_total"} {
+			list = append(list, fmt.Sprint(gauge(s.T, s.address, name)))
+		}
+		return strings.Join(list, "  ")
+	})
 	row("sessions come and gone", func(s *soakSide) string { return fmt.Sprint(s.guests) })
 	row("swaps of good policies", func(s *soakSide) string { return fmt.Sprint(s.swaps) })
 	row("hostile modules swapped in, refused", func(s *soakSide) string { return fmt.Sprintf("%d  %d", s.intruders, s.refused) })

@@ -136,6 +136,8 @@ var rootMetrics = []rootMetric{
 		func(r *store.RootStats) float64 { return float64(r.SyncFails) }},
 	{"root_bad_victims_total", "Victims named by the policy that could not be evicted.", counter,
 		func(r *store.RootStats) float64 { return float64(r.BadVictims) }},
+	{"root_unanswered_total", "Questions in which the policy named nobody who can go, although somebody could.", counter,
+		func(r *store.RootStats) float64 { return float64(r.Unanswered) }},
 	{"root_place_faults_total", "Paths that held another key's file.", counter,
 		func(r *store.RootStats) float64 { return float64(r.PlaceFaults) }},
 	{"root_evict_faults_total", "Evict policies replaced after a fault.", counter,

@@ -33,6 +33,8 @@ type Evict struct {
 	events   sandbox.Export
 	step     sandbox.Export
 	loaded   bool
+	left     bool  // the last answer left the question to the host
+	silences int   // in a row: see Unanswered
 	err      error // why the policy ended
 }
 
@@ -181,7 +183,7 @@ func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 		return 0, e.err
 	}
 	ask.MaxVictims = min(ask.MaxVictims, uint32(min(len(dst), sandbox.MaxVictims)))
-	dst = dst[:ask.MaxVictims]
+	dst, e.left = dst[:ask.MaxVictims], false
 	n, err := e.ask(ask, dst)
 	if err == nil {
 		err = e.judge(dst, n)
@@ -223,7 +225,8 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last),
 		e.m.code.Limits().For(len(last)+sandbox.MaxVictims))
 	if err != nil || !ok {
-		return 0, err // the host's default is to free nothing: it sheds the store
+		e.left = true // the host decides by last touch
+		return 0, err
 	}
 	if n > uint32(len(dst)) {
 		return int(n), nil
@@ -232,6 +235,24 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	copy(dst, victims)
 	return int(n), err
 }
+
+// MaxSilences is how many answers in a row may name nobody who can go although somebody can. One more is a fault.
+const MaxSilences = 64
+
+// Unanswered is called when the last answer named nobody who can go although somebody can. It returns a fault when that
+// has lasted, and the policy has ended then. To leave the question to the host is no fault.
+func (e *Evict) Unanswered() error {
+	if e.left {
+		return nil
+	}
+	if e.silences++; e.silences <= MaxSilences {
+		return nil
+	}
+	return e.drop(e.bad("named no entry that can go in %d questions in a row, although there were some", e.silences))
+}
+
+// Answered is called when an entry went that the policy had named.
+func (e *Evict) Answered() { e.silences = 0 }
 
 // VictimsAhead is how many victims may be named before they are needed, by the manifest: 0 for a policy that must be
 // asked each time.
@@ -252,6 +273,9 @@ func (e *Evict) judge(dst []uint32, n int) error {
 	}
 	return nil
 }
+
+// Ended says whether the policy has failed or was closed: every call returns an error.
+func (e *Evict) Ended() bool { return e.err != nil }
 
 // Close ends the policy.
 func (e *Evict) Close() error {

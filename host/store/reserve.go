@@ -124,10 +124,10 @@ func (w *reservation) evict(r *root, short capacity.Shortage, noSlot bool) error
 	case bytes > 0 && r.Quarantine.Shrink(bytes):
 		return nil
 	case noSlot:
-		return fmt.Errorf("%w: all %d slots of %s are taken and the evict policy names no victim", ErrNoSpace,
+		return fmt.Errorf("%w: all %d slots of %s are taken and no entry can be evicted", ErrNoSpace,
 			r.Index.Max(), r.Path)
 	}
-	return fmt.Errorf("%w: %s is %d bytes short and the evict policy names no victim", ErrNoSpace, r.Path, bytes)
+	return fmt.Errorf("%w: %s is %d bytes short and no entry can be evicted", ErrNoSpace, r.Path, bytes)
 }
 
 // shrink evicts down to the limit: what was reserved took more than it should have.

@@ -86,7 +86,7 @@ func (r *root) stats() RootStats {
 		IndexBytes: r.Index.Memory(),
 		Inserted:   c.Inserted, Published: c.Published, Aborted: c.Aborted, Recycled: c.Recycled,
 		Expired: c.Expired, Discarded: c.Discarded, OverBudget: c.OverBudget, Waits: c.Waits, Sheds: c.Sheds,
-		Evictions: c.Evictions, Asks: ev.Asks, BadVictims: ev.BadVictims, EvictFaults: ev.Faults,
+		Evictions: c.Evictions, Asks: ev.Asks, BadVictims: ev.BadVictims, Unanswered: ev.Unanswered, EvictFaults: ev.Faults,
 		Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
 		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults,
 		Scanning: r.Scanning(), Scanned: n.Scanned.Load(), Recovered: c.Recovered, Renamed: n.Renamed.Load(),

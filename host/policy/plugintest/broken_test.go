@@ -69,6 +69,7 @@ func TestBroken(t *testing.T) {
 		{"evict.c", evictManifest, "TWICE", "twice in one answer"},
 		{"evict.c", evictManifest, "OUT_OF_RANGE", "slots are below"},
 		{"evict.c", evictManifest, "NAMES_NOBODY", "it named no victim"},
+		{"evict.c", evictManifest, "FALLS_SILENT", "questions in a row, with entries that could go"},
 		{"evict.c", evictManifest, "HEEDS_UNKNOWN", "with events it must ignore"},
 		{"evict.c", evictManifest, "READS_BEYOND", "with records 8 bytes longer"},
 		{"evict.c", evictManifest, "READS_BEYOND", "it takes records of 4 bytes"},

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy"
 )
 
 // move is an event, which may be the last one of its batch, or an ask and its answer.
@@ -94,7 +95,12 @@ func (c evictChecks) record(seed uint64, slots uint32, rounds int) ([]move, erro
 	c.r.Memory = max(c.r.Memory, e.p.MemoryBytes())
 	if w.named == 0 && w.wanted > 10 && !w.over && !failed {
 		return nil, c.finding(abi.ExportStep, fmt.Sprintf("it named no victim in %d questions, with entries that could go",
-			w.wanted), "name somebody: without victims every store into a full root is refused")
+			w.wanted), "name somebody: hosts evict by last touch in the place of a policy that does not, and end it")
+	}
+	if w.longest > policy.MaxSilences && !w.over && !failed {
+		c.r.add(c.finding(abi.ExportStep, fmt.Sprintf("it named no victim in %d questions in a row, with entries that could go",
+			w.longest), fmt.Sprintf("name somebody: more than %d of them are a fault", policy.MaxSilences)))
+		failed = true
 	}
 	if w.over || failed {
 		return nil, nil

@@ -23,6 +23,8 @@ type world struct {
 	over    bool
 	named   int // victims in all
 	wanted  int // asks that some entry could have answered
+	silent  int // of them the last ones, to which it named nobody
+	longest int // the most of them in a row
 }
 
 type node struct {
@@ -231,11 +233,19 @@ func (w *world) victims(ask abi.Ask, one int) {
 	if w.over {
 		return
 	}
-	if ask.Bytes > 0 && w.evictable() {
+	wanted := ask.Bytes > 0 && w.evictable(ask.Tenant)
+	if wanted {
 		w.wanted++
 	}
 	out := w.ask(ask)
 	w.named += len(out)
+	switch {
+	case len(out) > 0:
+		w.silent = 0
+	case wanted:
+		w.silent++
+		w.longest = max(w.longest, w.silent)
+	}
 	for _, slot := range out {
 		if n := w.slots[slot]; n >= 0 && w.nodes[n].pins == 0 && w.rng.IntN(one) == 0 {
 			w.remove(n)
@@ -243,9 +253,9 @@ func (w *world) victims(ask abi.Ask, one int) {
 	}
 }
 
-func (w *world) evictable() bool {
+func (w *world) evictable(tenant uint32) bool {
 	for _, n := range w.slots {
-		if n >= 0 && w.nodes[n].pins == 0 {
+		if n >= 0 && w.nodes[n].pins == 0 && (tenant == abi.None || w.nodes[n].tenant == tenant) {
 			return true
 		}
 	}

@@ -29,12 +29,20 @@ func (v *Evictor) Post(op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cau
 		v.send(ev)
 		return
 	}
-	if op == abi.OpUnpin && len(v.queue.slots) > 0 {
-		v.queue.evictable(e)
+	if op == abi.OpUnpin {
+		v.evictable(e)
 	}
 	v.write(v.policy.Next(), op, slot, e, fp, c)
 	if err := v.policy.Commit(); err != nil {
 		v.Fail(err)
+	}
+}
+
+// evictable hears of an entry that can be evicted again.
+func (v *Evictor) evictable(e *index.Entry) {
+	v.unpins++
+	if len(v.queue.slots) > 0 && e.LastTouch() <= v.queue.horizon {
+		v.queue.slots = nil // an older one than those that were named
 	}
 }
 
@@ -62,8 +70,8 @@ func (v *Evictor) send(ev abi.Event) {
 	if v.closed {
 		return
 	}
-	if ev.Op == abi.OpUnpin && len(v.queue.slots) > 0 {
-		v.queue.evictable(v.x.At(ev.Slot))
+	if ev.Op == abi.OpUnpin {
+		v.evictable(v.x.At(ev.Slot))
 	}
 	if v.fallback == nil && !v.scanning {
 		if err := v.policy.Event(ev); err != nil {

@@ -53,6 +53,8 @@ type Evictor struct {
 	policy    *policy.Evict
 	active    *Policy      // what policy was made from
 	fallback  *recency     // answers while the policy is down, else nil
+	instead   recency      // answers where the policy names nobody who can go
+	unpins    uint64       // entries that may go again
 	candidate *candidate   // a policy that is about to take over, or nil
 	past      policy.Stats // of earlier instances of the active policy
 	scanning  bool         // a scan runs: the policy is told nothing
@@ -66,12 +68,14 @@ type Evictor struct {
 type Counts struct {
 	Asks       uint64 // questions to the policy, or to the fallback
 	BadVictims uint64 // named although pinned, in flight or gone
+	Unanswered uint64 // questions to the policy in which it named nobody who can go, although somebody can
 	Faults     uint64 // policies that failed
 }
 
 // New starts a policy, of which it takes a reference.
 func New(ctx context.Context, cfg Config) (*Evictor, error) {
 	v := &Evictor{cfg: cfg, x: cfg.Index, mu: cfg.Lock, active: cfg.Policy, handover: semaphore.NewWeighted(1)}
+	v.instead.told = true
 	var err error
 	if v.policy, err = v.start(ctx, v.active, policy.State{}); err != nil {
 		return nil, err
@@ -147,14 +151,26 @@ func (v *Evictor) fits(slot, tenant uint32) bool {
 func (v *Evictor) tenant(slot uint32) uint32 { return v.cfg.Host.Tenant(v.x.Owner(slot).Tenant) }
 
 // Victims names entries to evict, best first, for so many bytes; only those of the tenant, if one is named. evict
-// begins to evict each: the entry is no longer evictable afterwards.
+// begins to evict each: the entry is no longer evictable afterwards. If the policy names nobody who can go although
+// somebody can, the least recently touched go.
 func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
+	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: MaxVictims, Tenant: tenant}
+	var left int64
 	if tenant == abi.None && v.policy.VictimsAhead() > 0 {
-		v.queuedVictims(bytes, evict)
+		left = v.queuedVictims(bytes, evict)
+	} else {
+		left = v.accept(v.named[:v.Ask(ask, v.named[:])], bytes, tenant, evict)
+	}
+	if left < bytes {
+		v.policy.Answered()
 		return
 	}
-	n := v.Ask(abi.Ask{Bytes: uint64(bytes), MaxVictims: MaxVictims, Tenant: tenant}, v.named[:])
-	for _, slot := range v.named[:n] {
+	v.accept(v.named[:v.Instead(ask, v.named[:])], bytes, tenant, evict)
+}
+
+// accept evicts those named who can go, until so many bytes are freed, and returns how many are left to free.
+func (v *Evictor) accept(named []uint32, bytes int64, tenant uint32, evict func(slot uint32)) (left int64) {
+	for _, slot := range named {
 		if bytes <= 0 {
 			break
 		}
@@ -165,6 +181,7 @@ func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
 		bytes -= v.x.Bytes(slot)
 		evict(slot)
 	}
+	return bytes
 }
 
 // BadVictim counts a victim that its root does not accept.
@@ -183,6 +200,23 @@ func (v *Evictor) Ask(a abi.Ask, dst []uint32) int {
 		}
 	}
 	return v.fallback.victims(v, a, dst)
+}
+
+// Instead answers a question in which the policy named nobody who can go: those that were touched least recently, of the
+// entries that it was told of. If there are none, its answer was right.
+func (v *Evictor) Instead(a abi.Ask, dst []uint32) int {
+	if v.fallback != nil || v.scanning || v.policy.Ended() {
+		return 0
+	}
+	n := v.instead.victims(v, a, dst)
+	if n == 0 {
+		return 0
+	}
+	v.count.Unanswered++
+	if err := v.policy.Unanswered(); err != nil {
+		v.Fail(err)
+	}
+	return n
 }
 
 // Fail lets the fallback answer for a policy that failed. The policy is restarted when its module allows it.

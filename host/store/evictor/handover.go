@@ -325,8 +325,9 @@ func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 		}
 	}
 	for _, slot := range v.x.ByLastTouch() {
-		if v.fallback != nil {
-			return // it failed
+		if v.fallback != nil { // it failed; the next one is told of all
+			v.x.At(slot).Set(index.Announced)
+			continue
 		}
 		fp := v.x.Fingerprint(slot)
 		v.Announce(abi.OpResident, slot, fp, 0)

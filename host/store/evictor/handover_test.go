@@ -26,9 +26,9 @@ type rig struct {
 	all sync.WaitGroup
 }
 
-func (*rig) Tenant(uint16) uint32 { return 0 }
-func (*rig) Clock() uint64        { return 1 }
-func (r *rig) Used() int64        { return int64(r.x.Len()) * abi.SizeUnit }
+func (*rig) Tenant(n uint16) uint32 { return uint32(n) }
+func (*rig) Clock() uint64          { return 1 }
+func (r *rig) Used() int64          { return int64(r.x.Len()) * abi.SizeUnit }
 
 func fingerprint(_ uint16, k chunk.Key) uint64 { return binary.LittleEndian.Uint64(k[:]) }
 
@@ -77,8 +77,13 @@ func (r *rig) find(n uint64) uint32 {
 
 func (r *rig) insert(t testing.TB, n uint64) {
 	t.Helper()
+	r.insertOf(t, n, 0)
+}
+
+func (r *rig) insertOf(t testing.TB, n uint64, tenant uint16) {
+	t.Helper()
 	k, parent := key(n), key(n-1)
-	slot := r.x.Add(fingerprint(0, k), index.Owner{}, &k, fingerprint(0, parent), uint32(n))
+	slot := r.x.Add(fingerprint(0, k), index.Owner{Tenant: tenant}, &k, fingerprint(0, parent), uint32(n))
 	if slot == index.None {
 		t.Fatal("the index is full")
 	}

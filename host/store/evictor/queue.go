@@ -3,7 +3,6 @@ package evictor
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // victimQueue are victims that the policy has named before they are needed, so that it is asked once for many: a
@@ -19,13 +18,6 @@ type victimQueue struct {
 	fallback *recency      // or that named them while the policy was down
 	horizon  uint32        // the latest touch among them when they were named
 	clock    uint32        // of the index then: it goes back when the ticks run out
-}
-
-// evictable hears of an entry that can be evicted again.
-func (q *victimQueue) evictable(e *index.Entry) {
-	if e.LastTouch() <= q.horizon {
-		q.slots = nil
-	}
 }
 
 // current are the victims in the queue, unless another policy named them.
@@ -71,8 +63,9 @@ func (v *Evictor) refill(bytes int64) {
 	}
 }
 
-// queuedVictims is Victims with the queue, which is refilled once when it does not suffice.
-func (v *Evictor) queuedVictims(bytes int64, evict func(slot uint32)) {
+// queuedVictims evicts from the queue, which is refilled once when it does not suffice, and returns how many bytes are
+// left to free.
+func (v *Evictor) queuedVictims(bytes int64, evict func(slot uint32)) (left int64) {
 	for refilled := false; ; refilled = true {
 		for queued := v.queue.current(v); len(queued) > 0 && bytes > 0; queued = v.queue.current(v) {
 			slot := queued[0]
@@ -83,7 +76,7 @@ func (v *Evictor) queuedVictims(bytes int64, evict func(slot uint32)) {
 			}
 		}
 		if bytes <= 0 || refilled {
-			return
+			return bytes
 		}
 		v.refill(bytes)
 	}

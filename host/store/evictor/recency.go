@@ -11,18 +11,27 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 )
 
-// recency is the fallback: the least recently touched entries are evicted. It needs to be told nothing, so it answers
-// at once, however many entries there are. It goes through a list of the entries, oldest first, and skips those that
-// were touched since. A long list is made in the background; until it is there, the oldest of a few entries drawn at
+// recency is the built-in policy: the least recently touched entries are evicted. It needs to be told nothing, so it
+// answers at once, however many entries there are. It goes through a list of the entries, oldest first, and skips those
+// that were touched since. A long list is made in the background; until it is there, the oldest of a few entries drawn at
 // random is evicted.
 type recency struct {
-	order   []Touched
-	listing bool // the list is being made
+	told    bool      // only entries that the policy was told of
+	order   []Touched // those that it has not come to
+	passed  []Touched // older ones that could not go when it came to them
+	listing bool      // the list is being made
+	vain    struct {  // the last question to which a whole list had no answer
+		tenant uint32
+		unpins uint64
+		found  bool
+	}
 }
 
 const (
 	shortList = 4096 // entries that are listed at once
+	maxPassed = 4096 // of them, the others are found again by the next list
 	drawn     = 32   // for each victim
+	drawnMore = 1024 // for the first, if those were none: a tenant's share of the entries may be small
 )
 
 // Touched is an entry at the time of its last touch.
@@ -34,39 +43,76 @@ type Touched struct {
 
 // victims names the oldest entries.
 func (s *recency) victims(v *Evictor, ask abi.Ask, dst []uint32) (n int) {
-	if len(s.order) == 0 {
+	dst = dst[:min(uint32(len(dst)), ask.MaxVictims)]
+	if len(dst) == 0 || s.vain.found && s.vain.tenant == ask.Tenant && s.vain.unpins == v.unpins {
+		return 0
+	}
+	s.vain.found = false
+	whole := len(s.order)+len(s.passed) == 0
+	if whole {
 		s.list(v)
 	}
-	dst = dst[:min(uint32(len(dst)), ask.MaxVictims)]
-	take := func(slot uint32) (more bool) {
+	n = s.oldest(v, &ask, dst)
+	if n == 0 && !whole { // the list lacks what could not go when it was come to, and what is newer than it
+		s.list(v)
+		n = s.oldest(v, &ask, dst)
+	}
+	for s.listing && n < len(dst) && ask.Bytes > 0 {
+		slot := s.draw(v, ask.Tenant, dst[:n])
+		if slot == index.None {
+			break
+		}
 		dst[n] = slot
 		n++
 		ask.Bytes -= min(ask.Bytes, uint64(v.x.Bytes(slot)))
-		return n < len(dst) && ask.Bytes > 0
 	}
-	if len(dst) == 0 {
-		return 0
+	if n == 0 && !s.listing {
+		s.vain.tenant, s.vain.unpins, s.vain.found = ask.Tenant, v.unpins, true
 	}
-	for len(s.order) > 0 {
-		m := &s.order[0]
-		s.order = s.order[1:]
-		if v.current(m) && v.x.At(m.Slot).LastTouch() == m.tick && v.fits(m.Slot, ask.Tenant) && !take(m.Slot) {
-			return n
+	return n
+}
+
+// oldest goes through the list, as far as the question needs.
+func (s *recency) oldest(v *Evictor, ask *abi.Ask, dst []uint32) (n int) {
+	visit := func(m *Touched) (stays bool) {
+		switch {
+		case !s.stands(v, m.Slot) || !v.current(m) || v.x.At(m.Slot).LastTouch() != m.tick:
+			return false
+		case !v.fits(m.Slot, ask.Tenant):
+			return true
+		}
+		dst[n] = m.Slot
+		n++
+		ask.Bytes -= min(ask.Bytes, uint64(v.x.Bytes(m.Slot)))
+		return false
+	}
+	enough := func() bool { return n == len(dst) || ask.Bytes == 0 }
+	kept := s.passed[:0]
+	for i := range s.passed {
+		if enough() || visit(&s.passed[i]) {
+			kept = append(kept, s.passed[i])
 		}
 	}
-	for s.listing {
-		slot := draw(v, ask.Tenant, dst[:n])
-		if slot == index.None || !take(slot) {
-			break
+	s.passed = kept
+	for len(s.order) > 0 && !enough() {
+		m := s.order[0]
+		s.order = s.order[1:]
+		if visit(&m) && len(s.passed) < maxPassed {
+			s.passed = append(s.passed, m)
 		}
 	}
 	return n
 }
 
+// stands says whether a slot is one that may be named at all.
+func (s *recency) stands(v *Evictor, slot uint32) bool {
+	return slot < v.x.High() && (!s.told || v.x.At(slot).Is(index.Announced))
+}
+
 // list makes the list: now when it is short, else in the background.
 func (s *recency) list(v *Evictor) {
 	if v.x.High() <= shortList {
-		s.order = v.collect(s.order[:0:0], 0, v.x.High())
+		s.order, s.passed = v.collect(nil, 0, v.x.High()), s.passed[:0]
 		sortByTouch(s.order)
 		return
 	}
@@ -76,18 +122,18 @@ func (s *recency) list(v *Evictor) {
 	v.run(func(context.Context) {
 		order := v.Snapshot()
 		v.mu.Lock()
-		s.order, s.listing = order, false
+		s.order, s.passed, s.listing = order, s.passed[:0], false
 		v.mu.Unlock()
 	})
 	s.listing = true
 }
 
 // draw is the oldest of some entries that can be evicted, or none.
-func draw(v *Evictor, tenant uint32, except []uint32) uint32 {
+func (s *recency) draw(v *Evictor, tenant uint32, except []uint32) uint32 {
 	best := index.None
-	for range drawn {
+	for i := 0; i < drawn || best == index.None && len(except) == 0 && i < drawnMore; i++ {
 		slot := rand.Uint32N(v.x.High())
-		if !v.fits(slot, tenant) || slices.Contains(except, slot) ||
+		if !s.stands(v, slot) || !v.fits(slot, tenant) || slices.Contains(except, slot) ||
 			best != index.None && v.x.At(slot).LastTouch() >= v.x.At(best).LastTouch() {
 			continue
 		}

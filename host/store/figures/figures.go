@@ -44,6 +44,7 @@ type Root struct {
 	Evictions   uint64 // entries
 	Asks        uint64 // times that victims were asked for
 	BadVictims  uint64 // named by the policy although pinned, in flight or gone
+	Unanswered  uint64 // questions in which the policy named nobody who can go, although somebody could
 	Waits       uint64 // puts that waited for the background evictor
 	Sheds       uint64 // puts that found no space
 	Damaged     uint64 // entries dropped because a file was not what it should be

@@ -134,8 +134,16 @@ func (r backend) Victims(bytes int64) (list []shared.Victim) {
 		return nil // nobody knows yet what is oldest
 	}
 	var slots [evictor.MaxVictims]uint32
-	n := r.set.Evictor.Ask(abi.Ask{Bytes: uint64(bytes), MaxVictims: evictor.MaxVictims, Tenant: abi.None}, slots[:])
-	for _, slot := range slots[:n] {
+	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: evictor.MaxVictims, Tenant: abi.None}
+	if list = r.accept(slots[:r.set.Evictor.Ask(ask, slots[:])], bytes); len(list) == 0 {
+		list = r.accept(slots[:r.set.Evictor.Instead(ask, slots[:])], bytes)
+	}
+	return list
+}
+
+// accept lists those named who can go, until so many bytes are freed.
+func (r backend) accept(named []uint32, bytes int64) (list []shared.Victim) {
+	for _, slot := range named {
 		if bytes <= 0 {
 			break
 		}
