@@ -61,7 +61,8 @@ type Place struct {
 	told        func()        // of the quarantine
 	impure      atomic.Bool   // its answers are worth nothing
 	asked       atomic.Uint64 // paths asked for
-	refuses     atomic.Bool   // some namespace
+	given       given
+	refuses     atomic.Bool // some namespace
 }
 
 type namespace struct {
@@ -119,6 +120,9 @@ func (p *Place) Namespace(id uint32, text string) error {
 		defer p.mu.Unlock()
 		return p.err
 	}
+	if slices.ContainsFunc(p.known, func(n namespace) bool { return n.id == id }) {
+		p.given.forget()
+	}
 	p.known = append(p.known, namespace{id, text, &atomic.Pointer[error]{}})
 	p.mu.Unlock()
 	g, err := p.acquire() // tells one guest now, so that a refusal is reported here
@@ -146,7 +150,7 @@ func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, e
 	}
 	out, root, err := p.pathOf(g, q, dst)
 	if err == nil {
-		if by := p.due(1); by != nobody {
+		if by := p.due(1, q, out[len(dst):]); by != nobody {
 			if err = p.doubt(by, g, q, out[len(dst):]); err != nil {
 				out = dst
 			}
@@ -183,7 +187,7 @@ func (p *Place) Paths(queries []abi.PlaceQuery, out *PathList) error {
 	for len(queries) > 0 && err == nil {
 		n := min(len(queries), g.batch())
 		if err = p.pathsOf(g, queries[:n], out); err == nil {
-			if by := p.due(n); by != nobody {
+			if by := p.due(n, &queries[n-1], out.Path(out.Len()-1)); by != nobody {
 				if err = p.doubt(by, g, &queries[n-1], out.Path(out.Len()-1)); err != nil {
 					out.reset() // none of these names is worth anything
 				}

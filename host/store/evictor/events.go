@@ -30,19 +30,11 @@ func (v *Evictor) Post(op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cau
 		return
 	}
 	if op == abi.OpUnpin {
-		v.evictable(e)
+		v.queue.evictable(v, e)
 	}
 	v.write(v.policy.Next(), op, slot, e, fp, c)
 	if err := v.policy.Commit(); err != nil {
 		v.Fail(err)
-	}
-}
-
-// evictable hears of an entry that can be evicted again.
-func (v *Evictor) evictable(e *index.Entry) {
-	v.unpins++
-	if len(v.queue.slots) > 0 && e.LastTouch() <= v.queue.horizon {
-		v.queue.slots = nil // an older one than those that were named
 	}
 }
 
@@ -71,7 +63,7 @@ func (v *Evictor) send(ev abi.Event) {
 		return
 	}
 	if ev.Op == abi.OpUnpin {
-		v.evictable(v.x.At(ev.Slot))
+		v.queue.evictable(v, v.x.At(ev.Slot))
 	}
 	if v.fallback == nil && !v.scanning {
 		if err := v.policy.Event(ev); err != nil {

@@ -159,17 +159,17 @@ func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
 	if tenant == abi.None && v.policy.VictimsAhead() > 0 {
 		left = v.queuedVictims(bytes, evict)
 	} else {
-		left = v.accept(v.named[:v.Ask(ask, v.named[:])], bytes, tenant, evict)
+		left = accept(v, v.named[:v.Ask(ask, v.named[:])], bytes, tenant, evict)
 	}
 	if left < bytes {
 		v.policy.Answered()
 		return
 	}
-	v.accept(v.named[:v.Instead(ask, v.named[:])], bytes, tenant, evict)
+	accept(v, v.named[:v.Instead(ask, v.named[:])], bytes, tenant, evict)
 }
 
 // accept evicts those named who can go, until so many bytes are freed, and returns how many are left to free.
-func (v *Evictor) accept(named []uint32, bytes int64, tenant uint32, evict func(slot uint32)) (left int64) {
+func accept(v *Evictor, named []uint32, bytes int64, tenant uint32, evict func(slot uint32)) (left int64) {
 	for _, slot := range named {
 		if bytes <= 0 {
 			break

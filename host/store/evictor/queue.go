@@ -3,6 +3,7 @@ package evictor
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/index"
 )
 
 // victimQueue are victims that the policy has named before they are needed, so that it is asked once for many: a
@@ -18,6 +19,14 @@ type victimQueue struct {
 	fallback *recency      // or that named them while the policy was down
 	horizon  uint32        // the latest touch among them when they were named
 	clock    uint32        // of the index then: it goes back when the ticks run out
+}
+
+// evictable hears of an entry that can be evicted again.
+func (q *victimQueue) evictable(v *Evictor, e *index.Entry) {
+	v.unpins++
+	if len(q.slots) > 0 && e.LastTouch() <= q.horizon {
+		q.slots = nil
+	}
 }
 
 // current are the victims in the queue, unless another policy named them.
@@ -44,8 +53,8 @@ func (q *victimQueue) stands(v *Evictor, slot uint32) bool {
 }
 
 // refill asks for victims for so many bytes and for those to come.
-func (v *Evictor) refill(bytes int64) {
-	q, extra := &v.queue, v.policy.VictimsAhead()
+func (q *victimQueue) refill(v *Evictor, bytes int64) {
+	extra := v.policy.VictimsAhead()
 	usual := max(1, v.cfg.Host.Used()/int64(max(1, v.x.Len())))
 	ask := abi.Ask{
 		Bytes: uint64(v.cfg.Capacity), Tenant: abi.None, // what is asked for is a number of them
@@ -78,6 +87,6 @@ func (v *Evictor) queuedVictims(bytes int64, evict func(slot uint32)) (left int6
 		if bytes <= 0 || refilled {
 			return bytes
 		}
-		v.refill(bytes)
+		v.queue.refill(v, bytes)
 	}
 }
