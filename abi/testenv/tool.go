@@ -100,10 +100,35 @@ var (
 		Name: "chromium and chromedriver", Tests: "the page that a host serves", Packages: "chromium chromium-driver",
 		probe: commands("chromium", "chromedriver"),
 	}
+	// Promtool tests alert rules.
+	Promtool = &Tool{
+		Name: "promtool", Tests: "the alert rules and the dashboard", Packages: "prometheus", probe: commands("promtool"),
+	}
+	// Systemd judges units.
+	Systemd = &Tool{
+		Name: "systemd-analyze", Tests: "the systemd units", Packages: "systemd", probe: commands("systemd-analyze"),
+	}
+	// Packages reads what is packed.
+	Packages = &Tool{
+		Name: "dpkg-deb and rpm", Tests: "the packages", Packages: "dpkg rpm", probe: commands("dpkg-deb", "rpm"),
+	}
+	// Debian makes a bare installation in a directory.
+	Debian = &Tool{
+		Name: "mmdebstrap", Tests: "an installation on a bare Debian", Packages: "mmdebstrap", probe: commands("mmdebstrap"),
+	}
+	// Buildah builds container images without a daemon.
+	Buildah = &Tool{
+		Name: "buildah", Tests: "the container image", Packages: "buildah", probe: commands("buildah"),
+	}
 	// Mounts are a mount namespace of one's own, for small and vanishing file systems.
 	Mounts = &Tool{
 		Name: "the right to mount", Tests: "a full disk, a root that is unmounted",
 		Other: "run as root with CAP_SYS_ADMIN, or allow unprivileged user namespaces", Optional: true, probe: mounts,
+	}
+	// Users lets a process of this test become another user's.
+	Users = &Tool{
+		Name: "the right to become another user", Tests: "hosts of a user without a home and without capabilities",
+		Other: "run as root with CAP_SETUID and CAP_SETGID", Optional: true, probe: becomesNobody,
 	}
 	// FUSE mounts file systems that misbehave.
 	FUSE = &Tool{
@@ -123,7 +148,8 @@ var (
 )
 
 // Tools are all of them.
-var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Chromium, Mounts, FUSE, UserFaults, MemoryCgroup}
+var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Chromium, Promtool, Systemd,
+	Packages, Debian, Buildah, Mounts, Users, FUSE, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {
 	return func() bool {
@@ -224,6 +250,15 @@ func userFaults() bool {
 
 // sysUserfaultfd is the number of the system call.
 var sysUserfaultfd = map[string]uintptr{"amd64": 323, "arm64": 282}
+
+// Nobody is the user and the group that own nothing.
+const Nobody = 65534
+
+func becomesNobody() bool {
+	cmd := exec.Command("true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: Nobody, Gid: Nobody}}
+	return cmd.Run() == nil
+}
 
 func mayUseFUSE() bool {
 	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
