@@ -151,7 +151,7 @@ func (h *Host) storeConfig(fsys staging.FS) store.Config {
 		files, capacity := h.devices.RootFS(i, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
-			Volatile: r.InMemory(), Shared: r.Shared, Poll: s.SharedPoll, Lapse: s.SharedLapse,
+			Volatile: r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.RootEvict(i),
 		})
 	}

@@ -137,12 +137,13 @@ func TestMemoryRootIsPageLocked(t *testing.T) {
 // What has no meaning for memory is refused by name.
 func TestMemoryRootsAreValidated(t *testing.T) {
 	for name, change := range map[string]func(r *config.Root){
-		"path":         func(r *config.Root) { r.Path = "memory:A/b" },
-		"capacity":     func(r *config.Root) { r.Capacity = 4096 },
-		"shared":       func(r *config.Root) { r.Shared = true },
-		"route":        func(r *config.Root) { r.Route = config.RouteDirect },
-		"min_free":     func(r *config.Root) { r.MinFree.Bytes = 1 },
-		"daily_writes": func(r *config.Root) { r.DailyWrites = 1 },
+		"path":          func(r *config.Root) { r.Path = "memory:A/b" },
+		"capacity":      func(r *config.Root) { r.Capacity = 4096 },
+		"shared":        func(r *config.Root) { r.Shared = true },
+		"route":         func(r *config.Root) { r.Route = config.RouteDirect },
+		"require_mount": func(r *config.Root) { r.RequireMount = true },
+		"min_free":      func(r *config.Root) { r.MinFree.Bytes = 1 },
+		"daily_writes":  func(r *config.Root) { r.DailyWrites = 1 },
 	} {
 		c := configuration(t)
 		c.Roots = []config.Root{{Path: "memory:", Capacity: 1 << 30}}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/devices"
 	"github.com/kvhost/kvhost/host/doctor"
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
 )
 
@@ -93,9 +94,13 @@ func wanted(cfg *config.Config) doctor.Wanted {
 		CUDA:   cfg.GDS.CUDA != config.CUDAOff,
 		CuFile: cfg.MayUseCuFile(), DeviceBytes: deviceBytes(cfg),
 	}
+	w.Policies, w.PolicyCache, w.NamedCache = len(cfg.Policies), cfg.PolicyCache, true
+	if cfg.PolicyCache == config.CacheAuto {
+		w.PolicyCache, w.NamedCache = sandbox.CacheDir(), false
+	}
 	for _, r := range cfg.Roots {
 		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared,
-			Route: askedRoute(r), Memory: r.InMemory()})
+			Mount: r.RequireMount, Route: askedRoute(r), Memory: r.InMemory()})
 	}
 	return w
 }

@@ -125,7 +125,9 @@ type Root struct {
 	Through  bool   // what is stored is copied to the next level at once
 	Evict    string // label of the policy that evicts here; empty for the one that no root names
 	Shared   bool   // other hosts use it too
-	Route    string // RouteAuto, RouteDirect, RouteStaged
+	// RequireMount refuses the root while it is on the file system of /.
+	RequireMount bool
+	Route        string // RouteAuto, RouteDirect, RouteStaged
 
 	MinFree     Amount // left free on its file system; a percentage is of that
 	DailyWrites int64  // bytes; 0: as many as come

@@ -307,6 +307,8 @@ func (r *Root) set(key string, value any) error {
 		r.Evict, err = asText("root.evict", value)
 	case "shared":
 		r.Shared, err = asFlag("root.shared", value)
+	case "require_mount":
+		r.RequireMount, err = asFlag("root.require_mount", value)
 	case "route":
 		r.Route, err = asText("root.route", value)
 	case "min_free":

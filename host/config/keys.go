@@ -250,7 +250,8 @@ var keys = []*Key{
 var (
 	policyKeys = []string{"name", "module", "namespaces", "levels", "shadow", "capacity", "roles", "grants", "sha256",
 		"public_key", "on_fault", "memory_pages", "fuel", "config"}
-	rootKeys   = []string{"path", "capacity", "level", "write", "evict", "shared", "route", "min_free", "daily_writes"}
+	rootKeys = []string{"path", "capacity", "level", "write", "evict", "shared", "require_mount", "route", "min_free",
+		"daily_writes"}
 	tenantKeys = []string{"id", "quota", "uids", "private", "sessions"}
 	expiryKeys = []string{"model", "ttl"}
 

@@ -59,8 +59,8 @@ func (l *Loaded) Print(w io.Writer) error {
 	for i, r := range l.Config.Roots {
 		fmt.Fprintf(b, "\n[[root]] # %s\n", l.Origins["root["+strconv.Itoa(i)+"]"])
 		write := map[bool]string{false: "back", true: "through"}[r.Through]
-		fmt.Fprintf(b, "path = %s\ncapacity = %s\nlevel = %d\nwrite = %s\nshared = %t\nroute = %s\n", quote(r.Path),
-			sizeTOML(r.Capacity), r.Level, quote(write), r.Shared, quote(r.Route))
+		fmt.Fprintf(b, "path = %s\ncapacity = %s\nlevel = %d\nwrite = %s\nshared = %t\nrequire_mount = %t\nroute = %s\n",
+			quote(r.Path), sizeTOML(r.Capacity), r.Level, quote(write), r.Shared, r.RequireMount, quote(r.Route))
 		if r.Evict != "" {
 			fmt.Fprintf(b, "evict = %s\n", quote(r.Evict))
 		}
@@ -160,8 +160,8 @@ const exampleArrays = `
 
 # Roots: the directories that hold pieces. One entry or more replaces this default.
 [[root]]
-# Directory, created when it is missing. "memory:", or "memory:name" where there are several, is page-locked memory of
-# the host instead, which is empty after a start. Default: "kvhost-data".
+# Directory, created when it is missing, in one that exists. "memory:", or "memory:name" where there are several, is
+# page-locked memory of the host instead, which is empty after a start. Default: "kvhost-data".
 path = "kvhost-data"
 # Most bytes on disk, or all bytes of memory. Unit: bytes. Default: "10GiB".
 capacity = "10GiB"
@@ -172,6 +172,8 @@ level = 0
 write = "back"
 # Whether other hosts use it, too. Default: false.
 shared = false
+# Refuse the root while it is on the file system of /: its disk is not mounted then. Default: false.
+require_mount = false
 # Route of its pieces to and from GPUs. direct: cuFile. staged: page-locked host memory. auto: whichever was faster
 # when both were tried at start. What fails on the direct route is staged. Default: "auto".
 route = "auto"

@@ -127,6 +127,9 @@ func (r Root) validateMemory(at string, bad func(path, format string, args ...an
 	if r.Shared {
 		bad(at+".shared", "a root in memory is this host's alone")
 	}
+	if r.RequireMount {
+		bad(at+".require_mount", "a root in memory has no mount")
+	}
 	if r.Route == RouteDirect {
 		bad(at+".route", "%q: pieces in memory need neither cuFile nor staging", r.Route)
 	}

@@ -3,6 +3,9 @@ package doctor
 // Wanted is what a configuration asks of the machine.
 type Wanted struct {
 	Roots        []WantedRoot `json:"roots"`
+	Policies     int          `json:"policies"`     // modules
+	PolicyCache  string       `json:"policy_cache"` // empty: none
+	NamedCache   bool         `json:"named_cache"`  // by the configuration: a host does not start without it
 	Socket       string       `json:"socket"`
 	StagingBytes int64        `json:"staging_bytes"` // page-locked when there is a GPU
 	DirectIO     bool         `json:"direct_io"`
@@ -17,6 +20,7 @@ type WantedRoot struct {
 	Capacity int64  `json:"capacity"`
 	Route    string `json:"route"` // RouteStaged or RouteDirect; empty: the host chooses
 	Shared   bool   `json:"shared,omitempty"`
+	Mount    bool   `json:"require_mount,omitempty"`
 	Memory   bool   `json:"memory,omitempty"` // it is page-locked memory, not a directory
 }
 
@@ -28,6 +32,7 @@ type Facts struct {
 	GPUs    []GPU       `json:"gpus"`
 	Roots   []Root      `json:"roots"`
 	Socket  SocketFacts `json:"socket"`
+	Cache   CacheFacts  `json:"policy_cache"`
 }
 
 // Machine is the machine as a whole.
@@ -92,8 +97,10 @@ type GPU struct {
 type Root struct {
 	Path      string `json:"path"`
 	Memory    bool   `json:"memory,omitempty"`
-	Tried     string `json:"tried"`   // the directory that was tried: Path, or the nearest above it that exists
-	Missing   bool   `json:"missing"` // it does not exist yet
+	Tried     string `json:"tried"`            // the directory that was tried: Path, or the nearest above it that exists
+	Missing   bool   `json:"missing"`          // it does not exist yet
+	Parent    string `json:"parent,omitempty"` // the directory in which it would be made, when that is missing, too
+	System    bool   `json:"system,omitempty"` // it is on the file system of /
 	FS        string `json:"fs"`
 	Mount     string `json:"mount,omitempty"`      // of tmpfs: where it is mounted
 	HugePages Answer `json:"huge_pages,omitempty"` // of tmpfs: its files get them
@@ -108,6 +115,12 @@ type Root struct {
 	NoReplace Answer `json:"rename_noreplace"`
 	CuFile    string `json:"cufile"` // of registering a file with cuFile: "ok", an error, or empty when not tried
 	Failed    string `json:"failed"`
+}
+
+// CacheFacts are about the directories in which policies are compiled and kept.
+type CacheFacts struct {
+	Failed string `json:"failed"`  // why the cache cannot be used
+	NoWork string `json:"no_work"` // why there is no directory to compile in
 }
 
 // SocketFacts are about the socket's directory.

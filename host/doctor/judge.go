@@ -34,6 +34,7 @@ func Judge(version string, w Wanted, f *Facts) *Report {
 	}
 	r.judgeRoots(w, f)
 	r.judgeSocket(&f.Socket)
+	r.judgeCache(w, &f.Cache)
 	r.judgeMachine(w, f)
 	r.judgeGPUs(w, f)
 	return r
@@ -48,6 +49,8 @@ func (root *Root) unusable() string {
 	switch {
 	case root.Memory:
 		return ""
+	case root.Parent != "":
+		return root.Parent + " does not exist"
 	case root.Failed != "":
 		return root.Failed
 	case !root.Writable:
@@ -153,8 +156,16 @@ func (r *Report) judgeRoots(w Wanted, f *Facts) {
 		}
 		about := "root " + root.Path
 		if why := root.unusable(); why != "" {
-			r.find(Problem, about, "create it, or make it writable for the user of kvhost", "%s", why)
+			fix := "create it, or make it writable for the user of kvhost"
+			if root.Parent != "" {
+				fix = "mount its file system, or mkdir -p " + root.Parent
+			}
+			r.find(Problem, about, fix, "%s", why)
 			continue
+		}
+		if want.Mount && root.System {
+			r.find(Problem, about, "mount its file system, or take require_mount away", "%s is on the file system of /",
+				root.Tried)
 		}
 		if want.Capacity > root.Total {
 			r.find(Problem, about, "set a capacity below the file system's size",
@@ -212,6 +223,20 @@ func (r *Report) judgeSocket(s *SocketFacts) {
 	case !s.Private:
 		r.find(Warning, about, "chmod go-w the directory",
 			"others can write to its directory, and so replace the socket")
+	}
+}
+
+func (r *Report) judgeCache(w Wanted, c *CacheFacts) {
+	fix := "set policy_cache to a directory of this user with mode 0700 (CacheDirectory= in systemd)"
+	switch {
+	case w.Policies == 0:
+	case c.Failed != "" && w.NamedCache:
+		r.find(Problem, "policies", fix, "%s", c.Failed)
+	case c.NoWork != "":
+		r.find(Problem, "policies", "mount a writable /tmp or /dev/shm, or "+fix, "no directory to compile them in: %s",
+			strings.ReplaceAll(c.NoWork, "\n", ", "))
+	case c.Failed != "":
+		r.find(Warning, "policies", fix, "compiled at each start, which takes seconds: %s", c.Failed)
 	}
 }
 

@@ -88,6 +88,18 @@ func machines() map[string]struct {
 		huge.Path, huge.Tried, huge.Mount, huge.Missing, huge.HugePages = "/mnt/huge", "/mnt/huge", "/mnt/huge", false, Yes
 		f.Roots = []Root{small, huge}
 	})
+	add("nobody", func(w *Wanted, f *Facts) {
+		w.Policies, w.PolicyCache = 2, "/nonexistent/.cache/kvhost"
+		f.Cache.Failed = "bad cache: write to /: permission denied"
+		f.Roots[0].Path, f.Roots[0].Tried, f.Roots[0].Parent, f.Roots[0].Missing = "/mnt/nvme0/kv", "/mnt", "/mnt/nvme0", true
+		f.Roots = append(f.Roots, f.Roots[0])
+		f.Roots[1].Parent, f.Roots[1].System, f.Roots[1].Path, f.Roots[1].Missing = "", true, "/mnt", false
+		w.Roots = append(w.Roots, WantedRoot{Path: "/mnt", Capacity: 1 << 30, Mount: true})
+	})
+	add("read-only", func(w *Wanted, f *Facts) {
+		w.Policies, w.PolicyCache, w.NamedCache = 1, "", true
+		f.Cache.NoWork = "bad cache: write to /tmp: read-only file system\nbad cache: write to /dev/shm: no such file or directory"
+	})
 	add("broken", func(w *Wanted, f *Facts) {
 		f.GPUs[0].Pinned = No
 		f.GPUs = append(f.GPUs, GPU{UUID: "GPU-2", Name: "NVIDIA H200", PCI: "0000:42:00.0", Node: 1,
@@ -140,7 +152,7 @@ func TestReportsAreGolden(t *testing.T) {
 				t.Errorf("go test ./host/doctor -update\n%s", got.String())
 			}
 			if problems := errors.Is(r.Problems(), ErrProblems); problems != (name == "broken" ||
-				name == "impossible" || name == "memory-too-large") {
+				name == "impossible" || name == "nobody" || name == "read-only" || name == "memory-too-large") {
 				t.Errorf("problems: %v", problems)
 			}
 			text, err := json.Marshal(r)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -120,6 +121,20 @@ func (s system) device(dev uint64) string {
 		return filepath.Base(real)
 	}
 	return ""
+}
+
+// probeCache checks the directories in which policies are compiled and kept.
+func probeCache(w Wanted) (f CacheFacts) {
+	cache, said := w.PolicyCache, func(err error) string { return strings.TrimPrefix(err.Error(), "policy: ") }
+	if cache == "" && !w.NamedCache {
+		f.Failed = "this user has no home, so there is no cache"
+	} else if err := sandbox.CheckCache(cache); err != nil {
+		f.Failed, cache = said(err), ""
+	}
+	if err := sandbox.CheckWorkDir(cache); err != nil {
+		f.NoWork = said(err)
+	}
+	return f
 }
 
 // probeSocket checks the socket's directory.

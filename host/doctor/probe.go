@@ -18,6 +18,9 @@ func Probe(ctx context.Context, w Wanted) (*Facts, error) {
 // probe takes the system's files below a directory, and the libraries by the given names.
 func probe(ctx context.Context, w Wanted, s system, libcuda, libcufile []string) (*Facts, error) {
 	f := &Facts{Machine: s.machine(), Socket: probeSocket(w.Socket)}
+	if w.Policies > 0 {
+		f.Cache = probeCache(w)
+	}
 	f.Driver.Kernel, f.Driver.Open, f.Driver.Params = s.driverModule()
 	g := &gpus{facts: f}
 	if f.Driver.Forbid = !w.CUDA; w.CUDA {

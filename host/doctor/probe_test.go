@@ -16,7 +16,7 @@ import (
 // Real directories are tested, the test's files are removed, and a missing root is not created.
 func TestRootsAreTried(t *testing.T) {
 	disk := t.TempDir()
-	missing := filepath.Join(disk, "a", "b")
+	missing := filepath.Join(disk, "a")
 	file := filepath.Join(disk, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -38,6 +38,16 @@ func TestRootsAreTried(t *testing.T) {
 	}
 	if list, _ := os.ReadDir(disk); len(list) != 1 {
 		t.Errorf("left behind: %v", list)
+	}
+	if r := s.probeRoot(filepath.Join(disk, "a", "b"), nil); r.Parent != filepath.Join(disk, "a") || r.Writable ||
+		r.unusable() == "" {
+		t.Errorf("a root without a parent: %+v", r)
+	}
+	if r := s.probeRoot("/kvhost-is-not-here", nil); !r.System || r.Parent != "" {
+		t.Errorf("it would be on the file system of /: %+v", r)
+	}
+	if r := s.probeRoot("/proc/kv", nil); r.System {
+		t.Errorf("/proc is a file system of its own: %+v", r)
 	}
 	if r := s.probeRoot(file, nil); r.Failed == "" || r.Writable {
 		t.Errorf("a file is no root: %+v", r)

@@ -40,6 +40,9 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 	}
 	if abs, err := filepath.Abs(path); err == nil {
 		r.Missing = abs != r.Tried
+		if above := filepath.Dir(abs); r.Missing && above != r.Tried {
+			r.Parent = above
+		}
 	}
 	info, err := staging.OS().Stat(r.Tried)
 	if err == nil && !info.IsDir() {
@@ -58,7 +61,12 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 			r.Mount, r.HugePages = s.tmpfs(r.Tried)
 		}
 	}
-	r.Device = s.device(info.Dev)
+	if top, err := staging.OS().Stat("/"); err == nil {
+		r.System = info.Dev == top.Dev
+	}
+	if r.Device = s.device(info.Dev); r.Parent != "" {
+		return r // nothing is to be learned from a file in another directory
+	}
 	r.Node, _ = staging.SystemTopology().NodeOfPath(r.Tried)
 	name := filepath.Join(r.Tried, fmt.Sprintf(".kvhost-check-%d", os.Getpid()))
 	if err := r.try(name, ask); err != nil {

@@ -10,4 +10,6 @@ var (
 	ErrRole = errors.New("host: role taken twice or missing")
 	// ErrRestart means that a running host cannot make the change.
 	ErrRestart = errors.New("host: restart needed")
+
+	errNoHome = errors.New("neither XDG_CACHE_HOME nor HOME is set")
 )

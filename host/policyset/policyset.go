@@ -167,9 +167,14 @@ func OpenCache(dir string, log *slog.Logger) (*sandbox.Cache, error) {
 	if dir != config.CacheAuto {
 		return sandbox.OpenCache(dir)
 	}
-	cache, err := sandbox.OpenCache(sandbox.CacheDir())
+	own := sandbox.CacheDir()
+	cache, err := sandbox.OpenCache(own)
+	if own == "" {
+		err = errNoHome
+	}
 	if err != nil {
-		log.Warn("policy cache unusable; policies are compiled at each start", "error", err)
+		log.Warn("policy cache unusable; policies are compiled at each start. "+
+			"Set policy_cache to a directory of this user with mode 0700 (CacheDirectory= in systemd)", "error", err)
 		return sandbox.OpenCache("")
 	}
 	return cache, nil

@@ -120,7 +120,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 
 // take makes the directories and takes the lock. No piece is looked at yet.
 func (r *root) take(ctx context.Context) (err error) {
-	if err := r.FS.MkdirAll(r.Path, 0o700); err != nil {
+	if err := health.MakeRoot(r.FS, r.Path, r.cfg.RequireMount); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
 	// What the root holds is only as durable as its own name.

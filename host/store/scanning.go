@@ -11,7 +11,28 @@ func (r *root) recover(ctx context.Context) error {
 	if err := r.Quarantine.Load(); err != nil {
 		return err
 	}
-	return r.custody.recover(ctx)
+	if err := r.custody.recover(ctx); err != nil {
+		return err
+	}
+	r.warnOfSpace()
+	return nil
+}
+
+// warnOfSpace says that the file system has less room than the root is to take. Before a scan what is in use counts as
+// the root's own.
+func (r *root) warnOfSpace() {
+	space, err := r.FS.Statfs(r.Path)
+	if err != nil || r.cfg.Volatile {
+		return
+	}
+	has := space.Total // of which other hosts have some in a shared root
+	if !r.cfg.Shared {
+		has = r.Account.Used() + space.Available
+	}
+	if has < r.cfg.Capacity {
+		r.Log.Warn("the file system has less room than the root's capacity; stores evict once it is full", "capacity",
+			r.cfg.Capacity, "has", has, "fix", "lower the capacity, or free space")
+	}
 }
 
 // scanAll scans until it has seen everything. What goes wrong is sent to failed, if somebody waits for that, and then

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/host/policy/compiler"
 	metering "github.com/kvhost/kvhost/host/policy/meter"
 )
@@ -45,14 +47,64 @@ func OpenCache(dir string) (*Cache, error) {
 	if dir == "" {
 		return &Cache{}, nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrCache, err)
+	dir, err := filepath.Abs(dir) // the compiling process works elsewhere
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w; set policy_cache to a directory that this user may write to", ErrCache, err)
 	}
 	if err := private(dir); err != nil {
 		return nil, err
 	}
 	prune(dir)
 	return &Cache{dir: dir}, nil
+}
+
+// CheckCache says what [OpenCache] would, and whether files can be made there. It makes nothing.
+func CheckCache(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	err := private(dir)
+	if !errors.Is(err, fs.ErrNotExist) {
+		if err == nil {
+			err = writable(dir)
+		}
+		return err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return fmt.Errorf("%w: %w", ErrCache, err)
+	}
+	for { // what is above is made, too
+		dir = filepath.Dir(dir)
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			return writable(dir)
+		}
+	}
+}
+
+// CheckWorkDir says whether there is a directory in which policies can be compiled, beside a cache.
+func CheckWorkDir(cache string) error {
+	if cache != "" && CheckCache(cache) == nil {
+		return nil
+	}
+	var errs []error
+	for _, place := range compileDirs("") {
+		err := writable(place)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func writable(dir string) error {
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("%w: %w", ErrCache, &fs.PathError{Op: "write to", Path: dir, Err: err})
+	}
+	return nil
 }
 
 func private(dir string) error {
@@ -79,10 +131,7 @@ func (c *Cache) Close(context.Context) error { return nil }
 // belongs to this user alone.
 func (c *Cache) workDir() (string, error) {
 	var errs []error
-	for _, place := range []string{c.dir, os.TempDir(), "/dev/shm"} {
-		if place == "" {
-			continue
-		}
+	for _, place := range compileDirs(c.dir) {
 		dir, err := os.MkdirTemp(place, workPrefix+"*")
 		if err == nil {
 			return dir, nil
@@ -91,6 +140,15 @@ func (c *Cache) workDir() (string, error) {
 	}
 	return "", fmt.Errorf("%w: compiling needs a directory that this user may write to; set policy_cache or TMPDIR: %w",
 		ErrCache, errors.Join(errs...))
+}
+
+// compileDirs are the directories that workDir tries.
+func compileDirs(cache string) []string {
+	places := []string{cache, os.TempDir(), "/dev/shm"}
+	if cache == "" {
+		places = places[1:]
+	}
+	return places
 }
 
 // workPrefix begins the names of directories in which modules are compiled. One that is older than workAge was left by

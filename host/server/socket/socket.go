@@ -84,7 +84,7 @@ func claim(path string) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrPath, err)
+			return nil, fmt.Errorf("%w: %w; its directory must be writable for the user of kvhost", ErrPath, err)
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			f.Close()

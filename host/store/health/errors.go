@@ -12,6 +12,10 @@ var (
 	ErrOut = errors.New("store: root is out of service")
 	// ErrProbe says that a probe read back other bytes than it wrote.
 	ErrProbe = errors.New("store: a probe reads back as something else")
+	// ErrNoParent says that the directory in which a root is to be made is missing.
+	ErrNoParent = errors.New("its parent directory does not exist")
+	// ErrNotMounted says that a root is on the file system of /, which its require_mount forbids.
+	ErrNotMounted = errors.New("it is on the file system of /")
 )
 
 // Hung says that an operation gave no answer within its limit.

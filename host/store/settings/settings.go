@@ -69,18 +69,19 @@ func (d Durability) String() string {
 
 // RootConfig is one directory that holds pieces.
 type RootConfig struct {
-	Path        string         // made when missing, with mode 0700
-	FS          staging.FS     // whose directory it is; nil: Config.FS
-	Capacity    int64          // bytes that pieces, temporaries and quarantine may take together
-	Through     bool           // what is stored is copied to the next level at once
-	Volatile    bool           // it is empty after a start: an orderly end copies what it holds to the next level
-	Level       int            // 0 is nearest: entries are stored there, and looked for there first
-	Shared      bool           // other hosts use it too: no exclusive lock
-	MaxEntries  uint32         // most entries there can be; 0: by capacity
-	DailyWrites int64          // bytes that may be written in a day (UTC); 0: as many as come
-	MinFree     int64          // bytes that are left free on the file system, for others; it counts what others take
-	MinFreePart float64        // the same as a part of the file system; the larger of the two holds
-	Evict       *policy.Handle // borrowed; nil: as Policies says
+	Path         string         // made when missing, with mode 0700, in a directory that is there
+	FS           staging.FS     // whose directory it is; nil: Config.FS
+	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
+	Through      bool           // what is stored is copied to the next level at once
+	Volatile     bool           // it is empty after a start: an orderly end copies what it holds to the next level
+	Level        int            // 0 is nearest: entries are stored there, and looked for there first
+	Shared       bool           // other hosts use it too: no exclusive lock
+	RequireMount bool           // it must not be on the file system of /
+	MaxEntries   uint32         // most entries there can be; 0: by capacity
+	DailyWrites  int64          // bytes that may be written in a day (UTC); 0: as many as come
+	MinFree      int64          // bytes that are left free on the file system, for others; it counts what others take
+	MinFreePart  float64        // the same as a part of the file system; the larger of the two holds
+	Evict        *policy.Handle // borrowed; nil: as Policies says
 
 	Poll      time.Duration         // of Shared: how soon the hosts see what others have stored: 1 s
 	Lapse     time.Duration         // of Shared: how long a host can be silent before the others give it up: 10 s
