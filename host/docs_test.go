@@ -25,8 +25,9 @@ var (
 	metricInText   = regexp.MustCompile("`kvhost_([a-z_]+)`")
 )
 
-// OPERATIONS.md lists every metric, and no other.
-func TestOperationsListMetrics(t *testing.T) {
+// exportedMetrics are the names of all metrics in the source, without the prefix.
+func exportedMetrics(t *testing.T) map[string]bool {
+	t.Helper()
 	files, err := filepath.Glob("metrics/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -45,6 +46,12 @@ func TestOperationsListMetrics(t *testing.T) {
 	if len(exported) < 80 {
 		t.Fatalf("only %d metrics were found in metrics/*.go", len(exported))
 	}
+	return exported
+}
+
+// OPERATIONS.md lists every metric, and no other.
+func TestOperationsListMetrics(t *testing.T) {
+	exported := exportedMetrics(t)
 	listed := map[string]bool{}
 	for _, m := range metricInText.FindAllStringSubmatch(readText(t, "OPERATIONS.md"), -1) {
 		listed[m[1]] = true
@@ -55,6 +62,27 @@ func TestOperationsListMetrics(t *testing.T) {
 	for name := range exported {
 		if !listed[name] {
 			t.Errorf("OPERATIONS.md does not name kvhost_%s", name)
+		}
+	}
+}
+
+var (
+	metricInQuery = regexp.MustCompile(`(^|[^:a-z_])kvhost_([a-z_]+)`)
+	histogramPart = regexp.MustCompile(`_seconds_(bucket|sum|count)$`)
+)
+
+// The dashboard and the alerts ask for metrics that a host has.
+func TestMonitoringNamesMetrics(t *testing.T) {
+	exported := exportedMetrics(t)
+	for _, file := range []string{"dashboard.json", "alerts.yml", "alerts_test.yml"} {
+		names := metricInQuery.FindAllStringSubmatch(readText(t, "../examples/monitoring/"+file), -1)
+		if len(names) < 20 {
+			t.Errorf("%s names only %d metrics", file, len(names))
+		}
+		for _, m := range names {
+			if !exported[m[2]] && !exported[histogramPart.ReplaceAllString(m[2], "_seconds")] {
+				t.Errorf("%s names kvhost_%s, which no host exports", file, m[2])
+			}
 		}
 	}
 }
