@@ -13,7 +13,7 @@ import (
 // serviceUnit is the unit in examples/. It has only lines that systemd takes, which has no comments behind a value.
 func serviceUnit(t *testing.T) (values map[string]string) {
 	t.Helper()
-	text, err := os.ReadFile("../../examples/kvhost.service")
+	text, err := os.ReadFile("../../examples/deploy/systemd/kvhost.service")
 	if err != nil {
 		t.Fatal(err)
 	}
