@@ -14,7 +14,7 @@ import (
 // foreign adds up damaged files under names that no policy at hand can read back, as after one that is linked in was
 // replaced, or that none could when they were scanned: to a scan they are another program's, left alone and not counted.
 func (n *node) foreign(dir string) (bytes int64, err error) {
-	err = n.eachDamaged(dir, func(name, rel string, info staging.Info) {
+	err = eachDamaged(n.r.files, dir, func(name, rel string, info staging.Info) {
 		if ino, left := n.left[name]; left && ino == info.Ino || !n.store.Claims(rel) {
 			bytes += pieceformat.Padded(info.Allocated)
 		}
@@ -23,7 +23,7 @@ func (n *node) foreign(dir string) (bytes int64, err error) {
 }
 
 // noteLeft notes what the scans of a start left alone.
-func (n *node) noteLeft() error {
+func noteLeft(n *node) error {
 	for i, root := range n.store.Stats().Roots {
 		if root.Scanned == 0 {
 			continue
@@ -31,7 +31,7 @@ func (n *node) noteLeft() error {
 		if n.left == nil {
 			n.left = map[string]uint64{}
 		}
-		err := n.eachDamaged(n.cfg.Roots[i].Path, func(name, rel string, info staging.Info) {
+		err := eachDamaged(n.r.files, n.cfg.Roots[i].Path, func(name, rel string, info staging.Info) {
 			if !n.store.Claims(rel) {
 				n.left[name] = info.Ino
 			}
@@ -44,16 +44,16 @@ func (n *node) noteLeft() error {
 }
 
 // eachDamaged visits the files below a root that are damaged pieces, or none.
-func (n *node) eachDamaged(dir string, visit func(name, rel string, info staging.Info)) error {
-	return eachFile(n.r.files, dir, "", func(rel string, _ fs.DirEntry) error {
+func eachDamaged(fsys staging.FS, dir string, visit func(name, rel string, info staging.Info)) error {
+	return eachFile(fsys, dir, "", func(rel string, _ fs.DirEntry) error {
 		name := dir + "/" + rel
 		if strings.HasPrefix(rel, pieceformat.MetaDir) {
 			return nil
 		}
-		if _, err := readHeader(n.r.files, name); !pieceformat.IsDamage(err) {
+		if _, err := readHeader(fsys, name); !pieceformat.IsDamage(err) {
 			return nil
 		}
-		info, err := n.r.files.Stat(name)
+		info, err := fsys.Stat(name)
 		if err == nil {
 			visit(name, rel, info)
 		}

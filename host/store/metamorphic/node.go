@@ -142,7 +142,7 @@ func (n *node) open(op Op) (err error) {
 		return fmt.Errorf("opening host %s: %w", n.ID, err)
 	}
 	n.store = s
-	if err := n.noteLeft(); err != nil {
+	if err := noteLeft(n); err != nil {
 		return err
 	}
 	if n.r.h.Kind.lives {
