@@ -91,7 +91,8 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	}
 	h.server = server.New(server.Config{
 		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
-		Memory: memory, Capacity: h.cfg.Capacity(), Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins, Rules: rules, Users: users,
+		Memory: memory, Capacity: h.cfg.Capacity(), Levels: len(h.store.Stats().Levels),
+		Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins, Rules: rules, Users: users,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
 			ArenaBytes: s.MaxRegistered,

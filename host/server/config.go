@@ -26,6 +26,8 @@ type Config struct {
 	Memory *budget.Budget
 	// Capacity is that of all roots. 0: there is no limit of what stores that wait may reserve.
 	Capacity int64
+	// Levels is how many the store has.
+	Levels int
 	// LeaseTTL is how long a lease pins its entries unless it is loaded or released.
 	LeaseTTL time.Duration
 	// MaxWait is how long a job may wait for a semaphore of its client.

@@ -119,7 +119,7 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 	case *proto.ClientMessage_Register:
 		err := x.memory.register(x.ns, b.Register)
 		if err == nil {
-			x.engine.setQueue(x.rank-x.engine.facts.firstRank, x.queue)
+			x.engine.queues.Set(x.rank-x.engine.facts.firstRank, x.queue)
 		}
 		return x.doneUnless(m.Id, err)
 	case *proto.ClientMessage_Semaphores:

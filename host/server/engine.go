@@ -4,14 +4,12 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/server/estimate"
 	"github.com/kvhost/kvhost/host/store/catalog"
-	"github.com/kvhost/kvhost/host/transfer"
 )
 
 // servingEngine is what the sessions with one engine id share. It lives as long as any of them.
@@ -27,70 +25,13 @@ type servingEngine struct {
 	leases    map[uint64]*sharedLease
 	lastLease uint64
 	requests  map[uint32]*request
-	queues    [chunk.MaxRanks]*transfer.Queue // by local rank: where its registered memory is
+	queues    estimate.Queues
 }
 
 // engineKey names an engine. Tenants do not share names: none can take another's, or learn whether it is taken.
 type engineKey struct {
 	tenant uint32
 	id     string
-}
-
-// setQueue records the queue of a local rank's memory, so that a lookup by another rank can tell how long its load takes.
-func (e *servingEngine) setQueue(rank uint32, q *transfer.Queue) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.queues[rank] = q
-}
-
-// loadTime estimates how long loads of a lease by its readers take, 0 if that was not measured yet, and its leading parts.
-// own is the queue of the session that asks.
-func (e *servingEngine) loadTime(
-	l *sharedLease, bytes int64, own *transfer.Queue,
-) (longest time.Duration, parts []transfer.LoadPart) {
-	known := e.eachReader(l, own, func(q *transfer.Queue) bool {
-		took, split := q.LoadTime(l.pins, l.keys-l.first, bytes, nil)
-		if took > longest {
-			longest, parts = took, split
-		}
-		return took > 0
-	})
-	if !known {
-		return 0, nil
-	}
-	return longest, parts
-}
-
-// levelTime estimates likewise how long loads of the hits in one level take.
-func (e *servingEngine) levelTime(l *sharedLease, in store.LevelHits, bytes int64, own *transfer.Queue) (longest time.Duration) {
-	if !e.eachReader(l, own, func(q *transfer.Queue) bool {
-		took := q.LevelTime(l.pins, in, bytes)
-		longest = max(longest, took)
-		return took > 0
-	}) {
-		return 0
-	}
-	return longest
-}
-
-// eachReader visits the queues of a lease's readers while visit says true, and returns whether it always did.
-func (e *servingEngine) eachReader(l *sharedLease, own *transfer.Queue, visit func(*transfer.Queue) bool) bool {
-	e.mu.Lock()
-	queues := e.queues
-	e.mu.Unlock()
-	for rank := range queues {
-		if l.readers>>rank&1 == 0 {
-			continue
-		}
-		q := queues[rank]
-		if q == nil {
-			q = own
-		}
-		if !visit(q) {
-			return false
-		}
-	}
-	return true
 }
 
 // facts are what all sessions of an engine must agree on.

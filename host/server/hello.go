@@ -79,7 +79,7 @@ func (s *Server) welcome(x *session) *proto.HelloReply {
 		Descriptors:     s.descriptorPath(),
 		NamespaceDigest: digest[:],
 		Session:         x.number,
-		Levels:          uint32(s.store.Levels()),
+		Levels:          uint32(s.cfg.Levels),
 		Limits: &proto.Limits{
 			KeysPerLookup: uint32(l.KeysPerLookup), ChunksPerJob: uint32(l.ChunksPerJob),
 			MessageBytes: uint32(l.MessageBytes),

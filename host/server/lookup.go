@@ -6,17 +6,9 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/activity"
+	"github.com/kvhost/kvhost/host/server/estimate"
 	"github.com/kvhost/kvhost/host/store"
 )
-
-// lookupAnswer is the answer to a LOOKUP, in one piece.
-type lookupAnswer struct {
-	message proto.HostMessage
-	body    proto.HostMessage_Lookup
-	reply   proto.LookupReply
-	level   [1]proto.LevelHits // most hits are in one level
-	levels  [1]*proto.LevelHits
-}
 
 // lookup is LOOKUP.
 func (x *session) lookup(id uint64, m *proto.Lookup) error {
@@ -33,10 +25,7 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 	if err != nil {
 		return err
 	}
-	a := &lookupAnswer{}
-	reply := &a.reply
-	a.levels[0] = &a.level[0]
-	reply.Levels = a.levels[:0]
+	reply := estimate.New(id)
 	first := int(m.GetFirst())
 	if first < len(keys) {
 		number, err := x.engine.number(x, m.GetRequest())
@@ -57,17 +46,15 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 			return err
 		}
 	}
-	a.body.Lookup = reply
-	a.message.Id, a.message.Body = id, &a.body
-	x.reply(&a.message)
+	x.reply(&reply.Message)
 	x.server.latencies.Observe(activity.Lookup, since)
-	x.profile.Load().LookedUp(len(keys)-min(first, len(keys)), int(reply.Hits))
+	x.profile.Load().LookedUp(len(keys)-min(first, len(keys)), int(reply.Reply.Hits))
 	return nil
 }
 
 // answer fills the reply and grants the lease, or releases its pins.
-func (x *session) answer(reply *proto.LookupReply, g *chunk.Group, l *sharedLease) error {
-	hits := l.pins.Hits()
+func (x *session) answer(answer *estimate.Answer, g *chunk.Group, l *sharedLease) error {
+	hits, reply := l.pins.Hits(), &answer.Reply
 	reply.Hits = uint32(hits)
 	if g.Lookup == chunk.ByMembership {
 		reply.Bits = make([]byte, (l.keys+7)/8)
@@ -81,42 +68,14 @@ func (x *session) answer(reply *proto.LookupReply, g *chunk.Group, l *sharedLeas
 		l.pins.Release()
 		return nil
 	}
-	reply.Bytes = uint64(hits) * uint64(g.Geometry.PageBytes())
-	took, parts := x.engine.loadTime(l, g.Geometry.PageBytes(), x.queue)
-	reply.LoadMicros = uint64(took.Microseconds())
-	for _, part := range parts {
-		reply.LoadParts = append(reply.LoadParts,
-			&proto.LoadPart{Keys: uint32(part.Keys), Micros: uint64(part.Time.Microseconds())})
-	}
-	x.answerLevels(reply, l, g.Geometry.PageBytes())
+	answer.Fill(estimate.Hits{
+		Lease: l.pins, Keys: l.keys - l.first, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
+	}, &x.engine.queues)
 	var err error
 	if reply.Lease, err = x.engine.grant(l); err != nil {
 		l.pins.Release()
 	}
 	return err
-}
-
-// answerLevels fills in where the hits are.
-func (x *session) answerLevels(reply *proto.LookupReply, l *sharedLease, bytes int64) {
-	var found [store.MaxLevels]store.LevelHits
-	list := l.pins.Found(found[:0])
-	if n := len(list); n <= cap(reply.Levels) {
-		reply.Levels = reply.Levels[:n]
-	} else {
-		levels := make([]proto.LevelHits, n)
-		reply.Levels = make([]*proto.LevelHits, n)
-		for i := range levels {
-			reply.Levels[i] = &levels[i]
-		}
-	}
-	for i, in := range list {
-		micros := reply.LoadMicros
-		if len(list) > 1 {
-			micros = uint64(x.engine.levelTime(l, in, bytes, x.queue).Microseconds())
-		}
-		r := reply.Levels[i]
-		r.Level, r.Chunks, r.Bytes, r.Micros = uint32(in.Level), uint32(in.Hits), uint64(in.Hits)*uint64(bytes), micros
-	}
 }
 
 // lookupKeys reads the keys into the session's scratch memory: the store does not keep them.

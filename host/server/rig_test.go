@@ -75,7 +75,7 @@ func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 		ReadRatio: 0.5}); err != nil {
 		t.Fatal(err)
 	}
-	cfg.Store, cfg.Engine = r.store, r.engine
+	cfg.Store, cfg.Engine, cfg.Levels = r.store, r.engine, len(r.store.Stats().Levels)
 	r.server = New(cfg)
 	r.serve()
 	t.Cleanup(func() {

@@ -60,7 +60,6 @@ type chunkStore interface {
 	Put(ctx context.Context, q store.PutRequest) (*store.Put, error)
 	Discard(q store.DiscardRequest) ([]store.DiscardResult, error)
 	EndRequest(request uint32, hints abi.Hints)
-	Levels() int
 	kvevents.Store
 }
 

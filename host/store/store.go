@@ -130,9 +130,6 @@ func (s *Store) openRoots(ctx context.Context) error {
 	return s.scanRoots(ctx)
 }
 
-// Levels is how many levels of roots there are.
-func (s *Store) Levels() int { return len(s.levels) }
-
 // Close ends the store's own work and gives the roots back. Puts and leases that are still out are the caller's bug:
 // what they do afterwards fails, and their temporaries are swept at the next start.
 func (s *Store) Close() error {
