@@ -187,3 +187,21 @@ func TestRescanUnderALaterNaming(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFoundUnderAnEarlierNaming: a scan finds the pieces of an earlier place policy when a session has the namespace
+// open already. They are read as any other.
+func TestFoundUnderAnEarlierNaming(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) {
+		c.Policies.Place = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"})
+		opt, _ := workshop() // use has seen to its error
+		c.Policies.Reopen.Cache = opt.Cache
+	})
+	f.mustPut(0, 1)
+	f.cfg.Policies.Place = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"})
+	g := f.reopenGated()
+	close(g.gate)
+	<-f.store.ScanDone()
+	f.mustRead(0)
+	f.mustRead(1)
+	f.checkUsed()
+}

@@ -151,7 +151,8 @@ func (c *Catalog) classOf(ns *Namespace, group uint32) (*Class, error) {
 	return cl, nil
 }
 
-// newClass makes a class with one reference, the caller's. c.mu is held.
+// newClass makes a class with one reference, the caller's. It has the plan of the group's current class: where a session
+// has opened the namespace, a scan may still find pieces of an earlier generation. c.mu is held.
 func (c *Catalog) newClass(ns *Namespace, group uint32, place *PlaceGeneration) (*Class, error) {
 	cl := &Class{Namespace: ns, Group: group, Printer: chunk.PrinterOf(ns.Digest, group), Place: place, catalog: c}
 	if err := c.add(cl); err != nil {
@@ -162,6 +163,9 @@ func (c *Catalog) newClass(ns *Namespace, group uint32, place *PlaceGeneration) 
 		if o.Group == group {
 			cl.Base, cl.Lookup, cl.Ranks = o.Base, o.Lookup, o.Ranks
 		}
+	}
+	if plan := ns.Plan(group); plan != nil {
+		cl.setPlan(plan)
 	}
 	cl.refs.Store(1)
 	place.refs.Add(1)
