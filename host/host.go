@@ -85,13 +85,13 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if err != nil {
 		return nil, err
 	}
-	memory, err := memoryBudget(h.cfg)
+	memory, arriving, err := memoryBudgets(h.cfg)
 	if err != nil {
 		return nil, err
 	}
 	h.server = server.New(server.Config{
 		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
-		Memory: memory, Capacity: h.cfg.Capacity(), Levels: len(h.store.Stats().Levels),
+		Memory: memory, Arriving: arriving, Capacity: h.cfg.Capacity(), Levels: len(h.store.Stats().Levels),
 		Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins, Rules: rules, Users: users,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,

@@ -9,18 +9,19 @@ import (
 	"github.com/kvhost/kvhost/host/server/share"
 )
 
-// memoryBudget divides max_memory: staging slots are the host's own, and sessions share the rest. By default the least
-// that the other settings need is taken on a small machine, too.
-func memoryBudget(c *config.Config) (*budget.Budget, error) {
-	limit, own := c.MaxMemory, c.Engine.MaxStagingMemory
-	need := own + 2*share.LeastMemory*int64(c.Session.MaxSessions)
+// memoryBudgets divides max_memory: staging slots are the host's own, messages that no session has yet have a part, and
+// sessions share the rest. By default the least that the other settings need is taken on a small machine, too.
+func memoryBudgets(c *config.Config) (memory, arriving *budget.Budget, err error) {
+	limit, staging, sessions := c.MaxMemory, c.Engine.MaxStagingMemory, c.Session.MaxSessions
+	need := staging + 2*share.LeastMemory*int64(sessions)
+	need += share.Arriving(need, staging) / 7 * 8
 	if limit == 0 {
 		limit = max(int64(policyset.AvailableMemory()/2), need)
 	}
-	b, err := share.MemoryBudget(limit, own, c.Session.MaxSessions)
-	if err != nil {
-		return nil, fmt.Errorf("host: max_memory is too small for engine.max_staging_memory and session.max_sessions, which "+
+	part := share.Arriving(limit, staging)
+	if memory, err = share.MemoryBudget(limit, staging+part, sessions); err != nil {
+		return nil, nil, fmt.Errorf("host: max_memory is too small for engine.max_staging_memory and session.max_sessions, which "+
 			"need %s: %w", config.FormatSize(need), err)
 	}
-	return b, nil
+	return memory, share.ArrivingBudget(part, sessions), nil
 }

@@ -217,6 +217,9 @@ func (h *Holder) remove() {
 	}
 }
 
+// Alone is what a holder may hold while there are no others.
+func (b *Budget) Alone() int64 { return b.each + b.common/4 }
+
 // Held is what the holder holds.
 func (h *Holder) Held() int64 {
 	h.budget.mu.Lock()

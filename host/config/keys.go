@@ -73,8 +73,8 @@ var keys = []*Key{
 
 	{Name: "max_memory", Kind: Size, Default: "0", Unit: "0 for half of the machine's memory",
 		Help: "Most memory of the host for staging and for what clients make it hold: sessions, messages, jobs, leases, " +
-			"tables. Half of what staging leaves is set aside, the same for each of session.max_sessions; the other half " +
-			"can be borrowed. Not in it: policies (policy_memory), the index, and roots in memory.",
+			"tables. An eighth of what staging leaves is for messages on their way. Half of the rest is set aside, the same " +
+			"for each of session.max_sessions; the other half can be borrowed. Not in it: policies (policy_memory), the index, and roots in memory.",
 		field: func(c *Config) any { return &c.MaxMemory }},
 
 	{Section: "policy_compile", Name: "memory", Kind: Size, Default: "2GiB", Min: 64 << 20, Max: 1 << 40,

@@ -24,6 +24,8 @@ type Config struct {
 	Limits Limits
 	// Memory is what all sessions together may make the host hold, as of [share.MemoryBudget]. nil: DefaultMemory.
 	Memory *budget.Budget
+	// Arriving is the same for messages that no session has yet, as of [share.ArrivingBudget]. nil: of an eighth of DefaultMemory.
+	Arriving *budget.Budget
 	// Capacity is that of all roots. 0: there is no limit of what stores that wait may reserve.
 	Capacity int64
 	// Levels is how many the store has.
@@ -140,6 +142,9 @@ func (c Config) orDefaults() Config {
 	}
 	if c.Memory == nil {
 		c.Memory, _ = share.MemoryBudget(max(DefaultMemory, 2*share.LeastMemory*int64(c.Limits.Sessions)), 0, c.Limits.Sessions) // large enough
+	}
+	if c.Arriving == nil {
+		c.Arriving = share.ArrivingBudget(share.Arriving(DefaultMemory, 0), c.Limits.Sessions)
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -36,7 +36,7 @@ type clientMemory struct {
 	gpu      *gds.GPU // with that UUID, nil if this host has none
 
 	regs   map[uint32]*registration // by group
-	files  map[fileID]*mapping
+	files  map[mapped.ID]*mapping
 	mapped int64 // bytes of files
 
 	mu          sync.Mutex
@@ -47,7 +47,7 @@ type clientMemory struct {
 func newClientMemory(s *Server, sh *share.Share, log *slog.Logger) *clientMemory {
 	return &clientMemory{
 		limits: &s.cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
-		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},
+		regs: map[uint32]*registration{}, files: map[mapped.ID]*mapping{}, descriptors: map[uint64]*os.File{},
 	}
 }
 
@@ -126,40 +126,18 @@ func (c *clientMemory) unmap(r *registration) {
 
 // mapping is one client file, mapped once however many regions and groups it serves.
 type mapping struct {
-	file  fileID
+	file  mapped.ID
 	data  []byte
 	users int // registrations
 }
 
-// fileID identifies a file. A file that has grown is mapped anew.
-type fileID struct {
-	dev, ino uint64
-	size     int64
-}
-
-// checkFile identifies a descriptor. It refuses a file that can shrink, which would take pages from under a job, unless
-// the client allows that in HELLO.
-func (c *clientMemory) checkFile(f *os.File) (fileID, error) {
-	fd := int(f.Fd())
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+// checkFile identifies a descriptor, or says why its file cannot be mapped.
+func (c *clientMemory) checkFile(f *os.File) (mapped.ID, error) {
+	id, err := mapped.Identify(f, c.unsealed)
 	if err != nil {
-		return fileID{}, invalid("memfd", "the descriptor is no memfd: it has no seals (%v)", err)
+		return id, invalid("memfd", "%v", err)
 	}
-	if seals&unix.F_SEAL_SHRINK == 0 && !c.unsealed {
-		return fileID{}, invalid("memfd", "the memfd is not sealed against shrinking (F_SEAL_SHRINK)")
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return fileID{}, invalid("memfd", "fstat: %v", err)
-	}
-	if st.Size <= 0 {
-		return fileID{}, invalid("memfd", "the memfd is empty")
-	}
-	if missing := st.Size - 512*st.Blocks; missing > 0 {
-		return fileID{}, invalid("memfd", "%d of its %d bytes are not allocated, and the host must not be charged for them: call "+
-			"fallocate first", missing, st.Size)
-	}
-	return fileID{uint64(st.Dev), st.Ino, st.Size}, nil
+	return id, nil
 }
 
 // mapFile maps a descriptor for this session, or finds its mapping, and counts one user.
@@ -172,23 +150,23 @@ func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
 		m.users++
 		return m, nil
 	}
-	if c.mapped+id.size > c.limits.SessionArena {
+	if c.mapped+id.Size > c.limits.SessionArena {
 		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, the session has mapped %d of at most %d",
-			id.size, c.mapped, c.limits.SessionArena)
+			id.Size, c.mapped, c.limits.SessionArena)
 	}
-	if total := c.total.Add(id.size); total > c.limits.ArenaBytes {
-		c.total.Add(-id.size)
+	if total := c.total.Add(id.Size); total > c.limits.ArenaBytes {
+		c.total.Add(-id.Size)
 		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, all sessions have mapped %d of at most %d",
-			id.size, total-id.size, c.limits.ArenaBytes)
+			id.Size, total-id.Size, c.limits.ArenaBytes)
 	}
-	data, err := c.mapPages(f, id.size)
+	data, err := c.mapPages(f, id.Size)
 	if err != nil {
-		c.total.Add(-id.size)
+		c.total.Add(-id.Size)
 		return nil, err
 	}
 	m := &mapping{file: id, data: data, users: 1}
 	c.files[id] = m
-	c.mapped += id.size
+	c.mapped += id.Size
 	return m, nil
 }
 
@@ -217,8 +195,8 @@ func (c *clientMemory) unmapFile(m *mapping) {
 		return
 	}
 	delete(c.files, m.file)
-	c.mapped -= m.file.size
-	c.total.Add(-m.file.size)
+	c.mapped -= m.file.Size
+	c.total.Add(-m.file.Size)
 	if err := unix.Munmap(m.data); err != nil {
 		c.log.Error("cannot unmap client memory", "error", err)
 	}

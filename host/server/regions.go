@@ -54,7 +54,7 @@ func (c *clientMemory) mapRegions(
 			byTag[tag] = a
 			r.maps = append(r.maps, a)
 		}
-		if err := checkRegion(i, m, planes[m.GetPlane()].PageBytes, a.file.size); err != nil {
+		if err := checkRegion(i, m, planes[m.GetPlane()].PageBytes, a.file.Size); err != nil {
 			return nil, err
 		}
 		if m.GetBlocks() != regions[0].GetBlocks() {

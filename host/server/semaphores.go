@@ -87,9 +87,9 @@ func (c *clientMemory) mapInto(s *sharedSemaphores, r *proto.Region, files descr
 		if s.mapping, err = c.mapFile(f); err != nil {
 			return err
 		}
-		if off > s.mapping.file.size-size {
+		if off > s.mapping.file.Size-size {
 			return invalid("offset", "%d semaphores from offset %d do not fit %d bytes", s.count, off,
-				s.mapping.file.size)
+				s.mapping.file.Size)
 		}
 		data := s.mapping.data
 		values := unsafe.Slice((*uint64)(unsafe.Pointer(&data[off])), s.count)

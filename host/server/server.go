@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/activity"
+	"github.com/kvhost/kvhost/host/server/arriving"
 	"github.com/kvhost/kvhost/host/server/kvevents"
 	"github.com/kvhost/kvhost/host/server/mapped"
 	"github.com/kvhost/kvhost/host/server/share"
@@ -68,9 +69,10 @@ func New(cfg Config) *Server { return newServer(cfg, cfg.Store) }
 
 func newServer(cfg Config, st chunkStore) *Server {
 	cfg = cfg.orDefaults()
+	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, arriving.Largest(cfg.Arriving.Alone()))
 	return &Server{
 		cfg: cfg, store: st, budgets: share.Budgets{
-			Memory: cfg.Memory, Descriptors: share.DescriptorBudget(cfg.Limits.Sessions),
+			Memory: cfg.Memory, Arriving: cfg.Arriving, Descriptors: share.DescriptorBudget(cfg.Limits.Sessions),
 			Room: share.RoomBudget(cfg.Capacity, cfg.Limits.Sessions),
 		}, protect: mapped.Protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
 		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
@@ -80,9 +82,6 @@ func newServer(cfg Config, st chunkStore) *Server {
 
 // ioBuffer holds a LOOKUP of several thousand keys, which is then read with one system call.
 const ioBuffer = 128 << 10
-
-// connStreams is the most calls at a time on one connection, each of which may hold unread bytes.
-const connStreams = 16
 
 // service implements the gRPC service.
 type service struct {
@@ -130,14 +129,16 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 		return err
 	}
 	defer socks.Close()
-	g := grpc.NewServer(append(s.cfg.Rules.Options(),
+	bounds := socket.Arriving{
+		Budget: s.budgets.Arriving, Closed: func(err error) { s.budgets.Closed(s.cfg.Log, err) },
+	}
+	g := grpc.NewServer(append(append(s.cfg.Rules.Options(), bounds.Options()...),
 		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
 		// Fixed flow-control windows: the estimator that would size them costs round trips, and a local socket has
 		// no delay.
 		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20),
 		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer),
 		grpc.WaitForHandlers(true),
-		grpc.MaxConcurrentStreams(connStreams),
 	)...)
 	proto.RegisterHostServer(g, service{Server: s})
 	if s.cfg.Admin != nil {

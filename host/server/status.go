@@ -65,7 +65,14 @@ func (s *Server) Latencies() []activity.Latency { return s.latencies.Read() }
 func (s *Server) Usage() []*activity.Usage { return s.usage.List() }
 
 // Memory is what sessions make the host hold, and the holders of most of it.
-func (s *Server) Memory(most int) budget.Figures { return s.cfg.Memory.Figures(most) }
+func (s *Server) Memory(most int) budget.Figures {
+	f, arriving := s.cfg.Memory.Figures(most), s.budgets.Arriving.Figures(0)
+	f.Own = max(0, f.Own-arriving.Limit)
+	f.Parts["arriving"] = arriving.Held
+	f.Held += arriving.Held
+	f.Refused += arriving.Refused
+	return f
+}
 
 // Stats counts what clients make the host hold now.
 type Stats struct {

@@ -7,7 +7,6 @@
 package mapped
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -15,9 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// ErrUnprotected says that a mapping would allocate pages, because the kernel gives this process no userfaultfd.
-var ErrUnprotected = errors.New("mapped: pages that are missing cannot be refused")
 
 // The kernel's interface, from linux/userfaultfd.h.
 const (
@@ -30,6 +26,36 @@ const (
 	ioctlAPI         = 0xc018aa3f
 	ioctlRegister    = 0xc020aa00
 )
+
+// ID identifies a file. One that has grown is another.
+type ID struct {
+	dev, ino uint64
+	Size     int64
+}
+
+// Identify checks that a file is shared memory, with all its pages, that cannot shrink and so take pages from under a job;
+// unsealed allows that it can.
+func Identify(f *os.File, unsealed bool) (ID, error) {
+	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return ID{}, fmt.Errorf("%w: it is no memfd: it has no seals (%w)", ErrFile, err)
+	}
+	if seals&unix.F_SEAL_SHRINK == 0 && !unsealed {
+		return ID{}, fmt.Errorf("%w: it is not sealed against shrinking (F_SEAL_SHRINK)", ErrFile)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return ID{}, fmt.Errorf("%w: fstat: %w", ErrFile, err)
+	}
+	if st.Size <= 0 {
+		return ID{}, fmt.Errorf("%w: it is empty", ErrFile)
+	}
+	if missing := st.Size - 512*st.Blocks; missing > 0 {
+		return ID{}, fmt.Errorf("%w: %d of its %d bytes are not allocated, and the host must not be charged for them: call "+
+			"fallocate first", ErrFile, missing, st.Size)
+	}
+	return ID{uint64(st.Dev), st.Ino, st.Size}, nil
+}
 
 // File maps all bytes of a file for reading and writing.
 func File(f *os.File, size int64) ([]byte, error) {

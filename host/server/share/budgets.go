@@ -15,18 +15,29 @@ type Budgets struct {
 	Memory      *budget.Budget // bytes
 	Descriptors *budget.Budget // that wait for a message
 	Room        *budget.Budget // bytes on disk
+	Arriving    *budget.Budget // bytes of messages that no session has yet, by connection
 
 	said atomic.Int64 // when a refusal was logged last, in nanoseconds
 }
 
 // Refused logs for the operator who holds most, once a second at most: a client learns its own figures only.
 func (b *Budgets) Refused(log *slog.Logger, err error) {
-	now := time.Now().UnixNano()
-	if last := b.said.Load(); now-last < int64(time.Second) || !b.said.CompareAndSwap(last, now) {
-		return
+	if f := b.Memory.Figures(3); b.says() {
+		log.Warn("message refused: the session's share is used up", "error", err, "held", f.Held, "sessions", f.Holders, "most", f.Most)
 	}
-	f := b.Memory.Figures(3)
-	log.Warn("message refused: the session's share is used up", "error", err, "held", f.Held, "sessions", f.Holders, "most", f.Most)
+}
+
+// Closed logs that a connection was closed because of what arrived on it, as Refused does.
+func (b *Budgets) Closed(log *slog.Logger, err error) {
+	if f := b.Arriving.Figures(3); b.says() {
+		log.Warn("connection closed: more arrives than its share", "error", err, "held", f.Held, "connections", f.Holders, "most", f.Most)
+	}
+}
+
+func (b *Budgets) says() bool {
+	now := time.Now().UnixNano()
+	last := b.said.Load()
+	return now-last >= int64(time.Second) && b.said.CompareAndSwap(last, now)
 }
 
 // Parts of the memory.
@@ -47,6 +58,20 @@ func MemoryBudget(limit, own int64, sessions int) (*budget.Budget, error) {
 		Of: "memory", Limit: limit, Own: own, Holders: sessions, Least: LeastMemory,
 		Parts:  []string{"sessions", "messages", "leases", "regions"},
 		Advice: "wait for jobs and release leases, or ask the operator for more (max_memory)",
+	})
+}
+
+// Arriving is the part of what staging leaves of a limit that is for messages which no session has yet.
+func Arriving(limit, staging int64) int64 { return max(0, limit-staging) / 8 }
+
+// moreConnections are those that have no session: of people, of readers of events and Status.
+const moreConnections = 64
+
+// ArrivingBudget divides the memory of messages that come among connections.
+func ArrivingBudget(limit int64, sessions int) *budget.Budget {
+	return some(budget.Config{
+		Of: "memory of messages that are not complete", Limit: limit, Holders: sessions + moreConnections, Parts: []string{"arriving"},
+		Advice: "send smaller messages, and each one whole, or ask the operator for more (max_memory)",
 	})
 }
 

@@ -11,7 +11,13 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/stats"
+
+	"github.com/kvhost/kvhost/host/budget"
+	"github.com/kvhost/kvhost/host/server/arriving"
 )
 
 // Peer is the process at the other end of a connection, as the kernel says.
@@ -20,6 +26,8 @@ type Peer struct {
 	PID    int32
 	UID    uint32
 	Groups []uint32 // the first one, and the supplementary ones
+
+	arriving *arriving.Conn
 }
 
 // AuthType makes it a [credentials.AuthInfo].
@@ -86,12 +94,29 @@ func peerGroups(fd int) ([]uint32, error) {
 	}
 }
 
-// Credentials tell a gRPC server who its peers are: their AuthInfo is a [Peer]. Connections are of a [Listener].
-func Credentials() credentials.TransportCredentials { return peerCredentials{} }
+// Arriving bounds what connections make the host hold before a handler has it.
+type Arriving struct {
+	Budget *budget.Budget
+	Closed func(error) // is told why a connection is closed
+}
 
-type peerCredentials struct{}
+// Options make a gRPC server tell handlers who their peers are (their AuthInfo is a [Peer]), and bound what arrives.
+// Connections are of a [Listener].
+func (a Arriving) Options() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.Creds(peerCredentials{a}), grpc.StatsHandler(calls{}),
+		grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(connStreams),
+	}
+}
 
-func (peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+const (
+	maxHeader   = 64 << 10
+	connStreams = 16 // most calls at a time on one connection
+)
+
+type peerCredentials struct{ Arriving }
+
+func (a peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		return nil, nil, fmt.Errorf("%w: a connection of %T has no peer", ErrPath, c)
@@ -101,8 +126,40 @@ func (peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthIn
 		return nil, nil, err
 	}
 	p.CommonAuthInfo = credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}
-	return c, p, nil
+	holder, err := a.Budget.Join(fmt.Sprintf("connection of process %d", p.PID), p.UID)
+	if err != nil {
+		a.Closed(err)
+		return nil, nil, err
+	}
+	p.arriving = arriving.New(c, holder, a.Closed)
+	return p.arriving, p, nil
 }
+
+// calls tells connections which calls run on them, and what those have received.
+type calls struct{}
+
+func (calls) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	p, _ := peer.FromContext(ctx)
+	if p == nil {
+		return
+	}
+	u, _ := p.AuthInfo.(Peer)
+	if u.arriving == nil {
+		return
+	}
+	switch s := s.(type) {
+	case *stats.Begin:
+		u.arriving.Called()
+	case *stats.InPayload:
+		u.arriving.Received(s.Length)
+	case *stats.End:
+		u.arriving.Over()
+	}
+}
+
+func (calls) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (calls) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (calls) HandleConn(context.Context, stats.ConnStats)                       {}
 
 func (peerCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.ErrUnsupported
