@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvhost/kvhost/staging"
@@ -42,6 +44,28 @@ func (f *fixture) mustHold(n uint64) {
 	if want := payload(f.space.Plan(0), testKey(n), 0); !bytes.Equal(got, want[:len(got)]) {
 		f.Errorf("key %d holds other bytes", n)
 	}
+}
+
+// strangers is a file system on which another user has the files that are opened to be written again.
+type strangers struct {
+	staging.FS
+	there atomic.Bool
+}
+
+func (s *strangers) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
+	f, err := s.FS.OpenFile(name, flag, perm)
+	if err == nil && flag&os.O_RDWR != 0 && flag&os.O_CREATE == 0 && s.there.Load() {
+		return strange{f}, nil
+	}
+	return f, err
+}
+
+type strange struct{ staging.File }
+
+func (f strange) Stat() (staging.Info, error) {
+	info, err := f.File.Stat()
+	info.Owner++
+	return info, err
 }
 
 // A store that evicts overwrites the victim's file: no file is made or unlinked, and every key has its own bytes.
@@ -99,6 +123,18 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 		if n := f.recycled(); n != 0 {
 			t.Errorf("%d taken over", n)
 		}
+	})
+	t.Run("another user's file", func(t *testing.T) {
+		fsys := &strangers{FS: staging.OS()}
+		f := newFixture(t, t.TempDir(), 1, 1, func(c *Config) { c.FS = fsys })
+		f.mustPut(0)
+		f.mustPut(1)
+		equal(t, "taken over", f.recycled(), 1)
+		fsys.there.Store(true)
+		f.mustPut(2)
+		f.mustHold(2)
+		equal(t, "taken over when the files have another owner", f.recycled(), 1)
+		f.checkUsed()
 	})
 	t.Run("a file of another size", func(t *testing.T) {
 		f := newFixture(t, t.TempDir(), 2, 1)
