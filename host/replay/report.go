@@ -36,6 +36,7 @@ type Report struct {
 	Lookup          Latency        `json:"lookup"`
 	Load            Latency        `json:"load"`
 	Store           Latency        `json:"store"`
+	Levels          []LevelReport  `json:"levels,omitempty"` // nearest first; of a host with several
 	Policies        []PolicyReport `json:"policies"`
 	PolicyShare     float64        `json:"policy_ns_per_access"` // nanoseconds in all policies
 
@@ -59,6 +60,16 @@ type PolicyReport struct {
 	Records uint64  `json:"records"`
 	Seconds float64 `json:"seconds"`
 	Faults  uint64  `json:"faults"`
+}
+
+// LevelReport counts what came from one level, and what was copied there because a request waited.
+type LevelReport struct {
+	Level            uint64 `json:"level"`
+	BytesLoaded      uint64 `json:"bytes_loaded"` // of files
+	Prefetched       uint64 `json:"prefetched"`   // chunks
+	PrefetchesShed   uint64 `json:"prefetches_shed"`
+	PrefetchesUsed   uint64 `json:"prefetches_used"`
+	PrefetchesWasted uint64 `json:"prefetches_wasted"`
 }
 
 func newReport(o *Options, t *tally, elapsed time.Duration) *Report {
@@ -143,6 +154,7 @@ func (r *Report) Table(out io.Writer) error {
 	row("hits", "%d (hit ratio %.4f)", r.Hits, r.HitRatio)
 	row("loaded", "%s", r.volume(r.BytesLoaded))
 	row("stored", "%s", r.volume(r.BytesStored))
+	r.levelRows(row)
 	row("store results", "%d stored, %d resident, %d refused, %d shed, %d failed", r.Stored, r.Resident, r.Refused,
 		r.Shed, r.FailedStores)
 	for _, l := range []struct {

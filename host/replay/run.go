@@ -62,6 +62,7 @@ func run(ctx context.Context, o *Options, requests int) (*Report, error) {
 	report := newReport(o, &total, elapsed)
 	if after, err := engines[0].ranks[0].session.Status(context.WithoutCancel(ctx)); err == nil {
 		report.addPolicies(before, after)
+		report.addLevels(before, after)
 	} else if failure == nil {
 		failure = fmt.Errorf("replay: status: %w", err)
 	}
@@ -124,17 +125,7 @@ func play(ctx context.Context, o *Options, engines []*engine) error {
 	for i, e := range engines {
 		queues[i] = make(chan numbered, ahead)
 		group.Go(func() error {
-			for req := range queues[i] {
-				if err := ctx.Err(); err != nil {
-					return err
-				}
-				done, err := e.play(ctx, req.number, &req.Request)
-				if err != nil {
-					return err
-				}
-				o.Step(done)
-			}
-			return nil
+			return e.run(ctx, o, queues[i])
 		})
 	}
 	group.Go(func() error {
@@ -146,6 +137,39 @@ func play(ctx context.Context, o *Options, engines []*engine) error {
 		return deal(ctx, o, queues)
 	})
 	return group.Wait()
+}
+
+// run plays the requests of a queue. With a prefetch so many of them wait in the engine, as they would for a batch: each
+// is looked up when it comes.
+func (e *engine) run(ctx context.Context, o *Options, queue <-chan numbered) error {
+	var waiting []numbered
+	for open := true; open || len(waiting) > 0; {
+		for open && len(waiting) <= o.Prefetch {
+			var req numbered
+			if req, open = <-queue; !open {
+				break
+			}
+			if o.Prefetch > 0 {
+				if err := e.announce(ctx, req.number, &req.Request); err != nil {
+					return err
+				}
+			}
+			waiting = append(waiting, req)
+		}
+		if len(waiting) == 0 {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		done, err := e.play(ctx, waiting[0].number, &waiting[0].Request)
+		if err != nil {
+			return err
+		}
+		waiting = waiting[1:]
+		o.Step(done)
+	}
+	return nil
 }
 
 // numbered is a request with its position in the trace, from 1. It is also its number in the session.

@@ -16,6 +16,7 @@ from kvhost.session import (
     DiscardResult,
     EndReason,
     Hints,
+    LevelHits,
     LoadChunk,
     LoadJob,
     LoadResult,
@@ -32,7 +33,7 @@ from kvhost.shape import Group, Namespace, Plane, Region
 __all__ = [
     "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "Denied",
     "DiscardResult", "EndReason", "Event", "EventBatch", "EventStream", "Group", "Hints", "HostError", "HostGone",
-    "KvhostError", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "OverLimit", "PendingLookup",
+    "KvhostError", "LevelHits", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "OverLimit", "PendingLookup",
     "Plane", "Position", "Region", "Result", "Semaphores", "Session", "SharedMemory", "StoreChunk", "StoreJob",
     "StoreResult", "Timeline",
 ]

@@ -107,6 +107,16 @@ class LoadResult:
     cancelled: bool
 
 
+@dataclass(frozen=True)
+class LevelHits:
+    """The hits of which a level has the nearest copy."""
+
+    level: int  # 0 is the nearest
+    chunks: int
+    bytes: int  # of pages that one reader's load of them delivers
+    load_seconds: float | None  # of loads of them alone, as :attr:`Lookup.load_seconds`
+
+
 class Lookup:
     """What is there, and the lease that keeps it there for a while."""
 
@@ -123,6 +133,10 @@ class Lookup:
         self.load_seconds: float | None = reply.load_micros / 1e6 if reply.load_micros else None
         #: Where roots of different speed hold the hits: the same estimate for leading parts, as (keys, seconds).
         self.load_parts: list[tuple[int, float]] = [(p.keys, p.micros / 1e6) for p in reply.load_parts]
+        #: Where the hits were found, nearest first.
+        self.levels: list[LevelHits] = [
+            LevelHits(at.level, at.chunks, at.bytes, at.micros / 1e6 if at.micros else None) for at in reply.levels
+        ]
 
     def has(self, i: int) -> bool:
         if self.bits:
@@ -296,6 +310,7 @@ class Session:
         self.version: str = hello.version
         self.lease_seconds: float = hello.lease_millis / 1000
         self.limits: Any = hello.limits
+        self.levels: int = hello.levels or 1  # of the host's roots
 
     def _ask(self, **body: Any) -> Any:
         return self._stream.ask(self._timeout, **body)
@@ -349,21 +364,40 @@ class Session:
         self._ask(unregister=pb.Unregister(group=group))
 
     def lookup(
-        self, keys: Sequence[bytes], *, group: int = 0, request: int = 0, first: int = 0, readers: int = 0
+        self,
+        keys: Sequence[bytes],
+        *,
+        group: int = 0,
+        request: int = 0,
+        first: int = 0,
+        readers: int = 0,
+        prefetch: bool = False,
     ) -> Lookup:
-        """Asks what can be loaded, and pins it for a while."""
-        pending = self.start_lookup(keys, group=group, request=request, first=first, readers=readers)
+        """Asks what can be loaded, and pins it for a while. ``prefetch`` says that the load comes later: hits of farther
+        levels are copied to the nearest one meanwhile, as long as the lease lasts. No load waits for that."""
+        pending = self.start_lookup(
+            keys, group=group, request=request, first=first, readers=readers, prefetch=prefetch
+        )
         return pending.result(self._timeout)
 
     def start_lookup(
-        self, keys: Sequence[bytes], *, group: int = 0, request: int = 0, first: int = 0, readers: int = 0
+        self,
+        keys: Sequence[bytes],
+        *,
+        group: int = 0,
+        request: int = 0,
+        first: int = 0,
+        readers: int = 0,
+        prefetch: bool = False,
     ) -> PendingLookup:
         """Asks likewise, without waiting for the answer."""
         packed = self._packed(keys)
         pending = PendingLookup(self, first)
         self._stream.start(
             pending._call,
-            lookup=pb.Lookup(request=request, group=group, keys=packed, first=first, readers=readers),
+            lookup=pb.Lookup(
+                request=request, group=group, keys=packed, first=first, readers=readers, prefetch=prefetch
+            ),
         )
         return pending
 

@@ -68,6 +68,14 @@ def test_a_miss_then_stores_chunk_by_chunk() -> None:
     assert rig.run(r, 1) == [(4, [9, 10])]
 
 
+@pytest.mark.parametrize(("levels", "option", "want"), [(2, True, True), (1, True, False), (2, False, False)])
+def test_a_lookup_prefetches_where_there_are_levels(levels: int, option: bool, want: bool) -> None:
+    rig = Rig(prefetch=option)
+    rig.session.levels = levels
+    rig.s.matched(request("a", TOKENS), 0)
+    assert rig.session.prefetches == [want]
+
+
 def test_only_prompts_are_stored_if_so_set() -> None:
     rig, r = Rig(store="prompt"), request("a", TOKENS[:16], prompt=8)
     rig.s.matched(r, 0)

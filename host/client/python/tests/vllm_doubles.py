@@ -87,14 +87,19 @@ class DoubleSession:
         self.fast_chunks = 0  # so many leading chunks load ten times as fast as the others; 0: all are alike
         self.last_lease = 0
         self.lookups: list[Pending] = []
+        self.prefetches: list[bool] = []  # by lookup
+        self.levels = 1
         self.stores: list[Store] = []
         self.loads: list[Load] = []
         self.released: list[int] = []
         self.ended_requests: list[int] = []
         self.hints: list[Hints | None] = []
 
-    def start_lookup(self, keys: Sequence[bytes], *, group: int, request: int, readers: int) -> Pending:
+    def start_lookup(
+        self, keys: Sequence[bytes], *, group: int, request: int, readers: int, prefetch: bool
+    ) -> Pending:
         self._alive()
+        self.prefetches.append(prefetch)
         self.lookups.append(Pending(self, keys, group))
         return self.lookups[-1]
 

@@ -42,6 +42,7 @@ class KvhostL2AdapterConfig(L2AdapterConfigBase):
             "- arena_bytes (int): shared memory that objects pass through (default 1 GiB)\n"
             "- timeout (float): seconds until a host that does not answer counts as gone (default 30)\n"
             "- sessions (int): the most with the host at a time (default 64)\n"
+            "- prefetch (bool): what is found comes to the host's nearest level until it is loaded (default true)\n"
             "- threads (int): threads that store, and as many that load (default 2)\n"
             "- tenants (dict): tenant numbers for cache salts (default: made from the salt)"
         )

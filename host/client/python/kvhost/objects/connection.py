@@ -163,7 +163,7 @@ class Connector:
 
     def __init__(self, options: Options, engine: str, clock: Callable[[], float] = time.monotonic) -> None:
         """``engine`` names this process among the host's clients."""
-        self.socket, self.timeout = options.socket, options.timeout
+        self.socket, self.timeout, self.prefetch = options.socket, options.timeout, options.prefetch
         self._options, self._engine, self._clock = options, engine, clock
         self._lock = threading.Lock()
         self._connection: Connection | None = None

@@ -13,12 +13,13 @@ _O = TypeVar("_O", bound="Options")
 class Options:
     """``socket``: the host's. ``arena_bytes``: shared memory that objects pass through. ``timeout``: seconds until
     a host that does not answer counts as gone. ``sessions``: the most with the host at a time; each kind of object
-    has one."""
+    has one. ``prefetch``: what a lookup finds is copied to the host's nearest level until it is loaded."""
 
     socket: str = "/run/kvhost/kvhost.sock"
     arena_bytes: int = 1 << 30
     timeout: float = 30.0
     sessions: int = 64
+    prefetch: bool = True
 
     @classmethod
     def parse(cls: type[_O], where: str, said: Mapping[str, Any]) -> _O:
@@ -37,6 +38,8 @@ def _wrong(value: object, default: object) -> str:
     """What would be right, where a value is not."""
     if default is MISSING or default is None:
         return ""  # its owner checks it
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false"
     if isinstance(default, str):
         return "" if isinstance(value, str) and value else "a path"
     kinds, least = ((int,), min(1, default)) if isinstance(default, int) else ((int, float), 1e-3)

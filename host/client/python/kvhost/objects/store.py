@@ -56,7 +56,8 @@ class ObjectStore:
 
         def look(place: Place | None, blocks: Sequence[int]) -> Hit:
             with self._host.session(kind, place) as (_, session):
-                return Hit(keys, session.lookup(keys), session)
+                prefetch = self._host.prefetch and session.levels > 1  # the load comes later
+                return Hit(keys, session.lookup(keys, prefetch=prefetch), session)
 
         return self._either(kind, (), look)
 

@@ -20,8 +20,10 @@ class RequestLookup:
         keys: Sequence[bytes],
         request: int,
         readers: int,
+        prefetch: bool = False,
     ) -> None:
-        """``sessions`` has one for each pipeline stage. ``readers`` has a bit for each rank of a stage."""
+        """``sessions`` has one for each pipeline stage. ``readers`` has a bit for each rank of a stage. With ``prefetch``
+        what is found comes nearer while the request waits, where the host has levels."""
         self._groups, self._count = groups, len(keys)
         self._lease_seconds = min(s.lease_seconds for s in sessions)
         self.began = time.monotonic()
@@ -30,7 +32,12 @@ class RequestLookup:
         self._found: list[list[Lookup]] = []
         for g in groups:
             self._pending.append(
-                [s.start_lookup(keys, group=g.id, request=request, readers=readers) for s in sessions]
+                [
+                    s.start_lookup(
+                        keys, group=g.id, request=request, readers=readers, prefetch=prefetch and s.levels > 1
+                    )
+                    for s in sessions
+                ]
             )
 
     def done(self, timeout: float = 0) -> bool:

@@ -150,7 +150,9 @@ class Scheduler:
             return False
         limit = min(s.limits.keys_per_lookup for s in sessions) or len(keys)
         try:
-            t.lookup = RequestLookup(sessions, self._groups, keys[:limit], t.number, (1 << self._ranks) - 1)
+            t.lookup = RequestLookup(
+                sessions, self._groups, keys[:limit], t.number, (1 << self._ranks) - 1, self._settings.prefetch
+            )
         except KvhostError:
             return False
         t.waited = False

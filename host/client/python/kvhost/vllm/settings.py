@@ -18,6 +18,7 @@ class Settings:
     socket: str = ""  # empty: $KVHOST_SOCKET, then /run/kvhost/kvhost.sock
     chunk_tokens: int = 256  # rounded up to a multiple of every group's block
     load_when: str = "faster"  # than computing (see rates.py), or "always"
+    prefetch: bool = True  # with several levels: hits come nearer while their request waits for blocks
     store: str = "all"  # "prompt": not what the engine generates; "none"
     tenant: int = 0
     model: str = ""  # instead of vLLM's model name: two paths of one model
@@ -42,6 +43,8 @@ class Settings:
         for name, values in (("load_when", ("faster", "always")), ("store", ("all", "prompt", "none"))):
             if getattr(s, name) not in values:
                 raise ValueError(f"kv_connector_extra_config: {name} is {getattr(s, name)!r}, want one of {values}")
+        if not isinstance(s.prefetch, bool):
+            raise ValueError(f"kv_connector_extra_config: prefetch is {s.prefetch!r}, want true or false")
         if s.chunk_tokens < 1:
             raise ValueError(f"kv_connector_extra_config: chunk_tokens is {s.chunk_tokens}, want at least 1")
         for name in ("lookup_wait", "lookup_timeout", "load_timeout", "fence_timeout", "unread_blocks"):

@@ -1,0 +1,105 @@
+"""A host with two levels: what a lookup asks for is loaded from memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import kvhost
+import pytest
+
+PAGE, PLACES, STORED, ASKED = 64 << 10, 8, 40, 4
+
+
+@pytest.fixture
+def socket() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as d:  # a socket's path is short
+        config = pathlib.Path(d, "c.toml")
+        config.write_text(
+            f'''
+socket = "{d}/s"
+http.listen = ""
+log.level = "warn"
+[[root]]
+path = "memory:"
+capacity = "16MiB"
+write = "through"
+[[root]]
+path = "{d}/kv"
+capacity = "64MiB"
+level = 1
+'''
+        )
+        env = {k: v for k, v in os.environ.items() if not k.startswith("KVHOST_")}
+        host = subprocess.Popen(
+            [os.environ["KVHOST_BIN"], "-c", str(config)], stderr=subprocess.PIPE, text=True, env=env
+        )
+        try:
+            until("the host serves", lambda: os.path.exists(f"{d}/s") or host.poll() is not None)
+            assert host.poll() is None, host.stderr.read() if host.stderr else ""
+            yield f"{d}/s"
+        finally:
+            host.terminate()
+            host.wait(60)
+
+
+def until(what: str, done: Callable[[], bool]) -> None:
+    """Waits for what the host does by itself."""
+    for _ in range(3000):
+        if done():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"never: {what}")
+
+
+def page(n: int, plane: int) -> bytes:
+    """What chunk n holds: it differs from word to word."""
+    block = b"".join(hashlib.sha256(f"{n} {plane} {i}".encode()).digest() for i in range(8))
+    return block * (PAGE // len(block))
+
+
+def test_what_a_lookup_asks_for_is_loaded_from_memory(socket: str) -> None:
+    group = kvhost.Group.uniform(0, blocks=1, layers=8, parts=1, page_bytes=PAGE)
+    ns = kvhost.Namespace(model="m", dtype="bf16", key_bytes=32, tokens_per_block=16, groups=[group])
+    keys = [hashlib.sha256(str(n).encode()).digest() for n in range(STORED)]
+    planes = range(8)
+    with kvhost.Arena(8 * PLACES * PAGE) as arena, kvhost.Session(socket, "e", ns) as s:
+        assert s.levels == 2
+        s.register(0, arena, [kvhost.Region(p * PLACES * PAGE, PAGE, PLACES) for p in planes])
+
+        def at(plane: int, block: int) -> memoryview:
+            return arena.view[(plane * PLACES + block) * PAGE :][:PAGE]
+
+        def count(name: str) -> int:
+            return int(s.status().counters[name])
+
+        for n, k in enumerate(keys):
+            for p in planes:
+                at(p, 0)[:] = page(n, p)
+            parent = keys[n - 1] if n else b""
+            (r,) = s.store([kvhost.StoreChunk(k, [0], parent, n)]).published(30).chunks
+            assert r.result == kvhost.Result.STORED, r
+
+        def far() -> bool:
+            found = s.lookup(keys[:ASKED])
+            found.release()
+            return found.hits == ASKED and all(x.level == 1 for x in found.levels)
+
+        until("the first chunks are in the directory only", far)
+        before = count("level1_loaded_bytes")
+        hit = s.lookup(keys[:ASKED], prefetch=True)
+        (level,) = hit.levels
+        assert (hit.hits, level.level, level.chunks, level.bytes) == (ASKED, 1, ASKED, ASKED * 8 * PAGE)
+        until("the copies are made", lambda: count("level0_prefetch") == ASKED)
+        for p in planes:
+            for b in range(ASKED):
+                at(p, b)[:] = b"\xee" * PAGE
+        done = s.load(hit, [kvhost.LoadChunk(i, [i]) for i in range(ASKED)]).wait(30)
+        assert not done.failed
+        assert all(bytes(at(p, i)) == page(i, p) for p in planes for i in range(ASKED))
+        assert count("level1_loaded_bytes") == before and count("level0_prefetch_used") == ASKED
