@@ -1,15 +1,17 @@
 // Package reuse decides what moves between levels by how often chunks like it came back.
 //
 // A level that is small beside the time between two turns of a conversation evicts most chunks before their first hit, so
-// that hits say little about them. But chunks of a kind fare alike. A kind is how long the prefix was that a request found,
-// how much it added, and whether the chunk is the last one, which is hardly ever the start of something longer.
+// that hits say little about them. But chunks of a kind fare alike. A kind is three answers: whether the request went on
+// with a conversation, or began one after what many prompts share; whether it added much; and whether the chunk is its last
+// one, which is hardly ever the start of something longer. More and finer kinds do worse: each is known from fewer chunks,
+// and a kind that is thought too little of loses the prefixes of others.
 //
 // The policy remembers from which request a chunk came. When its level evicts the chunk, the kind counts it. When the chunk
 // is used again (it was hit there, is loaded from farther away, or is stored anew after nobody kept it), the kind counts
 // that, too. Refused chunks are watched as the others are, so that a kind that was misjudged is found out.
 //
-// It demotes what was hit, and what is of a kind that comes back at least half as often as the average, unless its prefix
-// was refused. It promotes at the second hit, and admits everything new.
+// It demotes what was hit, and what is of a kind that comes back nearly as often as the average, unless its prefix was
+// refused. It promotes at the second hit, and admits everything new.
 package reuse
 
 import (
@@ -21,16 +23,21 @@ import (
 )
 
 const (
-	starts  = 8                    // kinds of how much of a request was there already, by powers of two
-	lengths = 10                   // and of how much it added
-	kinds   = starts * lengths * 2 // and whether a chunk is its last one
+	lastOne   uint8 = 1 << iota // bits of a kind: the request's last chunk
+	goesOn                      // the request continued what few others do
+	addedMuch                   // and added many chunks
+	kinds     = 1 << iota
+
+	few  = 4 // requests that continue the same chunk: more of them have a prefix in common
+	much = 8 // chunks
 
 	ring       = 1 << 12 // requests that are remembered
 	fewest     = 64      // chunks of a kind before it is judged
 	most       = 1 << 16 // chunks counted before all counts are halved
 	promotedAt = 2       // hits
 
-	defaultKeys = 1 << 17
+	ways        = 4 // chunks of a set
+	defaultKeys = 1 << 18
 	mostKeys    = 1 << 22
 )
 
@@ -40,6 +47,7 @@ type chunk struct {
 	request uint32
 	kind    uint8
 	state   uint8
+	next    uint8 // requests that stored a chunk after it, up to few
 }
 
 const (
@@ -48,15 +56,18 @@ const (
 	refused                   // at its last demotion
 )
 
-// request is what a request stored: the depths of its first and last new chunk.
-type request struct{ id, first, last uint32 }
+// request is what a request stored: the depths of its first and last new chunk, and whether it went on.
+type request struct {
+	id, first, last uint32
+	on              bool
+}
 
 type count struct{ evicted, reused uint32 }
 
 // Policy is a guest.Admitter.
 type Policy struct {
-	chunks   []chunk // by hash of the key; the later one stays. A power of two
-	shift    uint    // from a hash to an index
+	chunks   []chunk // in sets by hash of the key
+	shift    uint    // from a hash to a set; there is a power of two
 	requests [ring]request
 	kinds    [kinds]count
 	all      count
@@ -72,15 +83,15 @@ func New(info guest.Info) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	least, err := info.Config.Int("least", 50)
+	least, err := info.Config.Int("least", 85)
 	if err == nil && (least < 0 || least > 1000) {
 		err = fmt.Errorf("config least = %d: want 0 to 1000", least)
 	}
 	if err != nil {
 		return nil, err
 	}
-	width := uint(bits.Len64(uint64(keys) - 1))
-	return &Policy{chunks: make([]chunk, 1<<width), shift: 64 - width, least: uint64(least)}, nil
+	width := uint(bits.Len64(uint64(max(keys, ways)-1) / ways))
+	return &Policy{chunks: make([]chunk, ways<<width), shift: 64 - width, least: uint64(least)}, nil
 }
 
 // Admit answers for each candidate.
@@ -100,7 +111,10 @@ func (p *Policy) admit(c *abi.Candidate) bool {
 		if at.key == c.Key {
 			p.again(at)
 		}
-		*at = chunk{key: c.Key, request: c.Request}
+		if at.key != c.Key {
+			at.next = 0
+		}
+		*at = chunk{key: c.Key, request: c.Request, next: at.next}
 		p.grow(c)
 		return true
 	case abi.KindDemotion:
@@ -114,18 +128,36 @@ func (p *Policy) admit(c *abi.Candidate) bool {
 	return false
 }
 
-// at is where a key is, if it is known.
+// at is where a key is, if it is known, and else where it would be: in place of the one of its set that is there longest.
 func (p *Policy) at(key uint64) *chunk {
-	return &p.chunks[key*0x9e3779b97f4a7c15>>p.shift]
+	set := p.chunks[key*0x9e3779b97f4a7c15>>p.shift*ways:][:ways]
+	oldest := &set[0]
+	for i := range set {
+		if set[i].key == key {
+			return &set[i]
+		}
+		if set[i].request < oldest.request {
+			oldest = &set[i]
+		}
+	}
+	return oldest
 }
 
 // grow notes a chunk that a request stores.
 func (p *Policy) grow(c *abi.Candidate) {
+	parent := p.at(c.ParentKey)
+	known := c.ParentKey != 0 && parent.key == c.ParentKey
 	r := &p.requests[c.Request%ring]
 	if r.id != c.Request {
-		*r = request{id: c.Request, first: c.Depth}
+		*r = request{id: c.Request, first: c.Depth + 1}
+	}
+	if c.Depth < r.first {
+		r.first, r.on = c.Depth, known && parent.next < few
 	}
 	r.last = max(r.last, c.Depth)
+	if known && parent.next < few {
+		parent.next++
+	}
 }
 
 // demotes judges a chunk that its level evicts.
@@ -189,12 +221,15 @@ func (p *Policy) worth(kind uint8) bool {
 		uint64(k.reused)*uint64(p.all.evicted)*100 >= uint64(p.all.reused)*uint64(k.evicted)*p.least
 }
 
-func kindOf(r *request, depth uint32) uint8 {
-	start := min(starts-1, bits.Len32(r.first))
-	length := min(lengths-1, bits.Len32(r.last-r.first))
-	kind := (start*lengths + length) * 2
+func kindOf(r *request, depth uint32) (kind uint8) {
 	if depth >= r.last {
-		kind++
+		kind = lastOne
 	}
-	return uint8(kind)
+	if r.on {
+		kind |= goesOn
+	}
+	if r.last-r.first+1 >= much {
+		kind |= addedMuch
+	}
+	return kind
 }

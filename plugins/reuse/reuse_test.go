@@ -191,3 +191,47 @@ func TestAllocatesNothing(t *testing.T) {
 		t.Errorf("%d chunks are counted", p.all.evicted)
 	}
 }
+
+// A request that goes on after what hardly anybody continued is of another kind than one that begins after a prefix that
+// many share, and each kind is judged by itself.
+func TestConversations(t *testing.T) {
+	p := policy(t, nil)
+	shared := uint64(1) << 50
+	ask(p, abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel, Key: shared, Request: 1})
+	turn := func(request uint32, after uint64, depth uint32) (first []bool, last uint64) {
+		r := prompt{request: request, first: depth, chunks: 10}
+		for i := range r.chunks {
+			c := r.candidate(abi.KindNew, i, 0)
+			if i == 0 {
+				c.ParentKey = after
+			}
+			ask(p, c)
+		}
+		return r.demoted(p)[:9], r.key(8)
+	}
+	var begin, on []bool
+	for request := uint32(2); request < 400; request += 2 {
+		var last uint64
+		begin, last = turn(request, shared, 10)
+		for i := range uint32(10) { // it is loaded, and nobody comes back to what goes on with it
+			ask(p, prompt{request: request}.candidate(abi.KindPromotion, i, 1))
+		}
+		on, _ = turn(request+1, last, 10)
+	}
+	if !all(begin, true) || !all(on, false) {
+		t.Errorf("what begins a conversation: %v, what goes on: %v", begin, on)
+	}
+}
+
+// Chunks of a set do not displace one that came after them.
+func TestForgets(t *testing.T) {
+	p := policy(t, guest.Config{"keys": "4"})
+	for n := range uint32(8) {
+		ask(p, abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel, Key: uint64(n) + 1, Request: n + 1})
+	}
+	for n := range uint64(8) {
+		if known := p.at(n+1).key == n+1; known != (n >= 4) {
+			t.Errorf("chunk %d of 8 in a table for 4 is known: %v", n, known)
+		}
+	}
+}
