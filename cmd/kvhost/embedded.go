@@ -17,8 +17,8 @@ import (
 )
 
 // embed starts a host in this process behind a real socket, in a temporary directory, and returns its socket and a
-// function that stops it. The host has the configuration's policies, engine and limits, but one root, its own socket
-// and no HTTP.
+// function that stops it. The host has the configuration's policies, engine and limits, but its own socket and no HTTP,
+// and one root of its own unless the configuration's are asked for.
 func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket string, stop func() error, err error) {
 	log, _ := newLog(&base.Log)
 	if !r.logGiven() { // the table is what the user waits for
@@ -47,7 +47,9 @@ func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket st
 			return "", nil, err
 		}
 	}
-	c.Roots = []config.Root{root}
+	if !r.withRoots {
+		c.Roots = []config.Root{root}
+	}
 	if err := c.Validate(); err != nil {
 		return "", nil, fmt.Errorf("%w: %w", config.ErrValue, err)
 	}

@@ -27,6 +27,7 @@ type replayFlags struct {
 	memory     string
 	embedded   bool
 	store      string
+	withRoots  bool
 	capacity   string
 	json       bool
 }
@@ -42,7 +43,8 @@ waits for the publication. It prints a table or a JSON object, and fails when wr
 7) or the host failed to store or load (exit code 11).
 
 A trace is JSON lines {timestamp, input_length, output_length, hash_ids}, plain, gzip or zstd. Each hash id is
-one chunk. An embedded host uses the configuration, except for its socket, roots and HTTP listener.`,
+one chunk. An embedded host uses the configuration, except for its socket, HTTP listener and, without --with-roots,
+roots.`,
 		Example: `  kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 2000
   kvhost replay --embedded --trace t.jsonl.gz --capacity 100GiB --store /mnt/nvme0/replay --sessions 8 --ranks 2
   kvhost replay --socket /run/kvhost.sock --trace t.jsonl.gz --limit 1000 --json`,
@@ -53,6 +55,8 @@ one chunk. An embedded host uses the configuration, except for its socket, roots
 	f.StringVarP(&r.options.Trace, "trace", "t", "", "trace to replay (required)")
 	f.BoolVar(&r.embedded, "embedded", false, "start a host for the replay: real socket, real files, policies in wasm")
 	f.StringVar(&r.store, "store", "", "embedded: directory for the chunks, kept afterwards (default: a temporary one)")
+	f.BoolVar(&r.withRoots, "with-roots", false,
+		"embedded: use the configuration's roots, as to replay through levels; chunks stay there")
 	f.StringVar(&r.capacity, "capacity", "", "embedded: capacity in chunks, or in bytes with a unit (default 10GiB)")
 	f.VarPF(&setting{key: "store.evict", kind: "choice", into: &r.settings}, "evict", "",
 		"embedded: on-demand or background; same as --store-evict")
@@ -118,9 +122,13 @@ func (r *replayFlags) parse() (*config.Loaded, error) {
 	if r.options.Trace == "" {
 		return nil, usageError{errors.New("replay: want --trace FILE")}
 	}
-	if !r.embedded && (r.store != "" || r.capacity != "") {
-		return nil,
-			usageError{errors.New("replay: --store and --capacity are for --embedded; a running host has its own")}
+	if !r.embedded && (r.store != "" || r.capacity != "" || r.withRoots) {
+		return nil, usageError{errors.New("replay: --store, --capacity and --with-roots are for --embedded; a running host has " +
+			"its own")}
+	}
+	if r.withRoots && (r.store != "" || r.capacity != "") {
+		return nil, usageError{errors.New("replay: --with-roots does not go with --store or --capacity: the configuration " +
+			"has both")}
 	}
 	for _, f := range []struct {
 		name, text string

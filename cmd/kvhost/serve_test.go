@@ -188,6 +188,42 @@ func TestEmbeddedReplay(t *testing.T) {
 	}
 }
 
+// An embedded replay through configured levels moves chunks between them, and loses none to a slow move: hits are those of
+// the larger root alone.
+func TestReplayThroughLevels(t *testing.T) {
+	dir := shortDir(t)
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	far := "[[root]]\npath = \"far\"\ncapacity = \"64MiB\"\nlevel = 1\n"
+	write("alone.toml", far)
+	write("levels.toml", "[[root]]\npath = \"near\"\ncapacity = \"2MiB\"\n"+far+
+		"[[policy]]\nmodule = \"reuse\"\nlevels = [1]\nconfig = { least = 0 }\n")
+	var hits [2]int64
+	for i, config := range []string{"alone.toml", "levels.toml"} {
+		if err := os.RemoveAll(filepath.Join(dir, "far")); err != nil {
+			t.Fatal(err)
+		}
+		r := finish(t, command(t, dir, "replay", "--embedded", "--with-roots", "--config", config, "--trace",
+			absolute(t, mixedTrace), "--limit", "200", "--chunk-bytes", "4096", "--json"))
+		var report struct{ Hits int64 }
+		if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != exitOK {
+			t.Fatalf("exit code %d, %v\n%s", r.code, err, r.stderr)
+		}
+		hits[i] = report.Hits
+	}
+	if hits[0] == 0 || hits[1] < hits[0] {
+		t.Errorf("%d hits in one root, and %d in it behind a smaller one", hits[0], hits[1])
+	}
+	for _, name := range []string{"near", "far"} {
+		if pieces, err := filepath.Glob(filepath.Join(dir, name, "*", "*", "*", "*.kv")); err != nil || len(pieces) == 0 {
+			t.Errorf("pieces in %s: %d, %v", name, len(pieces), err)
+		}
+	}
+}
+
 // A full disk fails the stores that do not fit, by name, and nothing else: what was stored is served correctly.
 func TestFullDisk(t *testing.T) {
 	testenv.Need(t, testenv.Mounts)
