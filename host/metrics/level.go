@@ -11,17 +11,21 @@ import (
 )
 
 // Series of levels.
-var levelHits, levelLoad, levelMoves, levelBytes, levelFetched = func() (hits, load, moves, bytes, fetched *prometheus.Desc) {
+var levelHits, levelLoad, levelAround, levelMoves, levelBytes, levelFetched = func() (
+	hits, load, around, moves, bytes, fetched *prometheus.Desc,
+) {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("kvhost_"+name, help, labels, nil)
 	}
 	hits = desc("level_hits_total", "Keys that lookups found in the level.", "level")
 	load = desc("level_loaded_bytes_total", "Bytes of pieces of the level that were opened for loads.", "level")
+	around = desc("level_around_total",
+		"Chunks that went to the next level because demotions from the level were behind.", "level")
 	moves = desc("level_moves_total", "Copies from other levels to the level.", "level", "kind", "result")
 	bytes = desc("level_moved_bytes_total", "Bytes copied from other levels to the level.", "level", "kind")
 	fetched = desc("level_prefetches_total", "Copies to the level that lookups asked for, and that were loaded afterwards "+
 		"(used) or went without (wasted).", "level", "result")
-	return hits, load, moves, bytes, fetched
+	return hits, load, around, moves, bytes, fetched
 }()
 
 // collectLevels sends the series of levels.
@@ -35,6 +39,7 @@ func collectLevels(ch chan<- prometheus.Metric, st *store.Stats) {
 		send(levelLoad, l.Loaded, level)
 		send(levelFetched, l.PrefetchesUsed, level, "used")
 		send(levelFetched, l.PrefetchesWasted, level, "wasted")
+		send(levelAround, l.Around, level)
 		for kind, m := range l.Moves {
 			k := moves.Kind(kind).String()
 			send(levelBytes, m.Bytes, level, k)
@@ -54,7 +59,7 @@ func levelCounters(st *store.Stats, out map[string]uint64) {
 	}
 	for _, l := range st.Levels {
 		name := func(what string) string { return fmt.Sprintf("level%d_%s", l.Level, what) }
-		out[name("hits")], out[name("loaded_bytes")] = l.Hits, l.Loaded
+		out[name("hits")], out[name("loaded_bytes")], out[name("around")] = l.Hits, l.Loaded, l.Around
 		out[name("prefetch_used")], out[name("prefetch_wasted")] = l.PrefetchesUsed, l.PrefetchesWasted
 		for kind, m := range l.Moves {
 			k := moves.Kind(kind).String()

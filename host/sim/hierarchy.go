@@ -146,7 +146,7 @@ func (h *hierarchy) promote(number uint32, now uint64) error {
 		}
 		ok, err := h.admits(abi.Candidate{
 			Kind: abi.KindPromotion, From: uint8(x.level), Hits: from.grants[slot],
-			Flags: h.residentParent(x.id) | continued(from.cache, x.id),
+			Flags: h.residentParent(x.id) | h.continued(x.id),
 		}, x.id, now)
 		if err == nil && ok {
 			ok, err = h.copyTo(0, x.id, number, now)
@@ -189,13 +189,13 @@ func (h *hierarchy) store(id, number uint32, now uint64) error {
 // writeThrough copies what a level has just stored to the next one, and so on, while the admit policy likes.
 func (h *hierarchy) writeThrough(n int, id, number uint32, now uint64) error {
 	for n++; h.through && n < len(h.levels); n++ {
-		from, to := &h.levels[n-1], &h.levels[n]
+		to := &h.levels[n]
 		if to.slotOf[id] != abi.None {
 			continue
 		}
 		ok, err := h.admits(abi.Candidate{
 			Kind: abi.KindNew, From: uint8(n - 1), To: uint8(n),
-			Flags: h.residentParent(id) | continued(from.cache, id),
+			Flags: h.residentParent(id) | h.continued(id),
 		}, id, now)
 		if err == nil && ok {
 			ok, err = h.copyTo(n, id, number, now)
@@ -233,7 +233,7 @@ func (h *hierarchy) evictedFrom(n int, slot, id, number uint32, now uint64) erro
 	}
 	ok, err := h.admits(abi.Candidate{
 		Kind: abi.KindDemotion, From: uint8(n), To: uint8(n + 1), Hits: l.grants[slot],
-		Flags: h.residentParent(id) | continued(l.cache, id),
+		Flags: h.residentParent(id) | h.continued(id),
 	}, id, now)
 	if err == nil && ok {
 		ok, err = h.copyTo(n+1, id, number, now)
@@ -270,10 +270,12 @@ func (h *hierarchy) residentParent(id uint32) uint32 {
 	return 0
 }
 
-// continued says whether a chunk's child is in a level.
-func continued(c *cache, id uint32) uint32 {
-	if c.children[id] > 0 {
-		return abi.CandidateContinued
+// continued says whether a chunk's child is in any level.
+func (h *hierarchy) continued(id uint32) uint32 {
+	for n := range h.levels {
+		if h.levels[n].children[id] > 0 {
+			return abi.CandidateContinued
+		}
 	}
 	return 0
 }

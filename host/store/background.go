@@ -25,7 +25,7 @@ func (r *root) evictAhead(ctx context.Context) {
 			if excess <= 0 && !full {
 				break
 			}
-			got := r.evictSome(max(excess, 1), abi.None, nil)
+			got := r.evictSome(max(excess, 1), abi.None, nil, true)
 			freed += got.freed
 			if got.freed > 0 || full && got.entries > 0 {
 				continue

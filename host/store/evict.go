@@ -10,16 +10,19 @@ type evicted struct {
 	entries int
 	freed   int64 // bytes; an entry whose files could not be unlinked frees none
 	failed  error // why a file could not be unlinked
+	behind  bool  // the rest has no copy in the next level yet
 }
 
 // victimBatch is how often a long list of victims is checked for paths that are not known yet.
 const victimBatch = catalog.BatchSize / 4
 
 // evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds turn. reuseFor may get one
-// of the files instead. Only entries of the tenant are evicted, if one is named.
-func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put) (got evicted) {
+// of the files instead. Only entries of the tenant are evicted, if one is named. Where there is a next level, lossy says
+// that entries may go without a copy there.
+func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) (got evicted) {
 	r.Lock()
-	list := r.leaving.Evict(r.evicting[:0], bytes, tenant)
+	list, behind := r.leaving.Evict(r.evicting[:0], bytes, tenant, lossy)
+	got.behind = behind
 	r.evicting = list
 	r.Count.Evictions += uint64(len(list))
 	paths := &r.victimPaths

@@ -20,6 +20,7 @@ type level struct {
 	places []uint32 // of the roots, in the configuration
 	roots  []*root
 	count  moves.Counters // of moves to it
+	around atomic.Uint64  // entries that went to the next level because demotions from this one were behind
 	hits   atomic.Uint64  // keys granted
 	loaded atomic.Uint64  // bytes of pieces that were opened for loads
 }
@@ -95,12 +96,33 @@ func (l *level) Count() *moves.Counters { return &l.count }
 // Resident implements [moves.Level].
 func (l *level) Resident(fp uint64) bool { return holds(l.store.roots, fp, index.Live) }
 
+// Continued implements [moves.Level].
+func (l *level) Continued(fp uint64) (continued bool) {
+	for _, r := range l.store.roots {
+		r.Lock()
+		r.Index.Children(fp, func(uint32) { continued = true })
+		r.Unlock()
+		if continued {
+			return true
+		}
+	}
+	return false
+}
+
 // Holds implements [moves.Level].
 func (l *level) Holds(fp uint64) bool { return holds(l.roots, fp, index.Complete) }
 
 // Admits implements [moves.Level].
 func (l *level) Admits(c *abi.Candidate, ns *catalog.Namespace) (admitted, asked bool) {
-	return false, false
+	if ns.Admit.Now().Levels&(1<<l.number) == 0 {
+		return false, false
+	}
+	answer := []bool{false}
+	if err := ns.Admits([]abi.Candidate{*c}, answer); err != nil {
+		l.store.admissionFault(err)
+		return false, false
+	}
+	return answer[0], true
 }
 
 // Log implements [moves.Level].

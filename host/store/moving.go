@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/entries"
@@ -59,6 +61,11 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 		Namespace: e.Namespace, Group: h.Group, Parent: h.Parent, Key: h.Key, Depth: h.Depth, Rank: h.Rank, Ranks: e.Pieces,
 		Tenant: h.Tenant, copy: &copyOf{e, h, l},
 	})
+	if errors.Is(err, moves.ErrBehind) { // what it waits for is offered before it is tried again
+		for _, r := range l.roots {
+			r.leaving.Step()
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -70,15 +77,26 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 	return movedTo{f, put}, nil
 }
 
+// ways are the levels that the copy of an entry may go to: what leaves may go beyond the next one, as what is new.
+func (l *level) ways(e *moves.Entry) []*level {
+	at := slices.Index(l.store.levels, l)
+	if e.Leaves() {
+		return l.store.levels[at:]
+	}
+	return l.store.levels[at : at+1]
+}
+
 // DropPart implements [moves.Level].
-func (l *level) DropPart(fp uint64) {
-	for _, r := range l.roots {
-		r.Lock()
-		slot := r.Index.FindFingerprint(fp)
-		part := slot != index.None && !r.Index.At(slot).Is(index.Complete) && !r.Busy(slot) && r.Evictor.Evictable(slot)
-		r.Unlock()
-		if part {
-			r.drop(entries.Mark{Slot: slot, Fingerprint: fp}, 0)
+func (l *level) DropPart(e *moves.Entry) {
+	for _, way := range l.ways(e) {
+		for _, r := range way.roots {
+			r.Lock()
+			slot := r.Index.FindFingerprint(e.Fingerprint)
+			part := slot != index.None && !r.Index.At(slot).Is(index.Complete) && !r.Busy(slot) && r.Evictor.Evictable(slot)
+			r.Unlock()
+			if part {
+				r.drop(entries.Mark{Slot: slot, Fingerprint: e.Fingerprint}, 0)
+			}
 		}
 	}
 }

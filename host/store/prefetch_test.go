@@ -13,11 +13,12 @@ import (
 // gate is a move that keeps the only worker until it is opened.
 type gate chan struct{}
 
-func (g gate) Bytes() int64                       { return 0 }
-func (g gate) Run(context.Context, *moves.Copier) { <-g }
-func (g gate) Shed()                              {}
-func (g gate) Yields() bool                       { return false }
-func (g gate) Cancelled() bool                    { return false }
+func (g gate) Bytes() int64                            { return 0 }
+func (g gate) Run(context.Context, *moves.Copier) bool { <-g; return false }
+func (g gate) Shed()                                   {}
+func (g gate) Yields() bool                            { return false }
+func (g gate) Leaves() bool                            { return false }
+func (g gate) Cancelled() bool                         { return false }
 
 // farAway is a store of one prefix of 64 chunks, of which all but the last 16 are in the far level only. Its mover has
 // one worker, and so many entries may wait for it.

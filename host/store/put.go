@@ -151,17 +151,19 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 	}, nil
 }
 
-// levels are those that the put may go to.
-func (q *PutRequest) levels(s *Store) []*level {
-	if q.copy != nil {
-		return []*level{q.copy.level}
+// levels are those that the put may go to, and last says whether it may cost other entries their copies when none of them
+// takes it otherwise.
+func (q *PutRequest) levels(s *Store) (list []*level, last bool) {
+	if q.copy == nil {
+		return s.levels, true
 	}
-	return s.levels
+	return q.copy.level.ways(q.copy.entry), q.copy.entry.Leaves()
 }
 
 // join adds the piece to the entry of its key, if there is one.
 func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
-	for _, l := range q.levels(s) {
+	levels, _ := q.levels(s)
+	for _, l := range levels {
 		for _, r := range l.roots {
 			if !r.Health.Serves() {
 				continue // what it has is not to be had: it can be stored elsewhere
@@ -263,88 +265,6 @@ func (p *Put) query() catalog.PathQuery {
 	return catalog.PathQuery{Class: p.class, Key: p.key, Rank: p.rank, Size: p.entryBytes()}
 }
 
-// insert makes the entry in the nearest level that takes it.
-func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
-	banned := p.class.Place.Policy.Quarantined() || p.class.Place.Policy.Down()
-	var found *catalog.PathQuery
-	if !banned {
-		found = q.Prefetch.Path(s.catalog.Paths, p.query())
-	}
-	var rel string
-	var chosen uint32
-	var err error
-	if found != nil {
-		rel, chosen = found.Path, found.Root
-	} else {
-		rel, chosen, err = s.catalog.Paths.Path(p.class, &p.key, p.rank, p.entryBytes(), banned)
-	}
-	if p.fallback = banned; err != nil && !banned {
-		s.log.Error("place policy failed; the built-in name is used", "key", p.key, "error", err)
-		p.fallback = true
-		rel, chosen, err = s.catalog.Paths.Path(p.class, &p.key, p.rank, p.entryBytes(), true)
-	}
-	if err != nil {
-		return err
-	}
-	for _, l := range q.levels(s) {
-		if err = l.insert(ctx, p, q, rel, chosen); err == nil || !refusedHere(err) {
-			break
-		}
-	}
-	return err
-}
-
-// refusedHere says of an error that another root may take the entry: this one is out of service, has no room, or has
-// used up its write budget.
-func refusedHere(err error) bool {
-	return errors.Is(err, ErrNoSpace) || errors.Is(err, ErrRootOut) || errors.Is(err, ErrRefused)
-}
-
-// insert makes the entry in the level. chosen is the root that the place policy named, which counts if it is there.
-func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, rel string, chosen uint32) error {
-	tenant := l.store.catalog.Tenants.Number(q.Tenant)
-	r, evicts, err := l.enter(ctx, chosen, tenant, p.entryBytes())
-	if err != nil {
-		return err
-	}
-	if evicts {
-		defer r.turn.Release(1)
-	}
-	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
-	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
-		return err
-	}
-	p.begin(r)
-	p.target = r.Path + "/" + rel
-	enter := func() error { return p.addEntry(tenant, parent, q) }
-	w := reservation{Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, reuseFor: p, enter: enter}
-	if err := r.custody.reserve(ctx, w); err != nil {
-		return p.shed(err)
-	}
-	return nil
-}
-
-// addEntry makes the entry, whose bytes are reserved. The lock is held.
-func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
-	r := p.root
-	if err := r.custody.mayInsert(p); err != nil {
-		return err
-	}
-	if len(r.store.levels) > 1 && r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key) != index.None {
-		return ErrResident // a copy and a put of its key are made at the same time
-	}
-	slot, err := r.Insert(&entries.New{
-		Fingerprint: p.mark.Fingerprint, Class: p.class, Key: &p.key, Parent: parent, Depth: q.Depth, Tenant: tenant,
-		Rank: p.rank, Reserved: p.reserves(), Stored: p.stamp, FallbackName: p.fallback, Request: q.Request,
-	})
-	if err != nil {
-		return err
-	}
-	p.mark.Slot = slot
-	r.wakeEvictor()
-	return nil
-}
-
 // wakeEvictor wakes what evicts in the background, if it is due: the evictor above the high watermark, or what lets
 // entries leave for the next level. The lock is held.
 func (r *root) wakeEvictor() {
@@ -356,31 +276,6 @@ func (r *root) wakeEvictor() {
 
 // inBackground says whether an evictor evicts between the watermarks.
 func (r *root) inBackground() bool { return r.store.cfg.EvictMode == Background && r.leaving.To == nil }
-
-// enter chooses the root of a new entry and, if the entry's put may evict, takes the root's turn: that is where no
-// evictor runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is
-// waited for; then another is chosen.
-func (l *level) enter(
-	ctx context.Context, chosen uint32, tenant uint16, bytes int64,
-) (r *root, evicts bool, err error) {
-	refreshFacts(l.store)
-	for {
-		if r, err = l.choose(chosen); err != nil {
-			return nil, false, err
-		}
-		freeSpace{r}.refresh()
-		if !r.evicts(tenant, bytes) {
-			return r, false, nil
-		}
-		if err = r.turn.Acquire(ctx, 1); err != nil {
-			return nil, false, err
-		}
-		if r.Health.Takes() {
-			return r, true, nil
-		}
-		r.turn.Release(1)
-	}
-}
 
 // evicts says whether a reservation of so many bytes is to evict for itself. On a shared root the evictor does.
 func (r *root) evicts(tenant uint16, bytes int64) bool {
@@ -422,7 +317,9 @@ func (p *Put) extend(ctx context.Context) error {
 // shed gives up a reservation, and the file that it may have got from a victim.
 func (p *Put) shed(cause error) error {
 	r := p.root
-	r.Counted(&r.Count.Sheds)
+	if !errors.Is(cause, moves.ErrBehind) {
+		r.Counted(&r.Count.Sheds)
+	}
 	p.removeTemp()
 	p.giveBack()
 	r.budget.Refund(&p.charge)

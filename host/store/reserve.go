@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/moves"
 )
 
 // reservation is what a put needs of a root.
@@ -13,6 +14,7 @@ type reservation struct {
 	capacity.Want
 	slot     bool         // a slot, too
 	evicts   bool         // it may evict: its caller holds turn
+	spares   bool         // it does not evict what has no copy in the next level yet
 	reuseFor *Put         // it may get a victim's file; nil: nobody
 	enter    func() error // called with the lock held as soon as all is reserved; what fails is not
 }
@@ -110,11 +112,13 @@ func (w *reservation) evict(r *root, short capacity.Shortage, noSlot bool) error
 	if short.Quota > 0 {
 		bytes, tenant = short.Quota, w.ID
 	}
-	got := r.evictSome(max(bytes, 1), tenant, w.reuseFor)
+	got := r.evictSome(max(bytes, 1), tenant, w.reuseFor, !w.spares)
 	if got.freed > 0 || noSlot && got.entries > 0 {
 		return nil
 	}
 	switch {
+	case got.behind:
+		return moves.ErrBehind
 	case got.failed != nil:
 		// Their bytes are still taken, and the next ones' would be.
 		return fmt.Errorf("%w: %s is %d bytes short and victims' files cannot be unlinked: %w", ErrNoSpace, r.Path,

@@ -33,7 +33,7 @@ func (s *Store) Stats() Stats {
 		st.Roots = append(st.Roots, r.stats())
 	}
 	for _, l := range s.levels {
-		f := figures.Level{Level: l.number, Hits: l.hits.Load(), Loaded: l.loaded.Load()}
+		f := figures.Level{Level: l.number, Hits: l.hits.Load(), Loaded: l.loaded.Load(), Around: l.around.Load()}
 		for _, r := range l.roots {
 			f.PrefetchesUsed += r.Prefetched.Used.Load()
 			f.PrefetchesWasted += r.Prefetched.Wasted.Load()

@@ -12,7 +12,7 @@ import (
 // An entry can be copied to another level while it is served. One that is to leave its root is named by the evict
 // policy ahead of need: the policy forgets it, and it waits, still served, until its bytes are needed or somebody asks
 // for it again, in which case it stays and the policy is told of it anew. So a put that needs room waits for no copy:
-// what has its copy goes, and what has none yet goes without.
+// what has its copy goes, and where nothing has one yet the put goes to the next level itself.
 
 // Move is an entry that is copied, or waits for that.
 type Move struct {
@@ -40,20 +40,17 @@ type Moves struct {
 	of      map[uint32]*Move // by slot
 	leaving []*Move          // in the policy's order; those that stay after all are still in it
 	bytes   int64            // of those that leave
+	settled int              // how many of them
 }
 
-// Leave makes an entry one that leaves, which the policy has named. It returns nil when that cannot be now, or when its
-// copy is under way already.
-func (s *Moves) Leave(slot uint32) (fresh *Move) {
+// Leave makes an entry one that leaves, which the policy has named. It returns nil when that cannot be now, as while it
+// is copied for another reason: it could go before it was copied for this one.
+func (s *Moves) Leave(slot uint32) *Move {
 	e := s.Index.At(slot)
-	m := s.of[slot]
-	if e.Is(index.Evicting) || e.Pins() != 0 || s.Busy(slot) || m != nil && m.leaves {
+	if e.Any(index.Evicting|index.Moving) || e.Pins() != 0 || s.Busy(slot) {
 		return nil
 	}
-	if m == nil {
-		m = s.begin(slot)
-		fresh = m
-	}
+	m := s.begin(slot)
 	m.leaves, m.bytes = true, s.Index.Bytes(slot)
 	s.leaving = append(s.leaving, m)
 	s.bytes += m.bytes
@@ -61,7 +58,7 @@ func (s *Moves) Leave(slot uint32) (fresh *Move) {
 		e.Unset(index.Announced)
 		s.Evictor.Tell(abi.OpRemove, slot, m.Fingerprint, 0)
 	}
-	return fresh
+	return m
 }
 
 // Copy makes an entry one that is copied and stays. It returns nil when it is being copied already, or is not whole.
@@ -101,13 +98,19 @@ func (s *Moves) BeginCopy(m *Move) bool {
 
 // EndCopy ends a move, after BeginCopy or without. An entry that leaves can go now.
 func (s *Moves) EndCopy(m *Move) {
-	was := m.reading
-	m.reading = false
 	if m.leaves && !m.gone.Load() {
 		m.settled = true
+		s.settled++
 	} else {
 		s.forget(m)
 	}
+	s.PauseCopy(m)
+}
+
+// PauseCopy takes BeginCopy back: the move goes on.
+func (s *Moves) PauseCopy(m *Move) {
+	was := m.reading
+	m.reading = false
 	switch {
 	case !was:
 	case m.leaves && !s.Index.At(m.Slot).Is(index.Evicting):
@@ -123,8 +126,8 @@ func (s *Moves) stay(slot uint32) {
 	if m == nil || !m.leaves {
 		return
 	}
+	s.stop(m)
 	m.leaves = false
-	s.bytes -= m.bytes
 	e := s.Index.At(slot)
 	if !e.Is(index.Announced) {
 		s.Evictor.Announce(abi.OpResident, slot, m.Fingerprint, 0)
@@ -150,9 +153,17 @@ func (s *Moves) goes(slot uint32) {
 	m := s.of[slot]
 	m.gone.Store(true)
 	if m.leaves {
-		s.bytes -= m.bytes
+		s.stop(m)
 	}
 	s.forget(m)
+}
+
+// stop takes a move that leaves out of the account.
+func (s *Moves) stop(m *Move) {
+	s.bytes -= m.bytes
+	if m.settled {
+		s.settled--
+	}
 }
 
 // KeepAll keeps what was to leave.
@@ -168,14 +179,28 @@ func (s *Moves) KeepAll() {
 // Leaving is the bytes of entries that leave.
 func (s *Moves) Leaving() int64 { return s.bytes }
 
-// NextLeaving is the entry that goes first among those that leave and are not being read, or None; only of the tenant,
-// if one is named. settled says that nothing more was to be done with it: otherwise a copy is lost.
-func (s *Moves) NextLeaving(tenant uint32) (slot uint32, settled bool) {
+// LeavingOf is the bytes of a tenant's entries that leave.
+func (s *Moves) LeavingOf(tenant uint32) (bytes int64) {
+	for _, m := range s.leaving {
+		if s.leaves(m) && s.TenantOf(m.Slot) == tenant {
+			bytes += m.bytes
+		}
+	}
+	return bytes
+}
+
+// NextLeaving is the entry that goes first among those that leave and are settled, or None; only of the tenant, if one
+// is named. With lossy it can be one that is not settled, unless it is being read: its copy is lost.
+func (s *Moves) NextLeaving(tenant uint32, lossy bool) (slot uint32, settled bool) {
 	for len(s.leaving) > 0 && !s.leaves(s.leaving[0]) {
 		s.leaving = s.leaving[1:]
 	}
+	if s.settled == 0 && !lossy {
+		return index.None, false
+	}
 	for i, m := range s.leaving {
-		if !s.leaves(m) || m.reading || s.Index.At(m.Slot).Pins() != 0 || tenant != abi.None && s.TenantOf(m.Slot) != tenant {
+		if !s.leaves(m) || m.reading || !m.settled && !lossy || s.Index.At(m.Slot).Pins() != 0 ||
+			tenant != abi.None && s.TenantOf(m.Slot) != tenant {
 			continue
 		}
 		if i == 0 {
@@ -191,17 +216,22 @@ func (s *Moves) leaves(m *Move) bool { return m.leaves && s.of[m.Slot] == m }
 // check compares the moves with the entries.
 func (s *Moves) check() error {
 	var leaving int64
+	settled := 0
 	for slot, m := range s.of {
 		if m.leaves {
 			leaving += m.bytes
+		}
+		if m.settled {
+			settled++
 		}
 		if e := s.Index.At(slot); m.Slot != slot || m.gone.Load() || !e.Is(index.Live|index.Moving) || e.Is(index.Evicting) ||
 			m.leaves && !m.reading && e.Pins() > 0 {
 			return fmt.Errorf("slot %d has %d pins and a move that is none: %+v", slot, e.Pins(), m.Mark)
 		}
 	}
-	if leaving != s.bytes {
-		return fmt.Errorf("%d bytes leave, the account says %d", leaving, s.bytes)
+	if leaving != s.bytes || settled != s.settled {
+		return fmt.Errorf("%d bytes leave and %d entries are settled, the account says %d and %d", leaving, settled, s.bytes,
+			s.settled)
 	}
 	return nil
 }

@@ -108,6 +108,7 @@ type Level struct {
 	Level  int
 	Hits   uint64 // keys granted
 	Loaded uint64 // bytes of pieces that were opened for loads
+	Around uint64 // entries that went to the next level because demotions from this one were behind
 	Moves  [moves.Kinds]Moves
 
 	PrefetchesUsed   uint64 // copies that a lookup asked for, and that were loaded afterwards

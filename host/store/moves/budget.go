@@ -62,17 +62,19 @@ type budget struct {
 // burst is how far the budget may be behind: what was not used meanwhile is lost.
 const burst = 50 * time.Millisecond
 
-// take waits until so many bytes may be moved.
-func (b *budget) take(ctx context.Context, n int) error {
-	if b.hurry.Load() {
-		return ctx.Err()
-	}
-	if idle := b.loads.none(); idle != nil {
-		if err := wait(ctx, Patience, idle); err != nil {
-			return err
+// yield waits until no load is under way, but not for long.
+func (b *budget) yield(ctx context.Context) error {
+	if !b.hurry.Load() {
+		if idle := b.loads.none(); idle != nil {
+			return wait(ctx, Patience, idle)
 		}
 	}
-	if b.perSecond == 0 {
+	return ctx.Err()
+}
+
+// take waits until so many bytes may be moved.
+func (b *budget) take(ctx context.Context, n int) error {
+	if b.hurry.Load() || b.perSecond == 0 {
 		return ctx.Err()
 	}
 	return wait(ctx, b.pay(time.Now(), n), nil)

@@ -40,6 +40,7 @@ type Begin func(ctx context.Context, h *pieceformat.Header) (Target, error)
 type Copier struct {
 	buf    []byte // PartBytes, and room for what a part leaves of an extent
 	budget *budget
+	clear  int // bytes that may be copied before it looks for loads again
 }
 
 const (
@@ -49,6 +50,18 @@ const (
 	carried     = chunk.ExtentBytes + pieceformat.Page
 	bufferBytes = PartBytes + carried
 )
+
+// take waits until so many bytes may be copied. Small pieces wait for loads together, as the parts of a large one would.
+func (c *Copier) take(ctx context.Context, n int) error {
+	if c.clear < n {
+		if err := c.budget.yield(ctx); err != nil {
+			return err
+		}
+		c.clear = PartBytes
+	}
+	c.clear -= n
+	return c.budget.take(ctx, n)
+}
 
 // Copy copies a piece. Target is not called when there is something wrong with the source's head, and not committed
 // when there is something wrong with the rest.
@@ -68,7 +81,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 	kept, at := 0, int64(0) // buf[:kept] is what was read before at
 	for at < size {
 		n := int(min(PartBytes, size-at))
-		if err := c.budget.take(ctx, n); err != nil {
+		if err := c.take(ctx, n); err != nil {
 			return at, err
 		}
 		if src.Cancelled() {

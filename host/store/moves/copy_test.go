@@ -167,20 +167,22 @@ func TestBudget(t *testing.T) {
 		if took := time.Since(start); took < 900*time.Millisecond || took > 1100*time.Millisecond {
 			t.Errorf("100 MiB at 100 MiB/s took %s", took)
 		}
-		b = &budget{loads: &Loads{}}
-		b.loads.Begin()
+		c := &Copier{budget: &budget{loads: &Loads{}}}
+		c.budget.loads.Begin()
 		start = time.Now()
-		if err := b.take(t.Context(), PartBytes); err != nil || time.Since(start) != Patience {
-			t.Errorf("%v after %s beside a load, want %s", err, time.Since(start), Patience)
+		for range 8 { // small pieces, which are a part together
+			if err := c.take(t.Context(), PartBytes/8); err != nil || time.Since(start) != Patience {
+				t.Errorf("%v after %s beside a load, want %s", err, time.Since(start), Patience)
+			}
 		}
-		go func() { time.Sleep(time.Millisecond); b.loads.End() }()
+		go func() { time.Sleep(time.Millisecond); c.budget.loads.End() }()
 		start = time.Now()
-		if err := b.take(t.Context(), PartBytes); err != nil || time.Since(start) != time.Millisecond {
+		if err := c.take(t.Context(), PartBytes); err != nil || time.Since(start) != time.Millisecond {
 			t.Errorf("%v after %s, the load had ended after 1ms", err, time.Since(start))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := b.take(ctx, PartBytes); !errors.Is(err, context.Canceled) {
+		if err := c.take(ctx, PartBytes); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 	})

@@ -39,12 +39,14 @@ type Level interface {
 	Holds(fp uint64) bool
 	// Resident says whether any level has the entry.
 	Resident(fp uint64) bool
+	// Continued says whether any level has an entry whose parent it is.
+	Continued(fp uint64) bool
 	// Admits asks the level's admit policy; asked is false where there is none.
 	Admits(c *abi.Candidate, ns *catalog.Namespace) (admitted, asked bool)
 	// Begin makes the target of a piece with this header. The error is [entries.ErrResident] if it is there.
 	Begin(ctx context.Context, e *Entry, h *pieceformat.Header) (Target, error)
 	// DropPart removes what a copy that failed has left.
-	DropPart(fp uint64)
+	DropPart(e *Entry)
 	// Log logs why an entry was not copied.
 	Log(e *Entry, cause error)
 }
@@ -64,15 +66,20 @@ type Counter struct {
 // Entry is an entry that is to be copied. It is a [Move].
 type Entry struct {
 	*entries.Move
-	Kind Kind
-	From *Origin
-	To   Level
-	Then func() // called when the copy is there
+	Kind  Kind
+	From  *Origin
+	To    Level
+	Then  func() // called when the copy is there
+	Ended func() // called with the lock of the set when the move is over
 
 	Namespace *catalog.Namespace
 	Pieces    uint64
 	size      int64
+	tries     int
 }
+
+// mostTries bounds how often a move looks for room.
+const mostTries = 8
 
 // Offer asks whether the level wants the entry, and queues the move. An entry that leaves can go when it is not.
 func (v *Entry) Offer(m *Mover) (queued bool) {
@@ -107,10 +114,12 @@ func (v *Entry) wanted() (wanted, known bool) {
 		Size: r.Index.EntryUnits(v.Slot, e), Depth: e.Depth(), Tenant: r.TenantOf(v.Slot), Time: r.Clock(),
 		Kind: v.Kind.record(), From: uint8(r.Level), To: uint8(v.To.Number()), Hits: r.Hits.Of(v.Slot),
 	}
-	r.Index.Children(v.Fingerprint, func(uint32) { c.Flags = abi.CandidateContinued })
 	r.Unlock()
 	if v.To.Holds(v.Fingerprint) {
 		return false, false
+	}
+	if v.To.Continued(v.Fingerprint) {
+		c.Flags |= abi.CandidateContinued
 	}
 	if c.ParentKey != 0 && v.To.Resident(c.ParentKey) {
 		c.Flags |= abi.CandidateParentResident
@@ -132,6 +141,9 @@ func (v *Entry) Bytes() int64 { return v.size }
 // Yields implements [Move]: without a prefetch a load takes longer, without another move a copy may be lost.
 func (v *Entry) Yields() bool { return v.Kind == Prefetch }
 
+// Leaves implements [Move].
+func (v *Entry) Leaves() bool { return v.Kind == Demotion }
+
 // Shed implements [Move].
 func (v *Entry) Shed() {
 	if n := &v.To.Count()[v.Kind]; v.Cancelled() {
@@ -146,11 +158,21 @@ func (v *Entry) end() {
 	v.From.Lock()
 	defer v.From.Unlock()
 	v.From.Moves.EndCopy(v.Move)
+	if v.Ended != nil {
+		v.Ended()
+	}
 }
 
-// Run implements [Move]: it copies the pieces one after the other.
-func (v *Entry) Run(ctx context.Context, c *Copier) {
-	defer v.end()
+// Run implements [Move]: it copies the pieces one after the other. What the level has no room for without loss is tried
+// again when another move has ended.
+func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
+	defer func() {
+		if again {
+			v.pause()
+		} else {
+			v.end()
+		}
+	}()
 	r, n := v.From, &v.To.Count()[v.Kind]
 	r.Lock()
 	begun := !v.Cancelled() && r.Moves.BeginCopy(v.Move)
@@ -162,27 +184,42 @@ func (v *Entry) Run(ctx context.Context, c *Copier) {
 	r.Unlock()
 	if !begun {
 		n.Cancelled.Add(1)
-		return
+		return false
 	}
 	for rank := range entries.Ranks(v.Pieces) {
 		err := v.copyPiece(ctx, c, rank)
 		if err == nil || errors.Is(err, entries.ErrResident) {
 			continue
 		}
-		v.To.DropPart(v.Fingerprint)
+		v.To.DropPart(v)
 		if v.Cancelled() || errors.Is(err, ErrCancelled) || ctx.Err() != nil {
 			n.Cancelled.Add(1)
-			return
+			return false
+		}
+		if errors.Is(err, ErrBehind) {
+			if v.tries++; v.tries < mostTries {
+				return true
+			}
+			n.Shed.Add(1)
+			return false
 		}
 		n.Failed.Add(1)
 		v.To.Log(v, err)
-		return
+		return false
 	}
 	n.Done.Add(1)
 	n.Bytes.Add(uint64(v.size))
 	if v.Then != nil {
 		v.Then()
 	}
+	return false
+}
+
+// pause ends a copy that will be made anew.
+func (v *Entry) pause() {
+	v.From.Lock()
+	defer v.From.Unlock()
+	v.From.Moves.PauseCopy(v.Move)
 }
 
 func (v *Entry) copyPiece(ctx context.Context, c *Copier, rank uint32) error {

@@ -6,6 +6,8 @@ import "errors"
 var (
 	// ErrCancelled says that the entry has gone, or that nobody wants the copy any more.
 	ErrCancelled = errors.New("store: move is cancelled")
+	// ErrBehind says that nothing of a level can go without loss at present: what leaves has no copy yet.
+	ErrBehind = errors.New("store: demotions of the level are behind")
 	// ErrLayout says that new pieces of the group have another layout than the entry's.
 	ErrLayout = errors.New("store: the entry has an earlier layout, which is not written any more")
 )

@@ -27,8 +27,10 @@ func (k Kind) String() string { return [...]string{"demotion", "promotion", "thr
 type Move interface {
 	// Bytes is how much it is.
 	Bytes() int64
-	// Run copies it.
-	Run(ctx context.Context, c *Copier)
+	// Leaves says that the entry leaves: whoever offers it has looked for [Mover.Room].
+	Leaves() bool
+	// Run copies it. It says true when it is to be run again after another move.
+	Run(ctx context.Context, c *Copier) (again bool)
 	// Shed says that it will not be run.
 	Shed()
 	// Yields says that others are run instead where not all can wait.
@@ -62,8 +64,10 @@ type Mover struct {
 	mu       sync.Mutex
 	changed  sync.Cond // a move waits, one has ended, or no more are taken
 	queue    []Move
-	waiting  int64 // bytes of queue
-	yielding int   // moves of queue that yield
+	again    []Move // that wait for the end of any other
+	waiting  int64  // bytes of both
+	yielding int    // moves of both that yield
+	yields   int64  // their bytes
 	running  int
 	closed   bool
 }
@@ -88,8 +92,21 @@ func New(cfg Config) (*Mover, error) {
 	return m, nil
 }
 
+// Room is how many bytes of moves that do not yield may be offered before too many wait: one move more, when none waits.
+func (m *Mover) Room() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case len(m.queue) == 0:
+		return max(1, m.cfg.Waiting)
+	case len(m.queue) >= maxWaiting:
+		return 0
+	}
+	return max(0, m.cfg.Waiting-m.waiting+m.yields)
+}
+
 // Offer queues a move. It says false, and the move will not run, when too many wait already, also without the last of
-// those that yield to it.
+// those that yield to it. What leaves is queued all the same.
 func (m *Mover) Offer(v Move) (queued bool) {
 	var shed []Move
 	m.mu.Lock()
@@ -97,17 +114,14 @@ func (m *Mover) Offer(v Move) (queued bool) {
 		for at := len(m.queue) - 1; at >= 0 && m.yielding > 0 && !m.fits(v); at-- {
 			if m.queue[at].Yields() {
 				shed = append(shed, m.queue[at])
-				m.leaves(m.queue[at])
+				m.count(m.queue[at], -1)
 				m.queue = slices.Delete(m.queue, at, at+1)
 			}
 		}
 	}
-	if queued = !m.closed && m.fits(v); queued {
+	if queued = !m.closed && (v.Leaves() || m.fits(v)); queued {
 		m.queue = append(m.queue, v)
-		m.waiting += v.Bytes()
-		if v.Yields() {
-			m.yielding++
-		}
+		m.count(v, 1)
 	}
 	m.changed.Broadcast()
 	m.mu.Unlock()
@@ -120,11 +134,12 @@ func (m *Mover) fits(v Move) bool {
 	return len(m.queue) < maxWaiting && (len(m.queue) == 0 || m.waiting+v.Bytes() <= m.cfg.Waiting)
 }
 
-// leaves counts out a move that leaves the queue. m.mu is held.
-func (m *Mover) leaves(v Move) {
-	m.waiting -= v.Bytes()
+// count counts a move that waits in, or out. m.mu is held.
+func (m *Mover) count(v Move, n int) {
+	m.waiting += int64(n) * v.Bytes()
 	if v.Yields() {
-		m.yielding--
+		m.yielding += n
+		m.yields += int64(n) * v.Bytes()
 	}
 }
 
@@ -132,14 +147,15 @@ func (m *Mover) leaves(v Move) {
 func (m *Mover) Prune() {
 	var shed []Move
 	m.mu.Lock()
-	m.queue = slices.DeleteFunc(m.queue, func(v Move) bool {
+	cancelled := func(v Move) bool {
 		if !v.Cancelled() {
 			return false
 		}
 		shed = append(shed, v)
-		m.leaves(v)
+		m.count(v, -1)
 		return true
-	})
+	}
+	m.queue, m.again = slices.DeleteFunc(m.queue, cancelled), slices.DeleteFunc(m.again, cancelled)
 	m.changed.Broadcast()
 	m.mu.Unlock()
 	shedAll(shed)
@@ -162,8 +178,8 @@ func (m *Mover) Run(ctx context.Context) {
 	}
 	workers.Wait()
 	m.mu.Lock()
-	left := m.queue
-	m.queue, m.waiting, m.yielding = nil, 0, 0
+	left := append(m.queue, m.again...)
+	m.queue, m.again, m.waiting, m.yielding, m.yields = nil, nil, 0, 0, 0
 	m.changed.Broadcast()
 	m.mu.Unlock()
 	shedAll(left)
@@ -199,14 +215,29 @@ func (m *Mover) work(ctx context.Context) {
 		v := m.queue[0]
 		m.queue[0] = nil
 		m.queue = m.queue[1:]
-		m.leaves(v)
+		m.count(v, -1)
 		m.running++
 		m.mu.Unlock()
-		v.Run(ctx, c)
-		m.mu.Lock()
-		m.running--
-		m.changed.Broadcast()
-		m.mu.Unlock()
+		m.ended(v, v.Run(ctx, c))
+	}
+}
+
+// ended ends a move that was run, and lets those run that wait for that.
+func (m *Mover) ended(v Move, again bool) {
+	m.mu.Lock()
+	m.running--
+	if again && m.running+len(m.queue) > 0 && !m.closed {
+		m.again = append(m.again, v)
+		m.count(v, 1)
+		again = false
+	} else {
+		m.queue = append(m.queue, m.again...)
+		m.again = nil
+	}
+	m.changed.Broadcast()
+	m.mu.Unlock()
+	if again {
+		v.Shed() // no other is under way
 	}
 }
 
@@ -223,7 +254,7 @@ func (m *Mover) Wait(ctx context.Context, waiting int64) error {
 	defer stop()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for m.waiting > waiting || waiting == 0 && m.running+len(m.queue) > 0 {
+	for m.waiting > waiting || waiting == 0 && m.running+len(m.queue)+len(m.again) > 0 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -236,5 +267,5 @@ func (m *Mover) Wait(ctx context.Context, waiting int64) error {
 func (m *Mover) InFlight() (moves int, waiting int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.running + len(m.queue), m.waiting
+	return m.running + len(m.queue) + len(m.again), m.waiting
 }

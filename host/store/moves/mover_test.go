@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
 // task is a move that waits until it may end.
@@ -14,17 +15,19 @@ type task struct {
 	run   *atomic.Int64
 	shed  *atomic.Int64
 
-	yields, cancelled bool
+	yields, cancelled, leaves bool
 }
 
 func (v *task) Bytes() int64    { return v.bytes }
 func (v *task) Shed()           { v.shed.Add(1) }
 func (v *task) Yields() bool    { return v.yields }
 func (v *task) Cancelled() bool { return v.cancelled }
-func (v *task) Run(context.Context, *Copier) {
+func (v *task) Leaves() bool    { return v.leaves }
+func (v *task) Run(context.Context, *Copier) bool {
 	v.begun <- struct{}{}
 	<-v.end
 	v.run.Add(1)
+	return false
 }
 
 // TestMoverIsBounded: what waits is bounded in bytes, what is more is refused at once, and what still waits at the end
@@ -52,8 +55,11 @@ func TestMoverIsBounded(t *testing.T) {
 			t.Errorf("move %d: got %v, want %v", i, got, want)
 		}
 	}
-	if n, bytes := m.InFlight(); n != 4 || bytes != 10 {
-		t.Errorf("%d moves and %d bytes in flight", n, bytes)
+	if n, bytes := m.InFlight(); n != 4 || bytes != 10 || m.Room() != 0 {
+		t.Errorf("%d moves and %d bytes in flight, and room for %d bytes", n, bytes, m.Room())
+	}
+	if !m.Offer(&task{bytes: 1, begun: begun, end: end, run: &run, shed: &shed, leaves: true}) { // it was given room before
+		t.Error("an entry that leaves was refused")
 	}
 	end <- struct{}{}
 	<-begun
@@ -61,7 +67,7 @@ func TestMoverIsBounded(t *testing.T) {
 	end <- struct{}{}
 	cancel()
 	<-done
-	if run.Load() != 2 || shed.Load() != 2 || next(1) {
+	if run.Load() != 2 || shed.Load() != 3 || next(1) {
 		t.Errorf("%d moves were run and %d told that they were not", run.Load(), shed.Load())
 	}
 }
@@ -100,4 +106,50 @@ func TestPrefetchesAreShedFirst(t *testing.T) {
 	if n, bytes := m.InFlight(); n != 3 || bytes != 9 || m.yielding != 1 || shedPrefetches.Load() != 2 {
 		t.Errorf("%d moves and %d bytes in flight, %d yield, %d were shed", n, bytes, m.yielding, shedPrefetches.Load())
 	}
+}
+
+// stubborn is a move that always wants to be run again.
+type stubborn struct{ runs, shed atomic.Int64 }
+
+func (v *stubborn) Bytes() int64                      { return 1 }
+func (v *stubborn) Leaves() bool                      { return false }
+func (v *stubborn) Yields() bool                      { return false }
+func (v *stubborn) Cancelled() bool                   { return false }
+func (v *stubborn) Shed()                             { v.shed.Add(1) }
+func (v *stubborn) Run(context.Context, *Copier) bool { v.runs.Add(1); return true }
+
+// TestMoveAgain: a move that found no room is run again when another has ended, and is shed when none is under way that
+// could make room.
+func TestMoveAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := New(Config{Workers: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		begun, end := make(chan struct{}), make(chan struct{})
+		var run, shed atomic.Int64
+		other := &task{bytes: 1, begun: begun, end: end, run: &run, shed: &shed}
+		var v stubborn
+		m.Offer(other)
+		m.Offer(&v)
+		go func() { m.Run(ctx); close(done) }()
+		<-begun
+		synctest.Wait()
+		if n, bytes := m.InFlight(); v.runs.Load() != 1 || v.shed.Load() != 0 || n != 2 || bytes != 1 {
+			t.Errorf("run %d times and shed %d times beside another move; %d moves and %d bytes are in flight",
+				v.runs.Load(), v.shed.Load(), n, bytes)
+		}
+		end <- struct{}{}
+		if err := m.Wait(ctx, 0); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		<-done
+		if v.runs.Load() != 2 || v.shed.Load() != 1 {
+			t.Errorf("run %d times and shed %d times, want 2 and 1", v.runs.Load(), v.shed.Load())
+		}
+	})
 }
