@@ -28,7 +28,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-vllm test-lmcache test-sglang torture fuzz soak bench curves check vulnerabilities generate tools clean
+.PHONY: all help plugins kits build run test test-go test-python test-engines test-vllm test-lmcache test-sglang torture fuzz soak bench curves check vulnerabilities generate tools manifests dist clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -142,10 +142,26 @@ vulnerabilities: ## known ones in what the code calls; fails where their databas
 generate: ## regenerate what is generated (protobuf stubs)
 	$(GO) generate ./host/proto/...
 
+.build/bin/nfpm:
+	@mkdir -p $(TOOLS)
+	GOBIN=$(TOOLS) $(GO) install github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
+
+# Not with our go.mod, so that kvhost does not depend on Kubernetes.
+CHECK := examples/deploy/kubernetes/check
+.build/bin/check-kubernetes: $(wildcard $(CHECK)/*)
+	$(GO) build -modfile=$(CHECK)/check.mod -o $@ $(CHECK)/main.go $(CHECK)/judge.go
+
+manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernetes from the Helm chart
+	$< -update examples/deploy/kubernetes
+
+dist: plugins .build/bin/nfpm ## tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
+	$(GO) run ./examples/deploy/dist -version '$(VERSION)' 
+
 kits: ## install what tests need and root is not needed for: npm packages, Rust's wasm target, Python packages
 	@if $(HAS) npm && ! $(HAS) asc; then npm ci --silent --no-audit --no-fund --prefix abi/as || true; fi
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi
 	@if $(HAS) python; then $(MAKE) --no-print-directory .venv/installed || true; fi
+	@$(MAKE) --no-print-directory .build/bin/nfpm .build/bin/check-kubernetes || true
 
 tools: ## install the tools that check and generate need; names what it cannot install
 	@mkdir -p $(TOOLS)

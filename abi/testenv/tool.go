@@ -112,6 +112,17 @@ var (
 	Packages = &Tool{
 		Name: "dpkg-deb and rpm", Tests: "the packages", Packages: "dpkg rpm", probe: commands("dpkg-deb", "rpm"),
 	}
+	// NFPM makes packages.
+	NFPM = &Tool{
+		Name: "nfpm", Tests: "the packages", Other: "`make .build/bin/nfpm`, with a network (make test does this)", After: Make,
+		probe: file(".build", "bin", "nfpm"),
+	}
+	// Kubernetes renders and judges manifests.
+	Kubernetes = &Tool{
+		Name: "the check of Kubernetes' manifests", Tests: "the Helm chart and the plain manifests",
+		Other: "`make .build/bin/check-kubernetes`, with a network (make test does this)", After: Make,
+		probe: file(".build", "bin", "check-kubernetes"),
+	}
 	// Debian makes a bare installation in a directory.
 	Debian = &Tool{
 		Name: "mmdebstrap", Tests: "an installation on a bare Debian", Packages: "mmdebstrap", probe: commands("mmdebstrap"),
@@ -149,7 +160,7 @@ var (
 
 // Tools are all of them.
 var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Chromium, Promtool, Systemd,
-	Packages, Debian, Buildah, Mounts, Users, FUSE, UserFaults, MemoryCgroup}
+	Packages, NFPM, Kubernetes, Debian, Buildah, Mounts, Users, FUSE, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {
 	return func() bool {

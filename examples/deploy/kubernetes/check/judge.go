@@ -1,0 +1,132 @@
+//go:build ignore
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// judge says where the parts of the objects do not fit together, which no schema tells.
+func (o *objects) judge() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	host := &o.host.Spec.Template
+	judgePod("the host", o.host.Spec.Selector, host, bad)
+	run := socketVolume(&host.Spec)
+	if run == "" {
+		bad("the host has no directory of the node for its socket")
+	}
+	c := &host.Spec.Containers[0]
+	s := c.SecurityContext
+	if s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem ||
+		s.Capabilities == nil || len(s.Capabilities.Drop) != 1 || s.Capabilities.Drop[0] != "ALL" || len(s.Capabilities.Add) > 0 {
+		bad("the host's security context is not that of a user without capabilities: %+v", s)
+	}
+	if c.Resources.Limits.Memory().IsZero() {
+		bad("the host has no limit of memory")
+	}
+	if !selects(&o.policy.Spec.PodSelector, host.Labels) {
+		bad("the NetworkPolicy does not select the host")
+	}
+	for _, rule := range o.policy.Spec.Ingress {
+		for _, p := range rule.Ports {
+			if !hasPort(c, p.Port) {
+				bad("the NetworkPolicy names the port %s, which the host lacks", p.Port)
+			}
+		}
+	}
+	for _, v := range host.Spec.Volumes {
+		if v.ConfigMap != nil && v.ConfigMap.Name != o.config.Name {
+			bad("the host mounts the ConfigMap %s, not %s", v.ConfigMap.Name, o.config.Name)
+		}
+	}
+	if o.engine == nil {
+		return errors.Join(errs...)
+	}
+	engine := &o.engine.Spec.Template
+	judgePod("the engine", o.engine.Spec.Selector, engine, bad)
+	if at := socketVolume(&engine.Spec); at != run {
+		bad("the engine's directory for the socket is %q, the host's %q", at, run)
+	}
+	for _, pod := range []*corev1.PodSpec{&host.Spec, &engine.Spec} {
+		if !pod.HostIPC || !pod.HostPID {
+			bad("a pod without the node's IPC and PID namespaces: CUDA IPC does not work")
+		}
+	}
+	if maps.Equal(host.Labels, engine.Labels) || selects(&o.policy.Spec.PodSelector, engine.Labels) {
+		bad("the NetworkPolicy selects the engine, too")
+	}
+	return errors.Join(errs...)
+}
+
+// socketVolume is the directory of the node that a pod mounts as "run", at the same path.
+func socketVolume(pod *corev1.PodSpec) string {
+	for _, v := range pod.Volumes {
+		if v.Name != "run" || v.HostPath == nil {
+			continue
+		}
+		for _, m := range pod.Containers[0].VolumeMounts {
+			if m.Name == v.Name && m.MountPath == v.HostPath.Path {
+				return m.MountPath
+			}
+		}
+	}
+	return ""
+}
+
+func judgePod(who string, s *metav1.LabelSelector, pod *corev1.PodTemplateSpec, bad func(string, ...any)) {
+	if s == nil || !selects(s, pod.Labels) {
+		bad("%s: the selector does not match its own pods", who)
+	}
+	if len(pod.Spec.Containers) != 1 {
+		bad("%s: %d containers, want 1", who, len(pod.Spec.Containers))
+		pod.Spec.Containers = make([]corev1.Container, 1)
+	}
+	volumes, used := map[string]bool{}, map[string]bool{}
+	for _, v := range pod.Spec.Volumes {
+		volumes[v.Name] = true
+	}
+	for _, c := range append(pod.Spec.InitContainers, pod.Spec.Containers...) {
+		if c.Image == "" {
+			bad("%s: the container %s has no image", who, c.Name)
+		}
+		for _, m := range c.VolumeMounts {
+			if used[m.Name] = true; !volumes[m.Name] {
+				bad("%s: %s mounts %s, which is no volume", who, c.Name, m.Name)
+			}
+		}
+	}
+	for v := range volumes {
+		if !used[v] {
+			bad("%s: nothing mounts the volume %s", who, v)
+		}
+	}
+	c := &pod.Spec.Containers[0]
+	for what, p := range map[string]*corev1.Probe{"startup": c.StartupProbe, "liveness": c.LivenessProbe,
+		"readiness": c.ReadinessProbe} {
+		if p == nil || p.HTTPGet == nil || !hasPort(c, &p.HTTPGet.Port) {
+			bad("%s: no %s probe, or one of a port that it lacks", who, what)
+		}
+	}
+}
+
+func selects(s *metav1.LabelSelector, pod map[string]string) bool {
+	sel, err := metav1.LabelSelectorAsSelector(s)
+	return err == nil && !sel.Empty() && sel.Matches(labels.Set(pod))
+}
+
+func hasPort(c *corev1.Container, port *intstr.IntOrString) bool {
+	for _, p := range c.Ports {
+		if port != nil && (p.Name == port.StrVal || p.ContainerPort == port.IntVal && port.IntVal != 0) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,69 @@
+package deploy
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+)
+
+// checkManifests renders the chart of a directory and judges it.
+func checkManifests(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	testenv.Need(t, testenv.Kubernetes)
+	out, err := exec.Command(filepath.Join(testenv.Root(), ".build/bin/check-kubernetes"), args...).CombinedOutput()
+	return string(out), err
+}
+
+// The chart's objects are ones that Kubernetes takes, fit together, and are the plain manifests; the host takes the
+// configuration in them.
+func TestManifests(t *testing.T) {
+	config, err := checkManifests(t, "-config", "kubernetes")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, config)
+	}
+	file := filepath.Join(t.TempDir(), "kvhost.toml")
+	write(t, file, config, 0o600)
+	out, err := exec.Command(binary(t), "config", "--config", file).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), `path = "/var/lib/kvhost/kv"`) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// What is wrong with a chart is found.
+func TestManifestsAreJudged(t *testing.T) {
+	const daemon, engine, policy = "daemonset.yaml", "vllm.yaml", "networkpolicy.yaml"
+	for _, c := range []struct{ file, from, to, says string }{
+		{daemon, "hostIPC: true", "hostIpc: true", "hostIpc"},
+		{daemon, "hostIPC: true", "hostIPC: 1", "hostIPC"},
+		{daemon, "hostPID: true", "hostPID: false", "CUDA IPC does not work"},
+		{daemon, "{name: udev, mountPath: /run/udev", "{name: dev, mountPath: /run/udev", "which is no volume"},
+		{daemon, "path: /readyz, port: http", "path: /readyz, port: web", "no readiness probe"},
+		{daemon, "drop: [ALL]}\n          volumeMounts:\n            - {name: config", "drop: [NET_RAW]}\n          volumeMounts:\n            - {name: config",
+			"without capabilities"},
+		{daemon, "configMap: {name: kvhost}", "configMap: {name: other}", "the ConfigMap other"},
+		{engine, "hostPath: {path: {{ .Values.run }}", "hostPath: {path: /run/other", "directory for the socket"},
+		{engine, "labels: {app.kubernetes.io/name: vllm}\n    spec", "labels: {app.kubernetes.io/name: llm}\n    spec", "does not match its own pods"},
+		{policy, "port: http", "port: metrics", "which the host lacks"},
+		{policy, "kind: NetworkPolicy", "kind: NetworkPolicies", "unexpected kind"},
+		{daemon, "periodSeconds: 2", "periodSeconds: 3", "is not what the chart gives"},
+	} {
+		dir := t.TempDir()
+		if err := os.CopyFS(dir, os.DirFS("kubernetes")); err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.Join(dir, "chart/templates", c.file)
+		text := read(t, name)
+		changed := strings.Replace(text, c.from, c.to, 1)
+		if changed == text {
+			t.Fatalf("%s has no %q", c.file, c.from)
+		}
+		write(t, name, changed, 0o600)
+		if out, err := checkManifests(t, dir); err == nil || !strings.Contains(out, c.says) {
+			t.Errorf("%s, %s: %v, want %q in\n%s", c.file, c.to, err, c.says, out)
+		}
+	}
+}
