@@ -43,10 +43,11 @@ func (w *walk) grant(i int, g *requests.Grant) bool {
 	if fp == 0 {
 		return false
 	}
-	for n := range w.store.levels {
-		level := w.store.levels[n]
+	for n, level := range w.store.levels {
 		for range level.roots {
-			w.seek(n)
+			if !w.locked || w.at != int(level.places[w.last[n]]) {
+				w.seek(n)
+			}
 			r := w.store.roots[w.at]
 			if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil {
 				w.touch(r, i, slot, e, fp)
@@ -135,7 +136,9 @@ func (w *walk) isOf(r *root, e *index.Entry) bool {
 // touch makes an entry the most recent and pins it.
 func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
 	first := !w.touches.Has(i, fp)
-	r.Moves.Granted(slot, e, first)
+	if len(w.store.levels) > 1 {
+		r.Moves.Granted(slot, e, first)
+	}
 	if first {
 		w.touches.Touch(i)
 		r.Index.TouchEntry(e)
