@@ -72,15 +72,14 @@ func (w *walk) grant(i int, g *requests.Grant) bool {
 // seek goes to the root of a level where the last key was found, and locks it.
 func (w *walk) seek(n int) {
 	at := int(w.store.levels[n].places[w.last[n]])
-	if w.at != at {
-		w.leave()
+	if w.at == at && w.locked {
+		return
 	}
-	if w.at = at; !w.locked {
-		r := w.store.roots[at]
-		r.Lock()
-		w.locked, w.owner = true, index.MaxOwners
-		w.open = r.Health.Serves() && r.custody.grants()
-	}
+	w.leave()
+	r := w.store.roots[at]
+	r.Lock()
+	w.at, w.locked, w.owner = at, true, index.MaxOwners
+	w.open = r.Health.Serves() && r.custody.grants()
 }
 
 // second is the time of day, by the clock that entries' ends are of: now counts from the store's start, and is not set
@@ -114,10 +113,7 @@ func (w *walk) find(r *root, likely uint32, fp uint64, k *chunk.Key) (uint32, *i
 		w.isOf(r, e)
 	}
 	if !w.open || w.lost && !e.Is(index.FallbackName) || e.Is(index.Evicting) ||
-		x.EntryPieces(slot, e)&w.ranks != w.ranks {
-		return index.None, nil
-	}
-	if r.Index.Expiries.Any() && r.Expired(slot, w.second()) {
+		x.EntryPieces(slot, e)&w.ranks != w.ranks || x.Expiries.Any() && r.Expired(slot, w.second()) {
 		return index.None, nil
 	}
 	return slot, e
@@ -136,9 +132,7 @@ func (w *walk) isOf(r *root, e *index.Entry) bool {
 // touch makes an entry the most recent and pins it.
 func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
 	first := !w.touches.Has(i, fp)
-	if len(w.store.levels) > 1 {
-		r.Moves.Granted(slot, e, first)
-	}
+	r.Moves.Granted(slot, e, first)
 	if first {
 		w.touches.Touch(i)
 		r.Index.TouchEntry(e)

@@ -238,6 +238,12 @@ func (s *Moves) check() error {
 
 // Granted follows the grant of an entry to a lookup, before its pin; first says that its request has not asked before.
 func (s *Moves) Granted(slot uint32, e *index.Entry, first bool) {
+	if s.Hits.of != nil { // there are levels: nothing moves without them
+		s.granted(slot, e, first)
+	}
+}
+
+func (s *Moves) granted(slot uint32, e *index.Entry, first bool) {
 	if e.Is(index.Moving) {
 		s.stay(slot)
 	}

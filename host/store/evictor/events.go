@@ -30,11 +30,20 @@ func (v *Evictor) Post(op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cau
 		return
 	}
 	if op == abi.OpUnpin {
-		v.queue.evictable(v, e)
+		canGo(v, e, c.Tenant)
 	}
 	v.write(v.policy.Next(), op, slot, e, fp, c)
 	if err := v.policy.Commit(); err != nil {
 		v.Fail(err)
+	}
+}
+
+// canGo hears of a tenant's entry that is new or can be evicted again.
+func canGo(v *Evictor, e *index.Entry, tenant uint32) {
+	v.queue.evictable(e)
+	v.instead.evictable(tenant)
+	if v.fallback != nil {
+		v.fallback.evictable(tenant)
 	}
 }
 
@@ -62,8 +71,8 @@ func (v *Evictor) send(ev abi.Event) {
 	if v.closed {
 		return
 	}
-	if ev.Op == abi.OpUnpin {
-		v.queue.evictable(v, v.x.At(ev.Slot))
+	if ev.Op == abi.OpUnpin || ev.Op == abi.OpInsert || ev.Op == abi.OpResident {
+		canGo(v, v.x.At(ev.Slot), ev.Tenant)
 	}
 	if v.fallback == nil && !v.scanning {
 		if err := v.policy.Event(ev); err != nil {

@@ -54,7 +54,6 @@ type Evictor struct {
 	active    *Policy      // what policy was made from
 	fallback  *recency     // answers while the policy is down, else nil
 	instead   recency      // answers where the policy names nobody who can go
-	unpins    uint64       // entries that may go again
 	candidate *candidate   // a policy that is about to take over, or nil
 	past      policy.Stats // of earlier instances of the active policy
 	scanning  bool         // a scan runs: the policy is told nothing

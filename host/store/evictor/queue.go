@@ -22,8 +22,7 @@ type victimQueue struct {
 }
 
 // evictable hears of an entry that can be evicted again.
-func (q *victimQueue) evictable(v *Evictor, e *index.Entry) {
-	v.unpins++
+func (q *victimQueue) evictable(e *index.Entry) {
 	if len(q.slots) > 0 && e.LastTouch() <= q.horizon {
 		q.slots = nil
 	}

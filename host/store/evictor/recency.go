@@ -20,11 +20,9 @@ type recency struct {
 	order   []Touched // those that it has not come to
 	passed  []Touched // older ones that could not go when it came to them
 	listing bool      // the list is being made
-	vain    struct {  // the last question to which a whole list had no answer
-		tenant uint32
-		unpins uint64
-		found  bool
-	}
+	// vain are the tenants for whom a whole list had nobody, until one of their entries can go again. One that has filled
+	// its quota with entries in use would have a list made for each of its stores.
+	vain map[uint32]struct{}
 }
 
 const (
@@ -32,6 +30,7 @@ const (
 	maxPassed = 4096 // of them, the others are found again by the next list
 	drawn     = 32   // for each victim
 	drawnMore = 1024 // for the first, if those were none: a tenant's share of the entries may be small
+	mostVain  = 64
 )
 
 // Touched is an entry at the time of its last touch.
@@ -44,10 +43,9 @@ type Touched struct {
 // victims names the oldest entries.
 func (s *recency) victims(v *Evictor, ask abi.Ask, dst []uint32) (n int) {
 	dst = dst[:min(uint32(len(dst)), ask.MaxVictims)]
-	if len(dst) == 0 || s.vain.found && s.vain.tenant == ask.Tenant && s.vain.unpins == v.unpins {
+	if _, vain := s.vain[ask.Tenant]; vain || len(dst) == 0 {
 		return 0
 	}
-	s.vain.found = false
 	whole := len(s.order)+len(s.passed) == 0
 	if whole {
 		s.list(v)
@@ -67,9 +65,20 @@ func (s *recency) victims(v *Evictor, ask abi.Ask, dst []uint32) (n int) {
 		ask.Bytes -= min(ask.Bytes, uint64(v.x.Bytes(slot)))
 	}
 	if n == 0 && !s.listing {
-		s.vain.tenant, s.vain.unpins, s.vain.found = ask.Tenant, v.unpins, true
+		if s.vain == nil || len(s.vain) == mostVain {
+			s.vain = map[uint32]struct{}{}
+		}
+		s.vain[ask.Tenant] = struct{}{}
 	}
 	return n
+}
+
+// evictable hears of a tenant's entry that can be evicted again.
+func (s *recency) evictable(tenant uint32) {
+	if len(s.vain) > 0 {
+		delete(s.vain, tenant)
+		delete(s.vain, abi.None)
+	}
 }
 
 // oldest goes through the list, as far as the question needs.

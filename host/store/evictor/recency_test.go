@@ -24,6 +24,7 @@ func TestRecencyFindsEveryTenant(t *testing.T) {
 		insert()
 	}
 	s := &recency{}
+	r.v.fallback = s
 	var dst [1]uint32
 	var pinned []uint32
 	for round := range 3000 {
@@ -60,5 +61,48 @@ func TestRecencyFindsEveryTenant(t *testing.T) {
 	}
 	for _, slot := range pinned {
 		r.x.Unpin(slot)
+	}
+}
+
+// TestRecencyRemembersThatNobodyCanGo asks again and again for a tenant all of whose entries are in use, while another
+// tenant's come and go. No list is made for that, until one of them can go.
+func TestRecencyRemembersThatNobodyCanGo(t *testing.T) {
+	r := newRig(t, 64)
+	for n := range uint64(32) {
+		r.insertOf(t, n, uint16(n%2))
+		r.v.Pin(r.find(n), r.x.Fingerprint(r.find(n)), 0)
+	}
+	s := &recency{}
+	r.v.fallback = s
+	var dst [1]uint32
+	ask := func(tenant uint32) int {
+		return s.victims(r.v, abi.Ask{Bytes: 1, MaxVictims: 1, Tenant: tenant}, dst[:])
+	}
+	unpin := func(n uint64) {
+		r.x.Unpin(r.find(n))
+		r.v.Tell(abi.OpUnpin, r.find(n), r.x.Fingerprint(r.find(n)), 0)
+	}
+	if ask(1) != 0 {
+		t.Fatal("an entry in use is named")
+	}
+	unpin(0)
+	if n := testing.AllocsPerRun(100, func() {
+		if ask(1) != 0 {
+			t.Fatal("an entry in use is named")
+		}
+		r.v.Pin(r.find(0), r.x.Fingerprint(r.find(0)), 0)
+		unpin(0)
+	}); n > 0 {
+		t.Errorf("%v allocations for a question that has no answer: a list is made each time", n)
+	}
+	if ask(0) != 1 || dst[0] != r.find(0) {
+		t.Error("the other tenant's entry is not named")
+	}
+	unpin(1)
+	if ask(1) != 1 || dst[0] != r.find(1) {
+		t.Error("the entry that can go again is not named")
+	}
+	for n := uint64(2); n < 32; n++ {
+		unpin(n)
 	}
 }
