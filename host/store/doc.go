@@ -8,7 +8,7 @@
 // The packages below this one own a root's parts: entries (the index and the life of each entry), files (its
 // directory), recovery (scans and checkpoints), sharedroot (the part of one host among several), each with its data and
 // its lock. A root puts them together; what differs between a root of one host and one that several share is a
-// custody.
+// custody. Failing roots, the order of locks and the goroutines are in ARCHITECTURE.md.
 //
 // # Life of an entry
 //
@@ -40,26 +40,9 @@
 // order: first lookups miss, then its files are unlinked, then its bytes are free; after a crash it may be there again,
 // and is counted.
 //
-// Failing roots, the order of locks and the goroutines are in ARCHITECTURE.md.
-//
 // # Levels
 //
 // Roots have levels. Entries are stored in the nearest one, and lookups grant the nearest whole copy. What a root
 // evicts is copied to the next level before it goes, and what is granted from afar can come nearer; package moves does
 // that. Each copy is an entry of its own root, with its own bytes and its own place in that root's evict policy.
-//
-// # Why a change of policy makes nobody wait
-//
-// An evict policy must know every entry before it can decide. [Store.Swap] lets it learn beside the acting one: it
-// takes over that one's state where both keep the same and it is small, and else is told of the entries, oldest touch
-// first, in slices between which sessions have the root. What happens meanwhile reaches both. A policy that failed has
-// no such time: its place is taken by the order of last touch, which needs to be told nothing, because every entry
-// carries its last touch.
-//
-// # Why an entry's class leads to who named it
-//
-// A path is worked out, not stored: that keeps an entry at 38 bytes, or 54. So whoever named a file must be there for
-// as long as the file is. Entries name a class in a few bits, which stands for namespace, group, place policy and
-// layout; a swap gives new pieces a new class, and an old one that has lost its last entry takes its policy with it.
-// Each root keeps the modules that named its files, and a scan finds under which of them a file has the path it has.
 package store

@@ -74,9 +74,6 @@ func (l *Lease) Sample(in LevelHits, roots []string) (n int) {
 	return n
 }
 
-// Level is the level of that root.
-func (l *Lease) Level(i int) int { return l.store.roots[l.granted(i).Root].cfg.Level }
-
 // granted is the nearest copy that the lease has.
 func (l *Lease) granted(i int) requests.Grant {
 	l.mu.Lock()

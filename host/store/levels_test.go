@@ -169,7 +169,7 @@ func TestPromotion(t *testing.T) {
 	}
 	f.settle()
 	for i := range 2 {
-		equal(t, "level of a hit that was asked for", l.Level(i), 0)
+		equal(t, "level of a hit that was asked for", f.levelOf(l, i), 0)
 		p, err := l.Open(i, 0)
 		if err != nil {
 			t.Fatal(err)
