@@ -137,6 +137,8 @@ func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
 	}
 	if there, err := n.hit(of.Entry); err != nil {
 		return err
+	} else if there && k.levels {
+		return n.loadFurther(of, failed)
 	} else if there {
 		return fmt.Errorf("piece %s is a hit after a load failed: %w", of, failed)
 	}
@@ -144,6 +146,29 @@ func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
 		r.model.setDamaged(of.Entry, false)
 	}
 	return nil
+}
+
+// loadFurther loads a piece again after a load found the nearest copy bad: the levels behind may have copies, of which
+// each is whole, or is lost as well.
+func (n *node) loadFurther(of Piece, failed error) error {
+	for range n.r.h.Kind.roots - 1 {
+		l, err := n.lookup(of.Entry, 1, 0)
+		if err != nil || l.Hits() == 0 {
+			return err
+		}
+		payload, err := l.Load(0, of.Rank)
+		l.Release()
+		if err == nil {
+			return n.r.model.served(of, payload)
+		}
+		if !isLoss(err) {
+			return nil
+		}
+		if there, err := n.hit(of.Entry); err != nil || !there {
+			return err
+		}
+	}
+	return fmt.Errorf("piece %s is a hit after a load from every level failed: %w", of, failed)
 }
 
 // readAll reads every piece that is there. After a crash those of entries too that lack the other one: damage is to be
