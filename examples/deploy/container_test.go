@@ -1,0 +1,87 @@
+package deploy
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+)
+
+// imageUser is the user of the image, and of the manifests.
+const imageUser = 10001
+
+// image is builder's command on storage of its own.
+func image(storage string, args ...string) []string {
+	return append([]string{"--root", filepath.Join(storage, "root"), "--runroot", filepath.Join(storage, "run"),
+		"--storage-driver", "vfs"}, args...)
+}
+
+// The Dockerfile gives an image whose host is a user without capabilities, which serves as it is. buildah builds and runs
+// it without a daemon; the base is made here, because no registry is at hand.
+func TestImage(t *testing.T) {
+	testenv.Need(t, testenv.Buildah)
+	base := bareDebian(t)
+	storage, context := t.TempDir(), t.TempDir()
+	buildah := func(args ...string) string {
+		t.Helper()
+		return strings.TrimSpace(must(t, "buildah", image(storage, args...)...))
+	}
+	if err := os.Link(binary(t), filepath.Join(context, "kvhost")); err != nil {
+		t.Fatal(err)
+	}
+	made := buildah("from", "scratch")
+	buildah("add", "--quiet", made, base, "/")
+	buildah("commit", "--quiet", "--rm", made, "localhost/base")
+	buildah("bud", "--isolation", "chroot", "--build-arg", "BASE=localhost/base", "--tag", "localhost/kvhost",
+		"--file", "container/Dockerfile", context)
+
+	var about struct {
+		OCIv1 struct {
+			Config struct {
+				User            string
+				Entrypoint, Cmd []string
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(buildah("inspect", "--type", "image", "localhost/kvhost")), &about); err != nil {
+		t.Fatal(err)
+	}
+	if c := about.OCIv1.Config; c.User != "10001:10001" || len(c.Entrypoint) != 1 || len(c.Cmd) != 2 {
+		t.Errorf("%+v", c)
+	}
+	container := buildah("from", "localhost/kvhost")
+	run := func(args ...string) []string {
+		return image(storage, append([]string{"run", "--isolation", "chroot", container, "--", "kvhost"}, args...)...)
+	}
+	if out := must(t, "buildah", run("--version")...); !strings.HasPrefix(out, "kvhost ") {
+		t.Errorf("--version: %s", out)
+	}
+	const config = "/etc/kvhost/kvhost.toml"
+	if out := must(t, "buildah", run("check", "--config", config)...); strings.Contains(out, "policies:") ||
+		!strings.Contains(out, "/var/lib/kvhost/kv (does not exist yet") {
+		t.Errorf("check:\n%s", out)
+	}
+	address := outside(t)
+	cmd := exec.Command("buildah", run("--config", config, "--http-listen", address)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	s := serve(t, cmd)
+	s.unprivileged(imageUser)
+	s.probed(address)
+	if strings.Contains(s.logged(), "policy cache") {
+		t.Errorf("the image has no cache:\n%s", s.logged())
+	}
+	s.stop()
+}
+
+// The user of the image is the manifests'.
+func TestImageUser(t *testing.T) {
+	if !strings.Contains(read(t, "container/Dockerfile"), "\nUSER 10001:10001\n") ||
+		!strings.Contains(read(t, "kubernetes/chart/values.yaml"), "\nuser: 10001\n") {
+		t.Errorf("the image and the manifests have not both the user %d", imageUser)
+	}
+}
