@@ -58,7 +58,7 @@ func machine(t *testing.T, units map[string]string) string {
 	for name, text := range units {
 		write(t, filepath.Join(at, name), text, 0o644)
 	}
-	for _, command := range []string{"usr/bin/kvhost", "bin/kill"} {
+	for _, command := range []string{"usr/bin/kvhost", "bin/sh"} {
 		write(t, filepath.Join(root, command), "#!/bin/sh\n", 0o755)
 	}
 	return root
