@@ -30,7 +30,7 @@ var rows = [][]string{
 	{"host/policy", "host/policy/policytest"},
 	{"host/policy/plugintest", "host/policy/scaffold", "host/policy/shadow"},
 	{"host/store/capacity", "host/store/changelog", "host/store/health", "host/store/index", "host/store/pieceformat", "host/store/shared"},
-	{"host/store/requests", "host/store/sequence"},
+	{"host/store/requests", "host/store/sequence", "host/store/storetest"},
 	{"host/store/catalog"},
 	{"host/store/evictor"},
 	{"host/store/entries", "host/store/files"},

@@ -19,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/storetest"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -123,30 +124,14 @@ func payload(plan *chunk.Plan, k chunk.Key, rank uint32) []byte {
 	return b
 }
 
-// write fills a put's file, as the transfer engine does.
+// write fills a put's file.
 func write(p *Put) error {
-	file, err := p.File()
-	if err != nil {
-		return err
-	}
-	plan := p.Plan()
 	pool, err := staging.NewSlots(1, int(p.FileBytes()))
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	slot, err := pool.Acquire(context.Background())
-	if err != nil {
-		return err
-	}
-	defer slot.Release()
-	image := slot.Bytes()[:p.FileBytes()]
-	copy(image[p.DataOffset():], payload(plan, p.key, p.rank))
-	table := make([]uint64, len(plan.Extents()))
-	chunk.SumExtents(plan, 0, len(table), image[p.DataOffset():], 0, table)
-	p.Head(image, table)
-	_, err = file.WriteAt(image, 0)
-	return err
+	return storetest.Write(context.Background(), pool, p, payload(p.Plan(), p.key, p.rank))
 }
 
 // put stores one piece of key n in group 0, child of key n-1 unless it is 0.

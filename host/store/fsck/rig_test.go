@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/storetest"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/zeebo/xxh3"
 )
@@ -71,32 +72,12 @@ func (r *rig) put(n uint64) error {
 	if err != nil {
 		return err
 	}
-	slot, err := r.slots.Acquire(ctx)
-	if err != nil {
-		p.Abort(err)
-		return err
-	}
-	defer slot.Release()
-	image := slot.Bytes()[:p.FileBytes()]
+	payload := make([]byte, p.Plan().PayloadBytes())
 	g := rand.New(rand.NewPCG(n, 4))
-	for i := range image {
-		image[i] = byte(g.Uint32())
+	for i := range payload {
+		payload[i] = byte(g.Uint32())
 	}
-	plan := p.Plan()
-	table := make([]uint64, len(plan.Extents()))
-	data := image[p.DataOffset():]
-	clear(data[plan.PayloadBytes():])
-	chunk.SumExtents(plan, 0, len(table), data, 0, table)
-	p.Head(image, table)
-	f, err := p.File()
-	if err == nil {
-		_, err = f.WriteAt(image, 0)
-	}
-	if err != nil {
-		p.Abort(err)
-		return err
-	}
-	return p.Publish(ctx)
+	return storetest.Store(ctx, r.slots, p, payload)
 }
 
 func (r *rig) mustPut(ns ...uint64) {

@@ -25,6 +25,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/hostile"
 	"github.com/kvhost/kvhost/host/store/janitor"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/storetest"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/stagingtest"
 )
@@ -104,27 +105,7 @@ func (r *rig) put(n uint64) error {
 	if err != nil {
 		return err
 	}
-	slot, err := r.page.Acquire(ctx)
-	if err != nil {
-		r.Fatal(err)
-	}
-	defer slot.Release()
-	image, plan := slot.Bytes()[:p.FileBytes()], p.Plan()
-	clear(image)
-	data := image[p.DataOffset():]
-	copy(data, payload(n, plan.PayloadBytes()))
-	table := make([]uint64, len(plan.Extents()))
-	chunk.SumExtents(plan, 0, len(table), data, 0, table)
-	p.Head(image, table)
-	f, err := p.File()
-	if err == nil {
-		_, err = f.WriteAt(image, 0)
-	}
-	if err != nil {
-		p.Abort(err)
-		return err
-	}
-	return p.Publish(ctx)
+	return storetest.Store(ctx, r.page, p, payload(n, p.Plan().PayloadBytes()))
 }
 
 // load reads a key's piece as a load does; false is a miss.

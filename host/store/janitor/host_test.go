@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/storetest"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -153,23 +154,7 @@ func (h *host) put(key byte) int64 {
 		h.Fatal(err)
 	}
 	defer slots.Close()
-	slot, err := slots.Acquire(context.Background())
-	if err != nil {
-		h.Fatal(err)
-	}
-	defer slot.Release()
-	image, plan := slot.Bytes()[:p.FileBytes()], p.Plan()
-	table := make([]uint64, len(plan.Extents()))
-	chunk.SumExtents(plan, 0, len(table), image[p.DataOffset():], 0, table)
-	p.Head(image, table)
-	f, err := p.File()
-	if err == nil {
-		_, err = f.WriteAt(image, 0)
-	}
-	if err == nil {
-		err = p.Publish(context.Background())
-	}
-	if err != nil {
+	if err := storetest.Store(context.Background(), slots, p, nil); err != nil {
 		h.Fatal(err)
 	}
 	return p.FileBytes()

@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/storetest"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -134,25 +135,9 @@ type hostPut struct {
 	slots *staging.Slots
 }
 
-// Write writes the whole file, as the transfer engine does.
+// Write writes the whole file.
 func (p *hostPut) Write(content func(int64) []byte) error {
-	file, err := p.File()
-	if err != nil {
-		return err
-	}
-	slot, err := p.slots.Acquire(context.Background())
-	if err != nil {
-		return err
-	}
-	defer slot.Release()
-	plan, image := p.Plan(), slot.Bytes()[:p.FileBytes()]
-	clear(image)
-	copy(image[p.DataOffset():], content(plan.PayloadBytes()))
-	table := make([]uint64, len(plan.Extents()))
-	chunk.SumExtents(plan, 0, len(table), image[p.DataOffset():], 0, table)
-	p.Head(image, table)
-	_, err = file.WriteAt(image, 0)
-	return err
+	return storetest.Write(context.Background(), p.slots, p, content(p.Plan().PayloadBytes()))
 }
 
 func (h *hostStore) Lookup(space int, keys []uint64, ranks uint64) (Lease, error) {
