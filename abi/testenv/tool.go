@@ -146,6 +146,16 @@ var (
 		Name: "/dev/fuse", Tests: "roots on a file system that misbehaves below the kernel",
 		Other: "run as root with CAP_SYS_ADMIN, and give the container /dev/fuse", Optional: true, probe: mayUseFUSE,
 	}
+	// DirectIO is a file system for temporary files that takes O_DIRECT.
+	DirectIO = &Tool{
+		Name: "direct I/O", Tests: "what GPUDirect Storage needs of a file", Other: "set TMPDIR to a directory on a disk",
+		Optional: true, probe: takesDirectIO,
+	}
+	// Devices makes device files.
+	Devices = &Tool{
+		Name: "the right to make devices", Tests: "devices in the place of a store's files", Other: "run as root with CAP_MKNOD",
+		Optional: true, probe: makesDevices,
+	}
 	// UserFaults makes accesses to missing pages fail.
 	UserFaults = &Tool{
 		Name: "userfaultfd", Tests: "that a host allocates no page of a client",
@@ -160,7 +170,7 @@ var (
 
 // Tools are all of them.
 var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Chromium, Promtool, Systemd,
-	Packages, NFPM, Kubernetes, Debian, Buildah, Mounts, Users, FUSE, UserFaults, MemoryCgroup}
+	Packages, NFPM, Kubernetes, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {
 	return func() bool {
@@ -269,6 +279,26 @@ func becomesNobody() bool {
 	cmd := exec.Command("true")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: Nobody, Gid: Nobody}}
 	return cmd.Run() == nil
+}
+
+func takesDirectIO() bool {
+	dir, err := os.MkdirTemp("", "kvhost-direct-")
+	if err != nil {
+		return false
+	}
+	defer os.RemoveAll(dir)
+	f, err := os.OpenFile(filepath.Join(dir, "file"), os.O_RDWR|os.O_CREATE|syscall.O_DIRECT, 0o600)
+	return err == nil && f.Close() == nil
+}
+
+func makesDevices() bool {
+	dir, err := os.MkdirTemp("", "kvhost-device-")
+	if err != nil {
+		return false
+	}
+	defer os.RemoveAll(dir)
+	const null = 1<<8 | 3
+	return syscall.Mknod(filepath.Join(dir, "null"), syscall.S_IFCHR|0o600, null) == nil
 }
 
 func mayUseFUSE() bool {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
@@ -69,10 +70,8 @@ func TestBenchThroughClient(t *testing.T) {
 // The direct route is measured through a client where cuFile takes it, and named by cuFile's statistics. Where the host stages
 // the root, it is left out with the reason, and no staged figure stands in its place.
 func TestBenchThroughClientDirect(t *testing.T) {
+	testenv.Need(t, testenv.DirectIO)
 	dir, double := shortDir(t), gdstest.Build(t)
-	if !takesDirectIO(dir) {
-		t.Skipf("%s has no direct I/O: set TMPDIR to a directory on a disk", dir)
-	}
 	libraries := t.TempDir()
 	for _, name := range []string{"libcuda.so.1", "libcufile.so.0"} {
 		if err := os.Symlink(double.Path, filepath.Join(libraries, name)); err != nil {

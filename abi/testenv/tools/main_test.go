@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -60,7 +61,9 @@ func TestMachineWithGoAlone(t *testing.T) {
 	}
 	for _, tool := range testenv.Tools {
 		line := "      without " + tool.Name + ": " + tool.Fix()
-		kernels := (tool == testenv.UserFaults || tool == testenv.MemoryCgroup) && tool.Have()
+		kernels := tool.Have() && slices.Contains([]*testenv.Tool{
+			testenv.UserFaults, testenv.MemoryCgroup, testenv.DirectIO, testenv.Devices,
+		}, tool)
 		if listed := strings.Count(got, line) == 1; listed != (tool.After == nil && !kernels) {
 			t.Errorf("listed %v: %s", listed, line)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
@@ -276,7 +277,8 @@ func (s *seed) run(t *testing.T, slots *staging.Slots, p hostile.Place, in hosti
 	}
 	come := func() {
 		if err := tree.Put(p, in); errors.Is(err, unix.EPERM) {
-			t.Skip("this user may not make it:", err)
+			testenv.Need(t, testenv.Devices)
+			t.Fatal(err)
 		} else if err != nil {
 			t.Fatal(err)
 		}
