@@ -153,8 +153,12 @@ func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
 func (n *node) loadFurther(of Piece, failed error) error {
 	for range n.r.h.Kind.roots - 1 {
 		l, err := n.lookup(of.Entry, 1, 0)
-		if err != nil || l.Hits() == 0 {
+		if err != nil {
 			return err
+		}
+		if l.Hits() == 0 {
+			l.Release()
+			return nil
 		}
 		payload, err := l.Load(0, of.Rank)
 		l.Release()
