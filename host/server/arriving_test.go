@@ -72,7 +72,7 @@ func (w *wire) begin(stream, message uint32, bytes, frame int) bool {
 // Parts of messages on many streams and connections take no more than their part of the memory, however they are cut into
 // frames. The connections that exceed it are told why, others are served, and all is given back.
 func TestPartsOfMessagesAreBounded(t *testing.T) {
-	const limit, message, bytes, connections = 4 << 20, 1 << 20, 200 << 10, 16
+	const limit, message, bytes, connections = 8 << 20, 800 << 10, 200 << 10, 16
 	arriving := share.ArrivingBudget(limit, 32)
 	r := newRig(t, func(c *Config, _ *store.Config) {
 		c.Limits.Sessions, c.Limits.MessageBytes, c.Arriving = 32, message, arriving
@@ -123,6 +123,13 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 	}
 	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
 	p.check(4)
+	many := keys(message/32 - 100) // nearly the largest message, ten times
+	for range 10 {
+		if _, err := p.Lookup(t.Context(), client.LookupRequest{Keys: many}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
 }
 
 // readUntilPong reads frames until the answer to a PING, or the end.
