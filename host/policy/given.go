@@ -32,11 +32,17 @@ func (p *givenPath) clone() givenPath { return givenPath{p.query, bytes.Clone(p.
 // them in 24 of 25 cases.
 const remembered = 64
 
+// drawnOf is among how many paths one may be kept, once there are enough: to draw takes as long as half a path.
+const drawnOf = 16
+
 // note may keep a path, the n-th that was given.
 func (g *given) note(n uint64, q *abi.PlaceQuery, path []byte) {
 	at := n
 	if n >= remembered {
-		if at = rand.Uint64N(n); at >= remembered {
+		if n%drawnOf != 0 {
+			return
+		}
+		if at = rand.Uint64N(n/drawnOf + remembered); at >= remembered {
 			return
 		}
 	}
