@@ -1,0 +1,210 @@
+package deploy
+
+import (
+	"debug/buildinfo"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+)
+
+// distVersion is that of the releases that tests make.
+const distVersion = "1.2.3"
+
+// dist makes a release.
+func dist(out string, archs string) error {
+	with, err := overlay()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command("go", "run", "./examples/deploy/dist", "-version", "v"+distVersion, "-out", out, "-arch", archs,
+		"-overlay", with)
+	cmd.Dir = testenv.Root()
+	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("dist: %w\n%s", err, out)
+	}
+	return nil
+}
+
+var released = sync.OnceValues(func() (string, error) {
+	dir := filepath.Join(shared, "release")
+	return dir, dist(dir, "amd64,arm64")
+})
+
+// release is the directory of a release.
+func release(t *testing.T) string {
+	t.Helper()
+	testenv.Need(t, testenv.NFPM, testenv.Packages, testenv.Git)
+	dir, err := released()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func file(arch, suffix string) string { return "kvhost_" + distVersion + "_linux_" + arch + suffix }
+
+// installed is what both packages have.
+var installed = []string{
+	"/usr/bin/kvhost", "/etc/kvhost/kvhost.toml", "/usr/lib/systemd/system/kvhost.service",
+	"/usr/lib/systemd/system/kvhost@.service", "/usr/share/doc/kvhost/copyright",
+}
+
+// A release has a tarball, packages and a bill of materials for each architecture, with the binary of that one in them.
+func TestDist(t *testing.T) {
+	dir := release(t)
+	sums := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
+	sums.Dir = dir
+	out, err := sums.CombinedOutput()
+	if err != nil || strings.Count(string(out), ": OK\n") != 8 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for arch, elf := range map[string]string{"amd64": "x86_64", "arm64": "aarch64"} {
+		deb := filepath.Join(dir, file(arch, ".deb"))
+		if got := must(t, "dpkg-deb", "--field", deb, "Architecture", "Version"); got !=
+			"Architecture: "+arch+"\nVersion: "+distVersion+"\n" {
+			t.Errorf("%s: %s", deb, got)
+		}
+		content := must(t, "dpkg-deb", "--contents", deb)
+		rpm := filepath.Join(dir, file(arch, ".rpm"))
+		if got := must(t, "rpm", "-qp", "--queryformat", "%{ARCH} %{VERSION}", rpm); got != elf+" "+distVersion {
+			t.Errorf("%s: %s", rpm, got)
+		}
+		must(t, "rpm", "-K", "--nosignature", rpm)
+		listed := must(t, "rpm", "-qlp", rpm)
+		for _, name := range installed {
+			if !strings.Contains(content, " ."+name+"\n") || !strings.Contains(listed, name+"\n") {
+				t.Errorf("%s: %s is missing in\n%s%s", arch, name, content, listed)
+			}
+		}
+		if got := must(t, "rpm", "-qp", "--configfiles", rpm); got != "/etc/kvhost/kvhost.toml\n" {
+			t.Errorf("%s: configuration: %s", rpm, got)
+		}
+
+		at := t.TempDir()
+		must(t, "tar", "-xzf", filepath.Join(dir, file(arch, ".tar.gz")), "-C", at)
+		binary := filepath.Join(at, file(arch, ""), "kvhost")
+		info, err := buildinfo.ReadFile(binary)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var bill struct {
+			BOMFormat, SpecVersion string
+			Components             []struct{ Name, Version, Purl string }
+		}
+		if err := json.Unmarshal([]byte(read(t, filepath.Join(dir, file(arch, ".cdx.json")))), &bill); err != nil ||
+			bill.BOMFormat != "CycloneDX" || len(bill.Components) != len(info.Deps)+1 {
+			t.Fatalf("%v: %d components, the binary has %d modules", err, len(bill.Components), len(info.Deps))
+		}
+		for i, dep := range info.Deps {
+			if c := bill.Components[i+1]; c.Purl != "pkg:golang/"+dep.Path+"@"+dep.Version {
+				t.Errorf("%s: %s in the bill, %s in the binary", arch, c.Purl, dep.Path)
+			}
+		}
+	}
+}
+
+// Two releases of one commit are the same bytes.
+func TestDistIsReproducible(t *testing.T) {
+	dir, again := release(t), filepath.Join(t.TempDir(), "again")
+	if err := dist(again, "amd64"); err != nil {
+		t.Fatal(err)
+	}
+	list, err := os.ReadDir(again)
+	if err != nil || len(list) != 5 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	for _, e := range list {
+		if e.Name() == "SHA256SUMS" {
+			continue // has the other architecture's, too
+		}
+		if read(t, filepath.Join(dir, e.Name())) != read(t, filepath.Join(again, e.Name())) {
+			t.Errorf("%s differs", e.Name())
+		}
+	}
+}
+
+// The package makes a bare Debian serve: as its own user, and as nobody without a home; check and probes are well, and
+// a reload takes what changed.
+func TestInstall(t *testing.T) {
+	dir, base := release(t), bareDebian(t)
+	testenv.Need(t, testenv.Systemd)
+	root := t.TempDir()
+	if err := os.Chmod(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	must(t, "tar", "--numeric-owner", "-xf", base, "-C", root)
+	must(t, "cp", filepath.Join(dir, file("amd64", ".deb")), filepath.Join(root, "kvhost.deb"))
+	must(t, "chroot", root, "dpkg", "--install", "/kvhost.deb")
+
+	passwd := read(t, filepath.Join(root, "etc/passwd"))
+	if !strings.Contains(passwd, "\nkvhost:") || !strings.Contains(passwd, ":/nonexistent:/usr/sbin/nologin\n") {
+		t.Errorf("the user is not there:\n%s", passwd)
+	}
+	targets, _ := filepath.Glob("/usr/lib/systemd/system/*.target")
+	for _, name := range targets {
+		if text, err := os.ReadFile(name); err == nil {
+			write(t, filepath.Join(root, "usr/lib/systemd/system", filepath.Base(name)), string(text), 0o644)
+		}
+	}
+	if out, err := analyze("verify", "--root="+root, "kvhost.service"); err != nil || strings.TrimSpace(out) != "" {
+		t.Errorf("verify: %v\n%s", err, out)
+	}
+	if out := must(t, "chroot", root, "kvhost", "--version"); out != "kvhost "+distVersion+"\n" {
+		t.Errorf("--version: %s", out)
+	}
+
+	// What systemd would make for the unit's user.
+	address := outside(t)
+	config := filepath.Join(root, "etc/kvhost/kvhost.toml")
+	text := read(t, config)
+	for _, user := range []string{"kvhost", "nobody"} {
+		write(t, config, "http.listen = \""+address+"\"\n"+text, 0o644)
+		for _, at := range []string{"/run/kvhost", "/var/lib/kvhost", "/var/cache/kvhost"} {
+			must(t, "chroot", root, "rm", "-rf", at)
+			must(t, "chroot", root, "install", "-d", "-m", "0700", "-o", user, at)
+		}
+		inside := func(args ...string) *exec.Cmd {
+			const script = `mount --make-rprivate / && mount -t proc proc "$0/proc" && user=$1 && shift && unset HOME &&
+exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
+			cmd := exec.Command("/bin/sh", append([]string{"-c", script, root, user}, args...)...)
+			cmd.SysProcAttr = testenv.MountNamespace()
+			return cmd
+		}
+		const at = "/etc/kvhost/kvhost.toml"
+		if out, err := inside("check", "--config", at).CombinedOutput(); err != nil || strings.Contains(string(out), "warning") {
+			t.Errorf("check as %s: %v\n%s", user, err, out)
+		}
+		cmd := inside("--config", at)
+		s := serve(t, cmd)
+		uid := strings.TrimSpace(must(t, "chroot", root, "id", "-u", user))
+		if n, err := strconv.Atoi(uid); err != nil {
+			t.Error(err)
+		} else {
+			s.unprivileged(n)
+		}
+		s.probed(address)
+		write(t, config, read(t, config)+"\n[[policy]]\nmodule = \"fifo.wasm\"\nshadow = true\n", 0o644)
+		if err := syscall.Kill(s.pid, syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		s.await("configuration reloaded")
+		s.stop()
+	}
+	must(t, "chroot", root, "dpkg", "--remove", "kvhost")
+	if _, err := os.Stat(filepath.Join(root, "usr/bin/kvhost")); !os.IsNotExist(err) {
+		t.Errorf("it is there after the package went: %v", err)
+	}
+	if _, err := os.Stat(config); err != nil {
+		t.Errorf("the configuration went with the package: %v", err)
+	}
+}
