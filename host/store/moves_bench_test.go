@@ -38,11 +38,10 @@ func BenchmarkLoadsBesideMoves(b *testing.B) {
 			if m != nil {
 				(&moves.Entry{Move: m, Kind: moves.Through, From: &from.origin, To: to}).Offer(f.store.mover)
 			}
-			waiting := int64(16 * pieceBytes)
 			if m == nil {
 				time.Sleep(time.Millisecond) // not to take a core from what is measured
 			}
-			_ = f.store.mover.Wait(ctx, waiting)
+			_ = f.store.mover.Wait(ctx, 16*pieceBytes)
 		}
 	}()
 	var took [2][]time.Duration
