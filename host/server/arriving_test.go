@@ -86,7 +86,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 		list = append(list, w)
 		for i := range uint32(16) {
 			method := []string{proto.Host_Session_FullMethodName, proto.Host_Status_FullMethodName}[i%2]
-			if !w.call(2*i+1, method) || !w.begin(2*i+1, message/4, bytes, 16<<10) {
+			if !w.call(2*i+1, method) || !w.begin(2*i+1, message, bytes, 16<<10) {
 				break
 			}
 		}
@@ -116,7 +116,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 
 	w := r.wire()
 	w.call(1, proto.Host_Session_FullMethodName)
-	w.begin(1, message/4, 100, 1) // of one byte each
+	w.begin(1, message, 100, 1) // of one byte each
 	w.SetReadDeadline(time.Now().Add(boundedWait))
 	if text, err := io.ReadAll(w); !strings.Contains(string(text), "frames are too small") {
 		t.Errorf("%q, %v", text, err)
