@@ -13,7 +13,7 @@ import (
 
 // foreign adds up damaged files under names that no policy at hand can read back, as after one that is linked in was
 // replaced, or that none could when they were scanned: to a scan they are another program's, left alone and not counted.
-func (n *node) foreign(dir string) (bytes int64, err error) {
+func foreign(n *node, dir string) (bytes int64, err error) {
 	err = eachDamaged(n.r.files, dir, func(name, rel string, info staging.Info) {
 		if ino, left := n.left[name]; left && ino == info.Ino || !n.store.Claims(rel) {
 			bytes += pieceformat.Padded(info.Allocated)

@@ -66,9 +66,9 @@ func (n *node) checkRoots(list []store.Inspection) error {
 		capacity := n.cfg.Roots[i].Capacity
 		disk, temps, err := usage(n.r.files, root.Dir)
 		if err == nil && disk > min(root.Used, capacity) {
-			var foreign int64
-			foreign, err = n.foreign(root.Dir)
-			disk -= foreign
+			var left int64
+			left, err = foreign(n, root.Dir)
+			disk -= left
 		}
 		temporaries += temps
 		switch {
@@ -189,8 +189,8 @@ func (r *runner) compareAccounts() error {
 	return n.eventually(func(list []store.Inspection) (err error) {
 		for i, root := range list {
 			disk, temporaries, uerr := usage(n.r.files, root.Dir)
-			foreign, ferr := n.foreign(root.Dir)
-			want := disk - foreign + root.Missing
+			left, ferr := foreign(n, root.Dir)
+			want := disk - left + root.Missing
 			err = errors.Join(err, uerr, ferr)
 			capacity := n.cfg.Roots[i].Capacity
 			if err == nil && (root.Used != want || temporaries != 0 || root.Used > capacity) {
