@@ -6,7 +6,20 @@ sealed memfd that both processes map, and stores and loads name blocks in it.
 
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
-from kvhost.errors import Code, Denied, HostError, HostGone, KvhostError, OverLimit
+from kvhost.errors import (
+    Cancelled,
+    Code,
+    Damaged,
+    Denied,
+    Disagreement,
+    HostError,
+    HostGone,
+    Invalid,
+    KvhostError,
+    LeaseOver,
+    OverLimit,
+    StorageFailed,
+)
 from kvhost.events import Event, EventBatch, EventStream, Position
 from kvhost.semaphores import ArenaSemaphores, Semaphores, Timeline
 from kvhost.session import (
@@ -31,9 +44,9 @@ from kvhost.session import (
 from kvhost.shape import Group, Namespace, Plane, Region
 
 __all__ = [
-    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "ChunkResult", "Code", "Denied",
-    "DiscardResult", "EndReason", "Event", "EventBatch", "EventStream", "Group", "Hints", "HostError", "HostGone",
-    "KvhostError", "LevelHits", "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "OverLimit", "PendingLookup",
-    "Plane", "Position", "Region", "Result", "Semaphores", "Session", "SharedMemory", "StoreChunk", "StoreJob",
-    "StoreResult", "Timeline",
+    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "Cancelled", "ChunkResult", "Code",
+    "Damaged", "Denied", "Disagreement", "DiscardResult", "EndReason", "Event", "EventBatch", "EventStream", "Group",
+    "Hints", "HostError", "HostGone", "Invalid", "KvhostError", "LeaseOver", "LevelHits", "LoadChunk", "LoadJob",
+    "LoadResult", "Lookup", "Namespace", "OverLimit", "PendingLookup", "Plane", "Position", "Region", "Result",
+    "Semaphores", "Session", "SharedMemory", "StorageFailed", "StoreChunk", "StoreJob", "StoreResult", "Timeline",
 ]

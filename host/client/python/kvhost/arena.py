@@ -58,6 +58,8 @@ class Arena:
     """A memfd of fixed size, sealed so that neither side can make the other fault by truncating it."""
 
     def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"an arena of {size} bytes, want at least 1")
         self.fd = os.memfd_create("kvhost-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
@@ -81,6 +83,9 @@ class Arena:
             self._map.close()
         except BufferError:
             pass  # a slice or an array of it still exists: the memory is freed with the last of them
+
+    def __repr__(self) -> str:
+        return f"Arena({self.size})" if self.fd >= 0 else "<closed Arena>"
 
     def __enter__(self) -> Arena:
         return self

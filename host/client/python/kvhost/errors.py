@@ -56,4 +56,31 @@ class Denied(HostError):
     """This process's user may not do that, as to be the tenant that HELLO names."""
 
 
-_BY_CODE = {Code.LIMIT: OverLimit, Code.DENIED: Denied}
+class Invalid(HostError):
+    """A field of the message has a bad value, or memory of this process is gone."""
+
+
+class Disagreement(HostError):
+    """HELLO contradicts the engine's other sessions, or what the operator has pinned."""
+
+
+class LeaseOver(HostError):
+    """The lease was released, used or has expired. Look up again."""
+
+
+class Damaged(HostError):
+    """The stored bytes did not verify, or are gone. The next lookup misses."""
+
+
+class StorageFailed(HostError):
+    """The storage failed."""
+
+
+class Cancelled(HostError):
+    """The job was cancelled."""
+
+
+_BY_CODE = {
+    Code.INVALID: Invalid, Code.DISAGREEMENT: Disagreement, Code.LIMIT: OverLimit, Code.LEASE_OVER: LeaseOver,
+    Code.DAMAGED: Damaged, Code.IO: StorageFailed, Code.CANCELLED: Cancelled, Code.DENIED: Denied,
+}  # fmt: skip

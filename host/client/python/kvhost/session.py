@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
@@ -18,6 +19,8 @@ from kvhost.v1 import kvhost_pb2 as pb
 from kvhost.wire import Stream, checked, send_descriptor
 
 PROTOCOL = 1
+
+_R = TypeVar("_R")
 
 #: In a load's blocks: this block of the chunk is not wanted.
 NOT_WANTED = 0xFFFFFFFF
@@ -70,7 +73,7 @@ class Hints:
 class StoreChunk:
     key: bytes
     blocks: Sequence[int]
-    parent: bytes = b""  # empty for a prefix's first chunk
+    parent: bytes | None = None  # None, or empty, for a prefix's first chunk
     depth: int = 0
 
 
@@ -138,6 +141,9 @@ class Lookup:
             LevelHits(at.level, at.chunks, at.bytes, at.micros / 1e6 if at.micros else None) for at in reply.levels
         ]
 
+    def __repr__(self) -> str:
+        return f"<Lookup: {self.hits} hits, {self.bytes} bytes, lease {self.lease}>"
+
     def has(self, i: int) -> bool:
         if self.bits:
             return i // 8 < len(self.bits) and bool(self.bits[i // 8] >> (i % 8) & 1)
@@ -182,12 +188,36 @@ class _Job:
         self.id = 0
         self._over = threading.Event()
         self._answer: Any = None
+        self._lock = threading.Lock()
+        self._wakers: list[Callable[[], None]] = []
 
     def _end(self, m: Any) -> None:
         if self.timeline is not None and (isinstance(m, Exception) or m.WhichOneof("body") == "error"):
             self.timeline.abandon()  # the host will not
-        self._answer = m
-        self._over.set()
+        with self._lock:
+            self._answer = m
+            self._over.set()
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    async def _awaited(self, result: Callable[[float | None], _R]) -> _R:
+        """Waits on the running event loop. Cancelling the task ends only the waiting, as a TimeoutError does."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(over.set)
+            except RuntimeError:
+                pass  # the loop was closed: nobody waits
+
+        with self._lock:
+            done = self._over.is_set()
+            if not done:
+                self._wakers.append(wake)
+        if not done:
+            await over.wait()
+        return result(0)
 
     @property
     def over(self) -> bool:
@@ -231,6 +261,9 @@ class StoreJob(_Job):
         if self._over.is_set():
             checked(self._answer)
 
+    def __await__(self) -> Generator[Any, None, StoreResult]:
+        return self._awaited(self.published).__await__()
+
     def published(self, timeout: float | None = None) -> StoreResult:
         """Returns when every chunk has its result."""
         m = self._wait(timeout).store_published
@@ -255,6 +288,9 @@ class LoadJob(_Job):
             return False
         self._end(m)
         return True
+
+    def __await__(self) -> Generator[Any, None, LoadResult]:
+        return self._awaited(self.wait).__await__()
 
     def wait(self, timeout: float | None = None) -> LoadResult:
         """Returns when every block was delivered or has failed. When it raises :class:`HostGone` or
@@ -321,6 +357,9 @@ class Session:
         else:
             self._stream.start(lambda m: True, **body)
 
+    def __repr__(self) -> str:
+        return f"<Session with {self._socket}, kvhost {self.version}{', ended' if self.ended.is_set() else ''}>"
+
     @property
     def ended(self) -> threading.Event:
         """Set once the session is over, by either side: its jobs have failed by then."""
@@ -328,6 +367,10 @@ class Session:
 
     def register(self, group: int, arena: Arena | AdoptedMemory | SharedMemory, regions: Sequence[Region]) -> None:
         """Tells the host where a group's pages are: one region per plane of the group, in its order."""
+        if not isinstance(getattr(arena, "fd", None), int):
+            raise TypeError(
+                f"{type(arena).__name__} is no memory that can be shared: make tensors and arrays of an Arena's view"
+            )
         if arena.fd < 0:
             raise ValueError("the arena is closed")
         tag = self._send(arena.fd)
@@ -431,7 +474,7 @@ class Session:
                 request=request,
                 group=group,
                 timeline=timeline.message() if timeline else None,
-                chunks=[pb.StoreChunk(key=c.key, parent=c.parent, depth=c.depth, blocks=c.blocks) for c in chunks],
+                chunks=[pb.StoreChunk(key=c.key, parent=c.parent or b"", depth=c.depth, blocks=c.blocks) for c in chunks],
             ),
         )
         return job

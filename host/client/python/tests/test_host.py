@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import hashlib
 import mmap
@@ -110,6 +111,34 @@ def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
     found.release()
     s.end_request(5, kvhost.Hints(kvhost.EndReason.TOOL_CALL, tokens_in=64, tokens_out=9, priority=-1, return_seconds=2.5))
     assert [c.result for c in s.store([kvhost.StoreChunk(keys[0], to[0])]).published(30).chunks] == [kvhost.Result.RESIDENT]
+
+
+def test_jobs_can_be_awaited(peer: Peer, seed: bytes) -> None:
+    s, there = peer.session, peer.fill(range(0, 4))
+
+    async def both() -> kvhost.LoadResult:
+        chunks = [kvhost.StoreChunk(key(seed, n), [2 * n, 2 * n + 1], key(seed, 0) if n else None, n) for n in range(2)]
+        stored = await s.store(chunks)
+        assert [c.result for c in stored.chunks] == [kvhost.Result.STORED] * 2
+        hit = s.lookup([key(seed, n) for n in range(2)])
+        assert repr(hit).startswith("<Lookup: 2 hits, ")
+        job = s.load(hit, [kvhost.LoadChunk(n, [4 + 2 * n, 5 + 2 * n]) for n in range(2)])
+        first = await job
+        assert first == await job  # again, when it is over
+        with pytest.raises(kvhost.LeaseOver):
+            late = await s.load(hit, [kvhost.LoadChunk(0, [4, 5])])
+            raise late.failed[0].error
+        return first
+
+    done = asyncio.run(both())
+    assert not done.failed
+    assert peer.read(range(4, 8)) == there
+
+
+def test_what_is_no_memory_is_refused(peer: Peer) -> None:
+    with pytest.raises(TypeError, match="bytearray"):
+        peer.session.register(0, bytearray(8), [])  # type: ignore[arg-type]
+    assert "kvhost" in repr(peer.session)
 
 
 def test_adopted_memory(path: str, seed: bytes) -> None:
