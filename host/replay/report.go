@@ -40,8 +40,11 @@ type Report struct {
 	Policies        []PolicyReport `json:"policies"`
 	PolicyShare     float64        `json:"policy_ns_per_access"` // nanoseconds in all policies
 
-	failure, mismatch error
+	firstErrors
 }
+
+// firstErrors are the first that were seen of each kind.
+type firstErrors struct{ failure, mismatch error }
 
 // Latency describes the calls of one kind. A request makes at most one, unless it is very long.
 type Latency struct {
@@ -81,7 +84,7 @@ func newReport(o *Options, t *tally, elapsed time.Duration) *Report {
 		Stored: t.kept, Resident: t.resident, Refused: t.refused, Shed: t.shed,
 		FailedStores: t.failedStores, FailedLoads: t.failedLoads,
 		Lookup: latency(t.lookups), Load: latency(t.loads), Store: latency(t.stores),
-		Policies: []PolicyReport{}, failure: t.firstFailure, mismatch: t.firstMismatch,
+		Policies: []PolicyReport{}, firstErrors: firstErrors{t.firstFailure, t.firstMismatch},
 	}
 	if t.accesses > 0 {
 		r.HitRatio = float64(t.hits) / float64(t.accesses)
