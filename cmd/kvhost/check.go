@@ -100,7 +100,7 @@ func wanted(cfg *config.Config) doctor.Wanted {
 	}
 	for _, r := range cfg.Roots {
 		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared,
-			Mount: r.RequireMount, Route: askedRoute(r), Memory: r.InMemory()})
+			Mount: r.RequireMount, Route: askedRoute(r), Memory: r.InMemory(), Level: r.Level})
 	}
 	return w
 }

@@ -22,6 +22,7 @@ type WantedRoot struct {
 	Shared   bool   `json:"shared,omitempty"`
 	Mount    bool   `json:"require_mount,omitempty"`
 	Memory   bool   `json:"memory,omitempty"` // it is page-locked memory, not a directory
+	Level    int    `json:"level,omitempty"`  // 0 is nearest
 }
 
 // Facts are what a probe found.

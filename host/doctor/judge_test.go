@@ -51,6 +51,10 @@ func machines() map[string]struct {
 		change(&w, &f)
 		out[name] = seen{w, f}
 	}
+	add("levels", func(w *Wanted, f *Facts) {
+		w.Roots = append(w.Roots, WantedRoot{Path: "memory:", Capacity: 64 << 30, Memory: true, Level: 2})
+		f.Roots = append(f.Roots, Root{Path: "memory:", Memory: true})
+	})
 	add("peer", func(*Wanted, *Facts) {})
 	add("nvfs", func(_ *Wanted, f *Facts) { f.CuFile.NVFS, f.Machine.NVFS, f.Machine.HugePages = "2.26", true, 4096 })
 	add("vm", func(_ *Wanted, f *Facts) {

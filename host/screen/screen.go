@@ -51,6 +51,11 @@ func Draw(before, now *proto.StatusReply) string {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", r.Path, state, bar(r.Used, r.Capacity), size(r.Used),
 				size(r.Capacity), r.Entries, r.Evictions, r.Sheds, r.Damaged, r.Outages)
 		})
+	table(&b, "LEVEL\tHITS\tLOADED\tDEMOTED TO\tPROMOTED TO\tPREFETCHED\tUSED\tAROUND\tSHED", levels(now), func(w io.Writer, n int) {
+		at := func(name string) uint64 { return now.Counters[fmt.Sprintf("level%d_%s", n, name)] }
+		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", n, at("hits"), size(at("loaded_bytes")), at("demotion"), at("promotion"),
+			at("prefetch"), at("prefetch_used"), at("around"), at("demotion_shed")+at("promotion_shed")+at("prefetch_shed"))
+	})
 	table(&b, "POLICY\tROLE\tSTATE\tMODULE\tCALLS\tNS/RECORD\tFAULTS\tHIT RATIO\tROOT", now.Policies,
 		func(w io.Writer, p *proto.PolicyStatus) {
 			ratio, cost := "-", "-"
@@ -111,6 +116,19 @@ func table[R any](b *strings.Builder, heading string, rows []R, row func(io.Writ
 		fmt.Fprintf(b, "... and %d more: kvhost status --json\n", more)
 	}
 	b.WriteByte('\n')
+}
+
+// mostLevels is more than a host can have.
+const mostLevels = 8
+
+// levels are those that a host has, if it has several.
+func levels(s *proto.StatusReply) (list []int) {
+	for n := range mostLevels {
+		if _, has := s.Counters[fmt.Sprintf("level%d_hits", n)]; has {
+			list = append(list, n)
+		}
+	}
+	return list
 }
 
 // busiest sorts by keys, most first.

@@ -21,7 +21,8 @@ func TestScreen(t *testing.T) {
 	before := &proto.StatusReply{UptimeSeconds: 10, Counters: map[string]uint64{"lookup_keys": 100, "lookup_hits": 100, "lookups": 10}, Routes: route(0)}
 	now := &proto.StatusReply{
 		Version: "v1", UptimeSeconds: 12, Roots: roots(1 << 30), Routes: route(3e9), NotReady: []string{"because"},
-		Counters:  map[string]uint64{"lookup_keys": 200, "lookup_hits": 125, "lookups": 30},
+		Counters: map[string]uint64{"lookup_keys": 200, "lookup_hits": 125, "lookups": 30, "level0_hits": 7, "level2_hits": 5,
+			"level2_loaded_bytes": 1 << 30, "level2_demotion": 11, "level2_demotion_shed": 1, "level2_promotion_shed": 2},
 		Latencies: []*proto.LatencyStatus{{Answer: "load", Count: 4, Seconds: 0.02, Bounds: []float64{0.001, 0.01}, Buckets: []uint64{1, 3, 0}}},
 	}
 	for range mostListed + 2 {
@@ -29,7 +30,8 @@ func TestScreen(t *testing.T) {
 	}
 	text := Draw(before, now)
 	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.50 GB/s",
-		"read only, scanning  [###.......]  1.0 GiB  4.0 GiB", "<10ms  <10ms  <10ms  5ms", "... and 2 more"} {
+		"read only, scanning  [###.......]  1.0 GiB  4.0 GiB", "<10ms  <10ms  <10ms  5ms", "... and 2 more",
+		"0      7     0 B", "2      5     1.0 GiB  11          0            0           0     0       3"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
