@@ -7,7 +7,8 @@
 //!
 //! Two things are a KV cache's own. The cost is that of prefill: a chunk's tokens attend to all before them, so that a
 //! chunk at depth d costs 1 + d / double_at of a first one. And only leaves of the prefix tree go: a prompt is read from
-//! its start up to the first chunk that is missing, so a chunk whose parent went is room wasted.
+//! its start up to the first chunk that is missing, so a chunk whose parent went is room wasted. Where every leaf is pinned,
+//! others go after all: a policy that names nobody is not asked for long.
 #![cfg_attr(target_arch = "wasm32", no_std)]
 
 mod heap;
@@ -21,6 +22,9 @@ const SCALE: u64 = 1 << 20; // worth of that cost in one unit of size is COST * 
 const RESIDENT: u8 = 1;
 const PINNED: u8 = 2;
 const NAMED: u8 = 4; // as a victim, since its last use
+const TAKEN: u8 = 8; // off the heap for the time of one answer
+
+const INNER: u64 = 1 << 63; // above the value of every leaf
 
 #[derive(Clone, Copy)]
 struct Slot {
@@ -40,21 +44,21 @@ unsafe impl kvhost::Zero for Slot {}
 
 struct Thrift {
     slots: &'static mut [Slot],
-    leaves: Heap,              // resident, not pinned, without resident children: what may go
+    may_go: Heap,              // resident and not pinned; what has resident children after all leaves
     taken: &'static mut [u32], // off the heap for the time of one answer
     double_at: u64,
     age: u64, // worth of the last victim
     used: u64,
 }
 
-/// How many leaves one answer looks at: a call must end soon. Who needs more asks again.
+/// How many entries one answer looks at: a call must end soon. Who needs more asks again.
 const LOOKS: usize = 256;
 
 impl Policy for Thrift {
     fn new(info: &Info) -> Result<Self, &'static str> {
         Ok(Thrift {
             slots: alloc(info.max_slots as usize)?,
-            leaves: Heap::new(info.max_slots as usize)?,
+            may_go: Heap::new(info.max_slots as usize)?,
             taken: alloc(LOOKS)?,
             double_at: info.number("double_at", 128)?,
             age: 0,
@@ -74,16 +78,17 @@ impl Thrift {
         };
         s.worth = Worth { value: self.age + cost * SCALE / u64::from(s.size.max(1)), used: self.used };
         s.state &= !NAMED;
-        self.leaves.update(slot, s.worth);
+        self.sort(slot);
     }
 
     /// Puts an entry on the heap if it may go, and takes it off if not.
     fn sort(&mut self, slot: u32) {
         let s = &self.slots[slot as usize];
-        if s.state & (RESIDENT | PINNED) == RESIDENT && s.children == 0 {
-            self.leaves.push(slot, s.worth);
+        if s.state & (RESIDENT | PINNED | TAKEN) == RESIDENT {
+            let inner = if s.children > 0 { INNER } else { 0 };
+            self.may_go.push(slot, Worth { value: s.worth.value | inner, used: s.worth.used });
         } else {
-            self.leaves.remove(slot);
+            self.may_go.remove(slot);
         }
     }
 
@@ -113,7 +118,7 @@ impl Thrift {
         let s = &mut self.slots[slot as usize];
         s.parent = parent;
         s.parent_life = life;
-        self.leaves.remove(parent);
+        self.sort(parent);
     }
 
     fn unlink(&mut self, slot: u32) {
@@ -150,7 +155,7 @@ impl Thrift {
         let s = &mut self.slots[slot as usize];
         s.state = 0;
         s.life = s.life.wrapping_add(1);
-        self.leaves.remove(slot);
+        self.may_go.remove(slot);
     }
 
     fn set(&mut self, slot: u32, bit: u8, on: bool) {
@@ -184,13 +189,14 @@ impl Evict for Thrift {
         let (mut n, mut freed, mut looks) = (0, 0, 0);
         // Each leaf is taken off as if it had gone, so that its parent may follow it in the same answer.
         while n < out.len() && freed < ask.bytes && looks < LOOKS {
-            let slot = match self.leaves.pop() {
+            let slot = match self.may_go.pop() {
                 Some(slot) => slot,
                 None => break,
             };
             self.taken[looks] = slot;
             looks += 1;
             let s = &mut self.slots[slot as usize];
+            s.state |= TAKEN;
             if ask.tenant != NONE && ask.tenant != s.tenant {
                 continue;
             }
@@ -211,10 +217,11 @@ impl Evict for Thrift {
                 named -= 1;
                 if let Some(p) = self.parent(slot) {
                     self.slots[p as usize].children += 1;
-                    self.leaves.remove(p);
+                    self.sort(p);
                 }
             }
-            self.leaves.push(slot, self.slots[slot as usize].worth);
+            self.slots[slot as usize].state &= !TAKEN;
+            self.sort(slot);
         }
         n
     }
