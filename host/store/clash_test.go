@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/plugins/fanout"
 )
 
@@ -204,4 +205,25 @@ func TestFoundUnderAnEarlierNaming(t *testing.T) {
 	f.mustRead(0)
 	f.mustRead(1)
 	f.checkUsed()
+}
+
+// TestANamingBoundTwice: the root keeps a place policy for the files that it named, also when it was bound again, named
+// none, and went.
+func TestANamingBoundTwice(t *testing.T) {
+	naming := func(widths string) *policy.Handle {
+		return use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: widths})
+	}
+	f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) { c.Policies.Place = naming("1/1/1") })
+	f.mustPut(0)
+	for _, widths := range []string{"4/4", "1/1/1", "4/4"} {
+		if _, err := f.store.Swap(t.Context(),
+			Swap{From: "fanout", Policies: [abi.Roles]*policy.Handle{abi.RolePlace: naming(widths)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.store.catalog.EndScan() // frees what has ended
+	kept, err := filepath.Glob(filepath.Join(f.cfg.Roots[0].Path, pieceformat.PoliciesDir, "*"+pieceformat.PlaceSuffix))
+	if err != nil || len(kept) != 2 {
+		t.Errorf("%d place policies are kept, of two that are needed: %v, %v", len(kept), kept, err)
+	}
 }

@@ -123,7 +123,8 @@ func (c *Catalog) Entries(g *PlaceGeneration) (entries int64) {
 	return max(0, entries)
 }
 
-// releaseGeneration gives back a reference to a generation. After the last one the roots forget it.
+// releaseGeneration gives back a reference to a generation. After the last one to any of the same module and settings the
+// roots forget it.
 func (c *Catalog) releaseGeneration(g *PlaceGeneration) {
 	if g.refs.Add(-1) > 0 {
 		return
@@ -134,6 +135,9 @@ func (c *Catalog) releaseGeneration(g *PlaceGeneration) {
 	}
 	used := false // its module, with other settings
 	for _, o := range c.Generations() {
+		if o != g && o.id == g.id { // bound twice, with another policy in between
+			return
+		}
 		used = used || o != g && o.Module.Digest() == g.Module.Digest()
 	}
 	c.opt.Roots.Forget(pieceformat.PoliciesDir, g.id+pieceformat.PlaceSuffix)

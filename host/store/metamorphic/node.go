@@ -329,10 +329,11 @@ func (n *node) hit(e Entry) (bool, error) {
 }
 
 // kept checks that what was a hit still is one. It need not be with faults, as files that could not be removed come
-// back and push others out, nor where somebody else evicts.
+// back and push others out, nor where somebody else evicts, nor in memory, from which modules of earlier place policies are
+// not opened: memory that outlives its host is the model's own.
 func (n *node) kept() error {
 	k := &n.r.h.Kind
-	if k.faults != "" || k.power || k.hosts > 1 || n.EvictMode == store.Background {
+	if k.faults != "" || k.power || k.hosts > 1 || k.memory || n.EvictMode == store.Background {
 		return nil
 	}
 	for _, e := range n.before {

@@ -186,6 +186,7 @@ func (n *node) publish(p *put) error {
 func (n *node) mayFail(err error) bool {
 	k := &n.r.h.Kind
 	return acceptable(err) || k.hosts > 1 && pieceformat.IsDamage(err) ||
+		n.r.rules != nil && errors.Is(err, store.ErrSync) || // a batch failed while the piece was written
 		k.pauses && isAny(err, fs.ErrNotExist, store.ErrShort) // of an incarnation that is gone, or emptied
 }
 
