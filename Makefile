@@ -144,7 +144,7 @@ generate: ## regenerate what is generated (protobuf stubs)
 
 .build/bin/nfpm:
 	@mkdir -p $(TOOLS)
-	GOBIN=$(TOOLS) $(GO) install github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
+	GOBIN=$(TOOLS) $(GO) -C .ci/tools install -mod=readonly github.com/goreleaser/nfpm/v2/cmd/nfpm
 
 # Not with our go.mod, so that kvhost does not depend on Kubernetes.
 CHECK := examples/deploy/kubernetes/check

@@ -32,6 +32,9 @@ func MakeRoot(fsys staging.FS, dir string, mount bool) error {
 		return err
 	case errors.Is(err, fs.ErrNotExist):
 		above := filepath.Dir(dir)
+		if _, gone := staging.OS().Stat(above); gone == nil { // it takes no directories, as /proc
+			return err
+		}
 		return fmt.Errorf("%w: %s: mount its file system, or mkdir -p %s", ErrNoParent, above, above)
 	case errors.Is(err, unix.EROFS):
 		return fmt.Errorf("%w: mount a writable file system, and name a directory there as the root", err)
