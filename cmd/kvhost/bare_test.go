@@ -45,22 +45,6 @@ func asNobody(t *testing.T, dir, home string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// otherAddress is one of this machine's that is not loopback.
-func otherAddress(t *testing.T) string {
-	t.Helper()
-	list, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range list {
-		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() {
-			return n.IP.String()
-		}
-	}
-	t.Skip("this machine has no address but loopback")
-	return ""
-}
-
 func get(t *testing.T, url string) (code int, body string) {
 	t.Helper()
 	r, err := http.Get(url)
@@ -96,7 +80,7 @@ func TestNobodyServes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := shortDir(t)
 			_, port, _ := net.SplitHostPort(freePort(t))
-			address := net.JoinHostPort(otherAddress(t), port)
+			address := net.JoinHostPort(testenv.OutsideAddress(t), port)
 			args := append([]string{"--root", "kv=64MiB", "--policy", "fifo.wasm", "--http-listen", "0.0.0.0:" + port}, c.args...)
 			r := finish(t, asNobody(t, dir, c.home, append([]string{"check"}, args...)...))
 			if foreseen := strings.Contains(r.stdout, fix); r.code != 0 || foreseen != (c.says != "") ||

@@ -32,7 +32,7 @@ func MakeRoot(fsys staging.FS, dir string, mount bool) error {
 		return err
 	case errors.Is(err, fs.ErrNotExist):
 		above := filepath.Dir(dir)
-		if _, gone := staging.OS().Stat(above); gone == nil { // it takes no directories, as /proc
+		if _, missing := staging.OS().Stat(above); missing == nil { // it takes no directories, as /proc
 			return err
 		}
 		return fmt.Errorf("%w: %s: mount its file system, or mkdir -p %s", ErrNoParent, above, above)
