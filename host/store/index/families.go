@@ -28,12 +28,14 @@ func (f *families) add(slot uint32) {
 	}
 	c := f.large[parent]
 	if c == nil {
-		var siblings []uint32
-		f.children(parent, func(s uint32) { siblings = append(siblings, s) })
-		if len(siblings) < smallFamily && f.small.insert(parent, slot) {
-			return
+		if f.small.most(parent) < smallFamily || f.size(parent) < smallFamily {
+			if f.small.insert(parent, slot) {
+				return
+			}
 		}
 		c = &childSet{}
+		var siblings []uint32
+		f.children(parent, func(s uint32) { siblings = append(siblings, s) })
 		for _, s := range siblings {
 			f.small.remove(parent, s)
 			c.add(s)
@@ -41,6 +43,11 @@ func (f *families) add(slot uint32) {
 		f.large[parent] = c
 	}
 	c.add(slot)
+}
+
+func (f *families) size(parent uint64) (n int) {
+	f.children(parent, func(uint32) { n++ })
+	return n
 }
 
 // remove takes a slot out of its parent's family.

@@ -3,6 +3,7 @@ package index
 import (
 	"math/bits"
 	"slices"
+	"unsafe"
 )
 
 // table finds slots by fingerprint, in four bytes a cell: the slot, and in the bits that slots leave free a tag of the
@@ -99,6 +100,15 @@ func (t *table) search(fp uint64, visit func(slot uint32) (found bool)) bool {
 	}
 }
 
+// most is how many slots of a fingerprint there may be at most: its buckets say so without a look at any entry.
+func (t *table) most(fp uint64) int {
+	b := t.first(fp)
+	if b == nil {
+		return 0
+	}
+	return bits.OnesCount32(t.matches(b, fp)) + bits.OnesCount32(t.matches(t.second(fp), fp))
+}
+
 // remove takes a slot out and says whether it was there.
 func (t *table) remove(fp uint64, slot uint32) bool {
 	s := t.shard(fp)
@@ -184,6 +194,9 @@ func (t *table) grow(s *shard) bool {
 func newCells(n int) []uint32 {
 	cells := slices.Grow([]uint32(nil), n*bucketCells)
 	cells = cells[:cap(cells)/bucketCells*bucketCells]
+	if len(cells) >= hugeCells {
+		hugePages(unsafe.Pointer(&cells[0]), uintptr(len(cells))*4)
+	}
 	for i := range cells {
 		cells[i] = emptyCell
 	}
