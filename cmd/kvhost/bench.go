@@ -53,6 +53,8 @@ type benchOptions struct {
 	profiles       string
 	through        string
 	python         string
+	clients        int
+	ranks          bool
 	json           bool
 }
 
@@ -76,9 +78,14 @@ reads files that nobody has read since they were written; so do the threads. Pas
 medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first to third
 quartile). A root in memory has only the first ceiling.
 
-The roots must exist, with free memory and disk for twice the bytes of all chunks.`,
+With --clients 2, two engines, each with the memory of a GPU of its own, store and load through one host: each
+alone, and both at the same time. Without GPUs their pages are in host memory. With --ranks they are the ranks of
+one engine, and each chunk has a piece of each. The ratio is then together over alone, so 2 is all there is.
+
+The roots must exist, with free memory and disk for twice the bytes of all chunks of all clients.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
   kvhost bench --root memory: --root /dev/shm --through go
+  kvhost bench --root memory: --through go --clients 2 --ranks --pages llama
   kvhost bench --root /dev/shm --memory host --chunks 16 --pages mla`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -98,6 +105,8 @@ The roots must exist, with free memory and disk for twice the bytes of all chunk
 	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla, fp8 or all")
 	f.StringVar(&o.through, "through", throughInner, "who stores and loads: inner, go or python (see above)")
 	f.StringVar(&o.python, "python", "python3", "the interpreter of --through python, which has the kvhost package")
+	f.IntVar(&o.clients, "clients", 1, "clients of one host at the same time, with --through go")
+	f.BoolVar(&o.ranks, "ranks", false, "the clients are one engine's ranks")
 	f.StringVar(&o.profiles, "cpuprofile", "",
 		"directory for a CPU profile of each of our passes, which slows them a little")
 	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
@@ -133,6 +142,9 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 	if o.through != throughInner && o.through != throughGo && o.through != throughPython {
 		return nil, usageError{fmt.Errorf("--through %q: want inner, go or python", o.through)}
 	}
+	if o.clients < 1 || o.clients > 1 && o.through != throughGo || o.ranks && o.clients < 2 {
+		return nil, usageError{fmt.Errorf("--clients %d: want one, or some with --through go", o.clients)}
+	}
 	for _, r := range cfg.Roots {
 		if r.InMemory() {
 			continue
@@ -141,13 +153,17 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 			return nil, usageError{fmt.Errorf("root %s does not exist: create it first", r.Path)}
 		}
 	}
-	gpu, err := o.open(cfg)
+	gpus, err := o.open(cfg)
 	if err != nil {
 		return nil, err
 	}
 	var direct *gds.DirectRoute
-	if gpu != nil {
-		defer gpu.Close()
+	for _, gpu := range gpus {
+		if gpu != nil {
+			defer gpu.Close()
+		}
+	}
+	if gpu := gpus[0]; gpu != nil && o.clients == 1 {
 		if direct, err = openDirect(cfg, gpu); err != nil {
 			fmt.Fprintf(os.Stderr, "kvhost: the direct route is not measured: %v\n", err)
 		}
@@ -160,7 +176,7 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 			continue
 		}
 		for _, root := range cfg.Roots {
-			got, err := benchRoot(ctx, cfg, o, gpu, direct, root, shape.geometry)
+			got, err := benchRoot(ctx, cfg, o, gpus, direct, root, shape.geometry)
 			if err != nil {
 				return nil, err
 			}
@@ -176,23 +192,24 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 	return rows, nil
 }
 
-// open opens the GPU whose memory is measured, if any.
-func (o *benchOptions) open(cfg *config.Config) (*gds.GPU, error) {
+// open opens the GPU of each client whose memory is measured; nil: host memory.
+func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
+	none := make([]*gds.GPU, o.clients)
 	switch o.memory {
 	case "host":
-		return nil, nil
+		return none, nil
 	case "auto", "gpu":
 	default:
 		return nil, usageError{fmt.Errorf("--memory %q: want gpu, host or auto", o.memory)}
 	}
-	gpu, err := firstGPU(cfg)
+	gpus, err := firstGPUs(cfg, o.clients)
 	if err != nil && o.memory == "auto" {
-		return nil, nil
+		return none, nil
 	}
-	return gpu, err
+	return gpus, err
 }
 
-func firstGPU(cfg *config.Config) (*gds.GPU, error) {
+func firstGPUs(cfg *config.Config, n int) (opened []*gds.GPU, err error) {
 	if cfg.GDS.CUDA == config.CUDAOff {
 		return nil, fmt.Errorf("%w: gds.cuda is off", gds.ErrNoDriver)
 	}
@@ -207,13 +224,26 @@ func firstGPU(cfg *config.Config) (*gds.GPU, error) {
 	if len(gpus) == 0 {
 		return nil, gds.ErrNoGPU
 	}
-	return driver.OpenGPU(gpus[0].UUID, devices.GPUConfig(cfg))
+	if len(gpus) < n {
+		return nil, usageError{fmt.Errorf("--clients %d: there are %d GPUs", n, len(gpus))}
+	}
+	for _, dev := range gpus[:n] {
+		gpu, err := driver.OpenGPU(dev.UUID, devices.GPUConfig(cfg))
+		if err != nil {
+			for _, gpu := range opened {
+				err = errors.Join(err, gpu.Close())
+			}
+			return nil, err
+		}
+		opened = append(opened, gpu)
+	}
+	return opened, nil
 }
 
 // benchRoot measures every route to a root.
-func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gds.GPU, direct *gds.DirectRoute,
+func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []*gds.GPU, direct *gds.DirectRoute,
 	root config.Root, g chunk.Geometry) (rows []pathbench.Row, err error) {
-	e, dir := cfg.Engine, root.Path
+	e, dir, gpu := cfg.Engine, root.Path, gpus[0]
 	base := pathbench.Config{
 		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: g, Chunks: o.chunks, Rounds: o.rounds,
 		Copiers: runtime.GOMAXPROCS(0),
@@ -247,7 +277,13 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 	for i, k := range cases {
 		k.c.Open = o.opener(cfg, root, &k.c)
 		k.c.Profile = o.profiler(fmt.Sprintf("%s-%d", strings.Trim(strings.ReplaceAll(dir, "/", "-"), "-"), i))
-		got, err := pathbench.Run(ctx, k.c)
+		var got []pathbench.Row
+		var err error
+		if o.clients > 1 {
+			got, err = pathbench.RunTogether(ctx, k.c, pathbench.Clients{GPUs: gpus, Ranks: o.ranks})
+		} else {
+			got, err = pathbench.Run(ctx, k.c)
+		}
 		if err != nil && k.c.Direct != nil && ctx.Err() == nil {
 			fmt.Fprintf(os.Stderr, "kvhost: %s: the direct route is not measured: %v\n", dir, err)
 			continue
@@ -273,19 +309,19 @@ func (o *benchOptions) opener(cfg *config.Config, root config.Root,
 	base := cfg.Clone()
 	base.Engine.DirectIO = c.FS == staging.OS()
 	root.Shared, root.Route = false, config.RouteStaged
-	root.Capacity = 2*pathbench.MemoryBytes(c.Chunks, &c.Geometry) + 1<<30 // also for probes, and for what is removed late
+	root.Capacity = int64(o.clients)*2*pathbench.MemoryBytes(c.Chunks, &c.Geometry) + 1<<30 // also for probes, and for what is removed late
 	if c.Direct != nil {
 		root.Route = config.RouteDirect
 	}
+	through := benchpath.Config{Host: base, Root: root}
+	if o.through == throughPython {
+		through.Python = o.python
+	}
 	return func(ctx context.Context, dir string, shared pathbench.Shared) (pathbench.Path, error) {
 		if !root.InMemory() {
-			root.Path = dir
+			through.Root.Path = dir
 		}
-		through := benchpath.Config{Host: base, Root: root}
-		if o.through == throughPython {
-			through.Python = o.python
-		}
-		return benchpath.Open(ctx, through, &shared)
+		return through.Open(ctx, &shared)
 	}
 }
 

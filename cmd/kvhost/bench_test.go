@@ -67,6 +67,46 @@ func TestBenchThroughClient(t *testing.T) {
 	}
 }
 
+// With --clients 2 two engines, or two ranks of one, store and load through one host at the same time, each with the memory
+// of a GPU of its own. Every byte is compared with what that client stored.
+func TestBenchTogether(t *testing.T) {
+	dir, double := shortDir(t), gdstest.Build(t)
+	bench := func(args ...string) result {
+		cmd := command(t, dir, append([]string{"bench", "--root", dir, "--root", "memory:", "--chunks", "2", "--rounds", "1",
+			"--pages", "fp8", "--json", "--engine-direct-io=false", "--gds-use-cufile=false", "--engine-threads-per-gpu", "2",
+			"--through", "go", "--memory", "gpu"}, args...)...)
+		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "LD_LIBRARY_PATH="+filepath.Dir(double.Path), "KVHOST_DOUBLE_GPUS=2")
+		return finish(t, cmd)
+	}
+	for _, args := range [][]string{{"--clients", "2"}, {"--clients", "2", "--ranks"}, {"--clients", "2", "--memory", "host"}} {
+		r := bench(args...)
+		var rows []struct {
+			Pass, Route string
+			Alone       []float64
+			Ours        float64
+		}
+		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 6 {
+			t.Fatalf("%v: %d, %v\n%s%s", args, r.code, err, r.stdout, r.stderr)
+		}
+		for i, row := range rows {
+			if want := []string{"staged", "memory"}[i/3]; row.Route != want || len(row.Alone) != 2 || row.Alone[1] <= 0 || row.Ours <= 0 {
+				t.Errorf("%v: want route %s: %+v", args, want, row)
+			}
+		}
+	}
+	for _, wrong := range [][]string{{"--clients", "0"}, {"--ranks"}, {"--clients", "2", "--through", "inner"}} {
+		if r := bench(wrong...); r.code != exitUsage {
+			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
+		}
+	}
+	if r := bench("--clients", "3"); r.code != exitUsage || !strings.Contains(r.stderr, "there are 2 GPUs") {
+		t.Errorf("%d\n%s", r.code, r.stderr)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 // The direct route is measured through a client where cuFile takes it, and named by cuFile's statistics. Where the host stages
 // the root, it is left out with the reason, and no staged figure stands in its place.
 func TestBenchThroughClientDirect(t *testing.T) {

@@ -11,26 +11,31 @@ import (
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
 )
 
-// Config is a host and a client of it.
+// Config is a host and its clients.
 type Config struct {
 	Host   *config.Config // of which the socket, the log and the roots are replaced
 	Root   config.Root    // the host's only one
 	Python string         // the interpreter of the Python client; empty: the Go client
+
+	running *hostProcess
 }
 
-// Open starts the host and connects the client.
-func Open(ctx context.Context, c Config, shared *pathbench.Shared) (path pathbench.Path, err error) {
-	h, err := startHost(ctx, c.Host, c.Root)
-	if err != nil {
-		return nil, err
+// Open connects a client. The first one's host serves the others too, and ends with the last of them.
+func (c *Config) Open(ctx context.Context, shared *pathbench.Shared) (path pathbench.Path, err error) {
+	if c.running == nil || c.running.clients == 0 {
+		if c.running, err = startHost(ctx, c.Host, c.Root); err != nil {
+			return nil, err
+		}
 	}
+	h := c.running
+	h.clients++
 	if c.Python != "" {
 		path, err = newPythonPath(ctx, h, c.Python, shared)
 	} else {
 		path, err = newGoPath(ctx, h, shared)
 	}
 	if err != nil {
-		return nil, errors.Join(err, h.close())
+		return nil, errors.Join(err, h.leave())
 	}
 	return path, nil
 }

@@ -29,6 +29,7 @@ type hostProcess struct {
 	root    config.Root
 	dir     string // of its socket and configuration
 	socket  string
+	clients int // that use it
 	process *exec.Cmd
 	stop    context.CancelFunc
 	ended   chan struct{} // closed when its log has ended
@@ -220,6 +221,14 @@ func processorOf(pid int) time.Duration {
 		return 0
 	}
 	return time.Duration(t.Nano())
+}
+
+// leave ends the host with its last client.
+func (h *hostProcess) leave() error {
+	if h.clients--; h.clients > 0 {
+		return nil
+	}
+	return h.close()
 }
 
 // close ends the host and removes its directory.

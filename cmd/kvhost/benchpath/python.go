@@ -157,7 +157,7 @@ func (p *pythonPath) Processor() time.Duration {
 
 func (p *pythonPath) Route(ctx context.Context) (string, error) { return p.host.routeTaken(ctx) }
 
-func (p *pythonPath) Close() error { return errors.Join(p.closeProcess(), p.host.close()) }
+func (p *pythonPath) Close() error { return errors.Join(p.closeProcess(), p.host.leave()) }
 
 func (p *pythonPath) closeProcess() error {
 	err := p.orders.Close()

@@ -28,8 +28,9 @@ func newGoPath(ctx context.Context, h *hostProcess, shared *pathbench.Shared) (_
 			err = errors.Join(err, p.closeSession())
 		}
 	}()
-	if p.session, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: "bench", Role: "worker",
-		Namespace: shared.Namespace, DeviceUUID: shared.Device}); err != nil {
+	if p.session, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: shared.Engine, Role: "worker",
+		Rank: shared.Rank, LocalRanks: uint32(shared.Namespace.Ranks()), Namespace: shared.Namespace,
+		DeviceUUID: shared.Device}); err != nil {
 		return nil, err
 	}
 	var regions []client.PlaneRegion
@@ -149,7 +150,7 @@ func (p *goPath) Processor() time.Duration { return p.host.processor() }
 
 func (p *goPath) Route(ctx context.Context) (string, error) { return p.host.routeTaken(ctx) }
 
-func (p *goPath) Close() error { return errors.Join(p.closeSession(), p.host.close()) }
+func (p *goPath) Close() error { return errors.Join(p.closeSession(), p.host.leave()) }
 
 func (p *goPath) closeSession() error {
 	var errs []error

@@ -8,19 +8,22 @@ EXPORT int cuInit(unsigned flags) {
   return flags ? INVALID_VALUE : 0;
 }
 EXPORT int cuDriverGetVersion(int* v) { FAULT("cuDriverGetVersion"); *v = 13000; return 0; }
-EXPORT int cuDeviceGetCount(int* n) { FAULT("cuDeviceGetCount"); if (!initialised) return NOT_INITIALIZED; *n = 1; return 0; }
-EXPORT int cuDeviceGet(int* d, int ordinal) { FAULT("cuDeviceGet"); *d = ordinal; return ordinal ? 101 : 0; }
-EXPORT int cuDeviceGetName(char* s, int n, int d) { FAULT("cuDeviceGetName"); snprintf(s, n, "Double of a GPU"); return d; }
-EXPORT int cuDeviceGetUuid_v2(unsigned char* u, int d) { FAULT("cuDeviceGetUuid_v2"); for (int i = 0; i < 16; i++) u[i] = i * 17; return d; }
-EXPORT int cuDeviceGetPCIBusId(char* s, int n, int d) { FAULT("cuDeviceGetPCIBusId"); snprintf(s, n, "0000:AB:00.0"); return d; }
-EXPORT int cuDeviceTotalMem_v2(size_t* n, int d) { FAULT("cuDeviceTotalMem_v2"); *n = 1ull << 30; return d; }
+static int gpus(void) { const char* n = getenv("KVHOST_DOUBLE_GPUS"); return n ? atoi(n) : 1; } // they share their memory
+#define DEVICE(d) do { if ((d) < 0 || (d) >= gpus()) return 101; } while (0)
+EXPORT int cuDeviceGetCount(int* n) { FAULT("cuDeviceGetCount"); if (!initialised) return NOT_INITIALIZED; *n = gpus(); return 0; }
+EXPORT int cuDeviceGet(int* d, int ordinal) { FAULT("cuDeviceGet"); DEVICE(ordinal); *d = ordinal; return 0; }
+EXPORT int cuDeviceGetName(char* s, int n, int d) { FAULT("cuDeviceGetName"); DEVICE(d); snprintf(s, n, "Double of a GPU"); return 0; }
+EXPORT int cuDeviceGetUuid_v2(unsigned char* u, int d) { FAULT("cuDeviceGetUuid_v2"); DEVICE(d); for (int i = 0; i < 16; i++) u[i] = i * 17 + d; return 0; }
+EXPORT int cuDeviceGetPCIBusId(char* s, int n, int d) { FAULT("cuDeviceGetPCIBusId"); DEVICE(d); snprintf(s, n, "0000:%02X:00.0", 0xAB + d); return 0; }
+EXPORT int cuDeviceTotalMem_v2(size_t* n, int d) { FAULT("cuDeviceTotalMem_v2"); DEVICE(d); *n = 1ull << 30; return 0; }
 EXPORT int cuDeviceGetAttribute(int* v, int a, int d) {
   FAULT("cuDeviceGetAttribute");
+  DEVICE(d);
   *v = a == 16 ? 8 : a == 75 ? 9 : a == 76 ? 0 : 1;
-  return d;
+  return 0;
 }
-EXPORT int cuDevicePrimaryCtxRetain(void** c, int d) { FAULT("cuDevicePrimaryCtxRetain"); *c = &context; return d; }
-EXPORT int cuDevicePrimaryCtxRelease_v2(int d) { FAULT("cuDevicePrimaryCtxRelease_v2"); return d; }
+EXPORT int cuDevicePrimaryCtxRetain(void** c, int d) { FAULT("cuDevicePrimaryCtxRetain"); DEVICE(d); *c = &contexts[d]; return 0; }
+EXPORT int cuDevicePrimaryCtxRelease_v2(int d) { FAULT("cuDevicePrimaryCtxRelease_v2"); DEVICE(d); return 0; }
 EXPORT int cuCtxSetCurrent(void* c) { FAULT("cuCtxSetCurrent"); current = c; return 0; }
 EXPORT int cuStreamCreate(void** s, unsigned f) { FAULT("cuStreamCreate"); NEED_CONTEXT; (void)f; *s = malloc(1); return 0; }
 EXPORT int cuStreamDestroy_v2(void* s) { FAULT("cuStreamDestroy_v2"); NEED_CONTEXT; free(s); return 0; }
@@ -71,7 +74,7 @@ EXPORT int cuPointerGetAttribute(void* v, int attribute, void* p) {
   if (r.code) return (int)r.code;
   NEED_CONTEXT;
   if (attribute != 9 || !known(p, 1)) return INVALID_VALUE;
-  *(int*)v = (int)r.answer; // 0, the only GPU, unless a rule says another
+  *(int*)v = r.answer ? (int)r.answer : (int)((char*)current - contexts); // the asking GPU, unless a rule says another
   return 0;
 }
 EXPORT int cuMemHostRegister_v2(void* p, size_t n, unsigned f) {

@@ -9,7 +9,8 @@
 // of those that were read, or that cuMemcpyAsync copied. hang waits until the rules change. kvdouble_calls counts a function's calls. No figure is to be
 // had from this.
 //
-// answer is the GPU that cuPointerGetAttribute names.
+// answer is the GPU that cuPointerGetAttribute names. KVHOST_DOUBLE_GPUS is how many GPUs there are, 1 without it; they share
+// their memory.
 //
 // It is one translation unit: the parts below, in this order.
 #define _GNU_SOURCE

@@ -191,5 +191,5 @@ func (p *inner) Close() error {
 // namespace is that of the chunks.
 func (b *bench) namespace() chunk.Namespace {
 	return chunk.Namespace{Model: "bench", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
-		Groups: []chunk.Group{{Geometry: b.Geometry}}}
+		TensorParallel: b.ranks, Groups: []chunk.Group{{Geometry: b.Geometry}}}
 }

@@ -39,12 +39,12 @@ type move struct {
 	plane, block, at int
 }
 
-// image is what the planes hold before a store. Bytes are a function of the plane and the offset.
-func image(g chunk.Geometry, blocks int) [][]byte {
+// image is what a client's planes hold before a store. Bytes are a function of the client, the plane and the offset.
+func image(g chunk.Geometry, blocks, client int) [][]byte {
 	out := make([][]byte, len(g.Planes))
 	_ = planes(g, func(i int) error {
 		mem := make([]byte, blocks*int(g.Planes[i].PageBytes))
-		seed := rand.NewPCG(uint64(i), 5)
+		seed := rand.NewPCG(uint64(i), 5+uint64(client))
 		for at := 0; at+8 <= len(mem); at += 8 {
 			binary.LittleEndian.PutUint64(mem[at:], seed.Uint64())
 		}

@@ -54,6 +54,8 @@ func Keys(chunks []Chunk) []chunk.Key {
 // Shared is the memory of the pages as another process registers it.
 type Shared struct {
 	Namespace chunk.Namespace
+	Engine    string
+	Rank      uint32
 	Blocks    uint32   // of each plane, one after the other
 	Device    string   // UUID of the GPU; empty for host memory
 	Handles   [][]byte // CUDA IPC handles of the planes: each is an allocation

@@ -49,6 +49,9 @@ type bench struct {
 	slots  *staging.Slots // of the ceilings
 	rng    *rand.Rand
 	inMem  *memfs.FS // of a root in memory in this process
+	made   bool      // Dir is one of its own
+	client int       // which of several it is
+	ranks  int       // how many clients are one engine's ranks; 0: none
 }
 
 // figures of one pass, by round.
@@ -62,25 +65,9 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 {
 		return nil, fmt.Errorf("%w: %d chunks, %d rounds, %d copiers", ErrConfig, c.Chunks, c.Rounds, c.Copiers)
 	}
-	b := &bench{Config: c, rng: rand.New(rand.NewPCG(1, 1))}
-	if c.Direct != nil { // cuFile keeps files open, whose blocks are not free before it lets go of them
-		b.FS = staging.OnRemove(c.FS, c.Direct.Handles.Forget)
-	}
-	defer func() { err = errors.Join(err, b.closeMemory()) }()
-	if c.InMemory {
-		if err := b.openMemory(); err != nil {
-			return nil, err
-		}
-	}
-	if b.FS != nil { // of another process' root in memory there is nothing to see here
-		b.Dir = filepath.Join(b.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
-		if err := b.FS.Mkdir(b.Dir, 0o700); err != nil {
-			return nil, fmt.Errorf("pathbench: %w", err)
-		}
-		defer func() { err = errors.Join(err, b.remove(b.Dir)) }()
-	}
-	defer func() { err = errors.Join(err, b.close()) }()
-	if err := b.open(ctx); err != nil {
+	b := &bench{Config: c}
+	defer func() { err = errors.Join(err, b.end()) }()
+	if err := b.begin(ctx); err != nil {
 		return nil, err
 	}
 	var r results
@@ -101,6 +88,36 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 		rows[i].Route = route
 	}
 	return rows, nil
+}
+
+// begin makes the directory, the pages and the path. end must follow, also after an error.
+func (b *bench) begin(ctx context.Context) error {
+	b.rng = rand.New(rand.NewPCG(1, 1+uint64(b.client)))
+	if b.Direct != nil { // cuFile keeps files open, whose blocks are not free before it lets go of them
+		b.FS = staging.OnRemove(b.FS, b.Direct.Handles.Forget)
+	}
+	if b.InMemory {
+		if err := b.openMemory(); err != nil {
+			return err
+		}
+	}
+	if b.FS != nil { // of another process' root in memory there is nothing to see here
+		dir := filepath.Join(b.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
+		if err := b.FS.Mkdir(dir, 0o700); err != nil {
+			return fmt.Errorf("pathbench: %w", err)
+		}
+		b.Dir, b.made = dir, true
+	}
+	return b.open(ctx)
+}
+
+// end closes and removes what begin made.
+func (b *bench) end() error {
+	err := b.close()
+	if b.made {
+		err = errors.Join(err, b.remove(b.Dir))
+	}
+	return errors.Join(err, b.closeMemory())
 }
 
 func (f *figures) row(pass string) Row {
@@ -138,12 +155,15 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	b.image, b.got = image(b.Geometry, blocks), image(b.Geometry, blocks)
+	b.image, b.got = image(b.Geometry, blocks, b.client), image(b.Geometry, blocks, b.client)
 	if b.Open == nil {
 		b.path, err = b.openInner(ctx)
 		return err
 	}
-	shared := Shared{Namespace: b.namespace(), Blocks: uint32(blocks)}
+	shared := Shared{Namespace: b.namespace(), Engine: fmt.Sprint("bench", b.client), Blocks: uint32(blocks)}
+	if b.ranks > 0 {
+		shared.Engine, shared.Rank = "bench", uint32(b.client)
+	}
 	if err = b.pages.share(&shared); err != nil {
 		return err
 	}

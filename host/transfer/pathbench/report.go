@@ -23,25 +23,31 @@ func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Mi
 
 // Row is one pass beside its ceilings. Rates are medians in GB/s of page bytes.
 type Row struct {
-	Pages    string  `json:"pages"`
-	Memory   string  `json:"memory"`
-	Files    string  `json:"files"` // where they are
-	Route    string  `json:"route"`
-	Through  string  `json:"through"` // who stores and loads
-	Pass     string  `json:"pass"`
-	Copy     float64 `json:"copy"`            // the copy between pages and slots alone
-	Plain    float64 `json:"plain,omitempty"` // plain threads and files alone; 0: not of a root in memory
-	Ours     float64 `json:"ours"`            // all of it
-	Ratio    Spread  `json:"ratio"`           // ours over the smaller ceiling of its round
-	CPU      float64 `json:"cpu"`             // processor seconds per GB, ours
-	PlainCPU float64 `json:"plain_cpu"`       // of the plain threads
-	First    *Spread `json:"first,omitempty"` // of a layer-wise load: its first layer's part of the whole time
-	FirstMS  float64 `json:"first_ms,omitempty"`
-	WholeMS  float64 `json:"whole_ms,omitempty"`
+	Pages   string `json:"pages"`
+	Memory  string `json:"memory"`
+	Files   string `json:"files"` // where they are
+	Route   string `json:"route"`
+	Through string `json:"through"` // who stores and loads
+	// Of several clients at the same time: what each moves alone. Ratio is together over the mean of these, and there are
+	// no ceilings.
+	Alone    []float64 `json:"alone,omitempty"`
+	Pass     string    `json:"pass"`
+	Copy     float64   `json:"copy"`            // the copy between pages and slots alone
+	Plain    float64   `json:"plain,omitempty"` // plain threads and files alone; 0: not of a root in memory
+	Ours     float64   `json:"ours"`            // all of it
+	Ratio    Spread    `json:"ratio"`           // ours over the smaller ceiling of its round
+	CPU      float64   `json:"cpu"`             // processor seconds per GB, ours
+	PlainCPU float64   `json:"plain_cpu"`       // of the plain threads
+	First    *Spread   `json:"first,omitempty"` // of a layer-wise load: its first layer's part of the whole time
+	FirstMS  float64   `json:"first_ms,omitempty"`
+	WholeMS  float64   `json:"whole_ms,omitempty"`
 }
 
 // Write prints rows as a table in Markdown.
 func Write(w io.Writer, rows []Row) error {
+	if len(rows) > 0 && rows[0].Alone != nil {
+		return writeTogether(w, rows)
+	}
 	if _, err := fmt.Fprint(w,
 		"| pages | memory | files in | route | pass | copy alone | plain threads | ours | ratio | CPU s/GB |\n|---|---|---|---|---|---|---|---|---|---|\n"); err != nil {
 		return err

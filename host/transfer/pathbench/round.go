@@ -164,6 +164,9 @@ func (b *bench) chunks(round int) []Chunk {
 		c.Blocks, c.Depth = ids, uint32(n%promptChunks)
 		binary.LittleEndian.PutUint64(c.Key[:], uint64(round*b.Chunks+n)*0x9e3779b97f4a7c15+1)
 		c.Key[31] = 1
+		if b.ranks == 0 { // engines do not store each other's chunks
+			c.Key[31] += byte(b.client)
+		}
 		c.Parent = chunk.Root
 		if c.Depth > 0 {
 			c.Parent = out[n-1].Key
