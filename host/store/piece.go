@@ -26,7 +26,7 @@ type Piece struct {
 	mark     entries.Mark
 	key      chunk.Key
 	rank     uint32
-	fallback bool
+	fallback bool // it has the built-in name
 	name     string
 	file     staging.File
 	size     int64
@@ -117,9 +117,11 @@ func (p *Piece) moved() bool {
 	r := p.root
 	r.Lock()
 	defer r.Unlock()
-	was := p.fallback
-	p.fallback = r.Stands(p.mark) && r.Index.At(p.mark.Slot).Is(index.FallbackName)
-	return p.fallback && !was
+	if p.fallback || !r.Stands(p.mark) {
+		return false
+	}
+	p.fallback = r.Index.At(p.mark.Slot).Is(index.FallbackName)
+	return p.fallback
 }
 
 // unusable judges an error of opening. One that is this host's own, and passes, changes nothing; after any

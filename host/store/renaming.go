@@ -98,8 +98,11 @@ func (n *renaming) rename(ctx context.Context, r *root, g *catalog.PlaceGenerati
 }
 
 // expects says whether a piece that is not found may be found under its built-in name soon. A policy that does not
-// repeat the name it gave is disqualified here.
+// repeat the name it gave is disqualified here. It did not give built-in names.
 func (n *renaming) expects(p *Piece) bool {
+	if p.fallback {
+		return p.root.rules.renames && n.busy.Load()
+	}
 	g := p.class.Place
 	if !g.Policy.Quarantined() {
 		err := p.root.store.catalog.Paths.Verify(g, p.class, &p.key, p.rank, strings.TrimPrefix(p.name, p.root.Slash))
@@ -112,5 +115,5 @@ func (n *renaming) expects(p *Piece) bool {
 			return true // who looks may find it
 		}
 	}
-	return p.root.rules.renames && (n.busy.Load() || !p.fallback)
+	return p.root.rules.renames
 }
