@@ -25,8 +25,10 @@ import (
 
 // Cache stores the results of loading a module: its metered form or the reason of its refusal, wazero's machine code,
 // and the passed self-test. Processes may share the directory. Nothing is locked: files are published by renaming, and
-// two processes that compile the same module at the same time publish the same files.
+// two processes that compile the same module at the same time publish the same files. Modules of one process that are
+// the same share their machine code in memory, too.
 type Cache struct {
+	sharedCode
 	dir string // empty: nothing is stored
 }
 

@@ -2,8 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"runtime/debug"
@@ -13,8 +11,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy/compiler"
-	"github.com/tetratelabs/wazero"
-	"github.com/tetratelabs/wazero/api"
 )
 
 // Source is a module as [Compile] takes it: scanned, checked, and with its limits resolved.
@@ -35,12 +31,10 @@ type Source struct {
 	CPUClock  func() time.Duration // CPU time of the thread; nil for the real one
 }
 
-// Code is a module's compiled form in a runtime of its own.
+// Code is a module as it was opened once: its machine code, and the counters and log lines of its instances.
 type Code struct {
+	*machineCode
 	name, digest string
-	runtime      wazero.Runtime
-	compiled     wazero.CompiledModule
-	cache        wazero.CompilationCache
 	roles        [abi.Roles]bool
 	pages        uint32
 	limits       FuelLimits
@@ -58,14 +52,30 @@ func Compile(ctx context.Context, src *Source) (*Code, error) {
 	if cache == nil {
 		cache = &Cache{}
 	}
+	m, err := cache.share(src.key(), func() (*machineCode, error) { return load(ctx, src, cache) })
+	if err != nil {
+		return nil, err
+	}
+	c := &Code{
+		machineCode: m, name: src.Name, digest: src.Digest, roles: src.Roles, pages: src.Pages, limits: src.Limits,
+		counters: make([]atomic.Int64, src.Counters), log: src.Log, unmetered: src.Unmetered, cpuClock: src.CPUClock,
+	}
+	if c.cpuClock == nil {
+		c.cpuClock = ThreadCPUTime
+	}
+	return c, nil
+}
+
+// load gives a module's machine code, from the cache's files or by a child process.
+func load(ctx context.Context, src *Source, cache *Cache) (*machineCode, error) {
 	entry := cache.entry(src)
 	if wasm, refusal, ok := entry.verdict(); ok {
 		if refusal != nil {
 			return nil, refusal
 		}
-		c, err := newCode(ctx, src, wasm, entry.dir)
+		m, err := newMachineCode(ctx, src, wasm, entry.dir)
 		if err == nil || ctx.Err() != nil {
-			return c, err
+			return m, err
 		}
 		src.Log.Warn("cached machine code of policy unusable; compiling again", "error", err)
 	}
@@ -73,7 +83,7 @@ func Compile(ctx context.Context, src *Source) (*Code, error) {
 }
 
 // build compiles a module in a child process and keeps the result.
-func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*Code, error) {
+func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*machineCode, error) {
 	dir, err := cache.workDir()
 	if err != nil {
 		return nil, err
@@ -93,71 +103,20 @@ func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*Code, 
 	if err != nil {
 		return nil, err
 	}
-	c, err := newCode(ctx, src, wasm, dir)
+	m, err := newMachineCode(ctx, src, wasm, dir)
 	if err == nil && entry.takeCode(dir, src.Log) {
 		entry.keep(wasm, nil, src.Log)
 	}
-	return c, err
-}
-
-// newCode loads a module's machine code from a directory into a runtime of its own, because modules must not see each
-// other's memory and exports. wazero keeps what it compiled in memory for as long as its cache is open, so each module
-// has a cache of its own, too. Nothing is compiled here.
-func newCode(ctx context.Context, src *Source, bytes []byte, dir string) (*Code, error) {
-	c := &Code{
-		name: src.Name, digest: src.Digest, roles: src.Roles, pages: src.Pages, limits: src.Limits,
-		counters: make([]atomic.Int64, src.Counters), log: src.Log, unmetered: src.Unmetered, cpuClock: src.CPUClock,
-	}
-	if c.cpuClock == nil {
-		c.cpuClock = ThreadCPUTime
-	}
-	var err error
-	if c.cache, err = wazero.NewCompilationCacheWithDir(dir); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrCache, err)
-	}
-	c.runtime = wazero.NewRuntimeWithConfig(ctx, compiler.Config(src.Pages).WithCompilationCache(c.cache))
-	if err = c.link(ctx, src.Scan); err == nil {
-		cached := compiler.WithoutCompiling(compiler.WithRefuelListener(ctx, refueler{}))
-		c.compiled, err = c.runtime.CompileModule(cached, bytes)
-	}
-	if err != nil {
-		_ = c.release(ctx) // the first error is the one that matters
-		return nil, err
-	}
-	return c, nil
-}
-
-// link provides the functions that the module imports. They were checked before.
-func (c *Code) link(ctx context.Context, scan *Scan) error {
-	builders := map[string]wazero.HostModuleBuilder{}
-	done := map[[2]string]bool{}
-	for _, i := range scan.imports {
-		if done[[2]string{i.module, i.name}] {
-			continue
-		}
-		done[[2]string{i.module, i.name}] = true
-		if builders[i.module] == nil {
-			builders[i.module] = c.runtime.NewHostModuleBuilder(i.module)
-		}
-		f := hostFunctions[i.module][i.name]
-		builders[i.module].NewFunctionBuilder().
-			WithGoModuleFunction(api.GoModuleFunc(f.Call), wasmTypes(f.params), wasmTypes(f.results)).Export(i.name)
-	}
-	for module, b := range builders {
-		if _, err := b.Instantiate(ctx); err != nil {
-			return fmt.Errorf("cannot provide %s: %w", module, err)
-		}
-	}
-	return nil
+	return m, err
 }
 
 // Scratch is the same code for instances whose log lines and counters are discarded. It is not closed but waited for,
 // with [Code.Wait].
 func (c *Code) Scratch() *Code {
 	return &Code{
-		name: c.name, digest: c.digest, runtime: c.runtime, compiled: c.compiled, roles: c.roles, pages: c.pages,
-		limits: c.limits, counters: make([]atomic.Int64, len(c.counters)), log: slog.New(slog.DiscardHandler),
-		unmetered: c.unmetered, cpuClock: c.cpuClock,
+		machineCode: c.machineCode, name: c.name, digest: c.digest, roles: c.roles, pages: c.pages, limits: c.limits,
+		counters: make([]atomic.Int64, len(c.counters)), log: slog.New(slog.DiscardHandler), unmetered: c.unmetered,
+		cpuClock: c.cpuClock,
 	}
 }
 
@@ -173,11 +132,7 @@ func (c *Code) Wait() { c.closing.Wait() }
 // Close releases the code. All its instances must have been closed.
 func (c *Code) Close(ctx context.Context) error {
 	c.Wait()
-	return c.release(ctx)
-}
-
-func (c *Code) release(ctx context.Context) error {
-	return errors.Join(c.runtime.Close(ctx), c.cache.Close(ctx))
+	return c.give(ctx)
 }
 
 // wazeroVersion is the version of the compiler, which is also the validator.

@@ -1,6 +1,7 @@
 package metamorphic_test
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -26,12 +27,19 @@ var (
 	shortenFor = flag.Duration("shorten", time.Minute, "how long to look for a shorter history that fails too")
 )
 
-// policies opens the first-party modules that histories use, compiled once.
+// policies opens the first-party modules that histories use, compiled once. They stay open, so that all stores of all
+// histories share their machine code: to load it again costs as much as ten operations.
 var policies = sync.OnceValues(func() (opt policy.Options, err error) {
-	if opt.Dir, err = policytest.Build("lru", "fifo", "fanout"); err == nil {
+	names := []string{"lru", "fifo", "fanout"}
+	if opt.Dir, err = policytest.Build(names...); err == nil {
 		opt.Cache, err = policytest.OpenCache()
 	} else if len(dist.Names()) > 0 { // without a toolchain the modules that the test binary was built with do
 		opt.Cache, err = sandbox.OpenCache(filepath.Join(os.TempDir(), "kvhost-history-policies"))
+	}
+	for _, name := range names {
+		if err == nil {
+			_, err = policy.Open(context.Background(), name, opt)
+		}
 	}
 	return opt, err
 })
