@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,6 +56,7 @@ type benchOptions struct {
 	python         string
 	clients        int
 	ranks          bool
+	plot           string
 	json           bool
 }
 
@@ -109,15 +111,26 @@ The roots must exist, with free memory and disk for twice the bytes of all chunk
 	f.BoolVar(&o.ranks, "ranks", false, "the clients are one engine's ranks")
 	f.StringVar(&o.profiles, "cpuprofile", "",
 		"directory for a CPU profile of each of our passes, which slows them a little")
+	f.StringVar(&o.plot, "plot", "", "draw the ratios to this .svg file")
 	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
 	s.addTo(cmd)
 	return cmd
 }
 
 func bench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
+	if o.plot != "" && filepath.Ext(o.plot) != ".svg" {
+		return usageError{fmt.Errorf("--plot %s: want a name ending in .svg", o.plot)}
+	}
 	rows, err := measure(ctx, cfg, o)
 	if err != nil {
 		return err
+	}
+	if o.plot != "" {
+		var chart bytes.Buffer
+		err := pathbench.WriteSVG(&chart, rows)
+		if err := errors.Join(err, os.WriteFile(o.plot, chart.Bytes(), 0o644)); err != nil {
+			return err
+		}
 	}
 	if o.json {
 		return writeJSON(os.Stdout, rows)
@@ -202,42 +215,11 @@ func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
 	default:
 		return nil, usageError{fmt.Errorf("--memory %q: want gpu, host or auto", o.memory)}
 	}
-	gpus, err := firstGPUs(cfg, o.clients)
+	gpus, err := devices.OpenFirst(cfg, o.clients)
 	if err != nil && o.memory == "auto" {
 		return none, nil
 	}
 	return gpus, err
-}
-
-func firstGPUs(cfg *config.Config, n int) (opened []*gds.GPU, err error) {
-	if cfg.GDS.CUDA == config.CUDAOff {
-		return nil, fmt.Errorf("%w: gds.cuda is off", gds.ErrNoDriver)
-	}
-	driver, err := gds.Open(nil)
-	if err != nil {
-		return nil, err
-	}
-	gpus, err := driver.Devices()
-	if err != nil {
-		return nil, err
-	}
-	if len(gpus) == 0 {
-		return nil, gds.ErrNoGPU
-	}
-	if len(gpus) < n {
-		return nil, usageError{fmt.Errorf("--clients %d: there are %d GPUs", n, len(gpus))}
-	}
-	for _, dev := range gpus[:n] {
-		gpu, err := driver.OpenGPU(dev.UUID, devices.GPUConfig(cfg))
-		if err != nil {
-			for _, gpu := range opened {
-				err = errors.Join(err, gpu.Close())
-			}
-			return nil, err
-		}
-		opened = append(opened, gpu)
-	}
-	return opened, nil
 }
 
 // benchRoot measures every route to a root.

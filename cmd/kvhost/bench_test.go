@@ -20,15 +20,19 @@ func TestBench(t *testing.T) {
 		strings.Count(r.stdout, "the first layer of all chunks") != 2 {
 		t.Errorf("%d\n%s%s", r.code, r.stdout, r.stderr)
 	}
-	r = finish(t, command(t, dir, append(args, "--json", "--engine-direct-io=false")...))
+	chart := filepath.Join(t.TempDir(), "ratios.svg")
+	r = finish(t, command(t, dir, append(args, "--json", "--engine-direct-io=false", "--plot", chart)...))
 	var rows []struct{ Pass string }
 	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 4 {
 		t.Errorf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
 	}
+	if svg, err := os.ReadFile(chart); err != nil || strings.Count(string(svg), "<g><title>") != 4 {
+		t.Errorf("%v\n%s", err, svg)
+	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	for _, wrong := range [][]string{{"--memory", "x"}, {"--pages", "x"}, {"--through", "x"}} {
+	for _, wrong := range [][]string{{"--plot", "x.png"}, {"--memory", "x"}, {"--pages", "x"}, {"--through", "x"}} {
 		if r := finish(t, command(t, dir, append([]string{"bench", "--root", dir}, wrong...)...)); r.code != exitUsage {
 			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
 		}
@@ -72,34 +76,38 @@ func TestBenchThroughClient(t *testing.T) {
 func TestBenchTogether(t *testing.T) {
 	dir, double := shortDir(t), gdstest.Build(t)
 	bench := func(args ...string) result {
-		cmd := command(t, dir, append([]string{"bench", "--root", dir, "--root", "memory:", "--chunks", "2", "--rounds", "1",
-			"--pages", "fp8", "--json", "--engine-direct-io=false", "--gds-use-cufile=false", "--engine-threads-per-gpu", "2",
-			"--through", "go", "--memory", "gpu"}, args...)...)
+		cmd := command(t, dir, append([]string{"bench", "--chunks", "1", "--rounds", "1", "--pages", "fp8", "--json",
+			"--engine-direct-io=false", "--gds-use-cufile=false", "--engine-threads-per-gpu", "2", "--through", "go"}, args...)...)
 		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "LD_LIBRARY_PATH="+filepath.Dir(double.Path), "KVHOST_DOUBLE_GPUS=2")
 		return finish(t, cmd)
 	}
-	for _, args := range [][]string{{"--clients", "2"}, {"--clients", "2", "--ranks"}, {"--clients", "2", "--memory", "host"}} {
+	for _, args := range [][]string{
+		{"--root", "memory:", "--memory", "gpu", "--clients", "2"},
+		{"--root", "memory:", "--memory", "gpu", "--clients", "2", "--ranks"},
+		{"--root", dir, "--memory", "host", "--clients", "2", "--ranks"},
+	} {
 		r := bench(args...)
 		var rows []struct {
 			Pass, Route string
 			Alone       []float64
 			Ours        float64
 		}
-		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 6 {
+		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 3 {
 			t.Fatalf("%v: %d, %v\n%s%s", args, r.code, err, r.stdout, r.stderr)
 		}
-		for i, row := range rows {
-			if want := []string{"staged", "memory"}[i/3]; row.Route != want || len(row.Alone) != 2 || row.Alone[1] <= 0 || row.Ours <= 0 {
+		want := map[bool]string{true: "staged", false: "memory"}[args[1] == dir]
+		for _, row := range rows {
+			if row.Route != want || len(row.Alone) != 2 || row.Alone[1] <= 0 || row.Ours <= 0 {
 				t.Errorf("%v: want route %s: %+v", args, want, row)
 			}
 		}
 	}
 	for _, wrong := range [][]string{{"--clients", "0"}, {"--ranks"}, {"--clients", "2", "--through", "inner"}} {
-		if r := bench(wrong...); r.code != exitUsage {
+		if r := bench(append(wrong, "--root", dir)...); r.code != exitUsage {
 			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
 		}
 	}
-	if r := bench("--clients", "3"); r.code != exitUsage || !strings.Contains(r.stderr, "there are 2 GPUs") {
+	if r := bench("--root", dir, "--memory", "gpu", "--clients", "3"); r.code == 0 || !strings.Contains(r.stderr, "2 GPUs, want 3") {
 		t.Errorf("%d\n%s", r.code, r.stderr)
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
