@@ -446,7 +446,7 @@ class Session:
 
     def _packed(self, keys: Sequence[bytes]) -> bytes:
         n = self._namespace.key_bytes
-        if any(len(k) != n for k in keys):
+        if [*map(len, keys)].count(n) != len(keys):  # half the time of a generator, and lookups have thousands
             raise ValueError(f"keys have {n} bytes each")
         return b"".join(keys)
 
