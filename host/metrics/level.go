@@ -60,6 +60,7 @@ func levelCounters(st *store.Stats, out map[string]uint64) {
 	for _, l := range st.Levels {
 		name := func(what string) string { return fmt.Sprintf("level%d_%s", l.Level, what) }
 		out[name("hits")], out[name("loaded_bytes")], out[name("around")] = l.Hits, l.Loaded, l.Around
+		out[name("published")] = l.Published
 		out[name("prefetch_used")], out[name("prefetch_wasted")] = l.PrefetchesUsed, l.PrefetchesWasted
 		for kind, m := range l.Moves {
 			k := moves.Kind(kind).String()

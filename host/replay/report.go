@@ -50,6 +50,7 @@ type firstErrors struct{ failure, mismatch error }
 type Latency struct {
 	Count uint64  `json:"count"`
 	P50   float64 `json:"p50_ms"`
+	P95   float64 `json:"p95_ms"`
 	P99   float64 `json:"p99_ms"`
 	Max   float64 `json:"max_ms"`
 }
@@ -65,10 +66,13 @@ type PolicyReport struct {
 	Faults  uint64  `json:"faults"`
 }
 
-// LevelReport counts what came from one level, and what was copied there because a request waited.
+// LevelReport counts what came from one level, what was written to it, and what was copied there because a request waited.
 type LevelReport struct {
 	Level            uint64 `json:"level"`
 	BytesLoaded      uint64 `json:"bytes_loaded"` // of files
+	Written          uint64 `json:"written"`      // pieces, new ones and copies
+	Around           uint64 `json:"around"`       // chunks that went to the next level instead
+	Shed             uint64 `json:"shed"`         // copies of other kinds than prefetches
 	Prefetched       uint64 `json:"prefetched"`   // chunks
 	PrefetchesShed   uint64 `json:"prefetches_shed"`
 	PrefetchesUsed   uint64 `json:"prefetches_used"`
@@ -94,7 +98,7 @@ func newReport(o *Options, t *tally, elapsed time.Duration) *Report {
 
 func latency(h *trace.Histogram) Latency {
 	millis := func(ns uint64) float64 { return float64(ns) / 1e6 }
-	return Latency{Count: h.Count(), P50: millis(h.Quantile(0.5)), P99: millis(h.Quantile(0.99)), Max: millis(h.Max())}
+	return Latency{Count: h.Count(), P50: millis(h.Quantile(0.5)), P95: millis(h.Quantile(0.95)), P99: millis(h.Quantile(0.99)), Max: millis(h.Max())}
 }
 
 // Err is nil when the host stored and served every chunk correctly.

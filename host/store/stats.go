@@ -34,7 +34,8 @@ func (s *Store) Stats() Stats {
 	}
 	for _, l := range s.levels {
 		f := figures.Level{Level: l.number, Hits: l.hits.Load(), Loaded: l.loaded.Load(), Around: l.around.Load()}
-		for _, r := range l.roots {
+		for i, r := range l.roots {
+			f.Published += st.Roots[l.places[i]].Published
 			f.PrefetchesUsed += r.Prefetched.Used.Load()
 			f.PrefetchesWasted += r.Prefetched.Wasted.Load()
 		}

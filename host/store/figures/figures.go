@@ -111,6 +111,7 @@ type Level struct {
 	Around uint64 // entries that went to the next level because demotions from this one were behind
 	Moves  [moves.Kinds]Moves
 
+	Published        uint64 // pieces, new ones and copies
 	PrefetchesUsed   uint64 // copies that a lookup asked for, and that were loaded afterwards
 	PrefetchesWasted uint64 // copies that went without
 }
