@@ -152,7 +152,9 @@ func status(n uint64) *proto.StatusReply {
 	return &proto.StatusReply{
 		Version: "v1.2.3", UptimeSeconds: float64(n), Sessions: 2, Engines: 1, Serving: true,
 		NotReady: []string{"root /mnt/nvme1/kv is out of service: input/output error"},
-		Counters: map[string]uint64{"lookups": 9 * n, "lookup_keys": 100 * n, "lookup_hits": 75 * n},
+		Counters: map[string]uint64{"lookups": 9 * n, "lookup_keys": 100 * n, "lookup_hits": 75 * n,
+			"level0_hits": 51 * n, "level0_loaded_bytes": n << 30, "level0_around": 7, "level1_hits": 24 * n, "level1_loaded_bytes": n << 30,
+			"level1_demotion": 4321, "level1_demotion_shed": 11, "level0_prefetch": 8, "level0_prefetch_used": 2},
 		Roots: []*proto.RootStatus{
 			{Path: "/mnt/nvme0/kv", Capacity: 2 << 40, Used: 1 << 40, Entries: 123456, Evictions: n},
 			{Path: "/mnt/nvme1/kv", Capacity: 2 << 40, State: proto.RootState_ROOT_STATE_OUT, Reason: "<b>input/output error</b>", Outages: 1},
@@ -193,6 +195,16 @@ func TestPage(t *testing.T) {
 				if !strings.Contains(text, want) {
 					t.Errorf("the page lacks %q:\n%s", want, text)
 				}
+			}
+			row := `return [...document.querySelectorAll('#levels tr')].map(r => [...r.cells].map(c => c.innerText).join('|'))`
+			levels := fmt.Sprint(b.eval(row))
+			for _, want := range []string{"level|hits|loaded|of all", "GiB|50.0 %|", "|8|25.0 %|7|0", "|4.3 k|0|0|–|0|11"} {
+				if !strings.Contains(levels, want) {
+					t.Errorf("the table of levels lacks %q: %s", want, levels)
+				}
+			}
+			if !b.eval(`levels({counters: {}}); return document.getElementById('levels').closest('section').hidden`).(bool) {
+				t.Error("levels are shown of a host that has one")
 			}
 			if wide := b.eval(`return document.documentElement.scrollWidth - window.innerWidth`).(float64); wide > 0 {
 				t.Errorf("the page is %v pixels wider than its window", wide)

@@ -124,6 +124,25 @@ function heat(status) {
   }));
 }
 
+// ---- levels
+
+// levels shows what each level gives, takes and lets go. A host with one level has none of these counters.
+function levels(s) {
+  const list = [0, 1, 2, 3, 4, 5, 6, 7].filter(n => `level${n}_hits` in s.counters);
+  const at = (n, what) => s.counters[`level${n}_${what}`] || 0;
+  const loaded = sum(list, n => at(n, 'loaded_bytes'));
+  $('levels').closest('section').hidden = list.length === 0;
+  table('levels', [
+    ['level', false, n => n], ['hits', true, n => count(at(n, 'hits'))], ['loaded', true, n => bytes(at(n, 'loaded_bytes'))],
+    ['of all', true, n => part(at(n, 'loaded_bytes'), loaded)], ['now', true, n => rate(since(x => x.counters[`level${n}_loaded_bytes`] || 0))],
+    ['pieces written', true, n => count(at(n, 'published'))], ['demoted to it', true, n => count(at(n, 'demotion'))],
+    ['promoted to it', true, n => count(at(n, 'promotion'))], ['prefetched', true, n => count(at(n, 'prefetch'))],
+    ['used', true, n => part(at(n, 'prefetch_used'), at(n, 'prefetch'))], ['around it', true, n => count(at(n, 'around'))],
+    ['shed', true, n => count(sum(['demotion', 'promotion', 'through', 'prefetch'], k => at(n, k + '_shed'))),
+      n => at(n, 'demotion_shed') > 0 ? 'warn' : ''],
+  ], list, 'one level');
+}
+
 // ---- the page
 
 const good = ['in_service', 'acting', 'shadow'];
@@ -182,6 +201,8 @@ function show(s) {
     ['evictions', true, r => count(r.evictions)], ['sheds', true, r => count(r.sheds), r => r.sheds > 0 ? 'warn' : ''],
     ['damaged', true, r => count(r.damaged), r => r.damaged > 0 ? 'bad' : ''], ['outages', true, r => count(r.outages)],
   ], s.roots, 'no roots', r => r.reason);
+
+  levels(s);
 
   table('policies', [
     ['policy', false, p => p.name], ['role', false, p => p.role],
