@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"testing"
@@ -141,6 +142,33 @@ func TestPrefetchOfAnother(t *testing.T) {
 	l.Release()
 	equal(t, "prefetches used", f.store.Stats().Levels[0].PrefetchesUsed, 1)
 	f.settle()
+	f.checkUsed()
+}
+
+// TestPrefetchForTwo: the copy that one lease asked for is not pinned for another that asked for it, too. When the first one
+// ends, and its copy with it or evicted, the second one still has what it was promised, from where that was found.
+func TestPrefetchForTwo(t *testing.T) {
+	f := farAway(t, 64)
+	open := f.shut()
+	first, second := f.prefetch(0, 1), f.prefetch(0, 1)
+	f.openIn(first, 0, 1) // which ends the copy of key 0
+	open()
+	f.settle()
+	equal(t, "copies that were made", f.moved(0, moves.Prefetch).Done.Load(), 1)
+	equal(t, "level of the copy", f.levelOf(first, 1), 0)
+	first.Release()
+	for n := uint64(100); n < 132; n++ { // the near level is full of others
+		f.mustPut(n)
+		f.settle()
+	}
+	for i := range 2 {
+		data, err := read(second, i, 0)
+		if err != nil || !bytes.Equal(data, payload(f.space.Plan(0), testKey(uint64(i)), 0)) {
+			t.Errorf("key %d: %v", i, err)
+		}
+		equal(t, "level", f.levelOf(second, i), 1)
+	}
+	second.Release()
 	f.checkUsed()
 }
 
