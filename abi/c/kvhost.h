@@ -28,7 +28,7 @@
 #define KV_MAX_SEGMENTS 65536u
 #define KV_ROOT_WRITABLE 1u    /* kv_root_facts.flags: it takes stores at present */
 #define KV_PARENT_RESIDENT 1u  /* kv_candidate.flags: the parent, in any level */
-#define KV_CONTINUED 2u        /* kv_candidate.flags: a child is resident, in any level */
+#define KV_CONTINUED 2u        /* kv_candidate.flags: a child is resident, in any level, or stored with it */
 #define KV_NO_LEVEL 0xffu      /* kv_candidate.from of what an engine stores */
 #define KV_FEATURE_LEVELS 2u   /* kv_info.features: candidates tell kind, from, to and hits */
 

@@ -157,6 +157,9 @@ func (x *session) checkStore(m *proto.Store, reg *registration) ([]store.PutRequ
 		if err := reg.checkBlocks(i, c.GetBlocks(), false); err != nil {
 			return nil, err
 		}
+		if i > 0 && parent == wants[i-1].Key {
+			wants[i-1].Continued = true
+		}
 		wants[i] = store.PutRequest{
 			Namespace: x.engine.space, Group: reg.group.ID, Depth: c.GetDepth(), Rank: x.piece,
 			Ranks:  x.engine.facts.pieces,

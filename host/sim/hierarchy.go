@@ -82,7 +82,7 @@ func (h *hierarchy) forward(ids []uint32, number uint32, now uint64) (prefix int
 					return 0, err
 				}
 			}
-			err = h.store(id, number, now)
+			err = h.store(id, number, now, depth+1 < len(ids))
 		} else {
 			if depth < prefix {
 				h.load(n, id)
@@ -108,7 +108,7 @@ func (h *hierarchy) tailFirst(ids []uint32, number uint32, now uint64) (prefix i
 	for depth := len(ids) - 1; depth >= 0; depth-- {
 		id := ids[depth]
 		if n, slot := h.nearest(id); n < 0 {
-			err = h.store(id, number, now)
+			err = h.store(id, number, now, depth+1 < len(ids))
 		} else {
 			err = h.grant(n, slot, id, number, now)
 		}
@@ -162,9 +162,13 @@ func (h *hierarchy) promote(number uint32, now uint64) error {
 	return nil
 }
 
-// store stores a new chunk in the nearest level that takes it, and in those behind it when they are written through.
-func (h *hierarchy) store(id, number uint32, now uint64) error {
+// store stores a new chunk in the nearest level that takes it, and in those behind it when they are written through. It is
+// continued if the request has a chunk behind it.
+func (h *hierarchy) store(id, number uint32, now uint64, continued bool) error {
 	c := abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel, Request: number, Flags: h.residentParent(id)}
+	if continued {
+		c.Flags |= abi.CandidateContinued
+	}
 	ok, err := h.admits(c, id, now)
 	if err != nil {
 		return err

@@ -199,7 +199,7 @@ func TestCandidatesOfLevels(t *testing.T) {
 			chunk[c.Key], chunk[c.ParentKey], c.Kind, int8(c.From), c.To, c.Hits, c.Flags, c.Depth, c.Request, c.Time/1e6))
 	}
 	want := []string{
-		"1 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 1, time 0",
+		"1 of 0: kind 0, -1 to 0, hits 0, flags 2, depth 0, request 1, time 0",
 		"2 of 1: kind 0, -1 to 0, hits 0, flags 1, depth 1, request 1, time 0",
 		"3 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 3, time 2",
 		"2 of 1: kind 1, 0 to 1, hits 0, flags 1, depth 1, request 0, time 2",

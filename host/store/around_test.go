@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
@@ -132,4 +133,53 @@ func TestAdmitsMoves(t *testing.T) {
 			equal(t, "promotions made", f.moved(0, moves.Promotion).Done.Load() > 0, !c.promotions)
 		}
 	}
+}
+
+// ends is an admit policy that keeps new ends of prompts out of the far level. It remembers what it was asked about new ones.
+type ends struct{ asked []abi.Candidate }
+
+func (p *ends) Admit(batch []abi.Candidate, dst []bool) {
+	for i, c := range batch {
+		if c.Kind == abi.KindNew {
+			p.asked = append(p.asked, c)
+		}
+		dst[i] = c.Kind != abi.KindNew || c.To == 0 || c.Flags&abi.CandidateContinued != 0
+	}
+}
+
+// TestAroundIsJudged: what is new and would go around a level is judged by the policy of the level that it would go to, as
+// its demotion would be.
+func TestAroundIsJudged(t *testing.T) {
+	p := &ends{}
+	h := handle(policy.NativeModule("ends", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) { return p, nil }))
+	h.Levels = 3
+	f := twoLevels(t, 16, 256, slowMoves, func(c *Config) { c.Policies.Admit = h })
+	refused := 0
+	for n := range uint64(64) {
+		p.asked = nil
+		put, err := f.store.Put(t.Context(), PutRequest{Namespace: f.space, Key: testKey(n), Request: 7, Continued: n%2 == 0})
+		if err == nil {
+			if err = write(put); err != nil {
+				t.Fatal(err)
+			}
+			err = put.Publish(t.Context())
+		}
+		last := p.asked[len(p.asked)-1]
+		switch around := last.To == 1; {
+		case around && n%2 == 1:
+			refused++
+			if !errors.Is(err, ErrRefused) || f.rootOf(n) != -1 {
+				t.Errorf("entry %d is in root %d: %v", n, f.rootOf(n), err)
+			}
+		case err != nil:
+			t.Errorf("entry %d: %v", n, err)
+		case around && (f.rootOf(n) != 1 || last.From != abi.NoLevel || last.Request != 7):
+			t.Errorf("entry %d is in root %d after %+v", n, f.rootOf(n), last)
+		}
+	}
+	if refused < 15 || refused > 25 {
+		t.Errorf("%d of 64 entries were refused", refused)
+	}
+	equal(t, "puts refused", f.store.Stats().Refused, uint64(refused))
+	f.checkUsed()
 }

@@ -37,6 +37,13 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	levels, last := q.levels(s)
 	var behind *level
 	for _, l := range levels {
+		if behind != nil && q.copy == nil { // this level would judge it later, when it was demoted
+			c := l.candidate(p, q)
+			if admitted, asked := l.Admits(&c, p.class.Namespace); asked && !admitted {
+				s.count.refused.Add(1)
+				return ErrRefused
+			}
+		}
 		if err = l.insert(ctx, p, q, rel, chosen, true); err == nil || !refusedHere(err) {
 			break
 		}

@@ -106,33 +106,11 @@ func (s *Store) Settle(ctx context.Context) error {
 	if s.mover == nil {
 		return nil
 	}
-	for {
+	return s.mover.Settle(ctx, func() {
 		for _, r := range s.roots {
 			r.leaving.Step() // a copy that came may let others leave
 		}
-		if n, _ := s.mover.InFlight(); n == 0 {
-			return nil
-		}
-		if err := s.mover.Wait(ctx, 0); err != nil {
-			return err
-		}
-	}
-}
-
-// writeThrough offers an entry that was just stored to the next level. Nothing is done where it is not whole yet.
-func (r *root) writeThrough(m entries.Mark) {
-	if !r.cfg.Through || r.leaving.To == nil {
-		return
-	}
-	var v *entries.Move
-	r.Lock()
-	if r.Stands(m) {
-		v = r.Moves.Copy(m.Slot)
-	}
-	r.Unlock()
-	if v != nil {
-		(&moves.Entry{Move: v, Kind: moves.Through, From: &r.origin, To: r.leaving.To}).Offer(r.store.mover)
-	}
+	})
 }
 
 // drain copies what volatile roots hold to the next level, within a time, and says what it leaves.

@@ -158,7 +158,9 @@ func (p *Put) enter(info staging.Info) error {
 	if lost != nil {
 		r.drop(p.mark, 0)
 	} else {
-		r.writeThrough(p.mark)
+		if r.cfg.Through && r.leaving.To != nil {
+			r.leaving.Through(p.mark)
+		}
 	}
 	r.shrinkIfOver()
 	return lost

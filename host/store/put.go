@@ -29,6 +29,7 @@ type PutRequest struct {
 	Ranks     uint64 // pieces that make the entry complete, one bit per rank; 0: all ranks of the namespace
 	Request   uint32
 	Tenant    uint32
+	Continued bool    // the caller puts an entry whose parent it is, too
 	copy      *copyOf // it is a copy of an entry of another level
 	// Prefetch has the keys that the caller puts in the same way; optional.
 	Prefetch *catalog.PathPrefetch
@@ -204,6 +205,23 @@ func (p *Put) begin(r *root) {
 	}
 }
 
+// candidate is what the admit policy of a level gets to know about a new entry.
+func (l *level) candidate(p *Put, q *PutRequest) abi.Candidate {
+	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
+	c := abi.Candidate{
+		Key: p.mark.Fingerprint, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
+		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
+		Time: l.store.seq.Clock(), Kind: abi.KindNew, From: abi.NoLevel, To: uint8(l.number),
+	}
+	if parent != 0 && holds(l.store.roots, parent, index.Live) {
+		c.Flags = abi.CandidateParentResident
+	}
+	if q.Continued {
+		c.Flags |= abi.CandidateContinued
+	}
+	return c
+}
+
 // admitted asks the admit policy about a new entry.
 func (s *Store) admitted(p *Put, q *PutRequest) error {
 	if q.copy != nil {
@@ -211,16 +229,7 @@ func (s *Store) admitted(p *Put, q *PutRequest) error {
 	}
 	w := s.candidates.Get().(*candidate)
 	defer s.candidates.Put(w)
-	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
-	w.ask[0] = abi.Candidate{
-		Key: p.mark.Fingerprint, ParentKey: parent, Namespace: p.class.Namespace.ID, Group: p.class.Group,
-		Size: uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
-		Time: s.seq.Clock(), Kind: abi.KindNew, From: abi.NoLevel,
-	}
-	if parent != 0 && holds(s.roots, parent, index.Live) {
-		w.ask[0].Flags = abi.CandidateParentResident
-	}
-	w.answer[0] = true
+	w.ask[0], w.answer[0] = s.levels[0].candidate(p, q), true
 	if err := p.class.Namespace.Admits(w.ask[:], w.answer[:]); err != nil {
 		s.admissionFault(err)
 		return nil

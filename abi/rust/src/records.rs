@@ -59,7 +59,7 @@ Segment, 24, { plane: u32, block: u32, blocks: u32, page_off: u32, page_len: u32
 pub const ROOT_WRITABLE: u32 = 1;
 /// [`Candidate::flags`]: the parent is resident, in any level.
 pub const PARENT_RESIDENT: u32 = 1;
-/// [`Candidate::flags`]: a child is resident in the level that it comes from.
+/// [`Candidate::flags`]: a child is resident, in any level, or stored with it.
 pub const CONTINUED: u32 = 2;
 /// [`Candidate::from`] of what an engine stores.
 pub const NO_LEVEL: u8 = 0xff;

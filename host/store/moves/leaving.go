@@ -94,6 +94,20 @@ func (l *Leaving) Step() {
 	}
 }
 
+// Through offers an entry that was just stored to the next level. Nothing is done where it is not whole yet.
+func (l *Leaving) Through(m entries.Mark) {
+	var v *entries.Move
+	s := l.From.Set
+	s.Lock()
+	if s.Stands(m) {
+		v = s.Moves.Copy(m.Slot)
+	}
+	s.Unlock()
+	if v != nil {
+		(&Entry{Move: v, Kind: Through, From: l.From, To: l.To}).Offer(l.Mover)
+	}
+}
+
 // Evict begins to evict entries, up to the bytes wanted; only those of the tenant, if one is named. Those that leave and
 // are settled go first. The rest goes without a copy if lossy says so, and else it is behind: something will be settled
 // soon. The set's lock is held.

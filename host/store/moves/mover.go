@@ -263,6 +263,19 @@ func (m *Mover) Wait(ctx context.Context, waiting int64) error {
 	return nil
 }
 
+// Settle waits until step offers nothing more and no move is under way.
+func (m *Mover) Settle(ctx context.Context, step func()) error {
+	for {
+		step()
+		if n, _ := m.InFlight(); n == 0 {
+			return nil
+		}
+		if err := m.Wait(ctx, 0); err != nil {
+			return err
+		}
+	}
+}
+
 // InFlight is how many moves wait or run, and the bytes of those that wait.
 func (m *Mover) InFlight() (moves int, waiting int64) {
 	m.mu.Lock()
