@@ -10,8 +10,12 @@
 // is used again (it was hit there, is loaded from farther away, or is stored anew after nobody kept it), the kind counts
 // that, too. Refused chunks are watched as the others are, so that a kind that was misjudged is found out.
 //
+// What comes back after it went is demoted from then on, whatever its kind, as 2Q, LARC and S3-FIFO admit what their ghost
+// queues still know; and a request has not added what it only stores again.
+//
 // It demotes what was hit, and what is of a kind that comes back nearly as often as the average, unless its prefix was
-// refused. It promotes at the second hit, and admits everything new.
+// refused. It promotes at the second hit, and admits everything new. What is new and finds no room in the nearest level is
+// stored in the next one, except for ends that hardly ever come back.
 package reuse
 
 import (
@@ -51,9 +55,10 @@ type chunk struct {
 }
 
 const (
-	counted uint8 = 1 << iota // by its kind, as evicted
-	reused                    // and as used again
-	refused                   // at its last demotion
+	counted  uint8 = 1 << iota // by its kind, as evicted
+	reused                     // and as used again
+	refused                    // at its last demotion
+	returned                   // it was stored anew after it had gone
 )
 
 // request is what a request stored: the depths of its first and last new chunk, and whether it went on.
@@ -71,6 +76,7 @@ type Policy struct {
 	requests [ring]request
 	kinds    [kinds]count
 	all      count
+	nearest  uint8  // level that new chunks are stored in
 	least    uint64 // how often a kind must come back, in percent of the average
 }
 
@@ -91,7 +97,7 @@ func New(info guest.Info) (*Policy, error) {
 		return nil, err
 	}
 	width := uint(bits.Len64(uint64(max(keys, ways)-1) / ways))
-	return &Policy{chunks: make([]chunk, ways<<width), shift: 64 - width, least: uint64(least)}, nil
+	return &Policy{chunks: make([]chunk, ways<<width), shift: 64 - width, nearest: abi.NoLevel, least: uint64(least)}, nil
 }
 
 // Admit answers for each candidate.
@@ -108,13 +114,16 @@ func (p *Policy) admit(c *abi.Candidate) bool {
 		if c.From != abi.NoLevel {
 			return true // it is written through, and known
 		}
+		if c.To > p.nearest {
+			return at.key != c.Key || p.goesAround(at, c)
+		}
+		p.nearest = c.To
 		if at.key == c.Key {
 			p.again(at)
+			*at = chunk{key: c.Key, request: c.Request, next: at.next, state: returned}
+			return true
 		}
-		if at.key != c.Key {
-			at.next = 0
-		}
-		*at = chunk{key: c.Key, request: c.Request, next: at.next}
+		*at = chunk{key: c.Key, request: c.Request}
 		p.grow(c)
 		return true
 	case abi.KindDemotion:
@@ -168,11 +177,14 @@ func (p *Policy) demotes(at *chunk, c *abi.Candidate) bool {
 		if at.request == 0 || r.id != at.request {
 			return true // it is too old to be judged
 		}
-		at.kind, at.state = kindOf(r, c.Depth), counted
+		at.kind, at.state = kindOf(r, c), at.state|counted
 		p.evicted(at.kind)
 	}
 	if c.Hits > 0 {
 		p.again(at)
+		return true
+	}
+	if at.state&returned != 0 {
 		return true
 	}
 	if p.worth(at.kind) && !p.cutOff(c) {
@@ -180,6 +192,13 @@ func (p *Policy) demotes(at *chunk, c *abi.Candidate) bool {
 	}
 	at.state |= refused
 	return false
+}
+
+// goesAround judges a chunk that its level has no room for. Only ends are refused: what is stored next may find room again,
+// and would be cut off.
+func (p *Policy) goesAround(at *chunk, c *abi.Candidate) bool {
+	r := &p.requests[at.request%ring]
+	return r.id != at.request || at.state&returned != 0 || kindOf(r, c)&lastOne == 0 || p.demotes(at, c)
 }
 
 // cutOff says that a chunk's prefix was refused, so that nobody can use it.
@@ -221,8 +240,8 @@ func (p *Policy) worth(kind uint8) bool {
 		uint64(k.reused)*uint64(p.all.evicted)*100 >= uint64(p.all.reused)*uint64(k.evicted)*p.least
 }
 
-func kindOf(r *request, depth uint32) (kind uint8) {
-	if depth >= r.last {
+func kindOf(r *request, c *abi.Candidate) (kind uint8) {
+	if c.Depth >= r.last && c.Flags&abi.CandidateContinued == 0 {
 		kind = lastOne
 	}
 	if r.on {

@@ -137,6 +137,67 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// after is a policy that has learned that what long prompts add does not come back, and that short ones do.
+func after(t *testing.T) (p *Policy, next uint32) {
+	p = policy(t, nil)
+	for next = 1; next < 300; next += 2 {
+		long, short := prompt{request: next, chunks: 40}, prompt{request: next + 1, first: 3, chunks: 4}
+		long.store(p)
+		short.store(p)
+		long.demoted(p)
+		short.demoted(p)
+		for i := range short.chunks {
+			ask(p, short.candidate(abi.KindPromotion, i, 1))
+		}
+	}
+	return p, next
+}
+
+// What was refused and comes back all the same is demoted from then on, although its kind still does not come back. It is
+// not what a request adds: the two chunks behind it are of a short one.
+func TestReturns(t *testing.T) {
+	p, next := after(t)
+	long := prompt{request: next, chunks: 40}
+	long.store(p)
+	if !all(long.demoted(p), false) {
+		t.Fatal("what long prompts add is demoted")
+	}
+	for i := range uint32(42) { // the same prompt and a little more
+		c := long.candidate(abi.KindNew, i, 0)
+		c.Request = next + 1
+		ask(p, c)
+	}
+	if !all(long.demoted(p), true) {
+		t.Error("it was refused again after it had come back")
+	}
+	if c := long.candidate(abi.KindDemotion, 40, 0); !ask(p, c) {
+		t.Error("one of two chunks that the request added is taken for one of 42")
+	}
+}
+
+// What finds no room in its level is judged by the next one: an end that does not come back is refused, and what others
+// continue is not.
+func TestGoesAround(t *testing.T) {
+	p, next := after(t)
+	long := prompt{request: next, chunks: 40}
+	for i := range long.chunks {
+		c := long.candidate(abi.KindNew, i, 0)
+		if !ask(p, c) {
+			t.Fatalf("chunk %d is refused by the nearest level", i)
+		}
+		c.To = 1
+		if i+1 < long.chunks {
+			c.Flags |= abi.CandidateContinued
+		}
+		if got := ask(p, c); got != (i+1 < long.chunks) {
+			t.Errorf("chunk %d of %d goes around: %v", i, long.chunks, got)
+		}
+	}
+	if !ask(p, abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel, To: 1, Key: 1 << 60}) {
+		t.Error("a stranger is refused")
+	}
+}
+
 // A chunk whose prefix was refused is of no use, unless the prefix is there by now.
 func TestPrefixOfWhatIsRefused(t *testing.T) {
 	p := policy(t, nil)
