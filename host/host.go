@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,7 +21,6 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/host/web"
-	"github.com/kvhost/kvhost/staging"
 )
 
 // Config is what [New] makes a host from.
@@ -32,7 +32,8 @@ type Config struct {
 
 // Host is a running kvhost.
 type Host struct {
-	cfg      *config.Config
+	cfg      *config.Config                // as the host started
+	live     atomic.Pointer[config.Config] // as it was reloaded last
 	log      *slog.Logger
 	policies *policyset.Set
 	devices  *devices.Devices
@@ -40,14 +41,17 @@ type Host struct {
 	engine   *transfer.Engine
 	server   *server.Server
 	http     *web.Server // nil when off
+	version  string
 
+	reloading sync.Mutex // held during Reload
 	closeOnce sync.Once
 	closeErr  error
 }
 
 // New opens the policies and the store, and binds the HTTP listener. It serves nothing yet. ctx bounds the opening.
 func New(ctx context.Context, cfg Config) (_ *Host, err error) {
-	h := &Host{cfg: cfg.Config, log: cfg.Log}
+	h := &Host{cfg: cfg.Config, version: cfg.Version, log: cfg.Log}
+	h.live.Store(h.cfg)
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
@@ -64,7 +68,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		return nil, err
 	}
 	fsys := h.devices.FileSystem()
-	if h.store, err = store.Open(ctx, h.storeConfig(fsys)); err != nil {
+	if h.store, err = store.Open(ctx, h.storeConfig(h.cfg, h.policies.Bound())); err != nil {
 		return nil, err
 	}
 	h.policies.Attach(h.store)
@@ -80,24 +84,11 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		return nil, err
 	}
 	h.devices.OpenRoutes(ctx, h.engine, h.store, fsys)
-	s := h.cfg.Session
-	rules, users, err := accessOf(h.cfg)
+	sessions, err := h.serverConfig(h.cfg)
 	if err != nil {
 		return nil, err
 	}
-	memory, arriving, err := memoryBudgets(h.cfg)
-	if err != nil {
-		return nil, err
-	}
-	h.server = server.New(server.Config{
-		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: cfg.Version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
-		Memory: memory, Arriving: arriving, Capacity: h.cfg.Capacity(), Levels: len(h.store.Stats().Levels),
-		Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins, Rules: rules, Users: users,
-		Limits: server.Limits{
-			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
-			ArenaBytes: s.MaxRegistered,
-		},
-	})
+	h.server = server.New(sessions)
 	if h.cfg.HTTP.Listen != "" {
 		registry := metrics.NewRegistry(metrics.Host{Store: h.store, Engine: h.engine, Server: h.server,
 			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), PolicyMemory: h.policies.Memory(),
@@ -121,9 +112,32 @@ func IOTimeout(s *config.Store) time.Duration {
 	return s.IOTimeout
 }
 
-func (h *Host) storeConfig(fsys staging.FS) store.Config {
-	s := h.cfg.Store
-	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: h.policies.Policies(), Log: h.log,
+// serverConfig is a configuration in the form of the server.
+func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
+	s := c.Session
+	rules, users, err := accessOf(c)
+	if err != nil {
+		return out, err
+	}
+	memory, arriving, err := memoryBudgets(c)
+	if err != nil {
+		return out, err
+	}
+	return server.Config{
+		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: h.version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
+		Memory: memory, Arriving: arriving, Capacity: c.Capacity(), Levels: len(h.store.Stats().Levels),
+		Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins, Rules: rules, Users: users,
+		Limits: server.Limits{
+			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
+			ArenaBytes: s.MaxRegistered,
+		},
+	}, nil
+}
+
+// storeConfig is a configuration in the form of the store.
+func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
+	s, fsys := c.Store, h.devices.FileSystem()
+	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: b.Policies, Log: h.log,
 		Seed: uint64(s.Seed)}
 	out.FS = fsys
 	out.HostID = s.HostID
@@ -137,23 +151,23 @@ func (h *Host) storeConfig(fsys staging.FS) store.Config {
 		out.Durability = store.Strict
 	}
 	out.IOTimeout = IOTimeout(&s)
-	m := h.cfg.Move
+	m := c.Move
 	out.Moves = store.Moves{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Shutdown: m.Shutdown}
-	for _, t := range h.cfg.Tenants {
+	for _, t := range c.Tenants {
 		if t.Quota == (config.Amount{}) {
 			continue
 		}
 		out.Quotas = append(out.Quotas, store.Quota{First: t.First, Last: t.Last, Bytes: t.Quota.Bytes, Share: t.Quota.Part})
 	}
-	for _, e := range h.cfg.Expiries {
+	for _, e := range c.Expiries {
 		out.Expiries = append(out.Expiries, store.Expiry{Model: e.Model, TTL: e.TTL})
 	}
-	for i, r := range h.cfg.Roots {
-		files, capacity := h.devices.RootFS(i, fsys)
+	for i, r := range c.Roots {
+		files, capacity := h.devices.RootFS(i, r, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
 			Volatile: r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
-			MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: h.policies.RootEvict(i),
+			MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: b.Roots[i],
 		})
 	}
 	return out

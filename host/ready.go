@@ -12,7 +12,7 @@ func (h *Host) notReady(st *proto.StatusReply) (why []string) {
 	if !st.Serving {
 		why = append(why, "starting: clients cannot connect yet")
 	}
-	in := 0
+	rules, in := &h.live.Load().HTTP, 0
 	var out []string
 	for _, r := range st.Roots {
 		if r.State == proto.RootState_ROOT_STATE_OUT {
@@ -20,11 +20,11 @@ func (h *Host) notReady(st *proto.StatusReply) (why []string) {
 		} else {
 			in++
 		}
-		if r.Scanning && h.cfg.HTTP.ReadyScan {
+		if r.Scanning && rules.ReadyScan {
 			why = append(why, fmt.Sprintf("root %s is being scanned: what the scan has not found yet is a miss", r.Path))
 		}
 	}
-	switch h.cfg.HTTP.ReadyRoots {
+	switch rules.ReadyRoots {
 	case config.RootsAll:
 		why = append(why, out...)
 	case config.RootsAny:
@@ -33,7 +33,7 @@ func (h *Host) notReady(st *proto.StatusReply) (why []string) {
 		}
 	}
 	for _, p := range st.Policies {
-		if h.cfg.HTTP.ReadyPolicies && p.State == proto.PolicyState_POLICY_STATE_QUARANTINE && p.Trial == nil {
+		if rules.ReadyPolicies && p.State == proto.PolicyState_POLICY_STATE_QUARANTINE && p.Trial == nil {
 			why = append(why, fmt.Sprintf("policy %s is in quarantine, the built-in one decides: %s", p.Name, p.Reason))
 		}
 	}

@@ -31,6 +31,11 @@ func acting(h *host.Host) string {
 	return strings.Join(slices.Compact(list), ", ")
 }
 
+func reload(t *testing.T, h *host.Host, c *config.Config) error {
+	_, err := h.Reload(t.Context(), c)
+	return err
+}
+
 // A reload changes all that it can of what a configuration says, or nothing.
 func TestReload(t *testing.T) {
 	dir := policytest.Dir(t, "lru", "fifo", "clock", "fanout")
@@ -53,22 +58,25 @@ func TestReload(t *testing.T) {
 	unknown := trial
 	unknown.Name, unknown.Config = "other", map[string]string{"nonsense": "1"}
 	roles := main("fifo")
-	roles.Roles = []string{"evict"}
+	roles.Roles = []string{"admit"}
+	evicts := func(c *config.Config, name string) *config.Config {
+		c.Roots = slices.Clone(c.Roots)
+		c.Roots[0].Evict = name
+		return c
+	}
 	for _, c := range []struct {
 		what string
 		cfg  *config.Config
 		is   error
 		says string
 	}{
-		{"a module that is not there", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "nobody", Shadow: true}), policyset.ErrPolicy, "nothing was changed"},
-		{"a module without the role", with(base, main("fanout"), names("1/1/1"), trial), policyset.ErrRole, "nothing was changed"},
-		{"one that does not start after two that took over", with(base, main("fifo"), names("1/1/1"), trial, unknown), nil, "all changes were reverted: policy other"},
-		{"a policy more", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "lru"}), policyset.ErrRestart, "policy more is new"},
-		{"a policy less", with(base, main("fifo"), trial), policyset.ErrRestart, "policy names was removed"},
-		{"other roles", with(base, roles, names("2/1"), trial), policyset.ErrRestart, "policy main has other roles"},
-		{"a shadow that acts", with(base, main("fifo"), names("2/1"), config.Policy{Name: "trial", Module: "clock"}), policyset.ErrRestart, "policy trial changes between shadow and acting"},
+		{"a module that is not there", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "nobody", Shadow: true}), policyset.ErrPolicy, "nobody"},
+		{"a root that names a module without the role", evicts(with(base, main("lru"), config.Policy{Name: "names", Module: "fanout"}, trial), "names"), policyset.ErrPolicy, "names to evict"},
+		{"one that does not start after others", with(base, main("fifo"), names("1/1/1"), trial, unknown), nil, "shadow other"},
+		{"a role twice", with(base, main("fifo"), names("2/1"), trial, config.Policy{Name: "more", Module: "lru"}), policyset.ErrRole, "evict"},
+		{"a role that the module lacks", with(base, roles, names("2/1"), trial), policyset.ErrPolicy, "admit"},
 	} {
-		err := h.Policies().Reload(t.Context(), c.cfg)
+		err := reload(t, h, c.cfg)
 		if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: got %v, want %q", c.what, err, c.says)
 		}
@@ -76,16 +84,32 @@ func TestReload(t *testing.T) {
 			t.Errorf("%s: %s in place of %s", c.what, now, before)
 		}
 	}
-	if err := h.Policies().Reload(t.Context(), with(base, main("fifo"), names("1/1/1"))); err != nil {
+	if err := reload(t, h, with(base, main("fifo"), names("1/1/1"))); err != nil {
 		t.Fatal(err)
 	}
 	if now := acting(h); !strings.Contains(now, "main fifo") || strings.Contains(now, "trial") {
 		t.Error(now)
 	}
-	if err := h.Policies().Reload(t.Context(), with(base, main("fifo"), names("1/1/1"), trial)); err != nil { // the shadow is back
+	if err := reload(t, h, with(base, main("fifo"), names("1/1/1"), trial)); err != nil { // the shadow is back
 		t.Fatal(err)
 	}
 	if now := acting(h); !strings.Contains(now, "trial clock") {
+		t.Error(now)
+	}
+	// A policy that is new, for a root and for namespaces; one that is gone; and a shadow that acts.
+	acts := config.Policy{Name: "trial", Module: "clock"}
+	vendor := names("1/1/1")
+	vendor.Namespaces = []string{"m*"}
+	if err := reload(t, h, evicts(with(base, acts, vendor), "trial")); err != nil {
+		t.Fatal(err)
+	}
+	if now := acting(h); !strings.Contains(now, "trial clock") || strings.Contains(now, "main") || !strings.Contains(now, "names fanout") {
+		t.Error(now)
+	}
+	if err := reload(t, h, with(base)); err != nil {
+		t.Fatal(err)
+	}
+	if now := acting(h); strings.Contains(now, "trial") || strings.Contains(now, "names") {
 		t.Error(now)
 	}
 }
@@ -134,7 +158,7 @@ func TestHungSwapBlocksNoOther(t *testing.T) {
 	empty := *c
 	empty.Policies = nil
 	reloaded := make(chan error, 1)
-	go func() { reloaded <- h.Policies().Reload(t.Context(), &empty) }()
+	go func() { reloaded <- reload(t, h, &empty) }()
 	select {
 	case err := <-reloaded:
 		if err != nil || strings.Contains(acting(h), "trial") {

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -19,9 +20,9 @@ var levels = map[string]slog.Level{
 }
 
 // newLog logs to standard error: text on a terminal, JSON otherwise, unless the configuration says which.
-func newLog(c *config.Log) (*slog.Logger, *slog.LevelVar) {
-	level := &slog.LevelVar{}
-	level.Set(levels[c.Level])
+func newLog(c *config.Log) (*slog.Logger, *logLevel) {
+	level := &logLevel{}
+	level.configure(levels[c.Level])
 	terminal := term.IsTerminal(int(os.Stderr.Fd()))
 	if c.Format == config.FormatText || (c.Format == config.FormatAuto && terminal) {
 		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly,
@@ -30,10 +31,21 @@ func newLog(c *config.Log) (*slog.Logger, *slog.LevelVar) {
 	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), level
 }
 
+// logLevel is the least severe level that is logged.
+type logLevel struct {
+	slog.LevelVar
+	configured atomic.Int64
+}
+
+// configure sets the level that the configuration has.
+func (l *logLevel) configure(to slog.Level) {
+	l.configured.Store(int64(to))
+	l.Set(to)
+}
+
 // toggleDebug switches between debug and the configured level (info, when that is debug) at each SIGUSR2, until the
 // returned function is called.
-func toggleDebug(log *slog.Logger, level *slog.LevelVar) func() {
-	quiet := max(level.Level(), slog.LevelInfo)
+func toggleDebug(log *slog.Logger, level *logLevel) func() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGUSR2)
 	done := make(chan struct{})
@@ -42,7 +54,7 @@ func toggleDebug(log *slog.Logger, level *slog.LevelVar) func() {
 		for range signals {
 			next := slog.LevelDebug
 			if level.Level() == slog.LevelDebug {
-				next = quiet
+				next = max(slog.Level(level.configured.Load()), slog.LevelInfo)
 			}
 			level.Set(next)
 			log.Info("log level switched", "to", next.String())

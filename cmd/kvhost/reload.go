@@ -10,9 +10,9 @@ import (
 	"github.com/kvhost/kvhost/host"
 )
 
-// reloadOnHangup reads the configuration again at each SIGHUP and lets the host swap the policies that changed, until
+// reloadOnHangup reads the configuration again at each SIGHUP and changes the host to it, until
 // the returned function is called.
-func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Logger) func() {
+func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Logger, level *logLevel) func() {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)
@@ -26,12 +26,16 @@ func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Lo
 			case <-signals:
 			}
 			loaded, err := s.load()
+			var changed []string
 			if err == nil {
-				err = h.Policies().Reload(ctx, &loaded.Config)
+				changed, err = h.Reload(ctx, &loaded.Config)
 			}
 			if err != nil {
 				log.Error("configuration not reloaded: nothing changed", "error", err)
+				continue
 			}
+			level.configure(levels[loaded.Config.Log.Level])
+			log.Info("configuration reloaded", "changed", changed)
 		}
 	}()
 	return func() {

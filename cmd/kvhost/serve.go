@@ -22,8 +22,8 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve clients until SIGINT or SIGTERM (the default)",
-		Long: `Serves clients until SIGINT or SIGTERM, which end it cleanly. SIGHUP reloads the policies of the
-configuration. SIGUSR2 switches debug logging on and off.`,
+		Long: `Serves clients until SIGINT or SIGTERM, which end it cleanly. SIGHUP reads the configuration
+again and changes the host to it, all of it or nothing. SIGUSR2 switches debug logging on and off.`,
 		Example: `  kvhost --policy lru.wasm
   kvhost --config /etc/kvhost.toml --log-level debug
   kvhost --root /mnt/nvme0/kv=2TiB --root /mnt/nvme1/kv=2TiB --policy my-evict.wasm --policy fanout.wasm`,
@@ -60,7 +60,7 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(ctx) }()
-	defer reloadOnHangup(ctx, h, s, log)()
+	defer reloadOnHangup(ctx, h, s, log, level)()
 	select {
 	case <-h.Ready():
 		log.Info("ready", "socket", h.Socket(), "http", h.HTTPAddr(), "version", version)

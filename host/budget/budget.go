@@ -68,6 +68,21 @@ func New(cfg Config) (*Budget, error) {
 	return b, nil
 }
 
+// DivideAs divides what another budget has, among as many holders at most. Those who hold more than they may have then keep
+// it, and get no more.
+func (b *Budget) DivideAs(o *Budget) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cfg.Limit, b.cfg.Own, b.cfg.Holders, b.each, b.common, b.loans = o.cfg.Limit, o.cfg.Own, o.cfg.Holders, o.each, o.common, 0
+	for _, t := range b.tenants {
+		t.loans = 0
+	}
+	for h := range b.holders {
+		b.loans += h.borrowed()
+		h.tenant.loans += h.borrowed()
+	}
+}
+
 // Join adds a holder. Its name is for people.
 func (b *Budget) Join(name string, id uint32) (*Holder, error) {
 	b.mu.Lock()
@@ -218,7 +233,11 @@ func (h *Holder) remove() {
 }
 
 // Alone is what a holder may hold while there are no others.
-func (b *Budget) Alone() int64 { return b.each + b.common/4 }
+func (b *Budget) Alone() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.each + b.common/4
+}
 
 // Held is what the holder holds.
 func (h *Holder) Held() int64 {

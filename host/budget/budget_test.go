@@ -242,3 +242,28 @@ func TestFirst(t *testing.T) {
 	take(a3, 40, true)
 	take(b1, 1, false)
 }
+
+// Another sum is divided anew: holders keep what they have, and get what the new shares allow.
+func TestDivideAs(t *testing.T) {
+	b := small(t)
+	h := join(t, b, "first", 1)
+	held := fill(h)
+	less, err := New(Config{Of: "memory", Limit: 300, Own: 100, Holders: 2, Least: 50, Parts: []string{"a", "b"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.DivideAs(less)
+	if h.Take(0, 1) == nil || h.Held() != held {
+		t.Errorf("it holds %d of less, %d before", h.Held(), held)
+	}
+	h.Give(0, held)
+	if n := fill(h); n >= held || n != less.Alone() {
+		t.Errorf("it holds %d of less", n)
+	}
+	b.DivideAs(small(t))
+	if n := fill(h); n != held {
+		t.Errorf("it holds %d of as much as before, %d before", n, held)
+	}
+	h.Give(0, held)
+	h.Leave()
+}

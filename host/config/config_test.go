@@ -50,10 +50,32 @@ func TestExampleFile(t *testing.T) {
 			t.Errorf("the example does not set %s", k.Path())
 		}
 	}
-	for _, name := range append(append([]string{}, policyKeys...), rootKeys...) {
+	for _, name := range append(names(policyKeys), names(rootKeys)...) {
 		if !strings.Contains(string(got), name) {
 			t.Errorf("the example does not mention %s", name)
 		}
+	}
+}
+
+// OPERATIONS.md has the table of keys that a reload changes.
+func TestReloadTable(t *testing.T) {
+	const path, begin, end = "../OPERATIONS.md", "<!-- reload: go test ./host/config -update -->\n", "<!-- end of reload -->"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, found := strings.Cut(string(text), begin)
+	have, tail, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		t.Fatalf("%s has no table between %q and %q", path, begin, end)
+	}
+	want := ReloadTable()
+	if *update {
+		if err := os.WriteFile(path, []byte(head+begin+want+end+tail), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if have != want {
+		t.Errorf("%s has another table than the keys: go test ./host/config -update", path)
 	}
 }
 

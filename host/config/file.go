@@ -256,7 +256,7 @@ func (p *Policy) set(key string, value any) error {
 	case "fuel":
 		err = p.Fuel.set(value)
 	default:
-		return fmt.Errorf("%w: policy.%s%s", ErrKey, key, Suggest(key, policyKeys))
+		return fmt.Errorf("%w: policy.%s%s", ErrKey, key, Suggest(key, names(policyKeys)))
 	}
 	return err
 }
@@ -320,7 +320,7 @@ func (r *Root) set(key string, value any) error {
 		}
 		r.DailyWrites = a.Bytes
 	default:
-		err = fmt.Errorf("%w: root.%s%s", ErrKey, key, Suggest(key, rootKeys))
+		err = fmt.Errorf("%w: root.%s%s", ErrKey, key, Suggest(key, names(rootKeys)))
 	}
 	return err
 }

@@ -1,6 +1,9 @@
 package config
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Kind is the type of a key's value.
 type Kind uint8
@@ -23,6 +26,7 @@ func (k Kind) String() string {
 type Key struct {
 	Section string // "" for the top level
 	Name    string
+	Reload  bool // SIGHUP changes it; else it needs a restart
 	Kind    Kind
 	Choices []string
 	Default string // as it would be written in the environment
@@ -51,14 +55,14 @@ var keys = []*Key{
 		Help: "Unix socket for clients, created with mode 0600. A second one beside it, with the suffix \".fd\", " +
 			"passes file descriptors.",
 		field: func(c *Config) any { return &c.Socket }},
-	{Name: "socket_users", Kind: Text, Unit: "numbers, separated by commas",
+	{Name: "socket_users", Reload: true, Kind: Text, Unit: "numbers, separated by commas",
 		Help: "Users whose processes may connect, besides root, the host's own user and those of tenants (uids in " +
 			"[[tenant]]). With any, the sockets have mode 0666 and each connection's user is checked.",
 		field: func(c *Config) any { return &c.SocketUsers }},
-	{Name: "socket_groups", Kind: Text, Unit: "numbers, separated by commas",
+	{Name: "socket_groups", Reload: true, Kind: Text, Unit: "numbers, separated by commas",
 		Help:  "Groups whose processes may connect.",
 		field: func(c *Config) any { return &c.SocketGroups }},
-	{Name: "policy_dir", Kind: Text,
+	{Name: "policy_dir", Reload: true, Kind: Text,
 		Help:  "Directory that is searched for policies by name before the embedded ones. Empty: embedded ones only.",
 		field: func(c *Config) any { return &c.PolicyDir }},
 	{Name: "policy_cache", Kind: Text, Default: CacheAuto,
@@ -66,30 +70,30 @@ var keys = []*Key{
 			"what is in it, so it must belong to the host's user and have mode 0700. auto: " +
 			"$XDG_CACHE_HOME/kvhost, or ~/.cache/kvhost. Empty: off.",
 		field: func(c *Config) any { return &c.PolicyCache }},
-	{Name: "policy_memory", Kind: Size, Default: "0", Unit: "0 for a quarter of the machine's memory",
+	{Name: "policy_memory", Reload: true, Kind: Size, Default: "0", Unit: "0 for a quarter of the machine's memory",
 		Help: "Most memory of all instances of policies together, charged as they grow. An instance that gets no " +
 			"more usually fails, and the built-in policy answers for it.",
 		field: func(c *Config) any { return &c.PolicyMemory }},
 
-	{Name: "max_memory", Kind: Size, Default: "0", Unit: "0 for half of the machine's memory",
+	{Name: "max_memory", Reload: true, Kind: Size, Default: "0", Unit: "0 for half of the machine's memory",
 		Help: "Most memory of the host for staging and for what clients make it hold: sessions, messages, jobs, leases, " +
 			"tables. An eighth of what staging leaves is for messages on their way. Half of the rest is set aside, the same " +
 			"for each of session.max_sessions; the other half can be borrowed. Not in it: policies (policy_memory), the index, and roots in memory.",
 		field: func(c *Config) any { return &c.MaxMemory }},
 
-	{Section: "policy_compile", Name: "memory", Kind: Size, Default: "2GiB", Min: 64 << 20, Max: 1 << 40,
+	{Section: "policy_compile", Name: "memory", Reload: true, Kind: Size, Default: "2GiB", Min: 64 << 20, Max: 1 << 40,
 		Help: "Most memory of the child process that compiles a policy. A policy that needs more is refused. The " +
 			"embedded ones need less than 200 MiB.",
 		field: func(c *Config) any { return &c.PolicyCompile.Memory }},
-	{Section: "policy_compile", Name: "cpu", Kind: Duration, Default: "1m", Min: int64(time.Second), Max: int64(time.Hour),
+	{Section: "policy_compile", Name: "cpu", Reload: true, Kind: Duration, Default: "1m", Min: int64(time.Second), Max: int64(time.Hour),
 		Help:  "Most processor time of that process, in whole seconds. The embedded policies need less than 2s.",
 		field: func(c *Config) any { return &c.PolicyCompile.CPU }},
-	{Section: "policy_compile", Name: "time", Kind: Duration, Default: "5m", Min: int64(time.Second),
+	{Section: "policy_compile", Name: "time", Reload: true, Kind: Duration, Default: "5m", Min: int64(time.Second),
 		Max:   int64(24 * time.Hour),
 		Help:  "Most time that may pass until it has finished.",
 		field: func(c *Config) any { return &c.PolicyCompile.Time }},
 
-	{Section: "log", Name: "level", Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError},
+	{Section: "log", Name: "level", Reload: true, Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError},
 		Default: LevelInfo,
 		Help:    "Least severe level to log. SIGUSR2 switches a running host between debug and this level.",
 		field:   func(c *Config) any { return &c.Log.Level }},
@@ -115,13 +119,13 @@ var keys = []*Key{
 	{Section: "http", Name: "profiles", Kind: Flag, Default: "false",
 		Help:  "Serve profiles of the process at /debug/pprof/. Beyond loopback this needs a token_file.",
 		field: func(c *Config) any { return &c.HTTP.Profiles }},
-	{Section: "http", Name: "ready_roots", Kind: Choice, Choices: []string{RootsAll, RootsAny, RootsNone}, Default: RootsAll,
+	{Section: "http", Name: "ready_roots", Reload: true, Kind: Choice, Choices: []string{RootsAll, RootsAny, RootsNone}, Default: RootsAll,
 		Help:  "Which roots must be in service for /readyz to answer 200.",
 		field: func(c *Config) any { return &c.HTTP.ReadyRoots }},
-	{Section: "http", Name: "ready_policies", Kind: Flag, Default: "true",
+	{Section: "http", Name: "ready_policies", Reload: true, Kind: Flag, Default: "true",
 		Help:  "/readyz answers 503 while a policy is in quarantine.",
 		field: func(c *Config) any { return &c.HTTP.ReadyPolicies }},
-	{Section: "http", Name: "ready_scan", Kind: Flag, Default: "true",
+	{Section: "http", Name: "ready_scan", Reload: true, Kind: Flag, Default: "true",
 		Help:  "/readyz answers 503 until the roots are scanned.",
 		field: func(c *Config) any { return &c.HTTP.ReadyScan }},
 
@@ -130,10 +134,10 @@ var keys = []*Key{
 		Help: "When to evict. on-demand: when a store needs space, and no more than it needs. background: from " +
 			"high_watermark down to low_watermark.",
 		field: func(c *Config) any { return &c.Store.Evict }},
-	{Section: "store", Name: "high_watermark", Kind: Ratio, Default: "0.95", Unit: "of a root's capacity",
+	{Section: "store", Name: "high_watermark", Reload: true, Kind: Ratio, Default: "0.95", Unit: "of a root's capacity",
 		Help:  "Fill level at which background eviction starts.",
 		field: func(c *Config) any { return &c.Store.HighWatermark }},
-	{Section: "store", Name: "low_watermark", Kind: Ratio, Default: "0.9", Unit: "of a root's capacity",
+	{Section: "store", Name: "low_watermark", Reload: true, Kind: Ratio, Default: "0.9", Unit: "of a root's capacity",
 		Help:  "Fill level at which background eviction stops.",
 		field: func(c *Config) any { return &c.Store.LowWatermark }},
 	{Section: "store", Name: "durability", Kind: Choice, Choices: []string{DurabilityNone, DurabilityBatch,
@@ -163,13 +167,13 @@ var keys = []*Key{
 	{Section: "move", Name: "workers", Kind: Count, Default: "2", Unit: "threads", Min: 1, Max: 64,
 		Help:  "Copies between levels of roots at a time. A copy waits for loads between its parts.",
 		field: func(c *Config) any { return &c.Move.Workers }},
-	{Section: "move", Name: "bandwidth", Kind: Size, Default: "512MiB", Unit: "bytes per second",
+	{Section: "move", Name: "bandwidth", Reload: true, Kind: Size, Default: "512MiB", Unit: "bytes per second",
 		Help:  "Most bytes per second that are copied between levels. What is more is not kept. 0: no limit.",
 		field: func(c *Config) any { return &c.Move.Bandwidth }},
-	{Section: "move", Name: "waiting", Kind: Size, Default: "256MiB", Min: 1 << 20,
+	{Section: "move", Name: "waiting", Reload: true, Kind: Size, Default: "256MiB", Min: 1 << 20,
 		Help:  "Most bytes of chunks that may wait for their copy. What is more is not copied.",
 		field: func(c *Config) any { return &c.Move.Waiting }},
-	{Section: "move", Name: "shutdown", Kind: Duration, Default: "10s",
+	{Section: "move", Name: "shutdown", Reload: true, Kind: Duration, Default: "10s",
 		Help: "How long an orderly end may take to copy to the next level what roots in memory hold, the most recently " +
 			"used first. 0s: nothing is copied.",
 		field: func(c *Config) any { return &c.Move.Shutdown }},
@@ -191,7 +195,7 @@ var keys = []*Key{
 		Help: "Share of the workers' turns that loads get while both loads and stores wait. With 0 or 1, one kind " +
 			"runs only while none of the other waits.",
 		field: func(c *Config) any { return &c.Engine.ReadPreferringRatio }},
-	{Section: "engine", Name: "max_write_queue", Kind: Duration, Default: "10s",
+	{Section: "engine", Name: "max_write_queue", Reload: true, Kind: Duration, Default: "10s",
 		Help:  "How long a store may wait for a worker before it is shed. Loads are never shed. 0s: no limit.",
 		field: func(c *Config) any { return &c.Engine.MaxWriteQueue }},
 	{Section: "engine", Name: "direct_io", Kind: Flag, Default: "true",
@@ -222,41 +226,70 @@ var keys = []*Key{
 		Help:  "Directory for cuFile's own log. Empty: the socket's directory.",
 		field: func(c *Config) any { return &c.GDS.LogDir }},
 
-	{Section: "session", Name: "lease_ttl", Kind: Duration, Default: "1m0s", Min: 1e6,
+	{Section: "session", Name: "lease_ttl", Reload: true, Kind: Duration, Default: "1m0s", Min: 1e6,
 		Help:  "How long the hits of a lookup stay pinned when neither a load nor a release follows.",
 		field: func(c *Config) any { return &c.Session.LeaseTTL }},
-	{Section: "session", Name: "max_wait", Kind: Duration, Default: "1m0s", Min: 1e6,
+	{Section: "session", Name: "max_wait", Reload: true, Kind: Duration, Default: "1m0s", Min: 1e6,
 		Help: "How long a load or store may wait for a semaphore of its client. Then it fails, and what it reserved or " +
 			"pinned is free.",
 		field: func(c *Config) any { return &c.Session.MaxWait }},
-	{Section: "session", Name: "max_sessions", Kind: Count, Default: "1024", Unit: "sessions", Min: 1,
+	{Section: "session", Name: "max_sessions", Reload: true, Kind: Count, Default: "1024", Unit: "sessions", Min: 1,
 		Help:  "Most clients connected at once.",
 		field: func(c *Config) any { return &c.Session.MaxSessions }},
-	{Section: "session", Name: "max_keys", Kind: Count, Default: "65536", Unit: "keys", Min: 1, Max: 1 << 24,
+	{Section: "session", Name: "max_keys", Reload: true, Kind: Count, Default: "65536", Unit: "keys", Min: 1, Max: 1 << 24,
 		Help:  "Most keys in a lookup.",
 		field: func(c *Config) any { return &c.Session.MaxKeys }},
-	{Section: "session", Name: "max_chunks", Kind: Count, Default: "4096", Unit: "chunks", Min: 1, Max: 1 << 20,
+	{Section: "session", Name: "max_chunks", Reload: true, Kind: Count, Default: "4096", Unit: "chunks", Min: 1, Max: 1 << 20,
 		Help:  "Most chunks in a load or store.",
 		field: func(c *Config) any { return &c.Session.MaxChunks }},
 	{Section: "session", Name: "max_message", Kind: Size, Default: "16MiB", Min: 64 << 10, Max: 1 << 30,
 		Help:  "Largest message from a client.",
 		field: func(c *Config) any { return &c.Session.MaxMessage }},
-	{Section: "session", Name: "max_registered", Kind: Size, Default: "0", Unit: "0 for the built-in limit of 8TiB",
+	{Section: "session", Name: "max_registered", Reload: true, Kind: Size, Default: "0", Unit: "0 for the built-in limit of 8TiB",
 		Help:  "Most client memory that all sessions together may register.",
 		field: func(c *Config) any { return &c.Session.MaxRegistered }},
 }
 
-// Keys of the array tables, for errors and the example file.
+// Field is a key of an array table.
+type Field struct {
+	Name   string
+	Reload bool // as of Key
+}
+
+// Keys of the array tables.
 var (
-	policyKeys = []string{"name", "module", "namespaces", "levels", "shadow", "capacity", "roles", "grants", "sha256",
-		"public_key", "on_fault", "memory_pages", "fuel", "config"}
-	rootKeys = []string{"path", "capacity", "level", "write", "evict", "shared", "require_mount", "route", "min_free",
-		"daily_writes"}
-	tenantKeys = []string{"id", "quota", "uids", "private", "sessions"}
-	expiryKeys = []string{"model", "ttl"}
+	policyKeys = fields(true, "name", "module", "namespaces", "levels", "shadow", "capacity", "roles", "grants", "sha256",
+		"public_key", "on_fault", "memory_pages", "fuel", "config")
+	rootKeys = append(fields(false, "path", "level", "write", "shared", "require_mount", "route"),
+		fields(true, "capacity", "evict", "min_free", "daily_writes")...)
+	tenantKeys = fields(true, "id", "quota", "uids", "private", "sessions")
+	expiryKeys = fields(false, "model", "ttl")
 
 	arrays = []string{"policy", "root", "tenant", "expiry"}
 )
+
+func fields(reload bool, names ...string) (list []Field) {
+	for _, name := range names {
+		list = append(list, Field{name, reload})
+	}
+	return list
+}
+
+// Arrays are the names of the array tables.
+func Arrays() []string { return slices.Clone(arrays) }
+
+// Fields are the keys of an array table.
+func Fields(array string) []Field {
+	return map[string][]Field{"policy": policyKeys, "root": rootKeys, "tenant": tenantKeys, "expiry": expiryKeys}[array]
+}
+
+// names of fields, for suggestions.
+func names(list []Field) (out []string) {
+	for _, f := range list {
+		out = append(out, f.Name)
+	}
+	return out
+}
 
 var byPath = func() map[string]*Key {
 	m := make(map[string]*Key, len(keys))

@@ -142,7 +142,7 @@ func (t *Tenant) set(key string, value any) (err error) {
 		n, err = asCount("tenant.sessions", value)
 		t.Sessions = int(n)
 	default:
-		err = fmt.Errorf("%w: tenant.%s%s", ErrKey, key, Suggest(key, tenantKeys))
+		err = fmt.Errorf("%w: tenant.%s%s", ErrKey, key, Suggest(key, names(tenantKeys)))
 	}
 	return err
 }
@@ -165,7 +165,7 @@ func (e *Expiry) set(key string, value any) (err error) {
 			}
 		}
 	default:
-		err = fmt.Errorf("%w: expiry.%s%s", ErrKey, key, Suggest(key, expiryKeys))
+		err = fmt.Errorf("%w: expiry.%s%s", ErrKey, key, Suggest(key, names(expiryKeys)))
 	}
 	return err
 }

@@ -117,8 +117,8 @@ const exampleArrays = `
 # Policies. An evict policy belongs to the roots that name it (evict = "..." below); one that no root names evicts in
 # all others. Admit, place and layout policies belong to namespaces: the first policy whose patterns match has the
 # role, and one without patterns has the rest. A role without a policy gets the built-in one (evict: lru, admit:
-# everything, place: fanout, layout: layermajor). At SIGHUP a running host reads this file again and swaps the
-# policies that changed.
+# everything, place: fanout, layout: layermajor). At SIGHUP a running host reads this file again and gets the
+# policies that it has then.
 #
 # [[policy]]
 # # Name in metrics and ` + "`kvhost policy`" + `. Default: the module's name without directory and ".wasm".

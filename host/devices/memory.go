@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/memfs"
 )
@@ -52,11 +53,10 @@ func (d *Devices) Memory() map[string]*memfs.FS {
 
 // RootFS returns the file system of a root that has one of its own, and the bytes that its pieces may take; else fsys
 // and the root's capacity, without what probes may write.
-func (d *Devices) RootFS(i int, fsys staging.FS) (staging.FS, int64) {
+func (d *Devices) RootFS(i int, r config.Root, fsys staging.FS) (staging.FS, int64) {
 	if m := d.memory[i]; m != nil {
-		return m, memfs.Usable(d.cfg.Roots[i].Capacity)
+		return m, memfs.Usable(r.Capacity)
 	}
-	r := d.cfg.Roots[i]
 	return fsys, r.Capacity - d.probeBytes(r)
 }
 

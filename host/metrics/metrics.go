@@ -266,7 +266,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 func NewRegistry(h Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newClientCollector(h.Server), buildInfo(h.Version),
-		newMemoryCollector(h.Server.Memory), collectors.NewGoCollector(),
+		newMemoryCollector(h.Server.Memory), newLimits(&h), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }

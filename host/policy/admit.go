@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/kvhost/kvhost/abi"
@@ -151,6 +152,9 @@ func (a *Admit) Namespace(id uint32, text string) error {
 			n.Namespace(id, text)
 		}
 		return nil
+	}
+	if slices.ContainsFunc(a.known, func(n namespace) bool { return n.id == id && n.text == text }) {
+		return nil // it was bound to this policy before
 	}
 	a.known = append(a.known, namespace{id: id, text: text})
 	if a.in == nil {

@@ -12,15 +12,22 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 )
 
+// Bound is which policies have which roles. The set holds their references.
+type Bound struct {
+	Policies store.Policies
+	Roots    []*policy.Handle // by root: the evict policy that the root names, or nil
+	cfg      *config.Config
+}
+
 // bind gives the i-th policy's module the roles that its configuration names, or all that it has: evict in the roots
 // that name it or in those that name none, the others for its namespaces or for all that remain.
-func (p *Set) bind(h *policy.Handle, i int) error {
-	c := &p.cfg.Policies[i]
+func (b *Bound) bind(h *policy.Handle, i int) error {
+	c := &b.cfg.Policies[i]
 	if c.Shadow {
 		if err := checkShadow(ErrPolicy, h, c); err != nil {
 			return err
 		}
-		p.start.Shadows = append(p.start.Shadows, store.Shadow{Policy: h, Capacity: c.Capacity})
+		b.Policies.Shadows = append(b.Policies.Shadows, store.Shadow{Policy: h, Capacity: c.Capacity})
 		return nil
 	}
 	patterns, err := patternsOf(c)
@@ -37,36 +44,36 @@ func (p *Set) bind(h *policy.Handle, i int) error {
 			continue
 		}
 		switch {
-		case role == abi.RoleEvict && p.cfg.EvictsByName(i):
-			p.bindRoots(h)
+		case role == abi.RoleEvict && b.cfg.EvictsByName(i):
+			b.bindRoots(h)
 		case len(patterns) > 0 && role != abi.RoleEvict:
-			p.start.Rules = append(p.start.Rules, catalog.Rule{Role: role, Namespaces: patterns, Policy: h})
+			b.Policies.Rules = append(b.Policies.Rules, catalog.Rule{Role: role, Namespaces: patterns, Policy: h})
 		case len(patterns) > 0 && !named: // it is configured for its namespaces only
 		default:
-			if err := p.bindRest(role, h); err != nil {
+			if err := b.bindRest(role, h); err != nil {
 				return err
 			}
 		}
 	}
-	if p.cfg.EvictsByName(i) && !h.Module.Has(abi.RoleEvict) {
+	if b.cfg.EvictsByName(i) && !h.Module.Has(abi.RoleEvict) {
 		return fmt.Errorf("%w: a root names %s to evict, it has the roles %v", ErrPolicy, h.Label, h.Module.Manifest().Roles)
 	}
 	return nil
 }
 
 // bindRoots makes a policy evict in the roots that name it.
-func (p *Set) bindRoots(h *policy.Handle) {
-	for k, r := range p.cfg.Roots {
+func (b *Bound) bindRoots(h *policy.Handle) {
+	for k, r := range b.cfg.Roots {
 		if r.Evict == h.Label {
-			p.roots[k] = h
+			b.Roots[k] = h
 		}
 	}
 }
 
 // bindRest gives a policy a role for everything that no rule matches.
-func (p *Set) bindRest(role abi.Role, h *policy.Handle) error {
+func (b *Bound) bindRest(role abi.Role, h *policy.Handle) error {
 	rest := [abi.Roles]**policy.Handle{
-		abi.RoleEvict: &p.start.Evict, abi.RoleAdmit: &p.start.Admit, abi.RolePlace: &p.start.Place, abi.RoleLayout: &p.start.Layout,
+		abi.RoleEvict: &b.Policies.Evict, abi.RoleAdmit: &b.Policies.Admit, abi.RolePlace: &b.Policies.Place, abi.RoleLayout: &b.Policies.Layout,
 	}
 	if other := *rest[role]; other != nil {
 		return fmt.Errorf("%w: %s and %s both have the role %q for all that is not bound: give each its roles (roles = "+

@@ -8,8 +8,6 @@ var (
 	ErrPolicy = errors.New("host: policy refused")
 	// ErrRole means that two modules were given the same role, or that a module lacks one.
 	ErrRole = errors.New("host: role taken twice or missing")
-	// ErrRestart means that a running host cannot make the change.
-	ErrRestart = errors.New("host: restart needed")
 
 	errNoHome = errors.New("neither XDG_CACHE_HOME nor HOME is set")
 )

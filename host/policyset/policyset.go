@@ -19,13 +19,9 @@ type Set struct {
 	log    *slog.Logger
 	cache  *sandbox.Cache
 	memory *sandbox.MemoryBudget
-	failed chan error       // a policy's fault that ends the host
-	start  store.Policies   // for the store to start with
-	roots  []*policy.Handle // likewise, by root: the evict policy that the root names, or nil
-	store  *store.Store     // set by Attach
-
-	dir     string // of modules
-	compile compiler.Limits
+	failed chan error   // a policy's fault that ends the host
+	start  Bound        // for the store to start with
+	store  *store.Store // set by Attach
 
 	turn   chan struct{} // has room for one token: who put it there changes policies; modules are opened without it
 	cfg    *config.Config
@@ -42,23 +38,23 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 		return nil, fmt.Errorf("%w: %w", ErrPolicy, err)
 	}
 	p := &Set{
-		cfg: cfg, dir: cfg.PolicyDir, log: log, cache: cache, failed: make(chan error, 1), opened: map[*policy.Module]struct{}{},
-		active: map[string]*policy.Handle{}, roots: make([]*policy.Handle, len(cfg.Roots)), turn: make(chan struct{}, 1),
+		cfg: cfg, log: log, cache: cache, failed: make(chan error, 1), opened: map[*policy.Module]struct{}{},
+		active: map[string]*policy.Handle{}, start: Bound{Roots: make([]*policy.Handle, len(cfg.Roots)), cfg: cfg},
+		turn: make(chan struct{}, 1),
 	}
 	p.memory = sandbox.NewMemoryBudget(memoryFor(cfg.PolicyMemory))
-	p.compile = CompileLimits(cfg)
-	p.start.Reopen = policy.Options{Log: log, Cache: cache, Memory: p.memory, Compile: p.compile}
+	p.start.Policies.Reopen = policy.Options{Log: log, Cache: cache, Memory: p.memory, Compile: CompileLimits(cfg)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close(ctx))
 		}
 	}()
 	for i := range cfg.Policies {
-		h, err := p.open(ctx, cfg.Label(i), &cfg.Policies[i])
+		h, err := p.open(ctx, cfg, cfg.Label(i), &cfg.Policies[i])
 		if err != nil {
 			return p, err
 		}
-		if err := p.bind(h, i); err != nil {
+		if err := p.start.bind(h, i); err != nil {
 			h.Release()
 			return p, err
 		}
@@ -75,11 +71,8 @@ func (p *Set) Attach(st *store.Store) { p.store = st }
 // Memory is what all instances have together, and may have.
 func (p *Set) Memory() *sandbox.MemoryBudget { return p.memory }
 
-// Policies are what the store starts with. The set holds their references.
-func (p *Set) Policies() store.Policies { return p.start }
-
-// RootEvict is the evict policy that the i-th root names; nil when it names none.
-func (p *Set) RootEvict(i int) *policy.Handle { return p.roots[i] }
+// Bound is what the store starts with.
+func (p *Set) Bound() *Bound { return &p.start }
 
 // Failed receives the fault of a policy that is configured to end the host.
 func (p *Set) Failed() <-chan error { return p.failed }
@@ -106,10 +99,10 @@ func (p *Set) locked(ctx context.Context, f func() error) error {
 }
 
 // open opens a module. The caller owns the reference and does not hold the turn: reading and compiling may take long, and
-// a change of another policy must not wait for it.
-func (p *Set) open(ctx context.Context, label string, c *config.Policy) (*policy.Handle, error) {
-	opt := Options(p.dir, c, p.cache, p.log)
-	opt.Stop, opt.Memory, opt.Compile = p.stop, p.memory, p.compile
+// a change of another policy must not wait for it. cfg says where modules are and what compiling them may take.
+func (p *Set) open(ctx context.Context, cfg *config.Config, label string, c *config.Policy) (*policy.Handle, error) {
+	opt := Options(cfg.PolicyDir, c, p.cache, p.log)
+	opt.Stop, opt.Memory, opt.Compile = p.stop, p.memory, CompileLimits(cfg)
 	m, err := policy.Open(ctx, c.Module, opt)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)

@@ -27,10 +27,11 @@ type Swapped struct {
 func (p *Set) Swap(ctx context.Context, label string, c config.Policy) (Swapped, error) {
 	for {
 		var next config.Policy
-		if err := p.locked(ctx, func() error { next = p.merged(label, c); return nil }); err != nil {
+		var cfg *config.Config
+		if err := p.locked(ctx, func() error { next, cfg = p.merged(label, c), p.cfg; return nil }); err != nil {
 			return Swapped{}, err
 		}
-		h, err := p.open(ctx, label, &next)
+		h, err := p.open(ctx, cfg, label, &next)
 		if err != nil {
 			p.log.Warn("policy not swapped: module refused", "policy", label, "error", err)
 			return Swapped{}, err
@@ -164,12 +165,13 @@ func (p *Set) swapShadow(ctx context.Context, h *policy.Handle, c *config.Policy
 func (p *Set) Promote(ctx context.Context, label, root string) (Swapped, error) {
 	for {
 		var shadow config.Policy
+		var cfg *config.Config
 		find := func() error {
 			c := p.cfg.Labelled(label)
 			if c == nil || !c.Shadow {
 				return fmt.Errorf("%w: %q is not a shadow", ErrPolicy, label)
 			}
-			shadow = *c
+			shadow, cfg = *c, p.cfg
 			return nil
 		}
 		if err := p.locked(ctx, find); err != nil {
@@ -177,7 +179,7 @@ func (p *Set) Promote(ctx context.Context, label, root string) (Swapped, error) 
 		}
 		next := shadow
 		next.Shadow, next.Capacity = false, 0
-		h, err := p.open(ctx, label, &next)
+		h, err := p.open(ctx, cfg, label, &next)
 		if err != nil {
 			return Swapped{}, err
 		}

@@ -16,7 +16,7 @@ func (x *session) discard(id uint64, m *proto.Discard) error {
 	if n == 0 {
 		return invalid("keys", "none")
 	}
-	if err := x.server.cfg.Limits.checkKeys(n); err != nil {
+	if err := x.cfg.Limits.checkKeys(n); err != nil {
 		return err
 	}
 	keys, err := proto.ParseKeys(nil, m.GetKeys(), x.ns.KeyBytes)

@@ -18,7 +18,7 @@ func (x *session) receive(m *proto.ClientMessage) {
 		return
 	}
 	x.lastID = m.GetId()
-	limits := &x.server.cfg.Limits
+	limits := &x.cfg.Limits
 	if err := x.share.Received(m); err != nil {
 		x.server.budgets.Refused(x.log, err)
 		x.fail(m.Id, err)
@@ -59,7 +59,7 @@ func (x *session) receive(m *proto.ClientMessage) {
 // receiveJob enters a job and submits its message. A message over the limits is refused before it is queued.
 func (x *session) receiveJob(m *proto.ClientMessage, chunks int) error {
 	if chunks > 0 { // no chunks are wrong too, but a missing HELLO is reported first
-		if err := x.server.cfg.Limits.checkChunks(chunks); err != nil {
+		if err := x.cfg.Limits.checkChunks(chunks); err != nil {
 			return err
 		}
 	}
@@ -88,7 +88,7 @@ func (x *session) handle(m *proto.ClientMessage) {
 		}
 	}
 	hello, isHello := m.Body.(*proto.ClientMessage_Hello)
-	if isHello != !x.greeted {
+	if isHello != (x.engine == nil) {
 		x.outOfPlace(m.Id, j, isHello)
 		return
 	}
@@ -136,7 +136,7 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
 		end := x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
 		// Policies hear of the end after the request's stores, unless very much is queued.
-		if n := x.reserving.Len(); n > 0 && n < x.server.cfg.Limits.Jobs {
+		if n := x.reserving.Len(); n > 0 && n < x.cfg.Limits.Jobs {
 			x.reserving.Add(m.Id, end)
 		} else {
 			end()

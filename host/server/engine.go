@@ -109,7 +109,7 @@ func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 	if r != nil && slices.Contains(r.sessions, x) {
 		return r.number, nil
 	}
-	if limit := e.server.cfg.Limits.Requests; len(x.granted.requests) >= limit {
+	if limit := x.cfg.Limits.Requests; len(x.granted.requests) >= limit {
 		return 0, faultf(proto.Code_CODE_LIMIT, "request",
 			"%d requests of this session are not ended, END_REQUEST is due", limit)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/codes"
 )
 
 // Errors of serving.
@@ -13,6 +14,8 @@ var (
 	ErrClosing = errors.New("server: host is closing")
 	// ErrServing says that Serve was called twice.
 	ErrServing = errors.New("server: already serving")
+	// ErrTooSmall says that a limit cannot be lowered so far while the host runs.
+	ErrTooSmall = errors.New("server: restart needed")
 )
 
 // Causes of a session's end, besides the stream's own errors.
@@ -54,6 +57,21 @@ func faultf(code proto.Code, field, format string, args ...any) *fault {
 
 func invalid(field, format string, args ...any) *fault {
 	return faultf(proto.Code_CODE_INVALID, field, format, args...)
+}
+
+// codeOf returns the code of an error that is not the client's fault.
+func codeOf(err error) proto.Code {
+	switch {
+	case errors.Is(err, errWaited):
+		return proto.Code_CODE_LIMIT
+	case errors.Is(err, errLeaseOver):
+		return proto.Code_CODE_LEASE_OVER
+	case errors.Is(err, errLeaseUnknown):
+		return proto.Code_CODE_UNKNOWN
+	case errors.Is(err, ErrClosing):
+		return proto.Code_CODE_CLOSING
+	}
+	return codes.Of(err)
 }
 
 // message converts any error to its wire form.

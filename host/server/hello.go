@@ -31,7 +31,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	if err != nil {
 		return invalid("namespace", "%v", err)
 	}
-	if diff := x.server.cfg.Pins.Diff(ns); diff != "" {
+	if diff := x.cfg.Pins.Diff(ns); diff != "" {
 		return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s", diff)
 	}
 	if err := x.admitted(ns, m.GetTenant()); err != nil {
@@ -62,20 +62,19 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	x.log.Info("session started", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks",
 		m.GetLocalRanks())
 	x.profile.Store(activity.NewProfile(&x.server.usage, x.number, m, queue))
-	x.greeted = true
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Hello{Hello: x.server.welcome(x)}})
 	return nil
 }
 
 // welcome is the answer to an accepted HELLO.
 func (s *Server) welcome(x *session) *proto.HelloReply {
-	l, digest := s.cfg.Limits, x.ns.Digest()
+	l, digest := x.cfg.Limits, x.ns.Digest()
 	return &proto.HelloReply{
 		Protocol:        proto.Protocol,
 		Version:         s.cfg.Version,
 		Nonce:           x.nonce[:],
 		KeyBytes:        uint32(x.ns.KeyBytes),
-		LeaseMillis:     uint64(s.cfg.LeaseTTL.Milliseconds()),
+		LeaseMillis:     uint64(x.cfg.LeaseTTL.Milliseconds()),
 		Descriptors:     s.descriptorPath(),
 		NamespaceDigest: digest[:],
 		Session:         x.number,
@@ -94,7 +93,7 @@ const privateField = "kvhost.tenant"
 
 // admitted refuses a tenant that is not for the client's user, and gives a private tenant a namespace of its own.
 func (x *session) admitted(ns *chunk.Namespace, tenant uint32) error {
-	rules := x.server.cfg.Rules
+	rules := x.cfg.Rules
 	if !rules.Allow(x.memory.uid, tenant) {
 		return faultf(proto.Code_CODE_DENIED, "tenant", "%d is not for user %d, whose process this is (uids in [[tenant]])",
 			tenant, x.memory.uid)
@@ -129,7 +128,7 @@ func (s *Server) join(x *session, key engineKey, f facts) (*servingEngine, error
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if limit := s.cfg.Rules.Sessions(x.tenant); limit > 0 && s.sessionsOf(x.tenant) >= limit {
+	if limit := x.cfg.Rules.Sessions(x.tenant); limit > 0 && s.sessionsOf(x.tenant) >= limit {
 		return nil, faultf(proto.Code_CODE_LIMIT, "tenant", "%d has %d sessions, that is its limit", x.tenant, limit)
 	}
 	e := s.engines[key]

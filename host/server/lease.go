@@ -43,7 +43,7 @@ func (l *sharedLease) granted(i int) bool { return i >= l.first && i < l.keys &&
 func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if limit := e.server.cfg.Limits.Leases; l.owner.granted.leases >= limit {
+	if limit := l.owner.cfg.Limits.Leases; l.owner.granted.leases >= limit {
 		return 0, faultf(proto.Code_CODE_LIMIT, "lease", "%d leases of this session are not over", limit)
 	}
 	if err := l.owner.share.Lease(l.keys - l.first); err != nil {
@@ -54,7 +54,7 @@ func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	l.id = e.lastLease<<groupBits | uint64(place)
 	e.leases[l.id] = l
 	l.owner.granted.leases++
-	l.timer = time.AfterFunc(e.server.cfg.LeaseTTL, func() { e.endLease(l) })
+	l.timer = time.AfterFunc(l.owner.cfg.LeaseTTL, func() { e.endLease(l) })
 	return l.id, nil
 }
 

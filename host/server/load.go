@@ -14,7 +14,7 @@ import (
 // load is LOAD. Wrong input is an error. A lease that is over fails all blocks instead, since that is not the
 // client's fault.
 func (x *session) load(j *job, m *proto.Load) error {
-	if err := x.server.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
+	if err := x.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
 		return err
 	}
 	s := &loading{job: j, chunks: m.GetChunks()}
@@ -69,7 +69,7 @@ func (s *loading) readTimeline(m *proto.Load) (err error) {
 // useUpLease takes this rank's share of the lease of a LOAD that was cancelled while it was queued, as every LOAD
 // does. m is nil for a STORE.
 func (x *session) useUpLease(m *proto.Load) {
-	if m == nil || !x.greeted {
+	if m == nil || x.engine == nil {
 		return
 	}
 	if l, err := x.engine.peek(m.GetLease()); err == nil && x.engine.take(l, x.reader()) == nil {

@@ -81,7 +81,7 @@ func (x *session) answer(answer *estimate.Answer, g *chunk.Group, l *sharedLease
 // lookupKeys reads the keys into the session's scratch memory: the store does not keep them.
 func (x *session) lookupKeys(m *proto.Lookup) ([]chunk.Key, error) {
 	n := len(m.GetKeys()) / x.ns.KeyBytes
-	if err := x.server.cfg.Limits.checkKeys(n); err != nil {
+	if err := x.cfg.Limits.checkKeys(n); err != nil {
 		return nil, err
 	}
 	if int64(m.GetFirst()) > int64(n) {

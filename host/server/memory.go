@@ -44,9 +44,9 @@ type clientMemory struct {
 	descriptors map[uint64]*os.File // received, not named by a message yet
 }
 
-func newClientMemory(s *Server, sh *share.Share, log *slog.Logger) *clientMemory {
+func newClientMemory(s *Server, cfg *Config, sh *share.Share, log *slog.Logger) *clientMemory {
 	return &clientMemory{
-		limits: &s.cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
+		limits: &cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
 		regs: map[uint32]*registration{}, files: map[mapped.ID]*mapping{}, descriptors: map[uint64]*os.File{},
 	}
 }

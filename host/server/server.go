@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/access"
 	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/server/arriving"
 	"github.com/kvhost/kvhost/host/server/kvevents"
@@ -27,6 +28,7 @@ import (
 // Server serves sessions on one socket.
 type Server struct {
 	cfg     Config
+	current atomic.Pointer[Config] // cfg with what Reload has changed; sessions keep what they began with
 	store   chunkStore
 	started time.Time
 	epoch   uint64 // of this run, for readers of events
@@ -44,6 +46,7 @@ type Server struct {
 	usage     activity.Table
 
 	mu       sync.Mutex
+	sockets  *socket.Pair // while they are open
 	path     string
 	closing  bool
 	quit     chan struct{} // closed by Close
@@ -70,14 +73,13 @@ func New(cfg Config) *Server { return newServer(cfg, cfg.Store) }
 func newServer(cfg Config, st chunkStore) *Server {
 	cfg = cfg.orDefaults()
 	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, arriving.Largest(cfg.Arriving.Alone()))
-	return &Server{
-		cfg: cfg, store: st, budgets: share.Budgets{
-			Memory: cfg.Memory, Arriving: cfg.Arriving, Descriptors: share.DescriptorBudget(cfg.Limits.Sessions),
-			Room: share.RoomBudget(cfg.Capacity, cfg.Limits.Sessions),
-		}, protect: mapped.Protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
+	s := &Server{
+		cfg: cfg, store: st, budgets: cfg.budgets(), protect: mapped.Protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
 		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
 		engines: map[engineKey]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}
+	s.current.Store(&cfg)
+	return s
 }
 
 // ioBuffer holds a LOOKUP of several thousand keys, which is then read with one system call.
@@ -124,15 +126,15 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	s.mu.Unlock()
 	defer close(s.served)
 
-	socks, err := socket.Listen(path, s.cfg.Users, s.cfg.Log)
+	socks, err := s.listen(path)
 	if err != nil {
 		return err
 	}
-	defer socks.Close()
+	defer s.unlisten(socks)
 	bounds := socket.Arriving{
 		Budget: s.budgets.Arriving, Closed: func(err error) { s.budgets.Closed(s.cfg.Log, err) },
 	}
-	g := grpc.NewServer(append(append(s.cfg.Rules.Options(), bounds.Options()...),
+	g := grpc.NewServer(append(append(access.Options(s.rules), bounds.Options()...),
 		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
 		// Fixed flow-control windows: the estimator that would size them costs round trips, and a local socket has
 		// no delay.
@@ -211,7 +213,7 @@ func (s *Server) admit(st stream) (*session, error) {
 	switch {
 	case s.closing:
 		return nil, status.Error(codes.Unavailable, ErrClosing.Error())
-	case len(s.sessions) >= s.cfg.Limits.Sessions:
+	case len(s.sessions) >= s.current.Load().Limits.Sessions:
 		return nil, status.Errorf(codes.ResourceExhausted, "%d sessions, that is the limit", len(s.sessions))
 	}
 	x, err := s.newSession(st)

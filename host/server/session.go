@@ -34,6 +34,7 @@ type stream interface {
 // session is one client process.
 type session struct {
 	server *Server
+	cfg    *Config // as the session began
 	stream stream
 	ctx    context.Context // done when the session is to end
 	end    context.CancelCauseFunc
@@ -50,7 +51,6 @@ type session struct {
 	share     *share.Share
 
 	// Set by HELLO, before any other message is handled.
-	greeted bool
 	engine  *servingEngine
 	ns      *chunk.Namespace
 	rank    uint32 // in the engine
@@ -79,19 +79,20 @@ func (s *Server) newSession(st stream) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg := s.current.Load()
 	x := &session{
-		server: s, stream: st, number: number, share: sh,
-		jobs: newJobTable(s.cfg.Limits.Jobs), granted: granted{requests: map[uint32]struct{}{}},
+		server: s, cfg: cfg, stream: st, number: number, share: sh,
+		jobs: newJobTable(cfg.Limits.Jobs), granted: granted{requests: map[uint32]struct{}{}},
 		reserving: reserving.New(s.work.Go),
 	}
 	x.log = s.cfg.Log.With("session", x.number)
 	x.ctx, x.end = context.WithCancelCause(st.Context())
-	x.out = sendqueue.New(s.cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
+	x.out = sendqueue.New(cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
 	x.inbox = inbox.New(x.handle, x.drop)
-	x.memory = newClientMemory(s, sh, x.log)
+	x.memory = newClientMemory(s, cfg, sh, x.log)
 	peer := access.Peer(st.Context())
 	x.memory.uid, x.memory.trusted = peer.UID, peer.Operator()
-	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: s.cfg.MaxWait}
+	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: cfg.MaxWait}
 	return x, nil
 }
 
@@ -220,7 +221,7 @@ func (x *session) refusal(id uint64, err error) *proto.HostMessage {
 func (x *session) helloTimeout() {
 	x.inbox.Turn.Lock()
 	defer x.inbox.Turn.Unlock()
-	if !x.greeted {
+	if x.engine == nil {
 		x.end(errNoHello)
 	}
 }

@@ -21,7 +21,7 @@ func (r *root) evictAhead(ctx context.Context) {
 		}
 		freed := int64(0)
 		for ctx.Err() == nil && r.Health.Takes() && !r.IsScanning() {
-			excess, full := r.Account.Evict(r.store.cfg.Low), r.SlotsFull()
+			excess, full := r.Account.Evict(r.store.live.Load().Low), r.SlotsFull()
 			if excess <= 0 && !full {
 				break
 			}

@@ -21,12 +21,9 @@ func (s *Store) evictPolicy(h *policy.Handle) *evictor.Policy {
 
 // openCatalog opens the policies that are bound to namespaces.
 func (s *Store) openCatalog(ctx context.Context) (err error) {
-	p, capacity := &s.cfg.Policies, uint64(0)
-	for _, r := range s.cfg.Roots {
-		capacity += uint64(r.Capacity)
-	}
+	p := &s.cfg.Policies
 	s.catalog, err = catalog.New(ctx, catalog.Options{
-		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: capacity, Expiry: s.cfg.TTL, Roots: keptFiles{s},
+		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: uint64(s.cfg.Capacity()), Expiry: s.cfg.TTL, Roots: keptFiles{s},
 		AdmitFault: s.admissionFault, PlaceQuarantined: s.wakeUpkeep,
 		Policies: catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules, Reopen: p.Reopen},
 	})

@@ -277,7 +277,7 @@ func (p *Put) query() catalog.PathQuery {
 // wakeEvictor wakes what evicts in the background, if it is due: the evictor above the high watermark, or what lets
 // entries leave for the next level. The lock is held.
 func (r *root) wakeEvictor() {
-	if r.inBackground() && r.Account.Excess(r.store.cfg.High) > 0 {
+	if r.inBackground() && r.Account.Excess(r.store.live.Load().High) > 0 {
 		wake(r.evictorWake)
 	}
 	r.leaving.Wake()

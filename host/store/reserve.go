@@ -22,13 +22,9 @@ type reservation struct {
 // want is bytes for an entry of a tenant.
 func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	w := capacity.Want{Bytes: bytes, Tenant: tenant, Quota: -1}
-	if quotas := r.store.cfg.Quotas; len(quotas) > 0 {
-		var all int64
-		for _, o := range r.store.cfg.Roots {
-			all += o.Capacity
-		}
+	if live := r.store.live.Load(); len(live.Quotas) > 0 {
 		w.ID = r.store.catalog.Tenants.Tenant(tenant)
-		w.Quota = capacity.Quotas(quotas).Of(w.ID, r.cfg.Capacity, all)
+		w.Quota = capacity.Quotas(live.Quotas).Of(w.ID, r.Account.Capacity(), live.Capacity())
 	}
 	return w
 }
@@ -142,7 +138,7 @@ func (r *root) shrink(ctx context.Context) {
 	defer r.turn.Release(1)
 	if err := r.custody.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
 		r.Log.Warn("root is over its capacity: nothing can be evicted", "used", r.Account.Used(),
-			"capacity", r.cfg.Capacity, "error", err)
+			"capacity", r.Account.Capacity(), "error", err)
 	}
 }
 

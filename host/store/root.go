@@ -68,7 +68,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	r.Init(entries.Config{
 		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Copies: s.copies, Now: s.cfg.Now, Clock: s.seq.Clock,
 		Account: capacity.New(capacity.Config{
-			Dir: cfg.Path, Capacity: cfg.Capacity, MinFree: cfg.MinFree, MinFreePart: cfg.MinFreePart, Now: s.cfg.Now,
+			Dir: cfg.Path, Bounds: cfg.Bounds(), Now: s.cfg.Now,
 		}),
 	})
 	r.Dir = files.New(files.Config{
@@ -97,7 +97,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	p := s.evictPolicy(h)
 	defer p.Release() // the evictor has its own reference
 	if err := r.StartEvictor(ctx, evictor.Config{
-		Policy: p, Run: s.run, Work: &s.work, Capacity: cfg.Capacity, Seed: s.cfg.Seed, Log: r.Log,
+		Policy: p, Run: s.run, Work: &s.work, Size: evictor.Size{Capacity: cfg.Capacity}, Seed: s.cfg.Seed, Log: r.Log,
 	}); err != nil {
 		r.Health.Close()
 		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, p.Label, err)
@@ -200,7 +200,7 @@ func (r *root) facts(id int) abi.RootFacts {
 		flags = abi.RootWritable
 	}
 	return abi.RootFacts{
-		ID: uint32(id), Flags: flags, Capacity: uint64(r.cfg.Capacity), Free: uint64(max(0, a.Limit-a.Used)),
+		ID: uint32(id), Flags: flags, Capacity: uint64(a.Capacity), Free: uint64(max(0, a.Limit-a.Used)),
 		ReadBps: r.meter.Reads.BytesPerSecond(), WriteBps: r.meter.Writes.BytesPerSecond(),
 	}
 }

@@ -81,7 +81,7 @@ func (r *root) stats() RootStats {
 	defer r.Unlock()
 	c, n, a, ev := &r.Count, &r.recovery.Count, r.Account.Figures(), r.Evictor.Counts()
 	st := RootStats{
-		Path: r.Path, Capacity: r.cfg.Capacity, Limit: a.Limit,
+		Path: r.Path, Capacity: a.Capacity, Limit: a.Limit,
 		Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned,
 		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(),
 		IndexBytes: r.Index.Memory(),

@@ -23,6 +23,7 @@ import (
 // Store is one host's chunks on disk. It is safe for concurrent use.
 type Store struct {
 	cfg     Config
+	live    atomic.Pointer[Config] // cfg with what Reload has changed
 	log     *slog.Logger
 	catalog *catalog.Catalog
 	roots   []*root
@@ -60,6 +61,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges),
 		requests: requests.NewRecord(),
 	}
+	s.live.Store(&s.cfg)
 	if len(cfg.Roots) > 1 {
 		s.copies = entries.NewCopies()
 	}
@@ -86,7 +88,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, errors.Join(err, s.closeRoots(), s.catalog.Close())
 	}
 	for _, h := range cfg.Policies.Shadows {
-		if err := s.AddShadow(ctx, h); err != nil {
+		if err := swapper(s).AddShadow(ctx, cfg.Wish(h)); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
@@ -136,7 +138,7 @@ func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	s.drain(s.cfg.Moves.Shutdown)
+	s.drain(s.live.Load().Moves.Shutdown)
 	s.stop()
 	s.work.Wait()
 	_ = s.swapping.Acquire(context.Background(), 1) // never ends

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 
+	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/swap"
 )
 
@@ -16,20 +17,26 @@ type Taken = swap.Taken
 // fails, or a new policy fails at the last moment in one of its roots, all is as before. Swap waits for scans, until
 // the context is done.
 func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
+	err = changing(ctx, s, func(by *swap.Store) (err error) { taken, err = by.Do(ctx, w); return err })
+	return taken, err
+}
+
+// changing makes a change while no other one is made.
+func changing(ctx context.Context, s *Store, change func(by *swap.Store) error) error {
 	if err := s.swapping.Acquire(ctx, 1); err != nil {
-		return nil, err
+		return err
 	}
 	defer s.swapping.Release(1)
 	if s.closed.Load() {
-		return nil, ErrClosed
+		return ErrClosed
 	}
-	return swapper(s).Do(ctx, w)
+	return change(swapper(s))
 }
 
 func swapper(s *Store) *swap.Store {
-	w := &swap.Store{Catalog: s.catalog, Now: s.cfg.Now, TellRoots: s.tellRoots, Evict: s.evictPolicy}
+	w := &swap.Store{Catalog: s.catalog, Shadows: &s.shadows, Now: s.cfg.Now, TellRoots: s.tellRoots, Evict: s.evictPolicy}
 	for _, r := range s.roots {
-		w.Roots = append(w.Roots, swap.Root{Path: r.Path, Evictor: r.Evictor, Policy: r.Policy})
+		w.Roots = append(w.Roots, swap.Root{Path: r.Path, Evictor: r.Evictor, Policy: r.Policy, Reach: func() uint32 { return entries.Reach(&r.Set) }})
 	}
 	return w
 }

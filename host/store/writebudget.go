@@ -35,9 +35,9 @@ func (b writeBudget) charge(p *Put, bytes int64, parent uint64) error {
 	r.store.count.refused.Add(1)
 	if any, _ := b.Left(); any {
 		return fmt.Errorf("%w: daily write budget of root %s (%d bytes) nearly exhausted: new prefixes are not admitted",
-			ErrRefused, r.Path, r.cfg.DailyWrites)
+			ErrRefused, r.Path, b.Daily())
 	}
-	return fmt.Errorf("%w: daily write budget of root %s (%d bytes) exhausted", ErrRefused, r.Path, r.cfg.DailyWrites)
+	return fmt.Errorf("%w: daily write budget of root %s (%d bytes) exhausted", ErrRefused, r.Path, b.Daily())
 }
 
 // save keeps the budget's file ahead of its count.

@@ -11,15 +11,22 @@ import (
 // MemoryBudget bounds the memory of all instances that share it. An instance is charged as it grows, and gives
 // everything back when it is closed. A nil budget has no limit.
 type MemoryBudget struct {
-	limit uint64
+	limit atomic.Uint64
 	used  atomic.Uint64
 }
 
 // NewMemoryBudget returns a budget of so many bytes.
-func NewMemoryBudget(limit uint64) *MemoryBudget { return &MemoryBudget{limit: limit} }
+func NewMemoryBudget(limit uint64) *MemoryBudget {
+	b := &MemoryBudget{}
+	b.limit.Store(limit)
+	return b
+}
+
+// SetLimit changes how many bytes they are. Instances that have more keep it, and do not grow.
+func (b *MemoryBudget) SetLimit(limit uint64) { b.limit.Store(limit) }
 
 // Limit is how many bytes the instances may have.
-func (b *MemoryBudget) Limit() uint64 { return b.limit }
+func (b *MemoryBudget) Limit() uint64 { return b.limit.Load() }
 
 // Used is how many bytes the instances have.
 func (b *MemoryBudget) Used() uint64 { return b.used.Load() }
@@ -29,8 +36,8 @@ func (b *MemoryBudget) take(n uint64) bool {
 		return true
 	}
 	for {
-		used := b.used.Load()
-		if n > b.limit-min(used, b.limit) {
+		used, limit := b.used.Load(), b.limit.Load()
+		if n > limit-min(used, limit) {
 			return false
 		}
 		if b.used.CompareAndSwap(used, used+n) {
@@ -64,7 +71,7 @@ func (m *boundedMemory) Reallocate(size uint64) []byte {
 		return nil
 	case !m.budget.take(more):
 		m.refused = fmt.Errorf("%w: %d MiB wanted, policy_memory allows %d for all policies and %d are taken: raise it",
-			ErrMemory, mebibytes(size), m.budget.limit>>20, m.budget.Used()>>20)
+			ErrMemory, mebibytes(size), m.budget.limit.Load()>>20, m.budget.Used()>>20)
 		return nil
 	default:
 		b := m.LinearMemory.Reallocate(size)

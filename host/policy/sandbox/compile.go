@@ -93,7 +93,8 @@ func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*machin
 			src.Log.Warn("directory of compilation not removed", "path", dir, "error", err)
 		}
 	}()
-	src.Log.Info("compiling policy", "bytes", len(src.Bytes), "cached", entry.dir != "")
+	src.Log.Info("compiling policy", "bytes", len(src.Bytes), "cached", entry.dir != "", "memory", src.Compile.Memory,
+		"cpu", src.Compile.CPU.String(), "time", src.Compile.Time.String())
 	wasm, err := compiler.Run(ctx, &compiler.Job{
 		Wasm: src.Bytes, Pages: src.Pages, Unmetered: src.Unmetered, Limits: src.Compile,
 	}, dir)

@@ -2,6 +2,7 @@ package shadow
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -13,7 +14,62 @@ import (
 type Running struct {
 	*Shadow
 	*policy.Handle
-	Since time.Time
+	Since    time.Time
+	capacity uint64
+}
+
+// Wish is a shadow that is to run. The handle is borrowed.
+type Wish struct {
+	Policy  *policy.Handle
+	Options policy.EvictOptions
+}
+
+// Change is a change of all shadows, ready to be committed.
+type Change struct {
+	set     *Set
+	next    []*Running
+	started []*Running
+}
+
+// Prepare starts the shadows that are to run and do not. Commit or Abandon must follow, also when there is an error.
+func (s *Set) Prepare(ctx context.Context, list []Wish, since time.Time) (*Change, error) {
+	c := &Change{set: s}
+	for _, w := range list {
+		i := s.index(w.Policy.Label)
+		if i >= 0 && s.List()[i].Handle == w.Policy && s.List()[i].capacity == w.Options.Capacity {
+			c.next = append(c.next, s.List()[i])
+			continue
+		}
+		started, err := Start(ctx, w.Policy.Module, w.Options)
+		if err != nil {
+			return c, fmt.Errorf("shadow %s: %w", w.Policy.Label, err)
+		}
+		r := &Running{started, w.Policy.Acquire(), since, w.Options.Capacity}
+		c.next, c.started = append(c.next, r), append(c.started, r)
+	}
+	return c, nil
+}
+
+// Commit lets those that were started receive requests, and ends those that are not to run any more.
+func (c *Change) Commit() {
+	before := c.set.List()
+	c.set.running.Store(&c.next)
+	for _, r := range c.started {
+		c.set.Add(r.Shadow)
+	}
+	for _, r := range before {
+		if !slices.Contains(c.next, r) {
+			c.set.end(r)
+		}
+	}
+}
+
+// Abandon ends those that were started.
+func (c *Change) Abandon() {
+	for _, r := range c.started {
+		r.Close()
+		r.Release()
+	}
 }
 
 // Set is the shadows of one cache, by the names of their policies, with the stream of requests that they receive. Its
@@ -46,7 +102,7 @@ func (s *Set) Start(ctx context.Context, h *policy.Handle, since time.Time, o po
 		h.Release()
 		return err
 	}
-	next, list := &Running{started, h, since}, slices.Clone(s.List())
+	next, list := &Running{started, h, since, o.Capacity}, slices.Clone(s.List())
 	i := s.index(h.Label)
 	if i < 0 {
 		list = append(list, next)

@@ -98,17 +98,17 @@ func (r Rules) check(ctx context.Context, method string) error {
 	return nil
 }
 
-// Options make a server check every call.
-func (r Rules) Options() []grpc.ServerOption {
+// Options make a server check every call by the rules of the moment.
+func Options(rules func() Rules) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.UnaryInterceptor(func(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			if err := r.check(ctx, info.FullMethod); err != nil {
+			if err := rules().check(ctx, info.FullMethod); err != nil {
 				return nil, err
 			}
 			return next(ctx, q)
 		}),
 		grpc.StreamInterceptor(func(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			if err := r.check(st.Context(), info.FullMethod); err != nil {
+			if err := rules().check(st.Context(), info.FullMethod); err != nil {
 				return err
 			}
 			return next(srv, st)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,6 +44,11 @@ func Listen(path string, users Users, log *slog.Logger) (*Pair, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// SetUsers changes who may connect. Connections that are there stay.
+func (s *Pair) SetUsers(users Users) error {
+	return errors.Join(s.Sessions.setUsers(users), s.Descriptors.setUsers(users))
 }
 
 // Close closes the sockets and removes them and the lock.
@@ -127,17 +133,27 @@ func listenUnix(path string, users Users, log *slog.Logger) (*Listener, error) {
 		return nil, fmt.Errorf("%w: %w", ErrPath, err)
 	}
 	l.SetUnlinkOnClose(false) // Close removes it under the lock
+	listener := &Listener{UnixListener: l, path: path, log: log, peer: peerOf}
 	// Between bind and chmod, the check of the peer below keeps others out.
+	if err := listener.setUsers(users); err != nil {
+		l.Close()
+		os.Remove(path)
+		return nil, err
+	}
+	return listener, nil
+}
+
+// setUsers changes who may connect.
+func (l *Listener) setUsers(users Users) error {
+	l.users.Store(&users)
 	mode := os.FileMode(0o600)
 	if !users.None() {
 		mode = 0o666 // who they are is checked at each connection
 	}
-	if err := os.Chmod(path, mode); err != nil {
-		l.Close()
-		os.Remove(path)
-		return nil, fmt.Errorf("%w: %w", ErrPath, err)
+	if err := os.Chmod(l.path, mode); err != nil {
+		return fmt.Errorf("%w: %w", ErrPath, err)
 	}
-	return &Listener{UnixListener: l, path: path, log: log, users: users, peer: peerOf}, nil
+	return nil
 }
 
 // Listener accepts connections of those users only that may connect.
@@ -145,7 +161,7 @@ type Listener struct {
 	*net.UnixListener
 	path  string
 	log   *slog.Logger
-	users Users
+	users atomic.Pointer[Users]
 	peer  func(*net.UnixConn) (Peer, error) // peerOf, except in tests
 }
 
@@ -166,7 +182,7 @@ func (l *Listener) AcceptPeer() (*net.UnixConn, Peer, error) {
 			return nil, Peer{}, err
 		}
 		p, err := l.peer(c)
-		if err == nil && l.users.Allow(p) {
+		if err == nil && l.users.Load().Allow(p) {
 			return c, p, nil
 		}
 		l.log.Warn("connection of another user refused", "socket", l.path, "uid", p.UID, "error", err)

@@ -21,11 +21,16 @@ const (
 
 // Config bounds an account.
 type Config struct {
-	Dir         string // of the root, for errors
+	Dir string // of the root, for errors
+	Bounds
+	Now func() time.Time
+}
+
+// Bounds are what a root may take.
+type Bounds struct {
 	Capacity    int64
 	MinFree     int64   // bytes that are left free on the file system
 	MinFreePart float64 // the same as a part of the file system; the larger of the two holds
-	Now         func() time.Time
 }
 
 // Account is one root's bytes. It is safe for concurrent use; its lock is taken after the root's.
@@ -34,9 +39,11 @@ type Config struct {
 // (MinFree), or it is full before the capacity is reached. Then the root takes what it can get, and more when there is
 // room again.
 type Account struct {
-	cfg Config
+	dir string
+	now func() time.Time
 
 	mu       sync.Mutex
+	bounds   Bounds
 	changed  sync.Cond // on mu: changes increased
 	changes  uint64    // releases, and rounds of the background evictor
 	used     int64     // the sum of part
@@ -54,22 +61,38 @@ type Account struct {
 
 // Figures are an account at one moment.
 type Figures struct {
-	Used, Limit                             int64
+	Capacity, Used, Limit                   int64
 	Entries, Quarantine, Orphans, Unscanned int64
 }
 
 // New makes an account of nothing.
 func New(cfg Config) *Account {
-	a := &Account{cfg: cfg}
+	a := &Account{dir: cfg.Dir, now: cfg.Now, bounds: cfg.Bounds}
 	a.changed.L = &a.mu
 	return a
+}
+
+// SetBounds changes what the root may take. What is in use stays in the account: until it is evicted, the root is over its
+// limit, and nothing is reserved.
+func (a *Account) SetBounds(b Bounds) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.bounds, a.measured = b, time.Time{} // the last measurement was for another floor
+	a.wake()
+}
+
+// Capacity is what the root's owner allows.
+func (a *Account) Capacity() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.bounds.Capacity
 }
 
 // Figures are the account's.
 func (a *Account) Figures() Figures {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return Figures{a.used, a.limit(), a.part[Entries], a.part[Quarantine], a.part[Orphans], a.part[Unscanned]}
+	return Figures{a.bounds.Capacity, a.used, a.limit(), a.part[Entries], a.part[Quarantine], a.part[Orphans], a.part[Unscanned]}
 }
 
 // Used is the bytes in use, reserved ones included.
@@ -97,11 +120,11 @@ func (a *Account) Excess(part float64) int64 {
 func (a *Account) Free() float64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return float64(a.limit()-a.used) / float64(a.cfg.Capacity)
+	return float64(a.limit()-a.used) / float64(a.bounds.Capacity)
 }
 
 func (a *Account) limit() int64 {
-	limit := a.cfg.Capacity
+	limit := a.bounds.Capacity
 	if !a.measured.IsZero() {
 		limit = min(limit, a.free)
 	}
@@ -223,16 +246,16 @@ func (a *Account) check() {
 	sum, owned := int64(0), int64(0)
 	for p, n := range a.part {
 		if sum += n; n < 0 {
-			panic(fmt.Sprintf("%s: part %d of the account is %d bytes", a.cfg.Dir, p, n))
+			panic(fmt.Sprintf("%s: part %d of the account is %d bytes", a.dir, p, n))
 		}
 	}
 	for tenant, n := range a.tenants {
 		if owned += n; n < 0 {
-			panic(fmt.Sprintf("%s: tenant %d has %d bytes", a.cfg.Dir, tenant, n))
+			panic(fmt.Sprintf("%s: tenant %d has %d bytes", a.dir, tenant, n))
 		}
 	}
 	if sum != a.used || owned != a.part[Entries] {
-		panic(fmt.Sprintf("%s: %d bytes are in use, the parts %v have %d, tenants %d", a.cfg.Dir, a.used, a.part, sum, owned))
+		panic(fmt.Sprintf("%s: %d bytes are in use, the parts %v have %d, tenants %d", a.dir, a.used, a.part, sum, owned))
 	}
 }
 
@@ -243,25 +266,28 @@ func (a *Account) check() {
 const freshness = 100 * time.Millisecond
 
 // Floor says whether bytes are to be left free, so that the file system must be measured.
-func (a *Account) Floor() bool { return a.cfg.MinFree > 0 || a.cfg.MinFreePart > 0 }
+func (a *Account) Floor() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.floor()
+}
+
+func (a *Account) floor() bool { return a.bounds.MinFree > 0 || a.bounds.MinFreePart > 0 }
 
 // Stale says whether a measurement is due before a put.
 func (a *Account) Stale() bool {
-	if !a.Floor() {
-		return false
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.cfg.Now().Sub(a.measured) > freshness
+	return a.floor() && a.now().Sub(a.measured) > freshness
 }
 
 // Measured takes a measurement: the file system has total bytes, and so many available. Of what is in use, unwritten
 // bytes count as if none were on it: the file system does not tell.
 func (a *Account) Measured(total, available, unwritten int64) {
-	keep := max(a.cfg.MinFree, int64(math.Ceil(a.cfg.MinFreePart*float64(total))))
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.free, a.measured = max(0, a.used-unwritten+available-keep), a.cfg.Now()
+	keep := max(a.bounds.MinFree, int64(math.Ceil(a.bounds.MinFreePart*float64(total))))
+	a.free, a.measured = max(0, a.used-unwritten+available-keep), a.now()
 }
 
 // Full notes that the file system was full although the account had room. What is written now is the limit for a while;
@@ -269,14 +295,14 @@ func (a *Account) Measured(total, available, unwritten int64) {
 func (a *Account) Full(entry, unwritten int64, lasts time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.ceiling, a.until = max(entry, a.used-unwritten), a.cfg.Now().Add(lasts)
+	a.ceiling, a.until = max(entry, a.used-unwritten), a.now().Add(lasts)
 }
 
 // Retry ends a ceiling whose time is over. It says whether there was one.
 func (a *Account) Retry() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	over := !a.until.IsZero() && a.cfg.Now().After(a.until)
+	over := !a.until.IsZero() && a.now().After(a.until)
 	if over {
 		a.until = time.Time{}
 	}

@@ -2,6 +2,7 @@ package capacity
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,7 +15,7 @@ import (
 // the host counts too much and never too little. Only where the file cannot be written the root continues without it. A
 // clock that is set back by more than a day begins a new day.
 type Budget struct {
-	daily int64 // 0: none
+	daily atomic.Int64 // 0: none
 	now   func() time.Time
 	file  BudgetFile
 
@@ -45,14 +46,34 @@ type Charge struct{ Day, Bytes int64 }
 
 // NewBudget makes a budget of so many bytes a day, 0 for no limit.
 func NewBudget(daily int64, now func() time.Time, file BudgetFile) *Budget {
-	return &Budget{daily: daily, now: now, file: file}
+	b := &Budget{now: now, file: file}
+	b.daily.Store(daily)
+	return b
+}
+
+// Daily is how many bytes may be written in a day; 0: as many as come.
+func (b *Budget) Daily() int64 { return b.daily.Load() }
+
+// SetDaily changes how many. What a root without a budget wrote was not counted: the count goes on from the file.
+func (b *Budget) SetDaily(daily int64) error {
+	if b.daily.Load() == 0 && daily > 0 {
+		if err := b.load(); err != nil {
+			return err
+		}
+	}
+	b.daily.Store(daily)
+	return nil
 }
 
 // Load takes the count of an earlier run.
 func (b *Budget) Load() (err error) {
-	if b.daily == 0 {
+	if b.daily.Load() == 0 {
 		return nil
 	}
+	return b.load()
+}
+
+func (b *Budget) load() (err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.day, b.spent, err = b.file.Load(); err != nil {
@@ -74,13 +95,14 @@ func (b *Budget) turn() {
 
 // Left says whether there is anything to spend, and plenty, whether there is enough to admit everything.
 func (b *Budget) Left() (any, plenty bool) {
-	if b.daily == 0 {
+	daily := b.daily.Load()
+	if daily == 0 {
 		return true, true
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.turn()
-	return b.spent < b.daily, float64(b.spent) < savingFrom*float64(b.daily)
+	return b.spent < daily, float64(b.spent) < savingFrom*float64(daily)
 }
 
 // Spent is what was counted today.
@@ -93,7 +115,8 @@ func (b *Budget) Spent() int64 {
 // Charge takes bytes from the budget. Near its end it does so only for an entry that continues one that is there, or
 // whose fingerprint asked before.
 func (b *Budget) Charge(bytes int64, fingerprint uint64, continues func() bool) (c Charge, ok bool) {
-	if b.daily == 0 {
+	daily := b.daily.Load()
+	if daily == 0 {
 		return Charge{}, true
 	}
 	parent := continues() // it takes other locks
@@ -101,9 +124,9 @@ func (b *Budget) Charge(bytes int64, fingerprint uint64, continues func() bool) 
 	defer b.mu.Unlock()
 	b.turn()
 	switch {
-	case b.spent+bytes > b.daily:
+	case b.spent+bytes > daily:
 		return Charge{}, false
-	case float64(b.spent+bytes) > savingFrom*float64(b.daily) && !parent && !b.again(fingerprint):
+	case float64(b.spent+bytes) > savingFrom*float64(daily) && !parent && !b.again(fingerprint):
 		return Charge{}, false
 	}
 	b.spent += bytes
@@ -134,10 +157,10 @@ func (b *Budget) again(fingerprint uint64) bool {
 // Save keeps the file ahead of the count: by half a step when there is time for it (early), and else only when the
 // count has reached the file's. The error is of the file.
 func (b *Budget) Save(early bool) error {
-	if b.daily == 0 {
+	if b.daily.Load() == 0 {
 		return nil
 	}
-	step := max(b.daily/budgetSteps, 1)
+	step := max(b.daily.Load()/budgetSteps, 1)
 	behind := func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -157,7 +180,7 @@ func (b *Budget) Save(early bool) error {
 
 // SaveExact writes the exact count, at the host's end.
 func (b *Budget) SaveExact() error {
-	if b.daily == 0 {
+	if b.daily.Load() == 0 {
 		return nil
 	}
 	b.saving.Lock()

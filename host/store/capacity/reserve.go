@@ -25,15 +25,15 @@ type Shortage struct {
 // Possible says why a reservation could not fit even in an empty root, if so. Bytes of a scan that has not ended do not
 // count.
 func (a *Account) Possible(w Want, scanning bool) error {
-	if w.Bytes > a.cfg.Capacity {
-		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, w.Bytes, a.cfg.Capacity)
+	if all := a.Capacity(); w.Bytes > all {
+		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, w.Bytes, all)
 	}
 	if limit := a.Limit(); w.Bytes > 0 && w.Bytes > limit && !scanning {
-		return fmt.Errorf("%w: an entry of %d bytes in %s, which may take %d now", ErrNoSpace, w.Bytes, a.cfg.Dir, limit)
+		return fmt.Errorf("%w: an entry of %d bytes in %s, which may take %d now", ErrNoSpace, w.Bytes, a.dir, limit)
 	}
 	if w.Quota >= 0 && w.Bytes > w.Quota {
 		return fmt.Errorf("%w: an entry of %d bytes is over the quota of tenant %d in %s, %d bytes", ErrNoSpace, w.Bytes,
-			w.ID, a.cfg.Dir, w.Quota)
+			w.ID, a.dir, w.Quota)
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func (a *Account) overQuota(w Want) int64 {
 // QuotaError is the error of a reservation that is over its tenant's quota.
 func (a *Account) QuotaError(w Want, over int64) error {
 	return fmt.Errorf("%w: tenant %d is %d bytes over its quota in %s, %d bytes, and none of its entries can be evicted",
-		ErrNoSpace, w.ID, over, a.cfg.Dir, w.Quota)
+		ErrNoSpace, w.ID, over, a.dir, w.Quota)
 }
 
 // Wait is a reservation's wait for the background evictor. The zero value waits for nothing yet.

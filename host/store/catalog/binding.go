@@ -2,7 +2,6 @@ package catalog
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"slices"
 	"sync/atomic"
@@ -39,6 +38,8 @@ type Active[P interface{ Close() error }] struct {
 	Policy P
 	Since  time.Time
 }
+
+func handleOf[P interface{ Close() error }](a *Active[P]) *policy.Handle { return a.Handle }
 
 // close closes the policy and releases its module.
 func (a *Active[P]) close() error {
@@ -91,6 +92,11 @@ func (l Bindings[T]) named(name string) *Binding[T] {
 	return nil
 }
 
+// has says whether a binding is in the list.
+func (l Bindings[T]) has(b *Binding[T]) bool {
+	return slices.ContainsFunc(l, func(o boundRule[T]) bool { return o.Binding == b })
+}
+
 // Each yields every binding once.
 func (l Bindings[T]) Each() iter.Seq[*Binding[T]] {
 	return func(yield func(*Binding[T]) bool) {
@@ -103,37 +109,11 @@ func (l Bindings[T]) Each() iter.Seq[*Binding[T]] {
 	}
 }
 
-// openBindings opens the policies of a role. Rules that name one policy share it. It returns those that it opened also
-// with an error.
-func openBindings[T any](
-	rules []Rule, role abi.Role, rest *policy.Handle, open func(*policy.Handle) (*T, error),
-) (l Bindings[T], err error) {
-	add := func(h *policy.Handle, rule *Rule) error {
-		if h == nil {
-			h = policy.BuiltinHandle(role)
-			defer h.Release()
-		}
-		b := l.named(h.Label)
-		if b == nil {
-			p, err := open(h)
-			if err != nil {
-				return fmt.Errorf("policy %s: %w", h.Label, err)
-			}
-			b = &Binding[T]{Name: h.Label}
-			b.now.Store(p)
-		}
-		l = append(l, boundRule[T]{b, rule})
-		return nil
-	}
-	for i := range rules {
-		if r := &rules[i]; r.Role == role {
-			if err := add(r.Policy, r); err != nil {
-				return l, err
-			}
-		}
-	}
-	return l, add(rest, nil)
-}
+// bound is what a namespace is bound to now.
+type bound[T any] struct{ binding atomic.Pointer[Binding[T]] }
+
+// Now is the policy that acts for the namespace.
+func (b *bound[T]) Now() *T { return b.binding.Load().Now() }
 
 func (o *Options) admitOpener(ctx context.Context, state policy.State) func(*policy.Handle) (*Admission, error) {
 	return func(h *policy.Handle) (*Admission, error) {

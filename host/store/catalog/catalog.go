@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -50,9 +51,9 @@ type Catalog struct {
 	Tenants *Tenants
 	Paths   *Paths
 
-	admit  Bindings[Admission]
-	layout Bindings[Layout]
-	place  Bindings[PlaceGeneration]
+	admit  atomic.Pointer[Bindings[Admission]]
+	layout atomic.Pointer[Bindings[Layout]]
+	place  atomic.Pointer[Bindings[PlaceGeneration]]
 	old    oldGenerations
 
 	opening *semaphore.Weighted // held while namespaces are opened or policies change
@@ -84,16 +85,15 @@ func New(ctx context.Context, opt Options) (_ *Catalog, err error) {
 		return nil, err
 	}
 	c.Paths = newPaths(builtin)
-	c.place, err = openBindings(p.Rules, abi.RolePlace, p.Place, c.opt.placeOpener(ctx, opt.Seed))
-	if err == nil {
-		c.layout, err = openBindings(p.Rules, abi.RoleLayout, p.Layout, c.opt.layoutOpener(ctx))
-	}
-	if err == nil {
-		c.admit, err = openBindings(p.Rules, abi.RoleAdmit, p.Admit, c.opt.admitOpener(ctx, policy.State{}))
-	}
+	c.admit.Store(&Bindings[Admission]{})
+	c.layout.Store(&Bindings[Layout]{})
+	c.place.Store(&Bindings[PlaceGeneration]{})
+	first, err := c.PrepareRebind(ctx, p, 0)
 	if err != nil {
+		first.Abandon()
 		return nil, errors.Join(err, c.Close())
 	}
+	first.Commit(func() {})
 	return c, nil
 }
 
@@ -104,7 +104,7 @@ func (c *Catalog) Close() (err error) {
 	for _, g := range c.old.all() {
 		open[g] = true // the scan has not ended: it may have files
 	}
-	for g := range c.place.Each() {
+	for g := range c.place.Load().Each() {
 		open[g.Now()] = true
 	}
 	for _, cl := range *c.list.Load() {
@@ -116,10 +116,10 @@ func (c *Catalog) Close() (err error) {
 		g.close()
 	}
 	err = c.Paths.builtin.Close()
-	for b := range c.layout.Each() {
+	for b := range c.layout.Load().Each() {
 		err = errors.Join(err, b.Now().close())
 	}
-	for b := range c.admit.Each() {
+	for b := range c.admit.Load().Each() {
 		err = errors.Join(err, b.Now().close())
 	}
 	return err
@@ -145,7 +145,7 @@ func (c *Catalog) Unlock() { c.opening.Release(1) }
 
 // SetRoots gives the place policies fresh facts about the roots.
 func (c *Catalog) SetRoots(facts []abi.RootFacts) {
-	for b := range c.place.Each() {
+	for b := range c.place.Load().Each() {
 		b.Now().Policy.SetRoots(facts)
 	}
 }
@@ -202,12 +202,12 @@ type PolicyInfo struct {
 
 // EachPolicy calls visit for each policy: admit, place, layout.
 func (c *Catalog) EachPolicy(visit func(PolicyInfo)) {
-	for b := range c.admit.Each() {
+	for b := range c.admit.Load().Each() {
 		p := b.Now()
 		visit(PolicyInfo{Handle: p.Handle, Since: p.Since, Stats: p.Policy.Stats()})
 	}
 	var bound []*PlaceGeneration
-	for b := range c.place.Each() {
+	for b := range c.place.Load().Each() {
 		bound = append(bound, b.Now())
 	}
 	for _, g := range c.Generations() {
@@ -216,7 +216,7 @@ func (c *Catalog) EachPolicy(visit func(PolicyInfo)) {
 			Replaced: !slices.Contains(bound, g),
 		})
 	}
-	for b := range c.layout.Each() {
+	for b := range c.layout.Load().Each() {
 		p := b.Now()
 		visit(PolicyInfo{Handle: p.Handle, Since: p.Since, Stats: p.Policy.Stats()})
 	}

@@ -76,6 +76,8 @@ func (g *PlaceGeneration) Identity() (id [32]byte) {
 	return sha256.Sum256([]byte(g.Label + "\n" + g.Module.Name() + "\n" + g.Module.Digest() + "\n" + g.Config.Text()))
 }
 
+func (g *PlaceGeneration) handle() *policy.Handle { return g.Handle }
+
 func (g *PlaceGeneration) close() {
 	_ = g.Policy.Close() // it never fails
 	g.Release()
@@ -99,7 +101,7 @@ func (g *PlaceGeneration) files(visit func(dir, base string, data []byte) error)
 
 // Generations are those that name new pieces and those whose pieces are there.
 func (c *Catalog) Generations() (list []*PlaceGeneration) {
-	for b := range c.place.Each() {
+	for b := range c.place.Load().Each() {
 		list = append(list, b.Now())
 	}
 	for _, cl := range c.Classes() {
@@ -160,7 +162,7 @@ func (o *oldGenerations) all() []*PlaceGeneration {
 
 // HasGeneration says whether a generation is open: one of this run's bindings, or one of an earlier run.
 func (c *Catalog) HasGeneration(id string) bool {
-	for b := range c.place.Each() {
+	for b := range c.place.Load().Each() {
 		if b.Now().id == id {
 			return true
 		}
@@ -193,7 +195,7 @@ func (c *Catalog) AddOldGeneration(ctx context.Context, dir string, text []byte)
 
 // KeepGenerations makes the generations of this run's bindings durable, before the first file gets a name from them.
 func (c *Catalog) KeepGenerations() error {
-	for b := range c.place.Each() {
+	for b := range c.place.Load().Each() {
 		if err := b.Now().files(c.opt.Roots.Keep); err != nil {
 			return err
 		}

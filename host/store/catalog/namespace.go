@@ -25,9 +25,9 @@ type Namespace struct {
 	Text   string
 	KeyLen uint32
 	TTL    time.Duration // of its entries; 0: they do not expire
-	Admit  *Binding[Admission]
-	Layout *Binding[Layout]
-	Place  *Binding[PlaceGeneration]
+	Admit  bound[Admission]
+	Layout bound[Layout]
+	Place  bound[PlaceGeneration]
 
 	current atomic.Pointer[map[uint32]*Class] // for new pieces; complete once a session has opened the namespace
 	classes []*Class                          // those of earlier policies too; guarded by Catalog.mu
@@ -198,8 +198,8 @@ func (c *Catalog) assignNumber(digest chunk.Digest, text string) (*Namespace, er
 	}
 	ns := &Namespace{
 		ID: uint32(len(c.byDigest)), Digest: digest, Text: text, KeyLen: keyLenOf(text), TTL: c.opt.Expiry(text),
-		Admit: c.admit.of(text), Layout: c.layout.of(text), Place: c.place.of(text),
 	}
+	ns.bind(c)
 	ns.current.Store(&map[uint32]*Class{})
 	if err := c.announce(ns); err != nil {
 		return nil, err
@@ -207,6 +207,13 @@ func (c *Catalog) assignNumber(digest chunk.Digest, text string) (*Namespace, er
 	c.byDigest[digest] = ns
 	delete(c.unregistered, digest)
 	return ns, nil
+}
+
+// bind gives a namespace the policies that the rules have for it. Catalog.mu is held.
+func (ns *Namespace) bind(c *Catalog) {
+	ns.Admit.binding.Store(c.admit.Load().of(ns.Text))
+	ns.Layout.binding.Store(c.layout.Load().of(ns.Text))
+	ns.Place.binding.Store(c.place.Load().of(ns.Text))
 }
 
 // keyLenOf reads the length of a namespace's keys from its text.

@@ -81,7 +81,7 @@ func (c *Catalog) Claims(rel string) bool {
 	if knows(c.Paths.builtin) {
 		return true
 	}
-	for b := range c.place.Each() {
+	for b := range c.place.Load().Each() {
 		if knows(b.Now().Policy) {
 			return true
 		}

@@ -12,14 +12,12 @@ import (
 // Swap is a change of policies that are bound to namespaces, ready to be committed.
 type Swap struct {
 	c         *Catalog
-	admitOf   *Binding[Admission]
-	admit     *Admission
-	layoutOf  *Binding[Layout]
-	layout    *Layout
-	placeOf   *Binding[PlaceGeneration]
-	place     *PlaceGeneration
+	admit     rebinding[Admission]
+	layout    rebinding[Layout]
+	place     rebinding[PlaceGeneration]
 	made      []*Class
-	admitKept bool
+	seen      map[*Namespace]bool
+	admitKept map[*Admission]bool // took over the state of the policy before
 }
 
 // Swapped is one policy that was replaced.
@@ -30,88 +28,131 @@ type Swapped struct {
 	Loaded  bool   // of admit: the new policy took over the state
 }
 
-// PrepareSwap opens the policies that replace those of a name, tells them of the namespaces, and makes the classes that
-// new pieces get. Commit or Abandon must follow, also when there is an error. The caller holds Lock until then.
-// maxState bounds the state that an admit policy hands over.
+// PrepareSwap is PrepareRebind for a change that keeps all bindings: the policies of a name are replaced.
 func (c *Catalog) PrepareSwap(
 	ctx context.Context, name string, next *[abi.Roles]*policy.Handle, maxState uint32,
 ) (*Swap, error) {
-	w := &Swap{c: c}
-	if h := next[abi.RoleAdmit]; h != nil {
-		if w.admitOf = c.admit.named(name); w.admitOf == nil {
-			return w, fmt.Errorf("%w: admit policy %s", ErrNoPolicy, name)
+	var all [abi.Roles][]wish
+	found := [abi.Roles]bool{abi.RoleEvict: true}
+	as := func(role abi.Role, bound string, rule *Rule, h *policy.Handle) {
+		if bound == name && next[role] != nil {
+			h, found[role] = next[role], true
 		}
-		if err := w.openAdmit(ctx, h, maxState); err != nil {
-			return w, fmt.Errorf("policy %s: %w", h.Label, err)
+		all[role] = append(all[role], wish{bound, rule, h})
+	}
+	for _, b := range *c.admit.Load() {
+		as(abi.RoleAdmit, b.Name, b.rule, b.Now().Handle)
+	}
+	for _, b := range *c.layout.Load() {
+		as(abi.RoleLayout, b.Name, b.rule, b.Now().Handle)
+	}
+	for _, b := range *c.place.Load() {
+		as(abi.RolePlace, b.Name, b.rule, b.Now().Handle)
+	}
+	for role, h := range next {
+		if h != nil && !found[role] {
+			return &Swap{c: c}, fmt.Errorf("%w: %s policy %s", ErrNoPolicy, abi.Role(role), name)
 		}
 	}
-	var err error
-	if h := next[abi.RoleLayout]; h != nil {
-		if w.layoutOf = c.layout.named(name); w.layoutOf == nil {
-			return w, fmt.Errorf("%w: layout policy %s", ErrNoPolicy, name)
-		}
-		if w.layout, err = c.opt.layoutOpener(ctx)(h); err != nil {
-			return w, fmt.Errorf("policy %s: %w", h.Label, err)
-		}
+	return c.prepare(ctx, &all, maxState)
+}
+
+// PrepareRebind opens the policies that are to act and do not, tells them of their namespaces, and makes the classes that
+// new pieces get. Commit or Abandon must follow, also when there is an error. The caller holds Lock until then.
+// maxState bounds the state that an admit policy hands over.
+func (c *Catalog) PrepareRebind(ctx context.Context, p *Policies, maxState uint32) (*Swap, error) {
+	var all [abi.Roles][]wish
+	for _, role := range []abi.Role{abi.RoleAdmit, abi.RoleLayout, abi.RolePlace} {
+		all[role] = p.wishes(role)
 	}
-	if h := next[abi.RolePlace]; h != nil {
-		if w.placeOf = c.place.named(name); w.placeOf == nil {
-			return w, fmt.Errorf("%w: place policy %s", ErrNoPolicy, name)
-		}
-		if w.place, err = c.opt.placeOpener(ctx, c.opt.Seed)(h); err == nil {
-			err = w.place.files(c.opt.Roots.Keep)
-		}
-		if err != nil {
-			return w, fmt.Errorf("policy %s: %w", h.Label, err)
-		}
+	return c.prepare(ctx, &all, maxState)
+}
+
+func (c *Catalog) prepare(ctx context.Context, all *[abi.Roles][]wish, maxState uint32) (w *Swap, err error) {
+	w = &Swap{c: c, seen: map[*Namespace]bool{}, admitKept: map[*Admission]bool{}}
+	w.admit, err = rebind(*c.admit.Load(), abi.RoleAdmit, all[abi.RoleAdmit], handleOf[*policy.Admit],
+		func(h *policy.Handle, old *Admission) (*Admission, error) { return w.openAdmit(ctx, h, old, maxState) })
+	if err != nil {
+		return w, err
+	}
+	open := c.opt.layoutOpener(ctx)
+	w.layout, err = rebind(*c.layout.Load(), abi.RoleLayout, all[abi.RoleLayout], handleOf[*policy.Layout],
+		func(h *policy.Handle, _ *Layout) (*Layout, error) { return open(h) })
+	if err != nil {
+		return w, err
+	}
+	w.place, err = rebind(*c.place.Load(), abi.RolePlace, all[abi.RolePlace], (*PlaceGeneration).handle,
+		func(h *policy.Handle, _ *PlaceGeneration) (*PlaceGeneration, error) { return w.openPlace(ctx, h) })
+	if err != nil {
+		return w, err
 	}
 	for _, ns := range c.Namespaces() {
-		if err := w.makeClasses(ctx, ns); err != nil {
+		if err := w.prepare(ctx, ns); err != nil {
 			return w, fmt.Errorf("namespace %s: %w", ns.Digest, err)
 		}
+		w.seen[ns] = true
 	}
 	return w, nil
 }
 
 // openAdmit hands over the state of the acting policy, if the new one can use it.
-func (w *Swap) openAdmit(ctx context.Context, h *policy.Handle, maxState uint32) error {
-	state, ok, err := w.admitOf.Now().Policy.Save(maxState)
-	if err != nil || !ok {
-		state = policy.State{} // it failed, or keeps none: the new one starts empty
-	}
-	if w.admit, err = w.c.opt.admitOpener(ctx, state)(h); err != nil {
-		return err
-	}
-	w.admitKept = w.admit.Policy.Loaded()
-	for _, ns := range w.c.Namespaces() {
-		if ns.Admit == w.admitOf {
-			if err := w.admit.Policy.Namespace(ns.ID, ns.Text); err != nil {
-				return err
-			}
+func (w *Swap) openAdmit(ctx context.Context, h *policy.Handle, old *Admission, maxState uint32) (*Admission, error) {
+	state := policy.State{}
+	if old != nil {
+		var err error
+		var ok bool
+		if state, ok, err = old.Policy.Save(maxState); err != nil || !ok {
+			state = policy.State{} // it failed, or keeps none: the new one starts empty
 		}
 	}
-	return nil
+	p, err := w.c.opt.admitOpener(ctx, state)(h)
+	if err == nil {
+		w.admitKept[p] = old != nil && p.Policy.Loaded()
+	}
+	return p, err
 }
 
-// makeClasses makes a namespace's new classes, where its place or layout changes.
-func (w *Swap) makeClasses(ctx context.Context, ns *Namespace) error {
-	var plans []*chunk.Plan
-	if w.layout != nil && ns.Layout == w.layoutOf && ns.groups != nil {
-		var err error
-		if plans, err = ns.makePlans(ctx, w.c.opt.Roots, ns.groups, w.layout); err != nil {
+func (w *Swap) openPlace(ctx context.Context, h *policy.Handle) (*PlaceGeneration, error) {
+	g, err := w.c.opt.placeOpener(ctx, w.c.opt.Seed)(h)
+	if err != nil {
+		return nil, err
+	}
+	if len(*w.c.place.Load()) == 0 {
+		return g, nil // the roots are not open yet: see KeepGenerations
+	}
+	if err := g.files(w.c.opt.Roots.Keep); err != nil {
+		w.c.releaseGeneration(g)
+		return nil, err
+	}
+	return g, nil
+}
+
+// prepare tells a namespace's policies of it that do not act for it yet, and makes its new classes where its place or
+// layout changes.
+func (w *Swap) prepare(ctx context.Context, ns *Namespace) error {
+	if a := w.admit.acting(w.admit.next.of(ns.Text)); a != ns.Admit.Now() {
+		if err := a.Policy.Namespace(ns.ID, ns.Text); err != nil {
 			return err
 		}
 	}
-	renamed := w.place != nil && ns.Place == w.placeOf
+	var plans []*chunk.Plan
+	if l := w.layout.acting(w.layout.next.of(ns.Text)); l != ns.Layout.Now() && ns.groups != nil {
+		var err error
+		if plans, err = ns.makePlans(ctx, w.c.opt.Roots, ns.groups, l); err != nil {
+			return err
+		}
+	}
+	named := w.place.acting(w.place.next.of(ns.Text))
+	renamed := named != ns.Place.Now()
 	if renamed {
-		if err := w.place.Policy.Namespace(ns.ID, ns.Text); err != nil {
+		if err := named.Policy.Namespace(ns.ID, ns.Text); err != nil {
 			return err
 		}
 	}
 	for group, was := range *ns.current.Load() {
 		place, plan := was.Place, was.Plan
 		if renamed {
-			place = w.place
+			place = named
 		}
 		for i := range plans {
 			if ns.groups[i].ID == group && plans[i].Digest() != plan.Digest() {
@@ -135,50 +176,73 @@ func (w *Swap) makeClasses(ctx context.Context, ns *Namespace) error {
 	return nil
 }
 
-// Abandon closes what PrepareSwap opened.
+// Abandon closes what was opened.
 func (w *Swap) Abandon() {
 	for _, cl := range w.made {
 		cl.Release()
 	}
-	if w.place != nil {
-		w.c.releaseGeneration(w.place)
+	for _, s := range w.place.opened {
+		w.c.releaseGeneration(s.policy)
 	}
-	if w.layout != nil {
-		_ = w.layout.close()
+	for _, s := range w.layout.opened {
+		_ = s.policy.close()
 	}
-	if w.admit != nil {
-		_ = w.admit.close()
+	for _, s := range w.admit.opened {
+		_ = s.policy.close()
 	}
 }
 
 // Commit replaces the policies. Pieces that are there keep their names and plans, and the module that named them stays
-// until the last of them is gone. rename is called between the change of a place policy and that of the classes, if
+// until the last of them is gone. rename is called between the change of place policies and that of the classes, if
 // there is one.
 func (w *Swap) Commit(rename func()) (list []Swapped) {
 	c := w.c
-	if w.admit != nil {
-		old := w.admitOf.now.Swap(w.admit)
-		list = append(list, Swapped{Role: abi.RoleAdmit, From: old.Module.Digest(), Loaded: w.admitKept})
-		_ = old.close()
-	}
-	var renamed *PlaceGeneration
-	if w.place != nil {
-		renamed = w.placeOf.now.Swap(w.place)
+	admits, layouts, places := w.admit.commit(), w.layout.commit(), w.place.commit()
+	c.admit.Store(&w.admit.next)
+	c.layout.Store(&w.layout.next)
+	c.place.Store(&w.place.next)
+	if len(w.place.opened)+len(places) > 0 {
 		rename()
 	}
 	c.mu.Lock()
+	for _, ns := range c.byDigest {
+		ns.bind(c)
+		if !w.seen[ns] { // a scan, or another host, has found its first piece meanwhile
+			w.adopt(ns)
+		}
+	}
 	for _, cl := range w.made {
 		c.setCurrent(cl)
 	}
 	c.mu.Unlock()
-	if w.place != nil {
-		list = append(list, Swapped{Role: abi.RolePlace, From: renamed.Module.Digest(), Entries: int(c.Entries(renamed))})
-		c.releaseGeneration(renamed)
+	for _, p := range admits {
+		list = append(list, Swapped{Role: abi.RoleAdmit, From: p.old.Module.Digest(), Loaded: w.admitKept[p.by]})
+		_ = p.old.close()
 	}
-	if w.layout != nil {
-		old := w.layoutOf.now.Swap(w.layout)
-		list = append(list, Swapped{Role: abi.RoleLayout, From: old.Module.Digest()})
-		_ = old.close()
+	for _, p := range places {
+		list = append(list, Swapped{Role: abi.RolePlace, From: p.old.Module.Digest(), Entries: int(c.Entries(p.old))})
+		c.releaseGeneration(p.old)
+	}
+	for _, p := range layouts {
+		list = append(list, Swapped{Role: abi.RoleLayout, From: p.old.Module.Digest()})
+		_ = p.old.close()
 	}
 	return list
+}
+
+// adopt gives a namespace that nobody has prepared its new policies. Catalog.mu is held.
+func (w *Swap) adopt(ns *Namespace) {
+	c := w.c
+	err := c.announce(ns)
+	for group, was := range *ns.current.Load() {
+		if now := ns.Place.Now(); err == nil && was.Place != now {
+			var cl *Class
+			if cl, err = c.newClass(ns, group, now); err == nil {
+				c.setCurrent(cl)
+			}
+		}
+	}
+	if err != nil {
+		c.log.Error("namespace keeps its place policy until the restart", "namespace", ns.Digest, "error", err)
+	}
 }

@@ -87,7 +87,7 @@ func (s *Set) Init(cfg Config) {
 
 // StartEvictor starts the evict policy. What the evictor has from the set need not be given.
 func (s *Set) StartEvictor(ctx context.Context, cfg evictor.Config) (err error) {
-	cfg.Index, cfg.Lock, cfg.Host, cfg.Slots = s.Index, &s.Mutex, evictorHost{s}, s.cfg.MaxEntries
+	cfg.Index, cfg.Lock, cfg.Host, cfg.Size.Slots = s.Index, &s.Mutex, evictorHost{s}, s.cfg.MaxEntries
 	s.Evictor, err = evictor.New(ctx, cfg)
 	return err
 }
@@ -142,6 +142,20 @@ func (s *Set) SlotsFull() bool {
 	s.Lock()
 	defer s.Unlock()
 	return s.Index.Len() == s.Index.Max()
+}
+
+// Reach is how many entries there can be at most, after [Raise]. It takes the lock.
+func Reach(s *Set) uint32 {
+	s.Lock()
+	defer s.Unlock()
+	return s.Index.Reach()
+}
+
+// Raise lets there be more entries. It takes the lock.
+func Raise(s *Set, most uint32) {
+	s.Lock()
+	defer s.Unlock()
+	s.Index.Raise(most)
 }
 
 // Policy is what decides here, or did until it failed. It takes the lock.

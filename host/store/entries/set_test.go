@@ -66,12 +66,12 @@ func newSet(t testing.TB) *set {
 	s.Init(entries.Config{
 		MaxEntries: slots, Catalog: c, Changes: changelog.New(16), Now: now,
 		Clock:   func() uint64 { s.clock++; return s.clock },
-		Account: capacity.New(capacity.Config{Dir: "/r", Capacity: 1 << 30, Now: now}),
+		Account: capacity.New(capacity.Config{Dir: "/r", Bounds: capacity.Bounds{Capacity: 1 << 30}, Now: now}),
 	})
 	var work sync.WaitGroup
 	p := &evictor.Policy{Handle: policy.BuiltinHandle(abi.RoleEvict), Since: now()}
 	err = s.StartEvictor(t.Context(), evictor.Config{
-		Policy: p, Run: t.Context(), Work: &work, Capacity: 1 << 30, Log: slog.New(slog.DiscardHandler),
+		Policy: p, Run: t.Context(), Work: &work, Size: evictor.Size{Capacity: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -31,16 +31,21 @@ type Policy struct {
 
 // Config makes an evictor.
 type Config struct {
-	Index    *index.Index
-	Lock     *sync.Mutex // the root's
-	Host     Host
-	Policy   *Policy
-	Run      context.Context // ends the evictor's own work
-	Work     *sync.WaitGroup // has it
+	Index  *index.Index
+	Lock   *sync.Mutex // the root's
+	Host   Host
+	Policy *Policy
+	Run    context.Context // ends the evictor's own work
+	Work   *sync.WaitGroup // has it
+	Size   Size
+	Seed   uint64
+	Log    *slog.Logger
+}
+
+// Size is what a policy is told of its root.
+type Size struct {
 	Slots    uint32
 	Capacity int64
-	Seed     uint64
-	Log      *slog.Logger
 }
 
 // Evictor is one root's evict policy at work.
@@ -50,6 +55,7 @@ type Evictor struct {
 	mu       *sync.Mutex
 	handover *semaphore.Weighted // held by whoever tells a policy what is here
 
+	size      Size
 	policy    *policy.Evict
 	active    *Policy      // what policy was made from
 	fallback  *recency     // answers while the policy is down, else nil
@@ -73,19 +79,19 @@ type Counts struct {
 
 // New starts a policy, of which it takes a reference.
 func New(ctx context.Context, cfg Config) (*Evictor, error) {
-	v := &Evictor{cfg: cfg, x: cfg.Index, mu: cfg.Lock, active: cfg.Policy, handover: semaphore.NewWeighted(1)}
+	v := &Evictor{cfg: cfg, size: cfg.Size, x: cfg.Index, mu: cfg.Lock, active: cfg.Policy, handover: semaphore.NewWeighted(1)}
 	v.instead.told = true
 	var err error
-	if v.policy, err = v.start(ctx, v.active, policy.State{}); err != nil {
+	if v.policy, err = v.start(ctx, v.active, cfg.Size, policy.State{}); err != nil {
 		return nil, err
 	}
 	v.active.Acquire()
 	return v, nil
 }
 
-func (v *Evictor) start(ctx context.Context, p *Policy, state policy.State) (*policy.Evict, error) {
+func (v *Evictor) start(ctx context.Context, p *Policy, size Size, state policy.State) (*policy.Evict, error) {
 	return p.Module.NewEvict(ctx, policy.EvictOptions{
-		MaxSlots: v.cfg.Slots, Capacity: uint64(v.cfg.Capacity), Seed: v.cfg.Seed, Config: p.Config, State: state,
+		MaxSlots: size.Slots, Capacity: uint64(size.Capacity), Seed: v.cfg.Seed, Config: p.Config, State: state,
 	})
 }
 
@@ -106,6 +112,13 @@ func (v *Evictor) run(work func(ctx context.Context)) {
 
 // SetIndex replaces the index, before anything was told.
 func (v *Evictor) SetIndex(x *index.Index) { v.x = x }
+
+// SizeOf is what policies are told of the root. It takes the lock.
+func SizeOf(v *Evictor) Size {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.size
+}
 
 // Active is what decides, or did until it failed.
 func (v *Evictor) Active() *Policy { return v.active }

@@ -36,6 +36,7 @@ type Handover struct {
 	v        *Evictor
 	ctx      context.Context
 	to, from *Policy
+	size     Size
 	next     *candidate
 	method   Method
 	before   activePolicy
@@ -43,6 +44,7 @@ type Handover struct {
 
 // activePolicy is who decides in a root, and its figures.
 type activePolicy struct {
+	size     Size
 	policy   *policy.Evict
 	fallback *recency
 	active   *Policy
@@ -58,10 +60,19 @@ func (v *Evictor) AllowHandovers() { v.handover.Release(1) }
 // Prepare starts a policy beside the active one, from, and tells it what is here. Finish or Abandon must follow when
 // there is no error; or Take, and then Keep or Undo. Like all methods of a handover, it takes the lock.
 func (v *Evictor) Prepare(ctx context.Context, to, from *Policy) (*Handover, error) {
+	return PrepareSize(ctx, v, to, from, nil)
+}
+
+// PrepareSize is Prepare for a root whose size changes with the policy, unless size is nil. Both may be the same policy, in
+// a new instance.
+func PrepareSize(ctx context.Context, v *Evictor, to, from *Policy, size *Size) (*Handover, error) {
 	if err := v.HoldHandovers(ctx); err != nil { // a scan may hold it for long
 		return nil, err
 	}
-	h := &Handover{v: v, ctx: ctx, to: to, from: from}
+	h := &Handover{v: v, ctx: ctx, to: to, from: from, size: SizeOf(v)}
+	if size != nil {
+		h.size = *size
+	}
 	err := h.inherit()
 	if err == nil && h.next == nil {
 		err = h.learn()
@@ -106,7 +117,7 @@ func (h *Handover) inherit() error {
 	if !ok {
 		return nil
 	}
-	p, err := v.start(h.ctx, h.to, state)
+	p, err := v.start(h.ctx, h.to, h.size, state)
 	if err == nil && p.Loaded() {
 		h.next, h.method = next, Loaded
 		return h.catchUp(p)
@@ -150,7 +161,7 @@ func (h *Handover) catchUp(p *policy.Evict) error {
 // learn tells the policy of all entries in order of the last touch.
 func (h *Handover) learn() error {
 	v := h.v
-	p, err := v.start(h.ctx, h.to, policy.State{})
+	p, err := v.start(h.ctx, h.to, h.size, policy.State{})
 	if err != nil {
 		return err
 	}
@@ -223,8 +234,8 @@ func (h *Handover) Take() (entries int, err error) {
 		h.Abandon()
 		return 0, next.err
 	}
-	h.before = activePolicy{v.policy, v.fallback, v.active, v.past}
-	v.policy, v.fallback, v.candidate = next.policy, nil, nil
+	h.before = activePolicy{v.size, v.policy, v.fallback, v.active, v.past}
+	v.size, v.policy, v.fallback, v.candidate = h.size, next.policy, nil, nil
 	if h.before.fallback == nil {
 		v.candidate = &candidate{policy: h.before.policy, whole: true}
 	}
@@ -256,8 +267,8 @@ func (h *Handover) Undo() {
 	v := h.v
 	v.mu.Lock()
 	old := v.candidate
-	v.policy, v.fallback, v.active, v.past, v.candidate = h.before.policy, h.before.fallback, h.before.active,
-		h.before.past, nil
+	v.size, v.policy, v.fallback = h.before.size, h.before.policy, h.before.fallback
+	v.active, v.past, v.candidate = h.before.active, h.before.past, nil
 	if old != nil && old.err != nil {
 		v.Fail(old.err)
 	}
@@ -310,7 +321,7 @@ func (v *Evictor) EndScan(ctx context.Context, end func()) error {
 // Resume lets the policy continue from a state, or else tells it what is here, at the start, when nobody waits.
 func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 	if state.Format != "" {
-		next, err := v.start(ctx, v.active, state)
+		next, err := v.start(ctx, v.active, v.size, state)
 		if err == nil && next.Loaded() {
 			_ = v.policy.Close()
 			v.policy = next

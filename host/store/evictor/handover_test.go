@@ -38,7 +38,7 @@ func newRig(t testing.TB, slots uint32) *rig {
 	ctx, stop := context.WithCancel(context.Background())
 	var err error
 	r.v, err = New(ctx, Config{
-		Index: r.x, Lock: &r.mu, Host: r, Policy: lruPolicy(nil), Run: ctx, Work: &r.all, Slots: slots, Capacity: 1 << 30,
+		Index: r.x, Lock: &r.mu, Host: r, Policy: lruPolicy(nil), Run: ctx, Work: &r.all, Size: Size{Slots: slots, Capacity: 1 << 30},
 		Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -116,7 +116,7 @@ func TestHandover(t *testing.T) {
 				r.insert(t, n)
 			}
 			var next *lru.Policy
-			p, err := r.v.start(t.Context(), lruPolicy(&next), policy.State{})
+			p, err := r.v.start(t.Context(), lruPolicy(&next), SizeOf(r.v), policy.State{})
 			if err != nil {
 				t.Fatal(err)
 			}

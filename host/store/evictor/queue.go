@@ -56,7 +56,7 @@ func (q *victimQueue) refill(v *Evictor, bytes int64) {
 	extra := v.policy.VictimsAhead()
 	usual := max(1, v.cfg.Host.Used()/int64(max(1, v.x.Len())))
 	ask := abi.Ask{
-		Bytes: uint64(v.cfg.Capacity), Tenant: abi.None, // what is asked for is a number of them
+		Bytes: uint64(v.size.Capacity), Tenant: abi.None, // what is asked for is a number of them
 		MaxVictims: uint32(min(bytes/usual+int64(extra), MaxVictims)),
 	}
 	n := v.Ask(ask, q.buffer[:])

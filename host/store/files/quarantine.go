@@ -36,6 +36,13 @@ func (q *Quarantine) init(d *Dir, cfg Config) {
 	q.dir, q.sequence, q.maxFiles, q.maxBytes = d, cfg.Sequence, max(cfg.QuarantineFiles, 0), cfg.QuarantineBytes
 }
 
+// SetBytes changes how many bytes are kept. What is too much goes when the next file comes, or when bytes are needed.
+func (q *Quarantine) SetBytes(most int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.maxBytes = most
+}
+
 // Isolate moves a file into quarantine that the index does not know, so that its name is free.
 func (q *Quarantine) Isolate(name string, cause error) {
 	k, left := q.Move(name, 0, cause)
@@ -52,7 +59,7 @@ func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left in
 		return Kept{}, 0
 	}
 	perhaps := "" // a name that the file may have, though the rename reported an error
-	if err == nil && info.Mode.IsRegular() && q.maxFiles > 0 && pieceformat.Padded(info.Allocated) <= q.maxBytes {
+	if err == nil && info.Mode.IsRegular() && q.maxFiles > 0 && q.fits(pieceformat.Padded(info.Allocated)) {
 		k = Kept{name: q.nameFor(name), Bytes: pieceformat.Padded(info.Allocated)}
 		if err = d.FS.RenameNoReplace(name, k.name); err != nil {
 			d.Orphans.AddLate(k.name, err)
@@ -74,6 +81,12 @@ func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left in
 		d.Orphans.AddRenamed(perhaps, info, left)
 	}
 	return k, left
+}
+
+func (q *Quarantine) fits(bytes int64) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return bytes <= q.maxBytes
 }
 
 func (q *Quarantine) nameFor(name string) string {

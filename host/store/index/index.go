@@ -40,10 +40,22 @@ func New(max uint32, fingerprint func(class uint16, k chunk.Key) uint64, base fu
 		wide: map[uint32]uint64{}, large: map[uint32]uint32{}, pinned: map[uint32]uint32{},
 		missing: map[uint32]uint64{}, missingByClass: map[uint16]int64{}, fingerprint: fingerprint, base: base,
 	}
-	x.byKey.init(max, x.Fingerprint)
-	x.families.init(max, func(slot uint32) uint64 { return x.At(slot).Parent() })
+	x.byKey.init(reachOf(max), x.Fingerprint)
+	x.families.init(reachOf(max), func(slot uint32) uint64 { return x.At(slot).Parent() })
 	return x
 }
+
+// leastReach is what the slots of any index can be raised to: its tables' cells have room for so many.
+const leastReach = 1<<22 - 1
+
+// reachOf is how many slots the tables of an index of so many entries can name.
+func reachOf(entries uint32) uint32 { return max(leastReach, uint32(1)<<bits.Len32(entries)-1) }
+
+// Reach is the most that Raise can make of Max.
+func (x *Index) Reach() uint32 { return reachOf(x.max) }
+
+// Raise lets the index have more entries, at most Reach.
+func (x *Index) Raise(entries uint32) { x.max = max(x.max, min(entries, x.Reach())) }
 
 // Fingerprint is the fingerprint of the key in a slot.
 func (x *Index) Fingerprint(slot uint32) uint64 {

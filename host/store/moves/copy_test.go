@@ -97,7 +97,9 @@ func newPiece(t testing.TB, r *rand.Rand) *piece {
 }
 
 func newCopier(perSecond int64) *Copier {
-	return &Copier{buf: make([]byte, bufferBytes), budget: &budget{loads: &Loads{}, perSecond: perSecond}}
+	b := &budget{loads: &Loads{}}
+	b.perSecond.Store(perSecond)
+	return &Copier{buf: make([]byte, bufferBytes), budget: b}
 }
 
 // TestCopy copies pieces of many layouts byte for byte, and commits none of which a byte under a checksum differs.
@@ -157,7 +159,8 @@ func FuzzCopy(f *testing.F) {
 // TestBudget: parts take the time that the bandwidth says, and wait for loads, but not for ever.
 func TestBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &budget{loads: &Loads{}, perSecond: 100 << 20}
+		b := &budget{loads: &Loads{}}
+		b.perSecond.Store(100 << 20)
 		start := time.Now()
 		for range 400 {
 			if err := b.take(t.Context(), PartBytes); err != nil {

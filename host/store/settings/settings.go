@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/moves"
@@ -86,6 +87,11 @@ type RootConfig struct {
 	Poll      time.Duration         // of Shared: how soon the hosts see what others have stored: 1 s
 	Lapse     time.Duration         // of Shared: how long a host can be silent before the others give it up: 10 s
 	Scheduler *sharedroot.Scheduler // of Shared, in tests
+}
+
+// Bounds are what the root may take.
+func (r *RootConfig) Bounds() capacity.Bounds {
+	return capacity.Bounds{Capacity: r.Capacity, MinFree: r.MinFree, MinFreePart: r.MinFreePart}
 }
 
 // Moves bounds the copies between levels. Zero is a default of [moves.Config].
@@ -273,6 +279,22 @@ type Policies struct {
 type Shadow struct {
 	Policy   *policy.Handle // borrowed
 	Capacity int64          // of the imaginary cache; 0: of the roots together
+}
+
+// Capacity is that of all roots.
+func (c *Config) Capacity() (all int64) {
+	for i := range c.Roots {
+		all += c.Roots[i].Capacity
+	}
+	return all
+}
+
+// Wish is how a shadow runs beside these roots.
+func (c *Config) Wish(h Shadow) shadow.Wish {
+	capacity := cmp.Or(h.Capacity, c.Capacity())
+	return shadow.Wish{Policy: h.Policy, Options: policy.EvictOptions{
+		MaxSlots: SlotsFor(capacity), Capacity: uint64(capacity), Seed: c.Seed, Config: h.Policy.Config,
+	}}
 }
 
 // Expiry is how long entries of some models are served.

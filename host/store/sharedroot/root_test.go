@@ -69,7 +69,7 @@ func newRig(t testing.TB) *rig {
 	for _, d := range pieceformat.RootDirs {
 		r.must(os.MkdirAll(filepath.Join(dir, d), 0o700))
 	}
-	account := capacity.New(capacity.Config{Dir: dir, Capacity: capacityBytes, Now: now})
+	account := capacity.New(capacity.Config{Dir: dir, Bounds: capacity.Bounds{Capacity: capacityBytes}, Now: now})
 	set := &entries.Set{}
 	clock := uint64(0)
 	set.Init(entries.Config{
@@ -79,7 +79,7 @@ func newRig(t testing.TB) *rig {
 	var work sync.WaitGroup
 	p := &evictor.Policy{Handle: policy.BuiltinHandle(abi.RoleEvict), Since: now()}
 	r.must(set.StartEvictor(t.Context(), evictor.Config{
-		Policy: p, Run: t.Context(), Work: &work, Capacity: capacityBytes, Log: log,
+		Policy: p, Run: t.Context(), Work: &work, Size: evictor.Size{Capacity: capacityBytes}, Log: log,
 	}))
 	monitor := health.NewMonitor(health.Config{
 		Dir: dir, FS: staging.OS(), Limit: -1, Every: time.Hour, Now: now, Log: log, Out: func() {}, Ended: func() {},

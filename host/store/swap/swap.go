@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/evictor"
 )
@@ -18,12 +19,14 @@ type Root struct {
 	Path    string
 	Evictor *evictor.Evictor
 	Policy  func() *evictor.Policy // the one that acts
+	Reach   func() uint32          // how many slots it can have
 }
 
 // Store is where policies act. One swap at a time is made in it.
 type Store struct {
 	Roots     []Root
 	Catalog   *catalog.Catalog
+	Shadows   *shadow.Set
 	Now       func() time.Time
 	TellRoots func()                                 // gives place policies facts of the roots
 	Evict     func(h *policy.Handle) *evictor.Policy // takes a reference to a policy that is about to evict
@@ -79,6 +82,11 @@ func (s *Store) Do(ctx context.Context, w Swap) (taken []Taken, err error) {
 		rest.Abandon()
 		return nil, err
 	}
+	return s.keep(taken, all, rest, begun), nil
+}
+
+// keep ends a change in which policies have taken over their roots.
+func (s *Store) keep(taken []Taken, all []Handover, rest *catalog.Swap, begun time.Time) []Taken {
 	for _, t := range rest.Commit(s.TellRoots) {
 		how := evictor.Replayed
 		if t.Loaded {
@@ -92,7 +100,7 @@ func (s *Store) Do(ctx context.Context, w Swap) (taken []Taken, err error) {
 	for i := range taken {
 		taken[i].Took = s.Now().Sub(begun)
 	}
-	return taken, nil
+	return taken
 }
 
 // TakeAll lets a policy decide in all its roots, or in none.

@@ -1,4 +1,5 @@
-package server
+// Package codes says what clients are told of errors.
+package codes
 
 import (
 	"context"
@@ -15,8 +16,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// codeOf returns the code of an error that is not the client's fault.
-func codeOf(err error) proto.Code {
+// Of returns the code of an error of what the server is made of.
+func Of(err error) proto.Code {
 	for _, c := range []struct {
 		is   error
 		code proto.Code
@@ -24,9 +25,6 @@ func codeOf(err error) proto.Code {
 		{transfer.ErrCancelled, proto.Code_CODE_CANCELLED},
 		{context.Canceled, proto.Code_CODE_CANCELLED},
 		{budget.ErrShare, proto.Code_CODE_LIMIT},
-		{errWaited, proto.Code_CODE_LIMIT},
-		{errLeaseOver, proto.Code_CODE_LEASE_OVER},
-		{errLeaseUnknown, proto.Code_CODE_UNKNOWN},
 		{store.ErrLeaseOver, proto.Code_CODE_LEASE_OVER},
 		{store.ErrGone, proto.Code_CODE_DAMAGED},
 		{transfer.ErrDamaged, proto.Code_CODE_DAMAGED},
@@ -40,7 +38,6 @@ func codeOf(err error) proto.Code {
 		{gds.ErrHung, proto.Code_CODE_IO},
 		{store.ErrRootOut, proto.Code_CODE_IO},
 		{transfer.ErrClosed, proto.Code_CODE_CLOSING},
-		{ErrClosing, proto.Code_CODE_CLOSING},
 		{inbox.ErrFull, proto.Code_CODE_LIMIT},
 	} {
 		if errors.Is(err, c.is) {
@@ -55,8 +52,8 @@ func codeOf(err error) proto.Code {
 	return proto.Code_CODE_INTERNAL
 }
 
-// resultOf returns the result of a chunk whose reservation or job ended with err.
-func resultOf(err error) proto.ChunkResult {
+// Result returns the result of a chunk whose reservation or job ended with err.
+func Result(err error) proto.ChunkResult {
 	switch {
 	case err == nil:
 		return proto.ChunkResult_CHUNK_RESULT_STORED

@@ -1,0 +1,127 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"strconv"
+	"strings"
+)
+
+// Change is a key that two configurations have different values of.
+type Change struct {
+	Key     string
+	Restart string // why a running host cannot change it; empty: it can
+}
+
+const needsRestart = "needs a restart"
+
+// Changes compares two configurations. Root directories are compared in the order that they are configured in.
+func Changes(old, next *Config) (list []Change) {
+	add := func(key string, reload bool) {
+		c := Change{Key: key}
+		if !reload {
+			c.Restart = needsRestart
+		}
+		list = append(list, c)
+	}
+	shared := false
+	for _, r := range old.Roots {
+		shared = shared || r.Shared
+	}
+	for _, k := range keys {
+		if k.text(old) == k.text(next) {
+			continue
+		}
+		add(k.Path(), k.Reload)
+		if last := &list[len(list)-1]; shared && strings.HasSuffix(k.Name, "_watermark") {
+			last.Restart = "needs a restart where a root is shared"
+		}
+	}
+	if !maps.Equal(old.Session.Pins, next.Session.Pins) {
+		add(pinsPath, true)
+	}
+	if !reflect.DeepEqual(old.Policies, next.Policies) {
+		add("policy", true)
+	}
+	if !reflect.DeepEqual(old.Tenants, next.Tenants) {
+		add("tenant", true)
+	}
+	for i := range max(len(old.Expiries), len(next.Expiries)) {
+		if at := "expiry[" + strconv.Itoa(i) + "]"; i >= min(len(old.Expiries), len(next.Expiries)) {
+			add(at, false)
+		} else {
+			compare(at, expiryKeys, &old.Expiries[i], &next.Expiries[i], add)
+		}
+	}
+	for i := range max(len(old.Roots), len(next.Roots)) {
+		at := "root[" + strconv.Itoa(i) + "]"
+		if i >= min(len(old.Roots), len(next.Roots)) {
+			add(at, false)
+			continue
+		}
+		o := &old.Roots[i]
+		compare(at, rootKeys, o, &next.Roots[i], func(key string, reload bool) {
+			add(key, reload)
+			if last := &list[len(list)-1]; strings.HasSuffix(key, ".capacity") && (o.Shared || o.InMemory()) {
+				last.Restart = "needs a restart where the root is shared or in memory"
+			}
+		})
+	}
+	return list
+}
+
+// compare compares two elements of an array table.
+func compare[T interface{ value(key string) any }](at string, keys []Field, old, next T, add func(key string, reload bool)) {
+	for _, k := range keys {
+		if !reflect.DeepEqual(old.value(k.Name), next.value(k.Name)) {
+			add(at+"."+k.Name, k.Reload)
+		}
+	}
+}
+
+func (r *Root) value(key string) any {
+	return map[string]any{
+		"path": r.Path, "capacity": r.Capacity, "level": r.Level, "write": r.Through, "evict": r.Evict, "shared": r.Shared,
+		"require_mount": r.RequireMount, "route": r.Route, "min_free": r.MinFree, "daily_writes": r.DailyWrites,
+	}[key]
+}
+
+func (e *Expiry) value(key string) any { return map[string]any{"model": e.Model, "ttl": e.TTL}[key] }
+
+// ReloadTable says, in Markdown, which keys SIGHUP changes in a running host.
+func ReloadTable() string {
+	var b strings.Builder
+	b.WriteString("| keys | SIGHUP applies | needs a restart |\n|---|---|---|\n")
+	row := func(name string, list []Field) {
+		var cells [2][]string
+		for _, f := range list {
+			at := 1
+			if f.Reload {
+				at = 0
+			}
+			cells[at] = append(cells[at], "`"+f.Name+"`")
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", name, strings.Join(cells[0], ", "), strings.Join(cells[1], ", "))
+	}
+	for _, section := range append([]string{""}, sections()...) {
+		var list []Field
+		for _, k := range keys {
+			if k.Section == section {
+				list = append(list, Field{k.Name, k.Reload})
+			}
+		}
+		if section == "session" {
+			list = append(list, Field{"pins", true})
+		}
+		name := "`[" + section + "]`"
+		if section == "" {
+			name = "top level"
+		}
+		row(name, list)
+	}
+	for _, array := range arrays {
+		row("`[["+array+"]]`", Fields(array))
+	}
+	return b.String()
+}

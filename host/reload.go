@@ -1,0 +1,55 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policyset"
+)
+
+// ErrRestart means that a running host cannot make a change.
+var ErrRestart = errors.New("restart needed")
+
+// Reload changes a running host to another configuration, all of it or nothing, and returns the keys that changed. One
+// reload is made at a time. It waits for scans.
+func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []string, err error) {
+	h.reloading.Lock()
+	defer h.reloading.Unlock()
+	var refused []string
+	for _, c := range config.Changes(h.live.Load(), next) {
+		changed = append(changed, c.Key)
+		if c.Restart != "" {
+			refused = append(refused, c.Key+" "+c.Restart)
+		}
+	}
+	if refused != nil {
+		return nil, fmt.Errorf("%w: %s", ErrRestart, strings.Join(refused, "; "))
+	}
+	sessions, err := h.serverConfig(next)
+	if err == nil {
+		err = h.server.Reloadable(sessions)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := h.policies.Reload(ctx, next, func(b *policyset.Bound) error {
+		taken, err := h.store.Reload(ctx, h.storeConfig(next, b))
+		for _, t := range taken {
+			if t.Root == "" { // of evict policies the root tells
+				h.log.Info("policy replaced", "role", t.Role.String(), "was", t.From)
+			}
+		}
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	h.live.Store(next)
+	h.engine.SetWriteQueue(next.Engine.MaxWriteQueue)
+	if err := h.server.Reload(sessions); err != nil { // the file system took the socket away: nobody can connect anyhow
+		h.log.Error("sockets keep their mode", "error", err)
+	}
+	return changed, nil
+}
