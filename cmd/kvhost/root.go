@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/config"
 )
 
 func newRoot() *cobra.Command {
@@ -46,9 +48,12 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if !cmd.HasSubCommands() {
 		return usageError{fmt.Errorf("%s takes no arguments, not %q", cmd.CommandPath(), args[0])}
 	}
-	hint := ""
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		hint = "; did you mean " + strings.Join(near, " or ") + "?"
+	if strings.HasSuffix(args[0], ".toml") {
+		return usageError{fmt.Errorf("unknown command %q; a configuration is --config %s", args[0], args[0])}
 	}
-	return usageError{fmt.Errorf("unknown command %q%s", args[0], hint)}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return usageError{fmt.Errorf("unknown command %q%s", args[0], config.Suggest(args[0], names))}
 }

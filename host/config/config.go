@@ -129,6 +129,8 @@ type Root struct {
 	RequireMount bool
 	Route        string // RouteAuto, RouteDirect, RouteStaged
 
+	part float64 // of its file system: what Capacity is made of, when it was loaded
+
 	MinFree     Amount // left free on its file system; a percentage is of that
 	DailyWrites int64  // bytes; 0: as many as come
 }

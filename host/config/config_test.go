@@ -177,7 +177,7 @@ shared = true
 func TestListsFromEnvironmentAndFlags(t *testing.T) {
 	l, err := Load(Source{
 		Env:   []string{"KVHOST_POLICY=lru.wasm, fanout.wasm", "KVHOST_ROOT=/a=1GB,/b"},
-		Flags: []Setting{{"root", "/c=4096"}, {"root", "/d"}},
+		Flags: []Setting{{"root", "/c=16KiB"}, {"root", "/d"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -185,9 +185,54 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 	if got := l.Config.Policies; len(got) != 2 || got[0].Module != "lru.wasm" || got[1].Module != "fanout.wasm" {
 		t.Errorf("policies %+v", got)
 	}
-	if want := []Root{{Path: "/c", Capacity: 4096, Route: RouteAuto},
+	if want := []Root{{Path: "/c", Capacity: 16 << 10, Route: RouteAuto},
 		{Path: "/d", Capacity: 10 << 30, Route: RouteAuto}}; !reflect.DeepEqual(l.Config.Roots, want) {
 		t.Errorf("roots %+v, want %+v", l.Config.Roots, want)
+	}
+}
+
+// Sizes may be written as other tools take them, and a capacity as a part of its file system.
+func TestSizesAndParts(t *testing.T) {
+	for text, want := range map[string]int64{"10G": 10 << 30, "10g": 10 << 30, "3T": 3 << 40, "64k": 64 << 10, "2GB": 2e9, "1.5M": 3 << 19} {
+		if n, err := ParseSize(text); err != nil || n != want {
+			t.Errorf("%s is %d: %v", text, n, err)
+		}
+	}
+	dir := t.TempDir()
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Load(Source{File: write(t, "[[root]]\npath = '"+dir+"'\ncapacity = '50%'\n[[root]]\npath = '"+dir+"/new'\ncapacity = '25%'\n")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := int64(s.Blocks) * int64(s.Bsize)
+	if a, b := l.Config.Roots[0].Capacity, l.Config.Roots[1].Capacity; a != total/2>>20<<20 || b != total/4>>20<<20 {
+		t.Errorf("%d and %d of %d", a, b, total)
+	}
+	for text, says := range map[string]string{"kv=": "capacity of kv", "kv=2": "at least 8KiB", "kv=2TX": "capacity of kv", "memory:=50%": "no file system",
+		"/nowhere/at/all=5%": "no such file"} {
+		if _, err := Load(Source{Flags: []Setting{{"root", text}}}); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", text, err, says)
+		}
+	}
+}
+
+// What nobody has set is marked, line for line.
+func TestPrintMarksDefaults(t *testing.T) {
+	l, err := Load(Source{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := l.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if strings.TrimSpace(line) != "" && !strings.HasSuffix(line, "# default\n") {
+			t.Errorf("%q", line)
+		}
 	}
 }
 
@@ -338,7 +383,7 @@ func strip(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
 		if i := strings.LastIndex(line, " # "); i >= 0 {
-			line = line[:i]
+			line = line[:i] + "\n"
 		}
 		b.WriteString(line)
 	}

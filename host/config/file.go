@@ -292,7 +292,9 @@ func (r *Root) set(key string, value any) error {
 	case "path":
 		r.Path, err = asText("root.path", value)
 	case "capacity":
-		r.Capacity, err = asSize("root.capacity", value)
+		var a Amount
+		a, err = asAmount("root.capacity", value)
+		r.Capacity, r.part = a.Bytes, a.Part
 	case "level":
 		var n int64
 		n, err = asCount("root.level", value)

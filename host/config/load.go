@@ -65,6 +65,9 @@ func Load(src Source) (*Loaded, error) {
 	if err := errors.Join(l.applyEnv(src.Env), l.applyFlags(src.Flags)); err != nil {
 		return nil, err
 	}
+	if err := l.measure(); err != nil {
+		return nil, err
+	}
 	return l, l.validate()
 }
 
@@ -181,11 +184,11 @@ func (l *Loaded) add(array, text string, origin Origin) error {
 	path, size, given := strings.Cut(text, "=")
 	root := Root{Path: path, Capacity: defaultCapacity, Route: RouteAuto}
 	if given {
-		n, err := ParseSize(size)
+		a, err := ParseAmount(size)
 		if err != nil {
-			return err
+			return fmt.Errorf("capacity of %s: %w", path, err)
 		}
-		root.Capacity = n
+		root.Capacity, root.part = a.Bytes, a.Part
 	}
 	l.Origins[fmt.Sprintf("root[%d]", len(c.Roots))] = origin
 	c.Roots = append(c.Roots, root)

@@ -4,7 +4,7 @@ import "fmt"
 
 // Suggest is "; did you mean X?" for the candidate most similar to word, or nothing when none is similar.
 func Suggest(word string, candidates []string) string {
-	best, least := "", len(word)/2+2
+	best, least := "", (len(word)+2)/3+1
 	for _, c := range candidates {
 		if d := distance(word, c); d < least {
 			best, least = c, d

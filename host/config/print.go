@@ -16,7 +16,7 @@ func (l *Loaded) Print(w io.Writer) error {
 	for _, k := range keys {
 		if k.Section != section {
 			section = k.Section
-			fmt.Fprintf(b, "\n[%s]\n", section)
+			fmt.Fprintf(b, "\n[%s]%s\n", section, l.allDefault(section))
 		}
 		fmt.Fprintf(b, "%s = %s # %s\n", k.Name, k.toml(&l.Config), l.Origins[k.Path()])
 	}
@@ -59,12 +59,22 @@ func (l *Loaded) Print(w io.Writer) error {
 	for i, r := range l.Config.Roots {
 		fmt.Fprintf(b, "\n[[root]] # %s\n", l.Origins["root["+strconv.Itoa(i)+"]"])
 		write := map[bool]string{false: "back", true: "through"}[r.Through]
-		fmt.Fprintf(b, "path = %s\ncapacity = %s\nlevel = %d\nwrite = %s\nshared = %t\nrequire_mount = %t\nroute = %s\n",
-			quote(r.Path), sizeTOML(r.Capacity), r.Level, quote(write), r.Shared, r.RequireMount, quote(r.Route))
-		if r.Evict != "" {
-			fmt.Fprintf(b, "evict = %s\n", quote(r.Evict))
+		minFree := quote(r.MinFree.String())
+		if r.MinFree.Part == 0 {
+			minFree = sizeTOML(r.MinFree.Bytes)
 		}
-		fmt.Fprintf(b, "min_free = %s\ndaily_writes = %s\n", quote(r.MinFree.String()), sizeTOML(r.DailyWrites))
+		at := "root[" + strconv.Itoa(i) + "]"
+		for _, f := range [][2]string{
+			{"path", quote(r.Path)}, {"capacity", sizeTOML(r.Capacity)}, {"level", strconv.Itoa(r.Level)}, {"write", quote(write)},
+			{"shared", strconv.FormatBool(r.Shared)}, {"require_mount", strconv.FormatBool(r.RequireMount)},
+			{"route", quote(r.Route)}, {"evict", quote(r.Evict)}, {"min_free", minFree}, {"daily_writes", sizeTOML(r.DailyWrites)},
+		} {
+			origin := l.Origins[at+"."+f[0]]
+			if flagged := l.Origins[at]; flagged.From > FromFile && (f[0] == "path" || f[0] == "capacity") {
+				origin = flagged
+			}
+			fmt.Fprintf(b, "%s = %s # %s\n", f[0], f[1], origin)
+		}
 	}
 	for i, t := range l.Config.Tenants {
 		fmt.Fprintf(b, "\n[[tenant]] # %s\nid = %s\n", l.Origins["tenant["+strconv.Itoa(i)+"]"], quote(t.ID()))
@@ -88,6 +98,16 @@ func (l *Loaded) Print(w io.Writer) error {
 	return b.Flush()
 }
 
+// allDefault is the comment of a section in which nothing was set.
+func (l *Loaded) allDefault(section string) string {
+	for _, k := range keys {
+		if k.Section == section && l.Origins[k.Path()].From != FromDefault {
+			return ""
+		}
+	}
+	return " # default"
+}
+
 func sizeTOML(n int64) string {
 	text := FormatSize(n)
 	if strings.Trim(text, "0123456789") == "" {
@@ -108,7 +128,7 @@ const exampleHead = `# kvhost configuration: every key with its default. Without
 #
 # The environment overrides this file (KVHOST_LOG_LEVEL=debug sets level in [log]), and flags override both
 # (--log-level debug). KVHOST_POLICY and KVHOST_ROOT are comma-separated lists.
-# Sizes: bytes, or text with a unit: KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000). Durations: "250ms", "1h30m".
+# Sizes: bytes, or text with a unit: K, KiB, M, MiB and so on up to P (1024), or KB, MB, GB, TB, PB (1000). Durations: "250ms", "1h30m".
 # ` + "`kvhost config`" + ` prints the effective configuration and where each value comes from.
 # ` + "`kvhost config --defaults`" + ` prints this file.
 `
@@ -163,7 +183,7 @@ const exampleArrays = `
 # Directory, created when it is missing, in one that exists. "memory:", or "memory:name" where there are several, is
 # page-locked memory of the host instead, which is empty after a start. Default: "kvhost-data".
 path = "kvhost-data"
-# Most bytes on disk, or all bytes of memory. Unit: bytes. Default: "10GiB".
+# Most bytes on disk, or all bytes of memory. Unit: bytes, or a percentage of the file system such as "80%". Default: "10GiB".
 capacity = "10GiB"
 # Level, 0 to 7: chunks are stored into the roots of the lowest level and looked for there first. A root in memory has
 # the level that stands here, like any other. Default: 0.

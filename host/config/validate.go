@@ -75,8 +75,9 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if r.Path == "" {
 			bad(at+".path", "no path")
 		}
-		if r.Capacity <= 0 {
-			bad(at+".capacity", "%d: a root needs a capacity in bytes, such as \"100GiB\"", r.Capacity)
+		if r.Capacity < smallestRoot {
+			bad(at+".capacity", "%d bytes: a root needs at least %s, such as \"100GiB\" or \"80%%\" of its file system", r.Capacity,
+				FormatSize(smallestRoot))
 		}
 		if r.Level < 0 || r.Level > maxLevel {
 			bad(at+".level", "%d, want 0 (nearest) to %d", r.Level, maxLevel)
@@ -108,6 +109,9 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		}
 	}
 }
+
+// smallestRoot is the least capacity of a root: one piece of one page.
+const smallestRoot = 8 << 10
 
 // maxLevel is the highest level of a root.
 const maxLevel = 7

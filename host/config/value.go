@@ -137,11 +137,16 @@ var sizeUnits = []struct {
 }{
 	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"PiB", 1 << 50},
 	{"KB", 1e3}, {"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"PB", 1e15}, {"B", 1},
+	{"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}, {"T", 1 << 40}, {"P", 1 << 50},
+	{"k", 1 << 10}, {"m", 1 << 20}, {"g", 1 << 30}, {"t", 1 << 40}, {"p", 1 << 50},
 }
 
-// ParseSize reads bytes: a whole number, or a number with a unit (KiB = 1024, KB = 1000, and so on up to PiB and PB).
+// ParseSize reads bytes: a whole number, or a number with a unit (KiB or K = 1024, KB = 1000, and so on up to PiB and PB).
 func ParseSize(text string) (int64, error) {
 	number, unit := strings.TrimSpace(text), int64(1)
+	if number == "" {
+		return 0, fmt.Errorf("%w: no size: want bytes, or a number with a unit such as 64KiB, 100G or 2TB", ErrValue)
+	}
 	for _, u := range sizeUnits {
 		if rest, ok := strings.CutSuffix(number, u.suffix); ok {
 			number, unit = strings.TrimSpace(rest), u.bytes
@@ -156,7 +161,7 @@ func ParseSize(text string) (int64, error) {
 	}
 	f, err := strconv.ParseFloat(number, 64)
 	if err != nil || unit == 1 || strings.ContainsAny(number, "xXpPnN_") {
-		return 0, fmt.Errorf("%w: size %q: want bytes, or a number with a unit such as 64KiB, 100GiB or 2TB", ErrValue,
+		return 0, fmt.Errorf("%w: size %q: want bytes, or a number with a unit such as 64KiB, 100G or 2TB", ErrValue,
 			text)
 	}
 	f *= float64(unit)

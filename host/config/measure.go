@@ -1,0 +1,56 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// measure makes bytes of the capacities that are a part of the root's file system.
+func (l *Loaded) measure() (err error) {
+	for i := range l.Config.Roots {
+		r := &l.Config.Roots[i]
+		if r.part == 0 {
+			continue
+		}
+		if r.InMemory() {
+			err = errors.Join(err, fmt.Errorf("%w: root %s: a capacity of %s: memory has no file system, want bytes", ErrValue, r.Path,
+				Amount{Part: r.part}))
+			continue
+		}
+		total, e := fileSystemBytes(r.Path)
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("%w: root %s: a capacity of %s: %w", ErrValue, r.Path, Amount{Part: r.part}, e))
+			continue
+		}
+		r.Capacity, r.part = int64(r.part*float64(total))>>20<<20, 0
+	}
+	return err
+}
+
+// fileSystemBytes is the size of the file system that holds a path, or will: the path may not be there yet. A file system
+// that hangs is given up.
+func fileSystemBytes(path string) (int64, error) {
+	type answer struct {
+		total int64
+		err   error
+	}
+	got := make(chan answer, 1)
+	go func() { // ends with the system calls
+		var s unix.Statfs_t
+		err := unix.Statfs(path, &s)
+		if errors.Is(err, unix.ENOENT) {
+			err = unix.Statfs(filepath.Dir(filepath.Clean(path)), &s)
+		}
+		got <- answer{int64(s.Blocks) * int64(s.Bsize), err}
+	}()
+	select {
+	case a := <-got:
+		return a.total, a.err
+	case <-time.After(readTimeout):
+		return 0, fmt.Errorf("its file system does not answer in %s", readTimeout)
+	}
+}
