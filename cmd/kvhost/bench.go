@@ -248,7 +248,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 	if root.InMemory() {
 		cases[0].files, cases[0].c = "page-locked memory", base
 		cases[0].c.InMemory = true
-	} else if cfg.Engine.DirectIO && takesDirectIO(dir) {
+	} else if cfg.Engine.DirectIO && pathbench.TakesDirectIO(dir) {
 		cases = slices.Insert(cases, 0, cases[0])
 		cases[0].files, cases[0].c = "direct I/O", base
 		if direct != nil {
@@ -322,21 +322,6 @@ func (o *benchOptions) profiler(name string) func(pass string, round int) (func(
 		}
 		return func() { pprof.StopCPUProfile(); f.Close() }, nil
 	}
-}
-
-// takesDirectIO says whether the file system of a directory supports O_DIRECT.
-func takesDirectIO(dir string) bool {
-	temp, err := os.MkdirTemp(dir, ".kvhost-bench-")
-	if err != nil {
-		return false
-	}
-	defer os.RemoveAll(temp)
-	f, err := staging.OpenDirect(staging.OS(), filepath.Join(temp, "trial"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return f.Direct()
 }
 
 // slotRoom is more than the file of any of the shapes takes.

@@ -137,3 +137,18 @@ func (b *bench) remove(dir string) error {
 	}
 	return errors.Join(err, b.FS.Remove(dir))
 }
+
+// TakesDirectIO says whether the file system of a directory supports O_DIRECT.
+func TakesDirectIO(dir string) bool {
+	temp, err := os.MkdirTemp(dir, ".kvhost-bench-")
+	if err != nil {
+		return false
+	}
+	defer os.RemoveAll(temp)
+	f, err := staging.OpenDirect(staging.OS(), filepath.Join(temp, "trial"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return f.Direct()
+}
