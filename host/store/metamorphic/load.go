@@ -131,6 +131,9 @@ func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
 	if !isLoss(failed) || l.doubted && errors.Is(failed, store.ErrGone) { // its host may have found the entry again
 		return nil
 	}
+	if l.lost[of.Entry] { // it went before, and may have been stored again
+		return nil
+	}
 	l.lost[of.Entry] = true
 	for _, o := range n.leases {
 		o.lost[of.Entry] = true
