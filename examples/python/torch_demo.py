@@ -30,7 +30,7 @@ import kvhost
 from kvhost import cuda
 
 #: layers, bytes per page, blocks per chunk
-SHAPES = {"llama": (32, 64 << 10, 16), "mla": (61, 18432, 16), "small": (16, 32 << 10, 16)}
+SHAPES = {"llama": (32, 64 << 10, 16), "mla": (61, 18432, 16), "fp8": (32, 32 << 10, 16), "small": (16, 32 << 10, 16)}
 POISON = 0xA5
 
 
