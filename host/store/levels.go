@@ -93,20 +93,21 @@ func (l *level) Number() int { return l.number }
 // Count implements [moves.Level].
 func (l *level) Count() *moves.Counters { return &l.count }
 
-// Resident implements [moves.Level].
-func (l *level) Resident(fp uint64) bool { return holds(l.store.roots, fp, index.Live) }
-
-// Continued implements [moves.Level].
-func (l *level) Continued(fp uint64) (continued bool) {
+// Family implements [moves.Level].
+func (l *level) Family(fp, parent uint64) (flags uint32) {
+	const all = abi.CandidateContinued | abi.CandidateParentResident
 	for _, r := range l.store.roots {
 		r.Lock()
-		r.Index.Children(fp, func(uint32) { continued = true })
+		r.Index.Children(fp, func(uint32) { flags |= abi.CandidateContinued })
+		if parent != 0 && r.has(parent, index.Live) {
+			flags |= abi.CandidateParentResident
+		}
 		r.Unlock()
-		if continued {
-			return true
+		if flags == all {
+			break
 		}
 	}
-	return false
+	return flags
 }
 
 // Holds implements [moves.Level].

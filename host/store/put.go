@@ -250,14 +250,19 @@ type candidate struct {
 func holds(roots []*root, fp uint64, state uint8) bool {
 	for _, r := range roots {
 		r.Lock()
-		slot := r.Index.FindFingerprint(fp)
-		there := slot != index.None && r.Health.Serves() && r.Index.At(slot).Is(state) && !r.Index.At(slot).Is(index.Evicting)
+		there := r.has(fp, state)
 		r.Unlock()
 		if there {
 			return true
 		}
 	}
 	return false
+}
+
+// has says whether the root is in service and has an entry in a state. The lock is held.
+func (r *root) has(fp uint64, state uint8) bool {
+	slot := r.Index.FindFingerprint(fp)
+	return slot != index.None && r.Health.Serves() && r.Index.At(slot).Is(state) && !r.Index.At(slot).Is(index.Evicting)
 }
 
 // reserves are the ranks that a new entry gets bytes for.

@@ -37,10 +37,8 @@ type Level interface {
 	Count() *Counters
 	// Holds says whether the level has a whole copy of an entry.
 	Holds(fp uint64) bool
-	// Resident says whether any level has the entry.
-	Resident(fp uint64) bool
-	// Continued says whether any level has an entry whose parent it is.
-	Continued(fp uint64) bool
+	// Family is the flags of a candidate: whether any level has its parent, and an entry whose parent it is.
+	Family(fp, parent uint64) uint32
 	// Admits asks the level's admit policy; asked is false where there is none.
 	Admits(c *abi.Candidate, ns *catalog.Namespace) (admitted, asked bool)
 	// Begin makes the target of a piece with this header. The error is [entries.ErrResident] if it is there.
@@ -118,12 +116,7 @@ func (v *Entry) wanted() (wanted, known bool) {
 	if v.To.Holds(v.Fingerprint) {
 		return false, false
 	}
-	if v.To.Continued(v.Fingerprint) {
-		c.Flags |= abi.CandidateContinued
-	}
-	if c.ParentKey != 0 && v.To.Resident(c.ParentKey) {
-		c.Flags |= abi.CandidateParentResident
-	}
+	c.Flags = v.To.Family(v.Fingerprint, c.ParentKey)
 	if admitted, asked := v.To.Admits(&c, v.Namespace); asked {
 		return admitted, true
 	}
