@@ -169,6 +169,7 @@ func TestPrefetchForTwo(t *testing.T) {
 		equal(t, "level", f.levelOf(second, i), 1)
 	}
 	second.Release()
+	f.settle() // it has loaded, so that copies were offered
 	f.checkUsed()
 }
 
