@@ -89,7 +89,7 @@ func New(info guest.Info) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	least, err := info.Config.Int("least", 85)
+	least, err := info.Config.Int("least", 90)
 	if err == nil && (least < 0 || least > 1000) {
 		err = fmt.Errorf("config least = %d: want 0 to 1000", least)
 	}
