@@ -81,8 +81,7 @@ func exitCode(err error) int {
 	case is(compiler.ErrCompiler): // killed for want of memory, say: a restart may help
 		return exitFailure
 	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant,
-		policy.ErrDigest,
-		policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
+		policy.ErrDigest, policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
 		return exitPolicy
 	case is(gds.ErrLost):
 		return exitGPU

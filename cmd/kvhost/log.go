@@ -43,8 +43,7 @@ func (l *logLevel) configure(to slog.Level) {
 	l.Set(to)
 }
 
-// toggleDebug switches between debug and the configured level (info, when that is debug) at each SIGUSR2, until the
-// returned function is called.
+// toggleDebug switches between debug and the configured level (at least info) at each SIGUSR2, until it is stopped.
 func toggleDebug(log *slog.Logger, level *logLevel) func() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGUSR2)

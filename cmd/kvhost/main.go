@@ -6,7 +6,8 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"regexp"
+
+	"github.com/kvhost/kvhost/host/screen"
 )
 
 // version is set by the linker.
@@ -21,17 +22,10 @@ func run(ctx context.Context, args []string) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(err)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "kvhost: %s\n", plain(err))
+		fmt.Fprintf(os.Stderr, "kvhost: %s\n", screen.Plain(err))
 	}
 	if code == exitUsage {
 		fmt.Fprintf(os.Stderr, "kvhost: see %s --help\n", cmd.CommandPath())
 	}
 	return code
 }
-
-// packages are the names of packages that their errors begin with, for developers.
-var packages = regexp.MustCompile(`(^|[:;] |\n)(?:(?:budget|capacity|catalog|chunk|client|compiler|config|doctor|fsck|gds|host|` +
-	`janitor|kvhost|meter|minisign|pathbench|policy|regular|replay|sandbox|server|sim|staging|store|trace|transfer|web): )+`)
-
-// plain is an error's text without the names of packages.
-func plain(err error) string { return packages.ReplaceAllString(err.Error(), "$1") }

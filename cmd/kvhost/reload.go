@@ -10,8 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host"
 )
 
-// reloadOnHangup reads the configuration again at each SIGHUP and changes the host to it, until
-// the returned function is called.
+// reloadOnHangup changes the host to its configuration at each SIGHUP, until the returned function is called.
 func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Logger, level *logLevel) func() {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 1)

@@ -57,6 +57,7 @@ func file(arch, suffix string) string { return "kvhost_" + distVersion + "_linux
 var installed = []string{
 	"/usr/bin/kvhost", "/etc/kvhost/kvhost.toml", "/usr/lib/systemd/system/kvhost.service",
 	"/usr/lib/systemd/system/kvhost@.service", "/usr/share/doc/kvhost/copyright",
+	"/usr/share/man/man1/kvhost.1", "/usr/share/man/man1/kvhost-policy-swap.1", "/usr/share/man/man5/kvhost.toml.5",
 }
 
 // A release has a tarball, packages and a bill of materials for each architecture, with the binary of that one in them.

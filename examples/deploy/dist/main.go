@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +30,7 @@ type release struct {
 	nfpm    string
 	overlay string    // of go build; empty: none
 	epoch   time.Time // of all files
+	man     string    // directory of the manual's pages
 }
 
 func main() {
@@ -62,6 +64,14 @@ func (r *release) run(ctx context.Context, archs []string) error {
 	}
 	defer os.RemoveAll(work)
 	if err := os.MkdirAll(r.out, 0o755); err != nil {
+		return err
+	}
+	own := filepath.Join(work, "own", "kvhost")
+	if err := r.build(ctx, runtime.GOARCH, own); err != nil {
+		return err
+	}
+	r.man = filepath.Join(work, "man")
+	if err := r.manual(ctx, own, r.man); err != nil {
 		return err
 	}
 	for _, arch := range archs {
@@ -102,13 +112,26 @@ func (r *release) date(ctx context.Context) error {
 // arch writes the files of an architecture.
 func (r *release) arch(ctx context.Context, arch, work string) error {
 	binary := filepath.Join(work, "kvhost")
+	if err := r.build(ctx, arch, binary); err != nil {
+		return err
+	}
+	base := filepath.Join(r.out, "kvhost_"+r.version+"_linux_"+arch)
+	return r.packages(ctx, arch, base, binary)
+}
+
+// build makes the binary of an architecture.
+func (r *release) build(ctx context.Context, arch, binary string) error {
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-overlay", r.overlay,
 		"-ldflags", "-s -w -X main.version="+r.version, "-o", binary, "./cmd/kvhost")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, out)
 	}
-	base := filepath.Join(r.out, "kvhost_"+r.version+"_linux_"+arch)
+	return nil
+}
+
+// packages writes all that holds a binary.
+func (r *release) packages(ctx context.Context, arch, base, binary string) error {
 	bill, err := materials(binary, r.version)
 	if err != nil {
 		return err
@@ -122,7 +145,7 @@ func (r *release) arch(ctx context.Context, arch, work string) error {
 	for _, kind := range []string{"deb", "rpm"} {
 		pack := exec.CommandContext(ctx, r.nfpm, "package", "--config", "examples/deploy/package/nfpm.yaml", "--packager", kind,
 			"--target", base+"."+kind)
-		pack.Env = append(os.Environ(), "VERSION="+r.version, "ARCH="+arch, "BINARY="+binary,
+		pack.Env = append(os.Environ(), "VERSION="+r.version, "ARCH="+arch, "BINARY="+binary, "MAN="+r.man,
 			"SOURCE_DATE_EPOCH="+strconv.FormatInt(r.epoch.Unix(), 10))
 		if out, err := pack.CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w\n%s", r.nfpm, err, out)
@@ -164,6 +187,11 @@ func (r *release) tarball(name, binary string) (err error) {
 	for _, path := range inTarball {
 		errs = append(errs, add(path, path, 0o644))
 	}
+	pages, err := filepath.Glob(filepath.Join(r.man, "*"))
+	for _, path := range pages {
+		errs = append(errs, add(path, "man/"+filepath.Base(path), 0o644))
+	}
+	errs = append(errs, err)
 	return errors.Join(append(errs, t.Close(), z.Close())...)
 }
 

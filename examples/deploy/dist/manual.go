@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// manual writes the manual's pages, kvhost.1 and one for each command below it, and kvhost.toml.5, into a directory: what the
+// command says of itself, by a binary that runs here.
+func (r *release) manual(ctx context.Context, binary, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	run := func(args ...string) (string, error) {
+		out, err := exec.CommandContext(ctx, binary, args...).Output()
+		if err != nil {
+			return "", fmt.Errorf("%s %s: %w", binary, strings.Join(args, " "), err)
+		}
+		return string(out), nil
+	}
+	var page func(path []string, short string) error
+	page = func(path []string, short string) error {
+		help, err := run(append(path, "--help-all")...)
+		if err != nil {
+			help, err = run(append(path, "--help")...) // it has no settings
+		}
+		if err != nil {
+			return err
+		}
+		name := strings.Join(append([]string{"kvhost"}, path...), "-")
+		if err := os.WriteFile(filepath.Join(dir, name+".1"), []byte(r.page(name, "1", short, help)), 0o644); err != nil {
+			return err
+		}
+		list, err := run(append(append([]string{"__complete"}, path...), "")...)
+		if err != nil || len(path) > 1 {
+			return err
+		}
+		for line := range strings.Lines(list) {
+			command, what, ok := strings.Cut(strings.TrimSpace(line), "\t")
+			if !ok || command == "help" || command == "completion" {
+				continue
+			}
+			if err := page(append(path[:len(path):len(path)], command), what); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := page(nil, "keeps the KV cache of LLM serving engines on storage"); err != nil {
+		return err
+	}
+	defaults, err := run("config", "--defaults")
+	if err != nil {
+		return err
+	}
+	text := r.page("kvhost.toml", "5", "configuration of kvhost", "  "+strings.ReplaceAll(defaults, "\n", "\n  "))
+	return os.WriteFile(filepath.Join(dir, "kvhost.toml.5"), []byte(text), 0o644)
+}
+
+// page is a text in roff. What ends in a colon at the left is a heading, what is indented stays as it is, and the rest is
+// filled.
+func (r *release) page(name, section, short, text string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH %s %s %s \"kvhost %s\"\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n", strings.ToUpper(name), section,
+		r.epoch.Format("2006-01-02"), r.version, name, escape(short))
+	literal := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		if indented := strings.HasPrefix(line, "  "); line != "" && indented != literal {
+			literal = indented
+			b.WriteString(map[bool]string{true: ".nf\n", false: ".fi\n"}[literal])
+		}
+		switch title, heading := strings.CutSuffix(line, ":"); {
+		case line == "" && !literal:
+			b.WriteString(".PP\n")
+		case heading && !literal:
+			fmt.Fprintf(&b, ".SH %s\n", strings.ToUpper(escape(title)))
+		default:
+			b.WriteString(escape(strings.TrimPrefix(line, "  ")) + "\n")
+		}
+	}
+	return b.String()
+}
+
+// escape keeps roff from reading anything into a line.
+func escape(line string) string {
+	line = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(line)
+	if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {
+		line = `\&` + line
+	}
+	return line
+}
