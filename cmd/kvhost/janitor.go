@@ -167,13 +167,11 @@ func (f *janitorFlags) print(out io.Writer, r *janitor.Round) error {
 	if f.asJSON {
 		return json.NewEncoder(out).Encode(r)
 	}
-	what := "removed"
-	if r.DryRun {
-		what = "would remove"
-	}
-	_, err := fmt.Fprintf(out, "%s: %d files of entries, %d bytes; %d other files, %d bytes; %s %d files, %d bytes; "+
-		"%d of %d bytes used; %d entries spared, %d files not removable; %.1f s\n",
-		r.Dir, r.Files.Files, r.Files.Bytes, r.Unknown.Files, r.Unknown.Bytes, what, r.Removed.Files, r.Removed.Bytes,
-		r.Used, r.Capacity, r.Spared, r.Failed, r.Took.Seconds())
+	what := map[bool]string{false: "removed", true: "would remove"}[r.DryRun]
+	size := func(n int64) string { return screen.Size(uint64(n)) }
+	_, err := fmt.Fprintf(out,
+		"%s: %d files of entries, %s; %d other files, %s; %s %d files, %s; %s of %s used; %d spared, %d not removable; %.1f s\n",
+		r.Dir, r.Files.Files, size(r.Files.Bytes), r.Unknown.Files, size(r.Unknown.Bytes), what, r.Removed.Files,
+		size(r.Removed.Bytes), size(r.Used), size(r.Capacity), r.Spared, r.Failed, r.Took.Seconds())
 	return err
 }

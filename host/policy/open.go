@@ -177,7 +177,7 @@ func bareName(name string) string { return strings.TrimSuffix(filepath.Base(name
 // pinned checks the module against the digest and the public key of the configuration.
 func pinned(ctx context.Context, f *file, opt *Options) error {
 	if opt.SHA256 != "" && !strings.EqualFold(opt.SHA256, f.digest) {
-		return fmt.Errorf("%w: its SHA-256 is %s, the configuration wants %s", ErrDigest, f.digest, opt.SHA256)
+		return fmt.Errorf("%w: its SHA-256 is %s, wanted is %s", ErrDigest, f.digest, opt.SHA256)
 	}
 	if opt.PublicKey != "" {
 		return verifySignature(ctx, opt.PublicKey, f)

@@ -58,6 +58,10 @@ func verifySignature(ctx context.Context, publicKey string, f *file) error {
 				signed, _, _ = strings.Cut(after, " ")
 			}
 		}
+		if s.ID == key.ID {
+			return fmt.Errorf("%w: %s is by key %s, as wanted, but of other bytes: it signed SHA-256 %s, the module's is %s: %w",
+				ErrSignature, path, s.ID, signed, f.digest, err)
+		}
 		return fmt.Errorf("%w: %s is by key %s, the configuration wants key %s; signed SHA-256 %s, the module's is %s: %w",
 			ErrSignature, path, s.ID, key.ID, signed, f.digest, err)
 	}

@@ -62,7 +62,7 @@ func Listen(cfg Config) (*Server, error) {
 	}
 	l, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrHTTP, cfg.Listen, err)
+		return nil, fmt.Errorf("%w: %s: %w; another address is --http-listen", ErrHTTP, cfg.Listen, err)
 	}
 	s := &Server{listener: l, server: http.Server{
 		Handler: handler(cfg, guard), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,

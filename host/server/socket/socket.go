@@ -95,7 +95,7 @@ func claim(path string) (*os.File, error) {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, fmt.Errorf("%w: another host holds %s", ErrInUse, path)
+				return nil, fmt.Errorf("%w: another host holds %s; another path is --socket", ErrInUse, path)
 			}
 			return nil, fmt.Errorf("%w: lock %s: %w", ErrPath, path, err)
 		}
@@ -119,7 +119,7 @@ func listenUnix(path string, users Users, log *slog.Logger) (*Listener, error) {
 	default:
 		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			c.Close()
-			return nil, fmt.Errorf("%w: a process answers on %s", ErrInUse, path)
+			return nil, fmt.Errorf("%w: a process answers on %s; another path is --socket", ErrInUse, path)
 		} else if !errors.Is(err, unix.ECONNREFUSED) {
 			return nil, fmt.Errorf("%w: %s: %w", ErrInUse, path, err)
 		}
