@@ -9,9 +9,8 @@ import (
 	"github.com/kvhost/kvhost/host/store/swap"
 )
 
-// Reload takes policies, shadows, quotas, watermarks, limits of moves, and each root's capacity, free space and write budget
-// from another configuration. When anything fails, all is as before. A root that is too small afterwards stores nothing
-// until its own work has evicted what is too much. Reload waits for scans.
+// Reload takes policies, quotas, watermarks, limits of moves and bounds of roots from another configuration, or nothing. A
+// root that is too small then stores nothing until its own work has evicted what is too much. Reload waits for scans.
 func (s *Store) Reload(ctx context.Context, next Config) (taken []Taken, err error) {
 	if err := next.Complete(); err != nil {
 		return nil, err
@@ -33,10 +32,7 @@ func (s *Store) Reload(ctx context.Context, next Config) (taken []Taken, err err
 func (s *Store) Current() *Config { return s.live.Load() }
 
 func setBudgets(s *Store, c *Config) error {
-	if len(c.Roots) != len(s.roots) {
-		return fmt.Errorf("%w: %d roots in place of %d", ErrConfig, len(c.Roots), len(s.roots))
-	}
-	for i, r := range s.roots {
+	for i, r := range s.roots[:min(len(s.roots), len(c.Roots))] {
 		if err := r.budget.SetDaily(c.Roots[i].DailyWrites); err != nil {
 			return fmt.Errorf("store: root %s: %w", r.Path, err)
 		}
@@ -44,7 +40,6 @@ func setBudgets(s *Store, c *Config) error {
 	return nil
 }
 
-// commit changes the limits.
 func commit(s *Store, next *Config, sizes []evictor.Size) {
 	live := s.cfg
 	live.Roots, live.Quotas, live.High, live.Low, live.Moves = next.Roots, next.Quotas, next.High, next.Low, next.Moves

@@ -13,9 +13,8 @@ type Swap = swap.Swap
 // Taken is one place that a policy took over.
 type Taken = swap.Taken
 
-// Swap replaces policies under load. Everything that can fail is done while the old ones still act. When something
-// fails, or a new policy fails at the last moment in one of its roots, all is as before. Swap waits for scans, until
-// the context is done.
+// Swap replaces policies under load. When something fails, also at the last moment in one of the roots, all is as before.
+// It waits for scans, until the context is done.
 func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	err = changing(ctx, s, func(by *swap.Store) (err error) { taken, err = by.Do(ctx, w); return err })
 	return taken, err

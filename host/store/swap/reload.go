@@ -81,6 +81,9 @@ func (s *Store) Reload(ctx context.Context, next *settings.Config, commit func([
 
 // sizes are those that the roots are to have. A root keeps the slots that it has.
 func (s *Store) sizes(next *settings.Config) (list []evictor.Size, err error) {
+	if len(next.Roots) != len(s.Roots) {
+		return nil, fmt.Errorf("%w: %d roots in place of %d", settings.ErrConfig, len(next.Roots), len(s.Roots))
+	}
 	for i, r := range s.Roots {
 		c := &next.Roots[i]
 		size := evictor.Size{Slots: max(c.MaxEntries, evictor.SizeOf(r.Evictor).Slots), Capacity: c.Capacity}
