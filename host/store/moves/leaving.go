@@ -23,12 +23,8 @@ type Leaving struct {
 	wanted map[uint32]int64 // bytes that should leave soon, by tenant or for any; the set's lock guards it
 }
 
-// What is kept free or for entries that leave, in parts of a root: as much as moves may wait for, so that a burst finds
-// room, but not less than 1/leastAhead and not more than 1/mostAhead.
-const (
-	leastAhead = 16
-	mostAhead  = 4
-)
+// leavingAhead is the part of a root, 1/n, that is kept free or for entries that leave.
+const leavingAhead = 16
 
 // Init prepares for Run.
 func (l *Leaving) Init() { l.wake, l.wanted = make(chan struct{}, 1), map[uint32]int64{} }
@@ -38,9 +34,7 @@ func (l *Leaving) due() int64 {
 	if !l.can() {
 		return 0
 	}
-	limit := l.From.Account.Limit()
-	ahead := max(limit/leastAhead, min(limit/mostAhead, l.Mover.cfg.Waiting))
-	return max(0, max(l.wanted[abi.None], l.From.Account.Excess(1)+ahead)-l.From.Moves.Leaving())
+	return max(0, max(l.wanted[abi.None], l.From.Account.Excess(1-1.0/leavingAhead))-l.From.Moves.Leaving())
 }
 
 // can says whether entries can leave at present. The set's lock is held.
