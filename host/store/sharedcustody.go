@@ -78,12 +78,13 @@ func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) erro
 func (c *sharedRoot) giveBack(credit shared.Credit) { c.Return(credit) }
 
 func (c *sharedRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
-	return c.Unlink(v, pieces), nil
+	c.Unlink(v, pieces)
+	return 0, nil
 }
 
 func (c *sharedRoot) unlinkDamaged(v *entries.Eviction, _ uint32, name string, cause error) {
 	c.root.Log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
-	v.Left = c.Unlink(v, v.Pieces)
+	c.Unlink(v, v.Pieces)
 }
 
 func (c *sharedRoot) discard(name string, most int64) (left int64) { return c.Discard(name, most) }

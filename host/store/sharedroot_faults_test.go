@@ -222,3 +222,37 @@ func TestOneHostOrSeveral(t *testing.T) {
 		t.Errorf("shared beside a host that has the root for itself: %v", err)
 	}
 }
+
+// TestAVictimHasNoOtherName: a host is paused while it removes the temporary of a piece that the evictor knows already,
+// because its own put of the piece met it. The evictor grants the piece's room only when the temporary has gone too.
+func TestAVictimHasNoOtherName(t *testing.T) {
+	s := &turns{T: t, dir: t.TempDir()}
+	a, faulty := s.host("a", 24), faultfs.New(staging.OS())
+	b := s.host("b", 24, func(c *Config) { c.FS = faulty })
+	s.pass(3)
+	equal(t, "a is the evictor", a.fellowStats().Evictor, true)
+	met := a.begin(1)
+	b.mustPut(1)
+	a.must(write(met))
+	a.must(met.Publish(t.Context())) // it is b's
+	a.store.roots[0].drop(a.markOf(1), 0)
+	s.paused = []*fixture{b}
+	s.pass(2) // b has yet to acknowledge
+	faulty.Set(faultfs.MustRules("remove **/t/* 1st: hang")...)
+	ctx, stepped := context.WithCancel(t.Context())
+	go func() {
+		defer stepped()
+		_ = b.store.Maintain(ctx, 0, Step)
+	}()
+	b.must(faulty.AwaitHanging(ctx, 1))
+	for range 3 {
+		s.pass(1)
+		s.within()
+	}
+	faulty.Set()
+	<-ctx.Done()
+	s.resume()
+	s.pass(6)
+	s.within()
+	equal(t, "bytes on disk", onDisk(t, s.dir), 0)
+}

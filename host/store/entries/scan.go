@@ -69,11 +69,18 @@ type Conflict struct {
 // Add enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
 // It takes the lock.
 func (c *Scan) Add(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) (found Conflict) {
+	tenant := c.set.cfg.Catalog.Tenants.Number(h.Tenant)
+	c.set.Lock()
+	defer c.set.Unlock()
+	return c.AddOf(tenant, cl, h, allocated, fallback)
+}
+
+// AddOf is Add for a tenant by its number, with the lock held.
+func (c *Scan) AddOf(
+	tenant uint16, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
+) (found Conflict) {
 	s := c.set
-	tenant := s.cfg.Catalog.Tenants.Number(h.Tenant)
 	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	s.Lock()
-	defer s.Unlock()
 	if c.over {
 		return found // the scan has ended meanwhile, and seen everything
 	}

@@ -133,37 +133,45 @@ func (n *node) eventually(check func([]store.Inspection) error) error {
 	}
 }
 
-// converge lets hosts that share a root come to an agreement: one of them is the evictor.
-func (r *runner) converge() error {
+// converge lets hosts that share a root come to an agreement: one of them is the evictor, and all count what is there.
+// It is false while one of them is closed.
+func (r *runner) converge() (all bool, err error) {
 	if r.h.Kind.hosts == 1 {
-		return nil
+		return true, nil
 	}
 	for _, n := range r.nodes {
 		if n.store == nil {
-			return nil
+			return false, nil
 		}
 		if err := n.putBack(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	const enough = 60
 	for range enough {
 		r.nodes[0].turn()
 	}
+	disk, _, err := usage(r.files, r.nodes[0].cfg.Roots[0].Path) // credit covers temporaries
+	if err != nil {
+		return false, err
+	}
 	var evictors []string
 	for _, n := range r.nodes {
-		st := n.store.Stats().Roots[0].Shared
-		if st.State != shared.Active {
-			return fmt.Errorf("host %s is %s after %d steps: %+v", n.ID, st.State, enough, *st)
+		st := n.store.Stats().Roots[0]
+		if st.Shared.State != shared.Active {
+			return false, fmt.Errorf("host %s is %s after %d steps: %+v", n.ID, st.Shared.State, enough, *st.Shared)
 		}
-		if st.Evictor {
+		if st.Shared.Evictor {
 			evictors = append(evictors, n.ID)
+		}
+		if st.Used < disk { // it may be the evictor next, and grant the room
+			return false, fmt.Errorf("host %s counts %d bytes, %d are on disk", n.ID, st.Used, disk)
 		}
 	}
 	if len(evictors) != 1 {
-		return fmt.Errorf("the evictors are %v, want one", evictors)
+		return false, fmt.Errorf("the evictors are %v, want one", evictors)
 	}
-	return nil
+	return true, nil
 }
 
 // compareAccounts compares what hosts reckon with with what is on disk. Nothing is under way.

@@ -210,7 +210,8 @@ func (r *runner) end() error {
 	return errors.Join(r.noTemporaries(), r.closeMemory())
 }
 
-// settle ends what is under way, lets hosts that share a root agree, and checks that nothing is in use.
+// settle ends what is under way, lets hosts that share a root agree, and checks that nothing is in use. While one of the
+// hosts is closed the others may wait for it.
 func (r *runner) settle() error {
 	for _, n := range r.nodes {
 		if n.store == nil {
@@ -221,7 +222,7 @@ func (r *runner) settle() error {
 		n.letGo()
 		n.asleep = 0
 	}
-	if err := r.converge(); err != nil {
+	if all, err := r.converge(); err != nil || !all {
 		return err
 	}
 	for _, n := range r.nodes {

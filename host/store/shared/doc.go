@@ -63,8 +63,9 @@
 // writes the decision; a spared victim can be granted again. A key in an undecided batch can be neither granted nor
 // stored.
 //
-// A member's log has what it published before others see its acknowledgement: its record of a victim cannot follow the
-// decision. An entry is in one undecided batch only.
+// A member's log has what it published before others see its acknowledgement, so its record of a victim cannot follow
+// the decision; and the temporaries' names are gone by then, so a victim has no other name. An entry is in one undecided
+// batch only. Pieces of it that whoever named the victim did not know of stay: each member looks for them again.
 //
 // # What a paused host can do at worst
 //

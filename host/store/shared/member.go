@@ -183,9 +183,12 @@ func (m *Member) step(now time.Duration) error {
 		}
 	}
 	// What this host published is in its log before others see that it has acknowledged a batch: else its record of a
-	// victim would follow the decision.
+	// victim would follow the decision. And it has no other name by then, by which it would outlast the removal.
 	doubts := m.settleDoubts()
 	unlogged := m.flush()
+	if unlogged == nil {
+		unlogged = m.retry.clear(m)
+	}
 	if errors.Is(unlogged, ErrFenced) {
 		return unlogged
 	}
@@ -200,9 +203,6 @@ func (m *Member) step(now time.Duration) error {
 	}
 	if unlogged != nil {
 		return errors.Join(unlogged, doubts)
-	}
-	if err := m.retry.clear(m); err != nil {
-		return errors.Join(err, doubts)
 	}
 	if m.term == nil {
 		return errors.Join(m.campaign(now, epochs), doubts)

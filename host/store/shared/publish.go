@@ -86,13 +86,11 @@ func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
 // published notes a publication for the log. It is false when the credit is void: then the temporary is among those of
 // a member that is gone, where the evictor finds its second name.
 func (m *Member) published(temp string, r Record, credit Credit) bool {
-	if !m.credits.publish(credit, r.Bytes) {
-		return false
-	}
 	p := &m.pending
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.life != credit.life {
+	// Credit is spent only with its record: an incarnation's records end before its credit does.
+	if p.life != credit.life || !m.credits.publish(credit, r.Bytes) {
 		return false
 	}
 	p.records = append(p.records, r)

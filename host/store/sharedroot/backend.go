@@ -38,89 +38,81 @@ func (r backend) Learn(rec *shared.Record) bool {
 		r.overlook(rec.Bytes)
 		return true
 	}
-	if r.awaits(cl, rec) {
-		return false
+	h := pieceformat.Header{
+		Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth,
+		Tenant: rec.Tenant,
+		Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: pieceformat.Page,
+		Payload: max(pieceformat.Page, rec.Bytes-pieceformat.Page),
 	}
-	if !r.withholds(rec) {
-		h := pieceformat.Header{
-			Namespace: rec.Namespace, Group: rec.Group, Rank: rec.Rank, Key: rec.Key, Parent: rec.Parent, Depth: rec.Depth,
-			Tenant: rec.Tenant,
-			Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: pieceformat.Page,
-			Payload: max(pieceformat.Page, rec.Bytes-pieceformat.Page),
-		}
-		r.see(cl, &h, rec.Bytes, rec.FallbackName)
-	}
-	return true
+	return r.see(cl, &h, rec.Bytes, rec.FallbackName) != awaited
 }
 
-// withholds says whether a piece is of an entry that is in the journal. Until that is decided the piece's bytes are
-// booked beside the entry's.
-func (r backend) withholds(rec *shared.Record) bool {
-	r.set.Lock()
-	defer r.set.Unlock()
-	d := r.pending[rec.ID()]
-	if d != nil && d.learned&(1<<rec.Rank) == 0 && !(d.entry && d.Pieces&(1<<rec.Rank) != 0) {
-		d.learned |= 1 << rec.Rank
-		d.orphaned += rec.Bytes
-		r.set.Account.Add(capacity.Orphans, rec.Bytes)
+// booked is how the bytes of a piece came into the account.
+type booked uint8
+
+const (
+	served   booked = iota // as an entry's, or as those of a file that is not served
+	withheld               // beside an entry that is in the journal, until that is decided
+	awaited                // beside an entry of which this host writes or removes some: the caller asks again
+)
+
+// see books a piece that another host stored, or that a scan has found.
+func (r backend) see(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) booked {
+	tenant := r.kept.Catalog.Tenants.Number(h.Tenant)
+	how, clash := r.book(tenant, cl, h, allocated, fallback)
+	if clash {
+		r.kept.Log.Warn("pieces of one entry have names of different place policies; all hosts must have the same",
+			"key", h.Key)
 	}
-	return d != nil
+	return how
 }
 
-// awaits says whether a piece was published while this host writes or removes some of its entry. Its own put will find
-// the piece, or come to nothing: until then the piece's bytes are booked beside the entry's.
-func (r backend) awaits(cl *catalog.Class, rec *shared.Record) bool {
-	r.set.Lock()
-	defer r.set.Unlock()
-	at := piece{rec.ID(), rec.Rank}
-	slot := r.set.Index.Find(chunk.Fingerprint(rec.Namespace, rec.Group, rec.Key), cl.Base, &rec.Key)
-	if slot == index.None || r.pending[at.ID] != nil || !r.set.Busy(slot) || r.set.Index.Pieces(slot)&(1<<rec.Rank) != 0 {
-		r.set.Account.Remove(capacity.Orphans, r.awaited[at])
-		delete(r.awaited, at)
-		return false
-	}
-	if r.awaited[at] == 0 {
-		r.awaited[at] = rec.Bytes
-		r.set.Account.Add(capacity.Orphans, rec.Bytes)
-	}
-	return true
-}
-
-// see enters a piece that another host stored, or that a scan has found.
-func (r backend) see(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) {
-	r.set.Lock()
-	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
-	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	if slot := r.set.Index.Find(fp, cl.Base, &h.Key); r.pending[id] != nil || slot != index.None &&
-		r.set.Index.At(slot).Is(index.Evicting) {
-		r.set.Unlock()
-		return
-	}
-	sight := r.firstScan
-	r.set.Unlock()
+// book does all under one lock: a put or a removal that came between would leave the piece out of the account, and the
+// evictor would grant its room.
+func (r backend) book(
+	tenant uint16, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
+) (how booked, clash bool) {
 	h.Pieces = 1 << h.Rank // nothing is reserved for ranks that may be written by others
+	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
+	at, fp := piece{id, h.Rank}, chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	r.set.Lock()
+	defer r.set.Unlock()
+	d, slot := r.pending[id], r.set.Index.Find(fp, cl.Base, &h.Key)
+	if d == nil && slot != index.None && r.set.Busy(slot) &&
+		(r.set.Index.At(slot).Is(index.Evicting) || r.set.Index.Pieces(slot)&h.Pieces == 0) {
+		// A put will find the piece, or come to nothing.
+		if r.awaited[at] == 0 {
+			r.awaited[at] = allocated
+			r.set.Account.Add(capacity.Orphans, allocated)
+		}
+		return awaited, false
+	}
+	r.set.Account.Remove(capacity.Orphans, r.awaited[at])
+	delete(r.awaited, at)
+	if d != nil {
+		if d.learned&h.Pieces == 0 && !(d.entry && d.Pieces&h.Pieces != 0) {
+			d.learned |= h.Pieces
+			d.orphaned += allocated
+			r.set.Account.Add(capacity.Orphans, allocated)
+		}
+		return withheld, false
+	}
 	late := r.scans.NewLateScan()
+	sight := r.firstScan
 	if sight == nil {
 		sight = late
 	}
-	if was := sight.Add(cl, h, allocated, fallback); was.Class != nil && !was.Twice {
-		r.kept.Log.Warn("pieces of one entry have names of different place policies; all hosts must have the same",
-			"key", h.Key)
-		r.overlook(allocated)
-		return
+	if was := sight.AddOf(tenant, cl, h, allocated, fallback); was.Class != nil && !was.Twice {
+		r.bookOverlooked(allocated)
+		return served, true
 	}
-	if sight != late {
-		return
+	r.bookOverlooked(late.Orphaned())
+	if slot = r.set.Index.Find(fp, cl.Base, &h.Key); sight == late && slot != index.None &&
+		!r.set.Index.At(slot).Is(index.Announced) {
+		r.set.Index.Touch(slot)
+		r.set.Evictor.Announce(abi.OpResident, slot, fp, 0)
 	}
-	r.overlook(late.Orphaned())
-	r.set.Lock()
-	defer r.set.Unlock()
-	if slot := r.set.Index.Find(fp, cl.Base, &h.Key); slot != index.None {
-		if e := r.set.Index.At(slot); !e.Any(index.Evicting | index.Announced) {
-			r.set.Index.Touch(slot)
-			r.set.Evictor.Announce(abi.OpResident, slot, fp, 0)
-		}
-	}
+	return served, false
 }
 
 // Touched implements [shared.Backend].
@@ -146,24 +138,30 @@ func (r backend) Used() int64 {
 }
 
 // Paths implements [shared.Backend].
-func (r backend) Paths(v *shared.Victim) (names []string, err error) {
-	cl, err := r.classOf(v.Namespace, v.Group, &v.Key)
+func (r backend) Paths(v *shared.Victim) ([]string, error) {
+	_, names, err := r.locate(v)
+	return names, err
+}
+
+// locate names a victim's files, and says of which class they are.
+func (r backend) locate(v *shared.Victim) (cl *catalog.Class, names []string, err error) {
+	cl, err = r.classOf(v.Namespace, v.Group, &v.Key)
 	r.set.Lock()
 	if d := r.pending[v.ID()]; d != nil && d.entry {
 		cl, err = d.Class, nil
 	}
 	r.set.Unlock()
-	if err != nil {
-		return nil, fmt.Errorf("store: a victim has no name: %w", err)
-	}
 	for rank := range entries.Ranks(v.Pieces) {
-		name, err := r.kept.Locate(cl, &v.Key, rank, v.FallbackName)
+		var name string
+		if err == nil {
+			name, err = r.kept.Locate(cl, &v.Key, rank, v.FallbackName)
+		}
 		if err != nil {
-			return nil, fmt.Errorf("store: a victim has no name: %w", err)
+			return nil, nil, fmt.Errorf("store: a victim has no name: %w", err)
 		}
 		names = append(names, name)
 	}
-	return names, nil
+	return cl, names, nil
 }
 
 // Identify implements [shared.Backend].
@@ -180,10 +178,14 @@ func (r backend) Identify(temp string, info staging.Info) (shared.Record, error)
 	}, nil
 }
 
-// overlook books a file that is not served.
+// overlook books a file that is not served. It takes the lock.
 func (r *Root) overlook(bytes int64) {
 	r.set.Lock()
 	defer r.set.Unlock()
+	r.bookOverlooked(bytes)
+}
+
+func (r *Root) bookOverlooked(bytes int64) {
 	r.set.Account.Add(capacity.Orphans, bytes)
 	r.overlooked += bytes
 }

@@ -10,14 +10,13 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
-	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // judge is the [recovery.Judge] of a shared root: what is of no use to this host is left alone.
 type judge struct{ *Root }
 
-// met is a piece that a scan has met while this host wrote some of its entry.
+// met is a piece that this host has met while it wrote or removed some of its entry.
 type met struct {
 	name      string
 	class     *catalog.Class
@@ -32,17 +31,13 @@ type met struct {
 func (r judge) Found(
 	_ *recovery.Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
 ) {
-	rec := shared.Record{Namespace: h.Namespace, Group: h.Group, Rank: h.Rank, Key: h.Key, Bytes: allocated}
-	if backend(r).awaits(cl, &rec) {
-		r.set.Lock()
-		r.met = append(r.met, met{name, cl, *h, allocated, fallback})
-		r.set.Unlock()
+	switch backend(r).see(cl, h, allocated, fallback) {
+	case awaited:
+		r.meet(met{name, cl, *h, allocated, fallback})
+		return
+	case withheld:
 		return
 	}
-	if backend(r).withholds(&rec) {
-		return
-	}
-	backend(r).see(cl, h, allocated, fallback)
 	_, err := r.kept.FS.Stat(name)
 	ticket := r.member.Ticket()
 	here := ticket != 0 && ticket == r.scanned.Load()
@@ -61,7 +56,14 @@ func (r judge) Found(
 	}
 }
 
-// lookAgain judges again what scans have met too early. It comes before each step: what is proposed there was known.
+// meet has lookAgain judge a piece.
+func (r *Root) meet(m met) {
+	r.set.Lock()
+	r.met = append(r.met, m)
+	r.set.Unlock()
+}
+
+// lookAgain judges again what was met too early. It comes before each step: what is proposed there was known.
 func (r *Root) lookAgain() {
 	r.set.Lock()
 	list := r.met

@@ -153,10 +153,11 @@ func (r *Root) MayInsert(cl *catalog.Class, key *chunk.Key, fp uint64) error {
 // InFlight is the bytes of the account that are covered by credit. The lock is held.
 func (r *Root) InFlight() int64 { return r.inFlight }
 
-// Unlink tells the evictor that pieces of an entry that left this host's index are to go. Their bytes stay in the
-// account until they do; they are returned. It takes the lock.
-func (r *Root) Unlink(d *entries.Eviction, pieces uint64) (left int64) {
+// Unlink tells the evictor that pieces of an entry that leaves this host's index are to go. Their bytes are in the account
+// until they do, beside the entry's. It takes the lock.
+func (r *Root) Unlink(d *entries.Eviction, pieces uint64) {
 	var there uint64
+	var left int64
 	for rank := range entries.Ranks(pieces) {
 		name, err := r.kept.Locate(d.Class, &d.Key, rank, d.FallbackName)
 		if err == nil {
@@ -181,10 +182,9 @@ func (r *Root) Unlink(d *entries.Eviction, pieces uint64) (left int64) {
 			Pieces: there, Bytes: left,
 		})
 	}
-	return left
 }
 
-// ReportDamaged asks the evictor to remove pieces. Their bytes are, or will be, among the root's orphans.
+// ReportDamaged asks the evictor to remove pieces, and books their bytes as those of orphans.
 func (r *Root) ReportDamaged(rec shared.Record) {
 	r.set.Lock()
 	id := rec.ID()
@@ -193,6 +193,7 @@ func (r *Root) ReportDamaged(rec shared.Record) {
 	}
 	if r.pending[id].orphaned += rec.Bytes; rec.Bytes > 0 {
 		r.pending[id].learned |= rec.Pieces
+		r.set.Account.Add(capacity.Orphans, rec.Bytes)
 	}
 	r.set.Unlock()
 	r.member.ReportDamaged(rec)

@@ -27,14 +27,16 @@ import (
 	"github.com/kvhost/kvhost/host/store/sequence"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // rig is the only host of a shared root, and so its evictor. It makes a step when it is told to.
 type rig struct {
 	*Root
 	testing.TB
-	class *catalog.Class
-	now   time.Duration
+	class  *catalog.Class
+	now    time.Duration
+	faults *faultfs.FS
 }
 
 // nowhere keeps no files.
@@ -46,7 +48,7 @@ func (nowhere) Forget(string, string)             {}
 const capacityBytes = 64 * pieceformat.Page
 
 func newRig(t testing.TB) *rig {
-	r := &rig{TB: t, now: time.Hour}
+	r := &rig{TB: t, now: time.Hour, faults: faultfs.New(staging.OS())}
 	dir, log, now := t.TempDir(), slog.New(slog.DiscardHandler), func() time.Time { return time.Unix(1_700_000_000, 0) }
 	c, err := catalog.New(t.Context(), catalog.Options{
 		Log: log, Now: now, Roots: nowhere{}, Expiry: func(string) time.Duration { return 0 },
@@ -82,7 +84,7 @@ func newRig(t testing.TB) *rig {
 		Policy: p, Run: t.Context(), Work: &work, Size: evictor.Size{Capacity: capacityBytes}, Log: log,
 	}))
 	monitor := health.NewMonitor(health.Config{
-		Dir: dir, FS: staging.OS(), Limit: -1, Every: time.Hour, Now: now, Log: log, Out: func() {}, Ended: func() {},
+		Dir: dir, FS: r.faults, Limit: -1, Every: time.Hour, Now: now, Log: log, Out: func() {}, Ended: func() {},
 	})
 	var seq sequence.Sequence
 	seq.Init(now, "a")
@@ -127,7 +129,7 @@ func (r *rig) drop(m entries.Mark) {
 	r.set.Lock()
 	v := r.set.BeginEvict(m.Slot)
 	r.set.Unlock()
-	v.Left = r.Unlink(&v, v.Pieces)
+	r.Unlink(&v, v.Pieces)
 	r.set.Lock()
 	r.set.FinishEvict(&v)
 	r.set.Unlock()
@@ -190,6 +192,8 @@ func (r *rig) slot(n uint64) uint32 {
 	k := keyOf(n)
 	return r.set.Index.Find(chunk.Fingerprint(r.class.Namespace.Digest, r.class.Group, k), r.class.Base, &k)
 }
+
+func fingerprint(h *pieceformat.Header) uint64 { return chunk.Fingerprint(h.Namespace, h.Group, h.Key) }
 
 // begin reserves a piece of a new entry.
 func (r *rig) begin(n uint64, credit *shared.Credit) (m entries.Mark, err error) {

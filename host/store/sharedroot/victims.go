@@ -1,9 +1,14 @@
 package sharedroot
 
 import (
+	"errors"
+	"io/fs"
+	"math/bits"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -42,16 +47,15 @@ func (r backend) Decide(v *shared.Victim, removed bool) {
 		r.set.Unlock()
 		return
 	}
-	var names []string
-	var err error
-	if !removed || d.learned != 0 {
-		r.set.Unlock()
-		names, err = r.Paths(v) // of the pending eviction's class
-		r.set.Lock()
+	rest := d.rest(v, removed)
+	cl, names, err := r.locateUnlocking(&rest)
+	for now := d.rest(v, removed); now != rest; now = d.rest(v, removed) { // a scan has met another
+		rest = now
+		cl, names, err = r.locateUnlocking(&rest)
 	}
 	delete(r.pending, v.ID())
 	if err != nil {
-		r.keep(d, removed)
+		r.keep(d, v, removed)
 		r.set.Unlock()
 		r.kept.Log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
 		return
@@ -66,25 +70,62 @@ func (r backend) Decide(v *shared.Victim, removed bool) {
 	}
 	r.set.WakeJoiners()
 	r.set.Unlock()
-	for _, name := range names { // spared, or stored again since; it may be granted, if it is there
-		h, info, err := r.kept.Look(name)
-		if err != nil {
-			continue
-		}
-		if cl, err := r.classOf(h.Namespace, h.Group, &h.Key); err == nil {
-			r.see(cl, &h, pieceformat.Padded(info.Allocated), v.FallbackName)
-		}
+	for _, name := range names { // it may be granted, if it is there
+		r.look(name, cl.FileBytes(), rest.FallbackName)
+	}
+}
+
+// rest is what may be left of a victim that is decided, and must be looked for: the pieces of one that was spared, those
+// that were published again, and those that whoever named the victim did not know of.
+func (d *pendingEviction) rest(v *shared.Victim, removed bool) shared.Victim {
+	rest := *v
+	if d.entry {
+		rest.Pieces |= d.Pieces
+		rest.FallbackName = rest.FallbackName || d.FallbackName
+	}
+	if removed {
+		rest.Pieces &^= v.Pieces
+	}
+	rest.Pieces |= d.learned
+	return rest
+}
+
+// locateUnlocking is locate while the lock is held, which is released meanwhile.
+func (r backend) locateUnlocking(v *shared.Victim) (*catalog.Class, []string, error) {
+	r.set.Unlock()
+	defer r.set.Lock()
+	return r.locate(v)
+}
+
+// look enters the piece that has a name, if there is one, or books what stands there.
+func (r backend) look(name string, most int64, fallback bool) {
+	h, info, err := r.kept.Look(name)
+	var cl *catalog.Class
+	if err == nil {
+		most = pieceformat.Padded(info.Allocated)
+		cl, err = r.classOf(h.Namespace, h.Group, &h.Key)
+	} else if pieceformat.IsDamage(err) {
+		most = pieceformat.Padded(info.Allocated)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		r.kept.Log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
+		r.overlook(most)
+	case r.see(cl, &h, most, fallback) == awaited:
+		r.meet(met{name, cl, h, most, fallback})
 	}
 }
 
 // keep ends a pending eviction whose files cannot be looked at: an entry that was spared is what it was, and what else
-// was learned stays in the account until the next scan. The lock is held.
-func (r backend) keep(d *pendingEviction, removed bool) {
+// may be there stays in the account until the next scan. The lock is held.
+func (r backend) keep(d *pendingEviction, v *shared.Victim, removed bool) {
 	r.overlooked += d.orphaned
 	switch {
 	case !d.entry:
 	case removed:
-		d.Left = 0
+		d.Left = int64(bits.OnesCount64(d.Pieces&^v.Pieces)) * d.Class.FileBytes()
+		r.overlooked += d.Left
 		r.set.Count.Evictions++
 		r.set.FinishEvict(&d.Eviction)
 	default:
