@@ -79,7 +79,7 @@ func (r *root) discard(c *catalog.Class, keys []chunk.Key, tenant uint32, result
 	r.Count.Discarded += uint64(len(removed))
 	r.Unlock()
 	for i := range removed {
-		removed[i].Left, _ = r.custody.unlink(&removed[i], removed[i].Pieces) // it logs what fails, and retries
+		_, _ = r.custody.unlink(&removed[i], removed[i].Pieces) // it logs what fails, and retries
 	}
 	r.Lock()
 	for i := range removed {

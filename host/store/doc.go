@@ -36,9 +36,7 @@
 // Batch stops at 5 and 7, and every [Config.BatchEvery] one sync of the file system covers what was published since the
 // last; should it fail, all of that is dropped, and what is being written is not published. What a scan finds, a killed
 // process's, is made durable before it counts, under both. After a power failure, under none, a file can be missing, or
-// be there with any mixture of its bytes and others: size, header and checksums tell. An entry leaves in the opposite
-// order: first lookups miss, then its files are unlinked, then its bytes are free; after a crash it may be there again,
-// and is counted.
+// be there with any mixture of its bytes and others: size, header and checksums tell. An entry that left may be there.
 //
 // # Levels
 //

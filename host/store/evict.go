@@ -1,6 +1,7 @@
 package store
 
 import (
+	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 )
@@ -9,6 +10,7 @@ import (
 type evicted struct {
 	entries int
 	freed   int64 // bytes; an entry whose files could not be unlinked frees none
+	taken   int64 // bytes of the file that was left to a put, booked as an orphan's
 	failed  error // why a file could not be unlinked
 	behind  bool  // the rest has no copy in the next level yet
 }
@@ -34,14 +36,16 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 	if fresh {
 		paths.resolve()
 	}
+	var left int64
+	offered := reuseFor != nil && reuseFor.temp == ""
 	for i := range list {
 		v := &list[i]
 		if i > 0 && i%victimBatch == 0 && paths.collect(list[i:], nil) {
 			paths.resolve()
 		}
 		v.Paths = &paths.batch
-		var err error
-		if v.Left, err = r.custody.unlink(v, r.offerFile(v, reuseFor)); err != nil && got.failed == nil {
+		n, err := r.custody.unlink(v, r.offerFile(v, reuseFor))
+		if left += n; err != nil && got.failed == nil {
 			got.failed = err
 		}
 	}
@@ -49,39 +53,40 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 	defer r.Unlock()
 	got.entries = len(list)
 	for i := range list {
-		got.freed += max(0, r.Index.Bytes(list[i].Slot)-list[i].Left)
+		got.freed += r.Index.Bytes(list[i].Slot)
 		r.FinishEvict(&list[i])
 	}
+	if offered && reuseFor.temp != "" { // the file is there before the put's bytes are reserved
+		got.taken = reuseFor.class.FileBytes()
+		r.Account.Add(capacity.Orphans, got.taken)
+	}
+	got.freed = max(0, got.freed-left)
 	return got
 }
 
 // drop removes an entry at once that is not, or no longer, what the index says. keep names ranks whose files the caller
 // removes. The caller does not hold the lock.
 func (r *root) drop(m entries.Mark, keep uint64) {
-	r.Lock()
-	if !r.Stands(m) {
-		r.Unlock()
-		return
-	}
-	v := r.BeginEvict(m.Slot)
-	r.Unlock()
-	v.Left, _ = r.custody.unlink(&v, v.Pieces&^keep)
-	r.Lock()
-	r.FinishEvict(&v)
-	r.Unlock()
+	removeEntry(r, m, func(v *entries.Eviction) { _, _ = r.custody.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries
 }
 
 // dropDamaged removes an entry because of one rank's file, which goes into quarantine.
 func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error) {
+	removeEntry(r, m, func(v *entries.Eviction) {
+		r.Counted(&r.Count.Damaged)
+		r.custody.unlinkDamaged(v, rank, name, cause)
+	})
+}
+
+func removeEntry(r *root, m entries.Mark, unlink func(*entries.Eviction)) {
 	r.Lock()
 	if !r.Stands(m) {
 		r.Unlock()
 		return
 	}
 	v := r.BeginEvict(m.Slot)
-	r.Count.Damaged++
 	r.Unlock()
-	r.custody.unlinkDamaged(&v, rank, name, cause)
+	unlink(&v)
 	r.Lock()
 	r.FinishEvict(&v)
 	r.Unlock()

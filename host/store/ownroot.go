@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/health"
@@ -48,9 +47,7 @@ func (c ownRoot) notPublished(p *Put, temp staging.Info, err, look error) {
 	case look != nil && !errors.Is(look, fs.ErrNotExist):
 		c.r.Log.Error("publication failed, perhaps after the rename; will look again, its bytes stay in the account",
 			"file", p.target, "error", err, "look", look)
-		bytes := pieceformat.Padded(temp.Allocated)
-		c.r.Account.Add(capacity.Orphans, bytes)
-		c.r.Orphans.AddRenamed(p.target, temp, bytes)
+		c.r.Orphans.AddRenamed(p.target, temp, pieceformat.Padded(temp.Allocated))
 	case health.Hung(err):
 		c.r.Orphans.AddRenamed(p.target, temp, 0)
 	}
@@ -93,9 +90,8 @@ func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed 
 
 func (c ownRoot) unlinkDamaged(v *entries.Eviction, rank uint32, name string, cause error) {
 	r := c.r
-	k, left := r.Quarantine.Move(name, v.Class.FileBytes(), cause)
-	v.Left, _ = c.unlink(v, v.Pieces&^(1<<rank))
-	v.Left += left
+	k, _ := r.Quarantine.Move(name, v.Class.FileBytes(), cause)
+	_, _ = c.unlink(v, v.Pieces&^(1<<rank)) // it logs what fails, and retries
 	r.Lock()
 	n := min(k.Bytes, r.Index.Bytes(v.Slot)) // the entry's no more: the quarantine has them
 	r.Index.Resize(v.Slot, -n)
@@ -105,13 +101,10 @@ func (c ownRoot) unlinkDamaged(v *entries.Eviction, rank uint32, name string, ca
 	r.Quarantine.Remove(excess)
 }
 
-func (c ownRoot) discard(name string, most int64) (left int64) {
-	return c.r.Discard(name, most)
-}
-
-func (c ownRoot) lockOut(context.Context) error { return c.unshared() }
-
-func (c ownRoot) identify() (empty bool, err error) { return c.r.directory.Adopt() }
+func (c ownRoot) discard(name string, most int64) (left int64) { return c.r.Discard(name, most) }
+func (c ownRoot) lockOut(context.Context) error                { return c.unshared() }
+func (c ownRoot) identify() (empty bool, err error)            { return c.r.directory.Adopt() }
+func (c ownRoot) judge() recovery.Judge                        { return recovery.Exclusive{} }
 
 func (c ownRoot) recover(ctx context.Context) error {
 	ok, err := c.r.recovery.TakeCheckpoint(ctx)
@@ -133,8 +126,6 @@ func (c ownRoot) scan(ctx context.Context) error {
 	c.r.shrink(ctx)
 	return ctx.Err()
 }
-
-func (c ownRoot) judge() recovery.Judge { return recovery.Exclusive{} }
 
 func (c ownRoot) start() {
 	r, s := c.r, c.r.store

@@ -104,7 +104,8 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			if err := p.syncOther(); err != nil {
 				return info, err
 			}
-			return there, p.syncName() // abort or enter removes the temporary
+			p.removeTemp() // before the account lets go of a file that was left there
+			return there, p.syncName()
 		default:
 			if err := r.custody.nameTaken(p, &h, herr); err != nil {
 				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)

@@ -13,13 +13,10 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// A put that evicts takes over a victim's file where it can: the file is renamed to be the put's temporary and
-// overwritten in place. That spares the file system an unlink, a create and the allocation of blocks, which cost more
-// than the write itself. It is safe because a victim has no pins, so nobody in this process has it open, and because a
-// file says in its header whose it is: should a power failure undo the renames and keep the bytes, then what stands
-// under the victim's name fails its checksums or names another key, and is a miss.
-//
-// A shared root takes no part: another host may be reading the victim.
+// A put that evicts takes over a victim's file where it can: renamed to be the put's temporary and overwritten in place.
+// That spares an unlink, a create and the allocation of blocks, which cost more than the write. A victim has no pins, so
+// nobody in this process has it open; and a file says in its header whose it is, so what a power failure leaves under the
+// victim's name is a miss. A shared root takes no part: another host may be reading the victim.
 
 // offerFile makes the file of one of a victim's pieces the temporary of the put, if it has the right size, and returns
 // the pieces whose files are still to be unlinked. The caller holds turn, and not mu.

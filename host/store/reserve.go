@@ -38,6 +38,12 @@ func (w reservation) evicting(ctx context.Context, r *root) error {
 	}
 	var wait capacity.Wait
 	defer wait.End()
+	defer func() {
+		if w.Taken > 0 { // nothing was booked
+			w.reuseFor.removeTemp()
+			r.Account.Remove(capacity.Orphans, w.Taken)
+		}
+	}()
 	for {
 		w.Behind = !w.evicts && !wait.Begun()
 		r.Lock()
@@ -78,14 +84,15 @@ func (w reservation) evicting(ctx context.Context, r *root) error {
 
 // booked ends a reservation whose bytes are booked. The lock is held.
 func (w *reservation) booked(r *root) error {
-	if w.enter == nil {
-		return nil
+	if w.enter != nil {
+		if err := w.enter(); err != nil {
+			r.Account.Add(capacity.Orphans, w.Taken)
+			r.Account.Release(w.Tenant, w.Bytes)
+			return err
+		}
 	}
-	err := w.enter()
-	if err != nil {
-		r.Account.Release(w.Tenant, w.Bytes)
-	}
-	return err
+	w.Taken = 0
+	return nil
 }
 
 // await waits for the background evictor to free something.
@@ -109,6 +116,7 @@ func (w *reservation) evict(r *root, short capacity.Shortage, noSlot bool) error
 		bytes, tenant = short.Quota, w.ID
 	}
 	got := r.evictSome(max(bytes, 1), tenant, w.reuseFor, !w.spares)
+	w.Taken += got.taken
 	if got.freed > 0 || noSlot && got.entries > 0 {
 		return nil
 	}

@@ -18,8 +18,7 @@ func (r *root) lockRoot(ctx context.Context) error {
 	err := r.directory.Lock()
 	switch {
 	case errors.Is(err, staging.ErrLocked):
-		return fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, "+
-			"or set shared = true on both",
+		return fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
 			ErrRootBusy, r.Path, err)
 	case err != nil:
 		return fmt.Errorf("store: root %s: %w", r.Path, err)

@@ -151,15 +151,6 @@ func (a *Account) Release(tenant uint16, bytes int64) {
 	a.check()
 }
 
-// Move books a tenant's bytes elsewhere, because their files could not be unlinked or are kept.
-func (a *Account) Move(tenant uint16, to Part, bytes int64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.bill(tenant, -bytes)
-	a.add(to, bytes)
-	a.check()
-}
-
 // Add books bytes of files that are no entry's.
 func (a *Account) Add(to Part, bytes int64) {
 	a.mu.Lock()

@@ -13,6 +13,7 @@ type Want struct {
 	ID     uint32 // the tenant, for errors
 	Quota  int64  // of the tenant; negative: none
 	Behind bool   // it comes after those that wait
+	Taken  int64  // of Bytes: booked as orphans, as those of a file that was taken over
 }
 
 // Shortage is why a reservation does not fit.
@@ -46,7 +47,7 @@ func (a *Account) Short(w Want) Shortage {
 }
 
 func (a *Account) short(w Want) Shortage {
-	s := Shortage{Bytes: a.used + w.Bytes - a.limit(), Quota: a.overQuota(w), seen: a.changes}
+	s := Shortage{Bytes: a.used + w.Bytes - w.Taken - a.limit(), Quota: a.overQuota(w), seen: a.changes}
 	if w.Behind {
 		s.Bytes += a.waiting
 	}
@@ -62,6 +63,7 @@ func (a *Account) Reserve(w Want) (s Shortage, ok bool) {
 	}
 	if w.Bytes > 0 {
 		a.bill(w.Tenant, w.Bytes)
+		a.add(Orphans, -w.Taken)
 		a.check()
 	}
 	return s, true

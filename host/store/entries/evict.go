@@ -6,7 +6,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -19,7 +18,6 @@ type Eviction struct {
 	Key          chunk.Key
 	Pieces       uint64
 	FallbackName bool
-	Left         int64              // bytes of files that could not be unlinked
 	Paths        *catalog.PathBatch // that may have the paths of its pieces; or nil
 }
 
@@ -77,11 +75,8 @@ func (s *Set) CancelEvict(v *Eviction) {
 	s.Evictor.Announce(abi.OpResident, v.Slot, s.Index.Fingerprint(v.Slot), 0)
 }
 
-// FinishEvict follows BeginEvict once the entry's files are unlinked, except for v.Left bytes of them.
+// FinishEvict follows BeginEvict once the entry's files are unlinked. What could not be is booked elsewhere by then.
 func (s *Set) FinishEvict(v *Eviction) {
-	n := min(v.Left, s.Index.Bytes(v.Slot))
-	s.Index.Resize(v.Slot, -n)
-	s.Account.Move(s.Index.Owner(v.Slot).Tenant, capacity.Orphans, n)
 	f := s.flights[v.Slot]
 	f.unlinking = false
 	s.flights.set(v.Slot, f)

@@ -141,8 +141,8 @@ func Inspect(f staging.File) (pieceformat.Header, staging.Info, error) {
 }
 
 // Remove unlinks a file. When that fails, it says why, and the file becomes an orphan. left is what it takes (most, if
-// nobody can tell) and the account has not yet from an earlier try; the caller books that. The error is [fs.ErrNotExist] when there was no file. An
-// unlink can report an error although it happened, so the name is looked up again.
+// nobody can tell) and the account had not yet from an earlier try. The error is [fs.ErrNotExist] when there was no file.
+// An unlink can report an error although it happened, so the name is looked up again.
 func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 	if err = d.FS.Remove(name); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return 0, err
@@ -195,10 +195,9 @@ func (d *Dir) Unblock(name string, force bool, cause error) (done bool) {
 	return true
 }
 
-// Discard is Remove for a file that is no entry's. It books what is left of it and returns that.
+// Discard is Remove where it does not matter why.
 func (d *Dir) Discard(name string, most int64) (left int64) {
 	left, _ = d.Remove(name, most)
-	d.account.Add(capacity.Orphans, left)
 	return left
 }
 

@@ -58,10 +58,8 @@ func (l *Orphans) init(d *Dir) {
 	l.dir, l.ended.L, l.by = d, &l.mu, map[orphanKey][]*Orphan{}
 }
 
-// add is false when the list is full.
+// add is false when the list is full. The caller holds l.mu.
 func (l *Orphans) add(o *Orphan) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if len(l.queue) >= maxOrphans {
 		return false
 	}
@@ -108,20 +106,27 @@ func (l *Orphans) unclaim(o *Orphan, gone bool) {
 	}
 }
 
-// again lists a file that could not be unlinked and takes so many bytes. It returns those that no orphan of its name has
-// in the account yet: the same file may have been left before.
+// again lists a file that could not be unlinked and takes so many bytes. It books those that no orphan of its name has in
+// the account yet, and returns them: the same file may have been left before.
 func (l *Orphans) again(name string, bytes int64) (more int64) {
+	l.dir.account.Add(capacity.Orphans, bytes) // before another can remove the file
+	if more = l.grow(name, bytes); more < bytes {
+		l.dir.account.Remove(capacity.Orphans, bytes-more)
+	}
+	return more
+}
+
+func (l *Orphans) grow(name string, bytes int64) (more int64) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, o := range l.by[orphanKey{name: name}] {
 		if !o.renamed {
-			defer l.mu.Unlock()
 			more = max(0, bytes-o.bytes)
 			o.bytes += more
 			return more
 		}
 	}
-	l.mu.Unlock()
-	l.later(&Orphan{name: name, bytes: bytes})
+	l.add(&Orphan{name: name, bytes: bytes})
 	return bytes
 }
 
@@ -182,14 +187,18 @@ func (l *Orphans) OnRemoval(name string, gone func()) bool {
 	return true
 }
 
-// later lists a file. The caller books its bytes.
+// later lists a file and books its bytes, which comes first: another may remove the file as soon as it is listed.
 func (l *Orphans) later(o *Orphan) {
-	if !l.add(o) && o.class != nil {
+	l.dir.account.Add(capacity.Orphans, o.bytes)
+	l.mu.Lock()
+	listed := l.add(o)
+	l.mu.Unlock()
+	if !listed && o.class != nil {
 		o.class.Release()
 	}
 }
 
-// AddUnnamed lists a piece that no policy names now. The caller books its bytes.
+// AddUnnamed lists a piece that no policy names now.
 func (l *Orphans) AddUnnamed(c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) {
 	if c.Acquire() {
 		l.later(&Orphan{class: c, key: *k, rank: rank, fallback: fallback, bytes: c.FileBytes()})
@@ -204,7 +213,7 @@ func (l *Orphans) AddLate(name string, err error) {
 }
 
 // AddRenamed lists a name that a file may have got, or may yet get, in a rename that reported an error. Any other file
-// of that name is left alone. The caller books its bytes.
+// of that name is left alone.
 func (l *Orphans) AddRenamed(name string, file staging.Info, bytes int64) {
 	l.later(&Orphan{name: name, only: file, renamed: true, bytes: bytes})
 }

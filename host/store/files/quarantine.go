@@ -45,13 +45,12 @@ func (q *Quarantine) SetBytes(most int64) {
 
 // Isolate moves a file into quarantine that the index does not know, so that its name is free.
 func (q *Quarantine) Isolate(name string, cause error) {
-	k, left := q.Move(name, 0, cause)
-	q.dir.account.Add(capacity.Orphans, left)
+	k, _ := q.Move(name, 0, cause)
 	q.Remove(q.Add(k))
 }
 
 // Move moves a file into quarantine and returns it with its size, or removes it. left is what it takes if neither can
-// be done. The caller books the bytes: those of the file with Add.
+// be done, and booked. The caller books those of the file with Add.
 func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left int64) {
 	d := q.dir
 	info, err := d.FS.Stat(name)
@@ -125,8 +124,7 @@ func (q *Quarantine) oldest() Kept {
 // Remove unlinks files that were taken off the list. The caller does not hold the root's lock.
 func (q *Quarantine) Remove(list []Kept) {
 	for _, k := range list {
-		left, _ := q.dir.Remove(k.name, k.Bytes)
-		q.dir.account.Add(capacity.Orphans, left)
+		q.dir.Discard(k.name, k.Bytes)
 		q.dir.account.Remove(capacity.Quarantine, k.Bytes)
 	}
 }

@@ -62,7 +62,6 @@ func (r backend) Decide(v *shared.Victim, removed bool) {
 	}
 	r.set.Account.Remove(capacity.Orphans, d.orphaned)
 	if d.entry {
-		d.Left = 0
 		if removed {
 			r.set.Count.Evictions++
 		}
@@ -124,8 +123,7 @@ func (r backend) keep(d *pendingEviction, v *shared.Victim, removed bool) {
 	switch {
 	case !d.entry:
 	case removed:
-		d.Left = int64(bits.OnesCount64(d.Pieces&^v.Pieces)) * d.Class.FileBytes()
-		r.overlooked += d.Left
+		r.bookOverlooked(int64(bits.OnesCount64(d.Pieces&^v.Pieces)) * d.Class.FileBytes())
 		r.set.Count.Evictions++
 		r.set.FinishEvict(&d.Eviction)
 	default:
@@ -143,7 +141,6 @@ func (r backend) Fenced() {
 	for _, d := range r.pending {
 		r.set.Account.Remove(capacity.Orphans, d.orphaned)
 		if d.entry {
-			d.Left = 0
 			r.set.FinishEvict(&d.Eviction)
 		}
 	}
