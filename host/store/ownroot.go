@@ -34,9 +34,7 @@ func (c ownRoot) stats() *SharedStats    { return nil }
 func (c ownRoot) temp(_ *Put, beside string) (string, error) { return beside, nil }
 func (c ownRoot) guard(_ *Put, f staging.File) staging.File  { return f }
 
-func (c ownRoot) reserve(ctx context.Context, w reservation) error {
-	return w.evicting(ctx, c.r)
-}
+func (c ownRoot) reserve(ctx context.Context, w reservation) error { return w.evicting(ctx, c.r) }
 
 func (c ownRoot) publish(p *Put, _ staging.Info) error {
 	return c.r.FS.RenameNoReplace(p.temp, p.target)

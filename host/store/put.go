@@ -296,8 +296,7 @@ func (r *root) evicts(tenant uint16, bytes int64) bool {
 	return r.rules.evicts && (!r.inBackground() || r.Account.OverQuota(r.want(tenant, bytes)))
 }
 
-// extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin already, so it is not
-// among the victims; should it be dropped meanwhile, its bytes are given back with it.
+// extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin, so it is no victim.
 func (p *Put) extend(ctx context.Context) error {
 	r, slot, need := p.root, p.mark.Slot, p.class.FileBytes()
 	r.Lock()
@@ -317,6 +316,9 @@ func (p *Put) extend(ctx context.Context) error {
 		defer r.turn.Release(1)
 	}
 	enter := func() error {
+		if r.Index.At(slot).Is(index.Evicting) { // while the put waited for room
+			return fmt.Errorf("%w: %s has been dropped from %s", ErrNoSpace, p.key, r.Path)
+		}
 		r.Extend(slot, p.rank, need)
 		r.wakeEvictor()
 		return nil

@@ -256,3 +256,51 @@ func TestAVictimHasNoOtherName(t *testing.T) {
 	s.within()
 	equal(t, "bytes on disk", onDisk(t, s.dir), 0)
 }
+
+// TestForgottenWhileItWaits: a put of an entry's second rank waits for credit while its host is given up and joins again.
+// The entry was forgotten; a piece that was added to it would be on the disk and not in this host's account.
+func TestForgottenWhileItWaits(t *testing.T) {
+	s := &turns{T: t, dir: t.TempDir()}
+	var b *fixture
+	waits := func() {}
+	host := func(id string) (f *fixture) {
+		f = fellowOf(t, s.dir, id, 24, 2, func(c *Config) {
+			c.UpkeepEvery, c.ScanWait = time.Hour, time.Hour
+			c.Roots[0].Poll, c.Roots[0].Lapse = time.Second, turnsLapse
+			c.Roots[0].Scheduler = &Scheduler{Now: s.clock, Wait: func(step func()) {
+				waits()
+				s.turn(f, step)
+			}}
+		})
+		s.hosts = append(s.hosts, f)
+		return f
+	}
+	host("a")
+	b = host("b")
+	s.pass(3)
+	b.must(b.put(1, 0))
+	var others []*Put
+	for n := uint64(100); b.fellowStats().Free >= pieceBytes; n++ {
+		others = append(others, b.begin(n))
+	}
+	waits = func() {
+		waits = func() {}
+		s.pause(b)
+		s.resume()
+		s.pass(6)
+	}
+	p, err := b.store.Put(t.Context(), b.request(1, 0, 1))
+	if err == nil {
+		b.must(write(p))
+		_ = p.Publish(t.Context())
+	} else if !errors.Is(err, ErrNoSpace) {
+		t.Error(err)
+	}
+	for _, p := range others {
+		p.Abort(context.Canceled)
+	}
+	s.pass(4)
+	equal(t, "bytes that b counts", b.reckons(), onDisk(t, s.dir))
+	b.must(b.store.roots[0].check())
+	b.must(b.put(1, 1))
+}
