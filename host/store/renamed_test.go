@@ -134,3 +134,40 @@ func TestQuarantineInDoubt(t *testing.T) {
 	f.checkUsed()
 	equal(t, "Used", f.store.Stats().Roots[0].Used, pieceBytes)
 }
+
+// TestRenamedWhileItLeaves: an entry that is to leave its root, so that its evict policy has forgotten it, gets its built-in
+// name. It stays, and the policy hears of it before it hears of a pin.
+func TestRenamedWhileItLeaves(t *testing.T) {
+	f, faulty := faultyFixture(t, 4, func(c *Config) {
+		c.Policies.Place = linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
+			return fmt.Appendf(dst, "at/%x_%d", q.Key[:8], q.Rank)
+		}).use("at")
+		c.IOTimeout, c.UpkeepEvery = -1, time.Hour
+	})
+	f.mustPut(0)
+	r := f.store.roots[0]
+	m := f.markOf(0)
+	r.Lock()
+	leaves := r.Moves.Leave(m.Slot)
+	r.Unlock()
+	if leaves == nil {
+		t.Fatal("it does not leave")
+	}
+	faulty.Set(faultfs.MustRules("publish ** 1st: hang")...)
+	release := sync.OnceFunc(faulty.Release)
+	defer release()
+	renamed := make(chan error, 1)
+	go func() {
+		_, _, err := r.recovery.RenamePieces(t.Context(), f.space.Class(0).Place)
+		renamed <- err
+	}()
+	f.must(faulty.AwaitHanging(t.Context(), 1))
+	r.Lock()
+	err := r.Check(0)
+	r.Unlock()
+	f.must(err)
+	release()
+	f.must(<-renamed)
+	f.mustRead(0)
+	f.checkUsed()
+}

@@ -90,7 +90,7 @@ func (s *Set) Join(
 			return index.None, ErrResident
 		}
 		if e.Is(index.Moving) {
-			s.Moves.stay(slot)
+			s.Moves.Stay(slot)
 		}
 		f.ranks |= 1 << rank
 		s.flights[slot] = f
