@@ -42,7 +42,7 @@ and may run beside a host.`,
 			defer stop()
 			var o *benchOptions
 			if measure {
-				o = &benchOptions{chunks: 16, rounds: 3, memory: "auto", pages: "llama", through: throughInner}
+				o = briefly()
 			}
 			return check(ctx, os.Stdout, &loaded.Config, asJSON, o)
 		},
@@ -52,6 +52,11 @@ and may run beside a host.`,
 		"also measure the roots and both routes briefly (see kvhost bench); the roots must exist")
 	s.addTo(cmd)
 	return cmd
+}
+
+// briefly is what check measures.
+func briefly() *benchOptions {
+	return &benchOptions{chunks: 16, rounds: 3, memory: "auto", pages: "llama", through: throughInner, clients: 1}
 }
 
 // check judges the machine. With o it also measures it, unless there are problems. JSON is one document.

@@ -48,7 +48,8 @@ func TestCheckMeasures(t *testing.T) {
 	cfg := config.Default().Clone()
 	cfg.Roots, cfg.GDS.CUDA, cfg.Socket = []config.Root{{Path: dir, Capacity: 1 << 30}}, config.CUDAOff,
 		filepath.Join(dir, "s")
-	o := &benchOptions{chunks: 1, rounds: 1, memory: "auto", pages: "mla", through: throughInner}
+	o := briefly()
+	o.chunks, o.rounds, o.pages = 1, 1, "mla"
 	var out bytes.Buffer
 	if err := check(t.Context(), &out, cfg, false, o); err != nil || !strings.Contains(out.String(), "staged") ||
 		!strings.Contains(out.String(), "GB/s are medians") {
