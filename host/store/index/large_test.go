@@ -1,12 +1,7 @@
 package index
 
 import (
-	"bufio"
-	"fmt"
-	"os"
-	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/kvhost/kvhost/host/chunk"
 )
@@ -70,39 +65,4 @@ func TestNewChildReadsNoStrangers(t *testing.T) {
 	if read > more*5/4 { // its own, once
 		t.Errorf("%d entries read for %d children", read, more)
 	}
-}
-
-// The kernel is asked for huge pages for the memory of a large index.
-func TestHugePages(t *testing.T) {
-	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
-		t.Skip("this kernel has no transparent huge pages: ", err)
-	}
-	x := largest(hugeBlocks*blockSlots + 8*blockSlots)
-	for _, i := range []int{hugeBlocks, len(x.blocks) - 1} {
-		if !advised(t, uintptr(unsafe.Pointer(x.blocks[i].long))) {
-			t.Errorf("no huge pages for block %d of %d", i, len(x.blocks))
-		}
-	}
-}
-
-// advised says whether the kernel was asked for huge pages where an address lies.
-func advised(t *testing.T, at uintptr) bool {
-	t.Helper()
-	f, err := os.Open("/proc/self/smaps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	lines, inside := bufio.NewScanner(f), false
-	for lines.Scan() {
-		var from, to uintptr
-		if n, _ := fmt.Sscanf(lines.Text(), "%x-%x ", &from, &to); n == 2 {
-			inside = from <= at && at < to
-		}
-		if flags, ok := strings.CutPrefix(lines.Text(), "VmFlags:"); ok && inside {
-			return strings.Contains(flags+" ", " hg ")
-		}
-	}
-	t.Fatalf("no mapping has %x: %v", at, lines.Err())
-	return false
 }

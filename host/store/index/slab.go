@@ -1,10 +1,6 @@
 package index
 
-import (
-	"unsafe"
-
-	"github.com/kvhost/kvhost/host/chunk"
-)
+import "github.com/kvhost/kvhost/host/chunk"
 
 // slab holds entries by slot, in blocks that are allocated as slots are first used. Slots are dense: a freed slot is
 // reused before a new one. A block has room for long keys once one of its slots has held one. Its entries move then, so
@@ -98,20 +94,11 @@ func (s *slab) alloc(k *chunk.Key) uint32 {
 	return slot
 }
 
-// newBlock makes the n-th block.
-func newBlock[E Entry | longEntry](n uint32) *[blockSlots]E {
-	b := new([blockSlots]E)
-	if n >= hugeBlocks {
-		hugePages(unsafe.Pointer(b), unsafe.Sizeof(*b))
-	}
-	return b
-}
-
 func (s *slab) setKey(slot uint32, k *chunk.Key) {
 	b, i := &s.blocks[slot/blockSlots], slot%blockSlots
 	tail := [keyTail]byte(k[keyHead:])
 	if b.long == nil && tail != [keyTail]byte{} {
-		b.long = newBlock[longEntry](slot / blockSlots)
+		b.long = new([blockSlots]longEntry)
 		if b.short != nil {
 			for i := range b.short {
 				b.long[i].Entry = b.short[i]
@@ -125,7 +112,7 @@ func (s *slab) setKey(slot uint32, k *chunk.Key) {
 		return
 	}
 	if b.short == nil {
-		b.short = newBlock[Entry](slot / blockSlots)
+		b.short = new([blockSlots]Entry)
 	}
 	b.short[i] = e
 }

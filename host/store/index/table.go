@@ -3,7 +3,6 @@ package index
 import (
 	"math/bits"
 	"slices"
-	"unsafe"
 )
 
 // table finds slots by fingerprint, in four bytes a cell: the slot, and in the bits that slots leave free a tag of the
@@ -194,9 +193,6 @@ func (t *table) grow(s *shard) bool {
 func newCells(n int) []uint32 {
 	cells := slices.Grow([]uint32(nil), n*bucketCells)
 	cells = cells[:cap(cells)/bucketCells*bucketCells]
-	if len(cells) >= hugeCells {
-		hugePages(unsafe.Pointer(&cells[0]), uintptr(len(cells))*4)
-	}
 	for i := range cells {
 		cells[i] = emptyCell
 	}
