@@ -91,10 +91,11 @@ func (r backend) book(
 	delete(r.awaited, at)
 	if d != nil {
 		if d.learned&h.Pieces == 0 && !(d.entry && d.Pieces&h.Pieces != 0) {
-			d.learned |= h.Pieces
 			d.orphaned += allocated
 			r.set.Account.Add(capacity.Orphans, allocated)
 		}
+		// Also one that the entry has: whoever knows already that it was removed may have stored it again.
+		d.learned |= h.Pieces
 		return withheld, false
 	}
 	late := r.scans.NewLateScan()

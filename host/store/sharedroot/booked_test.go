@@ -57,6 +57,24 @@ func TestAVictimHasMorePieces(t *testing.T) {
 	}
 }
 
+// TestAVictimIsStoredElsewhere: a host that has applied the decision stores the victim again. Logs are read before the
+// journal, so the others learn of the new piece while the old one is withheld.
+func TestAVictimIsStoredElsewhere(t *testing.T) {
+	r := newRig(t)
+	b := backend{r.Root}
+	name, h := r.write(1, 0)
+	r.found(name, h)
+	v := r.victim(h)
+	if !b.Propose(v) {
+		t.Fatal("an entry that nobody uses is vetoed")
+	}
+	r.must(os.Remove(name))
+	_, h = r.write(1, 0)
+	b.Learn(r.record(h))
+	b.Decide(v, true)
+	r.expect("decided", 1, 0)
+}
+
 // TestASparedVictimIsDamaged: nobody can serve its file, which is there all the same.
 func TestASparedVictimIsDamaged(t *testing.T) {
 	r := newRig(t)

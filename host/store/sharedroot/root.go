@@ -83,7 +83,7 @@ type pendingEviction struct {
 	entry    bool   // Eviction is of an entry of the index, which is leaving
 	batch    bool   // it is in the journal
 	orphaned int64  // bytes in the account besides the entry's
-	learned  uint64 // ranks whose bytes are in orphaned
+	learned  uint64 // ranks that were met since; their bytes are in orphaned, or are the entry's
 }
 
 // joinTimeout is how long a host waits for others that are joining.

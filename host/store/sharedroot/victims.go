@@ -123,7 +123,7 @@ func (r backend) keep(d *pendingEviction, v *shared.Victim, removed bool) {
 	switch {
 	case !d.entry:
 	case removed:
-		r.bookOverlooked(int64(bits.OnesCount64(d.Pieces&^v.Pieces)) * d.Class.FileBytes())
+		r.bookOverlooked(int64(bits.OnesCount64(d.Pieces&(d.learned|^v.Pieces))) * d.Class.FileBytes())
 		r.set.Count.Evictions++
 		r.set.FinishEvict(&d.Eviction)
 	default:
