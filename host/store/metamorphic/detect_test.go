@@ -3,12 +3,14 @@ package metamorphic_test
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/metamorphic"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -73,6 +75,16 @@ func (keeper) Discard(_ int, keys []uint64) ([]store.DiscardResult, error) {
 		results[i] = store.DiscardRemoved
 	}
 	return results, nil
+}
+
+// short counts a page less than there is.
+type short struct{ metamorphic.Store }
+
+func (s short) Stats() store.Stats {
+	st := s.Store.Stats()
+	st.Roots = slices.Clone(st.Roots)
+	st.Roots[0].Used -= pieceformat.Page
+	return st
 }
 
 // careless never aborts.
@@ -146,6 +158,10 @@ func TestFindsFaults(t *testing.T) {
 				}
 				return leases(func(l metamorphic.Lease) metamorphic.Lease { return forgetful{l} })(s)
 			},
+		},
+		"a host that misses a page of a shared root": {
+			kind: "shared", want: " counts ",
+			store: func(s metamorphic.Store) metamorphic.Store { return short{s} },
 		},
 		"syncs that do nothing": {
 			kind: "power-losses", want: "of the durable entries",
