@@ -113,7 +113,7 @@ func TestErrors(t *testing.T) {
 		{name: "flag cross-check", flags: []Setting{{"socket", strings.Repeat("x", 200)}}, is: ErrValue,
 			want: []string{"--socket", "at most 104"}},
 		{name: "root flag", flags: []Setting{{"root", "/a=lots"}}, is: ErrValue,
-			want: []string{"--root", "lots", "100GiB"}},
+			want: []string{"--root", "lots", "100G"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := Load(Source{File: write(t, test.text), Env: test.env, Flags: test.flags})
