@@ -232,6 +232,10 @@ func (n *node) close(op Op) error {
 		n.arm(call, true, seed)
 	} else if err := n.putBack(); err != nil {
 		return err
+	} else if n.r.h.Kind.levels { // a copy that is under way makes room in its level, and an entry may go without one
+		if err := n.settle(); err != nil {
+			return err
+		}
 	}
 	var err error
 	if n.before, err = n.present(); err != nil {
