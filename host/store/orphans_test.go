@@ -103,47 +103,6 @@ func TestStoredAgainWhileStray(t *testing.T) {
 	})
 }
 
-// TestStoredAgainUnderAnotherName: a piece that could not be unlinked, because nobody could say which of its two names
-// it has, is stored again under the other one. The orphan's file goes, and not before its bytes leave the account; what
-// was stored since stays.
-func TestStoredAgainUnderAnotherName(t *testing.T) {
-	for name, builtinFirst := range map[string]bool{"the policy's": true, "the built-in": false} {
-		t.Run(name, func(t *testing.T) {
-			place, faulty := &moody{}, faultfs.New(staging.OS())
-			f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
-				c.FS, c.UpkeepEvery = faulty, time.Hour
-				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
-					return place, nil
-				}))
-			})
-			r := f.store.roots[0]
-			place.fails.Store(builtinFirst)
-			f.mustPut(0)
-			place.fails.Store(!builtinFirst)
-			faulty.Set(faultfs.MustRules("open **moody/**: emfile")...) // nobody can tell
-			r.drop(f.markOf(0), 0)
-			faulty.Set()
-			for again := range 2 { // the second finds the name taken before
-				f.mustPut(0)
-				if disk, _ := usage(t, r.Path); disk != 2*pieceBytes || r.stats().Used != disk {
-					t.Fatalf("time %d: %d bytes on disk, the account says %d", again, disk, r.stats().Used)
-				}
-				if again == 0 {
-					r.drop(f.markOf(0), 0)
-				}
-			}
-			place.fails.Store(false)
-			r.Orphans.Retry(t.Context())
-			f.mustRead(0)
-			equal(t, "Orphaned", r.stats().Orphaned, 0)
-			f.checkUsed()
-			if disk, _ := usage(t, r.Path); disk != pieceBytes {
-				t.Errorf("%d bytes on disk", disk)
-			}
-		})
-	}
-}
-
 func (f *fixture) storedAgain(gone bool) {
 	f.Helper()
 	r := f.store.roots[0]

@@ -77,7 +77,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	defer func() { r.Orphans.Settle(claimed, failed == nil) }()
 	for range maxObstacles {
 		target := p.target
-		claimed = append(claimed, r.Orphans.Claim(p.class, &p.key, p.rank, p.target)...)
+		claimed = append(claimed, r.Orphans.Claim(p.target, p.class, &p.key, p.rank)...)
 		err := r.custody.publish(p, info)
 		if err == nil {
 			p.temp = ""

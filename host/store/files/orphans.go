@@ -30,11 +30,6 @@ type Orphan struct {
 	// Guarded by Orphans.mu, like the rest after the orphan is listed.
 	deleting bool // it is being unlinked
 	claimed  bool // a put may be about to publish under its name
-
-	// Of one without a name. Whoever unlinks it or has claimed it changes them.
-	wanted []string // what may be published meanwhile under names that it may have
-	sure   bool     // and it can have no other name
-	taken  []string // names of pieces that were published since: none is its own
 }
 
 // orphanKey is a file's name, or the piece that a file without one holds.
@@ -240,9 +235,9 @@ func (l *Orphans) retryOne() bool {
 	}
 	name, err := o.name, error(nil)
 	if o.class != nil {
-		name, err = l.locate(o)
+		name, err = l.dir.Locate(o.class, &o.key, o.rank, o.fallback)
 	}
-	if err == nil && name != "" {
+	if err == nil {
 		if err = l.unlink(o, name); errors.Is(err, fs.ErrNotExist) || Misled(err) {
 			err = nil
 		}
@@ -263,38 +258,12 @@ func (l *Orphans) unlink(o *Orphan, name string) error {
 	return l.dir.FS.Remove(name)
 }
 
-// locate is the path of an orphan without a name. It is empty when the orphan's file is gone, or has become one of the
-// pieces that were published since, which must not be taken for it.
-func (l *Orphans) locate(o *Orphan) (string, error) {
-	name, err := l.dir.Locate(o.class, &o.key, o.rank, o.fallback)
-	if err != nil || !slices.Contains(o.taken, name) {
-		return name, err
-	}
-	if !o.fallback {
-		return "", nil
-	}
-	builtin, err := l.dir.PathOf(o.class, &o.key, o.rank, true)
-	if err == nil && name == builtin { // it does not stand under the policy's name, if the policy could be asked
-		_, err = l.dir.PathOf(o.class, &o.key, o.rank, false)
-		return "", err
-	}
-	return builtin, err
-}
-
-// Claim keeps the orphans from being unlinked that have one of these names, or may have it because they hold this piece,
-// so that nobody unlinks what is published there. Their bytes stay booked until Settle.
-func (l *Orphans) Claim(c *catalog.Class, k *chunk.Key, rank uint32, names ...string) (list []*Orphan) {
-	for _, name := range names {
-		list = append(list, l.claim(orphanKey{name: name})...)
-	}
+// Claim keeps the orphans from being unlinked that have this name, or may have it because they hold this piece, so that
+// nobody unlinks what is published there. Their bytes stay booked until Settle.
+func (l *Orphans) Claim(name string, c *catalog.Class, k *chunk.Key, rank uint32) []*Orphan {
+	list := l.claim(orphanKey{name: name})
 	for _, o := range l.claim(orphanKey{key: *k, rank: rank}) {
-		o.wanted, o.sure = nil, false
-		for _, name := range names {
-			if may, sure := l.mayBe(o, name, c); may {
-				o.wanted, o.sure = append(o.wanted, name), o.sure || sure
-			}
-		}
-		if len(o.wanted) > 0 {
+		if l.mayBe(o, name, c) {
 			list = append(list, o)
 		} else {
 			l.unclaim(o, false)
@@ -303,33 +272,23 @@ func (l *Orphans) Claim(c *catalog.Class, k *chunk.Key, rank uint32, names ...st
 	return list
 }
 
-// mayBe says whether an orphan without a name would have this one, as a piece of the class, and whether it can have no
-// other.
-func (l *Orphans) mayBe(o *Orphan, name string, c *catalog.Class) (may, sure bool) {
-	if o.class.Namespace != c.Namespace || o.class.Group != c.Group || slices.Contains(o.taken, name) {
-		return false, false
+// mayBe says whether an orphan without a name would have this one, as a piece of the class.
+func (l *Orphans) mayBe(o *Orphan, name string, c *catalog.Class) bool {
+	if o.class.Namespace != c.Namespace || o.class.Group != c.Group {
+		return false
 	}
-	builtin, err := l.dir.PathOf(o.class, &o.key, o.rank, true)
-	switch {
-	case err != nil || o.fallback && name == builtin:
-		return true, false
-	case name != builtin && o.class.Place == c.Place:
-		return true, !o.fallback
+	if o.class.Place == c.Place {
+		return true
 	}
 	named, err := l.dir.PathOf(o.class, &o.key, o.rank, false)
-	return err != nil || named == name, err == nil && !o.fallback
+	return err != nil || named == name
 }
 
-// Settle ends claims. With gone the names are those of published pieces now, or free, and so are the orphans over that
-// can have no other. Else they are tried again.
+// Settle ends claims. With gone the orphans are over: a published piece has their name now, or it is free. Else they are
+// tried again.
 func (l *Orphans) Settle(list []*Orphan, gone bool) {
 	for _, o := range list {
-		over := gone
-		if gone && o.class != nil {
-			o.taken = append(o.taken, o.wanted...)
-			over = o.sure || o.fallback && len(o.taken) > 1 // the policy's and the built-in one
-		}
-		if l.unclaim(o, over); over {
+		if l.unclaim(o, gone); gone {
 			l.removed(o)
 		}
 	}

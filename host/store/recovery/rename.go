@@ -175,17 +175,13 @@ func (w *renaming) rename(rel string, h *pieceformat.Header, cl *catalog.Class) 
 	}
 	had := e.Is(index.FallbackName)
 	e.Set(index.FallbackName)
-	cl = s.ClassOf(m.Slot)
 	s.Unlock()
-	var claimed []*files.Orphan // an older file of the piece may stand under either name
 	if name != builtin {
-		claimed = d.Orphans.Claim(cl, &h.Key, h.Rank, name, builtin)
 		err = d.Move(name, builtin)
 	}
 	if errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENOTDIR) {
 		err = w.replace(name, builtin, h, cl)
 	}
-	d.Orphans.Settle(claimed, err == nil)
 	s.Lock()
 	if err != nil && !had {
 		s.Index.At(m.Slot).Unset(index.FallbackName)
@@ -207,7 +203,7 @@ func (w *renaming) rename(rel string, h *pieceformat.Header, cl *catalog.Class) 
 // remove unlinks a piece without an entry: the entry went when the piece was not where the policy said.
 func (w *renaming) remove(name string, h *pieceformat.Header, cl *catalog.Class) {
 	d := w.root.Kept
-	claimed := d.Orphans.Claim(cl, &h.Key, h.Rank, name)
+	claimed := d.Orphans.Claim(name, cl, &h.Key, h.Rank)
 	if len(claimed) == 0 {
 		d.Discard(name, cl.FileBytes())
 		return
