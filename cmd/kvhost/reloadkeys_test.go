@@ -152,8 +152,8 @@ func (h *served) alone(tenant uint32) (s *client.Session) {
 	return s
 }
 
-// fill stores so many chunks of 256 KiB for a tenant, and returns the number that was refused.
-func (h *served) fill(tenant uint32, chunks int) (refused int) {
+// register opens a session of a tenant, registers 512 KiB of memory, and calls use with the answer.
+func (h *served) register(tenant uint32, use func(*client.Session, error)) {
 	h.Helper()
 	s, err := h.hello(tenant)
 	if err != nil {
@@ -165,20 +165,29 @@ func (h *served) fill(tenant uint32, chunks int) (refused int) {
 		h.Fatal(err)
 	}
 	defer arena.Close()
-	if _, err := s.Register(h.Context(), 0, arena, []client.PlaneRegion{
-		{Offset: 0, Stride: 64 << 10, Blocks: 4}, {Offset: 4 * 64 << 10, Stride: 64 << 10, Blocks: 4}}); err != nil {
-		h.Fatal(err)
-	}
-	for range chunks {
-		h.engines++
-		job, err := s.Store(h.Context(), 1, 0, []client.StoreChunk{{Key: chunk.Key{byte(h.engines), byte(h.engines >> 8), byte(tenant)}, Blocks: []uint32{0, 1}}})
+	_, err = s.Register(h.Context(), 0, arena, []client.PlaneRegion{
+		{Offset: 0, Stride: 64 << 10, Blocks: 4}, {Offset: 4 * 64 << 10, Stride: 64 << 10, Blocks: 4}})
+	use(s, err)
+}
+
+// fill stores so many chunks of 256 KiB for a tenant, and returns the number that was refused.
+func (h *served) fill(tenant uint32, chunks int) (refused int) {
+	h.Helper()
+	h.register(tenant, func(s *client.Session, err error) {
 		if err != nil {
 			h.Fatal(err)
 		}
-		if r, err := job.Published(h.Context()); err != nil || r.Bytes == 0 {
-			refused++
+		for range chunks {
+			h.engines++
+			job, err := s.Store(h.Context(), 1, 0, []client.StoreChunk{{Key: chunk.Key{byte(h.engines), byte(h.engines >> 8), byte(tenant)}, Blocks: []uint32{0, 1}}})
+			if err != nil {
+				h.Fatal(err)
+			}
+			if r, err := job.Published(h.Context()); err != nil || r.Bytes == 0 {
+				refused++
+			}
 		}
-	}
+	})
 	return refused
 }
 
@@ -298,20 +307,11 @@ var scalars = map[string]change{
 		}
 	}},
 	"session.max_registered": {value: `"64KiB"`, check: func(h *served, key string) {
-		s, err := h.hello(0)
-		if err != nil {
-			h.Fatal(err)
-		}
-		defer s.Close()
-		arena, err := s.NewArena(8 * 64 << 10)
-		if err != nil {
-			h.Fatal(err)
-		}
-		defer arena.Close()
-		if _, err := s.Register(h.Context(), 0, arena, []client.PlaneRegion{{Offset: 0, Stride: 64 << 10, Blocks: 4},
-			{Offset: 4 * 64 << 10, Stride: 64 << 10, Blocks: 4}}); !errors.Is(err, client.ErrLimit) {
-			h.Errorf("%s: %v", key, err)
-		}
+		h.register(0, func(_ *client.Session, err error) {
+			if !errors.Is(err, client.ErrLimit) {
+				h.Errorf("%s: %v", key, err)
+			}
+		})
 	}},
 }
 
