@@ -165,9 +165,7 @@ func (w *renaming) rename(rel string, h *pieceformat.Header, cl *catalog.Class) 
 		return
 	}
 	e := s.Index.At(m.Slot)
-	if e.Is(index.Moving) {
-		s.Moves.Stay(m.Slot) // else its policy, which has forgotten it, would hear of a pin
-	}
+	s.Moves.Stay(m.Slot) // else a policy that has forgotten it, because it leaves, would hear of a pin
 	if s.Index.PinEntry(m.Slot, e) {
 		s.Evictor.Post(abi.OpPin, m.Slot, e, m.Fingerprint, &evictor.Cause{
 			Tenant: s.TenantOf(m.Slot), Time: d.Sequence.Clock(),
