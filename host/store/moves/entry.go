@@ -200,11 +200,11 @@ func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
 		v.To.Log(v, err)
 		return false
 	}
-	n.Done.Add(1)
-	n.Bytes.Add(uint64(v.size))
 	if v.Then != nil {
 		v.Then()
 	}
+	n.Done.Add(1)
+	n.Bytes.Add(uint64(v.size))
 	return false
 }
 
