@@ -74,11 +74,6 @@ func settings(text string) (name string, config policy.Config, err error) {
 	return text[:at], config, nil
 }
 
-// FromModule simulates an open module.
-func FromModule(m *policy.Module, config policy.Config) *Policy {
-	return &Policy{Text: m.Name(), Label: m.Name(), module: m, config: config}
-}
-
 // Close releases the module.
 func (p *Policy) Close(ctx context.Context) error {
 	if p.module == nil {

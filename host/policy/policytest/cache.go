@@ -50,7 +50,8 @@ var CacheDir = sync.OnceValues(func() (string, error) {
 	dirs, _ := filepath.Glob(filepath.Join(all, "*")) // the pattern is right
 	for _, dir := range dirs {
 		// Tests of sources that were changed meanwhile may still run.
-		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > maxAge {
+		info, err := os.Stat(dir)
+		if err == nil && time.Since(info.ModTime()) > maxAge {
 			err = os.RemoveAll(dir)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
