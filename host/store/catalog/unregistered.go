@@ -53,16 +53,13 @@ func (c *Catalog) resolve(d chunk.Digest) (*Namespace, error) {
 }
 
 // RegisterAll gives every unregistered namespace a number, as far as there are any, so that policies know what they
-// have named. It says whether there was one.
-func (c *Catalog) RegisterAll() (any bool) {
+// have named.
+func (c *Catalog) RegisterAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for d := range c.unregistered {
-		if _, err := c.resolve(d); err == nil {
-			any = true
-		}
+		_, _ = c.resolve(d) // it logs what it leaves out
 	}
-	return any
 }
 
 // ForgetUnregistered removes the texts of namespaces that have no piece in any root. All pieces have been found. The

@@ -27,7 +27,12 @@ func (j Exclusive) Unsound(c *Scan, name, rel string, info staging.Info, err err
 	d := c.root.Kept
 	switch {
 	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
-		if !d.Catalog.Claims(rel) && !(d.Catalog.RegisterAll() && d.Catalog.Claims(rel)) {
+		claimed := d.Catalog.Claims(rel)
+		if !claimed { // its namespace may have no piece that was met, or none before another root's scan met one just now
+			d.Catalog.RegisterAll()
+			claimed = d.Catalog.Claims(rel)
+		}
+		if !claimed {
 			c.root.Count.Foreign.Add(1)
 			return
 		}
