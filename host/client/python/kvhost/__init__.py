@@ -21,6 +21,7 @@ from kvhost.errors import (
     StorageFailed,
 )
 from kvhost.events import Event, EventBatch, EventStream, Position
+from kvhost.keys import KeyChain
 from kvhost.semaphores import ArenaSemaphores, Semaphores, Timeline
 from kvhost.session import (
     NOT_WANTED,
@@ -45,8 +46,9 @@ from kvhost.shape import Group, Namespace, Plane, Region
 
 __all__ = [
     "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "Cancelled", "ChunkResult", "Code",
-    "Damaged", "Denied", "Disagreement", "DiscardResult", "EndReason", "Event", "EventBatch", "EventStream", "Group",
-    "Hints", "HostError", "HostGone", "Invalid", "KvhostError", "LeaseOver", "LevelHits", "LoadChunk", "LoadJob",
-    "LoadResult", "Lookup", "Namespace", "OverLimit", "PendingLookup", "Plane", "Position", "Region", "Result",
-    "Semaphores", "Session", "SharedMemory", "StorageFailed", "StoreChunk", "StoreJob", "StoreResult", "Timeline",
+    "Damaged", "Denied", "Disagreement", "DiscardResult", "EndReason", "Event", "EventBatch", "EventStream",
+    "Group", "Hints", "HostError", "HostGone", "Invalid", "KeyChain", "KvhostError", "LeaseOver", "LevelHits",
+    "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "OverLimit", "PendingLookup", "Plane", "Position",
+    "Region", "Result", "Semaphores", "Session", "SharedMemory", "StorageFailed", "StoreChunk", "StoreJob",
+    "StoreResult", "Timeline",
 ]

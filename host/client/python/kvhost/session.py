@@ -9,12 +9,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kvhost import cuda
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
 from kvhost.errors import HostError
 from kvhost.events import EventStream, Position
 from kvhost.semaphores import ArenaSemaphores, Timeline
 from kvhost.shape import Namespace, Region
+from kvhost.tensors import planes_pages
 from kvhost.v1 import kvhost_pb2 as pb
 from kvhost.wire import Stream, checked, send_descriptor
 
@@ -164,6 +166,9 @@ class PendingLookup:
         self._over = threading.Event()
         self._answer: Any = None
 
+    def __repr__(self) -> str:
+        return f"<PendingLookup, {'answered' if self.done() else 'waiting'}>"
+
     def _call(self, m: Any) -> bool:
         if not isinstance(m, Exception) and m.WhichOneof("body") == "lookup" and m.lookup.pending:
             return False  # the answer proper follows
@@ -218,6 +223,9 @@ class _Job:
         if not done:
             await over.wait()
         return result(0)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}, {'over' if self.over else 'running'}>"
 
     @property
     def over(self) -> bool:
@@ -319,11 +327,11 @@ class Session:
         rank: int = 0,
         local_ranks: int = 1,
         tenant: int = 0,
-        device_uuid: str = "",
+        device_uuid: str | None = None,
         unsealed_memory: bool = False,
         timeout: float = 30.0,
     ) -> None:
-        """``unsealed_memory`` allows :class:`kvhost.SharedMemory` that is not sealed against shrinking, at the client's own
+        """``device_uuid`` is the GPU whose memory is registered, None for host memory. ``unsealed_memory`` allows :class:`kvhost.SharedMemory` that is not sealed against shrinking, at the client's own
         risk: a job that finds pages missing fails."""
         self._socket = socket
         self._timeout = timeout
@@ -334,7 +342,7 @@ class Session:
             hello = self._ask(
                 hello=pb.Hello(
                     protocol=PROTOCOL, engine=engine, role=role, rank=rank, local_ranks=local_ranks,
-                    device_uuid=device_uuid, namespace=namespace.message(), tenant=tenant,
+                    device_uuid=device_uuid or "", namespace=namespace.message(), tenant=tenant,
                     unsealed_memory=unsealed_memory,
                 )
             ).hello
@@ -369,12 +377,36 @@ class Session:
         """Tells the host where a group's pages are: one region per plane of the group, in its order."""
         if not isinstance(getattr(arena, "fd", None), int):
             raise TypeError(
-                f"{type(arena).__name__} is no memory that can be shared: make tensors and arrays of an Arena's view"
+                f"{type(arena).__name__} is no memory that can be shared: see register_tensors and Arena.tensor"
             )
         if arena.fd < 0:
             raise ValueError("the arena is closed")
         tag = self._send(arena.fd)
         self._register(group, [self._region(i, r, memfd=tag) for i, r in enumerate(regions)])
+
+    def register_tensors(self, group: int, tensors: Sequence[Any]) -> None:
+        """Tells the host where a group's pages are: in tensors of torch or arrays of numpy, one for each plane of the
+        group, in its order. Their first dimension is blocks. They are in arenas (:meth:`kvhost.Arena.tensor`), or all
+        on the session's GPU in memory of cudaMalloc (PyTorch's own, with expandable segments off)."""
+        planes = next((g.planes for g in self._namespace.groups if g.id == group), None)
+        if planes is None:
+            raise ValueError(f"the session's namespace has no group {group}")
+        pages = planes_pages(tensors, planes)
+        if pages and pages[0].on_gpu:
+            where = [cuda.export_ipc(p.address) for p in pages]
+            regions = [p.region(w.offset) for p, w in zip(pages, where, strict=True)]
+            self.register_ipc(group, [w.handle for w in where], regions)
+            return
+        found = [Arena.around(p.address, p.stride * (p.blocks - 1) + p.page_bytes) for p in pages]
+        placed = [at for at in found if at is not None]
+        if len(placed) < len(found):
+            raise ValueError(
+                f"tensor {found.index(None)} is in no open Arena, so the host cannot map it: make it with Arena.tensor "
+                "or Arena.array"
+            )
+        tags = {arena: self._send(arena.fd) for arena in dict.fromkeys(arena for arena, _ in placed)}
+        regions = [p.region(offset) for p, (_, offset) in zip(pages, placed, strict=True)]
+        self._register(group, [self._region(i, r, memfd=tags[placed[i][0]]) for i, r in enumerate(regions)])
 
     def register_ipc(self, group: int, handles: Sequence[bytes], regions: Sequence[Region]) -> None:
         """Tells the host where a group's pages are on the session's GPU: per plane, the handle of the allocation that it

@@ -11,7 +11,7 @@ from vllm_doubles import DoubleLink, DoubleSession, request, step
 from kvhost import NOT_WANTED, EndReason, Hints
 from kvhost.vllm.groups import GroupPlan, chunk_size, longest_hit
 from kvhost.vllm.hints import of_request
-from kvhost.vllm.keys import Chain
+from kvhost.keys import KeyChain
 from kvhost.vllm.lookups import RequestLookup
 from kvhost.vllm.orders import LoadOrder, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
@@ -20,7 +20,7 @@ from kvhost.vllm.settings import Settings
 BLOCK, CHUNK = 4, 8
 FULL = GroupPlan(0, BLOCK, CHUNK)
 TOKENS = list(range(100, 136))  # four chunks and a half
-KEYS = Chain(CHUNK).extend(TOKENS)
+KEYS = KeyChain(CHUNK).extend(TOKENS)
 
 
 class Rig:

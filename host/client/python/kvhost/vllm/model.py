@@ -10,7 +10,7 @@ from typing import Any
 from kvhost.shape import Namespace
 from kvhost.vllm import compat
 from kvhost.vllm.groups import GroupPlan, chunk_size
-from kvhost.vllm.keys import ALGORITHM, KEY_BYTES
+from kvhost.keys import ALGORITHM, KEY_BYTES
 from kvhost.vllm.regions import GroupRegions
 from kvhost.vllm.settings import Refused, Settings
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvhost.errors import KvhostError
 from kvhost.vllm import hints
 from kvhost.vllm.groups import NULL_BLOCK, GroupPlan
-from kvhost.vllm.keys import Chain, Item
+from kvhost.keys import KeyChain, Item
 from kvhost.vllm.link import Link
 from kvhost.vllm.lookups import RequestLookup
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders, StoreOrder, WorkerReport
@@ -29,7 +29,7 @@ _REMEMBERED = 1 << 16  # keys whose bytes were bad
 class Tracked:
     """One request, as far as the connector knows it."""
 
-    def __init__(self, request: Any, number: int, chain: Chain) -> None:
+    def __init__(self, request: Any, number: int, chain: KeyChain) -> None:
         self.request = request
         self.number = number
         self.chain = chain
@@ -87,9 +87,9 @@ class Scheduler:
             self._requests[request.request_id] = t
         return t
 
-    def _chain(self, request: Any) -> Chain:
+    def _chain(self, request: Any) -> KeyChain:
         lora = request.lora_request
-        return Chain(
+        return KeyChain(
             self._chunk,
             lora_name=lora.lora_name if lora else "",
             lora_path=lora.lora_path if lora else "",

@@ -28,7 +28,7 @@ from vllm.distributed.kv_events import (  # noqa: E402
 )
 
 import kvhost  # noqa: E402
-from kvhost.vllm.keys import Chain  # noqa: E402
+from kvhost.keys import KeyChain  # noqa: E402
 
 
 def prompt(seed: int, length: int = 1500) -> Tokens:
@@ -164,7 +164,7 @@ def low_bits(key: bytes) -> int:
 
 
 def keys(prompt: Tokens) -> list[bytes]:
-    return Chain(CHUNK).extend(prompt)
+    return KeyChain(CHUNK).extend(prompt)
 
 
 def test_stored_chunks_have_the_engines_own_hashes(setting: Setting) -> None:

@@ -30,12 +30,12 @@ from vllm.v1.request import Request  # noqa: E402
 from kvhost import HostGone  # noqa: E402
 from kvhost.events import Event  # noqa: E402
 from kvhost.vllm.groups import GroupPlan  # noqa: E402
-from kvhost.vllm.keys import Chain  # noqa: E402
+from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.vllm.kvevents import KVEvents  # noqa: E402
 
 HASH, BLOCK, CHUNK = 16, 32, 64
 TOKENS = list(range(300))
-KEYS = Chain(CHUNK).extend(TOKENS)
+KEYS = KeyChain(CHUNK).extend(TOKENS)
 init_none_hash(sha256)  # random: once for all requests
 
 

@@ -28,7 +28,7 @@ from vllm_doubles import DoubleLink, DoubleSession  # noqa: E402
 
 from kvhost.shape import Namespace  # noqa: E402
 from kvhost.vllm import connector  # noqa: E402
-from kvhost.vllm.keys import Chain  # noqa: E402
+from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.vllm.orders import Handshake, StepOrders  # noqa: E402
 from kvhost.vllm.settings import Settings  # noqa: E402
 from kvhost.vllm.worker import Worker  # noqa: E402
@@ -168,4 +168,4 @@ class Core:
 
 
 def keys(tokens: Sequence[int]) -> list[bytes]:
-    return Chain(CHUNK).extend(tokens)
+    return KeyChain(CHUNK).extend(tokens)

@@ -1,6 +1,6 @@
 """Keys of chunks: a hash chain over what decides a chunk's KV.
 
-A chunk's key covers the whole prefix up to its end. The chain depends neither on vLLM's block hashes nor on
+A chunk's key covers the whole prefix up to its end. The chain depends neither on an engine's block hashes nor on
 ``PYTHONHASHSEED``, so it is stable across restarts and equal in all engines with the same namespace. All integers are
 big-endian, all texts are preceded by their length in bytes (4 bytes):
 
@@ -46,8 +46,10 @@ def _tokens(ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-class Chain:
+class KeyChain:
     """The keys of one request's chunks, extended as its tokens become known."""
+
+    ALGORITHM, KEY_BYTES = ALGORITHM, KEY_BYTES  # for the namespace
 
     def __init__(
         self,

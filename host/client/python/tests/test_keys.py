@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from kvhost.vllm.keys import Chain, Item
+from kvhost.keys import KeyChain, Item
 
 TOKENS = list(range(1, 21))
 GOLDEN = [
@@ -16,7 +16,7 @@ GOLDEN_FULL = "3bdaa3a0c9d8800a19f3d7aa1bc79a51452404f84b1f83cdae1209ee4919307a"
 
 
 def keys(**options: object) -> list[bytes]:
-    return Chain(8, **options).extend(TOKENS)  # type: ignore[arg-type]
+    return KeyChain(8, **options).extend(TOKENS)  # type: ignore[arg-type]
 
 
 def test_golden() -> None:
@@ -25,7 +25,7 @@ def test_golden() -> None:
 
 
 def test_independent_of_the_hash_seed() -> None:
-    code = "from kvhost.vllm.keys import Chain; print(Chain(8, salt='x').extend(range(1, 21))[-1].hex())"
+    code = "from kvhost.keys import KeyChain; print(KeyChain(8, salt='x').extend(range(1, 21))[-1].hex())"
     said = {
         subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
                        capture_output=True, text=True, check=True).stdout
@@ -39,16 +39,16 @@ def test_whatever_decides_the_kv_decides_the_key() -> None:
         keys(), keys(salt="a"), keys(lora_name="a"), keys(lora_path="a"), keys(lora_name="a", lora_path="a"),
         keys(generation=b"a"), keys(items=[Item(0, 2, "a")]), keys(items=[Item(0, 2, "b")]),
         keys(items=[Item(0, 3, "a")]),
-        keys(items=[Item(1, 2, "a")]), Chain(4).extend(TOKENS)[:2],
+        keys(items=[Item(1, 2, "a")]), KeyChain(4).extend(TOKENS)[:2],
     ]
     assert len({k for v in variants for k in v}) == sum(len(v) for v in variants)
 
 
 def test_a_key_covers_its_prefix_and_no_more() -> None:
     assert len(keys()) == 2  # the tail of four tokens has none
-    assert Chain(8).extend([*TOKENS[:8], 99, *TOKENS[9:]])[0] == keys()[0]
-    assert Chain(8).extend([*TOKENS[:8], 99, *TOKENS[9:]])[1] != keys()[1]
-    assert Chain(8).extend([99, *TOKENS[1:]])[1] != keys()[1]
+    assert KeyChain(8).extend([*TOKENS[:8], 99, *TOKENS[9:]])[0] == keys()[0]
+    assert KeyChain(8).extend([*TOKENS[:8], 99, *TOKENS[9:]])[1] != keys()[1]
+    assert KeyChain(8).extend([99, *TOKENS[1:]])[1] != keys()[1]
     late = keys(items=[Item(8, 4, "img")])
     assert late[0] == keys()[0] and late[1] != keys()[1]
     both = keys(items=[Item(6, 4, "img")])
@@ -56,7 +56,7 @@ def test_a_key_covers_its_prefix_and_no_more() -> None:
 
 
 def test_extending() -> None:
-    chain, seen = Chain(8), list(TOKENS[:10])
+    chain, seen = KeyChain(8), list(TOKENS[:10])
     assert len(chain.extend(seen)) == 1
     seen += TOKENS[10:]
     assert len(chain.extend(seen, 15)) == 1
