@@ -18,6 +18,8 @@ import (
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/server"
+	"github.com/kvhost/kvhost/host/server/traced"
+	"github.com/kvhost/kvhost/host/spans"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/host/web"
@@ -41,6 +43,8 @@ type Host struct {
 	engine   *transfer.Engine
 	server   *server.Server
 	http     *web.Server // nil when off
+	spans    *spans.Tracer
+	traced   *traced.Requests
 	version  string
 
 	reloading sync.Mutex // held during Reload
@@ -84,6 +88,12 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		return nil, err
 	}
 	h.devices.OpenRoutes(ctx, h.engine, h.store, fsys)
+	toCollector, err := spansConfig(ctx, h.cfg)
+	if err != nil {
+		return nil, err
+	}
+	h.traced = h.openSpans()
+	h.setSpans(toCollector)
 	sessions, err := h.serverConfig(h.cfg)
 	if err != nil {
 		return nil, err
@@ -92,7 +102,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if h.cfg.HTTP.Listen != "" {
 		registry := metrics.NewRegistry(metrics.Host{Store: h.store, Engine: h.engine, Server: h.server,
 			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), PolicyMemory: h.policies.Memory(),
-			Version: cfg.Version})
+			Version: cfg.Version, Spans: h.spans})
 		w := h.cfg.HTTP
 		if h.http, err = web.Listen(web.Config{
 			Listen: w.Listen, CertFile: w.TLSCert, KeyFile: w.TLSKey, TokenFile: w.TokenFile, Profiles: w.Profiles,
@@ -126,7 +136,7 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 	return server.Config{
 		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: h.version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
 		Memory: memory, Arriving: arriving, Capacity: c.Capacity(), Levels: len(h.store.Stats().Levels),
-		Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins, Rules: rules, Users: users,
+		Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins, Rules: rules, Users: users, Spans: h.traced,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
 			ArenaBytes: s.MaxRegistered,
@@ -220,6 +230,9 @@ func (h *Host) Close() error {
 		}
 		if h.server != nil {
 			errs = append(errs, h.server.Close())
+		}
+		if h.spans != nil {
+			h.spans.Close()
 		}
 		if h.engine != nil {
 			errs = append(errs, h.engine.Close())

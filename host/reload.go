@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policyset"
+	"github.com/kvhost/kvhost/host/spans"
 )
 
 // ErrRestart means that a running host cannot make a change.
@@ -32,6 +33,10 @@ func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []strin
 	if err == nil {
 		err = h.server.Reloadable(sessions)
 	}
+	toCollector := spans.Config{}
+	if err == nil {
+		toCollector, err = spansConfig(ctx, next)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -47,6 +52,7 @@ func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []strin
 		return nil, err
 	}
 	h.live.Store(next)
+	h.setSpans(toCollector)
 	h.engine.SetWriteQueue(next.Engine.MaxWriteQueue)
 	if err := h.server.Reload(sessions); err != nil { // the file system took the socket away: nobody can connect anyhow
 		h.log.Error("sockets keep their mode", "error", err)

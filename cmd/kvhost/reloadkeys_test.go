@@ -240,6 +240,16 @@ func compiles(text string) func(*served, string) {
 	}
 }
 
+// exported checks what the log says of where spans go.
+func exported(text string) func(*served, string) {
+	return func(h *served, key string) {
+		lines := regexp.MustCompile(`(?m)^.*"spans are exported".*$`).FindAllString(h.logged(), -1)
+		if len(lines) == 0 || !strings.Contains(lines[len(lines)-1], text) {
+			h.Errorf("%s: spans are not exported with %s: %q", key, text, lines)
+		}
+	}
+}
+
 const anyPolicy = "[[policy]]\nmodule = \"lru\"\n"
 
 // scalars are the keys that a reload changes.
@@ -272,6 +282,10 @@ var scalars = map[string]change{
 			h.Errorf("%s was not debug: %s", key, text)
 		}
 	}},
+	"otlp.endpoint":       {value: `"http://127.0.0.1:9"`, check: exported("http://127.0.0.1:9/v1/traces")},
+	"otlp.headers_file":   {value: `"headers"`, also: "endpoint = \"http://127.0.0.1:9\"\n", check: exported(`"headers":1`)},
+	"otlp.sample_ratio":   {value: "0.25", also: "endpoint = \"http://127.0.0.1:9\"\n", check: exported(`"ratio":0.25`)},
+	"otlp.timeout":        {value: `"3s"`, also: "endpoint = \"http://127.0.0.1:9\"\n", check: exported(`"timeout":3`)},
 	"http.ready_roots":    {value: `"any"`, check: readyRoots},
 	"http.ready_policies": {value: "false", check: nil}, // seen in TestReadyAfterReload
 	"http.ready_scan":     {value: "false", check: nil}, // likewise
@@ -408,6 +422,9 @@ func TestReloadOfEachKey(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "modules", to+".wasm"), module, 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "headers"), []byte("X-Tenant: a\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	base := h.base() + baseRoots
 	if err := os.WriteFile(h.file, []byte(base), 0o600); err != nil {

@@ -71,7 +71,7 @@ func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt L
 	}
 	j := &LoadJob{session: s, chunks: len(chunks), layers: opt.Layers, order: opt.Timeline, over: make(chan struct{})}
 	var err error
-	if j.id, err = s.start(&proto.ClientMessage{Body: &proto.ClientMessage_Load{Load: m}}, j); err != nil {
+	if j.id, err = s.start(&proto.ClientMessage{Traceparent: traceparentOf(ctx), Body: &proto.ClientMessage_Load{Load: m}}, j); err != nil {
 		return nil, err
 	}
 	return j, nil

@@ -286,6 +286,7 @@ func (s *Session) ask(ctx context.Context, m *proto.ClientMessage) (*proto.HostM
 		return nil, err
 	}
 	o := make(one, 1)
+	m.Traceparent = traceparentOf(ctx)
 	if _, err := s.start(m, o); err != nil {
 		return nil, err
 	}

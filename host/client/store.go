@@ -82,7 +82,8 @@ func (s *Session) StoreInOrder(ctx context.Context, request, group uint32, chunk
 	j := &StoreJob{session: s, order: order, chunks: len(chunks), read: make(chan struct{}),
 		published: make(chan struct{})}
 	var err error
-	if j.id, err = s.start(&proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: m}}, j); err != nil {
+	ask := &proto.ClientMessage{Traceparent: traceparentOf(ctx), Body: &proto.ClientMessage_Store{Store: m}}
+	if j.id, err = s.start(ask, j); err != nil {
 		return nil, err
 	}
 	return j, nil

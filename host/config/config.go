@@ -25,6 +25,7 @@ type Config struct {
 
 	Log      Log
 	HTTP     HTTP
+	OTLP     OTLP
 	Policies []Policy
 	Roots    []Root
 	Tenants  []Tenant
@@ -72,6 +73,14 @@ type HTTP struct {
 	ReadyRoots    string // RootsAll, RootsAny, RootsNone
 	ReadyPolicies bool   // a policy in quarantine makes the host not ready
 	ReadyScan     bool   // a scan at the start does
+}
+
+// OTLP is where spans of requests go.
+type OTLP struct {
+	Endpoint    string // of the collector; empty is off
+	HeadersFile string
+	SampleRatio float64
+	Timeout     time.Duration
 }
 
 // Which roots must be in service for a host to be ready.

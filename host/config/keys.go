@@ -129,6 +129,20 @@ var keys = []*Key{
 		Help:  "/readyz answers 503 until the roots are scanned.",
 		field: func(c *Config) any { return &c.HTTP.ReadyScan }},
 
+	{Section: "otlp", Name: "endpoint", Reload: true, Kind: Text, Unit: "URL",
+		Help: "OpenTelemetry collector that gets spans of requests as protobuf over HTTP, such as http://127.0.0.1:4318. The " +
+			"path is /v1/traces if there is none. Empty: off.",
+		field: func(c *Config) any { return &c.OTLP.Endpoint }},
+	{Section: "otlp", Name: "headers_file", Reload: true, Kind: Text,
+		Help:  "File with headers for the collector, one \"Name: value\" in a line; SIGHUP reads it again. Empty: none.",
+		field: func(c *Config) any { return &c.OTLP.HeadersFile }},
+	{Section: "otlp", Name: "sample_ratio", Reload: true, Kind: Ratio, Default: "1", Unit: "of the requests",
+		Help:  "Share of requests that get spans where the client names no trace. Where it does, its decision counts.",
+		field: func(c *Config) any { return &c.OTLP.SampleRatio }},
+	{Section: "otlp", Name: "timeout", Reload: true, Kind: Duration, Default: "10s", Min: int64(time.Millisecond), Max: int64(10 * time.Minute),
+		Help:  "How long the collector may take for one export. No request waits for it.",
+		field: func(c *Config) any { return &c.OTLP.Timeout }},
+
 	{Section: "store", Name: "evict", Kind: Choice, Choices: []string{EvictOnDemand, EvictBackground},
 		Default: EvictOnDemand,
 		Help: "When to evict. on-demand: when a store needs space, and no more than it needs. background: from " +

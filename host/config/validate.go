@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/spans"
 )
 
 // maxSocketPath is the limit of a sockaddr_un, without the suffix ".fd" of the descriptor socket.
@@ -40,6 +41,9 @@ func (c *Config) Validate() error {
 		bad("socket", "%d bytes long, but the path of a Unix socket has at most %d", len(c.Socket), maxSocketPath)
 	}
 	c.HTTP.validate(bad)
+	if _, err := spans.Endpoint(c.OTLP.Endpoint); err != nil && c.OTLP.Endpoint != "" {
+		bad("otlp.endpoint", "%v", err)
+	}
 	if c.Store.LowWatermark > c.Store.HighWatermark {
 		bad("store.low_watermark", "%v is above store.high_watermark %v", c.Store.LowWatermark, c.Store.HighWatermark)
 	}

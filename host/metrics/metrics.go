@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/server"
+	"github.com/kvhost/kvhost/host/spans"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging/memfs"
@@ -154,6 +155,7 @@ type Host struct {
 	// PolicyMemory is what the instances of all policies have and may have.
 	PolicyMemory *sandbox.MemoryBudget
 	Version      string
+	Spans        *spans.Tracer
 }
 
 // Counters are the whole-host counts by name, for the Status call.
@@ -178,6 +180,7 @@ type collector struct {
 	memory   *prometheus.Desc
 	taken    *prometheus.Desc // memory of all policies
 	allowed  *prometheus.Desc
+	spans    *prometheus.Desc
 }
 
 func newCollector(h *Host) *collector {
@@ -193,6 +196,8 @@ func newCollector(h *Host) *collector {
 	}
 	c.memory = desc("root_memory_bytes", "Memory of a root in memory: used and free are there, pending is to come.",
 		"root", "state")
+	c.spans = desc("otlp_spans_total", "Spans of requests: exported; dropped, as the queue was full; failed, as the collector did not take them.",
+		"result")
 	c.taken = desc("policies_memory_bytes", "Memory of the instances of all policies, shadows included.")
 	c.allowed = desc("policies_memory_limit_bytes", "Memory that the instances of all policies may have.")
 	for _, m := range shadowMetrics {
@@ -255,6 +260,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		send(c.memory, prometheus.GaugeValue, float64(m.Used), path, "used")
 		send(c.memory, prometheus.GaugeValue, float64(m.Ready-m.Used), path, "free")
 		send(c.memory, prometheus.GaugeValue, float64(m.Wanted-m.Ready), path, "pending")
+	}
+	if c.host.Spans != nil {
+		s := c.host.Spans.Stats()
+		send(c.spans, prometheus.CounterValue, float64(s.Exported), "exported")
+		send(c.spans, prometheus.CounterValue, float64(s.Dropped), "dropped")
+		send(c.spans, prometheus.CounterValue, float64(s.Failed), "failed")
 	}
 	send(c.sessions, prometheus.GaugeValue, float64(ss.Sessions))
 	send(c.leases, prometheus.GaugeValue, float64(ss.Leases))

@@ -493,6 +493,10 @@ func (RootState) EnumDescriptor() ([]byte, []int) {
 type ClientMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// traceparent of a LOOKUP, LOAD, STORE or DISCARD is the W3C trace context of what asks for it: the host's spans of the
+	// message become children of that span, if it is sampled. Without one, a LOAD belongs to the trace of its LOOKUP. What is
+	// malformed is ignored.
+	Traceparent string `protobuf:"bytes,16,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	// Types that are valid to be assigned to Body:
 	//
 	//	*ClientMessage_Hello
@@ -549,6 +553,13 @@ func (x *ClientMessage) GetId() uint64 {
 		return x.Id
 	}
 	return 0
+}
+
+func (x *ClientMessage) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 func (x *ClientMessage) GetBody() isClientMessage_Body {
@@ -5033,9 +5044,10 @@ var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
 
 const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\xbc\x05\n" +
+	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\xde\x05\n" +
 	"\rClientMessage\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12 \n" +
+	"\vtraceparent\x18\x10 \x01(\tR\vtraceparent\x12(\n" +
 	"\x05hello\x18\x02 \x01(\v2\x10.kvhost.v1.HelloH\x00R\x05hello\x121\n" +
 	"\bregister\x18\x03 \x01(\v2\x13.kvhost.v1.RegisterH\x00R\bregister\x127\n" +
 	"\n" +

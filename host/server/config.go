@@ -10,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/server/access"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/server/socket"
+	"github.com/kvhost/kvhost/host/server/traced"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -50,6 +51,8 @@ type Config struct {
 	Rules access.Rules
 	// Admin implements the admin service. Optional.
 	Admin proto.AdminServer
+	// Spans makes spans of requests. Optional.
+	Spans *traced.Requests
 }
 
 // Limits bound what one client, and all clients together, can make the host hold.

@@ -2,12 +2,14 @@ package server
 
 import (
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/codes"
 	"github.com/kvhost/kvhost/host/store"
 )
 
 // discard is DISCARD. Stores that came before it are reserved first: a key that is being stored is in use. Files may be on
 // a disk that hangs, so their removal has its own goroutine: if the session ends, the turn passes on.
-func (x *session) discard(id uint64, m *proto.Discard) error {
+func (x *session) discard(message *proto.ClientMessage) error {
+	id, m, span := message.Id, message.GetDiscard(), x.server.cfg.Spans.Begin(message)
 	group, err := groupOf(x.ns, m.GetGroup())
 	if err != nil {
 		return err
@@ -35,7 +37,9 @@ func (x *session) discard(id uint64, m *proto.Discard) error {
 			Namespace: x.engine.space, Group: group.ID, Keys: keys, Tenant: x.tenant,
 		})
 		if err == nil {
-			x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Discard{Discard: discardReply(results)}})
+			reply := codes.Discarded(results)
+			x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Discard{Discard: reply}})
+			span.Discard(x.profile.Load().Attributes(), m, reply)
 		}
 		done <- err
 	})
@@ -45,20 +49,4 @@ func (x *session) discard(id uint64, m *proto.Discard) error {
 	case <-x.ctx.Done():
 		return nil
 	}
-}
-
-var discardResults = [...]proto.DiscardResult{
-	store.DiscardAbsent:      proto.DiscardResult_DISCARD_RESULT_ABSENT,
-	store.DiscardRemoved:     proto.DiscardResult_DISCARD_RESULT_REMOVED,
-	store.DiscardInUse:       proto.DiscardResult_DISCARD_RESULT_IN_USE,
-	store.DiscardOtherTenant: proto.DiscardResult_DISCARD_RESULT_OTHER_TENANT,
-	store.DiscardUnavailable: proto.DiscardResult_DISCARD_RESULT_UNAVAILABLE,
-}
-
-func discardReply(results []store.DiscardResult) *proto.DiscardReply {
-	r := &proto.DiscardReply{Results: make([]proto.DiscardResult, len(results))}
-	for i, result := range results {
-		r.Results[i] = discardResults[result]
-	}
-	return r
 }

@@ -52,7 +52,7 @@ func (x *session) receive(m *proto.ClientMessage) {
 		err = x.inbox.Submit(m)
 	}
 	if err != nil {
-		x.fail(m.Id, err)
+		x.refuse(m, err)
 	}
 }
 
@@ -100,7 +100,7 @@ func (x *session) handle(m *proto.ClientMessage) {
 		return
 	}
 	if err := x.handleGreeted(j, m); err != nil && j.refuse() {
-		x.fail(m.Id, err)
+		x.refuse(m, err)
 	}
 }
 
@@ -127,11 +127,11 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 	case *proto.ClientMessage_Unregister:
 		return x.unregister(m.Id, b.Unregister)
 	case *proto.ClientMessage_Lookup:
-		return x.lookup(m.Id, b.Lookup)
+		return x.lookup(m)
 	case *proto.ClientMessage_Release:
 		return x.doneUnless(m.Id, x.release(b.Release))
 	case *proto.ClientMessage_Discard:
-		return x.discard(m.Id, b.Discard)
+		return x.discard(m)
 	case *proto.ClientMessage_EndRequest:
 		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
 		end := x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))

@@ -61,7 +61,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	x.log = x.log.With("engine", m.GetEngine(), "role", m.GetRole(), "rank", m.GetRank())
 	x.log.Info("session started", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks",
 		m.GetLocalRanks())
-	x.profile.Store(activity.NewProfile(&x.server.usage, x.number, m, queue))
+	x.profile.Store(activity.NewProfile(&x.server.usage, x.number, ns.Digest().String(), m, queue))
 	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Hello{Hello: x.server.welcome(x)}})
 	return nil
 }

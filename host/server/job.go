@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/server/traced"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -16,7 +17,8 @@ type job struct {
 	id      uint64
 	session *session
 	message *proto.ClientMessage
-	since   time.Time       // when the message was received
+	since   time.Time // when the message was received
+	span    traced.Request
 	ctx     context.Context // done when it is cancelled
 	stop    context.CancelFunc
 	reg     *registration // set before started is closed
@@ -34,6 +36,7 @@ type job struct {
 // newJob enters a job in the session's table.
 func (x *session) newJob(m *proto.ClientMessage) (*job, error) {
 	j := &job{id: m.GetId(), session: x, message: m, since: time.Now(), started: make(chan struct{})}
+	j.span = x.server.cfg.Spans.Begin(m)
 	j.ctx, j.stop = context.WithCancel(x.ctx)
 	if err := x.jobs.add(j); err != nil {
 		j.stop()

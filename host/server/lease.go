@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/spans"
 	"github.com/kvhost/kvhost/host/store"
 )
 
@@ -22,6 +23,7 @@ type sharedLease struct {
 	readers uint64 // local ranks that have not loaded yet; 0 when it is over
 	loading int
 	timer   *time.Timer
+	span    spans.Span // of the LOOKUP
 }
 
 // release gives back the pins of a lease that was granted, and its memory.

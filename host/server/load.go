@@ -46,6 +46,8 @@ func (x *session) load(j *job, m *proto.Load) error {
 		return nil
 	}
 	s.lease, j.reg = l, reg
+	j.span.Follow(x.server.cfg.Spans, l.span, j.since)
+	spec.Paths = j.span.Paths
 	if m.GetLayers() {
 		spec.Layers = &transfer.Layers{Order: m.GetOrder(), Ahead: int(m.GetPrefetch()), Landed: s.layer}
 	}
@@ -190,7 +192,9 @@ func (s *loading) complete(o transfer.Outcome) {
 	s.job.finish()
 	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadDone{LoadDone: reply}})
 	x.server.latencies.Observe(activity.Load, s.job.since)
-	x.profile.Load().Loaded(reply.Bytes)
+	profile := x.profile.Load()
+	profile.Loaded(reply.Bytes)
+	s.job.span.Load(profile.Attributes(), s.job.message.GetLoad(), reply)
 }
 
 // wanted drops the holes.

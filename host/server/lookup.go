@@ -11,8 +11,8 @@ import (
 )
 
 // lookup is LOOKUP.
-func (x *session) lookup(id uint64, m *proto.Lookup) error {
-	since := time.Now()
+func (x *session) lookup(message *proto.ClientMessage) error {
+	since, m, span := time.Now(), message.GetLookup(), x.server.cfg.Spans.Begin(message)
 	group, err := groupOf(x.ns, m.GetGroup())
 	if err != nil {
 		return err
@@ -25,7 +25,7 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 	if err != nil {
 		return err
 	}
-	reply := estimate.New(id)
+	reply := estimate.New(message.Id)
 	first := int(m.GetFirst())
 	if first < len(keys) {
 		number, err := x.engine.number(x, m.GetRequest())
@@ -41,14 +41,16 @@ func (x *session) lookup(id uint64, m *proto.Lookup) error {
 		}
 		if err := x.answer(reply, group, &sharedLease{
 			owner: x, request: m.GetRequest(), group: group.ID, keys: len(keys), first: first, pins: l,
-			readers: readers,
+			readers: readers, span: span.Span(),
 		}); err != nil {
 			return err
 		}
 	}
 	x.reply(&reply.Message)
 	x.server.latencies.Observe(activity.Lookup, since)
-	x.profile.Load().LookedUp(len(keys)-min(first, len(keys)), int(reply.Reply.Hits))
+	asked, profile := len(keys)-min(first, len(keys)), x.profile.Load()
+	profile.LookedUp(asked, int(reply.Reply.Hits))
+	span.Lookup(profile.Attributes(), m, asked, &reply.Reply)
 	return nil
 }
 

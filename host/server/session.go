@@ -213,6 +213,12 @@ func (x *session) doneUnless(id uint64, err error) error {
 
 func (x *session) fail(id uint64, err error) { x.reply(x.refusal(id, err)) }
 
+// refuse is fail, for a message that may have a span.
+func (x *session) refuse(m *proto.ClientMessage, err error) {
+	x.fail(m.Id, err)
+	x.server.cfg.Spans.Refused(x.profile.Load().Attributes(), m, message(err))
+}
+
 func (x *session) refusal(id uint64, err error) *proto.HostMessage {
 	x.log.Debug("message refused", "id", id, "error", err)
 	return &proto.HostMessage{Id: id, Body: &proto.HostMessage_Error{Error: message(err)}}

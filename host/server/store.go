@@ -2,6 +2,7 @@ package server
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
@@ -33,7 +34,7 @@ func (x *session) store(j *job, m *proto.Store) error {
 	if s.timeline, err = x.timelines.of(m.GetTimeline(), 0); err != nil {
 		return err
 	}
-	spec := &transfer.StoreJob{Memory: reg.memory, Read: s.read, Published: s.published} // reg may be unmapped while s reserves
+	spec := &transfer.StoreJob{Memory: reg.memory, Read: s.read, Published: s.published, Paths: j.span.Paths} // reg may be unmapped while s reserves
 	x.reserving.Add(j.id, func() { s.reserve(wants, number, spec) })
 	if j.cancelled.Load() { // it may not have been queued yet when it was cancelled
 		x.reserving.Remove(j.id)
@@ -120,7 +121,7 @@ func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 		s.job.neverRun()
 		return
 	}
-	s.counted = true
+	s.counted, s.job.span.Reserved = true, time.Now()
 	x.server.begin()
 	spec.Held = s.timeline.holds()
 	s.job.run(x.queue.Store(spec))
@@ -197,6 +198,7 @@ func (s *storing) read(o transfer.Outcome) {
 	s.job.session.reply(&proto.HostMessage{Id: s.job.id,
 		Body: &proto.HostMessage_StoreRead{StoreRead: &proto.StoreRead{}}})
 	s.job.session.server.latencies.Observe(activity.StoreRead, s.job.since)
+	s.job.span.Read = time.Now()
 }
 
 func (s *storing) published(o transfer.Outcome) {
@@ -214,12 +216,12 @@ func (s *storing) published(o transfer.Outcome) {
 	}
 	x := s.job.session
 	s.job.finish()
-	x.reply(&proto.HostMessage{Id: s.job.id,
-		Body: &proto.HostMessage_StorePublished{StorePublished: &proto.StorePublished{
-			Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load(),
-		}}})
+	reply := &proto.StorePublished{Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
+	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StorePublished{StorePublished: reply}})
 	x.server.latencies.Observe(activity.StorePublished, s.job.since)
-	x.profile.Load().Stored(uint64(o.Bytes))
+	profile := x.profile.Load()
+	profile.Stored(reply.Bytes)
+	s.job.span.Store(profile.Attributes(), s.job.message.GetStore(), reply)
 	if s.counted {
 		x.server.finish()
 	}

@@ -239,7 +239,7 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 	t.layered.mu.Lock()
 	c.piece = piece // a concurrent cancel of another step reads it
 	t.layered.mu.Unlock()
-	c.span = t.queue.startSpan(c.piece.Root(), staging.Read)
+	c.span = t.queue.startSpan(c.piece.Root(), staging.Read, t.spec.Paths)
 	if t.spec.Layers.Ahead > 0 {
 		c.span.pace()
 	}

@@ -22,6 +22,8 @@ type LoadJob struct {
 	Layers *Layers
 	// Done runs once. Every chunk that was not delivered and verified in full is in Failed.
 	Done func(Outcome)
+	// Paths collects where the pieces came from. Optional.
+	Paths *Paths
 }
 
 // LoadChunk is one entry of the lease and the blocks that it fills.
@@ -119,7 +121,7 @@ func (t *loadTask) read() (last func() error, err error) {
 	if t.piece, err = t.spec.Lease.Open(c.Index, t.spec.Rank); err != nil {
 		return nil, err
 	}
-	t.span = t.queue.startSpan(t.piece.Root(), staging.Read)
+	t.span = t.queue.startSpan(t.piece.Root(), staging.Read, t.spec.Paths)
 	if done, err := t.readMemory(); done {
 		return nil, err
 	}

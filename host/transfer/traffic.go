@@ -30,6 +30,8 @@ type path struct {
 
 // traffic counts the pieces of one path.
 type traffic struct {
+	root string
+
 	mu    sync.Mutex
 	all   clock
 	moved [len(routeNames)]routeTraffic
@@ -75,10 +77,11 @@ type span struct {
 	began time.Time
 	route int
 	paced bool // it waits for its consumer
+	paths *Paths
 }
 
-// startSpan starts a span on the staged route.
-func (q *Queue) startSpan(root string, kind staging.Kind) span {
+// startSpan starts a span on the staged route. paths, if any, is told of its end.
+func (q *Queue) startSpan(root string, kind staging.Kind, paths *Paths) span {
 	e, key := q.engine, path{q.device, root, kind}
 	e.trafficMu.RLock()
 	t := e.traffic[key]
@@ -86,7 +89,7 @@ func (q *Queue) startSpan(root string, kind staging.Kind) span {
 	if t == nil {
 		e.trafficMu.Lock()
 		if t = e.traffic[key]; t == nil {
-			t = &traffic{}
+			t = &traffic{root: root}
 			e.traffic[key] = t
 		}
 		e.trafficMu.Unlock()
@@ -96,7 +99,7 @@ func (q *Queue) startSpan(root string, kind staging.Kind) span {
 	defer t.mu.Unlock()
 	t.all.begin(now)
 	t.moved[byStaging].begin(now)
-	return span{on: t, began: now, route: byStaging}
+	return span{on: t, began: now, route: byStaging, paths: paths}
 }
 
 // pace marks a span that waits for its consumer, so that its time does not count as the path's.
@@ -128,6 +131,7 @@ func (p *span) finish(bytes int64, err error) {
 		return
 	}
 	now := time.Now()
+	p.paths.add(p, now, bytes, err)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all.end(now)

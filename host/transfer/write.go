@@ -20,6 +20,8 @@ type StoreJob struct {
 	Read func(Outcome)
 	// Published runs once, after Read, when every chunk is published at the configured durability or has failed.
 	Published func(Outcome)
+	// Paths collects where the pieces went. Optional.
+	Paths *Paths
 }
 
 // StoreChunk is one piece of a StoreJob. The job owns Put and always publishes or aborts it.
@@ -47,7 +49,7 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 			giveUp(i, ErrShed)
 		})
 		for i := range spec.Chunks {
-			t := &storeTask{queue: q, fence: f, memory: spec.Memory, chunk: &spec.Chunks[i], index: i}
+			t := &storeTask{queue: q, fence: f, memory: spec.Memory, chunk: &spec.Chunks[i], index: i, paths: spec.Paths}
 			run := func() {
 				if timeout.claim(i) {
 					t.run()
@@ -74,13 +76,14 @@ type storeTask struct {
 	memory Memory
 	chunk  *StoreChunk
 	index  int
+	paths  *Paths
 	span   span
 }
 
 func (t *storeTask) run() {
 	put, e := t.chunk.Put, t.queue.engine
 	err := errPanicked // until the task has run to its end
-	t.span = t.queue.startSpan(put.Root(), staging.Write)
+	t.span = t.queue.startSpan(put.Root(), staging.Write, t.paths)
 	defer func() {
 		t.span.finish(put.FileBytes(), err)
 		if err != nil {

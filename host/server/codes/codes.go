@@ -66,3 +66,20 @@ func Result(err error) proto.ChunkResult {
 	}
 	return proto.ChunkResult_CHUNK_RESULT_FAILED
 }
+
+var discardResults = [...]proto.DiscardResult{
+	store.DiscardAbsent:      proto.DiscardResult_DISCARD_RESULT_ABSENT,
+	store.DiscardRemoved:     proto.DiscardResult_DISCARD_RESULT_REMOVED,
+	store.DiscardInUse:       proto.DiscardResult_DISCARD_RESULT_IN_USE,
+	store.DiscardOtherTenant: proto.DiscardResult_DISCARD_RESULT_OTHER_TENANT,
+	store.DiscardUnavailable: proto.DiscardResult_DISCARD_RESULT_UNAVAILABLE,
+}
+
+// Discarded is the answer to a DISCARD.
+func Discarded(results []store.DiscardResult) *proto.DiscardReply {
+	r := &proto.DiscardReply{Results: make([]proto.DiscardResult, len(results))}
+	for i, result := range results {
+		r.Results[i] = discardResults[result]
+	}
+	return r
+}

@@ -21,7 +21,7 @@ const (
 // takes much more here than on the wire. What must get through whatever the session holds weighs nothing.
 func weigh(m *proto.ClientMessage) int64 {
 	const each = 128
-	n := each
+	n := each + len(m.GetTraceparent())
 	switch b := m.Body.(type) {
 	case *proto.ClientMessage_Ping, *proto.ClientMessage_Cancel, *proto.ClientMessage_Advance:
 		return 0

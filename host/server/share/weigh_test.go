@@ -6,6 +6,14 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
+// A trace context is held as long as its message, however long it is.
+func TestTraceparentHasWeight(t *testing.T) {
+	m := &proto.ClientMessage{Traceparent: string(make([]byte, 1<<20)), Body: &proto.ClientMessage_Load{Load: &proto.Load{}}}
+	if n := weigh(m); n < 1<<20 {
+		t.Errorf("a mebibyte weighs %d", n)
+	}
+}
+
 // A message's decoded elements count, not its bytes on the wire.
 func TestWeight(t *testing.T) {
 	empty := &proto.Store{}

@@ -447,11 +447,15 @@ class Session:
         first: int = 0,
         readers: int = 0,
         prefetch: bool = False,
+        traceparent: str = "",
     ) -> Lookup:
         """Asks what can be loaded, and pins it for a while. ``prefetch`` says that the load comes later: hits of farther
-        levels are copied to the nearest one meanwhile, as long as the lease lasts. No load waits for that."""
+        levels are copied to the nearest one meanwhile, as long as the lease lasts. No load waits for that.
+
+        ``traceparent`` (W3C) names the span that asks: the host's spans of the lookup, and of loads under it, become its
+        children."""
         pending = self.start_lookup(
-            keys, group=group, request=request, first=first, readers=readers, prefetch=prefetch
+            keys, group=group, request=request, first=first, readers=readers, prefetch=prefetch, traceparent=traceparent
         )
         return pending.result(self._timeout)
 
@@ -464,12 +468,14 @@ class Session:
         first: int = 0,
         readers: int = 0,
         prefetch: bool = False,
+        traceparent: str = "",
     ) -> PendingLookup:
         """Asks likewise, without waiting for the answer."""
         packed = self._packed(keys)
         pending = PendingLookup(self, first)
         self._stream.start(
             pending._call,
+            traceparent=traceparent,
             lookup=pb.Lookup(
                 request=request, group=group, keys=packed, first=first, readers=readers, prefetch=prefetch
             ),
@@ -496,12 +502,19 @@ class Session:
         self._ask(semaphores=pb.Semaphores(cuda_ipc=handle, offset=offset, count=count))
 
     def store(
-        self, chunks: Sequence[StoreChunk], *, group: int = 0, request: int = 0, timeline: Timeline | None = None
+        self,
+        chunks: Sequence[StoreChunk],
+        *,
+        group: int = 0,
+        request: int = 0,
+        timeline: Timeline | None = None,
+        traceparent: str = "",
     ) -> StoreJob:
         """Begins to store chunks. The blocks must not change until the job has read them."""
         job = StoreJob(self, timeline)
         job.id = self._stream.start(
             job._call,
+            traceparent=traceparent,
             store=pb.Store(
                 request=request,
                 group=group,
@@ -520,6 +533,7 @@ class Session:
         order: Sequence[int] = (),
         prefetch: int = 0,
         timeline: Timeline | None = None,
+        traceparent: str = "",
     ) -> LoadJob:
         """Begins to fill blocks from what a lookup leased, and uses the lease up.
 
@@ -531,6 +545,7 @@ class Session:
         job = LoadJob(self, on_layer, timeline)
         job.id = self._stream.start(
             job._call,
+            traceparent=traceparent,
             load=pb.Load(
                 lease=lookup.lease,
                 layers=on_layer is not None,
@@ -542,10 +557,10 @@ class Session:
         )
         return job
 
-    def discard(self, keys: Sequence[bytes], *, group: int = 0) -> list[DiscardResult]:
+    def discard(self, keys: Sequence[bytes], *, group: int = 0, traceparent: str = "") -> list[DiscardResult]:
         """Removes chunks that nobody needs any more, with the pieces of every rank. Chunks in use and those that another
         tenant stored stay."""
-        reply = self._ask(discard=pb.Discard(group=group, keys=self._packed(keys)))
+        reply = self._ask(traceparent=traceparent, discard=pb.Discard(group=group, keys=self._packed(keys)))
         return [DiscardResult(r) for r in reply.discard.results]
 
     def end_request(self, request: int, hints: Hints | None = None, *, wait: bool = True) -> None:

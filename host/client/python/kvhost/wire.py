@@ -94,7 +94,7 @@ class Stream:
         try:
             m = answers.get(timeout=timeout)
         except queue.Empty:
-            raise TimeoutError(f"no answer to {next(iter(body))} within {timeout} s") from None
+            raise TimeoutError(f"no answer to {[*body][-1]} within {timeout} s") from None
         return checked(m)
 
     def status(self, timeout: float | None) -> Any:

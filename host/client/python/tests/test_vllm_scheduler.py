@@ -76,6 +76,18 @@ def test_a_lookup_prefetches_where_there_are_levels(levels: int, option: bool, w
     assert rig.session.prefetches == [want]
 
 
+def test_the_clients_trace_is_passed_on() -> None:
+    rig, r, other = Rig(), request("a", TOKENS), request("b", TOKENS)
+    r.trace_headers = {"traceparent": "00-1-2-01"}
+    other.trace_headers = None
+    for q in (r, other):
+        assert rig.s.matched(q, 0) == 0
+    assert rig.session.traces == ["00-1-2-01", ""]
+    rig.s.allocated(r, rig.table(20), 0)
+    (order,) = rig.s.step(step({"a": 20})).stores
+    assert order.traceparent == "00-1-2-01"
+
+
 def test_only_prompts_are_stored_if_so_set() -> None:
     rig, r = Rig(store="prompt"), request("a", TOKENS[:16], prompt=8)
     rig.s.matched(r, 0)

@@ -74,6 +74,13 @@ def test_blocks_are_given_back_when_read(rig: Rig) -> None:
     assert rig.stored == [b"k1"]
 
 
+def test_stores_name_the_trace_of_their_request(rig: Rig) -> None:
+    order = StoreOrder(1, "a", 1, [(0, [ChunkOrder(0, [1], b"k")])], "00-1-2-01")
+    rig.w.store(StepOrders(stores=[order]), lambda: None)
+    rig.sent(1)
+    assert rig.session.traces == ["00-1-2-01"]
+
+
 def test_nothing_is_held_for_a_request_without_stores(rig: Rig) -> None:
     assert rig.step(held=["a"])[0] == {"a"}
 

@@ -88,6 +88,7 @@ class DoubleSession:
         self.last_lease = 0
         self.lookups: list[Pending] = []
         self.prefetches: list[bool] = []  # by lookup
+        self.traces: list[str] = []  # by lookup and store
         self.levels = 1
         self.stores: list[Store] = []
         self.loads: list[Load] = []
@@ -96,9 +97,10 @@ class DoubleSession:
         self.hints: list[Hints | None] = []
 
     def start_lookup(
-        self, keys: Sequence[bytes], *, group: int, request: int, readers: int, prefetch: bool
+        self, keys: Sequence[bytes], *, group: int, request: int, readers: int, prefetch: bool, traceparent: str
     ) -> Pending:
         self._alive()
+        self.traces.append(traceparent)
         self.prefetches.append(prefetch)
         self.lookups.append(Pending(self, keys, group))
         return self.lookups[-1]
@@ -114,8 +116,9 @@ class DoubleSession:
     def leased(self, lease: int) -> Lookup:
         return Lookup(self, 0, pb.LookupReply(lease=lease))  # type: ignore[arg-type]
 
-    def store(self, chunks: Sequence[Any], *, group: int, request: int) -> Store:
+    def store(self, chunks: Sequence[Any], *, group: int, request: int, traceparent: str) -> Store:
         self._alive()
+        self.traces.append(traceparent)
         self.stores.append(Store(self, chunks))
         return self.stores[-1]
 

@@ -77,7 +77,7 @@ class ChunkFailure(_message.Message):
     def __init__(self, chunk: _Optional[int] = ..., code: _Optional[_Union[Code, str]] = ..., message: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ["advance", "cancel", "discard", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "unregister"]
+    __slots__ = ["advance", "cancel", "discard", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "traceparent", "unregister"]
     ADVANCE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DISCARD_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class ClientMessage(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     SEMAPHORES_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     UNREGISTER_FIELD_NUMBER: _ClassVar[int]
     advance: Advance
     cancel: Cancel
@@ -107,8 +108,9 @@ class ClientMessage(_message.Message):
     release: Release
     semaphores: Semaphores
     store: Store
+    traceparent: str
     unregister: Unregister
-    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ...) -> None: ...
 
 class CudaVmm(_message.Message):
     __slots__ = ["segments"]

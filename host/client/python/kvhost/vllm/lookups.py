@@ -21,6 +21,7 @@ class RequestLookup:
         request: int,
         readers: int,
         prefetch: bool = False,
+        traceparent: str = "",
     ) -> None:
         """``sessions`` has one for each pipeline stage. ``readers`` has a bit for each rank of a stage. With ``prefetch``
         what is found comes nearer while the request waits, where the host has levels."""
@@ -34,7 +35,8 @@ class RequestLookup:
             self._pending.append(
                 [
                     s.start_lookup(
-                        keys, group=g.id, request=request, readers=readers, prefetch=prefetch and s.levels > 1
+                        keys, group=g.id, request=request, readers=readers, prefetch=prefetch and s.levels > 1,
+                        traceparent=traceparent,
                     )
                     for s in sessions
                 ]

@@ -41,6 +41,7 @@ class StoreOrder:
     request_id: str
     request: int  # the number in the protocol
     chunks: list[tuple[int, list[ChunkOrder]]]  # (group, its chunks)
+    traceparent: str = ""  # of the engine's span of the request
 
 
 @dataclass

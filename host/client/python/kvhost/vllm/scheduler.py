@@ -42,6 +42,8 @@ class Tracked:
         self.may_load = True
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.unread: set[int] = set()  # store orders whose blocks the host still reads
+        # The trace that the engine's client has named, if any; the host's spans become part of it.
+        self.traceparent: str = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
 
 
 class Scheduler:
@@ -151,7 +153,8 @@ class Scheduler:
         limit = min(s.limits.keys_per_lookup for s in sessions) or len(keys)
         try:
             t.lookup = RequestLookup(
-                sessions, self._groups, keys[:limit], t.number, (1 << self._ranks) - 1, self._settings.prefetch
+                sessions, self._groups, keys[:limit], t.number, (1 << self._ranks) - 1, self._settings.prefetch,
+                t.traceparent,
             )
         except KvhostError:
             return False
@@ -270,7 +273,7 @@ class Scheduler:
         if not groups:
             return
         self._last_order += 1
-        self._orders.stores.append(StoreOrder(self._last_order, r.request_id, t.number, groups))
+        self._orders.stores.append(StoreOrder(self._last_order, r.request_id, t.number, groups, t.traceparent))
         self._unread[self._last_order] = (t, self._ranks * self._stages)
         t.unread.add(self._last_order)
 

@@ -173,7 +173,7 @@ class Worker:
                 for group, chunks in store.order.chunks:
                     job = sessions[0].store(
                         [StoreChunk(c.key, c.blocks, parent=c.parent, depth=c.index) for c in chunks],
-                        group=group, request=store.order.request,
+                        group=group, request=store.order.request, traceparent=store.order.traceparent,
                     )
                     store.jobs.append((job, [c.key for c in chunks]))
             except KvhostError:

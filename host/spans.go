@@ -1,0 +1,57 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/regular"
+	"github.com/kvhost/kvhost/host/server/traced"
+	"github.com/kvhost/kvhost/host/spans"
+)
+
+// openSpans makes the tracer. It is off until a configuration is put in force.
+func (h *Host) openSpans() *traced.Requests {
+	name, _ := os.Hostname()
+	h.spans = spans.New(h.version, spans.Resource(h.version, name, os.Getenv), h.log)
+	levels := map[string]int{}
+	for _, r := range h.cfg.Roots {
+		levels[r.Path] = r.Level
+	}
+	return &traced.Requests{Tracer: h.spans, Levels: levels}
+}
+
+// spansConfig is a configuration in the form of the tracer.
+func spansConfig(ctx context.Context, c *config.Config) (out spans.Config, err error) {
+	o := c.OTLP
+	if o.Endpoint == "" {
+		return out, nil
+	}
+	if out.Endpoint, err = spans.Endpoint(o.Endpoint); err != nil {
+		return out, fmt.Errorf("otlp.endpoint: %w", err)
+	}
+	out.Ratio, out.Timeout = o.SampleRatio, o.Timeout
+	if o.HeadersFile == "" {
+		return out, nil
+	}
+	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+	defer stop()
+	file, err := regular.ReadFile(ctx, o.HeadersFile, spans.MaxHeaders)
+	if err == nil {
+		out.Headers, err = spans.Headers(file)
+	}
+	if err != nil {
+		return out, fmt.Errorf("otlp.headers_file: %s: %w", o.HeadersFile, err)
+	}
+	return out, nil
+}
+
+// setSpans puts a configuration of spans in force.
+func (h *Host) setSpans(c spans.Config) {
+	h.spans.Set(c)
+	if c.Endpoint != "" {
+		h.log.Info("spans are exported", "endpoint", c.Endpoint, "ratio", c.Ratio, "headers", len(c.Headers), "timeout", c.Timeout)
+	}
+}

@@ -1,0 +1,92 @@
+package spans
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"net/textproto"
+	"net/url"
+	"strings"
+	"unicode/utf8"
+)
+
+// Endpoint reads the address of a collector: http or https, a host, and the path of traces, which is /v1/traces if there is none.
+// A password has no place in it.
+func Endpoint(text string) (string, error) {
+	bad := func(why string) (string, error) { return "", fmt.Errorf("%w: %q: %s", ErrEndpoint, text, why) }
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%w: want a URL such as http://127.0.0.1:4318", ErrEndpoint) // the error repeats the text, with what is secret in it
+	case u.User != nil:
+		return "", fmt.Errorf("%w: a password belongs into otlp.headers_file", ErrEndpoint)
+	case u.Scheme != "http" && u.Scheme != "https":
+		return bad("want http:// or https://")
+	case u.Hostname() == "":
+		return bad("no host")
+	case u.RawQuery != "" || u.Fragment != "":
+		return bad("want no query and no fragment")
+	}
+	if u.Path == "" || u.Path == "/" {
+		u.Path = "/v1/traces"
+	}
+	return u.String(), nil
+}
+
+// MaxHeaders bounds a file of headers.
+const MaxHeaders = 16 << 10
+
+// Headers reads headers for a collector, one "Name: value" in a line. Empty lines and lines that begin with # say nothing.
+// Errors do not repeat what the file has.
+func Headers(file []byte) (map[string][]string, error) {
+	headers := map[string][]string{}
+	lines := bufio.NewScanner(bytes.NewReader(file))
+	lines.Buffer(nil, MaxHeaders+1)
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		name, value, ok := strings.Cut(line, ":")
+		name, value = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)), strings.TrimSpace(value)
+		if !ok || strings.Trim(name, token) != "" || name == "" {
+			return nil, fmt.Errorf("%w: line %d: want Name: value", ErrHeaders, n)
+		}
+		if !utf8.ValidString(value) || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+			return nil, fmt.Errorf("%w: line %d: a control character in the value", ErrHeaders, n)
+		}
+		switch name {
+		case "Content-Type", "Content-Length", "Content-Encoding", "Transfer-Encoding", "Host", "Connection", "Trailer":
+			return nil, fmt.Errorf("%w: line %d: %s is the host's own", ErrHeaders, n, name)
+		}
+		headers[name] = append(headers[name], value)
+	}
+	return headers, lines.Err()
+}
+
+// token has the characters of a header's name.
+const token = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+// Resource says whose spans they are. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES of the environment count, as OpenTelemetry
+// defines them: what they say goes before what the host knows.
+func Resource(version, host string, getenv func(string) string) (list []Attribute) {
+	have := map[string]bool{}
+	add := func(key, value string) {
+		if key != "" && value != "" && !have[key] {
+			have[key] = true
+			list = append(list, Text(key, value))
+		}
+	}
+	add("service.name", getenv("OTEL_SERVICE_NAME"))
+	for pair := range strings.SplitSeq(getenv("OTEL_RESOURCE_ATTRIBUTES"), ",") {
+		key, value, ok := strings.Cut(pair, "=")
+		plain, err := url.PathUnescape(strings.TrimSpace(value))
+		if ok && err == nil {
+			add(strings.TrimSpace(key), plain)
+		}
+	}
+	add("service.name", "kvhost")
+	add("service.version", version)
+	add("host.name", host)
+	return list
+}

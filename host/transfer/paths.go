@@ -1,0 +1,55 @@
+package transfer
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// Paths collects which roots and routes the pieces of a job took. A job without one does without.
+type Paths struct {
+	mu   sync.Mutex
+	list []PathUse
+}
+
+// PathUse is what pieces of a job moved between the client's memory and a root by a route.
+type PathUse struct {
+	Root, Route    string
+	Pieces, Failed int
+	Bytes          int64     // of files, of the pieces that did not fail
+	Began, Ended   time.Time // of the first piece, and of the last
+}
+
+// add records the end of a piece.
+func (p *Paths) add(s *span, now time.Time, bytes int64, err error) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	root, route := s.on.root, routeNames[s.route]
+	i := slices.IndexFunc(p.list, func(u PathUse) bool { return u.Root == root && u.Route == route })
+	if i < 0 {
+		i, p.list = len(p.list), append(p.list, PathUse{Root: root, Route: route, Began: s.began})
+	}
+	use := &p.list[i]
+	if s.began.Before(use.Began) {
+		use.Began = s.began
+	}
+	use.Pieces, use.Ended = use.Pieces+1, now
+	if err != nil {
+		use.Failed++
+	} else {
+		use.Bytes += bytes
+	}
+}
+
+// List is what was collected. The list is the caller's.
+func (p *Paths) List() []PathUse {
+	if p == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.list)
+}
