@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/devices"
 	"github.com/kvhost/kvhost/host/doctor"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
+	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
 )
 
@@ -67,6 +68,11 @@ func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, 
 		return err
 	}
 	report := doctor.Judge(version, w, facts)
+	if needs, all, err := policyset.Needs(ctx, cfg); err != nil {
+		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Problem, About: "policies", Says: err.Error()})
+	} else {
+		report.Needs(needs, all)
+	}
 	if !asJSON {
 		if err := report.Write(out); err != nil {
 			return err

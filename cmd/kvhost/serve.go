@@ -64,6 +64,7 @@ func serve(ctx context.Context, s *settings) error {
 	select {
 	case <-h.Ready():
 		log.Info("ready", "socket", h.Socket(), "http", h.HTTPAddr(), "version", version)
+		h.Policies().LogNeeds(ctx)
 		err = <-ended
 	case err = <-ended:
 	}

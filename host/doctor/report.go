@@ -8,6 +8,7 @@ type Report struct {
 	Verdicts []Verdict `json:"verdicts"`
 	Findings []Finding `json:"findings"`
 	Memory   []VRAM    `json:"gpu_memory"`
+	Full     []Need    `json:"full_roots,omitempty"`
 }
 
 // Verdict is the route between one memory and one root.

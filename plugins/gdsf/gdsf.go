@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/plugins/paged"
 	"github.com/kvhost/kvhost/plugins/slots"
 )
 
@@ -34,7 +35,7 @@ const (
 type Policy struct {
 	t         *slots.Table
 	heap      *slots.Heap
-	facts     []fact // by slot
+	facts     paged.Array[fact] // by slot
 	order     uint64
 	age       uint64 // priority of the last victim
 	depthCost uint64
@@ -55,7 +56,7 @@ func New(info guest.Info) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), facts: make([]fact, info.MaxSlots), depthCost: uint64(depthCost)}, nil
+	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), facts: paged.New(info.MaxSlots, fact{}), depthCost: uint64(depthCost)}, nil
 }
 
 // Events applies a batch.
@@ -72,7 +73,7 @@ func (p *Policy) Events(batch []abi.Event) {
 			p.remove(ev.Slot)
 			if p.t.Insert(ev, all) {
 				cost := costUnit + uint64(ev.Depth)*p.depthCost
-				p.facts[ev.Slot] = fact{cost: uint32(min(cost, maxCost))}
+				*p.facts.Make(ev.Slot) = fact{cost: uint32(min(cost, maxCost))}
 				p.use(ev.Slot)
 			}
 		case abi.OpRemove:
@@ -84,7 +85,7 @@ func (p *Policy) Events(batch []abi.Event) {
 }
 
 func (p *Policy) use(slot uint32) {
-	f := &p.facts[slot]
+	f := p.facts.At(slot)
 	if f.uses < maxUses {
 		f.uses++
 	}

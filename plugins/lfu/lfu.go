@@ -11,6 +11,7 @@ package lfu
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/plugins/paged"
 	"github.com/kvhost/kvhost/plugins/slots"
 )
 
@@ -23,7 +24,7 @@ const all slots.List = 1
 type Policy struct {
 	t     *slots.Table
 	heap  *slots.Heap
-	uses  []uint32 // by slot
+	uses  paged.Array[uint32] // by slot
 	order uint64
 	age   uint64 // priority of the last victim, 0 without aging
 	aging bool
@@ -39,7 +40,7 @@ func New(info guest.Info) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), uses: make([]uint32, info.MaxSlots), aging: aging}, nil
+	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), uses: paged.New(info.MaxSlots, uint32(0)), aging: aging}, nil
 }
 
 // Events applies a batch.
@@ -55,7 +56,7 @@ func (p *Policy) Events(batch []abi.Event) {
 		case abi.OpInsert, abi.OpResident:
 			p.remove(ev.Slot)
 			if p.t.Insert(ev, all) {
-				p.uses[ev.Slot] = 0
+				*p.uses.Make(ev.Slot) = 0
 				p.use(ev.Slot)
 			}
 		case abi.OpRemove:
@@ -67,11 +68,12 @@ func (p *Policy) Events(batch []abi.Event) {
 }
 
 func (p *Policy) use(slot uint32) {
-	if p.uses[slot] < 1<<32-1 {
-		p.uses[slot]++
+	uses := p.uses.At(slot)
+	if *uses < 1<<32-1 {
+		*uses++
 	}
 	p.order++
-	p.heap.Set(slot, slots.Rank{Priority: p.age + uint64(p.uses[slot]), Order: p.order})
+	p.heap.Set(slot, slots.Rank{Priority: p.age + uint64(*uses), Order: p.order})
 }
 
 func (p *Policy) remove(slot uint32) {

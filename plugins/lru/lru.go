@@ -1,7 +1,7 @@
 // Package lru is the first-party eviction policy "lru": the entry whose last touch lies furthest back goes first.
 //
-// It is also the host's native fallback, so it stays plain: one order, O(1) per event, 16 bytes per slot, no allocation
-// after New.
+// It is also the host's native fallback, so it stays plain: one order, O(1) per event, 16 bytes for each slot up to the
+// highest that was used.
 package lru
 
 import (

@@ -82,12 +82,12 @@ func (p *ranking) worst() uint32 {
 const cellWalk = 8
 
 func (p *ranking) cellAdd(g uint32) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	c := p.cellOf(s)
 	l := &p.cells[c]
 	at := l.last
-	for k := 0; at != none && int32(p.segs[at].birth-s.birth) > 0; k++ {
-		if at = p.segs[at].left; k == cellWalk {
+	for k := 0; at != none && int32(p.segs.At(at).birth-s.birth) > 0; k++ {
+		if at = p.segs.At(at).left; k == cellWalk {
 			at = none // old for its cell: to the front
 		}
 	}
@@ -96,13 +96,13 @@ func (p *ranking) cellAdd(g uint32) {
 		s.right = l.first
 		l.first = g
 	} else {
-		s.right = p.segs[at].right
-		p.segs[at].right = g
+		s.right = p.segs.At(at).right
+		p.segs.At(at).right = g
 	}
 	if s.right == none {
 		l.last = g
 	} else {
-		p.segs[s.right].left = g
+		p.segs.At(s.right).left = g
 	}
 	s.state |= candidate
 	if s.left == none && s.right == none {
@@ -111,7 +111,7 @@ func (p *ranking) cellAdd(g uint32) {
 }
 
 func (p *ranking) cellDel(g uint32) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	if !s.is(candidate) {
 		return
 	}
@@ -120,12 +120,12 @@ func (p *ranking) cellDel(g uint32) {
 	if s.left == none {
 		l.first = s.right
 	} else {
-		p.segs[s.left].right = s.right
+		p.segs.At(s.left).right = s.right
 	}
 	if s.right == none {
 		l.last = s.left
 	} else {
-		p.segs[s.right].left = s.left
+		p.segs.At(s.right).left = s.left
 	}
 	s.state &^= candidate
 	if l.first == none {
@@ -135,10 +135,10 @@ func (p *ranking) cellDel(g uint32) {
 
 // refresh lists segment g as a candidate if its deepest chunk may go, and takes it off the list if not.
 func (p *ranking) refresh(g uint32) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	may := s.n > 0 && !s.is(touching)
 	if may {
-		t := &p.slots[s.tail]
+		t := p.slots.At(s.tail)
 		may = t.kids == 0 && t.pins == 0
 	}
 	if may != s.is(candidate) {
@@ -152,7 +152,7 @@ func (p *ranking) refresh(g uint32) {
 
 // move changes what places a segment in its cell.
 func (p *ranking) move(g uint32, base, level uint8) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	if s.base == base && s.level == level {
 		return
 	}
@@ -166,30 +166,30 @@ func (p *ranking) move(g uint32, base, level uint8) {
 
 // ageAdd appends a segment to the list of its bucket of age.
 func (p *ranking) ageAdd(g uint32) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	l := &p.ages[s.bucket]
 	s.older, s.younger = l.last, none
 	if l.last == none {
 		l.first = g
 		p.aged |= 1 << s.bucket
 	} else {
-		p.segs[l.last].younger = g
+		p.segs.At(l.last).younger = g
 	}
 	l.last = g
 }
 
 func (p *ranking) ageDel(g uint32) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	l := &p.ages[s.bucket]
 	if s.older == none {
 		l.first = s.younger
 	} else {
-		p.segs[s.older].younger = s.younger
+		p.segs.At(s.older).younger = s.younger
 	}
 	if s.younger == none {
 		l.last = s.older
 	} else {
-		p.segs[s.younger].older = s.older
+		p.segs.At(s.younger).older = s.older
 	}
 	if l.first == none {
 		p.aged &^= 1 << s.bucket
@@ -203,7 +203,7 @@ func (p *ranking) advance() bool {
 		b := uint8(bits.Len64(rest) - 1)
 		rest &^= 1 << b
 		for g := p.ages[b].first; g != none; g = p.ages[b].first {
-			s := &p.segs[g]
+			s := p.segs.At(g)
 			to := bucketOf(p.now - s.birth)
 			if to <= b {
 				break
@@ -221,7 +221,7 @@ func (p *ranking) advance() bool {
 //
 //go:noinline
 func (p *ranking) grow(g uint32, to uint8) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	listed := s.is(candidate)
 	p.cellDel(g)
 	p.ageDel(g)

@@ -21,9 +21,9 @@
 // one case of three and that last chunks never do; on an agent trace it learns that everything returns and behaves like
 // least-recently-used; and it follows when one turns into the other, since the counts decay.
 //
-// All arithmetic is on integers. Memory is bounded: 48 bytes per slot, 64 per segment with at most five segments
-// (resident or ghost) per eight slots, and about half a megabyte of tables. An event costs O(1) plus a tournament of
-// fixed height when a cell of segments becomes empty or stops being so; nothing allocates after New.
+// All arithmetic is on integers. Memory comes with the slots that are used, and is bounded: 48 bytes per slot, 68 per
+// segment with at most five segments (resident or ghost) per eight of these slots, and about half a megabyte of tables. An
+// event costs O(1) plus a tournament of fixed height when a cell of segments becomes empty or stops being so.
 //
 // Related work: the Gittins index as an eviction rule and hit density over age (Beckmann, Chen, Cidon: LHD, NSDI 2018);
 // proportional hazards (Cox 1972) with frailty (Vaupel 1979); per-category reuse probability of KV blocks (KVCache Cache

@@ -8,12 +8,12 @@ import "github.com/kvhost/kvhost/abi"
 
 // touchNext moves the next chunk from the segment that is being touched to the request's own.
 func (p *Policy) touchNext(e *abi.Event) bool {
-	r, s := p.request(e.Request), &p.slots[e.Slot]
+	r, s := p.request(e.Request), p.slots.At(e.Slot)
 	from := r.from
 	if r.id != e.Request || r.seg == none || s.parent != r.last || s.parent == none || s.seg != from || s.prev != none || s.kids == 0 || s.next == none {
 		return false
 	}
-	seg, old, q := &p.segs[r.seg], &p.segs[from], &p.slots[s.parent]
+	seg, old, q := p.segs.At(r.seg), p.segs.At(from), p.slots.At(s.parent)
 	if !r.open || seg.tail != r.last || q.gen != s.parentGen || e.Key == r.tip || seg.is(candidate) {
 		return false
 	}
@@ -21,7 +21,7 @@ func (p *Policy) touchNext(e *abi.Event) bool {
 		return false
 	}
 	old.head = s.next
-	p.slots[s.next].prev = none
+	p.slots.At(s.next).prev = none
 	old.n--
 	q.next = e.Slot
 	s.seg, s.prev, s.next = r.seg, seg.tail, none
@@ -33,15 +33,15 @@ func (p *Policy) touchNext(e *abi.Event) bool {
 
 // insertNext appends a chunk that is new to the segment of new chunks.
 func (p *Policy) insertNext(e *abi.Event) bool {
-	r, s := p.request(e.Request), &p.slots[e.Slot]
+	r, s := p.request(e.Request), p.slots.At(e.Slot)
 	if r.id != e.Request || e.Parent != r.last || e.Parent == none || s.seg != none || r.seg == none || r.from != none {
 		return false
 	}
-	seg, q := &p.segs[r.seg], &p.slots[e.Parent]
+	seg, q := p.segs.At(r.seg), p.slots.At(e.Parent)
 	if !r.open || !r.begun || seg.tail != e.Parent || !seg.is(candidate) || p.partOf(r.seg) != partNew {
 		return false
 	}
-	if q.fan != 0 || e.Key == r.tip || int64(e.Depth) <= r.again || int64(e.Depth) <= r.shares || p.hash[p.ghostHash(e.Key)] != none {
+	if q.fan != 0 || e.Key == r.tip || int64(e.Depth) <= r.again || int64(e.Depth) <= r.shares || *p.hash.Of(ghostHash(e.Key)) != none || !p.slots.Has(e.Slot) {
 		return false
 	}
 	q.fan, q.kids, q.next = 1, 1, e.Slot

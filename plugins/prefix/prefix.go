@@ -41,7 +41,7 @@ func New(info guest.Info) (*Policy, error) {
 		undo:   make([]uint32, 0, 2*(info.MaxVictims+looks)),
 		due:    fitFirst,
 	}
-	p.pool.init(n, n/8*5+64)
+	p.pool.init(n)
 	p.ranking.init()
 	return p, nil
 }
@@ -62,10 +62,10 @@ func (p *Policy) Events(batch []abi.Event) {
 			p.endRequest(e.Request)
 			continue
 		}
-		if e.Slot >= uint32(len(p.slots)) {
+		if e.Slot >= p.slots.Len() {
 			continue
 		}
-		s := &p.slots[e.Slot]
+		s := p.slots.At(e.Slot)
 		if e.Op == abi.OpInsert {
 			if !p.insertNext(e) {
 				p.insert(e)
@@ -140,7 +140,7 @@ func (p *Policy) endRequest(id uint32) {
 // resident takes a chunk that was here before this instance: nothing is known of its request.
 func (p *Policy) resident(e *abi.Event) {
 	p.insert(e)
-	g := p.slots[e.Slot].seg
+	g := p.slots.At(e.Slot).seg
 	if p.partOf(g) != partOrphan {
 		p.move(g, baseLeft, levelOne)
 	}
@@ -148,16 +148,16 @@ func (p *Policy) resident(e *abi.Event) {
 
 // remove takes a chunk away. The last one of a segment leaves a ghost.
 func (p *Policy) remove(i uint32) {
-	s := &p.slots[i]
+	s := p.slots.At(i)
 	g := s.seg
-	if r := p.request(p.segs[g].request); r.last == i {
+	if r := p.request(p.segs.At(g).request); r.last == i {
 		r.last = none
 	}
 	p.detach(i)
 	p.unparent(i)
 	s.gen++
 	s.kids = 0
-	if p.segs[g].n == 0 {
+	if p.segs.At(g).n == 0 {
 		p.toGhost(g, s.key)
 	} else {
 		p.refresh(g)
@@ -169,8 +169,8 @@ func (p *Policy) relink(e *abi.Event) {
 	i := e.Slot
 	p.unparent(i)
 	p.link(i, e.Parent)
-	g := p.slots[i].seg
-	if p.partOf(g) == partOrphan && p.segs[g].head == i && p.parentOf(i) != none {
+	g := p.slots.At(i).seg
+	if p.partOf(g) == partOrphan && p.segs.At(g).head == i && p.parentOf(i) != none {
 		p.move(g, partBase(partNew, 0), levelOne)
 	}
 }

@@ -58,7 +58,7 @@ func (p *Policy) chain(e *abi.Event, parent uint32) *request {
 
 // unname makes the requests forget a segment that goes away.
 func (p *Policy) unname(g uint32) {
-	r := p.request(p.segs[g].request)
+	r := p.request(p.segs.At(g).request)
 	if r.seg == g {
 		r.seg = none
 	}
@@ -83,16 +83,16 @@ func (p *Policy) follow(r *request, s *segment) {
 	r.tip = s.tip
 	r.reached, r.under = false, false
 	if r.seg != none && p.partOf(r.seg) != partShared {
-		p.segs[r.seg].turn = r.turn
+		p.segs.At(r.seg).turn = r.turn
 	}
 }
 
 // touch moves a chunk that the request has found into the request's own segment.
 func (p *Policy) touch(e *abi.Event) {
 	i := e.Slot
-	s := &p.slots[i]
+	s := p.slots.At(i)
 	g := s.seg
-	old := &p.segs[g]
+	old := p.segs.At(g)
 	if r := p.request(e.Request); r.open && r.id == e.Request && (r.seg == g || r.found == g) {
 		return // touched already, or its own
 	}
@@ -134,7 +134,7 @@ func (p *Policy) settle(r *request) {
 		return
 	}
 	r.from = none
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	s.state &^= touching
 	if basePart(s.base) != partShared {
 		s.feature = [features]uint8{}
@@ -146,20 +146,20 @@ func (p *Policy) settle(r *request) {
 // insert gives a new chunk to the request's segment.
 func (p *Policy) insert(e *abi.Event) {
 	i := e.Slot
-	if p.slots[i].seg != none {
+	if p.slots.At(i).seg != none {
 		p.remove(i)
 	}
 	parent := e.Parent
-	if parent >= uint32(len(p.slots)) || p.slots[parent].seg == none || parent == i {
+	if parent >= p.slots.Len() || p.slots.At(parent).seg == none || parent == i {
 		parent = none
 	}
 	r := p.chain(e, parent)
 	p.settle(r)
-	s := &p.slots[i]
+	s := p.room(i)
 	*s = slot{key: e.Key, seg: none, parent: none, size: e.Size, tenant: e.Tenant, depth: e.Depth, gen: s.gen}
 	if parent != none {
 		p.branch(parent)
-		if p.slots[parent].shared {
+		if p.slots.At(parent).shared {
 			r.turn, r.before, r.tip, r.reached, r.under = 1, 0, 0, false, true
 		}
 	}
@@ -169,7 +169,7 @@ func (p *Policy) insert(e *abi.Event) {
 	p.remember(r, e)
 	part := uint8(partNew)
 	switch {
-	case parent == none && e.Depth > 0, parent != none && p.partOf(p.slots[parent].seg) == partOrphan:
+	case parent == none && e.Depth > 0, parent != none && p.partOf(p.slots.At(parent).seg) == partOrphan:
 		part = partOrphan
 	case int64(e.Depth) <= r.shares:
 		part, s.shared = partShared, true
@@ -191,7 +191,7 @@ func (p *Policy) remember(r *request, e *abi.Event) {
 	if g == none {
 		return
 	}
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	p.model.reused(s)
 	part := basePart(s.base)
 	r.meet(p.now, s)
@@ -227,7 +227,7 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 				r.found = g
 			}
 			g = made
-			p.segs[g].turn = r.turn
+			p.segs.At(g).turn = r.turn
 			r.seg = g
 			if part == partShared {
 				p.classifyShared(r, g)
@@ -237,13 +237,13 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 		}
 	}
 	r.fresh = false
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	if r.up {
 		p.attachTop(i, g)
 	} else {
 		p.attach(i, g)
 	}
-	s.end, s.short = max(s.end, p.slots[i].depth), 0
+	s.end, s.short = max(s.end, p.slots.At(i).depth), 0
 	r.last = i
 	if (part == partNew || part == partFound) && s.n == 1 {
 		p.classify(r, g, false)
@@ -252,15 +252,15 @@ func (p *Policy) place(r *request, i uint32, part uint8) {
 	p.latest = g
 }
 
-func (p *pool) partOf(g uint32) uint8 { return uint8(basePart(p.segs[g].base)) }
+func (p *pool) partOf(g uint32) uint8 { return uint8(basePart(p.segs.At(g).base)) }
 
 // anySegment is a segment to join when there is no room for another: the latest, or the next that has chunks.
 //
 //go:noinline
 func (p *Policy) anySegment() uint32 {
 	g := p.latest
-	for g == none || p.segs[g].state&(live|ghost) != live {
-		if g++; g >= uint32(len(p.segs)) { // none is the greatest number
+	for g == none || p.segs.At(g).state&(live|ghost) != live {
+		if g++; g >= p.used { // none is the greatest number
 			g = 0
 		}
 	}
@@ -270,7 +270,7 @@ func (p *Policy) anySegment() uint32 {
 // classifyShared gives a segment of shared chunks its features: how long ago it was used before, in powers of four from
 // two seconds, and how often.
 func (p *Policy) classifyShared(r *request, g uint32) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	s.turn = r.uses
 	s.feature = [features]uint8{uint8(min(7, bits.Len32(r.idle>>10)/2)), turnValue(r.uses)}
 	s.level = p.model.level(s)
@@ -286,7 +286,7 @@ func turnValue(turn uint8) uint8 {
 
 // classify gives a segment the features of its request. Before the request's end they are provisional.
 func (p *Policy) classify(r *request, g uint32, end bool) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	depth := s.end
 	kind, grown := uint32(0), depth+1 // a first turn, by its length
 	pause := uint8(0)
@@ -329,14 +329,14 @@ func (p *Policy) endChain(r *request) {
 	if g == none {
 		return
 	}
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	end := s.end
 	if f := r.found; f != none {
-		own := p.segs[f].end
-		p.segs[f].end = end
-		p.segs[f].short = uint8(min(end-min(own, end), far))
+		own := p.segs.At(f).end
+		p.segs.At(f).end = end
+		p.segs.At(f).short = uint8(min(end-min(own, end), far))
 		p.classify(r, f, true)
-		p.segs[f].tip = p.slots[p.segs[f].tail].key
+		p.segs.At(f).tip = p.slots.At(p.segs.At(f).tail).key
 		p.refresh(f)
 	}
 	if part := p.partOf(g); part != partNew && part != partFound || s.n == 0 {
@@ -344,15 +344,15 @@ func (p *Policy) endChain(r *request) {
 	}
 	p.classify(r, g, true)
 	tail := s.tail
-	s.tip = p.slots[tail].key
-	if p.slots[tail].depth != end {
+	s.tip = p.slots.At(tail).key
+	if p.slots.At(tail).depth != end {
 		return // its last chunk is gone already
 	}
 	if s.n > 1 {
-		s.tip = p.slots[p.slots[tail].prev].key
+		s.tip = p.slots.At(p.slots.At(tail).prev).key
 		s.short = 1
 		if f := r.found; f != none {
-			p.segs[f].tip = s.tip
+			p.segs.At(f).tip = s.tip
 		}
 	}
 	p.splitLast(r, g)
@@ -360,7 +360,7 @@ func (p *Policy) endChain(r *request) {
 
 // splitLast gives the last chunk of a chain a segment of its own.
 func (p *Policy) splitLast(r *request, g uint32) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	tail := s.tail
 	l := g
 	if s.n > 1 {
@@ -372,11 +372,11 @@ func (p *Policy) splitLast(r *request, g uint32) {
 		p.cellDel(g)
 		p.detach(tail)
 		p.attach(tail, l)
-		n := &p.segs[l]
+		n := p.segs.At(l)
 		n.end, n.turn, n.feature = s.end, s.turn, s.feature
 	}
-	n := &p.segs[l]
-	n.tip = p.slots[tail].key
+	n := p.segs.At(l)
+	n.tip = p.slots.At(tail).key
 	p.cellDel(l)
 	n.base = partBase(partLast, 0)
 	n.level = p.model.level(n)

@@ -1,6 +1,6 @@
 package prefix
 
-import "math/bits"
+import "github.com/kvhost/kvhost/plugins/paged"
 
 // segment is a run of chunks that one request touched last, or the ghost of one that was evicted.
 type segment struct {
@@ -40,23 +40,64 @@ func (s *segment) any(bits uint8) bool { return s.state&bits != 0 }
 // pool holds the slots, the segments that their chunks belong to, and the ghosts of evicted segments. It keeps the lists
 // and the hash table, and decides nothing.
 type pool struct {
-	slots            []slot
-	segs             []segment
-	free             uint32   // segments not in use, linked by right
-	hash             []uint32 // ghosts by key, chained by right
-	hashShift        uint8
-	oldest, youngest uint32 // ghosts
+	slots            paged.Array[slot]
+	segs             paged.Array[segment]
+	used             uint32        // segments that were ever in use
+	most             uint32        // segments that there may be for the slots whose memory came
+	free             uint32        // segments that were in use once, linked by right
+	hash             paged.Buckets // ghosts by key, chained by right
+	oldest, youngest uint32        // ghosts
 }
 
-func (p *pool) init(slots, segments uint32) {
-	p.slots, p.segs = make([]slot, slots), make([]segment, segments)
-	hashBits := bits.Len32(segments - 1)
-	p.hashShift = uint8(64 - hashBits)
-	p.hash = make([]uint32, 1<<hashBits)
-	p.oldest, p.youngest = none, none
-	clearWords(p.hash)
-	clearSlots(p.slots)
-	p.free = chainFree(p.segs)
+// segmentsFor is how many segments a pool has, so many slots given.
+func segmentsFor(slots uint32) uint32 { return slots/8*5 + 64 }
+
+func (p *pool) init(slots uint32) {
+	most := segmentsFor(slots)
+	p.slots = paged.New(slots, slot{seg: none, parent: none})
+	p.segs = paged.New(most, segment{})
+	p.hash = paged.NewBuckets(most, none)
+	p.free, p.oldest, p.youngest = none, none, none
+	p.most = segmentsFor(min(slots, paged.PageLen))
+}
+
+// room makes a slot's memory, and lets there be as many more segments.
+func (p *pool) room(i uint32) *slot {
+	s := p.slots.Make(i)
+	p.most = max(p.most, segmentsFor(p.slots.Made()))
+	return s
+}
+
+// fresh is a segment that was not in use, or none.
+func (p *pool) fresh() uint32 {
+	if g := p.free; g != none {
+		p.free = p.segs.At(g).right
+		return g
+	}
+	if p.used >= p.most {
+		return none
+	}
+	g := p.used
+	p.used++
+	p.segs.Make(g)
+	p.rehash()
+	return g
+}
+
+// rehash makes room for one more ghost in the table.
+func (p *pool) rehash() {
+	old, made, bit, ok := p.hash.Add()
+	if !ok {
+		return
+	}
+	g := *old
+	for *old = none; g != none; {
+		s, to := p.segs.At(g), old
+		if ghostHash(s.key)&bit != 0 {
+			to = made
+		}
+		g, s.right, *to = s.right, *to, g
+	}
 }
 
 // Each loop has a function, because the meter of a module charges the length of the whole function at each iteration.
@@ -75,43 +116,25 @@ func clearCells(c []cell) {
 	}
 }
 
-//go:noinline
-func clearSlots(s []slot) {
-	for i := range s {
-		s[i].seg, s[i].parent = none, none
-	}
-}
-
-//go:noinline
-func chainFree(s []segment) uint32 {
-	free := none
-	for g := len(s) - 1; g >= 0; g-- {
-		s[g].right = free
-		free = uint32(g)
-	}
-	return free
-}
-
 // newSegment makes an empty segment of request r, born now. When there is no room it forgets the oldest ghost; when
 // there are none it returns false, and the caller joins a segment that is there.
 func (p *Policy) newSegment(part uint8, r *request) (uint32, bool) {
-	if p.free == none {
-		p.forget()
-	}
-	g := p.free
+	g := p.fresh()
 	if g == none {
-		return none, false
+		p.forget()
+		if g = p.fresh(); g == none {
+			return none, false
+		}
 	}
-	p.free = p.segs[g].right
 	base := partBase(part, 0)
-	p.segs[g] = segment{birth: p.now, head: none, tail: none, request: r.id, base: base, level: levelOne, turn: 1, state: live}
+	*p.segs.At(g) = segment{birth: p.now, head: none, tail: none, request: r.id, base: base, level: levelOne, turn: 1, state: live}
 	p.ageAdd(g)
 	return g, true
 }
 
 // release returns a segment to the pool.
 func (p *Policy) release(g uint32) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	p.cellDel(g)
 	p.ageDel(g)
 	if s.is(ghost) {
@@ -125,7 +148,7 @@ func (p *Policy) release(g uint32) {
 
 // toGhost keeps the memory of a segment whose last chunk, with that key, has been evicted.
 func (p *Policy) toGhost(g uint32, key uint64) {
-	s := &p.segs[g]
+	s := p.segs.At(g)
 	p.unname(g)
 	if basePart(s.base) == partOrphan { // coming back without its parent would prove nothing
 		p.model.forgotten(s)
@@ -138,56 +161,53 @@ func (p *Policy) toGhost(g uint32, key uint64) {
 	}
 	s.state = live | ghost
 	s.key = key
-	h := p.ghostHash(key)
-	s.right = p.hash[h]
-	p.hash[h] = g
+	h := p.hash.Of(ghostHash(key))
+	s.right, *h = *h, g
 	s.head, s.tail = p.youngest, none
 	if p.youngest == none {
 		p.oldest = g
 	} else {
-		p.segs[p.youngest].tail = g
+		p.segs.At(p.youngest).tail = g
 	}
 	p.youngest = g
 }
 
-func (p *pool) ghostHash(key uint64) uint32 {
-	return uint32(key * 0x9E3779B97F4A7C15 >> p.hashShift)
-}
+func ghostHash(key uint64) uint32 { return uint32(key * 0x9E3779B97F4A7C15 >> 32) }
 
 // ghostFind is the ghost of a segment whose shallowest chunk has that key, or none.
 //
 //go:noinline
 func (p *pool) ghostFind(key uint64) uint32 {
-	g := p.hash[p.ghostHash(key)]
-	for g != none && p.segs[g].key != key {
-		g = p.segs[g].right
+	g := *p.hash.Of(ghostHash(key))
+	for g != none && p.segs.At(g).key != key {
+		g = p.segs.At(g).right
 	}
 	return g
 }
 
 func (p *pool) ghostDel(g uint32) {
-	s := &p.segs[g]
-	at := &p.hash[p.ghostHash(s.key)]
+	s := p.segs.At(g)
+	at := p.hash.Of(ghostHash(s.key))
 	for *at != g {
-		at = &p.segs[*at].right
+		at = &p.segs.At(*at).right
 	}
 	*at = s.right
 	if s.head == none {
 		p.oldest = s.tail
 	} else {
-		p.segs[s.head].tail = s.tail
+		p.segs.At(s.head).tail = s.tail
 	}
 	if s.tail == none {
 		p.youngest = s.head
 	} else {
-		p.segs[s.tail].head = s.head
+		p.segs.At(s.tail).head = s.head
 	}
 }
 
 // forget drops the ghost that was evicted longest ago, if there is one.
 func (p *Policy) forget() {
 	if g := p.oldest; g != none {
-		p.model.forgotten(&p.segs[g])
+		p.model.forgotten(p.segs.At(g))
 		p.release(g)
 	}
 }

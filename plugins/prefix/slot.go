@@ -27,10 +27,10 @@ const manyKids = 16
 
 // link makes parent the parent of slot i.
 func (p *ranking) link(i, parent uint32) {
-	if parent >= uint32(len(p.slots)) || p.slots[parent].seg == none || parent == i {
+	if parent >= p.slots.Len() || p.slots.At(parent).seg == none || parent == i {
 		return
 	}
-	s, q := &p.slots[i], &p.slots[parent]
+	s, q := p.slots.At(i), p.slots.At(parent)
 	s.parent, s.parentGen = parent, q.gen
 	if q.kids++; q.kids == 1 {
 		p.refresh(q.seg)
@@ -40,22 +40,22 @@ func (p *ranking) link(i, parent uint32) {
 // branch notes that a request gave parent a child it never had, and marks the path above as shared when that makes
 // many. Each slot is marked once.
 func (p *ranking) branch(parent uint32) {
-	q := &p.slots[parent]
+	q := p.slots.At(parent)
 	if q.fan < 255 {
 		q.fan++
 	}
 	if q.fan < manyKids {
 		return
 	}
-	for a := parent; a != none && !p.slots[a].shared; a = p.parentOf(a) {
-		p.slots[a].shared = true
+	for a := parent; a != none && !p.slots.At(a).shared; a = p.parentOf(a) {
+		p.slots.At(a).shared = true
 	}
 }
 
 // parentOf is the resident parent of slot i, or none.
 func (p *pool) parentOf(i uint32) uint32 {
-	s := &p.slots[i]
-	if s.parent == none || p.slots[s.parent].gen != s.parentGen {
+	s := p.slots.At(i)
+	if s.parent == none || p.slots.At(s.parent).gen != s.parentGen {
 		return none
 	}
 	return s.parent
@@ -64,23 +64,23 @@ func (p *pool) parentOf(i uint32) uint32 {
 // orphan takes slot i away from its parent.
 func (p *ranking) unparent(i uint32) {
 	q := p.parentOf(i)
-	p.slots[i].parent = none
-	if q == none || p.slots[q].kids == 0 {
+	p.slots.At(i).parent = none
+	if q == none || p.slots.At(q).kids == 0 {
 		return
 	}
-	if p.slots[q].kids--; p.slots[q].kids == 0 {
-		p.refresh(p.slots[q].seg)
+	if p.slots.At(q).kids--; p.slots.At(q).kids == 0 {
+		p.refresh(p.slots.At(q).seg)
 	}
 }
 
 // attach appends slot i, deeper than all of them, to segment g.
 func (p *pool) attach(i, g uint32) {
-	s, seg := &p.slots[i], &p.segs[g]
+	s, seg := p.slots.At(i), p.segs.At(g)
 	s.seg, s.prev, s.next = g, seg.tail, none
 	if seg.tail == none {
 		seg.head = i
 	} else {
-		p.slots[seg.tail].next = i
+		p.slots.At(seg.tail).next = i
 	}
 	seg.tail = i
 	seg.n++
@@ -88,12 +88,12 @@ func (p *pool) attach(i, g uint32) {
 
 // attachTop puts slot i, shallower than all of them, in front of segment g.
 func (p *pool) attachTop(i, g uint32) {
-	s, seg := &p.slots[i], &p.segs[g]
+	s, seg := p.slots.At(i), p.segs.At(g)
 	s.seg, s.prev, s.next = g, none, seg.head
 	if seg.head == none {
 		seg.tail = i
 	} else {
-		p.slots[seg.head].prev = i
+		p.slots.At(seg.head).prev = i
 	}
 	seg.head = i
 	seg.n++
@@ -101,34 +101,34 @@ func (p *pool) attachTop(i, g uint32) {
 
 // reattach undoes the latest detach of slot i from segment g.
 func (p *pool) reattach(i, g uint32) {
-	s, seg := &p.slots[i], &p.segs[g]
+	s, seg := p.slots.At(i), p.segs.At(g)
 	s.seg = g
 	if s.prev == none {
 		seg.head = i
 	} else {
-		p.slots[s.prev].next = i
+		p.slots.At(s.prev).next = i
 	}
 	if s.next == none {
 		seg.tail = i
 	} else {
-		p.slots[s.next].prev = i
+		p.slots.At(s.next).prev = i
 	}
 	seg.n++
 }
 
 // detach takes slot i out of its segment.
 func (p *pool) detach(i uint32) {
-	s := &p.slots[i]
-	seg := &p.segs[s.seg]
+	s := p.slots.At(i)
+	seg := p.segs.At(s.seg)
 	if s.prev == none {
 		seg.head = s.next
 	} else {
-		p.slots[s.prev].next = s.next
+		p.slots.At(s.prev).next = s.next
 	}
 	if s.next == none {
 		seg.tail = s.prev
 	} else {
-		p.slots[s.next].prev = s.prev
+		p.slots.At(s.next).prev = s.prev
 	}
 	seg.n--
 	s.seg = none

@@ -185,7 +185,7 @@ func (w *world) evict(n int, tenant uint32) bool {
 			w.t.Fatalf("victim %d is of tenant %d, asked for %d", i, w.tenant[i], tenant)
 		}
 		if k == 0 && tenant == abi.None && best != never {
-			if got := w.p.worth(w.p.cellOf(&w.p.segs[w.p.slots[i].seg])); got != best {
+			if got := w.p.worth(w.p.cellOf(w.p.segs.At(w.p.slots.At(i).seg))); got != best {
 				w.t.Fatalf("victim %d is worth %d, the worst %d", i, got, best)
 			}
 		}
@@ -209,9 +209,9 @@ func (w *world) evict(n int, tenant uint32) bool {
 // slowWorst is the least worth among all segments whose deepest chunk may go.
 func (w *world) slowWorst() uint32 {
 	p, least := w.p, uint32(never)
-	for g := range p.segs {
-		s := &p.segs[g]
-		if !s.is(live) || s.any(ghost|touching) || p.slots[s.tail].kids > 0 || p.slots[s.tail].pins > 0 {
+	for g := range p.used {
+		s := p.segs.At(g)
+		if !s.is(live) || s.any(ghost|touching) || p.slots.At(s.tail).kids > 0 || p.slots.At(s.tail).pins > 0 {
 			continue
 		}
 		least = min(least, p.worth(p.cellOf(s)))

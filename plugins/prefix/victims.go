@@ -21,8 +21,8 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 			break
 		}
 		g := p.cells[c].first
-		i := p.segs[g].tail
-		s := &p.slots[i]
+		i := p.segs.At(g).tail
+		s := p.slots.At(i)
 		if ask.Tenant != none && ask.Tenant != s.tenant {
 			tries++
 			p.hide(g)
@@ -35,7 +35,7 @@ func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
 		}
 	}
 	for pass, left := 0, sweep; pass < sweeps && left > 0 && n < len(dst) && freed < ask.Bytes; pass++ {
-		slots := min(left, len(p.slots))
+		slots := min(left, int(p.slots.Made()))
 		n, freed = p.sweep(ask, slots, pass < sweeps-1, freed, dst, n)
 		left -= slots
 	}
@@ -49,9 +49,9 @@ func (p *Policy) pretend(i, g uint32) {
 	p.cellDel(g)
 	p.detach(i)
 	if q := p.parentOf(i); q != none {
-		p.slots[q].kids--
-		if p.slots[q].kids == 0 && p.slots[q].seg != none {
-			p.refresh(p.slots[q].seg)
+		p.slots.At(q).kids--
+		if p.slots.At(q).kids == 0 && p.slots.At(q).seg != none {
+			p.refresh(p.slots.At(q).seg)
 		}
 	}
 	p.refresh(g)
@@ -71,9 +71,9 @@ func (p *Policy) restore() {
 		if i != none {
 			p.reattach(i, g)
 			if q := p.parentOf(i); q != none {
-				p.slots[q].kids++
-				if p.slots[q].kids == 1 && p.slots[q].seg != none {
-					p.refresh(p.slots[q].seg)
+				p.slots.At(q).kids++
+				if p.slots.At(q).kids == 1 && p.slots.At(q).seg != none {
+					p.refresh(p.slots.At(q).seg)
 				}
 			}
 		}
@@ -86,10 +86,10 @@ func (p *Policy) restore() {
 // touched, of a tenant that has few, or, if not only leaves, above a pinned one.
 func (p *Policy) sweep(ask abi.Ask, slots int, leaf bool, freed uint64, dst []uint32, n int) (int, uint64) {
 	for k := 0; k < slots && n < len(dst) && freed < ask.Bytes; k++ {
-		if p.hand++; p.hand >= uint32(len(p.slots)) {
+		if p.hand++; p.hand >= p.slots.Made() {
 			p.hand = 0
 		}
-		s := &p.slots[p.hand]
+		s := p.slots.At(p.hand)
 		if s.seg == none || s.pins > 0 || ask.Tenant != none && ask.Tenant != s.tenant || leaf && s.kids > 0 {
 			continue
 		}

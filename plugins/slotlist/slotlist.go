@@ -1,7 +1,7 @@
 // Package slotlist keeps slots in an order: newest at the front, oldest at the back.
 //
-// It is an intrusive list in one slot-indexed array: every event is O(1), nothing is allocated after New, and a list of n
-// slots costs 16 bytes per slot. It tracks pinned slots and returns victims from the back. Policies that keep one order
+// It is an intrusive list in one slot-indexed array: every event is O(1), and the list costs 16 bytes for each slot up to
+// the highest that was used, in pages that are allocated with the first use of one of their slots. It tracks pinned slots and returns victims from the back. Policies that keep one order
 // (lru, fifo) are a loop around it.
 package slotlist
 
@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/plugins/paged"
 )
 
 // Bits of node.state. The rest of it is the entry's size in abi.SizeUnit, which saturates.
@@ -29,15 +30,17 @@ type node struct {
 // List is an order over the slots below the number given to [New]. Slots out of range, and operations on a slot that
 // is not in the list, are ignored: the host is trusted to order its events, not relied on for memory safety.
 type List struct {
-	nodes []node // the last one is the root: its older is the newest slot, its newer the oldest
+	nodes paged.Array[node] // the last one is the root: its older is the newest slot, its newer the oldest
 	root  uint32
+	ready uint32 // slots below have memory
+	top   uint32 // no slot from here on was ever in the list
 	done  uint32 // the newest of the pinned run at the back that Victims need not visit again, or root
 }
 
 // New makes an empty list for slots below maxSlots.
 func New(maxSlots uint32) List {
-	l := List{nodes: make([]node, uint64(maxSlots)+1), root: maxSlots, done: maxSlots}
-	l.nodes[maxSlots] = node{newer: maxSlots, older: maxSlots}
+	l := List{nodes: paged.New(maxSlots+1, node{}), root: maxSlots, done: maxSlots}
+	*l.nodes.Make(maxSlots) = node{newer: maxSlots, older: maxSlots}
 	return l
 }
 
@@ -46,8 +49,8 @@ func New(maxSlots uint32) List {
 // guest each branch and each memory access costs more than the work itself. Links stay inside the array, because only the
 // slots of events come from outside, and they are checked against the number of slots.
 func (l *List) Apply(batch []abi.Event, touch bool) {
-	base := unsafe.Pointer(unsafe.SliceData(l.nodes))
-	last := l.root
+	base := l.nodes.Pages()
+	last, ready := l.root, l.ready
 	newest := at(base, last).older
 	for i := range batch {
 		ev := &batch[i]
@@ -89,7 +92,7 @@ func (l *List) Apply(batch []abi.Event, touch bool) {
 				at(base, newer).older = older
 				continue
 			}
-		} else if state == 0 && op == abi.OpInsert {
+		} else if state == 0 && op == abi.OpInsert && slot < ready {
 			at(base, newest).newer = slot
 			n.link(last, newest)
 			n.state, n.tenant = resident|min(ev.Size, sizeMask), ev.Tenant
@@ -98,7 +101,7 @@ func (l *List) Apply(batch []abi.Event, touch bool) {
 		}
 		at(base, last).older = newest
 		l.apply(ev, touch)
-		newest = at(base, last).older
+		newest, ready = at(base, last).older, l.ready
 	}
 	at(base, last).older = newest
 }
@@ -109,9 +112,7 @@ func (n *node) link(newer, older uint32) {
 }
 
 // at is node i, which the caller has compared with the root or found as a link.
-func at(base unsafe.Pointer, i uint32) *node {
-	return (*node)(unsafe.Add(base, uintptr(i)*unsafe.Sizeof(node{})))
-}
+func at(base unsafe.Pointer, i uint32) *node { return paged.At[node](base, i) }
 
 func (l *List) apply(ev *abi.Event, touch bool) {
 	switch ev.Op {
@@ -136,20 +137,29 @@ func (l *List) PushFront(slot, size, tenant uint32) {
 		return
 	}
 	l.Remove(slot)
-	n := &l.nodes[slot]
+	n := l.grown(slot)
 	n.state = resident | min(size, sizeMask)
 	n.tenant = tenant
 	l.pushFront(slot, n)
 }
 
+// grown is the node of a slot that is about to be used.
+func (l *List) grown(slot uint32) *node {
+	n := l.nodes.Make(slot)
+	for l.ready < l.root && l.nodes.Has(l.ready) {
+		l.ready = min(l.root, l.ready+paged.PageLen)
+	}
+	l.top = max(l.top, l.ready, slot+1)
+	return n
+}
+
 // Touch makes a slot the newest. It is the hot path of a recency policy.
 func (l *List) Touch(slot uint32) {
-	nodes := l.nodes
-	root := &nodes[len(nodes)-1]
+	root := l.nodes.At(l.root)
 	if slot >= l.root || slot == root.older {
 		return
 	}
-	n := &nodes[slot]
+	n := l.nodes.At(slot)
 	if n.state&(resident|passed) != resident {
 		if n.state&resident == 0 {
 			return
@@ -157,11 +167,11 @@ func (l *List) Touch(slot uint32) {
 		l.unpass(slot, n)
 	}
 	newest := root.older
-	nodes[n.newer].older = n.older
-	nodes[n.older].newer = n.newer
+	l.nodes.At(n.newer).older = n.older
+	l.nodes.At(n.older).newer = n.newer
 	n.newer = l.root
 	n.older = newest
-	nodes[newest].newer = slot
+	l.nodes.At(newest).newer = slot
 	root.older = slot
 }
 
@@ -170,20 +180,20 @@ func (l *List) Remove(slot uint32) {
 	if slot >= l.root {
 		return
 	}
-	n := &l.nodes[slot]
+	n := l.nodes.At(slot)
 	if n.state&resident == 0 {
 		return
 	}
 	l.unpass(slot, n)
-	l.nodes[n.newer].older = n.older
-	l.nodes[n.older].newer = n.newer
+	l.nodes.At(n.newer).older = n.older
+	l.nodes.At(n.older).newer = n.newer
 	n.state = 0
 }
 
 // Pin excludes a slot from being a victim; its place in the order stays.
 func (l *List) Pin(slot uint32) {
-	if slot < l.root && l.nodes[slot].state&resident != 0 {
-		l.nodes[slot].state |= pinned
+	if slot < l.root && l.nodes.At(slot).state&resident != 0 {
+		l.nodes.At(slot).state |= pinned
 	}
 }
 
@@ -192,7 +202,7 @@ func (l *List) Unpin(slot uint32) {
 	if slot >= l.root {
 		return
 	}
-	n := &l.nodes[slot]
+	n := l.nodes.At(slot)
 	if n.state&passed != 0 {
 		l.done = l.root // it may stand anywhere in the run
 	}
@@ -211,8 +221,8 @@ func (l *List) Victims(ask abi.Ask, dst []uint32) int {
 	var n, freed uint64
 	left := maxPassed
 	run := true // every slot behind this one is pinned
-	for s := l.nodes[l.done].newer; s != l.root && n < limit && freed < ask.Bytes; s = l.nodes[s].newer {
-		v := &l.nodes[s]
+	for s := l.nodes.At(l.done).newer; s != l.root && n < limit && freed < ask.Bytes; s = l.nodes.At(s).newer {
+		v := l.nodes.At(s)
 		if other := ask.Tenant != abi.None && v.tenant != ask.Tenant; other || v.state&pinned != 0 {
 			if left--; left < 0 {
 				break
@@ -236,10 +246,10 @@ func (l *List) Victims(ask abi.Ask, dst []uint32) int {
 }
 
 func (l *List) pushFront(slot uint32, n *node) {
-	root := &l.nodes[l.root]
+	root := l.nodes.At(l.root)
 	n.newer = l.root
 	n.older = root.older
-	l.nodes[root.older].newer = slot
+	l.nodes.At(root.older).newer = slot
 	root.older = slot
 }
 

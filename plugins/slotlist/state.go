@@ -22,8 +22,8 @@ const (
 
 // Save appends the order to dst, at most limit bytes of it. ok is false, and dst as it was, when it takes more.
 func (l *List) Save(dst []byte, limit int) (_ []byte, ok bool) {
-	slots := l.root
-	for slots > 0 && l.nodes[slots-1].state == 0 {
+	slots := l.top
+	for slots > 0 && l.nodes.At(slots-1).state == 0 {
 		slots--
 	}
 	start := len(dst)
@@ -32,8 +32,8 @@ func (l *List) Save(dst []byte, limit int) (_ []byte, ok bool) {
 	}
 	put := binary.LittleEndian.AppendUint32
 	dst = put(put(put(put(dst, stateMagic), slots), l.name(l.done)), 0)
-	for i := range l.nodes[:slots] {
-		n := &l.nodes[i]
+	for i := range slots {
+		n := l.nodes.At(i)
 		older := abi.None
 		if n.state != 0 {
 			older = l.name(n.older)
@@ -43,13 +43,13 @@ func (l *List) Save(dst []byte, limit int) (_ []byte, ok bool) {
 	runs := uint32(0)
 	for at := uint32(0); at < slots; runs++ {
 		end := at + 1
-		for tenant := l.nodes[at].tenant; end < slots && l.nodes[end].tenant == tenant; {
+		for tenant := l.nodes.At(at).tenant; end < slots && l.nodes.At(end).tenant == tenant; {
 			end++
 		}
 		if len(dst)-start+stateRun > limit {
 			return dst[:start], false
 		}
-		dst = put(put(dst, end-at), l.nodes[at].tenant)
+		dst = put(put(dst, end-at), l.nodes.At(at).tenant)
 		at = end
 	}
 	binary.LittleEndian.PutUint32(dst[start+12:], runs)
@@ -68,8 +68,12 @@ func (l *List) name(slot uint32) uint32 {
 func (l *List) Load(b []byte) error {
 	err := l.load(b)
 	if err != nil {
-		clear(l.nodes)
-		l.nodes[l.root] = node{newer: l.root, older: l.root}
+		for i := range l.top {
+			if l.nodes.Has(i) {
+				*l.nodes.At(i) = node{}
+			}
+		}
+		*l.nodes.At(l.root) = node{newer: l.root, older: l.root}
 		l.done = l.root
 	}
 	return err
@@ -96,7 +100,7 @@ func (l *List) load(b []byte) error {
 			return ErrState
 		}
 		present++
-		n := &l.nodes[i]
+		n := l.grown(i)
 		if n.state = state; older == abi.None {
 			older = l.root
 		}
@@ -108,7 +112,9 @@ func (l *List) load(b []byte) error {
 			return ErrState
 		}
 		for end := slot + count; slot < end; slot++ {
-			l.nodes[slot].tenant = tenant
+			if l.nodes.Has(slot) {
+				l.nodes.At(slot).tenant = tenant
+			}
 		}
 	}
 	return l.close(present, done)
@@ -117,22 +123,24 @@ func (l *List) load(b []byte) error {
 // close finds the other direction of the links, and that they are one way through all slots that are present.
 func (l *List) close(present, done uint32) error {
 	const unseen = 1<<32 - 1
-	l.nodes[l.root].newer = unseen
-	for i := range l.nodes[:l.root] {
-		l.nodes[i].newer = unseen
+	l.nodes.At(l.root).newer = unseen
+	for i := range l.top {
+		if n := l.nodes.At(i); n.state != 0 {
+			n.newer = unseen
+		}
 	}
-	for i := range l.nodes[:l.root] {
-		n := &l.nodes[i]
+	for i := range l.top {
+		n := l.nodes.At(i)
 		if n.state == 0 {
 			continue
 		}
-		older := &l.nodes[n.older]
+		older := l.nodes.At(n.older)
 		if n.older != l.root && older.state == 0 || older.newer != unseen {
 			return ErrState // two have the same next one, or one that is not there
 		}
-		older.newer = uint32(i)
+		older.newer = i
 	}
-	root := &l.nodes[l.root]
+	root := l.nodes.At(l.root)
 	if present == 0 {
 		root.newer, root.older = l.root, l.root
 	}
@@ -140,21 +148,16 @@ func (l *List) close(present, done uint32) error {
 	at, steps := root.newer, uint32(0)
 	for ; present > 0 && steps < present && at != unseen; steps++ {
 		root.older = at
-		at = l.nodes[at].newer
+		at = l.nodes.At(at).newer
 	}
 	if present > 0 && (steps != present || at != unseen) {
 		return ErrState
 	}
 	if present > 0 {
-		l.nodes[root.older].newer = l.root
-	}
-	for i := range l.nodes[:l.root] {
-		if n := &l.nodes[i]; n.state == 0 {
-			*n = node{tenant: n.tenant}
-		}
+		l.nodes.At(root.older).newer = l.root
 	}
 	if l.done = l.root; done != abi.None {
-		if done >= l.root || l.nodes[done].state&passed == 0 {
+		if done >= l.root || l.nodes.At(done).state&passed == 0 {
 			return ErrState
 		}
 		l.done = done

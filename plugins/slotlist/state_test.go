@@ -69,8 +69,8 @@ func TestStateThatIsNone(t *testing.T) {
 	}
 	good, _ := l.Save(nil, 1<<20)
 	whole := func(l *List) (n int) { // both ways through the list meet
-		for at := l.nodes[l.root].newer; at != l.root; at = l.nodes[at].newer {
-			if n++; n > slots || l.nodes[l.nodes[at].newer].older != at || l.nodes[at].state&resident == 0 {
+		for at := l.nodes.At(l.root).newer; at != l.root; at = l.nodes.At(at).newer {
+			if n++; n > slots || l.nodes.At(l.nodes.At(at).newer).older != at || l.nodes.At(at).state&resident == 0 {
 				t.Fatal("not a list")
 			}
 		}

@@ -1,47 +1,50 @@
 package slots
 
-import "unsafe"
+import "github.com/kvhost/kvhost/plugins/paged"
 
-// ghosts are the table's nodes above the slots: a list of free ones, threaded through their links, and an index from
-// fingerprint to node by open addressing with linear probing. The index has at least twice as many places as there can
-// be ghosts.
+// ghosts are the table's nodes above the slots: a list of free ones, threaded through their links, and chains of those
+// with the same hash of their fingerprint.
 type ghosts struct {
-	free  uint32 // first of the nodes that were ghosts once, None for none
-	fresh uint32 // first of those that never were
-	left  uint32 // free nodes, of both kinds
-	index unsafe.Pointer
-	mask  uint64
+	free   uint32 // first of the nodes that were ghosts once, None for none
+	fresh  uint32 // first of those that never were
+	left   uint32 // free nodes, of both kinds
+	chains paged.Buckets
 }
 
 func (g *ghosts) init(first, n uint32) {
-	places := uint64(4)
-	for places < 2*uint64(n) {
-		places *= 2
-	}
-	g.index = unsafe.Pointer(unsafe.SliceData(make([]uint32, places)))
-	g.mask = places - 1
-	g.free, g.fresh, g.left = None, first, n
+	g.free, g.fresh, g.left, g.chains = None, first, n, paged.NewBuckets(n, None)
 }
 
-// place is where the index holds a node's number plus one, or 0 when it is empty.
-func (g *ghosts) place(at uint64) *uint32 {
-	return (*uint32)(unsafe.Add(g.index, uintptr(at&g.mask)*4))
-}
-
-// home is a fingerprint's first place. Fingerprints are hashes already; the multiplication guards against a host, or a
+// home is the hash of a fingerprint. Fingerprints are hashes already; the multiplication guards against a host, or a
 // test, whose fingerprints count upwards.
-func home(key uint64) uint64 { return key * 0x9e3779b97f4a7c15 >> 20 }
+func home(key uint64) uint32 { return uint32(key * 0x9e3779b97f4a7c15 >> 32) }
 
 // Ghost is the ghost with this fingerprint, or None.
 func (t *Table) Ghost(key uint64) uint32 {
-	for at := home(key); ; at++ {
-		n := *t.place(at)
-		if n == 0 {
-			return None
+	i := *t.chains.Of(home(key))
+	for i != None {
+		n := t.node(i)
+		if n.Key == key {
+			break
 		}
-		if t.node(n-1).Key == key {
-			return n - 1
+		i = n.named
+	}
+	return i
+}
+
+// widen makes another chain, of ghosts of one that there is.
+func (t *Table) widen() {
+	old, made, bit, ok := t.chains.Add()
+	if !ok {
+		return
+	}
+	i := *old
+	for *old = None; i != None; {
+		n, to := t.node(i), old
+		if home(n.Key)&bit != 0 {
+			to = made
 		}
+		i, n.named, *to = n.named, *to, i
 	}
 }
 
@@ -63,14 +66,12 @@ func (t *Table) NewGhost(key uint64, size uint32) uint32 {
 	} else {
 		i = t.fresh
 		t.fresh++
+		t.nodes.Make(i)
+		t.widen()
 	}
-	n := t.node(i)
-	n.Entry = Entry{Key: key, Size: size}
-	at := home(key)
-	for *t.place(at) != 0 {
-		at++
-	}
-	*t.place(at) = i + 1
+	head := t.chains.Of(home(key))
+	t.node(i).Entry = Entry{Key: key, Size: size, named: *head}
+	*head = i
 	return i
 }
 
@@ -95,23 +96,11 @@ func (t *Table) DropGhost(i uint32) {
 	if n.list != 0 {
 		t.Remove(i)
 	}
-	at := home(n.Key)
-	for *t.place(at) != i+1 {
-		at++
+	at := t.chains.Of(home(n.Key))
+	for *at != i {
+		at = &t.node(*at).named
 	}
-	// Those behind it that would no longer be found move up.
-	for hole := at; ; {
-		at++
-		m := *t.place(at)
-		if m == 0 {
-			*t.place(hole) = 0
-			break
-		}
-		if (at-home(t.node(m-1).Key))&t.mask >= (at-hole)&t.mask {
-			*t.place(hole) = m
-			hole = at
-		}
-	}
+	*at = n.named
 	n.next = t.free
 	t.free = i
 	t.left++

@@ -1,6 +1,6 @@
 package slots
 
-import "unsafe"
+import "github.com/kvhost/kvhost/plugins/paged"
 
 // Rank orders a heap: the lowest priority first, among equals the one that got it first.
 type Rank struct{ Priority, Order uint64 }
@@ -19,8 +19,8 @@ type item struct {
 // A question for victims looks at one slot after the other in order of rank, without changing the heap: [Heap.Lowest] keeps
 // the edge of what was looked at, at most maxWalk places, which is itself a heap.
 type Heap struct {
-	items unsafe.Pointer // *item
-	place unsafe.Pointer // *uint32: by slot, where its item is; None when absent
+	items paged.Array[item]
+	place paged.Array[uint32] // by slot, where its item is; None when absent
 	n     uint32
 	edge  [maxWalk]uint32
 	wide  uint32
@@ -32,26 +32,12 @@ const maxWalk = 1024
 
 // NewHeap makes room for slots below maxSlots.
 func NewHeap(maxSlots uint32) *Heap {
-	h := &Heap{
-		items: unsafe.Pointer(unsafe.SliceData(make([]item, maxSlots))),
-		place: unsafe.Pointer(unsafe.SliceData(make([]uint32, maxSlots))),
-	}
-	h.empty(maxSlots)
-	return h
+	return &Heap{items: paged.New(maxSlots, item{}), place: paged.New(maxSlots, None)}
 }
 
-//go:noinline
-func (h *Heap) empty(maxSlots uint32) {
-	for slot := range maxSlots {
-		*h.of(slot) = None
-	}
-}
+func (h *Heap) at(i uint32) *item { return h.items.At(i) }
 
-func (h *Heap) at(i uint32) *item {
-	return (*item)(unsafe.Add(h.items, uintptr(i)*unsafe.Sizeof(item{})))
-}
-
-func (h *Heap) of(slot uint32) *uint32 { return (*uint32)(unsafe.Add(h.place, uintptr(slot)*4)) }
+func (h *Heap) of(slot uint32) *uint32 { return h.place.At(slot) }
 
 // Rank is the rank of a slot that is in the heap.
 func (h *Heap) Rank(slot uint32) Rank { return h.at(*h.of(slot)).Rank }
@@ -64,10 +50,11 @@ func (h *Heap) Begin() { h.fell = 0 }
 
 // Set adds a slot or gives it another rank.
 func (h *Heap) Set(slot uint32, r Rank) {
-	i := *h.of(slot)
+	i := *h.place.Make(slot)
 	if i == None {
 		i = h.n
 		h.n++
+		h.items.Make(i)
 	}
 	h.settle(i, slot, r.Priority, r.Order)
 }

@@ -2,9 +2,9 @@ package slots
 
 import (
 	"fmt"
-	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/plugins/paged"
 )
 
 // Entry is what is known about one slot, or about one ghost.
@@ -12,7 +12,7 @@ type Entry struct {
 	Key    uint64
 	Size   uint32 // units
 	Tenant uint32
-	named  uint32 // number of the question that last named it, 0 for none
+	named  uint32 // number of the question that last named it, 0 for none; of a ghost, the next of its chain
 	pins   uint16
 	list   uint8 // 0: not here
 	Mark   uint8 // the policy's own: a visited bit, a small counter
@@ -40,12 +40,11 @@ type sum struct {
 
 // Table is the entries of every slot and ghost, and the lists they are in.
 //
-// Nodes are reached without the checks of a slice: in a Go guest each check is a possible call, and each call a branch
-// table, which costs more than the work. That is sound because node numbers never come from outside: links are the
-// table's own, and a slot in an event is compared with the number of slots by [Table.Resident] or [Table.Insert] before
-// anything else is done with it.
+// Nodes are reached without the checks of a slice. That is sound because node numbers never come from outside: links are
+// the table's own, and a slot in an event is compared with the number of slots by [Table.Resident] or [Table.Insert]
+// before anything else is done with it.
 type Table struct {
-	base  unsafe.Pointer // *node, of all slots, ghosts and lists' ends
+	nodes paged.Array[node] // of all slots, ghosts and lists' ends
 	slots uint32
 	ends  uint32 // node of list 0's ends; list l's are l further
 	asks  uint32
@@ -67,11 +66,11 @@ func NewTable(maxSlots, maxGhosts uint32, lists List) (*Table, error) {
 	if lists >= maxLists {
 		return nil, fmt.Errorf("slots: %d lists are too many", lists)
 	}
-	nodes := make([]node, maxSlots+maxGhosts+uint32(lists)+1)
-	for end := maxSlots + maxGhosts; end < uint32(len(nodes)); end++ {
-		nodes[end].links = links{end, end}
+	t := &Table{slots: maxSlots, ends: maxSlots + maxGhosts}
+	t.nodes = paged.New(t.ends+uint32(lists)+1, node{})
+	for end := t.ends; end < t.nodes.Len(); end++ {
+		t.nodes.Make(end).links = links{end, end}
 	}
-	t := &Table{base: unsafe.Pointer(unsafe.SliceData(nodes)), slots: maxSlots, ends: maxSlots + maxGhosts}
 	t.ghosts.init(maxSlots, maxGhosts)
 	return t, nil
 }
@@ -82,9 +81,7 @@ func Ghosts(maxSlots uint32, percent uint32) uint32 {
 	return uint32(uint64(maxSlots)*uint64(percent)/100) + 1
 }
 
-func (t *Table) node(i uint32) *node {
-	return (*node)(unsafe.Add(t.base, uintptr(i)*unsafe.Sizeof(node{})))
-}
+func (t *Table) node(i uint32) *node { return t.nodes.At(i) }
 
 // At is the entry of a slot that is the table's, or of a ghost.
 func (t *Table) At(i uint32) *Entry { return &t.node(i).Entry }
@@ -101,7 +98,7 @@ func (t *Table) Insert(ev *abi.Event, l List) bool {
 	if ev.Slot >= t.slots {
 		return false
 	}
-	n := t.node(ev.Slot)
+	n := t.nodes.Make(ev.Slot)
 	if n.list != 0 {
 		t.Remove(ev.Slot)
 	}
