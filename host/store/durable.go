@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 )
 
@@ -23,23 +22,6 @@ func (p *Put) lost() error {
 func (p *Put) strict() bool {
 	d := p.root.store.cfg.Durability
 	return d == Strict || d == Batch && p.copy != nil
-}
-
-// syncOther makes the bytes of a piece durable that somebody else has written: a host, perhaps, that syncs nothing.
-func (p *Put) syncOther() error {
-	r := p.root
-	if !p.strict() {
-		return nil
-	}
-	f, err := r.FS.OpenFile(p.target, os.O_RDONLY, 0)
-	if err != nil {
-		return fmt.Errorf("store: publishing %s, where the same piece stands: %w", p.target, err)
-	}
-	defer f.Close()
-	if err := f.Datasync(); err != nil {
-		return r.SyncFailed(err)
-	}
-	return nil
 }
 
 func (p *Put) syncName() error {

@@ -26,7 +26,6 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 	list, behind := r.leaving.Evict(r.evicting[:0], bytes, tenant, lossy)
 	got.behind = behind
 	r.evicting = list
-	r.Count.Evictions += uint64(len(list))
 	paths := &r.victimPaths
 	fresh := len(list) > 0 && paths.collect(list, r.Evictor.Queued)
 	r.Unlock()
@@ -34,28 +33,36 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 		return got
 	}
 	if fresh {
-		paths.resolve()
+		r.store.catalog.Paths.Resolve(&paths.batch)
 	}
 	var left int64
 	offered := reuseFor != nil && reuseFor.temp == ""
 	for i := range list {
 		v := &list[i]
 		if i > 0 && i%victimBatch == 0 && paths.collect(list[i:], nil) {
-			paths.resolve()
+			r.store.catalog.Paths.Resolve(&paths.batch)
 		}
 		v.Paths = &paths.batch
-		n, err := r.custody.unlink(v, r.offerFile(v, reuseFor))
+		pieces := r.offerFile(v, reuseFor)
+		v.Spare = pieces != 0 && pieces == v.Pieces
+		n, err := r.custody.unlink(v, pieces)
 		if left += n; err != nil && got.failed == nil {
 			got.failed = err
 		}
 	}
 	r.Lock()
 	defer r.Unlock()
-	got.entries = len(list)
 	for i := range list {
+		if v := &list[i]; v.Spare {
+			r.CancelEvict(v)
+			r.WakeJoiners()
+			continue
+		}
+		got.entries++
 		got.freed += r.Index.Bytes(list[i].Slot)
 		r.FinishEvict(&list[i])
 	}
+	r.Count.Evictions += uint64(got.entries)
 	if offered && reuseFor.temp != "" { // the file is there before the put's bytes are reserved
 		got.taken = reuseFor.class.FileBytes()
 		r.Account.Add(capacity.Orphans, got.taken)

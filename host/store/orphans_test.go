@@ -3,83 +3,27 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/store/entries"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
-	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
 )
 
-// moody is a place policy that chooses a root that there is not while it fails.
-type moody struct{ fails atomic.Bool }
-
-func (m *moody) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte, uint32) {
-	if m.fails.Load() {
-		return dst, 77
-	}
-	return fmt.Appendf(dst, "moody/%x.r%d", q.Key, q.Rank), abi.None
-}
-func (*moody) Unplace([]byte) abi.PathIdentity { return abi.PathIdentity{} }
-
-// TestEvictionWithoutAName: the place policy fails while an entry goes. The bytes stay in the account until it can be
-// asked again.
-func TestEvictionWithoutAName(t *testing.T) {
-	place := &moody{}
-	f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) {
-		c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
-			return place, nil
-		}))
-	})
-	f.mustPut(0, 1)
-	r, k := f.store.roots[0], testKey(0)
-	r.Lock()
-	fp := chunk.Fingerprint(f.space.Digest, 0, k)
-	m := entries.Mark{Slot: r.Index.Find(fp, f.space.Class(0).Base, &k), Fingerprint: fp}
-	r.Unlock()
-	place.fails.Store(true)
-	r.drop(m, 0)
-	place.fails.Store(false)
-	st := f.store.Stats().Roots[0]
-	equal(t, "Orphaned", st.Orphaned, pieceBytes)
-	equal(t, "Used", st.Used, 2*pieceBytes)
-	r.Orphans.Retry(context.Background())
-	st = f.store.Stats().Roots[0]
-	equal(t, "Orphaned", st.Orphaned, 0)
-	equal(t, "Used", st.Used, pieceBytes)
-	f.checkUsed()
-	f.mustPut(0)
-	f.mustRead(0)
-}
-
 // TestStoredAgainWhileStray: a key is stored again before its old file could be removed. The put takes what stands
 // there, or the name once it is free, and the orphan is gone: what is promised now is not unlinked.
 func TestStoredAgainWhileStray(t *testing.T) {
+	t.Run("unnamed", func(t *testing.T) {
+		f, place, _ := moodyFixture(t, 4, 1)
+		f.mustPut(0, 1)
+		place.fails.Store(true)
+		f.store.roots[0].drop(f.markOf(0), 0)
+		place.fails.Store(false)
+		f.storedAgain(false)
+	})
 	for name, gone := range map[string]bool{"there": false, "gone": true} {
-		t.Run("unnamed and "+name, func(t *testing.T) {
-			place := &moody{}
-			f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
-				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
-					return place, nil
-				}))
-			})
-			f.mustPut(0, 1)
-			place.fails.Store(true)
-			f.store.roots[0].drop(f.markOf(0), 0)
-			place.fails.Store(false)
-			f.storedAgain(gone)
-		})
 		t.Run("named and "+name, func(t *testing.T) {
 			f, faulty := faultyFixture(t, 4)
 			f.mustPut(0, 1)
@@ -121,50 +65,6 @@ func (f *fixture) storedAgain(gone bool) {
 	r.Orphans.Retry(context.Background())
 	f.mustRead(0)
 	f.checkUsed()
-}
-
-// TestAPieceUnderOneOfTwoNames: one rank of an entry has the built-in name, the other the policy's, where it is cut, or
-// cannot be read for a while. When the entry goes, so does its file, and its bytes are accounted for until then.
-func TestAPieceUnderOneOfTwoNames(t *testing.T) {
-	for name, spoil := range map[string]func(f *fixture, faulty *faultfs.FS, file string){
-		"cut": func(f *fixture, _ *faultfs.FS, file string) { f.must(os.Truncate(file, pieceformat.Page-5)) },
-		"unreadable": func(_ *fixture, faulty *faultfs.FS, _ string) {
-			faulty.Set(faultfs.MustRules("read **moody/**: eio")...)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			place, faulty := &moody{}, faultfs.New(staging.OS())
-			f := newFixture(t, t.TempDir(), 2, 2, func(c *Config) {
-				c.FS, c.UpkeepEvery = faulty, time.Hour
-				c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
-					return place, nil
-				}))
-			})
-			place.fails.Store(true)
-			f.must(f.put(0, 0))
-			place.fails.Store(false)
-			f.must(f.put(0, 1))
-			files, err := filepath.Glob(filepath.Join(f.cfg.Roots[0].Path, "moody", "*"))
-			if err != nil || len(files) != 1 {
-				t.Fatal(files, err)
-			}
-			spoil(f, faulty, files[0])
-			r, k := f.store.roots[0], testKey(0)
-			r.Lock()
-			fp := chunk.Fingerprint(f.space.Digest, 0, k)
-			m := entries.Mark{Slot: r.Index.Find(fp, f.space.Class(0).Base, &k), Fingerprint: fp}
-			r.Unlock()
-			r.drop(m, 0)
-			if disk, _ := usage(t, r.Path); f.store.Stats().Roots[0].Used < disk {
-				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
-			}
-			faulty.Set()
-			r.Orphans.Retry(t.Context())
-			if disk, _ := usage(t, r.Path); disk != 0 || f.store.Stats().Roots[0].Used != 0 {
-				t.Errorf("%d bytes on disk, the account says %d", disk, f.store.Stats().Roots[0].Used)
-			}
-		})
-	}
 }
 
 func (f *fixture) must(err error) {

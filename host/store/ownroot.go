@@ -67,6 +67,11 @@ func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed 
 	r := c.r
 	for rank := range entries.Ranks(pieces) {
 		name, err := r.locateVictim(v, rank)
+		if err != nil && v.Spare {
+			r.Log.Error("entry not evicted: no policy names its file", "key", v.Key, "error", err)
+			return 0, err
+		}
+		v.Spare = false
 		if err != nil {
 			r.Log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account",
 				"key", v.Key, "error", err)

@@ -77,8 +77,12 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	defer func() { r.Orphans.Settle(claimed, failed == nil) }()
 	for range maxObstacles {
 		target := p.target
-		claimed = append(claimed, r.Orphans.Claim(p.target, p.class, &p.key, p.rank)...)
-		err := r.custody.publish(p, info)
+		list, err := r.Orphans.Claim(p.target, p.class, &p.key, p.rank)
+		if err != nil {
+			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
+		}
+		claimed = append(claimed, list...)
+		err = r.custody.publish(p, info)
 		if err == nil {
 			p.temp = ""
 			return info, p.syncName()
@@ -101,8 +105,10 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		case herr != nil && !pieceformat.IsDamage(herr) && !errors.Is(herr, staging.ErrNotRegular):
 			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
 		case herr == nil && p.class.IsPiece(&h, &p.key, p.rank):
-			if err := p.syncOther(); err != nil {
-				return info, err
+			if p.strict() {
+				if err := r.SyncBytes(p.target); err != nil {
+					return info, err
+				}
 			}
 			p.removeTemp() // before the account lets go of a file that was left there
 			return there, p.syncName()

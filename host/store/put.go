@@ -83,7 +83,9 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	}
 	defer stripe.Release(1)
 	s.renew(p)
-	s.seekUnseen(p)
+	for _, r := range s.roots {
+		r.recovery.Seek(p.class, &p.key, p.rank)
+	}
 	return s.reserve(ctx, p, &q)
 }
 

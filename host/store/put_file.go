@@ -44,12 +44,10 @@ func (p *Put) useFallbackName(cause error) error {
 	}
 	if !errors.Is(cause, policy.ErrQuarantine) {
 		r.Log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
+		r.Counted(&r.Count.PlaceFaults)
 	}
 	r.Lock()
 	r.Index.At(p.mark.Slot).Set(index.FallbackName)
-	if !errors.Is(cause, policy.ErrQuarantine) { // it gave no name
-		r.Count.PlaceFaults++
-	}
 	r.Unlock()
 	p.target, p.fallback = target, true
 	return nil

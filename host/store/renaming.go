@@ -46,7 +46,7 @@ func (n *renaming) upkeep(ctx context.Context, r *root) {
 	}
 	for _, g := range r.store.catalog.Generations() {
 		quarantined := g.Policy.Quarantined()
-		if _, settled := n.settled.Load(g); settled && quarantined {
+		if _, settled := n.settled.Load(g); settled && quarantined && !r.Orphans.Lost(g) {
 			continue
 		} else if settled {
 			n.settled.Delete(g)
@@ -69,7 +69,7 @@ func (n *renaming) upkeep(ctx context.Context, r *root) {
 
 // doubts says whether the files are to be looked into for a place policy.
 func (n *renaming) doubts(r *root, g *catalog.PlaceGeneration) bool {
-	return g.Doubted() && r.store.cfg.Now().UnixNano()-n.looked.Load() >= int64(doubtAgain)
+	return (g.Doubted() || r.Orphans.Lost(g)) && r.store.cfg.Now().UnixNano()-n.looked.Load() >= int64(doubtAgain)
 }
 
 // look looks where the pieces of a doubted place policy are.
@@ -85,8 +85,9 @@ func (n *renaming) look(ctx context.Context, r *root, g *catalog.PlaceGeneration
 }
 
 func (n *renaming) rename(ctx context.Context, r *root, g *catalog.PlaceGeneration) {
+	defer wake(r.upkeepWake) // another policy may wait for this
 	defer n.busy.Store(false)
-	if !r.recovery.Named(g) {
+	if !r.recovery.Named(g) && !r.Orphans.Lost(g) {
 		n.settled.Store(g, struct{}{})
 		return
 	}

@@ -114,7 +114,8 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		},
 	}}
 	r.budget = newWriteBudget(r)
-	r.directory = health.NewDirectory(r.Health, r.Path, r.lockName(), pieceformat.RootDirs[:], !cfg.Shared)
+	lock := r.Path + "/" + pieceformat.LockFile + r.rules.suffix
+	r.directory = health.NewDirectory(r.Health, r.Path, lock, pieceformat.RootDirs[:], !cfg.Shared)
 	return r, nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -28,5 +27,3 @@ func (r *root) lockRoot(ctx context.Context) error {
 	}
 	return nil
 }
-
-func (r *root) lockName() string { return r.Path + "/" + pieceformat.LockFile + r.rules.suffix }

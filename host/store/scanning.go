@@ -66,13 +66,6 @@ func (r *root) scanOnce(ctx context.Context) error {
 	return r.custody.scan(ctx)
 }
 
-// seekUnseen takes the file of a piece that a scan has not come to into the index.
-func (s *Store) seekUnseen(p *Put) {
-	for _, r := range s.roots {
-		r.recovery.Seek(p.class, &p.key, p.rank)
-	}
-}
-
 // ScanDone is closed once every root's scan has ended. It stays open when the store is closed before that.
 func (s *Store) ScanDone() <-chan struct{} { return s.scanDone }
 

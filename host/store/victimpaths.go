@@ -35,9 +35,6 @@ func (p *victimPaths) collect(list []entries.Eviction, next func(visit func(slot
 	return p.batch.Len() > 1
 }
 
-// resolve asks for the paths. The root's lock is not held.
-func (p *victimPaths) resolve() { p.root.store.catalog.Paths.Resolve(&p.batch) }
-
 func (p *victimPaths) add(cl *catalog.Class, key chunk.Key, pieces uint64) {
 	for rank := range entries.Ranks(pieces) {
 		p.batch.Add(catalog.PathQuery{Class: cl, Prefix: p.root.Slash, Key: key, Rank: rank})

@@ -19,6 +19,7 @@ type Eviction struct {
 	Pieces       uint64
 	FallbackName bool
 	Paths        *catalog.PathBatch // that may have the paths of its pieces; or nil
+	Spare        bool               // it stays if nobody can tell where the first of its files is, and nothing was unlinked
 }
 
 // Ranks are the ranks in a set of pieces.

@@ -69,12 +69,12 @@ func (d *Dir) PathOf(c *catalog.Class, k *chunk.Key, rank uint32, builtin bool) 
 }
 
 // Locate is the path of a published piece. Only an entry with a fallback can have one under the built-in name, and what
-// stands under the other name may then be somebody else's: the header tells.
+// stands under the other name may then be somebody else's, which the header tells, or an orphan, which the list tells.
 func (d *Dir) Locate(c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
 	if fallback && c.Place.Policy.Quarantined() { // it need not be asked if the built-in name leads to the piece
 		builtin, err := d.PathOf(c, k, rank, true)
 		if err == nil {
-			if h, _, err := d.Look(builtin); err == nil && c.IsPiece(&h, k, rank) {
+			if h, _, err := d.Look(builtin); err == nil && c.IsPiece(&h, k, rank) && !d.Orphans.Has(builtin) {
 				return builtin, nil
 			}
 		}
@@ -95,7 +95,7 @@ func (d *Dir) LocateAt(name string, c *catalog.Class, k *chunk.Key, rank uint32,
 		return name, nil
 	}
 	h, _, herr := d.Look(name)
-	if herr == nil && c.IsPiece(&h, k, rank) {
+	if herr == nil && c.IsPiece(&h, k, rank) && !d.Orphans.Has(name) {
 		return name, nil
 	}
 	builtin, err := d.PathOf(c, k, rank, true)
@@ -206,7 +206,10 @@ func (d *Dir) Move(from, to string) error {
 	if err := d.MakeDir(filepath.Dir(to)); err != nil {
 		return err
 	}
-	if err := d.FS.RenameNoReplace(from, to); err != nil {
+	claimed := d.Orphans.claim(orphanKey{name: to}) // the name was free
+	err := d.FS.RenameNoReplace(from, to)
+	d.Orphans.Settle(claimed, err == nil)
+	if err != nil {
 		return fmt.Errorf("store: the place policy names it %s: %w", to, err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 )
 
@@ -25,6 +26,19 @@ func (d *Dir) MakeDir(dir string) error {
 		return err
 	}
 	return d.settle(dir)
+}
+
+// SyncBytes makes the bytes of a file durable that somebody else has written: a host, perhaps, that syncs nothing.
+func (d *Dir) SyncBytes(name string) error {
+	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return fmt.Errorf("store: syncing %s: %w", name, err)
+	}
+	defer f.Close()
+	if err := f.Datasync(); err != nil {
+		return d.SyncFailed(err)
+	}
+	return nil
 }
 
 // SyncName makes the names in a directory durable, and those of the directories above it.

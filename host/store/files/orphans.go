@@ -3,6 +3,7 @@ package files
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"slices"
 	"sync"
@@ -11,13 +12,14 @@ import (
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // Orphan is a file that nobody wants and that could not be unlinked. Its bytes stay in the root's account until it is
 // gone. The upkeep tries again, and so does a root before it returns to service.
 type Orphan struct {
-	name     string // empty: the place policy did not name the piece that follows
+	name     string // empty: nobody can tell yet where the piece that follows stands
 	class    *catalog.Class
 	key      chunk.Key
 	rank     uint32
@@ -30,19 +32,29 @@ type Orphan struct {
 	// Guarded by Orphans.mu, like the rest after the orphan is listed.
 	deleting bool // it is being unlinked
 	claimed  bool // a put may be about to publish under its name
+	lost     bool // nothing stands where the policy says: who goes through all files meets it, or it is gone
+	sought   bool // it has no name, and those who go through all files have not met it
 }
 
 // orphanKey is a file's name, or the piece that a file without one holds.
 type orphanKey struct {
-	name string
-	key  chunk.Key
-	rank uint32
+	name      string
+	namespace chunk.Digest
+	group     uint32
+	key       chunk.Key
+	rank      uint32
 }
 
-func (o *Orphan) at() orphanKey { return orphanKey{o.name, o.key, o.rank} }
+func (o *Orphan) at() orphanKey {
+	if o.name != "" {
+		return orphanKey{name: o.name}
+	}
+	return orphanKey{namespace: o.class.Namespace.Digest, group: o.class.Group, key: o.key, rank: o.rank}
+}
 
 // Orphans are a root's. No file is touched and no policy called under its lock: an orphan that is being unlinked is
-// marked, and only a put that needs its name waits for it.
+// marked, and only a put that needs its name waits for it. While the list has a piece without a name, the piece is not
+// stored again in this root: so every file that holds it is the orphan's.
 type Orphans struct {
 	dir   *Dir
 	mu    sync.Mutex
@@ -233,11 +245,11 @@ func (l *Orphans) retryOne() bool {
 	if o == nil {
 		return false
 	}
-	name, err := o.name, error(nil)
-	if o.class != nil {
-		name, err = l.dir.Locate(o.class, &o.key, o.rank, o.fallback)
-	}
+	name, err := l.locate(o)
 	if err == nil {
+		l.mu.Lock()
+		l.named(o, name) // who publishes there waits
+		l.mu.Unlock()
 		if err = l.unlink(o, name); errors.Is(err, fs.ErrNotExist) || Misled(err) {
 			err = nil
 		}
@@ -258,30 +270,106 @@ func (l *Orphans) unlink(o *Orphan, name string) error {
 	return l.dir.FS.Remove(name)
 }
 
-// Claim keeps the orphans from being unlinked that have this name, or may have it because they hold this piece, so that
-// nobody unlinks what is published there. Their bytes stay booked until Settle.
-func (l *Orphans) Claim(name string, c *catalog.Class, k *chunk.Key, rank uint32) []*Orphan {
-	list := l.claim(orphanKey{name: name})
-	for _, o := range l.claim(orphanKey{key: *k, rank: rank}) {
-		if l.mayBe(o, name, c) {
-			list = append(list, o)
-		} else {
-			l.unclaim(o, false)
-		}
+// locate is where an orphan's file stands. The error says that nobody can tell now.
+func (l *Orphans) locate(o *Orphan) (string, error) {
+	if o.name != "" {
+		return o.name, nil
 	}
-	return list
+	name, err := l.dir.Locate(o.class, &o.key, o.rank, o.fallback)
+	if err != nil {
+		return "", err
+	}
+	h, _, err := l.dir.Look(name)
+	switch {
+	case err == nil && o.class.IsPiece(&h, &o.key, o.rank) || pieceformat.IsDamage(err):
+		return name, nil // or a damaged file, which is of no use to anybody
+	case err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, staging.ErrNotRegular) || Misled(err):
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		o.lost = true
+		return "", fmt.Errorf("%w: rank %d of chunk %s is not at %s", errLost, o.rank, o.key, name)
+	}
+	return "", err
 }
 
-// mayBe says whether an orphan without a name would have this one, as a piece of the class.
-func (l *Orphans) mayBe(o *Orphan, name string, c *catalog.Class) bool {
-	if o.class.Namespace != c.Namespace || o.class.Group != c.Group {
+// named gives an orphan its name, by which it is listed from now on. The caller holds l.mu.
+func (l *Orphans) named(o *Orphan, name string) {
+	l.forget(o)
+	o.name = name
+	l.by[o.at()] = append(l.by[o.at()], o)
+}
+
+// Claim keeps the orphans from being unlinked that have this name, so that nobody unlinks what is published there. Their
+// bytes stay booked until Settle. An older file of the piece gets its name first; the error says that nobody can tell it
+// now, so that nothing may be published.
+func (l *Orphans) Claim(name string, c *catalog.Class, k *chunk.Key, rank uint32) ([]*Orphan, error) {
+	var failed error
+	for _, o := range l.claim(orphanKey{namespace: c.Namespace.Digest, group: c.Group, key: *k, rank: rank}) {
+		at, err := l.locate(o)
+		if err == nil {
+			l.mu.Lock()
+			l.named(o, at)
+			l.mu.Unlock()
+		} else {
+			failed = fmt.Errorf("an older file of the piece is not unlinked yet: %w", err)
+		}
+		l.unclaim(o, false)
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	return l.claim(orphanKey{name: name}), nil
+}
+
+// Met says whether what stands under a name is the file of an orphan that has none. It gets this one.
+func (l *Orphans) Met(name string, h *pieceformat.Header) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := l.by[orphanKey{namespace: h.Namespace, group: h.Group, key: h.Key, rank: h.Rank}]
+	if len(list) == 0 {
 		return false
 	}
-	if o.class.Place == c.Place {
-		return true
+	o := list[0]
+	if o.sought = false; !o.deleting && !o.claimed { // else somebody else is looking for its name
+		l.named(o, name)
 	}
-	named, err := l.dir.PathOf(o.class, &o.key, o.rank, false)
-	return err != nil || named == name
+	return true
+}
+
+// Seek begins a way through all files, which meets the orphans that have no name.
+func (l *Orphans) Seek() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, o := range l.queue {
+		o.sought = o.name == ""
+	}
+}
+
+// Sought ends it. Nothing was left out: the files of those that were not met are gone.
+func (l *Orphans) Sought() {
+	var gone []*Orphan
+	l.mu.Lock()
+	l.queue = slices.DeleteFunc(l.queue, func(o *Orphan) bool {
+		over := o.sought && o.name == ""
+		if over {
+			l.forget(o)
+			gone = append(gone, o)
+		}
+		return over
+	})
+	l.mu.Unlock()
+	for _, o := range gone {
+		l.removed(o)
+	}
+}
+
+// Lost says whether only a way through all files can find an orphan whose name was a place policy's.
+func (l *Orphans) Lost(g *catalog.PlaceGeneration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.queue, func(o *Orphan) bool {
+		return o.name == "" && o.class.Place == g && (o.lost || g.Policy.Quarantined())
+	})
 }
 
 // Settle ends claims. With gone the orphans are over: a published piece has their name now, or it is free. Else they are

@@ -13,7 +13,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/evictor"
-	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -29,6 +28,7 @@ type renaming struct {
 	from    *catalog.PlaceGeneration
 	renamed atomic.Int64
 	skipped atomic.Bool // something could not be read or moved
+	damaged atomic.Bool // nobody knows of a file which piece it was
 }
 
 // Misplaced looks for a piece that does not stand where its place policy says. Such a policy is disqualified.
@@ -110,10 +110,11 @@ func (r *Root) giveUp(m entries.Mark) bool {
 	return true
 }
 
-// walk visits the sound pieces below the root.
+// walk visits the sound pieces below the root that are no orphans, and finds orphans without a name.
 func (w *renaming) walk(ctx context.Context, visit func(rel string, h *pieceformat.Header, cl *catalog.Class)) error {
 	d := w.root.Kept
-	return staging.Walk(ctx, d.FS, d.Path, 1, func(rel string, e fs.DirEntry) {
+	d.Orphans.Seek()
+	err := staging.Walk(ctx, d.FS, d.Path, 1, func(rel string, e fs.DirEntry) {
 		if _, temp := pieceformat.ParseTemp(filepath.Base(rel)); temp || !e.Type().IsRegular() ||
 			filepath.Base(rel)[0] == '.' ||
 			d.Orphans.Has(d.Slash+rel) {
@@ -121,15 +122,25 @@ func (w *renaming) walk(ctx context.Context, visit func(rel string, h *pieceform
 		}
 		h, _, err := d.Look(d.Slash + rel)
 		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) && !pieceformat.IsDamage(err) {
+			if pieceformat.IsDamage(err) {
+				w.damaged.Store(true)
+			} else if !errors.Is(err, fs.ErrNotExist) {
 				w.skipped.Store(true)
 			}
+			return
+		}
+		if d.Orphans.Met(d.Slash+rel, &h) {
 			return
 		}
 		if cl, err := d.Catalog.ClassFor(&h); err == nil {
 			visit(rel, &h, cl)
 		}
 	}, func(string, error) { w.skipped.Store(true) })
+	if err == nil && !w.skipped.Load() && !w.damaged.Load() {
+		d.Orphans.Sought()
+	}
+	d.Orphans.Retry(ctx)
+	return err
 }
 
 // find returns the entry of a piece if the place policy named it. The slot is none when the piece has no entry.
@@ -154,7 +165,7 @@ func (w *renaming) rename(rel string, h *pieceformat.Header, cl *catalog.Class) 
 	}
 	m, ok := w.find(h, cl)
 	if m.Slot == index.None && name != builtin {
-		w.remove(name, h, cl)
+		d.Discard(name, cl.FileBytes()) // the entry went when the piece was not where the policy said
 	}
 	if !ok {
 		return
@@ -198,18 +209,6 @@ func (w *renaming) rename(rel string, h *pieceformat.Header, cl *catalog.Class) 
 	w.renamed.Add(1)
 }
 
-// remove unlinks a piece without an entry: the entry went when the piece was not where the policy said.
-func (w *renaming) remove(name string, h *pieceformat.Header, cl *catalog.Class) {
-	d := w.root.Kept
-	claimed := d.Orphans.Claim(name, cl, &h.Key, h.Rank)
-	if len(claimed) == 0 {
-		d.Discard(name, cl.FileBytes())
-		return
-	}
-	err := d.FS.Remove(name)
-	d.Orphans.Settle(claimed, err == nil || errors.Is(err, fs.ErrNotExist) || files.Misled(err))
-}
-
 // replace gives a piece its built-in name where something is in the way: the same piece, damage, or what the place
 // policy made of the name, a directory or a file on the way to it.
 func (w *renaming) replace(name, builtin string, h *pieceformat.Header, cl *catalog.Class) error {
@@ -217,7 +216,12 @@ func (w *renaming) replace(name, builtin string, h *pieceformat.Header, cl *cata
 	there, info, err := d.Look(builtin)
 	switch {
 	case err == nil && cl.IsPiece(&there, &h.Key, h.Rank):
-		return d.FS.Remove(name)
+		claimed, err := d.Orphans.Claim(builtin, cl, &h.Key, h.Rank) // what stands there is the entry's from now on
+		if err == nil {
+			err = d.FS.Remove(name)
+		}
+		d.Orphans.Settle(claimed, err == nil)
+		return err
 	case info.IsDir() || errors.Is(err, unix.ENOTDIR):
 		aside := d.Sequence.TempName(d.Slash + pieceformat.MetaDir + "/renamed")
 		if err := d.FS.RenameNoReplace(name, aside); err != nil {

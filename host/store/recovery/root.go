@@ -56,7 +56,7 @@ func (r *Root) Seek(cl *catalog.Class, key *chunk.Key, rank uint32) {
 		if err != nil || d.Orphans.Has(name) {
 			continue
 		}
-		if h, info, err := d.Look(name); err == nil && cl.IsPiece(&h, key, rank) {
+		if h, info, err := d.Look(name); err == nil && cl.IsPiece(&h, key, rank) && !d.Orphans.Met(name, &h) {
 			c.Add(cl, &h, pieceformat.Padded(info.Allocated), builtin)
 			return
 		}

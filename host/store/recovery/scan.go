@@ -153,6 +153,9 @@ func (c *Scan) Unreadable(name string, err error) {
 // that an earlier place policy named is moved to the name that it has now.
 func (c *Scan) identify(name, rel string, h *pieceformat.Header, allocated int64) {
 	r, d := c.root, c.root.Kept
+	if d.Orphans.Met(name, h) {
+		return
+	}
 	cl, err := d.Catalog.ClassFor(h)
 	if err != nil {
 		r.Judge.Unknown(c, name, allocated, err)
@@ -188,7 +191,8 @@ func (c *Scan) settle(unsure []entries.MarkedPiece) {
 			continue
 		}
 		if name, err := d.Locate(v.Class, &v.Key, p.Rank, v.FallbackName); err == nil {
-			if _, err := d.FS.Stat(name); errors.Is(err, fs.ErrNotExist) || d.Orphans.Has(name) {
+			h, _, err := d.Look(name)
+			if errors.Is(err, fs.ErrNotExist) || err == nil && d.Orphans.Met(name, &h) || d.Orphans.Has(name) {
 				c.root.Drop(p.Mark)
 			}
 		}
