@@ -167,8 +167,12 @@ func (c *Scan) identify(name, rel string, h *pieceformat.Header, allocated int64
 		return
 	}
 	defer id.Release()
-	if id.Rename != "" && !r.Judge.Rename(c, name, d.Slash+id.Rename, allocated) {
-		return
+	if id.Rename != "" {
+		to := d.Slash + id.Rename
+		if !r.Judge.Rename(c, name, to, allocated) {
+			return
+		}
+		name = to
 	}
 	r.Judge.Found(c, name, id.Class, h, allocated, id.FallbackName)
 }
