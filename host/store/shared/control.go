@@ -122,7 +122,7 @@ func (t *tree) get(name string, v any) error {
 // list returns the names in a directory, none when the directory does not exist.
 func (t *tree) list(dir string) ([]string, error) {
 	entries, err := t.fs.ReadDir(dir)
-	if missing(err) {
+	if absent(err) {
 		return nil, nil
 	}
 	names := make([]string, len(entries))
@@ -135,7 +135,7 @@ func (t *tree) list(dir string) ([]string, error) {
 // removeAll removes a directory and its contents. A missing name is not an error.
 func (t *tree) removeAll(dir string) error {
 	entries, err := t.fs.ReadDir(dir)
-	if missing(err) {
+	if absent(err) {
 		return nil
 	}
 	if err != nil {
@@ -156,16 +156,13 @@ func (t *tree) removeAll(dir string) error {
 }
 
 func (t *tree) remove(name string) error {
-	if err := t.fs.Remove(name); err != nil && !missing(err) {
-		return err
-	}
-	return nil
+	return ignoreMissing(t.fs.Remove(name))
 }
 
 // look says whether a name exists; the error says that nobody can tell.
 func (t *tree) look(name string) (bool, error) {
 	_, err := t.fs.Stat(name)
-	if missing(err) {
+	if absent(err) {
 		return false, nil
 	}
 	return err == nil, err
@@ -177,5 +174,17 @@ func (t *tree) absent(name string) bool {
 	return !there && err == nil
 }
 
-// missing reports whether an error means that a name does not exist (any more).
-func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) }
+// missing reports whether an error means that a name does not exist (any more), or that it names another file now, as one
+// that was replaced while it was read.
+func missing(err error) bool { return absent(err) || errors.Is(err, unix.ESTALE) }
+
+// absent reports whether an error proves that a name does not exist. A stale handle does not: a directory that was not
+// listed may be full.
+func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+func ignoreMissing(err error) error {
+	if absent(err) {
+		return nil
+	}
+	return err
+}

@@ -65,7 +65,9 @@
 //
 // A member's log has what it published before others see its acknowledgement, so its record of a victim cannot follow
 // the decision; and the temporaries' names are gone by then, so a victim has no other name. An entry is in one undecided
-// batch only. Pieces of it that whoever named the victim did not know of stay: each member looks for them again.
+// batch only. Pieces of it that whoever named the victim did not know of stay: each member looks for them again. A
+// victim that a sweep finds among the temporaries of a host that is gone is spared: a member may have acknowledged it before
+// it read what the sweep logs.
 //
 // # What a paused host can do at worst
 //

@@ -36,14 +36,14 @@ func (t *tree) link(temp, target string) (made bool, err error) {
 	if err = t.fs.Link(temp, target); err == nil {
 		return true, nil
 	}
-	if missing(err) {
+	if absent(err) {
 		return false, err
 	}
 	info, serr := t.fs.Stat(temp)
 	switch {
 	case serr == nil && info.Links > 1:
 		return true, nil
-	case serr == nil && !errors.Is(err, staging.ErrHung), missing(serr):
+	case serr == nil && !errors.Is(err, staging.ErrHung), absent(serr):
 		return false, err
 	}
 	// An error that says that the name is taken must not be taken for another host's piece under it.
@@ -89,7 +89,7 @@ func (d *doubt) happened(t *tree) (bool, error) {
 	if err == nil && info.Links > 1 {
 		return true, nil
 	}
-	gone := missing(err) // with this incarnation, or in an earlier look that failed half way
+	gone := absent(err) // with this incarnation, or in an earlier look that failed half way
 	if err == nil {
 		err = t.remove(d.temp)
 	}
@@ -98,7 +98,7 @@ func (d *doubt) happened(t *tree) (bool, error) {
 	}
 	// What has the target's name is a piece of this key. Whose it is nobody can tell when the temporary has gone.
 	now, err := t.fs.Stat(d.target)
-	if missing(err) {
+	if absent(err) {
 		return false, nil
 	}
 	return err == nil && (gone || now.Same(info)), err

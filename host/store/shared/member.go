@@ -237,10 +237,3 @@ func (m *Member) heartbeat(now time.Duration) error {
 }
 
 func (m *Member) active() bool { return m.admitted && m.scanned.Load() == m.ticket.Load() }
-
-func ignoreMissing(err error) error {
-	if missing(err) {
-		return nil
-	}
-	return err
-}

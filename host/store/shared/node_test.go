@@ -142,7 +142,7 @@ func (n *node) Identify(temp string, info staging.Info) (Record, error) {
 // run is the life of the thread that makes the steps.
 func (n *node) run() error {
 	for {
-		if err := n.Step(); err != nil {
+		if err := n.Step(); err != nil && !n.w.faulty {
 			return err
 		}
 		if t := n.Ticket(); t != 0 && t != n.ticket {
@@ -157,6 +157,7 @@ func (n *node) scan(ticket uint64) {
 	n.ticket = ticket
 	list, err := n.fs.ReadDir("/r/p")
 	if err != nil {
+		n.ticket = 0 // again
 		return
 	}
 	seen := map[chunk.Key]bool{}

@@ -41,6 +41,7 @@ type peer struct {
 type proposal struct {
 	batch
 	written bool          // its file is durable
+	relayed map[int]bool  // victims that others have acknowledged and hear of only now
 	verdict *decisionFile // the decision, fixed before it is written
 	decided bool
 }
@@ -291,6 +292,7 @@ func (t *term) decide(n uint64, b *proposal) (bool, error) {
 // judge removes a batch's victims, except the spared ones, once every member has acknowledged the batch.
 func (t *term) judge(n uint64, b *proposal) error {
 	spared := map[int]bool{}
+	maps.Copy(spared, b.relayed)
 	for _, p := range t.peers {
 		if p.gone {
 			continue
@@ -302,6 +304,9 @@ func (t *term) judge(n uint64, b *proposal) error {
 		for _, i := range vetoes {
 			spared[i] = true
 		}
+	}
+	if err := t.emptyTrash(t.dir); err != nil { // of a try that failed: the file has no other name any more
+		return err
 	}
 	for i := range b.victims {
 		if spared[i] {
@@ -316,7 +321,7 @@ func (t *term) judge(n uint64, b *proposal) error {
 		for k, path := range paths {
 			trash := fmt.Sprintf("%s/trash/%d-%d-%d", t.dir, n, i, k)
 			err := t.m.fs.Rename(path, trash)
-			if missing(err) {
+			if absent(err) {
 				continue // the file is gone, or this evictor was given up and cannot write the decision
 			}
 			if err == nil {

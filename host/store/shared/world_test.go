@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -19,18 +21,19 @@ import (
 // time does one operation on the file system. So a seed is a history, in which a host can sleep or die between any two
 // operations.
 type world struct {
-	rng   *rand.Rand
-	now   time.Duration
-	files map[string]*inode
-	dirs  map[string]bool
-	inos  uint64
-	hosts []*host
-	at    *host // the one whose turn it is
-	open  map[*memFile]bool
-	check func(h *host, op string, names ...string) error // before each operation
-	after func() error
-	fault error // what must hold and did not
-	trace []string
+	rng    *rand.Rand
+	now    time.Duration
+	files  map[string]*inode
+	dirs   map[string]bool
+	inos   uint64
+	hosts  []*host
+	at     *host // the one whose turn it is
+	open   map[*memFile]bool
+	faulty bool                                            // operations of steps fail now and then
+	check  func(h *host, op string, names ...string) error // before each operation
+	after  func() error
+	fault  error // what must hold and did not
+	trace  []string
 }
 
 type inode struct {
@@ -268,8 +271,27 @@ func (f hostFS) done() error {
 	return nil
 }
 
+// try does an operation. One of a step may report an error instead, or besides.
+func (f hostFS) try(cause error, do func() error) error {
+	if n, ok := f.proc.(*node); f.w.faulty && ok && f.w.at == n.h {
+		switch f.w.rng.IntN(200) {
+		case 0:
+			f.w.note(f.w.at, "FAILS")
+			return cause
+		case 1:
+			f.w.note(f.w.at, "FAILS afterwards")
+			return errors.Join(do(), cause)
+		}
+	}
+	return do()
+}
+
 func (f hostFS) Rename(from, to string) error {
 	f.begin("rename", from, to)
+	return f.try(pathErr("rename", from, unix.EIO), func() error { return f.rename(from, to) })
+}
+
+func (f hostFS) rename(from, to string) error {
 	w := f.w
 	if !w.dirs[path.Dir(to)] {
 		return pathErr("rename", to, fs.ErrNotExist)
@@ -343,6 +365,10 @@ func (f hostFS) Link(from, to string) error {
 
 func (f hostFS) Remove(name string) error {
 	f.begin("remove", name)
+	return f.try(pathErr("remove", name, unix.EIO), func() error { return f.remove(name) })
+}
+
+func (f hostFS) remove(name string) error {
 	w := f.w
 	if n := w.files[name]; n != nil {
 		n.links--
@@ -388,7 +414,7 @@ func (f hostFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	for _, base := range f.w.under(name) {
 		list = append(list, memEntry{base, f.w.dirs[name+"/"+base]})
 	}
-	return list, nil
+	return list, f.try(pathErr("readdir", name, unix.ESTALE), func() error { return nil })
 }
 
 type memEntry struct {
