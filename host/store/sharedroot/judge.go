@@ -75,8 +75,9 @@ func (r *Root) lookAgain() {
 	}
 }
 
-func (r judge) Unsound(_ *recovery.Scan, name, _ string, info staging.Info, err error) {
-	if errors.Is(err, fs.ErrNotExist) {
+func (r judge) Unsound(c *recovery.Scan, name, _ string, info staging.Info, err error) {
+	if !pieceformat.IsDamage(err) { // info may be that of no file
+		c.Unreadable(name, err)
 		return
 	}
 	r.kept.Log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)

@@ -356,6 +356,19 @@ func TestLeftAlone(t *testing.T) {
 	r.expect("after a scan of an empty file", 0, 0)
 }
 
+// TestCannotBeRead: a file of which a scan cannot learn even the size at first is in the account.
+func TestCannotBeRead(t *testing.T) {
+	for _, fault := range []string{"stat **_r0.kv 1st: eio", "open **_r0.kv 1st: emfile", "read **_r0.kv 1st: eio"} {
+		r := newRig(t)
+		r.write(1, 0)
+		rules, err := faultfs.ParseRules(fault)
+		r.must(err)
+		r.faults.Set(rules...)
+		r.must(r.Rescan(t.Context()))
+		r.expect(fault, 0, 1)
+	}
+}
+
 // TestProposeAndFence: an entry that is written or leased is vetoed, one that is not leaves at once, and a host that is
 // given up forgets all of them with their bytes.
 func TestProposeAndFence(t *testing.T) {
