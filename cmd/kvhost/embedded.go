@@ -91,7 +91,7 @@ func (r *replayFlags) entryBytes(ctx context.Context, c *config.Config, log *slo
 		if len(p.Roles) > 0 && !slices.Contains(p.Roles, role.String()) {
 			continue
 		}
-		opt := policyset.Options(c.PolicyDir, p, cache, log)
+		opt := policyset.Options(c, p, cache, log)
 		opt.Compile = policyset.CompileLimits(c)
 		m, err := policy.Open(ctx, p.Module, opt)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvhost/kvhost/cmd/kvhost/policyregistry"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/regular"
 	"github.com/kvhost/kvhost/plugins/dist"
@@ -25,6 +26,7 @@ func newPolicy() *cobra.Command {
 	}
 	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyBench(), newPolicyNew(), newPolicyPack(),
 		newPolicyDigest(), newPolicySign(), newPolicyKeygen())
+	cmd.AddCommand(policyregistry.Push(version), policyregistry.Pull(version))
 	cmd.AddCommand(newPolicyList(), newPolicySwap(), newPolicyPromote())
 	return cmd
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy/artifact"
 	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/proto"
 )
@@ -215,8 +216,11 @@ configuration.`,
 	return cmd
 }
 
-// modulePath makes a path absolute: the host has another working directory. A name stays a name.
+// modulePath makes a path absolute: the host has another working directory. A name stays a name, and a reference a reference.
 func modulePath(module string) string {
+	if artifact.Named(module) {
+		return module
+	}
 	if _, err := os.Stat(module); err == nil || filepath.Base(module) != module {
 		if path, err := filepath.Abs(module); err == nil {
 			return path

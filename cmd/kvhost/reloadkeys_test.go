@@ -17,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/policy/artifact"
 	"github.com/kvhost/kvhost/host/policy/policytest"
 	"github.com/kvhost/kvhost/host/proto"
 )
@@ -261,6 +262,11 @@ var scalars = map[string]change{
 			h.Errorf("%s: the policies are %v", key, h.status().Policies)
 		}
 	}},
+	"policy_store": {value: `"store"`, check: func(h *served, key string) {
+		if p := h.acting("stored"); p == nil {
+			h.Errorf("%s: the policies are %v", key, h.status().Policies)
+		}
+	}},
 	"policy_memory": {value: `"512MiB"`, check: func(h *served, key string) {
 		if got := h.status().PolicyMemoryLimit; got != 512<<20 {
 			h.Errorf("%s is %d", key, got)
@@ -423,6 +429,18 @@ func TestReloadOfEachKey(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	module, err := os.ReadFile(filepath.Join(dir, "modules", "lru.wasm"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := artifact.Pack("stored", module, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := artifact.Reference{Registry: "registry.example.com", Repository: "stored", Digest: a.Digest}
+	if _, err := artifact.Write(t.Context(), filepath.Join(dir, "store"), stored, a, func(string) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(filepath.Join(dir, "headers"), []byte("X-Tenant: a\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -472,6 +490,8 @@ func TestReloadOfEachKey(t *testing.T) {
 			tables += anyPolicy
 		} else if key == "policy_dir" {
 			tables += "[[policy]]\nmodule = \"special\"\n"
+		} else if key == "policy_store" {
+			tables += fmt.Sprintf("[[policy]]\nmodule = %q\n", stored)
 		}
 		try(key, h.with(key, c, tables), k.Reload, c.check, "")
 	}

@@ -35,7 +35,7 @@ type Inspection struct {
 // Inspect reads a module as [Open] would, by path or name, and runs nothing. It returns an error only if the module
 // cannot be read at all; one that would be refused is described as far as possible.
 func Inspect(ctx context.Context, name string, opt Options) (*Inspection, error) {
-	f, err := read(ctx, name, opt.Dir)
+	f, err := read(ctx, name, &opt)
 	if err != nil {
 		return nil, err
 	}

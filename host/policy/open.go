@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/policy/artifact"
 	"github.com/kvhost/kvhost/host/policy/compiler"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/regular"
@@ -22,7 +23,7 @@ import (
 
 // Open loads a module by the path of a .wasm file, or by the name of an embedded policy with or without ".wasm".
 func Open(ctx context.Context, name string, opt Options) (*Module, error) {
-	f, err := read(ctx, name, opt.Dir)
+	f, err := read(ctx, name, &opt)
 	if err != nil {
 		return nil, err
 	}
@@ -43,9 +44,14 @@ func digestOf(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// read finds a module's bytes. A name without a slash is looked up in the working directory, in dir and among the
-// embedded policies, in this order.
-func read(ctx context.Context, name, dir string) (*file, error) {
+// read finds a module's bytes. A name without a slash is looked up in the working directory, in opt.Dir and among the
+// embedded policies, in this order; a reference in the local store.
+func read(ctx context.Context, name string, opt *Options) (*file, error) {
+	if artifact.Named(name) {
+		path, b, err := artifact.Open(ctx, cmp.Or(opt.Store, artifact.DefaultStore), name, sandbox.MaxModuleBytes)
+		return newFile(path, b), err
+	}
+	dir := opt.Dir
 	places := []string{name}
 	bare := filepath.Base(name) == name
 	if bare && dir != "" {
@@ -172,7 +178,7 @@ func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, 
 }
 
 // bareName is the name of a module without a manifest.
-func bareName(name string) string { return strings.TrimSuffix(filepath.Base(name), ".wasm") }
+func bareName(name string) string { return artifact.Label(name) }
 
 // pinned checks the module against the digest and the public key of the configuration.
 func pinned(ctx context.Context, f *file, opt *Options) error {

@@ -101,7 +101,7 @@ func (p *Set) locked(ctx context.Context, f func() error) error {
 // open opens a module. The caller owns the reference and does not hold the turn: reading and compiling may take long, and
 // a change of another policy must not wait for it. cfg says where modules are and what compiling them may take.
 func (p *Set) open(ctx context.Context, cfg *config.Config, label string, c *config.Policy) (*policy.Handle, error) {
-	opt := Options(cfg.PolicyDir, c, p.cache, p.log)
+	opt := Options(cfg, c, p.cache, p.log)
 	opt.Stop, opt.Memory, opt.Compile = p.stop, p.memory, CompileLimits(cfg)
 	m, err := policy.Open(ctx, c.Module, opt)
 	if err != nil {
@@ -135,10 +135,10 @@ func (p *Set) stop(err error) {
 	}
 }
 
-// Options are the options to open a policy with, by its configuration and the directory of modules.
-func Options(dir string, c *config.Policy, cache *sandbox.Cache, log *slog.Logger) policy.Options {
+// Options are the options to open a policy with, by its configuration and that of the host.
+func Options(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *slog.Logger) policy.Options {
 	opt := policy.Options{
-		Log: log, Dir: dir, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
+		Log: log, Dir: cfg.PolicyDir, Store: cfg.PolicyStore, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
 		MemoryPages: uint32(c.MemoryPages),
 		Fuel:        sandbox.Fuel{Call: uint64(c.Fuel.Call), Record: uint64(c.Fuel.Record), Time: c.Fuel.Time},
 	}
