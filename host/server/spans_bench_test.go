@@ -1,0 +1,46 @@
+package server
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/server/traced"
+	"github.com/kvhost/kvhost/host/spans"
+	"github.com/kvhost/kvhost/host/store"
+)
+
+// BenchmarkLookupSpans is a lookup of ten keys through the socket: without spans, with spans switched off, and with a collector that
+// takes a part of them or all.
+func BenchmarkLookupSpans(b *testing.B) {
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+	defer collector.Close()
+	for _, c := range []struct {
+		name  string
+		ratio float64
+	}{{"none", -2}, {"off", -1}, {"ratio=0.01", 0.01}, {"ratio=1", 1}} {
+		b.Run(c.name, func(b *testing.B) {
+			var requests *traced.Requests
+			if c.ratio > -2 {
+				tracer := spans.New("test", nil, slog.New(slog.DiscardHandler))
+				defer tracer.Close()
+				if c.ratio >= 0 {
+					tracer.Set(spans.Config{Endpoint: collector.URL, Ratio: c.ratio, Timeout: time.Minute})
+				}
+				requests = &traced.Requests{Tracer: tracer}
+			}
+			p := newRig(b, func(s *Config, _ *store.Config) { s.Spans = requests }).dial(nil)
+			q := client.LookupRequest{Keys: keys(10)}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := p.Lookup(b.Context(), q); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
