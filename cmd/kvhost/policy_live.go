@@ -218,10 +218,7 @@ configuration.`,
 
 // modulePath makes a path absolute: the host has another working directory. A name stays a name, and a reference a reference.
 func modulePath(module string) string {
-	if artifact.Named(module) {
-		return module
-	}
-	if _, err := os.Stat(module); err == nil || filepath.Base(module) != module {
+	if _, err := os.Stat(module); !artifact.Named(module) && (err == nil || filepath.Base(module) != module) {
 		if path, err := filepath.Abs(module); err == nil {
 			return path
 		}

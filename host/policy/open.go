@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
-	"unicode"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/policy/artifact"
@@ -117,37 +116,16 @@ func refused(name string, err error) error {
 	if errors.Is(err, compiler.ErrCompiler) || errors.Is(err, context.Canceled) {
 		return fmt.Errorf("policy: %s not compiled: %w", name, err)
 	}
-	err = shortened{err}
+	err = sandbox.Shorten(err)
 	if errors.Is(err, ErrGrant) {
 		return fmt.Errorf("%w (module %s)", err, name)
 	}
 	return fmt.Errorf("%w: %s: %w", ErrBadModule, name, err)
 }
 
-// shortened is an error with a bounded text that is fit for people. A validator repeats the names of a module, which may
-// have a thousand.
-type shortened struct{ error }
-
-const maxRefusal = 2048
-
-func (s shortened) Error() string {
-	text := s.error.Error()
-	if len(text) > maxRefusal {
-		text = strings.ToValidUTF8(text[:maxRefusal], "") + "..."
-	}
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) || r == '\n' {
-			return r
-		}
-		return '?'
-	}, text)
-}
-
-func (s shortened) Unwrap() error { return s.error }
-
 // examine checks a module as far as possible before it is compiled, and returns how many pages of memory it may have.
 func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32, error) {
-	m := &Module{name: bareName(name), digest: f.digest, log: opt.Log, pages: opt.MemoryPages, memory: opt.Memory}
+	m := &Module{name: artifact.Label(name), digest: f.digest, log: opt.Log, pages: opt.MemoryPages, memory: opt.Memory}
 	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
@@ -176,9 +154,6 @@ func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, 
 	}
 	return m, s, pages, nil
 }
-
-// bareName is the name of a module without a manifest.
-func bareName(name string) string { return artifact.Label(name) }
 
 // pinned checks the module against the digest and the public key of the configuration.
 func pinned(ctx context.Context, f *file, opt *Options) error {
