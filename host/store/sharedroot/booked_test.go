@@ -2,7 +2,9 @@ package sharedroot
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"testing"
 
@@ -73,6 +75,33 @@ func TestAVictimIsStoredElsewhere(t *testing.T) {
 	b.Learn(r.record(h))
 	b.Decide(v, true)
 	r.expect("decided", 1, 0)
+}
+
+// TestAVetoEndsAReport: a put finds its name taken by a damaged file and is slow to end, so that this host vetoes what it
+// has reported itself. The key is not withheld for ever.
+func TestAVetoEndsAReport(t *testing.T) {
+	r := newRig(t)
+	var credit shared.Credit
+	m, err := r.begin(1, &credit)
+	r.must(err)
+	name, h := r.write(1, 0)
+	r.must(os.Truncate(name, pieceformat.Page))
+	taken := func() {
+		r.ReportDamaged(shared.Record{Namespace: h.Namespace, Group: h.Group, Key: h.Key, Pieces: 1})
+	}
+	taken()
+	r.pass(4)
+	r.end(m, credit)
+	credit = shared.Credit{}
+	m, err = r.begin(1, &credit)
+	r.must(err)
+	taken()
+	r.end(m, credit)
+	r.pass(4)
+	if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a put that has ended is in the way: %v", err)
+	}
+	r.expect("removed", 0, 0)
 }
 
 // TestASparedVictimIsDamaged: nobody can serve its file, which is there all the same.

@@ -29,6 +29,9 @@ func (r backend) Propose(v *shared.Victim) bool {
 		fp := chunk.Fingerprint(v.Namespace, v.Group, v.Key)
 		if slot := r.set.Index.Find(fp, cl.Base, &v.Key); slot != index.None && !r.set.Index.At(slot).Is(index.Evicting) {
 			if r.set.Busy(slot) || r.set.Index.At(slot).Pins() > 0 {
+				if !d.batch && d.orphaned == 0 { // reported by this host's put: Decide does not follow a veto
+					delete(r.pending, v.ID())
+				}
 				return false
 			}
 			d.Eviction, d.entry = r.set.BeginEvict(slot), true
