@@ -257,6 +257,35 @@ func TestAVictimHasNoOtherName(t *testing.T) {
 	equal(t, "bytes on disk", onDisk(t, s.dir), 0)
 }
 
+// TestAStaleHandleOfTheHosts: the evictor's handle of the hosts' directory is stale once. It does not take them for gone:
+// they would never acknowledge that, nor what is proposed after it.
+func TestAStaleHandleOfTheHosts(t *testing.T) {
+	s := &turns{T: t, dir: t.TempDir()}
+	faulty := faultfs.New(staging.OS())
+	a := s.host("a", 24, func(c *Config) { c.FS = faulty })
+	b := s.host("b", 24)
+	s.pass(3)
+	equal(t, "a is the evictor", a.fellowStats().Evictor, true)
+	// A step lists them to follow their logs, and again to read what they say.
+	faulty.Set(faultfs.MustRules("readdir **/shared/hosts 2nd: estale")...)
+	s.pass(6)
+	equal(t, "faults", faulty.Injected(), 1)
+	if out, free := a.fellowStats().Outside, a.fellowStats().Free+b.fellowStats().Free; out < free {
+		t.Errorf("the evictor counts %d bytes of credit, the hosts have %d", out, free)
+	}
+	for n := range uint64(60) {
+		if err := b.put(n, 0); err != nil && !errors.Is(err, ErrNoSpace) {
+			t.Fatal(err)
+		}
+		s.pass(3)
+		s.within()
+	}
+	s.pass(6)
+	for _, f := range s.hosts {
+		f.must(f.store.roots[0].idle())
+	}
+}
+
 // TestForgottenWhileItWaits: a put of an entry's second rank waits for credit while its host is given up and joins again.
 // The entry was forgotten; a piece that was added to it would be on the disk and not in this host's account.
 func TestForgottenWhileItWaits(t *testing.T) {
