@@ -84,6 +84,9 @@ func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed 
 		if errors.Is(err, fs.ErrNotExist) {
 			r.Counted(&r.Count.Vanished)
 			r.Quarantine.Recount()
+			if !v.FallbackName {
+				v.Class.Place.Missing() // somebody removed the file, or the policy gave it another name
+			}
 		} else if err != nil {
 			failed = err
 		}

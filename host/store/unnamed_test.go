@@ -207,6 +207,37 @@ func TestVictimWithoutAName(t *testing.T) {
 	f.checkUsed()
 }
 
+// TestVictimsAreNotWhereThePolicySays: a place policy gives other names than before, and only victims show it. Somebody
+// looks where the pieces are, and those that were missed when their entries went are unlinked.
+func TestVictimsAreNotWhereThePolicySays(t *testing.T) {
+	f, place, _ := moodyFixture(t, 20, 1)
+	for key := range uint64(20) {
+		f.mustPut(key)
+	}
+	place.changes.Add(1)
+	for key := range uint64(9) {
+		f.mustPut(100 + key)
+	}
+	r, g := f.store.roots[0], f.space.Class(0).Place
+	if disk, _ := usage(t, r.Path); disk <= r.stats().Used {
+		t.Fatal("no victim was missed")
+	}
+	if !g.Policy.Quarantined() {
+		if !r.renaming.doubts(r, g) {
+			t.Fatal("nobody doubts the policy")
+		}
+		f.must(r.recovery.Misplaced(t.Context(), g))
+	}
+	if !g.Policy.Quarantined() {
+		t.Error("it still names pieces")
+	}
+	_, left, err := r.recovery.RenamePieces(t.Context(), g)
+	f.must(err)
+	equal(t, "left", left, 0)
+	f.accounts("all files were looked at", 20)
+	f.checkUsed()
+}
+
 // TestScanMeetsAnOrphanWithoutAName: an entry goes while its root is scanned, and nobody can name its file. What the scan
 // finds there is not taken in again: its bytes are an orphan's, and it goes.
 func TestScanMeetsAnOrphanWithoutAName(t *testing.T) {
