@@ -64,6 +64,35 @@ func TestScanErrorsAreNoDamage(t *testing.T) {
 	}
 }
 
+// TestQuarantineIsCountedAtAStart: a file in quarantine that gives no answer at a start is in the account, or its root is
+// not used yet.
+func TestQuarantineIsCountedAtAStart(t *testing.T) {
+	f, faulty := faultyFixture(t, 100)
+	f.mustPut(0, 1)
+	l := f.lookup(0)
+	p, err := l.Open(0, 0)
+	f.must(err)
+	p.Bad(errors.New("on purpose"))
+	p.Close()
+	l.Release()
+	f.accounts("one is in quarantine", 2)
+	f.must(f.store.Close())
+	faulty.Set(faultfs.MustRules("stat **/quarantine/* 1st: eio")...)
+	s, err := Open(t.Context(), f.cfg)
+	if err == nil {
+		f.store = s
+		f.accounts("opened all the same", 2)
+		f.must(s.Close())
+	}
+	if faulty.Injected() == 0 {
+		t.Fatal("the rule struck nothing")
+	}
+	faulty.Set()
+	f.start()
+	f.accounts("opened again", 2)
+	f.checkUsed()
+}
+
 // TestScanHangsIsNoDamage: a root that gives no answer in the middle of its scan is scanned again when it is back.
 func TestScanHangsIsNoDamage(t *testing.T) {
 	f, faulty := faultyFixture(t, 20, func(c *Config) {

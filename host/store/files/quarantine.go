@@ -150,12 +150,17 @@ func (q *Quarantine) Load() error {
 		return fmt.Errorf("store: root %s: %w", q.dir.Path, err)
 	}
 	for _, e := range list {
-		if k, ok := q.at(e.Name()); ok {
-			q.mu.Lock()
-			excess := q.add(k)
-			q.mu.Unlock()
-			q.Remove(excess)
+		k, err := q.at(e.Name())
+		if err != nil { // nobody else would book it
+			return fmt.Errorf("store: root %s: %w", q.dir.Path, err)
 		}
+		if k.name == "" {
+			continue
+		}
+		q.mu.Lock()
+		excess := q.add(k)
+		q.mu.Unlock()
+		q.Remove(excess)
 	}
 	return nil
 }
@@ -170,13 +175,14 @@ func (q *Quarantine) has(name string) bool {
 	return slices.ContainsFunc(q.files, func(k Kept) bool { return k.name == name })
 }
 
-func (q *Quarantine) at(base string) (k Kept, ok bool) {
+// at is a file in quarantine; what is none has no bytes.
+func (q *Quarantine) at(base string) (k Kept, err error) {
 	name := q.dir.Slash + pieceformat.QuarantineDir + "/" + base
 	info, err := q.dir.FS.Stat(name)
-	if err != nil || !info.Mode.IsRegular() {
-		return Kept{}, false
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode.IsRegular() {
+		return Kept{}, nil
 	}
-	return Kept{name: name, Bytes: pieceformat.Padded(info.Allocated)}, true
+	return Kept{name: name, Bytes: pieceformat.Padded(info.Allocated)}, err
 }
 
 // Recount books files that another program has moved into quarantine, as a repair of the root beside this host does. It
@@ -190,8 +196,8 @@ func (q *Quarantine) Recount() {
 		if !pieceformat.IsRepairName(e.Name()) || q.holds(e.Name()) {
 			continue // this host's own were booked when they were moved
 		}
-		k, ok := q.at(e.Name())
-		if !ok {
+		k, err := q.at(e.Name())
+		if err != nil || k.name == "" {
 			continue
 		}
 		q.mu.Lock()
