@@ -2,6 +2,7 @@ package shared
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -82,6 +83,9 @@ func (m *Member) resetTimers(now time.Duration) {
 func (m *Member) campaign(now time.Duration, e epochs) error {
 	if e.top != 0 {
 		if now-m.seen.beatAt <= m.cfg.Lapse && !(m.isOwn(m.seen.beat.Owner) && m.seen.beat.Owner != m.name) {
+			if slices.Contains(e.begun, m.name) { // an attempt that failed half way, and another host was elected
+				return m.removeAll(m.base + "/c." + m.name)
+			}
 			return nil
 		}
 		if m.shouldWait(now, m.seen.beatAt+m.cfg.Lapse) {

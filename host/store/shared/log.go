@@ -101,7 +101,7 @@ type tail struct {
 func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 	for {
 		err := l.readOn(t, logName(dir, l.file), each)
-		if missing(err) {
+		if absent(err) {
 			first, ok, err := t.oldest(dir, l.file)
 			if err != nil || !ok || first == l.file {
 				return err // the log is empty, or begins just now
@@ -120,7 +120,7 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 			return err
 		}
 		// The file may have been appended to between the last read and the start of the next file.
-		if err := l.readOn(t, logName(dir, l.file), each); err != nil && !missing(err) {
+		if err := l.readOn(t, logName(dir, l.file), each); err != nil && !absent(err) {
 			return err
 		}
 		*l = tail{file: l.file + 1, published: l.published, lost: l.lost}
