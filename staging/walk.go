@@ -78,7 +78,9 @@ func (w *walker) read(rel string) (dirs []string, err error) {
 		if rel == "" {
 			return nil, err
 		}
-		w.skipped(rel, err)
+		if !errors.Is(err, fs.ErrNotExist) { // else it went with the last file in it
+			w.skipped(rel, err)
+		}
 		return nil, nil
 	}
 	for _, e := range list {

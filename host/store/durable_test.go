@@ -177,10 +177,14 @@ func TestStrictPutFindsItsPiece(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.store.roots[0].drop(f.markOf(3), 0)
-			other, err := machine.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
-			if err == nil {
-				_, err = other.WriteAt(image, 0)
+			if err := machine.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+				t.Fatal(err)
 			}
+			other, err := machine.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = other.WriteAt(image, 0)
 			if err := errors.Join(err, other.Close()); err != nil {
 				t.Fatal(err)
 			}

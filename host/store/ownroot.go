@@ -37,7 +37,11 @@ func (c ownRoot) guard(_ *Put, f staging.File) staging.File  { return f }
 func (c ownRoot) reserve(ctx context.Context, w reservation) error { return w.evicting(ctx, c.r) }
 
 func (c ownRoot) publish(p *Put, _ staging.Info) error {
-	return c.r.FS.RenameNoReplace(p.temp, p.target)
+	err := c.r.FS.RenameNoReplace(p.temp, p.target)
+	if errors.Is(err, fs.ErrNotExist) { // it got another name, whose directory has gone since
+		err = c.r.InDir(p.target, func() error { return c.r.FS.RenameNoReplace(p.temp, p.target) })
+	}
+	return err
 }
 
 func (c ownRoot) notPublished(p *Put, temp staging.Info, err, look error) {

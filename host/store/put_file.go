@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
@@ -99,9 +98,7 @@ func (p *Put) File() (staging.File, error) {
 		}
 		f, err := staging.OpenDirect(r.FS, p.temp, flags, 0o600)
 		if errors.Is(err, fs.ErrNotExist) && r.rules.tempsBeside {
-			if err = r.MakeDir(filepath.Dir(p.target)); err == nil {
-				f, err = staging.OpenDirect(r.FS, p.temp, flags, 0o600)
-			}
+			err = r.InDir(p.target, func() (err error) { f, err = staging.OpenDirect(r.FS, p.temp, flags, 0o600); return err })
 		}
 		if err == nil {
 			p.file, p.opened = r.custody.guard(p, r.metered(f)), true

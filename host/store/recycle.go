@@ -3,10 +3,8 @@ package store
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"math/bits"
 	"os"
-	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -31,17 +29,12 @@ func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 		return v.Pieces
 	}
 	temp := r.store.seq.TempName(reuseFor.target)
-	err = r.FS.Rename(name, temp)
-	if errors.Is(err, fs.ErrNotExist) { // the victim's file, or the put's directory
-		if err = r.MakeDir(filepath.Dir(reuseFor.target)); err == nil {
-			err = r.FS.Rename(name, temp)
-		}
-	}
-	if err != nil {
+	if err = r.InDir(reuseFor.target, func() error { return r.FS.Rename(name, temp) }); err != nil {
 		r.Orphans.AddLate(temp, err)
 		r.custody.discard(temp, v.Class.FileBytes()) // a rename can report an error although it happened
 		return v.Pieces
 	}
+	r.Leave(name)
 	reuseFor.temp = temp
 	return v.Pieces &^ bit
 }

@@ -77,7 +77,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
 			Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
 		}),
-		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles,
+		Strict: s.cfg.Durability == Strict, Shared: cfg.Shared, QuarantineFiles: s.cfg.QuarantineFiles,
 		QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
 	r.origin = moves.Origin{Set: &r.Set, Level: cfg.Level, Copies: s.copies, Clock: s.seq.Clock, Open: r.openMoved}

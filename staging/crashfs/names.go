@@ -39,7 +39,8 @@ func (v *FS) remove(name string) error {
 		if err := v.inner.Remove(name); err != nil {
 			return err
 		}
-		v.changed(nil, func() error { return v.inner.Mkdir(name, info.Mode.Perm()) }, filepath.Dir(name))
+		// Where it stays away, so does all that went from it before.
+		v.changed(nil, func() error { return v.inner.Mkdir(name, info.Mode.Perm()) }, filepath.Dir(name), name)
 		return nil
 	}
 	if err != nil {

@@ -30,6 +30,7 @@ type Config struct {
 	Paths           *catalog.Paths
 	Sequence        *sequence.Sequence
 	Strict          bool  // names are made durable
+	Shared          bool  // by other hosts
 	QuarantineFiles int   // most that the quarantine keeps
 	QuarantineBytes int64 // likewise
 }
@@ -48,7 +49,9 @@ type Dir struct {
 	account  *capacity.Account
 	paths    *catalog.Paths
 	strict   bool
-	lasting  sync.Map // directories whose names are durable
+	shared   bool
+	settling sync.RWMutex // held for reading while names are made durable; for writing, nobody waits
+	lasting  sync.Map     // directories whose names are durable
 	lastingN atomic.Int64
 }
 
@@ -56,7 +59,7 @@ type Dir struct {
 func New(cfg Config) *Dir {
 	d := &Dir{
 		Path: cfg.Path, Slash: cfg.Path + "/", FS: cfg.Health.FS(), Log: cfg.Log, Health: cfg.Health,
-		account: cfg.Account, paths: cfg.Paths, strict: cfg.Strict,
+		account: cfg.Account, paths: cfg.Paths, strict: cfg.Strict, shared: cfg.Shared,
 	}
 	d.Orphans.init(d)
 	d.Quarantine.init(d, cfg)
@@ -144,7 +147,11 @@ func Inspect(f staging.File) (pieceformat.Header, staging.Info, error) {
 // nobody can tell) and the account had not yet from an earlier try. The error is [fs.ErrNotExist] when there was no file.
 // An unlink can report an error although it happened, so the name is looked up again.
 func (d *Dir) Remove(name string, most int64) (left int64, err error) {
-	if err = d.FS.Remove(name); err == nil || errors.Is(err, fs.ErrNotExist) {
+	if err = d.FS.Remove(name); err == nil {
+		d.Leave(name)
+		return 0, nil
+	}
+	if errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
 	info, serr := d.FS.Stat(name)

@@ -16,6 +16,8 @@ func (d *Dir) MakeDir(dir string) error {
 	if !d.strict {
 		return d.FS.MkdirAll(dir, 0o700)
 	}
+	d.settling.RLock()
+	defer d.settling.RUnlock()
 	for above := dir; len(above) > len(d.Path); above = filepath.Dir(above) {
 		if _, err := d.FS.Stat(above); !errors.Is(err, fs.ErrNotExist) {
 			break
@@ -46,6 +48,8 @@ func (d *Dir) SyncName(dir string) error {
 	if err := d.FS.SyncDir(dir); err != nil {
 		return d.SyncFailed(err)
 	}
+	d.settling.RLock()
+	defer d.settling.RUnlock()
 	return d.settle(dir)
 }
 

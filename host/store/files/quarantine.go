@@ -69,6 +69,8 @@ func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left in
 			if serr != nil || !now.Same(info) {
 				k = Kept{}
 			}
+		} else {
+			d.Leave(name)
 		}
 	}
 	d.Log.Warn("damaged piece moved to quarantine", "file", name, "kept", k.name, "cause", cause, "error", err)
