@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -91,4 +93,42 @@ func TestADirectoryGoesBeforeItsFile(t *testing.T) {
 			f.mustHold(n)
 		}
 	}
+}
+
+// Where a place policy makes five directories for each piece, the pieces and the directories stay within the capacity and
+// what is tolerated, also after a start.
+func TestDirectoriesStayWithinTheCapacity(t *testing.T) {
+	alone := linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
+		return fmt.Appendf(dst, "%x/a/b/c/d/piece", q.Key[:q.KeyLen])
+	})
+	const entries = 400
+	f := newFixture(t, t.TempDir(), entries, 1, func(c *Config) { c.Policies.Place = alone.use("alone") })
+	within := func() {
+		t.Helper()
+		pieces, _ := usage(t, f.cfg.Roots[0].Path)
+		dirs := 0
+		err := filepath.WalkDir(f.cfg.Roots[0].Path, func(_ string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs++
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const block, tolerated = 4096, 1<<20 + 6*4096 // and those of the latest piece
+		if over := pieces + int64(dirs)*block - f.cfg.Roots[0].Capacity - tolerated; over > 0 || dirs < 200 {
+			t.Errorf("%d bytes of pieces and %d directories: %d bytes too many for %d", pieces, dirs, over, f.cfg.Roots[0].Capacity)
+		}
+	}
+	for n := range uint64(2 * entries) {
+		f.mustPut(n)
+	}
+	within()
+	f.cfg.Policies.Place = alone.use("alone") // the fixture released it
+	f.restart()
+	for n := range uint64(entries) {
+		f.mustPut(1<<20 + n)
+	}
+	within()
 }

@@ -15,6 +15,9 @@ func (r *root) recover(ctx context.Context) error {
 		return err
 	}
 	r.warnOfSpace()
+	if !r.cfg.Shared {
+		r.store.work.Go(func() { r.CountDirs(r.store.run) })
+	}
 	return nil
 }
 

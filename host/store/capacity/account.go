@@ -51,6 +51,7 @@ type Account struct {
 	tenants  []int64 // of part[Entries], by the tenants' numbers
 	free     int64   // what the root may take by the last measurement
 	measured time.Time
+	dirs     int64     // bytes of directories
 	ceiling  int64     // what was in use when the file system was full
 	until    time.Time // when the ceiling ends; zero: there is none
 
@@ -124,7 +125,7 @@ func (a *Account) Free() float64 {
 }
 
 func (a *Account) limit() int64 {
-	limit := a.bounds.Capacity
+	limit := a.bounds.Capacity - min(a.bounds.Capacity, max(0, a.dirs-max(leastDirs, a.bounds.Capacity/dirsShare)))
 	if !a.measured.IsZero() {
 		limit = min(limit, a.free)
 	}
@@ -132,6 +133,21 @@ func (a *Account) limit() int64 {
 		limit = min(limit, a.ceiling)
 	}
 	return limit
+}
+
+// Directories may take a part of the capacity, or so many bytes, on top of it: what they take beyond is not there for pieces.
+const (
+	dirsShare = 256
+	leastDirs = 1 << 20
+)
+
+// Directories says that directories take so many bytes more.
+func (a *Account) Directories(more int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.dirs = max(0, a.dirs+more); more < 0 {
+		a.wake()
+	}
 }
 
 // Commit changes what a tenant's entries take: a piece took more than was reserved, or less, or a scan found one.
@@ -196,7 +212,7 @@ func (a *Account) Check(tenants []int64, quarantine int64) error {
 func (a *Account) Reset() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.used, a.part, a.tenants = 0, [parts]int64{}, nil
+	a.used, a.part, a.tenants, a.dirs = 0, [parts]int64{}, nil, 0
 	a.wake()
 }
 

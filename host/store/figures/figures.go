@@ -20,7 +20,7 @@ type Root struct {
 	Outages   uint64    // times that it was taken out
 	Stuck     int       // operations that were given up and have not ended
 	Capacity  int64
-	Limit     int64 // what it may take at present: less than Capacity where the file system has less to give
+	Limit     int64 // what it may take at present: less than Capacity by directories, and where the file system has less
 	Used      int64 // all of the following, and entries on their way out
 	Writing   int64 // reserved by pieces in flight: temporaries
 	Held      int64 // of quarantine

@@ -50,7 +50,7 @@ type Dir struct {
 	paths    *catalog.Paths
 	strict   bool
 	shared   bool
-	settling sync.RWMutex // held for reading while names are made durable; for writing, nobody waits
+	settling sync.RWMutex // for writing: a directory is made or goes; for reading: names are made durable
 	lasting  sync.Map     // directories whose names are durable
 	lastingN atomic.Int64
 }

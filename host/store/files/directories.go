@@ -1,6 +1,7 @@
 package files
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"path/filepath"
@@ -46,5 +47,61 @@ func (d *Dir) drop(dir string) bool {
 		return false
 	}
 	d.lasting.Delete(dir)
+	d.account.Directories(-dirBytes)
 	return true
 }
+
+// dirBytes is what a directory takes: a block. One with many names takes more, less than half of what is tolerated for
+// each of them.
+const dirBytes = 4096
+
+// make makes a directory and those above it that are missing, and counts them.
+func (d *Dir) make(dir string) error {
+	d.settling.Lock()
+	defer d.settling.Unlock()
+	missing := int64(0)
+	for above := dir; len(above) > len(d.Path); above = filepath.Dir(above) {
+		if _, err := d.FS.Stat(above); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		d.lasting.Delete(above) // the name is a new one
+		missing++
+	}
+	err := d.FS.MkdirAll(dir, 0o700)
+	if err == nil && !d.shared {
+		d.account.Directories(missing * dirBytes)
+	}
+	return err
+}
+
+// CountDirs counts the directories that are there when the root is opened. Those without others in them, nearly all, are
+// not read where the file system counts a directory's own (as links to it).
+func (d *Dir) CountDirs(ctx context.Context) {
+	n := int64(0)
+	pending := []string{d.Path}
+	for len(pending) > 0 && ctx.Err() == nil {
+		dir := pending[len(pending)-1]
+		pending = pending[:len(pending)-1]
+		info, err := d.FS.Stat(dir)
+		if err != nil || !info.IsDir() {
+			continue // it went, or nobody may look into it
+		}
+		n++
+		if info.Links == noneInside {
+			continue
+		}
+		inside, err := d.FS.ReadDir(dir)
+		if err != nil {
+			continue
+		}
+		for _, e := range inside {
+			if e.IsDir() {
+				pending = append(pending, dir+"/"+e.Name())
+			}
+		}
+	}
+	d.account.Directories(n * dirBytes)
+}
+
+// noneInside is how many links a directory without others in it has: its name, and its own entry for itself.
+const noneInside = 2

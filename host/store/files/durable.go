@@ -1,9 +1,7 @@
 package files
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -13,20 +11,11 @@ const maxLasting = 1 << 16
 
 // MakeDir makes a directory below the root, and where names are made durable those of all its levels.
 func (d *Dir) MakeDir(dir string) error {
-	if !d.strict {
-		return d.FS.MkdirAll(dir, 0o700)
+	if err := d.make(dir); err != nil || !d.strict {
+		return err
 	}
 	d.settling.RLock()
 	defer d.settling.RUnlock()
-	for above := dir; len(above) > len(d.Path); above = filepath.Dir(above) {
-		if _, err := d.FS.Stat(above); !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		d.lasting.Delete(above) // somebody has removed it, and its name is a new one
-	}
-	if err := d.FS.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
 	return d.settle(dir)
 }
 

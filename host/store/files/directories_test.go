@@ -1,0 +1,60 @@
+package files
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/health"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// What a root may take for pieces is less by its directories beyond what is tolerated: those that are there at the start,
+// those that are made, and not those that have gone.
+func TestDirectoriesAreCounted(t *testing.T) {
+	const bytes = 100 << 20
+	root := filepath.Join(t.TempDir(), "kv")
+	for _, dir := range []string{"a/b/c", "a/d"} {
+		if err := os.MkdirAll(root+"/"+dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: bytes}, Now: time.Now})
+	tolerated := int64(1<<20) - 6*dirBytes // less the root's own, four in it, and one that comes
+	account.Directories(tolerated)
+	d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: staging.OS(), Now: time.Now})})
+	left := func(want int64) {
+		t.Helper()
+		if got := account.Limit(); got != bytes-want*dirBytes {
+			t.Fatalf("%d bytes are left for pieces, want %d less %d directories", got, bytes, want)
+		}
+	}
+	d.CountDirs(t.Context())
+	left(0)
+	file := root + "/a/b/x/y/z"
+	if err := d.MakeDir(filepath.Dir(file)); err != nil { // two of them are new
+		t.Fatal(err)
+	}
+	left(1)
+	if err := d.MakeDir(filepath.Dir(file)); err != nil {
+		t.Fatal(err)
+	}
+	left(1)
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.Leave(file) // the file is in it
+	left(1)
+	if _, err := d.Remove(file, 0); err != nil {
+		t.Fatal(err)
+	}
+	left(0)
+	if _, err := os.Stat(root + "/a/b/c"); err != nil {
+		t.Error("a directory went in which another is: ", err)
+	}
+	if _, err := os.Stat(root + "/a/b/x"); !os.IsNotExist(err) {
+		t.Error("an empty directory stayed: ", err)
+	}
+}
