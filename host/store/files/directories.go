@@ -36,12 +36,10 @@ func (d *Dir) Leave(name string) {
 	}
 }
 
-// drop removes a directory that is empty. Nobody may take its name for durable who does not see it go, so it stays while
-// names are made durable.
+// drop removes a directory that is empty, while no name is made durable: nobody may take its name for durable who does not
+// see it go.
 func (d *Dir) drop(dir string) bool {
-	if !d.settling.TryLock() {
-		return false
-	}
+	d.settling.Lock()
 	defer d.settling.Unlock()
 	if d.FS.Remove(dir) != nil {
 		return false

@@ -9,5 +9,5 @@
 //
 // Orphans and Quarantine have a lock each, under which no file is touched and no policy is called. That of the
 // quarantine may be taken under the root's, and takes the account's. A directory is made under a lock of its own, in which
-// files are touched; it goes under the same lock, or stays for now when somebody has it.
+// files are touched; it goes under the same lock.
 package files
