@@ -37,7 +37,7 @@ func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket st
 	}()
 	c := base.Clone()
 	c.Socket, c.HTTP.Listen = filepath.Join(dir, "s"), ""
-	root := config.Root{Path: r.store, Capacity: config.Default().Roots[0].Capacity}
+	root := config.Root{Path: r.store, Capacity: config.Default().Roots[0].Capacity, ForPieces: true}
 	if root.Path == "" {
 		root.Path = filepath.Join(dir, "chunks")
 	}

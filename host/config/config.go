@@ -140,6 +140,10 @@ type Root struct {
 	RequireMount bool
 	Route        string // RouteAuto, RouteDirect, RouteStaged
 
+	// ForPieces says that the capacity is for pieces alone, and directories come on top: for replays, which count chunks. It
+	// is no key.
+	ForPieces bool `toml:"-"`
+
 	part float64 // of its file system: what Capacity is made of, when it was loaded
 
 	MinFree     Amount // left free on its file system; a percentage is of that

@@ -14,7 +14,7 @@ import (
 // start runs a host on a real socket with one root, until the test or the returned function ends it.
 func start(t *testing.T, root string, capacity int64, change ...func(*config.Config)) (socket string, stop func()) {
 	t.Helper()
-	c := hosttest.Configuration(t, config.Root{Path: root, Capacity: capacity})
+	c := hosttest.Configuration(t, config.Root{Path: root, Capacity: capacity, ForPieces: true})
 	c.Engine.ThreadsPerGPU = 4
 	for _, f := range change {
 		f(c)

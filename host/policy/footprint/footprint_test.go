@@ -1,6 +1,7 @@
 package footprint
 
 import (
+	"path/filepath"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
@@ -17,7 +18,7 @@ func TestMemoryComesWithEntries(t *testing.T) {
 	const slots, entries = 200 << 20, 100_000
 	for name, most := range entryBytes {
 		t.Run(name, func(t *testing.T) {
-			m, err := policy.Open(t.Context(), name, policy.Options{Cache: policytest.Cache(t)})
+			m, err := policy.Open(t.Context(), filepath.Join(policytest.Dir(t, name), name+".wasm"), policy.Options{Cache: policytest.Cache(t)})
 			if err != nil {
 				t.Fatal(err)
 			}

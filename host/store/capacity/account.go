@@ -29,6 +29,7 @@ type Config struct {
 // Bounds are what a root may take.
 type Bounds struct {
 	Capacity    int64
+	ForPieces   bool    // the capacity is for pieces alone: directories come on top
 	MinFree     int64   // bytes that are left free on the file system
 	MinFreePart float64 // the same as a part of the file system; the larger of the two holds
 }
@@ -125,7 +126,10 @@ func (a *Account) Free() float64 {
 }
 
 func (a *Account) limit() int64 {
-	limit := a.bounds.Capacity - min(a.bounds.Capacity, max(0, a.dirs-max(leastDirs, a.bounds.Capacity/dirsShare)))
+	limit := a.bounds.Capacity
+	if !a.bounds.ForPieces {
+		limit = max(0, limit-max(0, a.dirs-max(leastDirs, limit/dirsShare)))
+	}
 	if !a.measured.IsZero() {
 		limit = min(limit, a.free)
 	}

@@ -51,6 +51,9 @@ func TestDirectoriesAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	left(0)
+	account.SetBounds(capacity.Bounds{Capacity: bytes, ForPieces: true})
+	account.Directories(2 << 20)
+	left(0)
 	if _, err := os.Stat(root + "/a/b/c"); err != nil {
 		t.Error("a directory went in which another is: ", err)
 	}

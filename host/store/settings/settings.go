@@ -80,6 +80,7 @@ type RootConfig struct {
 	RequireMount bool           // it must not be on the file system of /
 	MaxEntries   uint32         // most entries there can be; 0: by capacity
 	DailyWrites  int64          // bytes that may be written in a day (UTC); 0: as many as come
+	ForPieces    bool           // Capacity is for pieces alone: directories come on top
 	MinFree      int64          // bytes that are left free on the file system, for others; it counts what others take
 	MinFreePart  float64        // the same as a part of the file system; the larger of the two holds
 	Evict        *policy.Handle // borrowed; nil: as Policies says
@@ -91,7 +92,7 @@ type RootConfig struct {
 
 // Bounds are what the root may take.
 func (r *RootConfig) Bounds() capacity.Bounds {
-	return capacity.Bounds{Capacity: r.Capacity, MinFree: r.MinFree, MinFreePart: r.MinFreePart}
+	return capacity.Bounds{Capacity: r.Capacity, ForPieces: r.ForPieces, MinFree: r.MinFree, MinFreePart: r.MinFreePart}
 }
 
 // Moves bounds the copies between levels. Zero is a default of [moves.Config].
