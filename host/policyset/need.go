@@ -81,8 +81,16 @@ func (p *Set) startEvicts(ctx context.Context) (evicts []*policy.Handle, err err
 }
 
 // LogNeeds logs what memory the roots need when they are full. It is for the start of a host: it measures the policies
-// that the host began with, in instances of their own.
+// that the host began with, in instances of their own. Close waits for it.
 func (p *Set) LogNeeds(ctx context.Context) {
+	p.openMu.Lock()
+	if p.over {
+		p.openMu.Unlock()
+		return
+	}
+	p.inUse.Add(1)
+	p.openMu.Unlock()
+	defer p.inUse.Done()
 	needs, err := p.needs(ctx)
 	if err != nil {
 		if ctx.Err() == nil && err != errChanged {

@@ -1,7 +1,9 @@
 package policyset
 
 import (
+	"log/slog"
 	"os"
+	"runtime"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/config"
@@ -35,4 +37,33 @@ func TestNeedsFollowCapacityAndPolicy(t *testing.T) {
 	if prefix.PolicyBytes < 200<<20*80 || prefix.PolicyFits >= prefix.Entries || small.PolicyFits != small.Entries {
 		t.Errorf("prefix: %+v, %+v", prefix, small)
 	}
+}
+
+// A set that is closed while its policies are measured waits for that: their code and memory are unmapped then.
+func TestCloseWaitsForTheMeasurement(t *testing.T) {
+	c := config.Default()
+	c.PolicyDir, c.PolicyCache = policytest.Dir(t, "lru"), t.TempDir()
+	if err := os.Chmod(c.PolicyCache, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c.Policies = []config.Policy{{Module: "lru"}}
+	c.Roots = []config.Root{{Path: "/a", Capacity: 1 << 30}}
+	p, err := Open(t.Context(), c, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	idle := p.memory.Used()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.LogNeeds(t.Context())
+	}()
+	for p.memory.Used() == idle {
+		runtime.Gosched()
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	p.LogNeeds(t.Context()) // does nothing any more
 }

@@ -29,6 +29,8 @@ type Set struct {
 
 	openMu sync.Mutex
 	opened map[*policy.Module]struct{}
+	over   bool           // no measurement begins any more
+	inUse  sync.WaitGroup // measurements, whose instances nobody else waits for
 }
 
 // Open opens the configured modules in order and binds them.
@@ -176,6 +178,10 @@ func OpenCache(dir string, log *slog.Logger) (*sandbox.Cache, error) {
 // Close closes every module that is still open, whoever holds a reference to it. The store must have been closed.
 func (p *Set) Close(ctx context.Context) error {
 	var errs []error
+	p.openMu.Lock()
+	p.over = true
+	p.openMu.Unlock()
+	p.inUse.Wait()
 	p.openMu.Lock()
 	defer p.openMu.Unlock()
 	for m := range p.opened {

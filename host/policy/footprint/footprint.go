@@ -73,6 +73,9 @@ func fullSize(ctx context.Context, m *policy.Module, o policy.EvictOptions, slot
 		if err := insert(slot); err != nil {
 			return 0, err
 		}
+		if err := ctx.Err(); err != nil && slot%64 == 0 {
+			return 0, err
+		}
 	}
 	victims := make([]uint32, 64)
 	for gone := 0; gone < int(slots); {
