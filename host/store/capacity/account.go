@@ -154,6 +154,15 @@ func (a *Account) Directories(more int64) {
 	}
 }
 
+// DirectoriesGo says whether empty directories are to be removed, and made again for the next piece: where what they take is
+// not there for pieces, and in roots of which the bytes that are tolerated are more than that part.
+func (a *Account) DirectoriesGo() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	part := a.bounds.Capacity / dirsShare
+	return !a.bounds.ForPieces && (part < leastDirs || a.dirs > part)
+}
+
 // Commit changes what a tenant's entries take: a piece took more than was reserved, or less, or a scan found one.
 func (a *Account) Commit(tenant uint16, by int64) {
 	a.mu.Lock()

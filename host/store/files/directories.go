@@ -27,9 +27,10 @@ func (d *Dir) InDir(name string, try func() error) error {
 
 // Leave removes the directory that a file was in, and those above it, where nothing is left in them. Each is a block of the
 // file system, which counts to nobody, and a place policy may make one for each piece. A put that found one of them there
-// makes it again (InDir). Other hosts may be older: what they share stays.
+// makes it again (InDir). That costs a put half as much again where each piece has one, so those that are tolerated stay.
+// Other hosts may be older: what they share stays.
 func (d *Dir) Leave(name string) {
-	if d.shared || strings.HasPrefix(name[min(len(d.Slash), len(name)):], pieceformat.MetaDir+"/") {
+	if d.shared || !d.account.DirectoriesGo() || strings.HasPrefix(name[min(len(d.Slash), len(name)):], pieceformat.MetaDir+"/") {
 		return
 	}
 	for dir := filepath.Dir(name); len(dir) > len(d.Path) && d.drop(dir); dir = filepath.Dir(dir) {

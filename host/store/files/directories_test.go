@@ -54,10 +54,34 @@ func TestDirectoriesAreCounted(t *testing.T) {
 	account.SetBounds(capacity.Bounds{Capacity: bytes, ForPieces: true})
 	account.Directories(2 << 20)
 	left(0)
+	if account.DirectoriesGo() {
+		t.Error("directories go where they are not counted")
+	}
 	if _, err := os.Stat(root + "/a/b/c"); err != nil {
 		t.Error("a directory went in which another is: ", err)
 	}
 	if _, err := os.Stat(root + "/a/b/x"); !os.IsNotExist(err) {
 		t.Error("an empty directory stayed: ", err)
+	}
+}
+
+// An empty directory stays while directories take no more than what is tolerated, but in a small root, where that is much.
+func TestToleratedDirectoriesStay(t *testing.T) {
+	for _, test := range []struct {
+		capacity, others int64
+		goes             bool
+	}{{1 << 40, 0, false}, {1 << 40, 1 << 40 / 256, true}, {100 << 20, 0, true}} {
+		root := filepath.Join(t.TempDir(), "kv")
+		account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: test.capacity}, Now: time.Now})
+		account.Directories(test.others)
+		d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: staging.OS(), Now: time.Now})})
+		file := root + "/a/b/piece"
+		if err := d.MakeDir(filepath.Dir(file)); err != nil {
+			t.Fatal(err)
+		}
+		d.Leave(file)
+		if _, err := os.Stat(root + "/a"); os.IsNotExist(err) != test.goes {
+			t.Errorf("of %d bytes, with %d of other directories: %v", test.capacity, test.others, err)
+		}
 	}
 }
