@@ -142,7 +142,7 @@ type Root struct {
 
 	// ForPieces says that the capacity is for pieces alone, and directories come on top: for replays, which count chunks. It
 	// is no key.
-	ForPieces bool `toml:"-"`
+	ForPieces bool
 
 	part float64 // of its file system: what Capacity is made of, when it was loaded
 

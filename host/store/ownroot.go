@@ -37,11 +37,8 @@ func (c ownRoot) guard(_ *Put, f staging.File) staging.File  { return f }
 func (c ownRoot) reserve(ctx context.Context, w reservation) error { return w.evicting(ctx, c.r) }
 
 func (c ownRoot) publish(p *Put, _ staging.Info) error {
-	err := c.r.FS.RenameNoReplace(p.temp, p.target)
-	if errors.Is(err, fs.ErrNotExist) { // it got another name, whose directory has gone since
-		err = c.r.InDir(p.target, func() error { return c.r.FS.RenameNoReplace(p.temp, p.target) })
-	}
-	return err
+	// Its directory may have gone since, if the put got another name.
+	return c.r.InDir(p.target, func() error { return c.r.FS.RenameNoReplace(p.temp, p.target) })
 }
 
 func (c ownRoot) notPublished(p *Put, temp staging.Info, err, look error) {

@@ -15,7 +15,7 @@ func (r *root) recover(ctx context.Context) error {
 		return err
 	}
 	r.warnOfSpace()
-	if !r.cfg.Shared {
+	if !r.cfg.Shared && !r.cfg.ForPieces {
 		r.store.work.Go(func() { r.CountDirs(r.store.run) })
 	}
 	return nil

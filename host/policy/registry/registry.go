@@ -4,6 +4,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,11 +95,7 @@ func Push(ctx context.Context, r artifact.Reference, a *artifact.Artifact, opt O
 		}
 	}
 	d := ocispec.Descriptor{MediaType: artifact.ManifestType, Digest: digest.Digest(a.Digest), Size: int64(len(a.Manifest))}
-	name := r.Tag
-	if name == "" {
-		name = a.Digest
-	}
-	if err := repo.Manifests().PushReference(ctx, d, bytes.NewReader(a.Manifest), name); err != nil {
+	if err := repo.Manifests().PushReference(ctx, d, bytes.NewReader(a.Manifest), cmp.Or(r.Tag, a.Digest)); err != nil {
 		return fmt.Errorf("%w: push to %s: %w", ErrRegistry, r, err)
 	}
 	return nil
@@ -111,14 +108,7 @@ func Pull(ctx context.Context, r artifact.Reference, maxModule int64, opt Option
 	if err != nil {
 		return nil, err
 	}
-	name := r.Digest
-	if name == "" {
-		name = r.Tag
-	}
-	if name == "" {
-		name = "latest"
-	}
-	of, body, err := repo.Manifests().FetchReference(ctx, name)
+	of, body, err := repo.Manifests().FetchReference(ctx, cmp.Or(r.Digest, r.Tag, "latest"))
 	if err != nil {
 		return nil, fmt.Errorf("%w: pull %s: %w", ErrRegistry, r, err)
 	}
@@ -126,10 +116,7 @@ func Pull(ctx context.Context, r artifact.Reference, maxModule int64, opt Option
 	if err != nil {
 		return nil, fmt.Errorf("%w: pull %s: manifest: %w", ErrRegistry, r, err)
 	}
-	named := r.Digest
-	if named == "" {
-		named = of.Digest.String() // what the registry says that the tag means
-	}
+	named := cmp.Or(r.Digest, of.Digest.String()) // or what the registry says that the tag means
 	module, signature, err := artifact.Layers(named, text, maxModule)
 	if err != nil {
 		return nil, fmt.Errorf("pull %s: %w", r, err)
