@@ -53,7 +53,7 @@ shared = true
 		strings.Contains(logB(), "elected evictor of the shared root") {
 		t.Fatalf("the first host is not the evictor:\n%s\n%s", logA(), logB())
 	}
-	const some = "20" // requests whose chunks all fit
+	const some = "12" // requests whose chunks all fit, beside the credit that both hosts may hold
 	first := play("a", some)
 	awaitGauge(t, metrics["b"], "kvhost_root_entries", gauge(t, metrics["a"], "kvhost_root_entries"), logB)
 	second := play("b", some)
