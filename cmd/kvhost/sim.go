@@ -36,6 +36,7 @@ type simFlags struct {
 	quiet      bool
 	parallel   int
 	chunkBytes string
+	ratio      float64
 	prefill    sim.Prefill
 	seed       uint64
 	levels     levelFlags
@@ -96,6 +97,7 @@ numbering its chunks and compiling the modules.`,
 	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
 	fl.StringVar(&f.chunkBytes, "chunk-bytes", "",
 		"size of a chunk, for policies and capacities in bytes, which require it (default 4KiB, with levels 64MiB)")
+	fl.Float64Var(&f.ratio, "compression-ratio", 1, "how many times as many chunks a capacity holds because they are compressed")
 	fl.IntVar(&f.prefill.ChunkTokens, "chunk-tokens", f.prefill.ChunkTokens,
 		"tokens of a chunk, for the cost of recomputing it")
 	fl.Float64Var(&f.prefill.TokensPerSecond, "prefill-rate", f.prefill.TokensPerSecond,
@@ -195,6 +197,9 @@ func openSimPolicy(ctx context.Context, text string, opt policy.Options) (*sim.P
 func (f *simFlags) sizes(g *sim.Grid) error {
 	for _, text := range f.capacities {
 		c, err := sim.ParseCapacity(text)
+		if err == nil {
+			c, err = c.Compressed(f.ratio)
+		}
 		if err != nil {
 			return err
 		}
@@ -258,9 +263,5 @@ func writeFile(path string, write func(io.Writer) error) error {
 	if err != nil {
 		return err
 	}
-	if err := write(file); err != nil {
-		file.Close()
-		return err
-	}
-	return file.Close()
+	return errors.Join(write(file), file.Close())
 }

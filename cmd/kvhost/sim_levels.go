@@ -39,7 +39,7 @@ func (f *levelFlags) on() bool { return len(f.capacities) > 0 }
 
 // check finds flags that make no sense together. changed tells which were given.
 func (f *levelFlags) check(changed func(string) bool) error {
-	with, without := []string{"cost", "level-policy", "admit", "write"}, []string{"capacity", "plot"}
+	with, without := []string{"cost", "level-policy", "admit", "write"}, []string{"capacity", "plot", "compression-ratio"}
 	if f.on() {
 		for _, name := range without {
 			if changed(name) {

@@ -149,6 +149,7 @@ func TestSimExitCodes(t *testing.T) {
 		{"a bad capacity", []string{"--trace", path, "--capacity", "0%"}, exitUsage, `"0%"`},
 		{"less than a chunk", []string{"--trace", path, "--capacity", "1B", "--chunk-bytes", "4KiB"}, exitUsage,
 			"less than one chunk"},
+		{"a bad ratio", []string{"--trace", path, "--compression-ratio", "0.5"}, exitUsage, "compression ratio 0.5"},
 		{"a bad order", []string{"--trace", path, "--order", "backward"}, exitUsage, "backward"},
 		{"a bad plot", []string{"--trace", path, "--plot", "c.png"}, exitUsage, "c.png"},
 		{"a bad chunk size", []string{"--trace", path, "--chunk-bytes", "none"}, exitUsage, "none"},

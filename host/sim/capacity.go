@@ -16,6 +16,7 @@ type Capacity struct {
 	share *big.Rat // of the unique chunks
 	count int64    // chunks
 	bytes int64
+	ratio float64 // how many times as many chunks it holds because they are compressed; 0: not
 }
 
 // String is the text from which the capacity was parsed.
@@ -65,6 +66,15 @@ func ParseCapacity(text string) (Capacity, error) {
 // InBytes says whether the capacity is in bytes, so that its meaning depends on the size of a chunk.
 func (c Capacity) InBytes() bool { return c.bytes > 0 }
 
+// Compressed is the same room for chunks that are stored with a compression ratio: raw bytes by stored bytes, 1 or more.
+func (c Capacity) Compressed(ratio float64) (Capacity, error) {
+	if !(ratio >= 1 && ratio <= 100) {
+		return c, fmt.Errorf("%w: compression ratio %g: want 1 to 100", ErrCapacity, ratio)
+	}
+	c.ratio = ratio
+	return c, nil
+}
+
 // Chunks is the capacity in chunks of a workload. Shares are rounded down.
 func (c Capacity) Chunks(w *Workload, chunkBytes int64) (int, error) {
 	var n int64
@@ -76,6 +86,9 @@ func (c Capacity) Chunks(w *Workload, chunkBytes int64) (int, error) {
 		n = c.bytes / max(1, chunkBytes)
 	default:
 		n = c.count
+	}
+	if c.ratio > 1 {
+		n = int64(min(float64(n)*c.ratio, math.MaxInt32))
 	}
 	if n < 1 {
 		return 0, fmt.Errorf("%w: %s of %s is less than one chunk", ErrCapacity, c.text, w.Name)

@@ -327,6 +327,23 @@ func TestCapacities(t *testing.T) {
 			t.Errorf("%s of 19 chunks: %v", text, err)
 		}
 	}
+	for text, want := range map[string]int{"50%": 12, "100%": 26, "5": 7, "64KiB": 5} {
+		c, err := ParseCapacity(text)
+		if err == nil {
+			c, err = c.Compressed(1.4)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.Chunks(w, 16<<10); got != want || err != nil {
+			t.Errorf("%s at a ratio of 1.4 is %d chunks, want %d (%v)", text, got, want, err)
+		}
+	}
+	for _, ratio := range []float64{0, 0.9, 101, math.NaN(), math.Inf(1)} {
+		if _, err := (Capacity{}).Compressed(ratio); !errors.Is(err, ErrCapacity) {
+			t.Errorf("a ratio of %g: %v", ratio, err)
+		}
+	}
 	if bytes, units, err := ParseChunkBytes("16.5KiB"); bytes != 16896 || units != 5 || err != nil {
 		t.Errorf("16.5KiB is %d bytes, %d units (%v)", bytes, units, err)
 	}
