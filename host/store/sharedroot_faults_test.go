@@ -257,6 +257,51 @@ func TestAVictimHasNoOtherName(t *testing.T) {
 	equal(t, "bytes on disk", onDisk(t, s.dir), 0)
 }
 
+// TestAPublishedTemporaryIsDamaged: a host is given up between the link of a piece and its log, and the piece's header is
+// damaged, so that whoever clears its temporaries cannot tell the others what it is. No later evictor reckons with less
+// than is on the disk.
+func TestAPublishedTemporaryIsDamaged(t *testing.T) {
+	for name, rules := range map[string]string{"": "", " and cannot be emptied at first": "open **/gone/*/t/* 2nd: eio"} {
+		t.Run("damaged"+name, func(t *testing.T) {
+			s := &turns{T: t, dir: t.TempDir()}
+			faulty := faultfs.New(staging.OS())
+			a := s.host("a", 24, func(c *Config) { c.FS = faulty })
+			b, c := s.host("b", 24), s.host("c", 24)
+			b.mustPut(0)
+			s.pass(4)
+			equal(t, "a is the evictor", a.fellowStats().Evictor, true)
+			c.mustPut(1)
+			file := c.pieceFile(1, 0)
+			image, err := os.ReadFile(file)
+			c.must(err)
+			image[0] ^= 1
+			put(t, file, image)
+			faulty.Set(faultfs.MustRules(rules)...)
+			s.pause(c)
+			if rules != "" {
+				equal(t, "faults", faulty.Injected(), 1)
+			}
+			if left, _ := filepath.Glob(filepath.Join(s.dir, shared.Dir, "gone", "*", "t", "*")); len(left) != 0 {
+				t.Errorf("temporaries are left: %v", left)
+			}
+			s.within()
+			s.pause(a)
+			equal(t, "b is the evictor", b.fellowStats().Evictor, true)
+			s.within()
+			if err := b.put(1, 0); err == nil {
+				t.Fatal("it is stored over a damaged file")
+			}
+			s.pass(int(turnsLapse/time.Second) + 6) // a has been given up, and the file's name is free again
+			b.mustPut(1)
+			b.mustRead(1)
+			s.resume()
+			s.pass(6)
+			s.within()
+			equal(t, "bytes that b counts", b.reckons(), onDisk(t, s.dir))
+		})
+	}
+}
+
 // TestAStaleHandleOfTheHosts: the evictor's handle of the hosts' directory is stale once. It does not take them for gone:
 // they would never acknowledge that, nor what is proposed after it.
 func TestAStaleHandleOfTheHosts(t *testing.T) {

@@ -37,7 +37,7 @@ type Backend interface {
 	// Paths returns a victim's files. A victim whose files cannot be named is spared.
 	Paths(v *Victim) ([]string, error)
 	// Identify reads which piece a published temporary is; it has a second link. The error is [ErrDamaged] when the bytes
-	// do not say.
+	// do not say, and the file is emptied then.
 	Identify(temp string, info staging.Info) (Record, error)
 }
 

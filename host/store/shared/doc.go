@@ -51,7 +51,8 @@
 // A piece is published by a hard link. The link fails when another host has published the same piece; the put then ends
 // as resident and its credit returns. After the link the log is appended to, and only then is the temporary's name
 // removed. A temporary with two links was therefore published, whatever happened in between: the evictor that sweeps it
-// accounts for it and tells the others.
+// accounts for it and tells the others. One whose header is damaged it empties, because nobody could tell the others what
+// to count.
 //
 // A link that reports an error may have been made. The number of the temporary's names tells; while nobody can look, the
 // temporary keeps its name and its credit, and each step looks again.

@@ -207,17 +207,22 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 		if s.State != Active {
 			fail("%s is %s", n.h.id, s.State)
 		}
-		if s.Evictor {
-			evictors++
-			if used, disk := n.Used(), m.disk(); used != disk {
-				fail("the evictor %s reckons with %d bytes, the disk has %d", n.h.id, used, disk)
-			}
-		}
+		used := n.Used()
 		for k := range modelKeys {
 			k := modelKey(k)
 			f, i := m.files[keyPath(k)], n.index[k]
-			if (f != nil) != i.grantable() || f != nil && f.size != i.bytes {
+			if f != nil && f.size == 0 { // it was damaged and emptied: who knew it counts it until a load meets it
+				if i != nil {
+					used -= i.bytes
+				}
+			} else if (f != nil) != i.grantable() || f != nil && f.size != i.bytes {
 				fail("%s has %+v of %d, on disk: %t", n.h.id, i, k[0], f != nil)
+			}
+		}
+		if s.Evictor {
+			evictors++
+			if disk := m.disk(); used != disk {
+				fail("the evictor %s reckons with %d bytes, the disk has %d", n.h.id, used, disk)
 			}
 		}
 	}

@@ -123,7 +123,11 @@ func (n *node) Paths(v *Victim) ([]string, error) {
 
 var errNameless = errors.New("no name")
 
+// Identify finds a file damaged now and then, and one that was emptied always.
 func (n *node) Identify(temp string, info staging.Info) (Record, error) {
+	if n.w.rng.IntN(4) == 0 || info.Size == 0 {
+		return Record{}, ErrDamaged
+	}
 	f, err := n.fs.OpenFile(temp, os.O_RDONLY, 0)
 	if err != nil {
 		return Record{}, err
@@ -214,7 +218,10 @@ func (n *node) request(k chunk.Key) error {
 			n.w.note(n.w.at, "lease %d", k[0])
 			promised := n.listed()
 			name := n.name
-			_, err := n.fs.Stat(keyPath(k))
+			info, err := n.fs.Stat(keyPath(k))
+			if err == nil && info.Allocated == 0 {
+				n.ReportDamaged(Record{Key: k, Pieces: 1})
+			}
 			if err != nil && promised && n.listed() && n.name == name && n.index[k] == i && i.leases > 0 {
 				return fmt.Errorf("%s holds a lease on %d, and it is gone", n.h.id, k[0])
 			}
@@ -262,7 +269,10 @@ func (n *node) put(k chunk.Key) error {
 		i.bytes = bytes
 		return nil
 	case errors.Is(err, fs.ErrExist): // another host was first
-		if info, err := n.fs.Stat(keyPath(k)); err == nil && i.bytes == 0 && n.index[k] == i {
+		info, err := n.fs.Stat(keyPath(k))
+		if err == nil && info.Allocated == 0 {
+			n.ReportDamaged(Record{Key: k, Pieces: 1})
+		} else if err == nil && i.bytes == 0 && n.index[k] == i {
 			i.bytes = info.Allocated
 		}
 	case !missing(err) && !errors.Is(err, ErrFenced):

@@ -28,9 +28,7 @@ func (t *term) sweep(dir string) error {
 		case info.Links > 1 && base != probe && base != probed:
 			err = t.relay(a, name, info)
 		default:
-			if err = m.empty(name); err == nil {
-				err = m.remove(name)
-			}
+			err = m.discard(name)
 		}
 		failed = append(failed, ignoreMissing(err))
 	}
@@ -78,18 +76,22 @@ func (t *term) relay(a *attempt, name string, info staging.Info) error {
 	if !errors.Is(err, ErrDamaged) {
 		return err
 	}
-	t.m.log.Warn("published temporary is damaged; scanning the root for its piece", "file", name, "error", err)
-	t.m.scanAgain()
-	return t.m.remove(name)
+	// Nobody can tell the others what to count. Under its other name it takes nothing from now on, and is damaged as before.
+	t.m.log.Warn("published temporary is damaged; its piece was emptied", "file", name, "error", err)
+	return t.m.discard(name)
 }
 
-// empty frees what a temporary takes. Its writer may be paused for long and have it open, and has credit for it no more.
-func (t *tree) empty(name string) error {
+// discard frees what a temporary takes, and removes it. Its writer may be paused for long and have it open, and has
+// credit for it no more.
+func (t *tree) discard(name string) error {
 	f, err := t.fs.OpenFile(name, os.O_WRONLY|os.O_TRUNC, 0)
-	if err != nil {
-		return err
+	if err == nil {
+		err = f.Close()
 	}
-	return f.Close()
+	if err == nil {
+		err = t.remove(name)
+	}
+	return err
 }
 
 // scanAgain asks for another scan of the root.
