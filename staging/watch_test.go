@@ -25,7 +25,7 @@ func TestWatchedGivesUp(t *testing.T) {
 	var ended atomic.Int64
 	seen := make(chan error, 100)
 	w := staging.Watched(faulty, staging.Watch{
-		Limit: 20 * time.Millisecond, Seen: func(_ staging.Op, _ string, err error) { seen <- err },
+		Limit: time.Minute, Seen: func(_ staging.Op, _ string, err error) { seen <- err },
 		Ended: func(staging.Op, string) { ended.Add(1) },
 	})
 	defer w.Close()
@@ -61,7 +61,9 @@ func TestWatchedGivesUp(t *testing.T) {
 		{"close", file.Close},
 	} {
 		faulty.Set(faultfs.MustRules(c.rule + " **: hang")...)
+		w.SetLimit(20 * time.Millisecond)
 		err := c.call()
+		w.SetLimit(time.Minute)
 		var hung *staging.HungError
 		if !errors.As(err, &hung) || !errors.Is(err, staging.ErrHung) {
 			t.Fatalf("%s: %v", c.rule, err)
@@ -73,6 +75,9 @@ func TestWatchedGivesUp(t *testing.T) {
 		case <-hung.Ended():
 			t.Errorf("%s has ended", c.rule)
 		default:
+		}
+		if err := faulty.AwaitHanging(t.Context(), 1); err != nil { // it may be given up before it came so far
+			t.Fatal(err)
 		}
 		faulty.Release()
 		<-hung.Ended()

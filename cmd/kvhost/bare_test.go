@@ -79,15 +79,18 @@ func TestNobodyServes(t *testing.T) {
 	for name, c := range nobodys {
 		t.Run(name, func(t *testing.T) {
 			dir := shortDir(t)
-			_, port, _ := net.SplitHostPort(freePort(t))
-			address := net.JoinHostPort(testenv.OutsideAddress(t), port)
-			args := append([]string{"--root", "kv=64MiB", "--policy", "fifo.wasm", "--http-listen", "0.0.0.0:" + port}, c.args...)
+			args := append([]string{"--root", "kv=64MiB", "--policy", "fifo.wasm", "--http-listen", "0.0.0.0:0"}, c.args...)
 			r := finish(t, asNobody(t, dir, c.home, append([]string{"check"}, args...)...))
 			if foreseen := strings.Contains(r.stdout, fix); r.code != 0 || foreseen != (c.says != "") ||
 				!strings.Contains(r.stdout, c.says) {
 				t.Errorf("check: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 			}
 			cmd, logged, stop := startCommand(t, asNobody(t, dir, c.home, args...))
+			_, port, err := net.SplitHostPort(httpAddress(t, logged))
+			if err != nil {
+				t.Fatal(err)
+			}
+			address := net.JoinHostPort(testenv.OutsideAddress(t), port)
 			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 			if err != nil || !strings.Contains(string(status), "CapEff:\t0000000000000000") {
 				t.Errorf("it has capabilities: %v\n%s", err, status)

@@ -15,11 +15,12 @@ import (
 
 // A host whose GPU fails while it runs reports it in a metric at once, and in its exit code at the end.
 func TestLostGPUIsSaid(t *testing.T) {
-	dir, address, double := shortDir(t), freePort(t), gdstest.Build(t)
-	cmd := command(t, dir, "--http-listen", address, "--gds-use-cufile=false")
+	dir, double := shortDir(t), gdstest.Build(t)
+	cmd := command(t, dir, "--http-listen", anyPort, "--gds-use-cufile=false")
 	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(double.Path),
 		"KVHOST_DOUBLE=cuIpcOpenMemHandle_v2:code=719")
 	_, logged, stop := startCommand(t, cmd)
+	address := httpAddress(t, logged)
 	inService := func() string {
 		r, err := http.Get("http://" + address + "/metrics")
 		if err != nil {

@@ -73,9 +73,9 @@ type kill struct {
 
 // start starts a host, which finds everything that the last one left, and returns how much that is.
 func (k *kill) start() (address string, held int64, stop func(os.Signal) int) {
-	address = freePort(k.T)
-	_, logged, end := startHost(k.T, k.dir, "--policy", k.evict, "--http-listen", address, "--root", "kvhost-data=3MiB",
+	_, logged, end := startHost(k.T, k.dir, "--policy", k.evict, "--http-listen", anyPort, "--root", "kvhost-data=3MiB",
 		"--store-durability", k.durability, "--store-evict", k.mode, "--policy-cache", filepath.Join(k.dir, "cache"))
+	address = httpAddress(k.T, logged)
 	held = k.recovered(address, logged)
 	return address, held, end
 }

@@ -29,10 +29,9 @@ func TestLivePolicies(t *testing.T) {
 	module(t, dir, "main.wasm", "lru")
 	fifo := module(t, dir, "second.wasm", "fifo")
 	bad := write(t, dir, "bad.wasm", "not wasm at all")
-	metrics := freePort(t)
 	file := write(t, dir, "kvhost.toml", `
 [http]
-listen = "`+metrics+`"
+listen = "`+anyPort+`"
 [[root]]
 path = "kv"
 capacity = "4MiB"
@@ -54,6 +53,7 @@ module = "sieve"
 shadow = true
 `)
 	cmd, logged, stop := startHost(t, dir, "--config", file)
+	metrics := httpAddress(t, logged)
 	client := command(t, dir, "replay", "--trace", absolute(t, mixedTrace), "--sessions", "2", "--chunk-bytes", "8192",
 		"--limit", "800", "--json")
 	var report, complaints bytes.Buffer
@@ -94,9 +94,7 @@ shadow = true
 	if r := policy("swap", "names", "--set", "widths=2/1"); r.code != exitOK {
 		t.Errorf("second swap of a place policy: %+v", r)
 	}
-	if gauge(t, metrics, "kvhost_policy_entries") <= 0 {
-		t.Error("no policy has named an entry")
-	}
+	until(t, "entry that a policy has named", func() bool { return gauge(t, metrics, "kvhost_policy_entries") > 0 })
 	wrong := strings.Repeat("ab", 32)
 	r := policy("swap", "main", fifo, "--sha256", wrong)
 	if r.code == exitOK || !strings.Contains(r.stderr, wrong) || strings.Count(r.stderr, "SHA-256") != 1 ||

@@ -46,7 +46,7 @@ evict = "background"
 max_staging_memory = "16MiB"
 [gds]
 cuda = "off"
-`, h.http)
+`, anyPort)
 }
 
 const baseRoots = "[[root]]\npath = \"a\"\ncapacity = \"32MiB\"\nwrite = \"through\"\n[[root]]\npath = \"b\"\ncapacity = \"64MiB\"\nlevel = 1\n"
@@ -64,14 +64,9 @@ func (h *served) reload(text string) (ok bool, line string) {
 	return strings.Contains(line, `"configuration reloaded"`), line
 }
 
-// until polls for what has no event of its own in another process.
 func (h *served) until(what string, done func() bool) {
 	h.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			h.Fatalf("no %s in a minute", what)
-		}
-	}
+	until(h.T, what, done)
 }
 
 func (h *served) get(path string) (int, string) {
@@ -416,7 +411,7 @@ func (h *served) with(key string, c change, tables string) string {
 // Every key of the configuration either changes a running host, or is refused by its name and changes nothing.
 func TestReloadOfEachKey(t *testing.T) {
 	dir := shortDir(t)
-	h := &served{T: t, dir: dir, file: filepath.Join(dir, "k.toml"), http: freePort(t)}
+	h := &served{T: t, dir: dir, file: filepath.Join(dir, "k.toml")}
 	for from, to := range map[string]string{"fifo": "special", "lru": "lru", "fanout": "fanout", "clock": "clock"} {
 		module, err := os.ReadFile(filepath.Join(policytest.Dir(t, "fifo", "lru", "fanout", "clock"), from+".wasm"))
 		if err != nil {
@@ -449,6 +444,7 @@ func TestReloadOfEachKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd, logged, stop := startHost(t, dir, "--config", h.file)
+	h.http = httpAddress(t, logged)
 	h.logged, h.signal = logged, func(s os.Signal) { cmd.Process.Signal(s) }
 	if n := h.fill(0, 80); n > 0 {
 		t.Fatalf("%d of 80 chunks refused", n)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -18,14 +17,21 @@ import (
 	"github.com/kvhost/kvhost/host/config"
 )
 
-func freePort(t *testing.T) string {
+// anyPort is an address to listen on. The kernel chooses the port when the host binds it, so that nobody else can take it
+// before.
+const anyPort = "127.0.0.1:0"
+
+// httpAddress is where a host serves HTTP, as its log says.
+func httpAddress(t *testing.T, logged func() string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for line := range strings.Lines(logged()) {
+		var ready struct{ Msg, HTTP string }
+		if json.Unmarshal([]byte(line), &ready) == nil && ready.Msg == "ready" {
+			return ready.HTTP
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatalf("the host is not ready:\n%s", logged())
+	return ""
 }
 
 func healthy(t *testing.T, address string) bool {
@@ -89,6 +95,16 @@ func launch(t *testing.T, cmd *exec.Cmd) (logged func() string, ended <-chan str
 	}
 }
 
+// until polls for what has no event of its own in another process.
+func until(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s in a minute", what)
+		}
+	}
+}
+
 func await(t *testing.T, logged func() string, text string, ended <-chan struct{}) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !strings.Contains(logged(), text); time.Sleep(10 * time.Millisecond) {
@@ -107,8 +123,8 @@ func await(t *testing.T, logged func() string, text string, ended <-chan struct{
 // address, serves a replay, changes its log level at a signal, and ends cleanly at another.
 func TestServe(t *testing.T) {
 	dir := shortDir(t)
-	address := freePort(t)
-	cmd, logged, stop := startHost(t, dir, "--policy", "lru.wasm", "--http-listen", address)
+	cmd, logged, stop := startHost(t, dir, "--policy", "lru.wasm", "--http-listen", anyPort)
+	address := httpAddress(t, logged)
 	if !healthy(t, address) {
 		t.Error("/readyz does not answer 200")
 	}

@@ -128,14 +128,14 @@ namespaces = ["hostile/*"]
 
 func newSoakSide(t *testing.T, name string, attacked bool) *soakSide {
 	t.Helper()
-	s := &soakSide{T: t, name: name, attacked: attacked, dir: shortDir(t), address: freePort(t), start: time.Now()}
+	s := &soakSide{T: t, name: name, attacked: attacked, dir: shortDir(t), start: time.Now()}
 	if err := os.WriteFile(filepath.Join(s.dir, "harmless.wasm"), hostile.Harmless(abi.RoleAdmit), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	write(t, s.dir, "kvhost.toml", fmt.Sprintf(soakConfig, s.address, honestTenant))
+	write(t, s.dir, "kvhost.toml", fmt.Sprintf(soakConfig, anyPort, honestTenant))
 	cmd := s.command("--config", "kvhost.toml", "--policy-cache", filepath.Join(s.dir, "cache"))
 	_, s.logged, s.stop = startCommand(t, cmd)
-	s.pid = cmd.Process.Pid
+	s.pid, s.address = cmd.Process.Pid, httpAddress(t, s.logged)
 	var err error
 	if s.engine, err = newHonestEngine(t.Context(), filepath.Join(s.dir, "s")); err != nil {
 		t.Fatal(err)

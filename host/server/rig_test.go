@@ -297,13 +297,11 @@ func (p *peer) check(n int) {
 // until waits for a condition that the server reaches by itself.
 func until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for range 3000 {
-		if cond() {
-			return
+	for deadline := time.Now().Add(time.Minute); !cond(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
-	t.Fatalf("never: %s", what)
 }
 
 // temporaries lists files of the root that are neither pieces nor the store's own.

@@ -15,7 +15,7 @@ import (
 func TestSockets(t *testing.T) {
 	r := newRig(t, nil)
 	serve := func(path string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		s := New(Config{})
 		go func() {

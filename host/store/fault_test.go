@@ -215,7 +215,7 @@ func TestHungUnlink(t *testing.T) {
 	faulty.Set(faultfs.MustRules("remove,rename ** 1st: hang")...)
 	done := make(chan error)
 	go func() { done <- f.put(2, 0) }()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := faulty.AwaitHanging(ctx, 1); err != nil {
 		t.Fatal(err)

@@ -87,7 +87,7 @@ func TestPublishBesideADeletion(t *testing.T) {
 	defer release()
 	var deleting sync.WaitGroup
 	deleting.Go(func() { r.Orphans.Retry(context.Background()) })
-	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	f.must(faulty.AwaitHanging(ctx, 1))
 

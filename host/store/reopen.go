@@ -87,6 +87,7 @@ func (r returning) rejoin(ctx context.Context, from health.State) error {
 	if err := r.store.catalog.Files(r.kept.Keep); err != nil {
 		return err
 	}
+	r.Account.Lift() // or it would be in service and refuse what does not fit in the place of something
 	if !r.Health.Promote(from, health.In) {
 		return ErrRootOut
 	}

@@ -100,7 +100,7 @@ func TestBurstWaitsForTheEvictor(t *testing.T) {
 
 // TestWaitForTheEvictorEnds when nothing can go: at once, by the context, and by its patience.
 func TestWaitForTheEvictorEnds(t *testing.T) {
-	f, faulty := faultyFixture(t, 2, background(1, 0.5), func(c *Config) { c.EvictPatience = 100 * time.Millisecond })
+	f, faulty := faultyFixture(t, 2, background(1, 0.5), func(c *Config) { c.EvictPatience = time.Hour })
 	f.mustPut(0, 1)
 	l := f.lookup(0, 1)
 	if err := f.put(2, 0); !errors.Is(err, ErrNoSpace) {
@@ -119,9 +119,11 @@ func TestWaitForTheEvictorEnds(t *testing.T) {
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+	f.store.cfg.EvictPatience = 100 * time.Millisecond
 	if err := f.put(3, 0); !errors.Is(err, ErrNoSpace) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("patience: %v", err)
 	}
+	f.store.cfg.EvictPatience = time.Hour // the evictor may have to wait for the processor
 	faulty.Release()
 	f.mustPut(4)
 	f.checkUsed()
@@ -239,6 +241,29 @@ func TestFullRootOfTwo(t *testing.T) {
 	f.checkUsed()
 }
 
+// TestReturnOfAFullRoot: a root that was full when it went out of service is in service again, with all of its capacity.
+func TestReturnOfAFullRoot(t *testing.T) {
+	f, faulty := faultyFixture(t, 20, func(c *Config) { c.UpkeepEvery = time.Hour })
+	f.mustPut(0)
+	faulty.Set(faultfs.MustRules("write **.tmp: enospc")...)
+	if err := f.put(1, 0); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if got := f.store.Stats().Roots[0]; got.State != health.Full || got.Limit >= got.Capacity {
+		t.Fatalf("%+v", got)
+	}
+	f.store.roots[0].Health.TakeOut("test", unix.EIO, "none")
+	faulty.Set()
+	f.backIn()
+	got := f.store.Stats().Roots[0]
+	equal(t, "Limit", got.Limit, got.Capacity)
+	for n := range uint64(10) {
+		f.mustPut(n + 1)
+		f.mustRead(0)
+	}
+	f.checkUsed()
+}
+
 // TestSlotsAreOut: all slots are taken and pinned, and there is something in quarantine, which frees bytes and no slot.
 // The put gives up at once.
 func TestSlotsAreOut(t *testing.T) {
@@ -252,7 +277,7 @@ func TestSlotsAreOut(t *testing.T) {
 	l.Release()
 	f.mustPut(2)
 	held := f.lookup(0, 1, 2)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := f.store.Put(ctx, f.request(3, 0, 0)); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("got %v", err)

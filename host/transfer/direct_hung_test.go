@@ -27,7 +27,7 @@ func hang(t *testing.T, always bool) {
 		t.Fatal(out)
 	}
 	limited, err := gds.NewDirectRoute(r.gpu, r.direct.CuFile(),
-		gds.DirectConfig{BufferBytes: 32 << 20, Limit: 200 * time.Millisecond})
+		gds.DirectConfig{BufferBytes: 32 << 20, Limit: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

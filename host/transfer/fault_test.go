@@ -289,7 +289,6 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 	b.storeChunks(1)
 	engine, err := transfer.New(transfer.Config{
 		Threads: 2, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75,
-		WriteQueue: 50 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -300,13 +299,22 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.fs.Set(faultfs.MustRules("write **: hang")...)
-	var chunks []transfer.StoreChunk
-	for n := range 6 {
-		chunks = append(chunks, b.put(n+1, []uint32{uint32(2 * n), uint32(2*n + 1)}))
+	store := func(from, to int) (read, published chan transfer.Outcome) {
+		var chunks []transfer.StoreChunk
+		for n := from; n < to; n++ {
+			chunks = append(chunks, b.put(n+1, []uint32{uint32(2 * n), uint32(2*n + 1)}))
+		}
+		read, published = make(chan transfer.Outcome, 1), make(chan transfer.Outcome, 1)
+		queue.Store(&transfer.StoreJob{Memory: b.memory, Chunks: chunks, Read: func(o transfer.Outcome) { read <- o },
+			Published: func(o transfer.Outcome) { published <- o }})
+		return read, published
 	}
-	read, published := make(chan transfer.Outcome, 1), make(chan transfer.Outcome, 1)
-	queue.Store(&transfer.StoreJob{Memory: b.memory, Chunks: chunks, Read: func(o transfer.Outcome) { read <- o },
-		Published: func(o transfer.Outcome) { published <- o }})
+	_, first := store(0, 2)
+	if err := b.fs.AwaitHanging(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	engine.SetWriteQueue(50 * time.Millisecond)
+	read, second := store(2, 6)
 	if o := <-read; len(o.Failed) != 4 || !errors.Is(o.Failed[0].Err, transfer.ErrShed) ||
 		engine.Stats().StoresShed != 4 {
 		t.Fatalf("%+v, %+v", o, engine.Stats())
@@ -321,7 +329,10 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 	if o := <-done; len(o.Failed) > 0 {
 		t.Errorf("%+v", o)
 	}
-	if o := <-published; len(o.Failed) != 4 {
+	if o := <-first; len(o.Failed) > 0 {
+		t.Errorf("%+v", o)
+	}
+	if o := <-second; len(o.Failed) != 4 {
 		t.Errorf("%+v", o)
 	}
 	if st := b.store.Stats().Roots[0]; st.Writing != 0 || st.Entries != 3 {

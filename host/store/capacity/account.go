@@ -318,6 +318,13 @@ func (a *Account) Full(entry, unwritten int64, lasts time.Duration) {
 	a.ceiling, a.until = max(entry, a.used-unwritten), a.now().Add(lasts)
 }
 
+// Lift ends a ceiling before its time is over: a file system that comes back may have room.
+func (a *Account) Lift() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.until = time.Time{}
+}
+
 // Retry ends a ceiling whose time is over. It says whether there was one.
 func (a *Account) Retry() bool {
 	a.mu.Lock()

@@ -66,7 +66,7 @@ func TestMembersOfASharedRoot(t *testing.T) {
 	r := &rig{TB: t, dir: t.TempDir()}
 	s, err := store.Open(context.Background(), store.Config{
 		HostID: hostID, Roots: []store.RootConfig{
-			{Path: r.dir, Capacity: 1 << 30, Shared: true, Poll: 20 * time.Millisecond, Lapse: time.Second},
+			{Path: r.dir, Capacity: 1 << 30, Shared: true, Poll: 20 * time.Millisecond, Lapse: time.Hour},
 		},
 	})
 	if err != nil {
