@@ -16,11 +16,6 @@ import (
 // The evictor grants what its account leaves of the capacity: a piece on the disk that is not in the account takes room
 // that others were granted. Every host must count every piece, as it may be the evictor next.
 
-// victim names rank 0 of a key's entry.
-func (r *rig) victim(h *pieceformat.Header) *shared.Victim {
-	return &shared.Victim{Namespace: h.Namespace, Group: h.Group, Key: h.Key, Pieces: 1, Bytes: r.class.FileBytes()}
-}
-
 // record is what another host logs of a piece.
 func (r *rig) record(h *pieceformat.Header) *shared.Record {
 	return &shared.Record{
@@ -35,25 +30,20 @@ func TestAVictimHasMorePieces(t *testing.T) {
 	for _, when := range []string{"known before the proposal", "learned after it", "found after it"} {
 		t.Run(when, func(t *testing.T) {
 			r := newRig(t)
-			b := backend{r.Root}
-			name, h := r.write(1, 0)
-			r.found(name, h)
+			name := r.stored(1)
 			other, more := r.write(1, 1)
 			if when == "known before the proposal" {
 				r.found(other, more)
 			}
-			v := r.victim(h)
-			if !b.Propose(v) {
-				t.Fatal("an entry that nobody uses is vetoed")
-			}
+			v := r.proposed(1)
 			switch when {
 			case "learned after it":
-				b.Learn(r.record(more))
+				r.b.Learn(r.record(more))
 			case "found after it":
 				r.found(other, more)
 			}
 			r.must(os.Remove(name))
-			b.Decide(v, true)
+			r.b.Decide(v, true)
 			r.expect("decided", 1, 0)
 		})
 	}
@@ -63,17 +53,12 @@ func TestAVictimHasMorePieces(t *testing.T) {
 // journal, so the others learn of the new piece while the old one is withheld.
 func TestAVictimIsStoredElsewhere(t *testing.T) {
 	r := newRig(t)
-	b := backend{r.Root}
-	name, h := r.write(1, 0)
-	r.found(name, h)
-	v := r.victim(h)
-	if !b.Propose(v) {
-		t.Fatal("an entry that nobody uses is vetoed")
-	}
+	name := r.stored(1)
+	v := r.proposed(1)
 	r.must(os.Remove(name))
-	_, h = r.write(1, 0)
-	b.Learn(r.record(h))
-	b.Decide(v, true)
+	_, h := r.write(1, 0)
+	r.b.Learn(r.record(h))
+	r.b.Decide(v, true)
 	r.expect("decided", 1, 0)
 }
 
@@ -107,17 +92,14 @@ func TestAVetoEndsAReport(t *testing.T) {
 // TestASparedVictimIsDamaged: nobody can serve its file, which is there all the same.
 func TestASparedVictimIsDamaged(t *testing.T) {
 	r := newRig(t)
-	b := backend{r.Root}
-	name, h := r.write(1, 0)
-	r.found(name, h)
-	v := r.victim(h)
-	b.Propose(v)
+	name := r.stored(1)
+	v := r.proposed(1)
 	f, err := os.OpenFile(name, os.O_WRONLY, 0)
 	r.must(err)
 	_, err = f.WriteAt(make([]byte, pieceformat.Page), 0)
 	r.must(err)
 	r.must(f.Close())
-	b.Decide(v, false)
+	r.b.Decide(v, false)
 	r.expect("spared", 0, 1)
 	r.must(r.Rescan(t.Context()))
 	r.expect("after a scan", 0, 1)
@@ -126,16 +108,13 @@ func TestASparedVictimIsDamaged(t *testing.T) {
 // TestASparedVictimIsStored: a put of the key begins between the decision and the look at the file.
 func TestASparedVictimIsStored(t *testing.T) {
 	r := newRig(t)
-	b := backend{r.Root}
-	name, h := r.write(1, 0)
-	r.found(name, h)
-	v := r.victim(h)
-	b.Propose(v)
+	name := r.stored(1)
+	v := r.proposed(1)
 	r.faults.Set(faultfs.MustRules("open " + name + " 1st: hang")...)
 	ctx, decided := context.WithCancel(t.Context())
 	go func() {
 		defer decided()
-		b.Decide(v, false)
+		r.b.Decide(v, false)
 	}()
 	r.must(r.faults.AwaitHanging(ctx, 1))
 	var credit shared.Credit
@@ -153,21 +132,17 @@ func TestASparedVictimIsStored(t *testing.T) {
 // piece anew before the entry has left.
 func TestStoredAgainWhileItGoes(t *testing.T) {
 	r := newRig(t)
-	name, h := r.write(1, 0)
-	r.found(name, h)
+	name := r.stored(1)
 	r.must(os.Remove(name))
-	r.set.Lock()
-	v := r.set.BeginEvict(r.set.Index.Find(fingerprint(h), r.class.Base, &h.Key))
-	r.set.Unlock()
-	r.Unlink(&v, v.Pieces)
-	_, h = r.write(1, 0)
+	v := r.leave(r.slot(1))
+	_, h := r.write(1, 0)
 	rec := r.record(h)
-	learned := backend{r.Root}.Learn(rec)
+	learned := r.b.Learn(rec)
 	r.set.Lock()
 	r.set.FinishEvict(&v)
 	r.set.Unlock()
 	if !learned { // as a member does at its next step
-		learned = backend{r.Root}.Learn(rec)
+		learned = r.b.Learn(rec)
 	}
 	if !learned {
 		t.Error("it is still awaited")
@@ -180,23 +155,15 @@ func TestDecidedWhileItGoes(t *testing.T) {
 	for _, removed := range []bool{true, false} {
 		t.Run(fmt.Sprintf("removed=%t", removed), func(t *testing.T) {
 			r := newRig(t)
-			b := backend{r.Root}
-			name, h := r.write(1, 0)
-			r.found(name, h)
-			r.set.Lock()
-			e := r.set.BeginEvict(r.set.Index.Find(fingerprint(h), r.class.Base, &h.Key))
-			r.set.Unlock()
-			r.Unlink(&e, e.Pieces)
-			v := r.victim(h)
-			if !b.Propose(v) {
-				t.Fatal("vetoed")
-			}
+			name := r.stored(1)
+			e := r.leave(r.slot(1))
+			v := r.proposed(1)
 			want := int64(1)
 			if removed {
 				r.must(os.Remove(name))
 				want = 0
 			}
-			b.Decide(v, removed)
+			r.b.Decide(v, removed)
 			r.set.Lock()
 			r.set.FinishEvict(&e)
 			r.set.Unlock()

@@ -34,6 +34,7 @@ import (
 type rig struct {
 	*Root
 	testing.TB
+	b      backend
 	class  *catalog.Class
 	now    time.Duration
 	faults *faultfs.FS
@@ -97,6 +98,7 @@ func newRig(t testing.TB) *rig {
 		Lapse: 10 * time.Second, Now: now,
 		Scheduler: &Scheduler{Now: func() time.Duration { return r.now }, Wait: func(step func()) { r.now += time.Second; step() }},
 	})
+	r.b = backend{r.Root}
 	r.must(r.Join(&recovery.Root{Config: recovery.Config{
 		Entries: set, Kept: kept, Judge: r.Judge(), Workers: 1, Capacity: capacityBytes, Now: now,
 		OwnsTemp: func(host string) bool { return host == "a" }, Drop: func(m entries.Mark) { r.drop(m) },
@@ -126,13 +128,19 @@ func (r *rig) must(err error) {
 
 // drop removes an entry whose file is not what the index says, as a store does.
 func (r *rig) drop(m entries.Mark) {
-	r.set.Lock()
-	v := r.set.BeginEvict(m.Slot)
-	r.set.Unlock()
-	r.Unlink(&v, v.Pieces)
+	v := r.leave(m.Slot)
 	r.set.Lock()
 	r.set.FinishEvict(&v)
 	r.set.Unlock()
+}
+
+// leave has an entry leave as far as its files.
+func (r *rig) leave(slot uint32) entries.Eviction {
+	r.set.Lock()
+	v := r.set.BeginEvict(slot)
+	r.set.Unlock()
+	r.Unlink(&v, v.Pieces)
+	return v
 }
 
 // pass makes so many steps.
@@ -176,6 +184,31 @@ func (r *rig) found(name string, h *pieceformat.Header) {
 	r.Judge().Found(nil, name, r.class, h, r.class.FileBytes(), false)
 }
 
+// stored writes rank 0 of a key's entry, and has this host find it. It returns the file's name.
+func (r *rig) stored(n uint64) string {
+	r.Helper()
+	name, h := r.write(n, 0)
+	r.found(name, h)
+	return name
+}
+
+// victim names rank 0 of a key's entry.
+func (r *rig) victim(n uint64) *shared.Victim {
+	return &shared.Victim{
+		Namespace: r.class.Namespace.Digest, Group: r.class.Group, Key: keyOf(n), Pieces: 1, Bytes: r.class.FileBytes(),
+	}
+}
+
+// proposed is a victim that this host does not veto.
+func (r *rig) proposed(n uint64) *shared.Victim {
+	r.Helper()
+	v := r.victim(n)
+	if !r.b.Propose(v) {
+		r.Fatal("an entry that nobody uses is vetoed")
+	}
+	return v
+}
+
 // expect compares what the account has, in pieces: entries, and what else this host counts.
 func (r *rig) expect(when string, entries, orphans int64) {
 	r.Helper()
@@ -192,8 +225,6 @@ func (r *rig) slot(n uint64) uint32 {
 	k := keyOf(n)
 	return r.set.Index.Find(chunk.Fingerprint(r.class.Namespace.Digest, r.class.Group, k), r.class.Base, &k)
 }
-
-func fingerprint(h *pieceformat.Header) uint64 { return chunk.Fingerprint(h.Namespace, h.Group, h.Key) }
 
 // begin reserves a piece of a new entry.
 func (r *rig) begin(n uint64, credit *shared.Credit) (m entries.Mark, err error) {
@@ -298,7 +329,7 @@ func TestFound(t *testing.T) {
 		r.found(name, h)
 		r.pass(2)
 		r.expect("while it is written", 1, 1)
-		if used := (backend{r.Root}).Used(); used != r.class.FileBytes() {
+		if used := r.b.Used(); used != r.class.FileBytes() {
 			t.Errorf("as the evictor it reckons with %d bytes", used)
 		}
 		r.end(m, credit)
@@ -309,11 +340,7 @@ func TestFound(t *testing.T) {
 		t.Run(map[bool]string{true: "a victim that goes", false: "a victim that stays"}[removed], func(t *testing.T) {
 			r := newRig(t)
 			name, h := r.write(1, 0)
-			v := &shared.Victim{Namespace: h.Namespace, Group: h.Group, Key: h.Key, Pieces: 1, Bytes: r.class.FileBytes()}
-			b := backend{r.Root}
-			if !b.Propose(v) {
-				t.Fatal("an unknown entry is vetoed")
-			}
+			v := r.proposed(1)
 			r.found(name, h)
 			r.found(name, h)
 			r.expect("proposed", 0, 1)
@@ -324,7 +351,7 @@ func TestFound(t *testing.T) {
 			if removed {
 				r.must(os.Remove(name))
 			}
-			b.Decide(v, removed)
+			r.b.Decide(v, removed)
 			r.expect("decided", left, 0)
 		})
 	}
@@ -373,33 +400,22 @@ func TestCannotBeRead(t *testing.T) {
 // given up forgets all of them with their bytes.
 func TestProposeAndFence(t *testing.T) {
 	r := newRig(t)
-	b := backend{r.Root}
 	var credit shared.Credit
 	m, err := r.begin(1, &credit)
 	r.must(err)
-	name, h := r.write(1, 0)
-	r.found(name, h)
-	name, h = r.write(2, 0)
-	r.found(name, h)
+	r.stored(1)
+	r.stored(2)
 	r.expect("a piece that is written, and is there, beside another", 2, 1)
-	victim := func(n uint64) *shared.Victim {
-		return &shared.Victim{
-			Namespace: h.Namespace, Group: h.Group, Key: keyOf(n), Pieces: 1, Bytes: r.class.FileBytes(),
-		}
-	}
-	if b.Propose(victim(1)) {
+	if r.b.Propose(r.victim(1)) {
 		t.Error("an entry that is being written is not vetoed")
 	}
-	if !b.Propose(victim(2)) {
-		t.Error("an entry that nobody uses is vetoed")
-	}
-	name, h3 := r.write(3, 0)
-	r.found(name, h3)
+	r.proposed(2)
+	r.stored(3)
 	r.Unlink(&entries.Eviction{Class: r.class, Key: keyOf(4), Pieces: 1}, 1) // there is no file
 	if got := r.set.Count.Vanished; got != 1 {
 		t.Errorf("%d have vanished, want 1", got)
 	}
-	b.Fenced()
+	r.b.Fenced()
 	r.end(m, credit)
 	r.expect("forgotten", 0, 0)
 	if len(r.pending)+len(r.awaited)+len(r.met) != 0 || r.set.Index.Len() != 0 {
