@@ -68,29 +68,32 @@ func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed 
 	r := c.r
 	for rank := range entries.Ranks(pieces) {
 		name, err := r.locateVictim(v, rank)
+		var n int64
+		var removing error
+		if err == nil {
+			n, removing = r.Remove(name, v.Class.FileBytes())
+			if errors.Is(removing, fs.ErrNotExist) && !v.FallbackName {
+				err = r.misses(v.Class, &v.Key, rank, name) // somebody removed the file, or it has another name
+			}
+		}
 		if err != nil && v.Spare {
 			r.Log.Error("entry not evicted: no policy names its file", "key", v.Key, "error", err)
 			return 0, err
 		}
 		v.Spare = false
-		if err != nil {
+		switch {
+		case err != nil:
 			r.Log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account",
 				"key", v.Key, "error", err)
 			r.Orphans.AddUnnamed(v.Class, &v.Key, rank, v.FallbackName)
-			left, failed = left+v.Class.FileBytes(), err
-			continue
-		}
-		n, err := r.Remove(name, v.Class.FileBytes())
-		left += n
-		if errors.Is(err, fs.ErrNotExist) {
+			n, failed = v.Class.FileBytes(), err
+		case errors.Is(removing, fs.ErrNotExist):
 			r.Counted(&r.Count.Vanished)
 			r.Quarantine.Recount()
-			if !v.FallbackName {
-				v.Class.Place.Missing() // somebody removed the file, or the policy gave it another name
-			}
-		} else if err != nil {
-			failed = err
+		case removing != nil:
+			failed = removing
 		}
+		left += n
 	}
 	return left, failed
 }
