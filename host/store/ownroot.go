@@ -73,7 +73,7 @@ func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed 
 		if err == nil {
 			n, removing = r.Remove(name, v.Class.FileBytes())
 			if errors.Is(removing, fs.ErrNotExist) && !v.FallbackName {
-				err = r.misses(v.Class, &v.Key, rank, name) // somebody removed the file, or it has another name
+				err = r.Missed(v.Class, &v.Key, rank, name) // somebody removed the file, or it has another name
 			}
 		}
 		if err != nil && v.Spare {

@@ -2,14 +2,10 @@ package store
 
 import (
 	"context"
-	"errors"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/catalog"
 )
 
@@ -105,7 +101,7 @@ func (n *renaming) expects(p *Piece) bool {
 	if p.fallback {
 		return p.root.rules.renames && n.busy.Load()
 	}
-	if p.root.misses(p.class, &p.key, p.rank, p.name) == nil {
+	if p.root.Missed(p.class, &p.key, p.rank, p.name) == nil {
 		if !p.root.rules.renames || !n.doubts(p.root, p.class.Place) {
 			return false
 		}
@@ -113,19 +109,4 @@ func (n *renaming) expects(p *Piece) bool {
 		return true // who looks may find it
 	}
 	return p.root.rules.renames
-}
-
-// misses counts a piece that is not where its place policy says. The error says that the policy is in quarantine: one that
-// does not repeat the names it gave is disqualified here.
-func (r *root) misses(cl *catalog.Class, k *chunk.Key, rank uint32, name string) error {
-	g := cl.Place
-	if g.Policy.Quarantined() {
-		return policy.ErrQuarantine
-	}
-	err := r.store.catalog.Paths.Verify(g, cl, k, rank, strings.TrimPrefix(name, r.Slash))
-	if errors.Is(err, policy.ErrImpure) {
-		return err
-	}
-	g.Missing()
-	return nil
 }

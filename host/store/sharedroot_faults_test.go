@@ -62,11 +62,7 @@ func TestARankIsTriedAgain(t *testing.T) {
 func TestAVictimWithoutAName(t *testing.T) {
 	dir := t.TempDir()
 	place := &moody{}
-	a := fellow(t, dir, "a", 8, func(c *Config) {
-		c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
-			return place, nil
-		}))
-	})
+	a := fellow(t, dir, "a", 8, place.names)
 	a.mustPut(0, 1, 2, 3)
 	place.fails.Store(true)
 	for n := uint64(10); n < 30; n++ { // more than fit, by the built-in names
@@ -124,6 +120,43 @@ func TestATemporaryThatStays(t *testing.T) {
 		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free,
 			len(temporaries(dir, "a")))
 	}
+}
+
+// TestAVictimWithAnotherName: a place policy gives other names than before while the evictor removes victims, or while a
+// host drops an entry. What is not where the policy says is not taken for gone.
+func TestAVictimWithAnotherName(t *testing.T) {
+	for _, how := range []string{"evicted", "dropped"} {
+		t.Run(how, func(t *testing.T) {
+			s, place := &turns{T: t, dir: t.TempDir()}, &moody{}
+			a := s.host("a", 24, place.names)
+			s.pass(3)
+			for n := range uint64(12) {
+				a.mustPut(n)
+				s.pass(1)
+			}
+			m := a.markOf(0)
+			place.changes.Add(1)
+			if how == "dropped" {
+				a.store.roots[0].drop(m, 0)
+				s.pass(6)
+				s.within()
+			}
+			for n := range uint64(40) {
+				if err := a.put(100+n, 0); err != nil && !errors.Is(err, ErrNoSpace) {
+					t.Fatal(err)
+				}
+				s.pass(2)
+				s.within()
+			}
+		})
+	}
+}
+
+// names makes the policy that of a store.
+func (m *moody) names(c *Config) {
+	c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
+		return m, nil
+	}))
 }
 
 func temporaries(dir, host string) []string {

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"errors"
 	"sync"
 
 	"github.com/kvhost/kvhost/abi"
@@ -45,6 +46,20 @@ func (p *Paths) Verify(g *PlaceGeneration, cl *Class, k *chunk.Key, rank uint32,
 	return g.Policy.Verify(&abi.PlaceQuery{
 		Namespace: cl.Namespace.ID, Group: cl.Group, Rank: rank, KeyLen: cl.Namespace.KeyLen, Key: *k,
 	}, []byte(path))
+}
+
+// Missed counts a piece that is not at the path below its root that its place policy says. The error says that the policy
+// is in quarantine, so that the piece may have another name: one that does not repeat the names it gave is disqualified.
+func (p *Paths) Missed(cl *Class, k *chunk.Key, rank uint32, path string) error {
+	g := cl.Place
+	if g.Policy.Quarantined() {
+		return policy.ErrQuarantine
+	}
+	if err := p.Verify(g, cl, k, rank, path); errors.Is(err, policy.ErrImpure) {
+		return err
+	}
+	g.Missing()
+	return nil
 }
 
 func (p *Paths) placer(cl *Class, builtin bool) *policy.Place {

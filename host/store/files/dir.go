@@ -115,6 +115,11 @@ func (d *Dir) LocateAt(name string, c *catalog.Class, k *chunk.Key, rank uint32,
 	return "", fmt.Errorf("store: cannot tell which of two candidate files holds rank %d of chunk %s: %w", rank, k, herr)
 }
 
+// Missed is [catalog.Paths.Missed] of what [Dir.Locate] said.
+func (d *Dir) Missed(c *catalog.Class, k *chunk.Key, rank uint32, name string) error {
+	return d.paths.Missed(c, k, rank, name[len(d.Slash):])
+}
+
 // Look reads the header of the file under a name.
 func (d *Dir) Look(name string) (pieceformat.Header, staging.Info, error) {
 	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)

@@ -121,6 +121,14 @@ func (n *node) Paths(v *Victim) ([]string, error) {
 	return []string{keyPath(v.Key)}, nil
 }
 
+// Missed finds that the file has another name now and then.
+func (n *node) Missed(*Victim, int, string) error {
+	if n.w.rng.IntN(50) == 0 {
+		return errNameless
+	}
+	return nil
+}
+
 var errNameless = errors.New("no name")
 
 // Identify finds a file damaged now and then, and one that was emptied always.

@@ -1,6 +1,7 @@
 package shared
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -312,17 +313,13 @@ func (t *term) judge(n uint64, b *proposal) error {
 		if spared[i] {
 			continue
 		}
-		paths, err := t.m.back.Paths(&b.victims[i])
-		if err != nil {
-			t.m.log.Warn("victim spared: its files cannot be named", "key", b.victims[i].Key, "error", err)
-			spared[i] = true
-			continue
-		}
+		paths, unnamed := t.m.back.Paths(&b.victims[i])
 		for k, path := range paths {
 			trash := fmt.Sprintf("%s/trash/%d-%d-%d", t.dir, n, i, k)
 			err := t.m.fs.Rename(path, trash)
-			if absent(err) {
-				continue // the file is gone, or this evictor was given up and cannot write the decision
+			if absent(err) { // the file is gone, or this evictor was given up and cannot write the decision
+				unnamed = cmp.Or(unnamed, t.m.back.Missed(&b.victims[i], k, path))
+				continue
 			}
 			if err == nil {
 				err = t.m.remove(trash)
@@ -330,6 +327,10 @@ func (t *term) judge(n uint64, b *proposal) error {
 			if err != nil {
 				return err
 			}
+		}
+		if unnamed != nil {
+			t.m.log.Warn("victim spared: its files cannot be named", "key", b.victims[i].Key, "error", unnamed)
+			spared[i] = true
 		}
 		if err := t.heartbeat(0, false); err != nil {
 			return err

@@ -3,6 +3,7 @@ package sharedroot
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -142,6 +143,15 @@ func (r backend) Used() int64 {
 func (r backend) Paths(v *shared.Victim) ([]string, error) {
 	_, names, err := r.locate(v)
 	return names, err
+}
+
+// Missed implements [shared.Backend].
+func (r backend) Missed(v *shared.Victim, k int, path string) error {
+	cl, _, err := r.locate(v)
+	if err != nil || v.FallbackName {
+		return err
+	}
+	return r.kept.Missed(cl, &v.Key, slices.Collect(entries.Ranks(v.Pieces))[k], path)
 }
 
 // locate names a victim's files, and says of which class they are.

@@ -166,7 +166,7 @@ func (r *Root) Unlink(d *entries.Eviction, pieces uint64) {
 				left += pieceformat.Padded(info.Allocated)
 			}
 		}
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) && (d.FallbackName || r.kept.Missed(d.Class, &d.Key, rank, name) == nil) {
 			r.set.Counted(&r.set.Count.Vanished)
 			r.kept.Quarantine.Recount()
 			continue
