@@ -135,7 +135,7 @@ func TestCloseDuringHungCuFile(t *testing.T) {
 	gds.Libcuda, gds.Libcufile = []string{double.Path}, []string{double.Path}
 	cfg := configuration(t)
 	cfg.Roots[0].Route = config.RouteDirect
-	cfg.Store.IOTimeout = 50 * time.Millisecond
+	cfg.Store.IOTimeout = 2 * time.Second // nothing else takes so long on a busy machine
 	var log bytes.Buffer
 	double.Rules("cuFileWrite:hang")
 	defer double.Forget()

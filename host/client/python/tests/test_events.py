@@ -23,7 +23,7 @@ NAMESPACE = bytes(16)
 
 
 def until(condition: Callable[[], object]) -> None:
-    due = time.monotonic() + 10
+    due = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < due
         time.sleep(0.001)
@@ -98,7 +98,7 @@ class Rig:
     def read(self, count: int) -> list[str]:
         """The next changes, as words."""
         got: list[Change] = []
-        due = time.monotonic() + 10
+        due = time.monotonic() + 60
         while len(got) < count:
             assert self.reader.wait(max(0.0, due - time.monotonic())), got
             got += self.reader.take(count - len(got))

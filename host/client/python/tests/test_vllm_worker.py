@@ -17,7 +17,7 @@ from kvhost.vllm.worker import Worker
 
 
 def until(condition: Callable[[], bool]) -> None:
-    due = time.monotonic() + 10
+    due = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < due
         time.sleep(0.001)
