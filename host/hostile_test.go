@@ -35,7 +35,7 @@ var each = map[string]int{"claims": 25, "names": 7, "malformed": 40, "bombs": 9,
 // What a client of a host with hostile policies may have to bear, beside a client of the same host before.
 const (
 	hotKeys      = 60
-	longestStall = 2 * time.Second // of a lookup; machines are busy
+	longestStall = 2 * time.Second // of a lookup, and ten times the control's: machines are busy
 	leastHits    = 0.7             // of the control's share
 	moreMemory   = 512 << 20
 )
@@ -294,8 +294,8 @@ func TestHostilePolicies(t *testing.T) {
 	if got < leastHits*control {
 		t.Errorf("%.1f %% hits, %.1f %% before", 100*got, 100*control)
 	}
-	if w.longest > longestStall {
-		t.Errorf("a lookup took %v with %s", w.longest, w.slowest)
+	if w.longest > longestStall+10*stall {
+		t.Errorf("a lookup took %v with %s, %v before", w.longest, w.slowest, stall)
 	}
 	if w.peak > before+moreMemory {
 		t.Errorf("%d MiB, %d before", w.peak>>20, before>>20)

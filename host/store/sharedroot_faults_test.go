@@ -36,7 +36,7 @@ func settled(t *testing.T, dir string, hosts ...*fixture) {
 // again takes credit again, and others learn of the piece.
 func TestARankIsTriedAgain(t *testing.T) {
 	dir := t.TempDir()
-	a, b := fellowOf(t, dir, "a", 60, 2), fellowOf(t, dir, "b", 60, 2)
+	a, b := fellowOf(t, dir, "a", 60, 2, patient), fellowOf(t, dir, "b", 60, 2, patient)
 	if err := a.put(1, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -86,9 +86,9 @@ func TestATemporaryThatStays(t *testing.T) {
 	dir := t.TempDir()
 	faulty := faultfs.New(staging.OS())
 	a := fellow(t, dir, "a", 60, func(c *Config) {
-		c.FS, c.UpkeepEvery, c.Roots[0].Lapse = faulty, time.Hour, time.Minute
-	})
-	b := fellow(t, dir, "b", 60)
+		c.FS, c.UpkeepEvery = faulty, time.Hour
+	}, patient)
+	b := fellow(t, dir, "b", 60, patient)
 	a.mustPut(0)
 	settled(t, dir, a, b)
 	faulty.Set(faultfs.MustRules("remove **/t/*: eio")...)

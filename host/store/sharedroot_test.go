@@ -267,7 +267,7 @@ func TestTheEvictorGoes(t *testing.T) {
 // TestDamageInASharedRoot: the host that finds it asks the evictor to remove the file; then it can be stored again.
 func TestDamageInASharedRoot(t *testing.T) {
 	dir := t.TempDir()
-	a, b := fellow(t, dir, "a", 60), fellow(t, dir, "b", 60)
+	a, b := fellow(t, dir, "a", 60, patient), fellow(t, dir, "b", 60, patient)
 	a.mustPut(0, 1, 2)
 	await(t, "b sees it", func() bool { return b.has(2) })
 	name := a.pieceFile(1, 0)
