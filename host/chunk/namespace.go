@@ -82,6 +82,20 @@ func (n *Namespace) Ranks() int {
 	return max(1, n.TensorParallel) * max(1, n.PipelineStages) * max(1, n.ContextParallel)
 }
 
+// Element is the size in bytes of the numbers in its pages, as far as it matters to a codec: 2 for floats of 16 bits, else
+// 1. Engines give the cache's type, or, where that is "auto", the model's behind it ("auto/bfloat16").
+func (n *Namespace) Element() int {
+	kind, model, _ := strings.Cut(strings.ToLower(n.DType), "/")
+	if kind == "auto" {
+		kind = model
+	}
+	switch strings.TrimPrefix(kind, "torch.") {
+	case "bf16", "bfloat16", "fp16", "f16", "float16", "half":
+		return 2
+	}
+	return 1
+}
+
 // MaxRanks bounds Ranks: piece presence is one word.
 const MaxRanks = 64
 

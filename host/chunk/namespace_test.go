@@ -117,3 +117,14 @@ func TestDigestText(t *testing.T) {
 		}
 	}
 }
+
+func TestElement(t *testing.T) {
+	for dtype, want := range map[string]int{
+		"bf16": 2, "bfloat16": 2, "torch.float16": 2, "auto/bfloat16": 2, "Half": 2, "float16": 2,
+		"fp8": 1, "fp8_e4m3/bfloat16": 1, "auto/float32": 1, "auto": 1, "opaque": 1, "u8": 1, "float32": 1, "": 1,
+	} {
+		if got := (&Namespace{DType: dtype}).Element(); got != want {
+			t.Errorf("%q: %d bytes, want %d", dtype, got, want)
+		}
+	}
+}

@@ -69,6 +69,7 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 	if err != nil {
 		return nil, err
 	}
+	put.size = h.FileBytes()
 	f, err := put.File()
 	if err != nil {
 		put.Abort(err)

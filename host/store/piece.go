@@ -144,7 +144,9 @@ func (p *Piece) Size() int64 { return p.size }
 // Expected is what the head of a piece that is written now is like, without its table: most likely this one's. Verify
 // says what it is.
 func (p *Piece) Expected() Head {
-	return Head{Plan: p.class.Plan, DataOffset: pieceformat.DataOffset(len(p.class.Plan.Extents()))}
+	plan := p.class.Plan
+	compressed := p.size != pieceformat.FileBytes(plan)
+	return Head{Plan: plan, DataOffset: pieceformat.DataOffset(len(plan.Extents()), compressed), Compressed: compressed}
 }
 
 // File is the open file. The piece closes it.
@@ -176,11 +178,8 @@ func (p *Piece) Verify(head []byte) (*Head, error) {
 		return nil, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d",
 			pieceformat.ErrDamaged, h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
 	}
-	p.head.Plan, p.head.DataOffset = plan, h.DataOffset
-	if int64(len(head)) >= h.DataOffset {
-		if p.head.Table, err = h.ReadTable(head[pieceformat.Page:], p.head.Table); err != nil {
-			return nil, err
-		}
+	if err := p.head.Read(&h, plan, head); err != nil {
+		return nil, err
 	}
 	return &p.head, nil
 }

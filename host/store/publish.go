@@ -54,8 +54,8 @@ func (p *Put) finish() (staging.Info, error) {
 		}
 	}
 	info, err := p.file.Stat()
-	if err == nil && info.Size != p.class.FileBytes() {
-		err = fmt.Errorf("%w: %d of %d bytes", ErrShort, info.Size, p.class.FileBytes())
+	if err == nil && (p.size == 0 || info.Size != p.size) {
+		err = fmt.Errorf("%w: %d of %d bytes", ErrShort, info.Size, p.size)
 	}
 	return info, errors.Join(err, p.closeFile())
 }

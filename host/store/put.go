@@ -50,6 +50,7 @@ type Put struct {
 	copy     *copyOf // of an entry of another level
 	fallback bool    // target is the built-in name
 	target   string
+	size     int64 // of the file by its head; 0: it has none yet
 
 	mu   sync.Mutex
 	temp string // there before file when the put was left a victim's

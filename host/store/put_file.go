@@ -58,11 +58,28 @@ func (p *Put) Root() string { return p.root.Path }
 // Plan is the layout of the payload.
 func (p *Put) Plan() *chunk.Plan { return p.class.Plan }
 
-// DataOffset is where the payload starts in the file.
-func (p *Put) DataOffset() int64 { return p.class.DataOffset }
+// Compresses says whether the put writes version 2: extents that are stored as package codec encodes them, in the plan's
+// order and without gaps, under a head that [Put.HeadStored] writes when their lengths are known.
+func (p *Put) Compresses() bool {
+	return p.root.cfg.Compressed && p.copy == nil && p.class.Plan.PayloadBytes() >= leastCompressed
+}
 
-// FileBytes is the size of the whole file: header, table and payload, each padded to whole pages.
-func (p *Put) FileBytes() int64 { return p.class.FileBytes() }
+// leastCompressed is the least payload that is compressed: less does not save a page often enough.
+const leastCompressed = 16 << 10
+
+// DataOffset is where the payload starts in the file.
+func (p *Put) DataOffset() int64 {
+	return pieceformat.DataOffset(len(p.class.Plan.Extents()), p.Compresses())
+}
+
+// FileBytes is the size of the whole file: header, table and payload, each padded to whole pages. If the put compresses
+// it is the most that the file can have.
+func (p *Put) FileBytes() int64 {
+	return p.DataOffset() + pieceformat.Padded(p.class.Plan.PayloadBytes())
+}
+
+// Element is the size of the numbers in the pages, as far as it matters to a codec: 2 for floats of 16 bits, else 1.
+func (p *Put) Element() int { return p.class.Namespace.Element }
 
 // maxObstacles is how often a put tries to get a name that is taken, or that something stands on the way to.
 const maxObstacles = 4
@@ -138,14 +155,30 @@ func (p *Put) nameTemp() (err error) {
 	return err
 }
 
-// Head writes the header page and the checksum table to dst[:DataOffset()].
+// Head writes the header page and the checksum table of a put that does not compress to dst[:DataOffset()].
 func (p *Put) Head(dst []byte, table []uint64) {
-	h := pieceformat.Header{
+	h := p.header(len(table), false)
+	h.TableSum = pieceformat.PutTable(dst[pieceformat.Page:], table)
+	h.Encode(dst)
+	p.size = h.FileBytes()
+}
+
+// HeadStored is Head for a put that compresses: stored says of each extent how it stands in the file. It returns the
+// size that the file must have when it is published.
+func (p *Put) HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64 {
+	h := p.header(len(table), true)
+	h.Stored = pieceformat.StoredBytes(stored)
+	h.TableSum = pieceformat.PutStored(dst[pieceformat.Page:], table, stored)
+	h.Encode(dst)
+	p.size = h.FileBytes()
+	return p.size
+}
+
+func (p *Put) header(extents int, compressed bool) pieceformat.Header {
+	return pieceformat.Header{
 		Namespace: p.class.Namespace.Digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.Group, Rank: p.rank,
 		Blocks: p.class.Plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 		Payload: p.class.Plan.PayloadBytes(), Plan: p.class.Plan.Digest(), Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes,
-		Extents: uint32(len(table)), DataOffset: p.class.DataOffset,
-		TableSum: pieceformat.PutTable(dst[pieceformat.Page:], table),
+		Extents: uint32(extents), DataOffset: pieceformat.DataOffset(extents, compressed),
 	}
-	h.Encode(dst)
 }

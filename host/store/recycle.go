@@ -16,11 +16,11 @@ import (
 // nobody in this process has it open; and a file says in its header whose it is, so what a power failure leaves under the
 // victim's name is a miss. A shared root takes no part: another host may be reading the victim.
 
-// offerFile makes the file of one of a victim's pieces the temporary of the put, if it has the right size, and returns
+// offerFile makes the file of one of a victim's pieces the temporary of the put, if it may have the right size, and returns
 // the pieces whose files are still to be unlinked. The caller holds turn, and not mu.
 func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 	if reuseFor == nil || reuseFor.temp != "" || !r.rules.reusesFiles || v.Pieces == 0 ||
-		v.Class.FileBytes() != reuseFor.class.FileBytes() {
+		reuseFor.Compresses() || v.Class.FileBytes() != reuseFor.class.FileBytes() {
 		return v.Pieces
 	}
 	bit := v.Pieces & -v.Pieces
@@ -47,7 +47,7 @@ func (p *Put) reuseFile() (staging.File, error) {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && (info.Size != p.class.FileBytes() || info.Links != 1 || info.Owner != p.root.directory.Owner()) {
+	if err == nil && (info.Size != p.FileBytes() || info.Links != 1 || info.Owner != p.root.directory.Owner()) {
 		err = fmt.Errorf("%w: %s has %d bytes, %d names and user %d", pieceformat.ErrDamaged, p.temp, info.Size, info.Links,
 			info.Owner)
 	}

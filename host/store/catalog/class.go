@@ -12,23 +12,22 @@ import (
 
 // Class is a group of a namespace under one place generation and one layout plan.
 type Class struct {
-	ID         uint16
-	Base       uint16 // the ID of the group's first class
-	Namespace  *Namespace
-	Place      *PlaceGeneration // named the files
-	Group      uint32
-	Printer    chunk.Printer
-	Lookup     chunk.Lookup
-	Ranks      uint64 // all ranks of the namespace
-	Plan       *chunk.Plan
-	DataOffset int64
+	ID        uint16
+	Base      uint16 // the ID of the group's first class
+	Namespace *Namespace
+	Place     *PlaceGeneration // named the files
+	Group     uint32
+	Printer   chunk.Printer
+	Lookup    chunk.Lookup
+	Ranks     uint64 // all ranks of the namespace
+	Plan      *chunk.Plan
 
 	catalog   *Catalog
 	refs      atomic.Int64 // entries, puts that have no entry yet, and one while new pieces get the class
 	fileBytes atomic.Int64
 }
 
-// FileBytes is the size of one piece under the plan; 0 until a session has opened the namespace. Unlike Plan it may be
+// FileBytes is the most that one piece's file takes under the plan, and what is reserved for it; 0 until a session has opened the namespace. Unlike Plan it may be
 // read without having opened the namespace.
 func (cl *Class) FileBytes() int64 { return cl.fileBytes.Load() }
 
@@ -71,8 +70,7 @@ func (cl *Class) Release() {
 // setPlan gives a class the layout of its pieces.
 func (cl *Class) setPlan(plan *chunk.Plan) {
 	cl.Plan = plan
-	cl.DataOffset = pieceformat.DataOffset(len(plan.Extents()))
-	cl.fileBytes.Store(pieceformat.FileBytes(plan))
+	cl.fileBytes.Store(pieceformat.MostBytes(plan))
 }
 
 // classTable numbers classes. Reading needs no lock.

@@ -29,6 +29,8 @@ type Namespace struct {
 	Layout bound[Layout]
 	Place  bound[PlaceGeneration]
 
+	Element int // size of the numbers in its pages; 0 until a session has opened the namespace
+
 	current atomic.Pointer[map[uint32]*Class] // for new pieces; complete once a session has opened the namespace
 	classes []*Class                          // those of earlier policies too; guarded by Catalog.mu
 	groups  []chunk.Group                     // nil until a session has opened the namespace; guarded by Catalog.opening
@@ -177,7 +179,7 @@ func (c *Catalog) complete(ns *Namespace, n *chunk.Namespace, plans []*chunk.Pla
 			}
 		}
 	}
-	ns.groups = n.Groups
+	ns.groups, ns.Element = n.Groups, n.Element()
 	return nil
 }
 

@@ -52,7 +52,7 @@ func (s *Set) Check(quarantine int64) error {
 func (s *Set) Census() (missing int64, inUse int) {
 	inUse = len(s.flights)
 	s.Index.Each(func(slot uint32, e *index.Entry) {
-		missing += s.Index.Bytes(slot) - int64(bits.OnesCount64(s.Index.Pieces(slot)))*s.ClassOf(slot).FileBytes()
+		missing += int64(bits.OnesCount64(s.Index.Missing(slot))) * s.ClassOf(slot).FileBytes()
 		if e.Pins() != 0 || e.Any(index.Evicting|index.Detached) {
 			inUse++
 		}

@@ -104,7 +104,7 @@ func (c *Scan) AddOf(
 	}
 	fresh := h.Pieces &^ s.Index.Reserved(slot) // h.Rank is among h.Pieces
 	s.Index.ReservePieces(slot, fresh)
-	diff := (int64(bits.OnesCount64(fresh))*h.FileBytes() + allocated - h.FileBytes()) / pieceformat.Page
+	diff := (int64(bits.OnesCount64(fresh)-1)*h.MostBytes() + allocated) / pieceformat.Page
 	s.Index.Resize(slot, diff*pieceformat.Page)
 	s.Account.Commit(s.Index.Owner(slot).Tenant, diff*pieceformat.Page)
 	s.Account.Remove(capacity.Unscanned, allocated)

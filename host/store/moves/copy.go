@@ -24,6 +24,29 @@ type Head struct {
 	Plan       *chunk.Plan
 	DataOffset int64
 	Table      []uint64 // checksums of the plan's extents; nil until the table's bytes were given
+	// Of a piece of version 2 how its extents are stored, and where each begins and the last one ends, from the payload's
+	// start. Nil for version 1, and until the table's bytes were given.
+	Stored  []pieceformat.Stored
+	Offsets []int64
+	// Compressed says that the piece is of version 2.
+	Compressed bool
+}
+
+// Read takes what a piece's header says, and its table where b, which begins with the header, has all of it.
+func (d *Head) Read(h *pieceformat.Header, plan *chunk.Plan, b []byte) (err error) {
+	d.Plan, d.DataOffset, d.Compressed = plan, h.DataOffset, h.Version() == pieceformat.CompressedVersion
+	if int64(len(b)) < h.DataOffset {
+		return nil
+	}
+	b = b[pieceformat.Page:]
+	if !d.Compressed {
+		d.Table, err = h.ReadTable(b, d.Table)
+		return err
+	}
+	if d.Table, d.Stored, err = h.ReadStored(b, plan.Extents(), d.Table, d.Stored); err == nil {
+		d.Offsets = pieceformat.Offsets(d.Stored, d.Offsets)
+	}
+	return err
 }
 
 // Target takes a piece: its bytes in order, each once, in whole pages. Nothing shows before Commit.

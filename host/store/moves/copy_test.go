@@ -81,7 +81,7 @@ func newPiece(t testing.TB, r *rand.Rand) *piece {
 		t.Fatal(err)
 	}
 	p := &piece{b: make([]byte, pieceformat.FileBytes(plan)), plan: plan}
-	data := pieceformat.DataOffset(len(plan.Extents()))
+	data := pieceformat.DataOffset(len(plan.Extents()), false)
 	for i := data; i < data+plan.PayloadBytes(); i++ {
 		p.b[i] = byte(r.Uint32())
 	}
@@ -115,7 +115,7 @@ func TestCopy(t *testing.T) {
 			t.Fatalf("seed %d: the copy differs", seed)
 		}
 		e := p.plan.Extents()[r.IntN(len(p.plan.Extents()))]
-		p.b[pieceformat.DataOffset(len(p.plan.Extents()))+e.Off+r.Int64N(int64(e.Len))] ^= 1
+		p.b[pieceformat.DataOffset(len(p.plan.Extents()), false)+e.Off+r.Int64N(int64(e.Len))] ^= 1
 		u = &upload{}
 		if _, err := newCopier(0).Copy(t.Context(), p, begin); !errors.Is(err, chunk.ErrChecksum) || u.committed || !u.aborted {
 			t.Fatalf("seed %d: a damaged piece: %v, committed %v, aborted %v", seed, err, u.committed, u.aborted)

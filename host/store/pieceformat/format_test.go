@@ -28,8 +28,10 @@ func TestFormatDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, piece := goldenHeader(t)
+	_, compressed := goldenCompressed(t)
 	for name, image := range map[string][]byte{
 		"header":     piece[:offEnd],
+		"stored":     compressed[Page:][:2*storedBytes],
 		"checkpoint": exampleCheckpoint(t),
 		"touches":    exampleTouches(t),
 		"state":      (&State{Time: 5, Slots: 3, Format: "lru/1", Data: []byte{1, 2, 3}}).Encode(),

@@ -12,8 +12,11 @@ import (
 // Page is the unit of a piece file: header, table and payload each start on one and fill whole ones.
 const Page = abi.SizeUnit
 
-// FormatVersion is the version of the piece files written here.
-const FormatVersion = 1
+// Versions of the piece files: both are read and written.
+const (
+	FormatVersion     = 1 // the payload is the page bytes
+	CompressedVersion = 2 // each extent is stored by itself, most of them compressed
+)
 
 // headerMagic starts every piece file, in every version.
 const headerMagic = "kvhostP\n"
@@ -37,9 +40,10 @@ type Header struct {
 	Extents    uint32 // checksums in the table
 	TableSum   uint64 // over the table's bytes
 	DataOffset int64  // where the payload starts
+	Stored     int64  // bytes that the extents take as stored, without padding; 0: version 1
 }
 
-// Offsets of the fields of format version 1, little-endian. All other bytes are zero.
+// Offsets of the fields, little-endian. All other bytes are zero.
 const (
 	offMagic      = 0   // [8]byte
 	offVersion    = 8   // u32
@@ -63,21 +67,50 @@ const (
 	offTableSum   = 184 // u64
 	offSum        = 192 // u64: xxh3-64 of the page with this field zero
 	offEnd        = 200
+	offStored     = 200 // u64, of version 2
+	offStoredEnd  = 208
 )
 
 // Padded rounds up to whole pages.
 func Padded(n int64) int64 { return (n + Page - 1) &^ (Page - 1) }
 
-// DataOffset is where the payload starts in a file with so many checksums.
-func DataOffset(extents int) int64 { return Page + Padded(8*int64(extents)) }
+// DataOffset is where the payload starts in a file with so many extents.
+func DataOffset(extents int, compressed bool) int64 {
+	if compressed {
+		return Page + Padded(storedBytes*int64(extents))
+	}
+	return Page + Padded(8*int64(extents))
+}
 
-// FileBytes is the size of a piece's file under a plan.
+// FileBytes is the size of a piece's file of version 1 under a plan.
 func FileBytes(plan *chunk.Plan) int64 {
-	return DataOffset(len(plan.Extents())) + Padded(plan.PayloadBytes())
+	return DataOffset(len(plan.Extents()), false) + Padded(plan.PayloadBytes())
+}
+
+// MostBytes is the most that a piece's file can have under a plan, in any version. That is what an entry reserves for a
+// piece: the version in which it will be written, by this run of the host or a later one, is not known before.
+func MostBytes(plan *chunk.Plan) int64 {
+	return DataOffset(len(plan.Extents()), true) + Padded(plan.PayloadBytes())
+}
+
+// MostBytes is the same for the plan of the piece.
+func (h *Header) MostBytes() int64 { return DataOffset(int(h.Extents), true) + Padded(h.Payload) }
+
+// Version is the format version of the piece.
+func (h *Header) Version() uint32 {
+	if h.Stored > 0 {
+		return CompressedVersion
+	}
+	return FormatVersion
 }
 
 // FileBytes is the size of the whole file.
-func (h *Header) FileBytes() int64 { return h.DataOffset + Padded(h.Payload) }
+func (h *Header) FileBytes() int64 {
+	if h.Stored > 0 {
+		return h.DataOffset + Padded(h.Stored)
+	}
+	return h.DataOffset + Padded(h.Payload)
+}
 
 // Encode writes the header to the first page of dst.
 func (h *Header) Encode(dst []byte) {
@@ -85,7 +118,7 @@ func (h *Header) Encode(dst []byte) {
 	clear(page)
 	le := binary.LittleEndian
 	copy(page[offMagic:], headerMagic)
-	le.PutUint32(page[offVersion:], FormatVersion)
+	le.PutUint32(page[offVersion:], h.Version())
 	le.PutUint32(page[offAlgorithm:], uint32(h.Algorithm))
 	copy(page[offNamespace:], h.Namespace[:])
 	copy(page[offKey:], h.Key[:])
@@ -103,6 +136,7 @@ func (h *Header) Encode(dst []byte) {
 	le.PutUint32(page[offExtents:], h.Extents)
 	le.PutUint64(page[offDataOffset:], uint64(h.DataOffset))
 	le.PutUint64(page[offTableSum:], h.TableSum)
+	le.PutUint64(page[offStored:], uint64(h.Stored))
 	le.PutUint64(page[offSum:], xxh3.Hash(page))
 }
 
@@ -117,8 +151,14 @@ func DecodeHeader(b []byte) (Header, error) {
 	if string(page[offMagic:offMagic+len(headerMagic)]) != headerMagic {
 		return h, ErrNotPiece
 	}
-	if v := le.Uint32(page[offVersion:]); v != FormatVersion {
-		return h, fmt.Errorf("%w: version %d, this host reads %d", ErrUnknownFormat, v, FormatVersion)
+	version, unused := le.Uint32(page[offVersion:]), page[offEnd:]
+	switch version {
+	case FormatVersion:
+	case CompressedVersion:
+		unused = page[offStoredEnd:]
+	default:
+		return h, fmt.Errorf("%w: version %d, this host reads %d and %d", ErrUnknownFormat, version, FormatVersion,
+			CompressedVersion)
 	}
 	if got, want := headerSum(page), le.Uint64(page[offSum:]); got != want {
 		return h, fmt.Errorf("%w: header checksum %016x, the header says %016x", ErrDamaged, got, want)
@@ -129,9 +169,9 @@ func DecodeHeader(b []byte) (Header, error) {
 	if a := le.Uint32(page[offAlgorithm:]); a != uint32(chunk.XXH3) {
 		return h, fmt.Errorf("%w: checksum algorithm %d", ErrUnknownFormat, a)
 	}
-	for _, c := range page[offEnd:] {
+	for _, c := range unused {
 		if c != 0 {
-			return h, fmt.Errorf("%w: fields beyond those of version %d", ErrUnknownFormat, FormatVersion)
+			return h, fmt.Errorf("%w: fields beyond those of version %d", ErrUnknownFormat, version)
 		}
 	}
 	copy(h.Namespace[:], page[offNamespace:])
@@ -151,7 +191,10 @@ func DecodeHeader(b []byte) (Header, error) {
 	h.Extents = le.Uint32(page[offExtents:])
 	h.DataOffset = int64(le.Uint64(page[offDataOffset:]))
 	h.TableSum = le.Uint64(page[offTableSum:])
-	return h, h.validate()
+	if version == CompressedVersion {
+		h.Stored = int64(le.Uint64(page[offStored:]))
+	}
+	return h, h.validate(version)
 }
 
 // headerSum hashes the page with its checksum field as zero.
@@ -162,10 +205,10 @@ func headerSum(page []byte) uint64 {
 	return xxh3.Hash(b[:])
 }
 
-// maxExtents is the most checksums that a payload can have.
+// maxExtents is the most extents that a payload can have.
 const maxExtents = chunk.MaxPayload/chunk.ExtentBytes + chunk.MaxSegments
 
-func (h *Header) validate() error {
+func (h *Header) validate(version uint32) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: header says "+format, append([]any{ErrDamaged}, args...)...)
 	}
@@ -186,36 +229,12 @@ func (h *Header) validate() error {
 		return bad("extents of %d bytes", h.Extent)
 	case h.Extents == 0 || h.Extents > maxExtents:
 		return bad("%d extents", h.Extents)
-	case h.DataOffset != DataOffset(int(h.Extents)):
+	case version == CompressedVersion && (h.Stored <= 0 || h.Stored > h.Payload):
+		return bad("%d stored bytes of %d", h.Stored, h.Payload)
+	case h.DataOffset != DataOffset(int(h.Extents), version == CompressedVersion):
 		return bad("a payload at %d after %d extents", h.DataOffset, h.Extents)
 	}
 	return nil
-}
-
-// PutTable writes a checksum table to dst, Padded with zeros to whole pages, and returns its checksum.
-func PutTable(dst []byte, table []uint64) uint64 {
-	for i, v := range table {
-		binary.LittleEndian.PutUint64(dst[8*i:], v)
-	}
-	n := 8 * len(table)
-	clear(dst[n:Padded(int64(n))])
-	return xxh3.Hash(dst[:n])
-}
-
-// ReadTable appends the checksums of the header's extents to dst[:0]. b starts at the table.
-func (h *Header) ReadTable(b []byte, dst []uint64) ([]uint64, error) {
-	if int64(len(b)) < h.DataOffset-Page {
-		return nil, fmt.Errorf("%w: %d bytes of a checksum table of %d", ErrDamaged, len(b), h.DataOffset-Page)
-	}
-	b = b[:8*int(h.Extents)]
-	if got := xxh3.Hash(b); got != h.TableSum {
-		return nil, fmt.Errorf("%w: table checksum %016x, the header says %016x", ErrDamaged, got, h.TableSum)
-	}
-	dst = dst[:0]
-	for ; len(b) > 0; b = b[8:] {
-		dst = append(dst, binary.LittleEndian.Uint64(b))
-	}
-	return dst, nil
 }
 
 // IsOf says whether the header is of this piece.

@@ -28,8 +28,8 @@ func goldenPlan(t testing.TB) *chunk.Plan {
 
 func goldenHeader(t testing.TB) (Header, []byte) {
 	plan := goldenPlan(t)
-	image := make([]byte, DataOffset(len(plan.Extents()))+Padded(plan.PayloadBytes()))
-	data := image[DataOffset(len(plan.Extents())):]
+	image := make([]byte, DataOffset(len(plan.Extents()), false)+Padded(plan.PayloadBytes()))
+	data := image[DataOffset(len(plan.Extents()), false):]
 	for i := range plan.PayloadBytes() {
 		data[i] = byte(i)
 	}
@@ -39,7 +39,7 @@ func goldenHeader(t testing.TB) (Header, []byte) {
 		Namespace: chunk.Digest{1, 2, 3}, Key: chunk.Key{4, 5, 6}, Parent: chunk.Key{7, 8}, Depth: 9, Group: 10, Rank: 1,
 		Blocks: 2, Tenant: 12, Pieces: 3, StoreTime: 1_700_000_000_123_456_789, Payload: plan.PayloadBytes(),
 		Plan:      plan.Digest(),
-		Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes, Extents: uint32(len(table)), DataOffset: DataOffset(len(table)),
+		Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes, Extents: uint32(len(table)), DataOffset: DataOffset(len(table), false),
 		TableSum: PutTable(image[Page:], table),
 	}
 	h.Encode(image)
@@ -94,7 +94,7 @@ func TestDecodeHeaderRefuses(t *testing.T) {
 		{"empty", func(p []byte) []byte { return nil }, ErrDamaged},
 		{"zeros", func(p []byte) []byte { clear(p); return p }, ErrNotPiece},
 		{"other magic", func(p []byte) []byte { p[0] ^= 1; return p }, ErrNotPiece},
-		{"next version", func(p []byte) []byte { le.PutUint32(p[offVersion:], 2); return p }, ErrUnknownFormat},
+		{"next version", func(p []byte) []byte { le.PutUint32(p[offVersion:], 3); return p }, ErrUnknownFormat},
 		{"unknown flag", func(p []byte) []byte { p[offFlags+7] = 0x80; resum(p); return p }, ErrUnknownFormat},
 		{"unknown algorithm", func(p []byte) []byte { p[offAlgorithm] = 2; resum(p); return p }, ErrUnknownFormat},
 		{"unknown field", func(p []byte) []byte { p[Page-1] = 1; resum(p); return p }, ErrUnknownFormat},
@@ -109,6 +109,7 @@ func TestDecodeHeaderRefuses(t *testing.T) {
 		{"payload too long", func(p []byte) []byte { p[offPayload+6] = 1; resum(p); return p }, ErrDamaged},
 		{"no extents", func(p []byte) []byte { p[offExtents] = 0; resum(p); return p }, ErrDamaged},
 		{"table too long", func(p []byte) []byte { p[offExtents+3] = 0xff; resum(p); return p }, ErrDamaged},
+		{"stored bytes in version 1", func(p []byte) []byte { p[offStored] = 1; resum(p); return p }, ErrUnknownFormat},
 		{"payload in the table", func(p []byte) []byte { le.PutUint64(p[offDataOffset:], Page); resum(p); return p },
 			ErrDamaged},
 	}
@@ -124,7 +125,9 @@ func TestDecodeHeaderRefuses(t *testing.T) {
 
 func FuzzDecodeHeader(f *testing.F) {
 	_, image := goldenHeader(f)
+	_, compressed := goldenCompressed(f)
 	f.Add(image[:Page], true)
+	f.Add(compressed[:Page], true)
 	f.Add(image[:offEnd], false)
 	f.Fuzz(func(t *testing.T, b []byte, sign bool) {
 		if sign && len(b) >= Page {

@@ -167,9 +167,9 @@ func (r *rig) write(n uint64, rank uint32) (string, *pieceformat.Header) {
 		Namespace: r.class.Namespace.Digest, Key: k, Group: r.class.Group, Rank: rank, Blocks: plan.Geometry().Blocks,
 		Pieces: 3, StoreTime: 1, Payload: plan.PayloadBytes(), Plan: plan.Digest(), Algorithm: chunk.XXH3,
 		Extent: chunk.ExtentBytes, Extents: uint32((plan.PayloadBytes() + chunk.ExtentBytes - 1) / chunk.ExtentBytes),
-		DataOffset: r.class.DataOffset,
+		DataOffset: pieceformat.DataOffset(len(plan.Extents()), false),
 	}
-	b := make([]byte, r.class.FileBytes())
+	b := make([]byte, h.FileBytes())
 	for i := range b {
 		b[i] = 1 // no holes
 	}

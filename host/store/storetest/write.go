@@ -2,9 +2,11 @@
 package storetest
 
 import (
+	"bytes"
 	"context"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -14,6 +16,8 @@ type Put interface {
 	DataOffset() int64
 	FileBytes() int64
 	Head(dst []byte, table []uint64)
+	Compresses() bool
+	HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64
 	File() (staging.File, error)
 	Abort(cause error)
 	Publish(ctx context.Context) error
@@ -36,9 +40,31 @@ func Write(ctx context.Context, slots *staging.Slots, p Put, payload []byte) err
 	copy(data, payload)
 	table := make([]uint64, len(plan.Extents()))
 	chunk.SumExtents(plan, 0, len(table), data, 0, table)
-	p.Head(image, table)
+	if p.Compresses() {
+		image = image[:compress(p, image, table)]
+	} else {
+		p.Head(image, table)
+	}
 	_, err = file.WriteAt(image, 0)
 	return err
+}
+
+// compress stores the extents of an image in place, and returns the size of the file.
+func compress(p Put, image []byte, table []uint64) int64 {
+	data, at := image[p.DataOffset():], 0
+	stored := make([]pieceformat.Stored, len(table))
+	for i, e := range p.Plan().Extents() {
+		page := data[e.Off:][:e.Len]
+		x := pieceformat.Stored{Sum: table[i], Len: uint32(e.Len)}
+		if b := page[0]; len(page) > 2 && bytes.Count(page, page[:1]) == len(page) {
+			page = []byte{2, b}
+			x = pieceformat.Stored{Sum: chunk.Sum(page), Len: 2, Codec: pieceformat.CodecHuffman}
+		}
+		stored[i] = x
+		at += copy(data[at:], page)
+	}
+	clear(data[at:])
+	return p.HeadStored(image, table, stored)
 }
 
 // Store writes the file and publishes it.

@@ -1,0 +1,143 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/host/store/storetest"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// compressing is a fixture whose chunks are large enough to be compressed: 3 extents of 64 KiB in each of 2 layers.
+func compressing(t testing.TB, dir string, change ...func(*Config)) *fixture {
+	t.Helper()
+	f := &fixture{TB: t, ns: testNamespace(1)}
+	f.ns.DType = "bf16"
+	f.ns.Groups[0].Geometry = chunk.Uniform(3, 2, 1, chunk.ExtentBytes)
+	f.cfg = Config{
+		Roots: []RootConfig{{Path: dir, Capacity: 64 << 20, MaxEntries: 64, Compressed: true}}, Now: fakeClock(),
+		HostID: "testhost",
+	}
+	for _, c := range change {
+		c(&f.cfg)
+	}
+	f.start()
+	return f
+}
+
+// storeHalf stores a piece of which every second extent is one repeated byte.
+func (f *fixture) storeHalf(n uint64) error {
+	p, err := f.store.Put(context.Background(), f.request(n, n, 0))
+	if err != nil {
+		return err
+	}
+	pool, err := staging.NewSlots(1, int(p.FileBytes()))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	data := payload(p.Plan(), p.key, 0)
+	for i, e := range p.Plan().Extents() {
+		if i%2 == 1 {
+			for j := range e.Len {
+				data[e.Off+int64(j)] = byte(i)
+			}
+		}
+	}
+	return storetest.Store(context.Background(), pool, p, data)
+}
+
+// TestCompressedPiecesAreBookedAsTheyAre stores pieces that take half of what was reserved for them. The account has what the
+// files take, at once, after a checkpoint and after a scan, with compression on and off.
+func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
+	f := compressing(t, t.TempDir())
+	const stored = 3*chunk.ExtentBytes + 3*2
+	want := 2*pieceformat.Page + pieceformat.Padded(stored)
+	for n := range uint64(3) {
+		if err := f.storeHalf(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(when string) {
+		t.Helper()
+		bytes, temps := usage(t, f.cfg.Roots[0].Path)
+		equal(t, when+": bytes in files", bytes, 3*want)
+		equal(t, when+": bytes in the account", f.store.Stats().Roots[0].Used, 3*want)
+		equal(t, when+": temporaries", temps, 0)
+		l := f.lookup(0, 1, 2)
+		defer l.Release()
+		equal(t, when+": hits", l.Hits(), 3)
+		p, err := l.Open(1, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		expected := p.Expected()
+		image := make([]byte, p.Size())
+		if _, err := p.File().ReadAt(image, 0); err != nil {
+			t.Fatal(err)
+		}
+		head, err := p.Verify(image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !head.Compressed || !expected.Compressed || head.DataOffset != expected.DataOffset || len(head.Offsets) != 7 ||
+			head.Offsets[6] != stored || head.Stored[1].Codec != pieceformat.CodecHuffman || head.Stored[2].Codec != pieceformat.CodecRaw {
+			t.Errorf("%s: %+v", when, head)
+		}
+	}
+	check("stored")
+	f.restart()
+	check("after a checkpoint")
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(f.cfg.Roots[0].Path + "/" + pieceformat.CheckpointFile); err != nil {
+		t.Fatal(err)
+	}
+	f.start()
+	check("after a scan")
+	f.cfg.Roots[0].Compressed = false
+	f.restart()
+	check("with compression off")
+}
+
+// TestPutSaysWhatItWrites compares puts with and without compression.
+func TestPutSaysWhatItWrites(t *testing.T) {
+	f := compressing(t, t.TempDir())
+	put := func(group uint32) *Put {
+		q := f.request(1, 1, 0)
+		q.Group = group
+		p, err := f.store.Put(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p := put(0)
+	plan := p.Plan()
+	if !p.Compresses() || p.Element() != 2 || p.DataOffset() != pieceformat.DataOffset(6, true) ||
+		p.FileBytes() != pieceformat.MostBytes(plan) {
+		t.Errorf("compresses %t, elements of %d bytes, data at %d, %d bytes", p.Compresses(), p.Element(), p.DataOffset(), p.FileBytes())
+	}
+	f2, err := p.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f2.WriteAt(make([]byte, 4*pieceformat.Page), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Publish(t.Context()); !errors.Is(err, ErrShort) {
+		t.Errorf("a piece without a head was published: %v", err)
+	}
+	small := put(1)
+	defer small.Abort(nil)
+	if small.Compresses() || small.FileBytes() != pieceformat.FileBytes(small.Plan()) {
+		t.Errorf("a payload of %d bytes is compressed", small.Plan().PayloadBytes())
+	}
+	equal(t, "in use after all", f.store.Stats().Roots[0].Used, pieceformat.MostBytes(small.Plan()))
+}
