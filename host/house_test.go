@@ -23,7 +23,7 @@ var rows = [][]string{
 	{"abi/guest"},
 	{"plugins"},
 	{"gds", "staging"},
-	{"host/budget", "host/chunk", "host/loglimit", "host/regular", "host/spans", "host/trace"},
+	{"host/budget", "host/chunk", "host/codec", "host/loglimit", "host/regular", "host/spans", "host/trace"},
 	{"host/policy/artifact", "host/policy/meter", "host/policy/minisign", "host/policy/residents"},
 	{"host/policy/compiler"},
 	{"host/policy/sandbox"},
