@@ -20,7 +20,7 @@ const (
 	maxMethods      = 40
 	maxFields       = 25
 	maxLines        = 3500 // of a package without its tests
-	maxStoreLines   = 4600 // of host/store itself
+	maxStoreLines   = 4650 // of host/store itself; compressed pieces took 40
 	generatedHeader = "// Code generated"
 )
 

@@ -170,6 +170,7 @@ type Store struct {
 	HighWatermark float64 // of the capacity
 	LowWatermark  float64
 	Durability    string        // DurabilityNone, DurabilityBatch, DurabilityStrict
+	Compression   string        // CompressionOff, CompressionHuffman
 	IOTimeout     time.Duration // 0: none
 	Seed          int64
 	HostID        string        // empty: from the machine's id
@@ -185,7 +186,7 @@ type Move struct {
 	Shutdown  time.Duration
 }
 
-// When entries are evicted, and what a publication waits for.
+// When entries are evicted, what a publication waits for, and how chunks are stored.
 const (
 	EvictOnDemand   = "on-demand"
 	EvictBackground = "background"
@@ -193,6 +194,9 @@ const (
 	DurabilityNone   = "none"
 	DurabilityBatch  = "batch"
 	DurabilityStrict = "strict"
+
+	CompressionOff     = "off"
+	CompressionHuffman = "huffman"
 )
 
 // Engine is how bytes move.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/storetest"
 	"github.com/kvhost/kvhost/staging"
@@ -55,7 +56,7 @@ func (f *fixture) storeHalf(n uint64) error {
 // files take, at once, after a checkpoint and after a scan, with compression on and off.
 func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
 	f := compressing(t, t.TempDir())
-	const stored = 3*chunk.ExtentBytes + 3*2
+	const stored = 3*chunk.ExtentBytes + 3*8
 	want := 2*pieceformat.Page + pieceformat.Padded(stored)
 	for n := range uint64(3) {
 		if err := f.storeHalf(n); err != nil {
@@ -86,7 +87,7 @@ func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !head.Compressed || !expected.Compressed || head.DataOffset != expected.DataOffset || len(head.Offsets) != 7 ||
-			head.Offsets[6] != stored || head.Stored[1].Codec != pieceformat.CodecHuffman || head.Stored[2].Codec != pieceformat.CodecRaw {
+			head.Offsets[6] != stored || head.Stored[1].Codec != uint8(codec.Planes) || head.Stored[2].Codec != uint8(codec.Raw) {
 			t.Errorf("%s: %+v", when, head)
 		}
 	}

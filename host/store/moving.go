@@ -53,6 +53,10 @@ type movedTo struct {
 	*Put
 }
 
+// Decodes says whether compressed pieces come as version 1: in memory they are read in place, and of the hosts that share
+// a root some may not read them.
+func (t movedTo) Decodes() bool { return t.root.cfg.Volatile || t.root.cfg.Shared }
+
 func (t movedTo) Commit(ctx context.Context) error { return t.Publish(ctx) }
 
 // Begin implements [moves.Level].
@@ -69,13 +73,16 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 	if err != nil {
 		return nil, err
 	}
-	put.size = h.FileBytes()
 	f, err := put.File()
 	if err != nil {
 		put.Abort(err)
 		return nil, err
 	}
-	return movedTo{f, put}, nil
+	to := movedTo{f, put}
+	if put.size = h.FileBytes(); to.Decodes() {
+		put.size = pieceformat.FileBytes(put.class.Plan)
+	}
+	return to, nil
 }
 
 // ways are the levels that the copy of an entry may go to: what leaves may go beyond the next one, as what is new.

@@ -64,6 +64,11 @@ func (p *Put) Compresses() bool {
 	return p.root.cfg.Compressed && p.copy == nil && p.class.Plan.PayloadBytes() >= leastCompressed
 }
 
+// isStored says whether the file is of version 2, so that its size is not known before it is written.
+func (p *Put) isStored() bool {
+	return p.Compresses() || p.copy != nil && p.copy.header.Version() == pieceformat.CompressedVersion
+}
+
 // leastCompressed is the least payload that is compressed: less does not save a page often enough.
 const leastCompressed = 16 << 10
 

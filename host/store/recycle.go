@@ -19,8 +19,8 @@ import (
 // offerFile makes the file of one of a victim's pieces the temporary of the put, if it may have the right size, and returns
 // the pieces whose files are still to be unlinked. The caller holds turn, and not mu.
 func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
-	if reuseFor == nil || reuseFor.temp != "" || !r.rules.reusesFiles || v.Pieces == 0 ||
-		reuseFor.Compresses() || v.Class.FileBytes() != reuseFor.class.FileBytes() {
+	if reuseFor == nil || reuseFor.temp != "" || !r.rules.reusesFiles || v.Pieces == 0 || reuseFor.isStored() ||
+		v.Class.FileBytes() != reuseFor.class.FileBytes() {
 		return v.Pieces
 	}
 	bit := v.Pieces & -v.Pieces

@@ -49,9 +49,35 @@ func (d *Head) Read(h *pieceformat.Header, plan *chunk.Plan, b []byte) (err erro
 	return err
 }
 
+// at is where an extent begins in the file, and where it ends.
+func (d *Head) at(extent int) (from, to int64) {
+	if d.Compressed {
+		return d.DataOffset + d.Offsets[extent], d.DataOffset + d.Offsets[extent+1]
+	}
+	e := &d.Plan.Extents()[extent]
+	return d.DataOffset + e.Off, d.DataOffset + e.Off + int64(e.Len)
+}
+
+// verify checks extents against the table, as they stand in the file: data holds it from base on.
+func (d *Head) verify(lo, hi int, data []byte, base int64) error {
+	if !d.Compressed {
+		return chunk.VerifyExtents(d.Plan, lo, hi, data, base-d.DataOffset, d.Table)
+	}
+	for i := lo; i < hi; i++ {
+		from, to := d.at(i)
+		if got := chunk.Sum(data[from-base : to-base]); got != d.Stored[i].Sum {
+			return fmt.Errorf("%w: stored extent %d at payload byte %d: %016x, the table says %016x", chunk.ErrChecksum, i,
+				d.Offsets[i], got, d.Stored[i].Sum)
+		}
+	}
+	return nil
+}
+
 // Target takes a piece: its bytes in order, each once, in whole pages. Nothing shows before Commit.
 type Target interface {
 	io.WriterAt
+	// Decodes says that the target is to get a compressed piece as version 1: it must not hold others.
+	Decodes() bool
 	Commit(ctx context.Context) error
 	Abort(cause error)
 }
@@ -62,6 +88,7 @@ type Begin func(ctx context.Context, h *pieceformat.Header) (Target, error)
 // Copier is a worker's: a buffer, and the budget that all workers share.
 type Copier struct {
 	buf    []byte // PartBytes, and room for what a part leaves of an extent
+	pages  []byte // as long; nil until a piece was decoded
 	budget *budget
 	clear  int // bytes that may be copied before it looks for loads again
 }
@@ -100,6 +127,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 		return 0, fmt.Errorf("%w: a file of %d bytes", pieceformat.ErrDamaged, size)
 	}
 	var head *Head
+	var out *decoder        // nil: the copy is the file as it is
 	next := 0               // the first extent that is not verified
 	kept, at := 0, int64(0) // buf[:kept] is what was read before at
 	for at < size {
@@ -128,30 +156,43 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 			if to, err = begin(ctx, &h); err != nil {
 				return 0, err
 			}
+			if head.Compressed && to.Decodes() {
+				if out, err = c.decoder(&h, head, to); err != nil {
+					return 0, err
+				}
+			}
 		}
 		have := at + int64(n)
 		from := at - int64(kept) // where buf begins in the file
-		extents := head.Plan.Extents()
-		last := next
-		for last < len(extents) && head.DataOffset+extents[last].Off+int64(extents[last].Len) <= have {
-			last++
-		}
-		if last > next {
-			if err := chunk.VerifyExtents(head.Plan, next, last, c.buf[:kept+n], from-head.DataOffset,
-				head.Table); err != nil {
-				return at, err
+		last, extents := next, len(head.Plan.Extents())
+		for ; last < extents; last++ {
+			if _, end := head.at(last); end > have {
+				break
 			}
-			next = last
 		}
-		if _, err := to.WriteAt(part, at); err != nil {
+		if err := head.verify(next, last, c.buf[:kept+n], from); err != nil {
+			return at, err
+		}
+		if out != nil {
+			err = out.extents(next, last, c.buf[:kept+n], from)
+		} else {
+			_, err = to.WriteAt(part, at)
+		}
+		if err != nil {
 			return at, fmt.Errorf("store: writing %d bytes at %d: %w", n, at, err)
 		}
-		at, kept = have, 0
-		if next < len(extents) {
-			if rest := (head.DataOffset + extents[next].Off) &^ (pieceformat.Page - 1); rest < at {
+		at, kept, next = have, 0, last
+		if next < extents {
+			start, _ := head.at(next)
+			if rest := start &^ (pieceformat.Page - 1); rest < at {
 				kept = int(at - rest)
 				copy(c.buf, c.buf[int(rest-from):int(at-from)])
 			}
+		}
+	}
+	if out != nil {
+		if err := out.end(); err != nil {
+			return at, fmt.Errorf("store: writing the last pages: %w", err)
 		}
 	}
 	if src.Cancelled() {

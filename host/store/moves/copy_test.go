@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
@@ -35,20 +36,19 @@ func (p *piece) Verify(head []byte) (*Head, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Head{Plan: p.plan, DataOffset: h.DataOffset}
-	if int64(len(head)) >= h.DataOffset {
-		out.Table, err = h.ReadTable(head[pieceformat.Page:], nil)
-	}
-	return out, err
+	out := &Head{}
+	return out, out.Read(&h, p.plan, head)
 }
 
 func (p *piece) Cancelled() bool { return p.cancelled != nil && p.cancelled(p.reads) }
 
 // upload is a target that takes parts in order, as object storage does.
 type upload struct {
-	b                  []byte
-	committed, aborted bool
+	b                           []byte
+	decodes, committed, aborted bool
 }
+
+func (u *upload) Decodes() bool { return u.decodes }
 
 func (u *upload) WriteAt(b []byte, off int64) (int, error) {
 	if off != int64(len(u.b)) || len(b)%pieceformat.Page != 0 {
@@ -96,6 +96,112 @@ func newPiece(t testing.TB, r *rand.Rand) *piece {
 	return p
 }
 
+// compressed is the piece in version 2. Of its extents some are of floats, some of one byte, and some random.
+func (p *piece) compressed(r *rand.Rand) (v1, v2 *piece) {
+	h, err := pieceformat.DecodeHeader(p.b)
+	if err != nil {
+		panic(err)
+	}
+	extents := p.plan.Extents()
+	data := p.b[h.DataOffset:]
+	v2 = &piece{b: make([]byte, pieceformat.MostBytes(p.plan)), plan: p.plan}
+	table, stored := make([]uint64, len(extents)), make([]pieceformat.Stored, len(extents))
+	h2 := h
+	h2.DataOffset = pieceformat.DataOffset(len(extents), true)
+	at := h2.DataOffset
+	for i, e := range extents {
+		page := data[e.Off:][:e.Len]
+		for j := range page {
+			switch i % 3 {
+			case 0:
+				page[j] = byte(i)
+			case 1:
+				if j%2 == 1 {
+					page[j] = byte(60 + r.NormFloat64())
+				}
+			}
+		}
+		n, by := codec.Encode(v2.b[at:], page, 1+i%3%2)
+		table[i] = chunk.Sum(page)
+		stored[i] = pieceformat.Stored{Sum: chunk.Sum(v2.b[at:][:n]), Len: uint32(n), Codec: uint8(by)}
+		at += int64(n)
+	}
+	clear(v2.b[at:])
+	h.TableSum = pieceformat.PutTable(p.b[pieceformat.Page:], table)
+	h.Encode(p.b)
+	for _, gap := range gaps(p.plan) { // the decoder writes zeros
+		clear(data[gap[0]:gap[1]])
+	}
+	h2.Stored = pieceformat.StoredBytes(stored)
+	h2.TableSum = pieceformat.PutStored(v2.b[pieceformat.Page:], table, stored)
+	h2.Encode(v2.b)
+	v2.b = v2.b[:h2.FileBytes()]
+	return p, v2
+}
+
+// gaps are the bytes of a payload that are under no checksum.
+func gaps(plan *chunk.Plan) (list [][2]int64) {
+	at := int64(0)
+	for _, e := range plan.Extents() {
+		list = append(list, [2]int64{at, e.Off})
+		at = e.Off + int64(e.Len)
+	}
+	return append(list, [2]int64{at, plan.PayloadBytes()})
+}
+
+// TestCopyOfCompressed copies compressed pieces as they are, and as version 1 where the target must not hold them. A flipped
+// bit in a stored extent is found before it is decoded, and nothing is committed.
+func TestCopyOfCompressed(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		v1, v2 := newPiece(t, r).compressed(r)
+		for decodes, want := range map[bool]*piece{false: v2, true: v1} {
+			u := &upload{decodes: decodes}
+			begin := func(context.Context, *pieceformat.Header) (Target, error) { return u, nil }
+			if n, err := newCopier(0).Copy(t.Context(), v2, begin); err != nil || n != v2.Size() {
+				t.Fatalf("seed %d: %d of %d bytes: %v", seed, n, v2.Size(), err)
+			}
+			if !u.committed || !bytes.Equal(u.b, want.b) {
+				t.Fatalf("seed %d: the copy differs, decoded: %t", seed, decodes)
+			}
+			h, err := pieceformat.DecodeHeader(v2.b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bad := &piece{b: bytes.Clone(v2.b), plan: v2.plan}
+			bad.b[h.DataOffset+r.Int64N(h.Stored)] ^= 1 << r.IntN(8)
+			u = &upload{decodes: decodes}
+			if _, err := newCopier(0).Copy(t.Context(), bad, begin); !errors.Is(err, chunk.ErrChecksum) || u.committed || !u.aborted {
+				t.Fatalf("seed %d: a damaged piece: %v, committed %v, aborted %v", seed, err, u.committed, u.aborted)
+			}
+		}
+	}
+}
+
+// TestCopyOfGarbage decodes an extent that has the right checksum, and is not what an encoder wrote.
+func TestCopyOfGarbage(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 2))
+	_, v2 := newPiece(t, r).compressed(r)
+	h, err := pieceformat.DecodeHeader(v2.b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, stored, err := h.ReadStored(v2.b[pieceformat.Page:], v2.plan.Extents(), nil, nil)
+	if err != nil || stored[0].Codec == 0 {
+		t.Fatalf("%+v, %v", stored[0], err)
+	}
+	extent := v2.b[h.DataOffset:][:stored[0].Len]
+	extent[0] = 99
+	stored[0].Sum = chunk.Sum(extent)
+	h.TableSum = pieceformat.PutStored(v2.b[pieceformat.Page:], table, stored)
+	h.Encode(v2.b)
+	u := &upload{decodes: true}
+	_, err = newCopier(0).Copy(t.Context(), v2, func(context.Context, *pieceformat.Header) (Target, error) { return u, nil })
+	if !pieceformat.IsDamage(err) || u.committed || !u.aborted {
+		t.Errorf("%v, committed %v, aborted %v", err, u.committed, u.aborted)
+	}
+}
+
 func newCopier(perSecond int64) *Copier {
 	b := &budget{loads: &Loads{}}
 	b.perSecond.Store(perSecond)
@@ -140,17 +246,25 @@ func TestCopyIsCancelled(t *testing.T) {
 // FuzzCopy gives the copy whatever a file may hold: nothing is committed that differs from what its checksums say.
 func FuzzCopy(f *testing.F) {
 	p := newPiece(f, rand.New(rand.NewPCG(3, 3)))
-	f.Add(uint32(0), byte(0))
-	f.Add(uint32(len(p.b)-1), byte(1))
-	f.Fuzz(func(t *testing.T, at uint32, flip byte) {
+	r := rand.New(rand.NewPCG(3, 4))
+	_, v2 := newPiece(f, r).compressed(r)
+	f.Add(uint32(0), byte(0), false, false)
+	f.Add(uint32(len(p.b)-1), byte(1), false, false)
+	f.Add(uint32(0), byte(0), true, true)
+	f.Add(uint32(2*pieceformat.Page), byte(1), true, true)
+	f.Fuzz(func(t *testing.T, at uint32, flip byte, compressed, decodes bool) {
+		p := p
+		if compressed {
+			p = v2
+		}
 		q := &piece{b: bytes.Clone(p.b), plan: p.plan}
 		q.b[int(at)%len(q.b)] ^= flip
-		u := &upload{}
+		u := &upload{decodes: decodes}
 		_, err := newCopier(0).Copy(t.Context(), q, func(context.Context, *pieceformat.Header) (Target, error) { return u, nil })
 		if (err == nil) != u.committed {
 			t.Fatalf("%v, committed %v", err, u.committed)
 		}
-		if err == nil && !bytes.Equal(u.b, q.b) {
+		if err == nil && !(compressed && decodes) && !bytes.Equal(u.b, q.b) {
 			t.Fatal("the copy differs")
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec"
 	"github.com/zeebo/xxh3"
 )
 
@@ -27,8 +28,8 @@ func goldenCompressed(t testing.TB) (Header, []byte) {
 	chunk.SumExtents(plan, 0, len(table), data, 0, table)
 	encoded := []byte{2, 2, 1, 0, 0, 0, 42, 43} // both planes are of one repeated byte; the first is stored in one byte
 	stored := []Stored{
-		{Sum: table[0], Len: uint32(extents[0].Len), Codec: CodecRaw},
-		{Sum: xxh3.Hash(encoded), Len: uint32(len(encoded)), Codec: CodecHuffman2},
+		{Sum: table[0], Len: uint32(extents[0].Len), Codec: uint8(codec.Raw)},
+		{Sum: xxh3.Hash(encoded), Len: uint32(len(encoded)), Codec: uint8(codec.Planes)},
 	}
 	h, _ := goldenHeader(t)
 	h.Stored, h.DataOffset = StoredBytes(stored), DataOffset(len(extents), true)
@@ -65,13 +66,18 @@ func TestGoldenCompressed(t *testing.T) {
 	}
 	extents := goldenPlan(t).Extents()
 	table, stored, err := got.ReadStored(want[Page:], extents, nil, nil)
-	if err != nil || len(table) != 2 || stored[0].Codec != CodecRaw || stored[1].Codec != CodecHuffman2 {
+	if err != nil || len(table) != 2 || stored[0].Codec != uint8(codec.Raw) || stored[1].Codec != uint8(codec.Planes) {
 		t.Fatalf("%v, %+v, %v", table, stored, err)
 	}
 	at := Offsets(stored, nil)
 	for i, x := range stored {
 		if xxh3.Hash(want[got.DataOffset:][at[i]:at[i+1]]) != x.Sum {
 			t.Errorf("extent %d does not stand at %d", i, at[i])
+		}
+		page := make([]byte, extents[i].Len)
+		if err := codec.Decode(page, want[got.DataOffset:][at[i]:at[i+1]], codec.Codec(x.Codec)); err != nil ||
+			chunk.Sum(page) != table[i] {
+			t.Errorf("extent %d is decoded to other bytes: %v", i, err)
 		}
 	}
 	if _, err := got.ReadTable(want[Page:], nil); err == nil {
@@ -100,7 +106,7 @@ func TestReadStoredRefuses(t *testing.T) {
 		change func(b []byte)
 		want   error
 	}{
-		{"unknown codec", func(b []byte) { row(b, 1)[20] = codecs }, ErrUnknownFormat},
+		{"unknown codec", func(b []byte) { row(b, 1)[20] = 3 }, ErrUnknownFormat},
 		{"bytes beside the codec", func(b []byte) { row(b, 1)[23] = 1 }, ErrUnknownFormat},
 		{"nothing stored", func(b []byte) { le.PutUint32(row(b, 1)[16:], 0) }, ErrDamaged},
 		{"longer than its pages", func(b []byte) { le.PutUint32(row(b, 1)[16:], 601) }, ErrDamaged},

@@ -3,8 +3,10 @@ package pieceformat
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec"
 	"github.com/zeebo/xxh3"
 )
 
@@ -36,19 +38,11 @@ func (h *Header) ReadTable(b []byte, dst []uint64) ([]uint64, error) {
 	return dst, nil
 }
 
-// Codecs of a stored extent. Package codec has what they mean.
-const (
-	CodecRaw      = 0 // the page bytes
-	CodecHuffman  = 1 // Huffman codes over the bytes as they are
-	CodecHuffman2 = 2 // the same over two byte planes, of elements of two bytes
-	codecs        = 3
-)
-
 // Stored is one extent as it stands in a file of version 2.
 type Stored struct {
 	Sum   uint64 // of the stored bytes
 	Len   uint32 // of the stored bytes
-	Codec uint8
+	Codec uint8  // [codec.Codec]
 }
 
 // storedBytes is what the table of version 2 has for an extent: the checksums of its page bytes and of its stored bytes,
@@ -88,14 +82,14 @@ func (h *Header) ReadStored(
 	le, sum := binary.LittleEndian, int64(0)
 	for i, e := range extents {
 		row := b[storedBytes*i : storedBytes*(i+1)]
-		page, codec := le.Uint64(row), le.Uint32(row[20:])
-		x := Stored{Sum: le.Uint64(row[8:]), Len: le.Uint32(row[16:]), Codec: uint8(codec)}
+		page, by := le.Uint64(row), le.Uint32(row[20:])
+		x := Stored{Sum: le.Uint64(row[8:]), Len: le.Uint32(row[16:]), Codec: uint8(by)}
 		switch {
-		case codec >= codecs:
-			return nil, nil, fmt.Errorf("%w: extent %d has the codec %#x", ErrUnknownFormat, i, codec)
+		case by > math.MaxUint8 || !codec.Known(codec.Codec(by)):
+			return nil, nil, fmt.Errorf("%w: extent %d has the codec %#x", ErrUnknownFormat, i, by)
 		case x.Len == 0 || x.Len > uint32(e.Len):
 			return nil, nil, fmt.Errorf("%w: extent %d has %d stored bytes of %d", ErrDamaged, i, x.Len, e.Len)
-		case codec == CodecRaw && (x.Len != uint32(e.Len) || x.Sum != page):
+		case codec.Codec(by) == codec.Raw && (x.Len != uint32(e.Len) || x.Sum != page):
 			return nil, nil, fmt.Errorf("%w: extent %d is stored as it is, with %d of %d bytes and the checksums %016x "+
 				"and %016x", ErrDamaged, i, x.Len, e.Len, page, x.Sum)
 		}

@@ -2,10 +2,10 @@
 package storetest
 
 import (
-	"bytes"
 	"context"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -17,6 +17,7 @@ type Put interface {
 	FileBytes() int64
 	Head(dst []byte, table []uint64)
 	Compresses() bool
+	Element() int
 	HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64
 	File() (staging.File, error)
 	Abort(cause error)
@@ -53,15 +54,11 @@ func Write(ctx context.Context, slots *staging.Slots, p Put, payload []byte) err
 func compress(p Put, image []byte, table []uint64) int64 {
 	data, at := image[p.DataOffset():], 0
 	stored := make([]pieceformat.Stored, len(table))
+	room := make([]byte, codec.MaxBytes)
 	for i, e := range p.Plan().Extents() {
-		page := data[e.Off:][:e.Len]
-		x := pieceformat.Stored{Sum: table[i], Len: uint32(e.Len)}
-		if b := page[0]; len(page) > 2 && bytes.Count(page, page[:1]) == len(page) {
-			page = []byte{2, b}
-			x = pieceformat.Stored{Sum: chunk.Sum(page), Len: 2, Codec: pieceformat.CodecHuffman}
-		}
-		stored[i] = x
-		at += copy(data[at:], page)
+		n, by := codec.Encode(room, data[e.Off:][:e.Len], p.Element())
+		stored[i] = pieceformat.Stored{Sum: chunk.Sum(room[:n]), Len: uint32(n), Codec: uint8(by)}
+		at += copy(data[at:], room[:n])
 	}
 	clear(data[at:])
 	return p.HeadStored(image, table, stored)

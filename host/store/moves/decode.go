@@ -1,0 +1,94 @@
+package moves
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
+
+// decoder writes a compressed piece as one of version 1.
+type decoder struct {
+	head  *Head
+	to    Target
+	data  int64  // where the payload starts in the target
+	pages []byte // whole pages and one extent, from base on in the payload
+	base  int64
+	have  int64 // payload bytes that are decoded, gaps included
+}
+
+// decoder writes the head of the copy.
+func (c *Copier) decoder(h *pieceformat.Header, head *Head, to Target) (*decoder, error) {
+	if c.pages == nil {
+		c.pages = make([]byte, bufferBytes)
+	}
+	v1 := *h
+	v1.Stored, v1.DataOffset = 0, pieceformat.DataOffset(len(head.Table), false)
+	page := make([]byte, v1.DataOffset)
+	v1.TableSum = pieceformat.PutTable(page[pieceformat.Page:], head.Table)
+	v1.Encode(page)
+	if _, err := to.WriteAt(page, 0); err != nil {
+		return nil, fmt.Errorf("store: writing the head: %w", err)
+	}
+	return &decoder{head: head, to: to, data: v1.DataOffset, pages: c.pages}, nil
+}
+
+// extents decodes some: data holds the source from base on. Their stored bytes are verified.
+func (d *decoder) extents(lo, hi int, data []byte, base int64) error {
+	for i := lo; i < hi; i++ {
+		e := d.head.Plan.Extents()[i]
+		if err := d.fill(e.Off); err != nil {
+			return err
+		}
+		if d.have-d.base+int64(e.Len) > int64(len(d.pages)) {
+			if err := d.flush(); err != nil {
+				return err
+			}
+		}
+		from, to := d.head.at(i)
+		page := d.pages[d.have-d.base:][:e.Len]
+		if err := codec.Decode(page, data[from-base:to-base], codec.Codec(d.head.Stored[i].Codec)); err != nil {
+			return fmt.Errorf("%w: extent %d: %w", pieceformat.ErrDamaged, i, err)
+		}
+		if got := chunk.Sum(page); got != d.head.Table[i] {
+			return fmt.Errorf("%w: extent %d is decoded to %016x, the table says %016x", chunk.ErrChecksum, i, got,
+				d.head.Table[i])
+		}
+		d.have += int64(e.Len)
+	}
+	return nil
+}
+
+// fill writes zeros up to a byte of the payload.
+func (d *decoder) fill(upTo int64) error {
+	for d.have < upTo {
+		n := min(upTo, d.base+int64(len(d.pages))) - d.have
+		clear(d.pages[d.have-d.base:][:n])
+		if d.have += n; d.have < upTo {
+			if err := d.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// flush writes the whole pages that are decoded.
+func (d *decoder) flush() error {
+	n := (d.have - d.base) &^ (pieceformat.Page - 1)
+	if _, err := d.to.WriteAt(d.pages[:n], d.data+d.base); err != nil {
+		return err
+	}
+	copy(d.pages, d.pages[n:d.have-d.base])
+	d.base += n
+	return nil
+}
+
+// end writes the rest. A plan ends with its last extent.
+func (d *decoder) end() error {
+	if err := d.fill(pieceformat.Padded(d.head.Plan.PayloadBytes())); err != nil {
+		return err
+	}
+	return d.flush()
+}
