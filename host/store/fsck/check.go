@@ -229,6 +229,10 @@ func (c *check) sound(h *pieceformat.Header, info staging.Info) {
 	defer c.mu.Unlock()
 	allocated := c.taken(info)
 	c.report.Pieces.add(allocated)
+	if h.Version() == pieceformat.CompressedVersion {
+		c.report.Compressed.add(allocated)
+		c.report.Compressed.Payload += h.Payload
+	}
 	u := c.report.Namespaces[h.Namespace]
 	if u == nil {
 		u = &Usage{}

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -101,44 +102,59 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 	return v, c.payload(ctx, f, plan, buf, &v)
 }
 
-// payload reads the table and holds each extent against it.
+// payload reads the table and holds each extent against it: what is stored, and the pages that it is decoded to.
 func (c *check) payload(ctx context.Context, f staging.File, plan *chunk.Plan, buf []byte, v *verdict) error {
 	h := &v.header
-	part := buf[:h.DataOffset-pieceformat.Page]
-	n, err := c.read(ctx, f, part, pieceformat.Page, v)
+	n, err := c.read(ctx, f, buf[:h.DataOffset], 0, v)
 	if err != nil {
 		return err
 	}
-	table, err := h.ReadTable(part[:n], nil)
-	if err != nil {
+	var head moves.Head
+	if err := head.Read(h, plan, buf[:n]); err != nil {
 		return err
+	}
+	if head.Table == nil {
+		return fmt.Errorf("%w: it ends at byte %d", pieceformat.ErrDamaged, n)
+	}
+	var page []byte // of a compressed extent
+	if head.Compressed {
+		page = make([]byte, chunk.ExtentBytes)
 	}
 	extents := plan.Extents()
 	for lo := 0; lo < len(extents); {
-		base := extents[lo].Off &^ (staging.Align - 1)
+		start, end := head.At(lo)
+		base := start &^ (staging.Align - 1)
 		hi := lo + 1 // an extent is far smaller than the buffer
-		for hi < len(extents) && end(extents[hi])-base <= int64(len(buf)) {
-			hi++
+		for ; hi < len(extents); hi++ {
+			_, next := head.At(hi)
+			if padded(next)-base > int64(len(buf)) {
+				break
+			}
+			end = next
 		}
-		part := buf[:end(extents[hi-1])-base]
-		if n, err = c.read(ctx, f, part, h.DataOffset+base, v); err != nil {
+		part := buf[:padded(end)-base]
+		if n, err = c.read(ctx, f, part, base, v); err != nil {
 			return err
 		}
 		if n < len(part) {
-			return fmt.Errorf("%w: it ends at byte %d", pieceformat.ErrDamaged, h.DataOffset+base+int64(n))
+			return fmt.Errorf("%w: it ends at byte %d", pieceformat.ErrDamaged, base+int64(n))
 		}
-		if err := chunk.VerifyExtents(plan, lo, hi, part, base, table); err != nil {
+		if err := head.Verify(lo, hi, part, base); err != nil {
 			return err
 		}
-		lo = hi
+		for ; lo < hi; lo++ {
+			if from, to := head.At(lo); head.Compressed {
+				if err := head.Decode(lo, page[:extents[lo].Len], part[from-base:to-base]); err != nil {
+					return err
+				}
+			}
+		}
 	}
 	return nil
 }
 
-// end is where an extent's last page ends; the payload is padded to whole pages.
-func end(e chunk.Extent) int64 {
-	return (e.Off + int64(e.Len) + staging.Align - 1) &^ (staging.Align - 1)
-}
+// padded is where the last page of some bytes ends; the payload is padded to whole pages.
+func padded(n int64) int64 { return (n + staging.Align - 1) &^ (staging.Align - 1) }
 
 func (c *check) read(ctx context.Context, f staging.File, p []byte, off int64, v *verdict) (int, error) {
 	if err := c.limit.wait(ctx, len(p)); err != nil {

@@ -63,12 +63,19 @@ func (u *Usage) add(bytes int64) {
 	u.Bytes += bytes
 }
 
+// Compressed is what compressed pieces take, and the bytes of their payloads.
+type Compressed struct {
+	Usage
+	Payload int64 `json:"payload_bytes"`
+}
+
 // Report is the state of one root.
 type Report struct {
 	Root        string                  `json:"root"`
 	Quick       bool                    `json:"quick"`
 	InUse       bool                    `json:"in_use"`      // a host had the root while it was repaired
 	Pieces      Usage                   `json:"pieces"`      // sound ones
+	Compressed  Compressed              `json:"compressed"`  // of Pieces
 	Temporaries Usage                   `json:"temporaries"` // the stale ones are problems besides
 	Quarantine  Usage                   `json:"quarantine"`  // afterwards
 	Foreign     Usage                   `json:"foreign"`     // not the store's

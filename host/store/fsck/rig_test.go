@@ -41,6 +41,11 @@ func newRig(t testing.TB, capacity int64) *rig {
 
 func (r *rig) open(capacity int64) {
 	r.Helper()
+	r.openRoot(store.RootConfig{Path: r.dir, Capacity: capacity})
+}
+
+func (r *rig) openRoot(cfg store.RootConfig) {
+	r.Helper()
 	ctx := context.Background()
 	ns := &chunk.Namespace{
 		Model: "test/model", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
@@ -49,7 +54,7 @@ func (r *rig) open(capacity int64) {
 	}
 	var err error
 	if r.store, err = store.Open(ctx,
-		store.Config{Roots: []store.RootConfig{{Path: r.dir, Capacity: capacity}}, HostID: hostID}); err != nil {
+		store.Config{Roots: []store.RootConfig{cfg}, HostID: hostID}); err != nil {
 		r.Fatal(err)
 	}
 	r.Cleanup(func() { r.store.Close() })

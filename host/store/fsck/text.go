@@ -31,6 +31,9 @@ func (r *Report) WriteText(out io.Writer) error {
 	for _, s := range r.Spaces {
 		line("    %s %10d files %16d bytes  %s", s.Namespace, s.Files, s.Bytes, s.Model)
 	}
+	if n := r.Compressed; n.Files > 0 {
+		line("    %-10s %10d files %16d bytes  of %d", "compressed", n.Files, n.Bytes, n.Payload)
+	}
 	usage("temporaries", r.Temporaries)
 	usage("quarantine", r.Quarantine)
 	usage("foreign", r.Foreign)

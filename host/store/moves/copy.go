@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
@@ -49,8 +50,8 @@ func (d *Head) Read(h *pieceformat.Header, plan *chunk.Plan, b []byte) (err erro
 	return err
 }
 
-// at is where an extent begins in the file, and where it ends.
-func (d *Head) at(extent int) (from, to int64) {
+// At is where an extent begins in the file, and where it ends.
+func (d *Head) At(extent int) (from, to int64) {
 	if d.Compressed {
 		return d.DataOffset + d.Offsets[extent], d.DataOffset + d.Offsets[extent+1]
 	}
@@ -58,17 +59,30 @@ func (d *Head) at(extent int) (from, to int64) {
 	return d.DataOffset + e.Off, d.DataOffset + e.Off + int64(e.Len)
 }
 
-// verify checks extents against the table, as they stand in the file: data holds it from base on.
-func (d *Head) verify(lo, hi int, data []byte, base int64) error {
+// Verify checks extents against the table, as they stand in the file: data holds it from base on.
+func (d *Head) Verify(lo, hi int, data []byte, base int64) error {
 	if !d.Compressed {
 		return chunk.VerifyExtents(d.Plan, lo, hi, data, base-d.DataOffset, d.Table)
 	}
 	for i := lo; i < hi; i++ {
-		from, to := d.at(i)
+		from, to := d.At(i)
 		if got := chunk.Sum(data[from-base : to-base]); got != d.Stored[i].Sum {
 			return fmt.Errorf("%w: stored extent %d at payload byte %d: %016x, the table says %016x", chunk.ErrChecksum, i,
 				d.Offsets[i], got, d.Stored[i].Sum)
 		}
+	}
+	return nil
+}
+
+// Decode writes an extent's page bytes to page, which is as long as the extent. stored is the extent as it stands in the
+// file, and verified.
+func (d *Head) Decode(extent int, page, stored []byte) error {
+	if err := codec.Decode(page, stored, codec.Codec(d.Stored[extent].Codec)); err != nil {
+		return fmt.Errorf("%w: extent %d: %w", pieceformat.ErrDamaged, extent, err)
+	}
+	if got := chunk.Sum(page); got != d.Table[extent] {
+		return fmt.Errorf("%w: extent %d is decoded to %016x, the table says %016x", chunk.ErrChecksum, extent, got,
+			d.Table[extent])
 	}
 	return nil
 }
@@ -166,11 +180,11 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 		from := at - int64(kept) // where buf begins in the file
 		last, extents := next, len(head.Plan.Extents())
 		for ; last < extents; last++ {
-			if _, end := head.at(last); end > have {
+			if _, end := head.At(last); end > have {
 				break
 			}
 		}
-		if err := head.verify(next, last, c.buf[:kept+n], from); err != nil {
+		if err := head.Verify(next, last, c.buf[:kept+n], from); err != nil {
 			return at, err
 		}
 		if out != nil {
@@ -183,7 +197,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 		}
 		at, kept, next = have, 0, last
 		if next < extents {
-			start, _ := head.at(next)
+			start, _ := head.At(next)
 			if rest := start &^ (pieceformat.Page - 1); rest < at {
 				kept = int(at - rest)
 				copy(c.buf, c.buf[int(rest-from):int(at-from)])

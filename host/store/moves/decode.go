@@ -3,8 +3,6 @@ package moves
 import (
 	"fmt"
 
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/codec"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
@@ -46,14 +44,9 @@ func (d *decoder) extents(lo, hi int, data []byte, base int64) error {
 				return err
 			}
 		}
-		from, to := d.head.at(i)
-		page := d.pages[d.have-d.base:][:e.Len]
-		if err := codec.Decode(page, data[from-base:to-base], codec.Codec(d.head.Stored[i].Codec)); err != nil {
-			return fmt.Errorf("%w: extent %d: %w", pieceformat.ErrDamaged, i, err)
-		}
-		if got := chunk.Sum(page); got != d.head.Table[i] {
-			return fmt.Errorf("%w: extent %d is decoded to %016x, the table says %016x", chunk.ErrChecksum, i, got,
-				d.head.Table[i])
+		from, to := d.head.At(i)
+		if err := d.head.Decode(i, d.pages[d.have-d.base:][:e.Len], data[from-base:to-base]); err != nil {
+			return err
 		}
 		d.have += int64(e.Len)
 	}
