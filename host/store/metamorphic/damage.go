@@ -76,7 +76,7 @@ func overwrite(fsys staging.FS, name string, at int64, value uint32) error {
 	return errors.Join(err, f.Close())
 }
 
-// cut makes a file n bytes long.
+// cut makes a file at most n bytes long: one that grows would not be in the account.
 func cut(fsys staging.FS, name string, n int64) error {
 	b, err := readFile(fsys, name)
 	if err != nil {
@@ -86,8 +86,7 @@ func cut(fsys staging.FS, name string, n int64) error {
 	if err != nil {
 		return err
 	}
-	b = append(b, make([]byte, max(0, n-int64(len(b))))...)
-	_, err = f.WriteAt(b[:n], 0)
+	_, err = f.WriteAt(b[:min(n, int64(len(b)))], 0)
 	return errors.Join(err, f.Close())
 }
 

@@ -17,6 +17,7 @@ type Kind struct {
 	pauses bool   // operations on files that do not go on before their host has been given up
 	memory bool   // the roots are in memory, which outlives the hosts
 	levels bool   // each root is a level of its own
+	stored bool   // the first root, the third and so on hold compressed pieces
 }
 
 // Kinds are all kinds of histories. The kind of a seed is its remainder.
@@ -40,6 +41,9 @@ var kinds = []Kind{
 	{Name: "levels", hosts: 1, roots: 2, levels: true},
 	{Name: "levels-with-faults", hosts: 1, roots: 3, levels: true, faults: ownFaults},
 	{Name: "levels-by-many-clients", hosts: 1, roots: 3, levels: true, many: true},
+	{Name: "compressed-with-faults", hosts: 1, roots: 2, stored: true, faults: ownFaults},
+	{Name: "compressed-with-power-losses", hosts: 1, roots: 1, stored: true, power: true, lives: true},
+	{Name: "compressed-levels", hosts: 1, roots: 3, stored: true, levels: true},
 	{Name: "levels-with-power-losses", hosts: 1, roots: 2, levels: true, power: true},
 }
 

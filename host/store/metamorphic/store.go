@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 
@@ -61,18 +62,18 @@ type Opener func(ctx context.Context, cfg store.Config, slots *staging.Slots) (S
 
 const (
 	numRanks = 2
-	// pieceBytes is the size of a piece's file: header, table, and 8,000 bytes of payload.
-	pieceBytes = 4 * pieceformat.Page
+	// pieceBytes is the size of a piece's file: header, table, and 20,000 bytes of payload.
+	pieceBytes = 7 * pieceformat.Page
 )
 
-// namespaces are those of a history: they differ in their revision. Chunks are small: 2 blocks, 2 layers, K and V,
-// pages of 1,000 bytes.
+// namespaces are those of a history: they differ in their revision. Chunks are small, and large enough to be compressed:
+// 2 blocks, 2 layers, K and V, pages of 2,500 bytes.
 var namespaces = func() (list [2]chunk.Namespace) {
 	for i := range list {
 		list[i] = chunk.Namespace{
-			Model: "test/model", Revision: fmt.Sprint(i), DType: "fp8", Engine: "test",
+			Model: "test/model", Revision: fmt.Sprint(i), DType: "bf16", Engine: "test",
 			HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: numRanks,
-			Groups: []chunk.Group{{Lookup: chunk.ByPrefix, Geometry: chunk.Uniform(2, 2, 2, 1000)}},
+			Groups: []chunk.Group{{Lookup: chunk.ByPrefix, Geometry: chunk.Uniform(2, 2, 2, 2500)}},
 		}
 	}
 	return list
@@ -196,6 +197,9 @@ func readPiece(p *store.Piece, buf []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if head.Compressed {
+		return decode(head, buf[:n])
+	}
 	data := buf[head.DataOffset:n]
 	if err := chunk.VerifyExtents(head.Plan, 0, len(head.Table), data, 0, head.Table); err != nil {
 		return nil, err
@@ -203,12 +207,30 @@ func readPiece(p *store.Piece, buf []byte) ([]byte, error) {
 	return slices.Clone(data[:head.Plan.PayloadBytes()]), nil
 }
 
-// content is the payload of a version of a piece, which begins with the version.
+// decode is the payload of a compressed piece.
+func decode(head *store.Head, file []byte) ([]byte, error) {
+	extents := head.Plan.Extents()
+	if err := head.Verify(0, len(extents), file, 0); err != nil {
+		return nil, err
+	}
+	payload := make([]byte, head.Plan.PayloadBytes())
+	for i, e := range extents {
+		from, to := head.At(i)
+		if err := head.Decode(i, payload[e.Off:][:e.Len], file[from:to]); err != nil {
+			return nil, err
+		}
+	}
+	return payload, nil
+}
+
+// content is the payload of a version of a piece, which begins with the version. That of every third key cannot be
+// compressed; the others' upper bytes take few values, as those of floats do.
 func content(of Piece, version uint64, size int64) []byte {
 	b := make([]byte, size)
 	r := rand.New(rand.NewPCG(of.Key<<16|uint64(of.Space)<<8|uint64(of.Rank), version))
+	values := [...]uint64{math.MaxUint64, 0x07ff_07ff_07ff_07ff, 0x003f_003f_003f_003f}[of.Key%3]
 	for i := 8; i+8 <= len(b); i += 8 {
-		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
+		binary.LittleEndian.PutUint64(b[i:], r.Uint64()&values)
 	}
 	binary.LittleEndian.PutUint64(b, version)
 	return b
