@@ -165,7 +165,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 				return 0, err
 			}
 			if head.Table == nil {
-				return 0, fmt.Errorf("%w: a payload that begins at %d", pieceformat.ErrUnknownFormat, head.DataOffset)
+				return 0, fmt.Errorf("%w: %d, its payload begins at %d", ErrTable, h.Extents, head.DataOffset)
 			}
 			if to, err = begin(ctx, &h); err != nil {
 				return 0, err

@@ -80,6 +80,11 @@ func newPiece(t testing.TB, r *rand.Rand) *piece {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return pieceOf(plan, r)
+}
+
+// pieceOf makes a piece of random bytes under a layout.
+func pieceOf(plan *chunk.Plan, r *rand.Rand) *piece {
 	p := &piece{b: make([]byte, pieceformat.FileBytes(plan)), plan: plan}
 	data := pieceformat.DataOffset(len(plan.Extents()), false)
 	for i := data; i < data+plan.PayloadBytes(); i++ {
@@ -88,7 +93,7 @@ func newPiece(t testing.TB, r *rand.Rand) *piece {
 	table := make([]uint64, len(plan.Extents()))
 	chunk.SumExtents(plan, 0, len(table), p.b[data:], 0, table)
 	h := pieceformat.Header{
-		Key: chunk.Key{1}, Blocks: blocks, Pieces: 1, Payload: plan.PayloadBytes(), Plan: plan.Digest(), Algorithm: chunk.XXH3,
+		Key: chunk.Key{1}, Blocks: plan.Geometry().Blocks, Pieces: 1, Payload: plan.PayloadBytes(), Plan: plan.Digest(), Algorithm: chunk.XXH3,
 		Extent: chunk.ExtentBytes, Extents: uint32(len(table)), DataOffset: data,
 		TableSum: pieceformat.PutTable(p.b[pieceformat.Page:], table),
 	}
@@ -226,6 +231,27 @@ func TestCopy(t *testing.T) {
 		if _, err := newCopier(0).Copy(t.Context(), p, begin); !errors.Is(err, chunk.ErrChecksum) || u.committed || !u.aborted {
 			t.Fatalf("seed %d: a damaged piece: %v, committed %v, aborted %v", seed, err, u.committed, u.aborted)
 		}
+	}
+}
+
+// TestCopyOfManyExtents: a piece with a table that no part holds is not copied, and not taken for a damaged one.
+func TestCopyOfManyExtents(t *testing.T) {
+	const bytes = 40_000
+	segments := make([]abi.Segment, bytes) // of one byte each
+	for i := range segments {
+		segments[i] = abi.Segment{Blocks: 1, PageOff: uint32(i), PageLen: 1}
+	}
+	plan, err := chunk.NewPlan(chunk.Uniform(1, 1, 1, bytes), segments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = newCopier(0).Copy(t.Context(), pieceOf(plan, rand.New(rand.NewPCG(1, 3))),
+		func(context.Context, *pieceformat.Header) (Target, error) {
+			t.Error("its copy was begun")
+			return &upload{}, nil
+		})
+	if !errors.Is(err, ErrTable) || pieceformat.IsDamage(err) {
+		t.Error(err)
 	}
 }
 

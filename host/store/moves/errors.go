@@ -10,4 +10,6 @@ var (
 	ErrBehind = errors.New("store: demotions of the level are behind")
 	// ErrLayout says that new pieces of the group have another layout than the entry's.
 	ErrLayout = errors.New("store: the entry has an earlier layout, which is not written any more")
+	// ErrTable says that a piece has a longer table than is copied at a time. There is nothing wrong with the piece.
+	ErrTable = errors.New("store: the piece has too many extents to be copied")
 )
