@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/codec"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -191,4 +192,28 @@ func TestCompressedPiecesAreCopied(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestPoliciesHearStoredSizes: INSERT has the size that was reserved, and the UNPIN that ends the writing what it takes.
+func TestPoliciesHearStoredSizes(t *testing.T) {
+	w := &witness{}
+	f := compressing(t, t.TempDir(), func(c *Config) { c.Policies.Evict = handle(w.module()) })
+	if err := f.storeHalf(0); err != nil {
+		t.Fatal(err)
+	}
+	r := f.store.roots[0]
+	r.Lock()
+	err := r.Evictor.Flush()
+	r.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := map[abi.Op]int64{}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, ev := range w.events {
+		size[ev.Op] = int64(ev.Size) * abi.SizeUnit
+	}
+	equal(t, "size of INSERT", size[abi.OpInsert], pieceformat.MostBytes(f.space.Plan(0)))
+	equal(t, "size of UNPIN", size[abi.OpUnpin], f.store.Stats().Roots[0].Used)
 }

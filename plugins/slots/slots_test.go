@@ -243,3 +243,19 @@ func TestHeapAgainstSorting(t *testing.T) {
 		}
 	}
 }
+
+// TestSizeOfWhatWasWritten: an entry has the size of its last UNPIN, in its list too.
+func TestSizeOfWhatWasWritten(t *testing.T) {
+	tab := table(t, 0)
+	insert(t, tab, 1, 10, 0, listA)
+	insert(t, tab, 2, 10, 0, listA)
+	tab.Pin(&abi.Event{Op: abi.OpPin, Slot: 1, Size: 10})
+	tab.Pin(&abi.Event{Op: abi.OpUnpin, Slot: 1, Size: 7})
+	if units := tab.Units(listA); units != 17 || tab.At(1).Size != 7 {
+		t.Errorf("the list has %d units, the entry %d", units, tab.At(1).Size)
+	}
+	tab.Remove(1)
+	if units := tab.Units(listA); units != 10 {
+		t.Errorf("%d units are left", units)
+	}
+}

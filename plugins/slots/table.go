@@ -107,7 +107,8 @@ func (t *Table) Insert(ev *abi.Event, l List) bool {
 	return true
 }
 
-// Pin applies an OpPin or OpUnpin. Pins nest.
+// Pin applies an OpPin or OpUnpin. Pins nest. An entry that is unpinned has the size that the event says: it was reserved
+// before it was written, and compressed then.
 func (t *Table) Pin(ev *abi.Event) {
 	if !t.Resident(ev.Slot) {
 		return
@@ -118,6 +119,10 @@ func (t *Table) Pin(ev *abi.Event) {
 		e.pins++
 	case ev.Op == abi.OpUnpin && e.pins > 0:
 		e.pins--
+	}
+	if ev.Op == abi.OpUnpin && ev.Size != e.Size && ev.Size != 0 {
+		t.sums[t.node(ev.Slot).list%maxLists].units += uint64(ev.Size) - uint64(e.Size)
+		e.Size = ev.Size
 	}
 }
 
