@@ -276,8 +276,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 // NewRegistry returns a registry with all metrics of a host, of Go and of the process.
 func NewRegistry(h Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newClientCollector(h.Server), buildInfo(h.Version),
-		newMemoryCollector(h.Server.Memory), newLimits(&h), collectors.NewGoCollector(),
+	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newCodecCollector(h.Engine),
+		newClientCollector(h.Server), buildInfo(h.Version), newMemoryCollector(h.Server.Memory), newLimits(&h), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }

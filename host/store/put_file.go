@@ -61,7 +61,9 @@ func (p *Put) Plan() *chunk.Plan { return p.class.Plan }
 // Compresses says whether the put writes version 2: extents that are stored as package codec encodes them, in the plan's
 // order and without gaps, under a head that [Put.HeadStored] writes when their lengths are known.
 func (p *Put) Compresses() bool {
-	return p.root.cfg.Compressed && p.copy == nil && p.class.Plan.PayloadBytes() >= leastCompressed
+	plan := p.class.Plan
+	return p.root.cfg.Compressed && p.copy == nil && plan.PayloadBytes() >= leastCompressed &&
+		len(plan.Extents()) <= mostExtents
 }
 
 // isStored says whether the file is of version 2, so that its size is not known before it is written.
@@ -69,8 +71,12 @@ func (p *Put) isStored() bool {
 	return p.Compresses() || p.copy != nil && p.copy.header.Version() == pieceformat.CompressedVersion
 }
 
-// leastCompressed is the least payload that is compressed: less does not save a page often enough.
-const leastCompressed = 16 << 10
+const (
+	// leastCompressed is the least payload that is compressed: less does not save a page often enough.
+	leastCompressed = 16 << 10
+	// mostExtents is the most extents of a payload that is compressed: who reads the piece has a slot of 1 MiB for its head.
+	mostExtents = 32 << 10
+)
 
 // DataOffset is where the payload starts in the file.
 func (p *Put) DataOffset() int64 {

@@ -26,9 +26,9 @@ import (
 func (t *loadTask) readDirect(r attempt) (done, suspect bool, err error) {
 	p, d := t.piece, r.choice.Direct
 	size, expected := p.Size(), p.Expected()
-	if size%4096 != 0 || size < expected.DataOffset {
+	if size%4096 != 0 || size < expected.DataOffset || expected.Compressed {
 		r.skipped()
-		return false, false, nil // left to the staged route to reject
+		return false, false, nil // left to the staged route to reject, or to decode
 	}
 	slot, err := d.Acquire(size, expected.DataOffset, len(expected.Plan.Extents()))
 	if err != nil {
@@ -80,7 +80,7 @@ func (t *loadTask) verifySlot(slot *gds.DirectSlot) (*store.Head, error) {
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	extents := head.Plan.Extents()
-	if head.Table == nil || len(extents) > len(slot.Extents) {
+	if head.Table == nil || head.Compressed || len(extents) > len(slot.Extents) {
 		return nil, errTable
 	}
 	if !sameShape(head.Plan.Geometry(), t.spec.Memory.Geometry()) {

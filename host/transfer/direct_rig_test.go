@@ -37,6 +37,7 @@ type deviceRig struct {
 	planes []*gds.Buffer
 	geo    chunk.Geometry
 	rng    *rand.Rand
+	float  bool // pages hold what compresses
 }
 
 const devicePoison = 0xa5
@@ -159,6 +160,9 @@ func (r *deviceRig) content(n, plane, block int) []byte {
 			var w [8]byte
 			binary.LittleEndian.PutUint64(w[:], seed.Uint64())
 			copy(page[i:], w[:])
+		}
+		if r.float && i%2 == 1 {
+			page[i] = 0x3c + page[i]%4
 		}
 	}
 	return page

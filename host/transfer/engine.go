@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -146,7 +147,18 @@ type Queue struct {
 }
 
 // scratch is the memory that a task needs besides its slot.
-type scratch struct{ table []uint64 }
+type scratch struct {
+	table  []uint64
+	stored []pieceformat.Stored
+}
+
+// forStored is room for as many stored extents as the table has.
+func (s *scratch) forStored() []pieceformat.Stored {
+	if cap(s.stored) < len(s.table) {
+		s.stored = make([]pieceformat.Stored, len(s.table))
+	}
+	return s.stored[:len(s.table)]
+}
 
 func (q *Queue) takeScratch(extents int) *scratch {
 	s, _ := q.scratch.Get().(*scratch)

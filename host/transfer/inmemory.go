@@ -72,7 +72,7 @@ func (r *pieceReader) useMemory() (*store.Head, error) {
 	}
 	first := segments[0][:min(int64(len(segments[0])), size)]
 	head, err := r.judge(r.piece.Verify(first))
-	if err == nil && head.Table == nil { // its memory is in pieces
+	if err == nil && (head.Table == nil || head.Compressed) { // its memory is in pieces, or it has no page bytes
 		return nil, nil
 	}
 	if err == nil && head.DataOffset+head.Plan.PayloadBytes() > size {

@@ -313,7 +313,7 @@ func TestMemoryUnderEviction(t *testing.T) {
 				l.Release()
 				for plane := range geo.Planes {
 					for i, id := range blocks {
-						fillPage(b.page(plane, id), key(n), plane, i)
+						b.fill(b.page(plane, id), key(n), plane, i)
 					}
 				}
 				p, err := b.store.Put(context.Background(), store.PutRequest{Namespace: b.space, Key: key(n), Ranks: 1})

@@ -229,6 +229,9 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 			return 0, nil, err
 		}
 		r.buf = e.ioBuffer(r.memory, r.slot, c.piece.File(), 0)
+		if c.head.Compressed {
+			r.divide()
+		}
 		return 0, nil, nil
 	}
 	defer func() { c.failed = err }()
@@ -268,11 +271,11 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 		return 0, nil, err
 	}
 	c.head = head
-	run, extents := t.runsOf(head.Plan)[t.step][0], head.Plan.Extents()
+	run := t.runsOf(head.Plan)[t.step][0]
 	if run.lo > 0 {
 		return 0, nil, nil
 	}
-	for done < run.hi && head.DataOffset+end(extents[done]) <= have {
+	for done < run.hi && endInFile(head, done) <= have {
 		done++
 	}
 	if done == 0 {
@@ -284,11 +287,11 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 // readRun reads extents [lo, hi), one buffer at a time, and delivers them. It returns the delivery of the last
 // buffer.
 func (r *pieceReader) readRun(head *store.Head, lo, hi int) (last func() error, err error) {
-	extents := head.Plan.Extents()
 	for lo < hi {
-		start := (head.DataOffset + extents[lo].Off) &^ 4095
+		start, _ := head.At(lo)
+		start &^= 4095
 		base := start - head.DataOffset
-		stop := func(x int) int64 { return (head.DataOffset + end(extents[x]) + 4095) &^ 4095 }
+		stop := func(x int) int64 { return (endInFile(head, x) + 4095) &^ 4095 }
 		mid := lo + 1
 		for mid < hi && stop(mid)-start <= int64(len(r.buf)) {
 			mid++

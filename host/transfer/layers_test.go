@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,7 +48,7 @@ func (b *bench) wanted(chunk, plane, block int) []byte {
 	want := b.pageBytes[at]
 	if want == nil {
 		want = make([]byte, b.geo.Planes[plane].PageBytes)
-		fillPage(want, key(chunk), plane, block)
+		b.fill(want, key(chunk), plane, block)
 		b.pageBytes[at] = want
 	}
 	return want
@@ -64,20 +65,27 @@ func (b *bench) layerIDs() (list []uint32) {
 
 // Layers land in the order asked for, each whole when it is told of, whatever the geometry and the layout.
 func TestLayersLandInOrder(t *testing.T) {
-	layouts := map[string]func(*store.Config){
-		"layer major": func(*store.Config) {},
-		"block major": func(c *store.Config) {
-			c.Policies.Layout = native("blockmajor", abi.RoleLayout, blockmajor.New)
+	blockMajor := func(c *store.Config) { c.Policies.Layout = native("blockmajor", abi.RoleLayout, blockmajor.New) }
+	type maker = func(t testing.TB, geo chunk.Geometry, blocks uint32) *bench
+	layouts := map[string]maker{
+		"layer major": func(t testing.TB, geo chunk.Geometry, blocks uint32) *bench { return newBench(t, geo, blocks) },
+		"block major": func(t testing.TB, geo chunk.Geometry, blocks uint32) *bench {
+			return newBench(t, geo, blocks, blockMajor)
+		},
+		"compressed": func(t testing.TB, geo chunk.Geometry, blocks uint32) *bench { return newCompressed(t, geo, blocks) },
+		"block major, compressed": func(t testing.TB, geo chunk.Geometry, blocks uint32) *bench {
+			return newCompressed(t, geo, blocks, blockMajor)
 		},
 	}
-	for layout, set := range layouts {
+	for layout, open := range layouts {
 		for name, geo := range geometries {
-			if layout == "block major" && geo.PageBytes() > 1<<20 {
+			if most := int64(1 << 20); strings.HasPrefix(layout, "block major") && geo.PageBytes() > most ||
+				layout == "compressed" && geo.PageBytes() > 4*most {
 				continue // the smaller ones have all its cases
 			}
 			t.Run(layout+"/"+name, func(t *testing.T) {
 				const chunks = 9 // more than the threads: two steps at a time are under way
-				b := newBench(t, geo, geo.Blocks*chunks, set)
+				b := open(t, geo, geo.Blocks*chunks)
 				b.storeChunks(chunks)
 				for _, reverse := range []bool{false, true} {
 					order := b.layerIDs()

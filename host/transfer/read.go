@@ -211,6 +211,7 @@ type pieceReader struct {
 	ids    []uint32
 	slot   []byte
 	buf    []byte // the part of the slot in use
+	pages  []byte // the part for page bytes of a compressed piece
 
 	segments staging.Segments // of a file in memory, which needs no slot
 }
@@ -228,9 +229,9 @@ func (r *pieceReader) read() (last func() error, err error) {
 	extents := head.Plan.Extents()
 	start := int64(0)
 	for lo := 0; lo < len(extents); {
-		base := start - head.DataOffset // payload offset of buf[0]; negative while the header is in it
+		base := start - head.DataOffset // offset of buf[0] in what follows the head; negative while the header is in it
 		hi := lo
-		for hi < len(extents) && end(extents[hi])-base <= have {
+		for hi < len(extents) && endInFile(head, hi) <= start+have {
 			hi++
 		}
 		if hi == len(extents) {
@@ -242,7 +243,8 @@ func (r *pieceReader) read() (last func() error, err error) {
 			}
 			lo = hi
 		}
-		keep := (head.DataOffset + extents[lo].Off) &^ 4095
+		keep, _ := head.At(lo)
+		keep &^= 4095
 		if keep < start || keep > start+have {
 			keep = start + have
 		}
@@ -256,11 +258,19 @@ func (r *pieceReader) read() (last func() error, err error) {
 	return nil, nil
 }
 
+func endInFile(head *store.Head, extent int) int64 {
+	_, end := head.At(extent)
+	return end
+}
+
 // begin reads the first bytes of the file, at most first and as many as buf holds, and verifies its head.
 func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err error) {
 	size := r.piece.Size()
 	if size%4096 != 0 || size < 4096 {
 		return nil, 0, fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
+	}
+	if r.piece.Expected().Compressed {
+		r.divide()
 	}
 	if have, err = r.fill(0, 0, min(size, first)); err != nil {
 		return nil, 0, err
@@ -280,6 +290,10 @@ func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err erro
 	}
 	if err != nil {
 		return nil, 0, err
+	}
+	if head.Compressed {
+		r.divide()
+		have = min(have, int64(len(r.buf)))
 	}
 	return head, have, nil
 }
@@ -313,6 +327,9 @@ func (r *pieceReader) fill(at, off, size int64) (int64, error) {
 
 // scatter verifies and delivers extents [lo, hi), inside the fence.
 func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
+	if head.Compressed {
+		return r.scatterCompressed(head, lo, hi, base)
+	}
 	return r.scatterFrom(r.buf, head, lo, hi, base)
 }
 

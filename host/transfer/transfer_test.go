@@ -33,6 +33,7 @@ type bench struct {
 	planes [][]byte
 	geo    chunk.Geometry
 	rng    *rand.Rand
+	fill   func(page []byte, key chunk.Key, plane, block int) // writes what the pages must hold
 
 	pageBytes map[[3]int][]byte // see wanted
 }
@@ -42,7 +43,7 @@ const poison = 0xa5
 func newBench(t testing.TB, geo chunk.Geometry, blocks uint32, change ...func(*store.Config)) *bench {
 	t.Helper()
 	b := &bench{t: t, fs: faultfs.New(staging.OS()), root: filepath.Join(t.TempDir(), "root"), geo: geo,
-		rng: rand.New(rand.NewPCG(1, 2))}
+		rng: rand.New(rand.NewPCG(1, 2)), fill: fillPage}
 	b.config = store.Config{Roots: []store.RootConfig{{Path: b.root, Capacity: 1 << 30}}, FS: b.fs}
 	for _, c := range change {
 		c(&b.config)
@@ -141,7 +142,7 @@ func (b *bench) put(n int, ids []uint32) transfer.StoreChunk {
 	b.t.Helper()
 	for plane := range b.geo.Planes {
 		for i, id := range ids {
-			fillPage(b.page(plane, id), key(n), plane, i)
+			b.fill(b.page(plane, id), key(n), plane, i)
 		}
 	}
 	parent := chunk.Root
@@ -197,7 +198,7 @@ func (b *bench) checkPages(n int, ids []uint32) error {
 				continue
 			}
 			want := make([]byte, b.geo.Planes[plane].PageBytes)
-			fillPage(want, key(n), plane, i)
+			b.fill(want, key(n), plane, i)
 			if !bytes.Equal(b.page(plane, id), want) {
 				return fmt.Errorf("chunk %d plane %d block %d (id %d) differs", n, plane, i, id)
 			}
@@ -212,7 +213,7 @@ func (b *bench) checkRightSoFar(n int, ids []uint32) error {
 	for plane := range b.geo.Planes {
 		for i, id := range ids {
 			want := make([]byte, b.geo.Planes[plane].PageBytes)
-			fillPage(want, key(n), plane, i)
+			b.fill(want, key(n), plane, i)
 			for at, c := range b.page(plane, id) {
 				if c != want[at] && c != poison {
 					return fmt.Errorf("chunk %d plane %d block %d byte %d holds a wrong byte", n, plane, i, at)
@@ -267,44 +268,47 @@ var geometries = map[string]chunk.Geometry{
 
 func TestRoundTrip(t *testing.T) {
 	for name, geo := range geometries {
-		t.Run(name, func(t *testing.T) {
-			const chunks = 3
-			b := newBench(t, geo, geo.Blocks*chunks+3)
-			b.poison()
-			ids := b.shuffled(int(geo.Blocks) * chunks)
-			var stores []transfer.StoreChunk
-			for n := range chunks {
-				stores = append(stores, b.put(n, ids[n*int(geo.Blocks):(n+1)*int(geo.Blocks)]))
-			}
-			read, published := b.storeAll(stores...)
-			if len(read.Failed)+len(published.Failed) > 0 || published.Bytes != chunks*geo.PageBytes() {
-				t.Fatalf("store: %+v, %+v", read, published)
-			}
-			b.poison()
-			l := b.lease(0, 1, 2)
-			defer l.Release()
-			if l.Hits() != chunks {
-				t.Fatalf("%d hits", l.Hits())
-			}
-			ids = b.shuffled(int(geo.Blocks) * chunks)
-			var loads []transfer.LoadChunk
-			for n := range chunks {
-				loads = append(loads, transfer.LoadChunk{Index: n,
-					Blocks: ids[n*int(geo.Blocks) : (n+1)*int(geo.Blocks)]})
-			}
-			out := b.load(l, loads, nil)
-			if len(out.Failed) > 0 || out.Bytes != chunks*geo.PageBytes() {
-				t.Fatalf("load: %+v", out)
-			}
-			for n, c := range loads {
-				if err := b.checkPages(n, c.Blocks); err != nil {
-					t.Error(err)
-				}
-			}
-			if err := b.checkBetween(); err != nil {
-				t.Error(err)
-			}
-		})
+		t.Run(name, func(t *testing.T) { roundTrip(t, newBench(t, geo, geo.Blocks*3+3)) })
+		t.Run(name+", compressed", func(t *testing.T) { roundTrip(t, newCompressed(t, geo, geo.Blocks*3+3)) })
+	}
+}
+
+func roundTrip(t *testing.T, b *bench) {
+	const chunks = 3
+	geo := b.geo
+	b.poison()
+	ids := b.shuffled(int(geo.Blocks) * chunks)
+	var stores []transfer.StoreChunk
+	for n := range chunks {
+		stores = append(stores, b.put(n, ids[n*int(geo.Blocks):(n+1)*int(geo.Blocks)]))
+	}
+	read, published := b.storeAll(stores...)
+	if len(read.Failed)+len(published.Failed) > 0 || published.Bytes != chunks*geo.PageBytes() {
+		t.Fatalf("store: %+v, %+v", read, published)
+	}
+	b.poison()
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	if l.Hits() != chunks {
+		t.Fatalf("%d hits", l.Hits())
+	}
+	ids = b.shuffled(int(geo.Blocks) * chunks)
+	var loads []transfer.LoadChunk
+	for n := range chunks {
+		loads = append(loads, transfer.LoadChunk{Index: n,
+			Blocks: ids[n*int(geo.Blocks) : (n+1)*int(geo.Blocks)]})
+	}
+	out := b.load(l, loads, nil)
+	if len(out.Failed) > 0 || out.Bytes != chunks*geo.PageBytes() {
+		t.Fatalf("load: %+v", out)
+	}
+	for n, c := range loads {
+		if err := b.checkPages(n, c.Blocks); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := b.checkBetween(); err != nil {
+		t.Error(err)
 	}
 }
 

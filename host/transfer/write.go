@@ -78,21 +78,22 @@ type storeTask struct {
 	index  int
 	paths  *Paths
 	span   span
+	size   int64 // of the file
 }
 
 func (t *storeTask) run() {
 	put, e := t.chunk.Put, t.queue.engine
 	err := errPanicked // until the task has run to its end
-	t.span = t.queue.startSpan(put.Root(), staging.Write, t.paths)
+	t.span, t.size = t.queue.startSpan(put.Root(), staging.Write, t.paths), put.FileBytes()
 	defer func() {
-		t.span.finish(put.FileBytes(), err)
+		t.span.finish(t.size, err)
 		if err != nil {
 			put.Abort(err)
 			t.fence.settle(t.index, err, 0)
 			t.fence.fail(t.index, err)
 			e.stats.storeErrors.Add(1)
 		} else {
-			e.stats.stored(put)
+			e.stats.stored(t.size)
 		}
 		t.fence.taskDone()
 	}()
@@ -122,20 +123,10 @@ func (t *storeTask) writePiece() (err error) {
 	if err != nil {
 		return err
 	}
-	memory, err := memoryOf(f, put.FileBytes(), put.DataOffset())
-	if err != nil {
-		return err
-	}
-	if memory != nil {
-		t.span.setRoute(byMemory)
-		return t.writeMemory(memory)
-	}
-	if r := q.engine.direct(t.memory, put.Root()); r.route != nil {
-		t.span.setRoute(byCuFile)
-		if done, err := t.writeDirect(r, f); done {
+	if !put.Compresses() {
+		if done, err := t.writeUnstaged(f); done {
 			return err
 		}
-		t.span.setRoute(byStaging)
 	}
 	slot, err := q.engine.slots.Acquire(q.engine.ctx)
 	if err != nil {
@@ -145,11 +136,38 @@ func (t *storeTask) writePiece() (err error) {
 	scratch := q.takeScratch(len(plan.Extents()))
 	defer q.scratch.Put(scratch)
 	w := &pieceWriter{task: t, plan: plan, table: scratch.table, file: f}
+	if put.Compresses() {
+		t.size, err = w.compressed(slot.Bytes(), scratch.forStored())
+		return err
+	}
 	w.buf = q.engine.ioBuffer(t.memory, slot.Bytes(), f, put.DataOffset())
 	if put.FileBytes() <= int64(len(w.buf)) {
 		return w.whole()
 	}
 	return w.parts()
+}
+
+// writeUnstaged writes a piece into memory, or by the direct route. When done, err is the result; otherwise the piece is to
+// be staged.
+func (t *storeTask) writeUnstaged(f staging.File) (done bool, err error) {
+	put := t.chunk.Put
+	memory, err := memoryOf(f, put.FileBytes(), put.DataOffset())
+	if err != nil {
+		return true, err
+	}
+	if memory != nil {
+		t.span.setRoute(byMemory)
+		return true, t.writeMemory(memory)
+	}
+	r := t.queue.engine.direct(t.memory, put.Root())
+	if r.route == nil {
+		return false, nil
+	}
+	t.span.setRoute(byCuFile)
+	if done, err = t.writeDirect(r, f); !done {
+		t.span.setRoute(byStaging)
+	}
+	return done, err
 }
 
 // cachedIOBytes is how much of a file that lives in the page cache is moved at a time: little enough that the second

@@ -1,0 +1,303 @@
+package host_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io/fs"
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/hosttest"
+)
+
+// compressionRank is one of two ranks of an engine whose cache is bf16: a session, and its pages.
+type compressionRank struct {
+	t       *testing.T
+	session *client.Session
+	arena   *client.Arena
+	rank    int
+}
+
+const (
+	ranks       = 2
+	blocks      = 4 // of a chunk
+	layers      = 4
+	planeCount  = 2 * layers
+	pageBytes   = 16 << 10
+	pageStride  = pageBytes + 64 // a copy that runs over is seen
+	arenaBlocks = 16
+	chunkBytes  = ranks * blocks * planeCount * pageBytes
+)
+
+func dialRank(t *testing.T, h *host.Host, rank int) *compressionRank {
+	t.Helper()
+	ctx := context.Background()
+	s, err := client.Dial(ctx, client.Hello{
+		Socket: h.Socket(), Engine: "e", Role: "worker", Rank: uint32(rank), LocalRanks: ranks,
+		Namespace: chunk.Namespace{Model: "m", DType: "bfloat16", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: ranks,
+			Groups: []chunk.Group{{Geometry: chunk.Uniform(blocks, layers, 2, pageBytes)}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	r := &compressionRank{t: t, session: s, rank: rank}
+	if r.arena, err = s.NewArena(planeCount * arenaBlocks * pageStride); err != nil {
+		t.Fatal(err)
+	}
+	var planes []client.PlaneRegion
+	for p := range planeCount {
+		planes = append(planes, client.PlaneRegion{Offset: int64(p * arenaBlocks * pageStride), Stride: pageStride,
+			Blocks: arenaBlocks})
+	}
+	if _, err := s.Register(ctx, 0, r.arena, planes); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// page is the memory of a page and of what follows it.
+func (r *compressionRank) page(plane int, id uint32) []byte {
+	return r.arena.Bytes()[(plane*arenaBlocks+int(id))*pageStride:][:pageStride]
+}
+
+func (r *compressionRank) poison() {
+	for i := range r.arena.Bytes() {
+		r.arena.Bytes()[i] = 0xa5
+	}
+}
+
+// values is what a page holds: a normal distribution's values in bf16, which follow from where they belong.
+func values(n, rank, plane, block int) []byte {
+	page := make([]byte, pageBytes)
+	random := rand.New(rand.NewPCG(uint64(n)<<32|uint64(rank), uint64(plane)<<32|uint64(block)))
+	for i := 0; i < pageBytes; i += 2 {
+		binary.LittleEndian.PutUint16(page[i:], uint16(math.Float32bits(float32(random.NormFloat64()))>>16))
+	}
+	return page
+}
+
+func compressionKey(n int) (k chunk.Key) {
+	binary.LittleEndian.PutUint64(k[:], uint64(n)+1)
+	k[31] = 9
+	return k
+}
+
+// ids are a chunk's blocks, in any order.
+func ids(random *rand.Rand) (list []uint32) {
+	for _, id := range random.Perm(arenaBlocks)[:blocks] {
+		list = append(list, uint32(id))
+	}
+	return list
+}
+
+func (r *compressionRank) store(n int, random *rand.Rand) {
+	r.t.Helper()
+	ctx, at := context.Background(), ids(random)
+	r.poison()
+	for plane := range planeCount {
+		for b, id := range at {
+			copy(r.page(plane, id), values(n, r.rank, plane, b))
+		}
+	}
+	job, err := r.session.Store(ctx, uint32(n), 0, []client.StoreChunk{{Key: compressionKey(n), Blocks: at}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if o, err := job.Published(ctx); err != nil || o.Bytes != chunkBytes/ranks {
+		r.t.Fatalf("chunk %d: %+v, %v", n, o, err)
+	}
+}
+
+// load says whether the chunk is there, and brings it, whole or layer-wise. Every byte must be right: of the pages, and
+// of all that no page of the chunk is.
+func (r *compressionRank) load(n int, layerwise bool, random *rand.Rand) bool {
+	r.t.Helper()
+	ctx, at := context.Background(), ids(random)
+	l, err := r.session.Lookup(ctx, client.LookupRequest{Request: uint32(n), Keys: []chunk.Key{compressionKey(n)}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if l.Hits() == 0 {
+		return false
+	}
+	r.poison()
+	options, landed := client.LoadOptions{}, 0
+	if layerwise {
+		options.Layers = func(uint32, []int) { landed++ }
+	}
+	job, err := r.session.Load(ctx, l, []client.LoadChunk{{Blocks: at}}, options)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if o, err := job.Wait(ctx); err != nil || len(o.Failed) > 0 {
+		r.t.Fatalf("chunk %d: %+v, %v", n, o, err)
+	}
+	if layerwise && landed != layers {
+		r.t.Errorf("chunk %d: %d layers landed, want %d", n, landed, layers)
+	}
+	blank := bytes.Repeat([]byte{0xa5}, pageStride)
+	for plane := range planeCount {
+		for id := range uint32(arenaBlocks) {
+			want := blank
+			for b, of := range at {
+				if of == id {
+					want = append(values(n, r.rank, plane, b), blank[pageBytes:]...)
+				}
+			}
+			if !bytes.Equal(r.page(plane, id), want) {
+				r.t.Fatalf("chunk %d rank %d plane %d: page %d differs", n, r.rank, plane, id)
+			}
+		}
+	}
+	return true
+}
+
+// diskUsage is what the files below a root take, as du counts it, but for the store's own, which no capacity bounds.
+func diskUsage(t *testing.T, dir string) (sum int64) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && filepath.Dir(path) == dir && strings.HasPrefix(d.Name(), ".kvhost") {
+			return filepath.SkipDir
+		}
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			sum += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sum
+}
+
+// metric reads one series.
+func metric(t *testing.T, h *host.Host, series string) (v float64) {
+	t.Helper()
+	for line := range strings.Lines(get(t, h, "/metrics")) {
+		if rest, ok := strings.CutPrefix(line, series+" "); ok {
+			if _, err := fmt.Sscan(rest, &v); err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+	}
+	t.Fatalf("/metrics lacks %s", series)
+	return 0
+}
+
+// A host that compresses holds more than its capacity in page bytes, never takes more than it on the disk, and gives every
+// byte back, whole and layer-wise, after evictions, after a restart, and when compression is off again.
+func TestCompressionEndToEnd(t *testing.T) {
+	c := configuration(t)
+	root := c.Roots[0].Path
+	const capacity = 24 << 20
+	c.Roots[0].Capacity = capacity
+	c.Store.Compression = config.CompressionHuffman
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	session := func() (h *host.Host, two []*compressionRank, stop func()) {
+		h, end := hosttest.Start(t, c)
+		for rank := range ranks {
+			two = append(two, dialRank(t, h, rank))
+		}
+		return h, two, func() {
+			for _, r := range two {
+				r.session.Close()
+			}
+			end()
+		}
+	}
+	const chunks = 48
+	// loadAll loads what is there of all chunks, and says how many are.
+	loadAll := func(two []*compressionRank) (there int) {
+		for n := range chunks {
+			found := two[0].load(n, n%2 == 0, random)
+			if two[1].load(n, n%2 == 1, random) != found {
+				t.Errorf("chunk %d is there for one rank alone", n)
+			}
+			if found {
+				there++
+			}
+		}
+		return there
+	}
+
+	h, two, stop := session()
+	for n := range chunks {
+		for _, r := range two {
+			r.store(n, random)
+		}
+		if used := diskUsage(t, root); used > capacity {
+			t.Fatalf("chunk %d: the root takes %d bytes of %d", n, used, capacity)
+		}
+	}
+	there := loadAll(two)
+	if there*chunkBytes <= capacity || there >= chunks {
+		t.Errorf("%d chunks of %d bytes are there after %d stores in %d bytes", there, chunkBytes, chunks, capacity)
+	}
+	used := metric(t, h, `kvhost_root_used_bytes{root="`+root+`"}`)
+	if ratio := float64(there*chunkBytes) / used; ratio < 1.3 {
+		t.Errorf("%d chunks of %d bytes take %.0f: ratio %.3f, want 1.3", there, chunkBytes, used, ratio)
+	} else {
+		t.Logf("ratio %.3f by the account", ratio)
+	}
+	for _, way := range []string{"store", "load"} {
+		label := `{direction="` + way + `"}`
+		ratio := metric(t, h, "kvhost_codec_page_bytes_total"+label) / metric(t, h, "kvhost_codec_stored_bytes_total"+label)
+		if ratio < 1.3 || metric(t, h, "kvhost_codec_seconds_total"+label) <= 0 {
+			t.Errorf("%s: ratio %.3f by the metrics, want 1.3", way, ratio)
+		}
+	}
+	stop()
+
+	_, two, stop = session()
+	if got := loadAll(two); got != there {
+		t.Errorf("%d chunks after a restart, there were %d", got, there)
+	}
+	stop()
+
+	c.Store.Compression = config.CompressionOff
+	h, two, stop = session()
+	defer stop()
+	if got := loadAll(two); got != there {
+		t.Errorf("%d chunks with compression off, there were %d", got, there)
+	}
+	for n := range chunks / 4 { // beside what is compressed, and in its place
+		for _, r := range two {
+			r.store(chunks+n, random)
+		}
+		if used := diskUsage(t, root); used > capacity {
+			t.Fatalf("the root takes %d bytes of %d", used, capacity)
+		}
+	}
+	for n := range chunks / 4 {
+		for _, r := range two {
+			if !r.load(chunks+n, n%2 == 0, random) {
+				t.Errorf("chunk %d is gone", chunks+n)
+			}
+		}
+	}
+	if pages := metric(t, h, `kvhost_codec_page_bytes_total{direction="store"}`); pages != 0 {
+		t.Errorf("%.0f bytes were compressed with compression off", pages)
+	}
+	if damaged := metric(t, h, `kvhost_root_damaged_total{root="`+root+`"}`); damaged != 0 {
+		t.Errorf("%.0f files were damaged", damaged)
+	}
+}
