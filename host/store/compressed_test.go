@@ -217,3 +217,15 @@ func TestPoliciesHearStoredSizes(t *testing.T) {
 	equal(t, "size of INSERT", size[abi.OpInsert], pieceformat.MostBytes(f.space.Plan(0)))
 	equal(t, "size of UNPIN", size[abi.OpUnpin], f.store.Stats().Roots[0].Used)
 }
+
+// TestDailyWritesAreWhatIsWritten: the daily budget counts what compressed pieces take.
+func TestDailyWritesAreWhatIsWritten(t *testing.T) {
+	f := compressing(t, t.TempDir(), func(c *Config) { c.Roots[0].DailyWrites = 1 << 40 })
+	for n := range uint64(2) {
+		if err := f.storeHalf(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := f.store.roots[0]
+	equal(t, "bytes written today", r.budget.Spent(), r.Account.Used())
+}

@@ -145,6 +145,7 @@ func (p *Put) enter(info staging.Info) error {
 	r := p.root
 	p.removeTemp()
 	p.giveBack()
+	r.budget.Saved(p.class.FileBytes() - p.size)
 	r.Lock()
 	if e := r.Index.At(p.mark.Slot); e.Is(index.Evicting) || p.copy != nil && p.copy.entry.Gone() {
 		forgotten := e.Is(index.Detached) // with all else; the file is found again

@@ -143,6 +143,18 @@ func (b *Budget) Refund(c *Charge) {
 	*c = Charge{}
 }
 
+// Saved gives back what was charged for a piece and not written, because it was compressed. What was charged before
+// midnight is given back to the next day.
+func (b *Budget) Saved(bytes int64) {
+	if bytes <= 0 || b.daily.Load() == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.turn()
+	b.spent = max(0, b.spent-bytes)
+}
+
 // again says whether a fingerprint asked before, and notes it. The caller holds b.mu.
 func (b *Budget) again(fingerprint uint64) bool {
 	if b.seen == nil {
