@@ -68,6 +68,7 @@ roots.`,
 	f.StringVar(&r.pageBytes, "page-bytes", "", "size of a page (default: 16KiB, or the chunk if that is smaller)")
 	f.IntVar(&r.options.Shape.Layers, "layers", 0,
 		"layers of a chunk's pages (default: 2, or 1 when the number of pages is odd)")
+	f.StringVar(&r.options.Shape.DType, "dtype", replay.Bytes, "content of pages: u8 (any bytes), or bfloat16, which can be compressed")
 	f.StringVar(&r.memory, "memory", "128MiB",
 		"memory for the pages of each session; longer requests are replayed in parts")
 	f.IntVar(&r.options.Limit, "limit", 0, "requests to replay (default: all)")
@@ -90,8 +91,7 @@ func (r *replayFlags) run(ctx context.Context) error {
 	context.AfterFunc(ctx, stop) // a second signal kills
 	r.options.Socket = loaded.Config.Socket
 	if r.embedded {
-		r.options.Start = func(ctx context.Context) (string, func() error,
-			error) {
+		r.options.Start = func(ctx context.Context) (string, func() error, error) {
 			return r.embed(ctx, &loaded.Config)
 		}
 	}

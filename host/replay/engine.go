@@ -34,6 +34,10 @@ func dial(ctx context.Context, o *Options, name string) (*engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	filling, err := o.Shape.content()
+	if err != nil {
+		return nil, err
+	}
 	g := ns.Groups[0].Geometry
 	e := &engine{tally: newTally(), window: int(max(1, min(o.Memory/int64(ns.Ranks())/g.PageBytes(), 1<<20)))}
 	for r := range uint32(ns.Ranks()) {
@@ -55,7 +59,7 @@ func dial(ctx context.Context, o *Options, name string) (*engine, error) {
 		}
 	}
 	for r, x := range e.ranks {
-		p, err := newPages(x.session, uint32(r), g, e.window)
+		p, err := newPages(x.session, uint32(r), g, filling, e.window)
 		if err == nil {
 			x.pages = p
 			err = p.register(ctx, x.session)

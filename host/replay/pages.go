@@ -14,15 +14,23 @@ type pages struct {
 	geometry chunk.Geometry
 	arena    *client.Arena
 	regions  []client.PlaneRegion
+	content  content
 	order    []uint32 // all block ids, shuffled as they are drawn
 	rng      uint64
+}
+
+// content is what pages have: it follows from a page's seed alone.
+type content interface {
+	fill(page []byte, seed uint64)
+	// mismatches counts the bytes that differ from what fill wrote.
+	mismatches(page []byte, seed uint64) int64
 }
 
 const pageAlign = 4096
 
 // newPages allocates pages for the chunks and one more, so that a draw has a choice.
-func newPages(s *client.Session, rank uint32, g chunk.Geometry, chunks int) (*pages, error) {
-	p := &pages{rank: rank, geometry: g, rng: uint64(rank) + 1}
+func newPages(s *client.Session, rank uint32, g chunk.Geometry, c content, chunks int) (*pages, error) {
+	p := &pages{rank: rank, geometry: g, content: c, rng: uint64(rank) + 1}
 	blocks := uint32(chunks+1) * g.Blocks
 	var size int64
 	for _, plane := range g.Planes {
@@ -74,7 +82,7 @@ func (p *pages) page(plane int, block uint32) []byte {
 func (p *pages) fill(key *chunk.Key, blocks []uint32) {
 	for plane := range p.geometry.Planes {
 		for i, b := range blocks {
-			fill(p.page(plane, b), pageSeed(key, p.rank, p.geometry.Planes[plane], uint32(i)))
+			p.content.fill(p.page(plane, b), pageSeed(key, p.rank, p.geometry.Planes[plane], uint32(i)))
 		}
 	}
 }
@@ -92,7 +100,7 @@ func (p *pages) check(key *chunk.Key, blocks []uint32) int64 {
 	var wrong int64
 	for plane := range p.geometry.Planes {
 		for i, b := range blocks {
-			wrong += mismatches(p.page(plane, b), pageSeed(key, p.rank, p.geometry.Planes[plane], uint32(i)))
+			wrong += p.content.mismatches(p.page(plane, b), pageSeed(key, p.rank, p.geometry.Planes[plane], uint32(i)))
 		}
 	}
 	return wrong

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"math"
 	"math/bits"
 	"testing"
 
@@ -9,23 +10,43 @@ import (
 
 // A wrong byte anywhere is counted, once.
 func TestMismatchesCountsBytes(t *testing.T) {
-	for _, size := range []int{1, 7, 8, 31, 32, 33, 100, 4096, 4099} {
-		page := make([]byte, size)
-		fill(page, 12345)
-		if got := mismatches(page, 12345); got != 0 {
-			t.Fatalf("size %d: %d mismatches in what was filled", size, got)
-		}
-		for i := range page {
-			page[i] ^= 1 << (i % 8)
-			if got := mismatches(page, 12345); got != 1 {
-				t.Fatalf("size %d: byte %d is wrong, %d mismatches", size, i, got)
+	for _, c := range []content{uniformPages{}, normalPages{normalValues()}} {
+		for _, size := range []int{1, 7, 8, 31, 32, 33, 100, 4096, 4099} {
+			page := make([]byte, size)
+			c.fill(page, 12345)
+			if got := c.mismatches(page, 12345); got != 0 {
+				t.Fatalf("%T, size %d: %d mismatches in what was filled", c, size, got)
 			}
-			page[i] ^= 1 << (i % 8)
+			for i := range page {
+				page[i] ^= 1 << (i % 8)
+				if got := c.mismatches(page, 12345); got != 1 {
+					t.Fatalf("%T, size %d: byte %d is wrong, %d mismatches", c, size, i, got)
+				}
+				page[i] ^= 1 << (i % 8)
+			}
+			poisonPage(page)
+			if got := c.mismatches(page, 12345); got < int64(size)*9/10 {
+				t.Errorf("%T, size %d: poison has only %d mismatches", c, size, got)
+			}
 		}
-		poisonPage(page)
-		if got := mismatches(page, 12345); got < int64(size)*9/10 {
-			t.Errorf("size %d: poison has only %d mismatches", size, got)
+	}
+}
+
+// The values are those of a normal distribution: their mean, variance and share within one deviation.
+func TestNormalPages(t *testing.T) {
+	page := make([]byte, 1<<20)
+	normalPages{normalValues()}.fill(page, 7)
+	var sum, squares, within float64
+	n := float64(len(page) / 2)
+	for i := 0; i < len(page); i += 2 {
+		v := float64(math.Float32frombits(uint32(page[i])<<16 | uint32(page[i+1])<<24))
+		sum, squares = sum+v, squares+v*v
+		if math.Abs(v) < 1 {
+			within++
 		}
+	}
+	if mean, variance := sum/n, squares/n; math.Abs(mean) > 0.01 || math.Abs(variance-1) > 0.01 || math.Abs(within/n-0.6827) > 0.01 {
+		t.Errorf("mean %.4f, variance %.4f, %.4f within one deviation", mean, variance, within/n)
 	}
 }
 

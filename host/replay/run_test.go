@@ -98,6 +98,32 @@ func TestHitsAreTheTextbooks(t *testing.T) {
 	}
 }
 
+// TestCompressedChunks: the same bytes of disk have more hits when bfloat16 is compressed, and what cannot be compressed has
+// as many as before.
+func TestCompressedChunks(t *testing.T) {
+	requests := mixture(t, 120)
+	path := write(t, requests)
+	hits := func(dtype, compression string) int64 {
+		shape := replay.Shape{Ranks: 1, ChunkBytes: 64 << 10, DType: dtype}
+		socket, _ := start(t, t.TempDir(), 300*entryBytes(t, shape), func(c *config.Config) { c.Store.Compression = compression })
+		return play(t, replay.Options{Trace: path, Socket: socket, Shape: shape}).Hits
+	}
+	plain, _ := textbook(requests, 300)
+	more, _ := textbook(requests, 300*13/10)
+	if more <= plain {
+		t.Fatalf("the trace has %d hits in 300 chunks and %d in 390", plain, more)
+	}
+	if n := hits(replay.BFloat16, config.CompressionOff); n != plain {
+		t.Errorf("%d hits without compression, the textbook has %d", n, plain)
+	}
+	if n := hits(replay.Bytes, config.CompressionHuffman); n != plain {
+		t.Errorf("%d hits of what cannot be compressed, the textbook has %d", n, plain)
+	}
+	if n := hits(replay.BFloat16, config.CompressionHuffman); n < more {
+		t.Errorf("%d hits of compressed chunks, the textbook has %d in 1.3 times the capacity", n, more)
+	}
+}
+
 // N chunks fit a capacity of N entries, and one more does not.
 func TestCapacityInChunksIsExact(t *testing.T) {
 	for _, shape := range []replay.Shape{

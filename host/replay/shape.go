@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -16,6 +17,24 @@ type Shape struct {
 	ChunkBytes int64 // page bytes of one chunk in one rank
 	PageBytes  int64 // 0: 16 KiB, or the whole chunk when that is smaller
 	Layers     int   // 0: two when the chunk has an even number of pages, else one
+	// DType is what the pages have: Bytes, of all values alike, or BFloat16, values of a normal distribution. Empty: Bytes.
+	DType string
+}
+
+// Contents of pages.
+const (
+	Bytes    = "u8"
+	BFloat16 = "bfloat16"
+)
+
+func (s Shape) content() (content, error) {
+	switch s.DType {
+	case "", Bytes:
+		return uniformPages{}, nil
+	case BFloat16:
+		return normalPages{normalValues()}, nil
+	}
+	return nil, fmt.Errorf("%w: pages of %q, want %s or %s", ErrOptions, s.DType, Bytes, BFloat16)
 }
 
 const (
@@ -60,10 +79,13 @@ func (s Shape) Namespace() (*chunk.Namespace, error) {
 		return nil, err
 	}
 	n := &chunk.Namespace{
-		Model: "kvhost-replay", DType: "u8", Engine: "kvhost-replay", HashAlgorithm: "xxh3-128-chain",
+		Model: "kvhost-replay", DType: cmp.Or(s.DType, Bytes), Engine: "kvhost-replay", HashAlgorithm: "xxh3-128-chain",
 		KeyBytes:       keyBytes,
 		TokensPerBlock: 1, TensorParallel: s.Ranks, Extra: map[string]string{"payload": "1"},
 		Groups: []chunk.Group{{ID: groupID, Lookup: chunk.ByPrefix, Geometry: g}},
+	}
+	if _, err := s.content(); err != nil {
+		return nil, err
 	}
 	if s.Ranks < 1 || s.Ranks > chunk.MaxRanks {
 		return nil, fmt.Errorf("%w: %d ranks, want 1 to %d", ErrOptions, s.Ranks, chunk.MaxRanks)
