@@ -70,6 +70,7 @@ type Mover struct {
 	yielding int    // moves of both that yield
 	yields   int64  // their bytes
 	running  int
+	ends     uint64 // moves that have ended: one that is to run again may have missed the last it waits for
 	closed   bool
 }
 
@@ -237,20 +238,27 @@ func (m *Mover) work(ctx context.Context) {
 		m.queue = m.queue[1:]
 		m.count(v, -1)
 		m.running++
+		began := m.ends
 		m.mu.Unlock()
-		m.ended(v, v.Run(ctx, c))
+		m.ended(v, began, v.Run(ctx, c))
 	}
 }
 
-// ended ends a move that was run, and lets those run that wait for that.
-func (m *Mover) ended(v Move, again bool) {
+// ended ends a move that was run, and lets those run that wait for that. Began is how many had ended when it began.
+func (m *Mover) ended(v Move, began uint64, again bool) {
 	m.mu.Lock()
 	m.running--
-	if again && m.running+len(m.queue) > 0 && !m.closed {
+	switch {
+	case again && m.ends != began && !m.closed: // meanwhile
+		m.queue = append(m.queue, v)
+		m.count(v, 1)
+		again = false
+	case again && m.running+len(m.queue) > 0 && !m.closed:
 		m.again = append(m.again, v)
 		m.count(v, 1)
 		again = false
-	} else {
+	default:
+		m.ends++
 		m.queue = append(m.queue, m.again...)
 		m.again = nil
 	}

@@ -153,3 +153,48 @@ func TestMoveAgain(t *testing.T) {
 		}
 	})
 }
+
+// late is a move that finds no room, and says so only after the move that made room has ended.
+type late struct {
+	stubborn
+	between func()
+}
+
+func (v *late) Run(context.Context, *Copier) bool {
+	if v.runs.Add(1) > 1 {
+		return false
+	}
+	v.between()
+	return true
+}
+
+// TestMoveThatEndedMeanwhile: a move that waits for another is run again although the other has ended before it says so.
+func TestMoveThatEndedMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := New(Config{Workers: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { m.Run(ctx); close(done) }()
+		var run, shed atomic.Int64
+		other := &task{bytes: 1, begun: make(chan struct{}), end: make(chan struct{}), run: &run, shed: &shed}
+		v := &late{between: func() {
+			m.Offer(other)
+			<-other.begun
+			other.end <- struct{}{}
+			synctest.Wait()
+		}}
+		m.Offer(v)
+		if err := m.Wait(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		if runs, n := v.runs.Load(), v.shed.Load(); runs != 2 || n != 0 || run.Load() != 1 {
+			t.Errorf("it ran %d times and was shed %d times, the other ran %d times", runs, n, run.Load())
+		}
+		cancel()
+		<-done
+	})
+}
