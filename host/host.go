@@ -178,7 +178,8 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
 			Compressed: s.Compression == config.CompressionHuffman && !r.InMemory() && !r.Shared,
 			Volatile:   r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
-			ForPieces: r.ForPieces || r.InMemory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part, DailyWrites: r.DailyWrites, Evict: b.Roots[i],
+			ForPieces: r.ForPieces || r.InMemory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
+			DailyWrites: r.DailyWrites, Evict: b.Roots[i],
 		})
 	}
 	return out

@@ -96,10 +96,10 @@ func (s Shape) Namespace() (*chunk.Namespace, error) {
 	return n, nil
 }
 
-// EntryBytes is the size on disk of one entry of this shape under a layout policy (nil: the built-in one): for each
-// rank a file with a header page, the checksum table and the payload, each padded to 4 KiB. A capacity of N times
-// this holds exactly N
-// entries.
+// EntryBytes is the size on disk of one entry of this shape under a layout policy (nil: the built-in one), when it is not
+// compressed: for each rank a file with a header page, the checksum table and the payload, each padded to 4 KiB. A capacity
+// of N times this holds exactly N entries, if a chunk has at most 170 extents in a rank, some 10 MiB: room is reserved for
+// the table of a compressed piece, which is longer beyond that.
 func (s Shape) EntryBytes(ctx context.Context, layout *policy.Module, config policy.Config) (int64, error) {
 	n, err := s.Namespace()
 	if err != nil {

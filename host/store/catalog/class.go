@@ -27,8 +27,8 @@ type Class struct {
 	fileBytes atomic.Int64
 }
 
-// FileBytes is the most that one piece's file takes under the plan, and what is reserved for it; 0 until a session has opened the namespace. Unlike Plan it may be
-// read without having opened the namespace.
+// FileBytes is the most that one piece's file takes under the plan, and what is reserved for it; 0 until a session has
+// opened the namespace. Unlike Plan it may be read without having opened the namespace.
 func (cl *Class) FileBytes() int64 { return cl.fileBytes.Load() }
 
 // IsPiece says whether a header is of this piece.

@@ -127,12 +127,12 @@ func (c *check) payload(ctx context.Context, f staging.File, plan *chunk.Plan, b
 		hi := lo + 1 // an extent is far smaller than the buffer
 		for ; hi < len(extents); hi++ {
 			_, next := head.At(hi)
-			if padded(next)-base > int64(len(buf)) {
+			if pieceformat.Padded(next)-base > int64(len(buf)) {
 				break
 			}
 			end = next
 		}
-		part := buf[:padded(end)-base]
+		part := buf[:pieceformat.Padded(end)-base]
 		if n, err = c.read(ctx, f, part, base, v); err != nil {
 			return err
 		}
@@ -152,9 +152,6 @@ func (c *check) payload(ctx context.Context, f staging.File, plan *chunk.Plan, b
 	}
 	return nil
 }
-
-// padded is where the last page of some bytes ends; the payload is padded to whole pages.
-func padded(n int64) int64 { return (n + staging.Align - 1) &^ (staging.Align - 1) }
 
 func (c *check) read(ctx context.Context, f staging.File, p []byte, off int64, v *verdict) (int, error) {
 	if err := c.limit.wait(ctx, len(p)); err != nil {

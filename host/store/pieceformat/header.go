@@ -1,6 +1,7 @@
 package pieceformat
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 
@@ -105,12 +106,7 @@ func (h *Header) Version() uint32 {
 }
 
 // FileBytes is the size of the whole file.
-func (h *Header) FileBytes() int64 {
-	if h.Stored > 0 {
-		return h.DataOffset + Padded(h.Stored)
-	}
-	return h.DataOffset + Padded(h.Payload)
-}
+func (h *Header) FileBytes() int64 { return h.DataOffset + Padded(cmp.Or(h.Stored, h.Payload)) }
 
 // Encode writes the header to the first page of dst.
 func (h *Header) Encode(dst []byte) {

@@ -46,10 +46,9 @@ func goldenHeader(t testing.TB) (Header, []byte) {
 	return h, image
 }
 
-// TestGoldenFile pins format version 1 byte for byte: every later host reads files of this version.
-func TestGoldenFile(t *testing.T) {
-	const name = "testdata/v1.piece"
-	h, image := goldenHeader(t)
+// pinned is the golden file of a piece, which image must be equal to.
+func pinned(t *testing.T, name string, image []byte) []byte {
+	t.Helper()
 	if *update {
 		if err := os.WriteFile(name, image, 0o644); err != nil {
 			t.Fatal(err)
@@ -62,6 +61,13 @@ func TestGoldenFile(t *testing.T) {
 	if !bytes.Equal(image, want) {
 		t.Error("the format changed: a new layout needs a new version")
 	}
+	return want
+}
+
+// TestGoldenFile pins format version 1 byte for byte: every later host reads files of this version.
+func TestGoldenFile(t *testing.T) {
+	h, image := goldenHeader(t)
+	want := pinned(t, "testdata/v1.piece", image)
 	got, err := DecodeHeader(want)
 	if err != nil || got != h {
 		t.Fatalf("%+v, %v", got, err)
