@@ -208,14 +208,27 @@ func TestVictimWithoutAName(t *testing.T) {
 	f.checkUsed()
 }
 
-// settles looks at the files of a policy in quarantine until all have the built-in names, beside the upkeep, which does the
-// same, and then checks what there is.
+// looks goes through all files until it has seen what it waits for, and takes its turn with the upkeep, which does the same:
+// of two at once one would find files gone that the other renames.
+func (f *fixture) looks(until string, look func(r *root) bool) {
+	f.Helper()
+	r := f.store.roots[0]
+	await(f, until, func() bool {
+		if !r.renaming.busy.CompareAndSwap(false, true) {
+			return false
+		}
+		defer r.renaming.busy.Store(false)
+		return look(r)
+	})
+}
+
+// settles gives the files of a policy in quarantine the built-in names, and checks what there is then.
 func (f *fixture) settles(pieces int64) {
 	f.Helper()
-	r, g := f.store.roots[0], f.space.Class(0).Place
-	await(f, "all files have been looked at", func() bool {
+	g := f.space.Class(0).Place
+	f.looks("all files have been looked at", func(r *root) bool {
 		_, left, err := r.recovery.RenamePieces(f.Context(), g)
-		return err == nil && left == 0 && !r.Orphans.Lost(g) && !r.renaming.busy.Load()
+		return err == nil && left == 0 && !r.Orphans.Lost(g)
 	})
 	f.accounts("all files were looked at", pieces)
 	f.checkUsed()
@@ -286,8 +299,8 @@ func TestFilesAreMoved(t *testing.T) {
 	if !r.renaming.doubts(r, g) {
 		t.Fatal("nobody doubts the policy")
 	}
-	await(t, "it names no pieces any more", func() bool {
-		_ = r.recovery.Misplaced(t.Context(), g) // files may get other names meanwhile
+	f.looks("it names no pieces any more", func(r *root) bool {
+		f.must(r.recovery.Misplaced(t.Context(), g))
 		return g.Policy.Quarantined()
 	})
 	f.settles(20)
