@@ -2,6 +2,7 @@ package shared
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 )
@@ -95,11 +96,11 @@ func (t *term) evict(level int64) error {
 			victims = append(victims, v)
 		}
 	}
-	for _, v := range t.m.forced {
+	for _, id := range slices.SortedFunc(maps.Keys(t.m.forced), ID.compare) {
 		if len(victims) == maxBatch {
 			break
 		}
-		add(v)
+		add(t.m.forced[id])
 	}
 	if excess {
 		for _, v := range t.m.back.Victims(level - int64(t.m.cfg.Low*float64(t.m.cfg.Capacity))) {

@@ -24,8 +24,8 @@
 //
 // A host joins by creating its directory and waits to be admitted. Once its grant file exists, no victim is removed
 // without its acknowledgement; only then does it read the journal and scan the root. The evictor gives up a member
-// whose status has not changed for Lapse by the evictor's own clock: it renames the member's directory, empties and
-// removes its temporaries, reads its log to the end, and frees its unspent credit.
+// whose status has not changed for Lapse by the evictor's own clock: it renames the member's directory, replaces its last
+// log file by a copy, empties and removes its temporaries, reads its log to the end, and frees its unspent credit.
 //
 // A member whose directory is gone first forgets everything that rested on it: credit, entries, leases, proposals, what
 // it had yet to log. Then it joins again as a new incarnation, and scans. Credit and temporaries are of the incarnation
@@ -65,19 +65,21 @@
 // stored.
 //
 // A member's log has what it published before others see its acknowledgement, so its record of a victim cannot follow
-// the decision; and the temporaries' names are gone by then, so a victim has no other name. An entry is in one undecided
-// batch only. Pieces of it that whoever named the victim did not know of stay: each member looks for them again. A
-// victim that a sweep finds among the temporaries of a host that is gone is spared: a member may have acknowledged it before
-// it read what the sweep logs.
+// the decision; and the temporaries' names are gone by then, so a victim has no other name. The log of a host that is gone
+// can grow no more before anything is decided without it. So a member first lists the decisions, then reads all logs, and
+// then applies the decisions: it learns nothing of a victim after its removal. When it cannot read a log it applies none.
+// An entry is in one undecided batch only. Pieces of it that whoever named the victim did not know of stay: each member
+// looks for them again. A victim that a sweep finds among the temporaries of a host that is gone is spared: a member may
+// have acknowledged it before it read what the sweep logs.
 //
 // # What a paused host can do at worst
 //
 // It may be paused before or after any operation, for any time. Its operations on names fail. A link that was made in
-// time is found by who sweeps the temporary. Before each write to a temporary [Member.Holds] is asked, so at most the
-// one write that was under way succeeds, to a file that was emptied and has no name; the put fails at its next step,
-// and closes it. It may answer a lookup from its index before it notices. [Member.Fresh] is checked first and is false
-// when the last heartbeat is older than half of Lapse, so this needs a pause between two instructions, or a clock that
-// stood still too; the loads that follow fail, and the next step forgets.
+// time is found by who sweeps the temporary. What it appends to its log goes to a file without a name. Before each write
+// to a temporary [Member.Holds] is asked, so at most the one write that was under way succeeds, to a file that was emptied
+// and has no name; the put fails at its next step, and closes it. It may answer a lookup from its index before it notices.
+// [Member.Fresh] is checked first and is false when the last heartbeat is older than half of Lapse, so this needs a pause
+// between two instructions, or a clock that stood still too; the loads that follow fail, and the next step forgets.
 //
 // An evictor that was paused renames to and from names in e<epoch> only, which is gone. It may still give up a member
 // that is alive, which then joins again.

@@ -125,7 +125,11 @@ func (m *Member) readGrant(epoch uint64) error {
 	m.beatAt.Store(int64(max(1, m.lastStep))) // this step's heartbeat
 	m.ticket.Store(max(1, m.cfg.Unique()))
 	m.log.Info("admitted to the shared root", "member", m.name, "epoch", epoch)
-	return m.readJournal(epoch)
+	j, err := m.seen.journal(&m.tree)
+	if err != nil {
+		return err
+	}
+	return m.apply(j)
 }
 
 // Leave ends this host's part: it writes the log of what it published and hands its directory to the others for

@@ -69,12 +69,13 @@ func decisionName(dir string, n uint64) string { return dir + "/journal/d" + str
 
 // journal lists the batches in an evictor's directory.
 type journal struct {
+	dir               string // empty: there is none to be read
 	proposed, decided map[uint64]bool
 }
 
 // readNames lists the batches of an evictor's journal.
 func (t *tree) readNames(dir string) (journal, error) {
-	j := journal{map[uint64]bool{}, map[uint64]bool{}}
+	j := journal{dir, map[uint64]bool{}, map[uint64]bool{}}
 	names, err := t.list(dir + "/journal")
 	for _, name := range names {
 		n, perr := strconv.ParseUint(name[1:], 10, 64)
@@ -89,22 +90,29 @@ func (t *tree) readNames(dir string) (journal, error) {
 	return j, err
 }
 
-// readJournal applies decisions and acknowledges proposals.
-func (m *Member) readJournal(epoch uint64) error {
-	if epoch == 0 || !m.seen.beat.Took {
-		return nil
+// journal lists the evictor's batches, of an epoch whose journal has those of earlier ones.
+func (e *evictorSeen) journal(t *tree) (journal, error) {
+	if !e.beat.Took {
+		return journal{}, nil
 	}
-	dir := m.epochDir(epoch)
-	j, err := m.readNames(dir)
+	j, err := t.readNames(t.epochDir(e.epoch))
 	if err != nil {
-		return err
+		return j, err
 	}
-	if there, err := m.look(dir); !there {
-		return err // the evictor was given up; its successor continues with the same batches
+	if there, err := t.look(j.dir); !there {
+		return journal{}, err // the evictor was given up; its successor continues with the same batches
+	}
+	return j, nil
+}
+
+// apply applies decisions and acknowledges proposals.
+func (m *Member) apply(j journal) error {
+	if j.dir == "" {
+		return nil
 	}
 	// Decisions come first: a spared victim may be proposed again at once.
 	for _, n := range slices.Sorted(maps.Keys(m.batches)) {
-		if err := m.retire(dir, n, j); err != nil {
+		if err := m.retire(n, j); err != nil {
 			return err
 		}
 	}
@@ -112,7 +120,7 @@ func (m *Member) readJournal(epoch uint64) error {
 		if _, acked := m.status.Vetoes[n]; acked || j.decided[n] {
 			continue
 		}
-		if err := m.acknowledge(dir, n); err != nil && !missing(err) {
+		if err := m.acknowledge(j.dir, n); err != nil && !missing(err) {
 			return err
 		}
 	}
@@ -153,12 +161,12 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 }
 
 // retire applies a decision.
-func (m *Member) retire(dir string, n uint64, j journal) error {
+func (m *Member) retire(n uint64, j journal) error {
 	var d decisionFile
 	known := j.decided[n]
 	switch {
 	case known:
-		if err := m.get(decisionName(dir, n), &d); missing(err) {
+		if err := m.get(decisionName(j.dir, n), &d); missing(err) {
 			known = false
 		} else if errors.Is(err, ErrDamaged) {
 			m.log.Error("cannot read a decision; its remaining victims are kept", "batch", n, "error", err)

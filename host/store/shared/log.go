@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 )
@@ -102,11 +103,12 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 	for {
 		err := l.readOn(t, logName(dir, l.file), each)
 		if absent(err) {
-			first, ok, err := t.oldest(dir, l.file)
-			if err != nil || !ok || first == l.file {
+			numbers, err := t.logs(dir)
+			numbers = slices.DeleteFunc(numbers, func(n uint64) bool { return n < l.file })
+			if err != nil || len(numbers) == 0 || slices.Min(numbers) == l.file {
 				return err // the log is empty, or begins just now
 			}
-			*l = tail{file: first, published: l.published, lost: true}
+			*l = tail{file: slices.Min(numbers), published: l.published, lost: true}
 			continue
 		} else if err != nil {
 			return err
@@ -127,18 +129,17 @@ func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 	}
 }
 
-// oldest returns the number of the first log file from n on.
-func (t *tree) oldest(dir string, n uint64) (best uint64, ok bool, err error) {
+// logs lists the numbers of the log's files in dir.
+func (t *tree) logs(dir string) (numbers []uint64, err error) {
 	entries, err := t.fs.ReadDir(dir)
 	for _, e := range entries {
 		var k uint64
 		name := e.Name()
-		if _, serr := fmt.Sscanf(name, "log.%d", &k); serr == nil && name == fmt.Sprintf("log.%d", k) && k >= n &&
-			(!ok || k < best) {
-			best, ok = k, true
+		if _, serr := fmt.Sscanf(name, "log.%d", &k); serr == nil && name == fmt.Sprintf("log.%d", k) {
+			numbers = append(numbers, k)
 		}
 	}
-	return best, ok && err == nil, err
+	return numbers, err
 }
 
 func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {

@@ -173,13 +173,18 @@ func (m *Member) step(now time.Duration) error {
 		for i := range later {
 			m.learn(&later[i])
 		}
-		// Logs are read before the journal. What a decision removes was published before this member acknowledged the batch,
-		// so the publication has been read when the decision is seen, and cannot be read after it.
-		if _, err := m.followAll(m.learn); err != nil {
+		// What a decision removes was in a log before it was decided: all logs are read between the look for decisions and
+		// their use, so nothing of a victim is read after it. When a log was missed the journal waits for the next step.
+		j, err := m.seen.journal(&m.tree)
+		if err != nil {
 			return err
 		}
-		if err := m.readJournal(epochs.top); err != nil {
+		if all, err := m.followAll(m.learn); err != nil {
 			return err
+		} else if all {
+			if err := m.apply(j); err != nil {
+				return err
+			}
 		}
 	}
 	// What this host published is in its log before others see that it has acknowledged a batch: else its record of a

@@ -245,6 +245,21 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 	return m, evictions, givenUp, reigns
 }
 
+// TestModelReplays plays a history twice: what a host does depends on the seed only, so a failure can be replayed.
+func TestModelReplays(t *testing.T) {
+	first, count := max(1, *modelSeed), max(3, *modelSeeds)
+	for seed := first; seed < first+count; seed++ {
+		var sums [2]uint64
+		for i := range sums {
+			m, _, _, _ := runModel(t, seed, modelSteps/4, seed%2 == 0)
+			sums[i] = m.sum
+		}
+		if sums[0] != sums[1] {
+			t.Errorf("seed %d: two runs differ", seed)
+		}
+	}
+}
+
 // TestModel plays random histories of hosts that store, load, sleep and die between any two operations. In those of even
 // seeds operations on files fail now and then.
 func TestModel(t *testing.T) {

@@ -1,6 +1,8 @@
 package shared
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 
@@ -141,6 +143,11 @@ type ID struct {
 	Namespace chunk.Digest
 	Group     uint32
 	Key       chunk.Key
+}
+
+// compare orders entries: what a host does has an order that a test can repeat.
+func (a ID) compare(b ID) int {
+	return cmp.Or(bytes.Compare(a.Namespace[:], b.Namespace[:]), cmp.Compare(a.Group, b.Group), bytes.Compare(a.Key[:], b.Key[:]))
 }
 
 // ID returns the victim's entry.

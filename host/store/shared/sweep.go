@@ -2,7 +2,11 @@ package shared
 
 import (
 	"errors"
+	"io"
+	"maps"
+	"math"
 	"os"
+	"slices"
 
 	"github.com/kvhost/kvhost/staging"
 )
@@ -50,6 +54,30 @@ func (t *term) sweep(dir string) error {
 	return m.remove(dir + "/t")
 }
 
+// seal ends the logs of members that are gone, before anything is decided without them: what such a host appends to a file
+// that it has open would tell the others of victims that are long removed. Its last file is replaced by a copy. What the
+// copy lacks is among the temporaries.
+func (t *term) seal() error {
+	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
+		p, dir := t.peers[name], t.m.gone()+"/"+name
+		if !p.gone || p.sealed {
+			continue
+		}
+		numbers, err := t.m.logs(dir)
+		if err == nil && len(numbers) > 0 {
+			last, copied := logName(dir, slices.Max(numbers)), t.dir+"/log.new"
+			if err = t.m.copy(last, copied); err == nil {
+				err = t.m.fs.Rename(copied, last)
+			}
+		}
+		if err != nil && !absent(err) {
+			return err
+		}
+		p.sealed = true
+	}
+	return nil
+}
+
 // spare keeps an entry from being removed by a batch that is acknowledged: whoever reads the decision first, and then what
 // is relayed, would take the entry for one that was stored again.
 func (t *term) spare(id ID) {
@@ -92,6 +120,21 @@ func (t *tree) discard(name string) error {
 		err = t.remove(name)
 	}
 	return err
+}
+
+// copy writes the bytes of a log to another file.
+func (t *tree) copy(from, to string) error {
+	r, err := t.fs.OpenFile(from, os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := t.fs.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.NewOffsetWriter(w, 0), io.NewSectionReader(r, 0, math.MaxInt64))
+	return errors.Join(err, w.Close())
 }
 
 // scanAgain asks for another scan of the root.

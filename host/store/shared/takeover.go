@@ -2,6 +2,8 @@ package shared
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 )
 
@@ -40,8 +42,8 @@ func (t *term) takeOver(e epochs) error {
 			return err
 		}
 	}
-	for name, p := range t.peers {
-		if err := t.writeGrant(name, p); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
+		if err := t.writeGrant(name, t.peers[name]); err != nil {
 			return err
 		}
 	}
@@ -79,7 +81,7 @@ func (t *term) emptyTrash(dir string) error {
 // takeJournal copies an earlier journal, so that acknowledgements stay valid. A batch that cannot be read is decided as
 // spared, because nobody knows what was removed; every member then checks its files.
 func (t *term) takeJournal(old string, j journal) error {
-	for n := range j.decided {
+	for _, n := range slices.Sorted(maps.Keys(j.decided)) {
 		t.seq = max(t.seq, n)
 		var d decisionFile
 		if err := t.m.get(decisionName(old, n), &d); errors.Is(err, ErrDamaged) {
@@ -98,7 +100,7 @@ func (t *term) takeJournal(old string, j journal) error {
 		}
 		p.decided = true
 	}
-	for n := range j.proposed {
+	for _, n := range slices.Sorted(maps.Keys(j.proposed)) {
 		t.seq = max(t.seq, n)
 		var f batchFile
 		var b *batch

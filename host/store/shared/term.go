@@ -33,6 +33,7 @@ type peer struct {
 	status    status
 	seenAt    time.Duration // when its heartbeat was seen to change
 	gone      bool
+	sealed    bool   // its log can grow no more
 	unknown   bool   // granted is too small by an unknown amount
 	swept     bool   // all its bytes on disk are accounted for
 	forget    uint64 // the batch that removes it
@@ -59,6 +60,9 @@ func (t *term) step(now time.Duration, e epochs) error {
 		t.beat.Took = true
 	}
 	if err := t.readPeers(now, e.begun); err != nil {
+		return err
+	}
+	if err := t.seal(); err != nil {
 		return err
 	}
 	unclear := t.removeDead(now)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/staging"
@@ -34,6 +35,7 @@ type world struct {
 	after  func() error
 	fault  error // what must hold and did not
 	trace  []string
+	sum    uint64 // of everything that was ever traced
 }
 
 type inode struct {
@@ -151,7 +153,8 @@ func (w *world) step() bool {
 }
 
 func (w *world) note(h *host, format string, args ...any) {
-	w.trace = append(w.trace, fmt.Sprintf("%9.4f %s ", w.now.Seconds(), h.id)+fmt.Sprintf(format, args...))
+	line := fmt.Sprintf("%9.4f %s ", w.now.Seconds(), h.id) + fmt.Sprintf(format, args...)
+	w.trace, w.sum = append(w.trace, line), xxh3.HashStringSeed(line, w.sum)
 	if len(w.trace) > 40_000 {
 		w.trace = w.trace[20_000:]
 	}
