@@ -119,39 +119,6 @@ func TestAFileTakenOverHoldsAnother(t *testing.T) {
 	}
 }
 
-// TestPlaceFailsInAScan starts with a place policy that has no name for some of what another one named, which was
-// linked in and is not there any more.
-func TestPlaceFailsInAScan(t *testing.T) {
-	collides := linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
-		return fmt.Appendf(dst, "heap/%02x_r%d.kv", q.Key[0]%8, q.Rank)
-	})
-	fails := linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
-		if q.Key[0]%3 == 0 {
-			return append(dst, "../../out.kv"...)
-		}
-		return fmt.Appendf(dst, "%x/%x_r%d.kv", q.Key[:1], q.Key, q.Rank)
-	})
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Place = collides.use("collides") })
-	var stored []uint64
-	names := map[string]bool{}
-	for n := range uint64(16) {
-		if name := f.pieceFile(n, 0); !names[name] { // a second one would be moved aside
-			names[name] = true
-			stored = append(stored, n)
-			f.mustPut(n)
-		}
-	}
-	f.cfg.Policies.Place = fails.use("fails")
-	f.crash()
-	for _, n := range stored {
-		f.mustRead(n)
-	}
-	st := f.store.Stats().Roots[0]
-	equal(t, "Orphaned", st.Orphaned, 0)
-	equal(t, "Renamed", int(st.Renamed), len(stored))
-	f.checkUsed()
-}
-
 // TestCheckpointOfAnotherLinkedPolicy starts, after an orderly end, with another linked-in place policy that the
 // operator gave the same name. A file that the earlier one named is not taken for one of the later one's: a scan finds
 // it.

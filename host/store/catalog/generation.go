@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
@@ -272,6 +273,26 @@ func (c *Catalog) ClassAt(cl *Class, h *pieceformat.Header, rel string) *Class {
 		}
 	}
 	return found
+}
+
+// Names are the paths that a piece can have: from its class's place policy, the built-in one, and those of earlier runs or
+// replaced in this one.
+func (c *Catalog) Names(cl *Class, k *chunk.Key, rank uint32) (list []string) {
+	add := func(p *policy.Place) {
+		if name, _, err := c.Paths.by(p, "", cl, k, rank, 0); err == nil && !slices.Contains(list, name) {
+			list = append(list, name)
+		}
+	}
+	add(cl.Place.Policy)
+	add(c.Paths.builtin)
+	for _, g := range c.old.all() {
+		add(g.Policy)
+	}
+	for _, o := range cl.others() {
+		add(o.Place.Policy)
+		o.Release()
+	}
+	return list
 }
 
 // others are the classes of the group under other generations, each with a reference.

@@ -102,7 +102,7 @@ func (d *Dir) LocateAt(name string, c *catalog.Class, k *chunk.Key, rank uint32,
 		return name, nil
 	}
 	builtin, err := d.PathOf(c, k, rank, true)
-	if err != nil || herr == nil || errors.Is(herr, fs.ErrNotExist) {
+	if err != nil || herr == nil || errors.Is(herr, fs.ErrNotExist) || Misled(herr) || errors.Is(herr, staging.ErrNotRegular) {
 		return builtin, err
 	}
 	if pieceformat.IsDamage(herr) {

@@ -137,7 +137,7 @@ func (n *node) open(op Op) (err error) {
 	release()
 	if err != nil {
 		if n.armed && errors.Is(err, crashfs.ErrPowerLost) {
-			n.lost = true
+			n.lost, n.before = true, nil
 			return nil
 		}
 		return fmt.Errorf("opening host %s: %w", n.ID, err)
@@ -246,6 +246,7 @@ func (n *node) close(op Op) error {
 	err = n.store.Close()
 	n.store = nil
 	if n.armed {
+		n.before = nil
 		return nil // who closes a store on a machine without power gets errors
 	}
 	return err
@@ -333,12 +334,12 @@ func (n *node) hit(e Entry) (bool, error) {
 	return l.Hits() == 1, nil
 }
 
-// kept checks that what was a hit still is one. It need not be with faults, as files that could not be removed come
-// back and push others out, nor where somebody else evicts, nor in memory, from which modules of earlier place policies are
-// not opened: memory that outlives its host is the model's own.
+// kept checks that what was a hit still is one. It need not be with faults or after a loss of power: files whose removal
+// failed, or was lost, come back and push others out. Nor need it be where somebody else evicts, nor in memory, from which
+// modules of earlier place policies are not opened: memory that outlives its host is the model's own.
 func (n *node) kept() error {
 	k := &n.r.h.Kind
-	if k.faults != "" || k.power || k.hosts > 1 || k.memory || n.EvictMode == store.Background {
+	if k.faults != "" || n.armed || k.hosts > 1 || k.memory || n.EvictMode == store.Background {
 		return nil
 	}
 	for _, e := range n.before {

@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // Exclusive is the [Judge] of a root that one host has for itself: what is of no use is moved or removed.
@@ -54,30 +55,38 @@ func (j Exclusive) Unknown(c *Scan, name string, _ int64, err error) {
 	c.root.unclaimed(name, err)
 }
 
-// Rename implements [Judge].
-func (j Exclusive) Rename(c *Scan, from, to string, _ int64) bool {
-	err := c.root.move(from, to)
-	switch {
-	case err == nil:
-		return true
-	case errors.Is(err, fs.ErrExist):
-		if c.root.sameFile(from, to) { // another name of a piece, whose bytes are counted once
-			c.root.Kept.Discard(from, 0)
+// Rename implements [Judge]. Where the place policy has no name for the piece, or one that something else has, it gets the
+// built-in one, as in a put.
+func (j Exclusive) Rename(
+	c *Scan, from string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
+) (to string, fallback, ok bool) {
+	d := c.root.Kept
+	var err error
+	for _, fallback = range [...]bool{cl.Place.Policy.Quarantined(), true} {
+		if to, err = d.PathOf(cl, &h.Key, h.Rank, fallback); err != nil {
+			continue
+		}
+		if to == from { // a policy that changes its names
+			return to, fallback, true
+		}
+		if err = d.Move(from, to); err == nil {
+			c.root.Count.Renamed.Add(1)
+			return to, fallback, true
+		}
+		there, _, lerr := d.Look(to)
+		if lerr == nil && cl.IsPiece(&there, &h.Key, h.Rank) || !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTDIR) {
 			break
 		}
-		c.root.unclaimed(from, err)
-	default:
+	}
+	switch {
+	case !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTDIR):
 		c.Unreadable(from, err)
+	case c.root.sameFile(from, to): // another name of a piece, whose bytes are counted once
+		d.Discard(from, 0)
+	default:
+		c.root.unclaimed(from, err)
 	}
-	return false
-}
-
-func (r *Root) move(from, to string) error {
-	err := r.Kept.Move(from, to)
-	if err == nil {
-		r.Count.Renamed.Add(1)
-	}
-	return err
+	return "", false, false
 }
 
 func (r *Root) sameFile(a, b string) bool {
@@ -98,39 +107,32 @@ func (r *Root) unclaimed(name string, cause error) {
 // for it. Of a piece that is there twice, as after a power failure that has undone an unlinking, the file goes that no
 // load would open.
 func (j Exclusive) resolve(c *Scan, found entries.Conflict, name string, h *pieceformat.Header, allocated int64) {
-	d := c.root.Kept
-	builtin, err := d.PathOf(found.Class, &h.Key, h.Rank, true)
-	if err != nil {
+	d, cl := c.root.Kept, found.Class
+	stands := func(name string) bool {
+		there, _, err := d.Look(name)
+		return err == nil && cl.IsPiece(&there, &h.Key, h.Rank)
+	}
+	builtin, err := d.PathOf(cl, &h.Key, h.Rank, true)
+	opened := ""
+	if err == nil {
+		opened, err = d.Locate(cl, &h.Key, h.Rank, true)
+	}
+	fallback, ok := opened == builtin, true
+	switch {
+	case err != nil:
 		c.Unreadable(name, err)
-		return
-	}
-	if found.Twice {
-		opened, err := d.Locate(found.Class, &h.Key, h.Rank, true)
-		switch {
-		case err != nil:
-			c.Unreadable(name, err)
-		case opened != name:
-			d.Discard(name, allocated)
-		// else it was met twice, as when a put took it in before the scan came to it
-		case found.FallbackName && builtin != name:
-			if o, _, err := d.Look(builtin); err == nil && found.Class.IsPiece(&o, &h.Key, h.Rank) {
-				d.Discard(builtin, allocated)
-			}
+	case opened != name && (found.Twice || stands(opened)): // the scan comes to that one, or has
+		d.Discard(name, allocated)
+	case found.Twice: // it was met twice, as when a put took it in before the scan came to it
+		if found.FallbackName && !fallback && stands(builtin) {
+			d.Discard(builtin, allocated)
 		}
-		return
-	}
-	fallback := name == builtin
-	if placed, err := d.PathOf(found.Class, &h.Key, h.Rank, false); err == nil && name != placed && !fallback {
-		if err := c.root.move(name, placed); errors.Is(err, fs.ErrExist) {
-			d.Discard(name, allocated) // the scan comes to that one, or has
-			return
-		} else if err != nil {
-			c.root.unclaimed(name, err)
-			return
+	default:
+		if opened != name {
+			_, fallback, ok = j.Rename(c, name, cl, h, allocated)
 		}
-	} else if err != nil && !fallback {
-		c.Unreadable(name, err)
-		return
+		if ok {
+			c.Add(cl, h, allocated, fallback)
+		}
 	}
-	c.Add(found.Class, h, allocated, fallback)
 }

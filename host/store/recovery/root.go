@@ -51,13 +51,13 @@ func (r *Root) Seek(cl *catalog.Class, key *chunk.Key, rank uint32) {
 	if c == nil || !d.Health.Serves() {
 		return
 	}
-	for _, builtin := range [...]bool{false, true} {
-		name, err := d.PathOf(cl, key, rank, builtin)
-		if err != nil || d.Orphans.Has(name) {
+	for _, rel := range d.Catalog.Names(cl, key, rank) {
+		name := d.Slash + rel
+		if d.Orphans.Has(name) {
 			continue
 		}
-		if h, info, err := d.Look(name); err == nil && cl.IsPiece(&h, key, rank) && !d.Orphans.Met(name, &h) {
-			c.Add(cl, &h, pieceformat.Padded(info.Allocated), builtin)
+		if h, info, err := d.Look(name); err == nil && cl.IsPiece(&h, key, rank) {
+			c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
 			return
 		}
 	}

@@ -26,8 +26,8 @@ type Judge interface {
 	Unsound(c *Scan, name, rel string, info staging.Info, err error)
 	// Unknown judges a piece whose namespace the store does not know.
 	Unknown(c *Scan, name string, allocated int64, err error)
-	// Rename moves a piece to the name that today's place policy gives it, if possible.
-	Rename(c *Scan, from, to string, allocated int64) bool
+	// Rename gives a piece that nobody has named the name by which it is looked for in its class, if possible.
+	Rename(c *Scan, from string, cl *catalog.Class, h *pieceformat.Header, allocated int64) (to string, fallback, ok bool)
 }
 
 // Scan is one look at every file of a root.
@@ -149,8 +149,7 @@ func (c *Scan) Unreadable(name string, err error) {
 	c.root.Incomplete.Store(true)
 }
 
-// identify takes a sound piece into the index if a name leads to it: the place policy's, or the built-in one. A piece
-// that an earlier place policy named is moved to the name that it has now.
+// identify takes a sound piece into the index. One that no place policy leads to gets a name first.
 func (c *Scan) identify(name, rel string, h *pieceformat.Header, allocated int64) {
 	r, d := c.root, c.root.Kept
 	if d.Orphans.Met(name, h) {
@@ -161,20 +160,15 @@ func (c *Scan) identify(name, rel string, h *pieceformat.Header, allocated int64
 		r.Judge.Unknown(c, name, allocated, err)
 		return
 	}
-	id, err := Identify(d.Catalog, cl, h, rel)
-	if err != nil {
-		c.Unreadable(name, err)
-		return
-	}
+	id := Identify(d.Catalog, cl, h, rel)
 	defer id.Release()
-	if id.Rename != "" {
-		to := d.Slash + id.Rename
-		if !r.Judge.Rename(c, name, to, allocated) {
-			return
-		}
-		name = to
+	fallback, ok := id.FallbackName, true
+	if id.Unnamed {
+		name, fallback, ok = r.Judge.Rename(c, name, cl, h, allocated)
 	}
-	r.Judge.Found(c, name, id.Class, h, allocated, id.FallbackName)
+	if ok {
+		r.Judge.Found(c, name, id.Class, h, allocated, fallback)
+	}
 }
 
 // settle looks again for files that may have gone with an entry that was removed during the scan, or could not be

@@ -90,9 +90,11 @@ func (r judge) Unknown(_ *recovery.Scan, _ string, allocated int64, _ error) {
 	r.overlook(allocated)
 }
 
-func (r judge) Rename(_ *recovery.Scan, from, _ string, allocated int64) bool {
+func (r judge) Rename(
+	_ *recovery.Scan, from string, _ *catalog.Class, _ *pieceformat.Header, allocated int64,
+) (to string, fallback, ok bool) {
 	r.kept.Log.Warn("piece of a shared root left alone: this host's place policy gives it another name; "+
 		"all hosts must have the same policy", "file", from)
 	r.overlook(allocated)
-	return false
+	return "", false, false
 }

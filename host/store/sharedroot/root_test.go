@@ -368,7 +368,7 @@ func TestLeftAlone(t *testing.T) {
 	j.Unsound(nil, name, "x", info, pieceformat.ErrDamaged)
 	j.Unsound(nil, name, "x", info, fs.ErrNotExist) // it has gone since
 	j.Unknown(nil, name, r.class.FileBytes(), catalog.ErrUnknownNamespace)
-	if j.Rename(nil, name, name+"2", r.class.FileBytes()) {
+	if _, _, ok := j.Rename(nil, name, nil, nil, r.class.FileBytes()); ok {
 		t.Error("it is renamed")
 	}
 	if left := r.Discard(name, r.class.FileBytes()); left != 0 {
