@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -150,6 +151,46 @@ func TestAVictimWithAnotherName(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAPlacePolicyFailsForGood: a shared root that is full of pieces which nobody can name takes others all the same, in
+// what is left, and evicts those. One host that has the root for itself gives the old ones the built-in names: they can
+// be read and evicted.
+func TestAPlacePolicyFailsForGood(t *testing.T) {
+	s, place := &turns{T: t, dir: t.TempDir()}, &moody{}
+	a := s.host("a", 24, place.names)
+	s.pass(3)
+	for n := range uint64(24) {
+		a.mustPut(n)
+		s.pass(1)
+	}
+	place.fails.Store(true)
+	for n := range uint64(30) {
+		a.mustPut(100 + n)
+		s.pass(2)
+		s.within()
+	}
+	var old []uint64
+	for n := range uint64(24) {
+		if a.has(n) {
+			old = append(old, n)
+		}
+	}
+	if len(old) < 8 {
+		t.Errorf("%d pieces have names of the policy that failed", len(old))
+	}
+	a.must(a.store.Close())
+	f := newFixture(t, s.dir, 24, 1, place.names)
+	await(t, "the old pieces have the built-in names", func() bool {
+		return !slices.ContainsFunc(old, func(n uint64) bool { return !f.has(n) })
+	})
+	for _, n := range old {
+		f.mustRead(n)
+	}
+	for n := range uint64(24) {
+		f.mustPut(200 + n)
+	}
+	f.checkUsed()
 }
 
 // names makes the policy that of a store.
