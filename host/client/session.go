@@ -159,6 +159,9 @@ func (s *Session) greet(ctx context.Context) error {
 // Host returns the host's answer to Hello.
 func (s *Session) Host() Host { return s.host }
 
+// closeTimeout is how long a closing session waits for the host to end it, before it breaks the stream.
+const closeTimeout = 5 * time.Second
+
 // Close ends the session: the host cancels its jobs and unmaps its memory. Outstanding calls end with ErrClosed.
 // Arenas stay mapped here until they are closed.
 func (s *Session) Close() error {
@@ -167,6 +170,14 @@ func (s *Session) Close() error {
 		s.cause = ErrClosed
 	}
 	s.mu.Unlock()
+	if s.send.TryLock() { // else a message hangs in the stream
+		_ = s.stream.CloseSend() // never fails
+		s.send.Unlock()
+		select {
+		case <-s.ended:
+		case <-time.After(closeTimeout):
+		}
+	}
 	s.cancel()
 	<-s.ended
 	return s.conn.Close()
@@ -211,9 +222,9 @@ func (s *Session) receive() {
 			return
 		}
 		s.mu.Lock()
-		c := s.calls[m.GetId()]
+		c, closed := s.calls[m.GetId()], s.cause != nil
 		s.mu.Unlock()
-		if c != nil && c.answer(m) {
+		if c != nil && !closed && c.answer(m) {
 			s.drop(m.GetId())
 		}
 	}

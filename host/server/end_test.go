@@ -1,10 +1,13 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,8 +97,10 @@ func TestKilledClientLeavesNothing(t *testing.T) {
 	p.check(2)
 }
 
+// A client that closes its session is not taken for one that died.
 func TestClosedSessionCancelsItsJobs(t *testing.T) {
-	r := newRig(t, nil)
+	var log bytes.Buffer
+	r := newRig(t, func(c *Config, _ *store.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	p := r.dial(nil)
 	p.save(0, 2)
 	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
@@ -114,6 +119,15 @@ func TestClosedSessionCancelsItsJobs(t *testing.T) {
 		st := r.server.Stats()
 		return st.Sessions == 0 && st.Engines == 0 && st.Leases == 0 && st.ArenaBytes == 0
 	})
+	r.faults.Release()
+	r.stop()
+	if err := <-r.served; err != nil {
+		t.Fatal(err)
+	}
+	r.served <- nil
+	if s := log.String(); strings.Count(s, "session ended") != 1 || !strings.Contains(s, errClientDone.Error()) {
+		t.Errorf("the log says\n%s", s)
+	}
 }
 
 func TestHostGoesDown(t *testing.T) {

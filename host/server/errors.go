@@ -21,8 +21,8 @@ var (
 // Causes of a session's end, besides the stream's own errors.
 var (
 	errClientDone = errors.New("server: client closed the session")
-	// errStreamOver says that the stream broke: the client closed its connection, or is dead.
-	errStreamOver = errors.New("server: the client is gone")
+	// errStreamOver says that the stream broke before the client ended it.
+	errStreamOver = errors.New("server: the connection broke: the client died, or did not close its session")
 	errRefused    = errors.New("server: HELLO was refused")
 	errNoHello    = errors.New("server: no HELLO in time")
 	errSlow       = errors.New("server: client does not read its messages")

@@ -25,6 +25,9 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+# How long a closing session waits for the host to end it, before it breaks the stream.
+_CLOSE_SECONDS = 5
+
 
 class Stream:
     """One session's stream. Any thread may start calls; one thread of its own receives."""
@@ -56,7 +59,7 @@ class Stream:
         try:
             for m in self._responses:
                 with self._lock:
-                    call = self._calls.get(m.id)
+                    call = None if self._cause is not None else self._calls.get(m.id)
                 if call is not None and call(m):
                     with self._lock:
                         self._calls.pop(m.id, None)
@@ -118,8 +121,12 @@ class Stream:
         with self._lock:
             if self._cause is None:
                 self._cause = HostGone("the session was closed here")
+        other = threading.current_thread() is not self._receiver
+        self._out.put(None)  # ends the requests, and the host the session
+        if other:
+            self.ended.wait(_CLOSE_SECONDS)
         self._responses.cancel()
-        if threading.current_thread() is not self._receiver:
+        if other:
             self._receiver.join()
         self._channel.close()
 

@@ -36,7 +36,7 @@ def test_spans_have_the_clients_trace() -> None:
                 os.environ["KVHOST_BIN"], "--socket", f"{d}/s", "--root", f"{d}/kv=16MiB", "--http-listen", "",
                 "--otlp-endpoint", f"http://127.0.0.1:{server.server_port}", "--otlp-sample-ratio", "0",
             ],
-            env=env, stderr=subprocess.DEVNULL,
+            env=env, stderr=subprocess.PIPE,
         )
         try:
             while not os.path.exists(f"{d}/s"):
@@ -48,9 +48,10 @@ def test_spans_have_the_clients_trace() -> None:
                 body += exports.get(timeout=60)
         finally:
             host.terminate()
-            host.wait(60)
+            _, log = host.communicate(timeout=60)
             server.shutdown()
             server.server_close()
+    assert log.count(b"server: client closed the session") == log.count(b"session ended") == 1  # and did not crash
     for name in (b"kvhost.lookup", b"kvhost.store", b"kvhost.load", b"kvhost.discard"):
         assert body.count(name + b"0") == 1, name  # and the next field; what names no trace has no spans
     assert body.count(bytes.fromhex(TRACE)) == 6  # and two of pieces
