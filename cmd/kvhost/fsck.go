@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"runtime"
@@ -53,12 +54,7 @@ Exit codes:
 		Example: `  kvhost fsck /mnt/nvme0/kv
   kvhost fsck --repair --read-limit 500MiB /mnt/nvme0/kv /mnt/nvme1/kv
   kvhost fsck --quick --json --place fanout.wasm /mnt/nvme0/kv`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usageError{errors.New("fsck: want the directory of a root")}
-			}
-			return nil
-		},
+		Args: wantArgs(1, math.MaxInt, "the directory of a root"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()

@@ -151,9 +151,9 @@ func (h *helper) usage(w io.Writer, cmd *cobra.Command) {
 	case h.all:
 		fmt.Fprintf(w, "\n%s\n", exitHelp)
 	default:
-		fmt.Fprintf(w,
-			"\n--%s lists %d more settings and the exit codes; `kvhost config --defaults` explains every setting.\n",
+		text := fmt.Sprintf("--%s lists %d more settings and the exit codes; `kvhost config --defaults` explains every setting.",
 			helpAllFlag, n)
+		fmt.Fprintf(w, "\n%s\n", reflow(text, h.width))
 	}
 }
 

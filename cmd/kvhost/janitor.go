@@ -59,12 +59,7 @@ Exit codes:
   5  a policy was refused`,
 		Example: `  kvhost janitor /mnt/pvc/kv-cache --capacity 8TiB --place llmd.wasm --dry-run
   kvhost janitor /mnt/pvc/kv-cache --capacity 8TiB --place llmd.wasm --policy s3fifo.wasm --interval 1m --temp-age 24h`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usageError{errors.New("janitor: want one directory")}
-			}
-			return nil
-		},
+		Args: wantArgs(1, 1, "one directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -28,7 +29,15 @@ func newLog(c *config.Log) (*slog.Logger, *logLevel) {
 		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly,
 			NoColor: !terminal})), level
 	}
-	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), level
+	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level, ReplaceAttr: asText})), level
+}
+
+// asText gives what has a text as that text: in JSON a duration would be nanoseconds, and an enumeration a number.
+func asText(_ []string, a slog.Attr) slog.Attr {
+	if s, ok := a.Value.Any().(fmt.Stringer); ok && a.Value.Kind() != slog.KindTime {
+		a.Value = slog.StringValue(s.String())
+	}
+	return a
 }
 
 // logLevel is the least severe level that is logged.

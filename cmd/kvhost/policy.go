@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -31,13 +32,7 @@ func newPolicy() *cobra.Command {
 	return cmd
 }
 
-// wantFiles refuses a command line without files.
-func wantFiles(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return usageError{fmt.Errorf("%s: want a .wasm file", cmd.CommandPath())}
-	}
-	return nil
-}
+var wantFiles = wantArgs(1, math.MaxInt, "a .wasm file")
 
 func newPolicyDigest() *cobra.Command {
 	return &cobra.Command{

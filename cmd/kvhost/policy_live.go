@@ -93,6 +93,7 @@ func hostStatus(c *grpc.ClientConn, ctx context.Context, q *proto.StatusRequest,
 
 func newPolicyList() *cobra.Command {
 	var r running
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the policies of a running host, and the would-be hit ratios of its shadows",
@@ -102,10 +103,15 @@ func newPolicyList() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if asJSON {
+				return printStatus(cmd.OutOrStdout(), &proto.StatusReply{Policies: st.Policies,
+					PolicyMemory: st.PolicyMemory, PolicyMemoryLimit: st.PolicyMemoryLimit})
+			}
 			return listPolicies(cmd.OutOrStdout(), st)
 		},
 	}
 	r.addTo(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, as kvhost status --json has it")
 	return cmd
 }
 
@@ -191,12 +197,7 @@ The change lasts until the host restarts or reloads its configuration (SIGHUP). 
 configuration.`,
 		Example: `  kvhost policy swap lru ./mine.wasm --sha256 4f0c...
   kvhost policy swap prefix --set window=20`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 || len(args) == 2 {
-				return nil
-			}
-			return usageError{fmt.Errorf("%s: want the name of a policy, and a module", cmd.CommandPath())}
-		},
+		Args: wantArgs(1, 2, "the name of a policy, and a module"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Name = args[0]
 			if len(args) == 2 {
@@ -250,12 +251,7 @@ func newPolicyPromote() *cobra.Command {
 		Long: `Starts a new instance of the shadow's module, replays every entry to it in order of last touch,
 and lets it evict. The shadow ends. The change lasts until the host restarts. To keep it, write it to the
 configuration.`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usageError{fmt.Errorf("%s: want the name of one shadow", cmd.CommandPath())}
-			}
-			return nil
-		},
+		Args: wantArgs(1, 1, "the name of one shadow"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Name = args[0]
 			a, err := ask(cmd.Context(), &r, promotePolicy, q)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -79,6 +80,16 @@ shadow = true
 		t.Errorf("no line with %q in (%d)\n%s%s", want, r.code, r.stdout, r.stderr)
 	}
 	list("main evict acting lru", "kv")
+	var listed struct {
+		Policies []struct{ Name, Role, State, Module, Digest string }
+	}
+	text := policy("list", "--json")
+	if err := json.Unmarshal([]byte(text.stdout), &listed); err != nil || len(listed.Policies) < 4 || !slices.ContainsFunc(
+		listed.Policies, func(p struct{ Name, Role, State, Module, Digest string }) bool {
+			return p.Name == "main" && p.Role == "evict" && p.State == "acting" && p.Module == "lru" && len(p.Digest) == 64
+		}) {
+		t.Errorf("%v: %+v", err, text)
+	}
 	list("other names place acting fanout", "0 entries")
 	list("trial evict shadow sieve", "imaginary 4MiB")
 

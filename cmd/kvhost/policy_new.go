@@ -19,12 +19,7 @@ func newPolicyNew() *cobra.Command {
 manifest, a Makefile and a copy of the kit for its language. AssemblyScript also needs its compiler: npm ci
 --prefix DIR/kvhost.`,
 		Example: "  kvhost policy new --lang rust mine && make -C mine check",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usageError{fmt.Errorf("%s: want one directory", cmd.CommandPath())}
-			}
-			return nil
-		},
+		Args:    wantArgs(1, 1, "one directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := scaffold.New(args[0], language)
 			if errors.Is(err, scaffold.ErrName) || errors.Is(err, scaffold.ErrLanguage) ||

@@ -22,7 +22,7 @@ func newPolicyPack() *cobra.Command {
 		Long: `Puts a manifest into a module as the custom section ` + abi.ManifestSection + `, replacing an old one: for
 toolchains that cannot write custom sections, and after tools that strip them. The manifest is checked first.`,
 		Example: "  kvhost policy pack mine.wasm --manifest manifest.json",
-		Args:    cobra.MatchAll(wantFiles, oneFile),
+		Args:    wantArgs(1, 1, "one .wasm file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if out == "" {
 				out = args[0]
@@ -33,13 +33,6 @@ toolchains that cannot write custom sections, and after tools that strip them. T
 	cmd.Flags().StringVar(&manifest, "manifest", "manifest.json", "the manifest")
 	cmd.Flags().StringVarP(&out, "out", "o", "", "where to write the module (default: in place)")
 	return cmd
-}
-
-func oneFile(cmd *cobra.Command, args []string) error {
-	if len(args) > 1 {
-		return usageError{fmt.Errorf("%s: one file at a time, not %d", cmd.CommandPath(), len(args))}
-	}
-	return nil
 }
 
 func pack(ctx context.Context, path, manifest, out string) error {

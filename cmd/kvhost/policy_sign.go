@@ -27,7 +27,7 @@ func newPolicyKeygen() *cobra.Command {
 mode 0600: keep it where you keep passwords. Give NAME.pub to operators; its last line is public_key in their
 configuration.`,
 		Example: "  kvhost policy keygen vendor",
-		Args:    cobra.MatchAll(wantFiles, oneFile),
+		Args:    wantArgs(1, 1, "one name for the key files"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := minisign.Generate()
 			if err != nil {

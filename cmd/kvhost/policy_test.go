@@ -50,7 +50,7 @@ func TestPolicyPackChangesTheManifest(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, dir, exitFailure, "made for ABI 2", "policy", "pack", "mine.wasm", "--manifest", "bad.json")
-	want(t, dir, exitUsage, "want a .wasm file", "policy", "pack")
+	want(t, dir, exitUsage, "want one .wasm file", "policy", "pack")
 }
 
 func TestPolicySignAndInspect(t *testing.T) {

@@ -40,6 +40,16 @@ Without a command it serves: clients on a Unix socket, probes, metrics and a pag
 	return root
 }
 
+// wantArgs refuses fewer arguments and more, and says what the command wants.
+func wantArgs(least, most int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > most {
+			return usageError{fmt.Errorf("%s: want %s", cmd.CommandPath(), what)}
+		}
+		return nil
+	}
+}
+
 // noArgs refuses arguments, and suggests the command that was probably meant.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {

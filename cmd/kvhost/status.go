@@ -30,11 +30,7 @@ document as GET /status, at once.`,
 				return err
 			}
 			if asJSON {
-				b, err := proto.JSON(before)
-				if err == nil {
-					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s\n", b)
-				}
-				return err
+				return printStatus(cmd.OutOrStdout(), before)
 			}
 			if err := pause(cmd.Context(), time.Second); err != nil {
 				return err
@@ -50,6 +46,14 @@ document as GET /status, at once.`,
 	r.addTo(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+func printStatus(w io.Writer, st *proto.StatusReply) error {
+	b, err := proto.JSON(st)
+	if err == nil {
+		_, err = fmt.Fprintf(w, "%s\n", b)
+	}
+	return err
 }
 
 // pause waits, unless the context ends first.

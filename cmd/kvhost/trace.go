@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"text/tabwriter"
 	"time"
@@ -88,12 +89,7 @@ func newTraceInfo() *cobra.Command {
 		Short: "Describe traces: sizes, reuse, and the hit ratio of an infinite cache",
 		Example: "  kvhost trace info examples/traces/mixed.jsonl.zst\n" +
 			"  kvhost trace info --json conversation.jsonl.gz",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usageError{fmt.Errorf("%s: want a trace file", cmd.CommandPath())}
-			}
-			return nil
-		},
+		Args: wantArgs(1, math.MaxInt, "a trace file"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			for _, path := range args {
 				if err := traceInfo(path, asJSON); err != nil {
