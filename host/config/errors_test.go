@@ -19,6 +19,7 @@ func TestErrors(t *testing.T) {
 		{name: "duplicate", text: "socket = 'a'\nsocket = 'b'\n", is: ErrFile, want: []string{"k.toml:2:", "already"}},
 		{name: "unknown key", text: "\n[log]\nlevle = \"info\"\n", is: ErrKey,
 			want: []string{"k.toml:3:", "log.levle", `"level"`}},
+		{name: "syntax", text: "[log]\nlevel = \"info\"\n[http\nlisten = \"\"\n", is: ErrFile, want: []string{"k.toml:3: expected"}},
 		{name: "unknown section", text: "[logs]\nlevel = 'info'\n", is: ErrKey,
 			want: []string{"k.toml:1:", "[logs]", `"log"`}},
 		{name: "wrong section", text: "[log]\nlisten = ''\n", is: ErrKey, want: []string{"k.toml:2:", `"http.listen"`}},
