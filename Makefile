@@ -38,9 +38,11 @@ help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 plugins: ## build every first-party policy to plugins/dist, compressed
+	@echo 'Policies: go fetches and compiles what their builder needs, then compiles each to WebAssembly.'
 	$(GO) run ./plugins/dist/build
 
 build: plugins
+	@echo 'Host: go compiles bin/kvhost and all that it needs, which takes minutes the first time.'
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
 
 run: build ## replay a trace through a real host: real socket, evict policy in wasm, chunks on disk
