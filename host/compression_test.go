@@ -259,7 +259,7 @@ func TestCompressionEndToEnd(t *testing.T) {
 		t.Logf("ratio %.3f by the account", ratio)
 	}
 	for _, way := range []string{"store", "load"} {
-		label := `{direction="` + way + `"}`
+		label := `{direction="` + way + `",model="m"}`
 		ratio := metric(t, h, "kvhost_codec_page_bytes_total"+label) / metric(t, h, "kvhost_codec_stored_bytes_total"+label)
 		if ratio < 1.3 || metric(t, h, "kvhost_codec_seconds_total"+label) <= 0 {
 			t.Errorf("%s: ratio %.3f by the metrics, want 1.3", way, ratio)
@@ -294,7 +294,7 @@ func TestCompressionEndToEnd(t *testing.T) {
 			}
 		}
 	}
-	if pages := metric(t, h, `kvhost_codec_page_bytes_total{direction="store"}`); pages != 0 {
+	if pages := metric(t, h, `kvhost_codec_page_bytes_total{direction="store",model="m"}`); pages != 0 {
 		t.Errorf("%.0f bytes were compressed with compression off", pages)
 	}
 	if damaged := metric(t, h, `kvhost_root_damaged_total{root="`+root+`"}`); damaged != 0 {

@@ -24,13 +24,23 @@ func ParsePattern(text string) (Pattern, error) {
 
 // Matches says whether a namespace of this text is meant.
 func (p Pattern) Matches(text string) bool {
+	v, ok := field(text, p.field)
+	return ok && glob(p.glob, v)
+}
+
+// Field is the value of a line of a namespace's text, and empty if there is none.
+func Field(text, name string) string {
+	v, _ := field(text, name)
+	return v
+}
+
+func field(text, name string) (value string, ok bool) {
 	for line := range strings.Lines(text) {
-		k, v, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
-		if k == p.field && glob(p.glob, v) {
-			return true
+		if k, v, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "="); k == name {
+			return v, true
 		}
 	}
-	return false
+	return "", false
 }
 
 // glob compares in one pass: after a mismatch, only the last star can take one byte more.

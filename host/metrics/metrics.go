@@ -276,7 +276,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 // NewRegistry returns a registry with all metrics of a host, of Go and of the process.
 func NewRegistry(h Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newCodecCollector(h.Engine),
+	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newCodecCollector(h.Store),
 		newClientCollector(h.Server), buildInfo(h.Version), newMemoryCollector(h.Server.Memory), newLimits(&h), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r

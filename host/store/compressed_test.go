@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/codec"
+	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/storetest"
 	"github.com/kvhost/kvhost/staging"
@@ -228,4 +229,64 @@ func TestDailyWritesAreWhatIsWritten(t *testing.T) {
 	}
 	r := f.store.roots[0]
 	equal(t, "bytes written today", r.budget.Spent(), r.Account.Used())
+}
+
+// TestWhatDoesNotGainIsStoredPlain: a namespace whose pieces gain nothing gets no more of them compressed, but for one from
+// time to time, beside another namespace that gains. Both are readable.
+func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
+	f := compressing(t, t.TempDir(), func(c *Config) { c.Roots[0].MaxEntries = 1024 })
+	const extent, gains, pieces = 16 << 10, 10, choice.Trial + 10
+	random := *f.ns
+	random.Model, random.Groups = "random", []chunk.Group{{Geometry: chunk.Uniform(1, 2, 1, extent)}}
+	half := random
+	half.Model = "half"
+	f.ns = &half
+	f.restart()
+	for n := range uint64(gains) {
+		if err := f.storeHalf(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	if f.space, err = f.store.Namespace(t.Context(), &random); err != nil {
+		t.Fatal(err)
+	}
+	compressed := 0
+	for n := range uint64(pieces) {
+		p, err := f.store.Put(t.Context(), f.request(n, n, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Compresses() {
+			compressed++
+		} else if p.FileBytes() != pieceformat.FileBytes(p.Plan()) {
+			t.Fatalf("a file of %d bytes, plain it has %d", p.FileBytes(), pieceformat.FileBytes(p.Plan()))
+		}
+		if err := write(p); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Publish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if compressed != 2 {
+		t.Errorf("%d of %d pieces that gain nothing were compressed, want the first and a trial", compressed, pieces)
+	}
+	l := f.lookup(0, 1, pieces-1)
+	defer l.Release()
+	equal(t, "hits of what gains nothing", l.Hits(), 3)
+	for i := range l.Hits() {
+		if _, err := read(l, i, 0); err != nil {
+			t.Error(err)
+		}
+	}
+	equal(t, "models", len(f.store.Compression()), 2)
+	for _, m := range f.store.Compression() {
+		want := choice.Figures{Model: "half", Encoded: choice.Flow{Pages: gains * 2 * extent, Stored: gains * (extent + 8)}}
+		if m.Model == "random" {
+			want = choice.Figures{Model: "random", Encoded: choice.Flow{Pages: 4 * extent, Stored: 4 * extent},
+				Plain: (pieces - 2) * 2 * extent}
+		}
+		equal(t, "figures", m, want)
+	}
 }

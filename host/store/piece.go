@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
@@ -147,6 +148,11 @@ func (p *Piece) Expected() Head {
 	plan := p.class.Plan
 	compressed := p.size != pieceformat.FileBytes(plan)
 	return Head{Plan: plan, DataOffset: pieceformat.DataOffset(len(plan.Extents()), compressed), Compressed: compressed}
+}
+
+// Decoded enters what was decompressed of the piece, and the time of the codec.
+func (p *Piece) Decoded(pages, stored int64, took time.Duration) {
+	p.class.Namespace.Compression.Decoded(pages, stored, took)
 }
 
 // File is the open file. The piece closes it.

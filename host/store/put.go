@@ -37,20 +37,21 @@ type PutRequest struct {
 
 // Put is a reservation: space for a piece that is being written. It ends with Publish or Abort.
 type Put struct {
-	root     *root
-	class    *catalog.Class
-	mark     entries.Mark
-	key      chunk.Key
-	parent   chunk.Key
-	depth    uint32
-	rank     uint32
-	ranks    uint64
-	tenant   uint32
-	stamp    int64
-	copy     *copyOf // of an entry of another level
-	fallback bool    // target is the built-in name
-	target   string
-	size     int64 // of the file by its head; 0: it has none yet
+	root       *root
+	class      *catalog.Class
+	mark       entries.Mark
+	key        chunk.Key
+	parent     chunk.Key
+	depth      uint32
+	rank       uint32
+	ranks      uint64
+	tenant     uint32
+	stamp      int64
+	copy       *copyOf // of an entry of another level
+	fallback   bool    // target is the built-in name
+	compresses bool    // it writes version 2
+	target     string
+	size       int64 // of the file by its head; 0: it has none yet
 
 	mu   sync.Mutex
 	temp string // there before file when the put was left a victim's
@@ -203,6 +204,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 // begin notes when the put began in its root.
 func (p *Put) begin(r *root) {
 	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.unsure.Load()
+	p.compresses = r.compresses(p)
 	if p.copy != nil {
 		p.stamp = p.copy.header.StoreTime // it is not younger than what it is a copy of
 	}

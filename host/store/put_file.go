@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -60,10 +62,22 @@ func (p *Put) Plan() *chunk.Plan { return p.class.Plan }
 
 // Compresses says whether the put writes version 2: extents that are stored as package codec encodes them, in the plan's
 // order and without gaps, under a head that [Put.HeadStored] writes when their lengths are known.
-func (p *Put) Compresses() bool {
+func (p *Put) Compresses() bool { return p.compresses }
+
+// compresses says whether a put that begins in the root is to compress.
+func (r *root) compresses(p *Put) bool {
 	plan := p.class.Plan
-	return p.root.cfg.Compressed && p.copy == nil && plan.PayloadBytes() >= leastCompressed &&
-		len(plan.Extents()) <= mostExtents
+	if !r.cfg.Compressed || p.copy != nil || plan.PayloadBytes() < leastCompressed || len(plan.Extents()) > mostExtents {
+		return false
+	}
+	g := plan.Geometry()
+	return p.class.Namespace.Compression.Compresses(choice.Always, g.PageBytes())
+}
+
+// Encoded enters what the put's compression has gained, and the time of the codec.
+func (p *Put) Encoded(stored int64, took time.Duration) {
+	g := p.class.Plan.Geometry()
+	p.class.Namespace.Compression.Encoded(g.PageBytes(), stored, took)
 }
 
 // isStored says whether the file is of version 2, so that its size is not known before it is written.

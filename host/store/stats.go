@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/figures"
@@ -56,6 +57,9 @@ func (s *Store) Stats() Stats {
 	}
 	return st
 }
+
+// Compression is what compression has taken and gained, by model.
+func (s *Store) Compression() []choice.Figures { return s.catalog.Compression.Figures() }
 
 func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 	add := func(h *policy.Handle, since time.Time, st policy.Stats, root string) *PolicyStats {

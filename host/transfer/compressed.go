@@ -75,8 +75,7 @@ func (w *pieceWriter) compressed(slot []byte, stored []pieceformat.Stored) (int6
 	}
 	size, err := c.end(slot, stored)
 	if err == nil {
-		g := w.plan.Geometry()
-		e.stats.encoded.add(g.PageBytes(), pieceformat.StoredBytes(stored), took)
+		put.Encoded(pieceformat.StoredBytes(stored), took)
 	}
 	return size, err
 }
@@ -141,7 +140,7 @@ func (r *pieceReader) scatterCompressed(head *store.Head, lo, hi int, base int64
 			}
 			pages, stored = pages+int64(extents[x].Len), stored+int64(head.Stored[x].Len)
 		}
-		r.engine.stats.decoded.add(pages, stored, time.Since(began))
+		r.piece.Decoded(pages, stored, time.Since(began))
 		if err := r.scatterFrom(r.pages, head, lo, mid, from); err != nil {
 			return err
 		}

@@ -43,7 +43,7 @@ func TestCompressedPiecesOfAGPUAreStaged(t *testing.T) {
 			if took := r.took(); len(took) != 1 || took[route] != 2*n {
 				t.Errorf("pieces by route: %v, want all %s", took, route)
 			}
-			if s := r.engine.Stats(); compresses && (s.Encoded.Pages != n*geo.PageBytes() || s.Decoded.Pages != n*geo.PageBytes()) {
+			if s := r.store.Compression()[0]; compresses && (s.Encoded.Pages != n*geo.PageBytes() || s.Decoded.Pages != n*geo.PageBytes()) {
 				t.Errorf("encoded %+v, decoded %+v", s.Encoded, s.Decoded)
 			}
 		})

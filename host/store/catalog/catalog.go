@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/policy"
 )
 
@@ -50,6 +51,8 @@ type Catalog struct {
 	log     *slog.Logger
 	Tenants *Tenants
 	Paths   *Paths
+
+	Compression choice.Set
 
 	admit  atomic.Pointer[Bindings[Admission]]
 	layout atomic.Pointer[Bindings[Layout]]

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
@@ -29,7 +29,8 @@ type Namespace struct {
 	Layout bound[Layout]
 	Place  bound[PlaceGeneration]
 
-	Element int // size of the numbers in its pages; 0 until a session has opened the namespace
+	Element     int // size of the numbers in its pages; 0 until a session has opened the namespace
+	Compression *choice.Namespace
 
 	current atomic.Pointer[map[uint32]*Class] // for new pieces; complete once a session has opened the namespace
 	classes []*Class                          // those of earlier policies too; guarded by Catalog.mu
@@ -200,6 +201,7 @@ func (c *Catalog) assignNumber(digest chunk.Digest, text string) (*Namespace, er
 	}
 	ns := &Namespace{
 		ID: uint32(len(c.byDigest)), Digest: digest, Text: text, KeyLen: keyLenOf(text), TTL: c.opt.Expiry(text),
+		Compression: c.Compression.Namespace(text),
 	}
 	ns.bind(c)
 	ns.current.Store(&map[uint32]*Class{})
@@ -220,13 +222,8 @@ func (ns *Namespace) bind(c *Catalog) {
 
 // keyLenOf reads the length of a namespace's keys from its text.
 func keyLenOf(text string) uint32 {
-	for line := range strings.Lines(text) {
-		if v, ok := strings.CutPrefix(line, "key_bytes="); ok {
-			n, err := strconv.Atoi(strings.TrimSpace(v))
-			if err == nil && n > 0 && n <= chunk.KeyBytes {
-				return uint32(n)
-			}
-		}
+	if n, err := strconv.Atoi(chunk.Field(text, "key_bytes")); err == nil && n > 0 && n <= chunk.KeyBytes {
+		return uint32(n)
 	}
 	return chunk.KeyBytes
 }

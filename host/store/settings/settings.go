@@ -10,9 +10,9 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
 	"time"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/capacity"
@@ -311,15 +311,9 @@ type Expiry struct {
 
 // TTL is the time to live of a namespace's entries, 0 for none: the first pattern that fits counts.
 func (c *Config) TTL(text string) time.Duration {
-	for line := range strings.Lines(text) {
-		model, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "model=")
-		if !ok {
-			continue
-		}
-		for _, e := range c.Expiries {
-			if fits, _ := path.Match(e.Model, model); fits {
-				return e.TTL
-			}
+	for _, e := range c.Expiries {
+		if fits, _ := path.Match(e.Model, chunk.Field(text, "model")); fits {
+			return e.TTL
 		}
 	}
 	return 0

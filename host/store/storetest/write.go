@@ -3,6 +3,7 @@ package storetest
 
 import (
 	"context"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/codec"
@@ -19,6 +20,7 @@ type Put interface {
 	Compresses() bool
 	Element() int
 	HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64
+	Encoded(stored int64, took time.Duration)
 	File() (staging.File, error)
 	Abort(cause error)
 	Publish(ctx context.Context) error
@@ -61,6 +63,7 @@ func compress(p Put, image []byte, table []uint64) int64 {
 		at += copy(data[at:], room[:n])
 	}
 	clear(data[at:])
+	p.Encoded(int64(at), 0)
 	return p.HeadStored(image, table, stored)
 }
 
