@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
@@ -94,9 +95,11 @@ func TestQuarantineIsCountedAtAStart(t *testing.T) {
 }
 
 // TestScanHangsIsNoDamage: a root that gives no answer in the middle of its scan is scanned again when it is back.
-func TestScanHangsIsNoDamage(t *testing.T) {
+func TestScanHangsIsNoDamage(t *testing.T) { synctest.Test(t, testScanHangsIsNoDamage) }
+
+func testScanHangsIsNoDamage(t *testing.T) {
 	f, faulty := faultyFixture(t, 20, func(c *Config) {
-		c.IOTimeout, c.UpkeepEvery, c.ScanWait = shortIO, shortIO/100, -1
+		c.IOTimeout, c.UpkeepEvery, c.ScanWait = shortIO, shortIO/100, -1 // of a bubble's clock, which stands still while a disk works
 	})
 	t.Cleanup(faulty.Release)
 	f.mustPut(0, 1, 2)
