@@ -286,7 +286,7 @@ var scalars = map[string]change{
 	"otlp.endpoint":       {value: `"http://127.0.0.1:9"`, check: exported("http://127.0.0.1:9/v1/traces")},
 	"otlp.headers_file":   {value: `"headers"`, also: "endpoint = \"http://127.0.0.1:9\"\n", check: exported(`"headers":1`)},
 	"otlp.sample_ratio":   {value: "0.25", also: "endpoint = \"http://127.0.0.1:9\"\n", check: exported(`"ratio":0.25`)},
-	"otlp.timeout":        {value: `"3s"`, also: "endpoint = \"http://127.0.0.1:9\"\n", check: exported(`"timeout":3`)},
+	"otlp.timeout":        {value: `"3s"`, also: "endpoint = \"http://127.0.0.1:9\"\n", check: exported(`"timeout":"3s"`)},
 	"http.ready_roots":    {value: `"any"`, check: readyRoots},
 	"http.ready_policies": {value: "false", check: nil}, // seen in TestReadyAfterReload
 	"http.ready_scan":     {value: "false", check: nil}, // likewise
