@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy/policytest"
@@ -17,7 +18,8 @@ func TestNeedsFollowCapacityAndPolicy(t *testing.T) {
 	if err := os.Chmod(c.PolicyCache, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	c.Policies = []config.Policy{{Module: "lru"}, {Module: "prefix"}}
+	fuel := config.Fuel{Time: time.Minute} // it is their memory that is measured, also on a busy machine
+	c.Policies = []config.Policy{{Module: "lru", Fuel: fuel}, {Module: "prefix", Fuel: fuel}}
 	c.Roots = []config.Root{{Path: "/a", Capacity: 200 << 40, Evict: "lru"}, {Path: "/b", Capacity: 200 << 40, Evict: "prefix"},
 		{Path: "/c", Capacity: 8 << 40, Evict: "prefix"}}
 	needs, all, err := Needs(t.Context(), c)
