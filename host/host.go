@@ -176,7 +176,8 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 		files, capacity := h.devices.RootFS(i, r, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
-			Compressed: s.Compression == config.CompressionHuffman && !r.InMemory() && !r.Shared,
+			Compressed: s.Compression != config.CompressionOff && !r.InMemory() && !r.Shared,
+			Measured:   s.Compression == config.CompressionAuto,
 			Volatile:   r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			ForPieces: r.ForPieces || r.InMemory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],

@@ -60,6 +60,7 @@ func rootStatus(r *store.RootStats) *proto.RootStatus {
 		Path: r.Path, Capacity: uint64(r.Capacity), Used: uint64(r.Used), Entries: uint64(r.Entries), Reason: r.Reason,
 		Writing: uint64(r.Writing), Quarantine: uint64(r.Held), Orphaned: uint64(r.Orphaned), Limit: uint64(r.Limit),
 		Scanning: r.Scanning, Evictions: r.Evictions, Sheds: r.Sheds, Outages: r.Outages, Damaged: r.Damaged, Shared: r.Shared != nil,
+		Compression: r.Why,
 	}
 	if !r.Since.IsZero() {
 		out.Since = float64(r.Since.UnixMilli()) / 1e3

@@ -170,7 +170,7 @@ type Store struct {
 	HighWatermark float64 // of the capacity
 	LowWatermark  float64
 	Durability    string        // DurabilityNone, DurabilityBatch, DurabilityStrict
-	Compression   string        // CompressionOff, CompressionHuffman
+	Compression   string        // CompressionOff, CompressionAuto, CompressionHuffman
 	IOTimeout     time.Duration // 0: none
 	Seed          int64
 	HostID        string        // empty: from the machine's id
@@ -196,6 +196,7 @@ const (
 	DurabilityStrict = "strict"
 
 	CompressionOff     = "off"
+	CompressionAuto    = "auto"
 	CompressionHuffman = "huffman"
 )
 

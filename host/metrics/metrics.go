@@ -104,6 +104,8 @@ var rootMetrics = []rootMetric{
 		shared(func(s *store.SharedStats) float64 { return float64(s.Spared) })},
 	{"root_shared_given_up_total", "Evictor: hosts declared dead.", counter,
 		shared(func(s *store.SharedStats) float64 { return float64(s.GivenUp) })},
+	{"root_compression_least_ratio", "Ratio of page bytes to stored bytes from which on chunks are compressed; +Inf: none is.", gauge,
+		func(r *store.RootStats) float64 { return r.Least }},
 	{"root_entries", "Entries in the index.", gauge, func(r *store.RootStats) float64 { return float64(r.Entries) }},
 	{"root_index_bytes", "Memory of the index.", gauge, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
 	{"root_scanning", "1 while the scan at the start runs.", gauge,

@@ -4887,6 +4887,7 @@ type RootStatus struct {
 	Outages       uint64                 `protobuf:"varint,15,opt,name=outages,proto3" json:"outages,omitempty"`
 	Damaged       uint64                 `protobuf:"varint,16,opt,name=damaged,proto3" json:"damaged,omitempty"`
 	Shared        bool                   `protobuf:"varint,17,opt,name=shared,proto3" json:"shared,omitempty"`
+	Compression   string                 `protobuf:"bytes,18,opt,name=compression,proto3" json:"compression,omitempty"` // what was measured to choose it, and what follows; empty: nothing is measured
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5038,6 +5039,13 @@ func (x *RootStatus) GetShared() bool {
 		return x.Shared
 	}
 	return false
+}
+
+func (x *RootStatus) GetCompression() string {
+	if x != nil {
+		return x.Compression
+	}
+	return ""
 }
 
 var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
@@ -5405,7 +5413,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x04from\x18\x03 \x01(\tR\x04from\x12\x1a\n" +
 	"\bhandover\x18\x04 \x01(\tR\bhandover\x12\x18\n" +
 	"\aentries\x18\x05 \x01(\x04R\aentries\x12\x18\n" +
-	"\aseconds\x18\x06 \x01(\x01R\aseconds\"\xcc\x03\n" +
+	"\aseconds\x18\x06 \x01(\x01R\aseconds\"\xee\x03\n" +
 	"\n" +
 	"RootStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
@@ -5427,7 +5435,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05sheds\x18\x0e \x01(\x04R\x05sheds\x12\x18\n" +
 	"\aoutages\x18\x0f \x01(\x04R\aoutages\x12\x18\n" +
 	"\adamaged\x18\x10 \x01(\x04R\adamaged\x12\x16\n" +
-	"\x06shared\x18\x11 \x01(\bR\x06shared*\xf4\x01\n" +
+	"\x06shared\x18\x11 \x01(\bR\x06shared\x12 \n" +
+	"\vcompression\x18\x12 \x01(\tR\vcompression*\xf4\x01\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x15\n" +

@@ -204,7 +204,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 // begin notes when the put began in its root.
 func (p *Put) begin(r *root) {
 	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.unsure.Load()
-	p.compresses = r.compresses(p)
+	p.compresses = compresses(r, p)
 	if p.copy != nil {
 		p.stamp = p.copy.header.StoreTime // it is not younger than what it is a copy of
 	}

@@ -64,14 +64,17 @@ func (p *Put) Plan() *chunk.Plan { return p.class.Plan }
 // order and without gaps, under a head that [Put.HeadStored] writes when their lengths are known.
 func (p *Put) Compresses() bool { return p.compresses }
 
-// compresses says whether a put that begins in the root is to compress.
-func (r *root) compresses(p *Put) bool {
+// compresses says whether a put that begins in a root is to compress.
+func compresses(r *root, p *Put) bool {
 	plan := p.class.Plan
 	if !r.cfg.Compressed || p.copy != nil || plan.PayloadBytes() < leastCompressed || len(plan.Extents()) > mostExtents {
 		return false
 	}
-	g := plan.Geometry()
-	return p.class.Namespace.Compression.Compresses(choice.Always, g.PageBytes())
+	g, least := plan.Geometry(), choice.Always
+	if r.meter.gain != nil {
+		least = r.meter.gain.Least()
+	}
+	return p.class.Namespace.Compression.Compresses(least, g.PageBytes())
 }
 
 // Encoded enters what the put's compression has gained, and the time of the codec.

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/evictor"
@@ -38,7 +39,7 @@ type root struct {
 	recovery  *recovery.Root
 	directory *health.Directory
 	renaming  renaming
-	meter     health.Meter
+	meter     meter
 
 	turn        *semaphore.Weighted // held by the one reservation that may evict
 	evicting    []entries.Eviction  // of the turn's holder, like victimPaths
@@ -55,6 +56,12 @@ type root struct {
 	unsure   atomic.Uint32  // batches that could not be made durable
 	unsynced []entries.Mark // entries that a batch has yet to make durable; guarded by mu, like the rest
 	suspects []entries.Mark // entries whose files gave no answer
+}
+
+// meter measures the root's files, and whether compression saves time there: not, if gain is nil.
+type meter struct {
+	health.Meter
+	gain *choice.Root
 }
 
 // openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
@@ -90,6 +97,9 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		r.Hits.Start()
 	}
 	r.meter.Now, r.victimPaths.root = s.cfg.Now, r
+	if cfg.Compressed && cfg.Measured {
+		r.meter.gain = s.catalog.Compression.Root(&r.meter, cfg.Speeds, log)
+	}
 	h := s.cfg.Policies.Evict
 	if cfg.Evict != nil {
 		h = cfg.Evict
@@ -166,9 +176,9 @@ func (r *root) invites() bool {
 	return plenty && r.Health.State() == health.In
 }
 
-// metered observes a file's transfers where there is a choice of roots to be made.
+// metered observes a file's transfers where there is a choice to be made by them: of roots, or whether to compress.
 func (r *root) metered(f staging.File) staging.File {
-	if len(r.store.roots) < 2 {
+	if len(r.store.roots) < 2 && r.meter.gain == nil {
 		return f
 	}
 	return r.meter.File(f)

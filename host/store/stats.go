@@ -1,6 +1,7 @@
 package store
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -97,6 +98,11 @@ func (r *root) stats() RootStats {
 		Scanning: r.Scanning(), Scanned: n.Scanned.Load(), Recovered: c.Recovered, Renamed: n.Renamed.Load(),
 		Swept: n.Swept.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
 		Shared: r.custody.stats(), Evict: r.Evictor.Stats(),
+	}
+	if st.Least = math.Inf(1); r.meter.gain != nil {
+		st.Least, st.Why = r.meter.gain.Least(), r.meter.gain.Why()
+	} else if r.cfg.Compressed {
+		st.Least = choice.Always
 	}
 	h := r.Health.Report()
 	st.State, st.Reason, st.Since, st.Outages = h.State, h.Reason, h.Since, h.Outages

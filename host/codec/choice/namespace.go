@@ -20,6 +20,7 @@ const window = 64 << 20
 
 // Namespace is what the pieces of one namespace have gained. It is safe for concurrent use.
 type Namespace struct {
+	set   *Set
 	model *Model
 
 	mu            sync.Mutex
@@ -34,6 +35,7 @@ func (n *Namespace) Compresses(least float64, pages int64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.ratio() >= least {
+		n.plain = 0
 		return true
 	}
 	if n.plain++; n.plain < Trial {
@@ -54,6 +56,7 @@ func (n *Namespace) ratio() float64 {
 
 // Encoded enters a piece: its page bytes, what is stored of them, and the time of the codec.
 func (n *Namespace) Encoded(pages, stored int64, took time.Duration) {
+	n.set.encoding.observe(pages, took)
 	n.model.encoded.add(pages, stored, took)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -68,5 +71,6 @@ func (n *Namespace) Encoded(pages, stored int64, took time.Duration) {
 
 // Decoded enters extents that were loaded.
 func (n *Namespace) Decoded(pages, stored int64, took time.Duration) {
+	n.set.decoding.observe(pages, took)
 	n.model.decoded.add(pages, stored, took)
 }

@@ -18,6 +18,8 @@ const Other = "other"
 
 // Set makes the namespaces of a store, and has their figures by model. The zero Set is ready.
 type Set struct {
+	encoding, decoding speed // of the codec in a worker
+
 	mu     sync.Mutex
 	models map[string]*Model
 }
@@ -54,9 +56,9 @@ type Figures struct {
 	Plain            int64 // page bytes of pieces that were not compressed because that would not be worth it
 }
 
-// Namespace is that of a namespace's text, of which nothing is known yet.
+// Namespace is that of a namespace's text, of which nothing is known yet: its first piece is compressed.
 func (s *Set) Namespace(text string) *Namespace {
-	return &Namespace{model: s.model(chunk.Field(text, "model"))}
+	return &Namespace{set: s, model: s.model(chunk.Field(text, "model")), plain: Trial - 1}
 }
 
 func (s *Set) model(name string) *Model {

@@ -61,6 +61,9 @@ type Root struct {
 	Foreign     uint64 // files at the start that are not the store's; left alone
 	Unclaimed   uint64 // sound pieces at the start that no name leads to; quarantined
 
+	Least float64 // ratio from which on chunks are compressed; infinite: none is
+	Why   string  // what that was measured by; empty: nothing is measured
+
 	Shared *shared.Stats // nil unless hosts share the root
 
 	Evict policy.Stats

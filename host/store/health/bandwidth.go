@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Bandwidth is a moving average of the bytes per second of single transfers, 0 before the first. It is what one request
+// Bandwidth is the bytes per second of single transfers by a moving average of the time of a byte, 0 before the first. It is what one request
 // gets, with the queueing in the device: that is what a place policy needs to weigh roots.
 type Bandwidth struct{ bps atomic.Uint64 }
 
@@ -22,18 +22,22 @@ func (b *Bandwidth) Observe(n int, took time.Duration) {
 	if n < smallest || took <= 0 {
 		return
 	}
-	seen := uint64(float64(n) / took.Seconds())
-	old := b.bps.Load()
-	if old != 0 {
-		seen = old + seen/16 - old/16
+	aByte := took.Seconds() / float64(n)
+	if old := b.bps.Load(); old != 0 {
+		aByte = (aByte + 15/float64(old)) / 16
 	}
-	b.bps.Store(max(1, seen)) // a concurrent observation may be lost: it is an average
+	b.bps.Store(max(1, uint64(1/aByte))) // a concurrent observation may be lost: it is an average
 }
 
 // Meter observes the transfers of files.
 type Meter struct {
 	Reads, Writes Bandwidth
 	Now           func() time.Time
+}
+
+// Speeds are the bytes per second of writes and reads.
+func (m *Meter) Speeds() (write, read uint64) {
+	return m.Writes.BytesPerSecond(), m.Reads.BytesPerSecond()
 }
 
 // File is f with its transfers observed.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/policy/shadow"
 	"github.com/kvhost/kvhost/host/store/capacity"
@@ -75,6 +76,7 @@ type RootConfig struct {
 	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
 	Through      bool           // what is stored is copied to the next level at once
 	Compressed   bool           // pieces that are stored here are compressed; not of Shared
+	Measured     bool           // of Compressed: only those for which that saves time, by what is measured
 	Volatile     bool           // it is empty after a start: an orderly end copies what it holds to the next level
 	Level        int            // 0 is nearest: entries are stored there, and looked for there first
 	Shared       bool           // other hosts use it too: no exclusive lock
@@ -89,6 +91,7 @@ type RootConfig struct {
 	Poll      time.Duration         // of Shared: how soon the hosts see what others have stored: 1 s
 	Lapse     time.Duration         // of Shared: how long a host can be silent before the others give it up: 10 s
 	Scheduler *sharedroot.Scheduler // of Shared, in tests
+	Speeds    func() choice.Speeds  // of Measured, in tests
 }
 
 // Bounds are what the root may take.

@@ -573,8 +573,9 @@ class Release(_message.Message):
     def __init__(self, lease: _Optional[int] = ...) -> None: ...
 
 class RootStatus(_message.Message):
-    __slots__ = ["capacity", "damaged", "entries", "evictions", "limit", "orphaned", "outages", "path", "quarantine", "reason", "scanning", "shared", "sheds", "since", "state", "used", "writing"]
+    __slots__ = ["capacity", "compression", "damaged", "entries", "evictions", "limit", "orphaned", "outages", "path", "quarantine", "reason", "scanning", "shared", "sheds", "since", "state", "used", "writing"]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     EVICTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -592,6 +593,7 @@ class RootStatus(_message.Message):
     USED_FIELD_NUMBER: _ClassVar[int]
     WRITING_FIELD_NUMBER: _ClassVar[int]
     capacity: int
+    compression: str
     damaged: int
     entries: int
     evictions: int
@@ -608,7 +610,7 @@ class RootStatus(_message.Message):
     state: RootState
     used: int
     writing: int
-    def __init__(self, path: _Optional[str] = ..., capacity: _Optional[int] = ..., used: _Optional[int] = ..., entries: _Optional[int] = ..., state: _Optional[_Union[RootState, str]] = ..., reason: _Optional[str] = ..., since: _Optional[float] = ..., writing: _Optional[int] = ..., quarantine: _Optional[int] = ..., orphaned: _Optional[int] = ..., limit: _Optional[int] = ..., scanning: bool = ..., evictions: _Optional[int] = ..., sheds: _Optional[int] = ..., outages: _Optional[int] = ..., damaged: _Optional[int] = ..., shared: bool = ...) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., capacity: _Optional[int] = ..., used: _Optional[int] = ..., entries: _Optional[int] = ..., state: _Optional[_Union[RootState, str]] = ..., reason: _Optional[str] = ..., since: _Optional[float] = ..., writing: _Optional[int] = ..., quarantine: _Optional[int] = ..., orphaned: _Optional[int] = ..., limit: _Optional[int] = ..., scanning: bool = ..., evictions: _Optional[int] = ..., sheds: _Optional[int] = ..., outages: _Optional[int] = ..., damaged: _Optional[int] = ..., shared: bool = ..., compression: _Optional[str] = ...) -> None: ...
 
 class RouteStatus(_message.Message):
     __slots__ = ["busy_seconds", "bytes", "direction", "errors", "files", "gpu", "in_flight", "root", "route"]

@@ -1,0 +1,129 @@
+package choice
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// Speeds are bytes per second that one worker gets beside the others: of files to and from a root, and of pages through
+// the codec. 0 is not measured yet.
+type Speeds struct{ Write, Read, Encode, Decode uint64 }
+
+// What compression must save before it is begun. It goes on for as long as it saves anything.
+const margin = 0.95
+
+// Root decides for one root how much a chunk must gain to be compressed, by what is measured as chunks are stored and loaded.
+type Root struct {
+	Speeds func() Speeds
+	Log    *slog.Logger
+
+	state atomic.Int32 // of bf16
+}
+
+// What is done with chunks of the usual ratio.
+const (
+	unknown = iota
+	plain
+	compressed
+)
+
+// Files measure those of a root.
+type Files interface {
+	Speeds() (write, read uint64)
+}
+
+// Root is that of a root whose files are measured. If speeds is not nil it is asked instead of them and of the codec.
+func (s *Set) Root(f Files, speeds func() Speeds, log *slog.Logger) *Root {
+	if speeds == nil {
+		speeds = func() (now Speeds) {
+			now.Write, now.Read = f.Speeds()
+			now.Encode, now.Decode = s.encoding.bytesPerSecond(), s.decoding.bytesPerSecond()
+			return now
+		}
+	}
+	return &Root{Speeds: speeds, Log: log}
+}
+
+// speed is how fast the codec is, by a moving average of the time of a byte.
+type speed struct{ nanoseconds atomic.Uint64 } // of a byte, the bits of a float
+
+// smallest is the least run of the codec that says something about its speed.
+const smallest = 16 << 10
+
+func (s *speed) observe(bytes int64, took time.Duration) {
+	if bytes < smallest || took <= 0 {
+		return
+	}
+	seen := float64(took) / float64(bytes)
+	if old := math.Float64frombits(s.nanoseconds.Load()); old != 0 {
+		seen = old + (seen-old)/16
+	}
+	s.nanoseconds.Store(math.Float64bits(seen)) // a concurrent observation may be lost: it is an average
+}
+
+// bytesPerSecond is 0 before the first run.
+func (s *speed) bytesPerSecond() uint64 {
+	if aByte := math.Float64frombits(s.nanoseconds.Load()); aByte != 0 {
+		return uint64(float64(time.Second) / aByte)
+	}
+	return 0
+}
+
+// Least is the ratio from which on a chunk is to be compressed now; infinite if none is. It logs what changes for chunks of
+// the usual ratio.
+func (r *Root) Least() float64 {
+	s, was := r.Speeds(), r.state.Load()
+	least, known := s.least(was == compressed)
+	now := int32(plain)
+	switch {
+	case !known:
+		now = unknown
+	case least <= Usual:
+		now = compressed
+	}
+	if now != was && r.state.CompareAndSwap(was, now) {
+		r.Log.Info("compression chosen", "compressed", now == compressed, "why", r.Why())
+	}
+	return least
+}
+
+// Why says what was measured, and what follows.
+func (r *Root) Why() string {
+	s := r.Speeds()
+	least, known := s.least(r.state.Load() == compressed)
+	const gb = 1e9
+	figures := fmt.Sprintf("a worker writes %.2f and reads %.2f GB/s, and the codec's are %.2f and %.2f GB/s",
+		float64(s.Write)/gb, float64(s.Read)/gb, float64(s.Encode)/gb, float64(s.Decode)/gb)
+	switch {
+	case !known:
+		return "not measured yet"
+	case math.IsInf(least, 1):
+		return figures + ": the codec takes longer than it saves"
+	}
+	return fmt.Sprintf("%s: it saves time from a ratio of %.2f on", figures, least)
+}
+
+// least compares the time of a byte that is written once and read twice, as it is and compressed: the codec's, and that of
+// fewer bytes in the file. A direction counts once both its speeds are known. In one worker they take turns, so what
+// workers gain by doing them at the same time is on top.
+func (s Speeds) least(begun bool) (ratio float64, known bool) {
+	var file, codec float64
+	add := func(times float64, f, c uint64) {
+		if f > 0 && c > 0 {
+			file, codec = file+times/float64(f), codec+times/float64(c)
+		}
+	}
+	add(1, s.Write, s.Encode)
+	add(2, s.Read, s.Decode)
+	most := file
+	if !begun {
+		most *= margin
+	}
+	if most <= codec {
+		return math.Inf(1), file > 0
+	}
+	return max(Always, file/(most-codec)), true
+}
