@@ -74,9 +74,10 @@ func (d *Dir) make(dir string) error {
 }
 
 // CountDirs counts the directories that are there when the root is opened. Those without others in them, nearly all, are
-// not read where the file system counts a directory's own (as links to it).
+// not read where the file system counts a directory's own (as links to it). The place policies that the root keeps count
+// with them, for a module takes as much as hundreds of directories, but not in a root that they would take a good part of.
 func (d *Dir) CountDirs(ctx context.Context) {
-	n := int64(0)
+	n, kept, policies := int64(0), int64(0), d.Slash+pieceformat.PoliciesDir
 	pending := []string{d.Path}
 	for len(pending) > 0 && ctx.Err() == nil {
 		dir := pending[len(pending)-1]
@@ -86,7 +87,7 @@ func (d *Dir) CountDirs(ctx context.Context) {
 			continue // it went, or nobody may look into it
 		}
 		n++
-		if info.Links == noneInside {
+		if info.Links == noneInside && dir != policies {
 			continue
 		}
 		inside, err := d.FS.ReadDir(dir)
@@ -96,11 +97,20 @@ func (d *Dir) CountDirs(ctx context.Context) {
 		for _, e := range inside {
 			if e.IsDir() {
 				pending = append(pending, dir+"/"+e.Name())
+			} else if dir == policies {
+				info, _ := d.FS.Stat(dir + "/" + e.Name()) // nothing, if it went
+				kept += (info.Size + dirBytes - 1) / dirBytes
 			}
 		}
 	}
+	if kept*dirBytes <= d.account.Capacity()/policiesShare {
+		n += kept
+	}
 	d.account.Directories(n * dirBytes)
 }
+
+// policiesShare is the part of a root's capacity that the place policies in it may take and still count.
+const policiesShare = 16
 
 // noneInside is how many links a directory without others in it has: its name, and its own entry for itself.
 const noneInside = 2
