@@ -249,8 +249,8 @@ func newPolicyPromote() *cobra.Command {
 		Use:   "promote SHADOW",
 		Short: "Make a shadow of a running host its evict policy",
 		Long: `Starts a new instance of the shadow's module, replays every entry to it in order of last touch,
-and lets it evict. The shadow ends. The change lasts until the host restarts. To keep it, write it to the
-configuration.`,
+and lets it evict. The shadow ends. The change lasts until the host restarts or reloads its configuration (SIGHUP).
+To keep it, write it to the configuration.`,
 		Args: wantArgs(1, 1, "the name of one shadow"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Name = args[0]
