@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"strings"
@@ -37,8 +38,10 @@ func compressing(t testing.TB, dir string, change ...func(*Config)) *fixture {
 }
 
 // storeHalf stores a piece of which every second extent is one repeated byte.
-func (f *fixture) storeHalf(n uint64) error {
-	p, err := f.store.Put(context.Background(), f.request(n, n, 0))
+func (f *fixture) storeHalf(n uint64) error { return f.storeHalfOf(n, 0) }
+
+func (f *fixture) storeHalfOf(n uint64, rank uint32) error {
+	p, err := f.store.Put(context.Background(), f.request(n, n, rank))
 	if err != nil {
 		return err
 	}
@@ -47,7 +50,7 @@ func (f *fixture) storeHalf(n uint64) error {
 		return err
 	}
 	defer pool.Close()
-	data := payload(p.Plan(), p.key, 0)
+	data := payload(p.Plan(), p.key, rank)
 	for i, e := range p.Plan().Extents() {
 		if i%2 == 1 {
 			for j := range e.Len {
@@ -341,5 +344,31 @@ func TestCompressionWhereItSavesTime(t *testing.T) {
 	p.Encoded(page/2, time.Millisecond)
 	if s := f.store.roots[0].meter.gain.Speeds(); s.Encode < page*999 || s.Encode > page*1000 {
 		t.Errorf("%d bytes per second of the codec, want %d", s.Encode, page*1000)
+	}
+}
+
+// TestDamageAtAStartCostsNoOtherEntry: the scan of a full root finds a damaged file. What its entry then lacks is reserved
+// at the size of a piece that cannot be compressed, and the damaged file is kept. Neither is at the cost of another entry.
+func TestDamageAtAStartCostsNoOtherEntry(t *testing.T) {
+	for _, compressed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("compressed=%t", compressed), func(t *testing.T) {
+			f := compressing(t, t.TempDir(), func(c *Config) { c.Roots[0].Compressed = compressed })
+			f.ns.TensorParallel = 2
+			f.restart()
+			for n := range uint64(4) {
+				f.must(f.storeHalfOf(n, 0))
+				f.must(f.storeHalfOf(n, 1))
+			}
+			f.cfg.Roots[0].Capacity = f.store.Stats().Roots[0].Used
+			f.must(os.Truncate(f.pieceFile(3, 1), 2*pieceformat.Page))
+			f.crash()
+			for n := range uint64(4) {
+				equal(t, fmt.Sprintf("key %d is a hit", n), f.has(n), n != 3)
+			}
+			equal(t, "Evictions", f.store.Stats().Roots[0].Evictions, 0)
+			if st := f.store.Stats().Roots[0]; st.Used > st.Capacity {
+				t.Errorf("%d bytes used of %d", st.Used, st.Capacity)
+			}
+		})
 	}
 }

@@ -8,14 +8,17 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // Ranks of one entry that stand under names of several policies, at a start with whatever policy.
@@ -225,14 +228,15 @@ func TestRanksUnderSeveralNamings(t *testing.T) {
 	}
 }
 
-// TestPutDuringAScanOfAnEarlierNaming: a client stores what a scan has not come to, whose file has an earlier policy's
-// name, or one rank of it that name and the other the built-in one. The put finds it, and nothing is there twice.
+// TestPutDuringAScanOfAnEarlierNaming: a client stores what a scan has not come to, or it is copied from another level.
+// Its files have an earlier policy's name, or one rank has that name and the other the built-in one. The put finds them,
+// and nothing is there twice.
 func TestPutDuringAScanOfAnEarlierNaming(t *testing.T) {
-	for _, first := range []string{"1/1/1", ""} {
-		t.Run("first "+first, func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), 6, 2, inOrder(false), func(c *Config) {
-				if first != "" {
-					c.Policies.Place = widths(t, first)
+	for _, c := range []struct{ first, what string }{{"1/1/1", "put"}, {"", "put"}, {"1/1/1", "copy"}} {
+		t.Run(c.what+" "+c.first, func(t *testing.T) {
+			f := newFixture(t, t.TempDir(), 6, 2, inOrder(false), func(cfg *Config) {
+				if c.first != "" {
+					cfg.Policies.Place = widths(t, c.first)
 				}
 			})
 			f.must(f.put(0, 0))
@@ -241,9 +245,16 @@ func TestPutDuringAScanOfAnEarlierNaming(t *testing.T) {
 			f.must(f.put(0, 1))
 			f.cfg.Policies.Place = widths(t, "4/4")
 			g := f.reopenGated()
+			open := sync.OnceFunc(func() { close(g.gate) })
+			defer open()
 			var puts []*Put
 			for rank := range uint32(2) {
-				p, err := f.store.Put(t.Context(), f.request(0, 0, rank))
+				q := f.request(0, 0, rank)
+				if c.what == "copy" {
+					h := &pieceformat.Header{Plan: f.space.Plan(0).Digest()}
+					q.copy = &copyOf{entry: &moves.Entry{Namespace: f.space}, header: h, level: f.store.levels[0]}
+				}
+				p, err := f.store.Put(t.Context(), q)
 				if !errors.Is(err, ErrResident) {
 					t.Errorf("rank %d is stored again: %v", rank, err)
 				}
@@ -252,7 +263,7 @@ func TestPutDuringAScanOfAnEarlierNaming(t *testing.T) {
 					puts = append(puts, p)
 				}
 			}
-			close(g.gate)
+			open()
 			<-f.store.ScanDone()
 			for _, p := range puts {
 				f.must(p.Publish(t.Context()))
@@ -260,6 +271,30 @@ func TestPutDuringAScanOfAnEarlierNaming(t *testing.T) {
 			f.mustRead(0)
 			f.checkUsed()
 			equal(t, "files", len(f.files()), 2)
+		})
+	}
+}
+
+// TestRenameInDoubt: the scan gives a piece that nobody has named another name, and is told that it failed. Where it
+// happened all the same the piece is an entry's, else it is left until the next start; its bytes are in the account.
+func TestRenameInDoubt(t *testing.T) {
+	for fault, hit := range map[string]bool{"eio": false, "eio after": true} {
+		t.Run(fault, func(t *testing.T) {
+			faulty := faultfs.New(ordered{staging.OS(), true})
+			f := newFixture(t, t.TempDir(), 6, 1, inOrder(true), func(c *Config) { c.FS = faulty })
+			f.mustPut(0)
+			b, err := os.ReadFile(f.pieceFile(0, 0))
+			f.must(err)
+			f.must(os.Remove(f.pieceFile(0, 0)))
+			put(t, filepath.Join(f.cfg.Roots[0].Path, "zz", "z.kv"), b) // the scan comes to it last
+			faulty.Set(faultfs.MustRules("publish ** : " + fault)...)
+			f.crash()
+			faulty.Set()
+			equal(t, "it is a hit", f.has(0), hit)
+			f.checkUsed()
+			f.restart()
+			f.mustRead(0)
+			f.checkUsed()
 		})
 	}
 }

@@ -75,16 +75,15 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 	}
 	class := p.class // p's is its entry's in the end
 	defer class.Release()
-	if q.copy != nil { // what would be stored twice the index refuses
-		return s.reserve(ctx, p, &q)
+	if q.copy == nil { // what a copy would store twice the index refuses
+		p.offer(s, &q)
+		stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
+		if err := stripe.Acquire(ctx, 1); err != nil {
+			return nil, err
+		}
+		defer stripe.Release(1)
+		s.renew(p)
 	}
-	p.offer(s, &q)
-	stripe := s.stripes[p.mark.Fingerprint%uint64(len(s.stripes))]
-	if err := stripe.Acquire(ctx, 1); err != nil {
-		return nil, err
-	}
-	defer stripe.Release(1)
-	s.renew(p)
 	for _, r := range s.roots {
 		r.recovery.Seek(p.class, &p.key, p.rank)
 	}

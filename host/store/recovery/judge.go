@@ -69,17 +69,23 @@ func (j Exclusive) Rename(
 		if to == from { // a policy that changes its names
 			return to, fallback, true
 		}
-		if err = d.Move(from, to); err == nil {
+		err = d.Move(from, to)
+		stands := err != nil && isPiece(d, to, cl, h)
+		if stands {
+			if _, gone := d.FS.Stat(from); errors.Is(gone, fs.ErrNotExist) {
+				err = nil // it happened all the same
+			}
+		}
+		if err == nil {
 			c.root.Count.Renamed.Add(1)
 			return to, fallback, true
 		}
-		there, _, lerr := d.Look(to)
-		if lerr == nil && cl.IsPiece(&there, &h.Key, h.Rank) || !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTDIR) {
+		if stands || !taken(err) {
 			break
 		}
 	}
 	switch {
-	case !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTDIR):
+	case !taken(err):
 		c.Unreadable(from, err)
 	case c.root.sameFile(from, to): // another name of a piece, whose bytes are counted once
 		d.Discard(from, 0)
@@ -87,6 +93,15 @@ func (j Exclusive) Rename(
 		c.root.unclaimed(from, err)
 	}
 	return "", false, false
+}
+
+// taken says of an error of [files.Dir.Move] that something else has the name, or stands on the way to it.
+func taken(err error) bool { return errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENOTDIR) }
+
+// isPiece says whether the file with a name is the piece of a header.
+func isPiece(d *Directory, name string, cl *catalog.Class, h *pieceformat.Header) bool {
+	there, _, err := d.Look(name)
+	return err == nil && cl.IsPiece(&there, &h.Key, h.Rank)
 }
 
 func (r *Root) sameFile(a, b string) bool {
@@ -108,10 +123,6 @@ func (r *Root) unclaimed(name string, cause error) {
 // load would open.
 func (j Exclusive) resolve(c *Scan, found entries.Conflict, name string, h *pieceformat.Header, allocated int64) {
 	d, cl := c.root.Kept, found.Class
-	stands := func(name string) bool {
-		there, _, err := d.Look(name)
-		return err == nil && cl.IsPiece(&there, &h.Key, h.Rank)
-	}
 	builtin, err := d.PathOf(cl, &h.Key, h.Rank, true)
 	opened := ""
 	if err == nil {
@@ -121,10 +132,10 @@ func (j Exclusive) resolve(c *Scan, found entries.Conflict, name string, h *piec
 	switch {
 	case err != nil:
 		c.Unreadable(name, err)
-	case opened != name && (found.Twice || stands(opened)): // the scan comes to that one, or has
+	case opened != name && (found.Twice || isPiece(d, opened, cl, h)): // the scan comes to that one, or has
 		d.Discard(name, allocated)
 	case found.Twice: // it was met twice, as when a put took it in before the scan came to it
-		if found.FallbackName && !fallback && stands(builtin) {
+		if found.FallbackName && !fallback && isPiece(d, builtin, cl, h) {
 			d.Discard(builtin, allocated)
 		}
 	default:

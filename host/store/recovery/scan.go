@@ -82,10 +82,35 @@ func (r *Root) Scan(ctx context.Context) error {
 	c.settle(c.Close())
 	c.Order()
 	c.End(ctx, func(int64) {})
+	r.makeRoom()
 	if took := r.Now().Sub(start); took > time.Second {
 		r.Kept.Log.Info("scanned", "files", r.Count.Scanned.Load(), "took", took)
 	}
 	return nil
+}
+
+// makeRoom is for a root that a scan finds over its limit. Damaged files go, and entries that lack pieces, for which bytes
+// are reserved: else entries that are hits would pay for them.
+func (r *Root) makeRoom() {
+	s := r.Entries
+	r.Kept.Quarantine.Shrink(s.Account.Excess(1))
+	if s.Account.Excess(1) <= 0 {
+		return
+	}
+	var parts []entries.Mark
+	s.Lock()
+	s.Index.Each(func(slot uint32, e *index.Entry) {
+		if !e.Any(index.Complete|index.Evicting) && !s.Busy(slot) && e.Pins() == 0 {
+			parts = append(parts, entries.Mark{Slot: slot, Fingerprint: s.Index.Fingerprint(slot)})
+		}
+	})
+	s.Unlock()
+	for _, m := range parts {
+		if s.Account.Excess(1) <= 0 {
+			break
+		}
+		r.Drop(m)
+	}
 }
 
 // Walk looks at every file.
