@@ -3,14 +3,18 @@ package store
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // lockLosses are ways to take the lock of a running host away.
@@ -95,4 +99,34 @@ func TestLostLockIsNoticed(t *testing.T) {
 		f.awaitState(0, health.In)
 		f.mustRead(0)
 	})
+}
+
+// leaving is a file system in which a root's directory is moved away just before its lock file is looked at.
+type leaving struct {
+	staging.FS
+	root string
+	left atomic.Bool
+}
+
+func (f *leaving) Stat(name string) (staging.Info, error) {
+	if f.left.Load() && filepath.Base(name) == filepath.Base(pieceformat.LockFile) {
+		if err := os.Rename(f.root, f.root+".away"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return staging.Info{}, err
+		}
+	}
+	return f.FS.Stat(name)
+}
+
+// TestDirectoryGoesMeanwhile: where the lock file is missing because the whole directory is, the report says so.
+func TestDirectoryGoesMeanwhile(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "root")
+	fsys := &leaving{FS: staging.OS(), root: root}
+	f := newFixture(t, root, 40, 1, func(c *Config) { c.FS, c.UpkeepEvery = fsys, time.Hour })
+	fsys.left.Store(true)
+	if err := f.store.Maintain(t.Context(), 0, Probe); err != nil {
+		t.Fatal(err)
+	}
+	if said := f.store.roots[0].Health.Report().Reason; !strings.HasPrefix(said, "its directory is gone") {
+		t.Errorf("the root is out because %s", said)
+	}
 }

@@ -126,6 +126,12 @@ func (d *Directory) same(now staging.Info) bool {
 // Present says whether the directory is still there, and takes its root out when it is not.
 func (d *Directory) Present() bool {
 	now, err := d.monitor.bare.Stat(d.path)
+	var unlocked error
+	if err == nil {
+		if unlocked = d.lockStands(); unlocked != nil {
+			now, err = d.monitor.bare.Stat(d.path) // the lock file may have gone with it
+		}
+	}
 	switch {
 	case Hung(err):
 		d.monitor.Saw(staging.OpStat, d.path, err)
@@ -138,11 +144,10 @@ func (d *Directory) Present() bool {
 		err = fmt.Errorf("inode %d of device %#x, was %d of %#x", now.Ino, now.Dev, was.Ino, was.Dev)
 		d.monitor.TakeOut("another directory is at its path", err,
 			"mount the root's file system again, or restart kvhost to use what is there")
+	case err == nil && unlocked == nil:
+		return true
 	case err == nil:
-		if err = d.lockStands(); err == nil {
-			return true
-		}
-		d.monitor.TakeOut("its lock file was removed or replaced", err,
+		d.monitor.TakeOut("its lock file was removed or replaced", unlocked,
 			"find out who changes files in .kvhost; kvhost makes it again and continues with what is there")
 	}
 	return false
