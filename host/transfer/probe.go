@@ -22,6 +22,8 @@ type ProbeRequest struct {
 	Name   func() string // returns a new file name with each call; the directory exists
 	Bytes  int64         // most bytes of all files while the probe runs
 	Always bool          // choose the direct route if it works at all
+
+	now func() time.Time // of a test; time.Now without it
 }
 
 // Speed is a route's throughput in bytes per second.
@@ -52,6 +54,9 @@ const (
 func (e *Engine) Probe(ctx context.Context, q ProbeRequest) RouteChoice {
 	p := &probe{ProbeRequest: q, engine: e, gpu: q.Direct.GPU()}
 	defer p.close()
+	if p.now == nil {
+		p.now = time.Now
+	}
 	if err := p.open(ctx); err != nil {
 		return RouteChoice{Why: err.Error()}
 	}
@@ -231,13 +236,13 @@ func (p *probe) concurrently(ctx context.Context, fn func(i int) error) (time.Du
 		return 0, err
 	}
 	errs := make([]error, len(p.files))
-	start := time.Now()
+	start := p.now()
 	var work sync.WaitGroup
 	for i := range p.files {
 		work.Go(func() { errs[i] = fn(i) })
 	}
 	work.Wait()
-	took := max(time.Since(start), time.Microsecond)
+	took := max(p.now().Sub(start), time.Microsecond)
 	for _, err := range errs {
 		if err != nil { // the other errors are most likely the same
 			return took, err

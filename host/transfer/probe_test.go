@@ -6,8 +6,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/chunk"
 )
 
@@ -17,8 +19,23 @@ func names(dir string) func() string {
 	return func() string { n++; return filepath.Join(dir, strconv.Itoa(n)) }
 }
 
+// pace is a clock for a probe: from one reading to the next it goes on by cuFile if that was called meanwhile, else by
+// staged. So it is no matter how fast the machine is.
+func pace(double *gdstest.Double, cuFile, staged time.Duration) func() time.Time {
+	now, seen := time.Unix(0, 0), 0
+	return func() time.Time {
+		if calls := double.Calls("cuFileWrite") + double.Calls("cuFileRead"); calls != seen {
+			now, seen = now.Add(cuFile), calls
+		} else {
+			now = now.Add(staged)
+		}
+		return now
+	}
+}
+
 func TestProbe(t *testing.T) {
 	for name, c := range map[string]struct {
+		took   [2]time.Duration // by cuFile, and staged
 		rules  string
 		always bool
 		bytes  int64
@@ -35,7 +52,11 @@ func TestProbe(t *testing.T) {
 		"no memory": {rules: "cuMemAlloc_v2:code=2", always: true, bytes: 1 << 20,
 			why: "CUDA_ERROR_OUT_OF_MEMORY"},
 		"no room": {always: true, bytes: 4096, why: "no room"},
-		"slow":    {rules: "cuFileRead:delay=60,cuFileWrite:delay=60", bytes: 64 << 10, why: "staged writes"},
+		"slow":    {took: [2]time.Duration{2, 1}, bytes: 64 << 10, why: "staged writes"},
+		"fast":    {took: [2]time.Duration{1, 2}, direct: true, bytes: 64 << 10, why: "staged writes"},
+		"a draw":  {took: [2]time.Duration{1, 1}, bytes: 64 << 10, why: gds.ByCompatibility},
+		"a draw, perhaps by DMA": {rules: "cuFileGetStatsL3:code=5022", took: [2]time.Duration{1, 1}, direct: true,
+			bytes: 64 << 10, why: "route unknown"},
 		"statistics lack": {rules: "cuFileGetStatsL3:code=5022", always: true, direct: true, bytes: 64 << 10,
 			why: "route unknown"},
 		"files cannot be":   {always: true, bytes: 1 << 20, why: "no such file"},
@@ -51,6 +72,7 @@ func TestProbe(t *testing.T) {
 			r.double.Rules(c.rules)
 			choice := r.engine.Probe(t.Context(), ProbeRequest{
 				Direct: r.direct, FS: r.fs, Name: names(dir), Bytes: c.bytes, Always: c.always,
+				now: pace(r.double, c.took[0]*time.Second, c.took[1]*time.Second),
 			})
 			r.double.Rules("")
 			if (choice.Direct != nil) != c.direct || !strings.Contains(choice.Why, c.why) {
