@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
@@ -93,12 +94,14 @@ func TestDamageIsNotServed(t *testing.T) {
 }
 
 // TestHungRoot hangs every read of a root. Its loads fail in bounded time and touch nothing, the workers are free
-// for the other root, and the slots are back when the reads have ended.
-func TestHungRoot(t *testing.T) {
+// for the other root, and the slots are back when the reads have ended. See closeDuringHungRead for the bubble.
+func TestHungRoot(t *testing.T) { synctest.Test(t, hungRoot) }
+
+func hungRoot(t *testing.T) {
 	geo := chunk.Uniform(8, 6, 1, 40000)
 	const chunks = 8 // twice the workers, and the slots
 	b := newBench(t, geo, geo.Blocks*chunks, func(c *store.Config) {
-		c.IOTimeout, c.UpkeepEvery = hangs, 5*time.Millisecond
+		c.IOTimeout, c.UpkeepEvery = time.Second, 5*time.Millisecond
 	})
 	b.storeChunks(chunks)
 	var list []int
