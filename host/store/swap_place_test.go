@@ -61,10 +61,10 @@ func TestSwapPlace(t *testing.T) {
 	await(t, "the policy goes with the last of its files", func() bool {
 		return places() == "fanout: 6 files, replaced false"
 	})
-	if kept, err := filepath.Glob(f.cfg.Roots[0].Path + "/" + pieceformat.PoliciesDir + "/*" +
-		pieceformat.PlaceSuffix); err != nil || len(kept) != 1 {
-		t.Errorf("%v kept, %v", kept, err)
-	}
+	await(t, "its file goes after it", func() bool {
+		kept, err := filepath.Glob(f.cfg.Roots[0].Path + "/" + pieceformat.PoliciesDir + "/*" + pieceformat.PlaceSuffix)
+		return err == nil && len(kept) == 1
+	})
 	f.checkUsed()
 }
 
