@@ -161,12 +161,12 @@ func TestRescanUnderALaterNaming(t *testing.T) {
 	deep := func(c *Config) {
 		c.Policies.Place = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"})
 	}
-	f := fellow(t, dir, "a", 60, flat)
+	f := fellow(t, dir, "a", 60, patient, flat)
 	f.mustPut(0, 1, 2)
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	f = fellow(t, dir, "a", 60, deep)
+	f = fellow(t, dir, "a", 60, patient, deep)
 	f.mustPut(3)
 	for n := range uint64(4) {
 		f.mustRead(n)
