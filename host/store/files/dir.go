@@ -53,6 +53,7 @@ type Dir struct {
 	settling sync.RWMutex // for writing: a directory is made or goes; for reading: names are made durable
 	lasting  sync.Map     // directories whose names are durable
 	lastingN atomic.Int64
+	counting counting
 }
 
 // New makes a Dir. Nothing is looked at yet.

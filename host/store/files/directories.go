@@ -46,7 +46,7 @@ func (d *Dir) drop(dir string) bool {
 		return false
 	}
 	d.lasting.Delete(dir)
-	d.account.Directories(-dirBytes)
+	d.changed(dir, false)
 	return true
 }
 
@@ -58,55 +58,121 @@ const dirBytes = 4096
 func (d *Dir) make(dir string) error {
 	d.settling.Lock()
 	defer d.settling.Unlock()
-	missing := int64(0)
+	var missing []string
 	for above := dir; len(above) > len(d.Path); above = filepath.Dir(above) {
 		if _, err := d.FS.Stat(above); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 		d.lasting.Delete(above) // the name is a new one
-		missing++
+		missing = append(missing, above)
 	}
 	err := d.FS.MkdirAll(dir, 0o700)
 	if err == nil && !d.shared {
-		d.account.Directories(missing * dirBytes)
+		for _, above := range missing {
+			d.changed(above, true)
+		}
 	}
 	return err
 }
 
-// CountDirs counts the directories that are there when the root is opened. Those without others in them, nearly all, are
-// not read where the file system counts a directory's own (as links to it). The place policies that the root keeps count
-// with them, for a module takes as much as hundreds of directories, but not in a root that they would take a good part of.
+// counting is the state of a count of directories. It is guarded by settling.
+type counting struct {
+	booked  int64               // what is in the account: a count finds it again
+	unread  map[string]struct{} // directories that are not read yet: those inside them are left to the count
+	reading string              // the one of them that is being read
+	changes map[string]bool     // what came (true) or went in it meanwhile
+}
+
+// changed books a directory that came or went, unless a count has yet to find it so. The caller holds settling.
+func (d *Dir) changed(dir string, came bool) {
+	c := &d.counting
+	above := filepath.Dir(dir)
+	if len(c.unread) > 0 && above == c.reading {
+		c.changes[dir] = came
+		return
+	}
+	for len(c.unread) > 0 && len(above) >= len(d.Path) {
+		if _, ok := c.unread[above]; ok {
+			return
+		}
+		above = filepath.Dir(above)
+	}
+	if came {
+		d.book(1)
+	} else {
+		d.book(-1)
+	}
+}
+
+// book puts so many more directories into the account. The caller holds settling.
+func (d *Dir) book(more int64) {
+	before := d.counting.booked
+	d.counting.booked = max(0, before+more*dirBytes)
+	d.account.Directories(d.counting.booked - before)
+}
+
+// CountDirs counts the directories that are there when the root is opened, while others come and go. Those without others
+// in them, nearly all, are not read where the file system counts a directory's own (as links to it). The place policies that
+// the root keeps count with them, for a module takes as much as hundreds of directories, but not in a root that they would
+// take a good part of.
 func (d *Dir) CountDirs(ctx context.Context) {
-	n, kept, policies := int64(0), int64(0), d.Slash+pieceformat.PoliciesDir
+	kept, policies := int64(0), d.Slash+pieceformat.PoliciesDir
 	pending := []string{d.Path}
+	d.settling.Lock()
+	d.counting.unread = map[string]struct{}{d.Path: {}}
+	d.book(1 - d.counting.booked/dirBytes)
+	d.settling.Unlock()
 	for len(pending) > 0 && ctx.Err() == nil {
 		dir := pending[len(pending)-1]
 		pending = pending[:len(pending)-1]
-		info, err := d.FS.Stat(dir)
-		if err != nil || !info.IsDir() {
-			continue // it went, or nobody may look into it
-		}
-		n++
-		if info.Links == noneInside && dir != policies {
-			continue
-		}
-		inside, err := d.FS.ReadDir(dir)
-		if err != nil {
-			continue
-		}
-		for _, e := range inside {
-			if e.IsDir() {
-				pending = append(pending, dir+"/"+e.Name())
-			} else if dir == policies {
-				info, _ := d.FS.Stat(dir + "/" + e.Name()) // nothing, if it went
-				kept += (info.Size + dirBytes - 1) / dirBytes
+		d.settling.Lock()
+		d.counting.reading, d.counting.changes = dir, map[string]bool{}
+		d.settling.Unlock()
+		inside, files := d.read(dir, policies)
+		kept += files
+		d.settling.Lock()
+		c := &d.counting
+		for name, there := range c.changes {
+			if delete(inside, name); there {
+				inside[name] = struct{}{}
 			}
 		}
+		delete(c.unread, dir)
+		for name := range inside {
+			c.unread[name] = struct{}{}
+			pending = append(pending, name)
+		}
+		d.book(int64(len(inside)))
+		d.settling.Unlock()
 	}
+	d.settling.Lock()
+	defer d.settling.Unlock()
+	d.counting = counting{booked: d.counting.booked}
 	if kept*dirBytes <= d.account.Capacity()/policiesShare {
-		n += kept
+		d.book(kept)
 	}
-	d.account.Directories(n * dirBytes)
+}
+
+// read lists the directories in one, and says how many blocks the files in it take if it is that of place policies.
+func (d *Dir) read(dir, policies string) (inside map[string]struct{}, kept int64) {
+	inside = map[string]struct{}{}
+	info, err := d.FS.Stat(dir)
+	if err != nil || !info.IsDir() || info.Links == noneInside && dir != policies {
+		return inside, 0 // it went, or nobody may look into it, or none is in it
+	}
+	list, err := d.FS.ReadDir(dir)
+	if err != nil {
+		return inside, 0
+	}
+	for _, e := range list {
+		if e.IsDir() {
+			inside[dir+"/"+e.Name()] = struct{}{}
+		} else if dir == policies {
+			info, _ := d.FS.Stat(dir + "/" + e.Name()) // nothing, if it went
+			kept += (info.Size + dirBytes - 1) / dirBytes
+		}
+	}
+	return inside, kept
 }
 
 // policiesShare is the part of a root's capacity that the place policies in it may take and still count.

@@ -1,6 +1,7 @@
 package files
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -91,5 +92,72 @@ func TestToleratedDirectoriesStay(t *testing.T) {
 		if _, err := os.Stat(root + "/a"); os.IsNotExist(err) != test.goes {
 			t.Errorf("of %d bytes, with %d of other directories: %v", test.capacity, test.others, err)
 		}
+	}
+}
+
+// meanwhile lets directories come and go after a directory is listed and before the count has the list.
+type meanwhile struct {
+	staging.FS
+	then map[string]func()
+}
+
+func (m meanwhile) ReadDir(dir string) ([]fs.DirEntry, error) {
+	list, err := m.FS.ReadDir(dir)
+	if then := m.then[dir]; then != nil {
+		delete(m.then, dir)
+		then()
+	}
+	return list, err
+}
+
+// Directories that come and go while they are counted are in the account as often as they are on the disk.
+func TestDirectoriesChangeWhileCounted(t *testing.T) {
+	const bytes = 100 << 20
+	root := filepath.Join(t.TempDir(), "kv")
+	for _, dir := range []string{"a/b/c", "a/d", "e/f/g", "h", "i/j", "k/l"} {
+		if err := os.MkdirAll(root+"/"+dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: bytes}, Now: time.Now})
+	account.Directories(2 << 20) // of others
+	fsys := meanwhile{staging.OS(), map[string]func(){}}
+	d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: fsys, Now: time.Now})})
+	comes := func(dir string) {
+		if err := d.MakeDir(root + "/" + dir); err != nil {
+			t.Error(err)
+		}
+	}
+	goes := func(dir string) { d.Leave(root + "/" + dir + "/piece") }
+	fsys.then[root] = func() {
+		comes("m/n") // in what is being read, with one in it
+		goes("h")
+		goes("a/d") // in what is not read yet
+		comes("i/o")
+		goes("k/l") // and with it k
+		comes("k/p/q")
+	}
+	fsys.then[root+"/e"] = func() {
+		goes("e/f/g") // and with it e/f and e
+		comes("e/r")
+		comes("s")
+		comes("m/t")
+	}
+	comes("a/u") // before the count
+	d.CountDirs(t.Context())
+	d.CountDirs(t.Context()) // as of a root that is opened again
+	comes("v")
+	goes("v")
+	want := int64(0)
+	if err := filepath.WalkDir(root, func(_ string, e fs.DirEntry, err error) error {
+		if want++; e == nil || !e.IsDir() {
+			want--
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := (bytes - account.Limit() - 1<<20) / dirBytes; got != want || len(fsys.then) > 0 {
+		t.Errorf("%d directories in the account, %d on the disk; %d were not read", got, want, len(fsys.then))
 	}
 }
