@@ -102,6 +102,7 @@ func (m *Module) Counters() map[string]int64 {
 
 // Close releases the compiled code. Everything made from the module must have been closed before.
 func (m *Module) Close(ctx context.Context) error {
+	m.source.bytes = nil // a class that has ended keeps its module until another has its number
 	if m.code == nil {
 		return nil
 	}

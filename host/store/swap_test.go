@@ -182,7 +182,7 @@ func TestManySwaps(t *testing.T) {
 	await(t, fmt.Sprintf("nothing is left over from each swap: %+v before, %+v after", before, after), func() bool {
 		after = measure()
 		return after.goroutines <= before.goroutines+4 && after.descriptors <= before.descriptors+8 &&
-			after.maps <= before.maps+64 && after.heap <= before.heap+32<<20
+			after.maps <= before.maps+64 && after.heap <= before.heap+8<<20
 	})
 	stop()
 	clients.Wait()
