@@ -70,6 +70,7 @@ func TestTimeEndsACall(t *testing.T) {
 
 // Work that cannot be looked at while it lasts must be little. A fill is done in slices.
 func TestMostAtOnce(t *testing.T) {
+	_, clock := steppingClock(0) // it is not time that ends these
 	fill := func(n int32) []byte { return bodyOf(i32(1<<16), i32(0), i32(n), []byte{0xfc, 11, 0}) }
 	grow := func(n int32) []byte { return bodyOf(i32(n), []byte{0x40, 0, 0x1a}) }
 	for _, c := range []struct {
@@ -82,7 +83,7 @@ func TestMostAtOnce(t *testing.T) {
 	} {
 		a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", c.code, i64(0))
 		a.pages = 100
-		if _, err := stepOf(t, a, Options{}); !errors.Is(err, c.is) {
+		if _, err := stepOf(t, a, Options{cpuClock: clock}); !errors.Is(err, c.is) {
 			t.Errorf("%s: got %v", c.name, err)
 		}
 	}
@@ -108,19 +109,20 @@ func TestSetupIsNotTimed(t *testing.T) {
 
 // Calls that take several slices count as one that took all at once.
 func TestFuelOverSlices(t *testing.T) {
+	_, clock := steppingClock(0)
 	count := func(times int32) assembly { // a loop that ends
 		return minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", i32(times), []byte{localSet, 0},
 			[]byte{0x03, 0x40, localGet, 0}, i32(-1), []byte{i32Add, localTee, 0, 0x0d, 0, 0x0b}, i64(0))
 	}
-	one, err := stepOf(t, count(1), Options{})
+	one, err := stepOf(t, count(1), Options{cpuClock: clock})
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := stepOf(t, count(2), Options{})
+	two, err := stepOf(t, count(2), Options{cpuClock: clock})
 	if err != nil {
 		t.Fatal(err)
 	}
-	many, err := stepOf(t, count(100_001), Options{})
+	many, err := stepOf(t, count(100_001), Options{cpuClock: clock})
 	if turn := two.Fuel - one.Fuel; err != nil || many.Fuel != one.Fuel+100_000*turn || many.Faults != 0 {
 		t.Errorf("%d for one turn, %d for a hundred thousand more of %d: %v", one.Fuel, many.Fuel, turn, err)
 	}

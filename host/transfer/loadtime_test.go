@@ -3,6 +3,7 @@ package transfer_test
 import (
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
@@ -12,7 +13,10 @@ import (
 )
 
 // LoadTime is unknown before the first load, grows with the load and with what is queued before it, and is near the truth.
-func TestLoadTime(t *testing.T) {
+// In a bubble only the delays take time.
+func TestLoadTime(t *testing.T) { synctest.Test(t, loadTime) }
+
+func loadTime(t *testing.T) {
 	geo := chunk.Uniform(2, 2, 1, 4096)
 	b := newBench(t, geo, geo.Blocks*8)
 	b.storeChunks(8)
