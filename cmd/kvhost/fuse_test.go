@@ -172,13 +172,13 @@ func (f *fuseRoot) outages() int64 { return gauge(f.T, f.address, "kvhost_root_o
 func (f *fuseRoot) stores(rules string) bool {
 	f.Helper()
 	awaitGauge(f.T, f.address, "kvhost_root_stuck_operations", 0, f.logged)
-	for deadline := time.Now().Add(2 * time.Minute); gauge(f.T, f.address, "kvhost_root_state") > int64(health.Full); {
+	outages := f.outages() // read before the state, so that an outage between the two counts
+	for deadline := time.Now().Add(2 * time.Minute); gauge(f.T, f.address, "kvhost_root_state") > int64(health.Full); outages = f.outages() {
 		if time.Now().After(deadline) {
 			f.Fatalf("after %q: the root's state is %d\n%s", rules, gauge(f.T, f.address, "kvhost_root_state"), f.logged())
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	outages := f.outages()
 	e, full := f.engine, gauge(f.T, f.address, "kvhost_root_state") == int64(health.Full)
 	stored, refused := e.stored, e.refused
 	for range 4 {
