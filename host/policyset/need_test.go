@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,10 +56,13 @@ func TestCloseWaitsForTheMeasurement(t *testing.T) {
 		t.Fatal(err)
 	}
 	idle := p.memory.Used()
+	var closed atomic.Bool
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.LogNeeds(t.Context())
+		for !closed.Load() { // the loop below may see nothing of a short measurement
+			p.LogNeeds(t.Context())
+		}
 	}()
 	for p.memory.Used() == idle {
 		runtime.Gosched()
@@ -66,6 +70,7 @@ func TestCloseWaitsForTheMeasurement(t *testing.T) {
 	if err := p.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	closed.Store(true)
 	<-ended
 	p.LogNeeds(t.Context()) // does nothing any more
 }
