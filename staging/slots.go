@@ -21,6 +21,7 @@ type Slots struct {
 	mem    []byte // of the slots
 	bytes  int
 	slots  []Slot
+	queued sync.Pool // of *waiter, here since a test's bubble shares no channels with others
 
 	mu      sync.Mutex
 	free    []*Slot
@@ -42,8 +43,6 @@ type waiter struct {
 	got        chan *Slot // nil when the pool closes
 }
 
-var waiters = sync.Pool{New: func() any { return &waiter{got: make(chan *Slot, 1)} }}
-
 // NewSlots maps count slots of the given bytes each, rounded up to [Align]. Their pages are allocated when they are
 // touched, except [HugePages], which are reserved at once.
 func NewSlots(count, bytes int) (*Slots, error) {
@@ -59,8 +58,8 @@ func NewSlots(count, bytes int) (*Slots, error) {
 	if err != nil {
 		return nil, fmt.Errorf("staging: %d slots of %d bytes: %w", count, bytes, err)
 	}
-	s := &Slots{memory: memory, mem: memory.Bytes(), bytes: bytes, slots: make([]Slot, count),
-		free: make([]*Slot, count)}
+	s := &Slots{memory: memory, mem: memory.Bytes(), bytes: bytes, slots: make([]Slot, count), free: make([]*Slot, count)}
+	s.queued.New = func() any { return &waiter{got: make(chan *Slot, 1)} }
 	for i := range s.slots {
 		s.slots[i] = Slot{pool: s, mem: s.mem[i*bytes : (i+1)*bytes : (i+1)*bytes]}
 		s.free[count-1-i] = &s.slots[i]
@@ -137,12 +136,12 @@ func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
 		s.mu.Unlock()
 		return nil, ErrClosed
 	}
-	w := waiters.Get().(*waiter)
+	w := s.queued.Get().(*waiter)
 	s.enqueue(w)
 	s.mu.Unlock()
 	select {
 	case slot := <-w.got:
-		waiters.Put(w)
+		s.queued.Put(w)
 		if slot == nil {
 			return nil, ErrClosed
 		}
@@ -157,7 +156,7 @@ func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
 			slot.Release()
 		}
 	}
-	waiters.Put(w)
+	s.queued.Put(w)
 	return nil, ctx.Err()
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
 func newSlots(t testing.TB, count, bytes int) *Slots {
@@ -144,6 +145,33 @@ func TestSlotsCancel(t *testing.T) {
 	held.Release()
 	if s.InUse() != 0 {
 		t.Fatal("a slot went to who had left")
+	}
+}
+
+// TestSlotsInABubble: what one pool keeps for those that wait is not another one's. The runtime ends a program that uses
+// a bubble's channel outside of it.
+func TestSlotsInABubble(t *testing.T) {
+	wait := func(t *testing.T) {
+		s := newSlots(t, 1, Align)
+		slot, _ := s.TryAcquire()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if slot, err := s.Acquire(t.Context()); err != nil {
+				t.Error(err)
+			} else {
+				slot.Release()
+			}
+		})
+		until(func() bool { return s.waiting() == 1 })
+		slot.Release()
+		wg.Wait()
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for range 20 {
+		synctest.Test(t, wait)
+		wait(t)
 	}
 }
 
