@@ -37,7 +37,8 @@ func (l *Loaded) applyText(name, text string) error {
 	if _, err := toml.Decode(text, &tree); err != nil {
 		var pe toml.ParseError
 		if errors.As(err, &pe) {
-			line := 1 + strings.Count(text[:min(pe.Position.Start, len(text))], "\n") // its own is the next one where a line ends too early
+			// Its own line is the next one where a line ends too early.
+			line := 1 + strings.Count(text[:min(pe.Position.Start, len(text))], "\n")
 			return fmt.Errorf("%w: %s:%d: %s", ErrFile, name, line, pe.Message)
 		}
 		return fmt.Errorf("%w: %s: %w", ErrFile, name, err)

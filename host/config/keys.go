@@ -169,7 +169,8 @@ var keys = []*Key{
 		Default: CompressionOff,
 		Help: "How chunks of 16 KiB and more are stored in directories that no other host shares. huffman: byte planes in " +
 			"Huffman codes, without loss; bf16 takes about two thirds of the bytes, and each store and load costs processor " +
-			"time. auto: the same where it saves time, by the speeds of the root and of the codec as chunks are stored and loaded. Roots in memory and shared roots are never compressed. What is stored stays readable when this changes.",
+			"time. auto: the same where it saves time, by the speeds of the root and of the codec as chunks are stored and " +
+			"loaded. Roots in memory and shared roots are never compressed. What is stored stays readable when this changes.",
 		field: func(c *Config) any { return &c.Store.Compression }},
 	{Section: "store", Name: "io_timeout", Kind: Duration, Default: "30s",
 		Help: "Time limit of one file operation on a root. After it the operation's blocks fail, and the root is " +

@@ -7,8 +7,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Bandwidth is the bytes per second of single transfers by a moving average of the time of a byte, 0 before the first. It is what one request
-// gets, with the queueing in the device: that is what a place policy needs to weigh roots.
+// Bandwidth is the bytes per second of single transfers by a moving average of the time of a byte, 0 before the first. It
+// is what one request gets, with the queueing in the device: that is what a place policy needs to weigh roots.
 type Bandwidth struct{ bps atomic.Uint64 }
 
 // smallest is the least transfer that says something about bandwidth.
