@@ -7,6 +7,7 @@
 //   - [Below] is the [FS] of some directories, out of which no link leads.
 //   - [OpenDirect] opens a file with O_DIRECT where the device supports it.
 //   - [Watched] gives up an operation that exceeds its time limit, so that a mount that hangs blocks nothing else.
+//   - [Meter] measures what single transfers of files get, and [Bandwidth] is one direction of it.
 //   - [Slots] is a fixed pool of page-aligned memory outside the Go heap, suitable for O_DIRECT and for pinning.
 //   - [MemoryFile] is a file whose bytes are memory of this process; package staging/memfs has such files.
 //   - [Workers] runs blocking calls on a fixed number of goroutines and favours reads over writes by a ratio.

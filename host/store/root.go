@@ -60,7 +60,7 @@ type root struct {
 
 // meter measures the root's files, and whether compression saves time there: not, if gain is nil.
 type meter struct {
-	health.Meter
+	staging.Meter
 	gain *choice.Root
 }
 
@@ -98,7 +98,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	}
 	r.meter.Now, r.victimPaths.root = s.cfg.Now, r
 	if cfg.Compressed && cfg.Measured {
-		r.meter.gain = s.catalog.Compression.Root(&r.meter, cfg.Speeds, log)
+		r.meter.gain = s.catalog.Compression.Root(&r.meter.Meter, cfg.Speeds, log)
 	}
 	h := s.cfg.Policies.Evict
 	if cfg.Evict != nil {

@@ -56,7 +56,7 @@ func (n *Namespace) ratio() float64 {
 
 // Encoded enters a piece: its page bytes, what is stored of them, and the time of the codec.
 func (n *Namespace) Encoded(pages, stored int64, took time.Duration) {
-	n.set.encoding.observe(pages, took)
+	n.set.encoding.Observe(pages, took)
 	n.model.encoded.add(pages, stored, took)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -71,6 +71,6 @@ func (n *Namespace) Encoded(pages, stored int64, took time.Duration) {
 
 // Decoded enters extents that were loaded.
 func (n *Namespace) Decoded(pages, stored int64, took time.Duration) {
-	n.set.decoding.observe(pages, took)
+	n.set.decoding.Observe(pages, took)
 	n.model.decoded.add(pages, stored, took)
 }

@@ -5,7 +5,8 @@ import (
 	"log/slog"
 	"math"
 	"sync/atomic"
-	"time"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
 // Speeds are bytes per second that one worker gets beside the others: of files to and from a root, and of pages through
@@ -30,46 +31,16 @@ const (
 	compressed
 )
 
-// Files measure those of a root.
-type Files interface {
-	Speeds() (write, read uint64)
-}
-
 // Root is that of a root whose files are measured. If speeds is not nil it is asked instead of them and of the codec.
-func (s *Set) Root(f Files, speeds func() Speeds, log *slog.Logger) *Root {
+func (s *Set) Root(files *staging.Meter, speeds func() Speeds, log *slog.Logger) *Root {
 	if speeds == nil {
 		speeds = func() (now Speeds) {
-			now.Write, now.Read = f.Speeds()
-			now.Encode, now.Decode = s.encoding.bytesPerSecond(), s.decoding.bytesPerSecond()
+			now.Write, now.Read = files.Speeds()
+			now.Encode, now.Decode = s.encoding.BytesPerSecond(), s.decoding.BytesPerSecond()
 			return now
 		}
 	}
 	return &Root{Speeds: speeds, Log: log}
-}
-
-// speed is how fast the codec is, by a moving average of the time of a byte.
-type speed struct{ nanoseconds atomic.Uint64 } // of a byte, the bits of a float
-
-// smallest is the least run of the codec that says something about its speed.
-const smallest = 16 << 10
-
-func (s *speed) observe(bytes int64, took time.Duration) {
-	if bytes < smallest || took <= 0 {
-		return
-	}
-	seen := float64(took) / float64(bytes)
-	if old := math.Float64frombits(s.nanoseconds.Load()); old != 0 {
-		seen = old + (seen-old)/16
-	}
-	s.nanoseconds.Store(math.Float64bits(seen)) // a concurrent observation may be lost: it is an average
-}
-
-// bytesPerSecond is 0 before the first run.
-func (s *speed) bytesPerSecond() uint64 {
-	if aByte := math.Float64frombits(s.nanoseconds.Load()); aByte != 0 {
-		return uint64(float64(time.Second) / aByte)
-	}
-	return 0
 }
 
 // Least is the ratio from which on a chunk is to be compressed now; infinite if none is. It logs what changes for chunks of

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // MaxModels is how many models have figures of their own. Clients choose them, so the number of series must be bounded.
@@ -18,7 +19,7 @@ const Other = "other"
 
 // Set makes the namespaces of a store, and has their figures by model. The zero Set is ready.
 type Set struct {
-	encoding, decoding speed // of the codec in a worker
+	encoding, decoding staging.Bandwidth // of the codec in a worker
 
 	mu     sync.Mutex
 	models map[string]*Model

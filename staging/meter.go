@@ -1,14 +1,13 @@
-package health
+package staging
 
 import (
 	"sync/atomic"
 	"time"
-
-	"github.com/kvhost/kvhost/staging"
 )
 
 // Bandwidth is the bytes per second of single transfers by a moving average of the time of a byte, 0 before the first. It
-// is what one request gets, with the queueing in the device: that is what a place policy needs to weigh roots.
+// is what one request gets beside the others, with the queueing in the device: that is what a place policy needs to weigh
+// roots. What works on bytes in place of moving them can be observed, too.
 type Bandwidth struct{ bps atomic.Uint64 }
 
 // smallest is the least transfer that says something about bandwidth.
@@ -18,7 +17,7 @@ const smallest = 16 << 10
 func (b *Bandwidth) BytesPerSecond() uint64 { return b.bps.Load() }
 
 // Observe enters a transfer of n bytes.
-func (b *Bandwidth) Observe(n int, took time.Duration) {
+func (b *Bandwidth) Observe(n int64, took time.Duration) {
 	if n < smallest || took <= 0 {
 		return
 	}
@@ -41,10 +40,10 @@ func (m *Meter) Speeds() (write, read uint64) {
 }
 
 // File is f with its transfers observed.
-func (m *Meter) File(f staging.File) staging.File { return meteredFile{f, m} }
+func (m *Meter) File(f File) File { return meteredFile{f, m} }
 
 type meteredFile struct {
-	staging.File
+	File
 	meter *Meter
 }
 
@@ -52,7 +51,7 @@ func (f meteredFile) ReadAt(p []byte, off int64) (int, error) {
 	start := f.meter.Now()
 	n, err := f.File.ReadAt(p, off)
 	if err == nil {
-		f.meter.Reads.Observe(n, f.meter.Now().Sub(start))
+		f.meter.Reads.Observe(int64(n), f.meter.Now().Sub(start))
 	}
 	return n, err
 }
@@ -61,10 +60,10 @@ func (f meteredFile) WriteAt(p []byte, off int64) (int, error) {
 	start := f.meter.Now()
 	n, err := f.File.WriteAt(p, off)
 	if err == nil {
-		f.meter.Writes.Observe(n, f.meter.Now().Sub(start))
+		f.meter.Writes.Observe(int64(n), f.meter.Now().Sub(start))
 	}
 	return n, err
 }
 
-// Memory implements [staging.MemoryFile]. What moves there is not observed.
-func (f meteredFile) Memory(n int64) (staging.Segments, error) { return staging.MemoryOf(f.File, n) }
+// Memory implements [MemoryFile]. What moves there is not observed.
+func (f meteredFile) Memory(n int64) (Segments, error) { return MemoryOf(f.File, n) }
