@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/replay"
 	"github.com/kvhost/kvhost/host/screen"
@@ -68,7 +69,7 @@ roots.`,
 	f.StringVar(&r.pageBytes, "page-bytes", "", "size of a page (default: 16KiB, or the chunk if that is smaller)")
 	f.IntVar(&r.options.Shape.Layers, "layers", 0,
 		"layers of a chunk's pages (default: 2, or 1 when the number of pages is odd)")
-	f.StringVar(&r.options.Shape.DType, "dtype", replay.Bytes, "content of pages: u8 (any bytes), or bfloat16, which can be compressed")
+	f.StringVar(&r.options.Shape.DType, "dtype", payload.U8, "content of pages: u8 (any bytes), or bfloat16 or fp8, which can be compressed")
 	f.StringVar(&r.memory, "memory", "128MiB",
 		"memory for the pages of each session; longer requests are replayed in parts")
 	f.IntVar(&r.options.Limit, "limit", 0, "requests to replay (default: all)")

@@ -1,10 +1,13 @@
 package replay
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/client"
 )
 
@@ -14,23 +17,16 @@ type pages struct {
 	geometry chunk.Geometry
 	arena    *client.Arena
 	regions  []client.PlaneRegion
-	content  content
+	content  payload.Content
 	order    []uint32 // all block ids, shuffled as they are drawn
-	rng      uint64
-}
-
-// content is what pages have: it follows from a page's seed alone.
-type content interface {
-	fill(page []byte, seed uint64)
-	// mismatches counts the bytes that differ from what fill wrote.
-	mismatches(page []byte, seed uint64) int64
+	rng      *rand.Rand
 }
 
 const pageAlign = 4096
 
 // newPages allocates pages for the chunks and one more, so that a draw has a choice.
-func newPages(s *client.Session, rank uint32, g chunk.Geometry, c content, chunks int) (*pages, error) {
-	p := &pages{rank: rank, geometry: g, content: c, rng: uint64(rank) + 1}
+func newPages(s *client.Session, rank uint32, g chunk.Geometry, c payload.Content, chunks int) (*pages, error) {
+	p := &pages{rank: rank, geometry: g, content: c, rng: rand.New(rand.NewPCG(uint64(rank), 1))}
 	blocks := uint32(chunks+1) * g.Blocks
 	var size int64
 	for _, plane := range g.Planes {
@@ -59,8 +55,7 @@ func (p *pages) register(ctx context.Context, s *client.Session) error {
 func (p *pages) draw(chunks int) []uint32 {
 	n := chunks * int(p.geometry.Blocks)
 	for i := range n {
-		p.rng += step
-		j := i + int(mix(p.rng)%uint64(len(p.order)-i))
+		j := i + p.rng.IntN(len(p.order)-i)
 		p.order[i], p.order[j] = p.order[j], p.order[i]
 	}
 	return p.order[:n]
@@ -82,7 +77,7 @@ func (p *pages) page(plane int, block uint32) []byte {
 func (p *pages) fill(key *chunk.Key, blocks []uint32) {
 	for plane := range p.geometry.Planes {
 		for i, b := range blocks {
-			p.content.fill(p.page(plane, b), pageSeed(key, p.rank, p.geometry.Planes[plane], uint32(i)))
+			p.content.Fill(p.page(plane, b), payload.Seed(key, p.rank, p.geometry.Planes[plane], uint32(i)))
 		}
 	}
 }
@@ -100,8 +95,17 @@ func (p *pages) check(key *chunk.Key, blocks []uint32) int64 {
 	var wrong int64
 	for plane := range p.geometry.Planes {
 		for i, b := range blocks {
-			wrong += p.content.mismatches(p.page(plane, b), pageSeed(key, p.rank, p.geometry.Planes[plane], uint32(i)))
+			wrong += p.content.Mismatches(p.page(plane, b), payload.Seed(key, p.rank, p.geometry.Planes[plane], uint32(i)))
 		}
 	}
 	return wrong
+}
+
+// poison fills a destination page before a load. No page has this content.
+var poison = bytes.Repeat([]byte{0xde, 0xad, 0x5e, 0xed}, 16<<10)
+
+func poisonPage(page []byte) {
+	for len(page) > 0 {
+		page = page[copy(page, poison):]
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policy/policytest"
@@ -113,13 +114,13 @@ func TestCompressedChunks(t *testing.T) {
 	if more <= plain {
 		t.Fatalf("the trace has %d hits in 300 chunks and %d in 390", plain, more)
 	}
-	if n := hits(replay.BFloat16, config.CompressionOff); n != plain {
+	if n := hits(payload.BFloat16, config.CompressionOff); n != plain {
 		t.Errorf("%d hits without compression, the textbook has %d", n, plain)
 	}
-	if n := hits(replay.Bytes, config.CompressionHuffman); n != plain {
+	if n := hits(payload.U8, config.CompressionHuffman); n != plain {
 		t.Errorf("%d hits of what cannot be compressed, the textbook has %d", n, plain)
 	}
-	if n := hits(replay.BFloat16, config.CompressionHuffman); n < more {
+	if n := hits(payload.BFloat16, config.CompressionHuffman); n < more {
 		t.Errorf("%d hits of compressed chunks, the textbook has %d in 1.3 times the capacity", n, more)
 	}
 }

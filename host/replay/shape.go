@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
@@ -17,25 +18,19 @@ type Shape struct {
 	ChunkBytes int64 // page bytes of one chunk in one rank
 	PageBytes  int64 // 0: 16 KiB, or the whole chunk when that is smaller
 	Layers     int   // 0: two when the chunk has an even number of pages, else one
-	// DType is what the pages have: Bytes, of all values alike, or BFloat16, values of a normal distribution. Empty: Bytes.
+	// DType is what the pages have, one of package payload's. Empty: payload.U8.
 	DType string
 }
 
-// Contents of pages.
-const (
-	Bytes    = "u8"
-	BFloat16 = "bfloat16"
-)
-
-func (s Shape) content() (content, error) {
-	switch s.DType {
-	case "", Bytes:
-		return uniformPages{}, nil
-	case BFloat16:
-		return normalPages{normalValues()}, nil
+func (s Shape) content() (payload.Content, error) {
+	c, err := payload.Of(s.dtype())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOptions, err)
 	}
-	return nil, fmt.Errorf("%w: pages of %q, want %s or %s", ErrOptions, s.DType, Bytes, BFloat16)
+	return c, nil
 }
+
+func (s Shape) dtype() string { return cmp.Or(s.DType, payload.U8) }
 
 const (
 	defaultPageBytes = 16 << 10
@@ -79,7 +74,7 @@ func (s Shape) Namespace() (*chunk.Namespace, error) {
 		return nil, err
 	}
 	n := &chunk.Namespace{
-		Model: "kvhost-replay", DType: cmp.Or(s.DType, Bytes), Engine: "kvhost-replay", HashAlgorithm: "xxh3-128-chain",
+		Model: "kvhost-replay", DType: s.dtype(), Engine: "kvhost-replay", HashAlgorithm: "xxh3-128-chain",
 		KeyBytes:       keyBytes,
 		TokensPerBlock: 1, TensorParallel: s.Ranks, Extra: map[string]string{"payload": "1"},
 		Groups: []chunk.Group{{ID: groupID, Lookup: chunk.ByPrefix, Geometry: g}},

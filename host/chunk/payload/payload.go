@@ -1,11 +1,39 @@
-package replay
+package payload
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/bits"
 
 	"github.com/kvhost/kvhost/host/chunk"
 )
+
+// Contents of pages, by the type of their values.
+const (
+	U8       = "u8" // all bytes alike: they cannot be compressed
+	BFloat16 = "bfloat16"
+	FP8      = "fp8" // e4m3
+)
+
+// Content fills pages.
+type Content interface {
+	Fill(page []byte, seed uint64)
+	// Mismatches counts the bytes that differ from what Fill wrote.
+	Mismatches(page []byte, seed uint64) int64
+}
+
+// Of is the content of a type: of BFloat16 and FP8 it is values of a normal distribution.
+func Of(dtype string) (Content, error) {
+	switch dtype {
+	case U8:
+		return uniform{}, nil
+	case BFloat16:
+		return bfloat16Words(), nil
+	case FP8:
+		return float8Words(), nil
+	}
+	return nil, fmt.Errorf("%w: %q, want %s, %s or %s", ErrDType, dtype, U8, BFloat16, FP8)
+}
 
 // The multipliers are those of SplitMix64.
 const (
@@ -25,8 +53,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// pageSeed identifies a page; its content follows from it alone.
-func pageSeed(key *chunk.Key, rank uint32, plane chunk.Plane, block uint32) uint64 {
+// Seed identifies a page of a chunk.
+func Seed(key *chunk.Key, rank uint32, plane chunk.Plane, block uint32) uint64 {
 	s := mix(binary.LittleEndian.Uint64(key[0:]) + step)
 	s = mix(s ^ binary.LittleEndian.Uint64(key[8:]))
 	s = mix(s ^ (uint64(rank)<<32 | uint64(block)) + step)
@@ -37,8 +65,10 @@ func pageSeed(key *chunk.Key, rank uint32, plane chunk.Plane, block uint32) uint
 // words of a page are equal, hardly any two of different pages are, and it is as fast as memory.
 func word(c uint64) uint64 { return (c ^ c>>32) * mixA }
 
-// fill writes a page.
-func fill(page []byte, seed uint64) {
+// uniform is U8, as fast as memory.
+type uniform struct{}
+
+func (uniform) Fill(page []byte, seed uint64) {
 	c := seed
 	for len(page) >= 32 {
 		p := page[:32]
@@ -56,8 +86,7 @@ func fill(page []byte, seed uint64) {
 	}
 }
 
-// mismatches counts the bytes of a page that differ from what fill wrote.
-func mismatches(page []byte, seed uint64) int64 {
+func (uniform) Mismatches(page []byte, seed uint64) int64 {
 	c := seed
 	var wrong int64
 	for len(page) >= 32 {
@@ -86,23 +115,34 @@ func mismatches(page []byte, seed uint64) int64 {
 	return wrong
 }
 
+// words make content of words of 8 bytes, each from its counter.
+type words func(c uint64) uint64
+
+func (w words) Fill(page []byte, seed uint64) {
+	c := seed
+	for ; len(page) >= 8; c += step {
+		binary.LittleEndian.PutUint64(page, w(c))
+		page = page[8:]
+	}
+	var last [8]byte
+	binary.LittleEndian.PutUint64(last[:], w(c))
+	copy(page, last[:])
+}
+
+func (w words) Mismatches(page []byte, seed uint64) (wrong int64) {
+	c := seed
+	for ; len(page) >= 8; c += step {
+		wrong += differing(binary.LittleEndian.Uint64(page) ^ w(c))
+		page = page[8:]
+	}
+	var last, want [8]byte
+	binary.LittleEndian.PutUint64(want[:], w(c))
+	copy(last[copy(last[:], page):], want[len(page):])
+	return wrong + differing(binary.LittleEndian.Uint64(last[:])^binary.LittleEndian.Uint64(want[:]))
+}
+
 // differing counts the bytes of x that are not zero.
 func differing(x uint64) int64 {
 	const low7 = 0x7f7f7f7f7f7f7f7f
 	return int64(bits.OnesCount64((x&low7 + low7 | x) &^ low7))
-}
-
-// poison fills a destination page before a load. No page has this content.
-var poison = func() []byte {
-	b := make([]byte, 64<<10)
-	for i := range b {
-		b[i] = "\xde\xad\x5e\xed"[i%4]
-	}
-	return b
-}()
-
-func poisonPage(page []byte) {
-	for len(page) > 0 {
-		page = page[copy(page, poison):]
-	}
 }
