@@ -126,6 +126,8 @@ func TestWaitForTheEvictorEnds(t *testing.T) {
 	f.store.cfg.EvictPatience = time.Hour // the evictor may have to wait for the processor
 	faulty.Release()
 	f.mustPut(4)
+	_ = f.store.roots[0].turn.Acquire(t.Context(), 1) // the evictor is not in the middle of something
+	defer f.store.roots[0].turn.Release(1)
 	f.checkUsed()
 }
 
