@@ -29,9 +29,11 @@ func bfloat16(v float64) uint16 {
 // e4m3 rounds to the nearest value of 8 bits, or the even one: a sign, 4 bits of exponent and 3 of mantissa, as in OCP's
 // 8-bit floating point specification. v is far from its limit, 448.
 func e4m3(v float64) (bits uint8) {
-	const least = -6 // exponent of the least normal value
-	_, exponent := math.Frexp(v)
-	exponent = max(exponent-1, least)
+	const least = -6  // exponent of the least normal value
+	exponent := least // also of 0
+	if _, e := math.Frexp(v); v != 0 {
+		exponent = max(e-1, least)
+	}
 	bits = uint8((exponent-least)*8 + int(math.RoundToEven(math.Abs(math.Ldexp(v, 3-exponent)))))
 	if math.Signbit(v) {
 		bits |= 0x80
