@@ -1,5 +1,5 @@
 #!/bin/sh
-# Generates pages.ptx and sums.ptx from their sources; needs nvcc (any from 11 on) and no GPU. Run after every change of one:
+# Generates pages.ptx, sums.ptx and codec.ptx from their sources; needs nvcc (any from 11 on) and no GPU. Run after every change of one:
 #   gds/kernels/generate.sh [DIRECTORY FOR THE OUTPUT]
 # The PTX is written for the lowest version that its instructions need, so that old drivers load it, and for the lowest
 # architecture that kvhost supports: drivers compile it for newer ones. ptxas checks that the result still assembles.
@@ -24,3 +24,4 @@ generate() {
 }
 generate pages pages.cu
 generate sums sums.cu xxh3.h
+generate codec codec.cu huffman.h

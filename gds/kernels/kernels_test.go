@@ -18,6 +18,10 @@ func TestPTXIsCurrent(t *testing.T) {
 	}{
 		{Pages, PagesEntry, PagesThreads, []string{"pages.cu"}},
 		{Sums, SumsEntry, SumsThreads, []string{"sums.cu", "xxh3.h"}},
+		{Codec, EncodeEntry, EncodeThreads, []string{"codec.cu", "huffman.h"}},
+		{Codec, PackEntry, PackThreads, []string{"codec.cu", "huffman.h"}},
+		{Codec, DecodeEntry, DecodeThreads, []string{"codec.cu", "huffman.h"}},
+		{Codec, JoinEntry, JoinThreads, []string{"codec.cu", "huffman.h"}},
 	} {
 		sum := sha256.New()
 		for _, name := range k.sources {
