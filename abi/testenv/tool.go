@@ -59,7 +59,7 @@ var (
 	Git = &Tool{Name: "git", Tests: "the files at the top level", Packages: "git", probe: commands("git")}
 	// Clang compiles policies in C.
 	Clang = &Tool{
-		Name: "clang and wasm-ld", Tests: "policies in C, the conformance checks' broken policies",
+		Name: "clang and wasm-ld", Tests: "policies in C, the conformance checks' broken policies, the GPU's codec",
 		Packages: "clang lld",
 		probe:    commands("clang", "wasm-ld"),
 	}
