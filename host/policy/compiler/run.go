@@ -63,7 +63,10 @@ func runChild(ctx context.Context, r *request, wasm []byte) (*reply, error) {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
 	cmd.Args = []string{processName}
 	cmd.Dir = "/"
-	cmd.Env = []string{"GOTRACEBACK=none", fmt.Sprintf("GOMAXPROCS=%d", min(runtime.GOMAXPROCS(0), maxWorkers))}
+	cmd.Env = []string{
+		"GOTRACEBACK=none", fmt.Sprintf("GOMAXPROCS=%d", min(runtime.GOMAXPROCS(0), maxWorkers)),
+		"GORACE=atexit_sleep_ms=0", // a program under the race detector sleeps for a second when it ends
+	}
 	cmd.WaitDelay = time.Second
 	// A signal to the host's group, as from a terminal, ends the host in order. The host then ends the child.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
