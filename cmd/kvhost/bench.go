@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,23 +23,13 @@ import (
 	"github.com/kvhost/kvhost/cmd/kvhost/benchpath"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/devices"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
 	"github.com/kvhost/kvhost/staging"
 )
-
-// shapes are the geometries that can be measured.
-var shapes = []struct {
-	name, title string
-	geometry    chunk.Geometry
-}{
-	{"llama", "Llama-3.1-8B, 32 x 64 KiB pages", chunk.Uniform(16, 32, 1, 64<<10)},
-	{"mla", "MLA, 61 x 18,432 B pages", chunk.Uniform(16, 61, 1, 18432)},
-	{"fp8", "Llama-3.1-8B in fp8, 32 x 32 KiB pages", chunk.Uniform(16, 32, 1, 32<<10)},
-}
 
 // Values of --through.
 const (
@@ -56,6 +47,8 @@ type benchOptions struct {
 	python         string
 	clients        int
 	ranks          bool
+	dtype          string
+	compression    []string
 	plot           string
 	json           bool
 }
@@ -84,9 +77,16 @@ With --clients 2, two engines, each with the memory of a GPU of its own, store a
 alone, and both at the same time. Without GPUs their pages are in host memory. With --ranks they are the ranks of
 one engine, and each chunk has a piece of each. The ratio is then together over alone, so 2 is all there is.
 
-The roots must exist, with free memory and disk for twice the bytes of all chunks of all clients.`,
+Pages have values of a normal distribution, as an engine's have, because what compression gains depends on them. With
+--compression off,huffman,auto each setting has a store, or a host, of its own and the same pages, in the same rounds:
+"over off" compares it with off, and "stored" is the bytes of pages over what they take in the root. Roots in memory
+and the direct route are measured with off alone.
+
+The roots must exist, with free memory and disk for twice the bytes of all chunks of all clients, and once more for each
+further setting.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
   kvhost bench --root memory: --root /dev/shm --through go
+  kvhost bench --root /mnt/nvme0/kv --root /dev/shm --through go --compression off,huffman,auto --pages llama
   kvhost bench --root memory: --through go --clients 2 --ranks --pages llama
   kvhost bench --root /dev/shm --memory host --chunks 16 --pages mla`,
 		Args: noArgs,
@@ -109,6 +109,9 @@ The roots must exist, with free memory and disk for twice the bytes of all chunk
 	f.StringVar(&o.python, "python", "python3", "the interpreter of --through python, which has the kvhost package")
 	f.IntVar(&o.clients, "clients", 1, "clients of one host at the same time, with --through go")
 	f.BoolVar(&o.ranks, "ranks", false, "the clients are one engine's ranks")
+	f.StringSliceVar(&o.compression, "compression", nil,
+		"settings of store.compression to measure beside each other: off, huffman, auto (default: as configured)")
+	f.StringVar(&o.dtype, "dtype", "", "values of the pages: u8, bfloat16 or fp8 (default: those of the geometry)")
 	f.StringVar(&o.profiles, "cpuprofile", "",
 		"directory for a CPU profile of each of our passes, which slows them a little")
 	f.StringVar(&o.plot, "plot", "", "draw the ratios to this .svg file")
@@ -155,6 +158,20 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 	if o.through != throughInner && o.through != throughGo && o.through != throughPython {
 		return nil, usageError{fmt.Errorf("--through %q: want inner, go or python", o.through)}
 	}
+	if o.compression == nil {
+		o.compression = []string{cfg.Store.Compression}
+	}
+	for _, setting := range o.compression {
+		if !slices.Contains([]string{config.CompressionOff, config.CompressionHuffman, config.CompressionAuto}, setting) {
+			return nil, usageError{fmt.Errorf("--compression %q: want off, huffman, auto, or some of them", setting)}
+		}
+	}
+	if _, err := payload.Of(o.dtype); o.dtype != "" && err != nil {
+		return nil, usageError{fmt.Errorf("--dtype: %w", err)}
+	}
+	if o.clients > 1 && len(o.compression) > 1 {
+		return nil, usageError{fmt.Errorf("--clients %d: want one setting of --compression", o.clients)}
+	}
 	if o.clients < 1 || o.clients > 1 && o.through != throughGo || o.ranks && o.clients < 2 {
 		return nil, usageError{fmt.Errorf("--clients %d: want one, or some with --through go", o.clients)}
 	}
@@ -177,24 +194,25 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 		}
 	}
 	if gpu := gpus[0]; gpu != nil && o.clients == 1 {
-		if direct, err = openDirect(cfg, gpu); err != nil {
+		if direct, err = devices.OpenDirect(cfg, gpu, pathbench.MaxFile); err != nil {
 			fmt.Fprintf(os.Stderr, "kvhost: the direct route is not measured: %v\n", err)
 		}
 		if direct != nil {
 			defer direct.Close()
 		}
 	}
-	for _, shape := range shapes {
-		if o.pages != "all" && o.pages != shape.name {
+	for _, shape := range pathbench.Shapes {
+		if o.pages != "all" && o.pages != shape.Name {
 			continue
 		}
+		shape.DType = cmp.Or(o.dtype, shape.DType)
 		for _, root := range cfg.Roots {
-			got, err := benchRoot(ctx, cfg, o, gpus, direct, root, shape.geometry)
+			got, err := benchRoot(ctx, cfg, o, gpus, direct, root, &shape)
 			if err != nil {
 				return nil, err
 			}
 			for _, r := range got {
-				r.Pages = shape.title
+				r.Pages = shape.Title + ", " + shape.DType
 				rows = append(rows, r)
 			}
 		}
@@ -224,10 +242,11 @@ func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
 
 // benchRoot measures every route to a root.
 func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []*gds.GPU, direct *gds.DirectRoute,
-	root config.Root, g chunk.Geometry) (rows []pathbench.Row, err error) {
+	root config.Root, shape *pathbench.Shape) (rows []pathbench.Row, err error) {
 	e, dir, gpu := cfg.Engine, root.Path, gpus[0]
 	base := pathbench.Config{
-		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: g, Chunks: o.chunks, Rounds: o.rounds,
+		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: shape.Geometry, DType: shape.DType, Compression: o.compression,
+		Chunks: o.chunks, Rounds: o.rounds,
 		Copiers: runtime.GOMAXPROCS(0),
 		Engine: transfer.Config{
 			Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory,
@@ -247,13 +266,13 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 	}{{"page cache", cached}}
 	if root.InMemory() {
 		cases[0].files, cases[0].c = "page-locked memory", base
-		cases[0].c.InMemory = true
+		cases[0].c.InMemory, cases[0].c.Compression = true, nil
 	} else if cfg.Engine.DirectIO && pathbench.TakesDirectIO(dir) {
 		cases = slices.Insert(cases, 0, cases[0])
 		cases[0].files, cases[0].c = "direct I/O", base
 		if direct != nil {
 			cases = append(cases, cases[0])
-			cases[2].c.Direct = direct
+			cases[2].c.Direct, cases[2].c.Compression = direct, nil
 		}
 	}
 	for i, k := range cases {
@@ -322,26 +341,4 @@ func (o *benchOptions) profiler(name string) func(pass string, round int) (func(
 		}
 		return func() { pprof.StopCPUProfile(); f.Close() }, nil
 	}
-}
-
-// slotRoom is more than the file of any of the shapes takes.
-const slotRoom = 40 << 20
-
-// openDirect loads cuFile and allocates its slots of device memory.
-func openDirect(cfg *config.Config, gpu *gds.GPU) (*gds.DirectRoute, error) {
-	if !cfg.GDS.UseCuFile {
-		return nil, nil
-	}
-	c, err := gds.LoadCuFile()
-	if err != nil {
-		return nil, err
-	}
-	_ = c.Configure(os.TempDir()) // an older cuFile keeps its own configuration
-	if lost := gpu.DoFile(func(t *gds.Thread) { err = c.Open(t) }); lost != nil || err != nil {
-		return nil, errors.Join(lost, err)
-	}
-	_ = c.StartStats() // an older cuFile has none; then the route is not named
-	// A slot for each thread: a piece without one would be staged, and the figure would mix two routes.
-	room := max(int64(cfg.GDS.BufferMiB)<<20, int64(cfg.Engine.ThreadsPerGPU)*slotRoom)
-	return gds.NewDirectRoute(gpu, c, gds.DirectConfig{BufferBytes: room, Handles: cfg.GDS.HandleCache})
 }

@@ -32,7 +32,8 @@ func TestBench(t *testing.T) {
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	for _, wrong := range [][]string{{"--plot", "x.png"}, {"--memory", "x"}, {"--pages", "x"}, {"--through", "x"}} {
+	for _, wrong := range [][]string{{"--plot", "x.png"}, {"--memory", "x"}, {"--pages", "x"}, {"--through", "x"},
+		{"--dtype", "x"}, {"--compression", "off,x"}, {"--clients", "2", "--through", "go", "--compression", "off,auto"}} {
 		if r := finish(t, command(t, dir, append([]string{"bench", "--root", dir}, wrong...)...)); r.code != exitUsage {
 			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
 		}
@@ -68,6 +69,34 @@ func TestBenchThroughClient(t *testing.T) {
 		if left, _ := os.ReadDir(dir); len(left) > 0 {
 			t.Errorf("left behind: %v", left)
 		}
+	}
+}
+
+// With --compression each setting has a host of its own: what is compressed takes less room in the root, and a root in memory
+// is measured with compression off.
+func TestBenchCompression(t *testing.T) {
+	dir := shortDir(t)
+	cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--root", "memory:", "--memory", "host", "--chunks", "1",
+		"--rounds", "1", "--pages", "llama", "--dtype", "fp8", "--compression", "off,huffman,auto", "--json",
+		"--engine-direct-io=false", "--engine-threads-per-gpu", "2")
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	r := finish(t, cmd)
+	var rows []struct {
+		Compression string
+		Stored      float64
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 16 {
+		t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+	}
+	for i, row := range rows {
+		want := []string{"off", "huffman", "auto", "off"}[i/4]
+		if row.Compression != want || want == "off" && (row.Stored < 0.9 || row.Stored > 1) ||
+			want == "huffman" && (row.Stored < 1.15 || row.Stored > 1.3) {
+			t.Errorf("row %d: want %s: %+v", i, want, row)
+		}
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
 	}
 }
 

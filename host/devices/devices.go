@@ -94,35 +94,6 @@ func GPUConfig(c *config.Config) gds.Config {
 	}
 }
 
-// OpenFirst opens the first n GPUs alone, as a configuration uses them.
-func OpenFirst(c *config.Config, n int) (opened []*gds.GPU, err error) {
-	if c.GDS.CUDA == config.CUDAOff {
-		return nil, fmt.Errorf("%w: gds.cuda is off", gds.ErrNoDriver)
-	}
-	driver, err := gds.Open(nil)
-	if err != nil {
-		return nil, err
-	}
-	list, err := driver.Devices()
-	if err != nil {
-		return nil, err
-	}
-	if len(list) < n {
-		return nil, fmt.Errorf("%w: the machine has %d GPUs, want %d", gds.ErrNoGPU, len(list), n)
-	}
-	for _, dev := range list[:n] {
-		g, err := driver.OpenGPU(dev.UUID, GPUConfig(c))
-		if err != nil {
-			for _, g := range opened {
-				err = errors.Join(err, g.Close())
-			}
-			return nil, err
-		}
-		opened = append(opened, g)
-	}
-	return opened, nil
-}
-
 // Lost is why GPUs went out of service; nil while all are in service.
 func (d *Devices) Lost() error {
 	var errs []error

@@ -21,7 +21,7 @@ class Bench:
     def __init__(self, a: dict[str, Any]) -> None:
         planes = [kvhost.Plane(p["Layer"], p["Part"], p["PageBytes"]) for p in a["planes"]]
         group = kvhost.Group(0, a["blocks_per_chunk"], planes)
-        namespace = kvhost.Namespace(model="bench", dtype="bf16", key_bytes=32, tokens_per_block=16, groups=[group])
+        namespace = kvhost.Namespace(model="bench", dtype=a["dtype"], key_bytes=32, tokens_per_block=16, groups=[group])
         self.host = kvhost.Session(a["socket"], engine="bench", namespace=namespace, device_uuid=a["device"], timeout=120)
         regions = [kvhost.Region(o, p.page_bytes, a["blocks"]) for o, p in zip(a["offsets"], planes, strict=True)]
         if a["device"]:

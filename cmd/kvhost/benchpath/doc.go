@@ -17,17 +17,24 @@ type Config struct {
 	Root   config.Root    // the host's only one
 	Python string         // the interpreter of the Python client; empty: the Go client
 
-	running *hostProcess
+	running map[string]*hostProcess // by its setting of store.compression
 }
 
-// Open connects a client. The first one's host serves the others too, and ends with the last of them.
+// Open connects a client. The first one's host serves the others with its setting of store.compression too, and ends with the
+// last of them.
 func (c *Config) Open(ctx context.Context, shared *pathbench.Shared) (path pathbench.Path, err error) {
-	if c.running == nil || c.running.clients == 0 {
-		if c.running, err = startHost(ctx, c.Host, c.Root); err != nil {
+	h := c.running[shared.Compression]
+	if h == nil || h.clients == 0 {
+		cfg := c.Host.Clone()
+		cfg.Store.Compression, cfg.Roots = shared.Compression, []config.Root{c.Root}
+		if h, err = startHost(ctx, cfg); err != nil {
 			return nil, err
 		}
+		if c.running == nil {
+			c.running = map[string]*hostProcess{}
+		}
+		c.running[shared.Compression] = h
 	}
-	h := c.running
 	h.clients++
 	if c.Python != "" {
 		path, err = newPythonPath(ctx, h, c.Python, shared)

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -43,22 +44,21 @@ type hostProcess struct {
 	more  chan struct{} // has a token when its log has more
 }
 
-// startHost starts a host with the configuration's engine and policies, and waits until clients can connect and all
+// startHost starts a host of a configuration with one root, and waits until clients can connect and all
 // memory of its root is there.
-func startHost(ctx context.Context, cfg *config.Config, root config.Root) (_ *hostProcess, err error) {
+func startHost(ctx context.Context, c *config.Config) (_ *hostProcess, err error) {
 	dir, err := os.MkdirTemp("", "kvhost-bench-")
 	if err != nil {
 		return nil, err
 	}
-	h := &hostProcess{root: root, dir: dir, socket: filepath.Join(dir, "s"), ended: make(chan struct{}), seen: map[string]bool{},
+	h := &hostProcess{root: c.Roots[0], dir: dir, socket: filepath.Join(dir, "s"), ended: make(chan struct{}), seen: map[string]bool{},
 		more: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.close())
 		}
 	}()
-	c := cfg.Clone()
-	c.Socket, c.HTTP.Listen, c.Roots = h.socket, "127.0.0.1:0", []config.Root{root}
+	c.Socket, c.HTTP.Listen = h.socket, "127.0.0.1:0"
 	c.Log.Level, c.Log.Format = config.LevelInfo, config.FormatJSON
 	var text bytes.Buffer
 	if err := (&config.Loaded{Config: *c}).Print(&text); err != nil {
@@ -177,16 +177,39 @@ func (h *hostProcess) routeTaken(ctx context.Context) (string, error) {
 	if h.root.Route != config.RouteDirect {
 		return "staged", nil
 	}
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.http+"/metrics", nil)
+	text, err := h.metrics(ctx)
 	if err != nil {
 		return "", err
 	}
+	return directRoute(bytes.NewReader(text))
+}
+
+func (h *hostProcess) metrics(ctx context.Context) ([]byte, error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.http+"/metrics", nil)
+	if err != nil {
+		return nil, err
+	}
 	r, err := http.DefaultClient.Do(q)
 	if err != nil {
-		return "", fmt.Errorf("%w: its metrics: %w", ErrHost, err)
+		return nil, fmt.Errorf("%w: its metrics: %w", ErrHost, err)
 	}
 	defer r.Body.Close()
-	return directRoute(r.Body)
+	return io.ReadAll(r.Body)
+}
+
+// used is how many bytes its root takes.
+func (h *hostProcess) used(ctx context.Context) (int64, error) {
+	text, err := h.metrics(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for line := range bytes.Lines(text) {
+		if series, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte("} ")); bytes.HasPrefix(series, []byte("kvhost_root_used_bytes{")) {
+			used, err := strconv.ParseFloat(string(value), 64)
+			return int64(used), err
+		}
+	}
+	return 0, fmt.Errorf("%w: its metrics lack kvhost_root_used_bytes", ErrHost)
 }
 
 // directRoute reads in metrics which way cuFile took, by its own statistics. Pieces that were staged in its place would

@@ -48,6 +48,7 @@ type orderedChunk struct {
 type opening struct {
 	Socket         string        `json:"socket"`
 	Device         string        `json:"device"`
+	DType          string        `json:"dtype"`
 	Handles        []string      `json:"handles"`
 	Planes         []chunk.Plane `json:"planes"`
 	Offsets        []int64       `json:"offsets"`
@@ -76,7 +77,7 @@ func newPythonPath(ctx context.Context, h *hostProcess, python string, shared *p
 		return nil, fmt.Errorf("%w: %w", ErrPython, err)
 	}
 	g := &shared.Namespace.Groups[0].Geometry
-	o := opening{Socket: h.socket, Device: shared.Device, Planes: g.Planes, Offsets: make([]int64, len(g.Planes)),
+	o := opening{Socket: h.socket, Device: shared.Device, DType: shared.Namespace.DType, Planes: g.Planes, Offsets: make([]int64, len(g.Planes)),
 		Blocks: shared.Blocks, BlocksPerChunk: g.Blocks}
 	if shared.File != nil {
 		o.Offsets = shared.Offsets()
@@ -154,6 +155,8 @@ func (p *pythonPath) Forget(_ context.Context, chunks []pathbench.Chunk) error {
 func (p *pythonPath) Processor() time.Duration {
 	return p.host.processor() + processorOf(p.process.Process.Pid)
 }
+
+func (p *pythonPath) Used(ctx context.Context) (int64, error) { return p.host.used(ctx) }
 
 func (p *pythonPath) Route(ctx context.Context) (string, error) { return p.host.routeTaken(ctx) }
 

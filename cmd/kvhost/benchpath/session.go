@@ -148,6 +148,8 @@ func (p *goPath) Forget(ctx context.Context, chunks []pathbench.Chunk) error {
 
 func (p *goPath) Processor() time.Duration { return p.host.processor() }
 
+func (p *goPath) Used(ctx context.Context) (int64, error) { return p.host.used(ctx) }
+
 func (p *goPath) Route(ctx context.Context) (string, error) { return p.host.routeTaken(ctx) }
 
 func (p *goPath) Close() error { return errors.Join(p.closeSession(), p.host.leave()) }

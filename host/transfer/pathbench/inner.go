@@ -34,8 +34,8 @@ type inner struct {
 // capacity is more than any case takes: the store goes on counting the files of past rounds.
 const capacity = 1 << 42
 
-func (b *bench) openInner(ctx context.Context) (_ Path, err error) {
-	p := &inner{fs: b.FS, root: filepath.Join(b.Dir, "root"), inMemory: b.InMemory, direct: b.Direct,
+func (b *bench) openInner(ctx context.Context, compression string) (_ Path, err error) {
+	p := &inner{fs: b.FS, root: filepath.Join(b.Dir, compression), inMemory: b.InMemory, direct: b.Direct,
 		memory: b.pages.memory(), known: map[string]bool{}}
 	defer func() {
 		if err != nil {
@@ -43,7 +43,8 @@ func (b *bench) openInner(ctx context.Context) (_ Path, err error) {
 		}
 	}()
 	cfg := b.Store
-	cfg.FS, cfg.Roots = b.FS, []store.RootConfig{{Path: p.root, Capacity: capacity, MaxEntries: 1 << 16}}
+	cfg.FS, cfg.Roots = b.FS, []store.RootConfig{{Path: p.root, Capacity: capacity, MaxEntries: 1 << 16,
+		Compressed: compression != off, Measured: compression == auto}}
 	if p.store, err = store.Open(ctx, cfg); err != nil {
 		return nil, err
 	}
@@ -157,6 +158,8 @@ func (p *inner) Forget(context.Context, []Chunk) error {
 
 func (p *inner) Processor() time.Duration { return 0 }
 
+func (p *inner) Used(context.Context) (int64, error) { return p.store.Stats().Roots[0].Used, nil }
+
 // Route is what cuFile itself says of the bytes; pieces that were staged in its place would spoil the figures.
 func (p *inner) Route(context.Context) (string, error) {
 	if p.inMemory {
@@ -190,6 +193,6 @@ func (p *inner) Close() error {
 
 // namespace is that of the chunks.
 func (b *bench) namespace() chunk.Namespace {
-	return chunk.Namespace{Model: "bench", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
+	return chunk.Namespace{Model: "bench", DType: b.DType, KeyBytes: 32, TokensPerBlock: 16,
 		TensorParallel: b.ranks, Groups: []chunk.Group{{Geometry: b.Geometry}}}
 }

@@ -2,10 +2,8 @@ package pathbench
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"runtime"
 
@@ -14,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -39,14 +38,17 @@ type move struct {
 	plane, block, at int
 }
 
-// image is what a client's planes hold before a store. Bytes are a function of the client, the plane and the offset.
-func image(g chunk.Geometry, blocks, client int) [][]byte {
+// image is what a client's planes hold before a store, or, without content, room for it. Bytes are a function of the client,
+// the plane and the offset.
+func image(g chunk.Geometry, blocks, client int, content payload.Content) [][]byte {
 	out := make([][]byte, len(g.Planes))
 	_ = planes(g, func(i int) error {
-		mem := make([]byte, blocks*int(g.Planes[i].PageBytes))
-		seed := rand.NewPCG(uint64(i), 5+uint64(client))
-		for at := 0; at+8 <= len(mem); at += 8 {
-			binary.LittleEndian.PutUint64(mem[at:], seed.Uint64())
+		page := int(g.Planes[i].PageBytes)
+		mem := make([]byte, blocks*page)
+		for block := range blocks {
+			if content != nil {
+				content.Fill(mem[block*page:][:page], payload.Seed(&chunk.Root, uint32(client), chunk.Plane{Layer: uint32(i)}, uint32(block)))
+			}
 		}
 		out[i] = mem
 		return nil

@@ -16,6 +16,8 @@ type Path interface {
 	Load(ctx context.Context, chunks []Chunk, byLayer bool) (first, whole time.Duration, err error)
 	// Forget removes the chunks, so that the next take the same memory and the same part of the disk.
 	Forget(ctx context.Context, chunks []Chunk) error
+	// Used is how many bytes the root takes.
+	Used(ctx context.Context) (int64, error)
 	// Processor is the time that processes of the path have had, this one left out.
 	Processor() time.Duration
 	// Route says how the bytes went. It fails if some of them went by another route.
@@ -53,13 +55,14 @@ func Keys(chunks []Chunk) []chunk.Key {
 
 // Shared is the memory of the pages as another process registers it.
 type Shared struct {
-	Namespace chunk.Namespace
-	Engine    string
-	Rank      uint32
-	Blocks    uint32   // of each plane, one after the other
-	Device    string   // UUID of the GPU; empty for host memory
-	Handles   [][]byte // CUDA IPC handles of the planes: each is an allocation
-	File      *os.File // host memory: all planes, one after the other
+	Namespace   chunk.Namespace
+	Compression string // of the host that it is for, as in store.compression
+	Engine      string
+	Rank        uint32
+	Blocks      uint32   // of each plane, one after the other
+	Device      string   // UUID of the GPU; empty for host memory
+	Handles     [][]byte // CUDA IPC handles of the planes: each is an allocation
+	File        *os.File // host memory: all planes, one after the other
 }
 
 // Offsets are where the planes begin in File.

@@ -7,10 +7,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
@@ -24,9 +26,13 @@ type Config struct {
 	Dir      string     // an existing directory; what is made in it is removed; unused with InMemory
 	InMemory bool       // the root is page-locked memory: the copy alone is the only ceiling
 	Geometry chunk.Geometry
-	Chunks   int
-	Rounds   int // counted
-	Engine   transfer.Config
+	DType    string // of the pages' values, one of package payload's: what compression gains depends on it
+	// Compression has the settings of store.compression that are measured beside each other, each with a root of its own.
+	// None: off alone.
+	Compression []string
+	Chunks      int
+	Rounds      int // counted
+	Engine      transfer.Config
 	// of which the bench fills in the files and the roots
 	Store   store.Config
 	Copiers int                                                   // goroutines of the copy alone
@@ -43,8 +49,8 @@ type bench struct {
 	Config
 	pages  pages
 	image  [][]byte
-	got    [][]byte // what was loaded
-	path   Path
+	got    [][]byte       // what was loaded
+	paths  []Path         // of each setting
 	stored []Chunk        // of the last round
 	slots  *staging.Slots // of the ceilings
 	rng    *rand.Rand
@@ -54,11 +60,33 @@ type bench struct {
 	ranks  int       // how many clients are one engine's ranks; 0: none
 }
 
-// figures of one pass, by round.
-type figures struct{ ours, copy, plain, cpu, plainCPU, first, firstMS, wholeMS []float64 }
+// Settings of store.compression.
+const (
+	off  = "off"
+	auto = "auto"
+)
 
-// results are the figures of all passes.
-type results struct{ store, fresh, again, layers figures }
+// figures of one pass with one setting, by round.
+type figures struct{ ours, cpu, stored, first, firstMS, wholeMS []float64 }
+
+// ceilings are those of one pass, by round.
+type ceilings struct{ copy, plain, plainCPU []float64 }
+
+// passNames are the passes. Layer-wise loads are always staged, and have the ceilings of later loads.
+var passNames = [...]string{"store", "load, first", "load, again", "load, by layer"}
+
+const (
+	stores = iota
+	freshLoads
+	laterLoads
+	layerLoads
+)
+
+// results are the figures of all passes; those of ours by setting.
+type results struct {
+	ours     [][len(passNames)]figures
+	ceilings [layerLoads]ceilings
+}
 
 // Run measures stores, first and later loads, and layer-wise loads, and fills a row for each but for its names.
 func Run(ctx context.Context, c Config) (_ []Row, err error) {
@@ -71,27 +99,31 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 		return nil, err
 	}
 	var r results
+	r.ours = slices.Grow(r.ours, len(b.paths))[:len(b.paths)]
 	for round := range c.Rounds + 1 {
 		if err := b.round(ctx, round, &r); err != nil {
 			return nil, err
 		}
 	}
-	route, err := b.path.Route(ctx)
-	if err != nil {
-		return nil, err
-	}
-	rows := []Row{r.store.row("store"), r.fresh.row("load, first"), r.again.row("load, again")}
-	if c.Direct == nil { // layers are always staged
-		rows = append(rows, r.layers.row("load, by layer"))
-	}
-	for i := range rows {
-		rows[i].Route = route
+	var rows []Row
+	for i, path := range b.paths {
+		route, err := path.Route(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range r.rows(i, slices.Index(b.Compression, off), b.Direct == nil) {
+			row.Route, row.Compression = route, b.Compression[i]
+			rows = append(rows, row)
+		}
 	}
 	return rows, nil
 }
 
 // begin makes the directory, the pages and the path. end must follow, also after an error.
 func (b *bench) begin(ctx context.Context) error {
+	if len(b.Compression) == 0 {
+		b.Compression = []string{off}
+	}
 	b.rng = rand.New(rand.NewPCG(1, 1+uint64(b.client)))
 	if b.Direct != nil { // cuFile keeps files open, whose blocks are not free before it lets go of them
 		b.FS = staging.OnRemove(b.FS, b.Direct.Handles.Forget)
@@ -120,17 +152,41 @@ func (b *bench) end() error {
 	return errors.Join(err, b.closeMemory())
 }
 
-func (f *figures) row(pass string) Row {
-	ratios := make([]float64, len(f.ours))
-	for i := range ratios {
-		ratios[i] = f.ours[i] / f.copy[i]
-		if len(f.plain) > 0 {
-			ratios[i] = f.ours[i] / min(f.copy[i], f.plain[i])
+// rows are those of a setting. plain is which setting is off, -1 if none is.
+func (r *results) rows(setting, plain int, layers bool) (rows []Row) {
+	for i := range r.ours[setting] {
+		if i == layerLoads && !layers {
+			break
 		}
+		f := &r.ours[setting][i]
+		row := f.row(passNames[i], &r.ceilings[min(i, laterLoads)])
+		row.Stored = spread(r.ours[setting][stores].stored).Mid
+		if plain >= 0 && plain != setting {
+			gain := spread(quotients(f.ours, r.ours[plain][i].ours))
+			row.Gain = &gain
+		}
+		rows = append(rows, row)
 	}
-	r := Row{Pass: pass, Copy: spread(f.copy).Mid, Ours: spread(f.ours).Mid, Ratio: spread(ratios), CPU: spread(f.cpu).Mid}
-	if len(f.plain) > 0 {
-		r.Plain, r.PlainCPU = spread(f.plain).Mid, spread(f.plainCPU).Mid
+	return rows
+}
+
+func quotients(a, b []float64) []float64 {
+	q := slices.Clone(a)
+	for i := range q {
+		q[i] /= b[i]
+	}
+	return q
+}
+
+func (f *figures) row(pass string, c *ceilings) Row {
+	least := slices.Clone(c.copy)
+	for i, plain := range c.plain {
+		least[i] = min(least[i], plain)
+	}
+	ratio := spread(quotients(f.ours, least))
+	r := Row{Pass: pass, Copy: spread(c.copy).Mid, Ours: spread(f.ours).Mid, Ratio: ratio, CPU: spread(f.cpu).Mid}
+	if len(c.plain) > 0 {
+		r.Plain, r.PlainCPU = spread(c.plain).Mid, spread(c.plainCPU).Mid
 	}
 	if len(f.first) > 0 {
 		first := spread(f.first)
@@ -155,10 +211,20 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	b.image, b.got = image(b.Geometry, blocks, b.client), image(b.Geometry, blocks, b.client)
+	content, err := payload.Of(b.DType)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	b.image, b.got = image(b.Geometry, blocks, b.client, content), image(b.Geometry, blocks, b.client, nil)
 	if b.Open == nil {
-		b.path, err = b.openInner(ctx)
-		return err
+		for _, setting := range b.Compression {
+			path, err := b.openInner(ctx, setting)
+			if err != nil {
+				return err
+			}
+			b.paths = append(b.paths, path)
+		}
+		return nil
 	}
 	shared := Shared{Namespace: b.namespace(), Engine: fmt.Sprint("bench", b.client), Blocks: uint32(blocks)}
 	if b.ranks > 0 {
@@ -167,8 +233,15 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err = b.pages.share(&shared); err != nil {
 		return err
 	}
-	b.path, err = b.Open(ctx, filepath.Join(b.Dir, "root"), shared)
-	return err
+	for _, setting := range b.Compression {
+		shared.Compression = setting
+		path, err := b.Open(ctx, filepath.Join(b.Dir, setting), shared)
+		if err != nil {
+			return err
+		}
+		b.paths = append(b.paths, path)
+	}
+	return nil
 }
 
 // openMemory makes the memory that the files of a round take, page-locked for the GPU.
@@ -205,8 +278,8 @@ func (b *bench) closeMemory() error {
 
 func (b *bench) close() error {
 	var errs []error
-	if b.path != nil {
-		errs = append(errs, b.path.Close())
+	for _, path := range b.paths {
+		errs = append(errs, path.Close())
 	}
 	if b.slots != nil {
 		errs = append(errs, b.slots.Close())

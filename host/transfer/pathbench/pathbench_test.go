@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
 	"github.com/kvhost/kvhost/staging"
@@ -19,7 +20,7 @@ import (
 
 func small(t *testing.T) pathbench.Config {
 	return pathbench.Config{
-		FS: staging.OS(), Dir: t.TempDir(), Geometry: chunk.Uniform(4, 5, 2, 18432), Chunks: 3, Rounds: 2, Copiers: 2,
+		FS: staging.OS(), Dir: t.TempDir(), Geometry: chunk.Uniform(4, 5, 2, 18432), DType: payload.BFloat16, Chunks: 3, Rounds: 2, Copiers: 2,
 		Engine: transfer.Config{Threads: 2, SlotBytes: 1 << 20, MaxStaging: 8 << 20, ReadRatio: 0.75},
 	}
 }
@@ -31,18 +32,7 @@ func TestRowsAreFilled(t *testing.T) {
 		c := small(t)
 		c.InMemory = k.inMemory
 		if k.onGPU {
-			d, err := gds.Open(nil, gdstest.Build(t).Path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			devices, err := d.Devices()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if c.GPU, err = d.OpenGPU(devices[0].UUID, gds.Config{Threads: 2}); err != nil {
-				t.Fatal(err)
-			}
-			defer c.GPU.Close()
+			c.GPU = doubleGPU(t)
 		}
 		rows, err := pathbench.Run(t.Context(), c)
 		if err != nil {
@@ -67,6 +57,63 @@ func TestRowsAreFilled(t *testing.T) {
 			t.Errorf("left behind: %v", left)
 		}
 	}
+}
+
+// The settings of compression are measured beside each other, from host memory and from the double's GPU: what is compressed
+// takes less room, and every byte comes back. What cannot be compressed takes what it is.
+func TestCompressionBesideOff(t *testing.T) {
+	for _, k := range []struct {
+		onGPU       bool
+		dtype       string
+		least, most float64
+	}{{false, payload.BFloat16, 1.35, 1.5}, {true, payload.BFloat16, 1.35, 1.5}, {false, payload.FP8, 1.15, 1.25}, {false, payload.U8, 0.9, 1}} {
+		c := small(t)
+		c.Compression, c.DType = []string{"huffman", "off", "auto"}, k.dtype
+		if k.onGPU {
+			c.GPU = doubleGPU(t)
+		}
+		rows, err := pathbench.Run(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(rows) != 12 {
+			t.Fatalf("%+v", rows)
+		}
+		for i, r := range rows {
+			if r.Compression != c.Compression[i/4] || r.Pass != rows[i%4].Pass || (r.Gain == nil) != (r.Compression == "off") {
+				t.Errorf("row %d: %+v", i, r)
+			}
+			least, most := 0.9, 1.0
+			if r.Compression == "huffman" {
+				least, most = k.least, k.most
+			}
+			if r.Compression != "auto" && (r.Stored < least || r.Stored > most) {
+				t.Errorf("%s, %s: page bytes are %.3f times what is stored, want %g to %g", k.dtype, r.Compression, r.Stored, least, most)
+			}
+		}
+		if left, _ := os.ReadDir(c.Dir); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	}
+}
+
+// doubleGPU is the double's first.
+func doubleGPU(t *testing.T) *gds.GPU {
+	t.Helper()
+	d, err := gds.Open(nil, gdstest.Build(t).Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, err := d.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu, err := d.OpenGPU(devices[0].UUID, gds.Config{Threads: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { gpu.Close() })
+	return gpu
 }
 
 // What is removed between the rounds, and in the end, cuFile keeps no descriptor of: its blocks would stay in use.
@@ -108,6 +155,11 @@ func TestDirectLetsGoOfWhatIsRemoved(t *testing.T) {
 func TestBenchFails(t *testing.T) {
 	c := small(t)
 	c.Chunks = 0
+	if _, err := pathbench.Run(t.Context(), c); !errors.Is(err, pathbench.ErrConfig) {
+		t.Error(err)
+	}
+	c = small(t)
+	c.DType = "fp4"
 	if _, err := pathbench.Run(t.Context(), c); !errors.Is(err, pathbench.ErrConfig) {
 		t.Error(err)
 	}

@@ -87,7 +87,8 @@ func WriteSVG(w io.Writer, rows []Row) error {
 }
 
 func samePath(a, b *Row) bool {
-	return a.Pages == b.Pages && a.Memory == b.Memory && a.Files == b.Files && a.Route == b.Route && a.Through == b.Through
+	return a.Pages == b.Pages && a.Memory == b.Memory && a.Files == b.Files && a.Route == b.Route && a.Through == b.Through &&
+		a.Compression == b.Compression
 }
 
 // plot is what has been drawn, down to y.
@@ -108,8 +109,12 @@ func (p *plot) heading(pages string) {
 // path begins a path: the root and what it is, then the route and who stores and loads.
 func (p *plot) path(r *Row) {
 	p.y += bandGap
+	says := fmt.Sprintf("%s, through %s", r.Route, r.Through)
+	if r.Compression != "" && r.Compression != off {
+		says += ", " + r.Compression
+	}
 	fmt.Fprintf(&p.out, `<text x="24" y="%g">%s</text><text class="quiet" x="24" y="%g">%s</text>`+"\n", p.y+barHeight-1,
-		html.EscapeString(r.Files), p.y+barHeight+14, html.EscapeString(fmt.Sprintf("%s, through %s", r.Route, r.Through)))
+		html.EscapeString(r.Files), p.y+barHeight+14, html.EscapeString(says))
 }
 
 func (p *plot) bar(r *Row) {

@@ -24,35 +24,29 @@ type pass struct {
 	cpu   *[]float64
 }
 
-// round makes every pass once, in an order that alternates. All load what the round's store wrote, so the first load finds
+// round makes every pass once with each setting, in an order that alternates. All load what the round's store wrote, so the first load finds
 // files that nobody has read. The plain threads read their own files as often.
 func (b *bench) round(ctx context.Context, round int, r *results) error {
 	if err := b.forget(ctx); err != nil {
 		return err
 	}
 	b.stored = b.chunks(round)
-	groups := [][]pass{{
-		b.copyPass(ctx, gds.Gather, &r.store),
-		b.storePass(ctx, &r.store),
-		b.plainPass(func() error { return b.writeFiles(ctx, round) }, &r.store),
-	}}
-	for _, load := range []struct {
-		name string
-		f    *figures
-	}{{"load-first", &r.fresh}, {"load-again", &r.again}} {
-		groups = append(groups, []pass{
-			b.copyPass(ctx, gds.Scatter, load.f),
-			b.loadPass(ctx, load.name, false, load.f, round),
-			b.plainPass(func() error { return b.readFiles(ctx, round) }, load.f),
-		})
+	read, write := func() error { return b.readFiles(ctx, round) }, func() error { return b.writeFiles(ctx, round) }
+	groups := [len(passNames)][]pass{
+		stores:     b.ceilings(ctx, gds.Gather, write, &r.ceilings[stores]),
+		freshLoads: b.ceilings(ctx, gds.Scatter, read, &r.ceilings[freshLoads]),
+		laterLoads: b.ceilings(ctx, gds.Scatter, read, &r.ceilings[laterLoads]),
 	}
-	if b.Direct == nil { // layers are always staged
-		groups = append(groups, []pass{b.loadPass(ctx, "layers", true, &r.layers, round)})
+	for i, path := range b.paths {
+		f := &r.ours[i]
+		groups[stores] = append(groups[stores], b.storePass(ctx, path, &f[stores], round))
+		for pass, name := range map[int]string{freshLoads: "load-first", laterLoads: "load-again", layerLoads: "layers"} {
+			if pass != layerLoads || b.Direct == nil {
+				groups[pass] = append(groups[pass], b.loadPass(ctx, path, name, pass == layerLoads, &f[pass], round))
+			}
+		}
 	}
 	for _, passes := range groups {
-		if b.InMemory && len(passes) == 3 { // threads that only read or write would measure another copy
-			passes = passes[:2]
-		}
 		if round%2 == 1 {
 			slices.Reverse(passes)
 		}
@@ -62,33 +56,44 @@ func (b *bench) round(ctx context.Context, round int, r *results) error {
 			}
 		}
 	}
-	if round > 0 && b.Direct == nil { // the ceilings are the same
-		r.layers.copy = append(r.layers.copy, last(r.again.copy)...)
-		r.layers.plain = append(r.layers.plain, last(r.again.plain)...)
-		r.layers.plainCPU = append(r.layers.plainCPU, last(r.again.plainCPU)...)
-	}
 	return nil
 }
 
-func last(list []float64) []float64 { return list[max(0, len(list)-1):] }
-
-func (b *bench) copyPass(ctx context.Context, dir gds.Direction, f *figures) pass {
-	return pass{run: func() (time.Duration, error) { return 0, b.copyAll(ctx, dir) }, rate: &f.copy}
+// ceilings are the copy alone and the plain threads. Of a root in memory there are no plain threads: they would measure
+// another copy.
+func (b *bench) ceilings(ctx context.Context, dir gds.Direction, plain func() error, c *ceilings) []pass {
+	list := []pass{{run: func() (time.Duration, error) { return 0, b.copyAll(ctx, dir) }, rate: &c.copy}}
+	if b.InMemory {
+		return list
+	}
+	return append(list, pass{run: func() (time.Duration, error) { return 0, plain() }, rate: &c.plain, cpu: &c.plainCPU})
 }
 
-func (b *bench) plainPass(run func() error, f *figures) pass {
-	return pass{run: func() (time.Duration, error) { return 0, run() }, rate: &f.plain, cpu: &f.plainCPU}
-}
-
-func (b *bench) storePass(ctx context.Context, f *figures) pass {
+func (b *bench) storePass(ctx context.Context, path Path, f *figures, round int) pass {
+	var before int64
 	return pass{name: "store", rate: &f.ours, cpu: &f.cpu,
-		ready: func() error { return planes(b.Geometry, func(i int) error { return b.pages.set(i, b.image[i]) }) },
-		run:   func() (time.Duration, error) { return b.path.Store(ctx, b.stored) },
+		ready: func() (err error) {
+			if before, err = path.Used(ctx); err != nil {
+				return err
+			}
+			return planes(b.Geometry, func(i int) error { return b.pages.set(i, b.image[i]) })
+		},
+		run: func() (time.Duration, error) { return path.Store(ctx, b.stored) },
+		check: func() error {
+			after, err := path.Used(ctx)
+			if round > 0 {
+				f.stored = append(f.stored, float64(b.pageBytes())/float64(after-before))
+			}
+			return err
+		},
 	}
 }
 
+// pageBytes are those of all chunks.
+func (b *bench) pageBytes() int64 { return int64(b.Chunks) * b.Geometry.PageBytes() }
+
 // loadPass loads into other blocks than were stored from.
-func (b *bench) loadPass(ctx context.Context, name string, byLayer bool, f *figures, round int) pass {
+func (b *bench) loadPass(ctx context.Context, path Path, name string, byLayer bool, f *figures, round int) pass {
 	back := slices.Clone(b.stored)
 	for i, ids := range b.shuffle() {
 		back[i].Blocks = ids
@@ -96,7 +101,7 @@ func (b *bench) loadPass(ctx context.Context, name string, byLayer bool, f *figu
 	return pass{name: name, rate: &f.ours, cpu: &f.cpu,
 		ready: func() error { return planes(b.Geometry, func(i int) error { return b.pages.set(i, nil) }) },
 		run: func() (time.Duration, error) {
-			first, whole, err := b.path.Load(ctx, back, byLayer)
+			first, whole, err := path.Load(ctx, back, byLayer)
 			if byLayer && round > 0 && err == nil {
 				f.first = append(f.first, first.Seconds()/whole.Seconds())
 				f.firstMS = append(f.firstMS, 1e3*first.Seconds())
@@ -135,7 +140,7 @@ func (b *bench) time(ctx context.Context, p *pass, round int) (err error) {
 		return err
 	}
 	if round > 0 {
-		gb := float64(b.Chunks) * float64(b.Geometry.PageBytes()) / 1e9
+		gb := float64(b.pageBytes()) / 1e9
 		*p.rate = append(*p.rate, gb/took.Seconds())
 		if p.cpu != nil {
 			*p.cpu = append(*p.cpu, used.Seconds()/gb)
@@ -153,7 +158,11 @@ func (b *bench) processor() time.Duration {
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
 		return 0
 	}
-	return time.Duration(u.Utime.Nano()+u.Stime.Nano()) + b.path.Processor()
+	all := time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	for _, path := range b.paths {
+		all += path.Processor()
+	}
+	return all
 }
 
 // chunks are those that a round stores: prompts, from blocks that are dealt anew.
@@ -194,7 +203,10 @@ func (b *bench) forget(ctx context.Context) error {
 	if b.stored == nil {
 		return nil
 	}
-	err := b.path.Forget(ctx, b.stored)
+	var err error
+	for _, path := range b.paths {
+		err = errors.Join(err, path.Forget(ctx, b.stored))
+	}
 	if !b.InMemory {
 		err = errors.Join(err, b.remove(filepath.Join(b.Dir, "plain")))
 	}

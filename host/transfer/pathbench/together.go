@@ -21,21 +21,19 @@ type Clients struct {
 	Ranks bool
 }
 
-// togetherPasses are what several clients do.
-var togetherPasses = [...]string{"store", "load, first", "load, again"}
-
 // together is a measurement of several clients under way.
 type together struct {
 	clients []*bench
-	alone   [len(togetherPasses)][][]float64 // by client and round
-	all     [len(togetherPasses)][]float64   // by round
+	alone   [layerLoads][][]float64 // by client and round
+	all     [layerLoads][]float64   // by round
 }
 
 // RunTogether measures stores and loads of each client alone and of all at the same time, in the same rounds. c.Open is
 // called for each client.
 func RunTogether(ctx context.Context, c Config, k Clients) (_ []Row, err error) {
-	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 || c.Open == nil || len(k.GPUs) < 2 {
-		return nil, fmt.Errorf("%w: %d clients, %d chunks, %d rounds", ErrConfig, len(k.GPUs), c.Chunks, c.Rounds)
+	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 || c.Open == nil || len(k.GPUs) < 2 || len(c.Compression) > 1 {
+		return nil, fmt.Errorf("%w: %d clients, %d chunks, %d rounds, compression %v", ErrConfig, len(k.GPUs), c.Chunks, c.Rounds,
+			c.Compression)
 	}
 	var t together
 	defer func() {
@@ -63,7 +61,7 @@ func RunTogether(ctx context.Context, c Config, k Clients) (_ []Row, err error) 
 			return nil, err
 		}
 	}
-	route, err := t.clients[0].path.Route(ctx)
+	route, err := t.clients[0].paths[0].Route(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +79,7 @@ func (t *together) half(ctx context.Context, half int, alone, counts bool) error
 		}
 		b.stored = b.chunks(half)
 	}
-	for pass := range togetherPasses {
+	for pass := range layerLoads {
 		if !alone {
 			rate, err := t.time(ctx, pass, t.clients)
 			if err != nil {
@@ -112,15 +110,15 @@ func (t *together) time(ctx context.Context, number int, clients []*bench) (rate
 	}
 	passes, bytes := make([]pass, len(clients)), 0.0
 	for i, b := range clients {
-		if number == 0 {
-			passes[i] = b.storePass(ctx, &figures{})
+		if number == stores {
+			passes[i] = b.storePass(ctx, b.paths[0], &figures{}, 0)
 		} else {
-			passes[i] = b.loadPass(ctx, "", false, &figures{}, 0)
+			passes[i] = b.loadPass(ctx, b.paths[0], "", false, &figures{}, 0)
 		}
 		if err := passes[i].ready(); err != nil {
 			return 0, err
 		}
-		bytes += float64(b.Chunks) * float64(b.Geometry.PageBytes())
+		bytes += float64(b.pageBytes())
 	}
 	var work errgroup.Group
 	start := time.Now()
@@ -141,7 +139,7 @@ func (t *together) time(ctx context.Context, number int, clients []*bench) (rate
 }
 
 func (t *together) rows(route string) (rows []Row) {
-	for i, name := range togetherPasses {
+	for i, name := range passNames[:layerLoads] {
 		r := Row{Pass: name, Route: route, Ours: spread(t.all[i]).Mid}
 		times := make([]float64, len(t.all[i]))
 		for round, all := range t.all[i] {
