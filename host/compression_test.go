@@ -39,12 +39,12 @@ const (
 	chunkBytes  = ranks * blocks * planeCount * pageBytes
 )
 
-func dialRank(t *testing.T, h *host.Host, rank int) *compressionRank {
+func dialRank(t *testing.T, h *host.Host, model string, rank int) *compressionRank {
 	t.Helper()
 	ctx := context.Background()
 	s, err := client.Dial(ctx, client.Hello{
-		Socket: h.Socket(), Engine: "e", Role: "worker", Rank: uint32(rank), LocalRanks: ranks,
-		Namespace: chunk.Namespace{Model: "m", DType: "bfloat16", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: ranks,
+		Socket: h.Socket(), Engine: "engine of " + model, Role: "worker", Rank: uint32(rank), LocalRanks: ranks,
+		Namespace: chunk.Namespace{Model: model, DType: "bfloat16", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: ranks,
 			Groups: []chunk.Group{{Geometry: chunk.Uniform(blocks, layers, 2, pageBytes)}}},
 	})
 	if err != nil {
@@ -215,7 +215,7 @@ func TestCompressionEndToEnd(t *testing.T) {
 	session := func() (h *host.Host, two []*compressionRank, stop func()) {
 		h, end := hosttest.Start(t, c)
 		for rank := range ranks {
-			two = append(two, dialRank(t, h, rank))
+			two = append(two, dialRank(t, h, "m", rank))
 		}
 		return h, two, func() {
 			for _, r := range two {
@@ -299,5 +299,47 @@ func TestCompressionEndToEnd(t *testing.T) {
 	}
 	if damaged := metric(t, h, `kvhost_root_damaged_total{root="`+root+`"}`); damaged != 0 {
 		t.Errorf("%.0f files were damaged", damaged)
+	}
+}
+
+// Each namespace is compressed as the first pattern that matches it says, and the others as store.compression says.
+func TestCompressionByNamespace(t *testing.T) {
+	c := configuration(t)
+	c.Compressions = []config.Compression{
+		{Namespaces: []string{"no/match", "vendor/raw*"}, Mode: config.CompressionOff},
+		{Namespaces: []string{"vendor/*"}, Mode: config.CompressionHuffman},
+	}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(3, 4))
+	h, _ := hosttest.Start(t, c)
+	const chunks = 8
+	took := map[string]int64{}
+	for _, model := range []string{"vendor/raw", "vendor/a", "other"} {
+		before := diskUsage(t, c.Roots[0].Path)
+		var both []*compressionRank
+		for rank := range ranks {
+			r := dialRank(t, h, model, rank)
+			for n := range chunks {
+				r.store(n, random)
+			}
+			both = append(both, r)
+		}
+		took[model] = diskUsage(t, c.Roots[0].Path) - before
+		for n := range 2 * chunks {
+			if there := both[n%2].load(n/2, n%3 == 0, random); !there {
+				t.Errorf("%s: chunk %d is gone", model, n/2)
+			}
+		}
+		compressed := metric(t, h, `kvhost_codec_page_bytes_total{direction="store",model="`+model+`"}`)
+		if want := map[bool]float64{true: chunks * chunkBytes}[model == "vendor/a"]; compressed != want {
+			t.Errorf("%s: %.0f page bytes were compressed, want %.0f", model, compressed, want)
+		}
+	}
+	for _, model := range []string{"vendor/raw", "other"} {
+		if ratio := float64(took[model]) / float64(took["vendor/a"]); ratio < 1.3 {
+			t.Errorf("%s takes %d bytes, vendor/a %d: ratio %.3f, want 1.3", model, took[model], took["vendor/a"], ratio)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/devices"
 	"github.com/kvhost/kvhost/host/loglimit"
@@ -172,12 +173,13 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	for _, e := range c.Expiries {
 		out.Expiries = append(out.Expiries, store.Expiry{Model: e.Model, TTL: e.TTL})
 	}
+	out.Compression = c.Modes()
+	compresses := out.Compression.Any(choice.Gaining) || out.Compression.Any(choice.Faster)
 	for i, r := range c.Roots {
 		files, capacity := h.devices.RootFS(i, r, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
-			Compressed: s.Compression != config.CompressionOff && !r.InMemory() && !r.Shared,
-			Measured:   s.Compression == config.CompressionAuto,
+			Compressed: compresses && !r.InMemory() && !r.Shared,
 			Volatile:   r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			ForPieces: r.ForPieces || r.InMemory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],

@@ -123,8 +123,10 @@ func fieldFiles(h *served) map[string]fieldFile {
 			}
 		}, ""},
 
-		"expiry[0].model": {h.base() + baseRoots + "[[expiry]]\nmodel = \"m\"\nttl = \"1h\"\n", false, nil, "expiry[0]"},
-		"expiry[0].ttl":   {h.base() + baseRoots + "[[expiry]]\nmodel = \"*\"\nttl = \"2h\"\n", false, nil, "expiry[0]"},
+		"expiry[0].model":           {h.base() + baseRoots + "[[expiry]]\nmodel = \"m\"\nttl = \"1h\"\n", false, nil, "expiry[0]"},
+		"compression[0].namespaces": {h.base() + baseRoots + "[[compression]]\nnamespaces = [\"m\"]\nmode = \"auto\"\n", false, nil, "compression[0]"},
+		"compression[0].mode":       {h.base() + baseRoots + "[[compression]]\nnamespaces = [\"*\"]\nmode = \"huffman\"\n", false, nil, "compression[0]"},
+		"expiry[0].ttl":             {h.base() + baseRoots + "[[expiry]]\nmodel = \"*\"\nttl = \"2h\"\n", false, nil, "expiry[0]"},
 	}
 }
 

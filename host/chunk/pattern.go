@@ -22,6 +22,18 @@ func ParsePattern(text string) (Pattern, error) {
 	return Pattern{field, glob}, nil
 }
 
+// ParsePatterns reads patterns.
+func ParsePatterns(texts []string) (list []Pattern, err error) {
+	for _, text := range texts {
+		p, err := ParsePattern(text)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, p)
+	}
+	return list, nil
+}
+
 // Matches says whether a namespace of this text is meant.
 func (p Pattern) Matches(text string) bool {
 	v, ok := field(text, p.field)

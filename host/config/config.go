@@ -32,11 +32,13 @@ type Config struct {
 	Roots    []Root
 	Tenants  []Tenant
 	Expiries []Expiry
-	Store    Store
-	Move     Move
-	Engine   Engine
-	GDS      GDS
-	Session  Session
+	// Compressions say for some namespaces what Store.Compression says for the rest; the first that matches counts.
+	Compressions []Compression
+	Store        Store
+	Move         Move
+	Engine       Engine
+	GDS          GDS
+	Session      Session
 }
 
 // PolicyCompile limits the child process that compiles a policy.

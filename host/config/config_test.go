@@ -239,7 +239,7 @@ func TestPrintMarksDefaults(t *testing.T) {
 // The printed configuration reads back as the same, and says where each value comes from.
 func TestPrintReadsBack(t *testing.T) {
 	file := write(t,
-		"[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9, time = \"7ms\"}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nrequire_mount = true\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[tenant]]\nid = 4\nuids = [1001, 1002]\nprivate = true\nsessions = 3\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n")
+		"[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9, time = \"7ms\"}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nrequire_mount = true\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[tenant]]\nid = 4\nuids = [1001, 1002]\nprivate = true\nsessions = 3\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n[[compression]]\nnamespaces = [\"a/*\", \"dtype=bf16\"]\nmode = \"auto\"\n")
 	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_EVICT=background"},
 		Flags: []Setting{{"session.lease_ttl", "90s"}}})
 	if err != nil {

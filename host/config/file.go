@@ -196,6 +196,8 @@ func (r *fileReader) array(name string, value any) {
 		c.Tenants = make([]Tenant, len(tables))
 	case "expiry":
 		c.Expiries = make([]Expiry, len(tables))
+	case "compression":
+		c.Compressions = make([]Compression, len(tables))
 	default:
 		c.Roots = make([]Root, len(tables))
 		for i := range c.Roots {
@@ -213,6 +215,8 @@ func (r *fileReader) array(name string, value any) {
 				err = c.Tenants[i].set(key, table[key])
 			case name == "expiry":
 				err = c.Expiries[i].set(key, table[key])
+			case name == "compression":
+				err = c.Compressions[i].set(key, table[key])
 			case key == "config":
 				c.Policies[i].Config = r.settings("policy.config", path+".config", table[key])
 			default:

@@ -170,7 +170,8 @@ var keys = []*Key{
 		Help: "How chunks of 16 KiB and more are stored in directories that no other host shares. huffman: byte planes in " +
 			"Huffman codes, without loss; bf16 takes about two thirds of the bytes, and each store and load costs processor " +
 			"time. auto: the same where it saves time, by the speeds of the root and of the codec as chunks are stored and " +
-			"loaded. Roots in memory and shared roots are never compressed. What is stored stays readable when this changes.",
+			"loaded. Roots in memory and shared roots are never compressed. What is stored stays readable when this changes. " +
+			"[[compression]] has another mode for some namespaces.",
 		field: func(c *Config) any { return &c.Store.Compression }},
 	{Section: "store", Name: "io_timeout", Kind: Duration, Default: "30s",
 		Help: "Time limit of one file operation on a root. After it the operation's blocks fail, and the root is " +
@@ -292,7 +293,9 @@ var (
 	tenantKeys = fields(true, "id", "quota", "uids", "private", "sessions")
 	expiryKeys = fields(false, "model", "ttl")
 
-	arrays = []string{"policy", "root", "tenant", "expiry"}
+	compressionKeys = fields(false, "namespaces", "mode")
+
+	arrays = []string{"policy", "root", "tenant", "expiry", "compression"}
 )
 
 func fields(reload bool, names ...string) (list []Field) {
@@ -307,7 +310,9 @@ func Arrays() []string { return slices.Clone(arrays) }
 
 // Fields are the keys of an array table.
 func Fields(array string) []Field {
-	return map[string][]Field{"policy": policyKeys, "root": rootKeys, "tenant": tenantKeys, "expiry": expiryKeys}[array]
+	return map[string][]Field{
+		"policy": policyKeys, "root": rootKeys, "tenant": tenantKeys, "expiry": expiryKeys, "compression": compressionKeys,
+	}[array]
 }
 
 // names of fields, for suggestions.

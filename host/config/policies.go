@@ -89,10 +89,8 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 				bad(at+".levels", "%d, want 0 (nearest) to %d", n, maxLevel)
 			}
 		}
-		for _, text := range p.Namespaces {
-			if _, err := chunk.ParsePattern(text); err != nil {
-				bad(at+".namespaces", "%v", err)
-			}
+		if _, err := chunk.ParsePatterns(p.Namespaces); err != nil {
+			bad(at+".namespaces", "%v", err)
 		}
 		p.validateShadow(at, c.EvictsByName(i), bad)
 		p.validate(at, bad)

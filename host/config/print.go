@@ -95,6 +95,10 @@ func (l *Loaded) Print(w io.Writer) error {
 		fmt.Fprintf(b, "\n[[expiry]] # %s\nmodel = %s\nttl = %s\n", l.Origins["expiry["+strconv.Itoa(i)+"]"],
 			quote(e.Model), quote(e.TTL.String()))
 	}
+	for i, m := range l.Config.Compressions {
+		fmt.Fprintf(b, "\n[[compression]] # %s\nnamespaces = %s\nmode = %s\n", l.Origins["compression["+strconv.Itoa(i)+"]"],
+			quoteAll(m.Namespaces), quote(m.Mode))
+	}
 	return b.Flush()
 }
 
@@ -231,6 +235,15 @@ daily_writes = 0
 # model = "meta-llama/*"
 # # Unit: a duration. No default.
 # ttl = "24h"
+
+# Compression of some namespaces, where store.compression is not what they need. The first entry that matches counts.
+# Default: none, store.compression for all.
+#
+# [[compression]]
+# # Globs over the model, or FIELD=GLOB over any line of a namespace, as in [[policy]]. No default.
+# namespaces = ["meta-llama/*", "dtype=bf16"]
+# # One of: off, auto, huffman, as in store.compression. No default.
+# mode = "huffman"
 `
 
 // Example writes the commented file of all keys with their defaults.

@@ -47,13 +47,8 @@ func Changes(old, next *Config) (list []Change) {
 	if !reflect.DeepEqual(old.Tenants, next.Tenants) {
 		add("tenant", true)
 	}
-	for i := range max(len(old.Expiries), len(next.Expiries)) {
-		if at := "expiry[" + strconv.Itoa(i) + "]"; i >= min(len(old.Expiries), len(next.Expiries)) {
-			add(at, false)
-		} else {
-			compare(at, expiryKeys, &old.Expiries[i], &next.Expiries[i], add)
-		}
-	}
+	compareAll("expiry", expiryKeys, old.Expiries, next.Expiries, add)
+	compareAll("compression", compressionKeys, old.Compressions, next.Compressions, add)
 	for i := range max(len(old.Roots), len(next.Roots)) {
 		at := "root[" + strconv.Itoa(i) + "]"
 		if i >= min(len(old.Roots), len(next.Roots)) {
@@ -69,6 +64,20 @@ func Changes(old, next *Config) (list []Change) {
 		})
 	}
 	return list
+}
+
+// compareAll compares two array tables whose number of elements needs a restart.
+func compareAll[E any, P interface {
+	*E
+	value(key string) any
+}](array string, keys []Field, old, next []E, add func(key string, reload bool)) {
+	for i := range max(len(old), len(next)) {
+		if at := array + "[" + strconv.Itoa(i) + "]"; i >= min(len(old), len(next)) {
+			add(at, false)
+		} else {
+			compare(at, keys, P(&old[i]), P(&next[i]), add)
+		}
+	}
 }
 
 // compare compares two elements of an array table.

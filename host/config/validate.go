@@ -65,6 +65,7 @@ func (c *Config) Validate() error {
 		bad("store.host_id", "%q, want at most 32 of a-z and 0-9", id)
 	}
 	c.validateLimits(bad)
+	c.validateCompression(bad)
 	c.validatePins(bad)
 	c.validatePolicies(bad)
 	return errors.Join(errs...)

@@ -30,9 +30,9 @@ func (b *Bound) bind(h *policy.Handle, i int) error {
 		b.Policies.Shadows = append(b.Policies.Shadows, store.Shadow{Policy: h, Capacity: c.Capacity})
 		return nil
 	}
-	patterns, err := patternsOf(c)
+	patterns, err := chunk.ParsePatterns(c.Namespaces)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
 	}
 	for role := range abi.Roles {
 		named := slices.Contains(c.Roles, role.String())
@@ -91,15 +91,4 @@ func checkShadow(kind error, h *policy.Handle, c *config.Policy) error {
 		return nil
 	}
 	return fmt.Errorf("%w: %s cannot be a shadow: it does not evict, it has %v", kind, c.Module, h.Module.Manifest().Roles)
-}
-
-func patternsOf(c *config.Policy) (list []chunk.Pattern, err error) {
-	for _, text := range c.Namespaces {
-		n, err := chunk.ParsePattern(text)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %s: %w", ErrPolicy, c.Module, err)
-		}
-		list = append(list, n)
-	}
-	return list, nil
 }

@@ -302,7 +302,7 @@ func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
 func TestCompressionWhereItSavesTime(t *testing.T) {
 	var now choice.Speeds
 	f := compressing(t, t.TempDir(), func(c *Config) {
-		c.Roots[0].Measured, c.Roots[0].Speeds = true, func() choice.Speeds { return now }
+		c.Compression.Rest, c.Roots[0].Speeds = choice.Faster, func() choice.Speeds { return now }
 	})
 	n := uint64(0)
 	stored := func() (encoded int64) {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
@@ -70,11 +69,8 @@ func compresses(r *root, p *Put) bool {
 	if !r.cfg.Compressed || p.copy != nil || plan.PayloadBytes() < leastCompressed || len(plan.Extents()) > mostExtents {
 		return false
 	}
-	g, least := plan.Geometry(), choice.Always
-	if r.meter.gain != nil {
-		least = r.meter.gain.Least()
-	}
-	return p.class.Namespace.Compression.Compresses(least, g.PageBytes())
+	g := plan.Geometry()
+	return p.class.Namespace.Compression.Compresses(r.meter.gain, g.PageBytes())
 }
 
 // Encoded enters what the put's compression has gained, and the time of the codec.

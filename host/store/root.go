@@ -58,7 +58,7 @@ type root struct {
 	suspects []entries.Mark // entries whose files gave no answer
 }
 
-// meter measures the root's files, and whether compression saves time there: not, if gain is nil.
+// meter measures the root's files, and whether compression saves time there: gain is nil if nobody asks.
 type meter struct {
 	staging.Meter
 	gain *choice.Root
@@ -97,7 +97,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		r.Hits.Start()
 	}
 	r.meter.Now, r.victimPaths.root = s.cfg.Now, r
-	if cfg.Compressed && cfg.Measured {
+	if cfg.Compressed && s.cfg.Compression.Any(choice.Faster) {
 		r.meter.gain = s.catalog.Compression.Root(&r.meter.Meter, cfg.Speeds, log)
 	}
 	h := s.cfg.Policies.Evict

@@ -2,9 +2,12 @@ package choice
 
 import (
 	"fmt"
+	"log/slog"
 	"math"
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/host/chunk"
 )
 
 const piece = 1 << 20
@@ -12,7 +15,7 @@ const piece = 1 << 20
 // store stores pieces of a ratio, and returns how many of them were compressed.
 func (n *Namespace) store(pieces int, ratio, least float64) (compressed int) {
 	for range pieces {
-		if n.Compresses(least, piece) {
+		if n.gains(least, piece) {
 			n.Encoded(piece, int64(piece/ratio), time.Millisecond)
 			compressed++
 		}
@@ -39,6 +42,45 @@ func TestGainDecides(t *testing.T) {
 		if got := n.store(10*Trial, c.ratio, c.least); got != c.want {
 			t.Errorf("ratio %g, worth it from %g on: %d of %d pieces are compressed, want %d", c.ratio, c.least, got, 10*Trial,
 				c.want)
+		}
+	}
+}
+
+// Each namespace has the mode of the first rule that matches it, and of its root only what that mode asks for.
+func TestModes(t *testing.T) {
+	rule := func(m Mode, patterns ...string) Rule {
+		list, err := chunk.ParsePatterns(patterns)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Rule{list, m}
+	}
+	s := Set{Modes: Modes{Rest: Never, Rules: []Rule{
+		rule(Never, "vendor/small*"), rule(Faster, "vendor/*"), rule(Gaining, "none", "dtype=bf16"),
+	}}}
+	slow, fast := &Root{Speeds: func() Speeds { return speeds(0.1, 0.1, 1, 1) }, Log: slog.New(slog.DiscardHandler)},
+		&Root{Speeds: func() Speeds { return speeds(9, 9, 1, 1) }, Log: slog.New(slog.DiscardHandler)}
+	for _, c := range []struct {
+		text       string
+		slow, fast bool
+	}{
+		{"dtype=bf16\nmodel=vendor/small-1\n", false, false},
+		{"dtype=bf16\nmodel=vendor/large\n", true, false},
+		{"dtype=bf16\nmodel=other\n", true, true},
+		{"dtype=fp8\nmodel=none\n", true, true},
+		{"dtype=fp8\nmodel=other\n", false, false},
+	} {
+		for r, want := range map[*Root]bool{slow: c.slow, fast: c.fast} {
+			n := s.Namespace(c.text)
+			n.plain = 0 // no trial
+			if got := n.Compresses(r, piece); got != want {
+				t.Errorf("%q: compressed %t on the slow root %t, want %t", c.text, got, r == slow, want)
+			}
+		}
+	}
+	for m, want := range map[Mode]bool{Gaining: true, Faster: true, Never: true} {
+		if s.Modes.Any(m) != want || (&Modes{Rest: Never}).Any(m) != (m == Never) {
+			t.Errorf("mode %d is not found where it is, or found where it is not", m)
 		}
 	}
 }

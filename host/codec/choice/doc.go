@@ -4,6 +4,6 @@
 // [Namespace] watches what its pieces have gained lately. One whose pieces gain less than is asked for gets no more of
 // them compressed, but for one in [Trial], which shows whether that has changed. A [Set] has the figures by model.
 //
-// How much is asked for depends on the root: where the capacity is what counts, anything that is worth a codec's time.
-// Otherwise a [Root] compares the speeds of its files and of the codec.
+// How much is asked for depends on the namespace's [Mode]: where the capacity is what counts, anything that is worth a
+// codec's time. Otherwise a [Root] compares the speeds of its files and of the codec.
 package choice

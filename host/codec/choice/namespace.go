@@ -22,6 +22,7 @@ const window = 64 << 20
 type Namespace struct {
 	set   *Set
 	model *Model
+	mode  Mode
 
 	mu            sync.Mutex
 	pages, stored int64 // of the pieces that were compressed lately
@@ -29,9 +30,21 @@ type Namespace struct {
 	afresh        bool  // the next one is a trial: what was before does not count
 }
 
-// Compresses says whether the next piece is to be compressed where a ratio from least on is worth it. The piece has so many
-// page bytes.
-func (n *Namespace) Compresses(least float64, pages int64) bool {
+// Compresses says whether the next piece is to be compressed in a root that may hold compressed pieces. It has so many page
+// bytes. The root is asked in mode [Faster] alone.
+func (n *Namespace) Compresses(r *Root, pages int64) bool {
+	least := Always
+	switch n.mode {
+	case Never:
+		return false
+	case Faster:
+		least = r.Least()
+	}
+	return n.gains(least, pages)
+}
+
+// gains is Compresses where a ratio from least on is worth it.
+func (n *Namespace) gains(least float64, pages int64) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.ratio() >= least {

@@ -19,6 +19,8 @@ const Other = "other"
 
 // Set makes the namespaces of a store, and has their figures by model. The zero Set is ready.
 type Set struct {
+	Modes Modes // set before the first namespace is made
+
 	encoding, decoding staging.Bandwidth // of the codec in a worker
 
 	mu     sync.Mutex
@@ -59,7 +61,7 @@ type Figures struct {
 
 // Namespace is that of a namespace's text, of which nothing is known yet: its first piece is compressed.
 func (s *Set) Namespace(text string) *Namespace {
-	return &Namespace{set: s, model: s.model(chunk.Field(text, "model")), plain: Trial - 1}
+	return &Namespace{set: s, model: s.model(chunk.Field(text, "model")), mode: s.Modes.of(text), plain: Trial - 1}
 }
 
 func (s *Set) model(name string) *Model {

@@ -32,14 +32,15 @@ type Roots interface {
 
 // Options are those of a store.
 type Options struct {
-	Log        *slog.Logger
-	Now        func() time.Time
-	Seed       uint64
-	Capacity   uint64 // of all roots together: what admit policies get
-	Policies   Policies
-	Expiry     func(text string) time.Duration // the time to live of a namespace's entries; 0: they do not expire
-	Roots      Roots
-	AdmitFault func(error) // called when an admit policy fails; must not call the catalog
+	Log         *slog.Logger
+	Now         func() time.Time
+	Seed        uint64
+	Capacity    uint64 // of all roots together: what admit policies get
+	Policies    Policies
+	Expiry      func(text string) time.Duration // the time to live of a namespace's entries; 0: they do not expire
+	Compression choice.Modes
+	Roots       Roots
+	AdmitFault  func(error) // called when an admit policy fails; must not call the catalog
 	// PlaceQuarantined is called when a place policy must not name new pieces any more; it must not call the catalog.
 	PlaceQuarantined func()
 }
@@ -80,6 +81,7 @@ func New(ctx context.Context, opt Options) (_ *Catalog, err error) {
 		unreadable: map[chunk.Digest]error{},
 	}
 	c.list.Store(new([]*Class))
+	c.Compression.Modes = opt.Compression
 	p := &opt.Policies
 	builtin, err := policy.Builtin(abi.RolePlace).NewPlace(ctx, policy.PlaceOptions{
 		Seed: opt.Seed, MaxNamespaces: MaxNamespaces,

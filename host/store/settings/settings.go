@@ -75,8 +75,7 @@ type RootConfig struct {
 	FS           staging.FS     // whose directory it is; nil: Config.FS
 	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
 	Through      bool           // what is stored is copied to the next level at once
-	Compressed   bool           // pieces that are stored here are compressed; not of Shared
-	Measured     bool           // of Compressed: only those for which that saves time, by what is measured
+	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says; not of Shared
 	Volatile     bool           // it is empty after a start: an orderly end copies what it holds to the next level
 	Level        int            // 0 is nearest: entries are stored there, and looked for there first
 	Shared       bool           // other hosts use it too: no exclusive lock
@@ -91,7 +90,7 @@ type RootConfig struct {
 	Poll      time.Duration         // of Shared: how soon the hosts see what others have stored: 1 s
 	Lapse     time.Duration         // of Shared: how long a host can be silent before the others give it up: 10 s
 	Scheduler *sharedroot.Scheduler // of Shared, in tests
-	Speeds    func() choice.Speeds  // of Measured, in tests
+	Speeds    func() choice.Speeds  // of Compressed, in tests
 }
 
 // Bounds are what the root may take.
@@ -129,6 +128,7 @@ type Config struct {
 	Now        func() time.Time
 	HostID     string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
 
+	Compression   choice.Modes  // of RootConfig.Compressed
 	Expiries      []Expiry      // of entries by their model, the first that fits; none: they do not expire
 	Quotas        []Quota       // the first that fits a tenant is the tenant's
 	EvictPatience time.Duration // how long a put waits for the background evictor: 5 s
