@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -44,7 +45,10 @@ func (b *bench) openInner(ctx context.Context, compression string) (_ Path, err 
 	}()
 	cfg := b.Store
 	cfg.FS, cfg.Roots = b.FS, []store.RootConfig{{Path: p.root, Capacity: capacity, MaxEntries: 1 << 16,
-		Compressed: compression != off, Measured: compression == auto}}
+		Compressed: compression != off}}
+	if compression == auto {
+		cfg.Compression.Rest = choice.Faster
+	}
 	if p.store, err = store.Open(ctx, cfg); err != nil {
 		return nil, err
 	}
