@@ -1,6 +1,7 @@
 package chunk
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -56,7 +57,7 @@ type Group struct {
 }
 
 // Namespace is all that must agree, besides tokens and rank, for one engine's bytes to be another's: two namespaces
-// that differ in any field never share a file. Fields beyond those named here go into Extra.
+// that differ in any field but PageDType never share a file. Fields beyond those named here go into Extra.
 type Namespace struct {
 	Model           string
 	Revision        string
@@ -72,6 +73,7 @@ type Namespace struct {
 	Replicated      bool // every rank holds the same bytes (MLA): one piece serves all
 	Groups          []Group
 	Extra           map[string]string
+	PageDType       string // what the pages hold, if DType does not say it: a hint to compression
 }
 
 // Ranks is how many ranks hold different bytes of a chunk.
@@ -85,7 +87,7 @@ func (n *Namespace) Ranks() int {
 // Element is the size in bytes of the numbers in its pages, as far as it matters to a codec: 2 for floats of 16 bits, else
 // 1. Engines give the cache's type, or, where that is "auto", the model's behind it ("auto/bfloat16").
 func (n *Namespace) Element() int {
-	kind, model, _ := strings.Cut(strings.ToLower(n.DType), "/")
+	kind, model, _ := strings.Cut(strings.ToLower(cmp.Or(n.PageDType, n.DType)), "/")
 	if kind == "auto" {
 		kind = model
 	}
@@ -131,7 +133,7 @@ func (n *Namespace) Validate() error {
 func (n *Namespace) validateText() error {
 	named := map[string]string{
 		"model": n.Model, "revision": n.Revision, "dtype": n.DType, "engine": n.Engine,
-		"hash_algorithm": n.HashAlgorithm, "hash_seed": n.HashSeed,
+		"hash_algorithm": n.HashAlgorithm, "hash_seed": n.HashSeed, "page_dtype": n.PageDType,
 	}
 	for k, v := range n.Extra {
 		if k == "" || strings.ContainsAny(k, "=\n\r\x00") {

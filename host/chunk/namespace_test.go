@@ -121,10 +121,17 @@ func TestDigestText(t *testing.T) {
 func TestElement(t *testing.T) {
 	for dtype, want := range map[string]int{
 		"bf16": 2, "bfloat16": 2, "torch.float16": 2, "auto/bfloat16": 2, "Half": 2, "float16": 2,
-		"fp8": 1, "fp8_e4m3/bfloat16": 1, "auto/float32": 1, "auto": 1, "opaque": 1, "u8": 1, "float32": 1, "": 1,
+		"fp8": 1, "fp8_e4m3/bfloat16": 1, "auto/float32": 1, "auto": 1, "opaque": 1, "u8": 1, "float32": 1,
 	} {
 		if got := (&Namespace{DType: dtype}).Element(); got != want {
 			t.Errorf("%q: %d bytes, want %d", dtype, got, want)
+		}
+		hinted := Namespace{DType: "opaque", PageDType: dtype}
+		if got := hinted.Element(); got != want {
+			t.Errorf("%q behind opaque: %d bytes, want %d", dtype, got, want)
+		}
+		if plain := (&Namespace{DType: "opaque"}); hinted.Text() != plain.Text() || hinted.Diff(plain) != "" {
+			t.Errorf("%q: the hint changes the namespace to %q", dtype, hinted.Text())
 		}
 	}
 }

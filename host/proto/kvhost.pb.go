@@ -1210,8 +1210,11 @@ type Namespace struct {
 	Replicated      bool                   `protobuf:"varint,12,opt,name=replicated,proto3" json:"replicated,omitempty"` // every rank of a pipeline stage holds the same bytes
 	Groups          []*Group               `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`
 	Extra           map[string]string      `protobuf:"bytes,14,rep,name=extra,proto3" json:"extra,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What the pages hold, where dtype does not say it ("bfloat16" behind "opaque"). It is a hint to compression and no part of
+	// what must agree: the first session since the host's start that opens the namespace gives it.
+	PageDtype     string `protobuf:"bytes,15,opt,name=page_dtype,json=pageDtype,proto3" json:"page_dtype,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Namespace) Reset() {
@@ -1340,6 +1343,13 @@ func (x *Namespace) GetExtra() map[string]string {
 		return x.Extra
 	}
 	return nil
+}
+
+func (x *Namespace) GetPageDtype() string {
+	if x != nil {
+		return x.PageDtype
+	}
+	return ""
 }
 
 type Group struct {
@@ -5108,7 +5118,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"deviceUuid\x122\n" +
 	"\tnamespace\x18\a \x01(\v2\x14.kvhost.v1.NamespaceR\tnamespace\x12\x16\n" +
 	"\x06tenant\x18\b \x01(\rR\x06tenant\x12'\n" +
-	"\x0funsealed_memory\x18\t \x01(\bR\x0eunsealedMemory\"\xae\x04\n" +
+	"\x0funsealed_memory\x18\t \x01(\bR\x0eunsealedMemory\"\xcd\x04\n" +
 	"\tNamespace\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\tR\brevision\x12\x14\n" +
@@ -5126,7 +5136,9 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"replicated\x18\f \x01(\bR\n" +
 	"replicated\x12(\n" +
 	"\x06groups\x18\r \x03(\v2\x10.kvhost.v1.GroupR\x06groups\x125\n" +
-	"\x05extra\x18\x0e \x03(\v2\x1f.kvhost.v1.Namespace.ExtraEntryR\x05extra\x1a8\n" +
+	"\x05extra\x18\x0e \x03(\v2\x1f.kvhost.v1.Namespace.ExtraEntryR\x05extra\x12\x1d\n" +
+	"\n" +
+	"page_dtype\x18\x0f \x01(\tR\tpageDtype\x1a8\n" +
 	"\n" +
 	"ExtraEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +

@@ -21,7 +21,7 @@ func FromNamespace(n *chunk.Namespace) *Namespace {
 		HashAlgorithm: n.HashAlgorithm, HashSeed: n.HashSeed,
 		KeyBytes: uint32(n.KeyBytes), TokensPerBlock: uint32(n.TokensPerBlock),
 		TensorParallel: uint32(n.TensorParallel), PipelineStages: uint32(n.PipelineStages), ContextParallel: uint32(n.ContextParallel),
-		Replicated: n.Replicated, Extra: maps.Clone(n.Extra),
+		Replicated: n.Replicated, Extra: maps.Clone(n.Extra), PageDtype: n.PageDType,
 	}
 	for _, g := range n.Groups {
 		out := &Group{Id: g.ID, Blocks: g.Geometry.Blocks}
@@ -53,7 +53,7 @@ func (m *Namespace) ToNamespace() (*chunk.Namespace, error) {
 		HashAlgorithm: m.HashAlgorithm, HashSeed: m.HashSeed,
 		KeyBytes: int(m.KeyBytes), TokensPerBlock: int(m.TokensPerBlock),
 		TensorParallel: int(m.TensorParallel), PipelineStages: int(m.PipelineStages), ContextParallel: int(m.ContextParallel),
-		Replicated: m.Replicated, Extra: m.Extra,
+		Replicated: m.Replicated, Extra: m.Extra, PageDType: m.PageDtype,
 	}
 	for i, g := range m.Groups {
 		out, err := g.group()

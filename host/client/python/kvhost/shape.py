@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,8 @@ class Namespace:
     context_parallel: int = 1
     replicated: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
+    #: What the pages hold, where ``dtype`` does not say it: a hint to the host's compression, not to be agreed on.
+    page_dtype: str = ""
 
     def message(self) -> Any:
         return pb.Namespace(
@@ -57,7 +59,7 @@ class Namespace:
             hash_algorithm=self.hash_algorithm, hash_seed=self.hash_seed, key_bytes=self.key_bytes,
             tokens_per_block=self.tokens_per_block, tensor_parallel=self.tensor_parallel,
             pipeline_stages=self.pipeline_stages, context_parallel=self.context_parallel,
-            replicated=self.replicated, extra=dict(self.extra),
+            replicated=self.replicated, extra=dict(self.extra), page_dtype=self.page_dtype,
             groups=[
                 pb.Group(
                     id=g.id, blocks=g.blocks,
@@ -67,6 +69,14 @@ class Namespace:
                 for g in self.groups
             ],
         )
+
+
+def page_dtype(dtypes: Iterable[object]) -> str:
+    """The name of the floating type that all of torch's are. Empty where they differ, and for integers: nobody knows what
+    raw bytes hold."""
+    names = {str(d).removeprefix("torch.") for d in dtypes}
+    name = names.pop() if len(names) == 1 else ""
+    return "" if name.startswith(("int", "uint")) else name
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,23 @@ import pytest
 from kvhost import HostGone
 from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, Space
 from kvhost.objects.inplace import HostProcess
+from kvhost.shape import page_dtype
+
+
+def test_what_pages_hold_is_no_part_of_a_kind() -> None:
+    plain, told = (Kind("m", "t", (16,), page_dtype=t) for t in ("", "bfloat16"))
+    assert plain == told and len({plain, told}) == 1
+    a, b = plain.namespace().message(), told.namespace().message()
+    assert (a.dtype, a.page_dtype) == ("opaque", "") and (b.dtype, b.page_dtype) == ("opaque", "bfloat16")
+    b.ClearField("page_dtype")
+    assert a == b
+
+
+def test_a_page_dtype_is_that_of_all() -> None:
+    assert page_dtype(["torch.bfloat16", "torch.bfloat16"]) == "bfloat16"
+    assert page_dtype(["torch.float8_e4m3fn"]) == "float8_e4m3fn"
+    for unknown in ([], ["torch.bfloat16", "torch.float16"], ["torch.uint8"], ["torch.int8"]):
+        assert page_dtype(unknown) == ""
 
 
 def test_space_gives_each_byte_once() -> None:

@@ -24,6 +24,7 @@ from kvhost.lmcache.residents import Residents
 from kvhost.lmcache.tenants import tenant
 from kvhost.objects import Connector, Kind, Locks, Mapping, ObjectStore, Place, StoreObject
 from kvhost.session import DiscardResult, Result
+from kvhost.shape import page_dtype
 
 log = logging.getLogger("kvhost")
 
@@ -94,6 +95,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         self._lock = threading.Lock()
         self._last_task = 0
         self._sizes: dict[tuple[str, int, int], int] = {}  # of objects, by row: layouts do not know serdes
+        self._dtypes: dict[tuple[str, int, int], str] = {}  # likewise
         self._chains = Chains()
         self._locks = Locks()
         self._residents: Residents[ObjectKey] = Residents()
@@ -156,7 +158,10 @@ class KvhostL2Adapter(L2AdapterInterface):
             self._chains.learn(keys, digests)
         members: dict[Kind, list[int]] = defaultdict(list)
         for i, key in enumerate(keys):
-            size = self._sizes.get(_row(key)) or _layout_bytes(layouts.get(key.object_group_id))
+            layout = layouts.get(key.object_group_id)
+            size = self._sizes.get(_row(key)) or _layout_bytes(layout)
+            if layout is not None:
+                self._dtypes.setdefault(_row(key), page_dtype(layout.dtypes))
             if kind := self._kind(key, size):
                 members[kind].append(i)
         for kind, places in members.items():
@@ -254,6 +259,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         for i, (key, memory) in enumerate(zip(keys, objects, strict=True)):
             size = memory.get_size()
             self._sizes[_row(key)] = size
+            self._dtypes[_row(key)] = _memory_dtype(memory)
             if kind := self._kind(key, size):
                 members[kind].append(i)
         return members
@@ -263,7 +269,10 @@ class KvhostL2Adapter(L2AdapterInterface):
         if size == 0:
             return None
         group = (("object_group", str(key.object_group_id)),)
-        kind = Kind(key.model_name, "lmcache", (size,), tenant(key.cache_salt, self._tenants), extra=group)
+        kind = Kind(
+            key.model_name, "lmcache", (size,), tenant(key.cache_salt, self._tenants), extra=group,
+            page_dtype=self._dtypes.get(_row(key), ""),
+        )  # fmt: skip
         if self._mapping is not None and self._l1 is not None and kind not in self._kinds:
             self._kinds.add(kind)
             # L1 puts objects of one size side by side. Those elsewhere go through the arena.
@@ -282,6 +291,11 @@ class KvhostL2Adapter(L2AdapterInterface):
 def _row(key: ObjectKey) -> tuple[str, int, int]:
     """What objects of one size have in common."""
     return key.model_name, key.kv_rank, key.object_group_id
+
+
+def _memory_dtype(memory: MemoryObj) -> str:
+    meta = memory.metadata
+    return page_dtype(meta.dtypes or ([meta.dtype] if meta.dtype is not None else ()))
 
 
 def _layout_bytes(layout: MemoryLayoutDesc | None) -> int:

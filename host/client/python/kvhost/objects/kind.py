@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvhost.shape import Group, Namespace, Plane
 
@@ -20,6 +20,8 @@ class Kind:
     dtype: str = "opaque"
     tokens: int = 1  # of an object, where the engine says it
     extra: tuple[tuple[str, str], ...] = ()  # whatever else sets the bytes apart
+    #: What the pages hold, where ``dtype`` does not say it. Objects of one kind may differ in it.
+    page_dtype: str = field(default="", compare=False)
 
     @property
     def object_bytes(self) -> int:
@@ -35,4 +37,5 @@ class Kind:
             groups=[Group(0, blocks=1, planes=planes, membership=True)],
             engine=self.engine,
             extra=dict(self.extra),
+            page_dtype=self.page_dtype,
         )

@@ -427,7 +427,7 @@ class LookupReply(_message.Message):
     def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ..., bytes: _Optional[int] = ..., load_micros: _Optional[int] = ..., load_parts: _Optional[_Iterable[_Union[LoadPart, _Mapping]]] = ..., levels: _Optional[_Iterable[_Union[LevelHits, _Mapping]]] = ...) -> None: ...
 
 class Namespace(_message.Message):
-    __slots__ = ["context_parallel", "dtype", "engine", "extra", "groups", "hash_algorithm", "hash_seed", "key_bytes", "model", "pipeline_stages", "replicated", "revision", "tensor_parallel", "tokens_per_block"]
+    __slots__ = ["context_parallel", "dtype", "engine", "extra", "groups", "hash_algorithm", "hash_seed", "key_bytes", "model", "page_dtype", "pipeline_stages", "replicated", "revision", "tensor_parallel", "tokens_per_block"]
     class ExtraEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -444,6 +444,7 @@ class Namespace(_message.Message):
     HASH_SEED_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_STAGES_FIELD_NUMBER: _ClassVar[int]
     REPLICATED_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -458,12 +459,13 @@ class Namespace(_message.Message):
     hash_seed: str
     key_bytes: int
     model: str
+    page_dtype: str
     pipeline_stages: int
     replicated: bool
     revision: str
     tensor_parallel: int
     tokens_per_block: int
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., hash_seed: _Optional[str] = ..., key_bytes: _Optional[int] = ..., tokens_per_block: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_stages: _Optional[int] = ..., context_parallel: _Optional[int] = ..., replicated: bool = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., extra: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., hash_seed: _Optional[str] = ..., key_bytes: _Optional[int] = ..., tokens_per_block: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_stages: _Optional[int] = ..., context_parallel: _Optional[int] = ..., replicated: bool = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., extra: _Optional[_Mapping[str, str]] = ..., page_dtype: _Optional[str] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = []

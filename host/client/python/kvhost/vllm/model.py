@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvhost.shape import Namespace
+from kvhost.shape import Namespace, page_dtype
 from kvhost.vllm import compat
 from kvhost.vllm.groups import GroupPlan, chunk_size
 from kvhost.keys import ALGORITHM, KEY_BYTES
@@ -102,7 +102,7 @@ def namespace(
         dtype=f"{cache.cache_dtype}/{str(model.dtype).removeprefix('torch.')}", engine="vllm",
         hash_algorithm=ALGORITHM, key_bytes=KEY_BYTES, tokens_per_block=plans[0].block_tokens,
         tensor_parallel=parallel.tensor_parallel_size, replicated=replicated(kv_cache_config),
-        groups=[r.group for r in regions], extra=extra,
+        groups=[r.group for r in regions], extra=extra, page_dtype=page_dtype(t.dtype for t in tensors.values()),
     )
 
 

@@ -63,12 +63,12 @@ class Process:
 class Host(Process):
     """kvhost with one root. KVHOST_BIN names the program."""
 
-    def __init__(self, directory: Path, capacity: str = "1GiB") -> None:
+    def __init__(self, directory: Path, capacity: str = "1GiB", *flags: str) -> None:
         self.root, self.socket = directory / "kv", str(directory / "s")
         program = os.environ.get("KVHOST_BIN") or shutil.which("kvhost")
         assert program, "KVHOST_BIN names no kvhost, and PATH has none"
         super().__init__(
-            [program, "--root", f"{self.root}={capacity}", "--socket", self.socket, "--http-listen", ""],
+            [program, "--root", f"{self.root}={capacity}", "--socket", self.socket, "--http-listen", "", *flags],
             directory / "kvhost.log",
             {name: value for name, value in os.environ.items() if not name.startswith("KVHOST_")},
         )

@@ -171,6 +171,36 @@ def test_another_server_finds_what_one_has_stored(host: Host) -> None:
     b.raw.close()
 
 
+def test_bf16_is_compressed_as_such(tmp_path: Path) -> None:
+    host = Host(tmp_path, "1GiB", "--store-compression", "huffman")
+    host.start()
+    a = Adapter(host.socket)
+    made: list[MemoryObj] = []
+    values = torch.randn(4, LARGE // 2).to(torch.bfloat16)
+    for row in values:
+        meta = MemoryObjMetadata(
+            shape=row.shape, dtype=torch.bfloat16, address=0, phy_size=LARGE, ref_count=1, fmt=MemoryFormat.KV_2LTD,
+            shapes=[row.shape], dtypes=[torch.bfloat16],
+        )  # fmt: skip
+        made.append(TensorMemoryObj(raw_data=row.view(torch.uint8), metadata=meta, parent_allocator=None))
+    opaque = objects(4, LARGE)
+    for o, row in zip(opaque, values, strict=True):
+        o.raw_data.copy_(row.view(torch.uint8))  # the same values, of which nobody says what they are
+    taken = []
+    for group, objs in enumerate((made, opaque)):
+        before = sum(p.stat().st_size for p in host.files())
+        keys = [key(n, group) for n in range(4)]
+        assert a.store(keys, objs).is_successful()
+        taken.append(sum(p.stat().st_size for p in host.files()) - before)
+        to = objects(4, LARGE, False)
+        assert a.lookup(keys, {group: LARGE}) == [0, 1, 2, 3]  # they stay one kind, whatever the layouts say
+        assert a.load(keys, to) == [0, 1, 2, 3]
+        assert content(to) == content(made)
+    assert taken[0] < 4 * LARGE / 1.35 and taken[0] * 1.1 < taken[1] < 4 * LARGE
+    a.raw.close()
+    host.stop()
+
+
 def test_a_damaged_file_costs_its_object_only(host: Host) -> None:
     a = Adapter(host.socket)
     keys, objs = [key(n) for n in range(3)], objects(3, LARGE)

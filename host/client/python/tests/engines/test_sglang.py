@@ -166,6 +166,20 @@ def test_a_prompt_outlives_both_servers(host: Host, layout: str, allocator: str,
     second.close()
 
 
+def test_bf16_is_compressed_as_such(tmp_path: Path) -> None:
+    host = Host(tmp_path, "1GiB", "--store-compression", "huffman")
+    host.start()
+    server = Server(host.socket, host_pool(layers=64))
+    pages = server.fill(8)
+    hashes = [str(n) for n in range(8)]
+    assert server.write(hashes) == 8 * PAGE
+    wait_for("the stores", host.idle)
+    raw = sum(map(len, pages))
+    assert 0 < sum(p.stat().st_size for p in host.files()) < raw / 1.3
+    server.storage.close()
+    host.stop()
+
+
 def test_each_page_has_its_own_verdict(host: Host) -> None:
     s = Server(host.socket)
     names, want = hashes(6), s.fill(6)

@@ -1,0 +1,45 @@
+"""What the connector tells the host of vLLM's cache."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as Record
+from typing import Any
+
+import pytest
+from kvhost.shape import Group
+from needs import needs
+
+needs("vllm")
+
+from kvhost.vllm.groups import GroupPlan  # noqa: E402
+from kvhost.vllm.model import namespace  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    "cache,model,tensors,dtype,page_dtype",
+    [
+        ("auto", "torch.bfloat16", ["torch.bfloat16"] * 2, "auto/bfloat16", "bfloat16"),
+        ("float16", "torch.bfloat16", ["torch.float16"] * 2, "float16/bfloat16", "float16"),
+        ("auto", "torch.bfloat16", ["torch.float8_e4m3fn"] * 2, "auto/bfloat16", "float8_e4m3fn"),
+        ("fp8_e4m3", "torch.bfloat16", ["torch.uint8"] * 2, "fp8_e4m3/bfloat16", ""),
+        ("auto", "torch.bfloat16", ["torch.bfloat16", "torch.float8_e4m3fn"], "auto/bfloat16", ""),
+    ],
+)
+def test_the_type_of_the_cache_is_told(
+    cache: str, model: str, tensors: list[str], dtype: str, page_dtype: str
+) -> None:
+    config = Record(
+        model_config=Record(
+            model="org/model", revision=None, dtype=model, quantization=None, hf_config=Record(to_dict=dict)
+        ),
+        cache_config=Record(cache_dtype=cache),
+        parallel_config=Record(
+            pipeline_parallel_size=1, decode_context_parallel_size=1, cp_kv_cache_interleave_size=1, tensor_parallel_size=1
+        ),
+        compilation_config=Record(static_forward_context={}),
+    )
+    regions: Any = Record(plan=GroupPlan(0, 16, 64, 0), group=Group.uniform(0, 4, 1, 1, 4096), layout=["same"])
+    caches = {f"layer{i}": Record(dtype=t, device=Record(type="cuda")) for i, t in enumerate(tensors)}
+    settings: Any = Record(model="", revision="", extra={})
+    made = namespace(config, Record(kv_cache_groups=[]), settings, [regions], caches, 0)
+    assert (made.dtype, made.page_dtype) == (dtype, page_dtype)
