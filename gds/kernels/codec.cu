@@ -13,6 +13,7 @@
 constexpr unsigned kThreads = 256;       // of a block; the launcher uses the same number
 constexpr unsigned kDecodeThreads = 32;  // of one that decodes: four of them read streams
 constexpr unsigned kStreamThreads = kThreads / 4;
+constexpr unsigned kAll = 0xffffffff;
 constexpr float kUniform = 7.85f;        // bits of entropy from which on a plane is stored as it is, as host/codec has it
 
 __device__ __forceinline__ kv_u64 offset(const uint4& row) { return static_cast<kv_u64>(row.y) << 32 | row.x; }
@@ -271,7 +272,7 @@ struct Decoder {
   kv_work work;
   kv_byte table[KV_TABLE];
   kv_u16 entry[KV_CODES]; // by the next bits: the symbol, and the length of its code above it
-  kv_u64 many[KV_CODES];  // likewise: up to four symbols, the bits of all at 32, their number at 40
+  uint2 many[KV_CODES];   // likewise: up to four symbols; the bits of all, and from bit 16 on the bits that they are themselves
   unsigned longest, head;
 };
 
@@ -295,81 +296,83 @@ __device__ __forceinline__ bool tables(Decoder& d, const Plane& plane) {
       if (w < own[k] || (w == own[k] && o < k * kDecodeThreads + lane)) before[k] += size;
   }
 #pragma unroll
-  for (unsigned k = 0; k < kEach; k++)
-    for (unsigned i = 0; i < (1u << own[k]) >> 1; i++)
-      d.entry[before[k] + i] = static_cast<kv_u16>(k * kDecodeThreads + lane | (longest + 1 - own[k]) << 8);
+  for (unsigned k = 0; k < kEach; k++) {
+    const unsigned size = (1u << own[k]) >> 1, what = k * kDecodeThreads + lane | (longest + 1 - own[k]) << 8;
+    if (size < kDecodeThreads)
+      for (unsigned i = 0; i < size; i++) d.entry[before[k] + i] = static_cast<kv_u16>(what);
+    for (unsigned long_ones = __ballot_sync(kAll, size >= kDecodeThreads); long_ones; long_ones &= long_ones - 1) { // by all lanes
+      const unsigned of = kv_top(long_ones & -long_ones);
+      const unsigned at = __shfl_sync(kAll, before[k], of), n = __shfl_sync(kAll, size, of), v = __shfl_sync(kAll, what, of);
+      for (unsigned i = lane; i < n; i += kDecodeThreads) d.entry[at + i] = static_cast<kv_u16>(v);
+    }
+  }
   __syncwarp();
   const unsigned codes = 1u << longest;
   for (unsigned i = lane; i < codes; i += kDecodeThreads) {
     unsigned used = 0, found = 0, symbols = 0;
-    while (found < 4) {
+    while (found < 32) {
       const unsigned e = d.entry[i << used & (codes - 1)];
       if (used + (e >> 8) > longest) break;
-      symbols |= (e & 255) << 8 * found++;
-      used += e >> 8;
+      symbols |= (e & 255) << found;
+      used += e >> 8, found += 8;
     }
-    d.many[i] = static_cast<kv_u64>(found) << 40 | static_cast<kv_u64>(used) << 32 | symbols;
+    d.many[i] = make_uint2(symbols, used | found << 16);
   }
   __syncwarp();
   return true;
 }
 
-// put writes four bytes at any address.
-__device__ __forceinline__ void put(kv_byte* to, unsigned v) {
-  if (reinterpret_cast<kv_u64>(to) % 4 == 0) {
-    *reinterpret_cast<unsigned*>(to) = v;
-    return;
-  }
-  for (unsigned i = 0; i < 4; i++) to[i] = static_cast<kv_byte>(v >> 8 * i);
-}
-
-// stream decodes n symbols from a stream of size bytes, from its end to its beginning.
+// stream decodes n symbols from a stream of size bytes, from its end to its beginning. Few instructions are all that counts here: each
+// waits for the one before.
+template <bool Aligned>
 __device__ __forceinline__ bool stream(const Decoder& d, const kv_byte* from, unsigned size, kv_byte* to, unsigned n) {
-  const unsigned last = from[size - 1];
+  const unsigned skew = reinterpret_cast<kv_u64>(from) % 4, last = from[size - 1];
   if (!last) return false;
-  const unsigned shift = 64 - d.longest, top = kv_top(last);
-  int left = 8 * (size - 1) + top; // bits
-  const kv_u64 low = reinterpret_cast<kv_u64>(from) & ~3ull;
-  kv_u64 at = reinterpret_cast<kv_u64>(from + size - 1) & ~3ull;
-  unsigned fill = 8 * (reinterpret_cast<kv_u64>(from + size - 1) & 3) + top;
-  kv_u64 bits = fill ? static_cast<kv_u64>(*reinterpret_cast<const unsigned*>(at)) << (64 - fill) : 0; // the next is the highest
-  const auto before = [&]() {
-    at -= 4;
-    return at >= low ? *reinterpret_cast<const unsigned*>(at) : 0;
-  };
-  unsigned next = before();
+  const unsigned* words = reinterpret_cast<const unsigned*>(from - skew);
+  const unsigned shift = 32 - d.longest, end = 8 * (skew + size - 1) + kv_top(last); // the bit that ends the stream
+  int word = end / 32; // the next to be read
+  const auto read = [&]() { return __ldg(words + max(word--, 0)); };
+  unsigned next = 0, hi = 0, lo = 0; // the next bit is hi's highest
+  unsigned counts = 32 - end % 32;   // bits used of hi and lo, and from bit 16 on bits of symbols in ready
+  unsigned first = read();
+  next = read();
+  hi = __funnelshift_l(next, first, counts), lo = __funnelshift_l(0, next, counts);
+  if (counts == 32) hi = next, lo = 0; // the first word has the end alone: the shift by 32 was one by 0
+  next = read();
+  unsigned ready = 0, over = 0;
   const auto refill = [&]() {
-    if (fill > 32) return;
-    bits |= static_cast<kv_u64>(next) << (32 - fill);
-    fill += 32;
-    next = before();
+    if ((counts & 0xffff) < 32) return;
+    hi |= __funnelshift_l(next, 0, counts), lo = __funnelshift_l(0, next, counts);
+    counts -= 32;
+    next = read();
   };
-  kv_u64 pending = 0;
-  unsigned ready = 0; // bytes in pending
-  unsigned done = 0;
-  while (done + 8 <= n) {
+  kv_byte* const stop = to + n - 11;
+  while (to <= stop) {
     refill();
 #pragma unroll
     for (unsigned k = 0; k < 2; k++) {
-      const kv_u64 m = d.many[bits >> shift];
-      const unsigned used = m >> 32 & 255, found = static_cast<unsigned>(m >> 40);
-      bits <<= used, fill -= used, left -= used;
-      pending |= (m & 0xffffffff) << 8 * ready;
-      ready += found, done += found;
-      if (ready >= 4) {
-        put(to, static_cast<unsigned>(pending));
-        to += 4, pending >>= 32, ready -= 4;
+      const uint2 m = d.many[hi >> shift];
+      hi = __funnelshift_l(lo, hi, m.y), lo = __funnelshift_l(0, lo, m.y);
+      const unsigned have = counts >> 16;
+      ready |= m.x << have, over = __funnelshift_l(m.x, 0, have);
+      counts += m.y;
+      if (counts >= 32 << 16) {
+        if (Aligned)
+          *reinterpret_cast<unsigned*>(to) = ready;
+        else
+          for (unsigned i = 0; i < 4; i++) to[i] = static_cast<kv_byte>(ready >> 8 * i);
+        to += 4, ready = over, counts -= 32 << 16;
       }
     }
   }
-  for (; ready; ready--, pending >>= 8) *to++ = static_cast<kv_byte>(pending);
-  for (; done < n; done++) {
+  for (; counts >= 8 << 16; counts -= 8 << 16, ready >>= 8) *to++ = static_cast<kv_byte>(ready);
+  while (to < stop + 11) {
     refill();
-    const unsigned e = d.entry[bits >> shift], used = e >> 8;
-    bits <<= used, fill -= used, left -= used;
+    const unsigned e = d.entry[hi >> shift], used = e >> 8;
+    hi = __funnelshift_l(lo, hi, used), lo <<= used, counts += used;
     *to++ = static_cast<kv_byte>(e);
   }
-  return left == 0;
+  return 64 - static_cast<int>(counts) + 32 * (word + 2) == 8 * static_cast<int>(skew);
 }
 
 // kvhost_decode writes the planes that are stored by Huffman codes to scratch. An extent that no encoder wrote gets a 1 in the last word of
@@ -399,7 +402,8 @@ extern "C" __global__ void __launch_bounds__(kDecodeThreads)
         }
         const unsigned each = (plane.n + 3) / 4;
         kv_byte* to = scratch + place(page, p) + lane * each;
-        good = good && stream(d, plane.at + from, size, to, lane < 3 ? each : plane.n - 3 * each);
+        const unsigned symbols = lane < 3 ? each : plane.n - 3 * each;
+        good = good && (each % 4 ? stream<false>(d, plane.at + from, size, to, symbols) : stream<true>(d, plane.at + from, size, to, symbols));
       }
     }
   }

@@ -207,14 +207,15 @@ KV_FN unsigned kv_put_table(const kv_byte* length, unsigned longest, kv_work* w,
   return last ? kv_put_weights(last, w, to) : 0; // the last one's weight follows from the others
 }
 
-// kv_back reads n bits that end before bit *at of src, and moves *at there. Bits before the first are 0.
+// kv_back reads n bits that end before bit *at of src, at most 16, and moves *at there. Bits before the first are 0.
 KV_FN kv_u32 kv_back(const kv_byte* src, int* at, unsigned n) {
+  const int end = *at;
+  *at -= (int)n;
+  if (end <= 0) return 0;
+  const unsigned cut = *at < 0 ? (unsigned)-*at : 0, from = (unsigned)*at + cut; // cut of the bits stand before the first
   kv_u32 v = 0;
-  for (unsigned i = n; i-- > 0;) {
-    --*at;
-    v = v << 1 | (*at >= 0 ? src[*at >> 3] >> (*at & 7) & 1 : 0);
-  }
-  return v;
+  for (unsigned i = from / 8; 8 * i < (unsigned)end; i++) v |= (kv_u32)src[i] << 8 * (i - from / 8);
+  return (v >> from % 8 & ((1u << (n - cut)) - 1)) << cut;
 }
 
 // kv_get_weights reads the weights that stand in n bytes, and returns their number, or 0 if that is not what they are.

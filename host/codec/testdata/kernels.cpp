@@ -40,6 +40,27 @@ static void atomicAdd(T* at, T v) {
 }
 static void atomicAdd(unsigned* at, int v) { __atomic_add_fetch(at, v, __ATOMIC_SEQ_CST); }
 
+
+// A warp's lanes exchange values.
+static unsigned lanes[32];
+static unsigned __shfl_sync(unsigned, unsigned v, unsigned of) {
+  lanes[threadIdx.x] = v;
+  __syncwarp();
+  const unsigned got = lanes[of];
+  __syncwarp();
+  return got;
+}
+static unsigned __ballot_sync(unsigned, bool v) {
+  unsigned bits = 0;
+  for (unsigned i = 0; i < 32; i++) bits |= __shfl_sync(0, v, i) << i;
+  return bits;
+}
+static unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n) {
+  n %= 32;
+  return n ? hi << n | lo >> (32 - n) : hi;
+}
+static unsigned __ldg(const unsigned* at) { return *at; }
+
 #define __global__
 #define __device__
 #define __forceinline__ inline
