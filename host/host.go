@@ -31,6 +31,8 @@ type Config struct {
 	Config  *config.Config // validated
 	Log     *slog.Logger
 	Version string // told to clients
+	// Speeds is asked with compression = "auto" in place of what is measured; for tests.
+	Speeds func() choice.Speeds
 }
 
 // Host is a running kvhost.
@@ -47,6 +49,7 @@ type Host struct {
 	spans    *spans.Tracer
 	traced   *traced.Requests
 	version  string
+	speeds   func() choice.Speeds
 
 	reloading sync.Mutex // held during Reload
 	closeOnce sync.Once
@@ -55,7 +58,7 @@ type Host struct {
 
 // New opens the policies and the store, and binds the HTTP listener. It serves nothing yet. ctx bounds the opening.
 func New(ctx context.Context, cfg Config) (_ *Host, err error) {
-	h := &Host{cfg: cfg.Config, version: cfg.Version, log: cfg.Log}
+	h := &Host{cfg: cfg.Config, version: cfg.Version, log: cfg.Log, speeds: cfg.Speeds}
 	h.live.Store(h.cfg)
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
@@ -179,8 +182,8 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 		files, capacity := h.devices.RootFS(i, r, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
-			Compressed: compresses && !r.InMemory() && !r.Shared,
-			Volatile:   r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
+			Compressed: compresses && !r.InMemory() && !r.Shared, Speeds: h.speeds,
+			Volatile: r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			ForPieces: r.ForPieces || r.InMemory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],
 		})

@@ -26,7 +26,7 @@ func (c *Config) Open(ctx context.Context, shared *pathbench.Shared) (path pathb
 	h := c.running[shared.Compression]
 	if h == nil || h.clients == 0 {
 		cfg := c.Host.Clone()
-		cfg.Store.Compression, cfg.Roots = shared.Compression, []config.Root{c.Root}
+		cfg.Store.Compression, cfg.Compressions, cfg.Roots = shared.Compression, nil, []config.Root{c.Root}
 		if h, err = startHost(ctx, cfg); err != nil {
 			return nil, err
 		}
