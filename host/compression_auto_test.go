@@ -75,12 +75,18 @@ func TestCompressionIsChosen(t *testing.T) {
 	slow := choice.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}
 	fast := choice.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
 	var now atomic.Pointer[choice.Speeds]
-	now.Store(&choice.Speeds{})
+	var turns atomic.Uint64 // 0: the speeds stay as they are
+	speeds := func() choice.Speeds {
+		if turns.Load() > 0 {
+			now.Store([]*choice.Speeds{&slow, &fast, &slow}[turns.Add(1)%3])
+		}
+		return *now.Load()
+	}
 	var log compressionLog
 	random := rand.New(rand.NewPCG(5, 6))
 	session := func() (h *host.Host, two []*compressionRank, stop func()) {
 		h, end := hosttest.StartWith(t, host.Config{Config: c, Version: "test", Log: slog.New(slog.NewTextHandler(&log, nil)),
-			Speeds: func() choice.Speeds { return *now.Load() }})
+			Speeds: speeds})
 		for rank := range ranks {
 			two = append(two, dialRank(t, h, "m", rank))
 		}
@@ -151,20 +157,7 @@ func TestCompressionIsChosen(t *testing.T) {
 		}
 	}
 
-	// The choice changes at any time, also between the pieces of a chunk.
-	flipping, flipped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(flipped)
-		for i := 0; ; i++ {
-			select {
-			case <-flipping:
-				return
-			default:
-				now.Store([]*choice.Speeds{&slow, &fast}[i%2])
-				h.Status() // which looks, too
-			}
-		}
-	}()
+	turns.Store(1) // from here on the choice changes at any time, also between the pieces of a chunk
 	for range 10 {
 		store()
 		for rank, r := range two {
@@ -173,8 +166,6 @@ func TestCompressionIsChosen(t *testing.T) {
 			}
 		}
 	}
-	close(flipping)
-	<-flipped
 	loadAll()
 	if damaged := metric(t, h, `kvhost_root_damaged_total{root="`+root+`"}`); damaged != 0 {
 		t.Errorf("%.0f files were damaged", damaged)

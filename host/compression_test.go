@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io/fs"
-	"math"
 	"math/rand/v2"
 	"path/filepath"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/hosttest"
@@ -79,13 +79,12 @@ func (r *compressionRank) poison() {
 
 // values is what a page holds: a normal distribution's values in bf16, which follow from where they belong.
 func values(n, rank, plane, block int) []byte {
-	page := make([]byte, pageBytes)
-	random := rand.New(rand.NewPCG(uint64(n)<<32|uint64(rank), uint64(plane)<<32|uint64(block)))
-	for i := 0; i < pageBytes; i += 2 {
-		binary.LittleEndian.PutUint16(page[i:], uint16(math.Float32bits(float32(random.NormFloat64()))>>16))
-	}
+	page, key := make([]byte, pageBytes), compressionKey(n)
+	bfloat16.Fill(page, payload.Seed(&key, uint32(rank), chunk.Plane{Layer: uint32(plane)}, uint32(block)))
 	return page
 }
+
+var bfloat16, _ = payload.Of(payload.BFloat16)
 
 func compressionKey(n int) (k chunk.Key) {
 	binary.LittleEndian.PutUint64(k[:], uint64(n)+1)
