@@ -75,6 +75,7 @@ func TestCompressionIsChosen(t *testing.T) {
 	slow := choice.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}
 	fast := choice.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
 	var now atomic.Pointer[choice.Speeds]
+	now.Store(&choice.Speeds{})
 	var turns atomic.Uint64 // 0: the speeds stay as they are
 	speeds := func() choice.Speeds {
 		if turns.Load() > 0 {
