@@ -17,13 +17,19 @@ import (
 	"github.com/kvhost/kvhost/host/hosttest"
 )
 
-// BenchmarkLoadsBesideCopies loads chunks of 2 MiB from a root in memory through a session, while another session stores
-// new ones: in a host without a second level, and in one that copies all that is stored to a disk, at the default budget.
-// The two take turns. The ratio is of the 99th percentiles. The roots hold 2,000 chunks, which no run of some seconds fills.
+// BenchmarkLoadsBesideCopies loads chunks of 2 MiB from a root in memory, or on a disk, through a session, while another
+// session stores new ones: in a host without a second level, and in one that copies all that is stored to a disk, at the
+// default budget. The two take turns. The ratio is of the 99th percentiles. The roots hold 2,000 chunks, which no run of
+// some seconds fills.
 func BenchmarkLoadsBesideCopies(b *testing.B) {
+	b.Run("memory", func(b *testing.B) { loadsBesideCopies(b, "memory:", "memory:") })
+	b.Run("disk", func(b *testing.B) { loadsBesideCopies(b, b.TempDir(), b.TempDir()) })
+}
+
+func loadsBesideCopies(b *testing.B, aloneAt, copiedAt string) {
 	const turn = 50
-	alone := newCopyRig(b, config.Root{Path: "memory:", Capacity: 4 << 30})
-	copies := newCopyRig(b, config.Root{Path: "memory:", Capacity: 4 << 30, Through: true},
+	alone := newCopyRig(b, config.Root{Path: aloneAt, Capacity: 4 << 30})
+	copies := newCopyRig(b, config.Root{Path: copiedAt, Capacity: 4 << 30, Through: true},
 		config.Root{Path: b.TempDir(), Capacity: 4 << 30, Level: 1})
 	sides := []*copyRig{alone, copies}
 	for i := 0; b.Loop(); i++ {
