@@ -17,7 +17,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/storetest"
 	"github.com/kvhost/kvhost/staging"
-	"golang.org/x/sys/unix"
 )
 
 // compressing is a fixture whose chunks are large enough to be compressed: 3 extents of 64 KiB in each of 2 layers.
@@ -50,15 +49,20 @@ func (f *fixture) storeHalfOf(n uint64, rank uint32) error {
 		return err
 	}
 	defer pool.Close()
-	data := payload(p.Plan(), p.key, rank)
-	for i, e := range p.Plan().Extents() {
+	return storetest.Store(context.Background(), pool, p, half(p.Plan(), p.key, rank))
+}
+
+// half is a payload of which every second extent is one repeated byte.
+func half(plan *chunk.Plan, key chunk.Key, rank uint32) []byte {
+	data := payload(plan, key, rank)
+	for i, e := range plan.Extents() {
 		if i%2 == 1 {
 			for j := range e.Len {
 				data[e.Off+int64(j)] = byte(i)
 			}
 		}
 	}
-	return storetest.Store(context.Background(), pool, p, data)
+	return data
 }
 
 // TestCompressedPiecesAreBookedAsTheyAre stores pieces that take half of what was reserved for them. The account has what the
@@ -150,55 +154,6 @@ func TestPutSaysWhatItWrites(t *testing.T) {
 		t.Errorf("a payload of %d bytes is compressed", small.Plan().PayloadBytes())
 	}
 	equal(t, "in use after all", f.store.Stats().Roots[0].Used, pieceformat.MostBytes(small.Plan()))
-}
-
-// TestCompressedPiecesAreCopied: a level on a disk gets compressed pieces as they are, one in memory gets their pages.
-func TestCompressedPiecesAreCopied(t *testing.T) {
-	for _, volatile := range []bool{false, true} {
-		far := t.TempDir()
-		f := compressing(t, t.TempDir(), func(c *Config) {
-			c.Roots[0].Through = true
-			c.Roots = append(c.Roots, RootConfig{Path: far, Capacity: 64 << 20, MaxEntries: 64, Level: 1, Volatile: volatile})
-		})
-		for n := range uint64(3) {
-			if err := f.storeHalf(n); err != nil {
-				t.Fatal(err)
-			}
-		}
-		f.settle()
-		for i, r := range f.store.Stats().Roots {
-			bytes, temps := usage(t, f.cfg.Roots[i].Path)
-			equal(t, "bytes in the account of a level", r.Used, bytes)
-			equal(t, "temporaries", temps, 0)
-		}
-		near := f.store.roots[0]
-		near.Health.TakeOut("test", unix.EIO, "none")
-		for n := range uint64(3) {
-			l := f.lookup(n)
-			defer l.Release()
-			equal(t, "hits of a copy", l.Hits(), 1)
-			p, err := l.Open(0, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer p.Close()
-			image := make([]byte, p.Size())
-			if _, err := p.File().ReadAt(image, 0); err != nil {
-				t.Fatal(err)
-			}
-			head, err := p.Verify(image)
-			if err != nil {
-				t.Fatal(err)
-			}
-			equal(t, "a copy is compressed", head.Compressed, !volatile)
-			if err := head.Verify(0, len(head.Table), image, 0); err != nil {
-				t.Error(err)
-			}
-			if want := pieceformat.FileBytes(head.Plan); volatile != (p.Size() == want) {
-				t.Errorf("volatile %t: a copy of %d bytes, without compression it has %d", volatile, p.Size(), want)
-			}
-		}
-	}
 }
 
 // TestPoliciesHearStoredSizes: INSERT has the size that was reserved, and the UNPIN that ends the writing what it takes.

@@ -66,7 +66,8 @@ func (p *Put) Compresses() bool { return p.compresses }
 // compresses says whether a put that begins in a root is to compress.
 func compresses(r *root, p *Put) bool {
 	plan := p.class.Plan
-	if !r.cfg.Compressed || p.copy != nil || plan.PayloadBytes() < leastCompressed || len(plan.Extents()) > mostExtents {
+	copied := p.copy != nil && p.copy.header.Version() == pieceformat.CompressedVersion // it is copied as it is
+	if !r.cfg.Compressed || copied || plan.PayloadBytes() < leastCompressed || len(plan.Extents()) > mostExtents {
 		return false
 	}
 	g := plan.Geometry()

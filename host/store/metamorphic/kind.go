@@ -18,6 +18,7 @@ type Kind struct {
 	memory bool   // the roots are in memory, which outlives the hosts
 	levels bool   // each root is a level of its own
 	stored bool   // the first root, the third and so on hold compressed pieces
+	before bool   // of stored: the second root, the fourth and so on do, and the first must not
 }
 
 // Kinds are all kinds of histories. The kind of a seed is its remainder.
@@ -44,6 +45,7 @@ var kinds = []Kind{
 	{Name: "compressed-with-faults", hosts: 1, roots: 2, stored: true, faults: ownFaults},
 	{Name: "compressed-with-power-losses", hosts: 1, roots: 1, stored: true, power: true, lives: true},
 	{Name: "compressed-levels", hosts: 1, roots: 3, stored: true, levels: true},
+	{Name: "compressed-levels-behind-memory", hosts: 1, roots: 3, stored: true, before: true, levels: true},
 	{Name: "levels-with-power-losses", hosts: 1, roots: 2, levels: true, power: true},
 }
 

@@ -85,7 +85,8 @@ func (r *runner) newNode(host Host) *node {
 			Path:     filepath.Join(r.dir, fmt.Sprintf("root%d", i)),
 			Capacity: int64(20+4*i)*pieceBytes + 7*pieceformat.Page, MaxEntries: 80,
 		}
-		root.Compressed = k.stored && i%2 == 0
+		root.Compressed = k.stored && (i%2 == 0) != k.before
+		root.Volatile = k.before && i == 0
 		if k.levels {
 			root.Level, root.Capacity = i, int64(6+12*i)*pieceBytes+7*pieceformat.Page
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/codec"
@@ -87,13 +88,39 @@ func (d *Head) Decode(extent int, page, stored []byte) error {
 	return nil
 }
 
-// Target takes a piece: its bytes in order, each once, in whole pages. Nothing shows before Commit.
+// Target takes a piece: its bytes in order, each once, in whole pages, but for the head of one that is compressed on the way,
+// which comes last. Nothing shows before Commit.
 type Target interface {
 	io.WriterAt
 	// Decodes says that the target is to get a compressed piece as version 1: it must not hold others.
 	Decodes() bool
+	// Compresses says that the target is to get a piece of version 1 as version 2, of numbers of Element bytes. HeadStored
+	// then writes the head and returns the size of the file, and Encoded enters what it gained.
+	Compresses() bool
+	Element() int
+	HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64
+	Encoded(stored int64, took time.Duration)
 	Commit(ctx context.Context) error
 	Abort(cause error)
+}
+
+// recoder writes a piece in another version than it has.
+type recoder interface {
+	// extents writes some: data holds the source from base on. They are verified as they stand there.
+	extents(lo, hi int, data []byte, base int64) error
+	// end writes the rest.
+	end() error
+}
+
+// recoder is nil when the copy is the file as it is.
+func (c *Copier) recoder(h *pieceformat.Header, head *Head, to Target) (recoder, error) {
+	switch {
+	case head.Compressed && to.Decodes():
+		return c.decoder(h, head, to)
+	case !head.Compressed && to.Compresses():
+		return c.encoder(head, to), nil
+	}
+	return nil, nil
 }
 
 // Begin makes the target of a piece whose first page is given.
@@ -102,7 +129,7 @@ type Begin func(ctx context.Context, h *pieceformat.Header) (Target, error)
 // Copier is a worker's: a buffer, and the budget that all workers share.
 type Copier struct {
 	buf    []byte // PartBytes, and room for what a part leaves of an extent
-	pages  []byte // as long; nil until a piece was decoded
+	pages  []byte // as long; nil until a piece was written in another version
 	budget *budget
 	clear  int // bytes that may be copied before it looks for loads again
 }
@@ -114,6 +141,14 @@ const (
 	carried     = chunk.ExtentBytes + pieceformat.Page
 	bufferBytes = PartBytes + carried
 )
+
+// recoded is the buffer for what is written in another version.
+func (c *Copier) recoded() []byte {
+	if c.pages == nil {
+		c.pages = make([]byte, bufferBytes)
+	}
+	return c.pages
+}
 
 // take waits until so many bytes may be copied. Small pieces wait for loads together, as the parts of a large one would.
 func (c *Copier) take(ctx context.Context, n int) error {
@@ -141,7 +176,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 		return 0, fmt.Errorf("%w: a file of %d bytes", pieceformat.ErrDamaged, size)
 	}
 	var head *Head
-	var out *decoder        // nil: the copy is the file as it is
+	var out recoder
 	next := 0               // the first extent that is not verified
 	kept, at := 0, int64(0) // buf[:kept] is what was read before at
 	for at < size {
@@ -170,10 +205,8 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 			if to, err = begin(ctx, &h); err != nil {
 				return 0, err
 			}
-			if head.Compressed && to.Decodes() {
-				if out, err = c.decoder(&h, head, to); err != nil {
-					return 0, err
-				}
+			if out, err = c.recoder(&h, head, to); err != nil {
+				return 0, err
 			}
 		}
 		have := at + int64(n)

@@ -18,9 +18,6 @@ type decoder struct {
 
 // decoder writes the head of the copy.
 func (c *Copier) decoder(h *pieceformat.Header, head *Head, to Target) (*decoder, error) {
-	if c.pages == nil {
-		c.pages = make([]byte, bufferBytes)
-	}
 	v1 := *h
 	v1.Stored, v1.DataOffset = 0, pieceformat.DataOffset(len(head.Table), false)
 	page := make([]byte, v1.DataOffset)
@@ -29,7 +26,7 @@ func (c *Copier) decoder(h *pieceformat.Header, head *Head, to Target) (*decoder
 	if _, err := to.WriteAt(page, 0); err != nil {
 		return nil, fmt.Errorf("store: writing the head: %w", err)
 	}
-	return &decoder{head: head, to: to, data: v1.DataOffset, pages: c.pages}, nil
+	return &decoder{head: head, to: to, data: v1.DataOffset, pages: c.recoded()}, nil
 }
 
 // extents decodes some: data holds the source from base on. Their stored bytes are verified.
