@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -340,5 +341,50 @@ func TestCompressionByNamespace(t *testing.T) {
 		if ratio := float64(took[model]) / float64(took["vendor/a"]); ratio < 1.3 {
 			t.Errorf("%s takes %d bytes, vendor/a %d: ratio %.3f, want 1.3", model, took[model], took["vendor/a"], ratio)
 		}
+	}
+}
+
+// What is written through a root in memory is compressed on the disk behind it, and loads from there after a restart.
+func TestMemoryBeforeACompressedDisk(t *testing.T) {
+	c := configuration(t)
+	disk := c.Roots[0].Path
+	c.Roots = []config.Root{
+		{Path: "memory:", Capacity: 64 << 20, Through: true, Route: config.RouteAuto},
+		{Path: disk, Capacity: 64 << 20, Level: 1, Route: config.RouteAuto},
+	}
+	c.Store.Compression = config.CompressionHuffman
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(5, 6))
+	const chunks = 16
+	for run := range 2 {
+		h, stop := hosttest.Start(t, c)
+		for rank := range ranks {
+			r := dialRank(t, h, "m", rank)
+			for n := range chunks {
+				if run == 0 {
+					r.store(n, random)
+				} else if !r.load(n, n%2 == rank, random) {
+					t.Errorf("chunk %d is gone", n)
+				}
+			}
+			r.session.Close()
+		}
+		if run == 1 {
+			if used := diskUsage(t, disk); used == 0 || used > chunks*chunkBytes*3/4 {
+				t.Errorf("%d bytes on the disk of %d chunks of %d bytes", used, chunks, chunkBytes)
+			}
+			return
+		}
+		const done = `kvhost_level_moves_total{kind="through",level="1",result="done"}`
+		until := time.Now().Add(time.Minute)
+		for metric(t, h, done) < chunks {
+			if time.Now().After(until) {
+				t.Fatalf("%.0f of %d chunks were copied", metric(t, h, done), chunks)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		stop()
 	}
 }
