@@ -249,7 +249,7 @@ func (b *Batch) launch(n int) error {
 	if err := b.nextEpoch(); err != nil {
 		return err
 	}
-	t.params = [7]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted,
+	t.params = [8]uint64{b.buffer, pieces, uint64(n), uint64(b.dir), g.driver.onGPU(g, b.flag), t.halted,
 		uint64(b.epoch)}
 	if err := t.start(g.kernels.pages, blocks, kernels.PagesThreads); err != nil || b.noWait {
 		return err

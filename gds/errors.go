@@ -35,6 +35,10 @@ var (
 	ErrHung = errors.New("gds: cuFile does not answer")
 	// ErrNoSlot says that the device memory for slots is in use, or too small for the file.
 	ErrNoSlot = errors.New("gds: no free slot")
+	// ErrSum says that bytes in device memory have another checksum than they should.
+	ErrSum = errors.New("gds: another checksum")
+	// ErrCodec says that stored bytes, or what is said of them, are not what an encoder writes.
+	ErrCodec = errors.New("gds: no stored extent")
 	// ErrConfig refuses a configuration.
 	ErrConfig = errors.New("gds: bad configuration")
 )

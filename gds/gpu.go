@@ -53,6 +53,7 @@ type Config struct {
 	// kernel on a window takes half.
 	Blocks int
 	Window int   // bytes of device memory per thread for copies; 0: none. See [Window]
+	Codec  bool  // each window has a [Coder]
 	Copy   Mode  // the first mode of copying pages
 	CPUs   []int // that the threads are bound to, if allowed; none: any
 	// Lost is called once when the GPU goes out of service. Optional.
@@ -84,7 +85,7 @@ type GPU struct {
 	cfg     Config
 	device  int32
 	ctx     uintptr
-	kernels struct{ pages, sums kernel }
+	kernels struct{ pages, sums, encode, pack, decode, join kernel }
 
 	threads  chan *Thread // idle, for copies
 	ready    int          // number of threads for copies
@@ -94,7 +95,8 @@ type GPU struct {
 	ctlMu    sync.Mutex
 	shared   []byte // page-locked: stop flags, then each thread's pieces
 	haltedAt uint64 // device memory: each thread's halted, haltedStride apart
-	windows  windowMemory
+	windows  threadMemory
+	coders   threadMemory
 	flags    flagPool
 	mode     copyMode
 	blocks   blockShare
@@ -203,7 +205,7 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 			err = errors.Join(err, g.Close())
 		}
 	}()
-	perThread := pieceSlots*int(unsafe.Sizeof(Piece{})) + windowTables
+	perThread := pieceSlots*int(unsafe.Sizeof(Piece{})) + 2*windowTables
 	g.shared, err = unix.Mmap(-1, 0, flagSlots*flagStride+(cfg.Threads+cfg.Files+1)*perThread,
 		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
@@ -255,7 +257,7 @@ func (t *Thread) prepare() error {
 		g.flags.free <- &Flag{word: (*atomic.Uint32)(unsafe.Pointer(&g.shared[i*flagStride])), pool: g.flags.free}
 	}
 	err := t.loadKernels()
-	if lost := t.makeWindows(); lost != nil {
+	if lost := errors.Join(t.makeWindows(), t.makeCoders()); lost != nil {
 		return lost
 	}
 	if err != nil && !Sticky(err) {
@@ -356,12 +358,12 @@ func (t *Thread) release() error {
 	for _, m := range left {
 		errs = append(errs, t.unmap(m))
 	}
-	for _, at := range [...]uint64{g.haltedAt, g.windows.at} {
+	for _, at := range [...]uint64{g.haltedAt, g.windows.at, g.coders.at} {
 		if at != 0 {
 			errs = append(errs, t.call(&g.driver.fn.memFree, uintptr(at)))
 		}
 	}
-	for _, k := range [...]kernel{g.kernels.pages, g.kernels.sums} {
+	for _, k := range [...]kernel{g.kernels.pages, g.kernels.sums, g.kernels.encode} {
 		if k.module != 0 {
 			errs = append(errs, t.call(&g.driver.fn.moduleUnload, k.module))
 		}

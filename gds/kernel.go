@@ -13,13 +13,18 @@ type kernel struct{ module, function uintptr }
 
 // load compiles PTX for this GPU.
 func (t *Thread) load(ptx, entry string) (k kernel, err error) {
-	fn := &t.gpu.driver.fn
-	image, name := append([]byte(ptx), 0), append([]byte(entry), 0)
-	if err := t.call(&fn.moduleLoadData, t.outAt(0), startOf(image)); err != nil {
+	image := append([]byte(ptx), 0)
+	if err := t.call(&t.gpu.driver.fn.moduleLoadData, t.outAt(0), startOf(image)); err != nil {
 		return kernel{}, err
 	}
 	runtime.KeepAlive(image)
-	k.module = uintptr(t.out[0])
+	return t.entry(uintptr(t.out[0]), entry)
+}
+
+// entry finds a kernel of a module.
+func (t *Thread) entry(module uintptr, entry string) (k kernel, err error) {
+	fn, name := &t.gpu.driver.fn, append([]byte(entry), 0)
+	k.module = module
 	if err := t.call(&fn.moduleGetFunction, t.outAt(0), k.module, startOf(name)); err != nil {
 		return k, err
 	}

@@ -11,7 +11,7 @@ import (
 type Extent struct {
 	Offset uint64 // in the buffer
 	Len    uint32
-	_      uint32
+	Codec  uint32 // of a [Coder]; 0 for all others
 }
 
 // MaxExtent is the longest extent that can be summed.
@@ -41,7 +41,7 @@ func (t *Thread) beginSum(address uint64, extents []Extent, sums, expected []uin
 	if g.kernels.sums.function == 0 {
 		return fmt.Errorf("%w: the checksum kernel", ErrSymbol)
 	}
-	t.params = [7]uint64{address, 0, uint64(len(extents)), 0, 0, t.halted, uint64(epoch)}
+	t.params = [8]uint64{address, 0, uint64(len(extents)), 0, 0, t.halted, uint64(epoch)}
 	for i, mem := range [...][]byte{1: bytesOf(extents), 3: bytesOf(sums[:len(extents)]), 4: bytesOf(expected)} {
 		if len(mem) == 0 {
 			continue

@@ -24,8 +24,8 @@ type Thread struct {
 	stream   uintptr      // this thread's own
 	event    uintptr      // this thread's own
 	pieces   []Piece      // page-locked: read by a kernel
-	params   [7]uint64    // of a kernel, by value
-	paramAt  [7]uintptr   // the addresses of params
+	params   [8]uint64    // of a kernel, by value
+	paramAt  [8]uintptr   // the addresses of params
 	halted   uint64       // a word in device memory that tells a kernel's blocks to stop
 	epoch    uint32       // of the last kernel
 	async    asyncCall    // of cuFile
@@ -33,6 +33,7 @@ type Thread struct {
 	bound    bool         // bound to CPUs near the GPU
 	copies   *copyScratch // made when the kernel is first not used
 	window   Window       // of a thread for copies
+	coder    Coder        // likewise
 }
 
 // task is a function for a thread to run.
@@ -114,7 +115,9 @@ func (t *Thread) bind(g *GPU, notes []byte) error {
 	t.bindCPUs(g)
 	if len(notes) > 0 { // a thread for files copies no pages
 		t.pieces = unsafe.Slice((*Piece)(unsafe.Pointer(&notes[0])), pieceSlots)
-		t.window.divide(notes[pieceSlots*int(unsafe.Sizeof(Piece{})):])
+		tables := notes[pieceSlots*int(unsafe.Sizeof(Piece{})):]
+		t.window.Extents, t.window.Sums, t.window.Expected = divide(tables)
+		t.coder.Stored, t.coder.Sums, t.coder.Expected = divide(tables[windowTables:])
 	}
 	fn := &g.driver.fn
 	if err := t.call(&fn.ctxSetCurrent, g.ctx); err != nil {
@@ -144,7 +147,8 @@ func (t *Thread) unbind() error {
 		errs = append(errs, t.call(&fn.streamDestroy, t.stream))
 	}
 	errs = append(errs, t.call(&fn.ctxSetCurrent, 0))
-	t.event, t.stream, t.pieces, t.copies, t.window = 0, 0, nil, nil, Window{}
+	t.event, t.stream, t.pieces, t.copies = 0, 0, nil, nil
+	t.window, t.coder = Window{}, Coder{}
 	return errors.Join(errs...)
 }
 

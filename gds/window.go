@@ -22,11 +22,20 @@ type Window struct {
 	size    int
 }
 
-// windowMemory is the device memory of all windows of a GPU.
-type windowMemory struct {
-	bytes    atomic.Int64 // of each thread's window; 0: windows are disabled
+// threadMemory is the device memory of all windows of a GPU, or of all coders.
+type threadMemory struct {
+	bytes    atomic.Int64 // of each thread's window; 0: they are disabled
 	at       uint64
 	failures atomic.Int32 // in a row
+}
+
+// failed counts a failure, and says whether it is the last that is put up with.
+func (m *threadMemory) failed() bool { return m.failures.Add(1) >= failuresToDisable }
+
+func (m *threadMemory) succeeded() {
+	if m.failures.Load() > 0 {
+		m.failures.Store(0)
+	}
 }
 
 // windowExtents is the most extents that a window sums at a time. 4 MiB have 64, unless pages are tiny.
@@ -35,11 +44,11 @@ const windowExtents = 2048
 // windowTables is the page-locked memory beside a window.
 const windowTables = windowExtents * int(unsafe.Sizeof(Extent{})+2*8)
 
-// divide lays out the page-locked memory.
-func (w *Window) divide(notes []byte) {
-	w.Extents = unsafe.Slice((*Extent)(unsafe.Pointer(&notes[0])), windowExtents)
-	sums := unsafe.Slice((*uint64)(unsafe.Pointer(&notes[windowExtents*int(unsafe.Sizeof(Extent{}))])), 2*windowExtents)
-	w.Sums, w.Expected = sums[:windowExtents:windowExtents], sums[windowExtents:]
+// divide lays out page-locked memory of windowTables bytes.
+func divide(notes []byte) (extents []Extent, sums, expected []uint64) {
+	extents = unsafe.Slice((*Extent)(unsafe.Pointer(&notes[0])), windowExtents)
+	sums = unsafe.Slice((*uint64)(unsafe.Pointer(&notes[windowExtents*int(unsafe.Sizeof(Extent{}))])), 2*windowExtents)
+	return extents, sums[:windowExtents:windowExtents], sums[windowExtents:]
 }
 
 // FitsWindow reports whether the copy threads have windows for so many bytes and extents. They have none if not
@@ -51,7 +60,7 @@ func (g *GPU) FitsWindow(bytes int64, extents int) bool {
 // WindowFailed records that a window failed, or held wrong bytes; [GPU.WindowSucceeded] that one worked. Repeated
 // failures in a row disable the windows for good.
 func (g *GPU) WindowFailed(cause error) {
-	if g.windows.failures.Add(1) >= failuresToDisable {
+	if g.windows.failed() {
 		g.DisableWindows(cause)
 		return
 	}
@@ -59,11 +68,7 @@ func (g *GPU) WindowFailed(cause error) {
 }
 
 // WindowSucceeded resets the count of [GPU.WindowFailed].
-func (g *GPU) WindowSucceeded() {
-	if g.windows.failures.Load() > 0 {
-		g.windows.failures.Store(0)
-	}
-}
+func (g *GPU) WindowSucceeded() { g.windows.succeeded() }
 
 // DisableWindows disables the windows for good.
 func (g *GPU) DisableWindows(cause error) {

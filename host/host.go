@@ -177,12 +177,11 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 		out.Expiries = append(out.Expiries, store.Expiry{Model: e.Model, TTL: e.TTL})
 	}
 	out.Compression = c.Modes()
-	compresses := out.Compression.Any(choice.Gaining) || out.Compression.Any(choice.Faster)
 	for i, r := range c.Roots {
 		files, capacity := h.devices.RootFS(i, r, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
-			Compressed: compresses && !r.InMemory() && !r.Shared, Speeds: h.speeds,
+			Compressed: c.Compresses(r), Speeds: h.speeds,
 			Volatile: r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			ForPieces: r.ForPieces || r.InMemory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],

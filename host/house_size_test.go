@@ -21,6 +21,7 @@ const (
 	maxFields        = 25
 	maxLines         = 3500 // of a package without its tests
 	maxTransferLines = 3750 // of host/transfer itself; compressed pieces took 230
+	maxGDSLines      = 3750 // of gds itself; the codec on the GPU took 240
 	maxStoreLines    = 4680 // of host/store itself; compressed pieces took 50
 	generatedHeader  = "// Code generated"
 )
@@ -82,6 +83,8 @@ func TestSizes(t *testing.T) {
 		}
 		limit := maxLines
 		switch pkg {
+		case "gds":
+			limit = maxGDSLines
 		case "host/store":
 			limit = maxStoreLines
 		case "host/transfer":

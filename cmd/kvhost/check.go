@@ -116,13 +116,13 @@ func wanted(cfg *config.Config) doctor.Wanted {
 	return w
 }
 
-// deviceBytes is the GPU memory of the copy threads' windows and the direct route's slots.
+// deviceBytes is the GPU memory of the copy threads' windows, their codec, and the direct route's slots.
 func deviceBytes(cfg *config.Config) int64 {
 	if cfg.GDS.CUDA == config.CUDAOff {
 		return 0
 	}
 	use := devices.GPUConfig(cfg)
-	takes := int64(use.Threads) * int64(use.Window)
+	takes := use.DeviceBytes()
 	if slices.ContainsFunc(cfg.Roots, cfg.TriesDirect) {
 		takes += int64(cfg.GDS.BufferMiB) << 20
 	}

@@ -90,13 +90,18 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false, 64},
 		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 64},
 		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
-		"staged":         {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 64},
+		"compression": {func(c *config.Config) { c.Store.Compression = config.CompressionAuto }, true, true,
+			1024 + 64 + 3*64 + 1},
+		"compression of a shared root": {func(c *config.Config) {
+			c.Store.Compression, c.Roots[0].Shared = config.CompressionAuto, true
+		}, true, true, 1024 + 64},
+		"staged": {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 64},
 	} {
 		cfg := config.Default().Clone()
 		cfg.Roots = []config.Root{{Path: "kv", Capacity: 1 << 30}}
 		c.change(cfg)
 		w := wanted(cfg)
-		if w.CuFile != c.cufile || w.DeviceBytes != c.memory<<20 || cfg.TriesDirect(cfg.Roots[0]) != c.direct {
+		if w.CuFile != c.cufile || w.DeviceBytes>>20 != c.memory || cfg.TriesDirect(cfg.Roots[0]) != c.direct {
 			t.Errorf("%s: %+v", name, w)
 		}
 	}

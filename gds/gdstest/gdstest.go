@@ -25,13 +25,13 @@ import (
 //go:embed c
 var parts embed.FS
 
-// sources are the double's parts by name, with the checksum that it shares with the kernel.
+// sources are the double's parts by name, with the checksum and the codec that it shares with the kernels.
 func sources() (map[string][]byte, error) {
 	files, err := parts.ReadDir("c")
 	if err != nil {
 		return nil, err
 	}
-	out := map[string][]byte{"xxh3.h": []byte(kernels.XXH3)}
+	out := map[string][]byte{"xxh3.h": []byte(kernels.XXH3), "huffman.h": []byte(kernels.Huffman)}
 	for _, f := range files {
 		if out[f.Name()], err = parts.ReadFile("c/" + f.Name()); err != nil {
 			return nil, err

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/kvhost/kvhost/gds"
@@ -90,7 +91,7 @@ const maxWindow = 16 << 20
 func GPUConfig(c *config.Config) gds.Config {
 	return gds.Config{
 		Threads: c.Engine.ThreadsPerGPU, Files: c.GDS.MaxConcurrentOps, Blocks: c.GDS.CopyBlocks,
-		Window: min(int(c.Engine.SlotBytes), maxWindow),
+		Window: min(int(c.Engine.SlotBytes), maxWindow), Codec: slices.ContainsFunc(c.Roots, c.Compresses),
 	}
 }
 

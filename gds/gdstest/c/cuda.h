@@ -161,15 +161,20 @@ EXPORT int cuModuleLoadData(void** m, const void* image) {
   NEED_CONTEXT;
   if (strstr(image, ".entry kvhost_pages(")) *m = &pages_module;
   else if (strstr(image, ".entry kvhost_sums(")) *m = &sums_module;
+  else if (strstr(image, ".entry kvhost_encode(")) *m = &codec_module;
   else return 218;
   return 0;
 }
-EXPORT int cuModuleUnload(void* m) { FAULT("cuModuleUnload"); NEED_CONTEXT; return m == &pages_module || m == &sums_module ? 0 : INVALID_HANDLE; }
+EXPORT int cuModuleUnload(void* m) { FAULT("cuModuleUnload"); NEED_CONTEXT; return m == &pages_module || m == &sums_module || m == &codec_module ? 0 : INVALID_HANDLE; }
 EXPORT int cuModuleGetFunction(void** f, void* m, const char* name) {
   FAULT("cuModuleGetFunction");
   NEED_CONTEXT;
   if (m == &pages_module && !strcmp(name, "kvhost_pages")) *f = &pages_kernel;
   else if (m == &sums_module && !strcmp(name, "kvhost_sums")) *f = &sums_kernel;
+  else if (m == &codec_module && !strcmp(name, "kvhost_encode")) *f = &encode_kernel;
+  else if (m == &codec_module && !strcmp(name, "kvhost_pack")) *f = &pack_kernel;
+  else if (m == &codec_module && !strcmp(name, "kvhost_decode")) *f = &decode_kernel;
+  else if (m == &codec_module && !strcmp(name, "kvhost_join")) *f = &join_kernel;
   else return 500;
   return 0;
 }
@@ -210,6 +215,10 @@ EXPORT int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsign
   NEED_CONTEXT;
   if (!gx || gy != 1 || gz != 1 || by != 1 || bz != 1 || shared || !s || extra) return INVALID_VALUE;
   if (f == &pages_kernel) return bx == 512 ? pages(params) : INVALID_VALUE;
+  if (f == &encode_kernel) return bx == 256 ? encode(gx, params) : INVALID_VALUE;
+  if (f == &pack_kernel) return bx == 256 ? pack(gx, params) : INVALID_VALUE;
+  if (f == &decode_kernel) return bx == 32 ? decode(gx, params) : INVALID_VALUE;
+  if (f == &join_kernel) return bx == 256 ? join(gx, params) : INVALID_VALUE;
   if (f != &sums_kernel || bx != 256) return INVALID_VALUE;
   FAULT("sums");
   return sums(params);

@@ -6,7 +6,7 @@
 //
 // nth: only the N-th call; from: the N-th call and all later ones; every: each N-th; without any every call. code is what the function
 // answers (for cuFile's reads and writes -code is; with errno, -1 and that errno). short moves fewer bytes, flip damages one
-// of those that were read, or that cuMemcpyAsync copied. hang waits until the rules change. kvdouble_calls counts a function's calls. No figure is to be
+// of those that were read, that cuMemcpyAsync copied, or that the kernels pack and join wrote of their first extent. hang waits until the rules change. kvdouble_calls counts a function's calls. No figure is to be
 // had from this.
 //
 // answer is the GPU that cuPointerGetAttribute names. KVHOST_DOUBLE_GPUS is how many GPUs there are, 1 without it; they share
@@ -30,10 +30,13 @@
 #define EXPORT __attribute__((visibility("default")))
 enum { INVALID_VALUE = 1, NO_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, REGISTERED = 712, UNREGISTERED = 713 };
 
-#include "xxh3.h" // of the checksum kernel
+#include "xxh3.h"    // of the checksum kernel
+#undef KV_TABLE      // another one in the next
+#include "huffman.h" // of the codec's kernels
 
 #include "faults.h"
 #include "memory.h"
+#include "codec.h"
 #include "cuda.h"
 #include "sharing.h"
 #include "cufile.h"

@@ -11,7 +11,8 @@ static int n_areas;
 static range ranges[1024];
 static int n_ranges;
 static __thread void* current;
-static char contexts[16], pages_module, sums_module, pages_kernel, sums_kernel;
+static char contexts[16], pages_module, sums_module, codec_module;
+static char pages_kernel, sums_kernel, encode_kernel, pack_kernel, decode_kernel, join_kernel;
 static int initialised;
 
 static int share_memory(size_t size) {

@@ -6,7 +6,7 @@
 //   KVHOST_DOUBLE     the rules, as double.c has them
 //   KVHOST_FAULT_LOG  a file that each hit is appended to; optional
 //
-// A read or write that is to fail moves half of its bytes first. The kernels are counted as "pages" and "sums". What happens
+// A read or write that is to fail moves half of its bytes first. The kernels are counted by their names, as "pages" or "sums". What happens
 // to an asynchronous call when it completes, rather than when it is queued, are the rules of cuFileReadAsyncDone and
 // cuFileWriteAsyncDone. cuFile's own calls of libcuda are neither counted nor failed.
 #define _GNU_SOURCE
@@ -64,10 +64,34 @@ PASS(cuMemcpyAsync, (void* to, const void* from, size_t n, void* s), (to, from, 
 PASS(cuMemsetD8Async, (void* p, unsigned char v, size_t n, void* s), (p, v, n, s))
 PASS(cuMemcpyBatchAsync_v2, (void** to, void** from, size_t* n, size_t count, void* a, size_t* i, size_t na, void* s), (to, from, n, count, a, i, na, s))
 PASS(cuEventSynchronize, (void* e), (e))
+// The kernels by their functions.
+static struct { void* f; char name[16]; } kernels[64];
+static int n_kernels;
+
+EXPORT int cuModuleGetFunction(void** f, void* m, const char* name) {
+  REAL(int (*)(void**, void*, const char*), "cuModuleGetFunction");
+  int code = real(f, m, name);
+  if (!code && !strncmp(name, "kvhost_", 7)) {
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < n_kernels && kernels[i].f != *f) i++;
+    if (i == 64) abort();
+    kernels[i].f = *f;
+    snprintf(kernels[i].name, sizeof kernels[i].name, "%s", name + 7);
+    if (i == n_kernels) n_kernels++;
+    pthread_mutex_unlock(&lock);
+  }
+  return code;
+}
 EXPORT int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void* s, void** params, void** extra) {
   REAL(int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**), "cuLaunchKernel");
   if (!theirs(__builtin_return_address(0))) {
-    rule r = fault(bx == 512 ? "pages" : "sums");
+    const char* name = "kernel";
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < n_kernels; i++)
+      if (kernels[i].f == f) name = kernels[i].name;
+    pthread_mutex_unlock(&lock);
+    rule r = fault(name);
     if (r.code) return (int)r.code;
   }
   return real(f, gx, gy, gz, bx, by, bz, shared, s, params, extra);
