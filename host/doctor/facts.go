@@ -12,6 +12,9 @@ type Wanted struct {
 	CUDA         bool         `json:"cuda"`
 	CuFile       bool         `json:"cufile"`       // libcufile may be loaded, for the direct route
 	DeviceBytes  int64        `json:"device_bytes"` // memory that the host allocates on each GPU, besides the context
+	Workers      int          `json:"workers"`      // that read, write and code at the same time
+	Compresses   bool         `json:"compresses"`   // chunks of some namespaces, where they gain: "huffman"
+	Chooses      bool         `json:"chooses"`      // of some namespaces, where that saves time: "auto"
 }
 
 // WantedRoot is a configured root.
@@ -34,6 +37,7 @@ type Facts struct {
 	Roots   []Root      `json:"roots"`
 	Socket  SocketFacts `json:"socket"`
 	Cache   CacheFacts  `json:"policy_cache"`
+	Codec   CodecFacts  `json:"codec"`
 }
 
 // Machine is the machine as a whole.
@@ -96,26 +100,29 @@ type GPU struct {
 
 // Root is a root's directory. Of a root in memory only Path and Memory are known: its memory is the machine's.
 type Root struct {
-	Path      string `json:"path"`
-	Memory    bool   `json:"memory,omitempty"`
-	Tried     string `json:"tried"`            // the directory that was tried: Path, or the nearest above it that exists
-	Missing   bool   `json:"missing"`          // it does not exist yet
-	Parent    string `json:"parent,omitempty"` // the directory in which it would be made, when that is missing, too
-	System    bool   `json:"system,omitempty"` // it is on the file system of /
-	FS        string `json:"fs"`
-	Mount     string `json:"mount,omitempty"`      // of tmpfs: where it is mounted
-	HugePages Answer `json:"huge_pages,omitempty"` // of tmpfs: its files get them
-	Device    string `json:"device"`
-	Node      int    `json:"numa_node"`
-	Total     int64  `json:"total_bytes"`
-	Available int64  `json:"available_bytes"`
-	Writable  bool   `json:"writable"`
-	Direct    Answer `json:"direct_io"`    // written and read back past the page cache
-	MemAlign  int    `json:"memory_align"` // of direct I/O, as the kernel says; 0: it does not
-	OffAlign  int    `json:"offset_align"`
-	NoReplace Answer `json:"rename_noreplace"`
-	CuFile    string `json:"cufile"` // of registering a file with cuFile: "ok", an error, or empty when not tried
-	Failed    string `json:"failed"`
+	Path       string `json:"path"`
+	Memory     bool   `json:"memory,omitempty"`
+	Tried      string `json:"tried"`            // the directory that was tried: Path, or the nearest above it that exists
+	Missing    bool   `json:"missing"`          // it does not exist yet
+	Parent     string `json:"parent,omitempty"` // the directory in which it would be made, when that is missing, too
+	System     bool   `json:"system,omitempty"` // it is on the file system of /
+	FS         string `json:"fs"`
+	Mount      string `json:"mount,omitempty"`      // of tmpfs: where it is mounted
+	HugePages  Answer `json:"huge_pages,omitempty"` // of tmpfs: its files get them
+	Device     string `json:"device"`
+	Node       int    `json:"numa_node"`
+	Total      int64  `json:"total_bytes"`
+	Available  int64  `json:"available_bytes"`
+	Writable   bool   `json:"writable"`
+	Direct     Answer `json:"direct_io"`    // written and read back past the page cache
+	MemAlign   int    `json:"memory_align"` // of direct I/O, as the kernel says; 0: it does not
+	OffAlign   int    `json:"offset_align"`
+	NoReplace  Answer `json:"rename_noreplace"`
+	Write      uint64 `json:"write_bytes_per_second,omitempty"` // of one worker beside the others, where chunks may be compressed
+	Read       uint64 `json:"read_bytes_per_second,omitempty"`
+	Unmeasured string `json:"not_measured,omitempty"` // why these are not known
+	CuFile     string `json:"cufile"`                 // of registering a file with cuFile: "ok", an error, or empty when not tried
+	Failed     string `json:"failed"`
 }
 
 // CacheFacts are about the directories in which policies are compiled and kept.

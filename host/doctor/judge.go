@@ -34,6 +34,7 @@ func Judge(version string, w Wanted, f *Facts) *Report {
 	}
 	r.judgeRoots(w, f)
 	r.judgeLevels(w.Roots)
+	r.judgeCompression(w, f)
 	r.judgeSocket(&f.Socket)
 	r.judgeCache(w, &f.Cache)
 	r.judgeMachine(w, f)

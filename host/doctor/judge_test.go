@@ -126,6 +126,25 @@ func machines() map[string]struct {
 		}
 	}
 	add("memory", inMemory(200<<30))
+	add("compression", func(w *Wanted, f *Facts) {
+		w.Compresses, w.Chooses = true, true
+		f.Codec = CodecFacts{Encode: 8e8, Decode: 11e8, Ratio: 1.497}
+		for _, r := range []struct {
+			path        string
+			write, read uint64
+			shared      bool
+		}{{"/mnt/fast", 4e9, 6e9, false}, {"/mnt/network", 1e8, 2e8, false}, {"/mnt/shared", 0, 0, true}} {
+			root := f.Roots[0]
+			root.Path, root.Tried, root.Device, root.Write, root.Read = r.path, r.path, "", r.write, r.read
+			f.Roots = append(f.Roots, root)
+			w.Roots = append(w.Roots, WantedRoot{Path: r.path, Capacity: 1 << 30, Shared: r.shared})
+		}
+		f.Roots[0].Unmeasured = "16 MiB are free, and the measurement takes 64 MiB"
+	})
+	add("compression-nowhere", func(w *Wanted, f *Facts) {
+		inMemory(1<<30)(w, f)
+		w.Roots, f.Roots, w.Chooses = w.Roots[1:], f.Roots[1:], true
+	})
 	add("memory-limits", func(w *Wanted, f *Facts) {
 		inMemory(400<<30)(w, f)
 		f.Machine.Memlock, f.Machine.Transparent = 8<<20, false

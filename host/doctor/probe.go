@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/staging"
@@ -37,7 +38,14 @@ func probe(ctx context.Context, w Wanted, s system, libcuda, libcufile []string)
 				NoReplace: Unknown})
 			continue
 		}
-		f.Roots = append(f.Roots, s.probeRoot(r.Path, g.ask()))
+		root := s.probeRoot(r.Path, g.ask())
+		if w.compresses(&r) && root.unusable() == "" {
+			root.measure(ctx, w.Workers, w.DirectIO)
+		}
+		f.Roots = append(f.Roots, root)
+	}
+	if slices.ContainsFunc(w.Roots, func(r WantedRoot) bool { return w.compresses(&r) }) {
+		f.Codec = measureCodec(w.Workers)
 	}
 	return f, nil
 }

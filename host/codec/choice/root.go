@@ -47,7 +47,7 @@ func (s *Set) Root(files *staging.Meter, speeds func() Speeds, log *slog.Logger)
 // the usual ratio.
 func (r *Root) Least() float64 {
 	s, was := r.Speeds(), r.state.Load()
-	least, known := s.least(was == compressed)
+	least, known := s.Least(was == compressed)
 	now := int32(plain)
 	switch {
 	case !known:
@@ -62,9 +62,11 @@ func (r *Root) Least() float64 {
 }
 
 // Why says what was measured, and what follows.
-func (r *Root) Why() string {
-	s := r.Speeds()
-	least, known := s.least(r.state.Load() == compressed)
+func (r *Root) Why() string { return r.Speeds().Says(r.state.Load() == compressed) }
+
+// Says tells the speeds, and what follows.
+func (s Speeds) Says(begun bool) string {
+	least, known := s.Least(begun)
 	const gb = 1e9
 	figures := fmt.Sprintf("a worker writes %.2f and reads %.2f GB/s, and the codec's are %.2f and %.2f GB/s",
 		float64(s.Write)/gb, float64(s.Read)/gb, float64(s.Encode)/gb, float64(s.Decode)/gb)
@@ -77,11 +79,9 @@ func (r *Root) Why() string {
 	return fmt.Sprintf("%s: it saves time from a ratio of %.2f on", figures, least)
 }
 
-// least compares the time of a byte that is written once and read twice, as it is and compressed: the codec's, and that of
-// fewer bytes in the file. A direction counts once both its speeds are known. In one worker they take turns, so what
-// workers gain by doing them at the same time is on top.
-func (s Speeds) least(begun bool) (ratio float64, known bool) {
-	var file, codec float64
+// times are those of a byte that is written once and read twice, in the file and in the codec. A direction counts once both
+// its speeds are known. In one worker they take turns, so what workers gain by doing them at the same time is on top.
+func (s Speeds) times() (file, codec float64) {
 	add := func(times float64, f, c uint64) {
 		if f > 0 && c > 0 {
 			file, codec = file+times/float64(f), codec+times/float64(c)
@@ -89,6 +89,19 @@ func (s Speeds) least(begun bool) (ratio float64, known bool) {
 	}
 	add(1, s.Write, s.Encode)
 	add(2, s.Read, s.Decode)
+	return file, codec
+}
+
+// Takes is the time of such a byte when it is compressed by a ratio, over its time as it is.
+func (s Speeds) Takes(ratio float64) float64 {
+	file, codec := s.times()
+	return (codec + file/ratio) / file
+}
+
+// Least is the ratio from which on compressing saves time, infinite if none does; where it was begun, any time. It is known
+// once a direction counts.
+func (s Speeds) Least(begun bool) (ratio float64, known bool) {
+	file, codec := s.times()
 	most := file
 	if !begun {
 		most *= margin

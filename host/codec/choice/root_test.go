@@ -38,7 +38,10 @@ func TestLeastRatio(t *testing.T) {
 		{"as fast as the codec", speeds(1, 1, 1, 1), true, math.Inf(1), true},
 		{"a floppy disk", speeds(1e-5, 1e-5, 1, 1), true, Always, true},
 	} {
-		if got, known := c.s.least(c.begun); math.Abs(got-c.want) > 1e-3 && got != c.want || known != c.known {
+		if takes := c.s.Takes(c.want); c.begun && c.known && c.want > Always && !math.IsInf(c.want, 1) && math.Abs(takes-1) > 1e-3 {
+			t.Errorf("%s: compressed by the least ratio it takes %.4f times as long", c.name, takes)
+		}
+		if got, known := c.s.Least(c.begun); math.Abs(got-c.want) > 1e-3 && got != c.want || known != c.known {
 			t.Errorf("%s: from %.4f on (known %t), want %.4f (%t)", c.name, got, known, c.want, c.known)
 		}
 	}
