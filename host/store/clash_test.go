@@ -24,8 +24,6 @@ func TestPiecesUnderTwoNamings(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) {
 				c.Policies.Place = flat()
-				opt, _ := workshop() // use has seen to its error
-				c.Policies.Reopen.Cache = opt.Cache
 			})
 			f.mustPut(0, 1, 2)
 			was := map[uint64][2]string{}
@@ -99,8 +97,6 @@ func TestAFileTakenOverHoldsAnother(t *testing.T) {
 			f := newFixture(t, t.TempDir(), 6, 1, func(c *Config) {
 				c.ScanWorkers = 1
 				c.Policies.Place = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"})
-				opt, _ := workshop() // use has seen to its error
-				c.Policies.Reopen.Cache = opt.Cache
 			})
 			f.mustPut(0)
 			image, err := os.ReadFile(f.pieceFile(0, 0))
@@ -190,8 +186,6 @@ func TestRescanUnderALaterNaming(t *testing.T) {
 func TestFoundUnderAnEarlierNaming(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 6, 2, func(c *Config) {
 		c.Policies.Place = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "1/1/1"})
-		opt, _ := workshop() // use has seen to its error
-		c.Policies.Reopen.Cache = opt.Cache
 	})
 	f.mustPut(0, 1)
 	f.cfg.Policies.Place = use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"})

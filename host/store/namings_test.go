@@ -42,8 +42,7 @@ func (o ordered) ReadDir(name string) ([]fs.DirEntry, error) {
 // inOrder has scans meet files in one order, or the other.
 func inOrder(back bool) func(*Config) {
 	return func(c *Config) {
-		opt, _ := workshop() // whoever uses a module has seen to its error
-		c.FS, c.ScanWorkers, c.Policies.Reopen.Cache = ordered{staging.OS(), back}, 1, opt.Cache
+		c.FS, c.ScanWorkers = ordered{staging.OS(), back}, 1
 	}
 }
 

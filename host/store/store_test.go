@@ -70,6 +70,10 @@ func newFixture(t testing.TB, dir string, entries int, ranks int, change ...func
 			{Path: dir, Capacity: int64(entries) * int64(ranks) * pieceBytes, MaxEntries: uint32(entries) * 8},
 		}, Now: fakeClock(), HostID: "testhost", Log: slog.New(slog.DiscardHandler),
 	}
+	var err error
+	if f.cfg.Policies.Reopen.Cache, err = compiled(); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range change {
 		c(&f.cfg)
 	}

@@ -27,9 +27,12 @@ var workshop = sync.OnceValues(func() (opt policy.Options, err error) {
 	if opt.Dir, err = policytest.Build("lru", "fifo", "fanout"); err != nil && len(dist.Names()) == 0 {
 		return opt, err // where there is no toolchain, those that the binary was built with do
 	}
-	opt.Cache, err = policytest.OpenCache()
+	opt.Cache, err = compiled()
 	return opt, err
 })
+
+// compiled is the cache of modules for all stores of the tests here.
+var compiled = sync.OnceValues(policytest.OpenCache)
 
 // handle is a handle for a module that is linked in; nil, the built-in policy, stays nil.
 func handle(m *policy.Module) *policy.Handle {
