@@ -62,7 +62,7 @@ func TestHistories(t *testing.T) {
 	case *seed != 0:
 		h := generate(*seed)
 		if *kind != "" { // the kinds may have become more since the seed failed
-			h = generateKind(t, *seed)
+			h = generateKind(t, *kind, *seed)
 		}
 		run(t, h)
 		return
@@ -74,8 +74,7 @@ func TestHistories(t *testing.T) {
 		part = *kind
 	}
 	tally := testenv.NewTally(t, part)
-	play := func(seed uint64) {
-		h := generate(seed)
+	play := func(h *metamorphic.History) {
 		if *kind != "" && h.Kind.Name != *kind {
 			return
 		}
@@ -91,14 +90,14 @@ func TestHistories(t *testing.T) {
 	}
 	kinds := uint64(len(metamorphic.Kinds()))
 	for seed := uint64(1); seed <= kinds; seed++ {
-		play(seed)
+		play(generate(seed))
 	}
 	for i := range uint64(9) { // they are short
-		play((i+2)*kinds - 1)
+		play(generateKind(t, "power-losses", kinds+1+i))
 	}
 	seed := uint64(time.Now().UnixNano())
 	for end := time.Now().Add(*histories); *histories > 0 && time.Now().Before(end) && !t.Failed(); seed++ {
-		play(seed)
+		play(generate(seed))
 	}
 	t.Logf("%d histories: %d pieces stored, %d loads, %d of them returned bytes", count, all.Stored, all.Loads, all.Hits)
 	if all.Stored == 0 || all.Loads == 0 || all.Hits == 0 {
@@ -110,14 +109,14 @@ const replayCommand = "go test ./host/store/metamorphic -run TestHistories -repl
 
 func generate(seed uint64) *metamorphic.History { return metamorphic.Generate(seed, *ops) }
 
-// generateKind makes the history of a seed, of the kind that -kind names.
-func generateKind(t *testing.T, seed uint64) *metamorphic.History {
+// generateKind makes the history of a seed, of the kind of this name.
+func generateKind(t *testing.T, name string, seed uint64) *metamorphic.History {
 	for _, k := range metamorphic.Kinds() {
-		if k.Name == *kind {
+		if k.Name == name {
 			return metamorphic.GenerateKind(k, seed, *ops)
 		}
 	}
-	t.Fatalf("no such kind of history: %q", *kind)
+	t.Fatalf("no such kind of history: %q", name)
 	return nil
 }
 
