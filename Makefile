@@ -15,7 +15,11 @@ SINGLE := chunk config doctor policy/artifact policy/compiler policy/footprint p
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/store/metamorphic ./host/store ./host/policy ./host/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
-SLOW := TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims
+SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestWords|TestSizes|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
+SLOW_IN := ./host ./host/policy ./host/policy/sandbox ./host/policyset ./host/store ./host/store/metamorphic
+# How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
+# they start. By default it is a second.
+export GORACE ?= atexit_sleep_ms=50
 # Says which tools the tests lack, or whether the machine has one.
 TOOLS_LEFT_OUT := $(GO) run ./abi/testenv/tools
 HAS := $(TOOLS_LEFT_OUT) 2>/dev/null
@@ -59,7 +63,7 @@ test-go: ## the Go tests, concurrent packages under the race detector where ther
 	@# The first compiles the first-party policies for all: under the race detector that takes twenty times as long. go vet has
 	@# looked at everything, so go test does not, for each package and once more for the race detector.
 	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m ./cmd/... ./examples/... $(SINGLE:%=./host/%) ./abi/... ./plugins/...
-	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m -run '$(SLOW)' ./host ./host/policy ./host/policy/sandbox ./host/store
+	CGO_ENABLED=0 $(GO) test -vet=off -tags invariants -timeout 30m -run '$(SLOW)' $(SLOW_IN)
 	@race=; export CGO_ENABLED=0; if $(HAS) cc; then race=-race; CGO_ENABLED=1; fi; \
 	  packages=$$($(GO) list ./gds/... ./staging/... ./host/... | grep -vxF "$$($(GO) list $(SINGLE:%=./host/%))"); set -x; \
 	  $(GO) test $$race -vet=off -tags invariants -timeout 30m -skip '$(SLOW)' $(LONG) $$packages
