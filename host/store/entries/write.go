@@ -125,10 +125,15 @@ func (s *Set) Written(slot, rank uint32, ranks uint64, parent chunk.Key, diff in
 		e.Set(index.Complete)
 		s.completed(slot, parent)
 	}
-	diff = max(diff, -s.Index.Bytes(slot))
+	Rebook(s, slot, max(0, s.Index.Bytes(slot)+diff))
+	s.Count.Published++
+}
+
+// Rebook gives an entry other bytes in the account than it had.
+func Rebook(s *Set, slot uint32, bytes int64) {
+	diff := bytes - s.Index.Bytes(slot)
 	s.Index.Resize(slot, diff)
 	s.Account.Commit(s.Index.Owner(slot).Tenant, diff)
-	s.Count.Published++
 }
 
 // EndWrite ends the writing of a piece, and its put's pin. An entry that has no piece, and gets none, goes.

@@ -3,9 +3,12 @@ package recovery
 import (
 	"errors"
 	"io/fs"
+	"math/bits"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -137,6 +140,7 @@ func (j Exclusive) resolve(c *Scan, found entries.Conflict, name string, h *piec
 	case found.Twice: // it was met twice, as when a put took it in before the scan came to it
 		if found.FallbackName && !fallback && isPiece(d, builtin, cl, h) {
 			d.Discard(builtin, allocated)
+			rebook(c, cl, h)
 		}
 	default:
 		if opened != name {
@@ -145,5 +149,38 @@ func (j Exclusive) resolve(c *Scan, found entries.Conflict, name string, h *piec
 		if ok {
 			c.Add(cl, h, allocated, fallback)
 		}
+	}
+}
+
+// rebook gives the entry of a header the bytes of the files that loads open. Of a piece that was there twice nobody noted
+// which file was booked, and one that is compressed takes less.
+func rebook(c *Scan, cl *catalog.Class, h *pieceformat.Header) {
+	s, d := c.root.Entries, c.root.Kept
+	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	s.Lock()
+	slot := s.Index.Find(fp, cl.Base, &h.Key)
+	if slot == index.None {
+		s.Unlock()
+		return
+	}
+	pieces, fallback := s.Index.Pieces(slot), s.Index.At(slot).Is(index.FallbackName)
+	s.Unlock()
+	bytes := int64(0)
+	for rank := range entries.Ranks(pieces) {
+		name, err := d.Locate(cl, &h.Key, rank, fallback)
+		var info staging.Info
+		if err == nil {
+			info, err = d.FS.Stat(name)
+		}
+		if err != nil {
+			c.Unreadable(name, err)
+			return
+		}
+		bytes += pieceformat.Padded(info.Allocated)
+	}
+	s.Lock()
+	defer s.Unlock()
+	if s.Stands(entries.Mark{Slot: slot, Fingerprint: fp}) && s.Index.Pieces(slot) == pieces {
+		entries.Rebook(s, slot, bytes+int64(bits.OnesCount64(s.Index.Reserved(slot)&^pieces))*h.MostBytes())
 	}
 }
