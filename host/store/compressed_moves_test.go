@@ -143,9 +143,11 @@ func TestPlainPiecesAreCompressedOnTheWay(t *testing.T) {
 					nearer++
 				}
 			}
-			if f.moved(0, moves.Promotion).Done.Load() == 0 || nearer < n/2 {
+			promoted := f.moved(0, moves.Promotion).Done.Load()
+			if promoted == 0 || nearer < n/2 {
 				t.Errorf("%d of %d entries came nearer", nearer, n)
 			}
+			equal(t, "pages that were decoded", f.store.Compression()[0].Decoded.Pages, int64(promoted)*6*chunk.ExtentBytes)
 			equal(t, "damaged", f.store.Stats().Roots[1].Damaged, 0)
 		})
 	}

@@ -17,6 +17,8 @@ type Source interface {
 	Size() int64
 	// Verify judges the piece by its first bytes: its layout, where the payload begins, and the checksums.
 	Verify(head []byte) (*Head, error)
+	// Decoded enters what was decompressed of it, and the time of the codec.
+	Decoded(pages, stored int64, took time.Duration)
 	// Cancelled says that the copy is not wanted any more.
 	Cancelled() bool
 }
@@ -113,10 +115,10 @@ type recoder interface {
 }
 
 // recoder is nil when the copy is the file as it is.
-func (c *Copier) recoder(h *pieceformat.Header, head *Head, to Target) (recoder, error) {
+func (c *Copier) recoder(src Source, h *pieceformat.Header, head *Head, to Target) (recoder, error) {
 	switch {
 	case head.Compressed && to.Decodes():
-		return c.decoder(h, head, to)
+		return c.decoder(src, h, head, to)
 	case !head.Compressed && to.Compresses():
 		return c.encoder(head, to), nil
 	}
@@ -205,7 +207,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 			if to, err = begin(ctx, &h); err != nil {
 				return 0, err
 			}
-			if out, err = c.recoder(&h, head, to); err != nil {
+			if out, err = c.recoder(src, &h, head, to); err != nil {
 				return 0, err
 			}
 		}

@@ -21,6 +21,7 @@ type piece struct {
 	b         []byte
 	plan      *chunk.Plan
 	reads     int
+	decoded   int64
 	cancelled func(reads int) bool
 }
 
@@ -39,6 +40,8 @@ func (p *piece) Verify(head []byte) (*Head, error) {
 	out := &Head{}
 	return out, out.Read(&h, p.plan, head)
 }
+
+func (p *piece) Decoded(pages, _ int64, _ time.Duration) { p.decoded += pages }
 
 func (p *piece) Cancelled() bool { return p.cancelled != nil && p.cancelled(p.reads) }
 
@@ -229,8 +232,16 @@ func TestCopyIsCompressed(t *testing.T) {
 		}
 		saved += len(v1.b) - len(u.b)
 		back := &upload{decodes: true}
-		if _, err := newCopier(0).Copy(t.Context(), &piece{b: u.b, plan: v1.plan}, into(back)); err != nil || !bytes.Equal(back.b, v1.b) {
+		v2 := &piece{b: u.b, plan: v1.plan}
+		if _, err := newCopier(0).Copy(t.Context(), v2, into(back)); err != nil || !bytes.Equal(back.b, v1.b) {
 			t.Fatalf("seed %d: the way back differs: %v", seed, err)
+		}
+		pages := int64(0)
+		for _, e := range v1.plan.Extents() {
+			pages += int64(e.Len)
+		}
+		if v2.decoded != pages {
+			t.Fatalf("seed %d: %d bytes were entered as decoded, want %d", seed, v2.decoded, pages)
 		}
 		bad := &piece{b: bytes.Clone(v1.b), plan: v1.plan}
 		e := v1.plan.Extents()[r.IntN(len(v1.plan.Extents()))]

@@ -2,12 +2,14 @@ package moves
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // decoder writes a compressed piece as one of version 1.
 type decoder struct {
+	src   Source
 	head  *Head
 	to    Target
 	data  int64  // where the payload starts in the target
@@ -17,7 +19,7 @@ type decoder struct {
 }
 
 // decoder writes the head of the copy.
-func (c *Copier) decoder(h *pieceformat.Header, head *Head, to Target) (*decoder, error) {
+func (c *Copier) decoder(src Source, h *pieceformat.Header, head *Head, to Target) (*decoder, error) {
 	v1 := *h
 	v1.Stored, v1.DataOffset = 0, pieceformat.DataOffset(len(head.Table), false)
 	page := make([]byte, v1.DataOffset)
@@ -26,11 +28,13 @@ func (c *Copier) decoder(h *pieceformat.Header, head *Head, to Target) (*decoder
 	if _, err := to.WriteAt(page, 0); err != nil {
 		return nil, fmt.Errorf("store: writing the head: %w", err)
 	}
-	return &decoder{head: head, to: to, data: v1.DataOffset, pages: c.recoded()}, nil
+	return &decoder{src: src, head: head, to: to, data: v1.DataOffset, pages: c.recoded()}, nil
 }
 
 // extents decodes some: data holds the source from base on. Their stored bytes are verified.
 func (d *decoder) extents(lo, hi int, data []byte, base int64) error {
+	var pages, stored int64
+	var took time.Duration
 	for i := lo; i < hi; i++ {
 		e := d.head.Plan.Extents()[i]
 		if err := d.fill(e.Off); err != nil {
@@ -42,11 +46,15 @@ func (d *decoder) extents(lo, hi int, data []byte, base int64) error {
 			}
 		}
 		from, to := d.head.At(i)
+		began := time.Now()
 		if err := d.head.Decode(i, d.pages[d.have-d.base:][:e.Len], data[from-base:to-base]); err != nil {
 			return err
 		}
+		took += time.Since(began)
+		pages, stored = pages+int64(e.Len), stored+to-from
 		d.have += int64(e.Len)
 	}
+	d.src.Decoded(pages, stored, took)
 	return nil
 }
 
