@@ -51,6 +51,7 @@ const fuseCapacity = 12 << 20
 // compares every byte. Nothing wrong is served, the capacity holds, no call of the engine waits for a hung disk, and when
 // the misfortune is over the root serves again; also after the file system's server was killed and started anew.
 func TestRootOnFUSE(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	testenv.Need(t, testenv.FUSE)
 	seed := *fuseSeed
 	if seed == 0 {

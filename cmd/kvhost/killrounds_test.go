@@ -29,6 +29,7 @@ var (
 // and again on the same root. No byte that is served is ever wrong; after each restart no temporary is left, and what
 // the host says it holds is what the disk holds.
 func TestKillRounds(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	seed := *killSeed
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())

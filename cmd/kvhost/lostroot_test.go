@@ -100,6 +100,7 @@ func awaitHang(t *testing.T, m *fusefs.Mount) {
 // TestHungRoot makes system calls of a real host hang, below the kernel: those that open or read a piece's file. The load's cancel is acknowledged at once, its blocks fail, the root goes out of service and the log says
 // why. When the call has returned, the root is back.
 func TestHungRoot(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	testenv.Need(t, testenv.FUSE)
 	dir, mounted := shortDir(t), t.TempDir()
 	m, err := fusefs.New(t.TempDir(), mounted)

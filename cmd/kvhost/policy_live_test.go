@@ -26,6 +26,7 @@ func module(t *testing.T, dir, name, policy string) string {
 // TestLivePolicies changes the policies of a running host in every possible way, while a client stores, loads and
 // compares.
 func TestLivePolicies(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	dir := shortDir(t)
 	module(t, dir, "main.wasm", "lru")
 	fifo := module(t, dir, "second.wasm", "fifo")

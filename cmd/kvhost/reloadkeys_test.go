@@ -77,6 +77,7 @@ func (h *served) with(key string, c change, tables string) string {
 
 // Every key of the configuration either changes a running host, or is refused by its name and changes nothing.
 func TestReloadOfEachKey(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	dir := shortDir(t)
 	h := &served{T: t, dir: dir, file: filepath.Join(dir, "k.toml")}
 	for from, to := range map[string]string{"fifo": "special", "lru": "lru", "fanout": "fanout", "clock": "clock"} {

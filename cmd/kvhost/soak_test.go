@@ -40,6 +40,7 @@ const (
 // evict policy is swapped again and again. One host is attacked in its turns: by clients of another process, and by modules
 // that are swapped in as policies beside the good ones.
 func TestSoak(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	tally := testenv.NewTally(t, "soak")
 	sides := []*soakSide{newSoakSide(t, "control", false), newSoakSide(t, "attacked", true)}
 	start := time.Now()
