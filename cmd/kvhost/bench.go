@@ -233,6 +233,12 @@ func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
 	default:
 		return nil, usageError{fmt.Errorf("--memory %q: want gpu, host or auto", o.memory)}
 	}
+	cfg = cfg.Clone()
+	for _, setting := range o.compression {
+		if setting != config.CompressionOff {
+			cfg.Store.Compression = setting // so that the GPU has its codec
+		}
+	}
 	gpus, err := devices.OpenFirst(cfg, o.clients)
 	if err != nil && o.memory == "auto" {
 		return none, nil

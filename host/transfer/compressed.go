@@ -10,7 +10,8 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// A compressed piece is staged: its extents are coded by the processor, between the two parts of a slot.
+// A compressed piece is staged: its extents are coded by the processor, between the two parts of a slot, or else by the
+// GPU that the pages are on (gpucodec.go).
 //
 //	store:  pages --gather+checksum--> end of the slot --encode--> its front --WriteAt--> temporary
 //	load:   piece --ReadAt--> front --verify, decode--> end of the slot --verify, then scatter--> pages
@@ -41,43 +42,64 @@ type compressedWriter struct {
 	start  int   // buf[start:filled] is to be written
 	filled int   // a head that has room before it is written with the rest, by one call
 	at     int64 // where buf[start] goes in the file
+	stored []pieceformat.Stored
+	took   time.Duration // of the codec
 }
 
 // compressed stores the piece, and returns the size of its file.
 func (w *pieceWriter) compressed(slot []byte, stored []pieceformat.Stored) (int64, error) {
 	put, e := w.task.chunk.Put, w.task.queue.engine
-	extents, head, element := w.plan.Extents(), put.DataOffset(), put.Element()
-	front, pages := e.divide(w.task.memory, slot)
-	c := &compressedWriter{pieceWriter: w, buf: e.ioBuffer(w.task.memory, front, w.file, head), at: head}
-	if head <= int64(len(c.buf))/2 {
+	extents, head := w.plan.Extents(), put.DataOffset()
+	c := &compressedWriter{pieceWriter: w, at: head, stored: stored}
+	c.buf = e.ioBuffer(w.task.memory, slot, w.file, head)
+	if head <= int64(len(c.buf))/4 {
 		c.start = int(head)
 	}
 	c.filled = c.start
-	var took time.Duration
 	for lo := 0; lo < len(extents); {
-		hi, base := fitting(extents, lo, len(extents), pages)
-		if err := w.gatherTo(pages, lo, hi, base); err != nil {
-			return 0, err
+		hi, err := c.byGPU(lo)
+		if err == nil && hi == lo {
+			hi, err = c.byProcessor(slot, lo)
 		}
-		for x := lo; x < hi; x++ {
-			n := int(extents[x].Len)
-			if c.filled+n > len(c.buf) {
-				if err := c.flush(); err != nil {
-					return 0, err
-				}
-			}
-			began := time.Now()
-			stored[x] = encode(c.buf[c.filled:c.filled+n], pages[extents[x].Off-base:][:n], element, w.table[x])
-			took += time.Since(began)
-			c.filled += int(stored[x].Len)
+		if err != nil {
+			return 0, err
 		}
 		lo = hi
 	}
 	size, err := c.end(slot, stored)
 	if err == nil {
-		put.Encoded(pieceformat.StoredBytes(stored), took)
+		put.Encoded(pieceformat.StoredBytes(stored), c.took)
 	}
 	return size, err
+}
+
+// byProcessor gathers extents from lo on into the end of the slot and encodes them into its front, up to hi.
+func (c *compressedWriter) byProcessor(slot []byte, lo int) (hi int, err error) {
+	front, pages := c.task.queue.engine.divide(c.task.memory, slot)
+	if c.filled > len(front) {
+		if err := c.flush(); err != nil {
+			return lo, err
+		}
+	}
+	c.buf = c.buf[:min(len(c.buf), len(front))]
+	extents, element := c.plan.Extents(), c.task.chunk.Put.Element()
+	hi, base := fitting(extents, lo, len(extents), pages)
+	if err := c.gatherTo(pages, lo, hi, base); err != nil {
+		return lo, err
+	}
+	for x := lo; x < hi; x++ {
+		n := int(extents[x].Len)
+		if c.filled+n > len(c.buf) {
+			if err := c.flush(); err != nil {
+				return lo, err
+			}
+		}
+		began := time.Now()
+		c.stored[x] = encode(c.buf[c.filled:c.filled+n], pages[extents[x].Off-base:][:n], element, c.table[x])
+		c.took += time.Since(began)
+		c.filled += int(c.stored[x].Len)
+	}
+	return hi, nil
 }
 
 // encode writes an extent, whose checksum is sum, to dst as it is stored.
@@ -92,8 +114,10 @@ func encode(dst, page []byte, element int, sum uint64) pieceformat.Stored {
 // flush writes what fills whole pages, and brings the rest to the front.
 func (c *compressedWriter) flush() error {
 	n := (c.filled - c.start) &^ (pieceformat.Page - 1)
-	if _, err := c.file.WriteAt(c.buf[c.start:c.start+n], c.at); err != nil {
-		return err
+	if n > 0 {
+		if _, err := c.file.WriteAt(c.buf[c.start:c.start+n], c.at); err != nil {
+			return err
+		}
 	}
 	c.at += int64(n)
 	c.filled = copy(c.buf, c.buf[c.start+n:c.filled])
@@ -127,8 +151,26 @@ func (r *pieceReader) divide() {
 	r.buf = r.buf[:min(len(r.buf), len(front))]
 }
 
-// scatterCompressed decodes and delivers extents [lo, hi), which begin in buf at base of what is stored.
+// scatterCompressed decodes and delivers extents [lo, hi), which begin in buf at base of what is stored. Where the GPU
+// finds something wrong, the processor judges whether that is the file's fault.
 func (r *pieceReader) scatterCompressed(head *store.Head, lo, hi int, base int64) error {
+	for lo < hi {
+		mid, done, doubt, err := r.byGPU(head, lo, hi, base)
+		if err == nil && !done {
+			if err = r.byProcessor(head, lo, mid, base); err == nil && doubt != nil {
+				r.memory.(flaggedMemory).gpu.CoderFailed(doubt)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		lo = mid
+	}
+	return nil
+}
+
+// byProcessor is scatterCompressed through the end of the slot.
+func (r *pieceReader) byProcessor(head *store.Head, lo, hi int, base int64) error {
 	extents := head.Plan.Extents()
 	for lo < hi {
 		mid, from := fitting(extents, lo, hi, r.pages)

@@ -14,7 +14,6 @@ import (
 	"github.com/kvhost/kvhost/host/codec"
 	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/store"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/plugins/blockmajor"
 )
@@ -136,39 +135,10 @@ func TestCompressedSizes(t *testing.T) {
 // codec is what compression took and gained: all namespaces of a bench have the same model.
 func (b *bench) codec() choice.Figures { return b.store.Compression()[0] }
 
-// rewrite changes a compressed piece's stored extents in place, and makes the checksums of table and header fit.
+// rewrite changes the stored extents of chunk n's piece in place, and makes the checksums of table and header fit.
 func (b *bench) rewrite(n int, change func(x int, stored []byte)) {
 	b.t.Helper()
-	path := b.pieceOf(n)
-	image, err := os.ReadFile(path)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	h, err := pieceformat.DecodeHeader(image)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	plan, err := chunk.NewPlan(b.geo, b.plan(n).Segments())
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	table, stored, err := h.ReadStored(image[pieceformat.Page:], plan.Extents(), nil, nil)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	offsets := pieceformat.Offsets(stored, nil)
-	for x := range stored {
-		part := image[h.DataOffset+offsets[x] : h.DataOffset+offsets[x+1]]
-		change(x, part)
-		if codec.Codec(stored[x].Codec) != codec.Raw {
-			stored[x].Sum = chunk.Sum(part)
-		}
-	}
-	h.TableSum = pieceformat.PutStored(image[pieceformat.Page:], table, stored)
-	h.Encode(image)
-	if err := os.WriteFile(path, image, 0o600); err != nil {
-		b.t.Fatal(err)
-	}
+	transfer.RewritePiece(b.t, b.pieceOf(n), b.plan(n), change)
 }
 
 // plan is the layout of chunk n's piece.

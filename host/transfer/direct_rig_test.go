@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/staging"
@@ -38,6 +39,7 @@ type deviceRig struct {
 	geo    chunk.Geometry
 	rng    *rand.Rand
 	float  bool // pages hold what compresses
+	dtype  string
 }
 
 const devicePoison = 0xa5
@@ -45,7 +47,15 @@ const devicePoison = 0xa5
 func newDeviceRig(
 	t testing.TB, geo chunk.Geometry, blocks uint32, bufferBytes int64, change ...func(*store.Config)) *deviceRig {
 	t.Helper()
-	r := &deviceRig{t: t, geo: geo, fs: faultfs.New(staging.OS()), root: filepath.Join(t.TempDir(), "root"),
+	return newDeviceRigOf(t, "bf16", geo, blocks, bufferBytes, change...)
+}
+
+// newDeviceRigOf is newDeviceRig for pages of a dtype. If the first root's pieces are compressed, the GPU has its codec.
+func newDeviceRigOf(
+	t testing.TB, dtype string, geo chunk.Geometry, blocks uint32, bufferBytes int64, change ...func(*store.Config),
+) *deviceRig {
+	t.Helper()
+	r := &deviceRig{t: t, dtype: dtype, geo: geo, fs: faultfs.New(staging.OS()), root: filepath.Join(t.TempDir(), "root"),
 		rng: rand.New(rand.NewPCG(3, 4))}
 	must := func(err error) {
 		t.Helper()
@@ -62,13 +72,6 @@ func newDeviceRig(
 	must(err)
 	devices, err := d.Devices()
 	must(err)
-	r.gpu, err = d.OpenGPU(devices[0].UUID, gds.Config{Threads: 3, Files: 3, Blocks: 32, Window: MinSlotBytes})
-	must(err)
-	c, err := gds.LoadCuFile(names...)
-	must(err)
-	must(r.onFile(c.Open))
-	r.direct, err = gds.NewDirectRoute(r.gpu, c, gds.DirectConfig{BufferBytes: bufferBytes, Handles: 4})
-	must(err)
 	stored := store.Config{
 		FS:    staging.OnRemove(r.fs, func(dev, ino uint64) { r.direct.Handles.Forget(dev, ino) }),
 		Roots: []store.RootConfig{{Path: r.root, Capacity: 1 << 30}},
@@ -76,10 +79,18 @@ func newDeviceRig(
 	for _, c := range change {
 		c(&stored)
 	}
+	r.gpu, err = d.OpenGPU(devices[0].UUID, gds.Config{Threads: 3, Files: 3, Blocks: 32, Window: MinSlotBytes,
+		Codec: stored.Roots[0].Compressed})
+	must(err)
+	c, err := gds.LoadCuFile(names...)
+	must(err)
+	must(r.onFile(c.Open))
+	r.direct, err = gds.NewDirectRoute(r.gpu, c, gds.DirectConfig{BufferBytes: bufferBytes, Handles: 4})
+	must(err)
 	r.store, err = store.Open(context.Background(), stored)
 	must(err)
 	r.space, err = r.store.Namespace(context.Background(), &chunk.Namespace{
-		Model: "test", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: geo}},
+		Model: "test", DType: dtype, KeyBytes: 32, TokensPerBlock: 16, Groups: []chunk.Group{{Geometry: geo}},
 	})
 	must(err)
 	r.engine, err = New(Config{Threads: 4, SlotBytes: MinSlotBytes, MaxStaging: 4 * MinSlotBytes, ReadRatio: 0.75})
@@ -131,12 +142,19 @@ func (r *deviceRig) onFile(fn func(*gds.Thread) error) (err error) {
 	return err
 }
 
+// on runs fn, again where a proxy before the real library has failed a call.
 func (r *deviceRig) on(fn func(*gds.Thread) error) {
 	r.t.Helper()
 	var err error
-	if lost := r.gpu.Do(func(t *gds.Thread) { err = fn(t) }); lost != nil || err != nil {
-		r.t.Fatal(lost, err)
+	for range 10 {
+		if lost := r.gpu.Do(func(t *gds.Thread) { err = fn(t) }); lost != nil {
+			r.t.Fatal(lost, err)
+		}
+		if err == nil {
+			return
+		}
 	}
+	r.t.Fatal(err)
 }
 
 func (r *deviceRig) route(c RouteChoice) *route {
@@ -154,15 +172,25 @@ func deviceKey(n int) (k chunk.Key) {
 
 func (r *deviceRig) content(n, plane, block int) []byte {
 	page := make([]byte, r.geo.Planes[plane].PageBytes)
+	if r.float {
+		dtype := payload.FP8
+		if r.dtype == "bf16" {
+			dtype = payload.BFloat16
+		}
+		content, err := payload.Of(dtype)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		key := deviceKey(n)
+		content.Fill(page, payload.Seed(&key, 0, r.geo.Planes[plane], uint32(block)))
+		return page
+	}
 	seed := rand.NewPCG(uint64(n)<<32|uint64(plane)<<16|uint64(block), 9)
 	for i := range page {
 		if i%8 == 0 {
 			var w [8]byte
 			binary.LittleEndian.PutUint64(w[:], seed.Uint64())
 			copy(page[i:], w[:])
-		}
-		if r.float && i%2 == 1 {
-			page[i] = 0x3c + page[i]%4
 		}
 	}
 	return page
@@ -194,10 +222,15 @@ func (r *deviceRig) put(n int, ids []uint32) StoreChunk {
 }
 
 func (r *deviceRig) storeAll(chunks ...StoreChunk) (read, published Outcome) {
+	return r.storeFrom(r.queue, r.memory, chunks...)
+}
+
+// storeFrom is storeAll from any memory.
+func (r *deviceRig) storeFrom(q *Queue, m Memory, chunks ...StoreChunk) (read, published Outcome) {
 	var wg sync.WaitGroup
 	wg.Add(2)
-	r.queue.Store(&StoreJob{
-		Memory: r.memory, Chunks: chunks,
+	q.Store(&StoreJob{
+		Memory: m, Chunks: chunks,
 		Read:      func(o Outcome) { read = o; wg.Done() },
 		Published: func(o Outcome) { published = o; wg.Done() },
 	})
@@ -221,7 +254,13 @@ func (r *deviceRig) shuffled(n int) [][]uint32 {
 // load brings chunks to blocks and gives their lookup's and the job's outcome.
 func (r *deviceRig) load(chunks []int, ids [][]uint32) Outcome {
 	r.t.Helper()
-	job := &LoadJob{Memory: r.memory}
+	return r.loadTo(r.queue, r.memory, chunks, ids, nil)
+}
+
+// loadTo is load to any memory, whole or by layers.
+func (r *deviceRig) loadTo(q *Queue, m Memory, chunks []int, ids [][]uint32, by *Layers) Outcome {
+	r.t.Helper()
+	job := &LoadJob{Memory: m, Layers: by}
 	var keys []chunk.Key
 	for i, n := range chunks {
 		keys = append(keys, deviceKey(n))
@@ -235,7 +274,7 @@ func (r *deviceRig) load(chunks []int, ids [][]uint32) Outcome {
 	job.Lease = l
 	done := make(chan Outcome, 1)
 	job.Done = func(o Outcome) { done <- o }
-	r.queue.Load(job)
+	q.Load(job)
 	return <-done
 }
 

@@ -19,6 +19,7 @@
 // Between a GPU's pages and a root's files there may be a direct route beside the staged one ([Engine.SetRoute]):
 // the file is in device memory, and cuFile moves it. An operation that fails there is staged within the same task. A
 // route that fails three times in a row is suspended, and probed later with single operations. Layer-wise loads are
-// always staged, since they read a file in parts. So are compressed pieces: the processor codes their extents between the
-// two parts of a slot.
+// always staged, since they read a file in parts. So are compressed pieces. A GPU codes their extents beside a window, so
+// that only stored bytes cross the bus; of other memory, and where that fails, the processor does between the two parts of
+// a slot.
 package transfer

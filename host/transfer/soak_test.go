@@ -2,7 +2,6 @@ package transfer
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/kvhost/kvhost/gds"
@@ -12,11 +11,7 @@ import (
 // damage changes a byte of a chunk's file.
 func (r *deviceRig) damage(n int) {
 	r.t.Helper()
-	names, err := filepath.Glob(filepath.Join(r.root, "*", "*", "*", deviceKey(n).String()+"*"))
-	if err != nil || len(names) != 1 {
-		r.t.Fatal(names, err)
-	}
-	f, err := os.OpenFile(names[0], os.O_RDWR, 0)
+	f, err := os.OpenFile(r.path(n), os.O_RDWR, 0)
 	if err != nil {
 		r.t.Fatal(err)
 	}

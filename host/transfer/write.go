@@ -254,18 +254,24 @@ func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
 
 // gatherTo is gather that leaves the gaps alone.
 func (w *pieceWriter) gatherTo(dst []byte, lo, hi int, base int64) error {
+	_, err := w.fenced(lo, hi, base, func(r ExtentRange) (bool, error) { return true, w.task.memory.Gather(r, dst) })
+	return err
+}
+
+// fenced calls read, which reads the pages of extents [lo, hi), inside the fence. Once the last pages are read, which read
+// says, the chunk is settled.
+func (w *pieceWriter) fenced(lo, hi int, base int64, read func(ExtentRange) (done bool, err error)) (done bool, err error) {
 	t := w.task
 	if !t.fence.enter() {
-		return ErrCancelled
+		return false, ErrCancelled
 	}
 	defer t.fence.leave() // also when the copy panics: the fence must be able to close
-	r := ExtentRange{Plan: w.plan, Lo: lo, Hi: hi, Blocks: t.chunk.Blocks, Base: base, Table: w.table}
-	err := t.memory.Gather(r, dst)
-	if err == nil && hi == len(w.plan.Extents()) {
+	done, err = read(ExtentRange{Plan: w.plan, Lo: lo, Hi: hi, Blocks: t.chunk.Blocks, Base: base, Table: w.table})
+	if done && err == nil && hi == len(w.plan.Extents()) {
 		g := w.plan.Geometry()
 		t.fence.settle(t.index, nil, g.PageBytes())
 	}
-	return err
+	return done, err
 }
 
 func end(e chunk.Extent) int64 { return e.Off + int64(e.Len) }

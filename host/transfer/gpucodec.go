@@ -1,0 +1,177 @@
+package transfer
+
+import (
+	"errors"
+	"time"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
+
+// Extents of a GPU's pages are coded in the memory beside a window, so that only what is stored of them crosses the bus:
+//
+//	store:  pages --gather--> window --checksums, encode, checksums--> --copy engine--> slot --WriteAt--> temporary
+//	load:   piece --ReadAt--> slot --copy engine--> --checksums, decode, checksums--> window --scatter--> pages
+//
+// A window's extents are coded at a time. What the GPU does not code, because it has no coder or because that has just
+// failed, the processor does. Nothing has reached a page then, unless what did was right.
+//
+// The time of the codec that is counted includes the gathering and the checksums, or the upload, the checksums and the
+// scattering: what the GPU does from the first launch to the wait behind the last.
+
+// coded is the end of the extents from lo on, up to hi, that a coder takes at a time, in at most room page bytes, and the
+// payload offset of the window's first byte. It is lo if there is no coder.
+func coded(m Memory, extents []chunk.Extent, lo, hi int, room int64) (mid int, base int64) {
+	mid, base = lo, extents[lo].Off&^(pieceformat.Page-1)
+	f, ok := m.(flaggedMemory)
+	for ok && mid < hi && end(extents[mid])-base <= room && f.gpu.FitsCoder(end(extents[mid])-base, mid+1-lo) {
+		mid++
+	}
+	return mid, base
+}
+
+// byGPU encodes extents from lo on into buf, up to hi. It is lo if the GPU does not do it.
+func (c *compressedWriter) byGPU(lo int) (hi int, err error) {
+	if m, ok := c.task.memory.(flaggedMemory); !ok || !m.gpu.FitsCoder(1, 1) {
+		return lo, nil
+	}
+	extents := c.plan.Extents()
+	room := len(c.buf) - c.filled
+	hi, base := coded(c.task.memory, extents, lo, len(extents), int64(room))
+	if hi < len(extents) && room < len(c.buf)/2 { // little room is left
+		if err := c.flush(); err != nil {
+			return lo, err
+		}
+		hi, base = coded(c.task.memory, extents, lo, len(extents), int64(len(c.buf)-c.filled))
+	}
+	if hi == lo {
+		return lo, nil
+	}
+	m := c.task.memory.(flaggedMemory)
+	n := 0
+	done, err := c.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
+		var took time.Duration
+		n, took, done, err = m.encode(&r, c.task.chunk.Put.Element(), c.buf[c.filled:], c.stored)
+		c.took += took
+		return done, err
+	})
+	if err != nil || !done {
+		return lo, err
+	}
+	c.filled += n
+	return hi, nil
+}
+
+// encode gathers the range's pages, writes what is stored of them to dst, without gaps, and their rows to stored. When
+// done, err is the result.
+func (m flaggedMemory) encode(
+	r *ExtentRange, element int, dst []byte, stored []pieceformat.Stored,
+) (n int, took time.Duration, done bool, err error) {
+	if err := m.check(r.Blocks); err != nil {
+		return 0, 0, true, err
+	}
+	lost := m.gpu.Do(func(t *gds.Thread) {
+		began := time.Now()
+		w, c := t.Window(), t.Coder()
+		count := place(w, r.extents(), r.Base)
+		b := w.Begin(gds.Gather, m.flag)
+		if err = m.add(&b, r); err != nil {
+			return
+		}
+		n, err = c.Encode(&b, count, element)
+		took = time.Since(began)
+		if err == nil {
+			err = c.Read(dst[:n])
+		}
+		if err != nil {
+			err = errors.Join(err, w.Sync())
+			return
+		}
+		copy(r.Table[r.Lo:r.Hi], w.Sums)
+		for i, x := range c.Stored[:count] {
+			stored[r.Lo+i] = pieceformat.Stored{Sum: c.Sums[i], Len: x.Len, Codec: uint8(x.Codec)}
+		}
+	})
+	if lost == nil && err == nil {
+		m.gpu.CoderSucceeded()
+		return n, took, true, nil
+	}
+	done, err = m.coderFailed(lost, err)
+	return 0, took, done, err
+}
+
+// byGPU delivers extents from lo on, up to mid, where the first that are not in its reach begin. If it is not done, doubt
+// is what the GPU found wrong, if anything, and nothing reached a page.
+func (r *pieceReader) byGPU(head *store.Head, lo, hi int, base int64) (mid int, done bool, doubt, err error) {
+	extents := head.Plan.Extents()
+	mid, from := coded(r.memory, extents, lo, hi, end(extents[hi-1]))
+	if mid == lo {
+		return hi, false, nil, nil
+	}
+	if !r.fence.enter() {
+		return mid, false, nil, ErrCancelled
+	}
+	defer r.fence.leave() // also when the copy panics: the fence must be able to close
+	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: mid, Blocks: r.ids, Base: from, Table: head.Table}
+	src := r.buf[head.Offsets[lo]-base : head.Offsets[mid]-base]
+	took, done, doubt, err := r.memory.(flaggedMemory).decode(&x, head.Stored[lo:mid], src)
+	if done && err == nil {
+		var pages int64
+		for _, e := range x.extents() {
+			pages += int64(e.Len)
+		}
+		r.piece.Decoded(pages, int64(len(src)), took)
+	}
+	return mid, done, doubt, err
+}
+
+// decode brings the range's extents, which are stored in src, to the pages. When done, err is the result. Otherwise no
+// wrong byte reached a page, and doubt is what the GPU found wrong, if that is the reason.
+func (m flaggedMemory) decode(
+	r *ExtentRange, stored []pieceformat.Stored, src []byte,
+) (took time.Duration, done bool, doubt, err error) {
+	if err := m.check(r.Blocks); err != nil {
+		return 0, true, nil, err
+	}
+	lost := m.gpu.Do(func(t *gds.Thread) {
+		began := time.Now()
+		w, c := t.Window(), t.Coder()
+		n, at := place(w, r.extents(), r.Base), uint64(0)
+		copy(w.Expected, r.Table[r.Lo:r.Hi])
+		for i, x := range stored {
+			c.Stored[i], c.Expected[i] = gds.Extent{Offset: at, Len: x.Len, Codec: uint32(x.Codec)}, x.Sum
+			at += uint64(x.Len)
+		}
+		b := w.Begin(gds.Scatter, m.flag)
+		if err = c.Decode(&b, src, n); err == nil {
+			err = m.add(&b, r)
+		}
+		if err == nil {
+			err = b.Wait()
+		}
+		if err != nil {
+			err = errors.Join(err, w.Sync())
+			return
+		}
+		doubt, took = c.Check(n), time.Since(began)
+	})
+	if lost != nil || err != nil {
+		done, err = m.coderFailed(lost, err)
+		return took, done, nil, err
+	}
+	if doubt == nil {
+		m.gpu.CoderSucceeded()
+	}
+	return took, doubt == nil, doubt, nil
+}
+
+// coderFailed is windowFailed for extents that the processor is to code.
+func (m *DeviceMemory) coderFailed(lost, err error) (done bool, _ error) {
+	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
+		return true, deviceError(errors.Join(lost, err))
+	}
+	m.gpu.CoderFailed(err)
+	return false, nil
+}
