@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
-
-	"github.com/ebitengine/purego"
 )
 
 // The variable that names cuFile's configuration, and its default.
@@ -88,22 +85,4 @@ func withoutComments(text []byte) []byte {
 		out = append(out, text[i])
 	}
 	return out
-}
-
-// setenv sets a variable for C code and Go code.
-func setenv(name, value string) error {
-	if err := os.Setenv(name, value); err != nil {
-		return err
-	}
-	set, err := purego.Dlsym(purego.RTLD_DEFAULT, "setenv")
-	if err != nil {
-		return fmt.Errorf("%w: setenv: %w", ErrSymbol, err)
-	}
-	n, v := append([]byte(name), 0), append([]byte(value), 0)
-	if r, _, _ := purego.SyscallN(set, startOf(n), startOf(v), 1); int32(r) != 0 {
-		return fmt.Errorf("gds: set %s for cuFile", name)
-	}
-	runtime.KeepAlive(n)
-	runtime.KeepAlive(v)
-	return nil
 }

@@ -95,6 +95,13 @@ func (c *cudaFunctions) optional() map[string]*function {
 		"cuStreamWriteValue64_v2 cuStreamWriteValue64": &c.streamWriteValue64}
 }
 
+// A GPU's streams share the driver's queues, 8 unless the environment says another number when the driver is initialised. Work in
+// one queue begins in its order, so that threads would wait for each other's.
+const (
+	queuesEnv  = "CUDA_DEVICE_MAX_CONNECTIONS"
+	mostQueues = "32"
+)
+
 // Libcuda lists the names of libcuda, in the order in which they are tried.
 var Libcuda = []string{"libcuda.so.1", "libcuda.so"}
 
@@ -114,6 +121,9 @@ func Open(log *slog.Logger, names ...string) (*Driver, error) {
 	d := &Driver{lib: lib, log: log}
 	if err := lib.resolve(d.fn.required(), d.fn.optional()); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoDriver, err)
+	}
+	if err := setDefault(queuesEnv, mostQueues); err != nil {
+		log.Warn("copies of many threads wait for each other", "error", err)
 	}
 	if err := d.call(d.fn.init, 0); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoDriver, err)
