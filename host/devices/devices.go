@@ -89,10 +89,15 @@ const maxWindow = 16 << 20
 
 // GPUConfig is how a configuration uses a GPU.
 func GPUConfig(c *config.Config) gds.Config {
-	return gds.Config{
+	use := gds.Config{
 		Threads: c.Engine.ThreadsPerGPU, Files: c.GDS.MaxConcurrentOps, Blocks: c.GDS.CopyBlocks,
-		Window: min(int(c.Engine.SlotBytes), maxWindow), Codec: slices.ContainsFunc(c.Roots, c.Compresses),
+		Window: int(c.Engine.SlotBytes), Codec: slices.ContainsFunc(c.Roots, c.Compresses),
 	}
+	if use.Codec {
+		use.Window *= 2 // so that all that a slot has is decoded at a time: it takes hardly longer than half of it
+	}
+	use.Window = min(use.Window, maxWindow)
+	return use
 }
 
 // Lost is why GPUs went out of service; nil while all are in service.
