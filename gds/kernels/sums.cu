@@ -10,9 +10,13 @@ constexpr unsigned kUnroll = 8;     // independent loads in flight per thread
 constexpr unsigned kBlocks = kExtent / KV_STRIPE / KV_BLOCK_STRIPES;
 constexpr unsigned kAll = 0xffffffff;
 
+// word reads eight bytes. Those at any address are in two words, each of which has at least one of them.
 template <bool Aligned>
 __device__ __forceinline__ kv_u64 word(const kv_byte* p) {
-  return Aligned ? *reinterpret_cast<const kv_u64*>(p) : kv_read(p, 8);
+  if (Aligned) return *reinterpret_cast<const kv_u64*>(p);
+  const unsigned skew = 8 * (reinterpret_cast<kv_u64>(p) % 8);
+  const kv_u64* at = reinterpret_cast<const kv_u64*>(p - skew / 8);
+  return at[0] >> skew | (skew ? at[1] << (64 - skew) : 0);
 }
 
 // parts sums the stripes of each block apart: a warp takes four stripes, a word a thread, so that all of the block's loads

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 )
@@ -22,7 +23,7 @@ type extentRow struct {
 }
 
 // gpuCodec is the GPU's kernels, run by threads of the processor.
-type gpuCodec struct{ encode, decode uintptr }
+type gpuCodec struct{ encode, decode, sum uintptr }
 
 func newGPUCodec(t *testing.T) *gpuCodec {
 	testenv.Need(t, testenv.Clang)
@@ -37,7 +38,7 @@ func newGPUCodec(t *testing.T) *gpuCodec {
 		t.Fatal(err)
 	}
 	g := &gpuCodec{}
-	for name, at := range map[string]*uintptr{"encode": &g.encode, "decode": &g.decode} {
+	for name, at := range map[string]*uintptr{"encode": &g.encode, "decode": &g.decode, "sum": &g.sum} {
 		if *at, err = purego.Dlsym(lib, name); err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +185,7 @@ func TestKernelsRefuse(t *testing.T) {
 	w.store(extents, 2)
 	stored, rows := bytes.Clone(w.coded), slices.Clone(w.stored)
 	refusals := 0
-	for round := range 300 {
+	for round := range 120 {
 		copy(w.coded, stored)
 		copy(w.stored, rows)
 		at := rows[1]
@@ -213,7 +214,45 @@ func TestKernelsRefuse(t *testing.T) {
 			t.Fatalf("round %d: written outside of the extents", round)
 		}
 	}
-	if refusals < 50 {
-		t.Errorf("%d of 300 were refused", refusals)
+	if refusals < 20 {
+		t.Errorf("%d of 120 were refused", refusals)
+	}
+}
+
+// TestSumKernel has the kernel sum extents at all addresses, and shut the gate for one that differs.
+func TestSumKernel(t *testing.T) {
+	g := newGPUCodec(t)
+	r := rand.New(rand.NewPCG(3, 16))
+	buffer := aligned(1 << 20)
+	for i := range buffer {
+		buffer[i] = byte(r.Uint32())
+	}
+	var rows []extentRow
+	var want []uint64
+	for _, n := range []int{1, 16, 240, 241, 256, 1023, 1024, 1025, 4096, 18432, 46073, MaxBytes - 1, MaxBytes} {
+		for skew := range 8 {
+			at := 8*r.IntN(100) + skew
+			rows = append(rows, extentRow{offset: uint64(at), len: uint32(n)})
+			want = append(want, xxh3.Hash(buffer[at:at+n]))
+		}
+	}
+	sums, halted := make([]uint64, len(rows)), []uint32{0}
+	sum := func(expected []uint64) {
+		clear(sums)
+		purego.SyscallN(g.sum, address(buffer), address(rows), uintptr(len(rows)), address(sums), address(expected),
+			address(halted), 7)
+		for i, x := range rows {
+			if sums[i] != want[i] {
+				t.Errorf("%d bytes at %d: %016x, want %016x", x.len, x.offset, sums[i], want[i])
+			}
+		}
+	}
+	if sum(want); halted[0] != 0 {
+		t.Error("the gate is shut, but all sums are as expected")
+	}
+	expected := slices.Clone(want)
+	expected[r.IntN(len(expected))]++
+	if sum(expected); halted[0] != 7 {
+		t.Error("a sum differs, but the gate is open")
 	}
 }

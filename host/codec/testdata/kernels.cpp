@@ -1,4 +1,4 @@
-// Runs the kernels of codec.cu on the processor, one thread a thread and one block after the other, so that they are tested where
+// Runs the kernels of codec.cu and sums.cu on the processor, one thread a thread and one block after the other, so that they are tested where
 // there is no GPU. It stands in for what CUDA's compiler has built in. It gives no figure.
 #include <pthread.h>
 
@@ -17,12 +17,17 @@ static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 struct Index { unsigned x; };
 static thread_local Index threadIdx, blockIdx;
-static pthread_barrier_t barrier;
+static Index gridDim;
+enum { kWarps = 8, kFew = 8 };
+static pthread_barrier_t barrier, warps[kWarps], few[kWarps]; // of a block, of each warp, and of a warp's first lanes
 static std::mutex sums;
 static std::atomic<unsigned> counted;
 
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
-static void __syncwarp() { pthread_barrier_wait(&barrier); } // a block that uses it is one warp
+static void __syncwarp(unsigned lanes = 0xffffffff) {
+  const unsigned w = threadIdx.x / 32;
+  pthread_barrier_wait(lanes == 0xffffffff ? &warps[w] : &few[w]);
+}
 static unsigned __syncthreads_count(bool one) {
   if (threadIdx.x == 0) counted = 0;
   __syncthreads();
@@ -42,17 +47,20 @@ static void atomicAdd(unsigned* at, int v) { __atomic_add_fetch(at, v, __ATOMIC_
 
 
 // A warp's lanes exchange values.
-static unsigned lanes[32];
-static unsigned __shfl_sync(unsigned, unsigned v, unsigned of) {
-  lanes[threadIdx.x] = v;
-  __syncwarp();
-  const unsigned got = lanes[of];
-  __syncwarp();
+static unsigned long long lanes[kWarps][32];
+template <typename T>
+static T __shfl_sync(unsigned who, T v, unsigned of) {
+  lanes[threadIdx.x / 32][threadIdx.x % 32] = v;
+  __syncwarp(who);
+  const T got = static_cast<T>(lanes[threadIdx.x / 32][of]);
+  __syncwarp(who);
   return got;
 }
+template <typename T>
+static T __shfl_xor_sync(unsigned who, T v, unsigned of) { return __shfl_sync(who, v, threadIdx.x % 32 ^ of); }
 static unsigned __ballot_sync(unsigned, bool v) {
   unsigned bits = 0;
-  for (unsigned i = 0; i < 32; i++) bits |= __shfl_sync(0, v, i) << i;
+  for (unsigned i = 0; i < 32; i++) bits |= __shfl_sync(0xffffffff, static_cast<unsigned>(v), i) << i;
   return bits;
 }
 static unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n) {
@@ -67,6 +75,9 @@ static unsigned __ldg(const unsigned* at) { return *at; }
 #define __launch_bounds__(threads)
 #define __shared__ static
 #include "codec.cu"
+namespace sums_of {
+#include "sums.cu"
+}
 
 template <typename Kernel>
 struct Launch {
@@ -91,13 +102,16 @@ template <typename Kernel>
 static void launch(unsigned blocks, unsigned threads, Kernel kernel) {
   pthread_t ids[kThreads];
   Launch<Kernel> launches[kThreads];
+  gridDim.x = blocks;
   pthread_barrier_init(&barrier, nullptr, threads);
+  for (unsigned w = 0; w < kWarps; w++) pthread_barrier_init(&warps[w], nullptr, 32), pthread_barrier_init(&few[w], nullptr, kFew);
   for (unsigned t = 0; t < threads; t++) {
     launches[t] = {blocks, t, &kernel};
     if (pthread_create(&ids[t], nullptr, thread<Kernel>, &launches[t])) __builtin_trap();
   }
   for (unsigned t = 0; t < threads; t++) pthread_join(ids[t], nullptr);
   pthread_barrier_destroy(&barrier);
+  for (unsigned w = 0; w < kWarps; w++) pthread_barrier_destroy(&warps[w]), pthread_barrier_destroy(&few[w]);
 }
 
 extern "C" void encode(kv_byte* window, kv_byte* scratch, uint4* planes, uint4* pages, unsigned n, unsigned element, kv_byte* coded,
@@ -110,4 +124,8 @@ extern "C" void decode(kv_byte* coded, kv_byte* scratch, kv_byte* window, uint4*
                        unsigned epoch) {
   launch(2 * n, kDecodeThreads, [=] { kvhost_decode(coded, scratch, pages, stored, n, halted, epoch); });
   launch(n, kThreads, [=] { kvhost_join(coded, scratch, window, pages, stored, n, halted, epoch); });
+}
+
+extern "C" void sum(kv_byte* buffer, uint4* extents, unsigned n, kv_u64* sums, kv_u64* expected, unsigned* halted, unsigned epoch) {
+  launch(min(n, 3u), sums_of::kThreads, [=] { sums_of::kvhost_sums(buffer, extents, n, sums, expected, halted, epoch); });
 }
