@@ -39,6 +39,14 @@ def host(tmp_path: Path) -> Iterator[Host]:
     h.stop()
 
 
+@pytest.fixture
+def compressing(tmp_path: Path) -> Iterator[Host]:
+    h = Host(tmp_path, "1GiB", "--store-compression", "huffman")
+    h.start()
+    yield h
+    h.stop()
+
+
 class Adapter:
     """The adapter as LMCache makes and uses it, one task at a time."""
 
@@ -171,9 +179,8 @@ def test_another_server_finds_what_one_has_stored(host: Host) -> None:
     b.raw.close()
 
 
-def test_bf16_is_compressed_as_such(tmp_path: Path) -> None:
-    host = Host(tmp_path, "1GiB", "--store-compression", "huffman")
-    host.start()
+def test_bf16_is_compressed_as_such(compressing: Host) -> None:
+    host = compressing
     a = Adapter(host.socket)
     made: list[MemoryObj] = []
     values = torch.randn(4, LARGE // 2).to(torch.bfloat16)
@@ -198,7 +205,6 @@ def test_bf16_is_compressed_as_such(tmp_path: Path) -> None:
         assert content(to) == content(made)
     assert taken[0] < 4 * LARGE / 1.35 and taken[0] * 1.1 < taken[1] < 4 * LARGE
     a.raw.close()
-    host.stop()
 
 
 def test_a_damaged_file_costs_its_object_only(host: Host) -> None:

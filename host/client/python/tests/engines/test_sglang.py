@@ -46,6 +46,14 @@ def host(tmp_path: Path) -> Iterator[Host]:
     h.stop()
 
 
+@pytest.fixture
+def compressing(tmp_path: Path) -> Iterator[Host]:
+    h = Host(tmp_path, "1GiB", "--store-compression", "huffman")
+    h.start()
+    yield h
+    h.stop()
+
+
 def host_pool(layout: str = "page_first", allocator: str = "default", layers: int = LAYERS) -> Any:
     """SGLang's host pool of a device pool that nobody uses."""
     k, v = ([torch.zeros(PAGE, HEADS, DIM, dtype=torch.bfloat16) for _ in range(layers)] for _ in "kv")
@@ -166,9 +174,8 @@ def test_a_prompt_outlives_both_servers(host: Host, layout: str, allocator: str,
     second.close()
 
 
-def test_bf16_is_compressed_as_such(tmp_path: Path) -> None:
-    host = Host(tmp_path, "1GiB", "--store-compression", "huffman")
-    host.start()
+def test_bf16_is_compressed_as_such(compressing: Host) -> None:
+    host = compressing
     server = Server(host.socket, host_pool(layers=64))
     pages = server.fill(8)
     hashes = [str(n) for n in range(8)]
@@ -177,7 +184,6 @@ def test_bf16_is_compressed_as_such(tmp_path: Path) -> None:
     raw = sum(map(len, pages))
     assert 0 < sum(p.stat().st_size for p in host.files()) < raw / 1.3
     server.storage.close()
-    host.stop()
 
 
 def test_each_page_has_its_own_verdict(host: Host) -> None:
