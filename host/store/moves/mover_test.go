@@ -30,17 +30,24 @@ func (v *task) Run(context.Context, *Copier) bool {
 	return false
 }
 
-// TestMoverIsBounded: what waits is bounded in bytes, what is more is refused at once, and what still waits at the end
-// is told.
-func TestMoverIsBounded(t *testing.T) {
-	m, err := New(Config{Workers: 1, Waiting: 10})
+// started is a mover that runs. end ends it and waits until it has ended.
+func started(t *testing.T, c Config) (m *Mover, end func()) {
+	t.Helper()
+	m, err := New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.Close()
+	t.Cleanup(func() { m.Close() })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { m.Run(ctx); close(done) }()
+	return m, func() { cancel(); <-done }
+}
+
+// TestMoverIsBounded: what waits is bounded in bytes, what is more is refused at once, and what still waits at the end
+// is told.
+func TestMoverIsBounded(t *testing.T) {
+	m, stop := started(t, Config{Workers: 1, Waiting: 10})
 	begun, end := make(chan struct{}), make(chan struct{})
 	var run, shed atomic.Int64
 	next := func(bytes int64) bool {
@@ -65,8 +72,7 @@ func TestMoverIsBounded(t *testing.T) {
 	<-begun
 	m.close() // as when the context is done
 	end <- struct{}{}
-	cancel()
-	<-done
+	stop()
 	if run.Load() != 2 || shed.Load() != 3 || next(1) {
 		t.Errorf("%d moves were run and %d told that they were not", run.Load(), shed.Load())
 	}
@@ -122,32 +128,24 @@ func (v *stubborn) Run(context.Context, *Copier) bool { v.runs.Add(1); return tr
 // could make room.
 func TestMoveAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, err := New(Config{Workers: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer m.Close()
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
+		m, stop := started(t, Config{Workers: 2})
 		begun, end := make(chan struct{}), make(chan struct{})
 		var run, shed atomic.Int64
 		other := &task{bytes: 1, begun: begun, end: end, run: &run, shed: &shed}
 		var v stubborn
 		m.Offer(other)
-		m.Offer(&v)
-		go func() { m.Run(ctx); close(done) }()
 		<-begun
+		m.Offer(&v)
 		synctest.Wait()
 		if n, bytes := m.InFlight(); v.runs.Load() != 1 || v.shed.Load() != 0 || n != 2 || bytes != 1 {
 			t.Errorf("run %d times and shed %d times beside another move; %d moves and %d bytes are in flight",
 				v.runs.Load(), v.shed.Load(), n, bytes)
 		}
 		end <- struct{}{}
-		if err := m.Wait(ctx, 0); err != nil {
+		if err := m.Wait(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
-		cancel()
-		<-done
+		stop()
 		if v.runs.Load() != 2 || v.shed.Load() != 1 {
 			t.Errorf("run %d times and shed %d times, want 2 and 1", v.runs.Load(), v.shed.Load())
 		}
@@ -171,14 +169,7 @@ func (v *late) Run(context.Context, *Copier) bool {
 // TestMoveThatEndedMeanwhile: a move that waits for another is run again although the other has ended before it says so.
 func TestMoveThatEndedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, err := New(Config{Workers: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer m.Close()
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { m.Run(ctx); close(done) }()
+		m, stop := started(t, Config{Workers: 2})
 		var run, shed atomic.Int64
 		other := &task{bytes: 1, begun: make(chan struct{}), end: make(chan struct{}), run: &run, shed: &shed}
 		v := &late{between: func() {
@@ -194,7 +185,6 @@ func TestMoveThatEndedMeanwhile(t *testing.T) {
 		if runs, n := v.runs.Load(), v.shed.Load(); runs != 2 || n != 0 || run.Load() != 1 {
 			t.Errorf("it ran %d times and was shed %d times, the other ran %d times", runs, n, run.Load())
 		}
-		cancel()
-		<-done
+		stop()
 	})
 }
