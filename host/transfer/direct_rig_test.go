@@ -170,6 +170,9 @@ func deviceKey(n int) (k chunk.Key) {
 	return k
 }
 
+// content makes what a page holds. The race detector, which sees what it is copied to, would take longer for each byte.
+//
+//go:norace
 func (r *deviceRig) content(n, plane, block int) []byte {
 	page := make([]byte, r.geo.Planes[plane].PageBytes)
 	if r.float {
