@@ -24,7 +24,8 @@ func TestProxyFailsWhatItIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := d.OpenGPU(devices[0].UUID, Config{Threads: 1, Files: 1, Copy: SingleCopy})
+	g, err := d.OpenGPU(devices[0].UUID, Config{Threads: 1, Files: 1, Copy: SingleCopy, Window: 1 << 20,
+		Codec: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,6 +107,20 @@ func TestProxyFailsWhatItIsTold(t *testing.T) {
 			t.Errorf("%q: equal %v, want %v", test.rules, !test.same, test.same)
 		}
 	}
+	cuda.Rules("encode:nth=2:code=701")
+	on(t, g, func(th *Thread) error {
+		for call, want := range []string{"", "cuLaunchKernel", ""} {
+			w := th.Window()
+			b := w.Begin(Gather, nil)
+			w.Extents[0] = Extent{Len: 1000}
+			_, err := th.Coder().Encode(&b, 1, 2)
+			var e *Error
+			if errors.As(err, &e) != (want != "") || e != nil && e.Call != want || cuda.Calls("pack") != (call+2)/2 {
+				t.Errorf("encoding %d: %v, %d times packed", call, err, cuda.Calls("pack"))
+			}
+		}
+		return nil
+	})
 	pages := buffer(t, g, 64<<10)
 	flat := slot(t, g, 64<<10, true)
 	cuda.Rules("cuMemcpyAsync:nth=3:code=1")

@@ -43,11 +43,6 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 				operations, failed := 0, 0
 				for round := 0; operations < 10_000/6; round++ {
 					fault := faults[r.rng.IntN(len(faults))]
-					set := func(rules string) {
-						if r.double != nil {
-							r.double.Rules(rules)
-						}
-					}
 					if round%3 == 0 { // new chunks in place of the old
 						operations += len(list) + batch
 						r.discard(list)
@@ -58,9 +53,9 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 							list = append(list, round*batch+i)
 							chunks = append(chunks, r.put(list[i], ids[i]))
 						}
-						set(fault)
+						r.rules(fault)
 						_, out := r.storeAll(chunks...)
-						set("")
+						r.rules("")
 						failed += len(out.Failed)
 						for _, f := range out.Failed {
 							if !errors.Is(f.Err, ErrDevice) {
@@ -76,9 +71,9 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 					}
 					r.poison()
 					ids := r.shuffled(batch)
-					set(fault)
+					r.rules(fault)
 					out := r.loadTo(r.queue, r.memory, list, ids[:len(list)], by)
-					set("")
+					r.rules("")
 					operations += len(list)
 					failed += len(out.Failed)
 					bad := map[int]bool{}

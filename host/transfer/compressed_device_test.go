@@ -156,7 +156,7 @@ func TestCompressedPiecesAreEverybodys(t *testing.T) {
 						}
 					}
 				}
-				if d := r.double; d != nil && (d.Calls("pack") > 0) != byGPU || d.Calls("join") > 0 == byGPU {
+				if d := r.double; d != nil && ((d.Calls("pack") > 0) != byGPU || (d.Calls("join") > 0) == byGPU) {
 					t.Errorf("%d windows encoded, %d decoded", d.Calls("pack"), d.Calls("join"))
 				}
 				report, err := fsck.Check(context.Background(), r.root, fsck.Options{})

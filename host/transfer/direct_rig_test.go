@@ -135,6 +135,13 @@ func newDeviceRigOf(
 	return r
 }
 
+// rules sets the double's. A real GPU has none.
+func (r *deviceRig) rules(text string) {
+	if r.double != nil {
+		r.double.Rules(text)
+	}
+}
+
 func (r *deviceRig) onFile(fn func(*gds.Thread) error) (err error) {
 	if lost := r.gpu.DoFile(func(t *gds.Thread) { err = fn(t) }); lost != nil {
 		return lost

@@ -17,9 +17,9 @@ func (r *deviceRig) stage(n int, rules string) {
 	from := r.shuffled(n)
 	for c := range n {
 		put := r.put(c, from[c])
-		r.double.Rules(rules)
+		r.rules(rules)
 		read, out := r.storeAll(put)
-		r.double.Rules("")
+		r.rules("")
 		if len(read.Failed)+len(out.Failed) > 0 {
 			r.t.Fatal(read, out)
 		}
@@ -31,9 +31,9 @@ func (r *deviceRig) loadOne(c int, rules string) (ids []uint32, err error) {
 	r.t.Helper()
 	r.poison()
 	to := r.shuffled(1)
-	r.double.Rules(rules)
+	r.rules(rules)
 	out := r.load([]int{c}, to)
-	r.double.Rules("")
+	r.rules("")
 	if len(out.Failed) > 0 {
 		return to[0], out.Failed[0].Err
 	}
