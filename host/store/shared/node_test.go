@@ -154,7 +154,8 @@ func (n *node) Identify(temp string, info staging.Info) (Record, error) {
 // run is the life of the thread that makes the steps.
 func (n *node) run() error {
 	for {
-		if err := n.Step(); err != nil && !n.w.faulty {
+		faulty := n.w.faulty // when the step began
+		if err := n.Step(); err != nil && !faulty {
 			return err
 		}
 		if t := n.Ticket(); t != 0 && t != n.ticket {
