@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"errors"
+	"os"
 	"slices"
 	"testing"
 
@@ -33,9 +34,12 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 				route = "direct"
 			}
 			t.Run(name+" "+route, func(t *testing.T) {
-				geo := model.geo
 				const batch = 6
-				r := newCodecSoak(t, model.dtype, &geo, model.small, batch)
+				geo := model.small
+				if os.Getenv("KVHOST_TEST_GPU") != "" {
+					geo = model.geo
+				}
+				r := newCompressedRig(t, model.dtype, geo, 2*geo.Blocks*batch)
 				if direct {
 					r.route(RouteChoice{})
 				}
@@ -103,15 +107,6 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 			})
 		}
 	}
-}
-
-// newCodecSoak is a compressed rig, on the double with small pages.
-func newCodecSoak(t *testing.T, dtype string, geo *chunk.Geometry, small chunk.Geometry, chunks uint32) *deviceRig {
-	r := newCompressedRig(t, dtype, small, 4*small.Blocks*chunks)
-	if r.double != nil {
-		return r
-	}
-	return newCompressedRig(t, dtype, *geo, 2*geo.Blocks*chunks)
 }
 
 // discard deletes chunks.

@@ -1,0 +1,49 @@
+//go:build !race
+
+package transfer
+
+import (
+	"testing"
+
+	"github.com/kvhost/kvhost/host/store/pieceformat"
+)
+
+// The GPU's codec takes a few objects for a window, as many as one without it does, however many extents it has. Under the
+// race detector a pool forgets what it is given, at random.
+func TestCodecAllocatesByWindow(t *testing.T) {
+	r := newCompressedRig(t, "bf16", deviceShapes["small pages"], 16)
+	blocks := r.shuffled(1)[0]
+	put := r.put(0, blocks)
+	defer put.Put.Abort(nil)
+	plan := put.Put.Plan()
+	n := len(plan.Extents())
+	slot, ok := r.engine.slots.TryAcquire()
+	if !ok {
+		t.Fatal("no slot")
+	}
+	defer slot.Release()
+	m := flaggedMemory{r.memory, r.gpu.NewFlag()}
+	defer m.flag.Release()
+	of := ExtentRange{Plan: plan, Hi: n, Blocks: blocks, Table: make([]uint64, n)}
+	plain := testing.AllocsPerRun(50, func() {
+		if err := m.Gather(of, slot.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	stored, size := make([]pieceformat.Stored, n), 0
+	encode := testing.AllocsPerRun(50, func() {
+		var done bool
+		var err error
+		if size, _, done, err = m.encode(&of, slot.Bytes(), stored); !done || err != nil {
+			t.Fatal(done, err)
+		}
+	})
+	decode := testing.AllocsPerRun(50, func() {
+		if _, done, _, err := m.decode(&of, stored, slot.Bytes()[:size]); !done || err != nil {
+			t.Fatal(done, err)
+		}
+	})
+	if encode > plain+2 || decode > plain+2 {
+		t.Errorf("%g objects to encode, %g to decode, %g to gather", encode, decode, plain)
+	}
+}
