@@ -69,8 +69,8 @@
 // can grow no more before anything is decided without it. So a member first lists the decisions, then reads all logs, and
 // then applies the decisions: it learns nothing of a victim after its removal. When it cannot read a log it applies none.
 // An entry is in one undecided batch only. Pieces of it that whoever named the victim did not know of stay: each member
-// looks for them again. A victim that a sweep finds among the temporaries of a host that is gone is spared: a member may
-// have acknowledged it before it read what the sweep logs.
+// looks for them again. What a sweep finds among the temporaries of a host that is gone is in its log before any decision
+// that follows, too.
 //
 // # What a paused host can do at worst
 //

@@ -39,7 +39,6 @@ func (t *term) sweep(dir string) error {
 	if len(a.records) > 0 {
 		for i := range a.records {
 			m.learn(&a.records[i])
-			t.spare(a.records[i].ID())
 		}
 		if err := a.record(m); err != nil {
 			return err
@@ -76,21 +75,6 @@ func (t *term) seal() error {
 		p.sealed = true
 	}
 	return nil
-}
-
-// spare keeps an entry from being removed by a batch that is acknowledged: whoever reads the decision first, and then what
-// is relayed, would take the entry for one that was stored again.
-func (t *term) spare(id ID) {
-	for _, b := range t.batches {
-		for i := range b.victims {
-			if !b.decided && b.victims[i].ID() == id {
-				if b.relayed == nil {
-					b.relayed = map[int]bool{}
-				}
-				b.relayed[i] = true
-			}
-		}
-	}
 }
 
 // relay adds a temporary that was published to what this member logs.

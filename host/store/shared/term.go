@@ -43,7 +43,6 @@ type peer struct {
 type proposal struct {
 	batch
 	written bool          // its file is durable
-	relayed map[int]bool  // victims that others have acknowledged and hear of only now
 	verdict *decisionFile // the decision, fixed before it is written
 	decided bool
 }
@@ -297,7 +296,6 @@ func (t *term) decide(n uint64, b *proposal) (bool, error) {
 // judge removes a batch's victims, except the spared ones, once every member has acknowledged the batch.
 func (t *term) judge(n uint64, b *proposal) error {
 	spared := map[int]bool{}
-	maps.Copy(spared, b.relayed)
 	for _, p := range t.peers {
 		if p.gone {
 			continue
