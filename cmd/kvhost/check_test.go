@@ -91,7 +91,7 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 64},
 		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
 		"compression": {func(c *config.Config) { c.Store.Compression = config.CompressionAuto }, true, true,
-			1024 + 64 + 3*64 + 1},
+			1024 + 4*2*64 + 1}, // windows twice as large, three times that beside them, and rows
 		"compression of a shared root": {func(c *config.Config) {
 			c.Store.Compression, c.Roots[0].Shared = config.CompressionAuto, true
 		}, true, true, 1024 + 64},
